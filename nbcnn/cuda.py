@@ -1,0 +1,174 @@
+"""The only module that imports `numba.cuda`; and the two places a plan can run: `Host` and `Gpu`.
+
+`Host` and `Gpu` offer the same few methods (allocate, view, copy, replay), so `net.py` never asks which one it holds.
+Kernels take flat C-contiguous 1-D arrays and 32-bit scalars; a view is an offset into one of a few large allocations.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numba import cuda, types
+from numba.core import config
+from numba.core.errors import NumbaPerformanceWarning
+
+__all__ = ["SIMULATOR", "Gpu", "GpuUnavailable", "Host", "cuda", "f4", "gpu_missing", "i4", "i8", "jit", "types", "u4"]
+
+# One block of a small test shape is no performance problem, and users cannot act on the message.
+warnings.simplefilter("ignore", NumbaPerformanceWarning)
+
+SIMULATOR = bool(config.ENABLE_CUDASIM)
+"""True when NUMBA_ENABLE_CUDASIM=1: kernels run as Python threads, without a GPU."""
+
+f4, i4, u4, i8 = types.float32, types.int32, types.uint32, types.int64
+
+_NOT_IN_SIMULATOR = ("launch_bounds", "max_registers", "lto", "cache")
+
+
+class GpuUnavailable(RuntimeError):
+    """A GPU was asked for and there is no usable one; the message says what is missing."""
+
+
+def jit(**options: Any) -> Callable[[Callable[..., Any]], Any]:
+    """`cuda.jit(**options)`, less the options that the simulator does not know.
+
+    Use `jit(device=True)` for device functions and `jit(launch_bounds=(threads, blocks))` for kernels.
+    """
+    if SIMULATOR:
+        for name in _NOT_IN_SIMULATOR:
+            options.pop(name, None)
+    return cuda.jit(**options)
+
+
+def gpu_missing() -> str | None:
+    """None if kernels can run here (a GPU, or the simulator), else the reason in words."""
+    if SIMULATOR:
+        return None
+    if not cuda.is_available():
+        error = cuda.cuda_error()
+        return f"no usable CUDA driver ({error})" if error else "no CUDA GPU visible"
+    try:
+        cuda.current_context()
+    except Exception as error:  # a driver without a device, or a device in a bad state, raises many types
+        return f"the CUDA device cannot be opened ({error})"
+    return None
+
+
+class Host:
+    """NumPy memory: where `cpu` mode runs."""
+
+    name = "host"
+
+    def empty(self, count: int, dtype: str) -> np.ndarray:
+        """`count` uninitialised elements of `dtype`, 1-D."""
+        return np.empty(count, dtype)
+
+    def view(self, raw: np.ndarray, offset: int, count: int, dtype: str) -> np.ndarray:
+        """`count` elements of `dtype` that start `offset` bytes into the uint8 array `raw`."""
+        return raw[offset : offset + count * np.dtype(dtype).itemsize].view(dtype)
+
+    def upload(self, target: np.ndarray, values: np.ndarray) -> None:
+        """Copy host `values` into `target`; sizes must agree."""
+        np.copyto(target, np.ascontiguousarray(values, target.dtype).reshape(-1))
+
+    def download(self, source: np.ndarray) -> np.ndarray:
+        """A fresh host copy of `source`."""
+        return source.copy()
+
+    def replayable(self, launches: Sequence[Any]) -> Callable[[], None]:
+        """A function that runs `launches` in order."""
+        return lambda: [launch.run() for launch in launches] and None
+
+    def synchronize(self) -> None:
+        """Wait until everything recorded has run (nothing to wait for on the host)."""
+
+    def free_bytes(self) -> int:
+        """Bytes of memory that can still be taken."""
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+class Gpu:
+    """Device memory and one stream of the current CUDA device (or of the simulator).
+
+    Raises GpuUnavailable if there is none.
+    """
+
+    name = "gpu"
+
+    def __init__(self) -> None:
+        reason = gpu_missing()
+        if reason:
+            raise GpuUnavailable(reason)
+        self.stream = 0 if SIMULATOR else cuda.stream()
+
+    def empty(self, count: int, dtype: str) -> Any:
+        """`count` uninitialised elements of `dtype` on the device, 1-D (at least one, so that a view exists)."""
+        return cuda.device_array(max(count, 1), np.dtype(dtype))
+
+    def view(self, raw: Any, offset: int, count: int, dtype: str) -> Any:
+        """`count` elements of `dtype` that start `offset` bytes into the uint8 device array `raw`."""
+        return raw[offset : offset + count * np.dtype(dtype).itemsize].view(np.dtype(dtype))
+
+    def upload(self, target: Any, values: np.ndarray) -> None:
+        """Copy host `values` into device `target`; sizes must agree. Returns when `values` may be reused."""
+        target.copy_to_device(np.ascontiguousarray(values, target.dtype).reshape(-1), stream=self.stream)
+        self.synchronize()
+
+    def download(self, source: Any) -> np.ndarray:
+        """A fresh host copy of `source`, after everything on the stream has run."""
+        self.synchronize()
+        return source.copy_to_host()
+
+    def replayable(self, launches: Sequence[Any]) -> Callable[[], None]:
+        """Capture `launches` into one CUDA graph and return the function that replays it on the stream.
+
+        Kernels must have been compiled and loaded before (each launch is run once by the caller, or compiled by
+        `Launch.compile`); the captured graph holds their pointers, so the arrays must stay alive and in place.
+        """
+        if SIMULATOR:
+            return lambda: [launch.run(self.stream) for launch in launches] and None
+        return _Graph(self.stream, launches).replay
+
+    def synchronize(self) -> None:
+        """Wait until the stream is empty."""
+        if not SIMULATOR:
+            self.stream.synchronize()
+
+    def free_bytes(self) -> int:
+        """Bytes of device memory that can still be allocated."""
+        return 1 << 34 if SIMULATOR else int(cuda.current_context().get_memory_info().free)
+
+
+class _Graph:
+    """A captured CUDA graph: one host call replays every launch in it."""
+
+    def __init__(self, stream: Any, launches: Sequence[Any]) -> None:
+        from cuda.bindings import runtime
+
+        self._launch = runtime.cudaGraphLaunch
+        self._handle = int(getattr(stream.handle, "value", stream.handle))
+        mode = runtime.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
+        stream.synchronize()
+        _checked(runtime.cudaStreamBeginCapture(self._handle, mode), "begin a graph capture")
+        try:
+            for launch in launches:
+                launch.run(stream)
+        finally:
+            ended = runtime.cudaStreamEndCapture(self._handle)
+        self._graph = _checked(ended, "end a graph capture")
+        self._executable = _checked(runtime.cudaGraphInstantiate(self._graph, 0), "instantiate a CUDA graph")
+
+    def replay(self) -> None:
+        """Run the graph once, asynchronously, on its stream."""
+        _checked(self._launch(self._executable, self._handle), "launch a CUDA graph")
+
+
+def _checked(result: tuple[Any, ...], doing: str) -> Any:
+    """The value of a CUDA runtime call, or RuntimeError with the driver's word for what failed."""
+    if int(result[0]) != 0:
+        raise RuntimeError(f"could not {doing}: {result[0]}")
+    return result[1] if len(result) > 1 else None

@@ -1,0 +1,118 @@
+"""What an op is made of: `Call` (one step's operands), `Launch` and `HostCall` (work ready to run), `Impl` (a table entry).
+
+An op has one name and one signature, whatever the mode. Its NumPy reference takes shaped arrays: inputs, then outputs
+to write into, then attributes by keyword. Its `bind` takes a `Call`, whose arrays are flat, and returns what to run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One step, as a `bind` function sees it.
+
+    `ins`/`outs` are flat 1-D arrays (NumPy on the host, device arrays on the GPU) in the row's layout;
+    `in_shapes`/`out_shapes` are the *logical* shapes, images always (N, C, H, W). `packed` stands in for the weight of
+    an implementation that declares `pack`; `scratch` is a flat uint8 array of the bytes that `Impl.scratch` asked for.
+    """
+
+    op: str
+    ins: tuple[Any, ...]
+    outs: tuple[Any, ...]
+    in_shapes: tuple[Shape, ...]
+    out_shapes: tuple[Shape, ...]
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    layout: str = "NCHW"
+    tile: Any = None
+    packed: Any = None
+    scratch: Any = None
+
+
+class Launch:
+    """A kernel with grid, block and arguments worked out once.
+
+    `grid` and `block` are ints or tuples; `args` are flat arrays and NumPy scalars (np.int32, np.float32), never Python
+    ints, so that one kernel has one signature. `shared` is dynamic shared memory in bytes.
+    """
+
+    def __init__(self, kernel: Any, grid: Any, block: Any, args: Sequence[Any], shared: int = 0, name: str = "") -> None:
+        self.kernel, self.grid, self.block, self.args, self.shared = kernel, grid, block, tuple(args), shared
+        self.name = name or getattr(getattr(kernel, "py_func", kernel), "__name__", "kernel")
+        self._configured: dict[int, Any] = {}
+
+    def run(self, stream: Any = 0) -> None:
+        """Enqueue the kernel on `stream` (the first run compiles it)."""
+        configured = self._configured.get(id(stream))
+        if configured is None:
+            configured = self._configured[id(stream)] = self.kernel[self.grid, self.block, stream, self.shared]
+        configured(*self.args)
+
+
+class HostCall:
+    """A NumPy function with its arguments: the `cpu` row's counterpart of `Launch`."""
+
+    def __init__(self, function: Callable[..., None], args: Sequence[Any], attrs: Mapping[str, Any], name: str = "") -> None:
+        self.function, self.args, self.attrs = function, tuple(args), dict(attrs)
+        self.name = name or function.__name__
+
+    def run(self, stream: Any = 0) -> None:
+        self.function(*self.args, **self.attrs)
+
+
+Bind = Callable[[Call], Sequence["Launch | HostCall"]]
+
+
+def _no_scratch(call: Call) -> int:
+    return 0
+
+
+def _any_shape(call: Call) -> str | None:
+    return None
+
+
+def _no_tile(call: Call, multiprocessors: int) -> Any:
+    return None
+
+
+@dataclass(frozen=True)
+class Impl:
+    """One implementation of one op.
+
+    bind      Call -> what to run, in order.
+    scratch   Call without arrays (tile resolved) -> bytes of scratch; needs no GPU.
+    supports  Call without arrays -> None, or the reason in words why this shape cannot run here.
+    tile      Call without arrays, multiprocessor count -> a frozen dataclass of ints (None if there is nothing to choose).
+    pack      Call without arrays -> int32 index map: packed[i] = weight.flat[map[i]], or 0 where map[i] is -1.
+              The net gathers all packed weights in one launch at the start of every plan; `bind` finds its own in
+              `call.packed`. None for an implementation that reads the (K, C, R, S) weight itself.
+    """
+
+    bind: Bind
+    scratch: Callable[[Call], int] = _no_scratch
+    supports: Callable[[Call], str | None] = _any_shape
+    tile: Callable[[Call, int], Any] = _no_tile
+    pack: Callable[[Call], np.ndarray] | None = None
+
+
+def host(reference: Callable[..., None]) -> Impl:
+    """The `cpu` implementation of an op: its reference on shaped views of the operands."""
+
+    def bind(call: Call) -> list[HostCall]:
+        ins = [array.reshape(shape) for array, shape in zip(call.ins, call.in_shapes, strict=True)]
+        outs = [array.reshape(shape) for array, shape in zip(call.outs, call.out_shapes, strict=True)]
+        return [HostCall(reference, (*ins, *outs), call.attrs, name=call.op)]
+
+    return Impl(bind)
+
+
+def blocks(count: int, threads: int) -> int:
+    """Blocks of `threads` that cover `count` elements (at least one)."""
+    return max(1, -(-count // threads))
