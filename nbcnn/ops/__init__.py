@@ -22,11 +22,12 @@ Ops and their signatures (logical shapes; inputs, then outputs, then attributes)
     softmax_xent_dgrad  p, labels -> dlogits
     gather            images (M,C,H,W) uint8, order (E) int32, state (8) int64 -> x (N,C,H,W)  flip; x in [0,1]
     gather_labels     labels (M) int32, order (E) int32, state -> y (N) int32
-    sgd               w, g, m, lr (steps), state[, norm ()] -> w, m, state (in place)           momentum, weight_decay, clip_value, clip_norm, decayed
-    adam              w, g, m, v, lr (steps), state[, norm ()] -> w, m, v, state (in place)     beta1, beta2, eps, weight_decay, clip_value, clip_norm, decayed
+    sgd               w, g, m, lr (steps), state[, norm ()] -> w, m, state      (in place)          momentum, weight_decay, clip_value,
+                                                                                                clip_norm, decayed
+    adam              w, g, m, v, lr (steps), state[, norm ()] -> w, m, v, state (in place)         beta1, beta2, eps, then as sgd
     grad_norm         g -> norm () float64
     pack_weights      params (P), map (n) int32 -> packed (n)
-    advance           loss () float64, state -> state, sums (4) float64       (in place)      count
+    advance           loss () float64, state, sums (4) float64 -> state, sums   (in place)          count
 
 GPU rows keep images in one layout throughout; `convert` stands only at the two doors of a net.
 """

@@ -61,8 +61,8 @@ def compile_kernel(kernel: Any, args: tuple[Any, ...], arch: str = "90a") -> Sta
     options = kernel.targetoptions
     # Device functions ask the current device for its compute capability; without a GPU there is none to ask.
     with (
-        mock.patch.object(dispatcher, "get_current_device", lambda: device),
-        mock.patch.object(compiler, "get_current_device", lambda: device),
+        mock.patch.object(dispatcher, "get_current_device", return_value=device),
+        mock.patch.object(compiler, "get_current_device", return_value=device),
     ):
         library, _ = compiler._compile_pyfunc_with_fixup(
             kernel.py_func,
