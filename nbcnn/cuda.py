@@ -62,6 +62,8 @@ class Host:
     """NumPy memory: where `cpu` mode runs."""
 
     name = "host"
+    multiprocessors = 1
+    device_name = "CPU"
 
     def empty(self, count: int, dtype: str) -> np.ndarray:
         """`count` uninitialised elements of `dtype`, 1-D."""
@@ -88,7 +90,11 @@ class Host:
 
     def free_bytes(self) -> int:
         """Bytes of memory that can still be taken."""
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        try:
+            with open("/proc/meminfo") as lines:
+                return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+        except (OSError, StopIteration):
+            return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 class Gpu:
@@ -104,6 +110,16 @@ class Gpu:
         if reason:
             raise GpuUnavailable(reason)
         self.stream = 0 if SIMULATOR else cuda.stream()
+        self.multiprocessors = 2 if SIMULATOR else int(cuda.get_current_device().MULTIPROCESSOR_COUNT)
+
+    @property
+    def device_name(self) -> str:
+        """The GPU's name and compute capability."""
+        if SIMULATOR:
+            return "CUDA simulator"
+        device = cuda.get_current_device()
+        title = device.name.decode() if isinstance(device.name, bytes) else str(device.name)
+        return f"{title} (compute capability {device.compute_capability[0]}.{device.compute_capability[1]})"
 
     def empty(self, count: int, dtype: str) -> Any:
         """`count` uninitialised elements of `dtype` on the device, 1-D (at least one, so that a view exists)."""

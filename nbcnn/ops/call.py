@@ -36,6 +36,11 @@ class Call:
     scratch: Any = None
 
 
+def bare_call(step: Any, layout: str, tile: Any = None) -> Call:
+    """The `Call` of a recorded step without arrays: what `supports`, `tile`, `scratch` and `pack` look at."""
+    return Call(step.op, (), (), tuple(b.shape for b in step.ins), tuple(b.shape for b in step.outs), step.attrs, layout, tile)
+
+
 class Launch:
     """A kernel with grid, block and arguments worked out once.
 

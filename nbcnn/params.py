@@ -1,0 +1,129 @@
+"""One flat float32 buffer for all parameters: layout, first values, views by name.
+
+Weights, gradients and optimizer state are arrays of the same layout, so that one launch updates everything. Decayed
+parameters come first; every parameter starts at a 256-byte offset; the padding between them holds zeros and stays zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from nbcnn.layers import Param
+from nbcnn.shapes import numel
+
+_ALIGN = 64
+INITS = ("torch", "he")
+
+
+class ParameterError(ValueError):
+    """A tensor does not fit the network: missing, unknown, or of the wrong shape; the message names it."""
+
+
+class ParameterLayout:
+    """Where each named parameter lies in the flat buffer. Offsets and sizes count float32 elements."""
+
+    def __init__(self, params: Mapping[str, Param]) -> None:
+        self.params = dict(params)
+        self.offsets: dict[str, int] = {}
+        at = self.decayed = 0
+        for decayed in (True, False):
+            for name, param in self.params.items():
+                if param.decay is decayed:
+                    self.offsets[name] = at
+                    at += -(-numel(param.shape) // _ALIGN) * _ALIGN
+            self.decayed = at if decayed else self.decayed
+        self.size = at
+        self.count = sum(numel(param.shape) for param in self.params.values())
+
+    @property
+    def names(self) -> list[str]:
+        """Full names in the order of the layers."""
+        return list(self.params)
+
+    def slice(self, name: str) -> slice:
+        """The elements of `name` in the flat buffer."""
+        return slice(self.offsets[name], self.offsets[name] + numel(self.params[name].shape))
+
+    def initial(self, seed: int, init: str) -> np.ndarray:
+        """First values, (size,) float32, the same for every mode.
+
+        torch  weights and biases U(−1/√fan_in, 1/√fan_in), as PyTorch's Conv2d and Linear start.
+        he     weights N(0, 2/fan_in), biases 0 (He, Zhang, Ren and Sun, 2015).
+        Raises ValueError for another name.
+        """
+        if init not in INITS:
+            raise ValueError(f"no initialisation {init!r}; one of {', '.join(INITS)}")
+        flat = np.zeros(self.size, np.float32)
+        for number, (name, param) in enumerate(self.params.items()):
+            random = np.random.Generator(np.random.Philox(key=np.array([seed, number], np.uint64)))
+            if init == "torch":
+                bound = param.fan_in**-0.5
+                values = random.uniform(-bound, bound, numel(param.shape))
+            elif param.bias:
+                values = np.zeros(numel(param.shape))
+            else:
+                values = random.normal(0.0, (2 / param.fan_in) ** 0.5, numel(param.shape))
+            flat[self.slice(name)] = values
+        return flat
+
+    def split(self, flat: np.ndarray) -> dict[str, np.ndarray]:
+        """Copies of the named parts of a flat buffer, shaped."""
+        return {name: flat[self.slice(name)].reshape(param.shape).copy() for name, param in self.params.items()}
+
+    def join(self, tensors: Mapping[str, np.ndarray]) -> np.ndarray:
+        """The flat buffer of named tensors. Raises ParameterError if a name is missing, unknown, or of another shape or dtype."""
+        unknown = sorted(set(tensors) - set(self.params))
+        if unknown:
+            raise ParameterError(f"unknown parameter {unknown[0]!r}: this network has {', '.join(self.params)}")
+        flat = np.zeros(self.size, np.float32)
+        for name, param in self.params.items():
+            if name not in tensors:
+                raise ParameterError(f"parameter {name!r} is missing")
+            tensor = np.asarray(tensors[name])
+            if tensor.shape != param.shape or tensor.dtype != np.float32:
+                raise ParameterError(f"parameter {name!r} is {tensor.dtype} {tensor.shape}, this network needs float32 {param.shape}")
+            flat[self.slice(name)] = tensor.reshape(-1)
+        return flat
+
+
+class ParameterBuffer:
+    """The weights and gradients of one network on one place (`Host` or `Gpu`), and their layout."""
+
+    def __init__(self, params: Mapping[str, Param], place: Any) -> None:
+        self.layout = ParameterLayout(params)
+        self.place = place
+        self.weights = place.empty(self.layout.size, "float32")
+        self.grads = place.empty(self.layout.size, "float32")
+        place.upload(self.grads, np.zeros(self.layout.size, np.float32))
+
+    @property
+    def count(self) -> int:
+        """Number of parameters, padding not counted."""
+        return self.layout.count
+
+    @property
+    def names(self) -> list[str]:
+        return self.layout.names
+
+    def view(self, home: str, name: str) -> Any:
+        """The flat part of the weights (`home` "param") or gradients ("grad") that belongs to `name`."""
+        return (self.weights if home == "param" else self.grads)[self.layout.slice(name)]
+
+    def read(self, name: str) -> np.ndarray:
+        """A host copy of one parameter."""
+        return self.as_dict()[name]
+
+    def as_dict(self) -> dict[str, np.ndarray]:
+        """Host copies of all parameters by name."""
+        return self.layout.split(self.place.download(self.weights))
+
+    def grads_dict(self) -> dict[str, np.ndarray]:
+        """Host copies of all gradients by name."""
+        return self.layout.split(self.place.download(self.grads))
+
+    def load_dict(self, tensors: Mapping[str, np.ndarray]) -> None:
+        """Replace all parameters; raises ParameterError, and changes nothing, if a tensor does not fit."""
+        self.place.upload(self.weights, self.layout.join(tensors))
