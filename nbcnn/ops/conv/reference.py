@@ -1,0 +1,192 @@
+"""Convolution in NumPy, twice: a form that lets BLAS do the work, and a plain definition to test it against.
+
+    fprop  y[n,k,p,q]  = b[k] + Σ_{c,r,s} w[k,c,r,s] · x[n,c,h,w]
+    dgrad  dx[n,c,h,w] = Σ_{k,r,s} w[k,c,r,s] · dy[n,k,p,q]
+    wgrad  dw[k,c,r,s] = Σ_{n,p,q} dy[n,k,p,q] · x[n,c,h,w],  db[k] = Σ_{n,p,q} dy[n,k,p,q]
+
+where always h = p·stride + r − pad and w = q·stride + s − pad, and terms outside the image are zero.
+
+`conv_fprop`, `conv_dgrad`, `conv_wgrad` are the `cpu` row in float32 and the reference of every other row in float64.
+They copy windows into columns (im2col) or add columns into windows (col2im) around one matrix product, a few images at
+a time. The copy is the part that BLAS does not do; it grows with C·R·S. At stride 1 a convolution read backwards is a
+convolution again, with the filters turned and C and K exchanged, so each pass copies whichever of C and K is smaller.
+Source: Chellapilla, Puri, Simard, "High performance convolutional neural networks for document processing", 2006.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from nbcnn.ops.call import host
+
+WORKSPACE_BYTES = 16 << 20
+"""Columns that exist at a time: few enough to stay in a last-level cache, enough for long matrix products."""
+
+Pads = tuple[int, int]
+"""Zero rows and columns around an image; negative where a convolution read backwards skips the border."""
+
+
+def conv_fprop(x: np.ndarray, w: np.ndarray, *rest: np.ndarray, stride: int, pad: int) -> None:
+    """y = conv(x, w) + b: `conv_fprop(x, w, b, y, ...)`, or `conv_fprop(x, w, y, ...)` without bias.
+
+    x (N,C,H,W), w (K,C,R,S), b (K), y (N,K,P,Q) C-contiguous, all of one floating dtype.
+    """
+    *bias, y = rest
+    if _few_filters(w, stride):
+        _columns_to_windows(x, _turned(w), y, 1, _turned_pads(w, pad))
+    else:
+        _windows_to_columns(x, w, y, stride, (pad, pad))
+    for b in bias:
+        y += b[:, None, None]
+
+
+def conv_dgrad(dy: np.ndarray, w: np.ndarray, dx: np.ndarray, *, stride: int, pad: int) -> None:
+    """dx from dy (N,K,P,Q) and w (K,C,R,S); dx (N,C,H,W) C-contiguous, all of one floating dtype."""
+    if _few_filters(w, stride):
+        _windows_to_columns(dy, _turned(w), dx, 1, _turned_pads(w, pad))
+    else:
+        _columns_to_windows(dy, w, dx, stride, (pad, pad))
+
+
+def conv_wgrad(x: np.ndarray, dy: np.ndarray, dw: np.ndarray, *db: np.ndarray, stride: int, pad: int) -> None:
+    """dw and db: `conv_wgrad(x, dy, dw, db, ...)`, or `conv_wgrad(x, dy, dw, ...)` without bias.
+
+    x (N,C,H,W), dy (N,K,P,Q), dw (K,C,R,S), db (K), all of one floating dtype.
+    """
+    if _few_filters(dw, stride):
+        turned = _turned(dw)
+        _columns_times_columns(dy, x, turned, 1, _turned_pads(dw, pad))
+        dw[...] = _turned(turned)
+    else:
+        _columns_times_columns(x, dy, dw, stride, (pad, pad))
+    for target in db:
+        np.sum(dy, axis=(0, 2, 3), out=target)
+
+
+def _few_filters(w: np.ndarray, stride: int) -> bool:
+    """True where exchanging C and K copies less; a strided convolution read backwards would be a sparse one."""
+    return stride == 1 and w.shape[0] < w.shape[1]
+
+
+def _turned(w: np.ndarray) -> np.ndarray:
+    """(K,C,R,S) filters as the (C,K,R,S) filters that read the same convolution backwards: turned by half a circle."""
+    return np.ascontiguousarray(w[:, :, ::-1, ::-1].swapaxes(0, 1))
+
+
+def _turned_pads(w: np.ndarray, pad: int) -> Pads:
+    return w.shape[2] - 1 - pad, w.shape[3] - 1 - pad
+
+
+def _windows_to_columns(x: np.ndarray, w: np.ndarray, y: np.ndarray, stride: int, pads: Pads) -> None:
+    """y = conv(x, w) by copying the windows of x: (K, C·R·S) times (C·R·S, P·Q) for each image."""
+    (K, C, R, S), (P, Q) = w.shape, y.shape[2:]
+    filters = w.reshape(K, C * R * S)
+    columns = np.empty(0, x.dtype)
+    for images in _chunks(len(x), C * R * S * P * Q * x.itemsize):
+        part, result = x[images], y[images]
+        if len(columns) != len(part):
+            # The zeros of the border are written once: every chunk overwrites the same elements.
+            columns = np.zeros((len(part), C, R, S, P, Q), x.dtype)
+        for r, s, outputs, seen in _taps((R, S), (P, Q), x.shape[2:], stride, pads):
+            columns[:, :, r, s, *outputs] = part[:, :, *seen]
+        np.matmul(filters, columns.reshape(len(part), C * R * S, P * Q), out=result.reshape(len(part), K, P * Q))
+
+
+def _columns_to_windows(dy: np.ndarray, w: np.ndarray, dx: np.ndarray, stride: int, pads: Pads) -> None:
+    """dx = the transpose of conv(·, w) at dy: (C·R·S, K) times (K, P·Q) for each image, added into windows of dx."""
+    (K, C, R, S), (P, Q) = w.shape, dy.shape[2:]
+    filters = np.ascontiguousarray(w.reshape(K, C * R * S).T)
+    columns = np.empty(0, dy.dtype)
+    for images in _chunks(len(dy), C * R * S * P * Q * dy.itemsize):
+        part, result = dy[images], dx[images]
+        if len(columns) != len(part):
+            columns = np.empty((len(part), C, R, S, P, Q), dy.dtype)
+        np.matmul(filters, part.reshape(len(part), K, P * Q), out=columns.reshape(len(part), C * R * S, P * Q))
+        result.fill(0)
+        for r, s, outputs, seen in _taps((R, S), (P, Q), dx.shape[2:], stride, pads):
+            result[:, :, *seen] += columns[:, :, r, s, *outputs]
+
+
+def _columns_times_columns(x: np.ndarray, dy: np.ndarray, dw: np.ndarray, stride: int, pads: Pads) -> None:
+    """dw by copying the windows of x: (K, n·P·Q) times (n·P·Q, C·R·S), summed over chunks of n images."""
+    (K, C, R, S), (P, Q) = dw.shape, dy.shape[2:]
+    dw.fill(0)
+    columns = np.empty((0, 0, 0, 0), x.dtype)
+    for images in _chunks(len(x), C * R * S * P * Q * x.itemsize):
+        part, gradient = x[images].swapaxes(0, 1), dy[images].swapaxes(0, 1)
+        count = part.shape[1]
+        if columns.shape[3] != count:
+            columns = np.zeros((C, R, S, count, P, Q), x.dtype)
+        for r, s, outputs, seen in _taps((R, S), (P, Q), x.shape[2:], stride, pads):
+            columns[:, r, s, :, *outputs] = part[:, :, *seen]
+        dw += (gradient.reshape(K, -1) @ columns.reshape(C * R * S, -1).T).reshape(dw.shape)
+
+
+def _chunks(count: int, image_bytes: int) -> Iterator[slice]:
+    """Slices that cover `count` images, as many at a time as fit the workspace (at least one)."""
+    size = max(1, min(count, WORKSPACE_BYTES // image_bytes))
+    return (slice(start, min(start + size, count)) for start in range(0, count, size))
+
+
+def _taps(
+    window: tuple[int, int], out: tuple[int, ...], image: tuple[int, ...], stride: int, pads: Pads
+) -> Iterator[tuple[int, int, tuple[slice, slice], tuple[slice, slice]]]:
+    """For each tap: r, s, the outputs (rows, columns) that meet the image there, and the image elements they meet."""
+    for r in range(window[0]):
+        p, h = _meeting(out[0], image[0], r, stride, pads[0])
+        for s in range(window[1]):
+            q, w = _meeting(out[1], image[1], s, stride, pads[1])
+            yield r, s, (p, q), (h, w)
+
+
+def _meeting(out: int, size: int, tap: int, stride: int, pad: int) -> tuple[slice, slice]:
+    """Along one axis: outputs o in [0, out) with o·stride + tap − pad in [0, size), and those image positions."""
+    first = max(0, -((tap - pad) // stride))
+    stop = max(first, min(out, (size - 1 + pad - tap) // stride + 1))
+    start = first * stride + tap - pad
+    return slice(first, stop), slice(start, start + (stop - first) * stride, stride) if stop > first else slice(0, 0)
+
+
+def direct_fprop(x: np.ndarray, w: np.ndarray, b: np.ndarray, *, stride: int, pad: int) -> np.ndarray:
+    """The definition of y, one tap at a time; only tests use it."""
+    windows = _padded(x, pad)
+    R, S = w.shape[2:]
+    P, Q = (windows.shape[2] - R) // stride + 1, (windows.shape[3] - S) // stride + 1
+    y = np.zeros((len(x), len(w), P, Q), x.dtype) + b[:, None, None]
+    for r in range(R):
+        for s in range(S):
+            seen = windows[:, :, r : r + P * stride : stride, s : s + Q * stride : stride][:, :, :P, :Q]
+            y += np.einsum("ncpq,kc->nkpq", seen, w[:, :, r, s])
+    return y
+
+
+def direct_dgrad(dy: np.ndarray, w: np.ndarray, x_shape: tuple[int, ...], *, stride: int, pad: int) -> np.ndarray:
+    """The definition of dx (of shape `x_shape`), one tap at a time; only tests use it."""
+    padded = _padded(np.zeros(x_shape, dy.dtype), pad)
+    P, Q = dy.shape[2:]
+    for r in range(w.shape[2]):
+        for s in range(w.shape[3]):
+            target = padded[:, :, r : r + P * stride : stride, s : s + Q * stride : stride]
+            target[:, :, :P, :Q] += np.einsum("nkpq,kc->ncpq", dy, w[:, :, r, s])
+    return padded[:, :, pad : pad + x_shape[2], pad : pad + x_shape[3]]
+
+
+def direct_wgrad(x: np.ndarray, dy: np.ndarray, w_shape: tuple[int, ...], *, stride: int, pad: int) -> tuple[np.ndarray, np.ndarray]:
+    """The definition of dw (of shape `w_shape`) and db, one tap at a time; only tests use it."""
+    windows = _padded(x, pad)
+    P, Q = dy.shape[2:]
+    dw = np.empty(w_shape, x.dtype)
+    for r in range(w_shape[2]):
+        for s in range(w_shape[3]):
+            seen = windows[:, :, r : r + P * stride : stride, s : s + Q * stride : stride][:, :, :P, :Q]
+            dw[:, :, r, s] = np.einsum("nkpq,ncpq->kc", dy, seen)
+    return dw, np.einsum("nkpq->k", dy)
+
+
+def _padded(x: np.ndarray, pad: int) -> np.ndarray:
+    return np.pad(x, ((0, 0), (0, 0), (pad, pad), (pad, pad)))
+
+
+HOST = {"conv_fprop": host(conv_fprop), "conv_dgrad": host(conv_dgrad), "conv_wgrad": host(conv_wgrad)}
