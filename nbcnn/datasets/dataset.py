@@ -1,0 +1,83 @@
+"""What every data set becomes, and the errors that say why it could not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+Log = Callable[[str], None]
+"""Takes one message for people; it may hold several lines."""
+
+
+class DataError(Exception):
+    """The asked data cannot be used; the message says what, where, and what to do. Commands exit with `exit_code`."""
+
+    exit_code = 3
+
+
+class DataMissing(DataError):
+    """Files were looked for and are not there."""
+
+
+class DataCorrupt(DataError):
+    """A file is there and wrong: `path`, and `offset`, the byte of the file at which the problem shows."""
+
+    def __init__(self, path: Path, offset: int, problem: str, remedy: str) -> None:
+        super().__init__(f"{path}, byte {offset:,}: {problem}. {remedy}")
+        self.path = path
+        self.offset = offset
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Images of one data set in host memory, training and test apart.
+
+    `train_images` and `test_images` are uint8 (M, C, H, W), C-contiguous, values 0..255; `train_labels` and `test_labels` are
+    int32 (M), or all None with `classes` when the set has no labels. `source` says in words where the images came from.
+
+    Raises ValueError if arrays do not fit each other or this description.
+    """
+
+    name: str
+    source: str
+    train_images: np.ndarray
+    train_labels: np.ndarray | None
+    test_images: np.ndarray
+    test_labels: np.ndarray | None
+    classes: tuple[str, ...] | None
+
+    def __post_init__(self) -> None:
+        if self.train_images.shape[1:] != self.test_images.shape[1:]:
+            raise ValueError(f"{self.name}: training images are {self.train_images.shape[1:]}, test images {self.test_images.shape[1:]}")
+        for split, images, labels in (
+            ("training", self.train_images, self.train_labels),
+            ("test", self.test_images, self.test_labels),
+        ):
+            if images.dtype != np.uint8 or images.ndim != 4 or not images.flags.c_contiguous or images.size == 0:
+                raise ValueError(f"{self.name}: {split} images must be uint8 (M, C, H, W), C-contiguous and not empty: {images.dtype} {images.shape}")
+            if (labels is None) != (self.classes is None):
+                raise ValueError(f"{self.name}: {split} labels and class names go together")
+            if labels is not None and (labels.dtype != np.int32 or labels.shape != images.shape[:1]):
+                raise ValueError(f"{self.name}: {split} labels must be int32 ({len(images)},): {labels.dtype} {labels.shape}")
+
+    def cut(self, limit: int | None) -> Dataset:
+        """The first `limit` images of each split (all of them if None or fewer). Raises ValueError if `limit` < 1."""
+        if limit is None:
+            return self
+        if limit < 1:
+            raise ValueError(f"limit must be at least 1, got {limit}")
+
+        def first(array: np.ndarray) -> np.ndarray:
+            # A copy, so that the rest of a large set can be freed.
+            return array if len(array) <= limit else array[:limit].copy()
+
+        return replace(
+            self,
+            train_images=first(self.train_images),
+            train_labels=None if self.train_labels is None else first(self.train_labels),
+            test_images=first(self.test_images),
+            test_labels=None if self.test_labels is None else first(self.test_labels),
+        )
