@@ -1,0 +1,95 @@
+"""Data sets: `load(name)` gives uint8 images and labels in memory, whatever the set; one file of this package per set.
+
+Nothing here unpickles and nothing unpacks an archive. Importing the package brings in NumPy only.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from nbcnn.datasets import cifar10, digits, mnist, photos, shapes
+from nbcnn.datasets.dataset import DataCorrupt, DataError, DataMissing, Dataset, Log
+
+__all__ = ["DATA_DIR", "NAMES", "DataCorrupt", "DataError", "DataMissing", "Dataset", "UnknownDataset", "load", "log_to_stderr"]
+
+NAMES = ("auto", "cifar10", "mnist", "photos", "digits", "shapes")
+DATA_DIR = "data"
+OFFLINE_VARIABLE = "NBCNN_OFFLINE"
+
+
+class UnknownDataset(ValueError):
+    """A name that is no data set; commands exit with `exit_code`, that of a usage error."""
+
+    exit_code = 2
+
+
+def log_to_stderr(message: str) -> None:
+    """Print `message` to stderr."""
+    print(message, file=sys.stderr, flush=True)
+
+
+def load(
+    name: str, *, data_dir: str | os.PathLike[str] = DATA_DIR, limit: int | None = None, download: bool = True, log: Log = log_to_stderr
+) -> Dataset:
+    """Data set `name`, one of `NAMES`; `limit` cuts training and test set to that many images each.
+
+    Files are looked for in `data_dir`, and downloads go there; `photos`, `digits` and `shapes` need none. `download=False` or the
+    environment variable NBCNN_OFFLINE=1 keeps it from the network. "auto" is CIFAR-10 if it is there or can be had quickly, else
+    `photos`, with a notice through `log`; "cifar10" never is anything else.
+
+    Raises UnknownDataset, DataMissing, DataCorrupt (both DataError, as is a file without permission), ValueError if `limit` < 1.
+    """
+    if name not in NAMES:
+        near = difflib.get_close_matches(name.lower(), NAMES, 1, 0.4)
+        raise UnknownDataset(f"no data set {name!r}{f'; did you mean {near[0]!r}?' if near else ';'} There are: {', '.join(NAMES)}")
+    if limit is not None and limit < 1:
+        raise ValueError(f"limit must be at least 1, got {limit}")
+    allowed = download and os.environ.get(OFFLINE_VARIABLE, "0") in ("", "0")
+    try:
+        return _load(name, Path(data_dir), allowed, log).cut(limit)
+    except OSError as error:
+        raise DataError(f"{error.filename or data_dir} cannot be read: {error.strerror or error}. Check the path and its permissions.") from error
+
+
+def _load(name: str, folder: Path, allowed: bool, log: Log) -> Dataset:
+    match name:
+        case "photos":
+            return photos.load()
+        case "digits":
+            return digits.load()
+        case "shapes":
+            return shapes.load()
+        case "mnist":
+            return mnist.load(folder)
+    # A mistyped folder must not become a new one with a download in it; only the default one is made when needed.
+    if folder != Path(DATA_DIR) and not folder.is_dir():
+        raise cifar10.missing(folder)
+    return _auto(folder, allowed, log) if name == "auto" else cifar10.load(folder, allowed, log)
+
+
+def _auto(folder: Path, allowed: bool, log: Log) -> Dataset:
+    """CIFAR-10 from `folder` or a fast mirror, else `photos`. Incomplete or damaged files of CIFAR-10 raise: nobody wants them passed over."""
+    where = cifar10.find(folder)
+    if where is None and allowed:
+        try:
+            where = cifar10.fetch(folder, log, hurried=True)
+        except DataMissing as failure:
+            why = str(failure)
+    elif where is None:
+        why = f"It is not in {folder}, and downloading is switched off (NBCNN_OFFLINE or download=False)."
+    if where is not None:
+        return cifar10.read(where)
+    if cifar10.holds_pickles(folder):
+        why += f"\n{cifar10.PICKLES}"
+    bar = "!" * 100
+    log(
+        f"{bar}\nNOT CIFAR-10: this run uses 'photos', patches of two photographs, without labels.\nWhy: {why}\n"
+        f"For CIFAR-10, put {cifar10.ARCHIVE} (from {cifar10.MIRRORS[-1]}) into {folder}/,\n"
+        f"or run with --dataset cifar10, which waits for slow servers. --dataset digits has labels and needs no network.\n{bar}"
+    )
+    chosen = photos.load()
+    return replace(chosen, source=f"{chosen.source}; used because CIFAR-10 was not available")

@@ -1,0 +1,95 @@
+"""MNIST, or any set of grey images with labels 0..9 in its idx format, plain or gzipped, from local files.
+
+An idx file starts with two zero bytes, a type byte (8: uint8), the number of dimensions, and each dimension as a big-endian uint32.
+Source: Y. LeCun, C. Cortes, C. J. C. Burges, "The MNIST database of handwritten digits", 1998.
+"""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from math import prod
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from nbcnn.datasets.dataset import DataCorrupt, DataMissing, Dataset
+
+FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+CLASSES = tuple("0123456789")
+REMEDY = "Delete it and get the file again (data/README.md says how)."
+
+_LARGEST = 1 << 31
+
+
+def load(folder: Path) -> Dataset:
+    """MNIST from `folder`, `folder`/mnist or `folder`/MNIST/raw. Raises DataMissing or DataCorrupt."""
+    paths = find(folder)
+    train_images, train_labels = _split(paths[0], paths[1])
+    test_images, test_labels = _split(paths[2], paths[3])
+    if train_images.shape[1:] != test_images.shape[1:]:
+        raise DataCorrupt(paths[2], 8, f"test images are {test_images.shape[2:]}, training images {train_images.shape[2:]}", REMEDY)
+    source = f"MNIST (Y. LeCun, C. Cortes, C. J. C. Burges, 1998), read from {paths[0].parent}"
+    return Dataset("mnist", source, train_images, train_labels, test_images, test_labels, CLASSES)
+
+
+def find(folder: Path) -> list[Path]:
+    """The four files in the order of `FILES`, all in one place. Raises DataMissing, saying what was looked for."""
+    best: list[Path] = []
+    for place in (folder, folder / "mnist", folder / "MNIST" / "raw"):
+        paths = [path for path in (_file(place, name) for name in FILES) if path is not None]
+        if len(paths) == len(FILES):
+            return paths
+        best = max(best, paths, key=len)
+    looked = f"MNIST was not found: looked in {folder}, {folder / 'mnist'} and {folder / 'MNIST' / 'raw'} for\n"
+    some = f"\nOnly {', '.join(path.name for path in best)} in {best[0].parent}." if best else ""
+    remedy = "\nPut the four files into one of these folders; they are not downloaded (data/README.md says where to get them)."
+    raise DataMissing(looked + "\n".join(f"  {name}[.gz]" for name in FILES) + some + remedy)
+
+
+def _file(place: Path, name: str) -> Path | None:
+    # Some archives unpack to "train-images.idx3-ubyte".
+    dotted = name.replace("-idx", ".idx")
+    return next((place / form for form in (name, f"{name}.gz", dotted, f"{dotted}.gz") if (place / form).is_file()), None)
+
+
+def _split(images_path: Path, labels_path: Path) -> tuple[np.ndarray, np.ndarray]:
+    images, labels = read_idx(images_path, 3), read_idx(labels_path, 1)
+    if len(images) != len(labels):
+        raise DataCorrupt(labels_path, 4, f"{len(labels):,} labels for the {len(images):,} images of {images_path.name}", REMEDY)
+    wrong = np.flatnonzero(labels >= len(CLASSES))
+    if wrong.size:
+        raise DataCorrupt(labels_path, 8 + int(wrong[0]), f"label {labels[wrong[0]]}; labels are 0..9", REMEDY)
+    return images[:, None], labels.astype(np.int32)
+
+
+def read_idx(path: Path, ndim: int) -> np.ndarray:
+    """The uint8 array of `ndim` dimensions in the idx file at `path`. Raises DataCorrupt; offsets count in the uncompressed file."""
+    with open(path, "rb") as raw:
+        if path.suffix != ".gz":
+            return _read_idx(raw, path, ndim)
+        with gzip.GzipFile(fileobj=raw) as plain:
+            try:
+                return _read_idx(plain, path, ndim)
+            except (gzip.BadGzipFile, zlib.error, EOFError) as error:
+                raise DataCorrupt(path, raw.tell(), f"the compressed file is damaged here or shortly before ({error})", REMEDY) from error
+
+
+def _read_idx(file: IO[bytes] | gzip.GzipFile, path: Path, ndim: int) -> np.ndarray:
+    header = file.read(4 + 4 * ndim)
+    magic = bytes((0, 0, 8, ndim))
+    if header[:4] != magic:
+        raise DataCorrupt(path, 0, f"starts with {header[:4].hex(' ') or 'nothing'}, an idx file of {ndim}-D bytes with {magic.hex(' ')}", REMEDY)
+    if len(header) < 4 + 4 * ndim:
+        raise DataCorrupt(path, len(header), f"the file ends inside its header of {4 + 4 * ndim} bytes", REMEDY)
+    shape = tuple(int.from_bytes(header[4 * d : 4 * d + 4], "big") for d in range(1, ndim + 1))
+    count = prod(shape)
+    if not 0 < count <= _LARGEST:
+        raise DataCorrupt(path, 4, f"the header announces an array of shape {shape}", REMEDY)
+    # One byte more than announced: shows a file that is too long, and makes gzip check its checksum.
+    body = file.read(count + 1)
+    if len(body) != count:
+        problem = f"more than the {count:,} bytes" if len(body) > count else f"{len(body):,} bytes instead of the {count:,}"
+        raise DataCorrupt(path, len(header) + min(len(body), count), f"{problem} that the header announces for shape {shape}", REMEDY)
+    return np.frombuffer(body, np.uint8).reshape(shape).copy()
