@@ -1,0 +1,298 @@
+"""TrainingSession: a data set resident beside the weights, and programs that train on it, one graph replay a step.
+
+Everything is allocated before the first step. What changes between steps lives in one device StepState, so a captured
+graph stays valid; the host only counts positions to know when the smaller last batch is due.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from nbcnn.explain import explain
+from nbcnn.graph import Buf, Plan, Tape, drop_dead
+from nbcnn.net import Net, Recorded, UsageError, check_memory, resolved_tiles
+from nbcnn.ops.advance import COUNT, EPOCH, LAST_LOSS, LOSS_SUM, NONFINITE, POSITION, SEED, STEP
+from nbcnn.params import ParameterError
+from nbcnn.program import Program
+from nbcnn.shapes import numel
+
+EVALUATION_BATCH = 256
+
+
+@dataclass(frozen=True)
+class Status:
+    """Where training stands. Losses are means over images: of the epoch so far, and of the last batch."""
+
+    step: int
+    epoch: int
+    position: int
+    loss_mean: float
+    last_loss: float
+    nonfinite: bool
+
+
+def epoch_order(seed: int, epoch: int, count: int) -> np.ndarray:
+    """The order in which an epoch visits `count` images, int32: Philox(seed, epoch), equal in every mode."""
+    bits = np.random.Philox(key=np.array([seed, epoch], np.uint64))
+    return np.random.Generator(bits).permutation(count).astype(np.int32)
+
+
+class TrainingSession:
+    """Training of `net` on resident uint8 images (M, C, H, W).
+
+    optimizer       `nbcnn.optim.SGD` or `Adam`.
+    learning_rates  float32, one per training step of the whole run.
+    batch           images per training step; the last step of an epoch takes what is left.
+    flip            mirror each image with probability 1/2, drawn from (seed, epoch, image).
+    labels          int32 (M,), needed if the loss needs them; `test_labels` likewise.
+
+    Raises UsageError for inputs that do not fit, MemoryPlanError before anything large is allocated.
+    """
+
+    def __init__(
+        self,
+        net: Net,
+        images: np.ndarray,
+        *,
+        optimizer: Any,
+        learning_rates: np.ndarray,
+        batch: int,
+        seed: int = 0,
+        flip: bool = False,
+        test_images: np.ndarray | None = None,
+        labels: np.ndarray | None = None,
+        test_labels: np.ndarray | None = None,
+    ) -> None:
+        self.net, self.optimizer, self.seed, self.flip, self.batch = net, optimizer, seed, flip, batch
+        self._sets = {"train": (images, labels), "test": (test_images, test_labels)}
+        self._check()
+        self.count = len(images)
+        self.steps_per_epoch = -(-self.count // batch)
+        self._rates = np.ascontiguousarray(learning_rates, np.float32)
+        self._bufs = self._make_bufs(len(self._rates))
+        self.plans = self._plan(batch)
+        self.planned_bytes = self._memory(self.plans)
+        check_memory(net.place, self.planned_bytes, f"batch {batch}", self._largest_batch)
+        self._allocate()
+
+    # -- planning: no arrays
+
+    def _check(self) -> None:
+        for split, (images, labels) in self._sets.items():
+            if images is None:
+                continue
+            if images.dtype != np.uint8 or images.shape[1:] != self.net.input_shape:
+                raise UsageError(f"{split} images must be uint8 (M, {self.net.input_shape}), got {images.dtype} {images.shape}")
+            if self.net.layers[-1].needs_labels and (labels is None or len(labels) != len(images)):
+                raise UsageError(f"the loss {type(self.net.layers[-1]).__name__} needs one label per {split} image")
+        images = self._sets["train"][0]
+        if not 1 <= self.batch <= len(images):
+            raise UsageError(f"batch {self.batch} is not between 1 and the {len(images)} images of the training set")
+
+    def _make_bufs(self, steps: int) -> dict[str, Buf]:
+        size = self.net.params.layout.size
+        made = {f"optim.{name}": Buf(f"optim.{name}", (size,), home="state") for name in self.optimizer.moments}
+        made["rates"] = Buf("learning rates", (steps,), home="io")
+        for split, (images, _) in self._sets.items():
+            if images is not None:
+                made[f"{split}.images"] = Buf("images", images.shape, "uint8", "io")
+                made[f"{split}.labels"] = Buf("labels", images.shape[:1], "int32", "io")
+                made[f"{split}.order"] = Buf("order", images.shape[:1], "int32", "io")
+                made[f"{split}.state"] = Buf("state", (8,), "int64", "state")
+                made[f"{split}.sums"] = Buf("sums", (4,), "float64", "state")
+        return made
+
+    def _record(self, split: str, batch: int) -> Recorded:
+        """Gather, forward, loss; for the training set also backward and update; then advance the split's StepState."""
+        training, bufs = split == "train", self._bufs
+        tape = Tape(training)
+        state, order = bufs[f"{split}.state"], bufs[f"{split}.order"]
+        x = tape.temp("batch", (batch, *self.net.input_shape))
+        tape.emit("gather", [bufs[f"{split}.images"], order, state], [x], "input", flip=self.flip and training)
+        y = tape.temp("batch labels", (batch,), "int32")
+        tape.emit("gather_labels", [bufs[f"{split}.labels"], order, state], [y], "input")
+        value, dy, backward = self.net.record_loss(tape, x, y)
+        if training:
+            backward(dy)
+            moments = [bufs[f"optim.{name}"] for name in self.optimizer.moments]
+            weights, grads, decayed = self.net.flat_weights, self.net.flat_grads, self.net.params.layout.decayed
+            self.optimizer.record(tape, weights, grads, moments, bufs["rates"], state, decayed)
+        sums = bufs[f"{split}.sums"]
+        tape.emit("advance", [value, state, sums], [state, sums], "advance", count=batch)
+        return Recorded(tuple(drop_dead(tape.steps)), {})
+
+    def _plan(self, batch: int) -> dict[tuple[str, int], Plan]:
+        """Plans by split and batch size: the training batch and its remainder, the evaluation batch and its remainder."""
+        wanted = []
+        for split, (images, _) in self._sets.items():
+            if images is not None:
+                size = batch if split == "train" else min(len(images), max(batch, EVALUATION_BATCH))
+                wanted += [(split, n) for n in (size, len(images) % size) if n]
+        return {(split, n): self.net.lower(self._record(split, n)) for split, n in wanted}
+
+    def _memory(self, plans: Mapping[tuple[str, int], Plan]) -> dict[str, int]:
+        resident = sum(b.nbytes for name, b in self._bufs.items() if name.endswith((".images", ".labels")))
+        tables = sum(b.nbytes for name, b in self._bufs.items() if name.endswith((".order", ".state", ".sums")))
+        return {
+            "arena": max(plan.arena_bytes for plan in plans.values()),
+            "parameters and gradients": 8 * self.net.params.layout.size,
+            "optimizer": sum(b.nbytes for name, b in self._bufs.items() if name.startswith("optim.")),
+            "packing maps": sum(plan.pack_map.nbytes for plan in plans.values() if plan.pack_map is not None),
+            "data set": resident,
+            "tables": tables + self._bufs["rates"].nbytes,
+        }
+
+    def _largest_batch(self, free: int) -> int | None:
+        low, high = 0, self.batch
+        while high - low > 1:
+            middle = (low + high) // 2
+            if sum(self._memory(self._plan(middle)).values()) <= free:
+                low = middle
+            else:
+                high = middle
+        return low or None
+
+    def explain(self) -> str:
+        """The training plan as a table: op, shapes, implementation, GFLOP, MB, arena offset."""
+        return explain(self.plans["train", self.batch])
+
+    def tiles(self) -> dict[str, dict[str, int]]:
+        """Every resolved tile, for config.json, the checkpoint, and `Net(tiles=…)` of a resumed run."""
+        return resolved_tiles(list(self.plans.values()))
+
+    # -- memory and programs
+
+    def _allocate(self) -> None:
+        net, place = self.net, self.net.place
+        self._arena = place.empty(self.planned_bytes["arena"], "uint8")
+        self._arrays = {name: place.empty(numel(buf.shape), buf.dtype) for name, buf in self._bufs.items()}
+        for name, buf in self._bufs.items():
+            if buf.home == "state" or name.endswith(".labels"):
+                self._upload(name, np.zeros(numel(buf.shape), buf.dtype))
+        for split, (images, labels) in self._sets.items():
+            if images is not None:
+                self._upload(f"{split}.images", images)
+                self._upload(f"{split}.order", np.arange(len(images), dtype=np.int32))
+                if labels is not None:
+                    self._upload(f"{split}.labels", labels)
+        self._upload("rates", np.zeros_like(self._rates))
+        fixed = net.fixed() | {self._bufs[name]: array for name, array in self._arrays.items()}
+        self._programs = {key: Program(plan, net.params, self._arena, fixed) for key, plan in self.plans.items()}
+        self._prepare()
+        self.begin_epoch(0)
+
+    def _prepare(self) -> None:
+        """Compile and capture every program. This runs each once, so weights and state are put back afterwards."""
+        weights = self.net.place.download(self.net.params.weights)
+        for program in self._programs.values():
+            for split in ("train", "test"):
+                if f"{split}.state" in self._arrays:
+                    self._upload(f"{split}.state", np.zeros(8, np.int64))
+            program.prepare()
+        self.net.place.upload(self.net.params.weights, weights)
+        for name, buf in self._bufs.items():
+            if buf.home == "state":
+                self._upload(name, np.zeros(numel(buf.shape), buf.dtype))
+        self._upload("rates", self._rates)
+
+    def _upload(self, name: str, values: np.ndarray) -> None:
+        if values.size:
+            self.net.place.upload(self._arrays[name], values)
+
+    def _download(self, name: str) -> np.ndarray:
+        return self.net.place.download(self._arrays[name])[: numel(self._bufs[name].shape)]
+
+    # -- running
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Start `epoch`: its permutation goes to the device, position and loss sums to zero."""
+        state = self._download("train.state")
+        state[[EPOCH, POSITION, SEED]] = epoch, 0, self.seed
+        self._upload("train.state", state)
+        self._upload("train.sums", np.zeros(4))
+        self._upload("train.order", epoch_order(self.seed, epoch, self.count))
+        self._position = 0
+
+    def step(self) -> None:
+        """One training step, asynchronously. Raises UsageError at the end of an epoch."""
+        n = min(self.batch, self.count - self._position)
+        if n <= 0:
+            raise UsageError("the epoch is over: call begin_epoch")
+        self._programs["train", n].replay()
+        self._position += n
+
+    def status(self) -> Status:
+        """Where training stands, after everything enqueued has run."""
+        state, sums = self._download("train.state"), self._download("train.sums")
+        mean = sums[LOSS_SUM] / sums[COUNT] if sums[COUNT] else float("nan")
+        return Status(int(state[STEP]), int(state[EPOCH]), int(state[POSITION]), float(mean), float(sums[LAST_LOSS]), bool(state[NONFINITE]))
+
+    def evaluate(self) -> float:
+        """Mean loss over the test images; training state is not touched. Raises UsageError without a test set."""
+        images = self._sets["test"][0]
+        if images is None:
+            raise UsageError("this session has no test images")
+        self._upload("test.state", np.zeros(8, np.int64))
+        self._upload("test.sums", np.zeros(4))
+        size = max(n for split, n in self.plans if split == "test")
+        for start in range(0, len(images), size):
+            self._programs["test", min(size, len(images) - start)].replay()
+        sums = self._download("test.sums")
+        return float(sums[LOSS_SUM] / sums[COUNT])
+
+    def reconstruct(self, images: np.ndarray) -> np.ndarray:
+        """The network's output for a few uint8 images, float32."""
+        return self.net.predict(images, batch=len(images))
+
+    def first_nonfinite(self) -> str:
+        """Repeat the step at the present position launch by launch; name the first result that is not finite."""
+        n = min(self.batch, self.count - self._position) or self.batch
+        found = self._programs["train", n].first_nonfinite()
+        return found or "every step's result is finite now (the loss or the weights were not finite before)"
+
+    # -- saving and loading
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Everything a resumed run needs to repeat this one bit for bit, by name."""
+        layout, made = self.net.params.layout, {f"param.{n}": t for n, t in self.net.params.as_dict().items()}
+        for moment in self.optimizer.moments:
+            made |= {f"optim.{moment}.{n}": t for n, t in layout.split(self._download(f"optim.{moment}")).items()}
+        return made | {"step_state": self._download("train.state"), "sums": self._download("train.sums")}
+
+    def load_state(self, tensors: Mapping[str, np.ndarray]) -> None:
+        """Continue where `state()` was taken. Raises ParameterError naming the tensor, and changes nothing, if one does not fit."""
+        layout = self.net.params.layout
+        flat = {"param": layout.join(_under("param.", tensors))}
+        for moment in self.optimizer.moments:
+            try:
+                flat[moment] = layout.join(_under(f"optim.{moment}.", tensors))
+            except ParameterError as error:
+                raise ParameterError(f"optimizer state {moment!r}: {error}") from None
+        state = _expect(tensors, "step_state", (8,), "int64")
+        sums = _expect(tensors, "sums", (4,), "float64")
+        if not (0 <= state[POSITION] <= self.count and state[STEP] >= 0 and state[EPOCH] >= 0):
+            raise ParameterError(f"step_state says position {state[POSITION]}, the training set has {self.count} images")
+        self.seed = int(state[SEED])
+        self.net.place.upload(self.net.params.weights, flat["param"])
+        for moment in self.optimizer.moments:
+            self._upload(f"optim.{moment}", flat[moment])
+        self._upload("train.state", state)
+        self._upload("train.sums", sums)
+        self._upload("train.order", epoch_order(self.seed, int(state[EPOCH]), self.count))
+        self._position = int(state[POSITION])
+
+
+def _under(prefix: str, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def _expect(tensors: Mapping[str, np.ndarray], name: str, shape: Sequence[int], dtype: str) -> np.ndarray:
+    tensor: Any = tensors.get(name)
+    if tensor is None or tensor.shape != tuple(shape) or tensor.dtype != dtype:
+        found = "missing" if tensor is None else f"{tensor.dtype} {tensor.shape}"
+        raise ParameterError(f"{name!r} is {found}, a training checkpoint has {dtype} {tuple(shape)}")
+    return tensor
