@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from nbcnn.cuda import cuda, f4, jit
-from nbcnn.ops.call import Call, Launch, blocks
-
-THREADS = 256
+from nbcnn.cuda import f4, jit
+from nbcnn.ops.call import Call, Launch
+from nbcnn.ops.elementwise import binary, launch, unary
 
 
 def relu_fprop(x: np.ndarray, y: np.ndarray) -> None:
-    """y = max(x, 0), any shape."""
+    """y = max(x, 0), any shape; NaN stays NaN."""
     np.maximum(x, 0, out=y)
 
 
@@ -23,25 +22,22 @@ def relu_dgrad(dy: np.ndarray, y: np.ndarray, dx: np.ndarray) -> None:
     np.multiply(dy, y > 0, out=dx)
 
 
-@jit()
-def relu_fprop_kernel(x, y, count):
-    i = cuda.grid(1)
-    if i < count:
-        y[i] = max(x[i], f4(0))
+@jit(device=True)
+def _relu(x):
+    # Not max(x, 0), which would turn NaN into 0 and hide where a training run broke.
+    return f4(0) if x < f4(0) else x
 
 
-@jit()
-def relu_dgrad_kernel(dy, y, dx, count):
-    i = cuda.grid(1)
-    if i < count:
-        dx[i] = dy[i] if y[i] > f4(0) else f4(0)
+@jit(device=True)
+def _relu_gradient(dy, y):
+    return dy if y > f4(0) else f4(0)
 
 
 def bind_fprop(call: Call) -> list[Launch]:
-    x, y = call.ins[0], call.outs[0]
-    return [Launch(relu_fprop_kernel, blocks(x.size, THREADS), THREADS, (x, y, np.int32(x.size)))]
+    """One launch of `elementwise.unary`."""
+    return launch(unary("relu_fprop_kernel", _relu), call)
 
 
 def bind_dgrad(call: Call) -> list[Launch]:
-    (dy, y), (dx,) = call.ins, call.outs
-    return [Launch(relu_dgrad_kernel, blocks(dy.size, THREADS), THREADS, (dy, y, dx, np.int32(dy.size)))]
+    """One launch of `elementwise.binary`."""
+    return launch(binary("relu_dgrad_kernel", _relu_gradient), call)
