@@ -1,0 +1,66 @@
+"""Replace a file so that neither a crash, a signal nor a full disk can cost the old one.
+
+The new content goes to a temporary name in the same folder, is fsynced and renamed over the old file; then the folder is
+fsynced, so that the rename itself survives a power cut.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+
+class DiskFull(OSError):
+    """There is no room for a file; the message names it and the bytes it needs. The file as it was is untouched."""
+
+    exit_code = 1
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+def temporary(path: Path) -> Path:
+    """The name that `replace` writes to: fixed, so that a leftover of a killed process is reused, not collected."""
+    return path.with_name(f".{path.name}.tmp")
+
+
+def replace(path: Path, nbytes: int, write: Callable[[BinaryIO], None]) -> None:
+    """Let `write` fill a file of `nbytes` bytes, then put it in place of `path`.
+
+    Raises DiskFull before writing if the folder's file system has not that much room, or when it runs out on the way;
+    whatever is raised, the temporary file is gone and the old file stands.
+    """
+    partial = temporary(path)
+    partial.unlink(missing_ok=True)
+    free = shutil.disk_usage(path.parent).free
+    if free < nbytes:
+        raise DiskFull(f"{path} needs {nbytes:,} bytes, {free:,} are free; the previous file, if any, is untouched")
+    try:
+        with open(partial, "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except BaseException as error:
+        partial.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DiskFull(f"{path} needs {nbytes:,} bytes and the disk is full; the previous file, if any, is untouched") from error
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def replace_bytes(path: Path, content: bytes) -> None:
+    """Put `content` in place of `path`; raises as `replace`."""
+
+    def write(file: BinaryIO) -> None:
+        file.write(content)
+
+    replace(path, len(content), write)

@@ -1,0 +1,128 @@
+"""What a run shows while it trains: progress on stderr, pictures in its folder."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import Any, TextIO
+
+import numpy as np
+
+from nbcnn.trainer import Callback, Epoch, Reading, Result, Trainer
+
+LINE_SECONDS = 10.0
+"""Without a terminal, and without `--log-every`, a progress line at most this often."""
+
+REDRAW_SECONDS = 30.0
+"""The pictures are drawn anew after an epoch if the last time is this long ago, and at the end."""
+
+
+class Progress(Callback):
+    """One line per epoch; in between a bar on a terminal, progress lines elsewhere.
+
+    every_reading  print each reading of the loss (the user chose the pace), not only one in ten seconds.
+    """
+
+    def __init__(self, stream: TextIO | None = None, every_reading: bool = False) -> None:
+        self.stream = stream or sys.stderr
+        self.every_reading = every_reading
+        self.terminal = self.stream.isatty() and os.environ.get("TERM") != "dumb"
+        self._bar: Any = None
+        self._printed = time.perf_counter()
+
+    def reading(self, trainer: Trainer, reading: Reading) -> None:
+        if self.terminal:
+            self._advance_bar(reading)
+        elif self.every_reading or time.perf_counter() - self._printed >= LINE_SECONDS:
+            self._printed = time.perf_counter()
+            self._print(
+                f"epoch {reading.epoch}/{reading.epochs}  step {reading.step:,}/{reading.steps:,}  loss {reading.last_loss:.5f}  "
+                f"mean {reading.loss:.5f}  {rate(reading.images_per_second)} images/s  {duration(reading.remaining_seconds)} left"
+            )
+
+    def epoch(self, trainer: Trainer, epoch: Epoch) -> None:
+        self.close()
+        self._printed = time.perf_counter()
+        self._print(
+            f"epoch {epoch.epoch}/{trainer.epochs}  train loss {epoch.train_loss:.5f}  test loss {epoch.test_loss:.5f}  "
+            f"{duration(epoch.seconds)} + {duration(epoch.test_seconds)} test  {rate(epoch.images_per_second)} images/s"
+        )
+
+    def close(self) -> None:
+        """Take the bar off the terminal."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+    def _print(self, text: str) -> None:
+        print(text, file=self.stream, flush=True)
+
+    def _advance_bar(self, reading: Reading) -> None:
+        if self._bar is None:
+            from tqdm import tqdm
+
+            layout = "{desc} {percentage:3.0f}% |{bar}| {n_fmt}/{total_fmt} {postfix}"
+            colour = None if os.environ.get("NO_COLOR") else "green"
+            name = f"epoch {reading.epoch}/{reading.epochs}"
+            self._bar = tqdm(
+                total=reading.steps,
+                initial=reading.step,
+                desc=name,
+                bar_format=layout,
+                leave=False,
+                file=self.stream,
+                colour=colour,
+                dynamic_ncols=True,
+            )
+        self._bar.set_postfix_str(
+            f"loss {reading.loss:.5f}, {rate(reading.images_per_second)} images/s, {duration(reading.remaining_seconds)} left", refresh=False
+        )
+        self._bar.n = reading.step
+        self._bar.refresh()
+
+
+class Plots(Callback):
+    """curves.png and reconstructions.png of a run.
+
+    title   stands on both; it should name the data set.
+    images  a few uint8 test images (n, C, H, W) to reconstruct.
+    """
+
+    def __init__(self, title: str, images: np.ndarray) -> None:
+        self.title, self.images = title, images
+        self._drawn = time.perf_counter()
+
+    def epoch(self, trainer: Trainer, epoch: Epoch) -> None:
+        if epoch.epoch < trainer.epochs and time.perf_counter() - self._drawn >= REDRAW_SECONDS:
+            self._draw(trainer)
+
+    def end(self, trainer: Trainer, result: Result) -> None:
+        if trainer.rows and not result.interrupted:
+            self._draw(trainer)
+
+    def _draw(self, trainer: Trainer) -> None:
+        from nbcnn import plots
+
+        plots.curves(trainer.run.curves, trainer.rows, self.title)
+        plots.reconstructions(trainer.run.reconstructions, self.images, trainer.session.reconstruct(self.images), self.title)
+        self._drawn = time.perf_counter()
+
+
+def duration(seconds: float) -> str:
+    """Seconds in words: 0.42 s, 12.3 s, 4 min 05 s, 2 h 07 min."""
+    if seconds < 10:
+        return f"{seconds:.2f} s"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def rate(per_second: float) -> str:
+    """Images per second in three digits or more: 2.61, 61.4, 1,109."""
+    if per_second < 10:
+        return f"{per_second:.2f}"
+    return f"{per_second:.1f}" if per_second < 100 else f"{per_second:,.0f}"

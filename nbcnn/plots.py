@@ -1,0 +1,71 @@
+"""The two pictures of a run. Matplotlib without pyplot: no global state, no window, no thread is disturbed."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from nbcnn import atomic
+
+# Okabe and Ito's blue and vermilion: told apart with every kind of colour vision.
+TRAIN, TEST = "#0072B2", "#D55E00"
+
+
+def curves(path: Path, rows: Sequence[dict[str, Any]], title: str) -> None:
+    """Training and test loss by epoch, logarithmic, as a PNG at `path`; `rows` are a run's metrics."""
+    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    axes = figure.add_subplot()
+    epochs = [row["epoch"] for row in rows]
+    axes.plot(epochs, [row["train_loss"] for row in rows], color=TRAIN, marker="o", markersize=4, label="training")
+    axes.plot(epochs, [row["test_loss"] for row in rows], color=TEST, marker="s", markersize=4, linestyle="--", label="test")
+    best = min(rows, key=lambda row: row["test_loss"])
+    axes.set(yscale="log", xlabel="epoch", ylabel="loss (mean)")
+    axes.set_title(f"{title}\nbest test loss {best['test_loss']:.5f} after epoch {best['epoch']}", fontsize=10)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(True, which="both", alpha=0.3)
+    axes.legend()
+    _write(figure, path)
+
+
+def reconstructions(path: Path, images: np.ndarray, outputs: np.ndarray, title: str) -> None:
+    """A grid of three rows as a PNG at `path`: inputs, outputs, error maps on one scale.
+
+    `images` uint8 (n, C, H, W) with C 1 or 3; `outputs` float32 of the same shape, 0..1 (values outside are shown as the
+    nearest inside). The error map is the absolute difference, mean over channels.
+    """
+    inputs = images.astype(np.float32) / 255
+    errors = np.abs(outputs - inputs).mean(axis=1)
+    figure = Figure(figsize=(1.25 * len(images) + 1.2, 4.6), layout="constrained")
+    axes = figure.subplots(3, len(images), squeeze=False)
+    scale = max(float(errors.max()), 1e-6)
+    shown: Any = None
+    for column in range(len(images)):
+        for row, picture in enumerate((inputs[column], outputs[column].clip(0, 1))):
+            axes[row, column].imshow(_pixels(picture), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+        shown = axes[2, column].imshow(errors[column], cmap="viridis", vmin=0, vmax=scale, interpolation="nearest")
+        axes[2, column].set_xlabel(f"MSE {np.mean((outputs[column] - inputs[column]) ** 2):.4f}", fontsize=8)
+    for row, name in enumerate(("input", "output", "|error|")):
+        axes[row, 0].set_ylabel(name)
+    for each in axes.flat:
+        each.set(xticks=[], yticks=[])
+    figure.colorbar(shown, ax=axes[2, :].tolist(), shrink=0.8)
+    figure.suptitle(title, fontsize=10)
+    _write(figure, path)
+
+
+def _pixels(image: np.ndarray) -> np.ndarray:
+    """(C, H, W) as Matplotlib wants it: (H, W, 3), or (H, W) for one channel."""
+    return image[0] if image.shape[0] == 1 else image.transpose(1, 2, 0)
+
+
+def _write(figure: Figure, path: Path) -> None:
+    content = io.BytesIO()
+    FigureCanvasAgg(figure).print_png(content)
+    atomic.replace_bytes(path, content.getvalue())

@@ -1,0 +1,314 @@
+"""The training loop around a session: epochs, readings, checkpoints, interrupts, divergence.
+
+A session (`net.Net.training`) owns every array and every launch; the trainer owns the order of things and what is kept on disk.
+At an epoch's end the state is copied out *before* the evaluation, so that an evaluation can be abandoned at any time.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nbcnn import checkpoint
+from nbcnn.checkpoint import CheckpointError, Tensors
+from nbcnn.interrupt import Interrupted, Interrupts
+from nbcnn.runlog import Row, RunFolder
+
+READING_SECONDS = 1.0
+"""How often the loss is read when `log_every` is 0."""
+
+
+class Diverged(Exception):
+    """The loss or a weight is NaN or Inf; the message says where it began and which checkpoint is the last good one."""
+
+    exit_code = 6
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What is known between two training steps. Losses are means over images; `loss` over the epoch so far."""
+
+    epoch: int
+    epochs: int
+    step: int
+    steps: int
+    loss: float
+    last_loss: float
+    images_per_second: float
+    remaining_seconds: float
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """One row of the metrics. `seconds` is the training alone, `test_seconds` the evaluation."""
+
+    epoch: int
+    step: int
+    learning_rate: float
+    train_loss: float
+    test_loss: float
+    seconds: float
+    test_seconds: float
+    images_per_second: float
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a run ended. `epochs` counts finished ones; losses are None before the first; `seconds` is training alone."""
+
+    interrupted: bool
+    signal: int | None
+    epochs: int
+    step: int
+    train_loss: float | None
+    test_loss: float | None
+    best_loss: float | None
+    best_epoch: int | None
+    seconds: float
+    images_per_second: float
+
+    @property
+    def exit_code(self) -> int:
+        """0, or 128 + the signal's number."""
+        return 128 + (self.signal or 0) if self.interrupted else 0
+
+
+class Callback:
+    """What a trainer tells about itself; override what is of interest."""
+
+    def reading(self, trainer: Trainer, reading: Reading) -> None:
+        """The loss was read between two training steps."""
+
+    def epoch(self, trainer: Trainer, epoch: Epoch) -> None:
+        """An epoch is trained, evaluated and saved."""
+
+    def end(self, trainer: Trainer, result: Result) -> None:
+        """The last epoch is done, or a signal came and the state is saved."""
+
+    def close(self) -> None:
+        """Always called last, also when training raises."""
+
+
+class Trainer:
+    """Trains `session` (a `nbcnn.session.TrainingSession`) and keeps metrics and checkpoints in the folder `run`.
+
+    learning_rates  the table that the session was made with; its length is that of the run, a whole number of epochs.
+    log_every       training steps between two readings of the loss; 0: about one second.
+    save_every      training steps between two checkpoints within an epoch; 0: only at its end.
+    metadata        strings that go into every checkpoint; `resume` refuses a checkpoint whose values differ.
+
+    Raises ValueError if the table does not end with an epoch.
+    """
+
+    def __init__(
+        self,
+        session: Any,
+        run: RunFolder | Path | str,
+        *,
+        learning_rates: np.ndarray,
+        log_every: int = 0,
+        save_every: int = 0,
+        metadata: Mapping[str, str] | None = None,
+        callbacks: Sequence[Callback] = (),
+    ) -> None:
+        self.session, self.learning_rates = session, learning_rates
+        self.epochs, odd = divmod(len(learning_rates), session.steps_per_epoch)
+        if odd:
+            raise ValueError(f"{len(learning_rates)} learning rates are no whole number of epochs of {session.steps_per_epoch} training steps")
+        self.log_every, self.save_every = log_every, save_every
+        self.run = run if isinstance(run, RunFolder) else RunFolder(run)
+        self.run.path.mkdir(parents=True, exist_ok=True)
+        self.callbacks = tuple(callbacks)
+        self.metadata = {**(metadata or {}), "epochs": str(self.epochs), "steps_per_epoch": str(session.steps_per_epoch)}
+        self.step = 0
+        self.rows: list[Row] = []
+        self._epoch_seconds = 0.0
+        self._test_seconds = 0.0
+        self._saved: Path | None = None
+        self._interval = log_every or 1
+        self._mark = (0.0, 0)
+
+    @property
+    def epochs_done(self) -> int:
+        """Epochs that are trained, evaluated and saved."""
+        return len(self.rows)
+
+    def resume(self, path: Path) -> None:
+        """Continue from a checkpoint: state, position and metrics as they were when it was saved.
+
+        Raises CheckpointError if it cannot be read, belongs to another run, or does not fit the session.
+        """
+        tensors, metadata = checkpoint.load(path)
+        try:
+            done, self._epoch_seconds = int(metadata["epochs_done"]), float(metadata["epoch_seconds"])
+            self.step = int(metadata["step"])
+        except (KeyError, ValueError) as error:
+            raise CheckpointError(f"{path} was not written by a training run of nbcnn: {error} in its metadata") from None
+        for name, value in self.metadata.items():
+            if metadata.get(name) != value:
+                raise CheckpointError(f"{path} belongs to another run: its {name} is {metadata.get(name)}, this run's is {value}")
+        try:
+            self.session.load_state(tensors)
+        except ValueError as error:
+            raise CheckpointError(f"{path} does not fit this network: {error}") from error
+        taken = self.session.status().step
+        if taken != self.step or not 0 <= self.step - done * self.session.steps_per_epoch <= self.session.steps_per_epoch:
+            raise CheckpointError(f"{path} contradicts itself: step {self.step} after {done} epochs in its metadata, {taken} steps in its state")
+        self.rows = self.run.truncate(done)
+        if len(self.rows) != done:
+            raise CheckpointError(f"{self.run.path}: metrics.jsonl has {len(self.rows)} of the {done} epochs before {path.name}")
+        self._saved = path
+
+    def fit(self) -> Result:
+        """Train to the end, or until SIGINT or SIGTERM (then `interrupted` is True and the state is saved).
+
+        Signals are handled only in the main thread, and as before after return. Raises Diverged, and OSError if a
+        checkpoint cannot be written; the last good checkpoint stands.
+        """
+        with Interrupts() as interrupts:
+            try:
+                while self.epochs_done < self.epochs:
+                    if not self._train_epoch(interrupts) or not self._finish_epoch(interrupts):
+                        break
+                result = self._result(interrupts)
+                for callback in self.callbacks:
+                    callback.end(self, result)
+                return result
+            finally:
+                for callback in self.callbacks:
+                    callback.close()
+
+    def _train_epoch(self, interrupts: Interrupts) -> bool:
+        """The training steps that the current epoch still needs; False if a signal came (the state is saved)."""
+        steps = self.session.steps_per_epoch
+        start = self.epochs_done * steps
+        if self.step == start:
+            self.session.begin_epoch(self.epochs_done)
+            self._epoch_seconds = 0.0
+        self._start_clock()
+        while self.step < start + steps:
+            self.session.step()
+            self.step += 1
+            save = bool(self.save_every) and self.step % self.save_every == 0 and self.step < start + steps
+            if save or interrupts.signal or self.step - self._mark[1] >= self._interval:
+                self._read()
+            if save or interrupts.signal:
+                self._save(self._snapshot(), self.run.last)
+                self._start_clock()
+            if interrupts.signal:
+                return False
+        return True
+
+    def _finish_epoch(self, interrupts: Interrupts) -> bool:
+        """Evaluate, log and save; False if a signal came and epochs are left (the state is saved)."""
+        status = self._read()
+        snapshot = self._snapshot()
+        started = time.perf_counter()
+        try:
+            with interrupts.at_once():
+                test_loss = float(self.session.evaluate())
+        except Interrupted:
+            self._save(snapshot, self.run.last)
+            return False
+        if not math.isfinite(test_loss):
+            raise self._diverged()
+        self._test_seconds = time.perf_counter() - started
+        best = all(test_loss < row["test_loss"] for row in self.rows)
+        epoch = Epoch(
+            self.epochs_done + 1,
+            self.step,
+            float(self.learning_rates[self.step - 1]),
+            float(status.loss_mean),
+            test_loss,
+            self._epoch_seconds,
+            self._test_seconds,
+            self.session.count / max(self._epoch_seconds, 1e-9),
+        )
+        self.rows.append(asdict(epoch))
+        self.run.append(self.rows[-1])
+        self._save(snapshot, self.run.last)
+        if best:
+            self._save(snapshot, self.run.best)
+        for callback in self.callbacks:
+            callback.epoch(self, epoch)
+        return interrupts.signal is None
+
+    def _start_clock(self) -> None:
+        self._mark = (time.perf_counter(), self.step)
+
+    def _read(self) -> Any:
+        """Wait for the session, check for divergence, tell the callbacks, and set the pace of the next reading."""
+        status = self.session.status()
+        now = time.perf_counter()
+        seconds, steps = now - self._mark[0], self.step - self._mark[1]
+        self._epoch_seconds += seconds
+        self._mark = (now, self.step)
+        if status.nonfinite or not math.isfinite(status.loss_mean):
+            raise self._diverged()
+        if not steps:
+            return status
+        pace = seconds / steps
+        if not self.log_every:
+            self._interval = max(1, min(1000, int(READING_SECONDS / max(pace, 1e-9))))
+        per_epoch = self.session.steps_per_epoch
+        left = self.epochs * per_epoch - self.step
+        reading = Reading(
+            self.epochs_done + 1,
+            self.epochs,
+            self.step - self.epochs_done * per_epoch,
+            per_epoch,
+            float(status.loss_mean),
+            float(status.last_loss),
+            self.session.count / (per_epoch * max(pace, 1e-9)),
+            left * pace + (self.epochs - self.epochs_done) * self._test_seconds,
+        )
+        for callback in self.callbacks:
+            callback.reading(self, reading)
+        return status
+
+    def _snapshot(self) -> Tensors:
+        """The session's state, checked: a checkpoint with NaN must never replace a good one."""
+        tensors = self.session.state()
+        for tensor in tensors.values():
+            if tensor.dtype.kind == "f" and not np.isfinite(tensor).all():
+                raise self._diverged()
+        return tensors
+
+    def _save(self, tensors: Tensors, path: Path) -> None:
+        position = {"step": self.step, "epochs_done": self.epochs_done, "epoch_seconds": self._epoch_seconds}
+        checkpoint.save(path, tensors, {**self.metadata, **{name: str(value) for name, value in position.items()}})
+        self._saved = path
+
+    def _diverged(self) -> Diverged:
+        where = self.session.first_nonfinite()
+        origin = f"first not finite: {where}" if where else "where it began cannot be told any more"
+        saved = f"the last good checkpoint is {self._saved}" if self._saved else "no checkpoint had been saved yet"
+        return Diverged(
+            f"training diverged by step {self.step:,} (epoch {self.epochs_done + 1}): NaN or Inf; {origin}; {saved}. "
+            "A smaller --lr, --clip-norm 1 or --init torch usually helps"
+        )
+
+    def _result(self, interrupts: Interrupts) -> Result:
+        best = min(self.rows, key=lambda row: row["test_loss"], default=None)
+        last = self.rows[-1] if self.rows else None
+        interrupted = self.epochs_done < self.epochs
+        unfinished = self._epoch_seconds if interrupted else 0.0
+        seconds = sum(row["seconds"] for row in self.rows)
+        return Result(
+            interrupted,
+            interrupts.signal if interrupted else None,
+            self.epochs_done,
+            self.step,
+            last["train_loss"] if last else None,
+            last["test_loss"] if last else None,
+            best["test_loss"] if best else None,
+            best["epoch"] if best else None,
+            seconds + unfinished,
+            self.session.count * self.step / self.session.steps_per_epoch / max(seconds + unfinished, 1e-9),
+        )
