@@ -1,0 +1,107 @@
+"""The command-line parser of every command: groups, defaults and units in the help, examples, the nearest right name.
+
+Only the standard library is imported, so that `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import math
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from nbcnn.cli import errors
+
+
+def nearest(name: str, known: Sequence[str]) -> str:
+    """Words that offer the known name closest to `name`; empty if none is close."""
+    close = difflib.get_close_matches(name, known, 1, 0.5)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+class Parser(argparse.ArgumentParser):
+    """An ArgumentParser whose help ends with `examples` and the exit codes, and whose errors suggest what was meant.
+
+    A flag that is not given is None: defaults are filled in later, when it is known which were given.
+    """
+
+    def __init__(self, prog: str, description: str, examples: Sequence[str] = ()) -> None:
+        ends = ["examples:", *(f"  {example}" for example in examples), ""] if examples else []
+        ends += ["exit codes:", *(f"  {code:<3} {meaning}" for code, meaning in errors.MEANINGS.items())]
+        super().__init__(
+            prog,
+            description=description,
+            epilog="\n".join(ends),
+            formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=28, width=110),
+            allow_abbrev=False,
+        )
+
+    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
+        """As argparse, but an unknown flag is answered with the nearest known one."""
+        parsed, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            name = unknown[0].split("=")[0]
+            known = [option for action in self._actions for option in action.option_strings]
+            self.error(f"no flag or argument {unknown[0]!r}{nearest(name, known) if name.startswith('-') else ''}")
+        return parsed
+
+    def error(self, message: str) -> NoReturn:
+        print(f"nbcnn: error: {message}\n  {self.prog} --help lists every flag", file=sys.stderr)
+        raise SystemExit(errors.USAGE)
+
+
+def flag(group: Any, name: str, kind: Any, text: str, default: Any, unit: str = "", metavar: str | None = None) -> None:
+    """Add the flag `name` to `group`. `kind` is a converter (see below) or bool; `default` and `unit` are only shown."""
+    shown = ", ".join(part for part in (unit, "" if default is None else f"default {default}") if part)
+    text = f"{text} ({shown})".replace("%", "%%") if shown else text.replace("%", "%%")
+    if kind is bool:
+        group.add_argument(name, action="store_const", const=True, default=None, help=text)
+    else:
+        group.add_argument(name, type=kind, default=None, help=text, metavar=metavar or getattr(kind, "metavar", name[2:].upper().replace("-", "_")))
+
+
+def one_of(*names: str) -> Callable[[str], str]:
+    """A converter that takes only `names` and answers another word with the nearest of them."""
+
+    def convert(text: str) -> str:
+        if text in names:
+            return text
+        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(names)}{nearest(text, names)}")
+
+    convert.metavar = "{" + ",".join(names) + "}"  # type: ignore[attr-defined]
+    return convert
+
+
+def count(least: int) -> Callable[[str], int]:
+    """A converter to an int of at least `least`; 1,024 and 1_024 are fine."""
+
+    def convert(text: str) -> int:
+        try:
+            value = int(text.replace(",", ""))
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
+        if value < least:
+            raise argparse.ArgumentTypeError(f"{value} is below {least}")
+        return value
+
+    convert.metavar = "N"  # type: ignore[attr-defined]
+    return convert
+
+
+def real(least: float, below: float = math.inf, exclusive: bool = False) -> Callable[[str], float]:
+    """A converter to a finite float of at least `least` (more than it, if `exclusive`) and less than `below`."""
+
+    def convert(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is no number") from None
+        if not math.isfinite(value) or value < least or value >= below or (exclusive and value == least):
+            bounds = f"{'more than' if exclusive else 'at least'} {least:g}" + (f" and less than {below:g}" if below < math.inf else "")
+            raise argparse.ArgumentTypeError(f"{text} is not {bounds}")
+        return value
+
+    convert.metavar = "X"  # type: ignore[attr-defined]
+    return convert

@@ -1,0 +1,168 @@
+"""The flags of train.py: what they are, the recipes behind their defaults, and what a resumed run takes over."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from nbcnn.cli.errors import UsageError
+from nbcnn.cli.flags import Parser, count, flag, one_of, real
+
+EXAMPLES = (
+    "python train.py                                             the fastest mode here; CIFAR-10 if it can be had",
+    "python train.py --dataset digits --limit 512 --epochs 2     a minute on a CPU, no network",
+    "python train.py --mode im2col --batch 256 --explain         the plan as a table, without training",
+)
+
+RECIPES: dict[str, dict[str, Any]] = {
+    "default": {
+        "epochs": 15,
+        "batch": 64,
+        "optimizer": "sgd",
+        "lr": None,
+        "momentum": 0.9,
+        "schedule": "cosine",
+        "weight_decay": 0.0,
+        "clip_value": 0.0,
+        "clip_norm": 0.0,
+        "init": "torch",
+    },
+    "per-image": {
+        "epochs": 20,
+        "batch": 1,
+        "optimizer": "sgd",
+        "lr": 0.001,
+        "momentum": 0.0,
+        "schedule": "constant",
+        "weight_decay": 0.0,
+        "clip_value": 5.0,
+        "clip_norm": 0.0,
+        "init": "he",
+    },
+}
+"""What a run does where no flag says otherwise. A learning rate of None is the optimizer's own, below."""
+
+LEARNING_RATES = {"sgd": 0.1, "adam": 0.001}
+
+ON_CPU = {"epochs": 3, "limit": 1024}
+"""The fixed small recipe of a run on the CPU without explicit --epochs or --limit."""
+
+OTHERS: dict[str, Any] = {
+    "dataset": "auto",
+    "data_dir": "data",
+    "limit": None,
+    "model": "autoencoder",
+    "flip": False,
+    "seed": 0,
+    "mode": "auto",
+    "precision": None,
+    "strict": False,
+    "explain": False,
+    "out": None,
+    "resume": None,
+    "log_every": 0,
+    "save_every": 0,
+    "json": False,
+    "quiet": False,
+}
+
+FREE_ON_RESUME = frozenset({"data_dir", "mode", "precision", "strict", "log_every", "save_every", "json", "quiet", "explain", "resume"})
+"""Flags that a resumed run may set anew: they do not change what is computed (another mode changes only its rounding)."""
+
+
+def parser() -> Parser:
+    """The parser of train.py; a flag that is not given parses as None."""
+    made = Parser("python train.py", "Train a convolutional network on this machine's GPU, or on its CPU.", EXAMPLES)
+    base = RECIPES["default"]
+
+    group = made.add_argument_group("data")
+    names = one_of("auto", "cifar10", "mnist", "photos", "digits", "shapes")
+    flag(group, "--dataset", names, "data set; auto: CIFAR-10 if it is there or can be had quickly, else photos", "auto")
+    flag(group, "--data-dir", str, "folder with the data set's files; downloads go there", "data", metavar="DIR")
+    flag(group, "--limit", count(1), "use only the first N images of each split", "all", "images")
+    flag(group, "--flip", bool, "mirror each training image with probability 1/2", "off")
+
+    group = made.add_argument_group("model")
+    flag(group, "--model", one_of("autoencoder"), "network", "autoencoder")
+    flag(group, "--init", one_of("torch", "he"), "first weights; torch: U(±1/√fan_in), he: N(0, 2/fan_in)", base["init"])
+    flag(group, "--seed", count(0), "seed of first weights, order of images and flips", 0)
+
+    group = made.add_argument_group("optimisation")
+    flag(group, "--recipe", one_of(*RECIPES), "set of defaults; per-image: batch 1, lr 0.001, He init, clip-value 5, 20 epochs", "default")
+    flag(
+        group, "--epochs", count(1), "passes over the training images", f"{base['epochs']}; on a CPU {ON_CPU['epochs']} of {ON_CPU['limit']:,} images"
+    )
+    flag(group, "--batch", count(1), "images per training step", base["batch"], "images")
+    flag(group, "--optimizer", one_of("sgd", "adam"), "update rule", base["optimizer"])
+    flag(group, "--lr", real(0, exclusive=True), "learning rate of the first training step", "0.1 for sgd, 0.001 for adam")
+    flag(group, "--momentum", real(0, below=1), "momentum of sgd", base["momentum"])
+    flag(group, "--schedule", one_of("cosine", "constant"), "learning rate over the run; cosine falls to 0", base["schedule"])
+    flag(group, "--weight-decay", real(0), "L2 penalty on weights, not on biases", base["weight_decay"], "1/step")
+    flag(group, "--clip-value", real(0), "cut gradient elements to ±X; 0: off", base["clip_value"])
+    flag(group, "--clip-norm", real(0), "scale a longer gradient to this Euclidean norm; 0: off", base["clip_norm"])
+
+    group = made.add_argument_group("kernels")
+    modes = one_of("auto", "cpu", "naive", "tiled", "im2col")
+    flag(group, "--mode", modes, "how layers are computed; auto: im2col on a GPU, else cpu", "auto")
+    flag(group, "--precision", one_of("fp32"), "type the multiplications run in", "the mode's own")
+    flag(group, "--strict", bool, "refuse if any step would run in another mode", "off")
+    flag(group, "--explain", bool, "print the layers, the planned memory and the plan, then stop", "off")
+
+    group = made.add_argument_group("output")
+    flag(group, "--out", str, "new folder for the run", "runs/<date-time>-<dataset>-<mode>", metavar="DIR")
+    flag(group, "--resume", str, "continue the run in this folder, or from this checkpoint of a run", None, metavar="RUN")
+    flag(group, "--log-every", count(0), "read and print the loss every N training steps; 0: about once a second", 0, "steps")
+    flag(group, "--save-every", count(0), "save within an epoch every N training steps; 0: after each epoch", 0, "steps")
+
+    group = made.add_argument_group("system")
+    flag(group, "--json", bool, "print the summary as one line of JSON", "off")
+    flag(group, "--quiet", bool, "no header and no progress on stderr", "off")
+    return made
+
+
+def parse(argv: Sequence[str] | None = None) -> SimpleNamespace:
+    """The flags given on the command line: every name, None where not given. Exits 2 with a suggestion on a mistake."""
+    return SimpleNamespace(**vars(parser().parse_args(argv)))
+
+
+def fill(given: SimpleNamespace) -> SimpleNamespace:
+    """The flags with the defaults of the recipe; `given` lists the names that the user set."""
+    chosen = {name: value for name, value in vars(given).items() if value is not None}
+    recipe = chosen.get("recipe", "default")
+    values = {"recipe": recipe, **OTHERS, **RECIPES[recipe], **chosen}
+    if values["lr"] is None:
+        values["lr"] = LEARNING_RATES[values["optimizer"]]
+    if values["optimizer"] == "adam":
+        if "momentum" in chosen:
+            raise UsageError("--momentum belongs to --optimizer sgd; adam has its own two (0.9, 0.999)")
+        values["momentum"] = 0.0
+    return SimpleNamespace(**values, given=sorted(chosen))
+
+
+def on_cpu(flags: SimpleNamespace) -> str:
+    """Apply the small recipe unless the user chose --epochs or --limit; return the notice, empty if nothing changed."""
+    if flags.resume or {"epochs", "limit"} & set(flags.given):
+        return ""
+    vars(flags).update(ON_CPU)
+    return (
+        f"NOTE: this runs on the CPU, so it is a small run: {flags.epochs} epochs of {flags.limit:,} images.\n"
+        "      --epochs and --limit choose for themselves; the full recipe takes hours on a CPU, minutes on a GPU."
+    )
+
+
+def from_run(given: SimpleNamespace, config: Mapping[str, Any], run: Path) -> SimpleNamespace:
+    """The flags of the run that `config` describes, less those in FREE_ON_RESUME that the user set anew.
+
+    Raises UsageError if the user asks for something that the run cannot take on: it would no longer be the same run.
+    """
+    saved = config.get("flags", {})
+    chosen = {name: value for name, value in vars(given).items() if value is not None}
+    for name, value in chosen.items():
+        if name not in FREE_ON_RESUME and saved.get(name) != value:
+            was = f"has {saved[name]}" if name in saved else "does not know it"
+            raise UsageError(f"--{name.replace('_', '-')} {value} cannot change in a resumed run ({run} {was}); leave it out, or start a new run")
+    values = {**OTHERS, **RECIPES["default"], **saved, "explain": False, "json": False, "quiet": False}
+    values.update({name: value for name, value in chosen.items() if name in FREE_ON_RESUME})
+    return SimpleNamespace(**values, given=sorted(chosen))
