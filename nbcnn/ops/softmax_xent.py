@@ -1,0 +1,147 @@
+"""Softmax with cross-entropy, for row n with label l:
+
+    p[n, f] = exp(x[n, f] - max) / Σ exp(x[n, ·] - max)
+    loss    = mean over n of  log Σ exp(x[n, ·] - max) - (x[n, l] - max)
+    dx      = (p - onehot(l)) / N
+
+Subtracting the row's maximum keeps every exponential in (0, 1]. A label outside 0..F-1 makes the loss NaN, which trips
+the non-finite flag of StepState (a kernel cannot raise); its row of dx is then p / N.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import numpy as np
+
+from nbcnn.cuda import cuda, f4, i4, jit, types
+from nbcnn.ops.call import Call, Impl, Launch, blocks
+from nbcnn.ops.reduce import THREADS, add_partials, block_sum, f8, larger, partial_bytes, plus, team_reduction
+
+NAN = float("nan")
+
+
+def softmax_xent_fprop(logits: np.ndarray, labels: np.ndarray, p: np.ndarray, loss: np.ndarray) -> None:
+    """p (N,F) = softmax of each row of logits (N,F); loss () float64 = mean cross-entropy with labels (N) int32."""
+    rows, classes = logits.shape
+    np.subtract(logits, logits.max(axis=1, keepdims=True), out=p)
+    known = (labels >= 0) & (labels < classes)
+    of_label = p[np.arange(rows), np.where(known, labels, 0)].astype(np.float64)
+    np.exp(p, out=p)
+    total = p.sum(axis=1, keepdims=True)
+    np.divide(p, total, out=p)
+    loss[...] = np.where(known, np.log(total[:, 0], dtype=np.float64) - of_label, np.nan).mean()
+
+
+def softmax_xent_dgrad(p: np.ndarray, labels: np.ndarray, dlogits: np.ndarray) -> None:
+    """dlogits (N,F) = (p - onehot(labels)) / N."""
+    rows, classes = p.shape
+    np.copyto(dlogits, p)
+    (known,) = np.nonzero((labels >= 0) & (labels < classes))
+    dlogits[known, labels[known]] -= 1
+    np.multiply(dlogits, 1 / rows, out=dlogits)
+
+
+@functools.cache
+def fprop_kernel(team: int) -> Any:
+    """The forward kernel with `team` threads a row, a power of two up to 256."""
+    rows_per_block = THREADS // team
+    team_max, team_sum = team_reduction(team, larger), team_reduction(team, plus)
+
+    @jit()
+    def softmax_xent_fprop_kernel(logits, labels, p, rows, classes, scale, total):
+        """p = softmax(logits); total[block] = scale · Σ cross-entropy over the rows of the block.
+
+        grid ceil(N / (256 / team)), block 256, a team of threads owns a row; shared 4 KiB; moves 12·N·F bytes, and the
+        row once more from L1 (the exponentials wait in p for their sum).
+        """
+        maxima = cuda.shared.array(THREADS, types.float32)
+        sums = cuda.shared.array(THREADS, types.float32)
+        losses = cuda.shared.array(THREADS, types.float64)
+        tid = i4(cuda.threadIdx.x)
+        lane = i4(tid & i4(team - 1))
+        n = i4(i4(cuda.blockIdx.x) * i4(rows_per_block) + (tid - lane) // i4(team))
+        start = n * classes
+        # A team without a row has nothing to read, but meets the others at the barriers.
+        width = classes if n < rows else i4(0)
+
+        biggest = f4(-math.inf)
+        for f in range(lane, width, i4(team)):
+            biggest = max(biggest, logits[start + f])
+        biggest = team_max(maxima, biggest)
+
+        whole = f4(0)
+        for f in range(lane, width, i4(team)):
+            e = f4(math.exp(logits[start + f] - biggest))
+            p[start + f] = e
+            whole += e
+        whole = team_sum(sums, whole)
+
+        for f in range(lane, width, i4(team)):
+            p[start + f] = p[start + f] / whole
+
+        loss = f8(0)
+        if lane == i4(0) and n < rows:
+            label = labels[n]
+            if label >= i4(0) and label < classes:
+                loss = math.log(f8(whole)) - f8(logits[start + label] - biggest)
+            else:
+                loss = f8(NAN)
+        value = block_sum(losses, loss)
+        if tid == i4(0):
+            total[i4(cuda.blockIdx.x)] = scale * value
+
+    return softmax_xent_fprop_kernel
+
+
+@jit()
+def softmax_xent_dgrad_kernel(p, labels, dlogits, rows, classes, scale):
+    """dlogits = scale · (p - onehot(labels)), scale = 1 / N.
+
+    grid ceil(N·F / 256), block 256, a thread owns an element; moves 8·N·F bytes.
+    """
+    i = i4(cuda.grid(1))
+    if i < rows * classes:
+        # Unsigned: Numba's signed division is carried out in 64 bits.
+        row = i4(types.uint32(i) // types.uint32(classes))
+        value = p[i]
+        if i - row * classes == labels[row]:
+            value -= f4(1)
+        dlogits[i] = scale * value
+
+
+def team_of(classes: int) -> int:
+    """Threads of a row: the power of two that covers the classes, at most a whole block."""
+    return min(1 << (classes - 1).bit_length(), THREADS)
+
+
+def _grid(call: Call) -> int:
+    rows, classes = call.in_shapes[0]
+    return blocks(rows, THREADS // team_of(classes))
+
+
+def scratch_fprop(call: Call) -> int:
+    return partial_bytes(_grid(call))
+
+
+def bind_fprop(call: Call) -> list[Launch]:
+    (logits, labels), (p, loss) = call.ins, call.outs
+    rows, classes = call.in_shapes[0]
+    kernel, grid = fprop_kernel(team_of(classes)), _grid(call)
+    single = grid == 1
+    total = loss if single else call.scratch.view(np.float64)
+    scale = np.float64(1 / rows if single else 1)
+    first = Launch(kernel, grid, THREADS, (logits, labels, p, np.int32(rows), np.int32(classes), scale, total))
+    return [first] if single else [first, add_partials(total, grid, 1 / rows, loss)]
+
+
+def bind_dgrad(call: Call) -> list[Launch]:
+    (p, labels), (dlogits,) = call.ins, call.outs
+    rows, classes = call.in_shapes[0]
+    args = (p, labels, dlogits, np.int32(rows), np.int32(classes), np.float32(1 / rows))
+    return [Launch(softmax_xent_dgrad_kernel, blocks(rows * classes, THREADS), THREADS, args)]
+
+
+FPROP, DGRAD = Impl(bind_fprop, scratch_fprop), Impl(bind_dgrad)
