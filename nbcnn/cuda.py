@@ -32,6 +32,8 @@ _NOT_IN_SIMULATOR = ("launch_bounds", "max_registers", "lto", "cache")
 class GpuUnavailable(RuntimeError):
     """A GPU was asked for and there is no usable one; the message says what is missing."""
 
+    exit_code = 4
+
 
 def jit(**options: Any) -> Callable[[Callable[..., Any]], Any]:
     """`cuda.jit(**options)`, less the options that the simulator does not know.
@@ -49,7 +51,7 @@ def gpu_missing() -> str | None:
     if SIMULATOR:
         return None
     if not cuda.is_available():
-        error = cuda.cuda_error()
+        error = " ".join(str(cuda.cuda_error() or "").split())
         return f"no usable CUDA driver ({error})" if error else "no CUDA GPU visible"
     try:
         cuda.current_context()

@@ -25,6 +25,8 @@ Shape = tuple[int, ...]
 class ShapeError(ValueError):
     """A layer was given an input that it cannot take; the message names the layer and both shapes."""
 
+    exit_code = 2
+
 
 @dataclass(frozen=True, eq=False)
 class Buf:

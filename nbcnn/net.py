@@ -27,9 +27,13 @@ _INDEX_LIMIT = 2**31
 class UsageError(ValueError):
     """What was asked for cannot be done; the message says what can."""
 
+    exit_code = 2
+
 
 class MemoryPlanError(RuntimeError):
     """The plan needs more memory than there is; the message says how much, and the largest batch that fits."""
+
+    exit_code = 5
 
 
 def choose_mode(mode: str, precision: str | None) -> tuple[Row, str]:
@@ -71,9 +75,8 @@ def resolver(row: Row, multiprocessors: int, tiles: Mapping[str, Mapping[str, in
                 reasons.append(f"{part}: {reason}")
                 continue
             tile = impl.tile(call, multiprocessors)
-            saved = (tiles or {}).get(tile_key(step))
-            if tile is not None and saved is not None:
-                tile = type(tile)(**saved)
+            if tile is not None and tile_key(step) in (tiles or {}):
+                tile = type(tile)(**tiles[tile_key(step)])  # type: ignore[index]
             call = bare_call(step, row.layout, tile)
             packed = impl.pack(call).size if impl.pack is not None else 0
             return Resolution(impl, part, tile, impl.scratch(call), packed, tuple(reasons))
@@ -84,7 +87,7 @@ def resolver(row: Row, multiprocessors: int, tiles: Mapping[str, Mapping[str, in
 
 def tile_key(step: Step) -> str:
     """The name under which a step's tile is saved: layer, op, and batch size."""
-    return f"{step.scope}.{step.op}.n{step.outs[0].shape[0] if step.op != 'conv_wgrad' else step.ins[0].shape[0]}"
+    return f"{step.scope}.{step.op}.n{step.ins[0].shape[0]}"
 
 
 @dataclass(frozen=True)

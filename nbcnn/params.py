@@ -21,6 +21,8 @@ INITS = ("torch", "he")
 class ParameterError(ValueError):
     """A tensor does not fit the network: missing, unknown, or of the wrong shape; the message names it."""
 
+    exit_code = 3
+
 
 class ParameterLayout:
     """Where each named parameter lies in the flat buffer. Offsets and sizes count float32 elements."""

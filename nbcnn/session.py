@@ -82,6 +82,8 @@ class TrainingSession:
     # -- planning: no arrays
 
     def _check(self) -> None:
+        if not self.net.has_loss:
+            raise UsageError("this net has no loss, so it cannot be trained")
         for split, (images, labels) in self._sets.items():
             if images is None:
                 continue

@@ -33,3 +33,135 @@ GPU rows keep images in one layout throughout; `convert` stands only at the two 
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from nbcnn.ops import (
+    adam,
+    add,
+    advance,
+    avgpool,
+    convert,
+    flatten,
+    gather,
+    grad_norm,
+    leaky_relu,
+    maxpool,
+    mse,
+    pack_weights,
+    relu,
+    sgd,
+    sigmoid,
+    softmax_xent,
+    swish,
+    upsample,
+)
+from nbcnn.ops.call import Impl, host
+from nbcnn.ops.conv import im2col, naive, reference, thin, tiled
+
+Ops = Mapping[str, Impl]
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one mode and precision run.
+
+    place   "host" or "gpu".
+    layout  how images are stored between the layers.
+    parts   (name, ops) in the order in which a step looks for an implementation that supports it.
+    """
+
+    mode: str
+    precision: str
+    place: str
+    layout: str
+    parts: tuple[tuple[str, Ops], ...]
+
+    def chain(self, op: str) -> Iterator[tuple[str, Impl]]:
+        """The implementations of `op` in this row, first choice first, with the name of the part they come from."""
+        return ((name, ops[op]) for name, ops in self.parts if op in ops)
+
+    @property
+    def ops(self) -> list[str]:
+        """The names of all ops in this row."""
+        return sorted({op for _, ops in self.parts for op in ops})
+
+
+CPU: Ops = reference.HOST | {
+    "relu_fprop": host(relu.relu_fprop),
+    "relu_dgrad": host(relu.relu_dgrad),
+    "leaky_relu_fprop": host(leaky_relu.leaky_relu_fprop),
+    "leaky_relu_dgrad": host(leaky_relu.leaky_relu_dgrad),
+    "sigmoid_fprop": host(sigmoid.sigmoid_fprop),
+    "sigmoid_dgrad": host(sigmoid.sigmoid_dgrad),
+    "swish_fprop": host(swish.swish_fprop),
+    "swish_dgrad": host(swish.swish_dgrad),
+    "add": host(add.add),
+    "maxpool_fprop": host(maxpool.maxpool_fprop),
+    "maxpool_dgrad": host(maxpool.maxpool_dgrad),
+    "avgpool_fprop": host(avgpool.avgpool_fprop),
+    "avgpool_dgrad": host(avgpool.avgpool_dgrad),
+    "upsample_fprop": host(upsample.upsample_fprop),
+    "upsample_dgrad": host(upsample.upsample_dgrad),
+    "flatten_fprop": host(flatten.flatten_fprop),
+    "flatten_dgrad": host(flatten.flatten_dgrad),
+    "convert": host(convert.convert),
+    "mse_fprop": host(mse.mse_fprop),
+    "mse_dgrad": host(mse.mse_dgrad),
+    "softmax_xent_fprop": host(softmax_xent.softmax_xent_fprop),
+    "softmax_xent_dgrad": host(softmax_xent.softmax_xent_dgrad),
+    "gather": host(gather.gather),
+    "gather_labels": host(gather.gather_labels),
+    "sgd": host(sgd.sgd),
+    "adam": host(adam.adam),
+    "grad_norm": host(grad_norm.grad_norm),
+    "pack_weights": host(pack_weights.pack_weights),
+    "advance": host(advance.advance),
+}
+"""NumPy: the reference of every kernel."""
+
+COMMON: Ops = {
+    "relu_fprop": Impl(relu.bind_fprop),
+    "relu_dgrad": Impl(relu.bind_dgrad),
+    "leaky_relu_fprop": Impl(leaky_relu.bind_fprop),
+    "leaky_relu_dgrad": Impl(leaky_relu.bind_dgrad),
+    "sigmoid_fprop": Impl(sigmoid.bind_fprop),
+    "sigmoid_dgrad": Impl(sigmoid.bind_dgrad),
+    "swish_fprop": Impl(swish.bind_fprop),
+    "swish_dgrad": Impl(swish.bind_dgrad),
+    "add": Impl(add.bind),
+    "maxpool_fprop": Impl(maxpool.bind_fprop),
+    "maxpool_dgrad": Impl(maxpool.bind_dgrad),
+    "avgpool_fprop": Impl(avgpool.bind_fprop),
+    "avgpool_dgrad": Impl(avgpool.bind_dgrad),
+    "upsample_fprop": Impl(upsample.bind_fprop),
+    "upsample_dgrad": Impl(upsample.bind_dgrad),
+    "flatten_fprop": Impl(flatten.bind_fprop),
+    "flatten_dgrad": Impl(flatten.bind_dgrad),
+    "convert": Impl(convert.bind),
+    "mse_fprop": mse.FPROP,
+    "mse_dgrad": mse.DGRAD,
+    "softmax_xent_fprop": softmax_xent.FPROP,
+    "softmax_xent_dgrad": softmax_xent.DGRAD,
+    "gather": gather.IMPL,
+    "gather_labels": gather.LABELS,
+    "sgd": sgd.IMPL,
+    "adam": adam.IMPL,
+    "grad_norm": grad_norm.IMPL,
+    "pack_weights": pack_weights.IMPL,
+    "advance": advance.IMPL,
+}
+"""Kernels that do not depend on how a mode convolves: memory-bound, one thread per element or per four."""
+
+MODES: Mapping[tuple[str, str], Row] = {
+    (row.mode, row.precision): row
+    for row in (
+        Row("cpu", "fp32", "host", "NCHW", (("cpu", CPU),)),
+        Row("naive", "fp32", "gpu", "NCHW", (("naive", naive.OPS | COMMON),)),
+        Row("tiled", "fp32", "gpu", "NCHW", (("tiled", tiled.OPS | COMMON), ("naive", naive.OPS))),
+        Row("im2col", "fp32", "gpu", "NHWC", (("im2col", thin.OPS), ("im2col", im2col.OPS | COMMON))),
+    )
+}
+
+DEFAULT_PRECISION = {"cpu": "fp32", "naive": "fp32", "tiled": "fp32", "im2col": "fp32"}

@@ -45,11 +45,15 @@ def poison(array: np.ndarray) -> np.ndarray:
     return array
 
 
+class Unsupported(ValueError):
+    """The implementation does not run these shapes; the message gives its reason."""
+
+
 class Bound:
     """One op bound to arrays of `place`: run it as often as wanted, then read its outputs.
 
-    `ins` are NumPy arrays of logical shape; `outs` says what to allocate. Raises ValueError with the reason if the
-    implementation does not support the shapes.
+    `ins` are NumPy arrays of logical shape; `outs` says what to allocate. Raises Unsupported if the implementation
+    does not run the shapes.
     """
 
     def __init__(
@@ -72,7 +76,7 @@ class Bound:
         bare = Call(op, (), (), in_shapes, out_shapes, dict(attrs or {}), layout)
         reason = impl.supports(bare)
         if reason:
-            raise ValueError(f"{op}: {reason}")
+            raise Unsupported(f"{op}: {reason}")
         tile = tile if tile is not None else impl.tile(bare, multiprocessors)
         bare = Call(op, (), (), in_shapes, out_shapes, bare.attrs, layout, tile)
 

@@ -1,0 +1,167 @@
+"""Every implementation against the float64 reference, and every backward against its forward.
+
+parity       ‖got − ref‖ / ‖ref‖ ≤ 4·ε·√terms: rounding errors of a sum of `terms` products grow like a random walk.
+dot product  ⟨v, J u⟩ = ⟨Jᵀ v, u⟩ for random u and v: J u by central differences of the float64 reference forward, Jᵀ v
+             from the backward under test. By Cauchy–Schwarz the two may differ by the parity bound times ‖Jᵀv‖·‖u‖.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from nbcnn.cuda import SIMULATOR, Gpu, Host, gpu_missing
+from nbcnn.ops import MODES, Row
+from nbcnn.ops.cases import Case, mean_cases, real_cases
+from nbcnn.ops.run import Unsupported, run_op
+
+_EPS = float(np.finfo(np.float32).eps)
+_STEP = 1e-6
+# Central differences with step h of a float64 function err by about ε64/h + h²; relative, with room for curvature.
+_DIFFERENCE_ERROR = 1e-8
+REFERENCE = MODES["cpu", "fp32"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One comparison: what was compared, its error, the bound, and whether it held."""
+
+    mode: str
+    precision: str
+    op: str
+    check: str
+    label: str
+    error: float
+    bound: float
+
+    @property
+    def ok(self) -> bool:
+        return bool(self.error <= self.bound)
+
+
+def _wide(array: np.ndarray) -> np.ndarray:
+    return array.astype(np.float64) if array.dtype == np.float32 else array
+
+
+def reference(case: Case) -> list[np.ndarray]:
+    """The outputs of `case` from the NumPy reference in float64."""
+    ins = [_wide(array) for array in case.ins]
+    outs = [o if isinstance(o, int) else (o[0], "float64" if o[1] == "float32" else o[1]) for o in case.outs]
+    (_, impl), *_ = REFERENCE.chain(case.op)
+    return run_op(impl, case.op, ins, outs, attrs=case.attrs, place=Host())
+
+
+def relative_error(got: np.ndarray, ref: np.ndarray) -> float:
+    """‖got − ref‖ / ‖ref‖ in float64; exact inequality of integers counts as 1; NaN stays NaN and never passes."""
+    if got.dtype.kind in "iu":
+        return float(not np.array_equal(got, ref))
+    difference = float(np.linalg.norm((got.astype(np.float64) - ref).reshape(-1)))
+    size = float(np.linalg.norm(ref.reshape(-1).astype(np.float64)))
+    return difference / size if size else difference
+
+
+def parity(row: Row, impl: Any, case: Case, place: Any) -> float:
+    """The largest relative error of the outputs of one case on one implementation."""
+    got = run_op(impl, case.op, case.ins, case.outs, attrs=case.attrs, place=place, layout=row.layout)
+    return max(relative_error(g, r) for g, r in zip(got, reference(case), strict=True))
+
+
+def bound(case: Case) -> float:
+    """4·ε·√terms."""
+    return 4 * _EPS * max(case.terms, 1) ** 0.5
+
+
+# The backward ops whose forward is differentiated: forward op, which forward operand varies, and the backward's operands
+# from the forward's inputs, its float64 outputs and the cotangent v.
+_PAIRS = {
+    "conv_dgrad": ("conv_fprop", 0, lambda ins, outs, v: (v, ins[1])),
+    "conv_wgrad": ("conv_fprop", 1, lambda ins, outs, v: (ins[0], v)),
+    "relu_dgrad": ("relu_fprop", 0, lambda ins, outs, v: (v, outs[0])),
+    "leaky_relu_dgrad": ("leaky_relu_fprop", 0, lambda ins, outs, v: (v, outs[0])),
+    "sigmoid_dgrad": ("sigmoid_fprop", 0, lambda ins, outs, v: (v, outs[0])),
+    "swish_dgrad": ("swish_fprop", 0, lambda ins, outs, v: (v, ins[0])),
+    "maxpool_dgrad": ("maxpool_fprop", 0, lambda ins, outs, v: (v, outs[1])),
+    "avgpool_dgrad": ("avgpool_fprop", 0, lambda ins, outs, v: (v,)),
+    "upsample_dgrad": ("upsample_fprop", 0, lambda ins, outs, v: (v,)),
+    "flatten_dgrad": ("flatten_fprop", 0, lambda ins, outs, v: (v,)),
+}
+# A loss gradient takes no cotangent: its forward's value is a scalar.
+_LOSS_PAIRS = {
+    "mse_dgrad": ("mse_fprop", 0, lambda ins, outs: (ins[0], ins[1])),
+    "softmax_xent_dgrad": ("softmax_xent_fprop", 0, lambda ins, outs: (outs[0].astype(np.float32), ins[1])),
+}
+
+
+def dot_product(row: Row, op: str, impl: Any, forward: Case, place: Any) -> tuple[float, float]:
+    """(error, bound) of ⟨v, J u⟩ − ⟨Jᵀ v, u⟩ over ‖Jᵀv‖·‖u‖ for backward `op` at the point of the `forward` case."""
+    rng = np.random.default_rng(22)
+    is_loss = op in _LOSS_PAIRS
+    _, position, operands = _LOSS_PAIRS[op] if is_loss else _PAIRS[op]
+    outs = reference(forward)
+    value = 1 if is_loss and len(outs) > 1 else 0
+    v = np.ones(()) if is_loss else rng.standard_normal(outs[value].shape).astype(np.float32)
+    u = rng.standard_normal(forward.ins[position].shape).astype(np.float32)
+
+    def at(sign: int) -> np.ndarray:
+        moved = list(map(_wide, forward.ins))
+        moved[position] = moved[position] + sign * _STEP * u
+        return reference(Case(forward.op, "", tuple(moved), forward.outs, forward.attrs))[value]
+
+    forward_side = float(np.vdot(v.astype(np.float64), (at(1) - at(-1)) / (2 * _STEP)))
+    ins = operands(forward.ins, outs) if is_loss else operands(forward.ins, outs, v)
+    ins = tuple(a.astype(np.float32) if a.dtype == np.float64 else a for a in ins)
+    (got,) = run_op(impl, op, ins, [(u.shape, "float32")], attrs=forward.attrs, place=place, layout=row.layout)
+    backward_side = float(np.vdot(got.astype(np.float64), u))
+    scale = float(np.linalg.norm(got)) * float(np.linalg.norm(u)) or 1.0
+    terms = max(forward.terms, got.size // max(1, v.size) + 1, v.size if op == "conv_wgrad" else 1)
+    return abs(forward_side - backward_side) / scale, 4 * _EPS * terms**0.5 + _DIFFERENCE_ERROR
+
+
+def check_row(row: Row, place: Any, cases: list[Case]) -> Iterator[Finding]:
+    """All findings of one row: parity of every implementation that supports a case, then every backward."""
+    for case in cases:
+        for part, impl in row.chain(case.op):
+            try:
+                error = parity(row, impl, case, place)
+            except Unsupported:
+                continue
+            yield Finding(row.mode, row.precision, case.op, f"parity ({part})", case.label, error, bound(case))
+    for op, (forward_op, *_) in (_PAIRS | _LOSS_PAIRS).items():
+        for forward in (case for case in cases if case.op == forward_op):
+            if len(forward.ins) == 3 and forward_op == "conv_fprop":
+                continue  # the bias-free case has the same derivative
+            for part, impl in row.chain(op):
+                try:
+                    error, limit = dot_product(row, op, impl, forward, place)
+                except Unsupported:
+                    continue
+                yield Finding(row.mode, row.precision, op, f"dot product ({part})", forward.label, error, limit)
+
+
+def all_cases() -> list[Case]:
+    """Mean cases, and the real convolutions where they finish in reasonable time (not in the simulator)."""
+    return list(mean_cases()) + ([] if SIMULATOR else list(real_cases()))
+
+
+def check(mode: str | None = None) -> Iterator[Finding]:
+    """Findings of every row that can run here (or of `mode` alone)."""
+    for row in MODES.values():
+        if mode in (None, row.mode) and not (row.place == "gpu" and gpu_missing()):
+            yield from check_row(row, Gpu() if row.place == "gpu" else Host(), all_cases())
+
+
+def worst(findings: list[Finding]) -> list[Finding]:
+    """The finding nearest to (or furthest over) its bound for every mode, op and check; NaN counts as worst."""
+
+    def badness(finding: Finding) -> float:
+        return np.inf if np.isnan(finding.error) else finding.error / finding.bound
+
+    kept: dict[tuple[str, ...], Finding] = {}
+    for finding in findings:
+        key = (finding.mode, finding.precision, finding.op, finding.check)
+        if key not in kept or badness(finding) > badness(kept[key]):
+            kept[key] = finding
+    return list(kept.values())

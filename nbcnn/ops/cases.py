@@ -1,0 +1,167 @@
+"""Inputs on which every implementation of every op is compared with the float64 reference: mean shapes and real ones.
+
+Mean on purpose: one image, one channel, odd heights and widths, filters that are no multiple of a tile, stride 2, windows
+that overlap or leave gaps. Real: the autoencoder's layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from nbcnn.ops.run import Out
+from nbcnn.shapes import ConvShape, numel, window_extent
+
+MEAN_CONVS = (
+    ConvShape(1, 1, 5, 7, 1, 3, 3, 1, 1),
+    ConvShape(2, 3, 7, 5, 5, 3, 3, 1, 1),
+    ConvShape(1, 5, 6, 9, 7, 3, 3, 2, 1),
+    ConvShape(2, 4, 8, 8, 6, 5, 3, 1, 2),
+    ConvShape(1, 3, 9, 9, 20, 3, 3, 1, 1),
+    ConvShape(1, 20, 5, 6, 3, 3, 3, 1, 1),
+    ConvShape(2, 8, 7, 7, 12, 1, 1, 1, 0),
+    ConvShape(1, 2, 11, 10, 3, 4, 4, 3, 0),
+    ConvShape(3, 9, 1, 1, 5, 1, 1, 1, 0),
+    ConvShape(1, 16, 4, 4, 16, 3, 3, 1, 3),
+    ConvShape(1, 2, 9, 9, 2, 8, 8, 1, 0),
+)
+REAL_CONVS = (
+    ConvShape(4, 3, 32, 32, 256, 3, 3, 1, 1),
+    ConvShape(4, 256, 16, 16, 128, 3, 3, 1, 1),
+    ConvShape(4, 128, 8, 8, 128, 3, 3, 1, 1),
+    ConvShape(4, 128, 16, 16, 256, 3, 3, 1, 1),
+    ConvShape(4, 256, 32, 32, 3, 3, 3, 1, 1),
+)
+_IMAGES = ((1, 1, 5, 7), (2, 3, 4, 6), (1, 5, 7, 3), (2, 8, 6, 6))
+_WINDOWS = ((2, 2), (3, 2), (2, 3), (3, 1))
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call of one op.
+
+    ins    NumPy operands: float32 and integers.
+    outs   what it writes: (shape, dtype), or the position of an operand updated in place.
+    terms  the longest sum behind one result: rounding grows with its square root.
+    """
+
+    op: str
+    label: str
+    ins: tuple[np.ndarray, ...]
+    outs: tuple[Out, ...]
+    attrs: dict[str, Any] = field(default_factory=dict)
+    terms: int = 1
+
+
+def _normal(seed: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def conv_cases(shape: ConvShape) -> Iterator[Case]:
+    """The three passes of one convolution, fprop and wgrad with and without a bias."""
+    x, w, b, dy = _normal(1, *shape.x_shape), _normal(2, *shape.w_shape), _normal(3, shape.K), _normal(4, *shape.y_shape)
+    attrs = {"stride": shape.stride, "pad": shape.pad}
+    label = f"{shape.C}→{shape.K} {shape.H}×{shape.W} {shape.R}×{shape.S} s{shape.stride} p{shape.pad} n{shape.N}"
+    y, dw, db = (shape.y_shape, "float32"), (shape.w_shape, "float32"), ((shape.K,), "float32")
+    terms = {path: shape.gemm(path)[2] for path in ("fprop", "dgrad", "wgrad")}
+    yield Case("conv_fprop", label, (x, w, b), (y,), attrs, terms["fprop"])
+    yield Case("conv_fprop", label + " no bias", (x, w), (y,), attrs, terms["fprop"])
+    yield Case("conv_dgrad", label, (dy, w), ((shape.x_shape, "float32"),), attrs, terms["dgrad"])
+    yield Case("conv_wgrad", label, (x, dy), (dw, db), attrs, terms["wgrad"])
+    yield Case("conv_wgrad", label + " no bias", (x, dy), (dw,), attrs, terms["wgrad"])
+
+
+def activation_cases() -> Iterator[Case]:
+    for shape in _IMAGES:
+        x, dy = _normal(5, *shape), _normal(6, *shape)
+        label, out = "×".join(map(str, shape)), ((shape, "float32"),)
+        for op, attrs, saved in (
+            ("relu", {}, np.maximum(x, 0)),
+            ("leaky_relu", {"slope": 0.1}, np.where(x > 0, x, np.float32(0.1) * x)),
+            ("sigmoid", {}, (1 / (1 + np.exp(-x.astype(np.float64)))).astype(np.float32)),
+            ("swish", {}, x),
+        ):
+            yield Case(f"{op}_fprop", label, (x,), out, attrs, 4)
+            yield Case(f"{op}_dgrad", label, (dy, saved), out, attrs, 4)
+        yield Case("add", label, (x, dy), out)
+
+
+def resampling_cases() -> Iterator[Case]:
+    for shape in _IMAGES:
+        n, c, h, w = shape
+        x, label = _normal(7, *shape), "×".join(map(str, shape))
+        for size, stride in _WINDOWS:
+            if size > min(h, w):
+                continue
+            pooled = (n, c, window_extent(h, size, stride), window_extent(w, size, stride))
+            attrs, dy = {"size": size, "stride": stride}, _normal(8, *pooled)
+            index = np.random.default_rng(9).integers(0, size * size, pooled).astype(np.uint8)
+            tag = f"{label} {size}/{stride}"
+            yield Case("maxpool_fprop", tag, (x,), ((pooled, "float32"), (pooled, "uint8")), attrs)
+            yield Case("maxpool_dgrad", tag, (dy, index), ((shape, "float32"),), attrs, size * size)
+            yield Case("avgpool_fprop", tag, (x,), ((pooled, "float32"),), attrs, size * size)
+            yield Case("avgpool_dgrad", tag, (dy,), ((shape, "float32"),), attrs, size * size)
+        for factor in (1, 2, 3):
+            large = (n, c, h * factor, w * factor)
+            tag = f"{label} ×{factor}"
+            yield Case("upsample_fprop", tag, (x,), ((large, "float32"),), {"factor": factor})
+            yield Case("upsample_dgrad", tag, (_normal(10, *large),), ((shape, "float32"),), {"factor": factor}, factor**2)
+        flat = (n, numel(shape[1:]))
+        yield Case("flatten_fprop", label, (x,), ((flat, "float32"),))
+        yield Case("flatten_dgrad", label, (_normal(11, *flat),), ((shape, "float32"),))
+
+
+def loss_cases() -> Iterator[Case]:
+    for shape in _IMAGES:
+        y, target, label = _normal(12, *shape), _normal(13, *shape), "×".join(map(str, shape))
+        yield Case("mse_fprop", label, (y, target), (((), "float64"),), {}, numel(shape))
+        yield Case("mse_dgrad", label, (y, target), ((shape, "float32"),))
+    for n, f in ((1, 2), (5, 10), (37, 33)):
+        logits, labels = 3 * _normal(14, n, f), np.random.default_rng(15).integers(0, f, n).astype(np.int32)
+        p = np.exp(logits.astype(np.float64))
+        p = (p / p.sum(1, keepdims=True)).astype(np.float32)
+        yield Case("softmax_xent_fprop", f"{n}×{f}", (logits, labels), (((n, f), "float32"), ((), "float64")), {}, f)
+        yield Case("softmax_xent_dgrad", f"{n}×{f}", (p, labels), (((n, f), "float32"),))
+
+
+def training_cases() -> Iterator[Case]:
+    """Input, update and bookkeeping: what a training step runs besides its layers."""
+    state = np.array([3, 1, 2, 99, 0, 0, 0, 0], np.int64)
+    images = np.random.default_rng(16).integers(0, 256, (6, 3, 5, 4)).astype(np.uint8)
+    order, labels = np.array([4, 0, 5, 1, 3, 2], np.int32), np.arange(6, dtype=np.int32) * 7
+    for flip in (False, True):
+        yield Case("gather", f"flip {flip}", (images, order, state), (((3, 3, 5, 4), "float32"),), {"flip": flip})
+    yield Case("gather_labels", "3 of 6", (labels, order, state), (((3,), "int32"),))
+    count, rates = 1003, np.linspace(0.1, 0.01, 8).astype(np.float32)
+    w, g, m, v = _normal(17, count), _normal(18, count), _normal(19, count), _normal(20, count) ** 2
+    norm = np.array(np.linalg.norm(g.astype(np.float64)))
+    plain = {"weight_decay": 0.0, "clip_value": 0.0, "clip_norm": 0.0, "decayed": 512}
+    clipped = {"weight_decay": 0.01, "clip_value": 0.5, "clip_norm": 2.0, "decayed": 512}
+    sgd, adam = {"momentum": 0.9}, {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8}
+    yield Case("sgd", "momentum", (w, g, m, rates, state), (0, 2, 4), sgd | plain, 4)
+    yield Case("sgd", "clipped, decayed", (w, g, m, rates, state, norm), (0, 2, 4), sgd | clipped, 4)
+    yield Case("adam", "plain", (w, g, m, v, rates, state), (0, 2, 3, 5), adam | plain, 4)
+    yield Case("adam", "clipped, decayed", (w, g, m, v, rates, state, norm), (0, 2, 3, 5), adam | clipped, 4)
+    yield Case("grad_norm", "1003", (g,), (((), "float64"),), {}, count)
+    index = np.random.default_rng(21).integers(-1, count, 777).astype(np.int32)
+    yield Case("pack_weights", "777 of 1003", (w, index), (((777,), "float32"),))
+    yield Case("advance", "64 images", (np.array(0.5), state, np.arange(4.0)), (1, 2), {"count": 64})
+
+
+def mean_cases() -> Iterator[Case]:
+    """Every op on shapes small enough for the simulator."""
+    for shape in MEAN_CONVS:
+        yield from conv_cases(shape)
+    yield from activation_cases()
+    yield from resampling_cases()
+    yield from loss_cases()
+    yield from training_cases()
+
+
+def real_cases() -> Iterator[Case]:
+    """The autoencoder's convolutions, batch 4."""
+    for shape in REAL_CONVS:
+        yield from conv_cases(shape)

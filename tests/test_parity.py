@@ -1,0 +1,86 @@
+"""Every implementation of every row on every case, and every backward against its forward (the bounds are gradcheck's)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from nbcnn import cuda, gradcheck
+from nbcnn.cuda import Host
+from nbcnn.ops import MODES
+from nbcnn.ops.call import Impl
+from nbcnn.ops.cases import Case, mean_cases
+
+GPU_ROWS = [key for key, row in MODES.items() if row.place == "gpu"]
+
+
+def _here(row):
+    """A row's place, or a skip with the reason."""
+    if row.place == "gpu":
+        reason = cuda.gpu_missing()
+        if reason:
+            pytest.skip(f"{reason}; the simulator runs the small cases")
+        return cuda.Gpu()
+    return Host()
+
+
+def test_every_row_has_every_op():
+    wanted = MODES["cpu", "fp32"].ops
+    for key, row in MODES.items():
+        assert row.ops == wanted, key
+
+
+def test_the_cases_cover_every_op():
+    covered = {case.op for case in mean_cases()}
+    assert covered | {"convert"} == set(MODES["cpu", "fp32"].ops)
+
+
+@pytest.mark.parametrize("key", MODES, ids="-".join)
+def test_row_is_within_its_bounds(key):
+    row = MODES[key]
+    place = _here(row)
+    # The simulator runs a thread as a Python thread: conv cases run there per file, at sizes chosen for it.
+    cases = [c for c in gradcheck.all_cases() if not (cuda.SIMULATOR and c.op.startswith("conv_"))]
+    findings = list(gradcheck.check_row(row, place, cases))
+    assert len(findings) >= 60
+    assert [str(f) for f in findings if not f.ok] == []
+
+
+def test_a_wrong_kernel_is_found():
+    case = next(c for c in mean_cases() if c.op == "conv_dgrad")
+    right = next(impl for _, impl in MODES["cpu", "fp32"].chain("conv_dgrad"))
+
+    def slightly_wrong(call):
+        launches = right.bind(call)
+
+        class Nudge:
+            def run(self, stream=0):
+                call.outs[0][0] *= 1 + 1e-4
+
+        return [*launches, Nudge()]
+
+    row = MODES["cpu", "fp32"]
+    assert gradcheck.parity(row, right, case, Host()) <= gradcheck.bound(case)
+    assert gradcheck.parity(row, Impl(slightly_wrong), case, Host()) > gradcheck.bound(case)
+
+
+def test_an_unwritten_output_is_found():
+    case = Case("relu_fprop", "", (np.ones((2, 3, 4, 5), np.float32),), (((2, 3, 4, 5), "float32"),))
+    assert np.isnan(gradcheck.parity(MODES["cpu", "fp32"], Impl(lambda call: []), case, Host()))
+
+
+def test_a_gradient_that_is_not_the_forwards_is_found():
+    row = MODES["cpu", "fp32"]
+    forward = next(c for c in mean_cases() if c.op == "avgpool_fprop")
+    halved = Impl(lambda call: [*next(i for _, i in row.chain("avgpool_dgrad")).bind(call), _Halve(call.outs[0])])
+    error, limit = gradcheck.dot_product(row, "avgpool_dgrad", halved, forward, Host())
+    assert error > limit
+
+
+class _Halve:
+    def __init__(self, array):
+        self.array = array
+
+    def run(self, stream=0):
+        self.array *= 0.5
+
