@@ -1,0 +1,187 @@
+"""Convolution, one thread per result: the honest baseline of the ladder.
+
+No shared memory, no reuse but what the caches give, no reordering: each thread evaluates the definition of its own
+element of y, dx, dw or db (formulas: `reference.py`). Any shape, stride and padding; images are NCHW.
+
+A block works inside one image, so offsets within an image are 32-bit and only the image's own offset is 64-bit.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from nbcnn.cuda import cuda, f4, i4, jit, types, u4
+from nbcnn.ops.call import Call, Impl, Launch, blocks
+from nbcnn.shapes import ConvShape, numel
+
+# Unsigned offsets: for a signed index Numba emits the test and the addition of Python's negative indices.
+u8 = types.uint64
+
+IMAGE_THREADS = 128
+# A layer has far fewer weights than pixels: small blocks spread them over more multiprocessors.
+WEIGHT_THREADS = 64
+
+
+@functools.cache
+def fprop_kernel(with_bias: bool) -> Any:
+    """The kernel of y = conv(x, w) [+ b]."""
+
+    @jit()
+    def conv_fprop_naive_kernel(x, w, b, y, C, H, W, K, P, Q, R, S, stride, pad, image_blocks):
+        """y[n,k,p,q] = b[k] + Σ_{c,r,s} w[k,c,r,s] · x[n,c,p·stride+r−pad,q·stride+s−pad].
+
+        grid N·⌈KPQ/128⌉, block 128; a thread owns one y, neighbours share a row: loads of x and stores coalesce.
+        shared none; moves 8 bytes a product through the caches, and y once. source: the definition.
+        """
+        n = i4(u4(cuda.blockIdx.x) // u4(image_blocks))
+        i = i4((cuda.blockIdx.x - n * image_blocks) * cuda.blockDim.x + cuda.threadIdx.x)
+        if i < K * P * Q:
+            k = i4(u4(i) // u4(P * Q))
+            p = i4(u4(i - k * P * Q) // u4(Q))
+            q = i4(i - (k * P + p) * Q)
+            image = u8(n) * u8(C * H * W)
+            total = b[k] if with_bias else f4(0)
+            for c in range(C):
+                for r in range(R):
+                    row = i4(p * stride + r - pad)
+                    if row >= i4(0) and row < H:
+                        for s in range(S):
+                            column = i4(q * stride + s - pad)
+                            if column >= i4(0) and column < W:
+                                total += w[u4(((k * C + c) * R + r) * S + s)] * x[image + u4((c * H + row) * W + column)]
+            y[u8(n) * u8(K * P * Q) + u4(i)] = total
+
+    return conv_fprop_naive_kernel
+
+
+@jit()
+def conv_dgrad_naive_kernel(dy, w, dx, C, H, W, K, P, Q, R, S, stride, pad, image_blocks):
+    """dx[n,c,h,w] = Σ_{k,r,s} w[k,c,r,s] · dy[n,k,p,q] over the p, q with p·stride+r−pad = h and q·stride+s−pad = w.
+
+    grid N·⌈CHW/128⌉, block 128; a thread owns one dx, neighbours share a row: loads of dy and stores coalesce.
+    shared none; moves 8 bytes a product through the caches, and dx once. source: the definition.
+    """
+    n = i4(u4(cuda.blockIdx.x) // u4(image_blocks))
+    i = i4((cuda.blockIdx.x - n * image_blocks) * cuda.blockDim.x + cuda.threadIdx.x)
+    if i < C * H * W:
+        c = i4(u4(i) // u4(H * W))
+        row = i4(u4(i - c * H * W) // u4(W))
+        column = i4(i - (c * H + row) * W)
+        image = u8(n) * u8(K * P * Q)
+        total = f4(0)
+        # Filters innermost: which output a tap reaches needs divisions, and does not depend on the filter.
+        for r in range(R):
+            p = i4(u4(max(row + pad - r, i4(0))) // u4(stride))
+            if p * stride == row + pad - r and p < P:
+                for s in range(S):
+                    q = i4(u4(max(column + pad - s, i4(0))) // u4(stride))
+                    if q * stride == column + pad - s and q < Q:
+                        for k in range(K):
+                            total += w[u4(((k * C + c) * R + r) * S + s)] * dy[image + u4((k * P + p) * Q + q)]
+        dx[u8(n) * u8(C * H * W) + u4(i)] = total
+
+
+@jit()
+def conv_wgrad_naive_kernel(x, dy, dw, N, C, H, W, K, P, Q, R, S, stride, pad):
+    """dw[k,c,r,s] = Σ_{n,p,q} dy[n,k,p,q] · x[n,c,p·stride+r−pad,q·stride+s−pad].
+
+    grid ⌈KCRS/64⌉, block 64; a thread owns one weight and sums all N·P·Q products alone.
+    shared none; moves 8 bytes a product through the caches (neighbours share dy), and dw once. source: the definition.
+    """
+    i = i4(cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x)
+    if i < K * C * R * S:
+        taps = i4(R * S)
+        filter_channel = i4(u4(i) // u4(taps))
+        r = i4(u4(i - filter_channel * taps) // u4(S))
+        s = i4(i - filter_channel * taps - r * S)
+        k = i4(u4(filter_channel) // u4(C))
+        c = i4(filter_channel - k * C)
+        total = f4(0)
+        for n in range(N):
+            plane = u8(n * C + c) * u8(H * W)
+            gradient = u8(n * K + k) * u8(P * Q)
+            for p in range(P):
+                row = i4(p * stride + r - pad)
+                if row >= i4(0) and row < H:
+                    for q in range(Q):
+                        column = i4(q * stride + s - pad)
+                        if column >= i4(0) and column < W:
+                            total += dy[gradient + u4(p * Q + q)] * x[plane + u4(row * W + column)]
+        dw[i] = total
+
+
+@jit()
+def conv_bgrad_naive_kernel(dy, db, N, K, PQ):
+    """db[k] = Σ_{n,p,q} dy[n,k,p,q].
+
+    grid ⌈K/64⌉, block 64; a thread owns one filter and sums its N·P·Q terms alone: with K = 3, three threads work.
+    shared none; moves dy once, uncoalesced. source: the definition.
+    """
+    k = i4(cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x)
+    if k < K:
+        total = f4(0)
+        for n in range(N):
+            plane = u8(n * K + k) * u8(PQ)
+            for i in range(PQ):
+                total += dy[plane + u4(i)]
+        db[k] = total
+
+
+def traffic(shape: ConvShape, path: str) -> int:
+    """Bytes that `path` ("fprop", "dgrad" or "wgrad") asks of the caches: two operands a product, each result once.
+
+    Products with the padding are counted though they are skipped; the bias is not counted.
+    """
+    result = {"fprop": shape.y_shape, "dgrad": shape.x_shape, "wgrad": shape.w_shape}[path]
+    return 4 * (shape.flops() + numel(result))
+
+
+def shape_of(call: Call) -> ConvShape:
+    """The convolution that a conv_fprop, conv_dgrad or conv_wgrad call computes."""
+    N, C, H, W = call.out_shapes[0] if call.op == "conv_dgrad" else call.in_shapes[0]
+    K, _, R, S = call.out_shapes[0] if call.op == "conv_wgrad" else call.in_shapes[1]
+    return ConvShape(N, C, H, W, K, R, S, call.attrs["stride"], call.attrs["pad"])
+
+
+def int32s(*values: int) -> tuple[np.int32, ...]:
+    """Kernel arguments: Python ints would be 64-bit."""
+    return tuple(np.int32(value) for value in values)
+
+
+def bind_fprop(call: Call) -> list[Launch]:
+    """One launch."""
+    shape, (y,) = shape_of(call), call.outs
+    x, w, *bias = call.ins
+    # Without bias the kernel has a `b` that it never reads.
+    return [_image_launch(fprop_kernel(bool(bias)), (x, w, *(bias or [w]), y), shape, shape.K * shape.P * shape.Q)]
+
+
+def bind_dgrad(call: Call) -> list[Launch]:
+    """One launch."""
+    shape = shape_of(call)
+    return [_image_launch(conv_dgrad_naive_kernel, (*call.ins, *call.outs), shape, shape.C * shape.H * shape.W)]
+
+
+def _image_launch(kernel: Any, arrays: tuple[Any, ...], shape: ConvShape, elements: int) -> Launch:
+    """`kernel` with a thread for each of the `elements` of every image."""
+    s, image_blocks = shape, blocks(elements, IMAGE_THREADS)
+    extents = int32s(s.C, s.H, s.W, s.K, s.P, s.Q, s.R, s.S, s.stride, s.pad, image_blocks)
+    return Launch(kernel, s.N * image_blocks, IMAGE_THREADS, (*arrays, *extents))
+
+
+def bind_wgrad(call: Call) -> list[Launch]:
+    """One launch for dw, and one for db if it is wanted."""
+    s, (x, dy), (dw, *db) = shape_of(call), call.ins, call.outs
+    extents = int32s(s.N, s.C, s.H, s.W, s.K, s.P, s.Q, s.R, s.S, s.stride, s.pad)
+    grid = blocks(numel(s.w_shape), WEIGHT_THREADS)
+    launches = [Launch(conv_wgrad_naive_kernel, grid, WEIGHT_THREADS, (x, dy, dw, *extents))]
+    for target in db:
+        grid = blocks(s.K, WEIGHT_THREADS)
+        launches.append(Launch(conv_bgrad_naive_kernel, grid, WEIGHT_THREADS, (dy, target, *int32s(s.N, s.K, s.P * s.Q))))
+    return launches
+
+
+OPS = {"conv_fprop": Impl(bind_fprop), "conv_dgrad": Impl(bind_dgrad), "conv_wgrad": Impl(bind_wgrad)}

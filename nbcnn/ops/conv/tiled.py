@@ -1,0 +1,365 @@
+"""Convolution by tiles in shared memory: what a block reads from global memory once, all its threads use. Images are NCHW.
+
+fprop and dgrad. A block owns 8×8 pixels of one image and up to 16 target channels. It walks over the source channels 8
+at a time: stages their pixels, with the halo that the window needs, and their weights in shared memory; then a thread
+adds to 2 pixels × 4 channels in registers, so that 6 shared loads feed 8 multiply-adds.
+
+wgrad. A block owns all taps of one input channel and up to 4 filters. Its threads share out the pixels, each with
+all taps in registers; a tree in shared memory adds the threads up. The bias gradient is a sum by warp shuffles.
+No result is split over blocks, so nothing depends on their order and a run repeats bit for bit.
+Source of the tree: Harris, "Optimizing parallel reduction in CUDA", 2007.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from nbcnn.cuda import cuda, f4, i4, i8, jit, types, u4
+from nbcnn.ops.call import Call, Impl, Launch, blocks
+from nbcnn.ops.conv.naive import int32s, shape_of
+from nbcnn.ops.ptx.shuffle import WARP, warp_sum
+from nbcnn.shapes import ConvShape, numel
+
+MAX_STRIDE, MAX_WINDOW = 2, 7
+"""Up to here the halo and the weights of eight channels fit 48 KiB of shared memory."""
+
+SIDE = 8
+"""Rows and columns of the pixel tile. One warp covers it, with two pixels a thread, HALF rows apart."""
+HALF = SIDE // 2
+TN = 4
+"""Target channels a thread accumulates."""
+MAX_WARPS = 4
+"""Warps of a block: they own the same pixels, each its own TN target channels."""
+BK = 8
+"""Source channels staged at a time."""
+
+TREE_THREADS = 128
+TREE_LEVELS = TREE_THREADS.bit_length() - 1
+BIAS_THREADS = 256
+
+# Unsigned offsets: for a signed index Numba emits the test and the addition of Python's negative indices.
+u8 = types.uint64
+
+
+def halo_side(path: str, window: int, stride: int) -> int:
+    """Rows (or columns) of the source that SIDE rows of the target meet through `window` taps."""
+    if path == "fprop":
+        return (SIDE - 1) * stride + window
+    # The rows p with p·stride = h + pad − r: of SIDE + window − 1 values of h − r each stride-th, the first anywhere.
+    return (SIDE + window - 2) // stride + (1 if stride == 1 else 2)
+
+
+def halo_pitch(side: int) -> int:
+    """Elements from one staged row to the next, such that at stride 1 a warp's four rows of eight fall into 32 banks."""
+    return next(pitch for pitch in range(side, side + 16) if pitch % 16 == 8)
+
+
+@functools.cache
+def image_kernel(path: str, R: int, S: int, stride: int, warps: int, with_bias: bool) -> Any:
+    """The kernel of fprop (source x, target y) or dgrad (source dy, target dx).
+
+    At stride 1 dgrad is fprop with the filters turned by half a circle, which is how both stage them. At stride 2 it
+    reads a source with a zero between every two pixels, and skips the taps that fall on those.
+    """
+    IS_FPROP = path == "fprop"
+    DENSE = IS_FPROP or stride == 1
+    STEP, SPREAD = (stride, 1) if DENSE else (1, stride)
+    ROWS, COLUMNS = halo_side(path, R, stride), halo_side(path, S, stride)
+    AREA, PITCH = ROWS * COLUMNS, halo_pitch(COLUMNS)
+    PLANE, TAPS, THREADS, BN = ROWS * PITCH, R * S, warps * WARP, warps * TN
+    # The stores that stage neighbouring weights are a pitch apart: four spare elements spread them over eight banks.
+    WEIGHT_PITCH = BN + 4
+    PIXELS, WEIGHTS, SUMS = BK * PLANE, BK * TAPS * WEIGHT_PITCH, 2 * TN
+    LOWER = HALF * STEP // SPREAD * PITCH
+
+    @jit(device=True)
+    def stage_pixels(staged, source, image, channel, depth, HS, WS, row0, column0):
+        """The halo of `depth` channels from `channel` on, with zeros outside the image."""
+        for e in range(i4(cuda.threadIdx.x), i4(depth * i4(AREA)), i4(THREADS)):
+            c = i4(u4(e) // u4(AREA))
+            r = i4(u4(e - c * i4(AREA)) // u4(COLUMNS))
+            s = i4(e - c * i4(AREA) - r * i4(COLUMNS))
+            row, column = i4(row0 + r), i4(column0 + s)
+            value = f4(0)
+            if row >= i4(0) and row < HS and column >= i4(0) and column < WS:
+                value = source[image + u4(((channel + c) * HS + row) * WS + column)]
+            staged[u4(c * i4(PLANE) + r * i4(PITCH) + s)] = value
+
+    @jit(device=True)
+    def stage_weights(staged, w, channel, depth, target, CS, CT):
+        """[c][tap][j]: weights from source channel channel + c to target channel target + j, zeros beyond the last."""
+        for e in range(i4(cuda.threadIdx.x), i4(BK * BN * TAPS), i4(THREADS)):
+            # Numbered as they lie in (K,C,R,S), so that neighbouring threads read neighbours.
+            pair = i4(u4(e) // u4(TAPS))
+            tap = i4(e - pair * i4(TAPS))
+            major = i4(u4(pair) // u4(BK if IS_FPROP else BN))
+            minor = i4(pair - major * i4(BK if IS_FPROP else BN))
+            c, j = (minor, major) if IS_FPROP else (major, minor)
+            at = i4((target + j) * CS + channel + c) if IS_FPROP else i4((channel + c) * CT + target + j)
+            value = f4(0)
+            if c < depth and target + j < CT:
+                value = w[u4(at * i4(TAPS) + tap)]
+            turned = tap if IS_FPROP else i4(i4(TAPS - 1) - tap)
+            staged[u4((c * i4(TAPS) + turned) * i4(WEIGHT_PITCH) + j)] = value
+
+    @jit(device=True)
+    def add_tap(acc, pixels, weights, pixel, weight):
+        """acc += weights × pixels: 2 + 4 shared loads, 8 multiply-adds."""
+        upper, lower = pixels[u8(pixel)], pixels[u8(pixel + i8(LOWER))]
+        for j in range(TN):
+            value = weights[u8(weight + i8(j))]
+            acc[j] += value * upper
+            acc[TN + j] += value * lower
+
+    @jit(device=True)
+    def add_channel(acc, pixels, weights, pixel, weight, u, v):
+        """acc += all taps of one source channel. (u, v): the thread's upper pixel in the halo, zeros between counted."""
+        for r in range(R):
+            for s in range(S):
+                at = i8(weight + i8((r * S + s) * WEIGHT_PITCH))
+                if DENSE:
+                    add_tap(acc, pixels, weights, i8(pixel + i8(r * PITCH + s)), at)
+                elif (i4(u + i4(r)) | i4(v + i4(s))) & i4(1) == i4(0):
+                    add_tap(acc, pixels, weights, i8(pixel + i8(i4(u + i4(r)) >> i4(1)) * i8(PITCH) + i8(i4(v + i4(s)) >> i4(1))), at)
+
+    @jit()
+    def conv_image_tiled_kernel(source, w, b, target, CS, HS, WS, CT, HT, WT, top, left):
+        """y = conv(x, w) [+ b], or dx from dy: target = Σ over source channels and taps (formulas: reference.py).
+
+        CS, HS, WS are the source's channels, height, width; CT, HT, WT the target's; top, left the zeros before them.
+        grid N · ⌈HT/8⌉ · ⌈WT/8⌉ · ⌈CT/BN⌉, block 32·warps with BN = 4·warps target channels; a warp owns 4 target
+        channels of 8×8 pixels, a thread 2 pixels of each. shared 8·(rows·pitch of the halo + taps·(BN+4)) floats;
+        moves, a block: CS·(halo + taps·BN) floats in and its part of the target out. source: see above.
+        """
+        pixels = cuda.shared.array(PIXELS, f4)
+        weights = cuda.shared.array(WEIGHTS, f4)
+        acc = cuda.local.array(SUMS, f4)
+        warp, lane = i4(cuda.threadIdx.x >> 5), i4(cuda.threadIdx.x & 31)
+        ty, tx = i4(lane >> i4(3)), i4(lane & i4(7))
+
+        # Blocks of one pixel tile are neighbours: they read the same pixels.
+        groups = i4(u4(CT + i4(BN - 1)) // u4(BN))
+        tiles_h, tiles_w = i4(u4(HT + i4(SIDE - 1)) // u4(SIDE)), i4(u4(WT + i4(SIDE - 1)) // u4(SIDE))
+        tile = i4(u4(cuda.blockIdx.x) // u4(groups))
+        first_target = i4((i4(cuda.blockIdx.x) - tile * groups) * i4(BN))
+        n = i4(u4(tile) // u4(tiles_h * tiles_w))
+        tile = i4(tile - n * tiles_h * tiles_w)
+        tile_row = i4(u4(tile) // u4(tiles_w))
+        h0, w0 = i4(tile_row * i4(SIDE)), i4((tile - tile_row * tiles_w) * i4(SIDE))
+        # A shift, because it rounds towards minus infinity where the halo starts outside the image.
+        row0, column0 = i4(i4(h0 * i4(STEP) - top) >> i4(SPREAD - 1)), i4(i4(w0 * i4(STEP) - left) >> i4(SPREAD - 1))
+        # The halo starts at a source pixel: one zero too early if the tile starts between two of them.
+        u, v = i4(h0 * i4(STEP) - top - row0 * i4(SPREAD) + ty * i4(STEP)), i4(w0 * i4(STEP) - left - column0 * i4(SPREAD) + tx * i4(STEP))
+        corner = i8(u * i4(PITCH) + v) if DENSE else i8(0)
+
+        mine = i4(first_target + warp * i4(TN))
+        for j in range(TN):
+            start = f4(0)
+            if with_bias and mine + i4(j) < CT:
+                start = b[u4(mine + i4(j))]
+            acc[j] = start
+            acc[TN + j] = start
+
+        image = u8(n) * u8(CS * HS * WS)
+        for channel in range(i4(0), CS, i4(BK)):
+            depth = min(i4(BK), i4(CS - channel))
+            stage_pixels(pixels, source, image, channel, depth, HS, WS, row0, column0)
+            stage_weights(weights, w, channel, depth, first_target, CS, CT)
+            cuda.syncthreads()
+            for c in range(depth):
+                add_channel(acc, pixels, weights, i8(corner + i8(c * i4(PLANE))), i8(c * i4(TAPS * WEIGHT_PITCH) + warp * i4(TN)), u, v)
+            # Nobody may stage the next channels while a thread still reads these.
+            cuda.syncthreads()
+
+        for j in range(TN):
+            for half in range(2):
+                row, column = i4(h0 + ty + i4(half * HALF)), i4(w0 + tx)
+                if mine + i4(j) < CT and row < HT and column < WT:
+                    at = u8(n) * u8(CT * HT * WT) + u4(((mine + i4(j)) * HT + row) * WT + column)
+                    target[at] = acc[half * TN + j]
+
+    return conv_image_tiled_kernel
+
+
+def filters_per_block(R: int, S: int) -> int:
+    """Filters whose taps one thread of the weight gradient keeps in registers: at most 64 sums."""
+    return max(1, min(4, 64 // (R * S)))
+
+
+@functools.cache
+def wgrad_kernel(R: int, S: int) -> Any:
+    """The kernel of dw for R×S filters."""
+    TAPS, BM, T, PITCH = R * S, filters_per_block(R, S), TREE_THREADS, TREE_THREADS + 1
+    SUMS = BM * TAPS
+    SHARED = SUMS * PITCH
+
+    @jit(device=True)
+    def add_pixel(acc, gradient, x, window, row0, column0, H, W):
+        """acc[j][tap] += gradient[j] · x at the tap, of one output pixel in one image."""
+        for r in range(R):
+            for s in range(S):
+                row, column = i4(row0 + i4(r)), i4(column0 + i4(s))
+                value = f4(0)
+                if row >= i4(0) and row < H and column >= i4(0) and column < W:
+                    value = x[u8(window + i8(i4(r) * W) + i8(s))]
+                for j in range(BM):
+                    acc[j * TAPS + r * S + s] += gradient[j] * value
+
+    @jit()
+    def conv_wgrad_tiled_kernel(x, dy, dw, N, C, H, W, K, P, Q, stride, pad):
+        """dw[k,c,r,s] = Σ_{n,p,q} dy[n,k,p,q] · x[n,c,p·stride+r−pad,q·stride+s−pad].
+
+        grid ⌈K/BM⌉·C, block 128; a block owns dw[k:k+BM, c], a thread the same pixels of every image (or, of images
+        below 128 pixels, one pixel of every few images). shared 129·BM·R·S floats; moves, a block: the channel of x
+        R·S times through the L1 cache and BM channels of dy once. source: see above.
+        """
+        tree = cuda.shared.array(SHARED, f4)
+        acc = cuda.local.array(SUMS, f4)
+        gradient = cuda.local.array(BM, f4)
+        tid = i4(cuda.threadIdx.x)
+        group = i4(u4(cuda.blockIdx.x) // u4(C))
+        c = i4(i4(cuda.blockIdx.x) - group * C)
+        for i in range(SUMS):
+            acc[i] = f4(0)
+
+        PQ = i4(P * Q)
+        team = min(PQ, i4(T))
+        teams = i4(u4(T) // u4(team))
+        first_image = i4(u4(tid) // u4(team))
+        if first_image < teams:
+            for pixel in range(i4(tid - first_image * team), PQ, team):
+                p = i4(u4(pixel) // u4(Q))
+                row0, column0 = i4(p * stride - pad), i4((pixel - p * Q) * stride - pad)
+                for n in range(first_image, N, teams):
+                    for j in range(BM):
+                        # Beyond the last filter: its gradient again, whose sum nobody stores.
+                        k = min(i4(group * i4(BM) + i4(j)), i4(K - i4(1)))
+                        gradient[j] = dy[u8(n * K + k) * u8(PQ) + u4(pixel)]
+                    add_pixel(acc, gradient, x, i8(i8(n * C + c) * i8(H * W) + i8(row0 * W + column0)), row0, column0, H, W)
+
+        # One spare element a row: the last levels, a row apart, then read different banks.
+        for i in range(SUMS):
+            tree[u4(i4(i * PITCH) + tid)] = acc[i]
+        cuda.syncthreads()
+        for level in range(i4(1), i4(TREE_LEVELS + 1)):
+            shift = i4(i4(TREE_LEVELS) - level)
+            half = i4(i4(1) << shift)
+            for e in range(tid, i4(i4(SUMS) << shift), i4(T)):
+                at = i4((e >> shift) * i4(PITCH) + (e & i4(half - i4(1))))
+                tree[u4(at)] += tree[u4(at + half)]
+            cuda.syncthreads()
+
+        for e in range(tid, i4(SUMS), i4(T)):
+            j = i4(u4(e) // u4(TAPS))
+            k = i4(group * i4(BM) + j)
+            if k < K:
+                dw[u4((k * C + c) * i4(TAPS) + e - j * i4(TAPS))] = tree[u4(e * i4(PITCH))]
+
+    return conv_wgrad_tiled_kernel
+
+
+@functools.cache
+def bgrad_kernel() -> Any:
+    """The kernel of db."""
+    WARPS, T = BIAS_THREADS // WARP, BIAS_THREADS
+
+    @jit()
+    def conv_bgrad_tiled_kernel(dy, db, N, K, PQ):
+        """db[k] = Σ_{n,p,q} dy[n,k,p,q].
+
+        grid K, block 256; a block owns one filter: its threads add every 256th term, then each warp by shuffles, then
+        the first warp the warps. shared 32 bytes; moves dy once. needs N·P·Q < 2^31. source: the definition.
+        """
+        totals = cuda.shared.array(WARPS, f4)
+        tid, k = i4(cuda.threadIdx.x), i4(cuda.blockIdx.x)
+        total = f4(0)
+        for i in range(tid, i4(N * PQ), i4(T)):
+            n = i4(u4(i) // u4(PQ))
+            total += dy[u8(n * K + k) * u8(PQ) + u4(i - n * PQ)]
+        total = warp_sum(total)
+        if tid & i4(31) == i4(0):
+            totals[tid >> i4(5)] = total
+        cuda.syncthreads()
+        total = f4(0)
+        if tid < i4(WARPS):
+            total = totals[tid]
+        total = warp_sum(total)
+        if tid == i4(0):
+            db[k] = total
+
+    return conv_bgrad_tiled_kernel
+
+
+def warps_for(channels: int) -> int:
+    """Warps of a block of fprop or dgrad with `channels` target channels: none is idle but for the last block's."""
+    return min(MAX_WARPS, blocks(channels, TN))
+
+
+def traffic(shape: ConvShape, path: str) -> int:
+    """Bytes that `path` ("fprop", "dgrad" or "wgrad") asks of the caches; halos count where they leave the image."""
+    s = shape
+    if path == "wgrad":
+        filters = filters_per_block(s.R, s.S)
+        per_block = s.N * s.P * s.Q * (s.R * s.S + filters)
+        return 4 * (blocks(s.K, filters) * s.C * per_block + numel(s.w_shape))
+    channels, (_, targets, height, width) = (s.C, s.y_shape) if path == "fprop" else (s.K, s.x_shape)
+    count, BN = _grid(s.N, targets, height, width)
+    halo = halo_side(path, s.R, s.stride) * halo_side(path, s.S, s.stride)
+    return 4 * (count * channels * (halo + BN * s.R * s.S) + s.N * targets * height * width)
+
+
+def _grid(N: int, targets: int, height: int, width: int) -> tuple[int, int]:
+    """Blocks of fprop or dgrad with that many target channels and pixels, and the target channels of each."""
+    BN = warps_for(targets) * TN
+    return N * blocks(height, SIDE) * blocks(width, SIDE) * blocks(targets, BN), BN
+
+
+def supports(call: Call) -> str | None:
+    """None, or why the tiles cannot serve this convolution."""
+    shape = shape_of(call)
+    if shape.stride > MAX_STRIDE:
+        return f"tiled kernels have strides up to {MAX_STRIDE}, not {shape.stride}"
+    if max(shape.R, shape.S) > MAX_WINDOW:
+        return f"tiled kernels have windows up to {MAX_WINDOW}×{MAX_WINDOW}, not {shape.R}×{shape.S}"
+    return None
+
+
+def bind_fprop(call: Call) -> list[Launch]:
+    """One launch."""
+    s, (y,) = shape_of(call), call.outs
+    x, w, *bias = call.ins
+    # Without bias the kernel has a `b` that it never reads.
+    return [_image_launch("fprop", s, (x, w, *(bias or [w]), y), s.x_shape, s.y_shape, bool(bias))]
+
+
+def bind_dgrad(call: Call) -> list[Launch]:
+    """One launch."""
+    s, (dy, w), (dx,) = shape_of(call), call.ins, call.outs
+    return [_image_launch("dgrad", s, (dy, w, w, dx), s.y_shape, s.x_shape, False)]
+
+
+def _image_launch(path: str, s: ConvShape, arrays: tuple[Any, ...], source: tuple[int, ...], target: tuple[int, ...], with_bias: bool) -> Launch:
+    count, BN = _grid(*target)
+    kernel = image_kernel(path, s.R, s.S, s.stride, BN // TN, with_bias)
+    top, left = (s.pad, s.pad) if path == "fprop" else (s.R - 1 - s.pad, s.S - 1 - s.pad)
+    extents = int32s(*source[1:], *target[1:], top, left)
+    return Launch(kernel, count, BN // TN * WARP, (*arrays, *extents), name=f"conv_{path}_tiled_kernel")
+
+
+def bind_wgrad(call: Call) -> list[Launch]:
+    """One launch for dw, and one for db if it is wanted."""
+    s, (x, dy), (dw, *db) = shape_of(call), call.ins, call.outs
+    extents = int32s(s.N, s.C, s.H, s.W, s.K, s.P, s.Q, s.stride, s.pad)
+    grid = blocks(s.K, filters_per_block(s.R, s.S)) * s.C
+    launches = [Launch(wgrad_kernel(s.R, s.S), grid, TREE_THREADS, (x, dy, dw, *extents))]
+    for target in db:
+        launches.append(Launch(bgrad_kernel(), s.K, BIAS_THREADS, (dy, target, *int32s(s.N, s.K, s.P * s.Q))))
+    return launches
+
+
+OPS = {
+    "conv_fprop": Impl(bind_fprop, supports=supports),
+    "conv_dgrad": Impl(bind_dgrad, supports=supports),
+    "conv_wgrad": Impl(bind_wgrad, supports=supports),
+}

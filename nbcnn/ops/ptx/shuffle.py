@@ -1,0 +1,36 @@
+"""Sum over a warp by shuffles: `shfl.sync.down`, registers only.
+
+The simulator has no shuffles: there the same tree runs in shared memory between two block barriers, so every thread of
+the block must call `warp_sum` together, on a GPU too.
+"""
+
+from __future__ import annotations
+
+from nbcnn.cuda import SIMULATOR, cuda, jit, types
+
+WARP = 32
+"""Threads of a warp."""
+
+if SIMULATOR:
+    LARGEST_BLOCK = 1024
+
+    @cuda.jit(device=True)
+    def warp_sum(value):
+        lanes = cuda.shared.array(LARGEST_BLOCK, types.float64)
+        tid = cuda.threadIdx.x
+        cuda.syncthreads()
+        lanes[tid] = value
+        cuda.syncthreads()
+        terms = [type(value)(lanes[i]) for i in range(tid - tid % WARP, tid - tid % WARP + WARP)]
+        for half in (16, 8, 4, 2, 1):
+            terms = [terms[i] + terms[i + half] for i in range(half)]
+        return terms[0]
+else:
+    _ALL_LANES = 0xFFFFFFFF
+
+    @jit(device=True)
+    def warp_sum(value):
+        """Σ `value` (float32 or float64) over the 32 lanes of a warp, valid in lane 0; the block is whole warps."""
+        for half in (16, 8, 4, 2, 1):
+            value += cuda.shfl_down_sync(_ALL_LANES, value, half)
+        return value
