@@ -1,0 +1,151 @@
+"""Convolution as one matrix product on CUDA cores (row `im2col`, fp32, NHWC): fprop and dgrad; the table of the row.
+
+    fprop  y[(n,p,q)][k]  = Σ_(r,s,c) x[(n,p,q) moved by tap (r,s)][c] · w[(r,s,c)][k]          GM, GN, GK = NPQ, K, CRS
+    dgrad  dx[(n,h,w)][c] = Σ_(r,s,k) dy[(n,h,w) moved by tap (r,s)][k] · w'[(r,s,k)][c]        GM, GN, GK = NHW, C, KRS
+
+The left factor is the im2col matrix. It is never stored: each block computes the addresses of its tile of it while it
+loads (`gather_rows`). The right factor is the weight, packed before every step so that GN is contiguous. Multiplying,
+storing and cutting GK into parts are no business of a convolution: register_tile.py, splitk.py.
+
+dgrad is the same kernel. From y[p] = Σ_r x[p·stride - pad + r] w[r] follows, with r' = R-1-r,
+
+    dx[h] = Σ_r' dy[(h - (R-1-pad) + r') / stride] · w[R-1-r']     where the division leaves no remainder,
+
+a convolution of dy, dilated by the stride, with the filters turned and C and K exchanged, at padding R-1-pad (which is
+negative where a forward window skips the border).
+
+Source: Chetlur et al., "cuDNN: Efficient Primitives for Deep Learning", 2014 (implicit GEMM).
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from nbcnn.cuda import cuda, f4, i4, jit
+from nbcnn.ops.call import Call, Impl, Launch
+from nbcnn.ops.conv import im2col_wgrad
+from nbcnn.ops.conv.loaders import gather_rows, matrix
+from nbcnn.ops.conv.register_tile import ALIGNMENT, block_corner, block_part, matrix_product, shared_floats, store_tile
+from nbcnn.ops.conv.splitk import launch_sum_planes
+from nbcnn.ops.conv.tiles import Tile, choose, unsplit
+from nbcnn.shapes import ConvShape, numel
+
+
+@functools.cache
+def gather_product(tile: Tile, R: int, S: int, stride: int, dilate: int, vector_in: int, whole_taps: bool, vector_out: bool, bias: bool) -> Any:
+    A = gather_rows(tile, tile.BM, R, S, stride, dilate, vector_in, whole_taps)
+    B = matrix(tile, tile.BN, 4, whole_taps)
+    product, store = matrix_product(tile, A, B), store_tile(tile, vector_out, bias)
+    corner, part = block_corner(tile), block_part(tile)
+    ACC, FLOATS_A, FLOATS_B = tile.TM * tile.TN, A.floats, B.floats
+    MEMORY = shared_floats(tile, A, B)
+
+    @jit(launch_bounds=(tile.threads, tile.blocks_per_multiprocessor))
+    def gather_product_kernel(x, w, b, y, GM, GN, pitch, C, H, W, P, Q, pad_h, pad_w, k_tiles):
+        """y[z][m][n] = Σ_k x[pixel m moved by the tap of k][channel of k] · w[k][n] (+ b[n]), over part z of the k.
+
+        gemm: GM = output pixels, GN, GK = R·S·C; w has rows of `pitch` floats (GN rounded up to 4).
+        grid: (tiles of BM×BN, parts of k_tiles·BK); owns: a block BM×BN, a thread TM×TN.
+        shared: 2·BK·(BM + 4 + BN)·4 bytes; moves per block: 4·GK/parts·(BM + BN) + 4·BM·BN bytes.
+        """
+        GK = i4(C * i4(R * S))
+        m0, n0 = corner(GN)
+        first, last = part(GK, k_tiles)
+        shared = cuda.shared.array(MEMORY, f4, ALIGNMENT)
+        acc = cuda.local.array(ACC, f4)
+        stage_a = cuda.local.array(FLOATS_A, f4)
+        stage_b = cuda.local.array(FLOATS_B, f4)
+        product(acc, stage_a, stage_b, shared, x, w, (GM, C, H, W, P, Q, pad_h, pad_w), (GK, pitch), m0, n0, first, last)
+        store(acc, y, b, m0, n0, GM, GN, i4(cuda.blockIdx.y))
+
+    return gather_product_kernel
+
+
+def launches(
+    call: Call, x: Any, b: Any, y: Any, GM: int, GN: int, extents: tuple[int, ...], R: int, S: int, stride: int, dilate: int
+) -> list[Launch]:
+    """The product of im2col(x) and `call.packed`, written to y, through scratch if the tile is split.
+
+    extents: (C, H, W, P, Q, pad_h, pad_w) of the gather, where C, H, W are those of x.
+    """
+    tile, C = call.tile, extents[0]
+    whole_taps = C % tile.BK == 0
+    split = tile.split > 1
+    out = call.scratch.view(np.float32) if split else y
+    with_bias = b is not None and not split
+    kernel = gather_product(unsplit(tile), R, S, stride, dilate, 4 if C % 4 == 0 else 1, whole_taps, GN % 4 == 0, with_bias)
+    sizes = (GM, GN, padded(GN), *extents, tile.k_tiles(C * R * S))
+    args = (x, call.packed, b if with_bias else x, out, *(np.int32(size) for size in sizes))
+    made = [Launch(kernel, tile.grid(GM, GN), tile.threads, args, name=call.op)]
+    if split:
+        made.append(launch_sum_planes(out, b, y, GM * GN, GN, tile.split))
+    return made
+
+
+def padded(count: int) -> int:
+    """Columns of a packed weight: rounded up to whole 16-byte loads."""
+    return -(-count // 4) * 4
+
+
+def shape_of(call: Call) -> ConvShape:
+    """The convolution behind a call of fprop or dgrad."""
+    K, C, R, S = call.in_shapes[1]
+    N, _, H, W = (call.in_shapes if call.op == "conv_fprop" else call.out_shapes)[0]
+    return ConvShape(N, C, H, W, K, R, S, call.attrs["stride"], call.attrs["pad"])
+
+
+def bind_fprop(call: Call) -> list[Launch]:
+    """x (N,C,H,W), w (K,C,R,S)[, b (K)] -> y (N,K,P,Q)."""
+    c = shape_of(call)
+    b = call.ins[2] if len(call.ins) == 3 else None
+    extents = (c.C, c.H, c.W, c.P, c.Q, c.pad, c.pad)
+    return launches(call, call.ins[0], b, call.outs[0], c.N * c.P * c.Q, c.K, extents, c.R, c.S, c.stride, 1)
+
+
+def bind_dgrad(call: Call) -> list[Launch]:
+    """dy (N,K,P,Q), w (K,C,R,S) -> dx (N,C,H,W)."""
+    c = shape_of(call)
+    extents = (c.K, c.P, c.Q, c.H, c.W, c.R - 1 - c.pad, c.S - 1 - c.pad)
+    return launches(call, call.ins[0], None, call.outs[0], c.N * c.H * c.W, c.C, extents, c.R, c.S, 1, c.stride)
+
+
+def _packed_index(index: np.ndarray) -> np.ndarray:
+    """Index map of a packed weight: `index` (R,S,rows,columns) with its columns padded by -1, flat, int32."""
+    spare = padded(index.shape[3]) - index.shape[3]
+    return np.pad(index, ((0, 0), (0, 0), (0, 0), (0, spare)), constant_values=-1).astype(np.int32).reshape(-1)
+
+
+def pack_fprop(call: Call) -> np.ndarray:
+    """w (K,C,R,S) as [R][S][C][K]."""
+    w = call.in_shapes[1]
+    return _packed_index(np.arange(numel(w)).reshape(w).transpose(2, 3, 1, 0))
+
+
+def pack_dgrad(call: Call) -> np.ndarray:
+    """w (K,C,R,S) as [R][S][K][C], taps in reverse order."""
+    w = call.in_shapes[1]
+    return _packed_index(np.arange(numel(w)).reshape(w).transpose(2, 3, 0, 1)[::-1, ::-1])
+
+
+def tile(call: Call, multiprocessors: int) -> Tile:
+    """The tile of fprop and dgrad for this shape and number of multiprocessors."""
+    path = call.op.removeprefix("conv_")
+    c = shape_of(call)
+    channels = c.C if path == "fprop" else c.K
+    return choose(path, *c.gemm(path), channels, multiprocessors)
+
+
+def scratch(call: Call) -> int:
+    """Bytes of the partial outputs, if GK is split."""
+    return 4 * call.tile.split * numel(call.out_shapes[0]) if call.tile.split > 1 else 0
+
+
+OPS = {
+    "conv_fprop": Impl(bind_fprop, scratch, tile=tile, pack=pack_fprop),
+    "conv_dgrad": Impl(bind_dgrad, scratch, tile=tile, pack=pack_dgrad),
+    "conv_wgrad": Impl(im2col_wgrad.bind, im2col_wgrad.scratch, tile=im2col_wgrad.tile),
+}
+"""The convolutions of row `im2col`: every shape, NHWC, float32."""

@@ -1,0 +1,126 @@
+"""Weight gradient as one matrix product on CUDA cores (row `im2col`, fp32, NHWC), with the bias gradient on the way.
+
+    dw[k][(r,s,c)] = Σ_(n,p,q) dy[(n,p,q)][k] · x[(n,p,q) moved by tap (r,s)][c]        GM, GN, GK = K, RSC, NPQ
+    db[k]          = Σ_(n,p,q) dy[(n,p,q)][k]
+
+Both factors have GK, the pixels, down their rows and lie in memory as shared memory wants them: no transpose. There are
+few output tiles (18 of 128×128 for 128 filters of 256×3×3) and a long GK, so the pixels are always cut into parts
+(splitk.py), whose sum also brings the weights from [K][R][S][C] into (K,C,R,S) order.
+
+The bias gradient costs an addition for each dy that a thread loads anyway; only blocks that own the first columns keep it.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from nbcnn.cuda import cuda, f4, i4, i8, jit
+from nbcnn.ops.call import Call, Launch
+from nbcnn.ops.conv.loaders import gather_columns, lines_of_a_tile, matrix
+from nbcnn.ops.conv.register_tile import ALIGNMENT, Loader, block_corner, block_part, matrix_product, shared_floats, store_tile
+from nbcnn.ops.conv.splitk import launch_sum_filters
+from nbcnn.ops.conv.tiles import Tile, choose, unsplit
+from nbcnn.shapes import ConvShape
+
+
+def with_sums(loader: Loader, vector: int) -> Loader:
+    """`loader`, which also adds up what passes through a thread: `vector` sums at the end of `stage`."""
+    stash_alone, FLOATS = loader.stash, loader.floats
+
+    @jit(device=True)
+    def stash(stage, shared, at):
+        stash_alone(stage, shared, at)
+        for i in range(FLOATS):
+            stage[FLOATS + i % vector] += stage[i]
+
+    return Loader(loader.start, loader.fetch, stash, loader.pitch, loader.ints, FLOATS + vector)
+
+
+@functools.cache
+def pixel_product(tile: Tile, R: int, S: int, stride: int, vector_k: int, vector_c: int, whole_tiles: bool, lines: int, bias: bool) -> Any:
+    plain = matrix(tile, tile.BM, vector_k, whole_tiles)
+    A = with_sums(plain, vector_k) if bias else plain
+    B = gather_columns(tile, tile.BN, R, S, stride, vector_c, whole_tiles, lines)
+    product, store = matrix_product(tile, A, B), store_tile(tile, vector_c == 4, False)
+    corner, part = block_corner(tile), block_part(tile)
+    BM, ACC, FLOATS_A, FLOATS_B = tile.BM, tile.TM * tile.TN, A.floats, B.floats
+    MEMORY = shared_floats(tile, A, B)
+    SUMS, ACROSS = plain.floats, tile.BM // vector_k
+    ROWS = tile.threads // ACROSS
+
+    @jit(launch_bounds=(tile.threads, tile.blocks_per_multiprocessor))
+    def pixel_product_kernel(x, dy, dw, db, K, pixels, C, H, W, P, Q, pad, k_tiles):
+        """dw[z][k][(r,s,c)] = Σ_pixel dy[pixel][k] · x[pixel moved by (r,s)][c], db[z][k] = Σ_pixel dy[pixel][k], over part z.
+
+        gemm: GM = K, GN = R·S·C, GK = pixels = N·P·Q.
+        grid: (tiles of BM×BN, parts of k_tiles·BK pixels); owns: a block BM×BN, a thread TM×TN.
+        shared: 2·BK·(BM + BN)·4 bytes; moves per block: 4·GK/parts·(BM + BN) + 4·BM·BN bytes.
+        """
+        GN = i4(C * i4(R * S))
+        plane = i4(cuda.blockIdx.y)
+        m0, n0 = corner(GN)
+        first, last = part(pixels, k_tiles)
+        shared = cuda.shared.array(MEMORY, f4, ALIGNMENT)
+        acc = cuda.local.array(ACC, f4)
+        stage_a = cuda.local.array(FLOATS_A, f4)
+        stage_b = cuda.local.array(FLOATS_B, f4)
+        if bias:
+            for q in range(vector_k):
+                stage_a[SUMS + q] = f4(0)
+        product(acc, stage_a, stage_b, shared, dy, x, (pixels, K), (pixels, C, H, W, P, Q, pad), m0, n0, first, last)
+        store(acc, dw, dw, m0, n0, K, GN, plane)
+        if bias and n0 == i4(0):
+            # ROWS threads hold partial sums of the same filters: shared[row][filter], added in row order.
+            tid = i4(cuda.threadIdx.x)
+            for q in range(vector_k):
+                shared[tid // i4(ACROSS) * i4(BM) + tid % i4(ACROSS) * i4(vector_k) + i4(q)] = stage_a[SUMS + q]
+            cuda.syncthreads()
+            if tid < i4(BM) and m0 + tid < K:
+                total = f4(0)
+                for row in range(ROWS):
+                    total += shared[i4(row * BM) + tid]
+                db[i8(plane) * i8(K) + i8(m0 + tid)] = total
+
+    return pixel_product_kernel
+
+
+def shape_of(call: Call) -> ConvShape:
+    """The convolution behind a call of wgrad."""
+    N, C, H, W = call.in_shapes[0]
+    K, _, R, S = call.out_shapes[0]
+    return ConvShape(N, C, H, W, K, R, S, call.attrs["stride"], call.attrs["pad"])
+
+
+def bind(call: Call) -> list[Launch]:
+    """x (N,C,H,W), dy (N,K,P,Q) -> dw (K,C,R,S)[, db (K)]."""
+    c, tile = shape_of(call), call.tile
+    (x, dy), dw = call.ins, call.outs[0]
+    db = call.outs[1] if len(call.outs) == 2 else None
+    GM, GN, GK = c.gemm("wgrad")
+    partials = call.scratch.view(np.float32)
+    partials_b = partials[tile.split * GM * GN :] if db is not None else partials
+    widths = 4 if c.K % 4 == 0 else 1, 4 if c.C % 4 == 0 else 1
+    lines = lines_of_a_tile(tile, tile.BN, widths[1], c.P, c.Q)
+    kernel = pixel_product(unsplit(tile), c.R, c.S, c.stride, *widths, GK % tile.BK == 0, lines, db is not None)
+    sizes = (c.K, GK, c.C, c.H, c.W, c.P, c.Q, c.pad, tile.k_tiles(GK))
+    args = (x, dy, partials, partials_b, *(np.int32(size) for size in sizes))
+    return [
+        Launch(kernel, tile.grid(GM, GN), tile.threads, args, name=call.op),
+        launch_sum_filters(partials, partials_b, dw, db, c.K, c.C, c.R * c.S, tile.split),
+    ]
+
+
+def tile(call: Call, multiprocessors: int) -> Tile:
+    """The tile of wgrad for this shape and number of multiprocessors."""
+    c = shape_of(call)
+    GM, GN, GK = c.gemm("wgrad")
+    return choose("wgrad", GM, GN, GK, min(c.C, c.K) if c.C % 4 == 0 and c.K % 4 == 0 else 1, multiprocessors)
+
+
+def scratch(call: Call) -> int:
+    """Bytes of the partial weight gradients, and of the partial bias gradients behind them."""
+    GM, GN, _ = shape_of(call).gemm("wgrad")
+    return 4 * call.tile.split * (GM * GN + GM)

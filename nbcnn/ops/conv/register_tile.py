@@ -1,0 +1,233 @@
+"""The register-tiled matrix product that every implicit GEMM here is made of: D = A·B, a block owns BM×BN of D.
+
+A block walks the GK axis in tiles of BK. While its threads multiply one tile out of shared memory, the next one is
+already on its way from global memory into registers; it goes to the *other* half of shared memory when the
+multiplication is done, so one barrier a tile is enough:
+
+    fetch tile 0 -> registers -> shared[0]; barrier
+    repeat:  fetch tile t+1 -> registers    (loads in flight …)
+             multiply shared[t % 2]         (… behind BK·TM·TN FFMAs)
+             stash registers -> shared[(t+1) % 2]; barrier
+
+A thread owns TM×TN outputs as 4×4 patches, TM/4 of them down and TN/4 across, spread over the block tile: the lanes of a
+warp then read neighbouring float4s, without bank conflicts, and store neighbouring float4s.
+
+Where A and B come from is a `Loader`'s business (loaders.py): that is where a convolution differs from a plain GEMM.
+
+Source: the hierarchy of CUTLASS (github.com/NVIDIA/cutlass, "Efficient GEMM in CUDA"); register-staged double buffering as
+in S. Gray's maxas SGEMM (github.com/NervanaSystems/maxas/wiki/SGEMM).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from nbcnn.cuda import SIMULATOR, cuda, f4, i4, i8, jit, u4
+from nbcnn.ops.conv.tiles import Tile
+from nbcnn.ops.ptx.vector import shared_load4, store4
+
+ALIGNMENT = None if SIMULATOR else 16
+"""Alignment of shared arrays in bytes, as 16-byte loads need it (the simulator takes no such argument)."""
+
+
+@dataclass(frozen=True)
+class Loader:
+    """How one operand travels from global memory to a [BK][pitch] tile in shared memory: three device functions.
+
+    start(state, extents, origin, first)         work out, once, what this thread reads (origin: first row or column of the tile)
+    fetch(stage, array, state, extents, inside)  issue the loads of one tile into registers (none where `inside` is 0), advance
+    stash(stage, shared, begin)                  write the registers to the tile that begins at element `begin` of shared memory
+
+    `ints` and `floats` are the sizes of the register arrays `state` and `stage`.
+    """
+
+    start: Callable[..., None]
+    fetch: Callable[..., None]
+    stash: Callable[..., None]
+    pitch: int
+    ints: int
+    floats: int
+
+
+def in_sequence(functions: list[Any]) -> Any:
+    """One device function that calls each of `functions` with the same four arguments: a loop unrolled for certain.
+
+    The compiler does not reliably unroll a loop over a body this large, and register arrays need constant indices.
+    """
+
+    def both(one, other):
+        @jit(device=True)
+        def run(a, b, c, d):
+            one(a, b, c, d)
+            other(a, b, c, d)
+
+        return run
+
+    return functools.reduce(both, functions)
+
+
+def multiply(tile: Tile, pitch_a: int, pitch_b: int) -> Any:
+    """Device function (acc, shared, a, b): acc += the BK outer products of the shared tiles that begin at elements a and b."""
+    TM, TN, PA, PB = tile.TM, tile.TN, tile.TM // 4, tile.TN // 4
+    down, across = tile.BM // PA, tile.BN // PB
+
+    def outer_product(k):
+        at_a, at_b = k * pitch_a, k * pitch_b
+
+        @jit(device=True)
+        def run(acc, shared, a, b):
+            rA = cuda.local.array(TM, f4)
+            rB = cuda.local.array(TN, f4)
+            for i in range(PA):
+                v = shared_load4(shared, a + i4(at_a + i * down))
+                rA[4 * i], rA[4 * i + 1], rA[4 * i + 2], rA[4 * i + 3] = v[0], v[1], v[2], v[3]
+            for j in range(PB):
+                v = shared_load4(shared, b + i4(at_b + j * across))
+                rB[4 * j], rB[4 * j + 1], rB[4 * j + 2], rB[4 * j + 3] = v[0], v[1], v[2], v[3]
+            for i in range(TM):
+                for j in range(TN):
+                    acc[i * TN + j] += rA[i] * rB[j]
+
+        return run
+
+    return in_sequence([outer_product(k) for k in range(tile.BK)])
+
+
+@functools.cache
+def thread_corner(tile: Tile) -> Any:
+    """Device function () -> (row, column) of this thread's first 4×4 patch within the block tile.
+
+    The lanes of a warp stand 4 down and 8 across, or as nearly so as the tile is wide.
+    """
+    columns = tile.BN // tile.TN
+    LX = min(columns, 8)
+    LY, WX = 32 // LX, columns // LX
+
+    @jit(device=True)
+    def corner():
+        tid = i4(cuda.threadIdx.x)
+        lane, warp = i4(tid & i4(31)), i4(tid >> i4(5))
+        row = warp // i4(WX) * i4(LY) + lane // i4(LX)
+        column = warp % i4(WX) * i4(LX) + lane % i4(LX)
+        return i4(row * i4(4)), i4(column * i4(4))
+
+    return corner
+
+
+@jit(device=True)
+def quotient(a, b):
+    """a // b for non-negative int32, divided in 32 bits (signed operands would be divided in 64)."""
+    return i4(u4(a) // u4(b))
+
+
+@functools.cache
+def block_corner(tile: Tile) -> Any:
+    """Device function (GN) -> (m0, n0): the first row and column of the block's tile, blockIdx.x walking along GN first."""
+    BM, BN = tile.BM, tile.BN
+
+    @jit(device=True)
+    def corner(GN):
+        tile_m = quotient(i4(cuda.blockIdx.x), quotient(GN + i4(BN - 1), i4(BN)))
+        tile_n = i4(cuda.blockIdx.x) - tile_m * quotient(GN + i4(BN - 1), i4(BN))
+        return i4(tile_m * i4(BM)), i4(tile_n * i4(BN))
+
+    return corner
+
+
+@functools.cache
+def block_part(tile: Tile) -> Any:
+    """Device function (GK, k_tiles) -> (first, last): the k-tiles first … last-1 that are this block's, by blockIdx.y."""
+    BK = tile.BK
+
+    @jit(device=True)
+    def part(GK, k_tiles):
+        first = i4(i4(cuda.blockIdx.y) * k_tiles)
+        return first, min(i4(first + k_tiles), quotient(GK + i4(BK - 1), i4(BK)))
+
+    return part
+
+
+def shared_floats(tile: Tile, A: Loader, B: Loader) -> int:
+    """Floats of shared memory that `matrix_product` works in: two k-tiles of each operand."""
+    return 2 * tile.BK * (A.pitch + B.pitch)
+
+
+@functools.cache
+def matrix_product(tile: Tile, A: Loader, B: Loader) -> Any:
+    """Device function (acc, stage_a, stage_b, shared, a, b, extents_a, extents_b, m0, n0, first, last): acc = A·B.
+
+    The sum runs over the k-tiles first … last-1. acc holds TM·TN floats, stage_a and stage_b what their loaders ask for,
+    shared `shared_floats`; a barrier stands at the end, so the caller may use it at once.
+    """
+    AREA_A, HALF = tile.BK * A.pitch, tile.BK * (A.pitch + B.pitch)
+    INTS_A, INTS_B, ACC = A.ints, B.ints, tile.TM * tile.TN
+    start_a, fetch_a, stash_a, start_b, fetch_b, stash_b = A.start, A.fetch, A.stash, B.start, B.fetch, B.stash
+    product, corner = multiply(tile, A.pitch, B.pitch), thread_corner(tile)
+
+    @jit(device=True)
+    def run(acc, stage_a, stage_b, shared, a, b, extents_a, extents_b, m0, n0, first, last):
+        state_a = cuda.local.array(INTS_A, i4)
+        state_b = cuda.local.array(INTS_B, i4)
+        for i in range(ACC):
+            acc[i] = f4(0)
+        row, column = corner()
+        start_a(state_a, extents_a, m0, first)
+        start_b(state_b, extents_b, n0, first)
+        fetch_a(stage_a, a, state_a, extents_a, first < last)
+        fetch_b(stage_b, b, state_b, extents_b, first < last)
+        stash_a(stage_a, shared, i4(0))
+        stash_b(stage_b, shared, i4(AREA_A))
+        cuda.syncthreads()
+        half = i4(0)
+        k_tile = i4(first + i4(1))
+        while k_tile <= last:
+            # Not inside an `if`: the compiler would sink the loads below the FFMAs that are to hide them.
+            fetch_a(stage_a, a, state_a, extents_a, k_tile < last)
+            fetch_b(stage_b, b, state_b, extents_b, k_tile < last)
+            product(acc, shared, half + row, half + i4(AREA_A) + column)
+            half = i4(i4(HALF) - half)
+            stash_a(stage_a, shared, half)
+            stash_b(stage_b, shared, half + i4(AREA_A))
+            cuda.syncthreads()
+            k_tile = i4(k_tile + i4(1))
+
+    return run
+
+
+@functools.cache
+def store_tile(tile: Tile, vector: bool, bias: bool) -> Any:
+    """Device function (acc, out, b, m0, n0, GM, GN, plane): out[plane][m][n] = acc (+ b[n]) for the thread's outputs inside GM×GN.
+
+    `vector`: GN is a multiple of 4, so that rows of `out` can be written 16 bytes at a time.
+    """
+    TM, TN, PA, PB = tile.TM, tile.TN, tile.TM // 4, tile.TN // 4
+    down, across = tile.BM // PA, tile.BN // PB
+    corner = thread_corner(tile)
+
+    @jit(device=True)
+    def store(acc, out, b, m0, n0, GM, GN, plane):
+        row, column = corner()
+        for j in range(PB):
+            n = i4(n0 + column + i4(j * across))
+            shift = cuda.local.array(4, f4)
+            for q in range(4):
+                shift[q] = f4(0)
+                if bias and n + i4(q) < GN:
+                    shift[q] = b[n + i4(q)]
+            for i in range(TM):
+                m = i4(m0 + row + i4(i // 4 * down + i % 4))
+                if m < GM:
+                    at = (i8(plane) * i8(GM) + i8(m)) * i8(GN) + i8(n)
+                    p = i * TN + j * 4
+                    if vector:
+                        if n < GN:
+                            store4(out, at, acc[p] + shift[0], acc[p + 1] + shift[1], acc[p + 2] + shift[2], acc[p + 3] + shift[3])
+                    else:
+                        for q in range(4):
+                            if n + i4(q) < GN:
+                                out[at + i8(q)] = acc[p + q] + shift[q]
+
+    return store
