@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogFormatter, MaxNLocator
 
 from nbcnn import atomic
 
@@ -28,6 +28,8 @@ def curves(path: Path, rows: Sequence[dict[str, Any]], title: str) -> None:
     best = min(rows, key=lambda row: row["test_loss"])
     axes.set(yscale="log", xlabel="epoch", ylabel="loss (mean)")
     axes.set_title(f"{title}\nbest test loss {best['test_loss']:.5f} after epoch {best['epoch']}", fontsize=10)
+    axes.yaxis.set_major_formatter(LogFormatter())
+    axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(3, 1)))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(True, which="both", alpha=0.3)
     axes.legend()

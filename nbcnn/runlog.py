@@ -24,7 +24,7 @@ class RunError(Exception):
 
 
 class RunFolder:
-    """The files of one run. Creating one never touches a folder that has something in it."""
+    """The files of one run; nothing is made before something is written."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
@@ -48,20 +48,15 @@ class RunFolder:
         except OSError as error:
             raise OSError(error.errno, f"cannot write the run folder ({error.strerror}); choose another with --out", str(self.path)) from None
 
-    def create(self) -> None:
-        """Make the folder and its parents. Raises FileExistsError if it `is_taken`."""
-        if self.is_taken():
-            raise FileExistsError(17, "exists and is not empty", str(self.path))
-        self.path.mkdir(parents=True, exist_ok=True)
-
     def write_config(self, config: Mapping[str, Any]) -> None:
-        """Write config.json."""
-        atomic.replace_bytes(self.config_path, (json.dumps(config, indent=2) + "\n").encode())
+        """Write config.json, in a new folder if need be."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        atomic.replace_bytes(self.config_path, (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode())
 
     def read_config(self) -> dict[str, Any]:
         """The content of config.json. Raises RunError if it is missing or no JSON object."""
         try:
-            config = json.loads(self.config_path.read_text())
+            config = json.loads(self.config_path.read_text("utf-8"))
         except OSError as error:
             raise RunError(f"{self.path} is no run folder: {self.config_path.name} cannot be read ({error.strerror})") from None
         except ValueError as error:

@@ -6,6 +6,7 @@ At an epoch's end the state is copied out *before* the evaluation, so that an ev
 
 from __future__ import annotations
 
+import errno
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -101,7 +102,8 @@ class Trainer:
     learning_rates  the table that the session was made with; its length is that of the run, a whole number of epochs.
     log_every       training steps between two readings of the loss; 0: about one second.
     save_every      training steps between two checkpoints within an epoch; 0: only at its end.
-    metadata        strings that go into every checkpoint; `resume` refuses a checkpoint whose values differ.
+    identity        strings that say which run this is: they go into every checkpoint, and `resume` refuses other values.
+    notes           further strings for every checkpoint.
 
     Raises ValueError if the table does not end with an epoch.
     """
@@ -114,7 +116,8 @@ class Trainer:
         learning_rates: np.ndarray,
         log_every: int = 0,
         save_every: int = 0,
-        metadata: Mapping[str, str] | None = None,
+        identity: Mapping[str, str] | None = None,
+        notes: Mapping[str, str] | None = None,
         callbacks: Sequence[Callback] = (),
     ) -> None:
         self.session, self.learning_rates = session, learning_rates
@@ -125,12 +128,14 @@ class Trainer:
         self.run = run if isinstance(run, RunFolder) else RunFolder(run)
         self.run.path.mkdir(parents=True, exist_ok=True)
         self.callbacks = tuple(callbacks)
-        self.metadata = {**(metadata or {}), "epochs": str(self.epochs), "steps_per_epoch": str(session.steps_per_epoch)}
+        self.notes = dict(notes or {})
+        self.identity = {**(identity or {}), "epochs": str(self.epochs), "steps_per_epoch": str(session.steps_per_epoch)}
         self.step = 0
         self.rows: list[Row] = []
         self._epoch_seconds = 0.0
         self._test_seconds = 0.0
         self._saved: Path | None = None
+        self._kept: tuple[int, float, Tensors] = (0, 0.0, {})
         self._interval = log_every or 1
         self._mark = (0.0, 0)
 
@@ -150,7 +155,7 @@ class Trainer:
             self.step = int(metadata["step"])
         except (KeyError, ValueError) as error:
             raise CheckpointError(f"{path} was not written by a training run of nbcnn: {error} in its metadata") from None
-        for name, value in self.metadata.items():
+        for name, value in self.identity.items():
             if metadata.get(name) != value:
                 raise CheckpointError(f"{path} belongs to another run: its {name} is {metadata.get(name)}, this run's is {value}")
         try:
@@ -164,13 +169,17 @@ class Trainer:
         if len(self.rows) != done:
             raise CheckpointError(f"{self.run.path}: metrics.jsonl has {len(self.rows)} of the {done} epochs before {path.name}")
         self._saved = path
+        self._keep()
 
     def fit(self) -> Result:
         """Train to the end, or until SIGINT or SIGTERM (then `interrupted` is True and the state is saved).
 
         Signals are handled only in the main thread, and as before after return. Raises Diverged, and OSError if a
-        checkpoint cannot be written; the last good checkpoint stands.
+        checkpoint cannot be written; the last good checkpoint stands. Raises FileExistsError, before training, if the folder
+        holds the metrics of a run that this one does not continue.
         """
+        if len(self.run.rows()) != self.epochs_done:
+            raise FileExistsError(errno.EEXIST, "holds the metrics of another run", str(self.run.path))
         with Interrupts() as interrupts:
             try:
                 while self.epochs_done < self.epochs:
@@ -191,6 +200,7 @@ class Trainer:
         if self.step == start:
             self.session.begin_epoch(self.epochs_done)
             self._epoch_seconds = 0.0
+            self._keep()
         self._start_clock()
         while self.step < start + steps:
             self.session.step()
@@ -232,9 +242,9 @@ class Trainer:
         )
         self.rows.append(asdict(epoch))
         self.run.append(self.rows[-1])
-        self._save(snapshot, self.run.last)
         if best:
             self._save(snapshot, self.run.best)
+        self._save(snapshot, self.run.last)
         for callback in self.callbacks:
             callback.epoch(self, epoch)
         return interrupts.signal is None
@@ -253,6 +263,8 @@ class Trainer:
             raise self._diverged()
         if not steps:
             return status
+        if now - self._kept[1] >= READING_SECONDS:
+            self._keep()
         pace = seconds / steps
         if not self.log_every:
             self._interval = max(1, min(1000, int(READING_SECONDS / max(pace, 1e-9))))
@@ -282,17 +294,30 @@ class Trainer:
 
     def _save(self, tensors: Tensors, path: Path) -> None:
         position = {"step": self.step, "epochs_done": self.epochs_done, "epoch_seconds": self._epoch_seconds}
-        checkpoint.save(path, tensors, {**self.metadata, **{name: str(value) for name, value in position.items()}})
+        checkpoint.save(path, tensors, {**self.notes, **self.identity, **{name: str(value) for name, value in position.items()}})
         self._saved = path
 
+    def _keep(self) -> None:
+        """Remember the state in host memory: where `_origin` starts from."""
+        self._kept = (self.step, time.perf_counter(), self.session.state())
+
     def _diverged(self) -> Diverged:
-        where = self.session.first_nonfinite()
-        origin = f"first not finite: {where}" if where else "where it began cannot be told any more"
         saved = f"the last good checkpoint is {self._saved}" if self._saved else "no checkpoint had been saved yet"
-        return Diverged(
-            f"training diverged by step {self.step:,} (epoch {self.epochs_done + 1}): NaN or Inf; {origin}; {saved}. "
-            "A smaller --lr, --clip-norm 1 or --init torch usually helps"
-        )
+        advice = "a smaller --lr, --clip-norm 1 or --init torch usually helps"
+        return Diverged(f"training diverged: NaN or Inf in epoch {self.epochs_done + 1}, {self._origin()}; {saved}; {advice}")
+
+    def _origin(self) -> str:
+        """What was NaN or Inf first: the training steps since the last kept state are taken again, each one watched."""
+        start, _, tensors = self._kept
+        self.session.load_state(tensors)
+        for step in range(start, self.step):
+            self.session.step()
+            if self.session.status().nonfinite:
+                self.session.load_state(tensors)
+                for _ in range(start, step):
+                    self.session.step()
+                return f"training step {step + 1:,}, first in {self.session.first_nonfinite()}"
+        return f"not in the training steps {start + 1:,} to {self.step:,}, which are finite when repeated: in the evaluation"
 
     def _result(self, interrupts: Interrupts) -> Result:
         best = min(self.rows, key=lambda row: row["test_loss"], default=None)

@@ -9,8 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 OK, RUNTIME, USAGE, DATA, NO_GPU, MEMORY, DIVERGED = range(7)
 SIGINT, SIGTERM = 130, 143
@@ -27,7 +26,10 @@ MEANINGS = {
 }
 
 CODES = {
+    "nbcnn.net.UsageError": USAGE,
+    "nbcnn.graph.ShapeError": USAGE,
     "nbcnn.cuda.GpuUnavailable": NO_GPU,
+    "nbcnn.net.MemoryPlanError": MEMORY,
     "builtins.MemoryError": MEMORY,
 }
 """Exit codes of exceptions without an `exit_code` of their own, by module and name; a base class counts for its children."""
@@ -37,17 +39,6 @@ class UsageError(ValueError):
     """The command line asks for something that cannot be."""
 
     exit_code = USAGE
-
-
-@contextmanager
-def usage() -> Iterator[None]:
-    """Within, a ValueError is the user's: it becomes a UsageError with the same words (unless it has a code already)."""
-    try:
-        yield
-    except ValueError as error:
-        if hasattr(error, "exit_code"):
-            raise
-        raise UsageError(str(error)) from error
 
 
 def exit_code(error: BaseException) -> int:

@@ -32,6 +32,7 @@ class Parser(argparse.ArgumentParser):
         ends += ["exit codes:", *(f"  {code:<3} {meaning}" for code, meaning in errors.MEANINGS.items())]
         super().__init__(
             prog,
+            usage=f"{prog} [flags]" if "." in prog.split()[-1] else None,
             description=description,
             epilog="\n".join(ends),
             formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=28, width=110),

@@ -1,0 +1,145 @@
+"""Run a trained encoder over its data set and write the features: `python extract_features.py RUN`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from nbcnn.cli.errors import guarded
+from nbcnn.cli.flags import Parser, count, flag, one_of
+
+EXAMPLES = (
+    "python extract_features.py runs/20260101-120000-cifar10-im2col",
+    "python extract_features.py RUN --checkpoint best --out features-best",
+    "python extract_features.py RUN --limit 1000 --format csv --mode cpu",
+)
+
+
+def parser() -> Parser:
+    """The parser; a flag that is not given parses as None."""
+    made = Parser("python extract_features.py RUN", "Write the encoder's features of all training and test images of a run's data set.", EXAMPLES)
+    made.add_argument("run", metavar="RUN", help="run folder of train.py")
+    group = made.add_argument_group("data")
+    flag(group, "--checkpoint", one_of("best", "last"), "whose weights; best: lowest test loss", "last")
+    flag(group, "--data-dir", str, "folder with the data set's files", "the run's", metavar="DIR")
+    flag(group, "--limit", count(1), "only the first N images of each split", "all", "images")
+    group = made.add_argument_group("kernels")
+    flag(group, "--mode", one_of("auto", "cpu", "naive", "tiled", "im2col"), "how layers are computed", "auto")
+    flag(group, "--batch", count(1), "images at a time", 256, "images")
+    group = made.add_argument_group("output")
+    flag(
+        group,
+        "--out",
+        str,
+        "folder for the features; features in it are replaced when the new ones are complete",
+        "features/<dataset>",
+        metavar="DIR",
+    )
+    flag(group, "--format", one_of("npy", "csv"), "npy: memory-mapped arrays; csv: large and slow, but text", "npy")
+    flag(group, "--json", bool, "print the summary as one line of JSON", "off")
+    flag(group, "--quiet", bool, "no progress on stderr", "off")
+    return made
+
+
+def extract(flags: SimpleNamespace) -> int:
+    """Write the features that the flags describe; returns the exit code."""
+    from nbcnn import datasets
+    from nbcnn.features import FeatureWriter, Origin, publish
+    from nbcnn.runlog import RunFolder
+    from nbcnn.shapes import numel
+
+    def say(text: str) -> None:
+        if not flags.quiet:
+            print(text, file=sys.stderr, flush=True)
+
+    run = RunFolder(flags.run)
+    config = run.read_config()
+    saved = run.best if flags.checkpoint == "best" else run.last
+    data = datasets.load(config["data"]["name"], data_dir=flags.data_dir or config["flags"]["data_dir"], limit=flags.limit, log=say)
+    net = encoder(config, saved, flags.mode or "auto", data.train_images.shape[1:])
+
+    started = time.perf_counter()
+    batch = min(flags.batch or 256, len(data.train_images))
+    code = next(net.predict_batches(data.train_images[:batch], batch)).shape[1:]
+    say(f"{net.mode} on {net.device_name}, {data.name}, {saved}; ready in {time.perf_counter() - started:.2f} s")
+
+    out, storage, width = Path(flags.out or f"features/{data.name}"), flags.format or "npy", numel(code)
+    checksum = hashlib.sha256(saved.read_bytes()).hexdigest()
+    gpu = None if net.mode == "cpu" else net.device_name
+    origin = Origin(str(run.path), saved.name, checksum, data.name, data.source, data.classes, data.train_images.shape[1:], code, net.mode, gpu)
+    started, computing = time.perf_counter(), 0.0
+    train_count, test_count = len(data.train_images), len(data.test_images)
+    with (
+        FeatureWriter(out, "train", train_count, width, labels=data.train_labels, storage=storage) as train,
+        FeatureWriter(out, "test", test_count, width, labels=data.test_labels, storage=storage) as test,
+    ):
+        for writer, images in ((train, data.train_images), (test, data.test_images)):
+            computing += write_split(net, writer, images, batch, say)
+        identifier = publish(out, origin, train, test)
+    total, images = time.perf_counter() - started, train_count + test_count
+    print(summary(flags.json, out, data.name, net.mode, images, width, computing, total, identifier))
+    return 0
+
+
+def encoder(config: dict[str, Any], saved: Path, mode: str, shape: tuple[int, ...]) -> Any:
+    """The encoder of the run's network, with the weights of the checkpoint `saved`.
+
+    Raises CheckpointError if they are missing or do not fit.
+    """
+    from nbcnn import checkpoint, models
+    from nbcnn.net import Net
+    from nbcnn.params import ParameterError
+
+    tensors, _ = checkpoint.load(saved)
+    layers = {"autoencoder": models.autoencoder}[config["flags"]["model"]](channels=shape[0])
+    net = Net(models.encoder(layers), shape, mode=mode)
+    try:
+        net.params.load_dict({name: tensors[f"param.{name}"] for name in net.params.names if f"param.{name}" in tensors})
+    except ParameterError as error:
+        raise checkpoint.CheckpointError(f"{saved} does not fit this network: {error}") from error
+    return net
+
+
+def write_split(net: Any, writer: Any, images: Any, batch: int, say: Any) -> float:
+    """Write the features of `images`; returns the seconds of computing, disk excluded."""
+    computing, at, told = 0.0, 0, time.perf_counter()
+    blocks = net.predict_batches(images, batch)
+    while at < len(images):
+        started = time.perf_counter()
+        block = next(blocks)
+        computing += time.perf_counter() - started
+        writer.write(at, block.reshape(len(block), -1))
+        at += len(block)
+        if time.perf_counter() - told > 5:
+            told = time.perf_counter()
+            say(f"{writer.split}: {at:,} of {len(images):,} images")
+    return computing
+
+
+def summary(as_json: bool, out: Path, dataset: str, mode: str, images: int, width: int, computing: float, total: float, identifier: str) -> str:
+    """What was written and how fast: three lines, or one of JSON. Seconds exclude compiling."""
+    if as_json:
+        found = {"features": str(out), "dataset": dataset, "mode": mode, "images": images, "width": width}
+        return json.dumps(found | {"compute_seconds": computing, "total_seconds": total, "sha256": identifier})
+    return "\n".join(
+        (
+            f"{dataset}, {mode}: {images:,} images × {width:,} features in {out}",
+            f"{computing:.2f} s disk excluded ({images / computing:,.0f} images/s), {total:.2f} s with it ({images / total:,.0f} images/s)",
+            f"next: python -m nbcnn classify {out}",
+        )
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Parse `argv` and extract; returns the exit code."""
+    flags = parser().parse_args(argv)
+    return guarded(lambda: extract(flags))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

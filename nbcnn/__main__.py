@@ -1,0 +1,50 @@
+"""`python -m nbcnn COMMAND` and the console script `nbcnn`: picks the command's module and lets it parse the rest."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+from nbcnn import __version__
+from nbcnn.cli.errors import USAGE
+from nbcnn.cli.flags import nearest
+
+COMMANDS = {
+    "env": "versions, driver and GPU; what works on this machine and what to install",
+    "classify": "train and judge a support vector machine on extracted features",
+    "gradcheck": "check every op of every mode against its float64 reference",
+}
+"""What there is; each is the module nbcnn.cli.COMMAND with `main(argv) -> exit code`."""
+
+HELP = "\n".join(
+    (
+        f"nbcnn {__version__}: convolutional networks trained by Numba-CUDA kernels",
+        "",
+        "usage: python -m nbcnn COMMAND [flags]      (COMMAND --help lists its flags)",
+        "",
+        *(f"  {name:12} {text}" for name, text in COMMANDS.items()),
+        "",
+        "to train: python train.py        to extract features: python extract_features.py RUN",
+    )
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command that `argv` names; returns its exit code, 2 for an unknown one."""
+    given = list(sys.argv[1:] if argv is None else argv) or ["--help"]
+    name, rest = given[0], given[1:]
+    if name in ("-h", "--help"):
+        print(HELP)
+        return 0
+    if name == "--version":
+        print(__version__)
+        return 0
+    if name not in COMMANDS:
+        print(f"nbcnn: error: no command {name!r}{nearest(name, tuple(COMMANDS))}\n  python -m nbcnn --help lists them", file=sys.stderr)
+        return USAGE
+    return int(importlib.import_module(f"nbcnn.cli.{name}").main(rest))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,71 @@
+"""What train.py says: the header before, the summary after."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from dataclasses import asdict
+from types import SimpleNamespace
+from typing import Any
+
+from nbcnn import __version__
+from nbcnn.callbacks import duration, rate
+from nbcnn.datasets import Dataset
+from nbcnn.explain import summary as layer_table
+from nbcnn.runlog import RunFolder
+from nbcnn.trainer import Result
+
+
+def explanation(session: Any) -> str:
+    """The answer to --explain: layers, planned memory, the plan of one training step."""
+    net = session.net
+    return "\n".join(
+        ("layers", layer_table(net.layers, net.input_shape), "", "memory", *_memory(session), "", "one training step", session.explain())
+    )
+
+
+def header(flags: SimpleNamespace, data: Dataset, session: Any, run: RunFolder) -> str:
+    """What was decided, and why, before training starts."""
+    net = session.net
+    momentum = f", momentum {flags.momentum:g}" if flags.momentum else ""
+    shape = "×".join(map(str, net.input_shape))
+    source = textwrap.fill(data.source, 100, initial_indent=" " * 11, subsequent_indent=" " * 11)
+    planned, resident = sum(session.planned_bytes.values()) / 2**20, session.planned_bytes["data set"] / 2**20
+    lines = [
+        f"nbcnn {__version__}",
+        f"  mode     {net.mode}, {net.precision} ({net.why})",
+        f"  device   {net.device_name}",
+        f"  data     {data.name}: {len(data.train_images):,} training and {len(data.test_images):,} test images of {shape}",
+        source,
+        f"  model    {flags.model}, {net.params.count:,} parameters, {flags.init} initialisation, seed {flags.seed}",
+        f"  recipe   {flags.recipe}: {flags.optimizer}, lr {flags.lr:g} {flags.schedule}{momentum}, batch {flags.batch}, {flags.epochs} epochs",
+        f"  memory   {planned:,.1f} MiB planned, of which the data set {resident:,.1f}",
+        f"  steps    {session.steps_per_epoch:,} training steps per epoch",
+        f"  run      {run.path}",
+    ]
+    lines += [f"  note     {fallback}" for fallback in net.fallbacks(session.plans["train", flags.batch])]
+    return "\n".join(lines)
+
+
+def _memory(session: Any) -> list[str]:
+    parts = [*session.planned_bytes.items(), ("total", sum(session.planned_bytes.values()))]
+    return [f"{name:40} {nbytes / 2**20:10,.1f} MiB" for name, nbytes in parts]
+
+
+def summary(result: Result, data: Dataset, session: Any, run: RunFolder, as_json: bool) -> str:
+    """How the run ended: a few lines, or one line of JSON."""
+    net = session.net
+    if as_json:
+        where = {"run": str(run.path), "dataset": data.name, "mode": net.mode, "precision": net.precision, "device": net.device_name}
+        return json.dumps(where | asdict(result))
+    if result.interrupted:
+        return f"stopped at training step {result.step:,} and saved; continue with\n  python train.py --resume {run.path}"
+    return "\n".join(
+        (
+            f"{data.name}, {net.mode} {net.precision}, {result.epochs} epochs: test loss {result.test_loss:.5f}, train loss {result.train_loss:.5f}",
+            f"best test loss {result.best_loss:.5f}, epoch {result.best_epoch}",
+            f"trained {result.step:,} steps in {duration(result.seconds)}, {rate(result.images_per_second)} images/s",
+            f"run folder {run.path}: metrics.csv, curves.png, reconstructions.png, checkpoints",
+            f"next: python extract_features.py {run.path}",
+        )
+    )

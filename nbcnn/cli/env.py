@@ -1,0 +1,163 @@
+"""`python -m nbcnn env`: versions, driver and GPU; what works on this machine, and what to install for the rest."""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from nbcnn import __version__
+from nbcnn.cli.errors import OK, guarded
+from nbcnn.cli.flags import Parser, flag
+
+PACKAGES = ("numpy", "numba", "numba-cuda", "llvmlite", "scikit-learn", "matplotlib", "cuda-bindings", "cuda-core")
+_TOOLKIT = re.compile(r"nvidia-(cuda-nvrtc|cuda-nvcc|cuda-runtime|nvvm|nvjitlink|cuda-cccl)(-cu\d+)?|cuda-toolkit")
+
+
+def parser() -> Parser:
+    examples = ("python -m nbcnn env", "python -m nbcnn env --json", "NUMBA_ENABLE_CUDASIM=1 python -m nbcnn env")
+    made = Parser("python -m nbcnn env", "Say what this machine has, what of nbcnn works on it, and what to install for the rest.", examples)
+    flag(made.add_argument_group("output"), "--json", bool, "print one line of JSON", "off")
+    return made
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the report; returns 0 also where nothing works, because saying so is the job."""
+    flags = parser().parse_args(argv)
+
+    def run() -> int:
+        found = report()
+        print(json.dumps(found) if flags.json else text(found))
+        return OK
+
+    return guarded(run)
+
+
+def report() -> dict[str, Any]:
+    """Everything that the command prints, ready for JSON."""
+    versions = {"nbcnn": __version__, "python": platform.python_version()} | {name: _version(name) for name in PACKAGES}
+    toolkit = {name: _version(name) for name in _toolkit_wheels()}
+    driver, gpus, problem = _driver(), *_gpus()
+    compiles = _compile_problem()
+    works = {
+        "cpu": None,
+        "gpu": problem,
+        "compile": compiles,
+        "simulator": None,
+    }
+    return {
+        "versions": versions,
+        "toolkit": toolkit,
+        "driver": driver,
+        "gpus": gpus,
+        "works": {name: reason is None for name, reason in works.items()},
+        "reasons": {name: reason for name, reason in works.items() if reason is not None},
+        "advice": _advice(driver, problem, compiles),
+    }
+
+
+def text(found: dict[str, Any]) -> str:
+    """The report for people."""
+    lines = ["versions", *_table(found["versions"]), "", "CUDA toolkit wheels", *(_table(found["toolkit"]) or ["  none found"]), ""]
+    lines += ["driver and GPUs", f"  driver         {found['driver'] or 'none found'}"]
+    lines += [
+        f"  GPU {at}          {gpu['name']}, compute capability {gpu['compute_capability']}, {gpu['memory_bytes'] / 2**30:.1f} GiB"
+        for at, gpu in enumerate(found["gpus"])
+    ]
+    titles = {
+        "cpu": "--mode cpu",
+        "gpu": "GPU modes (naive, tiled, im2col)",
+        "compile": "compiling kernels without running them",
+        "simulator": "simulator (NUMBA_ENABLE_CUDASIM=1)",
+    }
+    lines += ["", "what works"]
+    lines += [
+        f"  {'yes' if works else 'no ':4} {titles[name]}{'' if works else ': ' + found['reasons'][name]}" for name, works in found["works"].items()
+    ]
+    return "\n".join([*lines, "", "advice", *(f"  {line}" for line in found["advice"])])
+
+
+def _table(versions: dict[str, str | None]) -> list[str]:
+    return [f"  {name:26} {version or 'not installed'}" for name, version in versions.items()]
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _toolkit_wheels() -> list[str]:
+    names = {str(found.metadata["Name"]).lower() for found in metadata.distributions() if found.metadata["Name"]}
+    return sorted(name for name in names if _TOOLKIT.fullmatch(name))
+
+
+def _driver() -> str | None:
+    """The NVIDIA kernel driver's version, as Linux shows it; None without one."""
+    try:
+        first = Path("/proc/driver/nvidia/version").read_text().splitlines()[0]
+    except (OSError, IndexError):
+        return None
+    number = re.search(r"\b\d+\.\d+(\.\d+)?\b", first)
+    return number.group() if number else first
+
+
+def _gpus() -> tuple[list[dict[str, Any]], str | None]:
+    """The visible GPUs, and None or the reason why kernels cannot run on one."""
+    from nbcnn.cuda import SIMULATOR, cuda, gpu_missing
+
+    if SIMULATOR:
+        return [], "NUMBA_ENABLE_CUDASIM=1 puts the simulator in the GPU's place"
+    missing = gpu_missing()
+    if missing:
+        return [], " ".join(missing.split())
+    made = []
+    for device in cuda.gpus:
+        with device:
+            total = cuda.current_context().get_memory_info().total
+            name = device.name.decode() if isinstance(device.name, bytes) else str(device.name)
+            made.append({"name": name, "compute_capability": ".".join(map(str, device.compute_capability)), "memory_bytes": int(total)})
+    return made, None
+
+
+def _compile_problem() -> str | None:
+    """None if kernels compile here (it needs the toolkit's wheels, not a GPU), else the reason."""
+    from nbcnn.cuda import SIMULATOR
+
+    if SIMULATOR:
+        return "NUMBA_ENABLE_CUDASIM=1 puts the simulator in the compiler's place"
+    from nbcnn.cuda import jit, types
+    from nbcnn.ops.static import compile_kernel
+
+    def first_is_one(x):
+        x[0] = 1
+
+    try:
+        compile_kernel(jit()(first_is_one), (types.Array(types.float32, 1, "C"),), "75")
+    except Exception as error:  # a missing or broken toolkit raises whatever the layer that notices it raises
+        return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    return None
+
+
+def _advice(driver: str | None, gpu_problem: str | None, compile_problem: str | None) -> list[str]:
+    from nbcnn.cuda import SIMULATOR
+
+    if SIMULATOR:
+        return ["the simulator is on; without NUMBA_ENABLE_CUDASIM=1 this command says what the GPU can do"]
+    if gpu_problem is None and compile_problem is None:
+        return ["everything works: python train.py"]
+    if driver is None:
+        lines = ["no NVIDIA driver: python train.py uses the CPU; a GPU needs NVIDIA's driver first"]
+    else:
+        lines = [] if compile_problem is not None else [f"the driver is there, but no GPU can be used: {gpu_problem}"]
+    if compile_problem is not None:
+        # Drivers from 580 on run CUDA 13; older ones CUDA 12.
+        major = int(driver.split(".")[0]) if driver and driver[0].isdigit() else 580
+        extra = "cu13" if major >= 580 else "cu12"
+        lines.append(f'the CUDA compiler is missing or broken: pip install "nbcnn[{extra}]"' + ("" if driver else "  (cu12 for drivers before 580)"))
+    return lines

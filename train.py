@@ -1,0 +1,80 @@
+"""Train a network: flags → data, net, session → Trainer. `python train.py --help` lists the flags."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+from nbcnn.cli import train_flags
+from nbcnn.cli.errors import guarded
+
+
+def train(given: SimpleNamespace) -> int:
+    """Run the training that the flags describe; returns the exit code."""
+    from nbcnn import datasets, models
+    from nbcnn.callbacks import Plots, Progress
+    from nbcnn.cli import describe, train_run
+    from nbcnn.net import Net, choose_mode
+    from nbcnn.session import TrainingSession
+    from nbcnn.trainer import Trainer
+
+    def say(text: str) -> None:
+        if text and not flags.quiet:
+            print(text, file=sys.stderr, flush=True)
+
+    start = train_run.start(given)
+    flags = start.flags
+    row, _ = choose_mode(flags.mode, flags.precision)
+    if row.mode == "cpu":
+        say(train_flags.on_cpu(flags))
+    data = datasets.load(flags.dataset, data_dir=flags.data_dir, limit=flags.limit, log=say)
+
+    shape, rates = data.train_images.shape[1:], train_run.rates(flags, len(data.train_images))
+    layers = {"autoencoder": models.autoencoder}[flags.model](channels=shape[0])
+    tiles = start.tiles(row.mode, row.precision)
+    net = Net(layers, shape, mode=flags.mode, precision=flags.precision, seed=flags.seed, init=flags.init, strict=flags.strict, tiles=tiles)
+    session = TrainingSession(
+        net,
+        data.train_images,
+        optimizer=train_run.optimizer(flags),
+        learning_rates=rates,
+        batch=flags.batch,
+        seed=flags.seed,
+        flip=flags.flip,
+        test_images=data.test_images,
+    )
+    if flags.explain:
+        print(describe.explanation(session))
+        return 0
+
+    run = start.folder or train_run.new_folder(data, net.mode)
+    progress = [] if flags.quiet else [Progress(every_reading=flags.log_every > 0)]
+    plots = Plots(f"{data.name}, {flags.model}, {net.mode} {net.precision}", data.test_images[:8])
+    trainer = Trainer(
+        session,
+        run,
+        learning_rates=rates,
+        log_every=flags.log_every,
+        save_every=flags.save_every,
+        identity=train_run.identity(flags, data),
+        notes=train_run.notes(net, session),
+        callbacks=[*progress, plots],
+    )
+    if start.checkpoint:
+        trainer.resume(start.checkpoint)
+    else:
+        run.write_config(train_run.config(flags, data, net, session))
+    say(describe.header(flags, data, session, run))
+    result = trainer.fit()
+    print(describe.summary(result, data, session, run, flags.json))
+    return result.exit_code
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Parse `argv` and train; returns the exit code."""
+    given = train_flags.parse(argv)
+    return guarded(lambda: train(given))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
