@@ -1,0 +1,180 @@
+"""Convolution out of a thin source (at most 4 channels): conv_fprop of a first layer, conv_dgrad of a last one.
+
+The whole of GK = R·S·C (27 for 3×3 over RGB) fits into shared shared, so a block loads its filters once and then
+walks over pixel tiles: per tile one im2col of BM pixels, one product, one coalesced write of BM×BN outputs.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from nbcnn.cuda import cuda, f4, i4, i8, jit, types, u4
+from nbcnn.ops.call import Call, Launch
+from nbcnn.ops.conv.register_tile import ALIGNMENT, in_sequence
+from nbcnn.ops.conv.thin_shape import correlation, filter_index, split_pixel, step_pixel
+from nbcnn.ops.ptx.vector import load1_if, load4_if, shared_load4, shared_store4, store4
+
+
+@dataclass(frozen=True)
+class GatherTile:
+    """BM pixels × BN channels a block, TM × TN a thread; `walkers` blocks share the pixel tiles, `resident` on a multiprocessor."""
+
+    BM: int
+    BN: int
+    TM: int
+    TN: int
+    resident: int
+    walkers: int
+
+    @property
+    def threads(self) -> int:
+        return (self.BM // self.TM) * (self.BN // self.TN)
+
+
+def pack(call: Call) -> np.ndarray:
+    """Weight index of filter[(r,s,c), k], row by row."""
+    return filter_index(call).transpose(2, 3, 1, 0).reshape(-1)
+
+
+@functools.cache
+def kernel(R: int, S: int, C: int, has_bias: bool, BM: int, BN: int, TM: int, TN: int, resident: int) -> Any:
+    """The gather kernel for one window, thin channel count and tile."""
+    TAPS, GK = R * S, R * S * C
+    ROW_A, ROW_W = S * C * BM, S * C * BN
+    TX, TY = BN // TN, BM // TM
+    T = TX * TY
+    # Threads that share the im2col row of one pixel, each with every GROUPS-th tap.
+    GROUPS = T // BM
+    LOADS = -(-TAPS // GROUPS)
+    STAGED, A_ELEMENTS, W_ELEMENTS = LOADS * C, GK * BM, (GK + 1) * BN
+    WARPS_X, ROW_STEP, COL_STEP, VM, VN = TX // 8, TY * 4, TX * 4, TM // 4, TN // 4
+
+    @jit(device=True)
+    def fetch(staged, x, inside, n, p, q, group, H, W, top, left):
+        for i in range(LOADS):
+            tap = i4(group + i * GROUPS)
+            r = i4(u4(tap) // u4(S))
+            h = i4(p + r - top)
+            w = i4(q + tap - r * S - left)
+            # As unsigned numbers, negative coordinates lie beyond any extent.
+            ok = inside & (tap < i4(TAPS)) & (u4(h) < u4(H)) & (u4(w) < u4(W))
+            at = i4(i4(n * H + h) * W + w)
+            for c in range(C):
+                staged[i * C + c] = load1_if(x, at * C + c, ok)
+
+    def make_product(k):
+        @jit(device=True)
+        def product(acc, shared, a, b):
+            rA = cuda.local.array(TM, f4)
+            rW = cuda.local.array(TN, f4)
+            for v in range(VM):
+                rA[4 * v], rA[4 * v + 1], rA[4 * v + 2], rA[4 * v + 3] = shared_load4(shared, i4(a + (k * BM + v * ROW_STEP)))
+            for v in range(VN):
+                rW[4 * v], rW[4 * v + 1], rW[4 * v + 2], rW[4 * v + 3] = shared_load4(shared, i4(b + (k * BN + v * COL_STEP)))
+            for i in range(TM):
+                for j in range(TN):
+                    acc[i, j] += rA[i] * rW[j]
+
+        return product
+
+    filter_row = in_sequence([make_product(k) for k in range(S * C)])
+    MEMORY = A_ELEMENTS + W_ELEMENTS
+
+    @jit(launch_bounds=(T, resident))
+    def thin_gather_kernel(x, w, bias, y, M, H, W, P, Q, K, top, left, dn, dp, dq):
+        """y[m,k] = b[k] + Σ_{r,s,c} x[n, p+r-top, q+s-left, c] · w[(r,s,c), k], pixel m = (n,p,q).
+
+        gemm   M = NPQ pixels × K channels × R·S·C
+        grid   (walkers over pixel tiles, ⌈K/BN⌉), block TX·TY; block owns BM×BN outputs a step, thread TM×TN
+        shared 4·R·S·C·(BM + BN) bytes
+        moves  4·(M·C + M·K) bytes, and the filters once a block
+        """
+        shared = cuda.shared.array(MEMORY, f4, ALIGNMENT)
+        acc = cuda.local.array((TM, TN), f4)
+        staged = cuda.local.array(STAGED, f4)
+
+        t = i4(cuda.threadIdx.x)
+        lane, warp = u4(t) & u4(31), u4(t) >> u4(5)
+        col = i4((u4(warp) % u4(WARPS_X) * u4(8) + (u4(lane) & u4(7))) * u4(4))
+        row = i4((u4(warp) // u4(WARPS_X) * u4(4) + (u4(lane) >> u4(3))) * u4(4))
+        n0 = i4(cuda.blockIdx.y * BN)
+        columns_left = i4(K - n0 - col)
+
+        # Row GK of the filters is the bias: the accumulators start from it.
+        e = i4(t * 4)
+        while e < i4(W_ELEMENTS):
+            k = i4(u4(e) // u4(BN))
+            c = i4(n0 + e - k * BN)
+            f = load4_if(w, i4(k * K + c), (c < K) & (k < i4(GK)))
+            shared_store4(shared, i4(A_ELEMENTS + e), f[0], f[1], f[2], f[3])
+            e = i4(e + 4 * T)
+        if has_bias:
+            cuda.syncthreads()
+            e = t
+            while e < i4(BN):
+                if i4(n0 + e) < K:
+                    shared[types.uint64(A_ELEMENTS + GK * BN + e)] = bias[types.uint64(n0 + e)]
+                e = i4(e + T)
+
+        pixel, group = i4(u4(t) % u4(BM)), i4(u4(t) // u4(BM))
+        store = i4(group * (C * BM) + pixel)
+        m0 = i4(cuda.blockIdx.x * BM)
+        stride = i4(cuda.gridDim.x * BM)
+        n, p, q = split_pixel(i4(m0 + pixel), P, Q)
+        fetch(staged, x, i4(m0 + pixel) < M, n, p, q, group, H, W, top, left)
+        while m0 < M:
+            cuda.syncthreads()
+            for i in range(LOADS):
+                if i4(group + i * GROUPS) < i4(TAPS):
+                    for c in range(C):
+                        shared[types.uint64(store + (i * GROUPS * C + c) * BM)] = staged[i * C + c]
+            cuda.syncthreads()
+            # The next tile's pixels travel while this tile is multiplied.
+            n, p, q = step_pixel(n, p, q, dn, dp, dq, P, Q)
+            fetch(staged, x, i4(m0 + stride + pixel) < M, n, p, q, group, H, W, top, left)
+            for v in range(VN):
+                f = shared_load4(shared, i4(col + (A_ELEMENTS + GK * BN + v * COL_STEP)))
+                for i in range(TM):
+                    acc[i, 4 * v], acc[i, 4 * v + 1], acc[i, 4 * v + 2], acc[i, 4 * v + 3] = f
+            r = i4(0)
+            while r < i4(R):
+                filter_row(acc, shared, i4(row + r * ROW_A), i4(col + A_ELEMENTS + r * ROW_W))
+                r = i4(r + 1)
+            rows_left, at = i4(M - m0 - row), i8(m0 + row) * K + (n0 + col)
+            for i in range(TM):
+                down = (i // 4) * ROW_STEP + i % 4
+                for v in range(VN):
+                    if (i4(down) < rows_left) & (i4(v * COL_STEP) < columns_left):
+                        store4(y, at + (down * K + v * COL_STEP), acc[i, 4 * v], acc[i, 4 * v + 1], acc[i, 4 * v + 2], acc[i, 4 * v + 3])
+            m0 = i4(m0 + stride)
+
+    return thin_gather_kernel
+
+
+def scratch(call: Call) -> int:
+    return 0
+
+
+def tile(call: Call, multiprocessors: int) -> GatherTile:
+    """Large tiles where they fill the GPU, small ones where they would leave most of it idle."""
+    g = correlation(call)
+    pixels = g.N * g.P * g.Q
+    BM, BN, TM, TN, resident = (64, 256, 8, 8, 2) if pixels >= 128 * multiprocessors and g.K > 128 else (32, 64, 4, 4, 4)
+    return GatherTile(BM, BN, TM, TN, resident, max(1, multiprocessors * resident // -(-g.K // BN)))
+
+
+def bind(call: Call) -> list[Launch]:
+    g, tile = correlation(call), call.tile
+    bias = call.ins[2] if len(call.ins) > 2 else None
+    run = kernel(g.R, g.S, g.C, bias is not None, tile.BM, tile.BN, tile.TM, tile.TN, tile.resident)
+    pixels = g.N * g.P * g.Q
+    grid = (min(tile.walkers, -(-pixels // tile.BM)), -(-g.K // tile.BN))
+    image, rest = divmod(grid[0] * tile.BM, g.P * g.Q)
+    step = (image, *divmod(rest, g.Q))
+    sizes = [np.int32(v) for v in (pixels, g.H, g.W, g.P, g.Q, g.K, g.top, g.left, *step)]
+    b = call.packed if bias is None else bias
+    return [Launch(run, grid, tile.threads, (call.ins[0], call.packed, b, call.outs[0], *sizes))]

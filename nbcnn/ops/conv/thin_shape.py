@@ -1,0 +1,105 @@
+"""What the thin convolution kernels share: their view of a call, and the walk over pixels.
+
+With stride 1 the input gradient is itself a convolution: of dy with the filters turned by 180 degrees and their two
+channel axes exchanged. So fprop and dgrad are both the correlation
+
+    target[n,k,p,q] = Σ_{c,r,s} source[n,c,p+r-top,q+s-left] · filter[k,c,r,s]
+
+and which kernel runs it depends only on which side has few channels: the source (gather) or the target (scatter).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from nbcnn.cuda import i4, jit, u4
+from nbcnn.ops.call import Call
+from nbcnn.shapes import numel
+
+THIN = 4
+"""Most channels a thin side has."""
+WINDOW = 25
+"""Most taps (R·S) of a filter here: all taps of all thin channels stay in registers and shared memory."""
+
+
+@dataclass(frozen=True)
+class Correlation:
+    """Extents of target = source ⋆ filter with stride 1; source (N,C,H,W), target (N,K,P,Q), filter (K,C,R,S)."""
+
+    N: int
+    C: int
+    H: int
+    W: int
+    K: int
+    P: int
+    Q: int
+    R: int
+    S: int
+    top: int
+    left: int
+
+    @property
+    def taps(self) -> int:
+        return self.R * self.S
+
+
+def correlation(call: Call) -> Correlation:
+    """The correlation that a conv_fprop or conv_dgrad call computes."""
+    (N, C, H, W), (_, K, P, Q) = call.in_shapes[0], call.out_shapes[0]
+    R, S = call.in_shapes[1][2:]
+    pad = call.attrs["pad"]
+    top, left = (pad, pad) if call.op == "conv_fprop" else (R - 1 - pad, S - 1 - pad)
+    return Correlation(N, C, H, W, K, P, Q, R, S, top, left)
+
+
+def filter_index(call: Call) -> np.ndarray:
+    """(K,C,R,S) positions of `correlation(call)`'s filter in the flat weight of the call."""
+    shape = call.in_shapes[1]
+    index = np.arange(numel(shape), dtype=np.int32).reshape(shape)
+    return index if call.op == "conv_fprop" else index.transpose(1, 0, 2, 3)[:, :, ::-1, ::-1]
+
+
+def refusal(call: Call, filter_shape: tuple[int, ...], images: tuple[tuple[int, ...], ...]) -> str | None:
+    """None if the thin kernels serve the call, else the reason in words. `filter_shape` is (K,C,R,S)."""
+    K, C, R, S = filter_shape
+    thin, wide = min(K, C), max(K, C)
+    if call.layout != "NHWC":
+        return "the thin kernels read images stored NHWC"
+    if call.attrs["stride"] != 1:
+        return f"the thin kernels have stride 1, not {call.attrs['stride']}"
+    if thin > THIN:
+        return f"neither side is thin: {C} to {K} channels, at most {THIN} on one side"
+    if wide < 4 * THIN or wide % 4:
+        return f"the wide side has {wide} channels, not a multiple of 4 that is at least {4 * THIN}"
+    if R * S > WINDOW:
+        return f"a window of {R}×{S} has more than {WINDOW} taps"
+    if max(numel(shape) for shape in images) >= 2**31:
+        return "an image tensor has 2^31 elements or more; element offsets are 32-bit"
+    return None
+
+
+@jit(device=True)
+def split_pixel(m, P, Q):
+    """(n, p, q) of pixel m of images of P×Q pixels; m ≥ 0."""
+    plane = i4(P * Q)
+    image = i4(u4(m) // u4(plane))
+    rest = i4(m - image * plane)
+    row = i4(u4(rest) // u4(Q))
+    return image, row, i4(rest - row * Q)
+
+
+@jit(device=True)
+def step_pixel(n, p, q, dn, dp, dq, P, Q):
+    """(n, p, q) plus (dn, dp, dq) with carries: a walk in equal steps without divisions."""
+    q = i4(q + dq)
+    p = i4(p + dp)
+    n = i4(n + dn)
+    if q >= Q:
+        q = i4(q - Q)
+        p = i4(p + i4(1))
+    if p >= P:
+        p = i4(p - P)
+        n = i4(n + i4(1))
+    return n, p, q

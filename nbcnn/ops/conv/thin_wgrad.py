@@ -1,0 +1,334 @@
+"""Weight and bias gradients of a convolution with one thin side (at most 4 channels).
+
+Call the image tensor of the side with many channels `wide` and the other one `thin`. Both layers that matter, a first
+one (x is thin) and a last one (dy is thin), need the same product over all wide pixels (n,h,w),
+
+    G[(r,s,t)][c] = Σ_{n,h,w} thin[n, h+r-top, w+s-left, t] · wide[n,h,w,c]
+
+with 27 columns (r,s,t) for 3×3 and three channels. It is dw itself where x is thin; where dy is thin a wide pixel meets
+the output pixel that lies the other way, so taps count backwards: dw[t,c,r,s] = G[(R-1-r,S-1-s,t)][c].
+
+The bias gradient of a thin x is Σ wide: one more column, of ones. That of a thin dy is Σ thin, summed beside it.
+Every slice of a block leaves its partial sums in scratch; a second kernel adds them up in one fixed order.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from nbcnn.cuda import cuda, f4, i4, i8, jit, types, u4
+from nbcnn.ops.call import Call, Launch, blocks
+from nbcnn.ops.conv.register_tile import ALIGNMENT, in_sequence
+from nbcnn.ops.conv.thin_shape import THIN, split_pixel, step_pixel
+from nbcnn.ops.ptx.vector import load1_if, load4, shared_load4, store4
+
+u8 = types.uint64
+LANES = 8
+"""Threads that share the partial sums of one output in the second kernel."""
+
+
+@dataclass(frozen=True)
+class WgradTile:
+    """A thread owns TM wide channels × TN columns; TY threads across the channels, TX across the columns.
+
+    SLICES such groups in a block take turns with the pixels, CHUNK pixels per step, DEPTH of them in flight in registers.
+    `split` blocks share the pixels; `resident` blocks are to fit on a multiprocessor.
+    """
+
+    TM: int
+    TN: int
+    TX: int
+    TY: int
+    SLICES: int
+    CHUNK: int
+    DEPTH: int
+    split: int
+    resident: int
+
+    @property
+    def threads(self) -> int:
+        return self.SLICES * self.TX * self.TY
+
+
+@dataclass(frozen=True)
+class ThinGradient:
+    """Extents of one call: wide images (N,C,H,W), thin images (N,T,P,Q), window R×S; which side is thin, with bias or not."""
+
+    N: int
+    C: int
+    H: int
+    W: int
+    T: int
+    P: int
+    Q: int
+    R: int
+    S: int
+    top: int
+    left: int
+    thin_x: bool
+    bias: bool
+
+    @property
+    def columns(self) -> int:
+        """Columns of the product: R·S·T, and one of ones if it is to give the bias gradient."""
+        return self.R * self.S * self.T + (self.thin_x and self.bias)
+
+    @property
+    def sums(self) -> bool:
+        """True if the bias gradient is the sum of the thin images."""
+        return self.bias and not self.thin_x
+
+    @property
+    def row(self) -> int:
+        """Floats of one slice's partial sums, a multiple of four."""
+        return self.columns * self.C + (THIN if self.sums else 0)
+
+    @property
+    def pixels(self) -> int:
+        return self.N * self.H * self.W
+
+
+def gradient(call: Call) -> ThinGradient:
+    """The product that a conv_wgrad call needs."""
+    x, dy = call.in_shapes
+    R, S = call.out_shapes[0][2:]
+    pad, bias = call.attrs["pad"], len(call.out_shapes) > 1
+    thin_x = x[1] <= dy[1]
+    if thin_x:
+        return ThinGradient(dy[0], *dy[1:], *x[1:], R, S, pad, pad, True, bias)
+    return ThinGradient(x[0], *x[1:], *dy[1:], R, S, R - 1 - pad, S - 1 - pad, False, bias)
+
+
+@functools.cache
+def partial_kernel(R: int, S: int, T: int, ones: bool, sums: bool, tile: WgradTile) -> Any:
+    """The product over a share of the pixels. T: thin channels; ones: one more column, of ones; sums: also sum the thin side."""
+    TM, TN, TX, TY, SLICES, CHUNK, DEPTH = tile.TM, tile.TN, tile.TX, tile.TY, tile.SLICES, tile.CHUNK, tile.DEPTH
+    TAPS, GN, THREADS, VM, VN, BM = R * S, R * S * T, tile.threads, TM // 4, -(-TN // 4), TM * TY
+    COLUMNS, GROUP, PITCH, STEP, STAGED, WIDTH = GN + ones, 4 * VN, 4 * VN * TX, 4 * TY, DEPTH * TM, 4 * VN
+    AHEAD, ROUNDS, BUFFER = DEPTH * SLICES, CHUNK // (SLICES * DEPTH), CHUNK * PITCH
+    MEMORY, HALF_BLOCK = max(2 * BUFFER, THREADS * T), THREADS // 2
+    # Threads that share the columns of one pixel, each with every SHARE-th tap.
+    SHARE = THREADS // CHUNK
+    LOADS = -(-TAPS // SHARE)
+    STAGED_T = LOADS * T
+
+    @jit(device=True)
+    def column(j):
+        return u4(u4(u4(j) // u4(TN)) * GROUP + u4(u4(j) % u4(TN)))
+
+    @jit(device=True)
+    def fetch(stage, thin, inside, n, h, w, share, P, Q, top, left):
+        for i in range(LOADS):
+            tap = i4(share + i * SHARE)
+            r = i4(u4(tap) // u4(S))
+            p = i4(h + r - top)
+            q = i4(w + tap - r * S - left)
+            # As unsigned numbers, negative coordinates lie beyond any extent.
+            ok = inside & (tap < i4(TAPS)) & (u4(p) < u4(P)) & (u4(q) < u4(Q))
+            at = i4(i4(n * P + p) * Q + q)
+            for t in range(T):
+                stage[i * T + t] = load1_if(thin, i8(at) * T + t, ok)
+
+    @jit(device=True)
+    def stash(stage, shared, at, share, inside):
+        for i in range(LOADS):
+            tap = i4(share + i * SHARE)
+            if tap < i4(TAPS):
+                for t in range(T):
+                    shared[u8(at + column(tap * T + t))] = stage[i * T + t]
+        if ones and share == i4(0):
+            shared[u8(at + column(GN))] = f4(1) if inside else f4(0)
+
+    def make_pixel(d):
+        @jit(device=True)
+        def pixel(acc, stage, shared, where):
+            b, wide, c, C, ahead, last = where
+            rB = cuda.local.array(WIDTH, f4)
+            for v in range(VN):
+                rB[4 * v], rB[4 * v + 1], rB[4 * v + 2], rB[4 * v + 3] = shared_load4(shared, i4(b + (d * SLICES * PITCH + 4 * v)))
+            for i in range(TM):
+                for j in range(TN):
+                    acc[i, j] += stage[d * TM + i] * rB[j]
+            # The registers just used take the pixel that comes DEPTH turns later.
+            load_wide(stage, d * TM, wide, c, C, i4(ahead + d * SLICES), last)
+
+        return pixel
+
+    @jit(device=True)
+    def load_wide(stage, at, wide, c, C, m, last):
+        # Beyond the last pixel the last one is read again, and multiplied by a thin side of zeros.
+        first = i8(min(m, last)) * C
+        for v in range(VM):
+            k = at + 4 * v
+            stage[k], stage[k + 1], stage[k + 2], stage[k + 3] = load4(wide, first + min(i4(c + v * STEP), i4(C - 4)))
+
+    turn = in_sequence([make_pixel(d) for d in range(DEPTH)])
+
+    @jit(device=True)
+    def sum_thin(thin, partial, shared, pixels, row, base):
+        t = i4(cuda.threadIdx.x)
+        per_block = i4(u4(pixels + cuda.gridDim.x - 1) // u4(cuda.gridDim.x))
+        m = i4(cuda.blockIdx.x * per_block + t)
+        end = i4(min(pixels, i4(cuda.blockIdx.x * per_block + per_block)))
+        total = cuda.local.array(T, f4)
+        for k in range(T):
+            total[k] = f4(0)
+        while m < end:
+            for k in range(T):
+                total[k] += thin[u8(i8(m) * T + k)]
+            m = i4(m + THREADS)
+        for k in range(T):
+            shared[u8(t * T + k)] = total[k]
+        cuda.syncthreads()
+        width = i4(HALF_BLOCK)
+        while width > i4(0):
+            if t < width:
+                for k in range(T):
+                    shared[u8(t * T + k)] += shared[u8((t + width) * T + k)]
+            cuda.syncthreads()
+            width = i4(width >> 1)
+        if t < i4(SLICES * T):
+            partial[u8(base + i8(t // T) * row + t % T)] = shared[u8(t)] if t < i4(T) else f4(0)
+        cuda.syncthreads()
+
+    @jit(launch_bounds=(THREADS, tile.resident))
+    def thin_partial_kernel(wide, thin, partial, M, C, H, W, P, Q, top, left, per_split, row, thin_pixels):
+        """partial[split, slice][j][c] = Σ_m wide[m,c] · columns[m][j], m over the slice's pixels; columns = im2col(thin) (, 1).
+
+        gemm   C channels × R·S·T (+1) columns × NHW pixels
+        grid   (split, ⌈C/BM⌉), block SLICES·TX·TY; block owns BM channels × all columns of its pixels, thread TM×TN
+        shared 8·CHUNK·TX·TN bytes (TN rounded up to 4)
+        moves  4·M·(C + T) bytes, and 4·split·SLICES·row of partial sums
+        """
+        shared = cuda.shared.array(MEMORY, f4, ALIGNMENT)
+        acc = cuda.local.array((TM, TN), f4)
+        stage = cuda.local.array(STAGED, f4)
+        stage_t = cuda.local.array(STAGED_T, f4)
+        t = i4(cuda.threadIdx.x)
+        ty, tx, slice = u4(t) % u4(TY), u4(u4(t) // u4(TY)) % u4(TX), i4(u4(t) // u4(TX * TY))
+        c = i4(cuda.blockIdx.y * BM + ty * 4)
+        pixel, share = i4(u4(t) % u4(CHUNK)), i4(u4(t) // u4(CHUNK))
+        m0 = i4(cuda.blockIdx.x * per_split)
+        end = i4(min(M, i4(m0 + per_split)))
+        base = i8(cuda.blockIdx.x * SLICES) * row
+        if sums and cuda.blockIdx.y == 0:
+            sum_thin(thin, partial, shared, thin_pixels, row, base + i8(COLUMNS) * C)
+        for i in range(TM):
+            for j in range(TN):
+                acc[i, j] = f4(0)
+
+        # Padding columns are multiplied too, so they must hold numbers.
+        e = t
+        while e < i4(2 * BUFFER):
+            shared[u8(e)] = f4(0)
+            e = i4(e + THREADS)
+        for d in range(DEPTH):
+            load_wide(stage, d * TM, wide, c, C, i4(m0 + slice + d * SLICES), i4(M - 1))
+        n, h, w = split_pixel(i4(m0 + pixel), H, W)
+        dn, dh, dw = split_pixel(i4(CHUNK), H, W)
+        inside = i4(m0 + pixel) < end
+        fetch(stage_t, thin, inside, n, h, w, share, P, Q, top, left)
+        cuda.syncthreads()
+        stash(stage_t, shared, i4(pixel * PITCH), share, inside)
+        cuda.syncthreads()
+        half = i4(0)
+        while m0 < end:
+            n, h, w = step_pixel(n, h, w, dn, dh, dw, H, W)
+            inside = i4(m0 + CHUNK + pixel) < end
+            fetch(stage_t, thin, inside, n, h, w, share, P, Q, top, left)
+            b = i4(half + slice * PITCH + tx * GROUP)
+            ahead = i4(m0 + slice + AHEAD)
+            for _ in range(ROUNDS):
+                turn(acc, stage, shared, (b, wide, c, C, ahead, i4(M - 1)))
+                b, ahead = i4(b + AHEAD * PITCH), i4(ahead + AHEAD)
+            half = i4(BUFFER - half)
+            stash(stage_t, shared, i4(half + pixel * PITCH), share, inside)
+            cuda.syncthreads()
+            m0 = i4(m0 + CHUNK)
+
+        base += i8(slice) * row
+        for j in range(TN):
+            if i4(tx * TN + j) < i4(COLUMNS):
+                for v in range(VM):
+                    if i4(c + v * STEP) < C:
+                        k = 4 * v
+                        at = base + i8(tx * TN + j) * C + (c + v * STEP)
+                        store4(partial, at, acc[k, j], acc[k + 1, j], acc[k + 2, j], acc[k + 3, j])
+
+    return thin_partial_kernel
+
+
+@functools.cache
+def total_kernel(R: int, S: int, T: int, thin_x: bool) -> Any:
+    """The kernel that adds up the partial sums and puts them where dw and db want them."""
+    TAPS, GN, THREADS = R * S, R * S * T, 32 * LANES
+
+    @jit()
+    def thin_total_kernel(partial, dw, db, C, row, rows, used):
+        """dw[k,c,r,s] and db[k] = Σ over the slices of partial, each output in one fixed order.
+
+        grid   ⌈outputs/32⌉; block 32 outputs × LANES threads, each adds every LANES-th slice
+        moves  4·slices·row bytes
+        """
+        shared = cuda.shared.array(THREADS, f4)
+        t = i4(cuda.threadIdx.x)
+        e = i4(cuda.blockIdx.x * 32 + (t & 31))
+        total = f4(0)
+        if e < used:
+            i = i4(t >> 5)
+            while i < rows:
+                total += partial[u8(i8(i) * row + e)]
+                i = i4(i + LANES)
+        shared[u8(t)] = total
+        cuda.syncthreads()
+        if t < i4(32) and e < used:
+            for lane in range(1, LANES):
+                total += shared[u8(t + lane * 32)]
+            j = i4(u4(e) // u4(C))
+            c = i4(e - j * C)
+            if j < i4(GN):
+                tap, k = i4(u4(j) // u4(T)), i4(u4(j) % u4(T))
+                if thin_x:
+                    dw[u8((c * T + k) * TAPS + tap)] = total
+                else:
+                    dw[u8((k * C + c) * TAPS + (TAPS - 1 - tap))] = total
+            else:
+                db[u8(e - GN * C)] = total
+
+    return thin_total_kernel
+
+
+def scratch(call: Call) -> int:
+    return 4 * call.tile.split * call.tile.SLICES * gradient(call).row
+
+
+def tile(call: Call, multiprocessors: int) -> WgradTile:
+    """All multiprocessors busy, and no more partial sums than that needs."""
+    g = gradient(call)
+    TX = -(-g.columns // 28)
+    TN = -(-g.columns // TX)
+    if g.pixels >= 256 * multiprocessors:
+        return WgradTile(4, TN, TX, 64, 4, 64, 8, multiprocessors, 1)
+    return WgradTile(4, TN, TX, 16, 8, 32, 4, max(1, min(multiprocessors // 4, g.pixels // 32)), 1)
+
+
+def bind(call: Call) -> list[Launch]:
+    g, tile = gradient(call), call.tile
+    wide, thin = (call.ins[1], call.ins[0]) if g.thin_x else call.ins
+    partial, dw = call.scratch.view(np.float32), call.outs[0]
+    steps = -(-g.pixels // tile.CHUNK)
+    per_split = -(-steps // tile.split) * tile.CHUNK
+    product = partial_kernel(g.R, g.S, g.T, g.thin_x and g.bias, g.sums, tile)
+    values = (g.pixels, g.C, g.H, g.W, g.P, g.Q, g.top, g.left, per_split, g.row, g.N * g.P * g.Q)
+    used = g.columns * g.C + (g.T if g.sums else 0)
+    sizes = [np.int32(v) for v in (g.C, g.row, tile.split * tile.SLICES, used)]
+    total = total_kernel(g.R, g.S, g.T, g.thin_x)
+    grid = (tile.split, -(-g.C // (tile.TM * tile.TY)))
+    return [
+        Launch(product, grid, tile.threads, (wide, thin, partial, *(np.int32(v) for v in values))),
+        Launch(total, blocks(used, 32), 32 * LANES, (partial, dw, call.outs[1] if g.bias else dw, *sizes)),
+    ]
