@@ -1,0 +1,250 @@
+"""python -m nbcnn classify FEATURES: an exact RBF support vector machine on extracted features, and what it is worth."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from nbcnn.cli.errors import OK, guarded
+from nbcnn.cli.flags import Parser, count, flag, one_of, real
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from nbcnn.features import Origin
+    from nbcnn.svm.gram import Engine
+    from nbcnn.svm.pipeline import Load, Report
+
+SUMMARY = "train an exact RBF SVM on extracted features; accuracies and confusion matrix"
+EXAMPLES = (
+    "python -m nbcnn classify features/cifar10                    all images, the GPU if there is one",
+    "python -m nbcnn classify features/digits --baselines         beside raw pixels and an untrained encoder",
+    "python -m nbcnn classify features/cifar10 --limit 5000 --device cpu --json",
+)
+ENCODER, PIXELS, RANDOM = "encoder", "raw pixels", "random encoder"
+
+
+def add_parser() -> Parser:
+    """The parser of this command."""
+    parser = Parser("python -m nbcnn classify", SUMMARY, EXAMPLES)
+    parser.add_argument("features", metavar="FEATURES", type=Path, help="folder that extract_features.py wrote")
+    data = parser.add_argument_group("data")
+    flag(data, "--limit", count(1), "use the first N training and the first N test images", "all", "images")
+    flag(data, "--baselines", bool, "also classify raw pixels and the code of an untrained encoder", None)
+    flag(data, "--data-dir", Path, "where the images are, for --baselines", "data", metavar="DIR")
+    model = parser.add_argument_group("model")
+    flag(model, "--c", real(0, exclusive=True), "penalty of a margin violation", 10)
+    flag(model, "--gamma", _gamma, "width of the RBF kernel; scale is 1 / (features · variance of the training set)", "scale")
+    flag(model, "--scale", one_of("standard", "none"), "subtract each feature's mean and divide by its deviation, or not", "standard")
+    output = parser.add_argument_group("output")
+    flag(output, "--out", Path, "folder for classify.json, confusion.png and model.npz", "FEATURES/classify", metavar="DIR")
+    flag(output, "--json", bool, "print one line of JSON instead of tables", None)
+    flag(output, "--quiet", bool, "print no header and no progress", None)
+    system = parser.add_argument_group("system")
+    flag(system, "--device", one_of("auto", "cpu", "gpu"), "where the kernel matrix is computed", "auto")
+    flag(system, "--jobs", count(1), "processes that train pairs of classes", "as many as cores and 8 GiB of memory allow")
+    flag(system, "--scratch", Path, "folder for the kernel matrix while it is needed; 7.5 GB for CIFAR-10", "the --out folder", metavar="DIR")
+    return parser
+
+
+def _gamma(text: str) -> float | None:
+    return None if text == "scale" else real(0, exclusive=True)(text)
+
+
+_gamma.metavar = "{scale,X}"  # type: ignore[attr-defined]
+
+
+def main(argv: list[str]) -> int:
+    """Run the command with `argv`, the words after "classify"; return the exit code."""
+    args = add_parser().parse_args(argv)
+    return guarded(lambda: _run(args))
+
+
+def _run(args: Any) -> int:
+    from nbcnn.svm import pipeline, report
+
+    out = args.out or args.features / "classify"
+    held, train_labels, test_labels, origin, sha256 = _open(args.features, args.limit)
+    out.mkdir(parents=True, exist_ok=True)
+    scratch = args.scratch or out
+    engine, why = _engine(args.device or "auto")
+    names = origin.classes or ()
+    settings = pipeline.Settings(args.c or 10.0, args.gamma, (args.scale or "standard") == "standard")
+    if not args.quiet:
+        _header(args.features, origin, len(train_labels), len(test_labels), settings, engine, why, scratch)
+
+    sources: dict[str, Load] = {ENCODER: held.pop}
+    if args.baselines:
+        # Looked for now: a data set that is missing should not be found out after minutes.
+        sources |= _baselines(origin, args.data_dir or Path("data"), train_labels, test_labels)
+
+    result: dict[str, Any] = {
+        "dataset": origin.dataset,
+        "source": origin.source,
+        "classes": names,
+        "run": origin.run,
+        "checkpoint_sha256": origin.checkpoint_sha256,
+        "features": str(args.features),
+        "features_sha256": sha256,
+        "scale": "standard" if settings.scale else "none",
+        "model": str(out / "model.npz"),
+        "confusion_matrix": str(out / "confusion.png"),
+        "classifiers": {},
+    }
+    rows = result["classifiers"]
+    tables: dict[str, str] = {}
+    with _terminated(), _bars(args.quiet) as bars:
+        for name, load in sources.items():
+            outcome = pipeline.classify(load, train_labels, settings=settings, engine=engine, scratch=scratch, jobs=args.jobs, report=bars(name))
+            scores = report.score(outcome, train_labels, test_labels, len(names))
+            rows[name], tables[name] = report.summary(outcome, scores), report.class_table(scores, names)
+            if name == ENCODER:
+                report.save_model(out / "model.npz", outcome, sha256)
+                title = f"{origin.dataset}: RBF SVM on {outcome.width:,} features, {scores.test:.2%} of {len(test_labels):,} test images"
+                report.draw_confusion(out / "confusion.png", scores, names, title)
+            report.save_json(out / "classify.json", result)
+
+    if args.json:
+        print(json.dumps(result))
+    else:
+        print(f"{origin.dataset}, {len(train_labels):,} training and {len(test_labels):,} test images\n")
+        print(report.table(rows), "", tables[ENCODER], "", sep="\n")
+        print(f"{out / 'classify.json'}\n{out / 'confusion.png'}\n{out / 'model.npz'}")
+    return OK
+
+
+def _open(folder: Path, limit: int | None) -> tuple[list[tuple[np.ndarray, np.ndarray]], np.ndarray, np.ndarray, Origin, str]:
+    """The first `limit` features in a list of one, to be taken out and freed; their labels, origin and hash."""
+    from nbcnn.datasets import DataMissing
+    from nbcnn.features import read_features
+
+    features = read_features(folder)
+    if features.train_labels is None or features.test_labels is None:
+        raise DataMissing(f"{folder} holds features of {features.origin.dataset}, which has no labels; --dataset digits and cifar10 have")
+    train_labels, test_labels = features.train_labels[:limit], features.test_labels[:limit]
+    for split, labels, least in (("training", train_labels, 2), ("test", test_labels, 1)):
+        if len(set(labels.tolist())) < least:
+            raise DataMissing(f"{folder} holds {len(labels)} {split} images of {len(set(labels.tolist()))} classes; at least {least} are needed")
+    return [(features.train[:limit], features.test[:limit])], train_labels, test_labels, features.origin, features.sha256
+
+
+def _engine(device: str) -> tuple[Engine, str]:
+    """What computes the kernel matrix, and why. Raises GpuUnavailable if `device` is "gpu" and there is none."""
+    from nbcnn.cuda import SIMULATOR, gpu_missing
+
+    missing = "the simulator is no GPU" if SIMULATOR else gpu_missing()
+    if device == "gpu" or (device == "auto" and not missing):
+        from nbcnn.svm.gpu import GpuEngine
+
+        return GpuEngine(), "as asked" if device == "gpu" else "a GPU is there"
+    from nbcnn.svm.gram import HostEngine
+
+    return HostEngine(), "as asked" if device == "cpu" else str(missing)
+
+
+def _header(folder: Path, origin: Origin, train: int, test: int, settings: Any, engine: Engine, why: str, scratch: Path) -> None:
+    gamma = "scale" if settings.gamma is None else f"{settings.gamma:g}"
+    scaling = "standardised" if settings.scale else "as they are"
+    lines = (
+        f"features  {folder} ({scaling}), from {origin.checkpoint}",
+        f"data      {origin.dataset} ({origin.source}): {train:,} training, {test:,} test images, {len(origin.classes or ())} classes",
+        f"model     one-against-one RBF SVM, C = {settings.C:g}, gamma = {gamma}",
+        f"kernel    {engine.name} ({why}), kept in {scratch} while it is needed",
+    )
+    print("\n".join(lines), file=sys.stderr)
+
+
+def _baselines(origin: Origin, data_dir: Path, train_labels: np.ndarray, test_labels: np.ndarray) -> dict[str, Load]:
+    """What makes features of the same images without training: their pixels, and the encoder as it was before.
+
+    Raises DataMissing if the data set that is found has other images than those of `train_labels` and `test_labels`.
+    """
+    import numpy as np
+
+    from nbcnn import datasets
+
+    found = datasets.load(origin.dataset, data_dir=data_dir)
+
+    def same(images: np.ndarray, labels: np.ndarray | None, known: np.ndarray) -> np.ndarray:
+        if images.shape[1:] != origin.image_shape or labels is None or not np.array_equal(labels[: len(known)], known):
+            raise datasets.DataMissing(f"{origin.dataset} ({found.source}) holds other images than the features were made from; see --data-dir")
+        return images[: len(known)]
+
+    train, test = same(found.train_images, found.train_labels, train_labels), same(found.test_images, found.test_labels, test_labels)
+    return {PIXELS: lambda: (_pixels(train), _pixels(test)), RANDOM: lambda: _untrained(origin, train, test)}
+
+
+def _pixels(images: np.ndarray) -> np.ndarray:
+    """uint8 (n, C, H, W) -> float32 (n, C·H·W) in 0..1."""
+    import numpy as np
+
+    return images.reshape(len(images), -1).astype(np.float32) / np.float32(255)
+
+
+def _untrained(origin: Origin, train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The code of uint8 images (n, C, H, W) by the encoder with its first weights (seed 0), float32 (n, F)."""
+    import numpy as np
+
+    from nbcnn.models import autoencoder, encoder
+    from nbcnn.net import Net
+
+    net = Net(encoder(autoencoder(origin.image_shape[0], code=origin.code_shape[0])), origin.image_shape, mode="auto", seed=0)
+
+    def code(images: np.ndarray) -> np.ndarray:
+        features = np.empty((len(images), int(np.prod(origin.code_shape))), np.float32)
+        first = 0
+        for block in net.predict_batches(images):
+            features[first : first + len(block)] = block.reshape(len(block), -1)
+            first += len(block)
+        return features
+
+    return code(train), code(test)
+
+
+@contextmanager
+def _bars(quiet: bool) -> Iterator[Callable[[str], Report]]:
+    """A function from a classifier's name to its `Report`: one progress bar after the other on stderr, if that is a terminal."""
+    from tqdm import tqdm
+
+    opened: list[Any] = []
+
+    def close() -> None:
+        while opened:
+            opened.pop().close()
+
+    def named(name: str) -> Report:
+        def report(what: str, total: int) -> Callable[[int], None]:
+            close()
+            opened.append(tqdm(total=total, desc=f"{name}: {what}", unit_scale=True, file=sys.stderr, disable=True if quiet else None))
+            return opened[-1].update
+
+        return report
+
+    try:
+        yield named
+    finally:
+        close()
+
+
+@contextmanager
+def _terminated() -> Iterator[None]:
+    """Within, SIGTERM unwinds the program like Ctrl-C does (exit code 143), so that worker processes are ended."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(number: int, _: FrameType | None) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,112 @@
+"""From features to a trained machine and its predictions: scale, kernel matrix, pairs, votes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from nbcnn.svm import gram, ovo, workers
+from nbcnn.svm.blocks import Blocks
+from nbcnn.svm.scale import Scaler, gamma_scale, identity, squared_norms, standard
+
+# Below this many samples the pairs are solved sooner than worker processes start.
+_ALONE = 4000
+
+Load = Callable[[], tuple[np.ndarray, np.ndarray]]
+"""Gives (train, test) features; called once, so that they can be let go before the workers need the memory."""
+
+Report = Callable[[str, int], gram.Progress]
+"""(what is being done, how many units it has) -> what to call with the units done."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What decides the outcome. `gamma` None means "scale": 1 / (F · variance of the scaled training features)."""
+
+    C: float = 10.0
+    gamma: float | None = None
+    scale: bool = True
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A trained machine, what it predicts, and the seconds of each stage ("kernel", "fit", "predict").
+
+    `train_predicted`, `test_predicted` are class numbers, int32; decision values are (n, pairs) in the order of `machine.pairs`.
+    """
+
+    machine: ovo.Machine
+    scaler: Scaler
+    gamma: float
+    C: float
+    width: int
+    train_predicted: np.ndarray
+    test_predicted: np.ndarray
+    test_decisions: np.ndarray
+    seconds: dict[str, float]
+    engine: str
+    jobs: int
+
+
+def classify(
+    load: Load,
+    train_labels: np.ndarray,
+    *,
+    settings: Settings,
+    engine: gram.Engine,
+    scratch: Path,
+    jobs: int | None = None,
+    report: Report = lambda what, count: lambda done: None,
+) -> Outcome:
+    """Train on the features that `load` gives, labelled `train_labels` (int32), and predict training and test samples.
+
+    `scratch` is a folder on a disk for the kernel matrix, 4·(n²/2 + n·m) bytes for n training and m test samples; `jobs` None
+    takes as many processes as cores and memory allow. Raises ValueError for fewer than two classes, DiskFull, MemoryError.
+    """
+    classes = np.unique(train_labels)
+    if len(classes) < 2:
+        raise ValueError(f"a classifier needs at least two classes, the {len(train_labels)} training labels hold {len(classes)}")
+    members = [np.flatnonzero(train_labels == c) for c in classes]
+    begun = time.perf_counter()
+    train, test = load()
+    blocks = Blocks(tuple(len(index) for index in members), len(test), scratch)
+    width = train.shape[1]
+    with blocks:
+        scaler = standard(train) if settings.scale else identity(width)
+        rows = gram.scaled_classes(train, members, test, scaler)
+        del train, test
+        norms = [squared_norms(part) for part in rows]
+        gamma = settings.gamma if settings.gamma is not None else gamma_scale(rows[:-1], norms[:-1])
+        gram.fill(blocks, rows, norms, gamma, engine, report(f"kernel ({engine.name})", blocks.nbytes // 4))
+        del rows
+        filled = time.perf_counter()
+
+        pairs = ovo.all_pairs(len(classes))
+        jobs = jobs or _default_jobs(blocks.sizes)
+        machines: dict[int, ovo.PairMachine] = {}
+        done = report(f"fit ({jobs} processes)", len(pairs))
+        # The longest first, so that no process starts on one when the others are finished.
+        order = sorted(range(len(pairs)), key=lambda at: -sum(blocks.sizes[c] for c in pairs[at]))
+        with closing(workers.parallel(ovo.solve_pair, (blocks, settings.C), [pairs[at] for at in order], jobs)) as solved:
+            for position, machine in solved:
+                machines[order[position]] = machine
+                done(1)
+        whole = ovo.Machine(classes, members, pairs, [machines[at] for at in range(len(pairs))])
+        fitted = time.perf_counter()
+
+        train_values, test_values = ovo.decisions(blocks, whole, report("predict", blocks.nbytes // 4))
+        train_predicted, test_predicted = whole.vote(train_values), whole.vote(test_values)
+    seconds = {"kernel": filled - begun, "fit": fitted - filled, "predict": time.perf_counter() - fitted}
+    return Outcome(whole, scaler, gamma, settings.C, width, train_predicted, test_predicted, test_values, seconds, engine.name, jobs)
+
+
+def _default_jobs(sizes: tuple[int, ...]) -> int:
+    if sum(sizes) <= _ALONE:
+        return 1
+    largest = sum(sorted(sizes)[-2:])
+    return min(workers.affordable(ovo.worker_bytes(largest)), len(ovo.all_pairs(len(sizes))))
