@@ -9,21 +9,30 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
-from numba import cuda, types
+from numba import cuda as _cuda
+from numba import types as _types
 from numba.core import config
-from numba.core.errors import NumbaPerformanceWarning
+from numba.cuda.core.errors import NumbaPerformanceWarning
 
 __all__ = ["SIMULATOR", "Gpu", "GpuUnavailable", "Host", "cuda", "f4", "gpu_missing", "i4", "i8", "jit", "types", "u4"]
 
 # One block of a small test shape is no performance problem, and users cannot act on the message.
 warnings.simplefilter("ignore", NumbaPerformanceWarning)
 
+cuda: Any = _cuda
+types: Any = _types
+
 SIMULATOR = bool(config.ENABLE_CUDASIM)
 """True when NUMBA_ENABLE_CUDASIM=1: kernels run as Python threads, without a GPU."""
 
+f4: Any
+i4: Any
+u4: Any
+i8: Any
 f4, i4, u4, i8 = types.float32, types.int32, types.uint32, types.int64
 
 _NOT_IN_SIMULATOR = ("launch_bounds", "max_registers", "lto", "cache")
@@ -60,6 +69,11 @@ def gpu_missing() -> str | None:
     return None
 
 
+def _run_all(launches: Sequence[Any], stream: Any) -> None:
+    for launch in launches:
+        launch.run(stream)
+
+
 class Host:
     """NumPy memory: where `cpu` mode runs."""
 
@@ -85,7 +99,7 @@ class Host:
 
     def replayable(self, launches: Sequence[Any]) -> Callable[[], None]:
         """A function that runs `launches` in order."""
-        return lambda: [launch.run() for launch in launches] and None
+        return partial(_run_all, list(launches), 0)
 
     def synchronize(self) -> None:
         """Wait until everything recorded has run (nothing to wait for on the host)."""
@@ -111,7 +125,7 @@ class Gpu:
         reason = gpu_missing()
         if reason:
             raise GpuUnavailable(reason)
-        self.stream = 0 if SIMULATOR else cuda.stream()
+        self.stream: Any = 0 if SIMULATOR else cuda.stream()
         self.multiprocessors = 2 if SIMULATOR else int(cuda.get_current_device().MULTIPROCESSOR_COUNT)
 
     @property
@@ -148,7 +162,7 @@ class Gpu:
         `Launch.compile`); the captured graph holds their pointers, so the arrays must stay alive and in place.
         """
         if SIMULATOR:
-            return lambda: [launch.run(self.stream) for launch in launches] and None
+            return partial(_run_all, list(launches), self.stream)
         return _Graph(self.stream, launches).replay
 
     def synchronize(self) -> None:

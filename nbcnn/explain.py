@@ -20,7 +20,8 @@ def conv_shape(step: Step) -> ConvShape | None:
         x, w = step.ins[0].shape, step.outs[0].shape
     else:
         return None
-    return ConvShape(*x, w[0], w[2], w[3], step.attrs["stride"], step.attrs["pad"])
+    n, c, height, width = x
+    return ConvShape(n, c, height, width, w[0], w[2], w[3], step.attrs["stride"], step.attrs["pad"])
 
 
 def step_flops(step: Step) -> int:
@@ -37,7 +38,7 @@ def step_bytes(step: Step) -> int:
 
 def explain(plan: Plan) -> str:
     """The table, then the arena's size beside the liveness bound."""
-    rows = [("step", "op", "in", "out", "runs as", "tile", "GFLOP", "MB", "arena offset")]
+    rows: list[tuple[str, ...]] = [("step", "op", "in", "out", "runs as", "tile", "GFLOP", "MB", "arena offset")]
     rows += [_row(plan, item) for item in plan.steps]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = ["  ".join(cell.rjust(w) if i >= 6 else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))) for row in rows]

@@ -7,7 +7,7 @@ dot product  ⟨v, J u⟩ = ⟨Jᵀ v, u⟩ for random u and v: J u by central d
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,9 +74,11 @@ def bound(case: Case) -> float:
     return 4 * _EPS * max(case.terms, 1) ** 0.5
 
 
+Operands = Callable[..., tuple[np.ndarray, ...]]
+
 # The backward ops whose forward is differentiated: forward op, which forward operand varies, and the backward's operands
 # from the forward's inputs, its float64 outputs and the cotangent v.
-_PAIRS = {
+_PAIRS: dict[str, tuple[str, int, Operands]] = {
     "conv_dgrad": ("conv_fprop", 0, lambda ins, outs, v: (v, ins[1])),
     "conv_wgrad": ("conv_fprop", 1, lambda ins, outs, v: (ins[0], v)),
     "relu_dgrad": ("relu_fprop", 0, lambda ins, outs, v: (v, outs[0])),
@@ -89,7 +91,7 @@ _PAIRS = {
     "flatten_dgrad": ("flatten_fprop", 0, lambda ins, outs, v: (v,)),
 }
 # A loss gradient takes no cotangent: its forward's value is a scalar.
-_LOSS_PAIRS = {
+_LOSS_PAIRS: dict[str, tuple[str, int, Operands]] = {
     "mse_dgrad": ("mse_fprop", 0, lambda ins, outs: (ins[0], ins[1])),
     "softmax_xent_dgrad": ("softmax_xent_fprop", 0, lambda ins, outs: (outs[0].astype(np.float32), ins[1])),
 }

@@ -34,7 +34,8 @@ def _pair(value: int | tuple[int, int]) -> tuple[int, int]:
 def _images(x: Buf, scope: str) -> tuple[int, int, int, int]:
     if len(x.shape) != 4:
         raise ShapeError(f"{scope} takes images (N, C, H, W), got {x.shape}")
-    return x.shape  # type: ignore[return-value]
+    n, c, h, w = x.shape
+    return n, c, h, w
 
 
 def _fitting(scope: str, x: Buf, make: Any) -> Any:

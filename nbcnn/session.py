@@ -69,8 +69,8 @@ class TrainingSession:
     ) -> None:
         self.net, self.optimizer, self.seed, self.flip, self.batch = net, optimizer, seed, flip, batch
         self._sets = {"train": (images, labels), "test": (test_images, test_labels)}
-        self._check()
         self.count = len(images)
+        self._check()
         self.steps_per_epoch = -(-self.count // batch)
         self._rates = np.ascontiguousarray(learning_rates, np.float32)
         self._bufs = self._make_bufs(len(self._rates))
@@ -91,9 +91,8 @@ class TrainingSession:
                 raise UsageError(f"{split} images must be uint8 (M, {self.net.input_shape}), got {images.dtype} {images.shape}")
             if self.net.layers[-1].needs_labels and (labels is None or len(labels) != len(images)):
                 raise UsageError(f"the loss {type(self.net.layers[-1]).__name__} needs one label per {split} image")
-        images = self._sets["train"][0]
-        if not 1 <= self.batch <= len(images):
-            raise UsageError(f"batch {self.batch} is not between 1 and the {len(images)} images of the training set")
+        if not 1 <= self.batch <= self.count:
+            raise UsageError(f"batch {self.batch} is not between 1 and the {self.count} images of the training set")
 
     def _make_bufs(self, steps: int) -> dict[str, Buf]:
         size = self.net.params.layout.size

@@ -60,7 +60,7 @@ from nbcnn.ops import (
 from nbcnn.ops.call import Impl, host
 from nbcnn.ops.conv import im2col, naive, reference, thin, tiled
 
-Ops = Mapping[str, Impl]
+Ops = dict[str, Impl]
 
 
 @dataclass(frozen=True)
