@@ -81,8 +81,8 @@ def extract(flags: SimpleNamespace) -> int:
         for writer, images in ((train, data.train_images), (test, data.test_images)):
             computing += write_split(net, writer, images, batch, say)
         identifier = publish(out, origin, train, test)
-    total, images = time.perf_counter() - started, train_count + test_count
-    print(summary(flags.json, out, data.name, net.mode, images, width, computing, total, identifier))
+    total = time.perf_counter() - started
+    print(summary(flags.json, out, data.name, net.mode, train_count + test_count, width, computing, total, identifier))
     return 0
 
 

@@ -7,13 +7,15 @@ import sys
 from collections.abc import Sequence
 
 from nbcnn import __version__
-from nbcnn.cli.errors import USAGE
+from nbcnn.cli.errors import USAGE, guarded
 from nbcnn.cli.flags import nearest
 
 COMMANDS = {
     "env": "versions, driver and GPU; what works on this machine and what to install",
     "classify": "train and judge a support vector machine on extracted features",
     "gradcheck": "check every op of every mode against its float64 reference",
+    "ladder": "climb from the NumPy path to the fastest kernels: table, chart, JSON",
+    "bench": "time training steps and convolutions beside PyTorch and cuDNN",
 }
 """What there is; each is the module nbcnn.cli.COMMAND with `main(argv) -> exit code`."""
 
@@ -43,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name not in COMMANDS:
         print(f"nbcnn: error: no command {name!r}{nearest(name, tuple(COMMANDS))}\n  python -m nbcnn --help lists them", file=sys.stderr)
         return USAGE
-    return int(importlib.import_module(f"nbcnn.cli.{name}").main(rest))
+    return guarded(lambda: int(importlib.import_module(f"nbcnn.cli.{name}").main(rest)))
 
 
 if __name__ == "__main__":

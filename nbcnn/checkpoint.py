@@ -20,7 +20,7 @@ from nbcnn.shapes import numel
 
 LAST, BEST = "checkpoint-last.safetensors", "checkpoint-best.safetensors"
 
-DTYPES = {
+DTYPES: dict[str, np.dtype[Any]] = {
     "F64": np.dtype("<f8"),
     "F32": np.dtype("<f4"),
     "I64": np.dtype("<i8"),
@@ -60,7 +60,7 @@ def save(path: Path, tensors: Mapping[str, np.ndarray], metadata: Mapping[str, s
         begin += array.nbytes
     digest = hashlib.sha256()
     for part in parts:
-        digest.update(part)
+        digest.update(part.data)
     header = json.dumps({"__metadata__": {**metadata, "sha256": digest.hexdigest()}, **entries}).encode()
     header += b" " * (-len(header) % 8)
 

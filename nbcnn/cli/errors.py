@@ -64,7 +64,7 @@ def message(error: BaseException) -> str:
             (
                 f"{missing}",
                 "  without a GPU:      --mode cpu (or --mode auto, which takes the CPU by itself)",
-                "  to try the kernels: NUMBA_ENABLE_CUDASIM=1 runs them in Numba's simulator, slowly (a few images)",
+                "  to try the kernels: NUMBA_ENABLE_CUDASIM=1 runs them in Numba's simulator, for tiny shapes (python -m nbcnn gradcheck)",
             )
         )
     expected = code != RUNTIME or isinstance(error, OSError) or hasattr(error, "exit_code")

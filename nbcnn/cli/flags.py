@@ -39,7 +39,7 @@ class Parser(argparse.ArgumentParser):
             allow_abbrev=False,
         )
 
-    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
+    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
         """As argparse, but an unknown flag is answered with the nearest known one."""
         parsed, unknown = self.parse_known_args(args, namespace)
         if unknown:

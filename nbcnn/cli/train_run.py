@@ -94,7 +94,7 @@ def rates(flags: SimpleNamespace, images: int) -> np.ndarray:
 
 def identity(flags: SimpleNamespace, data: Dataset) -> dict[str, str]:
     """Which run this is, for its checkpoints: a resumed run must agree in all of it."""
-    images = zlib.crc32(data.train_images)
+    images = zlib.crc32(data.train_images.data)
     return {
         "format": FORMAT,
         "model": flags.model,

@@ -1,0 +1,42 @@
+"""The defaults of train.py: recipes, what overrides them, and the small run of a machine without a GPU."""
+
+from __future__ import annotations
+
+import pytest
+
+from nbcnn.cli import train_flags
+
+
+def test_every_flag_of_train_shows_its_default():
+    for action in train_flags.parser()._actions:
+        if action.dest not in ("help", "resume"):
+            assert "default" in action.help, action.option_strings
+
+
+def flags(*argv):
+    return train_flags.fill(train_flags.parse(argv))
+
+
+def test_the_default_recipe():
+    chosen = flags()
+    assert (chosen.optimizer, chosen.lr, chosen.momentum, chosen.batch, chosen.epochs) == ("sgd", 0.1, 0.9, 64, 15)
+    assert (chosen.schedule, chosen.init, chosen.clip_value, chosen.limit) == ("cosine", "torch", 0.0, None)
+
+
+def test_the_per_image_recipe_and_a_flag_that_overrides_it():
+    chosen = flags("--recipe", "per-image", "--epochs", "2")
+    assert (chosen.optimizer, chosen.lr, chosen.momentum, chosen.batch, chosen.epochs) == ("sgd", 0.001, 0.0, 1, 2)
+    assert (chosen.schedule, chosen.init, chosen.clip_value) == ("constant", "he", 5.0)
+
+
+def test_adam_has_a_learning_rate_of_its_own():
+    assert flags("--optimizer", "adam").lr == 0.001
+    assert flags("--optimizer", "adam", "--lr", "0.01").lr == 0.01
+
+
+@pytest.mark.parametrize(("argv", "small"), [([], True), (["--batch", "8"], True), (["--epochs", "2"], False), (["--limit", "99"], False)])
+def test_the_small_recipe_on_a_cpu_unless_epochs_or_limit_are_given(argv, small):
+    chosen = flags(*argv)
+    notice = train_flags.on_cpu(chosen)
+    assert ("3 epochs of 1,024 images" in notice) is small
+    assert ((chosen.epochs, chosen.limit) == (3, 1024)) is small
