@@ -226,6 +226,16 @@ class TrainingSession:
         self._programs["train", n].replay()
         self._position += n
 
+    @property
+    def steps_left(self) -> int:
+        """Training steps until the epoch is over."""
+        return -(-(self.count - self._position) // self.batch)
+
+    @property
+    def program(self) -> Program:
+        """The bound plan of a full batch's training step."""
+        return self._programs["train", self.batch]
+
     def status(self) -> Status:
         """Where training stands, after everything enqueued has run."""
         state, sums = self._download("train.state"), self._download("train.sums")

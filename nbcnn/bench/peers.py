@@ -1,0 +1,138 @@
+"""PyTorch as a peer, if it is installed: the same training step and the same convolutions, timed the same way.
+
+fp32 means fp32: TF32 is off. cuDNN chooses its algorithm by trying (benchmark mode). Times come from CUDA events at
+every boundary, after warm-up, like our own. Only this module imports torch.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+from nbcnn.bench.timing import WARM_SECONDS, Timing, sensible_count, summarise
+from nbcnn.shapes import ConvShape
+
+MISSING = "PyTorch is not installed, so there is no peer to compare with: pip install torch"
+
+
+def available() -> bool:
+    """True if torch is installed and sees a CUDA device."""
+    if importlib.util.find_spec("torch") is None:
+        return False
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def _prepare() -> Any:
+    import torch
+
+    torch.backends.cudnn.benchmark = True
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    return torch
+
+
+def _time(call: Callable[[], Any], seconds: float = 0.7) -> Timing:
+    import torch
+
+    until = time.perf_counter() + WARM_SECONDS
+    while time.perf_counter() < until:
+        call()
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    call()
+    torch.cuda.synchronize()
+    count = sensible_count((time.perf_counter() - start) * 1e3, seconds)
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
+    events[0].record()
+    for event in events[1:]:
+        call()
+        event.record()
+    torch.cuda.synchronize()
+    return summarise([a.elapsed_time(b) for a, b in pairwise(events)])
+
+
+def _captured(call: Callable[[], Any], warm: int = 3) -> Callable[[], None]:
+    """`call` as a CUDA graph."""
+    import torch
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(warm):
+            call()
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph.replay
+
+
+def training_step(batch: int, forms: tuple[str, ...] = ("eager", "graph", "compile")) -> list[dict[str, Any]]:
+    """The autoencoder's training step in fp32 at `batch`: uint8 → [0, 1], forward, MSE, backward, SGD with momentum 0.9."""
+    torch = _prepare()
+    nn = torch.nn
+
+    def make() -> tuple[Callable[[], Any], Callable[[], Any]]:
+        torch.manual_seed(0)
+        net = nn.Sequential(
+            *(nn.Conv2d(3, 256, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+            *(nn.Conv2d(256, 128, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+            *(nn.Conv2d(128, 128, 3, padding=1), nn.ReLU(), nn.Upsample(scale_factor=2)),
+            *(nn.Conv2d(128, 256, 3, padding=1), nn.ReLU(), nn.Upsample(scale_factor=2)),
+            nn.Conv2d(256, 3, 3, padding=1),
+        ).cuda()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9, fused=True)
+        images = torch.randint(0, 256, (batch, 3, 32, 32), dtype=torch.uint8, device="cuda")
+
+        def loss() -> Any:
+            x = images.float() * (1 / 255)
+            return nn.functional.mse_loss(net(x), x)
+
+        compiled = torch.compile(loss, dynamic=False)
+
+        def step(value: Callable[[], Any]) -> Callable[[], Any]:
+            def run() -> None:
+                optimizer.zero_grad(set_to_none=True)
+                value().backward()
+                optimizer.step()
+
+            return run
+
+        return step(loss), step(compiled)
+
+    rows = []
+    for form in forms:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        eager, compiled = make()
+        call = {"eager": lambda e=eager: e, "graph": lambda e=eager: _captured(e), "compile": lambda c=compiled: c}[form]()
+        timing = _time(call)
+        peak = torch.cuda.max_memory_allocated()
+        rows.append({"form": form, "batch": batch, "step_ms": timing.as_dict(), "images_per_second": batch / timing.median * 1e3, "peak_bytes": peak})
+        del eager, compiled, call
+    return rows
+
+
+def convolution(shape: ConvShape, path: str) -> Timing:
+    """cuDNN's fp32 time of one pass: NCHW, bias in fprop only, operands rotated past the L2 cache, graph replay."""
+    torch = _prepare()
+    sets = max(2, min(4, 256 * 2**20 // shape.bytes() + 1))
+    aten = torch.ops.aten
+    w, b = torch.randn(shape.w_shape, device="cuda") * 0.05, torch.randn(shape.K, device="cuda")
+
+    def run(x: Any, dy: Any) -> Any:
+        if path == "fprop":
+            return torch.nn.functional.conv2d(x, w, b, shape.stride, shape.pad)
+        mask = [path == "dgrad", path == "wgrad", False]
+        geometry = ([shape.stride] * 2, [shape.pad] * 2, [1, 1])
+        return aten.convolution_backward(dy, x, w, [shape.K], *geometry, False, [0, 0], 1, mask)
+
+    operands = [(torch.randn(shape.x_shape, device="cuda"), torch.randn(shape.y_shape, device="cuda")) for _ in range(sets)]
+    replay = _captured(lambda: [run(*pair) for pair in operands])
+    return _time(replay, 0.3).per(sets)

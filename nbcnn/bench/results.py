@@ -1,0 +1,74 @@
+"""Results files: one JSON per device, a section per study, each with its versions, date and command."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import platform
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+SCHEMA = 1
+PACKAGES = ("numpy", "numba", "numba-cuda", "llvmlite", "scikit-learn", "torch")
+
+
+def environment(device: str) -> dict[str, Any]:
+    """What a reader needs to repeat a measurement: device, driver, versions, revision, date, command."""
+    return {
+        "device": device,
+        "driver": _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
+        "cpu_cores": _cores(),
+        "python": platform.python_version(),
+        "versions": {name: _version(name) for name in PACKAGES},
+        "revision": _output("git", "-C", str(RESULTS), "rev-parse", "--short", "HEAD"),
+        "date": datetime.date.today().isoformat(),
+        "command": " ".join(["python", "-m", "nbcnn", *sys.argv[1:]]),
+    }
+
+
+def _cores() -> int:
+    import os
+
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _output(*command: str) -> str | None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip().splitlines()[0] if done.stdout.strip() else None
+
+
+def slug(device: str) -> str:
+    """A file name for a device: "NVIDIA H200 (compute capability 9.0)" → "nvidia-h200"."""
+    return device.split("(")[0].strip().lower().replace(" ", "-") or "cpu"
+
+
+def load(path: Path) -> dict[str, Any]:
+    """A results file; raises ValueError if it has another schema."""
+    found = json.loads(path.read_text())
+    if found.get("schema") != SCHEMA:
+        raise ValueError(f"{path} has schema {found.get('schema')!r}, this version reads {SCHEMA}")
+    return found
+
+
+def save(section: str, rows: Any, device: str, folder: Path | None = None) -> Path:
+    """Put `rows` into the device's results file as `section`, keeping its other sections; returns the path."""
+    path = (folder or RESULTS) / f"{slug(device)}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    found: dict[str, Any] = load(path) if path.exists() else {"schema": SCHEMA, "device": device, "sections": {}}
+    found["sections"][section] = {"environment": environment(device), "rows": rows}
+    path.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
+    return path
