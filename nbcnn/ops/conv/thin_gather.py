@@ -14,8 +14,8 @@ import numpy as np
 
 from nbcnn.cuda import cuda, f4, i4, i8, jit, types, u4
 from nbcnn.ops.call import Call, Launch
-from nbcnn.ops.conv.register_tile import ALIGNMENT, in_sequence
-from nbcnn.ops.conv.thin_shape import correlation, filter_index, split_pixel, step_pixel
+from nbcnn.ops.conv.register_tile import ALIGNMENT
+from nbcnn.ops.conv.thin_shape import correlation, filter_index, split_pixel, step_pixel, unrolled
 from nbcnn.ops.ptx.vector import load1_if, load4_if, shared_load4, shared_store4, store4
 
 
@@ -81,7 +81,7 @@ def kernel(R: int, S: int, C: int, has_bias: bool, BM: int, BN: int, TM: int, TN
 
         return product
 
-    filter_row = in_sequence([make_product(k) for k in range(S * C)])
+    filter_row = unrolled([make_product(k) for k in range(S * C)])
     MEMORY = A_ELEMENTS + W_ELEMENTS
 
     @jit(launch_bounds=(T, resident))
@@ -104,28 +104,28 @@ def kernel(R: int, S: int, C: int, has_bias: bool, BM: int, BN: int, TM: int, TN
         n0 = i4(cuda.blockIdx.y * BN)
         columns_left = i4(K - n0 - col)
 
-        # Row GK of the filters is the bias: the accumulators start from it.
-        e = i4(t * 4)
-        while e < i4(W_ELEMENTS):
-            k = i4(u4(e) // u4(BN))
-            c = i4(n0 + e - k * BN)
-            f = load4_if(w, i4(k * K + c), (c < K) & (k < i4(GK)))
-            shared_store4(shared, i4(A_ELEMENTS + e), f[0], f[1], f[2], f[3])
-            e = i4(e + 4 * T)
-        if has_bias:
-            cuda.syncthreads()
-            e = t
-            while e < i4(BN):
-                if i4(n0 + e) < K:
-                    shared[types.uint64(A_ELEMENTS + GK * BN + e)] = bias[types.uint64(n0 + e)]
-                e = i4(e + T)
-
         pixel, group = i4(u4(t) % u4(BM)), i4(u4(t) // u4(BM))
         store = i4(group * (C * BM) + pixel)
         m0 = i4(cuda.blockIdx.x * BM)
         stride = i4(cuda.gridDim.x * BM)
         n, p, q = split_pixel(i4(m0 + pixel), P, Q)
         fetch(staged, x, i4(m0 + pixel) < M, n, p, q, group, H, W, top, left)
+
+        e = i4(t * 4)
+        while e < i4(GK * BN):
+            k = i4(u4(e) // u4(BN))
+            c = i4(n0 + e - k * BN)
+            f = load4_if(w, i4(k * K + c), c < K)
+            shared_store4(shared, i4(A_ELEMENTS + e), f[0], f[1], f[2], f[3])
+            e = i4(e + 4 * T)
+        # The row after the filters is the bias: the accumulators start from it.
+        e = t
+        while e < i4(BN):
+            if has_bias:
+                shared[types.uint64(A_ELEMENTS + GK * BN + e)] = load1_if(bias, i4(n0 + e), i4(n0 + e) < K)
+            else:
+                shared[types.uint64(A_ELEMENTS + GK * BN + e)] = f4(0)
+            e = i4(e + T)
         while m0 < M:
             cuda.syncthreads()
             for i in range(LOADS):
@@ -144,12 +144,13 @@ def kernel(R: int, S: int, C: int, has_bias: bool, BM: int, BN: int, TM: int, TN
             while r < i4(R):
                 filter_row(acc, shared, i4(row + r * ROW_A), i4(col + A_ELEMENTS + r * ROW_W))
                 r = i4(r + 1)
-            rows_left, at = i4(M - m0 - row), i8(m0 + row) * K + (n0 + col)
+            rows_left, at = i4(M - m0 - row), i4((m0 + row) * K + n0 + col)
             for i in range(TM):
-                down = (i // 4) * ROW_STEP + i % 4
                 for v in range(VN):
-                    if (i4(down) < rows_left) & (i4(v * COL_STEP) < columns_left):
-                        store4(y, at + (down * K + v * COL_STEP), acc[i, 4 * v], acc[i, 4 * v + 1], acc[i, 4 * v + 2], acc[i, 4 * v + 3])
+                    if (i4(i // 4 * ROW_STEP + i % 4) < rows_left) & (i4(v * COL_STEP) < columns_left):
+                        j = 4 * v
+                        store4(y, i8(at) + v * COL_STEP, acc[i, j], acc[i, j + 1], acc[i, j + 2], acc[i, j + 3])
+                at = i4(at + K * (ROW_STEP - 3 if i % 4 == 3 else 1))
             m0 = i4(m0 + stride)
 
     return thin_gather_kernel
@@ -163,7 +164,12 @@ def tile(call: Call, multiprocessors: int) -> GatherTile:
     """Large tiles where they fill the GPU, small ones where they would leave most of it idle."""
     g = correlation(call)
     pixels = g.N * g.P * g.Q
-    BM, BN, TM, TN, resident = (64, 256, 8, 8, 2) if pixels >= 128 * multiprocessors and g.K > 128 else (32, 64, 4, 4, 4)
+    if pixels >= 1024 * multiprocessors and g.K > 128:
+        BM, BN, TM, TN, resident = 64, 256, 16, 8, 2
+    elif pixels >= 128 * multiprocessors and g.K > 64:
+        BM, BN, TM, TN, resident = 64, 128, 8, 8, 3
+    else:
+        BM, BN, TM, TN, resident = 32, 64, 4, 4, 4
     return GatherTile(BM, BN, TM, TN, resident, max(1, multiprocessors * resident // -(-g.K // BN)))
 
 

@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.cuda import cuda, f4, i4, i8, jit, types
+from nbcnn.cuda import cuda, f4, i4, i8, jit, types, u4
 from nbcnn.ops.call import Call, Launch, blocks
-from nbcnn.ops.conv.register_tile import ALIGNMENT, in_sequence
-from nbcnn.ops.conv.thin_shape import Correlation, correlation, filter_index, split_pixel
-from nbcnn.ops.ptx.vector import load1_if, load4_if, shared_load4, shared_store4, store4
+from nbcnn.ops.conv.register_tile import ALIGNMENT
+from nbcnn.ops.conv.thin_shape import Correlation, correlation, filter_index, keep_order, power_of_two, split_pixel, unrolled
+from nbcnn.ops.ptx.vector import load1_if, load4, load4_if, shared_load4, shared_store4, store4
 
 
 @dataclass(frozen=True)
@@ -69,30 +69,33 @@ def pack(call: Call) -> np.ndarray:
 def parts_kernel(TM: int, TN: int, TX: int, TY: int, BK: int, resident: int) -> Any:
     """The product of all source pixels with all filter columns."""
     T, BM, VM, VN = TX * TY, TM * TY, TM // 4, -(-TN // 4)
-    GROUP, PITCH_A, PITCH_B, STEP = VN * 4, TM * TY + 4, VN * 4 * TX, TY * 4
+    GROUP, PITCH_A, PITCH_B, STEP = VN * 4, TM * TY + 32, VN * 4 * TX, TY * 4
     VECTORS, LOADS_A = BK // 4, TM * TY * BK // (4 * T)
+    # Channels are read four at a time and stored transposed. Every fourth row is shifted further, so that the threads of a
+    # warp, which hold neighbouring pixels and channels, write to 32 different banks.
+    SKEW = 32 // VECTORS
     B_VECTORS = BK * PITCH_B // 4
     LOADS_B = -(-B_VECTORS // T)
     STAGED_A, STAGED_B, WIDTH = 4 * LOADS_A, 4 * LOADS_B, 4 * VN
     AREA_A, HALF = BK * PITCH_A, BK * (PITCH_A + PITCH_B)
 
     @jit(device=True)
-    def fetch(stage_a, stage_b, x, w, m0, c0, c1, M, C):
+    def fetch(stage_a, stage_b, rows, x, w, c0, c1, C):
         t = i4(cuda.threadIdx.x)
+        # Beyond the last channel the last ones are read again, and multiplied by filters of zeros.
+        c = i4(min(i4(c0 + u4(t) % u4(VECTORS) * 4), i4(C - 4)))
         for i in range(LOADS_A):
-            m = i4(m0 + (t + i * T) // VECTORS)
-            c = i4(c0 + t % VECTORS * 4)
-            v = load4_if(x, i8(m) * C + c, (m < M) & (c < c1))
+            v = load4(x, i8(rows[i]) + c)
             stage_a[4 * i], stage_a[4 * i + 1], stage_a[4 * i + 2], stage_a[4 * i + 3] = v
         for i in range(LOADS_B):
             e = i4((t + i * T) * 4)
-            v = load4_if(w, i4(c0 * PITCH_B + e), (e < i4(BK * PITCH_B)) & (i4(c0 + e // PITCH_B) < c1))
+            v = load4_if(w, i4(c0 * PITCH_B + e), (e < i4(BK * PITCH_B)) & (i4(c0 + u4(e) // u4(PITCH_B)) < c1))
             stage_b[4 * i], stage_b[4 * i + 1], stage_b[4 * i + 2], stage_b[4 * i + 3] = v
 
     @jit(device=True)
     def stash(stage_a, stage_b, shared, half):
         t = i4(cuda.threadIdx.x)
-        at = i4(half + t % VECTORS * 4 * PITCH_A + t // VECTORS)
+        at = i4(half + u4(t) % u4(VECTORS) * (4 * PITCH_A + SKEW) + u4(t) // u4(VECTORS))
         for i in range(LOADS_A):
             for j in range(4):
                 shared[types.uint64(at + (i * (T // VECTORS) + j * PITCH_A))] = stage_a[4 * i + j]
@@ -102,21 +105,23 @@ def parts_kernel(TM: int, TN: int, TX: int, TY: int, BK: int, resident: int) -> 
                 shared_store4(shared, i4(half + AREA_A + e), stage_b[4 * i], stage_b[4 * i + 1], stage_b[4 * i + 2], stage_b[4 * i + 3])
 
     def make_product(k):
+        at_a, at_b = k * PITCH_A + k // 4 * SKEW, k * PITCH_B
+
         @jit(device=True)
         def product(acc, shared, a, b):
             rA = cuda.local.array(TM, f4)
             rB = cuda.local.array(WIDTH, f4)
             for v in range(VM):
-                rA[4 * v], rA[4 * v + 1], rA[4 * v + 2], rA[4 * v + 3] = shared_load4(shared, i4(a + (k * PITCH_A + v * STEP)))
+                rA[4 * v], rA[4 * v + 1], rA[4 * v + 2], rA[4 * v + 3] = shared_load4(shared, i4(a + (at_a + v * STEP)))
             for v in range(VN):
-                rB[4 * v], rB[4 * v + 1], rB[4 * v + 2], rB[4 * v + 3] = shared_load4(shared, i4(b + (k * PITCH_B + 4 * v)))
+                rB[4 * v], rB[4 * v + 1], rB[4 * v + 2], rB[4 * v + 3] = shared_load4(shared, i4(b + (at_b + 4 * v)))
             for i in range(TM):
                 for j in range(TN):
                     acc[i, j] += rA[i] * rB[j]
 
         return product
 
-    multiply = in_sequence([make_product(k) for k in range(BK)])
+    multiply = unrolled([make_product(k) for k in range(BK)])
     MEMORY = 2 * HALF
 
     @jit(launch_bounds=(T, resident))
@@ -125,7 +130,7 @@ def parts_kernel(TM: int, TN: int, TX: int, TY: int, BK: int, resident: int) -> 
 
         gemm   M = NHW pixels × R·S·K columns × C
         grid   (⌈M/BM⌉, split), block TX·TY; block owns BM pixels × all columns, thread TM×TN
-        shared 8·BK·(BM + 4 + pitch) bytes
+        shared 8·BK·(BM + 32 + pitch) bytes
         moves  4·M·(C + split·R·S·K) bytes, and the filters once a block
         """
         shared = cuda.shared.array(MEMORY, f4, ALIGNMENT)
@@ -137,21 +142,25 @@ def parts_kernel(TM: int, TN: int, TX: int, TY: int, BK: int, resident: int) -> 
                 acc[i, j] = f4(0)
 
         t = i4(cuda.threadIdx.x)
-        tx, ty = i4(t % TX), i4(t // TX)
+        tx, ty = i4(u4(t) % u4(TX)), i4(u4(t) // u4(TX))
         m0, split = i4(cuda.blockIdx.x * BM), i4(cuda.blockIdx.y)
         c0 = i4(split * per_split)
         c1 = i4(min(C, c0 + per_split))
-        fetch(stage_a, stage_b, x, w, m0, c0, c1, M, C)
-        stash(stage_a, stage_b, shared, i4(0))
-        cuda.syncthreads()
+        rows = cuda.local.array(LOADS_A, i4)
+        for i in range(LOADS_A):
+            # Pixels beyond the last one stand in for it; what they give is not stored.
+            rows[i] = i4(min(i4(m0 + u4(t) // u4(VECTORS) + i * (T // VECTORS)), i4(M - 1)) * C)
+        fetch(stage_a, stage_b, rows, x, w, c0, c1, C)
         half = i4(0)
         while c0 < c1:
-            c0 = i4(c0 + BK)
-            fetch(stage_a, stage_b, x, w, m0, c0, c1, M, C)
-            multiply(acc, shared, i4(half + ty * 4), i4(half + AREA_A + tx * GROUP))
-            half = i4(HALF - half)
+            # A thread that is ahead writes one half while the others still read the other: one barrier a step is enough.
             stash(stage_a, stage_b, shared, half)
             cuda.syncthreads()
+            c0 = i4(c0 + BK)
+            fetch(stage_a, stage_b, rows, x, w, c0, c1, C)
+            keep_order()
+            multiply(acc, shared, i4(half + ty * 4), i4(half + AREA_A + tx * GROUP))
+            half = i4(HALF - half)
 
         first = i4(split * columns + tx * TN)
         for j in range(TN):
@@ -166,32 +175,44 @@ def parts_kernel(TM: int, TN: int, TX: int, TY: int, BK: int, resident: int) -> 
 
 
 @functools.cache
-def collect_kernel(R: int, S: int, K: int, split: int, has_bias: bool) -> Any:
-    """The kernel that adds up what reaches each target pixel."""
+def collect_kernel(R: int, S: int, K: int, split: int, pixels: int, has_bias: bool) -> Any:
+    """The kernel that adds up what reaches each target pixel; `pixels` pixels a block, `split` threads a pixel."""
+    SUMS = pixels * split * K
 
     @jit()
     def thin_collect_kernel(parts, bias, y, M, H, W, P, Q, top, left, plane):
-        """y[(n,p,q),k] = bias[k] + Σ_{r,s} Σ_split parts[split][(r,s,k)][n, p+r-top, q+s-left].
+        """y[(n,p,q),k] = bias[k] + Σ_split Σ_{r,s} parts[split][(r,s,k)][n, p+r-top, q+s-left].
 
-        grid   ⌈NPQ/threads⌉; a thread owns the K outputs of one pixel, neighbouring threads read neighbouring pixels
+        grid   ⌈NPQ/pixels⌉, block pixels·split; a thread owns the K outputs of one pixel and split, neighbours read neighbours
+        shared 4·pixels·split·K bytes
         moves  4·M·K·(split·R·S + 1) bytes
         """
-        m = i4(cuda.grid(1))
-        if m < M:
-            n, p, q = split_pixel(m, P, Q)
-            acc = cuda.local.array(K, f4)
+        t = i4(cuda.threadIdx.x)
+        pixel, z = i4(u4(t) % u4(pixels)), i4(u4(t) // u4(pixels))
+        m = i4(cuda.blockIdx.x * pixels + pixel)
+        n, p, q = split_pixel(m, P, Q)
+        acc = cuda.local.array(K, f4)
+        for k in range(K):
+            acc[k] = f4(0)
+        for r in range(R):
+            for s in range(S):
+                h, w = i4(p + r - top), i4(q + s - left)
+                inside = (m < M) & (u4(h) < u4(H)) & (u4(w) < u4(W))
+                at = i8(i4(i4(n * H + h) * W + w)) + i8(plane) * (i4(z * (R * S * K)) + (r * S + s) * K)
+                for k in range(K):
+                    acc[k] += load1_if(parts, at + i8(plane) * k, inside)
+        if split > 1:
+            sums = cuda.shared.array(SUMS, f4)
             for k in range(K):
-                acc[k] = bias[k] if has_bias else f4(0)
-            for r in range(R):
-                for s in range(S):
-                    h, w = i4(p + r - top), i4(q + s - left)
-                    inside = (h >= i4(0)) & (h < H) & (w >= i4(0)) & (w < W)
-                    at = i4(i4(n * H + h) * W + w)
+                sums[types.uint64(t * K + k)] = acc[k]
+            cuda.syncthreads()
+            if z == i4(0):
+                for other in range(1, split):
                     for k in range(K):
-                        for z in range(split):
-                            acc[k] += load1_if(parts, i8(plane) * ((z * R + r) * S * K + s * K + k) + at, inside)
+                        acc[k] += sums[types.uint64((t + other * pixels) * K + k)]
+        if (z == i4(0)) & (m < M):
             for k in range(K):
-                y[types.uint64(i8(m) * K + k)] = acc[k]
+                y[types.uint64(i8(m) * K + k)] = acc[k] + (bias[k] if has_bias else f4(0))
 
     return thin_collect_kernel
 
@@ -211,18 +232,13 @@ def tile(call: Call, multiprocessors: int) -> ScatterTile:
     g = correlation(call)
     pixels, columns = g.N * g.H * g.W, g.taps * g.K
     if pixels >= 256 * multiprocessors:
-        TX = _power_of_two(-(-columns // 14))
-        return ScatterTile(8, -(-columns // TX), TX, 128 // TX, 8, 2, 1)
-    TX = min(8, _power_of_two(-(-columns // 7)))
+        TX = power_of_two(-(-columns // 14))
+        return ScatterTile(4, -(-columns // TX), TX, 128 // TX, 8, 4, 1)
+    TX = min(8, power_of_two(-(-columns // 7)))
     split = 1
-    while split < 8 and 32 * split <= g.C and -(-pixels // 64) * split < multiprocessors:
+    while split < 16 and 16 * split <= g.C and -(-pixels // 64) * split < 2 * multiprocessors:
         split *= 2
     return ScatterTile(4, -(-columns // TX), TX, 64 // TX, 8, 4, split)
-
-
-def _power_of_two(least: int) -> int:
-    """The smallest power of two that is at least `least`."""
-    return 1 << (least - 1).bit_length()
 
 
 def bind(call: Call) -> list[Launch]:
@@ -234,10 +250,10 @@ def bind(call: Call) -> list[Launch]:
     per_split = -(-steps // tile.split) * tile.BK
     product = parts_kernel(tile.TM, tile.TN, tile.TX, tile.TY, tile.BK, tile.resident)
     sizes = [np.int32(v) for v in (source, g.C, per_split, g.taps * g.K, _plane(g))]
-    collect = collect_kernel(g.R, g.S, g.K, tile.split, bias is not None)
-    threads = 128 if target > 1 << 15 else 32
+    pixels = 128 if tile.split == 1 else 32
+    collect = collect_kernel(g.R, g.S, g.K, tile.split, pixels, bias is not None)
     extents = [np.int32(v) for v in (target, g.H, g.W, g.P, g.Q, g.top, g.left, _plane(g))]
     return [
         Launch(product, (-(-source // tile.BM), tile.split), tile.threads, (call.ins[0], call.packed, parts, *sizes)),
-        Launch(collect, blocks(target, threads), threads, (parts, parts if bias is None else bias, call.outs[0], *extents)),
+        Launch(collect, blocks(target, pixels), pixels * tile.split, (parts, parts if bias is None else bias, call.outs[0], *extents)),
     ]

@@ -10,11 +10,13 @@ and which kernel runs it depends only on which side has few channels: the source
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from nbcnn.cuda import i4, jit, u4
+from nbcnn.cuda import SIMULATOR, cuda, i4, jit, u4
 from nbcnn.ops.call import Call
 from nbcnn.shapes import numel
 
@@ -80,6 +82,25 @@ def refusal(call: Call, filter_shape: tuple[int, ...], images: tuple[tuple[int, 
     return None
 
 
+def power_of_two(least: int) -> int:
+    """The smallest power of two that is at least `least`."""
+    return 1 << (least - 1).bit_length()
+
+
+def unrolled(steps: list[Any]) -> Any:
+    """One device function that calls each of `steps` in a row with the arguments it gets: a loop unrolled for certain."""
+
+    def both(one: Any, other: Any) -> Any:
+        @jit(device=True)
+        def run(*args):
+            one(*args)
+            other(*args)
+
+        return run
+
+    return functools.reduce(both, steps)
+
+
 @jit(device=True)
 def split_pixel(m, P, Q):
     """(n, p, q) of pixel m of images of P×Q pixels; m ≥ 0."""
@@ -103,3 +124,20 @@ def step_pixel(n, p, q, dn, dp, dq, P, Q):
         p = i4(p - P)
         n = i4(n + i4(1))
     return n, p, q
+
+
+if SIMULATOR:
+
+    @cuda.jit(device=True)
+    def keep_order():
+        pass
+else:
+
+    @jit(device=True)
+    def keep_order():
+        """Loads written before this call are issued before loads written after it.
+
+        The assembler otherwise moves a load whose value is needed only in the next turn of a loop to the end of this one,
+        where it is too late to hide its latency. A barrier of the warp costs one empty instruction and holds it in place.
+        """
+        cuda.syncwarp()

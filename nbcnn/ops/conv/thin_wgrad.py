@@ -22,20 +22,21 @@ import numpy as np
 
 from nbcnn.cuda import cuda, f4, i4, i8, jit, types, u4
 from nbcnn.ops.call import Call, Launch, blocks
-from nbcnn.ops.conv.register_tile import ALIGNMENT, in_sequence
-from nbcnn.ops.conv.thin_shape import THIN, split_pixel, step_pixel
+from nbcnn.ops.conv.register_tile import ALIGNMENT
+from nbcnn.ops.conv.thin_shape import THIN, keep_order, power_of_two, split_pixel, step_pixel, unrolled
 from nbcnn.ops.ptx.vector import load1_if, load4, shared_load4, store4
 
 u8 = types.uint64
-LANES = 8
-"""Threads that share the partial sums of one output in the second kernel."""
+LANES, IN_FLIGHT = 16, 4
+"""Threads that at most share the partial sums of one output in the second kernel, and loads that each keeps in flight."""
 
 
 @dataclass(frozen=True)
 class WgradTile:
     """A thread owns TM wide channels × TN columns; TY threads across the channels, TX across the columns.
 
-    SLICES such groups in a block take turns with the pixels, CHUNK pixels per step, DEPTH of them in flight in registers.
+    SLICES such groups in a block take turns with the pixels, CHUNK pixels per step; a thread multiplies DEPTH
+    of them while the next DEPTH are on their way into its registers.
     `split` blocks share the pixels; `resident` blocks are to fit on a multiprocessor.
     """
 
@@ -48,6 +49,10 @@ class WgradTile:
     DEPTH: int
     split: int
     resident: int
+
+    def __post_init__(self) -> None:
+        if self.CHUNK % (2 * self.SLICES * self.DEPTH) or self.threads % self.CHUNK or self.threads & (self.threads - 1):
+            raise ValueError(f"{self}: a chunk must be whole turns of 2·SLICES·DEPTH pixels, and the threads a power of two that shares it")
 
     @property
     def threads(self) -> int:
@@ -108,8 +113,8 @@ def partial_kernel(R: int, S: int, T: int, ones: bool, sums: bool, tile: WgradTi
     """The product over a share of the pixels. T: thin channels; ones: one more column, of ones; sums: also sum the thin side."""
     TM, TN, TX, TY, SLICES, CHUNK, DEPTH = tile.TM, tile.TN, tile.TX, tile.TY, tile.SLICES, tile.CHUNK, tile.DEPTH
     TAPS, GN, THREADS, VM, VN, BM = R * S, R * S * T, tile.threads, TM // 4, -(-TN // 4), TM * TY
-    COLUMNS, GROUP, PITCH, STEP, STAGED, WIDTH = GN + ones, 4 * VN, 4 * VN * TX, 4 * TY, DEPTH * TM, 4 * VN
-    AHEAD, ROUNDS, BUFFER = DEPTH * SLICES, CHUNK // (SLICES * DEPTH), CHUNK * PITCH
+    COLUMNS, GROUP, PITCH, STEP, STAGED, WIDTH = GN + ones, 4 * VN, 4 * VN * TX, 4 * TY, 2 * DEPTH * TM, 4 * VN
+    TURN, ROUNDS, BUFFER = 2 * DEPTH * SLICES, CHUNK // (2 * SLICES * DEPTH), CHUNK * PITCH
     MEMORY, HALF_BLOCK = max(2 * BUFFER, THREADS * T), THREADS // 2
     # Threads that share the columns of one pixel, each with every SHARE-th tap.
     SHARE = THREADS // CHUNK
@@ -143,30 +148,34 @@ def partial_kernel(R: int, S: int, T: int, ones: bool, sums: bool, tile: WgradTi
         if ones and share == i4(0):
             shared[u8(at + column(GN))] = f4(1) if inside else f4(0)
 
+    @jit(device=True)
+    def load_wide(stage, half, wide, c, C, m, last):
+        # Beyond the last pixel the last one is read again, and multiplied by a thin side of zeros.
+        for d in range(DEPTH):
+            first = i8(min(i4(m + d * SLICES), last)) * C
+            for v in range(VM):
+                k = half * DEPTH * TM + d * TM + 4 * v
+                f = load4(wide, first + min(i4(c + v * STEP), i4(C - 4)))
+                stage[k], stage[k + 1], stage[k + 2], stage[k + 3] = f
+
     def make_pixel(d):
         @jit(device=True)
         def pixel(acc, stage, shared, where):
-            b, wide, c, C, ahead, last = where
+            b, wide, c, C, m, last = where
+            if d % DEPTH == 0:
+                # The other half's pixels travel while this half's are multiplied.
+                load_wide(stage, 1 - d // DEPTH, wide, c, C, i4(m + (d + DEPTH) * SLICES), last)
+                keep_order()
             rB = cuda.local.array(WIDTH, f4)
             for v in range(VN):
                 rB[4 * v], rB[4 * v + 1], rB[4 * v + 2], rB[4 * v + 3] = shared_load4(shared, i4(b + (d * SLICES * PITCH + 4 * v)))
             for i in range(TM):
                 for j in range(TN):
                     acc[i, j] += stage[d * TM + i] * rB[j]
-            # The registers just used take the pixel that comes DEPTH turns later.
-            load_wide(stage, d * TM, wide, c, C, i4(ahead + d * SLICES), last)
 
         return pixel
 
-    @jit(device=True)
-    def load_wide(stage, at, wide, c, C, m, last):
-        # Beyond the last pixel the last one is read again, and multiplied by a thin side of zeros.
-        first = i8(min(m, last)) * C
-        for v in range(VM):
-            k = at + 4 * v
-            stage[k], stage[k + 1], stage[k + 2], stage[k + 3] = load4(wide, first + min(i4(c + v * STEP), i4(C - 4)))
-
-    turn = in_sequence([make_pixel(d) for d in range(DEPTH)])
+    turn = unrolled([make_pixel(d) for d in range(2 * DEPTH)])
 
     @jit(device=True)
     def sum_thin(thin, partial, shared, pixels, row, base):
@@ -215,23 +224,22 @@ def partial_kernel(R: int, S: int, T: int, ones: bool, sums: bool, tile: WgradTi
         m0 = i4(cuda.blockIdx.x * per_split)
         end = i4(min(M, i4(m0 + per_split)))
         base = i8(cuda.blockIdx.x * SLICES) * row
-        if sums and cuda.blockIdx.y == 0:
-            sum_thin(thin, partial, shared, thin_pixels, row, base + i8(COLUMNS) * C)
         for i in range(TM):
             for j in range(TN):
                 acc[i, j] = f4(0)
 
+        load_wide(stage, 0, wide, c, C, i4(m0 + slice), i4(M - 1))
+        n, h, w = split_pixel(i4(m0 + pixel), H, W)
+        dn, dh, dw = split_pixel(i4(CHUNK), H, W)
+        inside = i4(m0 + pixel) < end
+        fetch(stage_t, thin, inside, n, h, w, share, P, Q, top, left)
+        if sums and cuda.blockIdx.y == 0:
+            sum_thin(thin, partial, shared, thin_pixels, row, base + i8(COLUMNS) * C)
         # Padding columns are multiplied too, so they must hold numbers.
         e = t
         while e < i4(2 * BUFFER):
             shared[u8(e)] = f4(0)
             e = i4(e + THREADS)
-        for d in range(DEPTH):
-            load_wide(stage, d * TM, wide, c, C, i4(m0 + slice + d * SLICES), i4(M - 1))
-        n, h, w = split_pixel(i4(m0 + pixel), H, W)
-        dn, dh, dw = split_pixel(i4(CHUNK), H, W)
-        inside = i4(m0 + pixel) < end
-        fetch(stage_t, thin, inside, n, h, w, share, P, Q, top, left)
         cuda.syncthreads()
         stash(stage_t, shared, i4(pixel * PITCH), share, inside)
         cuda.syncthreads()
@@ -241,10 +249,10 @@ def partial_kernel(R: int, S: int, T: int, ones: bool, sums: bool, tile: WgradTi
             inside = i4(m0 + CHUNK + pixel) < end
             fetch(stage_t, thin, inside, n, h, w, share, P, Q, top, left)
             b = i4(half + slice * PITCH + tx * GROUP)
-            ahead = i4(m0 + slice + AHEAD)
+            m = i4(m0 + slice)
             for _ in range(ROUNDS):
-                turn(acc, stage, shared, (b, wide, c, C, ahead, i4(M - 1)))
-                b, ahead = i4(b + AHEAD * PITCH), i4(ahead + AHEAD)
+                turn(acc, stage, shared, (b, wide, c, C, m, i4(M - 1)))
+                b, m = i4(b + TURN * PITCH), i4(m + TURN)
             half = i4(BUFFER - half)
             stash(stage_t, shared, i4(half + pixel * PITCH), share, inside)
             cuda.syncthreads()
@@ -263,30 +271,35 @@ def partial_kernel(R: int, S: int, T: int, ones: bool, sums: bool, tile: WgradTi
 
 
 @functools.cache
-def total_kernel(R: int, S: int, T: int, thin_x: bool) -> Any:
+def total_kernel(R: int, S: int, T: int, thin_x: bool, lanes: int) -> Any:
     """The kernel that adds up the partial sums and puts them where dw and db want them."""
-    TAPS, GN, THREADS = R * S, R * S * T, 32 * LANES
+    TAPS, GN, THREADS = R * S, R * S * T, 32 * lanes
 
     @jit()
     def thin_total_kernel(partial, dw, db, C, row, rows, used):
         """dw[k,c,r,s] and db[k] = Σ over the slices of partial, each output in one fixed order.
 
-        grid   ⌈outputs/32⌉; block 32 outputs × LANES threads, each adds every LANES-th slice
+        grid   ⌈outputs/32⌉; block 32 outputs × `lanes` threads, each adds every lanes-th slice
         moves  4·slices·row bytes
         """
         shared = cuda.shared.array(THREADS, f4)
         t = i4(cuda.threadIdx.x)
         e = i4(cuda.blockIdx.x * 32 + (t & 31))
+        values = cuda.local.array(IN_FLIGHT, f4)
         total = f4(0)
         if e < used:
             i = i4(t >> 5)
             while i < rows:
-                total += partial[u8(i8(i) * row + e)]
-                i = i4(i + LANES)
+                # Loads that do not wait for each other's sum.
+                for u in range(IN_FLIGHT):
+                    values[u] = load1_if(partial, i8(i4(i + u * lanes)) * row + e, i4(i + u * lanes) < rows)
+                for u in range(IN_FLIGHT):
+                    total += values[u]
+                i = i4(i + lanes * IN_FLIGHT)
         shared[u8(t)] = total
         cuda.syncthreads()
         if t < i4(32) and e < used:
-            for lane in range(1, LANES):
+            for lane in range(1, lanes):
                 total += shared[u8(t + lane * 32)]
             j = i4(u4(e) // u4(C))
             c = i4(e - j * C)
@@ -309,11 +322,15 @@ def scratch(call: Call) -> int:
 def tile(call: Call, multiprocessors: int) -> WgradTile:
     """All multiprocessors busy, and no more partial sums than that needs."""
     g = gradient(call)
-    TX = -(-g.columns // 28)
-    TN = -(-g.columns // TX)
-    if g.pixels >= 256 * multiprocessors:
-        return WgradTile(4, TN, TX, 64, 4, 64, 8, multiprocessors, 1)
-    return WgradTile(4, TN, TX, 16, 8, 32, 4, max(1, min(multiprocessors // 4, g.pixels // 32)), 1)
+    if g.pixels >= 128 * multiprocessors:
+        TX = power_of_two(-(-g.columns // 28))
+        TY = min(64 // TX, power_of_two(-(-g.C // 4)))
+        SLICES = 128 // (TX * TY)
+        DEPTH = 4 if SLICES <= 8 else 2
+        tiles = -(-g.C // (4 * TY))
+        return WgradTile(4, -(-g.columns // TX), TX, TY, SLICES, 64, DEPTH, max(1, 2 * multiprocessors // tiles), 2)
+    TX = min(8, power_of_two(-(-g.columns // 7)))
+    return WgradTile(4, -(-g.columns // TX), TX, 16, 2, 16, 4, max(1, min(multiprocessors // 2, g.pixels // 16)), 2)
 
 
 def bind(call: Call) -> list[Launch]:
@@ -325,10 +342,12 @@ def bind(call: Call) -> list[Launch]:
     product = partial_kernel(g.R, g.S, g.T, g.thin_x and g.bias, g.sums, tile)
     values = (g.pixels, g.C, g.H, g.W, g.P, g.Q, g.top, g.left, per_split, g.row, g.N * g.P * g.Q)
     used = g.columns * g.C + (g.T if g.sums else 0)
-    sizes = [np.int32(v) for v in (g.C, g.row, tile.split * tile.SLICES, used)]
-    total = total_kernel(g.R, g.S, g.T, g.thin_x)
+    rows = tile.split * tile.SLICES
+    sizes = [np.int32(v) for v in (g.C, g.row, rows, used)]
+    lanes = min(LANES, power_of_two(-(-rows // IN_FLIGHT)))
+    total = total_kernel(g.R, g.S, g.T, g.thin_x, lanes)
     grid = (tile.split, -(-g.C // (tile.TM * tile.TY)))
     return [
         Launch(product, grid, tile.threads, (wide, thin, partial, *(np.int32(v) for v in values))),
-        Launch(total, blocks(used, 32), 32 * LANES, (partial, dw, call.outs[1] if g.bias else dw, *sizes)),
+        Launch(total, blocks(used, 32), 32 * lanes, (partial, dw, call.outs[1] if g.bias else dw, *sizes)),
     ]
