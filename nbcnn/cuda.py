@@ -158,11 +158,12 @@ class Gpu:
     def replayable(self, launches: Sequence[Any]) -> Callable[[], None]:
         """Capture `launches` into one CUDA graph and return the function that replays it on the stream.
 
-        Kernels must have been compiled and loaded before (each launch is run once by the caller, or compiled by
-        `Launch.compile`); the captured graph holds their pointers, so the arrays must stay alive and in place.
+        Runs them once before, because a kernel cannot be compiled or loaded during a capture. The graph holds the
+        arrays' addresses, so they must stay alive and in place.
         """
         if SIMULATOR:
             return partial(_run_all, list(launches), self.stream)
+        _run_all(launches, self.stream)
         return _Graph(self.stream, launches).replay
 
     def synchronize(self) -> None:

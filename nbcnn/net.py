@@ -44,7 +44,7 @@ def choose_mode(mode: str, precision: str | None) -> tuple[Row, str]:
     known = sorted({name for name, _ in MODES})
     missing = gpu_missing()
     if mode == "auto":
-        mode, why = ("cpu", missing or "") if missing else ("im2col", "the fastest mode on this GPU")
+        mode, why = ("cpu", "no usable GPU here") if missing else ("im2col", "the fastest mode on this GPU")
     elif mode in known:
         why = "as asked"
     else:

@@ -72,9 +72,7 @@ class Program:
             launch.run(stream)
 
     def prepare(self) -> None:
-        """Run once, so that every kernel is compiled and loaded, then capture. What the plan writes is overwritten."""
-        self.run()
-        self.place.synchronize()
+        """Make the plan ready to replay. On a GPU this runs it once, so what it writes is overwritten."""
         self._replay = self.place.replayable(self.launches)
 
     def replay(self) -> None:

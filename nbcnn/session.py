@@ -20,8 +20,6 @@ from nbcnn.params import ParameterError
 from nbcnn.program import Program
 from nbcnn.shapes import numel
 
-EVALUATION_BATCH = 256
-
 
 @dataclass(frozen=True)
 class Status:
@@ -127,11 +125,11 @@ class TrainingSession:
         return Recorded(tuple(drop_dead(tape.steps)), {})
 
     def _plan(self, batch: int) -> dict[tuple[str, int], Plan]:
-        """Plans by split and batch size: the training batch and its remainder, the evaluation batch and its remainder."""
+        """Plans by split and batch size: full batches of the training and the test set, and their smaller last ones."""
         wanted = []
         for split, (images, _) in self._sets.items():
             if images is not None:
-                size = batch if split == "train" else min(len(images), max(batch, EVALUATION_BATCH))
+                size = min(len(images), batch)
                 wanted += [(split, n) for n in (size, len(images) % size) if n]
         return {(split, n): self.net.lower(self._record(split, n)) for split, n in wanted}
 
@@ -261,7 +259,9 @@ class TrainingSession:
 
     def first_nonfinite(self) -> str:
         """Repeat the step at the present position launch by launch; name the first result that is not finite."""
-        n = min(self.batch, self.count - self._position) or self.batch
+        n = min(self.batch, self.count - self._position)
+        if n == 0:
+            return "no step is left in this epoch to repeat"
         found = self._programs["train", n].first_nonfinite()
         return found or "every step's result is finite now (the loss or the weights were not finite before)"
 

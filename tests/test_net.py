@@ -55,15 +55,18 @@ def every_layer():
     ]
 
 
-def net_or_skip(layers, shape, mode, **options):
+def net_or_skip(layers, shape, mode, simulated=False, **options):
+    """A net in `mode`; skips without a GPU, and in the simulator unless the case is small enough (`simulated`)."""
     reason = cuda.gpu_missing()
     if mode != "cpu" and reason:
-        pytest.skip(f"{reason}; NUMBA_ENABLE_CUDASIM=1 runs the small nets in the simulator")
+        pytest.skip(f"{reason}; NUMBA_ENABLE_CUDASIM=1 trains a tiny net in the simulator")
+    if mode != "cpu" and cuda.SIMULATOR and not simulated:
+        pytest.skip("takes minutes in the simulator")
     return Net(layers, shape, mode=mode, **options)
 
 
 def images_of(count, size, seed=1):
-    return shapes.generate(count, seed, size=size)[0]
+    return shapes.generate(count, seed, size=8)[0][:, :, :size, :size] if size < 8 else shapes.generate(count, seed, size=size)[0]
 
 
 def session_of(net, count=10, size=8, batch=4, **options):
@@ -87,20 +90,20 @@ def test_gradients_of_every_layer_agree_with_the_numpy_path(mode):
 
 @pytest.mark.parametrize("mode", MODE_NAMES)
 def test_three_training_steps_land_together(mode):
-    sessions = [session_of(net_or_skip(small_autoencoder(), (3, 8, 8), m)) for m in ("cpu", mode)]
+    size, batch, steps = (4, 2, 1) if cuda.SIMULATOR else (8, 4, 3)
+    nets = [net_or_skip(small_autoencoder(), (3, size, size), m, simulated=True) for m in ("cpu", mode)]
+    sessions = [session_of(net, size=size, batch=batch) for net in nets]
     for session in sessions:
-        for _ in range(3):
+        for _ in range(steps):
             session.step()
     expected, got = (s.state() for s in sessions)
     for name, tensor in expected.items():
         np.testing.assert_allclose(got[name], tensor, rtol=1e-3, atol=1e-5, err_msg=name)
-    assert sessions[1].status().step == 3
+    assert sessions[1].status().step == steps
 
 
 @pytest.mark.parametrize("mode", MODE_NAMES)
 def test_eight_images_are_overfit(mode):
-    if cuda.SIMULATOR and mode != "cpu":
-        pytest.skip("300 training steps take an hour in the simulator")
     net = net_or_skip(small_autoencoder(), (3, 8, 8), mode)
     session = session_of(net, count=8, batch=8, optimizer=Adam(), learning_rates=learning_rates("constant", 0.01, 300))
     before = session.evaluate()

@@ -51,14 +51,10 @@ class Launch:
     def __init__(self, kernel: Any, grid: Any, block: Any, args: Sequence[Any], shared: int = 0, name: str = "") -> None:
         self.kernel, self.grid, self.block, self.args, self.shared = kernel, grid, block, tuple(args), shared
         self.name = name or getattr(getattr(kernel, "py_func", kernel), "__name__", "kernel")
-        self._configured: dict[int, Any] = {}
 
     def run(self, stream: Any = 0) -> None:
         """Enqueue the kernel on `stream` (the first run compiles it)."""
-        configured = self._configured.get(id(stream))
-        if configured is None:
-            configured = self._configured[id(stream)] = self.kernel[self.grid, self.block, stream, self.shared]
-        configured(*self.args)
+        self.kernel[self.grid, self.block, stream, self.shared](*self.args)
 
 
 class HostCall:
