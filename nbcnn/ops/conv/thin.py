@@ -9,7 +9,7 @@ thousands. Three kernels serve the six passes, chosen by where the few channels 
     wgrad   thin_wgrad.py                thin_wgrad.py
 
 All are bound by reading or writing the wide images once, and by multiplying at the same rate: for 3×3 and three
-channels 13.5 multiply-adds per wide element's four bytes, which on a GPU with 67 TFLOP/s and 4.8 TB/s takes as long.
+channels 27 multiply-adds for the four bytes of a wide element, which on a GPU with 67 TFLOP/s and 4.8 TB/s take as long.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Convolution out of a thin source (at most 4 channels): conv_fprop of a first layer, conv_dgrad of a last one.
 
-The whole of GK = R·S·C (27 for 3×3 over RGB) fits into shared shared, so a block loads its filters once and then
+The whole of GK = R·S·C (27 for 3×3 over RGB) fits into shared memory, so a block loads its filters once and then
 walks over pixel tiles: per tile one im2col of BM pixels, one product, one coalesced write of BM×BN outputs.
 """
 
@@ -17,6 +17,9 @@ from nbcnn.ops.call import Call, Launch
 from nbcnn.ops.conv.register_tile import ALIGNMENT
 from nbcnn.ops.conv.thin_shape import correlation, filter_index, split_pixel, step_pixel, unrolled
 from nbcnn.ops.ptx.vector import load1_if, load4_if, shared_load4, shared_store4, store4
+
+SHARED_BYTES = 48 * 1024
+"""Shared memory that a block gets without asking for more."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,7 @@ def kernel(R: int, S: int, C: int, has_bias: bool, BM: int, BN: int, TM: int, TN
 
         gemm   M = NPQ pixels × K channels × R·S·C
         grid   (walkers over pixel tiles, ⌈K/BN⌉), block TX·TY; block owns BM×BN outputs a step, thread TM×TN
-        shared 4·R·S·C·(BM + BN) bytes
+        shared 4·(R·S·C·(BM + BN) + BN) bytes
         moves  4·(M·C + M·K) bytes, and the filters once a block
         """
         shared = cuda.shared.array(MEMORY, f4, ALIGNMENT)
@@ -161,12 +164,16 @@ def scratch(call: Call) -> int:
 
 
 def tile(call: Call, multiprocessors: int) -> GatherTile:
-    """Large tiles where they fill the GPU, small ones where they would leave most of it idle."""
+    """The largest tile that fills the GPU and whose pixels and filters fit into shared memory."""
     g = correlation(call)
-    pixels = g.N * g.P * g.Q
-    if pixels >= 1024 * multiprocessors and g.K > 128:
+    pixels, depth = g.N * g.P * g.Q, g.taps * g.C
+
+    def fits(BM: int, BN: int) -> bool:
+        return 4 * (depth * BM + (depth + 1) * BN) <= SHARED_BYTES
+
+    if pixels >= 1024 * multiprocessors and g.K > 128 and fits(64, 256):
         BM, BN, TM, TN, resident = 64, 256, 16, 8, 2
-    elif pixels >= 128 * multiprocessors and g.K > 64:
+    elif pixels >= 128 * multiprocessors and g.K > 64 and fits(64, 128):
         BM, BN, TM, TN, resident = 64, 128, 8, 8, 3
     else:
         BM, BN, TM, TN, resident = 32, 64, 4, 4, 4

@@ -233,7 +233,7 @@ def tile(call: Call, multiprocessors: int) -> ScatterTile:
     pixels, columns = g.N * g.H * g.W, g.taps * g.K
     if pixels >= 256 * multiprocessors:
         TX = power_of_two(-(-columns // 14))
-        return ScatterTile(4, -(-columns // TX), TX, 128 // TX, 8, 4, 1)
+        return ScatterTile(4, -(-columns // TX), TX, 128 // TX, 16 if TX > 1 else 8, 3, 1)
     TX = min(8, power_of_two(-(-columns // 7)))
     split = 1
     while split < 16 and 16 * split <= g.C and -(-pixels // 64) * split < 2 * multiprocessors:

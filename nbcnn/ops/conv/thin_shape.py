@@ -6,6 +6,9 @@ channel axes exchanged. So fprop and dgrad are both the correlation
     target[n,k,p,q] = Σ_{c,r,s} source[n,c,p+r-top,q+s-left] · filter[k,c,r,s]
 
 and which kernel runs it depends only on which side has few channels: the source (gather) or the target (scatter).
+
+Numba adds and multiplies int32 as int64. The thin kernels cut what they keep back to 32 bits with i4(), so that the
+compiler finds 32-bit arithmetic, and take quotients of unsigned numbers, which need no correction of the sign.
 """
 
 from __future__ import annotations
@@ -126,18 +129,13 @@ def step_pixel(n, p, q, dn, dp, dq, P, Q):
     return n, p, q
 
 
-if SIMULATOR:
+@jit(device=True)
+def keep_order():
+    """Loads written before this call are issued before loads written after it.
 
-    @cuda.jit(device=True)
-    def keep_order():
-        pass
-else:
-
-    @jit(device=True)
-    def keep_order():
-        """Loads written before this call are issued before loads written after it.
-
-        The assembler otherwise moves a load whose value is needed only in the next turn of a loop to the end of this one,
-        where it is too late to hide its latency. A barrier of the warp costs one empty instruction and holds it in place.
-        """
+    The assembler otherwise moves a load whose value is needed only in the next turn of a loop to the end of this one,
+    where it is too late to hide its latency. A barrier of the warp costs one empty instruction and holds it in place.
+    The simulator, which has no warps, needs none.
+    """
+    if not SIMULATOR:
         cuda.syncwarp()

@@ -15,7 +15,7 @@ Every slice of a block leaves its partial sums in scratch; a second kernel adds 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -325,12 +325,12 @@ def tile(call: Call, multiprocessors: int) -> WgradTile:
     if g.pixels >= 128 * multiprocessors:
         TX = power_of_two(-(-g.columns // 28))
         TY = min(64 // TX, power_of_two(-(-g.C // 4)))
-        SLICES = 128 // (TX * TY)
-        DEPTH = 4 if SLICES <= 8 else 2
+        SLICES, CHUNK = 128 // (TX * TY), 64 // TX
+        DEPTH = min(4, CHUNK // (2 * SLICES))
         tiles = -(-g.C // (4 * TY))
-        return WgradTile(4, -(-g.columns // TX), TX, TY, SLICES, 64, DEPTH, max(1, 2 * multiprocessors // tiles), 2)
+        return WgradTile(4, -(-g.columns // TX), TX, TY, SLICES, CHUNK, DEPTH, max(1, 2 * multiprocessors // tiles), 2)
     TX = min(8, power_of_two(-(-g.columns // 7)))
-    return WgradTile(4, -(-g.columns // TX), TX, 16, 2, 16, 4, max(1, min(multiprocessors // 2, g.pixels // 16)), 2)
+    return WgradTile(4, -(-g.columns // TX), TX, 16, 2, 16, 4, max(1, min(multiprocessors // 2, g.pixels // 16)), 2 if TX <= 4 else 1)
 
 
 def bind(call: Call) -> list[Launch]:
@@ -339,7 +339,8 @@ def bind(call: Call) -> list[Launch]:
     partial, dw = call.scratch.view(np.float32), call.outs[0]
     steps = -(-g.pixels // tile.CHUNK)
     per_split = -(-steps // tile.split) * tile.CHUNK
-    product = partial_kernel(g.R, g.S, g.T, g.thin_x and g.bias, g.sums, tile)
+    # The split is the grid's business: one kernel serves them all.
+    product = partial_kernel(g.R, g.S, g.T, g.thin_x and g.bias, g.sums, replace(tile, split=1))
     values = (g.pixels, g.C, g.H, g.W, g.P, g.Q, g.top, g.left, per_split, g.row, g.N * g.P * g.Q)
     used = g.columns * g.C + (g.T if g.sums else 0)
     rows = tile.split * tile.SLICES
