@@ -135,7 +135,7 @@ def tile(call: Call, multiprocessors: int) -> Tile:
     path = call.op.removeprefix("conv_")
     c = shape_of(call)
     channels = c.C if path == "fprop" else c.K
-    return choose(path, *c.gemm(path), channels, multiprocessors)
+    return choose(*c.gemm(path), multiprocessors, channels % 16 == 0, False)
 
 
 def scratch(call: Call) -> int:

@@ -116,8 +116,7 @@ def bind(call: Call) -> list[Launch]:
 def tile(call: Call, multiprocessors: int) -> Tile:
     """The tile of wgrad for this shape and number of multiprocessors."""
     c = shape_of(call)
-    GM, GN, GK = c.gemm("wgrad")
-    return choose("wgrad", GM, GN, GK, min(c.C, c.K) if c.C % 4 == 0 and c.K % 4 == 0 else 1, multiprocessors)
+    return choose(*c.gemm("wgrad"), multiprocessors, c.C % 4 == 0 and c.K % 4 == 0, True)
 
 
 def scratch(call: Call) -> int:

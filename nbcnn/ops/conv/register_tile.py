@@ -53,65 +53,103 @@ class Loader:
 
 
 def in_sequence(functions: list[Any]) -> Any:
-    """One device function that calls each of `functions` with the same four arguments: a loop unrolled for certain.
+    """One device function that calls each of `functions` with the same five arguments: a loop unrolled for certain.
 
     The compiler does not reliably unroll a loop over a body this large, and register arrays need constant indices.
     """
 
     def both(one, other):
         @jit(device=True)
-        def run(a, b, c, d):
-            one(a, b, c, d)
-            other(a, b, c, d)
+        def run(a, b, c, d, e):
+            one(a, b, c, d, e)
+            other(a, b, c, d, e)
 
         return run
 
     return functools.reduce(both, functions)
 
 
-def multiply(tile: Tile, pitch_a: int, pitch_b: int) -> Any:
-    """Device function (acc, shared, a, b): acc += the BK outer products of the shared tiles that begin at elements a and b."""
-    TM, TN, PA, PB = tile.TM, tile.TN, tile.TM // 4, tile.TN // 4
-    down, across = tile.BM // PA, tile.BN // PB
+def load_row(tile: Tile, k: int, pitch_a: int, pitch_b: int) -> Any:
+    """Device function (rows, shared, a, b): the thread's part of row k of the shared tiles at a and b, into registers.
 
-    def outer_product(k):
-        at_a, at_b = k * pitch_a, k * pitch_b
+    rows holds two rows, k even and k odd, of TM + TN floats: while one is multiplied, the next is on its way.
+    """
+    PA, PB = tile.TM // 4, tile.TN // 4
+    down, across = tile.BM // PA, tile.BN // PB
+    at_a, at_b = k * pitch_a, k * pitch_b
+    to_a = k % 2 * (tile.TM + tile.TN)
+    to_b = to_a + tile.TM
+
+    @jit(device=True)
+    def load(rows, shared, a, b):
+        for i in range(PA):
+            v = shared_load4(shared, a + i4(at_a + i * down))
+            for q in range(4):
+                rows[to_a + 4 * i + q] = v[q]
+        for j in range(PB):
+            v = shared_load4(shared, b + i4(at_b + j * across))
+            for q in range(4):
+                rows[to_b + 4 * j + q] = v[q]
+
+    return load
+
+
+def multiply_row(tile: Tile, k: int) -> Any:
+    """Device function (acc, rows): acc += the outer product of row k, TM·TN FFMAs, down one column and up the next.
+
+    An FFMA reads three registers, and the register file has two banks: three reads take two cycles, unless one of the
+    factors is kept from the instruction before. Turning at the end of a column keeps one where a plain double loop would
+    read two new ones. (In cuobjdump, `.reuse` marks a kept factor; CUTLASS walks its thread tiles the same way.)
+    """
+    TM, TN = tile.TM, tile.TN
+    at_a = k % 2 * (TM + TN)
+    at_b = at_a + TM
+
+    @jit(device=True)
+    def multiply(acc, rows):
+        for j in range(TN):
+            for step in range(TM):
+                i = step if j % 2 == 0 else TM - 1 - step
+                acc[i * TN + j] += rows[at_a + i] * rows[at_b + j]
+
+    return multiply
+
+
+def all_but_last_row(tile: Tile, pitch_a: int, pitch_b: int) -> Any:
+    """Device function (acc, rows, shared, a, b): multiply the rows 0 … BK-2, each while the next one is loaded."""
+
+    def step(k):
+        load, multiply = load_row(tile, k + 1, pitch_a, pitch_b), multiply_row(tile, k)
 
         @jit(device=True)
-        def run(acc, shared, a, b):
-            rA = cuda.local.array(TM, f4)
-            rB = cuda.local.array(TN, f4)
-            for i in range(PA):
-                v = shared_load4(shared, a + i4(at_a + i * down))
-                rA[4 * i], rA[4 * i + 1], rA[4 * i + 2], rA[4 * i + 3] = v[0], v[1], v[2], v[3]
-            for j in range(PB):
-                v = shared_load4(shared, b + i4(at_b + j * across))
-                rB[4 * j], rB[4 * j + 1], rB[4 * j + 2], rB[4 * j + 3] = v[0], v[1], v[2], v[3]
-            for i in range(TM):
-                for j in range(TN):
-                    acc[i * TN + j] += rA[i] * rB[j]
+        def run(acc, rows, shared, a, b):
+            load(rows, shared, a, b)
+            multiply(acc, rows)
 
         return run
 
-    return in_sequence([outer_product(k) for k in range(tile.BK)])
+    return in_sequence([step(k) for k in range(tile.BK - 1)])
 
 
 @functools.cache
 def thread_corner(tile: Tile) -> Any:
     """Device function () -> (row, column) of this thread's first 4×4 patch within the block tile.
 
-    The lanes of a warp stand 4 down and 8 across, or as nearly so as the tile is wide.
+    The lanes of a warp stand 4 down and 8 across in an interleaved order: bit 0 of the lane moves across, bit 1 down, then
+    2 and 3 across, 4 down. A 16-byte shared load serves half a warp at once if lanes that differ in bit 0, or in bit 1, read
+    the same address; so both the loads of A (equal along a row) and of B (equal along a column) take two passes, not four.
+    CUTLASS calls this lane layout RowMajorInterleaved<2>.
     """
-    columns = tile.BN // tile.TN
-    LX = min(columns, 8)
-    LY, WX = 32 // LX, columns // LX
+    WX = tile.BN // tile.TN // 8
 
     @jit(device=True)
     def corner():
         tid = i4(cuda.threadIdx.x)
-        lane, warp = i4(tid & i4(31)), i4(tid >> i4(5))
-        row = warp // i4(WX) * i4(LY) + lane // i4(LX)
-        column = warp % i4(WX) * i4(LX) + lane % i4(LX)
+        across = i4((tid & i4(1)) | ((tid >> i4(1)) & i4(6)))
+        down = i4(((tid >> i4(1)) & i4(1)) | ((tid >> i4(3)) & i4(2)))
+        warp = i4(tid >> i4(5))
+        row = i4(warp // i4(WX) * i4(4) + down)
+        column = i4(warp % i4(WX) * i4(8) + across)
         return i4(row * i4(4)), i4(column * i4(4))
 
     return corner
@@ -165,7 +203,9 @@ def matrix_product(tile: Tile, A: Loader, B: Loader) -> Any:
     AREA_A, HALF = tile.BK * A.pitch, tile.BK * (A.pitch + B.pitch)
     INTS_A, INTS_B, ACC = A.ints, B.ints, tile.TM * tile.TN
     start_a, fetch_a, stash_a, start_b, fetch_b, stash_b = A.start, A.fetch, A.stash, B.start, B.fetch, B.stash
-    product, corner = multiply(tile, A.pitch, B.pitch), thread_corner(tile)
+    ROWS = 2 * (tile.TM + tile.TN)
+    load_first, multiply_last = load_row(tile, 0, A.pitch, B.pitch), multiply_row(tile, tile.BK - 1)
+    multiply_others, corner = all_but_last_row(tile, A.pitch, B.pitch), thread_corner(tile)
 
     @jit(device=True)
     def run(acc, stage_a, stage_b, shared, a, b, extents_a, extents_b, m0, n0, first, last):
@@ -181,18 +221,25 @@ def matrix_product(tile: Tile, A: Loader, B: Loader) -> Any:
         stash_a(stage_a, shared, i4(0))
         stash_b(stage_b, shared, i4(AREA_A))
         cuda.syncthreads()
+        rows = cuda.local.array(ROWS, f4)
+        at_a, at_b = row, i4(column + i4(AREA_A))
+        load_first(rows, shared, at_a, at_b)
         half = i4(0)
         k_tile = i4(first + i4(1))
         while k_tile <= last:
             # Not inside an `if`: the compiler would sink the loads below the FFMAs that are to hide them.
             fetch_a(stage_a, a, state_a, extents_a, k_tile < last)
             fetch_b(stage_b, b, state_b, extents_b, k_tile < last)
-            product(acc, shared, half + row, half + i4(AREA_A) + column)
+            multiply_others(acc, rows, shared, half + at_a, half + at_b)
             half = i4(i4(HALF) - half)
             stash_a(stage_a, shared, half)
             stash_b(stage_b, shared, half + i4(AREA_A))
             cuda.syncthreads()
+            # The last row is in registers: its FFMAs hide the first loads from the new tile.
+            load_first(rows, shared, half + at_a, half + at_b)
+            multiply_last(acc, rows)
             k_tile = i4(k_tile + i4(1))
+        cuda.syncthreads()
 
     return run
 

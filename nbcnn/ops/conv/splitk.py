@@ -2,7 +2,11 @@
 
 A GEMM with few output tiles (a small batch; any weight gradient) leaves most of the GPU idle. Cutting GK into `split`
 parts gives every multiprocessor work, at the price of writing `split` partial results to scratch and reading them back.
-Float atomics would save the second kernel, but add in another order each time; here part 0 comes first, always.
+Float atomics would save the second kernel, but add in another order each time. Here the order of the additions depends
+on the shape alone, so a result repeats bit for bit.
+
+Summing is all latency: the loads of eight planes are in flight at a time, and where there are many planes and few
+elements, several threads share one element.
 """
 
 from __future__ import annotations
@@ -12,68 +16,147 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.cuda import cuda, i4, i8, jit
+from nbcnn.cuda import cuda, f4, i4, i8, jit
 from nbcnn.ops.call import Launch, blocks
+from nbcnn.ops.conv.register_tile import ALIGNMENT
+from nbcnn.ops.ptx.vector import load1_if, load4_if, store4
 
 THREADS = 256
+IN_FLIGHT = 8
+"""Planes that a thread reads at a time."""
+FLOATS_IN_FLIGHT = 4 * IN_FLIGHT
 
 
 @jit(device=True)
-def sum_of_planes(partials, at, count, planes):
-    """partials[at] + partials[at + count] + …, `planes` terms, in this order."""
-    total = partials[at]
-    for z in range(i4(1), planes):
-        total += partials[i8(z) * i8(count) + i8(at)]
+def sum_of_planes(partials, at, count, first, step, planes):
+    """Σ_z partials[z·count + at] over z = first, first + step, … < planes, in this order."""
+    total = f4(0)
+    z = i4(first)
+    while z < planes:
+        values = cuda.local.array(IN_FLIGHT, f4)
+        for j in range(IN_FLIGHT):
+            plane = i4(z + i4(j) * step)
+            values[j] = load1_if(partials, i8(plane) * i8(count) + i8(at), plane < planes)
+        for j in range(IN_FLIGHT):
+            total += values[j]
+        z = i4(z + i4(IN_FLIGHT) * step)
     return total
 
 
+@jit(device=True)
+def sum_of_planes4(partials, at, count, first, step, planes):
+    """As `sum_of_planes`, for the four neighbouring elements that begin at `at`."""
+    total = cuda.local.array(4, f4)
+    for q in range(4):
+        total[q] = f4(0)
+    z = i4(first)
+    while z < planes:
+        values = cuda.local.array(FLOATS_IN_FLIGHT, f4)
+        for j in range(IN_FLIGHT):
+            plane = i4(z + i4(j) * step)
+            v = load4_if(partials, i8(plane) * i8(count) + i8(at), plane < planes)
+            for q in range(4):
+                values[4 * j + q] = v[q]
+        for j in range(FLOATS_IN_FLIGHT):
+            total[j % 4] += values[j]
+        z = i4(z + i4(IN_FLIGHT) * step)
+    return total[0], total[1], total[2], total[3]
+
+
 @functools.cache
-def sum_planes(bias: bool) -> Any:
+def sum_planes(teams: int, vector: int, bias: bool) -> Any:
+    MEMBERS, FLOATS = THREADS // teams, vector * THREADS
+
     @jit()
     def sum_planes_kernel(partials, b, y, count, GN, planes):
         """y[i] = Σ_z partials[z·count + i] (+ b[i mod GN]).
 
-        grid: one thread an element; moves: 4·count·(planes + 1) bytes.
+        grid: blocks of vector·256/teams elements; team t of a block adds the planes t, t + teams, …, then team 0 adds the teams.
+        shared: vector·1,024 bytes; moves: 4·count·(planes + 1) bytes. vector: 4 if GN is a multiple of 4, else 1.
         """
-        i = i4(cuda.grid(1))
-        if i < count:
-            total = sum_of_planes(partials, i, count, planes)
+        shared = cuda.shared.array(FLOATS, f4, ALIGNMENT)
+        total = cuda.local.array(vector, f4)
+        tid = i4(cuda.threadIdx.x)
+        team = i4(tid // i4(MEMBERS))
+        i = i4((i4(cuda.blockIdx.x) * i4(MEMBERS) + tid - team * i4(MEMBERS)) * i4(vector))
+        wanted = planes if i < count else i4(0)
+        if vector == 4:
+            total[0], total[1], total[2], total[3] = sum_of_planes4(partials, i, count, team, i4(teams), wanted)
+        else:
+            total[0] = sum_of_planes(partials, i, count, team, i4(teams), wanted)
+        if teams > 1:
+            for q in range(vector):
+                shared[tid * i4(vector) + i4(q)] = total[q]
+            cuda.syncthreads()
+        if team == i4(0) and i < count:
+            for t in range(1, teams):
+                for q in range(vector):
+                    total[q] += shared[(tid + i4(t * MEMBERS)) * i4(vector) + i4(q)]
             if bias:
-                total += b[i % GN]
-            y[i] = total
+                n = i4(i % GN)
+                for q in range(vector):
+                    total[q] += b[n + i4(q)]
+            if vector == 4:
+                store4(y, i, total[0], total[1], total[2], total[3])
+            else:
+                y[i] = total[0]
 
     return sum_planes_kernel
 
 
 @functools.cache
 def sum_filters(taps: int, bias: bool) -> Any:
+    # Channels of a block: whole warps along c, about one element a thread.
+    CHANNELS = max(32, THREADS // taps // 32 * 32)
+    CHUNK = CHANNELS * taps
+
     @jit()
     def sum_filters_kernel(partials, partials_b, dw, db, K, C, planes):
-        """dw[k,c,r,s] = Σ_z partials[z][k][(r,s),c], and db[k] = Σ_z partials_b[z][k].
+        """dw[k][c][r,s] = Σ_z partials[z][k][r,s][c], and db[k] = Σ_z partials_b[z][k].
 
-        grid: one thread an element in the order of the partials; moves: 4·K·C·R·S·(planes + 1) bytes.
+        grid: (K, + 1 if there is a bias; chunks of channels): x makes filter k = x, the last x makes db.
+        Reads run along c and writes along (c,r,s): the chunk turns in shared memory.
+        shared: 4·CHANNELS·R·S bytes; moves: 4·K·C·R·S·(planes + 1) bytes.
         """
-        i = i4(cuda.grid(1))
-        row = i4(taps) * C
-        count = K * row
-        if i < count:
-            k = i // row
-            tap = (i - k * row) // C
-            c = i - k * row - tap * C
-            dw[(k * C + c) * i4(taps) + tap] = sum_of_planes(partials, i, count, planes)
-        elif bias and i < count + K:
-            db[i - count] = sum_of_planes(partials_b, i - count, K, planes)
+        shared = cuda.shared.array(CHUNK, f4)
+        k = i4(cuda.blockIdx.x)
+        tid = i4(cuda.threadIdx.x)
+        if bias and k == K:
+            i = i4(i4(cuda.blockIdx.y) * i4(THREADS) + tid)
+            while i < K:
+                db[i] = sum_of_planes(partials_b, i, K, i4(0), i4(1), planes)
+                i = i4(i + i4(THREADS) * i4(cuda.gridDim.y))
+            return
+        c0 = i4(i4(cuda.blockIdx.y) * i4(CHANNELS))
+        row = i4(k * i4(taps) * C + c0)
+        e = tid
+        while e < i4(CHUNK):
+            tap = i4(e // i4(CHANNELS))
+            c = i4(e - tap * i4(CHANNELS))
+            if c0 + c < C:
+                total = sum_of_planes(partials, row + tap * C + c, K * i4(taps) * C, i4(0), i4(1), planes)
+                shared[c * i4(taps) + tap] = total
+            e = i4(e + i4(THREADS))
+        cuda.syncthreads()
+        e = tid
+        while e < min(i4(CHANNELS), i4(C - c0)) * i4(taps):
+            dw[(k * C + c0) * i4(taps) + e] = shared[e]
+            e = i4(e + i4(THREADS))
 
-    return sum_filters_kernel
+    return sum_filters_kernel, CHANNELS
 
 
 def launch_sum_planes(partials: Any, b: Any, y: Any, count: int, GN: int, planes: int) -> Launch:
     """Launch of `sum_planes_kernel`; b is None, or GN values to add to each row of y."""
+    teams, vector = 1, 4 if GN % 4 == 0 else 1
+    while teams < 8 and planes >= 4 * teams:
+        teams *= 2
     args = (partials, y if b is None else b, y, np.int32(count), np.int32(GN), np.int32(planes))
-    return Launch(sum_planes(b is not None), blocks(count, THREADS), THREADS, args)
+    return Launch(sum_planes(teams, vector, b is not None), blocks(count, vector * THREADS // teams), THREADS, args)
 
 
 def launch_sum_filters(partials: Any, partials_b: Any, dw: Any, db: Any, K: int, C: int, taps: int, planes: int) -> Launch:
     """Launch of `sum_filters_kernel`; db is None where no bias gradient is wanted (partials_b is then not read)."""
+    kernel, channels = sum_filters(taps, db is not None)
     args = (partials, partials_b, dw, dw if db is None else db, np.int32(K), np.int32(C), np.int32(planes))
-    return Launch(sum_filters(taps, db is not None), blocks(K * C * taps + K, THREADS), THREADS, args)
+    return Launch(kernel, (K + (db is not None), blocks(C, channels)), THREADS, args)

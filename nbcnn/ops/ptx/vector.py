@@ -56,6 +56,10 @@ else:
     _sts1 = instruction("st_shared", "st.shared.f32 [$0], $1;", None, (_u4, f4))
     _sts = instruction("st_shared_v4", "st.shared.v4.f32 [$0], {$1,$2,$3,$4};", None, (_u4, f4, f4, f4, f4))
 
+    # An address that the compiler takes for unknown. Of the real one, a constant, it would make a new constant with every offset,
+    # and an addition with each, instead of one register and the offset in the instruction.
+    _hold = instruction("hold", "mov.b32 $0, $1;", _u4, (_u4,), pure=True)
+
     @jit(device=True)
     def load4(array, offset):
         """array[offset : offset+4] of a device array as four floats, one LDG.128."""
@@ -79,14 +83,14 @@ else:
     @jit(device=True)
     def shared_load4(array, offset):
         """array[offset : offset+4] of a shared array as four floats, one LDS.128."""
-        return _lds(byte_address_shared(array) + _u4(i4(offset) * i4(4)))
+        return _lds(_hold(byte_address_shared(array)) + _u4(i4(offset) * i4(4)))
 
     @jit(device=True)
     def shared_store4(array, offset, a, b, c, d):
         """array[offset : offset+4] = a, b, c, d of a shared array, one STS.128."""
-        _sts(byte_address_shared(array) + _u4(i4(offset) * i4(4)), a, b, c, d)
+        _sts(_hold(byte_address_shared(array)) + _u4(i4(offset) * i4(4)), a, b, c, d)
 
     @jit(device=True)
     def shared_store1(array, offset, a):
         """array[offset] = a of a shared array, with a 32-bit address (indexing would compute it in 64 bits)."""
-        _sts1(byte_address_shared(array) + _u4(i4(offset) * i4(4)), a)
+        _sts1(_hold(byte_address_shared(array)) + _u4(i4(offset) * i4(4)), a)
