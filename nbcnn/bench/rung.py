@@ -16,6 +16,7 @@ import numpy as np
 
 from nbcnn.bench.timing import sensible_count, time_calls
 from nbcnn.datasets import shapes
+from nbcnn.explain import step_flops
 from nbcnn.models import autoencoder
 from nbcnn.net import Net
 from nbcnn.ops.advance import POSITION
@@ -74,15 +75,25 @@ def measure(mode: str, batch: int, seconds: float = 1.0) -> dict[str, Any]:
         "passes_ms": passes,
         "rest_ms": round(rest, 5),
         "planned_bytes": session.planned_bytes,
+        "sgemm_gflops": sgemm_gflops() if mode == "cpu" else None,
         "host_peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }
 
 
 def training_flops(session: TrainingSession) -> int:
     """Flops of the convolutions of one training step."""
-    from nbcnn.explain import step_flops
-
     return sum(step_flops(item.step) for item in session.plans["train", session.batch].steps)
+
+
+def sgemm_gflops(size: int = 2048) -> float:
+    """What BLAS reaches on this host: the best of seven float32 products of `size`³."""
+    a, b = (np.random.default_rng(seed).standard_normal((size, size)).astype(np.float32) for seed in (0, 1))
+    best = np.inf
+    for _ in range(7):
+        start = time.perf_counter()
+        np.dot(a, b)
+        best = min(best, time.perf_counter() - start)
+    return 2 * size**3 / best / 1e9
 
 
 def time_pass(session: TrainingSession, ops: tuple[str, ...], estimate: float, seconds: float) -> Any:

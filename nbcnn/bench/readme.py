@@ -1,0 +1,160 @@
+"""The README's tables, made from the results files: `python -m nbcnn.bench.readme` rewrites them; a test compares.
+
+A table stands between `<!-- table NAME -->` and `<!-- end -->`; the functions below make one each.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from nbcnn.bench import results
+
+README = Path(__file__).parents[2] / "README.md"
+GPU, CPU = "nvidia-h200.json", "cpu.json"
+_BLOCK = re.compile(r"(<!-- table (\w+) -->\n).*?(<!-- end -->)", re.S)
+
+
+def _section(file: str, name: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    found = results.load(results.RESULTS / file)["sections"][name]
+    return found["rows"], found["environment"]
+
+
+def _markdown(head: tuple[str, ...], rows: list[tuple[str, ...]], left: int = 1) -> str:
+    rule = ["---" if i < left else "---:" for i in range(len(head))]
+    return "\n".join("| " + " | ".join(line) + " |" for line in (head, tuple(rule), *rows))
+
+
+def _footer(environment: dict[str, Any]) -> str:
+    versions = environment["versions"]
+    torch = f", PyTorch {versions['torch']}" if versions.get("torch") else ""
+    driver = f", driver {environment['driver']}" if environment["driver"] else ""
+    device = environment["device"].split(" (")[0]
+    return f"\n\n{device}{driver}, numba-cuda {versions['numba-cuda']}{torch}, {environment['date']}, `{environment['command']}`.\n"
+
+
+def step() -> str:
+    """The whole training step beside PyTorch."""
+    rows = []
+    for batch in (1, 64, 256, 1024):
+        found, environment = _section(GPU, f"step-{batch}")
+        ours, *peers = found
+        times = {peer["form"].split()[-1]: peer["step_ms"]["median"] for peer in peers}
+        mine = ours["step_ms"]["median"]
+        cells = [f"{times[form]:.3f} ({times[form] / mine:.2f}×)" for form in ("eager", "graph", "compile")]
+        compiled = next(peer for peer in peers if peer["form"].endswith("compile"))
+        planned = sum(v for k, v in ours["planned_bytes"].items() if k not in ("data set", "tables"))
+        memory = f"{planned / 2**20:,.0f} / {compiled['peak_bytes'] / 2**20:,.0f}"
+        rows.append((str(batch), f"**{mine:.3f}**", f"{ours['images_per_second']:,.0f}", *cells, memory))
+    head = ("batch", "nbcnn ms", "images/s", "PyTorch eager", "CUDA graph", "torch.compile", "MiB: nbcnn / torch.compile")
+    return _markdown(head, rows) + _footer(environment)
+
+
+def convs() -> str:
+    """Every convolution beside cuDNN."""
+    rows = []
+    for batch in (256, 1024):
+        found, environment = _section(GPU, f"convs-{batch}")
+        for row in found:
+            ours, peer = row["ms"]["median"] * 1e3, row["cudnn_ms"]["median"] * 1e3
+            rate = f"{row['tflops']:.1f}"
+            rows.append((str(batch), row["layer"], row["path"], f"{ours:,.0f}", rate, f"{peer:,.0f}", f"{row['ratio']:.2f}×"))
+    return _markdown(("batch", "layer", "pass", "nbcnn µs", "TFLOP/s", "cuDNN µs", "ours is"), rows, 3) + _footer(environment)
+
+
+def ladder() -> str:
+    """cpu → naive → tiled → im2col, at batch 1 and 256."""
+    rows = []
+    for batch in (1, 256):
+        found, environment = _section(GPU, f"ladder-{batch}")
+        before = first = None
+        for row in found:
+            rate = row["images_per_second"]
+            gpu = sum(v for k, v in row["planned_bytes"].items() if k not in ("data set", "tables")) / 2**20
+            rows.append(
+                (
+                    row["mode"],
+                    str(row["batch"]),
+                    f"{row['step_ms']['median']:,.3f}",
+                    *(f"{row['passes_ms'][name]['median']:,.3f}" for name in ("fprop", "dgrad", "wgrad")),
+                    f"{rate:,.0f}",
+                    f"{row['epoch_seconds']:,.2f}",
+                    f"{rate / before:.1f}×" if before else "",
+                    f"{rate / first:,.0f}×" if first else "",
+                    "" if row["mode"] == "cpu" else f"{gpu:,.0f}",
+                    f"{row['host_peak_bytes'] / 2**20:,.0f}",
+                )
+            )
+            before, first = rate, first or rate
+    head = (
+        "mode",
+        "batch",
+        "ms/step",
+        "fprop",
+        "dgrad",
+        "wgrad",
+        "images/s",
+        "s per 50,000",
+        "over the rung before",
+        "over cpu",
+        "GPU MiB",
+        "host MiB",
+    )
+    cores = f" The cpu rung uses {environment['cpu_cores']} cores."
+    return _markdown(head, rows) + _footer(environment).rstrip("\n") + cores + "\n"
+
+
+def cpu() -> str:
+    """The NumPy path on a small machine."""
+    (row,), environment = _section(CPU, "ladder-64")
+    achieved = row["tflops"] * 1e3
+    share = 100 * achieved / row["sgemm_gflops"]
+    head = ("cores", "batch", "images/s", "GFLOP/s", "this machine's sgemm, GFLOP/s", "share", "peak memory, MiB")
+    cells = (str(environment["cpu_cores"]), str(row["batch"]), f"{row['images_per_second']:.0f}", f"{achieved:.0f}", f"{row['sgemm_gflops']:.0f}")
+    return _markdown(head, [(*cells, f"{share:.0f} %", f"{row['host_peak_bytes'] / 2**20:,.0f}")]) + _footer(environment)
+
+
+def quality() -> str:
+    """What comes out: reconstruction error, features, accuracy."""
+    rows, environment = _section(GPU, "quality")
+    lines = []
+    for row in rows:
+        seed = f"seed {row['seed']}"
+        if row["what"].startswith("train"):
+            name = "per-image recipe, 20 epochs" if "per-image" in row["what"] else "default recipe, 15 epochs"
+            lines.append((f"{name}, {seed}", f"test MSE {row['test_loss']:.5f}", f"{row['seconds']:.1f} s", f"{row['wall_seconds']:.0f} s"))
+        elif row["what"] == "features":
+            lines.append(
+                (
+                    f"features of {row['images']:,} images, {seed}",
+                    f"{row['width']:,} each",
+                    f"{row['compute_seconds']:.2f} s",
+                    f"{row['wall_seconds']:.0f} s",
+                )
+            )
+        else:
+            for name, found in row["classifiers"].items():
+                spent = sum(found["seconds"].values())
+                accuracy = f"{100 * found['test_accuracy']:.2f} % test, {100 * found['train_accuracy']:.2f} % train"
+                lines.append((f"RBF SVM on {name}, {seed}", accuracy, f"{spent:.1f} s", f"{row['wall_seconds']:.0f} s"))
+    return _markdown(("what", "result", "time", "whole command"), lines, 2) + _footer(environment)
+
+
+TABLES: dict[str, Callable[[], str]] = {"step": step, "convs": convs, "ladder": ladder, "cpu": cpu, "quality": quality}
+
+
+def rewritten(text: str) -> str:
+    """The README's text with every table made anew. Raises KeyError for a table or section that does not exist."""
+    return _BLOCK.sub(lambda block: block[1] + TABLES[block[2]]() + block[3], text)
+
+
+def main() -> int:
+    README.write_text(rewritten(README.read_text()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

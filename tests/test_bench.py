@@ -1,0 +1,89 @@
+"""Benchmarks: statistics, refusal to time what is wrong, results files, and a README that agrees with them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from nbcnn.bench import convs, ladder, readme, results, rung, timing
+from nbcnn.cuda import Host
+from nbcnn.ops import MODES
+
+
+def test_summary_is_of_single_calls():
+    found = timing.summarise([1.0, 2.0, 3.0, 4.0, 100.0])
+    assert (found.median, found.least, found.count) == (3.0, 1.0, 5)
+    assert found.p95 > 4
+    assert found.per(2).median == 1.5
+
+
+def test_host_calls_are_timed_one_by_one():
+    calls = []
+    found = timing.time_calls(lambda: calls.append(1), Host(), 7, warm_seconds=0.0)
+    assert found.count == 7
+    assert len(calls) == 8
+
+
+def test_the_cpu_rung_measures_the_whole_step_and_its_passes():
+    row = rung.measure("cpu", 2, seconds=0.05)
+    assert row["images_per_second"] == pytest.approx(2e3 / row["step_ms"]["median"])
+    assert set(row["passes_ms"]) == {"fprop", "dgrad", "wgrad"}
+    assert row["sgemm_gflops"] > 0
+    flops = row["tflops"] * row["step_ms"]["median"] * 1e9
+    assert flops == pytest.approx(2 * 1_033.4e6, rel=1e-3)
+
+
+def test_a_mode_whose_weights_differ_is_not_timed(monkeypatch):
+    real = rung.session_for
+
+    def different(mode, batch, images):
+        session = real("cpu", batch, images)
+        if mode == "broken":
+            tensors = session.net.params.as_dict()
+            tensors["conv3.weight"] *= np.float32(1.01)
+            session.net.params.load_dict(tensors)
+        return session
+
+    monkeypatch.setattr(rung, "session_for", different)
+    rung.check_against_numpy("right")
+    with pytest.raises(RuntimeError, match="broken is not timed"):
+        rung.check_against_numpy("broken")
+
+
+def test_layers_of_the_study_are_the_networks():
+    flops = sum(shape.flops() * (2 if name == "conv1" else 3) for name, shape in convs.LAYERS.items())
+    assert flops == pytest.approx(1_033.4e6, rel=1e-3)
+
+
+def test_rungs_are_modes_in_order():
+    assert [(mode, "fp32") in MODES for mode in ladder.RUNGS] == [True] * 4
+
+
+def test_a_results_file_keeps_its_other_sections(tmp_path):
+    results.save("one", [{"a": 1}], "NVIDIA H200 (compute capability 9.0)", tmp_path)
+    path = results.save("two", [{"b": 2}], "NVIDIA H200 (compute capability 9.0)", tmp_path)
+    assert path.name == "nvidia-h200.json"
+    found = results.load(path)
+    assert found["sections"]["one"]["rows"] == [{"a": 1}]
+    assert set(found["sections"]["two"]["environment"]) >= {"device", "versions", "date", "command", "revision"}
+
+
+def test_a_results_file_of_another_schema_is_refused(tmp_path):
+    path = tmp_path / "x.json"
+    path.write_text('{"schema": 99}')
+    with pytest.raises(ValueError, match="schema 99"):
+        results.load(path)
+
+
+def test_the_readme_agrees_with_the_results():
+    text = readme.README.read_text()
+    assert all(f"<!-- table {name} -->" in text for name in readme.TABLES)
+    assert readme.rewritten(text) == text, "run `python -m nbcnn.bench.readme`"
+
+
+def test_a_changed_figure_in_the_readme_is_noticed():
+    text = readme.README.read_text()
+    start = text.index("<!-- table step -->")
+    at = next(i for i in range(start, len(text)) if text[i].isdigit() and text[i - 1] == ".")
+    changed = text[:at] + str((int(text[at]) + 1) % 10) + text[at + 1 :]
+    assert readme.rewritten(changed) == text != changed

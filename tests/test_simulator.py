@@ -1,0 +1,41 @@
+"""The kernels in Numba's simulator: the test files that have small cases, each in a process of its own.
+
+NUMBA_ENABLE_CUDASIM is read when numba is imported, so it cannot be switched within this process.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from nbcnn import cuda
+
+FILES = (
+    "test_conv_im2col.py",
+    "test_conv_naive_tiled.py",
+    "test_conv_thin.py",
+    "test_elementwise.py",
+    "test_gather.py",
+    "test_losses.py",
+    "test_net.py",
+    "test_optim_ops.py",
+    "test_parity.py",
+    "test_resampling.py",
+    "test_svm.py",
+)
+
+
+@pytest.mark.skipif(cuda.SIMULATOR, reason="this is the simulator already")
+@pytest.mark.parametrize("file", FILES)
+def test_file_passes_in_the_simulator(file):
+    here = os.path.dirname(__file__)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", os.path.join(here, file)]
+    done = subprocess.run(command, cwd=os.path.dirname(here), env={**os.environ, "NUMBA_ENABLE_CUDASIM": "1"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-4000:]
+    passed = re.search(r"(\d+) passed", done.stdout)
+    assert passed
+    assert int(passed[1]) > 0
