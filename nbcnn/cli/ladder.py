@@ -12,7 +12,7 @@ from nbcnn.cli.flags import Parser, count, flag
 EXAMPLES = (
     "python -m nbcnn ladder",
     "python -m nbcnn ladder --batch 1 --json",
-    "python -m nbcnn ladder --save --chart docs/ladder.png",
+    "python -m nbcnn ladder --save --chart nbcnn/bench/results/ladder.png",
 )
 
 
