@@ -127,6 +127,32 @@ def bound_to_nothing(impl: Impl, call: Call, tile: Tile):
     return impl.bind(replace(call, ins=ins, outs=outs, tile=tile, packed=some, scratch=np.zeros(64, np.uint8)))
 
 
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("c", [*MEAN_SHAPES.values(), *REAL_SHAPES.values()], ids=[*MEAN_SHAPES, *REAL_SHAPES])
+def test_every_shape_gets_a_tile_that_can_be_laid_out(op, c):
+    call = bare_call(op, c)
+    for multiprocessors in (1, 40, 132):
+        tile = OPS[op].tile(call, multiprocessors)
+        product, *sums = bound_to_nothing(OPS[op], call, tile)
+        tiles, parts = product.grid
+        assert tiles * tile.BM * tile.BN >= np.prod(c.gemm(op.removeprefix("conv_"))[:2])
+        assert parts == tile.split
+        assert len(sums) == (op == "conv_wgrad" or tile.split > 1)
+
+
+def test_small_batches_are_split_over_the_multiprocessors():
+    c = replace(REAL_SHAPES["conv2"], N=1)
+    for op in OPS:
+        tile = OPS[op].tile(bare_call(op, c), 132)
+        assert np.prod(tile.grid(*c.gemm(op.removeprefix("conv_"))[:2])) >= 120
+
+
+@pytest.mark.parametrize("sizes", [(128, 128, 16, 8, 6), (128, 128, 10, 8, 8), (100, 128, 16, 8, 8), (16, 128, 16, 8, 8)])
+def test_tiles_that_cannot_be_laid_out_are_refused(sizes):
+    with pytest.raises(ValueError, match="Tile"):
+        Tile(*sizes)
+
+
 @pytest.mark.skipif(cuda.SIMULATOR, reason="the simulator compiles nothing")
 @pytest.mark.parametrize("arch", ["75", "90a"])
 @pytest.mark.parametrize("batch", [1, 64, 256])

@@ -12,6 +12,7 @@ Images are NHWC. A window position that lies in the padding reads as zero, by a 
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 from nbcnn.cuda import cuda, i4, jit
 from nbcnn.ops.conv.register_tile import Loader, quotient
@@ -135,7 +136,7 @@ def _columns(tile: Tile, side: int, vector: int) -> tuple[int, int, int]:
     return across, rows, passes
 
 
-def _stash_columns(across: int, rows: int, passes: int, pitch: int, vector: int):
+def _stash_columns(across: int, rows: int, passes: int, pitch: int, vector: int) -> Any:
     """The straight copy of a thread's registers to shared memory: k and n as they were in global memory."""
 
     @jit(device=True)
@@ -282,7 +283,10 @@ def gather_columns(tile: Tile, side: int, R: int, S: int, stride: int, vector: i
 
 
 def lines_of_a_tile(tile: Tile, side: int, vector: int, P: int, Q: int) -> int:
-    """1 if every BK pixels lie in one line of an image, n if they are n whole lines of one image, 0 if neither holds."""
+    """1 if every BK pixels lie in one line of an image, n if they are n whole lines of one image, 0 if neither holds.
+
+    In the second case a thread's loads must also lie whole lines apart, so that their distance is the same for all threads.
+    """
     if Q % tile.BK == 0:
         return 1
     _, rows, _ = _columns(tile, side, vector)

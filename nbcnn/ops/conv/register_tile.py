@@ -1,13 +1,14 @@
 """The register-tiled matrix product that every implicit GEMM here is made of: D = A·B, a block owns BM×BN of D.
 
-A block walks the GK axis in tiles of BK. While its threads multiply one tile out of shared memory, the next one is
-already on its way from global memory into registers; it goes to the *other* half of shared memory when the
-multiplication is done, so one barrier a tile is enough:
+A block walks the GK axis in tiles of BK. While its threads multiply one tile out of shared memory, the next one is on its
+way from global memory into registers; it goes to the *other* half of shared memory, so one barrier a tile is enough:
 
-    fetch tile 0 -> registers -> shared[0]; barrier
-    repeat:  fetch tile t+1 -> registers    (loads in flight …)
-             multiply shared[t % 2]         (… behind BK·TM·TN FFMAs)
+    fetch tile 0 -> registers -> shared[0]; barrier; load row 0 of shared[0]
+    repeat:  fetch tile t+1 -> registers                    global loads in flight behind the FFMAs of …
+             multiply rows 0 … BK-2 of shared[t % 2]        … these rows, each loaded while the one before is multiplied
              stash registers -> shared[(t+1) % 2]; barrier
+             load row 0 of shared[(t+1) % 2]
+             multiply row BK-1, which is in registers       hides the barrier and that load
 
 A thread owns TM×TN outputs as 4×4 patches, TM/4 of them down and TN/4 across, spread over the block tile: the lanes of a
 warp then read neighbouring float4s, without bank conflicts, and store neighbouring float4s.

@@ -1,12 +1,12 @@
 """Split-K: several blocks share one output tile, each over a part of GK; then their partial results are added in order.
 
-A GEMM with few output tiles (a small batch; any weight gradient) leaves most of the GPU idle. Cutting GK into `split`
-parts gives every multiprocessor work, at the price of writing `split` partial results to scratch and reading them back.
+A GEMM with few output tiles (a small batch; any weight gradient) leaves most of the GPU idle. Cutting GK into parts gives
+every multiprocessor work, at the price of writing a plane of partial results per part to scratch and reading them back.
 Float atomics would save the second kernel, but add in another order each time. Here the order of the additions depends
 on the shape alone, so a result repeats bit for bit.
 
-Summing is all latency: the loads of eight planes are in flight at a time, and where there are many planes and few
-elements, several threads share one element.
+Adding planes is all latency: a thread has the loads of eight planes in flight at a time, and where planes are many,
+several threads share an element.
 """
 
 from __future__ import annotations
@@ -23,48 +23,43 @@ from nbcnn.ops.ptx.vector import load1_if, load4_if, store4
 
 THREADS = 256
 IN_FLIGHT = 8
-"""Planes that a thread reads at a time."""
-FLOATS_IN_FLIGHT = 4 * IN_FLIGHT
+MOST_TEAMS = 8
 
 
-@jit(device=True)
-def sum_of_planes(partials, at, count, first, step, planes):
-    """Σ_z partials[z·count + at] over z = first, first + step, … < planes, in this order."""
-    total = f4(0)
-    z = i4(first)
-    while z < planes:
-        values = cuda.local.array(IN_FLIGHT, f4)
-        for j in range(IN_FLIGHT):
-            plane = i4(z + i4(j) * step)
-            values[j] = load1_if(partials, i8(plane) * i8(count) + i8(at), plane < planes)
-        for j in range(IN_FLIGHT):
-            total += values[j]
-        z = i4(z + i4(IN_FLIGHT) * step)
-    return total
+@functools.cache
+def sum_of_planes(vector: int) -> Any:
+    """Device function (total, partials, at, count, first, step, planes): total[q] = Σ_z partials[z·count + at + q], q < vector.
 
+    z runs over first, first + step, … < planes, in this order. vector: 1, or 4 neighbouring elements at a time.
+    """
+    FLOATS = vector * IN_FLIGHT
 
-@jit(device=True)
-def sum_of_planes4(partials, at, count, first, step, planes):
-    """As `sum_of_planes`, for the four neighbouring elements that begin at `at`."""
-    total = cuda.local.array(4, f4)
-    for q in range(4):
-        total[q] = f4(0)
-    z = i4(first)
-    while z < planes:
-        values = cuda.local.array(FLOATS_IN_FLIGHT, f4)
-        for j in range(IN_FLIGHT):
-            plane = i4(z + i4(j) * step)
-            v = load4_if(partials, i8(plane) * i8(count) + i8(at), plane < planes)
-            for q in range(4):
-                values[4 * j + q] = v[q]
-        for j in range(FLOATS_IN_FLIGHT):
-            total[j % 4] += values[j]
-        z = i4(z + i4(IN_FLIGHT) * step)
-    return total[0], total[1], total[2], total[3]
+    @jit(device=True)
+    def run(total, partials, at, count, first, step, planes):
+        values = cuda.local.array(FLOATS, f4)
+        for q in range(vector):
+            total[q] = f4(0)
+        z = i4(first)
+        while z < planes:
+            for j in range(IN_FLIGHT):
+                plane = i4(z + i4(j) * step)
+                offset = i8(plane) * i8(count) + i8(at)
+                if vector == 4:
+                    v = load4_if(partials, offset, plane < planes)
+                    for q in range(4):
+                        values[4 * j + q] = v[q]
+                else:
+                    values[j] = load1_if(partials, offset, plane < planes)
+            for j in range(FLOATS):
+                total[j % vector] += values[j]
+            z = i4(z + i4(IN_FLIGHT) * step)
+
+    return run
 
 
 @functools.cache
 def sum_planes(teams: int, vector: int, bias: bool) -> Any:
+    add_planes = sum_of_planes(vector)
     MEMBERS, FLOATS = THREADS // teams, vector * THREADS
 
     @jit()
@@ -79,11 +74,7 @@ def sum_planes(teams: int, vector: int, bias: bool) -> Any:
         tid = i4(cuda.threadIdx.x)
         team = i4(tid // i4(MEMBERS))
         i = i4((i4(cuda.blockIdx.x) * i4(MEMBERS) + tid - team * i4(MEMBERS)) * i4(vector))
-        wanted = planes if i < count else i4(0)
-        if vector == 4:
-            total[0], total[1], total[2], total[3] = sum_of_planes4(partials, i, count, team, i4(teams), wanted)
-        else:
-            total[0] = sum_of_planes(partials, i, count, team, i4(teams), wanted)
+        add_planes(total, partials, i, count, team, i4(teams), planes if i < count else i4(0))
         if teams > 1:
             for q in range(vector):
                 shared[tid * i4(vector) + i4(q)] = total[q]
@@ -106,25 +97,27 @@ def sum_planes(teams: int, vector: int, bias: bool) -> Any:
 
 @functools.cache
 def sum_filters(taps: int, bias: bool) -> Any:
-    # Channels of a block: whole warps along c, about one element a thread.
-    CHANNELS = max(32, THREADS // taps // 32 * 32)
+    add_planes = sum_of_planes(1)
+    CHANNELS = channels_of_a_block(taps)
     CHUNK = CHANNELS * taps
 
     @jit()
     def sum_filters_kernel(partials, partials_b, dw, db, K, C, planes):
         """dw[k][c][r,s] = Σ_z partials[z][k][r,s][c], and db[k] = Σ_z partials_b[z][k].
 
-        grid: (K, + 1 if there is a bias; chunks of channels): x makes filter k = x, the last x makes db.
-        Reads run along c and writes along (c,r,s): the chunk turns in shared memory.
+        grid: (K, + 1 if there is a bias; chunks of CHANNELS channels): x makes filter k = x, the last x makes db.
+        Reads run along c and writes along (c,r,s): a chunk changes its order in shared memory.
         shared: 4·CHANNELS·R·S bytes; moves: 4·K·C·R·S·(planes + 1) bytes.
         """
         shared = cuda.shared.array(CHUNK, f4)
+        total = cuda.local.array(1, f4)
         k = i4(cuda.blockIdx.x)
         tid = i4(cuda.threadIdx.x)
         if bias and k == K:
             i = i4(i4(cuda.blockIdx.y) * i4(THREADS) + tid)
             while i < K:
-                db[i] = sum_of_planes(partials_b, i, K, i4(0), i4(1), planes)
+                add_planes(total, partials_b, i, K, i4(0), i4(1), planes)
+                db[i] = total[0]
                 i = i4(i + i4(THREADS) * i4(cuda.gridDim.y))
             return
         c0 = i4(i4(cuda.blockIdx.y) * i4(CHANNELS))
@@ -134,8 +127,8 @@ def sum_filters(taps: int, bias: bool) -> Any:
             tap = i4(e // i4(CHANNELS))
             c = i4(e - tap * i4(CHANNELS))
             if c0 + c < C:
-                total = sum_of_planes(partials, row + tap * C + c, K * i4(taps) * C, i4(0), i4(1), planes)
-                shared[c * i4(taps) + tap] = total
+                add_planes(total, partials, row + tap * C + c, K * i4(taps) * C, i4(0), i4(1), planes)
+                shared[c * i4(taps) + tap] = total[0]
             e = i4(e + i4(THREADS))
         cuda.syncthreads()
         e = tid
@@ -143,13 +136,18 @@ def sum_filters(taps: int, bias: bool) -> Any:
             dw[(k * C + c0) * i4(taps) + e] = shared[e]
             e = i4(e + i4(THREADS))
 
-    return sum_filters_kernel, CHANNELS
+    return sum_filters_kernel
+
+
+def channels_of_a_block(taps: int) -> int:
+    """Channels that a block of `sum_filters_kernel` takes: whole warps along c, about one element a thread, at most 48 KB."""
+    return max(1, min(max(32, THREADS // taps // 32 * 32), 12288 // taps))
 
 
 def launch_sum_planes(partials: Any, b: Any, y: Any, count: int, GN: int, planes: int) -> Launch:
     """Launch of `sum_planes_kernel`; b is None, or GN values to add to each row of y."""
     teams, vector = 1, 4 if GN % 4 == 0 else 1
-    while teams < 8 and planes >= 4 * teams:
+    while teams < MOST_TEAMS and planes >= 4 * teams:
         teams *= 2
     args = (partials, y if b is None else b, y, np.int32(count), np.int32(GN), np.int32(planes))
     return Launch(sum_planes(teams, vector, b is not None), blocks(count, vector * THREADS // teams), THREADS, args)
@@ -157,6 +155,6 @@ def launch_sum_planes(partials: Any, b: Any, y: Any, count: int, GN: int, planes
 
 def launch_sum_filters(partials: Any, partials_b: Any, dw: Any, db: Any, K: int, C: int, taps: int, planes: int) -> Launch:
     """Launch of `sum_filters_kernel`; db is None where no bias gradient is wanted (partials_b is then not read)."""
-    kernel, channels = sum_filters(taps, db is not None)
     args = (partials, partials_b, dw, dw if db is None else db, np.int32(K), np.int32(C), np.int32(planes))
-    return Launch(kernel, (K + (db is not None), blocks(C, channels)), THREADS, args)
+    grid = (K + (db is not None), blocks(C, channels_of_a_block(taps)))
+    return Launch(sum_filters(taps, db is not None), grid, THREADS, args)
