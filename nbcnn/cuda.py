@@ -13,10 +13,17 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numba import cuda as _cuda
-from numba import types as _types
-from numba.core import config
-from numba.cuda.core.errors import NumbaPerformanceWarning
+
+from nbcnn import kernel_cache
+
+_CACHE = kernel_cache.folder()
+if _CACHE is not None:
+    os.environ["NUMBA_CACHE_DIR"] = str(_CACHE)  # read when numba is imported, below
+
+from numba import cuda as _cuda  # noqa: E402
+from numba import types as _types  # noqa: E402
+from numba.core import config  # noqa: E402
+from numba.cuda.core.errors import NumbaPerformanceWarning  # noqa: E402
 
 __all__ = ["SIMULATOR", "Gpu", "GpuUnavailable", "Host", "cuda", "f4", "gpu_missing", "i4", "i8", "jit", "types", "u4"]
 
@@ -47,8 +54,11 @@ class GpuUnavailable(RuntimeError):
 def jit(**options: Any) -> Callable[[Callable[..., Any]], Any]:
     """`cuda.jit(**options)`, less the options that the simulator does not know.
 
-    Use `jit(device=True)` for device functions and `jit(launch_bounds=(threads, blocks))` for kernels.
+    Use `jit(device=True)` for device functions and `jit(launch_bounds=(threads, blocks))` for kernels. Compiled kernels
+    are kept on disk (`nbcnn.kernel_cache`).
     """
+    if not options.get("device"):
+        options.setdefault("cache", _CACHE is not None)
     if SIMULATOR:
         for name in _NOT_IN_SIMULATOR:
             options.pop(name, None)

@@ -71,15 +71,17 @@ class Adam(_Optimizer):
         return {"beta1": self.beta1, "beta2": self.beta2, "eps": self.eps, **super().attrs()}
 
 
-def learning_rates(schedule: str, rate: float, steps: int) -> np.ndarray:
+def learning_rates(schedule: str, rate: float, steps: int, warmup: int = 0) -> np.ndarray:
     """The learning rate of every training step, (steps,) float32.
 
     constant  `rate` throughout.
     cosine    half a cosine from `rate` at the first step towards 0 after the last (Loshchilov and Hutter, 2017).
+    warmup    the first `warmup` steps are scaled by a ramp from 1/warmup to 1 (Goyal et al., 2017).
     Raises ValueError for another name.
     """
     if schedule not in SCHEDULES:
         raise ValueError(f"no schedule {schedule!r}; one of {', '.join(SCHEDULES)}")
-    if schedule == "constant":
-        return np.full(steps, rate, np.float32)
-    return (rate * 0.5 * (1 + np.cos(np.pi * np.arange(steps) / max(steps, 1)))).astype(np.float32)
+    at = np.arange(steps)
+    ramp = np.minimum(1.0, (at + 1) / max(warmup, 1))
+    shape = 1.0 if schedule == "constant" else 0.5 * (1 + np.cos(np.pi * at / max(steps, 1)))
+    return (rate * ramp * shape).astype(np.float32)

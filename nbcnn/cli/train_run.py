@@ -89,7 +89,7 @@ def optimizer(flags: SimpleNamespace) -> SGD | Adam:
 
 def rates(flags: SimpleNamespace, images: int) -> np.ndarray:
     """The learning rate of every training step of the run, float32."""
-    return learning_rates(flags.schedule, flags.lr, flags.epochs * -(-images // flags.batch))
+    return learning_rates(flags.schedule, flags.lr, flags.epochs * -(-images // flags.batch), flags.warmup)
 
 
 def identity(flags: SimpleNamespace, data: Dataset) -> dict[str, str]:
