@@ -1,4 +1,4 @@
-"""The main job as users run it, recorded: training, features, classification. `python -m nbcnn.bench.quality --data-dir DIR`.
+"""The main job as users run it, recorded: training, features, classification. `python -m nbcnn.bench.quality main --data-dir DIR --scratch DIR`.
 
 Every figure is what a command of this project printed with --json; the wall time is the whole process, imports,
 compilation and disk included.
@@ -10,12 +10,12 @@ import argparse
 import json
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 from nbcnn.bench import results
+from nbcnn.cuda import Gpu
 
 ROOT = Path(__file__).parents[2]
 
@@ -30,19 +30,30 @@ def command(*words: str) -> dict[str, Any]:
     return found | {"wall_seconds": round(time.perf_counter() - start, 2), "command": "python " + " ".join(words)}
 
 
-def study(data_dir: str, seeds: list[int], scratch: Path, baselines: bool, per_image: bool) -> list[dict[str, Any]]:
-    """Train and classify for every seed; then, of the first, the baselines; then the per-image recipe."""
+def main_job(data_dir: str, scratch: Path, seeds: list[int]) -> list[dict[str, Any]]:
+    """Train with the default recipe, write the features, classify them: for every seed."""
     rows = []
     for seed in seeds:
         run, features = scratch / f"run-{seed}", scratch / f"features-{seed}"
         rows.append({"what": "train", "seed": seed} | train("--data-dir", data_dir, "--seed", str(seed), "--out", str(run)))
         rows.append({"what": "features", "seed": seed} | command("extract_features.py", str(run), "--out", str(features), "--batch", "1024"))
-        extra = ["--baselines", "--data-dir", data_dir] if baselines and seed == seeds[0] else []
-        rows.append({"what": "classify", "seed": seed} | command("-m", "nbcnn", "classify", str(features), *extra))
-    if per_image:
-        out = scratch / "per-image"
-        rows.append({"what": "train per-image", "seed": 0} | train("--recipe", "per-image", "--data-dir", data_dir, "--out", str(out)))
+        rows.append({"what": "classify", "seed": seed} | command("-m", "nbcnn", "classify", str(features)))
     return rows
+
+
+def baselines(data_dir: str, scratch: Path, seeds: list[int]) -> list[dict[str, Any]]:
+    """Classify the features of the first seed again, beside a random encoder's and raw pixels. Needs `main_job` before it."""
+    words = ("-m", "nbcnn", "classify", str(scratch / f"features-{seeds[0]}"), "--baselines", "--data-dir", data_dir)
+    return [{"what": "classify with baselines", "seed": seeds[0]} | command(*words)]
+
+
+def per_image(data_dir: str, scratch: Path, seeds: list[int]) -> list[dict[str, Any]]:
+    """Train with the per-image recipe: a million training steps."""
+    out = str(scratch / "per-image")
+    return [{"what": "train per-image", "seed": 0} | train("--recipe", "per-image", "--data-dir", data_dir, "--out", out)]
+
+
+JOBS = {"main": main_job, "baselines": baselines, "per-image": per_image}
 
 
 def train(*flags: str) -> dict[str, Any]:
@@ -51,19 +62,18 @@ def train(*flags: str) -> dict[str, Any]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("jobs", nargs="+", choices=JOBS, help="what to run, in this order")
     parser.add_argument("--data-dir", required=True, help="folder with CIFAR-10")
     parser.add_argument("--seeds", default="0", help="comma-separated seeds (default 0)")
-    parser.add_argument("--baselines", action="store_true", help="also classify random features and raw pixels")
-    parser.add_argument("--per-image", action="store_true", help="also run the per-image recipe (minutes)")
-    parser.add_argument("--section", default="quality", help="section of the results file (default quality)")
+    parser.add_argument("--scratch", required=True, help="folder for runs and features; 10 GB")
     parser.add_argument("--results", default=None, help="folder of the results file (default: nbcnn/bench/results)")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        rows = study(args.data_dir, [int(s) for s in args.seeds.split(",")], Path(folder), args.baselines, args.per_image)
-    device = next(row["device"] for row in rows if "device" in row)
-    results.save(args.section, rows, device, Path(args.results) if args.results else None)
-    for row in rows:
-        print(json.dumps({key: value for key, value in row.items() if key != "classifiers"})[:300])
+    device = Gpu().device_name
+    for job in args.jobs:
+        rows = JOBS[job](args.data_dir, Path(args.scratch), [int(s) for s in args.seeds.split(",")])
+        results.save(f"quality-{job}", rows, device, Path(args.results) if args.results else None)
+        for row in rows:
+            print(json.dumps({key: value for key, value in row.items() if key != "classifiers"})[:300], flush=True)
     return 0
 
 

@@ -38,7 +38,7 @@ def _footer(environment: dict[str, Any]) -> str:
 
 def step() -> str:
     """The whole training step beside PyTorch."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for batch in (1, 64, 256, 1024):
         found, environment = _section(GPU, f"step-{batch}")
         ours, *peers = found
@@ -119,8 +119,9 @@ def cpu() -> str:
 
 def quality() -> str:
     """What comes out: reconstruction error, features, accuracy."""
-    rows, environment = _section(GPU, "quality")
-    lines = []
+    rows = [row for job in ("main", "baselines", "per-image") for row in _section(GPU, f"quality-{job}")[0]]
+    environment = _section(GPU, "quality-main")[1]
+    lines: list[tuple[str, ...]] = []
     for row in rows:
         seed = f"seed {row['seed']}"
         if row["what"].startswith("train"):
@@ -137,6 +138,8 @@ def quality() -> str:
             )
         else:
             for name, found in row["classifiers"].items():
+                if row["what"].endswith("baselines") and name == "encoder":
+                    continue
                 spent = sum(found["seconds"].values())
                 accuracy = f"{100 * found['test_accuracy']:.2f} % test, {100 * found['train_accuracy']:.2f} % train"
                 lines.append((f"RBF SVM on {name}, {seed}", accuracy, f"{spent:.1f} s", f"{row['wall_seconds']:.0f} s"))

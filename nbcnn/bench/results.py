@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -26,13 +27,17 @@ def environment(device: str) -> dict[str, Any]:
         "versions": {name: _version(name) for name in PACKAGES},
         "revision": _output("git", "-C", str(RESULTS), "rev-parse", "--short", "HEAD"),
         "date": datetime.date.today().isoformat(),
-        "command": " ".join(["python", "-m", "nbcnn", *sys.argv[1:]]),
+        "command": " ".join(["python", "-m", _module(), *sys.argv[1:]]),
     }
 
 
-def _cores() -> int:
-    import os
+def _module() -> str:
+    """What `python -m` was given."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    return spec.name.removesuffix(".__main__") if spec else "nbcnn"
 
+
+def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -27,6 +27,7 @@ def explanation(session: Any) -> str:
 def header(flags: SimpleNamespace, data: Dataset, session: Any, run: RunFolder) -> str:
     """What was decided, and why, before training starts."""
     net = session.net
+    warmup = f" after {flags.warmup:g} epoch{'s' if flags.warmup != 1 else ''} of warm-up" if flags.warmup else ""
     momentum = f", momentum {flags.momentum:g}" if flags.momentum else ""
     shape = "×".join(map(str, net.input_shape))
     source = textwrap.fill(data.source, 100, initial_indent=" " * 11, subsequent_indent=" " * 11)
@@ -38,7 +39,8 @@ def header(flags: SimpleNamespace, data: Dataset, session: Any, run: RunFolder) 
         f"  data     {data.name}: {len(data.train_images):,} training and {len(data.test_images):,} test images of {shape}",
         source,
         f"  model    {flags.model}, {net.params.count:,} parameters, {flags.init} initialisation, seed {flags.seed}",
-        f"  recipe   {flags.recipe}: {flags.optimizer}, lr {flags.lr:g} {flags.schedule}{momentum}, batch {flags.batch}, {flags.epochs} epochs",
+        f"  recipe   {flags.recipe}: {flags.optimizer}, lr {flags.lr:g} {flags.schedule}{warmup}{momentum}",
+        f"           batch {flags.batch}, {flags.epochs} epochs",
         f"  memory   {planned:,.1f} MiB planned, of which the data set {resident:,.1f}",
         f"  steps    {session.steps_per_epoch:,} training steps per epoch",
         f"  run      {run.path}",

@@ -24,7 +24,7 @@ RECIPES: dict[str, dict[str, Any]] = {
         "lr": None,
         "momentum": 0.9,
         "schedule": "cosine",
-        "warmup": 0,
+        "warmup": 1.0,
         "weight_decay": 0.0,
         "clip_value": 0.0,
         "clip_norm": 0.0,
@@ -37,7 +37,7 @@ RECIPES: dict[str, dict[str, Any]] = {
         "lr": 0.001,
         "momentum": 0.0,
         "schedule": "constant",
-        "warmup": 0,
+        "warmup": 0.0,
         "weight_decay": 0.0,
         "clip_value": 5.0,
         "clip_norm": 0.0,
@@ -101,7 +101,7 @@ def parser() -> Parser:
     flag(group, "--lr", real(0, exclusive=True), "learning rate of the first training step", "0.1 for sgd, 0.001 for adam")
     flag(group, "--momentum", real(0, below=1), "momentum of sgd", base["momentum"])
     flag(group, "--schedule", one_of("cosine", "constant"), "learning rate over the run; cosine falls to 0", base["schedule"])
-    flag(group, "--warmup", count(0), "training steps over which the learning rate rises to its value", base["warmup"], "steps")
+    flag(group, "--warmup", real(0), "the learning rate rises to its value over this many epochs", base["warmup"], "epochs")
     flag(group, "--weight-decay", real(0), "L2 penalty on weights, not on biases", base["weight_decay"])
     flag(group, "--clip-value", real(0), "cut gradient elements to ±X; 0: off", base["clip_value"])
     flag(group, "--clip-norm", real(0), "scale a longer gradient to this Euclidean norm; 0: off", base["clip_norm"])

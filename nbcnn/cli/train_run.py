@@ -89,7 +89,8 @@ def optimizer(flags: SimpleNamespace) -> SGD | Adam:
 
 def rates(flags: SimpleNamespace, images: int) -> np.ndarray:
     """The learning rate of every training step of the run, float32."""
-    return learning_rates(flags.schedule, flags.lr, flags.epochs * -(-images // flags.batch), flags.warmup)
+    per_epoch = -(-images // flags.batch)
+    return learning_rates(flags.schedule, flags.lr, flags.epochs * per_epoch, round(flags.warmup * per_epoch))
 
 
 def identity(flags: SimpleNamespace, data: Dataset) -> dict[str, str]:

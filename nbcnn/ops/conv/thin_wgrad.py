@@ -99,13 +99,12 @@ class ThinGradient:
 
 def gradient(call: Call) -> ThinGradient:
     """The product that a conv_wgrad call needs."""
-    x, dy = call.in_shapes
+    (N, C, H, W), (_, K, P, Q) = call.in_shapes
     R, S = call.out_shapes[0][2:]
     pad, bias = call.attrs["pad"], len(call.out_shapes) > 1
-    thin_x = x[1] <= dy[1]
-    if thin_x:
-        return ThinGradient(dy[0], *dy[1:], *x[1:], R, S, pad, pad, True, bias)
-    return ThinGradient(x[0], *x[1:], *dy[1:], R, S, R - 1 - pad, S - 1 - pad, False, bias)
+    if C <= K:
+        return ThinGradient(N, K, P, Q, C, H, W, R, S, pad, pad, True, bias)
+    return ThinGradient(N, C, H, W, K, P, Q, R, S, R - 1 - pad, S - 1 - pad, False, bias)
 
 
 @functools.cache
