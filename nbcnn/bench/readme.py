@@ -55,13 +55,13 @@ def step() -> str:
 
 def convs() -> str:
     """Every convolution beside cuDNN."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for batch in (256, 1024):
         found, environment = _section(GPU, f"convs-{batch}")
         for row in found:
             ours, peer = row["ms"]["median"] * 1e3, row["cudnn_ms"]["median"] * 1e3
-            rate = f"{row['tflops']:.1f}"
-            rows.append((str(batch), row["layer"], row["path"], f"{ours:,.0f}", rate, f"{peer:,.0f}", f"{row['ratio']:.2f}×"))
+            figures = (f"{ours:,.0f}", f"{row['tflops']:.1f}", f"{peer:,.0f}", f"{row['ratio']:.2f}×")
+            rows.append((str(batch), str(row["layer"]), str(row["path"]), *figures))
     return _markdown(("batch", "layer", "pass", "nbcnn µs", "TFLOP/s", "cuDNN µs", "ours is"), rows, 3) + _footer(environment)
 
 
