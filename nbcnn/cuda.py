@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn import kernel_cache
+from nbcnn import kernel_cache, memory
 
 _CACHE = kernel_cache.folder()
 if _CACHE is not None:
@@ -116,11 +116,7 @@ class Host:
 
     def free_bytes(self) -> int:
         """Bytes of memory that can still be taken."""
-        try:
-            with open("/proc/meminfo") as lines:
-                return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-        except (OSError, StopIteration):
-            return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return memory.available()
 
 
 class Gpu:

@@ -5,7 +5,6 @@ Only this module sees all three: steps (graph), implementations (ops) and arrays
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -20,6 +19,7 @@ from nbcnn.ops.call import bare_call
 from nbcnn.params import ParameterBuffer
 from nbcnn.program import Program
 from nbcnn.shapes import numel
+from nbcnn.suggest import nearest
 
 _INDEX_LIMIT = 2**31
 
@@ -48,8 +48,7 @@ def choose_mode(mode: str, precision: str | None) -> tuple[Row, str]:
     elif mode in known:
         why = "as asked"
     else:
-        near = difflib.get_close_matches(mode, [*known, "auto"], 1)
-        raise UsageError(f"no mode {mode!r}; {f'did you mean {near[0]!r}? ' if near else ''}Modes: auto, {', '.join(known)}")
+        raise UsageError(f"no mode {mode!r} (there are auto, {', '.join(known)}){nearest(mode, ['auto', *known])}")
     precision = precision or DEFAULT_PRECISION[mode]
     if (mode, precision) not in MODES:
         raise UsageError(f"mode {mode} has no precision {precision!r}; it has {', '.join(p for m, p in MODES if m == mode)}")
@@ -229,15 +228,19 @@ class Net:
         if batch not in self._predictors:
             recorded = self.record_predict(batch)
             plan = self.lower(recorded)
+            check_memory(self.place, self._predictor_bytes(batch), f"a batch of {batch}", largest_batch(batch, self._predictor_bytes))
             arrays = {name: self.place.empty(numel(buf.shape), buf.dtype) for name, buf in recorded.io.items()}
             self.place.upload(arrays["order"], np.arange(batch, dtype=np.int32))
             self.place.upload(arrays["state"], np.zeros(8, np.int64))
             self.place.upload(arrays["images"], np.zeros((batch, *self.input_shape), np.uint8))
             fixed = self.fixed() | {buf: arrays[name] for name, buf in recorded.io.items()}
-            check_memory(self.place, {"arena": plan.arena_bytes}, f"a batch of {batch}")
             program = Program(plan, self.params, self.place.empty(plan.arena_bytes, "uint8"), fixed)
             self._predictors[batch] = program, arrays | {"shape": recorded.io["output"].shape}
         return self._predictors[batch]
+
+    def _predictor_bytes(self, batch: int) -> dict[str, int]:
+        recorded = self.record_predict(batch)
+        return {"arena": self.lower(recorded).arena_bytes, "images and output": sum(buf.nbytes for buf in recorded.io.values())}
 
     def gradients(self, x: np.ndarray, labels: np.ndarray | None = None) -> tuple[float, dict[str, np.ndarray]]:
         """Loss and parameter gradients for float32 inputs `x` (N, C, H, W); `labels` int32 (N,) if the loss needs them.
@@ -268,6 +271,22 @@ def check_memory(place: Any, planned: Mapping[str, int], what: str, largest: Cal
     message = f"{what} needs {gib(needed)}, {gib(free)} free"
     fits = largest(free) if largest else None
     raise MemoryPlanError(message + (f"; the largest batch that fits is {fits}" if fits else ""))
+
+
+def largest_batch(tried: int, planned: Callable[[int], Mapping[str, int]]) -> Callable[[int], int | None]:
+    """For `check_memory`: a search for the largest batch below `tried` whose `planned` bytes fit into a given number."""
+
+    def search(free: int) -> int | None:
+        low, high = 0, tried
+        while high - low > 1:
+            middle = (low + high) // 2
+            if sum(planned(middle).values()) <= free:
+                low = middle
+            else:
+                high = middle
+        return low or None
+
+    return search
 
 
 def gib(count: int) -> str:

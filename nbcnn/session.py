@@ -14,7 +14,7 @@ import numpy as np
 
 from nbcnn.explain import explain
 from nbcnn.graph import Buf, Plan, Tape, drop_dead
-from nbcnn.net import Net, Recorded, UsageError, check_memory, resolved_tiles
+from nbcnn.net import Net, Recorded, UsageError, check_memory, largest_batch, resolved_tiles
 from nbcnn.ops.advance import COUNT, EPOCH, LAST_LOSS, LOSS_SUM, NONFINITE, POSITION, SEED, STEP
 from nbcnn.params import ParameterError
 from nbcnn.program import Program
@@ -74,7 +74,7 @@ class TrainingSession:
         self._bufs = self._make_bufs(len(self._rates))
         self.plans = self._plan(batch)
         self.planned_bytes = self._memory(self.plans)
-        check_memory(net.place, self.planned_bytes, f"batch {batch}", self._largest_batch)
+        check_memory(net.place, self.planned_bytes, f"batch {batch}", largest_batch(batch, lambda size: self._memory(self._plan(size))))
         self._allocate()
 
     # -- planning: no arrays
@@ -144,16 +144,6 @@ class TrainingSession:
             "data set": resident,
             "tables": tables + self._bufs["rates"].nbytes,
         }
-
-    def _largest_batch(self, free: int) -> int | None:
-        low, high = 0, self.batch
-        while high - low > 1:
-            middle = (low + high) // 2
-            if sum(self._memory(self._plan(middle)).values()) <= free:
-                low = middle
-            else:
-                high = middle
-        return low or None
 
     def explain(self) -> str:
         """The training plan as a table: op, shapes, implementation, GFLOP, MB, arena offset."""

@@ -226,10 +226,22 @@ def test_a_batch_that_does_not_fit_says_which_would(monkeypatch):
         session_of(net, count=64, batch=fits + 1)
 
 
+def test_a_batch_to_predict_that_does_not_fit_says_which_would(monkeypatch):
+    net = Net(small_autoencoder(), (3, 8, 8), mode="cpu")
+    monkeypatch.setattr(net.place, "free_bytes", lambda: 50_000, raising=False)
+    images = np.zeros((64, 3, 8, 8), np.uint8)
+    with pytest.raises(MemoryPlanError, match=r"a batch of 64 needs .* free; the largest batch that fits is \d+") as error:
+        net.predict(images, batch=64)
+    fits = int(str(error.value).split()[-1])
+    assert net.predict(images, batch=fits).shape == (64, 3, 8, 8)
+    with pytest.raises(MemoryPlanError):
+        net.predict(images, batch=fits + 1)
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: Net(small_autoencoder(), (3, 8, 8), mode="im2cool"), "did you mean 'im2col'"),
+        (lambda: Net(small_autoencoder(), (3, 8, 8), mode="im2cool"), "did you mean im2col?"),
         (lambda: Net(small_autoencoder(), (3, 8, 8), mode="cpu", precision="bf16"), "no precision 'bf16'"),
         (lambda: session_of(Net(small_autoencoder(), (3, 8, 8), mode="cpu"), batch=11), "batch 11 is not between 1 and the 10 images"),
         (lambda: session_of(Net(small_autoencoder(), (3, 8, 8), mode="cpu"), size=16), "images must be uint8"),

@@ -287,11 +287,11 @@ def test_leaving_early_ends_the_workers(tmp_path):
 
 
 def test_jobs_are_bounded_by_memory(monkeypatch):
-    monkeypatch.setattr(workers, "memory_available", lambda: 5 << 30)
+    monkeypatch.setattr(workers.memory, "available", lambda: 5 << 30)
     monkeypatch.setattr(workers.os, "sched_getaffinity", lambda pid: range(16))
     assert workers.affordable(1 << 30) == 5
     assert workers.affordable(100 << 30) == 1
-    monkeypatch.setattr(workers, "memory_available", lambda: 500 << 30)
+    monkeypatch.setattr(workers.memory, "available", lambda: 500 << 30)
     assert workers.affordable(1 << 30) == 7
     assert workers.affordable(1 << 20) == 16
 

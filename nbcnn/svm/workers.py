@@ -14,26 +14,10 @@ from multiprocessing import connection, get_context, resource_tracker
 from pathlib import Path
 from typing import Any
 
+from nbcnn import memory
+
 MEMORY_BUDGET = 8 << 30
 """Bytes of host memory that all processes together stay under."""
-
-
-def memory_available() -> int:
-    """Bytes that can still be taken: what the system says is available, or what the control group leaves, if that is less."""
-    available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
-        available = int(lines["MemAvailable"].split()[0]) << 10
-    group = Path("/sys/fs/cgroup")
-    try:
-        limit = int((group / "memory.max").read_text())
-        statistics = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        available = min(available, limit - int(statistics["anon"]))
-    except (OSError, ValueError, KeyError):
-        # No such group, or one without a limit ("max").
-        pass
-    return available
 
 
 def resident() -> int:
@@ -45,7 +29,7 @@ def resident() -> int:
 def affordable(per_worker: int) -> int:
     """How many workers of `per_worker` bytes fit beside this process: one per core at most, and at least one."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    room = min(MEMORY_BUDGET - resident(), memory_available())
+    room = min(MEMORY_BUDGET - resident(), memory.available())
     return max(1, min(cores, room // per_worker))
 
 

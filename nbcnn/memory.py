@@ -1,0 +1,26 @@
+"""How much host memory can still be taken."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+_GROUP = Path("/sys/fs/cgroup")
+_MEMINFO = Path("/proc/meminfo")
+
+
+def available() -> int:
+    """Bytes: what the system says is available, or what the control group (a container's limit) leaves, if that is less."""
+    if _MEMINFO.exists():
+        lines = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
+        free = int(lines["MemAvailable"].split()[0]) << 10
+    else:
+        free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        limit = int((_GROUP / "memory.max").read_text())
+        statistics = dict(line.split() for line in (_GROUP / "memory.stat").read_text().splitlines())
+        free = min(free, limit - int(statistics["anon"]))
+    except (OSError, ValueError, KeyError):
+        # No such group, or one without a limit ("max").
+        pass
+    return free
