@@ -290,6 +290,12 @@ def test_auto_offline_falls_back_with_a_notice(tmp_path, monkeypatch, switch):
         assert part in said[0]
 
 
+def test_explicit_cifar10_offline_says_that_it_may_not_download(tmp_path, monkeypatch):
+    monkeypatch.setenv("NBCNN_OFFLINE", "1")
+    with pytest.raises(DataMissing, match=r"(?s)--data-dir.*switched off"):
+        datasets.load("cifar10", data_dir=tmp_path, log=quiet)
+
+
 def test_auto_falls_back_when_the_download_fails_and_says_why(tmp_path, monkeypatch):
     def fail(urls, target, *, passes, **rest):
         assert passes == (download.QUICK,)

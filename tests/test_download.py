@@ -359,6 +359,13 @@ def test_progress_is_a_bar_on_a_terminal_and_lines_in_the_log_elsewhere(mirror, 
     assert len(said) == 1
 
 
+def test_without_a_log_nothing_is_shown(mirror, target, monkeypatch, capsys):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    fetch([mirror.url], target, log=None)
+    assert_complete(target)
+    assert capsys.readouterr() == ("", "")
+
+
 @pytest.mark.parametrize("name", ["auto", "cifar10"])
 def test_load_downloads_and_reads_the_archive(mirror, tmp_path, monkeypatch, name):
     plain = io.BytesIO()

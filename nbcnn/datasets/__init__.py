@@ -5,7 +5,6 @@ Nothing here unpickles and nothing unpacks an archive. Importing the package bri
 
 from __future__ import annotations
 
-import difflib
 import os
 import sys
 from dataclasses import replace
@@ -13,6 +12,7 @@ from pathlib import Path
 
 from nbcnn.datasets import cifar10, digits, mnist, photos, shapes
 from nbcnn.datasets.dataset import DataCorrupt, DataError, DataMissing, Dataset, Log
+from nbcnn.suggest import nearest
 
 __all__ = ["DATA_DIR", "NAMES", "DataCorrupt", "DataError", "DataMissing", "Dataset", "UnknownDataset", "load", "log_to_stderr"]
 
@@ -33,29 +33,34 @@ def log_to_stderr(message: str) -> None:
 
 
 def load(
-    name: str, *, data_dir: str | os.PathLike[str] = DATA_DIR, limit: int | None = None, download: bool = True, log: Log = log_to_stderr
+    name: str,
+    *,
+    data_dir: str | os.PathLike[str] = DATA_DIR,
+    limit: int | None = None,
+    download: bool = True,
+    log: Log = log_to_stderr,
+    progress: bool = True,
 ) -> Dataset:
     """Data set `name`, one of `NAMES`; `limit` cuts training and test set to that many images each.
 
     Files are looked for in `data_dir`, and downloads go there; `photos`, `digits` and `shapes` need none. `download=False` or the
     environment variable NBCNN_OFFLINE=1 keeps it from the network. "auto" is CIFAR-10 if it is there or can be had quickly, else
-    `photos`, with a notice through `log`; "cifar10" never is anything else.
+    `photos`, with a notice through `log`; "cifar10" never is anything else. `progress=False` silences downloads, not the notice.
 
     Raises UnknownDataset, DataMissing, DataCorrupt (both DataError, as is a file without permission), ValueError if `limit` < 1.
     """
     if name not in NAMES:
-        near = difflib.get_close_matches(name.lower(), NAMES, 1, 0.4)
-        raise UnknownDataset(f"no data set {name!r}{f'; did you mean {near[0]!r}?' if near else ';'} There are: {', '.join(NAMES)}")
+        raise UnknownDataset(f"no data set {name!r} (there are {', '.join(NAMES)}){nearest(name, NAMES)}")
     if limit is not None and limit < 1:
         raise ValueError(f"limit must be at least 1, got {limit}")
     allowed = download and os.environ.get(OFFLINE_VARIABLE, "0") in ("", "0")
     try:
-        return _load(name, Path(data_dir), allowed, log).cut(limit)
+        return _load(name, Path(data_dir), allowed, log, log if progress else None).cut(limit)
     except OSError as error:
         raise DataError(f"{error.filename or data_dir} cannot be read: {error.strerror or error}. Check the path and its permissions.") from error
 
 
-def _load(name: str, folder: Path, allowed: bool, log: Log) -> Dataset:
+def _load(name: str, folder: Path, allowed: bool, log: Log, progress: Log | None) -> Dataset:
     match name:
         case "photos":
             return photos.load()
@@ -68,19 +73,19 @@ def _load(name: str, folder: Path, allowed: bool, log: Log) -> Dataset:
     # A mistyped folder must not become a new one with a download in it; only the default one is made when needed.
     if folder != Path(DATA_DIR) and not folder.is_dir():
         raise cifar10.missing(folder)
-    return _auto(folder, allowed, log) if name == "auto" else cifar10.load(folder, allowed, log)
+    return _auto(folder, allowed, log, progress) if name == "auto" else cifar10.load(folder, allowed, progress)
 
 
-def _auto(folder: Path, allowed: bool, log: Log) -> Dataset:
+def _auto(folder: Path, allowed: bool, log: Log, progress: Log | None) -> Dataset:
     """CIFAR-10 from `folder` or a fast mirror, else `photos`. Incomplete or damaged files of CIFAR-10 raise: nobody wants them passed over."""
     where = cifar10.find(folder)
     if where is None and allowed:
         try:
-            where = cifar10.fetch(folder, log, hurried=True)
+            where = cifar10.fetch(folder, progress, hurried=True)
         except DataMissing as failure:
             why = str(failure)
     elif where is None:
-        why = f"It is not in {folder}, and downloading is switched off (NBCNN_OFFLINE or download=False)."
+        why = f"It is not in {folder}. {cifar10.OFFLINE}"
     if where is not None:
         return cifar10.read(where)
     if cifar10.holds_pickles(folder):

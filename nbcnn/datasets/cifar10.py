@@ -38,6 +38,7 @@ MIRRORS = (
 """Tried in this order, after those of the environment variable `URLS_VARIABLE`. Size and MD5 decide whether a file is the right one."""
 URLS_VARIABLE = "NBCNN_CIFAR10_URLS"
 
+OFFLINE = "Downloading is switched off (NBCNN_OFFLINE or download=False)."
 REMEDY = "Delete it and get the binary version again (data/README.md says how)."
 
 # The archive's other members are two small texts; anything larger does not belong there and is not worth decompressing.
@@ -81,7 +82,8 @@ def missing(folder: Path) -> DataMissing:
     ]
     if holds_pickles(folder):
         lines.append(PICKLES)
-    lines.append(f"Get it from {MIRRORS[-1]} (MD5 {ARCHIVE_MD5}), or train on embedded data: --dataset photos, digits or shapes.")
+    lines.append(f"Get it from {MIRRORS[-1]} (MD5 {ARCHIVE_MD5}), or name the folder where it is with --data-dir,")
+    lines.append("or train on embedded data: --dataset photos, digits or shapes.")
     return DataMissing("\n".join(lines))
 
 
@@ -123,13 +125,13 @@ def read(where: Path) -> Dataset:
     )
 
 
-def load(folder: Path, download: bool, log: Log) -> Dataset:
+def load(folder: Path, download: bool, log: Log | None) -> Dataset:
     """CIFAR-10 from `folder`, downloaded into it first if need be and allowed. Raises DataMissing or DataCorrupt; never falls back."""
     where = find(folder)
     if where is None:
         if not download:
-            raise missing(folder)
-        if holds_pickles(folder):
+            raise DataMissing(f"{missing(folder)}\n{OFFLINE}")
+        if log and holds_pickles(folder):
             log(PICKLES)
         try:
             where = fetch(folder, log, hurried=False)
@@ -138,7 +140,7 @@ def load(folder: Path, download: bool, log: Log) -> Dataset:
     return read(where)
 
 
-def fetch(folder: Path, log: Log, *, hurried: bool) -> Path:
+def fetch(folder: Path, log: Log | None, *, hurried: bool) -> Path:
     """Download the archive into `folder` and return its path. Slow mirrors are accepted unless `hurried`. Raises DownloadFailed."""
     from nbcnn.datasets import download  # brings in http and ssl, which most runs do not need
 

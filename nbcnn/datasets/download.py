@@ -62,12 +62,13 @@ class WrongFile(MirrorFailed):
     """A mirror delivered a complete file that is not the published one; it is not asked again."""
 
 
-def fetch(urls: Sequence[str], target: Path, *, size: int, md5: str, passes: Sequence[Patience] = (QUICK, PATIENT), log: Log) -> Path:
+def fetch(urls: Sequence[str], target: Path, *, size: int, md5: str, passes: Sequence[Patience] = (QUICK, PATIENT), log: Log | None) -> Path:
     """Download `target`, a file of `size` bytes with checksum `md5` (hexadecimal), from the first of `urls` that delivers it.
 
     Every pass goes through all mirrors with one patience, so a fast mirror is used before a slow one is waited for. Bytes collect in
     NAME.part beside `target`; a later mirror or a later call goes on from there. NAME.part is deleted only when it is complete and its
-    checksum is wrong. `target` appears complete or not at all. Raises DownloadFailed: no mirror, no space, or no right to write.
+    checksum is wrong. `target` appears complete or not at all. Without a `log` nothing is said, and there is no bar.
+    Raises DownloadFailed: no mirror, no space, or no right to write.
     """
     part = target.with_name(target.name + ".part")
     if _bytes_in(part) >= size and _finish(part, target, size, md5):
@@ -129,11 +130,12 @@ def _address(url: str) -> tuple[str, int]:
     return parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
 
 
-def _deliver(url: str, part: Path, target: Path, size: int, md5: str, patience: Patience, log: Log) -> None:
+def _deliver(url: str, part: Path, target: Path, size: int, md5: str, patience: Patience, log: Log | None) -> None:
     """Complete `part` from `url`, check it and rename it to `target`. Raises MirrorFailed, or DownloadFailed when the disk is the problem."""
     have = _bytes_in(part)
     resuming = f", resuming at {have / 2**20:,.0f} MiB" if have else ""
-    log(f"downloading {target.name} ({size / 2**20:,.0f} MiB) from {urlsplit(url).hostname}{resuming}")
+    if log:
+        log(f"downloading {target.name} ({size / 2**20:,.0f} MiB) from {urlsplit(url).hostname}{resuming}")
     _download(url, part, size, patience, log)
     if _finish(part, target, size, md5):
         return
@@ -145,7 +147,7 @@ def _deliver(url: str, part: Path, target: Path, size: int, md5: str, patience: 
     raise WrongFile("delivered a file with a wrong MD5")
 
 
-def _download(url: str, part: Path, size: int, patience: Patience, log: Log) -> None:
+def _download(url: str, part: Path, size: int, patience: Patience, log: Log | None) -> None:
     """Bring `part` to `size` bytes from `url`. Raises MirrorFailed, or DownloadFailed when the disk is the problem."""
     have = _bytes_in(part)
     headers = {"User-Agent": "nbcnn", "Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
@@ -245,15 +247,15 @@ def _disk_failure(path: Path, error: OSError, needed: int = 0) -> DownloadFailed
 
 
 class _Progress:
-    """A bar with the time that is left, on stderr, if that is a terminal; else a line in the log every half minute."""
+    """A bar with the time that is left, on stderr, if that is a terminal; else a line in the log, if there is one, every half minute."""
 
-    def __init__(self, name: str, start: int, size: int, log: Log) -> None:
+    def __init__(self, name: str, start: int, size: int, log: Log | None) -> None:
         self.name, self.have, self.size, self.log = name, start, size, log
         self.bar: Any = None
         self.since, self.at_since = time.monotonic(), start
 
     def __enter__(self) -> _Progress:
-        if sys.stderr.isatty():
+        if self.log and sys.stderr.isatty():
             from tqdm import tqdm
 
             self.bar = tqdm(total=self.size, initial=self.have, unit="B", unit_scale=True, desc=self.name, leave=False)
@@ -265,7 +267,7 @@ class _Progress:
             self.bar.update(count)
             return
         elapsed = time.monotonic() - self.since
-        if elapsed >= _REPORT_S:
+        if self.log and elapsed >= _REPORT_S:
             rate = max((self.have - self.at_since) / elapsed, 1.0)
             self.log(f"{self.name}: {self.have / self.size:.0%}, {rate / 1e6:.2f} MB/s, {(self.size - self.have) / rate:,.0f} s left")
             self.since, self.at_since = time.monotonic(), self.have
