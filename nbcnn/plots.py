@@ -1,4 +1,4 @@
-"""The two pictures of a run. Matplotlib without pyplot: no global state, no window, no thread is disturbed."""
+"""The pictures of a run. Matplotlib without pyplot: no global state, no window, no thread is disturbed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def curves(path: Path, rows: Sequence[dict[str, Any]], title: str) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(True, which="both", alpha=0.3)
     axes.legend()
-    _write(figure, path)
+    write_png(figure, path)
 
 
 def reconstructions(path: Path, images: np.ndarray, outputs: np.ndarray, title: str) -> None:
@@ -59,7 +59,7 @@ def reconstructions(path: Path, images: np.ndarray, outputs: np.ndarray, title: 
         each.set(xticks=[], yticks=[])
     figure.colorbar(shown, ax=axes[2, :].tolist(), shrink=0.8)
     figure.suptitle(title, fontsize=10)
-    _write(figure, path)
+    write_png(figure, path)
 
 
 def _pixels(image: np.ndarray) -> np.ndarray:
@@ -67,7 +67,8 @@ def _pixels(image: np.ndarray) -> np.ndarray:
     return image[0] if image.shape[0] == 1 else image.transpose(1, 2, 0)
 
 
-def _write(figure: Figure, path: Path) -> None:
+def write_png(figure: Figure, path: Path) -> None:
+    """Draw `figure` and put it in place of `path`, whole or not at all."""
     content = io.BytesIO()
     FigureCanvasAgg(figure).print_png(content)
     atomic.replace_bytes(path, content.getvalue())

@@ -180,7 +180,8 @@ class Trainer:
         """
         if len(self.run.rows()) != self.epochs_done:
             raise FileExistsError(errno.EEXIST, "holds the metrics of another run", str(self.run.path))
-        with Interrupts() as interrupts:
+        # NaN and Inf are looked for here, on every place alike; NumPy's warnings would only come in between.
+        with Interrupts() as interrupts, np.errstate(over="ignore", invalid="ignore"):
             try:
                 while self.epochs_done < self.epochs:
                     if not self._train_epoch(interrupts) or not self._finish_epoch(interrupts):

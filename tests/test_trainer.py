@@ -208,7 +208,7 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
         make(tmp_path).resume(trainer.run.last)
 
 
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.filterwarnings("error::RuntimeWarning")
 @pytest.mark.parametrize("log_every", [1, 1000])
 @pytest.mark.parametrize("bad", [STEPS + 1, STEPS + 2, 2 * STEPS])
 def test_divergence_keeps_the_last_good_checkpoint_and_names_step_and_layer(tmp_path, bad, log_every):

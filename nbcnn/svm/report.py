@@ -80,8 +80,9 @@ def class_table(scores: Scores, names: tuple[str, ...]) -> str:
 
 def draw_confusion(path: Path, scores: Scores, names: tuple[str, ...], title: str) -> None:
     """Write the confusion matrix as a PNG: counts in the cells, shade by share of the true class."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+
+    from nbcnn.plots import write_png
 
     classes = len(names)
     side = min(24.0, 2.6 + 0.62 * classes)
@@ -99,9 +100,7 @@ def draw_confusion(path: Path, scores: Scores, names: tuple[str, ...], title: st
     if classes <= 30:
         for (row, column), count in np.ndenumerate(scores.confusion):
             axes.text(column, row, str(count), ha="center", va="center", fontsize=8, color="white" if share[row, column] > 0.55 else "black")
-    buffer = io.BytesIO()
-    FigureCanvasAgg(figure).print_png(buffer)
-    replace_bytes(path, buffer.getvalue())
+    write_png(figure, path)
 
 
 def save_json(path: Path, result: dict[str, Any]) -> None:
