@@ -11,25 +11,28 @@ from types import SimpleNamespace
 from typing import Any
 
 from nbcnn.cli.errors import guarded
-from nbcnn.cli.flags import Parser, count, flag, one_of
+from nbcnn.cli.flags import MODES, Parser, count, flag, one_of
 
 EXAMPLES = (
     "python extract_features.py runs/20260101-120000-cifar10-im2col",
     "python extract_features.py RUN --checkpoint best --out features-best",
     "python extract_features.py RUN --limit 1000 --format csv --mode cpu",
 )
+LINE_SECONDS = 10.0
+"""Without a terminal, a progress line at most this often."""
 
 
 def parser() -> Parser:
     """The parser; a flag that is not given parses as None."""
-    made = Parser("python extract_features.py RUN", "Write the encoder's features of all training and test images of a run's data set.", EXAMPLES)
+    summary = "Write the encoder's features of all training and test images of a run's data set."
+    made = Parser("python extract_features.py", summary, EXAMPLES, "RUN")
     made.add_argument("run", metavar="RUN", help="run folder of train.py")
     group = made.add_argument_group("data")
     flag(group, "--checkpoint", one_of("best", "last"), "whose weights; best: lowest test loss", "last")
     flag(group, "--data-dir", str, "folder with the data set's files", "the run's", metavar="DIR")
     flag(group, "--limit", count(1), "only the first N images of each split", "all", "images")
     group = made.add_argument_group("kernels")
-    flag(group, "--mode", one_of("auto", "cpu", "naive", "tiled", "im2col"), "how layers are computed", "auto")
+    flag(group, "--mode", one_of("auto", *MODES), "how layers are computed", "auto")
     flag(group, "--batch", count(1), "images at a time", 256, "images")
     group = made.add_argument_group("output")
     flag(
@@ -49,20 +52,24 @@ def parser() -> Parser:
 def extract(flags: SimpleNamespace) -> int:
     """Write the features that the flags describe; returns the exit code."""
     from nbcnn import datasets
+    from nbcnn.cli import describe
     from nbcnn.features import FeatureWriter, Origin, publish
+    from nbcnn.interrupt import terminable
     from nbcnn.runlog import RunFolder
     from nbcnn.shapes import numel
 
     def say(text: str) -> None:
-        if not flags.quiet:
+        if text and not flags.quiet:
             print(text, file=sys.stderr, flush=True)
 
     run = RunFolder(flags.run)
     config = run.read_config()
     saved = run.best if flags.checkpoint == "best" else run.last
-    data = datasets.load(config["data"]["name"], data_dir=flags.data_dir or config["flags"]["data_dir"], limit=flags.limit, log=say)
+    data_dir = flags.data_dir or config["flags"]["data_dir"]
+    data = datasets.load(config["data"]["name"], data_dir=data_dir, limit=flags.limit, progress=not flags.quiet)
     net = encoder(config, saved, flags.mode or "auto", data.train_images.shape[1:])
 
+    say(describe.compiling(net))
     started = time.perf_counter()
     batch = min(flags.batch or 256, len(data.train_images))
     code = next(net.predict_batches(data.train_images[:batch], batch)).shape[1:]
@@ -75,14 +82,25 @@ def extract(flags: SimpleNamespace) -> int:
     started, computing = time.perf_counter(), 0.0
     train_count, test_count = len(data.train_images), len(data.test_images)
     with (
+        terminable(),
         FeatureWriter(out, "train", train_count, width, labels=data.train_labels, storage=storage) as train,
         FeatureWriter(out, "test", test_count, width, labels=data.test_labels, storage=storage) as test,
     ):
         for writer, images in ((train, data.train_images), (test, data.test_images)):
-            computing += write_split(net, writer, images, batch, say)
+            computing += write_split(net, writer, images, batch, flags.quiet)
         identifier = publish(out, origin, train, test)
-    total = time.perf_counter() - started
-    print(summary(flags.json, out, data.name, net.mode, train_count + test_count, width, computing, total, identifier))
+    found = {
+        "features": str(out),
+        "dataset": data.name,
+        "labels": data.classes is not None,
+        "mode": net.mode,
+        "images": train_count + test_count,
+        "width": width,
+        "compute_seconds": computing,
+        "total_seconds": time.perf_counter() - started,
+        "sha256": identifier,
+    }
+    print(json.dumps(found) if flags.json else summary(found))
     return 0
 
 
@@ -96,7 +114,7 @@ def encoder(config: dict[str, Any], saved: Path, mode: str, shape: tuple[int, ..
     from nbcnn.params import ParameterError
 
     tensors, _ = checkpoint.load(saved)
-    layers = {"autoencoder": models.autoencoder}[config["flags"]["model"]](channels=shape[0])
+    layers = models.MODELS[config["flags"]["model"]](channels=shape[0])
     net = Net(models.encoder(layers), shape, mode=mode)
     try:
         net.params.load_dict({name: tensors[f"param.{name}"] for name in net.params.names if f"param.{name}" in tensors})
@@ -105,32 +123,37 @@ def encoder(config: dict[str, Any], saved: Path, mode: str, shape: tuple[int, ..
     return net
 
 
-def write_split(net: Any, writer: Any, images: Any, batch: int, say: Any) -> float:
-    """Write the features of `images`; returns the seconds of computing, disk excluded."""
+def write_split(net: Any, writer: Any, images: Any, batch: int, quiet: bool | None) -> float:
+    """Write the features of `images`; returns the seconds of computing, disk excluded.
+
+    Progress goes to stderr: a bar on a terminal, a line in ten seconds elsewhere.
+    """
+    from tqdm import tqdm
+
     computing, at, told = 0.0, 0, time.perf_counter()
     blocks = net.predict_batches(images, batch)
-    while at < len(images):
-        started = time.perf_counter()
-        block = next(blocks)
-        computing += time.perf_counter() - started
-        writer.write(at, block.reshape(len(block), -1))
-        at += len(block)
-        if time.perf_counter() - told > 5:
-            told = time.perf_counter()
-            say(f"{writer.split}: {at:,} of {len(images):,} images")
+    with tqdm(total=len(images), desc=writer.split, unit=" images", leave=False, file=sys.stderr, disable=True if quiet else None) as bar:
+        while at < len(images):
+            started = time.perf_counter()
+            block = next(blocks)
+            computing += time.perf_counter() - started
+            writer.write(at, block.reshape(len(block), -1))
+            at += len(block)
+            bar.update(len(block))
+            if bar.disable and not quiet and time.perf_counter() - told > LINE_SECONDS:
+                told = time.perf_counter()
+                print(f"{writer.split}: {at:,} of {len(images):,} images", file=sys.stderr, flush=True)
     return computing
 
 
-def summary(as_json: bool, out: Path, dataset: str, mode: str, images: int, width: int, computing: float, total: float, identifier: str) -> str:
-    """What was written and how fast: three lines, or one of JSON. Seconds exclude compiling."""
-    if as_json:
-        found = {"features": str(out), "dataset": dataset, "mode": mode, "images": images, "width": width}
-        return json.dumps(found | {"compute_seconds": computing, "total_seconds": total, "sha256": identifier})
+def summary(found: dict[str, Any]) -> str:
+    """What was written, how fast, and what can be done with it. Seconds exclude compiling."""
+    images, computing, total = found["images"], found["compute_seconds"], found["total_seconds"]
     return "\n".join(
         (
-            f"{dataset}, {mode}: {images:,} images × {width:,} features in {out}",
+            f"{found['dataset']}, {found['mode']}: {images:,} images × {found['width']:,} features in {found['features']}",
             f"{computing:.2f} s disk excluded ({images / computing:,.0f} images/s), {total:.2f} s with it ({images / total:,.0f} images/s)",
-            f"next: python -m nbcnn classify {out}",
+            f"next: python -m nbcnn classify {found['features']}" if found["labels"] else f"{found['dataset']} has no labels to classify by",
         )
     )
 

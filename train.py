@@ -18,21 +18,22 @@ def train(given: SimpleNamespace) -> int:
     from nbcnn.session import TrainingSession
     from nbcnn.trainer import Trainer
 
-    def say(text: str) -> None:
-        if text and not flags.quiet:
+    def say(text: str, always: bool = False) -> None:
+        if text and (always or not flags.quiet):
             print(text, file=sys.stderr, flush=True)
 
     start = train_run.start(given)
     flags = start.flags
     row, _ = choose_mode(flags.mode, flags.precision)
     if row.mode == "cpu":
-        say(train_flags.on_cpu(flags))
-    data = datasets.load(flags.dataset, data_dir=flags.data_dir, limit=flags.limit, log=say)
+        say(train_flags.on_cpu(flags), always=True)
+    data = datasets.load(flags.dataset, data_dir=flags.data_dir, limit=flags.limit, progress=not flags.quiet)
 
     shape, rates = data.train_images.shape[1:], train_run.rates(flags, len(data.train_images))
-    layers = {"autoencoder": models.autoencoder}[flags.model](channels=shape[0])
+    layers = models.MODELS[flags.model](channels=shape[0])
     tiles = start.tiles(row.mode, row.precision)
     net = Net(layers, shape, mode=flags.mode, precision=flags.precision, seed=flags.seed, init=flags.init, strict=flags.strict, tiles=tiles)
+    say(describe.compiling(net))
     session = TrainingSession(
         net,
         data.train_images,

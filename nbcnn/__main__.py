@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 
 from nbcnn import __version__
-from nbcnn.cli.errors import USAGE, guarded
-from nbcnn.cli.flags import nearest
+from nbcnn.cli.errors import USAGE
+from nbcnn.suggest import nearest
 
 COMMANDS = {
     "env": "versions, driver and GPU; what works on this machine and what to install",
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name not in COMMANDS:
         print(f"nbcnn: error: no command {name!r}{nearest(name, tuple(COMMANDS))}\n  python -m nbcnn --help lists them", file=sys.stderr)
         return USAGE
-    return guarded(lambda: int(importlib.import_module(f"nbcnn.cli.{name}").main(rest)))
+    return int(importlib.import_module(f"nbcnn.cli.{name}").main(rest))
 
 
 if __name__ == "__main__":

@@ -148,6 +148,12 @@ def all_cases() -> list[Case]:
     return list(mean_cases()) + ([] if SIMULATOR else list(real_cases()))
 
 
+def left_out() -> str:
+    """The modes that `check` passes over here, and why; empty if there are none."""
+    missing = gpu_missing()
+    return f"{', '.join(row.mode for row in MODES.values() if row.place == 'gpu')} ({missing})" if missing else ""
+
+
 def check(mode: str | None = None) -> Iterator[Finding]:
     """Findings of every row that can run here (or of `mode` alone)."""
     for row in MODES.values():

@@ -1,4 +1,7 @@
-"""SIGINT and SIGTERM during training: the first is remembered until a good moment, the second leaves at once."""
+"""SIGINT and SIGTERM. In training the first is remembered until a good moment, the second leaves at once.
+
+Elsewhere either unwinds the program, so that temporary files and worker processes go with it.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 _NOTICE = b"\nnbcnn: finishing the training step, then saving; once more to leave at once\n"
 
@@ -64,3 +67,20 @@ class Interrupts:
             yield
         finally:
             self._raising = False
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """Within, SIGTERM unwinds the program as Ctrl-C does (exit code 143); outside of the main thread nothing changes."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(number: int, _: FrameType | None) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

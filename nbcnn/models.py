@@ -7,8 +7,6 @@ from typing import Any
 
 from nbcnn.layers import MSE, Conv2d, MaxPool2d, ReLU, Upsample2d
 
-MODELS = ("autoencoder",)
-
 
 def autoencoder(channels: int = 3, wide: int = 256, code: int = 128) -> list[Any]:
     """The convolutional autoencoder: channels→wide→code | code→wide→channels, 3×3 convolutions, 2×2 pooling/upsampling.
@@ -31,6 +29,10 @@ def autoencoder(channels: int = 3, wide: int = 256, code: int = 128) -> list[Any
         Conv2d(wide, channels, 3, pad=1),
         MSE(),
     ]
+
+
+MODELS = {"autoencoder": autoencoder}
+"""By the name that `--model` takes."""
 
 
 def encoder(layers: Sequence[Any]) -> list[Any]:

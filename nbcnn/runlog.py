@@ -54,15 +54,19 @@ class RunFolder:
         atomic.replace_bytes(self.config_path, (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode())
 
     def read_config(self) -> dict[str, Any]:
-        """The content of config.json. Raises RunError if it is missing or no JSON object."""
+        """The content of config.json. Raises RunError if it is missing, or does not say what was trained on which data."""
         try:
             config = json.loads(self.config_path.read_text("utf-8"))
         except OSError as error:
             raise RunError(f"{self.path} is no run folder: {self.config_path.name} cannot be read ({error.strerror})") from None
         except ValueError as error:
             raise RunError(f"{self.config_path} is no JSON: {error}") from None
-        if not isinstance(config, dict):
-            raise RunError(f"{self.config_path} holds no JSON object")
+        known = {"flags": ("model", "data_dir"), "data": ("name",)}
+        for part, names in known.items():
+            held = config.get(part) if isinstance(config, dict) else None
+            absent = [name for name in names if not isinstance(held, dict) or name not in held]
+            if absent:
+                raise RunError(f"{self.config_path} is no description of a run: {absent[0]!r} is missing in its {part!r}")
         return config
 
     def append(self, row: Row) -> None:

@@ -1,9 +1,10 @@
-"""Fixtures: the place where kernels run, and random numbers that repeat."""
+"""Fixtures: the place where kernels run, random numbers that repeat, a finished run."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+from scripts import TINY, exits, train
 
 from nbcnn import cuda
 
@@ -28,3 +29,21 @@ def gpu(place):
 @pytest.fixture
 def rng():
     return np.random.default_rng(20260101)
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory):
+    """A finished run."""
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    assert exits(train, [*TINY, "--out", folder, "--quiet"]) == 0
+    return folder
+
+
+@pytest.fixture
+def copied(finished, tmp_path):
+    """A copy of the finished run, to be spoilt."""
+    folder = tmp_path / "copy"
+    folder.mkdir()
+    for file in finished.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    return folder

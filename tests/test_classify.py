@@ -9,12 +9,13 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from nbcnn import datasets
-from nbcnn.cli.classify import main
+from nbcnn.cli.classify import _data_dir, main
 from nbcnn.features import FeatureWriter, Origin, publish
 
 ORIGIN = Origin(
@@ -143,6 +144,22 @@ def test_a_gpu_that_is_not_there_is_exit_4(digits, capsys, monkeypatch):
     code, message = failing([str(digits), "--device", "gpu", "--quiet"], capsys)
     assert code == 4
     assert "no CUDA GPU visible" in message
+    assert "--device cpu" in message
+    assert "--mode cpu" not in message
+
+
+def test_a_scratch_folder_is_made(digits, tmp_path, capsys):
+    words = ["--limit", "100", "--quiet", "--out", str(tmp_path / "out"), "--scratch", str(tmp_path / "new" / "scratch")]
+    assert main([str(digits), *words]) == 0
+    assert not list((tmp_path / "new" / "scratch").iterdir())
+
+
+def test_baselines_look_where_the_run_found_its_images(tmp_path):
+    origin = dataclasses.replace(ORIGIN, run=str(tmp_path))
+    assert _data_dir(origin) == Path("data")
+    config = {"flags": {"model": "autoencoder", "data_dir": "elsewhere"}, "data": {"name": "cifar10"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert _data_dir(origin) == Path("elsewhere")
 
 
 def test_an_output_folder_that_cannot_be_made_is_exit_1(digits, tmp_path, capsys):

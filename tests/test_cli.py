@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -13,52 +12,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scripts import ROOT, TINY, exits, extract, message, train
 
 from nbcnn import __main__, checkpoint, cuda
 from nbcnn.checkpoint import BEST, LAST
 from nbcnn.cli import errors
 from nbcnn.cuda import Host
 
-ROOT = Path(__file__).parent.parent
 COMMANDS = [["train.py"], ["extract_features.py"], ["-m", "nbcnn"], *(["-m", "nbcnn", name] for name in __main__.COMMANDS)]
-TINY = ["--dataset", "shapes", "--mode", "cpu", "--limit", "4", "--batch", "2", "--epochs", "1"]
-
-
-def script(name):
-    """A script of the repository's root as a module."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-train, extract = script("train").main, script("extract_features").main
-
-
-def exits(main, argv):
-    """The exit code of `main`, returned or raised."""
-    try:
-        return main([str(word) for word in argv])
-    except SystemExit as left:
-        return left.code
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """A finished run."""
-    folder = tmp_path_factory.mktemp("runs") / "run"
-    assert exits(train, [*TINY, "--out", folder, "--quiet"]) == 0
-    return folder
-
-
-@pytest.fixture
-def copied(run, tmp_path):
-    """A copy of the finished run, to be spoilt."""
-    folder = tmp_path / "copy"
-    folder.mkdir()
-    for file in run.iterdir():
-        (folder / file.name).write_bytes(file.read_bytes())
-    return folder
 
 
 # -- help
@@ -100,7 +61,7 @@ def test_help_ends_with_examples_and_exit_codes(command):
     ("argv", "says"),
     [
         (["--mode", "im2cool"], "did you mean im2col?"),
-        (["--mode", "gpu"], "none of auto, cpu, naive, tiled, im2col"),
+        (["--mode", "gpu"], "none of auto, cpu, naive, tiled, im2col\n"),
         (["--dataset", "cifar"], "did you mean cifar10?"),
         (["--bacth", "3"], "did you mean --batch?"),
         (["--epoch", "3"], "did you mean --epochs?"),
@@ -124,17 +85,17 @@ def test_usage_errors_exit_2_and_say_what_is_meant(argv, says, capsys):
     assert captured.out == ""
 
 
-def test_an_existing_folder_is_not_written_over(run, capsys):
-    before = {file.name: file.read_bytes() for file in run.iterdir()}
-    assert exits(train, [*TINY, "--out", run]) == 2
-    assert f"--resume {run}" in capsys.readouterr().err
-    assert {file.name: file.read_bytes() for file in run.iterdir()} == before
+def test_an_existing_folder_is_not_written_over(finished, capsys):
+    before = {file.name: file.read_bytes() for file in finished.iterdir()}
+    assert exits(train, [*TINY, "--out", finished]) == 2
+    assert f"--resume {finished}" in capsys.readouterr().err
+    assert {file.name: file.read_bytes() for file in finished.iterdir()} == before
 
 
-def test_a_resumed_run_keeps_its_flags(run, capsys):
-    assert exits(train, ["--resume", run, "--lr", "0.5"]) == 2
-    assert f"--lr 0.5 cannot change in a resumed run ({run} has 0.1)" in capsys.readouterr().err
-    assert exits(train, ["--resume", run, "--lr", "0.1", "--log-every", "1", "--quiet"]) == 0
+def test_a_resumed_run_keeps_its_flags(finished, capsys):
+    assert exits(train, ["--resume", finished, "--lr", "0.5"]) == 2
+    assert f"--lr 0.5 cannot change in a resumed run ({finished} has 0.1)" in capsys.readouterr().err
+    assert exits(train, ["--resume", finished, "--lr", "0.1", "--log-every", "1", "--quiet"]) == 0
 
 
 def test_an_unknown_command_gets_the_nearest(capsys):
@@ -171,6 +132,24 @@ def test_json_is_one_line_and_quiet_is_quiet(tmp_path, capsys):
     assert (found["epochs"], found["step"], found["dataset"], found["interrupted"]) == (1, 2, "shapes", False)
 
 
+def test_the_header_names_everything_that_changes_the_result(tmp_path, capsys):
+    words = ["--flip", "--weight-decay", "0.001", "--clip-value", "5", "--clip-norm", "2", "--momentum", "0.5", "--warmup", "1"]
+    assert exits(train, [*TINY, *words, "--out", tmp_path / "run"]) == 0
+    header = capsys.readouterr().err
+    assert "cosine after 1 epoch of warm-up, momentum 0.5, weight-decay 0.001, clip-value 5, clip-norm 2\n" in header
+    assert "batch 2, 1 epoch, images mirrored at random\n" in header
+
+
+def test_decisions_are_told_also_when_quiet(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("NBCNN_OFFLINE", "1")
+    words = ["--mode", "cpu", "--data-dir", tmp_path, "--batch", "2", "--quiet"]
+    # Explained only: the small recipe would take half a minute.
+    assert exits(train, [*words, "--explain"]) == 0
+    text = capsys.readouterr().err
+    assert "NOTE: this runs on the CPU" in text
+    assert "NOT CIFAR-10" in text
+
+
 def test_the_default_folder_names_data_and_mode(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert exits(train, [*TINY, "--quiet"]) == 0
@@ -190,14 +169,6 @@ def test_explain_prints_the_plan_and_makes_nothing(tmp_path, monkeypatch, capsys
 # -- things that go wrong
 
 
-def message(capsys, code, got):
-    """The error on stderr; `got` must be `code`, and there must be no traceback."""
-    text = capsys.readouterr().err
-    assert got == code, text
-    assert "Traceback" not in text
-    return text[text.index("nbcnn: error: ") :]
-
-
 @pytest.mark.parametrize("mode", ["naive", "tiled", "im2col"])
 def test_a_gpu_mode_without_a_gpu_exits_4_in_three_lines(mode, capsys):
     if cuda.gpu_missing() is None:
@@ -207,6 +178,18 @@ def test_a_gpu_mode_without_a_gpu_exits_4_in_three_lines(mode, capsys):
     assert len(lines) == 3
     assert "--mode cpu" in lines[1]
     assert "NUMBA_ENABLE_CUDASIM=1" in lines[2]
+
+
+def test_advice_without_a_gpu_fits_the_command(monkeypatch, capsys):
+    monkeypatch.setattr(cuda, "gpu_missing", lambda: "no CUDA GPU visible")
+    text = message(capsys, 4, __main__.main(["bench", "step"]))
+    assert "python -m nbcnn ladder" in text
+    assert "--mode cpu" not in text
+
+
+def test_bench_knows_its_layers(capsys):
+    assert exits(__main__.main, ["bench", "convs", "--layers", "conv1,cnv2"]) == 2
+    assert "'cnv2' is none of conv1, conv2, conv3, conv4, conv5; did you mean conv2?" in capsys.readouterr().err
 
 
 def test_data_that_are_not_there_exit_3(tmp_path, monkeypatch, capsys):
@@ -222,7 +205,7 @@ def test_a_plan_that_does_not_fit_exits_5_before_anything_is_written(tmp_path, m
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_divergence_exits_6_and_names_the_layer(tmp_path, capsys):
     text = message(capsys, 6, exits(train, [*TINY[:-1], "3", "--out", tmp_path / "run", "--lr", "1e30"]))
     assert "NaN or Inf in epoch" in text
@@ -316,45 +299,13 @@ def test_an_unexpected_error_has_no_traceback_unless_asked_for(monkeypatch, caps
     assert "Traceback" in capsys.readouterr().err
 
 
+def test_memory_that_runs_out_in_spite_of_the_plan_is_exit_5():
+    assert errors.exit_code(MemoryError()) == 5
+    assert errors.exit_code(RuntimeError("[2] Call to cuMemAlloc results in CUDA_ERROR_OUT_OF_MEMORY")) == 5
+    assert errors.exit_code(RuntimeError("something else")) == 1
+
+
 def test_a_reader_that_leaves_is_no_error():
     code = "from nbcnn.cli.errors import guarded\nimport sys\nsys.exit(guarded(lambda: [print('x' * 100) for _ in range(10000)] and 0))"
     done = subprocess.run(f'{sys.executable} -c "{code}" | head -1', shell=True, cwd=ROOT, capture_output=True, text=True)
     assert done.stderr == ""
-
-
-# -- features
-
-
-def test_extracted_features_are_those_of_the_trained_encoder(run, tmp_path, capsys):
-    from nbcnn import datasets
-    from nbcnn.features import read_features
-    from nbcnn.models import autoencoder, encoder
-    from nbcnn.net import Net
-
-    assert exits(extract, [run, "--limit", "3", "--out", tmp_path / "f", "--batch", "2", "--mode", "cpu"]) == 0
-    captured = capsys.readouterr()
-    assert "6 images × 8,192 features" in captured.out
-    assert "disk excluded" in captured.out
-    features = read_features(tmp_path / "f")
-    data = datasets.load("shapes", limit=3)
-    net = Net(encoder(autoencoder()), (3, 32, 32), mode="cpu")
-    tensors, _ = checkpoint.load(run / LAST)
-    net.params.load_dict({name: tensors[f"param.{name}"] for name in net.params.names})
-    np.testing.assert_array_equal(features.test, net.predict(data.test_images, batch=2).reshape(3, -1))
-    np.testing.assert_array_equal(features.train_labels, data.train_labels)
-    assert (features.origin.dataset, features.origin.checkpoint, features.origin.code_shape) == ("shapes", LAST, (128, 8, 8))
-
-
-def test_features_as_csv_and_json(run, tmp_path, capsys):
-    out = tmp_path / "f"
-    assert exits(extract, [run, "--limit", "2", "--out", out, "--format", "csv", "--checkpoint", "best", "--mode", "cpu", "--json", "--quiet"]) == 0
-    captured = capsys.readouterr()
-    assert captured.err == ""
-    assert json.loads(captured.out)["images"] == 4
-    assert len((out / "features_train.csv").read_text().splitlines()) == 2
-
-
-def test_a_missing_checkpoint_names_the_other(copied, capsys):
-    (copied / BEST).unlink()
-    text = message(capsys, 3, exits(extract, [copied, "--checkpoint", "best", "--mode", "cpu", "--limit", "2"]))
-    assert f"the last good one is {copied / LAST}" in text

@@ -13,7 +13,7 @@ import pytest
 
 from nbcnn import checkpoint
 from nbcnn.checkpoint import LAST
-from nbcnn.interrupt import Interrupted, Interrupts
+from nbcnn.interrupt import Interrupted, Interrupts, terminable
 
 ROOT = Path(__file__).parent.parent
 
@@ -70,6 +70,14 @@ def test_an_ignored_signal_stays_ignored():
     with Interrupts() as interrupts:
         send(signal.SIGINT)
         assert interrupts.signal is None
+
+
+def test_termination_unwinds_where_nothing_is_to_be_finished():
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as left, terminable():
+        send(signal.SIGTERM)
+    assert left.value.code == 143
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_another_thread_leaves_the_handlers_alone():

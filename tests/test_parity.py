@@ -39,6 +39,8 @@ def test_the_cases_cover_every_op():
 def test_row_is_within_its_bounds(key):
     row = MODES[key]
     place = _here(row)
+    if cuda.SIMULATOR and key[0] == "tiled":
+        pytest.skip("in the simulator only convolutions would differ from naive's, and those have files of their own")
     # The simulator runs a thread as a Python thread: conv cases run there per file, at sizes chosen for it.
     cases = [c for c in gradcheck.all_cases() if not (cuda.SIMULATOR and c.op.startswith("conv_"))]
     findings = list(gradcheck.check_row(row, place, cases))
@@ -83,4 +85,3 @@ class _Halve:
 
     def run(self, stream=0):
         self.array *= 0.5
-

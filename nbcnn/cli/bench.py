@@ -9,33 +9,37 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from nbcnn.cli.flags import Parser, count, flag, one_of
+from nbcnn.cli.errors import guarded
+from nbcnn.cli.flags import MODES, Parser, count, flag, one_of, results_flags, some_of
 
 EXAMPLES = (
     "python -m nbcnn bench step --batch 256",
     "python -m nbcnn bench convs --batch 1024 --layers conv1,conv5",
     "python -m nbcnn bench step --batch 64 --peer none --json",
 )
+LAYERS = tuple(f"conv{number}" for number in range(1, 6))
 
 
 def parser() -> Parser:
-    made = Parser("python -m nbcnn bench", "Verify, then time; PyTorch beside it in the same run if it is installed.", EXAMPLES)
-    made.add_argument("what", choices=("step", "convs"), help="step: the whole training step; convs: every layer and pass")
+    made = Parser("python -m nbcnn bench", "Verify, then time; PyTorch beside it in the same run if it is installed.", EXAMPLES, "step|convs")
+    made.add_argument("what", metavar="step|convs", type=one_of("step", "convs"), help="the whole training step, or every layer and pass")
     group = made.add_argument_group("kernels")
-    flag(group, "--mode", one_of("naive", "tiled", "im2col"), "whose kernels", "im2col")
+    flag(group, "--mode", one_of(*MODES[1:]), "whose kernels", "im2col")
     flag(group, "--batch", count(1), "images", 256, "images")
-    flag(group, "--layers", str, "convs: only these layers", "conv1,conv2,conv3,conv4,conv5")
+    flag(group, "--layers", some_of(*LAYERS), "convs: only these layers", ",".join(LAYERS))
     flag(group, "--peer", one_of("torch", "none"), "torch: PyTorch eager, CUDA graph and torch.compile, and cuDNN", "torch")
     group = made.add_argument_group("output")
-    flag(group, "--save", bool, "keep the rows in the device's results file (nbcnn/bench/results)", "off")
-    flag(group, "--results", str, "another folder for results files", "nbcnn/bench/results", metavar="DIR")
-    flag(group, "--json", bool, "print one line of JSON instead of the table", "off")
+    results_flags(group)
     return made
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print; returns 0. Exit 4 without a GPU."""
     flags = parser().parse_args(argv)
+    return guarded(lambda: _measure(flags), without_gpu="python -m nbcnn ladder, which times the NumPy path as well")
+
+
+def _measure(flags: SimpleNamespace) -> int:
     from nbcnn.bench import peers, results
     from nbcnn.cuda import Gpu
 
@@ -71,10 +75,9 @@ def _step(flags: SimpleNamespace) -> tuple[list[dict[str, Any]], list[str]]:
 def _convs(flags: SimpleNamespace) -> tuple[list[dict[str, Any]], list[str]]:
     from nbcnn.bench import convs
 
-    layers = tuple(flags.layers.split(",")) if flags.layers else tuple(convs.LAYERS)
     rows = []
     lines = [f"{'layer':8}{'pass':8}{'µs':>9}{'TFLOP/s':>9}{'GB/s':>8}{'cuDNN µs':>10}{'ours is':>9}"]
-    for row in convs.passes(flags.mode or "im2col", flags.batch or 256, layers, flags.peer != "none"):
+    for row in convs.passes(flags.mode or "im2col", flags.batch or 256, flags.layers or LAYERS, flags.peer != "none"):
         rows.append(row)
         peer = f"{row['cudnn_ms']['median'] * 1e3:10.1f}{row['ratio']:8.2f}×" if row["ratio"] else ""
         lines.append(f"{row['layer']:8}{row['path']:8}{row['ms']['median'] * 1e3:9.1f}{row['tflops']:9.1f}{row['gbytes_per_second']:8.0f}{peer}")

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from nbcnn.cli.errors import OK, guarded
 from nbcnn.cli.flags import Parser, count, flag, one_of, real
@@ -22,7 +19,7 @@ if TYPE_CHECKING:
     from nbcnn.svm.gram import Engine
     from nbcnn.svm.pipeline import Load, Report
 
-SUMMARY = "train an exact RBF SVM on extracted features; accuracies and confusion matrix"
+SUMMARY = "Train an exact RBF SVM on extracted features; accuracies and confusion matrix."
 EXAMPLES = (
     "python -m nbcnn classify features/cifar10                    all images, the GPU if there is one",
     "python -m nbcnn classify features/digits --baselines         beside raw pixels and an untrained encoder",
@@ -33,20 +30,20 @@ ENCODER, PIXELS, RANDOM = "encoder", "raw pixels", "random encoder"
 
 def add_parser() -> Parser:
     """The parser of this command."""
-    parser = Parser("python -m nbcnn classify", SUMMARY, EXAMPLES)
+    parser = Parser("python -m nbcnn classify", SUMMARY, EXAMPLES, "FEATURES")
     parser.add_argument("features", metavar="FEATURES", type=Path, help="folder that extract_features.py wrote")
     data = parser.add_argument_group("data")
     flag(data, "--limit", count(1), "use the first N training and the first N test images", "all", "images")
-    flag(data, "--baselines", bool, "also classify raw pixels and the code of an untrained encoder", None)
-    flag(data, "--data-dir", Path, "where the images are, for --baselines", "data", metavar="DIR")
+    flag(data, "--baselines", bool, "also classify raw pixels and the code of an untrained encoder", "off")
+    flag(data, "--data-dir", Path, "where the images are, for --baselines", "the run's", metavar="DIR")
     model = parser.add_argument_group("model")
     flag(model, "--c", real(0, exclusive=True), "penalty of a margin violation", 10)
     flag(model, "--gamma", _gamma, "width of the RBF kernel; scale is 1 / (features · variance of the training set)", "scale")
     flag(model, "--scale", one_of("standard", "none"), "subtract each feature's mean and divide by its deviation, or not", "standard")
     output = parser.add_argument_group("output")
     flag(output, "--out", Path, "folder for classify.json, confusion.png and model.npz", "FEATURES/classify", metavar="DIR")
-    flag(output, "--json", bool, "print one line of JSON instead of tables", None)
-    flag(output, "--quiet", bool, "print no header and no progress", None)
+    flag(output, "--json", bool, "print one line of JSON instead of tables", "off")
+    flag(output, "--quiet", bool, "print no header and no progress", "off")
     system = parser.add_argument_group("system")
     flag(system, "--device", one_of("auto", "cpu", "gpu"), "where the kernel matrix is computed", "auto")
     flag(system, "--jobs", count(1), "processes that train pairs of classes", "as many as cores and 8 GiB of memory allow")
@@ -64,16 +61,18 @@ _gamma.metavar = "{scale,X}"  # type: ignore[attr-defined]
 def main(argv: list[str]) -> int:
     """Run the command with `argv`, the words after "classify"; return the exit code."""
     args = add_parser().parse_args(argv)
-    return guarded(lambda: _run(args))
+    return guarded(lambda: _run(args), without_gpu="--device cpu (or --device auto, which takes the CPU by itself)")
 
 
 def _run(args: Any) -> int:
+    from nbcnn.interrupt import terminable
     from nbcnn.svm import pipeline, report
 
     out = args.out or args.features / "classify"
     held, train_labels, test_labels, origin, sha256 = _open(args.features, args.limit)
     out.mkdir(parents=True, exist_ok=True)
     scratch = args.scratch or out
+    scratch.mkdir(parents=True, exist_ok=True)
     engine, why = _engine(args.device or "auto")
     names = origin.classes or ()
     settings = pipeline.Settings(args.c or 10.0, args.gamma, (args.scale or "standard") == "standard")
@@ -83,7 +82,8 @@ def _run(args: Any) -> int:
     sources: dict[str, Load] = {ENCODER: held.pop}
     if args.baselines:
         # Looked for now: a data set that is missing should not be found out after minutes.
-        sources |= _baselines(origin, args.data_dir or Path("data"), train_labels, test_labels)
+        mode = "cpu" if args.device == "cpu" else "auto"
+        sources |= _baselines(origin, args.data_dir or _data_dir(origin), mode, train_labels, test_labels)
 
     result: dict[str, Any] = {
         "dataset": origin.dataset,
@@ -100,7 +100,7 @@ def _run(args: Any) -> int:
     }
     rows = result["classifiers"]
     tables: dict[str, str] = {}
-    with _terminated(), _bars(args.quiet) as bars:
+    with terminable(), _bars(args.quiet) as bars:
         for name, load in sources.items():
             outcome = pipeline.classify(load, train_labels, settings=settings, engine=engine, scratch=scratch, jobs=args.jobs, report=bars(name))
             scores = report.score(outcome, train_labels, test_labels, len(names))
@@ -161,8 +161,19 @@ def _header(folder: Path, origin: Origin, train: int, test: int, settings: Any, 
     print("\n".join(lines), file=sys.stderr)
 
 
-def _baselines(origin: Origin, data_dir: Path, train_labels: np.ndarray, test_labels: np.ndarray) -> dict[str, Load]:
-    """What makes features of the same images without training: their pixels, and the encoder as it was before.
+def _data_dir(origin: Origin) -> Path:
+    """Where the run found its images, or the default if the run is gone."""
+    from nbcnn.datasets import DATA_DIR
+    from nbcnn.runlog import RunError, RunFolder
+
+    try:
+        return Path(RunFolder(origin.run).read_config()["flags"]["data_dir"])
+    except RunError:
+        return Path(DATA_DIR)
+
+
+def _baselines(origin: Origin, data_dir: Path, mode: str, train_labels: np.ndarray, test_labels: np.ndarray) -> dict[str, Load]:
+    """What makes features of the same images without training: their pixels, and the encoder (in `mode`) as it was before.
 
     Raises DataMissing if the data set that is found has other images than those of `train_labels` and `test_labels`.
     """
@@ -178,7 +189,7 @@ def _baselines(origin: Origin, data_dir: Path, train_labels: np.ndarray, test_la
         return images[: len(known)]
 
     train, test = same(found.train_images, found.train_labels, train_labels), same(found.test_images, found.test_labels, test_labels)
-    return {PIXELS: lambda: (_pixels(train), _pixels(test)), RANDOM: lambda: _untrained(origin, train, test)}
+    return {PIXELS: lambda: (_pixels(train), _pixels(test)), RANDOM: lambda: _untrained(origin, mode, train, test)}
 
 
 def _pixels(images: np.ndarray) -> np.ndarray:
@@ -188,14 +199,14 @@ def _pixels(images: np.ndarray) -> np.ndarray:
     return images.reshape(len(images), -1).astype(np.float32) / np.float32(255)
 
 
-def _untrained(origin: Origin, train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _untrained(origin: Origin, mode: str, train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The code of uint8 images (n, C, H, W) by the encoder with its first weights (seed 0), float32 (n, F)."""
     import numpy as np
 
     from nbcnn.models import autoencoder, encoder
     from nbcnn.net import Net
 
-    net = Net(encoder(autoencoder(origin.image_shape[0], code=origin.code_shape[0])), origin.image_shape, mode="auto", seed=0)
+    net = Net(encoder(autoencoder(origin.image_shape[0], code=origin.code_shape[0])), origin.image_shape, mode=mode, seed=0)
 
     def code(images: np.ndarray) -> np.ndarray:
         features = np.empty((len(images), int(np.prod(origin.code_shape))), np.float32)
@@ -231,20 +242,3 @@ def _bars(quiet: bool) -> Iterator[Callable[[str], Report]]:
         yield named
     finally:
         close()
-
-
-@contextmanager
-def _terminated() -> Iterator[None]:
-    """Within, SIGTERM unwinds the program like Ctrl-C does (exit code 143), so that worker processes are ended."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def leave(number: int, _: FrameType | None) -> NoReturn:
-        raise SystemExit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -24,11 +24,19 @@ def explanation(session: Any) -> str:
     )
 
 
+def compiling(net: Any) -> str:
+    """What to say before the first launch, which may take long; empty where nothing is compiled."""
+    if net.mode == "cpu":
+        return ""
+    return f"preparing the {net.mode} kernels; compiling them at the first start takes up to a minute"
+
+
 def header(flags: SimpleNamespace, data: Dataset, session: Any, run: RunFolder) -> str:
     """What was decided, and why, before training starts."""
     net = session.net
-    warmup = f" after {flags.warmup:g} epoch{'s' if flags.warmup != 1 else ''} of warm-up" if flags.warmup else ""
-    momentum = f", momentum {flags.momentum:g}" if flags.momentum else ""
+    warmup = f" after {counted(flags.warmup, 'epoch')} of warm-up" if flags.warmup else ""
+    extras = {name: getattr(flags, name) for name in ("momentum", "weight_decay", "clip_value", "clip_norm")}
+    extra = "".join(f", {name.replace('_', '-')} {value:g}" for name, value in extras.items() if value)
     shape = "×".join(map(str, net.input_shape))
     source = textwrap.fill(data.source, 100, initial_indent=" " * 11, subsequent_indent=" " * 11)
     planned, resident = sum(session.planned_bytes.values()) / 2**20, session.planned_bytes["data set"] / 2**20
@@ -39,14 +47,19 @@ def header(flags: SimpleNamespace, data: Dataset, session: Any, run: RunFolder) 
         f"  data     {data.name}: {len(data.train_images):,} training and {len(data.test_images):,} test images of {shape}",
         source,
         f"  model    {flags.model}, {net.params.count:,} parameters, {flags.init} initialisation, seed {flags.seed}",
-        f"  recipe   {flags.recipe}: {flags.optimizer}, lr {flags.lr:g} {flags.schedule}{warmup}{momentum}",
-        f"           batch {flags.batch}, {flags.epochs} epochs",
+        f"  recipe   {flags.recipe}: {flags.optimizer}, lr {flags.lr:g} {flags.schedule}{warmup}{extra}",
+        f"           batch {flags.batch}, {counted(flags.epochs, 'epoch')}{', images mirrored at random' if flags.flip else ''}",
         f"  memory   {planned:,.1f} MiB planned, of which the data set {resident:,.1f}",
         f"  steps    {session.steps_per_epoch:,} training steps per epoch",
         f"  run      {run.path}",
     ]
     lines += [f"  note     {fallback}" for fallback in net.fallbacks(session.plans["train", flags.batch])]
     return "\n".join(lines)
+
+
+def counted(number: float, noun: str) -> str:
+    """A number with its noun: 1 epoch, 2 epochs."""
+    return f"{number:g} {noun}{'s' if number != 1 else ''}"
 
 
 def _memory(session: Any) -> list[str]:
@@ -62,9 +75,10 @@ def summary(result: Result, data: Dataset, session: Any, run: RunFolder, as_json
         return json.dumps(where | asdict(result))
     if result.interrupted:
         return f"stopped at training step {result.step:,} and saved; continue with\n  python train.py --resume {run.path}"
+    epochs = counted(result.epochs, "epoch")
     return "\n".join(
         (
-            f"{data.name}, {net.mode} {net.precision}, {result.epochs} epochs: test loss {result.test_loss:.5f}, train loss {result.train_loss:.5f}",
+            f"{data.name}, {net.mode} {net.precision}, {epochs}: test loss {result.test_loss:.5f}, train loss {result.train_loss:.5f}",
             f"best test loss {result.best_loss:.5f}, epoch {result.best_epoch}",
             f"trained {result.step:,} steps in {duration(result.seconds)}, {rate(result.images_per_second)} images/s",
             f"run folder {run.path}: metrics.csv, curves.png, reconstructions.png, checkpoints",

@@ -1,7 +1,7 @@
 """Exit codes, and the one place where an exception becomes a message and an exit code.
 
-Nothing is imported from the package: an exception says its own code in an `exit_code` attribute, or its name stands in
-the table below, so `--help` never pays for numba.
+Nothing is imported from the package, so that `--help` never pays for numba: an exception says its own code in an
+`exit_code` attribute.
 """
 
 from __future__ import annotations
@@ -22,17 +22,11 @@ MEANINGS = {
     NO_GPU: "no usable GPU",
     MEMORY: "out of memory",
     DIVERGED: "training diverged (NaN or Inf)",
-    SIGINT: "interrupted (SIGINT); 143: terminated (SIGTERM); the state is saved",
+    SIGINT: "interrupted (SIGINT); 143: terminated (SIGTERM); train.py has saved its state then",
 }
 
-CODES = {
-    "nbcnn.net.UsageError": USAGE,
-    "nbcnn.graph.ShapeError": USAGE,
-    "nbcnn.cuda.GpuUnavailable": NO_GPU,
-    "nbcnn.net.MemoryPlanError": MEMORY,
-    "builtins.MemoryError": MEMORY,
-}
-"""Exit codes of exceptions without an `exit_code` of their own, by module and name; a base class counts for its children."""
+MODE_CPU = "--mode cpu (or --mode auto, which takes the CPU by itself)"
+"""What to do without a GPU, for commands with a --mode."""
 
 
 class UsageError(ValueError):
@@ -42,28 +36,21 @@ class UsageError(ValueError):
 
 
 def exit_code(error: BaseException) -> int:
-    """The exit code of `error`: its own, else the table's, else 1."""
+    """The exit code of `error`: its own, 5 for memory that ran out in spite of the plan, else 1."""
     own = getattr(error, "exit_code", None)
     if isinstance(own, int):
         return own
-    if "CUDA_ERROR_OUT_OF_MEMORY" in str(error):
-        return MEMORY
-    for ancestor in type(error).__mro__:
-        code = CODES.get(f"{ancestor.__module__}.{ancestor.__name__}")
-        if code is not None:
-            return code
-    return RUNTIME
+    return MEMORY if isinstance(error, MemoryError) or "CUDA_ERROR_OUT_OF_MEMORY" in str(error) else RUNTIME
 
 
-def message(error: BaseException) -> str:
+def message(error: BaseException, without_gpu: str = MODE_CPU) -> str:
     """What went wrong, where, and what to do; without a traceback."""
     code, text = exit_code(error), str(error) or type(error).__name__
     if code == NO_GPU:
-        missing = " ".join(text.split())
         return "\n".join(
             (
-                f"{missing}",
-                "  without a GPU:      --mode cpu (or --mode auto, which takes the CPU by itself)",
+                " ".join(text.split()),
+                f"  without a GPU:      {without_gpu}",
                 "  to try the kernels: NUMBA_ENABLE_CUDASIM=1 runs them in Numba's simulator, for tiny shapes (python -m nbcnn gradcheck)",
             )
         )
@@ -73,10 +60,10 @@ def message(error: BaseException) -> str:
     return text if expected else f"{type(error).__name__}: {text} (NBCNN_DEBUG=1 shows where)"
 
 
-def guarded(command: Callable[[], int]) -> int:
+def guarded(command: Callable[[], int], without_gpu: str = MODE_CPU) -> int:
     """Run `command`; print what it raises as "nbcnn: error: …" on stderr and return the exit code.
 
-    NBCNN_DEBUG=1 prints the traceback first.
+    `without_gpu` is what the command can do instead where there is no GPU. NBCNN_DEBUG=1 prints the traceback first.
     """
     try:
         return command()
@@ -90,5 +77,5 @@ def guarded(command: Callable[[], int]) -> int:
     except Exception as error:
         if os.environ.get("NBCNN_DEBUG", "0") not in ("", "0"):
             traceback.print_exc()
-        print(f"nbcnn: error: {message(error)}", file=sys.stderr)
+        print(f"nbcnn: error: {message(error, without_gpu)}", file=sys.stderr)
         return exit_code(error)

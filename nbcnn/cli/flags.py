@@ -6,33 +6,31 @@ Only the standard library is imported, so that `--help` answers at once.
 from __future__ import annotations
 
 import argparse
-import difflib
 import math
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from nbcnn.cli import errors
+from nbcnn.suggest import nearest
 
-
-def nearest(name: str, known: Sequence[str]) -> str:
-    """Words that offer the known name closest to `name`; empty if none is close."""
-    close = difflib.get_close_matches(name, known, 1, 0.5)
-    return f"; did you mean {close[0]}?" if close else ""
+MODES = ("cpu", "naive", "tiled", "im2col")
+"""The modes of `nbcnn.ops.MODES`, which imports numba."""
 
 
 class Parser(argparse.ArgumentParser):
     """An ArgumentParser whose help ends with `examples` and the exit codes, and whose errors suggest what was meant.
 
-    A flag that is not given is None: defaults are filled in later, when it is known which were given.
+    `arguments` are what stands before the flags. A flag that is not given is None: defaults are filled in later, when it
+    is known which were given.
     """
 
-    def __init__(self, prog: str, description: str, examples: Sequence[str] = ()) -> None:
-        ends = ["examples:", *(f"  {example}" for example in examples), ""] if examples else []
+    def __init__(self, prog: str, description: str, examples: Sequence[str], arguments: str = "") -> None:
+        ends = ["examples:", *(f"  {example}" for example in examples), ""]
         ends += ["exit codes:", *(f"  {code:<3} {meaning}" for code, meaning in errors.MEANINGS.items())]
         super().__init__(
             prog,
-            usage=f"{prog} [flags]" if "." in prog.split()[-1] else None,
+            usage=" ".join(filter(None, (prog, arguments, "[flags]"))),
             description=description,
             epilog="\n".join(ends),
             formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=28, width=110),
@@ -63,6 +61,13 @@ def flag(group: Any, name: str, kind: Any, text: str, default: Any, unit: str = 
         group.add_argument(name, type=kind, default=None, help=text, metavar=metavar or getattr(kind, "metavar", name[2:].upper().replace("-", "_")))
 
 
+def results_flags(group: Any) -> None:
+    """Add the flags of commands that measure: --save, --results, --json."""
+    flag(group, "--save", bool, "keep the rows in the device's results file (nbcnn/bench/results)", "off")
+    flag(group, "--results", str, "another folder for results files", "nbcnn/bench/results", metavar="DIR")
+    flag(group, "--json", bool, "print one line of JSON instead of the table", "off")
+
+
 def one_of(*names: str) -> Callable[[str], str]:
     """A converter that takes only `names` and answers another word with the nearest of them."""
 
@@ -72,6 +77,17 @@ def one_of(*names: str) -> Callable[[str], str]:
         raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(names)}{nearest(text, names)}")
 
     convert.metavar = "{" + ",".join(names) + "}"  # type: ignore[attr-defined]
+    return convert
+
+
+def some_of(*names: str) -> Callable[[str], tuple[str, ...]]:
+    """A converter to a tuple that takes only `names`, with commas between them."""
+    each = one_of(*names)
+
+    def convert(text: str) -> tuple[str, ...]:
+        return tuple(each(part.strip()) for part in text.split(","))
+
+    convert.metavar = "NAME,…"  # type: ignore[attr-defined]
     return convert
 
 

@@ -2,50 +2,63 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
+from collections.abc import Sequence
+from types import SimpleNamespace
 
-SUMMARY = "check every kernel against the float64 reference and every gradient against its forward"
+from nbcnn.cli.errors import OK, RUNTIME, guarded
+from nbcnn.cli.flags import MODES, Parser, flag, one_of
 
-_EPILOG = """examples:
-  python -m nbcnn gradcheck                    every row that can run on this machine
-  python -m nbcnn gradcheck --mode im2col      one mode
-  python -m nbcnn gradcheck --failures         print only what fails
+SUMMARY = "Check every kernel against the float64 reference and every gradient against its forward; exit 1 if one fails."
+EXAMPLES = (
+    "python -m nbcnn gradcheck                    every row that can run on this machine",
+    "python -m nbcnn gradcheck --mode im2col      one mode",
+    "python -m nbcnn gradcheck --failures         print only what fails",
+)
 
-exit codes: 0 everything within its bound · 1 a check failed · 2 usage · 4 no usable GPU"""
 
-
-def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
-        prog="python -m nbcnn gradcheck", description=SUMMARY, epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    made.add_argument("--mode", default=None, help="check only this mode (default: every mode that can run here)")
-    made.add_argument("--failures", action="store_true", help="print only the checks that fail")
-    made.add_argument("--json", action="store_true", help="one line of JSON on stdout instead of the table")
+def parser() -> Parser:
+    made = Parser("python -m nbcnn gradcheck", SUMMARY, EXAMPLES)
+    flag(made.add_argument_group("kernels"), "--mode", one_of(*MODES), "check only this mode", "every mode that can run here")
+    group = made.add_argument_group("output")
+    flag(group, "--failures", bool, "print only the checks that fail", "off")
+    flag(group, "--json", bool, "print one line of JSON instead of the table", "off")
     return made
 
 
-def main(argv: list[str]) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Print the worst finding of every (row, op, check) and return 1 if any check failed, else 0."""
-    args = parser().parse_args(argv)
-    from nbcnn.gradcheck import check, worst
+    flags = parser().parse_args(argv)
+    return guarded(lambda: _check(flags))
+
+
+def _check(flags: SimpleNamespace) -> int:
+    from nbcnn.gradcheck import check, left_out, worst
     from nbcnn.net import choose_mode
 
-    if args.mode:
-        choose_mode(args.mode, None)
-    findings = []
-    for finding in check(args.mode):
+    def say(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    if flags.mode:
+        choose_mode(flags.mode, None)
+    elif skipped := left_out():
+        say(f"not checked: {skipped}")
+    findings, mode = [], ""
+    for finding in check(flags.mode):
+        if finding.mode != mode:
+            mode = finding.mode
+            say(f"checking {mode} …")
         findings.append(finding)
         if not finding.ok:
-            print(f"FAILED {finding.mode} {finding.op} [{finding.label}] {finding.check}: {finding.error:.2e} > {finding.bound:.2e}", file=sys.stderr)
+            say(f"FAILED {finding.mode} {finding.op} [{finding.label}] {finding.check}: {finding.error:.2e} > {finding.bound:.2e}")
     failed = [f for f in findings if not f.ok]
-    rows = [f for f in worst(findings) if not (args.failures and f.ok)]
-    if args.json:
+    rows = [f for f in worst(findings) if not (flags.failures and f.ok)]
+    if flags.json:
         print(json.dumps({"checks": len(findings), "failed": len(failed), "rows": [vars(f) | {"ok": f.ok} for f in rows]}))
     else:
         print(f"{'mode':8}{'op':20}{'check':24}{'worst case':34}{'error':>10}{'bound':>10}")
         for f in rows:
             print(f"{f.mode:8}{f.op:20}{f.check:24}{f.label:34}{f.error:10.1e}{f.bound:10.1e}{'' if f.ok else '  FAILED'}")
         print(f"{len(findings)} checks, {len(failed)} failed")
-    return 1 if failed else 0
+    return RUNTIME if failed else OK

@@ -6,8 +6,10 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
-from nbcnn.cli.flags import Parser, count, flag
+from nbcnn.cli.errors import guarded
+from nbcnn.cli.flags import Parser, count, flag, results_flags
 
 EXAMPLES = (
     "python -m nbcnn ladder",
@@ -22,15 +24,17 @@ def parser() -> Parser:
     flag(group, "--batch", count(1), "images per training step", 256, "images")
     group = made.add_argument_group("output")
     flag(group, "--chart", str, "write the chart to this PNG file", "none", metavar="FILE")
-    flag(group, "--save", bool, "keep the rows in the device's results file (nbcnn/bench/results)", "off")
-    flag(group, "--results", str, "another folder for results files", "nbcnn/bench/results", metavar="DIR")
-    flag(group, "--json", bool, "print one line of JSON instead of the table", "off")
+    results_flags(group)
     return made
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print; returns 0, or 1 if no rung could be measured."""
     flags = parser().parse_args(argv)
+    return guarded(lambda: _climb(flags))
+
+
+def _climb(flags: SimpleNamespace) -> int:
     from nbcnn.bench import ladder, results
 
     batch = flags.batch or 256

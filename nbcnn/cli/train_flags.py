@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from nbcnn.cli.errors import UsageError
-from nbcnn.cli.flags import Parser, count, flag, one_of, real
+from nbcnn.cli.flags import MODES, Parser, count, flag, one_of, real
 
 EXAMPLES = (
     "python train.py                                             the fastest mode here; CIFAR-10 if it can be had",
@@ -107,15 +107,14 @@ def parser() -> Parser:
     flag(group, "--clip-norm", real(0), "scale a longer gradient to this Euclidean norm; 0: off", base["clip_norm"])
 
     group = made.add_argument_group("kernels")
-    modes = one_of("auto", "cpu", "naive", "tiled", "im2col")
-    flag(group, "--mode", modes, "how layers are computed; auto: im2col on a GPU, else cpu", "auto")
+    flag(group, "--mode", one_of("auto", *MODES), "how layers are computed; auto: im2col on a GPU, else cpu", "auto")
     flag(group, "--precision", one_of("fp32"), "type the multiplications run in", "the mode's own")
     flag(group, "--strict", bool, "refuse if any step would run in another mode", "off")
     flag(group, "--explain", bool, "print the layers, the planned memory and the plan, then stop", "off")
 
     group = made.add_argument_group("output")
     flag(group, "--out", str, "new folder for the run", "runs/<date-time>-<dataset>-<mode>", metavar="DIR")
-    flag(group, "--resume", str, "continue the run in this folder, or from this checkpoint of a run", None, metavar="RUN")
+    flag(group, "--resume", str, "continue the run in this folder, or from this checkpoint of a run", "a new run", metavar="RUN")
     flag(group, "--log-every", count(0), "read and print the loss every N training steps; 0: about once a second", 0, "steps")
     flag(group, "--save-every", count(0), "save within an epoch every N training steps; 0: after each epoch", 0, "steps")
 
@@ -155,17 +154,17 @@ def on_cpu(flags: SimpleNamespace) -> str:
     )
 
 
-def from_run(given: SimpleNamespace, config: Mapping[str, Any], run: Path) -> SimpleNamespace:
-    """The flags of the run that `config` describes, less those in FREE_ON_RESUME that the user set anew.
+def from_run(given: SimpleNamespace, saved: Mapping[str, Any], run: Path) -> SimpleNamespace:
+    """The `saved` flags of the run in the folder `run`, less those in FREE_ON_RESUME that the user set anew.
 
     Raises UsageError if the user asks for something that the run cannot take on: it would no longer be the same run.
     """
-    saved = config.get("flags", {})
     chosen = {name: value for name, value in vars(given).items() if value is not None}
     for name, value in chosen.items():
-        if name not in FREE_ON_RESUME and saved.get(name) != value:
-            was = f"has {saved[name]}" if name in saved else "does not know it"
-            raise UsageError(f"--{name.replace('_', '-')} {value} cannot change in a resumed run ({run} {was}); leave it out, or start a new run")
-    values = {**OTHERS, **RECIPES["default"], **saved, "explain": False, "json": False, "quiet": False}
+        if name not in FREE_ON_RESUME and saved[name] != value:
+            raise UsageError(
+                f"--{name.replace('_', '-')} {value} cannot change in a resumed run ({run} has {saved[name]}); leave it out, or start a new run"
+            )
+    values = {**OTHERS, **saved, "explain": False, "json": False, "quiet": False}
     values.update({name: value for name, value in chosen.items() if name in FREE_ON_RESUME})
     return SimpleNamespace(**values, given=sorted(chosen))

@@ -21,7 +21,7 @@ from nbcnn.cli import train_flags
 from nbcnn.cli.errors import UsageError
 from nbcnn.datasets import Dataset
 from nbcnn.optim import SGD, Adam, learning_rates
-from nbcnn.runlog import RunFolder
+from nbcnn.runlog import RunError, RunFolder
 
 FORMAT = "nbcnn-training-1"
 _UNSAVED = frozenset({"given", "explain", "json", "quiet", "out", "resume"})
@@ -65,9 +65,12 @@ def _resumed(given: SimpleNamespace) -> Start:
     saved = path if path.is_file() else path / checkpoint.LAST
     folder = RunFolder(saved.parent)
     config = folder.read_config()
+    absent = sorted(vars(train_flags.fill(train_flags.parse([]))).keys() - _UNSAVED - config["flags"].keys())
+    if absent:
+        raise RunError(f"{folder.config_path} is damaged or of another version: {absent[0]!r} is missing in its 'flags'")
     _, notes = checkpoint.load(saved)
-    flags = train_flags.from_run(given, config, folder.path)
-    flags.dataset = config.get("data", {}).get("name", flags.dataset)
+    flags = train_flags.from_run(given, config["flags"], folder.path)
+    flags.dataset = config["data"]["name"]
     if "mode" not in flags.given:
         flags.mode = notes.get("mode", flags.mode)
     folder.check_writable()
