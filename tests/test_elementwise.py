@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 import pytest
+from compiled import assert_lean, on_every_arch
 
-from nbcnn import cuda
-from nbcnn.ops import add, elementwise, leaky_relu, relu, sigmoid, static, swish
+from nbcnn.ops import add, elementwise, leaky_relu, relu, sigmoid, swish
 from nbcnn.ops.call import Call, Impl, Launch
 from nbcnn.ops.run import run_op
 
@@ -137,11 +137,7 @@ def test_a_tensor_beyond_int32_is_refused():
     assert "32-bit" in elementwise.supports(call(elementwise.LIMIT + 1))
 
 
-@pytest.mark.skipif(cuda.SIMULATOR, reason="the simulator has no compiler")
-@pytest.mark.parametrize("arch", ["75", "90a"])
+@on_every_arch
 @pytest.mark.parametrize("launch", launches(), ids=lambda launch: launch.name)
 def test_kernels_compile_without_spills(launch, arch):
-    report = static.compile_launch(launch, arch)
-    assert report.frame_bytes == 0
-    # 64 registers leave 1,024 threads on a multiprocessor: enough loads in flight to fill the memory system.
-    assert report.registers <= 64
+    assert_lean(launch, arch)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from compiled import assert_lean, on_every_arch
 
 from nbcnn import cuda
 from nbcnn.cuda import Host
@@ -11,7 +12,6 @@ from nbcnn.ops import gather
 from nbcnn.ops.advance import EPOCH, POSITION, SEED
 from nbcnn.ops.call import host
 from nbcnn.ops.run import Bound, run_op
-from nbcnn.ops.static import compile_launch
 
 # (counter, key, output) of philox4x32-10 in tests/kat_vectors of Random123 1.14, https://github.com/DEShawResearch/random123
 KNOWN_ANSWERS = [
@@ -153,8 +153,7 @@ def test_real_batch_equals_the_reference_bit_for_bit(gpu, rng):
         np.testing.assert_array_equal(x, expected)
 
 
-@pytest.mark.skipif(cuda.SIMULATOR, reason="the simulator compiles nothing")
-@pytest.mark.parametrize("arch", ["75", "90a"])
+@on_every_arch
 @pytest.mark.parametrize("shape", [(3, 4, 4), (3, 3, 3)])
 def test_gather_kernels_compile_without_a_stack_frame(rng, arch, shape):
     images, order = data(rng, 2, shape)
@@ -164,6 +163,4 @@ def test_gather_kernels_compile_without_a_stack_frame(rng, arch, shape):
             options = {"layout": layout, "attrs": {"flip": flip}, "place": Host()}
             launches += Bound(gather.IMPL, "gather", [images, order, state_at()], [((2, *shape), "float32")], **options).launches
     for launch in launches:
-        report = compile_launch(launch, arch)
-        # 32 registers: a multiprocessor holds as many threads as it can.
-        assert (report.frame_bytes, report.registers <= 32) == (0, True), report.name
+        assert_lean(launch, arch, registers=32)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from compiled import assert_lean, on_every_arch
 
-from nbcnn import cuda
 from nbcnn.cuda import Host
 from nbcnn.ops import mse, softmax_xent
 from nbcnn.ops.call import Impl, host
 from nbcnn.ops.run import Bound, run_op
-from nbcnn.ops.static import compile_launch
 
 EPS = float(np.finfo(np.float32).eps)
 
@@ -210,8 +209,7 @@ def launches_of(impl: Impl, op: str, ins, outs):
     return Bound(impl, op, ins, outs, place=Host()).launches
 
 
-@pytest.mark.skipif(cuda.SIMULATOR, reason="the simulator compiles nothing")
-@pytest.mark.parametrize("arch", ["75", "90a"])
+@on_every_arch
 def test_loss_kernels_compile_without_a_stack_frame(arch):
     image, labels = np.zeros((9, 1000), np.float32), np.zeros(9, np.int32)
     ten, ten_labels = np.zeros((90, 10), np.float32), np.zeros(90, np.int32)
@@ -223,6 +221,4 @@ def test_loss_kernels_compile_without_a_stack_frame(arch):
         + launches_of(softmax_xent.DGRAD, "softmax_xent_dgrad", [ten, ten_labels], [(ten.shape, "float32")])
     )
     for launch in launches:
-        report = compile_launch(launch, arch)
-        # 64 registers let four blocks of 256 threads share a multiprocessor.
-        assert (report.frame_bytes, report.registers <= 64) == (0, True), report.name
+        assert_lean(launch, arch)

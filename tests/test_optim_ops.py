@@ -6,14 +6,13 @@ import math
 
 import numpy as np
 import pytest
+from compiled import assert_lean, on_every_arch
 
-from nbcnn import cuda
 from nbcnn.cuda import Host
 from nbcnn.ops import adam, advance, grad_norm, pack_weights, sgd
 from nbcnn.ops.advance import COUNT, LAST_LOSS, LOSS_SUM, NONFINITE, POSITION, STEP
 from nbcnn.ops.call import host
 from nbcnn.ops.run import Bound, run_op
-from nbcnn.ops.static import compile_launch
 
 EPS = float(np.finfo(np.float32).eps)
 
@@ -290,8 +289,7 @@ def test_loss_that_is_not_finite_raises_a_flag_that_stays(bind, bad):
     assert bound.results()[0][NONFINITE] == 1
 
 
-@pytest.mark.skipif(cuda.SIMULATOR, reason="the simulator compiles nothing")
-@pytest.mark.parametrize("arch", ["75", "90a"])
+@on_every_arch
 def test_optimizer_kernels_compile_without_a_stack_frame(rng, arch):
     w, (g,) = parameters(rng, steps=1)
     lr, state, norm = np.ones(3, np.float32), step_state(), np.array(1.0)
@@ -307,9 +305,7 @@ def test_optimizer_kernels_compile_without_a_stack_frame(rng, arch):
     ]
     for impl, op, ins, outs, attrs in cases:
         for launch in Bound(impl, op, ins, outs, place=Host(), attrs=attrs).launches:
-            report = compile_launch(launch, arch)
-            # 64 registers let four blocks of 256 threads share a multiprocessor.
-            assert (report.frame_bytes, report.registers <= 64) == (0, True), report.name
+            assert_lean(launch, arch)
 
 
 def test_adam_in_float64_equals_the_scalar_loop(rng):

@@ -6,9 +6,9 @@ from itertools import product
 
 import numpy as np
 import pytest
+from compiled import assert_lean, on_every_arch
 
-from nbcnn import cuda
-from nbcnn.ops import avgpool, convert, flatten, maxpool, static, upsample
+from nbcnn.ops import avgpool, convert, flatten, maxpool, upsample
 from nbcnn.ops.call import Call, Impl, Launch
 from nbcnn.ops.run import run_op, to_layout
 from nbcnn.shapes import numel, window_extent
@@ -259,11 +259,7 @@ def launches() -> list[Launch]:
     return made
 
 
-@pytest.mark.skipif(cuda.SIMULATOR, reason="the simulator has no compiler")
-@pytest.mark.parametrize("arch", ["75", "90a"])
+@on_every_arch
 @pytest.mark.parametrize("launch", launches(), ids=lambda launch: launch.name)
 def test_kernels_compile_without_spills(launch, arch):
-    report = static.compile_launch(launch, arch)
-    assert report.frame_bytes == 0
-    # 64 registers leave 1,024 threads on a multiprocessor: enough loads in flight to fill the memory system.
-    assert report.registers <= 64
+    assert_lean(launch, arch)
