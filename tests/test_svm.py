@@ -289,6 +289,7 @@ def test_leaving_early_ends_the_workers(tmp_path):
 def test_jobs_are_bounded_by_memory(monkeypatch):
     monkeypatch.setattr(workers.memory, "available", lambda: 5 << 30)
     monkeypatch.setattr(workers.os, "sched_getaffinity", lambda pid: range(16))
+    monkeypatch.setattr(workers, "resident", lambda: 1 << 29)
     assert workers.affordable(1 << 30) == 5
     assert workers.affordable(100 << 30) == 1
     monkeypatch.setattr(workers.memory, "available", lambda: 500 << 30)
