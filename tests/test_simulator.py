@@ -20,6 +20,7 @@ FILES = (
     "test_conv_thin.py",
     "test_elementwise.py",
     "test_gather.py",
+    "test_gemm.py",
     "test_losses.py",
     "test_net.py",
     "test_optim_ops.py",
