@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn import kernel_cache, memory
+from nbcnn.storage import numpy_dtype
 
 _CACHE = kernel_cache.folder()
 if _CACHE is not None:
@@ -25,7 +26,7 @@ from numba import types as _types  # noqa: E402
 from numba.core import config  # noqa: E402
 from numba.cuda.core.errors import NumbaPerformanceWarning  # noqa: E402
 
-__all__ = ["SIMULATOR", "Gpu", "GpuUnavailable", "Host", "cuda", "f4", "gpu_missing", "i4", "i8", "jit", "types", "u4"]
+__all__ = ["SIMULATOR", "Gpu", "GpuUnavailable", "Host", "allow_shared", "constant", "cuda", "f4", "gpu_missing", "i4", "i8", "jit", "types", "u4"]
 
 # One block of a small test shape is no performance problem, and users cannot act on the message.
 warnings.simplefilter("ignore", NumbaPerformanceWarning)
@@ -43,6 +44,8 @@ i8: Any
 f4, i4, u4, i8 = types.float32, types.int32, types.uint32, types.int64
 
 _NOT_IN_SIMULATOR = ("launch_bounds", "max_registers", "lto", "cache")
+
+_SHARED_WITHOUT_ASKING = 48 * 1024
 
 
 class GpuUnavailable(RuntimeError):
@@ -79,6 +82,27 @@ def gpu_missing() -> str | None:
     return None
 
 
+def allow_shared(kernel: Any, args: Sequence[Any], nbytes: int) -> None:
+    """Let `kernel`, compiled for `args`, be launched with `nbytes` of dynamic shared memory.
+
+    A GPU has more than 48 KiB a block, but a kernel must ask for it, and numba-cuda does not (its issue 94).
+    Raises RuntimeError if the GPU has less than `nbytes`.
+    """
+    if SIMULATOR or nbytes <= _SHARED_WITHOUT_ASKING:
+        return
+    from cuda.bindings import driver
+
+    function = kernel._compile_for_args(*args)._codelibrary.get_cufunc()
+    attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    device = driver.CUdevice(int(cuda.get_current_device().id))
+    _checked(driver.cuKernelSetAttribute(attribute, nbytes, function.handle, device), f"take {nbytes} bytes of shared memory")
+
+
+def constant(values: np.ndarray) -> Any:
+    """`values` on the device, in an allocation of their own (256-byte aligned), for a launch to keep; the array itself without a GPU."""
+    return values if gpu_missing() or SIMULATOR else cuda.to_device(values)
+
+
 def _run_all(launches: Sequence[Any], stream: Any) -> None:
     for launch in launches:
         launch.run(stream)
@@ -89,15 +113,17 @@ class Host:
 
     name = "host"
     multiprocessors = 1
+    capability = (0, 0)
     device_name = "CPU"
 
     def empty(self, count: int, dtype: str) -> np.ndarray:
         """`count` uninitialised elements of `dtype`, 1-D."""
-        return np.empty(count, dtype)
+        return np.empty(count, numpy_dtype(dtype))
 
     def view(self, raw: np.ndarray, offset: int, count: int, dtype: str) -> np.ndarray:
         """`count` elements of `dtype` that start `offset` bytes into the uint8 array `raw`."""
-        return raw[offset : offset + count * np.dtype(dtype).itemsize].view(dtype)
+        kind = numpy_dtype(dtype)
+        return raw[offset : offset + count * kind.itemsize].view(kind)
 
     def upload(self, target: np.ndarray, values: np.ndarray) -> None:
         """Copy host `values` into `target`; sizes must agree."""
@@ -133,6 +159,7 @@ class Gpu:
             raise GpuUnavailable(reason)
         self.stream: Any = 0 if SIMULATOR else cuda.stream()
         self.multiprocessors = 2 if SIMULATOR else int(cuda.get_current_device().MULTIPROCESSOR_COUNT)
+        self.capability: tuple[int, int] = (7, 5) if SIMULATOR else tuple(cuda.get_current_device().compute_capability)
 
     @property
     def device_name(self) -> str:
@@ -145,11 +172,12 @@ class Gpu:
 
     def empty(self, count: int, dtype: str) -> Any:
         """`count` uninitialised elements of `dtype` on the device, 1-D (at least one, so that a view exists)."""
-        return cuda.device_array(max(count, 1), np.dtype(dtype))
+        return cuda.device_array(max(count, 1), numpy_dtype(dtype))
 
     def view(self, raw: Any, offset: int, count: int, dtype: str) -> Any:
         """`count` elements of `dtype` that start `offset` bytes into the uint8 device array `raw`."""
-        return raw[offset : offset + count * np.dtype(dtype).itemsize].view(np.dtype(dtype))
+        kind = numpy_dtype(dtype)
+        return raw[offset : offset + count * kind.itemsize].view(kind)
 
     def upload(self, target: Any, values: np.ndarray) -> None:
         """Copy host `values` into device `target`; sizes must agree. Returns when `values` may be reused."""

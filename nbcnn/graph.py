@@ -12,11 +12,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nbcnn.shapes import numel
+from nbcnn.storage import ITEMSIZE
 
 ALIGNMENT = 256
 """Bytes; every Buf in the arena starts at a multiple of it."""
 
-ITEMSIZE = {"float32": 4, "float64": 8, "uint8": 1, "int32": 4, "int64": 8}
 _KEPT_HOMES = frozenset({"param", "grad", "state", "io"})
 
 Shape = tuple[int, ...]

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from nbcnn.cuda import allow_shared
+
 Shape = tuple[int, ...]
 
 
@@ -22,6 +24,7 @@ class Call:
     `ins`/`outs` are flat 1-D arrays (NumPy on the host, device arrays on the GPU) in the row's layout;
     `in_shapes`/`out_shapes` are the *logical* shapes, images always (N, C, H, W). `packed` stands in for the weight of
     an implementation that declares `pack`; `scratch` is a flat uint8 array of the bytes that `Impl.scratch` asked for.
+    `in_dtypes`/`out_dtypes` say how the operands are stored (`nbcnn.storage`): bfloat16 arrives as uint16.
     """
 
     op: str
@@ -34,26 +37,45 @@ class Call:
     tile: Any = None
     packed: Any = None
     scratch: Any = None
+    in_dtypes: tuple[str, ...] = ()
+    out_dtypes: tuple[str, ...] = ()
 
 
 def bare_call(step: Any, layout: str, tile: Any = None) -> Call:
-    """The `Call` of a recorded step without arrays: what `supports`, `tile`, `scratch` and `pack` look at."""
-    return Call(step.op, (), (), tuple(b.shape for b in step.ins), tuple(b.shape for b in step.outs), step.attrs, layout, tile)
+    """The `Call` of a step of a plan without arrays: what `supports`, `tile`, `scratch` and `pack` look at."""
+    return Call(
+        step.op,
+        (),
+        (),
+        tuple(b.shape for b in step.ins),
+        tuple(b.shape for b in step.outs),
+        step.attrs,
+        layout,
+        tile,
+        in_dtypes=tuple(b.dtype for b in step.ins),
+        out_dtypes=tuple(b.dtype for b in step.outs),
+    )
 
 
 class Launch:
     """A kernel with grid, block and arguments worked out once.
 
     `grid` and `block` are ints or tuples; `args` are flat arrays and NumPy scalars (np.int32, np.float32), never Python
-    ints, so that one kernel has one signature. `shared` is dynamic shared memory in bytes.
+    ints, so that one kernel has one signature. `shared` is dynamic shared memory in bytes. `keep` is whatever must stay
+    alive as long as the launch, because the kernel knows its address.
     """
 
-    def __init__(self, kernel: Any, grid: Any, block: Any, args: Sequence[Any], shared: int = 0, name: str = "") -> None:
+    def __init__(self, kernel: Any, grid: Any, block: Any, args: Sequence[Any], shared: int = 0, name: str = "", keep: Any = None) -> None:
+        self.keep = keep
         self.kernel, self.grid, self.block, self.args, self.shared = kernel, grid, block, tuple(args), shared
+        self._allowed = False
         self.name = name or getattr(getattr(kernel, "py_func", kernel), "__name__", "kernel")
 
     def run(self, stream: Any = 0) -> None:
         """Enqueue the kernel on `stream` (the first run compiles it)."""
+        if not self._allowed:
+            allow_shared(self.kernel, self.args, self.shared)
+            self._allowed = True
         self.kernel[self.grid, self.block, stream, self.shared](*self.args)
 
 
@@ -83,6 +105,10 @@ def _no_tile(call: Call, multiprocessors: int) -> Any:
     return None
 
 
+def _no_candidates(call: Call, multiprocessors: int) -> Sequence[Any]:
+    return ()
+
+
 @dataclass(frozen=True)
 class Impl:
     """One implementation of one op.
@@ -91,9 +117,12 @@ class Impl:
     scratch   Call without arrays (tile resolved) -> bytes of scratch; needs no GPU.
     supports  Call without arrays -> None, or the reason in words why this shape cannot run here.
     tile      Call without arrays, multiprocessor count -> a frozen dataclass of ints (None if there is nothing to choose).
-    pack      Call without arrays -> int32 index map: packed[i] = weight.flat[map[i]], or 0 where map[i] is -1.
-              The net gathers all packed weights in one launch at the start of every plan; `bind` finds its own in
-              `call.packed`. None for an implementation that reads the (K, C, R, S) weight itself.
+    pack      Call without arrays -> int32 index map (n,) or (terms, n): packed[i] = Σ_t weight.flat[map[t, i]], where −1
+              adds nothing. The net gathers all packed weights in one launch at the start of every plan; `bind` finds its
+              own in `call.packed`. None for an implementation that reads the (K, C, R, S) weight itself.
+    packed    how packed weights are stored: "float32", "tfloat32" or "bfloat16" (sums are made in float32 and rounded once).
+    needs     the compute capability from which on the kernels run.
+    candidates  Call without arrays, multiprocessor count -> the tiles that an autotuner should try.
     """
 
     bind: Bind
@@ -101,6 +130,9 @@ class Impl:
     supports: Callable[[Call], str | None] = _any_shape
     tile: Callable[[Call, int], Any] = _no_tile
     pack: Callable[[Call], np.ndarray] | None = None
+    packed: str = "float32"
+    needs: tuple[int, int] = (0, 0)
+    candidates: Callable[[Call, int], Sequence[Any]] = _no_candidates
 
 
 def host(reference: Callable[..., None]) -> Impl:

@@ -12,18 +12,31 @@ import numpy as np
 
 from nbcnn.ops.call import Call, Impl, Shape
 from nbcnn.shapes import numel
+from nbcnn.storage import decode, encode
 
-# Operands with four axes that are filters, not images: (op, "in" or "out", position).
-_FILTERS = {("conv_fprop", "in", 1), ("conv_dgrad", "in", 1), ("conv_wgrad", "out", 0)}
 Out = tuple[Shape, str] | int
 """(shape, dtype) of a fresh output, or the position of the input that is updated in place."""
+
+
+def is_filter(op: str, side: str, position: int) -> bool:
+    """True for the operand of a convolution (plain or fused) that is the weight or its gradient: (K, C, R, S), not images."""
+    return "conv" in op and op != "convert" and (side, position) == (("out", 0) if "wgrad" in op else ("in", 1))
+
+
+def stored_dtype(op: str, side: str, position: int, shape: Shape, dtype: str, store: str, attrs: Mapping[str, Any]) -> str:
+    """How a row that stores activations as `store` keeps an operand: activations and their gradients are float arrays of two axes or more."""
+    if op == "convert" and attrs["source" if side == "in" else "target"] == "NCHW":
+        return dtype  # the caller's own floats, outside the doors
+    if dtype == "float32" and len(shape) >= 2 and not is_filter(op, side, position):
+        return store
+    return dtype
 
 
 def follows_layout(op: str, side: str, position: int, shape: Shape) -> bool:
     """True for an operand that an NHWC row stores as NHWC: images between the layers, not filters, not data sets."""
     if op in ("gather", "convert") and side == "in":
         return False
-    return len(shape) == 4 and (op, side, position) not in _FILTERS
+    return len(shape) == 4 and not is_filter(op, side, position)
 
 
 def to_layout(array: np.ndarray, layout: str) -> np.ndarray:
@@ -45,6 +58,12 @@ def poison(array: np.ndarray) -> np.ndarray:
     return array
 
 
+def pack_array(weight: np.ndarray, index: np.ndarray) -> np.ndarray:
+    """Σ_t weight.flat[index[t]] for an index map (n,) or (terms, n), −1 adding nothing; of weight's dtype."""
+    flat = np.ascontiguousarray(weight).reshape(-1)
+    return np.where(index >= 0, flat[np.maximum(index, 0)], 0).reshape(-1, index.shape[-1]).sum(0, dtype=flat.dtype)
+
+
 class Unsupported(ValueError):
     """The implementation does not run these shapes; the message gives its reason."""
 
@@ -52,8 +71,9 @@ class Unsupported(ValueError):
 class Bound:
     """One op bound to arrays of `place`: run it as often as wanted, then read its outputs.
 
-    `ins` are NumPy arrays of logical shape; `outs` says what to allocate. Raises Unsupported if the implementation
-    does not run the shapes.
+    `ins` are NumPy arrays of logical shape; `outs` says what to allocate. `store` is how activations are kept
+    (`nbcnn.storage`): float32 inputs are rounded to it, outputs are read back from it. Raises Unsupported if the
+    implementation does not run the shapes.
     """
 
     def __init__(
@@ -68,17 +88,27 @@ class Bound:
         layout: str = "NCHW",
         tile: Any = None,
         multiprocessors: int = 132,
+        store: str = "float32",
     ) -> None:
         self.op, self.layout, self.place = op, layout, place
         in_shapes = tuple(array.shape for array in ins)
         out_specs = [(ins[o].shape, ins[o].dtype.name) if isinstance(o, int) else o for o in outs]
         out_shapes = tuple(shape for shape, _ in out_specs)
-        bare = Call(op, (), (), in_shapes, out_shapes, dict(attrs or {}), layout)
+        attrs = dict(attrs or {})
+
+        def kinds(side: str, specs: Sequence[tuple[Shape, str]]) -> tuple[str, ...]:
+            return tuple(stored_dtype(op, side, i, shape, dtype, store, attrs) for i, (shape, dtype) in enumerate(specs))
+
+        dtypes = {
+            "in_dtypes": kinds("in", [(a.shape, a.dtype.name) for a in ins]),
+            "out_dtypes": kinds("out", out_specs),
+        }
+        bare = Call(op, (), (), in_shapes, out_shapes, attrs, layout, **dtypes)
         reason = impl.supports(bare)
         if reason:
             raise Unsupported(f"{op}: {reason}")
         tile = tile if tile is not None else impl.tile(bare, multiprocessors)
-        bare = Call(op, (), (), in_shapes, out_shapes, bare.attrs, layout, tile)
+        bare = Call(op, (), (), in_shapes, out_shapes, attrs, layout, tile, **dtypes)
 
         def put(flat: np.ndarray) -> Any:
             array = place.empty(flat.size, flat.dtype.name)
@@ -86,20 +116,20 @@ class Bound:
                 place.upload(array, flat)
             return array
 
-        def stored(side: str, position: int, array: np.ndarray) -> np.ndarray:
-            follows = follows_layout(op, side, position, array.shape)
-            return to_layout(array, layout if follows else "NCHW")
+        def stored(position: int, array: np.ndarray) -> np.ndarray:
+            follows = follows_layout(op, "in", position, array.shape)
+            return encode(to_layout(array, layout if follows else "NCHW"), dtypes["in_dtypes"][position])
 
-        arrays = tuple(put(stored("in", i, a)) for i, a in enumerate(ins))
-        fresh = [arrays[o] if isinstance(o, int) else put(poison(np.empty(numel(o[0]), o[1]))) for o in outs]
-        packed = None
-        if impl.pack is not None:
-            index = impl.pack(bare)
-            weight = np.ascontiguousarray(ins[1]).reshape(-1)
-            packed = put(np.where(index >= 0, weight[np.maximum(index, 0)], 0).astype(weight.dtype))
+        def fresh(position: int, out: tuple[Shape, str]) -> Any:
+            kind, empty = dtypes["out_dtypes"][position], np.empty(numel(out[0]), out[1])
+            return put(encode(poison(empty), kind) if kind != out[1] else poison(empty))
+
+        arrays = tuple(put(stored(i, a)) for i, a in enumerate(ins))
+        made = [arrays[o] if isinstance(o, int) else fresh(i, o) for i, o in enumerate(outs)]
+        packed = put(encode(pack_array(ins[1], impl.pack(bare)), impl.packed)) if impl.pack is not None else None
         nbytes = impl.scratch(bare)
         scratch = put(poison(np.empty(-(-nbytes // 8), np.float64)).view(np.uint8)) if nbytes else None
-        call = Call(op, arrays, tuple(fresh), in_shapes, out_shapes, bare.attrs, layout, tile, packed, scratch)
+        call = Call(op, arrays, tuple(made), in_shapes, out_shapes, attrs, layout, tile, packed, scratch, **dtypes)
         self.call, self.launches = call, list(impl.bind(call))
 
     def run(self) -> None:
@@ -112,7 +142,8 @@ class Bound:
         read = []
         for i, (array, shape) in enumerate(zip(self.call.outs, self.call.out_shapes, strict=True)):
             layout = self.layout if follows_layout(self.op, "out", i, shape) else "NCHW"
-            read.append(from_layout(self.place.download(array)[: numel(shape)], shape, layout))
+            flat = decode(self.place.download(array)[: numel(shape)], self.call.out_dtypes[i])
+            read.append(from_layout(flat, shape, layout))
         return read
 
 

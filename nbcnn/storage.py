@@ -1,0 +1,46 @@
+"""How values are kept in memory: float32, tfloat32 (a float32 already rounded to tf32's 10 mantissa bits), bfloat16.
+
+The dtype of a Buf says how whoever writes it rounds. A tensor-core kernel can then take its operands as they lie.
+bfloat16 is kept as uint16 (NumPy has no such type): the upper half of a float32. tfloat32 is kept as float32.
+Both round to nearest: bfloat16 ties to even (`cvt.rn.bf16`), tf32 ties away from zero (`cvt.rna.tf32`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+FLOATING = ("float32", "tfloat32", "bfloat16")
+"""Dtypes that an activation can be stored in."""
+
+ITEMSIZE = {"float32": 4, "tfloat32": 4, "bfloat16": 2, "float64": 8, "uint8": 1, "int32": 4, "int64": 8}
+
+UNIT_ROUNDOFF = {"float32": 2.0**-24, "tfloat32": 2.0**-11, "bfloat16": 2.0**-9}
+"""The largest relative error of one rounding."""
+
+_NUMPY = {"tfloat32": "float32", "bfloat16": "uint16"}
+
+
+def numpy_dtype(dtype: str) -> np.dtype:
+    """The NumPy dtype of an array that holds `dtype`."""
+    return np.dtype(_NUMPY.get(dtype, dtype))
+
+
+def encode(values: np.ndarray, dtype: str) -> np.ndarray:
+    """float32 `values` rounded to `dtype`, as an array of `numpy_dtype(dtype)`; NaN stays NaN."""
+    if dtype not in ("tfloat32", "bfloat16"):
+        return values.astype(numpy_dtype(dtype), copy=False)
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    special = (bits & 0x7F800000) == 0x7F800000
+    if dtype == "tfloat32":
+        rounded = np.where(special, bits, (bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000))
+        return rounded.astype(np.uint32).view(np.float32).reshape(values.shape)
+    rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+    quiet = (bits >> np.uint32(16)) | np.where((bits & 0x7FFFFF) != 0, np.uint32(0x40), np.uint32(0))
+    return np.where(special, quiet, rounded).astype(np.uint16).reshape(values.shape)
+
+
+def decode(stored: np.ndarray, dtype: str) -> np.ndarray:
+    """The float32 values of an array written by `encode` (or by a kernel)."""
+    if dtype != "bfloat16":
+        return stored
+    return (stored.astype(np.uint32) << np.uint32(16)).view(np.float32)
