@@ -1,6 +1,8 @@
 """Every implementation against the float64 reference, and every backward against its forward.
 
 parity       ‖got − ref‖ / ‖ref‖ ≤ 4·ε·√terms: rounding errors of a sum of `terms` products grow like a random walk.
+             In tf32 and bf16 the reference gets operands already rounded to that precision, whose products are exact in
+             float32; to the sum's error comes one rounding of what is stored between (a result, a sum of weights): 4·u.
 dot product  ⟨v, J u⟩ = ⟨Jᵀ v, u⟩ for random u and v: J u by central differences of the float64 reference forward, Jᵀ v
              from the backward under test. By Cauchy–Schwarz the two may differ by the parity bound times ‖Jᵀv‖·‖u‖.
 """
@@ -8,15 +10,18 @@ dot product  ⟨v, J u⟩ = ⟨Jᵀ v, u⟩ for random u and v: J u by central d
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from nbcnn.cuda import SIMULATOR, Gpu, Host, gpu_missing
-from nbcnn.ops import MODES, Row
+from nbcnn.ops import MODES, STORE, Row
+from nbcnn.ops.call import Impl, host
 from nbcnn.ops.cases import Case, mean_cases, real_cases
+from nbcnn.ops.conv.fused import REFERENCES
 from nbcnn.ops.run import Unsupported, run_op
+from nbcnn.storage import UNIT_ROUNDOFF, decode, encode
 
 _EPS = float(np.finfo(np.float32).eps)
 _STEP = 1e-6
@@ -46,11 +51,25 @@ def _wide(array: np.ndarray) -> np.ndarray:
     return array.astype(np.float64) if array.dtype == np.float32 else array
 
 
+def rounded(case: Case, precision: str) -> Case:
+    """`case` with its images, vectors and filters rounded to `precision`: what a kernel of that precision multiplies."""
+    kind = STORE[precision]
+    if kind == "float32" or case.op == "convert":
+        return case
+    ins = (decode(encode(a, kind), kind) if a.dtype == np.float32 and a.ndim >= 2 else a for a in case.ins)
+    return replace(case, ins=tuple(ins))
+
+
+def reference_impl(op: str) -> Impl:
+    """The NumPy reference of an op, plain or fused."""
+    return next((impl for _, impl in REFERENCE.chain(op)), None) or host(REFERENCES[op])
+
+
 def reference(case: Case) -> list[np.ndarray]:
     """The outputs of `case` from the NumPy reference in float64."""
     ins = [_wide(array) for array in case.ins]
     outs = [o if isinstance(o, int) else (o[0], "float64" if o[1] == "float32" else o[1]) for o in case.outs]
-    (_, impl), *_ = REFERENCE.chain(case.op)
+    impl = reference_impl(case.op)
     return run_op(impl, case.op, ins, outs, attrs=case.attrs, place=Host())
 
 
@@ -63,15 +82,17 @@ def relative_error(got: np.ndarray, ref: np.ndarray) -> float:
     return difference / size if size else difference
 
 
-def parity(row: Row, impl: Any, case: Case, place: Any) -> float:
-    """The largest relative error of the outputs of one case on one implementation."""
-    got = run_op(impl, case.op, case.ins, case.outs, attrs=case.attrs, place=place, layout=row.layout)
+def parity(row: Row, impl: Any, case: Case, place: Any, tile: Any = None) -> float:
+    """The largest relative error of the outputs of one case on one implementation; `tile` None takes its own choice."""
+    case = rounded(case, row.precision)
+    got = run_op(impl, case.op, case.ins, case.outs, attrs=case.attrs, place=place, layout=row.layout, store=row.store, tile=tile)
     return max(relative_error(g, r) for g, r in zip(got, reference(case), strict=True))
 
 
-def bound(case: Case) -> float:
-    """4·ε·√terms."""
-    return 4 * _EPS * max(case.terms, 1) ** 0.5
+def bound(case: Case, precision: str = "fp32") -> float:
+    """4·(u + ε·√terms), where u is the unit roundoff of what `precision` stores, 0 for fp32."""
+    unit = 0.0 if precision == "fp32" else UNIT_ROUNDOFF[STORE[precision]]
+    return 4 * (unit + _EPS * max(case.terms, 1) ** 0.5)
 
 
 Operands = Callable[..., tuple[np.ndarray, ...]]
@@ -100,11 +121,13 @@ _LOSS_PAIRS: dict[str, tuple[str, int, Operands]] = {
 def dot_product(row: Row, op: str, impl: Any, forward: Case, place: Any) -> tuple[float, float]:
     """(error, bound) of ⟨v, J u⟩ − ⟨Jᵀ v, u⟩ over ‖Jᵀv‖·‖u‖ for backward `op` at the point of the `forward` case."""
     rng = np.random.default_rng(22)
+    forward = rounded(forward, row.precision)
     is_loss = op in _LOSS_PAIRS
     _, position, operands = _LOSS_PAIRS[op] if is_loss else _PAIRS[op]
     outs = reference(forward)
     value = 1 if is_loss and len(outs) > 1 else 0
     v = np.ones(()) if is_loss else rng.standard_normal(outs[value].shape).astype(np.float32)
+    v = decode(encode(v, STORE[row.precision]), STORE[row.precision]) if v.ndim else v
     u = rng.standard_normal(forward.ins[position].shape).astype(np.float32)
 
     def at(sign: int) -> np.ndarray:
@@ -115,11 +138,11 @@ def dot_product(row: Row, op: str, impl: Any, forward: Case, place: Any) -> tupl
     forward_side = float(np.vdot(v.astype(np.float64), (at(1) - at(-1)) / (2 * _STEP)))
     ins = operands(forward.ins, outs) if is_loss else operands(forward.ins, outs, v)
     ins = tuple(a.astype(np.float32) if a.dtype == np.float64 else a for a in ins)
-    (got,) = run_op(impl, op, ins, [(u.shape, "float32")], attrs=forward.attrs, place=place, layout=row.layout)
+    (got,) = run_op(impl, op, ins, [(u.shape, "float32")], attrs=forward.attrs, place=place, layout=row.layout, store=row.store)
     backward_side = float(np.vdot(got.astype(np.float64), u))
     scale = float(np.linalg.norm(got)) * float(np.linalg.norm(u)) or 1.0
     terms = max(forward.terms, got.size // max(1, v.size) + 1, v.size if op == "conv_wgrad" else 1)
-    return abs(forward_side - backward_side) / scale, 4 * _EPS * terms**0.5 + _DIFFERENCE_ERROR
+    return abs(forward_side - backward_side) / scale, bound(replace(forward, terms=terms), row.precision) + _DIFFERENCE_ERROR
 
 
 def check_row(row: Row, place: Any, cases: list[Case]) -> Iterator[Finding]:
@@ -130,7 +153,7 @@ def check_row(row: Row, place: Any, cases: list[Case]) -> Iterator[Finding]:
                 error = parity(row, impl, case, place)
             except Unsupported:
                 continue
-            yield Finding(row.mode, row.precision, case.op, f"parity ({part})", case.label, error, bound(case))
+            yield Finding(row.mode, row.precision, case.op, f"parity ({part})", case.label, error, bound(case, row.precision))
     for op, (forward_op, *_) in (_PAIRS | _LOSS_PAIRS).items():
         for forward in (case for case in cases if case.op == forward_op):
             if len(forward.ins) == 3 and forward_op == "conv_fprop":

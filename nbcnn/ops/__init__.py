@@ -29,6 +29,18 @@ Ops and their signatures (logical shapes; inputs, then outputs, then attributes)
     pack_weights      params (P), map (n) int32 -> packed (n)
     advance           loss () float64, state, sums (4) float64 -> state, sums   (in place)          count
 
+Fused ops (see conv/fused.py for what each replaces; images NHWC only):
+
+    conv_relu_fprop       x, w, b -> y                                                        stride, pad
+    conv_relu_pool_fprop  x, w, b -> y (N,K,P/2,Q/2), index (N,K/4,P/2,Q/2) uint8             stride, pad
+    unpool                dy (N,K,P,Q), index -> dx (N,K,2P,2Q)
+    conv_dgrad_relu       dy, w, x -> dx                                                      stride, pad
+    conv_pool_wgrad       x, dy (N,K,P/2,Q/2), index -> dw, db                                stride, pad
+    upconv_fprop          x (N,C,H,W), w (K,C,3,3), b -> y (N,K,2H,2W)                        upconv_relu_fprop likewise
+    upconv_mse_fprop      x, w, b, target (N,K,2H,2W) -> loss () float64, dy (N,K,2H,2W)
+    upconv_dgrad          dy (N,K,2H,2W), w -> dx (N,C,H,W)                                   upconv_dgrad_relu  dy, w, x -> dx
+    upconv_wgrad          x, dy -> dw, db
+
 GPU rows keep images in one layout throughout; `convert` stands only at the two doors of a net.
 """
 
@@ -62,6 +74,9 @@ from nbcnn.ops.conv import im2col, naive, reference, thin, tiled
 
 Ops = dict[str, Impl]
 
+STORE = {"fp32": "float32", "tf32": "tfloat32", "bf16": "bfloat16"}
+"""How a row of a precision stores activations and their gradients: rounded as its multiplications want them."""
+
 
 @dataclass(frozen=True)
 class Row:
@@ -77,6 +92,11 @@ class Row:
     place: str
     layout: str
     parts: tuple[tuple[str, Ops], ...]
+
+    @property
+    def store(self) -> str:
+        """How activations are stored (`nbcnn.storage`)."""
+        return STORE[self.precision]
 
     def chain(self, op: str) -> Iterator[tuple[str, Impl]]:
         """The implementations of `op` in this row, first choice first, with the name of the part they come from."""
