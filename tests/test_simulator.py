@@ -25,6 +25,7 @@ FILES = (
     "test_net.py",
     "test_optim_ops.py",
     "test_parity.py",
+    "test_ptx_cvt.py",
     "test_resampling.py",
     "test_svm.py",
 )

@@ -1,0 +1,69 @@
+"""Conversions between float32, bfloat16 and tf32: `cvt.rn.bf16x2`, `cvt.rna.tf32` (both need sm_80), and bit casts by `mov.b32`.
+
+Two bfloat16 travel as one uint32 word, the one at the lower address in the lower half. The simulator does the same in NumPy.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from nbcnn.cuda import SIMULATOR, cuda, f4, jit, types, u4
+
+if SIMULATOR:
+    from nbcnn.storage import encode
+
+    @cuda.jit(device=True)
+    def float_bits(x):
+        return np.float32(x).view(np.uint32)
+
+    @cuda.jit(device=True)
+    def bits_float(word):
+        return np.uint32(word).view(np.float32)
+
+    @cuda.jit(device=True)
+    def bf16x2(low, high):
+        a, b = encode(np.array([low, high], np.float32), "bfloat16")
+        return np.uint32(int(a) | int(b) << 16)
+
+    @cuda.jit(device=True)
+    def tf32(x):
+        return encode(np.array([x], np.float32), "tfloat32")[0]
+else:
+    from nbcnn.ops.ptx.asm import instruction
+
+    float_bits = instruction("float_bits", "mov.b32 $0, $1;", u4, (f4,), pure=True)
+    """The 32 bits of a float32, as uint32."""
+    bits_float = instruction("bits_float", "mov.b32 $0, $1;", f4, (u4,), pure=True)
+    """The float32 with these 32 bits."""
+    _cvt_bf16x2 = instruction("cvt_rn_bf16x2_f32", "cvt.rn.bf16x2.f32 $0, $1, $2;", u4, (f4, f4), pure=True)
+    tf32 = instruction("cvt_rna_tf32_f32", "{ .reg .b32 t; cvt.rna.tf32.f32 t, $1; mov.b32 $0, t; }", f4, (f4,), pure=True)
+    """A float32 rounded to tf32's 10 mantissa bits, to nearest, ties away from zero; still a float32."""
+
+    @jit(device=True)
+    def bf16x2(low, high):
+        """Two float32 rounded to bfloat16 (to nearest, ties to even) in one word: `low` in the lower half."""
+        return _cvt_bf16x2(high, low)
+
+
+@jit(device=True)
+def bf16_low(word):
+    """The bfloat16 in the lower half of a word, as float32 (exact)."""
+    return bits_float(u4(u4(word) << u4(16)))
+
+
+@jit(device=True)
+def bf16_high(word):
+    """The bfloat16 in the upper half of a word, as float32 (exact)."""
+    return bits_float(u4(u4(word) & u4(0xFFFF0000)))
+
+
+@jit(device=True)
+def bf16(x):
+    """A float32 rounded to bfloat16 (to nearest, ties to even), as the uint16 that an array keeps."""
+    return types.uint16(bf16x2(x, f4(0)) & u4(0xFFFF))
+
+
+@jit(device=True)
+def bf16_float(half):
+    """The float32 of a bfloat16 read from an array as uint16 (exact)."""
+    return bits_float(u4(u4(half) << u4(16)))
