@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from nbcnn.graph import Buf, Plan, Planned, Step, Tape, live_bytes, names, trace
+from nbcnn.graph import Buf, Plan, Planned, Step, Tape, live_bytes, named, trace
 from nbcnn.layers import parameters
 from nbcnn.shapes import ConvShape, numel
 
@@ -44,7 +44,7 @@ def explain(plan: Plan) -> str:
     lines = ["  ".join(cell.rjust(w) if i >= 6 else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))) for row in rows]
     total_flops = sum(step_flops(item.step) for item in plan.steps) / 1e9
     total_bytes = sum(step_bytes(item.step) for item in plan.steps) / 1e6
-    bound = live_bytes(plan.steps, plan.packed)
+    bound = live_bytes(plan.steps)
     lines.append(f"{len(plan.steps)} steps, {total_flops:.2f} GFLOP, {total_bytes:.1f} MB compulsory;")
     lines.append(f"arena {plan.arena_bytes / 2**20:.1f} MiB (no arena can be below {bound / 2**20:.1f} MiB)")
     return "\n".join(line.rstrip() for line in lines)
@@ -64,8 +64,8 @@ def summary(layers: Sequence[Any], input_shape: tuple[int, ...]) -> str:
     body = [layer for layer in layers if not hasattr(layer, "needs_labels")]
     counts = parameters(body)
     lines, x = [], Buf("x", (1, *input_shape))
-    for at, (name, layer) in enumerate(zip(names(body), body, strict=True), 1):
-        y, _ = trace(Tape(False), body[:at], x)
+    for at, (name, layer) in enumerate(named(body), 1):
+        y, _ = trace(Tape(False), named(body[:at]), x)
         own = sum(numel(p.shape) for full, p in counts.items() if full.split(".")[0] == name)
         lines.append(f"{name:12} {type(layer).__name__:12} {'×'.join(map(str, y.shape[1:])):14} {own:>10,}")
     lines.append(f"{'total':40} {sum(numel(p.shape) for p in counts.values()):>10,}")

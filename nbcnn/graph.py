@@ -35,6 +35,10 @@ class Buf:
     home  arena (a temporary), param, grad, state (updated in place, survives steps), io (the caller's data),
           const (made once when a plan is bound).
     base  the Buf whose memory this one shares, for the same elements under another shape; None for a Buf of its own.
+
+    Two facts that let a layer fuse with its neighbour without knowing it:
+    after_relu  the values came out of a ReLU: where they are 0, no gradient passes.
+    masked      this gradient is already 0 wherever the tensor that it belongs to is 0 after a ReLU.
     """
 
     name: str
@@ -42,6 +46,8 @@ class Buf:
     dtype: str = "float32"
     home: str = "arena"
     base: Buf | None = None
+    after_relu: bool = False
+    masked: bool = False
 
     @property
     def root(self) -> Buf:
@@ -81,9 +87,9 @@ class Tape:
         self.steps: list[Step] = []
         self.params: dict[str, Buf] = {}
 
-    def temp(self, name: str, shape: Shape, dtype: str = "float32") -> Buf:
-        """A new temporary."""
-        return Buf(name, shape, dtype)
+    def temp(self, name: str, shape: Shape, dtype: str = "float32", *, after_relu: bool = False, masked: bool = False) -> Buf:
+        """A new temporary; its facts as in `Buf`."""
+        return Buf(name, shape, dtype, after_relu=after_relu, masked=masked)
 
     def param(self, scope: str, name: str, shape: Shape) -> Buf:
         """The parameter `scope.name`; the same Buf however often it is asked for."""
@@ -109,11 +115,20 @@ def names(layers: Sequence[Any]) -> list[str]:
     return made
 
 
-def trace(tape: Tape, layers: Sequence[Any], x: Buf, prefix: str = "") -> tuple[Buf, Backward]:
+Named = tuple[str, Any]
+"""A layer with its name: fused layers keep the names of the layers that they replace."""
+
+
+def named(layers: Sequence[Any], prefix: str = "") -> list[Named]:
+    """The layers with their names, `prefix` before each."""
+    return [(prefix + name, layer) for name, layer in zip(names(layers), layers, strict=True)]
+
+
+def trace(tape: Tape, layers: Sequence[Named], x: Buf) -> tuple[Buf, Backward]:
     """Record `layers` forward from `x`; return the output and the function that records their backward in reverse."""
     backwards = []
-    for name, layer in zip(names(layers), layers, strict=True):
-        x, backward = layer.build(tape, x, prefix + name)
+    for name, layer in layers:
+        x, backward = layer.build(tape, x, name)
         backwards.append(backward)
 
     def backward_all(dy: Buf) -> Buf:
@@ -144,6 +159,7 @@ class Resolution:
     """How one step runs: the implementation, its tile, and what it needs besides its operands.
 
     mode     the part of the row that the implementation comes from.
+    packs    (terms, elements) of the packed weight that it reads, and `packed` its dtype; None if it reads no packed weight.
     reasons  why earlier implementations of the chain were passed over, in words.
     """
 
@@ -151,7 +167,8 @@ class Resolution:
     mode: str
     tile: Any = None
     scratch_bytes: int = 0
-    packed_count: int = 0
+    packs: tuple[int, int] | None = None
+    packed: str = "float32"
     reasons: tuple[str, ...] = ()
 
 
@@ -162,93 +179,127 @@ class Planned:
     step: Step
     how: Resolution
     scratch: Buf | None = None
-    packed: tuple[int, int] | None = None
+    packed: tuple[Buf, int, int] | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """A lowered list of steps with an offset in the arena for every temporary."""
+    """A lowered list of steps with an offset in the arena for every temporary.
+
+    packs   the Bufs of packed weights, one for each dtype that is wanted, with the Bufs of their index maps.
+    store   how activations are stored.
+    """
 
     steps: tuple[Planned, ...]
     offsets: Mapping[Buf, int]
     arena_bytes: int
-    packed: Buf | None
-    pack_map: Buf | None
-    flat_params: Buf | None
+    packs: Mapping[Buf, Buf]
     layout: str
+    store: str
 
 
-def lower(steps: Sequence[Step], layout: str, resolve: Callable[[Step], Resolution], flat_params: Buf | None = None) -> Plan:
-    """Fit recorded steps to a row: converts at the two doors, packed weights, scratch, then the arena.
+def lower(steps: Sequence[Step], layout: str, resolve: Callable[[Step], Resolution], flat_params: Buf | None = None, store: str = "float32") -> Plan:
+    """Fit recorded steps to a row: how activations are stored, converts at the two doors, packed weights, scratch, the arena.
 
-    `resolve` says how a step runs. Weights that implementations want in another order are gathered by one
-    `pack_weights` step at the start of every plan, so an update or a loaded checkpoint can never leave a stale copy.
+    `resolve` says how a step runs. Weights that implementations want in another order are gathered by a `pack_weights`
+    step for each dtype at the start of every plan, so an update or a loaded checkpoint can never leave a stale copy.
     """
-    doors = _convert_doors(steps, layout)
-    planned: list[Planned] = []
-    packed_at = 0
-    for step in doors:
-        how = resolve(step)
+    hows = [(step, resolve(step)) for step in _stored(_convert_doors(steps, layout, store), store)]
+    slots, sizes = _place_packed(hows)
+    packed = {dtype: Buf(f"packed weights {dtype}", (count,), dtype) for dtype, (_, count) in sizes.items()}
+    maps = {packed[dtype]: Buf(f"pack map {dtype}", size, "int32", "const") for dtype, size in sizes.items()}
+    if maps and flat_params is None:
+        raise ValueError("a plan that packs weights needs the flat parameter Buf")
+    planned = []
+    for buf, index in maps.items():
+        pack = Step("pack_weights", (flat_params, index), (buf,), {}, "pack")  # type: ignore[arg-type]
+        planned.append(Planned(pack, resolve(pack)))
+    for (step, how), slot in zip(hows, slots, strict=True):
         scratch = Buf(f"{step.scope}.{step.op}.scratch", (how.scratch_bytes,), "uint8") if how.scratch_bytes else None
-        packed = None
-        if how.packed_count:
-            packed = (packed_at, how.packed_count)
-            packed_at += _align(how.packed_count * 4, ALIGNMENT) // 4
-        planned.append(Planned(step, how, scratch, packed))
-    packed_buf = pack_map = None
-    if packed_at:
-        if flat_params is None:
-            raise ValueError("a plan that packs weights needs the flat parameter Buf")
-        packed_buf = Buf("packed weights", (packed_at,))
-        pack_map = Buf("pack map", (packed_at,), "int32", "const")
-        pack = Step("pack_weights", (flat_params, pack_map), (packed_buf,), {}, "pack")
-        planned.insert(0, Planned(pack, resolve(pack)))
-    offsets, total = plan_arena(planned, packed_buf)
-    return Plan(tuple(planned), offsets, total, packed_buf, pack_map, flat_params, layout)
+        planned.append(Planned(step, how, scratch, slot and (packed[how.packed], *slot)))
+    offsets, total = plan_arena(planned)
+    return Plan(tuple(planned), offsets, total, maps, layout, store)
 
 
-def _convert_doors(steps: Sequence[Step], layout: str) -> list[Step]:
-    """Where a row stores NHWC, convert the caller's float images on their way in and out."""
-    if layout == "NCHW":
+def _place_packed(hows: Sequence[tuple[Step, Resolution]]) -> tuple[list[tuple[int, int] | None], dict[str, tuple[int, int]]]:
+    """(start, count) of every step's packed weight, and by dtype the (terms, elements) of all of them together."""
+    slots: list[tuple[int, int] | None] = []
+    sizes: dict[str, tuple[int, int]] = {}
+    for _, how in hows:
+        if how.packs is None:
+            slots.append(None)
+            continue
+        terms, count = how.packs
+        most, start = sizes.get(how.packed, (1, 0))
+        slots.append((start, count))
+        itemsize = ITEMSIZE[how.packed]
+        sizes[how.packed] = max(most, terms), start + _align(count * itemsize, ALIGNMENT) // itemsize
+    return slots, sizes
+
+
+def _stored(steps: Sequence[Step], store: str) -> list[Step]:
+    """The steps with every activation and every gradient of one kept as `store`: temporaries of two axes or more."""
+    if store == "float32":
         return list(steps)
+    stored: dict[Buf, Buf] = {}
+
+    def swap(buf: Buf) -> Buf:
+        root = buf.root
+        if root.home != "arena" or root.dtype != "float32" or len(root.shape) < 2:
+            return buf
+        kept = stored.setdefault(root, replace(root, dtype=store))
+        return kept if buf is root else kept.reshaped(buf.shape)
+
+    return [replace(step, ins=tuple(map(swap, step.ins)), outs=tuple(map(swap, step.outs))) for step in steps]
+
+
+def _convert_doors(steps: Sequence[Step], layout: str, store: str) -> list[Step]:
+    """Convert the caller's floats on their way in and out, where a row stores them in another layout or rounded."""
     inside: dict[Buf, Buf] = {}
     made: list[Step] = []
+
+    def is_door(buf: Buf) -> bool:
+        other = (layout != "NCHW" and len(buf.shape) == 4) or (store != "float32" and len(buf.shape) >= 2)
+        return buf.home == "io" and buf.dtype == "float32" and other
+
+    def convert(source: Buf, target: Buf, layouts: tuple[str, str], scope: str) -> Step:
+        n, c, *rest = source.shape
+        shape = (n, c, *(rest or (1, 1)))
+        attrs = dict(zip(("source", "target"), layouts, strict=True))
+        return Step("convert", (source.reshaped(shape),), (target.reshaped(shape),), attrs, scope)
+
     for step in steps:
         ins = []
         for buf in step.ins:
-            if _is_door(buf) and buf not in inside:
+            if is_door(buf) and buf not in inside:
                 inside[buf] = Buf(f"{buf.name}.{layout}", buf.shape, buf.dtype)
-                made.append(Step("convert", (buf,), (inside[buf],), {"source": "NCHW", "target": layout}, step.scope))
+                made.append(convert(buf, inside[buf], ("NCHW", layout), step.scope))
             ins.append(inside.get(buf, buf))
         outs, leaving = [], []
         for buf in step.outs:
-            if _is_door(buf):
-                stored = Buf(f"{buf.name}.{layout}", buf.shape, buf.dtype)
-                leaving.append(Step("convert", (stored,), (buf,), {"source": layout, "target": "NCHW"}, step.scope))
-                buf = stored
+            if is_door(buf):
+                kept = Buf(f"{buf.name}.{layout}", buf.shape, buf.dtype)
+                leaving.append(convert(kept, buf, (layout, "NCHW"), step.scope))
+                buf = kept
             outs.append(buf)
         made.append(replace(step, ins=tuple(ins), outs=tuple(outs)))
         made.extend(leaving)
     return made
 
 
-def _is_door(buf: Buf) -> bool:
-    return buf.home == "io" and buf.dtype == "float32" and len(buf.shape) == 4
-
-
 def _align(count: int, to: int) -> int:
     return -(-count // to) * to
 
 
-def lifetimes(planned: Sequence[Planned], packed: Buf | None = None) -> dict[Buf, tuple[int, int]]:
+def lifetimes(planned: Sequence[Planned]) -> dict[Buf, tuple[int, int]]:
     """First and last step that touches each temporary."""
     spans: dict[Buf, tuple[int, int]] = {}
     for at, item in enumerate(planned):
         touched = [*item.step.ins, *item.step.outs]
         if item.scratch is not None:
             touched.append(item.scratch)
-        if item.packed is not None and packed is not None:
-            touched.append(packed)
+        if item.packed is not None:
+            touched.append(item.packed[0])
         for buf in touched:
             root = buf.root
             if root.home == "arena":
@@ -256,13 +307,13 @@ def lifetimes(planned: Sequence[Planned], packed: Buf | None = None) -> dict[Buf
     return spans
 
 
-def plan_arena(planned: Sequence[Planned], packed: Buf | None = None) -> tuple[dict[Buf, int], int]:
+def plan_arena(planned: Sequence[Planned]) -> tuple[dict[Buf, int], int]:
     """Offsets in bytes for all temporaries, and the arena's size: greedy by size over lifetimes first use..last use.
 
     Largest first, each at the lowest offset that is free during its whole life (best known simple heuristic for offline
     allocation; Pisarchyk and Lee, "Efficient memory management for deep neural net inference", 2020).
     """
-    spans = lifetimes(planned, packed)
+    spans = lifetimes(planned)
     placed: list[tuple[int, int, Buf]] = []
     offsets: dict[Buf, int] = {}
     for buf in sorted(spans, key=lambda b: (-b.nbytes, spans[b][0])):
@@ -278,7 +329,7 @@ def plan_arena(planned: Sequence[Planned], packed: Buf | None = None) -> tuple[d
     return offsets, _align(max((end for _, end, _ in placed), default=0), ALIGNMENT)
 
 
-def live_bytes(planned: Sequence[Planned], packed: Buf | None = None) -> int:
+def live_bytes(planned: Sequence[Planned]) -> int:
     """The largest sum of temporaries alive at one step: no arena can be smaller."""
-    spans = lifetimes(planned, packed)
+    spans = lifetimes(planned)
     return max((sum(b.nbytes for b, (first, last) in spans.items() if first <= at <= last) for at in range(len(planned))), default=0)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from nbcnn.graph import Backward, Buf, ShapeError, Tape, names, trace
+from nbcnn.graph import Backward, Buf, ShapeError, Tape, named, trace
 from nbcnn.shapes import ConvShape, numel, window_extent
 
 Built = tuple[Buf, Backward]
@@ -118,11 +118,16 @@ def _conv(layer: Conv2d | Linear, tape: Tape, x: Buf, scope: str, shape: ConvSha
 
 
 def _elementwise(tape: Tape, x: Buf, scope: str, op: str, keep: str, **attrs: Any) -> Built:
-    """y = f(x); dx from dy and what f' is read off: the output ("y") or the input ("x")."""
-    y = tape.temp(f"{scope}.y", x.shape)
+    """y = f(x); dx from dy and what f' is read off: the output ("y") or the input ("x").
+
+    A ReLU whose gradient arrives masked (`Buf.masked`) has nothing left to do.
+    """
+    y = tape.temp(f"{scope}.y", x.shape, after_relu=op == "relu")
     tape.emit(f"{op}_fprop", [x], [y], scope, **attrs)
 
     def backward(dy: Buf) -> Buf:
+        if dy.masked:
+            return dy
         dx = tape.temp(f"{scope}.dx", x.shape)
         tape.emit(f"{op}_dgrad", [dy, y if keep == "y" else x], [dx], scope, **attrs)
         return dx
@@ -272,7 +277,7 @@ class Residual:
         return parameters(self.body)
 
     def build(self, tape: Tape, x: Buf, scope: str) -> Built:
-        inner, inner_backward = trace(tape, self.body, x, f"{scope}.")
+        inner, inner_backward = trace(tape, named(self.body, f"{scope}."), x)
         if inner.shape != x.shape:
             raise ShapeError(f"{scope}: the body turns {x.shape} into {inner.shape}, which cannot be added to its input")
         y = tape.temp(f"{scope}.y", x.shape)
@@ -324,6 +329,6 @@ class SoftmaxCrossEntropy(_NoParams):
 def parameters(layers: Sequence[Any]) -> dict[str, Param]:
     """All parameters of a list of layers under their full names (conv1.weight, residual1.conv1.bias, …)."""
     made: dict[str, Param] = {}
-    for name, layer in zip(names(layers), layers, strict=True):
+    for name, layer in named(layers):
         made.update({f"{name}.{inner}": param for inner, param in layer.params().items()})
     return made

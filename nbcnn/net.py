@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from nbcnn.cuda import Gpu, GpuUnavailable, Host, gpu_missing
-from nbcnn.graph import Buf, Plan, Resolution, Step, Tape, drop_dead, lower, trace
+from nbcnn.fuse import fuse
+from nbcnn.graph import Buf, Plan, Resolution, Step, Tape, drop_dead, lower, named, trace
 from nbcnn.layers import parameters
-from nbcnn.ops import DEFAULT_PRECISION, MODES, Row
+from nbcnn.ops import DEFAULT_PRECISION, ENGINES, MODES, Row, only_engine
 from nbcnn.ops.call import bare_call
 from nbcnn.params import ParameterBuffer
 from nbcnn.program import Program
@@ -36,49 +37,78 @@ class MemoryPlanError(RuntimeError):
     exit_code = 5
 
 
-def choose_mode(mode: str, precision: str | None) -> tuple[Row, str]:
+TENSOR_CORES = (8, 0)
+"""The compute capability from which on mode tensorcore runs."""
+
+
+def choose_mode(mode: str, precision: str | None, engine: str = "auto", capability: tuple[int, int] | None = None) -> tuple[Row, str]:
     """The row for `mode` and `precision`, and why. `auto` takes the fastest that this machine has.
 
-    Raises UsageError for an unknown mode or precision, GpuUnavailable if the row needs a GPU and there is none.
+    On a GPU without usable tensor cores, tensorcore becomes im2col, the next best row, and the reason says so.
+    `engine` (auto, wgmma, mma) chooses among tensorcore's kernels. `capability` None asks the GPU.
+    Raises UsageError for what does not exist or does not go together, GpuUnavailable if the row needs a GPU and there is none.
     """
     known = sorted({name for name, _ in MODES})
     missing = gpu_missing()
-    if mode == "auto":
-        mode, why = ("cpu", "no usable GPU here") if missing else ("im2col", "the fastest mode on this GPU")
-    elif mode in known:
-        why = "as asked"
-    else:
+    if mode not in ("auto", *known):
         raise UsageError(f"no mode {mode!r} (there are auto, {', '.join(known)}){nearest(mode, ['auto', *known])}")
+    if capability is None:
+        capability = (0, 0) if missing else Gpu().capability
+    why = "as asked"
+    if mode == "auto":
+        fast = precision in (None, *(p for m, p in MODES if m == "tensorcore")) and capability >= TENSOR_CORES
+        mode = "cpu" if missing else "tensorcore" if fast else "im2col"
+        why = "no usable GPU here" if missing else "the fastest mode on this GPU"
+    elif mode == "tensorcore" and not missing and capability < TENSOR_CORES:
+        mode, precision = "im2col", None
+        why = f"the next best: tensorcore needs compute capability 8.0, this GPU has {'.'.join(map(str, capability))}"
     precision = precision or DEFAULT_PRECISION[mode]
     if (mode, precision) not in MODES:
         raise UsageError(f"mode {mode} has no precision {precision!r}; it has {', '.join(p for m, p in MODES if m == mode)}")
     row = MODES[mode, precision]
     if row.place == "gpu" and missing:
         raise GpuUnavailable(missing)
+    if engine != "auto":
+        if mode != "tensorcore":
+            raise UsageError(f"--engine {engine} belongs to mode tensorcore, this is {mode}")
+        if capability < ENGINES[engine]:
+            raise UsageError(f"--engine {engine} needs compute capability {'.'.join(map(str, ENGINES[engine]))}, this GPU has less")
+        row = only_engine(row, engine)
     return row, why
 
 
-def resolver(row: Row, multiprocessors: int, tiles: Mapping[str, Mapping[str, int]] | None = None) -> Callable[[Step], Resolution]:
+def resolver(
+    row: Row, multiprocessors: int, capability: tuple[int, int], tiles: Mapping[str, Mapping[str, int]] | None = None
+) -> Callable[[Step], Resolution]:
     """A function that says how a step runs on `row`: the first implementation of its chain that supports it.
 
     `tiles` are earlier resolved tiles by step key (`tile_key`), which are used instead of choosing anew.
     Raises UsageError if no implementation supports a step.
     """
 
+    def refusal(impl: Any, call: Any) -> str | None:
+        if impl.needs > capability:
+            return f"needs compute capability {'.'.join(map(str, impl.needs))}"
+        return impl.supports(call)
+
     def resolve(step: Step) -> Resolution:
         reasons = []
         call = bare_call(step, row.layout)
         for part, impl in row.chain(step.op):
-            reason = impl.supports(call)
+            reason = refusal(impl, call)
             if reason:
                 reasons.append(f"{part}: {reason}")
                 continue
             tile = impl.tile(call, multiprocessors)
-            if tile is not None and tile_key(step) in (tiles or {}):
-                tile = type(tile)(**tiles[tile_key(step)])  # type: ignore[index]
+            saved = (tiles or {}).get(tile_key(step)) if tile is not None else None
+            if saved is not None and saved.keys() == asdict(tile).keys():
+                tile = type(tile)(**saved)
             call = bare_call(step, row.layout, tile)
-            packed = impl.pack(call).size if impl.pack is not None else 0
-            return Resolution(impl, part, tile, impl.scratch(call), packed, tuple(reasons))
+            packs = None
+            if impl.pack is not None:
+                index = impl.pack(call)
+                packs = (index.shape[0] if index.ndim == 2 else 1, index.shape[-1])
+            return Resolution(impl, part, tile, impl.scratch(call), packs, impl.packed, tuple(reasons))
         raise UsageError(f"{step.scope}: mode {row.mode} has no {step.op} for this shape" + "".join(f"; {r}" for r in reasons))
 
     return resolve
@@ -102,7 +132,8 @@ class Net:
 
     layers       `nbcnn.layers`, the loss last (an encoder cut off an autoencoder has none and can only predict).
     input_shape  (C, H, W) or (F,).
-    mode         auto, cpu, naive, tiled, im2col; `precision` None takes the mode's own.
+    mode         auto, cpu, naive, tiled, im2col, tensorcore; `precision` None takes the mode's own.
+    engine       auto, wgmma, mma: which of tensorcore's kernels. fusing: put fused layers in, where the mode has them.
     seed, init   first weights: see `ParameterLayout.initial`.
     strict       refuse a net of which a step does not run in the asked mode.
     tiles        tiles of an earlier run (`TrainingSession.tiles`), so that a resumed run repeats its bits.
@@ -117,13 +148,16 @@ class Net:
         *,
         mode: str = "auto",
         precision: str | None = None,
+        engine: str = "auto",
+        fusing: bool = True,
         seed: int = 0,
         init: str = "torch",
         strict: bool = False,
         tiles: Mapping[str, Mapping[str, int]] | None = None,
     ) -> None:
         self.layers, self.input_shape, self.strict = list(layers), tuple(input_shape), strict
-        self.row, self.why = choose_mode(mode, precision)
+        self.fusing = fusing
+        self.row, self.why = choose_mode(mode, precision, engine)
         self.mode, self.precision = self.row.mode, self.row.precision
         self.place: Any = Gpu() if self.row.place == "gpu" else Host()
         self.device_name = self.place.device_name
@@ -144,11 +178,15 @@ class Net:
         """The layers without the loss."""
         return self.layers[:-1] if self.has_loss else self.layers
 
+    def _fused(self, layers: Sequence[Any]) -> list[Any]:
+        """`layers` with their names, fused as far as the row has the ops."""
+        return fuse(named(layers), self.row.ops if self.fusing else ())
+
     def record_predict(self, batch: int) -> Recorded:
         """Gather `batch` images, forward, output: io `images`, `order`, `state`, `output`."""
         tape = Tape(training=False)
         io, x = self.record_gather(tape, batch, count=batch, flip=False)
-        y, _ = trace(tape, self.body, x)
+        y, _ = trace(tape, self._fused(self.body), x)
         output = Buf("output", y.root.shape, home="io")
         return Recorded(tuple(_substitute(tape.steps, y.root, output)), io | {"output": output})
 
@@ -178,8 +216,8 @@ class Net:
         """Record forward and loss; return its value, its gradient, and the backward of the body."""
         if not self.has_loss:
             raise UsageError("this net has no loss: the last entry of its layers must be one (MSE, SoftmaxCrossEntropy)")
-        y, backward = trace(tape, self.body, x)
-        loss = self.layers[-1]
+        *body, (_, loss) = self._fused(self.layers)
+        y, backward = trace(tape, body, x)
         value, dy = loss.build(tape, y, labels if loss.needs_labels else x, loss.kind)
         return value, dy, backward
 
@@ -189,8 +227,8 @@ class Net:
             for buf in (*step.ins, *step.outs):
                 if numel(buf.shape) >= _INDEX_LIMIT:
                     raise UsageError(f"{buf.name} {buf.shape} has 2^31 elements or more, kernels index with 32 bits: choose a smaller batch")
-        resolve = resolver(self.row, self.place.multiprocessors, self.tiles)
-        plan = lower(recorded.steps, self.row.layout, resolve, self.flat_weights)
+        resolve = resolver(self.row, self.place.multiprocessors, self.place.capability, self.tiles)
+        plan = lower(recorded.steps, self.row.layout, resolve, self.flat_weights, self.row.store)
         fallbacks = self.fallbacks(plan)
         if self.strict and fallbacks:
             raise UsageError(f"--strict: not every step runs in mode {self.mode}: " + "; ".join(fallbacks))
@@ -201,7 +239,7 @@ class Net:
         return [
             f"{p.step.scope}.{p.step.op} runs as {p.how.mode} ({'; '.join(p.how.reasons)})"
             for p in plan.steps
-            if p.how.reasons and p.how.mode != self.mode
+            if p.how.reasons and p.how.mode not in self.row.own
         ]
 
     def fixed(self) -> dict[Buf, Any]:

@@ -11,6 +11,7 @@ from nbcnn.graph import Buf, Plan, Planned
 from nbcnn.ops.call import Call, bare_call
 from nbcnn.params import ParameterBuffer
 from nbcnn.shapes import numel
+from nbcnn.storage import FLOATING, decode
 
 
 class Program:
@@ -23,10 +24,10 @@ class Program:
     def __init__(self, plan: Plan, params: ParameterBuffer, arena: Any, fixed: Mapping[Buf, Any]) -> None:
         self.plan, self.place = plan, params.place
         self._params, self._arena, self._fixed = params, arena, dict(fixed)
-        if plan.pack_map is not None:
-            index = pack_index(plan, params.layout)
-            self._fixed[plan.pack_map] = self.place.empty(index.size, "int32")
-            self.place.upload(self._fixed[plan.pack_map], index)
+        for packed, pack_map in plan.packs.items():
+            index = pack_index(plan, packed, params.layout)
+            self._fixed[pack_map] = self.place.empty(index.size, "int32")
+            self.place.upload(self._fixed[pack_map], index.reshape(-1))
         self.bound: list[tuple[Planned, list[Any]]] = [(item, list(item.how.impl.bind(self._call(item)))) for item in plan.steps]
         self._replay: Callable[[], None] | None = None
 
@@ -48,8 +49,8 @@ class Program:
         step = item.step
         packed = scratch = None
         if item.packed is not None:
-            start, count = item.packed
-            packed = self.array(self.plan.packed)[start : start + count]  # type: ignore[arg-type]
+            buf, start, count = item.packed
+            packed = self.array(buf)[start : start + count]
         if item.scratch is not None:
             scratch = self.array(item.scratch)
         return Call(
@@ -63,6 +64,8 @@ class Program:
             item.how.tile,
             packed,
             scratch,
+            tuple(buf.dtype for buf in step.ins),
+            tuple(buf.dtype for buf in step.outs),
         )
 
     def run(self) -> None:
@@ -88,19 +91,22 @@ class Program:
             for launch in launches:
                 launch.run(stream)
             for buf in item.step.outs:
-                if buf.dtype.startswith("float") and not np.isfinite(self.place.download(self.array(buf))).all():
+                if _floating(buf) and not np.isfinite(decode(self.place.download(self.array(buf)), buf.dtype)).all():
                     return f"{item.step.scope}.{item.step.op} ({buf.name})"
         return None
 
 
-def pack_index(plan: Plan, layout: Any) -> np.ndarray:
-    """Where each packed element comes from in the flat parameters, −1 for padding; int32."""
-    assert plan.packed is not None
-    index = np.full(numel(plan.packed.shape), -1, np.int32)
+def _floating(buf: Buf) -> bool:
+    return buf.dtype in FLOATING or buf.dtype == "float64"
+
+
+def pack_index(plan: Plan, packed: Buf, layout: Any) -> np.ndarray:
+    """Where each element of the Buf `packed` comes from in the flat parameters, −1 for nothing; int32 (terms, elements)."""
+    index = np.full(plan.packs[packed].shape, -1, np.int32)
     for item in plan.steps:
-        if item.packed is not None:
-            start, count = item.packed
-            inside = item.how.impl.pack(bare_call(item.step, plan.layout, item.how.tile))
+        if item.packed is not None and item.packed[0] is packed:
+            _, start, count = item.packed
+            inside = item.how.impl.pack(bare_call(item.step, plan.layout, item.how.tile)).reshape(-1, count)
             weight = item.step.ins[1].root.name
-            index[start : start + count] = np.where(inside >= 0, inside + layout.offsets[weight], -1)
+            index[: len(inside), start : start + count] = np.where(inside >= 0, inside + layout.offsets[weight], -1)
     return index

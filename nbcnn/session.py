@@ -140,7 +140,7 @@ class TrainingSession:
             "arena": max(plan.arena_bytes for plan in plans.values()),
             "parameters and gradients": 8 * self.net.params.layout.size,
             "optimizer": sum(b.nbytes for name, b in self._bufs.items() if name.startswith("optim.")),
-            "packing maps": sum(plan.pack_map.nbytes for plan in plans.values() if plan.pack_map is not None),
+            "packing maps": sum(index.nbytes for plan in plans.values() for index in plan.packs.values()),
             "data set": resident,
             "tables": tables + self._bufs["rates"].nbytes,
         }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nbcnn.graph import Buf, Planned, Resolution, ShapeError, Step, Tape, drop_dead, lifetimes, live_bytes, lower, names, plan_arena, trace
+from nbcnn.graph import Buf, Planned, Resolution, ShapeError, Step, Tape, drop_dead, lifetimes, live_bytes, lower, named, names, plan_arena, trace
 from nbcnn.layers import MSE, AvgPool2d, Conv2d, Flatten, LeakyReLU, Linear, MaxPool2d, ReLU, Residual, SoftmaxCrossEntropy, Upsample2d, parameters
 from nbcnn.models import autoencoder, encoder
 
@@ -16,7 +16,7 @@ def recorded_autoencoder(batch: int) -> list[Step]:
     x = tape.temp("x", (batch, 3, 32, 32))
     tape.emit("gather", [], [x])
     layers = autoencoder()
-    y, backward = trace(tape, layers[:-1], x)
+    y, backward = trace(tape, named(layers[:-1]), x)
     _, dy = layers[-1].build(tape, y, x, "mse")
     backward(dy)
     return drop_dead(tape.steps)
@@ -29,7 +29,7 @@ def test_autoencoder_has_the_published_number_of_parameters():
 
 
 def test_encoder_makes_8192_features():
-    y, _ = trace(Tape(False), encoder(autoencoder()), Buf("x", (2, 3, 32, 32)))
+    y, _ = trace(Tape(False), named(encoder(autoencoder())), Buf("x", (2, 3, 32, 32)))
     assert y.shape == (2, 128, 8, 8)
 
 
@@ -66,7 +66,7 @@ def test_temporaries_that_live_together_never_overlap():
 def test_nhwc_rows_convert_only_at_the_doors():
     tape = Tape(training=True)
     x = Buf("x", (2, 3, 8, 8), home="io")
-    y, backward = trace(tape, [Conv2d(3, 4, 3, pad=1), ReLU()], x)
+    y, backward = trace(tape, named([Conv2d(3, 4, 3, pad=1), ReLU()]), x)
     dx = backward(y)
     steps = [Step(s.op, s.ins, tuple(Buf("dx", b.shape, home="io") if b is dx else b for b in s.outs), s.attrs, s.scope) for s in tape.steps]
     plan = lower(steps, "NHWC", lambda step: PLAIN)
@@ -82,15 +82,16 @@ def test_autoencoder_plan_holds_no_convert_between_its_doors():
 def test_packed_weights_are_gathered_once_at_the_start():
     flat = Buf("all", (1_000_000,), home="param")
     plan = lower(
-        recorded_autoencoder(2), "NHWC", lambda s: Resolution(None, "t", packed_count=100 if s.op in ("conv_fprop", "conv_dgrad") else 0), flat
+        recorded_autoencoder(2), "NHWC", lambda s: Resolution(None, "t", packs=(1, 100) if s.op in ("conv_fprop", "conv_dgrad") else None), flat
     )
     assert plan.steps[0].step.op == "pack_weights"
     slices = [p.packed for p in plan.steps if p.packed]
     assert len(slices) == 9
-    assert all(start % 64 == 0 for start, _ in slices)
-    assert len({start for start, _ in slices}) == 9
-    assert plan.packed is not None
-    assert lifetimes(plan.steps, plan.packed)[plan.packed][0] == 0
+    assert all(start % 64 == 0 for _, start, _ in slices)
+    assert len({start for _, start, _ in slices}) == 9
+    (packed,) = plan.packs
+    assert {buf for buf, _, _ in slices} == {packed}
+    assert lifetimes(plan.steps)[packed][0] == 0
 
 
 def test_two_disjoint_lives_share_memory():
@@ -113,7 +114,7 @@ def test_residual_names_its_body_and_adds_gradients():
     assert list(parameters(layers[:-1])) == ["residual1.conv1.weight", "residual1.conv1.bias", "linear1.weight", "linear1.bias"]
     tape = Tape(True)
     x = tape.temp("x", (2, 4, 4, 4))
-    y, backward = trace(tape, layers[:-1], x)
+    y, backward = trace(tape, named(layers[:-1]), x)
     _, dy = layers[-1].build(tape, y, tape.temp("labels", (2,), "int32"), "xent")
     assert backward(dy).shape == x.shape
     assert [s.op for s in tape.steps].count("add") == 2
@@ -143,7 +144,7 @@ def test_names_count_each_kind():
 )
 def test_a_layer_that_does_not_fit_names_itself_and_the_shapes(layer, shape, words):
     with pytest.raises(ShapeError, match=words) as error:
-        trace(Tape(True), [layer], Buf("x", shape))
+        trace(Tape(True), named([layer]), Buf("x", shape))
     assert f"{layer.kind}1" in str(error.value)
 
 

@@ -47,7 +47,7 @@ GPU rows keep images in one layout throughout; `convert` stands only at the two 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nbcnn.ops import (
     adam,
@@ -85,6 +85,7 @@ class Row:
     place   "host" or "gpu".
     layout  how images are stored between the layers.
     parts   (name, ops) in the order in which a step looks for an implementation that supports it.
+    own     the parts that count as the mode itself: a step that ends in another is reported. Empty: the mode's name.
     """
 
     mode: str
@@ -92,6 +93,10 @@ class Row:
     place: str
     layout: str
     parts: tuple[tuple[str, Ops], ...]
+    own: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "own", self.own or (self.mode,))
 
     @property
     def store(self) -> str:
@@ -185,3 +190,13 @@ MODES: Mapping[tuple[str, str], Row] = {
 }
 
 DEFAULT_PRECISION = {"cpu": "fp32", "naive": "fp32", "tiled": "fp32", "im2col": "fp32"}
+
+ENGINES = {"wgmma": (9, 0), "mma": (8, 0)}
+"""Tensor-core engines that `--engine` can force, with the compute capability that each needs."""
+
+
+def only_engine(row: Row, engine: str) -> Row:
+    """`row` with its own engines but `engine` left out; what `engine` does not support runs elsewhere, and is reported."""
+    if engine == "wgmma":
+        return replace(row, own=tuple(part for part in row.own if part != "mma"))
+    return replace(row, parts=tuple(part for part in row.parts if part[0] != "wgmma"))

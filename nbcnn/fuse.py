@@ -1,0 +1,235 @@
+"""Fused layers, and the rules that put them in the place of the plain ones.
+
+`fuse` rewrites a list of named layers: wherever the plain layers of a rule stand in a row, one fused layer takes their
+place, if the row of the op table has its ops. A fused layer is an ordinary layer: its parameters and its name are those of
+the convolution inside, its reference is the composition of its parts, and it records them one by one where a shape does
+not fit (an odd image cannot be pooled in a convolution's epilogue).
+
+    Conv2d, ReLU, MaxPool2d      ConvReLUPool    writes the pooled output and two bits that say where each maximum was
+    Conv2d, ReLU                 ConvReLU
+    Upsample2d, Conv2d, MSE      UpConvMSE       neither the doubled image nor the network's output is ever stored
+    Upsample2d, Conv2d, ReLU     UpConvReLU
+    Upsample2d, Conv2d           UpConv
+
+Backward, a fused layer multiplies its input's gradient by the ReLU mask of whoever made that input (`Buf.after_relu`): the
+gradient arrives there masked, and the pass that plain layers need for it vanishes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from nbcnn.graph import Buf, Named, ShapeError, Tape, trace
+from nbcnn.layers import MSE, Built, Conv2d, MaxPool2d, Param, ReLU, Upsample2d
+from nbcnn.shapes import ConvShape
+
+FEW_TAPS = 31
+"""C·R·S up to which a pooled layer's wgrad reads the pooled gradient itself; beyond, unpooling it once serves wgrad and dgrad."""
+
+
+@dataclass(frozen=True)
+class _Fused:
+    """`parts`: the plain layers with their names, in order."""
+
+    parts: tuple[Named, ...]
+    ops: ClassVar[tuple[str, ...]]
+
+    @property
+    def conv(self) -> Conv2d:
+        return next(layer for _, layer in self.parts if isinstance(layer, Conv2d))
+
+    @property
+    def scope(self) -> str:
+        """The convolution's name: under it stand the parameters."""
+        return next(name for name, layer in self.parts if isinstance(layer, Conv2d))
+
+    def params(self) -> dict[str, Param]:
+        return self.conv.params()
+
+    def _weights(self, tape: Tape) -> tuple[Buf, Buf]:
+        params = self.params()
+        return tape.param(self.scope, "weight", params["weight"].shape), tape.param(self.scope, "bias", params["bias"].shape)
+
+    def _shape(self, x: Buf) -> ConvShape:
+        conv, (n, c, h, w) = self.conv, x.shape
+        k, _, r, s = self.params()["weight"].shape
+        return ConvShape(n, c, h, w, k, r, s, conv.stride, conv.pad)
+
+    def _grads(self, tape: Tape) -> list[Buf]:
+        return [tape.grad(buf) for buf in self._weights(tape)]
+
+
+def _unmasked(tape: Tape, dy: Buf, y: Buf, scope: str) -> Buf:
+    """dy where y > 0: a step only if the layer behind has not seen to it."""
+    if dy.masked:
+        return dy
+    dz = tape.temp(f"{scope}.dz", y.shape, masked=True)
+    tape.emit("relu_dgrad", [dy, y], [dz], scope)
+    return dz
+
+
+def _dgrad(tape: Tape, op: str, dy: Buf, w: Buf, x: Buf, scope: str, **attrs: int) -> Buf:
+    """Record x's gradient by `op`, masked by the ReLU that x came out of, if any."""
+    dx = tape.temp(f"{scope}.dx", x.shape, masked=x.after_relu)
+    if x.after_relu:
+        tape.emit(f"{op}_relu", [dy, w, x], [dx], scope, **attrs)
+    else:
+        tape.emit(op, [dy, w], [dx], scope, **attrs)
+    return dx
+
+
+@dataclass(frozen=True)
+class ConvReLU(_Fused):
+    """relu(conv(x) + b) in one launch."""
+
+    kind: ClassVar[str] = "conv"
+    ops: ClassVar[tuple[str, ...]] = ("conv_relu_fprop", "conv_dgrad_relu")
+
+    def build(self, tape: Tape, x: Buf, scope: str) -> Built:
+        shape, (w, b) = self._shape(x), self._weights(tape)
+        attrs = {"stride": shape.stride, "pad": shape.pad}
+        y = tape.temp(f"{scope}.y", shape.y_shape, after_relu=True)
+        tape.emit("conv_relu_fprop", [x, w, b], [y], scope, **attrs)
+
+        def backward(dy: Buf) -> Buf:
+            dz = _unmasked(tape, dy, y, scope)
+            tape.emit("conv_wgrad", [x, dz], self._grads(tape), scope, **attrs)
+            return _dgrad(tape, "conv_dgrad", dz, w, x, scope, **attrs)
+
+        return y, backward
+
+
+@dataclass(frozen=True)
+class ConvReLUPool(_Fused):
+    """2×2 maxpool of relu(conv(x) + b); keeps the pooled output and a 2-bit index, never what was pooled."""
+
+    kind: ClassVar[str] = "conv"
+    ops: ClassVar[tuple[str, ...]] = ("conv_relu_pool_fprop", "unpool", "conv_dgrad_relu", "conv_pool_wgrad")
+
+    def build(self, tape: Tape, x: Buf, scope: str) -> Built:
+        shape, (w, b) = self._shape(x), self._weights(tape)
+        if shape.P % 2 or shape.Q % 2:
+            return trace(tape, self.parts, x)
+        attrs = {"stride": shape.stride, "pad": shape.pad}
+        y = tape.temp(f"{scope}.y", (shape.N, shape.K, shape.P // 2, shape.Q // 2), after_relu=True)
+        index = tape.temp(f"{scope}.index", (shape.N, -(-shape.K // 4), shape.P // 2, shape.Q // 2), "uint8")
+        tape.emit("conv_relu_pool_fprop", [x, w, b], [y, index], scope, **attrs)
+
+        def backward(dy: Buf) -> Buf:
+            dp = _unmasked(tape, dy, y, scope)
+            dz = tape.temp(f"{scope}.dz", shape.y_shape)
+            tape.emit("unpool", [dp, index], [dz], scope)  # dead if nobody wants dx and wgrad reads dp
+            if shape.C * shape.R * shape.S <= FEW_TAPS:
+                tape.emit("conv_pool_wgrad", [x, dp, index], self._grads(tape), scope, **attrs)
+            else:
+                tape.emit("conv_wgrad", [x, dz], self._grads(tape), scope, **attrs)
+            return _dgrad(tape, "conv_dgrad", dz, w, x, scope, **attrs)
+
+        return y, backward
+
+
+@dataclass(frozen=True)
+class UpConv(_Fused):
+    """conv 3×3 of the image doubled by nearest neighbour, without the doubled image."""
+
+    kind: ClassVar[str] = "conv"
+    ops: ClassVar[tuple[str, ...]] = ("upconv_fprop", "upconv_dgrad", "upconv_dgrad_relu", "upconv_wgrad")
+    relu: ClassVar[bool] = False
+
+    def build(self, tape: Tape, x: Buf, scope: str) -> Built:
+        w, b = self._weights(tape)
+        y = tape.temp(f"{scope}.y", _doubled(self.conv, x), after_relu=self.relu)
+        tape.emit("upconv_relu_fprop" if self.relu else "upconv_fprop", [x, w, b], [y], scope)
+
+        def backward(dy: Buf) -> Buf:
+            dz = _unmasked(tape, dy, y, scope) if self.relu else dy
+            tape.emit("upconv_wgrad", [x, dz], self._grads(tape), scope)
+            return _dgrad(tape, "upconv_dgrad", dz, w, x, scope)
+
+        return y, backward
+
+
+@dataclass(frozen=True)
+class UpConvReLU(UpConv):
+    """relu of `UpConv`."""
+
+    ops: ClassVar[tuple[str, ...]] = ("upconv_relu_fprop", "upconv_dgrad", "upconv_dgrad_relu", "upconv_wgrad")
+    relu: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class UpConvMSE(_Fused):
+    """The mean squared error of `UpConv`, a loss: its output exists only as the gradient of that error."""
+
+    kind: ClassVar[str] = "mse"
+    needs_labels: ClassVar[bool] = False
+    ops: ClassVar[tuple[str, ...]] = ("upconv_mse_fprop", "upconv_dgrad", "upconv_dgrad_relu", "upconv_wgrad")
+
+    def build(self, tape: Tape, x: Buf, target: Buf, scope: str) -> tuple[Buf, Buf]:
+        w, b = self._weights(tape)
+        doubled = _doubled(self.conv, x)
+        if doubled != target.shape:
+            raise ShapeError(f"{scope}: the network makes {doubled}, the target is {target.shape}")
+        value, dy = tape.temp(f"{scope}.loss", (), "float64"), tape.temp(f"{scope}.dy", doubled)
+        tape.emit("upconv_mse_fprop", [x, w, b, target], [value, dy], self.scope)
+        if not tape.training:
+            return value, dy
+        tape.emit("upconv_wgrad", [x, dy], self._grads(tape), self.scope)
+        return value, _dgrad(tape, "upconv_dgrad", dy, w, x, self.scope)
+
+
+def _doubled(conv: Conv2d, x: Buf) -> tuple[int, int, int, int]:
+    n, _, h, w = x.shape
+    return (n, conv.out_channels, 2 * h, 2 * w)
+
+
+def _plain(parts: Sequence[Any]) -> bool:
+    """A convolution with a bias, pooled 2×2 if it is pooled."""
+    conv, *_, last = parts
+    return conv.bias and (not isinstance(last, MaxPool2d) or (last.size, last.stride or last.size) == (2, 2))
+
+
+def _folds(parts: Sequence[Any]) -> bool:
+    """A doubled image and a 3×3 convolution that keeps its size: the algebra of the folded form holds for these alone."""
+    up, conv, *_ = parts
+    return up.factor == 2 and conv.bias and conv.kernel in (3, (3, 3)) and (conv.stride, conv.pad) == (1, 1)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """`kinds` in a row become `fused`, if `fits` says that their settings allow it."""
+
+    kinds: tuple[type, ...]
+    fused: Any
+    fits: Callable[[Sequence[Any]], bool]
+
+
+RULES = (
+    Rule((Conv2d, ReLU, MaxPool2d), ConvReLUPool, _plain),
+    Rule((Upsample2d, Conv2d, MSE), UpConvMSE, _folds),
+    Rule((Upsample2d, Conv2d, ReLU), UpConvReLU, _folds),
+    Rule((Upsample2d, Conv2d), UpConv, _folds),
+    Rule((Conv2d, ReLU), ConvReLU, _plain),
+)
+"""Tried in this order at every place of the list."""
+
+
+def fuse(layers: Sequence[Named], ops: Container[str]) -> list[Named]:
+    """`layers` with the fused layers whose ops are all among `ops`."""
+    made: list[Named] = []
+    at = 0
+    while at < len(layers):
+        for rule in RULES:
+            parts = tuple(layers[at : at + len(rule.kinds)])
+            fits = len(parts) == len(rule.kinds) and all(type(layer) is kind for (_, layer), kind in zip(parts, rule.kinds, strict=True))
+            if fits and rule.fits([layer for _, layer in parts]) and all(op in ops for op in rule.fused.ops):
+                layer = rule.fused(parts)
+                made.append((parts[-1][0] if rule.fused is UpConvMSE else layer.scope, layer))
+                break
+        else:
+            parts = (layers[at],)
+            made.append(layers[at])
+        at += len(parts)
+    return made
