@@ -1,7 +1,8 @@
 """How an inline-PTX instruction becomes a function that Numba kernels can call.
 
 `instruction(name, asm, result, operands)` returns an intrinsic; `$0, $1, …` in `asm` are the results first, then the
-operands. `byte_address_shared` and `byte_address_global` give the addresses that load and store instructions take.
+operands. `accumulating` makes one whose results are elements of a local array, kept in the registers they came in.
+`byte_address_shared` and `byte_address_global` give the addresses that load and store instructions take.
 
 The names given to Numba are derived from the instruction text: Numba pickles a closure to find a kernel in the disk
 cache, and an intrinsic's default identity is random, so that the cache would never hit.
@@ -20,6 +21,7 @@ from numba.cuda.typing import signature
 from nbcnn.cuda import types
 
 _CONSTRAINT = {
+    types.uint16: "h",
     types.uint32: "r",
     types.int32: "r",
     types.uint64: "l",
@@ -30,7 +32,7 @@ _CONSTRAINT = {
 
 def _llvm(constraint: str) -> Any:
     """The LLVM type of a constraint letter, made on demand: llvmlite types change their pickle once printed."""
-    return {"f": ir.FloatType(), "r": ir.IntType(32), "l": ir.IntType(64)}[constraint]
+    return {"f": ir.FloatType(), "h": ir.IntType(16), "r": ir.IntType(32), "l": ir.IntType(64)}[constraint]
 
 
 def _emit(builder: Any, asm: str, constraints: str, results: str, operands: str, effect: bool, values: Any) -> Any:
@@ -74,6 +76,30 @@ def instruction(name: str, asm: str, result: Any, operands: tuple[Any, ...], *, 
     scope: dict[str, Any] = {"sig": sig, "codegen": codegen}
     exec(f"def {name}(typingctx{arguments}):\n    return sig, codegen\n", scope)
     return _named(intrinsic(scope[name]), f"{name}|{asm}|{constraints}")
+
+
+def accumulating(name: str, asm: str, count: int, first: int, operands: tuple[Any, ...] = ()) -> Any:
+    """An intrinsic f(acc, *operands) that emits `asm` with acc[first : first + count], float32, as operands read and written.
+
+    $0 … $(count−1) are the elements of `acc`, a `cuda.local.array`; the operands follow. Each element is tied to one register for input
+    and output. So an asynchronous instruction adds where the sums already lie, and nothing is copied between two of them.
+    """
+    letters = "".join(_CONSTRAINT[t] for t in operands)
+    constraints = ",".join(["=f"] * count + list(letters) + [str(i) for i in range(count)] + ["~{memory}"])
+
+    def codegen(context: Any, builder: Any, sig: Any, values: Any) -> Any:
+        data = context.make_array(sig.args[0])(context, builder, value=values[0]).data
+        elements = [builder.gep(data, [ir.Constant(ir.IntType(32), first + i)]) for i in range(count)]
+        loaded = [builder.load(element) for element in elements]
+        made = _emit(builder, asm, constraints, "f" * count, letters + "f" * count, True, [*values[1:], *loaded])
+        for i, element in enumerate(elements):
+            builder.store(builder.extract_value(made, i), element)
+        return context.get_dummy_value()
+
+    arguments = "".join(f", a{i}" for i in range(len(operands)))
+    scope: dict[str, Any] = {"signature": signature, "void": types.void, "operands": operands, "codegen": codegen}
+    exec(f"def {name}(typingctx, acc{arguments}):\n    return signature(void, acc, *operands), codegen\n", scope)
+    return _named(intrinsic(scope[name]), f"{name}|{asm}|{constraints}|{first}")
 
 
 def _address_of(space: int, letter: str, number: Any) -> Any:

@@ -1,0 +1,36 @@
+"""TMA (sm_90): one thread has whole tiles of a tensor copied into shared memory, zeros outside its bounds, swizzled.
+
+A tensor map (128 bytes, made on the host: `cuTensorMapEncode…`) says what the tensor, the tile and the swizzle are. Copies are
+asynchronous and count their bytes at an mbarrier. Coordinates run from the innermost axis outwards and may be negative.
+Addresses: `to` and `barrier` are shared byte addresses (uint32), `tensor_map` is a global one (uint64).
+"""
+
+from __future__ import annotations
+
+from nbcnn.cuda import i4, types, u4
+from nbcnn.ops.ptx.asm import instruction
+
+_u8, _u2 = types.uint64, types.uint16
+_LOAD = "cp.async.bulk.tensor.{}d.shared::cluster.global.{}.mbarrier::complete_tx::bytes"
+
+fence_tensor_map = instruction("fence_proxy_tensormap", "fence.proxy.tensormap::generic.acquire.gpu [$0], 128;", None, (_u8,))
+"""(tensor_map): before its first use, because it came to the device by an ordinary copy."""
+fence_async_shared = instruction("fence_proxy_async", "fence.proxy.async.shared::cta;", None, ())
+"""Makes this thread's ordinary writes to shared memory visible to TMA and wgmma."""
+load_tile_2d = instruction("cp_async_bulk_tensor_2d", _LOAD.format(2, "tile") + " [$0], [$1, {$2, $3}], [$4];", None, (u4, _u8, i4, i4, u4))
+"""(to, tensor_map, column, row, barrier): a tile of a matrix."""
+load_tile_4d = instruction(
+    "cp_async_bulk_tensor_4d", _LOAD.format(4, "tile") + " [$0], [$1, {$2, $3, $4, $5}], [$6];", None, (u4, _u8, i4, i4, i4, i4, u4)
+)
+"""(to, tensor_map, channel, column, row, image, barrier): a box of NHWC images."""
+load_im2col_4d = instruction(
+    "cp_async_bulk_tensor_4d_im2col",
+    _LOAD.format(4, "im2col") + " [$0], [$1, {$2, $3, $4, $5}], [$6], {$7, $8};",
+    None,
+    (u4, _u8, i4, i4, i4, i4, u4, _u2, _u2),
+)
+"""(to, tensor_map, channel, column, row, image, barrier, right, down): one tap of consecutive output pixels of NHWC images.
+
+The pixels start at (image, row, column), the corner of the window, walk along the bounding box of the map, and from each the
+element `right` columns and `down` rows further is taken.
+"""
