@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -26,7 +27,24 @@ from numba import types as _types  # noqa: E402
 from numba.core import config  # noqa: E402
 from numba.cuda.core.errors import NumbaPerformanceWarning  # noqa: E402
 
-__all__ = ["SIMULATOR", "Gpu", "GpuUnavailable", "Host", "allow_shared", "constant", "cuda", "f4", "gpu_missing", "i4", "i8", "jit", "types", "u4"]
+__all__ = [
+    "SIMULATOR",
+    "Ceilings",
+    "Gpu",
+    "GpuUnavailable",
+    "Host",
+    "allow_shared",
+    "constant",
+    "cuda",
+    "f4",
+    "gpu_missing",
+    "i4",
+    "i8",
+    "jit",
+    "loaded_kernel",
+    "types",
+    "u4",
+]
 
 # One block of a small test shape is no performance problem, and users cannot act on the message.
 warnings.simplefilter("ignore", NumbaPerformanceWarning)
@@ -98,6 +116,17 @@ def allow_shared(kernel: Any, args: Sequence[Any], nbytes: int) -> None:
     _checked(driver.cuKernelSetAttribute(attribute, nbytes, function.handle, device), f"take {nbytes} bytes of shared memory")
 
 
+def loaded_kernel(kernel: Any, argument_types: tuple[Any, ...]) -> bool:
+    """True if `kernel` is ready for these Numba types: compiled here before, or now loaded from the disk cache."""
+    if argument_types in kernel.overloads:
+        return True
+    found = kernel._cache.load_overload(argument_types, kernel.targetctx)
+    if found is None:
+        return False
+    kernel.add_overload(found, argument_types)
+    return True
+
+
 def constant(values: np.ndarray) -> Any:
     """`values` on the device, in an allocation of their own (256-byte aligned), for a launch to keep; the array itself without a GPU."""
     return values if gpu_missing() or SIMULATOR else cuda.to_device(values)
@@ -106,6 +135,21 @@ def constant(values: np.ndarray) -> Any:
 def _run_all(launches: Sequence[Any], stream: Any) -> None:
     for launch in launches:
         launch.run(stream)
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """What a GPU can do at most, from its clocks and widths: flop/s by precision, bytes/s of its memory.
+
+    "fp32" is the CUDA cores', "fp32 split" that of six bf16 products for each fp32-grade one.
+    """
+
+    flops: Mapping[str, float]
+    bandwidth: float
+
+
+_TENSOR_FLOPS = {(8, 0): 2048, (8, 6): 512, (8, 9): 512, (9, 0): 4096, (10, 0): 8192}
+"""Dense bf16 flops per clock and multiprocessor of the tensor cores, adding in float32; tf32 has half."""
 
 
 class Host:
@@ -139,6 +183,10 @@ class Host:
 
     def synchronize(self) -> None:
         """Wait until everything recorded has run (nothing to wait for on the host)."""
+
+    def ceilings(self) -> Ceilings | None:
+        """None: what a host reaches is measured (`python -m nbcnn ladder`), not known."""
+        return None
 
     def free_bytes(self) -> int:
         """Bytes of memory that can still be taken."""
@@ -204,6 +252,17 @@ class Gpu:
         """Wait until the stream is empty."""
         if not SIMULATOR:
             self.stream.synchronize()
+
+    def ceilings(self) -> Ceilings | None:
+        """The GPU's peaks at its highest clock; None in the simulator."""
+        if SIMULATOR:
+            return None
+        device = cuda.get_current_device()
+        clock, cores = device.CLOCK_RATE * 1e3, self.multiprocessors
+        fp32 = clock * cores * (256 if self.capability not in ((7, 5), (8, 0)) else 128)
+        tensor = clock * cores * _TENSOR_FLOPS.get(self.capability, 0)
+        bandwidth = 2 * device.MEMORY_CLOCK_RATE * 1e3 * device.GLOBAL_MEMORY_BUS_WIDTH / 8
+        return Ceilings({"fp32": fp32, "tf32": tensor / 2 or fp32, "bf16": tensor or fp32, "fp32 split": tensor / 6 or fp32}, bandwidth)
 
     def free_bytes(self) -> int:
         """Bytes of device memory that can still be allocated."""

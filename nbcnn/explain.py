@@ -1,33 +1,41 @@
-"""A plan as a table that people read: op, shapes, implementation, GFLOP, MB, arena offset."""
+"""A plan as a table that people read: op, shapes, implementation, GFLOP, MB, floor, arena offset."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+from nbcnn.cuda import Ceilings
 from nbcnn.graph import Buf, Plan, Planned, Step, Tape, live_bytes, named, trace
 from nbcnn.layers import parameters
 from nbcnn.shapes import ConvShape, numel
 
 
 def conv_shape(step: Step) -> ConvShape | None:
-    """The convolution of a conv_fprop, conv_dgrad or conv_wgrad step; None for another op."""
-    if step.op == "conv_fprop":
-        x, w = step.ins[0].shape, step.ins[1].shape
-    elif step.op == "conv_dgrad":
-        x, w = step.outs[0].shape, step.ins[1].shape
-    elif step.op == "conv_wgrad":
-        x, w = step.ins[0].shape, step.outs[0].shape
-    else:
+    """The convolution that a step computes a pass of, fused or not; None for another op.
+
+    Of a convolution with a folded upsampling, the direct one: on the doubled image.
+    """
+    if "conv" not in step.op or step.op == "convert":
         return None
-    n, c, height, width = x
-    return ConvShape(n, c, height, width, w[0], w[2], w[3], step.attrs["stride"], step.attrs["pad"])
+    weight_at = step.outs[0] if "wgrad" in step.op else step.ins[1]
+    x = step.outs[0] if "dgrad" in step.op else step.ins[0]
+    n, c, height, width = x.shape
+    k, _, r, s = weight_at.shape
+    if step.op.startswith("upconv"):
+        return ConvShape(n, c, 2 * height, 2 * width, k, r, s, 1, 1)
+    return ConvShape(n, c, height, width, k, r, s, step.attrs["stride"], step.attrs["pad"])
 
 
 def step_flops(step: Step) -> int:
-    """Multiplications and additions of a step; 0 for everything that is not a convolution (memory-bound)."""
+    """Multiplications and additions that the step means, in direct form; 0 for everything that is not a convolution."""
     shape = conv_shape(step)
     return shape.flops() if shape else 0
+
+
+def fewest_flops(step: Step) -> int:
+    """What the cheapest known exact form of the step needs: behind an upsampling nine of 36 products (difference and box form)."""
+    return step_flops(step) // 4 if step.op.startswith("upconv") else step_flops(step)
 
 
 def step_bytes(step: Step) -> int:
@@ -36,27 +44,40 @@ def step_bytes(step: Step) -> int:
     return sum(buf.nbytes for buf in (*ins, *step.outs))
 
 
-def explain(plan: Plan) -> str:
-    """The table, then the arena's size beside the liveness bound."""
-    rows: list[tuple[str, ...]] = [("step", "op", "in", "out", "runs as", "tile", "GFLOP", "MB", "arena offset")]
-    rows += [_row(plan, item) for item in plan.steps]
+def explain(plan: Plan, precision: str = "fp32", ceilings: Ceilings | None = None) -> str:
+    """The table, then the arena's size beside the liveness bound.
+
+    With `ceilings`, every step's floor: the longer of its fewest flops at the peak of `precision` and its compulsory bytes
+    at the memory's bandwidth. No implementation of this plan can be faster than the sum.
+    """
+    rows: list[tuple[str, ...]] = [("step", "op", "in", "out", "runs as", "tile", "GFLOP", "MB", "floor µs", "arena offset")]
+    floors = [floor_us(item.step, precision, ceilings) if ceilings else 0.0 for item in plan.steps]
+    rows += [_row(plan, item, floor) for item, floor in zip(plan.steps, floors, strict=True)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = ["  ".join(cell.rjust(w) if i >= 6 else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))) for row in rows]
     total_flops = sum(step_flops(item.step) for item in plan.steps) / 1e9
     total_bytes = sum(step_bytes(item.step) for item in plan.steps) / 1e6
     bound = live_bytes(plan.steps)
     lines.append(f"{len(plan.steps)} steps, {total_flops:.2f} GFLOP, {total_bytes:.1f} MB compulsory;")
+    if ceilings:
+        lines.append(f"floor {sum(floors) / 1e3:.3f} ms at {ceilings.flops[precision] / 1e12:.0f} TFLOP/s and {ceilings.bandwidth / 1e12:.1f} TB/s;")
     lines.append(f"arena {plan.arena_bytes / 2**20:.1f} MiB (no arena can be below {bound / 2**20:.1f} MiB)")
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _row(plan: Plan, item: Planned) -> tuple[str, ...]:
+def floor_us(step: Step, precision: str, ceilings: Ceilings) -> float:
+    """Microseconds below which a step cannot run: flops or bytes, whichever takes longer."""
+    return max(fewest_flops(step) / ceilings.flops[precision], step_bytes(step) / ceilings.bandwidth) * 1e6
+
+
+def _row(plan: Plan, item: Planned, floor: float) -> tuple[str, ...]:
     step, flops = item.step, step_flops(item.step)
     shapes = [" ".join("×".join(map(str, b.shape)) or "1" for b in bufs[:2]) for bufs in (step.ins, step.outs)]
     tile = "" if item.how.tile is None else "/".join(str(v) for v in vars(item.how.tile).values())
     offset = plan.offsets.get(step.outs[0].root)
     place = step.outs[0].root.home if offset is None else f"{offset}"
-    return (step.scope, step.op, *shapes, item.how.mode, tile, f"{flops / 1e9:.3f}" if flops else "", f"{step_bytes(step) / 1e6:.2f}", place)
+    counts = (f"{flops / 1e9:.3f}" if flops else "", f"{step_bytes(step) / 1e6:.2f}", f"{floor:.1f}" if floor else "")
+    return (step.scope, step.op, *shapes, item.how.mode, tile, *counts, place)
 
 
 def summary(layers: Sequence[Any], input_shape: tuple[int, ...]) -> str:

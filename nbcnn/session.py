@@ -6,12 +6,13 @@ graph stays valid; the host only counts positions to know when the smaller last 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from nbcnn.compile_pool import compile_all
 from nbcnn.explain import explain
 from nbcnn.graph import Buf, Plan, Tape, drop_dead
 from nbcnn.net import Net, Recorded, UsageError, check_memory, largest_batch, resolved_tiles
@@ -47,6 +48,7 @@ class TrainingSession:
     batch           images per training step; the last step of an epoch takes what is left.
     flip            mirror each image with probability 1/2, drawn from (seed, epoch, image).
     labels          int32 (M,), needed if the loss needs them; `test_labels` likewise.
+    say             is told what takes long: kernels being compiled.
 
     Raises UsageError for inputs that do not fit, MemoryPlanError before anything large is allocated.
     """
@@ -64,10 +66,11 @@ class TrainingSession:
         test_images: np.ndarray | None = None,
         labels: np.ndarray | None = None,
         test_labels: np.ndarray | None = None,
+        say: Callable[[str], None] | None = None,
     ) -> None:
         self.net, self.optimizer, self.seed, self.flip, self.batch = net, optimizer, seed, flip, batch
         self._sets = {"train": (images, labels), "test": (test_images, test_labels)}
-        self.count = len(images)
+        self.count, self._say = len(images), say
         self._check()
         self.steps_per_epoch = -(-self.count // batch)
         self._rates = np.ascontiguousarray(learning_rates, np.float32)
@@ -146,8 +149,9 @@ class TrainingSession:
         }
 
     def explain(self) -> str:
-        """The training plan as a table: op, shapes, implementation, GFLOP, MB, arena offset."""
-        return explain(self.plans["train", self.batch])
+        """The training plan as a table: op, shapes, implementation, GFLOP, MB, floor, arena offset."""
+        peak = "fp32 split" if self.net.row.mode == "tensorcore" and self.net.precision == "fp32" else self.net.precision
+        return explain(self.plans["train", self.batch], peak, self.net.place.ceilings())
 
     def tiles(self) -> dict[str, dict[str, int]]:
         """Every resolved tile, for config.json, the checkpoint, and `Net(tiles=…)` of a resumed run."""
@@ -176,6 +180,7 @@ class TrainingSession:
 
     def _prepare(self) -> None:
         """Compile and capture every program. This runs each once, so weights and state are put back afterwards."""
+        compile_all([launch for program in self._programs.values() for launch in program.launches], self._say)
         weights = self.net.place.download(self.net.params.weights)
         for program in self._programs.values():
             for split in ("train", "test"):

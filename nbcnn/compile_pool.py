@@ -1,0 +1,110 @@
+"""Compiling kernels in several processes: Numba holds one lock while it compiles, so threads would wait for each other.
+
+Each worker compiles what it is given into the disk cache (`nbcnn.kernel_cache`), from which this process then loads it.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import pickle
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from nbcnn.cuda import SIMULATOR, loaded_kernel
+
+MOST_WORKERS = 12
+WORTH_A_WORKER = 2
+"""Kernels a worker should have: starting one takes as long as compiling about that many."""
+
+Job = tuple[Any, tuple[Any, ...]]
+"""A kernel and the Numba types of its arguments."""
+
+
+def missing(launches: Iterable[Any]) -> list[Job]:
+    """The kernels of `launches` that are neither loaded nor on disk, each once. Those on disk are loaded."""
+    jobs: dict[tuple[int, tuple[Any, ...]], Job] = {}
+    for launch in launches:
+        kernel = getattr(launch, "kernel", None)
+        if kernel is None or SIMULATOR:
+            continue
+        types = tuple(kernel.typeof_pyval(value) for value in launch.args)
+        key = (id(kernel), types)
+        if key not in jobs and not loaded_kernel(kernel, types):
+            jobs[key] = (kernel, types)
+    return list(jobs.values())
+
+
+def compile_all(launches: Iterable[Any], say: Callable[[str], None] | None = None) -> int:
+    """Compile what `launches` need and has not been compiled before; returns how many kernels that were.
+
+    `say` is told how far it is. What a worker could not do is left to the launch itself, whose error then has a place.
+    """
+    jobs = missing(launches)
+    workers = min(MOST_WORKERS, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1, len(jobs) // WORTH_A_WORKER)
+    if workers > 1:
+        _share_out(jobs, workers, say)
+    for at, (kernel, types) in enumerate(jobs):
+        if say and workers <= 1:
+            say(f"compiling kernel {at + 1} of {len(jobs)}: {kernel.py_func.__name__}")
+        kernel.compile(types)
+    return len(jobs)
+
+
+def _share_out(jobs: list[Job], workers: int, say: Callable[[str], None] | None) -> None:
+    """Let `workers` processes take one job after another, until none is left."""
+    waiting: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    for job in jobs:
+        waiting.put(base64.b64encode(pickle.dumps(job)) + b"\n")
+    lock, done = threading.Lock(), [0]
+
+    def feed() -> None:
+        with subprocess.Popen([sys.executable, "-m", "nbcnn.compile_pool"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
+            assert worker.stdin is not None and worker.stdout is not None
+            while True:
+                try:
+                    line = waiting.get_nowait()
+                except queue.Empty:
+                    break
+                try:
+                    worker.stdin.write(line)
+                    worker.stdin.flush()
+                except BrokenPipeError:
+                    break
+                if not worker.stdout.readline():
+                    break
+                with lock:
+                    done[0] += 1
+                    if say:
+                        say(f"compiled {done[0]} of {len(jobs)} kernels in {workers} processes")
+            try:
+                worker.stdin.close()
+            except BrokenPipeError:
+                return
+
+    feeders = [threading.Thread(target=feed, daemon=True) for _ in range(workers)]
+    for feeder in feeders:
+        feeder.start()
+    for feeder in feeders:
+        feeder.join()
+
+
+def main() -> int:
+    """A worker: one pickled job a line on stdin, compiled, answered by a line on stdout."""
+    for line in sys.stdin.buffer:
+        kernel, types = pickle.loads(base64.b64decode(line))
+        try:
+            kernel.compile(types)
+            answer = "done"
+        except Exception as error:  # whatever it is, the parent meets it again and reports it with its place
+            answer = f"failed: {type(error).__name__}"
+        print(answer, flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
