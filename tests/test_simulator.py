@@ -27,6 +27,7 @@ FILES = (
     "test_parity.py",
     "test_ptx_cvt.py",
     "test_resampling.py",
+    "test_stored.py",
     "test_svm.py",
 )
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from nbcnn.cuda import jit
 from nbcnn.ops.call import Call, Launch
-from nbcnn.ops.elementwise import binary, launch
+from nbcnn.ops.elementwise import launch
 
 
 def add(a: np.ndarray, b: np.ndarray, y: np.ndarray) -> None:
@@ -24,4 +24,4 @@ def _sum(a, b):
 
 def bind(call: Call) -> list[Launch]:
     """One launch of `elementwise.binary`."""
-    return launch(binary("add_kernel", _sum), call)
+    return launch("add_kernel", _sum, call)

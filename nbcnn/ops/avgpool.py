@@ -24,10 +24,10 @@ def avgpool_dgrad(dy: np.ndarray, dx: np.ndarray, *, size: int, stride: int) -> 
 def bind_fprop(call: Call) -> list[Launch]:
     """One launch of `window_sum.sum_windows`."""
     size, stride = call.attrs["size"], call.attrs["stride"]
-    return sum_windows(call.ins[0], call.outs[0], call.in_shapes[0], call.out_shapes[0], call.layout, size, stride, 1 / size**2)
+    return sum_windows(call, size, stride, 1 / size**2)
 
 
 def bind_dgrad(call: Call) -> list[Launch]:
     """One launch of `window_sum.spread_windows`."""
     size, stride = call.attrs["size"], call.attrs["stride"]
-    return spread_windows(call.ins[0], call.outs[0], call.in_shapes[0], call.out_shapes[0], call.layout, size, stride, 1 / size**2)
+    return spread_windows(call, size, stride, 1 / size**2)

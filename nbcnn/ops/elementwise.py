@@ -1,8 +1,9 @@
 """Kernels that apply one scalar function to every element: `unary` (y = f(x)) and `binary` (z = f(a, b)).
 
 The activation files hand in their function; it is frozen into the kernel and inlined. Nothing is reused, so memory
-bandwidth is the only limit: a thread loads VECTORS float4 of each input before it stores any, which keeps enough bytes
-in flight (32 a thread and input), and no thread loops. Arrays may alias: an element is read before it is written.
+bandwidth is the only limit: a thread loads VECTORS groups of four of each input before it stores any, which keeps enough
+bytes in flight (32 a thread and input of float32), and no thread loops. Arrays may alias: an element is read before it is
+written. Functions take and give float32, however the operands are stored (stored.py).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 
 from nbcnn.cuda import cuda, i4, jit
 from nbcnn.ops.call import Call, Launch, blocks
-from nbcnn.ops.ptx.vector import load4, store4
+from nbcnn.ops.stored import kinds, scalar_io, vector_io
 from nbcnn.shapes import numel
 
 THREADS = 256
@@ -41,15 +42,19 @@ def named_kernel(name: str, body: Callable[..., None]) -> Any:
 
 
 @cache
-def unary(name: str, function: Any) -> Any:
-    """The kernel `name`(x, y, count) of a device function float32 -> float32.
+def unary(name: str, function: Any, source: str = "float32", target: str = "float32") -> Any:
+    """The kernel `name`(x, y, count) of a device function float32 -> float32; x is stored as `source`, y as `target`.
 
     y[i] = function(x[i])
 
     grid    ceil(count / BLOCK), block THREADS
-    owns    thread: VECTORS float4, SPAN elements apart (the last block: elements one by one)
-    moves   8·count bytes
+    owns    thread: VECTORS groups of four, SPAN elements apart (the last block: elements one by one)
+    moves   8·count bytes of float32
     """
+    load, _ = scalar_io(source)
+    load4, _ = vector_io(source)
+    _, store = scalar_io(target)
+    _, store4 = vector_io(target)
 
     def body(x, y, count):
         start = i4(i4(cuda.blockIdx.x) * i4(BLOCK)) + i4(4) * i4(cuda.threadIdx.x)
@@ -63,21 +68,22 @@ def unary(name: str, function: Any) -> Any:
                 for lane in range(4):
                     i = start + i4(vector) * i4(SPAN) + i4(lane)
                     if i < count:
-                        y[i] = function(x[i])
+                        store(y, i, function(load(x, i)))
 
     return named_kernel(name, body)
 
 
 @cache
-def binary(name: str, function: Any) -> Any:
-    """The kernel `name`(a, b, z, count) of a device function (float32, float32) -> float32.
+def binary(name: str, function: Any, kind: str = "float32") -> Any:
+    """The kernel `name`(a, b, z, count) of a device function (float32, float32) -> float32; a, b, z are stored as `kind`.
 
     z[i] = function(a[i], b[i])
 
     grid    ceil(count / BLOCK), block THREADS
-    owns    thread: VECTORS float4, SPAN elements apart (the last block: elements one by one)
-    moves   12·count bytes
+    owns    thread: VECTORS groups of four, SPAN elements apart (the last block: elements one by one)
+    moves   12·count bytes of float32
     """
+    (load, store), (load4, store4) = scalar_io(kind), vector_io(kind)
 
     def body(a, b, z, count):
         start = i4(i4(cuda.blockIdx.x) * i4(BLOCK)) + i4(4) * i4(cuda.threadIdx.x)
@@ -93,14 +99,16 @@ def binary(name: str, function: Any) -> Any:
                 for lane in range(4):
                     i = start + i4(vector) * i4(SPAN) + i4(lane)
                     if i < count:
-                        z[i] = function(a[i], b[i])
+                        store(z, i, function(load(a, i), load(b, i)))
 
     return named_kernel(name, body)
 
 
-def launch(kernel: Any, call: Call) -> list[Launch]:
-    """`kernel` over all elements of the call: its inputs, its output, the count. Shapes and layout do not matter."""
+def launch(name: str, function: Any, call: Call) -> list[Launch]:
+    """`function` over all elements of the call: of its one input, or of its two. Shapes and layout do not matter."""
     count = call.outs[0].size
+    source, target = kinds(call)
+    kernel = unary(name, function, source, target) if len(call.ins) == 1 else binary(name, function, target)
     return [Launch(kernel, blocks(count, BLOCK), THREADS, (*call.ins, *call.outs, np.int32(count)))]
 
 
@@ -111,4 +119,4 @@ def _same(x):
 
 def copy(call: Call) -> list[Launch]:
     """The call's input copied to its output, element by element in storage order."""
-    return launch(unary("copy_kernel", _same), call)
+    return launch("copy_kernel", _same, call)

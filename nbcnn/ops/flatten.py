@@ -27,7 +27,7 @@ def bind_fprop(call: Call) -> list[Launch]:
     if call.layout == "NCHW":
         return copy(call)
     N, C, H, W = call.in_shapes[0]
-    return transpose(call.ins[0], call.outs[0], N, H * W, C)
+    return transpose(call, N, H * W, C)
 
 
 def bind_dgrad(call: Call) -> list[Launch]:
@@ -35,4 +35,4 @@ def bind_dgrad(call: Call) -> list[Launch]:
     if call.layout == "NCHW":
         return copy(call)
     N, C, H, W = call.out_shapes[0]
-    return transpose(call.ins[0], call.outs[0], N, C, H * W)
+    return transpose(call, N, C, H * W)

@@ -20,7 +20,7 @@ import numpy as np
 from nbcnn.cuda import cuda, f4, i4, i8, jit, types, u4
 from nbcnn.ops.advance import EPOCH, POSITION, SEED
 from nbcnn.ops.call import Call, Impl, Launch, blocks
-from nbcnn.ops.ptx.vector import store4
+from nbcnn.ops.stored import kinds, scalar_io, vector_io
 from nbcnn.shapes import numel
 
 THREADS = 256
@@ -104,8 +104,9 @@ def coin_of(index, state):
 
 
 @functools.cache
-def gather_kernel(layout: str, flip: bool, width: int) -> Any:
-    """The kernel that writes `layout`, with or without coins, `width` neighbours (4 or 1) a thread."""
+def gather_kernel(kind: str, layout: str, flip: bool, width: int) -> Any:
+    """The kernel that writes `layout` stored as `kind`, with or without coins, `width` neighbours (4 or 1) a thread."""
+    (_, store), (_, store4) = scalar_io(kind), vector_io(kind)
     channels_last = layout == "NHWC"
 
     @jit()
@@ -113,7 +114,7 @@ def gather_kernel(layout: str, flip: bool, width: int) -> Any:
         """x[n, e] = images[order[POSITION + n], source of e] / 255, e = place within the stored image.
 
         grid (N, ceil(C·H·W / (256·width))), block 256, a block owns 256·width neighbours of image blockIdx.x; moves
-        5·N·C·H·W bytes. Writes are contiguous; reads run along rows of one image (of C planes in turn for NHWC).
+        5·N·C·H·W bytes (to float32). Writes are contiguous; reads run along rows of one image (of C planes in turn for NHWC).
         """
         n = cuda.blockIdx.x
         volume = u4(C * plane)
@@ -137,7 +138,7 @@ def gather_kernel(layout: str, flip: bool, width: int) -> Any:
             if width == 4:
                 store4(x, place, values[0], values[1], values[2], values[3])
             else:
-                x[place] = values[0]
+                store(x, place, values[0])
 
     return gather_kernel
 
@@ -157,7 +158,7 @@ def bind(call: Call) -> list[Launch]:
     images, order, state = call.ins
     N, C, H, W = call.out_shapes[0]
     width = 1 if C * H * W % 4 else 4
-    kernel = gather_kernel(call.layout, bool(call.attrs.get("flip", False)), width)
+    kernel = gather_kernel(kinds(call)[1], call.layout, bool(call.attrs.get("flip", False)), width)
     grid = (N, blocks(C * H * W, THREADS * width))
     return [Launch(kernel, grid, THREADS, (images, order, state, call.outs[0], np.uint32(C), np.uint32(H * W), np.uint32(W)))]
 

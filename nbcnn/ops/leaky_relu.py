@@ -12,7 +12,7 @@ import numpy as np
 
 from nbcnn.cuda import f4, jit
 from nbcnn.ops.call import Call, Launch
-from nbcnn.ops.elementwise import binary, launch, unary
+from nbcnn.ops.elementwise import launch
 
 
 def leaky_relu_fprop(x: np.ndarray, y: np.ndarray, *, slope: float) -> None:
@@ -28,32 +28,32 @@ def leaky_relu_dgrad(dy: np.ndarray, y: np.ndarray, dx: np.ndarray, *, slope: fl
 
 
 @cache
-def fprop_kernel(slope: float) -> Any:
-    """The kernel of y = f(x) with `slope` frozen."""
+def _function(slope: float) -> Any:
+    """Device function y = f(x) with `slope` frozen."""
 
     @jit(device=True)
     def leaky_relu(x):
         return x if x > f4(0) else x * f4(slope)
 
-    return unary("leaky_relu_fprop_kernel", leaky_relu)
+    return leaky_relu
 
 
 @cache
-def dgrad_kernel(slope: float) -> Any:
-    """The kernel of dx = f(dy, y) with `slope` frozen."""
+def _gradient(slope: float) -> Any:
+    """Device function dx = f(dy, y) with `slope` frozen."""
 
     @jit(device=True)
     def leaky_relu_gradient(dy, y):
         return dy if y > f4(0) else dy * f4(slope)
 
-    return binary("leaky_relu_dgrad_kernel", leaky_relu_gradient)
+    return leaky_relu_gradient
 
 
 def bind_fprop(call: Call) -> list[Launch]:
     """One launch of `elementwise.unary`."""
-    return launch(fprop_kernel(float(call.attrs["slope"])), call)
+    return launch("leaky_relu_fprop_kernel", _function(float(call.attrs["slope"])), call)
 
 
 def bind_dgrad(call: Call) -> list[Launch]:
     """One launch of `elementwise.binary`."""
-    return launch(dgrad_kernel(float(call.attrs["slope"])), call)
+    return launch("leaky_relu_dgrad_kernel", _gradient(float(call.attrs["slope"])), call)

@@ -14,7 +14,7 @@ import numpy as np
 
 from nbcnn.cuda import cuda, f4, i4, jit, u4
 from nbcnn.ops.call import Call, Launch
-from nbcnn.ops.ptx.vector import load4, store4
+from nbcnn.ops.stored import kinds, scalar_io, vector_io
 from nbcnn.ops.windows import in_rows, lane_io, lanes_of, launch, place, planes, position, reach_of, split, taps
 
 LOWEST = np.float32(-np.inf)
@@ -80,14 +80,14 @@ def _larger(value, tap, best, winner):
 
 
 @cache
-def fprop_kernel(lanes: int, size: int, stride: int) -> Any:
+def fprop_kernel(kind: str, lanes: int, size: int, stride: int) -> Any:
     """y[o,p,q,c], index[o,p,q,c] = max, argmax over r,s < size of x[o, p·stride + r, q·stride + s, c], c in groups of `lanes`.
 
     grid    ceil(count / 256), block 256, count = outer·P·Q·groups
     owns    thread: one group of one window
     moves   4·(windows' part of x) + (4 + index bytes)·y bytes; overlapping windows meet in the cache
     """
-    load, store = lane_io(lanes)
+    load, store = lane_io(lanes, kind)
     _, store_index = index_io(lanes)
 
     @jit()
@@ -112,14 +112,14 @@ def fprop_kernel(lanes: int, size: int, stride: int) -> Any:
 
 
 @cache
-def dgrad_kernel(lanes: int, size: int, stride: int) -> Any:
+def dgrad_kernel(kind: str, lanes: int, size: int, stride: int) -> Any:
     """dx[o,h,w,c] = Σ dy[o,p,q,c] over the windows (p,q) that contain (h,w) and whose index names it; any overlap or gap.
 
     grid    ceil(count / 256), block 256, count = outer·H·W·groups
     owns    thread: one group of one element of dx
     moves   4·dx + (4 + index bytes)·dy bytes; rereads of dy and index meet in the cache
     """
-    load, store = lane_io(lanes)
+    load, store = lane_io(lanes, kind)
     load_index, _ = index_io(lanes)
     reach = reach_of(size, stride)
 
@@ -151,7 +151,7 @@ def dgrad_kernel(lanes: int, size: int, stride: int) -> Any:
 
 
 @cache
-def dgrad_tile_kernel(lanes: int, size: int) -> Any:
+def dgrad_tile_kernel(kind: str, lanes: int, size: int) -> Any:
     """`dgrad_kernel` for stride = size: windows tile the image, so each dy and index is read once.
 
     Tiles cut off at the right and bottom edge have no window; they get zeros.
@@ -160,7 +160,7 @@ def dgrad_tile_kernel(lanes: int, size: int) -> Any:
     owns    thread: one group of the size × size elements of one tile
     moves   4·dx + (4 + index bytes)·dy bytes
     """
-    load, store = lane_io(lanes)
+    load, store = lane_io(lanes, kind)
     load_index, _ = index_io(lanes)
 
     @jit()
@@ -193,56 +193,68 @@ def _largest(a, b, c, d):
     return _larger(d, i4(3), best, winner)
 
 
-@jit()
-def maxpool_fprop_rows_kernel(x, y, index, count, H, W, P, quads):
+@cache
+def fprop_rows_kernel(kind: str) -> Any:
     """y, index = max, argmax over 2 × 2 windows of stride 2, NCHW, W a multiple of 8; index is uint32, four taps a word.
 
     grid    ceil(count / 256), block 256, count = outer·P·W/8
     owns    thread: 4 windows of a row
     moves   4·x + 5·y bytes
     """
-    i = i4(cuda.grid(1))
-    if i >= count:
-        return
-    rest, quad = split(i, quads)
-    o, p = split(rest, P)
-    top = i4((o * H + i4(2) * p) * W + i4(8) * quad)
-    a0, a1, a2, a3 = load4(x, top)
-    a4, a5, a6, a7 = load4(x, top + i4(4))
-    b0, b1, b2, b3 = load4(x, top + W)
-    b4, b5, b6, b7 = load4(x, top + W + i4(4))
-    y0, k0 = _largest(a0, a1, b0, b1)
-    y1, k1 = _largest(a2, a3, b2, b3)
-    y2, k2 = _largest(a4, a5, b4, b5)
-    y3, k3 = _largest(a6, a7, b6, b7)
-    store4(y, i4(4) * i, y0, y1, y2, y3)
-    index[i] = u4(k0) | u4(k1) << u4(8) | u4(k2) << u4(16) | u4(k3) << u4(24)
+    load4, store4 = vector_io(kind)
+
+    @jit()
+    def maxpool_fprop_rows_kernel(x, y, index, count, H, W, P, quads):
+        i = i4(cuda.grid(1))
+        if i >= count:
+            return
+        rest, quad = split(i, quads)
+        o, p = split(rest, P)
+        top = i4((o * H + i4(2) * p) * W + i4(8) * quad)
+        a0, a1, a2, a3 = load4(x, top)
+        a4, a5, a6, a7 = load4(x, top + i4(4))
+        b0, b1, b2, b3 = load4(x, top + W)
+        b4, b5, b6, b7 = load4(x, top + W + i4(4))
+        y0, k0 = _largest(a0, a1, b0, b1)
+        y1, k1 = _largest(a2, a3, b2, b3)
+        y2, k2 = _largest(a4, a5, b4, b5)
+        y3, k3 = _largest(a6, a7, b6, b7)
+        store4(y, i4(4) * i, y0, y1, y2, y3)
+        index[i] = u4(k0) | u4(k1) << u4(8) | u4(k2) << u4(16) | u4(k3) << u4(24)
+
+    return maxpool_fprop_rows_kernel
 
 
-@jit()
-def maxpool_dgrad_rows_kernel(dy, index, dx, count, H, W, P, pairs, tiles_h):
+@cache
+def dgrad_rows_kernel(kind: str) -> Any:
     """dx = dy where the index of its 2 × 2 window names the element, else 0; NCHW, W a multiple of 8; index is uint16, two taps.
 
     grid    ceil(count / 256), block 256, count = outer·ceil(H/2)·W/4
     owns    thread: 2 × 4 elements of dx, so that the stores of a warp have no holes (a last odd row gets zeros)
     moves   4·dx + 5·dy bytes
     """
-    i = i4(cuda.grid(1))
-    if i >= count:
-        return
-    rest, pair = split(i, pairs)
-    o, p = split(rest, tiles_h)
-    window = i4((o * P + min(p, P - i4(1))) * pairs + pair)
-    left, right = dy[i4(2) * window], dy[i4(2) * window + i4(1)]
-    word = i4(index[window])
-    # 4 is no tap of a 2 × 2 window: nothing is chosen in a row without windows.
-    tap_left, tap_right = (word & i4(255), word >> i4(8)) if p < P else (i4(4), i4(4))
-    for r in range(2):
-        h = i4(i4(2) * p + i4(r))
-        if h < H:
-            a, b = left if tap_left == 2 * r else f4(0), left if tap_left == 2 * r + 1 else f4(0)
-            c, d = right if tap_right == 2 * r else f4(0), right if tap_right == 2 * r + 1 else f4(0)
-            store4(dx, i4((o * H + h) * W + i4(4) * pair), a, b, c, d)
+    (load, _), (_, store4) = scalar_io(kind), vector_io(kind)
+
+    @jit()
+    def maxpool_dgrad_rows_kernel(dy, index, dx, count, H, W, P, pairs, tiles_h):
+        i = i4(cuda.grid(1))
+        if i >= count:
+            return
+        rest, pair = split(i, pairs)
+        o, p = split(rest, tiles_h)
+        window = i4((o * P + min(p, P - i4(1))) * pairs + pair)
+        left, right = load(dy, i4(i4(2) * window)), load(dy, i4(i4(2) * window + i4(1)))
+        word = i4(index[window])
+        # 4 is no tap of a 2 × 2 window: nothing is chosen in a row without windows.
+        tap_left, tap_right = (word & i4(255), word >> i4(8)) if p < P else (i4(4), i4(4))
+        for r in range(2):
+            h = i4(i4(2) * p + i4(r))
+            if h < H:
+                a, b = left if tap_left == 2 * r else f4(0), left if tap_left == 2 * r + 1 else f4(0)
+                c, d = right if tap_right == 2 * r else f4(0), right if tap_right == 2 * r + 1 else f4(0)
+                store4(dx, i4((o * H + h) * W + i4(4) * pair), a, b, c, d)
+
+    return maxpool_dgrad_rows_kernel
 
 
 def bind_fprop(call: Call) -> list[Launch]:
@@ -250,13 +262,14 @@ def bind_fprop(call: Call) -> list[Launch]:
     (x,), (y, index) = call.ins, call.outs
     (H, W), (P, Q), size, stride = call.in_shapes[0][2:], call.out_shapes[0][2:], call.attrs["size"], call.attrs["stride"]
     outer, inner = planes(call.in_shapes[0], call.layout)
+    kind, _ = kinds(call)
     packs = index.dtype == np.uint8
     if packs and in_rows(call.layout, size, stride, W):
-        return launch(maxpool_fprop_rows_kernel, outer * P * W // 8, (x, y, index.view(np.uint32)), H, W, P, W // 8)
+        return launch(fprop_rows_kernel(kind), outer * P * W // 8, (x, y, index.view(np.uint32)), H, W, P, W // 8)
     lanes = lanes_of(inner) if packs else 1
     groups = inner // lanes
     arrays = (x, y, index.view(np.uint32) if lanes == 4 else index)
-    return launch(fprop_kernel(lanes, size, stride), outer * P * Q * groups, arrays, H, W, P, Q, groups)
+    return launch(fprop_kernel(kind, lanes, size, stride), outer * P * Q * groups, arrays, H, W, P, Q, groups)
 
 
 def bind_dgrad(call: Call) -> list[Launch]:
@@ -264,14 +277,15 @@ def bind_dgrad(call: Call) -> list[Launch]:
     (dy, index), (dx,) = call.ins, call.outs
     (P, Q), (H, W), size, stride = call.in_shapes[0][2:], call.out_shapes[0][2:], call.attrs["size"], call.attrs["stride"]
     outer, inner = planes(call.out_shapes[0], call.layout)
+    kind, _ = kinds(call)
     packs = index.dtype == np.uint8
     tiles_h, tiles_w = -(-H // size), -(-W // size)
     if packs and in_rows(call.layout, size, stride, W):
-        return launch(maxpool_dgrad_rows_kernel, outer * tiles_h * W // 4, (dy, index.view(np.uint16), dx), H, W, P, W // 4, tiles_h)
+        return launch(dgrad_rows_kernel(kind), outer * tiles_h * W // 4, (dy, index.view(np.uint16), dx), H, W, P, W // 4, tiles_h)
     lanes = lanes_of(inner) if packs else 1
     groups = inner // lanes
     if lanes == 4 and size == stride:
         arrays = (dy, index.view(np.uint32), dx)
-        return launch(dgrad_tile_kernel(lanes, size), outer * tiles_h * tiles_w * groups, arrays, H, W, P, Q, groups, tiles_h, tiles_w)
+        return launch(dgrad_tile_kernel(kind, lanes, size), outer * tiles_h * tiles_w * groups, arrays, H, W, P, Q, groups, tiles_h, tiles_w)
     arrays = (dy, index.view(np.uint32) if lanes == 4 else index, dx)
-    return launch(dgrad_kernel(lanes, size, stride), outer * H * W * groups, arrays, H, W, P, Q, groups)
+    return launch(dgrad_kernel(kind, lanes, size, stride), outer * H * W * groups, arrays, H, W, P, Q, groups)

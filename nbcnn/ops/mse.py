@@ -6,12 +6,15 @@ The kernel takes the difference in float32 and everything after it in float64. A
 
 from __future__ import annotations
 
+from functools import cache
+from typing import Any
+
 import numpy as np
 
 from nbcnn.cuda import cuda, i4, jit, types
 from nbcnn.ops.call import Call, Impl, Launch, blocks
-from nbcnn.ops.ptx.vector import load4, load4_if, store4
 from nbcnn.ops.reduce import QUADS, QUADS_PER_BLOCK, THREADS, add_partials, block_sum, f8, partial_bytes, sum_blocks
+from nbcnn.ops.stored import kinds, scalar_io, vector_io, vector_load_if
 from nbcnn.shapes import numel
 
 
@@ -26,54 +29,66 @@ def mse_dgrad(y: np.ndarray, target: np.ndarray, dy: np.ndarray) -> None:
     np.multiply(dy, 2 / y.size, out=dy)
 
 
-@jit()
-def mse_fprop_kernel(y, target, count, scale, total):
+@cache
+def fprop_kernel(kind: str) -> Any:
     """total[block] = scale · Σ (y - target)² over the elements of the block.
 
     grid min(ceil(count / 4096), 1024), block 256, a thread owns four groups of four elements in every 4096·grid;
-    shared 2 KiB; moves 8·count bytes. 16-byte aligned y and target.
+    shared 2 KiB; moves 8·count bytes of float32. y and target aligned for groups of four.
     """
-    sums = cuda.shared.array(THREADS, types.float64)
-    tid = i4(cuda.threadIdx.x)
-    block = i4(cuda.blockIdx.x)
-    quads = i4(count >> i4(2))
-    mine = f8(0)
-    # Not a range: Numba counts its turns by a 64-bit division when the stride is no constant.
-    start = i4(block * i4(QUADS_PER_BLOCK))
-    while start < quads:
-        for j in range(QUADS):
-            quad = i4(start + i4(j) * i4(THREADS) + tid)
-            inside = quad < quads
-            y0, y1, y2, y3 = load4_if(y, i4(quad * i4(4)), inside)
-            t0, t1, t2, t3 = load4_if(target, i4(quad * i4(4)), inside)
-            d0, d1, d2, d3 = f8(y0 - t0), f8(y1 - t1), f8(y2 - t2), f8(y3 - t3)
-            mine += d0 * d0 + d1 * d1 + d2 * d2 + d3 * d3
-        start = i4(start + i4(cuda.gridDim.x) * i4(QUADS_PER_BLOCK))
-    tail = i4(i4(4) * quads + tid)
-    if block == i4(0) and tail < count:
-        d = f8(y[tail] - target[tail])
-        mine += d * d
-    value = block_sum(sums, mine)
-    if tid == i4(0):
-        total[block] = scale * value
+    load, load4_if = scalar_io(kind)[0], vector_load_if(kind)
+
+    @jit()
+    def mse_fprop_kernel(y, target, count, scale, total):
+        sums = cuda.shared.array(THREADS, types.float64)
+        tid = i4(cuda.threadIdx.x)
+        block = i4(cuda.blockIdx.x)
+        quads = i4(count >> i4(2))
+        mine = f8(0)
+        # Not a range: Numba counts its turns by a 64-bit division when the stride is no constant.
+        start = i4(block * i4(QUADS_PER_BLOCK))
+        while start < quads:
+            for j in range(QUADS):
+                quad = i4(start + i4(j) * i4(THREADS) + tid)
+                inside = quad < quads
+                y0, y1, y2, y3 = load4_if(y, i4(quad * i4(4)), inside)
+                t0, t1, t2, t3 = load4_if(target, i4(quad * i4(4)), inside)
+                d0, d1, d2, d3 = f8(y0 - t0), f8(y1 - t1), f8(y2 - t2), f8(y3 - t3)
+                mine += d0 * d0 + d1 * d1 + d2 * d2 + d3 * d3
+            start = i4(start + i4(cuda.gridDim.x) * i4(QUADS_PER_BLOCK))
+        tail = i4(i4(4) * quads + tid)
+        if block == i4(0) and tail < count:
+            d = f8(load(y, tail) - load(target, tail))
+            mine += d * d
+        value = block_sum(sums, mine)
+        if tid == i4(0):
+            total[block] = scale * value
+
+    return mse_fprop_kernel
 
 
-@jit()
-def mse_dgrad_kernel(y, target, dy, count, scale):
+@cache
+def dgrad_kernel(kind: str) -> Any:
     """dy = scale · (y - target), scale = 2 / count.
 
-    grid ceil(count / 1024), block 256, a thread owns four neighbours; moves 12·count bytes. 16-byte aligned arrays.
+    grid ceil(count / 1024), block 256, a thread owns four neighbours; moves 12·count bytes of float32. Arrays aligned for groups of four.
     """
-    thread = i4(cuda.grid(1))
-    quads = i4(count >> i4(2))
-    if thread < quads:
-        i = i4(i4(4) * thread)
-        y0, y1, y2, y3 = load4(y, i)
-        t0, t1, t2, t3 = load4(target, i)
-        store4(dy, i, scale * (y0 - t0), scale * (y1 - t1), scale * (y2 - t2), scale * (y3 - t3))
-    tail = i4(i4(4) * quads + thread)
-    if tail < count:
-        dy[tail] = scale * (y[tail] - target[tail])
+    (load, store), (load4, store4) = scalar_io(kind), vector_io(kind)
+
+    @jit()
+    def mse_dgrad_kernel(y, target, dy, count, scale):
+        thread = i4(cuda.grid(1))
+        quads = i4(count >> i4(2))
+        if thread < quads:
+            i = i4(i4(4) * thread)
+            y0, y1, y2, y3 = load4(y, i)
+            t0, t1, t2, t3 = load4(target, i)
+            store4(dy, i, scale * (y0 - t0), scale * (y1 - t1), scale * (y2 - t2), scale * (y3 - t3))
+        tail = i4(i4(4) * quads + thread)
+        if tail < count:
+            store(dy, tail, scale * (load(y, tail) - load(target, tail)))
+
+    return mse_dgrad_kernel
 
 
 def scratch_fprop(call: Call) -> int:
@@ -83,12 +98,12 @@ def scratch_fprop(call: Call) -> int:
 def bind_fprop(call: Call) -> list[Launch]:
     (y, target), (loss,) = call.ins, call.outs
     count = numel(call.in_shapes[0])
-    grid = sum_blocks(count)
+    grid, kernel = sum_blocks(count), fprop_kernel(kinds(call)[0])
     if grid == 1:
-        return [Launch(mse_fprop_kernel, 1, THREADS, (y, target, np.int32(count), np.float64(1 / count), loss))]
+        return [Launch(kernel, 1, THREADS, (y, target, np.int32(count), np.float64(1 / count), loss))]
     partials = call.scratch.view(np.float64)
     return [
-        Launch(mse_fprop_kernel, grid, THREADS, (y, target, np.int32(count), np.float64(1), partials)),
+        Launch(kernel, grid, THREADS, (y, target, np.int32(count), np.float64(1), partials)),
         add_partials(partials, grid, 1 / count, loss),
     ]
 
@@ -97,7 +112,7 @@ def bind_dgrad(call: Call) -> list[Launch]:
     (y, target), (dy,) = call.ins, call.outs
     count = numel(call.in_shapes[0])
     args = (y, target, dy, np.int32(count), np.float32(2 / count))
-    return [Launch(mse_dgrad_kernel, blocks(count, 4 * THREADS), THREADS, args)]
+    return [Launch(dgrad_kernel(kinds(call)[0]), blocks(count, 4 * THREADS), THREADS, args)]
 
 
 FPROP, DGRAD = Impl(bind_fprop, scratch_fprop), Impl(bind_dgrad)

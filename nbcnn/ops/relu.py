@@ -9,7 +9,7 @@ import numpy as np
 
 from nbcnn.cuda import f4, jit
 from nbcnn.ops.call import Call, Launch
-from nbcnn.ops.elementwise import binary, launch, unary
+from nbcnn.ops.elementwise import launch
 
 
 def relu_fprop(x: np.ndarray, y: np.ndarray) -> None:
@@ -35,9 +35,9 @@ def _relu_gradient(dy, y):
 
 def bind_fprop(call: Call) -> list[Launch]:
     """One launch of `elementwise.unary`."""
-    return launch(unary("relu_fprop_kernel", _relu), call)
+    return launch("relu_fprop_kernel", _relu, call)
 
 
 def bind_dgrad(call: Call) -> list[Launch]:
     """One launch of `elementwise.binary`."""
-    return launch(binary("relu_dgrad_kernel", _relu_gradient), call)
+    return launch("relu_dgrad_kernel", _relu_gradient, call)

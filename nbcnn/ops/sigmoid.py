@@ -13,7 +13,7 @@ import numpy as np
 
 from nbcnn.cuda import SIMULATOR, cuda, f4, jit
 from nbcnn.ops.call import Call, Launch
-from nbcnn.ops.elementwise import binary, launch, unary
+from nbcnn.ops.elementwise import launch
 
 
 def sigmoid_fprop(x: np.ndarray, y: np.ndarray) -> None:
@@ -52,9 +52,9 @@ def _sigmoid_gradient(dy, y):
 
 def bind_fprop(call: Call) -> list[Launch]:
     """One launch of `elementwise.unary`."""
-    return launch(unary("sigmoid_fprop_kernel", _sigmoid), call)
+    return launch("sigmoid_fprop_kernel", _sigmoid, call)
 
 
 def bind_dgrad(call: Call) -> list[Launch]:
     """One launch of `elementwise.binary`."""
-    return launch(binary("sigmoid_dgrad_kernel", _sigmoid_gradient), call)
+    return launch("sigmoid_dgrad_kernel", _sigmoid_gradient, call)

@@ -19,6 +19,7 @@ import numpy as np
 from nbcnn.cuda import cuda, f4, i4, jit, types
 from nbcnn.ops.call import Call, Impl, Launch, blocks
 from nbcnn.ops.reduce import THREADS, add_partials, block_sum, f8, larger, partial_bytes, plus, team_reduction
+from nbcnn.ops.stored import kinds, scalar_io
 
 NAN = float("nan")
 
@@ -45,8 +46,9 @@ def softmax_xent_dgrad(p: np.ndarray, labels: np.ndarray, dlogits: np.ndarray) -
 
 
 @functools.cache
-def fprop_kernel(team: int) -> Any:
-    """The forward kernel with `team` threads a row, a power of two up to 256."""
+def fprop_kernel(kind: str, team: int) -> Any:
+    """The forward kernel with `team` threads a row, a power of two up to 256; logits and p stored as `kind`."""
+    load, store = scalar_io(kind)
     rows_per_block = THREADS // team
     team_max, team_sum = team_reduction(team, larger), team_reduction(team, plus)
 
@@ -54,8 +56,8 @@ def fprop_kernel(team: int) -> Any:
     def softmax_xent_fprop_kernel(logits, labels, p, rows, classes, scale, total):
         """p = softmax(logits); total[block] = scale · Σ cross-entropy over the rows of the block.
 
-        grid ceil(N / (256 / team)), block 256, a team of threads owns a row; shared 4 KiB; moves 12·N·F bytes, and the
-        row once more from L1 (the exponentials wait in p for their sum).
+        grid ceil(N / (256 / team)), block 256, a team of threads owns a row; shared 4 KiB; moves 8·N·F bytes of
+        float32, and the row twice more from L1: its exponentials are made again once their sum is known, so that p is rounded once.
         """
         maxima = cuda.shared.array(THREADS, types.float32)
         sums = cuda.shared.array(THREADS, types.float32)
@@ -69,24 +71,22 @@ def fprop_kernel(team: int) -> Any:
 
         biggest = f4(-math.inf)
         for f in range(lane, width, i4(team)):
-            biggest = max(biggest, logits[start + f])
+            biggest = max(biggest, load(logits, start + f))
         biggest = team_max(maxima, biggest)
 
         whole = f4(0)
         for f in range(lane, width, i4(team)):
-            e = f4(math.exp(logits[start + f] - biggest))
-            p[start + f] = e
-            whole += e
+            whole += f4(math.exp(load(logits, start + f) - biggest))
         whole = team_sum(sums, whole)
 
         for f in range(lane, width, i4(team)):
-            p[start + f] = p[start + f] / whole
+            store(p, start + f, f4(math.exp(load(logits, start + f) - biggest)) / whole)
 
         loss = f8(0)
         if lane == i4(0) and n < rows:
             label = labels[n]
             if label >= i4(0) and label < classes:
-                loss = math.log(f8(whole)) - f8(logits[start + label] - biggest)
+                loss = math.log(f8(whole)) - f8(load(logits, start + label) - biggest)
             else:
                 loss = f8(NAN)
         value = block_sum(losses, loss)
@@ -96,20 +96,26 @@ def fprop_kernel(team: int) -> Any:
     return softmax_xent_fprop_kernel
 
 
-@jit()
-def softmax_xent_dgrad_kernel(p, labels, dlogits, rows, classes, scale):
+@functools.cache
+def dgrad_kernel(kind: str) -> Any:
     """dlogits = scale · (p - onehot(labels)), scale = 1 / N.
 
     grid ceil(N·F / 256), block 256, a thread owns an element; moves 8·N·F bytes.
     """
-    i = i4(cuda.grid(1))
-    if i < rows * classes:
-        # Unsigned: Numba's signed division is carried out in 64 bits.
-        row = i4(types.uint32(i) // types.uint32(classes))
-        value = p[i]
-        if i - row * classes == labels[row]:
-            value -= f4(1)
-        dlogits[i] = scale * value
+    load, store = scalar_io(kind)
+
+    @jit()
+    def softmax_xent_dgrad_kernel(p, labels, dlogits, rows, classes, scale):
+        i = i4(cuda.grid(1))
+        if i < rows * classes:
+            # Unsigned: Numba's signed division is carried out in 64 bits.
+            row = i4(types.uint32(i) // types.uint32(classes))
+            value = load(p, i)
+            if i - row * classes == labels[row]:
+                value -= f4(1)
+            store(dlogits, i, scale * value)
+
+    return softmax_xent_dgrad_kernel
 
 
 def team_of(classes: int) -> int:
@@ -129,7 +135,7 @@ def scratch_fprop(call: Call) -> int:
 def bind_fprop(call: Call) -> list[Launch]:
     (logits, labels), (p, loss) = call.ins, call.outs
     rows, classes = call.in_shapes[0]
-    kernel, grid = fprop_kernel(team_of(classes)), _grid(call)
+    kernel, grid = fprop_kernel(kinds(call)[0], team_of(classes)), _grid(call)
     single = grid == 1
     total = loss if single else call.scratch.view(np.float64)
     scale = np.float64(1 / rows if single else 1)
@@ -141,7 +147,7 @@ def bind_dgrad(call: Call) -> list[Launch]:
     (p, labels), (dlogits,) = call.ins, call.outs
     rows, classes = call.in_shapes[0]
     args = (p, labels, dlogits, np.int32(rows), np.int32(classes), np.float32(1 / rows))
-    return [Launch(softmax_xent_dgrad_kernel, blocks(rows * classes, THREADS), THREADS, args)]
+    return [Launch(dgrad_kernel(kinds(call)[0]), blocks(rows * classes, THREADS), THREADS, args)]
 
 
 FPROP, DGRAD = Impl(bind_fprop, scratch_fprop), Impl(bind_dgrad)

@@ -13,7 +13,7 @@ import numpy as np
 
 from nbcnn.cuda import f4, jit
 from nbcnn.ops.call import Call, Launch
-from nbcnn.ops.elementwise import binary, launch, unary
+from nbcnn.ops.elementwise import launch
 from nbcnn.ops.sigmoid import divide
 
 
@@ -48,9 +48,9 @@ def _swish_gradient(dy, x):
 
 def bind_fprop(call: Call) -> list[Launch]:
     """One launch of `elementwise.unary`."""
-    return launch(unary("swish_fprop_kernel", _swish), call)
+    return launch("swish_fprop_kernel", _swish, call)
 
 
 def bind_dgrad(call: Call) -> list[Launch]:
     """One launch of `elementwise.binary`."""
-    return launch(binary("swish_dgrad_kernel", _swish_gradient), call)
+    return launch("swish_dgrad_kernel", _swish_gradient, call)

@@ -26,10 +26,10 @@ def upsample_dgrad(dy: np.ndarray, dx: np.ndarray, *, factor: int) -> None:
 def bind_fprop(call: Call) -> list[Launch]:
     """One launch of `window_sum.spread_windows`."""
     factor = call.attrs["factor"]
-    return spread_windows(call.ins[0], call.outs[0], call.in_shapes[0], call.out_shapes[0], call.layout, factor, factor, 1)
+    return spread_windows(call, factor, factor, 1)
 
 
 def bind_dgrad(call: Call) -> list[Launch]:
     """One launch of `window_sum.sum_windows`."""
     factor = call.attrs["factor"]
-    return sum_windows(call.ins[0], call.outs[0], call.in_shapes[0], call.out_shapes[0], call.layout, factor, factor, 1)
+    return sum_windows(call, factor, factor, 1)

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from nbcnn.cuda import cuda, f4, i4, jit
-from nbcnn.ops.call import Launch, Shape
-from nbcnn.ops.ptx.vector import load4, store4
+from nbcnn.ops.call import Call, Launch
+from nbcnn.ops.stored import kinds, scalar_io, vector_io
 from nbcnn.ops.windows import in_rows, lane_io, lanes_of, launch, place, planes, position, reach_of, split, taps
 
 
@@ -38,14 +38,14 @@ def spread_reference(small: np.ndarray, large: np.ndarray, size: int, stride: in
 
 
 @cache
-def sum_kernel(lanes: int, size: int, stride: int) -> Any:
+def sum_kernel(kind: str, lanes: int, size: int, stride: int) -> Any:
     """small[o,p,q,c] = scale · Σ_{r,s < size} large[o, p·stride + r, q·stride + s, c], channels c in groups of `lanes`.
 
     grid    ceil(count / 256), block 256, count = outer·P·Q·groups
     owns    thread: one group of one window
-    moves   4·(windows' part of large + small) bytes; overlapping windows meet in the cache
+    moves   element size·(windows' part of large + small) bytes; overlapping windows meet in the cache
     """
-    load, store = lane_io(lanes)
+    load, store = lane_io(lanes, kind)
 
     @jit()
     def window_sum_kernel(large, small, count, scale, H, W, P, Q, groups):
@@ -70,14 +70,14 @@ def sum_kernel(lanes: int, size: int, stride: int) -> Any:
 
 
 @cache
-def spread_kernel(lanes: int, size: int, stride: int) -> Any:
+def spread_kernel(kind: str, lanes: int, size: int, stride: int) -> Any:
     """large[o,h,w,c] = scale · Σ small[o,p,q,c] over the windows (p,q) that contain (h,w): a gather, any overlap or gap.
 
     grid    ceil(count / 256), block 256, count = outer·H·W·groups
     owns    thread: one group of one element of large
-    moves   4·(small + large) bytes; rereads of small meet in the cache
+    moves   element size·(small + large) bytes; rereads of small meet in the cache
     """
-    load, store = lane_io(lanes)
+    load, store = lane_io(lanes, kind)
     reach = reach_of(size, stride)
 
     @jit()
@@ -108,16 +108,16 @@ def spread_kernel(lanes: int, size: int, stride: int) -> Any:
 
 
 @cache
-def tile_kernel(lanes: int, size: int) -> Any:
+def tile_kernel(kind: str, lanes: int, size: int) -> Any:
     """`spread_kernel` for stride = size: windows tile the image, so each value of small is read once and written size² times.
 
     Tiles cut off at the right and bottom edge have no window; they get zeros.
 
     grid    ceil(count / 256), block 256, count = outer·ceil(H/size)·ceil(W/size)·groups
     owns    thread: one group of the size × size elements of one tile
-    moves   4·(small + large) bytes
+    moves   element size·(small + large) bytes
     """
-    load, store = lane_io(lanes)
+    load, store = lane_io(lanes, kind)
 
     @jit()
     def window_tile_kernel(small, large, count, scale, H, W, P, Q, groups, tiles_h, tiles_w):
@@ -139,70 +139,84 @@ def tile_kernel(lanes: int, size: int) -> Any:
     return window_tile_kernel
 
 
-@jit()
-def row_sum_kernel(large, small, count, scale, H, W, P, quads):
+@cache
+def row_sum_kernel(kind: str) -> Any:
     """small[o,p,q] = scale · the sum of 2 × 2 elements of large, NCHW, W a multiple of 8.
 
     grid    ceil(count / 256), block 256, count = outer·P·W/8
     owns    thread: 4 windows of a row
-    moves   4·(large + small) bytes
+    moves   element size·(large + small) bytes
     """
-    i = i4(cuda.grid(1))
-    if i >= count:
-        return
-    rest, quad = split(i, quads)
-    o, p = split(rest, P)
-    top = i4((o * H + i4(2) * p) * W + i4(8) * quad)
-    a0, a1, a2, a3 = load4(large, top)
-    a4, a5, a6, a7 = load4(large, top + i4(4))
-    b0, b1, b2, b3 = load4(large, top + W)
-    b4, b5, b6, b7 = load4(large, top + W + i4(4))
-    s0, s1, s2, s3 = a0 + a1 + b0 + b1, a2 + a3 + b2 + b3, a4 + a5 + b4 + b5, a6 + a7 + b6 + b7
-    store4(small, i4(4) * i, s0 * scale, s1 * scale, s2 * scale, s3 * scale)
+    load4, store4 = vector_io(kind)
+
+    @jit()
+    def window_row_sum_kernel(large, small, count, scale, H, W, P, quads):
+        i = i4(cuda.grid(1))
+        if i >= count:
+            return
+        rest, quad = split(i, quads)
+        o, p = split(rest, P)
+        top = i4((o * H + i4(2) * p) * W + i4(8) * quad)
+        a0, a1, a2, a3 = load4(large, top)
+        a4, a5, a6, a7 = load4(large, top + i4(4))
+        b0, b1, b2, b3 = load4(large, top + W)
+        b4, b5, b6, b7 = load4(large, top + W + i4(4))
+        s0, s1, s2, s3 = a0 + a1 + b0 + b1, a2 + a3 + b2 + b3, a4 + a5 + b4 + b5, a6 + a7 + b6 + b7
+        store4(small, i4(4) * i, s0 * scale, s1 * scale, s2 * scale, s3 * scale)
+
+    return window_row_sum_kernel
 
 
-@jit()
-def row_spread_kernel(small, large, count, scale, H, W, P, pairs, tiles_h):
+@cache
+def row_spread_kernel(kind: str) -> Any:
     """large[o,h,w] = scale · small[o, h//2, w//2], 0 in a last odd row; NCHW, W a multiple of 8.
 
     grid    ceil(count / 256), block 256, count = outer·ceil(H/2)·W/4
     owns    thread: 2 × 4 elements of large, so that the stores of a warp have no holes
-    moves   4·(small + large) bytes
+    moves   element size·(small + large) bytes
     """
-    i = i4(cuda.grid(1))
-    if i >= count:
-        return
-    rest, pair = split(i, pairs)
-    o, p = split(rest, tiles_h)
-    window = i4(((o * P + min(p, P - i4(1))) * pairs + pair) * i4(2))
-    factor = scale if p < P else f4(0)
-    left, right = small[window] * factor, small[window + i4(1)] * factor
-    for r in range(2):
-        h = i4(i4(2) * p + i4(r))
-        if h < H:
-            store4(large, i4((o * H + h) * W + i4(4) * pair), left, left, right, right)
+    (load, _), (_, store4) = scalar_io(kind), vector_io(kind)
+
+    @jit()
+    def window_row_spread_kernel(small, large, count, scale, H, W, P, pairs, tiles_h):
+        i = i4(cuda.grid(1))
+        if i >= count:
+            return
+        rest, pair = split(i, pairs)
+        o, p = split(rest, tiles_h)
+        window = i4(((o * P + min(p, P - i4(1))) * pairs + pair) * i4(2))
+        factor = scale if p < P else f4(0)
+        left, right = load(small, window) * factor, load(small, i4(window + i4(1))) * factor
+        for r in range(2):
+            h = i4(i4(2) * p + i4(r))
+            if h < H:
+                store4(large, i4((o * H + h) * W + i4(4) * pair), left, left, right, right)
+
+    return window_row_spread_kernel
 
 
-def sum_windows(large: Any, small: Any, shape: Shape, windows: Shape, layout: str, size: int, stride: int, scale: float) -> list[Launch]:
-    """small = scale · window sums of large, whose logical shapes are `windows` (N,C,P,Q) and `shape` (N,C,H,W)."""
-    (H, W), (P, Q), arrays, factor = shape[2:], windows[2:], (large, small), np.float32(scale)
-    outer, inner = planes(shape, layout)
-    if in_rows(layout, size, stride, W):
-        return launch(row_sum_kernel, outer * P * W // 8, arrays, factor, H, W, P, W // 8)
+def sum_windows(call: Call, size: int, stride: int, scale: float) -> list[Launch]:
+    """The call's output (N,C,P,Q) = scale · window sums of its input (N,C,H,W)."""
+    shape, windows, (_, kind) = call.in_shapes[0], call.out_shapes[0], kinds(call)
+    (H, W), (P, Q), arrays, factor = shape[2:], windows[2:], (call.ins[0], call.outs[0]), np.float32(scale)
+    outer, inner = planes(shape, call.layout)
+    if in_rows(call.layout, size, stride, W):
+        return launch(row_sum_kernel(kind), outer * P * W // 8, arrays, factor, H, W, P, W // 8)
     lanes = lanes_of(inner)
     groups = inner // lanes
-    return launch(sum_kernel(lanes, size, stride), outer * P * Q * groups, arrays, factor, H, W, P, Q, groups)
+    return launch(sum_kernel(kind, lanes, size, stride), outer * P * Q * groups, arrays, factor, H, W, P, Q, groups)
 
 
-def spread_windows(small: Any, large: Any, windows: Shape, shape: Shape, layout: str, size: int, stride: int, scale: float) -> list[Launch]:
-    """large = scale · sums of small over the windows above each element; logical shapes `windows` (N,C,P,Q), `shape` (N,C,H,W)."""
-    (H, W), (P, Q), arrays, factor = shape[2:], windows[2:], (small, large), np.float32(scale)
-    outer, inner = planes(shape, layout)
+def spread_windows(call: Call, size: int, stride: int, scale: float) -> list[Launch]:
+    """The call's output (N,C,H,W) = scale · sums of its input (N,C,P,Q) over the windows above each element."""
+    windows, shape, (_, kind) = call.in_shapes[0], call.out_shapes[0], kinds(call)
+    (H, W), (P, Q), arrays, factor = shape[2:], windows[2:], (call.ins[0], call.outs[0]), np.float32(scale)
+    outer, inner = planes(shape, call.layout)
     tiles_h, tiles_w = -(-H // size), -(-W // size)
-    if in_rows(layout, size, stride, W):
-        return launch(row_spread_kernel, outer * tiles_h * W // 4, arrays, factor, H, W, P, W // 4, tiles_h)
+    if in_rows(call.layout, size, stride, W):
+        return launch(row_spread_kernel(kind), outer * tiles_h * W // 4, arrays, factor, H, W, P, W // 4, tiles_h)
     lanes = lanes_of(inner)
     groups = inner // lanes
     if lanes == 4 and size == stride:
-        return launch(tile_kernel(lanes, size), outer * tiles_h * tiles_w * groups, arrays, factor, H, W, P, Q, groups, tiles_h, tiles_w)
-    return launch(spread_kernel(lanes, size, stride), outer * H * W * groups, arrays, factor, H, W, P, Q, groups)
+        return launch(tile_kernel(kind, lanes, size), outer * tiles_h * tiles_w * groups, arrays, factor, H, W, P, Q, groups, tiles_h, tiles_w)
+    return launch(spread_kernel(kind, lanes, size, stride), outer * H * W * groups, arrays, factor, H, W, P, Q, groups)

@@ -1,7 +1,7 @@
 """Windows that slide over images: what pooling and upsampling share.
 
 Kernels see an image batch as (outer, H, W, inner), whatever its layout: NCHW is (N·C, H, W, 1) and NHWC is (N, H, W, C).
-Lanes are neighbours in `inner` that one thread handles as one float4: 4 where C is a multiple of 4 in NHWC, else 1.
+Lanes are neighbours in `inner` that one thread handles in one access: 4 where C is a multiple of 4 in NHWC, else 1.
 A window has size × size taps, numbered row by row; windows lie fully inside, P = (H - size) // stride + 1 of them.
 
 NCHW has nothing to vectorise along `inner`. There, the 2 × 2 windows of stride 2 that every model here uses are handled
@@ -18,7 +18,7 @@ import numpy as np
 
 from nbcnn.cuda import i4, jit, u4
 from nbcnn.ops.call import Launch, Shape, blocks
-from nbcnn.ops.ptx.vector import load4, store4
+from nbcnn.ops.stored import scalar_io, vector_io
 
 THREADS = 256
 
@@ -81,9 +81,11 @@ def place(o, h, w, group, H, W, groups):
 
 
 @cache
-def lane_io(lanes: int) -> tuple[Any, Any]:
-    """Device functions load(array, i, into) and store(array, i, values): group i of `lanes` floats, to and from a local array."""
+def lane_io(lanes: int, kind: str) -> tuple[Any, Any]:
+    """Device functions load(array, i, into) and store(array, i, values): group i of `lanes` elements stored as `kind`, to and
+    from a local float32 array."""
     if lanes == 4:
+        load4, store4 = vector_io(kind)
 
         @jit(device=True)
         def load(array, i, into):
@@ -93,13 +95,14 @@ def lane_io(lanes: int) -> tuple[Any, Any]:
         def store(array, i, values):
             store4(array, i4(i * i4(4)), values[0], values[1], values[2], values[3])
     else:
+        load1, store1 = scalar_io(kind)
 
         @jit(device=True)
         def load(array, i, into):
-            into[0] = array[i]
+            into[0] = load1(array, i)
 
         @jit(device=True)
         def store(array, i, values):
-            array[i] = values[0]
+            store1(array, i, values[0])
 
     return load, store
