@@ -64,7 +64,8 @@ def _share_out(jobs: list[Job], workers: int, say: Callable[[str], None] | None)
 
     def feed() -> None:
         with subprocess.Popen([sys.executable, "-m", "nbcnn.compile_pool"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
-            assert worker.stdin is not None and worker.stdout is not None
+            assert worker.stdin is not None
+            assert worker.stdout is not None
             while True:
                 try:
                     line = waiting.get_nowait()
