@@ -29,6 +29,7 @@ FILES = (
     "test_resampling.py",
     "test_stored.py",
     "test_svm.py",
+    "test_unpool_pack.py",
 )
 
 

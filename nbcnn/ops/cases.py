@@ -148,6 +148,9 @@ def training_cases() -> Iterator[Case]:
     yield Case("grad_norm", "1003", (g,), (((), "float64"),), {}, count)
     index = np.random.default_rng(21).integers(-1, count, 777).astype(np.int32)
     yield Case("pack_weights", "777 of 1003", (w, index), (((777,), "float32"),))
+    for terms in (1, 4, 6):
+        sums = np.random.default_rng(22).integers(-1, count, (terms, 260)).astype(np.int32)
+        yield Case("pack_weights", f"{terms} terms", (w, sums), (((260,), "float32"),), {}, terms)
     yield Case("advance", "64 images", (np.array(0.5), state, np.arange(4.0)), (1, 2), {"count": 64})
 
 
