@@ -12,6 +12,7 @@ from nbcnn.cli.errors import guarded
 def train(given: SimpleNamespace) -> int:
     """Run the training that the flags describe; returns the exit code."""
     from nbcnn import datasets, models
+    from nbcnn.autotune import tune
     from nbcnn.callbacks import Plots, Progress
     from nbcnn.cli import describe, train_run
     from nbcnn.net import Net, choose_mode
@@ -24,7 +25,7 @@ def train(given: SimpleNamespace) -> int:
 
     start = train_run.start(given)
     flags = start.flags
-    row, _ = choose_mode(flags.mode, flags.precision)
+    row, _ = choose_mode(flags.mode, flags.precision, flags.engine)
     if row.mode == "cpu":
         say(train_flags.on_cpu(flags), always=True)
     data = datasets.load(flags.dataset, data_dir=flags.data_dir, limit=flags.limit, progress=not flags.quiet)
@@ -32,7 +33,8 @@ def train(given: SimpleNamespace) -> int:
     shape, rates = data.train_images.shape[1:], train_run.rates(flags, len(data.train_images))
     layers = models.MODELS[flags.model](channels=shape[0])
     tiles = start.tiles(row.mode, row.precision)
-    net = Net(layers, shape, mode=flags.mode, precision=flags.precision, seed=flags.seed, init=flags.init, strict=flags.strict, tiles=tiles)
+    kernels = {"mode": flags.mode, "precision": flags.precision, "engine": flags.engine, "fusing": not flags.no_fuse, "strict": flags.strict}
+    net = Net(layers, shape, seed=flags.seed, init=flags.init, tiles=tiles, **kernels)
     say(describe.compiling(net))
     session = TrainingSession(
         net,
@@ -43,6 +45,8 @@ def train(given: SimpleNamespace) -> int:
         seed=flags.seed,
         flip=flags.flip,
         test_images=data.test_images,
+        say=say,
+        tune=tune if flags.tune else None,
     )
     if flags.explain:
         print(describe.explanation(session))

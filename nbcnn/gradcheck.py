@@ -15,15 +15,15 @@ from typing import Any
 
 import numpy as np
 
+from nbcnn.bounds import STORE, parity_bound
 from nbcnn.cuda import SIMULATOR, Gpu, Host, gpu_missing
-from nbcnn.ops import MODES, STORE, Row
+from nbcnn.ops import MODES, Row
 from nbcnn.ops.call import Impl, host
 from nbcnn.ops.cases import Case, mean_cases, real_cases
 from nbcnn.ops.conv.fused import REFERENCES
 from nbcnn.ops.run import Unsupported, run_op
-from nbcnn.storage import UNIT_ROUNDOFF, decode, encode
+from nbcnn.storage import decode, encode
 
-_EPS = float(np.finfo(np.float32).eps)
 _STEP = 1e-6
 # Central differences with step h of a float64 function err by about ε64/h + h²; relative, with room for curvature.
 _DIFFERENCE_ERROR = 1e-8
@@ -90,9 +90,8 @@ def parity(row: Row, impl: Any, case: Case, place: Any, tile: Any = None) -> flo
 
 
 def bound(case: Case, precision: str = "fp32") -> float:
-    """4·(u + ε·√terms), where u is the unit roundoff of what `precision` stores, 0 for fp32."""
-    unit = 0.0 if precision == "fp32" else UNIT_ROUNDOFF[STORE[precision]]
-    return 4 * (unit + _EPS * max(case.terms, 1) ** 0.5)
+    """`parity_bound` of the case."""
+    return parity_bound(case.terms, precision)
 
 
 Operands = Callable[..., tuple[np.ndarray, ...]]

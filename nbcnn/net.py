@@ -100,7 +100,7 @@ def resolver(
                 reasons.append(f"{part}: {reason}")
                 continue
             tile = impl.tile(call, multiprocessors)
-            saved = (tiles or {}).get(tile_key(step)) if tile is not None else None
+            saved = (tiles or {}).get(tile_key(step, part)) if tile is not None else None
             if saved is not None and saved.keys() == asdict(tile).keys():
                 tile = type(tile)(**saved)
             call = bare_call(step, row.layout, tile)
@@ -114,9 +114,9 @@ def resolver(
     return resolve
 
 
-def tile_key(step: Step) -> str:
-    """The name under which a step's tile is saved: layer, op, and batch size."""
-    return f"{step.scope}.{step.op}.n{step.ins[0].shape[0]}"
+def tile_key(step: Step, part: str) -> str:
+    """The name under which a step's tile is saved: layer, op, batch size, and the part of the row that it is a tile of."""
+    return f"{step.scope}.{step.op}.n{step.ins[0].shape[0]}.{part}"
 
 
 @dataclass(frozen=True)
@@ -334,7 +334,7 @@ def gib(count: int) -> str:
 
 def resolved_tiles(plans: Sequence[Plan]) -> dict[str, dict[str, int]]:
     """Every step's tile by step key, ready for JSON."""
-    return {tile_key(item.step): asdict(item.how.tile) for plan in plans for item in plan.steps if item.how.tile is not None}
+    return {tile_key(item.step, item.how.mode): asdict(item.how.tile) for plan in plans for item in plan.steps if item.how.tile is not None}
 
 
 def _substitute(steps: Sequence[Step], old: Buf, new: Buf) -> list[Step]:

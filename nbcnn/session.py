@@ -48,7 +48,8 @@ class TrainingSession:
     batch           images per training step; the last step of an epoch takes what is left.
     flip            mirror each image with probability 1/2, drawn from (seed, epoch, image).
     labels          int32 (M,), needed if the loss needs them; `test_labels` likewise.
-    say             is told what takes long: kernels being compiled.
+    say             is told what takes long: kernels being compiled, tiles being tried.
+    tune            `nbcnn.autotune.tune`, to choose tiles by measurement; None takes them from the committed tables.
 
     Raises UsageError for inputs that do not fit, MemoryPlanError before anything large is allocated.
     """
@@ -67,6 +68,7 @@ class TrainingSession:
         labels: np.ndarray | None = None,
         test_labels: np.ndarray | None = None,
         say: Callable[[str], None] | None = None,
+        tune: Callable[..., Mapping[str, Any]] | None = None,
     ) -> None:
         self.net, self.optimizer, self.seed, self.flip, self.batch = net, optimizer, seed, flip, batch
         self._sets = {"train": (images, labels), "test": (test_images, test_labels)}
@@ -76,6 +78,9 @@ class TrainingSession:
         self._rates = np.ascontiguousarray(learning_rates, np.float32)
         self._bufs = self._make_bufs(len(self._rates))
         self.plans = self._plan(batch)
+        if tune is not None:
+            net.tiles.update(tune(net, self.plans.values(), say))
+            self.plans = self._plan(batch)
         self.planned_bytes = self._memory(self.plans)
         check_memory(net.place, self.planned_bytes, f"batch {batch}", largest_batch(batch, lambda size: self._memory(self._plan(size))))
         self._allocate()

@@ -61,7 +61,7 @@ def test_help_ends_with_examples_and_exit_codes(command):
     ("argv", "says"),
     [
         (["--mode", "im2cool"], "did you mean im2col?"),
-        (["--mode", "gpu"], "none of auto, cpu, naive, tiled, im2col\n"),
+        (["--mode", "gpu"], "none of auto, cpu, naive, tiled, im2col, tensorcore\n"),
         (["--dataset", "cifar"], "did you mean cifar10?"),
         (["--bacth", "3"], "did you mean --batch?"),
         (["--epoch", "3"], "did you mean --epochs?"),

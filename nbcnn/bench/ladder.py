@@ -1,4 +1,4 @@
-"""The ladder: cpu → naive → tiled → im2col on this machine, the whole training step and its three passes, and a chart."""
+"""The ladder: cpu → naive → tiled → im2col → tensorcore on this machine, the whole training step and its passes, and a chart."""
 
 from __future__ import annotations
 
@@ -9,26 +9,38 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from nbcnn.cuda import gpu_missing
+from nbcnn.cuda import Gpu, gpu_missing
+from nbcnn.net import TENSOR_CORES
 from nbcnn.ops import MODES
 
-RUNGS = ("cpu", "naive", "tiled", "im2col")
+RUNGS = (
+    ("cpu", "fp32"),
+    ("naive", "fp32"),
+    ("tiled", "fp32"),
+    ("im2col", "fp32"),
+    ("tensorcore", "fp32"),
+    ("tensorcore", "tf32"),
+    ("tensorcore", "bf16"),
+)
 CPU_BATCHES = {1: 1, 64: 64, 256: 64}
 """The CPU rung of a large batch runs 64 images: a step of 256 takes ten seconds on two cores and is no faster per image."""
 
 
 def climb(batch: int, say: Callable[[str], None]) -> Iterator[dict[str, Any]]:
     """Measure every rung that can run here, each in a process of its own. A rung that fails is said and left out."""
-    for mode in RUNGS:
-        if MODES[mode, "fp32"].place == "gpu" and gpu_missing():
-            say(f"{mode}: left out ({gpu_missing()})")
+    for mode, precision in RUNGS:
+        missing = gpu_missing() if MODES[mode, precision].place == "gpu" else None
+        if mode == "tensorcore" and not missing and Gpu().capability < TENSOR_CORES:
+            missing = "this GPU has no tensor cores that it can use"
+        if missing:
+            say(f"{mode} {precision}: left out ({missing})")
             continue
         size = CPU_BATCHES.get(batch, batch) if mode == "cpu" else batch
-        say(f"{mode}, batch {size} …")
-        command = [sys.executable, "-m", "nbcnn.bench.rung", mode, str(size)]
+        say(f"{mode} {precision}, batch {size} …")
+        command = [sys.executable, "-m", "nbcnn.bench.rung", mode, str(size), precision]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
-            say(f"{mode}: failed: {done.stderr.strip().splitlines()[-1]}")
+            say(f"{mode} {precision}: failed: {done.stderr.strip().splitlines()[-1]}")
             continue
         yield json.loads(done.stdout.strip().splitlines()[-1])
 
@@ -37,6 +49,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     """The rungs as text: step, rate, passes, speed-ups per image over the rung before and over the CPU, memory."""
     head = (
         "mode",
+        "precision",
         "batch",
         "ms/step",
         "images/s",
@@ -58,6 +71,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         lines.append(
             (
                 row["mode"],
+                row["precision"],
                 str(row["batch"]),
                 f"{row['step_ms']['median']:.3f}",
                 f"{rate:,.0f}",
@@ -84,7 +98,7 @@ def chart(rows: list[dict[str, Any]], path: Path, title: str) -> None:
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(1, 2, figsize=(10, 3.6), width_ratios=(1, 1.6), layout="constrained")
-    names = [row["mode"] for row in rows]
+    names = [row["mode"] + (f" {row['precision']}" if row["mode"] == "tensorcore" else "") for row in rows]
     rates = [row["images_per_second"] for row in rows]
     axes[0].barh(names, rates, color="#4063d8")
     axes[0].set_xscale("log")

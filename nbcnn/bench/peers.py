@@ -1,6 +1,7 @@
 """PyTorch as a peer, if it is installed: the same training step and the same convolutions, timed the same way.
 
-fp32 means fp32: TF32 is off. cuDNN chooses its algorithm by trying (benchmark mode). Times come from CUDA events at
+fp32 means fp32: TF32 is off; it runs in NCHW, which is faster there. tf32 and bf16 run in channels_last; bf16 is autocast
+with fp32 weights in a training step, and bf16 operands in a single convolution. cuDNN chooses its algorithm by trying (benchmark mode). Times come from CUDA events at
 every boundary, after warm-up, like our own. Only this module imports torch.
 """
 
@@ -27,13 +28,14 @@ def available() -> bool:
     return torch.cuda.is_available()
 
 
-def _prepare() -> Any:
+def _prepare(precision: str) -> tuple[Any, Any]:
+    """torch, set to `precision`, and the memory format that suits it."""
     import torch
 
     torch.backends.cudnn.benchmark = True
-    torch.backends.cuda.matmul.allow_tf32 = False
-    torch.backends.cudnn.allow_tf32 = False
-    return torch
+    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    return torch, torch.contiguous_format if precision == "fp32" else torch.channels_last
 
 
 def _time(call: Callable[[], Any], seconds: float = 0.7) -> Timing:
@@ -73,12 +75,15 @@ def _captured(call: Callable[[], Any], warm: int = 3) -> Callable[[], None]:
     return graph.replay
 
 
-def training_step(batch: int, forms: tuple[str, ...] = ("eager", "graph", "compile")) -> list[dict[str, Any]]:
-    """The autoencoder's training step in fp32 at `batch`: uint8 → [0, 1], forward, MSE, backward, SGD with momentum 0.9."""
-    torch = _prepare()
+def training_step(batch: int, precision: str = "fp32", forms: tuple[str, ...] = ("eager", "graph", "compile")) -> list[dict[str, Any]]:
+    """The autoencoder's training step at `batch`: uint8 → [0, 1], forward, MSE, backward, SGD with momentum 0.9.
+
+    forms  eager, graph (CUDA graph of the eager step), compile (torch.compile), compile-max (its max-autotune).
+    """
+    torch, layout = _prepare(precision)
     nn = torch.nn
 
-    def make() -> tuple[Callable[[], Any], Callable[[], Any]]:
+    def make(mode: str) -> tuple[Callable[[], Any], Callable[[], Any]]:
         torch.manual_seed(0)
         net = nn.Sequential(
             *(nn.Conv2d(3, 256, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
@@ -86,15 +91,17 @@ def training_step(batch: int, forms: tuple[str, ...] = ("eager", "graph", "compi
             *(nn.Conv2d(128, 128, 3, padding=1), nn.ReLU(), nn.Upsample(scale_factor=2)),
             *(nn.Conv2d(128, 256, 3, padding=1), nn.ReLU(), nn.Upsample(scale_factor=2)),
             nn.Conv2d(256, 3, 3, padding=1),
-        ).cuda()
+        ).to("cuda", memory_format=layout)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9, fused=True)
-        images = torch.randint(0, 256, (batch, 3, 32, 32), dtype=torch.uint8, device="cuda")
+        images = torch.randint(0, 256, (batch, 3, 32, 32), dtype=torch.uint8, device="cuda").to(memory_format=layout)
 
         def loss() -> Any:
-            x = images.float() * (1 / 255)
-            return nn.functional.mse_loss(net(x), x)
+            x = images.to(torch.float32, memory_format=layout) * (1 / 255)
+            with torch.autocast("cuda", dtype=torch.bfloat16, enabled=precision == "bf16"):
+                y = net(x)
+            return nn.functional.mse_loss(y.float(), x)
 
-        compiled = torch.compile(loss, dynamic=False)
+        compiled = torch.compile(loss, dynamic=False, mode=mode)
 
         def step(value: Callable[[], Any]) -> Callable[[], Any]:
             def run() -> None:
@@ -110,21 +117,37 @@ def training_step(batch: int, forms: tuple[str, ...] = ("eager", "graph", "compi
     for form in forms:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-        eager, compiled = make()
-        call = {"eager": lambda e=eager: e, "graph": lambda e=eager: _captured(e), "compile": lambda c=compiled: c}[form]()
+        eager, compiled = make("max-autotune" if form == "compile-max" else "default")
+        call = {"eager": eager, "graph": eager}.get(form, compiled)
+        call = _captured(call) if form == "graph" else call
         timing = _time(call)
         peak = torch.cuda.max_memory_allocated()
-        rows.append({"form": form, "batch": batch, "step_ms": timing.as_dict(), "images_per_second": batch / timing.median * 1e3, "peak_bytes": peak})
+        images_per_second = batch / timing.median * 1e3
+        rows.append(
+            {
+                "form": form,
+                "precision": precision,
+                "batch": batch,
+                "step_ms": timing.as_dict(),
+                "images_per_second": images_per_second,
+                "peak_bytes": peak,
+            }
+        )
         del eager, compiled, call
     return rows
 
 
-def convolution(shape: ConvShape, path: str) -> Timing:
-    """cuDNN's fp32 time of one pass: NCHW, bias in fprop only, operands rotated past the L2 cache, graph replay."""
-    torch = _prepare()
-    sets = max(2, min(4, 256 * 2**20 // shape.bytes() + 1))
+def convolution(shape: ConvShape, path: str, precision: str = "fp32") -> Timing:
+    """cuDNN's time of one pass: bias in fprop only, operands rotated past the L2 cache, graph replay."""
+    torch, layout = _prepare(precision)
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    sets = max(2, min(4, 256 * 2**20 // shape.bytes(2 if precision == "bf16" else 4) + 1))
     aten = torch.ops.aten
-    w, b = torch.randn(shape.w_shape, device="cuda") * 0.05, torch.randn(shape.K, device="cuda")
+
+    def random(size: tuple[int, ...]) -> Any:
+        return torch.randn(size, device="cuda").to(dtype=dtype, memory_format=layout)
+
+    w, b = random(shape.w_shape) * 0.05, torch.randn(shape.K, device="cuda", dtype=dtype)
 
     def run(x: Any, dy: Any) -> Any:
         if path == "fprop":
@@ -133,6 +156,6 @@ def convolution(shape: ConvShape, path: str) -> Timing:
         geometry = ([shape.stride] * 2, [shape.pad] * 2, [1, 1])
         return aten.convolution_backward(dy, x, w, [shape.K], *geometry, False, [0, 0], 1, mask)
 
-    operands = [(torch.randn(shape.x_shape, device="cuda"), torch.randn(shape.y_shape, device="cuda")) for _ in range(sets)]
+    operands = [(random(shape.x_shape), random(shape.y_shape)) for _ in range(sets)]
     replay = _captured(lambda: [run(*pair) for pair in operands])
     return _time(replay, 0.3).per(sets)

@@ -77,6 +77,7 @@ def ladder() -> str:
             rows.append(
                 (
                     row["mode"],
+                    row["precision"],
                     str(row["batch"]),
                     f"{row['step_ms']['median']:,.3f}",
                     *(f"{row['passes_ms'][name]['median']:,.3f}" for name in ("fprop", "dgrad", "wgrad")),
@@ -91,6 +92,7 @@ def ladder() -> str:
             before, first = rate, first or rate
     head = (
         "mode",
+        "precision",
         "batch",
         "ms/step",
         "fprop",
@@ -104,7 +106,7 @@ def ladder() -> str:
         "host MiB",
     )
     cores = f" The cpu rung uses {environment['cpu_cores']} cores."
-    return _markdown(head, rows) + _footer(environment).rstrip("\n") + cores + "\n"
+    return _markdown(head, rows, 2) + _footer(environment).rstrip("\n") + cores + "\n"
 
 
 def cpu() -> str:

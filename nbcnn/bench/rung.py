@@ -1,6 +1,6 @@
 """One rung of the ladder: the autoencoder's whole training step and its passes, in one mode at one batch size.
 
-Run as `python -m nbcnn.bench.rung MODE BATCH`, it prints one line of JSON. A process of its own, so that its peak memory
+Run as `python -m nbcnn.bench.rung MODE BATCH [PRECISION [ENGINE]]`, it prints one line of JSON. A process of its own, so that its peak memory
 is the rung's and nobody else's.
 """
 
@@ -10,13 +10,15 @@ import json
 import resource
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from nbcnn.bench.timing import sensible_count, time_calls
+from nbcnn.bench.timing import sensible_count, summarise, time_calls
+from nbcnn.bounds import parity_bound
 from nbcnn.datasets import shapes
-from nbcnn.explain import step_flops
+from nbcnn.explain import conv_shape, step_flops
 from nbcnn.models import autoencoder
 from nbcnn.net import Net
 from nbcnn.ops.advance import POSITION
@@ -24,24 +26,25 @@ from nbcnn.optim import SGD, learning_rates
 from nbcnn.session import TrainingSession
 
 IMAGE = (3, 32, 32)
-PASSES = {"fprop": ("conv_fprop",), "dgrad": ("conv_dgrad",), "wgrad": ("conv_wgrad",)}
+PASSES = ("fprop", "dgrad", "wgrad")
 EPOCH_IMAGES = 50_000
-PARITY = 1e-5
-"""Relative: two float32 training steps that differ only in summation order; the bound of a sum of 65,536 products is 1.2e-4."""
+DEPTH, TERMS = 10, 9 * 256
+"""A gradient of the first layer has come through ten convolutions, each a sum of at most 9·256 products, and may err by each one's bound."""
 
 
-def session_for(mode: str, batch: int, images: int) -> TrainingSession:
-    """A session on synthetic images, SGD with momentum."""
+def session_for(batch: int, images: int, **options: Any) -> TrainingSession:
+    """A session on synthetic images, SGD with momentum; `options` of the net: mode, precision, engine, fusing."""
     data = shapes.generate(images, seed=1)[0]
-    rates = learning_rates("constant", 0.01, 1)
-    return TrainingSession(Net(autoencoder(), IMAGE, mode=mode), data, optimizer=SGD(), learning_rates=rates, batch=batch)
+    rates = learning_rates("constant", 0.01, 3)
+    return TrainingSession(Net(autoencoder(), IMAGE, **options), data, optimizer=SGD(), learning_rates=rates, batch=batch)
 
 
-def measure(mode: str, batch: int, seconds: float = 1.0) -> dict[str, Any]:
-    """Time one rung. Refuses (RuntimeError) to time a step whose loss is not the NumPy path's."""
+def measure(mode: str, batch: int, precision: str | None = None, engine: str = "auto", *, seconds: float = 1.0) -> dict[str, Any]:
+    """Time one rung. Refuses (RuntimeError) to time a step whose updates are not the NumPy path's."""
     images = max(batch, min(65_536, 400 * batch))
-    session = session_for(mode, batch, images - images % batch)
-    check_against_numpy(mode)
+    options = {"mode": mode, "precision": precision, "engine": engine}
+    session = session_for(batch, images - images % batch, **options)
+    check_against_numpy(options)
     place = session.net.place
 
     def step() -> None:
@@ -60,12 +63,13 @@ def measure(mode: str, batch: int, seconds: float = 1.0) -> dict[str, Any]:
     time_calls(step, place, 1, warm)
     session.begin_epoch(0)
     whole = time_calls(step, place, count, 0.0)
-    passes = {name: time_pass(session, ops, estimate, seconds).as_dict() for name, ops in PASSES.items()}
+    passes = {name: time_pass(session, name, estimate, seconds).as_dict() for name in PASSES}
     rest = whole.median - sum(p["median"] for p in passes.values())
     flops = training_flops(session)
     return {
         "mode": mode,
         "precision": session.net.precision,
+        "engine": engine,
         "batch": batch,
         "device": session.net.device_name,
         "step_ms": whole.as_dict(),
@@ -77,6 +81,35 @@ def measure(mode: str, batch: int, seconds: float = 1.0) -> dict[str, Any]:
         "planned_bytes": session.planned_bytes,
         "sgemm_gflops": sgemm_gflops() if mode == "cpu" else None,
         "host_peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    }
+
+
+def measure_epoch(mode: str, batch: int, precision: str | None = None, engine: str = "auto", epochs: int = 7) -> dict[str, Any]:
+    """Wall seconds of whole epochs of 50,000 resident images: permutation, upload, every training step, the smaller last batch.
+
+    Refuses (RuntimeError) like `measure`.
+    """
+    options = {"mode": mode, "precision": precision, "engine": engine}
+    session = session_for(batch, EPOCH_IMAGES, **options)
+    check_against_numpy(options)
+    spent = []
+    for epoch in range(epochs + 2):
+        session.net.place.synchronize()
+        start = time.perf_counter()
+        session.begin_epoch(epoch)
+        while session.steps_left:
+            session.step()
+        session.net.place.synchronize()
+        spent.append((time.perf_counter() - start) * 1e3)
+    timing = summarise(spent[2:]).per(1000)  # milliseconds of an epoch as seconds
+    return {
+        "mode": mode,
+        "precision": session.net.precision,
+        "engine": engine,
+        "batch": batch,
+        "images": session.count,
+        "steps": session.steps_per_epoch,
+        "seconds": timing.as_dict(),
     }
 
 
@@ -96,31 +129,37 @@ def sgemm_gflops(size: int = 2048) -> float:
     return 2 * size**3 / best / 1e9
 
 
-def time_pass(session: TrainingSession, ops: tuple[str, ...], estimate: float, seconds: float) -> Any:
-    """Time the steps of one pass alone, back to back, as the whole step runs them."""
+def time_pass(session: TrainingSession, path: str, estimate: float, seconds: float) -> Any:
+    """Time the convolutions of one pass alone, back to back, as the whole step runs them."""
     program = session.program
-    launches = [launch for item, launches in program.bound if item.step.op in ops for launch in launches]
+    launches = [launch for item, launches in program.bound if conv_shape(item.step) and path in item.step.op for launch in launches]
     replay = program.place.replayable(launches)
     return time_calls(replay, program.place, sensible_count(estimate / 3, seconds / 2), 0.0 if session.net.mode == "cpu" else 0.2)
 
 
-def check_against_numpy(mode: str) -> None:
-    """Three training steps of four images in `mode` and in NumPy must end with the same weights."""
-    if mode == "cpu":
+def check_against_numpy(options: Mapping[str, Any]) -> None:
+    """Three training steps of four images must change the weights as they do in NumPy."""
+    if options["mode"] == "cpu":
         return
-    weights = []
-    for name in ("cpu", mode):
-        session = session_for(name, 4, 12)
+    updates = []
+    for chosen in ({"mode": "cpu"}, options):
+        session = session_for(4, 12, **chosen)
+        before = _flat(session)
         for _ in range(3):
             session.step()
-        weights.append(np.concatenate([t.reshape(-1) for t in session.net.params.as_dict().values()]).astype(np.float64))
+        updates.append(_flat(session) - before)
         assert session.state()["step_state"][POSITION] == 12
-    error = float(np.linalg.norm(weights[1] - weights[0]) / np.linalg.norm(weights[0]))
-    if not error <= PARITY:
-        raise RuntimeError(
-            f"mode {mode} is not timed: after three training steps its weights differ from NumPy's by {error:.1e} (bound {PARITY:.0e})"
-        )
+    error = float(np.linalg.norm(updates[1] - updates[0]) / np.linalg.norm(updates[0]))
+    bound = DEPTH * parity_bound(TERMS, session.net.precision)
+    if not error <= bound:
+        raise RuntimeError(f"{options} is not timed: three training steps change its weights otherwise than NumPy's: {error:.1e} (bound {bound:.1e})")
+
+
+def _flat(session: TrainingSession) -> np.ndarray:
+    """All weights in float64."""
+    return np.concatenate([t.reshape(-1) for t in session.net.params.as_dict().values()]).astype(np.float64)
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure(sys.argv[1], int(sys.argv[2]))))
+    name, size, *more = sys.argv[1:]
+    print(json.dumps(measure(name, int(size), *more)))

@@ -14,7 +14,8 @@ from typing import Any, NoReturn
 from nbcnn.cli import errors
 from nbcnn.suggest import nearest
 
-MODES = ("cpu", "naive", "tiled", "im2col")
+MODES = ("cpu", "naive", "tiled", "im2col", "tensorcore")
+PRECISIONS = ("fp32", "tf32", "bf16")
 """The modes of `nbcnn.ops.MODES`, which imports numba."""
 
 

@@ -45,6 +45,6 @@ def _climb(flags: SimpleNamespace) -> int:
     if flags.save:
         results.save(f"ladder-{batch}", rows, device, Path(flags.results) if flags.results else None)
     if flags.chart:
-        ladder.chart(rows, Path(flags.chart), f"{device.split('(')[0].strip()}, batch {batch}, fp32")
+        ladder.chart(rows, Path(flags.chart), f"{device.split('(')[0].strip()}, batch {batch}")
     print(json.dumps(rows) if flags.json else ladder.table(rows))
     return 0

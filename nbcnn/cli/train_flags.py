@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from nbcnn.cli.errors import UsageError
-from nbcnn.cli.flags import MODES, Parser, count, flag, one_of, real
+from nbcnn.cli.flags import MODES, PRECISIONS, Parser, count, flag, one_of, real
 
 EXAMPLES = (
     "python train.py                                             the fastest mode here; CIFAR-10 if it can be had",
@@ -60,6 +60,9 @@ OTHERS: dict[str, Any] = {
     "seed": 0,
     "mode": "auto",
     "precision": None,
+    "engine": "auto",
+    "no_fuse": False,
+    "tune": False,
     "strict": False,
     "explain": False,
     "out": None,
@@ -70,7 +73,9 @@ OTHERS: dict[str, Any] = {
     "quiet": False,
 }
 
-FREE_ON_RESUME = frozenset({"data_dir", "mode", "precision", "strict", "log_every", "save_every", "json", "quiet", "explain", "resume"})
+FREE_ON_RESUME = frozenset(
+    {"data_dir", "mode", "precision", "engine", "no_fuse", "tune", "strict", "log_every", "save_every", "json", "quiet", "explain", "resume"}
+)
 """Flags that a resumed run may set anew: they do not change what is computed (another mode changes only its rounding)."""
 
 
@@ -107,8 +112,11 @@ def parser() -> Parser:
     flag(group, "--clip-norm", real(0), "scale a longer gradient to this Euclidean norm; 0: off", base["clip_norm"])
 
     group = made.add_argument_group("kernels")
-    flag(group, "--mode", one_of("auto", *MODES), "how layers are computed; auto: im2col on a GPU, else cpu", "auto")
-    flag(group, "--precision", one_of("fp32"), "type the multiplications run in", "the mode's own")
+    flag(group, "--mode", one_of("auto", *MODES), "how layers are computed; auto: the fastest that this machine has", "auto")
+    flag(group, "--precision", one_of(*PRECISIONS), "what multiplications round to", "bf16 for tensorcore, else fp32")
+    flag(group, "--engine", one_of("auto", "wgmma", "mma"), "tensorcore's kernels: wgmma (Hopper) or mma (Ampere and later)", "auto")
+    flag(group, "--no-fuse", bool, "run every layer by itself", "off")
+    flag(group, "--tune", bool, "choose tiles by measuring; kept for the next run, which may differ in its last bits from an untuned one", "off")
     flag(group, "--strict", bool, "refuse if any step would run in another mode", "off")
     flag(group, "--explain", bool, "print the layers, the planned memory and the plan, then stop", "off")
 

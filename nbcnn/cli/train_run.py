@@ -65,7 +65,7 @@ def _resumed(given: SimpleNamespace) -> Start:
     saved = path if path.is_file() else path / checkpoint.LAST
     folder = RunFolder(saved.parent)
     config = folder.read_config()
-    absent = sorted(vars(train_flags.fill(train_flags.parse([]))).keys() - _UNSAVED - config["flags"].keys())
+    absent = sorted(vars(train_flags.fill(train_flags.parse([]))).keys() - _UNSAVED - train_flags.FREE_ON_RESUME - config["flags"].keys())
     if absent:
         raise RunError(f"{folder.config_path} is damaged or of another version: {absent[0]!r} is missing in its 'flags'")
     _, notes = checkpoint.load(saved)

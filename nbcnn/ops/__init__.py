@@ -49,6 +49,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from nbcnn.bounds import STORE
 from nbcnn.ops import (
     adam,
     add,
@@ -73,9 +74,6 @@ from nbcnn.ops.call import Impl, host
 from nbcnn.ops.conv import im2col, naive, reference, thin, tiled
 
 Ops = dict[str, Impl]
-
-STORE = {"fp32": "float32", "tf32": "tfloat32", "bf16": "bfloat16"}
-"""How a row of a precision stores activations and their gradients: rounded as its multiplications want them."""
 
 
 @dataclass(frozen=True)
