@@ -19,9 +19,7 @@ from nbcnn.ops.ptx.asm import instruction
 _OPERANDS = " {$0,$1,$2,$3}, {$4,$5,$6,$7}, {$8,$9}, {$10,$11,$12,$13};"
 _TYPES = (u4,) * 6 + (f4,) * 4
 
-mma_bf16 = instruction(
-    "mma_m16n8k16_bf16", "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32" + _OPERANDS, (f4,) * 4, _TYPES, pure=True
-)
+mma_bf16 = instruction("mma_m16n8k16_bf16", "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32" + _OPERANDS, (f4,) * 4, _TYPES, pure=True)
 """(a0, a1, a2, a3, b0, b1, c0, c1, c2, c3) -> c + A·B, 16 k of bfloat16."""
 mma_tf32 = instruction("mma_m16n8k8_tf32", "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32" + _OPERANDS, (f4,) * 4, _TYPES, pure=True)
 """(a0, a1, a2, a3, b0, b1, c0, c1, c2, c3) -> c + A·B, 8 k of tf32. Bits below tf32's are ignored: truncation, not rounding."""
