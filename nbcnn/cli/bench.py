@@ -108,7 +108,6 @@ def _convs(flags: SimpleNamespace) -> tuple[list[dict[str, Any]], list[str]]:
     for row in convs.passes(flags.mode or "im2col", flags.batch or 256, flags.layers or LAYERS, flags.peer != "none", **what):
         rows.append(row)
         peer = f"{row['cudnn_ms']['median'] * 1e3:10.1f}{row['ratio']:8.2f}×" if row["ratio"] else ""
-        lines.append(
-            f"{row['layer']:8}{row['path']:8}{row['runs_as']:>9}{row['ms']['median'] * 1e3:9.1f}{row['tflops']:9.1f}{row['gbytes_per_second']:8.0f}{peer}"
-        )
+        rates = f"{row['tflops']:9.1f}{row['gbytes_per_second']:8.0f}"
+        lines.append(f"{row['layer']:8}{row['path']:8}{row['runs_as']:>9}{row['ms']['median'] * 1e3:9.1f}{rates}{peer}")
     return rows, lines
