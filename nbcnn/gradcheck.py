@@ -21,6 +21,7 @@ from nbcnn.ops import MODES, Row
 from nbcnn.ops.call import Impl, host
 from nbcnn.ops.cases import Case, mean_cases, real_cases
 from nbcnn.ops.conv.fused import REFERENCES
+from nbcnn.ops.fused_cases import fused_mean_cases, fused_real_cases
 from nbcnn.ops.run import Unsupported, run_op
 from nbcnn.storage import decode, encode
 
@@ -101,6 +102,8 @@ Operands = Callable[..., tuple[np.ndarray, ...]]
 _PAIRS: dict[str, tuple[str, int, Operands]] = {
     "conv_dgrad": ("conv_fprop", 0, lambda ins, outs, v: (v, ins[1])),
     "conv_wgrad": ("conv_fprop", 1, lambda ins, outs, v: (ins[0], v)),
+    "upconv_dgrad": ("upconv_fprop", 0, lambda ins, outs, v: (v, ins[1])),
+    "upconv_wgrad": ("upconv_fprop", 1, lambda ins, outs, v: (ins[0], v)),
     "relu_dgrad": ("relu_fprop", 0, lambda ins, outs, v: (v, outs[0])),
     "leaky_relu_dgrad": ("leaky_relu_fprop", 0, lambda ins, outs, v: (v, outs[0])),
     "sigmoid_dgrad": ("sigmoid_fprop", 0, lambda ins, outs, v: (v, outs[0])),
@@ -137,10 +140,11 @@ def dot_product(row: Row, op: str, impl: Any, forward: Case, place: Any) -> tupl
     forward_side = float(np.vdot(v.astype(np.float64), (at(1) - at(-1)) / (2 * _STEP)))
     ins = operands(forward.ins, outs) if is_loss else operands(forward.ins, outs, v)
     ins = tuple(a.astype(np.float32) if a.dtype == np.float64 else a for a in ins)
-    (got,) = run_op(impl, op, ins, [(u.shape, "float32")], attrs=forward.attrs, place=place, layout=row.layout, store=row.store)
+    outs_wanted: list[Any] = [(u.shape, "float32"), *([(u.shape[:1], "float32")] if op == "upconv_wgrad" else [])]
+    got, *_ = run_op(impl, op, ins, outs_wanted, attrs=forward.attrs, place=place, layout=row.layout, store=row.store)
     backward_side = float(np.vdot(got.astype(np.float64), u))
     scale = float(np.linalg.norm(got)) * float(np.linalg.norm(u)) or 1.0
-    terms = max(forward.terms, got.size // max(1, v.size) + 1, v.size if op == "conv_wgrad" else 1)
+    terms = max(forward.terms, got.size // max(1, v.size) + 1, v.size if op.endswith("wgrad") else 1)
     return abs(forward_side - backward_side) / scale, bound(replace(forward, terms=terms), row.precision) + _DIFFERENCE_ERROR
 
 
@@ -167,7 +171,8 @@ def check_row(row: Row, place: Any, cases: list[Case]) -> Iterator[Finding]:
 
 def all_cases() -> list[Case]:
     """Mean cases, and the real convolutions where they finish in reasonable time (not in the simulator)."""
-    return list(mean_cases()) + ([] if SIMULATOR else list(real_cases()))
+    small = [*mean_cases(), *fused_mean_cases()]
+    return small if SIMULATOR else [*small, *real_cases(), *fused_real_cases()]
 
 
 def left_out() -> str:

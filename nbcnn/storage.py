@@ -14,7 +14,7 @@ FLOATING = ("float32", "tfloat32", "bfloat16")
 
 ITEMSIZE = {"float32": 4, "tfloat32": 4, "bfloat16": 2, "float64": 8, "uint8": 1, "int32": 4, "int64": 8}
 
-UNIT_ROUNDOFF = {"float32": 2.0**-24, "tfloat32": 2.0**-11, "bfloat16": 2.0**-9}
+UNIT_ROUNDOFF = {"float32": 2.0**-24, "tfloat32": 2.0**-11, "bfloat16": 2.0**-8}
 """The largest relative error of one rounding."""
 
 _NUMPY = {"tfloat32": "float32", "bfloat16": "uint16"}
