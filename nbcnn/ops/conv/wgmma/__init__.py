@@ -1,1 +1,11 @@
 """Convolutions for Hopper: TMA fetches tiles, wgmma multiplies them; compute capability 9.0 only."""
+
+from __future__ import annotations
+
+from nbcnn.ops.call import Impl
+from nbcnn.ops.conv.wgmma.engine import implementations
+
+
+def ops(precision: str) -> dict[str, Impl]:
+    """The ops of this engine in "bf16", "tf32" or "fp32"."""
+    return implementations(precision)

@@ -1,0 +1,199 @@
+"""What becomes of a tile's sums: bias, ReLU and rounding in registers, then by way of shared memory to global memory, 16 bytes a thread.
+
+The way through shared memory turns the fragments that a warp holds (2 columns of 8 rows each) into whole rows; and pooling, masks and
+interleaving are plain work on rows. `words` below are 16 bytes of a row: 8 bfloat16 or 4 float32.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from nbcnn.cuda import cuda, f4, i4, jit, u4
+from nbcnn.ops.conv.wgmma.tile import KINDS, WARPGROUP, Tile, pitch
+from nbcnn.ops.ptx.cvt import bf16_high, bf16_low, bf16x2, bits_float, float_bits, tf32
+from nbcnn.ops.ptx.shared import load_words_4, store_words_1, store_words_2
+from nbcnn.ops.ptx.vector import load4_if, load_bf16x8_if, store4, store_bf16x8
+
+_LOADS = 8
+"""Loads of 16 bytes that a thread has in flight."""
+
+
+def _log2(value: int) -> int:
+    return value.bit_length() - 1
+
+
+@cache
+def put_fragments(tile: Tile, kind_name: str, relu: bool) -> Any:
+    """Device function (acc, stage, group, warp, lane): the sums, rounded to what is stored, as rows at shared address `stage`."""
+    kind = KINDS[kind_name]
+    PITCH, EIGHTS, ROWS = pitch(tile, kind), tile.BN // 8, tile.BM // tile.groups
+    HALVES, ELEMENT, WORDS, ROUND = ROWS // 64, kind.result, kind.result // 2, kind_name == "tf32"
+
+    @jit(device=True)
+    def run(acc, stage, group, warp, lane):
+        row = i4(group * i4(ROWS) + (warp & i4(3)) * i4(16) + (lane >> i4(2)))
+        at = stage + u4(row * i4(PITCH) + (lane & i4(3)) * i4(2 * ELEMENT))
+        for j in range(EIGHTS):
+            for half in range(HALVES):
+                for h in range(2):
+                    v0 = acc[(half * EIGHTS + j) * 4 + 2 * h]
+                    v1 = acc[(half * EIGHTS + j) * 4 + 2 * h + 1]
+                    if relu:
+                        v0 = f4(0) if v0 <= f4(0) else v0
+                        v1 = f4(0) if v1 <= f4(0) else v1
+                    to = at + u4((half * 64 + 8 * h) * PITCH + j * 8 * ELEMENT)
+                    if WORDS == 1:
+                        store_words_1(to, bf16x2(v0, v1))
+                    elif ROUND:
+                        store_words_2(to, float_bits(tf32(v0)), float_bits(tf32(v1)))
+                    else:
+                        store_words_2(to, float_bits(v0), float_bits(v1))
+
+    return run
+
+
+@cache
+def _masked(kind_name: str) -> tuple[Any, Any, Any]:
+    """Device functions of 16 bytes: load (x, at, wanted) -> four words; keep (word, x word) -> word, zero where x ≤ 0; store (y, at, words)."""
+    if KINDS[kind_name].result == 2:
+
+        @jit(device=True)
+        def keep(word, x):
+            low = word & u4(0xFFFF) if bf16_low(x) > f4(0) else u4(0)
+            high = word & u4(0xFFFF0000) if bf16_high(x) > f4(0) else u4(0)
+            return u4(low | high)
+
+        return load_bf16x8_if, keep, store_bf16x8
+
+    @jit(device=True)
+    def load(x, at, wanted):
+        a, b, c, d = load4_if(x, at, wanted)
+        return float_bits(a), float_bits(b), float_bits(c), float_bits(d)
+
+    @jit(device=True)
+    def keep(word, x):
+        return u4(word) if bits_float(x) > f4(0) else u4(0)
+
+    @jit(device=True)
+    def store(y, at, a, b, c, d):
+        store4(y, at, bits_float(a), bits_float(b), bits_float(c), bits_float(d))
+
+    return load, keep, store
+
+
+@cache
+def store_rows(tile: Tile, kind_name: str, mask: bool, interleaved: bool) -> Any:
+    """Device function (stage, x, y, t, m0, n0, GM, K, Q, r, s): rows at `stage` to the pixels m0… of y, channels n0…
+
+    mask: only where x > 0, else 0. interleaved: pixel (i, j) of the tile is pixel (2i + r, 2j + s) of y, whose rows are 2Q long.
+    """
+    kind = KINDS[kind_name]
+    PITCH, THREADS, CHUNK = pitch(tile, kind), tile.groups * WARPGROUP, 16 // kind.result
+    CHUNKS = _log2(tile.BN // CHUNK)
+    STEP = THREADS >> CHUNKS
+    BATCH = min(_LOADS, tile.BM // STEP)
+    WORDS, BATCHES, LAST = 4 * BATCH, tile.BM // STEP // BATCH, (1 << CHUNKS) - 1
+    load, keep, store = _masked(kind_name)
+
+    @jit(device=True)
+    def run(stage, x, y, t, m0, n0, GM, K, Q, r, s):
+        masks = cuda.local.array(WORDS, u4)
+        row = i4(t >> i4(CHUNKS))
+        chunk = i4(t & i4(LAST))
+        channel = i4(n0 + chunk * i4(CHUNK))
+        start = stage + u4(row * i4(PITCH) + chunk * i4(16))
+        # A pixel beyond the last, or a channel, fails this one comparison.
+        end = GM if channel < K else i4(0)
+        for batch in range(BATCHES):
+            # All loads of a batch before its stores: else each would wait for the memory by itself.
+            if mask:
+                for i in range(BATCH):
+                    m = i4(m0 + row + i4((batch * BATCH + i) * STEP))
+                    x0, x1, x2, x3 = load(x, i4(m * K + channel), m < end)
+                    masks[4 * i], masks[4 * i + 1], masks[4 * i + 2], masks[4 * i + 3] = x0, x1, x2, x3
+            for i in range(BATCH):
+                m = i4(m0 + row + i4((batch * BATCH + i) * STEP))
+                w0, w1, w2, w3 = load_words_4(start + u4((batch * BATCH + i) * STEP * PITCH))
+                if mask:
+                    w0, w1 = keep(w0, masks[4 * i]), keep(w1, masks[4 * i + 1])
+                    w2, w3 = keep(w2, masks[4 * i + 2]), keep(w3, masks[4 * i + 3])
+                if m < end:
+                    pixel = m
+                    if interleaved:
+                        line = i4(u4(m) // u4(Q))
+                        pixel = i4((i4(2) * line + r) * i4(2) * Q + i4(2) * (m - line * Q) + s)
+                    store(y, i4(pixel * K + channel), w0, w1, w2, w3)
+
+    return run
+
+
+@cache
+def _largest(kind_name: str) -> Any:
+    """Device function (words, q) -> word q of the largest of four rows of four words, and at which row each channel in it was (2 bits)."""
+    if KINDS[kind_name].result == 2:
+
+        @jit(device=True)
+        def run(words, q):
+            # Not negative, so ordered as integers; the place in the lower bits lets the first of equals win, and comes out with the maximum.
+            low, high = u4(0), u4(0)
+            for i in range(4):
+                low = max(low, u4(words[4 * i + q] << u4(16) | u4(3 - i)))
+                high = max(high, u4(words[4 * i + q] & u4(0xFFFF0000) | u4(3 - i)))
+            word = u4(low >> u4(16) | high & u4(0xFFFF0000))
+            return word, u4((u4(3) - (low & u4(3))) | (u4(3) - (high & u4(3))) << u4(2))
+    else:
+
+        @jit(device=True)
+        def run(words, q):
+            best, place = words[q], u4(0)
+            for i in range(1, 4):
+                if words[4 * i + q] > best:
+                    best, place = words[4 * i + q], u4(i)
+            return best, place
+
+    return run
+
+
+@cache
+def store_pooled(tile: Tile, kind_name: str) -> Any:
+    """Device function (stage, y, index, t, m0, n0, GM, K, Q): the maxima of 2×2 pixels of the rows at `stage`, and where they were.
+
+    The rows are whole pairs of image rows of Q pixels, and not negative. index has 2 bits a channel, four channels a byte.
+    """
+    kind = KINDS[kind_name]
+    PITCH, THREADS, CHUNK = pitch(tile, kind), tile.groups * WARPGROUP, 16 // kind.result
+    CHUNKS = _log2(tile.BN // CHUNK)
+    STEP = THREADS >> CHUNKS
+    ROUNDS, LAST, BITS = tile.BM // 4 // STEP, (1 << CHUNKS) - 1, 4 if kind.result == 2 else 2
+    largest, store = _largest(kind_name), _masked(kind_name)[2]
+
+    @jit(device=True)
+    def run(stage, y, index, t, m0, n0, GM, K, Q):
+        words = cuda.local.array(16, u4)
+        chunk = i4(t & i4(LAST))
+        channel = i4(n0 + chunk * i4(CHUNK))
+        across = i4(Q >> i4(1))
+        for i in range(ROUNDS):
+            pooled = i4((t >> i4(CHUNKS)) + i4(i * STEP))
+            pair = i4(u4(pooled) // u4(across))
+            row = i4(pair * i4(2) * Q + (pooled - pair * across) * i4(2))
+            if m0 + row < GM and channel < K:
+                first = stage + u4(row * i4(PITCH) + chunk * i4(16))
+                below = first + u4(Q * i4(PITCH))
+                words[0], words[1], words[2], words[3] = load_words_4(first)
+                words[4], words[5], words[6], words[7] = load_words_4(first + u4(PITCH))
+                words[8], words[9], words[10], words[11] = load_words_4(below)
+                words[12], words[13], words[14], words[15] = load_words_4(below + u4(PITCH))
+                w0, p0 = largest(words, 0)
+                w1, p1 = largest(words, 1)
+                w2, p2 = largest(words, 2)
+                w3, p3 = largest(words, 3)
+                at = i4((i4(m0 >> i4(2)) + pooled) * K + channel)
+                store(y, at, w0, w1, w2, w3)
+                places = u4(p0 | p1 << u4(BITS) | p2 << u4(2 * BITS) | p3 << u4(3 * BITS))
+                index[at >> i4(2)] = places & u4(0xFF)
+                if CHUNK == 8:
+                    index[(at >> i4(2)) + i4(1)] = places >> u4(8)
+
+    return run

@@ -1,0 +1,96 @@
+"""The correlation kernel: images through TMA im2col, filters through TMA, wgmma, an epilogue through shared memory."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from nbcnn.cuda import cuda, f4, i4, jit, u4
+from nbcnn.ops.conv.wgmma import epilogue
+from nbcnn.ops.conv.wgmma.mainloop import consumer, producer
+from nbcnn.ops.conv.wgmma.tile import ALIGNMENT, KINDS, WARPGROUP, Tile, shared_bytes, slot_bytes
+from nbcnn.ops.ptx.asm import byte_address_global, byte_address_shared
+from nbcnn.ops.ptx.mbarrier import bar_sync, fence_mbarrier_init, mbarrier_init
+from nbcnn.ops.ptx.vector import load1_if
+
+
+@cache
+def correlate(tile: Tile, kind_name: str, finish: str, bias: bool, relu: bool) -> Any:
+    """The kernel for one tile and precision. finish: "rows", "mask" (only where x > 0), "pool" or "interleave" (four phases)."""
+    kind = KINDS[kind_name]
+    THREADS, WARPS, SLOTS, BM, BN = tile.threads, 4 * tile.groups, tile.slots, tile.BM, tile.BN
+    RING = max(tile.slots * slot_bytes(tile, kind), shared_bytes(tile, kind) - ALIGNMENT - 256)
+    HALVES, EIGHTS = BM // tile.groups // 64, BN // 8
+    SUMS = HALVES * EIGHTS * 4
+    produce, consume = producer(tile, kind_name), consumer(tile, kind_name)
+    put = epilogue.put_fragments(tile, kind_name, relu)
+    store = epilogue.store_rows(tile, kind_name, finish == "mask", finish == "interleave")
+    store_pooled = epilogue.store_pooled(tile, kind_name)
+    consumers = bar_sync(1, tile.groups * WARPGROUP)
+    POOL, INTERLEAVE = finish == "pool", finish == "interleave"
+
+    @jit(launch_bounds=(THREADS, tile.blocks))
+    def correlate_kernel(maps, b, x, y, index, N, C, P, Q, K, rows, R, S, stride, top, left, across, steps):
+        """y[m,n] = finish(Σ_k source[m,k]·filter[n,k] + b[n]): see `correlation.py`.
+
+        gemm    GM = N·P·Q, GN = K (of each phase), GK = R·S·C.
+        grid    ⌈GM/BM⌉ · phases · ⌈K/BN⌉ blocks, those of one BM rows next to each other, so that they read the source together.
+        block   `groups` warpgroups that multiply, one warp of which a single thread has tiles fetched.
+        owns    block BM × BN, warpgroup BM/groups × BN, thread 2 columns of 8, every 8th row.
+        shared  `shared_bytes(tile)`: the ring of slots, where results are put at the end, and its barriers.
+        moves   the source ⌈K/BN⌉·phases times, mostly out of L2 (its taps too), filters once a block out of L2, y once.
+        needs   compute capability 9.0; channels of the source in whole rows of 128 bytes, K a multiple of 8.
+        source  NVIDIA, PTX ISA, "Asynchronous warpgroup level matrix instructions" and "im2col mode".
+        """
+        memory = cuda.shared.array(0, np.uint8)
+        ring = u4((byte_address_shared(memory) + u4(ALIGNMENT - 1)) & u4(0xFFFFFFFF - ALIGNMENT + 1))
+        full = ring + u4(RING)
+        empty = full + u4(SLOTS * 8)
+        t = i4(cuda.threadIdx.x)
+        lane = i4(t & i4(31))
+        warp = i4(t >> i4(5))
+        tile_m = i4(u4(cuda.blockIdx.x) // u4(across))
+        tile_n = i4(i4(cuda.blockIdx.x) - tile_m * across)
+        tiles_of_phase = i4((K + i4(BN - 1)) // i4(BN))
+        phase, r, s = i4(0), i4(0), i4(0)
+        if INTERLEAVE:
+            phase = i4(u4(tile_n) // u4(tiles_of_phase))
+            tile_n = i4(tile_n - phase * tiles_of_phase)
+            r, s = i4(phase >> i4(1)), i4(phase & i4(1))
+        m0, n0 = i4(tile_m * i4(BM)), i4(tile_n * i4(BN))
+        if t == i4(0):
+            for slot in range(SLOTS):
+                mbarrier_init(full + u4(8 * slot), u4(1))
+                mbarrier_init(empty + u4(8 * slot), u4(WARPS))
+            fence_mbarrier_init()
+        cuda.syncthreads()
+        if warp == i4(WARPS):
+            if lane == i4(0):
+                first_row = i4(phase * K + n0)
+                produce(byte_address_global(maps), ring, full, empty, m0, first_row, s, r, N, rows, C, P, Q, R, S, stride, top, left)
+        else:
+            acc = cuda.local.array(SUMS, f4)
+            for j in range(EIGHTS):
+                b0, b1 = f4(0), f4(0)
+                if bias:
+                    n = i4(n0 + (lane & i4(3)) * i4(2) + i4(8 * j))
+                    b0, b1 = load1_if(b, n, n < K), load1_if(b, i4(n + i4(1)), n < K)
+                for half in range(HALVES):
+                    for h in range(2):
+                        acc[(half * EIGHTS + j) * 4 + 2 * h] = b0
+                        acc[(half * EIGHTS + j) * 4 + 2 * h + 1] = b1
+            group = i4(warp >> i4(2))
+            consume(acc, ring, full, empty, group, lane, steps)
+            # Results overwrite the ring: every warpgroup must have read it.
+            consumers()
+            put(acc, ring, group, warp, lane)
+            consumers()
+            GM = i4(N * P * Q)
+            if POOL:
+                store_pooled(ring, y, index, t, m0, n0, GM, K, Q)
+            else:
+                store(ring, x, y, t, m0, n0, GM, K, Q, r, s)
+
+    return correlate_kernel

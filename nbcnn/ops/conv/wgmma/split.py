@@ -1,0 +1,42 @@
+"""float32 as the exact sum of three bfloat16: hi + mid + lo, 8 bits of the mantissa each, in three planes one after another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from nbcnn.cuda import cuda, i4, jit
+from nbcnn.ops.call import Launch, blocks
+from nbcnn.ops.ptx.cvt import bf16_high, bf16_low, bf16x2
+from nbcnn.ops.ptx.vector import load4, store_bf16x4
+
+THREADS = 256
+PLANES = 3
+
+
+@jit(device=True)
+def _split_pair(a, b):
+    """Words of the highest bits of two floats, and what is left of them (exact: the difference of near numbers)."""
+    word = bf16x2(a, b)
+    return word, a - bf16_low(word), b - bf16_high(word)
+
+
+@jit()
+def split_kernel(x, planes, count):
+    """planes[p·count + i] = bfloat16 p of x[i]: x = hi + mid + lo up to 2⁻²⁵·|x|.
+
+    grid: blocks of 1,024 elements; thread: four. moves: 10 bytes an element. count: a multiple of 4.
+    """
+    i = i4(cuda.grid(1) * 4)
+    if i < count:
+        a, b, c, d = load4(x, i)
+        for plane in range(PLANES):
+            low, a, b = _split_pair(a, b)
+            high, c, d = _split_pair(c, d)
+            store_bf16x4(planes, i + plane * count, low, high)
+
+
+def launch_split(x: Any, planes: Any, count: int) -> Launch:
+    """Launch that splits the `count` floats of x into `planes`, uint16, three times as many."""
+    return Launch(split_kernel, blocks(count, 4 * THREADS), THREADS, (x, planes, np.int32(count)))

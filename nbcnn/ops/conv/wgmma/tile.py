@@ -1,0 +1,118 @@
+"""Tiles of the correlation kernel, and the choice among them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nbcnn.ops.conv.wgmma.correlation import Correlation
+from nbcnn.ops.conv.wgmma.tensor_maps import ROW_BYTES
+
+ALIGNMENT = 1024
+"""Swizzled tiles start at multiples of this."""
+WARPGROUP = 128
+_SHARED_OF_BLOCK = 227 * 1024
+_SHARED_OF_MULTIPROCESSOR = 228 * 1024
+_RESERVED = 1024
+_BARRIERS = 256
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A block's tile BM × BN over GK in steps of 128 bytes; `groups` warpgroups share its rows; `slots` steps are in flight.
+
+    `blocks` blocks share a multiprocessor. BM is `groups` times 64 or 128.
+    """
+
+    BM: int
+    BN: int
+    groups: int
+    slots: int
+    blocks: int
+
+    @property
+    def threads(self) -> int:
+        """Consumer warpgroups and one producer warp."""
+        return self.groups * WARPGROUP + 32
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How a precision multiplies: bytes of an operand's element, planes an operand is split into, bytes of a result's element."""
+
+    name: str
+    element: int
+    planes: int
+    result: int
+
+    @property
+    def channels(self) -> int:
+        """Channels of a row of a tile."""
+        return ROW_BYTES // self.element
+
+
+KINDS = {"bf16": Kind("bf16", 2, 1, 2), "tf32": Kind("tf32", 4, 1, 4), "fp32": Kind("fp32", 2, 3, 4)}
+
+
+def slot_bytes(tile: Tile, kind: Kind) -> int:
+    """Bytes of one step: the rows of both operands, in every plane."""
+    return kind.planes * (tile.BM + tile.BN) * ROW_BYTES
+
+
+def pitch(tile: Tile, kind: Kind) -> int:
+    """Bytes from one row of results in shared memory to the next; the padding keeps the eight rows a warp writes in different banks."""
+    return tile.BN * kind.result + 8 * kind.result
+
+
+def shared_bytes(tile: Tile, kind: Kind) -> int:
+    """Dynamic shared memory of a block: room to align, the ring (results reuse it), its barriers."""
+    return ALIGNMENT + max(tile.slots * slot_bytes(tile, kind), tile.BM * pitch(tile, kind)) + _BARRIERS
+
+
+def fits(tile: Tile, kind: Kind) -> bool:
+    """True if `tile.blocks` blocks fit into a multiprocessor."""
+    need = shared_bytes(tile, kind)
+    return need <= _SHARED_OF_BLOCK and tile.blocks * (need + _RESERVED) <= _SHARED_OF_MULTIPROCESSOR
+
+
+_TILES = {
+    "bf16": (
+        Tile(128, 256, 2, 4, 1),
+        Tile(256, 128, 2, 4, 1),
+        Tile(128, 128, 2, 3, 2),
+        Tile(128, 64, 2, 4, 2),
+        Tile(64, 64, 1, 6, 2),
+    ),
+    "tf32": (
+        Tile(128, 256, 2, 4, 1),
+        Tile(256, 128, 2, 4, 1),
+        Tile(128, 128, 2, 3, 2),
+        Tile(128, 64, 2, 4, 2),
+        Tile(64, 64, 1, 6, 2),
+    ),
+    "fp32": (
+        Tile(128, 128, 2, 2, 1),
+        Tile(128, 64, 2, 3, 1),
+        Tile(64, 64, 1, 2, 2),
+    ),
+}
+
+
+def candidates(g: Correlation, kind: Kind, pooled: bool) -> list[Tile]:
+    """The tiles that serve a correlation: all, or with pooling those whose rows are whole pairs of image rows."""
+    return [tile for tile in _TILES[kind.name] if not pooled or tile.BM % (2 * g.Q) == 0]
+
+
+def tiles_of(g: Correlation, tile: Tile) -> tuple[int, int]:
+    """Tiles along GM, and along GN over all phases."""
+    return -(-g.GM // tile.BM), g.phases * -(-g.K // tile.BN)
+
+
+def choose(g: Correlation, kind: Kind, pooled: bool, multiprocessors: int) -> Tile:
+    """The tile that leaves the least time in a simple model: whole waves of blocks, each as long as its operands take to multiply."""
+    return min(candidates(g, kind, pooled), key=lambda tile: _cost(g, tile, multiprocessors))
+
+
+def _cost(g: Correlation, tile: Tile, multiprocessors: int) -> tuple[float, int]:
+    down, across = tiles_of(g, tile)
+    waves = -(-down * across // (multiprocessors * tile.blocks))
+    return waves * tile.blocks * (tile.BM * tile.BN + 16 * (tile.BM + tile.BN)), -tile.BM * tile.BN
