@@ -31,6 +31,10 @@ if SIMULATOR:
         array[offset], array[offset + 1], array[offset + 2], array[offset + 3] = a, b, c, d
 
     @cuda.jit(device=True)
+    def store2(array, offset, a, b):
+        array[offset], array[offset + 1] = a, b
+
+    @cuda.jit(device=True)
     def shared_store1(array, offset, a):
         array[offset] = a
 
@@ -92,6 +96,7 @@ else:
         (_u8, i4),
     )
     _st = instruction("st_global_v4", "st.global.v4.f32 [$0], {$1,$2,$3,$4};", None, (_u8, f4, f4, f4, f4))
+    _st2 = instruction("st_global_v2", "st.global.v2.f32 [$0], {$1,$2};", None, (_u8, f4, f4))
     _lds = instruction("ld_shared_v4", "ld.shared.v4.f32 {$0,$1,$2,$3}, [$4];", (f4,) * 4, (_u4,))
     _sts1 = instruction("st_shared", "st.shared.f32 [$0], $1;", None, (_u4, f4))
     _sts = instruction("st_shared_v4", "st.shared.v4.f32 [$0], {$1,$2,$3,$4};", None, (_u4, f4, f4, f4, f4))
@@ -139,6 +144,11 @@ else:
     def store4(array, offset, a, b, c, d):
         """array[offset : offset+4] = a, b, c, d of a device array, one STG.128."""
         _st(byte_address_global(array) + _u8(i8(offset) * i8(4)), a, b, c, d)
+
+    @jit(device=True)
+    def store2(array, offset, a, b):
+        """array[offset : offset+2] = a, b of a device array, one STG.64; offset is even."""
+        _st2(byte_address_global(array) + _u8(i8(offset) * i8(4)), a, b)
 
     @jit(device=True)
     def shared_load4(array, offset):
