@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn import kernel_cache, memory
+from nbcnn.capture import MAIN, CapturedGraph, checked
 from nbcnn.storage import numpy_dtype
 
 _CACHE = kernel_cache.folder()
@@ -113,7 +114,7 @@ def allow_shared(kernel: Any, args: Sequence[Any], nbytes: int) -> None:
     function = kernel._compile_for_args(*args)._codelibrary.get_cufunc()
     attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
     device = driver.CUdevice(int(cuda.get_current_device().id))
-    _checked(driver.cuKernelSetAttribute(attribute, nbytes, function.handle, device), f"take {nbytes} bytes of shared memory")
+    checked(driver.cuKernelSetAttribute(attribute, nbytes, function.handle, device), f"take {nbytes} bytes of shared memory")
 
 
 def loaded_kernel(kernel: Any, argument_types: tuple[Any, ...]) -> bool:
@@ -177,8 +178,8 @@ class Host:
         """A fresh host copy of `source`."""
         return source.copy()
 
-    def replayable(self, launches: Sequence[Any]) -> Callable[[], None]:
-        """A function that runs `launches` in order."""
+    def replayable(self, launches: Sequence[Any], lanes: Sequence[str] | None = None) -> Callable[[], None]:
+        """A function that runs `launches` in order (a host has no branches, so `lanes` do not matter)."""
         return partial(_run_all, list(launches), 0)
 
     def synchronize(self) -> None:
@@ -206,6 +207,7 @@ class Gpu:
         if reason:
             raise GpuUnavailable(reason)
         self.stream: Any = 0 if SIMULATOR else cuda.stream()
+        self._side: Any = None
         self.multiprocessors = 2 if SIMULATOR else int(cuda.get_current_device().MULTIPROCESSOR_COUNT)
         self.capability: tuple[int, int] = (7, 5) if SIMULATOR else tuple(cuda.get_current_device().compute_capability)
 
@@ -237,16 +239,18 @@ class Gpu:
         self.synchronize()
         return source.copy_to_host()
 
-    def replayable(self, launches: Sequence[Any]) -> Callable[[], None]:
+    def replayable(self, launches: Sequence[Any], lanes: Sequence[str] | None = None) -> Callable[[], None]:
         """Capture `launches` into one CUDA graph and return the function that replays it on the stream.
 
-        Runs them once before, because a kernel cannot be compiled or loaded during a capture. The graph holds the
-        arrays' addresses, so they must stay alive and in place.
+        `lanes` says which may run beside others (`nbcnn.capture`). Runs them once before, because a kernel cannot be compiled
+        or loaded during a capture. The graph holds the arrays' addresses, so they must stay alive and in place.
         """
         if SIMULATOR:
             return partial(_run_all, list(launches), self.stream)
         _run_all(launches, self.stream)
-        return _Graph(self.stream, launches).replay
+        if self._side is None:
+            self._side = cuda.stream()
+        return CapturedGraph((self.stream, self._side), launches, lanes or [MAIN] * len(launches)).replay
 
     def synchronize(self) -> None:
         """Wait until the stream is empty."""
@@ -267,34 +271,3 @@ class Gpu:
     def free_bytes(self) -> int:
         """Bytes of device memory that can still be allocated."""
         return 1 << 34 if SIMULATOR else int(cuda.current_context().get_memory_info().free)
-
-
-class _Graph:
-    """A captured CUDA graph: one host call replays every launch in it."""
-
-    def __init__(self, stream: Any, launches: Sequence[Any]) -> None:
-        from cuda.bindings import runtime
-
-        self._launch = runtime.cudaGraphLaunch
-        self._handle = int(getattr(stream.handle, "value", stream.handle))
-        mode = runtime.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
-        stream.synchronize()
-        _checked(runtime.cudaStreamBeginCapture(self._handle, mode), "begin a graph capture")
-        try:
-            for launch in launches:
-                launch.run(stream)
-        finally:
-            ended = runtime.cudaStreamEndCapture(self._handle)
-        self._graph = _checked(ended, "end a graph capture")
-        self._executable = _checked(runtime.cudaGraphInstantiate(self._graph, 0), "instantiate a CUDA graph")
-
-    def replay(self) -> None:
-        """Run the graph once, asynchronously, on its stream."""
-        _checked(self._launch(self._executable, self._handle), "launch a CUDA graph")
-
-
-def _checked(result: tuple[Any, ...], doing: str) -> Any:
-    """The value of a CUDA runtime call, or RuntimeError with the driver's word for what failed."""
-    if int(result[0]) != 0:
-        raise RuntimeError(f"could not {doing}: {result[0]}")
-    return result[1] if len(result) > 1 else None

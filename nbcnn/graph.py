@@ -174,12 +174,16 @@ class Resolution:
 
 @dataclass(frozen=True, eq=False)
 class Planned:
-    """A step with its resolution, its scratch Buf (None without) and its slice of the packed weights in elements."""
+    """A step with its resolution, its scratch Buf (None without) and its slice of the packed weights (Buf, start, count in elements).
+
+    `side`: it may run beside the steps that follow it, up to the first that reads a gradient.
+    """
 
     step: Step
     how: Resolution
     scratch: Buf | None = None
     packed: tuple[Buf, int, int] | None = None
+    side: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -198,11 +202,19 @@ class Plan:
     store: str
 
 
-def lower(steps: Sequence[Step], layout: str, resolve: Callable[[Step], Resolution], flat_params: Buf | None = None, store: str = "float32") -> Plan:
+def lower(
+    steps: Sequence[Step],
+    layout: str,
+    resolve: Callable[[Step], Resolution],
+    flat_params: Buf | None = None,
+    store: str = "float32",
+    branching: bool = False,
+) -> Plan:
     """Fit recorded steps to a row: how activations are stored, converts at the two doors, packed weights, scratch, the arena.
 
     `resolve` says how a step runs. Weights that implementations want in another order are gathered by a `pack_weights`
     step for each dtype at the start of every plan, so an update or a loaded checkpoint can never leave a stale copy.
+    `branching` lets weight gradients run beside the rest of the backward pass, which keeps what they read alive longer.
     """
     hows = [(step, resolve(step)) for step in _stored(_convert_doors(steps, layout, store), store)]
     slots, sizes = _place_packed(hows)
@@ -216,7 +228,8 @@ def lower(steps: Sequence[Step], layout: str, resolve: Callable[[Step], Resoluti
         planned.append(Planned(pack, resolve(pack)))
     for (step, how), slot in zip(hows, slots, strict=True):
         scratch = Buf(f"{step.scope}.{step.op}.scratch", (how.scratch_bytes,), "uint8") if how.scratch_bytes else None
-        planned.append(Planned(step, how, scratch, slot and (packed[how.packed], *slot)))
+        side = branching and all(buf.root.home == "grad" for buf in step.outs)
+        planned.append(Planned(step, how, scratch, slot and (packed[how.packed], *slot), side))
     offsets, total = plan_arena(planned)
     return Plan(tuple(planned), offsets, total, maps, layout, store)
 
@@ -291,10 +304,17 @@ def _align(count: int, to: int) -> int:
     return -(-count // to) * to
 
 
+def join(planned: Sequence[Planned]) -> int:
+    """The first step that reads a gradient: steps beside the others must be done by then."""
+    return next((at for at, item in enumerate(planned) if any(buf.root.home == "grad" for buf in item.step.ins)), len(planned))
+
+
 def lifetimes(planned: Sequence[Planned]) -> dict[Buf, tuple[int, int]]:
-    """First and last step that touches each temporary."""
+    """First and last step during which each temporary is needed."""
     spans: dict[Buf, tuple[int, int]] = {}
+    joined = join(planned)
     for at, item in enumerate(planned):
+        last = max(at, joined) if item.side else at
         touched = [*item.step.ins, *item.step.outs]
         if item.scratch is not None:
             touched.append(item.scratch)
@@ -303,7 +323,8 @@ def lifetimes(planned: Sequence[Planned]) -> dict[Buf, tuple[int, int]]:
         for buf in touched:
             root = buf.root
             if root.home == "arena":
-                spans[root] = (spans.get(root, (at, at))[0], at)
+                first, known = spans.get(root, (at, at))
+                spans[root] = (first, max(known, last))
     return spans
 
 

@@ -221,14 +221,17 @@ class Net:
         value, dy = loss.build(tape, y, labels if loss.needs_labels else x, loss.kind)
         return value, dy, backward
 
-    def lower(self, recorded: Recorded) -> Plan:
-        """The plan of recorded steps on this net's row. Raises UsageError if a Buf is too large or `strict` is violated."""
+    def lower(self, recorded: Recorded, branching: bool = False) -> Plan:
+        """The plan of recorded steps on this net's row; `branching` as in `graph.lower`.
+
+        Raises UsageError if a Buf is too large or `strict` is violated.
+        """
         for step in recorded.steps:
             for buf in (*step.ins, *step.outs):
                 if numel(buf.shape) >= _INDEX_LIMIT:
                     raise UsageError(f"{buf.name} {buf.shape} has 2^31 elements or more, kernels index with 32 bits: choose a smaller batch")
         resolve = resolver(self.row, self.place.multiprocessors, self.place.capability, self.tiles)
-        plan = lower(recorded.steps, self.row.layout, resolve, self.flat_weights, self.row.store)
+        plan = lower(recorded.steps, self.row.layout, resolve, self.flat_weights, self.row.store, branching)
         fallbacks = self.fallbacks(plan)
         if self.strict and fallbacks:
             raise UsageError(f"--strict: not every step runs in mode {self.mode}: " + "; ".join(fallbacks))

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.graph import Buf, Plan, Planned
+from nbcnn.capture import JOIN, MAIN, SIDE
+from nbcnn.graph import Buf, Plan, Planned, join
 from nbcnn.ops.call import Call, bare_call
 from nbcnn.params import ParameterBuffer
 from nbcnn.shapes import numel
@@ -76,7 +77,16 @@ class Program:
 
     def prepare(self) -> None:
         """Make the plan ready to replay. On a GPU this runs it once, so what it writes is overwritten."""
-        self._replay = self.place.replayable(self.launches)
+        self._replay = self.place.replayable(self.launches, self._lanes())
+
+    def _lanes(self) -> list[str]:
+        """For every launch, the branch of the graph that it runs on."""
+        joined = join(self.plan.steps)
+        lanes = []
+        for at, (item, launches) in enumerate(self.bound):
+            lane = SIDE if item.side else JOIN if at == joined else MAIN
+            lanes += [lane] * len(launches)
+        return lanes
 
     def replay(self) -> None:
         """Run the whole plan asynchronously: one CUDA graph on a GPU. Prepares on first use."""

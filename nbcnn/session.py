@@ -21,6 +21,9 @@ from nbcnn.params import ParameterError
 from nbcnn.program import Program
 from nbcnn.shapes import numel
 
+BRANCHING = 64
+"""Up to this batch size weight gradients run beside the rest of the backward pass: single kernels do not fill the GPU there."""
+
 
 @dataclass(frozen=True)
 class Status:
@@ -139,7 +142,7 @@ class TrainingSession:
             if images is not None:
                 size = min(len(images), batch)
                 wanted += [(split, n) for n in (size, len(images) % size) if n]
-        return {(split, n): self.net.lower(self._record(split, n)) for split, n in wanted}
+        return {(split, n): self.net.lower(self._record(split, n), branching=n <= BRANCHING) for split, n in wanted}
 
     def _memory(self, plans: Mapping[tuple[str, int], Plan]) -> dict[str, int]:
         resident = sum(b.nbytes for name, b in self._bufs.items() if name.endswith((".images", ".labels")))

@@ -4,7 +4,23 @@ from __future__ import annotations
 
 import pytest
 
-from nbcnn.graph import Buf, Planned, Resolution, ShapeError, Step, Tape, drop_dead, lifetimes, live_bytes, lower, named, names, plan_arena, trace
+from nbcnn.graph import (
+    Buf,
+    Planned,
+    Resolution,
+    ShapeError,
+    Step,
+    Tape,
+    drop_dead,
+    join,
+    lifetimes,
+    live_bytes,
+    lower,
+    named,
+    names,
+    plan_arena,
+    trace,
+)
 from nbcnn.layers import MSE, AvgPool2d, Conv2d, Flatten, LeakyReLU, Linear, MaxPool2d, ReLU, Residual, SoftmaxCrossEntropy, Upsample2d, parameters
 from nbcnn.models import autoencoder, encoder
 
@@ -151,3 +167,19 @@ def test_a_layer_that_does_not_fit_names_itself_and_the_shapes(layer, shape, wor
 def test_the_loss_refuses_a_target_of_another_shape():
     with pytest.raises(ShapeError, match="the target is"):
         MSE().build(Tape(True), Buf("y", (1, 3, 4, 4)), Buf("t", (1, 3, 4, 5)), "mse")
+
+
+def test_a_side_branch_keeps_what_it_reads_until_it_is_joined():
+    flat = Buf("all", (1000,), home="param")
+    steps = recorded_autoencoder(2)
+    steps.append(Step("sgd", (flat, Buf("all gradients", (1000,), home="grad")), (flat,)))
+    plan, branched = (lower(steps, "NHWC", lambda s: PLAIN, flat, branching=branching) for branching in (False, True))
+    assert not any(item.side for item in plan.steps)
+    sides = [item.step.op for item in branched.steps if item.side]
+    assert sides == ["conv_wgrad"] * 5
+    assert branched.steps[join(branched.steps)].step.op == "sgd"
+    spans = lifetimes(branched.steps)
+    for item in branched.steps:
+        if item.side:
+            assert all(spans[buf.root][1] == join(branched.steps) for buf in item.step.ins if buf.root.home == "arena")
+    assert branched.arena_bytes > plan.arena_bytes
