@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import sys
+import time
 from types import SimpleNamespace
 
 from nbcnn.cli import train_flags
 from nbcnn.cli.errors import guarded
+
+STARTED = time.perf_counter()
 
 
 def train(given: SimpleNamespace) -> int:
@@ -69,9 +72,10 @@ def train(given: SimpleNamespace) -> int:
         trainer.resume(start.checkpoint)
     else:
         run.write_config(train_run.config(flags, data, net, session))
-    say(describe.header(flags, data, session, run))
+    ready = time.perf_counter() - STARTED
+    say(describe.header(flags, data, session, run, ready))
     result = trainer.fit()
-    print(describe.summary(result, data, session, run, flags.json))
+    print(describe.summary(result, data, session, run, ready, flags.json))
     return result.exit_code
 
 

@@ -187,8 +187,8 @@ class TrainingSession:
         self.begin_epoch(0)
 
     def _prepare(self) -> None:
-        """Compile and capture every program. This runs each once, so weights and state are put back afterwards."""
-        compile_all([launch for program in self._programs.values() for launch in program.launches], self._say)
+        """Compile (`compiled` kernels) and capture every program. This runs each once, so weights and state are put back afterwards."""
+        self.compiled = compile_all([launch for program in self._programs.values() for launch in program.launches], self._say)
         weights = self.net.place.download(self.net.params.weights)
         for program in self._programs.values():
             for split in ("train", "test"):

@@ -8,22 +8,25 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from nbcnn.bench import results
 from nbcnn.cuda import Gpu
+from nbcnn.runlog import RunFolder
 
 ROOT = Path(__file__).parents[2]
 
 
-def command(*words: str) -> dict[str, Any]:
+def command(*words: str, environment: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Run one of the project's commands and return the line of JSON that it prints, with its wall time. Raises on failure."""
     start = time.perf_counter()
-    done = subprocess.run([sys.executable, *words, "--json"], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, *words, "--json"], cwd=ROOT, capture_output=True, text=True, env=os.environ | dict(environment or {}))
     if done.returncode:
         raise RuntimeError(f"{' '.join(words)} failed with exit code {done.returncode}:\n{done.stderr[-2000:]}")
     found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
@@ -53,11 +56,34 @@ def per_image(data_dir: str, scratch: Path, seeds: list[int]) -> list[dict[str, 
     return [{"what": "train per-image", "seed": 0} | train("--recipe", "per-image", "--data-dir", data_dir, "--out", out)]
 
 
-JOBS = {"main": main_job, "baselines": baselines, "per-image": per_image}
+def precisions(data_dir: str, scratch: Path, seeds: list[int]) -> list[dict[str, Any]]:
+    """Train with the default recipe in every precision of tensorcore, and in im2col: the same run but for its rounding."""
+    rows = []
+    for seed in seeds:
+        for mode, precision in (("im2col", "fp32"), ("tensorcore", "fp32"), ("tensorcore", "tf32"), ("tensorcore", "bf16")):
+            run = scratch / f"{mode}-{precision}-{seed}"
+            flags = ("--precision", precision, "--data-dir", data_dir, "--seed", str(seed), "--out", str(run))
+            row = {"what": "train", "seed": seed, "mode": mode, "precision": precision} | train(*flags, mode=mode)
+            row["test_losses"] = [epoch["test_loss"] for epoch in RunFolder(run).rows()]
+            rows.append(row)
+    return rows
 
 
-def train(*flags: str) -> dict[str, Any]:
-    return command("train.py", "--mode", "im2col", "--dataset", "cifar10", *flags)
+def startup(data_dir: str, scratch: Path, seeds: list[int]) -> list[dict[str, Any]]:
+    """One epoch of 4,096 images on an empty kernel cache, and again: what a first and a second start cost before the first training step."""
+    rows = []
+    for start in ("first", "second"):
+        flags = ("--limit", "4096", "--epochs", "1", "--batch", "1024", "--data-dir", data_dir, "--out", str(scratch / f"start-{start}"))
+        cache = {"NUMBA_CACHE_DIR": str(scratch / "kernels")}
+        rows.append({"what": f"{start} start"} | train(*flags, mode="tensorcore", environment=cache))
+    return rows
+
+
+JOBS = {"main": main_job, "baselines": baselines, "per-image": per_image, "precisions": precisions, "startup": startup}
+
+
+def train(*flags: str, mode: str = "im2col", environment: Mapping[str, str] | None = None) -> dict[str, Any]:
+    return command("train.py", "--mode", mode, "--dataset", "cifar10", *flags, environment=environment)
 
 
 def main() -> int:

@@ -31,8 +31,8 @@ def compiling(net: Any) -> str:
     return f"preparing the {net.mode} kernels; compiling them at the first start takes up to a minute"
 
 
-def header(flags: SimpleNamespace, data: Dataset, session: Any, run: RunFolder) -> str:
-    """What was decided, and why, before training starts."""
+def header(flags: SimpleNamespace, data: Dataset, session: Any, run: RunFolder, ready: float) -> str:
+    """What was decided, and why, before training starts, `ready` seconds after the program did."""
     net = session.net
     warmup = f" after {counted(flags.warmup, 'epoch')} of warm-up" if flags.warmup else ""
     extras = {name: getattr(flags, name) for name in ("momentum", "weight_decay", "clip_value", "clip_norm")}
@@ -52,6 +52,7 @@ def header(flags: SimpleNamespace, data: Dataset, session: Any, run: RunFolder) 
         f"  memory   {planned:,.1f} MiB planned, of which the data set {resident:,.1f}",
         f"  steps    {session.steps_per_epoch:,} training steps per epoch",
         f"  run      {run.path}",
+        f"  ready    after {ready:.1f} s, {counted(session.compiled, 'kernel')} compiled",
     ]
     lines += [f"  note     {fallback}" for fallback in net.fallbacks(session.plans["train", flags.batch])]
     return "\n".join(lines)
@@ -67,12 +68,13 @@ def _memory(session: Any) -> list[str]:
     return [f"{name:40} {nbytes / 2**20:10,.1f} MiB" for name, nbytes in parts]
 
 
-def summary(result: Result, data: Dataset, session: Any, run: RunFolder, as_json: bool) -> str:
+def summary(result: Result, data: Dataset, session: Any, run: RunFolder, ready: float, as_json: bool) -> str:
     """How the run ended: a few lines, or one line of JSON."""
     net = session.net
     if as_json:
         where = {"run": str(run.path), "dataset": data.name, "mode": net.mode, "precision": net.precision, "device": net.device_name}
-        return json.dumps(where | asdict(result))
+        begun = {"ready_seconds": round(ready, 2), "kernels_compiled": session.compiled}
+        return json.dumps(where | begun | asdict(result))
     if result.interrupted:
         return f"stopped at training step {result.step:,} and saved; continue with\n  python train.py --resume {run.path}"
     epochs = counted(result.epochs, "epoch")
