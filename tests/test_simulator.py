@@ -16,6 +16,7 @@ from nbcnn import cuda
 
 FILES = (
     "test_conv_im2col.py",
+    "test_conv_im2col_fused.py",
     "test_conv_naive_tiled.py",
     "test_conv_thin.py",
     "test_elementwise.py",

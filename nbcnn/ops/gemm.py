@@ -32,7 +32,7 @@ def gemm_nt(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> None:
 def gemm_nt_kernel_for(tile: Tile, vector: int, whole_tiles: bool, vector_out: bool) -> Any:
     A = gather_rows(tile, tile.BM, 1, 1, 1, 1, vector, whole_tiles)
     B = gather_rows(tile, tile.BN, 1, 1, 1, 1, vector, whole_tiles)
-    product, store = matrix_product(tile, A, B), store_tile(tile, vector_out, False)
+    product, store = matrix_product(tile, A, B), store_tile(tile, vector_out)
     corner, part = block_corner(tile), block_part(tile)
     ACC, FLOATS_A, FLOATS_B, MEMORY = tile.TM * tile.TN, A.floats, B.floats, shared_floats(tile, A, B)
 
@@ -53,7 +53,7 @@ def gemm_nt_kernel_for(tile: Tile, vector: int, whole_tiles: bool, vector_out: b
         rows_a = (M, K, one, one, one, one, none, none)
         rows_b = (N, K, one, one, one, one, none, none)
         product(acc, stage_a, stage_b, shared, a, b, rows_a, rows_b, m0, n0, first, last)
-        store(acc, c, c, m0, n0, M, N, none)
+        store(acc, c, m0, n0, M, N, none, (c, c, none, one))
 
     return gemm_nt_kernel
 

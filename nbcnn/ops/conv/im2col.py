@@ -20,6 +20,7 @@ Source: Chetlur et al., "cuDNN: Efficient Primitives for Deep Learning", 2014 (i
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,60 +29,95 @@ from nbcnn.cuda import cuda, f4, i4, jit
 from nbcnn.ops.call import Call, Impl, Launch
 from nbcnn.ops.conv import im2col_wgrad
 from nbcnn.ops.conv.loaders import gather_rows, matrix
+from nbcnn.ops.conv.pooling import pool_tile
 from nbcnn.ops.conv.register_tile import ALIGNMENT, block_corner, block_part, matrix_product, shared_floats, store_tile
 from nbcnn.ops.conv.splitk import launch_sum_planes
+from nbcnn.ops.conv.splitk_fused import launch_sum_pooled
 from nbcnn.ops.conv.tiles import Tile, choose, unsplit
 from nbcnn.shapes import ConvShape, numel
 
 
+@dataclass(frozen=True)
+class Window:
+    """What of an implicit GEMM is frozen into its kernel: the window, and what becomes of a result.
+
+    dilate   zeros between source pixels (see dgrad above).
+    after    "" nothing, "relu", "mask" (zero where another tensor is not positive), "pool" (ReLU, 2×2 maximum and index;
+             rows are then numbered by windows), "windows" (rows numbered so, nothing else: parts of a sum that is pooled later).
+    phases   four products over one source, each of which gives a phase of an image twice as large (folded.py).
+    """
+
+    R: int
+    S: int
+    stride: int = 1
+    dilate: int = 1
+    after: str = ""
+    phases: bool = False
+
+
 @functools.cache
-def gather_product(tile: Tile, R: int, S: int, stride: int, dilate: int, vector_in: int, whole_taps: bool, vector_out: bool, bias: bool) -> Any:
-    A = gather_rows(tile, tile.BM, R, S, stride, dilate, vector_in, whole_taps)
+def gather_product(tile: Tile, window: Window, vector_in: int, whole_taps: bool, vector_out: bool, bias: bool) -> Any:
+    R, S, windows, phases = window.R, window.S, window.after in ("pool", "windows"), window.phases
+    A = gather_rows(tile, tile.BM, R, S, window.stride, window.dilate, vector_in, whole_taps, windows)
     B = matrix(tile, tile.BN, 4, whole_taps)
-    product, store = matrix_product(tile, A, B), store_tile(tile, vector_out, bias)
+    product = matrix_product(tile, A, B)
+    store = pool_tile(tile, vector_out, bias) if window.after == "pool" else store_tile(tile, vector_out, bias, window.after, phases)
     corner, part = block_corner(tile), block_part(tile)
     ACC, FLOATS_A, FLOATS_B = tile.TM * tile.TN, A.floats, B.floats
     MEMORY = shared_floats(tile, A, B)
 
     @jit(launch_bounds=(tile.threads, tile.blocks_per_multiprocessor))
-    def gather_product_kernel(x, w, b, y, GM, GN, pitch, C, H, W, P, Q, pad_h, pad_w, k_tiles):
+    def gather_product_kernel(x, w, b, other, y, GM, GN, pitch, C, H, W, P, Q, pad_h, pad_w, k_tiles):
         """y[z][m][n] = Σ_k x[pixel m moved by the tap of k][channel of k] · w[k][n] (+ b[n]), over part z of the k.
 
-        gemm: GM = output pixels, GN, GK = R·S·C; w has rows of `pitch` floats (GN rounded up to 4).
-        grid: (tiles of BM×BN, parts of k_tiles·BK); owns: a block BM×BN, a thread TM×TN.
-        shared: 2·BK·(BM + 4 + BN)·4 bytes; moves per block: 4·GK/parts·(BM + BN) + 4·BM·BN bytes.
+        gemm: GM = output pixels, GN, GK = R·S·C; w has rows of `pitch` floats a phase (GN rounded up to 4).
+        grid: (tiles of BM×BN, parts of k_tiles·BK, phases); owns: a block BM×BN, a thread TM×TN.
+        shared: 2·BK·(BM + 4 + BN)·4 bytes; moves per block: 4·GK/parts·(BM + BN) + 4·BM·BN bytes (a fourth of that if it pools).
+        other: what masks, or the index that pooling writes.
         """
         GK = i4(C * i4(R * S))
         m0, n0 = corner(GN)
         first, last = part(GK, k_tiles)
+        phase, columns, column = i4(0), pitch, n0
+        if phases:
+            phase = i4(cuda.blockIdx.z)
+            columns = i4(i4(4) * pitch)
+            column = i4(n0 + phase * pitch)
+            pad_h = i4(pad_h - (phase >> i4(1)))
+            pad_w = i4(pad_w - (phase & i4(1)))
         shared = cuda.shared.array(MEMORY, f4, ALIGNMENT)
         acc = cuda.local.array(ACC, f4)
         stage_a = cuda.local.array(FLOATS_A, f4)
         stage_b = cuda.local.array(FLOATS_B, f4)
-        product(acc, stage_a, stage_b, shared, x, w, (GM, C, H, W, P, Q, pad_h, pad_w), (GK, pitch), m0, n0, first, last)
-        store(acc, y, b, m0, n0, GM, GN, i4(cuda.blockIdx.y))
+        product(acc, stage_a, stage_b, shared, x, w, (GM, C, H, W, P, Q, pad_h, pad_w), (GK, columns), m0, column, first, last)
+        store(acc, y, m0, n0, GM, GN, i4(cuda.blockIdx.y), (b, other, phase, Q))
 
     return gather_product_kernel
 
 
-def launches(
-    call: Call, x: Any, b: Any, y: Any, GM: int, GN: int, extents: tuple[int, ...], R: int, S: int, stride: int, dilate: int
-) -> list[Launch]:
+def launches(call: Call, x: Any, b: Any, y: Any, GN: int, extents: tuple[int, ...], window: Window, other: Any = None) -> list[Launch]:
     """The product of im2col(x) and `call.packed`, written to y, through scratch if the tile is split.
 
-    extents: (C, H, W, P, Q, pad_h, pad_w) of the gather, where C, H, W are those of x.
+    extents: (N, C, H, W, P, Q, pad_h, pad_w) of the gather, where N, C, H, W are those of x. other: what masks, or the index
+    that pooling writes.
     """
-    tile, C = call.tile, extents[0]
+    N, *rest = extents
+    C, P, Q = rest[0], rest[3], rest[4]
+    tile, GM, GK, phases = call.tile, N * P * Q, C * window.R * window.S, 4 if window.phases else 1
     whole_taps = C % tile.BK == 0
     split = tile.split > 1
     out = call.scratch.view(np.float32) if split else y
     with_bias = b is not None and not split
-    kernel = gather_product(unsplit(tile), R, S, stride, dilate, 4 if C % 4 == 0 else 1, whole_taps, GN % 4 == 0, with_bias)
-    sizes = (GM, GN, padded(GN), *extents, tile.k_tiles(C * R * S))
-    args = (x, call.packed, b if with_bias else x, out, *(np.int32(size) for size in sizes))
-    made = [Launch(kernel, tile.grid(GM, GN), tile.threads, args, name=call.op)]
-    if split:
-        made.append(launch_sum_planes(out, b, y, GM * GN, GN, tile.split))
+    kept = replace(window, after="windows" if window.after == "pool" else "") if split else window
+    kernel = gather_product(unsplit(tile), kept, 4 if C % 4 == 0 else 1, whole_taps, GN % 4 == 0, with_bias)
+    sizes = (GM, GN, padded(GN), *rest, tile.k_tiles(GK))
+    args = (x, call.packed, b if with_bias else x, x if other is None else other, out, *(np.int32(size) for size in sizes))
+    grid = (*tile.grid(GM, GN), phases) if window.phases else tile.grid(GM, GN)
+    made = [Launch(kernel, grid, tile.threads, args, name=call.op)]
+    if split and window.after == "pool":
+        made.append(launch_sum_pooled(out, b, y, other, GM // 4, GN, tile.split))
+    elif split:
+        made.append(launch_sum_planes(out, b, y, phases * GM * GN, GN, tile.split, window.after, other))
     return made
 
 
@@ -91,9 +127,9 @@ def padded(count: int) -> int:
 
 
 def shape_of(call: Call) -> ConvShape:
-    """The convolution behind a call of fprop or dgrad."""
+    """The convolution behind a call of fprop or dgrad, plain or fused."""
     K, C, R, S = call.in_shapes[1]
-    N, _, H, W = (call.in_shapes if call.op == "conv_fprop" else call.out_shapes)[0]
+    N, _, H, W = (call.in_shapes if "fprop" in call.op else call.out_shapes)[0]
     return ConvShape(N, C, H, W, K, R, S, call.attrs["stride"], call.attrs["pad"])
 
 
@@ -101,15 +137,15 @@ def bind_fprop(call: Call) -> list[Launch]:
     """x (N,C,H,W), w (K,C,R,S)[, b (K)] -> y (N,K,P,Q)."""
     c = shape_of(call)
     b = call.ins[2] if len(call.ins) == 3 else None
-    extents = (c.C, c.H, c.W, c.P, c.Q, c.pad, c.pad)
-    return launches(call, call.ins[0], b, call.outs[0], c.N * c.P * c.Q, c.K, extents, c.R, c.S, c.stride, 1)
+    extents = (c.N, c.C, c.H, c.W, c.P, c.Q, c.pad, c.pad)
+    return launches(call, call.ins[0], b, call.outs[0], c.K, extents, Window(c.R, c.S, c.stride))
 
 
 def bind_dgrad(call: Call) -> list[Launch]:
     """dy (N,K,P,Q), w (K,C,R,S) -> dx (N,C,H,W)."""
     c = shape_of(call)
-    extents = (c.K, c.P, c.Q, c.H, c.W, c.R - 1 - c.pad, c.S - 1 - c.pad)
-    return launches(call, call.ins[0], None, call.outs[0], c.N * c.H * c.W, c.C, extents, c.R, c.S, 1, c.stride)
+    extents = (c.N, c.K, c.P, c.Q, c.H, c.W, c.R - 1 - c.pad, c.S - 1 - c.pad)
+    return launches(call, call.ins[0], None, call.outs[0], c.C, extents, Window(c.R, c.S, 1, c.stride))
 
 
 def _packed_index(index: np.ndarray) -> np.ndarray:
@@ -132,7 +168,7 @@ def pack_dgrad(call: Call) -> np.ndarray:
 
 def tile(call: Call, multiprocessors: int) -> Tile:
     """The tile of fprop and dgrad for this shape and number of multiprocessors."""
-    path = call.op.removeprefix("conv_")
+    path = "fprop" if "fprop" in call.op else "dgrad"
     c = shape_of(call)
     channels = c.C if path == "fprop" else c.K
     return choose(*c.gemm(path), multiprocessors, channels % 16 == 0, False)

@@ -40,20 +40,47 @@ def with_sums(loader: Loader, vector: int) -> Loader:
 
 
 @functools.cache
-def pixel_product(tile: Tile, R: int, S: int, stride: int, vector_k: int, vector_c: int, whole_tiles: bool, lines: int, bias: bool) -> Any:
+def column_sums(side: int, vector: int, sums: int, across: int, rows: int) -> Any:
+    """Device function (stage, shared, db, first, count, plane): db[plane][column] from the sums that `with_sums` left in `stage`.
+
+    `rows` threads hold partial sums of the same columns: shared[row][column], added in row order. All threads must call it.
+    """
+
+    @jit(device=True)
+    def run(stage, shared, db, first, count, plane):
+        tid = i4(cuda.threadIdx.x)
+        for q in range(vector):
+            shared[tid // i4(across) * i4(side) + tid % i4(across) * i4(vector) + i4(q)] = stage[sums + q]
+        cuda.syncthreads()
+        if tid < i4(side) and first + tid < count:
+            total = f4(0)
+            for row in range(rows):
+                total += shared[i4(row * side) + tid]
+            db[i8(plane) * i8(count) + i8(first + tid)] = total
+
+    return run
+
+
+@functools.cache
+def pixel_product(tile: Tile, R: int, S: int, stride: int, vector_k: int, vector_c: int, whole_tiles: bool, lines: int, sums: str) -> Any:
+    """The kernel; sums: "" none, "A" of the columns of dy (the bias gradient), "B" of those of im2col(x)."""
     plain = matrix(tile, tile.BM, vector_k, whole_tiles)
-    A = with_sums(plain, vector_k) if bias else plain
-    B = gather_columns(tile, tile.BN, R, S, stride, vector_c, whole_tiles, lines)
-    product, store = matrix_product(tile, A, B), store_tile(tile, vector_c == 4, False)
+    gathered = gather_columns(tile, tile.BN, R, S, stride, vector_c, whole_tiles, lines)
+    A = with_sums(plain, vector_k) if sums == "A" else plain
+    B = with_sums(gathered, vector_c) if sums == "B" else gathered
+    product, store = matrix_product(tile, A, B), store_tile(tile, vector_c == 4)
     corner, part = block_corner(tile), block_part(tile)
-    BM, ACC, FLOATS_A, FLOATS_B = tile.BM, tile.TM * tile.TN, A.floats, B.floats
+    ACC, FLOATS_A, FLOATS_B = tile.TM * tile.TN, A.floats, B.floats
     MEMORY = shared_floats(tile, A, B)
-    SUMS, ACROSS = plain.floats, tile.BM // vector_k
+    OF_A, OF_B = sums == "A", sums == "B"
+    SIDE, VECTOR, SUMS = (tile.BN, vector_c, gathered.floats) if OF_B else (tile.BM, vector_k, plain.floats)
+    ACROSS = SIDE // VECTOR
     ROWS = tile.threads // ACROSS
+    reduce_columns = column_sums(SIDE, VECTOR, SUMS, ACROSS, ROWS)
 
     @jit(launch_bounds=(tile.threads, tile.blocks_per_multiprocessor))
     def pixel_product_kernel(x, dy, dw, db, K, pixels, C, H, W, P, Q, pad, k_tiles):
-        """dw[z][k][(r,s,c)] = Σ_pixel dy[pixel][k] · x[pixel moved by (r,s)][c], db[z][k] = Σ_pixel dy[pixel][k], over part z.
+        """dw[z][k][(r,s,c)] = Σ_pixel dy[pixel][k] · x[pixel moved by (r,s)][c], db[z] = Σ_pixel of the columns summed, over part z.
 
         gemm: GM = K, GN = R·S·C, GK = pixels = N·P·Q.
         grid: (tiles of BM×BN, parts of k_tiles·BK pixels); owns: a block BM×BN, a thread TM×TN.
@@ -67,22 +94,18 @@ def pixel_product(tile: Tile, R: int, S: int, stride: int, vector_k: int, vector
         acc = cuda.local.array(ACC, f4)
         stage_a = cuda.local.array(FLOATS_A, f4)
         stage_b = cuda.local.array(FLOATS_B, f4)
-        if bias:
-            for q in range(vector_k):
+        if OF_A:
+            for q in range(VECTOR):
                 stage_a[SUMS + q] = f4(0)
+        if OF_B:
+            for q in range(VECTOR):
+                stage_b[SUMS + q] = f4(0)
         product(acc, stage_a, stage_b, shared, dy, x, (pixels, K), (pixels, C, H, W, P, Q, pad), m0, n0, first, last)
-        store(acc, dw, dw, m0, n0, K, GN, plane)
-        if bias and n0 == i4(0):
-            # ROWS threads hold partial sums of the same filters: shared[row][filter], added in row order.
-            tid = i4(cuda.threadIdx.x)
-            for q in range(vector_k):
-                shared[tid // i4(ACROSS) * i4(BM) + tid % i4(ACROSS) * i4(vector_k) + i4(q)] = stage_a[SUMS + q]
-            cuda.syncthreads()
-            if tid < i4(BM) and m0 + tid < K:
-                total = f4(0)
-                for row in range(ROWS):
-                    total += shared[i4(row * BM) + tid]
-                db[i8(plane) * i8(K) + i8(m0 + tid)] = total
+        store(acc, dw, m0, n0, K, GN, plane, (dw, dw, i4(0), Q))
+        if OF_A and n0 == i4(0):
+            reduce_columns(stage_a, shared, db, m0, K, plane)
+        if OF_B and m0 == i4(0):
+            reduce_columns(stage_b, shared, db, n0, GN, plane)
 
     return pixel_product_kernel
 
@@ -97,20 +120,23 @@ def shape_of(call: Call) -> ConvShape:
 def bind(call: Call) -> list[Launch]:
     """x (N,C,H,W), dy (N,K,P,Q) -> dw (K,C,R,S)[, db (K)]."""
     c, tile = shape_of(call), call.tile
-    (x, dy), dw = call.ins, call.outs[0]
-    db = call.outs[1] if len(call.outs) == 2 else None
+    (x, dy), dw, db = call.ins, call.outs[0], call.outs[1] if len(call.outs) == 2 else None
+    product, partials, partials_b = launch_product(call, c, x, dy, "" if db is None else "A")
+    return [product, launch_sum_filters(partials, partials_b, dw, db, c.K, c.C, c.R * c.S, tile.split)]
+
+
+def launch_product(call: Call, c: ConvShape, x: Any, dy: Any, sums: str) -> tuple[Launch, Any, Any]:
+    """The launch of the product, the partial results in scratch, and the partial column sums behind them."""
+    tile = call.tile
     GM, GN, GK = c.gemm("wgrad")
     partials = call.scratch.view(np.float32)
-    partials_b = partials[tile.split * GM * GN :] if db is not None else partials
+    partials_b = partials[tile.split * GM * GN :] if sums else partials
     widths = 4 if c.K % 4 == 0 else 1, 4 if c.C % 4 == 0 else 1
     lines = lines_of_a_tile(tile, tile.BN, widths[1], c.P, c.Q)
-    kernel = pixel_product(unsplit(tile), c.R, c.S, c.stride, *widths, GK % tile.BK == 0, lines, db is not None)
+    kernel = pixel_product(unsplit(tile), c.R, c.S, c.stride, *widths, GK % tile.BK == 0, lines, sums)
     sizes = (c.K, GK, c.C, c.H, c.W, c.P, c.Q, c.pad, tile.k_tiles(GK))
     args = (x, dy, partials, partials_b, *(np.int32(size) for size in sizes))
-    return [
-        Launch(kernel, tile.grid(GM, GN), tile.threads, args, name=call.op),
-        launch_sum_filters(partials, partials_b, dw, db, c.K, c.C, c.R * c.S, tile.split),
-    ]
+    return Launch(kernel, tile.grid(GM, GN), tile.threads, args, name=call.op), partials, partials_b
 
 
 def tile(call: Call, multiprocessors: int) -> Tile:

@@ -15,6 +15,7 @@ import functools
 from typing import Any
 
 from nbcnn.cuda import cuda, i4, jit
+from nbcnn.ops.conv.pooling import window_pixel
 from nbcnn.ops.conv.register_tile import Loader, quotient
 from nbcnn.ops.conv.tiles import Tile
 from nbcnn.ops.ptx.vector import load1_if, load4_if, shared_store1, shared_store4
@@ -24,13 +25,14 @@ _OUTSIDE = -(1 << 20)
 
 
 @functools.cache
-def gather_rows(tile: Tile, side: int, R: int, S: int, stride: int, dilate: int, vector: int, whole_taps: bool) -> Loader:
+def gather_rows(tile: Tile, side: int, R: int, S: int, stride: int, dilate: int, vector: int, whole_taps: bool, windows: bool = False) -> Loader:
     """Rows of the im2col matrix: A[(n,p,q)][(r,s,c)] = x[n, (p·stride - pad_h + r) / dilate, (q·stride - pad_w + s) / dilate, c].
 
     Where `dilate` does not divide, the element is zero: x is read as if dilate-1 zeros stood between its pixels, which is
     what the data gradient of a strided convolution needs. side: BM or BN. vector: 4 if C is a multiple of 4, else 1.
     whole_taps: C is a multiple of BK, so that a k-tile lies within one tap (r,s) and a thread can take several float4s of
-    one pixel; otherwise a thread keeps to one k (or four) of a tile, and reads it for several pixels.
+    one pixel; otherwise a thread keeps to one k (or four) of a tile, and reads it for several pixels. windows: pixels are
+    numbered by 2×2 windows (pooling.py), not line by line.
     extents: (rows, C, H, W, P, Q, pad_h, pad_w).
     """
     T, BK, PITCH, WIDTH = tile.threads, tile.BK, side + 4, 4 if whole_taps else vector
@@ -63,10 +65,14 @@ def gather_rows(tile: Tile, side: int, R: int, S: int, stride: int, dilate: int,
         state[2] = i4(k - tap * C)
         for i in range(PIXELS):
             m = i4(origin + tid // i4(K_THREADS) + i4(i * ROWS))
-            line = quotient(m, Q)
-            n = quotient(line, P)
-            h = i4((line - n * P) * i4(stride) - pad_h)
-            w = i4((m - line * Q) * i4(stride) - pad_w)
+            if windows:
+                n, p, q = window_pixel(m, P, Q)
+            else:
+                line = quotient(m, Q)
+                n = quotient(line, P)
+                p, q = i4(line - n * P), i4(m - line * Q)
+            h = i4(p * i4(stride) - pad_h)
+            w = i4(q * i4(stride) - pad_w)
             state[3 + 3 * i] = h if m < rows else i4(_OUTSIDE)
             state[4 + 3 * i] = w
             if dilate == 1:

@@ -28,7 +28,7 @@ from typing import Any
 
 from nbcnn.cuda import SIMULATOR, cuda, f4, i4, i8, jit, u4
 from nbcnn.ops.conv.tiles import Tile
-from nbcnn.ops.ptx.vector import shared_load4, store4
+from nbcnn.ops.ptx.vector import load4, shared_load4, store4
 
 ALIGNMENT = None if SIMULATOR else 16
 """Alignment of shared arrays in bytes, as 16-byte loads need it (the simulator takes no such argument)."""
@@ -245,22 +245,60 @@ def matrix_product(tile: Tile, A: Loader, B: Loader) -> Any:
     return run
 
 
-@functools.cache
-def store_tile(tile: Tile, vector: bool, bias: bool) -> Any:
-    """Device function (acc, out, b, m0, n0, GM, GN, plane): out[plane][m][n] = acc (+ b[n]) for the thread's outputs inside GM×GN.
+@jit(device=True)
+def relu(x):
+    """max(x, 0), but NaN stays NaN."""
+    return f4(0) if x < f4(0) else x
 
-    `vector`: GN is a multiple of 4, so that rows of `out` can be written 16 bytes at a time.
+
+@functools.cache
+def finish(vector: bool, after: str) -> Any:
+    """Device function (values, other, at, n, GN): what is done to four neighbouring results before they are stored, in place.
+
+    after: "" nothing, "relu", or "mask": zero where `other`, stored like the result, is not positive (the gradient behind a
+    ReLU). at: offset of the first; n: its column, of GN. vector: GN is a multiple of 4.
+    """
+    RELU, MASK = after == "relu", after == "mask"
+
+    @jit(device=True)
+    def run(values, other, at, n, GN):
+        if RELU:
+            for q in range(4):
+                values[q] = relu(values[q])
+        if MASK:
+            if vector:
+                m = load4(other, at)
+                for q in range(4):
+                    values[q] = values[q] if m[q] > f4(0) else f4(0)
+            else:
+                for q in range(4):
+                    if n + i4(q) < GN:
+                        values[q] = values[q] if other[at + i8(q)] > f4(0) else f4(0)
+
+    return run
+
+
+@functools.cache
+def store_tile(tile: Tile, vector: bool, bias: bool = False, after: str = "", phases: bool = False) -> Any:
+    """Device function (acc, out, m0, n0, GM, GN, plane, extra): out[plane][m][n] = acc (+ b[n]) for the thread's outputs inside GM×GN.
+
+    `vector`: GN is a multiple of 4, so that rows of `out` can be written 16 bytes at a time. after: see `finish`.
+    phases: row m is pixel m of images of width Q, whose results are phase (r,s) of images twice as large: m = (n,i,j) goes to
+    pixel (n, 2i+r, 2j+s). extra: (b, other, phase = 2r+s, Q).
     """
     TM, TN, PA, PB = tile.TM, tile.TN, tile.TM // 4, tile.TN // 4
     down, across = tile.BM // PA, tile.BN // PB
-    corner = thread_corner(tile)
+    corner, end = thread_corner(tile), finish(vector, after)
+    PLANES = 4 if phases else 1
 
     @jit(device=True)
-    def store(acc, out, b, m0, n0, GM, GN, plane):
+    def store(acc, out, m0, n0, GM, GN, plane, extra):
+        b, other, phase, Q = extra
         row, column = corner()
         for j in range(PB):
             n = i4(n0 + column + i4(j * across))
             shift = cuda.local.array(4, f4)
+            values = cuda.local.array(4, f4)
             for q in range(4):
                 shift[q] = f4(0)
                 if bias and n + i4(q) < GN:
@@ -268,14 +306,23 @@ def store_tile(tile: Tile, vector: bool, bias: bool) -> Any:
             for i in range(TM):
                 m = i4(m0 + row + i4(i // 4 * down + i % 4))
                 if m < GM:
-                    at = (i8(plane) * i8(GM) + i8(m)) * i8(GN) + i8(n)
+                    to = m
+                    if phases:
+                        line = quotient(m, Q)
+                        # (n·2H + 2i+r)·2W + 2j+s, where line = n·H + i and m - line·W = j.
+                        to = i4(i4(i4(2) * line + (phase >> i4(1))) * i4(2) * Q + i4(2) * i4(m - line * Q) + (phase & i4(1)))
+                    at = (i8(plane) * i8(PLANES) * i8(GM) + i8(to)) * i8(GN) + i8(n)
                     p = i * TN + j * 4
+                    for q in range(4):
+                        values[q] = acc[p + q] + shift[q]
                     if vector:
                         if n < GN:
-                            store4(out, at, acc[p] + shift[0], acc[p + 1] + shift[1], acc[p + 2] + shift[2], acc[p + 3] + shift[3])
+                            end(values, other, at, n, GN)
+                            store4(out, at, values[0], values[1], values[2], values[3])
                     else:
+                        end(values, other, at, n, GN)
                         for q in range(4):
                             if n + i4(q) < GN:
-                                out[at + i8(q)] = acc[p + q] + shift[q]
+                                out[at + i8(q)] = values[q]
 
     return store

@@ -1,0 +1,98 @@
+"""ReLU and 2×2 max pooling of what a thread has in registers, with the packed index (fused.py says how it is packed).
+
+Kernels that pool number their output pixels window by window, the four pixels of a window one after the other, so that a
+window is four neighbouring rows of a product, and a 4×4 patch of a thread is one window of four channels: a float4 of y
+and one byte of the index.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from nbcnn.cuda import cuda, f4, i4, i8, jit, types, u4
+from nbcnn.ops.conv.register_tile import quotient, thread_corner
+from nbcnn.ops.conv.tiles import Tile
+from nbcnn.ops.ptx.vector import store4
+
+PATCH = 16
+
+
+@jit(device=True)
+def window_pixel(m, P, Q):
+    """(n, p, q) of pixel m of images of P×Q pixels (both even), numbered window by window."""
+    window = i4(m >> i4(2))
+    across = i4(Q >> i4(1))
+    line = quotient(window, across)
+    image = quotient(line, i4(P >> i4(1)))
+    p = i4(i4(line - image * i4(P >> i4(1))) * i4(2) + ((m >> i4(1)) & i4(1)))
+    q = i4(i4(window - line * across) * i4(2) + (m & i4(1)))
+    return image, p, q
+
+
+@functools.cache
+def store_pooled(vector: bool) -> Any:
+    """Device function (patch, y, index, window, n, GN): y and index of a window and the channels n … n+3 (those below GN).
+
+    patch: 16 floats, four pixels of four channels, before the ReLU. vector: GN is a multiple of 4.
+    """
+
+    @jit(device=True)
+    def store(patch, y, index, window, n, GN):
+        best = cuda.local.array(4, f4)
+        places = u4(0)
+        for q in range(4):
+            largest, place = f4(0), u4(0)
+            for t in range(4):
+                v = patch[4 * t + q]
+                # Compared after the ReLU: a window without a positive element gives its first place. A NaN stays and wins.
+                v = f4(0) if v < f4(0) else v
+                if t == 0:
+                    largest = v
+                else:
+                    wins = (not (v <= largest)) & (largest == largest)
+                    largest = v if wins else largest
+                    place = u4(t) if wins else place
+            best[q] = largest
+            places = u4(places | (place << u4(2 * q) if n + i4(q) < GN else u4(0)))
+        at = i8(window) * i8(GN) + i8(n)
+        if vector:
+            store4(y, at, best[0], best[1], best[2], best[3])
+        else:
+            for q in range(4):
+                if n + i4(q) < GN:
+                    y[at + i8(q)] = best[q]
+        index[i8(window) * i8(i4(GN + i4(3)) >> i4(2)) + i8(n >> i4(2))] = types.uint8(places)
+
+    return store
+
+
+@functools.cache
+def pool_tile(tile: Tile, vector: bool, bias: bool) -> Any:
+    """Device function like that of `store_tile`, for rows numbered by windows: y and index of relu(acc + b), pooled.
+
+    extra: (b, index, -, -); there is one plane.
+    """
+    TN, PA, PB = tile.TN, tile.TM // 4, tile.TN // 4
+    down, across = tile.BM // PA, tile.BN // PB
+    corner, store_window = thread_corner(tile), store_pooled(vector)
+
+    @jit(device=True)
+    def store(acc, y, m0, n0, GM, GN, plane, extra):
+        b, index = extra[0], extra[1]
+        row, column = corner()
+        patch = cuda.local.array(PATCH, f4)
+        for j in range(PB):
+            n = i4(n0 + column + i4(j * across))
+            for i in range(PA):
+                m = i4(m0 + row + i4(i * down))
+                if (m < GM) & (n < GN):
+                    for q in range(4):
+                        shift = f4(0)
+                        if bias and n + i4(q) < GN:
+                            shift = b[n + i4(q)]
+                        for t in range(4):
+                            patch[4 * t + q] = acc[(4 * i + t) * TN + 4 * j + q] + shift
+                    store_window(patch, y, index, i4(m >> i4(2)), n, GN)
+
+    return store
