@@ -9,38 +9,20 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from nbcnn.bench import results
+from nbcnn.bench import readme_tensorcore as tensorcore
+from nbcnn.bench.tables import GPU, footer, markdown, section
 
 README = Path(__file__).parents[2] / "README.md"
-GPU, CPU = "nvidia-h200.json", "cpu.json"
+CPU = "cpu.json"
 _BLOCK = re.compile(r"(<!-- table (\w+) -->\n).*?(<!-- end -->)", re.S)
-
-
-def _section(file: str, name: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    found = results.load(results.RESULTS / file)["sections"][name]
-    return found["rows"], found["environment"]
-
-
-def _markdown(head: tuple[str, ...], rows: list[tuple[str, ...]], left: int = 1) -> str:
-    rule = ["---" if i < left else "---:" for i in range(len(head))]
-    return "\n".join("| " + " | ".join(line) + " |" for line in (head, tuple(rule), *rows))
-
-
-def _footer(environment: dict[str, Any]) -> str:
-    versions = environment["versions"]
-    torch = f", PyTorch {versions['torch']}" if versions.get("torch") else ""
-    driver = f", driver {environment['driver']}" if environment["driver"] else ""
-    device = environment["device"].split(" (")[0]
-    return f"\n\n{device}{driver}, numba-cuda {versions['numba-cuda']}{torch}, {environment['date']}, `{environment['command']}`.\n"
 
 
 def step() -> str:
     """The whole training step beside PyTorch."""
     rows: list[tuple[str, ...]] = []
     for batch in (1, 64, 256, 1024):
-        found, environment = _section(GPU, f"step-{batch}")
+        found, environment = section(GPU, f"step-{batch}")
         ours, *peers = found
         times = {peer["form"].split()[-1]: peer["step_ms"]["median"] for peer in peers}
         mine = ours["step_ms"]["median"]
@@ -50,26 +32,26 @@ def step() -> str:
         memory = f"{planned / 2**20:,.0f} / {compiled['peak_bytes'] / 2**20:,.0f}"
         rows.append((str(batch), f"**{mine:.3f}**", f"{ours['images_per_second']:,.0f}", *cells, memory))
     head = ("batch", "nbcnn ms", "images/s", "PyTorch eager", "CUDA graph", "torch.compile", "MiB: nbcnn / torch.compile")
-    return _markdown(head, rows) + _footer(environment)
+    return markdown(head, rows) + footer(environment)
 
 
 def convs() -> str:
     """Every convolution beside cuDNN."""
     rows: list[tuple[str, ...]] = []
     for batch in (256, 1024):
-        found, environment = _section(GPU, f"convs-{batch}")
+        found, environment = section(GPU, f"convs-{batch}")
         for row in found:
             ours, peer = row["ms"]["median"] * 1e3, row["cudnn_ms"]["median"] * 1e3
             figures = (f"{ours:,.0f}", f"{row['tflops']:.1f}", f"{peer:,.0f}", f"{row['ratio']:.2f}×")
             rows.append((str(batch), str(row["layer"]), str(row["path"]), *figures))
-    return _markdown(("batch", "layer", "pass", "nbcnn µs", "TFLOP/s", "cuDNN µs", "ours is"), rows, 3) + _footer(environment)
+    return markdown(("batch", "layer", "pass", "nbcnn µs", "TFLOP/s", "cuDNN µs", "ours is"), rows, 3) + footer(environment)
 
 
 def ladder() -> str:
     """cpu → naive → tiled → im2col, at batch 1 and 256."""
     rows = []
     for batch in (1, 256):
-        found, environment = _section(GPU, f"ladder-{batch}")
+        found, environment = section(GPU, f"ladder-{batch}")
         before = first = None
         for row in found:
             rate = row["images_per_second"]
@@ -106,23 +88,23 @@ def ladder() -> str:
         "host MiB",
     )
     cores = f" The cpu rung uses {environment['cpu_cores']} cores."
-    return _markdown(head, rows, 2) + _footer(environment).rstrip("\n") + cores + "\n"
+    return markdown(head, rows, 2) + footer(environment).rstrip("\n") + cores + "\n"
 
 
 def cpu() -> str:
     """The NumPy path on a small machine."""
-    (row,), environment = _section(CPU, "ladder-64")
+    (row,), environment = section(CPU, "ladder-64")
     achieved = row["tflops"] * 1e3
     share = 100 * achieved / row["sgemm_gflops"]
     head = ("cores", "batch", "images/s", "GFLOP/s", "this machine's sgemm, GFLOP/s", "share", "peak memory, MiB")
     cells = (str(environment["cpu_cores"]), str(row["batch"]), f"{row['images_per_second']:.0f}", f"{achieved:.0f}", f"{row['sgemm_gflops']:.0f}")
-    return _markdown(head, [(*cells, f"{share:.0f} %", f"{row['host_peak_bytes'] / 2**20:,.0f}")]) + _footer(environment)
+    return markdown(head, [(*cells, f"{share:.0f} %", f"{row['host_peak_bytes'] / 2**20:,.0f}")]) + footer(environment)
 
 
 def quality() -> str:
     """What comes out: reconstruction error, features, accuracy."""
-    rows = [row for job in ("main", "baselines", "per-image") for row in _section(GPU, f"quality-{job}")[0]]
-    environment = _section(GPU, "quality-main")[1]
+    rows = [row for job in ("main", "baselines", "per-image") for row in section(GPU, f"quality-{job}")[0]]
+    environment = section(GPU, "quality-main")[1]
     lines: list[tuple[str, ...]] = []
     for row in rows:
         seed = f"seed {row['seed']}"
@@ -145,10 +127,21 @@ def quality() -> str:
                 spent = sum(found["seconds"].values())
                 accuracy = f"{100 * found['test_accuracy']:.2f} % test, {100 * found['train_accuracy']:.2f} % train"
                 lines.append((f"RBF SVM on {name}, {seed}", accuracy, f"{spent:.1f} s", f"{row['wall_seconds']:.0f} s"))
-    return _markdown(("what", "result", "time", "whole command"), lines, 2) + _footer(environment)
+    return markdown(("what", "result", "time", "whole command"), lines, 2) + footer(environment)
 
 
-TABLES: dict[str, Callable[[], str]] = {"step": step, "convs": convs, "ladder": ladder, "cpu": cpu, "quality": quality}
+TABLES: dict[str, Callable[[], str]] = {
+    "step": step,
+    "convs": convs,
+    "ladder": ladder,
+    "cpu": cpu,
+    "quality": quality,
+    "tensorcore": tensorcore.step,
+    "layers": tensorcore.layers,
+    "engines": tensorcore.engines,
+    "epoch": tensorcore.epoch,
+    "precisions": tensorcore.precisions,
+}
 
 
 def rewritten(text: str) -> str:

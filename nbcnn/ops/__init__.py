@@ -71,7 +71,7 @@ from nbcnn.ops import (
     upsample,
 )
 from nbcnn.ops.call import Impl, host
-from nbcnn.ops.conv import im2col, naive, reference, thin, tiled
+from nbcnn.ops.conv import im2col, im2col_fused, naive, reference, thin, tiled
 
 Ops = dict[str, Impl]
 
@@ -183,7 +183,7 @@ MODES: Mapping[tuple[str, str], Row] = {
         Row("cpu", "fp32", "host", "NCHW", (("cpu", CPU),)),
         Row("naive", "fp32", "gpu", "NCHW", (("naive", naive.OPS | COMMON),)),
         Row("tiled", "fp32", "gpu", "NCHW", (("tiled", tiled.OPS | COMMON), ("naive", naive.OPS))),
-        Row("im2col", "fp32", "gpu", "NHWC", (("im2col", thin.OPS), ("im2col", im2col.OPS | COMMON))),
+        Row("im2col", "fp32", "gpu", "NHWC", (("im2col", thin.OPS), ("im2col", im2col.OPS | im2col_fused.FUSED | COMMON))),
     )
 }
 
