@@ -19,6 +19,7 @@ FILES = (
     "test_conv_im2col_fused.py",
     "test_conv_naive_tiled.py",
     "test_conv_thin.py",
+    "test_conv_thin_fused.py",
     "test_elementwise.py",
     "test_gather.py",
     "test_gemm.py",

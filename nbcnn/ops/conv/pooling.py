@@ -11,7 +11,7 @@ import functools
 from typing import Any
 
 from nbcnn.cuda import cuda, f4, i4, i8, jit, types, u4
-from nbcnn.ops.conv.register_tile import quotient, thread_corner
+from nbcnn.ops.conv.register_tile import quotient, relu, thread_corner
 from nbcnn.ops.conv.tiles import Tile
 from nbcnn.ops.ptx.vector import store4
 
@@ -44,9 +44,8 @@ def store_pooled(vector: bool) -> Any:
         for q in range(4):
             largest, place = f4(0), u4(0)
             for t in range(4):
-                v = patch[4 * t + q]
                 # Compared after the ReLU: a window without a positive element gives its first place. A NaN stays and wins.
-                v = f4(0) if v < f4(0) else v
+                v = relu(patch[4 * t + q])
                 if t == 0:
                     largest = v
                 else:

@@ -28,7 +28,7 @@ from typing import Any
 
 from nbcnn.cuda import SIMULATOR, cuda, f4, i4, i8, jit, u4
 from nbcnn.ops.conv.tiles import Tile
-from nbcnn.ops.ptx.vector import load4, shared_load4, store4
+from nbcnn.ops.ptx.vector import load1_if, load4_if, shared_load4, store4
 
 ALIGNMENT = None if SIMULATOR else 16
 """Alignment of shared arrays in bytes, as 16-byte loads need it (the simulator takes no such argument)."""
@@ -252,44 +252,18 @@ def relu(x):
 
 
 @functools.cache
-def finish(vector: bool, after: str) -> Any:
-    """Device function (values, other, at, n, GN): what is done to four neighbouring results before they are stored, in place.
-
-    after: "" nothing, "relu", or "mask": zero where `other`, stored like the result, is not positive (the gradient behind a
-    ReLU). at: offset of the first; n: its column, of GN. vector: GN is a multiple of 4.
-    """
-    RELU, MASK = after == "relu", after == "mask"
-
-    @jit(device=True)
-    def run(values, other, at, n, GN):
-        if RELU:
-            for q in range(4):
-                values[q] = relu(values[q])
-        if MASK:
-            if vector:
-                m = load4(other, at)
-                for q in range(4):
-                    values[q] = values[q] if m[q] > f4(0) else f4(0)
-            else:
-                for q in range(4):
-                    if n + i4(q) < GN:
-                        values[q] = values[q] if other[at + i8(q)] > f4(0) else f4(0)
-
-    return run
-
-
-@functools.cache
 def store_tile(tile: Tile, vector: bool, bias: bool = False, after: str = "", phases: bool = False) -> Any:
     """Device function (acc, out, m0, n0, GM, GN, plane, extra): out[plane][m][n] = acc (+ b[n]) for the thread's outputs inside GM×GN.
 
-    `vector`: GN is a multiple of 4, so that rows of `out` can be written 16 bytes at a time. after: see `finish`.
+    `vector`: GN is a multiple of 4, so that rows of `out` can be written 16 bytes at a time.
+    after: "" nothing, "relu", or "mask": zero where `other`, stored like `out`, is not positive (the gradient behind a ReLU).
     phases: row m is pixel m of images of width Q, whose results are phase (r,s) of images twice as large: m = (n,i,j) goes to
     pixel (n, 2i+r, 2j+s). extra: (b, other, phase = 2r+s, Q).
     """
     TM, TN, PA, PB = tile.TM, tile.TN, tile.TM // 4, tile.TN // 4
     down, across = tile.BM // PA, tile.BN // PB
-    corner, end = thread_corner(tile), finish(vector, after)
-    PLANES = 4 if phases else 1
+    corner, RELU, MASK = thread_corner(tile), after == "relu", after == "mask"
+    PLANES, MASKS = 4 if phases else 1, 4 * tile.TM
 
     @jit(device=True)
     def store(acc, out, m0, n0, GM, GN, plane, extra):
@@ -299,6 +273,18 @@ def store_tile(tile: Tile, vector: bool, bias: bool = False, after: str = "", ph
             n = i4(n0 + column + i4(j * across))
             shift = cuda.local.array(4, f4)
             values = cuda.local.array(4, f4)
+            masks = cuda.local.array(MASKS, f4)
+            if MASK:
+                # All loads before the first store: behind a store, each would wait for the one before.
+                for i in range(TM):
+                    m = i4(m0 + row + i4(i // 4 * down + i % 4))
+                    at = i8(m) * i8(GN) + i8(n)
+                    if vector:
+                        v = load4_if(other, at, (m < GM) & (n < GN))
+                        masks[4 * i], masks[4 * i + 1], masks[4 * i + 2], masks[4 * i + 3] = v[0], v[1], v[2], v[3]
+                    else:
+                        for q in range(4):
+                            masks[4 * i + q] = load1_if(other, at + i8(q), (m < GM) & (n + i4(q) < GN))
             for q in range(4):
                 shift[q] = f4(0)
                 if bias and n + i4(q) < GN:
@@ -315,12 +301,14 @@ def store_tile(tile: Tile, vector: bool, bias: bool = False, after: str = "", ph
                     p = i * TN + j * 4
                     for q in range(4):
                         values[q] = acc[p + q] + shift[q]
+                        if RELU:
+                            values[q] = relu(values[q])
+                        if MASK:
+                            values[q] = values[q] if masks[4 * i + q] > f4(0) else f4(0)
                     if vector:
                         if n < GN:
-                            end(values, other, at, n, GN)
                             store4(out, at, values[0], values[1], values[2], values[3])
                     else:
-                        end(values, other, at, n, GN)
                         for q in range(4):
                             if n + i4(q) < GN:
                                 out[at + i8(q)] = values[q]

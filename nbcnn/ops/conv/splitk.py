@@ -18,7 +18,7 @@ import numpy as np
 
 from nbcnn.cuda import cuda, f4, i4, i8, jit
 from nbcnn.ops.call import Launch, blocks
-from nbcnn.ops.conv.register_tile import ALIGNMENT, finish
+from nbcnn.ops.conv.register_tile import ALIGNMENT, relu
 from nbcnn.ops.ptx.vector import load1_if, load4_if, store4
 
 THREADS = 256
@@ -59,19 +59,19 @@ def sum_of_planes(vector: int) -> Any:
 
 @functools.cache
 def sum_planes(teams: int, vector: int, bias: bool, after: str) -> Any:
-    add_planes, end = sum_of_planes(vector), finish(vector == 4, after)
-    ENDS = after != ""
+    add_planes = sum_of_planes(vector)
+    RELU, MASK = after == "relu", after == "mask"
     MEMBERS, FLOATS = THREADS // teams, vector * THREADS
 
     @jit()
     def sum_planes_kernel(partials, b, other, y, count, GN, planes):
-        """y[i] = Σ_z partials[z·count + i] (+ b[i mod GN]), then what `finish` does (other: what masks).
+        """y[i] = Σ_z partials[z·count + i] (+ b[i mod GN]), then the ReLU, or zero where other[i] is not positive.
 
         grid: blocks of vector·256/teams elements; team t of a block adds the planes t, t + teams, …, then team 0 adds the teams.
         shared: vector·1,024 bytes; moves: 4·count·(planes + 1) bytes. vector: 4 if GN is a multiple of 4, else 1.
         """
         shared = cuda.shared.array(FLOATS, f4, ALIGNMENT)
-        total = cuda.local.array(4, f4)
+        total = cuda.local.array(vector, f4)
         tid = i4(cuda.threadIdx.x)
         team = i4(tid // i4(MEMBERS))
         i = i4((i4(cuda.blockIdx.x) * i4(MEMBERS) + tid - team * i4(MEMBERS)) * i4(vector))
@@ -88,9 +88,11 @@ def sum_planes(teams: int, vector: int, bias: bool, after: str) -> Any:
                 n = i4(i % GN)
                 for q in range(vector):
                     total[q] += b[n + i4(q)]
-            if ENDS:
-                # One element at a time is column 0 of one.
-                end(total, other, i8(i), i4(0), i4(vector))
+            for q in range(vector):
+                if RELU:
+                    total[q] = relu(total[q])
+                if MASK:
+                    total[q] = total[q] if other[i + i4(q)] > f4(0) else f4(0)
             if vector == 4:
                 store4(y, i, total[0], total[1], total[2], total[3])
             else:
@@ -149,7 +151,7 @@ def channels_of_a_block(taps: int) -> int:
 
 
 def launch_sum_planes(partials: Any, b: Any, y: Any, count: int, GN: int, planes: int, after: str = "", other: Any = None) -> Launch:
-    """Launch of `sum_planes_kernel`; b is None, or GN values to add to each row of y. after, other: see `finish`."""
+    """Launch of `sum_planes_kernel`; b is None, or GN values to add to each row of y. after, other: as for `store_tile`."""
     teams, vector = 1, 4 if GN % 4 == 0 else 1
     while teams < MOST_TEAMS and planes >= 4 * teams:
         teams *= 2

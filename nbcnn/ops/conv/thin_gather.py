@@ -1,20 +1,22 @@
 """Convolution out of a thin source (at most 4 channels): conv_fprop of a first layer, conv_dgrad of a last one.
 
 The whole of GK = R·S·C (27 for 3×3 over RGB) fits into shared memory, so a block loads its filters once and then
-walks over pixel tiles: per tile one im2col of BM pixels, one product, one coalesced write of BM×BN outputs.
+walks over pixel tiles: per tile one im2col of BM pixels, one product, one coalesced write of BM×BN outputs. What becomes
+of them is frozen in (`after`): nothing, a ReLU, a mask, or ReLU and pooling, for which pixels are numbered window by window.
 """
 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from nbcnn.cuda import cuda, f4, i4, i8, jit, types, u4
 from nbcnn.ops.call import Call, Launch
-from nbcnn.ops.conv.register_tile import ALIGNMENT
+from nbcnn.ops.conv.pooling import PATCH, store_pooled
+from nbcnn.ops.conv.register_tile import ALIGNMENT, relu
 from nbcnn.ops.conv.thin_shape import correlation, filter_index, split_pixel, step_pixel, unrolled
 from nbcnn.ops.ptx.vector import load1_if, load4_if, shared_load4, shared_store4, store4
 
@@ -44,8 +46,11 @@ def pack(call: Call) -> np.ndarray:
 
 
 @functools.cache
-def kernel(R: int, S: int, C: int, has_bias: bool, BM: int, BN: int, TM: int, TN: int, resident: int) -> Any:
-    """The gather kernel for one window, thin channel count and tile."""
+def kernel(R: int, S: int, C: int, stride: int, has_bias: bool, after: str, tile: GatherTile) -> Any:
+    """The gather kernel for one window, thin channel count, end and tile. after: "", "relu", "mask" or "pool"."""
+    BM, BN, TM, TN, resident = tile.BM, tile.BN, tile.TM, tile.TN, tile.resident
+    RELU, MASK, POOL, MASKS = after == "relu", after == "mask", after == "pool", 4 * tile.TN
+    store_window = store_pooled(True)
     TAPS, GK = R * S, R * S * C
     ROW_A, ROW_W = S * C * BM, S * C * BN
     TX, TY = BN // TN, BM // TM
@@ -61,8 +66,8 @@ def kernel(R: int, S: int, C: int, has_bias: bool, BM: int, BN: int, TM: int, TN
         for i in range(LOADS):
             tap = i4(group + i * GROUPS)
             r = i4(u4(tap) // u4(S))
-            h = i4(p + r - top)
-            w = i4(q + tap - r * S - left)
+            h = i4(p * stride + r - top)
+            w = i4(q * stride + tap - r * S - left)
             # As unsigned numbers, negative coordinates lie beyond any extent.
             ok = inside & (tap < i4(TAPS)) & (u4(h) < u4(H)) & (u4(w) < u4(W))
             at = i4(i4(n * H + h) * W + w)
@@ -88,17 +93,20 @@ def kernel(R: int, S: int, C: int, has_bias: bool, BM: int, BN: int, TM: int, TN
     MEMORY = A_ELEMENTS + W_ELEMENTS
 
     @jit(launch_bounds=(T, resident))
-    def thin_gather_kernel(x, w, bias, y, M, H, W, P, Q, K, top, left, dn, dp, dq):
-        """y[m,k] = b[k] + Σ_{r,s,c} x[n, p+r-top, q+s-left, c] · w[(r,s,c), k], pixel m = (n,p,q).
+    def thin_gather_kernel(x, w, bias, other, y, M, H, W, P, Q, K, top, left, dn, dp, dq):
+        """y[m,k] = b[k] + Σ_{r,s,c} x[n, stride·p+r-top, stride·q+s-left, c] · w[(r,s,c), k], pixel m = (n,p,q).
 
         gemm   M = NPQ pixels × K channels × R·S·C
         grid   (walkers over pixel tiles, ⌈K/BN⌉), block TX·TY; block owns BM×BN outputs a step, thread TM×TN
         shared 4·(R·S·C·(BM + BN) + BN) bytes
-        moves  4·(M·C + M·K) bytes, and the filters once a block
+        moves  4·(M·C + M·K) bytes (4·(M·C + M·K/4) if it pools), and the filters once a block
+        other  what masks, or the index that pooling writes; P and Q are then those of the pooled image, as are dn, dp, dq
         """
         shared = cuda.shared.array(MEMORY, f4, ALIGNMENT)
         acc = cuda.local.array((TM, TN), f4)
         staged = cuda.local.array(STAGED, f4)
+        patch = cuda.local.array(PATCH, f4)
+        masks = cuda.local.array(MASKS, f4)
 
         t = i4(cuda.threadIdx.x)
         lane, warp = u4(t) & u4(31), u4(t) >> u4(5)
@@ -110,9 +118,15 @@ def kernel(R: int, S: int, C: int, has_bias: bool, BM: int, BN: int, TM: int, TN
         pixel, group = i4(u4(t) % u4(BM)), i4(u4(t) // u4(BM))
         store = i4(group * (C * BM) + pixel)
         m0 = i4(cuda.blockIdx.x * BM)
-        stride = i4(cuda.gridDim.x * BM)
-        n, p, q = split_pixel(i4(m0 + pixel), P, Q)
-        fetch(staged, x, i4(m0 + pixel) < M, n, p, q, group, H, W, top, left)
+        walk = i4(cuda.gridDim.x * BM)
+        # The place of this thread's pixel in its window never changes.
+        down, across = i4((pixel >> 1) & 1), i4(pixel & 1)
+        if POOL:
+            n, p, q = split_pixel(i4((m0 + pixel) >> 2), P, Q)
+            fetch(staged, x, i4(m0 + pixel) < M, n, i4(2 * p + down), i4(2 * q + across), group, H, W, top, left)
+        else:
+            n, p, q = split_pixel(i4(m0 + pixel), P, Q)
+            fetch(staged, x, i4(m0 + pixel) < M, n, p, q, group, H, W, top, left)
 
         e = i4(t * 4)
         while e < i4(GK * BN):
@@ -138,7 +152,10 @@ def kernel(R: int, S: int, C: int, has_bias: bool, BM: int, BN: int, TM: int, TN
             cuda.syncthreads()
             # The next tile's pixels travel while this tile is multiplied.
             n, p, q = step_pixel(n, p, q, dn, dp, dq, P, Q)
-            fetch(staged, x, i4(m0 + stride + pixel) < M, n, p, q, group, H, W, top, left)
+            if POOL:
+                fetch(staged, x, i4(m0 + walk + pixel) < M, n, i4(2 * p + down), i4(2 * q + across), group, H, W, top, left)
+            else:
+                fetch(staged, x, i4(m0 + walk + pixel) < M, n, p, q, group, H, W, top, left)
             for v in range(VN):
                 f = shared_load4(shared, i4(col + (A_ELEMENTS + GK * BN + v * COL_STEP)))
                 for i in range(TM):
@@ -148,13 +165,37 @@ def kernel(R: int, S: int, C: int, has_bias: bool, BM: int, BN: int, TM: int, TN
                 filter_row(acc, shared, i4(row + r * ROW_A), i4(col + A_ELEMENTS + r * ROW_W))
                 r = i4(r + 1)
             rows_left, at = i4(M - m0 - row), i4((m0 + row) * K + n0 + col)
-            for i in range(TM):
-                for v in range(VN):
-                    if (i4(i // 4 * ROW_STEP + i % 4) < rows_left) & (i4(v * COL_STEP) < columns_left):
-                        j = 4 * v
-                        store4(y, i8(at) + v * COL_STEP, acc[i, j], acc[i, j + 1], acc[i, j + 2], acc[i, j + 3])
-                at = i4(at + K * (ROW_STEP - 3 if i % 4 == 3 else 1))
-            m0 = i4(m0 + stride)
+            if POOL:
+                for u in range(VM):
+                    for v in range(VN):
+                        if (i4(u * ROW_STEP) < rows_left) & (i4(v * COL_STEP) < columns_left):
+                            for i in range(4):
+                                for j in range(4):
+                                    patch[4 * i + j] = acc[4 * u + i, 4 * v + j]
+                            window = i4(i4(m0 + row + u * ROW_STEP) >> 2)
+                            store_window(patch, y, other, window, i4(n0 + col + v * COL_STEP), K)
+            else:
+                for u in range(VM):
+                    if MASK:
+                        # All loads of four rows before their stores: behind a store, each would wait for the one before.
+                        for i in range(4):
+                            for v in range(VN):
+                                j = i * TN + 4 * v
+                                ok = (i4(u * ROW_STEP + i) < rows_left) & (i4(v * COL_STEP) < columns_left)
+                                f = load4_if(other, i8(i4(at + K * i)) + v * COL_STEP, ok)
+                                masks[j], masks[j + 1], masks[j + 2], masks[j + 3] = f
+                    for i in range(4):
+                        for v in range(VN):
+                            for j in range(4 * v, 4 * v + 4):
+                                if RELU:
+                                    acc[4 * u + i, j] = relu(acc[4 * u + i, j])
+                                if MASK:
+                                    acc[4 * u + i, j] = acc[4 * u + i, j] if masks[i * TN + j] > f4(0) else f4(0)
+                            if (i4(u * ROW_STEP + i) < rows_left) & (i4(v * COL_STEP) < columns_left):
+                                k, j = 4 * u + i, 4 * v
+                                store4(y, i8(i4(at + K * i)) + v * COL_STEP, acc[k, j], acc[k, j + 1], acc[k, j + 2], acc[k, j + 3])
+                    at = i4(at + K * ROW_STEP)
+            m0 = i4(m0 + walk)
 
     return thin_gather_kernel
 
@@ -180,14 +221,19 @@ def tile(call: Call, multiprocessors: int) -> GatherTile:
     return GatherTile(BM, BN, TM, TN, resident, max(1, multiprocessors * resident // -(-g.K // BN)))
 
 
-def bind(call: Call) -> list[Launch]:
+def bind(call: Call, after: str = "") -> list[Launch]:
+    """One launch. A third input is the bias of an fprop, the mask of a dgrad; a second output the index of a pooling."""
     g, tile = correlation(call), call.tile
-    bias = call.ins[2] if len(call.ins) > 2 else None
-    run = kernel(g.R, g.S, g.C, bias is not None, tile.BM, tile.BN, tile.TM, tile.TN, tile.resident)
-    pixels = g.N * g.P * g.Q
+    third = call.ins[2] if len(call.ins) > 2 else None
+    bias = None if after == "mask" else third
+    other = {"mask": third, "pool": call.outs[-1]}.get(after, call.packed)
+    # The number of blocks is the grid's business: one kernel serves them all.
+    run = kernel(g.R, g.S, g.C, g.stride, bias is not None, after, replace(tile, walkers=1))
+    pixels, unit = g.N * g.P * g.Q, 2 if after == "pool" else 1
+    P, Q = g.P // unit, g.Q // unit
     grid = (min(tile.walkers, -(-pixels // tile.BM)), -(-g.K // tile.BN))
-    image, rest = divmod(grid[0] * tile.BM, g.P * g.Q)
-    step = (image, *divmod(rest, g.Q))
-    sizes = [np.int32(v) for v in (pixels, g.H, g.W, g.P, g.Q, g.K, g.top, g.left, *step)]
+    image, rest = divmod(grid[0] * tile.BM // unit**2, P * Q)
+    step = (image, *divmod(rest, Q))
+    sizes = [np.int32(v) for v in (pixels, g.H, g.W, P, Q, g.K, g.top, g.left, *step)]
     b = call.packed if bias is None else bias
-    return [Launch(run, grid, tile.threads, (call.ins[0], call.packed, b, call.outs[0], *sizes))]
+    return [Launch(run, grid, tile.threads, (call.ins[0], call.packed, b, other, call.outs[0], *sizes))]

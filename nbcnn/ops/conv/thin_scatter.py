@@ -217,14 +217,14 @@ def collect_kernel(R: int, S: int, K: int, split: int, pixels: int, has_bias: bo
     return thin_collect_kernel
 
 
-def _plane(g: Correlation) -> int:
+def plane(g: Correlation) -> int:
     """Floats of one column's plane in scratch: the source pixels, rounded up to whole float4s."""
     return -(-g.N * g.H * g.W // 4) * 4
 
 
 def scratch(call: Call) -> int:
     g = correlation(call)
-    return 4 * call.tile.split * g.taps * g.K * _plane(g)
+    return 4 * call.tile.split * g.taps * g.K * plane(g)
 
 
 def tile(call: Call, multiprocessors: int) -> ScatterTile:
@@ -241,19 +241,23 @@ def tile(call: Call, multiprocessors: int) -> ScatterTile:
     return ScatterTile(4, -(-columns // TX), TX, 64 // TX, 8, 4, split)
 
 
-def bind(call: Call) -> list[Launch]:
+def parts_launch(call: Call) -> Launch:
+    """The launch that leaves the products of all source pixels at the start of scratch."""
     g, tile = correlation(call), call.tile
-    bias = call.ins[2] if len(call.ins) > 2 else None
-    source, target = g.N * g.H * g.W, g.N * g.P * g.Q
-    parts = call.scratch.view(np.float32)
+    source, parts = g.N * g.H * g.W, call.scratch.view(np.float32)
     steps = -(-g.C // tile.BK)
     per_split = -(-steps // tile.split) * tile.BK
     product = parts_kernel(tile.TM, tile.TN, tile.TX, tile.TY, tile.BK, tile.resident)
-    sizes = [np.int32(v) for v in (source, g.C, per_split, g.taps * g.K, _plane(g))]
+    sizes = [np.int32(v) for v in (source, g.C, per_split, g.taps * g.K, plane(g))]
+    return Launch(product, (-(-source // tile.BM), tile.split), tile.threads, (call.ins[0], call.packed, parts, *sizes))
+
+
+def bind(call: Call) -> list[Launch]:
+    g, tile = correlation(call), call.tile
+    bias = call.ins[2] if len(call.ins) > 2 else None
+    target, parts = g.N * g.P * g.Q, call.scratch.view(np.float32)
     pixels = 128 if tile.split == 1 else 32
     collect = collect_kernel(g.R, g.S, g.K, tile.split, pixels, bias is not None)
-    extents = [np.int32(v) for v in (target, g.H, g.W, g.P, g.Q, g.top, g.left, _plane(g))]
-    return [
-        Launch(product, (-(-source // tile.BM), tile.split), tile.threads, (call.ins[0], call.packed, parts, *sizes)),
-        Launch(collect, blocks(target, pixels), pixels * tile.split, (parts, parts if bias is None else bias, call.outs[0], *extents)),
-    ]
+    extents = [np.int32(v) for v in (target, g.H, g.W, g.P, g.Q, g.top, g.left, plane(g))]
+    args = (parts, parts if bias is None else bias, call.outs[0], *extents)
+    return [parts_launch(call), Launch(collect, blocks(target, pixels), pixels * tile.split, args)]

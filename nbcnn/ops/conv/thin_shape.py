@@ -31,7 +31,10 @@ WINDOW = 25
 
 @dataclass(frozen=True)
 class Correlation:
-    """Extents of target = source ⋆ filter with stride 1; source (N,C,H,W), target (N,K,P,Q), filter (K,C,R,S)."""
+    """Extents of target = source ⋆ filter; source (N,C,H,W), target (N,K,P,Q), filter (K,C,R,S).
+
+    The stride is 1 but for the gradient behind a folded upsampling (folded.py).
+    """
 
     N: int
     C: int
@@ -44,6 +47,7 @@ class Correlation:
     S: int
     top: int
     left: int
+    stride: int = 1
 
     @property
     def taps(self) -> int:
@@ -51,11 +55,15 @@ class Correlation:
 
 
 def correlation(call: Call) -> Correlation:
-    """The correlation that a conv_fprop or conv_dgrad call computes."""
-    (N, C, H, W), (_, K, P, Q) = call.in_shapes[0], call.out_shapes[0]
+    """The correlation that an fprop or dgrad call computes, plain or fused; P and Q are those before a pooling."""
+    (N, C, H, W), (_, K, P, Q) = call.in_shapes[0], call.out_shapes[1 if call.op == "upconv_mse_fprop" else 0]
     R, S = call.in_shapes[1][2:]
-    pad = call.attrs["pad"]
-    top, left = (pad, pad) if call.op == "conv_fprop" else (R - 1 - pad, S - 1 - pad)
+    if call.op.startswith("upconv_dgrad"):
+        return Correlation(N, C, H, W, K, P, Q, 4, 4, 1, 1, 2)
+    if "pool" in call.op:
+        P, Q = 2 * P, 2 * Q
+    pad = call.attrs.get("pad", 1)
+    top, left = (pad, pad) if "fprop" in call.op else (R - 1 - pad, S - 1 - pad)
     return Correlation(N, C, H, W, K, P, Q, R, S, top, left)
 
 
@@ -63,7 +71,7 @@ def filter_index(call: Call) -> np.ndarray:
     """(K,C,R,S) positions of `correlation(call)`'s filter in the flat weight of the call."""
     shape = call.in_shapes[1]
     index = np.arange(numel(shape), dtype=np.int32).reshape(shape)
-    return index if call.op == "conv_fprop" else index.transpose(1, 0, 2, 3)[:, :, ::-1, ::-1]
+    return index if "fprop" in call.op else index.transpose(1, 0, 2, 3)[:, :, ::-1, ::-1]
 
 
 def refusal(call: Call, filter_shape: tuple[int, ...], images: tuple[tuple[int, ...], ...]) -> str | None:
@@ -72,7 +80,7 @@ def refusal(call: Call, filter_shape: tuple[int, ...], images: tuple[tuple[int, 
     thin, wide = min(K, C), max(K, C)
     if call.layout != "NHWC":
         return "the thin kernels read images stored NHWC"
-    if call.attrs["stride"] != 1:
+    if call.attrs.get("stride", 1) != 1:
         return f"the thin kernels have stride 1, not {call.attrs['stride']}"
     if thin > THIN:
         return f"neither side is thin: {C} to {K} channels, at most {THIN} on one side"

@@ -24,7 +24,9 @@ from nbcnn.cuda import cuda, f4, i4, i8, jit, types, u4
 from nbcnn.ops.call import Call, Launch, blocks
 from nbcnn.ops.conv.register_tile import ALIGNMENT
 from nbcnn.ops.conv.thin_shape import THIN, keep_order, power_of_two, split_pixel, step_pixel, unrolled
-from nbcnn.ops.ptx.vector import load1_if, load4, shared_load4, store4
+from nbcnn.ops.conv.thin_wide import plain
+from nbcnn.ops.conv.thin_wide import pooled as wide_of_pooled
+from nbcnn.ops.ptx.vector import load1_if, shared_load4, store4
 
 u8 = types.uint64
 LANES, IN_FLIGHT = 16, 4
@@ -76,6 +78,13 @@ class ThinGradient:
     left: int
     thin_x: bool
     bias: bool
+    stride: int = 1
+    pooled: bool = False
+
+    @property
+    def folded(self) -> bool:
+        """True if G has the 4×4 window of a folded upsampling, of which the 3×3 filter's gradient is made of sums."""
+        return self.stride == 2
 
     @property
     def columns(self) -> int:
@@ -98,21 +107,29 @@ class ThinGradient:
 
 
 def gradient(call: Call) -> ThinGradient:
-    """The product that a conv_wgrad call needs."""
-    (N, C, H, W), (_, K, P, Q) = call.in_shapes
+    """The product that a conv_wgrad, conv_pool_wgrad or upconv_wgrad call needs; wide images are those before a pooling."""
+    (N, C, H, W), (_, K, P, Q) = call.in_shapes[:2]
     R, S = call.out_shapes[0][2:]
+    if call.op == "upconv_wgrad":
+        return ThinGradient(N, C, H, W, K, P, Q, 4, 4, 1, 1, False, True, 2)
     pad, bias = call.attrs["pad"], len(call.out_shapes) > 1
+    if call.op == "conv_pool_wgrad":
+        return ThinGradient(N, K, 2 * P, 2 * Q, C, H, W, R, S, pad, pad, True, bias, pooled=True)
     if C <= K:
         return ThinGradient(N, K, P, Q, C, H, W, R, S, pad, pad, True, bias)
     return ThinGradient(N, C, H, W, K, P, Q, R, S, R - 1 - pad, S - 1 - pad, False, bias)
 
 
 @functools.cache
-def partial_kernel(R: int, S: int, T: int, ones: bool, sums: bool, tile: WgradTile) -> Any:
+def partial_kernel(R: int, S: int, T: int, stride: int, pooled: bool, ones: bool, sums: bool, tile: WgradTile) -> Any:
     """The product over a share of the pixels. T: thin channels; ones: one more column, of ones; sums: also sum the thin side."""
     TM, TN, TX, TY, SLICES, CHUNK, DEPTH = tile.TM, tile.TN, tile.TX, tile.TY, tile.SLICES, tile.CHUNK, tile.DEPTH
     TAPS, GN, THREADS, VM, VN, BM = R * S, R * S * T, tile.threads, TM // 4, -(-TN // 4), TM * TY
-    COLUMNS, GROUP, PITCH, STEP, STAGED, WIDTH = GN + ones, 4 * VN, 4 * VN * TX, 4 * TY, 2 * DEPTH * TM, 4 * VN
+    COLUMNS, GROUP, PITCH, STEP, WIDTH = GN + ones, 4 * VN, 4 * VN * TX, 4 * TY, 4 * VN
+    side = wide_of_pooled(TM, STEP, SLICES, DEPTH) if pooled else plain(TM, STEP, SLICES, DEPTH)
+    load_wide, STAGED, PLACES, FIRST = side.load, side.floats, side.ints, side.first
+    # Pixels numbered by windows are walked by windows; the place of a thread's pixel in its window never changes.
+    UNIT, SCALE = (4, 2) if pooled else (1, 1)
     TURN, ROUNDS, BUFFER = 2 * DEPTH * SLICES, CHUNK // (2 * SLICES * DEPTH), CHUNK * PITCH
     MEMORY, HALF_BLOCK = max(2 * BUFFER, THREADS * T), THREADS // 2
     # Threads that share the columns of one pixel, each with every SHARE-th tap.
@@ -129,8 +146,8 @@ def partial_kernel(R: int, S: int, T: int, ones: bool, sums: bool, tile: WgradTi
         for i in range(LOADS):
             tap = i4(share + i * SHARE)
             r = i4(u4(tap) // u4(S))
-            p = i4(h + r - top)
-            q = i4(w + tap - r * S - left)
+            p = i4(h * stride + r - top)
+            q = i4(w * stride + tap - r * S - left)
             # As unsigned numbers, negative coordinates lie beyond any extent.
             ok = inside & (tap < i4(TAPS)) & (u4(p) < u4(P)) & (u4(q) < u4(Q))
             at = i4(i4(n * P + p) * Q + q)
@@ -147,30 +164,24 @@ def partial_kernel(R: int, S: int, T: int, ones: bool, sums: bool, tile: WgradTi
         if ones and share == i4(0):
             shared[u8(at + column(GN))] = f4(1) if inside else f4(0)
 
-    @jit(device=True)
-    def load_wide(stage, half, wide, c, C, m, last):
-        # Beyond the last pixel the last one is read again, and multiplied by a thin side of zeros.
-        for d in range(DEPTH):
-            first = i8(min(i4(m + d * SLICES), last)) * C
-            for v in range(VM):
-                k = half * DEPTH * TM + d * TM + 4 * v
-                f = load4(wide, first + min(i4(c + v * STEP), i4(C - 4)))
-                stage[k], stage[k + 1], stage[k + 2], stage[k + 3] = f
-
     def make_pixel(d):
+        take, ROW = side.take[d], side.distance[d] * PITCH
+
         @jit(device=True)
-        def pixel(acc, stage, shared, where):
-            b, wide, c, C, m, last = where
+        def pixel(acc, stage, places, shared, where):
+            b, wide, index, c, C, m, last = where
             if d % DEPTH == 0:
                 # The other half's pixels travel while this half's are multiplied.
-                load_wide(stage, 1 - d // DEPTH, wide, c, C, i4(m + (d + DEPTH) * SLICES), last)
+                load_wide(stage, places, 1 - d // DEPTH, wide, index, c, C, i4(m + (d + DEPTH) * SLICES), last)
                 keep_order()
+            rA = cuda.local.array(TM, f4)
             rB = cuda.local.array(WIDTH, f4)
+            take(rA, stage, places)
             for v in range(VN):
-                rB[4 * v], rB[4 * v + 1], rB[4 * v + 2], rB[4 * v + 3] = shared_load4(shared, i4(b + (d * SLICES * PITCH + 4 * v)))
+                rB[4 * v], rB[4 * v + 1], rB[4 * v + 2], rB[4 * v + 3] = shared_load4(shared, i4(b + (ROW + 4 * v)))
             for i in range(TM):
                 for j in range(TN):
-                    acc[i, j] += stage[d * TM + i] * rB[j]
+                    acc[i, j] += rA[i] * rB[j]
 
         return pixel
 
@@ -204,17 +215,19 @@ def partial_kernel(R: int, S: int, T: int, ones: bool, sums: bool, tile: WgradTi
         cuda.syncthreads()
 
     @jit(launch_bounds=(THREADS, tile.resident))
-    def thin_partial_kernel(wide, thin, partial, M, C, H, W, P, Q, top, left, per_split, row, thin_pixels):
+    def thin_partial_kernel(wide, index, thin, partial, M, C, H, W, P, Q, top, left, per_split, row, thin_pixels):
         """partial[split, slice][j][c] = Σ_m wide[m,c] · columns[m][j], m over the slice's pixels; columns = im2col(thin) (, 1).
 
         gemm   C channels × R·S·T (+1) columns × NHW pixels
         grid   (split, ⌈C/BM⌉), block SLICES·TX·TY; block owns BM channels × all columns of its pixels, thread TM×TN
         shared 8·CHUNK·TX·TN bytes (TN rounded up to 4)
-        moves  4·M·(C + T) bytes, and 4·split·SLICES·row of partial sums
+        moves  4·M·(C + T) bytes (M·C + 4·M·T, and M·C/16 of the index, if pooled), and 4·split·SLICES·row of partial sums
+        M counts pixels before a pooling, H and W are those of `wide` as it is stored
         """
         shared = cuda.shared.array(MEMORY, f4, ALIGNMENT)
         acc = cuda.local.array((TM, TN), f4)
         stage = cuda.local.array(STAGED, f4)
+        places = cuda.local.array(PLACES, i4)
         stage_t = cuda.local.array(STAGED_T, f4)
         t = i4(cuda.threadIdx.x)
         ty, tx, slice = u4(t) % u4(TY), u4(u4(t) // u4(TY)) % u4(TX), i4(u4(t) // u4(TX * TY))
@@ -227,11 +240,12 @@ def partial_kernel(R: int, S: int, T: int, ones: bool, sums: bool, tile: WgradTi
             for j in range(TN):
                 acc[i, j] = f4(0)
 
-        load_wide(stage, 0, wide, c, C, i4(m0 + slice), i4(M - 1))
-        n, h, w = split_pixel(i4(m0 + pixel), H, W)
-        dn, dh, dw = split_pixel(i4(CHUNK), H, W)
+        load_wide(stage, places, 0, wide, index, c, C, i4(m0 + slice * FIRST), i4(M - 1))
+        down, across = i4(u4(pixel) >> u4(1) & u4(1)) if pooled else i4(0), i4(pixel & 1) if pooled else i4(0)
+        n, h, w = split_pixel(i4(u4(m0 + pixel) // u4(UNIT)), H, W)
+        dn, dh, dw = split_pixel(i4(CHUNK // UNIT), H, W)
         inside = i4(m0 + pixel) < end
-        fetch(stage_t, thin, inside, n, h, w, share, P, Q, top, left)
+        fetch(stage_t, thin, inside, n, i4(h * SCALE + down), i4(w * SCALE + across), share, P, Q, top, left)
         if sums and cuda.blockIdx.y == 0:
             sum_thin(thin, partial, shared, thin_pixels, row, base + i8(COLUMNS) * C)
         # Padding columns are multiplied too, so they must hold numbers.
@@ -246,11 +260,11 @@ def partial_kernel(R: int, S: int, T: int, ones: bool, sums: bool, tile: WgradTi
         while m0 < end:
             n, h, w = step_pixel(n, h, w, dn, dh, dw, H, W)
             inside = i4(m0 + CHUNK + pixel) < end
-            fetch(stage_t, thin, inside, n, h, w, share, P, Q, top, left)
-            b = i4(half + slice * PITCH + tx * GROUP)
-            m = i4(m0 + slice)
+            fetch(stage_t, thin, inside, n, i4(h * SCALE + down), i4(w * SCALE + across), share, P, Q, top, left)
+            b = i4(half + slice * (FIRST * PITCH) + tx * GROUP)
+            m = i4(m0 + slice * FIRST)
             for _ in range(ROUNDS):
-                turn(acc, stage, shared, (b, wide, c, C, m, i4(M - 1)))
+                turn(acc, stage, places, shared, (b, wide, index, c, C, m, i4(M - 1)))
                 b, m = i4(b + TURN * PITCH), i4(m + TURN)
             half = i4(BUFFER - half)
             stash(stage_t, shared, i4(half + pixel * PITCH), share, inside)
@@ -270,29 +284,42 @@ def partial_kernel(R: int, S: int, T: int, ones: bool, sums: bool, tile: WgradTi
 
 
 @functools.cache
-def total_kernel(R: int, S: int, T: int, thin_x: bool, lanes: int) -> Any:
-    """The kernel that adds up the partial sums and puts them where dw and db want them."""
-    TAPS, GN, THREADS = R * S, R * S * T, 32 * lanes
+def total_kernel(R: int, S: int, T: int, thin_x: bool, folded: bool, lanes: int) -> Any:
+    """The kernel that adds up the partial sums and puts them where dw and db want them; folded: four to a tap of a 3×3 filter."""
+    TAPS, THREADS, SOURCES = 9 if folded else R * S, 32 * lanes, 4 if folded else 1
+    GN, PARTIAL_GN, LOADS = TAPS * T, R * S * T, SOURCES * IN_FLIGHT
 
     @jit()
     def thin_total_kernel(partial, dw, db, C, row, rows, used):
         """dw[k,c,r,s] and db[k] = Σ over the slices of partial, each output in one fixed order.
 
         grid   ⌈outputs/32⌉; block 32 outputs × `lanes` threads, each adds every lanes-th slice
-        moves  4·slices·row bytes
+        moves  4·slices·row bytes (9/4 of that if folded)
         """
         shared = cuda.shared.array(THREADS, f4)
         t = i4(cuda.threadIdx.x)
         e = i4(cuda.blockIdx.x * 32 + (t & 31))
-        values = cuda.local.array(IN_FLIGHT, f4)
+        values = cuda.local.array(LOADS, f4)
         total = f4(0)
+        j = i4(u4(e) // u4(C))
+        source, beside, sources = e, i4(0), i4(SOURCES)
+        if folded:
+            beside = i4(T * C)
+            tap = i4(u4(j) // u4(T))
+            corner = i4((2 - i4(u4(tap) // u4(3))) * S + 2 - i4(u4(tap) % u4(3)))
+            source = i4(e + (corner - tap) * beside)
+            if j >= i4(GN):
+                source, sources = i4(e + (PARTIAL_GN - GN) * C), i4(1)
         if e < used:
             i = i4(t >> 5)
             while i < rows:
                 # Loads that do not wait for each other's sum.
                 for u in range(IN_FLIGHT):
-                    values[u] = load1_if(partial, i8(i4(i + u * lanes)) * row + e, i4(i + u * lanes) < rows)
-                for u in range(IN_FLIGHT):
+                    for v in range(SOURCES):
+                        # Beside a tap of G, the next column, row, and both.
+                        at = i8(i4(i + u * lanes)) * row + i4(source + (v // 2 * S + v % 2) * beside)
+                        values[u * SOURCES + v] = load1_if(partial, at, (i4(i + u * lanes) < rows) & (i4(v) < sources))
+                for u in range(LOADS):
                     total += values[u]
                 i = i4(i + lanes * IN_FLIGHT)
         shared[u8(t)] = total
@@ -300,12 +327,13 @@ def total_kernel(R: int, S: int, T: int, thin_x: bool, lanes: int) -> Any:
         if t < i4(32) and e < used:
             for lane in range(1, lanes):
                 total += shared[u8(t + lane * 32)]
-            j = i4(u4(e) // u4(C))
             c = i4(e - j * C)
             if j < i4(GN):
                 tap, k = i4(u4(j) // u4(T)), i4(u4(j) % u4(T))
                 if thin_x:
                     dw[u8((c * T + k) * TAPS + tap)] = total
+                elif folded:
+                    dw[u8((k * C + c) * TAPS + tap)] = total
                 else:
                     dw[u8((k * C + c) * TAPS + (TAPS - 1 - tap))] = total
             else:
@@ -326,28 +354,36 @@ def tile(call: Call, multiprocessors: int) -> WgradTile:
         TY = min(64 // TX, power_of_two(-(-g.C // 4)))
         SLICES, CHUNK = 128 // (TX * TY), 64 // TX
         DEPTH = min(4, CHUNK // (2 * SLICES))
+        if g.pooled and DEPTH < 4:
+            return _small(g, multiprocessors)
         tiles = -(-g.C // (4 * TY))
         return WgradTile(4, -(-g.columns // TX), TX, TY, SLICES, CHUNK, DEPTH, max(1, 2 * multiprocessors // tiles), 2)
+    return _small(g, multiprocessors)
+
+
+def _small(g: ThinGradient, multiprocessors: int) -> WgradTile:
+    """Few pixels, or few wide channels behind a pooling."""
     TX = min(8, power_of_two(-(-g.columns // 7)))
     return WgradTile(4, -(-g.columns // TX), TX, 16, 2, 16, 4, max(1, min(multiprocessors // 2, g.pixels // 16)), 2 if TX <= 4 else 1)
 
 
 def bind(call: Call) -> list[Launch]:
     g, tile = gradient(call), call.tile
-    wide, thin = (call.ins[1], call.ins[0]) if g.thin_x else call.ins
+    wide, thin = (call.ins[1], call.ins[0]) if g.thin_x else call.ins[:2]
     partial, dw = call.scratch.view(np.float32), call.outs[0]
     steps = -(-g.pixels // tile.CHUNK)
     per_split = -(-steps // tile.split) * tile.CHUNK
     # The split is the grid's business: one kernel serves them all.
-    product = partial_kernel(g.R, g.S, g.T, g.thin_x and g.bias, g.sums, replace(tile, split=1))
-    values = (g.pixels, g.C, g.H, g.W, g.P, g.Q, g.top, g.left, per_split, g.row, g.N * g.P * g.Q)
-    used = g.columns * g.C + (g.T if g.sums else 0)
+    product = partial_kernel(g.R, g.S, g.T, g.stride, g.pooled, g.thin_x and g.bias, g.sums, replace(tile, split=1))
+    unit = 2 if g.pooled else 1
+    values = (g.pixels, g.C, g.H // unit, g.W // unit, g.P, g.Q, g.top, g.left, per_split, g.row, g.N * g.P * g.Q)
+    used = (9 * g.T if g.folded else g.columns) * g.C + (g.T if g.sums else 0)
     rows = tile.split * tile.SLICES
     sizes = [np.int32(v) for v in (g.C, g.row, rows, used)]
     lanes = min(LANES, power_of_two(-(-rows // IN_FLIGHT)))
-    total = total_kernel(g.R, g.S, g.T, g.thin_x, lanes)
+    total = total_kernel(g.R, g.S, g.T, g.thin_x, g.folded, lanes)
     grid = (tile.split, -(-g.C // (tile.TM * tile.TY)))
     return [
-        Launch(product, grid, tile.threads, (wide, thin, partial, *(np.int32(v) for v in values))),
+        Launch(product, grid, tile.threads, (wide, call.ins[2] if g.pooled else wide, thin, partial, *(np.int32(v) for v in values))),
         Launch(total, blocks(used, 32), 32 * lanes, (partial, dw, call.outs[1] if g.bias else dw, *sizes)),
     ]
