@@ -1,0 +1,122 @@
+"""Weight gradients on wgmma and TMA: conv_wgrad, and upconv_wgrad with the upsampling folded away; bias gradients on the way.
+
+Both are one correlation of a moved operand with a still one (`wgrad_kernel`), cut along the pixels, and an ordered sum
+of the parts (`wgrad_sum`).
+
+    conv_wgrad    moved x, still dy: dw[k][c][r,s] = Σ dy[n,k,p,q] · x[n,c, stride·p + r − pad, stride·q + s − pad]
+    upconv_wgrad  moved dy, still x: dG[u,v] = Σ dy[2i + u − 1, 2j + v − 1] · x[i, j], 16 products of small images instead of nine of
+                  doubled ones (36 in the same measure); dW = Sᵀ dG S while the parts are added.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from nbcnn.ops.call import Call, Impl, Launch
+from nbcnn.ops.conv.wgmma import wgrad_tile
+from nbcnn.ops.conv.wgmma.correlation import Correlation
+from nbcnn.ops.conv.wgmma.tensor_maps import encode_im2col, encode_tiled, upload
+from nbcnn.ops.conv.wgmma.wgrad_kernel import pixel_product
+from nbcnn.ops.conv.wgmma.wgrad_sum import MOST_TAPS, launch_sum, launch_sum_bias
+from nbcnn.ops.conv.wgmma.wgrad_tile import PANEL, PixelTile
+from nbcnn.shapes import numel
+
+_INNER_TAPS = 4
+
+
+def is_up(call: Call) -> bool:
+    return call.op == "upconv_wgrad"
+
+
+def correlation(call: Call) -> Correlation:
+    """The correlation behind a call: source = the moved operand, K = channels of the still one."""
+    N, C, H, W = call.in_shapes[0]
+    _, K, P, Q = call.in_shapes[1]
+    if is_up(call):
+        return Correlation(N, P, Q, K, H, W, C, 4, 4, 2, 1, 1)
+    R, S = call.out_shapes[0][2:]
+    return Correlation(N, H, W, C, P, Q, K, R, S, call.attrs["stride"], call.attrs["pad"], call.attrs["pad"])
+
+
+def operands(call: Call) -> tuple[Any, Any]:
+    """(still, moved)."""
+    x, dy = call.ins
+    return (x, dy) if is_up(call) else (dy, x)
+
+
+def bias_planes(call: Call) -> tuple[int, int]:
+    """(parts, channels) of the partial bias gradients; no parts where no bias gradient is wanted."""
+    g = correlation(call)
+    if len(call.outs or call.out_shapes) == 1:
+        return 0, 0
+    parts = call.tile.parts(g)
+    return (parts * _INNER_TAPS, g.C) if is_up(call) else (parts * call.tile.column_tiles(g), g.K)
+
+
+def refusal(call: Call) -> str | None:
+    """None if the kernel serves the call, else the reason in words."""
+    if call.layout != "NHWC":
+        return "wgmma reads images stored NHWC"
+    if set(call.in_dtypes) != {"bfloat16"}:
+        return "operands are not stored as bfloat16"
+    g = correlation(call)
+    if g.C % 8 or g.K % 8:
+        return f"{g.C} and {g.K} channels are not both multiples of 8, the 16 bytes that TMA addresses"
+    if min(*g.corners[0], *g.corners[1]) < -128 or max(*g.corners[1], g.R, g.S) > 127 or g.stride > 8:
+        return "the window exceeds what TMA addresses"
+    if g.R * g.S > MOST_TAPS:
+        return f"a filter of more than {MOST_TAPS} taps"
+    if max(*map(numel, call.in_shapes), numel(call.out_shapes[0]) * wgrad_tile.MOST_SPLIT) >= 2**31:
+        return "a tensor has 2^31 elements or more; element offsets are 32-bit"
+    return None
+
+
+def bind(call: Call) -> list[Launch]:
+    """x (N,C,H,W), dy -> dw (K,C,R,S)[, db (K)]."""
+    g, tile = correlation(call), call.tile
+    still, moved = operands(call)
+    taps, up = g.R * g.S, is_up(call)
+    parts_b, count_b = bias_planes(call)
+    partials = call.scratch.view(np.float32)
+    partials_b = partials[tile.parts(g) * g.K * taps * g.C :] if parts_b else partials
+    maps = upload(
+        encode_tiled(still, (g.K, g.GM), (PANEL, tile.BK)),
+        encode_im2col(moved, (g.N, g.H, g.W, g.C), *g.corners, g.stride, PANEL, tile.BK),
+    )
+    columns = tile.column_tiles(g)
+    sizes = (g.K, g.C, g.P, g.Q, g.R, g.S, g.stride, g.top, g.left, -(-g.GM // tile.BK), tile.steps(g), columns)
+    kernel = pixel_product(wgrad_tile.unsplit(tile), "" if not parts_b else "moved" if up else "still")
+    args = (maps, partials, partials_b, *map(np.int32, sizes))
+    launches = [
+        Launch(kernel, (tile.row_tiles(g) * columns, tile.parts(g)), tile.threads, args, shared=tile.shared_bytes, name=call.op),
+        launch_sum(partials, call.outs[0], g.K, g.C, taps, tile.parts(g), up),
+    ]
+    return [*launches, launch_sum_bias(partials_b, call.outs[1], count_b, parts_b)] if parts_b else launches
+
+
+def scratch(call: Call) -> int:
+    """Bytes of the parts of the weight gradient, and of those of the bias gradient behind them."""
+    g = correlation(call)
+    parts, count = bias_planes(call)
+    return 4 * (call.tile.parts(g) * g.K * g.R * g.S * g.C + parts * count)
+
+
+def tile(call: Call, multiprocessors: int) -> PixelTile:
+    """The tile for this shape and number of multiprocessors."""
+    return wgrad_tile.choose(correlation(call), multiprocessors, is_up(call))
+
+
+def candidates(call: Call, multiprocessors: int) -> list[PixelTile]:
+    """The tiles that an autotuner should try."""
+    return list(wgrad_tile.candidates(correlation(call), multiprocessors, is_up(call)))
+
+
+IMPL = Impl(bind, scratch=scratch, supports=refusal, tile=tile, candidates=candidates, needs=(9, 0))
+
+
+def ops(precision: str) -> dict[str, Impl]:
+    """What this module implements in `precision`, by op."""
+    return {"conv_wgrad": IMPL, "upconv_wgrad": IMPL} if precision == "bf16" else {}

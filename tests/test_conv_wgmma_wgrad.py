@@ -1,0 +1,81 @@
+"""Weight gradients on wgmma: against the float64 reference on a GPU; without one, what the compiler makes of them and how parts are added."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from nbcnn import cuda, gradcheck
+from nbcnn.ops import Row
+from nbcnn.ops.call import Call
+from nbcnn.ops.cases import Case, conv_cases
+from nbcnn.ops.conv.wgmma import wgrad, wgrad_sum
+from nbcnn.ops.conv.wgmma.wgrad_tile import PixelTile
+from nbcnn.ops.fused_cases import up_cases
+from nbcnn.ops.static import compile_launch
+from nbcnn.shapes import ConvShape
+
+SHAPES = {
+    "conv2": ConvShape(4, 256, 16, 16, 128, 3, 3, 1, 1),
+    "conv3": ConvShape(4, 128, 8, 8, 128, 3, 3, 1, 1),
+    "conv4 unfolded": ConvShape(2, 128, 16, 16, 256, 3, 3, 1, 1),
+    "stride 2": ConvShape(3, 64, 15, 14, 64, 3, 3, 2, 1),
+    "few channels, odd image": ConvShape(1, 8, 7, 5, 24, 3, 3, 1, 1),
+    "ragged channels": ConvShape(2, 72, 9, 9, 200, 3, 3, 1, 1),
+    "tall filter, no padding": ConvShape(2, 16, 12, 10, 32, 5, 2, 1, 0),
+    "one tap": ConvShape(2, 128, 7, 7, 64, 1, 1, 1, 0),
+    "strided tap": ConvShape(2, 64, 9, 9, 128, 1, 1, 2, 0),
+    "linear": ConvShape(70, 136, 1, 1, 16, 1, 1, 1, 0),
+}
+UP_SHAPES = {
+    "conv4": ConvShape(4, 128, 8, 8, 256, 3, 3, 1, 1),
+    "few channels, odd image": ConvShape(2, 8, 3, 5, 24, 3, 3, 1, 1),
+    "ragged channels": ConvShape(1, 72, 4, 4, 136, 3, 3, 1, 1),
+}
+
+
+def cases(precision: str) -> list[Case]:
+    """Weight gradients of every shape, with a bias and without."""
+    made = [case for shape in SHAPES.values() for case in conv_cases(shape)]
+    return [case for case in [*made, *(case for shape in UP_SHAPES.values() for case in up_cases(shape))] if case.op.endswith("wgrad")]
+
+
+def row_of(precision: str) -> Row:
+    return Row("tensorcore", precision, "gpu", "NHWC", (("wgmma", wgrad.ops(precision)),))
+
+
+def bare(case: Case, store: str, tile: PixelTile | None = None) -> Call:
+    shapes = tuple(a.shape for a in case.ins), tuple(o[0] for o in case.outs)
+    return Call(case.op, (), (), *shapes, case.attrs, "NHWC", tile, in_dtypes=(store, store), out_dtypes=("float32",) * len(case.outs))
+
+
+@pytest.mark.parametrize("precision", ["bf16"])
+def test_parity(gpu, precision):
+    row = row_of(precision)
+    wrong = []
+    for case in cases(precision):
+        error = gradcheck.parity(row, row.parts[0][1][case.op], case, gpu)
+        if not error <= gradcheck.bound(case, precision):
+            wrong.append((case.op, case.label, error))
+    assert not wrong
+
+
+@pytest.mark.parametrize("precision", ["bf16"])
+def test_every_candidate_is_right(gpu, precision):
+    row = row_of(precision)
+    for shape, make in ((SHAPES["ragged channels"], conv_cases), (UP_SHAPES["ragged channels"], up_cases)):
+        case = next(case for case in make(shape) if case.op.endswith("wgrad"))
+        impl = row.parts[0][1][case.op]
+        for tile in {replace(tile, split=min(tile.split, 3)) for tile in impl.candidates(bare(case, row.store), 132)}:
+            assert gradcheck.parity(row, impl, case, gpu, tile) <= gradcheck.bound(case, precision), tile
+
+
+def test_repeats_bit_for_bit(gpu):
+    from nbcnn.ops.run import run_op
+
+    case = next(case for case in conv_cases(SHAPES["conv3"]) if case.op == "conv_wgrad")
+    options = {"attrs": case.attrs, "place": gpu, "layout": "NHWC", "store": "bfloat16"}
+    one, other = (run_op(wgrad.IMPL, case.op, case.ins, case.outs, **options) for _ in range(2))
+    assert all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
