@@ -1,6 +1,7 @@
 """Compiling kernels in several processes: Numba holds one lock while it compiles, so threads would wait for each other.
 
-Each worker compiles what it is given into the disk cache (`nbcnn.kernel_cache`), from which this process then loads it.
+Each worker compiles what it is given and hands it back; this process alone writes the disk cache (`nbcnn.kernel_cache`),
+whose index several writers would spoil.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from nbcnn.cuda import SIMULATOR, loaded_kernel
+from nbcnn.cuda import SIMULATOR, adopt, compile_apart, loaded_kernel
 
 MOST_WORKERS = 12
 WORTH_A_WORKER = 2
@@ -49,7 +50,9 @@ def compile_all(launches: Iterable[Any], say: Callable[[str], None] | None = Non
     if workers > 1:
         _share_out(jobs, workers, say)
     for at, (kernel, types) in enumerate(jobs):
-        if say and workers <= 1:
+        if types in kernel.overloads:
+            continue
+        if say:
             say(f"compiling kernel {at + 1} of {len(jobs)}: {kernel.py_func.__name__}")
         kernel.compile(types)
     return len(jobs)
@@ -57,9 +60,9 @@ def compile_all(launches: Iterable[Any], say: Callable[[str], None] | None = Non
 
 def _share_out(jobs: list[Job], workers: int, say: Callable[[str], None] | None) -> None:
     """Let `workers` processes take one job after another, until none is left."""
-    waiting: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    waiting: queue.SimpleQueue[Job] = queue.SimpleQueue()
     for job in jobs:
-        waiting.put(base64.b64encode(pickle.dumps(job)) + b"\n")
+        waiting.put(job)
     lock, done = threading.Lock(), [0]
 
     def feed() -> None:
@@ -68,17 +71,20 @@ def _share_out(jobs: list[Job], workers: int, say: Callable[[str], None] | None)
             assert worker.stdout is not None
             while True:
                 try:
-                    line = waiting.get_nowait()
+                    kernel, types = waiting.get_nowait()
                 except queue.Empty:
                     break
                 try:
-                    worker.stdin.write(line)
+                    worker.stdin.write(_line(pickle.dumps((kernel, types))))
                     worker.stdin.flush()
                 except BrokenPipeError:
                     break
-                if not worker.stdout.readline():
+                answer = worker.stdout.readline()
+                if not answer:
                     break
                 with lock:
+                    if compiled := base64.b64decode(answer):
+                        adopt(kernel, types, compiled)
                     done[0] += 1
                     if say:
                         say(f"compiled {done[0]} of {len(jobs)} kernels in {workers} processes")
@@ -94,16 +100,19 @@ def _share_out(jobs: list[Job], workers: int, say: Callable[[str], None] | None)
         feeder.join()
 
 
+def _line(content: bytes) -> bytes:
+    return base64.b64encode(content) + b"\n"
+
+
 def main() -> int:
-    """A worker: one pickled job a line on stdin, compiled, answered by a line on stdout."""
+    """A worker: one pickled job a line on stdin, answered by a line on stdout: the kernel, or nothing if it does not compile."""
     for line in sys.stdin.buffer:
-        kernel, types = pickle.loads(base64.b64decode(line))
         try:
-            kernel.compile(types)
-            answer = "done"
-        except Exception as error:  # whatever it is, the parent meets it again and reports it with its place
-            answer = f"failed: {type(error).__name__}"
-        print(answer, flush=True)
+            answer = compile_apart(*pickle.loads(base64.b64decode(line)))
+        except Exception:  # whatever it is, the parent meets it again where it can say what it was doing
+            answer = b""
+        sys.stdout.buffer.write(_line(answer))
+        sys.stdout.buffer.flush()
     return 0
 
 

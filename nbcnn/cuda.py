@@ -7,6 +7,7 @@ Kernels take flat C-contiguous 1-D arrays and 32-bit scalars; a view is an offse
 from __future__ import annotations
 
 import os
+import pickle
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,7 +35,9 @@ __all__ = [
     "Gpu",
     "GpuUnavailable",
     "Host",
+    "adopt",
     "allow_shared",
+    "compile_apart",
     "constant",
     "cuda",
     "f4",
@@ -126,6 +129,25 @@ def loaded_kernel(kernel: Any, argument_types: tuple[Any, ...]) -> bool:
         return False
     kernel.add_overload(found, argument_types)
     return True
+
+
+def compile_apart(kernel: Any, argument_types: tuple[Any, ...]) -> bytes:
+    """`kernel` compiled for these Numba types, in a form that `adopt` takes in another process; this one's cache is left alone."""
+    from numba.cuda.core.caching import dumps
+    from numba.cuda.dispatcher import _Kernel
+
+    made = _Kernel(kernel.py_func, argument_types, **kernel.targetoptions)
+    made.bind()
+    return bytes(dumps(made._reduce_states()))
+
+
+def adopt(kernel: Any, argument_types: tuple[Any, ...], compiled: bytes) -> None:
+    """Take over what another process compiled, and keep it in the disk cache."""
+    from numba.cuda.dispatcher import _Kernel
+
+    made = _Kernel._rebuild(**pickle.loads(compiled))
+    kernel._cache.save_overload(argument_types, made)
+    kernel.add_overload(made, argument_types)
 
 
 def constant(values: np.ndarray) -> Any:
