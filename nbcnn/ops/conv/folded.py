@@ -6,6 +6,11 @@ An output pixel (2i+r, 2j+s) of the doubled image sees only 2×2 pixels of x, an
     dgrad   dx[i,j] = Σ_{u,v < 4} G[u,v]ᵀ · dy[2i+u-1, 2j+v-1]              G = S W Sᵀ           one 4×4 window of stride 2
     wgrad   dG[u,v] = Σ_{i,j} dy[2i+u-1, 2j+v-1] · x[i,j]ᵀ                  dW = Sᵀ dG S; u, v in {1, 2} see each dy once: db
 
+or, with the 2×2 gradients that one tap meets summed beforehand (box.py), s[p,q] = Σ_{u,v < 2} dy[p-1+u, q-1+v]:
+
+    dgrad   dx[i,j] = Σ_{a,b < 3} W[2-a,2-b]ᵀ · s[2i+a, 2j+b]               nine products
+    wgrad   dW[2-a,2-b] = Σ_{i,j} s[2i+a, 2j+b] · x[i,j]ᵀ                   nine products; a = b = 1 see each dy once: db
+
 A row of T_r or S adds up to two taps; the sums are made where weights are packed. The border needs no special case: zeros
 around the doubled image are the doubled zeros around x.
 """

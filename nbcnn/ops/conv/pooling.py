@@ -11,7 +11,7 @@ import functools
 from typing import Any
 
 from nbcnn.cuda import cuda, f4, i4, i8, jit, types, u4
-from nbcnn.ops.conv.register_tile import quotient, relu, thread_corner
+from nbcnn.ops.conv.register_tile import quotient, thread_corner
 from nbcnn.ops.conv.tiles import Tile
 from nbcnn.ops.ptx.vector import store4
 
@@ -30,38 +30,46 @@ def window_pixel(m, P, Q):
     return image, p, q
 
 
+@jit(device=True)
+def window_offsets(window, n, GN):
+    """Where channels n … n+3 of a window go in y and in index, of GN channels."""
+    return i8(window) * i8(GN) + i8(n), i8(window) * i8(i4(GN + i4(3)) >> i4(2)) + i8(n >> i4(2))
+
+
 @functools.cache
 def store_pooled(vector: bool) -> Any:
-    """Device function (patch, y, index, window, n, GN): y and index of a window and the channels n … n+3 (those below GN).
+    """Device function (patch, y, index, at, byte, left): relu and pool a window of four channels, of which `left` exist.
 
-    patch: 16 floats, four pixels of four channels, before the ReLU. vector: GN is a multiple of 4.
+    patch: 16 floats, four pixels of four channels. at, byte: where they go in y and in index. vector: `left` is 4 or more.
     """
 
     @jit(device=True)
-    def store(patch, y, index, window, n, GN):
+    def store(patch, y, index, at, byte, left):
         best = cuda.local.array(4, f4)
         places = u4(0)
         for q in range(4):
-            largest, place = f4(0), u4(0)
-            for t in range(4):
-                # Compared after the ReLU: a window without a positive element gives its first place. A NaN stays and wins.
-                v = relu(patch[4 * t + q])
-                if t == 0:
-                    largest = v
-                else:
-                    wins = (not (v <= largest)) & (largest == largest)
-                    largest = v if wins else largest
-                    place = u4(t) if wins else place
-            best[q] = largest
-            places = u4(places | (place << u4(2 * q) if n + i4(q) < GN else u4(0)))
-        at = i8(window) * i8(GN) + i8(n)
+            largest, place = patch[q], u4(0)
+            for t in range(1, 4):
+                v = patch[4 * t + q]
+                # A NaN wins and stays.
+                wins = (not (v <= largest)) & (largest == largest)
+                largest = v if wins else largest
+                place = u4(t) if wins else place
+            # After the ReLU all elements of a window without a positive one are equal: the first wins.
+            flat = largest <= f4(0)
+            best[q] = f4(0) if flat else largest
+            place = u4(0) if flat else place
+            if vector:
+                places = u4(places | (place << u4(2 * q)))
+            else:
+                places = u4(places | (place << u4(2 * q) if i4(q) < left else u4(0)))
         if vector:
             store4(y, at, best[0], best[1], best[2], best[3])
         else:
             for q in range(4):
-                if n + i4(q) < GN:
-                    y[at + i8(q)] = best[q]
-        index[i8(window) * i8(i4(GN + i4(3)) >> i4(2)) + i8(n >> i4(2))] = types.uint8(places)
+                if i4(q) < left:
+                    y[at + q] = best[q]
+        index[byte] = types.uint8(places)
 
     return store
 
@@ -92,6 +100,7 @@ def pool_tile(tile: Tile, vector: bool, bias: bool) -> Any:
                             shift = b[n + i4(q)]
                         for t in range(4):
                             patch[4 * t + q] = acc[(4 * i + t) * TN + 4 * j + q] + shift
-                    store_window(patch, y, index, i4(m >> i4(2)), n, GN)
+                    at, byte = window_offsets(i4(m >> i4(2)), n, GN)
+                    store_window(patch, y, index, at, byte, i4(GN - n))
 
     return store

@@ -1,4 +1,4 @@
-"""Sums of partial results (splitk.py) that end in something else than the plain tensor: a pooled one, a folded filter."""
+"""Sums of partial results (splitk.py) that end in something else than the plain tensor: a pooled one, a filter with K and C exchanged."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import numpy as np
 
 from nbcnn.cuda import cuda, f4, i4, i8, jit, u4
 from nbcnn.ops.call import Launch, blocks
-from nbcnn.ops.conv.pooling import PATCH, store_pooled
+from nbcnn.ops.conv.pooling import PATCH, store_pooled, window_offsets
 from nbcnn.ops.ptx.vector import load1_if, load4_if
 
 THREADS = 256
 LANES_K, LANES_C = 32, 8
-"""Filters and channels that a block of `sum_folded_kernel` takes: reads run along the filters, writes along channels and taps."""
-TAPS, WINDOW = 9, 16
+"""Filters and channels that a block of `sum_exchanged_kernel` takes: reads run along the filters, writes along channels and taps."""
+TAPS = 9
 
 
 @functools.cache
@@ -56,7 +56,8 @@ def sum_pooled(vector: bool, bias: bool) -> Any:
                 shift = load1_if(b, n + i4(q), n + i4(q) < GN)
                 for t in range(4):
                     patch[4 * t + q] += shift
-        store_window(patch, y, index, window, n, GN)
+        at, byte = window_offsets(window, n, GN)
+        store_window(patch, y, index, at, byte, i4(GN - n))
 
     return sum_pooled_kernel
 
@@ -69,55 +70,61 @@ def launch_sum_pooled(partials: Any, b: Any, y: Any, index: Any, windows: int, G
     return Launch(sum_pooled(GN % 4 == 0, b is not None), blocks(windows * quads, THREADS), THREADS, args)
 
 
+@jit(device=True)
+def turned(total, taps):
+    """The taps of a 3×3 window in reverse order."""
+    for tap in range(9):
+        taps[tap] = total[8 - tap]
+
+
 @functools.cache
-def sum_folded() -> Any:
-    """The kernel of dW = Sᵀ dG S (folded.py), where dG is a sum of planes."""
+def sum_exchanged(window: int, planar: bool, filter_of: Any, bias_tap: int) -> Any:
+    """The kernel that makes dW (K,C,3,3) of sums of planes which hold C first, K last, and `window` taps.
+
+    filter_of: device function (total, taps): the nine taps of a filter, of the `window` sums of one (c,k).
+    planar: planes lie [z][tap][c][k], not [z][c][tap][k]. bias_tap: the tap whose column sums are the bias gradient.
+    """
     CHUNK, ROW = LANES_C * TAPS, LANES_C * TAPS + 1
     MEMORY = LANES_K * ROW
 
     @jit()
-    def sum_folded_kernel(partials, partials_b, dw, db, K, C, planes):
-        """dw[k][c][a,b] = Σ_z Σ_(u,v) of (a,b) partials[z][c][u,v][k], db[k] = Σ_z Σ_(u,v) central partials_b[z][u,v][k].
+    def sum_exchanged_kernel(partials, partials_b, dw, db, K, C, planes):
+        """dw[k][c] = filter_of(Σ_z partials[z] of (c,k)), db[k] = Σ_z partials_b[z][bias_tap][k].
 
         grid: (ceil(K / 32), ceil(C / 8) + 1): the last y makes db; block 32 filters × 8 channels, a thread one of each.
-        shared: 4·32·73 bytes; moves: 4·K·C·(16·planes + 9) bytes.
+        shared: 4·32·73 bytes; moves: 4·K·C·(window·planes + 9) bytes.
         """
         shared = cuda.shared.array(MEMORY, f4)
-        values = cuda.local.array(WINDOW, f4)
-        total = cuda.local.array(WINDOW, f4)
+        values = cuda.local.array(window, f4)
+        total = cuda.local.array(window, f4)
+        taps = cuda.local.array(TAPS, f4)
         tid = i4(cuda.threadIdx.x)
         lane = i4(tid & i4(LANES_K - 1))
         k0 = i4(i4(cuda.blockIdx.x) * i4(LANES_K))
         c0 = i4(i4(cuda.blockIdx.y) * i4(LANES_C))
         k, c = i4(k0 + lane), i4(c0 + (tid >> i4(5)))
-        makes_b = c0 >= C
-        rows = i4(1) if makes_b else C
-        inside = (k < K) & ((c < C) | (makes_b & (c == c0)))
-        for tap in range(WINDOW):
-            total[tap] = f4(0)
         z = i4(0)
+        if c0 >= C:
+            bias = f4(0)
+            while z < planes:
+                bias += load1_if(partials_b, i8(i4(z * i4(window) + i4(bias_tap))) * i8(K) + i8(k), (k < K) & (c == c0))
+                z = i4(z + i4(1))
+            if (k < K) & (c == c0):
+                db[k] = bias
+            return
+        inside = (k < K) & (c < C)
+        for tap in range(window):
+            total[tap] = f4(0)
         while z < planes:
-            for tap in range(WINDOW):
-                row = i4(z * rows + (i4(0) if makes_b else c))
-                at = i8(i4(row * i4(WINDOW) + i4(tap))) * i8(K) + i8(k)
-                if makes_b:
-                    values[tap] = load1_if(partials_b, at, inside)
-                else:
-                    values[tap] = load1_if(partials, at, inside)
-            for tap in range(WINDOW):
+            for tap in range(window):
+                row = i4((z * i4(window) + i4(tap)) * C + c) if planar else i4((z * C + c) * i4(window) + i4(tap))
+                values[tap] = load1_if(partials, i8(row) * i8(K) + i8(k), inside)
+            for tap in range(window):
                 total[tap] += values[tap]
             z = i4(z + i4(1))
-        if makes_b:
-            if inside:
-                # The taps (1,1), (1,2), (2,1), (2,2) together see every pixel once.
-                db[k] = (total[5] + total[6]) + (total[9] + total[10])
-            return
-        at = i4(lane * i4(ROW) + i4(tid >> i4(5)) * i4(TAPS))
-        for a in range(3):
-            for b in range(3):
-                # The rows of S that hold tap a are u = 2-a and 3-a.
-                corner = (2 - a) * 4 + 2 - b
-                shared[at + i4(3 * a + b)] = (total[corner] + total[corner + 1]) + (total[corner + 4] + total[corner + 5])
+        filter_of(total, taps)
+        for tap in range(TAPS):
+            shared[i4(lane * i4(ROW) + i4(tid >> i4(5)) * i4(TAPS)) + i4(tap)] = taps[tap]
         cuda.syncthreads()
         e = tid
         while e < i4(LANES_K * CHUNK):
@@ -126,10 +133,10 @@ def sum_folded() -> Any:
                 dw[(i8(k0 + filter_) * i8(C) + i8(c0)) * i8(TAPS) + i8(rest)] = shared[filter_ * i4(ROW) + rest]
             e = i4(e + i4(THREADS))
 
-    return sum_folded_kernel
+    return sum_exchanged_kernel
 
 
-def launch_sum_folded(partials: Any, partials_b: Any, dw: Any, db: Any, K: int, C: int, planes: int) -> Launch:
-    """Launch of `sum_folded_kernel`."""
+def launch_sum_turned(partials: Any, partials_b: Any, dw: Any, db: Any, K: int, C: int, planes: int) -> Launch:
+    """dw[k][c][r,s] = Σ_z partials[z][c][2-r,2-s][k], db[k] = Σ_z partials_b[z][1,1][k]."""
     args = (partials, partials_b, dw, db, np.int32(K), np.int32(C), np.int32(planes))
-    return Launch(sum_folded(), (blocks(K, LANES_K), blocks(C, LANES_C) + 1), THREADS, args)
+    return Launch(sum_exchanged(TAPS, False, turned, 4), (blocks(K, LANES_K), blocks(C, LANES_C) + 1), THREADS, args)

@@ -166,14 +166,16 @@ def kernel(R: int, S: int, C: int, stride: int, has_bias: bool, after: str, tile
                 r = i4(r + 1)
             rows_left, at = i4(M - m0 - row), i4((m0 + row) * K + n0 + col)
             if POOL:
+                pooled_at = i4(i4(i4(m0 + row) >> 2) * K + n0 + col)
                 for u in range(VM):
                     for v in range(VN):
                         if (i4(u * ROW_STEP) < rows_left) & (i4(v * COL_STEP) < columns_left):
                             for i in range(4):
                                 for j in range(4):
                                     patch[4 * i + j] = acc[4 * u + i, 4 * v + j]
-                            window = i4(i4(m0 + row + u * ROW_STEP) >> 2)
-                            store_window(patch, y, other, window, i4(n0 + col + v * COL_STEP), K)
+                            # K is a multiple of four: the byte of four channels lies at a fourth of their offset.
+                            to = i4(pooled_at + u * (ROW_STEP // 4) * K + v * COL_STEP)
+                            store_window(patch, y, other, i8(to), i8(to >> 2), i4(4))
             else:
                 for u in range(VM):
                     if MASK:
