@@ -146,6 +146,7 @@ def adopt(kernel: Any, argument_types: tuple[Any, ...], compiled: bytes) -> None
     from numba.cuda.dispatcher import _Kernel
 
     made = _Kernel._rebuild(**pickle.loads(compiled))
+    made.target_context = kernel.targetctx  # which a rebuilt kernel lacks, and the cache's key is made of
     kernel._cache.save_overload(argument_types, made)
     kernel.add_overload(made, argument_types)
 

@@ -68,10 +68,11 @@ from nbcnn.ops import (
     sigmoid,
     softmax_xent,
     swish,
+    unpool,
     upsample,
 )
 from nbcnn.ops.call import Impl, host
-from nbcnn.ops.conv import im2col, im2col_fused, naive, reference, thin, tiled
+from nbcnn.ops.conv import composed, im2col, im2col_fused, mma, naive, reference, thin, thin_fused, tiled, wgmma
 
 Ops = dict[str, Impl]
 
@@ -177,17 +178,33 @@ COMMON: Ops = {
 }
 """Kernels that do not depend on how a mode convolves: memory-bound, one thread per element or per four."""
 
+
+
+def _tensorcore(precision: str) -> Row:
+    """The row of one precision: first and last layers, then Hopper's engine, then the portable one, which takes every shape."""
+    general = mma.ops(precision)
+    general |= {
+        "conv_pool_wgrad": composed.pool_wgrad(general["conv_wgrad"], unpool.IMPL),
+        "upconv_mse_fprop": composed.upconv_mse(general["upconv_fprop"], mse.FPROP, mse.DGRAD),
+    }
+    # In fp32 three channels are the CUDA cores' business: 27 products a pixel are too few to pay for splitting operands.
+    thin_part = [("im2col", thin.OPS | thin_fused.FUSED)] if precision == "fp32" else []
+    parts = (*thin_part, ("wgmma", wgmma.ops(precision)), ("mma", general), ("common", COMMON | {"unpool": unpool.IMPL}))
+    return Row("tensorcore", precision, "gpu", "NHWC", parts, own=("thin", "wgmma", "mma", "common"))
+
+
 MODES: Mapping[tuple[str, str], Row] = {
     (row.mode, row.precision): row
     for row in (
         Row("cpu", "fp32", "host", "NCHW", (("cpu", CPU),)),
         Row("naive", "fp32", "gpu", "NCHW", (("naive", naive.OPS | COMMON),)),
         Row("tiled", "fp32", "gpu", "NCHW", (("tiled", tiled.OPS | COMMON), ("naive", naive.OPS))),
-        Row("im2col", "fp32", "gpu", "NHWC", (("im2col", thin.OPS), ("im2col", im2col.OPS | im2col_fused.FUSED | COMMON))),
+        Row("im2col", "fp32", "gpu", "NHWC", (("im2col", thin.OPS | thin_fused.FUSED), ("im2col", im2col.OPS | im2col_fused.FUSED | COMMON))),
+        *(_tensorcore(precision) for precision in ("bf16", "tf32", "fp32")),
     )
 }
 
-DEFAULT_PRECISION = {"cpu": "fp32", "naive": "fp32", "tiled": "fp32", "im2col": "fp32"}
+DEFAULT_PRECISION = {"cpu": "fp32", "naive": "fp32", "tiled": "fp32", "im2col": "fp32", "tensorcore": "bf16"}
 
 ENGINES = {"wgmma": (9, 0), "mma": (8, 0)}
 """Tensor-core engines that `--engine` can force, with the compute capability that each needs."""
