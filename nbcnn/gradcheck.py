@@ -151,7 +151,7 @@ def dot_product(row: Row, op: str, impl: Any, forward: Case, place: Any) -> tupl
 def check_row(row: Row, place: Any, cases: list[Case]) -> Iterator[Finding]:
     """All findings of one row: parity of every implementation that supports a case, then every backward."""
     for case in cases:
-        for part, impl in row.chain(case.op):
+        for part, impl in _runnable(row, case.op, place):
             try:
                 error = parity(row, impl, case, place)
             except Unsupported:
@@ -161,12 +161,17 @@ def check_row(row: Row, place: Any, cases: list[Case]) -> Iterator[Finding]:
         for forward in (case for case in cases if case.op == forward_op):
             if len(forward.ins) == 3 and forward_op == "conv_fprop":
                 continue  # the bias-free case has the same derivative
-            for part, impl in row.chain(op):
+            for part, impl in _runnable(row, op, place):
                 try:
                     error, limit = dot_product(row, op, impl, forward, place)
                 except Unsupported:
                     continue
                 yield Finding(row.mode, row.precision, op, f"dot product ({part})", forward.label, error, limit)
+
+
+def _runnable(row: Row, op: str, place: Any) -> list[tuple[str, Impl]]:
+    """The implementations of `op` in `row` that this GPU can run."""
+    return [(part, impl) for part, impl in row.chain(op) if impl.needs <= place.capability]
 
 
 def all_cases() -> list[Case]:
@@ -178,7 +183,8 @@ def all_cases() -> list[Case]:
 def left_out() -> str:
     """The modes that `check` passes over here, and why; empty if there are none."""
     missing = gpu_missing()
-    return f"{', '.join(row.mode for row in MODES.values() if row.place == 'gpu')} ({missing})" if missing else ""
+    modes = dict.fromkeys(row.mode for row in MODES.values() if row.place == "gpu")
+    return f"{', '.join(modes)} ({missing})" if missing else ""
 
 
 def check(mode: str | None = None) -> Iterator[Finding]:

@@ -42,14 +42,14 @@ def test_a_failure_is_exit_1_and_named(findings, error, capsys):
     printed = capsys.readouterr()
     result = json.loads(printed.out)
     assert (result["checks"], result["failed"], [row["ok"] for row in result["rows"]]) == (2, 1, [False])
-    assert "FAILED cpu relu_fprop [a case]" in printed.err
+    assert "FAILED cpu fp32 relu_fprop [a case]" in printed.err
 
 
 def test_what_is_left_out_is_said(findings, monkeypatch, capsys):
     findings(1e-8)
     monkeypatch.setattr(gradcheck, "gpu_missing", lambda: "no CUDA GPU visible")
     assert main(["gradcheck"]) == 0
-    assert "not checked: naive, tiled, im2col (no CUDA GPU visible)" in capsys.readouterr().err
+    assert "not checked: naive, tiled, im2col, tensorcore (no CUDA GPU visible)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("words", "says"), [(["--failurs"], "did you mean --failures?"), (["--mode", "im2cool"], "did you mean im2col?")])

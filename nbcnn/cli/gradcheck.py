@@ -46,19 +46,19 @@ def _check(flags: SimpleNamespace) -> int:
         say(f"not checked: {skipped}")
     findings, mode = [], ""
     for finding in check(flags.mode):
-        if finding.mode != mode:
-            mode = finding.mode
+        if f"{finding.mode} {finding.precision}" != mode:
+            mode = f"{finding.mode} {finding.precision}"
             say(f"checking {mode} …")
         findings.append(finding)
         if not finding.ok:
-            say(f"FAILED {finding.mode} {finding.op} [{finding.label}] {finding.check}: {finding.error:.2e} > {finding.bound:.2e}")
+            say(f"FAILED {finding.mode} {finding.precision} {finding.op} [{finding.label}] {finding.check}: {finding.error:.2e} > {finding.bound:.2e}")
     failed = [f for f in findings if not f.ok]
     rows = [f for f in worst(findings) if not (flags.failures and f.ok)]
     if flags.json:
         print(json.dumps({"checks": len(findings), "failed": len(failed), "rows": [vars(f) | {"ok": f.ok} for f in rows]}))
     else:
-        print(f"{'mode':8}{'op':20}{'check':24}{'worst case':34}{'error':>10}{'bound':>10}")
+        print(f"{'mode':11}{'':6}{'op':22}{'check':24}{'worst case':34}{'error':>10}{'bound':>10}")
         for f in rows:
-            print(f"{f.mode:8}{f.op:20}{f.check:24}{f.label:34}{f.error:10.1e}{f.bound:10.1e}{'' if f.ok else '  FAILED'}")
+            print(f"{f.mode:11}{f.precision:6}{f.op:22}{f.check:24}{f.label:34}{f.error:10.1e}{f.bound:10.1e}{'' if f.ok else '  FAILED'}")
         print(f"{len(findings)} checks, {len(failed)} failed")
     return RUNTIME if failed else OK
