@@ -10,6 +10,7 @@ import numpy as np
 from nbcnn.cuda import cuda, f4, i4, i8, jit, u4
 from nbcnn.ops.call import Launch, blocks
 from nbcnn.ops.conv.pooling import PATCH, store_pooled, window_offsets
+from nbcnn.ops.conv.winograd_transform import POINTS, filter_of_points
 from nbcnn.ops.ptx.vector import load1_if, load4_if
 
 THREADS = 256
@@ -140,3 +141,10 @@ def launch_sum_turned(partials: Any, partials_b: Any, dw: Any, db: Any, K: int, 
     """dw[k][c][r,s] = Σ_z partials[z][c][2-r,2-s][k], db[k] = Σ_z partials_b[z][1,1][k]."""
     args = (partials, partials_b, dw, db, np.int32(K), np.int32(C), np.int32(planes))
     return Launch(sum_exchanged(TAPS, False, turned, 4), (blocks(K, LANES_K), blocks(C, LANES_C) + 1), THREADS, args)
+
+
+def launch_sum_points(partials: Any, partials_b: Any, dw: Any, db: Any, K: int, C: int, planes: int) -> Launch:
+    """dw[k][c] = Gᵀ (Σ_z partials[z][·][c][k]) G of 16 points (winograd.py), db[k] = Σ_z partials_b[z][1,1][k] unless db is None."""
+    args = (partials, partials_b, dw, dw if db is None else db, np.int32(K), np.int32(C), np.int32(planes))
+    grid = (blocks(K, LANES_K), blocks(C, LANES_C) + (db is not None))
+    return Launch(sum_exchanged(POINTS, True, filter_of_points, 5), grid, THREADS, args)

@@ -1,0 +1,192 @@
+"""The transforms of Winograd's F(2×2, 3×3): between images or filters and their 16 points (winograd.py has the formulas).
+
+Every kernel moves float4s of neighbouring channels, one tile (or one filter) a thread: memory-bound. The points of an image
+lie as [point][tile][channel], those of a filter as [row][point][column]. Tiles are numbered image by image, line by line,
+which is also how pooling numbers its windows (pooling.py); launches see a part of the images, from tile `first` on.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from nbcnn.cuda import cuda, f4, i4, i8, jit
+from nbcnn.ops.conv.pooling import store_pooled
+from nbcnn.ops.conv.register_tile import relu
+from nbcnn.ops.ptx.vector import load4, load4_if, store4
+from nbcnn.ops.windows import split
+
+THREADS = 256
+POINTS = 16
+
+
+def _both_ways(line: Any, n: int, m: int) -> Any:
+    """Device function (into, of): `line`, a linear map of n numbers to m, along the rows and then the columns of `of` (n,n,4)."""
+    MIDDLE = m * n * 4
+
+    @jit(device=True)
+    def run(into, of):
+        middle = cuda.local.array(MIDDLE, f4)
+        for b in range(n):
+            for q in range(4):
+                line(middle, b * 4 + q, n * 4, of, b * 4 + q, n * 4)
+        for a in range(m):
+            for q in range(4):
+                line(into, a * m * 4 + q, 4, middle, a * n * 4 + q, 4)
+
+    return run
+
+
+@jit(device=True)
+def _bt(y, at, step, x, first, by):
+    """y = Bᵀ x for the four numbers first, first + by, … of x, to at, at + step, … of y."""
+    a, b, c, d = x[first], x[first + by], x[first + 2 * by], x[first + 3 * by]
+    y[at], y[at + step], y[at + 2 * step], y[at + 3 * step] = a - c, b + c, c - b, b - d
+
+
+@jit(device=True)
+def _at(y, at, step, x, first, by):
+    """y = Aᵀ x: four numbers to two."""
+    a, b, c, d = x[first], x[first + by], x[first + 2 * by], x[first + 3 * by]
+    y[at], y[at + step] = a + b + c, b - c - d
+
+
+@jit(device=True)
+def _a(y, at, step, x, first, by):
+    """y = A x: two numbers to four."""
+    a, b = x[first], x[first + by]
+    y[at], y[at + step], y[at + 2 * step], y[at + 3 * step] = a, a + b, a - b, -b
+
+
+@jit(device=True)
+def _g(y, at, step, x, first, by):
+    """y = G x: three numbers to four."""
+    a, b, c = x[first], x[first + by], x[first + 2 * by]
+    half = f4(0.5) * (a + c)
+    y[at], y[at + step], y[at + 2 * step], y[at + 3 * step] = a, half + f4(0.5) * b, half - f4(0.5) * b, c
+
+
+@jit(device=True)
+def filter_of_points(total, taps):
+    """The nine taps Gᵀ total G of 16 points."""
+    middle = cuda.local.array(12, f4)
+    for v in range(4):
+        plus, minus = f4(0.5) * (total[4 + v] + total[8 + v]), f4(0.5) * (total[4 + v] - total[8 + v])
+        middle[v], middle[4 + v], middle[8 + v] = total[v] + plus, minus, plus + total[12 + v]
+    for r in range(3):
+        a, b, c, d = middle[4 * r], middle[4 * r + 1], middle[4 * r + 2], middle[4 * r + 3]
+        plus, minus = f4(0.5) * (b + c), f4(0.5) * (b - c)
+        taps[3 * r], taps[3 * r + 1], taps[3 * r + 2] = a + plus, minus, plus + d
+
+
+@functools.cache
+def points_kernel(size: int) -> Any:
+    """Points of image tiles: size 4 for what a convolution reads (Bᵀ d B of 4×4), 2 for a gradient (A dy Aᵀ of 2×2)."""
+    transform = _both_ways(_bt if size == 4 else _a, size, 4)
+    FLOATS, PAD, ALL = size * size * 4, size // 2 - 1, POINTS * 4
+
+    @jit(launch_bounds=(THREADS, 2))
+    def winograd_points_kernel(x, points, first, tiles, H, W, groups):
+        """points[point][t][c] of the tile t, which begins at pixel (2i - PAD, 2j - PAD) of x (N,H,W,C); zero outside.
+
+        grid ceil(tiles·groups / 256), block 256, groups = C/4; a thread owns four channels of a tile
+        moves 4·(1 + 4)·H·W·C bytes an image; the rereads of overlapping tiles meet in the cache
+        """
+        i = i4(cuda.grid(1))
+        if i >= i4(tiles * groups):
+            return
+        t, group = split(i, groups)
+        line, across = split(i4(first + t), i4(W >> i4(1)))
+        n, down = split(line, i4(H >> i4(1)))
+        d = cuda.local.array(FLOATS, f4)
+        p = cuda.local.array(ALL, f4)
+        for a in range(size):
+            for b in range(size):
+                h, w = i4(i4(2) * down + i4(a - PAD)), i4(i4(2) * across + i4(b - PAD))
+                inside = (h >= i4(0)) & (h < H) & (w >= i4(0)) & (w < W)
+                k = (a * size + b) * 4
+                d[k], d[k + 1], d[k + 2], d[k + 3] = load4_if(x, i4(i4(i4(i4(n * H + h) * W + w) * groups + group) * i4(4)), inside)
+        transform(p, d)
+        for point in range(POINTS):
+            at = i4(i4(i4(i4(point) * tiles + t) * groups + group) * i4(4))
+            store4(points, at, p[4 * point], p[4 * point + 1], p[4 * point + 2], p[4 * point + 3])
+
+    return winograd_points_kernel
+
+
+@functools.cache
+def filter_points_kernel() -> Any:
+    transform = _both_ways(_g, 3, 4)
+    ALL = POINTS * 4
+
+    @jit(launch_bounds=(THREADS, 2))
+    def winograd_filter_kernel(w, points, count, rows, groups):
+        """points[row][point][column] = G w G^T of w [3×3][row][column].
+
+        grid ceil(count / 256), block 256, count = rows·groups, groups = columns/4; a thread owns four filters
+        moves 4·(9 + 16)·rows·columns bytes
+        """
+        i = i4(cuda.grid(1))
+        if i >= count:
+            return
+        row, group = split(i, groups)
+        d = cuda.local.array(36, f4)
+        p = cuda.local.array(ALL, f4)
+        for tap in range(9):
+            at = i4(i4(i4(i4(tap) * rows + row) * groups + group) * i4(4))
+            d[4 * tap], d[4 * tap + 1], d[4 * tap + 2], d[4 * tap + 3] = load4(w, at)
+        transform(p, d)
+        for point in range(POINTS):
+            at = i4(i4(i4(row * i4(POINTS) + i4(point)) * groups + group) * i4(4))
+            store4(points, at, p[4 * point], p[4 * point + 1], p[4 * point + 2], p[4 * point + 3])
+
+    return winograd_filter_kernel
+
+
+@functools.cache
+def image_kernel(bias: bool, after: str) -> Any:
+    """Images of points: Aᵀ m A (+ b), then nothing, "relu", "mask" or "pool" (im2col.Window says what these are)."""
+    transform, store_window = _both_ways(_at, 4, 2), store_pooled(True)
+    ALL, RELU, MASK, POOL = POINTS * 4, after == "relu", after == "mask", after == "pool"
+
+    @jit(launch_bounds=(THREADS, 2))
+    def winograd_image_kernel(points, b, other, y, first, tiles, H, W, groups):
+        """y (N,H,W,K) (or its pooled form) from points[point][t][k].
+
+        grid ceil(tiles·groups / 256), block 256, groups = K/4; a thread owns four channels of a tile of 2×2 pixels
+        moves 4·(4 + 1)·H·W·K bytes an image (4·(4 + 1/4) if pooled). other: what masks, or the index that pooling writes
+        """
+        i = i4(cuda.grid(1))
+        if i >= i4(tiles * groups):
+            return
+        t, group = split(i, groups)
+        m = cuda.local.array(ALL, f4)
+        out = cuda.local.array(16, f4)
+        for point in range(POINTS):
+            at = i4(i4(i4(i4(point) * tiles + t) * groups + group) * i4(4))
+            m[4 * point], m[4 * point + 1], m[4 * point + 2], m[4 * point + 3] = load4(points, at)
+        transform(out, m)
+        if bias:
+            v = load4(b, i4(i4(4) * group))
+            for pixel in range(4):
+                for q in range(4):
+                    out[4 * pixel + q] += v[q]
+        if POOL:
+            at = i4(i4(first + t) * groups + group)
+            store_window(out, y, other, i8(at) * i8(4), i8(at), i4(4))
+        else:
+            line, across = split(i4(first + t), i4(W >> i4(1)))
+            for pixel in range(4):
+                # Tiles are numbered over all images: line is n·H/2 + i, so its pixels lie in the rows 2·line and 2·line + 1.
+                row = i4(i4(i4(2) * line + i4(pixel // 2)) * W + i4(2) * across + i4(pixel % 2))
+                at = i4(i4(row * groups + group) * i4(4))
+                if MASK:
+                    v = load4(other, at)
+                    for q in range(4):
+                        out[4 * pixel + q] = out[4 * pixel + q] if v[q] > f4(0) else f4(0)
+                if RELU:
+                    for q in range(4):
+                        out[4 * pixel + q] = relu(out[4 * pixel + q])
+                store4(y, at, out[4 * pixel], out[4 * pixel + 1], out[4 * pixel + 2], out[4 * pixel + 3])
+
+    return winograd_image_kernel
