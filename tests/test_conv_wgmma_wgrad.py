@@ -7,14 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from nbcnn import cuda, gradcheck
+from nbcnn import gradcheck
 from nbcnn.ops import Row
 from nbcnn.ops.call import Call
 from nbcnn.ops.cases import Case, conv_cases
-from nbcnn.ops.conv.wgmma import wgrad, wgrad_sum
+from nbcnn.ops.conv.wgmma import wgrad
 from nbcnn.ops.conv.wgmma.wgrad_tile import PixelTile
 from nbcnn.ops.fused_cases import up_cases
-from nbcnn.ops.static import compile_launch
 from nbcnn.shapes import ConvShape
 
 SHAPES = {
@@ -51,7 +50,7 @@ def bare(case: Case, store: str, tile: PixelTile | None = None) -> Call:
     return Call(case.op, (), (), *shapes, case.attrs, "NHWC", tile, in_dtypes=(store, store), out_dtypes=("float32",) * len(case.outs))
 
 
-@pytest.mark.parametrize("precision", ["bf16"])
+@pytest.mark.parametrize("precision", ["bf16", "tf32", "fp32"])
 def test_parity(gpu, precision):
     row = row_of(precision)
     wrong = []
@@ -59,10 +58,10 @@ def test_parity(gpu, precision):
         error = gradcheck.parity(row, row.parts[0][1][case.op], case, gpu)
         if not error <= gradcheck.bound(case, precision):
             wrong.append((case.op, case.label, error))
-    assert not wrong
+    assert not wrong, wrong
 
 
-@pytest.mark.parametrize("precision", ["bf16"])
+@pytest.mark.parametrize("precision", ["bf16", "tf32", "fp32"])
 def test_every_candidate_is_right(gpu, precision):
     row = row_of(precision)
     for shape, make in ((SHAPES["ragged channels"], conv_cases), (UP_SHAPES["ragged channels"], up_cases)):
@@ -77,5 +76,5 @@ def test_repeats_bit_for_bit(gpu):
 
     case = next(case for case in conv_cases(SHAPES["conv3"]) if case.op == "conv_wgrad")
     options = {"attrs": case.attrs, "place": gpu, "layout": "NHWC", "store": "bfloat16"}
-    one, other = (run_op(wgrad.IMPL, case.op, case.ins, case.outs, **options) for _ in range(2))
+    one, other = (run_op(wgrad.ops("bf16")[case.op], case.op, case.ins, case.outs, **options) for _ in range(2))
     assert all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))

@@ -12,7 +12,11 @@ store_words_1 = instruction("st_shared_b32", "st.shared.b32 [$0], $1;", None, (u
 """(address, word)."""
 store_words_2 = instruction("st_shared_v2_b32", "st.shared.v2.b32 [$0], {$1,$2};", None, (u4, u4, u4))
 """(address, word, word): 8 bytes."""
+store_words_4 = instruction("st_shared_v4_b32_at", "st.shared.v4.b32 [$0], {$1,$2,$3,$4};", None, (u4,) * 5)
+"""(address, word, word, word, word): 16 bytes."""
 load_words_1 = instruction("ld_shared_b32_at", "ld.shared.b32 $0, [$1];", u4, (u4,))
 """(address) -> word."""
+load_words_2 = instruction("ld_shared_v2_b32_at", "ld.shared.v2.b32 {$0,$1}, [$2];", (u4,) * 2, (u4,))
+"""(address) -> two words, 8 bytes."""
 load_words_4 = instruction("ld_shared_v4_b32_at", "ld.shared.v4.b32 {$0,$1,$2,$3}, [$4];", (u4,) * 4, (u4,))
 """(address) -> four words, 16 bytes."""

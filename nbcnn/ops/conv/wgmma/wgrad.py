@@ -20,11 +20,9 @@ from nbcnn.ops.conv.wgmma import wgrad_tile
 from nbcnn.ops.conv.wgmma.correlation import Correlation
 from nbcnn.ops.conv.wgmma.tensor_maps import encode_im2col, encode_tiled, upload
 from nbcnn.ops.conv.wgmma.wgrad_kernel import pixel_product
-from nbcnn.ops.conv.wgmma.wgrad_sum import MOST_TAPS, launch_sum, launch_sum_bias
-from nbcnn.ops.conv.wgmma.wgrad_tile import PANEL, PixelTile
+from nbcnn.ops.conv.wgmma.wgrad_sum import MOST_TAPS, launch_sum
+from nbcnn.ops.conv.wgmma.wgrad_tile import PixelTile
 from nbcnn.shapes import numel
-
-_INNER_TAPS = 4
 
 
 def is_up(call: Call) -> bool:
@@ -53,18 +51,16 @@ def bias_planes(call: Call) -> tuple[int, int]:
     if len(call.outs or call.out_shapes) == 1:
         return 0, 0
     parts = call.tile.parts(g)
-    return (parts * _INNER_TAPS, g.C) if is_up(call) else (parts * call.tile.column_tiles(g), g.K)
+    return (parts * g.R * g.S, g.C) if is_up(call) else (parts * call.tile.column_tiles(g), g.K)
 
 
-def refusal(call: Call) -> str | None:
+def refusal(call: Call, *, precision: str) -> str | None:
     """None if the kernel serves the call, else the reason in words."""
     if call.layout != "NHWC":
         return "wgmma reads images stored NHWC"
-    if set(call.in_dtypes) != {"bfloat16"}:
-        return "operands are not stored as bfloat16"
-    g = correlation(call)
-    if g.C % 8 or g.K % 8:
-        return f"{g.C} and {g.K} channels are not both multiples of 8, the 16 bytes that TMA addresses"
+    g, step = correlation(call), 8 if precision == "bf16" else 4
+    if g.C % step or g.K % step:
+        return f"{g.C} and {g.K} channels are not both multiples of {step}, the 16 bytes that TMA addresses"
     if min(*g.corners[0], *g.corners[1]) < -128 or max(*g.corners[1], g.R, g.S) > 127 or g.stride > 8:
         return "the window exceeds what TMA addresses"
     if g.R * g.S > MOST_TAPS:
@@ -83,18 +79,18 @@ def bind(call: Call) -> list[Launch]:
     partials = call.scratch.view(np.float32)
     partials_b = partials[tile.parts(g) * g.K * taps * g.C :] if parts_b else partials
     maps = upload(
-        encode_tiled(still, (g.K, g.GM), (PANEL, tile.BK)),
-        encode_im2col(moved, (g.N, g.H, g.W, g.C), *g.corners, g.stride, PANEL, tile.BK),
+        encode_tiled(still, (g.K, g.GM), (tile.panel, tile.BK)),
+        encode_im2col(moved, (g.N, g.H, g.W, g.C), *g.corners, g.stride, tile.panel, tile.BK),
     )
     columns = tile.column_tiles(g)
-    sizes = (g.K, g.C, g.P, g.Q, g.R, g.S, g.stride, g.top, g.left, -(-g.GM // tile.BK), tile.steps(g), columns)
+    sizes = (g.K, g.C, g.P, g.Q, g.R, g.S, g.stride, g.top, g.left, tile.pixel_steps(g), tile.steps(g), columns)
     kernel = pixel_product(wgrad_tile.unsplit(tile), "" if not parts_b else "moved" if up else "still")
     args = (maps, partials, partials_b, *map(np.int32, sizes))
-    launches = [
-        Launch(kernel, (tile.row_tiles(g) * columns, tile.parts(g)), tile.threads, args, shared=tile.shared_bytes, name=call.op),
-        launch_sum(partials, call.outs[0], g.K, g.C, taps, tile.parts(g), up),
+    db = call.outs[1] if parts_b else None
+    return [
+        Launch(kernel, (tile.row_tiles(g) * columns, tile.parts(g)), tile.threads(db is not None), args, shared=tile.shared_bytes, name=call.op),
+        launch_sum(partials, call.outs[0], g.K, g.C, taps, tile.parts(g), up, partials_b, db, count_b, parts_b),
     ]
-    return [*launches, launch_sum_bias(partials_b, call.outs[1], count_b, parts_b)] if parts_b else launches
 
 
 def scratch(call: Call) -> int:
@@ -104,19 +100,18 @@ def scratch(call: Call) -> int:
     return 4 * (call.tile.parts(g) * g.K * g.R * g.S * g.C + parts * count)
 
 
-def tile(call: Call, multiprocessors: int) -> PixelTile:
+def tile(call: Call, multiprocessors: int, *, precision: str) -> PixelTile:
     """The tile for this shape and number of multiprocessors."""
-    return wgrad_tile.choose(correlation(call), multiprocessors, is_up(call))
+    return wgrad_tile.choose(correlation(call), precision, multiprocessors)
 
 
-def candidates(call: Call, multiprocessors: int) -> list[PixelTile]:
+def candidates(call: Call, multiprocessors: int, *, precision: str) -> list[PixelTile]:
     """The tiles that an autotuner should try."""
-    return list(wgrad_tile.candidates(correlation(call), multiprocessors, is_up(call)))
-
-
-IMPL = Impl(bind, scratch=scratch, supports=refusal, tile=tile, candidates=candidates, needs=(9, 0))
+    return list(wgrad_tile.candidates(correlation(call), precision, multiprocessors))
 
 
 def ops(precision: str) -> dict[str, Impl]:
     """What this module implements in `precision`, by op."""
-    return {"conv_wgrad": IMPL, "upconv_wgrad": IMPL} if precision == "bf16" else {}
+    chosen = {name: partial(function, precision=precision) for name, function in (("supports", refusal), ("tile", tile), ("candidates", candidates))}
+    impl = Impl(bind, scratch=scratch, needs=(9, 0), **chosen)
+    return {"conv_wgrad": impl, "upconv_wgrad": impl}

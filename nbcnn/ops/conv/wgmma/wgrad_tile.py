@@ -14,9 +14,12 @@ from nbcnn.ops.conv.wgmma.correlation import Correlation
 from nbcnn.ops.conv.wgmma.tensor_maps import ROW_BYTES
 from nbcnn.ops.conv.wgmma.tile import ALIGNMENT, WARPGROUP
 
-PANEL = 64
-"""Channels of a panel: a tile lies in shared memory as panels of BK pixels × 128 bytes."""
+WARP = 32
+HELPERS = 3
+"""Helper warps of a block: with them 384 threads, which leaves a consumer the 168 registers that 128 sums need."""
 BARRIERS = 256
+_HELPED = 4096
+"""Bytes in which helper warps bring their sums together."""
 MOST_SPLIT = 132
 """Parts that the pixels are cut into at most."""
 
@@ -25,7 +28,11 @@ MOST_SPLIT = 132
 class PixelTile:
     """A block's tile BM × BN over pixels in steps of BK; `groups` warpgroups share its rows; `slots` steps are in flight.
 
-    `split` blocks share one output tile. BM is `groups` times 64 or 128, BN whole panels.
+    element  bytes of an operand's element: 2 (bfloat16) or 4, whose tiles are turned in shared memory, 32 pixels a step.
+    planes   into how many tf32 values an element is split, 1 or 2.
+    split    blocks that share one output tile.
+
+    A tile lies in shared memory as panels of BK pixels × 128 bytes. BM is `groups` times 64 or 128, BN whole panels.
     """
 
     BM: int
@@ -33,50 +40,61 @@ class PixelTile:
     BK: int
     groups: int
     slots: int
+    element: int = 2
+    planes: int = 1
     split: int = 1
+
+    @property
+    def panel(self) -> int:
+        """Channels of a panel."""
+        return ROW_BYTES // self.element
 
     @property
     def consumers(self) -> int:
         """Threads that multiply."""
         return self.groups * WARPGROUP
 
-    @property
-    def threads(self) -> int:
-        """The consumers and one producer warp."""
-        return self.consumers + 32
+    def threads(self, bias: bool) -> int:
+        """The consumers, one producer warp, and three helper warps that turn tiles or add up the bias gradient, if either is to be done."""
+        return self.consumers + WARP + (HELPERS * WARP if bias or self.element == 4 else 0)
 
     @property
     def panel_bytes(self) -> int:
         return self.BK * ROW_BYTES
 
     @property
+    def landed_bytes(self) -> int:
+        """Bytes that TMA writes in one step: BK pixels of both operands."""
+        return (self.BM + self.BN) // self.panel * self.panel_bytes
+
+    @property
     def slot_bytes(self) -> int:
-        """Bytes of one step: BK pixels of both operands."""
-        return (self.BM + self.BN) // PANEL * self.panel_bytes
+        """Bytes of one step in the ring."""
+        return self.planes * self.landed_bytes
 
     @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory of a block: room to align, the ring, its barriers."""
-        return ALIGNMENT + self.slots * self.slot_bytes + BARRIERS
+        """Dynamic shared memory of a block: room to align, the ring, its barriers, the helpers' sums."""
+        return ALIGNMENT + self.slots * self.slot_bytes + BARRIERS + _HELPED
 
     def row_tiles(self, g: Correlation) -> int:
         return ceil_div(g.K, self.BM)
 
     def column_tiles(self, g: Correlation) -> int:
-        return ceil_div(panels(g), self.BN // PANEL)
+        """Tiles across all panels; every tap has its own panels."""
+        return ceil_div(g.R * g.S * ceil_div(g.C, self.panel), self.BN // self.panel)
+
+    def pixel_steps(self, g: Correlation) -> int:
+        """Steps over all pixels."""
+        return ceil_div(g.GM, self.BK)
 
     def steps(self, g: Correlation) -> int:
-        """Steps of BK pixels that each of the `split` blocks makes (the last may make fewer)."""
-        return ceil_div(ceil_div(g.GM, self.BK), self.split)
+        """Steps that each of the `split` blocks makes (the last may make fewer)."""
+        return ceil_div(self.pixel_steps(g), self.split)
 
     def parts(self, g: Correlation) -> int:
         """Parts that have any steps: `split`, or fewer."""
-        return ceil_div(ceil_div(g.GM, self.BK), self.steps(g))
-
-
-def panels(g: Correlation) -> int:
-    """Panels across GN: every tap has its own."""
-    return g.R * g.S * ceil_div(g.C, PANEL)
+        return ceil_div(self.pixel_steps(g), self.steps(g))
 
 
 def unsplit(tile: PixelTile) -> PixelTile:
@@ -84,43 +102,57 @@ def unsplit(tile: PixelTile) -> PixelTile:
     return replace(tile, split=1)
 
 
-_TILES = (
-    PixelTile(128, 256, 64, 2, 4),
-    PixelTile(128, 192, 64, 2, 5),
-    PixelTile(128, 128, 64, 2, 6),
-    PixelTile(64, 256, 64, 1, 5),
-    PixelTile(64, 128, 64, 1, 6),
-    PixelTile(64, 64, 64, 1, 6),
-)
+_TILES = {
+    "bf16": (
+        PixelTile(128, 256, 64, 2, 4),
+        PixelTile(128, 192, 64, 2, 5),
+        PixelTile(128, 128, 64, 2, 6),
+        PixelTile(64, 256, 64, 1, 5),
+        PixelTile(64, 128, 64, 1, 6),
+        PixelTile(64, 64, 64, 1, 6),
+    ),
+    "tf32": (
+        PixelTile(128, 256, 32, 2, 4, element=4),
+        PixelTile(128, 192, 32, 2, 5, element=4),
+        PixelTile(128, 128, 32, 2, 6, element=4),
+        PixelTile(64, 256, 32, 1, 5, element=4),
+        PixelTile(64, 128, 32, 1, 6, element=4),
+        PixelTile(64, 64, 32, 1, 6, element=4),
+    ),
+    "fp32": (
+        PixelTile(128, 128, 32, 2, 3, element=4, planes=2),
+        PixelTile(64, 128, 32, 1, 4, element=4, planes=2),
+        PixelTile(64, 64, 32, 1, 6, element=4, planes=2),
+    ),
+}
 _STEP_CYCLES = 350
 """Least cycles of a step: its barriers, and what a block fetches."""
 _START_CYCLES = 3000
 """Cycles of a block besides its steps: start, first tiles, storing its sums."""
 _CYCLES_A_PART = 900
 """Cycles that the second launch takes for each part."""
+_PRODUCTS_A_CYCLE = {"bf16": 1430, "tf32": 450, "fp32": 240}
+"""Products that a multiprocessor makes in the long run. Tensor cores could make 2,048 of bfloat16."""
+_BYTES_A_CYCLE = 30
+"""What a multiprocessor fetches in the long run."""
 
 
-def _cycles(tile: PixelTile, g: Correlation, multiprocessors: int) -> float:
-    """Estimated time, in cycles. Tensor cores make 2,048 products a cycle, seven tenths of that in the long run."""
+def _cycles(tile: PixelTile, g: Correlation, precision: str, multiprocessors: int) -> float:
+    """Estimated time, in cycles."""
     blocks = tile.row_tiles(g) * tile.column_tiles(g) * tile.split
-    step = max(_STEP_CYCLES, tile.BM * tile.BN * tile.BK / 2048 / 0.7, tile.slot_bytes / 30)
+    step = max(_STEP_CYCLES, tile.BM * tile.BN * tile.BK / _PRODUCTS_A_CYCLE[precision], tile.landed_bytes / _BYTES_A_CYCLE)
     return ceil_div(blocks, multiprocessors) * (_START_CYCLES + tile.steps(g) * step) + _CYCLES_A_PART * tile.split
 
 
-def candidates(g: Correlation, multiprocessors: int, up: bool) -> Iterator[PixelTile]:
-    """Every tile with the splits that fill one wave or two, or leave the pixels whole.
-
-    In upconv_wgrad the columns are those of dy, whose sums want a power of two of threads across.
-    """
-    for tile in _TILES:
-        if up and tile.BN & (tile.BN - 1):
-            continue
+def candidates(g: Correlation, precision: str, multiprocessors: int) -> Iterator[PixelTile]:
+    """Every tile with the splits that fill one wave or two, or leave the pixels whole."""
+    for tile in _TILES[precision]:
         outputs = tile.row_tiles(g) * tile.column_tiles(g)
-        most = min(MOST_SPLIT, ceil_div(g.GM, tile.BK))
+        most = min(MOST_SPLIT, tile.pixel_steps(g))
         for split in sorted({1, *(min(most, max(1, waves * multiprocessors // outputs)) for waves in (1, 2))}):
             yield replace(tile, split=split)
 
 
-def choose(g: Correlation, multiprocessors: int, up: bool) -> PixelTile:
+def choose(g: Correlation, precision: str, multiprocessors: int) -> PixelTile:
     """The candidate with the least estimated time."""
-    return min(candidates(g, multiprocessors, up), key=lambda tile: _cycles(tile, g, multiprocessors))
+    return min(candidates(g, precision, multiprocessors), key=lambda tile: _cycles(tile, g, precision, multiprocessors))

@@ -1,0 +1,185 @@
+"""The bias gradient, Σ dy over all pixels, out of the tiles of bfloat16 dy that a weight gradient has in shared memory anyway.
+
+Helper warps read them while the tensor cores do: consumers of the ring like the others. Reading shared memory costs the tensor
+cores bandwidth, so the work is shared out evenly, and every pixel read once:
+
+    dy still (conv_wgrad)    all column tiles of a row of tiles see the same dy: they take turns, step by step.
+    dy moved (upconv_wgrad)  tap (u, v) of the 4×4 window of pixel (i, j) sees dy[2i + u − 1, 2j + v − 1]. A row of dy is seen by two u, from
+                             neighbouring i. u = 1 and 3 take it from even i, u = 0 and 2 from i as odd or even as H − 1: then each row is
+                             taken once (what they take outside the image is zero). The same for columns: a tap reads a quarter.
+
+Lane l owns 8 channels, 16 bytes of a pixel, which TMA has swizzled by the pixel; where 32 lanes are more than a pixel needs, they
+form teams, which share out the pixels.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from nbcnn.cuda import cuda, f4, i4, i8, jit, u4
+from nbcnn.ops.conv.thin_shape import split_pixel
+from nbcnn.ops.conv.wgmma.tensor_maps import ROW_BYTES
+from nbcnn.ops.conv.wgmma.wgrad_tile import HELPERS, WARP, PixelTile
+from nbcnn.ops.ptx.cvt import bf16_high, bf16_low, bits_float, float_bits
+from nbcnn.ops.ptx.mbarrier import bar_sync, mbarrier_arrive, mbarrier_wait
+from nbcnn.ops.ptx.shared import load_words_1, load_words_4, store_words_4
+from nbcnn.ops.ptx.vector import store4
+
+_ALL = 0xFFFFFFFF
+
+
+@cache
+def add_pixels(tile: PixelTile, columns: int) -> Any:
+    """Device function (sums, at, wanted0, wanted1): sums[0:8] += what this lane owns of the wanted pixels of a tile `columns` wide.
+
+    wanted0, wanted1: a bit for each of the 64 pixels.
+    """
+    CHUNKS, PANEL_BYTES = columns // 8, tile.panel_bytes
+    TEAMS, LOG_CHUNKS = 32 // CHUNKS, CHUNKS.bit_length() - 1
+
+    @jit(device=True)
+    def read(start, inside, pixel):
+        return load_words_4(start + u4(pixel * i4(ROW_BYTES)) + u4(((inside ^ pixel) & i4(7)) * i4(16)))
+
+    @jit(device=True)
+    def add(sums, words):
+        for q in range(4):
+            sums[2 * q] += bf16_low(words[q])
+            sums[2 * q + 1] += bf16_high(words[q])
+
+    @jit(device=True)
+    def add_rest(sums, start, inside, wanted, base):
+        while wanted != u4(0):
+            add(sums, read(start, inside, i4(cuda.ffs(wanted)) + base))
+            wanted &= wanted - u4(1)
+
+    @jit(device=True)
+    def run(sums, at, lane, wanted0, wanted1):
+        chunk, team = lane, i4(0)
+        if TEAMS > 1:
+            chunk, team = i4(lane & i4(CHUNKS - 1)), i4(lane >> i4(LOG_CHUNKS))
+        # A lane's pixels in two words, and the pixel before the first of each: cuda.ffs counts from 1.
+        one, other, base_one, base_other = wanted0, wanted1, i4(-1), i4(31)
+        if TEAMS > 1:
+            mine = wanted1 if team & i4(1) == i4(1) else wanted0
+            base_one = i4((team & i4(1)) * i4(32) - i4(1))
+            base_other = base_one
+            if TEAMS == 4:
+                mine &= u4(0xFFFF0000) if team >= i4(2) else u4(0x0000FFFF)
+            one, other = mine & u4(0x00FF00FF), mine & u4(0xFF00FF00)
+        if chunk >= i4(CHUNKS):
+            one, other = u4(0), u4(0)
+        start = at + u4((chunk >> i4(3)) * i4(PANEL_BYTES))
+        inside = chunk & i4(7)
+        # Eight reads are under way at a time, found along two independent chains.
+        while cuda.popc(one) >= 4 and cuda.popc(other) >= 4:
+            a = i4(cuda.ffs(one)) + base_one
+            e = i4(cuda.ffs(other)) + base_other
+            one &= one - u4(1)
+            other &= other - u4(1)
+            b = i4(cuda.ffs(one)) + base_one
+            f = i4(cuda.ffs(other)) + base_other
+            one &= one - u4(1)
+            other &= other - u4(1)
+            c = i4(cuda.ffs(one)) + base_one
+            g = i4(cuda.ffs(other)) + base_other
+            one &= one - u4(1)
+            other &= other - u4(1)
+            d = i4(cuda.ffs(one)) + base_one
+            h = i4(cuda.ffs(other)) + base_other
+            one &= one - u4(1)
+            other &= other - u4(1)
+            wa, wb, wc, wd = read(start, inside, a), read(start, inside, b), read(start, inside, c), read(start, inside, d)
+            we, wf, wg, wh = read(start, inside, e), read(start, inside, f), read(start, inside, g), read(start, inside, h)
+            add(sums, wa)
+            add(sums, wb)
+            add(sums, wc)
+            add(sums, wd)
+            add(sums, we)
+            add(sums, wf)
+            add(sums, wg)
+            add(sums, wh)
+        add_rest(sums, start, inside, one, base_one)
+        add_rest(sums, start, inside, other, base_other)
+
+    return run
+
+
+@cache
+def store_sums(columns: int) -> Any:
+    """Device function (sums, partials_b, stage, helper, lane, at): the sums over all helpers and teams to partials_b[at …]; at < 0: nowhere.
+
+    `at` is the lane's own; `stage` is the shared address at which the helpers meet.
+    """
+    CHUNKS = columns // 8
+    TEAMS = 32 // CHUNKS
+    helpers_meet = bar_sync(1, HELPERS * WARP)
+
+    @jit(device=True)
+    def run(sums, partials_b, stage, helper, lane, at):
+        mine = stage + u4((helper * i4(WARP) + lane) * i4(32))
+        store_words_4(mine, float_bits(sums[0]), float_bits(sums[1]), float_bits(sums[2]), float_bits(sums[3]))
+        store_words_4(mine + u4(16), float_bits(sums[4]), float_bits(sums[5]), float_bits(sums[6]), float_bits(sums[7]))
+        helpers_meet()
+        if helper == i4(0):
+            for other in range(1, HELPERS):
+                for q in range(8):
+                    sums[q] += bits_float(load_words_1(mine + u4(other * WARP * 32 + q * 4)))
+            for q in range(8):
+                if TEAMS > 1:
+                    sums[q] += cuda.shfl_xor_sync(_ALL, sums[q], 16)
+                if TEAMS > 2:
+                    sums[q] += cuda.shfl_xor_sync(_ALL, sums[q], 8)
+            if lane < i4(CHUNKS) and at >= i8(0):
+                store4(partials_b, at, sums[0], sums[1], sums[2], sums[3])
+                store4(partials_b, at + i8(4), sums[4], sums[5], sums[6], sums[7])
+
+    return run
+
+
+@cache
+def summer(tile: PixelTile, moved: bool) -> Any:
+    """Device function for the helper warps: add up the block's share of dy, taking turns, and store the sums in partials_b.
+
+    partials_b: [z][column tile][m] where dy is still, [z][tap][c] where it is moved.
+    """
+    SLOT, SLOTS, BK = tile.slot_bytes, tile.slots, tile.BK
+    COLUMNS = tile.BN if moved else tile.BM
+    OFFSET = tile.BM // tile.panel * tile.panel_bytes if moved else 0
+    add, store = add_pixels(tile, COLUMNS), store_sums(COLUMNS)
+
+    @jit(device=True)
+    def run(partials_b, ring, full, empty, stage, t, first, last, due, period, rows, columns, P, Q, at):
+        """due, period: the steps in which to add; stage: a shared address. rows, columns: all bits set if odd pixel rows (columns) are not
+        wanted, else 0."""
+        helper, lane = i4(t >> i4(5)), i4(t & i4(31))
+        due, period = i4(due + helper * period), i4(i4(HELPERS) * period)
+        sums = cuda.local.array(8, f4)
+        for q in range(8):
+            sums[q] = f4(0)
+        slot, parity, step = i4(0), u4(0), i4(first)
+        while step < last:
+            mbarrier_wait(full + u4(slot * i4(8)), parity)
+            if step == due:
+                here = ring + u4(slot * i4(SLOT)) + u4(OFFSET)
+                if moved:
+                    _, p0, q0 = split_pixel(i4(step * i4(BK)) + lane, P, Q)
+                    _, p1, q1 = split_pixel(i4(step * i4(BK) + i4(32)) + lane, P, Q)
+                    rows0, columns0 = u4(cuda.ballot_sync(_ALL, p0 & i4(1))), u4(cuda.ballot_sync(_ALL, q0 & i4(1)))
+                    rows1, columns1 = u4(cuda.ballot_sync(_ALL, p1 & i4(1))), u4(cuda.ballot_sync(_ALL, q1 & i4(1)))
+                    add(sums, here, lane, (rows0 ^ rows) & (columns0 ^ columns), (rows1 ^ rows) & (columns1 ^ columns))
+                else:
+                    add(sums, here, lane, u4(_ALL), u4(_ALL))
+                due = i4(due + period)
+            cuda.syncwarp()
+            if lane == i4(0):
+                mbarrier_arrive(empty + u4(slot * i4(8)))
+            slot = i4(slot + i4(1))
+            if slot == i4(SLOTS):
+                slot = i4(0)
+                parity = parity ^ u4(1)
+            step = i4(step + i4(1))
+        store(sums, partials_b, stage, helper, lane, at)
+
+    return run

@@ -1,0 +1,160 @@
+"""Turning tiles in shared memory, for the weight gradient in tf32 and fp32; and the bias gradient while at it.
+
+tf32 wgmma takes K-major operands alone, rows of the pixels it sums over; TMA brings rows of channels. Three warps stand between
+producer and consumers: one reads a panel of 32 pixels × 32 channels into its registers, a channel a lane, and writes it back to
+the same place, a channel a row, in the swizzle that wgmma expects. Neither way do lanes meet in a bank. Barrier `turned[slot]`
+then says what `full[slot]` says elsewhere.
+
+fp32: an element leaves as two tf32 values, v = high + low within 2^-24·|v|, low in a second plane of the slot.
+
+A lane then holds 32 pixels of a channel of dy: the bias gradient is the sum of them, shared out as in `wgrad_bias`.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from nbcnn.cuda import cuda, f4, i4, i8, jit, u4
+from nbcnn.ops.conv.thin_shape import split_pixel, unrolled
+from nbcnn.ops.conv.wgmma.wgrad_place import panel_place
+from nbcnn.ops.conv.wgmma.wgrad_tile import HELPERS, PixelTile
+from nbcnn.ops.ptx.cvt import bits_float, float_bits, tf32
+from nbcnn.ops.ptx.mbarrier import mbarrier_arrive, mbarrier_wait
+from nbcnn.ops.ptx.shared import load_words_1, store_words_4
+from nbcnn.ops.ptx.tma import fence_async_shared
+
+_ALL = 0xFFFFFFFF
+
+
+@cache
+def turn_panel(tile: PixelTile) -> Any:
+    """Device function (values, at, lane): the panel at `at` turned in place; values[0:32]: the pixels of this lane's channel."""
+    SPLIT, LOW = tile.planes == 2, tile.landed_bytes
+
+    @jit(device=True)
+    def run(values, at, lane):
+        column = at + u4((lane >> i4(2)) * i4(16) + (lane & i4(3)) * i4(4))
+        for pixel in range(32):
+            values[pixel] = bits_float(load_words_1((column ^ u4((pixel & 7) * 16)) + u4(pixel * 128)))
+        cuda.syncwarp()
+        row = at + u4(lane * i4(128) + (lane & i4(7)) * i4(16))
+        for q in range(8):
+            a, b, c, d = values[4 * q], values[4 * q + 1], values[4 * q + 2], values[4 * q + 3]
+            to = row ^ u4(q * 16)
+            if SPLIT:
+                e, f, g, h = tf32(a), tf32(b), tf32(c), tf32(d)
+                store_words_4(to, float_bits(e), float_bits(f), float_bits(g), float_bits(h))
+                e, f, g, h = tf32(a - e), tf32(b - f), tf32(c - g), tf32(d - h)
+                store_words_4(to + u4(LOW), float_bits(e), float_bits(f), float_bits(g), float_bits(h))
+            else:
+                store_words_4(to, float_bits(a), float_bits(b), float_bits(c), float_bits(d))
+
+    return run
+
+
+@jit(device=True)
+def add_pixels(values, wanted):
+    """Σ values[i] over the bits i that are set in `wanted`."""
+    total = f4(0)
+    for i in range(32):
+        total += values[i] if wanted & u4(1 << i) != u4(0) else f4(0)
+    return total
+
+
+@cache
+def _turn_round(tile: PixelTile, bias: str, i: int) -> Any:
+    """Device function: turn panel 3i + warp of a slot; sums[i] += this step's share of the bias gradient."""
+    BM, PANEL_BYTES = tile.BM, tile.panel_bytes
+    PANELS_A, PANELS = BM // tile.panel, (BM + tile.BN) // tile.panel
+    FIRST, ROUND = i * HELPERS, i
+    STILL, MOVED = bias == "still", bias == "moved"
+    turn, place = turn_panel(tile), panel_place(tile.panel)
+
+    @jit(device=True)
+    def wanted_of(r, s, P, Q, odd_rows, odd_columns):
+        # Odd taps want even pixels; even taps want pixels as odd or even as the last.
+        rows = odd_rows if r & i4(1) == i4(0) and P & i4(1) == i4(0) else ~odd_rows
+        columns = odd_columns if s & i4(1) == i4(0) and Q & i4(1) == i4(0) else ~odd_columns
+        return u4(rows & columns)
+
+    @jit(device=True)
+    def run(sums, here, lane, warp, due, panel0, panels, C, P, Q, S, odd_rows, odd_columns):
+        values = cuda.local.array(32, f4)
+        panel = i4(warp + i4(FIRST))
+        if panel < i4(PANELS):
+            turn(values, here + u4(panel * i4(PANEL_BYTES)), lane)
+            if STILL and panel < i4(PANELS_A) and due:
+                sums[ROUND] += add_pixels(values, u4(_ALL))
+            if MOVED and panel >= i4(PANELS_A) and due:
+                r, s, _ = place(panel0 + panel - i4(PANELS_A), panels, C, S)
+                sums[ROUND] += add_pixels(values, wanted_of(r, s, P, Q, odd_rows, odd_columns))
+
+    return run
+
+
+@cache
+def _store_round(tile: PixelTile, bias: str, i: int) -> Any:
+    """Device function: sums[i] to partials_b[z][column tile][m] where dy is still, [z][tap][c] where it is moved."""
+    PANELS_A, PANELS, PANEL = tile.BM // tile.panel, (tile.BM + tile.BN) // tile.panel, tile.panel
+    FIRST, ROUND = i * HELPERS, i
+    STILL, MOVED = bias == "still", bias == "moved"
+    place = panel_place(tile.panel)
+
+    @jit(device=True)
+    def run(sums, partials_b, lane, warp, z, row_tile, column_tile, column_tiles, m0, panel0, panels, M, C, R, S):
+        panel = i4(warp + i4(FIRST))
+        if STILL:
+            m = i4(m0 + panel * i4(PANEL) + lane)
+            if panel < i4(PANELS_A) and m < M:
+                partials_b[i8(z * column_tiles + column_tile) * i8(M) + i8(m)] = sums[ROUND]
+        if MOVED:
+            column_panel = i4(panel0 + panel - i4(PANELS_A))
+            r, s, c0 = place(column_panel, panels, C, S)
+            c = i4(c0 + lane)
+            if panel >= i4(PANELS_A) and panel < i4(PANELS) and column_panel < panels and c < C and row_tile == i4(0):
+                partials_b[i8(z * i4(R * S) + r * S + s) * i8(C) + i8(c)] = sums[ROUND]
+
+    return run
+
+
+@cache
+def turner(tile: PixelTile, bias: str) -> Any:
+    """Device function for the helper warps: turn every slot's panels, a third of them each; then store the bias gradient's share."""
+    SLOT, SLOTS, BK = tile.slot_bytes, tile.slots, tile.BK
+    ROUNDS = -(-(tile.BM + tile.BN) // tile.panel // HELPERS)
+    STILL, MOVED = bias == "still", bias == "moved"
+    turn = unrolled([_turn_round(tile, bias, i) for i in range(ROUNDS)])
+    store = unrolled([_store_round(tile, bias, i) for i in range(ROUNDS)])
+
+    @jit(device=True)
+    def run(partials_b, ring, full, turned, t, z, first, last, row_tile, column_tile, column_tiles, m0, panel0, panels, M, C, P, Q, R, S):
+        lane, warp = i4(t & i4(31)), i4(t >> i4(5))
+        sums = cuda.local.array(ROUNDS, f4)
+        for i in range(ROUNDS):
+            sums[i] = f4(0)
+        next_due = i4(first + column_tile)
+        slot, parity, step = i4(0), u4(0), i4(first)
+        while step < last:
+            odd_rows, odd_columns, due = u4(0), u4(0), row_tile == i4(0)
+            if STILL:
+                due = step == next_due
+                next_due = i4(next_due + column_tiles) if due else next_due
+            if MOVED:
+                _, p, q = split_pixel(i4(step * i4(BK)) + lane, P, Q)
+                odd_rows, odd_columns = u4(cuda.ballot_sync(_ALL, p & i4(1))), u4(cuda.ballot_sync(_ALL, q & i4(1)))
+            mbarrier_wait(full + u4(slot * i4(8)), parity)
+            turn(sums, ring + u4(slot * i4(SLOT)), lane, warp, due, panel0, panels, C, P, Q, S, odd_rows, odd_columns)
+            # What this warp wrote must be seen by wgmma, which reads past the ordinary path.
+            fence_async_shared()
+            cuda.syncwarp()
+            if lane == i4(0):
+                mbarrier_arrive(turned + u4(slot * i4(8)))
+            slot = i4(slot + i4(1))
+            if slot == i4(SLOTS):
+                slot = i4(0)
+                parity = parity ^ u4(1)
+            step = i4(step + i4(1))
+        store(sums, partials_b, lane, warp, z, row_tile, column_tile, column_tiles, m0, panel0, panels, M, C, R, S)
+
+    return run
