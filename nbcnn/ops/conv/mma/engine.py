@@ -1,0 +1,103 @@
+"""The ops that the gather kernel serves, bound: arguments, grid, scratch for the parts of a split product."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from nbcnn.ops.call import Call, Impl, Launch, blocks
+from nbcnn.ops.conv.mma.gather import Gather, gather_of, pack, refusal
+from nbcnn.ops.conv.mma.kernel import gather_product
+from nbcnn.ops.conv.mma.sums import THREADS, sum_pixels, sum_windows
+from nbcnn.ops.conv.mma.tile import KINDS, ROW_BYTES, Kind, Tile, candidates, choose, unsplit, width
+
+IMAGE_OPS = (
+    "conv_fprop",
+    "conv_relu_fprop",
+    "conv_relu_pool_fprop",
+    "conv_dgrad",
+    "conv_dgrad_relu",
+    "upconv_fprop",
+    "upconv_relu_fprop",
+    "upconv_dgrad",
+    "upconv_dgrad_relu",
+)
+
+
+def implementations(precision: str) -> dict[str, Impl]:
+    """The passes over images in one precision, by op."""
+    kind = KINDS[precision]
+
+    def bind(call: Call) -> list[Launch]:
+        return _bind(call, kind)
+
+    def scratch(call: Call) -> int:
+        g = gather_of(call)
+        return 4 * call.tile.split * g.phases * g.GM * g.K if call.tile.split > 1 else 0
+
+    def tile(call: Call, multiprocessors: int) -> Tile:
+        return choose(gather_of(call), kind.name, multiprocessors)
+
+    def tiles(call: Call, multiprocessors: int) -> Sequence[Tile]:
+        return candidates(gather_of(call), kind)
+
+    def pack_filters(call: Call) -> np.ndarray:
+        return pack(call, kind.channels)
+
+    impl = Impl(bind, scratch, refusal, tile, pack_filters, kind.store, (8, 0), tiles)
+    return dict.fromkeys(IMAGE_OPS, impl)
+
+
+def _bind(call: Call, kind: Kind) -> list[Launch]:
+    g, tile = gather_of(call), call.tile
+    y, k_tiles = call.outs[0], g.k_tiles(kind.channels)
+    masked, biased, pooled = call.op.endswith("dgrad_relu"), "fprop" in call.op and len(call.ins) > 2, "pool" in call.op
+    relu = "relu" in call.op and not masked
+    # A kernel has one signature: arguments that it does not read get an array of the right type.
+    b = call.ins[2] if biased else None
+    x = call.ins[2] if masked else y
+    index = call.outs[1] if pooled else None
+    split = tile.split > 1
+    out = call.scratch.view(np.float32) if split else y
+    finish = "partial" if split else "mask" if masked else "pool" if pooled else "pixels"
+    copied = width(g, kind)
+    kernel = gather_product(
+        unsplit(tile),
+        kind.name,
+        copied,
+        g.C % kind.channels == 0,
+        g.dilate,
+        finish,
+        biased and not split,
+        relu and not split,
+        pooled,
+        g.K % 4 == 0,
+    )
+    across = -(-g.K // tile.BN)
+    up = 1 if g.phases == 4 else 0
+    scalars = (g.GM, g.K, g.C, g.H, g.W, g.P, g.Q, g.R, g.S, g.stride, g.top, g.left, up)
+    walk = (k_tiles * ROW_BYTES, across, tile.part(k_tiles), k_tiles)
+    arrays = (call.ins[0], call.packed, _or(b, out), x, out, _or(index, out))
+    args = (*arrays, *(np.int32(v) for v in (*scalars, *walk)))
+    grid = (tile.tiles(g), tile.split)
+    made = [Launch(kernel, grid, tile.threads, args, tile.shared_bytes, name=call.op)]
+    if split:
+        made.append(_sum(g, kind, tile.split, out, b, x, y, index, relu, masked))
+    return made
+
+
+def _or(array: Any, stand_in: Any) -> Any:
+    return stand_in if array is None else array
+
+
+def _sum(g: Gather, kind: Kind, planes: int, partials: Any, b: Any, x: Any, y: Any, index: Any, relu: bool, masked: bool) -> Launch:
+    """The launch that adds the parts."""
+    quads = g.phases * g.GM * g.K // 4
+    if index is not None:
+        args = (partials, _or(b, partials), y, index, *(np.int32(v) for v in (g.GM, g.K, planes)))
+        return Launch(sum_windows(kind.name, b is not None), blocks(quads // 4, THREADS), THREADS, args)
+    scalars = (g.GM, g.K, g.P, g.Q, 1 if g.phases == 4 else 0, planes)
+    args = (partials, _or(b, partials), x, y, *(np.int32(v) for v in scalars))
+    return Launch(sum_pixels(kind.name, b is not None, relu, masked), blocks(quads, THREADS), THREADS, args)

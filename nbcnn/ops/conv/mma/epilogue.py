@@ -1,0 +1,140 @@
+"""From the fragments that warps hold to rows of the target, by way of shared memory, where the k-tiles were.
+
+A warp's fragment has two neighbouring columns of eight rows; memory wants whole rows. So the sums are laid out as rows of float32, and
+each thread then takes four columns of one row (or of the four rows of a pooling window) at a time.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from nbcnn.cuda import cuda, f4, i4, i8, jit, u4
+from nbcnn.ops.conv.mma.finish import finish_pixel, finish_window, load_bias, load_mask
+from nbcnn.ops.conv.mma.tile import Kind, Tile
+from nbcnn.ops.ptx.cvt import bits_float, float_bits
+from nbcnn.ops.ptx.shared import load_words_1, load_words_4, store_words_2
+from nbcnn.ops.ptx.vector import store4
+
+_BATCH = 4
+"""Rows whose masks a thread has in flight."""
+
+
+@cache
+def put_fragments(tile: Tile) -> Any:
+    """Device function (acc, stage): the sums as rows of float32 at shared address `stage`."""
+    WM, ROWS, COLS, PITCH = tile.WM, tile.BM // tile.WM, tile.BN // tile.WN, 4 * tile.pitch
+    MI, NI = ROWS // 16, COLS // 8
+
+    @jit(device=True)
+    def run(acc, stage):
+        tid = i4(cuda.threadIdx.x)
+        lane, warp = i4(tid & i4(31)), i4(tid >> i4(5))
+        row = i4(i4(u4(warp) % u4(WM)) * i4(ROWS) + (lane >> i4(2)))
+        column = i4(i4(u4(warp) // u4(WM)) * i4(COLS) + (lane & i4(3)) * i4(2))
+        at = stage + u4(row * i4(PITCH) + column * i4(4))
+        for i in range(MI):
+            for j in range(NI):
+                o = (i * NI + j) * 4
+                to = at + u4(16 * PITCH * i + 32 * j)
+                store_words_2(to, float_bits(acc[o]), float_bits(acc[o + 1]))
+                store_words_2(to + u4(8 * PITCH), float_bits(acc[o + 2]), float_bits(acc[o + 3]))
+
+    return run
+
+
+@jit(device=True)
+def _take(values, first, address):
+    """values[first … first+3] = four floats at a shared address."""
+    a, b, c, d = load_words_4(address)
+    values[first], values[first + 1] = bits_float(a), bits_float(b)
+    values[first + 2], values[first + 3] = bits_float(c), bits_float(d)
+
+
+@cache
+def store_partial(tile: Tile) -> Any:
+    """Device function (stage, partials, plane, m0, n0, GM, K): the rows at `stage` to plane `plane`, GM×K, of the partial results."""
+    QUADS, PITCH, BM = tile.BN // 4, 4 * tile.pitch, tile.BM
+    STEP = tile.threads // QUADS
+    PASSES = BM // STEP
+
+    @jit(device=True)
+    def run(stage, partials, plane, m0, n0, GM, K):
+        tid = i4(cuda.threadIdx.x)
+        row = i4(u4(tid) // u4(QUADS))
+        quad = i4(tid - row * i4(QUADS))
+        n = i4(n0 + quad * i4(4))
+        values = cuda.local.array(4, f4)
+        at = (i8(plane) * i8(GM) + i8(m0 + row)) * i8(K) + i8(n)
+        for i in range(PASSES):
+            if (m0 + row + i4(i * STEP) < GM) & (n < K):
+                _take(values, 0, stage + u4((row + i4(i * STEP)) * i4(PITCH) + quad * i4(16)))
+                store4(partials, at + i8(i * STEP) * i8(K), values[0], values[1], values[2], values[3])
+
+    return run
+
+
+@cache
+def store_pixels(tile: Tile, kind: Kind, bias: bool, relu: bool, mask: bool, vector: bool) -> Any:
+    """Device function (stage, table, b, x, y, n0, K): the rows at `stage`, finished, to the pixels of y that the table of rows says."""
+    QUADS, PITCH, BM = tile.BN // 4, 4 * tile.pitch, tile.BM
+    STEP = tile.threads // QUADS
+    BATCH = min(_BATCH, BM // STEP)
+    BATCHES, WORDS = BM // STEP // BATCH, 4 * BATCH
+    finish = finish_pixel(kind.store, relu, mask, vector)
+    get_bias, get_mask = load_bias(bias), load_mask(kind.store, vector)
+
+    @jit(device=True)
+    def run(stage, table, b, x, y, n0, K):
+        tid = i4(cuda.threadIdx.x)
+        row = i4(u4(tid) // u4(QUADS))
+        quad = i4(tid - row * i4(QUADS))
+        n = i4(n0 + quad * i4(4))
+        shift = cuda.local.array(4, f4)
+        values = cuda.local.array(4, f4)
+        masks = cuda.local.array(WORDS, f4)
+        targets = cuda.local.array(BATCH, i4)
+        get_bias(shift, b, n, K)
+        for batch in range(BATCHES):
+            first = i4(row + i4(batch * BATCH * STEP))
+            # All loads of a batch before its stores: else each would wait for memory by itself.
+            for i in range(BATCH):
+                targets[i] = i4(load_words_1(table + u4(8 * BM) + u4((first + i4(i * STEP)) * i4(4))))
+                if mask:
+                    get_mask(masks, 4 * i, x, targets[i], n, K)
+            for i in range(BATCH):
+                if (targets[i] >= i4(0)) & (n < K):
+                    _take(values, 0, stage + u4((first + i4(i * STEP)) * i4(PITCH) + quad * i4(16)))
+                    finish(values, shift, masks, 4 * i, y, targets[i], n, K)
+
+    return run
+
+
+@cache
+def store_windows(tile: Tile, kind: Kind, bias: bool, vector: bool) -> Any:
+    """Device function (stage, b, y, index, m0, n0, GM, K): four rows at `stage` at a time, pooled, to a pixel of y and index."""
+    QUADS, PITCH = tile.BN // 4, 4 * tile.pitch
+    STEP = tile.threads // QUADS
+    WINDOWS = tile.BM // 4
+    PASSES = -(-WINDOWS // STEP)
+    finish, get_bias = finish_window(kind.store, vector), load_bias(bias)
+
+    @jit(device=True)
+    def run(stage, b, y, index, m0, n0, GM, K):
+        tid = i4(cuda.threadIdx.x)
+        first = i4(u4(tid) // u4(QUADS))
+        quad = i4(tid - first * i4(QUADS))
+        n = i4(n0 + quad * i4(4))
+        shift = cuda.local.array(4, f4)
+        patch = cuda.local.array(16, f4)
+        get_bias(shift, b, n, K)
+        for i in range(PASSES):
+            window = i4(first + i4(i * STEP))
+            m = i4(m0 + window * i4(4))
+            if (window < i4(WINDOWS)) & (m < GM) & (n < K):
+                at = stage + u4(window * i4(4 * PITCH) + quad * i4(16))
+                for t in range(4):
+                    _take(patch, 4 * t, at + u4(t * PITCH))
+                finish(patch, shift, y, index, i4(m >> i4(2)), n, K)
+
+    return run

@@ -1,0 +1,113 @@
+"""What becomes of sums: bias, ReLU, mask or pooling, rounding to what is stored; four channels at a time, for the product and for the sum of parts.
+
+The functions take float32 values; whoever calls them has them from shared memory or from partial results. `vector`: the number of
+channels is a multiple of four, so that four are one access.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from nbcnn.cuda import cuda, f4, i4, i8, jit, types, u4
+from nbcnn.ops.ptx.vector import load1_if
+from nbcnn.ops.stored import scalar_io, vector_io, vector_load_if
+
+
+@cache
+def load_bias(bias: bool) -> Any:
+    """Device function (shift, b, n, K): b[n … n+3] into shift[0 … 3]; zeros beyond K, or where there is no bias."""
+
+    @jit(device=True)
+    def run(shift, b, n, K):
+        for q in range(4):
+            shift[q] = load1_if(b, n + i4(q), n + i4(q) < K) if bias else f4(0)
+
+    return run
+
+
+@cache
+def load_mask(store: str, vector: bool) -> Any:
+    """Device function (masks, first, x, target, n, K): x of pixel `target` and channels n … into masks[first …]; zeros outside."""
+    load4 = vector_load_if(store)
+    load1 = scalar_io(store)[0]
+
+    @jit(device=True)
+    def run(masks, first, x, target, n, K):
+        at = i4(target * K + n)
+        inside = (target >= i4(0)) & (n < K)
+        if vector:
+            masks[first], masks[first + 1], masks[first + 2], masks[first + 3] = load4(x, at, inside)
+        else:
+            for q in range(4):
+                masks[first + q] = load1(x, at + i4(q)) if inside & (n + i4(q) < K) else f4(0)
+
+    return run
+
+
+@cache
+def _put(store: str, vector: bool) -> Any:
+    """Device function (values, y, target, n, K): values[0 … 3] to pixel `target`, channels n … of y, where there are such."""
+    store4, store1 = vector_io(store)[1], scalar_io(store)[1]
+
+    @jit(device=True)
+    def run(values, y, target, n, K):
+        at = i8(target) * i8(K) + i8(n)
+        if vector:
+            store4(y, at, values[0], values[1], values[2], values[3])
+        else:
+            for q in range(4):
+                if n + i4(q) < K:
+                    store1(y, at + i8(q), values[q])
+
+    return run
+
+
+@cache
+def finish_pixel(store: str, relu: bool, mask: bool, vector: bool) -> Any:
+    """Device function (values, shift, masks, first, y, target, n, K): four sums of one pixel, finished, to y. masks[first …] as loaded."""
+    put = _put(store, vector)
+
+    @jit(device=True)
+    def run(values, shift, masks, first, y, target, n, K):
+        for q in range(4):
+            v = values[q] + shift[q]
+            if relu:
+                v = f4(0) if v <= f4(0) else v
+            if mask:
+                v = v if masks[first + q] > f4(0) else f4(0)
+            values[q] = v
+        put(values, y, target, n, K)
+
+    return run
+
+
+@cache
+def finish_window(store: str, vector: bool) -> Any:
+    """Device function (patch, shift, y, index, window, n, K): the sums of four pixels of a window, four channels each, to y and index.
+
+    The largest after bias and ReLU, and its place; a window without a positive element gives its first place, a NaN stays.
+    """
+    put = _put(store, vector)
+
+    @jit(device=True)
+    def run(patch, shift, y, index, window, n, K):
+        best = cuda.local.array(4, f4)
+        places = u4(0)
+        for q in range(4):
+            largest, place = f4(0), u4(0)
+            for t in range(4):
+                v = patch[4 * t + q] + shift[q]
+                v = f4(0) if v <= f4(0) else v
+                if t == 0:
+                    largest = v
+                else:
+                    wins = (not (v <= largest)) & (largest == largest)
+                    largest = v if wins else largest
+                    place = u4(t) if wins else place
+            best[q] = largest
+            places = u4(places | (place << u4(2 * q) if n + i4(q) < K else u4(0)))
+        put(best, y, window, n, K)
+        index[i8(window) * i8(i4(K + i4(3)) >> i4(2)) + i8(n >> i4(2))] = types.uint8(places)
+
+    return run

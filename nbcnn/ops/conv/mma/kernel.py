@@ -1,0 +1,124 @@
+"""The kernel of the portable tensor-core engine: an implicit GEMM by cp.async, ldmatrix and mma.sync (compute capability 8.0).
+
+A ring of k-tiles in shared memory. In each step the block waits for the oldest k-tile, begins to copy the one that takes the slot which
+was read last, and multiplies: one barrier a k-tile, which also says that everyone has left that slot.
+
+Source: the multistage pipeline of CUTLASS (github.com/NVIDIA/cutlass, include/cutlass/gemm/threadblock/mma_multistage.h).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from nbcnn.cuda import cuda, f4, i4, i8, jit, types, u4
+from nbcnn.ops.conv.mma.epilogue import put_fragments, store_partial, store_pixels, store_windows
+from nbcnn.ops.conv.mma.loads import filter_rows, source_rows
+from nbcnn.ops.conv.mma.product import fragment_corners, multiply_tile
+from nbcnn.ops.conv.mma.rows import put_rows
+from nbcnn.ops.conv.mma.tile import KINDS, ROW_BYTES, Tile
+from nbcnn.ops.conv.register_tile import quotient
+from nbcnn.ops.ptx.asm import byte_address_global, byte_address_shared
+from nbcnn.ops.ptx.cp_async import cp_async_commit, cp_async_wait
+
+u8 = types.uint64
+
+
+@cache
+def gather_product(
+    tile: Tile, kind_name: str, width: int, whole: bool, dilate: int, finish: str, bias: bool, relu: bool, pooled: bool, vector: bool
+) -> Any:
+    """The kernel for a tile (without its split), and for
+
+    width   elements of the source that are copied at once; whole: its channels are whole k-tiles; dilate: as in gather.py
+    finish  "pixels", "mask" (where x > 0), "pool" (2×2, with ReLU), or "partial": sums as they are, for a second kernel
+    pooled  pixels are numbered window by window
+    vector  the target's channels are a multiple of four.
+    """
+    kind = KINDS[kind_name]
+    BM, BN, STAGES, STAGE = tile.BM, tile.BN, tile.stages, tile.stage_bytes
+    AHEAD, RING, A_BYTES = tile.stages - 1, tile.ring_bytes, tile.BM * ROW_BYTES
+    SUMS = tile.BM * tile.BN // tile.threads
+    rows = put_rows(tile, dilate, pooled)
+    start_source, fetch_source, ROWS = source_rows(tile, kind, width, whole, dilate)
+    fetch_filters, corners, multiply = filter_rows(tile), fragment_corners(tile), multiply_tile(tile, kind)
+    put, partial = put_fragments(tile), store_partial(tile)
+    pixels = store_pixels(tile, kind, bias, relu, finish == "mask", vector)
+    windows = store_windows(tile, kind, bias, vector)
+    wait, wait_all = cp_async_wait(tile.stages - 2), cp_async_wait(0)
+    is_partial, is_pool = finish == "partial", finish == "pool"
+
+    @jit(launch_bounds=(tile.threads, tile.blocks))
+    def gather_product_kernel(x, w, b, mask, y, index, GM, K, C, H, W, P, Q, R, S, stride, top, left, up, pitch, across, part, k_tiles):
+        """y[pixel m][n] = finish(Σ_k x[pixel m moved by the tap of k][channel of k] · w[phase][n][k] + b[n]).
+
+        gemm: GM pixels × K channels × k_tiles·128 bytes, in 4^up phases; w has rows of `pitch` bytes.
+        grid: (phases · tiles of BN · tiles of BM, parts of `part` k-tiles); block: WM×WN warps.
+        owns: a block BM×BN results of one phase, a warp BM/WM × BN/WN.
+        shared: stages·(BM + BN)·128 bytes, or the results; moves per block: GK/parts·(BM + BN) elements, and BM·BN results.
+        """
+        memory = cuda.shared.array(0, types.uint8)
+        halves = cuda.shared.array(0, types.uint16)
+        ring = byte_address_shared(memory)
+        table = ring + u4(RING)
+        phase = i4(i4(cuda.blockIdx.x) & i4((i4(1) << (i4(2) * up)) - i4(1)))
+        number = i4(i4(cuda.blockIdx.x) >> i4(i4(2) * up))
+        tile_m = quotient(number, across)
+        m0 = i4(tile_m * i4(BM))
+        n0 = i4((number - tile_m * across) * i4(BN))
+        right, below = i4(phase & i4(1)), i4(phase >> i4(1))
+        rows(table, m0, GM, C, H, W, P, Q, R, S, stride, i4(top - below), i4(left - right), up, below, right)
+        cuda.syncthreads()
+
+        tid = i4(cuda.threadIdx.x)
+        offsets = cuda.local.array(ROWS, i4)
+        masks = cuda.local.array(ROWS, u4)
+        tap = cuda.local.array(3, i4)
+        first = i4(i4(cuda.blockIdx.y) * part)
+        count = i4(min(i4(first + part), k_tiles) - first)
+        start_source(offsets, masks, tap, table, first, C, S)
+        source = byte_address_global(x)
+        n = i4(n0 + (tid >> i4(3)))
+        filters = byte_address_global(w) + u8(i8(phase * K + n) * i8(pitch) + i8(first * i4(ROW_BYTES)) + i8((tid & i4(7)) * i4(16)))
+
+        acc = cuda.local.array(SUMS, f4)
+        for i in range(SUMS):
+            acc[i] = f4(0)
+        a, b_, chunk_a, chunk_b = corners()
+        for s in range(AHEAD):
+            if i4(s) < count:
+                fetch_source(ring + u4(s * STAGE), x, source, offsets, masks, tap, C, W, R, S, halves, ring)
+                fetch_filters(ring + u4(s * STAGE + A_BYTES), filters, pitch, i4(K - n))
+                filters = filters + u8(ROW_BYTES)
+            cp_async_commit()
+        end = ring + u4(STAGES * STAGE)
+        reading, writing = ring, ring + u4(AHEAD * STAGE)
+        k = i4(0)
+        while k < count:
+            wait()
+            cuda.syncthreads()
+            if k + i4(AHEAD) < count:
+                fetch_source(writing, x, source, offsets, masks, tap, C, W, R, S, halves, ring)
+                fetch_filters(writing + u4(A_BYTES), filters, pitch, i4(K - n))
+                filters = filters + u8(ROW_BYTES)
+            cp_async_commit()
+            multiply(acc, reading + a, reading + b_, chunk_a, chunk_b)
+            reading = reading + u4(STAGE)
+            writing = writing + u4(STAGE)
+            reading = ring if reading == end else reading
+            writing = ring if writing == end else writing
+            k = i4(k + i4(1))
+
+        wait_all()
+        cuda.syncthreads()
+        put(acc, ring)
+        cuda.syncthreads()
+        if is_partial:
+            plane = i4((i4(cuda.blockIdx.y) << i4(i4(2) * up)) + phase)
+            partial(ring, y, plane, m0, n0, GM, K)
+        elif is_pool:
+            windows(ring, b, y, index, m0, n0, GM, K)
+        else:
+            pixels(ring, table, b, mask, y, n0, K)
+
+    return gather_product_kernel

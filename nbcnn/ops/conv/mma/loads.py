@@ -1,0 +1,139 @@
+"""How a k-tile comes to shared memory: the gathered rows of the source, and the rows of the packed filters.
+
+A row of a k-tile is 128 bytes, eight chunks of 16. Chunk j of row i lies at place j XOR (i mod 8) of its row: then the eight rows that
+`ldmatrix` reads together, at the same k, lie in different banks, and so do the eight chunks of a row that are written together.
+
+A thread keeps to one place along k, and copies it for every few rows. Where the channels of the source are a whole number of k-tiles, a
+k-tile has one tap (r, s) and all threads count it together; else each thread counts its own.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from nbcnn.cuda import cuda, i4, i8, jit, types, u4
+from nbcnn.ops.conv.mma.rows import COLUMNS
+from nbcnn.ops.conv.mma.tile import ROW_BYTES, Kind, Tile
+from nbcnn.ops.conv.register_tile import quotient
+from nbcnn.ops.ptx.cp_async import cp_async_4, cp_async_16
+from nbcnn.ops.ptx.shared import load_words_1
+
+u8 = types.uint64
+CHUNK = 16
+
+
+@cache
+def source_rows(tile: Tile, kind: Kind, width: int, whole: bool, dilate: int) -> tuple[Any, Any, int]:
+    """Device functions start and fetch of the source, and how many rows a thread copies.
+
+    start(offsets, masks, tap, table, first, C, S): reads the thread's rows from `table`; tap = (r, s, c) of its place in k-tile `first`
+    fetch(slot, x, address, offsets, masks, tap, C, W, R, S, halves, base): begins to copy the k-tile at `tap` to shared address `slot`, and moves
+    `tap` on by a k-tile. `halves` is shared memory as uint16, from shared address `base` on.
+
+    width: elements a copy. whole: C is a multiple of the channels of a k-tile.
+    """
+    PLACES = kind.channels // width
+    STEP = tile.threads // PLACES
+    ROWS = tile.BM // STEP
+    BM, ES, CHANNELS, BYTES = tile.BM, kind.element, kind.channels, width * kind.element
+    copy = cp_async_16 if BYTES == CHUNK else cp_async_4
+    asynchronous = BYTES >= 4
+
+    @jit(device=True)
+    def start(offsets, masks, tap, table, first, C, S):
+        tid = i4(cuda.threadIdx.x)
+        place = i4((tid & i4(PLACES - 1)) * i4(width))
+        k = i4(first * i4(CHANNELS))
+        if not whole:
+            k = i4(k + place)
+            place = i4(0)
+        number = quotient(k, C)
+        tap[0] = quotient(number, S)
+        tap[1] = i4(number - tap[0] * S)
+        tap[2] = i4(k - number * C)
+        for i in range(ROWS):
+            at = table + u4(i4(quotient(tid, i4(PLACES)) + i4(i * STEP)) * i4(4))
+            offsets[i] = i4(i4(load_words_1(at)) + place)
+            masks[i] = load_words_1(at + u4(4 * BM))
+
+    @jit(device=True)
+    def advance(tap, C, S):
+        if whole:
+            c = i4(tap[2] + i4(CHANNELS))
+            if c == C:
+                c = i4(0)
+                tap[1] = i4(tap[1] + i4(1))
+                if tap[1] == S:
+                    tap[1] = i4(0)
+                    tap[0] = i4(tap[0] + i4(1))
+            tap[2] = c
+        else:
+            taps = quotient(i4(CHANNELS), C)
+            lines = quotient(taps, S)
+            c = i4(tap[2] + i4(CHANNELS) - taps * C)
+            s = i4(tap[1] + taps - lines * S)
+            r = i4(tap[0] + lines)
+            if c >= C:
+                c = i4(c - C)
+                s = i4(s + i4(1))
+            if s >= S:
+                s = i4(s - S)
+                r = i4(r + i4(1))
+            tap[0], tap[1], tap[2] = r, s, c
+
+    @jit(device=True)
+    def fetch(slot, x, address, offsets, masks, tap, C, W, R, S, halves, base):
+        tid = i4(cuda.threadIdx.x)
+        row = quotient(tid, i4(PLACES))
+        byte = i4((tid - row * i4(PLACES)) * i4(BYTES))
+        r, s, c = tap[0], tap[1], tap[2]
+        if dilate > 1:
+            # With b = the first position mod dilate, a tap is inside only if it divides b + r; then (b + r) / dilate = ⌈r / dilate⌉.
+            delta = i4((quotient(r + i4(dilate - 1), i4(dilate)) * W + quotient(s + i4(dilate - 1), i4(dilate))) * C + c)
+        else:
+            delta = i4((r * W + s) * C + c)
+        if asynchronous:
+            for i in range(ROWS):
+                inside = u4((masks[i] >> u4(r)) & (masks[i] >> u4(s + i4(COLUMNS))) & u4(1))
+                if not whole:
+                    inside = inside if r < R else u4(0)
+                at = i4(row + i4(i * STEP))
+                to = slot + u4(at * i4(ROW_BYTES) + (((byte >> i4(4)) ^ (at & i4(7))) << i4(4)) + (byte & i4(15)))
+                copy(to, address + u8(i8(offsets[i] + delta) * i8(ES)), inside * u4(BYTES))
+        else:
+            # cp.async copies 4 bytes or more; these two bytes go through registers, all of a thread's in flight at once.
+            values = cuda.local.array(ROWS, types.uint16)
+            for i in range(ROWS):
+                inside = u4((masks[i] >> u4(r)) & (masks[i] >> u4(s + i4(COLUMNS))) & u4(1))
+                values[i] = types.uint16(0)
+                if (inside != u4(0)) & (r < R):
+                    values[i] = x[i4(offsets[i] + delta)]
+            for i in range(ROWS):
+                at = i4(row + i4(i * STEP))
+                to = i4(at * i4(ROW_BYTES) + (((byte >> i4(4)) ^ (at & i4(7))) << i4(4)) + (byte & i4(15)))
+                halves[i4(i4(slot - base) + to) >> i4(1)] = values[i]
+        advance(tap, C, S)
+
+    return start, fetch, ROWS
+
+
+@cache
+def filter_rows(tile: Tile) -> Any:
+    """Device function (slot, address, pitch, rows): begins to copy a k-tile of packed filters to shared address `slot`.
+
+    address: where the thread's chunk of its first row lies; pitch: bytes between filters; rows: filters from the thread's first row on.
+    """
+    STEP = tile.threads // 8
+    ROWS = tile.BN // STEP
+
+    @jit(device=True)
+    def fetch(slot, address, pitch, rows):
+        tid = i4(cuda.threadIdx.x)
+        row = i4(tid >> i4(3))
+        to = slot + u4(row * i4(ROW_BYTES) + (((tid & i4(7)) ^ (row & i4(7))) << i4(4)))
+        for i in range(ROWS):
+            size = u4(CHUNK) if i4(i * STEP) < rows else u4(0)
+            cp_async_16(to + u4(i * STEP * ROW_BYTES), address + u8(i8(i * STEP) * i8(pitch)), size)
+
+    return fetch

@@ -1,0 +1,93 @@
+"""The rows of a block's tile: which pixel of the source each begins at, which taps stay inside, which pixel of the target it is.
+
+Worked out once a block, a thread a row, into three words in shared memory; everyone reads the rows it needs from there.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from nbcnn.cuda import cuda, i4, jit, u4
+from nbcnn.ops.conv.mma.gather import LARGEST_FILTER
+from nbcnn.ops.conv.mma.tile import Tile
+from nbcnn.ops.conv.pooling import window_pixel
+from nbcnn.ops.conv.register_tile import quotient
+from nbcnn.ops.ptx.shared import store_words_1
+
+COLUMNS = 16
+"""The mask of a row: bit r says that tap row r lies inside the source, bit COLUMNS + s that tap column s does."""
+
+
+@cache
+def _inside(dilate: int) -> Any:
+    """Device function (first, taps, size) -> bits of the taps t for which (first + t) / dilate is a position below `size`."""
+
+    @jit(device=True)
+    def run(first, taps, size):
+        bits = u4(0)
+        for t in range(LARGEST_FILTER):
+            at = u4(first + i4(t))
+            inside = (at <= u4((size - i4(1)) * i4(dilate))) & (i4(t) < taps)
+            if dilate > 1:
+                inside = inside & (at % u4(dilate) == u4(0))
+            bits = u4(bits | (u4(1) << u4(t) if inside else u4(0)))
+        return bits
+
+    return run
+
+
+@cache
+def _floor(dilate: int) -> Any:
+    """Device function (first) -> ⌊first / dilate⌋ for first ≥ −LARGEST_FILTER."""
+
+    @jit(device=True)
+    def run(first):
+        if dilate == 1:
+            return i4(first)
+        return i4(quotient(i4(first + i4(dilate * LARGEST_FILTER)), i4(dilate)) - i4(LARGEST_FILTER))
+
+    return run
+
+
+@cache
+def put_rows(tile: Tile, dilate: int, pooled: bool) -> Any:
+    """Device function (table, m0, GM, C, H, W, P, Q, R, S, stride, top, left, up, r, s): the table of the rows m0 … m0 + BM − 1.
+
+    Three words a row, BM rows of one after BM rows of the other: the offset in the source of the row's first pixel (for negative
+    coordinates, where it would be), the mask, and the target pixel, −1 beyond the last row. up is 1 where phase (r, s) writes every
+    second pixel, else 0.
+    """
+    BM, THREADS = tile.BM, tile.threads
+    PASSES = -(-BM // THREADS)
+    inside, floor = _inside(dilate), _floor(dilate)
+
+    @jit(device=True)
+    def run(table, m0, GM, C, H, W, P, Q, R, S, stride, top, left, up, r, s):
+        for i in range(PASSES):
+            row = i4(i4(cuda.threadIdx.x) + i4(i * THREADS))
+            m = i4(m0 + row)
+            offset, mask, target = i4(0), u4(0), i4(-1)
+            if m < GM:
+                if pooled:
+                    n, p, q = window_pixel(m, P, Q)
+                else:
+                    line = quotient(m, Q)
+                    n = quotient(line, P)
+                    p = i4(line - n * P)
+                    q = i4(m - line * Q)
+                h = i4(p * stride - top)
+                w = i4(q * stride - left)
+                offset = i4(((n * H + floor(h)) * W + floor(w)) * C)
+                mask = u4(inside(h, R, H) | inside(w, S, W) << u4(COLUMNS))
+                if up > i4(0):
+                    target = i4(i4(n * i4(2) * P + i4(2) * p + r) * i4(2) * Q + i4(2) * q + s)
+                else:
+                    target = m
+            if row < i4(BM):
+                at = table + u4(row * i4(4))
+                store_words_1(at, u4(offset))
+                store_words_1(at + u4(4 * BM), mask)
+                store_words_1(at + u4(8 * BM), u4(target))
+
+    return run

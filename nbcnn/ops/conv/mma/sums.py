@@ -1,0 +1,88 @@
+"""The second kernel of a split product: adds the parts in order, then does what the first would have done with its sums."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from nbcnn.cuda import cuda, f4, i4, i8, jit, u4
+from nbcnn.ops.conv.mma.finish import finish_pixel, finish_window, load_bias, load_mask
+from nbcnn.ops.conv.mma.tile import KINDS
+from nbcnn.ops.conv.splitk import sum_of_planes
+from nbcnn.ops.ptx.vector import load4_if
+
+THREADS = 64
+"""Few: a small problem should reach every multiprocessor."""
+
+
+@cache
+def sum_pixels(kind_name: str, bias: bool, relu: bool, mask: bool) -> Any:
+    store = KINDS[kind_name].store
+    finish, get_bias, get_mask, add = finish_pixel(store, relu, mask, True), load_bias(bias), load_mask(store, True), sum_of_planes(4)
+
+    @jit()
+    def sum_pixels_kernel(partials, b, x, y, GM, K, P, Q, up, planes):
+        """y[pixel of (phase, m)][n] = finish(Σ_z partials[z][phase][m][n] + b[n]).
+
+        grid: quads of four channels / 64; owns: a thread four channels of a pixel. K is a multiple of four.
+        moves: 4·phases·GM·K·planes bytes, and y once (x too for a mask).
+        """
+        phases = i4(i4(1) << i4(i4(2) * up))
+        quads = i4(K >> i4(2))
+        i = i4(cuda.grid(1))
+        row = i4(u4(i) // u4(quads))
+        n = i4((i - row * quads) * i4(4))
+        if row >= i4(GM * phases):
+            return
+        target = row
+        if up > i4(0):
+            phase = i4(u4(row) // u4(GM))
+            m = i4(row - phase * GM)
+            line = i4(u4(m) // u4(Q))
+            target = i4((i4(2) * line + (phase >> i4(1))) * i4(2) * Q + i4(2) * (m - line * Q) + (phase & i4(1)))
+        shift = cuda.local.array(4, f4)
+        masks = cuda.local.array(4, f4)
+        total = cuda.local.array(4, f4)
+        get_bias(shift, b, n, K)
+        if mask:
+            get_mask(masks, 0, x, target, n, K)
+        add(total, partials, i4(i * i4(4)), i4(GM * phases * K), i4(0), i4(1), planes)
+        finish(total, shift, masks, 0, y, target, n, K)
+
+    return sum_pixels_kernel
+
+
+@cache
+def sum_windows(kind_name: str, bias: bool) -> Any:
+    finish, get_bias = finish_window(KINDS[kind_name].store, True), load_bias(bias)
+
+    @jit()
+    def sum_windows_kernel(partials, b, y, index, GM, K, planes):
+        """y, index of a window [n] = pooled relu(Σ_z partials[z][4·window + t][n] + b[n]) over t < 4.
+
+        grid: windows · quads of four channels / 64; owns: a thread four channels of a window. K is a multiple of four.
+        moves: 4·GM·K·planes bytes, and y and index once.
+        """
+        quads = i4(K >> i4(2))
+        i = i4(cuda.grid(1))
+        window = i4(u4(i) // u4(quads))
+        n = i4((i - window * quads) * i4(4))
+        if window >= i4(GM >> i4(2)):
+            return
+        shift = cuda.local.array(4, f4)
+        patch = cuda.local.array(16, f4)
+        values = cuda.local.array(16, f4)
+        get_bias(shift, b, n, K)
+        for q in range(16):
+            patch[q] = f4(0)
+        z = i4(0)
+        while z < planes:
+            for t in range(4):
+                at = (i8(z) * i8(GM) + i8(i4(4) * window + i4(t))) * i8(K) + i8(n)
+                values[4 * t], values[4 * t + 1], values[4 * t + 2], values[4 * t + 3] = load4_if(partials, at, True)
+            for q in range(16):
+                patch[q] += values[q]
+            z = i4(z + i4(1))
+        finish(patch, shift, y, index, window, n, K)
+
+    return sum_windows_kernel

@@ -1,0 +1,182 @@
+"""Tiles of the product, and the choice of one for a shape.
+
+The choice minimises a small model of the time, in cycles of a multiprocessor. One step of a block multiplies BM×BN×128 bytes; r blocks on
+a multiprocessor need r times that on its tensor cores, but a step takes no less than the latency of its loads from shared memory and of
+its products. Splitting GK shortens small problems, and costs a second kernel that adds the parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+from nbcnn.ops.conv.mma.gather import Gather
+from nbcnn.ops.ptx.mma import mma_bf16, mma_tf32
+
+ROW_BYTES = 128
+"""Bytes of one row of an operand in one k-tile."""
+_SHARED_OF_MULTIPROCESSOR = 100 * 1024
+_SHARED_OF_BLOCK = 99 * 1024
+_RESERVED = 1024
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How a precision multiplies.
+
+    element   bytes of an operand in memory.
+    store     how activations and packed filters are stored (`nbcnn.storage`).
+    products  products of tensor cores behind one of the result: three where operands are split in two.
+    rate      products a multiprocessor makes in a cycle, as this kernel reaches it at best on an H200.
+    """
+
+    name: str
+    element: int
+    store: str
+    products: int
+    multiply: Any
+    rate: float
+
+    @property
+    def channels(self) -> int:
+        """Elements of a row of a k-tile."""
+        return ROW_BYTES // self.element
+
+
+KINDS = {
+    "bf16": Kind("bf16", 2, "bfloat16", 1, mma_bf16, 1300),
+    "tf32": Kind("tf32", 4, "tfloat32", 1, mma_tf32, 650),
+    "fp32": Kind("fp32", 4, "float32", 3, mma_tf32, 200),
+}
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A block owns BM×BN results; its warps stand WM down and WN across; `stages` k-tiles are in flight; `split` blocks share GK.
+
+    `blocks` blocks share a multiprocessor: the compiler keeps to the registers that leaves. Raises ValueError for sizes that
+    cannot be laid out.
+    """
+
+    BM: int
+    BN: int
+    WM: int
+    WN: int
+    stages: int
+    blocks: int
+    split: int = 1
+
+    def __post_init__(self) -> None:
+        if self.BM % (16 * self.WM) or self.BN % (16 * self.WN):
+            raise ValueError(f"{self}: a warp's part must be made of 16×16 results")
+        if self.stages < 2 or self.BM % (self.threads // 8) or self.BN % (self.threads // 8) or self.threads < self.BN // 4:
+            raise ValueError(f"{self}: {self.threads} threads cannot share the rows of its operands")
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.WM * self.WN
+
+    @property
+    def stage_bytes(self) -> int:
+        """Shared memory of one k-tile of both operands."""
+        return (self.BM + self.BN) * ROW_BYTES
+
+    @property
+    def pitch(self) -> int:
+        """Floats from one row of results in shared memory to the next: the eight more keep the rows that a warp writes in different banks."""
+        return self.BN + 8
+
+    @property
+    def ring_bytes(self) -> int:
+        """Shared memory of the k-tiles in flight; the results take their place in the end."""
+        return max(self.stages * self.stage_bytes, self.BM * self.pitch * 4)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a block: the ring, and three words for every row."""
+        return self.ring_bytes + 12 * self.BM
+
+    def tiles(self, g: Gather) -> int:
+        """Output tiles over all phases."""
+        return -(-g.GM // self.BM) * -(-g.K // self.BN) * g.phases
+
+    def part(self, k_tiles: int) -> int:
+        """k-tiles of one of the `split` parts (the last may have fewer)."""
+        return -(-k_tiles // self.split)
+
+
+def unsplit(tile: Tile) -> Tile:
+    """`tile` without its split, which is a matter of the grid: what kernels are compiled for."""
+    return replace(tile, split=1)
+
+
+_SMALL = (Tile(64, 64, 2, 2, 4, 3), Tile(32, 64, 2, 2, 4, 4), Tile(32, 32, 2, 2, 4, 4))
+WHOLE = {
+    "bf16": (Tile(128, 128, 2, 2, 3, 2), Tile(128, 64, 2, 2, 3, 3), *_SMALL),
+    "tf32": (Tile(128, 128, 2, 2, 3, 2), Tile(128, 64, 2, 2, 3, 3), *_SMALL),
+    # A float32 sum has a second register for the k-tile at hand.
+    "fp32": (Tile(128, 128, 2, 4, 3, 1), Tile(128, 64, 2, 2, 3, 2), *_SMALL),
+}
+"""Tiles for operands that can be read 16 bytes at a time."""
+RAGGED = (Tile(64, 64, 2, 2, 3, 2), Tile(32, 32, 2, 2, 3, 2))
+"""Tiles for all others."""
+MAX_SPLIT = 16
+
+_STEP_CYCLES = 330
+"""The least that a k-tile takes: barrier, loads from shared memory, products one after another."""
+_START_CYCLES = 2200
+"""First loads, results to memory."""
+_SUM_CYCLES = 3300
+"""The second kernel, besides what it moves."""
+_BYTES_A_CYCLE = 20
+
+
+def width(g: Gather, kind: Kind) -> int:
+    """Elements of the source that can be copied at once: 16 bytes' worth, a pair of bfloat16, or one."""
+    return next(count for count in (16 // kind.element, 4 // kind.element, 1) if g.C % count == 0)
+
+
+def _fits(tile: Tile) -> bool:
+    need = tile.shared_bytes
+    return need <= _SHARED_OF_BLOCK
+
+
+def candidates(g: Gather, kind: Kind) -> list[Tile]:
+    """Every tile that serves a gather, with the splits worth trying."""
+    k_tiles = g.k_tiles(kind.channels)
+    shapes: Iterable[Tile] = WHOLE[kind.name] if width(g, kind) * kind.element == 16 else RAGGED
+    made = []
+    for tile in shapes:
+        if not _fits(tile):
+            continue
+        # A sum reads four channels at a time. Equal parts: where rounding up leaves the last blocks without work, they are not started.
+        for split in range(1, min(k_tiles, MAX_SPLIT) + 1 if g.K % 4 == 0 else 2):
+            made.append(replace(tile, split=-(-k_tiles // -(-k_tiles // split))))
+    return list(dict.fromkeys(made))
+
+
+def cycles(tile: Tile, g: Gather, kind: Kind, multiprocessors: int) -> float:
+    """Estimated time in cycles, without the launch."""
+    blocks = tile.tiles(g) * tile.split
+    steps = tile.part(g.k_tiles(kind.channels))
+    # The smaller a warp's part, the more of its time goes into loading fragments.
+    down, across = tile.BM // tile.WM, tile.BN // tile.WN
+    work = tile.BM * tile.BN * kind.channels / kind.rate * (1 + 8 / down + 8 / across)
+
+    def wave(blocks_each: int) -> float:
+        return _START_CYCLES + steps * max(_STEP_CYCLES * kind.products, blocks_each * work)
+
+    waves, rest = divmod(blocks, tile.blocks * multiprocessors)
+    total = waves * wave(tile.blocks) + (wave(-(-rest // multiprocessors)) if rest else 0)
+    if tile.split > 1:
+        total += _SUM_CYCLES + (2 * tile.split + 1) * 4 * g.phases * g.GM * g.K / (_BYTES_A_CYCLE * multiprocessors)
+    return total
+
+
+@cache
+def choose(g: Gather, kind_name: str, multiprocessors: int) -> Tile:
+    """The tile with the least estimated time."""
+    kind = KINDS[kind_name]
+    return min(candidates(g, kind), key=lambda tile: cycles(tile, g, kind, multiprocessors))
