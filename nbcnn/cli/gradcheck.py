@@ -51,7 +51,8 @@ def _check(flags: SimpleNamespace) -> int:
             say(f"checking {mode} …")
         findings.append(finding)
         if not finding.ok:
-            say(f"FAILED {finding.mode} {finding.precision} {finding.op} [{finding.label}] {finding.check}: {finding.error:.2e} > {finding.bound:.2e}")
+            where = f"{finding.mode} {finding.precision} {finding.op} [{finding.label}] {finding.check}"
+            say(f"FAILED {where}: {finding.error:.2e} > {finding.bound:.2e}")
     failed = [f for f in findings if not f.ok]
     rows = [f for f in worst(findings) if not (flags.failures and f.ok)]
     if flags.json:
