@@ -1,0 +1,137 @@
+"""What a lane does with one window's results: ReLU, 2×2 maximum and its place, rounding, stores.
+
+A lane holds the 4 pixels of a window for 4·E neighbouring filters: values[pixel · 4·E + filter], pixel = 2·row + column.
+Pooling compares what would be stored, rounded, as pooling after the convolution would.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from nbcnn.cuda import cuda, f4, i4, i8, jit, types, u4
+from nbcnn.ops.ptx.cvt import bf16x2, bits_float, float_bits, tf32
+from nbcnn.ops.ptx.packed import greater_bf16x2, max_bf16x2, relu_bf16x2
+from nbcnn.ops.ptx.words import store_4_words, store_half
+
+u1, u2 = types.uint8, types.uint16
+
+
+@functools.cache
+def pooled_bf16() -> Any:
+    """Device function (out, values) -> 16 bits of places: the maxima of 8 filters as four words, two filters at a time."""
+
+    @jit(device=True)
+    def run(out, values):
+        places = u4(0)
+        for j in range(4):
+            a = relu_bf16x2(values[2 * j], values[2 * j + 1])
+            b = relu_bf16x2(values[8 + 2 * j], values[9 + 2 * j])
+            c = relu_bf16x2(values[16 + 2 * j], values[17 + 2 * j])
+            d = relu_bf16x2(values[24 + 2 * j], values[25 + 2 * j])
+            upper, lower = max_bf16x2(a, b), max_bf16x2(c, d)
+            out[j] = max_bf16x2(upper, lower)
+            row = greater_bf16x2(lower, upper)
+            column = u4((greater_bf16x2(d, c) & row) | (greater_bf16x2(b, a) & ~row))
+            # Even bits say the column, odd bits the row; of them two for each filter are kept, where the filters before left room.
+            both = u4((column & u4(0x55555555)) | (row & u4(0xAAAAAAAA)))
+            places = u4(places | (both & u4(0x00030003 << 4 * j)))
+        return u4((places & u4(0xFFFF)) | (places >> u4(14)))
+
+    return run
+
+
+@functools.cache
+def pooled_tf32() -> Any:
+    """Device function (out, values) -> 8 bits of places: the maxima of 4 filters.
+
+    The two lowest bits of a value, which tf32 does not keep, carry 3 − place: one maximum finds both, and of equals the first.
+    """
+
+    @jit(device=True)
+    def run(out, values):
+        places = u4(0)
+        for j in range(4):
+            a = bits_float(u4(float_bits(max(values[j], f4(0))) | u4(3)))
+            b = bits_float(u4((float_bits(values[4 + j]) & u4(0xFFFFFFFC)) | u4(2)))
+            c = bits_float(u4((float_bits(values[8 + j]) & u4(0xFFFFFFFC)) | u4(1)))
+            d = bits_float(u4(float_bits(values[12 + j]) & u4(0xFFFFFFFC)))
+            best = max(max(a, b), max(c, d))
+            out[j] = float_bits(tf32(best))
+            places = u4(places | ((float_bits(best) & u4(3)) << u4(2 * j)))
+        return u4(places ^ u4(0xFF))
+
+    return run
+
+
+@functools.cache
+def pooled(E: int, whole: bool) -> Any:
+    """Device function (values, y, index, n, p, q, k, P, Q, K): the window (p,q) of P×Q, filters from k on; whole: K is a multiple of 4·E."""
+    FILTERS = 4 * E
+    reduce = pooled_bf16() if E == 2 else pooled_tf32()
+    put = stores(E, whole)
+
+    @jit(device=True)
+    def run(values, y, index, n, p, q, k, P, Q, K):
+        out = cuda.local.array(4, u4)
+        places = reduce(out, values)
+        if p < P and q < Q and k < K:
+            pixel = i4(i4(n * P + p) * Q + q)
+            put(y, pixel, k, K, out)
+            byte = i8(pixel) * i8((K + i4(3)) >> i4(2)) + i8(k >> i4(2))
+            if whole and E == 2:
+                store_half(index, byte, places)
+            else:
+                for i in range(FILTERS // 4):
+                    left = i4(K - k - i4(4 * i))
+                    if left > i4(0):
+                        kept = u4(0xFF) if left >= i4(4) else u4((i4(1) << (left * i4(2))) - i4(1))
+                        index[byte + i8(i)] = u1((places >> u4(8 * i)) & kept)
+
+    return run
+
+
+@functools.cache
+def unpooled(E: int, whole: bool, relu: bool) -> Any:
+    """As `pooled` without pooling: the four pixels of the window, of P×Q; index is not used."""
+    FILTERS = 4 * E
+    put = stores(E, whole)
+    round_two = relu_bf16x2 if relu else bf16x2
+
+    @jit(device=True)
+    def run(values, y, index, n, p, q, k, P, Q, K):
+        out = cuda.local.array(4, u4)
+        for pixel in range(4):
+            for j in range(4):
+                if E == 2:
+                    out[j] = round_two(values[pixel * FILTERS + 2 * j], values[pixel * FILTERS + 2 * j + 1])
+                else:
+                    value = values[pixel * FILTERS + j]
+                    out[j] = float_bits(tf32(max(value, f4(0)) if relu else value))
+            row, column = i4(i4(2) * p + i4(pixel // 2)), i4(i4(2) * q + i4(pixel % 2))
+            if row < P and column < Q and k < K:
+                put(y, i4(i4(n * P + row) * Q + column), k, K, out)
+
+    return run
+
+
+@functools.cache
+def stores(E: int, whole: bool) -> Any:
+    """Device function (y, pixel, k, K, words): four words, 4·E filters from k on, at once or, where K is not whole, one by one."""
+
+    @jit(device=True)
+    def run(y, pixel, k, K, words):
+        at = i8(pixel) * i8(K) + i8(k)
+        if whole:
+            store_4_words(y, at * i8(4 // E), words[0], words[1], words[2], words[3])
+        else:
+            for i in range(4):
+                if E == 2:
+                    if k + i4(2 * i) < K:
+                        y[at + i8(2 * i)] = u2(words[i] & u4(0xFFFF))
+                    if k + i4(2 * i + 1) < K:
+                        y[at + i8(2 * i + 1)] = u2(words[i] >> u4(16))
+                elif k + i4(i) < K:
+                    y[at + i8(i)] = bits_float(words[i])
+
+    return run

@@ -1,0 +1,316 @@
+"""conv_wgrad of a first layer on tensor cores, from the gradient of its output or from the one behind a 2×2 max pooling.
+
+dw[f][(r,s,c)] = Σ_pixels dy[pixel][f] · x[pixel moved by (r,s)][c]: filters × columns × pixels. A warp keeps the sums of 64 filters × all
+columns in registers. dy, all that is large, goes from global memory into fragments without touching shared memory; a pooled one is spread
+over the four pixels of its window on the way. A spare column of ones gives db. Every block leaves its sums in scratch, and a second launch adds
+them in one fixed order.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from nbcnn.cuda import cuda, f4, i4, i8, jit, types, u4
+from nbcnn.ops.call import Call, Impl, Launch
+from nbcnn.ops.conv.splitk import sum_of_planes
+from nbcnn.ops.conv.thin_mma import first_gradient
+from nbcnn.ops.conv.thin_mma.first_fprop import work
+from nbcnn.ops.conv.thin_mma.first_gradient import FILTERS
+from nbcnn.ops.conv.thin_mma.first_image import place_of_unit, stager
+from nbcnn.ops.conv.thin_mma.first_shape import Unit, first_layer, refusal, word_elements
+from nbcnn.ops.conv.thin_shape import unrolled
+from nbcnn.ops.ptx.asm import byte_address_shared
+from nbcnn.ops.ptx.mma import mma_bf16, mma_tf32
+from nbcnn.ops.ptx.shared import load_words_1
+from nbcnn.ops.ptx.vector import store2
+from nbcnn.shapes import ConvShape
+
+OF_WARP = 64
+"""Filters of a warp: 8 of each of 8 lanes."""
+STEPS = 4
+"""Steps of four windows in a row of a unit."""
+ONES = {1: 0x3F800000, 2: 0x3F803F80}
+"""A word of ones."""
+SUM_THREADS = 256
+
+
+@dataclass(frozen=True)
+class WgradTile:
+    """A block owns 64·WARPS filters of ROWS rows of windows of a unit; a lane has the gradients of DEPTH (1, 2 or 4) steps on their way.
+
+    `resident` blocks are to fit on a multiprocessor; `walkers` blocks take turns with the units.
+    """
+
+    WARPS: int
+    ROWS: int
+    DEPTH: int
+    resident: int
+    walkers: int = 0
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.WARPS * self.ROWS
+
+
+def columns(layer: ConvShape, bias: bool) -> int:
+    """Columns of the product in whole tiles of 8: C·R·S, and one of ones."""
+    return -(-(layer.C * layer.R * layer.S + bias) // 8) * 8
+
+
+@functools.cache
+def wgrad_kernel(C: int, R: int, S: int, stride: int, E: int, bias: bool, pooled: bool, whole: bool, tile: WgradTile) -> Any:
+    """The kernel for one window, one kind of gradient and one tile. whole: K is a multiple of 8."""
+    unit = Unit(C, R, S, stride, tile.ROWS)
+    WARPS, ROWS, DEPTH, THREADS = tile.WARPS, tile.ROWS, tile.DEPTH, tile.threads
+    CRS = C * R * S
+    TILES = -(-(CRS + bias) // 8)
+    COLUMNS, ONE = 8 * TILES, ONES[E]
+    gradient = first_gradient.pooled(E, whole) if pooled else first_gradient.dense(E, whole)
+    load_gradient, make_masks, STAGED, MASKED = gradient.load, gradient.masks, gradient.words, gradient.masked
+    ALL_STAGED = DEPTH * STAGED
+    stage_image = stager(unit, stride * C, E, THREADS)
+    fetch, stash, clear = stage_image.fetch, stage_image.stash, stage_image.clear
+    SLOTS, ENTRIES, MARGIN, BUFFER = stage_image.slots, stage_image.entries, stage_image.margin, stage_image.words
+    NUMBER = types.uint16 if E == 2 else types.float32
+    DOWN, ACROSS, WIDTH = 4 * stride * unit.width, 4 * stride * C, unit.width
+    PIXEL_WORDS = 4 // E
+    A_WORDS, B_WORDS, SUMS, TALLY = 2 * PIXEL_WORDS, PIXEL_WORDS * TILES, 4 * TILES * (FILTERS // 2), 4 * TILES
+    PARKED = TALLY * 32 * WARPS if ROWS > 1 else 1
+    mma = mma_bf16 if E == 2 else mma_tf32
+
+    @jit(device=True)
+    def load_columns(rB, address, move, ones):
+        for j in range(TILES):
+            for w in range(PIXEL_WORDS):
+                # In bf16 a word holds both pixels of a row of the window.
+                down, across = (w, 0) if E == 2 else (w // 2, w % 2)
+                rB[j * PIXEL_WORDS + w] = load_words_1(address[j] + move + u4(down * DOWN + across * ACROSS))
+                if bias and j == TILES - 1:
+                    rB[j * PIXEL_WORDS + w] = u4(ONE) if ones else rB[j * PIXEL_WORDS + w]
+
+    def make_tile(i: int) -> Any:
+        take = gradient.take[i]
+
+        @jit(device=True)
+        def multiply(acc, stage, first, mask, rB):
+            rA = cuda.local.array(A_WORDS, u4)
+            take(rA, stage, first, mask)
+            for j in range(TILES):
+                at = 4 * (i * TILES + j)
+                for m in range(PIXEL_WORDS // 2):
+                    b = j * PIXEL_WORDS + 2 * m
+                    acc[at], acc[at + 1], acc[at + 2], acc[at + 3] = mma(
+                        rA[4 * m], rA[4 * m + 1], rA[4 * m + 2], rA[4 * m + 3], rB[b], rB[b + 1], acc[at], acc[at + 1], acc[at + 2], acc[at + 3]
+                    )
+
+        return multiply
+
+    multiply_all = unrolled([make_tile(i) for i in range(FILTERS // 2)])
+
+    def make_step(step: int) -> Any:
+        FIRST, MOVE, NEXT = step % DEPTH * STAGED, 8 * step * ACROSS, 4 * ((step + DEPTH) % STEPS)
+        SAME_UNIT = step + DEPTH < STEPS
+
+        @jit(device=True)
+        def run(acc, stage, address, buffer, ones, dy, index, this, next, P, Q, K):
+            mask = cuda.local.array(MASKED, u4)
+            rB = cuda.local.array(B_WORDS, u4)
+            make_masks(mask, stage, FIRST)
+            load_columns(rB, address, buffer + u4(MOVE), ones)
+            multiply_all(acc, stage, FIRST, mask, rB)
+            # The registers take the windows DEPTH steps ahead, which travel while those between are multiplied.
+            n, p, q, filter = this if SAME_UNIT else next
+            load_gradient(stage, FIRST, dy, index, n, p, i4(q + i4(NEXT)), filter, P, Q, K)
+
+        return run
+
+    steps = unrolled([make_step(step) for step in range(STEPS)])
+
+    @jit(device=True)
+    def add_rows(acc, parked, warp, lane, row):
+        for i in range(FILTERS // 2):
+            for other in range(1, ROWS):
+                if row == i4(other):
+                    for e in range(TALLY):
+                        parked[i4(warp * i4(TALLY) + i4(e)) * i4(32) + lane] = acc[i * TALLY + e]
+                cuda.syncthreads()
+                if row == i4(0):
+                    for e in range(TALLY):
+                        acc[i * TALLY + e] += parked[i4(warp * i4(TALLY) + i4(e)) * i4(32) + lane]
+                cuda.syncthreads()
+
+    @jit(launch_bounds=(THREADS, tile.resident))
+    def first_wgrad_kernel(x, dy, index, partials, H, W, K, P, Q, pad, units, rows, across):
+        """partials[block][f][(r,s,c)] = Σ dy[pixel][f] · x[pixel moved by (r,s)][c] over the block's pixels, and Σ dy in the next column.
+
+        gemm: K filters × C·R·S (+ 1) columns × pixels; grid: (blocks that take turns with the units, ⌈K/block's filters⌉).
+        block: WARPS·ROWS warps; owns: a warp 64 filters × all columns, over its row of windows of every unit.
+        shared: two buffers of the image under a unit; moves: dy (or the pooled one and its index), the image, 128·K bytes of sums a block.
+        needs: compute capability 8.0 (mma.sync). P, Q: extents of dy; units: units of work, `rows` down and `across` in an image.
+        """
+        shared = cuda.shared.array(ENTRIES, NUMBER, 16)
+        parked = cuda.shared.array(PARKED, f4)
+        image = cuda.local.array(SLOTS, u4)
+        stage = cuda.local.array(ALL_STAGED, u4)
+        address = cuda.local.array(TILES, u4)
+        acc = cuda.local.array(SUMS, f4)
+        for i in range(SUMS):
+            acc[i] = f4(0)
+        tid = i4(cuda.threadIdx.x)
+        lane, number_of_warp = i4(tid & i4(31)), i4(tid >> i4(5))
+        share = i4(u4(number_of_warp) // u4(WARPS))
+        warp = i4(number_of_warp - share * i4(WARPS))
+        g, t = i4(lane >> i4(2)), i4(lane & i4(3))
+        for j in range(TILES):
+            column = i4(i4(8 * j) + g)
+            r = i4(u4(column) // u4(S * C))
+            at = i4(r * i4(WIDTH) + column - r * i4(S * C)) if column < i4(CRS) else i4(0)
+            address[j] = byte_address_shared(shared) + u4(i4(MARGIN) + at) * u4(4) + u4(share) * u4(2 * DOWN) + u4(t) * u4(2 * ACROSS)
+        ones = i4(8 * (TILES - 1)) + g == i4(CRS)
+        k0 = i4((i4(cuda.blockIdx.y) * i4(WARPS) + warp) * i4(OF_WARP))
+        k = i4(k0 + g * i4(FILTERS))
+        clear(shared)
+        number, buffer, line = i4(cuda.blockIdx.x), i4(0), i4(W * i4(C))
+        n, row, segment = place_of_unit(number, rows, across)
+        top, left = i4(row * i4(2 * ROWS * stride) - pad), i4((segment * i4(32 * stride) - pad) * i4(C))
+        fetch(image, x, n, top, left, H, line, number < units)
+        p, q = i4(row * i4(ROWS) + share), i4(segment * i4(16) + t)
+        for step in range(DEPTH):
+            load_gradient(stage, step * STAGED, dy, index, n, p, i4(q + i4(4 * step)), k, P, Q, K)
+        cuda.syncthreads()
+        while number < units:
+            stash(image, shared, buffer)
+            cuda.syncthreads()
+            this = (n, p, q, k)
+            number = i4(number + i4(cuda.gridDim.x))
+            n, row, segment = place_of_unit(number, rows, across)
+            top, left = i4(row * i4(2 * ROWS * stride) - pad), i4((segment * i4(32 * stride) - pad) * i4(C))
+            fetch(image, x, n, top, left, H, line, number < units)
+            p, q = i4(row * i4(ROWS) + share), i4(segment * i4(16) + t)
+            # Beyond the last unit nothing is read.
+            filter = k if number < units else K
+            steps(acc, stage, address, u4(buffer) * u4(4 * BUFFER), ones, dy, index, this, (n, p, q, filter), P, Q, K)
+            buffer = i4(buffer ^ i4(1))
+        if ROWS > 1:
+            cuda.syncthreads()
+            add_rows(acc, parked, warp, lane, share)
+        if share == i4(0):
+            height = i4(cuda.gridDim.y) * i4(WARPS * OF_WARP)
+            for i in range(FILTERS // 2):
+                for h in range(2):
+                    f = i4(k + i4(2 * i + h))
+                    at = (i8(cuda.blockIdx.x) * i8(height) + i8(f)) * i8(COLUMNS) + i8(t * i4(2))
+                    for j in range(TILES):
+                        e = 4 * (i * TILES + j) + 2 * h
+                        store2(partials, at + i8(8 * j), acc[e], acc[e + 1])
+
+    return first_wgrad_kernel
+
+
+@functools.cache
+def sum_kernel(C: int, R: int, S: int, bias: bool) -> Any:
+    """The launch that adds the blocks' sums."""
+    add_planes = sum_of_planes(1)
+    CRS, TAPS = C * R * S, R * S
+    COLUMNS = -(-(CRS + bias) // 8) * 8
+    TEAMS = SUM_THREADS // 32
+
+    @jit(launch_bounds=(SUM_THREADS, 1))
+    def first_sum_kernel(partials, dw, db, K, height, planes):
+        """dw[f][c][r,s] = Σ_z partials[z][f][(r,s,c)], db[f] = Σ_z of the next column.
+
+        grid: 32 neighbouring sums a block; team j of a block adds the planes j, j + 8, …, then the teams' sums are added in order.
+        shared: 1 KB; moves: 4·planes·height·columns bytes.
+        """
+        shared = cuda.shared.array(SUM_THREADS, f4)
+        total = cuda.local.array(1, f4)
+        tid = i4(cuda.threadIdx.x)
+        lane, team = i4(tid & i4(31)), i4(tid >> i4(5))
+        at = i4(i4(cuda.blockIdx.x) * i4(32) + lane)
+        f = i4(u4(at) // u4(COLUMNS))
+        column = i4(at - f * i4(COLUMNS))
+        wanted = (f < K) & (column < i4(CRS + bias))
+        add_planes(total, partials, at, height * i4(COLUMNS), team, i4(TEAMS), planes if wanted else i4(0))
+        shared[tid] = total[0]
+        cuda.syncthreads()
+        if team == i4(0) and wanted:
+            made = shared[lane]
+            for other in range(1, TEAMS):
+                made += shared[lane + i4(32 * other)]
+            if column < i4(CRS):
+                tap = i4(u4(column) // u4(C))
+                dw[i8(f * i4(CRS) + (column - tap * i4(C)) * i4(TAPS) + tap)] = made
+            elif bias:
+                db[i8(f)] = made
+
+    return first_sum_kernel
+
+
+def with_walkers(tile: WgradTile, layer: ConvShape, multiprocessors: int) -> WgradTile:
+    """`tile` with as many blocks as fit on the GPU at a time, no more than there are units."""
+    sets = -(-layer.K // (OF_WARP * tile.WARPS))
+    return replace(tile, walkers=min(work(layer, tile.ROWS)[0], max(1, tile.resident * multiprocessors // sets)))
+
+
+def choose(layer: ConvShape, E: int, pooled: bool, multiprocessors: int) -> WgradTile:
+    """All filters in a block, up to 256, so that the image is read once; two rows of windows where the batch has enough of them."""
+    WARPS = min(4, -(-layer.K // OF_WARP))
+    DEPTH, threads = {(True, 2): (4, 512), (True, 1): (4, 256), (False, 2): (1, 384), (False, 1): (1, 256)}[pooled, E]
+    ROWS = 2 if threads == 512 and work(layer, 2)[0] >= 4 * multiprocessors else 1
+    return with_walkers(WgradTile(WARPS, ROWS, DEPTH, max(1, threads // (32 * WARPS * ROWS))), layer, multiprocessors)
+
+
+def height(layer: ConvShape, tile: WgradTile) -> int:
+    """Rows of one block's sums: all filters, in whole blocks of them."""
+    of_block = OF_WARP * tile.WARPS
+    return -(-layer.K // of_block) * of_block
+
+
+def scratch(call: Call) -> int:
+    """Bytes of all blocks' sums."""
+    layer = first_layer(call)
+    return 4 * call.tile.walkers * height(layer, call.tile) * columns(layer, len(call.out_shapes) > 1)
+
+
+def bind(call: Call, E: int) -> list[Launch]:
+    """The product over shares of the pixels, and the sum of the shares."""
+    layer, tile, pooled, bias = first_layer(call), call.tile, "pool" in call.op, len(call.outs) > 1
+    C, R, S, K = layer.C, layer.R, layer.S, layer.K
+    units, rows, across = work(layer, tile.ROWS)
+    kernel = wgrad_kernel(C, R, S, layer.stride, E, bias, pooled, K % 8 == 0, replace(tile, walkers=0))
+    partials = call.scratch.view(np.float32)
+    P, Q = call.in_shapes[1][2:]
+    args = (call.ins[0], call.ins[1], call.ins[2] if pooled else call.ins[1], partials)
+    numbers = (layer.H, layer.W, K, P, Q, layer.pad, units, rows, across)
+    product = Launch(kernel, (tile.walkers, -(-K // (OF_WARP * tile.WARPS))), tile.threads, (*args, *map(np.int32, numbers)))
+    sums = (partials, call.outs[0], call.outs[1] if bias else call.outs[0], *map(np.int32, (K, height(layer, tile), tile.walkers)))
+    return [product, Launch(sum_kernel(C, R, S, bias), height(layer, tile) * columns(layer, bias) // 32, SUM_THREADS, sums)]
+
+
+def implementation(precision: str) -> Impl:
+    """conv_wgrad or conv_pool_wgrad of a first layer in bf16 or tf32."""
+    E = word_elements(precision)
+
+    def tile(call: Call, multiprocessors: int) -> WgradTile:
+        return choose(first_layer(call), E, "pool" in call.op, multiprocessors)
+
+    def candidates(call: Call, multiprocessors: int) -> Sequence[WgradTile]:
+        layer = first_layer(call)
+        most = min(4, -(-layer.K // OF_WARP))
+        sizes = [(most, ROWS, DEPTH, threads) for ROWS, threads in ((1, 384), (1, 512), (2, 512), (4, 512)) for DEPTH in (1, 2, 4)]
+        tiles = [WgradTile(WARPS, ROWS, DEPTH, max(1, threads // (32 * WARPS * ROWS))) for WARPS, ROWS, DEPTH, threads in sizes]
+        return [with_walkers(tile, layer, multiprocessors) for tile in tiles]
+
+    return Impl(
+        bind=lambda call: bind(call, E),
+        scratch=scratch,
+        supports=lambda call: refusal(call, precision),
+        tile=tile,
+        needs=(8, 0),
+        candidates=candidates,
+    )
