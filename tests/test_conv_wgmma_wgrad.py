@@ -7,14 +7,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from nbcnn import gradcheck
-from nbcnn.ops import Row
+from nbcnn import cuda, gradcheck
+from nbcnn.ops import STORE, Row
 from nbcnn.ops.call import Call
 from nbcnn.ops.cases import Case, conv_cases
 from nbcnn.ops.conv.wgmma import wgrad
-from nbcnn.ops.conv.wgmma.wgrad_tile import PixelTile
+from nbcnn.ops.conv.wgmma.correlation import Correlation
+from nbcnn.ops.conv.wgmma.wgrad_tile import PixelTile, candidates
 from nbcnn.ops.fused_cases import up_cases
+from nbcnn.ops.static import compile_launch
 from nbcnn.shapes import ConvShape
+from nbcnn.storage import numpy_dtype
 
 SHAPES = {
     "conv2": ConvShape(4, 256, 16, 16, 128, 3, 3, 1, 1),
@@ -35,7 +38,7 @@ UP_SHAPES = {
 }
 
 
-def cases(precision: str) -> list[Case]:
+def cases() -> list[Case]:
     """Weight gradients of every shape, with a bias and without."""
     made = [case for shape in SHAPES.values() for case in conv_cases(shape)]
     return [case for case in [*made, *(case for shape in UP_SHAPES.values() for case in up_cases(shape))] if case.op.endswith("wgrad")]
@@ -54,7 +57,7 @@ def bare(case: Case, store: str, tile: PixelTile | None = None) -> Call:
 def test_parity(gpu, precision):
     row = row_of(precision)
     wrong = []
-    for case in cases(precision):
+    for case in cases():
         error = gradcheck.parity(row, row.parts[0][1][case.op], case, gpu)
         if not error <= gradcheck.bound(case, precision):
             wrong.append((case.op, case.label, error))
@@ -78,3 +81,40 @@ def test_repeats_bit_for_bit(gpu):
     options = {"attrs": case.attrs, "place": gpu, "layout": "NHWC", "store": "bfloat16"}
     one, other = (run_op(wgrad.ops("bf16")[case.op], case.op, case.ins, case.outs, **options) for _ in range(2))
     assert all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_every_part_has_steps_and_all_pixels_are_covered():
+    """A block without a step would wait for ever."""
+    for shape in (*SHAPES.values(), *UP_SHAPES.values()):
+        for precision in ("bf16", "tf32", "fp32"):
+            g = Correlation(shape.N, shape.H, shape.W, shape.C, shape.P, shape.Q, shape.K, shape.R, shape.S, shape.stride, shape.pad, shape.pad)
+            for tile in candidates(g, precision, 132):
+                steps, parts = tile.steps(g), tile.parts(g)
+                assert (parts - 1) * steps < tile.pixel_steps(g) <= parts * steps
+                assert tile.shared_bytes <= 227 * 1024
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 7])
+def test_taps_share_out_the_rows_of_a_doubled_image(size):
+    """Tap u of pixel i sees row 2i + u − 1. Taken at odd i by even taps where the size is even, else at even i: every row once."""
+    taken = [2 * i + u - 1 for u in range(4) for i in range(size) if i % 2 == (u % 2 == 0 and size % 2 == 0)]
+    assert sorted(row for row in taken if 0 <= row < 2 * size) == list(range(2 * size))
+
+
+@pytest.mark.skipif(cuda.SIMULATOR, reason="the simulator compiles nothing")
+@pytest.mark.parametrize(("precision", "op"), [("bf16", "conv_wgrad"), ("bf16", "upconv_wgrad"), ("tf32", "upconv_wgrad"), ("fp32", "conv_wgrad")])
+def test_compiles_without_spills(precision, op):
+    """The real layers at batch 1024: 384 threads leave 168 registers a thread, and the sums must stay in them."""
+    shape = (4, 128, 16, 16, 256) if op == "upconv_wgrad" else (4, 256, 16, 16, 128)
+    n, c, h, w, k = shape
+    up = 2 if op == "upconv_wgrad" else 1
+    impl, store = wgrad.ops(precision)[op], STORE[precision]
+    attrs = {} if up == 2 else {"stride": 1, "pad": 1}
+    shapes = ((n, c, h, w), (n, k, up * h, up * w)), ((k, c, 3, 3), (k,))
+    dtypes = {"in_dtypes": (store, store), "out_dtypes": ("float32", "float32")}
+    large = Call(op, (), (), ((1024, c, h, w), (1024, k, up * h, up * w)), shapes[1], attrs, "NHWC", **dtypes)
+    tile = impl.tile(large, 132)
+    arrays = tuple(np.zeros(8, numpy_dtype(store)) for _ in range(2)), tuple(np.zeros(8, np.float32) for _ in range(2))
+    scratch = np.zeros(impl.scratch(replace(large, in_shapes=shapes[0], tile=tile)), np.uint8)
+    launches = impl.bind(Call(op, *arrays, *shapes, attrs, "NHWC", tile, None, scratch, **dtypes))
+    assert all(compile_launch(launch).frame_bytes == 0 for launch in launches)

@@ -84,6 +84,10 @@ class PixelTile:
         """Tiles across all panels; every tap has its own panels."""
         return ceil_div(g.R * g.S * ceil_div(g.C, self.panel), self.BN // self.panel)
 
+    def blocks(self, g: Correlation) -> int:
+        """Blocks of the product."""
+        return self.row_tiles(g) * self.column_tiles(g) * self.split
+
     def pixel_steps(self, g: Correlation) -> int:
         """Steps over all pixels."""
         return ceil_div(g.GM, self.BK)
@@ -125,34 +129,41 @@ _TILES = {
         PixelTile(64, 64, 32, 1, 6, element=4, planes=2),
     ),
 }
-_STEP_CYCLES = 350
-"""Least cycles of a step: its barriers, and what a block fetches."""
-_START_CYCLES = 3000
+_STALLS = {"bf16": (1.15, 230), "tf32": (0.8, 500), "fp32": (1.0, 850)}
+"""(factor, cycles): a step takes factor × what shared memory needs for it + cycles. Fitted to ten tiles on an H200, to 9 %."""
+_SHARED_A_CYCLE = 128
+"""Bytes that shared memory moves a cycle. It is what limits most: tensor cores would be faster, by little in bf16, much in tf32."""
+_START_CYCLES = 5000
 """Cycles of a block besides its steps: start, first tiles, storing its sums."""
-_CYCLES_A_PART = 900
-"""Cycles that the second launch takes for each part."""
-_PRODUCTS_A_CYCLE = {"bf16": 1430, "tf32": 450, "fp32": 240}
-"""Products that a multiprocessor makes in the long run. Tensor cores could make 2,048 of bfloat16."""
-_BYTES_A_CYCLE = 30
-"""What a multiprocessor fetches in the long run."""
+_PARTS_A_CYCLE = 1760
+"""Bytes of parts that the second launch adds a cycle."""
+
+
+def _step_cycles(tile: PixelTile, precision: str) -> float:
+    """Cycles of a step: what TMA writes, what is read and written to turn it, and each 64 rows with all columns for every product."""
+    products, turned = (3 if tile.planes == 2 else 1), (1 + tile.planes if tile.element == 4 else 0)
+    operands = tile.BM // 64 * (64 + tile.BN) * tile.BK * tile.element * products
+    factor, stall = _STALLS[precision]
+    return factor * ((1 + turned) * tile.landed_bytes + operands) / _SHARED_A_CYCLE + stall
 
 
 def _cycles(tile: PixelTile, g: Correlation, precision: str, multiprocessors: int) -> float:
     """Estimated time, in cycles."""
-    blocks = tile.row_tiles(g) * tile.column_tiles(g) * tile.split
-    step = max(_STEP_CYCLES, tile.BM * tile.BN * tile.BK / _PRODUCTS_A_CYCLE[precision], tile.landed_bytes / _BYTES_A_CYCLE)
-    return ceil_div(blocks, multiprocessors) * (_START_CYCLES + tile.steps(g) * step) + _CYCLES_A_PART * tile.split
+    product = ceil_div(tile.blocks(g), multiprocessors) * (_START_CYCLES + tile.steps(g) * _step_cycles(tile, precision))
+    return product + 4 * g.K * g.R * g.S * g.C * tile.split / _PARTS_A_CYCLE
 
 
 def candidates(g: Correlation, precision: str, multiprocessors: int) -> Iterator[PixelTile]:
-    """Every tile with the splits that fill one wave or two, or leave the pixels whole."""
+    """Every tile with the splits that fill half a wave, one or two, or leave the pixels whole."""
     for tile in _TILES[precision]:
         outputs = tile.row_tiles(g) * tile.column_tiles(g)
         most = min(MOST_SPLIT, tile.pixel_steps(g))
-        for split in sorted({1, *(min(most, max(1, waves * multiprocessors // outputs)) for waves in (1, 2))}):
+        for split in sorted({1, *(min(most, max(1, int(waves * multiprocessors) // outputs)) for waves in (0.5, 1, 2))}):
             yield replace(tile, split=split)
 
 
 def choose(g: Correlation, precision: str, multiprocessors: int) -> PixelTile:
-    """The candidate with the least estimated time."""
-    return min(candidates(g, precision, multiprocessors), key=lambda tile: _cycles(tile, g, precision, multiprocessors))
+    """The candidate with the least estimated time, of those that make one wave if there are any: fewer parts to store and to add."""
+    every = list(candidates(g, precision, multiprocessors))
+    one_wave = [tile for tile in every if tile.blocks(g) <= multiprocessors]
+    return min(one_wave or every, key=lambda tile: _cycles(tile, g, precision, multiprocessors))

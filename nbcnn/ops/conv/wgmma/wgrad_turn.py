@@ -53,13 +53,35 @@ def turn_panel(tile: PixelTile) -> Any:
     return run
 
 
+@cache
+def _add_eight(first: int) -> Any:
+    """Device function (values, wanted): Σ values[i] over i = first … first + 7 whose bit is set in `wanted`."""
+    FIRST = first
+
+    @jit(device=True)
+    def run(values, wanted):
+        eight = u4(u4(wanted) >> u4(FIRST)) & u4(0xFF)
+        # Where an even number of columns makes every other pixel wanted, or none, this is short.
+        if eight == u4(0x55):
+            return (values[FIRST] + values[FIRST + 2]) + (values[FIRST + 4] + values[FIRST + 6])
+        if eight == u4(0xAA):
+            return (values[FIRST + 1] + values[FIRST + 3]) + (values[FIRST + 5] + values[FIRST + 7])
+        total = f4(0)
+        if eight != u4(0):
+            for i in range(8):
+                total += values[FIRST + i] if eight & u4(1 << i) != u4(0) else f4(0)
+        return total
+
+    return run
+
+
+_first, _second, _third, _fourth = (_add_eight(first) for first in (0, 8, 16, 24))
+
+
 @jit(device=True)
 def add_pixels(values, wanted):
     """Σ values[i] over the bits i that are set in `wanted`."""
-    total = f4(0)
-    for i in range(32):
-        total += values[i] if wanted & u4(1 << i) != u4(0) else f4(0)
-    return total
+    return (_first(values, wanted) + _second(values, wanted)) + (_third(values, wanted) + _fourth(values, wanted))
 
 
 @cache
