@@ -1,4 +1,4 @@
-"""Winograd's convolution against the float64 reference, plain and fused: small shapes anywhere, real ones on a GPU; what compiles."""
+"""Winograd's convolution and the nine products of an upsampling against the float64 reference, plain and fused; what compiles."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ from nbcnn import cuda, gradcheck
 from nbcnn.cuda import Host
 from nbcnn.ops import Row
 from nbcnn.ops.cases import conv_cases
+from nbcnn.ops.conv import nine_products
 from nbcnn.ops.conv.winograd import FUSED, OPS, WinogradTile, supports
-from nbcnn.ops.fused_cases import pooled_cases, relu_cases
+from nbcnn.ops.fused_cases import pooled_cases, relu_cases, up_cases
 from nbcnn.ops.run import Bound
 from nbcnn.ops.static import compile_launch
 from nbcnn.shapes import ConvShape
 
 ROW = Row("im2col", "fp32", "gpu", "NHWC", ())
 # Batches are too small for `supports` here, nothing else.
-IMPLS = {op: replace(impl, supports=lambda call: None) for op, impl in (OPS | FUSED).items()}
+IMPLS = {op: replace(impl, supports=lambda call: None) for op, impl in (OPS | FUSED | nine_products.FUSED).items()}
 TINY = WinogradTile(2, 16, 32, 4, 4)
 """One warp a block, two images at a time."""
 
 
 def cases_of(shape: ConvShape):
-    cases = (*conv_cases(shape), *pooled_cases(shape), *relu_cases(shape))
+    cases = (*conv_cases(shape), *pooled_cases(shape), *relu_cases(shape), *up_cases(shape))
     return [case for case in cases if case.op in IMPLS]
 
 
@@ -69,7 +70,7 @@ def test_refusals_name_the_reason(shape, reason):
 
 
 @pytest.mark.skipif(cuda.SIMULATOR, reason="the simulator compiles nothing")
-@pytest.mark.parametrize("op", ["conv_relu_pool_fprop", "conv_wgrad"])
+@pytest.mark.parametrize("op", ["conv_relu_pool_fprop", "conv_wgrad", "upconv_relu_fprop"])
 def test_kernels_compile_without_spills(op):
     case = next(case for case in REAL if case.op == op)
     bound = Bound(IMPLS[op], op, case.ins, case.outs, place=Host(), attrs=case.attrs, layout="NHWC")

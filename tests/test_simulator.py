@@ -20,6 +20,7 @@ FILES = (
     "test_conv_naive_tiled.py",
     "test_conv_thin.py",
     "test_conv_thin_fused.py",
+    "test_conv_winograd.py",
     "test_elementwise.py",
     "test_gather.py",
     "test_gemm.py",

@@ -94,7 +94,7 @@ def bind_up_wgrad(call: Call) -> list[Launch]:
     box, sums, rest = _boxes(call, 1)
     product, partials, partials_b = im2col_wgrad.launch_product(replace(call, scratch=rest), exchanged(call), sums, x, "B")
     K, C = call.out_shapes[0][:2]
-    return [box, product, launch_sum_turned(partials, partials_b, dw, db, K, C, call.tile.split)]
+    return [box, product, *launch_sum_turned(partials, partials_b, dw, db, K, C, call.tile.split)]
 
 
 def pack_up_fprop(call: Call) -> np.ndarray:

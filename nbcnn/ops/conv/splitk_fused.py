@@ -10,13 +10,15 @@ import numpy as np
 from nbcnn.cuda import cuda, f4, i4, i8, jit, u4
 from nbcnn.ops.call import Launch, blocks
 from nbcnn.ops.conv.pooling import PATCH, store_pooled, window_offsets
-from nbcnn.ops.conv.winograd_transform import POINTS, filter_of_points
+from nbcnn.ops.conv.splitk import launch_sum_planes, sum_of_planes
+from nbcnn.ops.conv.winograd_transform import filter_of_points
 from nbcnn.ops.ptx.vector import load1_if, load4_if
 
 THREADS = 256
 LANES_K, LANES_C = 32, 8
 """Filters and channels that a block of `sum_exchanged_kernel` takes: reads run along the filters, writes along channels and taps."""
 TAPS = 9
+FEW_PLANES = 4
 
 
 @functools.cache
@@ -86,10 +88,10 @@ def sum_exchanged(window: int, planar: bool, filter_of: Any, bias_tap: int) -> A
     planar: planes lie [z][tap][c][k], not [z][c][tap][k]. bias_tap: the tap whose column sums are the bias gradient.
     """
     CHUNK, ROW = LANES_C * TAPS, LANES_C * TAPS + 1
-    MEMORY = LANES_K * ROW
+    MEMORY, add_planes = LANES_K * ROW, sum_of_planes(1)
 
     @jit()
-    def sum_exchanged_kernel(partials, partials_b, dw, db, K, C, planes):
+    def sum_exchanged_kernel(partials, partials_b, dw, db, K, C, planes, planes_b):
         """dw[k][c] = filter_of(Σ_z partials[z] of (c,k)), db[k] = Σ_z partials_b[z][bias_tap][k].
 
         grid: (ceil(K / 32), ceil(C / 8) + 1): the last y makes db; block 32 filters × 8 channels, a thread one of each.
@@ -99,6 +101,7 @@ def sum_exchanged(window: int, planar: bool, filter_of: Any, bias_tap: int) -> A
         values = cuda.local.array(window, f4)
         total = cuda.local.array(window, f4)
         taps = cuda.local.array(TAPS, f4)
+        bias = cuda.local.array(1, f4)
         tid = i4(cuda.threadIdx.x)
         lane = i4(tid & i4(LANES_K - 1))
         k0 = i4(i4(cuda.blockIdx.x) * i4(LANES_K))
@@ -106,12 +109,9 @@ def sum_exchanged(window: int, planar: bool, filter_of: Any, bias_tap: int) -> A
         k, c = i4(k0 + lane), i4(c0 + (tid >> i4(5)))
         z = i4(0)
         if c0 >= C:
-            bias = f4(0)
-            while z < planes:
-                bias += load1_if(partials_b, i8(i4(z * i4(window) + i4(bias_tap))) * i8(K) + i8(k), (k < K) & (c == c0))
-                z = i4(z + i4(1))
             if (k < K) & (c == c0):
-                db[k] = bias
+                add_planes(bias, partials_b, i4(i4(bias_tap) * K + k), i4(i4(window) * K), i4(0), i4(1), planes_b)
+                db[k] = bias[0]
             return
         inside = (k < K) & (c < C)
         for tap in range(window):
@@ -137,14 +137,20 @@ def sum_exchanged(window: int, planar: bool, filter_of: Any, bias_tap: int) -> A
     return sum_exchanged_kernel
 
 
-def launch_sum_turned(partials: Any, partials_b: Any, dw: Any, db: Any, K: int, C: int, planes: int) -> Launch:
-    """dw[k][c][r,s] = Σ_z partials[z][c][2-r,2-s][k], db[k] = Σ_z partials_b[z][1,1][k]."""
-    args = (partials, partials_b, dw, db, np.int32(K), np.int32(C), np.int32(planes))
-    return Launch(sum_exchanged(TAPS, False, turned, 4), (blocks(K, LANES_K), blocks(C, LANES_C) + 1), THREADS, args)
+def _launch_exchanged(kernel: Any, window: int, partials: Any, partials_b: Any, dw: Any, db: Any, K: int, C: int, planes: int) -> list[Launch]:
+    """Launches of a `sum_exchanged` kernel. Many planes are first added to the first one, by a kernel with more threads."""
+    summed = 1 if planes > FEW_PLANES else planes
+    first = [launch_sum_planes(partials, None, partials, window * C * K, K, planes)] if summed < planes else []
+    args = (partials, partials_b, dw, dw if db is None else db, *(np.int32(v) for v in (K, C, summed, planes)))
+    return [*first, Launch(kernel, (blocks(K, LANES_K), blocks(C, LANES_C) + (db is not None)), THREADS, args)]
 
 
-def launch_sum_points(partials: Any, partials_b: Any, dw: Any, db: Any, K: int, C: int, planes: int) -> Launch:
-    """dw[k][c] = Gᵀ (Σ_z partials[z][·][c][k]) G of 16 points (winograd.py), db[k] = Σ_z partials_b[z][1,1][k] unless db is None."""
-    args = (partials, partials_b, dw, dw if db is None else db, np.int32(K), np.int32(C), np.int32(planes))
-    grid = (blocks(K, LANES_K), blocks(C, LANES_C) + (db is not None))
-    return Launch(sum_exchanged(POINTS, True, filter_of_points, 5), grid, THREADS, args)
+def launch_sum_turned(partials: Any, partials_b: Any, dw: Any, db: Any, K: int, C: int, planes: int) -> list[Launch]:
+    """dw[k][c][r,s] = Σ_z partials[z][c][2-r,2-s][k], db[k] = Σ_z partials_b[z][1,1][k]; partials are overwritten."""
+    return _launch_exchanged(sum_exchanged(TAPS, False, turned, 4), TAPS, partials, partials_b, dw, db, K, C, planes)
+
+
+def launch_sum_points(partials: Any, partials_b: Any, dw: Any, db: Any, K: int, C: int, planes: int) -> list[Launch]:
+    """dw[k][c] = Gᵀ (Σ_z partials[z][·][c][k]) G of 16 points (winograd.py), db[k] = Σ_z partials_b[z][1,1][k] unless db is None;
+    partials are overwritten."""
+    return _launch_exchanged(sum_exchanged(16, True, filter_of_points, 5), 16, partials, partials_b, dw, db, K, C, planes)

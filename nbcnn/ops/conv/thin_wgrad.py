@@ -351,7 +351,7 @@ def tile(call: Call, multiprocessors: int) -> WgradTile:
     g = gradient(call)
     if g.pixels >= 128 * multiprocessors:
         TX = power_of_two(-(-g.columns // 28))
-        TY = min(64 // TX, power_of_two(-(-g.C // 4)))
+        TY = min(64, 128 // TX, power_of_two(-(-g.C // 4)))
         SLICES, CHUNK = 128 // (TX * TY), 64 // TX
         DEPTH = min(4, CHUNK // (2 * SLICES))
         if g.pooled and DEPTH < 4:

@@ -29,10 +29,11 @@ from nbcnn.ops.conv import composed, im2col, im2col_wgrad
 from nbcnn.ops.conv.splitk_fused import launch_sum_points
 from nbcnn.ops.conv.tiles import Tile, ceil_div
 from nbcnn.ops.conv.winograd_product import launch_columns, launch_rows
-from nbcnn.ops.conv.winograd_transform import POINTS, THREADS, filter_points_kernel, image_kernel, points_kernel
+from nbcnn.ops.conv.winograd_transform import THREADS, filter_points_kernel, image_kernel, points_kernel
 from nbcnn.shapes import ConvShape, numel
 
-BYTES = 64 << 20
+POINTS = 16
+BYTES = 128 << 20
 """Points of the images that are worked on at a time, about."""
 LEAST_TILES = 2048
 """Output tiles below which 16 small products do not fill a large GPU."""
@@ -99,7 +100,7 @@ def _chunks(c: ConvShape, images: int) -> Iterator[tuple[int, int]]:
     return ((first * each, min(images, c.N - first) * each) for first in range(0, c.N, images))
 
 
-class _Scratch:
+class Scratch:
     """Consecutive float32 parts of a call's scratch."""
 
     def __init__(self, call: Call) -> None:
@@ -110,9 +111,24 @@ class _Scratch:
         return self._floats[self._used - count : self._used]
 
 
-def _points(x: Any, points: Any, size: int, first: int, tiles: int, c: ConvShape, channels: int) -> Launch:
-    sizes = (np.int32(v) for v in (first, tiles, c.H, c.W, channels // 4))
-    return Launch(points_kernel(size), blocks(tiles * channels // 4, THREADS), THREADS, (x, points, *sizes))
+def launch_points(kind: str, x: Any, points: Any, first: int, tiles: int, H: int, W: int, channels: int) -> Launch:
+    """Points of the tiles `first` … of images of H×W."""
+    sizes = (np.int32(v) for v in (first, tiles, H, W, channels // 4))
+    return Launch(points_kernel(kind), blocks(tiles * channels // 4, THREADS), THREADS, (x, points, *sizes))
+
+
+def launch_filters(kind: str, packed: Any, points: Any, rows: int, columns: int) -> Launch:
+    """Points of the filters [3×3][rows][columns]."""
+    count = rows * columns // 4
+    sizes = (np.int32(v) for v in (count, rows, columns // 4))
+    return Launch(filter_points_kernel(kind), blocks(count, THREADS), THREADS, (packed, points, *sizes))
+
+
+def launch_images(kind: str, points: Any, b: Any, after: str, other: Any, y: Any, first: int, tiles: int, H: int, W: int, K: int) -> Launch:
+    """y, of images of H×W before a pooling, from the points of the tiles `first` …; b and other are None where there is none."""
+    sizes = (np.int32(v) for v in (first, tiles, H, W, K // 4))
+    args = (points, y if b is None else b, y if other is None else other, y, *sizes)
+    return Launch(image_kernel(kind, b is not None, after), blocks(tiles * K // 4, THREADS), THREADS, args)
 
 
 def _sizes(call: Call) -> tuple[int, int, int]:
@@ -134,19 +150,15 @@ def bind(call: Call) -> list[Launch]:
     source, target = (c.C, c.K) if "fprop" in call.op else (c.K, c.C)
     third = call.ins[2] if len(call.ins) == 3 else None
     bias = None if after == "mask" else third
-    y = call.outs[0]
-    other = {"mask": third, "pool": call.outs[-1]}.get(after, y)
-    room = _Scratch(call)
+    other = {"mask": third, "pool": call.outs[-1]}.get(after)
+    room = Scratch(call)
     u, v, m = (room.take(size) for size in _sizes(call))
-    count = source * target // 4
-    made = [Launch(filter_points_kernel(), blocks(count, THREADS), THREADS, (call.packed, u, *(np.int32(n) for n in (count, source, target // 4))))]
+    made = [launch_filters("winograd", call.packed, u, source, target)]
     for first, tiles in _chunks(c, tile.images):
-        sizes = (np.int32(n) for n in (first, tiles, c.H, c.W, target // 4))
-        args = (m, y if bias is None else bias, other, y, *sizes)
         made += [
-            _points(call.ins[0], v, 4, first, tiles, c, source),
-            launch_rows(v, u, m, tiles, target, source, tile.product),
-            Launch(image_kernel(bias is not None, after), blocks(tiles * target // 4, THREADS), THREADS, args),
+            launch_points("winograd", call.ins[0], v, first, tiles, c.H, c.W, source),
+            launch_rows(v, u, m, POINTS, tiles, target, source, tile.product),
+            launch_images("winograd", m, bias, after, other, call.outs[0], first, tiles, c.H, c.W, target),
         ]
     return made
 
@@ -165,18 +177,18 @@ def bind_wgrad(call: Call) -> list[Launch]:
     """x (N,C,H,W), dy (N,K,H,W) -> dw (K,C,3,3)[, db (K)]."""
     c, tile, planes = shape_of(call), call.tile, _planes(call)
     (x, dy), dw = call.ins, call.outs[0]
-    room, (one, *images) = _Scratch(call), _sizes(call)
+    room, (one, *images) = Scratch(call), _sizes(call)
     v, g = (room.take(size) for size in images)
     partials, partials_b = room.take(planes * one), room.take(planes * POINTS * c.K)
-    made = []
+    made: list[Launch] = []
     for chunk, (first, tiles) in enumerate(_chunks(c, tile.images)):
         made += [
-            _points(x, v, 4, first, tiles, c, c.C),
-            _points(dy, g, 2, first, tiles, c, c.K),
+            launch_points("winograd", x, v, first, tiles, c.H, c.W, c.C),
+            launch_points("gradient", dy, g, first, tiles, c.H, c.W, c.K),
             launch_columns(v, g, partials, partials_b, tiles, c.C, c.K, chunk * tile.split, tile.product),
         ]
     db = call.outs[1] if len(call.outs) == 2 else None
-    return [*made, launch_sum_points(partials, partials_b, dw, db, c.K, c.C, planes)]
+    return [*made, *launch_sum_points(partials, partials_b, dw, db, c.K, c.C, planes)]
 
 
 _FPROP = Impl(bind, scratch, supports, tile, im2col.pack_fprop)

@@ -1,4 +1,4 @@
-"""The 16 matrix products of Winograd's convolution, one a point, in one launch: register_tile.py with a third grid axis."""
+"""The matrix products of a transformed convolution, one a point, in one launch: register_tile.py with a third grid axis."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from nbcnn.ops.conv.im2col_wgrad import column_sums, with_sums
 from nbcnn.ops.conv.loaders import gather_rows, matrix
 from nbcnn.ops.conv.register_tile import ALIGNMENT, block_corner, block_part, matrix_product, quotient, shared_floats, store_tile
 from nbcnn.ops.conv.tiles import Tile, unsplit
-from nbcnn.ops.conv.winograd_transform import POINTS
+
+POINTS = 16
+"""Points of a weight gradient."""
 
 
 @functools.cache
-def rows_product(tile: Tile) -> Any:
+def rows_product(tile: Tile, points: int) -> Any:
     A = gather_rows(tile, tile.BM, 1, 1, 1, 1, 4, True)
     B = matrix(tile, tile.BN, 4, True)
     product, store, corner, part = matrix_product(tile, A, B), store_tile(tile, True), block_corner(tile), block_part(tile)
@@ -27,7 +29,7 @@ def rows_product(tile: Tile) -> Any:
     def winograd_rows_kernel(v, u, m, tiles, K, C, k_tiles):
         """m[point][t][k] = Σ_c v[point][t][c] · u[c][point][k].
 
-        gemm: GM, GN, GK = tiles, K, C, 16 times. grid: (tiles of BM×BN, 1, 16); owns: a block BM×BN, a thread TM×TN.
+        gemm: GM, GN, GK = tiles, K, C, as often as there are points. grid: (tiles of BM×BN, 1, points); owns: a block BM×BN, a thread TM×TN.
         shared: 2·BK·(BM + 4 + BN)·4 bytes; moves per block: 4·C·(BM + BN) + 4·BM·BN bytes.
         """
         point = i4(cuda.blockIdx.z)
@@ -38,10 +40,10 @@ def rows_product(tile: Tile) -> Any:
         stage_a = cuda.local.array(FLOATS_A, f4)
         stage_b = cuda.local.array(FLOATS_B, f4)
         one, none, before = i4(1), i4(0), i4(point * tiles)
-        # One matrix of 16·tiles rows, one of 16·K columns. Beyond its point's last row or column a block reads the next
+        # One matrix of points·tiles rows, one of points·K columns. Beyond its point's last row or column a block reads the next
         # point's, and stores nothing of what that gives.
-        rows = (i4(i4(POINTS) * tiles), C, one, one, one, one, none, none)
-        product(acc, stage_a, stage_b, shared, v, u, rows, (C, i4(i4(POINTS) * K)), i4(before + m0), i4(point * K + n0), first, last)
+        rows = (i4(i4(points) * tiles), C, one, one, one, one, none, none)
+        product(acc, stage_a, stage_b, shared, v, u, rows, (C, i4(i4(points) * K)), i4(before + m0), i4(point * K + n0), first, last)
         store(acc, m, m0, n0, tiles, K, point, (m, m, none, one))
 
     return winograd_rows_kernel
@@ -83,10 +85,10 @@ def columns_product(tile: Tile) -> Any:
     return winograd_columns_kernel
 
 
-def launch_rows(v: Any, u: Any, m: Any, tiles: int, K: int, C: int, tile: Tile) -> Launch:
+def launch_rows(v: Any, u: Any, m: Any, points: int, tiles: int, K: int, C: int, tile: Tile) -> Launch:
     """Launch of `winograd_rows_kernel`."""
-    grid = (tile.grid(tiles, K)[0], 1, POINTS)
-    return Launch(rows_product(unsplit(tile)), grid, tile.threads, (v, u, m, *(np.int32(n) for n in (tiles, K, C, tile.k_tiles(C)))))
+    grid = (tile.grid(tiles, K)[0], 1, points)
+    return Launch(rows_product(unsplit(tile), points), grid, tile.threads, (v, u, m, *(np.int32(n) for n in (tiles, K, C, tile.k_tiles(C)))))
 
 
 def launch_columns(v: Any, g: Any, dm: Any, db: Any, tiles: int, C: int, K: int, plane0: int, tile: Tile) -> Launch:

@@ -1,4 +1,5 @@
-"""The transforms of Winograd's F(2×2, 3×3): between images or filters and their 16 points (winograd.py has the formulas).
+"""The transforms of Winograd's F(2×2, 3×3) between images or filters and their 16 points, and those of a folded upsampling's
+nine (winograd.py and nine_products.py have the formulas).
 
 Every kernel moves float4s of neighbouring channels, one tile (or one filter) a thread: memory-bound. The points of an image
 lie as [point][tile][channel], those of a filter as [row][point][column]. Tiles are numbered image by image, line by line,
@@ -12,12 +13,12 @@ from typing import Any
 
 from nbcnn.cuda import cuda, f4, i4, i8, jit
 from nbcnn.ops.conv.pooling import store_pooled
-from nbcnn.ops.conv.register_tile import relu
+from nbcnn.ops.conv.register_tile import quotient, relu
 from nbcnn.ops.ptx.vector import load4, load4_if, store4
 from nbcnn.ops.windows import split
 
 THREADS = 256
-POINTS = 16
+POINTS = {"winograd": 16, "doubled": 9}
 
 
 def _both_ways(line: Any, n: int, m: int) -> Any:
@@ -67,6 +68,33 @@ def _g(y, at, step, x, first, by):
 
 
 @jit(device=True)
+def _d(y, at, step, x, first, by):
+    """y = the left difference, the middle, the right difference of three numbers."""
+    a, b, c = x[first], x[first + by], x[first + 2 * by]
+    y[at], y[at + step], y[at + 2 * step] = a - b, b, c - b
+
+
+@jit(device=True)
+def _p(y, at, step, x, first, by):
+    """y = P x: the first, the sum, the last of three numbers."""
+    a, b, c = x[first], x[first + by], x[first + 2 * by]
+    y[at], y[at + step], y[at + 2 * step] = a, a + b + c, c
+
+
+@jit(device=True)
+def _q(y, at, step, x, first, by):
+    """y = Q x: three numbers to two."""
+    a, b, c = x[first], x[first + by], x[first + 2 * by]
+    y[at], y[at + step] = a + b, b + c
+
+
+# By kind: the map, how many numbers it takes and gives; of tiles also how far apart they begin, and how far outside the first.
+_TILES = {"winograd": (_bt, 4, 4, 2, 1), "gradient": (_a, 2, 4, 2, 0), "doubled": (_d, 3, 3, 1, 1)}
+_FILTERS = {"winograd": (_g, 3, 4), "doubled": (_p, 3, 3)}
+_IMAGES = {"winograd": (_at, 4, 2), "doubled": (_q, 3, 2)}
+
+
+@jit(device=True)
 def filter_of_points(total, taps):
     """The nine taps Gᵀ total G of 16 points."""
     middle = cuda.local.array(12, f4)
@@ -80,34 +108,35 @@ def filter_of_points(total, taps):
 
 
 @functools.cache
-def points_kernel(size: int) -> Any:
-    """Points of image tiles: size 4 for what a convolution reads (Bᵀ d B of 4×4), 2 for a gradient (A dy Aᵀ of 2×2)."""
-    transform = _both_ways(_bt if size == 4 else _a, size, 4)
-    FLOATS, PAD, ALL = size * size * 4, size // 2 - 1, POINTS * 4
+def points_kernel(kind: str) -> Any:
+    """Points of image tiles: "winograd" (Bᵀ d B of 4×4) and "doubled" (3×3) for what a convolution reads, "gradient" (A dy Aᵀ of 2×2)."""
+    line, size, wide, STEP, PAD = _TILES[kind]
+    transform, COUNT = _both_ways(line, size, wide), wide * wide
+    FLOATS, ALL = size * size * 4, COUNT * 4
 
     @jit(launch_bounds=(THREADS, 2))
     def winograd_points_kernel(x, points, first, tiles, H, W, groups):
-        """points[point][t][c] of the tile t, which begins at pixel (2i - PAD, 2j - PAD) of x (N,H,W,C); zero outside.
+        """points[point][t][c] of the tile t, which begins at pixel STEP·(i,j) - PAD of x (N,H,W,C); zero outside.
 
         grid ceil(tiles·groups / 256), block 256, groups = C/4; a thread owns four channels of a tile
-        moves 4·(1 + 4)·H·W·C bytes an image; the rereads of overlapping tiles meet in the cache
+        moves 4·(1 + points/STEP²)·H·W·C bytes an image; the rereads of overlapping tiles meet in the cache
         """
         i = i4(cuda.grid(1))
         if i >= i4(tiles * groups):
             return
         t, group = split(i, groups)
-        line, across = split(i4(first + t), i4(W >> i4(1)))
-        n, down = split(line, i4(H >> i4(1)))
+        line, across = split(i4(first + t), quotient(W, i4(STEP)))
+        n, down = split(line, quotient(H, i4(STEP)))
         d = cuda.local.array(FLOATS, f4)
         p = cuda.local.array(ALL, f4)
         for a in range(size):
             for b in range(size):
-                h, w = i4(i4(2) * down + i4(a - PAD)), i4(i4(2) * across + i4(b - PAD))
+                h, w = i4(i4(STEP) * down + i4(a - PAD)), i4(i4(STEP) * across + i4(b - PAD))
                 inside = (h >= i4(0)) & (h < H) & (w >= i4(0)) & (w < W)
                 k = (a * size + b) * 4
                 d[k], d[k + 1], d[k + 2], d[k + 3] = load4_if(x, i4(i4(i4(i4(n * H + h) * W + w) * groups + group) * i4(4)), inside)
         transform(p, d)
-        for point in range(POINTS):
+        for point in range(COUNT):
             at = i4(i4(i4(i4(point) * tiles + t) * groups + group) * i4(4))
             store4(points, at, p[4 * point], p[4 * point + 1], p[4 * point + 2], p[4 * point + 3])
 
@@ -115,16 +144,18 @@ def points_kernel(size: int) -> Any:
 
 
 @functools.cache
-def filter_points_kernel() -> Any:
-    transform = _both_ways(_g, 3, 4)
-    ALL = POINTS * 4
+def filter_points_kernel(kind: str) -> Any:
+    """Points of filters, of kind "winograd" or "doubled"."""
+    line, size, wide = _FILTERS[kind]
+    transform, COUNT = _both_ways(line, size, wide), wide * wide
+    ALL = COUNT * 4
 
     @jit(launch_bounds=(THREADS, 2))
     def winograd_filter_kernel(w, points, count, rows, groups):
-        """points[row][point][column] = G w G^T of w [3×3][row][column].
+        """points[row][point][column] = G w Gᵀ (or P w Pᵀ) of w [3×3][row][column].
 
         grid ceil(count / 256), block 256, count = rows·groups, groups = columns/4; a thread owns four filters
-        moves 4·(9 + 16)·rows·columns bytes
+        moves 4·(9 + points)·rows·columns bytes
         """
         i = i4(cuda.grid(1))
         if i >= count:
@@ -136,25 +167,26 @@ def filter_points_kernel() -> Any:
             at = i4(i4(i4(i4(tap) * rows + row) * groups + group) * i4(4))
             d[4 * tap], d[4 * tap + 1], d[4 * tap + 2], d[4 * tap + 3] = load4(w, at)
         transform(p, d)
-        for point in range(POINTS):
-            at = i4(i4(i4(row * i4(POINTS) + i4(point)) * groups + group) * i4(4))
+        for point in range(COUNT):
+            at = i4(i4(i4(row * i4(COUNT) + i4(point)) * groups + group) * i4(4))
             store4(points, at, p[4 * point], p[4 * point + 1], p[4 * point + 2], p[4 * point + 3])
 
     return winograd_filter_kernel
 
 
 @functools.cache
-def image_kernel(bias: bool, after: str) -> Any:
-    """Images of points: Aᵀ m A (+ b), then nothing, "relu", "mask" or "pool" (im2col.Window says what these are)."""
-    transform, store_window = _both_ways(_at, 4, 2), store_pooled(True)
-    ALL, RELU, MASK, POOL = POINTS * 4, after == "relu", after == "mask", after == "pool"
+def image_kernel(kind: str, bias: bool, after: str) -> Any:
+    """Images of points: Aᵀ m A or Q m Qᵀ (+ b), then nothing, "relu", "mask" or "pool" (im2col.Window says what these are)."""
+    line_of, size, _ = _IMAGES[kind]
+    transform, store_window, COUNT = _both_ways(line_of, size, 2), store_pooled(True), size * size
+    ALL, RELU, MASK, POOL = COUNT * 4, after == "relu", after == "mask", after == "pool"
 
     @jit(launch_bounds=(THREADS, 2))
     def winograd_image_kernel(points, b, other, y, first, tiles, H, W, groups):
         """y (N,H,W,K) (or its pooled form) from points[point][t][k].
 
         grid ceil(tiles·groups / 256), block 256, groups = K/4; a thread owns four channels of a tile of 2×2 pixels
-        moves 4·(4 + 1)·H·W·K bytes an image (4·(4 + 1/4) if pooled). other: what masks, or the index that pooling writes
+        moves 4·(points/4 + 1)·H·W·K bytes an image (4·(points/4 + 1/4) if pooled). other: what masks, or the index that pooling writes
         """
         i = i4(cuda.grid(1))
         if i >= i4(tiles * groups):
@@ -162,7 +194,7 @@ def image_kernel(bias: bool, after: str) -> Any:
         t, group = split(i, groups)
         m = cuda.local.array(ALL, f4)
         out = cuda.local.array(16, f4)
-        for point in range(POINTS):
+        for point in range(COUNT):
             at = i4(i4(i4(i4(point) * tiles + t) * groups + group) * i4(4))
             m[4 * point], m[4 * point + 1], m[4 * point + 2], m[4 * point + 3] = load4(points, at)
         transform(out, m)
