@@ -34,3 +34,16 @@ load_im2col_4d = instruction(
 The pixels start at (image, row, column), the corner of the window, walk along the bounding box of the map, and from each the
 element `right` columns and `down` rows further is taken.
 """
+store_tile_4d = instruction(
+    "cp_async_bulk_tensor_4d_store",
+    "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [$0, {$1, $2, $3, $4}], [$5];",
+    None,
+    (_u8, i4, i4, i4, i4, u4),
+)
+"""(tensor_map, channel, column, row, image, from): a box of shared memory to NHWC images; what lies outside them is not written."""
+commit_stores = instruction("cp_async_bulk_commit_group", "cp.async.bulk.commit_group;", None, ())
+"""Close the group of stores that this thread has issued."""
+wait_stores_read = instruction("cp_async_bulk_wait_group_read", "cp.async.bulk.wait_group.read 0;", None, ())
+"""Wait until this thread's stores have read shared memory, which may then be overwritten."""
+wait_stores = instruction("cp_async_bulk_wait_group", "cp.async.bulk.wait_group 0;", None, ())
+"""Wait until this thread's stores are done."""

@@ -73,10 +73,24 @@ def wgmma_tf32(n: int, first: int = 0) -> Any:
     return _product("k8.f32.tf32.tf32", n, first, "1, 1")
 
 
-@jit(device=True)
-def k_major(address):
-    """Descriptor of a K-major tile at a shared byte address; eight rows of 128 bytes after another."""
-    return u8(_SWIZZLE_128 | (_ATOM << 32) | (1 << 16)) | u8((u4(address) & u4(0x3FFFF)) >> u4(4))
+@cache
+def k_major_rows(next_8: int) -> Any:
+    """Device function (address) -> descriptor of a K-major tile whose next eight rows start `next_8` bytes further.
+
+    The address is a multiple of 128, but not necessarily of 1,024: swizzling goes by address, so a tile may start at any row of a larger
+    swizzled one.
+    """
+    HIGH = _SWIZZLE_128 | ((next_8 >> 4) << 32) | (1 << 16)
+
+    @jit(device=True)
+    def run(address):
+        return u8(HIGH) | u8((u4(address) & u4(0x3FFFF)) >> u4(4))
+
+    return run
+
+
+k_major = k_major_rows(1024)
+"""Device function (address) -> descriptor of a K-major tile, one row of 128 bytes after another."""
 
 
 @cache

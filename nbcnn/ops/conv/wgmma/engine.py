@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from nbcnn.cuda import constant
 from nbcnn.ops.call import Call, Impl, Launch
-from nbcnn.ops.conv.wgmma import tensor_maps
+from nbcnn.ops.conv.wgmma import patch, tensor_maps
 from nbcnn.ops.conv.wgmma.correlation import Correlation, correlation, pack, refusal
 from nbcnn.ops.conv.wgmma.kernel import correlate
+from nbcnn.ops.conv.wgmma.patch import PatchTile
+from nbcnn.ops.conv.wgmma.patch_kernel import correlate_patches
 from nbcnn.ops.conv.wgmma.split import PLANES, launch_split
+from nbcnn.ops.conv.wgmma.tensor_maps import ROW_BYTES
 from nbcnn.ops.conv.wgmma.tile import KINDS, Kind, Tile, candidates, choose, shared_bytes, tiles_of
 from nbcnn.shapes import numel
 
@@ -68,28 +73,87 @@ def _planes_bytes(g: Correlation) -> tuple[int, int]:
     return -(-source // _SPLIT_ALIGNMENT) * _SPLIT_ALIGNMENT, 2 * PLANES * g.phases * g.K * g.GK
 
 
+@dataclass(frozen=True)
+class _Epilogue:
+    """What a call wants done with its sums: bias (`biased` elements, K or none), the least result, and how they are written."""
+
+    finish: str
+    b: Any
+    biased: np.int32
+    floor: np.float32
+    x: Any
+    index: Any
+
+
+def _epilogue(call: Call, g: Correlation) -> _Epilogue:
+    y = call.outs[0]
+    masked, biased = call.op.endswith("dgrad_relu"), "fprop" in call.op and len(call.ins) > 2
+    finish = "mask" if masked else "pool" if "pool" in call.op else "interleave" if g.phases > 1 else "rows"
+    return _Epilogue(
+        finish,
+        call.ins[2] if biased else constant(np.zeros(1, np.float32)),
+        np.int32(g.K if biased else 0),
+        np.float32(0 if "relu_" in call.op else -np.inf),
+        call.ins[2] if masked else y,
+        call.outs[1] if len(call.outs) > 1 else y,
+    )
+
+
 def _bind(call: Call, kind: Kind) -> list[Launch]:
-    g, tile = correlation(call), call.tile
-    source, filters, first = call.ins[0], call.packed, []
+    g = correlation(call)
+    if isinstance(call.tile, PatchTile):
+        return [_bind_patches(call, g, kind)]
     if kind.planes > 1:
         source, filters, first = _split(call, g)
+        return [*first, _bind_columns(call, g, kind, source, filters)]
+    return [_bind_columns(call, g, kind, call.ins[0], call.packed)]
+
+
+def _bind_columns(call: Call, g: Correlation, kind: Kind, source: Any, filters: Any) -> Launch:
+    """The kernel that takes any correlation: TMA's im2col makes the columns."""
+    tile, e, y = call.tile, _epilogue(call, g), call.outs[0]
     rows = g.phases * g.K
     lower, upper = g.corners
     maps = tensor_maps.upload(
         tensor_maps.encode_im2col(source, (kind.planes * g.N, g.H, g.W, g.C), lower, upper, g.stride, kind.channels, tile.BM),
         tensor_maps.encode_tiled(filters, (g.GK, kind.planes * rows), (kind.channels, tile.BN)),
     )
-    y = call.outs[0]
-    masked, biased = call.op.endswith("dgrad_relu"), "fprop" in call.op and len(call.ins) > 2
-    b = call.ins[2] if biased else y
-    x = call.ins[2] if masked else y
-    index = call.outs[1] if len(call.outs) > 1 else y
-    finish = "mask" if masked else "pool" if "pool" in call.op else "interleave" if g.phases > 1 else "rows"
-    kernel = correlate(tile, kind.name, finish, biased, "relu" in call.op and not masked)
     down, across = tiles_of(g, tile)
     scalars = (g.N, g.C, g.P, g.Q, g.K, rows, g.R, g.S, g.stride, g.top, g.left, across, g.GK // kind.channels)
-    args = (maps, b, x, y, index, *(np.int32(v) for v in scalars))
-    return [*first, Launch(kernel, down * across, tile.threads, args, shared_bytes(tile, kind), keep=(maps, source, filters))]
+    args = (maps, e.b, e.biased, e.floor, e.x, y, e.index, *(np.int32(v) for v in scalars))
+    kernel = correlate(tile, kind.name, e.finish)
+    return Launch(kernel, down * across, tile.threads, args, shared_bytes(tile, kind), keep=(maps, source, filters))
+
+
+def _bind_patches(call: Call, g: Correlation, kind: Kind) -> Launch:
+    """The kernel that keeps patches of the source in shared memory."""
+    tile, e, y, w = call.tile, _epilogue(call, g), call.outs[0], patch.window(g)
+    PH, PW = patch.patch_extent(tile, w)
+    step, square = g.stride, (ROW_BYTES // kind.result, patch.SQUARE, patch.SQUARE, 1)
+
+    def source(u: int, v: int) -> np.ndarray:
+        """Of the source, the lines and columns that meet the taps u, u + stride, … × v, v + stride, …"""
+        first = ((u - g.top) % step * g.W + (v - g.left) % step) * g.C
+        shape, strides = (g.C, g.W // step, g.H // step, g.N), (step * g.C, step * g.W * g.C, g.H * g.W * g.C)
+        return tensor_maps.encode_tiled(call.ins[0], shape, (kind.channels, PW, PH, tile.TN), first=first, strides=strides)
+
+    def output(array: Any, r: int, s: int, apart: int) -> np.ndarray:
+        """Of images, every `apart`-th pixel from (r, s) on, in squares."""
+        line = apart * g.Q * g.K
+        strides = (apart * g.K, apart * line, apart * g.P * line)
+        return tensor_maps.encode_tiled(array, (g.K, g.Q, g.P, g.N), square, first=r * line + s * g.K, strides=strides)
+
+    outputs = [output(y, r, s, 2) for r in (0, 1) for s in (0, 1)] if e.finish == "interleave" else [output(y, 0, 0, 1), output(e.x, 0, 0, 1)]
+    maps = tensor_maps.upload(
+        *(source(u, v) for u in range(step) for v in range(step)),
+        tensor_maps.encode_tiled(call.packed, (g.GK, g.phases * g.K), (kind.channels, tile.BN)),
+        *([] if e.finish == "pool" else outputs),
+    )
+    down, across = patch.tiles_of(g, tile)
+    scalars = (g.N, g.C, g.P, g.Q, g.K, g.top, g.left, across, down * across)
+    args = (maps, e.b, e.biased, e.floor, y, e.index, *(np.int32(v) for v in scalars))
+    kernel = correlate_patches(tile, kind.name, w, e.finish)
+    return Launch(kernel, tile.resident, tile.threads, args, patch.shared_bytes(tile, kind, w), keep=(maps, call.ins[0], call.packed, e.x))
 
 
 def _split(call: Call, g: Correlation) -> tuple[Any, Any, list[Launch]]:

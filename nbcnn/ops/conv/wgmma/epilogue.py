@@ -24,14 +24,14 @@ def _log2(value: int) -> int:
 
 
 @cache
-def put_fragments(tile: Tile, kind_name: str, relu: bool) -> Any:
-    """Device function (acc, stage, group, warp, lane): the sums, rounded to what is stored, as rows at shared address `stage`."""
+def put_fragments(tile: Tile, kind_name: str) -> Any:
+    """Device function (acc, floor, stage, group, warp, lane): the sums, at least `floor`, rounded to what is stored, as rows at address `stage`."""
     kind = KINDS[kind_name]
     PITCH, EIGHTS, ROWS = pitch(tile, kind), tile.BN // 8, tile.BM // tile.groups
     HALVES, ELEMENT, WORDS, ROUND = ROWS // 64, kind.result, kind.result // 2, kind_name == "tf32"
 
     @jit(device=True)
-    def run(acc, stage, group, warp, lane):
+    def run(acc, floor, stage, group, warp, lane):
         row = i4(group * i4(ROWS) + (warp & i4(3)) * i4(16) + (lane >> i4(2)))
         at = stage + u4(row * i4(PITCH) + (lane & i4(3)) * i4(2 * ELEMENT))
         for j in range(EIGHTS):
@@ -39,9 +39,8 @@ def put_fragments(tile: Tile, kind_name: str, relu: bool) -> Any:
                 for h in range(2):
                     v0 = acc[(half * EIGHTS + j) * 4 + 2 * h]
                     v1 = acc[(half * EIGHTS + j) * 4 + 2 * h + 1]
-                    if relu:
-                        v0 = f4(0) if v0 <= f4(0) else v0
-                        v1 = f4(0) if v1 <= f4(0) else v1
+                    v0 = floor if v0 <= floor else v0
+                    v1 = floor if v1 <= floor else v1
                     to = at + u4((half * 64 + 8 * h) * PITCH + j * 8 * ELEMENT)
                     if WORDS == 1:
                         store_words_1(to, bf16x2(v0, v1))
@@ -54,17 +53,17 @@ def put_fragments(tile: Tile, kind_name: str, relu: bool) -> Any:
 
 
 @cache
-def _masked(kind_name: str) -> tuple[Any, Any, Any]:
+def moves(kind_name: str) -> tuple[Any, Any, Any]:
     """Device functions of 16 bytes: load (x, at, wanted) -> four words; keep (word, x word) -> word, zero where x ≤ 0; store (y, at, words)."""
     if KINDS[kind_name].result == 2:
 
         @jit(device=True)
-        def keep(word, x):
+        def keep_halves(word, x):
             low = word & u4(0xFFFF) if bf16_low(x) > f4(0) else u4(0)
             high = word & u4(0xFFFF0000) if bf16_high(x) > f4(0) else u4(0)
             return u4(low | high)
 
-        return load_bf16x8_if, keep, store_bf16x8
+        return load_bf16x8_if, keep_halves, store_bf16x8
 
     @jit(device=True)
     def load(x, at, wanted):
@@ -94,7 +93,7 @@ def store_rows(tile: Tile, kind_name: str, mask: bool, interleaved: bool) -> Any
     STEP = THREADS >> CHUNKS
     BATCH = min(_LOADS, tile.BM // STEP)
     WORDS, BATCHES, LAST = 4 * BATCH, tile.BM // STEP // BATCH, (1 << CHUNKS) - 1
-    load, keep, store = _masked(kind_name)
+    load, keep, store = moves(kind_name)
 
     @jit(device=True)
     def run(stage, x, y, t, m0, n0, GM, K, Q, r, s):
@@ -129,7 +128,7 @@ def store_rows(tile: Tile, kind_name: str, mask: bool, interleaved: bool) -> Any
 
 
 @cache
-def _largest(kind_name: str) -> Any:
+def largest_of_four(kind_name: str) -> Any:
     """Device function (words, q) -> word q of the largest of four rows of four words, and at which row each channel in it was (2 bits)."""
     if KINDS[kind_name].result == 2:
 
@@ -166,7 +165,7 @@ def store_pooled(tile: Tile, kind_name: str) -> Any:
     CHUNKS = _log2(tile.BN // CHUNK)
     STEP = THREADS >> CHUNKS
     ROUNDS, LAST, BITS = tile.BM // 4 // STEP, (1 << CHUNKS) - 1, 4 if kind.result == 2 else 2
-    largest, store = _largest(kind_name), _masked(kind_name)[2]
+    largest, store = largest_of_four(kind_name), moves(kind_name)[2]
 
     @jit(device=True)
     def run(stage, y, index, t, m0, n0, GM, K, Q):

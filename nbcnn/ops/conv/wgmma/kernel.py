@@ -17,7 +17,7 @@ from nbcnn.ops.ptx.vector import load1_if
 
 
 @cache
-def correlate(tile: Tile, kind_name: str, finish: str, bias: bool, relu: bool) -> Any:
+def correlate(tile: Tile, kind_name: str, finish: str) -> Any:
     """The kernel for one tile and precision. finish: "rows", "mask" (only where x > 0), "pool" or "interleave" (four phases)."""
     kind = KINDS[kind_name]
     THREADS, WARPS, SLOTS, BM, BN = tile.threads, 4 * tile.groups, tile.slots, tile.BM, tile.BN
@@ -25,15 +25,15 @@ def correlate(tile: Tile, kind_name: str, finish: str, bias: bool, relu: bool) -
     HALVES, EIGHTS = BM // tile.groups // 64, BN // 8
     SUMS = HALVES * EIGHTS * 4
     produce, consume = producer(tile, kind_name), consumer(tile, kind_name)
-    put = epilogue.put_fragments(tile, kind_name, relu)
+    put = epilogue.put_fragments(tile, kind_name)
     store = epilogue.store_rows(tile, kind_name, finish == "mask", finish == "interleave")
     store_pooled = epilogue.store_pooled(tile, kind_name)
     consumers = bar_sync(1, tile.groups * WARPGROUP)
     POOL, INTERLEAVE = finish == "pool", finish == "interleave"
 
     @jit(launch_bounds=(THREADS, tile.blocks))
-    def correlate_kernel(maps, b, x, y, index, N, C, P, Q, K, rows, R, S, stride, top, left, across, steps):
-        """y[m,n] = finish(Σ_k source[m,k]·filter[n,k] + b[n]): see `correlation.py`.
+    def correlate_kernel(maps, b, biased, floor, x, y, index, N, C, P, Q, K, rows, R, S, stride, top, left, across, steps):
+        """y[m,n] = finish(max(floor, Σ_k source[m,k]·filter[n,k] + b[n])): see `correlation.py`. b has `biased` elements, K or none.
 
         gemm    GM = N·P·Q, GN = K (of each phase), GK = R·S·C.
         grid    ⌈GM/BM⌉ · phases · ⌈K/BN⌉ blocks, those of one BM rows next to each other, so that they read the source together.
@@ -73,10 +73,8 @@ def correlate(tile: Tile, kind_name: str, finish: str, bias: bool, relu: bool) -
         else:
             acc = cuda.local.array(SUMS, f4)
             for j in range(EIGHTS):
-                b0, b1 = f4(0), f4(0)
-                if bias:
-                    n = i4(n0 + (lane & i4(3)) * i4(2) + i4(8 * j))
-                    b0, b1 = load1_if(b, n, n < K), load1_if(b, i4(n + i4(1)), n < K)
+                n = i4(n0 + (lane & i4(3)) * i4(2) + i4(8 * j))
+                b0, b1 = load1_if(b, n, n < biased), load1_if(b, i4(n + i4(1)), n < biased)
                 for half in range(HALVES):
                     for h in range(2):
                         acc[(half * EIGHTS + j) * 4 + 2 * h] = b0
@@ -85,7 +83,7 @@ def correlate(tile: Tile, kind_name: str, finish: str, bias: bool, relu: bool) -
             consume(acc, ring, full, empty, group, lane, steps)
             # Results overwrite the ring: every warpgroup must have read it.
             consumers()
-            put(acc, ring, group, warp, lane)
+            put(acc, floor, ring, group, warp, lane)
             consumers()
             GM = i4(N * P * Q)
             if POOL:

@@ -1,0 +1,127 @@
+"""Geometry of the patch kernel: which pixels a block owns, and the patch of the source that it needs.
+
+Loaded tap by tap, every pixel of the source crosses from L2 R·S times, and that bounds the kernel of `kernel.py`. Here a block loads a patch once:
+its pixels and the border around them, 64 channels deep. The rows of A for tap (r, s) are then rows of the patch, r·PW + s further on.
+
+wgmma wants 64 rows in groups of eight, neighbours in memory, at one distance from group to group: 8×8 pixels, whose lines are PW rows apart.
+So a block owns TN images' TH×TW pixels, in squares of 8×8; H and W are multiples of 8.
+
+With stride 2 a patch holds every second pixel of every second line: four patches, one for each parity, take their share of the taps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from nbcnn.ops.conv.wgmma.correlation import Correlation
+from nbcnn.ops.conv.wgmma.tensor_maps import ROW_BYTES
+from nbcnn.ops.conv.wgmma.tile import ALIGNMENT, WARPGROUP, Kind
+
+SQUARE = 8
+"""Pixels along the side of a square, the 64 rows of one wgmma."""
+_SHARED_OF_BLOCK = 227 * 1024
+_BARRIERS = 256
+
+
+@dataclass(frozen=True)
+class PatchTile:
+    """A block's tile: TN·TH·TW pixels × BN channels; `groups` warpgroups; `slots` taps of filters and two patches in flight.
+
+    `blocks` of them share a multiprocessor, and `resident` run in all, each taking one tile after another.
+    """
+
+    TN: int
+    TH: int
+    TW: int
+    BN: int
+    groups: int
+    slots: int
+    blocks: int
+    resident: int
+
+    @property
+    def BM(self) -> int:
+        return self.TN * self.TH * self.TW
+
+    @property
+    def threads(self) -> int:
+        """Consumer warpgroups and one producer warp."""
+        return self.groups * WARPGROUP + 32
+
+
+@dataclass(frozen=True)
+class Window:
+    """What a kernel freezes of a correlation: taps of one patch (R×S), and the stride, whose square is the number of patches."""
+
+    R: int
+    S: int
+    stride: int
+
+    @property
+    def taps(self) -> int:
+        return self.R * self.S
+
+
+def window(g: Correlation) -> Window:
+    return Window(g.R // g.stride, g.S // g.stride, g.stride)
+
+
+def patch_extent(tile: PatchTile, w: Window) -> tuple[int, int]:
+    """(PH, PW): lines and columns of a patch."""
+    return tile.TH + w.R - 1, tile.TW + w.S - 1
+
+
+def patch_load(tile: PatchTile, w: Window) -> int:
+    """Bytes of a patch."""
+    PH, PW = patch_extent(tile, w)
+    return tile.TN * PH * PW * ROW_BYTES
+
+
+def patch_bytes(tile: PatchTile, w: Window) -> int:
+    """The same, rounded up to where the next swizzled tile may start."""
+    return -(-patch_load(tile, w) // ALIGNMENT) * ALIGNMENT
+
+
+def stage_bytes(tile: PatchTile, kind: Kind) -> int:
+    """Bytes of the tile's results, put together for TMA to store: squares of 64 rows of 128 bytes."""
+    return tile.BM * tile.BN * kind.result
+
+
+def shared_bytes(tile: PatchTile, kind: Kind, w: Window) -> int:
+    """Dynamic shared memory of a block: room to align, two patches, the filters' ring, the results, barriers."""
+    return ALIGNMENT + 2 * patch_bytes(tile, w) + tile.slots * tile.BN * ROW_BYTES + stage_bytes(tile, kind) + _BARRIERS
+
+
+def tiles_of(g: Correlation, tile: PatchTile) -> tuple[int, int]:
+    """Tiles along GM, and along GN over all phases."""
+    return -(-g.N // tile.TN) * (g.P // tile.TH) * (g.Q // tile.TW), g.phases * -(-g.K // tile.BN)
+
+
+def candidates(g: Correlation, kind: Kind, multiprocessors: int) -> list[PatchTile]:
+    """The patch tiles that serve a correlation; none where its images are no squares of 8×8, or its stride does not divide filter and image."""
+    divides = g.stride <= 2 and not (g.R % g.stride or g.S % g.stride or g.H % g.stride or g.W % g.stride)
+    if kind.planes > 1 or g.P % SQUARE or g.Q % SQUARE or not divides:
+        return []
+    found = []
+    for BM, BN, groups in _SHAPES:
+        TW = _side(g.Q, BM // SQUARE)
+        TH = _side(g.P, BM // TW)
+        tile = PatchTile(BM // (TW * TH), TH, TW, BN, groups, 0, 1, 0)
+        free = _SHARED_OF_BLOCK - shared_bytes(tile, kind, window(g))
+        slots = min(_MOST_SLOTS, free // (BN * ROW_BYTES))
+        down, across = tiles_of(g, tile)
+        if slots >= 2 and (BN <= 64 or BN < 2 * g.K):
+            found.append(replace(tile, slots=slots, resident=min(down * across, multiprocessors)))
+    return found
+
+
+_SHAPES = ((256, 128, 2), (128, 256, 2), (128, 128, 2), (128, 64, 2), (64, 64, 1))
+_MOST_SLOTS = 6
+
+
+def _side(size: int, most: int) -> int:
+    """The largest power of two, at least 8, that divides `size` and is at most `most`."""
+    side = SQUARE
+    while side * 2 <= most and size % (side * 2) == 0:
+        side *= 2
+    return side

@@ -1,0 +1,118 @@
+"""What becomes of a warpgroup's sums in the patch kernel: mask or ReLU, rounding, and out through shared memory.
+
+The stage holds squares (64 pixels) of 64 bfloat16 or 32 float32 channels, rows of 128 bytes, swizzled: 16 bytes c of row i lie at c ^ (i mod 8).
+TMA stores a square at a time, and leaves out what is outside the images. The mask comes the same way: TMA loads x to where the results will be.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from nbcnn.cuda import cuda, f4, i4, jit, u4
+from nbcnn.ops.conv.wgmma.epilogue import largest_of_four, moves
+from nbcnn.ops.conv.wgmma.patch import SQUARE, PatchTile
+from nbcnn.ops.conv.wgmma.tensor_maps import ROW_BYTES
+from nbcnn.ops.conv.wgmma.tile import KINDS, WARPGROUP
+from nbcnn.ops.ptx.cvt import bf16_high, bf16_low, bf16x2, bits_float, float_bits, tf32
+from nbcnn.ops.ptx.shared import load_words_1, load_words_2, load_words_4, store_words_1, store_words_2
+
+BLOCK_BYTES = SQUARE * SQUARE * ROW_BYTES
+
+
+@cache
+def put_fragments(tile: PatchTile, kind_name: str, mask: bool) -> Any:
+    """Device function (acc, floor, stage, warp, lane): a warpgroup's sums, at least `floor`, rounded, to its part of the stage.
+
+    mask: zero where the stage holds x ≤ 0.
+    """
+    kind = KINDS[kind_name]
+    EIGHTS, HALVES, COLUMNS = tile.BN // 8, tile.BM // tile.groups // 64, tile.BN * kind.result // ROW_BYTES
+    BF16, ROUND = kind.result == 2, kind_name == "tf32"
+
+    @jit(device=True)
+    def run(acc, floor, stage, warp, lane):
+        row = i4((warp & i4(3)) * i4(16) + (lane >> i4(2)))
+        swizzle = u4(lane >> i4(2))
+        pair = u4(lane & i4(3))
+        for half in range(HALVES):
+            for j in range(EIGHTS):
+                if BF16:
+                    at = stage + u4((half * COLUMNS + j // 8) * BLOCK_BYTES) + ((u4(j % 8) ^ swizzle) << u4(4)) + (pair << u4(2))
+                else:
+                    chunk = u4(2 * (j % 4)) + (pair >> u4(1))
+                    at = stage + u4((half * COLUMNS + j // 4) * BLOCK_BYTES) + ((chunk ^ swizzle) << u4(4)) + ((pair & u4(1)) << u4(3))
+                for h in range(2):
+                    to = u4(at + u4(row * i4(ROW_BYTES)) + u4(8 * h * ROW_BYTES))
+                    v0 = acc[(half * EIGHTS + j) * 4 + 2 * h]
+                    v1 = acc[(half * EIGHTS + j) * 4 + 2 * h + 1]
+                    v0 = floor if v0 <= floor else v0
+                    v1 = floor if v1 <= floor else v1
+                    if mask:
+                        if BF16:
+                            word = load_words_1(to)
+                            x0, x1 = bf16_low(word), bf16_high(word)
+                        else:
+                            word0, word1 = load_words_2(to)
+                            x0, x1 = bits_float(word0), bits_float(word1)
+                        v0 = v0 if x0 > f4(0) else f4(0)
+                        v1 = v1 if x1 > f4(0) else f4(0)
+                    if BF16:
+                        store_words_1(to, bf16x2(v0, v1))
+                    elif ROUND:
+                        store_words_2(to, float_bits(tf32(v0)), float_bits(tf32(v1)))
+                    else:
+                        store_words_2(to, float_bits(v0), float_bits(v1))
+
+    return run
+
+
+@cache
+def store_pooled(tile: PatchTile, kind_name: str) -> Any:
+    """Device function (stage, y, index, t, square, image, h0, w0, n0, N, P, Q, K): maxima of 2×2 pixels of a warpgroup's squares.
+
+    t is the thread in its warpgroup, `square` the warpgroup's first in the tile. The results are not negative. index: 2 bits a channel,
+    four channels a byte.
+    """
+    kind = KINDS[kind_name]
+    HALVES, COLUMNS, CHUNK = tile.BM // tile.groups // 64, tile.BN * kind.result // ROW_BYTES, 16 // kind.result
+    CHUNKS, BITS = (tile.BN // CHUNK).bit_length() - 1, 4 if kind.result == 2 else 2
+    ROUNDS, LAST = (HALVES * 16 << CHUNKS) // WARPGROUP, (1 << CHUNKS) - 1
+    ACROSS, DOWN = (tile.TW // SQUARE).bit_length() - 1, (tile.TH // SQUARE).bit_length() - 1
+    largest, store = largest_of_four(kind_name), moves(kind_name)[2]
+
+    @jit(device=True)
+    def run(stage, y, index, t, square, image, h0, w0, n0, N, P, Q, K):
+        words = cuda.local.array(16, u4)
+        for i in range(ROUNDS):
+            item = i4(t + i4(i * WARPGROUP))
+            chunk = i4(item & i4(LAST))
+            pooled = i4((item >> i4(CHUNKS)) & i4(15))
+            half = i4(item >> i4(CHUNKS + 4))
+            ph, pw = i4(pooled >> i4(2)), i4(pooled & i4(3))
+            here = stage + u4((half * i4(COLUMNS) + (chunk >> i4(3))) * i4(BLOCK_BYTES) + (ph * i4(16) + pw * i4(2)) * i4(ROW_BYTES))
+            # Rows 16·ph + 2·pw and the next are 2·pw and 2·pw + 1 modulo 8, eight rows further down the same.
+            even = here + (u4((chunk & i4(7)) ^ (pw * i4(2))) << u4(4))
+            odd = here + u4(ROW_BYTES) + (u4((chunk & i4(7)) ^ (pw * i4(2) + i4(1))) << u4(4))
+            words[0], words[1], words[2], words[3] = load_words_4(even)
+            words[4], words[5], words[6], words[7] = load_words_4(odd)
+            words[8], words[9], words[10], words[11] = load_words_4(even + u4(8 * ROW_BYTES))
+            words[12], words[13], words[14], words[15] = load_words_4(odd + u4(8 * ROW_BYTES))
+            w0_, p0 = largest(words, 0)
+            w1_, p1 = largest(words, 1)
+            w2_, p2 = largest(words, 2)
+            w3_, p3 = largest(words, 3)
+            mine = i4(square + half)
+            column = i4(((w0 + (mine & i4((1 << ACROSS) - 1)) * i4(SQUARE)) >> i4(1)) + pw)
+            line = i4(((h0 + ((mine >> i4(ACROSS)) & i4((1 << DOWN) - 1)) * i4(SQUARE)) >> i4(1)) + ph)
+            n = i4(image + (mine >> i4(ACROSS + DOWN)))
+            channel = i4(n0 + chunk * i4(CHUNK))
+            if n < N and channel < K:
+                at = i4(((n * (P >> i4(1)) + line) * (Q >> i4(1)) + column) * K + channel)
+                store(y, at, w0_, w1_, w2_, w3_)
+                places = u4(p0 | p1 << u4(BITS) | p2 << u4(2 * BITS) | p3 << u4(3 * BITS))
+                index[at >> i4(2)] = places & u4(0xFF)
+                if CHUNK == 8:
+                    index[(at >> i4(2)) + i4(1)] = places >> u4(8)
+
+    return run

@@ -1,0 +1,299 @@
+"""The patch kernel: a patch of the source stays in shared memory for all taps; blocks stay for many tiles."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from nbcnn.cuda import cuda, f4, i4, jit, types, u4
+from nbcnn.ops.conv.thin_shape import unrolled
+from nbcnn.ops.conv.wgmma.patch import SQUARE, PatchTile, Window, patch_bytes, patch_extent, patch_load, stage_bytes
+from nbcnn.ops.conv.wgmma.patch_epilogue import BLOCK_BYTES, put_fragments, store_pooled
+from nbcnn.ops.conv.wgmma.tensor_maps import ROW_BYTES
+from nbcnn.ops.conv.wgmma.tile import ALIGNMENT, KINDS, WARPGROUP
+from nbcnn.ops.ptx.asm import byte_address_global, byte_address_shared
+from nbcnn.ops.ptx.mbarrier import bar_sync, fence_mbarrier_init, mbarrier_arrive, mbarrier_arrive_expect_tx, mbarrier_init, mbarrier_wait
+from nbcnn.ops.ptx.tma import (
+    commit_stores,
+    fence_async_shared,
+    fence_tensor_map,
+    load_tile_2d,
+    load_tile_4d,
+    store_tile_4d,
+    wait_stores,
+    wait_stores_read,
+)
+from nbcnn.ops.ptx.vector import load1_if
+from nbcnn.ops.ptx.wgmma import K_STEP, k_major, k_major_rows, wgmma_bf16, wgmma_commit, wgmma_fence, wgmma_tf32, wgmma_wait, wgmma_wait_all
+
+u8 = types.uint64
+PATCHES = 2
+
+
+@cache
+def _place(tile: PatchTile) -> Any:
+    """Device function (tile_m, P, Q) -> image, line, column of the first pixel of a tile."""
+    TN, TH, TW = tile.TN, tile.TH, tile.TW
+
+    @jit(device=True)
+    def run(tile_m, P, Q):
+        across = i4(u4(Q) // u4(TW))
+        line = i4(u4(tile_m) // u4(across))
+        down = i4(u4(P) // u4(TH))
+        group = i4(u4(line) // u4(down))
+        return i4(group * i4(TN)), i4((line - group * down) * i4(TH)), i4((tile_m - line * across) * i4(TW))
+
+    return run
+
+
+@cache
+def _multiply_tap(tile: PatchTile, kind_name: str, w: Window) -> Any:
+    """Device function (acc, a0, a1, b): acc += A·Bᵀ over 128 bytes of channels of one tap; a0, a1 start a warpgroup's squares, b the filters."""
+    multiply = wgmma_tf32 if kind_name == "tf32" else wgmma_bf16
+    _, PW = patch_extent(tile, w)
+    source, halves = k_major_rows(PW * ROW_BYTES), tile.BM // tile.groups // 64
+
+    def instruction(half: int, step: int) -> Any:
+        product = multiply(tile.BN, half * tile.BN // 2)
+        MORE, SECOND = step * K_STEP, half == 1
+
+        @jit(device=True)
+        def run(acc, a0, a1, b):
+            product(acc, (a1 if SECOND else a0) + u8(MORE), b + u8(MORE), u4(1))
+
+        return run
+
+    every = unrolled([instruction(half, step) for half in range(halves) for step in range(4)])
+
+    @jit(device=True)
+    def run(acc, a0, a1, b):
+        wgmma_fence()
+        every(acc, source(a0), source(a1), k_major(b))
+        wgmma_commit()
+
+    return run
+
+
+@cache
+def correlate_patches(tile: PatchTile, kind_name: str, w: Window, finish: str) -> Any:
+    """The kernel for one tile, precision and window. finish: "rows", "mask" (only where x > 0), "pool" or "interleave" (four phases)."""
+    kind = KINDS[kind_name]
+    THREADS, WARPS, SLOTS, BN, CHANNELS = tile.threads, 4 * tile.groups, tile.slots, tile.BN, kind.channels
+    PATCH, PATCH_LOAD, FILTERS, (PH, PW) = patch_bytes(tile, w), patch_load(tile, w), BN * ROW_BYTES, patch_extent(tile, w)
+    RING, STAGE = PATCHES * PATCH, PATCHES * PATCH + SLOTS * FILTERS
+    BARRIERS = STAGE + stage_bytes(tile, kind)
+    HALVES, EIGHTS, WIDE = tile.BM // tile.groups // 64, BN // 8, ROW_BYTES // kind.result
+    COLUMNS = BN // WIDE
+    SUMS, SECOND = HALVES * EIGHTS * 4, HALVES - 1
+    MINE = HALVES * COLUMNS * BLOCK_BYTES
+    ACROSS, DOWN = (tile.TW // SQUARE).bit_length() - 1, (tile.TH // SQUARE).bit_length() - 1
+    R, S, STRIDE, SOURCES, ALL_S = w.R, w.S, w.stride, w.stride * w.stride, w.S * w.stride
+    POOL, INTERLEAVE, MASK = finish == "pool", finish == "interleave", finish == "mask"
+    OUTPUTS = 4 if INTERLEAVE else 2
+    place, multiply = _place(tile), _multiply_tap(tile, kind_name, w)
+    put, pool = put_fragments(tile, kind_name, MASK), store_pooled(tile, kind_name)
+    one_running, all_done = wgmma_wait(1), wgmma_wait_all(SUMS)
+    first_group, second_group = bar_sync(1, WARPGROUP), bar_sync(2, WARPGROUP)
+
+    @jit(device=True)
+    def join(group):
+        if group == i4(0):
+            first_group()
+        else:
+            second_group()
+
+    @jit(device=True)
+    def square_rows(square):
+        """Rows of a patch before those of a square of the tile."""
+        column = square & i4((1 << ACROSS) - 1)
+        line = (square >> i4(ACROSS)) & i4((1 << DOWN) - 1)
+        return i4(((square >> i4(ACROSS + DOWN)) * i4(PH) + line * i4(SQUARE)) * i4(PW) + column * i4(SQUARE))
+
+    @jit(launch_bounds=(THREADS, tile.blocks))
+    def correlate_patches_kernel(maps, b, biased, floor, y, index, N, C, P, Q, K, top, left, across, tiles):
+        """y[m,n] = finish(max(floor, Σ_k source[m,k]·filter[n,k] + b[n])): see `correlation.py`, `patch.py`. b has `biased` elements, K or none.
+
+        gemm    GM = N·P·Q, GN = K (of each phase), GK = R·S·C.
+        grid    `resident` blocks; each takes tiles blockIdx, blockIdx + gridDim, … of the tiles (pixels, phase, channels).
+        block   `groups` warpgroups that multiply, one warp of which a single thread has patches and filters fetched, tiles ahead.
+        owns    block BM × BN, warpgroup BM/groups × BN in squares of 8×8 pixels, thread 2 columns of 8, every 8th row.
+        shared  `shared_bytes(tile)`: two patches, the ring of filters, results on their way out, barriers.
+        moves   the source (PH·PW)/(TH·TW) times for every tile along GN, filters once a tile, both out of L2, y once.
+        needs   compute capability 9.0; channels of the source in whole rows of 128 bytes, K a multiple of 8, P and Q of 8.
+        source  NVIDIA, PTX ISA, "Asynchronous warpgroup level matrix instructions": strides and swizzles of K-major operands.
+        """
+        memory = cuda.shared.array(0, np.uint8)
+        patches = u4((byte_address_shared(memory) + u4(ALIGNMENT - 1)) & u4(0xFFFFFFFF - ALIGNMENT + 1))
+        ring = patches + u4(RING)
+        full = patches + u4(BARRIERS)
+        empty = full + u4(SLOTS * 8)
+        patch_full = empty + u4(SLOTS * 8)
+        patch_empty = patch_full + u4(PATCHES * 8)
+        mask_full = patch_empty + u4(PATCHES * 8)
+        t = i4(cuda.threadIdx.x)
+        lane = i4(t & i4(31))
+        warp = i4(t >> i4(5))
+        tiles_of_phase = i4(u4(K + i4(BN - 1)) // u4(BN))
+        source_map = byte_address_global(maps)
+        filter_map = source_map + u8(SOURCES * ROW_BYTES)
+        output_map = filter_map + u8(ROW_BYTES)
+        mask_map = output_map + u8(ROW_BYTES)
+        if t == i4(0):
+            for slot in range(SLOTS):
+                mbarrier_init(full + u4(8 * slot), u4(1))
+                mbarrier_init(empty + u4(8 * slot), u4(WARPS))
+            for slot in range(PATCHES):
+                mbarrier_init(patch_full + u4(8 * slot), u4(1))
+                mbarrier_init(patch_empty + u4(8 * slot), u4(WARPS))
+                mbarrier_init(mask_full + u4(8 * slot), u4(1))
+            fence_mbarrier_init()
+        cuda.syncthreads()
+        slot, parity, patch, patch_parity = i4(0), u4(0), i4(0), u4(0)
+        tile_at = i4(cuda.blockIdx.x)
+        if warp == i4(WARPS):
+            if lane == i4(0):
+                for i in range(SOURCES + 1):
+                    fence_tensor_map(source_map + u8(i * ROW_BYTES))
+                while tile_at < tiles:
+                    tile_m = i4(u4(tile_at) // u4(across))
+                    tile_n = i4(tile_at - tile_m * across)
+                    image, h0, w0 = place(tile_m, P, Q)
+                    phase, r0, s0 = i4(0), i4(0), i4(0)
+                    if INTERLEAVE:
+                        phase = i4(u4(tile_n) // u4(tiles_of_phase))
+                        tile_n = i4(tile_n - phase * tiles_of_phase)
+                        r0, s0 = i4(phase >> i4(1)), i4(phase & i4(1))
+                    row = i4(phase * K + tile_n * i4(BN))
+                    for source in range(SOURCES):
+                        U, V = source // STRIDE, source % STRIDE
+                        # Line 2·(i + a) + U − top of the source is line i + a + (U − top) // 2 of the patch's parity.
+                        h = i4(h0 + r0 + ((i4(U) - top) >> i4(STRIDE - 1)))
+                        w_ = i4(w0 + s0 + ((i4(V) - left) >> i4(STRIDE - 1)))
+                        c = i4(0)
+                        while c < C:
+                            here = u4(patch * i4(8))
+                            mbarrier_wait(patch_empty + here, patch_parity ^ u4(1))
+                            mbarrier_arrive_expect_tx(patch_full + here, u4(PATCH_LOAD))
+                            load_tile_4d(patches + u4(patch * i4(PATCH)), source_map + u8(source * ROW_BYTES), c, w_, h, image, patch_full + here)
+                            patch = i4(patch ^ i4(1))
+                            if patch == i4(0):
+                                patch_parity = patch_parity ^ u4(1)
+                            for r in range(R):
+                                for s in range(S):
+                                    tap = (r * STRIDE + U) * ALL_S + s * STRIDE + V
+                                    here = u4(slot * i4(8))
+                                    mbarrier_wait(empty + here, parity ^ u4(1))
+                                    mbarrier_arrive_expect_tx(full + here, u4(FILTERS))
+                                    load_tile_2d(ring + u4(slot * i4(FILTERS)), filter_map, i4(i4(tap) * C + c), row, full + here)
+                                    slot = i4(slot + i4(1))
+                                    if slot == i4(SLOTS):
+                                        slot = i4(0)
+                                        parity = parity ^ u4(1)
+                            c = i4(c + i4(CHANNELS))
+                    tile_at = i4(tile_at + i4(cuda.gridDim.x))
+        else:
+            acc = cuda.local.array(SUMS, f4)
+            group = i4(warp >> i4(2))
+            in_group = i4(t & i4(WARPGROUP - 1))
+            stage = patches + u4(STAGE) + u4(group * i4(MINE))
+            square = i4(group * i4(HALVES))
+            rows0 = u4(square_rows(square) * i4(ROW_BYTES))
+            rows1 = u4(square_rows(i4(square + i4(SECOND))) * i4(ROW_BYTES))
+            mask_parity = u4(0)
+            steps = i4(u4(C) // u4(CHANNELS)) * i4(SOURCES)
+            if in_group == i4(0) and not POOL:
+                for i in range(OUTPUTS):
+                    fence_tensor_map(output_map + u8(i * ROW_BYTES))
+            while tile_at < tiles:
+                tile_m = i4(u4(tile_at) // u4(across))
+                tile_n = i4(tile_at - tile_m * across)
+                image, h0, w0 = place(tile_m, P, Q)
+                phase = i4(0)
+                if INTERLEAVE:
+                    phase = i4(u4(tile_n) // u4(tiles_of_phase))
+                    tile_n = i4(tile_n - phase * tiles_of_phase)
+                n0 = i4(tile_n * i4(BN))
+                for j in range(EIGHTS):
+                    n = i4(n0 + (lane & i4(3)) * i4(2) + i4(8 * j))
+                    b0, b1 = load1_if(b, n, n < biased), load1_if(b, i4(n + i4(1)), n < biased)
+                    for half in range(HALVES):
+                        for h in range(2):
+                            acc[(half * EIGHTS + j) * 4 + 2 * h] = b0
+                            acc[(half * EIGHTS + j) * 4 + 2 * h + 1] = b1
+                if MASK and in_group == i4(0):
+                    wait_stores_read()
+                    mbarrier_arrive_expect_tx(mask_full + u4(group * i4(8)), u4(MINE))
+                    for half in range(HALVES):
+                        mine = i4(square + i4(half))
+                        wx = i4(w0 + (mine & i4((1 << ACROSS) - 1)) * i4(SQUARE))
+                        hx = i4(h0 + ((mine >> i4(ACROSS)) & i4((1 << DOWN) - 1)) * i4(SQUARE))
+                        nx = i4(image + (mine >> i4(ACROSS + DOWN)))
+                        for column in range(COLUMNS):
+                            to = stage + u4((half * COLUMNS + column) * BLOCK_BYTES)
+                            load_tile_4d(to, mask_map, i4(n0 + i4(column * WIDE)), wx, hx, nx, mask_full + u4(group * i4(8)))
+                previous, step = i4(-1), i4(0)
+                while step < steps:
+                    mbarrier_wait(patch_full + u4(patch * i4(8)), patch_parity)
+                    start = patches + u4(patch * i4(PATCH))
+                    tap = i4(0)
+                    line = u4(0)
+                    while tap < i4(R * S):
+                        s = u4(0)
+                        while s < u4(S * ROW_BYTES):
+                            mbarrier_wait(full + u4(slot * i4(8)), parity)
+                            at = start + u4(line + s)
+                            multiply(acc, at + rows0, at + rows1, ring + u4(slot * i4(FILTERS)))
+                            # The step before this one is done: its filters, and after the last tap its patch, may be overwritten.
+                            one_running()
+                            if lane == i4(0) and previous >= i4(0):
+                                mbarrier_arrive(empty + u4(previous * i4(8)))
+                                if tap == i4(0):
+                                    mbarrier_arrive(patch_empty + u4((patch ^ i4(1)) * i4(8)))
+                            previous = slot
+                            slot = i4(slot + i4(1))
+                            if slot == i4(SLOTS):
+                                slot = i4(0)
+                                parity = parity ^ u4(1)
+                            s = u4(s + u4(ROW_BYTES))
+                            tap = i4(tap + i4(1))
+                        line = u4(line + u4(PW * ROW_BYTES))
+                    patch = i4(patch ^ i4(1))
+                    if patch == i4(0):
+                        patch_parity = patch_parity ^ u4(1)
+                    step = i4(step + i4(1))
+                all_done(acc)
+                if lane == i4(0):
+                    mbarrier_arrive(empty + u4(previous * i4(8)))
+                    mbarrier_arrive(patch_empty + u4((patch ^ i4(1)) * i4(8)))
+                if MASK:
+                    mbarrier_wait(mask_full + u4(group * i4(8)), mask_parity)
+                    mask_parity = mask_parity ^ u4(1)
+                else:
+                    if in_group == i4(0) and not POOL:
+                        wait_stores_read()
+                    join(group)
+                put(acc, floor, stage, warp, lane)
+                if POOL:
+                    join(group)
+                    pool(stage, y, index, in_group, square, image, h0, w0, n0, N, P, Q, K)
+                else:
+                    fence_async_shared()
+                    join(group)
+                    if in_group == i4(0):
+                        for half in range(HALVES):
+                            mine = i4(square + i4(half))
+                            wx = i4(w0 + (mine & i4((1 << ACROSS) - 1)) * i4(SQUARE))
+                            hx = i4(h0 + ((mine >> i4(ACROSS)) & i4((1 << DOWN) - 1)) * i4(SQUARE))
+                            nx = i4(image + (mine >> i4(ACROSS + DOWN)))
+                            for column in range(COLUMNS):
+                                at = stage + u4((half * COLUMNS + column) * BLOCK_BYTES)
+                                channel = i4(n0 + i4(column * WIDE))
+                                store_tile_4d(output_map + u8(phase * i4(ROW_BYTES)), channel, wx, hx, nx, at)
+                        commit_stores()
+                tile_at = i4(tile_at + i4(cuda.gridDim.x))
+            if in_group == i4(0) and not POOL:
+                wait_stores()
+
+    return correlate_patches_kernel
