@@ -112,6 +112,12 @@ def candidates(call: Call, multiprocessors: int, *, precision: str) -> list[Pixe
 
 def ops(precision: str) -> dict[str, Impl]:
     """What this module implements in `precision`, by op."""
-    chosen = {name: partial(function, precision=precision) for name, function in (("supports", refusal), ("tile", tile), ("candidates", candidates))}
-    impl = Impl(bind, scratch=scratch, needs=(9, 0), **chosen)
+    impl = Impl(
+        bind,
+        scratch=scratch,
+        supports=partial(refusal, precision=precision),
+        tile=partial(tile, precision=precision),
+        candidates=partial(candidates, precision=precision),
+        needs=(9, 0),
+    )
     return {"conv_wgrad": impl, "upconv_wgrad": impl}

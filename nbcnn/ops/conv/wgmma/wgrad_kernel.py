@@ -91,6 +91,7 @@ def _multiply_slot(tile: PixelTile) -> Any:
     add 0 forgets the old sums.
     """
     ROWS, LOW = tile.BM // tile.groups, tile.landed_bytes >> 4
+    multiply: Any
     if tile.element == 2:
         operand, multiply = mn_major(tile.panel_bytes), partial(wgmma_bf16, a_mn_major=True, b_mn_major=True)
         step_units, half_units, k = MN_STEP, tile.panel_bytes >> 4, 16
