@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from nbcnn.ops.call import Impl
+from nbcnn.ops.conv.wgmma import wgrad
 from nbcnn.ops.conv.wgmma.engine import implementations
 
 
 def ops(precision: str) -> dict[str, Impl]:
     """The ops of this engine in "bf16", "tf32" or "fp32"."""
-    return implementations(precision)
+    return implementations(precision) | wgrad.ops(precision)
