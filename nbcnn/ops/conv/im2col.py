@@ -33,7 +33,7 @@ from nbcnn.ops.conv.pooling import pool_tile
 from nbcnn.ops.conv.register_tile import ALIGNMENT, block_corner, block_part, matrix_product, shared_floats, store_tile
 from nbcnn.ops.conv.splitk import launch_sum_planes
 from nbcnn.ops.conv.splitk_fused import launch_sum_pooled
-from nbcnn.ops.conv.tiles import Tile, choose, unsplit
+from nbcnn.ops.conv.tiles import Product, Tile, choices, unsplit
 from nbcnn.shapes import ConvShape, numel
 
 
@@ -166,12 +166,11 @@ def pack_dgrad(call: Call) -> np.ndarray:
     return _packed_index(np.arange(numel(w)).reshape(w).transpose(2, 3, 0, 1)[::-1, ::-1])
 
 
-def tile(call: Call, multiprocessors: int) -> Tile:
-    """The tile of fprop and dgrad for this shape and number of multiprocessors."""
+def product(call: Call) -> Product:
+    """GM, GN, GK of fprop or dgrad; whether k-tiles are whole loads; whether a sum of parts always runs."""
     path = "fprop" if "fprop" in call.op else "dgrad"
     c = shape_of(call)
-    channels = c.C if path == "fprop" else c.K
-    return choose(*c.gemm(path), multiprocessors, channels % 16 == 0, False)
+    return *c.gemm(path), (c.C if path == "fprop" else c.K) % 16 == 0, False
 
 
 def scratch(call: Call) -> int:
@@ -180,8 +179,8 @@ def scratch(call: Call) -> int:
 
 
 OPS = {
-    "conv_fprop": Impl(bind_fprop, scratch, tile=tile, pack=pack_fprop),
-    "conv_dgrad": Impl(bind_dgrad, scratch, tile=tile, pack=pack_dgrad),
-    "conv_wgrad": Impl(im2col_wgrad.bind, im2col_wgrad.scratch, tile=im2col_wgrad.tile),
+    "conv_fprop": Impl(bind_fprop, scratch, pack=pack_fprop, **choices(product)),
+    "conv_dgrad": Impl(bind_dgrad, scratch, pack=pack_dgrad, **choices(product)),
+    "conv_wgrad": Impl(im2col_wgrad.bind, im2col_wgrad.scratch, **choices(im2col_wgrad.product)),
 }
 """The convolutions of row `im2col`: every shape, NHWC, float32."""

@@ -24,7 +24,7 @@ from nbcnn.ops.conv.box import extents, launch_boxes
 from nbcnn.ops.conv.folded import TERMS, phase_filters
 from nbcnn.ops.conv.im2col import Window, launches, padded, shape_of
 from nbcnn.ops.conv.splitk_fused import launch_sum_turned
-from nbcnn.ops.conv.tiles import Tile, choose
+from nbcnn.ops.conv.tiles import Product, choices
 from nbcnn.shapes import ConvShape, numel
 
 ALIGNMENT = 256
@@ -105,19 +105,22 @@ def pack_up_fprop(call: Call) -> np.ndarray:
     return np.pad(index, [(0, 0)] * 5 + [(0, spare)], constant_values=-1).reshape(TERMS, -1)
 
 
-def tile_up_fprop(call: Call, multiprocessors: int) -> Tile:
+def product_up_fprop(call: Call) -> Product:
+    """As `im2col.product`: four phases of GK = 4·C."""
     (N, C, H, W), K = call.in_shapes[0], call.in_shapes[1][0]
-    return choose(4 * N * H * W, K, 4 * C, multiprocessors, C % 16 == 0, False)
+    return 4 * N * H * W, K, 4 * C, C % 16 == 0, False
 
 
-def tile_up_dgrad(call: Call, multiprocessors: int) -> Tile:
+def product_up_dgrad(call: Call) -> Product:
+    """As `im2col.product`: GK = 9·K over the box sums."""
     K, (N, C, H, W) = call.in_shapes[0][1], call.out_shapes[0]
-    return choose(N * H * W, C, 9 * K, multiprocessors, K % 16 == 0, False)
+    return N * H * W, C, 9 * K, K % 16 == 0, False
 
 
-def tile_up_wgrad(call: Call, multiprocessors: int) -> Tile:
+def product_up_wgrad(call: Call) -> Product:
+    """As `im2col_wgrad.product`."""
     c = exchanged(call)
-    return choose(*c.gemm("wgrad"), multiprocessors, c.C % 4 == 0 and c.K % 4 == 0, True)
+    return *c.gemm("wgrad"), c.C % 4 == 0 and c.K % 4 == 0, True
 
 
 def scratch(call: Call) -> int:
@@ -137,17 +140,15 @@ def scratch_up_wgrad(call: Call) -> int:
     return _box_bytes(call, 1) + 4 * call.tile.split * (GM + 1) * GN
 
 
-def _impl(bind: Any, tile: Any, pack: Any) -> Impl:
-    return Impl(bind, scratch, supports, tile, pack)
-
-
-_UP = _impl(bind_up_fprop, tile_up_fprop, pack_up_fprop)
-_UP_DGRAD = Impl(bind_up_dgrad, scratch_up_dgrad, supports, tile_up_dgrad, im2col.pack_dgrad)
+_TILES = choices(im2col.product)
+_FPROP = Impl(bind_fprop, scratch, supports, pack=im2col.pack_fprop, **_TILES)
+_UP = Impl(bind_up_fprop, scratch, supports, pack=pack_up_fprop, **choices(product_up_fprop))
+_UP_DGRAD = Impl(bind_up_dgrad, scratch_up_dgrad, supports, pack=im2col.pack_dgrad, **choices(product_up_dgrad))
 
 FUSED = {
-    "conv_relu_fprop": _impl(bind_fprop, im2col.tile, im2col.pack_fprop),
-    "conv_relu_pool_fprop": _impl(bind_fprop, im2col.tile, im2col.pack_fprop),
-    "conv_dgrad_relu": _impl(bind_dgrad_relu, im2col.tile, im2col.pack_dgrad),
+    "conv_relu_fprop": _FPROP,
+    "conv_relu_pool_fprop": _FPROP,
+    "conv_dgrad_relu": Impl(bind_dgrad_relu, scratch, supports, pack=im2col.pack_dgrad, **_TILES),
     "conv_pool_wgrad": composed.pool_wgrad(im2col.OPS["conv_wgrad"], unpool.IMPL),
     "unpool": unpool.IMPL,
     "upconv_fprop": _UP,
@@ -155,6 +156,6 @@ FUSED = {
     "upconv_mse_fprop": composed.upconv_mse(_UP, mse.FPROP, mse.DGRAD),
     "upconv_dgrad": _UP_DGRAD,
     "upconv_dgrad_relu": _UP_DGRAD,
-    "upconv_wgrad": Impl(bind_up_wgrad, scratch_up_wgrad, supports, tile_up_wgrad),
+    "upconv_wgrad": Impl(bind_up_wgrad, scratch_up_wgrad, supports, **choices(product_up_wgrad)),
 }
 """The fused convolutions of row `im2col`: every shape, NHWC, float32."""

@@ -22,7 +22,7 @@ from nbcnn.ops.call import Call, Launch
 from nbcnn.ops.conv.loaders import gather_columns, lines_of_a_tile, matrix
 from nbcnn.ops.conv.register_tile import ALIGNMENT, Loader, block_corner, block_part, matrix_product, shared_floats, store_tile
 from nbcnn.ops.conv.splitk import launch_sum_filters
-from nbcnn.ops.conv.tiles import Tile, choose, unsplit
+from nbcnn.ops.conv.tiles import Product, Tile, unsplit
 from nbcnn.shapes import ConvShape
 
 
@@ -139,10 +139,10 @@ def launch_product(call: Call, c: ConvShape, x: Any, dy: Any, sums: str) -> tupl
     return Launch(kernel, tile.grid(GM, GN), tile.threads, args, name=call.op), partials, partials_b
 
 
-def tile(call: Call, multiprocessors: int) -> Tile:
-    """The tile of wgrad for this shape and number of multiprocessors."""
+def product(call: Call) -> Product:
+    """GM, GN, GK of wgrad; whether k-tiles are whole loads; that a sum of parts always runs."""
     c = shape_of(call)
-    return choose(*c.gemm("wgrad"), multiprocessors, c.C % 4 == 0 and c.K % 4 == 0, True)
+    return *c.gemm("wgrad"), c.C % 4 == 0 and c.K % 4 == 0, True
 
 
 def scratch(call: Call) -> int:

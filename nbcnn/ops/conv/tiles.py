@@ -9,7 +9,11 @@ Splitting GK evens waves out and shortens them, and costs a second kernel that r
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
+
+Product = tuple[int, int, int, bool, bool]
 
 
 def ceil_div(count: int, size: int) -> int:
@@ -112,8 +116,8 @@ def cycles(tile: Tile, GM: int, GN: int, GK: int, multiprocessors: int, always_s
 
 
 @functools.cache
-def choose(GM: int, GN: int, GK: int, multiprocessors: int, whole_tiles: bool, always_sums: bool) -> Tile:
-    """The tile with the least estimated time.
+def ranked(GM: int, GN: int, GK: int, whole_tiles: bool, always_sums: bool, multiprocessors: int) -> tuple[Tile, ...]:
+    """All tiles, each with every split, the least estimated time first.
 
     whole_tiles: k-tiles can be read by whole 16-byte loads. always_sums: the sum runs even if there is only one part.
     """
@@ -123,4 +127,22 @@ def choose(GM: int, GN: int, GK: int, multiprocessors: int, whole_tiles: bool, a
         for split in range(1, min(k_tiles, MAX_SPLIT) + 1):
             # Equal parts: where rounding up leaves the last blocks without work, they are not started.
             candidates.append(replace(tile, split=ceil_div(k_tiles, ceil_div(k_tiles, split))))
-    return min(candidates, key=lambda tile: cycles(tile, GM, GN, GK, multiprocessors, always_sums))
+    return tuple(sorted(dict.fromkeys(candidates), key=lambda tile: cycles(tile, GM, GN, GK, multiprocessors, always_sums)))
+
+
+def choices(product: Callable[[Any], Product]) -> dict[str, Any]:
+    """`tile` and `candidates` of an `Impl`: the first of `ranked`, and the first two splits of every tile.
+
+    product: call -> GM, GN, GK, whole_tiles, always_sums.
+    """
+
+    def tile(call: Any, multiprocessors: int) -> Tile:
+        return ranked(*product(call), multiprocessors)[0]
+
+    def candidates(call: Any, multiprocessors: int) -> list[Tile]:
+        listed: dict[Tile, list[Tile]] = {}
+        for one in ranked(*product(call), multiprocessors):
+            listed.setdefault(unsplit(one), []).append(one)
+        return [one for splits in listed.values() for one in splits[:2]]
+
+    return {"tile": tile, "candidates": candidates}
