@@ -49,7 +49,8 @@ def test_small_shapes(case, place):
 @pytest.mark.parametrize("op", sorted({case.op for case in TINY_CASES}))
 def test_split_sums_end_the_same_way(op, place):
     for case in [case for case in TINY_CASES if case.op == op][:: 1 if not cuda.SIMULATOR else 2]:
-        check(case, place, replace(TINY, split=2))
+        # More planes of partial gradients than one kernel adds by itself.
+        check(case, place, replace(TINY, split=5 if "wgrad" in op else 2))
 
 
 def test_every_fused_op_is_served():

@@ -46,7 +46,8 @@ def test_every_op_has_a_case():
 
 @pytest.mark.parametrize("case", SMALL, ids=lambda case: f"{case.op} {case.label}")
 def test_small_shapes(case, place):
-    check(case, place, replace(TINY, split=2) if "wgrad" in case.op else TINY)
+    # More planes of partial gradients than one kernel adds by itself.
+    check(case, place, replace(TINY, split=5) if "wgrad" in case.op else TINY)
 
 
 @pytest.mark.parametrize("case", REAL, ids=lambda case: f"{case.op} {case.label}")
