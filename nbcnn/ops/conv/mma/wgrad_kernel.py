@@ -1,0 +1,280 @@
+"""The product behind a weight gradient on mma.sync: both operands have the pixels they are summed over as rows, as images lie in memory.
+
+    D[m][(r,s), c] = Σ_(n,p,q) still[(n,p,q)][m] · moved[n, stride·p + r − top, stride·q + s − left][c]
+
+`still` is read pixel by pixel, `moved` shifted by a tap (zero outside the image). conv_wgrad: still = dy, moved = x. upconv_wgrad:
+still = x, moved = dy, whose 4×4 taps of stride 2 see every pixel of the doubled image.
+
+A block keeps `stages` steps of BK pixels in shared memory: while its warps multiply one, copies of those behind are under way
+(wgrad_load). A warp loads fragments for one depth of pixels while it multiplies those before (wgrad_product), across the end of a step too.
+
+The bias gradient is the sum of dy over all pixels. Warps that hold the same channels of dy in their fragments take turns, a step each.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from nbcnn.cuda import cuda, f4, i4, i8, jit, types, u4
+from nbcnn.ops.conv.mma.wgrad_load import NEVER, copy_moved, copy_still, describe_pixel
+from nbcnn.ops.conv.mma.wgrad_product import COLUMNS, ROWS, add_pixels, lane_offset, load_a, load_b, multiply, row_of, store_sums
+from nbcnn.ops.conv.mma.wgrad_tile import ALIGNMENT, DESCRIPTOR, KINDS, Kind, PixelTile
+from nbcnn.ops.conv.thin_shape import split_pixel, step_pixel, unrolled
+from nbcnn.ops.ptx.asm import byte_address_global, byte_address_shared
+from nbcnn.ops.ptx.cp_async import cp_async_commit, cp_async_wait
+from nbcnn.ops.ptx.cvt import bits_float, float_bits
+from nbcnn.ops.ptx.shared import load_words_1, store_words_1
+
+_NO_STEP = 1 << 30
+
+
+@jit(device=True)
+def is_inner(r, s):
+    """True for the inner four of 4×4 taps."""
+    return (r == i4(1) or r == i4(2)) and (s == i4(1) or s == i4(2))
+
+
+@cache
+def step_of_pixels(tile: PixelTile, kind: Kind, width_still: int, width_moved: int, bias: str) -> Any:
+    """Device function for one step: (acc, words, sums, turn, still_at, moved_at, still_next, moved_next, copy…): multiply, and copy a later one.
+
+    words holds two sets of fragments: one is multiplied while the other is loaded. The last depth of a step loads the first of the next,
+    whose copies must have landed: there the block waits.
+    """
+    pitch_a, pitch_b = tile.pitch(tile.BM, kind), tile.pitch(tile.BN, kind)
+    words_a, words_b = tile.WM // ROWS * 4, tile.WN // COLUMNS * 2
+    depths, words = tile.BK // kind.depth, words_a + words_b
+    rows_a, rows_b = (tile.BK * tile.BM // (kind.chunk * tile.threads), tile.BK * tile.BN // (kind.chunk * tile.threads))
+    landed = cp_async_wait(tile.stages - 2)
+
+    rounds = tile.WM // ROWS
+
+    def shares(count: int, part: int, parts: int) -> tuple[int, int]:
+        """(first, end) of what part `part` of `parts` does of `count` things; none beyond the last part."""
+        return (count * part // parts, count * (part + 1) // parts) if 0 <= part < parts else (0, 0)
+
+    def in_round(depth: int, i: int) -> Any:
+        """One 16 rows of a depth; between products, its part of the loads and copies: in a burst, they would hold up the warp."""
+        LAST, COPIED = depth == depths - 1 and i == 1, depth == depths - 2 and i == rounds - 1
+        NEXT = depth == depths - 1
+        now, following = depth % 2 * words, (depth + 1) % 2 * words
+        # The last depth makes its first products before it waits for the next step.
+        loading = i - 1 if NEXT else i
+        fetch_a = load_a(kind, pitch_a, *shares(rounds, loading, rounds - 1), following, (depth + 1) % depths)
+        fetch_b = load_b(kind, pitch_b, *shares(tile.WN // 16, loading, rounds - 1), following + words_a, (depth + 1) % depths)
+        product = multiply(kind, tile.WN, i, i + 1, now, now + words_a)
+        SUMMED = bias != "" and i == 0
+        add = add_pixels(kind, "B", tile.WN, now + words_a) if bias == "moved" else add_pixels(kind, "A", tile.WM, now)
+        copying = depth * rounds + i, (depths - 1) * rounds
+        copy_a = copy_still(kind.element, width_still, pitch_a, *shares(rows_a, *copying))
+        copy_b = copy_moved(kind.element, width_moved, pitch_b, *shares(rows_b, *copying))
+
+        @jit(device=True)
+        def run(acc, words, sums, turn, a, b, next_a, next_b, still, moved, to_a, to_b, pixel, m, M, limit, table, delta, left, bits):
+            if SUMMED and turn:
+                add(sums, words)
+            if LAST:
+                landed()
+                cuda.syncthreads()
+            if NEXT:
+                fetch_b(words, next_b)
+                fetch_a(words, next_a)
+            else:
+                fetch_b(words, b)
+                fetch_a(words, a)
+            copy_a(to_a, still, byte_address_global(still), pixel, m, M, limit)
+            copy_b(to_b, moved, byte_address_global(moved), table, delta, left, bits)
+            if COPIED:
+                cp_async_commit()
+            product(acc, words)
+
+        return run
+
+    return unrolled([in_round(depth, i) for depth in range(depths) for i in range(rounds)])
+
+
+@cache
+def gather_sums(tile: PixelTile, kind: Kind, bias: str) -> tuple[Any, Any]:
+    """Device functions: (sums, stage, lane, down, across) of every warp; then, after a barrier, (stage, column) -> the sum over the block."""
+    STILL = bias == "still"
+    SIDE, WARP_SIDE, OTHERS = (tile.BM, tile.WM, tile.BN // tile.WN) if STILL else (tile.BN, tile.WN, tile.BM // tile.WM)
+    COUNT, HOLDERS, place = WARP_SIDE // COLUMNS, 4 * OTHERS, row_of(kind)
+
+    @jit(device=True)
+    def put(sums, stage, lane, down, across):
+        own, other, g = (down, across, lane >> i4(2)) if STILL else (across, down, lane >> i4(2))
+        holder = i4(other * i4(4) + (lane & i4(3)))
+        for i in range(COUNT):
+            inside = i4(i4(i // 2 * ROWS) + place(i4(i % 2), g)) if STILL else i4(i4(i * COLUMNS) + g)
+            store_words_1(stage + u4((holder * i4(SIDE) + own * i4(WARP_SIDE) + inside) * i4(4)), float_bits(sums[i]))
+
+    @jit(device=True)
+    def total(stage, column):
+        made = f4(0)
+        for holder in range(HOLDERS):
+            made += bits_float(load_words_1(stage + u4((i4(holder * SIDE) + column) * i4(4))))
+        return made
+
+    return put, total
+
+
+@cache
+def pixel_product(tile: PixelTile, precision: str, width_still: int, width_moved: int, bias: str) -> Any:
+    kind = KINDS[precision]
+    BM, BN, BK, WM, WN, STAGES, THREADS = tile.BM, tile.BN, tile.BK, tile.WM, tile.WN, tile.stages, tile.threads
+    PITCH_A, PITCH_B, SLOT, CHUNK, ELEMENT = tile.pitch(BM, kind), tile.pitch(BN, kind), tile.slot_bytes(kind), kind.chunk, kind.element
+    A_BYTES, ALIGN, DESCRIBERS, TABLE = BK * PITCH_A, ALIGNMENT, tile.describers, tile.describers * DESCRIPTOR
+    ACROSS_A, ACROSS_B, WARPS_ACROSS, WARPS_DOWN = BM // CHUNK, BN // CHUNK, BN // WN, BM // WM
+    ROWS_A, ROWS_B = BK * ACROSS_A // THREADS, BK * ACROSS_B // THREADS
+    WORDS_A, WORDS_B = WM // ROWS * 4, WN // COLUMNS * 2
+    ACC, ALL_WORDS, SUMS = WM * WN // 32, 2 * (WORDS_A + WORDS_B), max(WM, WN) // COLUMNS
+    multiply_step = step_of_pixels(tile, kind, width_still, width_moved, bias)
+    copy_a = copy_still(kind.element, width_still, PITCH_A, 0, ROWS_A)
+    copy_b = copy_moved(kind.element, width_moved, PITCH_B, 0, ROWS_B)
+    first_a, first_b = load_a(kind, PITCH_A, 0, WM // 16, 0, 0), load_b(kind, PITCH_B, 0, WN // 16, WORDS_A, 0)
+    offset_a, offset_b = lane_offset(kind, PITCH_A, "A"), lane_offset(kind, PITCH_B, "B")
+    store, landed, all_landed = store_sums(kind, WM, WN), cp_async_wait(STAGES - 2), cp_async_wait(0)
+    put_sums, total = gather_sums(tile, kind, bias or "still")
+    STILL, MOVED = bias == "still", bias == "moved"
+
+    @jit(launch_bounds=(THREADS, tile.blocks_by_registers(kind)))
+    def pixel_product_kernel(
+        still, moved, partials, partials_b, M, C, H, W, P, Q, R, S, stride, top, left, pixels, steps, column_tiles, row_tiles, dn, dp, dq
+    ):
+        """partials[z][m][(r,s)][c] = Σ_pixel still[pixel][m] · moved[pixel moved by (r,s)][c] over part z; bias sums of it in partials_b.
+
+        gemm: GM = M, GN = R·S·(C in whole chunks), GK = pixels; block tile BM × BN, BK pixels a step.
+        grid: (row tiles × column tiles, split), columns first: blocks that run together read the same pixels, out of L2.
+        block: warps of WM × WN; owns: a block BM × BN, a warp WM × WN, a thread what mma.sync gives it.
+        shared: stages · BK · (BM + BN) elements and their padding; moves per block: steps·BK·(BM + BN) elements + 4·BM·BN bytes.
+        needs: compute capability 8.0 (mma.sync, cp.async).
+        bias: "still" sums still, column tiles and warps taking turns: partials_b[z][column tile][m]; "moved" sums the inner four
+        of 4×4 taps of stride 2, which see each pixel once, row tiles and warps taking turns: partials_b[z][row tile][inner tap][c].
+        """
+        shared = cuda.shared.array(0, types.uint8)
+        ring = u4((byte_address_shared(shared) + u4(ALIGN - 1)) & u4(0xFFFFFFFF - ALIGN + 1))
+        tables = u4(ring + u4(STAGES * SLOT))
+        tid = i4(cuda.threadIdx.x)
+        lane, warp = i4(tid & i4(31)), i4(tid >> i4(5))
+        down = i4(u4(warp) // u4(WARPS_ACROSS))
+        across = i4(warp - down * i4(WARPS_ACROSS))
+        row_tile = i4(u4(cuda.blockIdx.x) // u4(column_tiles))
+        column_tile = i4(i4(cuda.blockIdx.x) - row_tile * column_tiles)
+        z = i4(cuda.blockIdx.y)
+        m0, n0 = i4(row_tile * i4(BM)), i4(column_tile * i4(BN))
+        tap_columns = i4(u4(C + i4(CHUNK - 1)) // u4(CHUNK) * u4(CHUNK))
+        first = i4(z * steps)
+        limit = min(i4((first + steps) * i4(BK)), pixels)
+
+        # What this thread copies of still: one chunk of channels, ROWS_A pixels in a row.
+        row_a = i4(u4(tid) // u4(ACROSS_A))
+        m = i4(m0 + (tid - row_a * i4(ACROSS_A)) * i4(CHUNK))
+        row_a = i4(row_a * i4(ROWS_A))
+        limit_a = limit if m < M else i4(0)
+        into_a = u4(row_a * i4(PITCH_A) + (m - m0) * i4(ELEMENT))
+        # And of moved: one chunk of one tap.
+        row_b = i4(u4(tid) // u4(ACROSS_B))
+        chunk = i4(tid - row_b * i4(ACROSS_B))
+        row_b = i4(row_b * i4(ROWS_B))
+        column = i4(n0 + chunk * i4(CHUNK))
+        tap = i4(u4(column) // u4(tap_columns))
+        c = i4(column - tap * tap_columns)
+        r = i4(u4(tap) // u4(S))
+        s = i4(tap - r * S)
+        delta, channels_left = i4((r * W + s) * C + c), i4(C - c)
+        bits = u4((u4(1) << u4(r)) | (u4(0x10000) << u4(s))) if r < R else u4(NEVER)
+        into_b = u4(i4(A_BYTES) + row_b * i4(PITCH_B) + chunk * i4(16))
+
+        # The pixel that this thread describes, if it is one of the first BK (of a whole warp where BK is less).
+        pixel = i4(first * i4(BK) + tid)
+        image, p, q = split_pixel(pixel, P, Q)
+        here = u4(tables + u4(tid * i4(DESCRIPTOR)))
+        slot, even = u4(ring), u4(0)
+        step_pixels = i4(first * i4(BK) + row_a)
+        for _ in range(STAGES - 1):
+            if tid < i4(DESCRIBERS):
+                describe_pixel(here + even, pixel < limit, image, p, q, C, H, W, R, S, stride, top, left)
+            image, p, q = step_pixel(image, p, q, dn, dp, dq, P, Q)
+            pixel = i4(pixel + i4(BK))
+            cuda.syncthreads()
+            copy_a(slot + into_a, still, byte_address_global(still), step_pixels, m, M, limit_a)
+            copy_b(slot + into_b, moved, byte_address_global(moved), tables + even + u4(row_b * i4(DESCRIPTOR)), delta, channels_left, bits)
+            cp_async_commit()
+            slot = u4(slot + u4(SLOT))
+            step_pixels = i4(step_pixels + i4(BK))
+            even = u4(u4(TABLE) - even)
+        if tid < i4(DESCRIBERS):
+            describe_pixel(here + even, pixel < limit, image, p, q, C, H, W, R, S, stride, top, left)
+
+        # A warp's own turn at the bias gradient: every `period`-th step from `due` on.
+        due, period = i4(first + column_tile * i4(WARPS_ACROSS) + across), i4(column_tiles * i4(WARPS_ACROSS))
+        if MOVED:
+            due, period = i4(_NO_STEP), i4(row_tiles * i4(WARPS_DOWN))
+            last_tap = i4(u4(n0 + (across + i4(1)) * i4(WN) - i4(1)) // u4(tap_columns))
+            tap = i4(u4(n0 + across * i4(WN)) // u4(tap_columns))
+            while tap <= last_tap:
+                if is_inner(i4(tap >> i4(2)), i4(tap & i4(3))):
+                    due = i4(first + row_tile * i4(WARPS_DOWN) + down)
+                tap = i4(tap + i4(1))
+
+        acc = cuda.local.array(ACC, f4)
+        words = cuda.local.array(ALL_WORDS, u4)
+        sums = cuda.local.array(SUMS, f4)
+        for i in range(ACC):
+            acc[i] = f4(0)
+        for i in range(SUMS):
+            sums[i] = f4(0)
+        from_a = u4(offset_a(lane) + u4(down * i4(WM * ELEMENT)))
+        from_b = u4(offset_b(lane) + u4(i4(A_BYTES) + across * i4(WN * ELEMENT)))
+        read, end = u4(ring), u4(ring + u4(STAGES * SLOT))
+        landed()
+        cuda.syncthreads()
+        first_a(words, read + from_a)
+        first_b(words, read + from_b)
+        step, last = i4(first), i4(first + steps)
+        while step < last:
+            ahead = u4(read + u4(SLOT))
+            if ahead == end:
+                ahead = u4(ring)
+            image, p, q = step_pixel(image, p, q, dn, dp, dq, P, Q)
+            pixel = i4(pixel + i4(BK))
+            # Copies read this table since the last barrier; the one written here was last read before it.
+            table = u4(tables + even + u4(row_b * i4(DESCRIPTOR)))
+            even = u4(u4(TABLE) - even)
+            if tid < i4(DESCRIBERS):
+                describe_pixel(here + even, pixel < limit, image, p, q, C, H, W, R, S, stride, top, left)
+            turn = step == due
+            multiply_step(
+                acc, words, sums, turn, read + from_a, read + from_b, ahead + from_a, ahead + from_b,
+                still, moved, slot + into_a, slot + into_b, step_pixels, m, M, limit_a, table, delta, channels_left, bits,
+            )  # fmt: skip
+            if turn:
+                due = i4(due + period)
+            slot = read
+            read = ahead
+            step_pixels = i4(step_pixels + i4(BK))
+            step = i4(step + i4(1))
+
+        store(acc, partials, lane, z, i4(m0 + down * i4(WM)), i4(n0 + across * i4(WN)), M, i4(R * S * tap_columns))
+        if STILL or MOVED:
+            all_landed()
+            cuda.syncthreads()
+            put_sums(sums, ring, lane, down, across)
+            cuda.syncthreads()
+            i = tid
+            if STILL:
+                while i < i4(BM):
+                    if m0 + i < M:
+                        partials_b[i8(z * column_tiles + column_tile) * i8(M) + i8(m0 + i)] = total(ring, i)
+                    i = i4(i + i4(THREADS))
+            else:
+                while i < i4(BN):
+                    tap = i4(u4(n0 + i) // u4(tap_columns))
+                    c = i4(n0 + i - tap * tap_columns)
+                    if is_inner(i4(tap >> i4(2)), i4(tap & i4(3))) and tap < i4(16) and c < C:
+                        inner = i4(((tap >> i4(2)) - i4(1)) * i4(2) + (tap & i4(3)) - i4(1))
+                        partials_b[i8((z * row_tiles + row_tile) * i4(4) + inner) * i8(C) + i8(c)] = total(ring, i)
+                    i = i4(i + i4(THREADS))
+
+    return pixel_product_kernel

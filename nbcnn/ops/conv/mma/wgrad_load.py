@@ -1,0 +1,118 @@
+"""How the weight gradient on mma.sync brings pixels into shared memory, whatever their alignment: cp.async, zeros outside the image.
+
+A tile in shared memory is [pixel][channel], as images lie in memory. Every thread copies one chunk (16 bytes) of a row, for some
+consecutive pixels. So it belongs to one tap, and what differs from pixel to pixel is where the window lies: `describe_pixels` works
+that out once a step for the whole block, as the offset of the window's corner and a bit for each of its rows and columns inside the image.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from nbcnn.cuda import cuda, i4, i8, jit, types, u4
+from nbcnn.ops.conv.mma.wgrad_tile import CHUNK, DESCRIPTOR
+from nbcnn.ops.ptx.cp_async import cp_async_4, cp_async_16
+from nbcnn.ops.ptx.shared import load_words_2, store_words_2
+
+u8 = types.uint64
+
+MOST_ROWS = 15
+"""Rows (and columns) of a window at most: half a word of bits, of which one is never set."""
+NEVER = 1 << MOST_ROWS
+"""A bit that no descriptor has."""
+
+
+@jit(device=True)
+def bits_inside(first, count, size):
+    """Bit i, i < count ≤ 15, is set where 0 ≤ first + i < size."""
+    lowest = min(max(i4(-first), i4(0)), i4(MOST_ROWS))
+    end = min(max(i4(size - first), i4(0)), count)
+    return (((u4(1) << u4(end)) - u4(1)) >> u4(lowest)) << u4(lowest)
+
+
+@jit(device=True)
+def describe_pixel(to, wanted, n, p, q, C, H, W, R, S, stride, top, left):
+    """Writes the descriptor of output pixel (n, p, q): element offset of its window's corner; bits of rows, and of columns 16 higher."""
+    # A barrier of the warp keeps this a branch, which warps that describe nothing skip.
+    cuda.syncwarp()
+    h, w = i4(p * stride - top), i4(q * stride - left)
+    bits = u4(bits_inside(h, R, H)) | u4(u4(bits_inside(w, S, W)) << u4(16))
+    store_words_2(to, u4(((n * H + h) * W + w) * C), bits if wanted else u4(0))
+
+
+@cache
+def copy_chunk(element: int, width: int) -> Any:
+    """Device function (to, array, base, offset, left, wanted): 16 bytes of channels from element `offset`, of which `left` exist; or zeros.
+
+    `width` is how many bytes the channels' alignment lets a copy have: 16, 4, or 2, which cp.async has not.
+    """
+    PIECES, EACH, WIDTH, ELEMENT = CHUNK // width, width // element, width, element
+
+    @jit(device=True)
+    def at_once(to, array, base, offset, left, wanted):
+        cp_async_16(to, base + u8(i8(offset) * i8(ELEMENT)), u4(CHUNK) if wanted else u4(0))
+
+    @jit(device=True)
+    def in_words(to, array, base, offset, left, wanted):
+        for e in range(PIECES):
+            inside = wanted and left > i4(e * EACH)
+            cp_async_4(to + u4(e * WIDTH), base + u8(i8(offset + i4(e * EACH)) * i8(ELEMENT)), u4(WIDTH) if inside else u4(0))
+
+    @jit(device=True)
+    def read(array, offset, wanted):
+        return u4(array[i8(offset)]) if wanted else u4(0)
+
+    @jit(device=True)
+    def pair(array, offset, left, wanted):
+        low, high = read(array, offset, wanted and left > i4(0)), read(array, offset + i4(1), wanted and left > i4(1))
+        return u4(low | u4(high << u4(16)))
+
+    @jit(device=True)
+    def in_halves(to, array, base, offset, left, wanted):
+        for e in range(2):
+            first, second = i4(offset + i4(4 * e)), i4(offset + i4(4 * e + 2))
+            low, high = pair(array, first, left - i4(4 * e), wanted), pair(array, second, left - i4(4 * e + 2), wanted)
+            store_words_2(to + u4(8 * e), low, high)
+
+    return {16: at_once, 4: in_words, 2: in_halves}[width]
+
+
+def width_of(channels: int, element: int) -> int:
+    """Bytes that every pixel's channels can be copied by."""
+    return next(width for width in (16, 4, 2) if channels * element % width == 0)
+
+
+@cache
+def copy_still(element: int, width: int, pitch: int, first: int, end: int) -> Any:
+    """Device function (to, array, base, pixel, channel, M, limit): rows first … end − 1 of the thread's chunk, from `pixel` on.
+
+    Pixels from `limit` on are zeros.
+    """
+    copy, PITCH, FIRST, COUNT = copy_chunk(element, width), pitch, first, end - first
+
+    @jit(device=True)
+    def run(to, array, base, pixel, channel, M, limit):
+        offset = i4((pixel + i4(FIRST)) * M + channel)
+        for i in range(COUNT):
+            copy(to + u4((FIRST + i) * PITCH), array, base, offset, i4(M - channel), pixel + i4(FIRST + i) < limit)
+            offset = i4(offset + M)
+
+    return run
+
+
+@cache
+def copy_moved(element: int, width: int, pitch: int, first: int, end: int) -> Any:
+    """Device function (to, array, base, table, delta, left, bits): rows first … end − 1 of the thread's chunk, by descriptors.
+
+    delta: elements from a window's corner to the thread's tap and channel; bits: the row and column of the tap in a descriptor.
+    """
+    copy, PITCH, FIRST, COUNT = copy_chunk(element, width), pitch, first, end - first
+
+    @jit(device=True)
+    def run(to, array, base, table, delta, left, bits):
+        for i in range(COUNT):
+            corner, inside = load_words_2(table + u4((FIRST + i) * DESCRIPTOR))
+            copy(to + u4((FIRST + i) * PITCH), array, base, i4(i4(corner) + delta), left, (inside & bits) == bits)
+
+    return run

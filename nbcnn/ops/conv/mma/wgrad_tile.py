@@ -1,0 +1,198 @@
+"""Tiles of the weight gradient on mma.sync, and the choice of one for a shape.
+
+The GEMM is M filters × (taps of C channels) × pixels: few output tiles and a long sum. So the pixels are cut into `split`
+parts, as many as make one block for every place on the GPU, and another launch adds the parts in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+
+from nbcnn.cuda import SIMULATOR, cuda, gpu_missing
+from nbcnn.ops.conv.tiles import ceil_div
+from nbcnn.ops.conv.wgmma.correlation import Correlation
+
+CHUNK = 16
+"""Bytes that one copy brings at most; a column tile is made of such chunks, each of one tap."""
+ALIGNMENT = 128
+DESCRIPTOR = 8
+"""Bytes that describe where a pixel's window lies."""
+MOST_SPLIT = 264
+"""Parts that the pixels are cut into at most."""
+_SHARED_OF_HOPPER = 227 * 1024
+_RESERVED = 1024
+_REGISTERS_OF_MULTIPROCESSOR = 65536
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How a precision lies in shared memory and multiplies.
+
+    element   bytes of an operand's element.
+    depth     pixels that one mma sums over.
+    pad       bytes behind each row of a tile, so that a warp reads its fragments without bank conflicts.
+    products  mma for each product: 3 where operands are split in two.
+    """
+
+    name: str
+    element: int
+    depth: int
+    pad: int
+    products: int
+
+    @property
+    def chunk(self) -> int:
+        """Channels of a chunk."""
+        return CHUNK // self.element
+
+
+KINDS = {"bf16": Kind("bf16", 2, 16, 16, 1), "tf32": Kind("tf32", 4, 8, 32, 1), "fp32": Kind("fp32", 4, 8, 32, 3)}
+
+
+@dataclass(frozen=True)
+class PixelTile:
+    """A block's tile BM × BN over pixels in steps of BK, shared out in warp tiles WM × WN; `stages` steps are in shared memory.
+
+    `split` blocks share one output tile. WM and WN are multiples of 32.
+    """
+
+    BM: int
+    BN: int
+    BK: int
+    WM: int
+    WN: int
+    stages: int
+    split: int = 1
+
+    @property
+    def threads(self) -> int:
+        return 32 * (self.BM // self.WM) * (self.BN // self.WN)
+
+    def blocks_by_registers(self, kind: Kind) -> int:
+        """Blocks that the register file holds: threads have their sums, and room for fragments (more where those are split) and addresses."""
+        registers = {4096: 255, 2048: 168, 1024: 128}[min(4096, self.WM * self.WN * (2 if kind.products > 1 else 1))]
+        return max(1, _REGISTERS_OF_MULTIPROCESSOR // (registers * self.threads))
+
+    @property
+    def describers(self) -> int:
+        """Threads that describe pixels: one for each pixel of a step, in whole warps."""
+        return max(self.BK, 32)
+
+    def pitch(self, columns: int, kind: Kind) -> int:
+        """Bytes from one pixel to the next in a tile of `columns` channels."""
+        return columns * kind.element + kind.pad
+
+    def slot_bytes(self, kind: Kind) -> int:
+        """Bytes of one step: BK pixels of both operands."""
+        return self.BK * (self.pitch(self.BM, kind) + self.pitch(self.BN, kind))
+
+    def shared_bytes(self, kind: Kind) -> int:
+        """Dynamic shared memory of a block: room to align, the steps, the descriptors of two steps' pixels."""
+        return ALIGNMENT + self.stages * self.slot_bytes(kind) + 2 * self.describers * DESCRIPTOR
+
+    def resident(self, kind: Kind) -> int:
+        """Blocks that share a multiprocessor."""
+        by_shared = (shared_of_block() + _RESERVED) // (self.shared_bytes(kind) + _RESERVED)
+        return max(1, min(by_shared, self.blocks_by_registers(kind)))
+
+    def row_tiles(self, g: Correlation) -> int:
+        return ceil_div(g.K, self.BM)
+
+    def column_tiles(self, g: Correlation, kind: Kind) -> int:
+        return ceil_div(columns(g, kind), self.BN)
+
+    def steps(self, g: Correlation) -> int:
+        """Steps of BK pixels that each of the `split` blocks makes (the last may make fewer)."""
+        return ceil_div(ceil_div(g.GM, self.BK), self.split)
+
+    def parts(self, g: Correlation) -> int:
+        """Parts that have any steps: `split`, or fewer."""
+        return ceil_div(ceil_div(g.GM, self.BK), self.steps(g))
+
+
+@cache
+def shared_of_block() -> int:
+    """Bytes of shared memory that a block may have on this GPU; those of an H200 where there is no GPU."""
+    if SIMULATOR or gpu_missing():
+        return _SHARED_OF_HOPPER
+    return int(cuda.get_current_device().MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
+
+
+def padded_channels(g: Correlation, kind: Kind) -> int:
+    """Columns of one tap: its channels in whole chunks."""
+    return ceil_div(g.C, kind.chunk) * kind.chunk
+
+
+def columns(g: Correlation, kind: Kind) -> int:
+    """GN: the columns of all taps."""
+    return g.R * g.S * padded_channels(g, kind)
+
+
+def unsplit(tile: PixelTile) -> PixelTile:
+    """`tile` without its split, which is a matter of the grid: what kernels are compiled for."""
+    return replace(tile, split=1)
+
+
+TILES = {
+    "bf16": (
+        PixelTile(128, 256, 64, 64, 64, 4),
+        PixelTile(128, 128, 64, 64, 64, 3),
+        PixelTile(64, 128, 64, 32, 64, 3),
+        PixelTile(64, 64, 64, 32, 32, 3),
+    ),
+    "tf32": (
+        PixelTile(128, 256, 32, 64, 64, 4),
+        PixelTile(128, 128, 32, 64, 64, 3),
+        PixelTile(64, 128, 32, 32, 64, 3),
+        PixelTile(64, 64, 32, 32, 32, 3),
+    ),
+    "fp32": (
+        PixelTile(128, 128, 16, 32, 64, 5),
+        PixelTile(64, 128, 16, 32, 64, 5),
+        PixelTile(64, 64, 16, 32, 32, 5),
+    ),
+}
+_PRODUCTS_A_CYCLE = {"bf16": 836, "tf32": 436, "fp32": 140}
+"""Products that a multiprocessor full of warp tiles of 64×64 makes a cycle, measured on an H200; fp32's is a guess."""
+_READS = {4096: 1.0, 2048: 1.25, 1024: 1.6}
+"""How much longer smaller warp tiles take for a product: they read more shared memory."""
+_CYCLES_A_PRODUCT, _STEP_CYCLES = 10, 500
+"""Cycles that a warp on its own takes for an mma, and for a step besides: barrier, first fragments."""
+_START_CYCLES = 10000
+"""Cycles of a block besides its steps: start, first pixels out of memory."""
+_SUM_CYCLES = 5000
+_BYTES_A_CYCLE = 600
+"""Cycles of the second launch, and what the GPU moves of the parts: writing them and reading them back."""
+
+
+def _cycles(tile: PixelTile, g: Correlation, kind: Kind, multiprocessors: int) -> float:
+    """Estimated time, in cycles."""
+    blocks, resident = tile.row_tiles(g) * tile.column_tiles(g, kind) * tile.parts(g), tile.resident(kind)
+    work = tile.BM * tile.BN * tile.BK / _PRODUCTS_A_CYCLE[kind.name] * _READS[tile.WM * tile.WN]
+    alone = _STEP_CYCLES + _CYCLES_A_PRODUCT * kind.products * tile.WM * tile.WN * tile.BK / (128 * kind.depth)
+
+    def wave(each: int) -> float:
+        return _START_CYCLES + tile.steps(g) * max(alone, each * work)
+
+    waves, rest = divmod(ceil_div(blocks, multiprocessors), resident)
+    parts_bytes = 4 * tile.parts(g) * g.K * columns(g, kind)
+    return waves * wave(resident) + (wave(rest) if rest else 0) + _SUM_CYCLES + parts_bytes / _BYTES_A_CYCLE
+
+
+def candidates(g: Correlation, kind: Kind, multiprocessors: int) -> Iterator[PixelTile]:
+    """Every tile that the GPU has shared memory for, with the splits that fill half a wave, one or two, or leave the pixels whole."""
+    for tile in TILES[kind.name]:
+        if tile.shared_bytes(kind) > shared_of_block():
+            continue
+        outputs = tile.row_tiles(g) * tile.column_tiles(g, kind)
+        most = min(MOST_SPLIT, ceil_div(g.GM, tile.BK))
+        places = multiprocessors * tile.resident(kind)
+        for split in sorted({1, *(min(most, max(1, waves * places // outputs)) for waves in (0.5, 1, 2))}):
+            yield replace(tile, split=int(split))
+
+
+def choose(g: Correlation, kind: Kind, multiprocessors: int) -> PixelTile:
+    """The candidate with the least estimated time."""
+    return min(candidates(g, kind, multiprocessors), key=lambda tile: _cycles(tile, g, kind, multiprocessors))
