@@ -72,7 +72,7 @@ from nbcnn.ops import (
     upsample,
 )
 from nbcnn.ops.call import Impl, host
-from nbcnn.ops.conv import composed, im2col, im2col_fused, mma, naive, reference, thin, thin_fused, tiled, wgmma
+from nbcnn.ops.conv import composed, im2col, im2col_fused, mma, naive, nine_products, reference, thin, thin_fused, thin_mma, tiled, wgmma, winograd
 
 Ops = dict[str, Impl]
 
@@ -178,6 +178,12 @@ COMMON: Ops = {
 }
 """Kernels that do not depend on how a mode convolves: memory-bound, one thread per element or per four."""
 
+_IM2COL = (
+    ("im2col", thin.OPS | thin_fused.FUSED),
+    ("im2col", winograd.OPS | winograd.FUSED | nine_products.FUSED),
+    ("im2col", im2col.OPS | im2col_fused.FUSED | COMMON),
+)
+"""Few channels, then forms that multiply less where the batch is large enough to pay for their sums, then every shape."""
 
 
 def _tensorcore(precision: str) -> Row:
@@ -188,8 +194,8 @@ def _tensorcore(precision: str) -> Row:
         "upconv_mse_fprop": composed.upconv_mse(general["upconv_fprop"], mse.FPROP, mse.DGRAD),
     }
     # In fp32 three channels are the CUDA cores' business: 27 products a pixel are too few to pay for splitting operands.
-    thin_part = [("im2col", thin.OPS | thin_fused.FUSED)] if precision == "fp32" else []
-    parts = (*thin_part, ("wgmma", wgmma.ops(precision)), ("mma", general), ("common", COMMON | {"unpool": unpool.IMPL}))
+    thin_parts = [("im2col", thin.OPS | thin_fused.FUSED)] if precision == "fp32" else [("thin", part) for part in thin_mma.parts(precision)]
+    parts = (*thin_parts, ("wgmma", wgmma.ops(precision)), ("mma", general), ("common", COMMON | {"unpool": unpool.IMPL}))
     return Row("tensorcore", precision, "gpu", "NHWC", parts, own=("thin", "wgmma", "mma", "common"))
 
 
@@ -199,7 +205,7 @@ MODES: Mapping[tuple[str, str], Row] = {
         Row("cpu", "fp32", "host", "NCHW", (("cpu", CPU),)),
         Row("naive", "fp32", "gpu", "NCHW", (("naive", naive.OPS | COMMON),)),
         Row("tiled", "fp32", "gpu", "NCHW", (("tiled", tiled.OPS | COMMON), ("naive", naive.OPS))),
-        Row("im2col", "fp32", "gpu", "NHWC", (("im2col", thin.OPS | thin_fused.FUSED), ("im2col", im2col.OPS | im2col_fused.FUSED | COMMON))),
+        Row("im2col", "fp32", "gpu", "NHWC", _IM2COL),
         *(_tensorcore(precision) for precision in ("bf16", "tf32", "fp32")),
     )
 }

@@ -18,7 +18,7 @@ _ALIGNMENT = 256
 
 
 @dataclass(frozen=True)
-class _Operand:
+class Operand:
     """An operand of an inner call: its array (None in a call without arrays), logical shape and dtype."""
 
     array: Any
@@ -30,12 +30,12 @@ class _Operand:
         return -(-numel(self.shape) * ITEMSIZE[self.dtype] // _ALIGNMENT) * _ALIGNMENT
 
 
-def _operands(call: Call, side: str) -> list[_Operand]:
+def operands(call: Call, side: str) -> list[Operand]:
     arrays, shapes, dtypes = (call.ins, call.in_shapes, call.in_dtypes) if side == "in" else (call.outs, call.out_shapes, call.out_dtypes)
-    return [_Operand(arrays[i] if arrays else None, shape, dtype) for i, (shape, dtype) in enumerate(zip(shapes, dtypes, strict=True))]
+    return [Operand(arrays[i] if arrays else None, shape, dtype) for i, (shape, dtype) in enumerate(zip(shapes, dtypes, strict=True))]
 
 
-def _inner(call: Call, op: str, ins: list[_Operand], outs: list[_Operand], **changes: Any) -> Call:
+def inner(call: Call, op: str, ins: list[Operand], outs: list[Operand], **changes: Any) -> Call:
     """The call of one inner op of `call`."""
     bound = all(o.array is not None for o in (*ins, *outs))
     made: dict[str, Any] = {"op": op, "ins": (), "outs": ()}
@@ -46,16 +46,16 @@ def _inner(call: Call, op: str, ins: list[_Operand], outs: list[_Operand], **cha
     return replace(call, **(made | changes))
 
 
-def _middle(call: Call, shape: Shape, dtype: str) -> _Operand:
+def middle(call: Call, shape: Shape, dtype: str) -> Operand:
     """The tensor between two inner ops, at the start of scratch."""
-    empty = _Operand(None, shape, dtype)
+    empty = Operand(None, shape, dtype)
     if call.scratch is None:
         return empty
     kind = numpy_dtype(dtype)
     return replace(empty, array=call.scratch[: numel(shape) * kind.itemsize].view(kind))
 
 
-def _rest(call: Call, middle: _Operand) -> Any:
+def rest(call: Call, middle: Operand) -> Any:
     """Scratch behind the middle tensor, None if there is none."""
     return call.scratch[middle.nbytes :] if call.scratch is not None and call.scratch.size > middle.nbytes else None
 
@@ -63,14 +63,14 @@ def _rest(call: Call, middle: _Operand) -> Any:
 def pool_wgrad(wgrad: Impl, unpool: Impl) -> Impl:
     """conv_pool_wgrad as `unpool`, then `wgrad` (an implementation of conv_wgrad)."""
 
-    def parts(call: Call) -> tuple[Call, Call, _Operand]:
-        x, dy, index = _operands(call, "in")
+    def parts(call: Call) -> tuple[Call, Call, Operand]:
+        x, dy, index = operands(call, "in")
         n, k, p, q = dy.shape
-        dz = _middle(call, (n, k, 2 * p, 2 * q), dy.dtype)
-        outs = _operands(call, "out")
+        dz = middle(call, (n, k, 2 * p, 2 * q), dy.dtype)
+        outs = operands(call, "out")
         return (
-            _inner(call, "unpool", [dy, index], [dz], attrs={}, tile=None, scratch=None),
-            _inner(call, "conv_wgrad", [x, dz], outs, scratch=_rest(call, dz)),
+            inner(call, "unpool", [dy, index], [dz], attrs={}, tile=None, scratch=None),
+            inner(call, "conv_wgrad", [x, dz], outs, scratch=rest(call, dz)),
             dz,
         )
 
@@ -95,14 +95,14 @@ def pool_wgrad(wgrad: Impl, unpool: Impl) -> Impl:
 def upconv_mse(upconv: Impl, mse_fprop: Impl, mse_dgrad: Impl) -> Impl:
     """upconv_mse_fprop as `upconv` (an implementation of upconv_fprop), then the loss and its gradient."""
 
-    def parts(call: Call) -> tuple[Call, Call, Call, _Operand]:
-        x, w, b, target = _operands(call, "in")
-        loss, dy = _operands(call, "out")
-        y = _middle(call, dy.shape, dy.dtype)
-        first = _inner(call, "upconv_fprop", [x, w, b], [y], scratch=_rest(call, y))
-        after = {"tile": None, "packed": None, "scratch": _rest(call, y)}
-        second = _inner(call, "mse_fprop", [y, target], [loss], **after)
-        return first, second, _inner(call, "mse_dgrad", [y, target], [dy], **(after | {"scratch": None})), y
+    def parts(call: Call) -> tuple[Call, Call, Call, Operand]:
+        x, w, b, target = operands(call, "in")
+        loss, dy = operands(call, "out")
+        y = middle(call, dy.shape, dy.dtype)
+        first = inner(call, "upconv_fprop", [x, w, b], [y], scratch=rest(call, y))
+        after = {"tile": None, "packed": None, "scratch": rest(call, y)}
+        second = inner(call, "mse_fprop", [y, target], [loss], **after)
+        return first, second, inner(call, "mse_dgrad", [y, target], [dy], **(after | {"scratch": None})), y
 
     def bind(call: Call) -> list[Launch | HostCall]:
         first, second, third, _ = parts(call)

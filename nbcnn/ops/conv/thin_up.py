@@ -22,6 +22,7 @@ from nbcnn.ops.conv.register_tile import relu
 from nbcnn.ops.conv.thin_shape import correlation, split_pixel, unrolled
 from nbcnn.ops.ptx.vector import load1_if
 from nbcnn.ops.reduce import THREADS, add_partials, block_sum, f8
+from nbcnn.ops.stored import scalar_io
 from nbcnn.shapes import numel
 
 ALIGNMENT = 256
@@ -56,8 +57,9 @@ def make_part(K: int, down: tuple[int, int, tuple[int, ...]], across: tuple[int,
 
 
 @functools.cache
-def collect_kernel(K: int, split: int, after: str) -> Any:
-    """The collecting kernel for K channels, `split` threads a pixel of x. after: "", "relu" or "mse"."""
+def collect_kernel(K: int, split: int, after: str, kind: str = "float32") -> Any:
+    """The collecting kernel for K channels, `split` threads a pixel of x. after: "", "relu" or "mse"; kind: how y and target are stored."""
+    load, store = scalar_io(kind)
     PIXELS, OUTPUTS = THREADS // split, 4 * K
     collect = unrolled([make_part(K, down, across) for down in _REACH for across in _REACH])
     SUMS, RELU, MSE = THREADS * OUTPUTS if split > 1 else 1, after == "relu", after == "mse"
@@ -99,10 +101,10 @@ def collect_kernel(K: int, split: int, after: str) -> Any:
                         if RELU:
                             value = relu(value)
                         if MSE:
-                            value -= target[at]
+                            value -= load(target, at)
                             squares += f8(value) * f8(value)
                             value *= scale
-                        y[at] = value
+                        store(y, at, value)
         if MSE:
             terms = cuda.shared.array(THREADS, types.float64)
             whole = block_sum(terms, squares)

@@ -1,8 +1,8 @@
 """Tiles of the product, and the choice of one for a shape.
 
-The choice minimises a small model of the time, in cycles of a multiprocessor. One step of a block multiplies BM×BN×128 bytes; r blocks on
-a multiprocessor need r times that on its tensor cores, but a step takes no less than the latency of its loads from shared memory and of
-its products. Splitting GK shortens small problems, and costs a second kernel that adds the parts.
+The choice minimises a small model of the time, in cycles of a multiprocessor. r blocks on a multiprocessor need r times the products of
+a k-tile, but never less than one block takes by itself. Blocks run in waves of as many as fit. Splitting GK shortens small problems, and
+costs a second kernel that adds the parts.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from nbcnn.ops.ptx.mma import mma_bf16, mma_tf32
 
 ROW_BYTES = 128
 """Bytes of one row of an operand in one k-tile."""
-_SHARED_OF_MULTIPROCESSOR = 100 * 1024
-_SHARED_OF_BLOCK = 99 * 1024
-_RESERVED = 1024
+SHARED_OF_BLOCK = 99 * 1024
+"""Bytes of shared memory that a block may have on every GPU from compute capability 8.0 on."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ class Kind:
     element   bytes of an operand in memory.
     store     how activations and packed filters are stored (`nbcnn.storage`).
     products  products of tensor cores behind one of the result: three where operands are split in two.
-    rate      products a multiprocessor makes in a cycle, as this kernel reaches it at best on an H200.
+    cycles    of a multiprocessor, for one result of one k-tile, with enough warps and large parts for each.
     """
 
     name: str
@@ -37,7 +36,7 @@ class Kind:
     store: str
     products: int
     multiply: Any
-    rate: float
+    cycles: float
 
     @property
     def channels(self) -> int:
@@ -46,9 +45,9 @@ class Kind:
 
 
 KINDS = {
-    "bf16": Kind("bf16", 2, "bfloat16", 1, mma_bf16, 1300),
-    "tf32": Kind("tf32", 4, "tfloat32", 1, mma_tf32, 650),
-    "fp32": Kind("fp32", 4, "float32", 3, mma_tf32, 200),
+    "bf16": Kind("bf16", 2, "bfloat16", 1, mma_bf16, 0.060),
+    "tf32": Kind("tf32", 4, "tfloat32", 1, mma_tf32, 0.058),
+    "fp32": Kind("fp32", 4, "float32", 3, mma_tf32, 0.202),
 }
 
 
@@ -73,6 +72,8 @@ class Tile:
             raise ValueError(f"{self}: a warp's part must be made of 16×16 results")
         if self.stages < 2 or self.BM % (self.threads // 8) or self.BN % (self.threads // 8) or self.threads < self.BN // 4:
             raise ValueError(f"{self}: {self.threads} threads cannot share the rows of its operands")
+        if self.shared_bytes > SHARED_OF_BLOCK:
+            raise ValueError(f"{self}: {self.shared_bytes} bytes of shared memory are more than every GPU has for a block")
 
     @property
     def threads(self) -> int:
@@ -124,23 +125,20 @@ RAGGED = (Tile(64, 64, 2, 2, 3, 2), Tile(32, 32, 2, 2, 3, 2))
 """Tiles for all others."""
 MAX_SPLIT = 16
 
-_STEP_CYCLES = 330
-"""The least that a k-tile takes: barrier, loads from shared memory, products one after another."""
+_STEP_CYCLES, _STEP_ALONE = 250, 1.4
+"""What a k-tile takes a block that has the multiprocessor to itself: barrier and first loads from shared memory, and how much
+longer its products take one after another. These numbers and those of `KINDS` were fitted to times of conv2, batch 1 and 256, on an H200."""
 _START_CYCLES = 2200
 """First loads, results to memory."""
-_SUM_CYCLES = 3300
+_SUM_CYCLES = 3400
 """The second kernel, besides what it moves."""
 _BYTES_A_CYCLE = 20
+"""What a multiprocessor moves of the parts."""
 
 
 def width(g: Gather, kind: Kind) -> int:
     """Elements of the source that can be copied at once: 16 bytes' worth, a pair of bfloat16, or one."""
     return next(count for count in (16 // kind.element, 4 // kind.element, 1) if g.C % count == 0)
-
-
-def _fits(tile: Tile) -> bool:
-    need = tile.shared_bytes
-    return need <= _SHARED_OF_BLOCK
 
 
 def candidates(g: Gather, kind: Kind) -> list[Tile]:
@@ -149,8 +147,6 @@ def candidates(g: Gather, kind: Kind) -> list[Tile]:
     shapes: Iterable[Tile] = WHOLE[kind.name] if width(g, kind) * kind.element == 16 else RAGGED
     made = []
     for tile in shapes:
-        if not _fits(tile):
-            continue
         # A sum reads four channels at a time. Equal parts: where rounding up leaves the last blocks without work, they are not started.
         for split in range(1, min(k_tiles, MAX_SPLIT) + 1 if g.K % 4 == 0 else 2):
             made.append(replace(tile, split=-(-k_tiles // -(-k_tiles // split))))
@@ -161,12 +157,12 @@ def cycles(tile: Tile, g: Gather, kind: Kind, multiprocessors: int) -> float:
     """Estimated time in cycles, without the launch."""
     blocks = tile.tiles(g) * tile.split
     steps = tile.part(g.k_tiles(kind.channels))
+    products = kind.cycles * tile.BM * tile.BN
     # The smaller a warp's part, the more of its time goes into loading fragments.
-    down, across = tile.BM // tile.WM, tile.BN // tile.WN
-    work = tile.BM * tile.BN * kind.channels / kind.rate * (1 + 8 / down + 8 / across)
+    work = products * (1 + 8 * tile.WM / tile.BM + 8 * tile.WN / tile.BN)
 
     def wave(blocks_each: int) -> float:
-        return _START_CYCLES + steps * max(_STEP_CYCLES * kind.products, blocks_each * work)
+        return _START_CYCLES + steps * max(_STEP_CYCLES + _STEP_ALONE * products, blocks_each * work)
 
     waves, rest = divmod(blocks, tile.blocks * multiprocessors)
     total = waves * wave(tile.blocks) + (wave(-(-rest // multiprocessors)) if rest else 0)

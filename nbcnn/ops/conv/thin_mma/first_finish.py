@@ -12,7 +12,7 @@ from typing import Any
 from nbcnn.cuda import cuda, f4, i4, i8, jit, types, u4
 from nbcnn.ops.ptx.cvt import bf16x2, bits_float, float_bits, tf32
 from nbcnn.ops.ptx.packed import greater_bf16x2, max_bf16x2, relu_bf16x2
-from nbcnn.ops.ptx.words import store_4_words, store_half
+from nbcnn.ops.ptx.words import load_4_words, load_half, load_word, store_4_words, store_half
 
 u1, u2 = types.uint8, types.uint16
 
@@ -92,25 +92,55 @@ def pooled(E: int, whole: bool) -> Any:
 
 
 @functools.cache
-def unpooled(E: int, whole: bool, relu: bool) -> Any:
-    """As `pooled` without pooling: the four pixels of the window, of P×Q; index is not used."""
+def unpooled(E: int, whole: bool, after: str) -> Any:
+    """As `pooled` without pooling: the four pixels of the window, of P×Q. after: "", "relu", or "mask": zero where index, an image, is 0."""
     FILTERS = 4 * E
-    put = stores(E, whole)
-    round_two = relu_bf16x2 if relu else bf16x2
+    put, get = stores(E, whole), loads(E, whole)
+    RELU, MASK = after == "relu", after == "mask"
+    round_two = relu_bf16x2 if RELU else bf16x2
 
     @jit(device=True)
     def run(values, y, index, n, p, q, k, P, Q, K):
         out = cuda.local.array(4, u4)
+        seen = cuda.local.array(4, u4)
         for pixel in range(4):
+            row, column = i4(i4(2) * p + i4(pixel // 2)), i4(i4(2) * q + i4(pixel % 2))
+            inside = (row < P) & (column < Q) & (k < K)
+            at = i4(i4(n * P + row) * Q + column)
+            if MASK:
+                get(seen, index, at, k, K, inside)
             for j in range(4):
                 if E == 2:
                     out[j] = round_two(values[pixel * FILTERS + 2 * j], values[pixel * FILTERS + 2 * j + 1])
+                    if MASK:
+                        out[j] = u4(out[j] & greater_bf16x2(seen[j], u4(0)))
                 else:
                     value = values[pixel * FILTERS + j]
-                    out[j] = float_bits(tf32(max(value, f4(0)) if relu else value))
-            row, column = i4(i4(2) * p + i4(pixel // 2)), i4(i4(2) * q + i4(pixel % 2))
-            if row < P and column < Q and k < K:
-                put(y, i4(i4(n * P + row) * Q + column), k, K, out)
+                    out[j] = float_bits(tf32(max(value, f4(0)) if RELU else value))
+                    if MASK and not bits_float(seen[j]) > f4(0):
+                        out[j] = u4(0)
+            if inside:
+                put(y, at, k, K, out)
+
+    return run
+
+
+@functools.cache
+def loads(E: int, whole: bool) -> Any:
+    """Device function (words, x, pixel, k, K, wanted): the reverse of `stores`, zeros where not wanted or beyond K."""
+
+    @jit(device=True)
+    def run(words, x, pixel, k, K, wanted):
+        at = i8(i8(pixel) * i8(K) + i8(k)) * i8(4 // E)
+        if whole:
+            words[0], words[1], words[2], words[3] = load_4_words(x, at, wanted)
+        else:
+            for i in range(4):
+                if E == 2:
+                    low = load_half(x, at + i8(4 * i), wanted & (k + i4(2 * i) < K))
+                    words[i] = u4(low | (load_half(x, at + i8(4 * i + 2), wanted & (k + i4(2 * i + 1) < K)) << u4(16)))
+                else:
+                    words[i] = load_word(x, at + i8(4 * i), wanted & (k + i4(i) < K))
 
     return run
 

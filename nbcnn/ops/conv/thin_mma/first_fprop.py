@@ -2,7 +2,8 @@
 
 GK = C·R·S fits into one or two products of bf16 (four of tf32), so the filters stay in a warp's registers for the whole kernel, and what
 moves is the small image in and the large output out. The rows of two products are chosen so that the four pixels of a pooling window
-come out in one lane: row g of the upper and g + 8 of the lower half of product i are pixels (i,0) and (i,1) of window g.
+come out in one lane: row g of the upper and g + 8 of the lower half of product i are pixels (i,0) and (i,1) of window g. The bias is
+one more element of GK, in two parts against two ones, so that it takes no registers of its own.
 """
 
 from __future__ import annotations
@@ -16,31 +17,34 @@ import numpy as np
 
 from nbcnn.cuda import cuda, f4, i4, i8, jit, types, u4
 from nbcnn.ops.call import Call, Impl, Launch
+from nbcnn.ops.conv.register_tile import ALIGNMENT
 from nbcnn.ops.conv.thin_mma.first_finish import pooled, unpooled
 from nbcnn.ops.conv.thin_mma.first_image import place_of_unit, segments, stager, unit_rows
-from nbcnn.ops.conv.thin_mma.first_shape import Unit, first_layer, image_words, pack_filters, packed_tiles, refusal, word_elements
+from nbcnn.ops.conv.thin_mma.first_shape import ONES, Unit, first_layer, image_words, pack_filters, packed_tiles, refusal, word_elements
 from nbcnn.ops.conv.thin_shape import unrolled
 from nbcnn.ops.ptx.asm import byte_address_shared
+from nbcnn.ops.ptx.cvt import bf16, bf16_float, bf16x2, float_bits, tf32
 from nbcnn.ops.ptx.mma import mma_bf16, mma_tf32
 from nbcnn.ops.ptx.shared import load_words_1
 from nbcnn.ops.ptx.words import load_2_words
 from nbcnn.shapes import ConvShape
 
-MOST_BLOCKS = 6
-"""Blocks of four warps that a multiprocessor may get, for the few registers of small tiles."""
 _PACKED = {"bf16": "bfloat16", "tf32": "tfloat32"}
 
 
 @dataclass(frozen=True)
 class FpropTile:
-    """A warp owns 8 windows × GROUPS·16·E filters; a block 16 windows in each of ROWS rows × WARPS such sets of filters.
+    """A warp owns 8 windows × GROUPS·16·E filters at a time; a block 16 windows in each of ROWS rows × WARPS such sets of filters.
 
-    `walkers` blocks take turns with the units; kernels are compiled for a tile with walkers 0.
+    A unit of work is TURNS times as many rows. `resident` blocks are to fit on a multiprocessor; `walkers` take turns with the units,
+    kernels are compiled for a tile with walkers 0.
     """
 
     GROUPS: int
     WARPS: int
     ROWS: int
+    TURNS: int
+    resident: int
     walkers: int = 0
 
     @property
@@ -51,61 +55,70 @@ class FpropTile:
         """Filters of a block."""
         return 16 * E * self.GROUPS * self.WARPS
 
-    def resident(self, products: int, E: int) -> int:
-        """Blocks that share a multiprocessor: as many as the registers for filters, bias, patches and results allow."""
-        tiles = 2 * E * self.GROUPS
-        registers = tiles * (2 * products + 2) + 8 * products + 16 * E + 48
-        return max(1, min(65536 // (registers * self.threads), 4 * MOST_BLOCKS // max(1, self.threads // 32)))
+
+@jit(device=True)
+def bf16_part(x):
+    """x rounded to bfloat16."""
+    return bf16_float(bf16(x))
 
 
 @functools.cache
 def fprop_kernel(C: int, R: int, S: int, stride: int, E: int, bias: bool, after: str, whole: bool, tile: FpropTile) -> Any:
-    """The kernel for one window, one end and one tile. after: "", "relu" or "pool"; whole: K is a multiple of 4·E."""
-    unit = Unit(C, R, S, stride, tile.ROWS)
-    WARPS, ROWS, GROUPS, THREADS = tile.WARPS, tile.ROWS, tile.GROUPS, tile.threads
+    """The kernel for one window, one end and one tile. after: "", "relu", "mask" or "pool"; whole: K is a multiple of 4·E."""
+    WARPS, ROWS, TURNS, GROUPS, THREADS = tile.WARPS, tile.ROWS, tile.TURNS, tile.GROUPS, tile.threads
+    unit = Unit(C, R, S, stride, ROWS * TURNS)
     FILTERS, IN_GROUP, TILES = 4 * E, 2 * E, 2 * E * tile.GROUPS
+    STORED = -(-image_words(C, R, S, E) // 8)
     WORDS, IN_ROW = image_words(C, R, S, E), -(-S * C // E)
-    PRODUCTS = -(-WORDS // 8)
-    HALVES, RA, RB, BIAS, VALUES = 2 * PRODUCTS, 8 * PRODUCTS, 2 * PRODUCTS * TILES, 2 * TILES, 4 * FILTERS
+    PRODUCTS = products(C, R, S, E)
+    HALVES, RA, RB, VALUES = 2 * PRODUCTS, 8 * PRODUCTS, 2 * PRODUCTS * TILES, 4 * FILTERS
+    ONE = ONES[E]
     stage_image = stager(unit, 1, E, THREADS)
     fetch, stash, clear = stage_image.fetch, stage_image.stash, stage_image.clear
     SLOTS, ENTRIES, MARGIN, BUFFER = stage_image.slots, stage_image.entries, stage_image.margin, stage_image.words
     NUMBER = types.uint16 if E == 2 else types.float32
     DOWN, ACROSS, WIDTH = 4 * stride * unit.width, 4 * stride * C, unit.width
-    RESIDENT = tile.resident(PRODUCTS, E)
-    finish = pooled(E, whole) if after == "pool" else unpooled(E, whole, after == "relu")
+    finish = pooled(E, whole) if after == "pool" else unpooled(E, whole, after)
     mma = mma_bf16 if E == 2 else mma_tf32
+    leading = bf16_part if E == 2 else tf32
 
     @jit(device=True)
-    def load_filters(rB, rBias, packed, b, first, tiles, lane, K):
+    def load_filters(rB, packed, b, first, tiles, lane, K):
         for j in range(TILES):
             number = i4(first + i4(j))
+            group, column = i4(u4(number) // u4(IN_GROUP)), i4(lane >> i4(2))
+            filter = i4(group * i4(4 * FILTERS) + (column >> i4(1)) * i4(FILTERS) + (number - group * i4(IN_GROUP)) * i4(2) + (column & i4(1)))
+            value = f4(0)
+            if bias and filter < K:
+                value = b[filter]
+            rest = value - leading(value)
             for k in range(PRODUCTS):
-                words = load_2_words(packed, i8(i4(i4(number * i4(PRODUCTS) + i4(k)) * i4(32) + lane)) * i8(8), number < tiles)
-                rB[(j * PRODUCTS + k) * 2], rB[(j * PRODUCTS + k) * 2 + 1] = words[0], words[1]
-            group = i4(u4(number) // u4(IN_GROUP))
-            filter = i4(group * i4(4 * FILTERS) + (lane & i4(3)) * i4(FILTERS) + (number - group * i4(IN_GROUP)) * i4(2))
-            for i in range(2):
-                rBias[2 * j + i] = f4(0)
-                if bias and filter + i4(i) < K:
-                    rBias[2 * j + i] = b[filter + i4(i)]
+                words = load_2_words(packed, i8(i4(i4(number * i4(STORED) + i4(k)) * i4(32) + lane)) * i8(8), (number < tiles) & (k < STORED))
+                for half in range(2):
+                    word = i4(i4(8 * k + 4 * half) + (lane & i4(3)))
+                    rB[(j * PRODUCTS + k) * 2 + half] = words[half]
+                    if bias and word == i4(WORDS):
+                        rB[(j * PRODUCTS + k) * 2 + half] = bf16x2(value, rest) if E == 2 else float_bits(leading(value))
+                    if bias and E == 1 and word == i4(WORDS + 1):
+                        rB[(j * PRODUCTS + k) * 2 + half] = float_bits(tf32(rest))
 
     @jit(device=True)
-    def load_patches(rA, address, buffer):
+    def load_patches(rA, address, move, lane):
         for pixel in range(4):
             for k in range(HALVES):
-                rA[pixel * HALVES + k] = load_words_1(address[k] + buffer + u4((pixel // 2) * DOWN + (pixel % 2) * ACROSS))
+                rA[pixel * HALVES + k] = load_words_1(address[k] + move + u4((pixel // 2) * DOWN + (pixel % 2) * ACROSS))
+                if bias and 4 * k + 3 >= WORDS:
+                    rA[pixel * HALVES + k] = rA[pixel * HALVES + k] if i4(i4(4 * k) + (lane & i4(3))) < i4(WORDS) else u4(ONE)
 
     def make_group(s: int) -> Any:
         FIRST, SKIP = s * IN_GROUP, 4 * FILTERS * s
 
         @jit(device=True)
-        def group(rA, rB, rBias, y, index, n, p, q, k, P, Q, K):
+        def group(rA, rB, y, index, n, p, q, k, P, Q, K):
             values = cuda.local.array(VALUES, f4)
             for j in range(IN_GROUP):
                 for i in range(2):
-                    b0, b1 = rBias[2 * (FIRST + j)], rBias[2 * (FIRST + j) + 1]
-                    d = (b0, b1, b0, b1)
+                    d = (f4(0), f4(0), f4(0), f4(0))
                     for m in range(PRODUCTS):
                         left, right, at = 2 * i * HALVES + 2 * m, (2 * i + 1) * HALVES + 2 * m, ((FIRST + j) * PRODUCTS + m) * 2
                         d = mma(rA[left], rA[right], rA[left + 1], rA[right + 1], rB[at], rB[at + 1], d[0], d[1], d[2], d[3])
@@ -117,20 +130,20 @@ def fprop_kernel(C: int, R: int, S: int, stride: int, E: int, bias: bool, after:
 
     groups = unrolled([make_group(s) for s in range(GROUPS)])
 
-    @jit(launch_bounds=(THREADS, RESIDENT))
-    def first_fprop_kernel(x, packed, b, y, index, H, W, K, P, Q, pad, tiles, units, rows, across):
+    @jit(launch_bounds=(THREADS, tile.resident))
+    def first_fprop_kernel(x, packed, b, y, index, H, W, K, P, Q, pad, tiles, units, rows, across, turns):
         """y = conv(x, w) + b, then the ReLU, then the 2×2 maximum and its place; P, Q: extents of y.
 
         gemm: pixels × K filters × C·R·S, rounded up to 16·E; grid: (blocks that take turns with the units, ⌈K/block's filters⌉).
         block: 2·ROWS·WARPS warps; owns: a warp 8 windows × GROUPS·16·E filters of every unit, a lane one window × 4·E filters at a time.
         shared: two buffers of the image under a unit; moves: y, and the image once for every block of filters, its rows twice.
-        needs: compute capability 8.0 (mma.sync, bf16x2). units: units of work, `rows` down and `across` in an image.
+        needs: compute capability 8.0 (mma.sync, bf16x2). units: units of work, `rows` down and `across` in an image; turns: TURNS, kept
+        from the compiler, which would write the loop out.
         """
-        shared = cuda.shared.array(ENTRIES, NUMBER, 16)
+        shared = cuda.shared.array(ENTRIES, NUMBER, ALIGNMENT)
         stage = cuda.local.array(SLOTS, u4)
         rA = cuda.local.array(RA, u4)
         rB = cuda.local.array(RB, u4)
-        rBias = cuda.local.array(BIAS, f4)
         address = cuda.local.array(HALVES, u4)
         tid = i4(cuda.threadIdx.x)
         lane, warp = i4(tid & i4(31)), i4(tid >> i4(5))
@@ -144,31 +157,44 @@ def fprop_kernel(C: int, R: int, S: int, stride: int, E: int, bias: bool, after:
             at = i4(r * i4(WIDTH) + (word - r * i4(IN_ROW)) * i4(E)) if word < i4(WORDS) else i4(0)
             address[k] = byte_address_shared(shared) + u4(i4(MARGIN) + at) * u4(4) + u4(p0) * u4(2 * DOWN) + u4(q0) * u4(2 * ACROSS)
         sets = i4(i4(cuda.blockIdx.y) * i4(WARPS) + set_of_filters)
-        load_filters(rB, rBias, packed, b, i4(sets * i4(TILES)), tiles, lane, K)
+        load_filters(rB, packed, b, i4(sets * i4(TILES)), tiles, lane, K)
         k0 = i4(sets * i4(4 * FILTERS * GROUPS) + t * i4(FILTERS))
         clear(shared)
         number, buffer, line = i4(cuda.blockIdx.x), i4(0), i4(W * i4(C))
         n, row, segment = place_of_unit(number, rows, across)
-        top, left = i4(row * i4(2 * ROWS * stride) - pad), i4((segment * i4(32 * stride) - pad) * i4(C))
+        top, left = i4(row * i4(2 * ROWS * TURNS * stride) - pad), i4((segment * i4(32 * stride) - pad) * i4(C))
         fetch(stage, x, n, top, left, H, line, number < units)
         cuda.syncthreads()
         while number < units:
             stash(stage, shared, buffer)
             cuda.syncthreads()
-            p, q, image = i4(row * i4(ROWS) + p0), i4(segment * i4(16) + q0), n
+            p, q, image = i4(row * i4(ROWS * TURNS) + p0), i4(segment * i4(16) + q0), n
             # The image under the next unit travels while this one is multiplied; the other buffer has no readers left.
             number = i4(number + i4(cuda.gridDim.x))
             n, row, segment = place_of_unit(number, rows, across)
-            top, left = i4(row * i4(2 * ROWS * stride) - pad), i4((segment * i4(32 * stride) - pad) * i4(C))
+            top, left = i4(row * i4(2 * ROWS * TURNS * stride) - pad), i4((segment * i4(32 * stride) - pad) * i4(C))
             fetch(stage, x, n, top, left, H, line, number < units)
-            load_patches(rA, address, u4(buffer) * u4(4 * BUFFER))
-            groups(rA, rB, rBias, y, index, image, p, q, k0, P, Q, K)
+            move = u4(buffer) * u4(4 * BUFFER)
+            turn = i4(0)
+            while turn < turns:
+                load_patches(rA, address, move, lane)
+                groups(rA, rB, y, index, image, p, q, k0, P, Q, K)
+                move = u4(move + u4(2 * ROWS * DOWN))
+                p = i4(p + i4(ROWS))
+                turn = i4(turn + i4(1))
             buffer = i4(buffer ^ i4(1))
 
     return first_fprop_kernel
 
 
+def products(C: int, R: int, S: int, E: int) -> int:
+    """Products that GK takes: the words of a patch, and a bias in two parts of the precision, 2·8 (11) bits of it."""
+    return -(-(image_words(C, R, S, E) + 2 // E) // 8)
+
+
 def _after(call: Call) -> str:
+    if call.op == "conv_dgrad_relu":
+        return "mask"
     return "pool" if "pool" in call.op else "relu" if "relu" in call.op else ""
 
 
@@ -180,19 +206,16 @@ def work(layer: ConvShape, ROWS: int) -> tuple[int, int, int]:
 
 def with_walkers(tile: FpropTile, layer: ConvShape, E: int, multiprocessors: int) -> FpropTile:
     """`tile` with as many blocks as fit on the GPU at a time, no more than there are units."""
-    resident = tile.resident(-(-image_words(layer.C, layer.R, layer.S, E) // 8), E)
     sets = -(-layer.K // tile.filters(E))
-    return replace(tile, walkers=min(work(layer, tile.ROWS)[0], max(1, resident * multiprocessors // sets)))
+    return replace(tile, walkers=min(work(layer, tile.ROWS * tile.TURNS)[0], max(1, tile.resident * multiprocessors // sets)))
 
 
 def choose(layer: ConvShape, E: int, multiprocessors: int) -> FpropTile:
     """The largest tile of filters that K fills; a smaller one where a small batch would leave multiprocessors without a block."""
-    units = work(layer, 1)[0]
-    tile = FpropTile(1, 1, 1)
-    for GROUPS, WARPS in ((2, 1), (4, 1), (4, 2)):
-        larger = FpropTile(GROUPS, WARPS, 1)
-        blocks = units * -(-layer.K // larger.filters(E))
-        if tile.filters(E) < layer.K and blocks >= multiprocessors:
+    tile = FpropTile(1, 1, 1, 1, 8)
+    for larger in (FpropTile(2, 1, 1, 1, 6), FpropTile(4, 1, 1, 1, 5), FpropTile(4, 2, 1, 1, 3), FpropTile(4, 2, 1, 4, 3)):
+        blocks = work(layer, larger.TURNS)[0] * -(-layer.K // larger.filters(E))
+        if (tile.filters(E) < layer.K or larger.TURNS > tile.TURNS) and blocks >= (larger.resident if larger.TURNS > 1 else 1) * multiprocessors:
             tile = larger
     return with_walkers(tile, layer, E, multiprocessors)
 
@@ -200,12 +223,12 @@ def choose(layer: ConvShape, E: int, multiprocessors: int) -> FpropTile:
 def bind(call: Call, E: int) -> list[Launch]:
     """The one launch of an fprop call."""
     layer, tile, after = first_layer(call), call.tile, _after(call)
-    units, rows, across = work(layer, tile.ROWS)
-    bias = len(call.ins) > 2
+    units, rows, across = work(layer, tile.ROWS * tile.TURNS)
+    bias = len(call.ins) > 2 and after != "mask"
     kernel = fprop_kernel(layer.C, layer.R, layer.S, layer.stride, E, bias, after, layer.K % (4 * E) == 0, replace(tile, walkers=0))
     P, Q = call.out_shapes[0][2:]
-    y, index = call.outs[0], call.outs[1] if after == "pool" else call.outs[0]
-    numbers = (layer.H, layer.W, layer.K, P, Q, layer.pad, packed_tiles(layer.K, E), units, rows, across)
+    y, index = call.outs[0], call.outs[1] if after == "pool" else call.ins[2] if after == "mask" else call.outs[0]
+    numbers = (layer.H, layer.W, layer.K, P, Q, layer.pad, packed_tiles(layer.K, E), units, rows, across, tile.TURNS)
     args = (call.ins[0], call.packed, call.ins[2] if bias else call.packed, y, index, *map(np.int32, numbers))
     return [Launch(kernel, (tile.walkers, -(-layer.K // tile.filters(E))), tile.threads, args)]
 
@@ -215,7 +238,7 @@ def implementation(precision: str) -> Impl:
     E = word_elements(precision)
 
     def candidates(call: Call, multiprocessors: int) -> Sequence[FpropTile]:
-        sizes = ((1, 1, 1), (2, 1, 1), (2, 2, 1), (4, 1, 1), (4, 2, 1), (2, 2, 2), (2, 4, 1), (4, 2, 2))
+        sizes = ((1, 1, 1, 1, 8), (2, 2, 1, 1, 4), (4, 2, 1, 1, 3), (2, 2, 1, 4, 4), (4, 2, 1, 4, 3), (4, 2, 1, 4, 2), (2, 4, 1, 4, 2))
         return [with_walkers(FpropTile(*size), first_layer(call), E, multiprocessors) for size in sizes]
 
     return Impl(

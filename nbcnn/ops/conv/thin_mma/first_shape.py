@@ -22,6 +22,10 @@ MOST_COLUMNS = 32
 """Most columns C·R·S of the image matrix: they are one product's whole GK, or the columns of four tiles of 8."""
 
 
+ONES = {1: 0x3F800000, 2: 0x3F803F80}
+"""A word of ones, for each E."""
+
+
 @dataclass(frozen=True)
 class Unit:
     """The pixels that a block takes at a time: ROWS × 16 windows, under which lie `height` × `width` elements of the image."""

@@ -17,12 +17,13 @@ import numpy as np
 
 from nbcnn.cuda import cuda, f4, i4, i8, jit, types, u4
 from nbcnn.ops.call import Call, Impl, Launch
+from nbcnn.ops.conv.register_tile import ALIGNMENT
 from nbcnn.ops.conv.splitk import sum_of_planes
 from nbcnn.ops.conv.thin_mma import first_gradient
 from nbcnn.ops.conv.thin_mma.first_fprop import work
 from nbcnn.ops.conv.thin_mma.first_gradient import FILTERS
 from nbcnn.ops.conv.thin_mma.first_image import place_of_unit, stager
-from nbcnn.ops.conv.thin_mma.first_shape import Unit, first_layer, refusal, word_elements
+from nbcnn.ops.conv.thin_mma.first_shape import ONES, Unit, first_layer, refusal, word_elements
 from nbcnn.ops.conv.thin_shape import unrolled
 from nbcnn.ops.ptx.asm import byte_address_shared
 from nbcnn.ops.ptx.mma import mma_bf16, mma_tf32
@@ -34,20 +35,20 @@ OF_WARP = 64
 """Filters of a warp: 8 of each of 8 lanes."""
 STEPS = 4
 """Steps of four windows in a row of a unit."""
-ONES = {1: 0x3F800000, 2: 0x3F803F80}
-"""A word of ones."""
 SUM_THREADS = 256
 
 
 @dataclass(frozen=True)
 class WgradTile:
-    """A block owns 64·WARPS filters of ROWS rows of windows of a unit; a lane has the gradients of DEPTH (1, 2 or 4) steps on their way.
+    """A block owns 64·WARPS filters of ROWS rows of windows at a time, and TURNS times as many make a unit of work.
 
+    A lane has the gradients of DEPTH (1, 2 or 4) steps of four windows on their way.
     `resident` blocks are to fit on a multiprocessor; `walkers` blocks take turns with the units.
     """
 
     WARPS: int
     ROWS: int
+    TURNS: int
     DEPTH: int
     resident: int
     walkers: int = 0
@@ -65,8 +66,8 @@ def columns(layer: ConvShape, bias: bool) -> int:
 @functools.cache
 def wgrad_kernel(C: int, R: int, S: int, stride: int, E: int, bias: bool, pooled: bool, whole: bool, tile: WgradTile) -> Any:
     """The kernel for one window, one kind of gradient and one tile. whole: K is a multiple of 8."""
-    unit = Unit(C, R, S, stride, tile.ROWS)
-    WARPS, ROWS, DEPTH, THREADS = tile.WARPS, tile.ROWS, tile.DEPTH, tile.threads
+    WARPS, ROWS, TURNS, DEPTH, THREADS = tile.WARPS, tile.ROWS, tile.TURNS, tile.DEPTH, tile.threads
+    unit = Unit(C, R, S, stride, ROWS * TURNS)
     CRS = C * R * S
     TILES = -(-(CRS + bias) // 8)
     COLUMNS, ONE = 8 * TILES, ONES[E]
@@ -145,15 +146,16 @@ def wgrad_kernel(C: int, R: int, S: int, stride: int, E: int, bias: bool, pooled
                 cuda.syncthreads()
 
     @jit(launch_bounds=(THREADS, tile.resident))
-    def first_wgrad_kernel(x, dy, index, partials, H, W, K, P, Q, pad, units, rows, across):
+    def first_wgrad_kernel(x, dy, index, partials, H, W, K, P, Q, pad, units, rows, across, turns):
         """partials[block][f][(r,s,c)] = Σ dy[pixel][f] · x[pixel moved by (r,s)][c] over the block's pixels, and Σ dy in the next column.
 
         gemm: K filters × C·R·S (+ 1) columns × pixels; grid: (blocks that take turns with the units, ⌈K/block's filters⌉).
         block: WARPS·ROWS warps; owns: a warp 64 filters × all columns, over its row of windows of every unit.
         shared: two buffers of the image under a unit; moves: dy (or the pooled one and its index), the image, 128·K bytes of sums a block.
-        needs: compute capability 8.0 (mma.sync). P, Q: extents of dy; units: units of work, `rows` down and `across` in an image.
+        needs: compute capability 8.0 (mma.sync). P, Q: extents of dy; units: units of work, `rows` down and `across` in an image;
+        turns: TURNS, kept from the compiler, which would write the loop out.
         """
-        shared = cuda.shared.array(ENTRIES, NUMBER, 16)
+        shared = cuda.shared.array(ENTRIES, NUMBER, ALIGNMENT)
         parked = cuda.shared.array(PARKED, f4)
         image = cuda.local.array(SLOTS, u4)
         stage = cuda.local.array(ALL_STAGED, u4)
@@ -177,24 +179,31 @@ def wgrad_kernel(C: int, R: int, S: int, stride: int, E: int, bias: bool, pooled
         clear(shared)
         number, buffer, line = i4(cuda.blockIdx.x), i4(0), i4(W * i4(C))
         n, row, segment = place_of_unit(number, rows, across)
-        top, left = i4(row * i4(2 * ROWS * stride) - pad), i4((segment * i4(32 * stride) - pad) * i4(C))
+        top, left = i4(row * i4(2 * ROWS * TURNS * stride) - pad), i4((segment * i4(32 * stride) - pad) * i4(C))
         fetch(image, x, n, top, left, H, line, number < units)
-        p, q = i4(row * i4(ROWS) + share), i4(segment * i4(16) + t)
+        p, q = i4(row * i4(ROWS * TURNS) + share), i4(segment * i4(16) + t)
         for step in range(DEPTH):
             load_gradient(stage, step * STAGED, dy, index, n, p, i4(q + i4(4 * step)), k, P, Q, K)
         cuda.syncthreads()
         while number < units:
             stash(image, shared, buffer)
             cuda.syncthreads()
-            this = (n, p, q, k)
+            image_now, p_now, q_now = n, p, q
             number = i4(number + i4(cuda.gridDim.x))
             n, row, segment = place_of_unit(number, rows, across)
-            top, left = i4(row * i4(2 * ROWS * stride) - pad), i4((segment * i4(32 * stride) - pad) * i4(C))
+            top, left = i4(row * i4(2 * ROWS * TURNS * stride) - pad), i4((segment * i4(32 * stride) - pad) * i4(C))
             fetch(image, x, n, top, left, H, line, number < units)
-            p, q = i4(row * i4(ROWS) + share), i4(segment * i4(16) + t)
-            # Beyond the last unit nothing is read.
-            filter = k if number < units else K
-            steps(acc, stage, address, u4(buffer) * u4(4 * BUFFER), ones, dy, index, this, (n, p, q, filter), P, Q, K)
+            p, q = i4(row * i4(ROWS * TURNS) + share), i4(segment * i4(16) + t)
+            move = u4(buffer) * u4(4 * BUFFER)
+            turn = i4(turns)
+            while turn > i4(0):
+                this = (image_now, p_now, q_now, k)
+                turn, p_now, filter = i4(turn - i4(1)), i4(p_now + i4(ROWS)), k
+                if turn == i4(0):
+                    # Beyond the last unit nothing is read.
+                    image_now, p_now, q_now, filter = n, p, q, k if number < units else K
+                steps(acc, stage, address, move, ones, dy, index, this, (image_now, p_now, q_now, filter), P, Q, K)
+                move = u4(move + u4(2 * ROWS * DOWN))
             buffer = i4(buffer ^ i4(1))
         if ROWS > 1:
             cuda.syncthreads()
@@ -254,7 +263,7 @@ def sum_kernel(C: int, R: int, S: int, bias: bool) -> Any:
 def with_walkers(tile: WgradTile, layer: ConvShape, multiprocessors: int) -> WgradTile:
     """`tile` with as many blocks as fit on the GPU at a time, no more than there are units."""
     sets = -(-layer.K // (OF_WARP * tile.WARPS))
-    return replace(tile, walkers=min(work(layer, tile.ROWS)[0], max(1, tile.resident * multiprocessors // sets)))
+    return replace(tile, walkers=min(work(layer, tile.ROWS * tile.TURNS)[0], max(1, tile.resident * multiprocessors // sets)))
 
 
 def choose(layer: ConvShape, E: int, pooled: bool, multiprocessors: int) -> WgradTile:
@@ -262,7 +271,8 @@ def choose(layer: ConvShape, E: int, pooled: bool, multiprocessors: int) -> Wgra
     WARPS = min(4, -(-layer.K // OF_WARP))
     DEPTH, threads = {(True, 2): (4, 512), (True, 1): (4, 256), (False, 2): (1, 384), (False, 1): (1, 256)}[pooled, E]
     ROWS = 2 if threads == 512 and work(layer, 2)[0] >= 4 * multiprocessors else 1
-    return with_walkers(WgradTile(WARPS, ROWS, DEPTH, max(1, threads // (32 * WARPS * ROWS))), layer, multiprocessors)
+    TURNS = (4 if pooled else 2) // ROWS if work(layer, 4)[0] >= 4 * multiprocessors else 1
+    return with_walkers(WgradTile(WARPS, ROWS, TURNS, DEPTH, max(1, threads // (32 * WARPS * ROWS))), layer, multiprocessors)
 
 
 def height(layer: ConvShape, tile: WgradTile) -> int:
@@ -281,12 +291,12 @@ def bind(call: Call, E: int) -> list[Launch]:
     """The product over shares of the pixels, and the sum of the shares."""
     layer, tile, pooled, bias = first_layer(call), call.tile, "pool" in call.op, len(call.outs) > 1
     C, R, S, K = layer.C, layer.R, layer.S, layer.K
-    units, rows, across = work(layer, tile.ROWS)
+    units, rows, across = work(layer, tile.ROWS * tile.TURNS)
     kernel = wgrad_kernel(C, R, S, layer.stride, E, bias, pooled, K % 8 == 0, replace(tile, walkers=0))
     partials = call.scratch.view(np.float32)
     P, Q = call.in_shapes[1][2:]
     args = (call.ins[0], call.ins[1], call.ins[2] if pooled else call.ins[1], partials)
-    numbers = (layer.H, layer.W, K, P, Q, layer.pad, units, rows, across)
+    numbers = (layer.H, layer.W, K, P, Q, layer.pad, units, rows, across, tile.TURNS)
     product = Launch(kernel, (tile.walkers, -(-K // (OF_WARP * tile.WARPS))), tile.threads, (*args, *map(np.int32, numbers)))
     sums = (partials, call.outs[0], call.outs[1] if bias else call.outs[0], *map(np.int32, (K, height(layer, tile), tile.walkers)))
     return [product, Launch(sum_kernel(C, R, S, bias), height(layer, tile) * columns(layer, bias) // 32, SUM_THREADS, sums)]
@@ -302,8 +312,10 @@ def implementation(precision: str) -> Impl:
     def candidates(call: Call, multiprocessors: int) -> Sequence[WgradTile]:
         layer = first_layer(call)
         most = min(4, -(-layer.K // OF_WARP))
-        sizes = [(most, ROWS, DEPTH, threads) for ROWS, threads in ((1, 384), (1, 512), (2, 512), (4, 512)) for DEPTH in (1, 2, 4)]
-        tiles = [WgradTile(WARPS, ROWS, DEPTH, max(1, threads // (32 * WARPS * ROWS))) for WARPS, ROWS, DEPTH, threads in sizes]
+        sizes = [
+            (ROWS, TURNS, DEPTH, threads) for ROWS, TURNS, threads in ((1, 4, 384), (1, 1, 512), (2, 2, 512), (4, 1, 512)) for DEPTH in (1, 2, 4)
+        ]
+        tiles = [WgradTile(most, ROWS, TURNS, DEPTH, max(1, threads // (32 * most * ROWS))) for ROWS, TURNS, DEPTH, threads in sizes]
         return [with_walkers(tile, layer, multiprocessors) for tile in tiles]
 
     return Impl(
