@@ -11,7 +11,7 @@ from nbcnn.ops.call import Call, Impl, Launch, blocks
 from nbcnn.ops.conv.mma.gather import Gather, gather_of, pack, refusal
 from nbcnn.ops.conv.mma.kernel import gather_product
 from nbcnn.ops.conv.mma.sums import THREADS, sum_pixels, sum_windows
-from nbcnn.ops.conv.mma.tile import KINDS, ROW_BYTES, Kind, Tile, candidates, choose, unsplit, width
+from nbcnn.ops.conv.mma.tile import KINDS, ROW_BYTES, Kind, Tile, choose, unsplit, width, worth_measuring
 
 IMAGE_OPS = (
     "conv_fprop",
@@ -41,7 +41,7 @@ def implementations(precision: str) -> dict[str, Impl]:
         return choose(gather_of(call), kind.name, multiprocessors)
 
     def tiles(call: Call, multiprocessors: int) -> Sequence[Tile]:
-        return candidates(gather_of(call), kind)
+        return worth_measuring(gather_of(call), kind, multiprocessors)
 
     def pack_filters(call: Call) -> np.ndarray:
         return pack(call, kind.channels)

@@ -130,8 +130,8 @@ _STEP_CYCLES, _STEP_ALONE = 250, 1.4
 longer its products take one after another. These numbers and those of `KINDS` were fitted to times of conv2, batch 1 and 256, on an H200."""
 _START_CYCLES = 2200
 """First loads, results to memory."""
-_SUM_CYCLES = 3400
-"""The second kernel, besides what it moves."""
+_SUM_CYCLES, _PART_CYCLES = 3000, 190
+"""The second kernel, and what each part costs besides what it moves."""
 _BYTES_A_CYCLE = 20
 """What a multiprocessor moves of the parts."""
 
@@ -142,7 +142,7 @@ def width(g: Gather, kind: Kind) -> int:
 
 
 def candidates(g: Gather, kind: Kind) -> list[Tile]:
-    """Every tile that serves a gather, with the splits worth trying."""
+    """Every tile that serves a gather, with every split."""
     k_tiles = g.k_tiles(kind.channels)
     shapes: Iterable[Tile] = WHOLE[kind.name] if width(g, kind) * kind.element == 16 else RAGGED
     made = []
@@ -167,7 +167,7 @@ def cycles(tile: Tile, g: Gather, kind: Kind, multiprocessors: int) -> float:
     waves, rest = divmod(blocks, tile.blocks * multiprocessors)
     total = waves * wave(tile.blocks) + (wave(-(-rest // multiprocessors)) if rest else 0)
     if tile.split > 1:
-        total += _SUM_CYCLES + (2 * tile.split + 1) * 4 * g.phases * g.GM * g.K / (_BYTES_A_CYCLE * multiprocessors)
+        total += _SUM_CYCLES + tile.split * _PART_CYCLES + (2 * tile.split + 1) * 4 * g.phases * g.GM * g.K / (_BYTES_A_CYCLE * multiprocessors)
     return total
 
 
@@ -176,3 +176,11 @@ def choose(g: Gather, kind_name: str, multiprocessors: int) -> Tile:
     """The tile with the least estimated time."""
     kind = KINDS[kind_name]
     return min(candidates(g, kind), key=lambda tile: cycles(tile, g, kind, multiprocessors))
+
+
+def worth_measuring(g: Gather, kind: Kind, multiprocessors: int) -> list[Tile]:
+    """Of each tile, the two splits with the least estimated times."""
+    made: dict[Tile, list[Tile]] = {}
+    for tile in sorted(candidates(g, kind), key=lambda tile: cycles(tile, g, kind, multiprocessors)):
+        made.setdefault(unsplit(tile), []).append(tile)
+    return [tile for splits in made.values() for tile in splits[:2]]
