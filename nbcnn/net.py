@@ -6,7 +6,7 @@ Only this module sees all three: steps (graph), implementations (ops) and arrays
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -101,8 +101,10 @@ def resolver(
                 continue
             tile = impl.tile(call, multiprocessors)
             saved = (tiles or {}).get(tile_key(step, part)) if tile is not None else None
-            if saved is not None and saved.keys() == asdict(tile).keys():
-                tile = type(tile)(**saved)
+            if saved is not None:
+                # An implementation may have more than one kind of tile; the names of the fields say which this one is.
+                kinds = {type(known) for known in (tile, *impl.candidates(call, multiprocessors))}
+                tile = next((kind(**saved) for kind in kinds if saved.keys() == {field.name for field in fields(kind)}), tile)
             call = bare_call(step, row.layout, tile)
             packs = None
             if impl.pack is not None:

@@ -176,7 +176,7 @@ def tried(impl: Impl, case: Case, precision: str, gpu: nb.Gpu) -> list[Tile | Pa
     """The tiles to test: the chosen one; of the cases whose images end inside a tile every one, with blocks that take several."""
     if case.ins[0].shape[0] != 5:
         return [None]
-    tiles = [*impl.candidates(bare(case), gpu.multiprocessors), *patch.candidates(correlation(bare(case)), KINDS[precision], gpu.multiprocessors)]
+    tiles = impl.candidates(bare(case), gpu.multiprocessors)
     return [replace(tile, resident=min(tile.resident, 2)) if isinstance(tile, PatchTile) else tile for tile in tiles]
 
 

@@ -20,8 +20,6 @@ FILTERS = 4
 COLUMNS = 32
 """Columns of the product, one for every tap and filter: two tiles of 16."""
 LANES = 32
-SHARED_LIMIT = 227 * 1024
-"""Shared memory that a block can have on compute capability 9.0; a smaller GPU says so when the kernel is loaded."""
 
 
 @dataclass(frozen=True)
@@ -42,19 +40,9 @@ class LastLayer:
         return self.R * self.R * self.K
 
     @property
-    def halo(self) -> int:
-        """Wide rows above and below its own that an output row depends on."""
-        return self.R // 2
-
-    @property
     def pixels(self) -> int:
         """Wide pixels of all images."""
         return self.N * self.H * self.W
-
-    @property
-    def outputs(self) -> int:
-        """Elements of the thin images."""
-        return self.N * self.K * self.F * self.H * self.F * self.W
 
 
 def images_and_filter(call: Call) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
@@ -107,11 +95,6 @@ def _image_dtypes(call: Call) -> Sequence[str]:
     return [dtype for shape, dtype in pairs if len(shape) == 4 and shape != filters]
 
 
-def power_of_two(least: int) -> int:
-    """The smallest power of two that is at least `least`."""
-    return 1 << max(0, least - 1).bit_length()
-
-
 def pack_columns_by_channels(call: Call, E: int) -> np.ndarray:
     """Weight index of fragments A (columns × channels), for the product whose B are the wide images.
 
@@ -124,20 +107,6 @@ def pack_columns_by_channels(call: Call, E: int) -> np.ndarray:
     column = 16 * tile + lane // 4 + 8 * (word & 1)
     channel = 16 * E * block + 4 * E * (lane % 4) + E * (2 * s + (word >> 1)) + i
     return _weight_index(layer, column, column // layer.K, channel)
-
-
-def pack_channels_by_columns(call: Call, E: int) -> np.ndarray:
-    """Weight index of fragments A (channels × columns), for the product whose B are the columns of the thin gradient.
-
-    Order: channels 32·E at a time, product s (4/E), row tile (2·E), lane, word (4), element (E). Rows g and g+8 of row tile t are channels
-    4·E·g + 2t and the next, so that the results of a thread are 4·E neighbouring channels. Taps count backwards, as the columns do.
-    """
-    layer = last_layer(call)
-    blocks = -(-layer.C // (32 * E))
-    block, s, tile, lane, word, i = np.ogrid[:blocks, : 4 // E, : 2 * E, :LANES, :4, :E]
-    column = 8 * E * s + 4 * E * (word >> 1) + E * (lane % 4) + i
-    channel = 32 * E * block + 4 * E * (lane // 4) + 2 * tile + (word & 1)
-    return _weight_index(layer, column, layer.R**2 - 1 - column // layer.K, channel)
 
 
 def _weight_index(layer: LastLayer, column: np.ndarray, tap: np.ndarray, channel: np.ndarray) -> np.ndarray:

@@ -51,11 +51,13 @@ def implementations(precision: str) -> dict[str, Impl]:
             return f"no tile is whole pairs of rows of {g.Q} pixels"
         return None
 
-    def tile(call: Call, multiprocessors: int) -> Tile:
-        return choose(correlation(call), kind, pooled(call), multiprocessors)
+    def tile(call: Call, multiprocessors: int) -> Tile | PatchTile:
+        g = correlation(call)
+        return patch.choose(g, kind, multiprocessors) or choose(g, kind, pooled(call), multiprocessors)
 
-    def tiles(call: Call, multiprocessors: int) -> Sequence[Tile]:
-        return candidates(correlation(call), kind, pooled(call))
+    def tiles(call: Call, multiprocessors: int) -> Sequence[Tile | PatchTile]:
+        g = correlation(call)
+        return [*candidates(g, kind, pooled(call)), *patch.candidates(g, kind, multiprocessors)]
 
     def scratch(call: Call) -> int:
         return sum(_planes_bytes(correlation(call))) if kind.planes > 1 else 0

@@ -115,6 +115,20 @@ def candidates(g: Correlation, kind: Kind, multiprocessors: int) -> list[PatchTi
     return found
 
 
+def choose(g: Correlation, kind: Kind, multiprocessors: int) -> PatchTile | None:
+    """256×128 where every multiprocessor gets four such tiles, else 128×128 where each gets one; None: leave it to `tile.choose`.
+
+    In bf16 at batch 1,024 these are the fastest of all tiles of both kernels, or within 4 % of them.
+    """
+    tiles = {(tile.BM, tile.BN): tile for tile in candidates(g, kind, multiprocessors)}
+    for shape, least in (((256, 128), 4), ((128, 128), 1)):
+        if shape in tiles:
+            down, across = tiles_of(g, tiles[shape])
+            if down * across >= least * multiprocessors:
+                return tiles[shape]
+    return None
+
+
 _SHAPES = ((256, 128, 2), (128, 256, 2), (128, 128, 2), (128, 64, 2), (64, 64, 1))
 _MOST_SLOTS = 6
 
