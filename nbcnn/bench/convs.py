@@ -107,7 +107,7 @@ def time_op(row: Row, small: Case, batch: int, place: Any) -> tuple[Timing, str]
     error, limit = gradcheck.parity(row, impl, small, place, tile), gradcheck.bound(small, row.precision)
     if not error <= limit:
         raise RuntimeError(f"{row.mode} {row.precision} {small.op} {small.label} is not timed: error {error:.1e} is over its bound {limit:.1e}")
-    moved = sum(a.size * a.itemsize for a in (*first.call.ins, *first.call.outs))
+    moved = sum(a.size * a.dtype.itemsize for a in (*first.call.ins, *first.call.outs))
     count = int(max(2, min(4, ROTATE_BYTES // moved + 1)))
     ins, outs = _grown(small, batch)
     sets = [first] + [Bound(impl, small.op, ins, outs, multiprocessors=place.multiprocessors, **options) for _ in range(count - 1)]
