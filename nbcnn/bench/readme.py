@@ -1,4 +1,4 @@
-"""The README's tables, made from the results files: `python -m nbcnn.bench.readme` rewrites them; a test compares.
+"""The README's tables and one picture, made from the results files: `python -m nbcnn.bench.readme` makes them anew; a test compares.
 
 A table stands between `<!-- table NAME -->` and `<!-- end -->`; the functions below make one each.
 """
@@ -11,7 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from nbcnn.bench import readme_tensorcore as tensorcore
-from nbcnn.bench.tables import GPU, footer, markdown, section
+from nbcnn.bench.results import RESULTS
+from nbcnn.bench.tables import GPU, footer, markdown, measured, section
 
 README = Path(__file__).parents[2] / "README.md"
 CPU = "cpu.json"
@@ -135,11 +136,16 @@ TABLES: dict[str, Callable[[], str]] = {
     "cpu": cpu,
     "quality": quality,
     "tensorcore": tensorcore.step,
-    "layers": tensorcore.layers,
-    "engines": tensorcore.engines,
-    "epoch": tensorcore.epoch,
     "precisions": tensorcore.precisions,
 }
+for _name, _table, _section in (
+    ("layers", tensorcore.layers, "convs-fused-tensorcore-bf16-1024"),
+    ("engines", tensorcore.engines, "convs-tensorcore-bf16-mma-1024"),
+    ("epoch", tensorcore.epoch, "epoch-tensorcore-bf16-1024"),
+):
+    # A table that was measured must stand in the README; one that was not must not.
+    if measured(GPU, _section):
+        TABLES[_name] = _table
 
 
 def rewritten(text: str) -> str:
@@ -149,6 +155,7 @@ def rewritten(text: str) -> str:
 
 def main() -> int:
     README.write_text(rewritten(README.read_text()))
+    tensorcore.chart(RESULTS / "precisions.png")
     return 0
 
 

@@ -15,6 +15,11 @@ def section(file: str, name: str) -> tuple[list[dict[str, Any]], dict[str, Any]]
     return found["rows"], found["environment"]
 
 
+def measured(file: str, name: str) -> bool:
+    """True if the results file has the section."""
+    return name in results.load(results.RESULTS / file)["sections"]
+
+
 def markdown(head: tuple[str, ...], rows: list[tuple[str, ...]], left: int = 1) -> str:
     """A table whose first `left` columns are words, the others numbers."""
     rule = ["---" if i < left else "---:" for i in range(len(head))]
@@ -27,4 +32,5 @@ def footer(environment: dict[str, Any]) -> str:
     torch = f", PyTorch {versions['torch']}" if versions.get("torch") else ""
     driver = f", driver {environment['driver']}" if environment["driver"] else ""
     device = environment["device"].split(" (")[0]
-    return f"\n\n{device}{driver}, numba-cuda {versions['numba-cuda']}{torch}, {environment['date']}, `{environment['command']}`.\n"
+    revision = f", revision {environment['revision']}" if environment["revision"] else ""
+    return f"\n\n{device}{driver}, numba-cuda {versions['numba-cuda']}{torch}, {environment['date']}{revision}, `{environment['command']}`.\n"
