@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from nbcnn.cli.errors import guarded
-from nbcnn.cli.flags import MODES, Parser, count, flag, one_of
+from nbcnn.cli.flags import MODES, PRECISIONS, Parser, count, flag, one_of
 
 EXAMPLES = (
     "python extract_features.py runs/20260101-120000-cifar10-im2col",
@@ -32,7 +32,8 @@ def parser() -> Parser:
     flag(group, "--data-dir", str, "folder with the data set's files", "the run's", metavar="DIR")
     flag(group, "--limit", count(1), "only the first N images of each split", "all", "images")
     group = made.add_argument_group("kernels")
-    flag(group, "--mode", one_of("auto", *MODES), "how layers are computed", "auto")
+    flag(group, "--mode", one_of("auto", *MODES), "how layers are computed; auto: the fastest here that has the precision", "auto")
+    flag(group, "--precision", one_of(*PRECISIONS), "what multiplications round to", "the run's, where this machine has it")
     flag(group, "--batch", count(1), "images at a time", 256, "images")
     group = made.add_argument_group("output")
     flag(
@@ -67,13 +68,13 @@ def extract(flags: SimpleNamespace) -> int:
     saved = run.best if flags.checkpoint == "best" else run.last
     data_dir = flags.data_dir or config["flags"]["data_dir"]
     data = datasets.load(config["data"]["name"], data_dir=data_dir, limit=flags.limit, progress=not flags.quiet)
-    net = encoder(config, saved, flags.mode or "auto", data.train_images.shape[1:])
+    net = encoder(config, saved, flags.mode or "auto", flags.precision, data.train_images.shape[1:])
 
     say(describe.compiling(net))
     started = time.perf_counter()
     batch = min(flags.batch or 256, len(data.train_images))
     code = next(net.predict_batches(data.train_images[:batch], batch)).shape[1:]
-    say(f"{net.mode} on {net.device_name}, {data.name}, {saved}; ready in {time.perf_counter() - started:.2f} s")
+    say(f"{net.mode} {net.precision} on {net.device_name}, {data.name}, {saved}; ready in {time.perf_counter() - started:.2f} s")
 
     out, storage, width = Path(flags.out or f"features/{data.name}"), flags.format or "npy", numel(code)
     checksum = hashlib.sha256(saved.read_bytes()).hexdigest()
@@ -94,6 +95,7 @@ def extract(flags: SimpleNamespace) -> int:
         "dataset": data.name,
         "labels": data.classes is not None,
         "mode": net.mode,
+        "precision": net.precision,
         "images": train_count + test_count,
         "width": width,
         "compute_seconds": computing,
@@ -104,18 +106,24 @@ def extract(flags: SimpleNamespace) -> int:
     return 0
 
 
-def encoder(config: dict[str, Any], saved: Path, mode: str, shape: tuple[int, ...]) -> Any:
+def encoder(config: dict[str, Any], saved: Path, mode: str, precision: str | None, shape: tuple[int, ...]) -> Any:
     """The encoder of the run's network, with the weights of the checkpoint `saved`.
 
-    Raises CheckpointError if they are missing or do not fit.
+    `precision` None takes the run's, or the mode's own where the mode does not have that one.
+    Raises CheckpointError if the weights are missing or do not fit.
     """
     from nbcnn import checkpoint, models
-    from nbcnn.net import Net
+    from nbcnn.net import Net, UsageError, choose_mode
     from nbcnn.params import ParameterError
 
     tensors, _ = checkpoint.load(saved)
     layers = models.MODELS[config["flags"]["model"]](channels=shape[0])
-    net = Net(models.encoder(layers), shape, mode=mode)
+    if precision is None:
+        try:
+            precision = choose_mode(mode, config.get("precision"))[0].precision
+        except UsageError:
+            precision = choose_mode(mode, None)[0].precision
+    net = Net(models.encoder(layers), shape, mode=mode, precision=precision)
     try:
         net.params.load_dict({name: tensors[f"param.{name}"] for name in net.params.names if f"param.{name}" in tensors})
     except ParameterError as error:

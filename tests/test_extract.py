@@ -16,6 +16,7 @@ from nbcnn.cli import describe
 from nbcnn.features import read_features
 from nbcnn.models import autoencoder, encoder
 from nbcnn.net import Net
+from nbcnn.runlog import RunFolder
 
 
 def test_extracted_features_are_those_of_the_trained_encoder(finished, tmp_path, capsys):
@@ -82,3 +83,17 @@ def test_a_damaged_config_exits_3(copied, config, missing, capsys):
     (copied / "config.json").write_text(config)
     assert missing in message(capsys, 3, exits(extract, [copied, "--limit", "2", "--mode", "cpu"]))
     assert missing in message(capsys, 3, exits(train, ["--resume", copied]))
+
+
+@pytest.mark.parametrize("saved", ["fp32", "bf16", None])
+def test_features_are_made_in_a_precision_that_the_mode_has(finished, saved):
+    config = RunFolder(finished).read_config()
+    config = {name: value for name, value in config.items() if name != "precision"} | ({"precision": saved} if saved else {})
+    shape = tuple(config["data"]["image_shape"])
+    net = script("extract_features").encoder(config, RunFolder(finished).last, "cpu", None, shape)
+    assert net.precision == "fp32"
+
+
+def test_a_precision_that_the_mode_lacks_is_refused_when_asked_for(finished, capsys):
+    assert exits(extract, [finished, "--mode", "cpu", "--precision", "bf16"]) == 2
+    assert "mode cpu has no precision 'bf16'" in capsys.readouterr().err
