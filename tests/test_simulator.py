@@ -40,7 +40,7 @@ FILES = (
 @pytest.mark.parametrize("file", FILES)
 def test_file_passes_in_the_simulator(file):
     here = os.path.dirname(__file__)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", os.path.join(here, file)]
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", os.path.join(here, file)]
     done = subprocess.run(command, cwd=os.path.dirname(here), env={**os.environ, "NUMBA_ENABLE_CUDASIM": "1"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-4000:]
     passed = re.search(r"(\d+) passed", done.stdout)
