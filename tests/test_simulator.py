@@ -15,6 +15,7 @@ import pytest
 from nbcnn import cuda
 
 FILES = (
+    "test_bench_convs.py",
     "test_conv_im2col.py",
     "test_conv_im2col_fused.py",
     "test_conv_naive_tiled.py",
