@@ -23,7 +23,6 @@ from typing import Any, ClassVar
 
 from nbcnn.graph import Buf, Named, ShapeError, Tape, trace
 from nbcnn.layers import MSE, Built, Conv2d, MaxPool2d, Param, ReLU, Upsample2d
-from nbcnn.shapes import ConvShape
 
 FEW_TAPS = 31
 """C·R·S up to which a pooled layer's wgrad reads the pooled gradient itself; beyond, unpooling it once serves wgrad and dgrad."""
@@ -51,11 +50,6 @@ class _Fused:
     def _weights(self, tape: Tape) -> tuple[Buf, Buf]:
         params = self.params()
         return tape.param(self.scope, "weight", params["weight"].shape), tape.param(self.scope, "bias", params["bias"].shape)
-
-    def _shape(self, x: Buf) -> ConvShape:
-        conv, (n, c, h, w) = self.conv, x.shape
-        k, _, r, s = self.params()["weight"].shape
-        return ConvShape(n, c, h, w, k, r, s, conv.stride, conv.pad)
 
     def _grads(self, tape: Tape) -> list[Buf]:
         return [tape.grad(buf) for buf in self._weights(tape)]
@@ -88,7 +82,7 @@ class ConvReLU(_Fused):
     ops: ClassVar[tuple[str, ...]] = ("conv_relu_fprop", "conv_dgrad_relu")
 
     def build(self, tape: Tape, x: Buf, scope: str) -> Built:
-        shape, (w, b) = self._shape(x), self._weights(tape)
+        shape, (w, b) = self.conv.shape(x, scope), self._weights(tape)
         attrs = {"stride": shape.stride, "pad": shape.pad}
         y = tape.temp(f"{scope}.y", shape.y_shape, after_relu=True)
         tape.emit("conv_relu_fprop", [x, w, b], [y], scope, **attrs)
@@ -109,7 +103,7 @@ class ConvReLUPool(_Fused):
     ops: ClassVar[tuple[str, ...]] = ("conv_relu_pool_fprop", "unpool", "conv_dgrad_relu", "conv_pool_wgrad")
 
     def build(self, tape: Tape, x: Buf, scope: str) -> Built:
-        shape, (w, b) = self._shape(x), self._weights(tape)
+        shape, (w, b) = self.conv.shape(x, scope), self._weights(tape)
         if shape.P % 2 or shape.Q % 2:
             return trace(tape, self.parts, x)
         attrs = {"stride": shape.stride, "pad": shape.pad}
@@ -140,7 +134,7 @@ class UpConv(_Fused):
 
     def build(self, tape: Tape, x: Buf, scope: str) -> Built:
         w, b = self._weights(tape)
-        y = tape.temp(f"{scope}.y", _doubled(self.conv, x), after_relu=self.relu)
+        y = tape.temp(f"{scope}.y", self.conv.shape(x, scope, doubled=True).y_shape, after_relu=self.relu)
         tape.emit("upconv_relu_fprop" if self.relu else "upconv_fprop", [x, w, b], [y], scope)
 
         def backward(dy: Buf) -> Buf:
@@ -169,7 +163,7 @@ class UpConvMSE(_Fused):
 
     def build(self, tape: Tape, x: Buf, target: Buf, scope: str) -> tuple[Buf, Buf]:
         w, b = self._weights(tape)
-        doubled = _doubled(self.conv, x)
+        doubled = self.conv.shape(x, self.scope, doubled=True).y_shape
         if doubled != target.shape:
             raise ShapeError(f"{scope}: the network makes {doubled}, the target is {target.shape}")
         value, dy = tape.temp(f"{scope}.loss", (), "float64"), tape.temp(f"{scope}.dy", doubled)
@@ -178,11 +172,6 @@ class UpConvMSE(_Fused):
             return value, dy
         tape.emit("upconv_wgrad", [x, dy], self._grads(tape), self.scope)
         return value, _dgrad(tape, "upconv_dgrad", dy, w, x, self.scope)
-
-
-def _doubled(conv: Conv2d, x: Buf) -> tuple[int, int, int, int]:
-    n, _, h, w = x.shape
-    return (n, conv.out_channels, 2 * h, 2 * w)
 
 
 def _plain(parts: Sequence[Any]) -> bool:

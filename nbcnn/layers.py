@@ -67,13 +67,17 @@ class Conv2d:
         made = {"weight": Param(shape, fan_in)}
         return made | {"bias": Param((self.out_channels,), fan_in, bias=True)} if self.bias else made
 
-    def build(self, tape: Tape, x: Buf, scope: str) -> Built:
+    def shape(self, x: Buf, scope: str, doubled: bool = False) -> ConvShape:
+        """The convolution of `x`, or of the doubled `x`. Raises ShapeError if `x` does not fit."""
         n, c, h, w = _images(x, scope)
         if c != self.in_channels:
             raise ShapeError(f"{scope} takes {self.in_channels} channels, got {c} (its input is {x.shape})")
         r, s = _pair(self.kernel)
-        shape = _fitting(scope, x, lambda: ConvShape(n, c, h, w, self.out_channels, r, s, self.stride, self.pad))
-        return _conv(self, tape, x, scope, shape)
+        h, w = (2 * h, 2 * w) if doubled else (h, w)
+        return _fitting(scope, x, lambda: ConvShape(n, c, h, w, self.out_channels, r, s, self.stride, self.pad))
+
+    def build(self, tape: Tape, x: Buf, scope: str) -> Built:
+        return _conv(self, tape, x, scope, self.shape(x, scope))
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import pytest
 
 from nbcnn import ops
 from nbcnn.fuse import RULES, ConvReLU, ConvReLUPool, UpConv, UpConvMSE, UpConvReLU, fuse
-from nbcnn.graph import Tape, drop_dead, named
+from nbcnn.graph import Buf, ShapeError, Tape, drop_dead, named
 from nbcnn.layers import MSE, AvgPool2d, Conv2d, Flatten, Linear, MaxPool2d, ReLU, Residual, SoftmaxCrossEntropy, Upsample2d, parameters
 from nbcnn.models import autoencoder
 from nbcnn.net import Net
@@ -134,3 +134,21 @@ def test_an_evaluation_records_no_gradient(fusing_cpu):
 def test_a_loss_that_does_not_fit_says_so(fusing_cpu):
     with pytest.raises(ValueError, match=r"\(1, 3, 12, 12\).*\(1, 3, 8, 8\)|the network makes"):
         Net([Conv2d(3, 3, 1), Upsample2d(2), Conv2d(3, 3, 3, pad=1), MSE()], (3, 8, 8), mode="cpu").record_gradients(1)
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        [Conv2d(4, 8, 3, pad=1), ReLU()],
+        [Conv2d(4, 8, 3, pad=1), ReLU(), MaxPool2d(2)],
+        [Upsample2d(2), Conv2d(4, 8, 3, pad=1)],
+        [Upsample2d(2), Conv2d(4, 8, 3, pad=1), ReLU()],
+        [Upsample2d(2), Conv2d(4, 3, 3, pad=1), MSE()],
+    ],
+)
+def test_a_fused_convolution_refuses_other_channels_as_a_plain_one_does(fusing_cpu, layers):
+    with pytest.raises(ShapeError, match="conv1 takes 4 channels, got 3"):
+        Net(layers, (3, 8, 8), mode="cpu").record_gradients(1)
+    (_, fused), x = fuse(named(layers), ALL_OPS)[-1], Buf("x", (1, 3, 8, 8))
+    with pytest.raises(ShapeError, match="takes 4 channels, got 3"):
+        fused.build(*((Tape(True), x, x, "mse") if hasattr(fused, "needs_labels") else (Tape(True), x, "conv1")))
