@@ -161,6 +161,8 @@ class Net:
         self.fusing = fusing
         self.row, self.why = choose_mode(mode, precision, engine)
         self.mode, self.precision = self.row.mode, self.row.precision
+        if strict and mode not in ("auto", self.mode):
+            raise UsageError(f"--strict: mode {mode} became {self.mode}, {self.why}")
         self.place: Any = Gpu() if self.row.place == "gpu" else Host()
         self.device_name = self.place.device_name
         self.tiles = dict(tiles or {})

@@ -346,6 +346,14 @@ def test_a_step_that_runs_elsewhere_is_named_and_refused_when_strict():
         Net(layers[:1], (3, 8, 8), mode="tiled", strict=True)
 
 
+def test_strict_refuses_the_next_best_mode(monkeypatch):
+    monkeypatch.setattr("nbcnn.net.choose_mode", lambda *_: (MODES["cpu", "fp32"], "the next best: this GPU is too old"))
+    assert Net([Conv2d(3, 3, 1)], (3, 8, 8), mode="tensorcore").mode == "cpu"
+    assert Net([Conv2d(3, 3, 1)], (3, 8, 8), mode="auto", strict=True).mode == "cpu"
+    with pytest.raises(UsageError, match="--strict: mode tensorcore became cpu, the next best"):
+        Net([Conv2d(3, 3, 1)], (3, 8, 8), mode="tensorcore", strict=True)
+
+
 def test_the_autoencoder_has_751875_parameters_in_one_buffer():
     net = Net(autoencoder(), (3, 32, 32), mode="cpu")
     assert net.params.count == 751_875
