@@ -109,18 +109,18 @@ def extract(flags: SimpleNamespace) -> int:
 def encoder(config: dict[str, Any], saved: Path, mode: str, precision: str | None, shape: tuple[int, ...]) -> Any:
     """The encoder of the run's network, with the weights of the checkpoint `saved`.
 
-    `precision` None takes the run's, or the mode's own where the mode does not have that one.
+    `precision` None takes the checkpoint's, or the mode's own where the mode does not have that one.
     Raises CheckpointError if the weights are missing or do not fit.
     """
     from nbcnn import checkpoint, models
     from nbcnn.net import Net, UsageError, choose_mode
     from nbcnn.params import ParameterError
 
-    tensors, _ = checkpoint.load(saved)
+    tensors, notes = checkpoint.load(saved)  # a resumed run may have changed its precision: the checkpoint knows
     layers = models.MODELS[config["flags"]["model"]](channels=shape[0])
     if precision is None:
         try:
-            precision = choose_mode(mode, config.get("precision"))[0].precision
+            precision = choose_mode(mode, notes.get("precision", config.get("precision")))[0].precision
         except UsageError:
             precision = choose_mode(mode, None)[0].precision
     net = Net(models.encoder(layers), shape, mode=mode, precision=precision)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scripts import TINY, exits, extract, message, script, train
 
-from nbcnn import checkpoint, datasets
+from nbcnn import checkpoint, datasets, net
 from nbcnn.checkpoint import BEST, LAST
 from nbcnn.cli import describe
 from nbcnn.features import read_features
@@ -92,6 +92,14 @@ def test_features_are_made_in_a_precision_that_the_mode_has(finished, saved):
     shape = tuple(config["data"]["image_shape"])
     net = script("extract_features").encoder(config, RunFolder(finished).last, "cpu", None, shape)
     assert net.precision == "fp32"
+
+
+def test_the_checkpoint_knows_the_precision_of_a_resumed_run(finished, monkeypatch):
+    asked, config = [], RunFolder(finished).read_config()
+    choose = net.choose_mode
+    monkeypatch.setattr(net, "choose_mode", lambda mode, precision, *rest: asked.append(precision) or choose(mode, precision, *rest))
+    script("extract_features").encoder(config | {"precision": "bf16"}, RunFolder(finished).last, "cpu", None, tuple(config["data"]["image_shape"]))
+    assert set(asked) == {"fp32"}
 
 
 def test_a_precision_that_the_mode_lacks_is_refused_when_asked_for(finished, capsys):
