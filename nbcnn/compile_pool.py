@@ -65,8 +65,11 @@ def _share_out(jobs: list[Job], workers: int, say: Callable[[str], None] | None)
         waiting.put(job)
     lock, done = threading.Lock(), [0]
 
+    # A worker's own words are nobody's: what fails there fails again here, and Ctrl-C reaches all of them.
+    command = [sys.executable, "-m", "nbcnn.compile_pool"]
+
     def feed() -> None:
-        with subprocess.Popen([sys.executable, "-m", "nbcnn.compile_pool"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as worker:
             assert worker.stdin is not None
             assert worker.stdout is not None
             while True:
