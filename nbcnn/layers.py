@@ -8,7 +8,7 @@ records its backward and returns dx. `params()` names its parameters. A loss is 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from nbcnn.graph import Backward, Buf, ShapeError, Tape, named, trace
@@ -124,14 +124,15 @@ def _conv(layer: Conv2d | Linear, tape: Tape, x: Buf, scope: str, shape: ConvSha
 def _elementwise(tape: Tape, x: Buf, scope: str, op: str, keep: str, **attrs: Any) -> Built:
     """y = f(x); dx from dy and what f' is read off: the output ("y") or the input ("x").
 
-    A ReLU whose gradient arrives masked (`Buf.masked`) has nothing left to do.
+    A ReLU whose gradient arrives masked (`Buf.masked`) has nothing left to do; as the gradient of x it is not called masked,
+    because the mask is y's.
     """
     y = tape.temp(f"{scope}.y", x.shape, after_relu=op == "relu")
     tape.emit(f"{op}_fprop", [x], [y], scope, **attrs)
 
     def backward(dy: Buf) -> Buf:
         if dy.masked:
-            return dy
+            return replace(dy, base=dy.root, masked=False)
         dx = tape.temp(f"{scope}.dx", x.shape)
         tape.emit(f"{op}_dgrad", [dy, y if keep == "y" else x], [dx], scope, **attrs)
         return dx

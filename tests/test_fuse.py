@@ -89,7 +89,12 @@ def deep():
     ]
 
 
-@pytest.mark.parametrize("layers", [autoencoder(3, 8, 4), deep()], ids=["autoencoder", "deep"])
+def residual():
+    """A ReLU behind a Residual that ends in one: the masked gradient of the first says nothing about the second."""
+    return [Residual(ReLU(), Conv2d(3, 3, 3, pad=1), ReLU()), ReLU(), Conv2d(3, 4, 3, pad=1), ReLU(), Conv2d(4, 3, 3, pad=1), MSE()]
+
+
+@pytest.mark.parametrize("layers", [autoencoder(3, 8, 4), deep(), residual()], ids=["autoencoder", "deep", "residual"])
 def test_fused_and_plain_nets_have_the_same_gradients(fusing_cpu, layers):
     rng = np.random.default_rng(1)
     shape = (3, 8, 12)
