@@ -52,8 +52,10 @@ def tune(net: Net, plans: Iterable[Plan], say: Callable[[str], None] | None = No
     known: Tiles = _read(path)
     chosen: Tiles = {}
     for item in (item for plan in plans for item in plan.steps):
+        if item.how.tile is None:
+            continue
         key = tile_key(item.step, item.how.mode)
-        if item.how.tile is None or key in net.tiles or key in chosen:
+        if key in net.tiles or key in chosen:
             continue
         shape = _shape_key(net, item)
         if shape not in known:

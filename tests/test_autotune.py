@@ -13,6 +13,8 @@ from nbcnn.autotune import cache_path, tune
 from nbcnn.layers import MSE, Conv2d, ReLU
 from nbcnn.models import autoencoder
 from nbcnn.net import Net, resolved_tiles, tile_key
+from nbcnn.optim import SGD, learning_rates
+from nbcnn.session import TrainingSession
 
 
 @dataclass(frozen=True)
@@ -106,3 +108,12 @@ def test_tuned_tiles_of_real_kernels_give_the_same_gradients(gpu, tmp_path, monk
     for item in tuned.lower(tuned.record_gradients(4)).steps:
         key = tile_key(item.step, item.how.mode)
         assert key not in found or asdict(item.how.tile) == found[key]
+
+
+def test_a_session_without_candidates_trains_with_the_usual_tiles():
+    images = np.random.default_rng(0).integers(0, 256, (6, 3, 8, 8)).astype(np.uint8)
+    net = Net([Conv2d(3, 3, 3, pad=1), MSE()], (3, 8, 8), mode="cpu")
+    session = TrainingSession(net, images, optimizer=SGD(), learning_rates=learning_rates("constant", 0.1, 2), batch=4, tune=tune)
+    session.step()
+    assert net.tiles == {}
+    assert np.isfinite(session.status().last_loss)
