@@ -34,7 +34,10 @@ def step_flops(step: Step) -> int:
 
 
 def fewest_flops(step: Step) -> int:
-    """What the cheapest known exact form of the step needs: behind an upsampling nine of 36 products (difference and box form)."""
+    """What the step needs in direct form, and behind an upsampling nine of its 36 products (difference and box form).
+
+    Winograd's form, which fp32 takes in large batches, needs 16 of 36 and does not count here.
+    """
     return step_flops(step) // 4 if step.op.startswith("upconv") else step_flops(step)
 
 
@@ -48,7 +51,7 @@ def explain(plan: Plan, precision: str = "fp32", ceilings: Ceilings | None = Non
     """The table, then the arena's size beside the liveness bound.
 
     With `ceilings`, every step's floor: the longer of its fewest flops at the peak of `precision` and its compulsory bytes
-    at the memory's bandwidth. No implementation of this plan can be faster than the sum.
+    at the memory's bandwidth. Only Winograd's form can be faster than that.
     """
     rows: list[tuple[str, ...]] = [("step", "op", "in", "out", "runs as", "tile", "GFLOP", "MB", "floor µs", "arena offset")]
     floors = [floor_us(item.step, precision, ceilings) if ceilings else 0.0 for item in plan.steps]
