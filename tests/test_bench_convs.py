@@ -10,6 +10,7 @@ import pytest
 from nbcnn import ops
 from nbcnn.bench import convs
 from nbcnn.ops.call import Launch
+from nbcnn.ops.run import Unsupported
 from nbcnn.shapes import ConvShape
 
 SMALL = {"conv1": ConvShape(1, 2, 4, 4, 4, 3, 3, 1, 1), "conv4": ConvShape(1, 4, 4, 4, 3, 3, 3, 1, 1)}
@@ -55,3 +56,18 @@ def test_a_wrong_op_is_not_timed(small_layers, monkeypatch):
     monkeypatch.setitem(ops.MODES, ("naive", "fp32"), replace(row, parts=(("naive", changed),)))
     with pytest.raises(RuntimeError, match=r"naive fp32 conv_fprop .* is not timed"):
         list(convs.passes("naive", 2, ("conv1",), beside_cudnn=False))
+
+
+def test_parity_takes_as_many_images_as_the_implementation_wants(monkeypatch):
+    tried = []
+
+    def time_op(row, case, batch, place):
+        tried.append(len(case.ins[0]))
+        if tried[-1] < 16:
+            raise Unsupported("too few images")
+        return "timing", "winograd"
+
+    monkeypatch.setattr(convs, "time_op", time_op)
+    shape = ConvShape(100, 2, 4, 4, 2, 3, 3, 1, 1)
+    assert convs._timed(ops.MODES["im2col", "fp32"], shape, "conv_fprop", None) == ("timing", "winograd")
+    assert tried == [4, 16]
