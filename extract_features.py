@@ -79,7 +79,8 @@ def extract(flags: SimpleNamespace) -> int:
     out, storage, width = Path(flags.out or f"features/{data.name}"), flags.format or "npy", numel(code)
     checksum = hashlib.sha256(saved.read_bytes()).hexdigest()
     gpu = None if net.mode == "cpu" else net.device_name
-    origin = Origin(str(run.path), saved.name, checksum, data.name, data.source, data.classes, data.train_images.shape[1:], code, net.mode, gpu)
+    where = (data.name, data.source, data.classes, data.train_images.shape[1:], code, net.mode, gpu, net.precision)
+    origin = Origin(str(run.path), saved.name, checksum, *where)
     started, computing = time.perf_counter(), 0.0
     train_count, test_count = len(data.train_images), len(data.test_images)
     with (

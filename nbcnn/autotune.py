@@ -51,6 +51,8 @@ def tune(net: Net, plans: Iterable[Plan], say: Callable[[str], None] | None = No
     path = cache_path(net.device_name)
     known: Tiles = _read(path)
     chosen: Tiles = {}
+    if net.tiles and say:
+        say("tiles that this run was begun with stay as they are: others would change its bits")
     for item in (item for plan in plans for item in plan.steps):
         if item.how.tile is None:
             continue
@@ -101,8 +103,13 @@ def _fastest(net: Net, item: Planned, say: Callable[[str], None] | None) -> dict
     limit = 2 * parity_bound(shape.gemm(path)[2] if shape else 1, net.precision)  # two results, each within the bound of the truth
     for tile in candidates:
         trial = Bound(impl, step.op, ins, outs, tile=tile, **options)
-        compile_all(trial.launches)
-        trial.run()
+        try:
+            compile_all(trial.launches)
+            trial.run()
+        except RuntimeError as error:  # more shared memory or registers than this GPU has
+            if say:
+                say(f"{step.scope}.{step.op}: tile {asdict(tile)} does not run here ({error})")
+            continue
         if all(_apart(got, want) <= limit for got, want in zip(trial.results(), expected, strict=True)):
             times[tile] = _milliseconds(trial, net.place)
         elif say:

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 from nbcnn.cuda import SIMULATOR, adopt, compile_apart, loaded_kernel
@@ -67,9 +68,12 @@ def _share_out(jobs: list[Job], workers: int, say: Callable[[str], None] | None)
 
     # A worker's own words are nobody's: what fails there fails again here, and Ctrl-C reaches all of them.
     command = [sys.executable, "-m", "nbcnn.compile_pool"]
+    # The package need not be installed, and the working directory need not be its own.
+    paths = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
 
     def feed() -> None:
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as worker:
+        with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as worker:
             assert worker.stdin is not None
             assert worker.stdout is not None
             while True:
@@ -101,6 +105,8 @@ def _share_out(jobs: list[Job], workers: int, say: Callable[[str], None] | None)
         feeder.start()
     for feeder in feeders:
         feeder.join()
+    if say and not done[0]:
+        say("no worker process could compile; going on in this one")
 
 
 def _line(content: bytes) -> bytes:

@@ -281,8 +281,8 @@ class Gpu:
             self.stream.synchronize()
 
     def ceilings(self) -> Ceilings | None:
-        """The GPU's peaks at its highest clock; None in the simulator."""
-        if SIMULATOR:
+        """The GPU's peaks at its highest clock; None in the simulator, and for a GPU whose tensor cores are not in the table."""
+        if SIMULATOR or (self.capability >= (8, 0) and self.capability not in _TENSOR_FLOPS):
             return None
         device = cuda.get_current_device()
         clock, cores = device.CLOCK_RATE * 1e3, self.multiprocessors

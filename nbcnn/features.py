@@ -19,7 +19,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -46,6 +46,7 @@ class Origin:
 
     `run` is the run folder, `checkpoint` the file in it with `checkpoint_sha256`; `source` says where the images were found;
     `classes` is None for a data set without labels; `code_shape` is the shape of one image's code before it was flattened.
+    `precision` is fp32 for features that were written before there were others.
     """
 
     run: str
@@ -58,6 +59,7 @@ class Origin:
     code_shape: tuple[int, ...]
     mode: str
     gpu: str | None
+    precision: str = "fp32"
 
 
 @dataclass(frozen=True)
@@ -292,8 +294,9 @@ def _read_index(folder: Path) -> dict[str, Any]:
 
 def _read_origin(folder: Path, index: dict[str, Any]) -> Origin:
     known = {field.name for field in fields(Origin)}
+    needed = {field.name for field in fields(Origin) if field.default is MISSING}
     stored = index.get("origin")
-    if not isinstance(stored, dict) or set(stored) != known:
+    if not isinstance(stored, dict) or not needed <= set(stored) <= known:
         raise DataCorrupt(folder / _INDEX, 0, f'"origin" must name exactly {", ".join(sorted(known))}', _AGAIN)
     tuples = {key: tuple(stored[key]) for key in ("classes", "image_shape", "code_shape") if stored[key] is not None}
     return Origin(**{**stored, **tuples})

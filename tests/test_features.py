@@ -50,6 +50,14 @@ def rows(rng):
     return values[:23].astype(np.float32), values[23:].astype(np.float32)
 
 
+def test_features_written_before_there_were_precisions_are_fp32(tmp_path, rows):
+    write(tmp_path, *rows)
+    index = json.loads((tmp_path / "features.json").read_text())
+    del index["origin"]["precision"]
+    (tmp_path / "features.json").write_text(json.dumps(index))
+    assert read_features(tmp_path).origin == ORIGIN
+
+
 @pytest.mark.parametrize("storage", ["npy", "csv"])
 @pytest.mark.parametrize("labels", [True, False])
 def test_what_is_written_is_read(tmp_path, rows, storage, labels):

@@ -64,9 +64,10 @@ def _measure(flags: SimpleNamespace) -> int:
 
 
 def _section(flags: SimpleNamespace) -> str:
-    """The section of the results file: what, mode and precision unless they are the plain ones, batch."""
+    """The section of the results file: what, mode unless it is im2col, precision where the mode has several, batch."""
     mode, precision = flags.mode or "im2col", flags.precision
-    parts = [flags.what, *(["fused"] if flags.fused else []), *([mode, precision or "bf16"] if mode == "tensorcore" else [])]
+    named = [] if mode == "im2col" else [mode, precision or "bf16"] if mode == "tensorcore" else [mode]
+    parts = [flags.what, *(["fused"] if flags.fused else []), *named]
     return "-".join([*parts, *([flags.engine] if flags.engine else []), str(flags.batch or 256)])
 
 

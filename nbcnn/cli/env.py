@@ -70,7 +70,7 @@ def text(found: dict[str, Any]) -> str:
     ]
     titles = {
         "cpu": "--mode cpu",
-        "gpu": "GPU modes (naive, tiled, im2col)",
+        "gpu": "GPU modes (naive, tiled, im2col; tensorcore from compute capability 8.0 on)",
         "compile": "compiling kernels without running them",
         "simulator": "simulator (NUMBA_ENABLE_CUDASIM=1)",
     }

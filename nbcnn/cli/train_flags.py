@@ -174,5 +174,7 @@ def from_run(given: SimpleNamespace, saved: Mapping[str, Any], run: Path) -> Sim
                 f"--{name.replace('_', '-')} {value} cannot change in a resumed run ({run} has {saved[name]}); leave it out, or start a new run"
             )
     values = {**OTHERS, **saved, "explain": False, "json": False, "quiet": False}
+    if "mode" in chosen:
+        values |= {"precision": OTHERS["precision"], "engine": OTHERS["engine"]}  # they belonged to the mode that the run had
     values.update({name: value for name, value in chosen.items() if name in FREE_ON_RESUME})
     return SimpleNamespace(**values, given=sorted(chosen))
