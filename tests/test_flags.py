@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from nbcnn.cli import train_flags
@@ -40,3 +42,11 @@ def test_the_small_recipe_on_a_cpu_unless_epochs_or_limit_are_given(argv, small)
     notice = train_flags.on_cpu(chosen)
     assert ("3 epochs of 1,024 images" in notice) is small
     assert ((chosen.epochs, chosen.limit) == (3, 1024)) is small
+
+
+def test_a_resumed_run_in_another_mode_takes_that_modes_precision():
+    saved = vars(train_flags.fill(train_flags.parse(["--mode", "tensorcore", "--precision", "bf16", "--engine", "mma"])))
+    kept = train_flags.from_run(train_flags.parse([]), saved, Path("run"))
+    assert (kept.mode, kept.precision, kept.engine) == ("tensorcore", "bf16", "mma")
+    other = train_flags.from_run(train_flags.parse(["--mode", "cpu"]), saved, Path("run"))
+    assert (other.mode, other.precision, other.engine) == ("cpu", None, "auto")
