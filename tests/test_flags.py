@@ -46,6 +46,7 @@ def test_the_small_recipe_on_a_cpu_unless_epochs_or_limit_are_given(argv, small)
 
 def test_a_resumed_run_in_another_mode_takes_that_modes_precision():
     saved = vars(train_flags.fill(train_flags.parse(["--mode", "tensorcore", "--precision", "bf16", "--engine", "mma"])))
+    del saved["given"]
     kept = train_flags.from_run(train_flags.parse([]), saved, Path("run"))
     assert (kept.mode, kept.precision, kept.engine) == ("tensorcore", "bf16", "mma")
     other = train_flags.from_run(train_flags.parse(["--mode", "cpu"]), saved, Path("run"))
