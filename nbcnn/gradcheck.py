@@ -151,7 +151,7 @@ def dot_product(row: Row, op: str, impl: Any, forward: Case, place: Any) -> tupl
 def check_row(row: Row, place: Any, cases: list[Case]) -> Iterator[Finding]:
     """All findings of one row: parity of every implementation that supports a case, then every backward."""
     for case in cases:
-        for part, impl in _runnable(row, case.op, place):
+        for part, impl in runnable(row, case.op, place):
             try:
                 error = parity(row, impl, case, place)
             except Unsupported:
@@ -161,7 +161,7 @@ def check_row(row: Row, place: Any, cases: list[Case]) -> Iterator[Finding]:
         for forward in (case for case in cases if case.op == forward_op):
             if len(forward.ins) == 3 and forward_op == "conv_fprop":
                 continue  # the bias-free case has the same derivative
-            for part, impl in _runnable(row, op, place):
+            for part, impl in runnable(row, op, place):
                 try:
                     error, limit = dot_product(row, op, impl, forward, place)
                 except Unsupported:
@@ -169,7 +169,7 @@ def check_row(row: Row, place: Any, cases: list[Case]) -> Iterator[Finding]:
                 yield Finding(row.mode, row.precision, op, f"dot product ({part})", forward.label, error, limit)
 
 
-def _runnable(row: Row, op: str, place: Any) -> list[tuple[str, Impl]]:
+def runnable(row: Row, op: str, place: Any) -> list[tuple[str, Impl]]:
     """The implementations of `op` in `row` that this GPU can run."""
     return [(part, impl) for part, impl in row.chain(op) if impl.needs <= place.capability]
 

@@ -113,16 +113,17 @@ def time_op(row: Row, small: Case, batch: int, place: Any) -> tuple[Timing, str]
 
     Raises RuntimeError instead if it fails parity on the case `small` with the tile of the full batch.
     """
+    ins, outs = _grown(small, batch)
     options: dict[str, Any] = {"attrs": small.attrs, "place": place, "layout": row.layout, "store": row.store}
-    part, impl, first = _first(row, small, batch, options)
+    options["multiprocessors"] = place.multiprocessors
+    part, impl, first = _first(row, small, ins, outs, options)
     tile = first.call.tile
     error, limit = gradcheck.parity(row, impl, small, place, tile), gradcheck.bound(small, row.precision)
     if not error <= limit:
         raise RuntimeError(f"{row.mode} {row.precision} {small.op} {small.label} is not timed: error {error:.1e} is over its bound {limit:.1e}")
     moved = sum(a.size * a.dtype.itemsize for a in (*first.call.ins, *first.call.outs))
     count = int(max(2, min(4, ROTATE_BYTES // moved + 1)))
-    ins, outs = _grown(small, batch)
-    sets = [first] + [Bound(impl, small.op, ins, outs, multiprocessors=place.multiprocessors, **options) for _ in range(count - 1)]
+    sets = [first] + [Bound(impl, small.op, ins, outs, **options) for _ in range(count - 1)]
     launches = [launch for bound in sets for launch in bound.launches]
     for launch in launches:
         launch.run(place.stream)
@@ -131,15 +132,13 @@ def time_op(row: Row, small: Case, batch: int, place: Any) -> tuple[Timing, str]
     return time_calls(replay, place, sensible_count(timing.median, 0.3), 0.1).per(count), part
 
 
-def _first(row: Row, small: Case, batch: int, options: dict[str, Any]) -> tuple[str, Any, Bound]:
-    """The part of the row that runs the case at `batch` here, its implementation, and the bound op."""
-    place, (ins, outs) = options["place"], _grown(small, batch)
-    for part, impl in row.chain(small.op):
-        if impl.needs <= place.capability:
-            try:
-                return part, impl, Bound(impl, small.op, ins, outs, multiprocessors=place.multiprocessors, **options)
-            except Unsupported:
-                continue
+def _first(row: Row, small: Case, ins: list[np.ndarray], outs: list[Any], options: dict[str, Any]) -> tuple[str, Any, Bound]:
+    """The part of the row that runs the op on the full operands here, its implementation, and the bound op."""
+    for part, impl in gradcheck.runnable(row, small.op, options["place"]):
+        try:
+            return part, impl, Bound(impl, small.op, ins, outs, **options)
+        except Unsupported:
+            continue
     raise RuntimeError(f"{row.mode} {row.precision} has no {small.op} for {small.label}")
 
 
