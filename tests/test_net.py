@@ -314,6 +314,8 @@ def test_a_forced_engine_leaves_the_other_out(monkeypatch):
     row, _ = choose_mode("tensorcore", None, "wgmma", (9, 0))
     assert "mma" not in row.own
     assert "mma" in [part for part, _ in row.parts]
+    row, _ = choose_mode("tensorcore", "tf32", "wgmma", (9, 0))
+    assert [part for part, impl in row.chain("upconv_wgrad")][-2:] == ["wgmma", "mma"]
 
 
 def test_a_classifier_trains_on_labels():

@@ -186,6 +186,10 @@ _IM2COL = (
 """Few channels, then forms that multiply less where the batch is large enough to pay for their sums, then every shape."""
 
 
+MMA_FIRST: Mapping[str, tuple[str, ...]] = {"tf32": ("upconv_wgrad",)}
+"""Ops that the portable engine does faster than Hopper's own: in tf32 wgmma has both panels of a weight gradient turned in shared memory."""
+
+
 def _tensorcore(precision: str) -> Row:
     """The row of one precision: first and last layers, then Hopper's engine, then the portable one, which takes every shape."""
     general = mma.ops(precision)
@@ -195,7 +199,8 @@ def _tensorcore(precision: str) -> Row:
     }
     # In fp32 three channels are the CUDA cores' business: 27 products a pixel are too few to pay for splitting operands.
     thin_parts = [("im2col", thin.OPS | thin_fused.FUSED)] if precision == "fp32" else [("thin", part) for part in thin_mma.parts(precision)]
-    parts = (*thin_parts, ("wgmma", wgmma.ops(precision)), ("mma", general), ("common", COMMON | {"unpool": unpool.IMPL}))
+    first = [("mma", {op: general[op] for op in MMA_FIRST[precision]})] if precision in MMA_FIRST else []
+    parts = (*thin_parts, *first, ("wgmma", wgmma.ops(precision)), ("mma", general), ("common", COMMON | {"unpool": unpool.IMPL}))
     return Row("tensorcore", precision, "gpu", "NHWC", parts, own=("thin", "wgmma", "mma", "common"))
 
 
@@ -219,5 +224,7 @@ ENGINES = {"wgmma": (9, 0), "mma": (8, 0)}
 def only_engine(row: Row, engine: str) -> Row:
     """`row` with its own engines but `engine` left out; what `engine` does not support runs elsewhere, and is reported."""
     if engine == "wgmma":
-        return replace(row, own=tuple(part for part in row.own if part != "mma"))
+        at = [part for part, _ in row.parts].index("wgmma")
+        parts = (*(part for part in row.parts[:at] if part[0] != "mma"), *row.parts[at:])
+        return replace(row, parts=parts, own=tuple(part for part in row.own if part != "mma"))
     return replace(row, parts=tuple(part for part in row.parts if part[0] != "wgmma"))
