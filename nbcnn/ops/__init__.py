@@ -73,6 +73,7 @@ from nbcnn.ops import (
 )
 from nbcnn.ops.call import Impl, host
 from nbcnn.ops.conv import composed, im2col, im2col_fused, mma, naive, nine_products, reference, thin, thin_fused, thin_mma, tiled, wgmma, winograd
+from nbcnn.ops.conv.few_pixels import for_few_pixels
 
 Ops = dict[str, Impl]
 
@@ -187,7 +188,8 @@ _IM2COL = (
 
 
 MMA_FIRST: Mapping[str, tuple[str, ...]] = {"tf32": ("upconv_wgrad",)}
-"""Ops that the portable engine does faster than Hopper's own: in tf32 wgmma has both panels of a weight gradient turned in shared memory."""
+"""What the portable engine does faster than Hopper's own, beside few pixels: in tf32 wgmma must have both panels of a weight gradient
+turned in shared memory."""
 
 
 def _tensorcore(precision: str) -> Row:
@@ -199,8 +201,8 @@ def _tensorcore(precision: str) -> Row:
     }
     # In fp32 three channels are the CUDA cores' business: 27 products a pixel are too few to pay for splitting operands.
     thin_parts = [("im2col", thin.OPS | thin_fused.FUSED)] if precision == "fp32" else [("thin", part) for part in thin_mma.parts(precision)]
-    first = [("mma", {op: general[op] for op in MMA_FIRST[precision]})] if precision in MMA_FIRST else []
-    parts = (*thin_parts, *first, ("wgmma", wgmma.ops(precision)), ("mma", general), ("common", COMMON | {"unpool": unpool.IMPL}))
+    first = for_few_pixels(general) | {op: general[op] for op in MMA_FIRST.get(precision, ())}
+    parts = (*thin_parts, ("mma", first), ("wgmma", wgmma.ops(precision)), ("mma", general), ("common", COMMON | {"unpool": unpool.IMPL}))
     return Row("tensorcore", precision, "gpu", "NHWC", parts, own=("thin", "wgmma", "mma", "common"))
 
 

@@ -36,6 +36,8 @@ OF_WARP = 64
 STEPS = 4
 """Steps of four windows in a row of a unit."""
 SUM_THREADS = 256
+THREADS = 384
+"""Threads that are to fit on a multiprocessor: with 168 registers each. At 512 the gradients on their way do not fit."""
 
 
 @dataclass(frozen=True)
@@ -269,9 +271,9 @@ def with_walkers(tile: WgradTile, layer: ConvShape, multiprocessors: int) -> Wgr
 def choose(layer: ConvShape, E: int, pooled: bool, multiprocessors: int) -> WgradTile:
     """All filters in a block, up to 256, so that the image is read once; several turns a unit where the batch has enough of them."""
     WARPS = min(4, -(-layer.K // OF_WARP))
-    DEPTH, threads = {(True, 2): (2, 384), (True, 1): (2, 384), (False, 2): (1, 384), (False, 1): (1, 256)}[pooled, E]
-    TURNS = (4 if pooled else 2) if work(layer, 4)[0] >= 4 * multiprocessors else 1
-    return with_walkers(WgradTile(WARPS, 1, TURNS, DEPTH, max(1, threads // (32 * WARPS))), layer, multiprocessors)
+    DEPTH = 1 if E == 2 and not pooled else 2
+    TURNS = 4 if work(layer, 4)[0] >= 4 * multiprocessors else 1
+    return with_walkers(WgradTile(WARPS, 1, TURNS, DEPTH, max(1, THREADS // (32 * WARPS))), layer, multiprocessors)
 
 
 def height(layer: ConvShape, tile: WgradTile) -> int:
