@@ -1,0 +1,133 @@
+"""`bench OP` and `bench selftest`: rows and lines of the laboratory's own measurements."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+Rows = tuple[list[dict[str, Any]], list[str]]
+CACHES = ("cold", "hot", "rotate")
+ITERATIONS = (1, 10, 100, 1000)
+HEAD = (
+    *("variant", "cache", "calls", "min µs", "p5", "median", "p95", "max", "mean", "CV %", "n"),
+    *("GB/s", "TFLOP/s", "% roof", "MHz", "°C", "× first", ""),
+)
+
+
+def choices(flags: SimpleNamespace) -> list[Any]:
+    """The variants that --mode, --precision and --engine name: every mode with every precision that it has."""
+    from nbcnn.bench.op import Choice
+    from nbcnn.ops import MODES
+
+    made = []
+    for mode in flags.modes or ("im2col",):
+        has = [precision for known, precision in MODES if known == mode]
+        wanted = [precision for precision in flags.precisions or (None,) if precision in has or precision is None]
+        # A mode that has none of the precisions asked for is refused by choose_mode, in words.
+        made += [Choice(mode, precision, flags.engine or "auto") for precision in wanted or flags.precisions]
+    return made
+
+
+def op(flags: SimpleNamespace) -> Rows:
+    """Verify the op in every mode asked for, then time them in turn in every cache mode and number of calls."""
+    from nbcnn.bench import op as bench
+    from nbcnn.bench import opcases
+    from nbcnn.bench.clocks import Watch
+
+    problem = opcases.problem(flags.what, flags.shape)
+    wanted = choices(flags)
+    caches = flags.cache or CACHES
+    prepared = []
+    for choice in wanted:
+        prepared.append(bench.prepare(choice, problem, rotate="rotate" in caches))
+        made = prepared[-1]
+        print(f"{choice.label}: error {made.error:.1e} (bound {made.limit:.1e}), runs as {made.part}", file=sys.stderr)
+    if len({each.row.place for each in prepared}) > 1 and flags.graph:
+        print("a host captures no graph: --graph counts for the GPU's variants only", file=sys.stderr)
+    rows = []
+    with Watch(prepared[-1].place) as watch:
+        how: dict[str, Any] = {"caches": caches, "iterations": flags.iters or ITERATIONS, "graphs": (False, True) if flags.graph else (False,)}
+        how |= {"warmup": None if flags.warmup == "auto" else flags.warmup, "cap": flags.seconds or 3.0}
+        for row in bench.study(prepared, watch, **how):
+            rows.append({**row, "clock_source": watch.source})
+            print(f"{row['variant']} {row['cache']} {row['iterations']}{' graph' if row['graph'] else ''}", file=sys.stderr)
+    return rows, op_lines(rows)
+
+
+def op_lines(rows: list[dict[str, Any]]) -> list[str]:
+    """The rows as a table, what each column means where it is not plain, and the headline."""
+    head = (
+        "variant",
+        "cache",
+        "calls",
+        "min µs",
+        "p5",
+        "median",
+        "p95",
+        "max",
+        "mean",
+        "CV %",
+        "n",
+        "GB/s",
+        "TFLOP/s",
+        "% roof",
+        "MHz",
+        "°C",
+        "× first",
+        "",
+    )
+    cells = [head, *(_cells(row) for row in rows)]
+    widths = [max(len(line[i]) for line in cells) for i in range(len(HEAD))]
+    lines = ["  ".join(c.ljust(w) if i < 2 else c.rjust(w) for i, (c, w) in enumerate(zip(line, widths, strict=True))).rstrip() for line in cells]
+    lines.append(
+        "GB/s count compulsory bytes, every operand once; % roof is of the datasheet's roofline for them; × first: time over the first variant's"
+    )
+    if rows[0]["clock_source"] is None:
+        lines.append("the GPU's clock cannot be read here (no NVML, no nvidia-smi): steady means that times stand still")
+    quoted = [row for row in rows if (row["cache"], row["iterations"]) == ("rotate", 100)]
+    lines += [f"headline: {row['variant']}{_graph(row)} {row['ms']['median'] * 1e3:.2f} µs a call (rotate, 100 calls)" for row in quoted]
+    return lines
+
+
+def _graph(row: dict[str, Any]) -> str:
+    return " in a graph" if row["graph"] else ""
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    ms = row["ms"]
+    times = tuple(f"{ms[name] * 1e3:.2f}" for name in ("least", "p5", "median", "p95", "most", "mean"))
+    rates = (
+        f"{row['gbytes_per_second']:.0f}",
+        f"{row['tflops']:.1f}" if row["tflops"] else "",
+        f"{row['roofline'] * 100:.0f}" if row["roofline"] else "",
+    )
+    gpu = tuple("" if row[name] is None else f"{row[name]:.0f}" for name in ("sm_mhz", "temperature"))
+    versus = row.get("times_the_first")
+    ratio = f"{versus['ratio']:.3f} [{versus['low']:.3f}, {versus['high']:.3f}]" if versus else ""
+    notes = [*(row["throttles"]), *([] if row["steady"] else ["not steady"]), *([f"{row['discarded']} sets discarded"] if row["discarded"] else [])]
+    if not row["graph"] and row["sm_mhz"] is not None and row["host_ms"] > 0.8 * ms["median"]:
+        notes.append("launching takes as long")
+    calls = f"{row['iterations']}{'g' if row['graph'] else ''}"
+    return (row["variant"], row["cache"], calls, *times, f"{ms['cv'] * 100:.1f}", str(ms["count"]), *rates, *gpu, ratio, ", ".join(notes))
+
+
+def selftest(flags: SimpleNamespace) -> Rows:
+    """What the benchmark measures of things known beforehand; the measured ceilings with them."""
+    from nbcnn.bench import ceilings
+    from nbcnn.bench import selftest as known
+    from nbcnn.cuda import Gpu
+
+    place, rows = Gpu(), []
+    for row in known.checks(place):
+        rows.append(row)
+        print(known.text([row]), file=sys.stderr)
+    peaks = place.ceilings()
+    for name, rate in ceilings.measure(place).items():
+        sheet = (peaks.bandwidth if name == "copy" else peaks.flops[name]) if peaks else None
+        wanted = f"datasheet {sheet / 1e12:.1f}" if sheet else ""
+        unit = "TB/s" if name == "copy" else "TF/s"
+        rows.append({"what": f"ceiling {name}", "value": rate / 1e12, "unit": unit, "wanted": wanted, "ok": None})
+    failed = [row["what"] for row in rows if row["ok"] is False]
+    lines = known.text(rows).splitlines() + (["", f"{len(failed)} failed: {', '.join(failed)}"] if failed else [])
+    return rows, lines
