@@ -102,7 +102,7 @@ def _measure(flags: SimpleNamespace) -> int:
     if flags.peer != "none" and flags.what in ("step", "convs", *OPS) and not peers.available():
         print(peers.MISSING, file=sys.stderr)
         flags.peer = "none"
-    measure = {"step": _step, "convs": _convs, "epoch": _epoch, "selftest": bench_op.selftest}.get(flags.what, bench_op.op)
+    measure = {"step": _step, "convs": _convs, "epoch": _epoch, "warmup": bench_op.warmup, "selftest": bench_op.selftest}.get(flags.what, bench_op.op)
     rows, lines = measure(flags)
     if flags.save:
         results.save(_section(flags), rows, "CPU" if on_host else device, Path(flags.results) if flags.results else None)

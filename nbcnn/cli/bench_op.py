@@ -1,8 +1,9 @@
-"""`bench OP` and `bench selftest`: rows and lines of the laboratory's own measurements."""
+"""`bench OP`, `bench selftest` and `bench warmup`: rows and lines of the laboratory's own measurements."""
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -131,3 +132,18 @@ def selftest(flags: SimpleNamespace) -> Rows:
     failed = [row["what"] for row in rows if row["ok"] is False]
     lines = known.text(rows).splitlines() + (["", f"{len(failed)} failed: {', '.join(failed)}"] if failed else [])
     return rows, lines
+
+
+def warmup(flags: SimpleNamespace) -> Rows:
+    """The warm-up study of one op: tables, answer, and a picture if --chart names a file."""
+    from nbcnn.bench import warmup as bench
+    from nbcnn.bench import warmup_report as report
+
+    def say(words: str) -> None:
+        print(words, file=sys.stderr, flush=True)
+
+    sleep = 5.0 if flags.sleep is None else flags.sleep
+    found = bench.study(choices(flags)[0], flags.op or "conv_fprop", flags.shape or "conv4@64", sleep=sleep, ncu=bool(flags.ncu), say=say)
+    if flags.chart:
+        report.chart(found, Path(flags.chart))
+    return [found], report.text(found)

@@ -1,0 +1,86 @@
+"""DRAM bytes of one op as NVIDIA's ncu counts them, beside the bytes that its operands have.
+
+The counters are read in a process of its own (`python -m nbcnn.bench.dram OP SHAPE CHOICE CACHE CALLS`), which ncu runs with clocks and
+caches left alone. Only the calls between the profiler's start and stop count; kernels before them are not looked at.
+"""
+
+from __future__ import annotations
+
+import csv
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+METRICS = ("dram__bytes_read.sum", "dram__bytes_write.sum", "gpu__time_duration.sum", "lts__t_sectors_op_write.sum")
+MISSING = "ncu is not on the PATH, so DRAM bytes are not counted: it comes with NVIDIA Nsight Compute"
+_UNITS = {
+    "byte": 1,
+    "Kbyte": 1e3,
+    "Mbyte": 1e6,
+    "Gbyte": 1e9,
+    "ns": 1e-6,
+    "nsecond": 1e-6,
+    "us": 1e-3,
+    "usecond": 1e-3,
+    "ms": 1,
+    "msecond": 1,
+    "sector": 1,
+}
+
+
+class NotCounted(RuntimeError):
+    """ncu is missing, or may not read the counters here; the message says which."""
+
+
+def counted(op: str, shape: str, choice: str, cache: str, calls: int, timeout: float = 300.0) -> dict[str, Any]:
+    """Totals of `calls` calls: bytes read and written in DRAM, sectors written to the second-level cache, milliseconds of the kernels.
+
+    Raises NotCounted.
+    """
+    if shutil.which("ncu") is None:
+        raise NotCounted(MISSING)
+    command = ["ncu", "--csv", "--clock-control", "none", "--cache-control", "none", "--profile-from-start", "off"]
+    command += ["--metrics", ",".join(METRICS), sys.executable, "-m", "nbcnn.bench.dram", op, shape, choice, cache, str(calls)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, cwd=Path(__file__).parents[2])
+    except subprocess.TimeoutExpired:
+        raise NotCounted(f"ncu did not finish within {timeout:.0f} s") from None
+    return parse(done.stdout)
+
+
+def parse(text: str) -> dict[str, Any]:
+    """Totals of what `ncu --csv` printed. Raises NotCounted with ncu's own words if there is no table."""
+    lines = [line for line in text.splitlines() if line.startswith('"')]
+    if len(lines) < 2:
+        said = [line for line in text.splitlines() if line.startswith("==ERROR==")] or text.strip().splitlines()[-1:]
+        raise NotCounted("ncu counted nothing: " + " ".join(said or ["no output"]))
+    totals, kernels = dict.fromkeys(METRICS, 0.0), set()
+    for row in csv.DictReader(lines):
+        if row["Metric Name"] in totals:
+            totals[row["Metric Name"]] += float(row["Metric Value"].replace(",", "")) * _UNITS.get(row["Metric Unit"], 1)
+            kernels.add(row["ID"])
+    read, written, milliseconds, sectors = (totals[name] for name in METRICS)
+    return {"dram_read": read, "dram_written": written, "kernel_ms": milliseconds, "l2_write_bytes": 32 * sectors, "kernels": len(kernels)}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the calls that are counted: warm, then between the profiler's start and stop."""
+    from nbcnn.bench.op import Choice, prepare
+    from nbcnn.bench.opcases import problem
+    from nbcnn.cuda import cuda
+
+    op, shape, choice, cache, calls = argv
+    made = prepare(Choice.parse(choice), problem(op, shape), rotate=cache == "rotate")
+    work = made.work(cache)
+    work.repeat(len(made.bounds))
+    cuda.profile_start()
+    work.repeat(int(calls))
+    cuda.profile_stop()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
