@@ -195,12 +195,6 @@ def test_flops_of_a_convolution_are_the_direct_ones():
     assert row["roofline"] is None, "a host's peak is not known"
 
 
-def test_the_same_op_twice_differs_by_nothing():
-    problem = opcases.problem("conv_wgrad", "2,3,4,4,5")
-    a, b = (prepare(Choice("cpu"), problem, rotate=False) for _ in range(2))
-    assert op.difference(a, b) == (0.0, 0.0)
-
-
 # -- the command
 
 

@@ -6,8 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-import numpy as np
-
 from nbcnn import gradcheck
 from nbcnn.bench.caches import Calls, Flush, sets_for
 from nbcnn.bench.opcases import Problem
@@ -251,12 +249,3 @@ def row_of(label: str, prepared: Prepared, measured: Measured, how: dict[str, An
         "steady": measured.samples.steady,
         "discarded": measured.samples.discarded,
     }
-
-
-def difference(a: Prepared, b: Prepared) -> tuple[float, float]:
-    """How far apart the outputs of two variants on the same operands are: ‖a − b‖ / ‖b‖ of the worst output, and the largest |a − b|."""
-    for each in (a, b):
-        each.bounds[0].run()
-    pairs = list(zip(a.bounds[0].results(), b.bounds[0].results(), strict=True))
-    relative = max(gradcheck.relative_error(x, y) for x, y in pairs)
-    return relative, max(float(np.max(np.abs(x.astype(np.float64) - y.astype(np.float64)), initial=0.0)) for x, y in pairs)

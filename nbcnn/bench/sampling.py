@@ -1,6 +1,6 @@
 """Samples enough to know the median, in sets that a falling clock cannot spoil, of all variants in turn.
 
-A repetition times n calls of every variant, A B C A B C …: drift of clock or temperature meets all of them alike, and ratios are
+A repetition times n calls of every variant, A B C C B A A B C …: drift of clock or temperature meets all of them alike, and ratios are
 taken within a repetition. Repetitions come in sets; when the clock fell during one, or throttling began, the whole set is thrown
 away. Sampling ends when 95 % of the chance of the median lies within 1 %, but not before `LEAST` repetitions; or after `cap` seconds.
 """
@@ -75,7 +75,7 @@ def sample(works: Sequence[Work], n: int, warm: Warm, watch: Any, cap: float = 3
     discarded, count, clean = 0, FEWEST, True
     while True:
         begin = time.perf_counter()
-        rows = [[work.repeat(n) for work in works] for _ in range(count)]
+        rows = [in_turn(works, n, backwards=turn % 2 == 1) for turn in range(count)]
         took = time.perf_counter() - begin
         works[0].enqueue(_filling(rows[-1][0]))
         readings = watch.since(begin)
@@ -91,6 +91,13 @@ def sample(works: Sequence[Work], n: int, warm: Warm, watch: Any, cap: float = 3
         if enough or (elapsed >= cap and len(kept) >= FEWEST):
             return Samples(np.array(kept), warm.steady and clean, discarded, tuple(seen))
         count = int(max(1, min(10_000, SET_SECONDS / max(took / count, 1e-7))))
+
+
+def in_turn(works: Sequence[Work], n: int, backwards: bool) -> list[float]:
+    """One repetition of every work, in order or the other way round: who comes behind whom must not matter either."""
+    if backwards:
+        return [work.repeat(n) for work in reversed(works)][::-1]
+    return [work.repeat(n) for work in works]
 
 
 def _filling(milliseconds: float) -> int:
