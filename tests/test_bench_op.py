@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from nbcnn import __main__, gradcheck, ops
-from nbcnn.bench import caches, op, opcases, sampling, steady
+from nbcnn.bench import caches, op, opcases, peers, sampling, steady
 from nbcnn.bench.clocks import Watch
 from nbcnn.bench.op import Choice, NotTimed, prepare
 from nbcnn.cuda import Host
@@ -153,7 +153,7 @@ def test_graphs_are_captured_for_every_start(quick):
 
     seen = []
     work = caches.Calls("x", Host(), [[HostCall(lambda i=i: seen.append(i), (), {}, "call")] for i in range(4)])
-    work._place, work._graph = Place(), True
+    work._capture, work._graph = Place().replayable, True
     for _ in range(4):
         work.repeat(2)
     assert Place.captured == 2
@@ -208,6 +208,15 @@ def test_the_command_needs_no_gpu_for_the_numpy_path(quick, capsys, tmp_path):
     assert [row["iterations"] for row in saved["rows"]] == [1, 3]
     assert __main__.main([*argv, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)[0]["op"] == "relu_fprop"
+
+
+def test_a_missing_peer_is_said_and_passed_over(quick, capsys, monkeypatch):
+    monkeypatch.setattr(peers, "available", lambda: False)
+    argv = ["bench", "relu_fprop", "--mode", "cpu", "--shape", "2,3,4,4", "--iters", "1", "--cache", "hot", "--seconds", "0.01", "--peer", "torch"]
+    assert __main__.main(argv) == 0
+    captured = capsys.readouterr()
+    assert "pip install torch" in captured.err
+    assert "hot" in captured.out
 
 
 @pytest.mark.parametrize(

@@ -70,9 +70,9 @@ def test_the_same_op_twice_differs_by_nothing():
 
 
 def test_a_sum_over_images_may_err_more_at_full_size():
-    small, large = (compare.full_bound(opcases.problem("conv_wgrad", f"{n},3,4,4,5"), "fp32") for n in (4, 400))
+    small, large = (op.full_bound(opcases.problem("conv_wgrad", f"{n},3,4,4,5"), "fp32") for n in (4, 400))
     assert large == pytest.approx(10 * small)
-    assert compare.full_bound(opcases.problem("conv_fprop", "400,3,4,4,5"), "fp32") < large
+    assert op.full_bound(opcases.problem("conv_fprop", "400,3,4,4,5"), "fp32") < large
 
 
 def test_turns_go_both_ways():

@@ -81,12 +81,21 @@ class Calls:
 
     graph   n calls are captured once as one CUDA graph and replayed, instead of launched from Python one by one.
     flush   run before every call, outside the timed part (then every call is timed alone, with an event before and behind it).
+    capture launches -> a function that replays them; None: as a graph of `place`.
     """
 
     def __init__(
-        self, label: str, place: Any, sets: Sequence[Sequence[Any]], *, graph: bool = False, flush: Callable[[], None] | None = None
+        self,
+        label: str,
+        place: Any,
+        sets: Sequence[Sequence[Any]],
+        *,
+        graph: bool = False,
+        flush: Callable[[], None] | None = None,
+        capture: Callable[[Sequence[Any]], Callable[[], None]] | None = None,
     ) -> None:
         self.label, self._place, self._flush = label, place, flush
+        self._capture = capture or place.replayable
         self._sets = [list(launches) for launches in sets]
         self._graph = graph and place.name == "gpu" and not SIMULATOR
         self._next = 0
@@ -117,7 +126,7 @@ class Calls:
         if n not in self._replays:
             # A graph holds the addresses that it was captured with: as many graphs as it takes to walk through all sets.
             count = len(self._sets)
-            self._replays[n] = cycle([self._place.replayable(self._walk(n)) for _ in range(count // gcd(count, n) if n < count else 1)])
+            self._replays[n] = cycle([self._capture(self._walk(n)) for _ in range(count // gcd(count, n) if n < count else 1)])
         return next(self._replays[n])
 
     def enqueue(self, n: int) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from nbcnn import gradcheck
-from nbcnn.bench.op import Choice, Prepared, prepare, study
+from nbcnn.bench.op import Choice, Prepared, full_bound, prepare, study
 from nbcnn.bench.opcases import Problem
 from nbcnn.bench.resources import resources
 
@@ -47,14 +46,6 @@ def difference(a: Prepared, b: Prepared) -> list[dict[str, float]]:
             largest = np.max(np.abs(x.astype(np.float64) - y.astype(np.float64)), initial=0.0)
             rows.append({"relative": gradcheck.relative_error(x, y), "largest": float(largest)})
     return rows
-
-
-def full_bound(problem: Problem, precision: str) -> float:
-    """The parity bound at full size: sums over images (of a weight gradient, of a loss) have that many more terms."""
-    small, images = problem.small, problem.batch
-    over_images = "wgrad" in problem.op or "mse" in problem.op
-    terms = small.terms * images // len(small.ins[0]) if images and over_images else small.terms
-    return gradcheck.bound(replace(small, terms=max(1, terms)), precision)
 
 
 def text(found: dict[str, Any]) -> list[str]:

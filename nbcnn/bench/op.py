@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from nbcnn import gradcheck
@@ -163,6 +163,14 @@ def _verified(row: Row, impl: Impl, problem: Problem, place: Any, tile: Any) -> 
             if problem.batch is None or images >= problem.batch:
                 raise
             problem = problem.with_images(min(4 * images, problem.batch))
+
+
+def full_bound(problem: Problem, precision: str) -> float:
+    """The parity bound at full size: sums over images (of a weight gradient, of a loss) have that many more terms."""
+    small, images = problem.small, problem.batch
+    over_images = "wgrad" in problem.op or "mse" in problem.op
+    terms = small.terms * images // len(small.ins[0]) if images and over_images else small.terms
+    return gradcheck.bound(replace(small, terms=max(1, terms)), precision)
 
 
 @dataclass(frozen=True)

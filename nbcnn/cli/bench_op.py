@@ -33,7 +33,7 @@ def choices(flags: SimpleNamespace) -> list[Any]:
 def op(flags: SimpleNamespace) -> Rows:
     """Verify the op in every mode asked for, then time them in turn in every cache mode and number of calls."""
     from nbcnn.bench import op as bench
-    from nbcnn.bench import opcases
+    from nbcnn.bench import opcases, peers
     from nbcnn.bench.clocks import Watch
 
     problem = opcases.problem(flags.what, flags.shape)
@@ -46,11 +46,14 @@ def op(flags: SimpleNamespace) -> Rows:
         print(f"{choice.label}: error {made.error:.1e} (bound {made.limit:.1e}), runs as {made.part}", file=sys.stderr)
     if len({each.row.place for each in prepared}) > 1 and flags.graph:
         print("a host captures no graph: --graph counts for the GPU's variants only", file=sys.stderr)
+    beside = peers.op_works(prepared[0], problem) if flags.peer == "torch" and prepared[0].place.name == "gpu" else None
+    if flags.peer == "torch" and beside is None:
+        print(f"PyTorch has no {flags.what} of its own that could be timed beside {wanted[0].label}", file=sys.stderr)
     rows = []
     with Watch(prepared[-1].place) as watch:
         how: dict[str, Any] = {"caches": caches, "iterations": flags.iters or ITERATIONS, "graphs": (False, True) if flags.graph else (False,)}
         how |= {"warmup": None if flags.warmup == "auto" else flags.warmup, "cap": flags.seconds or 3.0}
-        for row in bench.study(prepared, watch, **how):
+        for row in bench.study(prepared, watch, peers=beside, **how):
             rows.append({**row, "clock_source": watch.source})
             print(f"{row['variant']} {row['cache']} {row['iterations']}{' graph' if row['graph'] else ''}", file=sys.stderr)
     return rows, op_lines(rows)
