@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.bench.caches import Calls, Flush
+from nbcnn.bench.caches import Calls, Flush, sets_for
 from nbcnn.bench.op import Prepared, full_bound
 from nbcnn.bench.opcases import Problem
 from nbcnn.bench.timing import WARM_SECONDS, Timing, sensible_count, summarise
@@ -143,11 +143,11 @@ def training_step(batch: int, precision: str = "fp32", forms: tuple[str, ...] = 
     return rows
 
 
-def convolution(shape: ConvShape, path: str, precision: str = "fp32") -> Timing:
-    """cuDNN's time of one pass: bias in fprop only, operands rotated past the L2 cache, graph replay."""
+def convolution(shape: ConvShape, path: str, precision: str, place: Any) -> Calls:
+    """cuDNN's form of one pass as work on our stream: bias in fprop only, operands rotated past the second-level cache, graph replay."""
     torch, layout = _prepare(precision)
+    _share_stream(place)
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    sets = max(2, min(4, 256 * 2**20 // shape.bytes(2 if precision == "bf16" else 4) + 1))
     aten = torch.ops.aten
 
     def random(size: tuple[int, ...]) -> Any:
@@ -162,9 +162,22 @@ def convolution(shape: ConvShape, path: str, precision: str = "fp32") -> Timing:
         geometry = ([shape.stride] * 2, [shape.pad] * 2, [1, 1])
         return aten.convolution_backward(dy, x, w, [shape.K], *geometry, False, [0, 0], 1, mask)
 
-    operands = [(random(shape.x_shape), random(shape.y_shape)) for _ in range(sets)]
-    replay = _captured(lambda: [run(*pair) for pair in operands])
-    return _time(replay, 0.3).per(sets)
+    count = sets_for(shape.bytes(dtype.itemsize), place)
+    sets = [[TorchCall(run, (random(shape.x_shape), random(shape.y_shape)))] for _ in range(count)]
+    return Calls("cuDNN", place, sets, graph=True, capture=_capture)
+
+
+def _share_stream(place: Any) -> None:
+    """Let PyTorch work on the stream of `place`, so that our events are around its kernels."""
+    import torch
+
+    stream = place.stream
+    torch.cuda.set_stream(torch.cuda.ExternalStream(int(getattr(stream.handle, "value", stream.handle))))
+
+
+def _capture(launches: Sequence[Any]) -> Callable[[], None]:
+    """Launches as a CUDA graph of PyTorch's, whose memory pool then belongs to it."""
+    return _captured(lambda: [launch.run() for launch in launches], warm=1)
 
 
 def _function(op: str, attrs: Mapping[str, Any]) -> Callable[..., Any] | None:
@@ -226,8 +239,7 @@ def op_works(prepared: Prepared, problem: Problem) -> Callable[[str, bool], list
     if function is None:
         return None
     dtype = torch.bfloat16 if prepared.row.precision == "bf16" else torch.float32
-    stream = prepared.place.stream
-    torch.cuda.set_stream(torch.cuda.ExternalStream(int(getattr(stream.handle, "value", stream.handle))))
+    _share_stream(prepared.place)
     ins, outs = problem.operands()
     # The gradient ops of PyTorch also take the tensor whose gradient they make, for its shape.
     shapes = {"conv_wgrad": [outs[0][0]], "conv_dgrad": [outs[0][0]]}.get(prepared.op, [])
@@ -243,14 +255,11 @@ def op_works(prepared: Prepared, problem: Problem) -> Callable[[str, bool], list
     forms = {"torch eager": function, "torch.compile": torch.compile(function, dynamic=False)}
     _check(prepared, problem, function(*sets[0]))
 
-    def capture(launches: Sequence[Any]) -> Callable[[], None]:
-        return _captured(lambda: [launch.run() for launch in launches], warm=1)
-
     def works(cache: str, graph: bool) -> list[Calls]:
         used = sets if cache == "rotate" else sets[:1]
         flush = Flush(prepared.place) if cache == "cold" else None
         return [
-            Calls(label, prepared.place, [[TorchCall(form, each)] for each in used], graph=graph, flush=flush, capture=capture)
+            Calls(label, prepared.place, [[TorchCall(form, each)] for each in used], graph=graph, flush=flush, capture=_capture)
             for label, form in forms.items()
         ]
 

@@ -47,14 +47,18 @@ class Samples:
 
     @property
     def gpu(self) -> dict[str, Any]:
-        """SM clock (MHz), highest temperature (°C), median power (W), throttle reasons; None where nothing can be read."""
-        found = self.readings
-        return {
-            "sm_mhz": clock_of(found),
-            "temperature": max((r.temperature for r in found), default=None),
-            "watts": float(np.median([r.watts for r in found])) if found else None,
-            "throttles": sorted(throttles(found)),
-        }
+        """`state_of` the readings."""
+        return state_of(self.readings)
+
+
+def state_of(readings: Sequence[Reading]) -> dict[str, Any]:
+    """SM clock (MHz), highest temperature (°C), median power (W), throttle reasons; None where nothing can be read."""
+    return {
+        "sm_mhz": clock_of(readings),
+        "temperature": max((reading.temperature for reading in readings), default=None),
+        "watts": float(np.median([reading.watts for reading in readings])) if readings else None,
+        "throttles": sorted(throttles(readings)),
+    }
 
 
 def spoilt(readings: Sequence[Reading], warm: Warm) -> bool:
