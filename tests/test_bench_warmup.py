@@ -32,7 +32,9 @@ def made(alone=5.0, rotating=1.0, low_clock=345.0, written=(0.1, 0.2, 1.0)):
         "cold": cold,
         "settled": settled,
         "model": {"compulsory": 3e6, "written": 1e6},
-        "dram": [{"cache": c, "iterations": n, "dram_read": 2e6 * n, "dram_written": part * 1e6 * n} for c, n, part in counted],
+        "dram": [
+            {"cache": c, "iterations": n, "dram_read": 2e6 * n, "dram_written": part * 1e6 * n, "kernel_ms": 0.98 * n} for c, n, part in counted
+        ],
     }
 
 
@@ -42,6 +44,7 @@ def test_the_answer_follows_from_the_figures():
     assert "345 MHz at the first launch and 1980 later, reached after 50 ms: up to 5.7 times as slow is the clock's doing" in words
     assert "other data makes it no slower" in words
     assert "10 % reached DRAM during a single call, 20 % a call in 100 on the same operands, and 100 % a call on rotating ones" in words
+    assert "took 1000.0 µs; its kernels by ncu 980.0 µs, +2.0 %" in words
     assert "until other data evicts it" in words
 
 
@@ -114,5 +117,5 @@ def test_without_ncu_nothing_is_counted(monkeypatch):
     with pytest.raises(dram.NotCounted, match="not on the PATH"):
         dram.counted("relu_fprop", "1,1,1,1", "cpu", "hot", 1)
     said = []
-    assert warmup.counted(warmup.Choice("cpu"), "relu_fprop", "1,1,1,1", said.append) == []
+    assert dram.table_rows("cpu", "relu_fprop", "1,1,1,1", said.append) == []
     assert "Nsight" in said[-1]

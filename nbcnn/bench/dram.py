@@ -10,10 +10,14 @@ import csv
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from nbcnn.explain import step_bytes
+from nbcnn.graph import Step
+
+COUNTED = (1, 10, 100)
 METRICS = ("dram__bytes_read.sum", "dram__bytes_write.sum", "gpu__time_duration.sum", "lts__t_sectors_op_write.sum")
 MISSING = "ncu is not on the PATH, so DRAM bytes are not counted: it comes with NVIDIA Nsight Compute"
 _UNITS = {
@@ -66,6 +70,35 @@ def parse(text: str) -> dict[str, Any]:
     return {"dram_read": read, "dram_written": written, "kernel_ms": milliseconds, "l2_write_bytes": 32 * sectors, "kernels": len(kernels)}
 
 
+def model(step: Step) -> dict[str, float]:
+    """Bytes that one call's operands have: all, and those written."""
+    return {"compulsory": float(step_bytes(step)), "written": float(sum(buf.nbytes for buf in step.outs))}
+
+
+def table_rows(choice: str, op: str, shape: str, say: Callable[[str], None]) -> list[dict[str, Any]]:
+    """DRAM bytes of 1, 10, 100 calls on the same and on rotating operands; where ncu cannot count, none, and the reason said."""
+    rows: list[dict[str, Any]] = []
+    for cache in ("hot", "rotate"):
+        for n in COUNTED:
+            say(f"counting DRAM bytes of {n} calls, {cache}")
+            try:
+                rows.append({"cache": cache, "iterations": n, **counted(op, shape, choice, cache, n)})
+            except NotCounted as error:
+                say(str(error))
+                return rows
+    return rows
+
+
+def table(rows: Sequence[dict[str, Any]], of: dict[str, float]) -> list[str]:
+    """The rows beside the bytes that the operands have, MB a call."""
+    lines = [f"{'calls':>6}{'operands':>10}{'DRAM read':>12}{'written':>10}{'written / model':>17}{'kernels µs':>12}   MB a call"]
+    for row in rows:
+        n = row["iterations"]
+        figures = f"{row['dram_read'] / n / 1e6:12.2f}{row['dram_written'] / n / 1e6:10.2f}{row['dram_written'] / n / of['written']:17.2f}"
+        lines.append(f"{n:>6}{row['cache']:>10}{figures}{row['kernel_ms'] / n * 1e3:12.2f}")
+    return [*lines, f"the model: {of['compulsory'] / 1e6:.2f} MB of operands, {of['written'] / 1e6:.2f} of them written"]
+
+
 def main(argv: Sequence[str]) -> int:
     """Run the calls that are counted: warm, then between the profiler's start and stop."""
     from nbcnn.bench.op import Choice, prepare
@@ -73,7 +106,7 @@ def main(argv: Sequence[str]) -> int:
     from nbcnn.cuda import cuda
 
     op, shape, choice, cache, calls = argv
-    made = prepare(Choice.parse(choice), problem(op, shape), rotate=cache == "rotate")
+    made = prepare(Choice.parse(choice), problem(op, shape or None), rotate=cache == "rotate")
     work = made.work(cache)
     work.repeat(len(made.bounds))
     cuda.profile_start()

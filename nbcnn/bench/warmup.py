@@ -16,17 +16,15 @@ from nbcnn.bench import dram
 from nbcnn.bench.caches import Calls
 from nbcnn.bench.ceiling_kernels import spin_kernel
 from nbcnn.bench.clocks import Watch
-from nbcnn.bench.op import Choice, Prepared, prepare, timed_in_turn
+from nbcnn.bench.op import Choice, prepare, timed_in_turn
 from nbcnn.bench.opcases import problem
 from nbcnn.bench.steady import warm_up
-from nbcnn.explain import step_bytes
 from nbcnn.ops.call import Launch
 
 ITERATIONS = (1, 10, 100, 1000)
 CURVE_SECONDS = 3.0
 CLOCK_NS = 30_000
 """Length of the wait in which the kernel's own counters give the clock."""
-COUNTED = (1, 10, 100)
 
 
 class ClockProbe:
@@ -76,8 +74,8 @@ def study(choice: Choice, op: str, shape: str, *, sleep: float = 5.0, ncu: bool 
             {"iterations": n, "hot": same.timing.as_dict(), "rotate": other.timing.as_dict(), "rotate_over_hot": list(same.against(other))}
             for n, (same, other) in settled.items()
         ],
-        "model": model(made),
-        "dram": counted(choice, op, shape, say) if ncu else [],
+        "model": dram.model(made.step),
+        "dram": dram.table_rows(choice.label, op, shape, say) if ncu else [],
     }
 
 
@@ -96,22 +94,3 @@ def burst(work: Calls, n: int, probe: ClockProbe | None, sleep: float) -> dict[s
     """n calls after a rest, and the clock right behind them."""
     time.sleep(sleep)
     return {"ms": work.repeat(n), "sm_mhz": probe.read() if probe else None}
-
-
-def model(made: Prepared) -> dict[str, float]:
-    """Bytes that one call's operands have: all, and those written."""
-    return {"compulsory": float(step_bytes(made.step)), "written": float(sum(buf.nbytes for buf in made.step.outs))}
-
-
-def counted(choice: Choice, op: str, shape: str, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """DRAM bytes of 1, 10, 100 calls on the same and on rotating operands; empty, and the reason said, where ncu cannot count."""
-    rows = []
-    for cache in ("hot", "rotate"):
-        for n in COUNTED:
-            say(f"counting DRAM bytes of {n} calls, {cache}")
-            try:
-                rows.append({"cache": cache, "iterations": n, **dram.counted(op, shape, choice.label, cache, n)})
-            except dram.NotCounted as error:
-                say(str(error))
-                return rows
-    return rows

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.bench.warmup import COUNTED
+from nbcnn.bench import dram
+from nbcnn.bench.dram import COUNTED
 
 DIFFERENT = 1.05
 """Times further apart than this count as different in the answer."""
@@ -25,11 +26,7 @@ def text(found: dict[str, Any]) -> list[str]:
         interval = f"{ratio:.3f} [{low:.3f}, {high:.3f}]"
         lines.append(f"{cold['iterations']:>6}{rested:15.1f}{clock:>15}{same:17.2f}{other:15.2f}{interval:>24}")
     if found["dram"]:
-        lines += ["", f"{'calls':>6}{'operands':>10}{'DRAM read':>12}{'written':>10}{'written / model':>17}   MB a call"]
-        for row in found["dram"]:
-            n, model_written = row["iterations"], found["model"]["written"]
-            figures = f"{row['dram_read'] / n / 1e6:12.2f}{row['dram_written'] / n / 1e6:10.2f}{row['dram_written'] / n / model_written:17.2f}"
-            lines.append(f"{n:>6}{row['cache']:>10}{figures}")
+        lines += ["", *dram.table(found["dram"], found["model"])]
     return [*lines, "", *answer(found)]
 
 
@@ -71,6 +68,11 @@ def dram_answer(found: dict[str, Any]) -> list[str]:
         f"Of the bytes it writes, {one * 100:.0f} % reached DRAM during a single call, {many * 100:.0f} % a call in {COUNTED[-1]}"
         f" on the same operands, and {turned * 100:.0f} % a call on rotating ones."
     ]
+    events = next(row["rotate"]["median"] for row in found["settled"] if row["iterations"] == COUNTED[-1])
+    durations = next(row["kernel_ms"] / row["iterations"] for row in found["dram"] if (row["cache"], row["iterations"]) == ("rotate", COUNTED[-1]))
+    lines.append(
+        f"Between events a call took {events * 1e3:.1f} µs; its kernels by ncu {durations * 1e3:.1f} µs, {(events / durations - 1) * 100:+.1f} %."
+    )
     if turned > one + 0.1:
         lines.append(
             "The cache keeps what was written until other data evicts it: more DRAM writes mean that more went through it, not a slower kernel."

@@ -69,7 +69,7 @@ def parser() -> Parser:
     flag(group, "--graph", bool, "also as one captured CUDA graph of all calls", "off")
     flag(group, "--seconds", real(0.0, exclusive=True), "sample one figure for at most so long", 3, "seconds")
     flag(group, "--sleep", real(0.0), "warmup: let the GPU cool down for so long", 5, "seconds")
-    flag(group, "--ncu", bool, "warmup: count DRAM bytes with NVIDIA's ncu as well", "off")
+    flag(group, "--ncu", bool, "count DRAM bytes with NVIDIA's ncu as well, of an op or in warmup", "off")
     group = made.add_argument_group("peers")
     flag(group, "--peer", one_of("torch", "none"), "torch: PyTorch beside it in the same run, and cuDNN", "torch for step and convs, none for an op")
     flag(group, "--forms", some_of(*FORMS), "step: PyTorch's forms; compile-max is torch.compile's max-autotune, minutes", "eager,graph,compile")

@@ -32,8 +32,8 @@ def choices(flags: SimpleNamespace) -> list[Any]:
 
 def op(flags: SimpleNamespace) -> Rows:
     """Verify the op in every mode asked for, then time them in turn in every cache mode and number of calls."""
+    from nbcnn.bench import dram, opcases, peers
     from nbcnn.bench import op as bench
-    from nbcnn.bench import opcases, peers
     from nbcnn.bench.clocks import Watch
 
     problem = opcases.problem(flags.what, flags.shape)
@@ -56,7 +56,13 @@ def op(flags: SimpleNamespace) -> Rows:
         for row in bench.study(prepared, watch, peers=beside, **how):
             rows.append({**row, "clock_source": watch.source})
             print(f"{row['variant']} {row['cache']} {row['iterations']}{' graph' if row['graph'] else ''}", file=sys.stderr)
-    return rows, op_lines(rows)
+    lines = op_lines(rows)
+    for choice, made in zip(wanted, prepared, strict=True) if flags.ncu else ():
+        found = dram.table_rows(choice.label, flags.what, flags.shape or "", lambda words: print(words, file=sys.stderr, flush=True))
+        of = dram.model(made.step)
+        rows += [{"variant": choice.label, "op": flags.what, "model": of, **row} for row in found]
+        lines += ["", f"{choice.label}: DRAM bytes as ncu counts them", *dram.table(found, of)] if found else []
+    return rows, lines
 
 
 def op_lines(rows: list[dict[str, Any]]) -> list[str]:
