@@ -105,7 +105,7 @@ def test_what_there_is_not_is_refused():
         Choice.parse("im2col@a,b")
     with pytest.raises(UsageError, match="in no part 'cpuu'; did you mean cpu"):
         prepare(Choice("cpu", part="cpuu"), small)
-    with pytest.raises(UsageError, match="no tile of 2 numbers"):
+    with pytest.raises(UsageError, match=r"for this tile and shape; cpu: no tile of 2 numbers"):
         prepare(Choice("cpu", tile=(1, 2)), small)
     with pytest.raises(UsageError, match="has no conv_relu_fprop"):
         prepare(Choice("cpu"), opcases.problem("conv_relu_fprop", "2,3,4,4,5"))

@@ -133,7 +133,7 @@ def test_sampling_ends_when_the_median_is_known():
     found = sampling.sample([Fake([1.0], 1e-4)], 10, WARM, Clocks(reading(1980)))
     assert sampling.LEAST <= len(found.ms) < 3000
     assert found.steady
-    assert found.gpu == {"sm_mhz": 1980, "temperature": 40.0, "watts": 300.0, "throttles": []}
+    assert found.gpu == {"sm_mhz": 1980, "temperature": 40.0, "watts": 300.0, "throttles": [], "other_processes": None}
 
 
 def test_noise_is_sampled_longer_but_not_for_ever():

@@ -101,8 +101,25 @@ NCU = """==PROF== Connected to process 7
 """
 
 
-def test_what_ncu_prints_is_added_up():
-    assert dram.parse(NCU) == {"dram_read": 2e6, "dram_written": 1.25e6, "kernel_ms": pytest.approx(0.015), "l2_write_bytes": 3200, "kernels": 2}
+def test_what_ncu_prints_is_read_kernel_by_kernel():
+    first = {"dram_read": 1.5e6, "dram_written": 1.25e6, "kernel_ms": pytest.approx(0.01), "l2_write_bytes": 3200.0}
+    assert dram.parse(NCU) == [first, {"dram_read": 5e5, "dram_written": 0.0, "kernel_ms": pytest.approx(0.005), "l2_write_bytes": 0.0}]
+
+
+def test_kernels_are_added_up_in_the_order_of_the_calls():
+    ran = [dict.fromkeys(dram.NAMES, float(at)) for at in range(2 * 222)]
+    rows = dram.grouped(ran)
+    assert [(row["cache"], row["iterations"], row["kernels"]) for row in rows[:4]] == [
+        ("hot", 1, 2),
+        ("hot", 10, 20),
+        ("hot", 100, 200),
+        ("rotate", 1, 2),
+    ]
+    assert rows[0]["dram_read"] == 0 + 1
+    assert rows[3]["kernel_ms"] == 222 + 223
+    assert sum(row["dram_written"] for row in rows) == sum(range(444))
+    with pytest.raises(dram.NotCounted, match="no multiple"):
+        dram.grouped(ran[:-1])
 
 
 def test_what_ncu_refuses_is_said():
@@ -115,7 +132,7 @@ def test_what_ncu_refuses_is_said():
 def test_without_ncu_nothing_is_counted(monkeypatch):
     monkeypatch.setattr(dram.shutil, "which", lambda name: None)
     with pytest.raises(dram.NotCounted, match="not on the PATH"):
-        dram.counted("relu_fprop", "1,1,1,1", "cpu", "hot", 1)
+        dram.counted("relu_fprop", "1,1,1,1", "cpu")
     said = []
     assert dram.table_rows("cpu", "relu_fprop", "1,1,1,1", said.append) == []
     assert "Nsight" in said[-1]

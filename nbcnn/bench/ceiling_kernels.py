@@ -12,6 +12,7 @@ from nbcnn.cuda import cuda, f4, i4, i8, jit, types, u4
 from nbcnn.ops.ptx.asm import byte_address_shared
 from nbcnn.ops.ptx.mma import mma_bf16, mma_tf32
 from nbcnn.ops.ptx.timer import cycles, nanoseconds
+from nbcnn.ops.ptx.vector import load4, store4
 from nbcnn.ops.ptx.wgmma import K_STEP, k_major, wgmma_bf16, wgmma_commit, wgmma_fence, wgmma_tf32, wgmma_wait, wgmma_wait_all
 
 CHAINS, UNROLLED = 8, 16
@@ -70,6 +71,31 @@ def _two_bf16(seed):
 def _tf32(seed):
     """A float of random sign and fraction, between 1/2 and 1 in size, with tf32's 10 bits."""
     return u4((_noise(seed) & u4(0x807FE000)) | u4(0x3F000000))
+
+
+COPY_THREADS = 256
+
+
+@cache
+def copy_kernel(groups: int) -> Any:
+    """y = x, `groups` groups of four floats a thread, all loaded before the first is stored; count is a multiple of a block's.
+
+    grid    count / (4 · COPY_THREADS · groups)
+    owns    thread: groups of four, 4 · COPY_THREADS elements apart
+    moves   8·count bytes
+    """
+    SPAN, FLOATS = 4 * COPY_THREADS, 4 * groups
+
+    @jit()
+    def copy_ceiling_kernel(x, y):
+        start = i4(i4(cuda.blockIdx.x) * i4(SPAN * groups)) + i4(4) * i4(cuda.threadIdx.x)
+        held = cuda.local.array(FLOATS, f4)
+        for group in range(groups):
+            held[4 * group], held[4 * group + 1], held[4 * group + 2], held[4 * group + 3] = load4(x, start + i4(group * SPAN))
+        for group in range(groups):
+            store4(y, start + i4(group * SPAN), held[4 * group], held[4 * group + 1], held[4 * group + 2], held[4 * group + 3])
+
+    return copy_ceiling_kernel
 
 
 MMA_THREADS, MMA_TILES = 256, 8

@@ -18,10 +18,10 @@ from nbcnn.bench.sampling import Samples, sample
 from nbcnn.bench.steady import warm_up
 from nbcnn.cuda import SIMULATOR
 from nbcnn.net import TENSOR_CORES
-from nbcnn.ops.call import Call, Launch
-from nbcnn.ops.elementwise import BLOCK, copy
+from nbcnn.ops.call import Launch
 
 HOPPER = (9, 0)
+COPY_GROUPS = 4
 FMA_TURNS, MMA_TURNS, WGMMA_TURNS = (2, 2, 2) if SIMULATOR else (16_384, 32_768, 4_096)
 """Turns of the kernels' loops: two to three milliseconds on an H200."""
 
@@ -59,18 +59,17 @@ def tensor(place: Any, precision: str) -> Probe:
 
 
 def copying(place: Any) -> Probe:
-    """One large array to another, at least eight times the cache together, 1 GiB where it fits."""
-    wanted = 4 * BLOCK if SIMULATOR else int(min(max(4 * cache_bytes(place), 2**29), place.free_bytes() // 4))
-    count = max(1, wanted // (4 * BLOCK)) * BLOCK
-    kind: dict[str, Any] = {"in_dtypes": ("float32",), "out_dtypes": ("float32",)}
-    call = Call("copy", (_floats(place, count),), (_floats(place, count),), ((count,),), ((count,),), **kind)
-    return Probe(copy(call)[0], 8 * count)
+    """One large array to another, at least eight times the cache together, 2 GiB where they fit."""
+    block = 4 * kernels.COPY_THREADS * COPY_GROUPS
+    wanted = 4 * block if SIMULATOR else int(min(max(4 * cache_bytes(place), 2**30), place.free_bytes() // 4))
+    count = max(1, wanted // (4 * block)) * block
+    args = (_floats(place, count), _floats(place, count))
+    return Probe(Launch(kernels.copy_kernel(COPY_GROUPS), count // block, kernels.COPY_THREADS, args), 8 * count)
 
 
 def _floats(place: Any, count: int) -> Any:
     array = place.empty(count, "float32")
-    rng = np.random.default_rng(0)
-    place.upload(array, np.resize(rng.random(min(count, 1 << 20), np.float32), count))
+    place.upload(array, np.resize(np.random.default_rng(0).random(min(count, 1 << 20), np.float32), count))
     return array
 
 

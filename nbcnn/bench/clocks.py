@@ -37,13 +37,14 @@ _QUERY = "clocks.sm,temperature.gpu,power.draw,clocks_throttle_reasons.active"
 
 @dataclass(frozen=True)
 class Reading:
-    """One look at the GPU: seconds (`time.perf_counter`), SM clock in MHz, °C, W, and why the clock is not higher."""
+    """One look at the GPU: seconds (`time.perf_counter`), SM clock in MHz, °C, W, why the clock is not higher, other processes on it."""
 
     at: float
     sm_mhz: float
     temperature: float
     watts: float
     reasons: frozenset[str]
+    others: int | None = None
 
 
 def reason_words(bits: int) -> frozenset[str]:
@@ -70,6 +71,7 @@ class Nvml:
             lambda: nvml.device_get_temperature_v(handle, 0),
             lambda: nvml.device_get_power_usage(handle),
             lambda: nvml.device_get_current_clocks_event_reasons(handle),
+            lambda: len(nvml.device_get_compute_running_processes_v3(handle)),
         )
         self.read()
 
@@ -83,12 +85,14 @@ class Nvml:
             lambda: pynvml.nvmlDeviceGetTemperature(handle, 0),
             lambda: pynvml.nvmlDeviceGetPowerUsage(handle),
             lambda: pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle),
+            lambda: len(pynvml.nvmlDeviceGetComputeRunningProcesses(handle)),
         )
         self.read()
 
     def read(self) -> Reading | None:
-        clock, temperature, milliwatts, bits = (ask() for ask in self._ask)
-        return Reading(time.perf_counter(), float(clock), float(temperature), milliwatts / 1e3, reason_words(int(bits)))
+        clock, temperature, milliwatts, bits, processes = (ask() for ask in self._ask)
+        others = max(0, int(processes) - 1)  # one is this process
+        return Reading(time.perf_counter(), float(clock), float(temperature), milliwatts / 1e3, reason_words(int(bits)), others)
 
     def close(self) -> None:
         """Nothing to do: NVML ends with the process."""

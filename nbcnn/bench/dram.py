@@ -1,6 +1,6 @@
 """DRAM bytes of one op as NVIDIA's ncu counts them, beside the bytes that its operands have.
 
-The counters are read in a process of its own (`python -m nbcnn.bench.dram OP SHAPE CHOICE CACHE CALLS`), which ncu runs with clocks and
+The counters are read in a process of its own (`python -m nbcnn.bench.dram OP SHAPE CHOICE`), which ncu runs with clocks and
 caches left alone. Only the calls between the profiler's start and stop count; kernels before them are not looked at.
 """
 
@@ -18,6 +18,8 @@ from nbcnn.explain import step_bytes
 from nbcnn.graph import Step
 
 COUNTED = (1, 10, 100)
+CACHES = ("hot", "rotate")
+NAMES = ("dram_read", "dram_written", "kernel_ms", "l2_write_bytes")
 METRICS = ("dram__bytes_read.sum", "dram__bytes_write.sum", "gpu__time_duration.sum", "lts__t_sectors_op_write.sum")
 MISSING = "ncu is not on the PATH, so DRAM bytes are not counted: it comes with NVIDIA Nsight Compute"
 _UNITS = {
@@ -31,7 +33,7 @@ _UNITS = {
     "usecond": 1e-3,
     "ms": 1,
     "msecond": 1,
-    "sector": 1,
+    "sector": 32,
 }
 
 
@@ -39,35 +41,49 @@ class NotCounted(RuntimeError):
     """ncu is missing, or may not read the counters here; the message says which."""
 
 
-def counted(op: str, shape: str, choice: str, cache: str, calls: int, timeout: float = 300.0) -> dict[str, Any]:
-    """Totals of `calls` calls: bytes read and written in DRAM, sectors written to the second-level cache, milliseconds of the kernels.
+def counted(op: str, shape: str, choice: str, timeout: float = 300.0) -> list[dict[str, Any]]:
+    """Totals of COUNTED calls in each of CACHES: bytes read and written in DRAM, bytes written to the second-level cache, ms of the kernels.
 
     Raises NotCounted.
     """
     if shutil.which("ncu") is None:
         raise NotCounted(MISSING)
     command = ["ncu", "--csv", "--clock-control", "none", "--cache-control", "none", "--profile-from-start", "off"]
-    command += ["--metrics", ",".join(METRICS), sys.executable, "-m", "nbcnn.bench.dram", op, shape, choice, cache, str(calls)]
+    command += ["--metrics", ",".join(METRICS), sys.executable, "-m", "nbcnn.bench.dram", op, shape, choice]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, cwd=Path(__file__).parents[2])
     except subprocess.TimeoutExpired:
         raise NotCounted(f"ncu did not finish within {timeout:.0f} s") from None
-    return parse(done.stdout)
+    return grouped(parse(done.stdout))
 
 
-def parse(text: str) -> dict[str, Any]:
-    """Totals of what `ncu --csv` printed. Raises NotCounted with ncu's own words if there is no table."""
+def grouped(kernels: Sequence[dict[str, float]]) -> list[dict[str, Any]]:
+    """The kernels of `main`, in the order in which they ran, added up for each cache mode and number of calls."""
+    each, rest = divmod(len(kernels), len(CACHES) * sum(COUNTED))
+    if rest or not each:
+        raise NotCounted(f"ncu counted {len(kernels)} kernels, which is no multiple of the calls made")
+    rows, at = [], 0
+    for cache in CACHES:
+        for n in COUNTED:
+            group = kernels[at : at + n * each]
+            at += n * each
+            rows.append({"cache": cache, "iterations": n, "kernels": len(group), **{name: sum(k[name] for k in group) for name in NAMES}})
+    return rows
+
+
+def parse(text: str) -> list[dict[str, float]]:
+    """The kernels in what `ncu --csv` printed, in order. Raises NotCounted with ncu's own words if there is no table."""
     lines = [line for line in text.splitlines() if line.startswith('"')]
     if len(lines) < 2:
         said = [line for line in text.splitlines() if line.startswith("==ERROR==")] or text.strip().splitlines()[-1:]
         raise NotCounted("ncu counted nothing: " + " ".join(said or ["no output"]))
-    totals, kernels = dict.fromkeys(METRICS, 0.0), set()
+    kernels: dict[int, dict[str, float]] = {}
     for row in csv.DictReader(lines):
-        if row["Metric Name"] in totals:
-            totals[row["Metric Name"]] += float(row["Metric Value"].replace(",", "")) * _UNITS.get(row["Metric Unit"], 1)
-            kernels.add(row["ID"])
-    read, written, milliseconds, sectors = (totals[name] for name in METRICS)
-    return {"dram_read": read, "dram_written": written, "kernel_ms": milliseconds, "l2_write_bytes": 32 * sectors, "kernels": len(kernels)}
+        if row["Metric Name"] in METRICS:
+            name = NAMES[METRICS.index(row["Metric Name"])]
+            value = float(row["Metric Value"].replace(",", "")) * _UNITS[row["Metric Unit"]]
+            kernels.setdefault(int(row["ID"]), dict.fromkeys(NAMES, 0.0))[name] = value
+    return [kernels[at] for at in sorted(kernels)]
 
 
 def model(step: Step) -> dict[str, float]:
@@ -76,17 +92,13 @@ def model(step: Step) -> dict[str, float]:
 
 
 def table_rows(choice: str, op: str, shape: str, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """DRAM bytes of 1, 10, 100 calls on the same and on rotating operands; where ncu cannot count, none, and the reason said."""
-    rows: list[dict[str, Any]] = []
-    for cache in ("hot", "rotate"):
-        for n in COUNTED:
-            say(f"counting DRAM bytes of {n} calls, {cache}")
-            try:
-                rows.append({"cache": cache, "iterations": n, **counted(op, shape, choice, cache, n)})
-            except NotCounted as error:
-                say(str(error))
-                return rows
-    return rows
+    """As `counted`; where ncu cannot count, no rows, and the reason said."""
+    say(f"counting DRAM bytes of {', '.join(map(str, COUNTED))} calls of {choice}")
+    try:
+        return counted(op, shape, choice)
+    except NotCounted as error:
+        say(str(error))
+        return []
 
 
 def table(rows: Sequence[dict[str, Any]], of: dict[str, float]) -> list[str]:
@@ -100,18 +112,20 @@ def table(rows: Sequence[dict[str, Any]], of: dict[str, float]) -> list[str]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the calls that are counted: warm, then between the profiler's start and stop."""
+    """Run the calls that are counted, warm, each group between the profiler's start and stop."""
     from nbcnn.bench.op import Choice, prepare
     from nbcnn.bench.opcases import problem
     from nbcnn.cuda import cuda
 
-    op, shape, choice, cache, calls = argv
-    made = prepare(Choice.parse(choice), problem(op, shape or None), rotate=cache == "rotate")
-    work = made.work(cache)
-    work.repeat(len(made.bounds))
-    cuda.profile_start()
-    work.repeat(int(calls))
-    cuda.profile_stop()
+    op, shape, choice = argv
+    made = prepare(Choice.parse(choice), problem(op, shape or None))
+    for cache in CACHES:
+        work = made.work(cache)
+        for n in COUNTED:
+            work.repeat(len(made.bounds))
+            cuda.profile_start()
+            work.repeat(n)
+            cuda.profile_stop()
     return 0
 
 

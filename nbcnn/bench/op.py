@@ -129,28 +129,32 @@ def _first(row: Row, choice: Choice, problem: Problem, ins: Any, outs: Any, opti
             continue
         try:
             bound = Bound(impl, problem.op, ins, outs, **options)
-            if choice.tile is not None:
-                bound = Bound(impl, problem.op, ins, outs, **options, tile=tile_of(impl, bound, choice.tile, options["multiprocessors"]))
-            return part, impl, bound
+            if choice.tile is None:
+                return part, impl, bound
         except Unsupported as error:
+            reasons.append(f"{part}: {error}")
+            continue
+        try:
+            tile = tile_of(impl, bound, choice.tile, options["multiprocessors"])
+            return part, impl, Bound(impl, problem.op, ins, outs, **options, tile=tile)
+        except ValueError as error:  # the part may have a second implementation, with other tiles
             reasons.append(f"{part}: {error}")
     parts = tuple(part for part, _ in gradcheck.runnable(row, problem.op, options["place"]))
     if choice.part is not None and choice.part not in parts:
         raise UsageError(f"{row.mode} {row.precision} runs {problem.op} in no part {choice.part!r}{nearest(choice.part, parts)}; it has {parts}")
-    raise UsageError(f"{row.mode} {row.precision} has no {problem.op} for this shape" + "".join(f"; {reason}" for reason in reasons))
+    raise UsageError(
+        f"{row.mode} {row.precision} has no {problem.op} for this{' tile and' if choice.tile else ''} shape"
+        + "".join(f"; {reason}" for reason in reasons)
+    )
 
 
 def tile_of(impl: Impl, bound: Bound, numbers: tuple[int, ...], multiprocessors: int) -> Any:
-    """The tile whose fields are `numbers`, of a kind that `impl` has for this shape. Raises UsageError if it has none."""
+    """The tile whose fields are `numbers`, of a kind that `impl` has for this shape. Raises ValueError if it has none."""
     known = [bound.call.tile, *impl.candidates(bound.call, multiprocessors)]
-    kinds = dict.fromkeys(type(tile) for tile in known if tile is not None)
-    for kind in kinds:
+    for kind in dict.fromkeys(type(tile) for tile in known if tile is not None):
         if len(fields(kind)) == len(numbers):
-            try:
-                return kind(*numbers)
-            except ValueError as error:
-                raise UsageError(str(error)) from None
-    raise UsageError(f"{bound.op} has no tile of {len(numbers)} numbers here; its own is {bound.call.tile}")
+            return kind(*numbers)
+    raise ValueError(f"no tile of {len(numbers)} numbers here; its own is {bound.call.tile}")
 
 
 def _verified(row: Row, impl: Impl, problem: Problem, place: Any, tile: Any) -> tuple[float, float]:

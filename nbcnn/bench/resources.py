@@ -32,7 +32,7 @@ def resources(launch: Any) -> dict[str, Any] | None:
         "local_bytes": function.attrs.local,
         "shared_bytes": function.attrs.shared + launch.shared,
         "resident_blocks": blocks,
-        "occupancy": blocks * threads / cuda.get_current_device().MAX_THREADS_PER_MULTI_PROCESSOR,
+        "occupancy": blocks * threads / cuda.get_current_device().MAX_THREADS_PER_MULTIPROCESSOR,
     }
 
 

@@ -52,12 +52,13 @@ class Samples:
 
 
 def state_of(readings: Sequence[Reading]) -> dict[str, Any]:
-    """SM clock (MHz), highest temperature (°C), median power (W), throttle reasons; None where nothing can be read."""
+    """SM clock (MHz), highest temperature (°C), median power (W), throttle reasons, most other processes on the GPU; None where unknown."""
     return {
         "sm_mhz": clock_of(readings),
         "temperature": max((reading.temperature for reading in readings), default=None),
         "watts": float(np.median([reading.watts for reading in readings])) if readings else None,
         "throttles": sorted(throttles(readings)),
+        "other_processes": max((reading.others for reading in readings if reading.others is not None), default=None),
     }
 
 

@@ -11,12 +11,13 @@ from nbcnn.bench import ceiling_kernels as kernels
 from nbcnn.bench import ceilings
 from nbcnn.bench.caches import Calls
 from nbcnn.bench.clocks import Watch, clock_of
-from nbcnn.bench.sampling import Samples, sample
+from nbcnn.bench.sampling import Samples, sample, state_of
 from nbcnn.bench.steady import warm_up
 from nbcnn.cuda import SIMULATOR
 from nbcnn.ops.call import Launch
 
-SPIN_NS = 100_000 if SIMULATOR else 2_000_000
+SPIN_NS, SPINS = 100_000 if SIMULATOR else 1_000_000, 10
+"""Ten waits of a millisecond between two events: the first one's launch is a fifth of a percent of them."""
 COPY_PART = (0.80, 0.96)
 """Part of the datasheet's bandwidth that a copy reaches: 0.83 to 0.94 of an H200's 4.8 TB/s are 4.0 to 4.5 TB/s."""
 FMA_PART = 0.90
@@ -32,11 +33,20 @@ def _row(what: str, value: float, unit: str, wanted: str, ok: bool | None) -> di
 def checks(place: Any) -> Iterator[dict[str, Any]]:
     """One row a figure: what, value, unit, what is wanted, and whether it holds (None: for information)."""
     with Watch(place) as watch:
+        yield _alone(watch)
         yield _copy(place, watch)
         yield from _fma(place, watch)
         yield _spin(place, watch)
         yield from _launches(place, watch)
         yield _again(place, watch)
+
+
+def _alone(watch: Any) -> dict[str, Any]:
+    """Somebody else's kernels would be in our times."""
+    others = state_of(watch.since(0.0))["other_processes"]
+    return _row(
+        "other processes on this GPU", float(others or 0), "", "0" if others is not None else "not known", None if others is None else others == 0
+    )
 
 
 def _copy(place: Any, watch: Any) -> dict[str, Any]:
@@ -67,7 +77,7 @@ def _fma(place: Any, watch: Any) -> Iterator[dict[str, Any]]:
 def _spin(place: Any, watch: Any) -> dict[str, Any]:
     target = place.empty(2, "int64")
     work = Calls("spin", place, [[Launch(kernels.spin_kernel(), 1, 1, (target, np.int64(SPIN_NS)))]])
-    found = sample([work], 1, warm_up([work], watch), watch, 0.5)
+    found = sample([work], SPINS, warm_up([work], watch), watch, 0.5)
     error = _seconds(found) / (SPIN_NS / 1e9) - 1
     return _row(f"wait of {SPIN_NS / 1e6:g} ms is off by", error * 100, "%", "within ± 2", None if SIMULATOR else bool(abs(error) <= SPIN_ERROR))
 

@@ -50,7 +50,7 @@ def op(flags: SimpleNamespace) -> Rows:
     if flags.peer == "torch" and beside is None:
         print(f"PyTorch has no {flags.what} of its own that could be timed beside {wanted[0].label}", file=sys.stderr)
     rows = []
-    with Watch(prepared[-1].place) as watch:
+    with Watch(next((each.place for each in prepared if each.place.name == "gpu"), prepared[0].place)) as watch:
         how: dict[str, Any] = {"caches": caches, "iterations": flags.iters or ITERATIONS, "graphs": (False, True) if flags.graph else (False,)}
         how |= {"warmup": None if flags.warmup == "auto" else flags.warmup, "cap": flags.seconds or 3.0}
         for row in bench.study(prepared, watch, peers=beside, **how):
@@ -67,32 +67,17 @@ def op(flags: SimpleNamespace) -> Rows:
 
 def op_lines(rows: list[dict[str, Any]]) -> list[str]:
     """The rows as a table, what each column means where it is not plain, and the headline."""
-    head = (
-        "variant",
-        "cache",
-        "calls",
-        "min µs",
-        "p5",
-        "median",
-        "p95",
-        "max",
-        "mean",
-        "CV %",
-        "n",
-        "GB/s",
-        "TFLOP/s",
-        "% roof",
-        "MHz",
-        "°C",
-        "× first",
-        "",
-    )
-    cells = [head, *(_cells(row) for row in rows)]
+    cells = [HEAD, *(_cells(row) for row in rows)]
     widths = [max(len(line[i]) for line in cells) for i in range(len(HEAD))]
-    lines = ["  ".join(c.ljust(w) if i < 2 else c.rjust(w) for i, (c, w) in enumerate(zip(line, widths, strict=True))).rstrip() for line in cells]
+    lines = []
+    for line in cells:
+        padded = (cell.ljust(width) if i < 2 else cell.rjust(width) for i, (cell, width) in enumerate(zip(line, widths, strict=True)))
+        lines.append("  ".join(padded).rstrip())
     lines.append(
-        "GB/s count compulsory bytes, every operand once; % roof is of the datasheet's roofline for them; × first: time over the first variant's"
+        "GB/s: of compulsory bytes, every operand once. % roof: of the datasheet's roofline for them. × first: time over the first variant's."
     )
+    if any(row["graph"] for row in rows):
+        lines.append("calls with a g: replayed as one captured CUDA graph.")
     if rows[0]["clock_source"] is None:
         lines.append("the GPU's clock cannot be read here (no NVML, no nvidia-smi): steady means that times stand still")
     quoted = [row for row in rows if (row["cache"], row["iterations"]) == ("rotate", 100)]
@@ -116,6 +101,8 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     versus = row.get("times_the_first")
     ratio = f"{versus['ratio']:.3f} [{versus['low']:.3f}, {versus['high']:.3f}]" if versus else ""
     notes = [*(row["throttles"]), *([] if row["steady"] else ["not steady"]), *([f"{row['discarded']} sets discarded"] if row["discarded"] else [])]
+    if row["other_processes"]:
+        notes.append(f"{row['other_processes']} other processes on the GPU")
     if not row["graph"] and row["sm_mhz"] is not None and row["host_ms"] > 0.8 * ms["median"]:
         notes.append("launching takes as long")
     calls = f"{row['iterations']}{'g' if row['graph'] else ''}"
