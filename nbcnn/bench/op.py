@@ -9,7 +9,7 @@ from typing import Any
 from nbcnn import gradcheck
 from nbcnn.bench.caches import Calls, Flush, sets_for
 from nbcnn.bench.opcases import Problem
-from nbcnn.bench.sampling import Samples, ratio_interval, sample
+from nbcnn.bench.sampling import Samples, median_interval, ratio_interval, sample
 from nbcnn.bench.steady import Warm, Work, warm_up
 from nbcnn.bench.timing import Timing, summarise
 from nbcnn.cuda import Gpu, Host
@@ -235,6 +235,7 @@ def study(
 def row_of(label: str, prepared: Prepared, measured: Measured, how: dict[str, Any], peer: bool = False) -> dict[str, Any]:
     """What results files keep: who, how, time, rates, part of the roofline, and the state of the GPU."""
     timing, step, floor = measured.timing, prepared.step, prepared.floor_ms
+    low, high, _ = median_interval(measured.samples.ms[:, measured.column])
     call = prepared.bounds[0].call
     flops, moved = step_flops(step), step_bytes(step)
     own = {
@@ -252,6 +253,7 @@ def row_of(label: str, prepared: Prepared, measured: Measured, how: dict[str, An
         **({} if peer else own),
         **how,
         "ms": timing.as_dict(),
+        "median_interval": [round(low, 5), round(high, 5)],
         "flops": flops,
         "compulsory_bytes": moved,
         "gbytes_per_second": moved / timing.median / 1e6,

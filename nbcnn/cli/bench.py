@@ -27,6 +27,15 @@ EXAMPLES = (
 LAYERS = tuple(f"conv{number}" for number in range(1, 6))
 FORMS = ("eager", "graph", "compile", "compile-max")
 STUDIES = ("step", "convs", "epoch", "warmup", "selftest")
+BELONGS = {
+    **dict.fromkeys(("iters", "cache", "warmup", "graph", "seconds"), ("an op",)),
+    **dict.fromkeys(("shape", "ncu"), ("an op", "warmup")),
+    **dict.fromkeys(("op", "sleep", "chart"), ("warmup",)),
+    **dict.fromkeys(("fused", "layers"), ("convs",)),
+    "batch": ("step", "convs", "epoch"),
+    "forms": ("step",),
+}
+"""Flags that not everything takes."""
 WHAT = (
     "an op, such as conv_fprop; the whole training step; every layer and pass (convs); a real epoch of 50,000 images with shuffling and the last"
     " batch; why a GPU measured cold looks slow (warmup); or what this benchmark says about things known beforehand (selftest)"
@@ -94,6 +103,7 @@ def _measure(flags: SimpleNamespace) -> int:
     if flags.what not in (*STUDIES, *OPS):
         raise UsageError(f"nothing called {flags.what!r} to time{nearest(flags.what, (*STUDIES, *OPS))}; there are {', '.join((*STUDIES, *OPS))}")
     is_op = flags.what not in STUDIES
+    _refuse_strangers(flags, "an op" if is_op else flags.what)
     if not is_op:
         flags.mode, flags.precision = _only(flags.mode, "--mode"), _only(flags.precision, "--precision")
     on_host = set(flags.modes or ()) == {"cpu"}
@@ -108,6 +118,13 @@ def _measure(flags: SimpleNamespace) -> int:
         results.save(_section(flags), rows, "CPU" if on_host else device, Path(flags.results) if flags.results else None)
     print(json.dumps(rows) if flags.json else "\n".join(lines))
     return RUNTIME if any(row.get("ok") is False for row in rows) else OK
+
+
+def _refuse_strangers(flags: SimpleNamespace, what: str) -> None:
+    """A flag that would be ignored is a mistake: say where it belongs."""
+    for name, owners in BELONGS.items():
+        if getattr(flags, name) is not None and what not in owners:
+            raise UsageError(f"--{name} belongs to {' and '.join(owners)}, this is {what}")
 
 
 def _only(given: tuple[str, ...] | None, name: str) -> str | None:

@@ -9,6 +9,8 @@ from typing import Any
 
 Rows = tuple[list[dict[str, Any]], list[str]]
 CACHES = ("cold", "hot", "rotate")
+UNKNOWN = 0.03
+"""A median whose 95 % interval is wider than this part of it is shown with the interval."""
 ITERATIONS = (1, 10, 100, 1000)
 HEAD = (
     *("variant", "cache", "calls", "min µs", "p5", "median", "p95", "max", "mean", "CV %", "n"),
@@ -101,6 +103,9 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     versus = row.get("times_the_first")
     ratio = f"{versus['ratio']:.3f} [{versus['low']:.3f}, {versus['high']:.3f}]" if versus else ""
     notes = [*(row["throttles"]), *([] if row["steady"] else ["not steady"]), *([f"{row['discarded']} sets discarded"] if row["discarded"] else [])]
+    low, high = row["median_interval"]
+    if high - low > UNKNOWN * ms["median"]:
+        notes.append(f"median between {low * 1e3:.1f} and {high * 1e3:.1f}")
     if row["other_processes"]:
         notes.append(f"{row['other_processes']} other processes on the GPU")
     if not row["graph"] and row["sm_mhz"] is not None and row["host_ms"] > 0.8 * ms["median"]:
