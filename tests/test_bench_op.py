@@ -195,6 +195,16 @@ def test_flops_of_a_convolution_are_the_direct_ones():
     assert row["roofline"] is None, "a host's peak is not known"
 
 
+def test_a_gpu_times_two_modes_in_turn(quick, place):
+    problem = opcases.problem("relu_fprop", "2,3,4,4")
+    made = [prepare(Choice(mode), problem, sets=2) for mode in ("naive", "im2col")]
+    with Watch(made[0].place) as watch:
+        rows = list(op.study(made, watch, caches=("cold", "rotate"), iterations=(2,), graphs=(False, True), cap=0.01))
+    assert [row["variant"] for row in rows] == ["naive", "im2col"] * 4
+    assert [row["graph"] for row in rows[::2]] == [False, True] * 2
+    assert all(row["ms"]["least"] > 0 and row["error"] <= row["bound"] for row in rows)
+
+
 # -- the command
 
 
@@ -226,8 +236,8 @@ def test_a_missing_peer_is_said_and_passed_over(quick, capsys, monkeypatch):
         (["stp"], "did you mean step?"),
         (["relu_fprop", "--mode", "cpu", "--shape", "1"], "it is N,C,H,W"),
         (["step", "--mode", "im2col,naive"], "only an op takes several"),
-        (["step", "--iters", "3"], "--iters belongs to an op, this is step"),
-        (["relu_fprop", "--batch", "3"], "--batch belongs to step and convs and epoch, this is an op"),
+        (["step", "--iters", "3"], "--iters belongs to an op; this is step (a training step walks"),
+        (["relu_fprop", "--batch", "3"], "--batch belongs to step, convs, epoch; this is an op"),
         (["selftest", "--chart", "x.png"], "--chart belongs to warmup"),
         (["relu_fprop", "--mode", "cpu", "--precision", "bf16"], "mode cpu has no precision 'bf16'"),
     ],

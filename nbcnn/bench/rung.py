@@ -42,8 +42,13 @@ def session_for(batch: int, images: int, **options: Any) -> TrainingSession:
     return TrainingSession(Net(autoencoder(), IMAGE, **options), data, optimizer=SGD(), learning_rates=rates, batch=batch)
 
 
-def measure(mode: str, batch: int, precision: str | None = None, engine: str = "auto", *, seconds: float = 1.0) -> dict[str, Any]:
-    """Time one rung. Refuses (RuntimeError) to time a step whose updates are not the NumPy path's."""
+def measure(
+    mode: str, batch: int, precision: str | None = None, engine: str = "auto", *, seconds: float = 1.0, warmup: float | None = None
+) -> dict[str, Any]:
+    """Time one rung for about `seconds`, warm: by its times and the clock (`warmup` None), or after so many seconds.
+
+    Refuses (RuntimeError) to time a step whose updates are not the NumPy path's.
+    """
     images = max(batch, min(65_536, 400 * batch))
     options = {"mode": mode, "precision": precision, "engine": engine}
     session = session_for(batch, images - images % batch, **options)
@@ -62,7 +67,7 @@ def measure(mode: str, batch: int, precision: str | None = None, engine: str = "
     per_epoch = session.steps_per_epoch
     count = min(sensible_count(estimate, seconds), per_epoch - 1) if per_epoch > 4 else sensible_count(estimate, seconds)
     with Watch(place) as watch:
-        warm = warm_up([_Steps(step, place)], watch, 0.0 if place.name == "host" else None)
+        warm = warm_up([_Steps(step, place)], watch, 0.0 if place.name == "host" else warmup)
         session.begin_epoch(0)
         begin = time.perf_counter()
         whole = time_calls(step, place, count, 0.0)

@@ -28,7 +28,8 @@ LAYERS = tuple(f"conv{number}" for number in range(1, 6))
 FORMS = ("eager", "graph", "compile", "compile-max")
 STUDIES = ("step", "convs", "epoch", "warmup", "selftest")
 BELONGS = {
-    **dict.fromkeys(("iters", "cache", "warmup", "graph", "seconds"), ("an op",)),
+    **dict.fromkeys(("iters", "cache", "graph"), ("an op",)),
+    **dict.fromkeys(("warmup", "seconds"), ("an op", "step")),
     **dict.fromkeys(("shape", "ncu"), ("an op", "warmup")),
     **dict.fromkeys(("op", "sleep", "chart"), ("warmup",)),
     **dict.fromkeys(("fused", "layers"), ("convs",)),
@@ -71,11 +72,17 @@ def parser() -> Parser:
     flag(group, "--layers", some_of(*LAYERS), "convs: only these layers", ",".join(LAYERS))
     flag(group, "--shape", str, "an op's: N,C,H,W,K[,R,S[,stride,pad]] or conv4@1024; N,C,H,W; N,F; COUNT", "256 images of conv2", metavar="SHAPE")
     flag(group, "--op", str, "warmup: the op that it studies", "conv_fprop", metavar="OP")
-    group = made.add_argument_group("timing of an op")
-    flag(group, "--iters", counts, "calls between two events", "1,10,100,1000")
-    flag(group, "--cache", some_of("cold", "hot", "rotate"), "cold: caches flushed before every call; hot: same operands; rotate: other ones", "all")
-    flag(group, "--warmup", warmup_time, "auto: until times and clock stand still", "auto")
-    flag(group, "--graph", bool, "also as one captured CUDA graph of all calls", "off")
+    group = made.add_argument_group("timing")
+    flag(group, "--iters", counts, "an op: calls between two events", "1,10,100,1000")
+    flag(
+        group,
+        "--cache",
+        some_of("cold", "hot", "rotate"),
+        "an op; cold: caches flushed before every call; hot: same operands; rotate: other ones",
+        "all",
+    )
+    flag(group, "--warmup", warmup_time, "op, step; auto: until times and clock stand still", "auto")
+    flag(group, "--graph", bool, "an op: also as one captured CUDA graph of all calls", "off")
     flag(group, "--seconds", real(0.0, exclusive=True), "sample one figure for at most so long", 3, "seconds")
     flag(group, "--sleep", real(0.0), "warmup: let the GPU cool down for so long", 5, "seconds")
     flag(group, "--ncu", bool, "count DRAM bytes with NVIDIA's ncu as well, of an op or in warmup", "off")
@@ -124,7 +131,8 @@ def _refuse_strangers(flags: SimpleNamespace, what: str) -> None:
     """A flag that would be ignored is a mistake: say where it belongs."""
     for name, owners in BELONGS.items():
         if getattr(flags, name) is not None and what not in owners:
-            raise UsageError(f"--{name} belongs to {' and '.join(owners)}, this is {what}")
+            why = " (a training step walks through its images and is one captured graph as it is)" if what in ("step", "epoch") else ""
+            raise UsageError(f"--{name} belongs to {', '.join(owners)}; this is {what}{why}")
 
 
 def _only(given: tuple[str, ...] | None, name: str) -> str | None:
@@ -163,7 +171,9 @@ def _step(flags: SimpleNamespace) -> tuple[list[dict[str, Any]], list[str]]:
     from nbcnn.bench import peers, rung
 
     batch = flags.batch or 256
-    ours = rung.measure(flags.mode or "im2col", batch, flags.precision, flags.engine or "auto")
+    warmup = None if flags.warmup == "auto" else flags.warmup
+    mode, engine = flags.mode or "im2col", flags.engine or "auto"
+    ours = rung.measure(mode, batch, flags.precision, engine, seconds=flags.seconds or 1.0, warmup=warmup)
     rows: list[dict[str, Any]] = [{"form": f"nbcnn {ours['mode']}", **ours, "peak_bytes": sum(ours["planned_bytes"].values())}]
     if flags.peer != "none":
         forms = flags.forms or FORMS[:3]
