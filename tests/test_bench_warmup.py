@@ -28,7 +28,7 @@ def made(alone=5.0, rotating=1.0, low_clock=345.0, written=(0.1, 0.2, 1.0)):
     return {
         **{"op": "conv_fprop", "shape": "conv4@64", "variant": "im2col", "sleep": 5.0, "clock_source": "NVML"},
         "warm": {"steady": True, "seconds": 0.6, "sm_mhz": 1980},
-        "curve": [{"at": 0.001 * i, "ms": 1.0, "sm_mhz": low_clock if i < 50 else 1980.0} for i in range(1, 400)],
+        "curve": [{"at": 0.001 * i, "ms": 3.0 if i < 5 else 1.0, "sm_mhz": low_clock if i < 50 else 1980.0} for i in range(1, 400)],
         "cold": cold,
         "settled": settled,
         "model": {"compulsory": 3e6, "written": 1e6},
@@ -45,6 +45,7 @@ def test_the_answer_follows_from_the_figures():
     assert "other data makes it no slower" in words
     assert "10 % reached DRAM during a single call, 20 % a call in 100 on the same operands, and 100 % a call on rotating ones" in words
     assert "took 1000.0 µs; its kernels by ncu 980.0 µs, +2.0 %" in words
+    assert "the first call after a rest took 3.00 times as long" in words
     assert "until other data evicts it" in words
 
 
@@ -53,6 +54,7 @@ def test_other_figures_get_another_answer():
     assert "the clock explains nothing" in words
     assert "the data's place matters" in words
     assert "evicts" not in words
+    assert "hand to each other" in " ".join(warmup_report.answer(made(written=(7.0, 7.0, 7.0))))
     assert "were not counted here" in " ".join(warmup_report.answer(made() | {"dram": []}))
 
 

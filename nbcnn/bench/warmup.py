@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -51,10 +52,12 @@ def study(choice: Choice, op: str, shape: str, *, sleep: float = 5.0, ncu: bool 
     probe = ClockProbe(place) if place.name == "gpu" else None
     with Watch(place) as watch:
         hot, rotate = made.work("hot"), made.work("rotate")
+        alone = made.work("hot", graph=True)
+        alone.repeat(1)
         hot.repeat(1)
         rotate.repeat(len(made.bounds))
         say(f"resting {sleep:g} s, then {CURVE_SECONDS:g} s from the first launch on")
-        points = curve(hot, probe, sleep)
+        points = curve(alone, probe, sleep)
         cold = {}
         for n in ITERATIONS:
             say(f"resting {sleep:g} s three times, then {n} calls")
@@ -80,13 +83,17 @@ def study(choice: Choice, op: str, shape: str, *, sleep: float = 5.0, ncu: bool 
 
 
 def curve(work: Calls, probe: ClockProbe | None, sleep: float) -> list[dict[str, Any]]:
-    """After a rest: seconds since the first launch, milliseconds of a call, SM clock; the first calls one by one, then milliseconds of them."""
+    """After a rest: seconds since the first launch, milliseconds of a call, SM clock; every call for 20 ms, then medians of 2 ms of calls.
+
+    `work` replays one call as a graph, so that it is the GPU's time and not the host's that is seen to change.
+    """
     time.sleep(sleep)
     points: list[dict[str, Any]] = []
     start = time.perf_counter()
     while (elapsed := time.perf_counter() - start) < CURVE_SECONDS:
-        n = 1 if elapsed < 0.02 or not points else max(1, int(2.0 / max(points[-1]["ms"], 1e-3)))
-        points.append({"at": time.perf_counter() - start, "ms": work.repeat(n), "sm_mhz": probe.read() if probe else None})
+        calls = 1 if elapsed < 0.02 or not points else int(min(1000, max(1, 2.0 / max(points[-1]["ms"], 1e-3))))
+        ms = median(work.repeat(1) for _ in range(calls))
+        points.append({"at": time.perf_counter() - start, "ms": ms, "sm_mhz": probe.read() if probe else None})
     return points
 
 
