@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.cuda import allow_shared
+from nbcnn.ops.traffic import Traffic
 
 Shape = tuple[int, ...]
 
@@ -123,6 +124,8 @@ class Impl:
     packed    how packed weights are stored: "float32", "tfloat32" or "bfloat16" (sums are made in float32 and rounded once).
     needs     the compute capability from which on the kernels run.
     candidates  Call without arrays, multiprocessor count -> the tiles that an autotuner should try.
+    traffic   Call without arrays (tile resolved) -> the bytes of every launch of `bind`, in order (`nbcnn.ops.traffic`); None if
+              nobody has worked them out.
     """
 
     bind: Bind
@@ -133,6 +136,7 @@ class Impl:
     packed: str = "float32"
     needs: tuple[int, int] = (0, 0)
     candidates: Callable[[Call, int], Sequence[Any]] = _no_candidates
+    traffic: Callable[[Call], Sequence[Traffic]] | None = None
 
 
 def host(reference: Callable[..., None]) -> Impl:
