@@ -219,12 +219,15 @@ class TrainingSession:
         self._upload("train.order", epoch_order(self.seed, epoch, self.count))
         self._position = 0
 
-    def step(self) -> None:
-        """One training step, asynchronously. Raises UsageError at the end of an epoch."""
+    def step(self, run: Callable[[Program], None] = Program.replay) -> None:
+        """One training step, asynchronously. Raises UsageError at the end of an epoch.
+
+        `run` enqueues the bound plan, by default as one graph; the launches, and so the bits, are the same however it does that.
+        """
         n = min(self.batch, self.count - self._position)
         if n <= 0:
             raise UsageError("the epoch is over: call begin_epoch")
-        self._programs["train", n].replay()
+        run(self._programs["train", n])
         self._position += n
 
     @property

@@ -150,14 +150,13 @@ def main(argv: Sequence[str]) -> int:
     from nbcnn.cuda import cuda
 
     mode, precision, batch, fusing = argv
-    session = session_for(int(batch), 2 * int(batch), mode=mode, precision=precision, fusing=fusing == "1")
+    session = session_for(int(batch), int(batch), mode=mode, precision=precision, fusing=fusing == "1")
     place = session.net.place
-    session.step()
-    session.step()
-    session.begin_epoch(0)
-    place.synchronize()
+    for _ in range(2):
+        session.step()
+        session.begin_epoch(0)
     cuda.profile_start()
-    session.program.run()
+    session.step(Program.run)
     place.synchronize()
     cuda.profile_stop()
     return 0

@@ -68,7 +68,7 @@ def point(plan: Plan, item: Planned, timing: Timing, roofs: Roofs, mode: str, pr
 def measure(session: Any, measured: Roofs) -> dict[str, Any]:
     """All points of a session's training step, the ceilings, and the sum of the steps beside the whole."""
     program, net = session.program, session.net
-    timings, whole = time_steps(program)
+    timings, whole = time_steps(session)
     points = [point(program.plan, item, timing, measured, net.mode, net.precision) for (item, _), timing in zip(program.bound, timings, strict=True)]
     return {
         "mode": net.mode,

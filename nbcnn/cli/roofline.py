@@ -46,13 +46,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(flags: SimpleNamespace) -> int:
     from nbcnn.bench.rung import session_for
+    from nbcnn.bench.steps import epoch_images
     from nbcnn.cuda import Gpu
 
     Gpu()  # no GPU is an error here, whatever the mode
     batch = flags.batch or 256
     options: dict[str, Any] = {"mode": flags.mode or "auto", "precision": flags.precision, "engine": flags.engine or "auto"}
     _say(f"preparing {options['mode']} at batch {batch} …")
-    session = session_for(batch, 2 * batch, fusing=not flags.no_fuse, **options)
+    session = session_for(batch, batch if flags.ncu else epoch_images(batch), fusing=not flags.no_fuse, **options)
     return _counted(flags, session) if flags.ncu else _timed(flags, session, options)
 
 
