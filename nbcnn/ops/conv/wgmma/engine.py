@@ -70,7 +70,7 @@ def implementations(precision: str) -> dict[str, Impl]:
     def bytes_of(call: Call) -> list[Traffic]:
         return traffic(call, kind)
 
-    impl = Impl(bind, scratch, supports, tile, pack, _PACKED[precision], (9, 0), tiles, bytes_of)
+    impl = Impl(bind, scratch, supports, tile, pack, _PACKED[precision], (9, 0), tiles, bytes_of, exactly=True)
     return dict.fromkeys(IMAGE_OPS, impl)
 
 

@@ -140,6 +140,7 @@ def ops(precision: str) -> dict[str, Impl]:
         tile=partial(tile, precision=precision),
         candidates=partial(candidates, precision=precision),
         needs=(9, 0),
+        exactly=True,
         traffic=traffic,
     )
     return {"conv_wgrad": impl, "upconv_wgrad": impl}
