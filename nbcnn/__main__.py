@@ -17,7 +17,8 @@ COMMANDS = {
     "ladder": "climb from the NumPy path to the fastest kernels: table, chart, JSON",
     "roofline": "every step of the training plan under the ceilings of this GPU, as table, chart and JSON",
     "kernels": "what the compiler makes of every kernel, for any architecture and without a GPU",
-    "bench": "time training steps and convolutions beside PyTorch and cuDNN",
+    "bench": "time ops, training steps and convolutions beside PyTorch and cuDNN",
+    "compare": "two modes, kernels or tiles for one op: results, paired times, registers, roofline",
 }
 """What there is; each is the module nbcnn.cli.COMMAND with `main(argv) -> exit code`."""
 
