@@ -15,6 +15,8 @@ COMMANDS = {
     "classify": "train and judge a support vector machine on extracted features",
     "gradcheck": "check every op of every mode against its float64 reference",
     "ladder": "climb from the NumPy path to the fastest kernels: table, chart, JSON",
+    "roofline": "every step of the training plan under the ceilings of this GPU, as table, chart and JSON",
+    "kernels": "what the compiler makes of every kernel, for any architecture and without a GPU",
     "bench": "time ops, training steps and convolutions beside PyTorch and cuDNN",
     "compare": "two modes, kernels or tiles for one op: results, paired times, registers, roofline",
 }
