@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from nbcnn.bench import readme_tensorcore as tensorcore
+from nbcnn.bench import schema
 from nbcnn.bench.results import RESULTS
 from nbcnn.bench.tables import GPU, footer, markdown, measured, section
 
@@ -149,12 +150,14 @@ for _name, _table, _section in (
 
 
 def rewritten(text: str) -> str:
-    """The README's text with every table made anew. Raises KeyError for a table or section that does not exist."""
-    return _BLOCK.sub(lambda block: block[1] + TABLES[block[2]]() + block[3], text)
+    """A README's text with every table made anew. Raises KeyError for a table or section that does not exist."""
+    tables = {**TABLES, "schema": schema.table}
+    return _BLOCK.sub(lambda block: block[1] + tables[block[2]]() + block[3], text)
 
 
 def main() -> int:
-    README.write_text(rewritten(README.read_text()))
+    for document in (README, RESULTS / "README.md"):
+        document.write_text(rewritten(document.read_text()))
     tensorcore.chart(RESULTS / "precisions.png")
     return 0
 

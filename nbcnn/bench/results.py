@@ -1,4 +1,4 @@
-"""Results files: one JSON per device, a section per study, each with its versions, date and command."""
+"""Results files: one JSON per device, a section per study, each with its versions, date and command; results/README.md describes them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from nbcnn import atomic
+from nbcnn.bench import schema
+from nbcnn.bench.schema import SchemaError
+
 RESULTS = Path(__file__).parent / "results"
-SCHEMA = 1
 PACKAGES = ("numpy", "numba", "numba-cuda", "llvmlite", "scikit-learn", "torch")
 
 
@@ -62,18 +65,27 @@ def slug(device: str) -> str:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """A results file; raises ValueError if it has another schema."""
-    found = json.loads(path.read_text())
-    if found.get("schema") != SCHEMA:
-        raise ValueError(f"{path} has schema {found.get('schema')!r}, this version reads {SCHEMA}")
-    return found
+    """The content of a results file. Raises SchemaError (exit code 3), naming the place, if it is missing or not what this version reads."""
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise SchemaError(f"{path} cannot be read ({error.strerror}); `--save` writes results files, by default into {RESULTS}") from None
+    except ValueError as error:
+        raise SchemaError(f"{path} is no JSON: {error}") from None
+    return schema.check(found, str(path))
 
 
 def save(section: str, rows: Any, device: str, folder: Path | None = None) -> Path:
-    """Put `rows` into the device's results file as `section`, keeping its other sections; returns the path."""
+    """Put `rows` into the device's results file as `section`, keeping its other sections; returns the path.
+
+    Raises SchemaError, and leaves the file as it was, if the rows are not what the section's name says.
+    """
     path = (folder or RESULTS) / f"{slug(device)}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    found: dict[str, Any] = load(path) if path.exists() else {"schema": SCHEMA, "device": device, "sections": {}}
+    found: dict[str, Any] = load(path) if path.exists() else {"schema": schema.VERSION, "device": device, "sections": {}}
     found["sections"][section] = {"environment": environment(device), "rows": rows}
-    path.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
+    content = json.dumps(found, indent=1, sort_keys=True) + "\n"
+    # Checked as it will be read: tuples are lists by then.
+    schema.check(json.loads(content), str(path))
+    atomic.replace_bytes(path, content.encode())
     return path

@@ -9,8 +9,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from nbcnn.cli.errors import guarded
-from nbcnn.cli.flags import MODES, PRECISIONS, Parser, count, flag, one_of, results_flags, some_of
+from nbcnn.cli.errors import OK, RUNTIME, guarded
+from nbcnn.cli.flags import MODES, PRECISIONS, Parser, compare_flag, count, flag, one_of, results_flags, some_of
 
 EXAMPLES = (
     "python -m nbcnn bench step --batch 256",
@@ -19,6 +19,7 @@ EXAMPLES = (
     "python -m nbcnn bench convs --mode tensorcore --precision tf32 --batch 1024 --fused",
     "python -m nbcnn bench epoch --mode tensorcore --batch 1024",
     "python -m nbcnn bench step --batch 64 --peer none --json",
+    "python -m nbcnn bench step --batch 1024 --compare nbcnn/bench/results/nvidia-h200.json",
 )
 LAYERS = tuple(f"conv{number}" for number in range(1, 6))
 FORMS = ("eager", "graph", "compile", "compile-max")
@@ -39,20 +40,22 @@ def parser() -> Parser:
     flag(group, "--forms", some_of(*FORMS), "step: PyTorch's forms; compile-max is torch.compile's max-autotune, minutes", "eager,graph,compile")
     group = made.add_argument_group("output")
     results_flags(group)
+    compare_flag(group)
     return made
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure and print; returns 0. Exit 4 without a GPU."""
+    """Measure and print; returns 0, or 1 if --compare finds something slower. Exit 4 without a GPU."""
     flags = parser().parse_args(argv)
     return guarded(lambda: _measure(flags), without_gpu="python -m nbcnn ladder, which times the NumPy path as well")
 
 
 def _measure(flags: SimpleNamespace) -> int:
-    from nbcnn.bench import peers, results
+    from nbcnn.bench import peers, regressions, results
     from nbcnn.cuda import Gpu
 
     device = Gpu().device_name
+    before = regressions.baseline(flags, _section(flags), device)
     if flags.peer != "none" and not peers.available():
         print(peers.MISSING, file=sys.stderr)
         flags.peer = "none"
@@ -60,7 +63,7 @@ def _measure(flags: SimpleNamespace) -> int:
     if flags.save:
         results.save(_section(flags), rows, device, Path(flags.results) if flags.results else None)
     print(json.dumps(rows) if flags.json else "\n".join(lines))
-    return 0
+    return RUNTIME if before and before.regressed(rows, flags) else OK
 
 
 def _section(flags: SimpleNamespace) -> str:
