@@ -216,6 +216,10 @@ class Host:
         """Bytes of memory that can still be taken."""
         return memory.available()
 
+    def used_bytes(self) -> dict[str, int | None]:
+        """What this program held at its most, by name."""
+        return {"host, at its most": memory.peak()}
+
 
 class Gpu:
     """Device memory and one stream of the current CUDA device (or of the simulator).
@@ -294,3 +298,8 @@ class Gpu:
     def free_bytes(self) -> int:
         """Bytes of device memory that can still be allocated."""
         return 1 << 34 if SIMULATOR else int(cuda.current_context().get_memory_info().free)
+
+    def used_bytes(self) -> dict[str, int | None]:
+        """What this program held of the host at its most, and what all programs hold of the GPU now (None in the simulator), by name."""
+        found = None if SIMULATOR else cuda.current_context().get_memory_info()
+        return {"host, at its most": memory.peak(), "GPU, all programs": int(found.total - found.free) if found else None}

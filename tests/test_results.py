@@ -7,29 +7,21 @@ import json
 from types import SimpleNamespace
 
 import pytest
+import samples
+from samples import DEVICE, step, timing
 from scripts import exits
 
 from nbcnn import __main__
 from nbcnn.bench import readme, regressions, results, schema
 from nbcnn.cli import bench, errors
 
-DEVICE = "NVIDIA H200 (compute capability 9.0)"
 FILES = sorted(results.RESULTS.glob("*.json"))
-
-
-def timing(median, spread=0.02, count=50):
-    return {"median": median, "p5": median * (1 - spread), "p95": median * (1 + spread), "least": median * (1 - 2 * spread), "count": count}
-
-
-def step(median, form="nbcnn im2col", **more):
-    row = {"form": form, "precision": "fp32", "batch": 256, "step_ms": timing(median), "images_per_second": 1.0, "peak_bytes": 1, "ratio": 1.0}
-    return row | more
 
 
 @pytest.fixture
 def saved(tmp_path):
     """A results file with one section of two rows."""
-    return results.save("step-256", [step(6.0), step(9.0, "PyTorch eager")], DEVICE, tmp_path)
+    return samples.saved(tmp_path, {"step-256": [step(6.0), step(9.0, "PyTorch eager")]})
 
 
 # -- schema
@@ -159,6 +151,12 @@ def test_timings_are_found_wherever_they_stand():
     worse = copy.deepcopy(points)
     worse["points"][0]["ms"] = timing(1.5)
     assert [change.what for change in regressions.compare(points, worse).regressions] == ["conv1 conv_fprop ms"]
+
+
+def test_every_kind_has_an_example_that_fits(tmp_path):
+    """Made-up results of every kind of section but op and compare, which are tested where they are made."""
+    found = results.load(samples.saved(tmp_path))
+    assert {name.split("-")[0] for name in found["sections"]} == set(schema.KINDS) - {"op", "compare"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
