@@ -15,7 +15,8 @@ COMMANDS = {
     "classify": "train and judge a support vector machine on extracted features",
     "gradcheck": "check every op of every mode against its float64 reference",
     "ladder": "climb from the NumPy path to the fastest kernels: table, chart, JSON",
-    "bench": "time training steps and convolutions beside PyTorch and cuDNN",
+    "bench": "time ops, training steps and convolutions beside PyTorch and cuDNN",
+    "compare": "two modes, kernels or tiles for one op: results, paired times, registers, roofline",
     "report": "one self-contained HTML file of a run or of a device's results",
 }
 """What there is; each is the module nbcnn.cli.COMMAND with `main(argv) -> exit code`."""

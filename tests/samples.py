@@ -44,6 +44,12 @@ def point(scope, op, flops, nbytes, ms, limiter):
     return row | {"ms": timing(ms), "attainable_ms": 0.8 * ms, "limiter": limiter, "fraction": 0.8}
 
 
+def counted(scope, factor, streams):
+    """A kernel of a counters section; `factor` is what the model says over what was counted."""
+    row = {"scope": scope, "op": "relu_fprop", "kernel": "relu_kernel", "dram_read": 300e6, "dram_write": 200e6, "ms": 0.2}
+    return row | {"read": 300e6 * factor, "write": 200e6 * factor, "distinct": 300e6 * factor, "error": factor - 1, "streams": streams}
+
+
 def every_kind():
     """Sections of every kind that a report shows, by name."""
     ceilings = {"measured": {"fp32": 60e12, "tf32": 400e12, "bf16": 800e12, "copy": 4.2e12}}
@@ -61,7 +67,8 @@ def every_kind():
         "step-256": [step(6.5, mode="im2col"), step(9.3, "PyTorch compile", ratio=9.3 / 6.5)],
         "epoch-256": [{"mode": "im2col", "batch": 256, "images": 50_000, "steps": 196, "seconds": timing(1.2)}],
         "convs-256": [conv, conv | {"path": "wgrad", "cudnn_ms": None, "ratio": None}],
-        "roofline-im2col-256": {"points": points, "ceilings": ceilings, "whole_step_ms": 1.7, "sum_ms": 1.63},
+        "roofline-im2col-256": [{"points": points, "ceilings": ceilings, "whole_step_ms": 1.7, "sum_ms": 1.63}],
+        "counters-im2col-256": [{"l2_bytes": 62_914_560, "kernels": [counted("relu1", 1.02, True), counted("conv2", 0.4, False)]}],
         "quality-main": [train, classify],
         "selftest": [{"what": "copy of a large array", "value": 4.2, "unit": "TB/s", "wanted": "4.0 … 4.5", "ok": True}],
         "warmup": [{"op": "conv_fprop", "shape": "conv4@64", "variant": "im2col fp32", "cold": cold, "settled": settled}],

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
+from nbcnn import __main__
 from nbcnn.bench import convs, ladder, readme, results, rung, timing
 from nbcnn.cuda import Host
 from nbcnn.ops import MODES
@@ -31,6 +34,20 @@ def test_the_cpu_rung_measures_the_whole_step_and_its_passes():
     assert row["sgemm_gflops"] > 0
     flops = row["tflops"] * row["step_ms"]["median"] * 1e9
     assert flops == pytest.approx(2 * 1_033.4e6, rel=1e-3)
+
+
+def test_an_epoch_of_the_cpu_is_timed_once(monkeypatch):
+    monkeypatch.setattr(rung, "EPOCH_IMAGES", 5)
+    row = rung.measure_epoch("cpu", 2)
+    assert (row["images"], row["steps"], row["seconds"]["count"]) == (5, 3, 1)
+    assert row["sm_mhz"] is None
+
+
+def test_the_whole_step_of_the_cpu_needs_no_gpu(capsys):
+    assert __main__.main(["bench", "step", "--mode", "cpu", "--batch", "1", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["form"], row["ratio"]) == ("nbcnn cpu", 1.0)
+    assert row["steady"] in (True, False)
 
 
 def test_a_mode_whose_weights_differ_is_not_timed(monkeypatch):

@@ -148,7 +148,7 @@ def test_a_full_report_has_every_section_and_misses_nothing(full):
     assert missing == []
     assert [attrs["id"] for attrs in found.all("section")] == ORDER
     assert len(found.all("img")) == 1
-    for words in ("Nothing: every section has its figures.", "ring", "conv wgrad", "GB/s of compulsory", "61.5", "450,000"):
+    for words in ("Nothing: every section has its figures.", "ring", "conv wgrad", "GB/s of compulsory", "+2.0%", "61.5", "450,000"):
         assert words in text
     assert "shapes, cpu fp32, CPU" in found.texts["p"][0]
 

@@ -59,7 +59,7 @@ def spoilt(path, change):
         (lambda file, part: part["environment"].pop("date"), r"step-256\.environment lacks 'date'"),
         (lambda file, part: part["environment"].update(date="yesterday"), r"environment\.date is no date"),
         (lambda file, part: part["environment"].update(cpu_cores=True), r"cpu_cores must be whole number, not True"),
-        (lambda file, part: part.update(rows="none"), r"rows must be list of object or object, not 'none'"),
+        (lambda file, part: part.update(rows="none"), r"rows must be list of object, not 'none'"),
         (lambda file, part: part["rows"][1].pop("step_ms"), r"rows\[1\] lacks 'step_ms'"),
         (lambda file, part: part["rows"][0].update(batch="256"), r"rows\[0\]\.batch must be whole number, not '256'"),
         (lambda file, part: part["rows"][0].update(ratio=float("nan")), r"rows\[0\]\.ratio must be number, not nan"),
@@ -88,8 +88,8 @@ def test_what_is_no_results_file_at_all_is_said(tmp_path):
 
 
 def test_rows_of_an_unknown_kind_are_objects_of_any_form(tmp_path):
-    path = results.save("mine-1", {"any": ["thing", None, 1.5]}, DEVICE, tmp_path)
-    assert results.load(path)["sections"]["mine-1"]["rows"] == {"any": ["thing", None, 1.5]}
+    path = results.save("mine-1", [{"any": ["thing", None, 1.5]}], DEVICE, tmp_path)
+    assert results.load(path)["sections"]["mine-1"]["rows"] == [{"any": ["thing", None, 1.5]}]
 
 
 def test_what_breaks_the_schema_is_not_saved(saved):
@@ -147,9 +147,9 @@ def test_timings_are_found_wherever_they_stand():
     found = regressions.compare([step(6.0, **passes)], [step(6.0, **slower)])
     verdicts = {change.what.removeprefix("nbcnn im2col fp32 256 "): (change.verdict, change.peer) for change in found.changes}
     assert verdicts == {"cudnn_ms": ("slower", True), "passes_ms fprop": ("slower", False), "step_ms": ("same", False)}
-    points = {"points": [{"scope": "conv1", "op": "conv_fprop", "ms": timing(1.0)}], "whole_step_ms": timing(3.0)}
+    points = [{"mode": "im2col", "points": [{"scope": "conv1", "op": "conv_fprop", "ms": timing(1.0)}]}]
     worse = copy.deepcopy(points)
-    worse["points"][0]["ms"] = timing(1.5)
+    worse[0]["points"][0]["ms"] = timing(1.5)
     assert [change.what for change in regressions.compare(points, worse).regressions] == ["conv1 conv_fprop ms"]
 
 

@@ -92,11 +92,12 @@ def compare(old_rows: Any, new_rows: Any) -> Comparison:
 
 
 def _listed(rows: Any) -> list[dict[str, Any]]:
-    """The rows one by one; of one object (a roofline), the lists of objects in it."""
-    if isinstance(rows, list):
-        return rows
-    inner = [row for value in rows.values() if isinstance(value, list) for row in value if isinstance(row, dict)]
-    return [*inner, {name: value for name, value in rows.items() if schema.is_timing(value)}]
+    """The rows one by one; what a row lists (the points of a roofline) as rows of their own."""
+    made = []
+    for row in rows:
+        inner = {name: value for name, value in row.items() if isinstance(value, list) and any(isinstance(each, dict) for each in value)}
+        made += [{name: value for name, value in row.items() if name not in inner}, *(each for value in inner.values() for each in _listed(value))]
+    return made
 
 
 def _same(a: dict[str, Any], b: dict[str, Any]) -> bool:

@@ -72,13 +72,19 @@ KINDS: dict[str, tuple[str, Any]] = {
     "op": ("one op in one or several modes", [{"variant": str, "op": str, "cache": str, "iterations": int, "graph": bool, "ms": TIMING}]),
     "ladder": ("every mode of the machine, from the NumPy path up", [_RUNG]),
     "roofline": (
-        "every step of the plan under measured and datasheet ceilings (flop/s, byte/s)",
-        {
-            "points": [_POINT],
-            "ceilings": {"measured": {str: float}, "datasheet": ({str: float}, None)},
-            "whole_step_ms": (float, TIMING),
-            "sum_ms": float,
-        },
+        "one training step: every step of the plan under measured and datasheet ceilings (flop/s, byte/s)",
+        [
+            {
+                "points": [_POINT],
+                "ceilings": {"measured": {str: float}, "datasheet": ({str: float}, None)},
+                "whole_step_ms": float,
+                "sum_ms": float,
+            }
+        ],
+    ),
+    "counters": (
+        "the model's bytes of every kernel beside DRAM's as ncu counts them",
+        [{"l2_bytes": int, "kernels": [{"scope": str, "op": str, "kernel": str, "dram_read": float, "dram_write": float, "ms": float}]}],
     ),
     "compare": ("two ways to run one op", [{"op": str, "variants": [str], "times": [{"ms": TIMING}]}]),
     "selftest": ("what the benchmark says about things known beforehand", [{"what": str, "value": float, "unit": str, "ok": (bool, None)}]),
@@ -99,7 +105,7 @@ def check(found: Any, where: str) -> dict[str, Any]:
     if not isinstance(found, dict) or found.get("schema") != VERSION:
         version = found.get("schema") if isinstance(found, dict) else None
         raise SchemaError(f"{where} has schema {version!r}, this version reads {VERSION}")
-    fits(found, {"schema": int, "device": str, "sections": {str: {"environment": ENVIRONMENT, "rows": ([{}], {})}}}, where)
+    fits(found, {"schema": int, "device": str, "sections": {str: {"environment": ENVIRONMENT, "rows": [{}]}}}, where)
     for name, section in found["sections"].items():
         check_section(name, section, where)
     return found
@@ -206,11 +212,11 @@ def _shown(value: Any) -> str:
 
 def table() -> str:
     """The kinds of sections and the fields of their rows, as Markdown."""
-    lines = ["| section | what | rows | fields (`?`: may be absent) |", "| --- | --- | --- | --- |"]
+    lines = ["| section | what | fields of a row (`?`: may be absent) |", "| --- | --- | --- |"]
     for name, (what, shape) in KINDS.items():
-        row = shape[0] if isinstance(shape, list) else shape
+        row = shape[0]
         fields = ", ".join(f"`{field}` {words(inner)}" for field, inner in row.items())
-        lines.append(f"| `{name}…` | {what} | {'list' if isinstance(shape, list) else 'one object'} | {fields} |")
+        lines.append(f"| `{name}…` | {what} | {fields} |")
     return "\n".join(lines) + "\n"
 
 

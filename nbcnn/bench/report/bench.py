@@ -48,14 +48,18 @@ def roofline(source: Source) -> Parts:
     for name, rows, where in source.sections("roofline"):
         found = True
         yield page.heading(name)
-        yield from _roofline(name, rows)
+        for row in rows:
+            yield from _roofline(row)
         yield page.provenance(where)
     if not found:
         yield Missing("the roofline", "python -m nbcnn roofline --save")
+    yield from _counters(source)
 
 
-def _roofline(name: str, rows: dict[str, Any]) -> Iterator[str]:
-    precision = next((part for part in name.split("-") if part in ("bf16", "tf32")), "fp32")
+def _roofline(rows: dict[str, Any]) -> Iterator[str]:
+    precision = rows.get("precision", "fp32")
+    # fp32 on tensor cores is made of six bfloat16 products.
+    key, products = ("bf16", 6) if (rows.get("mode"), precision) == ("tensorcore", "fp32") else (precision, 1)
     dots = []
     for point in (point for point in rows["points"] if point["flops"]):
         seconds = point["ms"]["median"] / 1e3
@@ -69,19 +73,16 @@ def _roofline(name: str, rows: dict[str, Any]) -> Iterator[str]:
         ends = (min(dot.x for dot in dots) / 3, max(dot.x for dot in dots) * 3)
         roofs = []
         for label, ceilings, dash in (("measured", rows["ceilings"]["measured"], False), ("datasheet", rows["ceilings"].get("datasheet"), True)):
-            if ceilings and precision in ceilings and "copy" in ceilings:
-                roofs.append(Series(f"{label} {precision} and copy", _roof(ceilings[precision], ceilings["copy"], *ends), 5 if dash else 4, dash))
-        caption = (
-            "Filled: flops over compulsory bytes (every operand once); hollow: over logical bytes (what the kernel's loads and stores ask for). "
-        )
-        caption += "Blue: compute is the limit, orange: memory. Steps without flops stand in the table only."
+            if ceilings and key in ceilings and "copy" in ceilings:
+                line = _roof(ceilings[key] / products, ceilings["copy"], *ends)
+                roofs.append(Series(f"{label} {precision} and copy", line, 5 if dash else 4, dash))
+        caption = "Filled: flops over compulsory bytes (every operand once); hollow: over logical bytes (what the kernels ask for). "
+        caption += "Blue: compute is the limit; orange: memory; green: neither. Steps without flops stand in the table only."
         yield page.figure(svg.scatter(dots, roofs, "flop per byte", "GFLOP/s"), caption)
     head = ("step", "op", "runs as", "µs", "attainable µs", "% of it", "limiter", "GFLOP", "compulsory MB", "logical MB", "GB/s of compulsory")
     yield page.table(head, [_point(point) for point in rows["points"]], words=3)
-    whole = rows["whole_step_ms"]["median"] if isinstance(rows["whole_step_ms"], dict) else rows["whole_step_ms"]
-    yield page.paragraph(
-        f"The steps timed one by one sum to {rows['sum_ms']:.3f} ms; the whole training step takes {whole:.3f} ms ({rows['sum_ms'] / whole:.0%})."
-    )
+    total, whole = rows["sum_ms"], rows["whole_step_ms"]
+    yield page.paragraph(f"The steps timed one by one sum to {total:.3f} ms; the whole training step takes {whole:.3f} ms ({total / whole:.0%}).")
 
 
 def _roof(peak: float, bandwidth: float, low: float, high: float) -> list[tuple[float, float]]:
@@ -97,6 +98,29 @@ def _point(point: dict[str, Any]) -> tuple[Any, ...]:
     sizes = (f"{point['compulsory_bytes'] / 1e6:.2f}", f"{point['logical_bytes'] / 1e6:.2f}" if point["logical_bytes"] else None)
     limits = (f"{point['attainable_ms'] * 1e3:.1f}", f"{point['fraction']:.0%}", point["limiter"])
     return (point["scope"], point["op"], point["runs_as"], f"{ms * 1e3:.1f}", *limits, flops, *sizes, f"{point['compulsory_bytes'] / ms / 1e6:,.0f}")
+
+
+def _counters(source: Source) -> Parts:
+    """The model's bytes beside what ncu counted."""
+    found = False
+    for name, rows, where in source.sections("counters"):
+        for row in rows:
+            found = True
+            least = [kernel["distinct"] + kernel["write"] if "distinct" in kernel else None for kernel in row["kernels"]]
+            table = [
+                (
+                    *(kernel["scope"], kernel["op"], kernel["kernel"], f"{bytes_ / 1e6:.1f}" if bytes_ is not None else None),
+                    *(f"{kernel[side] / 1e6:.1f}" for side in ("dram_read", "dram_write")),
+                    f"{kernel['error']:+.1%}" if kernel.get("error") is not None else None,
+                    "streams" if kernel.get("streams") else None,
+                )
+                for kernel, bytes_ in zip(row["kernels"], least, strict=True)
+            ]
+            head = ("step", "op", "kernel", "model MB", "DRAM read MB", "DRAM written MB", "model is off by", "")
+            content = page.table(head, table, words=3) + page.provenance(where)
+            yield f"<details><summary>{page.escape(name)}: the model's bytes beside ncu's</summary>{content}</details>"
+    if not found:
+        yield Missing("the model's bytes beside DRAM's", "python -m nbcnn roofline --ncu --save")
 
 
 def time(source: Source) -> Parts:
