@@ -76,6 +76,10 @@ class GpuUnavailable(RuntimeError):
     exit_code = 4
 
 
+GPU_MEMORY = "GPU, all programs"
+"""The name in `used_bytes` of what is taken of a GPU's memory."""
+
+
 def jit(**options: Any) -> Callable[[Callable[..., Any]], Any]:
     """`cuda.jit(**options)`, less the options that the simulator does not know.
 
@@ -302,4 +306,4 @@ class Gpu:
     def used_bytes(self) -> dict[str, int | None]:
         """What this program held of the host at its most, and what all programs hold of the GPU now (None in the simulator), by name."""
         found = None if SIMULATOR else cuda.current_context().get_memory_info()
-        return {"host, at its most": memory.peak(), "GPU, all programs": int(found.total - found.free) if found else None}
+        return {"host, at its most": memory.peak(), GPU_MEMORY: int(found.total - found.free) if found else None}

@@ -25,7 +25,8 @@ def environment(device: str) -> dict[str, Any]:
     return {
         "device": device,
         "driver": _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
-        "cpu_cores": _cores(),
+        "cpu": cpu_name(),
+        "cpu_cores": cores(),
         "python": platform.python_version(),
         "versions": {name: _version(name) for name in PACKAGES},
         "revision": _output("git", "-C", str(RESULTS), "rev-parse", "--short", "HEAD"),
@@ -40,8 +41,18 @@ def _module() -> str:
     return spec.name.removesuffix(".__main__") if spec else "nbcnn"
 
 
-def _cores() -> int:
+def cores() -> int:
+    """CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def cpu_name() -> str | None:
+    """The processor's name, where the system tells."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or None
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), None)
 
 
 def _version(package: str) -> str | None:

@@ -19,6 +19,7 @@ TIMING = {"median": float, "p5": float, "p95": float, "least": float, "count": i
 ENVIRONMENT = {
     "device": str,
     "driver": (str, None),
+    "cpu?": (str, None),
     "cpu_cores": int,
     "python": str,
     "versions": {str: (str, None)},
@@ -69,7 +70,10 @@ KINDS: dict[str, tuple[str, Any]] = {
         "every layer and pass of the autoencoder, beside cuDNN",
         [{"layer": str, "path": str, "batch": int, "ms": TIMING, "tflops": float, "cudnn_ms": (TIMING, None), "ratio": (float, None)}],
     ),
-    "op": ("one op in one or several modes", [{"variant": str, "op": str, "cache": str, "iterations": int, "graph": bool, "ms": TIMING}]),
+    "op": (
+        "one op in one or several modes; rows without `ms` are DRAM bytes",
+        [{"variant": str, "op": str, "cache": str, "iterations": int, "graph?": bool, "ms?": TIMING}],
+    ),
     "ladder": ("every mode of the machine, from the NumPy path up", [_RUNG]),
     "roofline": (
         "one training step: every step of the plan under measured and datasheet ceilings (flop/s, byte/s)",

@@ -181,6 +181,7 @@ def peers(source: Source) -> Parts:
     yield from _steps(source)
     yield from _epochs(source)
     yield from _convs(source)
+    yield from _ops(source)
     yield from _selftest(source)
     yield from _warmup(source)
 
@@ -233,6 +234,35 @@ def _convs(source: Source) -> Parts:
         yield f"<details><summary>{page.escape(name)}: every layer and pass</summary>{content}</details>"
     if not found:
         yield Missing("single convolutions beside cuDNN", "python -m nbcnn bench convs --save")
+
+
+def _ops(source: Source) -> Parts:
+    """Single ops, and comparisons of two ways to run one. Nobody misses them: there are too many to have them all."""
+    for name, rows, where in (*source.sections("op"), *source.sections("compare")):
+        timed = [each for row in rows for each in row.get("times", [row]) if "ms" in each]
+        head = ("variant", "cache", "calls", "µs", "5 … 95 %", "GB/s of compulsory", "TFLOP/s", "% of roof", "time over the first", "")
+        content = page.table(head, [_op(row) for row in timed]) + page.provenance(where)
+        yield f"<details><summary>{page.escape(name)}</summary>{content}</details>"
+
+
+def _op(row: dict[str, Any]) -> tuple[Any, ...]:
+    ms, ratio = row["ms"], row.get("times_the_first")
+    share = f"{row['roofline']:.0%}" if row.get("roofline") else None
+    interval = f"{ratio['ratio']:.3f} [{ratio['low']:.3f}, {ratio['high']:.3f}]" if ratio else None
+    spread = f"{ms['p5'] * 1e3:.2f} … {ms['p95'] * 1e3:.2f}"
+    rates = (f"{row['gbytes_per_second']:,.0f}" if row.get("gbytes_per_second") else None, f"{row['tflops']:.1f}" if row.get("tflops") else None)
+    calls = f"{row['iterations']:,}{' in a graph' if row.get('graph') else ''}"
+    return (
+        row["variant"],
+        row["cache"],
+        calls,
+        f"{ms['median'] * 1e3:.2f}",
+        spread,
+        *rates,
+        share,
+        interval,
+        None if row.get("steady", True) else "not steady",
+    )
 
 
 def _selftest(source: Source) -> Parts:
