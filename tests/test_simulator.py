@@ -36,6 +36,7 @@ FILES = (
     "test_resampling.py",
     "test_stored.py",
     "test_svm.py",
+    "test_traffic.py",
     "test_unpool_pack.py",
 )
 

@@ -10,6 +10,8 @@ from nbcnn.ops.ptx.asm import instruction
 
 store_words_1 = instruction("st_shared_b32", "st.shared.b32 [$0], $1;", None, (u4, u4))
 """(address, word)."""
+store_half_words_1 = instruction("st_shared_b16", "{ .reg .b16 h; cvt.u16.u32 h, $1; st.shared.b16 [$0], h; }", None, (u4, u4))
+"""(address, word): the lower half of the word, 2 bytes."""
 store_words_2 = instruction("st_shared_v2_b32", "st.shared.v2.b32 [$0], {$1,$2};", None, (u4, u4, u4))
 """(address, word, word): 8 bytes."""
 store_words_4 = instruction("st_shared_v4_b32_at", "st.shared.v4.b32 [$0], {$1,$2,$3,$4};", None, (u4,) * 5)

@@ -109,6 +109,20 @@ def pack_columns_by_channels(call: Call, E: int) -> np.ndarray:
     return _weight_index(layer, column, column // layer.K, channel)
 
 
+def pack_channels_by_columns(call: Call, E: int) -> np.ndarray:
+    """Weight index of fragments A (channels × columns), for the product whose B are the columns of the thin gradient.
+
+    Order: channels 32·E at a time, product s (4/E), row tile (2·E), lane, word (4), element (E). Rows g and g+8 of row tile t are channels
+    4·E·g + 2t and the next, so that the results of a thread are 4·E neighbouring channels. Taps count backwards, as the columns do.
+    """
+    layer = last_layer(call)
+    blocks = -(-layer.C // (32 * E))
+    block, s, tile, lane, word, i = np.ogrid[:blocks, : 4 // E, : 2 * E, :LANES, :4, :E]
+    column = 8 * E * s + 4 * E * (word >> 1) + E * (lane % 4) + i
+    channel = 32 * E * block + 4 * E * (lane // 4) + 2 * tile + (word & 1)
+    return _weight_index(layer, column, layer.R**2 - 1 - column // layer.K, channel)
+
+
 def _weight_index(layer: LastLayer, column: np.ndarray, tap: np.ndarray, channel: np.ndarray) -> np.ndarray:
     """Positions in the flat (K,C,R,R) weight, −1 beyond the last column or channel."""
     inside = (column < layer.columns) & (channel < layer.C)

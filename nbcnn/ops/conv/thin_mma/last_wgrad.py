@@ -1,0 +1,247 @@
+"""Weight and bias gradients of a last layer on tensor cores, behind an upsampling or not.
+
+    G[j][c] = Σ_m D[m][j] · x[m][c]      (columns j ≤ 32 of dy: last_columns.py)
+    dw[k,c,R−1−r,R−1−s] = G[(r,s,k)][c],   db[k] = Σ dy, the sum of the middle tap's column
+
+x is read once, past registers of a thread that hold 32 columns by 4·E of its channels. A lane's 16 bytes are channels of one pixel;
+the product wants pixels in a word, and byte permutations of two neighbouring pixels' words give that in bfloat16 (in tf32 a word is a pixel).
+Every block leaves partial sums of its pixels in scratch, which the second kernel of thin_wgrad.py adds in order.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from nbcnn.cuda import cuda, f4, i4, i8, jit, types, u4
+from nbcnn.ops.call import Call, Impl, Launch, blocks
+from nbcnn.ops.conv.thin_mma.last_columns import (
+    SLOTS,
+    STEP,
+    LastTile,
+    columns_bytes,
+    columns_of,
+    columns_pitch,
+    fetch_of,
+    gradient_reads,
+    grid_y,
+    last_tile,
+)
+from nbcnn.ops.conv.thin_mma.last_shape import LastLayer, last_layer, refusal, word_elements
+from nbcnn.ops.conv.thin_shape import power_of_two
+from nbcnn.ops.conv.thin_wgrad import IN_FLIGHT, LANES, total_kernel
+from nbcnn.ops.conv.thin_wgrad_traffic import total_traffic
+from nbcnn.ops.ptx.asm import byte_address_global, byte_address_shared
+from nbcnn.ops.ptx.cp_async import cp_async_wait
+from nbcnn.ops.ptx.cvt import bits_float, float_bits
+from nbcnn.ops.ptx.ldmatrix import ldmatrix_x4
+from nbcnn.ops.ptx.mma import mma_bf16, mma_tf32
+from nbcnn.ops.ptx.packed import permute_bytes
+from nbcnn.ops.ptx.shared import load_words_1, load_words_4, store_words_1, store_words_4
+from nbcnn.ops.ptx.shuffle import warp_sum
+from nbcnn.ops.ptx.vector import store4
+from nbcnn.ops.traffic import Traffic, size
+
+LOW_HALVES, HIGH_HALVES = 0x5410, 0x7632
+"""Selectors of `prmt`: the lower (upper) halves of two words, the first word's below."""
+
+
+@functools.cache
+def partial_kernel(E: int, R: int, K: int, F: int, bias: bool, CW: int, PW: int, PX: int, STAGES: int, resident: int) -> Any:
+    """The kernel for E elements a word, K filters of R×R behind an upsampling by F, and a tile."""
+    THREADS, GROUP, GN = 32 * CW * PW, 4 * E, R * R * K
+    PITCH, BUFFER = columns_pitch(E, PX, False), columns_bytes(E, PX, False)
+    OF_WARP, STAGE, AHEAD, SLOT = PX // PW, SLOTS * 16 * THREADS, STAGES - 1, 16 * THREADS
+    RING, SUMS, STEPS, BESIDE = STAGES * STAGE, 8 * GROUP, PX // PW // STEP, 32 * CW
+    PRODUCTS, QUADS, TASKS, SHARE = 2 // E, 2 * BUFFER // 16, -(-PX * K // THREADS), PX // 32
+    mma = mma_bf16 if E == 2 else mma_tf32
+    build, fetch, wait = columns_of(E, R, K, F, PX, THREADS, False, bias), fetch_of(E, THREADS), cp_async_wait(STAGES - 2)
+    wait_all = cp_async_wait(0)
+
+    @jit(launch_bounds=(THREADS, resident))
+    def last_partial_kernel(x, dy, partial, M, C, H, W, chunks, row):
+        """partial[block][j][c] = Σ_m D[m][j] · x[m][c], and behind it Σ dy[k], over the block's pixels.
+
+        gemm   R·R·K ≤ 32 columns × C channels × M pixels
+        grid   (blocks that share the chunks of PX pixels, ⌈C/(CW·32E)⌉), block 32·CW·PW
+        owns   warp: 32 columns × 32·E channels × PX/PW pixels of a chunk, 16 pixels a step
+        shared two buffers of columns, 32·(4·PX/E + 16) bytes each, and `stages` steps of 64 bytes a thread
+        moves  x once, dy about (1 + 2/F)² times (from L2), 4·row bytes of partial sums a block; needs compute capability 8.0
+        """
+        shared = cuda.shared.array(0, types.uint32)
+        base = byte_address_shared(shared)
+        source = byte_address_global(x)
+        acc = cuda.local.array(SUMS, f4)
+        words = cuda.local.array(16, u4)
+        columns = cuda.local.array(8, u4)
+        total = cuda.local.array(TASKS, f4)
+        for j in range(SUMS):
+            acc[j] = f4(0)
+        for j in range(TASKS):
+            total[j] = f4(0)
+        tid = i4(cuda.threadIdx.x)
+        lane, warp = i4(tid & i4(31)), i4(tid >> i4(5))
+        g, t = i4(lane >> i4(2)), i4(lane & i4(3))
+        across, down = i4(u4(warp) % u4(CW)), i4(u4(warp) // u4(CW))
+        first = i4(i4(i4(cuda.blockIdx.y) * i4(CW) + across) * i4(32 * E))
+        channel = i4(first + g * i4(GROUP))
+        chunk = i4(cuda.blockIdx.x)
+        stride = i4(i4(cuda.gridDim.x) * i4(PX))
+        slots = base + u4(2 * BUFFER) + u4(tid) * u4(16)
+        read, write = slots, slots + u4(AHEAD * STAGE)
+        # Where the next step to fetch begins for this thread, and how many of the chunk's steps are left.
+        ahead, left = i4(chunk * i4(PX) + down * i4(OF_WARP) + i4(2) * t), i4(STEPS)
+        for s in range(AHEAD):
+            fetch(slots + u4(s * STAGE), source, ahead, M, C, channel)
+            ahead, left = i4(ahead + i4(STEP)), i4(left - i4(1))
+            if left == i4(0):
+                ahead, left = i4(ahead + stride - i4(OF_WARP)), i4(STEPS)
+        # Rows beyond the last column are multiplied too; what they give is not stored, but must not trap as NaN in a sum.
+        i = tid
+        while i < i4(QUADS):
+            store_words_4(base + u4(i) * u4(16), u4(0), u4(0), u4(0), u4(0))
+            i = i4(i + i4(THREADS))
+        cuda.syncthreads()
+        build(base, dy, i4(chunk * i4(PX)), M, H, W, total)
+        cuda.syncthreads()
+        half = u4(0)
+        # Matrices of A: eight columns, the next eight, and both again four words further.
+        row_at = u4(lane & i4(15)) * u4(PITCH) + u4(lane >> i4(4)) * u4(16) + u4(down) * u4(OF_WARP * 4 // E)
+        while chunk < chunks:
+            following = i4(chunk + i4(cuda.gridDim.x))
+            if following < chunks:
+                build(base + (u4(BUFFER) - half), dy, i4(following * i4(PX)), M, H, W, total)
+            at, step = base + half + row_at, i4(0)
+            while step < i4(STEPS):
+                wait()
+                for v in range(SLOTS):
+                    w = load_words_4(read + u4(v * SLOT))
+                    words[4 * v], words[4 * v + 1], words[4 * v + 2], words[4 * v + 3] = w
+                # The slots that are filled now were read a step ago.
+                fetch(write, source, ahead, M, C, channel)
+                for s in range(PRODUCTS):
+                    for tile in range(2):
+                        v = ldmatrix_x4(at + u4(16 * tile * PITCH + 32 * s))
+                        columns[4 * tile], columns[4 * tile + 1], columns[4 * tile + 2], columns[4 * tile + 3] = v
+                    for n in range(GROUP):
+                        if E == 2:
+                            chosen = u4(HIGH_HALVES) if n % 2 else u4(LOW_HALVES)
+                            b0 = permute_bytes(words[n // 2], words[4 + n // 2], chosen)
+                            b1 = permute_bytes(words[8 + n // 2], words[12 + n // 2], chosen)
+                        else:
+                            b0, b1 = words[8 * s + n], words[8 * s + 4 + n]
+                        for tile in range(2):
+                            a, c = 4 * tile, 4 * (tile * GROUP + n)
+                            acc[c], acc[c + 1], acc[c + 2], acc[c + 3] = mma(
+                                columns[a], columns[a + 1], columns[a + 2], columns[a + 3], b0, b1, acc[c], acc[c + 1], acc[c + 2], acc[c + 3]
+                            )
+                read, write = read + u4(STAGE), write + u4(STAGE)
+                read = slots if read == slots + u4(RING) else read
+                write = slots if write == slots + u4(RING) else write
+                ahead, left = i4(ahead + i4(STEP)), i4(left - i4(1))
+                if left == i4(0):
+                    ahead, left = i4(ahead + stride - i4(OF_WARP)), i4(STEPS)
+                at, step = at + u4(STEP * 4 // E), i4(step + i4(1))
+            cuda.syncthreads()
+            chunk, half = following, u4(BUFFER) - half
+
+        wait_all()
+        cuda.syncthreads()
+        # Warps of the same channels leave their sums in shared memory; the first of them adds, in order.
+        mine = base + u4(across * i4(32) + lane) * u4(4)
+        if down > i4(0):
+            for j in range(SUMS):
+                store_words_1(mine + u4(i4(i4(down - i4(1)) * i4(SUMS)) + i4(j)) * u4(4 * BESIDE), float_bits(acc[j]))
+        cuda.syncthreads()
+        begin = i8(cuda.blockIdx.x) * i8(row)
+        if down == i4(0):
+            for p in range(PW - 1):
+                for j in range(SUMS):
+                    acc[j] += bits_float(load_words_1(mine + u4((p * SUMS + j) * 4 * BESIDE)))
+            for tile in range(2):
+                for below in range(2):
+                    for i in range(2):
+                        column, c = i4(i4(16 * tile + 8 * below) + g), i4(first + i4(2 * GROUP) * t + i4(GROUP * i))
+                        if (column < i4(GN)) & (c < C):
+                            for q in range(E):
+                                e = 4 * (tile * GROUP + 4 * q) + 2 * below + i
+                                store4(partial, begin + i8(i4(column * C + c) + i4(4 * q)), acc[e], acc[e + 4], acc[e + 8], acc[e + 12])
+        if bias and cuda.blockIdx.y == 0:
+            cuda.syncthreads()
+            for j in range(TASKS):
+                value = warp_sum(total[j])
+                if lane == i4(0):
+                    store_words_1(base + u4(j * (THREADS // 32) + warp) * u4(4), float_bits(value))
+            cuda.syncthreads()
+            if tid < i4(K):
+                value = f4(0)
+                for j in range(SHARE):
+                    value += bits_float(load_words_1(base + u4(tid * i4(SHARE) + i4(j)) * u4(4)))
+                partial[begin + i8(i4(GN) * C + tid)] = value
+
+    return last_partial_kernel
+
+
+def _row(layer: LastLayer, bias: bool) -> int:
+    """Floats of a block's partial sums, a multiple of four."""
+    return layer.columns * layer.C + (4 if bias else 0)
+
+
+def _blocks(call: Call) -> int:
+    """Blocks that share the pixels."""
+    return min(call.tile.blocks, blocks(last_layer(call).pixels, call.tile.PX))
+
+
+def scratch(call: Call) -> int:
+    """Bytes of the partial sums."""
+    return 4 * _blocks(call) * _row(last_layer(call), len(call.out_shapes) > 1)
+
+
+def bind(call: Call, precision: str) -> list[Launch]:
+    """x (N,C,H,W), dy (N,K,F·H,F·W) -> dw (K,C,R,R)[, db (K)]."""
+    layer, tile, E = last_layer(call), call.tile, word_elements(precision)
+    bias, rows = len(call.outs) > 1, _blocks(call)
+    row, partial = _row(layer, bias), call.scratch.view(np.float32)
+    kernel = partial_kernel(E, layer.R, layer.K, layer.F, bias, tile.CW, tile.PW, tile.PX, tile.stages, tile.resident)
+    sizes = map(np.int32, (layer.pixels, layer.C, layer.H, layer.W, blocks(layer.pixels, tile.PX), row))
+    reduced = 4 * 32 * tile.CW * (tile.PW - 1) * 32 * E
+    shared = max(2 * columns_bytes(E, tile.PX, False) + tile.slot_bytes, reduced)
+    used = layer.columns * layer.C + (layer.K if bias else 0)
+    lanes = min(LANES, power_of_two(-(-rows // IN_FLIGHT)))
+    numbers = map(np.int32, (layer.C, row, rows, used))
+    return [
+        Launch(kernel, (rows, grid_y(layer, precision, tile)), tile.threads, (*call.ins, partial, *sizes), shared),
+        Launch(
+            total_kernel(layer.R, layer.R, layer.K, False, False, lanes),
+            blocks(used, 32),
+            32 * lanes,
+            (partial, call.outs[0], call.outs[-1], *numbers),
+        ),
+    ]
+
+
+def traffic(call: Call, precision: str) -> list[Traffic]:
+    """Bytes of `bind`: x once, dy once a tap of its window and column of blocks, the blocks' sums."""
+    layer, rows = last_layer(call), _blocks(call)
+    x, sums = size(call, "in", 0), layer.columns * layer.C
+    dy = 4 // word_elements(precision) * gradient_reads(layer) * grid_y(layer, precision, call.tile)
+    partials = 4 * rows * (sums + (layer.K if len(call.out_shapes) > 1 else 0))
+    return [Traffic(x + dy, partials, x + size(call, "in", 1)), total_traffic(call, sums, sums, rows, False)]
+
+
+def implementation(precision: str) -> Impl:
+    """conv_wgrad or upconv_wgrad of a last layer in bf16 or tf32."""
+
+    def tile(call: Call, multiprocessors: int) -> LastTile:
+        return last_tile(last_layer(call), precision, multiprocessors)
+
+    return Impl(
+        bind=lambda call: bind(call, precision),
+        scratch=scratch,
+        supports=lambda call: refusal(call, precision),
+        tile=tile,
+        needs=(8, 0),
+        traffic=lambda call: traffic(call, precision),
+    )
