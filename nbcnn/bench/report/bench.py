@@ -129,11 +129,7 @@ def time(source: Source) -> Parts:
     if source.run and spent:
         yield from _where(spent)
     elif source.run:
-        yield Missing(
-            "where this run's time went",
-            "python train.py",
-            "its metrics.jsonl has no figures of it; a training step is timed launch by launch on a GPU only",
-        )
+        yield Missing("where this run's time went", "python train.py", "metrics.jsonl has none of it: an older version, or no finished epoch")
     rungs = [(name, row) for name, rows, _ in (*source.sections("ladder"), *source.sections("step")) for row in rows if "passes_ms" in row]
     if rungs:
         yield page.heading("By pass")
@@ -164,16 +160,26 @@ def _where(rows: list[dict[str, Any]]) -> Iterator[str]:
     """The lines "where the time went" of a run: one training step per epoch, launch by launch."""
 
     def parts(found: dict[str, Any]) -> list[tuple[str, float]]:
-        return [*found["kernels_ms"].items(), ("gaps", found["gaps_ms"]), ("host", found["host_ms"])]
+        return [*found["kernels_ms"].items(), ("gaps", found["gaps_ms"])]
 
     last = rows[-1]["time"]
     yield page.heading(f"One training step of epoch {rows[-1]['epoch']}, launch by launch: {last['step_ms']:.3f} ms")
-    spent = sorted(last["kernels_ms"].items(), key=lambda item: -item[1])
-    bars = [(name, max(ms, 1e-6), f"{ms:.3f}") for name, ms in [*spent, ("gaps", last["gaps_ms"]), ("host", last["host_ms"])]]
-    yield page.figure(svg.bars(bars, "milliseconds", log=False), "Kernels by op and pass, gaps between launches, and the host.")
+    bars = [(name, max(ms, 0.0), f"{ms:.3f} ms, {ms / max(last['step_ms'], 1e-9):.0%}") for name, ms in parts(last)]
+    caption = (
+        f"Kernels by op and pass, and the gaps between launches. Enqueuing the step one launch at a time took the host {last['host_ms']:.3f} ms."
+    )
+    yield page.figure(svg.bars(bars, "milliseconds", log=False), caption)
     names = list(dict.fromkeys(name for row in rows for name, _ in parts(row["time"])))
-    table = [(row["epoch"], *(f"{dict(parts(row['time'])).get(name, 0.0):.3f}" for name in names), f"{row['time']['step_ms']:.3f}") for row in rows]
-    yield f"<details><summary>every epoch</summary>{page.table(('epoch', *names, 'step'), table)}</details>"
+    table = [
+        (
+            row["epoch"],
+            *(f"{dict(parts(row['time'])).get(name, 0.0):.3f}" for name in names),
+            f"{row['time']['step_ms']:.3f}",
+            f"{row['time']['host_ms']:.3f}",
+        )
+        for row in rows
+    ]
+    yield f"<details><summary>every epoch</summary>{page.table(('epoch', *names, 'step', 'host'), table)}</details>"
 
 
 def peers(source: Source) -> Parts:
