@@ -100,3 +100,12 @@ def save(section: str, rows: Any, device: str, folder: Path | None = None) -> Pa
     schema.check(json.loads(content), str(path))
     atomic.replace_bytes(path, content.encode())
     return path
+
+
+def of_kind(found: dict[str, Any], kind: str) -> list[str]:
+    """The names of a file's sections whose first word is `kind`, numbers in them by their size."""
+
+    def parts(name: str) -> list[tuple[int, int, str]]:
+        return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in name.split("-")]
+
+    return sorted((name for name in found["sections"] if name.split("-")[0] == kind), key=parts)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,18 +40,13 @@ class Source:
 
     def sections(self, kind: str) -> Iterator[tuple[str, Any, dict[str, Any]]]:
         """(name, rows, environment) of every section of that kind, names with numbers in their order."""
-        known = self.results["sections"] if self.results else {}
-        for name in sorted((name for name in known if name.split("-")[0] == kind), key=_natural):
-            yield name, known[name]["rows"], known[name]["environment"]
+        for name in results.of_kind(self.results, kind) if self.results else ():
+            part = self.results["sections"][name]  # type: ignore[index]
+            yield name, part["rows"], part["environment"]
 
     @property
     def device(self) -> str:
         return str(self.config["device"] if self.run else self.results["device"] if self.results else "")
-
-
-def _natural(name: str) -> list[tuple[int, int, str]]:
-    """A sorting key in which 64 comes before 256."""
-    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"-", name)]
 
 
 def opened(target: Path, file: Path | None = None, features: Path | None = None) -> Source:
