@@ -96,21 +96,25 @@ def _fastest(net: Net, item: Planned, say: Callable[[str], None] | None) -> dict
     options: dict[str, Any] = {"place": net.place, "attrs": step.attrs, "layout": net.row.layout, "store": net.row.store}
     options["multiprocessors"] = net.place.multiprocessors
     first = Bound(impl, step.op, ins, outs, tile=default, **options)
+    trials = dict(zip(candidates, first.with_tiles(candidates), strict=True))
+    if say:
+        say(f"{step.scope}.{step.op}: {len(trials) + 1} tiles")
+    compile_all(launch for bound in (first, *trials.values()) for launch in bound.launches)
     times = {default: _milliseconds(first, net.place)}
     expected = first.results()
     shape = conv_shape(step)
     path = next((path for path in ("dgrad", "wgrad") if path in step.op), "fprop")
     limit = 2 * parity_bound(shape.gemm(path)[2] if shape else 1, net.precision)  # two results, each within the bound of the truth
-    for tile in candidates:
-        trial = Bound(impl, step.op, ins, outs, tile=tile, **options)
+    for tile, trial in trials.items():
         try:
-            compile_all(trial.launches)
+            trial.poison()
             trial.run()
+            found = trial.results()
         except RuntimeError as error:  # more shared memory or registers than this GPU has
             if say:
                 say(f"{step.scope}.{step.op}: tile {asdict(tile)} does not run here ({error})")
             continue
-        if all(_apart(got, want) <= limit for got, want in zip(trial.results(), expected, strict=True)):
+        if all(_apart(got, want) <= limit for got, want in zip(found, expected, strict=True)):
             times[tile] = _milliseconds(trial, net.place)
         elif say:
             say(f"{step.scope}.{step.op}: tile {asdict(tile)} is wrong here and left out")
@@ -141,7 +145,6 @@ def _apart(got: np.ndarray, want: np.ndarray) -> float:
 
 def _milliseconds(bound: Bound, place: Any) -> float:
     """The shortest of a few replays of a captured graph, per run."""
-    compile_all(bound.launches)
     bound.run()
     replay = place.replayable(bound.launches * REPEATS)
     replay()

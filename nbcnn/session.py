@@ -53,7 +53,7 @@ class TrainingSession:
     flip            mirror each image with probability 1/2, drawn from (seed, epoch, image).
     labels          int32 (M,), needed if the loss needs them; `test_labels` likewise.
     say             is told what takes long: kernels being compiled, tiles being tried.
-    tune            `nbcnn.autotune.tune`, to choose tiles by measurement; None takes them from the committed tables.
+    tune            `nbcnn.autotune.tune`, to choose the tiles of a full training batch by measurement; None takes all from the committed tables.
 
     Raises UsageError for inputs that do not fit, MemoryPlanError before anything large is allocated.
     """
@@ -83,7 +83,9 @@ class TrainingSession:
         self._bufs = self._make_bufs(len(self._rates))
         self.plans = self._plan(batch)
         if tune is not None:
-            net.tiles.update(tune(net, self.plans.values(), say))
+            # The full batch only: the smaller last one is a step in an epoch, and evaluation is rare.
+            full = next(plan for (split, _), plan in self.plans.items() if split == "train")
+            net.tiles.update(tune(net, [full], say))
             self.plans = self._plan(batch)
         self.planned_bytes = self._memory(self.plans)
         check_memory(net.place, self.planned_bytes, f"batch {batch}", largest_batch(batch, lambda size: self._memory(self._plan(size))))

@@ -184,7 +184,7 @@ def test_advice_without_a_gpu_fits_the_command(monkeypatch, capsys):
     monkeypatch.setattr(cuda, "gpu_missing", lambda: "no CUDA GPU visible")
     text = message(capsys, 4, __main__.main(["bench", "step"]))
     assert "python -m nbcnn ladder" in text
-    assert "--mode cpu" not in text
+    assert "--mode cpu times the NumPy path" in text
 
 
 def test_bench_knows_its_layers(capsys):

@@ -8,7 +8,7 @@ import pytest
 from nbcnn import cuda
 from nbcnn.bounds import STORE, parity_bound
 from nbcnn.datasets import shapes
-from nbcnn.graph import Plan
+from nbcnn.graph import Buf, Plan, Step
 from nbcnn.layers import (
     MSE,
     AvgPool2d,
@@ -25,7 +25,7 @@ from nbcnn.layers import (
     Upsample2d,
 )
 from nbcnn.models import autoencoder, encoder
-from nbcnn.net import TENSOR_CORES, MemoryPlanError, Net, UsageError, choose_mode
+from nbcnn.net import TENSOR_CORES, MemoryPlanError, Net, UsageError, choose_mode, resolver
 from nbcnn.ops import MODES
 from nbcnn.ops.advance import POSITION
 from nbcnn.optim import SGD, Adam, learning_rates
@@ -314,6 +314,21 @@ def test_a_forced_engine_leaves_the_other_out(monkeypatch):
     row, _ = choose_mode("tensorcore", None, "wgmma", (9, 0))
     assert "mma" not in row.own
     assert "mma" in [part for part, _ in row.parts]
+    row, _ = choose_mode("tensorcore", "tf32", "wgmma", (9, 0))
+    assert [part for part, _ in row.chain("upconv_wgrad")][-2:] == ["wgmma", "mma"]
+
+
+@pytest.mark.parametrize(("batch", "part"), [(1, "mma"), (2, "wgmma")])
+def test_few_pixels_run_in_the_portable_engine(monkeypatch, batch, part):
+    monkeypatch.setattr("nbcnn.net.gpu_missing", lambda: None)
+    row, _ = choose_mode("tensorcore", None, "auto", (9, 0))
+    x, y, index = (
+        Buf(name, (batch, *shape), dtype)
+        for name, shape, dtype in (("x", (256, 16, 16), "bfloat16"), ("y", (128, 8, 8), "bfloat16"), ("i", (32, 8, 8), "uint8"))
+    )
+    weights = Buf("w", (128, 256, 3, 3), home="param"), Buf("b", (128,), home="param")
+    step = Step("conv_relu_pool_fprop", (x, *weights), (y, index), {"stride": 1, "pad": 1}, "conv2")
+    assert resolver(row, 132, (9, 0))(step).mode == part
 
 
 def test_a_classifier_trains_on_labels():

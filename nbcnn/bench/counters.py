@@ -19,15 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from nbcnn.bench.roofline import aligned, traffic_of
-from nbcnn.explain import fewest_flops
 from nbcnn.ops.traffic import Traffic
 from nbcnn.program import Program
 
 METRICS = {"dram__bytes_read.sum": "dram_read", "dram__bytes_write.sum": "dram_write", "gpu__time_duration.sum": "ms"}
 _UNITS = {"byte": 1.0, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9} | {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3}
 _UNITS |= {"nsecond": 1e-6, "usecond": 1e-3, "msecond": 1.0, "second": 1e3}
-STREAMING = 2.0
-"""A kernel streams if it multiplies little, fewer flops per byte than this, and asks for hardly a byte twice."""
+TWICE = 1.25
+"""A kernel streams if it asks for less than this times its different bytes."""
 L2_TIMES = 4
 """How many times L2 the bytes of a kernel must be for DRAM's to be a test of the model."""
 
@@ -85,8 +84,7 @@ def compare(program: Program, counted: Sequence[Mapping[str, Any]], cache_bytes:
                 "ms": found["ms"],
             }
             if model is not None:
-                flops = fewest_flops(item.step) if len(made) == 1 else 0
-                streams = model.logical < 1.25 * model.least and flops < STREAMING * model.least
+                streams = model.logical < TWICE * model.least
                 row |= {
                     "read": model.read,
                     "write": model.write,

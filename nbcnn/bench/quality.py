@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -56,17 +57,25 @@ def per_image(data_dir: str, scratch: Path, seeds: list[int]) -> list[dict[str, 
     return [{"what": "train per-image", "seed": 0} | train("--recipe", "per-image", "--data-dir", data_dir, "--out", out)]
 
 
+AT_ONCE = 3
+"""Runs that share the GPU where only what they end with counts, not how long they take."""
+
+
 def precisions(data_dir: str, scratch: Path, seeds: list[int]) -> list[dict[str, Any]]:
     """Train with the default recipe in every precision of tensorcore, and in im2col: the same run but for its rounding."""
-    rows = []
-    for seed in seeds:
+
+    def of_seed(seed: int) -> list[dict[str, Any]]:
+        rows = []
         for mode, precision in (("im2col", "fp32"), ("tensorcore", "fp32"), ("tensorcore", "tf32"), ("tensorcore", "bf16")):
             run = scratch / f"{mode}-{precision}-{seed}"
             flags = ("--precision", precision, "--data-dir", data_dir, "--seed", str(seed), "--out", str(run))
             row = {"what": "train", "seed": seed, "mode": mode, "precision": precision} | train(*flags, mode=mode)
             row["test_losses"] = [epoch["test_loss"] for epoch in RunFolder(run).rows()]
             rows.append(row)
-    return rows
+        return rows
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return [row for rows in pool.map(of_seed, seeds) for row in rows]
 
 
 def startup(data_dir: str, scratch: Path, seeds: list[int]) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib.figure import Figure
 
 from nbcnn.bench.tables import GPU, footer, markdown, measured, section
@@ -77,36 +78,44 @@ def epoch() -> str:
     return markdown(("precision", "batch", "images", "training steps", "s per epoch", "5 … 95 %"), lines) + footer(environment)
 
 
+def by_mode(rows: list[dict[str, Any]], key: str) -> dict[str, np.ndarray]:
+    """What `rows` of the job `precisions` hold under `key`, by mode and precision, in the order of their seeds."""
+    found: dict[str, list[Any]] = {}
+    for row in sorted(rows, key=lambda row: row["seed"]):
+        found.setdefault(f"{row['mode']} {row['precision']}", []).append(row[key])
+    return {name: np.asarray(values) for name, values in found.items()}
+
+
 def precisions() -> str:
-    """The default recipe in every precision: the same run but for its rounding."""
+    """The default recipe in every precision: the same runs but for their rounding, over several seeds."""
     rows, environment = section(GPU, "quality-precisions")
+    errors = by_mode(rows, "test_loss")
+    base = errors["im2col fp32"]
     lines: list[tuple[str, ...]] = []
-    for seed in sorted({row["seed"] for row in rows}):
-        base = next(row for row in rows if row["seed"] == seed and row["mode"] == "im2col")["test_loss"]
-        for row in (row for row in rows if row["seed"] == seed):
-            figures = (f"{row['test_loss']:.5f}", f"{100 * (row['test_loss'] / base - 1):+.1f} %")
-            lines.append((f"{row['mode']} {row['precision']}", str(seed), *figures))
-    head = ("mode", "seed", "test MSE after 15 epochs", "against im2col fp32")
+    for name, found in errors.items():
+        doubt = 100 * np.hypot(spread(found), spread(base)) / base.mean()
+        apart = f"{100 * (found.mean() / base.mean() - 1):+.1f} ± {doubt:.1f} %" if name != "im2col fp32" else ""
+        lines.append((name, str(len(found)), f"{found.mean():.5f} ± {spread(found):.5f}", f"{found.min():.5f} … {found.max():.5f}", apart))
+    head = ("mode", "seeds", "mean test MSE after 15 epochs", "least … most", "mean over im2col fp32's")
     return markdown(head, lines) + footer(environment)
 
 
+def spread(values: np.ndarray) -> float:
+    """Standard error of the mean, 0 for a single value."""
+    return float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else 0.0
+
+
 def chart(path: Path) -> None:
-    """Test loss by epoch of every precision and seed, as a PNG at `path`."""
+    """Test loss by epoch of every precision, as a PNG at `path`: the mean over all seeds, and the band from the least to the most."""
     rows, _ = section(GPU, "quality-precisions")
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     axes = figure.add_subplot()
-    styles = {
-        "im2col fp32": ("#000000", "-"),
-        "tensorcore fp32": ("#0072B2", "--"),
-        "tensorcore tf32": ("#009E73", "-."),
-        "tensorcore bf16": ("#D55E00", ":"),
-    }
-    for row in rows:
-        name = f"{row['mode']} {row['precision']}"
-        colour, line = styles[name]
-        label = f"{name}, seed {row['seed']}: {row['test_loss']:.5f}"
-        axes.plot(range(1, len(row["test_losses"]) + 1), row["test_losses"], color=colour, linestyle=line, label=label)
-    axes.set(yscale="log", xlabel="epoch", ylabel="test MSE", title="the default recipe in every precision")
+    colours = {"im2col fp32": "#000000", "tensorcore fp32": "#0072B2", "tensorcore tf32": "#009E73", "tensorcore bf16": "#D55E00"}
+    for name, curves in by_mode(rows, "test_losses").items():
+        epochs = np.arange(1, curves.shape[1] + 1)
+        axes.fill_between(epochs, curves.min(0), curves.max(0), color=colours[name], alpha=0.12, linewidth=0)
+        axes.plot(epochs, curves.mean(0), color=colours[name], label=f"{name}: {curves[:, -1].mean():.5f}, {len(curves)} seeds")
+    axes.set(yscale="log", xlabel="epoch", ylabel="test MSE", title="the default recipe in every precision: mean, least and most")
     axes.grid(True, which="both", alpha=0.3)
     axes.legend()
     write_png(figure, path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
 from collections.abc import Sequence
@@ -58,11 +57,11 @@ def _run(flags: SimpleNamespace) -> int:
 
 
 def _timed(flags: SimpleNamespace, session: Any, options: dict[str, Any]) -> int:
-    from nbcnn.bench import results, roofline, rung
+    from nbcnn.bench import ceilings, results, roofline, rung
 
     rung.check_against_numpy(options)
     _say("measuring what this GPU can do …")
-    roofs = importlib.import_module("nbcnn.bench.ceilings").measure(session.net.place)
+    roofs = ceilings.measure(session.net.place)
     _say(f"timing {len(session.program.bound)} steps …")
     found = roofline.measure(session, roofs)
     device = session.net.device_name

@@ -73,6 +73,7 @@ from nbcnn.ops import (
 )
 from nbcnn.ops.call import Impl, host
 from nbcnn.ops.conv import composed, im2col, im2col_fused, mma, naive, nine_products, reference, thin, thin_fused, thin_mma, tiled, wgmma, winograd
+from nbcnn.ops.conv.few_pixels import for_few_pixels
 from nbcnn.ops.traffic import streamed
 
 Ops = dict[str, Impl]
@@ -187,6 +188,11 @@ _IM2COL = (
 """Few channels, then forms that multiply less where the batch is large enough to pay for their sums, then every shape."""
 
 
+MMA_FIRST: Mapping[str, tuple[str, ...]] = {"tf32": ("upconv_wgrad",)}
+"""What the portable engine does faster than Hopper's own, beside few pixels: in tf32 wgmma must have both panels of a weight gradient
+turned in shared memory."""
+
+
 def _tensorcore(precision: str) -> Row:
     """The row of one precision: first and last layers, then Hopper's engine, then the portable one, which takes every shape."""
     general = mma.ops(precision)
@@ -196,7 +202,8 @@ def _tensorcore(precision: str) -> Row:
     }
     # In fp32 three channels are the CUDA cores' business: 27 products a pixel are too few to pay for splitting operands.
     thin_parts = [("im2col", thin.OPS | thin_fused.FUSED)] if precision == "fp32" else [("thin", part) for part in thin_mma.parts(precision)]
-    parts = (*thin_parts, ("wgmma", wgmma.ops(precision)), ("mma", general), ("common", COMMON | {"unpool": unpool.IMPL}))
+    first = for_few_pixels(general) | {op: general[op] for op in MMA_FIRST.get(precision, ())}
+    parts = (*thin_parts, ("mma", first), ("wgmma", wgmma.ops(precision)), ("mma", general), ("common", COMMON | {"unpool": unpool.IMPL}))
     return Row("tensorcore", precision, "gpu", "NHWC", parts, own=("thin", "wgmma", "mma", "common"))
 
 
@@ -220,5 +227,7 @@ ENGINES = {"wgmma": (9, 0), "mma": (8, 0)}
 def only_engine(row: Row, engine: str) -> Row:
     """`row` with its own engines but `engine` left out; what `engine` does not support runs elsewhere, and is reported."""
     if engine == "wgmma":
-        return replace(row, own=tuple(part for part in row.own if part != "mma"))
+        at = [part for part, _ in row.parts].index("wgmma")
+        parts = (*(part for part in row.parts[:at] if part[0] != "mma"), *row.parts[at:])
+        return replace(row, parts=parts, own=tuple(part for part in row.own if part != "mma"))
     return replace(row, parts=tuple(part for part in row.parts if part[0] != "wgmma"))

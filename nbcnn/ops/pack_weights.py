@@ -13,13 +13,13 @@ import numpy as np
 
 from nbcnn.cuda import cuda, f4, i4, jit
 from nbcnn.ops.call import Call, Impl, Launch, blocks
-from nbcnn.ops.ptx.vector import load1_if, load_int4
-from nbcnn.ops.stored import kinds, scalar_io, vector_io
+from nbcnn.ops.ptx.vector import load1_if
+from nbcnn.ops.stored import kinds, scalar_io
 from nbcnn.shapes import numel
 
 THREADS = 256
-WIDTH = 4
-"""Neighbours that a thread owns, where the count is a multiple of them."""
+EACH = 4
+"""Elements of a thread, THREADS apart: neighbouring lanes write neighbouring elements, whose sources mostly lie within a few lines."""
 TERMS = 4
 """Terms of a sum that are in flight at once, for each element."""
 
@@ -32,46 +32,42 @@ def pack_weights(params: np.ndarray, index: np.ndarray, packed: np.ndarray) -> N
 
 
 @functools.cache
-def pack_kernel(kind: str, terms: int, width: int) -> Any:
-    """The kernel for `terms` terms an element, `width` (4 or 1) elements a thread, and a copy stored as `kind`."""
-    (_, store), (_, store4) = scalar_io(kind), vector_io(kind)
+def pack_kernel(kind: str, terms: int) -> Any:
+    """The kernel for `terms` terms an element and a copy stored as `kind`."""
+    _, store = scalar_io(kind)
     CHUNK = min(terms, TERMS)
-    CHUNKS, PLACES = -(-terms // CHUNK), width * CHUNK
+    CHUNKS, PLACES = -(-terms // CHUNK), EACH * CHUNK
 
     @jit()
     def pack_weights_kernel(params, index, packed, count):
         """packed[i] = Σ_t params[index[t·count + i]] over the indices that are not negative.
 
-        grid ceil(n / (256·width)), block 256, a thread owns `width` neighbours; moves (4·terms + size of an element)·n
-        bytes, and the gathered params, which mostly come from L2.
+        grid ⌈n/1024⌉, block 256, a thread owns four elements; moves (4·terms + size of an element)·n bytes, and the
+        gathered params, which mostly come from L2.
         """
-        i = i4(i4(cuda.grid(1)) * i4(width))
-        if i >= count:
-            return
+        first = i4(i4(cuda.blockIdx.x) * i4(EACH * THREADS) + i4(cuda.threadIdx.x))
         where = cuda.local.array(PLACES, i4)
         value = cuda.local.array(PLACES, f4)
-        total = cuda.local.array(width, f4)
-        for j in range(width):
+        total = cuda.local.array(EACH, f4)
+        for j in range(EACH):
             total[j] = f4(0)
         for chunk in range(CHUNKS):
             for t in range(CHUNK):
                 row = i4(chunk * CHUNK + t)
-                if width == 4:
-                    at = i4(min(row, i4(terms - 1)) * count + i)
-                    where[4 * t], where[4 * t + 1], where[4 * t + 2], where[4 * t + 3] = load_int4(index, at)
-                else:
-                    where[t] = index[i4(min(row, i4(terms - 1)) * count + i)]
-                if terms % CHUNK != 0 and row >= i4(terms):
-                    for j in range(width):
-                        where[width * t + j] = i4(-1)
+                for j in range(EACH):
+                    # Beyond the end the last element's index is read again, and its sum not stored.
+                    i = i4(min(i4(first + i4(j * THREADS)), i4(count - i4(1))))
+                    where[EACH * t + j] = index[i4(min(row, i4(terms - 1)) * count + i)]
+                    if terms % CHUNK != 0 and row >= i4(terms):
+                        where[EACH * t + j] = i4(-1)
             for j in range(PLACES):
                 value[j] = load1_if(params, where[j], where[j] >= i4(0))
             for j in range(PLACES):
-                total[j % width] += value[j]
-        if width == 4:
-            store4(packed, i, total[0], total[1], total[2], total[3])
-        else:
-            store(packed, i, total[0])
+                total[j % EACH] += value[j]
+        for j in range(EACH):
+            i = i4(first + i4(j * THREADS))
+            if i < count:
+                store(packed, i, total[j])
 
     return pack_weights_kernel
 
@@ -80,9 +76,8 @@ def bind(call: Call) -> list[Launch]:
     """params (P), map (n) or (terms, n) int32 -> packed (n), stored as its dtype says."""
     (params, index), (packed,) = call.ins, call.outs
     count = numel(call.out_shapes[0])
-    terms, width = numel(call.in_shapes[1]) // count, WIDTH if count % WIDTH == 0 else 1
-    kernel = pack_kernel(kinds(call)[1], terms, width)
-    return [Launch(kernel, blocks(count, width * THREADS), THREADS, (params, index, packed, np.int32(count)))]
+    kernel = pack_kernel(kinds(call)[1], numel(call.in_shapes[1]) // count)
+    return [Launch(kernel, blocks(count, EACH * THREADS), THREADS, (params, index, packed, np.int32(count)))]
 
 
 IMPL = Impl(bind)

@@ -5,7 +5,9 @@ Outputs, scratch and packed weights are filled with NaN first, so an element tha
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -108,29 +110,54 @@ class Bound:
         if reason:
             raise Unsupported(f"{op}: {reason}")
         tile = tile if tile is not None else impl.tile(bare, multiprocessors)
-        bare = Call(op, (), (), in_shapes, out_shapes, attrs, layout, tile, **dtypes)
-
-        def put(flat: np.ndarray) -> Any:
-            array = place.empty(flat.size, flat.dtype.name)
-            if flat.size:
-                place.upload(array, flat)
-            return array
 
         def stored(position: int, array: np.ndarray) -> np.ndarray:
             follows = follows_layout(op, "in", position, array.shape)
             return encode(to_layout(array, layout if follows else "NCHW"), dtypes["in_dtypes"][position])
 
-        def fresh(position: int, out: tuple[Shape, str]) -> Any:
-            kind, empty = dtypes["out_dtypes"][position], np.empty(numel(out[0]), out[1])
-            return put(encode(poison(empty), kind) if kind != out[1] else poison(empty))
+        self._impl, self._weight, self._outs = impl, ins[1] if impl.pack is not None else None, tuple(outs)
+        arrays = tuple(self._put(stored(i, a)) for i, a in enumerate(ins))
+        made = [arrays[o] if isinstance(o, int) else place.empty(numel(o[0]), dtypes["out_dtypes"][i]) for i, o in enumerate(outs)]
+        self._bind(replace(bare, ins=arrays, outs=tuple(made), tile=tile))
+        self.poison()
 
-        arrays = tuple(put(stored(i, a)) for i, a in enumerate(ins))
-        made = [arrays[o] if isinstance(o, int) else fresh(i, o) for i, o in enumerate(outs)]
-        packed = put(encode(pack_array(ins[1], impl.pack(bare)), impl.packed)) if impl.pack is not None else None
-        nbytes = impl.scratch(bare)
-        scratch = put(poison(np.empty(-(-nbytes // 8), np.float64)).view(np.uint8)) if nbytes else None
-        call = Call(op, arrays, tuple(made), in_shapes, out_shapes, attrs, layout, tile, packed, scratch, **dtypes)
+    def _put(self, flat: np.ndarray) -> Any:
+        array = self.place.empty(flat.size, flat.dtype.name)
+        if flat.size:
+            self.place.upload(array, flat)
+        return array
+
+    def _bind(self, call: Call, scratch: Any = None) -> None:
+        """Make the packed weight and, unless it is given, the scratch that the tile of `call` wants; then the launches."""
+        impl = self._impl
+        if self._weight is not None and impl.pack is not None:
+            call = replace(call, packed=self._put(encode(pack_array(self._weight, impl.pack(call)), impl.packed)))
+        nbytes = _scratch_bytes(impl, call)
+        made = self._put(np.full(nbytes, 0xFF, np.uint8)) if nbytes and scratch is None else scratch
+        call = replace(call, scratch=made[:nbytes] if nbytes else None)
         self.call, self.launches = call, list(impl.bind(call))
+
+    def poison(self) -> None:
+        """Fill the fresh outputs with NaN (floats) or the largest value (integers): what a kernel leaves out cannot pass."""
+        for array, out, shape, kind in zip(self.call.outs, self._outs, self.call.out_shapes, self.call.out_dtypes, strict=True):
+            if not isinstance(out, int) and numel(shape):
+                empty = poison(np.empty(numel(shape), out[1]))
+                self.place.upload(array, encode(empty, kind) if kind != out[1] else empty)
+
+    def with_tiles(self, tiles: Sequence[Any]) -> list[Bound]:
+        """The same op on the same operands with each of `tiles`.
+
+        They share outputs and scratch with each other, and outputs with this one: poison, run and read one before the next.
+        """
+        calls = [replace(self.call, tile=tile) for tile in tiles]
+        most = max((_scratch_bytes(self._impl, call) for call in calls), default=0)
+        scratch = self._put(np.full(most, 0xFF, np.uint8)) if most else None
+        made = []
+        for call in calls:
+            bound = copy.copy(self)
+            bound._bind(call, scratch)
+            made.append(bound)
+        return made
 
     def run(self) -> None:
         """Enqueue the op once."""
@@ -145,6 +172,11 @@ class Bound:
             flat = decode(self.place.download(array)[: numel(shape)], self.call.out_dtypes[i])
             read.append(from_layout(flat, shape, layout))
         return read
+
+
+def _scratch_bytes(impl: Impl, call: Call) -> int:
+    """What `call` asks for, in whole float64 elements, so that it can be viewed as any type."""
+    return -(-impl.scratch(call) // 8) * 8
 
 
 def run_op(impl: Impl, op: str, ins: Sequence[np.ndarray], outs: Sequence[Out], **options: Any) -> list[np.ndarray]:

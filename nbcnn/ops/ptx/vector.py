@@ -47,10 +47,6 @@ if SIMULATOR:
         array[i], array[i + 1] = int(word) & 0xFFFF, int(word) >> 16
 
     @cuda.jit(device=True)
-    def load_int4(array, offset):
-        return array[offset], array[offset + 1], array[offset + 2], array[offset + 3]
-
-    @cuda.jit(device=True)
     def load_bf16x8(array, offset):
         return tuple(_word(array, offset + 2 * i) for i in range(4))
 
@@ -164,12 +160,6 @@ else:
     def shared_store1(array, offset, a):
         """array[offset] = a of a shared array, with a 32-bit address (indexing would compute it in 64 bits)."""
         _sts1(_hold(byte_address_shared(array)) + _u4(i4(offset) * i4(4)), a)
-
-    @jit(device=True)
-    def load_int4(array, offset):
-        """array[offset : offset+4] of a device array of int32 as four int32, one LDG.128."""
-        a, b, c, d = _ldw4(byte_address_global(array) + _u8(i8(offset) * i8(4)))
-        return i4(a), i4(b), i4(c), i4(d)
 
     @jit(device=True)
     def load_bf16x8(array, offset):

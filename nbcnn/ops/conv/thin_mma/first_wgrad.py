@@ -37,6 +37,8 @@ OF_WARP = 64
 STEPS = 4
 """Steps of four windows in a row of a unit."""
 SUM_THREADS = 256
+THREADS = 384
+"""Threads that are to fit on a multiprocessor: with 168 registers each. At 512 the gradients on their way do not fit."""
 
 
 @dataclass(frozen=True)
@@ -268,12 +270,11 @@ def with_walkers(tile: WgradTile, layer: ConvShape, multiprocessors: int) -> Wgr
 
 
 def choose(layer: ConvShape, E: int, pooled: bool, multiprocessors: int) -> WgradTile:
-    """All filters in a block, up to 256, so that the image is read once; two rows of windows where the batch has enough of them."""
+    """All filters in a block, up to 256, so that the image is read once; several turns a unit where the batch has enough of them."""
     WARPS = min(4, -(-layer.K // OF_WARP))
-    DEPTH, threads = {(True, 2): (4, 512), (True, 1): (4, 256), (False, 2): (1, 384), (False, 1): (1, 256)}[pooled, E]
-    ROWS = 2 if threads == 512 and work(layer, 2)[0] >= 4 * multiprocessors else 1
-    TURNS = (4 if pooled else 2) // ROWS if work(layer, 4)[0] >= 4 * multiprocessors else 1
-    return with_walkers(WgradTile(WARPS, ROWS, TURNS, DEPTH, max(1, threads // (32 * WARPS * ROWS))), layer, multiprocessors)
+    DEPTH = 1 if E == 2 and not pooled else 2
+    TURNS = 4 if work(layer, 4)[0] >= 4 * multiprocessors else 1
+    return with_walkers(WgradTile(WARPS, 1, TURNS, DEPTH, max(1, THREADS // (32 * WARPS))), layer, multiprocessors)
 
 
 def height(layer: ConvShape, tile: WgradTile) -> int:
