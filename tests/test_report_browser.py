@@ -18,6 +18,7 @@ from nbcnn.bench.report.source import opened
 from nbcnn.bench.report.write import report
 
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "microsoft-edge")
+FIREFOX = ("firefox", "firefox-esr")
 PHONE, DESK = 360, 1280
 MEASURE = """
 const page = document.querySelector('iframe').contentDocument, view = page.defaultView;
@@ -41,13 +42,18 @@ document.body.textContent = 'FOUND' + JSON.stringify({
 """
 
 
-@pytest.fixture(scope="module")
-def browser():
-    """The command of a browser of the Chromium family."""
-    for name in CHROMIUM:
+def installed(names):
+    """The command of a browser; skips where none of `names` is installed."""
+    for name in names:
         if found := shutil.which(name):
             return found
-    pytest.skip(f"no browser to look with (none of {', '.join(CHROMIUM)}); the structure of the page is tested without one")
+    pytest.skip(f"no browser to look with (none of {', '.join(names)}); the structure of the page is tested without one")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """A browser of the Chromium family, which can be asked for more than a picture."""
+    return installed(CHROMIUM)
 
 
 @pytest.fixture
@@ -111,10 +117,24 @@ def test_light_and_dark_follow_the_reader_and_can_be_read(browser, tmp_path, ful
     assert seen["light"] > 0.9
 
 
-def test_it_is_drawn(browser, tmp_path, full):
-    picture = tmp_path / "picture.png"
-    run(browser, tmp_path, full, f"--screenshot={picture}", "--window-size=500,2000")
+def drawn(picture):
+    """Text and charts in every tenth of the page."""
     pixels = matplotlib.image.imread(picture)[..., :3]
     assert pixels.shape[:2] == (2000, 500)
-    # Text and charts in every tenth of the page.
     assert all(np.ptp(part) > 0.5 for part in np.array_split(pixels, 10))
+
+
+def test_chromium_draws_it(browser, tmp_path, full):
+    run(browser, tmp_path, full, f"--screenshot={tmp_path / 'picture.png'}", "--window-size=500,2000")
+    drawn(tmp_path / "picture.png")
+
+
+def test_firefox_draws_it(tmp_path, full):
+    firefox = installed(FIREFOX)
+    (tmp_path / "profile").mkdir()
+    (tmp_path / "page.html").write_text(full)
+    flags = ["--headless", "--no-remote", "--profile", tmp_path / "profile", "--window-size=500,2000", "--screenshot", tmp_path / "picture.png"]
+    words = [firefox, *map(str, flags), (tmp_path / "page.html").as_uri()]
+    done = subprocess.run(words, env=os.environ | {"HOME": str(tmp_path)}, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    drawn(tmp_path / "picture.png")
