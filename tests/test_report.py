@@ -298,3 +298,13 @@ def test_parts_of_a_stacked_bar_fill_it():
     assert widths[0] == pytest.approx(3 * widths[1], abs=0.2)
     assert widths[2] == 0
     assert "step a: 75%" in chart
+
+
+def test_the_numbers_beside_an_axis_leave_room_for_its_name():
+    series = [svg.Series("a", [(1, 1e-7), (2, 9e6)], 1)]
+    for chart in (svg.lines(series, "x", "y"), svg.scatter([svg.Dot(1, 70.0, 1, "a"), svg.Dot(1e3, 45.0, 1, "b")], [], "x", "TFLOP/s")):
+        ends = [attrs for attrs in Structure(chart).all("text") if attrs["text-anchor"] == "end"]
+        texts = re.findall(r'text-anchor="end"[^>]*>([^<]*)<', chart)
+        # In the widest font seen a digit takes 7 units, a point or comma half of that; the name takes the first 14.
+        room = [float(attrs["x"]) - 7 * (len(text) - sum(map(text.count, ".,")) / 2) for attrs, text in zip(ends, texts, strict=True)]
+        assert min(room) >= 14

@@ -68,7 +68,7 @@ def _roofline(rows: dict[str, Any]) -> Iterator[str]:
         for which, hollow in (("compulsory", False), ("logical", True)):
             nbytes = point[f"{which}_bytes"]
             if nbytes:
-                dots.append(Dot(point["flops"] / nbytes, point["flops"] / seconds / 1e9, colour, f"{title} ({which} bytes)", hollow))
+                dots.append(Dot(point["flops"] / nbytes, point["flops"] / seconds / 1e12, colour, f"{title} ({which} bytes)", hollow))
     if dots:
         ends = (min(dot.x for dot in dots) / 3, max(dot.x for dot in dots) * 3)
         roofs = []
@@ -78,7 +78,7 @@ def _roofline(rows: dict[str, Any]) -> Iterator[str]:
                 roofs.append(Series(f"{label} {precision} and copy", line, 5 if dash else 4, dash))
         caption = "Filled: flops over compulsory bytes (every operand once); hollow: over logical bytes (what the kernels ask for). "
         caption += "Blue: compute is the limit; orange: memory; green: neither. Steps without flops stand in the table only."
-        yield page.figure(svg.scatter(dots, roofs, "flop per byte", "GFLOP/s"), caption)
+        yield page.figure(svg.scatter(dots, roofs, "flop per byte", "TFLOP/s"), caption)
     head = ("step", "op", "runs as", "µs", "attainable µs", "% of it", "limiter", "GFLOP", "compulsory MB", "logical MB", "GB/s of compulsory")
     yield page.table(head, [_point(point) for point in rows["points"]], words=3)
     total, whole = rows["sum_ms"], rows["whole_step_ms"]
@@ -86,10 +86,10 @@ def _roofline(rows: dict[str, Any]) -> Iterator[str]:
 
 
 def _roof(peak: float, bandwidth: float, low: float, high: float) -> list[tuple[float, float]]:
-    """GFLOP/s that flop/s and byte/s allow between two intensities, with the ridge."""
+    """TFLOP/s that flop/s and byte/s allow between two intensities, with the ridge."""
     ridge = peak / bandwidth
     xs = sorted({low, high, *([ridge] if low < ridge < high else [])})
-    return [(x, min(peak, bandwidth * x) / 1e9) for x in xs]
+    return [(x, min(peak, bandwidth * x) / 1e12) for x in xs]
 
 
 def _point(point: dict[str, Any]) -> tuple[Any, ...]:
@@ -132,7 +132,7 @@ def time(source: Source) -> Parts:
         yield Missing("where this run's time went", "python train.py", "metrics.jsonl has none of it: an older version, or no finished epoch")
     rungs = [(name, row) for name, rows, _ in (*source.sections("ladder"), *source.sections("step")) for row in rows if "passes_ms" in row]
     if rungs:
-        yield page.heading("By pass")
+        yield page.heading(f"By pass, on {source.results['device']}" if source.results else "By pass")
         # A row of every mode, precision and batch, the last one measured.
         last = {(_mode(row), row["batch"]): row for _, row in rungs}
         rows = [(f"{mode} {batch:,}", _passes(row), f"{svg.short(row['step_ms']['median'])} ms") for (mode, batch), row in last.items()]

@@ -195,7 +195,7 @@ def confusion(source: Source) -> Parts:
         if found is None:
             data, run = source.config["data"]["name"], source.run.path
             how = f"python extract_features.py {run} --out features/{data} && python -m nbcnn classify features/{data}"
-            unlabelled = data in ("photos", "shapes")
+            unlabelled = data == "photos"
             yield Missing("confusion matrix", "" if unlabelled else how, f"{data} has no labels" if unlabelled else "")
             return
         yield from _confusion(found, f"RBF SVM on the features of {found['dataset']}")

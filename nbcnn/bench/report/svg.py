@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from nbcnn.bench.report.page import escape
 
-WIDTH, LEFT, RIGHT, TOP = 400, 52, 10, 12
+WIDTH, LEFT, RIGHT, TOP = 400, 58, 10, 12
 COLOURS = 5
 
 
@@ -62,7 +62,7 @@ def linear_ticks(low: float, high: float, most: int = 6, whole: bool = False) ->
 
 def number(value: float) -> str:
     """A tick's text: 0.002, 5, 20,000, 5e-07."""
-    if value and (abs(value) < 1e-4 or abs(value) >= 1e7):
+    if value and (abs(value) < 1e-4 or abs(value) >= 1e5):
         return f"{value:.0e}"
     return f"{value:,.0f}" if abs(value) >= 100 or float(value).is_integer() else f"{value:.6g}"
 
