@@ -79,6 +79,7 @@ def train(given: SimpleNamespace) -> int:
     ready = time.perf_counter() - STARTED
     say(describe.header(flags, data, session, run, ready))
     result = trainer.fit()
+    train_run.record_memory(run, net)
     print(describe.summary(result, data, session, run, ready, flags.json))
     return result.exit_code
 

@@ -20,6 +20,7 @@ from nbcnn.bench.sampling import spoilt, state_of
 from nbcnn.bench.steady import warm_up
 from nbcnn.bench.timing import sensible_count, summarise, time_calls
 from nbcnn.bounds import parity_bound
+from nbcnn.cuda import GPU_MEMORY
 from nbcnn.datasets import shapes
 from nbcnn.explain import conv_shape, step_flops
 from nbcnn.models import autoencoder
@@ -90,6 +91,7 @@ def measure(
         "planned_bytes": session.planned_bytes,
         "sgemm_gflops": sgemm_gflops() if mode == "cpu" else None,
         "host_peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "gpu_used_bytes": place.used_bytes().get(GPU_MEMORY),
         **state_of(readings),
         "steady": warm.steady and not spoilt(readings, warm),
     }

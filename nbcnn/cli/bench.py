@@ -11,7 +11,7 @@ from typing import Any
 
 from nbcnn.cli import bench_op
 from nbcnn.cli.errors import OK, RUNTIME, UsageError, guarded
-from nbcnn.cli.flags import MODES, PRECISIONS, Parser, count, flag, one_of, real, results_flags, some_of
+from nbcnn.cli.flags import MODES, PRECISIONS, Parser, compare_flag, count, flag, one_of, real, results_flags, some_of
 from nbcnn.suggest import nearest
 
 EXAMPLES = (
@@ -23,6 +23,7 @@ EXAMPLES = (
     "python -m nbcnn bench step --mode tensorcore --precision bf16 --batch 1024 --forms compile,compile-max",
     "python -m nbcnn bench convs --mode tensorcore --precision tf32 --batch 1024 --fused",
     "python -m nbcnn bench epoch --mode tensorcore --batch 1024",
+    "python -m nbcnn bench step --batch 1024 --compare nbcnn/bench/results/nvidia-h200.json",
 )
 LAYERS = tuple(f"conv{number}" for number in range(1, 6))
 FORMS = ("eager", "graph", "compile", "compile-max")
@@ -92,11 +93,12 @@ def parser() -> Parser:
     group = made.add_argument_group("output")
     flag(group, "--chart", str, "warmup: write the picture to this file", "none", metavar="FILE")
     results_flags(group)
+    compare_flag(group)
     return made
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure and print; returns 0, or 1 if a self-test fails. Exit 4 without a GPU."""
+    """Measure and print; returns 0, or 1 if a self-test fails or --compare finds something slower. Exit 4 without a GPU."""
     flags = parser().parse_args(argv)
     without = "python -m nbcnn ladder, which times the NumPy path as well"
     if flags.what != "selftest":
@@ -105,9 +107,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _measure(flags: SimpleNamespace) -> int:
-    from nbcnn.bench import peers, results
+    from nbcnn.bench import peers, regressions, results
     from nbcnn.bench.opcases import OPS
-    from nbcnn.cuda import Gpu, gpu_missing
+    from nbcnn.cuda import Gpu
 
     flags.modes, flags.precisions = flags.mode, flags.precision
     if flags.what not in (*STUDIES, *OPS):
@@ -117,7 +119,8 @@ def _measure(flags: SimpleNamespace) -> int:
     if not is_op:
         flags.mode, flags.precision = _only(flags.mode, "--mode"), _only(flags.precision, "--precision")
     on_host = set(flags.modes or ()) == {"cpu"}
-    device = "CPU" if on_host and gpu_missing() else Gpu().device_name
+    device = "CPU" if on_host else Gpu().device_name
+    before = regressions.baseline(flags, _section(flags), device)
     flags.peer = flags.peer or ("none" if is_op or on_host else "torch")
     if flags.peer != "none" and flags.what in ("step", "convs", *OPS) and not peers.available():
         print(peers.MISSING, file=sys.stderr)
@@ -125,9 +128,10 @@ def _measure(flags: SimpleNamespace) -> int:
     measure = {"step": _step, "convs": _convs, "epoch": _epoch, "warmup": bench_op.warmup, "selftest": bench_op.selftest}.get(flags.what, bench_op.op)
     rows, lines = measure(flags)
     if flags.save:
-        results.save(_section(flags), rows, "CPU" if on_host else device, Path(flags.results) if flags.results else None)
+        results.save(_section(flags), rows, device, Path(flags.results) if flags.results else None)
     print(json.dumps(rows) if flags.json else "\n".join(lines))
-    return RUNTIME if any(row.get("ok") is False for row in rows) else OK
+    slower = before is not None and before.regressed(rows, flags)
+    return RUNTIME if slower or any(row.get("ok") is False for row in rows) else OK
 
 
 def _refuse_strangers(flags: SimpleNamespace, what: str) -> None:
