@@ -316,7 +316,7 @@ def traffic(call: Call, E: int) -> list[Traffic]:
     read, different = image_reads(unit, call.in_shapes[0], layer.P, layer.Q, layer.pad)
     gradient = sum(size(call, "in", at) for at in range(1, len(call.in_shapes)))
     asked = 4 // E * read * -(-layer.K // (OF_WARP * tile.WARPS)) + gradient
-    return [Traffic(asked, scratch(call), 4 // E * different + gradient), once(tile.walkers * outputs(call), outputs(call))]
+    return [Traffic(asked, scratch(call), 4 // E * different + gradient), once(walkers(call) * outputs(call), outputs(call))]
 
 
 def implementation(precision: str) -> Impl:
