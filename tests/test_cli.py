@@ -183,8 +183,12 @@ def test_a_gpu_mode_without_a_gpu_exits_4_in_three_lines(mode, capsys):
 def test_advice_without_a_gpu_fits_the_command(monkeypatch, capsys):
     monkeypatch.setattr(cuda, "gpu_missing", lambda: "no CUDA GPU visible")
     text = message(capsys, 4, __main__.main(["bench", "step"]))
+    assert "python -m nbcnn bench step --mode cpu" in text
+    text = message(capsys, 4, __main__.main(["bench", "selftest"]))
     assert "python -m nbcnn ladder" in text
-    assert "--mode cpu times the NumPy path" in text
+    assert "--mode cpu" not in text
+    text = message(capsys, 4, __main__.main(["compare", "im2col", "naive", "--shape", "1,1,4,4,1"]))
+    assert "python -m nbcnn compare cpu cpu" in text
 
 
 def test_bench_knows_its_layers(capsys):

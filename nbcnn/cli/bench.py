@@ -100,7 +100,10 @@ def parser() -> Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print; returns 0, or 1 if a self-test fails or --compare finds something slower. Exit 4 without a GPU."""
     flags = parser().parse_args(argv)
-    return guarded(lambda: _measure(flags), without_gpu="--mode cpu times the NumPy path (OP, step or epoch), python -m nbcnn ladder likewise")
+    without = "python -m nbcnn ladder, which times the NumPy path as well"
+    if flags.what != "selftest":
+        without = f"python -m nbcnn bench {flags.what} --mode cpu times the NumPy path; {without}"
+    return guarded(lambda: _measure(flags), without_gpu=without)
 
 
 def _measure(flags: SimpleNamespace) -> int:
