@@ -14,7 +14,7 @@ STARTED = time.perf_counter()
 
 def train(given: SimpleNamespace) -> int:
     """Run the training that the flags describe; returns the exit code."""
-    from nbcnn import datasets, models
+    from nbcnn import datasets, models, ranges
     from nbcnn.autotune import tune
     from nbcnn.callbacks import Plots, Progress
     from nbcnn.cli import describe, train_run
@@ -51,6 +51,10 @@ def train(given: SimpleNamespace) -> int:
         say=say,
         tune=tune if flags.tune else None,
     )
+    if flags.nvtx:
+        session.mark = ranges.nvtx() or ranges.nothing
+        if session.mark is ranges.nothing:
+            say(ranges.MISSING)
     if flags.explain:
         print(describe.explanation(session))
         return 0

@@ -19,6 +19,7 @@ from nbcnn.net import Net, Recorded, UsageError, check_memory, largest_batch, re
 from nbcnn.ops.advance import COUNT, EPOCH, LAST_LOSS, LOSS_SUM, NONFINITE, POSITION, SEED, STEP
 from nbcnn.params import ParameterError
 from nbcnn.program import Program
+from nbcnn.ranges import Mark, nothing
 from nbcnn.shapes import numel
 from nbcnn.timeline import wait_launch, watch
 
@@ -55,6 +56,8 @@ class TrainingSession:
     say             is told what takes long: kernels being compiled, tiles being tried.
     tune            `nbcnn.autotune.tune`, to choose the tiles of a full training batch by measurement; None takes all from the committed tables.
 
+    `mark` makes ranges around the plan's steps in `step_watched`, for profilers (`nbcnn.ranges`).
+
     Raises UsageError for inputs that do not fit, MemoryPlanError before anything large is allocated.
     """
 
@@ -77,6 +80,7 @@ class TrainingSession:
         self.net, self.optimizer, self.seed, self.flip, self.batch = net, optimizer, seed, flip, batch
         self._sets = {"train": (images, labels), "test": (test_images, test_labels)}
         self.count, self._say = len(images), say
+        self.mark: Mark = nothing
         self._check()
         self.steps_per_epoch = -(-self.count // batch)
         self._rates = np.ascontiguousarray(learning_rates, np.float32)
@@ -237,7 +241,7 @@ class TrainingSession:
     def step_watched(self) -> Callable[[], dict[str, Any]]:
         """One training step, launch by launch; the function that comes back waits for it and says where its time went (`timeline.watch`)."""
         results: list[Callable[[], dict[str, Any]]] = []
-        self.step(lambda program: results.append(watch(program)))
+        self.step(lambda program: results.append(watch(program, self.mark)))
         return results[0]
 
     @property

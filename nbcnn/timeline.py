@@ -18,6 +18,7 @@ from nbcnn.explain import conv_shape
 from nbcnn.graph import Step
 from nbcnn.ops.call import Launch
 from nbcnn.program import Program
+from nbcnn.ranges import Mark, nothing
 
 SLEEP_NS = 50_000
 """One nap of the waiting kernel; the GPU takes between none and twice of it."""
@@ -44,24 +45,27 @@ def label(step: Step) -> str:
     return step.op.replace("_", " ")
 
 
-def watch(program: Program) -> Callable[[], dict[str, Any]]:
+def watch(program: Program, mark: Mark = nothing) -> Callable[[], dict[str, Any]]:
     """Enqueue the plan launch by launch; the function that comes back waits for it and says where the time went.
 
     kernels_ms  milliseconds by `label`, the most first; gaps_ms  between kernels; step_ms  from the first to the last, their sum;
-    host_ms     what the host needed to enqueue the launches one by one.
+    host_ms     what the host needed to enqueue the launches one by one; 0 where it runs them itself.
+
+    mark: makes a range around every step of the plan (`nbcnn.ranges`).
     """
     if program.place.name == "host" or SIMULATOR:
-        return _watch_host(program)
+        return _watch_host(program, mark)
     stream = program.place.stream
     marks = [(cuda.event(), cuda.event()) for _ in program.launches]
     wait_launch(1.5 * program.enqueue_ms).run(stream)
     began, at = time.perf_counter(), iter(marks)
-    for _, launches in program.bound:
-        for launch in launches:
-            before, after = next(at)
-            before.record(stream)
-            launch.run(stream)
-            after.record(stream)
+    for item, launches in program.bound:
+        with mark(f"{item.step.scope}.{item.step.op}"):
+            for launch in launches:
+                before, after = next(at)
+                before.record(stream)
+                launch.run(stream)
+                after.record(stream)
     program.enqueue_ms = host_ms = (time.perf_counter() - began) * 1e3
 
     def result() -> dict[str, Any]:
@@ -72,15 +76,17 @@ def watch(program: Program) -> Callable[[], dict[str, Any]]:
     return result
 
 
-def _watch_host(program: Program) -> Callable[[], dict[str, Any]]:
+def _watch_host(program: Program, mark: Mark) -> Callable[[], dict[str, Any]]:
     """The same by the wall clock, where launches run at once."""
     began, spent = time.perf_counter(), []
-    for launch in program.launches:
-        start = time.perf_counter()
-        launch.run(getattr(program.place, "stream", 0))
-        spent.append((time.perf_counter() - start) * 1e3)
+    for item, launches in program.bound:
+        with mark(f"{item.step.scope}.{item.step.op}"):
+            for launch in launches:
+                start = time.perf_counter()
+                launch.run(getattr(program.place, "stream", 0))
+                spent.append((time.perf_counter() - start) * 1e3)
     whole = (time.perf_counter() - began) * 1e3
-    found = _sums(program, spent, whole, whole - sum(spent))
+    found = _sums(program, spent, whole, 0.0)
     return lambda: found
 
 
@@ -95,11 +101,12 @@ def _sums(program: Program, spent: list[float], step_ms: float, host_ms: float) 
 
 
 def line(found: Mapping[str, Any]) -> str:
-    """What `watch` found, in a line: shares of the step, down to one percent."""
+    """What `watch` found, in a line: shares of the step, down to two percent."""
     whole = max(found["step_ms"], 1e-9)
     parts = [(name, ms / whole) for name, ms in found["kernels_ms"].items()]
-    large = [f"{name} {share:.0%}" for name, share in parts if share >= 0.01]
-    rest = sum(share for _, share in parts if share < 0.01)
+    large = [f"{name} {share:.0%}" for name, share in parts if share >= 0.02]
+    rest = sum(share for _, share in parts if share < 0.02)
     small = [f"others {rest:.0%}"] if rest >= 0.005 else []
     gaps = f"gaps {found['gaps_ms'] / whole:.0%}"
-    return f"one step's {found['step_ms']:.2f} ms: {', '.join([*large, *small, gaps])}; enqueuing it took the host {found['host_ms']:.2f} ms"
+    host = f"; enqueuing it took the host {found['host_ms']:.2f} ms" if found["host_ms"] else ""
+    return f"one step's {found['step_ms']:.2f} ms: {', '.join([*large, *small, gaps])}{host}"

@@ -185,7 +185,9 @@ def test_model_and_counters_meet_launch_by_launch():
     assert by_op["relu_fprop"]["error"] == pytest.approx(2 / 2.1 - 1, abs=1e-3)
     assert not by_op["sgd"]["streams"]  # too small
     assert not by_op["conv_wgrad"]["streams"]  # reads again
-    text = counters.table(rows, 60 * 2**20)
+    steps_found = [{"scope": "a", "op": "b", "event_ms": 1.02, "ncu_ms": 1.0}, {"scope": "short", "op": "c", "event_ms": 0.2, "ncu_ms": 0.1}]
+    text = counters.table({"kernels": rows, "l2_bytes": 60 * 2**20, "steps": steps_found})
+    assert "1 steps of 200 µs or more: event times are within +2.0% (a b)" in text
     assert "least / DRAM" in text
     assert "4 × L2 (60 MiB)" in text
     assert json.loads(json.dumps(rows)) == rows

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from nbcnn import timeline
+from nbcnn import ranges, timeline
 from nbcnn.datasets import shapes
 from nbcnn.graph import Buf, Step
 from nbcnn.layers import MSE, Conv2d, MaxPool2d, ReLU, Upsample2d
@@ -76,3 +79,39 @@ def test_the_waiting_kernel_compiles_and_naps_for_as_long_as_it_should():
     assert timeline.wait_launch(1e9).args == (400,)
     if not timeline.SIMULATOR:
         assert compile_launch(launch, "90a").frame_bytes == 0
+
+
+class Marks:
+    """A stand-in for a range: which began and ended, in order."""
+
+    def __init__(self):
+        self.seen = []
+
+    def __call__(self, name):
+        @contextmanager
+        def range_():
+            self.seen.append(name)
+            yield
+            self.seen.append("end")
+
+        return range_()
+
+
+def test_every_step_of_the_plan_has_a_range_of_its_own():
+    session, marks = session_of("cpu"), Marks()
+    session.mark = marks
+    session.step_watched()()
+    steps = [f"{item.step.scope}.{item.step.op}" for item, _ in session.program.bound]
+    assert marks.seen == [name for step in steps for name in (step, "end")]
+
+
+def test_ranges_come_from_the_nvtx_package_where_there_is_one(monkeypatch):
+    made = []
+    monkeypatch.setitem(sys.modules, "nvtx", SimpleNamespace(annotate=lambda name, domain: made.append((name, domain)) or nullcontext()))
+    with ranges.nvtx()("conv1.conv_fprop"):
+        pass
+    assert made == [("conv1.conv_fprop", "nbcnn")]
+    monkeypatch.setitem(sys.modules, "nvtx", None)
+    assert ranges.nvtx() is None
+    with ranges.nothing("x"):
+        assert "pip install nvtx" in ranges.MISSING

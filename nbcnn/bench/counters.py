@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from nbcnn.bench.roofline import aligned, traffic_of
+from nbcnn.bench.steps import time_steps
 from nbcnn.ops.traffic import Traffic
 from nbcnn.program import Program
 
@@ -27,6 +28,8 @@ _UNITS = {"byte": 1.0, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9} | {"ns": 1e-6, 
 _UNITS |= {"nsecond": 1e-6, "usecond": 1e-3, "msecond": 1.0, "second": 1e3}
 TWICE = 1.25
 """A kernel streams if it asks for less than this times its different bytes."""
+LONG_MS = 0.2
+"""Milliseconds from which on event times should agree with ncu's durations."""
 L2_TIMES = 4
 """How many times L2 the bytes of a kernel must be for DRAM's to be a test of the model."""
 
@@ -96,8 +99,9 @@ def compare(program: Program, counted: Sequence[Mapping[str, Any]], cache_bytes:
     return rows
 
 
-def table(rows: Sequence[Mapping[str, Any]], cache_bytes: int) -> str:
-    """The rows as text: model and counters, and how far the model is off where it must not be."""
+def table(found: Mapping[str, Any]) -> str:
+    """What `validate` found as text: model and counters, and how far the model and the event times are off where they must not be."""
+    rows, cache_bytes = found["kernels"], found["l2_bytes"]
     head = ("step", "op", "kernel", "model least", "model logical", "DRAM read", "DRAM write", "least / DRAM", "logical / DRAM", "µs", "streams")
     lines: list[tuple[str, ...]] = [head]
     for row in rows:
@@ -126,6 +130,11 @@ def table(rows: Sequence[Mapping[str, Any]], cache_bytes: int) -> str:
         text.append(f"{len(errors)} streaming kernels of {least} or more: the model is off by at most {max(errors):.1%}")
     else:
         text.append(f"no streaming kernel moves {least} here: take a larger batch to test the model")
+    long = [step for step in found["steps"] if step["ncu_ms"] >= LONG_MS]
+    if long:
+        worst = max(long, key=lambda step: abs(step["event_ms"] / step["ncu_ms"] - 1))
+        off = f"{worst['event_ms'] / worst['ncu_ms'] - 1:+.1%} ({worst['scope']} {worst['op']})"
+        text.append(f"{len(long)} steps of {LONG_MS * 1e3:.0f} µs or more: event times are within {off} of ncu's durations")
     return "\n".join(line.rstrip() for line in text)
 
 
@@ -136,10 +145,20 @@ def cache_of(place: Any) -> int:
     return int(getattr(cuda.get_current_device(), "L2_CACHE_SIZE", 0))
 
 
-def validate(session: Any) -> list[dict[str, Any]]:
-    """Count the session's training step and compare it with the model. Raises NotCounted."""
-    net = session.net
-    return compare(session.program, count(net.mode, net.precision, session.batch, net.fusing), cache_of(net.place))
+def validate(session: Any) -> dict[str, Any]:
+    """Count the session's training step beside the model, and time its steps by events beside ncu's durations. Raises NotCounted.
+
+    l2_bytes; kernels: a row a launch (`compare`); steps: scope, op, milliseconds by events in the running step, and by ncu, which runs kernels
+    one by one.
+    """
+    net, program = session.net, session.program
+    cache = cache_of(net.place)
+    kernels = compare(program, count(net.mode, net.precision, session.batch, net.fusing), cache)
+    at, steps = iter(kernels), []
+    for (item, launches), timing in zip(program.bound, time_steps(session)[0], strict=True):
+        counted = sum(next(at)["ms"] for _ in launches)
+        steps.append({"scope": item.step.scope, "op": item.step.op, "event_ms": round(timing.median, 5), "ncu_ms": round(counted, 5)})
+    return {"l2_bytes": cache, "kernels": kernels, "steps": steps}
 
 
 def main(argv: Sequence[str]) -> int:

@@ -1,8 +1,9 @@
 """Is the GPU warm? Work runs back to back until its time and the SM clock stand still.
 
-An idle GPU lowers its clocks (an H200 to 345 MHz) and raises them only under sustained work; what is timed before that is another,
-slower GPU. Windows of 50 ms are compared: when over the last five neither the median time of a call nor the SM clock has moved by
-1 %, the state is steady. (cubecl's benchmarks hold a plateau of 250 ms for the same reason.)
+A GPU that nobody uses lowers its clocks (an H200 without a process on it: 345 instead of 1,980 MHz), and heavy work lowers them again
+once the power limit is reached; what is timed in between is another GPU. So windows of 50 ms are compared: when over the last five
+neither the median time of a call nor the SM clock has moved by 1 %, the state is steady. (cubecl's benchmarks hold a plateau of 250 ms
+for the same reason.)
 """
 
 from __future__ import annotations

@@ -22,7 +22,11 @@ EXAMPLES = (
 
 
 def parser() -> Parser:
-    made = Parser("python -m nbcnn kernels", "Compile every kernel without a GPU: registers, spills, shared memory, instructions.", EXAMPLES)
+    made = Parser(
+        "python -m nbcnn kernels",
+        "Compile every kernel without a GPU: registers, spills, shared memory, instructions. All of them take one core an hour.",
+        EXAMPLES,
+    )
     group = made.add_argument_group("kernels")
     flag(group, "--mode", one_of(*MODES[1:]), "only this mode's kernels", "all modes")
     flag(group, "--precision", one_of(*PRECISIONS), "only this precision's", "all")

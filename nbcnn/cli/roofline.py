@@ -52,7 +52,7 @@ def _run(flags: SimpleNamespace) -> int:
     batch = flags.batch or 256
     options: dict[str, Any] = {"mode": flags.mode or "auto", "precision": flags.precision, "engine": flags.engine or "auto"}
     _say(f"preparing {options['mode']} at batch {batch} …")
-    session = session_for(batch, batch if flags.ncu else epoch_images(batch), fusing=not flags.no_fuse, **options)
+    session = session_for(batch, epoch_images(batch), fusing=not flags.no_fuse, **options)
     return _counted(flags, session) if flags.ncu else _timed(flags, session, options)
 
 
@@ -78,11 +78,10 @@ def _counted(flags: SimpleNamespace, session: Any) -> int:
     from nbcnn.bench import counters, results
 
     _say("counting one training step with ncu …")
-    rows, cache = counters.validate(session), counters.cache_of(session.net.place)
+    found = counters.validate(session)
     if flags.save:
-        found = [{"l2_bytes": cache, "kernels": rows}]
-        results.save(section("counters", flags, session), found, session.net.device_name, Path(flags.results) if flags.results else None)
-    print(json.dumps(rows) if flags.json else counters.table(rows, cache))
+        results.save(section("counters", flags, session), [found], session.net.device_name, Path(flags.results) if flags.results else None)
+    print(json.dumps(found) if flags.json else counters.table(found))
     return 0
 
 

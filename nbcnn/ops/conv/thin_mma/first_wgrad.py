@@ -283,10 +283,15 @@ def height(layer: ConvShape, tile: WgradTile) -> int:
     return -(-layer.K // of_block) * of_block
 
 
+def walkers(call: Call) -> int:
+    """Blocks that share the units: a tile chosen for a larger batch may have more than there are units here."""
+    return min(call.tile.walkers, work(first_layer(call), call.tile.ROWS * call.tile.TURNS)[0])
+
+
 def scratch(call: Call) -> int:
     """Bytes of all blocks' sums."""
     layer = first_layer(call)
-    return 4 * call.tile.walkers * height(layer, call.tile) * columns(layer, len(call.out_shapes) > 1)
+    return 4 * walkers(call) * height(layer, call.tile) * columns(layer, len(call.out_shapes) > 1)
 
 
 def bind(call: Call, E: int) -> list[Launch]:
@@ -299,8 +304,8 @@ def bind(call: Call, E: int) -> list[Launch]:
     P, Q = call.in_shapes[1][2:]
     args = (call.ins[0], call.ins[1], call.ins[2] if pooled else call.ins[1], partials)
     numbers = (layer.H, layer.W, K, P, Q, layer.pad, units, rows, across, tile.TURNS)
-    product = Launch(kernel, (tile.walkers, -(-K // (OF_WARP * tile.WARPS))), tile.threads, (*args, *map(np.int32, numbers)))
-    sums = (partials, call.outs[0], call.outs[1] if bias else call.outs[0], *map(np.int32, (K, height(layer, tile), tile.walkers)))
+    product = Launch(kernel, (walkers(call), -(-K // (OF_WARP * tile.WARPS))), tile.threads, (*args, *map(np.int32, numbers)))
+    sums = (partials, call.outs[0], call.outs[1] if bias else call.outs[0], *map(np.int32, (K, height(layer, tile), walkers(call))))
     return [product, Launch(sum_kernel(C, R, S, bias), height(layer, tile) * columns(layer, bias) // 32, SUM_THREADS, sums)]
 
 
