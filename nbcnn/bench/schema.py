@@ -93,7 +93,7 @@ KINDS: dict[str, tuple[str, Any]] = {
     "compare": ("two ways to run one op", [{"op": str, "variants": [str], "times": [{"ms": TIMING}]}]),
     "selftest": ("what the benchmark says about things known beforehand", [{"what": str, "value": float, "unit": str, "ok": (bool, None)}]),
     "warmup": ("why a kernel measured alone looks slow", [{"op": str, "shape": str, "variant": str, "cold": [{}], "settled": [{}]}]),
-    "quality": ("what the project's own commands printed: training, features, classification", [{"what": str, "seed": int, "wall_seconds": float}]),
+    "quality": ("what the project's own commands printed: training, features, classification", [{"what": str, "seed?": int, "wall_seconds": float}]),
 }
 """By the first word of a section's name: what it is, and the shape of its rows. Rows of another word are objects of any form."""
 

@@ -122,7 +122,9 @@ def curves(source: Source) -> Parts:
         runs = [row for row in rows if row.get("test_losses")]
         drawn = [
             svg.Series(
-                f"{row.get('mode', '')} {row.get('precision', '')}, seed {row['seed']}", list(enumerate(row["test_losses"], 1)), at % svg.COLOURS + 1
+                f"{row.get('mode', '')} {row.get('precision', '')}, seed {row.get('seed', 0)}",
+                list(enumerate(row["test_losses"], 1)),
+                at % svg.COLOURS + 1,
             )
             for at, row in enumerate(runs)
         ]
@@ -203,7 +205,7 @@ def confusion(source: Source) -> Parts:
     for name, rows, where in source.sections("quality"):
         for row in rows:
             if "classifiers" in row and "encoder" in row["classifiers"]:
-                yield from _confusion(row, f"RBF SVM on the features, {name}, seed {row['seed']}")
+                yield from _confusion(row, f"RBF SVM on the features, {name}, seed {row.get('seed', 0)}")
                 yield page.provenance(where)
                 return
     yield Missing("confusion matrix", "python -m nbcnn.bench.quality main --data-dir DIR --scratch DIR")
