@@ -7,7 +7,7 @@ import json
 import pytest
 
 from nbcnn import __main__
-from nbcnn.bench import dram, steady, warmup, warmup_report
+from nbcnn.bench import dram, ncu, steady, warmup, warmup_report
 
 TIMING = {"least": 0.9, "most": 1.2, "count": 20}
 
@@ -90,26 +90,8 @@ def test_the_study_runs_on_the_numpy_path(monkeypatch, capsys, tmp_path):
     assert len(json.loads(capsys.readouterr().out)[0]["cold"]) == 3
 
 
-NCU = """==PROF== Connected to process 7
-"ID","Process ID","Kernel Name","Metric Name","Metric Unit","Metric Value"
-"0","7","a","dram__bytes_read.sum","Mbyte","1.5"
-"0","7","a","dram__bytes_write.sum","Kbyte","1,250"
-"0","7","a","gpu__time_duration.sum","us","10"
-"0","7","a","lts__t_sectors_op_write.sum","sector","100"
-"1","7","a","dram__bytes_read.sum","byte","500000"
-"1","7","a","dram__bytes_write.sum","byte","0"
-"1","7","a","gpu__time_duration.sum","ns","5000"
-"1","7","a","lts__t_sectors_op_write.sum","sector","0"
-"""
-
-
-def test_what_ncu_prints_is_read_kernel_by_kernel():
-    first = {"dram_read": 1.5e6, "dram_written": 1.25e6, "kernel_ms": pytest.approx(0.01), "l2_write_bytes": 3200.0}
-    assert dram.parse(NCU) == [first, {"dram_read": 5e5, "dram_written": 0.0, "kernel_ms": pytest.approx(0.005), "l2_write_bytes": 0.0}]
-
-
 def test_kernels_are_added_up_in_the_order_of_the_calls():
-    ran = [dict.fromkeys(dram.NAMES, float(at)) for at in range(2 * 222)]
+    ran = [dict.fromkeys(dram.METRICS.values(), float(at)) for at in range(2 * 222)]
     rows = dram.grouped(ran)
     assert [(row["cache"], row["iterations"], row["kernels"]) for row in rows[:4]] == [
         ("hot", 1, 2),
@@ -120,20 +102,13 @@ def test_kernels_are_added_up_in_the_order_of_the_calls():
     assert rows[0]["dram_read"] == 0 + 1
     assert rows[3]["kernel_ms"] == 222 + 223
     assert sum(row["dram_written"] for row in rows) == sum(range(444))
-    with pytest.raises(dram.NotCounted, match="no multiple"):
+    with pytest.raises(ncu.NotCounted, match="no multiple"):
         dram.grouped(ran[:-1])
 
 
-def test_what_ncu_refuses_is_said():
-    with pytest.raises(dram.NotCounted, match="ERR_NVGPUCTRPERM"):
-        dram.parse("==PROF== x\n==ERROR== ERR_NVGPUCTRPERM - no permission\n")
-    with pytest.raises(dram.NotCounted, match="no output"):
-        dram.parse("")
-
-
 def test_without_ncu_nothing_is_counted(monkeypatch):
-    monkeypatch.setattr(dram.shutil, "which", lambda name: None)
-    with pytest.raises(dram.NotCounted, match="not on the PATH"):
+    monkeypatch.setattr(ncu.shutil, "which", lambda name: None)
+    with pytest.raises(ncu.NotCounted, match="not on the PATH"):
         dram.counted("relu_fprop", "1,1,1,1", "cpu")
     said = []
     assert dram.table_rows("cpu", "relu_fprop", "1,1,1,1", said.append) == []

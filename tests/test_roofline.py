@@ -9,7 +9,7 @@ import pytest
 
 from nbcnn import cuda
 from nbcnn.__main__ import main
-from nbcnn.bench import counters, roofline, steps
+from nbcnn.bench import counters, ncu, roofline, steps
 from nbcnn.bench.plans import on_host, training_plan
 from nbcnn.bench.timing import summarise
 from nbcnn.cuda import Ceilings
@@ -152,24 +152,6 @@ def test_epochs_for_timing_hold_many_steps_but_not_too_many_images():
 
 # -- counters
 
-NCU = """==PROF== Connected to process 475
-"ID","Kernel Name","dram__bytes_read.sum","dram__bytes_write.sum","gpu__time_duration.sum"
-"","","Mbyte","Kbyte","us"
-"0","pack_weights_kernel","1.50","2,500.00","5.00"
-"1","gather_kernel","3.00","0.50","1,250.00"
-"""
-
-
-def test_ncus_table_is_read_with_its_units():
-    one, two = counters.parse(NCU)
-    assert one == {"dram_read": 1.5e6, "dram_write": 2.5e6, "ms": 0.005}
-    assert two == {"dram_read": 3e6, "dram_write": 500.0, "ms": 1.25}
-
-
-def test_ncus_refusal_is_passed_on():
-    with pytest.raises(counters.NotCounted, match="ERR_NVGPUCTRPERM"):
-        counters.parse("==PROF== x\n==ERROR== ERR_NVGPUCTRPERM - no permission")
-
 
 @pytest.mark.skipif(cuda.SIMULATOR, reason="the simulator makes no tensor maps")
 def test_model_and_counters_meet_launch_by_launch():
@@ -191,7 +173,7 @@ def test_model_and_counters_meet_launch_by_launch():
     assert "least / DRAM" in text
     assert "4 × L2 (60 MiB)" in text
     assert json.loads(json.dumps(rows)) == rows
-    with pytest.raises(counters.NotCounted, match="launches"):
+    with pytest.raises(ncu.NotCounted, match="launches"):
         counters.compare(program, exact[1:], 60 * 2**20)
 
 

@@ -1,7 +1,7 @@
 """The model of traffic beside NVIDIA's counters: DRAM bytes of every kernel of a training step as ncu counts them.
 
 `python -m nbcnn.bench.counters MODE PRECISION BATCH FUSING` runs one training step launch by launch between the profiler's start and stop;
-ncu runs it, with clocks and caches left alone, and what it counts is matched with the launches of the plan in their order.
+ncu runs it, and what it counts is matched with the launches of the plan in their order.
 
 A kernel's reads from DRAM lie between nothing (all it reads is still in L2) and its logical bytes; where its tensors are several times as
 large as L2, they should be its different bytes: `least`. Its writes are what it stores, sooner or later: what is still dirty in L2 when it
@@ -10,22 +10,17 @@ ends is written while the next kernels run, and counts there.
 
 from __future__ import annotations
 
-import csv
-import shutil
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
+from nbcnn.bench import ncu
 from nbcnn.bench.roofline import aligned, traffic_of
 from nbcnn.bench.steps import time_steps
 from nbcnn.ops.traffic import Traffic
 from nbcnn.program import Program
 
 METRICS = {"dram__bytes_read.sum": "dram_read", "dram__bytes_write.sum": "dram_write", "gpu__time_duration.sum": "ms"}
-_UNITS = {"byte": 1.0, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9} | {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3}
-_UNITS |= {"nsecond": 1e-6, "usecond": 1e-3, "msecond": 1.0, "second": 1e3}
 TWICE = 1.25
 """A kernel streams if it asks for less than this times its different bytes."""
 LONG_MS = 0.2
@@ -34,43 +29,16 @@ L2_TIMES = 4
 """How many times L2 the bytes of a kernel must be for DRAM's to be a test of the model."""
 
 
-class NotCounted(RuntimeError):
-    """ncu is missing, or may not read the counters here; the message says which."""
-
-
 def count(mode: str, precision: str, batch: int, fusing: bool, timeout: float = 400.0) -> list[dict[str, float]]:
-    """DRAM bytes read and written and milliseconds of every kernel of one training step, in the order of the plan. Raises NotCounted."""
-    if shutil.which("ncu") is None:
-        raise NotCounted("ncu is not on the PATH, so DRAM bytes are not counted: it comes with NVIDIA Nsight Compute")
-    command = ["ncu", "--csv", "--page", "raw", "--clock-control", "none", "--cache-control", "none", "--profile-from-start", "off"]
-    command += ["--target-processes", "application-only", "--metrics", ",".join(METRICS)]
-    command += [sys.executable, "-W", "ignore", "-m", "nbcnn.bench.counters", mode, precision, str(batch), str(int(fusing))]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, cwd=Path(__file__).parents[2])
-    except subprocess.TimeoutExpired:
-        raise NotCounted(f"ncu did not finish within {timeout:.0f} s") from None
-    return parse(done.stdout + done.stderr)
-
-
-def parse(text: str) -> list[dict[str, float]]:
-    """The kernels in what `ncu --csv --page raw` printed, in order. Raises NotCounted with ncu's own words if there is no table."""
-    lines = [line for line in text.splitlines() if line.startswith('"')]
-    if len(lines) < 3:
-        said = [line for line in text.splitlines() if line.startswith("==ERROR==")] or text.strip().splitlines()[-1:] or ["no output"]
-        raise NotCounted("ncu counted nothing: " + " ".join(said))
-    units, *rows = list(csv.DictReader(lines))
-    made = []
-    for row in rows:
-        values = {short: float(row[name].replace(",", "")) * _UNITS[units[name]] for name, short in METRICS.items()}
-        made.append(values)
-    return made
+    """DRAM bytes read and written and milliseconds of every kernel of one training step, in the order of the plan. Raises ncu.NotCounted."""
+    return ncu.count("nbcnn.bench.counters", (mode, precision, str(batch), str(int(fusing))), METRICS, timeout)
 
 
 def compare(program: Program, counted: Sequence[Mapping[str, Any]], cache_bytes: int) -> list[dict[str, Any]]:
-    """One row a launch: the model's bytes, DRAM's, and the model's error. Raises NotCounted if launches and kernels do not match."""
+    """One row a launch: the model's bytes, DRAM's, and the model's error. Raises ncu.NotCounted if launches and kernels do not match."""
     launches = [(item, launch) for item, made in program.bound for launch in made]
     if len(launches) != len(counted):
-        raise NotCounted(f"ncu counted {len(counted)} kernels, the plan has {len(launches)} launches")
+        raise ncu.NotCounted(f"ncu counted {len(counted)} kernels, the plan has {len(launches)} launches")
     rows, at = [], 0
     for item, made in program.bound:
         traffic: Sequence[Traffic | None] = traffic_of(program.plan, item) or [None] * len(made)
@@ -146,7 +114,7 @@ def cache_of(place: Any) -> int:
 
 
 def validate(session: Any) -> dict[str, Any]:
-    """Count the session's training step beside the model, and time its steps by events beside ncu's durations. Raises NotCounted.
+    """Count the session's training step beside the model, and time its steps by events beside ncu's durations. Raises ncu.NotCounted.
 
     l2_bytes; kernels: a row a launch (`compare`); steps: scope, op, milliseconds by events in the running step, and by ncu, which runs kernels
     one by one.

@@ -1,89 +1,48 @@
 """DRAM bytes of one op as NVIDIA's ncu counts them, beside the bytes that its operands have.
 
-The counters are read in a process of its own (`python -m nbcnn.bench.dram OP SHAPE CHOICE`), which ncu runs with clocks and
-caches left alone. Only the calls between the profiler's start and stop count; kernels before them are not looked at.
+The calls are made in a process of its own (`python -m nbcnn.bench.dram OP SHAPE CHOICE`), which ncu runs.
 """
 
 from __future__ import annotations
 
-import csv
-import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
+from nbcnn.bench import ncu
 from nbcnn.explain import step_bytes
 from nbcnn.graph import Step
 
 COUNTED = (1, 10, 100)
 CACHES = ("hot", "rotate")
-NAMES = ("dram_read", "dram_written", "kernel_ms", "l2_write_bytes")
-METRICS = ("dram__bytes_read.sum", "dram__bytes_write.sum", "gpu__time_duration.sum", "lts__t_sectors_op_write.sum")
-MISSING = "ncu is not on the PATH, so DRAM bytes are not counted: it comes with NVIDIA Nsight Compute"
-_UNITS = {
-    "byte": 1,
-    "Kbyte": 1e3,
-    "Mbyte": 1e6,
-    "Gbyte": 1e9,
-    "ns": 1e-6,
-    "nsecond": 1e-6,
-    "us": 1e-3,
-    "usecond": 1e-3,
-    "ms": 1,
-    "msecond": 1,
-    "sector": 32,
+METRICS = {
+    "dram__bytes_read.sum": "dram_read",
+    "dram__bytes_write.sum": "dram_written",
+    "gpu__time_duration.sum": "kernel_ms",
+    "lts__t_sectors_op_write.sum": "l2_write_bytes",
 }
-
-
-class NotCounted(RuntimeError):
-    """ncu is missing, or may not read the counters here; the message says which."""
 
 
 def counted(op: str, shape: str, choice: str, timeout: float = 300.0) -> list[dict[str, Any]]:
     """Totals of COUNTED calls in each of CACHES: bytes read and written in DRAM, bytes written to the second-level cache, ms of the kernels.
 
-    Raises NotCounted.
+    Raises ncu.NotCounted.
     """
-    if shutil.which("ncu") is None:
-        raise NotCounted(MISSING)
-    command = ["ncu", "--csv", "--clock-control", "none", "--cache-control", "none", "--profile-from-start", "off"]
-    command += ["--metrics", ",".join(METRICS), sys.executable, "-m", "nbcnn.bench.dram", op, shape, choice]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, cwd=Path(__file__).parents[2])
-    except subprocess.TimeoutExpired:
-        raise NotCounted(f"ncu did not finish within {timeout:.0f} s") from None
-    return grouped(parse(done.stdout))
+    return grouped(ncu.count("nbcnn.bench.dram", (op, shape, choice), METRICS, timeout))
 
 
 def grouped(kernels: Sequence[dict[str, float]]) -> list[dict[str, Any]]:
     """The kernels of `main`, in the order in which they ran, added up for each cache mode and number of calls."""
     each, rest = divmod(len(kernels), len(CACHES) * sum(COUNTED))
     if rest or not each:
-        raise NotCounted(f"ncu counted {len(kernels)} kernels, which is no multiple of the calls made")
+        raise ncu.NotCounted(f"ncu counted {len(kernels)} kernels, which is no multiple of the calls made")
     rows, at = [], 0
     for cache in CACHES:
         for n in COUNTED:
             group = kernels[at : at + n * each]
             at += n * each
-            rows.append({"cache": cache, "iterations": n, "kernels": len(group), **{name: sum(k[name] for k in group) for name in NAMES}})
+            rows.append({"cache": cache, "iterations": n, "kernels": len(group), **{name: sum(k[name] for k in group) for name in METRICS.values()}})
     return rows
-
-
-def parse(text: str) -> list[dict[str, float]]:
-    """The kernels in what `ncu --csv` printed, in order. Raises NotCounted with ncu's own words if there is no table."""
-    lines = [line for line in text.splitlines() if line.startswith('"')]
-    if len(lines) < 2:
-        said = [line for line in text.splitlines() if line.startswith("==ERROR==")] or text.strip().splitlines()[-1:]
-        raise NotCounted("ncu counted nothing: " + " ".join(said or ["no output"]))
-    kernels: dict[int, dict[str, float]] = {}
-    for row in csv.DictReader(lines):
-        if row["Metric Name"] in METRICS:
-            name = NAMES[METRICS.index(row["Metric Name"])]
-            value = float(row["Metric Value"].replace(",", "")) * _UNITS[row["Metric Unit"]]
-            kernels.setdefault(int(row["ID"]), dict.fromkeys(NAMES, 0.0))[name] = value
-    return [kernels[at] for at in sorted(kernels)]
 
 
 def model(step: Step) -> dict[str, float]:
@@ -96,7 +55,7 @@ def table_rows(choice: str, op: str, shape: str, say: Callable[[str], None]) -> 
     say(f"counting DRAM bytes of {', '.join(map(str, COUNTED))} calls of {choice}")
     try:
         return counted(op, shape, choice)
-    except NotCounted as error:
+    except ncu.NotCounted as error:
         say(str(error))
         return []
 
