@@ -1,4 +1,4 @@
-"""The forward kernel of a last layer: blocks that cut images, walk or hold several; without a GPU, tiles, packing and what the compiler makes of it."""
+"""The forward kernel of a last layer: blocks that cut images, walk or hold several; without a GPU, tiles, packing and what the compiler makes."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def fprop_tile(layer: LastLayer, precision: str, multiprocessors: int) -> FpropT
     alone = [(stages, 1) for stages in (4, 3, 2) if shared_bytes(layer, precision, stages) <= SHARED_LIMIT]
     stages, resident = (fitting + alone)[0]
     wanted, image = resident * multiprocessors, layer.H * layer.W
-    pixels = image * -(-layer.N // wanted) if layer.N >= wanted else max(LEAST_PIXELS, -(-layer.pixels // wanted))
+    pixels = image * -(-layer.N // wanted) if wanted <= layer.N else max(LEAST_PIXELS, -(-layer.pixels // wanted))
     return FpropTile(pixels, stages, resident)
 
 
