@@ -12,6 +12,7 @@ from nbcnn.ops.call import Impl
 from nbcnn.ops.cases import Case, mean_cases
 from nbcnn.ops.conv.fused import REFERENCES
 from nbcnn.ops.fused_cases import fused_mean_cases
+from nbcnn.ops.norm_cases import norm_cases
 
 GPU_ROWS = [key for key, row in MODES.items() if row.place == "gpu"]
 
@@ -35,7 +36,7 @@ def test_every_row_has_every_op():
 
 
 def test_the_cases_cover_every_op():
-    assert {case.op for case in mean_cases()} | {"convert"} == set(MODES["cpu", "fp32"].ops)
+    assert {case.op for case in (*mean_cases(), *norm_cases())} | {"convert"} == set(MODES["cpu", "fp32"].ops)
     assert {case.op for case in fused_mean_cases()} == set(REFERENCES)
 
 

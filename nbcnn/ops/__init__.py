@@ -10,6 +10,12 @@ Ops and their signatures (logical shapes; inputs, then outputs, then attributes)
     sigmoid_fprop     x -> y                              sigmoid_dgrad     dy, y -> dx
     swish_fprop       x -> y                              swish_dgrad       dy, x -> dx
     add               a, b -> y
+    evonorm_s0_fprop  x (N,C,H,W), gamma, beta, v (C) -> y, shift, std (N·groups)                groups, eps
+    evonorm_s0_grads  dy, x, gamma, v, shift, std -> dx, dgamma, dbeta, dv                      groups
+    evonorm_b0_fprop  x, gamma, beta, v, running -> y, shift, std (N·C), batch_shift, batch_std (C), running (in place)
+                                                                                                eps, momentum
+    evonorm_b0_infer  x, gamma, beta, v, running -> y                                           eps
+    evonorm_b0_grads  dy, x, gamma, v, shift, std, batch_shift, batch_std -> dx, dgamma, dbeta, dv
     maxpool_fprop     x (N,C,H,W) -> y (N,C,P,Q), index (N,C,P,Q) uint8 or int32              size, stride
     maxpool_dgrad     dy, index -> dx (N,C,H,W)                                               size, stride
     avgpool_fprop     x -> y                              avgpool_dgrad     dy -> dx          size, stride
@@ -74,6 +80,8 @@ from nbcnn.ops import (
 from nbcnn.ops.call import Impl, host
 from nbcnn.ops.conv import composed, im2col, im2col_fused, mma, naive, nine_products, reference, thin, thin_fused, thin_mma, tiled, wgmma, winograd
 from nbcnn.ops.conv.few_pixels import for_few_pixels
+from nbcnn.ops.evonorm import b0, s0
+from nbcnn.ops.evonorm import reference as evonorm
 
 Ops = dict[str, Impl]
 
@@ -123,6 +131,11 @@ CPU: Ops = reference.HOST | {
     "swish_fprop": host(swish.swish_fprop),
     "swish_dgrad": host(swish.swish_dgrad),
     "add": host(add.add),
+    "evonorm_s0_fprop": host(evonorm.evonorm_s0_fprop),
+    "evonorm_s0_grads": host(evonorm.evonorm_s0_grads),
+    "evonorm_b0_fprop": host(evonorm.evonorm_b0_fprop),
+    "evonorm_b0_infer": host(evonorm.evonorm_b0_infer),
+    "evonorm_b0_grads": host(evonorm.evonorm_b0_grads),
     "maxpool_fprop": host(maxpool.maxpool_fprop),
     "maxpool_dgrad": host(maxpool.maxpool_dgrad),
     "avgpool_fprop": host(avgpool.avgpool_fprop),
@@ -156,6 +169,11 @@ COMMON: Ops = {
     "swish_fprop": Impl(swish.bind_fprop),
     "swish_dgrad": Impl(swish.bind_dgrad),
     "add": Impl(add.bind),
+    "evonorm_s0_fprop": s0.FPROP,
+    "evonorm_s0_grads": s0.GRADS,
+    "evonorm_b0_fprop": b0.FPROP,
+    "evonorm_b0_infer": b0.INFER,
+    "evonorm_b0_grads": b0.GRADS,
     "maxpool_fprop": Impl(maxpool.bind_fprop),
     "maxpool_dgrad": Impl(maxpool.bind_dgrad),
     "avgpool_fprop": Impl(avgpool.bind_fprop),

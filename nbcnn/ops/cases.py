@@ -56,13 +56,14 @@ class Case:
     terms: int = 1
 
 
-def _normal(seed: int, *shape: int) -> np.ndarray:
+def normal(seed: int, *shape: int) -> np.ndarray:
+    """Standard normal float32 of `shape`."""
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
 def conv_cases(shape: ConvShape) -> Iterator[Case]:
     """The three passes of one convolution, fprop and wgrad with and without a bias."""
-    x, w, b, dy = _normal(1, *shape.x_shape), _normal(2, *shape.w_shape), _normal(3, shape.K), _normal(4, *shape.y_shape)
+    x, w, b, dy = normal(1, *shape.x_shape), normal(2, *shape.w_shape), normal(3, shape.K), normal(4, *shape.y_shape)
     attrs = {"stride": shape.stride, "pad": shape.pad}
     label = f"{shape.C}→{shape.K} {shape.H}×{shape.W} {shape.R}×{shape.S} s{shape.stride} p{shape.pad} n{shape.N}"
     y, dw, db = (shape.y_shape, "float32"), (shape.w_shape, "float32"), ((shape.K,), "float32")
@@ -76,7 +77,7 @@ def conv_cases(shape: ConvShape) -> Iterator[Case]:
 
 def activation_cases() -> Iterator[Case]:
     for shape in _IMAGES:
-        x, dy = _normal(5, *shape), _normal(6, *shape)
+        x, dy = normal(5, *shape), normal(6, *shape)
         label, out = "×".join(map(str, shape)), ((shape, "float32"),)
         for op, attrs, saved in (
             ("relu", {}, np.maximum(x, 0)),
@@ -92,12 +93,12 @@ def activation_cases() -> Iterator[Case]:
 def resampling_cases() -> Iterator[Case]:
     for shape in _IMAGES:
         n, c, h, w = shape
-        x, label = _normal(7, *shape), "×".join(map(str, shape))
+        x, label = normal(7, *shape), "×".join(map(str, shape))
         for size, stride in _WINDOWS:
             if size > min(h, w):
                 continue
             pooled = (n, c, window_extent(h, size, stride), window_extent(w, size, stride))
-            attrs, dy = {"size": size, "stride": stride}, _normal(8, *pooled)
+            attrs, dy = {"size": size, "stride": stride}, normal(8, *pooled)
             index = np.random.default_rng(9).integers(0, size * size, pooled).astype(np.uint8)
             tag = f"{label} {size}/{stride}"
             yield Case("maxpool_fprop", tag, (x,), ((pooled, "float32"), (pooled, "uint8")), attrs)
@@ -108,19 +109,19 @@ def resampling_cases() -> Iterator[Case]:
             large = (n, c, h * factor, w * factor)
             tag = f"{label} ×{factor}"
             yield Case("upsample_fprop", tag, (x,), ((large, "float32"),), {"factor": factor})
-            yield Case("upsample_dgrad", tag, (_normal(10, *large),), ((shape, "float32"),), {"factor": factor}, factor**2)
+            yield Case("upsample_dgrad", tag, (normal(10, *large),), ((shape, "float32"),), {"factor": factor}, factor**2)
         flat = (n, numel(shape[1:]))
         yield Case("flatten_fprop", label, (x,), ((flat, "float32"),))
-        yield Case("flatten_dgrad", label, (_normal(11, *flat),), ((shape, "float32"),))
+        yield Case("flatten_dgrad", label, (normal(11, *flat),), ((shape, "float32"),))
 
 
 def loss_cases() -> Iterator[Case]:
     for shape in _IMAGES:
-        y, target, label = _normal(12, *shape), _normal(13, *shape), "×".join(map(str, shape))
+        y, target, label = normal(12, *shape), normal(13, *shape), "×".join(map(str, shape))
         yield Case("mse_fprop", label, (y, target), (((), "float64"),), {}, numel(shape))
         yield Case("mse_dgrad", label, (y, target), ((shape, "float32"),))
     for n, f in ((1, 2), (5, 10), (37, 33)):
-        logits, labels = 3 * _normal(14, n, f), np.random.default_rng(15).integers(0, f, n).astype(np.int32)
+        logits, labels = 3 * normal(14, n, f), np.random.default_rng(15).integers(0, f, n).astype(np.int32)
         p = np.exp(logits.astype(np.float64))
         p = (p / p.sum(1, keepdims=True)).astype(np.float32)
         yield Case("softmax_xent_fprop", f"{n}×{f}", (logits, labels), (((n, f), "float32"), ((), "float64")), {}, f)
@@ -136,7 +137,7 @@ def training_cases() -> Iterator[Case]:
         yield Case("gather", f"flip {flip}", (images, order, state), (((3, 3, 5, 4), "float32"),), {"flip": flip})
     yield Case("gather_labels", "3 of 6", (labels, order, state), (((3,), "int32"),))
     count, rates = 1003, np.linspace(0.1, 0.01, 8).astype(np.float32)
-    w, g, m, v = _normal(17, count), _normal(18, count), _normal(19, count), _normal(20, count) ** 2
+    w, g, m, v = normal(17, count), normal(18, count), normal(19, count), normal(20, count) ** 2
     norm = np.array(np.linalg.norm(g.astype(np.float64)))
     plain = {"weight_decay": 0.0, "clip_value": 0.0, "clip_norm": 0.0, "decayed": 512}
     clipped = {"weight_decay": 0.01, "clip_value": 0.5, "clip_norm": 2.0, "decayed": 512}

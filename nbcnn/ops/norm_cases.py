@@ -1,0 +1,51 @@
+"""Inputs on which the EvoNorm ops are compared with their references: planes of one pixel, of one value, and far from zero.
+
+An offset of 2000 leaves σ(v·x) no slope in either precision; there the statistics must keep what x has left of its digits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from nbcnn.ops.cases import Case, normal
+from nbcnn.ops.evonorm import reference as evonorm
+
+NORMS = (
+    ((1, 1, 5, 7), 1, "normal"),
+    ((2, 4, 3, 4), 2, "normal"),
+    ((1, 6, 3, 3), 3, "normal"),
+    ((3, 3, 1, 1), 3, "normal"),
+    ((1, 34, 2, 1), 1, "normal"),
+    ((1, 34, 1, 2), 17, "normal"),
+    ((2, 2, 3, 5), 1, "constant planes"),
+    ((2, 2, 3, 5), 2, "offset 2000"),
+)
+"""(N,C,H,W), groups, values: one pixel; a group wider than a warp; more channels than a warp; a variance of zero; one far from the mean."""
+
+
+def norm_cases() -> Iterator[Case]:
+    for shape, groups, values in NORMS:
+        n, c, h, w = shape
+        x, dy = normal(40, *shape), normal(41, *shape)
+        if values == "constant planes":
+            x[...] = x[:, :, :1, :1]
+        if values == "offset 2000":
+            x += 2000
+        gamma, beta, v = 1 + 0.3 * normal(42, c), normal(43, c), np.random.default_rng(44).uniform(0.6, 1.4, c).astype(np.float32)
+        running, label = normal(45, c) ** 2, f"{'×'.join(map(str, shape))} {groups} groups, {values}"
+        y, channel = np.empty_like(x), ((c,), "float32")
+        kept = np.empty((2, n * groups), np.float32)
+        terms, image = max(n * h * w, h * w * (c // groups)), (shape, "float32")
+        evonorm.evonorm_s0_fprop(x, gamma, beta, v, y, *kept, groups=groups, eps=1e-5)
+        outs = (image, *(((n * groups,), "float32"),) * 2)
+        yield Case("evonorm_s0_fprop", label, (x, gamma, beta, v), outs, {"groups": groups, "eps": 1e-5}, terms)
+        yield Case("evonorm_s0_grads", label, (dy, x, gamma, v, *kept), (image, *(channel,) * 3), {"groups": groups}, terms)
+        label, terms = f"{'×'.join(map(str, shape))} {values}", n * h * w
+        planes, channels = np.empty((2, n * c), np.float32), np.empty((3, c), np.float32)
+        evonorm.evonorm_b0_fprop(x, gamma, beta, v, running, y, *planes, *channels, eps=1e-3, momentum=0.1)
+        b0_outs = (image, *(((n * c,), "float32"),) * 2, *(channel,) * 2, 4)
+        yield Case("evonorm_b0_fprop", label, (x, gamma, beta, v, running), b0_outs, {"eps": 1e-3, "momentum": 0.1}, terms)
+        yield Case("evonorm_b0_infer", label, (x, gamma, beta, v, running), (image,), {"eps": 1e-3}, h * w)
+        yield Case("evonorm_b0_grads", label, (dy, x, gamma, v, *planes, *channels[:2]), (image, *(channel,) * 3), {}, terms)
