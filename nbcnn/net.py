@@ -14,7 +14,7 @@ import numpy as np
 from nbcnn.cuda import Gpu, GpuUnavailable, Host, gpu_missing
 from nbcnn.fuse import fuse
 from nbcnn.graph import Buf, Plan, Resolution, Step, Tape, drop_dead, lower, named, trace
-from nbcnn.layers import parameters
+from nbcnn.layers import parameters, states
 from nbcnn.ops import DEFAULT_PRECISION, ENGINES, MODES, Row, only_engine
 from nbcnn.ops.call import bare_call
 from nbcnn.params import ParameterBuffer
@@ -166,8 +166,8 @@ class Net:
         self.place: Any = Gpu() if self.row.place == "gpu" else Host()
         self.device_name = self.place.device_name
         self.tiles = dict(tiles or {})
-        self.params = ParameterBuffer(parameters(self.layers), self.place)
-        self.place.upload(self.params.weights, self.params.layout.initial(seed, init))
+        self.params = ParameterBuffer(parameters(self.layers), self.place, states(self.layers))
+        self.params.initialise(seed, init)
         self.flat_weights = Buf("all weights", (self.params.layout.size,), home="param")
         self.flat_grads = Buf("all gradients", (self.params.layout.size,), home="grad")
         self._predictors: dict[int, tuple[Program, dict[str, Any]]] = {}

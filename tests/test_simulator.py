@@ -27,6 +27,7 @@ FILES = (
     "test_gemm.py",
     "test_losses.py",
     "test_net.py",
+    "test_norms.py",
     "test_optim_ops.py",
     "test_parity.py",
     "test_ptx_cvt.py",
