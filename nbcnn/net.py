@@ -191,7 +191,7 @@ class Net:
         tape = Tape(training=False)
         io, x = self.record_gather(tape, batch, count=batch, flip=False)
         y, _ = trace(tape, self._fused(self.body), x)
-        output = Buf("output", y.root.shape, home="io")
+        output = Buf("output", y.shape, home="io")
         return Recorded(tuple(_substitute(tape.steps, y.root, output)), io | {"output": output})
 
     def record_gradients(self, batch: int) -> Recorded:
