@@ -7,6 +7,7 @@ not fit (an odd image cannot be pooled in a convolution's epilogue).
 
     Conv2d, ReLU, MaxPool2d      ConvReLUPool    writes the pooled output and two bits that say where each maximum was
     Conv2d, ReLU                 ConvReLU
+    Conv2d, EvoNormS0            ConvEvoNormS0   writes the normalised output, and the convolution's own for the gradients
     Linear, ReLU                 LinearReLU      a 1×1 ConvReLU of 1×1 images
     Upsample2d, Conv2d, MSE      UpConvMSE       neither the doubled image nor the network's output is ever stored
     Upsample2d, Conv2d, ReLU     UpConvReLU
@@ -24,6 +25,7 @@ from typing import Any, ClassVar
 
 from nbcnn.graph import Buf, Named, ShapeError, Tape, trace
 from nbcnn.layers import MSE, Built, Conv2d, Linear, MaxPool2d, Param, ReLU, Upsample2d
+from nbcnn.norms import EvoNormS0
 
 FEW_TAPS = 31
 """C·R·S up to which a pooled layer's wgrad reads the pooled gradient itself; beyond, unpooling it once serves wgrad and dgrad."""
@@ -120,6 +122,34 @@ class LinearReLU(_Fused):
             return _dgrad(tape, "conv_dgrad", dz, filters, pixels, scope, **attrs).reshaped(x.shape)
 
         return y.reshaped((n, k)), backward
+
+
+@dataclass(frozen=True)
+class ConvEvoNormS0(_Fused):
+    """EvoNorm-S0 of conv(x) + b: one kernel where a block can hold an image's pixels."""
+
+    kind: ClassVar[str] = "conv"
+    ops: ClassVar[tuple[str, ...]] = ("conv_evonorm_s0_fprop", "conv_dgrad_relu")
+
+    def build(self, tape: Tape, x: Buf, scope: str) -> Built:
+        (_, conv), (name, norm) = self.parts
+        shape, (w, b) = conv.shape(x, scope), self._weights(tape)
+        attrs = {"stride": shape.stride, "pad": shape.pad}
+        y, z = tape.temp(f"{name}.y", shape.y_shape), tape.temp(f"{scope}.y", shape.y_shape)
+        norm.check(z, name)
+        gamma, beta, v = norm.weights(tape, name)
+        shift, std = (tape.temp(f"{name}.{each}", (shape.N * norm.groups,)) for each in ("shift", "std"))
+        outs = [y, z, shift, std]
+        tape.emit("conv_evonorm_s0_fprop", [x, w, b, gamma, beta, v], outs, scope, groups=norm.groups, eps=norm.eps, **attrs)
+
+        def backward(dy: Buf) -> Buf:
+            dz = tape.temp(f"{name}.dx", z.shape)
+            grads = [tape.grad(buf) for buf in (gamma, beta, v)]
+            tape.emit("evonorm_s0_grads", [dy, z, gamma, v, shift, std], [dz, *grads], name, groups=norm.groups)
+            tape.emit("conv_wgrad", [x, dz], self._grads(tape), scope, **attrs)
+            return _dgrad(tape, "conv_dgrad", dz, w, x, scope, **attrs)
+
+        return y, backward
 
 
 @dataclass(frozen=True)
@@ -228,6 +258,7 @@ RULES = (
     Rule((Upsample2d, Conv2d, ReLU), UpConvReLU, _folds),
     Rule((Upsample2d, Conv2d), UpConv, _folds),
     Rule((Conv2d, ReLU), ConvReLU, _plain),
+    Rule((Conv2d, EvoNormS0), ConvEvoNormS0, _plain),
     Rule((Linear, ReLU), LinearReLU, _plain),
 )
 """Tried in this order at every place of the list."""

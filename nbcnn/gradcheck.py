@@ -21,8 +21,9 @@ from nbcnn.ops import MODES, Row
 from nbcnn.ops.call import Impl, host
 from nbcnn.ops.cases import Case, mean_cases, real_cases
 from nbcnn.ops.conv.fused import REFERENCES
+from nbcnn.ops.evonorm import conv_s0
 from nbcnn.ops.fused_cases import fused_mean_cases, fused_real_cases
-from nbcnn.ops.norm_cases import norm_cases
+from nbcnn.ops.norm_cases import conv_norm_cases, norm_cases
 from nbcnn.ops.run import Unsupported, run_op
 from nbcnn.storage import decode, encode
 
@@ -64,7 +65,7 @@ def rounded(case: Case, precision: str) -> Case:
 
 def reference_impl(op: str) -> Impl:
     """The NumPy reference of an op, plain or fused."""
-    return next((impl for _, impl in REFERENCE.chain(op)), None) or host(REFERENCES[op])
+    return next((impl for _, impl in REFERENCE.chain(op)), None) or host((REFERENCES | conv_s0.REFERENCES)[op])
 
 
 def reference(case: Case) -> list[np.ndarray]:
@@ -187,7 +188,7 @@ def distinct(row: Row, op: str, place: Any) -> list[tuple[str, Impl]]:
 
 def all_cases() -> list[Case]:
     """Mean cases, and the real convolutions where they finish in reasonable time (not in the simulator)."""
-    small = [*mean_cases(), *norm_cases(), *fused_mean_cases()]
+    small = [*mean_cases(), *norm_cases(), *conv_norm_cases(), *fused_mean_cases()]
     return small if SIMULATOR else [*small, *real_cases(), *fused_real_cases()]
 
 

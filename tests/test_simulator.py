@@ -16,6 +16,7 @@ from nbcnn import cuda
 
 FILES = (
     "test_bench_convs.py",
+    "test_conv_evonorm.py",
     "test_conv_im2col.py",
     "test_conv_im2col_fused.py",
     "test_conv_naive_tiled.py",

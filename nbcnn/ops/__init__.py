@@ -47,6 +47,8 @@ Fused ops (see conv/fused.py for what each replaces; images NHWC only):
     upconv_dgrad          dy (N,K,2H,2W), w -> dx (N,C,H,W)                                   upconv_dgrad_relu  dy, w, x -> dx
     upconv_wgrad          x, dy -> dw, db
 
+    conv_evonorm_s0_fprop x, w, b, gamma, beta, v -> y, z (N,K,P,Q), shift, std (N·groups)    stride, pad, groups, eps (im2col only)
+
 GPU rows keep images in one layout throughout; `convert` stands only at the two doors of a net.
 """
 
@@ -80,7 +82,7 @@ from nbcnn.ops import (
 from nbcnn.ops.call import Impl, host
 from nbcnn.ops.conv import composed, im2col, im2col_fused, mma, naive, nine_products, reference, thin, thin_fused, thin_mma, tiled, wgmma, winograd
 from nbcnn.ops.conv.few_pixels import for_few_pixels
-from nbcnn.ops.evonorm import b0, s0
+from nbcnn.ops.evonorm import b0, conv_s0, s0
 from nbcnn.ops.evonorm import reference as evonorm
 
 Ops = dict[str, Impl]
@@ -200,7 +202,8 @@ COMMON: Ops = {
 _IM2COL = (
     ("im2col", thin.OPS | thin_fused.FUSED),
     ("im2col", winograd.OPS | winograd.FUSED | nine_products.FUSED),
-    ("im2col", im2col.OPS | im2col_fused.FUSED | COMMON),
+    ("im2col", {"conv_evonorm_s0_fprop": conv_s0.IMPL}),
+    ("im2col", im2col.OPS | im2col_fused.FUSED | COMMON | {"conv_evonorm_s0_fprop": conv_s0.composed(im2col.OPS["conv_fprop"], s0.FPROP)}),
 )
 """Few channels, then forms that multiply less where the batch is large enough to pay for their sums, then every shape."""
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from nbcnn.ops.cases import Case, normal
 from nbcnn.ops.evonorm import reference as evonorm
+from nbcnn.shapes import ConvShape
 
 NORMS = (
     ((1, 1, 5, 7), 1, "normal"),
@@ -49,3 +50,26 @@ def norm_cases() -> Iterator[Case]:
         yield Case("evonorm_b0_fprop", label, (x, gamma, beta, v, running), b0_outs, {"eps": 1e-3, "momentum": 0.1}, terms)
         yield Case("evonorm_b0_infer", label, (x, gamma, beta, v, running), (image,), {"eps": 1e-3}, h * w)
         yield Case("evonorm_b0_grads", label, (dy, x, gamma, v, *planes, *channels[:2]), (image, *(channel,) * 3), {}, terms)
+
+
+CONV_NORMS = (
+    (ConvShape(1, 3, 5, 4, 8, 3, 3, 1, 1), 4),
+    (ConvShape(2, 5, 4, 3, 16, 3, 3, 1, 1), 16),
+    (ConvShape(1, 4, 7, 5, 8, 3, 2, 2, 1), 1),
+    (ConvShape(1, 2, 3, 3, 6, 3, 3, 1, 1), 3),
+    (ConvShape(2, 6, 1, 1, 8, 1, 1, 1, 0), 2),
+)
+"""Convolution and groups: channels that are no multiple of four, stride 2, six filters (no block of eight), one pixel."""
+
+
+def conv_norm_cases() -> Iterator[Case]:
+    """A convolution with its EvoNorm-S0."""
+    for shape, groups in CONV_NORMS:
+        k, n = shape.K, shape.N
+        x, w, b = normal(50, *shape.x_shape), normal(51, *shape.w_shape), normal(52, k)
+        channels = 1 + 0.3 * normal(53, k), normal(54, k), np.random.default_rng(55).uniform(0.6, 1.4, k).astype(np.float32)
+        image, kept = (shape.y_shape, "float32"), ((n * groups,), "float32")
+        attrs = {"stride": shape.stride, "pad": shape.pad, "groups": groups, "eps": 1e-5}
+        terms = shape.gemm("fprop")[2] + shape.P * shape.Q * (k // groups)
+        label = f"{shape.C}→{k} {shape.H}×{shape.W} s{shape.stride} n{n} {groups} groups"
+        yield Case("conv_evonorm_s0_fprop", label, (x, w, b, *channels), (image, image, kept, kept), attrs, terms)
