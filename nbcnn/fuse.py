@@ -7,7 +7,7 @@ not fit (an odd image cannot be pooled in a convolution's epilogue).
 
     Conv2d, ReLU, MaxPool2d      ConvReLUPool    writes the pooled output and two bits that say where each maximum was
     Conv2d, ReLU                 ConvReLU
-    Conv2d, EvoNormS0            ConvEvoNormS0   writes the normalised output, and the convolution's own for the gradients
+    Conv2d, EvoNormS0 or B0      ConvEvoNorm     writes the normalised output, and the convolution's own for the gradients
     Linear, ReLU                 LinearReLU      a 1×1 ConvReLU of 1×1 images
     Upsample2d, Conv2d, MSE      UpConvMSE       neither the doubled image nor the network's output is ever stored
     Upsample2d, Conv2d, ReLU     UpConvReLU
@@ -25,7 +25,7 @@ from typing import Any, ClassVar
 
 from nbcnn.graph import Buf, Named, ShapeError, Tape, trace
 from nbcnn.layers import MSE, Built, Conv2d, Linear, MaxPool2d, Param, ReLU, Upsample2d
-from nbcnn.norms import EvoNormS0
+from nbcnn.norms import EvoNormB0, EvoNormS0
 
 FEW_TAPS = 31
 """C·R·S up to which a pooled layer's wgrad reads the pooled gradient itself; beyond, unpooling it once serves wgrad and dgrad."""
@@ -125,27 +125,35 @@ class LinearReLU(_Fused):
 
 
 @dataclass(frozen=True)
-class ConvEvoNormS0(_Fused):
-    """EvoNorm-S0 of conv(x) + b: one kernel where a block can hold an image's pixels."""
+class ConvEvoNorm(_Fused):
+    """EvoNorm-S0 or -B0 of conv(x) + b. In training the convolution's own output is kept for the gradients, in inference never stored."""
 
     kind: ClassVar[str] = "conv"
-    ops: ClassVar[tuple[str, ...]] = ("conv_evonorm_s0_fprop", "conv_dgrad_relu")
+    ops: ClassVar[tuple[str, ...]] = (
+        "conv_evonorm_s0_fprop",
+        "conv_evonorm_s0_infer",
+        "conv_evonorm_b0_fprop",
+        "conv_evonorm_b0_infer",
+        "conv_dgrad_relu",
+    )
 
     def build(self, tape: Tape, x: Buf, scope: str) -> Built:
         (_, conv), (name, norm) = self.parts
         shape, (w, b) = conv.shape(x, scope), self._weights(tape)
         attrs = {"stride": shape.stride, "pad": shape.pad}
         y, z = tape.temp(f"{name}.y", shape.y_shape), tape.temp(f"{scope}.y", shape.y_shape)
-        norm.check(z, name)
-        gamma, beta, v = norm.weights(tape, name)
-        shift, std = (tape.temp(f"{name}.{each}", (shape.N * norm.groups,)) for each in ("shift", "std"))
-        outs = [y, z, shift, std]
-        tape.emit("conv_evonorm_s0_fprop", [x, w, b, gamma, beta, v], outs, scope, groups=norm.groups, eps=norm.eps, **attrs)
+        emit, norm_backward = norm.record(tape, z, y, name)
+
+        def op(of_norm: str, ins: list[Buf], outs: list[Buf], **more: Any) -> None:
+            if tape.training:
+                tape.emit(f"conv_{of_norm}", [x, w, b, *ins[1:]], [outs[0], z, *outs[1:]], scope, **attrs, **more)
+            else:
+                tape.emit(f"conv_{of_norm.replace('fprop', 'infer')}", [x, w, b, *ins[1:]], outs[:1], scope, **attrs, **more)
+
+        emit(op)
 
         def backward(dy: Buf) -> Buf:
-            dz = tape.temp(f"{name}.dx", z.shape)
-            grads = [tape.grad(buf) for buf in (gamma, beta, v)]
-            tape.emit("evonorm_s0_grads", [dy, z, gamma, v, shift, std], [dz, *grads], name, groups=norm.groups)
+            dz = norm_backward(dy)
             tape.emit("conv_wgrad", [x, dz], self._grads(tape), scope, **attrs)
             return _dgrad(tape, "conv_dgrad", dz, w, x, scope, **attrs)
 
@@ -258,7 +266,8 @@ RULES = (
     Rule((Upsample2d, Conv2d, ReLU), UpConvReLU, _folds),
     Rule((Upsample2d, Conv2d), UpConv, _folds),
     Rule((Conv2d, ReLU), ConvReLU, _plain),
-    Rule((Conv2d, EvoNormS0), ConvEvoNormS0, _plain),
+    Rule((Conv2d, EvoNormS0), ConvEvoNorm, _plain),
+    Rule((Conv2d, EvoNormB0), ConvEvoNorm, _plain),
     Rule((Linear, ReLU), LinearReLU, _plain),
 )
 """Tried in this order at every place of the list."""

@@ -21,7 +21,7 @@ from nbcnn.ops import MODES, Row
 from nbcnn.ops.call import Impl, host
 from nbcnn.ops.cases import Case, mean_cases, real_cases
 from nbcnn.ops.conv.fused import REFERENCES
-from nbcnn.ops.evonorm import conv_s0
+from nbcnn.ops.evonorm import conv as conv_evonorm
 from nbcnn.ops.fused_cases import fused_mean_cases, fused_real_cases
 from nbcnn.ops.norm_cases import conv_norm_cases, norm_cases
 from nbcnn.ops.run import Unsupported, run_op
@@ -65,7 +65,7 @@ def rounded(case: Case, precision: str) -> Case:
 
 def reference_impl(op: str) -> Impl:
     """The NumPy reference of an op, plain or fused."""
-    return next((impl for _, impl in REFERENCE.chain(op)), None) or host((REFERENCES | conv_s0.REFERENCES)[op])
+    return next((impl for _, impl in REFERENCE.chain(op)), None) or host((REFERENCES | conv_evonorm.REFERENCES)[op])
 
 
 def reference(case: Case) -> list[np.ndarray]:

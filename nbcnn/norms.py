@@ -6,18 +6,25 @@ weight decay. Formulas: `nbcnn.ops.evonorm`.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
-from nbcnn.graph import Buf, ShapeError, Tape
+from nbcnn.graph import Backward, Buf, ShapeError, Tape
 from nbcnn.layers import Built, Param, images
+
+Emit = Callable[..., None]
+"""(op, ins, outs, **attrs): what records a step."""
+Forward = Callable[[Emit], None]
 
 FIRST = {"gamma": 1.0, "beta": 0.0, "v": 1.0}
 """The parameters' names and first values."""
 
 
 @dataclass(frozen=True)
-class _EvoNorm:
+class _EvoNorm(ABC):
     channels: int
     kind: ClassVar[str] = "evonorm"
 
@@ -30,6 +37,16 @@ class _EvoNorm:
         if c != self.channels:
             raise ShapeError(f"{scope} takes {self.channels} channels, got {c} (its input is {x.shape})")
         return n, c, h, w
+
+    def build(self, tape: Tape, x: Buf, scope: str) -> Built:
+        y = tape.temp(f"{scope}.y", x.shape)
+        forward, backward = self.record(tape, x, y, scope)
+        forward(partial(tape.emit, scope=scope))
+        return y, backward
+
+    @abstractmethod
+    def record(self, tape: Tape, x: Buf, y: Buf, scope: str) -> tuple[Forward, Backward]:
+        """How to record y = norm(x), by an `emit` that may make another op of it, and the backward. Raises ShapeError."""
 
     def weights(self, tape: Tape, scope: str) -> list[Buf]:
         """γ, β, v."""
@@ -50,12 +67,13 @@ class EvoNormS0(_EvoNorm):
         if self.groups < 1 or self.channels % self.groups or self.eps <= 0:
             raise ValueError(f"EvoNormS0 needs groups that divide its {self.channels} channels and eps > 0, got {self.groups} and {self.eps}")
 
-    def build(self, tape: Tape, x: Buf, scope: str) -> Built:
+    def record(self, tape: Tape, x: Buf, y: Buf, scope: str) -> tuple[Forward, Backward]:
         n, *_ = self.check(x, scope)
         gamma, beta, v = self.weights(tape, scope)
-        y = tape.temp(f"{scope}.y", x.shape)
         shift, std = (tape.temp(f"{scope}.{name}", (n * self.groups,)) for name in ("shift", "std"))
-        tape.emit("evonorm_s0_fprop", [x, gamma, beta, v], [y, shift, std], scope, groups=self.groups, eps=self.eps)
+
+        def forward(emit: Emit) -> None:
+            emit("evonorm_s0_fprop", [x, gamma, beta, v], [y, shift, std], groups=self.groups, eps=self.eps)
 
         def backward(dy: Buf) -> Buf:
             dx = tape.temp(f"{scope}.dx", x.shape)
@@ -63,7 +81,7 @@ class EvoNormS0(_EvoNorm):
             tape.emit("evonorm_s0_grads", [dy, x, gamma, v, shift, std], [dx, *grads], scope, groups=self.groups)
             return dx
 
-        return y, backward
+        return forward, backward
 
 
 @dataclass(frozen=True)
@@ -84,18 +102,19 @@ class EvoNormB0(_EvoNorm):
     def states(self) -> dict[str, Param]:
         return {"running": Param((self.channels,), 1, value=1.0)}
 
-    def build(self, tape: Tape, x: Buf, scope: str) -> Built:
+    def record(self, tape: Tape, x: Buf, y: Buf, scope: str) -> tuple[Forward, Backward]:
         n, c, *_ = self.check(x, scope)
         gamma, beta, v = self.weights(tape, scope)
         running = tape.state(scope, "running", (c,))
-        y = tape.temp(f"{scope}.y", x.shape)
+        ins = [x, gamma, beta, v, running]
         if not tape.training:
-            tape.emit("evonorm_b0_infer", [x, gamma, beta, v, running], [y], scope, eps=self.eps)
-            return y, _no_backward
+            return (lambda emit: emit("evonorm_b0_infer", ins, [y], eps=self.eps)), _no_backward
         shift, std = (tape.temp(f"{scope}.{name}", (n * c,)) for name in ("shift", "std"))
         batch_shift, batch_std = (tape.temp(f"{scope}.{name}", (c,)) for name in ("batch_shift", "batch_std"))
-        outs = [y, shift, std, batch_shift, batch_std, running]
-        tape.emit("evonorm_b0_fprop", [x, gamma, beta, v, running], outs, scope, eps=self.eps, momentum=self.momentum)
+
+        def forward(emit: Emit) -> None:
+            outs = [y, shift, std, batch_shift, batch_std, running]
+            emit("evonorm_b0_fprop", ins, outs, eps=self.eps, momentum=self.momentum)
 
         def backward(dy: Buf) -> Buf:
             dx = tape.temp(f"{scope}.dx", x.shape)
@@ -103,7 +122,7 @@ class EvoNormB0(_EvoNorm):
             tape.emit("evonorm_b0_grads", [dy, x, gamma, v, shift, std, batch_shift, batch_std], [dx, *grads], scope)
             return dx
 
-        return y, backward
+        return forward, backward
 
 
 def _no_backward(dy: Buf) -> Buf:

@@ -47,7 +47,7 @@ Fused ops (see conv/fused.py for what each replaces; images NHWC only):
     upconv_dgrad          dy (N,K,2H,2W), w -> dx (N,C,H,W)                                   upconv_dgrad_relu  dy, w, x -> dx
     upconv_wgrad          x, dy -> dw, db
 
-    conv_evonorm_s0_fprop x, w, b, gamma, beta, v -> y, z (N,K,P,Q), shift, std (N·groups)    stride, pad, groups, eps (im2col only)
+    conv_evonorm_…        the convolution, then the EvoNorm op: only in row im2col (see evonorm/conv.py)
 
 GPU rows keep images in one layout throughout; `convert` stands only at the two doors of a net.
 """
@@ -82,7 +82,8 @@ from nbcnn.ops import (
 from nbcnn.ops.call import Impl, host
 from nbcnn.ops.conv import composed, im2col, im2col_fused, mma, naive, nine_products, reference, thin, thin_fused, thin_mma, tiled, wgmma, winograd
 from nbcnn.ops.conv.few_pixels import for_few_pixels
-from nbcnn.ops.evonorm import b0, conv_s0, s0
+from nbcnn.ops.evonorm import b0, s0
+from nbcnn.ops.evonorm import conv as conv_evonorm
 from nbcnn.ops.evonorm import reference as evonorm
 
 Ops = dict[str, Impl]
@@ -202,8 +203,8 @@ COMMON: Ops = {
 _IM2COL = (
     ("im2col", thin.OPS | thin_fused.FUSED),
     ("im2col", winograd.OPS | winograd.FUSED | nine_products.FUSED),
-    ("im2col", {"conv_evonorm_s0_fprop": conv_s0.IMPL}),
-    ("im2col", im2col.OPS | im2col_fused.FUSED | COMMON | {"conv_evonorm_s0_fprop": conv_s0.composed(im2col.OPS["conv_fprop"], s0.FPROP)}),
+    ("im2col", conv_evonorm.OPS),
+    ("im2col", im2col.OPS | im2col_fused.FUSED | COMMON | conv_evonorm.two_ops(im2col.OPS["conv_fprop"])),
 )
 """Few channels, then forms that multiply less where the batch is large enough to pay for their sums, then every shape."""
 

@@ -5,7 +5,7 @@ An offset of 2000 leaves σ(v·x) no slope in either precision; there the statis
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -62,9 +62,9 @@ CONV_NORMS = (
 """Convolution and groups: channels that are no multiple of four, stride 2, six filters (no block of eight), one pixel."""
 
 
-def conv_norm_cases() -> Iterator[Case]:
-    """A convolution with its EvoNorm-S0."""
-    for shape, groups in CONV_NORMS:
+def conv_norm_cases(shapes: Sequence[tuple[ConvShape, int]] = CONV_NORMS) -> Iterator[Case]:
+    """A convolution with its EvoNorm."""
+    for shape, groups in shapes:
         k, n = shape.K, shape.N
         x, w, b = normal(50, *shape.x_shape), normal(51, *shape.w_shape), normal(52, k)
         channels = 1 + 0.3 * normal(53, k), normal(54, k), np.random.default_rng(55).uniform(0.6, 1.4, k).astype(np.float32)
@@ -72,4 +72,11 @@ def conv_norm_cases() -> Iterator[Case]:
         attrs = {"stride": shape.stride, "pad": shape.pad, "groups": groups, "eps": 1e-5}
         terms = shape.gemm("fprop")[2] + shape.P * shape.Q * (k // groups)
         label = f"{shape.C}→{k} {shape.H}×{shape.W} s{shape.stride} n{n} {groups} groups"
-        yield Case("conv_evonorm_s0_fprop", label, (x, w, b, *channels), (image, image, kept, kept), attrs, terms)
+        ins = (x, w, b, *channels)
+        yield Case("conv_evonorm_s0_fprop", label, ins, (image, image, kept, kept), attrs, terms)
+        yield Case("conv_evonorm_s0_infer", label, ins, (image,), attrs, terms)
+        running, planes, channel = normal(56, k) ** 2, ((n * k,), "float32"), ((k,), "float32")
+        attrs, terms = {"stride": shape.stride, "pad": shape.pad, "eps": 1e-3}, terms + n * shape.P * shape.Q
+        outs = (image, image, planes, planes, channel, channel, 6)
+        yield Case("conv_evonorm_b0_fprop", label, (*ins, running), outs, attrs | {"momentum": 0.1}, terms)
+        yield Case("conv_evonorm_b0_infer", label, (*ins, running), (image,), attrs, terms)

@@ -1,7 +1,12 @@
-"""A convolution and its EvoNorm-S0 in one kernel: y and the convolution's own output z, which the gradients want.
+"""The kernel of a convolution with its EvoNorm: what stays in registers from the first product to the last result.
 
-A block makes all pixels of eight filters of one image, so the deviation of a group of one, two, four or eight channels is
-known inside it: sums of products stay in registers until they are y. Row `im2col` (fp32, NHWC); other shapes run as the two ops.
+A block makes all pixels of eight filters of one image, so the deviation of a plane, or of a group of one, two, four or eight
+channels, is known inside it. What it then writes is the `end`:
+
+    "s0"        y of EvoNorm-S0, z (the convolution's own output, which the gradients want), shift and std of groups
+    "s0 infer"  y of EvoNorm-S0 alone
+    "planes"    z, shift and std of planes: EvoNorm-B0 in training still wants the other images of the batch
+    "b0 infer"  y of EvoNorm-B0 with the running variance
 """
 
 from __future__ import annotations
@@ -14,20 +19,15 @@ from typing import Any
 import numpy as np
 
 from nbcnn.cuda import cuda, f4, i4, jit
-from nbcnn.ops.call import Call, HostCall, Impl, Launch
-from nbcnn.ops.conv.composed import Operand, inner, operands
-from nbcnn.ops.conv.im2col import shape_of
-from nbcnn.ops.conv.reference import conv_fprop
+from nbcnn.ops.call import Call, Launch
 from nbcnn.ops.conv.register_tile import ALIGNMENT, quotient
 from nbcnn.ops.evonorm.plane import power_of_two
-from nbcnn.ops.evonorm.reference import evonorm_s0_fprop
 from nbcnn.ops.evonorm.s0 import both_sides
 from nbcnn.ops.ptx.shuffle import WARP, warp_sum
 from nbcnn.ops.ptx.vector import shared_load4, store4
 from nbcnn.ops.windows import split
-from nbcnn.shapes import numel
+from nbcnn.shapes import ConvShape, numel
 
-Array = np.ndarray
 FILTERS = 8
 """Filters of a block."""
 DEPTH = 4
@@ -39,19 +39,11 @@ LARGEST_IMAGE = 2048
 """Pixels of the padded input at most: DEPTH of its channels take 32 KiB of shared memory."""
 
 
-def conv_evonorm_s0_fprop(
-    x: Array, w: Array, b: Array, gamma: Array, beta: Array, v: Array, y: Array, z: Array, shift: Array, std: Array,
-    *, stride: int, pad: int, groups: int, eps: float,
-) -> None:  # fmt: skip
-    """z (N,K,P,Q) = conv(x, w) + b; y, shift, std = EvoNorm-S0 of z."""
-    conv_fprop(x, w, b, z, stride=stride, pad=pad)
-    evonorm_s0_fprop(z, gamma, beta, v, y, shift, std, groups=groups, eps=eps)
-
-
 @dataclass(frozen=True)
 class Form:
-    """What is frozen into the kernel: the window, channels of a group, threads, pixels of a thread, floats of a padded channel."""
+    """What is frozen into the kernel: the end, the window, channels of a group, threads, pixels of a thread, floats of a padded channel."""
 
+    end: str
     R: int
     S: int
     group: int
@@ -64,6 +56,7 @@ class Form:
 def fprop_kernel(form: Form) -> Any:
     R, S, GROUP, THREADS, MINE, AREA = form.R, form.S, form.group, form.threads, form.pixels, form.area
     TAPS, GROUPS, WARPS, ACC = R * S, FILTERS // GROUP, THREADS // WARP, MINE * FILTERS
+    S0, RUNNING, KEEPS, NORMALISES = form.end in ("s0", "s0 infer"), form.end == "b0 infer", form.end in ("s0", "planes"), form.end != "planes"
     FLOATS, WEIGHTS, SUMS = DEPTH * AREA, DEPTH * TAPS * FILTERS, WARPS * FILTERS
 
     @jit(device=True)
@@ -83,13 +76,13 @@ def fprop_kernel(form: Form) -> Any:
             parts[g] = total
 
     @jit(launch_bounds=(THREADS, 2))
-    def conv_evonorm_s0_kernel(x, w, b, gamma, beta, v, y, z, shift, std, slabs, C, H, W, K, P, Q, stride, pad, eps):
-        """z = conv(x, w) + b, y = γ·z·σ(v·z)/s + β, and the statistics of every group.
+    def conv_evonorm_kernel(x, w, b, gamma, beta, v, running, y, z, shift, std, slabs, C, H, W, K, P, Q, stride, pad, eps):
+        """z = conv(x, w) + b; y = γ·z·σ(v·z)/s + β or γ·z/max(√(running + eps), v·z + s) + β; the statistics of every group.
 
         gemm: GM, GN, GK = P·Q of an image, 8 filters, C·R·S. grid: N·K/8, block 32–256.
         owns: a block all pixels of 8 filters of an image, a thread up to 4 pixels of them.
         shared: 4 channels of the padded image and of the filters, up to 32 KiB + 128·R·S bytes.
-        moves: K/8 times x (from L2), z and y once. needs: K a multiple of 8, P·Q ≤ 1024. source: arXiv:2004.02967.
+        moves: K/8 times x (from L2), what it writes once. needs: K a multiple of 8, P·Q ≤ 1024. source: arXiv:2004.02967.
         """
         image = cuda.shared.array(FLOATS, f4)
         filters = cuda.shared.array(WEIGHTS, f4, ALIGNMENT)
@@ -168,7 +161,7 @@ def fprop_kernel(form: Form) -> Any:
         block_sums(sums, parts)
         for g in range(GROUPS):
             parts[g] = f4(math.sqrt(parts[g] / count + eps))
-            if tid == i4(0):
+            if KEEPS and tid == i4(0):
                 at = i4(n * (K // i4(GROUP)) + k0 // i4(GROUP) + i4(g))
                 shift[at] = offsets[g]
                 std[at] = parts[g]
@@ -178,79 +171,61 @@ def fprop_kernel(form: Form) -> Any:
             if p < pixels:
                 at = i4((n * pixels + p) * K + k0)
                 for quad in range(FILTERS // 4):
-                    for k in range(4):
-                        channel = i4(k0 + i4(quad * 4 + k))
-                        each = acc[i * FILTERS + quad * 4 + k]
-                        sigma, _ = both_sides(v[channel] * each)
-                        values[k] = gamma[channel] * each * sigma / parts[(quad * 4 + k) // GROUP] + beta[channel]
                     to, first = i4(at + i4(quad * 4)), i * FILTERS + quad * 4
-                    store4(z, to, acc[first], acc[first + 1], acc[first + 2], acc[first + 3])
-                    store4(y, to, values[0], values[1], values[2], values[3])
+                    if KEEPS:
+                        store4(z, to, acc[first], acc[first + 1], acc[first + 2], acc[first + 3])
+                    if NORMALISES:
+                        for k in range(4):
+                            channel, s = i4(k0 + i4(quad * 4 + k)), parts[(quad * 4 + k) // GROUP]
+                            each = acc[first + k]
+                            if S0:
+                                sigma, _ = both_sides(v[channel] * each)
+                                values[k] = gamma[channel] * each * sigma / s + beta[channel]
+                            if RUNNING:
+                                d = max(f4(math.sqrt(running[channel] + eps)), v[channel] * each + s)
+                                values[k] = gamma[channel] * (each / d) + beta[channel]
+                        store4(y, to, values[0], values[1], values[2], values[3])
 
-    return conv_evonorm_s0_kernel
+    return conv_evonorm_kernel
+
+
+def shape_of(call: Call) -> ConvShape:
+    """The convolution inside the call."""
+    (N, C, H, W), (K, _, R, S) = call.in_shapes[:2]
+    return ConvShape(N, C, H, W, K, R, S, call.attrs["stride"], call.attrs["pad"])
+
+
+def group_of(call: Call) -> int:
+    """Channels of a group: 1 for B0, whose planes are their own."""
+    return int(call.in_shapes[1][0] // call.attrs["groups"]) if "groups" in call.attrs else 1
 
 
 def supports(call: Call) -> str | None:
     """None, or the reason in words."""
     c = shape_of(call)
-    group = c.K // call.attrs["groups"]
     if call.layout != "NHWC":
         return "the fused convolutions read images stored NHWC"
-    if c.K % FILTERS or FILTERS % group:
+    if c.K % FILTERS or FILTERS % group_of(call):
         return f"a block has {FILTERS} filters: they must be whole groups, and K a multiple of them"
     if c.P * c.Q > PIXELS * LARGEST_BLOCK or (c.H + 2 * c.pad) * (c.W + 2 * c.pad) > LARGEST_IMAGE:
         return "a block holds all pixels of an image, at most 32×32"
     return None if c.R * c.S <= 25 else "a block holds filters of at most 25 taps"
 
 
-def bind(call: Call) -> list[Launch]:
-    """One launch."""
-    c = shape_of(call)
-    pixels = c.P * c.Q
-    threads = min(max(power_of_two(pixels), WARP), LARGEST_BLOCK)
-    area = (c.H + 2 * c.pad) * (c.W + 2 * c.pad)
-    form = Form(c.R, c.S, c.K // call.attrs["groups"], threads, -(-pixels // threads), -(-area // 128) * 128)
-    sizes = (c.K // FILTERS, c.C, c.H, c.W, c.K, c.P, c.Q, c.stride, c.pad)
-    args = (call.ins[0], call.packed, *call.ins[2:], *call.outs, *map(np.int32, sizes), np.float32(call.attrs["eps"]))
-    return [Launch(fprop_kernel(form), c.N * c.K // FILTERS, threads, args)]
-
-
-def pack(call: Call) -> Array:
+def pack(call: Call) -> np.ndarray:
     """w (K,C,R,S) as [C][R][S][K]."""
     shape = call.in_shapes[1]
     return np.arange(numel(shape), dtype=np.int32).reshape(shape).transpose(1, 2, 3, 0).reshape(-1)
 
 
-def composed(conv: Impl, norm: Impl) -> Impl:
-    """The op as `conv` (an implementation of conv_fprop), then `norm` (one of evonorm_s0_fprop): any shape."""
-
-    def parts(call: Call) -> tuple[Call, Call]:
-        x, w, b, *channels = operands(call, "in")
-        y, z, *kept = operands(call, "out")
-        geometry, rest = ({name: call.attrs[name] for name in names} for names in (("stride", "pad"), ("groups", "eps")))
-        after: list[Operand] = [z, *channels]
-        first = inner(call, "conv_fprop", [x, w, b], [z], attrs=geometry)
-        return first, inner(call, "evonorm_s0_fprop", after, [y, *kept], attrs=rest, tile=None, packed=None, scratch=None)
-
-    def bind_parts(call: Call) -> list[Launch | HostCall]:
-        first, second = parts(call)
-        return [*conv.bind(first), *norm.bind(second)]
-
-    def pack_weight(call: Call) -> Array:
-        assert conv.pack is not None
-        return conv.pack(parts(call)[0])
-
-    return Impl(
-        bind_parts,
-        scratch=lambda call: conv.scratch(parts(call)[0]),
-        supports=lambda call: conv.supports(parts(call)[0]) or norm.supports(parts(call)[1]),
-        tile=lambda call, multiprocessors: conv.tile(parts(call)[0], multiprocessors),
-        candidates=lambda call, multiprocessors: conv.candidates(parts(call)[0], multiprocessors),
-        pack=pack_weight if conv.pack is not None else None,
-        packed=conv.packed,
-        needs=conv.needs,
-    )
-
-
-IMPL = Impl(bind, supports=supports, pack=pack)
-REFERENCES = {"conv_evonorm_s0_fprop": conv_evonorm_s0_fprop}
+def launch_conv(call: Call, end: str, running: Any = None, y: Any = None, z: Any = None, shift: Any = None, std: Any = None) -> Launch:
+    """The launch that ends in `end`; arrays that this end does not touch may be left out."""
+    c = shape_of(call)
+    pixels, area = c.P * c.Q, (c.H + 2 * c.pad) * (c.W + 2 * c.pad)
+    threads = min(max(power_of_two(pixels), WARP), LARGEST_BLOCK)
+    form = Form(end, c.R, c.S, group_of(call), threads, -(-pixels // threads), -(-area // 128) * 128)
+    x, _, b, gamma, beta, v, *_ = call.ins
+    arrays = (b if array is None else array for array in (running, y, z, shift, std))  # the kernel never looks at these
+    sizes = (c.K // FILTERS, c.C, c.H, c.W, c.K, c.P, c.Q, c.stride, c.pad)
+    args = (x, call.packed, b, gamma, beta, v, *arrays, *map(np.int32, sizes), np.float32(call.attrs["eps"]))
+    return Launch(fprop_kernel(form), c.N * c.K // FILTERS, threads, args, name=call.op)
