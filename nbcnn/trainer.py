@@ -47,7 +47,11 @@ class Reading:
 
 @dataclass(frozen=True)
 class Epoch:
-    """One row of the metrics. `seconds` is the training alone, `test_seconds` the evaluation; `scores` by name."""
+    """One row of the metrics. `seconds` is the training alone, `test_seconds` the evaluation.
+
+    `time` says where the time of one of its training steps went (`timeline.watch`); None if that step was taken before a resume.
+    `scores` by name.
+    """
 
     epoch: int
     step: int
@@ -57,6 +61,7 @@ class Epoch:
     seconds: float
     test_seconds: float
     images_per_second: float
+    time: dict[str, Any] | None = None
     scores: Mapping[str, float] = field(default_factory=dict)
 
     def row(self) -> Row:
@@ -142,6 +147,7 @@ class Trainer:
         self.rows: list[Row] = []
         self._epoch_seconds = 0.0
         self._test_seconds = 0.0
+        self._time: Callable[[], dict[str, Any]] | None = None
         self._saved: Path | None = None
         self._kept: tuple[int, float, Tensors] = (0, 0.0, {})
         self._interval = log_every or 1
@@ -218,7 +224,7 @@ class Trainer:
             self._keep()
         self._start_clock()
         while self.step < start + steps:
-            self.session.step()
+            self._take_step(watched=self.step == start + steps // 2)
             self.step += 1
             save = bool(self.save_every) and self.step % self.save_every == 0 and self.step < start + steps
             if save or interrupts.signal or self.step - self._mark[1] >= self._interval:
@@ -230,9 +236,17 @@ class Trainer:
                 return False
         return True
 
+    def _take_step(self, watched: bool) -> None:
+        """One training step, the watched one launch by launch: the same kernels."""
+        if watched:
+            self._time = self.session.step_watched()
+        else:
+            self.session.step()
+
     def _finish_epoch(self, interrupts: Interrupts) -> bool:
         """Evaluate, log and save; False if a signal came and epochs are left (the state is saved)."""
         status = self._read()
+        time_spent, self._time = self._time and self._time(), None
         snapshot = self._snapshot()
         started = time.perf_counter()
         try:
@@ -255,6 +269,7 @@ class Trainer:
             self._epoch_seconds,
             self._test_seconds,
             self.session.count / max(self._epoch_seconds, 1e-9),
+            time_spent,
             scores,
         )
         self.rows.append(epoch.row())

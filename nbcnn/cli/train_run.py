@@ -134,3 +134,8 @@ def config(flags: SimpleNamespace, data: Dataset, net: Any, session: Any) -> dic
         | {name: metadata.version(name) for name in ("numpy", "numba", "numba-cuda")},
         "command": sys.argv,
     }
+
+
+def record_memory(run: RunFolder, net: Any) -> None:
+    """Add what the run took of memory to its config.json, beside what was planned."""
+    run.write_config(run.read_config() | {"used_bytes": net.place.used_bytes()})

@@ -85,6 +85,7 @@ from nbcnn.ops.conv.few_pixels import for_few_pixels
 from nbcnn.ops.evonorm import b0, s0
 from nbcnn.ops.evonorm import conv as conv_evonorm
 from nbcnn.ops.evonorm import reference as evonorm
+from nbcnn.ops.traffic import streamed
 
 Ops = dict[str, Impl]
 
@@ -163,29 +164,29 @@ CPU: Ops = reference.HOST | {
 """NumPy: the reference of every kernel."""
 
 COMMON: Ops = {
-    "relu_fprop": Impl(relu.bind_fprop),
-    "relu_dgrad": Impl(relu.bind_dgrad),
-    "leaky_relu_fprop": Impl(leaky_relu.bind_fprop),
-    "leaky_relu_dgrad": Impl(leaky_relu.bind_dgrad),
-    "sigmoid_fprop": Impl(sigmoid.bind_fprop),
-    "sigmoid_dgrad": Impl(sigmoid.bind_dgrad),
-    "swish_fprop": Impl(swish.bind_fprop),
-    "swish_dgrad": Impl(swish.bind_dgrad),
-    "add": Impl(add.bind),
+    "relu_fprop": Impl(relu.bind_fprop, traffic=streamed),
+    "relu_dgrad": Impl(relu.bind_dgrad, traffic=streamed),
+    "leaky_relu_fprop": Impl(leaky_relu.bind_fprop, traffic=streamed),
+    "leaky_relu_dgrad": Impl(leaky_relu.bind_dgrad, traffic=streamed),
+    "sigmoid_fprop": Impl(sigmoid.bind_fprop, traffic=streamed),
+    "sigmoid_dgrad": Impl(sigmoid.bind_dgrad, traffic=streamed),
+    "swish_fprop": Impl(swish.bind_fprop, traffic=streamed),
+    "swish_dgrad": Impl(swish.bind_dgrad, traffic=streamed),
+    "add": Impl(add.bind, traffic=streamed),
     "evonorm_s0_fprop": s0.FPROP,
     "evonorm_s0_grads": s0.GRADS,
     "evonorm_b0_fprop": b0.FPROP,
     "evonorm_b0_infer": b0.INFER,
     "evonorm_b0_grads": b0.GRADS,
-    "maxpool_fprop": Impl(maxpool.bind_fprop),
-    "maxpool_dgrad": Impl(maxpool.bind_dgrad),
-    "avgpool_fprop": Impl(avgpool.bind_fprop),
-    "avgpool_dgrad": Impl(avgpool.bind_dgrad),
-    "upsample_fprop": Impl(upsample.bind_fprop),
-    "upsample_dgrad": Impl(upsample.bind_dgrad),
-    "flatten_fprop": Impl(flatten.bind_fprop),
-    "flatten_dgrad": Impl(flatten.bind_dgrad),
-    "convert": Impl(convert.bind),
+    "maxpool_fprop": Impl(maxpool.bind_fprop, traffic=maxpool.traffic_fprop),
+    "maxpool_dgrad": Impl(maxpool.bind_dgrad, traffic=maxpool.traffic_dgrad),
+    "avgpool_fprop": Impl(avgpool.bind_fprop, traffic=avgpool.traffic_fprop),
+    "avgpool_dgrad": Impl(avgpool.bind_dgrad, traffic=avgpool.traffic_dgrad),
+    "upsample_fprop": Impl(upsample.bind_fprop, traffic=upsample.traffic_fprop),
+    "upsample_dgrad": Impl(upsample.bind_dgrad, traffic=upsample.traffic_dgrad),
+    "flatten_fprop": Impl(flatten.bind_fprop, traffic=flatten.traffic_fprop),
+    "flatten_dgrad": Impl(flatten.bind_dgrad, traffic=flatten.traffic_dgrad),
+    "convert": Impl(convert.bind, traffic=convert.traffic),
     "mse_fprop": mse.FPROP,
     "mse_dgrad": mse.DGRAD,
     "softmax_xent_fprop": softmax_xent.FPROP,

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from nbcnn.ops.cases import Case, normal
+from nbcnn.ops.cases import Case
 from nbcnn.ops.evonorm import reference as evonorm
 from nbcnn.shapes import ConvShape
 
@@ -26,16 +26,20 @@ NORMS = (
 """(N,C,H,W), groups, values: one pixel; a group wider than a warp; more channels than a warp; a variance of zero; one far from the mean."""
 
 
+def _normal(seed: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
 def norm_cases() -> Iterator[Case]:
     for shape, groups, values in NORMS:
         n, c, h, w = shape
-        x, dy = normal(40, *shape), normal(41, *shape)
+        x, dy = _normal(40, *shape), _normal(41, *shape)
         if values == "constant planes":
             x[...] = x[:, :, :1, :1]
         if values == "offset 2000":
             x += 2000
-        gamma, beta, v = 1 + 0.3 * normal(42, c), normal(43, c), np.random.default_rng(44).uniform(0.6, 1.4, c).astype(np.float32)
-        running, label = normal(45, c) ** 2, f"{'×'.join(map(str, shape))} {groups} groups, {values}"
+        gamma, beta, v = 1 + 0.3 * _normal(42, c), _normal(43, c), np.random.default_rng(44).uniform(0.6, 1.4, c).astype(np.float32)
+        running, label = _normal(45, c) ** 2, f"{'×'.join(map(str, shape))} {groups} groups, {values}"
         y, channel = np.empty_like(x), ((c,), "float32")
         kept = np.empty((2, n * groups), np.float32)
         terms, image = max(n * h * w, h * w * (c // groups)), (shape, "float32")
@@ -66,8 +70,8 @@ def conv_norm_cases(shapes: Sequence[tuple[ConvShape, int]] = CONV_NORMS) -> Ite
     """A convolution with its EvoNorm."""
     for shape, groups in shapes:
         k, n = shape.K, shape.N
-        x, w, b = normal(50, *shape.x_shape), normal(51, *shape.w_shape), normal(52, k)
-        channels = 1 + 0.3 * normal(53, k), normal(54, k), np.random.default_rng(55).uniform(0.6, 1.4, k).astype(np.float32)
+        x, w, b = _normal(50, *shape.x_shape), _normal(51, *shape.w_shape), _normal(52, k)
+        channels = 1 + 0.3 * _normal(53, k), _normal(54, k), np.random.default_rng(55).uniform(0.6, 1.4, k).astype(np.float32)
         image, kept = (shape.y_shape, "float32"), ((n * groups,), "float32")
         attrs = {"stride": shape.stride, "pad": shape.pad, "groups": groups, "eps": 1e-5}
         terms = shape.gemm("fprop")[2] + shape.P * shape.Q * (k // groups)
@@ -75,7 +79,7 @@ def conv_norm_cases(shapes: Sequence[tuple[ConvShape, int]] = CONV_NORMS) -> Ite
         ins = (x, w, b, *channels)
         yield Case("conv_evonorm_s0_fprop", label, ins, (image, image, kept, kept), attrs, terms)
         yield Case("conv_evonorm_s0_infer", label, ins, (image,), attrs, terms)
-        running, planes, channel = normal(56, k) ** 2, ((n * k,), "float32"), ((k,), "float32")
+        running, planes, channel = _normal(56, k) ** 2, ((n * k,), "float32"), ((k,), "float32")
         attrs, terms = {"stride": shape.stride, "pad": shape.pad, "eps": 1e-3}, terms + n * shape.P * shape.Q
         outs = (image, image, planes, planes, channel, channel, 6)
         yield Case("conv_evonorm_b0_fprop", label, (*ins, running), outs, attrs | {"momentum": 0.1}, terms)
