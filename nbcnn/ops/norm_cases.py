@@ -20,7 +20,10 @@ NORMS = (
     ((3, 3, 1, 1), 3, "normal"),
     ((1, 34, 2, 1), 1, "normal"),
     ((1, 34, 1, 2), 17, "normal"),
+    ((3, 8, 3, 4), 4, "normal"),
+    ((2, 8, 4, 9), 1, "offset 2000"),
     ((2, 2, 3, 5), 1, "constant planes"),
+    ((2, 4, 2, 2), 4, "constant planes"),
     ((2, 2, 3, 5), 2, "offset 2000"),
 )
 """(N,C,H,W), groups, values: one pixel; a group wider than a warp; more channels than a warp; a variance of zero; one far from the mean."""
@@ -30,8 +33,9 @@ def _normal(seed: int, *shape: int) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
-def norm_cases() -> Iterator[Case]:
-    for shape, groups, values in NORMS:
+def norm_cases(norms: Sequence[tuple[tuple[int, ...], int, str]] = NORMS) -> Iterator[Case]:
+    """The EvoNorm ops on images of such shapes, groups and values."""
+    for shape, groups, values in norms:
         n, c, h, w = shape
         x, dy = _normal(40, *shape), _normal(41, *shape)
         if values == "constant planes":

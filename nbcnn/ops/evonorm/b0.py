@@ -1,5 +1,8 @@
-"""The kernels of EvoNorm-B0. Forward: the planes' statistics, the channels' from these, then y; backward: the planes' sums, the
-channels' from these, then dx. Blocks of the first and last of each take a slab of one image (plane.py)."""
+"""EvoNorm-B0: in one launch where the batch fits on the GPU at once (b0_held.py), else by the kernels here.
+
+Forward: the planes' statistics, the channels' from these, then y; backward: the planes' sums, the channels' from these, then dx. Blocks
+of the first and last of each take a slab of one image (plane.py).
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.cuda import cuda, f4, i4, jit
+from nbcnn.cuda import SIMULATOR, cuda, f4, i4, jit
 from nbcnn.ops import elementwise
 from nbcnn.ops.call import Call, Impl, Launch, blocks
+from nbcnn.ops.evonorm import b0_held
+from nbcnn.ops.evonorm.held import Held, slabs_of
 from nbcnn.ops.evonorm.plane import Slab, column_sum, power_of_two, slab_of, steps
 from nbcnn.ops.evonorm.rows import launch_rows
 from nbcnn.ops.stored import kinds, scalar_io
@@ -208,7 +213,9 @@ def dgrad_kernel(kind: str, slab: Slab) -> Any:
 
 
 def bind_fprop(call: Call) -> list[Launch]:
-    """Three launches: planes, channels, y."""
+    """Three launches: planes, channels, y; or one."""
+    if call.tile is not None:
+        return b0_held.bind_fprop(call)
     (x, gamma, beta, v, running), (y, shift, std, batch_shift, batch_std, _) = call.ins, call.outs
     slab, grid, extents = _extents(call, 0)
     (n, *_), kind, eps = call.in_shapes[0], kinds(call)[0], np.float32(call.attrs["eps"])
@@ -241,7 +248,9 @@ def bind_infer(call: Call) -> list[Launch]:
 
 
 def bind_grads(call: Call) -> list[Launch]:
-    """Three launches: the sums of planes, those of channels, dx."""
+    """Three launches: the sums of planes, those of channels, dx; or one."""
+    if call.tile is not None:
+        return b0_held.bind_grads(call)
     (dy, x, gamma, v, shift, std, batch_shift, batch_std), (dx, dgamma, dbeta, dv) = call.ins, call.outs
     slab, grid, extents = _extents(call, 1)
     n, c = call.in_shapes[0][:2]
@@ -281,6 +290,26 @@ def _extents(call: Call, image: int) -> tuple[Slab, int, tuple[np.int32, ...]]:
     return slab, shape[0] * slabs, tuple(np.int32(s) for s in (slabs, *steps(call)))
 
 
-FPROP = Impl(bind_fprop, supports=elementwise.supports)
+def scratch_fprop(call: Call) -> int:
+    """Bytes that the one launch wants."""
+    return b0_held.scratch_fprop(call) if call.tile is not None else 0
+
+
+def candidates(call: Call, multiprocessors: int) -> list[Held]:
+    """Slabs with which the launch fits on the GPU: of x, or of x and dy, or of x with dy read twice. In the simulator, where no two blocks
+    run at once, there are none."""
+    backward = len(call.in_shapes[0]) == len(call.in_shapes[1])
+    if SIMULATOR:
+        return []
+    others = b0_held.OTHERS_OF_GRADS if backward and call.layout == "NHWC" else 0
+    return slabs_of(call.in_shapes[0], call.layout, 1, (2, 1) if backward else (1,), multiprocessors, at_once=True, others=others)
+
+
+def tile(call: Call, multiprocessors: int) -> Held | None:
+    """The first of `candidates`."""
+    return next(iter(candidates(call, multiprocessors)), None)
+
+
+FPROP = Impl(bind_fprop, scratch_fprop, elementwise.supports, tile, candidates=candidates)
 INFER = Impl(bind_infer, scratch_infer, elementwise.supports)
-GRADS = Impl(bind_grads, scratch_grads, elementwise.supports)
+GRADS = Impl(bind_grads, scratch_grads, elementwise.supports, tile, candidates=candidates)

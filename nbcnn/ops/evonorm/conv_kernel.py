@@ -22,7 +22,7 @@ from nbcnn.cuda import cuda, f4, i4, jit
 from nbcnn.ops.call import Call, Launch
 from nbcnn.ops.conv.register_tile import ALIGNMENT, quotient
 from nbcnn.ops.evonorm.plane import power_of_two
-from nbcnn.ops.evonorm.s0 import both_sides
+from nbcnn.ops.evonorm.sigmoid import both_sides
 from nbcnn.ops.ptx.shuffle import WARP, warp_sum
 from nbcnn.ops.ptx.vector import shared_load4, store4
 from nbcnn.ops.windows import split

@@ -1,4 +1,7 @@
-"""The kernels of EvoNorm-S0: a block holds whole groups of one image, so one kernel has statistics, result and gradient."""
+"""EvoNorm-S0: on slabs held in registers where they fit (s0_held.py), else by the kernels here, which take any shape.
+
+A block has whole groups of one image, so one kernel has statistics, result and gradient; it reads x again for each.
+"""
 
 from __future__ import annotations
 
@@ -8,25 +11,19 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.cuda import cuda, f4, i4, jit
+from nbcnn.cuda import SIMULATOR, cuda, f4, i4, jit
 from nbcnn.ops import elementwise
 from nbcnn.ops.call import Call, Impl, Launch
+from nbcnn.ops.evonorm import s0_held
+from nbcnn.ops.evonorm.held import Held, slabs_of
 from nbcnn.ops.evonorm.plane import Slab, column_sum, group_sum, slab_of, steps
 from nbcnn.ops.evonorm.rows import launch_rows
-from nbcnn.ops.sigmoid import divide
+from nbcnn.ops.evonorm.sigmoid import both_sides
 from nbcnn.ops.stored import kinds, scalar_io
 from nbcnn.ops.windows import split
 
 PARTIALS = 3
 """Sums of every plane that the gradients of the parameters are made of."""
-
-
-@jit(device=True)
-def both_sides(z):
-    """σ(z) and 1 − σ(z), neither by subtraction from 1."""
-    e = f4(math.exp(-abs(z)))
-    t = divide(f4(1), f4(1) + e)
-    return (e * t, t) if z < f4(0) else (t, e * t)
 
 
 @cache
@@ -152,13 +149,17 @@ def grads_kernel(kind: str, slab: Slab) -> Any:
 
 def bind_fprop(call: Call) -> list[Launch]:
     """One launch."""
+    if call.tile is not None:
+        return s0_held.bind_fprop(call)
     slab, slabs, grid, extents = _extents(call, 0)
     kernel = fprop_kernel(kinds(call)[0], slab)
     return [Launch(kernel, grid, slab.threads, (*call.ins, *call.outs, slabs, *extents, np.float32(call.attrs["eps"])))]
 
 
 def bind_grads(call: Call) -> list[Launch]:
-    """One launch for dx and the sums of every plane, one that adds these over the images."""
+    """One launch for dx and the sums of every plane, one that adds these over the images; or one for all."""
+    if call.tile is not None:
+        return s0_held.bind_grads(call)
     slab, slabs, grid, extents = _extents(call, 1)
     n, c = call.in_shapes[0][:2]
     dx, dgamma, dbeta, dv = call.outs
@@ -182,5 +183,17 @@ def _extents(call: Call, image: int) -> tuple[Slab, np.int32, int, tuple[np.int3
     return slab, np.int32(slabs), shape[0] * slabs, tuple(np.int32(s) for s in steps(call))
 
 
-FPROP = Impl(bind_fprop, supports=elementwise.supports)
-GRADS = Impl(bind_grads, scratch_grads, elementwise.supports)
+def candidates(call: Call, multiprocessors: int) -> list[Held]:
+    """Slabs that can be held: of x, or of x and dy."""
+    image = len(call.in_shapes[0]) == len(call.in_shapes[1])
+    shape, tensors = call.in_shapes[1 if image else 0], 2 if image else 1
+    return slabs_of(shape, call.layout, shape[1] // call.attrs["groups"], (tensors,), multiprocessors)
+
+
+def tile(call: Call, multiprocessors: int) -> Held | None:
+    """The first of `candidates`. The simulator runs a thread as a Python thread: there only a test asks for a slab to be held."""
+    return None if SIMULATOR else next(iter(candidates(call, multiprocessors)), None)
+
+
+FPROP = Impl(bind_fprop, supports=elementwise.supports, tile=tile, candidates=candidates)
+GRADS = Impl(bind_grads, scratch_grads, elementwise.supports, tile, candidates=candidates)
