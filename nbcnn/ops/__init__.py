@@ -10,6 +10,7 @@ Ops and their signatures (logical shapes; inputs, then outputs, then attributes)
     sigmoid_fprop     x -> y                              sigmoid_dgrad     dy, y -> dx
     swish_fprop       x -> y                              swish_dgrad       dy, x -> dx
     add               a, b -> y
+    gemm              a (M,K), b (N,K) -> c (M,N)                                             c = a·bᵀ
     evonorm_s0_fprop  x (N,C,H,W), gamma, beta, v (C) -> y, shift, std (N·groups)                groups, eps
     evonorm_s0_grads  dy, x, gamma, v, shift, std -> dx, dgamma, dbeta, dv                      groups
     evonorm_b0_fprop  x, gamma, beta, v, running -> y, shift, std (N·C), batch_shift, batch_std (C), running (in place)
@@ -66,6 +67,7 @@ from nbcnn.ops import (
     convert,
     flatten,
     gather,
+    gemm,
     grad_norm,
     leaky_relu,
     maxpool,
@@ -135,6 +137,7 @@ CPU: Ops = reference.HOST | {
     "swish_fprop": host(swish.swish_fprop),
     "swish_dgrad": host(swish.swish_dgrad),
     "add": host(add.add),
+    "gemm": host(gemm.gemm),
     "evonorm_s0_fprop": host(evonorm.evonorm_s0_fprop),
     "evonorm_s0_grads": host(evonorm.evonorm_s0_grads),
     "evonorm_b0_fprop": host(evonorm.evonorm_b0_fprop),
@@ -205,7 +208,7 @@ _IM2COL = (
     ("im2col", thin.OPS | thin_fused.FUSED),
     ("im2col", winograd.OPS | winograd.FUSED | nine_products.FUSED),
     ("im2col", conv_evonorm.OPS),
-    ("im2col", im2col.OPS | im2col_fused.FUSED | COMMON | conv_evonorm.two_ops(im2col.OPS["conv_fprop"])),
+    ("im2col", im2col.OPS | im2col_fused.FUSED | COMMON | {"gemm": gemm.IMPL} | conv_evonorm.two_ops(im2col.OPS["conv_fprop"])),
 )
 """Few channels, then forms that multiply less where the batch is large enough to pay for their sums, then every shape."""
 
@@ -225,7 +228,11 @@ def _tensorcore(precision: str) -> Row:
     # In fp32 three channels are the CUDA cores' business: 27 products a pixel are too few to pay for splitting operands.
     thin_parts = [("im2col", thin.OPS | thin_fused.FUSED)] if precision == "fp32" else [("thin", part) for part in thin_mma.parts(precision)]
     first = for_few_pixels(general) | {op: general[op] for op in MMA_FIRST.get(precision, ())}
-    parts = (*thin_parts, ("mma", first), ("wgmma", wgmma.ops(precision)), ("mma", general), ("common", COMMON | {"unpool": unpool.IMPL}))
+    hopper = wgmma.ops(precision)
+    hopper |= {"gemm": gemm.engine(hopper["conv_fprop"])}
+    general |= {"gemm": gemm.engine(general["conv_fprop"])}
+    common = COMMON | {"unpool": unpool.IMPL, "gemm": gemm.SIMPLE}
+    parts = (*thin_parts, ("mma", first), ("wgmma", hopper), ("mma", general), ("common", common))
     return Row("tensorcore", precision, "gpu", "NHWC", parts, own=("thin", "wgmma", "mma", "common"))
 
 
@@ -233,8 +240,8 @@ MODES: Mapping[tuple[str, str], Row] = {
     (row.mode, row.precision): row
     for row in (
         Row("cpu", "fp32", "host", "NCHW", (("cpu", CPU),)),
-        Row("naive", "fp32", "gpu", "NCHW", (("naive", naive.OPS | COMMON),)),
-        Row("tiled", "fp32", "gpu", "NCHW", (("tiled", tiled.OPS | COMMON), ("naive", naive.OPS))),
+        Row("naive", "fp32", "gpu", "NCHW", (("naive", naive.OPS | COMMON | {"gemm": gemm.SIMPLE}),)),
+        Row("tiled", "fp32", "gpu", "NCHW", (("tiled", tiled.OPS | COMMON | {"gemm": gemm.IMPL}), ("naive", naive.OPS))),
         Row("im2col", "fp32", "gpu", "NHWC", _IM2COL),
         *(_tensorcore(precision) for precision in ("bf16", "tf32", "fp32")),
     )
