@@ -46,17 +46,23 @@ PARITY_IMAGES, NORM_IMAGES = 4, 8
 """Images that an op is verified on: the reference in float64 takes long at full size. A block of a norm has up to eight."""
 GROUPS = 32
 """Groups of channels of an EvoNorm-S0, where there are as many channels."""
+PARITY_ROWS = 256
+"""Rows of both matrices that a product is verified on."""
 DEFAULTS = {"product": (4096, 4096, 4096), "conv": (256, 256, 16, 16, 128), "images": (256, 256, 16, 16), "rows": (4096, 10), "update": (751_875,)}
 FORMS = {"product": "M,K,N", "conv": "N,C,H,W,K[,R,S[,stride,pad]] or conv1 … conv5[@N]", "images": "N,C,H,W", "rows": "N,F", "update": "COUNT"}
 
 
 @dataclass(frozen=True)
 class Problem:
-    """An op at a shape. `small` is what it is verified on; operands with images have `batch` of them when it is timed (None: as in small)."""
+    """An op at a shape. `small` is what it is verified on; operands with images have `batch` of them when it is timed (None: as in small).
+
+    product: M, K, N of a matrix product, which is verified on few rows of both matrices.
+    """
 
     op: str
     small: Case
     batch: int | None
+    product: tuple[int, int, int] | None = None
 
     def with_images(self, images: int) -> Problem:
         """The same, verified on `images`."""
@@ -65,6 +71,9 @@ class Problem:
 
     def operands(self) -> tuple[list[np.ndarray], list[Any]]:
         """Inputs at full size, fresh random floats (of a norm: the few images again and again); and the outputs."""
+        if self.product is not None:
+            m, k, n = self.product
+            return [_random((m, k), 0), _random((n, k), 1)], [((m, n), "float32")]
         if self.batch is None:
             return list(self.small.ins), list(self.small.outs)
         if self.op in NORMS + CONV_NORMS:
@@ -106,7 +115,8 @@ def problem(op: str, shape: str | None = None) -> Problem:
         cases = chain(activation_cases(few), resampling_cases(few, ((2, 2),), (2,)), loss_cases(few))
         return Problem(op, _first(cases, op), n)
     if kind == "product":
-        return Problem(op, _first(gemm_cases((numbers,)), op), None)
+        m, k, n = numbers
+        return Problem(op, _first(gemm_cases(((min(m, PARITY_ROWS), k, min(n, PARITY_ROWS)),)), op), None, (m, k, n))
     if kind == "rows":
         return Problem(op, _first(loss_cases((), (numbers,)), op), None)
     return Problem(op, _first(training_cases(count=numbers[0]), op), None)

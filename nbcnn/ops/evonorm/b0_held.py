@@ -267,14 +267,14 @@ def bind_fprop(call: Call) -> list[Launch]:
     *outs, _ = call.outs
     eps, momentum = np.float32(call.attrs["eps"]), np.float32(call.attrs["momentum"])
     kept = call.scratch[: scratch_fprop(call)].view(np.float32)
-    return [Launch(kernel, grid, call.tile.threads, (*call.ins, *outs, kept, counters, *sizes, eps, momentum))]
+    return [Launch(kernel, grid, call.tile.threads, (*call.ins, *outs, kept, counters, *sizes, eps, momentum), together=True)]
 
 
 def bind_grads(call: Call) -> list[Launch]:
     """One launch."""
     kernel, grid, sizes, counters = _bound(call, 1, grads_kernel)
     partials = call.scratch[: scratch_grads(call)].view(np.float32)
-    return [Launch(kernel, grid, call.tile.threads, (*call.ins, *call.outs, partials, counters, *sizes))]
+    return [Launch(kernel, grid, call.tile.threads, (*call.ins, *call.outs, partials, counters, *sizes), together=True)]
 
 
 def _bound(call: Call, image: int, factory: Any) -> tuple[Any, int, list[np.int32], Any]:

@@ -26,8 +26,8 @@ MOST_SLOTS = 8
 LARGEST_BLOCK = 512
 OTHERS = {"NCHW": 36, "NHWC": 44}
 """Registers of a thread besides what it holds: of one channel or of four; kernels with many sums say so."""
-REGISTERS, THREADS, BLOCKS = 65536, 2048, 16
-"""Of a multiprocessor."""
+REGISTERS, THREADS, BLOCKS = 65536, 1024, 16
+"""Of a multiprocessor, on every GPU from compute capability 7.5 on."""
 
 
 @dataclass(frozen=True)
