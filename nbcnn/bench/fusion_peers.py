@@ -23,7 +23,7 @@ class PeerDiffers(RuntimeError):
     """A peer's result is not ours: then they are two works, and no ratio means anything."""
 
 
-def torch_norm(kind: str, eps: float) -> Function:
+def torch_norm(kind: str, eps: float, groups: int = GROUPS) -> Function:
     """EvoNorm "s0" or "b0" (training) of x (N,C,H,W) with v, gamma, beta (1,C,1,1) in PyTorch's own operations."""
     import torch
 
@@ -34,7 +34,6 @@ def torch_norm(kind: str, eps: float) -> Function:
 
     def s0(x: Any, v: Any, gamma: Any, beta: Any) -> Any:
         n, c, h, w = x.shape
-        groups = GROUPS if c % GROUPS == 0 else c
         variance = x.reshape(n, groups, c // groups, h, w).var((2, 3, 4), unbiased=False, keepdim=True)
         deviation = (variance + eps).sqrt().expand(n, groups, c // groups, h, w).reshape(n, c, h, w)
         return x * torch.sigmoid(v * x) / deviation * gamma + beta

@@ -102,9 +102,9 @@ def _panel(
 def short(value: float) -> str:
     """A number in a cell: three digits and a letter for its thousands."""
     for letter, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if abs(value) >= size * 10:
+        if abs(value) >= size:
             return f"{value / size:.3g}{letter}"
-    return f"{value:.3g}" if abs(value) < 1e3 else f"{value:.0f}"
+    return f"{value:.3g}"
 
 
 def table(path: Path, rows: Sequence[Row]) -> None:
