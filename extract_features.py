@@ -118,7 +118,7 @@ def encoder(config: dict[str, Any], saved: Path, mode: str, precision: str | Non
     from nbcnn.params import ParameterError
 
     tensors, notes = checkpoint.load(saved)  # a resumed run may have changed its precision: the checkpoint knows
-    layers = models.MODELS[config["flags"]["model"]](channels=shape[0])
+    layers = models.MODELS[config["flags"]["model"]](*shape)
     if precision is None:
         try:
             precision = choose_mode(mode, notes.get("precision", config.get("precision")))[0].precision

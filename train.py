@@ -16,7 +16,7 @@ def train(given: SimpleNamespace) -> int:
     """Run the training that the flags describe; returns the exit code."""
     from nbcnn import datasets, models, ranges
     from nbcnn.autotune import tune
-    from nbcnn.callbacks import Plots, Progress
+    from nbcnn.callbacks import Classification, Plots, Progress
     from nbcnn.cli import describe, train_run
     from nbcnn.net import Net, choose_mode
     from nbcnn.session import TrainingSession
@@ -34,7 +34,7 @@ def train(given: SimpleNamespace) -> int:
     data = datasets.load(flags.dataset, data_dir=flags.data_dir, limit=flags.limit, progress=not flags.quiet)
 
     shape, rates = data.train_images.shape[1:], train_run.rates(flags, len(data.train_images))
-    layers = models.MODELS[flags.model](channels=shape[0])
+    layers = models.MODELS[flags.model](*shape)
     tiles = start.tiles(row.mode, row.precision)
     kernels = {"mode": flags.mode, "precision": flags.precision, "engine": flags.engine, "fusing": not flags.no_fuse, "strict": flags.strict}
     net = Net(layers, shape, seed=flags.seed, init=flags.init, tiles=tiles, **kernels)
@@ -48,6 +48,8 @@ def train(given: SimpleNamespace) -> int:
         seed=flags.seed,
         flip=flags.flip,
         test_images=data.test_images,
+        labels=data.train_labels,
+        test_labels=data.test_labels,
         say=say,
         tune=tune if flags.tune else None,
     )
@@ -61,7 +63,8 @@ def train(given: SimpleNamespace) -> int:
 
     run = start.folder or train_run.new_folder(data, net.mode)
     progress = [] if flags.quiet else [Progress(every_reading=flags.log_every > 0)]
-    plots = Plots(f"{data.name}, {flags.model}, {net.mode} {net.precision}", data.test_images[:8])
+    title = f"{data.name}, {flags.model}, {net.mode} {net.precision}"
+    plots = Classification(title, net, data) if layers[-1].needs_labels else Plots(title, data.test_images[:8])
     trainer = Trainer(
         session,
         run,
@@ -71,6 +74,7 @@ def train(given: SimpleNamespace) -> int:
         identity=train_run.identity(flags, data),
         notes=train_run.notes(net, session),
         callbacks=[*progress, plots],
+        scores=plots.scores,
     )
     if start.checkpoint:
         trainer.resume(start.checkpoint)
@@ -80,7 +84,7 @@ def train(given: SimpleNamespace) -> int:
     say(describe.header(flags, data, session, run, ready))
     result = trainer.fit()
     train_run.record_memory(run, net)
-    print(describe.summary(result, data, session, run, ready, flags.json))
+    print(describe.summary(result, data, session, run, ready, flags.json, trainer.scored))
     return result.exit_code
 
 

@@ -45,8 +45,9 @@ class Progress(Callback):
     def epoch(self, trainer: Trainer, epoch: Epoch) -> None:
         self.close()
         self._printed = time.perf_counter()
+        scores = "".join(f"{name.replace('_', ' ')} {value:.2%}  " for name, value in epoch.scores.items())
         self._print(
-            f"epoch {epoch.epoch}/{trainer.epochs}  train loss {epoch.train_loss:.5f}  test loss {epoch.test_loss:.5f}  "
+            f"epoch {epoch.epoch}/{trainer.epochs}  train loss {epoch.train_loss:.5f}  test loss {epoch.test_loss:.5f}  {scores}"
             f"{duration(epoch.seconds)} + {duration(epoch.test_seconds)} test  {rate(epoch.images_per_second)} images/s"
         )
         if epoch.time is not None:
@@ -104,11 +105,46 @@ class Plots(Callback):
         if trainer.rows and not result.interrupted:
             self._draw(trainer)
 
+    def scores(self) -> dict[str, float]:
+        """For `Trainer`: what to note after every epoch besides the losses; nothing here."""
+        return {}
+
     def _draw(self, trainer: Trainer) -> None:
         from nbcnn import plots
 
         plots.curves(trainer.run.curves, trainer.rows, self.title)
         plots.reconstructions(trainer.run.reconstructions, self.images, trainer.session.reconstruct(self.images), self.title)
+        self._drawn = time.perf_counter()
+
+
+class Classification(Plots):
+    """The accuracy on `data`'s test images after every epoch; curves.png, confusion.png and mistakes.png.
+
+    title  stands on all; it should name the data set. net: the net that is trained. data: a set with labels.
+    """
+
+    def __init__(self, title: str, net: Any, data: Any) -> None:
+        super().__init__(title, data.test_images)
+        self.net, self.labels, self.classes = net, data.test_labels, data.classes
+        self.logits = np.empty((0, 0), np.float32)
+
+    def scores(self) -> dict[str, float]:
+        """The share of the test images whose largest logit is their label's."""
+        self.logits = self.net.predict(self.images)
+        return {"test_accuracy": float((self.logits.argmax(1) == self.labels).mean())}
+
+    def _draw(self, trainer: Trainer) -> None:
+        from nbcnn import plots
+
+        run, title = trainer.run, f"{self.title}\ntest accuracy {trainer.scored['test_accuracy']:.2%}"
+        if not self.logits.size:  # resumed after its last epoch
+            self.scores()
+        plots.curves(run.curves, trainer.rows, self.title)
+        predicted = self.logits.argmax(1)
+        counts = np.zeros((len(self.classes),) * 2, np.int64)
+        np.add.at(counts, (self.labels, predicted), 1)
+        plots.confusion(run.confusion, counts, self.classes, title)
+        plots.mistakes(run.mistakes, self.images, self.labels, self.logits, self.classes, title)
         self._drawn = time.perf_counter()
 
 

@@ -37,6 +37,7 @@ __all__ = [
     "Host",
     "adopt",
     "allow_shared",
+    "check_together",
     "compile_apart",
     "constant",
     "cuda",
@@ -132,6 +133,13 @@ def allow_shared(kernel: Any, args: Sequence[Any], nbytes: int) -> None:
     attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
     device = driver.CUdevice(int(cuda.get_current_device().id))
     checked(driver.cuKernelSetAttribute(attribute, nbytes, function.handle, device), f"take {nbytes} bytes of shared memory")
+
+
+def check_together(kernel: Any, args: Sequence[Any], grid: int, block: int) -> None:
+    """Raise RuntimeError if `grid` blocks of `kernel`, compiled for `args`, are more than the GPU holds at once: they would wait forever."""
+    fit = kernel._compile_for_args(*args).max_cooperative_grid_blocks(block)
+    if grid > fit:
+        raise RuntimeError(f"{kernel.py_func.__name__}: its {grid} blocks wait for each other, and the GPU holds {fit} of them at once")
 
 
 def loaded_kernel(kernel: Any, argument_types: tuple[Any, ...]) -> bool:

@@ -28,7 +28,9 @@ def conv_shape(step: Step) -> ConvShape | None:
 
 
 def step_flops(step: Step) -> int:
-    """Multiplications and additions that the step means, in direct form; 0 for everything that is not a convolution."""
+    """Multiplications and additions that the step means, in direct form; 0 for everything that is no convolution and no matrix product."""
+    if step.op == "gemm":
+        return 2 * numel(step.ins[0].shape) * step.ins[1].shape[0]
     shape = conv_shape(step)
     return shape.flops() if shape else 0
 

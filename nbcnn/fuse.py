@@ -7,6 +7,8 @@ not fit (an odd image cannot be pooled in a convolution's epilogue).
 
     Conv2d, ReLU, MaxPool2d      ConvReLUPool    writes the pooled output and two bits that say where each maximum was
     Conv2d, ReLU                 ConvReLU
+    Conv2d, EvoNormS0 or B0      ConvEvoNorm     writes the normalised output, and the convolution's own for the gradients
+    Linear, ReLU                 LinearReLU      a 1×1 ConvReLU of 1×1 images
     Upsample2d, Conv2d, MSE      UpConvMSE       neither the doubled image nor the network's output is ever stored
     Upsample2d, Conv2d, ReLU     UpConvReLU
     Upsample2d, Conv2d           UpConv
@@ -22,7 +24,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from nbcnn.graph import Buf, Named, ShapeError, Tape, trace
-from nbcnn.layers import MSE, Built, Conv2d, MaxPool2d, Param, ReLU, Upsample2d
+from nbcnn.layers import MSE, Built, Conv2d, Linear, MaxPool2d, Param, ReLU, Upsample2d
+from nbcnn.norms import EvoNormB0, EvoNormS0
 
 FEW_TAPS = 31
 """C·R·S up to which a pooled layer's wgrad reads the pooled gradient itself; beyond, unpooling it once serves wgrad and dgrad."""
@@ -36,13 +39,14 @@ class _Fused:
     ops: ClassVar[tuple[str, ...]]
 
     @property
-    def conv(self) -> Conv2d:
-        return next(layer for _, layer in self.parts if isinstance(layer, Conv2d))
+    def conv(self) -> Any:
+        """The convolution (or linear layer) inside."""
+        return next(layer for _, layer in self.parts if isinstance(layer, Conv2d | Linear))
 
     @property
     def scope(self) -> str:
         """The convolution's name: under it stand the parameters."""
-        return next(name for name, layer in self.parts if isinstance(layer, Conv2d))
+        return next(name for name, layer in self.parts if isinstance(layer, Conv2d | Linear))
 
     def params(self) -> dict[str, Param]:
         return self.conv.params()
@@ -89,6 +93,67 @@ class ConvReLU(_Fused):
 
         def backward(dy: Buf) -> Buf:
             dz = _unmasked(tape, dy, y, scope)
+            tape.emit("conv_wgrad", [x, dz], self._grads(tape), scope, **attrs)
+            return _dgrad(tape, "conv_dgrad", dz, w, x, scope, **attrs)
+
+        return y, backward
+
+
+@dataclass(frozen=True)
+class LinearReLU(_Fused):
+    """relu(x wᵀ + b) in one launch."""
+
+    kind: ClassVar[str] = "linear"
+    ops: ClassVar[tuple[str, ...]] = ConvReLU.ops
+
+    def build(self, tape: Tape, x: Buf, scope: str) -> Built:
+        linear, (w, b) = self.conv, self._weights(tape)
+        if x.shape[1:] != (linear.in_features,):
+            raise ShapeError(f"{scope} takes (N, {linear.in_features}), got {x.shape}; Flatten makes vectors of images")
+        n, k, c = x.shape[0], linear.out_features, linear.in_features
+        pixels, filters, attrs = x.reshaped((n, c, 1, 1)), w.reshaped((k, c, 1, 1)), {"stride": 1, "pad": 0}
+        y = tape.temp(f"{scope}.y", (n, k, 1, 1), after_relu=True)
+        tape.emit("conv_relu_fprop", [pixels, filters, b], [y], scope, **attrs)
+
+        def backward(dy: Buf) -> Buf:
+            dz = _unmasked(tape, dy.reshaped(y.shape), y, scope)
+            dw, db = self._grads(tape)
+            tape.emit("conv_wgrad", [pixels, dz], [dw.reshaped(filters.shape), db], scope, **attrs)
+            return _dgrad(tape, "conv_dgrad", dz, filters, pixels, scope, **attrs).reshaped(x.shape)
+
+        return y.reshaped((n, k)), backward
+
+
+@dataclass(frozen=True)
+class ConvEvoNorm(_Fused):
+    """EvoNorm-S0 or -B0 of conv(x) + b. In training the convolution's own output is kept for the gradients, in inference never stored."""
+
+    kind: ClassVar[str] = "conv"
+    ops: ClassVar[tuple[str, ...]] = (
+        "conv_evonorm_s0_fprop",
+        "conv_evonorm_s0_infer",
+        "conv_evonorm_b0_fprop",
+        "conv_evonorm_b0_infer",
+        "conv_dgrad_relu",
+    )
+
+    def build(self, tape: Tape, x: Buf, scope: str) -> Built:
+        (_, conv), (name, norm) = self.parts
+        shape, (w, b) = conv.shape(x, scope), self._weights(tape)
+        attrs = {"stride": shape.stride, "pad": shape.pad}
+        y, z = tape.temp(f"{name}.y", shape.y_shape), tape.temp(f"{scope}.y", shape.y_shape)
+        emit, norm_backward = norm.record(tape, z, y, name)
+
+        def op(of_norm: str, ins: list[Buf], outs: list[Buf], **more: Any) -> None:
+            if tape.training:
+                tape.emit(f"conv_{of_norm}", [x, w, b, *ins[1:]], [outs[0], z, *outs[1:]], scope, **attrs, **more)
+            else:
+                tape.emit(f"conv_{of_norm.replace('fprop', 'infer')}", [x, w, b, *ins[1:]], outs[:1], scope, **attrs, **more)
+
+        emit(op)
+
+        def backward(dy: Buf) -> Buf:
+            dz = norm_backward(dy)
             tape.emit("conv_wgrad", [x, dz], self._grads(tape), scope, **attrs)
             return _dgrad(tape, "conv_dgrad", dz, w, x, scope, **attrs)
 
@@ -175,7 +240,7 @@ class UpConvMSE(_Fused):
 
 
 def _plain(parts: Sequence[Any]) -> bool:
-    """A convolution with a bias, pooled 2×2 if it is pooled."""
+    """A convolution (or linear layer) with a bias, pooled 2×2 if it is pooled."""
     conv, *_, last = parts
     return conv.bias and (not isinstance(last, MaxPool2d) or (last.size, last.stride or last.size) == (2, 2))
 
@@ -201,6 +266,9 @@ RULES = (
     Rule((Upsample2d, Conv2d, ReLU), UpConvReLU, _folds),
     Rule((Upsample2d, Conv2d), UpConv, _folds),
     Rule((Conv2d, ReLU), ConvReLU, _plain),
+    Rule((Conv2d, EvoNormS0), ConvEvoNorm, _plain),
+    Rule((Conv2d, EvoNormB0), ConvEvoNorm, _plain),
+    Rule((Linear, ReLU), LinearReLU, _plain),
 )
 """Tried in this order at every place of the list."""
 

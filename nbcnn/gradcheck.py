@@ -21,7 +21,9 @@ from nbcnn.ops import MODES, Row
 from nbcnn.ops.call import Impl, host
 from nbcnn.ops.cases import Case, mean_cases, real_cases
 from nbcnn.ops.conv.fused import REFERENCES
+from nbcnn.ops.evonorm import conv as conv_evonorm
 from nbcnn.ops.fused_cases import fused_mean_cases, fused_real_cases
+from nbcnn.ops.norm_cases import conv_norm_cases, norm_cases
 from nbcnn.ops.run import Unsupported, run_op
 from nbcnn.storage import decode, encode
 
@@ -63,7 +65,7 @@ def rounded(case: Case, precision: str) -> Case:
 
 def reference_impl(op: str) -> Impl:
     """The NumPy reference of an op, plain or fused."""
-    return next((impl for _, impl in REFERENCE.chain(op)), None) or host(REFERENCES[op])
+    return next((impl for _, impl in REFERENCE.chain(op)), None) or host((REFERENCES | conv_evonorm.REFERENCES)[op])
 
 
 def reference(case: Case) -> list[np.ndarray]:
@@ -108,11 +110,14 @@ _PAIRS: dict[str, tuple[str, int, Operands]] = {
     "leaky_relu_dgrad": ("leaky_relu_fprop", 0, lambda ins, outs, v: (v, outs[0])),
     "sigmoid_dgrad": ("sigmoid_fprop", 0, lambda ins, outs, v: (v, outs[0])),
     "swish_dgrad": ("swish_fprop", 0, lambda ins, outs, v: (v, ins[0])),
+    "evonorm_s0_grads": ("evonorm_s0_fprop", 0, lambda ins, outs, v: (v, ins[0], ins[1], ins[3], *outs[1:])),
+    "evonorm_b0_grads": ("evonorm_b0_fprop", 0, lambda ins, outs, v: (v, ins[0], ins[1], ins[3], *outs[1:5])),
     "maxpool_dgrad": ("maxpool_fprop", 0, lambda ins, outs, v: (v, outs[1])),
     "avgpool_dgrad": ("avgpool_fprop", 0, lambda ins, outs, v: (v,)),
     "upsample_dgrad": ("upsample_fprop", 0, lambda ins, outs, v: (v,)),
     "flatten_dgrad": ("flatten_fprop", 0, lambda ins, outs, v: (v,)),
 }
+_FORWARD_ONLY = ("eps", "momentum")
 # A loss gradient takes no cotangent: its forward's value is a scalar.
 _LOSS_PAIRS: dict[str, tuple[str, int, Operands]] = {
     "mse_dgrad": ("mse_fprop", 0, lambda ins, outs: (ins[0], ins[1])),
@@ -140,8 +145,10 @@ def dot_product(row: Row, op: str, impl: Any, forward: Case, place: Any) -> tupl
     forward_side = float(np.vdot(v.astype(np.float64), (at(1) - at(-1)) / (2 * _STEP)))
     ins = operands(forward.ins, outs) if is_loss else operands(forward.ins, outs, v)
     ins = tuple(a.astype(np.float32) if a.dtype == np.float64 else a for a in ins)
-    outs_wanted: list[Any] = [(u.shape, "float32"), *([(u.shape[:1], "float32")] if op == "upconv_wgrad" else [])]
-    got, *_ = run_op(impl, op, ins, outs_wanted, attrs=forward.attrs, place=place, layout=row.layout, store=row.store)
+    beside = [(u.shape[:1], "float32")] if op == "upconv_wgrad" else [(u.shape[1:2], "float32")] * 3 if op.endswith("_grads") else []
+    outs_wanted: list[Any] = [(u.shape, "float32"), *beside]
+    attrs = {name: value for name, value in forward.attrs.items() if name not in _FORWARD_ONLY}
+    got, *_ = run_op(impl, op, ins, outs_wanted, attrs=attrs, place=place, layout=row.layout, store=row.store)
     backward_side = float(np.vdot(got.astype(np.float64), u))
     scale = float(np.linalg.norm(got)) * float(np.linalg.norm(u)) or 1.0
     terms = max(forward.terms, got.size // max(1, v.size) + 1, v.size if op.endswith("wgrad") else 1)
@@ -181,7 +188,7 @@ def distinct(row: Row, op: str, place: Any) -> list[tuple[str, Impl]]:
 
 def all_cases() -> list[Case]:
     """Mean cases, and the real convolutions where they finish in reasonable time (not in the simulator)."""
-    small = [*mean_cases(), *fused_mean_cases()]
+    small = [*mean_cases(), *norm_cases(), *conv_norm_cases(), *fused_mean_cases()]
     return small if SIMULATOR else [*small, *real_cases(), *fused_real_cases()]
 
 

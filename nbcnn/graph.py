@@ -86,6 +86,7 @@ class Tape:
         self.training = training
         self.steps: list[Step] = []
         self.params: dict[str, Buf] = {}
+        self.states: dict[str, Buf] = {}
 
     def temp(self, name: str, shape: Shape, dtype: str = "float32", *, after_relu: bool = False, masked: bool = False) -> Buf:
         """A new temporary; its facts as in `Buf`."""
@@ -95,6 +96,11 @@ class Tape:
         """The parameter `scope.name`; the same Buf however often it is asked for."""
         full = f"{scope}.{name}"
         return self.params.setdefault(full, Buf(full, shape, home="param"))
+
+    def state(self, scope: str, name: str, shape: Shape) -> Buf:
+        """The layer state `scope.name`; the same Buf however often it is asked for."""
+        full = f"{scope}.{name}"
+        return self.states.setdefault(full, Buf(full, shape, home="state"))
 
     def grad(self, param: Buf) -> Buf:
         """The place of `param`'s gradient."""

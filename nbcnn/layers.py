@@ -1,7 +1,8 @@
 """The vocabulary: every layer on one page.
 
 A layer is a frozen dataclass. `build(tape, x, scope)` records its forward and returns (y, backward); `backward(dy)`
-records its backward and returns dx. `params()` names its parameters. A loss is the last layer of a list: its
+records its backward and returns dx. `params()` names its parameters, `states()`, where a layer has it, what training updates
+in place (norms.py). A loss is the last layer of a list: its
 `build(tape, y, target, scope)` returns (value, dy). Shapes are logical: images (N, C, H, W), vectors (N, F).
 """
 
@@ -19,19 +20,21 @@ Built = tuple[Buf, Backward]
 
 @dataclass(frozen=True)
 class Param:
-    """A parameter's shape; `fan_in` sets the scale of its first values; `decay` says whether weight decay applies."""
+    """A parameter's shape; `fan_in` sets the scale of its first values, unless all are `value`; `decay`: whether weight decay applies."""
 
     shape: tuple[int, ...]
     fan_in: int
     decay: bool = True
     bias: bool = False
+    value: float | None = None
 
 
 def _pair(value: int | tuple[int, int]) -> tuple[int, int]:
     return (value, value) if isinstance(value, int) else value
 
 
-def _images(x: Buf, scope: str) -> tuple[int, int, int, int]:
+def images(x: Buf, scope: str) -> tuple[int, int, int, int]:
+    """x's shape; raises ShapeError if x is no batch of images."""
     if len(x.shape) != 4:
         raise ShapeError(f"{scope} takes images (N, C, H, W), got {x.shape}")
     n, c, h, w = x.shape
@@ -69,7 +72,7 @@ class Conv2d:
 
     def shape(self, x: Buf, scope: str, doubled: bool = False) -> ConvShape:
         """The convolution of `x`, or of the doubled `x`. Raises ShapeError if `x` does not fit."""
-        n, c, h, w = _images(x, scope)
+        n, c, h, w = images(x, scope)
         if c != self.in_channels:
             raise ShapeError(f"{scope} takes {self.in_channels} channels, got {c} (its input is {x.shape})")
         r, s = _pair(self.kernel)
@@ -226,7 +229,7 @@ class AvgPool2d(_NoParams):
 
 
 def _window(layer: MaxPool2d | AvgPool2d, x: Buf, scope: str) -> tuple[tuple[int, ...], dict[str, int]]:
-    n, c, h, w = _images(x, scope)
+    n, c, h, w = images(x, scope)
     stride = layer.stride or layer.size
     extent = _fitting(scope, x, lambda: [window_extent(edge, layer.size, stride) for edge in (h, w)])
     return (n, c, *extent), {"size": layer.size, "stride": stride}
@@ -253,7 +256,7 @@ class Upsample2d(_NoParams):
     kind: ClassVar[str] = "up"
 
     def build(self, tape: Tape, x: Buf, scope: str) -> Built:
-        n, c, h, w = _images(x, scope)
+        n, c, h, w = images(x, scope)
         return _linear_map(tape, x, scope, "upsample", (n, c, h * self.factor, w * self.factor), factor=self.factor)
 
 
@@ -264,7 +267,7 @@ class Flatten(_NoParams):
     kind: ClassVar[str] = "flatten"
 
     def build(self, tape: Tape, x: Buf, scope: str) -> Built:
-        n, *rest = _images(x, scope)
+        n, *rest = images(x, scope)
         return _linear_map(tape, x, scope, "flatten", (n, numel(tuple(rest))))
 
 
@@ -280,6 +283,9 @@ class Residual:
 
     def params(self) -> dict[str, Param]:
         return parameters(self.body)
+
+    def states(self) -> dict[str, Param]:
+        return states(self.body)
 
     def build(self, tape: Tape, x: Buf, scope: str) -> Built:
         inner, inner_backward = trace(tape, named(self.body, f"{scope}."), x)
@@ -336,4 +342,13 @@ def parameters(layers: Sequence[Any]) -> dict[str, Param]:
     made: dict[str, Param] = {}
     for name, layer in named(layers):
         made.update({f"{name}.{inner}": param for inner, param in layer.params().items()})
+    return made
+
+
+def states(layers: Sequence[Any]) -> dict[str, Param]:
+    """What layers update in place while they train (running statistics), under full names like parameters."""
+    made: dict[str, Param] = {}
+    for name, layer in named(layers):
+        own = layer.states() if hasattr(layer, "states") else {}
+        made.update({f"{name}.{inner}": state for inner, state in own.items()})
     return made

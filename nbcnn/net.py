@@ -14,7 +14,7 @@ import numpy as np
 from nbcnn.cuda import Gpu, GpuUnavailable, Host, gpu_missing
 from nbcnn.fuse import fuse
 from nbcnn.graph import Buf, Plan, Resolution, Step, Tape, drop_dead, lower, named, trace
-from nbcnn.layers import parameters
+from nbcnn.layers import parameters, states
 from nbcnn.ops import DEFAULT_PRECISION, ENGINES, MODES, Row, only_engine
 from nbcnn.ops.call import bare_call
 from nbcnn.params import ParameterBuffer
@@ -165,8 +165,8 @@ class Net:
         self.place: Any = Gpu() if self.row.place == "gpu" else Host()
         self.device_name = self.place.device_name
         self.tiles = dict(tiles or {})
-        self.params = ParameterBuffer(parameters(self.layers), self.place)
-        self.place.upload(self.params.weights, self.params.layout.initial(seed, init))
+        self.params = ParameterBuffer(parameters(self.layers), self.place, states(self.layers))
+        self.params.initialise(seed, init)
         self.flat_weights = Buf("all weights", (self.params.layout.size,), home="param")
         self.flat_grads = Buf("all gradients", (self.params.layout.size,), home="grad")
         self._predictors: dict[int, tuple[Program, dict[str, Any]]] = {}
@@ -190,7 +190,7 @@ class Net:
         tape = Tape(training=False)
         io, x = self.record_gather(tape, batch, count=batch, flip=False)
         y, _ = trace(tape, self._fused(self.body), x)
-        output = Buf("output", y.root.shape, home="io")
+        output = Buf("output", y.shape, home="io")
         return Recorded(tuple(_substitute(tape.steps, y.root, output)), io | {"output": output})
 
     def record_gradients(self, batch: int) -> Recorded:

@@ -1,4 +1,4 @@
-"""One flat float32 buffer for all parameters: layout, first values, views by name.
+"""One flat float32 buffer for all parameters, one for the states of layers: layout, first values, views by name.
 
 Weights, gradients and optimizer state are arrays of the same layout, so that one launch updates everything. Decayed
 parameters come first; every parameter starts at a 256-byte offset; the padding between them holds zeros and stays zero.
@@ -52,6 +52,7 @@ class ParameterLayout:
     def initial(self, seed: int, init: str) -> np.ndarray:
         """First values, (size,) float32, the same for every mode.
 
+        A parameter with a `value` of its own has that. The others:
         torch  weights and biases U(−1/√fan_in, 1/√fan_in), as PyTorch's Conv2d and Linear start.
         he     weights N(0, 2/fan_in), biases 0 (He, Zhang, Ren and Sun, 2015).
         Raises ValueError for another name.
@@ -61,7 +62,9 @@ class ParameterLayout:
         flat = np.zeros(self.size, np.float32)
         for number, (name, param) in enumerate(self.params.items()):
             random = np.random.Generator(np.random.Philox(key=np.array([seed, number], np.uint64)))
-            if init == "torch":
+            if param.value is not None:
+                values = np.full(numel(param.shape), param.value)
+            elif init == "torch":
                 bound = param.fan_in**-0.5
                 values = random.uniform(-bound, bound, numel(param.shape))
             elif param.bias:
@@ -92,40 +95,72 @@ class ParameterLayout:
 
 
 class ParameterBuffer:
-    """The weights and gradients of one network on one place (`Host` or `Gpu`), and their layout."""
+    """The weights and gradients of one network on one place (`Host` or `Gpu`), and the states of its layers; with their layouts.
 
-    def __init__(self, params: Mapping[str, Param], place: Any) -> None:
-        self.layout = ParameterLayout(params)
+    States (running statistics) are saved and loaded like parameters, but no optimizer touches them.
+    """
+
+    def __init__(self, params: Mapping[str, Param], place: Any, states: Mapping[str, Param] | None = None) -> None:
+        self.layout, self.states = ParameterLayout(params), ParameterLayout(states or {})
         self.place = place
         self.weights = place.empty(self.layout.size, "float32")
         self.grads = place.empty(self.layout.size, "float32")
+        self.state = place.empty(self.states.size, "float32")
         place.upload(self.grads, np.zeros(self.layout.size, np.float32))
 
     @property
     def count(self) -> int:
-        """Number of parameters, padding not counted."""
+        """Number of parameters; padding and states not counted."""
         return self.layout.count
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of the three buffers."""
+        return 4 * (2 * self.layout.size + self.states.size)
+
+    @property
     def names(self) -> list[str]:
-        return self.layout.names
+        """Full names of parameters, then of states."""
+        return self.layout.names + self.states.names
+
+    def initialise(self, seed: int, init: str) -> None:
+        """First values of everything: `ParameterLayout.initial`."""
+        self.upload((self.layout.initial(seed, init), self.states.initial(seed, init)))
 
     def view(self, home: str, name: str) -> Any:
-        """The flat part of the weights (`home` "param") or gradients ("grad") that belongs to `name`."""
+        """The flat part of the weights (`home` "param"), gradients ("grad") or states ("state") that belongs to `name`."""
+        if home == "state":
+            return self.state[self.states.slice(name)]
         return (self.weights if home == "param" else self.grads)[self.layout.slice(name)]
 
     def read(self, name: str) -> np.ndarray:
-        """A host copy of one parameter."""
+        """A host copy of one parameter or state."""
         return self.as_dict()[name]
 
     def as_dict(self) -> dict[str, np.ndarray]:
-        """Host copies of all parameters by name."""
-        return self.layout.split(self.place.download(self.weights))
+        """Host copies of all parameters and states by name."""
+        weights, state = self.download()
+        return self.layout.split(weights) | self.states.split(state)
 
     def grads_dict(self) -> dict[str, np.ndarray]:
         """Host copies of all gradients by name."""
         return self.layout.split(self.place.download(self.grads))
 
     def load_dict(self, tensors: Mapping[str, np.ndarray]) -> None:
-        """Replace all parameters; raises ParameterError, and changes nothing, if a tensor does not fit."""
-        self.place.upload(self.weights, self.layout.join(tensors))
+        """Replace all parameters and states; raises ParameterError, and changes nothing, if a tensor does not fit."""
+        self.upload(self.flat(tensors))
+
+    def flat(self, tensors: Mapping[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        """The flat weights and states of named tensors; raises ParameterError if one does not fit."""
+        states = {name: tensor for name, tensor in tensors.items() if name in self.states.params}
+        return self.layout.join({name: tensor for name, tensor in tensors.items() if name not in states}), self.states.join(states)
+
+    def download(self) -> tuple[np.ndarray, np.ndarray]:
+        """Host copies of the flat weights and states."""
+        return self.place.download(self.weights), self.place.download(self.state)[: self.states.size]
+
+    def upload(self, flat: tuple[np.ndarray, np.ndarray]) -> None:
+        """Replace the flat weights and states."""
+        self.place.upload(self.weights, flat[0])
+        if self.states.size:
+            self.place.upload(self.state, flat[1])

@@ -62,6 +62,50 @@ def reconstructions(path: Path, images: np.ndarray, outputs: np.ndarray, title: 
     write_png(figure, path)
 
 
+def confusion(path: Path, counts: np.ndarray, names: Sequence[str], title: str) -> None:
+    """The confusion matrix `counts` (true class, predicted class) as a PNG at `path`: counts in the cells, shade by share of the true class."""
+    classes = len(names)
+    side = min(24.0, 2.6 + 0.62 * classes)
+    figure = Figure(figsize=(side + 1, side), layout="constrained", dpi=120)
+    axes = figure.add_subplot()
+    share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    image = axes.imshow(share, cmap="Blues", vmin=0, vmax=1)
+    figure.colorbar(image, ax=axes, label="share of the true class", fraction=0.046)
+    axes.set(title=title, xlabel="predicted class", ylabel="true class")
+    axes.set_xticks(range(classes), names, rotation=45, ha="right", rotation_mode="anchor")
+    axes.set_yticks(range(classes), names)
+    if classes <= 30:
+        for (row, column), count in np.ndenumerate(counts):
+            axes.text(column, row, str(count), ha="center", va="center", fontsize=8, color="white" if share[row, column] > 0.55 else "black")
+    write_png(figure, path)
+
+
+MISTAKES = 40
+"""Pictures of `mistakes` at most."""
+
+
+def mistakes(path: Path, images: np.ndarray, labels: np.ndarray, logits: np.ndarray, names: Sequence[str], title: str) -> None:
+    """Misclassified images as a PNG at `path`, the surest mistakes first: true class → predicted class, and its probability.
+
+    `images` uint8 (n, C, H, W) with C 1 or 3, `labels` int32 (n), `logits` (n, classes).
+    """
+    wrong = np.flatnonzero(logits.argmax(1) != labels)
+    exponential = np.exp(logits[wrong] - logits[wrong].max(1, keepdims=True))
+    sure = 1 / exponential.sum(1)
+    shown = np.argsort(-sure, kind="stable")[:MISTAKES]
+    columns = 8
+    rows = max(1, -(-len(shown) // columns))
+    figure = Figure(figsize=(1.3 * columns, 1.55 * rows + 0.9), layout="constrained", dpi=120)
+    for axes, at in zip(figure.subplots(rows, columns, squeeze=False).flat, (*shown, *[None] * columns), strict=False):
+        axes.set_axis_off()
+        if at is not None:
+            each = wrong[at]
+            axes.imshow(_pixels(images[each]), cmap="gray", vmin=0, vmax=255, interpolation="nearest")
+            axes.set_title(f"{names[labels[each]]} → {names[logits[each].argmax()]}  {sure[at]:.0%}", fontsize=8)
+    figure.suptitle(f"{title}; {len(wrong):,} of {len(images):,} wrong", fontsize=10)
+    write_png(figure, path)
+
+
 def _pixels(image: np.ndarray) -> np.ndarray:
     """(C, H, W) as Matplotlib wants it: (H, W, 3), or (H, W) for one channel."""
     return image[0] if image.shape[0] == 1 else image.transpose(1, 2, 0)

@@ -19,7 +19,7 @@ class Program:
     """Steps with their launches.
 
     arena  uint8 array of at least `plan.arena_bytes`, shared by all programs of a net.
-    fixed  arrays for every Buf whose home is io or state, and for the flat views of the parameters.
+    fixed  arrays for every Buf whose home is io, for state that no layer owns, and for the flat views of the parameters.
 
     `enqueue_ms` is what the host needs to enqueue all launches one by one: a guess, until somebody measures it.
     """
@@ -45,7 +45,7 @@ class Program:
         root = buf.root
         if root in self._fixed:
             return self._fixed[root]
-        if root.home in ("param", "grad"):
+        if root.home in ("param", "grad", "state"):
             return self._params.view(root.home, root.name)
         return self.place.view(self._arena, self.plan.offsets[root], numel(root.shape), root.dtype)
 

@@ -31,6 +31,7 @@ class RunFolder:
         self.config_path = self.path / "config.json"
         self.last, self.best = self.path / LAST, self.path / BEST
         self.curves, self.reconstructions = self.path / "curves.png", self.path / "reconstructions.png"
+        self.confusion, self.mistakes = self.path / "confusion.png", self.path / "mistakes.png"
         self._csv, self._jsonl = self.path / "metrics.csv", self.path / "metrics.jsonl"
 
     def is_taken(self) -> bool:

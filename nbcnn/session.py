@@ -156,7 +156,7 @@ class TrainingSession:
         tables = sum(b.nbytes for name, b in self._bufs.items() if name.endswith((".order", ".state", ".sums")))
         return {
             "arena": max(plan.arena_bytes for plan in plans.values()),
-            "parameters and gradients": 8 * self.net.params.layout.size,
+            "parameters and gradients": self.net.params.nbytes,
             "optimizer": sum(b.nbytes for name, b in self._bufs.items() if name.startswith("optim.")),
             "packing maps": sum(index.nbytes for plan in plans.values() for index in plan.packs.values()),
             "data set": resident,
@@ -197,13 +197,13 @@ class TrainingSession:
         """Compile (`compiled` kernels) and capture every program. This runs each once, so weights and state are put back afterwards."""
         waiting = [wait_launch(0)] if self.net.place.name == "gpu" else []
         self.compiled = compile_all([*waiting, *(launch for program in self._programs.values() for launch in program.launches)], self._say)
-        weights = self.net.place.download(self.net.params.weights)
+        before = self.net.params.download()
         for program in self._programs.values():
             for split in ("train", "test"):
                 if f"{split}.state" in self._arrays:
                     self._upload(f"{split}.state", np.zeros(8, np.int64))
             program.prepare()
-        self.net.place.upload(self.net.params.weights, weights)
+        self.net.params.upload(before)
         for name, buf in self._bufs.items():
             if buf.home == "state":
                 self._upload(name, np.zeros(numel(buf.shape), buf.dtype))
@@ -297,7 +297,7 @@ class TrainingSession:
     def load_state(self, tensors: Mapping[str, np.ndarray]) -> None:
         """Continue where `state()` was taken. Raises ParameterError naming the tensor, and changes nothing, if one does not fit."""
         layout = self.net.params.layout
-        flat = {"param": layout.join(_under("param.", tensors))}
+        params, flat = self.net.params.flat(_under("param.", tensors)), {}
         for moment in self.optimizer.moments:
             try:
                 flat[moment] = layout.join(_under(f"optim.{moment}.", tensors))
@@ -308,7 +308,7 @@ class TrainingSession:
         if not (0 <= state[POSITION] <= self.count and state[STEP] >= 0 and state[EPOCH] >= 0):
             raise ParameterError(f"step_state says position {state[POSITION]}, the training set has {self.count} images")
         self.seed = int(state[SEED])
-        self.net.place.upload(self.net.params.weights, flat["param"])
+        self.net.params.upload(params)
         for moment in self.optimizer.moments:
             self._upload(f"optim.{moment}", flat[moment])
         self._upload("train.state", state)

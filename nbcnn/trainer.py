@@ -10,7 +10,7 @@ import errno
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,7 @@ class Epoch:
     """One row of the metrics. `seconds` is the training alone, `test_seconds` the evaluation.
 
     `time` says where the time of one of its training steps went (`timeline.watch`); None if that step was taken before a resume.
+    `scores` by name.
     """
 
     epoch: int
@@ -61,6 +62,12 @@ class Epoch:
     test_seconds: float
     images_per_second: float
     time: dict[str, Any] | None = None
+    scores: Mapping[str, float] = field(default_factory=dict)
+
+    def row(self) -> Row:
+        """The row of the metrics: these numbers, then the scores."""
+        row = asdict(self)
+        return row | row.pop("scores")
 
 
 @dataclass(frozen=True)
@@ -108,6 +115,7 @@ class Trainer:
     save_every      training steps between two checkpoints within an epoch; 0: only at its end.
     identity        strings that say which run this is: they go into every checkpoint, and `resume` refuses other values.
     notes           further strings for every checkpoint.
+    scores          asked after every epoch for further numbers about the weights, by name, for the metrics.
 
     Raises ValueError if the table does not end with an epoch.
     """
@@ -123,6 +131,7 @@ class Trainer:
         identity: Mapping[str, str] | None = None,
         notes: Mapping[str, str] | None = None,
         callbacks: Sequence[Callback] = (),
+        scores: Callable[[], Mapping[str, float]] | None = None,
     ) -> None:
         self.session, self.learning_rates = session, learning_rates
         self.epochs, odd = divmod(len(learning_rates), session.steps_per_epoch)
@@ -131,7 +140,7 @@ class Trainer:
         self.log_every, self.save_every = log_every, save_every
         self.run = run if isinstance(run, RunFolder) else RunFolder(run)
         self.run.path.mkdir(parents=True, exist_ok=True)
-        self.callbacks = tuple(callbacks)
+        self.callbacks, self._scores = tuple(callbacks), scores
         self.notes = dict(notes or {})
         self.identity = {**(identity or {}), "epochs": str(self.epochs), "steps_per_epoch": str(session.steps_per_epoch)}
         self.step = 0
@@ -148,6 +157,12 @@ class Trainer:
     def epochs_done(self) -> int:
         """Epochs that are trained, evaluated and saved."""
         return len(self.rows)
+
+    @property
+    def scored(self) -> dict[str, float]:
+        """The scores of the last epoch, empty before the first and without any."""
+        own = {each.name for each in fields(Epoch)}
+        return {name: value for name, value in (self.rows[-1] if self.rows else {}).items() if name not in own}
 
     def resume(self, path: Path) -> None:
         """Continue from a checkpoint: state, position and metrics as they were when it was saved.
@@ -237,6 +252,7 @@ class Trainer:
         try:
             with interrupts.at_once():
                 test_loss = float(self.session.evaluate())
+                scores = self._scores() if self._scores else {}
         except Interrupted:
             self._save(snapshot, self.run.last)
             return False
@@ -254,8 +270,9 @@ class Trainer:
             self._test_seconds,
             self.session.count / max(self._epoch_seconds, 1e-9),
             time_spent,
+            scores,
         )
-        self.rows.append(asdict(epoch))
+        self.rows.append(epoch.row())
         self.run.append(self.rows[-1])
         if best:
             self._save(snapshot, self.run.best)

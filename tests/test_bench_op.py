@@ -16,8 +16,9 @@ from nbcnn.cuda import Host
 from nbcnn.net import UsageError
 from nbcnn.ops.call import HostCall, host
 from nbcnn.ops.conv.fused import REFERENCES
+from nbcnn.ops.evonorm.conv import REFERENCES as CONV_NORMS
 
-SHAPES = {"conv": "6,5,4,6,3", "images": "6,4,4,6", "rows": "7,3", "update": "101"}
+SHAPES = {"conv": "6,5,4,6,3", "images": "6,4,4,6", "rows": "7,3", "product": "7,6,5", "update": "101"}
 
 
 @pytest.fixture
@@ -39,7 +40,7 @@ def test_every_op_has_operands_of_the_shape_asked_for(name):
     ins, outs = problem.operands()
     assert len(ins) == len(problem.small.ins)
     assert any(6 in array.shape or 7 in array.shape or 101 in array.shape for array in ins)
-    impl = next((impl for _, impl in ops.MODES["cpu", "fp32"].chain(name)), None) or host(REFERENCES[name])
+    impl = next((impl for _, impl in ops.MODES["cpu", "fp32"].chain(name)), None) or host((REFERENCES | CONV_NORMS)[name])
     case = replace(problem.small, ins=tuple(ins), outs=tuple(outs))
     assert len(gradcheck.run_op(impl, name, case.ins, case.outs, attrs=case.attrs, place=Host())) == len(outs)
 

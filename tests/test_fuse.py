@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from nbcnn import ops
-from nbcnn.fuse import RULES, ConvReLU, ConvReLUPool, UpConv, UpConvMSE, UpConvReLU, fuse
+from nbcnn.fuse import RULES, ConvReLU, ConvReLUPool, LinearReLU, UpConv, UpConvMSE, UpConvReLU, fuse
 from nbcnn.graph import Buf, ShapeError, Tape, drop_dead, named
 from nbcnn.layers import MSE, AvgPool2d, Conv2d, Flatten, Linear, MaxPool2d, ReLU, Residual, SoftmaxCrossEntropy, Upsample2d, parameters
 from nbcnn.models import autoencoder
@@ -40,6 +40,17 @@ def test_the_autoencoder_becomes_five_layers():
         ("mse1", UpConvMSE),
     ]
     assert kinds(autoencoder()[:-1])[-1] == ("conv5", UpConv)
+
+
+def test_a_linear_layer_takes_its_relu():
+    assert kinds([Flatten(), Linear(4, 3), ReLU(), Linear(3, 2), SoftmaxCrossEntropy()])[1] == ("linear1", LinearReLU)
+    assert kinds([Flatten(), Linear(4, 3, bias=False), ReLU(), SoftmaxCrossEntropy()])[1] == ("linear1", Linear)
+
+
+def test_a_fused_linear_layer_refuses_another_width():
+    (_, fused), x = fuse(named([Linear(4, 3), ReLU()]), ALL_OPS)[0], Buf("x", (2, 5))
+    with pytest.raises(ShapeError, match=r"linear1 takes \(N, 4\), got \(2, 5\)"):
+        fused.build(Tape(True), x, "linear1")
 
 
 def test_without_the_ops_nothing_is_fused():

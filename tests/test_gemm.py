@@ -7,7 +7,7 @@ import pytest
 
 from nbcnn import cuda
 from nbcnn.ops.conv.tiles import Tile
-from nbcnn.ops.gemm import gemm_nt, launch_gemm_nt
+from nbcnn.ops.gemm import gemm, launch_gemm_nt
 from nbcnn.ops.static import compile_launch
 
 
@@ -15,7 +15,7 @@ def check_product(place, rng, M: int, N: int, K: int, tile: Tile | None = None) 
     """‖got - ref‖ ≤ 4·eps·√K·‖ref‖, as for the convolutions."""
     a, b = (rng.standard_normal((rows, K)).astype(np.float32) for rows in (M, N))
     want = np.empty((M, N))
-    gemm_nt(a.astype(np.float64), b.astype(np.float64), want)
+    gemm(a.astype(np.float64), b.astype(np.float64), want)
     arrays = [place.empty(values.size, "float32") for values in (a, b, want)]
     for array, values in zip(arrays, (a, b, np.full(M * N, np.nan)), strict=True):
         place.upload(array, values)

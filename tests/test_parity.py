@@ -11,7 +11,9 @@ from nbcnn.ops import MODES
 from nbcnn.ops.call import Impl
 from nbcnn.ops.cases import Case, mean_cases
 from nbcnn.ops.conv.fused import REFERENCES
+from nbcnn.ops.evonorm import conv as conv_evonorm
 from nbcnn.ops.fused_cases import fused_mean_cases
+from nbcnn.ops.norm_cases import conv_norm_cases, norm_cases
 
 GPU_ROWS = [key for key, row in MODES.items() if row.place == "gpu"]
 
@@ -29,14 +31,15 @@ def _here(row):
 def test_every_row_has_every_op():
     wanted = set(MODES["cpu", "fp32"].ops)
     for key, row in MODES.items():
-        fused = set(row.ops) - wanted
+        fused = set(row.ops) - wanted - set(conv_evonorm.REFERENCES)
         assert wanted <= set(row.ops), key
         assert fused in (set(), set(REFERENCES)), key
 
 
 def test_the_cases_cover_every_op():
-    assert {case.op for case in mean_cases()} | {"convert"} == set(MODES["cpu", "fp32"].ops)
+    assert {case.op for case in (*mean_cases(), *norm_cases())} | {"convert"} == set(MODES["cpu", "fp32"].ops)
     assert {case.op for case in fused_mean_cases()} == set(REFERENCES)
+    assert {case.op for case in conv_norm_cases()} == set(conv_evonorm.REFERENCES)
 
 
 @pytest.mark.parametrize("key", MODES, ids="-".join)

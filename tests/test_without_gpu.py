@@ -31,6 +31,8 @@ REFUSED = {
     "compare, cpu and gpu": ("compare", "cpu", "im2col"),
     "gradcheck": ("gradcheck", "--mode", "naive"),
     "roofline": ("roofline",),
+    "study gemm": ("study", "gemm"),
+    "study evonorm": ("study", "evonorm", "--json"),
     "roofline --ncu": ("roofline", "--ncu"),
 }
 """What needs a GPU."""

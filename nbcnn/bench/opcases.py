@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from nbcnn.net import UsageError
-from nbcnn.ops.cases import Case, activation_cases, conv_cases, loss_cases, resampling_cases, training_cases
+from nbcnn.ops.cases import Case, activation_cases, conv_cases, gemm_cases, loss_cases, resampling_cases, training_cases
 from nbcnn.ops.fused_cases import pooled_cases, relu_cases, up_cases
+from nbcnn.ops.norm_cases import conv_norm_cases, norm_cases
 from nbcnn.ops.run import is_filter
 from nbcnn.shapes import ConvShape, numel
 from nbcnn.suggest import nearest
@@ -31,21 +32,37 @@ RESAMPLING = tuple(f"{name}_{path}" for name in ("maxpool", "avgpool", "upsample
 LOSSES = ("mse_fprop", "mse_dgrad")
 ROWS = ("softmax_xent_fprop", "softmax_xent_dgrad")
 UPDATES = ("sgd", "adam", "grad_norm")
-OPS = (*CONVS, *UPCONVS, *ACTIVATIONS, *RESAMPLING, *LOSSES, *ROWS, "gather", *UPDATES)
+NORMS = ("evonorm_s0_fprop", "evonorm_s0_grads", "evonorm_b0_fprop", "evonorm_b0_infer", "evonorm_b0_grads")
+CONV_NORMS = tuple(f"conv_evonorm_{kind}_{path}" for kind in ("s0", "b0") for path in ("fprop", "infer"))
+STATISTICS = {
+    **dict.fromkeys((("evonorm_s0_fprop", "out"), ("evonorm_b0_fprop", "out")), (1, 2)),
+    **dict.fromkeys((("conv_evonorm_s0_fprop", "out"), ("conv_evonorm_b0_fprop", "out")), (2, 3)),
+    **dict.fromkeys((("evonorm_s0_grads", "in"), ("evonorm_b0_grads", "in")), (4, 5)),
+}
+"""Operands that have a number for every plane or group of every image."""
+OPS = (*CONVS, *UPCONVS, *ACTIVATIONS, *RESAMPLING, *LOSSES, *ROWS, *NORMS, *CONV_NORMS, "gemm", "gather", *UPDATES)
 
-PARITY_IMAGES = 4
-"""Images that an op is verified on: the reference in float64 takes long at full size."""
-DEFAULTS = {"conv": (256, 256, 16, 16, 128), "images": (256, 256, 16, 16), "rows": (4096, 10), "update": (751_875,)}
-FORMS = {"conv": "N,C,H,W,K[,R,S[,stride,pad]] or conv1 … conv5[@N]", "images": "N,C,H,W", "rows": "N,F", "update": "COUNT"}
+PARITY_IMAGES, NORM_IMAGES = 4, 8
+"""Images that an op is verified on: the reference in float64 takes long at full size. A block of a norm has up to eight."""
+GROUPS = 32
+"""Groups of channels of an EvoNorm-S0, where there are as many channels."""
+PARITY_ROWS = 256
+"""Rows of both matrices that a product is verified on."""
+DEFAULTS = {"product": (4096, 4096, 4096), "conv": (256, 256, 16, 16, 128), "images": (256, 256, 16, 16), "rows": (4096, 10), "update": (751_875,)}
+FORMS = {"product": "M,K,N", "conv": "N,C,H,W,K[,R,S[,stride,pad]] or conv1 … conv5[@N]", "images": "N,C,H,W", "rows": "N,F", "update": "COUNT"}
 
 
 @dataclass(frozen=True)
 class Problem:
-    """An op at a shape. `small` is what it is verified on; operands with images have `batch` of them when it is timed (None: as in small)."""
+    """An op at a shape. `small` is what it is verified on; operands with images have `batch` of them when it is timed (None: as in small).
+
+    product: M, K, N of a matrix product, which is verified on few rows of both matrices.
+    """
 
     op: str
     small: Case
     batch: int | None
+    product: tuple[int, int, int] | None = None
 
     def with_images(self, images: int) -> Problem:
         """The same, verified on `images`."""
@@ -53,9 +70,15 @@ class Problem:
         return replace(self, small=resized(self.op, self.small, images))
 
     def operands(self) -> tuple[list[np.ndarray], list[Any]]:
-        """Inputs at full size, fresh random floats; and the outputs."""
+        """Inputs at full size, fresh random floats (of a norm: the few images again and again); and the outputs."""
+        if self.product is not None:
+            m, k, n = self.product
+            return [_random((m, k), 0), _random((n, k), 1)], [((m, n), "float32")]
         if self.batch is None:
             return list(self.small.ins), list(self.small.outs)
+        if self.op in NORMS + CONV_NORMS:
+            many = resized(self.op, self.small, self.batch)  # statistics must be those of the images
+            return list(many.ins), list(many.outs)
         return grown(self.small, self.batch)
 
 
@@ -63,7 +86,9 @@ def kind_of(op: str) -> str:
     """Which of `FORMS` the shape of `op` has. Raises UsageError for an op that cannot be timed alone."""
     if op not in OPS:
         raise UsageError(f"no op {op!r} to time{nearest(op, OPS)}; there are {', '.join(OPS)}")
-    return "conv" if op in CONVS + UPCONVS else "rows" if op in ROWS else "update" if op in UPDATES else "images"
+    if op == "gemm":
+        return "product"
+    return "conv" if op in CONVS + UPCONVS + CONV_NORMS else "rows" if op in ROWS else "update" if op in UPDATES else "images"
 
 
 def problem(op: str, shape: str | None = None) -> Problem:
@@ -81,11 +106,17 @@ def problem(op: str, shape: str | None = None) -> Problem:
         n, c, h, w = numbers
         if op == "gather":
             return Problem(op, _first(training_cases(image=(n, c, h, w)), op), None)
+        if op in NORMS:
+            groups = GROUPS if c % GROUPS == 0 else c
+            return Problem(op, _first(norm_cases((((min(n, NORM_IMAGES), c, h, w), groups, "normal"),)), op), n)
         if op.startswith("flatten"):
             return Problem(op, _first(resampling_cases(((n, c, h, w),), ((2, 2),), (2,)), op), None)
         few = ((min(n, PARITY_IMAGES), c, h, w),)
         cases = chain(activation_cases(few), resampling_cases(few, ((2, 2),), (2,)), loss_cases(few))
         return Problem(op, _first(cases, op), n)
+    if kind == "product":
+        m, k, n = numbers
+        return Problem(op, _first(gemm_cases(((min(m, PARITY_ROWS), k, min(n, PARITY_ROWS)),)), op), None, (m, k, n))
     if kind == "rows":
         return Problem(op, _first(loss_cases((), (numbers,)), op), None)
     return Problem(op, _first(training_cases(count=numbers[0]), op), None)
@@ -98,6 +129,8 @@ def conv_problem(op: str, shape: ConvShape) -> Problem:
 
 def _conv(op: str, shape: ConvShape) -> Problem:
     few = replace(shape, N=min(shape.N, PARITY_IMAGES))
+    if op in CONV_NORMS:
+        return Problem(op, _first(conv_norm_cases(((few, GROUPS if few.K % GROUPS == 0 else few.K),)), op), shape.N)
     made = up_cases(few) if op.startswith("upconv") else chain(conv_cases(few), relu_cases(few), pooled_cases(few))
     return Problem(op, _first(made, op), shape.N)
 
@@ -115,7 +148,7 @@ def _numbers(shape: str, kind: str) -> tuple[int, ...]:
         found = tuple(int(part) for part in shape.replace("x", ",").replace("×", ",").split(","))
     except ValueError:
         found = ()
-    if len(found) not in {"conv": (5, 7, 9), "images": (4,), "rows": (2,), "update": (1,)}[kind] or min(found) < 0 or 0 in found[:5]:
+    if len(found) not in {"conv": (5, 7, 9), "images": (4,), "rows": (2,), "update": (1,), "product": (3,)}[kind] or min(found) < 0 or 0 in found[:5]:
         raise UsageError(f"{shape!r} is no shape here; it is {FORMS[kind]}")
     return found
 
@@ -123,10 +156,17 @@ def _numbers(shape: str, kind: str) -> tuple[int, ...]:
 def resized(op: str, small: Case, images: int) -> Case:
     """`small` with `images` images, its operands repeated: integers stay in their range."""
 
-    def repeat(position: int, array: np.ndarray) -> np.ndarray:
-        return np.resize(array, _shape(op, "in", position, array.shape, images))
+    few = len(small.ins[0])
 
-    outs = [out if isinstance(out, int) else (_shape(op, "out", i, out[0], images), out[1]) for i, out in enumerate(small.outs)]
+    def shape_of(side: str, position: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+        if position in STATISTICS.get((op, side), ()):
+            return (shape[0] // few * images,)
+        return _shape(op, side, position, shape, images)
+
+    def repeat(position: int, array: np.ndarray) -> np.ndarray:
+        return np.resize(array, shape_of("in", position, array.shape))
+
+    outs = [out if isinstance(out, int) else (shape_of("out", i, out[0]), out[1]) for i, out in enumerate(small.outs)]
     ins = tuple(repeat(i, array) for i, array in enumerate(small.ins))
     return replace(small, ins=ins, outs=tuple(outs))
 

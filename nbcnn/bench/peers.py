@@ -212,6 +212,7 @@ def _function(op: str, attrs: Mapping[str, Any]) -> Callable[..., Any] | None:
         "swish_fprop": F.silu,
         "swish_dgrad": aten.silu_backward,
         "add": torch.add,
+        "gemm": lambda a, b: torch.matmul(a, b.T),
         "maxpool_fprop": lambda x: F.max_pool2d(x, size, stride, return_indices=True)[0],
         "avgpool_fprop": lambda x: F.avg_pool2d(x, size, stride),
         "upsample_fprop": lambda x: F.interpolate(x, scale_factor=attrs["factor"]),

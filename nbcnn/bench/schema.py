@@ -100,6 +100,27 @@ KINDS: dict[str, tuple[str, Any]] = {
     "compare": ("two ways to run one op", [{"op": str, "variants": [str], "times": [{"ms": TIMING}]}]),
     "selftest": ("what the benchmark says about things known beforehand", [{"what": str, "value": float, "unit": str, "ok": (bool, None)}]),
     "warmup": ("why a kernel measured alone looks slow", [{"op": str, "shape": str, "variant": str, "cold": [{}], "settled": [{}]}]),
+    "fusion": (
+        "small works and fused kernels beside PyTorch and Triton, as called and as a replayed graph",
+        [
+            {
+                "study": str,
+                "case": str,
+                "variant": str,
+                "launch": str,
+                "precision": str,
+                "ms": TIMING,
+                "memory_bytes": (int, None),
+                "throughput": float,
+                "unit": str,
+                "attainable_ms": float,
+                "efficiency": float,
+                "percent_of_peak": float,
+                "times_the_peer": (float, None),
+                "error": (float, None),
+            }
+        ],
+    ),
     "quality": ("what the project's own commands printed: training, features, classification", [{"what": str, "seed?": int, "wall_seconds": float}]),
 }
 """By the first word of a section's name: what it is, and the shape of its rows. Rows of another word are objects of any form."""

@@ -66,6 +66,7 @@ def main(argv: list[str]) -> int:
 
 def _run(args: Any) -> int:
     from nbcnn.interrupt import terminable
+    from nbcnn.plots import confusion as draw_confusion
     from nbcnn.svm import pipeline, report
 
     out = args.out or args.features / "classify"
@@ -108,7 +109,7 @@ def _run(args: Any) -> int:
             if name == ENCODER:
                 report.save_model(out / "model.npz", outcome, sha256)
                 title = f"{origin.dataset}: RBF SVM on {outcome.width:,} features, {scores.test:.2%} of {len(test_labels):,} test images"
-                report.draw_confusion(out / "confusion.png", scores, names, title)
+                draw_confusion(out / "confusion.png", scores.confusion, names, title)
             report.save_json(out / "classify.json", result)
 
     if args.json:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
+from collections.abc import Mapping
 from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
@@ -68,22 +69,24 @@ def _memory(session: Any) -> list[str]:
     return [f"{name:40} {nbytes / 2**20:10,.1f} MiB" for name, nbytes in parts]
 
 
-def summary(result: Result, data: Dataset, session: Any, run: RunFolder, ready: float, as_json: bool) -> str:
-    """How the run ended: a few lines, or one line of JSON."""
+def summary(result: Result, data: Dataset, session: Any, run: RunFolder, ready: float, as_json: bool, scores: Mapping[str, float]) -> str:
+    """How the run ended, with the scores of its last epoch: a few lines, or one line of JSON."""
     net = session.net
     if as_json:
         where = {"run": str(run.path), "dataset": data.name, "mode": net.mode, "precision": net.precision, "device": net.device_name}
         begun = {"ready_seconds": round(ready, 2), "kernels_compiled": session.compiled}
-        return json.dumps(where | begun | asdict(result))
+        return json.dumps(where | begun | asdict(result) | dict(scores))
     if result.interrupted:
         return f"stopped at training step {result.step:,} and saved; continue with\n  python train.py --resume {run.path}"
-    epochs = counted(result.epochs, "epoch")
+    epochs, labelled = counted(result.epochs, "epoch"), session.net.layers[-1].needs_labels
+    pictures = "curves.png, confusion.png, mistakes.png" if labelled else "curves.png, reconstructions.png"
     return "\n".join(
         (
             f"{data.name}, {net.mode} {net.precision}, {epochs}: test loss {result.test_loss:.5f}, train loss {result.train_loss:.5f}",
+            *(f"{name.replace('_', ' ')} {value:.2%}" for name, value in scores.items()),
             f"best test loss {result.best_loss:.5f}, epoch {result.best_epoch}",
             f"trained {result.step:,} steps in {duration(result.seconds)}, {rate(result.images_per_second)} images/s",
-            f"run folder {run.path}: metrics.csv, curves.png, reconstructions.png, checkpoints",
-            f"next: python extract_features.py {run.path}",
+            f"run folder {run.path}: metrics.csv, {pictures}, checkpoints",
+            *([] if labelled else [f"next: python extract_features.py {run.path}"]),
         )
     )

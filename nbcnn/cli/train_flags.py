@@ -13,6 +13,7 @@ from nbcnn.cli.flags import MODES, PRECISIONS, Parser, count, flag, one_of, real
 EXAMPLES = (
     "python train.py                                             the fastest mode here; CIFAR-10 if it can be had",
     "python train.py --dataset digits --limit 512 --epochs 2     a minute on a CPU, no network",
+    "python train.py --model mnist-cnn --dataset mnist           a classifier: accuracy, confusion matrix, mistakes",
     "python train.py --mode im2col --batch 256 --explain         the plan as a table, without training",
 )
 
@@ -43,8 +44,24 @@ RECIPES: dict[str, dict[str, Any]] = {
         "clip_norm": 0.0,
         "init": "he",
     },
+    "classifier": {
+        "epochs": 10,
+        "batch": 128,
+        "optimizer": "adam",
+        "lr": None,
+        "momentum": 0.0,
+        "schedule": "cosine",
+        "warmup": 0.0,
+        "weight_decay": 0.0,
+        "clip_value": 0.0,
+        "clip_norm": 0.0,
+        "init": "he",
+    },
 }
 """What a run does where no flag says otherwise. A learning rate of None is the optimizer's own, below."""
+
+MODEL_RECIPES = {"mnist-cnn": "classifier", "mnist-cnn-b0": "classifier"}
+"""The recipe of a model that has one of its own, where --recipe does not say otherwise."""
 
 LEARNING_RATES = {"sgd": 0.1, "adam": 0.001}
 
@@ -86,19 +103,25 @@ def parser() -> Parser:
     base = RECIPES["default"]
 
     group = made.add_argument_group("data")
-    names = one_of("auto", "cifar10", "mnist", "photos", "digits", "shapes")
+    names = one_of("auto", "cifar10", "mnist", "fashion-mnist", "photos", "digits", "shapes")
     flag(group, "--dataset", names, "data set; auto: CIFAR-10 if it is there or can be had quickly, else photos", "auto")
     flag(group, "--data-dir", str, "folder with the data set's files; downloads go there", "data", metavar="DIR")
     flag(group, "--limit", count(1), "use only the first N images of each split", "all", "images")
     flag(group, "--flip", bool, "mirror each training image with probability 1/2", "off")
 
     group = made.add_argument_group("model")
-    flag(group, "--model", one_of("autoencoder"), "network", "autoencoder")
+    flag(group, "--model", one_of("autoencoder", *MODEL_RECIPES), "network; mnist-cnn classifies, with EvoNorm-S0 or -B0", "autoencoder")
     flag(group, "--init", one_of("torch", "he"), "first weights; torch: U(±1/√fan_in), he: N(0, 2/fan_in)", base["init"])
     flag(group, "--seed", count(0), "seed of first weights, order of images and flips", 0)
 
     group = made.add_argument_group("optimisation")
-    flag(group, "--recipe", one_of(*RECIPES), "set of defaults; per-image: batch 1, lr 0.001, He init, clip-value 5, 20 epochs", "default")
+    flag(
+        group,
+        "--recipe",
+        one_of(*RECIPES),
+        "set of defaults; per-image: batch 1, lr 0.001, He init, clip-value 5, 20 epochs; classifier: batch 128, adam, He init, 10 epochs",
+        "default; mnist-cnn: classifier",
+    )
     flag(
         group, "--epochs", count(1), "passes over the training images", f"{base['epochs']}; on a CPU {ON_CPU['epochs']} of {ON_CPU['limit']:,} images"
     )
@@ -142,7 +165,7 @@ def parse(argv: Sequence[str] | None = None) -> SimpleNamespace:
 def fill(given: SimpleNamespace) -> SimpleNamespace:
     """The flags with the defaults of the recipe; `given` lists the names that the user set."""
     chosen = {name: value for name, value in vars(given).items() if value is not None}
-    recipe = chosen.get("recipe", "default")
+    recipe = chosen.get("recipe", MODEL_RECIPES.get(chosen.get("model", ""), "default"))
     values = {"recipe": recipe, **OTHERS, **RECIPES[recipe], **chosen}
     if values["lr"] is None:
         values["lr"] = LEARNING_RATES[values["optimizer"]]

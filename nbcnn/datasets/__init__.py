@@ -16,7 +16,7 @@ from nbcnn.suggest import nearest
 
 __all__ = ["DATA_DIR", "NAMES", "DataCorrupt", "DataError", "DataMissing", "Dataset", "UnknownDataset", "load", "log_to_stderr"]
 
-NAMES = ("auto", "cifar10", "mnist", "photos", "digits", "shapes")
+NAMES = ("auto", "cifar10", "mnist", "fashion-mnist", "photos", "digits", "shapes")
 DATA_DIR = "data"
 OFFLINE_VARIABLE = "NBCNN_OFFLINE"
 
@@ -68,8 +68,8 @@ def _load(name: str, folder: Path, allowed: bool, log: Log, progress: Log | None
             return digits.load()
         case "shapes":
             return shapes.load()
-        case "mnist":
-            return mnist.load(folder)
+        case "mnist" | "fashion-mnist":
+            return mnist.load(folder, name)
     # A mistyped folder must not become a new one with a download in it; only the default one is made when needed.
     if folder != Path(DATA_DIR) and not folder.is_dir():
         raise cifar10.missing(folder)

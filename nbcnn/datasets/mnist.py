@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import zlib
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import IO
@@ -17,35 +18,60 @@ import numpy as np
 from nbcnn.datasets.dataset import DataCorrupt, DataMissing, Dataset
 
 FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
-CLASSES = tuple("0123456789")
 REMEDY = "Delete it and get the file again (data/README.md says how)."
 
+LABELS = 10
 _LARGEST = 1 << 31
 
 
-def load(folder: Path) -> Dataset:
-    """MNIST from `folder`, `folder`/mnist or `folder`/MNIST/raw. Raises DataMissing or DataCorrupt."""
-    paths = find(folder)
+@dataclass(frozen=True)
+class Family:
+    """A set in MNIST's format: its title, where it may lie below the data folder, and its classes 0..9."""
+
+    title: str
+    source: str
+    below: tuple[str, ...]
+    classes: tuple[str, ...]
+
+
+FAMILIES = {
+    "mnist": Family("MNIST", "Y. LeCun, C. Cortes, C. J. C. Burges, 1998", ("", "mnist", "MNIST/raw"), tuple("0123456789")),
+    # Its files have MNIST's names, so the data folder itself is no place to look for them.
+    "fashion-mnist": Family(
+        "Fashion-MNIST",
+        "H. Xiao, K. Rasul, R. Vollgraf, 2017",
+        ("fashion-mnist", "FashionMNIST/raw"),
+        ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "boot"),
+    ),
+}
+
+
+def load(folder: Path, name: str = "mnist") -> Dataset:
+    """The set `name` of `FAMILIES` from one of its places below `folder`. Raises DataMissing or DataCorrupt."""
+    family = FAMILIES[name]
+    paths = find(folder, name)
     train_images, train_labels = _split(paths[0], paths[1])
     test_images, test_labels = _split(paths[2], paths[3])
     if train_images.shape[1:] != test_images.shape[1:]:
         raise DataCorrupt(paths[2], 8, f"test images are {test_images.shape[2:]}, training images {train_images.shape[2:]}", REMEDY)
-    source = f"MNIST (Y. LeCun, C. Cortes, C. J. C. Burges, 1998), read from {paths[0].parent}"
-    return Dataset("mnist", source, train_images, train_labels, test_images, test_labels, CLASSES)
+    source = f"{family.title} ({family.source}), read from {paths[0].parent}"
+    return Dataset(name, source, train_images, train_labels, test_images, test_labels, family.classes)
 
 
-def find(folder: Path) -> list[Path]:
+def find(folder: Path, name: str = "mnist") -> list[Path]:
     """The four files in the order of `FILES`, all in one place. Raises DataMissing, saying what was looked for."""
+    family = FAMILIES[name]
     best: list[Path] = []
-    for place in (folder, folder / "mnist", folder / "MNIST" / "raw"):
-        paths = [path for path in (_file(place, name) for name in FILES) if path is not None]
+    places = [folder / part for part in family.below]
+    for place in places:
+        paths = [path for path in (_file(place, file) for file in FILES) if path is not None]
         if len(paths) == len(FILES):
             return paths
         best = max(best, paths, key=len)
-    looked = f"MNIST was not found: looked in {folder}, {folder / 'mnist'} and {folder / 'MNIST' / 'raw'} for\n"
+    where = ", ".join(map(str, places[:-1])) + f" and {places[-1]}"
     some = f"\nOnly {', '.join(path.name for path in best)} in {best[0].parent}." if best else ""
     remedy = "\nPut the four files into one of these folders; they are not downloaded (data/README.md says where to get them)."
-    raise DataMissing(looked + "\n".join(f"  {name}[.gz]" for name in FILES) + some + remedy)
+    raise DataMissing(f"{family.title} was not found: looked in {where} for\n" + "\n".join(f"  {file}[.gz]" for file in FILES) + some + remedy)
 
 
 def _file(place: Path, name: str) -> Path | None:
@@ -58,7 +84,7 @@ def _split(images_path: Path, labels_path: Path) -> tuple[np.ndarray, np.ndarray
     images, labels = read_idx(images_path, 3), read_idx(labels_path, 1)
     if len(images) != len(labels):
         raise DataCorrupt(labels_path, 4, f"{len(labels):,} labels for the {len(images):,} images of {images_path.name}", REMEDY)
-    wrong = np.flatnonzero(labels >= len(CLASSES))
+    wrong = np.flatnonzero(labels >= LABELS)
     if wrong.size:
         raise DataCorrupt(labels_path, 8 + int(wrong[0]), f"label {labels[wrong[0]]}; labels are 0..9", REMEDY)
     return images[:, None], labels.astype(np.int32)

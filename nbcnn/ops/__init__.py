@@ -10,6 +10,13 @@ Ops and their signatures (logical shapes; inputs, then outputs, then attributes)
     sigmoid_fprop     x -> y                              sigmoid_dgrad     dy, y -> dx
     swish_fprop       x -> y                              swish_dgrad       dy, x -> dx
     add               a, b -> y
+    gemm              a (M,K), b (N,K) -> c (M,N)                                             c = a·bᵀ
+    evonorm_s0_fprop  x (N,C,H,W), gamma, beta, v (C) -> y, shift, std (N·groups)                groups, eps
+    evonorm_s0_grads  dy, x, gamma, v, shift, std -> dx, dgamma, dbeta, dv                      groups
+    evonorm_b0_fprop  x, gamma, beta, v, running -> y, shift, std (N·C), batch_shift, batch_std (C), running (in place)
+                                                                                                eps, momentum
+    evonorm_b0_infer  x, gamma, beta, v, running -> y                                           eps
+    evonorm_b0_grads  dy, x, gamma, v, shift, std, batch_shift, batch_std -> dx, dgamma, dbeta, dv
     maxpool_fprop     x (N,C,H,W) -> y (N,C,P,Q), index (N,C,P,Q) uint8 or int32              size, stride
     maxpool_dgrad     dy, index -> dx (N,C,H,W)                                               size, stride
     avgpool_fprop     x -> y                              avgpool_dgrad     dy -> dx          size, stride
@@ -41,6 +48,8 @@ Fused ops (see conv/fused.py for what each replaces; images NHWC only):
     upconv_dgrad          dy (N,K,2H,2W), w -> dx (N,C,H,W)                                   upconv_dgrad_relu  dy, w, x -> dx
     upconv_wgrad          x, dy -> dw, db
 
+    conv_evonorm_…        the convolution, then the EvoNorm op: only in row im2col (see evonorm/conv.py)
+
 GPU rows keep images in one layout throughout; `convert` stands only at the two doors of a net.
 """
 
@@ -58,6 +67,7 @@ from nbcnn.ops import (
     convert,
     flatten,
     gather,
+    gemm,
     grad_norm,
     leaky_relu,
     maxpool,
@@ -74,6 +84,9 @@ from nbcnn.ops import (
 from nbcnn.ops.call import Impl, host
 from nbcnn.ops.conv import composed, im2col, im2col_fused, mma, naive, nine_products, reference, thin, thin_fused, thin_mma, tiled, wgmma, winograd
 from nbcnn.ops.conv.few_pixels import for_few_pixels
+from nbcnn.ops.evonorm import b0, s0
+from nbcnn.ops.evonorm import conv as conv_evonorm
+from nbcnn.ops.evonorm import reference as evonorm
 from nbcnn.ops.traffic import streamed
 
 Ops = dict[str, Impl]
@@ -124,6 +137,12 @@ CPU: Ops = reference.HOST | {
     "swish_fprop": host(swish.swish_fprop),
     "swish_dgrad": host(swish.swish_dgrad),
     "add": host(add.add),
+    "gemm": host(gemm.gemm),
+    "evonorm_s0_fprop": host(evonorm.evonorm_s0_fprop),
+    "evonorm_s0_grads": host(evonorm.evonorm_s0_grads),
+    "evonorm_b0_fprop": host(evonorm.evonorm_b0_fprop),
+    "evonorm_b0_infer": host(evonorm.evonorm_b0_infer),
+    "evonorm_b0_grads": host(evonorm.evonorm_b0_grads),
     "maxpool_fprop": host(maxpool.maxpool_fprop),
     "maxpool_dgrad": host(maxpool.maxpool_dgrad),
     "avgpool_fprop": host(avgpool.avgpool_fprop),
@@ -157,6 +176,11 @@ COMMON: Ops = {
     "swish_fprop": Impl(swish.bind_fprop, traffic=streamed),
     "swish_dgrad": Impl(swish.bind_dgrad, traffic=streamed),
     "add": Impl(add.bind, traffic=streamed),
+    "evonorm_s0_fprop": s0.FPROP,
+    "evonorm_s0_grads": s0.GRADS,
+    "evonorm_b0_fprop": b0.FPROP,
+    "evonorm_b0_infer": b0.INFER,
+    "evonorm_b0_grads": b0.GRADS,
     "maxpool_fprop": Impl(maxpool.bind_fprop, traffic=maxpool.traffic_fprop),
     "maxpool_dgrad": Impl(maxpool.bind_dgrad, traffic=maxpool.traffic_dgrad),
     "avgpool_fprop": Impl(avgpool.bind_fprop, traffic=avgpool.traffic_fprop),
@@ -183,7 +207,8 @@ COMMON: Ops = {
 _IM2COL = (
     ("im2col", thin.OPS | thin_fused.FUSED),
     ("im2col", winograd.OPS | winograd.FUSED | nine_products.FUSED),
-    ("im2col", im2col.OPS | im2col_fused.FUSED | COMMON),
+    ("im2col", conv_evonorm.OPS),
+    ("im2col", im2col.OPS | im2col_fused.FUSED | COMMON | {"gemm": gemm.IMPL} | conv_evonorm.two_ops(im2col.OPS["conv_fprop"])),
 )
 """Few channels, then forms that multiply less where the batch is large enough to pay for their sums, then every shape."""
 
@@ -203,7 +228,11 @@ def _tensorcore(precision: str) -> Row:
     # In fp32 three channels are the CUDA cores' business: 27 products a pixel are too few to pay for splitting operands.
     thin_parts = [("im2col", thin.OPS | thin_fused.FUSED)] if precision == "fp32" else [("thin", part) for part in thin_mma.parts(precision)]
     first = for_few_pixels(general) | {op: general[op] for op in MMA_FIRST.get(precision, ())}
-    parts = (*thin_parts, ("mma", first), ("wgmma", wgmma.ops(precision)), ("mma", general), ("common", COMMON | {"unpool": unpool.IMPL}))
+    hopper = wgmma.ops(precision)
+    hopper |= {"gemm": gemm.engine(hopper["conv_fprop"])}
+    general |= {"gemm": gemm.engine(general["conv_fprop"])}
+    common = COMMON | {"unpool": unpool.IMPL, "gemm": gemm.SIMPLE}
+    parts = (*thin_parts, ("mma", first), ("wgmma", hopper), ("mma", general), ("common", common))
     return Row("tensorcore", precision, "gpu", "NHWC", parts, own=("thin", "wgmma", "mma", "common"))
 
 
@@ -211,8 +240,8 @@ MODES: Mapping[tuple[str, str], Row] = {
     (row.mode, row.precision): row
     for row in (
         Row("cpu", "fp32", "host", "NCHW", (("cpu", CPU),)),
-        Row("naive", "fp32", "gpu", "NCHW", (("naive", naive.OPS | COMMON),)),
-        Row("tiled", "fp32", "gpu", "NCHW", (("tiled", tiled.OPS | COMMON), ("naive", naive.OPS))),
+        Row("naive", "fp32", "gpu", "NCHW", (("naive", naive.OPS | COMMON | {"gemm": gemm.SIMPLE}),)),
+        Row("tiled", "fp32", "gpu", "NCHW", (("tiled", tiled.OPS | COMMON | {"gemm": gemm.IMPL}), ("naive", naive.OPS))),
         Row("im2col", "fp32", "gpu", "NHWC", _IM2COL),
         *(_tensorcore(precision) for precision in ("bf16", "tf32", "fp32")),
     )

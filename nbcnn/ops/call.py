@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.cuda import allow_shared
+from nbcnn.cuda import allow_shared, check_together
 from nbcnn.ops.traffic import Traffic
 
 Shape = tuple[int, ...]
@@ -63,19 +63,24 @@ class Launch:
 
     `grid` and `block` are ints or tuples; `args` are flat arrays and NumPy scalars (np.int32, np.float32), never Python
     ints, so that one kernel has one signature. `shared` is dynamic shared memory in bytes. `keep` is whatever must stay
-    alive as long as the launch, because the kernel knows its address.
+    alive as long as the launch, because the kernel knows its address. `together`: blocks wait for each other, so all of them must fit
+    on the GPU at once, which the first run makes sure of.
     """
 
-    def __init__(self, kernel: Any, grid: Any, block: Any, args: Sequence[Any], shared: int = 0, name: str = "", keep: Any = None) -> None:
-        self.keep = keep
+    def __init__(
+        self, kernel: Any, grid: Any, block: Any, args: Sequence[Any], shared: int = 0, name: str = "", keep: Any = None, together: bool = False
+    ) -> None:
+        self.keep, self.together = keep, together
         self.kernel, self.grid, self.block, self.args, self.shared = kernel, grid, block, tuple(args), shared
         self._allowed = False
         self.name = name or getattr(getattr(kernel, "py_func", kernel), "__name__", "kernel")
 
     def run(self, stream: Any = 0) -> None:
-        """Enqueue the kernel on `stream` (the first run compiles it)."""
+        """Enqueue the kernel on `stream` (the first run compiles it). Raises RuntimeError if blocks that must be there together do not fit."""
         if not self._allowed:
             allow_shared(self.kernel, self.args, self.shared)
+            if self.together:
+                check_together(self.kernel, self.args, self.grid, self.block)
             self._allowed = True
         self.kernel[self.grid, self.block, stream, self.shared](*self.args)
 

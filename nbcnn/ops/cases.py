@@ -39,6 +39,7 @@ _IMAGES = ((1, 1, 5, 7), (2, 3, 4, 6), (1, 5, 7, 3), (2, 8, 6, 6))
 _WINDOWS = ((2, 2), (3, 2), (2, 3), (3, 1))
 _FACTORS = (1, 2, 3)
 _LOGITS = ((1, 2), (5, 10), (37, 33))
+_PRODUCTS = ((5, 7, 3), (33, 64, 40), (20, 36, 9))
 
 Shapes = Sequence[tuple[int, ...]]
 
@@ -159,6 +160,12 @@ def training_cases(count: int = 1003, image: tuple[int, ...] = (3, 3, 5, 4)) -> 
     yield Case("advance", "64 images", (np.array(0.5), state, np.arange(4.0)), (1, 2), {"count": 64})
 
 
+def gemm_cases(sizes: Shapes = _PRODUCTS) -> Iterator[Case]:
+    """Products of matrices, sizes M, K, N."""
+    for m, k, n in sizes:
+        yield Case("gemm", f"{m}×{k}×{n}", (_normal(24, m, k), _normal(25, n, k)), (((m, n), "float32"),), {}, k)
+
+
 def mean_cases() -> Iterator[Case]:
     """Every op on shapes small enough for the simulator."""
     for shape in MEAN_CONVS:
@@ -166,6 +173,7 @@ def mean_cases() -> Iterator[Case]:
     yield from activation_cases()
     yield from resampling_cases()
     yield from loss_cases()
+    yield from gemm_cases()
     yield from training_cases()
 
 

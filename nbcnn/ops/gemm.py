@@ -1,29 +1,45 @@
-"""Plain matrix product on CUDA cores: c = a·bᵀ, fp32, with a and b row-major and their rows along the summed axis.
+"""Plain matrix product: c = a·bᵀ, with a and b row-major and their rows along the summed axis.
 
-This is what a Gram matrix is (`b` is `a`), and the register-tiled product of the convolutions without a convolution: a
-1×1 "image" per row.
+This is what a Gram matrix is (`b` is `a`), what a linear layer computes, and a convolution of 1×1 images with 1×1 filters: a row of a is
+an image, a row of b a filter. So the register-tiled product of the convolutions serves it on CUDA cores, and their tensor-core engines
+in tf32 and bf16 (`engine`).
+
+    IMPL    CUDA cores, fp32, register tiles          engine(…)    an engine's convolution
+    SIMPLE  one thread a result, any shape and storage
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from nbcnn.cuda import cuda, f4, i4, jit
-from nbcnn.ops.call import Launch
+from nbcnn.cuda import cuda, f4, i4, i8, jit
+from nbcnn.ops.call import Call, Impl, Launch
 from nbcnn.ops.conv.loaders import gather_rows
 from nbcnn.ops.conv.register_tile import ALIGNMENT, block_corner, block_part, matrix_product, shared_floats, store_tile
-from nbcnn.ops.conv.tiles import Tile
+from nbcnn.ops.conv.splitk import launch_sum_planes, sum_planes_traffic
+from nbcnn.ops.conv.tiles import Tile, choices, unsplit
+from nbcnn.ops.stored import kinds, scalar_io
+from nbcnn.ops.traffic import Traffic, ceil_div, clipped, element, outputs
+from nbcnn.shapes import numel
 
 TILE = Tile(128, 128, 16, 8, 8)
 """For K a multiple of 16."""
 RAGGED_TILE = Tile(64, 64, 16, 4, 4)
 """For any K."""
+ACROSS, DOWN = 32, 8
+"""Block of the simple kernel."""
+SIDE = 8
+"""An engine sees the rows of a as images of SIDE×SIDE pixels where they are as many: TMA then fetches pixels of one image together."""
+WHOLE = 64
+"""K of an engine's product is a multiple of this: 128 bytes of bfloat16, a row of its tiles."""
 
 
-def gemm_nt(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> None:
+def gemm(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> None:
     """c = a·bᵀ: a (M,K), b (N,K), c (M,N)."""
     np.matmul(a, b.T, out=c)
 
@@ -40,7 +56,7 @@ def gemm_nt_kernel_for(tile: Tile, vector: int, whole_tiles: bool, vector_out: b
     def gemm_nt_kernel(a, b, c, M, N, K, k_tiles):
         """c[m][n] = Σ_k a[m][k] · b[n][k].
 
-        gemm: GM, GN, GK = M, N, K. grid: tiles of BM×BN; owns: a block BM×BN, a thread TM×TN.
+        gemm: GM, GN, GK = M, N, K. grid: (tiles of BM×BN, parts of k_tiles·BK); owns: a block BM×BN, a thread TM×TN.
         shared: 2·BK·(BM + BN + 8)·4 bytes; moves per block: 4·K·(BM + BN) + 4·BM·BN bytes.
         """
         m0, n0 = corner(N)
@@ -53,18 +69,130 @@ def gemm_nt_kernel_for(tile: Tile, vector: int, whole_tiles: bool, vector_out: b
         rows_a = (M, K, one, one, one, one, none, none)
         rows_b = (N, K, one, one, one, one, none, none)
         product(acc, stage_a, stage_b, shared, a, b, rows_a, rows_b, m0, n0, first, last)
-        store(acc, c, m0, n0, M, N, none, (c, c, none, one))
+        store(acc, c, m0, n0, M, N, i4(cuda.blockIdx.y), (c, c, none, one))
 
     return gemm_nt_kernel
+
+
+@functools.cache
+def simple_kernel(kind: str) -> Any:
+    load, store = scalar_io(kind)
+
+    @jit()
+    def gemm_simple_kernel(a, b, c, M, N, K):
+        """c[m][n] = Σ_k a[m][k] · b[n][k], added in float32.
+
+        grid: (⌈N/32⌉, ⌈M/8⌉), block 32×8; owns: a thread one result, neighbours share a row of a.
+        shared none; moves 8 bytes a product through the caches, and c once. source: the definition.
+        """
+        n, m = i4(i4(cuda.blockIdx.x) * i4(ACROSS) + cuda.threadIdx.x), i4(i4(cuda.blockIdx.y) * i4(DOWN) + cuda.threadIdx.y)
+        if m < M and n < N:
+            total = f4(0)
+            for k in range(K):
+                total += load(a, i8(m) * i8(K) + i8(k)) * load(b, i8(n) * i8(K) + i8(k))
+            store(c, i8(m) * i8(N) + i8(n), total)
+
+    return gemm_simple_kernel
 
 
 def launch_gemm_nt(a: Any, b: Any, c: Any, M: int, N: int, K: int, tile: Tile | None = None) -> Launch:
     """Launch of c = a·bᵀ on flat float32 arrays that start at 16-byte addresses: a (M,K), b (N,K), c (M,N), any M, N, K.
 
-    a and b must have fewer than 2³¹ elements each; c may have more.
+    a and b must have fewer than 2³¹ elements each; c may have more. With a split tile c is `tile.split` planes of partial results.
     """
     if tile is None:
         tile = TILE if K % TILE.BK == 0 else RAGGED_TILE
-    kernel = gemm_nt_kernel_for(tile, 4 if K % 4 == 0 else 1, K % tile.BK == 0, N % 4 == 0)
+    kernel = gemm_nt_kernel_for(unsplit(tile), 4 if K % 4 == 0 else 1, K % tile.BK == 0, N % 4 == 0)
     sizes = (M, N, K, tile.k_tiles(K))
-    return Launch(kernel, tile.grid(M, N)[0], tile.threads, (a, b, c, *(np.int32(size) for size in sizes)), name="gemm_nt")
+    return Launch(kernel, tile.grid(M, N), tile.threads, (a, b, c, *(np.int32(size) for size in sizes)), name="gemm_nt")
+
+
+def extents(call: Call) -> tuple[int, int, int]:
+    """M, N, K of a call."""
+    (M, K), (N, _) = call.in_shapes
+    return M, N, K
+
+
+def bind(call: Call) -> list[Launch]:
+    """The product, and if its sum is split the sum of its parts."""
+    (a, b), (c,), (M, N, K), tile = call.ins, call.outs, extents(call), call.tile
+    if tile.split == 1:
+        return [launch_gemm_nt(a, b, c, M, N, K, tile)]
+    parts = call.scratch[: scratch(call)].view(np.float32)
+    return [launch_gemm_nt(a, b, parts, M, N, K, tile), launch_sum_planes(parts, None, c, M * N, N, tile.split)]
+
+
+def bind_simple(call: Call) -> list[Launch]:
+    """One launch."""
+    M, N, K = extents(call)
+    grid = (ceil_div(N, ACROSS), ceil_div(M, DOWN))
+    return [Launch(simple_kernel(kinds(call)[0]), grid, (ACROSS, DOWN), (*call.ins, *call.outs, *map(np.int32, (M, N, K))))]
+
+
+def scratch(call: Call) -> int:
+    """Bytes of the parts of a split sum."""
+    M, N, _ = extents(call)
+    return 4 * call.tile.split * M * N if call.tile.split > 1 else 0
+
+
+def supports(call: Call) -> str | None:
+    """None, or the reason in words why 32-bit offsets do not reach."""
+    largest = max(numel(shape) for shape in (*call.in_shapes, *call.out_shapes))
+    return None if largest < 2**31 else f"a matrix of {largest:,} elements is more than 32-bit offsets reach"
+
+
+def traffic(call: Call) -> list[Traffic]:
+    """Bytes of the launches: a once a column of tiles, b once a row of tiles."""
+    M, N, K = extents(call)
+    tile = call.tile
+    read = 4 * K * (clipped(M, tile.BM) * ceil_div(N, tile.BN) + clipped(N, tile.BN) * ceil_div(M, tile.BM))
+    product = Traffic(read, 4 * M * N * tile.split, 4 * K * (M + N))
+    return [product] if tile.split == 1 else [product, sum_planes_traffic(M * N, tile.split, False)]
+
+
+def traffic_simple(call: Call) -> list[Traffic]:
+    """Bytes of the launch: a row of each for every result."""
+    M, N, K = extents(call)
+    return [Traffic(2 * element(call) * M * N * K, outputs(call), element(call) * K * (M + N))]
+
+
+def engine(conv: Impl) -> Impl:
+    """The product as a convolution of `conv`, an engine's conv_fprop whose packed 1×1 filters are the rows of b as they are."""
+
+    def as_conv(call: Call) -> Call:
+        M, N, K = extents(call)
+        side = SIDE if M % SIDE**2 == 0 else 1
+        images = M // side**2
+        return replace(
+            call,
+            op="conv_fprop",
+            in_shapes=((images, K, side, side), (N, K, 1, 1)),
+            out_shapes=((images, N, side, side),),
+            attrs={"stride": 1, "pad": 0},
+            packed=call.ins[1] if call.ins else None,
+        )
+
+    def refused(call: Call) -> str | None:
+        K = extents(call)[2]
+        if K % WHOLE:
+            return f"{K} products a sum are no multiple of {WHOLE}: rows of b would have to be padded"
+        return supports(call) or conv.supports(as_conv(call))
+
+    def bytes_of(call: Call) -> Sequence[Traffic]:
+        assert conv.traffic is not None
+        return conv.traffic(as_conv(call))
+
+    return replace(
+        conv,
+        bind=lambda call: conv.bind(as_conv(call)),
+        scratch=lambda call: conv.scratch(as_conv(call)),
+        supports=refused,
+        tile=lambda call, multiprocessors: conv.tile(as_conv(call), multiprocessors),
+        candidates=lambda call, multiprocessors: conv.candidates(as_conv(call), multiprocessors),
+        pack=None,
+        traffic=bytes_of if conv.traffic else None,
+    )
+
+
+IMPL = Impl(bind, scratch, supports, traffic=traffic, **choices(lambda call: (*extents(call), extents(call)[2] % 16 == 0, False)))
+SIMPLE = Impl(bind_simple, supports=supports, traffic=traffic_simple)

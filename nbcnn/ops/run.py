@@ -159,6 +159,13 @@ class Bound:
             made.append(bound)
         return made
 
+    def reading(self, arrays: Mapping[int, Any]) -> Bound:
+        """The same op with other arrays, say another op's results, as the inputs at these positions; it shares all else with this one."""
+        made = copy.copy(self)
+        made.call = replace(self.call, ins=tuple(arrays.get(at, own) for at, own in enumerate(self.call.ins)))
+        made.launches = list(self._impl.bind(made.call))
+        return made
+
     def run(self) -> None:
         """Enqueue the op once."""
         for launch in self.launches:

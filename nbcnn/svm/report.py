@@ -78,31 +78,6 @@ def class_table(scores: Scores, names: tuple[str, ...]) -> str:
     return "\n".join(lines)
 
 
-def draw_confusion(path: Path, scores: Scores, names: tuple[str, ...], title: str) -> None:
-    """Write the confusion matrix as a PNG: counts in the cells, shade by share of the true class."""
-    from matplotlib.figure import Figure
-
-    from nbcnn.plots import write_png
-
-    classes = len(names)
-    side = min(24.0, 2.6 + 0.62 * classes)
-    figure = Figure(figsize=(side + 1, side), layout="constrained", dpi=120)
-    axes = figure.add_subplot()
-    counts = scores.confusion.sum(1, keepdims=True)
-    share = scores.confusion / np.maximum(counts, 1)
-    image = axes.imshow(share, cmap="Blues", vmin=0, vmax=1)
-    figure.colorbar(image, ax=axes, label="share of the true class", fraction=0.046)
-    axes.set_title(title)
-    axes.set_xlabel("predicted class")
-    axes.set_ylabel("true class")
-    axes.set_xticks(range(classes), names, rotation=45, ha="right", rotation_mode="anchor")
-    axes.set_yticks(range(classes), names)
-    if classes <= 30:
-        for (row, column), count in np.ndenumerate(scores.confusion):
-            axes.text(column, row, str(count), ha="center", va="center", fontsize=8, color="white" if share[row, column] > 0.55 else "black")
-    write_png(figure, path)
-
-
 def save_json(path: Path, result: dict[str, Any]) -> None:
     """Write `result` for programs to read."""
     replace_bytes(path, (json.dumps(result, indent=1) + "\n").encode())

@@ -6,6 +6,8 @@ the block must call `warp_sum` together, on a GPU too.
 
 from __future__ import annotations
 
+from functools import cache
+
 from nbcnn.cuda import SIMULATOR, cuda, jit, types
 
 WARP = 32
@@ -25,6 +27,26 @@ if SIMULATOR:
         for half in (16, 8, 4, 2, 1):
             terms = [terms[i] + terms[i + half] for i in range(half)]
         return terms[0]
+
+    @cuda.jit(device=True)
+    def warp_sum_everywhere(value):
+        return warp_sum(value)
+
+    def lane_sum(step):
+        @cuda.jit(device=True)
+        def add(value):
+            lanes = cuda.shared.array(LARGEST_BLOCK, types.float64)
+            tid = cuda.threadIdx.x
+            cuda.syncthreads()
+            lanes[tid] = value
+            cuda.syncthreads()
+            first = tid - tid % WARP
+            terms = [type(value)(lanes[first + (tid % WARP + i) % WARP]) for i in range(0, WARP, step)]
+            while len(terms) > 1:
+                terms = [terms[i] + terms[i + len(terms) // 2] for i in range(len(terms) // 2)]
+            return terms[0]
+
+        return add
 else:
     _ALL_LANES = 0xFFFFFFFF
 
@@ -34,3 +56,23 @@ else:
         for half in (16, 8, 4, 2, 1):
             value += cuda.shfl_down_sync(_ALL_LANES, value, half)
         return value
+
+    @jit(device=True)
+    def warp_sum_everywhere(value):
+        """Σ `value` over the 32 lanes of a warp, the same bits in every lane; the block is whole warps."""
+        for half in (16, 8, 4, 2, 1):
+            value += cuda.shfl_xor_sync(_ALL_LANES, value, half)
+        return value
+
+    @cache
+    def lane_sum(step):
+        """Device function: Σ `value` over every `step`-th lane (a power of two), valid in the warp's first `step` lanes, one sum each."""
+
+        @jit(device=True)
+        def add(value):
+            for half in (16, 8, 4, 2, 1):
+                if half >= step:
+                    value += cuda.shfl_down_sync(_ALL_LANES, value, half)
+            return value
+
+        return add

@@ -1,0 +1,162 @@
+"""`study gemm|elementwise|evonorm|sweep`: fused kernels and small works beside PyTorch and Triton, as tables, CSV files and heatmaps."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from nbcnn.cli.errors import OK, UsageError, guarded
+from nbcnn.cli.flags import PRECISIONS, Parser, count, flag, one_of, real, results_flags, some_of
+
+EXAMPLES = (
+    "python -m nbcnn study gemm --shapes 128x128x128,4096x4096x4096 --precision fp32,bf16",
+    "python -m nbcnn study elementwise --out pictures",
+    "python -m nbcnn study evonorm --norms s0 --paths fwd --batches 16,32,64",
+    "python -m nbcnn study sweep --nets mlp --peer none",
+)
+ABOUT = {
+    "gemm": "matrix products: the six published shapes and three large ones",
+    "elementwise": "ReLU, Sigmoid and Swish of 1024² and 4096² numbers",
+    "evonorm": "EvoNorm-B0 and -S0, forward and backward, alone and behind a convolution",
+    "sweep": "a small MLP and the MNIST classifier forward, batch 1 to 16,384",
+}
+WITHOUT = "python -m nbcnn kernels and python -m nbcnn study dwconv --no-times need none; these studies measure nothing else"
+BELONGS = {
+    "shapes": ("gemm",),
+    "precision": ("gemm", "sweep"),
+    "ops": ("elementwise",),
+    "sides": ("elementwise",),
+    "norms": ("evonorm",),
+    "paths": ("evonorm",),
+    "forms": ("evonorm",),
+    "batches": ("evonorm", "sweep"),
+    "nets": ("sweep",),
+}
+"""Flags that not every study takes."""
+
+
+def sizes(text: str) -> tuple[tuple[int, ...], ...]:
+    """MxKxN, several with commas between them."""
+    made = []
+    for part in text.replace("×", "x").split(","):
+        numbers = part.split("x")
+        if len(numbers) != 3 or not all(number.strip().isdigit() and int(number) for number in numbers):
+            raise argparse.ArgumentTypeError(f"{part!r} is no MxKxN, as in 1024x512x256")
+        made.append(tuple(int(number) for number in numbers))
+    return tuple(made)
+
+
+def counts(text: str) -> tuple[int, ...]:
+    """Whole numbers with commas between them."""
+    return tuple(count(1)(part) for part in text.split(","))
+
+
+sizes.metavar, counts.metavar = "MxKxN,…", "N,…"  # type: ignore[attr-defined]
+
+
+def parser(study: str) -> Parser:
+    made = Parser(f"python -m nbcnn study {study}", f"Verify, then time: {ABOUT[study]}.", [e for e in EXAMPLES if f"study {study}" in e])
+    group = made.add_argument_group("study")
+    flag(group, "--shapes", sizes, "gemm: products", "the published six, 2048, 4096 and 8192 cubed")
+    flag(group, "--precision", some_of(*PRECISIONS), "gemm, sweep: what multiplications round to", "fp32,tf32,bf16 for gemm, else fp32")
+    flag(group, "--ops", some_of("relu", "sigmoid", "swish"), "elementwise: which", "all")
+    flag(group, "--sides", counts, "elementwise: rows and columns", "1024,4096")
+    flag(group, "--norms", some_of("s0", "b0"), "evonorm: which", "s0,b0")
+    flag(group, "--paths", some_of("fwd", "bwd"), "evonorm: forward (in training), backward", "fwd,bwd")
+    flag(group, "--forms", some_of("alone", "conv"), "evonorm: alone, or behind a 3×3 convolution of 64 channels", "alone,conv")
+    flag(group, "--batches", counts, "evonorm, sweep: images of (64,28,28), or of the network", "16 to 1024 by evonorm, 1 to 16384 by sweep")
+    flag(group, "--nets", some_of("mlp", "mnist-cnn"), "sweep: which", "both")
+    group = made.add_argument_group("timing")
+    flag(group, "--seconds", real(0.0, exclusive=True), "sample one case and way to launch for at most so long", 0.5, "seconds")
+    flag(group, "--peer", one_of("torch", "none"), "torch: PyTorch's and Triton's forms in the same turns", "torch where it is installed")
+    group = made.add_argument_group("output")
+    flag(group, "--out", str, "write heatmaps and a CSV beside each into this folder", "none", metavar="DIR")
+    results_flags(group)
+    return made
+
+
+def main(study: str, argv: Sequence[str]) -> int:
+    """Measure and print; returns 0. Exit 4 without a GPU."""
+    flags = parser(study).parse_args(argv)
+    return guarded(lambda: _measure(study, flags), without_gpu=WITHOUT)
+
+
+def _measure(study: str, flags: SimpleNamespace) -> int:
+    for name, owners in BELONGS.items():
+        if getattr(flags, name) is not None and study not in owners:
+            raise UsageError(f"--{name} belongs to study {' and '.join(owners)}, this is study {study}")
+    from nbcnn.bench import fusion, peers, results
+    from nbcnn.bench.clocks import Watch
+    from nbcnn.cuda import Gpu
+
+    place = Gpu()
+    peer = flags.peer != "none" and peers.available()
+    if flags.peer != "none" and not peer:
+        print(peers.MISSING, file=sys.stderr)
+
+    def say(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    with Watch(place) as watch:
+        rows = list(fusion.measure(cases(study, flags, place, peer), place, watch, flags.seconds or 0.5, study, say))
+    if flags.out:
+        from nbcnn.bench import heatmaps
+
+        for path in heatmaps.write(Path(flags.out), rows):
+            say(str(path))
+    if flags.save:
+        results.save(f"fusion-{study}", rows, place.device_name, Path(flags.results) if flags.results else None)
+    print(json.dumps(rows) if flags.json else "\n".join(lines(rows)))
+    return OK
+
+
+def cases(study: str, flags: SimpleNamespace, place: Any, peer: bool) -> Iterator[Any]:
+    """The works of a study, as the flags limit them."""
+    from nbcnn.bench import fusion_cases as made
+    from nbcnn.bench import fusion_sweep as sweep
+
+    if study == "gemm":
+        return made.products(place, flags.shapes or made.PRODUCTS, flags.precision or PRECISIONS, peer)
+    if study == "elementwise":
+        return made.activations(place, flags.ops or made.ACTIVATIONS, flags.sides or made.SIDES, peer)
+    if study == "evonorm":
+        chosen = (flags.norms or ("s0", "b0"), flags.paths or ("fwd", "bwd"), flags.forms or ("alone", "conv"))
+        return made.norms(place, *chosen, flags.batches or made.BATCHES, peer)
+    return sweep.networks(place, flags.nets or tuple(sweep.NETS), flags.batches or sweep.BATCHES, flags.precision or ("fp32",), peer)
+
+
+def lines(rows: list[dict[str, Any]]) -> list[str]:
+    """The rows as a table, and what its columns mean."""
+    head = ("case", "variant", "launch", "µs", "p5", "p95", "MB", f"{rows[0]['unit']}/s", "% att.", "% peak", "× peer", "")
+    cells = [head, *(_cells(row) for row in rows)]
+    widths = [max(len(line[at]) for line in cells) for at in range(len(head))]
+    made = []
+    for line in cells:
+        padded = (cell.ljust(width) if at < 3 else cell.rjust(width) for at, (cell, width) in enumerate(zip(line, widths, strict=True)))
+        made.append("  ".join(padded).rstrip())
+    made.append("host: launched from Python call by call; graph: replayed. % att.: attainable ÷ measured time, attainable by flop at the")
+    made.append("datasheet's peak and compulsory bytes at a measured copy's bandwidth. × peer: the first peer's time over this one's.")
+    return made
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    ms = row["ms"]
+    memory = "" if row["memory_bytes"] is None else f"{row['memory_bytes'] / 1e6:.1f}"
+    ratio = "" if row["times_the_peer"] is None else f"{row['times_the_peer']:.2f}"
+    return (
+        row["case"],
+        row["variant"],
+        row["launch"],
+        *(f"{ms[name] * 1e3:.2f}" for name in ("median", "p5", "p95")),
+        memory,
+        f"{row['throughput']:.3g}",
+        f"{100 * row['efficiency']:.0f}",
+        f"{row['percent_of_peak']:.0f}" if row["percent_of_peak"] else "",
+        ratio,
+        "" if row["steady"] else "not steady",
+    )

@@ -1,0 +1,315 @@
+"""EvoNorm-B0: in one launch where the batch fits on the GPU at once (b0_held.py), else by the kernels here.
+
+Forward: the planes' statistics, the channels' from these, then y; backward: the planes' sums, the channels' from these, then dx. Blocks
+of the first and last of each take a slab of one image (plane.py).
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from nbcnn.cuda import SIMULATOR, cuda, f4, i4, jit
+from nbcnn.ops import elementwise
+from nbcnn.ops.call import Call, Impl, Launch, blocks
+from nbcnn.ops.evonorm import b0_held
+from nbcnn.ops.evonorm.held import Held, slabs_of
+from nbcnn.ops.evonorm.plane import Slab, column_sum, power_of_two, slab_of, steps
+from nbcnn.ops.evonorm.rows import launch_rows
+from nbcnn.ops.stored import kinds, scalar_io
+from nbcnn.ops.windows import split
+
+PARTIALS = 5
+"""Sums of every plane that the gradients are made of: four to add over the images, one that stays the plane's."""
+CHANNEL_THREADS = 128
+
+
+@cache
+def planes_kernel(kind: str, slab: Slab) -> Any:
+    load, _ = scalar_io(kind)
+    in_column = column_sum(slab.columns, slab.threads)
+    COLUMNS, ROWS, THREADS = slab.columns, slab.rows, slab.threads
+
+    @jit()
+    def evonorm_b0_planes_kernel(x, shift, std, slabs, C, HW, step_c, step_p, eps):
+        """shift, std of every plane.
+
+        grid N·slabs, block 32–256; owns: a block up to 32 planes of an image, a thread pixels of one of them.
+        shared 4 bytes a thread; moves 4·x bytes (the second read meets in L1).
+        """
+        values = cuda.shared.array(THREADS, f4)
+        tid = i4(cuda.threadIdx.x)
+        row = i4(tid // i4(COLUMNS))
+        n, block = split(i4(cuda.blockIdx.x), slabs)
+        c = i4(block * i4(COLUMNS) + (tid & i4(COLUMNS - 1)))
+        pixels = HW if c < C else i4(0)
+        start = i4(n * C * HW + min(c, i4(C - i4(1))) * step_c)
+        lead = load(x, start)
+        total = f4(0)
+        for p in range(row, pixels, i4(ROWS)):
+            total += load(x, i4(start + p * step_p)) - lead
+        offset = in_column(values, total) / f4(HW)
+        total = f4(0)
+        for p in range(row, pixels, i4(ROWS)):
+            centred = load(x, i4(start + p * step_p)) - lead - offset
+            total += centred * centred
+        total = in_column(values, total)
+        if c < C and row == i4(0):
+            shift[n * C + c] = offset
+            std[n * C + c] = f4(math.sqrt(total / f4(HW) + eps))
+
+    return evonorm_b0_planes_kernel
+
+
+@cache
+def channels_kernel(kind: str, threads: int) -> Any:
+    load, _ = scalar_io(kind)
+    THREADS = threads
+    in_block = column_sum(1, THREADS)
+
+    @jit()
+    def evonorm_b0_channels_kernel(x, shift, std, running, batch_shift, batch_std, N, C, HW, step_c, eps, momentum):
+        """batch_shift, batch_std of every channel; running ← (1 − momentum)·running + momentum·(unbiased variance).
+
+        Chan's formula for planes of one size: mean = the mean of the means, M2 = Σ M2_n + H·W·Σ (mean_n − mean)².
+        grid C, block up to 128; owns: a block a channel; shared 4 bytes a thread; moves 12·N·C bytes (and a sector of x for each plane).
+        """
+        values = cuda.shared.array(THREADS, f4)
+        tid, c = i4(cuda.threadIdx.x), i4(cuda.blockIdx.x)
+        lead = load(x, i4(c * step_c))
+        total = f4(0)
+        for n in range(tid, N, i4(THREADS)):
+            total += load(x, i4(n * C * HW + c * step_c)) - lead + shift[n * C + c]
+        offset = in_block(values, total) / f4(N)
+        total = f4(0)
+        for n in range(tid, N, i4(THREADS)):
+            away = load(x, i4(n * C * HW + c * step_c)) - lead + shift[n * C + c] - offset
+            s = std[n * C + c]
+            total += max(s * s - eps, f4(0)) + away * away
+        variance = in_block(values, total) / f4(N)
+        if tid == i4(0):
+            batch_shift[c] = offset
+            batch_std[c] = f4(math.sqrt(variance + eps))
+            m = f4(N) * f4(HW)
+            running[c] = (f4(1) - momentum) * running[c] + momentum * variance * (m / max(m - f4(1), f4(1)))
+
+    return evonorm_b0_channels_kernel
+
+
+@cache
+def apply_kernel(kind: str, slab: Slab, infer: bool) -> Any:
+    """`infer`: batch holds the running variances instead of the batch's deviations."""
+    load, store = scalar_io(kind)
+    COLUMNS, ROWS = slab.columns, slab.rows
+
+    @jit()
+    def evonorm_b0_apply_kernel(x, gamma, beta, v, std, batch, y, slabs, C, HW, step_c, step_p, eps):
+        """y = γ·x/d + β, d = max(s_B, v·x + s_I).
+
+        grid N·slabs, block 32–256; owns: a block up to 32 planes of an image, a thread pixels of one of them.
+        shared none; moves 8·x bytes.
+        """
+        tid = i4(cuda.threadIdx.x)
+        n, block = split(i4(cuda.blockIdx.x), slabs)
+        c = i4(block * i4(COLUMNS) + (tid & i4(COLUMNS - 1)))
+        if c < C:
+            factor, plus, slope, own, least = gamma[c], beta[c], v[c], std[n * C + c], batch[c]
+            if infer:
+                least = f4(math.sqrt(least + eps))
+            start = i4(n * C * HW + c * step_c)
+            for p in range(i4(tid // i4(COLUMNS)), HW, i4(ROWS)):
+                at = i4(start + p * step_p)
+                value = load(x, at)
+                store(y, at, factor * (value / max(least, slope * value + own)) + plus)
+
+    return evonorm_b0_apply_kernel
+
+
+@cache
+def sums_kernel(kind: str, slab: Slab) -> Any:
+    load, _ = scalar_io(kind)
+    in_column = column_sum(slab.columns, slab.threads)
+    COLUMNS, ROWS, THREADS = slab.columns, slab.rows, slab.threads
+
+    @jit()
+    def evonorm_b0_sums_kernel(dy, x, gamma, v, std, batch_std, partials, slabs, N, C, HW, step_c, step_p):
+        """Of every plane Σ g, Σ g·x/d, Σ M·q·x, Σ (1−M)·q, Σ M·q, in partials (5,N,C).
+
+        grid N·slabs, block 32–256; owns: a block up to 32 planes of an image, a thread pixels of one of them.
+        shared 4 bytes a thread; moves 8·x bytes.
+        """
+        values = cuda.shared.array(THREADS, f4)
+        tid = i4(cuda.threadIdx.x)
+        row = i4(tid // i4(COLUMNS))
+        n, block = split(i4(cuda.blockIdx.x), slabs)
+        c = i4(block * i4(COLUMNS) + (tid & i4(COLUMNS - 1)))
+        pixels = HW if c < C else i4(0)
+        near = i4(min(c, i4(C - i4(1))))
+        plane = i4(n * C + near)
+        factor, slope, own, least = gamma[near], v[near], std[plane], batch_std[near]
+        start = i4(n * C * HW + near * step_c)
+        sum_g, sum_x, sum_v, sum_batch, sum_own = f4(0), f4(0), f4(0), f4(0), f4(0)
+        for p in range(row, pixels, i4(ROWS)):
+            at = i4(start + p * step_p)
+            value, g = load(x, at), load(dy, at)
+            reach = slope * value + own
+            scale = f4(1) / max(reach, least)
+            part = g * value * scale
+            q = part * scale
+            above = reach > least
+            sum_g += g
+            sum_x += part
+            sum_v += q * value if above else f4(0)
+            sum_own += q if above else f4(0)
+            sum_batch += f4(0) if above else q
+        sum_g, sum_x = in_column(values, sum_g), in_column(values, sum_x)
+        sum_v, sum_own, sum_batch = in_column(values, sum_v), in_column(values, sum_own), in_column(values, sum_batch)
+        if c < C and row == i4(0):
+            every = i4(N * C)
+            partials[plane] = sum_g
+            partials[every + plane] = sum_x
+            partials[i4(2) * every + plane] = -factor * sum_v
+            partials[i4(3) * every + plane] = -factor * sum_batch
+            partials[i4(4) * every + plane] = -factor * sum_own
+
+    return evonorm_b0_sums_kernel
+
+
+@cache
+def dgrad_kernel(kind: str, slab: Slab) -> Any:
+    load, store = scalar_io(kind)
+    COLUMNS, ROWS = slab.columns, slab.rows
+
+    @jit()
+    def evonorm_b0_dgrad_kernel(dy, x, gamma, v, shift, std, batch_shift, batch_std, own_sums, batch_sums, dx, slabs, N, C, HW, step_c, step_p):
+        """dx = h·(M·s_I + (1−M)·d)/d² + (Σ_hw M·q)·(x − μ_I)/(k·s_I) + (Σ_nhw (1−M)·q)·(x − μ_B)/(m·s_B).
+
+        grid N·slabs, block 32–256; owns: a block up to 32 planes of an image, a thread pixels of one of them.
+        shared none; moves 12·x bytes.
+        """
+        tid = i4(cuda.threadIdx.x)
+        n, block = split(i4(cuda.blockIdx.x), slabs)
+        c = i4(block * i4(COLUMNS) + (tid & i4(COLUMNS - 1)))
+        if c < C:
+            plane = i4(n * C + c)
+            factor, slope, own, least = gamma[c], v[c], std[plane], batch_std[c]
+            start = i4(n * C * HW + c * step_c)
+            lead, batch_lead = load(x, start), load(x, i4(c * step_c))
+            offset, batch_offset = shift[plane], batch_shift[c]
+            pull = own_sums[plane] / (f4(HW) * own)
+            batch_pull = batch_sums[c] / (f4(N) * f4(HW) * least)
+            for p in range(i4(tid // i4(COLUMNS)), HW, i4(ROWS)):
+                at = i4(start + p * step_p)
+                value, h = load(x, at), factor * load(dy, at)
+                reach = slope * value + own
+                scale = f4(1) / max(reach, least)
+                direct = h * scale * (own * scale if reach > least else f4(1))
+                store(dx, at, direct + pull * (value - lead - offset) + batch_pull * (value - batch_lead - batch_offset))
+
+    return evonorm_b0_dgrad_kernel
+
+
+def bind_fprop(call: Call) -> list[Launch]:
+    """Three launches: planes, channels, y; or one."""
+    if call.tile is not None:
+        return b0_held.bind_fprop(call)
+    (x, gamma, beta, v, running), (y, shift, std, batch_shift, batch_std, _) = call.ins, call.outs
+    slab, grid, extents = _extents(call, 0)
+    (n, *_), kind, eps = call.in_shapes[0], kinds(call)[0], np.float32(call.attrs["eps"])
+    c, hw, step_c = extents[1:4]
+    momentum, threads = np.float32(call.attrs["momentum"]), min(power_of_two(n), CHANNEL_THREADS)
+    return [
+        Launch(planes_kernel(kind, slab), grid, slab.threads, (x, shift, std, *extents, eps)),
+        Launch(
+            channels_kernel(kind, threads),
+            int(c),
+            threads,
+            (x, shift, std, running, batch_shift, batch_std, np.int32(n), c, hw, step_c, eps, momentum),
+        ),
+        Launch(apply_kernel(kind, slab, False), grid, slab.threads, (x, gamma, beta, v, std, batch_std, y, *extents, eps)),
+    ]
+
+
+def bind_infer(call: Call) -> list[Launch]:
+    """Two launches: planes, y."""
+    (x, gamma, beta, v, running), (y,) = call.ins, call.outs
+    slab, grid, extents = _extents(call, 0)
+    kind, eps = kinds(call)[0], np.float32(call.attrs["eps"])
+    planes = call.scratch[: scratch_infer(call)].view(np.float32)
+    half = planes.size // 2
+    shift, std = planes[:half], planes[half:]
+    return [
+        Launch(planes_kernel(kind, slab), grid, slab.threads, (x, shift, std, *extents, eps)),
+        Launch(apply_kernel(kind, slab, True), grid, slab.threads, (x, gamma, beta, v, std, running, y, *extents, eps)),
+    ]
+
+
+def bind_grads(call: Call) -> list[Launch]:
+    """Three launches: the sums of planes, those of channels, dx; or one."""
+    if call.tile is not None:
+        return b0_held.bind_grads(call)
+    (dy, x, gamma, v, shift, std, batch_shift, batch_std), (dx, dgamma, dbeta, dv) = call.ins, call.outs
+    slab, grid, extents = _extents(call, 1)
+    n, c = call.in_shapes[0][:2]
+    kind, N, every = kinds(call)[0], np.int32(n), n * c
+    slabs, *sizes = extents
+    sums = call.scratch[: scratch_grads(call)].view(np.float32)
+    partials, own_sums, batch_sums = sums[: PARTIALS * every], sums[(PARTIALS - 1) * every : PARTIALS * every], sums[PARTIALS * every :]
+    return [
+        Launch(sums_kernel(kind, slab), grid, slab.threads, (dy, x, gamma, v, std, batch_std, partials, slabs, N, *sizes)),
+        launch_rows(partials, (dbeta, dgamma, dv, batch_sums), n, c),
+        Launch(
+            dgrad_kernel(kind, slab),
+            grid,
+            slab.threads,
+            (dy, x, gamma, v, shift, std, batch_shift, batch_std, own_sums, batch_sums, dx, slabs, N, *sizes),
+        ),
+    ]
+
+
+def scratch_infer(call: Call) -> int:
+    """Bytes of the statistics of every plane."""
+    n, c = call.in_shapes[0][:2]
+    return 8 * n * c
+
+
+def scratch_grads(call: Call) -> int:
+    """Bytes of the sums of every plane, and of one sum of every channel."""
+    n, c = call.in_shapes[0][:2]
+    return 4 * (PARTIALS * n + 1) * c
+
+
+def _extents(call: Call, image: int) -> tuple[Slab, int, tuple[np.int32, ...]]:
+    """The slab, the grid, and (slabs of an image, C, H·W, step_c, step_p)."""
+    shape = call.in_shapes[image]
+    slab = slab_of(shape, call.layout, 1)
+    slabs = blocks(shape[1], slab.columns)
+    return slab, shape[0] * slabs, tuple(np.int32(s) for s in (slabs, *steps(call)))
+
+
+def scratch_fprop(call: Call) -> int:
+    """Bytes that the one launch wants."""
+    return b0_held.scratch_fprop(call) if call.tile is not None else 0
+
+
+def candidates(call: Call, multiprocessors: int) -> list[Held]:
+    """Slabs with which the launch fits on the GPU: of x, or of x and dy, or of x with dy read twice. In the simulator, where no two blocks
+    run at once, there are none."""
+    backward = len(call.in_shapes[0]) == len(call.in_shapes[1])
+    if SIMULATOR:
+        return []
+    others = b0_held.OTHERS_OF_GRADS if backward and call.layout == "NHWC" else 0
+    return slabs_of(call.in_shapes[0], call.layout, 1, (2, 1) if backward else (1,), multiprocessors, at_once=True, others=others)
+
+
+def tile(call: Call, multiprocessors: int) -> Held | None:
+    """The first of `candidates`."""
+    return next(iter(candidates(call, multiprocessors)), None)
+
+
+FPROP = Impl(bind_fprop, scratch_fprop, elementwise.supports, tile, candidates=candidates)
+INFER = Impl(bind_infer, scratch_infer, elementwise.supports)
+GRADS = Impl(bind_grads, scratch_grads, elementwise.supports, tile, candidates=candidates)

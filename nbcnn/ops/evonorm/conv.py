@@ -1,0 +1,152 @@
+"""Convolutions fused with EvoNorm; z is the convolution's own output, which the gradients want.
+
+    conv_evonorm_s0_fprop  x, w, b, gamma, beta, v -> y, z, shift, std                one kernel
+    conv_evonorm_s0_infer  x, w, b, gamma, beta, v -> y                               one kernel, z is never stored
+    conv_evonorm_b0_fprop  x, w, b, gamma, beta, v, running -> y, z, shift, std, batch_shift, batch_std, running
+                           the convolution's epilogue has the planes' statistics; a small kernel makes the batch's, one pass y
+    conv_evonorm_b0_infer  x, w, b, gamma, beta, v, running -> y                      one kernel, z is never stored
+
+Row `im2col` (fp32, NHWC); shapes that conv_kernel.py refuses run as the two ops.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from nbcnn.ops.call import Call, HostCall, Impl, Launch, Shape
+from nbcnn.ops.conv.composed import Operand, inner, operands
+from nbcnn.ops.conv.reference import conv_fprop
+from nbcnn.ops.evonorm import b0, reference, s0
+from nbcnn.ops.evonorm.conv_kernel import launch_conv, pack, supports
+from nbcnn.shapes import numel
+from nbcnn.storage import numpy_dtype
+
+Array = np.ndarray
+
+
+def conv_evonorm_s0_fprop(
+    x: Array, w: Array, b: Array, gamma: Array, beta: Array, v: Array, y: Array, z: Array, shift: Array, std: Array,
+    *, stride: int, pad: int, groups: int, eps: float,
+) -> None:  # fmt: skip
+    """z (N,K,P,Q) = conv(x, w) + b; y, shift, std = EvoNorm-S0 of z."""
+    conv_fprop(x, w, b, z, stride=stride, pad=pad)
+    reference.evonorm_s0_fprop(z, gamma, beta, v, y, shift, std, groups=groups, eps=eps)
+
+
+def conv_evonorm_s0_infer(
+    x: Array, w: Array, b: Array, gamma: Array, beta: Array, v: Array, y: Array, *, stride: int, pad: int, groups: int, eps: float
+) -> None:
+    """y (N,K,P,Q) = EvoNorm-S0 of conv(x, w) + b."""
+    kept = np.empty((2, len(x) * groups), x.dtype)
+    conv_evonorm_s0_fprop(x, w, b, gamma, beta, v, y, np.empty_like(y), *kept, stride=stride, pad=pad, groups=groups, eps=eps)
+
+
+def conv_evonorm_b0_fprop(
+    x: Array, w: Array, b: Array, gamma: Array, beta: Array, v: Array, running: Array, y: Array, z: Array, shift: Array, std: Array,
+    batch_shift: Array, batch_std: Array, running_out: Array, *, stride: int, pad: int, eps: float, momentum: float,
+) -> None:  # fmt: skip
+    """z (N,K,P,Q) = conv(x, w) + b; y and all statistics = EvoNorm-B0 of z; running in place."""
+    conv_fprop(x, w, b, z, stride=stride, pad=pad)
+    kept = (shift, std, batch_shift, batch_std, running_out)
+    reference.evonorm_b0_fprop(z, gamma, beta, v, running, y, *kept, eps=eps, momentum=momentum)
+
+
+def conv_evonorm_b0_infer(
+    x: Array, w: Array, b: Array, gamma: Array, beta: Array, v: Array, running: Array, y: Array, *, stride: int, pad: int, eps: float
+) -> None:
+    """y (N,K,P,Q) = EvoNorm-B0 of conv(x, w) + b with the running variance."""
+    z = np.empty_like(y)
+    conv_fprop(x, w, b, z, stride=stride, pad=pad)
+    reference.evonorm_b0_infer(z, gamma, beta, v, running, y, eps=eps)
+
+
+def bind_s0(call: Call) -> list[Launch]:
+    """One launch."""
+    y, z, shift, std = call.outs
+    return [launch_conv(call, "s0", None, y, z, shift, std)]
+
+
+def bind_s0_infer(call: Call) -> list[Launch]:
+    """One launch."""
+    return [launch_conv(call, "s0 infer", None, call.outs[0])]
+
+
+def bind_b0(call: Call) -> list[Launch]:
+    """Three launches: z with the planes' statistics, the channels' statistics, y."""
+    _, z, *kept = operands(call, "out")
+    norm = inner(call, "evonorm_b0_fprop", [z, *operands(call, "in")[3:]], [operands(call, "out")[0], *kept])
+    return [launch_conv(call, "planes", z=z.array, shift=kept[0].array, std=kept[1].array), *b0.bind_fprop(norm)[1:]]
+
+
+def bind_b0_infer(call: Call) -> list[Launch]:
+    """One launch."""
+    return [launch_conv(call, "b0 infer", call.ins[6], call.outs[0])]
+
+
+def composed(conv: Impl, norm: Impl) -> Impl:
+    """A fused op as `conv` (an implementation of conv_fprop), then `norm` (one of the EvoNorm op): any shape.
+
+    Where the op does not give z, z lies in scratch.
+    """
+
+    def parts(call: Call) -> tuple[Call, Call, int]:
+        """The two calls, and the bytes of scratch in front of theirs."""
+        x, w, b, *channels = operands(call, "in")
+        y, *kept = operands(call, "out")
+        used = 0
+
+        def lie(shape: Shape, dtype: str) -> Operand:
+            nonlocal used
+            made = Operand(None, shape, dtype)
+            start, used = used, used + made.nbytes
+            if call.scratch is None:
+                return made
+            kind = numpy_dtype(dtype)
+            return replace(made, array=call.scratch[start : start + numel(shape) * kind.itemsize].view(kind))
+
+        z = lie(y.shape, y.dtype) if call.op.endswith("_infer") else kept.pop(0)
+        if call.op == "conv_evonorm_s0_infer":
+            kept = [lie((y.shape[0] * call.attrs["groups"],), "float32") for _ in range(2)]
+        geometry = {name: value for name, value in call.attrs.items() if name in ("stride", "pad")}
+        others = {name: value for name, value in call.attrs.items() if name not in geometry}
+        scratch = call.scratch[used:] if call.scratch is not None and call.scratch.size > used else None
+        op = call.op.removeprefix("conv_").replace("s0_infer", "s0_fprop")
+        first = inner(call, "conv_fprop", [x, w, b], [z], attrs=geometry, scratch=scratch)
+        return first, inner(call, op, [z, *channels], [y, *kept], attrs=others, tile=None, packed=None, scratch=scratch), used
+
+    def bind(call: Call) -> list[Launch | HostCall]:
+        first, second, _ = parts(call)
+        return [*conv.bind(first), *norm.bind(second)]
+
+    def scratch(call: Call) -> int:
+        first, second, used = parts(call)
+        return used + max(conv.scratch(first), norm.scratch(second))
+
+    def pack_weight(call: Call) -> Array:
+        assert conv.pack is not None
+        return conv.pack(parts(call)[0])
+
+    return replace(
+        conv,
+        bind=bind,
+        scratch=scratch,
+        supports=lambda call: conv.supports(parts(call)[0]) or norm.supports(parts(call)[1]),
+        tile=lambda call, multiprocessors: conv.tile(parts(call)[0], multiprocessors),
+        candidates=lambda call, multiprocessors: conv.candidates(parts(call)[0], multiprocessors),
+        pack=pack_weight if conv.pack is not None else None,
+    )
+
+
+REFERENCES = {f.__name__: f for f in (conv_evonorm_s0_fprop, conv_evonorm_s0_infer, conv_evonorm_b0_fprop, conv_evonorm_b0_infer)}
+
+OPS = {
+    name: Impl(bind, supports=supports, pack=pack) for name, bind in zip(REFERENCES, (bind_s0, bind_s0_infer, bind_b0, bind_b0_infer), strict=True)
+}
+"""Convolution and norm in one kernel (B0 in training: in three launches that store z once and read it once)."""
+
+
+def two_ops(conv: Impl) -> dict[str, Impl]:
+    """Every op as `conv`, then the norm."""
+    return {name: composed(conv, norm) for name, norm in zip(REFERENCES, (s0.FPROP, s0.FPROP, b0.FPROP, b0.INFER), strict=True)}

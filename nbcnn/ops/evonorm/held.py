@@ -1,0 +1,186 @@
+"""Slabs that stay in registers: every element is loaded once, whatever is made of it afterwards.
+
+A block holds `channels` channels of `images` images in quads of four neighbouring elements: in NCHW four pixels of a channel, in NHWC four
+channels of a pixel. The threads that share a channel (NCHW: of an image; whole warps) or four channels (NHWC: every channels/4-th lane)
+are a *team*; thread `rank` of a team holds quads rank, rank + ranks, …, `slots` of them. So a thread's channels are fixed, and a sum over
+a plane is one over its team. A *plane* is one channel of one image; a block has channels·images of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from nbcnn.cuda import cuda, f4, i4, i8, jit
+from nbcnn.ops.call import Shape
+from nbcnn.ops.ptx.shuffle import WARP, lane_sum, warp_sum
+
+LARGEST_GROUP = 8
+"""Channels of a group at most: a block holds whole groups."""
+SECTOR = 8
+"""Channels of a slab in NHWC at least: 32 neighbouring bytes of float32 are what memory moves at once."""
+MOST_SLOTS = 8
+"""Quads of a thread at most: 32 registers a tensor."""
+LARGEST_BLOCK = 512
+OTHERS = {"NCHW": 36, "NHWC": 44}
+"""Registers of a thread besides what it holds: of one channel or of four; kernels with many sums say so."""
+REGISTERS, THREADS, BLOCKS = 65536, 1024, 16
+"""Of a multiprocessor, on every GPU from compute capability 7.5 on."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a block holds, its threads, quads of a thread, tensors that are held, and how many blocks must fit on a multiprocessor."""
+
+    channels: int
+    images: int
+    threads: int
+    slots: int
+    tensors: int
+    blocks: int
+
+
+@dataclass(frozen=True)
+class Team:
+    """The threads of a `Held` slab in one layout, as numbers that kernels freeze.
+
+    wide   NHWC: a quad is four channels. lanes: channels of a quad (4 or 1). teams, ranks: see above.
+    warps  warps of which each has part of a plane. planes: of the block. group: channels of a group.
+    """
+
+    wide: bool
+    lanes: int
+    teams: int
+    ranks: int
+    warps: int
+    planes: int
+    group: int
+    slots: int
+    threads: int
+
+
+def team_of(held: Held, layout: str, group: int) -> Team:
+    """The team of a slab with groups of `group` channels."""
+    wide = layout == "NHWC"
+    teams = held.channels // 4 if wide else held.channels * held.images
+    ranks = held.threads // teams
+    warps = held.threads // WARP if wide else ranks // WARP
+    return Team(wide, 4 if wide else 1, teams, ranks, warps, held.channels * held.images, group, held.slots, held.threads)
+
+
+def slabs_of(
+    shape: Shape, layout: str, group: int, tensors: Sequence[int], multiprocessors: int, at_once: bool = False, others: int = 0
+) -> list[Held]:
+    """Slabs for images of logical `shape` (N,C,H,W) with groups of `group` channels, the likely fastest first.
+
+    tensors: how many may be held, first choice first. at_once: all blocks of the launch must fit on the GPU together. others: registers
+    besides. Empty where nothing fits: pixels (NCHW) or channels (NHWC) that are no quads, wide groups, large images.
+    """
+    n, c, h, w = shape
+    wide = layout == "NHWC"
+    if (c if wide else h * w) % 4 or group > LARGEST_GROUP:
+        return []
+    if wide:
+        channels = SECTOR if c % SECTOR == 0 else 4
+        teams = [(channels, 1)] if channels % group == 0 else []
+    else:
+        teams = [(1, images) for images in (1, 2, 4, 8) if n % images == 0] if at_once else [(group, 1)]
+    made = []
+    for held in tensors:
+        for slots in range(1, MOST_SLOTS + 1):
+            for channels, images in teams:
+                quads, copies = (h * w * channels // 4, 1) if wide else (h * w // 4, channels * images)
+                ranks = -(-quads // (slots * WARP)) * WARP
+                used, threads = -(-quads // ranks), ranks * copies
+                # A thread holds 4·slots floats of every tensor, and other things.
+                registers = 4 * (held * used) + (others or OTHERS[layout])
+                blocks = min(THREADS // threads, REGISTERS // (threads * registers), BLOCKS)
+                fits = blocks * multiprocessors >= n * c // (channels * images)
+                if threads <= LARGEST_BLOCK and blocks and (fits or not at_once):
+                    made.append(Held(channels, images, threads, used, held, blocks))
+    return list(dict.fromkeys(made))
+
+
+@cache
+def place_of(team: Team, channels: int) -> Any:
+    """Device function (tid) -> (channel, image, rank): of the thread's quads within the slab, and the thread's number in its team."""
+    TEAMS, RANKS, WIDE, CHANNELS = team.teams, team.ranks, team.wide, channels
+
+    @jit(device=True)
+    def place(tid):
+        if WIDE:
+            return i4(tid % i4(TEAMS) * i4(4)), i4(0), i4(tid // i4(TEAMS))
+        of = i4(tid // i4(RANKS))
+        return i4(of % i4(CHANNELS)), i4(of // i4(CHANNELS)), i4(tid % i4(RANKS))
+
+    return place
+
+
+def shared_floats(team: Team, values: int) -> tuple[int, int]:
+    """Floats of shared memory that `plane_sums` of so many values wants: of warps, of planes."""
+    return team.warps * values * team.planes, values * team.planes
+
+
+@cache
+def plane_sums(team: Team, values: int) -> Any:
+    """Device function (sums, totals, parts): parts[value·lanes + lane] of every thread becomes totals[value·planes + plane], its sum over the team.
+
+    All threads must call it; all see `totals` behind it. The order of addition is fixed.
+    """
+    WIDE, LANES, TEAMS, RANKS, WARPS, PLANES = team.wide, team.lanes, team.teams, team.ranks, team.warps, team.planes
+    VALUES, ALL = values, values * team.planes
+    THREADS_ = team.threads
+    across = lane_sum(team.teams) if team.wide else warp_sum
+
+    @jit(device=True)
+    def add(sums, totals, parts):
+        tid = i4(cuda.threadIdx.x)
+        lane, warp = i4(tid % i4(WARP)), i4(tid // i4(WARP))
+        plane = i4(lane * i4(4)) if WIDE else i4(tid // i4(RANKS))
+        row = warp if WIDE else i4(warp - plane * i4(WARPS))
+        for value in range(VALUES):
+            for e in range(LANES):
+                total = across(parts[value * LANES + e])
+                if lane < i4(TEAMS if WIDE else 1):
+                    sums[row * i4(ALL) + i4(value * PLANES) + plane + i4(e)] = total
+        cuda.syncthreads()
+        for at in range(tid, i4(ALL), i4(THREADS_)):
+            total = f4(0)
+            for w in range(WARPS):
+                total += sums[i4(w * ALL) + at]
+            totals[at] = total
+        cuda.syncthreads()
+
+    return add
+
+
+@cache
+def group_value(team: Team) -> Any:
+    """Device function (totals, plane): the sum of `totals` over the group of `plane`."""
+    GROUP = team.group
+
+    @jit(device=True)
+    def value(totals, plane):
+        first = i4(plane // i4(GROUP) * i4(GROUP))
+        total = f4(0)
+        for i in range(GROUP):
+            total += totals[first + i4(i)]
+        return total
+
+    return value
+
+
+@cache
+def quads_of(team: Team) -> Any:
+    """Device function (n, c, rank, C, HW) -> (element of the thread's first quad, elements from one to the next, 1 if it has the last slot too)."""
+    WIDE, RANKS, BEFORE = team.wide, team.ranks, (team.slots - 1) * team.ranks
+
+    @jit(device=True)
+    def start(n, c, rank, C, HW):
+        if WIDE:
+            return i8(i4((n * HW + rank) * C + c)), i8(i4(i4(RANKS) * C)), rank + i4(BEFORE) < HW
+        return i8(i4((n * C + c) * HW + i4(4) * rank)), i8(4 * RANKS), rank + i4(BEFORE) < i4(HW >> i4(2))
+
+    return start

@@ -1,0 +1,116 @@
+"""A convolution with its EvoNorm: the kernel and its stand-in against the reference, compiled, and in nets."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from compiled import assert_lean, on_every_arch
+
+from nbcnn import gradcheck, ops
+from nbcnn.cuda import Host
+from nbcnn.fuse import ConvEvoNorm, LinearReLU, fuse
+from nbcnn.graph import named
+from nbcnn.layers import Conv2d
+from nbcnn.models import mnist_cnn
+from nbcnn.net import Net
+from nbcnn.norms import EvoNormB0, EvoNormS0
+from nbcnn.ops.call import Call, host
+from nbcnn.ops.conv import im2col
+from nbcnn.ops.conv.fused import REFERENCES
+from nbcnn.ops.evonorm import conv as conv_evonorm
+from nbcnn.ops.evonorm import conv_kernel
+from nbcnn.ops.norm_cases import conv_norm_cases
+from nbcnn.ops.run import Bound, Unsupported
+from nbcnn.shapes import ConvShape
+
+ROW = ops.MODES["im2col", "fp32"]
+CASES = list(conv_norm_cases())
+PARTS = [conv_evonorm.OPS, conv_evonorm.two_ops(im2col.OPS["conv_fprop"])]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.op} {case.label}")
+@pytest.mark.parametrize("which", [0, 1], ids=["one kernel", "two ops"])
+def test_small_shapes(which, case, place):
+    impl = PARTS[which][case.op]
+    if which == 0 and case.ins[1].shape[0] % 8:
+        with pytest.raises(Unsupported, match="whole groups"):
+            gradcheck.parity(ROW, impl, case, place)
+        return
+    error = gradcheck.parity(ROW, impl, case, place)
+    assert error <= gradcheck.bound(case), error
+
+
+def test_the_two_ops_are_the_reference_on_the_host():
+    cpu = ops.MODES["cpu", "fp32"]
+    conv = next(cpu.chain("conv_fprop"))[1]
+    for case in CASES:
+        plain = case.op.removeprefix("conv_").replace("s0_infer", "s0_fprop")
+        impl = conv_evonorm.composed(conv, next(cpu.chain(plain))[1])
+        assert gradcheck.parity(cpu, impl, case, Host()) <= gradcheck.bound(case)
+
+
+def bare(n=2, c=3, size=28, k=64, groups=32, layout="NHWC", window=3):
+    ins, outs = ((n, c, size, size), (k, c, window, window), *((k,),) * 4), ((n, k, size, size),) * 2
+    return Call("conv_evonorm_s0_fprop", (), (), ins, outs, {"stride": 1, "pad": window // 2, "groups": groups, "eps": 1e-5}, layout)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({}, None),
+        ({"size": 32}, None),
+        ({"size": 33}, "32×32"),
+        ({"k": 60, "groups": 30}, "whole groups"),
+        ({"groups": 4}, "whole groups"),
+        ({"layout": "NCHW"}, "NHWC"),
+        ({"window": 7}, "25 taps"),
+    ],
+)
+def test_what_one_kernel_serves(change, reason):
+    found = conv_kernel.supports(bare(**change))
+    assert found is None if reason is None else reason in found
+
+
+@on_every_arch
+@pytest.mark.parametrize("op", conv_evonorm.OPS)
+def test_the_kernel_keeps_its_sums_in_registers(op, arch):
+    shape, groups = ConvShape(1, 4, 28, 28, 64, 3, 3, 1, 1), 32
+    case = next(case for case in conv_norm_cases(((shape, groups),)) if case.op == op)
+    bound = Bound(conv_evonorm.OPS[op], op, case.ins, case.outs, place=Host(), attrs=case.attrs, layout="NHWC")
+    for launch in bound.launches:
+        assert_lean(launch, arch, registers=128)
+
+
+@pytest.fixture
+def fusing_cpu(monkeypatch):
+    """The cpu row with the references of all fused ops."""
+    row = ops.MODES["cpu", "fp32"]
+    fused = {name: host(function) for name, function in (REFERENCES | conv_evonorm.REFERENCES).items()}
+    monkeypatch.setitem(ops.MODES, ("cpu", "fp32"), replace(row, parts=(("cpu", row.parts[0][1] | fused),)))
+
+
+def test_the_classifier_fuses():
+    made = [type(layer) for _, layer in fuse(named(mnist_cnn()), ROW.ops)]
+    assert [made.count(kind) for kind in (ConvEvoNorm, LinearReLU, Conv2d)] == [2, 1, 0]
+    made = [type(layer) for _, layer in fuse(named(mnist_cnn(norm="b0")), ROW.ops)]
+    assert [made.count(kind) for kind in (ConvEvoNorm, EvoNormB0, Conv2d)] == [2, 0, 0]
+    assert type(fuse(named([Conv2d(1, 8, 3, bias=False), EvoNormS0(8, 4)]), ROW.ops)[0][1]) is Conv2d
+
+
+@pytest.mark.parametrize("norm", ["s0", "b0"])
+def test_fused_and_plain_classifiers_agree(norm, fusing_cpu, rng):
+    x, labels = rng.standard_normal((3, 1, 8, 8)).astype(np.float32), np.array([1, 7, 2], np.int32)
+    plain, fused = (Net(mnist_cnn(1, 8, 8, norm=norm), (1, 8, 8), mode="cpu", init="he", fusing=fusing) for fusing in (False, True))
+    assert f"conv_evonorm_{norm}_fprop" in {step.op for step in fused.record_gradients(3).steps}
+    (loss, grads), (fused_loss, fused_grads) = plain.gradients(x, labels), fused.gradients(x, labels)
+    # The same float32 operations, but for the order in which BLAS adds at most 288 terms, in 8 layers.
+    limit = 8 * 4 * 2.0**-23 * 17
+    assert fused_loss == pytest.approx(loss, rel=limit)
+    assert fused_grads.keys() == grads.keys()
+    for name, grad in grads.items():
+        assert np.linalg.norm(fused_grads[name] - grad) <= limit * np.linalg.norm(grad), name
+    images = rng.integers(0, 256, (3, 1, 8, 8)).astype(np.uint8)
+    assert f"conv_evonorm_{norm}_infer" in {step.op for step in fused.record_predict(3).steps}
+    np.testing.assert_allclose(fused.predict(images), plain.predict(images), rtol=1e-4, atol=1e-5)

@@ -1,0 +1,99 @@
+"""The study of fused kernels: its pictures and CSV files, its command, and in the simulator one small work of it from end to end."""
+
+from __future__ import annotations
+
+import csv
+
+import numpy as np
+import pytest
+
+from nbcnn import cuda
+from nbcnn.bench import caches, fusion, fusion_cases, fusion_sweep, heatmaps, schema, steady
+from nbcnn.bench.clocks import Watch
+from nbcnn.bench.timing import summarise
+from nbcnn.cli import study, study_fusion
+from nbcnn.net import Net
+
+
+def row(case: str, variant: str, launch: str, us: float) -> dict:
+    ms = summarise([us / 1e3, us / 1e3 * 1.02, us / 1e3 * 1.04]).as_dict()
+    numbers = {"memory_bytes": 1000, "throughput": 5e6, "unit": "image", "attainable_ms": 1e-3, "efficiency": 1e-3 / ms["median"]}
+    more = {"percent_of_peak": 10.0, "times_the_peer": None, "error": 1e-7}
+    return {"study": "evonorm", "case": case, "variant": variant, "launch": launch, "precision": "fp32", "ms": ms, **numbers, **more}
+
+
+ROWS = [row(c, v, way, us) for c in ("S0 fwd 16", "S0 fwd 64") for way in ("host", "graph") for v, us in (("nbcnn", 4.0), ("torch eager", 40.0))]
+
+
+def test_every_picture_has_its_numbers_beside_it(tmp_path):
+    schema.fits(ROWS, schema.KINDS["fusion"][1], "rows")
+    made = heatmaps.write(tmp_path, ROWS)
+    pictures = [path for path in made if path.suffix == ".png"]
+    assert {path.stem for path in pictures} == {path.stem for path in made if path.suffix == ".csv"}
+    assert len(pictures) == 7  # four metrics, each launched two ways, but for memory
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in pictures)
+    with (tmp_path / "evonorm-latency-graph.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    assert [line["variant"] for line in lines] == ["nbcnn", "torch eager"] * 2
+    assert float(lines[0]["median_us"]) == pytest.approx(4.08)
+    assert {line["launch"] for line in lines} == {"graph"}
+
+
+def test_ratios_say_how_many_times_better_than_the_first_peer():
+    cases, variants, values = heatmaps.grid(ROWS[2:4] + ROWS[7:], heatmaps.METRICS["latency"][1])
+    assert cases == ["S0 fwd 16", "S0 fwd 64"]
+    assert np.isnan(values[1, 0])
+    assert heatmaps.ratios(values, variants, False)[0] == pytest.approx([10, 1])
+    assert heatmaps.ratios(values, variants, True)[0] == pytest.approx([0.1, 1])
+
+
+def test_numbers_in_cells_are_short():
+    assert [heatmaps.short(v) for v in (0.01234, 123.4, 4321.0, 43210.0, 2.5e9, 6e13)] == ["0.0123", "123", "4.32k", "43.2k", "2.5G", "60T"]
+
+
+def test_attainable_is_the_longer_of_arithmetic_and_memory():
+    roof = fusion.Roof({"fp32": 1e12}, 1e12)
+    assert roof.attainable_ms(fusion.Case("", 2 * 10**9, 10**9, 1, "", ()), "fp32") == pytest.approx(2.0)
+    assert roof.attainable_ms(fusion.Case("", 10**9, 3 * 10**9, 1, "", ()), "bf16") == pytest.approx(3.0)
+
+
+def test_the_sweeps_networks_fit_their_images():
+    for make, shape in fusion_sweep.NETS.values():
+        out = Net(make(), shape, mode="cpu").predict(np.zeros((2, *shape), np.uint8))
+        assert out.shape[0] == 2
+    mlp, shape = fusion_sweep.NETS["mlp"]
+    assert Net(mlp(), shape, mode="cpu").params.layout.size >= 2 * (256 * 256 + 256)
+
+
+def test_an_unknown_study_and_a_flag_of_another(capsys):
+    assert study.main(["gem"]) == 2
+    assert "did you mean gemm" in capsys.readouterr().err
+    assert study.main(["gemm", "--norms", "s0"]) == 2
+    assert "--norms belongs to study evonorm" in capsys.readouterr().err
+    assert study.main(["--help"]) == 0
+    listed = capsys.readouterr().out
+    assert all(name in listed for name in study.STUDIES)
+
+
+def test_shapes_are_products():
+    assert study_fusion.sizes("128x64x32,8×8×8") == ((128, 64, 32), (8, 8, 8))
+    with pytest.raises(SystemExit) as left:
+        study_fusion.parser("gemm").parse_args(["--shapes", "128x64"])
+    assert left.value.code == 2
+
+
+@pytest.mark.skipif(not cuda.SIMULATOR, reason="where there is a GPU the command itself is run (bench/LOG.md)")
+def test_one_small_work_from_end_to_end(monkeypatch):
+    for name in ("LEAST", "MOST", "WINDOW"):
+        monkeypatch.setattr(steady, name, 0.0)
+    monkeypatch.setattr(caches, "cache_bytes", lambda place: 1)
+    place = cuda.Gpu()
+    monkeypatch.setattr(fusion, "roof", lambda place, watch: fusion.Roof({"fp32": 1e12}, 1e12))
+    cases = fusion_cases.products(place, ((4, 8, 4),), ("fp32",), False)
+    with Watch(place) as watch:
+        rows = list(fusion.measure(cases, place, watch, 0.0, "gemm", lambda text: None))
+    assert [r["launch"] for r in rows] == ["host", "graph"]
+    assert rows[0]["error"] < 1e-5
+    assert rows[0]["memory_bytes"] >= 4 * (4 * 8 + 4 * 8 + 4 * 4)
+    schema.fits(rows, schema.KINDS["fusion"][1], "rows")
+    assert "4×8×4" in "\n".join(study_fusion.lines(rows))
