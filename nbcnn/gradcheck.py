@@ -104,6 +104,8 @@ _PAIRS: dict[str, tuple[str, int, Operands]] = {
     "conv_wgrad": ("conv_fprop", 1, lambda ins, outs, v: (ins[0], v)),
     "upconv_dgrad": ("upconv_fprop", 0, lambda ins, outs, v: (v, ins[1])),
     "upconv_wgrad": ("upconv_fprop", 1, lambda ins, outs, v: (ins[0], v)),
+    "dwconv1d_dgrad": ("dwconv1d_fprop", 0, lambda ins, outs, v: (v, *ins[1:])),
+    "dwconv1d_wgrad": ("dwconv1d_fprop", 1, lambda ins, outs, v: (ins[0], v)),
     "relu_dgrad": ("relu_fprop", 0, lambda ins, outs, v: (v, outs[0])),
     "leaky_relu_dgrad": ("leaky_relu_fprop", 0, lambda ins, outs, v: (v, outs[0])),
     "sigmoid_dgrad": ("sigmoid_fprop", 0, lambda ins, outs, v: (v, outs[0])),

@@ -5,6 +5,9 @@ Ops and their signatures (logical shapes; inputs, then outputs, then attributes)
     conv_fprop        x (N,C,H,W), w (K,C,R,S)[, b (K)] -> y (N,K,P,Q)                        stride, pad
     conv_dgrad        dy (N,K,P,Q), w (K,C,R,S) -> dx (N,C,H,W)                               stride, pad
     conv_wgrad        x (N,C,H,W), dy (N,K,P,Q) -> dw (K,C,R,S)[, db (K)]                     stride, pad
+    dwconv1d_fprop    x (N,C,L), w (C,T)[, d (C)] -> y (N,C,L)                                padding: causal or same
+    dwconv1d_dgrad    dy (N,C,L), w (C,T)[, d (C)] -> dx (N,C,L)                              padding
+    dwconv1d_wgrad    x (N,C,L), dy (N,C,L) -> dw (C,T)[, dd (C)]                             padding
     relu_fprop        x -> y                              relu_dgrad        dy, y -> dx
     leaky_relu_fprop  x -> y   slope                      leaky_relu_dgrad  dy, y -> dx       slope
     sigmoid_fprop     x -> y                              sigmoid_dgrad     dy, y -> dx
@@ -74,6 +77,8 @@ from nbcnn.ops import (
 from nbcnn.ops.call import Impl, host
 from nbcnn.ops.conv import composed, im2col, im2col_fused, mma, naive, nine_products, reference, thin, thin_fused, thin_mma, tiled, wgmma, winograd
 from nbcnn.ops.conv.few_pixels import for_few_pixels
+from nbcnn.ops.dwconv1d import naive as dw_naive
+from nbcnn.ops.dwconv1d import reference as dwconv1d
 
 Ops = dict[str, Impl]
 
@@ -114,6 +119,9 @@ class Row:
 
 
 CPU: Ops = reference.HOST | {
+    "dwconv1d_fprop": host(dwconv1d.dwconv1d_fprop),
+    "dwconv1d_dgrad": host(dwconv1d.dwconv1d_dgrad),
+    "dwconv1d_wgrad": host(dwconv1d.dwconv1d_wgrad),
     "relu_fprop": host(relu.relu_fprop),
     "relu_dgrad": host(relu.relu_dgrad),
     "leaky_relu_fprop": host(leaky_relu.leaky_relu_fprop),
@@ -146,7 +154,7 @@ CPU: Ops = reference.HOST | {
 }
 """NumPy: the reference of every kernel."""
 
-COMMON: Ops = {
+COMMON: Ops = dw_naive.OPS | {
     "relu_fprop": Impl(relu.bind_fprop),
     "relu_dgrad": Impl(relu.bind_dgrad),
     "leaky_relu_fprop": Impl(leaky_relu.bind_fprop),

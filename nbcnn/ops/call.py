@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.cuda import allow_shared
+from nbcnn.ops.traffic import Traffic
 
 Shape = tuple[int, ...]
 
@@ -121,8 +122,10 @@ class Impl:
               adds nothing. The net gathers all packed weights in one launch at the start of every plan; `bind` finds its
               own in `call.packed`. None for an implementation that reads the (K, C, R, S) weight itself.
     packed    how packed weights are stored: "float32", "tfloat32" or "bfloat16" (sums are made in float32 and rounded once).
-    needs     the compute capability from which on the kernels run.
+    needs     the compute capability from which on the kernels run; `exactly` that one if they use what later GPUs no longer have.
     candidates  Call without arrays, multiprocessor count -> the tiles that an autotuner should try.
+    traffic   Call without arrays (tile resolved) -> the bytes of every launch of `bind`, in order (`nbcnn.ops.traffic`); None if
+              nobody has worked them out.
     """
 
     bind: Bind
@@ -133,6 +136,14 @@ class Impl:
     packed: str = "float32"
     needs: tuple[int, int] = (0, 0)
     candidates: Callable[[Call, int], Sequence[Any]] = _no_candidates
+    traffic: Callable[[Call], Sequence[Traffic]] | None = None
+    exactly: bool = False
+
+    def lacks(self, capability: tuple[int, int]) -> str | None:
+        """None if the kernels run on a GPU of this compute capability, else the reason in words."""
+        if self.needs > capability or (self.exactly and self.needs != capability):
+            return f"needs compute capability {'.'.join(map(str, self.needs))}{' and no other' if self.exactly else ''}"
+        return None
 
 
 def host(reference: Callable[..., None]) -> Impl:

@@ -74,6 +74,32 @@ def conv_cases(shape: ConvShape) -> Iterator[Case]:
     yield Case("conv_wgrad", label + " no bias", (x, dy), (dw,), attrs, terms["wgrad"])
 
 
+MEAN_SERIES = (
+    # N, C, L, T: one of everything; a single tap; taps as long as the series, and longer; odd; a length no multiple of four.
+    (1, 1, 1, 1),
+    (1, 1, 7, 1),
+    (3, 2, 8, 8),
+    (2, 3, 5, 9),
+    (5, 2, 13, 3),
+    (1, 4, 24, 5),
+)
+REAL_SERIES = ((37, 8, 48, 48), (33, 4, 300, 48), (2, 8, 1024, 64), (3, 5, 100, 7))
+
+
+def series_cases(n: int, c: int, length: int, taps: int) -> Iterator[Case]:
+    """The three passes of a depthwise convolution of series, both paddings, with and without a skip."""
+    x, w, d, dy = _normal(31, n, c, length), _normal(32, c, taps), _normal(33, c), _normal(34, n, c, length)
+    y, dw, dd = ((n, c, length), "float32"), ((c, taps), "float32"), ((c,), "float32")
+    for padding in ("causal", "same"):
+        attrs, label = {"padding": padding}, f"{n}×{c}×{length} {taps} taps {padding}"
+        yield Case("dwconv1d_fprop", label, (x, w), (y,), attrs, taps)
+        yield Case("dwconv1d_fprop", label + " skip", (x, w, d), (y,), attrs, taps + 1)
+        yield Case("dwconv1d_dgrad", label, (dy, w), (y,), attrs, taps)
+        yield Case("dwconv1d_dgrad", label + " skip", (dy, w, d), (y,), attrs, taps + 1)
+        yield Case("dwconv1d_wgrad", label, (x, dy), (dw,), attrs, n * length)
+        yield Case("dwconv1d_wgrad", label + " skip", (x, dy), (dw, dd), attrs, n * length)
+
+
 def activation_cases() -> Iterator[Case]:
     for shape in _IMAGES:
         x, dy = _normal(5, *shape), _normal(6, *shape)
@@ -158,6 +184,8 @@ def mean_cases() -> Iterator[Case]:
     """Every op on shapes small enough for the simulator."""
     for shape in MEAN_CONVS:
         yield from conv_cases(shape)
+    for series in MEAN_SERIES:
+        yield from series_cases(*series)
     yield from activation_cases()
     yield from resampling_cases()
     yield from loss_cases()
@@ -165,6 +193,8 @@ def mean_cases() -> Iterator[Case]:
 
 
 def real_cases() -> Iterator[Case]:
-    """The autoencoder's convolutions, batch 4."""
+    """The autoencoder's convolutions, batch 4, and depthwise ones of the lengths that are measured."""
     for shape in REAL_CONVS:
         yield from conv_cases(shape)
+    for series in REAL_SERIES:
+        yield from series_cases(*series)
