@@ -5,16 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from compiled import assert_lean, on_every_arch
+from counted import counted
 
-from nbcnn import gradcheck
+from nbcnn import cuda, gradcheck
 from nbcnn.ops import MODES
 from nbcnn.ops.call import Call
 from nbcnn.ops.cases import MEAN_SERIES, series_cases
-from nbcnn.ops.dwconv1d import naive, reference
+from nbcnn.ops.dwconv1d import coalesced, naive, reference, shared
 from nbcnn.ops.dwconv1d.series import of_gradient, of_images
+from nbcnn.ops.run import Bound
 from nbcnn.shapes import numel
 
-VARIANTS = {"naive": naive.OPS}
+VARIANTS = {"naive": naive.OPS, "coalesced": coalesced.OPS, "shared": shared.OPS}
 PASSES = ("dwconv1d_fprop", "dwconv1d_dgrad", "dwconv1d_wgrad")
 PADDINGS = ["causal", "same"]
 SHAPES = [*MEAN_SERIES, (2, 3, 48, 48), (2, 1, 100, 7)]
@@ -95,6 +97,21 @@ def test_products_are_counted_one_by_one(shape, padding):
         ins, outs = ((series, series), (filters,)) if "wgrad" in op else ((series, filters), (series,))
         g = (of_gradient if "wgrad" in op else of_images)(Call(op, (), (), ins, outs, {"padding": padding}))
         assert g.products() == counted.sum(), op
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("shape", [(3, 2, 8, 8), (2, 3, 5, 9), (2, 1, 24, 3)])
+def test_counts_are_those_of_the_kernels(variant, shape, place, monkeypatch):
+    if not cuda.SIMULATOR:
+        pytest.skip("a GPU does not say what its threads load; NUMBA_ENABLE_CUDASIM=1 does")
+    for case in series_cases(*shape):
+        impl = VARIANTS[variant][case.op]
+        bound = Bound(impl, case.op, case.ins, case.outs, place=place, attrs=case.attrs)
+        wanted = impl.traffic(bound.call)
+        assert len(wanted) == len(bound.launches)
+        for launch, count in zip(bound.launches, wanted, strict=True):
+            with monkeypatch.context() as patch:
+                assert counted(launch, patch) == count, (launch.name, case.label)
 
 
 def stand_in(op, variant, shape, padding, skip, kind="float32"):
