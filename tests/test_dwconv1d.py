@@ -11,15 +11,15 @@ from nbcnn import cuda, gradcheck
 from nbcnn.ops import MODES
 from nbcnn.ops.call import Call
 from nbcnn.ops.cases import MEAN_SERIES, series_cases
-from nbcnn.ops.dwconv1d import coalesced, naive, reference, shared
+from nbcnn.ops.dwconv1d import coalesced, naive, reference, shared, warp
 from nbcnn.ops.dwconv1d.series import of_gradient, of_images
 from nbcnn.ops.run import Bound
 from nbcnn.shapes import numel
 
-VARIANTS = {"naive": naive.OPS, "coalesced": coalesced.OPS, "shared": shared.OPS}
+VARIANTS = {"naive": naive.OPS, "coalesced": coalesced.OPS, "shared": shared.OPS, "warp": warp.OPS}
 PASSES = ("dwconv1d_fprop", "dwconv1d_dgrad", "dwconv1d_wgrad")
 PADDINGS = ["causal", "same"]
-SHAPES = [*MEAN_SERIES, (2, 3, 48, 48), (2, 1, 100, 7)]
+SHAPES = [*MEAN_SERIES, (2, 1, 48, 48), (1, 1, 150, 7)]
 
 
 def by_loops(x, w, d, padding):
@@ -78,10 +78,15 @@ def test_the_correlation_form_is_the_same_sum(case):
     np.testing.assert_allclose(made, gradcheck.reference(case)[0], atol=1e-12)
 
 
+def chosen(shape):
+    """The cases of a shape; in the simulator, where a thread is a Python thread, those with a skip, which differ from the others in one tap."""
+    return [case for case in series_cases(*shape) if not cuda.SIMULATOR or "skip" in case.label]
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_kernels_are_within_their_bounds(variant, shape, place):
-    for case in series_cases(*shape):
+    for case in chosen(shape):
         impl = VARIANTS[variant][case.op]
         assert gradcheck.parity(MODES["naive", "fp32"], impl, case, place) <= gradcheck.bound(case), case.label
 
@@ -100,11 +105,11 @@ def test_products_are_counted_one_by_one(shape, padding):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("shape", [(3, 2, 8, 8), (2, 3, 5, 9), (2, 1, 24, 3)])
+@pytest.mark.parametrize("shape", [(3, 2, 5, 9), (2, 1, 24, 3)])
 def test_counts_are_those_of_the_kernels(variant, shape, place, monkeypatch):
     if not cuda.SIMULATOR:
         pytest.skip("a GPU does not say what its threads load; NUMBA_ENABLE_CUDASIM=1 does")
-    for case in series_cases(*shape):
+    for case in chosen(shape):
         impl = VARIANTS[variant][case.op]
         bound = Bound(impl, case.op, case.ins, case.outs, place=place, attrs=case.attrs)
         wanted = impl.traffic(bound.call)
