@@ -20,6 +20,9 @@ def conv_shape(step: Step) -> ConvShape | None:
         return None
     weight_at = step.outs[0] if "wgrad" in step.op else step.ins[1]
     x = step.outs[0] if "dgrad" in step.op else step.ins[0]
+    if step.op.startswith("pwconv1d"):
+        n, c, length = x.shape
+        return ConvShape(n, c, length, 1, weight_at.shape[0], 1, 1)
     n, c, height, width = x.shape
     k, _, r, s = weight_at.shape
     if step.op.startswith("upconv"):

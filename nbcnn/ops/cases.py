@@ -100,6 +100,45 @@ def series_cases(n: int, c: int, length: int, taps: int) -> Iterator[Case]:
         yield Case("dwconv1d_wgrad", label + " skip", (x, dy), (dw, dd), attrs, n * length)
 
 
+MEAN_POINTWISE = ((1, 1, 1, 1), (2, 3, 5, 7), (3, 4, 9, 13), (2, 20, 7, 6))
+REAL_POINTWISE = ((9, 128, 48, 256), (5, 4, 48, 128))
+
+
+def pointwise_cases(n: int, c: int, length: int, k: int) -> Iterator[Case]:
+    """The three passes of a pointwise convolution of series c → k, with and without a bias."""
+    x, w, b, dy = _normal(35, n, c, length), _normal(36, k, c), _normal(37, k), _normal(38, n, k, length)
+    y, dw, db = ((n, k, length), "float32"), ((k, c), "float32"), ((k,), "float32")
+    label = f"{n}×{c}×{length} to {k}"
+    yield Case("pwconv1d_fprop", label, (x, w), (y,), {}, c)
+    yield Case("pwconv1d_fprop", label + " bias", (x, w, b), (y,), {}, c + 1)
+    yield Case("pwconv1d_dgrad", label, (dy, w), (((n, c, length), "float32"),), {}, k)
+    yield Case("pwconv1d_wgrad", label, (x, dy), (dw,), {}, n * length)
+    yield Case("pwconv1d_wgrad", label + " bias", (x, dy), (dw, db), {}, n * length)
+
+
+def state_space_cases() -> Iterator[Case]:
+    """Filters of one state and tap, of odd sizes, of more states and taps than a block has threads, and of slow states (|z| < 1e-3)."""
+    for c, states, taps, slow in ((1, 1, 1, 0.0), (2, 3, 7, 0.0), (2, 70, 65, 0.0), (2, 4, 5, -5.0)):
+        log_dt = (-3 + 0.5 * _normal(39, c) + slow).astype(np.float32)
+        a_re, a_im = 0.5 * _normal(40, c, states) + np.float32(slow / 2), 2 * _normal(41, c, states) * np.float32(np.exp(slow / 2))
+        params = (log_dt, a_re, a_im, _normal(42, c, states), _normal(43, c, states))
+        label = f"{c} channels, {states} states, {taps} taps" + (", slow" if slow else "")
+        yield Case("s4kernel_fprop", label, params, (((c, taps), "float32"),))
+        grads = tuple((p.shape, "float32") for p in params)
+        yield Case("s4kernel_dgrad", label, (_normal(44, c, taps), *params), grads)
+
+
+def series_layer_cases() -> Iterator[Case]:
+    """What stands between the convolutions of series."""
+    for n, c, length in ((1, 1, 1), (2, 3, 5), (3, 4, 130)):
+        label, one, two = f"{n}×{c}×{length}", ((n, c, length), "float32"), ((n, 2 * c, length), "float32")
+        x, dy = _normal(45, n, 2 * c, length), _normal(46, n, c, length)
+        yield Case("glu_fprop", label, (x,), (one,), {}, 4)
+        yield Case("glu_dgrad", label, (dy, x), (two,), {}, 4)
+        yield Case("last_fprop", label, (dy,), (((n, c), "float32"),))
+        yield Case("last_dgrad", label, (dy[:, :, 0].copy(),), (one,))
+
+
 def activation_cases() -> Iterator[Case]:
     for shape in _IMAGES:
         x, dy = _normal(5, *shape), _normal(6, *shape)
@@ -109,6 +148,7 @@ def activation_cases() -> Iterator[Case]:
             ("leaky_relu", {"slope": 0.1}, np.where(x > 0, x, np.float32(0.1) * x)),
             ("sigmoid", {}, (1 / (1 + np.exp(-x.astype(np.float64)))).astype(np.float32)),
             ("swish", {}, x),
+            ("gelu", {}, x),
         ):
             yield Case(f"{op}_fprop", label, (x,), out, attrs, 4)
             yield Case(f"{op}_dgrad", label, (dy, saved), out, attrs, 4)
@@ -145,6 +185,12 @@ def loss_cases() -> Iterator[Case]:
         y, target, label = _normal(12, *shape), _normal(13, *shape), "×".join(map(str, shape))
         yield Case("mse_fprop", label, (y, target), (((), "float64"),), {}, numel(shape))
         yield Case("mse_dgrad", label, (y, target), ((shape, "float32"),))
+    for n in (1, 7, 600):
+        y, target = _normal(47, n, 1) + np.float32(0.8), np.abs(9 * _normal(48, n, 1))
+        p, t = (np.log1p(np.maximum(v.astype(np.float64), 0) + 1e-6) for v in (3 * y, target))
+        loss = np.array(np.sqrt(np.square(p - t).mean()))
+        yield Case("rmsle_fprop", f"{n}", (y, target), (((), "float64"),), {"unit": 3.0}, n)
+        yield Case("rmsle_dgrad", f"{n}", (y, target, loss), (((n, 1), "float32"),), {"unit": 3.0}, 16)
     for n, f in ((1, 2), (5, 10), (37, 33)):
         logits, labels = 3 * _normal(14, n, f), np.random.default_rng(15).integers(0, f, n).astype(np.int32)
         p = np.exp(logits.astype(np.float64))
@@ -161,6 +207,9 @@ def training_cases() -> Iterator[Case]:
     for flip in (False, True):
         yield Case("gather", f"flip {flip}", (images, order, state), (((3, 3, 5, 4), "float32"),), {"flip": flip})
     yield Case("gather_labels", "3 of 6", (labels, order, state), (((3,), "int32"),))
+    rows, targets, starts = _normal(23, 40 * 3), _normal(24, 40), np.array([30, 0, 7, 21, 12, 3], np.int32)
+    wanted = (((3, 3, 9), "float32"), ((3,), "float32"))
+    yield Case("gather_windows", "3 of 6", (rows, targets, starts, order, state), wanted)
     count, rates = 1003, np.linspace(0.1, 0.01, 8).astype(np.float32)
     w, g, m, v = _normal(17, count), _normal(18, count), _normal(19, count), _normal(20, count) ** 2
     norm = np.array(np.linalg.norm(g.astype(np.float64)))
@@ -186,6 +235,10 @@ def mean_cases() -> Iterator[Case]:
         yield from conv_cases(shape)
     for series in MEAN_SERIES:
         yield from series_cases(*series)
+    for pointwise in MEAN_POINTWISE:
+        yield from pointwise_cases(*pointwise)
+    yield from state_space_cases()
+    yield from series_layer_cases()
     yield from activation_cases()
     yield from resampling_cases()
     yield from loss_cases()
@@ -198,3 +251,5 @@ def real_cases() -> Iterator[Case]:
         yield from conv_cases(shape)
     for series in REAL_SERIES:
         yield from series_cases(*series)
+    for pointwise in REAL_POINTWISE:
+        yield from pointwise_cases(*pointwise)

@@ -21,7 +21,12 @@ Out = tuple[Shape, str] | int
 
 
 def is_filter(op: str, side: str, position: int) -> bool:
-    """True for the operand of a convolution (plain or fused) that is the weight or its gradient: (K, C, R, S), not images."""
+    """True for the operand of a convolution (plain or fused) that is the weight or its gradient: (K, C, R, S), not images.
+
+    So is everything about the filter of a state space model: parameters, the filter made of them, and their gradients.
+    """
+    if op.startswith("s4kernel"):
+        return True
     return "conv" in op and op != "convert" and (side, position) == (("out", 0) if "wgrad" in op else ("in", 1))
 
 
