@@ -3,6 +3,7 @@
 A layer is a frozen dataclass. `build(tape, x, scope)` records its forward and returns (y, backward); `backward(dy)`
 records its backward and returns dx. `params()` names its parameters. A loss is the last layer of a list: its
 `build(tape, y, target, scope)` returns (value, dy). Shapes are logical: images (N, C, H, W), vectors (N, F).
+Layers of series (N, C, L) stand in `series_layers.py`.
 """
 
 from __future__ import annotations
@@ -19,12 +20,16 @@ Built = tuple[Buf, Backward]
 
 @dataclass(frozen=True)
 class Param:
-    """A parameter's shape; `fan_in` sets the scale of its first values; `decay` says whether weight decay applies."""
+    """A parameter's shape; `fan_in` sets the scale of its first values; `decay` says whether weight decay applies.
+
+    first  makes other first values, whatever initialisation a run asks for: a NumPy generator and the shape -> array.
+    """
 
     shape: tuple[int, ...]
     fan_in: int
     decay: bool = True
     bias: bool = False
+    first: Callable[[Any, tuple[int, ...]], Any] | None = None
 
 
 def _pair(value: int | tuple[int, int]) -> tuple[int, int]:

@@ -33,6 +33,7 @@ FILES = (
     "test_parity.py",
     "test_ptx_cvt.py",
     "test_resampling.py",
+    "test_s4convd.py",
     "test_series_ops.py",
     "test_stored.py",
     "test_svm.py",
