@@ -9,10 +9,11 @@ ridge        linear regression with an L2 penalty on everything a window holds
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
-from nbcnn.datasets.series import WINDOW, SeriesDataset
+from nbcnn.datasets.series import WINDOW, SeriesDataset, Windows
 
 PENALTY = 1.0
 RIDGE_WINDOWS = 200_000
@@ -23,6 +24,19 @@ _CHUNK = 8192
 def rmsle(predicted: np.ndarray, truth: np.ndarray) -> float:
     """√ mean (predicted − truth)², both log(1 + reading)."""
     return float(np.sqrt(np.square(predicted - truth).mean()))
+
+
+def stretch(data: SeriesDataset, part: str, hours: int = 168) -> Windows:
+    """Windows whose targets are hours in a row: up to `hours` of one meter, around the first window of `part`, for a picture."""
+    windows = data.windows(part)
+    first = int(windows.starts[0])
+    wanted = np.sort(data.all_starts[part][np.abs(data.all_starts[part] - first) < hours])
+    at = int(np.searchsorted(wanted, first))
+    # The run of neighbours without a gap around the first window.
+    breaks = np.flatnonzero(np.diff(wanted) != 1)
+    low = int(breaks[breaks < at].max()) + 1 if (breaks < at).any() else 0
+    high = int(breaks[breaks >= at].min()) + 1 if (breaks >= at).any() else len(wanted)
+    return replace(windows, starts=wanted[low:high][:hours])
 
 
 def baselines(data: SeriesDataset, part: str = "test") -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from nbcnn.layers import MSE, Conv2d, Linear, MaxPool2d, ReLU, Residual, Upsample2d
@@ -58,7 +58,7 @@ def s4convd(
 LOSSES = ("log-mse", "rmsle")
 """What `s4convd` can be trained for."""
 
-MODELS = {"autoencoder": autoencoder, "s4convd": s4convd}
+MODELS: dict[str, Callable[..., list[Any]]] = {"autoencoder": autoencoder, "s4convd": s4convd}
 """By the name that `--model` takes."""
 
 

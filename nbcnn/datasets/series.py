@@ -50,7 +50,8 @@ class SeriesDataset:
 
     rows     (R, F) float32: log(1 + reading), then the other features, each less its mean over the training months, by its deviation.
     meters   (R) float32: the readings themselves; NaN where none was taken.
-    starts   first rows of the windows of `train`, `validation` and `test`, shuffled, so that the first ones are a fair sample.
+    starts   first rows of the windows of `train`, `validation` and `test`, shuffled, so that the first ones are a fair sample;
+             `all_starts` are those before `cut`.
     mean, deviation  of log(1 + reading) in the training months: what undoes the first feature.
     """
 
@@ -60,6 +61,7 @@ class SeriesDataset:
     rows: np.ndarray
     meters: np.ndarray
     starts: dict[str, np.ndarray]
+    all_starts: dict[str, np.ndarray]
     mean: float
     deviation: float
     loss: str = "log-mse"
@@ -117,7 +119,7 @@ def assemble(name: str, source: str, meters: np.ndarray, weather: np.ndarray, si
         starts[part] = random.permutation(_whole(present.reshape(count, hours), first, max(first, min(stop, hours))))
         if not len(starts[part]):
             raise DataError(f"{name}: no {WINDOW + 1} hours in a row without a gap in the {part} months. Check the files, or use whole years.")
-    return SeriesDataset(name, source, features, rows, meters.reshape(-1), starts, float(mean[0]), float(deviation[0]) or 1.0)
+    return SeriesDataset(name, source, features, rows, meters.reshape(-1), starts, starts, float(mean[0]), float(deviation[0]) or 1.0)
 
 
 def _whole(present: np.ndarray, first: int, stop: int) -> np.ndarray:
