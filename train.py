@@ -28,7 +28,7 @@ def train(given: SimpleNamespace) -> int:
 
     start = train_run.start(given)
     flags = start.flags
-    row, _ = choose_mode(flags.mode, flags.precision, flags.engine)
+    row, _ = choose_mode(flags.mode, flags.precision, flags.engine, dwconv=flags.dwconv)
     if row.mode == "cpu":
         say(train_flags.on_cpu(flags), always=True)
     data = datasets.load(flags.dataset, data_dir=flags.data_dir, limit=flags.limit, progress=not flags.quiet)
@@ -36,7 +36,8 @@ def train(given: SimpleNamespace) -> int:
     shape, rates = data.train_images.shape[1:], train_run.rates(flags, len(data.train_images))
     layers = models.MODELS[flags.model](channels=shape[0])
     tiles = start.tiles(row.mode, row.precision)
-    kernels = {"mode": flags.mode, "precision": flags.precision, "engine": flags.engine, "fusing": not flags.no_fuse, "strict": flags.strict}
+    kernels = {"mode": flags.mode, "precision": flags.precision, "engine": flags.engine, "dwconv": flags.dwconv}
+    kernels |= {"fusing": not flags.no_fuse, "strict": flags.strict}
     net = Net(layers, shape, seed=flags.seed, init=flags.init, tiles=tiles, **kernels)
     say(describe.compiling(net))
     session = TrainingSession(

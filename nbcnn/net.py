@@ -15,7 +15,7 @@ from nbcnn.cuda import Gpu, GpuUnavailable, Host, gpu_missing
 from nbcnn.fuse import fuse
 from nbcnn.graph import Buf, Plan, Resolution, Step, Tape, drop_dead, lower, named, trace
 from nbcnn.layers import parameters
-from nbcnn.ops import DEFAULT_PRECISION, ENGINES, MODES, Row, only_engine
+from nbcnn.ops import DEFAULT_PRECISION, ENGINES, MODES, Row, only_engine, with_dwconv
 from nbcnn.ops.call import bare_call
 from nbcnn.params import ParameterBuffer
 from nbcnn.program import Program
@@ -41,11 +41,14 @@ TENSOR_CORES = (8, 0)
 """The compute capability from which on mode tensorcore runs."""
 
 
-def choose_mode(mode: str, precision: str | None, engine: str = "auto", capability: tuple[int, int] | None = None) -> tuple[Row, str]:
+def choose_mode(
+    mode: str, precision: str | None, engine: str = "auto", capability: tuple[int, int] | None = None, dwconv: str = "auto"
+) -> tuple[Row, str]:
     """The row for `mode` and `precision`, and why. `auto` takes the fastest that this machine has.
 
     On a GPU without usable tensor cores, tensorcore becomes im2col, the next best row, and the reason says so.
-    `engine` (auto, wgmma, mma) chooses among tensorcore's kernels. `capability` None asks the GPU.
+    `engine` (auto, wgmma, mma) chooses among tensorcore's kernels, `dwconv` (auto or one of `ops.DWCONV`) the depthwise
+    convolutions of a GPU mode. `capability` None asks the GPU.
     Raises UsageError for what does not exist or does not go together, GpuUnavailable if the row needs a GPU and there is none.
     """
     known = sorted({name for name, _ in MODES})
@@ -74,6 +77,10 @@ def choose_mode(mode: str, precision: str | None, engine: str = "auto", capabili
         if capability < ENGINES[engine]:
             raise UsageError(f"--engine {engine} needs compute capability {'.'.join(map(str, ENGINES[engine]))}, this GPU has less")
         row = only_engine(row, engine)
+    if dwconv != "auto":
+        if row.place != "gpu":
+            raise UsageError(f"--dwconv {dwconv} chooses among kernels for a GPU, this is mode {mode}")
+        row = with_dwconv(row, dwconv)
     return row, why
 
 
@@ -135,7 +142,8 @@ class Net:
     layers       `nbcnn.layers`, the loss last (an encoder cut off an autoencoder has none and can only predict).
     input_shape  (C, H, W) or (F,).
     mode         auto, cpu, naive, tiled, im2col, tensorcore; `precision` None takes the mode's own.
-    engine       auto, wgmma, mma: which of tensorcore's kernels. fusing: put fused layers in, where the mode has them.
+    engine       auto, wgmma, mma: which of tensorcore's kernels.
+    dwconv       auto, or the variant of depthwise convolution (`ops.DWCONV`). fusing: put fused layers in, where the mode has them.
     seed, init   first weights: see `ParameterLayout.initial`.
     strict       refuse a net of which a step does not run in the asked mode.
     tiles        tiles of an earlier run (`TrainingSession.tiles`), so that a resumed run repeats its bits.
@@ -151,6 +159,7 @@ class Net:
         mode: str = "auto",
         precision: str | None = None,
         engine: str = "auto",
+        dwconv: str = "auto",
         fusing: bool = True,
         seed: int = 0,
         init: str = "torch",
@@ -159,7 +168,7 @@ class Net:
     ) -> None:
         self.layers, self.input_shape, self.strict = list(layers), tuple(input_shape), strict
         self.fusing = fusing
-        self.row, self.why = choose_mode(mode, precision, engine)
+        self.row, self.why = choose_mode(mode, precision, engine, dwconv=dwconv)
         self.mode, self.precision = self.row.mode, self.row.precision
         if strict and mode not in ("auto", self.mode):
             raise UsageError(f"--strict: mode {mode} became {self.mode}, {self.why}")

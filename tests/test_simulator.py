@@ -23,6 +23,7 @@ FILES = (
     "test_conv_thin_fused.py",
     "test_conv_winograd.py",
     "test_dwconv1d.py",
+    "test_dwconv1d_layer.py",
     "test_elementwise.py",
     "test_gather.py",
     "test_gemm.py",

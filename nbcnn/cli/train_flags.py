@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from nbcnn.cli.errors import UsageError
-from nbcnn.cli.flags import MODES, PRECISIONS, Parser, count, flag, one_of, real
+from nbcnn.cli.flags import DWCONV, MODES, PRECISIONS, Parser, count, flag, one_of, real
 
 EXAMPLES = (
     "python train.py                                             the fastest mode here; CIFAR-10 if it can be had",
@@ -61,6 +61,7 @@ OTHERS: dict[str, Any] = {
     "mode": "auto",
     "precision": None,
     "engine": "auto",
+    "dwconv": "auto",
     "no_fuse": False,
     "tune": False,
     "strict": False,
@@ -74,7 +75,22 @@ OTHERS: dict[str, Any] = {
 }
 
 FREE_ON_RESUME = frozenset(
-    {"data_dir", "mode", "precision", "engine", "no_fuse", "tune", "strict", "log_every", "save_every", "json", "quiet", "explain", "resume"}
+    {
+        "data_dir",
+        "mode",
+        "precision",
+        "engine",
+        "dwconv",
+        "no_fuse",
+        "tune",
+        "strict",
+        "log_every",
+        "save_every",
+        "json",
+        "quiet",
+        "explain",
+        "resume",
+    }
 )
 """Flags that a resumed run may set anew: they do not change what is computed (another mode changes only its rounding)."""
 
@@ -115,6 +131,7 @@ def parser() -> Parser:
     flag(group, "--mode", one_of("auto", *MODES), "how layers are computed; auto: the fastest that this machine has", "auto")
     flag(group, "--precision", one_of(*PRECISIONS), "what multiplications round to", "bf16 for tensorcore, else fp32")
     flag(group, "--engine", one_of("auto", "wgmma", "mma"), "tensorcore's kernels: wgmma (Hopper) or mma (Ampere and later)", "auto")
+    flag(group, "--dwconv", one_of("auto", *DWCONV), "kernels of depthwise convolutions of series", "auto: the mode's own")
     flag(group, "--no-fuse", bool, "run every layer by itself", "off")
     flag(group, "--tune", bool, "choose tiles by measuring; kept for the next run, which may differ in its last bits from an untuned one", "off")
     flag(group, "--strict", bool, "refuse if any step would run in another mode", "off")
@@ -175,6 +192,10 @@ def from_run(given: SimpleNamespace, saved: Mapping[str, Any], run: Path) -> Sim
             )
     values = {**OTHERS, **saved, "explain": False, "json": False, "quiet": False}
     if "mode" in chosen:
-        values |= {"precision": OTHERS["precision"], "engine": OTHERS["engine"]}  # they belonged to the mode that the run had
+        values |= {
+            "precision": OTHERS["precision"],
+            "engine": OTHERS["engine"],
+            "dwconv": OTHERS["dwconv"],
+        }  # they belonged to the mode that the run had
     values.update({name: value for name, value in chosen.items() if name in FREE_ON_RESUME})
     return SimpleNamespace(**values, given=sorted(chosen))

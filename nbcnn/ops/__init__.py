@@ -77,7 +77,7 @@ from nbcnn.ops import (
 from nbcnn.ops.call import Impl, host
 from nbcnn.ops.conv import composed, im2col, im2col_fused, mma, naive, nine_products, reference, thin, thin_fused, thin_mma, tiled, wgmma, winograd
 from nbcnn.ops.conv.few_pixels import for_few_pixels
-from nbcnn.ops.dwconv1d import naive as dw_naive
+from nbcnn.ops.dwconv1d import VARIANTS as DWCONV
 from nbcnn.ops.dwconv1d import reference as dwconv1d
 
 Ops = dict[str, Impl]
@@ -154,7 +154,7 @@ CPU: Ops = reference.HOST | {
 }
 """NumPy: the reference of every kernel."""
 
-COMMON: Ops = dw_naive.OPS | {
+COMMON: Ops = {
     "relu_fprop": Impl(relu.bind_fprop),
     "relu_dgrad": Impl(relu.bind_dgrad),
     "leaky_relu_fprop": Impl(leaky_relu.bind_fprop),
@@ -190,7 +190,7 @@ COMMON: Ops = dw_naive.OPS | {
 _IM2COL = (
     ("im2col", thin.OPS | thin_fused.FUSED),
     ("im2col", winograd.OPS | winograd.FUSED | nine_products.FUSED),
-    ("im2col", im2col.OPS | im2col_fused.FUSED | COMMON),
+    ("im2col", im2col.OPS | im2col_fused.FUSED | COMMON | DWCONV["warp"]),
 )
 """Few channels, then forms that multiply less where the batch is large enough to pay for their sums, then every shape."""
 
@@ -210,7 +210,8 @@ def _tensorcore(precision: str) -> Row:
     # In fp32 three channels are the CUDA cores' business: 27 products a pixel are too few to pay for splitting operands.
     thin_parts = [("im2col", thin.OPS | thin_fused.FUSED)] if precision == "fp32" else [("thin", part) for part in thin_mma.parts(precision)]
     first = for_few_pixels(general) | {op: general[op] for op in MMA_FIRST.get(precision, ())}
-    parts = (*thin_parts, ("mma", first), ("wgmma", wgmma.ops(precision)), ("mma", general), ("common", COMMON | {"unpool": unpool.IMPL}))
+    common = COMMON | DWCONV["warp"] | {"unpool": unpool.IMPL}
+    parts = (*thin_parts, ("mma", first), ("wgmma", wgmma.ops(precision)), ("mma", general), ("common", common))
     return Row("tensorcore", precision, "gpu", "NHWC", parts, own=("thin", "wgmma", "mma", "common"))
 
 
@@ -218,8 +219,8 @@ MODES: Mapping[tuple[str, str], Row] = {
     (row.mode, row.precision): row
     for row in (
         Row("cpu", "fp32", "host", "NCHW", (("cpu", CPU),)),
-        Row("naive", "fp32", "gpu", "NCHW", (("naive", naive.OPS | COMMON),)),
-        Row("tiled", "fp32", "gpu", "NCHW", (("tiled", tiled.OPS | COMMON), ("naive", naive.OPS))),
+        Row("naive", "fp32", "gpu", "NCHW", (("naive", naive.OPS | COMMON | DWCONV["naive"]),)),
+        Row("tiled", "fp32", "gpu", "NCHW", (("tiled", tiled.OPS | COMMON | DWCONV["shared"]), ("naive", naive.OPS | DWCONV["naive"]))),
         Row("im2col", "fp32", "gpu", "NHWC", _IM2COL),
         *(_tensorcore(precision) for precision in ("bf16", "tf32", "fp32")),
     )
@@ -238,3 +239,8 @@ def only_engine(row: Row, engine: str) -> Row:
         parts = (*(part for part in row.parts[:at] if part[0] != "mma"), *row.parts[at:])
         return replace(row, parts=parts, own=tuple(part for part in row.own if part != "mma"))
     return replace(row, parts=tuple(part for part in row.parts if part[0] != "wgmma"))
+
+
+def with_dwconv(row: Row, variant: str) -> Row:
+    """`row` with the depthwise convolutions of `variant` first; what it does not support runs as in `row`, and is reported."""
+    return replace(row, parts=((variant, DWCONV[variant]), *row.parts), own=(*row.own, variant))
