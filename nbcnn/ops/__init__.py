@@ -43,6 +43,7 @@ Fused ops (see conv/fused.py for what each replaces; images NHWC only):
     upconv_mse_fprop      x, w, b, target (N,K,2H,2W) -> loss () float64, dy (N,K,2H,2W)
     upconv_dgrad          dy (N,K,2H,2W), w -> dx (N,C,H,W)                                   upconv_dgrad_relu  dy, w, x -> dx
     upconv_wgrad          x, dy -> dw, db
+    dwconv1d_bwd          dy (N,C,L), x (N,C,L), w (C,T)[, d (C)] -> dx, dw[, dd]             padding
 
 GPU rows keep images in one layout throughout; `convert` stands only at the two doors of a net.
 """
@@ -190,7 +191,7 @@ COMMON: Ops = {
 _IM2COL = (
     ("im2col", thin.OPS | thin_fused.FUSED),
     ("im2col", winograd.OPS | winograd.FUSED | nine_products.FUSED),
-    ("im2col", im2col.OPS | im2col_fused.FUSED | COMMON | DWCONV["warp"]),
+    ("im2col", im2col.OPS | im2col_fused.FUSED | COMMON | DWCONV["best"]),
 )
 """Few channels, then forms that multiply less where the batch is large enough to pay for their sums, then every shape."""
 
@@ -210,7 +211,7 @@ def _tensorcore(precision: str) -> Row:
     # In fp32 three channels are the CUDA cores' business: 27 products a pixel are too few to pay for splitting operands.
     thin_parts = [("im2col", thin.OPS | thin_fused.FUSED)] if precision == "fp32" else [("thin", part) for part in thin_mma.parts(precision)]
     first = for_few_pixels(general) | {op: general[op] for op in MMA_FIRST.get(precision, ())}
-    common = COMMON | DWCONV["warp"] | {"unpool": unpool.IMPL}
+    common = COMMON | DWCONV["best"] | {"unpool": unpool.IMPL}
     parts = (*thin_parts, ("mma", first), ("wgmma", wgmma.ops(precision)), ("mma", general), ("common", common))
     return Row("tensorcore", precision, "gpu", "NHWC", parts, own=("thin", "wgmma", "mma", "common"))
 
@@ -242,5 +243,9 @@ def only_engine(row: Row, engine: str) -> Row:
 
 
 def with_dwconv(row: Row, variant: str) -> Row:
-    """`row` with the depthwise convolutions of `variant` first; what it does not support runs as in `row`, and is reported."""
-    return replace(row, parts=((variant, DWCONV[variant]), *row.parts), own=(*row.own, variant))
+    """`row` with the depthwise convolutions of `variant` first; what it does not support runs as in `row`, and is reported.
+
+    The fused backward belongs to "best": under another variant the row does without, so that its own kernels run.
+    """
+    kept = [(part, {op: impl for op, impl in ops.items() if op != "dwconv1d_bwd"}) for part, ops in row.parts]
+    return replace(row, parts=((variant, DWCONV[variant]), *kept), own=(*row.own, variant))
