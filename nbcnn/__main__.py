@@ -16,6 +16,7 @@ COMMANDS = {
     "gradcheck": "check every op of every mode against its float64 reference",
     "ladder": "climb from the NumPy path to the fastest kernels: table, chart, JSON",
     "bench": "time training steps and convolutions beside PyTorch and cuDNN",
+    "study": "what limits the variants of an op: bytes, intensity, ceilings",
 }
 """What there is; each is the module nbcnn.cli.COMMAND with `main(argv) -> exit code`."""
 

@@ -40,10 +40,11 @@ def step_flops(step: Step) -> int:
 
 def dwconv1d_flops(step: Step) -> int:
     """A product and a sum for every tap that meets the series, and of every pass that the step computes."""
-    (n, c, length), taps = step.ins[0].shape, (step.outs[0] if step.op.endswith("wgrad") else step.ins[1]).shape[1]
+    (n, c, length), both = step.ins[0].shape, step.op == "dwconv1d_bwd"
+    taps = (step.outs[0] if step.op.endswith("wgrad") else step.ins[2 if both else 1]).shape[1]
     right = 0 if step.attrs["padding"] == "causal" else taps - 1 - taps // 2
     met = sum(max(0, length - abs(j)) for j in range(right - taps + 1, right + 1))
-    return 2 * n * c * met
+    return (4 if both else 2) * n * c * met
 
 
 def fewest_flops(step: Step) -> int:

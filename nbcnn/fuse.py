@@ -10,6 +10,7 @@ not fit (an odd image cannot be pooled in a convolution's epilogue).
     Upsample2d, Conv2d, MSE      UpConvMSE       neither the doubled image nor the network's output is ever stored
     Upsample2d, Conv2d, ReLU     UpConvReLU
     Upsample2d, Conv2d           UpConv
+    DepthwiseConv1d              DepthwiseTogether   both gradients from one load of x and dy
 
 Backward, a fused layer multiplies its input's gradient by the ReLU mask of whoever made that input (`Buf.after_relu`): the
 gradient arrives there masked, and the pass that plain layers need for it vanishes.
@@ -22,10 +23,14 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from nbcnn.graph import Buf, Named, ShapeError, Tape, trace
-from nbcnn.layers import MSE, Built, Conv2d, MaxPool2d, Param, ReLU, Upsample2d
+from nbcnn.layers import MSE, Built, Conv2d, DepthwiseConv1d, MaxPool2d, Param, ReLU, Upsample2d
 
 FEW_TAPS = 31
 """C·R·S up to which a pooled layer's wgrad reads the pooled gradient itself; beyond, unpooling it once serves wgrad and dgrad."""
+
+
+FUSED_TAPS = 96
+"""Taps up to which a depthwise convolution has a fused backward (`nbcnn.ops.dwconv1d.best_backward`)."""
 
 
 @dataclass(frozen=True)
@@ -174,6 +179,30 @@ class UpConvMSE(_Fused):
         return value, _dgrad(tape, "upconv_dgrad", dy, w, x, self.scope)
 
 
+@dataclass(frozen=True)
+class DepthwiseTogether:
+    """DepthwiseConv1d whose two gradients are one op."""
+
+    parts: tuple[Named, ...]
+    kind: ClassVar[str] = "dwconv"
+    ops: ClassVar[tuple[str, ...]] = ("dwconv1d_bwd",)
+
+    @property
+    def scope(self) -> str:
+        return self.parts[0][0]
+
+    def params(self) -> dict[str, Param]:
+        return self.parts[0][1].params()
+
+    def build(self, tape: Tape, x: Buf, scope: str) -> Built:
+        return self.parts[0][1].build(tape, x, scope, together=True)
+
+
+def _few_taps(parts: Sequence[Any]) -> bool:
+    """A filter whose gradient fits into the registers of one kernel."""
+    return parts[0].taps <= FUSED_TAPS
+
+
 def _plain(parts: Sequence[Any]) -> bool:
     """A convolution with a bias, pooled 2×2 if it is pooled."""
     conv, *_, last = parts
@@ -201,6 +230,7 @@ RULES = (
     Rule((Upsample2d, Conv2d, ReLU), UpConvReLU, _folds),
     Rule((Upsample2d, Conv2d), UpConv, _folds),
     Rule((Conv2d, ReLU), ConvReLU, _plain),
+    Rule((DepthwiseConv1d,), DepthwiseTogether, _few_taps),
 )
 """Tried in this order at every place of the list."""
 

@@ -147,26 +147,31 @@ class DepthwiseConv1d:
         made = {"weight": Param((self.channels, self.taps), self.taps)}
         return made | {"skip": Param((self.channels,), self.taps, decay=False)} if self.skip else made
 
-    def build(self, tape: Tape, x: Buf, scope: str) -> Built:
+    def build(self, tape: Tape, x: Buf, scope: str, together: bool = False) -> Built:
         if len(x.shape) != 3 or x.shape[1] != self.channels:
             raise ShapeError(f"{scope} takes series (N, {self.channels}, L), got {x.shape}")
         params = [tape.param(scope, name, param.shape) for name, param in self.params().items()]
-        y, backward = depthwise(tape, x, params, scope, self.padding)
+        y, backward = depthwise(tape, x, params, scope, self.padding, together)
         return y, lambda dy: backward(dy, [tape.grad(param) for param in params])
 
 
-def depthwise(tape: Tape, x: Buf, filters: Sequence[Buf], scope: str, padding: str) -> tuple[Buf, Callable[[Buf, Sequence[Buf]], Buf]]:
+def depthwise(
+    tape: Tape, x: Buf, filters: Sequence[Buf], scope: str, padding: str, together: bool = False
+) -> tuple[Buf, Callable[[Buf, Sequence[Buf]], Buf]]:
     """Record y of series x by `filters`, w (C, T) and perhaps d (C): parameters, or what another step has made.
 
     Returns y and the backward: (dy, where the filters' gradients go) → dx. A filter that a step makes has to be a view of a
-    Buf of one axis, since rows of lower precision round what has two.
+    Buf of one axis, since rows of lower precision round what has two. `together` records both gradients as one op.
     """
     y = tape.temp(f"{scope}.y", x.shape)
     tape.emit("dwconv1d_fprop", [x, *filters], [y], scope, padding=padding)
 
     def backward(dy: Buf, gradients: Sequence[Buf]) -> Buf:
-        tape.emit("dwconv1d_wgrad", [x, dy], list(gradients), scope, padding=padding)
         dx = tape.temp(f"{scope}.dx", x.shape)
+        if together:
+            tape.emit("dwconv1d_bwd", [dy, x, *filters], [dx, *gradients], scope, padding=padding)
+            return dx
+        tape.emit("dwconv1d_wgrad", [x, dy], list(gradients), scope, padding=padding)
         tape.emit("dwconv1d_dgrad", [dy, *filters], [dx], scope, padding=padding)
         return dx
 

@@ -9,7 +9,8 @@ from nbcnn import cuda
 from nbcnn.bounds import STORE, parity_bound
 from nbcnn.cli import flags, train_flags
 from nbcnn.explain import conv_shape, step_flops
-from nbcnn.graph import ShapeError
+from nbcnn.fuse import DepthwiseTogether, fuse
+from nbcnn.graph import ShapeError, named
 from nbcnn.layers import MSE, DepthwiseConv1d, Residual, Swish
 from nbcnn.net import Net, UsageError, choose_mode
 from nbcnn.ops import DWCONV, MODES, with_dwconv
@@ -54,6 +55,15 @@ def test_numpy_gradients_by_differences(rng):
             other.params.load_dict(moved)
             losses.append(other.gradients(x)[0])
         assert found[name][at] == pytest.approx((losses[0] - losses[1]) / (2 * step), rel=2e-2, abs=2e-5)
+
+
+def test_both_gradients_are_one_op_where_the_row_has_it():
+    layers = named([DepthwiseConv1d(3, 96), DepthwiseConv1d(3, 97)])
+    ops = MODES["im2col", "fp32"].ops
+    assert [type(layer) for _, layer in fuse(layers, ops)] == [DepthwiseTogether, DepthwiseConv1d]
+    assert fuse(layers, MODES["naive", "fp32"].ops) == layers
+    assert fuse(layers, with_dwconv(MODES["im2col", "fp32"], "warp").ops) == layers
+    assert "dwconv1d_bwd" in with_dwconv(MODES["naive", "fp32"], "best").ops
 
 
 def test_an_overlay_comes_first_and_counts_as_the_mode():

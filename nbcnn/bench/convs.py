@@ -146,7 +146,7 @@ def _grown(small: Case, batch: int) -> tuple[list[np.ndarray], list[Any]]:
     """Operands and outputs of `small` at the full batch."""
 
     def grown(side: str, position: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-        return (batch, *shape[1:]) if len(shape) == 4 and not is_filter(small.op, side, position) else shape
+        return (batch, *shape[1:]) if len(shape) >= 3 and not is_filter(small.op, side, position) else shape
 
     ins = [_operand(grown("in", i, array.shape), array.dtype, i) for i, array in enumerate(small.ins)]
     return ins, [(grown("out", i, out[0]), out[1]) for i, out in enumerate(small.outs) if not isinstance(out, int)]

@@ -54,6 +54,7 @@ Fused ops (see conv/fused.py for what each replaces; images NHWC only):
     upconv_mse_fprop      x, w, b, target (N,K,2H,2W) -> loss () float64, dy (N,K,2H,2W)
     upconv_dgrad          dy (N,K,2H,2W), w -> dx (N,C,H,W)                                   upconv_dgrad_relu  dy, w, x -> dx
     upconv_wgrad          x, dy -> dw, db
+    dwconv1d_bwd          dy (N,C,L), x (N,C,L), w (C,T)[, d (C)] -> dx, dw[, dd]             padding
 
 GPU rows keep images in one layout throughout; `convert` stands only at the two doors of a net.
 """
@@ -234,7 +235,7 @@ COMMON: Ops = {
 _IM2COL = (
     ("im2col", thin.OPS | thin_fused.FUSED),
     ("im2col", winograd.OPS | winograd.FUSED | nine_products.FUSED),
-    ("im2col", im2col.OPS | im2col_fused.FUSED | COMMON | DWCONV["warp"] | pwconv1d.turned(im2col.OPS)),
+    ("im2col", im2col.OPS | im2col_fused.FUSED | COMMON | DWCONV["best"] | pwconv1d.turned(im2col.OPS)),
 )
 """Few channels, then forms that multiply less where the batch is large enough to pay for their sums, then every shape."""
 
@@ -256,7 +257,7 @@ def _tensorcore(precision: str) -> Row:
     # In fp32 three channels are the CUDA cores' business: 27 products a pixel are too few to pay for splitting operands.
     thin_parts = [("im2col", thin.OPS | thin_fused.FUSED)] if precision == "fp32" else [("thin", part) for part in thin_mma.parts(precision)]
     first = for_few_pixels(general) | {op: general[op] for op in MMA_FIRST.get(precision, ())}
-    common = COMMON | DWCONV["warp"] | {"unpool": unpool.IMPL}
+    common = COMMON | DWCONV["best"] | {"unpool": unpool.IMPL}
     hopper = wgmma.ops(precision)
     hopper, general = hopper | pwconv1d.turned(hopper), general | pwconv1d.turned(general)
     parts = (*thin_parts, ("mma", first), ("wgmma", hopper), ("mma", general), ("common", common))
@@ -290,5 +291,9 @@ def only_engine(row: Row, engine: str) -> Row:
 
 
 def with_dwconv(row: Row, variant: str) -> Row:
-    """`row` with the depthwise convolutions of `variant` first; what it does not support runs as in `row`, and is reported."""
-    return replace(row, parts=((variant, DWCONV[variant]), *row.parts), own=(*row.own, variant))
+    """`row` with the depthwise convolutions of `variant` first; what it does not support runs as in `row`, and is reported.
+
+    The fused backward belongs to "best": under another variant the row does without, so that its own kernels run.
+    """
+    kept = [(part, {op: impl for op, impl in ops.items() if op != "dwconv1d_bwd"}) for part, ops in row.parts]
+    return replace(row, parts=((variant, DWCONV[variant]), *kept), own=(*row.own, variant))

@@ -139,6 +139,16 @@ def series_layer_cases() -> Iterator[Case]:
         yield Case("last_dgrad", label, (dy[:, :, 0].copy(),), (one,))
 
 
+def series_backward_cases(n: int, c: int, length: int, taps: int) -> Iterator[Case]:
+    """Both gradients of a depthwise convolution of series in one op."""
+    x, w, d, dy = _normal(31, n, c, length), _normal(32, c, taps), _normal(33, c), _normal(34, n, c, length)
+    dx, dw, dd = ((n, c, length), "float32"), ((c, taps), "float32"), ((c,), "float32")
+    for padding in ("causal", "same"):
+        attrs, label, terms = {"padding": padding}, f"{n}×{c}×{length} {taps} taps {padding}", max(n * length, taps + 1)
+        yield Case("dwconv1d_bwd", label, (dy, x, w), (dx, dw), attrs, terms)
+        yield Case("dwconv1d_bwd", label + " skip", (dy, x, w, d), (dx, dw, dd), attrs, terms)
+
+
 def activation_cases() -> Iterator[Case]:
     for shape in _IMAGES:
         x, dy = _normal(5, *shape), _normal(6, *shape)

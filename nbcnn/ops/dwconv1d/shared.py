@@ -60,7 +60,7 @@ def images_kernel(GROUPS: int, flipped: bool, skip: bool, source_kind: str, out_
         n = i4(chunk * i4(ROWS) + r)
         row = i4((n * C + c) * L)
         at = i4(T4 + r * pitch)
-        stage_filter(shared, i4(0), w, d, c, T, T4, left, tid)
+        stage_filter(shared, i4(0), w, d, c, T, i4(0), T4, left, tid)
         stage_row(shared, at, source, row, i4(start - left), L if n < N else i4(0), i4(i4(TILE) + T4), lane)
         cuda.syncthreads()
         acc = cuda.local.array(GROUPS, f4)

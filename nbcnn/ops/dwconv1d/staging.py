@@ -27,22 +27,23 @@ def row_loads(length: int, starts: Iterable[int], shift: int, width: int) -> int
 
 @functools.cache
 def fill_filter(flipped: bool, skip: bool, threads: int) -> Any:
-    """A device function that stages channel c's taps in the order of `series.py`, d added to tap `left`, zeros up to T4.
+    """A device function that stages channel c's taps first .. first+count−1 in the order of `series.py`, d added to tap `left`.
 
-    stage(shared, at, w, d, c, T, T4, left, tid), called by `threads` threads.
+    stage(shared, at, w, d, c, T, first, count, left, tid), called by `threads` threads; zeros beyond the last tap.
     """
 
     @jit(device=True)
-    def stage(shared, at, w, d, c, T, T4, left, tid):
-        i = tid
-        while i < T4:
+    def stage(shared, at, w, d, c, T, first, count, left, tid):
+        place = tid
+        while place < count:
+            i = i4(first + place)
             tap = f4(0)
             if i < T:
                 tap = w[u4(c * T + ((T - i4(1) - i) if flipped else i))]
                 if skip and i == left:
                     tap += d[u4(c)]
-            shared[u4(at + i)] = tap
-            i = i4(i + i4(threads))
+            shared[u4(at + place)] = tap
+            place = i4(place + i4(threads))
 
     return stage
 

@@ -88,7 +88,7 @@ def images_kernel(vector: bool, flipped: bool, skip: bool, source_kind: str, out
         taps = i4(warp * (T4 + pitch + pitch))
         at = i4(taps + T4 + half * pitch)
         if pair < pairs:
-            stage_filter(shared, taps, w, d, c, T, T4, left, i4(tid & i4(WARP - 1)))
+            stage_filter(shared, taps, w, d, c, T, i4(0), T4, left, i4(tid & i4(WARP - 1)))
         acc = cuda.local.array(OWN, f4)
         start = i4(0)
         while start < L:
