@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from nbcnn.graph import Backward, Buf, ShapeError, Tape, named, trace
+from nbcnn.graph import Backward, Buf, Named, ShapeError, Tape, named, trace
 from nbcnn.shapes import ConvShape, numel, window_extent
 
 Built = tuple[Buf, Backward]
@@ -20,10 +20,8 @@ Built = tuple[Buf, Backward]
 
 @dataclass(frozen=True)
 class Param:
-    """A parameter's shape; `fan_in` sets the scale of its first values; `decay` says whether weight decay applies.
-
-    first  makes other first values, whatever initialisation a run asks for: a NumPy generator and the shape -> array.
-    """
+    """A parameter's shape; `fan_in` sets the scale of its first values, unless `first` makes them (a NumPy generator, the shape ->
+    array); `decay` says whether weight decay applies."""
 
     shape: tuple[int, ...]
     fan_in: int
@@ -339,18 +337,23 @@ class Residual:
         return parameters(self.body)
 
     def build(self, tape: Tape, x: Buf, scope: str) -> Built:
-        inner, inner_backward = trace(tape, named(self.body, f"{scope}."), x)
-        if inner.shape != x.shape:
-            raise ShapeError(f"{scope}: the body turns {x.shape} into {inner.shape}, which cannot be added to its input")
-        y = tape.temp(f"{scope}.y", x.shape)
-        tape.emit("add", [inner, x], [y], scope)
+        return add_input(tape, named(self.body, f"{scope}."), x, scope)
 
-        def backward(dy: Buf) -> Buf:
-            dx = tape.temp(f"{scope}.dx", x.shape)
-            tape.emit("add", [inner_backward(dy), dy], [dx], scope)
-            return dx
 
-        return y, backward
+def add_input(tape: Tape, body: Sequence[Named], x: Buf, scope: str) -> Built:
+    """Record y = body(x) + x."""
+    inner, inner_backward = trace(tape, body, x)
+    if inner.shape != x.shape:
+        raise ShapeError(f"{scope}: the body turns {x.shape} into {inner.shape}, which cannot be added to its input")
+    y = tape.temp(f"{scope}.y", x.shape)
+    tape.emit("add", [inner, x], [y], scope)
+
+    def backward(dy: Buf) -> Buf:
+        dx = tape.temp(f"{scope}.dx", x.shape)
+        tape.emit("add", [inner_backward(dy), dy], [dx], scope)
+        return dx
+
+    return y, backward
 
 
 @dataclass(frozen=True)
@@ -363,9 +366,8 @@ class MSE(_NoParams):
     def build(self, tape: Tape, y: Buf, target: Buf, scope: str) -> tuple[Buf, Buf]:
         if y.shape != target.shape:
             raise ShapeError(f"{scope}: the network makes {y.shape}, the target is {target.shape}")
-        value = tape.temp(f"{scope}.loss", (), "float64")
+        value, dy = tape.temp(f"{scope}.loss", (), "float64"), tape.temp(f"{scope}.dy", y.shape)
         tape.emit("mse_fprop", [y, target], [value], scope)
-        dy = tape.temp(f"{scope}.dy", y.shape)
         tape.emit("mse_dgrad", [y, target], [dy], scope)
         return value, dy
 

@@ -87,13 +87,13 @@ class StateSpaceConv1d:
             "skip": made((self.channels,), normal),
         }
 
-    def build(self, tape: Tape, x: Buf, scope: str) -> Built:
+    def build(self, tape: Tape, x: Buf, scope: str, together: bool = False) -> Built:
         _series(x, scope, self.channels)
         *states, skip = (tape.param(scope, name, param.shape) for name, param in self.params().items())
         # Of one axis: rows of lower precision round what has two, and a filter is a weight.
         filters = tape.temp(f"{scope}.filter", (self.channels * self.taps,)).reshaped((self.channels, self.taps))
         tape.emit("s4kernel_fprop", states, [filters], scope)
-        y, convolution_backward = depthwise(tape, x, [filters, skip], scope, "causal")
+        y, convolution_backward = depthwise(tape, x, [filters, skip], scope, "causal", together)
 
         def backward(dy: Buf) -> Buf:
             gradient = tape.temp(f"{scope}.dfilter", (self.channels * self.taps,)).reshaped(filters.shape)

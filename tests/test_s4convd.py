@@ -7,7 +7,8 @@ import pytest
 
 from nbcnn import cuda
 from nbcnn.bounds import STORE, parity_bound
-from nbcnn.graph import ShapeError
+from nbcnn.fuse import fuse
+from nbcnn.graph import Buf, ShapeError, Tape, named, trace
 from nbcnn.models import LOSSES, s4convd
 from nbcnn.net import Net, UsageError
 from nbcnn.ops import MODES
@@ -87,6 +88,23 @@ def test_every_mode_lands_where_numpy_does(row, loss, place, rng):
     for name, gradient in wanted.items():
         assert np.linalg.norm(got[name] - gradient) <= limit * np.linalg.norm(gradient), name
     np.testing.assert_allclose(nets[1].predict(x), nets[0].predict(x), rtol=limit, atol=limit)
+
+
+def test_a_residual_is_fused_inside():
+    layers = named(small())
+    ops = [step.op for step in _recorded(fuse(layers, MODES["im2col", "fp32"].ops))]
+    assert ops.count("dwconv1d_bwd") == 2
+    assert not {"dwconv1d_wgrad", "dwconv1d_dgrad"} & set(ops)
+    plain = [step.op for step in _recorded(fuse(layers, ()))]
+    assert [op for op in plain if not op.startswith("dwconv1d")] == [op for op in ops if not op.startswith("dwconv1d")]
+    assert fuse(layers, ()) == layers
+
+
+def _recorded(layers):
+    tape = Tape(training=True)
+    y, backward = trace(tape, layers[:-1], Buf("x", (2, *SHAPE), home="io"))
+    backward(layers[-1][1].build(tape, y, Buf("targets", (2,), home="io"), "loss")[1])
+    return tape.steps
 
 
 def test_what_does_not_fit_is_refused():

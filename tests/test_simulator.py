@@ -37,6 +37,7 @@ FILES = (
     "test_series_ops.py",
     "test_stored.py",
     "test_svm.py",
+    "test_train_energy.py",
     "test_unpool_pack.py",
 )
 

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from scripts import exits, message, train
 
-from nbcnn import checkpoint
+from nbcnn import checkpoint, models
 from nbcnn.cli import train_flags
 from nbcnn.datasets import energy
+from nbcnn.datasets.series import Windows
 from nbcnn.layers import Linear
 from nbcnn.net import Net
 from nbcnn.optim import Adam, learning_rates
@@ -75,6 +76,26 @@ def test_a_state_taken_in_the_middle_goes_on_bit_for_bit():
     for name, tensor in first.state().items():
         np.testing.assert_array_equal(third.state()[name], tensor)
     assert first.evaluate() == third.evaluate()
+
+
+@pytest.mark.parametrize("mode", ["naive", "im2col"])
+def test_training_steps_of_a_gpu_land_where_numpy_does(mode, place):
+    windows = energy.load(Path("nowhere")).cut(3).windows("train")
+    rows = windows.rows[: windows.starts[0] + 60]
+    windows = Windows(rows, np.ascontiguousarray(rows[:, 0]), windows.starts[:1] - np.arange(3, dtype=np.int32), length=6)
+    states = []
+    for each in ("cpu", mode):
+        net = Net(models.s4convd(wide=4, blocks=1, taps=6, states=2), (4, 6), mode=each)
+        session = TrainingSession(net, windows, optimizer=Adam(), learning_rates=learning_rates("constant", 0.01, 2), batch=2, test_images=windows)
+        session.step()
+        session.step()
+        states.append((session.state(), session.evaluate()))
+    (want, want_loss), (got, got_loss) = states
+    assert got_loss == pytest.approx(want_loss, rel=1e-4)
+    for name, tensor in want.items():
+        if name.startswith("param."):
+            # Adam's first steps are lr·sign(g) where |g| ≫ ε: rounding shows as a part of the step of 0.01.
+            np.testing.assert_allclose(got[name], tensor, atol=2e-4, err_msg=name)
 
 
 def test_model_and_data_imply_each_other():
