@@ -14,6 +14,7 @@ STARTED = time.perf_counter()
 
 def train(given: SimpleNamespace) -> int:
     """Run the training that the flags describe; returns the exit code."""
+    from nbcnn import ranges
     from nbcnn.autotune import tune
     from nbcnn.callbacks import Progress
     from nbcnn.cli import describe, train_data, train_run
@@ -49,6 +50,10 @@ def train(given: SimpleNamespace) -> int:
         say=say,
         tune=tune if flags.tune else None,
     )
+    if flags.nvtx:
+        session.mark = ranges.nvtx() or ranges.nothing
+        if session.mark is ranges.nothing:
+            say(ranges.MISSING)
     if flags.explain:
         print(describe.explanation(session))
         return 0
@@ -73,6 +78,7 @@ def train(given: SimpleNamespace) -> int:
     ready = time.perf_counter() - STARTED
     say(describe.header(flags, data, session, run, ready))
     result = trainer.fit()
+    train_run.record_memory(run, net)
     print(describe.summary(result, data, session, run, ready, flags.json, pictures))
     return result.exit_code
 

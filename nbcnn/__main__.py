@@ -15,8 +15,12 @@ COMMANDS = {
     "classify": "train and judge a support vector machine on extracted features",
     "gradcheck": "check every op of every mode against its float64 reference",
     "ladder": "climb from the NumPy path to the fastest kernels: table, chart, JSON",
-    "bench": "time training steps and convolutions beside PyTorch and cuDNN",
+    "roofline": "every step of the training plan under the ceilings of this GPU, as table, chart and JSON",
+    "kernels": "what the compiler makes of every kernel, for any architecture and without a GPU",
+    "bench": "time ops, training steps and convolutions beside PyTorch and cuDNN",
+    "compare": "two modes, kernels or tiles for one op: results, paired times, registers, roofline",
     "study": "what limits the variants of an op: bytes, intensity, ceilings",
+    "report": "one self-contained HTML file of a run or of a device's results",
 }
 """What there is; each is the module nbcnn.cli.COMMAND with `main(argv) -> exit code`."""
 

@@ -10,6 +10,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
+from nbcnn import timeline
 from nbcnn.trainer import Callback, Epoch, Reading, Result, Trainer
 
 LINE_SECONDS = 10.0
@@ -20,7 +21,7 @@ REDRAW_SECONDS = 30.0
 
 
 class Progress(Callback):
-    """One line per epoch; in between a bar on a terminal, progress lines elsewhere.
+    """Two lines per epoch, losses and where the time went; in between a bar on a terminal, progress lines elsewhere.
 
     every_reading  print each reading of the loss (the user chose the pace), not only one in ten seconds.
     """
@@ -49,6 +50,8 @@ class Progress(Callback):
             f"epoch {epoch.epoch}/{trainer.epochs}  train loss {epoch.train_loss:.5f}  test loss {epoch.test_loss:.5f}  "
             f"{duration(epoch.seconds)} + {duration(epoch.test_seconds)} test  {rate(epoch.images_per_second)} images/s"
         )
+        if epoch.time is not None:
+            self._print(f"  where the time went: {timeline.line(epoch.time)}")
 
     def close(self) -> None:
         """Take the bar off the terminal."""

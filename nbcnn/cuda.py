@@ -76,6 +76,10 @@ class GpuUnavailable(RuntimeError):
     exit_code = 4
 
 
+GPU_MEMORY = "GPU, all programs"
+"""The name in `used_bytes` of what is taken of a GPU's memory."""
+
+
 def jit(**options: Any) -> Callable[[Callable[..., Any]], Any]:
     """`cuda.jit(**options)`, less the options that the simulator does not know.
 
@@ -216,6 +220,10 @@ class Host:
         """Bytes of memory that can still be taken."""
         return memory.available()
 
+    def used_bytes(self) -> dict[str, int | None]:
+        """What this program held at its most, by name."""
+        return {"host, at its most": memory.peak()}
+
 
 class Gpu:
     """Device memory and one stream of the current CUDA device (or of the simulator).
@@ -294,3 +302,8 @@ class Gpu:
     def free_bytes(self) -> int:
         """Bytes of device memory that can still be allocated."""
         return 1 << 34 if SIMULATOR else int(cuda.current_context().get_memory_info().free)
+
+    def used_bytes(self) -> dict[str, int | None]:
+        """What this program held of the host at its most, and what all programs hold of the GPU now (None in the simulator), by name."""
+        found = None if SIMULATOR else cuda.current_context().get_memory_info()
+        return {"host, at its most": memory.peak(), GPU_MEMORY: int(found.total - found.free) if found else None}

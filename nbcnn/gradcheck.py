@@ -183,7 +183,7 @@ def check_row(row: Row, place: Any, cases: list[Case]) -> Iterator[Finding]:
 
 def runnable(row: Row, op: str, place: Any) -> list[tuple[str, Impl]]:
     """The implementations of `op` in `row` that this GPU can run."""
-    return [(part, impl) for part, impl in row.chain(op) if impl.needs <= place.capability]
+    return [(part, impl) for part, impl in row.chain(op) if impl.lacks(place.capability) is None]
 
 
 def distinct(row: Row, op: str, place: Any) -> list[tuple[str, Impl]]:

@@ -1,8 +1,9 @@
-"""How much host memory can still be taken."""
+"""How much host memory can still be taken, and how much this program took."""
 
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 _GROUP = Path("/sys/fs/cgroup")
@@ -24,3 +25,12 @@ def available() -> int:
         # No such group, or one without a limit ("max").
         pass
     return free
+
+
+def peak() -> int | None:
+    """Bytes of host memory that this program held at its most; None where the system does not say."""
+    try:
+        import resource
+    except ImportError:  # not a Unix
+        return None
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -74,8 +74,9 @@ def choose_mode(
     if engine != "auto":
         if mode != "tensorcore":
             raise UsageError(f"--engine {engine} belongs to mode tensorcore, this is {mode}")
-        if capability < ENGINES[engine]:
-            raise UsageError(f"--engine {engine} needs compute capability {'.'.join(map(str, ENGINES[engine]))}, this GPU has less")
+        if capability < ENGINES[engine] or (engine == "wgmma" and capability != ENGINES[engine]):
+            needed, own = (".".join(map(str, one)) for one in (ENGINES[engine], capability))
+            raise UsageError(f"--engine {engine} needs compute capability {needed}, this GPU has {own}")
         row = only_engine(row, engine)
     if dwconv != "auto":
         if row.place != "gpu":
@@ -94,9 +95,7 @@ def resolver(
     """
 
     def refusal(impl: Any, call: Any) -> str | None:
-        if impl.needs > capability:
-            return f"needs compute capability {'.'.join(map(str, impl.needs))}"
-        return impl.supports(call)
+        return impl.lacks(capability) or impl.supports(call)
 
     def resolve(step: Step) -> Resolution:
         reasons = []

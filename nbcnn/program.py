@@ -20,6 +20,8 @@ class Program:
 
     arena  uint8 array of at least `plan.arena_bytes`, shared by all programs of a net.
     fixed  arrays for every Buf whose home is io or state, and for the flat views of the parameters.
+
+    `enqueue_ms` is what the host needs to enqueue all launches one by one: a guess, until somebody measures it.
     """
 
     def __init__(self, plan: Plan, params: ParameterBuffer, arena: Any, fixed: Mapping[Buf, Any]) -> None:
@@ -31,6 +33,7 @@ class Program:
             self.place.upload(self._fixed[pack_map], index.reshape(-1))
         self.bound: list[tuple[Planned, list[Any]]] = [(item, list(item.how.impl.bind(self._call(item)))) for item in plan.steps]
         self._replay: Callable[[], None] | None = None
+        self.enqueue_ms = 0.05 * len(self.launches)
 
     @property
     def launches(self) -> list[Any]:

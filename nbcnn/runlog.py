@@ -104,7 +104,8 @@ class RunFolder:
 
 def _csv_lines(rows: list[Row], header: bool) -> str:
     text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    numbers = [name for name in rows[0] if name != "time"]  # which is a table of its own, and only in the JSON lines
+    writer = csv.DictWriter(text, numbers, lineterminator="\n", extrasaction="ignore")
     if header:
         writer.writeheader()
     writer.writerows(rows)

@@ -19,8 +19,10 @@ from nbcnn.net import Net, Recorded, UsageError, check_memory, largest_batch, re
 from nbcnn.ops.advance import COUNT, EPOCH, LAST_LOSS, LOSS_SUM, NONFINITE, POSITION, SEED, STEP
 from nbcnn.params import ParameterError
 from nbcnn.program import Program
+from nbcnn.ranges import Mark, nothing
 from nbcnn.resident import resident
 from nbcnn.shapes import numel
+from nbcnn.timeline import wait_launch, watch
 
 BRANCHING = 64
 """Up to this batch size weight gradients run beside the rest of the backward pass: single kernels do not fill the GPU there."""
@@ -55,6 +57,8 @@ class TrainingSession:
     say             is told what takes long: kernels being compiled, tiles being tried.
     tune            `nbcnn.autotune.tune`, to choose the tiles of a full training batch by measurement; None takes all from the committed tables.
 
+    `mark` makes ranges around the plan's steps in `step_watched`, for profilers (`nbcnn.ranges`).
+
     Raises UsageError for inputs that do not fit, MemoryPlanError before anything large is allocated.
     """
 
@@ -78,6 +82,7 @@ class TrainingSession:
         given = {"train": (images, labels), "test": (test_images, test_labels)}
         self._sets = {split: resident(*data) for split, data in given.items() if data[0] is not None}
         self.count, self._say = len(images), say
+        self.mark: Mark = nothing
         self._check()
         self.steps_per_epoch = -(-self.count // batch)
         self._rates = np.ascontiguousarray(learning_rates, np.float32)
@@ -182,7 +187,8 @@ class TrainingSession:
 
     def _prepare(self) -> None:
         """Compile (`compiled` kernels) and capture every program. This runs each once, so weights and state are put back afterwards."""
-        self.compiled = compile_all([launch for program in self._programs.values() for launch in program.launches], self._say)
+        waiting = [wait_launch(0)] if self.net.place.name == "gpu" else []
+        self.compiled = compile_all([*waiting, *(launch for program in self._programs.values() for launch in program.launches)], self._say)
         weights = self.net.place.download(self.net.params.weights)
         for program in self._programs.values():
             for split in ("train", "test"):
@@ -213,13 +219,22 @@ class TrainingSession:
         self._upload("train.order", epoch_order(self.seed, epoch, self.count))
         self._position = 0
 
-    def step(self) -> None:
-        """One training step, asynchronously. Raises UsageError at the end of an epoch."""
+    def step(self, run: Callable[[Program], None] = Program.replay) -> None:
+        """One training step, asynchronously. Raises UsageError at the end of an epoch.
+
+        `run` enqueues the bound plan, by default as one graph; the launches, and so the bits, are the same however it does that.
+        """
         n = min(self.batch, self.count - self._position)
         if n <= 0:
             raise UsageError("the epoch is over: call begin_epoch")
-        self._programs["train", n].replay()
+        run(self._programs["train", n])
         self._position += n
+
+    def step_watched(self) -> Callable[[], dict[str, Any]]:
+        """One training step, launch by launch; the function that comes back waits for it and says where its time went (`timeline.watch`)."""
+        results: list[Callable[[], dict[str, Any]]] = []
+        self.step(lambda program: results.append(watch(program, self.mark)))
+        return results[0]
 
     @property
     def steps_left(self) -> int:

@@ -29,14 +29,32 @@ def encode(values: np.ndarray, dtype: str) -> np.ndarray:
     """float32 `values` rounded to `dtype`, as an array of `numpy_dtype(dtype)`; NaN stays NaN."""
     if dtype not in ("tfloat32", "bfloat16"):
         return values.astype(numpy_dtype(dtype), copy=False)
-    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
-    special = (bits & 0x7F800000) == 0x7F800000
-    if dtype == "tfloat32":
-        rounded = np.where(special, bits, (bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000))
-        return rounded.astype(np.uint32).view(np.float32).reshape(values.shape)
+    bits = np.ascontiguousarray(values, np.float32).reshape(-1).view(np.uint32)
+    stored = np.empty(bits.size, numpy_dtype(dtype))
+    words = stored.view(np.uint32 if dtype == "tfloat32" else np.uint16)
+    round_bits = _tf32_bits if dtype == "tfloat32" else _bf16_bits
+    for start in range(0, bits.size, _CHUNK):
+        words[start : start + _CHUNK] = round_bits(bits[start : start + _CHUNK])
+    return stored.reshape(values.shape)
+
+
+_CHUNK = 1 << 16
+"""Elements that are rounded at once: they and what is made of them stay in a core's cache."""
+
+
+def _tf32_bits(bits: np.ndarray) -> np.ndarray:
+    rounded = (bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)
+    special = (bits & np.uint32(0x7F800000)) == 0x7F800000
+    return np.where(special, bits, rounded) if special.any() else rounded
+
+
+def _bf16_bits(bits: np.ndarray) -> np.ndarray:
     rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
-    quiet = (bits >> np.uint32(16)) | np.where((bits & 0x7FFFFF) != 0, np.uint32(0x40), np.uint32(0))
-    return np.where(special, quiet, rounded).astype(np.uint16).reshape(values.shape)
+    special = (bits & np.uint32(0x7F800000)) == 0x7F800000
+    if not special.any():
+        return rounded
+    quiet = (bits >> np.uint32(16)) | np.where((bits & np.uint32(0x7FFFFF)) != 0, np.uint32(0x40), np.uint32(0))
+    return np.where(special, quiet, rounded)
 
 
 def decode(stored: np.ndarray, dtype: str) -> np.ndarray:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,10 @@ class Reading:
 
 @dataclass(frozen=True)
 class Epoch:
-    """One row of the metrics. `seconds` is the training alone, `test_seconds` the evaluation."""
+    """One row of the metrics. `seconds` is the training alone, `test_seconds` the evaluation.
+
+    `time` says where the time of one of its training steps went (`timeline.watch`); None if that step was taken before a resume.
+    """
 
     epoch: int
     step: int
@@ -57,6 +60,7 @@ class Epoch:
     seconds: float
     test_seconds: float
     images_per_second: float
+    time: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -134,6 +138,7 @@ class Trainer:
         self.rows: list[Row] = []
         self._epoch_seconds = 0.0
         self._test_seconds = 0.0
+        self._time: Callable[[], dict[str, Any]] | None = None
         self._saved: Path | None = None
         self._kept: tuple[int, float, Tensors] = (0, 0.0, {})
         self._interval = log_every or 1
@@ -204,7 +209,7 @@ class Trainer:
             self._keep()
         self._start_clock()
         while self.step < start + steps:
-            self.session.step()
+            self._take_step(watched=self.step == start + steps // 2)
             self.step += 1
             save = bool(self.save_every) and self.step % self.save_every == 0 and self.step < start + steps
             if save or interrupts.signal or self.step - self._mark[1] >= self._interval:
@@ -216,9 +221,17 @@ class Trainer:
                 return False
         return True
 
+    def _take_step(self, watched: bool) -> None:
+        """One training step, the watched one launch by launch: the same kernels."""
+        if watched:
+            self._time = self.session.step_watched()
+        else:
+            self.session.step()
+
     def _finish_epoch(self, interrupts: Interrupts) -> bool:
         """Evaluate, log and save; False if a signal came and epochs are left (the state is saved)."""
         status = self._read()
+        time_spent, self._time = self._time and self._time(), None
         snapshot = self._snapshot()
         started = time.perf_counter()
         try:
@@ -240,6 +253,7 @@ class Trainer:
             self._epoch_seconds,
             self._test_seconds,
             self.session.count / max(self._epoch_seconds, 1e-9),
+            time_spent,
         )
         self.rows.append(asdict(epoch))
         self.run.append(self.rows[-1])

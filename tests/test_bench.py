@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
+import samples
 
+from nbcnn import __main__
 from nbcnn.bench import convs, ladder, readme, results, rung, timing
-from nbcnn.cuda import Host
+from nbcnn.cuda import Ceilings, Host
 from nbcnn.ops import MODES
 
 
@@ -31,6 +36,20 @@ def test_the_cpu_rung_measures_the_whole_step_and_its_passes():
     assert row["sgemm_gflops"] > 0
     flops = row["tflops"] * row["step_ms"]["median"] * 1e9
     assert flops == pytest.approx(2 * 1_033.4e6, rel=1e-3)
+
+
+def test_an_epoch_of_the_cpu_is_timed_once(monkeypatch):
+    monkeypatch.setattr(rung, "EPOCH_IMAGES", 5)
+    row = rung.measure_epoch("cpu", 2)
+    assert (row["images"], row["steps"], row["seconds"]["count"]) == (5, 3, 1)
+    assert row["sm_mhz"] is None
+
+
+def test_the_whole_step_of_the_cpu_needs_no_gpu(capsys):
+    assert __main__.main(["bench", "step", "--mode", "cpu", "--batch", "1", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["form"], row["ratio"]) == ("nbcnn cpu", 1.0)
+    assert row["steady"] in (True, False)
 
 
 def test_a_mode_whose_weights_differ_is_not_timed(monkeypatch):
@@ -87,3 +106,84 @@ def test_a_changed_figure_in_the_readme_is_noticed():
     at = next(i for i in range(start, len(text)) if text[i].isdigit() and text[i - 1] == ".")
     changed = text[:at] + str((int(text[at]) + 1) % 10) + text[at + 1 :]
     assert readme.rewritten(changed) == text != changed
+
+
+def test_a_rung_is_set_beside_its_peak_the_rung_before_and_the_cpu():
+    ceilings = Ceilings({"fp32": 67e12, "tf32": 495e12, "bf16": 990e12, "fp32 split": 165e12}, 4.8e12)
+    cpu = samples.rung("cpu", "fp32", 100.0, tflops=0.1, sgemm_gflops=400.0)
+    assert ladder.worth(cpu, None, cpu, ceilings) == {
+        "peak_tflops": 0.4,
+        "percent_of_peak": pytest.approx(25.0),
+        "over_before": None,
+        "over_cpu": None,
+        "cpu_cores": results.cores(),
+    }
+    tiled = samples.rung("tiled", "fp32", 1000.0, tflops=13.4)
+    split = samples.rung("tensorcore", "fp32", 5000.0, tflops=33.0)
+    assert ladder.worth(tiled, cpu, cpu, ceilings)["percent_of_peak"] == pytest.approx(20.0)
+    found = ladder.worth(split, tiled, cpu, ceilings)
+    assert (found["percent_of_peak"], found["over_before"], found["over_cpu"]) == (pytest.approx(20.0), 5.0, 50.0)
+    assert ladder.worth(split, None, None, None) | {"cpu_cores": 0} == {
+        "peak_tflops": None,
+        "percent_of_peak": None,
+        "over_before": None,
+        "over_cpu": None,
+        "cpu_cores": 0,
+    }
+
+
+def test_the_ladder_climbs_what_can_run_and_says_what_fails(monkeypatch):
+    monkeypatch.setattr(ladder, "gpu_missing", lambda: None)
+    monkeypatch.setattr(ladder, "Gpu", lambda: SimpleNamespace(capability=(7, 5), ceilings=lambda: None))
+    rates = {"cpu": 100.0, "naive": 400.0, "im2col": 8000.0}
+
+    def run(command, **options):
+        mode, size, precision = command[3:]
+        if mode == "tiled":
+            return SimpleNamespace(returncode=1, stdout="", stderr="Traceback\nRuntimeError: not timed")
+        row = samples.rung(mode, precision, rates[mode], batch=int(size), sgemm_gflops=400.0)
+        return SimpleNamespace(returncode=0, stdout=json.dumps(row) + "\n", stderr="")
+
+    monkeypatch.setattr(ladder.subprocess, "run", run)
+    said = []
+    rows = list(ladder.climb(256, said.append))
+    assert [(row["mode"], row["batch"], row["over_before"], row["over_cpu"]) for row in rows] == [
+        ("cpu", 64, None, None),
+        ("naive", 256, 4.0, 4.0),
+        ("im2col", 256, 20.0, 80.0),
+    ]
+    assert "tiled fp32: failed: RuntimeError: not timed" in said
+    assert sum("this GPU has no tensor cores" in text for text in said) == 3
+    assert any(text.startswith("im2col fp32: 8,000 images/s, measured in ") for text in said)
+
+
+def test_the_ladders_table_shows_everything_and_names_the_cores():
+    rows = [samples.rung("cpu", "fp32", 160.0, percent_of_peak=40.0, cpu_cores=16), samples.rung("im2col", "fp32", 40e3, percent_of_peak=61.5)]
+    rows[1] |= {"over_before": 250.0, "over_cpu": 250.0}
+    head, cpu, im2col, meaning, cores = ladder.table(rows).splitlines()
+    assert head.split()[0] == "mode"
+    assert len(head) == len(cpu) == len(im2col)
+    assert im2col.split() == [
+        "im2col",
+        "fp32",
+        "256",
+        "6.400",
+        "40,000",
+        "1.25",
+        "41.34",
+        "61.5",
+        *(["1.920"] * 3),
+        "0.640",
+        "250.00",
+        "250.0",
+        "950",
+        "700",
+    ]
+    assert "% of peak" in meaning
+    assert cores.startswith("cpu: 16 cores")
+
+
+def test_the_ladders_chart_is_a_picture(tmp_path):
+    path = tmp_path / "new" / "ladder.png"
+    ladder.chart([samples.rung("cpu", "fp32", 160.0), samples.rung("tensorcore", "bf16", 4e5, rest_ms=-0.1)], path, "title")
+    assert path.read_bytes().startswith(b"\x89PNG")

@@ -7,8 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from nbcnn import ops
-from nbcnn.bench import convs
+from nbcnn import gradcheck, ops
+from nbcnn.bench import caches, convs, steady
+from nbcnn.bench import op as bench_op
+from nbcnn.bench.op import Choice
+from nbcnn.bench.opcases import conv_problem
 from nbcnn.ops.call import Launch
 from nbcnn.ops.run import Unsupported
 from nbcnn.shapes import ConvShape
@@ -19,9 +22,11 @@ SMALL = {"conv1": ConvShape(1, 2, 4, 4, 4, 3, 3, 1, 1), "conv4": ConvShape(1, 4,
 @pytest.fixture
 def small_layers(monkeypatch, place):
     monkeypatch.setattr(convs, "LAYERS", SMALL)
-    monkeypatch.setattr(convs, "sensible_count", lambda *args, **options: 2)
-    real = convs.time_calls
-    monkeypatch.setattr(convs, "time_calls", lambda call, place, count, warm=0.0: real(call, place, 2, 0.0))
+    monkeypatch.setattr(convs, "CALLS", 1)
+    monkeypatch.setattr(convs, "SECONDS", 0.01)
+    monkeypatch.setattr(caches, "MOST_SETS", 2)
+    for name, value in (("LEAST", 0.0), ("MOST", 0.002), ("WINDOW", 0.0005)):
+        monkeypatch.setattr(steady, name, value)
 
 
 def test_every_layer_and_pass_is_timed(small_layers):
@@ -33,8 +38,8 @@ def test_every_layer_and_pass_is_timed(small_layers):
 def test_fused_layers_are_cases_of_the_same_convolution():
     for name, ops_of in convs.FUSED.items():
         for op in ops_of.values():
-            shape = replace(convs.LAYERS[name], N=2)
-            ins, outs = convs._grown(convs._case(shape, op), 8)
+            shape = replace(convs.LAYERS[name], N=8)
+            ins, outs = conv_problem(op, shape).operands()
             shapes = [array.shape for array in ins] + [out[0] for out in outs]
             assert shape.w_shape in shapes
             assert any(found[0] == 8 and found[1] in (shape.C, shape.K) for found in shapes)
@@ -61,13 +66,16 @@ def test_a_wrong_op_is_not_timed(small_layers, monkeypatch):
 def test_parity_takes_as_many_images_as_the_implementation_wants(monkeypatch):
     tried = []
 
-    def time_op(row, case, batch, place):
+    def parity(row, impl, case, place, tile):
         tried.append(len(case.ins[0]))
         if tried[-1] < 16:
             raise Unsupported("too few images")
-        return "timing", "winograd"
+        return 0.0
 
-    monkeypatch.setattr(convs, "time_op", time_op)
-    shape = ConvShape(100, 2, 4, 4, 2, 3, 3, 1, 1)
-    assert convs._timed(ops.MODES["im2col", "fp32"], shape, "conv_fprop", None) == ("timing", "winograd")
+    monkeypatch.setattr(gradcheck, "parity", parity)
+    problem = conv_problem("conv_fprop", ConvShape(40, 2, 4, 4, 2, 3, 3, 1, 1))
+    assert bench_op.prepare(Choice("cpu"), problem, rotate=False).error == 0.0
     assert tried == [4, 16]
+    monkeypatch.setattr(gradcheck, "parity", lambda *args: (_ for _ in ()).throw(Unsupported("never")))
+    with pytest.raises(Unsupported, match="never"):
+        bench_op.prepare(Choice("cpu"), problem, rotate=False)

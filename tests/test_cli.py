@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import numpy as np
@@ -36,9 +35,11 @@ def test_help_is_quick_and_imports_nothing_heavy(command):
     code += "print('HEAVY', [m for m in ('numba', 'numpy', 'sklearn', 'matplotlib', 'tqdm') if m in sys.modules], file=sys.stderr)"
     seconds = []
     for _ in range(5):
-        started = time.perf_counter()
+        started = os.times()
         done = subprocess.run([sys.executable, "-c", code, *command, "--help"], cwd=ROOT, capture_output=True, text=True, timeout=60)
-        seconds.append(time.perf_counter() - started)
+        ended = os.times()
+        # Of the processor: it waits for nothing, so on an idle machine this is the wall time, and other tests beside it do not count.
+        seconds.append(ended.children_user + ended.children_system - started.children_user - started.children_system)
         if seconds[-1] < 0.3:
             break
     assert done.stderr.splitlines()[-1] == "HEAVY []"
@@ -183,8 +184,12 @@ def test_a_gpu_mode_without_a_gpu_exits_4_in_three_lines(mode, capsys):
 def test_advice_without_a_gpu_fits_the_command(monkeypatch, capsys):
     monkeypatch.setattr(cuda, "gpu_missing", lambda: "no CUDA GPU visible")
     text = message(capsys, 4, __main__.main(["bench", "step"]))
+    assert "python -m nbcnn bench step --mode cpu" in text
+    text = message(capsys, 4, __main__.main(["bench", "selftest"]))
     assert "python -m nbcnn ladder" in text
     assert "--mode cpu" not in text
+    text = message(capsys, 4, __main__.main(["compare", "im2col", "naive", "--shape", "1,1,4,4,1"]))
+    assert "python -m nbcnn compare cpu cpu" in text
 
 
 def test_bench_knows_its_layers(capsys):

@@ -12,6 +12,7 @@ from nbcnn.gradcheck import bound, parity
 from nbcnn.ops import Row
 from nbcnn.ops.call import Call
 from nbcnn.ops.cases import MEAN_CONVS, REAL_CONVS, Case, conv_cases
+from nbcnn.ops.conv.thin_mma import first_wgrad
 from nbcnn.ops.conv.thin_mma.first import PRECISIONS, ops
 from nbcnn.ops.conv.thin_mma.first_shape import filter_of_lane, image_words
 from nbcnn.ops.fused_cases import MEAN_FUSED, REAL_POOLED, pooled_cases, relu_cases
@@ -80,6 +81,15 @@ def test_repeats_bit_for_bit(gpu):
     options = {"attrs": case.attrs, "place": gpu, "layout": "NHWC", "store": "bfloat16"}
     one, other = (run_op(ops("bf16")[case.op], case.op, case.ins, case.outs, **options) for _ in range(2))
     assert all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_a_tile_of_a_large_batch_starts_no_block_without_work():
+    call = bare(next(case for case in conv_cases(FIRST) if case.op == "conv_wgrad"), "bf16")
+    units = first_wgrad.work(FIRST, 4)[0]
+    many, few = (replace(call, tile=first_wgrad.WgradTile(4, 1, 4, 1, 3, blocks)) for blocks in (396, units - 1))
+    assert first_wgrad.walkers(many) == units < 396
+    assert first_wgrad.walkers(few) == units - 1
+    assert first_wgrad.scratch(many) * (units - 1) == first_wgrad.scratch(few) * units
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)

@@ -89,3 +89,12 @@ class _Halve:
 
     def run(self, stream=0):
         self.array *= 0.5
+
+
+def test_wgmma_serves_hopper_and_no_later_gpu():
+    for precision in ("bf16", "tf32", "fp32"):
+        chain = dict(MODES["tensorcore", precision].chain("conv_wgrad"))
+        assert chain["wgmma"].lacks((9, 0)) is None
+        assert "9.0 and no other" in chain["wgmma"].lacks((12, 0))
+        assert "9.0" in chain["wgmma"].lacks((8, 9))
+        assert chain["mma"].lacks((12, 0)) is None

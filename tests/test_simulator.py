@@ -15,7 +15,10 @@ import pytest
 from nbcnn import cuda
 
 FILES = (
+    "test_bench_ceilings.py",
     "test_bench_convs.py",
+    "test_bench_op.py",
+    "test_compare.py",
     "test_conv_im2col.py",
     "test_conv_im2col_fused.py",
     "test_conv_naive_tiled.py",
@@ -37,6 +40,7 @@ FILES = (
     "test_series_ops.py",
     "test_stored.py",
     "test_svm.py",
+    "test_traffic.py",
     "test_train_energy.py",
     "test_unpool_pack.py",
 )

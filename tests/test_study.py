@@ -9,7 +9,7 @@ import pytest
 
 from nbcnn import cuda
 from nbcnn.bench import dwconv
-from nbcnn.bench.convs import _grown
+from nbcnn.bench.opcases import series_problem
 from nbcnn.cli import study
 from nbcnn.ops import DWCONV
 
@@ -68,8 +68,7 @@ def test_a_measured_row():
 
 def test_what_is_timed_has_the_whole_batch():
     for path in dwconv.PATHS:
-        case = dwconv.small_case(f"dwconv1d_{path}", (9, 2, 12, 5), "same")
-        ins, outs = _grown(case, 9)
+        ins, outs = series_problem(f"dwconv1d_{path}", (9, 2, 12, 5), "same").operands()
         made = [array.shape for array in ins] + [shape for shape, _ in outs]
         assert {shape for shape in made if len(shape) == 3} == {(9, 2, 12)}
         assert {shape for shape in made if len(shape) == 2} == {(2, 5)}

@@ -69,7 +69,9 @@ def test_both_metrics_files_say_the_same(tmp_path):
     with open(trainer.run.path / "metrics.csv", newline="") as file:
         table = list(csv.DictReader(file))
     assert [row["epoch"] for row in rows] == [1, 2, 3]
+    times = [row.pop("time") for row in rows]  # a table in itself, and only in the JSON lines
     assert [{name: float(value) for name, value in row.items()} for row in table] == rows
+    assert all(found["step_ms"] >= sum(found["kernels_ms"].values()) - 1e-3 for found in times)
     assert rows[0]["learning_rate"] == float(trainer.learning_rates[STEPS - 1])
     assert rows[-1]["step"] == EPOCHS * STEPS
 
@@ -237,6 +239,7 @@ def fake(**changes):
         session.taken += 1
 
     session.step = step
+    session.step_watched = lambda: step() or (lambda: None)
     session.status = lambda: SimpleNamespace(step=session.taken, loss_mean=0.5, last_loss=0.5, nonfinite=False)
     session.evaluate = lambda: 0.25
     session.load_state = lambda tensors: None

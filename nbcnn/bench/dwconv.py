@@ -19,9 +19,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from nbcnn.ops import DWCONV, MODES, with_dwconv
+from nbcnn.bench.clocks import Watch
+from nbcnn.bench.op import Choice, prepare, timed_in_turn
+from nbcnn.bench.opcases import series_problem
+from nbcnn.bench.steady import warm_up
+from nbcnn.ops import DWCONV
 from nbcnn.ops.call import Call
-from nbcnn.ops.cases import Case, series_backward_cases, series_cases
 from nbcnn.ops.dwconv1d.series import of_gradient
 from nbcnn.ops.traffic import total
 
@@ -33,6 +36,10 @@ SHAPES: tuple[Series, ...] = (PAPER, (512, 128, 48, 48), (256, 128, 1024, 48), (
 """The paper's size, the same small enough for a second-level cache, and two of long series."""
 PATHS = ("fprop", "dgrad", "wgrad", "bwd")
 TRIO = ("fprop", "dgrad", "wgrad")
+CALLS = 10
+"""Calls in one captured graph, unless it takes more to walk through all sets of operands."""
+SECONDS = 0.5
+"""A figure is sampled for at most so long."""
 LATENCY = 0.3
 """Part of both ceilings below which neither of them limits."""
 
@@ -162,17 +169,9 @@ def study(shapes: tuple[Series, ...], variants: tuple[str, ...], padding: str, c
 
 
 def _milliseconds(variant: str, op: str, shape: Series, padding: str, place: Any) -> float:
-    from nbcnn.bench.convs import time_op
-
-    timing, part = time_op(with_dwconv(MODES["naive", "fp32"], variant), small_case(op, shape, padding), shape[0], place)
-    if part != variant:
-        raise RuntimeError(f"{op} of {variant} ran as {part}")
-    return timing.median
-
-
-def small_case(op: str, shape: Series, padding: str) -> Case:
-    """The case on which the op is verified before it is timed: the same series, four examples of the batch."""
-    n, *rest = shape
-    small = (min(n, 4), *rest)
-    cases = [*series_cases(*small), *series_backward_cases(*small)]
-    return next(case for case in cases if case.op == op and case.attrs["padding"] == padding and "skip" not in case.label)
+    """The median of verified calls on operands that come from memory."""
+    made = prepare(Choice("naive", part=variant), series_problem(op, shape, padding))
+    with Watch(place) as watch:
+        works = [made.work("rotate", graph=True)]
+        (measured,) = timed_in_turn(works, max(CALLS, len(made.bounds)), warm_up(works, watch), watch, SECONDS)
+    return measured.timing.median

@@ -1,15 +1,21 @@
-"""The ladder: cpu → naive → tiled → im2col → tensorcore on this machine, the whole training step and its passes, and a chart."""
+"""The ladder: cpu → naive → tiled → im2col → tensorcore on this machine, the whole training step and its passes, and a chart.
+
+Each rung as a part of its peak: of the datasheet's for what it multiplies with (CUDA cores; tensor cores in tf32 or bf16, or a sixth of
+bf16 for fp32, which takes six products), and on the CPU of a large matrix product by BLAS. Flops are those of the direct convolutions.
+"""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from nbcnn.cuda import Gpu, gpu_missing
+from nbcnn.bench import results
+from nbcnn.cuda import Ceilings, Gpu, gpu_missing
 from nbcnn.net import TENSOR_CORES
 from nbcnn.ops import MODES
 
@@ -27,67 +33,98 @@ CPU_BATCHES = {1: 1, 64: 64, 256: 64}
 
 
 def climb(batch: int, say: Callable[[str], None]) -> Iterator[dict[str, Any]]:
-    """Measure every rung that can run here, each in a process of its own. A rung that fails is said and left out."""
+    """Measure every rung that can run here, each in a process of its own; and what it is worth beside its peak, the rung before and the CPU.
+
+    A rung that cannot run, or fails, is said and left out.
+    """
+    before: dict[str, Any] | None = None
+    first: dict[str, Any] | None = None
+    no_gpu = gpu_missing()
+    ceilings = None if no_gpu else Gpu().ceilings()
+    if no_gpu:
+        say(f"the GPU's modes are left out: {no_gpu}")
     for mode, precision in RUNGS:
-        missing = gpu_missing() if MODES[mode, precision].place == "gpu" else None
-        if mode == "tensorcore" and not missing and Gpu().capability < TENSOR_CORES:
-            missing = "this GPU has no tensor cores that it can use"
-        if missing:
-            say(f"{mode} {precision}: left out ({missing})")
+        if MODES[mode, precision].place == "gpu" and no_gpu:
+            continue
+        if mode == "tensorcore" and Gpu().capability < TENSOR_CORES:
+            say(f"{mode} {precision}: left out (this GPU has no tensor cores that it can use)")
             continue
         size = CPU_BATCHES.get(batch, batch) if mode == "cpu" else batch
         say(f"{mode} {precision}, batch {size} …")
         command = [sys.executable, "-m", "nbcnn.bench.rung", mode, str(size), precision]
+        start = time.perf_counter()
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
-            say(f"{mode} {precision}: failed: {done.stderr.strip().splitlines()[-1]}")
+            said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+            say(f"{mode} {precision}: failed: {said[-1]}")
             continue
-        yield json.loads(done.stdout.strip().splitlines()[-1])
+        row = json.loads(done.stdout.strip().splitlines()[-1])
+        say(f"{mode} {precision}: {row['images_per_second']:,.0f} images/s, measured in {time.perf_counter() - start:.1f} s")
+        first = row if mode == "cpu" else first
+        row |= worth(row, before, first, ceilings)
+        before = row
+        yield row
+
+
+def worth(row: dict[str, Any], before: dict[str, Any] | None, first: dict[str, Any] | None, ceilings: Ceilings | None) -> dict[str, Any]:
+    """What is said of a rung beside its own figures; None where there is nothing to compare with. `first` is the CPU's rung."""
+    peak = peak_tflops(row, ceilings)
+
+    def over(other: dict[str, Any] | None) -> float | None:
+        return row["images_per_second"] / other["images_per_second"] if other and other is not row else None
+
+    return {
+        "peak_tflops": peak,
+        "percent_of_peak": 100 * row["tflops"] / peak if peak else None,
+        "over_before": over(before),
+        "over_cpu": over(first),
+        "cpu_cores": results.cores(),
+    }
+
+
+def peak_tflops(row: dict[str, Any], ceilings: Ceilings | None) -> float | None:
+    """TFLOP/s that the rung could reach at most; None for a GPU whose peaks are not known."""
+    if row["mode"] == "cpu":
+        return float(row["sgemm_gflops"] / 1e3)
+    if ceilings is None:
+        return None
+    kind = "fp32 split" if (row["mode"], row["precision"]) == ("tensorcore", "fp32") else row["precision"]
+    return ceilings.flops[kind] / 1e12
+
+
+HEAD = (
+    *("mode", "precision", "batch", "ms/step", "images/s", "s/50,000", "TFLOP/s", "% of peak", "fprop", "dgrad", "wgrad", "rest"),
+    *("× before", "× cpu", "GPU MiB", "host MiB"),
+)
+
+
+def cells(row: dict[str, Any]) -> tuple[str, ...]:
+    """One rung under `HEAD`; GPU memory is what was planned."""
+    gpu = sum(row["planned_bytes"].values()) / 2**20 if row["mode"] != "cpu" else 0
+
+    def shown(name: str, form: str) -> str:
+        return f"{row[name]:{form}}" if row.get(name) is not None else ""
+
+    return (
+        *(row["mode"], row["precision"], str(row["batch"]), f"{row['step_ms']['median']:.3f}", f"{row['images_per_second']:,.0f}"),
+        *(f"{row['epoch_seconds']:,.2f}", f"{row['tflops']:.2f}", shown("percent_of_peak", ".1f")),
+        *(f"{row['passes_ms'][name]['median']:.3f}" for name in ("fprop", "dgrad", "wgrad")),
+        *(f"{row['rest_ms']:.3f}", shown("over_before", ".2f"), shown("over_cpu", ",.1f")),
+        *(f"{gpu:,.0f}" if gpu else "", f"{row['host_peak_bytes'] / 2**20:,.0f}"),
+    )
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """The rungs as text: step, rate, passes, speed-ups per image over the rung before and over the CPU, memory."""
-    head = (
-        "mode",
-        "precision",
-        "batch",
-        "ms/step",
-        "images/s",
-        "s/50,000",
-        "TFLOP/s",
-        "fprop",
-        "dgrad",
-        "wgrad",
-        "rest",
-        "× before",
-        "× cpu",
-        "GPU MiB",
-        "host MiB",
+    """The rungs as text: step, rate, part of the peak, passes, speed-ups per image, memory; and which CPU it was."""
+    lines = [HEAD, *(cells(row) for row in rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(HEAD))]
+    text = ["  ".join(cell.rjust(w) for cell, w in zip(line, widths, strict=True)) for line in lines]
+    text.append(
+        "milliseconds; passes are the convolutions alone; % of peak: of the datasheet's, on the CPU of a large product by BLAS; GPU memory as planned"
     )
-    lines, before, first = [head], None, None
-    for row in rows:
-        rate = row["images_per_second"]
-        gpu = sum(row["planned_bytes"].values()) / 2**20 if row["mode"] != "cpu" else 0
-        lines.append(
-            (
-                row["mode"],
-                row["precision"],
-                str(row["batch"]),
-                f"{row['step_ms']['median']:.3f}",
-                f"{rate:,.0f}",
-                f"{row['epoch_seconds']:,.2f}",
-                f"{row['tflops']:.2f}",
-                *(f"{row['passes_ms'][name]['median']:.3f}" for name in ("fprop", "dgrad", "wgrad")),
-                f"{row['rest_ms']:.3f}",
-                f"{rate / before:.2f}" if before else "",
-                f"{rate / first:.1f}" if first else "",
-                f"{gpu:,.0f}" if gpu else "",
-                f"{row['host_peak_bytes'] / 2**20:,.0f}",
-            )
-        )
-        before, first = rate, first or rate
-    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
-    return "\n".join("  ".join(cell.rjust(w) for cell, w in zip(line, widths, strict=True)) for line in lines)
+    name = results.cpu_name()
+    text.append(f"cpu: {rows[0].get('cpu_cores', results.cores())} cores{f' of {name}' if name else ''}")
+    return "\n".join(text)
 
 
 def chart(rows: list[dict[str, Any]], path: Path, title: str) -> None:

@@ -9,8 +9,11 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+from nbcnn.bench import readme_laboratory as laboratory
 from nbcnn.bench import readme_tensorcore as tensorcore
+from nbcnn.bench import schema
 from nbcnn.bench.results import RESULTS
 from nbcnn.bench.tables import GPU, footer, markdown, measured, section
 
@@ -47,47 +50,32 @@ def convs() -> str:
 
 
 def ladder() -> str:
-    """cpu → naive → tiled → im2col, at batch 1 and 256."""
-    rows = []
+    """cpu → naive → tiled → im2col → tensorcore, at batch 1 and 256."""
+    lines: list[tuple[str, ...]] = []
     for batch in (1, 256):
-        found, environment = section(GPU, f"ladder-{batch}")
-        before = first = None
-        for row in found:
-            rate = row["images_per_second"]
-            gpu = sum(v for k, v in row["planned_bytes"].items() if k not in ("data set", "tables")) / 2**20
-            rows.append(
-                (
-                    row["mode"],
-                    row["precision"],
-                    str(row["batch"]),
-                    f"{row['step_ms']['median']:,.3f}",
-                    *(f"{row['passes_ms'][name]['median']:,.3f}" for name in ("fprop", "dgrad", "wgrad")),
-                    f"{rate:,.0f}",
-                    f"{row['epoch_seconds']:,.2f}",
-                    f"{rate / before:.1f}×" if before else "",
-                    f"{rate / first:,.0f}×" if first else "",
-                    "" if row["mode"] == "cpu" else f"{gpu:,.0f}",
-                    f"{row['host_peak_bytes'] / 2**20:,.0f}",
-                )
-            )
-            before, first = rate, first or rate
+        rows, environment = section(GPU, f"ladder-{batch}")
+        first = rows[0] if rows[0]["mode"] == "cpu" else None
+        lines += [_rung(row, before, first) for row, before in zip(rows, (None, *rows), strict=False)]
     head = (
-        "mode",
-        "precision",
-        "batch",
-        "ms/step",
-        "fprop",
-        "dgrad",
-        "wgrad",
-        "images/s",
-        "s per 50,000",
-        "over the rung before",
-        "over cpu",
-        "GPU MiB",
-        "host MiB",
+        *("mode", "precision", "batch", "ms/step", "fprop", "dgrad", "wgrad", "images/s", "s per 50,000", "% of peak"),
+        *("over the rung before", "over cpu", "GPU MiB", "host MiB"),
     )
-    cores = f" The cpu rung uses {environment['cpu_cores']} cores."
-    return markdown(head, rows, 2) + footer(environment).rstrip("\n") + cores + "\n"
+    name = f" ({environment['cpu']})" if environment.get("cpu") else ""
+    cores = f" The cpu rung uses {environment['cpu_cores']} cores{name}."
+    return markdown(head, lines, 2) + footer(environment).rstrip("\n") + cores + "\n"
+
+
+def _rung(row: dict[str, Any], before: dict[str, Any] | None, first: dict[str, Any] | None) -> tuple[str, ...]:
+    rate = row["images_per_second"]
+    gpu = sum(v for k, v in row["planned_bytes"].items() if k not in ("data set", "tables")) / 2**20
+    return (
+        *(row["mode"], row["precision"], str(row["batch"]), f"{row['step_ms']['median']:,.3f}"),
+        *(f"{row['passes_ms'][name]['median']:,.3f}" for name in ("fprop", "dgrad", "wgrad")),
+        *(f"{rate:,.0f}", f"{row['epoch_seconds']:,.2f}", f"{row['percent_of_peak']:.0f}" if row.get("percent_of_peak") is not None else ""),
+        f"{rate / before['images_per_second']:.1f}×" if before else "",
+        f"{rate / first['images_per_second']:,.0f}×" if before and first else "",
+        *("" if row["mode"] == "cpu" else f"{gpu:,.0f}", f"{row['host_peak_bytes'] / 2**20:,.0f}"),
+    )
 
 
 def cpu() -> str:
@@ -137,6 +125,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "quality": quality,
     "tensorcore": tensorcore.step,
     "precisions": tensorcore.precisions,
+    **laboratory.TABLES,
 }
 for _name, _table, _section in (
     ("layers", tensorcore.layers, "convs-fused-tensorcore-bf16-1024"),
@@ -149,13 +138,16 @@ for _name, _table, _section in (
 
 
 def rewritten(text: str) -> str:
-    """The README's text with every table made anew. Raises KeyError for a table or section that does not exist."""
-    return _BLOCK.sub(lambda block: block[1] + TABLES[block[2]]() + block[3], text)
+    """A README's text with every table made anew. Raises KeyError for a table or section that does not exist."""
+    tables = {**TABLES, "schema": schema.table}
+    return _BLOCK.sub(lambda block: block[1] + tables[block[2]]() + block[3], text)
 
 
 def main() -> int:
-    README.write_text(rewritten(README.read_text()))
+    for document in (README, RESULTS / "README.md"):
+        document.write_text(rewritten(document.read_text()))
     tensorcore.chart(RESULTS / "precisions.png")
+    laboratory.charts(RESULTS)
     return 0
 
 

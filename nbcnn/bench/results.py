@@ -1,4 +1,4 @@
-"""Results files: one JSON per device, a section per study, each with its versions, date and command."""
+"""Results files: one JSON per device, a section per study, each with its versions, date and command; results/README.md describes them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from nbcnn import atomic
+from nbcnn.bench import schema
+from nbcnn.bench.schema import SchemaError
+
 RESULTS = Path(__file__).parent / "results"
-SCHEMA = 1
 PACKAGES = ("numpy", "numba", "numba-cuda", "llvmlite", "scikit-learn", "torch")
 
 
@@ -22,7 +25,8 @@ def environment(device: str) -> dict[str, Any]:
     return {
         "device": device,
         "driver": _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
-        "cpu_cores": _cores(),
+        "cpu": cpu_name(),
+        "cpu_cores": cores(),
         "python": platform.python_version(),
         "versions": {name: _version(name) for name in PACKAGES},
         "revision": _output("git", "-C", str(RESULTS), "rev-parse", "--short", "HEAD"),
@@ -37,8 +41,18 @@ def _module() -> str:
     return spec.name.removesuffix(".__main__") if spec else "nbcnn"
 
 
-def _cores() -> int:
+def cores() -> int:
+    """CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def cpu_name() -> str | None:
+    """The processor's name, where the system tells."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or None
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), None)
 
 
 def _version(package: str) -> str | None:
@@ -62,18 +76,36 @@ def slug(device: str) -> str:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """A results file; raises ValueError if it has another schema."""
-    found = json.loads(path.read_text())
-    if found.get("schema") != SCHEMA:
-        raise ValueError(f"{path} has schema {found.get('schema')!r}, this version reads {SCHEMA}")
-    return found
+    """The content of a results file. Raises SchemaError (exit code 3), naming the place, if it is missing or not what this version reads."""
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise SchemaError(f"{path} cannot be read ({error.strerror}); `--save` writes results files, by default into {RESULTS}") from None
+    except ValueError as error:
+        raise SchemaError(f"{path} is no JSON: {error}") from None
+    return schema.check(found, str(path))
 
 
 def save(section: str, rows: Any, device: str, folder: Path | None = None) -> Path:
-    """Put `rows` into the device's results file as `section`, keeping its other sections; returns the path."""
+    """Put `rows` into the device's results file as `section`, keeping its other sections; returns the path.
+
+    Raises SchemaError, and leaves the file as it was, if the rows are not what the section's name says.
+    """
     path = (folder or RESULTS) / f"{slug(device)}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    found: dict[str, Any] = load(path) if path.exists() else {"schema": SCHEMA, "device": device, "sections": {}}
+    found: dict[str, Any] = load(path) if path.exists() else {"schema": schema.VERSION, "device": device, "sections": {}}
     found["sections"][section] = {"environment": environment(device), "rows": rows}
-    path.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
+    content = json.dumps(found, indent=1, sort_keys=True) + "\n"
+    # Checked as it will be read: tuples are lists by then.
+    schema.check(json.loads(content), str(path))
+    atomic.replace_bytes(path, content.encode())
     return path
+
+
+def of_kind(found: dict[str, Any], kind: str) -> list[str]:
+    """The names of a file's sections whose first word is `kind`, numbers in them by their size."""
+
+    def parts(name: str) -> list[tuple[int, int, str]]:
+        return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in name.split("-")]
+
+    return sorted((name for name in found["sections"] if name.split("-")[0] == kind), key=parts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from nbcnn.bench import results
@@ -20,7 +21,7 @@ def measured(file: str, name: str) -> bool:
     return name in results.load(results.RESULTS / file)["sections"]
 
 
-def markdown(head: tuple[str, ...], rows: list[tuple[str, ...]], left: int = 1) -> str:
+def markdown(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], left: int = 1) -> str:
     """A table whose first `left` columns are words, the others numbers."""
     rule = ["---" if i < left else "---:" for i in range(len(head))]
     return "\n".join("| " + " | ".join(line) + " |" for line in (head, tuple(rule), *rows))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -18,27 +18,32 @@ WARM_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class Timing:
-    """Milliseconds per call: median, 5th and 95th percentile, minimum, and how many calls they are taken from."""
+    """Milliseconds per call: median, 5th and 95th percentile, least, most, mean; their coefficient of variation; and how many values."""
 
     median: float
     p5: float
     p95: float
     least: float
     count: int
+    most: float
+    mean: float
+    cv: float
 
     def per(self, calls: int) -> Timing:
         """The same for one of `calls` equal parts."""
-        return Timing(self.median / calls, self.p5 / calls, self.p95 / calls, self.least / calls, self.count)
+        parts = {name: getattr(self, name) / calls for name in ("median", "p5", "p95", "least", "most", "mean")}
+        return replace(self, **parts)
 
     def as_dict(self) -> dict[str, Any]:
         return {name: value if name == "count" else round(value, 5) for name, value in asdict(self).items()}
 
 
-def summarise(milliseconds: list[float]) -> Timing:
+def summarise(milliseconds: Sequence[float]) -> Timing:
     """The statistics of single calls."""
     values = np.asarray(milliseconds)
-    p5, median, p95 = np.percentile(values, [5, 50, 95])
-    return Timing(float(median), float(p5), float(p95), float(values.min()), len(values))
+    p5, median, p95 = (float(value) for value in np.percentile(values, [5, 50, 95]))
+    mean = float(values.mean())
+    return Timing(median, p5, p95, float(values.min()), len(values), float(values.max()), mean, float(values.std()) / mean if mean else 0.0)
 
 
 def time_calls(call: Callable[[], None], place: Any, count: int, warm_seconds: float = WARM_SECONDS) -> Timing:

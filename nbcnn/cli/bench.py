@@ -1,4 +1,4 @@
-"""`python -m nbcnn bench`: training steps and convolutions of this machine, beside PyTorch and cuDNN in the same run."""
+"""`python -m nbcnn bench`: ops, training steps and convolutions of this machine, beside PyTorch and cuDNN in the same run."""
 
 from __future__ import annotations
 
@@ -9,62 +9,155 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from nbcnn.cli.errors import guarded
-from nbcnn.cli.flags import MODES, PRECISIONS, Parser, count, flag, one_of, results_flags, some_of
+from nbcnn.cli import bench_op
+from nbcnn.cli.errors import OK, RUNTIME, UsageError, guarded
+from nbcnn.cli.flags import MODES, PRECISIONS, Parser, compare_flag, count, flag, one_of, real, results_flags, some_of
+from nbcnn.suggest import nearest
 
 EXAMPLES = (
     "python -m nbcnn bench step --batch 256",
+    "python -m nbcnn bench conv_fprop --mode im2col,tensorcore --shape conv4@1024 --cache rotate --iters 100 --graph",
+    "python -m nbcnn bench relu_fprop --mode cpu --shape 64,256,16,16",
+    "python -m nbcnn bench warmup --mode im2col --chart warmup.png",
+    "python -m nbcnn bench selftest",
     "python -m nbcnn bench step --mode tensorcore --precision bf16 --batch 1024 --forms compile,compile-max",
-    "python -m nbcnn bench convs --batch 1024 --layers conv1,conv5",
     "python -m nbcnn bench convs --mode tensorcore --precision tf32 --batch 1024 --fused",
     "python -m nbcnn bench epoch --mode tensorcore --batch 1024",
-    "python -m nbcnn bench step --batch 64 --peer none --json",
+    "python -m nbcnn bench step --batch 1024 --compare nbcnn/bench/results/nvidia-h200.json",
 )
 LAYERS = tuple(f"conv{number}" for number in range(1, 6))
 FORMS = ("eager", "graph", "compile", "compile-max")
+STUDIES = ("step", "convs", "epoch", "warmup", "selftest")
+BELONGS = {
+    **dict.fromkeys(("iters", "cache", "graph"), ("an op",)),
+    **dict.fromkeys(("warmup", "seconds"), ("an op", "step")),
+    **dict.fromkeys(("shape", "ncu"), ("an op", "warmup")),
+    **dict.fromkeys(("op", "sleep", "chart"), ("warmup",)),
+    **dict.fromkeys(("fused", "layers"), ("convs",)),
+    "batch": ("step", "convs", "epoch"),
+    "forms": ("step",),
+}
+"""Flags that not everything takes."""
+WHAT = (
+    "an op, such as conv_fprop; the whole training step; every layer and pass (convs); a real epoch of 50,000 images with shuffling and the last"
+    " batch; why a GPU measured cold looks slow (warmup); or what this benchmark says about things known beforehand (selftest)"
+)
+
+
+def warmup_time(text: str) -> str | float:
+    """auto, none or seconds."""
+    return "auto" if text == "auto" else 0.0 if text == "none" else real(0.0)(text)
+
+
+warmup_time.metavar = "auto|SECONDS|none"  # type: ignore[attr-defined]
+
+
+def counts(text: str) -> tuple[int, ...]:
+    """Numbers of calls with commas between them."""
+    return tuple(count(1)(part) for part in text.split(","))
+
+
+counts.metavar = "N,…"  # type: ignore[attr-defined]
 
 
 def parser() -> Parser:
-    made = Parser("python -m nbcnn bench", "Verify, then time; PyTorch beside it in the same run if it is installed.", EXAMPLES, "step|convs|epoch")
-    what = "the whole training step, every layer and pass, or a real epoch of 50,000 images with shuffling and the last batch"
-    made.add_argument("what", metavar="step|convs|epoch", type=one_of("step", "convs", "epoch"), help=what)
+    arguments = "OP|step|convs|epoch|warmup|selftest"
+    made = Parser("python -m nbcnn bench", "Verify, then time; PyTorch beside it in the same run if it is installed.", EXAMPLES, arguments)
+    made.add_argument("what", metavar=arguments, help=WHAT)
     group = made.add_argument_group("kernels")
-    flag(group, "--mode", one_of(*MODES[1:]), "whose kernels", "im2col")
-    flag(group, "--precision", one_of(*PRECISIONS), "what multiplications round to, ours and the peer's", "bf16 for tensorcore, else fp32")
+    flag(group, "--mode", some_of(*MODES), "whose kernels; an op takes several, which are timed in turn", "im2col")
+    flag(group, "--precision", some_of(*PRECISIONS), "what multiplications round to, ours and the peer's", "bf16 for tensorcore, else fp32")
     flag(group, "--engine", one_of("auto", "wgmma", "mma"), "tensorcore's kernels", "auto")
     flag(group, "--fused", bool, "convs: the fused ops of the training plan, with what they are fused with", "off")
-    flag(group, "--batch", count(1), "images", 256, "images")
+    flag(group, "--batch", count(1), "step, convs, epoch: images", 256, "images")
     flag(group, "--layers", some_of(*LAYERS), "convs: only these layers", ",".join(LAYERS))
-    flag(group, "--peer", one_of("torch", "none"), "torch: PyTorch beside it in the same run, and cuDNN", "torch")
+    flag(group, "--shape", str, "an op's: N,C,H,W,K[,R,S[,stride,pad]] or conv4@1024; N,C,H,W; N,F; COUNT", "256 images of conv2", metavar="SHAPE")
+    flag(group, "--op", str, "warmup: the op that it studies", "conv_fprop", metavar="OP")
+    group = made.add_argument_group("timing")
+    flag(group, "--iters", counts, "an op: calls between two events", "1,10,100,1000")
+    flag(
+        group,
+        "--cache",
+        some_of("cold", "hot", "rotate"),
+        "an op; cold: caches flushed before every call; hot: same operands; rotate: other ones",
+        "all",
+    )
+    flag(group, "--warmup", warmup_time, "op, step; auto: until times and clock stand still", "auto")
+    flag(group, "--graph", bool, "an op: also as one captured CUDA graph of all calls", "off")
+    flag(group, "--seconds", real(0.0, exclusive=True), "sample one figure for at most so long", 3, "seconds")
+    flag(group, "--sleep", real(0.0), "warmup: let the GPU cool down for so long", 5, "seconds")
+    flag(group, "--ncu", bool, "count DRAM bytes with NVIDIA's ncu as well, of an op or in warmup", "off")
+    group = made.add_argument_group("peers")
+    flag(group, "--peer", one_of("torch", "none"), "torch: PyTorch beside it in the same run, and cuDNN", "torch for step and convs, none for an op")
     flag(group, "--forms", some_of(*FORMS), "step: PyTorch's forms; compile-max is torch.compile's max-autotune, minutes", "eager,graph,compile")
     group = made.add_argument_group("output")
+    flag(group, "--chart", str, "warmup: write the picture to this file", "none", metavar="FILE")
     results_flags(group)
+    compare_flag(group)
     return made
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure and print; returns 0. Exit 4 without a GPU."""
+    """Measure and print; returns 0, or 1 if a self-test fails or --compare finds something slower. Exit 4 without a GPU."""
     flags = parser().parse_args(argv)
-    return guarded(lambda: _measure(flags), without_gpu="python -m nbcnn ladder, which times the NumPy path as well")
+    without = "python -m nbcnn ladder, which times the NumPy path as well"
+    if flags.what != "selftest":
+        without = f"python -m nbcnn bench {flags.what} --mode cpu times the NumPy path; {without}"
+    return guarded(lambda: _measure(flags), without_gpu=without)
 
 
 def _measure(flags: SimpleNamespace) -> int:
-    from nbcnn.bench import peers, results
+    from nbcnn.bench import peers, regressions, results
+    from nbcnn.bench.opcases import OPS
     from nbcnn.cuda import Gpu
 
-    device = Gpu().device_name
-    if flags.peer != "none" and not peers.available():
+    flags.modes, flags.precisions = flags.mode, flags.precision
+    if flags.what not in (*STUDIES, *OPS):
+        raise UsageError(f"nothing called {flags.what!r} to time{nearest(flags.what, (*STUDIES, *OPS))}; there are {', '.join((*STUDIES, *OPS))}")
+    is_op = flags.what not in STUDIES
+    _refuse_strangers(flags, "an op" if is_op else flags.what)
+    if not is_op:
+        flags.mode, flags.precision = _only(flags.mode, "--mode"), _only(flags.precision, "--precision")
+    on_host = set(flags.modes or ()) == {"cpu"}
+    device = "CPU" if on_host else Gpu().device_name
+    before = regressions.baseline(flags, _section(flags), device)
+    flags.peer = flags.peer or ("none" if is_op or on_host else "torch")
+    if flags.peer != "none" and flags.what in ("step", "convs", *OPS) and not peers.available():
         print(peers.MISSING, file=sys.stderr)
         flags.peer = "none"
-    rows, lines = {"step": _step, "convs": _convs, "epoch": _epoch}[flags.what](flags)
+    measure = {"step": _step, "convs": _convs, "epoch": _epoch, "warmup": bench_op.warmup, "selftest": bench_op.selftest}.get(flags.what, bench_op.op)
+    rows, lines = measure(flags)
     if flags.save:
         results.save(_section(flags), rows, device, Path(flags.results) if flags.results else None)
     print(json.dumps(rows) if flags.json else "\n".join(lines))
-    return 0
+    slower = before is not None and before.regressed(rows, flags)
+    return RUNTIME if slower or any(row.get("ok") is False for row in rows) else OK
+
+
+def _refuse_strangers(flags: SimpleNamespace, what: str) -> None:
+    """A flag that would be ignored is a mistake: say where it belongs."""
+    for name, owners in BELONGS.items():
+        if getattr(flags, name) is not None and what not in owners:
+            why = " (a training step walks through its images and is one captured graph as it is)" if what in ("step", "epoch") else ""
+            raise UsageError(f"--{name} belongs to {', '.join(owners)}; this is {what}{why}")
+
+
+def _only(given: tuple[str, ...] | None, name: str) -> str | None:
+    """The one value of a flag of which an op takes several."""
+    if given is not None and len(given) > 1:
+        raise UsageError(f"{name} {','.join(given)}: only an op takes several at once")
+    return given[0] if given else None
 
 
 def _section(flags: SimpleNamespace) -> str:
-    """The section of the results file: what, mode unless it is im2col, precision where the mode has several, batch."""
+    """The section of the results file: what, mode unless it is im2col, precision where the mode has several, batch.
+
+    Of an op: its name, all modes, its shape; selftest and warmup are sections of their own.
+    """
+    if flags.what in ("selftest", "warmup"):
+        return str(flags.what)
+    if flags.what not in STUDIES:
+        return "-".join(["op", flags.what, *(flags.modes or ("im2col",)), *(flags.precisions or ()), flags.shape or "default"])
     mode, precision = flags.mode or "im2col", flags.precision
     named = [] if mode == "im2col" else [mode, precision or "bf16"] if mode == "tensorcore" else [mode]
     parts = [flags.what, *(["fused"] if flags.fused else []), *named]
@@ -85,7 +178,9 @@ def _step(flags: SimpleNamespace) -> tuple[list[dict[str, Any]], list[str]]:
     from nbcnn.bench import peers, rung
 
     batch = flags.batch or 256
-    ours = rung.measure(flags.mode or "im2col", batch, flags.precision, flags.engine or "auto")
+    warmup = None if flags.warmup == "auto" else flags.warmup
+    mode, engine = flags.mode or "im2col", flags.engine or "auto"
+    ours = rung.measure(mode, batch, flags.precision, engine, seconds=flags.seconds or 1.0, warmup=warmup)
     rows: list[dict[str, Any]] = [{"form": f"nbcnn {ours['mode']}", **ours, "peak_bytes": sum(ours["planned_bytes"].values())}]
     if flags.peer != "none":
         forms = flags.forms or FORMS[:3]

@@ -71,6 +71,11 @@ def results_flags(group: Any) -> None:
     flag(group, "--json", bool, "print one line of JSON instead of the table", "off")
 
 
+def compare_flag(group: Any) -> None:
+    """Add --compare, for commands whose rows can be held against an older results file (`nbcnn.bench.regressions`)."""
+    flag(group, "--compare", str, "flag what became slower beyond the spread since this results file; exit 1 then", "none", metavar="OLD.json")
+
+
 def one_of(*names: str) -> Callable[[str], str]:
     """A converter that takes only `names` and answers another word with the nearest of them."""
 

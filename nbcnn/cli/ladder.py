@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
-from nbcnn.cli.errors import guarded
-from nbcnn.cli.flags import Parser, count, flag, results_flags
+from nbcnn.cli.errors import OK, RUNTIME, guarded
+from nbcnn.cli.flags import Parser, compare_flag, count, flag, results_flags
 
 EXAMPLES = (
     "python -m nbcnn ladder",
     "python -m nbcnn ladder --batch 1 --json",
     "python -m nbcnn ladder --save --chart nbcnn/bench/results/ladder.png",
+    "python -m nbcnn ladder --compare nbcnn/bench/results/nvidia-h200.json",
 )
 
 
@@ -25,26 +26,29 @@ def parser() -> Parser:
     group = made.add_argument_group("output")
     flag(group, "--chart", str, "write the chart to this PNG file", "none", metavar="FILE")
     results_flags(group)
+    compare_flag(group)
     return made
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure and print; returns 0, or 1 if no rung could be measured."""
+    """Measure and print; returns 0, or 1 if no rung could be measured or --compare finds something slower."""
     flags = parser().parse_args(argv)
     return guarded(lambda: _climb(flags))
 
 
 def _climb(flags: SimpleNamespace) -> int:
-    from nbcnn.bench import ladder, results
+    from nbcnn.bench import ladder, regressions, results
+    from nbcnn.cuda import Gpu, gpu_missing
 
     batch = flags.batch or 256
+    device, section = "CPU" if gpu_missing() else Gpu().device_name, f"ladder-{batch}"
+    before = regressions.baseline(flags, section, device)
     rows = list(ladder.climb(batch, lambda text: print(text, file=sys.stderr, flush=True)))
     if not rows:
-        return 1
-    device = rows[-1]["device"]
+        return RUNTIME
     if flags.save:
-        results.save(f"ladder-{batch}", rows, device, Path(flags.results) if flags.results else None)
+        results.save(section, rows, device, Path(flags.results) if flags.results else None)
     if flags.chart:
         ladder.chart(rows, Path(flags.chart), f"{device.split('(')[0].strip()}, batch {batch}")
     print(json.dumps(rows) if flags.json else ladder.table(rows))
-    return 0
+    return RUNTIME if before is not None and before.regressed(rows, flags) else OK

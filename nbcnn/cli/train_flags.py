@@ -79,6 +79,7 @@ OTHERS: dict[str, Any] = {
     "no_fuse": False,
     "tune": False,
     "strict": False,
+    "nvtx": False,
     "explain": False,
     "out": None,
     "resume": None,
@@ -98,6 +99,7 @@ FREE_ON_RESUME = frozenset(
         "no_fuse",
         "tune",
         "strict",
+        "nvtx",
         "log_every",
         "save_every",
         "json",
@@ -153,6 +155,7 @@ def parser() -> Parser:
     flag(group, "--no-fuse", bool, "run every layer by itself", "off")
     flag(group, "--tune", bool, "choose tiles by measuring; kept for the next run, which may differ in its last bits from an untuned one", "off")
     flag(group, "--strict", bool, "refuse if any step would run in another mode", "off")
+    flag(group, "--nvtx", bool, "NVTX ranges around the plan's steps, in the one training step of an epoch that runs launch by launch", "off")
     flag(group, "--explain", bool, "print the layers, the planned memory and the plan, then stop", "off")
 
     group = made.add_argument_group("output")

@@ -132,3 +132,8 @@ def config(flags: SimpleNamespace, data: Material, net: Any, session: Any) -> di
         | {name: metadata.version(name) for name in ("numpy", "numba", "numba-cuda")},
         "command": sys.argv,
     }
+
+
+def record_memory(run: RunFolder, net: Any) -> None:
+    """Add what the run took of memory to its config.json, beside what was planned."""
+    run.write_config(run.read_config() | {"used_bytes": net.place.used_bytes()})

@@ -98,6 +98,7 @@ from nbcnn.ops.conv import composed, im2col, im2col_fused, mma, naive, nine_prod
 from nbcnn.ops.conv.few_pixels import for_few_pixels
 from nbcnn.ops.dwconv1d import VARIANTS as DWCONV
 from nbcnn.ops.dwconv1d import reference as dwconv1d
+from nbcnn.ops.traffic import streamed
 
 Ops = dict[str, Impl]
 
@@ -189,32 +190,32 @@ CPU: Ops = (
 """NumPy: the reference of every kernel."""
 
 COMMON: Ops = {
-    "relu_fprop": Impl(relu.bind_fprop),
-    "relu_dgrad": Impl(relu.bind_dgrad),
-    "leaky_relu_fprop": Impl(leaky_relu.bind_fprop),
-    "leaky_relu_dgrad": Impl(leaky_relu.bind_dgrad),
-    "sigmoid_fprop": Impl(sigmoid.bind_fprop),
-    "sigmoid_dgrad": Impl(sigmoid.bind_dgrad),
-    "swish_fprop": Impl(swish.bind_fprop),
-    "swish_dgrad": Impl(swish.bind_dgrad),
-    "gelu_fprop": Impl(gelu.bind_fprop),
-    "gelu_dgrad": Impl(gelu.bind_dgrad),
-    "glu_fprop": Impl(glu.bind_fprop),
-    "glu_dgrad": Impl(glu.bind_dgrad),
+    "relu_fprop": Impl(relu.bind_fprop, traffic=streamed),
+    "relu_dgrad": Impl(relu.bind_dgrad, traffic=streamed),
+    "leaky_relu_fprop": Impl(leaky_relu.bind_fprop, traffic=streamed),
+    "leaky_relu_dgrad": Impl(leaky_relu.bind_dgrad, traffic=streamed),
+    "sigmoid_fprop": Impl(sigmoid.bind_fprop, traffic=streamed),
+    "sigmoid_dgrad": Impl(sigmoid.bind_dgrad, traffic=streamed),
+    "swish_fprop": Impl(swish.bind_fprop, traffic=streamed),
+    "swish_dgrad": Impl(swish.bind_dgrad, traffic=streamed),
+    "gelu_fprop": Impl(gelu.bind_fprop, traffic=streamed),
+    "gelu_dgrad": Impl(gelu.bind_dgrad, traffic=streamed),
+    "glu_fprop": Impl(glu.bind_fprop, traffic=streamed),
+    "glu_dgrad": Impl(glu.bind_dgrad, traffic=streamed),
     "last_fprop": Impl(last.bind_fprop),
     "last_dgrad": Impl(last.bind_dgrad),
     "s4kernel_fprop": s4kernel.FPROP,
     "s4kernel_dgrad": s4kernel.DGRAD,
-    "add": Impl(add.bind),
-    "maxpool_fprop": Impl(maxpool.bind_fprop),
-    "maxpool_dgrad": Impl(maxpool.bind_dgrad),
-    "avgpool_fprop": Impl(avgpool.bind_fprop),
-    "avgpool_dgrad": Impl(avgpool.bind_dgrad),
-    "upsample_fprop": Impl(upsample.bind_fprop),
-    "upsample_dgrad": Impl(upsample.bind_dgrad),
-    "flatten_fprop": Impl(flatten.bind_fprop),
-    "flatten_dgrad": Impl(flatten.bind_dgrad),
-    "convert": Impl(convert.bind),
+    "add": Impl(add.bind, traffic=streamed),
+    "maxpool_fprop": Impl(maxpool.bind_fprop, traffic=maxpool.traffic_fprop),
+    "maxpool_dgrad": Impl(maxpool.bind_dgrad, traffic=maxpool.traffic_dgrad),
+    "avgpool_fprop": Impl(avgpool.bind_fprop, traffic=avgpool.traffic_fprop),
+    "avgpool_dgrad": Impl(avgpool.bind_dgrad, traffic=avgpool.traffic_dgrad),
+    "upsample_fprop": Impl(upsample.bind_fprop, traffic=upsample.traffic_fprop),
+    "upsample_dgrad": Impl(upsample.bind_dgrad, traffic=upsample.traffic_dgrad),
+    "flatten_fprop": Impl(flatten.bind_fprop, traffic=flatten.traffic_fprop),
+    "flatten_dgrad": Impl(flatten.bind_dgrad, traffic=flatten.traffic_dgrad),
+    "convert": Impl(convert.bind, traffic=convert.traffic),
     "mse_fprop": mse.FPROP,
     "mse_dgrad": mse.DGRAD,
     "softmax_xent_fprop": softmax_xent.FPROP,

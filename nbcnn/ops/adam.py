@@ -20,6 +20,7 @@ from nbcnn.ops.advance import NONFINITE, STEP
 from nbcnn.ops.call import Call, Impl, Launch, blocks
 from nbcnn.ops.ptx.vector import load4, store4
 from nbcnn.ops.sgd import THREADS, current_rate, effective, effective_gradient, learning_rate, norm_factor, regularisation_args
+from nbcnn.ops.traffic import Traffic, size
 from nbcnn.shapes import numel
 
 f8: Any = types.float64
@@ -123,4 +124,10 @@ def bind(call: Call) -> list[Launch]:
     return [Launch(adam_kernel, blocks(count, 4 * THREADS), THREADS, args)]
 
 
-IMPL = Impl(bind)
+def traffic(call: Call) -> list[Traffic]:
+    """Bytes of `bind`: weight, gradient and both moments in, weight and both moments out; the weights of the last P % 4 two more times."""
+    distinct, again = sum(size(call, "in", i) for i in range(4)), 2 * 4 * (numel(call.in_shapes[0]) % 4)
+    return [Traffic(distinct + again, sum(size(call, "out", i) for i in range(3)), distinct)]
+
+
+IMPL = Impl(bind, traffic=traffic)

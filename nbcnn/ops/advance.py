@@ -26,6 +26,7 @@ import numpy as np
 
 from nbcnn.cuda import i8, jit, types
 from nbcnn.ops.call import Call, Impl, Launch
+from nbcnn.ops.traffic import Traffic, once
 
 STATE_SIZE, SUMS_SIZE = 8, 4
 STEP, EPOCH, POSITION, SEED, NONFINITE = range(5)
@@ -69,4 +70,9 @@ def bind(call: Call) -> list[Launch]:
     return [Launch(advance_kernel, 1, 1, (loss, state, sums, np.int32(call.attrs["count"])))]
 
 
-IMPL = Impl(bind)
+def traffic(call: Call) -> list[Traffic]:
+    """Bytes of `bind`: the loss and two entries each of state and sums in, two and three of them out."""
+    return [once(8 + 16 + 16, 16 + 24)]
+
+
+IMPL = Impl(bind, traffic=traffic)

@@ -8,7 +8,8 @@ from __future__ import annotations
 import numpy as np
 
 from nbcnn.ops.call import Call, Launch
-from nbcnn.ops.window_sum import spread_reference, spread_windows, sum_reference, sum_windows
+from nbcnn.ops.traffic import Traffic
+from nbcnn.ops.window_sum import spread_reference, spread_windows, sum_reference, sum_windows, traffic_spread, traffic_sum
 
 
 def avgpool_fprop(x: np.ndarray, y: np.ndarray, *, size: int, stride: int) -> None:
@@ -31,3 +32,13 @@ def bind_dgrad(call: Call) -> list[Launch]:
     """One launch of `window_sum.spread_windows`."""
     size, stride = call.attrs["size"], call.attrs["stride"]
     return spread_windows(call, size, stride, 1 / size**2)
+
+
+def traffic_fprop(call: Call) -> list[Traffic]:
+    """Bytes of `bind_fprop`."""
+    return traffic_sum(call, call.attrs["size"], call.attrs["stride"])
+
+
+def traffic_dgrad(call: Call) -> list[Traffic]:
+    """Bytes of `bind_dgrad`."""
+    return traffic_spread(call, call.attrs["size"], call.attrs["stride"])

@@ -6,7 +6,7 @@ that overlap or leave gaps. Real: the autoencoder's layers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +37,10 @@ REAL_CONVS = (
 )
 _IMAGES = ((1, 1, 5, 7), (2, 3, 4, 6), (1, 5, 7, 3), (2, 8, 6, 6))
 _WINDOWS = ((2, 2), (3, 2), (2, 3), (3, 1))
+_FACTORS = (1, 2, 3)
+_LOGITS = ((1, 2), (5, 10), (37, 33))
+
+Shapes = Sequence[tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -149,8 +153,8 @@ def series_backward_cases(n: int, c: int, length: int, taps: int) -> Iterator[Ca
         yield Case("dwconv1d_bwd", label + " skip", (dy, x, w, d), (dx, dw, dd), attrs, terms)
 
 
-def activation_cases() -> Iterator[Case]:
-    for shape in _IMAGES:
+def activation_cases(images: Shapes = _IMAGES) -> Iterator[Case]:
+    for shape in images:
         x, dy = _normal(5, *shape), _normal(6, *shape)
         label, out = "×".join(map(str, shape)), ((shape, "float32"),)
         for op, attrs, saved in (
@@ -165,11 +169,11 @@ def activation_cases() -> Iterator[Case]:
         yield Case("add", label, (x, dy), out)
 
 
-def resampling_cases() -> Iterator[Case]:
-    for shape in _IMAGES:
+def resampling_cases(images: Shapes = _IMAGES, windows: Shapes = _WINDOWS, factors: Sequence[int] = _FACTORS) -> Iterator[Case]:
+    for shape in images:
         n, c, h, w = shape
         x, label = _normal(7, *shape), "×".join(map(str, shape))
-        for size, stride in _WINDOWS:
+        for size, stride in windows:
             if size > min(h, w):
                 continue
             pooled = (n, c, window_extent(h, size, stride), window_extent(w, size, stride))
@@ -180,7 +184,7 @@ def resampling_cases() -> Iterator[Case]:
             yield Case("maxpool_dgrad", tag, (dy, index), ((shape, "float32"),), attrs, size * size)
             yield Case("avgpool_fprop", tag, (x,), ((pooled, "float32"),), attrs, size * size)
             yield Case("avgpool_dgrad", tag, (dy,), ((shape, "float32"),), attrs, size * size)
-        for factor in (1, 2, 3):
+        for factor in factors:
             large = (n, c, h * factor, w * factor)
             tag = f"{label} ×{factor}"
             yield Case("upsample_fprop", tag, (x,), ((large, "float32"),), {"factor": factor})
@@ -190,8 +194,8 @@ def resampling_cases() -> Iterator[Case]:
         yield Case("flatten_dgrad", label, (_normal(11, *flat),), ((shape, "float32"),))
 
 
-def loss_cases() -> Iterator[Case]:
-    for shape in _IMAGES:
+def loss_cases(images: Shapes = _IMAGES, logits_of: Shapes = _LOGITS) -> Iterator[Case]:
+    for shape in images:
         y, target, label = _normal(12, *shape), _normal(13, *shape), "×".join(map(str, shape))
         yield Case("mse_fprop", label, (y, target), (((), "float64"),), {}, numel(shape))
         yield Case("mse_dgrad", label, (y, target), ((shape, "float32"),))
@@ -201,7 +205,7 @@ def loss_cases() -> Iterator[Case]:
         loss = np.array(np.sqrt(np.square(p - t).mean()))
         yield Case("rmsle_fprop", f"{n}", (y, target), (((), "float64"),), {"unit": 3.0}, n)
         yield Case("rmsle_dgrad", f"{n}", (y, target, loss), (((n, 1), "float32"),), {"unit": 3.0}, 16)
-    for n, f in ((1, 2), (5, 10), (37, 33)):
+    for n, f in logits_of:
         logits, labels = 3 * _normal(14, n, f), np.random.default_rng(15).integers(0, f, n).astype(np.int32)
         p = np.exp(logits.astype(np.float64))
         p = (p / p.sum(1, keepdims=True)).astype(np.float32)
@@ -209,18 +213,19 @@ def loss_cases() -> Iterator[Case]:
         yield Case("softmax_xent_dgrad", f"{n}×{f}", (p, labels), (((n, f), "float32"),))
 
 
-def training_cases() -> Iterator[Case]:
-    """Input, update and bookkeeping: what a training step runs besides its layers."""
+def training_cases(count: int = 1003, image: tuple[int, ...] = (3, 3, 5, 4)) -> Iterator[Case]:
+    """Input, update and bookkeeping: what a training step runs besides its layers. `count` weights, a batch of shape `image`."""
     state = np.array([3, 1, 2, 99, 0, 0, 0, 0], np.int64)
-    images = np.random.default_rng(16).integers(0, 256, (6, 3, 5, 4)).astype(np.uint8)
-    order, labels = np.array([4, 0, 5, 1, 3, 2], np.int32), np.arange(6, dtype=np.int32) * 7
+    images = np.random.default_rng(16).integers(0, 256, (image[0] + 3, *image[1:])).astype(np.uint8)
+    order, labels = np.random.default_rng(23).permutation(image[0] + 3).astype(np.int32), np.arange(6, dtype=np.int32) * 7
     for flip in (False, True):
-        yield Case("gather", f"flip {flip}", (images, order, state), (((3, 3, 5, 4), "float32"),), {"flip": flip})
+        yield Case("gather", f"flip {flip}", (images, order, state), ((image, "float32"),), {"flip": flip})
+    order = np.array([4, 0, 5, 1, 3, 2], np.int32)
     yield Case("gather_labels", "3 of 6", (labels, order, state), (((3,), "int32"),))
     rows, targets, starts = _normal(23, 40 * 3), _normal(24, 40), np.array([30, 0, 7, 21, 12, 3], np.int32)
     wanted = (((3, 3, 9), "float32"), ((3,), "float32"))
     yield Case("gather_windows", "3 of 6", (rows, targets, starts, order, state), wanted)
-    count, rates = 1003, np.linspace(0.1, 0.01, 8).astype(np.float32)
+    rates = np.linspace(0.1, 0.01, 8).astype(np.float32)
     w, g, m, v = _normal(17, count), _normal(18, count), _normal(19, count), _normal(20, count) ** 2
     norm = np.array(np.linalg.norm(g.astype(np.float64)))
     plain = {"weight_decay": 0.0, "clip_value": 0.0, "clip_norm": 0.0, "decayed": 512}
@@ -230,9 +235,9 @@ def training_cases() -> Iterator[Case]:
     yield Case("sgd", "clipped, decayed", (w, g, m, rates, state, norm), (0, 2, 4), sgd | clipped, 4)
     yield Case("adam", "plain", (w, g, m, v, rates, state), (0, 2, 3, 5), adam | plain, 4)
     yield Case("adam", "clipped, decayed", (w, g, m, v, rates, state, norm), (0, 2, 3, 5), adam | clipped, 4)
-    yield Case("grad_norm", "1003", (g,), (((), "float64"),), {}, count)
+    yield Case("grad_norm", f"{count}", (g,), (((), "float64"),), {}, count)
     index = np.random.default_rng(21).integers(-1, count, 777).astype(np.int32)
-    yield Case("pack_weights", "777 of 1003", (w, index), (((777,), "float32"),))
+    yield Case("pack_weights", f"777 of {count}", (w, index), (((777,), "float32"),))
     for terms in (1, 4, 6):
         sums = np.random.default_rng(22).integers(-1, count, (terms, 260)).astype(np.int32)
         yield Case("pack_weights", f"{terms} terms", (w, sums), (((260,), "float32"),), {}, terms)

@@ -15,6 +15,7 @@ from nbcnn.cuda import cuda, f4, i4, jit
 from nbcnn.ops.call import Call, Launch, blocks
 from nbcnn.ops.elementwise import copy
 from nbcnn.ops.stored import kinds, scalar_io
+from nbcnn.ops.traffic import Traffic, element, outputs, size, streamed
 from nbcnn.ops.windows import THREADS, split
 
 TILE, PITCH = 32, 33
@@ -95,6 +96,20 @@ def transpose(call: Call, batch: int, rows: int, cols: int) -> list[Launch]:
     row_tiles, col_tiles = blocks(rows, TILE), blocks(cols, TILE)
     scalars = (np.int32(n) for n in (rows, cols, row_tiles, col_tiles))
     return [Launch(transpose_kernel(*kinds(call)), batch * row_tiles * col_tiles, (TILE, TILE_ROWS), (*arrays, *scalars))]
+
+
+def traffic_transpose(call: Call, batch: int, rows: int, cols: int) -> list[Traffic]:
+    """Bytes of `transpose`: whole tiles are read, beyond the edge the last element again."""
+    read = rows * cols if min(rows, cols) <= NARROW else blocks(rows, TILE) * blocks(cols, TILE) * TILE**2
+    return [Traffic(element(call) * batch * read, outputs(call), size(call, "in", 0))]
+
+
+def traffic(call: Call) -> list[Traffic]:
+    """Bytes of `bind`."""
+    N, C, H, W = call.in_shapes[0]
+    if call.attrs["source"] == call.attrs["target"]:
+        return streamed(call)
+    return traffic_transpose(call, N, *((C, H * W) if call.attrs["source"] == "NCHW" else (H * W, C)))
 
 
 def bind(call: Call) -> list[Launch]:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import numpy as np
 
 from nbcnn.ops.call import Call, Launch
-from nbcnn.ops.convert import transpose
+from nbcnn.ops.convert import traffic_transpose, transpose
 from nbcnn.ops.elementwise import copy
+from nbcnn.ops.traffic import Traffic, streamed
 
 
 def flatten_fprop(x: np.ndarray, y: np.ndarray) -> None:
@@ -36,3 +37,15 @@ def bind_dgrad(call: Call) -> list[Launch]:
         return copy(call)
     N, C, H, W = call.out_shapes[0]
     return transpose(call, N, C, H * W)
+
+
+def traffic_fprop(call: Call) -> list[Traffic]:
+    """Bytes of `bind_fprop`."""
+    N, C, H, W = call.in_shapes[0]
+    return streamed(call) if call.layout == "NCHW" else traffic_transpose(call, N, H * W, C)
+
+
+def traffic_dgrad(call: Call) -> list[Traffic]:
+    """Bytes of `bind_dgrad`."""
+    N, C, H, W = call.out_shapes[0]
+    return streamed(call) if call.layout == "NCHW" else traffic_transpose(call, N, C, H * W)

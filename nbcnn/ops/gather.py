@@ -21,6 +21,7 @@ from nbcnn.cuda import cuda, f4, i4, i8, jit, types, u4
 from nbcnn.ops.advance import EPOCH, POSITION, SEED
 from nbcnn.ops.call import Call, Impl, Launch, blocks
 from nbcnn.ops.stored import kinds, scalar_io, vector_io
+from nbcnn.ops.traffic import Traffic, once, outputs
 from nbcnn.shapes import numel
 
 THREADS = 256
@@ -169,4 +170,14 @@ def bind_labels(call: Call) -> list[Launch]:
     return [Launch(gather_labels_kernel, blocks(count, THREADS), THREADS, (labels, order, state, call.outs[0], np.int32(count)))]
 
 
-IMPL, LABELS = Impl(bind), Impl(bind_labels)
+def traffic(call: Call) -> list[Traffic]:
+    """Bytes of `bind`: the images that are taken, a byte an element, and what they become."""
+    return [once(numel(call.out_shapes[0]), outputs(call))]
+
+
+def traffic_labels(call: Call) -> list[Traffic]:
+    """Bytes of `bind_labels`: places, labels, labels."""
+    return [once(2 * outputs(call), outputs(call))]
+
+
+IMPL, LABELS = Impl(bind, traffic=traffic), Impl(bind_labels, traffic=traffic_labels)

@@ -10,6 +10,7 @@ from nbcnn.cuda import cuda, i4, jit, types
 from nbcnn.ops.call import Call, Impl, Launch
 from nbcnn.ops.ptx.vector import load4_if
 from nbcnn.ops.reduce import QUADS, QUADS_PER_BLOCK, THREADS, block_sum, f8, sum_blocks, sum_of
+from nbcnn.ops.traffic import Traffic, once, size
 from nbcnn.shapes import numel
 
 
@@ -72,4 +73,10 @@ def bind(call: Call) -> list[Launch]:
     ]
 
 
-IMPL = Impl(bind, scratch)
+def traffic(call: Call) -> list[Traffic]:
+    """Bytes of `bind`."""
+    partials = scratch(call)
+    return [once(size(call, "in", 0), partials), once(partials, 8)]
+
+
+IMPL = Impl(bind, scratch, traffic=traffic)

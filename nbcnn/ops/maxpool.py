@@ -15,6 +15,8 @@ import numpy as np
 from nbcnn.cuda import cuda, f4, i4, jit, u4
 from nbcnn.ops.call import Call, Launch
 from nbcnn.ops.stored import kinds, scalar_io, vector_io
+from nbcnn.ops.traffic import Traffic, element, outputs, size
+from nbcnn.ops.window_sum import spread_reads, sum_reads
 from nbcnn.ops.windows import in_rows, lane_io, lanes_of, launch, place, planes, position, reach_of, split, taps
 
 LOWEST = np.float32(-np.inf)
@@ -289,3 +291,18 @@ def bind_dgrad(call: Call) -> list[Launch]:
         return launch(dgrad_tile_kernel(kind, lanes, size), outer * tiles_h * tiles_w * groups, arrays, H, W, P, Q, groups, tiles_h, tiles_w)
     arrays = (dy, index.view(np.uint32) if lanes == 4 else index, dx)
     return launch(dgrad_kernel(kind, lanes, size, stride), outer * H * W * groups, arrays, H, W, P, Q, groups)
+
+
+def traffic_fprop(call: Call) -> list[Traffic]:
+    """Bytes of `bind_fprop`."""
+    read, distinct = sum_reads(call.in_shapes[0], call.out_shapes[0], call.attrs["size"], call.attrs["stride"])
+    return [Traffic(element(call) * read, outputs(call), element(call) * distinct)]
+
+
+def traffic_dgrad(call: Call) -> list[Traffic]:
+    """Bytes of `bind_dgrad`: every value of dy comes with its index."""
+    uint8 = call.in_dtypes[1] == "uint8" if call.in_dtypes else True
+    layout = call.layout if uint8 else "one by one"
+    windows = spread_reads(call.out_shapes[0], layout, call.attrs["size"], call.attrs["stride"])
+    each = element(call) + element(call, at=1)
+    return [Traffic(windows * each, outputs(call), min(windows * each, size(call, "in", 0) + size(call, "in", 1)))]

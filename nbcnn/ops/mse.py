@@ -15,6 +15,7 @@ from nbcnn.cuda import cuda, i4, jit, types
 from nbcnn.ops.call import Call, Impl, Launch, blocks
 from nbcnn.ops.reduce import QUADS, QUADS_PER_BLOCK, THREADS, add_partials, block_sum, f8, partial_bytes, sum_blocks
 from nbcnn.ops.stored import scalar_io, vector_io, vector_load_if
+from nbcnn.ops.traffic import Traffic, once, size, streamed
 from nbcnn.shapes import numel
 
 
@@ -122,4 +123,10 @@ def bind_dgrad(call: Call) -> list[Launch]:
     return [Launch(dgrad_kernel(*_kinds(call)), blocks(count, 4 * THREADS), THREADS, args)]
 
 
-FPROP, DGRAD = Impl(bind_fprop, scratch_fprop), Impl(bind_dgrad)
+def traffic_fprop(call: Call) -> list[Traffic]:
+    """Bytes of `bind_fprop`."""
+    read, grid = size(call, "in", 0) + size(call, "in", 1), sum_blocks(numel(call.in_shapes[0]))
+    return [once(read, 8 * grid), *([once(8 * grid, 8)] if grid > 1 else [])]
+
+
+FPROP, DGRAD = Impl(bind_fprop, scratch_fprop, traffic=traffic_fprop), Impl(bind_dgrad, traffic=streamed)

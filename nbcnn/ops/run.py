@@ -148,8 +148,8 @@ class Bound:
         """Fill the fresh outputs with NaN (floats) or the largest value (integers): what a kernel leaves out cannot pass."""
         for array, out, shape, kind in zip(self.call.outs, self._outs, self.call.out_shapes, self.call.out_dtypes, strict=True):
             if not isinstance(out, int) and numel(shape):
-                empty = poison(np.empty(numel(shape), out[1]))
-                self.place.upload(array, encode(empty, kind) if kind != out[1] else empty)
+                one = poison(np.empty(1, out[1]))
+                self.place.upload(array, np.repeat(encode(one, kind) if kind != out[1] else one, numel(shape)))
 
     def with_tiles(self, tiles: Sequence[Any]) -> list[Bound]:
         """The same op on the same operands with each of `tiles`.

@@ -21,6 +21,7 @@ from nbcnn.cuda import cuda, f4, i4, i8, jit
 from nbcnn.ops.advance import NONFINITE, STEP
 from nbcnn.ops.call import Call, Impl, Launch, blocks
 from nbcnn.ops.ptx.vector import load4, store4
+from nbcnn.ops.traffic import Traffic, size
 from nbcnn.shapes import numel
 
 THREADS = 256
@@ -173,4 +174,10 @@ def bind(call: Call) -> list[Launch]:
     return [Launch(sgd_kernel, blocks(count, 4 * THREADS), THREADS, args)]
 
 
-IMPL = Impl(bind)
+def traffic(call: Call) -> list[Traffic]:
+    """Bytes of `bind`: weight, gradient and momentum in, weight and momentum out; the weights of the last P % 4 two more times."""
+    distinct, again = sum(size(call, "in", i) for i in range(3)), 2 * 4 * (numel(call.in_shapes[0]) % 4)
+    return [Traffic(distinct + again, size(call, "out", 0) + size(call, "out", 1), distinct)]
+
+
+IMPL = Impl(bind, traffic=traffic)

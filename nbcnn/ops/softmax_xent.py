@@ -20,6 +20,7 @@ from nbcnn.cuda import cuda, f4, i4, jit, types
 from nbcnn.ops.call import Call, Impl, Launch, blocks
 from nbcnn.ops.reduce import THREADS, add_partials, block_sum, f8, larger, partial_bytes, plus, team_reduction
 from nbcnn.ops.stored import kinds, scalar_io
+from nbcnn.ops.traffic import Traffic, element, once, outputs, size
 
 NAN = float("nan")
 
@@ -150,4 +151,18 @@ def bind_dgrad(call: Call) -> list[Launch]:
     return [Launch(dgrad_kernel(kinds(call)[0]), blocks(rows * classes, THREADS), THREADS, args)]
 
 
-FPROP, DGRAD = Impl(bind_fprop, scratch_fprop), Impl(bind_dgrad)
+def traffic_fprop(call: Call) -> list[Traffic]:
+    """Bytes of `bind_fprop`: a row is read three times, and its label's element once more."""
+    logits, labels, grid = size(call, "in", 0), size(call, "in", 1), _grid(call)
+    picked = call.in_shapes[0][0] * element(call)
+    first = Traffic(3 * logits + labels + picked, size(call, "out", 0) + 8 * grid, logits + labels)
+    return [first] if grid == 1 else [first, once(8 * grid, 8)]
+
+
+def traffic_dgrad(call: Call) -> list[Traffic]:
+    """Bytes of `bind_dgrad`: every element asks for its row's label."""
+    p, labels = size(call, "in", 0), size(call, "in", 1)
+    return [Traffic(p + labels * call.in_shapes[0][1], outputs(call), p + labels)]
+
+
+FPROP, DGRAD = Impl(bind_fprop, scratch_fprop, traffic=traffic_fprop), Impl(bind_dgrad, traffic=traffic_dgrad)

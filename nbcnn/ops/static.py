@@ -53,6 +53,20 @@ def compile_kernel(kernel: Any, args: tuple[Any, ...], arch: str = "90a") -> Sta
 
     Raises whatever Numba, NVVM or nvJitLink raise: a kernel that does not compile.
     """
+    library, cc = _library(kernel, args, arch, lto=True)
+    library._lto, library._max_registers = True, kernel.targetoptions.get("max_registers")
+    cubin = library.get_cubin(cc=cc).code
+    return StaticReport(kernel.py_func.__name__, f"sm_{arch}", *_resources(cubin), cubin)
+
+
+def ptx_of_launch(launch: Launch, arch: str = "90a") -> str:
+    """The PTX of a bound launch's kernel, which registers are given out to only later. Raises as `compile_kernel`."""
+    library, cc = _library(launch.kernel, signature_of(launch), arch, lto=False)
+    return str(library.get_asm_str(cc=cc))
+
+
+def _library(kernel: Any, args: tuple[Any, ...], arch: str, lto: bool) -> tuple[Any, tuple[Any, ...]]:
+    """What Numba makes of a kernel before linking, and the compute capability."""
     from numba.cuda import compiler, dispatcher
 
     digits = arch.rstrip("abcdefghijklmnopqrstuvwxyz")
@@ -72,11 +86,9 @@ def compile_kernel(kernel: Any, args: tuple[Any, ...], arch: str = "90a") -> Sta
             cc=cc[:2],
             fastmath=options.get("fastmath", False),
             launch_bounds=options.get("launch_bounds"),
-            lto=True,
+            lto=lto,
         )
-    library._lto, library._max_registers = True, options.get("max_registers")
-    cubin = library.get_cubin(cc=cc).code
-    return StaticReport(kernel.py_func.__name__, f"sm_{arch}", *_resources(cubin), cubin)
+    return library, cc
 
 
 def compile_launch(launch: Launch, arch: str = "90a") -> StaticReport:

@@ -18,6 +18,7 @@ from nbcnn.ops import elementwise
 from nbcnn.ops.call import Call, Impl, Launch
 from nbcnn.ops.ptx.vector import load_bf16x8, store_bf16x8
 from nbcnn.ops.stored import kinds
+from nbcnn.ops.traffic import Traffic, outputs, size
 from nbcnn.ops.windows import lane_io, launch, place, position, split
 
 
@@ -102,4 +103,11 @@ def bind(call: Call) -> list[Launch]:
     return launch(unpool_kernel(kind, lanes), N * P * Q * K // lanes, (dy, index, dx), P, Q, K // lanes)
 
 
-IMPL = Impl(bind, supports=supports)
+def traffic(call: Call) -> list[Traffic]:
+    """Bytes of `bind`: the index byte of four channels is read for each of them where channels are handled one by one."""
+    N, K, P, Q = call.in_shapes[0]
+    dy, index = size(call, "in", 0), size(call, "in", 1)
+    return [Traffic(dy + (index if K % 4 == 0 else N * K * P * Q), outputs(call), dy + index)]
+
+
+IMPL = Impl(bind, supports=supports, traffic=traffic)

@@ -8,7 +8,8 @@ from __future__ import annotations
 import numpy as np
 
 from nbcnn.ops.call import Call, Launch
-from nbcnn.ops.window_sum import spread_windows, sum_reference, sum_windows
+from nbcnn.ops.traffic import Traffic
+from nbcnn.ops.window_sum import spread_windows, sum_reference, sum_windows, traffic_spread, traffic_sum
 from nbcnn.ops.windows import taps
 
 
@@ -33,3 +34,13 @@ def bind_dgrad(call: Call) -> list[Launch]:
     """One launch of `window_sum.sum_windows`."""
     factor = call.attrs["factor"]
     return sum_windows(call, factor, factor, 1)
+
+
+def traffic_fprop(call: Call) -> list[Traffic]:
+    """Bytes of `bind_fprop`."""
+    return traffic_spread(call, call.attrs["factor"], call.attrs["factor"])
+
+
+def traffic_dgrad(call: Call) -> list[Traffic]:
+    """Bytes of `bind_dgrad`."""
+    return traffic_sum(call, call.attrs["factor"], call.attrs["factor"])

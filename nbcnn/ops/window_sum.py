@@ -14,8 +14,10 @@ from typing import Any
 import numpy as np
 
 from nbcnn.cuda import cuda, f4, i4, jit
-from nbcnn.ops.call import Call, Launch
+from nbcnn.ops.call import Call, Launch, Shape
 from nbcnn.ops.stored import kinds, scalar_io, vector_io
+from nbcnn.ops.traffic import Traffic, element, outputs, size
+from nbcnn.ops.traffic import windows as windows_along
 from nbcnn.ops.windows import in_rows, lane_io, lanes_of, launch, place, planes, position, reach_of, split, taps
 
 
@@ -220,3 +222,30 @@ def spread_windows(call: Call, size: int, stride: int, scale: float) -> list[Lau
     if lanes == 4 and size == stride:
         return launch(tile_kernel(kind, lanes, size), outer * tiles_h * tiles_w * groups, arrays, factor, H, W, P, Q, groups, tiles_h, tiles_w)
     return launch(spread_kernel(kind, lanes, size, stride), outer * H * W * groups, arrays, factor, H, W, P, Q, groups)
+
+
+def sum_reads(shape: Shape, windows: Shape, size: int, stride: int) -> tuple[int, int]:
+    """Elements of images of `shape` (N,C,H,W) that `windows` (N,C,P,Q) read, and how many of them are different."""
+    (N, C, H, W), (P, Q) = shape, windows[2:]
+    down, rows = windows_along(P, size, H, stride)
+    across, columns = windows_along(Q, size, W, stride)
+    return N * C * down * across, N * C * rows * columns
+
+
+def spread_reads(shape: Shape, layout: str, size: int, stride: int) -> int:
+    """Values of windows that are read to spread them over images of `shape`: once a tile where windows are tiles, else for every element."""
+    N, C, H, W = shape
+    tiled = in_rows(layout, size, stride, W) or (layout == "NHWC" and lanes_of(C) == 4 and size == stride)
+    return N * C * (-(-H // size) * -(-W // size) if tiled else H * W * reach_of(size, stride) ** 2)
+
+
+def traffic_sum(call: Call, window: int, stride: int) -> list[Traffic]:
+    """Bytes of `sum_windows`."""
+    read, distinct = sum_reads(call.in_shapes[0], call.out_shapes[0], window, stride)
+    return [Traffic(element(call) * read, outputs(call), element(call) * distinct)]
+
+
+def traffic_spread(call: Call, window: int, stride: int) -> list[Traffic]:
+    """Bytes of `spread_windows`."""
+    read = element(call) * spread_reads(call.out_shapes[0], call.layout, window, stride)
+    return [Traffic(read, outputs(call), min(read, size(call, "in", 0)))]

@@ -16,6 +16,8 @@ import numpy as np
 from nbcnn.cuda import cuda, f4, i4, jit
 from nbcnn.ops.call import Launch, Shape, blocks
 from nbcnn.ops.ptx.vector import load1_if, load4_if, store4
+from nbcnn.ops.traffic import Traffic
+from nbcnn.ops.traffic import windows as windows_along
 from nbcnn.ops.windows import position
 
 THREADS = 256
@@ -68,3 +70,10 @@ def launch_boxes(dy: Any, s: Any, shape: Shape) -> Launch:
     count = N * (H + 1) * (W + 1) * C // lanes
     sizes = (np.int32(v) for v in (count, H, W, C // lanes))
     return Launch(box_kernel(lanes), blocks(count, THREADS), THREADS, (dy, s, *sizes))
+
+
+def box_traffic(shape: Shape) -> Traffic:
+    """Bytes of `launch_boxes`: every element is in four boxes."""
+    N, C, H, W = shape
+    down, across = windows_along(H + 1, 2, H, first=1)[0], windows_along(W + 1, 2, W, first=1)[0]
+    return Traffic(4 * N * C * down * across, 4 * N * (H + 1) * (W + 1) * C, 4 * N * H * W * C)

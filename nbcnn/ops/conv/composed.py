@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.ops.call import Call, HostCall, Impl, Launch, Shape
+from nbcnn.ops.traffic import Traffic
 from nbcnn.shapes import numel
 from nbcnn.storage import ITEMSIZE, numpy_dtype
 
@@ -82,9 +83,16 @@ def pool_wgrad(wgrad: Impl, unpool: Impl) -> Impl:
         _, second, dz = parts(call)
         return dz.nbytes + wgrad.scratch(second)
 
+    def traffic(call: Call) -> list[Traffic]:
+        first, second, _ = parts(call)
+        assert unpool.traffic is not None
+        assert wgrad.traffic is not None
+        return [*unpool.traffic(first), *wgrad.traffic(second)]
+
     return replace(
         wgrad,
         bind=bind,
+        traffic=traffic if wgrad.traffic is not None else None,
         scratch=scratch,
         supports=lambda call: wgrad.supports(parts(call)[1]),
         tile=lambda call, multiprocessors: wgrad.tile(parts(call)[1], multiprocessors),
@@ -116,9 +124,17 @@ def upconv_mse(upconv: Impl, mse_fprop: Impl, mse_dgrad: Impl) -> Impl:
         assert upconv.pack is not None
         return upconv.pack(parts(call)[0])
 
+    def traffic(call: Call) -> list[Traffic]:
+        first, second, third, _ = parts(call)
+        assert upconv.traffic is not None
+        assert mse_fprop.traffic is not None
+        assert mse_dgrad.traffic is not None
+        return [*upconv.traffic(first), *mse_fprop.traffic(second), *mse_dgrad.traffic(third)]
+
     return replace(
         upconv,
         bind=bind,
+        traffic=traffic if upconv.traffic is not None else None,
         scratch=scratch,
         supports=lambda call: upconv.supports(parts(call)[0]),
         tile=lambda call, multiprocessors: upconv.tile(parts(call)[0], multiprocessors),

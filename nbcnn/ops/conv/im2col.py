@@ -31,9 +31,10 @@ from nbcnn.ops.conv import im2col_wgrad
 from nbcnn.ops.conv.loaders import gather_rows, matrix
 from nbcnn.ops.conv.pooling import pool_tile
 from nbcnn.ops.conv.register_tile import ALIGNMENT, block_corner, block_part, matrix_product, shared_floats, store_tile
-from nbcnn.ops.conv.splitk import launch_sum_planes
-from nbcnn.ops.conv.splitk_fused import launch_sum_pooled
+from nbcnn.ops.conv.splitk import launch_sum_planes, sum_planes_traffic
+from nbcnn.ops.conv.splitk_fused import launch_sum_pooled, sum_pooled_traffic
 from nbcnn.ops.conv.tiles import Product, Tile, choices, unsplit
+from nbcnn.ops.traffic import Traffic, ceil_div, clipped, windows
 from nbcnn.shapes import ConvShape, numel
 
 
@@ -121,6 +122,26 @@ def launches(call: Call, x: Any, b: Any, y: Any, GN: int, extents: tuple[int, ..
     return made
 
 
+def product_traffic(tile: Tile, GN: int, extents: tuple[int, ...], window: Window) -> list[Traffic]:
+    """Bytes of `launches`: pixels once a column of tiles and tap, weights once a row of tiles."""
+    N, C, H, W, P, Q, pad_h, pad_w = extents
+    shifts, phases = ((0, 1), 4) if window.phases else ((0,), 1)
+    down = [windows(P, window.R, H, window.stride, pad_h - shift, window.dilate) for shift in shifts]
+    across = [windows(Q, window.S, W, window.stride, pad_w - shift, window.dilate) for shift in shifts]
+    pixels, seen = sum(a for a, _ in down) * sum(a for a, _ in across), max(a for _, a in down) * max(a for _, a in across)
+    GM, GK, columns, planes = N * P * Q, C * window.R * window.S, padded(GN), tile.split
+    read = 4 * N * C * pixels * ceil_div(GN, tile.BN) + 4 * GK * clipped(columns, tile.BN, phases) * ceil_div(GM, tile.BM)
+    distinct, outputs = 4 * N * C * seen + 4 * GK * columns * phases, phases * GM * GN
+    if planes > 1:
+        product = Traffic(read, 4 * planes * outputs, distinct)
+        if window.after == "pool":
+            return [product, sum_pooled_traffic(GM // 4, GN, planes)]
+        return [product, sum_planes_traffic(outputs, planes, window.after == "mask")]
+    mask = 4 * outputs if window.after == "mask" else 0
+    written = GM // 4 * (4 * GN + ceil_div(GN, 4)) if window.after == "pool" else 4 * outputs
+    return [Traffic(read + mask, written, distinct + mask)]
+
+
 def padded(count: int) -> int:
     """Columns of a packed weight: rounded up to whole 16-byte loads."""
     return -(-count // 4) * 4
@@ -137,15 +158,31 @@ def bind_fprop(call: Call) -> list[Launch]:
     """x (N,C,H,W), w (K,C,R,S)[, b (K)] -> y (N,K,P,Q)."""
     c = shape_of(call)
     b = call.ins[2] if len(call.ins) == 3 else None
-    extents = (c.N, c.C, c.H, c.W, c.P, c.Q, c.pad, c.pad)
-    return launches(call, call.ins[0], b, call.outs[0], c.K, extents, Window(c.R, c.S, c.stride))
+    return launches(call, call.ins[0], b, call.outs[0], c.K, fprop_extents(c), Window(c.R, c.S, c.stride))
 
 
 def bind_dgrad(call: Call) -> list[Launch]:
     """dy (N,K,P,Q), w (K,C,R,S) -> dx (N,C,H,W)."""
     c = shape_of(call)
-    extents = (c.N, c.K, c.P, c.Q, c.H, c.W, c.R - 1 - c.pad, c.S - 1 - c.pad)
-    return launches(call, call.ins[0], None, call.outs[0], c.C, extents, Window(c.R, c.S, 1, c.stride))
+    return launches(call, call.ins[0], None, call.outs[0], c.C, dgrad_extents(c), Window(c.R, c.S, 1, c.stride))
+
+
+def fprop_extents(c: ConvShape) -> tuple[int, ...]:
+    """What `launches` gathers from: x."""
+    return c.N, c.C, c.H, c.W, c.P, c.Q, c.pad, c.pad
+
+
+def dgrad_extents(c: ConvShape) -> tuple[int, ...]:
+    """What `launches` gathers from: dy."""
+    return c.N, c.K, c.P, c.Q, c.H, c.W, c.R - 1 - c.pad, c.S - 1 - c.pad
+
+
+def traffic(call: Call, after: str = "") -> list[Traffic]:
+    """Bytes of fprop or dgrad; `after` as in `Window`."""
+    c = shape_of(call)
+    if "fprop" in call.op:
+        return product_traffic(call.tile, c.K, fprop_extents(c), Window(c.R, c.S, c.stride, after=after))
+    return product_traffic(call.tile, c.C, dgrad_extents(c), Window(c.R, c.S, 1, c.stride, after=after))
 
 
 def _packed_index(index: np.ndarray) -> np.ndarray:
@@ -179,8 +216,8 @@ def scratch(call: Call) -> int:
 
 
 OPS = {
-    "conv_fprop": Impl(bind_fprop, scratch, pack=pack_fprop, **choices(product)),
-    "conv_dgrad": Impl(bind_dgrad, scratch, pack=pack_dgrad, **choices(product)),
-    "conv_wgrad": Impl(im2col_wgrad.bind, im2col_wgrad.scratch, **choices(im2col_wgrad.product)),
+    "conv_fprop": Impl(bind_fprop, scratch, pack=pack_fprop, traffic=traffic, **choices(product)),
+    "conv_dgrad": Impl(bind_dgrad, scratch, pack=pack_dgrad, traffic=traffic, **choices(product)),
+    "conv_wgrad": Impl(im2col_wgrad.bind, im2col_wgrad.scratch, traffic=im2col_wgrad.traffic, **choices(im2col_wgrad.product)),
 }
 """The convolutions of row `im2col`: every shape, NHWC, float32."""

@@ -20,11 +20,12 @@ import numpy as np
 from nbcnn.ops import mse, unpool
 from nbcnn.ops.call import Call, Impl, Launch
 from nbcnn.ops.conv import composed, im2col, im2col_wgrad
-from nbcnn.ops.conv.box import extents, launch_boxes
+from nbcnn.ops.conv.box import box_traffic, extents, launch_boxes
 from nbcnn.ops.conv.folded import TERMS, phase_filters
-from nbcnn.ops.conv.im2col import Window, launches, padded, shape_of
-from nbcnn.ops.conv.splitk_fused import launch_sum_turned
+from nbcnn.ops.conv.im2col import Window, launches, padded, product_traffic, shape_of
+from nbcnn.ops.conv.splitk_fused import exchanged_traffic, launch_sum_turned
 from nbcnn.ops.conv.tiles import Product, choices
+from nbcnn.ops.traffic import Traffic
 from nbcnn.shapes import ConvShape, numel
 
 ALIGNMENT = 256
@@ -140,15 +141,47 @@ def scratch_up_wgrad(call: Call) -> int:
     return _box_bytes(call, 1) + 4 * call.tile.split * (GM + 1) * GN
 
 
+def traffic_fprop(call: Call) -> list[Traffic]:
+    """Bytes of `bind_fprop`."""
+    return im2col.traffic(call, "pool" if len(call.out_shapes) == 2 else "relu")
+
+
+def traffic_dgrad_relu(call: Call) -> list[Traffic]:
+    """Bytes of `bind_dgrad_relu`."""
+    return im2col.traffic(call, "mask")
+
+
+def traffic_up_fprop(call: Call) -> list[Traffic]:
+    """Bytes of `bind_up_fprop`."""
+    N, C, H, W = call.in_shapes[0]
+    window = Window(2, 2, after="relu" if call.op == "upconv_relu_fprop" else "", phases=True)
+    return product_traffic(call.tile, call.in_shapes[1][0], (N, C, H, W, H, W, 1, 1), window)
+
+
+def traffic_up_dgrad(call: Call) -> list[Traffic]:
+    """Bytes of `bind_up_dgrad`."""
+    N, C, H, W = call.out_shapes[0]
+    _, K, high, wide = extents(call.in_shapes[0])
+    window = Window(3, 3, 2, after="mask" if len(call.in_shapes) == 3 else "")
+    return [box_traffic(call.in_shapes[0]), *product_traffic(call.tile, C, (N, K, high, wide, H, W, 0, 0), window)]
+
+
+def traffic_up_wgrad(call: Call) -> list[Traffic]:
+    """Bytes of `bind_up_wgrad`."""
+    K, C = call.out_shapes[0][:2]
+    product = im2col_wgrad.product_traffic(call.tile, exchanged(call), "B")
+    return [box_traffic(call.in_shapes[1]), product, *exchanged_traffic(9, K, C, call.tile.split)]
+
+
 _TILES = choices(im2col.product)
-_FPROP = Impl(bind_fprop, scratch, supports, pack=im2col.pack_fprop, **_TILES)
-_UP = Impl(bind_up_fprop, scratch, supports, pack=pack_up_fprop, **choices(product_up_fprop))
-_UP_DGRAD = Impl(bind_up_dgrad, scratch_up_dgrad, supports, pack=im2col.pack_dgrad, **choices(product_up_dgrad))
+_FPROP = Impl(bind_fprop, scratch, supports, pack=im2col.pack_fprop, traffic=traffic_fprop, **_TILES)
+_UP = Impl(bind_up_fprop, scratch, supports, pack=pack_up_fprop, traffic=traffic_up_fprop, **choices(product_up_fprop))
+_UP_DGRAD = Impl(bind_up_dgrad, scratch_up_dgrad, supports, pack=im2col.pack_dgrad, traffic=traffic_up_dgrad, **choices(product_up_dgrad))
 
 FUSED = {
     "conv_relu_fprop": _FPROP,
     "conv_relu_pool_fprop": _FPROP,
-    "conv_dgrad_relu": Impl(bind_dgrad_relu, scratch, supports, pack=im2col.pack_dgrad, **_TILES),
+    "conv_dgrad_relu": Impl(bind_dgrad_relu, scratch, supports, pack=im2col.pack_dgrad, traffic=traffic_dgrad_relu, **_TILES),
     "conv_pool_wgrad": composed.pool_wgrad(im2col.OPS["conv_wgrad"], unpool.IMPL),
     "unpool": unpool.IMPL,
     "upconv_fprop": _UP,
@@ -156,6 +189,6 @@ FUSED = {
     "upconv_mse_fprop": composed.upconv_mse(_UP, mse.FPROP, mse.DGRAD),
     "upconv_dgrad": _UP_DGRAD,
     "upconv_dgrad_relu": _UP_DGRAD,
-    "upconv_wgrad": Impl(bind_up_wgrad, scratch_up_wgrad, supports, **choices(product_up_wgrad)),
+    "upconv_wgrad": Impl(bind_up_wgrad, scratch_up_wgrad, supports, traffic=traffic_up_wgrad, **choices(product_up_wgrad)),
 }
 """The fused convolutions of row `im2col`: every shape, NHWC, float32."""

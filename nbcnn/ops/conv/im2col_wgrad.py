@@ -21,8 +21,9 @@ from nbcnn.cuda import cuda, f4, i4, i8, jit
 from nbcnn.ops.call import Call, Launch
 from nbcnn.ops.conv.loaders import gather_columns, lines_of_a_tile, matrix
 from nbcnn.ops.conv.register_tile import ALIGNMENT, Loader, block_corner, block_part, matrix_product, shared_floats, store_tile
-from nbcnn.ops.conv.splitk import launch_sum_filters
+from nbcnn.ops.conv.splitk import launch_sum_filters, sum_filters_traffic
 from nbcnn.ops.conv.tiles import Product, Tile, unsplit
+from nbcnn.ops.traffic import Traffic, ceil_div, windows
 from nbcnn.shapes import ConvShape
 
 
@@ -149,3 +150,20 @@ def scratch(call: Call) -> int:
     """Bytes of the partial weight gradients, and of the partial bias gradients behind them."""
     GM, GN, _ = shape_of(call).gemm("wgrad")
     return 4 * call.tile.split * (GM * GN + GM)
+
+
+def product_traffic(tile: Tile, c: ConvShape, sums: str) -> Traffic:
+    """Bytes of `launch_product`: dy once a column of tiles, x once a row of tiles and tap."""
+    GM, GN, GK = c.gemm("wgrad")
+    down, rows = windows(c.P, c.R, c.H, c.stride, c.pad)
+    across, columns = windows(c.Q, c.S, c.W, c.stride, c.pad)
+    dy = 4 * GK * GM
+    read = dy * ceil_div(GN, tile.BN) + 4 * c.N * c.C * down * across * ceil_div(GM, tile.BM)
+    beside = {"": 0, "A": GM, "B": GN}[sums]
+    return Traffic(read, 4 * tile.split * (GM * GN + beside), dy + 4 * c.N * c.C * rows * columns)
+
+
+def traffic(call: Call) -> list[Traffic]:
+    """Bytes of `bind`."""
+    c, bias = shape_of(call), len(call.out_shapes) == 2
+    return [product_traffic(call.tile, c, "A" if bias else ""), sum_filters_traffic(c.K, c.C, c.R * c.S, call.tile.split, bias)]

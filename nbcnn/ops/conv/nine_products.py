@@ -19,7 +19,9 @@ import numpy as np
 from nbcnn.ops.call import Call, Impl, Launch
 from nbcnn.ops.conv import im2col
 from nbcnn.ops.conv.winograd import BYTES, LEAST_TILES, Scratch, WinogradTile, launch_filters, launch_images, launch_points
-from nbcnn.ops.conv.winograd_product import launch_rows
+from nbcnn.ops.conv.winograd_product import launch_rows, rows_traffic
+from nbcnn.ops.conv.winograd_transform import filters_traffic, images_traffic, points_traffic
+from nbcnn.ops.traffic import Traffic
 from nbcnn.shapes import numel
 
 POINTS = 9
@@ -79,7 +81,21 @@ def pack(call: Call) -> np.ndarray:
     return im2col.pack_fprop(call)
 
 
-_IMPL = Impl(bind, scratch, supports, tile, pack)
+def traffic(call: Call) -> list[Traffic]:
+    """Bytes of `bind`."""
+    (N, C, H, W), K, tile = call.in_shapes[0], call.in_shapes[1][0], call.tile
+    made = [filters_traffic("doubled", C, K)]
+    for first in range(0, N * H * W, tile.images * H * W):
+        tiles = min(tile.images * H * W, N * H * W - first)
+        made += [
+            points_traffic("doubled", tiles, H, W, C),
+            rows_traffic(POINTS, tiles, K, C, tile.product),
+            images_traffic("doubled", tiles, K, "relu"),
+        ]
+    return made
+
+
+_IMPL = Impl(bind, scratch, supports, tile, pack, traffic=traffic)
 
 FUSED = {"upconv_fprop": _IMPL, "upconv_relu_fprop": _IMPL}
 """For large batches and channels in sixteens; im2col_fused.py serves the rest."""

@@ -20,6 +20,7 @@ from nbcnn.cuda import cuda, f4, i4, i8, jit
 from nbcnn.ops.call import Launch, blocks
 from nbcnn.ops.conv.register_tile import ALIGNMENT, relu
 from nbcnn.ops.ptx.vector import load1_if, load4_if, store4
+from nbcnn.ops.traffic import Traffic, once
 
 THREADS = 256
 IN_FLIGHT = 8
@@ -164,3 +165,13 @@ def launch_sum_filters(partials: Any, partials_b: Any, dw: Any, db: Any, K: int,
     args = (partials, partials_b, dw, dw if db is None else db, np.int32(K), np.int32(C), np.int32(planes))
     grid = (K + (db is not None), blocks(C, channels_of_a_block(taps)))
     return Launch(sum_filters(taps, db is not None), grid, THREADS, args)
+
+
+def sum_planes_traffic(count: int, planes: int, masked: bool = False) -> Traffic:
+    """Bytes of `launch_sum_planes`."""
+    return once(4 * count * (planes + masked), 4 * count)
+
+
+def sum_filters_traffic(K: int, C: int, taps: int, planes: int, bias: bool) -> Traffic:
+    """Bytes of `launch_sum_filters`."""
+    return once(4 * planes * (K * C * taps + K * bias), 4 * (K * C * taps + K * bias))

@@ -10,9 +10,10 @@ import numpy as np
 from nbcnn.cuda import cuda, f4, i4, i8, jit, u4
 from nbcnn.ops.call import Launch, blocks
 from nbcnn.ops.conv.pooling import PATCH, store_pooled, window_offsets
-from nbcnn.ops.conv.splitk import launch_sum_planes, sum_of_planes
+from nbcnn.ops.conv.splitk import launch_sum_planes, sum_of_planes, sum_planes_traffic
 from nbcnn.ops.conv.winograd_transform import filter_of_points
 from nbcnn.ops.ptx.vector import load1_if, load4_if
+from nbcnn.ops.traffic import Traffic, once
 
 THREADS = 256
 LANES_K, LANES_C = 32, 8
@@ -154,3 +155,16 @@ def launch_sum_points(partials: Any, partials_b: Any, dw: Any, db: Any, K: int, 
     """dw[k][c] = Gᵀ (Σ_z partials[z][·][c][k]) G of 16 points (winograd.py), db[k] = Σ_z partials_b[z][1,1][k] unless db is None;
     partials are overwritten."""
     return _launch_exchanged(sum_exchanged(16, True, filter_of_points, 5), 16, partials, partials_b, dw, db, K, C, planes)
+
+
+def sum_pooled_traffic(windows: int, GN: int, planes: int) -> Traffic:
+    """Bytes of `launch_sum_pooled`."""
+    return once(4 * 4 * windows * GN * planes, windows * (4 * GN + -(-GN // 4)))
+
+
+def exchanged_traffic(window: int, K: int, C: int, planes: int, bias: bool = True) -> list[Traffic]:
+    """Bytes of `launch_sum_turned` (a window of 9) and `launch_sum_points` (16)."""
+    count = window * K * C
+    summed = 1 if planes > FEW_PLANES else planes
+    first = [sum_planes_traffic(count, planes)] if summed < planes else []
+    return [*first, once(4 * (count * summed + K * planes * bias), 4 * (TAPS * K * C + K * bias))]

@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 
 from nbcnn.ops.call import Call, Impl, Launch
-from nbcnn.ops.conv import thin_gather, thin_scatter, thin_wgrad
+from nbcnn.ops.conv import thin_gather, thin_scatter, thin_wgrad, thin_wgrad_traffic
 from nbcnn.ops.conv.thin_shape import correlation, refusal
+from nbcnn.ops.traffic import Traffic
 
 
 def _form(call: Call) -> Any:
@@ -53,10 +54,14 @@ def pack(call: Call) -> np.ndarray:
     return _form(call).pack(call)
 
 
-IMAGES = Impl(bind, scratch, supports, tile, pack)
+def traffic(call: Call) -> list[Traffic]:
+    return _form(call).traffic(call)
+
+
+IMAGES = Impl(bind, scratch, supports, tile, pack, traffic=traffic)
 
 OPS: dict[str, Impl] = {
     "conv_fprop": IMAGES,
     "conv_dgrad": IMAGES,
-    "conv_wgrad": Impl(thin_wgrad.bind, thin_wgrad.scratch, supports_wgrad, thin_wgrad.tile),
+    "conv_wgrad": Impl(thin_wgrad.bind, thin_wgrad.scratch, supports_wgrad, thin_wgrad.tile, traffic=thin_wgrad_traffic.traffic),
 }

@@ -19,7 +19,7 @@ from functools import partial
 import numpy as np
 
 from nbcnn.ops.call import Call, Impl
-from nbcnn.ops.conv import thin_gather, thin_scatter, thin_up, thin_wgrad
+from nbcnn.ops.conv import thin_gather, thin_scatter, thin_up, thin_wgrad, thin_wgrad_traffic
 from nbcnn.ops.conv.folded import TERMS, gradient_filters
 from nbcnn.ops.conv.thin_shape import correlation, refusal
 from nbcnn.shapes import numel
@@ -54,11 +54,12 @@ def pack_folded(call: Call) -> np.ndarray:
 
 
 def _gather(after: str, pack: Callable[[Call], np.ndarray] = thin_gather.pack) -> Impl:
-    return Impl(partial(thin_gather.bind, after=after), thin_gather.scratch, supports_gather, thin_gather.tile, pack)
+    bind, traffic = partial(thin_gather.bind, after=after), partial(thin_gather.traffic, after=after)
+    return Impl(bind, thin_gather.scratch, supports_gather, thin_gather.tile, pack, traffic=traffic)
 
 
-_UP = Impl(thin_up.bind, thin_up.scratch, supports_up, thin_scatter.tile, thin_scatter.pack)
-_WGRAD = Impl(thin_wgrad.bind, thin_wgrad.scratch, supports_wgrad, thin_wgrad.tile)
+_UP = Impl(thin_up.bind, thin_up.scratch, supports_up, thin_scatter.tile, thin_scatter.pack, traffic=thin_up.traffic)
+_WGRAD = Impl(thin_wgrad.bind, thin_wgrad.scratch, supports_wgrad, thin_wgrad.tile, traffic=thin_wgrad_traffic.traffic)
 
 FUSED = {
     "conv_relu_fprop": _gather("relu"),

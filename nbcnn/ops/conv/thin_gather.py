@@ -19,6 +19,7 @@ from nbcnn.ops.conv.pooling import PATCH, store_pooled
 from nbcnn.ops.conv.register_tile import ALIGNMENT, relu
 from nbcnn.ops.conv.thin_shape import correlation, filter_index, split_pixel, step_pixel, unrolled
 from nbcnn.ops.ptx.vector import load1_if, load4_if, shared_load4, shared_store4, store4
+from nbcnn.ops.traffic import Traffic, ceil_div, outputs, size, windows
 
 SHARED_BYTES = 48 * 1024
 """Shared memory that a block gets without asking for more."""
@@ -239,3 +240,14 @@ def bind(call: Call, after: str = "") -> list[Launch]:
     sizes = [np.int32(v) for v in (pixels, g.H, g.W, P, Q, g.K, g.top, g.left, *step)]
     b = call.packed if bias is None else bias
     return [Launch(run, grid, tile.threads, (call.ins[0], call.packed, b, other, call.outs[0], *sizes))]
+
+
+def traffic(call: Call, after: str = "") -> list[Traffic]:
+    """Bytes of `bind`: pixels once a tap and column of blocks, filters once a block."""
+    g, tile = correlation(call), call.tile
+    down, rows = windows(g.P, g.R, g.H, g.stride, g.top)
+    across, columns = windows(g.Q, g.S, g.W, g.stride, g.left)
+    walkers = min(tile.walkers, ceil_div(g.N * g.P * g.Q, tile.BM))
+    filters, mask = 4 * g.taps * g.C * g.K, size(call, "in", 2) if after == "mask" else 0
+    read = 4 * g.N * g.C * down * across * ceil_div(g.K, tile.BN) + filters * walkers
+    return [Traffic(read + mask, outputs(call), 4 * g.N * g.C * rows * columns + filters + mask)]

@@ -22,6 +22,7 @@ from nbcnn.ops.call import Call, Launch, blocks
 from nbcnn.ops.conv.register_tile import ALIGNMENT
 from nbcnn.ops.conv.thin_shape import Correlation, correlation, filter_index, keep_order, power_of_two, split_pixel, unrolled
 from nbcnn.ops.ptx.vector import load1_if, load4, load4_if, shared_load4, shared_store4, store4
+from nbcnn.ops.traffic import Traffic, ceil_div, once, outputs, windows
 
 
 @dataclass(frozen=True)
@@ -261,3 +262,22 @@ def bind(call: Call) -> list[Launch]:
     extents = [np.int32(v) for v in (target, g.H, g.W, g.P, g.Q, g.top, g.left, plane(g))]
     args = (parts, parts if bias is None else bias, call.outs[0], *extents)
     return [parts_launch(call), Launch(collect, blocks(target, pixels), pixels * tile.split, args)]
+
+
+def parts_traffic(call: Call) -> Traffic:
+    """Bytes of `parts_launch`: a block fetches one step of channels ahead, which it does not use, and whole tiles of pixels and channels."""
+    g, tile = correlation(call), call.tile
+    pixels, steps = g.N * g.H * g.W, ceil_div(g.C, tile.BK)
+    per_split = ceil_div(steps, tile.split)
+    fetched = sum(min(per_split, max(0, steps - split * per_split)) + 1 for split in range(tile.split))
+    tiles, filters = ceil_div(pixels, tile.BM), 4 * g.C * tile.pitch
+    read = 4 * tiles * tile.BM * fetched * tile.BK + filters * tiles
+    return Traffic(read, scratch(call), 4 * pixels * g.C + filters)
+
+
+def traffic(call: Call) -> list[Traffic]:
+    """Bytes of `bind`."""
+    g = correlation(call)
+    taps = windows(g.P, g.R, g.H, 1, g.top)[0] * windows(g.Q, g.S, g.W, 1, g.left)[0]
+    collected = once(4 * call.tile.split * g.N * g.K * taps, outputs(call))
+    return [parts_traffic(call), collected]

@@ -23,6 +23,7 @@ from nbcnn.ops.conv.thin_shape import correlation, split_pixel, unrolled
 from nbcnn.ops.ptx.vector import load1_if
 from nbcnn.ops.reduce import THREADS, add_partials, block_sum, f8
 from nbcnn.ops.stored import scalar_io
+from nbcnn.ops.traffic import Traffic, once, size
 from nbcnn.shapes import numel
 
 ALIGNMENT = 256
@@ -140,3 +141,19 @@ def bind(call: Call) -> list[Launch]:
     args = (parts, call.ins[2], call.ins[3] if mse else y, y, total, *sizes, np.float32(2 / size))
     made = [products, Launch(collect_kernel(g.K, call.tile.split, after), _grid(call), THREADS, args)]
     return [*made, add_partials(total, _grid(call), 1 / size, call.outs[0])] if mse else made
+
+
+def collect_traffic(call: Call, grid: int, split: int, K: int) -> list[Traffic]:
+    """Bytes of the launches that collect: 5n − 2 of `_REACH` lie inside an axis of n pixels, and nine planes are read."""
+    N, _, H, W = call.in_shapes[0]
+    y = size(call, "out", len(call.out_shapes) - 1)
+    mse = call.op == "upconv_mse_fprop"
+    target, partials = (size(call, "in", 3), 8 * grid) if mse else (0, 0)
+    read, distinct = 4 * split * N * K * (5 * H - 2) * (5 * W - 2), 4 * split * N * K * 3 * H * 3 * W
+    first = Traffic(read + target, y + partials, distinct + target)
+    return [first, once(partials, 8)] if mse else [first]
+
+
+def traffic(call: Call) -> list[Traffic]:
+    """Bytes of `bind`."""
+    return [thin_scatter.parts_traffic(call), *collect_traffic(call, _grid(call), call.tile.split, correlation(call).K)]

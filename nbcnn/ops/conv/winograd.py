@@ -26,10 +26,19 @@ import numpy as np
 from nbcnn.ops import unpool
 from nbcnn.ops.call import Call, Impl, Launch, blocks
 from nbcnn.ops.conv import composed, im2col, im2col_wgrad
-from nbcnn.ops.conv.splitk_fused import launch_sum_points
+from nbcnn.ops.conv.splitk_fused import exchanged_traffic, launch_sum_points
 from nbcnn.ops.conv.tiles import Tile, ceil_div
-from nbcnn.ops.conv.winograd_product import launch_columns, launch_rows
-from nbcnn.ops.conv.winograd_transform import THREADS, filter_points_kernel, image_kernel, points_kernel
+from nbcnn.ops.conv.winograd_product import columns_traffic, launch_columns, launch_rows, rows_traffic
+from nbcnn.ops.conv.winograd_transform import (
+    THREADS,
+    filter_points_kernel,
+    filters_traffic,
+    image_kernel,
+    images_traffic,
+    points_kernel,
+    points_traffic,
+)
+from nbcnn.ops.traffic import Traffic
 from nbcnn.shapes import ConvShape, numel
 
 POINTS = 16
@@ -191,9 +200,33 @@ def bind_wgrad(call: Call) -> list[Launch]:
     return [*made, *launch_sum_points(partials, partials_b, dw, db, c.K, c.C, planes)]
 
 
-_FPROP = Impl(bind, scratch, supports, tile, im2col.pack_fprop)
-_DGRAD = Impl(bind, scratch, supports, tile, im2col.pack_dgrad)
-_WGRAD = Impl(bind_wgrad, scratch_wgrad, supports, tile)
+def traffic(call: Call) -> list[Traffic]:
+    """Bytes of `bind`."""
+    c, tile = shape_of(call), call.tile
+    source, target = (c.C, c.K) if "fprop" in call.op else (c.K, c.C)
+    made = [filters_traffic("winograd", source, target)]
+    for _, tiles in _chunks(c, tile.images):
+        made += [
+            points_traffic("winograd", tiles, c.H, c.W, source),
+            rows_traffic(POINTS, tiles, target, source, tile.product),
+            images_traffic("winograd", tiles, target, AFTER.get(call.op, "")),
+        ]
+    return made
+
+
+def traffic_wgrad(call: Call) -> list[Traffic]:
+    """Bytes of `bind_wgrad`."""
+    c, tile = shape_of(call), call.tile
+    made = []
+    for _, tiles in _chunks(c, tile.images):
+        made += [points_traffic("winograd", tiles, c.H, c.W, c.C), points_traffic("gradient", tiles, c.H, c.W, c.K)]
+        made.append(columns_traffic(tiles, c.C, c.K, tile.product))
+    return made + exchanged_traffic(16, c.K, c.C, _planes(call), len(call.out_shapes) == 2)
+
+
+_FPROP = Impl(bind, scratch, supports, tile, im2col.pack_fprop, traffic=traffic)
+_DGRAD = Impl(bind, scratch, supports, tile, im2col.pack_dgrad, traffic=traffic)
+_WGRAD = Impl(bind_wgrad, scratch_wgrad, supports, tile, traffic=traffic_wgrad)
 
 OPS = {"conv_fprop": _FPROP, "conv_dgrad": _DGRAD, "conv_wgrad": _WGRAD}
 """The plain convolutions that have this form: 3×3, stride 1, padding 1, even images, channels in sixteens, large batches."""

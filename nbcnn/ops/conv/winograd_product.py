@@ -13,6 +13,7 @@ from nbcnn.ops.conv.im2col_wgrad import column_sums, with_sums
 from nbcnn.ops.conv.loaders import gather_rows, matrix
 from nbcnn.ops.conv.register_tile import ALIGNMENT, block_corner, block_part, matrix_product, quotient, shared_floats, store_tile
 from nbcnn.ops.conv.tiles import Tile, unsplit
+from nbcnn.ops.traffic import Traffic, ceil_div, clipped
 
 POINTS = 16
 """Points of a weight gradient."""
@@ -95,3 +96,15 @@ def launch_columns(v: Any, g: Any, dm: Any, db: Any, tiles: int, C: int, K: int,
     """Launch of `winograd_columns_kernel`, `tile.split` parts, which become the planes from `plane0` on."""
     sizes = (np.int32(n) for n in (tiles, C, K, plane0, tile.k_tiles(tiles)))
     return Launch(columns_product(unsplit(tile)), (*tile.grid(C, K), POINTS), tile.threads, (v, g, dm, db, *sizes))
+
+
+def rows_traffic(points: int, tiles: int, K: int, C: int, tile: Tile) -> Traffic:
+    """Bytes of `launch_rows`: beyond a point's last row or column a block reads on into the next point's."""
+    rows, columns = clipped(tiles, tile.BM, points) * ceil_div(K, tile.BN), clipped(K, tile.BN, points) * ceil_div(tiles, tile.BM)
+    return Traffic(4 * C * (rows + columns), 4 * points * tiles * K, 4 * points * C * (tiles + K))
+
+
+def columns_traffic(tiles: int, C: int, K: int, tile: Tile) -> Traffic:
+    """Bytes of `launch_columns`."""
+    read = C * ceil_div(K, tile.BN) + K * ceil_div(C, tile.BM)
+    return Traffic(4 * POINTS * tiles * read, 4 * POINTS * tile.split * (C * K + K), 4 * POINTS * tiles * (C + K))

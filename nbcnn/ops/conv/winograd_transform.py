@@ -15,6 +15,7 @@ from nbcnn.cuda import cuda, f4, i4, i8, jit
 from nbcnn.ops.conv.pooling import store_pooled
 from nbcnn.ops.conv.register_tile import quotient, relu
 from nbcnn.ops.ptx.vector import load4, load4_if, store4
+from nbcnn.ops.traffic import Traffic, once, windows
 from nbcnn.ops.windows import split
 
 THREADS = 256
@@ -222,3 +223,23 @@ def image_kernel(kind: str, bias: bool, after: str) -> Any:
                 store4(y, at, out[4 * pixel], out[4 * pixel + 1], out[4 * pixel + 2], out[4 * pixel + 3])
 
     return winograd_image_kernel
+
+
+def points_traffic(kind: str, tiles: int, H: int, W: int, channels: int) -> Traffic:
+    """Bytes of `points_kernel` on the tiles of whole images of H×W: overlapping tiles read their common pixels twice or more."""
+    _, size, wide, step, pad = _TILES[kind]
+    images = tiles // (H // step * (W // step))
+    down, rows = windows(H // step, size, H, step, pad)
+    across, columns = windows(W // step, size, W, step, pad)
+    return Traffic(4 * images * channels * down * across, 4 * wide * wide * tiles * channels, 4 * images * channels * rows * columns)
+
+
+def filters_traffic(kind: str, rows: int, columns: int) -> Traffic:
+    """Bytes of `filter_points_kernel`."""
+    return once(4 * 9 * rows * columns, 4 * POINTS[kind] * rows * columns)
+
+
+def images_traffic(kind: str, tiles: int, K: int, after: str) -> Traffic:
+    """Bytes of `image_kernel`: the points of tiles of 2×2 pixels; a pooled tile is one pixel, and a byte of index for four channels."""
+    read = 4 * POINTS[kind] * tiles * K + (16 * tiles * K if after == "mask" else 0)
+    return once(read, tiles * (4 * K + K // 4) if after == "pool" else 16 * tiles * K)

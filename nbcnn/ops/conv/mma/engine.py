@@ -12,6 +12,7 @@ from nbcnn.ops.conv.mma.gather import Gather, gather_of, pack, refusal
 from nbcnn.ops.conv.mma.kernel import gather_product
 from nbcnn.ops.conv.mma.sums import THREADS, sum_pixels, sum_windows
 from nbcnn.ops.conv.mma.tile import KINDS, ROW_BYTES, Kind, Tile, choose, unsplit, width, worth_measuring
+from nbcnn.ops.traffic import Traffic, ceil_div, once, outputs, size, windows
 
 IMAGE_OPS = (
     "conv_fprop",
@@ -46,7 +47,10 @@ def implementations(precision: str) -> dict[str, Impl]:
     def pack_filters(call: Call) -> np.ndarray:
         return pack(call, kind.channels)
 
-    impl = Impl(bind, scratch, refusal, tile, pack_filters, kind.store, (8, 0), tiles)
+    def bytes_of(call: Call) -> list[Traffic]:
+        return traffic(call, kind)
+
+    impl = Impl(bind, scratch, refusal, tile, pack_filters, kind.store, (8, 0), tiles, bytes_of)
     return dict.fromkeys(IMAGE_OPS, impl)
 
 
@@ -101,3 +105,20 @@ def _sum(g: Gather, kind: Kind, planes: int, partials: Any, b: Any, x: Any, y: A
     scalars = (g.GM, g.K, g.P, g.Q, 1 if g.phases == 4 else 0, planes)
     args = (partials, _or(b, partials), x, y, *(np.int32(v) for v in scalars))
     return Launch(sum_pixels(kind.name, b is not None, relu, masked), blocks(quads, THREADS), THREADS, args)
+
+
+def traffic(call: Call, kind: Kind) -> list[Traffic]:
+    """Bytes of the launches: the source once a tap and column of tiles, filters once a row of tiles, both mostly out of L2."""
+    g, tile = gather_of(call), call.tile
+    shifts = (0, 1) if g.phases == 4 else (0,)
+    down = [windows(g.P, g.R, g.H, g.stride, g.top - shift, g.dilate) for shift in shifts]
+    across = [windows(g.Q, g.S, g.W, g.stride, g.left - shift, g.dilate) for shift in shifts]
+    pixels, seen = sum(a for a, _ in down) * sum(a for a, _ in across), max(a for _, a in down) * max(a for _, a in across)
+    filters = g.phases * g.K * g.k_tiles(kind.channels) * ROW_BYTES
+    read = kind.element * g.N * g.C * pixels * ceil_div(g.K, tile.BN) + filters * ceil_div(g.GM, tile.BM)
+    distinct = kind.element * g.N * g.C * seen + filters
+    mask = size(call, "in", 2) if call.op.endswith("dgrad_relu") else 0
+    if tile.split == 1:
+        return [Traffic(read + mask, outputs(call), distinct + mask)]
+    partials = 4 * tile.split * g.phases * g.GM * g.K
+    return [Traffic(read, partials, distinct), once(partials + mask, outputs(call))]

@@ -22,7 +22,8 @@ from nbcnn.ops.conv.mma.wgrad_kernel import pixel_product
 from nbcnn.ops.conv.mma.wgrad_load import MOST_ROWS, width_of
 from nbcnn.ops.conv.mma.wgrad_tile import KINDS, Kind, PixelTile, padded_channels
 from nbcnn.ops.conv.wgmma.wgrad import correlation, is_up, operands
-from nbcnn.ops.conv.wgmma.wgrad_sum import MOST_TAPS, launch_sum
+from nbcnn.ops.conv.wgmma.wgrad_sum import MOST_TAPS, launch_sum, sum_traffic
+from nbcnn.ops.traffic import Traffic, ceil_div, windows
 from nbcnn.shapes import numel
 
 _INNER_TAPS = 4
@@ -79,6 +80,21 @@ def bind(call: Call, kind: Kind) -> list[Launch]:
     ]
 
 
+def traffic(call: Call, kind: Kind) -> list[Traffic]:
+    """Bytes of `bind`: the still operand once a column of tiles, the moved one once a row of tiles and tap."""
+    g, tile = correlation(call), call.tile
+    down, rows = windows(g.P, g.R, g.H, g.stride, g.top)
+    across, columns = windows(g.Q, g.S, g.W, g.stride, g.left)
+    still, moved = kind.element * g.GM * g.K, kind.element * g.N * g.C
+    parts_b, count_b = bias_planes(call, kind)
+    read = still * tile.column_tiles(g, kind) + moved * down * across * tile.row_tiles(g)
+    partials = 4 * tile.parts(g) * g.K * wgrad_tile.columns(g, kind)
+    # The sum reads whole quads of channels.
+    pitch = 4 * ceil_div(g.C, 4)
+    total = sum_traffic(call, 4 * tile.parts(g) * g.K * g.R * g.S * pitch + 4 * parts_b * count_b)
+    return [Traffic(read, partials + 4 * parts_b * count_b, still + moved * rows * columns), total]
+
+
 def tile(call: Call, multiprocessors: int, kind: Kind) -> PixelTile:
     """The tile for this shape and number of multiprocessors."""
     return wgrad_tile.choose(correlation(call), kind, multiprocessors)
@@ -91,8 +107,15 @@ def candidates(call: Call, multiprocessors: int, kind: Kind) -> list[PixelTile]:
 
 def implementation(kind: Kind) -> Impl:
     """Weight gradients in one precision."""
-    bound, bytes_of, reason = partial(bind, kind=kind), partial(scratch, kind=kind), partial(refusal, kind=kind)
-    return Impl(bound, bytes_of, reason, partial(tile, kind=kind), needs=(8, 0), candidates=partial(candidates, kind=kind))
+    return Impl(
+        partial(bind, kind=kind),
+        partial(scratch, kind=kind),
+        partial(refusal, kind=kind),
+        partial(tile, kind=kind),
+        needs=(8, 0),
+        candidates=partial(candidates, kind=kind),
+        traffic=partial(traffic, kind=kind),
+    )
 
 
 IMPLS = {name: implementation(kind) for name, kind in KINDS.items()}

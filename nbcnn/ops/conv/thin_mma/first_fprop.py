@@ -19,7 +19,7 @@ from nbcnn.cuda import cuda, f4, i4, i8, jit, types, u4
 from nbcnn.ops.call import Call, Impl, Launch
 from nbcnn.ops.conv.register_tile import ALIGNMENT
 from nbcnn.ops.conv.thin_mma.first_finish import pooled, unpooled
-from nbcnn.ops.conv.thin_mma.first_image import place_of_unit, segments, stager, unit_rows
+from nbcnn.ops.conv.thin_mma.first_image import image_reads, place_of_unit, segments, stager, unit_rows
 from nbcnn.ops.conv.thin_mma.first_shape import ONES, Unit, first_layer, image_words, pack_filters, packed_tiles, refusal, word_elements
 from nbcnn.ops.conv.thin_shape import unrolled
 from nbcnn.ops.ptx.asm import byte_address_shared
@@ -27,6 +27,7 @@ from nbcnn.ops.ptx.cvt import bf16, bf16_float, bf16x2, float_bits, tf32
 from nbcnn.ops.ptx.mma import mma_bf16, mma_tf32
 from nbcnn.ops.ptx.shared import load_words_1
 from nbcnn.ops.ptx.words import load_2_words
+from nbcnn.ops.traffic import Traffic, outputs, size
 from nbcnn.shapes import ConvShape
 
 _PACKED = {"bf16": "bfloat16", "tf32": "tfloat32"}
@@ -233,6 +234,17 @@ def bind(call: Call, E: int) -> list[Launch]:
     return [Launch(kernel, (tile.walkers, -(-layer.K // tile.filters(E))), tile.threads, args)]
 
 
+def traffic(call: Call, E: int) -> list[Traffic]:
+    """Bytes of `bind`: the image under a unit for each set of filters, and filters once a pair of warps (of a block's rows of windows)."""
+    layer, tile = first_layer(call), call.tile
+    unit = Unit(layer.C, layer.R, layer.S, layer.stride, tile.ROWS * tile.TURNS)
+    read, different = image_reads(unit, call.in_shapes[0], layer.P, layer.Q, layer.pad)
+    filters = 256 * packed_tiles(layer.K, E) * -(-image_words(layer.C, layer.R, layer.S, E) // 8)
+    mask = size(call, "in", 2) if _after(call) == "mask" else 0
+    asked = 4 // E * read * -(-layer.K // tile.filters(E)) + 2 * tile.ROWS * tile.walkers * filters
+    return [Traffic(asked + mask, outputs(call), 4 // E * different + filters + mask)]
+
+
 def implementation(precision: str) -> Impl:
     """conv_fprop, conv_relu_fprop or conv_relu_pool_fprop of a first layer in bf16 or tf32."""
     E = word_elements(precision)
@@ -249,4 +261,5 @@ def implementation(precision: str) -> Impl:
         packed=_PACKED[precision],
         needs=(8, 0),
         candidates=candidates,
+        traffic=lambda call: traffic(call, E),
     )

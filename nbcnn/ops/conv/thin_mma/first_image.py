@@ -15,6 +15,7 @@ from nbcnn.cuda import cuda, i4, i8, jit, types, u4
 from nbcnn.ops.conv.thin_mma.first_shape import WINDOWS, Unit
 from nbcnn.ops.ptx.cvt import bits_float
 from nbcnn.ops.ptx.words import load_half, load_word
+from nbcnn.ops.traffic import windows
 
 
 @dataclass(frozen=True)
@@ -96,3 +97,11 @@ def segments(Q: int) -> int:
 def unit_rows(P: int, ROWS: int) -> int:
     """Rows of units over P output rows."""
     return -(-P // (2 * ROWS))
+
+
+def image_reads(unit: Unit, shape: tuple[int, ...], P: int, Q: int, pad: int) -> tuple[int, int]:
+    """Elements of images of `shape` (N,C,H,W) that the units over P×Q outputs read, and how many of them are different."""
+    N, C, H, W = shape
+    down, rows = windows(unit_rows(P, unit.ROWS), unit.height, H, 2 * unit.ROWS * unit.stride, pad)
+    across, columns = windows(segments(Q), unit.width, W * C, 2 * WINDOWS * unit.stride * C, pad * C)
+    return N * down * across, N * rows * columns

@@ -22,13 +22,14 @@ from nbcnn.ops.conv.splitk import sum_of_planes
 from nbcnn.ops.conv.thin_mma import first_gradient
 from nbcnn.ops.conv.thin_mma.first_fprop import work
 from nbcnn.ops.conv.thin_mma.first_gradient import FILTERS
-from nbcnn.ops.conv.thin_mma.first_image import place_of_unit, stager
+from nbcnn.ops.conv.thin_mma.first_image import image_reads, place_of_unit, stager
 from nbcnn.ops.conv.thin_mma.first_shape import ONES, Unit, first_layer, refusal, word_elements
 from nbcnn.ops.conv.thin_shape import unrolled
 from nbcnn.ops.ptx.asm import byte_address_shared
 from nbcnn.ops.ptx.mma import mma_bf16, mma_tf32
 from nbcnn.ops.ptx.shared import load_words_1
 from nbcnn.ops.ptx.vector import store2
+from nbcnn.ops.traffic import Traffic, once, outputs, size
 from nbcnn.shapes import ConvShape
 
 OF_WARP = 64
@@ -282,10 +283,15 @@ def height(layer: ConvShape, tile: WgradTile) -> int:
     return -(-layer.K // of_block) * of_block
 
 
+def walkers(call: Call) -> int:
+    """Blocks that share the units: a tile chosen for a larger batch may have more than there are units here."""
+    return min(call.tile.walkers, work(first_layer(call), call.tile.ROWS * call.tile.TURNS)[0])
+
+
 def scratch(call: Call) -> int:
     """Bytes of all blocks' sums."""
     layer = first_layer(call)
-    return 4 * call.tile.walkers * height(layer, call.tile) * columns(layer, len(call.out_shapes) > 1)
+    return 4 * walkers(call) * height(layer, call.tile) * columns(layer, len(call.out_shapes) > 1)
 
 
 def bind(call: Call, E: int) -> list[Launch]:
@@ -298,9 +304,19 @@ def bind(call: Call, E: int) -> list[Launch]:
     P, Q = call.in_shapes[1][2:]
     args = (call.ins[0], call.ins[1], call.ins[2] if pooled else call.ins[1], partials)
     numbers = (layer.H, layer.W, K, P, Q, layer.pad, units, rows, across, tile.TURNS)
-    product = Launch(kernel, (tile.walkers, -(-K // (OF_WARP * tile.WARPS))), tile.threads, (*args, *map(np.int32, numbers)))
-    sums = (partials, call.outs[0], call.outs[1] if bias else call.outs[0], *map(np.int32, (K, height(layer, tile), tile.walkers)))
+    product = Launch(kernel, (walkers(call), -(-K // (OF_WARP * tile.WARPS))), tile.threads, (*args, *map(np.int32, numbers)))
+    sums = (partials, call.outs[0], call.outs[1] if bias else call.outs[0], *map(np.int32, (K, height(layer, tile), walkers(call))))
     return [product, Launch(sum_kernel(C, R, S, bias), height(layer, tile) * columns(layer, bias) // 32, SUM_THREADS, sums)]
+
+
+def traffic(call: Call, E: int) -> list[Traffic]:
+    """Bytes of `bind`: the image under a unit for each set of filters, dy (and its index) once, the blocks' sums."""
+    layer, tile = first_layer(call), call.tile
+    unit = Unit(layer.C, layer.R, layer.S, layer.stride, tile.ROWS * tile.TURNS)
+    read, different = image_reads(unit, call.in_shapes[0], layer.P, layer.Q, layer.pad)
+    gradient = sum(size(call, "in", at) for at in range(1, len(call.in_shapes)))
+    asked = 4 // E * read * -(-layer.K // (OF_WARP * tile.WARPS)) + gradient
+    return [Traffic(asked, scratch(call), 4 // E * different + gradient), once(walkers(call) * outputs(call), outputs(call))]
 
 
 def implementation(precision: str) -> Impl:
@@ -326,4 +342,5 @@ def implementation(precision: str) -> Impl:
         tile=tile,
         needs=(8, 0),
         candidates=candidates,
+        traffic=lambda call: traffic(call, E),
     )

@@ -19,7 +19,7 @@ from nbcnn.bounds import STORE
 from nbcnn.cuda import cuda, f4, i4, i8, jit, types, u4
 from nbcnn.ops.call import Call, Impl, Launch, blocks
 from nbcnn.ops.conv.thin_mma.last_shape import last_layer, pack_columns_by_channels, refusal, word_elements
-from nbcnn.ops.conv.thin_up import collect_kernel
+from nbcnn.ops.conv.thin_up import collect_kernel, collect_traffic
 from nbcnn.ops.ptx.asm import byte_address_shared
 from nbcnn.ops.ptx.mma import mma_bf16, mma_tf32
 from nbcnn.ops.ptx.shared import load_words_4, store_words_4
@@ -27,6 +27,7 @@ from nbcnn.ops.ptx.vector import store2
 from nbcnn.ops.ptx.words import load_4_words
 from nbcnn.ops.reduce import THREADS as SUM_THREADS
 from nbcnn.ops.reduce import add_partials
+from nbcnn.ops.traffic import Traffic, size
 from nbcnn.shapes import numel
 
 WARPS, GROUPS = 8, 4
@@ -129,6 +130,14 @@ def bind(call: Call, precision: str) -> list[Launch]:
     return [*made, add_partials(total, grid, 1 / size, call.outs[0])] if mse else made
 
 
+def traffic(call: Call, precision: str) -> list[Traffic]:
+    """Bytes of `bind`: all filters once a block, x once; columns of parts end with a whole block."""
+    layer, grid = last_layer(call), blocks(last_layer(call).pixels, PIXELS)
+    filters, x = 4 * STEP_WORDS * -(-layer.C // (16 * word_elements(precision))), size(call, "in", 0)
+    product = Traffic(filters * grid + x, 4 * layer.columns * _plane(call), filters + x)
+    return [product, *collect_traffic(call, blocks(layer.pixels, SUM_THREADS), 1, layer.K)]
+
+
 def implementation(precision: str) -> Impl:
     """upconv_fprop, upconv_relu_fprop or upconv_mse_fprop of a last layer in bf16 or tf32."""
     E = word_elements(precision)
@@ -139,4 +148,5 @@ def implementation(precision: str) -> Impl:
         pack=lambda call: pack_columns_by_channels(call, E),
         packed=STORE[precision],
         needs=(8, 0),
+        traffic=lambda call: traffic(call, precision),
     )

@@ -23,6 +23,7 @@ from nbcnn.ops.ptx.cp_async import cp_async_16, cp_async_commit
 from nbcnn.ops.ptx.cvt import bf16_low, bf16x2, bits_float, float_bits, tf32
 from nbcnn.ops.ptx.shared import store_half_words_1, store_words_1
 from nbcnn.ops.ptx.words import load_half, load_word
+from nbcnn.ops.traffic import windows
 
 u8 = types.uint64
 STEP = 16
@@ -168,3 +169,11 @@ def fetch_of(E: int, threads: int) -> Any:
         cp_async_commit()
 
     return fetch
+
+
+def gradient_reads(layer: LastLayer) -> int:
+    """Elements of dy that the columns of all pixels are made of: those of a pixel's window that lie inside."""
+    side, back = layer.R + layer.F - 1, layer.R // 2 if layer.F == 1 else 1
+    down = windows(layer.H, side, layer.F * layer.H, layer.F, back)[0]
+    across = windows(layer.W, side, layer.F * layer.W, layer.F, back)[0]
+    return layer.N * layer.K * down * across

@@ -17,7 +17,18 @@ import numpy as np
 from nbcnn.bounds import STORE
 from nbcnn.cuda import cuda, f4, i4, i8, jit, types, u4
 from nbcnn.ops.call import Call, Impl, Launch, blocks
-from nbcnn.ops.conv.thin_mma.last_columns import SLOTS, STEP, LastTile, columns_bytes, columns_of, columns_pitch, fetch_of, grid_y, last_tile
+from nbcnn.ops.conv.thin_mma.last_columns import (
+    SLOTS,
+    STEP,
+    LastTile,
+    columns_bytes,
+    columns_of,
+    columns_pitch,
+    fetch_of,
+    gradient_reads,
+    grid_y,
+    last_tile,
+)
 from nbcnn.ops.conv.thin_mma.last_shape import last_layer, pack_channels_by_columns, refusal, word_elements
 from nbcnn.ops.ptx.asm import byte_address_global, byte_address_shared
 from nbcnn.ops.ptx.cp_async import cp_async_wait
@@ -27,6 +38,7 @@ from nbcnn.ops.ptx.mma import mma_bf16, mma_tf32
 from nbcnn.ops.ptx.packed import greater_bf16x2
 from nbcnn.ops.ptx.shared import load_words_4, store_words_4
 from nbcnn.ops.ptx.words import load_4_words, store_4_words
+from nbcnn.ops.traffic import Traffic, outputs, size
 
 FRAGMENTS = 8
 """16-byte fragments of filters that a lane holds: 32·E channels by 32 columns."""
@@ -171,6 +183,15 @@ def bind(call: Call, precision: str) -> list[Launch]:
     return [Launch(kernel, (min(tile.blocks, chunks), grid_y(layer, precision, tile)), tile.threads, args, shared)]
 
 
+def traffic(call: Call, precision: str) -> list[Traffic]:
+    """Bytes of `bind`: dy once a tap of its window and column of blocks, filters once a row of warps, x where it masks."""
+    layer, tile = last_layer(call), call.tile
+    filters = 512 * FRAGMENTS * blocks(layer.C, 32 * word_elements(precision))
+    mask, rows = size(call, "in", 2) if len(call.in_shapes) > 2 else 0, min(tile.blocks, blocks(layer.pixels, tile.PX)) * tile.PW
+    dy = 4 // word_elements(precision) * gradient_reads(layer) * grid_y(layer, precision, tile)
+    return [Traffic(dy + filters * rows + mask, outputs(call), size(call, "in", 0) + filters + mask)]
+
+
 def implementation(precision: str) -> Impl:
     """conv_dgrad, upconv_dgrad, or either with a mask, of a last layer in bf16 or tf32."""
 
@@ -184,4 +205,5 @@ def implementation(precision: str) -> Impl:
         pack=lambda call: pack_channels_by_columns(call, word_elements(precision)),
         packed=STORE[precision],
         needs=(8, 0),
+        traffic=lambda call: traffic(call, precision),
     )

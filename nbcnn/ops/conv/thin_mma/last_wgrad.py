@@ -17,10 +17,22 @@ import numpy as np
 
 from nbcnn.cuda import cuda, f4, i4, i8, jit, types, u4
 from nbcnn.ops.call import Call, Impl, Launch, blocks
-from nbcnn.ops.conv.thin_mma.last_columns import SLOTS, STEP, LastTile, columns_bytes, columns_of, columns_pitch, fetch_of, grid_y, last_tile
+from nbcnn.ops.conv.thin_mma.last_columns import (
+    SLOTS,
+    STEP,
+    LastTile,
+    columns_bytes,
+    columns_of,
+    columns_pitch,
+    fetch_of,
+    gradient_reads,
+    grid_y,
+    last_tile,
+)
 from nbcnn.ops.conv.thin_mma.last_shape import LastLayer, last_layer, refusal, word_elements
 from nbcnn.ops.conv.thin_shape import power_of_two
 from nbcnn.ops.conv.thin_wgrad import IN_FLIGHT, LANES, total_kernel
+from nbcnn.ops.conv.thin_wgrad_traffic import total_traffic
 from nbcnn.ops.ptx.asm import byte_address_global, byte_address_shared
 from nbcnn.ops.ptx.cp_async import cp_async_wait
 from nbcnn.ops.ptx.cvt import bits_float, float_bits
@@ -30,6 +42,7 @@ from nbcnn.ops.ptx.packed import permute_bytes
 from nbcnn.ops.ptx.shared import load_words_1, load_words_4, store_words_1, store_words_4
 from nbcnn.ops.ptx.shuffle import warp_sum
 from nbcnn.ops.ptx.vector import store4
+from nbcnn.ops.traffic import Traffic, size
 
 LOW_HALVES, HIGH_HALVES = 0x5410, 0x7632
 """Selectors of `prmt`: the lower (upper) halves of two words, the first word's below."""
@@ -209,6 +222,15 @@ def bind(call: Call, precision: str) -> list[Launch]:
     ]
 
 
+def traffic(call: Call, precision: str) -> list[Traffic]:
+    """Bytes of `bind`: x once, dy once a tap of its window and column of blocks, the blocks' sums."""
+    layer, rows = last_layer(call), _blocks(call)
+    x, sums = size(call, "in", 0), layer.columns * layer.C
+    dy = 4 // word_elements(precision) * gradient_reads(layer) * grid_y(layer, precision, call.tile)
+    partials = 4 * rows * (sums + (layer.K if len(call.out_shapes) > 1 else 0))
+    return [Traffic(x + dy, partials, x + size(call, "in", 1)), total_traffic(call, sums, sums, rows, False)]
+
+
 def implementation(precision: str) -> Impl:
     """conv_wgrad or upconv_wgrad of a last layer in bf16 or tf32."""
 
@@ -221,4 +243,5 @@ def implementation(precision: str) -> Impl:
         supports=lambda call: refusal(call, precision),
         tile=tile,
         needs=(8, 0),
+        traffic=lambda call: traffic(call, precision),
     )

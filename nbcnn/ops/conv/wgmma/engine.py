@@ -12,12 +12,14 @@ from nbcnn.cuda import constant
 from nbcnn.ops.call import Call, Impl, Launch
 from nbcnn.ops.conv.wgmma import patch, tensor_maps
 from nbcnn.ops.conv.wgmma.correlation import Correlation, correlation, pack, refusal
+from nbcnn.ops.conv.wgmma.engine_traffic import traffic
 from nbcnn.ops.conv.wgmma.kernel import correlate
 from nbcnn.ops.conv.wgmma.patch import PatchTile
 from nbcnn.ops.conv.wgmma.patch_kernel import correlate_patches
 from nbcnn.ops.conv.wgmma.split import PLANES, launch_split
 from nbcnn.ops.conv.wgmma.tensor_maps import ROW_BYTES
 from nbcnn.ops.conv.wgmma.tile import KINDS, Kind, Tile, candidates, choose, shared_bytes, tiles_of
+from nbcnn.ops.traffic import Traffic
 from nbcnn.shapes import numel
 
 IMAGE_OPS = (
@@ -65,7 +67,10 @@ def implementations(precision: str) -> dict[str, Impl]:
     def bind(call: Call) -> list[Launch]:
         return _bind(call, kind)
 
-    impl = Impl(bind, scratch, supports, tile, pack, _PACKED[precision], (9, 0), tiles)
+    def bytes_of(call: Call) -> list[Traffic]:
+        return traffic(call, kind)
+
+    impl = Impl(bind, scratch, supports, tile, pack, _PACKED[precision], (9, 0), tiles, bytes_of, exactly=True)
     return dict.fromkeys(IMAGE_OPS, impl)
 
 

@@ -10,6 +10,7 @@ from nbcnn.cuda import cuda, i4, jit
 from nbcnn.ops.call import Launch, blocks
 from nbcnn.ops.ptx.cvt import bf16_high, bf16_low, bf16x2
 from nbcnn.ops.ptx.vector import load4, store_bf16x4
+from nbcnn.ops.traffic import Traffic, once
 
 THREADS = 256
 PLANES = 3
@@ -40,3 +41,8 @@ def split_kernel(x, planes, count):
 def launch_split(x: Any, planes: Any, count: int) -> Launch:
     """Launch that splits the `count` floats of x into `planes`, uint16, three times as many."""
     return Launch(split_kernel, blocks(count, 4 * THREADS), THREADS, (x, planes, np.int32(count)))
+
+
+def split_traffic(count: int) -> Traffic:
+    """Bytes of `launch_split`."""
+    return once(4 * count, 2 * PLANES * count)

@@ -20,8 +20,9 @@ from nbcnn.ops.conv.wgmma import wgrad_tile
 from nbcnn.ops.conv.wgmma.correlation import Correlation
 from nbcnn.ops.conv.wgmma.tensor_maps import encode_im2col, encode_tiled, upload
 from nbcnn.ops.conv.wgmma.wgrad_kernel import pixel_product
-from nbcnn.ops.conv.wgmma.wgrad_sum import MOST_TAPS, launch_sum
+from nbcnn.ops.conv.wgmma.wgrad_sum import MOST_TAPS, launch_sum, sum_traffic
 from nbcnn.ops.conv.wgmma.wgrad_tile import PixelTile
+from nbcnn.ops.traffic import Traffic, ceil_div, windows
 from nbcnn.shapes import numel
 
 
@@ -100,6 +101,26 @@ def scratch(call: Call) -> int:
     return 4 * (call.tile.parts(g) * g.K * g.R * g.S * g.C + parts * count)
 
 
+def traffic(call: Call) -> list[Traffic]:
+    """Bytes of `bind`: the still operand once a column of tiles, the moved one once a row of tiles and tap.
+
+    Panels beyond the last one of a last column of tiles bring that one again.
+    """
+    g, tile = correlation(call), call.tile
+    down, rows = windows(g.P, g.R, g.H, g.stride, g.top)
+    across, columns = windows(g.Q, g.S, g.W, g.stride, g.left)
+    panels = g.R * g.S * ceil_div(g.C, tile.panel)
+    again = tile.column_tiles(g) * (tile.BN // tile.panel) - panels
+    last = windows(g.P, 1, g.H, g.stride, g.top - g.R + 1)[0] * windows(g.Q, 1, g.W, g.stride, g.left - g.S + 1)[0]
+    moved = down * across * g.C + again * last * (g.C - (ceil_div(g.C, tile.panel) - 1) * tile.panel)
+    still = tile.element * g.GM * g.K
+    parts_b, count_b = bias_planes(call)
+    partials = 4 * (tile.parts(g) * g.K * g.R * g.S * g.C + parts_b * count_b)
+    read = still * tile.column_tiles(g) + tile.element * g.N * moved * tile.row_tiles(g)
+    product = Traffic(read, partials, still + tile.element * g.N * g.C * rows * columns)
+    return [product, sum_traffic(call, partials)]
+
+
 def tile(call: Call, multiprocessors: int, *, precision: str) -> PixelTile:
     """The tile for this shape and number of multiprocessors."""
     return wgrad_tile.choose(correlation(call), precision, multiprocessors)
@@ -119,5 +140,7 @@ def ops(precision: str) -> dict[str, Impl]:
         tile=partial(tile, precision=precision),
         candidates=partial(candidates, precision=precision),
         needs=(9, 0),
+        exactly=True,
+        traffic=traffic,
     )
     return {"conv_wgrad": impl, "upconv_wgrad": impl}

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from nbcnn.cuda import cuda, f4, i4, i8, jit, u4
-from nbcnn.ops.call import Launch, blocks
+from nbcnn.ops.call import Call, Launch, blocks
 from nbcnn.ops.conv.splitk import sum_of_planes
+from nbcnn.ops.traffic import Traffic, once, outputs
 
 WIDTH = 32
 """Channels c of a block: 128 bytes of every part."""
@@ -128,3 +129,8 @@ def launch_sum(
     grid = (blocks(M, lines_of_a_block(taps)) + bias_blocks, across)
     args = (partials, dw, *map(np.int32, (M, C, pitch or C, planes)), partials_b, dw if db is None else db, *map(np.int32, (count_b, planes_b)))
     return Launch(sum_parts(taps, fold, db is not None), grid, threads_of_a_block(taps), args)
+
+
+def sum_traffic(call: Call, partials: int) -> Traffic:
+    """Bytes of `launch_sum` for a call of a weight gradient, with `partials` bytes of parts, those of the bias included."""
+    return once(partials, outputs(call))

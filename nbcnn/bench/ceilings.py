@@ -1,0 +1,94 @@
+"""What this GPU reaches, measured with kernels that do nothing else: the roofs of a roofline.
+
+The datasheet's peaks (`Gpu.ceilings`) assume the highest clock; under full load power may not allow it. These are the rates that the best
+possible kernel of each kind gets here and now.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from nbcnn.bench import ceiling_kernels as kernels
+from nbcnn.bench.caches import Calls, cache_bytes
+from nbcnn.bench.clocks import Watch
+from nbcnn.bench.sampling import Samples, sample
+from nbcnn.bench.steady import warm_up
+from nbcnn.cuda import SIMULATOR
+from nbcnn.net import TENSOR_CORES
+from nbcnn.ops.call import Launch
+
+HOPPER = (9, 0)
+COPY_GROUPS = 1
+"""Of 1, 2, 4, 8 groups a thread and 256, 512, 1,024 threads, one group and 256 copy fastest on an H200: as fast as the driver's own copy."""
+FMA_TURNS, MMA_TURNS, WGMMA_TURNS = (2, 2, 2) if SIMULATOR else (16_384, 32_768, 4_096)
+"""Turns of the kernels' loops: two to three milliseconds on an H200."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One measuring kernel: its launch, and the flops or bytes of one run. `watch` receives [cycles, ns] where the kernel tells them."""
+
+    launch: Launch
+    work: int
+    watch: Any = None
+
+
+def fma(place: Any) -> Probe:
+    """Multiply-adds on CUDA cores."""
+    blocks = 8 * place.multiprocessors
+    x, watch = _floats(place, blocks * kernels.FMA_THREADS), place.empty(2, "int64")
+    args = (x, watch, np.float32(0.999), np.float32(0.001), np.int32(FMA_TURNS))
+    return Probe(Launch(kernels.fma_kernel(), blocks, kernels.FMA_THREADS, args), 2 * blocks * kernels.FMA_THREADS * kernels.FMAS * FMA_TURNS, watch)
+
+
+def tensor(place: Any, precision: str) -> Probe:
+    """Products on tensor cores: wgmma on compute capability 9.0, mma.sync on others."""
+    k = 16 if precision == "bf16" else 8
+    if place.capability == HOPPER:
+        blocks, threads, turns = place.multiprocessors, kernels.WGMMA_THREADS, WGMMA_TURNS
+        kernel, each = kernels.wgmma_kernel(precision), 4 * 2 * 64 * kernels.WGMMA_N * k
+        count = blocks * threads // 128
+    else:
+        blocks, threads, turns = 4 * place.multiprocessors, kernels.MMA_THREADS, MMA_TURNS
+        kernel, each = kernels.mma_kernel(precision), kernels.MMA_TILES * 2 * 16 * 8 * k
+        count = blocks * threads // 32
+    x = _floats(place, blocks * threads)
+    return Probe(Launch(kernel, blocks, threads, (x, np.int32(turns))), count * each * turns)
+
+
+def copying(place: Any) -> Probe:
+    """One large array to another, at least eight times the cache together, 2 GiB where they fit."""
+    block = 4 * kernels.COPY_THREADS * COPY_GROUPS
+    wanted = 4 * block if SIMULATOR else int(min(max(4 * cache_bytes(place), 2**30), place.free_bytes() // 4))
+    count = max(1, wanted // (4 * block)) * block
+    args = (_floats(place, count), _floats(place, count))
+    return Probe(Launch(kernels.copy_kernel(COPY_GROUPS), count // block, kernels.COPY_THREADS, args), 8 * count)
+
+
+def _floats(place: Any, count: int) -> Any:
+    array = place.empty(count, "float32")
+    place.upload(array, np.resize(np.random.default_rng(0).random(min(count, 1 << 20), np.float32), count))
+    return array
+
+
+def probes(place: Any) -> dict[str, Probe]:
+    """fp32 and copy; tf32 and bf16 where there are tensor cores that this project uses (compute capability 8.0)."""
+    made = {"fp32": fma(place)}
+    if place.capability >= TENSOR_CORES:
+        made |= {precision: tensor(place, precision) for precision in ("tf32", "bf16")}
+    return made | {"copy": copying(place)}
+
+
+def timed(probe: Probe, place: Any, watch: Any, seconds: float = 0.5) -> Samples:
+    """Samples of one probe, warm."""
+    work = Calls(probe.launch.name, place, [[probe.launch]])
+    return sample([work], 1, warm_up([work], watch), watch, seconds)
+
+
+def measure(place: Any) -> dict[str, float]:
+    """flop/s of "fp32" (CUDA cores), "tf32" and "bf16" (tensor cores, where there are some), byte/s of "copy" (read and written)."""
+    with Watch(place) as watch:
+        return {name: probe.work / (float(np.median(timed(probe, place, watch).ms)) / 1e3) for name, probe in probes(place).items()}

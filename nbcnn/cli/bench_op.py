@@ -1,0 +1,150 @@
+"""`bench OP`, `bench selftest` and `bench warmup`: rows and lines of the laboratory's own measurements."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+Rows = tuple[list[dict[str, Any]], list[str]]
+CACHES = ("cold", "hot", "rotate")
+UNKNOWN = 0.03
+"""A median whose 95 % interval is wider than this part of it is shown with the interval."""
+ITERATIONS = (1, 10, 100, 1000)
+HEAD = (
+    *("variant", "cache", "calls", "min µs", "p5", "median", "p95", "max", "mean", "CV %", "n"),
+    *("GB/s", "TFLOP/s", "% roof", "MHz", "°C", "× first", ""),
+)
+
+
+def choices(flags: SimpleNamespace) -> list[Any]:
+    """The variants that --mode, --precision and --engine name: every mode with every precision that it has."""
+    from nbcnn.bench.op import Choice
+    from nbcnn.ops import MODES
+
+    made = []
+    for mode in flags.modes or ("im2col",):
+        has = [precision for known, precision in MODES if known == mode]
+        wanted = [precision for precision in flags.precisions or (None,) if precision in has or precision is None]
+        # A mode that has none of the precisions asked for is refused by choose_mode, in words.
+        made += [Choice(mode, precision, flags.engine or "auto") for precision in wanted or flags.precisions]
+    return made
+
+
+def op(flags: SimpleNamespace) -> Rows:
+    """Verify the op in every mode asked for, then time them in turn in every cache mode and number of calls."""
+    from nbcnn.bench import dram, opcases, peers
+    from nbcnn.bench import op as bench
+    from nbcnn.bench.clocks import Watch
+
+    problem = opcases.problem(flags.what, flags.shape)
+    wanted = choices(flags)
+    caches = flags.cache or CACHES
+    prepared = []
+    for choice in wanted:
+        prepared.append(bench.prepare(choice, problem, rotate="rotate" in caches))
+        made = prepared[-1]
+        print(f"{choice.label}: error {made.error:.1e} (bound {made.limit:.1e}), runs as {made.part}", file=sys.stderr)
+    if len({each.row.place for each in prepared}) > 1 and flags.graph:
+        print("a host captures no graph: --graph counts for the GPU's variants only", file=sys.stderr)
+    beside = peers.op_works(prepared[0], problem) if flags.peer == "torch" and prepared[0].place.name == "gpu" else None
+    if flags.peer == "torch" and beside is None:
+        print(f"PyTorch has no {flags.what} of its own that could be timed beside {wanted[0].label}", file=sys.stderr)
+    rows = []
+    with Watch(next((each.place for each in prepared if each.place.name == "gpu"), prepared[0].place)) as watch:
+        how: dict[str, Any] = {"caches": caches, "iterations": flags.iters or ITERATIONS, "graphs": (False, True) if flags.graph else (False,)}
+        how |= {"warmup": None if flags.warmup == "auto" else flags.warmup, "cap": flags.seconds or 3.0}
+        for row in bench.study(prepared, watch, peers=beside, **how):
+            rows.append({**row, "clock_source": watch.source})
+            print(f"{row['variant']} {row['cache']} {row['iterations']}{' graph' if row['graph'] else ''}", file=sys.stderr)
+    lines = op_lines(rows)
+    for choice, made in zip(wanted, prepared, strict=True) if flags.ncu else ():
+        found = dram.table_rows(choice.label, flags.what, flags.shape or "", lambda words: print(words, file=sys.stderr, flush=True))
+        of = dram.model(made.step)
+        rows += [{"variant": choice.label, "op": flags.what, "model": of, **row} for row in found]
+        lines += ["", f"{choice.label}: DRAM bytes as ncu counts them", *dram.table(found, of)] if found else []
+    return rows, lines
+
+
+def op_lines(rows: list[dict[str, Any]]) -> list[str]:
+    """The rows as a table, what each column means where it is not plain, and the headline."""
+    cells = [HEAD, *(_cells(row) for row in rows)]
+    widths = [max(len(line[i]) for line in cells) for i in range(len(HEAD))]
+    lines = []
+    for line in cells:
+        padded = (cell.ljust(width) if i < 2 else cell.rjust(width) for i, (cell, width) in enumerate(zip(line, widths, strict=True)))
+        lines.append("  ".join(padded).rstrip())
+    lines.append(
+        "GB/s: of compulsory bytes, every operand once. % roof: of the datasheet's roofline for them. × first: time over the first variant's."
+    )
+    if any(row["graph"] for row in rows):
+        lines.append("calls with a g: replayed as one captured CUDA graph.")
+    if rows[0]["clock_source"] is None:
+        lines.append("the GPU's clock cannot be read here (no NVML, no nvidia-smi): steady means that times stand still")
+    quoted = [row for row in rows if (row["cache"], row["iterations"]) == ("rotate", 100)]
+    lines += [f"headline: {row['variant']}{_graph(row)} {row['ms']['median'] * 1e3:.2f} µs a call (rotate, 100 calls)" for row in quoted]
+    return lines
+
+
+def _graph(row: dict[str, Any]) -> str:
+    return " in a graph" if row["graph"] else ""
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    ms = row["ms"]
+    times = tuple(f"{ms[name] * 1e3:.2f}" for name in ("least", "p5", "median", "p95", "most", "mean"))
+    rates = (
+        f"{row['gbytes_per_second']:.0f}",
+        f"{row['tflops']:.1f}" if row["tflops"] else "",
+        f"{row['roofline'] * 100:.0f}" if row["roofline"] else "",
+    )
+    gpu = tuple("" if row[name] is None else f"{row[name]:.0f}" for name in ("sm_mhz", "temperature"))
+    versus = row.get("times_the_first")
+    ratio = f"{versus['ratio']:.3f} [{versus['low']:.3f}, {versus['high']:.3f}]" if versus else ""
+    notes = [*(row["throttles"]), *([] if row["steady"] else ["not steady"]), *([f"{row['discarded']} sets discarded"] if row["discarded"] else [])]
+    low, high = row["median_interval"]
+    if high - low > UNKNOWN * ms["median"]:
+        notes.append(f"median between {low * 1e3:.1f} and {high * 1e3:.1f}")
+    if row["other_processes"]:
+        notes.append(f"{row['other_processes']} other processes on the GPU")
+    if not row["graph"] and row["sm_mhz"] is not None and row["host_ms"] > 0.8 * ms["median"]:
+        notes.append("launching takes as long")
+    calls = f"{row['iterations']}{'g' if row['graph'] else ''}"
+    return (row["variant"], row["cache"], calls, *times, f"{ms['cv'] * 100:.1f}", str(ms["count"]), *rates, *gpu, ratio, ", ".join(notes))
+
+
+def selftest(flags: SimpleNamespace) -> Rows:
+    """What the benchmark measures of things known beforehand; the measured ceilings with them."""
+    from nbcnn.bench import ceilings
+    from nbcnn.bench import selftest as known
+    from nbcnn.cuda import Gpu
+
+    place, rows = Gpu(), []
+    for row in known.checks(place):
+        rows.append(row)
+        print(known.text([row]), file=sys.stderr)
+    peaks = place.ceilings()
+    for name, rate in ceilings.measure(place).items():
+        sheet = (peaks.bandwidth if name == "copy" else peaks.flops[name]) if peaks else None
+        wanted = f"datasheet {sheet / 1e12:.1f}" if sheet else ""
+        unit = "TB/s" if name == "copy" else "TF/s"
+        rows.append({"what": f"ceiling {name}", "value": rate / 1e12, "unit": unit, "wanted": wanted, "ok": None})
+    failed = [row["what"] for row in rows if row["ok"] is False]
+    lines = known.text(rows).splitlines() + (["", f"{len(failed)} failed: {', '.join(failed)}"] if failed else [])
+    return rows, lines
+
+
+def warmup(flags: SimpleNamespace) -> Rows:
+    """The warm-up study of one op: tables, answer, and a picture if --chart names a file."""
+    from nbcnn.bench import warmup as bench
+    from nbcnn.bench import warmup_report as report
+
+    def say(words: str) -> None:
+        print(words, file=sys.stderr, flush=True)
+
+    sleep = 5.0 if flags.sleep is None else flags.sleep
+    found = bench.study(choices(flags)[0], flags.op or "conv_fprop", flags.shape or "conv4@64", sleep=sleep, ncu=bool(flags.ncu), say=say)
+    if flags.chart:
+        report.chart(found, Path(flags.chart))
+    return [found], report.text(found)

@@ -1,0 +1,66 @@
+"""`python -m nbcnn kernels`: what the compiler makes of every kernel, for any architecture, without a GPU."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from types import SimpleNamespace
+
+from nbcnn.cli.errors import OK, RUNTIME, UsageError, guarded
+from nbcnn.cli.flags import MODES, PRECISIONS, Parser, flag, one_of, some_of
+from nbcnn.suggest import nearest
+
+ARCHITECTURES = ("75", "80", "86", "89", "90a", "100", "120")
+"""Those of `nbcnn.bench.kernels`, which imports numba."""
+
+EXAMPLES = (
+    "python -m nbcnn kernels --mode tensorcore --precision bf16 --arch 90a",
+    "python -m nbcnn kernels --op conv_wgrad --arch 80,90a",
+    "python -m nbcnn kernels --json > kernels.json",
+)
+
+
+def parser() -> Parser:
+    made = Parser(
+        "python -m nbcnn kernels",
+        "Compile every kernel without a GPU: registers, spills, shared memory, instructions. All of them take one core an hour.",
+        EXAMPLES,
+    )
+    group = made.add_argument_group("kernels")
+    flag(group, "--mode", one_of(*MODES[1:]), "only this mode's kernels", "all modes")
+    flag(group, "--precision", one_of(*PRECISIONS), "only this precision's", "all")
+    flag(group, "--arch", some_of(*ARCHITECTURES), "architectures to compile for, sm_…", ",".join(ARCHITECTURES))
+    flag(group, "--op", str, "only this op's kernels", "all ops", metavar="OP")
+    group = made.add_argument_group("output")
+    flag(group, "--quiet", bool, "no progress", "off")
+    flag(group, "--json", bool, "print one line of JSON instead of the table", "off")
+    return made
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Compile and print; returns 0, or 1 if a kernel does not compile."""
+    flags = parser().parse_args(argv)
+    return guarded(lambda: _report(flags))
+
+
+def _report(flags: SimpleNamespace) -> int:
+    from nbcnn.bench import kernels
+    from nbcnn.cuda import SIMULATOR
+
+    if SIMULATOR:
+        raise UsageError("the simulator compiles nothing: run kernels without NUMBA_ENABLE_CUDASIM")
+    chosen = kernels.rows(flags.mode, flags.precision)
+    if not chosen:
+        raise UsageError(f"mode {flags.mode} has no precision {flags.precision!r}")
+    known = sorted({op for row in chosen for op in row.ops})
+    if flags.op and flags.op not in known:
+        raise UsageError(f"no op {flags.op!r} in these modes{nearest(flags.op, known)}")
+
+    def say(text: str) -> None:
+        if not flags.quiet:
+            print(text, file=sys.stderr, flush=True)
+
+    found = list(kernels.report(flags.mode, flags.precision, flags.arch or ARCHITECTURES, flags.op, say))
+    print(json.dumps(found) if flags.json else kernels.table(found))
+    return RUNTIME if any("error" in row for row in found) else OK

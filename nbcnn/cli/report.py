@@ -1,0 +1,65 @@
+"""`python -m nbcnn report RUN|BENCH`: one HTML file of a training run or of a device's results."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+from nbcnn.cli.errors import OK, guarded
+from nbcnn.cli.flags import Parser, flag
+
+SUMMARY = "Write one HTML file that shows a run, or all results of a device; no GPU and no network needed, neither here nor to read it."
+EXAMPLES = (
+    "python -m nbcnn report runs/cifar                              RUN/report.html, with the results of its device",
+    "python -m nbcnn report runs/cifar --features features/cifar    with the confusion matrix of these features",
+    "python -m nbcnn report nvidia-h200                             what this project measured there, as nvidia-h200.html",
+    "python -m nbcnn report my-results/nvidia-t4.json --out t4.html",
+)
+
+
+def parser() -> Parser:
+    made = Parser("python -m nbcnn report", SUMMARY, EXAMPLES, "RUN|BENCH")
+    made.add_argument("target", metavar="RUN|BENCH", type=Path, help="a run folder, a results file, or a device in nbcnn/bench/results")
+    group = made.add_argument_group("data")
+    flag(group, "--features", Path, "RUN: the features whose classification to show", "features/<data set>, if made from this run", metavar="DIR")
+    flag(
+        group,
+        "--bench",
+        Path,
+        "RUN: the results file for ladder, roofline and benchmarks",
+        "that of the run's device in nbcnn/bench/results",
+        metavar="FILE",
+    )
+    group = made.add_argument_group("output")
+    flag(group, "--out", Path, "the HTML file", "RUN/report.html, or <device>.html here", metavar="FILE")
+    flag(group, "--json", bool, "print one line of JSON: the file, its size, what was not measured", "off")
+    return made
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the report and print where it is; returns 0. Exit 3 for a target that is neither run nor results, or damaged."""
+    flags = parser().parse_args(argv)
+    return guarded(lambda: _report(flags))
+
+
+def _report(flags: SimpleNamespace) -> int:
+    from nbcnn import atomic
+    from nbcnn.bench.report.source import opened
+    from nbcnn.bench.report.write import report
+
+    source = opened(flags.target, flags.bench, flags.features)
+    text, missing = report(source)
+    path = flags.out or (source.run.path / "report.html" if source.run else Path(f"{flags.target.stem}.html"))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = text.encode()
+    atomic.replace_bytes(path, content)
+    if flags.json:
+        print(json.dumps({"report": str(path), "bytes": len(content), "missing": [vars(each) for each in missing]}))
+        return OK
+    for each in missing:
+        print(f"not measured: {each.what}" + "".join(f" ({words})" for words in (each.why, each.command) if words), file=sys.stderr)
+    print(f"{path}: {len(content) / 1024:,.0f} KiB, open it in any browser")
+    return OK

@@ -1,0 +1,96 @@
+"""`python -m nbcnn roofline`: every step of the training plan under the ceilings of this GPU, without counters; and once beside them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from nbcnn.cli.errors import guarded
+from nbcnn.cli.flags import MODES, PRECISIONS, Parser, count, flag, one_of, results_flags
+
+EXAMPLES = (
+    "python -m nbcnn roofline",
+    "python -m nbcnn roofline --mode im2col --batch 1024 --chart roofline.svg",
+    "python -m nbcnn roofline --mode tensorcore --batch 4096 --no-fuse --ncu",
+)
+WITHOUT_GPU = "python -m nbcnn kernels, which compiles every kernel for any GPU"
+
+
+def parser() -> Parser:
+    made = Parser("python -m nbcnn roofline", "Set every step of the training plan beside what this GPU could do.", EXAMPLES)
+    group = made.add_argument_group("model")
+    flag(group, "--batch", count(1), "images per training step", 256, "images")
+    group = made.add_argument_group("kernels")
+    flag(group, "--mode", one_of(*MODES[1:]), "whose kernels", "the fastest on this GPU")
+    flag(group, "--precision", one_of(*PRECISIONS), "what multiplications round to", "bf16 for tensorcore, else fp32")
+    flag(group, "--engine", one_of("auto", "wgmma", "mma"), "tensorcore's kernels", "auto")
+    flag(group, "--no-fuse", bool, "keep layers apart", "off")
+    group = made.add_argument_group("measurement")
+    flag(group, "--ncu", bool, "count the DRAM bytes of every kernel with NVIDIA's ncu and print the model's error, instead of timing", "off")
+    group = made.add_argument_group("output")
+    flag(group, "--chart", str, "write the roofline to this PNG or SVG file", "none", metavar="FILE")
+    results_flags(group)
+    return made
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure and print; returns 0. Exit 4 without a GPU."""
+    flags = parser().parse_args(argv)
+    return guarded(lambda: _run(flags), without_gpu=WITHOUT_GPU)
+
+
+def _run(flags: SimpleNamespace) -> int:
+    from nbcnn.bench.rung import session_for
+    from nbcnn.bench.steps import epoch_images
+    from nbcnn.cuda import Gpu
+
+    Gpu()  # no GPU is an error here, whatever the mode
+    batch = flags.batch or 256
+    options: dict[str, Any] = {"mode": flags.mode or "auto", "precision": flags.precision, "engine": flags.engine or "auto"}
+    _say(f"preparing {options['mode']} at batch {batch} …")
+    session = session_for(batch, epoch_images(batch), fusing=not flags.no_fuse, **options)
+    return _counted(flags, session) if flags.ncu else _timed(flags, session, options)
+
+
+def _timed(flags: SimpleNamespace, session: Any, options: dict[str, Any]) -> int:
+    from nbcnn.bench import ceilings, results, roofline, rung
+
+    rung.check_against_numpy(options)
+    _say("measuring what this GPU can do …")
+    roofs = ceilings.measure(session.net.place)
+    _say(f"timing {len(session.program.bound)} steps …")
+    found = roofline.measure(session, roofs)
+    device = session.net.device_name
+    if flags.save:
+        results.save(section("roofline", flags, session), [found], device, Path(flags.results) if flags.results else None)
+    if flags.chart:
+        what = f"{found['mode']} {found['precision']}, batch {found['batch']}"
+        roofline.chart(found, Path(flags.chart), f"{device.split('(')[0].strip()}, {what}")
+    print(json.dumps(found) if flags.json else roofline.table(found))
+    return 0
+
+
+def _counted(flags: SimpleNamespace, session: Any) -> int:
+    from nbcnn.bench import counters, results
+
+    _say("counting one training step with ncu …")
+    found = counters.validate(session)
+    if flags.save:
+        results.save(section("counters", flags, session), [found], session.net.device_name, Path(flags.results) if flags.results else None)
+    print(json.dumps(found) if flags.json else counters.table(found))
+    return 0
+
+
+def section(what: str, flags: SimpleNamespace, session: Any) -> str:
+    """The section of the results file: what, mode, precision where the mode has several, what was asked for beside them, batch."""
+    net = session.net
+    named = [net.mode, *([net.precision] if net.mode == "tensorcore" else []), *([flags.engine] if flags.engine else [])]
+    return "-".join([what, *named, *(["unfused"] if flags.no_fuse else []), str(session.batch)])
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

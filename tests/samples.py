@@ -1,0 +1,96 @@
+"""Made-up results of every kind, for the tests of what is made from results files."""
+
+from __future__ import annotations
+
+from nbcnn.bench import results
+
+DEVICE = "NVIDIA H200 (compute capability 9.0)"
+
+
+def timing(median, spread=0.02, count=50):
+    """The statistics of `count` values around `median`."""
+    return {"median": median, "p5": median * (1 - spread), "p95": median * (1 + spread), "least": median * (1 - 2 * spread), "count": count}
+
+
+def step(median, form="nbcnn im2col", **more):
+    """A row of a step section."""
+    row = {
+        "form": form,
+        "precision": "fp32",
+        "batch": 256,
+        "step_ms": timing(median),
+        "images_per_second": 256e3 / median,
+        "peak_bytes": 1,
+        "ratio": 1.0,
+    }
+    return row | more
+
+
+def rung(mode, precision, per_second, **more):
+    """A row of a ladder section."""
+    ms = 256e3 / per_second
+    row = {"mode": mode, "precision": precision, "batch": 256, "device": DEVICE, "step_ms": timing(ms), "images_per_second": per_second}
+    row |= {"epoch_seconds": 50e3 / per_second, "tflops": per_second * 1.0334e-3, "rest_ms": 0.1 * ms, "host_peak_bytes": 700 << 20}
+    row |= {
+        "passes_ms": {name: timing(0.3 * ms) for name in ("fprop", "dgrad", "wgrad")},
+        "planned_bytes": {"arena": 800 << 20, "data set": 150 << 20},
+    }
+    return row | more
+
+
+def point(scope, op, flops, nbytes, ms, limiter):
+    """A point of a roofline."""
+    row = {"scope": scope, "op": op, "runs_as": "im2col", "tile": None, "flops": flops, "compulsory_bytes": nbytes, "logical_bytes": 3 * nbytes}
+    return row | {"ms": timing(ms), "attainable_ms": 0.8 * ms, "limiter": limiter, "fraction": 0.8}
+
+
+def counted(scope, factor, streams):
+    """A kernel of a counters section; `factor` is what the model says over what was counted."""
+    row = {"scope": scope, "op": "relu_fprop", "kernel": "relu_kernel", "dram_read": 300e6, "dram_write": 200e6, "ms": 0.2}
+    return row | {"read": 300e6 * factor, "write": 200e6 * factor, "distinct": 300e6 * factor, "error": factor - 1, "streams": streams}
+
+
+def warmup():
+    """A warm-up study."""
+    sampled = timing(0.1) | {"most": 0.12, "mean": 0.1, "cv": 0.01}
+    counts = (1, 10, 100, 1000)
+    return {
+        **{"op": "conv_fprop", "shape": "conv4@64", "variant": "im2col fp32", "sleep": 5.0, "clock_source": "NVML"},
+        "warm": {"steady": True, "seconds": 0.7, "sm_mhz": 1980.0},
+        "curve": [{"at": 1e-4, "ms": 0.5, "sm_mhz": 345.0}, {"at": 0.1, "ms": 0.2, "sm_mhz": 1500.0}, {"at": 2.0, "ms": 0.1, "sm_mhz": 1980.0}],
+        "cold": [{"iterations": n, "ms": [0.5, 0.6, 0.4], "sm_mhz": [345.0, 400.0, 600.0]} for n in counts],
+        "settled": [{"iterations": n, "hot": sampled, "rotate": sampled, "rotate_over_hot": [1.1, 1.09, 1.11]} for n in counts],
+        "model": {"compulsory": 1e6, "written": 5e5},
+        "dram": [],
+    }
+
+
+def every_kind():
+    """Sections of every kind that a report shows, by name."""
+    ceilings = {"measured": {"fp32": 60e12, "tf32": 400e12, "bf16": 800e12, "copy": 4.2e12}}
+    ceilings["datasheet"] = {"fp32": 67e12, "tf32": 495e12, "bf16": 989e12, "copy": 4.8e12}
+    run = {"mode": "im2col", "precision": "fp32", "batch": 256, "device": DEVICE}
+    points = [point("conv2", "conv_fprop", 75_000_000_000, 80_000_000, 1.6, "compute"), point("relu2", "relu_fprop", 0, 90_000_000, 0.03, "memory")]
+    encoder = {"test_accuracy": 0.75, "train_accuracy": 1.0, "confusion": [[3, 1], [1, 3]], "test_samples": 8}
+    classify = {"what": "classify", "seed": 0, "wall_seconds": 3.0, "classes": ["cat", "dog"], "classifiers": {"encoder": encoder}}
+    rungs = [rung("cpu", "fp32", 160.0), rung("im2col", "fp32", 40e3, percent_of_peak=61.5), rung("tensorcore", "bf16", 450e3, percent_of_peak=47.0)]
+    train = {"what": "train", "seed": 0, "wall_seconds": 9.0, "mode": "im2col", "precision": "fp32", "test_losses": [0.02, 0.004, 0.003]}
+    conv = {"layer": "conv1", "path": "fprop", "batch": 256, "ms": timing(0.1), "tflops": 40.0, "cudnn_ms": timing(0.4), "ratio": 4.0}
+    return {
+        "ladder-256": rungs,
+        "step-256": [step(6.5, mode="im2col"), step(9.3, "PyTorch compile", ratio=9.3 / 6.5)],
+        "epoch-256": [{"mode": "im2col", "batch": 256, "images": 50_000, "steps": 196, "seconds": timing(1.2)}],
+        "convs-256": [conv, conv | {"path": "wgrad", "cudnn_ms": None, "ratio": None}],
+        "roofline-im2col-256": [run | {"points": points, "ceilings": ceilings, "whole_step_ms": 1.7, "sum_ms": 1.63}],
+        "counters-im2col-256": [{"l2_bytes": 62_914_560, "kernels": [counted("relu1", 1.02, True), counted("conv2", 0.4, False)]}],
+        "quality-main": [train, classify],
+        "selftest": [{"what": "copy of a large array", "value": 4.2, "unit": "TB/s", "wanted": "4.0 … 4.5", "ok": True}],
+        "warmup": [warmup()],
+    }
+
+
+def saved(folder, sections=None, device=DEVICE):
+    """A results file in `folder` with `sections` (default: every kind); its path."""
+    for name, rows in (every_kind() if sections is None else sections).items():
+        path = results.save(name, rows, device, folder)
+    return path

@@ -1,0 +1,186 @@
+"""What kernels ask memory for: every kernel of the two large rows has a count, counts agree with hand-made ones and, in the simulator, with
+every single load and store of the kernels themselves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import chain
+
+import pytest
+
+from nbcnn import cuda
+from nbcnn.bench.plans import on_host, training_plan
+from nbcnn.explain import step_bytes
+from nbcnn.ops import MODES
+from nbcnn.ops.call import Call, bare_call
+from nbcnn.ops.cases import Case, conv_cases, loss_cases, resampling_cases, training_cases
+from nbcnn.ops.conv.im2col import Window, product_traffic
+from nbcnn.ops.conv.tiles import Tile
+from nbcnn.ops.conv.winograd import WinogradTile
+from nbcnn.ops.fused_cases import pooled_cases, relu_cases, up_cases
+from nbcnn.ops.run import Bound, Unsupported
+from nbcnn.ops.traffic import Traffic, clipped, total, windows
+from nbcnn.shapes import ConvShape
+
+ROWS = [("im2col", "fp32", (7, 5))] + [("tensorcore", p, cc) for p in ("bf16", "tf32", "fp32") for cc in ((8, 0), (9, 0))]
+NOT_COUNTED = {"pack_weights"}
+
+
+@pytest.mark.parametrize(("mode", "precision", "capability"), ROWS)
+@pytest.mark.parametrize("fusing", [True, False])
+@pytest.mark.parametrize("batch", [1, 4, 64, 1024])
+def test_every_step_of_a_training_plan_has_a_count(mode, precision, capability, fusing, batch):
+    plan = training_plan(MODES[mode, precision], batch, capability=capability, fusing=fusing)
+    for item in plan.steps:
+        if item.step.op in NOT_COUNTED:
+            continue
+        assert item.how.impl.traffic is not None, (item.step.op, item.how.mode)
+        launches = item.how.impl.traffic(bare_call(item.step, plan.layout, item.how.tile))
+        for one in launches:
+            assert 0 < one.distinct <= one.read, (item.step.op, one)
+            assert one.write > 0
+        # What a step cannot do without, less biases, learning rates and the like, and with filters in the packed form that is read.
+        filters = sum(buf.nbytes for buf in item.step.ins if buf.home == "param")
+        assert total(launches).logical >= 0.999 * step_bytes(item.step) - filters - 64 * 1024, (item.step.scope, item.step.op)
+
+
+@pytest.mark.skipif(cuda.SIMULATOR, reason="the simulator makes no tensor maps")
+@pytest.mark.parametrize(("mode", "precision", "capability"), ROWS)
+@pytest.mark.parametrize("batch", [1, 256])
+def test_a_count_for_every_launch(mode, precision, capability, batch):
+    program = on_host(training_plan(MODES[mode, precision], batch, capability=capability))
+    for item, launches in program.bound:
+        if item.step.op not in NOT_COUNTED:
+            made = item.how.impl.traffic(bare_call(item.step, program.plan.layout, item.how.tile))
+            assert len(made) == len(launches), (item.step.op, item.how.mode)
+
+
+def test_windows_by_hand():
+    assert windows(4, 3, 4, first=1) == (10, 4)  # 3×3, padding 1: the two outermost taps fall outside
+    assert windows(2, 2, 4, stride=2) == (4, 4)
+    assert windows(4, 3, 2, first=1, dilate=2) == (5, 2)
+    assert clipped(10, 8) == 10
+    assert clipped(10, 8, 3) == 16 + 16 + 10
+
+
+def call_of(op: str, ins, outs, tile=None, **attrs) -> Call:
+    return Call(op, (), (), ins, outs, attrs, "NHWC", tile, in_dtypes=("float32",) * len(ins), out_dtypes=("float32",) * len(outs))
+
+
+def test_streaming_ops_by_hand():
+    common = dict(MODES["im2col", "fp32"].parts[-1][1])
+    image = (2, 4, 6, 6)
+    assert common["relu_dgrad"].traffic(call_of("relu_dgrad", (image, image), (image,))) == [Traffic(2 * 1152, 1152, 2 * 1152)]
+    up = call_of("upsample_fprop", (image,), ((2, 4, 12, 12),), factor=2)
+    assert common["upsample_fprop"].traffic(up) == [Traffic(1152, 4 * 1152, 1152)]
+    sgd = call_of("sgd", ((1000,),) * 3 + ((7,), (8,)), ((1000,), (1000,), (8,)))
+    assert common["sgd"].traffic(sgd) == [Traffic(12_000, 8_000, 12_000)]
+    pooled = replace(call_of("maxpool_fprop", (image,), ((2, 4, 3, 3),) * 2, size=2, stride=2), out_dtypes=("float32", "uint8"))
+    assert common["maxpool_fprop"].traffic(pooled) == [Traffic(1152, 5 * 72, 1152)]
+
+
+def test_a_gemm_by_hand():
+    # One image of 4×4, 16 channels to 100 filters, 3×3, padding 1: 10·10 of the 12·12 taps of a channel are inside.
+    (one,) = product_traffic(Tile(32, 64, 16, 4, 4), 100, (1, 16, 4, 4, 4, 4, 1, 1), Window(3, 3))
+    x, w, y = 4 * 16 * 16, 4 * 144 * 100, 4 * 16 * 100
+    assert one == Traffic(2 * 4 * 16 * 100 + w, y, x + w)
+    # Two rows of blocks read the filters twice; two parts of GK leave two planes, which another launch adds.
+    first, second = product_traffic(Tile(32, 64, 16, 4, 4, 2), 100, (4, 16, 4, 4, 4, 4, 1, 1), Window(3, 3, after="mask"))
+    assert first == Traffic(4 * 2 * 4 * 16 * 100 + 2 * w, 2 * 4 * y, 4 * x + w)
+    assert second == Traffic(3 * 4 * y, 4 * y, 3 * 4 * y)
+
+
+# -- the simulator: every load and store of the kernels
+
+
+class Counted:
+    """Counts loads and stores of the arrays that a launch is given, while it runs in the simulator."""
+
+    def __init__(self, launch, uncounted, monkeypatch):
+        from numba.cuda.simulator.cudadrv.devicearray import FakeWithinKernelCUDAArray
+
+        self.seen = []
+        self.launch = launch
+        arrays = {id(value): value for value in launch.args if hasattr(value, "copy_to_host") and id(value) not in uncounted}
+        get, put = FakeWithinKernelCUDAArray.__getitem__, FakeWithinKernelCUDAArray.__setitem__
+
+        def note(array, index, way):
+            item = array.__dict__["_item"]
+            if id(item) in arrays:
+                # Lists may be appended to by several threads at a time.
+                begin = item._ary.__array_interface__["data"][0]
+                self.seen.append((way, begin + int(index) * item._ary.itemsize, item._ary.itemsize))
+
+        def counted_get(array, index):
+            note(array, index, "read")
+            return get(array, index)
+
+        def counted_put(array, index, value):
+            note(array, index, "write")
+            return put(array, index, value)
+
+        monkeypatch.setattr(FakeWithinKernelCUDAArray, "__getitem__", counted_get)
+        monkeypatch.setattr(FakeWithinKernelCUDAArray, "__setitem__", counted_put)
+
+    def run(self) -> Traffic:
+        self.launch.run()
+        read = [(at, size) for way, at, size in self.seen if way == "read"]
+        write = [(at, size) for way, at, size in self.seen if way == "write"]
+        assert len(set(write)) == len(write), "a byte is stored twice"
+        return Traffic(sum(size for _, size in read), sum(size for _, size in write), sum(size for _, size in set(read)))
+
+
+TINY, WIDE = ConvShape(1, 16, 4, 4, 16, 3, 3, 1, 1), ConvShape(1, 20, 6, 6, 24, 3, 3, 1, 1)
+EVEN = ConvShape(1, 16, 8, 8, 16, 3, 3, 1, 1)
+FIRST, LAST = ConvShape(1, 3, 4, 6, 16, 3, 3, 1, 1), ConvShape(1, 16, 4, 6, 3, 3, 3, 1, 1)
+SMALL = Tile(64, 32, 16, 4, 4)
+BIAS = {"conv_fprop", "conv_relu_fprop", "conv_relu_pool_fprop", "upconv_fprop", "upconv_relu_fprop", "upconv_mse_fprop"}
+UNCOUNTED = dict.fromkeys(BIAS, (2,)) | {"sgd": (3, 4, 5), "adam": (4, 5, 6), "gather": (1, 2), "gather_labels": (2,)}
+
+
+def simulated():
+    """(part of the row im2col, case, tile or None)."""
+    wanted = {"maxpool_fprop", "maxpool_dgrad", "avgpool_fprop", "upsample_fprop", "upsample_dgrad", "mse_fprop", "mse_dgrad", "flatten_fprop"}
+    for case in chain(resampling_cases(), loss_cases(), training_cases()):
+        if case.op in wanted or case.op in ("softmax_xent_fprop", "sgd", "gather", "gather_labels", "advance"):
+            yield 2, case, None
+    for case in chain(conv_cases(WIDE), relu_cases(WIDE), pooled_cases(WIDE), up_cases(TINY)):
+        if case.op not in ("upconv_mse_fprop", "conv_pool_wgrad", "unpool") and "no bias" not in case.label:
+            for split in (1,) if case.op == "conv_wgrad" else (1, 2):
+                yield 2, case, replace(SMALL, split=split)
+    for case in chain(conv_cases(FIRST), conv_cases(LAST), pooled_cases(FIRST), up_cases(LAST)):
+        yield 0, case, None
+    for case in chain(conv_cases(TINY), conv_cases(EVEN), relu_cases(TINY), pooled_cases(TINY), up_cases(TINY)):
+        whole = case.op != "conv_wgrad" or case.ins[0].shape[2] == 8  # weight gradients need whole k-tiles of an image
+        if whole and case.op not in ("conv_pool_wgrad", "upconv_mse_fprop", "upconv_fprop", "conv_relu_fprop") and "no bias" not in case.label:
+            yield 1, case, WinogradTile(1, 64, 32, 4, 4)
+
+
+def runnable():
+    """One case of each op, part and tile that the part runs, the first with each number of operands."""
+    seen, row = set(), MODES["im2col", "fp32"]
+    for part, case, tile in simulated():
+        impl = row.parts[part][1].get(case.op)
+        key = (part, case.op, tile, len(case.ins), len(case.outs), part == 0 and case.ins[0].shape[1] < 4)
+        if impl is not None and impl.traffic is not None and key not in seen:
+            seen.add(key)
+            yield pytest.param(part, case, tile, id=f"{part} {case.op} {case.label} {getattr(tile, 'split', '')}")
+
+
+@pytest.mark.parametrize(("part", "case", "tile"), list(runnable()))
+def test_counts_are_those_of_the_kernels(part, case: Case, tile, place, monkeypatch):
+    if not cuda.SIMULATOR:
+        pytest.skip("a GPU does not say what its threads load; NUMBA_ENABLE_CUDASIM=1 does")
+    impl = MODES["im2col", "fp32"].parts[part][1][case.op]
+    # Winograd's kernels refuse what is too small to be worth it, not what they cannot do.
+    impl = replace(impl, supports=lambda call: None) if part == 1 else impl
+    try:
+        bound = Bound(impl, case.op, case.ins, case.outs, place=place, attrs=case.attrs, layout="NHWC", tile=tile)
+    except Unsupported as refused:
+        pytest.skip(str(refused))
+    uncounted = {id(bound.call.ins[at]) for at in UNCOUNTED.get(case.op, ()) if at < len(bound.call.ins)}
+    expected = impl.traffic(replace(bound.call, ins=(), outs=(), packed=None, scratch=None))
+    assert len(expected) == len(bound.launches)
+    for launch, count in zip(bound.launches, expected, strict=True):
+        with monkeypatch.context() as patch:
+            assert Counted(launch, uncounted, patch).run() == count, launch.name
