@@ -133,13 +133,13 @@ class Forecasts(Callback):
         batch = min(trainer.session.batch, len(data.starts["test"]))
         windows = data.windows("test")
         made = [trainer.session.net.predict(windows.series(slice(at, at + batch)), batch) for at in range(0, len(windows), batch)]
-        logs, truth = data.logs(np.concatenate([part.reshape(-1) for part in made])), data.truth("test")
+        logs, truth = data.logs(np.concatenate([part.reshape(-1) for part in made]), windows), data.truth("test")
         self.scores = {"network": forecast.rmsle(logs, truth), **forecast.baselines(data)}
         atomic.replace_bytes(run.path / "forecast.json", (json.dumps({"rmsle": self.scores, "windows": len(truth)}, indent=2) + "\n").encode())
         plots.curves(run.curves, trainer.rows, self.title)
         rows = forecast.stretch(data, "test")
         hours = trainer.session.net.predict(rows.series(), batch)
-        plots.forecast(run.path / "forecast.png", np.expm1(data.logs(hours)), data.meters[rows.starts + rows.length], self.title)
+        plots.forecast(run.path / "forecast.png", np.expm1(data.logs(hours, rows)), data.meters[rows.starts + rows.length], self.title)
 
 
 def duration(seconds: float) -> str:

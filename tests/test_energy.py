@@ -55,7 +55,7 @@ def test_a_window_and_its_target_are_hours_in_a_row(small):
     logs = windows.series(slice(5, 6))[0, 0] * data.deviation + data.mean
     np.testing.assert_allclose(logs, np.log1p(meters[series, hour : hour + WINDOW]), rtol=1e-5, atol=1e-5)
     assert data.truth("test")[5] == pytest.approx(np.log1p(meters[series, hour + WINDOW]))
-    np.testing.assert_allclose(data.logs(windows.targets[windows.starts + WINDOW]), data.truth("test"), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(data.logs(windows.targets[windows.starts + WINDOW], windows), data.truth("test"), rtol=1e-5, atol=1e-5)
 
 
 def test_no_window_holds_a_missing_reading(small):

@@ -53,6 +53,7 @@ class SeriesDataset:
     starts   first rows of the windows of `train`, `validation` and `test`, shuffled, so that the first ones are a fair sample;
              `all_starts` are those before `cut`.
     mean, deviation  of log(1 + reading) in the training months: what undoes the first feature.
+    change   root mean square of the first feature's change from the last hour of a window to its target, in the training months.
     """
 
     name: str
@@ -64,11 +65,14 @@ class SeriesDataset:
     all_starts: dict[str, np.ndarray]
     mean: float
     deviation: float
+    change: float
     loss: str = "log-mse"
 
     def windows(self, part: str) -> Windows:
-        """The windows of a part, whose targets are standardised logarithms for log-mse, and readings for rmsle."""
-        targets = np.ascontiguousarray(self.rows[:, 0]) if self.loss == "log-mse" else self.meters
+        """The windows of a part. Targets are readings for rmsle; for log-mse the change of the logarithm since the hour before,
+        in multiples of `change`: a network that has learnt nothing is as good as the last value, and errors are those of the logarithm.
+        """
+        targets = (_changes(self.rows) / np.float32(self.change)) if self.loss == "log-mse" else self.meters
         return Windows(self.rows, targets, self.starts[part])
 
     @property
@@ -76,10 +80,13 @@ class SeriesDataset:
         """A middling reading: rmsle predicts multiples of it."""
         return float(np.expm1(self.mean))
 
-    def logs(self, outputs: np.ndarray) -> np.ndarray:
-        """log(1 + reading) that the outputs of a network trained for `loss` mean, (W), never below 0."""
+    def logs(self, outputs: np.ndarray, windows: Windows) -> np.ndarray:
+        """log(1 + reading) that the outputs (W) of a network trained for `loss` mean on `windows`, (W), never below 0."""
         values = outputs.reshape(-1).astype(np.float64)
-        return np.maximum(values * self.deviation + self.mean, 0) if self.loss == "log-mse" else np.log1p(np.maximum(values * self.unit, 0))
+        if self.loss != "log-mse":
+            return np.log1p(np.maximum(values * self.unit, 0))
+        last = self.rows[windows.starts + windows.length - 1, 0]
+        return np.maximum((last + values * self.change) * self.deviation + self.mean, 0)
 
     def truth(self, part: str) -> np.ndarray:
         """log(1 + reading) of the targets of a part, (W)."""
@@ -119,7 +126,13 @@ def assemble(name: str, source: str, meters: np.ndarray, weather: np.ndarray, si
         starts[part] = random.permutation(_whole(present.reshape(count, hours), first, max(first, min(stop, hours))))
         if not len(starts[part]):
             raise DataError(f"{name}: no {WINDOW + 1} hours in a row without a gap in the {part} months. Check the files, or use whole years.")
-    return SeriesDataset(name, source, features, rows, meters.reshape(-1), starts, starts, float(mean[0]), float(deviation[0]) or 1.0)
+    change = float(np.sqrt(np.square(_changes(rows)[starts["train"] + WINDOW], dtype=np.float64).mean())) or 1.0
+    return SeriesDataset(name, source, features, rows, meters.reshape(-1), starts, starts, float(mean[0]), float(deviation[0]) or 1.0, change)
+
+
+def _changes(rows: np.ndarray) -> np.ndarray:
+    """The first feature of every row less that of the row before, (R)."""
+    return np.diff(rows[:, 0], prepend=rows[:1, 0])
 
 
 def _whole(present: np.ndarray, first: int, stop: int) -> np.ndarray:
