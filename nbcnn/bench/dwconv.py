@@ -15,18 +15,15 @@ of either kind of bytes; below 30 % of both ceilings the limiter is then latency
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from nbcnn.bench.clocks import Watch
-from nbcnn.bench.op import Choice, prepare, timed_in_turn
-from nbcnn.bench.opcases import series_problem
-from nbcnn.bench.steady import warm_up
+from nbcnn.bench.timing import Timing
 from nbcnn.ops import DWCONV
 from nbcnn.ops.call import Call
 from nbcnn.ops.dwconv1d.series import of_gradient
-from nbcnn.ops.traffic import total
+from nbcnn.ops.traffic import Traffic, total
 
 Series = tuple[int, int, int, int]
 """N, C, L, T: the paper's B, H, L, K."""
@@ -36,10 +33,6 @@ SHAPES: tuple[Series, ...] = (PAPER, (512, 128, 48, 48), (256, 128, 1024, 48), (
 """The paper's size, the same small enough for a second-level cache, and two of long series."""
 PATHS = ("fprop", "dgrad", "wgrad", "bwd")
 TRIO = ("fprop", "dgrad", "wgrad")
-CALLS = 10
-"""Calls in one captured graph, unless it takes more to walk through all sets of operands."""
-SECONDS = 0.5
-"""A figure is sampled for at most so long."""
 LATENCY = 0.3
 """Part of both ceilings below which neither of them limits."""
 
@@ -81,8 +74,8 @@ def compulsory(shape: Series, path: str) -> int:
     return 3 * series + 2 * filters if path == "bwd" else 2 * series + filters
 
 
-def model(variant: str, path: str, shape: Series, padding: str, ceiling: Ceiling, multiprocessors: int = 132) -> dict[str, Any]:
-    """One row of the study, without times. Raises ValueError if the variant does not take the shape."""
+def launches_of(variant: str, path: str, shape: Series, padding: str, multiprocessors: int) -> list[Traffic]:
+    """What every launch asks memory for. Raises ValueError if the variant does not take the shape."""
     impl = DWCONV[variant][f"dwconv1d_{path}"]
     call = call_of(f"dwconv1d_{path}", shape, padding)
     reason = impl.supports(call)
@@ -90,7 +83,12 @@ def model(variant: str, path: str, shape: Series, padding: str, ceiling: Ceiling
         raise ValueError(f"{variant} {path}: {reason}")
     if impl.traffic is None:
         raise ValueError(f"{variant} {path}: nobody has counted its bytes")
-    moved = total(impl.traffic(replace(call, tile=impl.tile(call, multiprocessors))))
+    return list(impl.traffic(replace(call, tile=impl.tile(call, multiprocessors))))
+
+
+def model(variant: str, path: str, shape: Series, padding: str, ceiling: Ceiling, multiprocessors: int = 132) -> dict[str, Any]:
+    """One row of the study, without times. Raises ValueError if the variant does not take the shape."""
+    moved = total(launches_of(variant, path, shape, padding, multiprocessors))
     work, least = flops(shape, path, padding), compulsory(shape, path)
     attainable = min(ceiling.peak, work / least * ceiling.bandwidth)
     return {
@@ -110,21 +108,27 @@ def model(variant: str, path: str, shape: Series, padding: str, ceiling: Ceiling
     }
 
 
-def timed(row: Mapping[str, Any], milliseconds: float, ceiling: Ceiling) -> dict[str, Any]:
+def timed(row: Mapping[str, Any], timing: Timing, ceiling: Ceiling) -> dict[str, Any]:
     """`row` with its measured time: bandwidth of logical and of compulsory bytes, parts of the ceilings, and the limiter that they show."""
-    seconds = milliseconds / 1e3
+    seconds = timing.median / 1e3
     logical = (row["read"] + row["written"]) / seconds
     effective, rate = row["compulsory"] / seconds, row["flop"] / seconds
     slow = effective < LATENCY * ceiling.bandwidth and logical < LATENCY * ceiling.bandwidth and rate < LATENCY * ceiling.peak
     return {
         **row,
-        "ms": milliseconds,
+        "ms": timing.as_dict(),
+        "tflops": rate / 1e12,
         "logical_tbs": logical / 1e12,
         "effective_tbs": effective / 1e12,
         "of_bandwidth": effective / ceiling.bandwidth,
         "of_attainable": rate / 1e12 / row["attainable_tflops"],
         "limiter": "latency" if slow else row["limiter"],
     }
+
+
+def time_of(row: Mapping[str, Any]) -> float:
+    """Milliseconds of a row: measured if it was, else modelled."""
+    return float(row["ms"]["median"] if "ms" in row else row["modelled_ms"])
 
 
 def amdahl(share: float, speedup: float) -> float:
@@ -138,10 +142,10 @@ def gains(rows: list[dict[str, Any]], share: float) -> list[dict[str, Any]]:
     By the measured times where all rows have them, else by the modelled ones. The best variant's backward is the fused one
     where that is the faster.
     """
-    key = "ms" if all("ms" in row for row in rows) else "modelled_ms"
+    by = "measured" if all("ms" in row for row in rows) else "modelled"
     found: dict[tuple[tuple[int, ...], str], dict[str, float]] = {}
     for row in rows:
-        found.setdefault((tuple(row["shape"]), row["variant"]), {})[row["path"]] = row[key]
+        found.setdefault((tuple(row["shape"]), row["variant"]), {})[row["path"]] = time_of(row)
     made = []
     for (shape, variant), paths in found.items():
         naive = found.get((shape, "naive"))
@@ -151,27 +155,15 @@ def gains(rows: list[dict[str, Any]], share: float) -> list[dict[str, Any]]:
         spent, before = paths["fprop"] + min(apart, paths.get("bwd", apart)), sum(naive[path] for path in TRIO)
         speedup = before / spent
         made.append(
-            {"shape": list(shape), "variant": variant, "by": key, "trio_ms": spent, "speedup": speedup, "predicted_gain": amdahl(share, speedup)}
+            {"shape": list(shape), "variant": variant, "by": by, "trio_ms": spent, "speedup": speedup, "predicted_gain": amdahl(share, speedup)}
         )
     return made
 
 
-def study(shapes: tuple[Series, ...], variants: tuple[str, ...], padding: str, ceiling: Ceiling, place: Any = None) -> Iterator[dict[str, Any]]:
-    """Rows for every shape, variant and path, timed if there is a GPU `place`; what a variant does not take is left out."""
-    for shape in shapes:
-        for variant in variants:
-            for path in PATHS:
-                op = f"dwconv1d_{path}"
-                if op not in DWCONV[variant] or DWCONV[variant][op].supports(call_of(op, shape, padding)):
-                    continue
-                row = model(variant, path, shape, padding, ceiling, place.multiprocessors if place else 132)
-                yield timed(row, _milliseconds(variant, op, shape, padding, place), ceiling) if place else row
-
-
-def _milliseconds(variant: str, op: str, shape: Series, padding: str, place: Any) -> float:
-    """The median of verified calls on operands that come from memory."""
-    made = prepare(Choice("naive", part=variant), series_problem(op, shape, padding))
-    with Watch(place) as watch:
-        works = [made.work("rotate", graph=True)]
-        (measured,) = timed_in_turn(works, max(CALLS, len(made.bounds)), warm_up(works, watch), watch, SECONDS)
-    return measured.timing.median
+def models(shape: Series, variants: Sequence[str], padding: str, ceiling: Ceiling, multiprocessors: int = 132) -> Iterator[dict[str, Any]]:
+    """A row for every variant and path, without times; what a variant does not take is left out."""
+    for variant in variants:
+        for path in PATHS:
+            op = f"dwconv1d_{path}"
+            if op in DWCONV[variant] and not DWCONV[variant][op].supports(call_of(op, shape, padding)):
+                yield model(variant, path, shape, padding, ceiling, multiprocessors)
