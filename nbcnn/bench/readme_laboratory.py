@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nbcnn.bench import results
+from nbcnn.bench.counters import LONG_MS
 from nbcnn.bench.tables import GPU, footer, markdown, measured, section
 
 ROOFLINE, WARMUP = "roofline.png", "warmup.png"
@@ -112,15 +113,19 @@ def counters() -> str:
         others = [1 + row["error"] for row in kernels if not row.get("streams") and row.get("error") is not None]
         span = f"{min(others):.2f} … {max(others):.2f}" if others else ""
         worst = f"{max(streams):.1%}" if streams else "none that large"
-        lines.append((name.removeprefix("counters-"), str(len(kernels)), str(len(streams)), worst, span))
+        long = [step for step in found["steps"] if step["ncu_ms"] >= LONG_MS]
+        off = [f"{max((abs(step[key] / step['ncu_ms'] - 1) for step in long), default=0):.1%}" for key in ("alone_ms", "event_ms")]
+        lines.append((name.removeprefix("counters-"), str(len(kernels)), str(len(streams)), worst, span, *off))
         columns = ("step", "op", "kernel", "µs", "model MB", "DRAM read", "DRAM written", "model is off by", "")
         details.append(folded(f"every kernel of {name.removeprefix('counters-')}", markdown(columns, [_kernel(row) for row in kernels], 3)))
     intro = (
         "**Is the model of bytes right?** The different bytes that every kernel of a training step touches, beside those that `ncu` counts at DRAM\n"
         f"(clocks and caches left alone). Kernels that stream {found['l2_bytes'] * 4 / 1e6:,.0f} MB or more, four times the L2 cache, must agree.\n"
-        "Of the others DRAM sees less where L2 serves the reads (ratio above 1), and more where evicted operands are read again.\n\n"
+        "Of the others DRAM sees less where L2 serves the reads (ratio above 1), and more where evicted operands are read again.\n"
+        f"Steps of {LONG_MS * 1e3:.0f} µs or more by events beside `ncu`'s durations: each after a rest, as `ncu` runs kernels, and in the running\n"
+        "training step, where tensor cores meet the power limit and the clock falls.\n\n"
     )
-    head = ("step", "kernels", "that stream", "model off by at most", "the others, model / DRAM")
+    head = ("step", "kernels", "that stream", "model off by at most", "the others, model / DRAM", "events alone / ncu, off by", "in the step")
     return intro + markdown(head, lines) + footer(environment) + "\n" + "\n".join(details)
 
 
