@@ -39,6 +39,7 @@ FILES = (
     "test_s4convd.py",
     "test_series_ops.py",
     "test_stored.py",
+    "test_study_times.py",
     "test_svm.py",
     "test_traffic.py",
     "test_train_energy.py",

@@ -7,7 +7,6 @@ import json
 import numpy as np
 import pytest
 
-from nbcnn import cuda
 from nbcnn.bench import dwconv
 from nbcnn.bench.opcases import series_problem
 from nbcnn.bench.timing import summarise
@@ -93,5 +92,3 @@ def test_a_shape_that_is_none_is_a_usage_error(capsys):
         study.main(["dwconv", "--shapes", "32x4"])
     assert left.value.code == 2
     assert "N x C x L x T" in capsys.readouterr().err
-
-

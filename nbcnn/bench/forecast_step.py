@@ -1,12 +1,13 @@
 """S4ConvD's whole training step with every variant of the depthwise convolution, beside what Amdahl's law says, and PyTorch.
 
-Between two variants only the depthwise convolutions change. From naive's step, the share s of it that they take (by events between the
-steps of its plan), and a variant's speed-up S of the three paths alone, the law predicts naive · (1 − s + s / S).
+Between two variants only the depthwise convolutions change. From naive's step, the share s of it that they take (by events around
+the launches of its plan), and a variant's speed-up S of the three paths alone, the law predicts naive · (1 − s + s / S).
 """
 
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import numpy as np
 from nbcnn import models
 from nbcnn.bench import forecast_peers
 from nbcnn.bench.dwconv import amdahl
-from nbcnn.bench.steps import time_steps
+from nbcnn.bench.timing import sensible_count, time_calls
 from nbcnn.datasets import energy
 from nbcnn.datasets.series import SeriesDataset
 from nbcnn.net import Net
@@ -30,13 +31,15 @@ STEPS = 24
 """Training steps of an epoch while timing."""
 GROUPS = {
     "depthwise": ("dwconv1d",),
-    "pointwise": ("pwconv1d",),
+    "pointwise": ("conv",),
     "GELU": ("gelu",),
     "GLU": ("glu",),
     "filters": ("s4kernel",),
     "residual": ("add",),
 }
-"""What the decomposition adds up, by the beginnings of ops' names; the rest is "other"."""
+"""What the decomposition adds up, by the beginnings of `timeline.label`s; the rest is "other"."""
+WATCHED = 5
+"""Training steps that are watched launch by launch."""
 
 
 def data_of(batch: int) -> SeriesDataset:
@@ -52,17 +55,16 @@ def session_for(data: SeriesDataset, batch: int, *, wide: int = WIDE, blocks: in
     return TrainingSession(net, train, optimizer=SGD(), learning_rates=rates, batch=batch)
 
 
-def group_of(op: str) -> str:
-    """The part of the decomposition that an op belongs to."""
-    return next((name for name, starts in GROUPS.items() if op.startswith(starts)), "other")
+def group_of(label: str) -> str:
+    """The part of the decomposition that a label belongs to."""
+    return next((name for name, starts in GROUPS.items() if label.startswith(starts)), "other")
 
 
 def first_losses(session: TrainingSession, count: int) -> list[float]:
     """The losses of the first `count` training steps."""
     losses = []
     for _ in range(count):
-        if session.steps_left == 0:
-            session.begin_epoch(0)
+        _room(session)
         session.step()
         losses.append(session.status().last_loss)
     return losses
@@ -71,11 +73,18 @@ def first_losses(session: TrainingSession, count: int) -> list[float]:
 def measure_variant(data: SeriesDataset, batch: int, variant: str, seconds: float = 1.0, **options: Any) -> dict[str, Any]:
     """One variant's step: whole as a CUDA graph, and every part of its decomposition."""
     session = session_for(data, batch, dwconv=variant, **options)
-    timings, whole = time_steps(session, seconds)
-    parts: dict[str, float] = {}
-    for (item, _), timing in zip(session.program.bound, timings, strict=True):
-        name = group_of(item.step.op)
-        parts[name] = parts.get(name, 0.0) + timing.median
+    place = session.net.place
+
+    def step() -> None:
+        _room(session)
+        session.step()
+
+    start = time.perf_counter()
+    step()
+    place.synchronize()
+    count = sensible_count((time.perf_counter() - start) * 1e3, seconds)
+    whole = time_calls(step, place, count)
+    parts = parts_of([_watched(session) for _ in range(WATCHED)])
     return {
         "form": f"nbcnn {variant}",
         "variant": variant,
@@ -84,9 +93,33 @@ def measure_variant(data: SeriesDataset, batch: int, variant: str, seconds: floa
         "batch": batch,
         "step_ms": whole.as_dict(),
         "windows_per_second": batch / whole.median * 1e3,
-        "parts_ms": {name: round(ms, 5) for name, ms in sorted(parts.items(), key=lambda pair: -pair[1])},
+        "parts_ms": parts,
         "peak_bytes": sum(session.planned_bytes.values()),
     }
+
+
+def _room(session: TrainingSession) -> None:
+    """Begin another epoch if this one is over."""
+    if session.steps_left == 0:
+        session.begin_epoch(0)
+
+
+def _watched(session: TrainingSession) -> Mapping[str, Any]:
+    """One training step, launch by launch (`nbcnn.timeline`)."""
+    _room(session)
+    return session.step_watched()()
+
+
+def parts_of(watched: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Milliseconds of every part of the decomposition, medians of watched steps, the most first."""
+    sums: list[dict[str, float]] = []
+    for found in watched:
+        spent: dict[str, float] = {"gaps": found["gaps_ms"]}
+        for name, ms in found["kernels_ms"].items():
+            spent[group_of(name)] = spent.get(group_of(name), 0.0) + ms
+        sums.append(spent)
+    medians = {name: float(np.median([spent[name] for spent in sums])) for name in sums[0]}
+    return {name: round(ms, 5) for name, ms in sorted(medians.items(), key=lambda pair: -pair[1])}
 
 
 def predicted(rows: Sequence[dict[str, Any]], trios: Mapping[str, float]) -> None:
