@@ -18,7 +18,7 @@ COMMANDS = {
     "roofline": "every step of the training plan under the ceilings of this GPU, as table, chart and JSON",
     "kernels": "what the compiler makes of every kernel, for any architecture and without a GPU",
     "bench": "time ops, training steps and convolutions beside PyTorch and cuDNN",
-    "study": "kernels of one kind in many shapes: tables, CSV, heatmaps",
+    "study": "one question each: depthwise variants, GEMM, fused norms; tables, CSV, charts",
     "compare": "two modes, kernels or tiles for one op: results, paired times, registers, roofline",
     "report": "one self-contained HTML file of a run or of a device's results",
 }

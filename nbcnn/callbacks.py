@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
-from typing import Any, TextIO
+from typing import Any, ClassVar, TextIO
 
 import numpy as np
 
@@ -86,14 +87,40 @@ class Progress(Callback):
         self._bar.refresh()
 
 
-class Plots(Callback):
+class Pictures(Callback):
+    """What a run draws, and what else it has to say about its weights.
+
+    files    the names of what it writes into the run folder.
+    command  what can be done with the run then, less the folder; empty if there is nothing.
+    outcome  further results of the ended run, for --json.
+    """
+
+    files: ClassVar[str]
+    command: ClassVar[str] = ""
+
+    def __init__(self) -> None:
+        self.outcome: dict[str, Any] = {}
+
+    def scores(self) -> dict[str, float]:
+        """For `Trainer`: what to note after every epoch besides the losses; nothing here."""
+        return {}
+
+    def lines(self) -> list[str]:
+        """`outcome` in words."""
+        return []
+
+
+class Plots(Pictures):
     """curves.png and reconstructions.png of a run.
 
     title   stands on both; it should name the data set.
     images  a few uint8 test images (n, C, H, W) to reconstruct.
     """
 
+    files, command = "curves.png, reconstructions.png", "python extract_features.py"
+
     def __init__(self, title: str, images: np.ndarray) -> None:
+        super().__init__()
         self.title, self.images = title, images
         self._drawn = time.perf_counter()
 
@@ -104,10 +131,6 @@ class Plots(Callback):
     def end(self, trainer: Trainer, result: Result) -> None:
         if trainer.rows and not result.interrupted:
             self._draw(trainer)
-
-    def scores(self) -> dict[str, float]:
-        """For `Trainer`: what to note after every epoch besides the losses; nothing here."""
-        return {}
 
     def _draw(self, trainer: Trainer) -> None:
         from nbcnn import plots
@@ -122,6 +145,8 @@ class Classification(Plots):
 
     title  stands on all; it should name the data set. net: the net that is trained. data: a set with labels.
     """
+
+    files, command = "curves.png, confusion.png, mistakes.png", ""
 
     def __init__(self, title: str, net: Any, data: Any) -> None:
         super().__init__(title, data.test_images)
@@ -146,6 +171,40 @@ class Classification(Plots):
         plots.confusion(run.confusion, counts, self.classes, title)
         plots.mistakes(run.mistakes, self.images, self.labels, self.logits, self.classes, title)
         self._drawn = time.perf_counter()
+
+
+class Forecasts(Pictures):
+    """curves.png, forecast.png and forecast.json of a run on series: the last weights beside naive forecasts, on the test months.
+
+    title    stands on both pictures. data  a `nbcnn.datasets.series.SeriesDataset`.
+    outcome  RMSLE by name once the run has ended, the network's under "network".
+    """
+
+    files = "curves.png, forecast.png, forecast.json"
+
+    def __init__(self, title: str, data: Any) -> None:
+        super().__init__()
+        self.title, self.data = title, data
+
+    def end(self, trainer: Trainer, result: Result) -> None:
+        if not trainer.rows or result.interrupted:
+            return
+        from nbcnn import atomic, forecast, plots
+
+        data, run = self.data, trainer.run
+        batch = min(trainer.session.batch, len(data.starts["test"]))
+        windows = data.windows("test")
+        made = [trainer.session.net.predict(windows.series(slice(at, at + batch)), batch) for at in range(0, len(windows), batch)]
+        logs, truth = data.logs(np.concatenate([part.reshape(-1) for part in made]), windows), data.truth("test")
+        self.outcome = {"rmsle": {"network": forecast.rmsle(logs, truth), **forecast.baselines(data)}}
+        atomic.replace_bytes(run.path / "forecast.json", (json.dumps(self.outcome | {"windows": len(truth)}, indent=2) + "\n").encode())
+        plots.curves(run.curves, trainer.rows, self.title)
+        rows = forecast.stretch(data, "test")
+        hours = trainer.session.net.predict(rows.series(), batch)
+        plots.forecast(run.path / "forecast.png", np.expm1(data.logs(hours, rows)), data.meters[rows.starts + rows.length], self.title)
+
+    def lines(self) -> list[str]:
+        return [f"RMSLE in the test months: {', '.join(f'{name} {score:.4f}' for name, score in self.outcome['rmsle'].items())}"]
 
 
 def duration(seconds: float) -> str:

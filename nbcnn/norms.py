@@ -13,7 +13,7 @@ from functools import partial
 from typing import ClassVar
 
 from nbcnn.graph import Backward, Buf, ShapeError, Tape
-from nbcnn.layers import Built, Param, images
+from nbcnn.layers import Built, Param, constant, images
 
 Emit = Callable[..., None]
 """(op, ins, outs, **attrs): what records a step."""
@@ -29,7 +29,7 @@ class _EvoNorm(ABC):
     kind: ClassVar[str] = "evonorm"
 
     def params(self) -> dict[str, Param]:
-        return {name: Param((self.channels,), 1, decay=False, value=value) for name, value in FIRST.items()}
+        return {name: Param((self.channels,), 1, decay=False, first=constant(value)) for name, value in FIRST.items()}
 
     def check(self, x: Buf, scope: str) -> tuple[int, int, int, int]:
         """x's shape; raises ShapeError if x is no batch of images with the layer's channels."""
@@ -99,8 +99,8 @@ class EvoNormB0(_EvoNorm):
         if self.eps <= 0 or not 0 <= self.momentum <= 1:
             raise ValueError(f"EvoNormB0 needs eps > 0 and a momentum in [0, 1], got {self.eps} and {self.momentum}")
 
-    def states(self) -> dict[str, Param]:
-        return {"running": Param((self.channels,), 1, value=1.0)}
+    def state(self) -> dict[str, Param]:
+        return {"running": Param((self.channels,), 1, first=constant(1.0))}
 
     def record(self, tape: Tape, x: Buf, y: Buf, scope: str) -> tuple[Forward, Backward]:
         n, c, *_ = self.check(x, scope)

@@ -2,40 +2,36 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import sys
 from collections.abc import Sequence
-from typing import Any
 
-from nbcnn.cli.errors import USAGE
-from nbcnn.suggest import nearest
+from nbcnn.cli.flags import Parser, one_of
 
 STUDIES = {
+    "dwconv": ("study_dwconv", "depthwise convolution of series in five variants, and the S4ConvD step around it"),
     "gemm": ("study_fusion", "matrix products in fp32, tf32 and bf16 beside cuBLAS"),
     "elementwise": ("study_fusion", "ReLU, Sigmoid and Swish beside PyTorch and Triton"),
     "evonorm": ("study_fusion", "EvoNorm, forward and backward, alone and behind a convolution"),
     "sweep": ("study_fusion", "small networks, fused and unfused, batch 1 to 16,384"),
 }
 """What there is: the module nbcnn.cli.MODULE with `main(study, argv) -> exit code`, and what the study is about."""
+EXAMPLES = tuple(f"python -m nbcnn study {name}" for name in STUDIES)
 
-HELP = "\n".join(
-    (
-        "usage: python -m nbcnn study WHAT [flags]      (study WHAT --help lists its flags)",
-        "",
-        *(f"  {name:12} {about}" for name, (_, about) in STUDIES.items()),
-    )
-)
+
+def parser() -> Parser:
+    made = Parser("python -m nbcnn study", "Studies of one question each.", EXAMPLES, "{" + ",".join(STUDIES) + "}")
+    text = "; ".join(f"{name}: {about}" for name, (_, about) in STUDIES.items())
+    made.add_argument("what", metavar="WHAT", type=one_of(*STUDIES), help=f"{text}. `study WHAT --help` has its flags")
+    made.add_argument("rest", nargs=argparse.REMAINDER, help="the study's own flags")
+    return made
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the study that `argv` names; returns its exit code, 2 for an unknown one."""
-    given = list(sys.argv[1:] if argv is None else argv) or ["--help"]
-    name, rest = given[0], given[1:]
-    if name in ("-h", "--help"):
-        print(HELP)
-        return 0
-    if name not in STUDIES:
-        print(f"nbcnn: error: no study {name!r}{nearest(name, tuple(STUDIES))}\n  python -m nbcnn study --help lists them", file=sys.stderr)
-        return USAGE
-    run: Any = importlib.import_module(f"nbcnn.cli.{STUDIES[name][0]}").main
-    return int(run(name, rest))
+    """Run the study that `argv` names; returns its exit code. Exits 2 for an unknown one."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] not in STUDIES:
+        parser().parse_args(words[:1] or ["--help"])
+    name, *rest = words
+    return int(importlib.import_module(f"nbcnn.cli.{STUDIES[name][0]}").main(name, rest))
