@@ -27,6 +27,7 @@ FILES = (
     "test_conv_thin_fused.py",
     "test_conv_winograd.py",
     "test_elementwise.py",
+    "test_evonorm_held.py",
     "test_fusion_study.py",
     "test_gather.py",
     "test_gemm.py",
