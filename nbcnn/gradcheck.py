@@ -23,7 +23,7 @@ from nbcnn.ops.cases import Case, mean_cases, real_cases
 from nbcnn.ops.conv.fused import REFERENCES
 from nbcnn.ops.evonorm import conv as conv_evonorm
 from nbcnn.ops.fused_cases import fused_mean_cases, fused_real_cases
-from nbcnn.ops.norm_cases import conv_norm_cases, norm_cases
+from nbcnn.ops.norm_cases import QUADS, conv_norm_cases, norm_cases
 from nbcnn.ops.run import Unsupported, run_op
 from nbcnn.storage import decode, encode
 
@@ -201,7 +201,7 @@ def distinct(row: Row, op: str, place: Any) -> list[tuple[str, Impl]]:
 def all_cases() -> list[Case]:
     """Mean cases, and the real convolutions where they finish in reasonable time (not in the simulator)."""
     small = [*mean_cases(), *norm_cases(), *conv_norm_cases(), *fused_mean_cases()]
-    return small if SIMULATOR else [*small, *real_cases(), *fused_real_cases()]
+    return small if SIMULATOR else [*small, *norm_cases(QUADS), *real_cases(), *fused_real_cases()]
 
 
 def left_out() -> str:

@@ -15,7 +15,7 @@ import numpy as np
 from nbcnn.cuda import SIMULATOR, cuda, f4, i4, jit
 from nbcnn.ops import elementwise
 from nbcnn.ops.call import Call, Impl, Launch, blocks
-from nbcnn.ops.evonorm import b0_held
+from nbcnn.ops.evonorm import b0_held, b0_held_grads, traffic
 from nbcnn.ops.evonorm.held import Held, slabs_of
 from nbcnn.ops.evonorm.plane import Slab, column_sum, power_of_two, slab_of, steps
 from nbcnn.ops.evonorm.rows import launch_rows
@@ -213,28 +213,35 @@ def dgrad_kernel(kind: str, slab: Slab) -> Any:
 
 
 def bind_fprop(call: Call) -> list[Launch]:
-    """Three launches: planes, channels, y; or one."""
+    """One launch where all blocks fit on the GPU, else three: planes, channels, y."""
+    if call.tile is not None and call.tile.together:
+        return [b0_held.launch(call, "all")]
     if call.tile is not None:
-        return b0_held.bind_fprop(call)
+        return [b0_held.launch(call, "statistics"), *behind_planes(call)]
+    (x, *_), (_, shift, std, *_) = call.ins, call.outs
+    slab, grid, extents = _extents(call, 0)
+    first = Launch(planes_kernel(kinds(call)[0], slab), grid, slab.threads, (x, shift, std, *extents, np.float32(call.attrs["eps"])))
+    return [first, *behind_planes(call)]
+
+
+def behind_planes(call: Call) -> list[Launch]:
+    """Two launches of evonorm_b0_fprop, where shift and std of the planes are known: channels, y."""
     (x, gamma, beta, v, running), (y, shift, std, batch_shift, batch_std, _) = call.ins, call.outs
     slab, grid, extents = _extents(call, 0)
-    (n, *_), kind, eps = call.in_shapes[0], kinds(call)[0], np.float32(call.attrs["eps"])
+    n, kind, eps, momentum = call.in_shapes[0][0], kinds(call)[0], np.float32(call.attrs["eps"]), np.float32(call.attrs["momentum"])
     c, hw, step_c = extents[1:4]
-    momentum, threads = np.float32(call.attrs["momentum"]), min(power_of_two(n), CHANNEL_THREADS)
-    return [
-        Launch(planes_kernel(kind, slab), grid, slab.threads, (x, shift, std, *extents, eps)),
-        Launch(
-            channels_kernel(kind, threads),
-            int(c),
-            threads,
-            (x, shift, std, running, batch_shift, batch_std, np.int32(n), c, hw, step_c, eps, momentum),
-        ),
-        Launch(apply_kernel(kind, slab, False), grid, slab.threads, (x, gamma, beta, v, std, batch_std, y, *extents, eps)),
-    ]
+    threads = min(power_of_two(n), CHANNEL_THREADS)
+    args = (x, shift, std, running, batch_shift, batch_std, np.int32(n), c, hw, step_c, eps, momentum)
+    channels = Launch(channels_kernel(kind, threads), int(c), threads, args)
+    if call.tile is not None:
+        return [channels, b0_held.launch(call, "apply")]
+    return [channels, Launch(apply_kernel(kind, slab, False), grid, slab.threads, (x, gamma, beta, v, std, batch_std, y, *extents, eps))]
 
 
 def bind_infer(call: Call) -> list[Launch]:
-    """Two launches: planes, y."""
+    """One launch where slabs can be held, else two: planes, y."""
+    if call.tile is not None:
+        return [b0_held.launch(call, "infer")]
     (x, gamma, beta, v, running), (y,) = call.ins, call.outs
     slab, grid, extents = _extents(call, 0)
     kind, eps = kinds(call)[0], np.float32(call.attrs["eps"])
@@ -248,9 +255,9 @@ def bind_infer(call: Call) -> list[Launch]:
 
 
 def bind_grads(call: Call) -> list[Launch]:
-    """Three launches: the sums of planes, those of channels, dx; or one."""
-    if call.tile is not None:
-        return b0_held.bind_grads(call)
+    """One launch where all blocks fit on the GPU, else three: the sums of planes, those of channels, dx."""
+    if call.tile is not None and call.tile.together:
+        return [b0_held_grads.launch(call, "all")]
     (dy, x, gamma, v, shift, std, batch_shift, batch_std), (dx, dgamma, dbeta, dv) = call.ins, call.outs
     slab, grid, extents = _extents(call, 1)
     n, c = call.in_shapes[0][:2]
@@ -258,26 +265,32 @@ def bind_grads(call: Call) -> list[Launch]:
     slabs, *sizes = extents
     sums = call.scratch[: scratch_grads(call)].view(np.float32)
     partials, own_sums, batch_sums = sums[: PARTIALS * every], sums[(PARTIALS - 1) * every : PARTIALS * every], sums[PARTIALS * every :]
+    rows = launch_rows(partials, (dbeta, dgamma, dv, batch_sums), n, c)
+    if call.tile is not None:
+        return [b0_held_grads.launch(call, "sums"), rows, b0_held_grads.launch(call, "apply")]
+    args = (dy, x, gamma, v, shift, std, batch_shift, batch_std, own_sums, batch_sums, dx, slabs, N, *sizes)
     return [
         Launch(sums_kernel(kind, slab), grid, slab.threads, (dy, x, gamma, v, std, batch_std, partials, slabs, N, *sizes)),
-        launch_rows(partials, (dbeta, dgamma, dv, batch_sums), n, c),
-        Launch(
-            dgrad_kernel(kind, slab),
-            grid,
-            slab.threads,
-            (dy, x, gamma, v, shift, std, batch_shift, batch_std, own_sums, batch_sums, dx, slabs, N, *sizes),
-        ),
+        rows,
+        Launch(dgrad_kernel(kind, slab), grid, slab.threads, args),
     ]
 
 
+def scratch_fprop(call: Call) -> int:
+    """Bytes that the one launch wants."""
+    return b0_held.scratch_fprop(call) if call.tile is not None else 0
+
+
 def scratch_infer(call: Call) -> int:
-    """Bytes of the statistics of every plane."""
+    """Bytes of the statistics of every plane, where they leave the kernel."""
     n, c = call.in_shapes[0][:2]
-    return 8 * n * c
+    return 8 * n * c if call.tile is None else 0
 
 
 def scratch_grads(call: Call) -> int:
     """Bytes of the sums of every plane, and of one sum of every channel."""
+    if call.tile is not None:
+        return b0_held_grads.scratch_grads(call)
     n, c = call.in_shapes[0][:2]
     return 4 * (PARTIALS * n + 1) * c
 
@@ -290,26 +303,23 @@ def _extents(call: Call, image: int) -> tuple[Slab, int, tuple[np.int32, ...]]:
     return slab, shape[0] * slabs, tuple(np.int32(s) for s in (slabs, *steps(call)))
 
 
-def scratch_fprop(call: Call) -> int:
-    """Bytes that the one launch wants."""
-    return b0_held.scratch_fprop(call) if call.tile is not None else 0
-
-
 def candidates(call: Call, multiprocessors: int) -> list[Held]:
-    """Slabs with which the launch fits on the GPU: of x, or of x and dy, or of x with dy read twice. In the simulator, where no two blocks
-    run at once, there are none."""
-    backward = len(call.in_shapes[0]) == len(call.in_shapes[1])
-    if SIMULATOR:
-        return []
-    others = b0_held.OTHERS_OF_GRADS if backward and call.layout == "NHWC" else 0
-    return slabs_of(call.in_shapes[0], call.layout, 1, (2, 1) if backward else (1,), multiprocessors, at_once=True, others=others)
+    """Slabs with which the launch fits on the GPU at once: of x, or of x and dy, or of x with dy read twice; then slabs for three launches.
+
+    The simulator runs one block after another: there only the latter.
+    """
+    shape, layout, backward = call.in_shapes[0], call.layout, call.op.endswith("_grads")
+    tensors, others = ((2, 1), b0_held_grads.OTHERS[layout]) if backward else ((1,), 0)
+    alone = call.op.endswith("_infer") or SIMULATOR
+    at_once = [] if alone else slabs_of(shape, layout, 1, tensors, multiprocessors, at_once=True, others=others)
+    return [*at_once, *slabs_of(shape, layout, 1, tensors, multiprocessors, others=others)]
 
 
 def tile(call: Call, multiprocessors: int) -> Held | None:
-    """The first of `candidates`."""
-    return next(iter(candidates(call, multiprocessors)), None)
+    """The first of `candidates`. The simulator runs a thread as a Python thread: there only a test asks for a slab to be held."""
+    return None if SIMULATOR else next(iter(candidates(call, multiprocessors)), None)
 
 
-FPROP = Impl(bind_fprop, scratch_fprop, elementwise.supports, tile, candidates=candidates)
-INFER = Impl(bind_infer, scratch_infer, elementwise.supports)
-GRADS = Impl(bind_grads, scratch_grads, elementwise.supports, tile, candidates=candidates)
+FPROP = Impl(bind_fprop, scratch_fprop, elementwise.supports, tile, candidates=candidates, traffic=traffic.b0_fprop)
+INFER = Impl(bind_infer, scratch_infer, elementwise.supports, tile, candidates=candidates, traffic=traffic.b0_infer)
+GRADS = Impl(bind_grads, scratch_grads, elementwise.supports, tile, candidates=candidates, traffic=traffic.b0_grads)

@@ -15,11 +15,13 @@ from dataclasses import replace
 
 import numpy as np
 
+from nbcnn.cuda import SIMULATOR
 from nbcnn.ops.call import Call, HostCall, Impl, Launch, Shape
 from nbcnn.ops.conv.composed import Operand, inner, operands
 from nbcnn.ops.conv.reference import conv_fprop
-from nbcnn.ops.evonorm import b0, reference, s0
+from nbcnn.ops.evonorm import b0, reference, s0, traffic
 from nbcnn.ops.evonorm.conv_kernel import launch_conv, pack, supports
+from nbcnn.ops.traffic import Traffic
 from nbcnn.shapes import numel
 from nbcnn.storage import numpy_dtype
 
@@ -77,7 +79,9 @@ def bind_b0(call: Call) -> list[Launch]:
     """Three launches: z with the planes' statistics, the channels' statistics, y."""
     _, z, *kept = operands(call, "out")
     norm = inner(call, "evonorm_b0_fprop", [z, *operands(call, "in")[3:]], [operands(call, "out")[0], *kept])
-    return [launch_conv(call, "planes", z=z.array, shift=kept[0].array, std=kept[1].array), *b0.bind_fprop(norm)[1:]]
+    slab = next((tile for tile in b0.candidates(norm, 1) if not tile.together), None) if not SIMULATOR else None
+    first = launch_conv(call, "planes", z=z.array, shift=kept[0].array, std=kept[1].array)
+    return [first, *b0.behind_planes(replace(norm, tile=slab))]
 
 
 def bind_b0_infer(call: Call) -> list[Launch]:
@@ -124,6 +128,12 @@ def composed(conv: Impl, norm: Impl) -> Impl:
         first, second, used = parts(call)
         return used + max(conv.scratch(first), norm.scratch(second))
 
+    def bytes_of(call: Call) -> list[Traffic]:
+        first, second, _ = parts(call)
+        assert conv.traffic is not None
+        assert norm.traffic is not None
+        return [*conv.traffic(first), *norm.traffic(second)]
+
     def pack_weight(call: Call) -> Array:
         assert conv.pack is not None
         return conv.pack(parts(call)[0])
@@ -136,13 +146,15 @@ def composed(conv: Impl, norm: Impl) -> Impl:
         tile=lambda call, multiprocessors: conv.tile(parts(call)[0], multiprocessors),
         candidates=lambda call, multiprocessors: conv.candidates(parts(call)[0], multiprocessors),
         pack=pack_weight if conv.pack is not None else None,
+        traffic=bytes_of if conv.traffic is not None and norm.traffic is not None else None,
     )
 
 
 REFERENCES = {f.__name__: f for f in (conv_evonorm_s0_fprop, conv_evonorm_s0_infer, conv_evonorm_b0_fprop, conv_evonorm_b0_infer)}
 
 OPS = {
-    name: Impl(bind, supports=supports, pack=pack) for name, bind in zip(REFERENCES, (bind_s0, bind_s0_infer, bind_b0, bind_b0_infer), strict=True)
+    name: Impl(bind, supports=supports, pack=pack, traffic=traffic.conv)
+    for name, bind in zip(REFERENCES, (bind_s0, bind_s0_infer, bind_b0, bind_b0_infer), strict=True)
 }
 """Convolution and norm in one kernel (B0 in training: in three launches that store z once and read it once)."""
 

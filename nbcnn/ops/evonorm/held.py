@@ -32,7 +32,10 @@ REGISTERS, THREADS, BLOCKS = 65536, 1024, 16
 
 @dataclass(frozen=True)
 class Held:
-    """What a block holds, its threads, quads of a thread, tensors that are held, and how many blocks must fit on a multiprocessor."""
+    """What a block holds, its threads, quads of a thread, tensors that are held, and how many blocks must fit on a multiprocessor.
+
+    together: 1 if all blocks of the launch fit on the GPU at once, so that they may wait for each other.
+    """
 
     channels: int
     images: int
@@ -40,6 +43,7 @@ class Held:
     slots: int
     tensors: int
     blocks: int
+    together: int = 0
 
 
 @dataclass(frozen=True)
@@ -99,7 +103,7 @@ def slabs_of(
                 blocks = min(THREADS // threads, REGISTERS // (threads * registers), BLOCKS)
                 fits = blocks * multiprocessors >= n * c // (channels * images)
                 if threads <= LARGEST_BLOCK and blocks and (fits or not at_once):
-                    made.append(Held(channels, images, threads, used, held, blocks))
+                    made.append(Held(channels, images, threads, used, held, blocks, int(at_once)))
     return list(dict.fromkeys(made))
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from nbcnn.cuda import SIMULATOR, cuda, f4, i4, jit
 from nbcnn.ops import elementwise
 from nbcnn.ops.call import Call, Impl, Launch
-from nbcnn.ops.evonorm import s0_held
+from nbcnn.ops.evonorm import s0_held, traffic
 from nbcnn.ops.evonorm.held import Held, slabs_of
 from nbcnn.ops.evonorm.plane import Slab, column_sum, group_sum, slab_of, steps
 from nbcnn.ops.evonorm.rows import launch_rows
@@ -195,5 +195,5 @@ def tile(call: Call, multiprocessors: int) -> Held | None:
     return None if SIMULATOR else next(iter(candidates(call, multiprocessors)), None)
 
 
-FPROP = Impl(bind_fprop, supports=elementwise.supports, tile=tile, candidates=candidates)
-GRADS = Impl(bind_grads, scratch_grads, elementwise.supports, tile, candidates=candidates)
+FPROP = Impl(bind_fprop, supports=elementwise.supports, tile=tile, candidates=candidates, traffic=traffic.s0_fprop)
+GRADS = Impl(bind_grads, scratch_grads, elementwise.supports, tile, candidates=candidates, traffic=traffic.s0_grads)

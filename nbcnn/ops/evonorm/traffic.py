@@ -1,0 +1,84 @@
+"""What the EvoNorm kernels ask memory for (`nbcnn.ops.traffic`).
+
+Left out besides what that file names: the first element of a plane, which every thread loads to take it off the others, and what idle
+threads load in its place (an element that they never use). Statistics and partial sums of planes count once for every kernel that
+reads them: a thread's own copy of a number of its plane is a scalar.
+"""
+
+from __future__ import annotations
+
+from nbcnn.ops.call import Call
+from nbcnn.ops.evonorm.conv_kernel import FILTERS, shape_of
+from nbcnn.ops.traffic import Traffic, element, once, outputs, size
+from nbcnn.shapes import numel
+
+STATISTICS = 8
+"""Bytes of shift and std of a plane, group or channel."""
+
+
+def s0_fprop(call: Call) -> list[Traffic]:
+    """x once where it is held, else three times; y, and the groups' statistics."""
+    x = size(call, "in", 0)
+    return [Traffic(x if call.tile is not None else 3 * x, outputs(call), x)]
+
+
+def s0_grads(call: Call) -> list[Traffic]:
+    """x and dy once where they are held, else twice; dx, and three sums of planes, which somebody adds over the images."""
+    n, c = call.in_shapes[1][:2]
+    both, sums, dx, grads = size(call, "in", 0) + size(call, "in", 1), 12 * n * c, size(call, "out", 0), 12 * c
+    kept = STATISTICS * numel(call.in_shapes[4])
+    if call.tile is not None:
+        return [Traffic(both + kept + sums, dx + sums + grads, both + kept + sums)]
+    return [Traffic(2 * both + kept, dx + sums, both + kept), once(sums, grads)]
+
+
+def b0_fprop(call: Call) -> list[Traffic]:
+    """One launch: x once, every slab's statistics by each of its blocks. Else planes (x, or twice), channels, y."""
+    x, y = size(call, "in", 0), size(call, "out", 0)
+    n, c = call.in_shapes[0][:2]
+    planes, held = STATISTICS * n * c, call.tile
+    if held is not None and held.together:
+        return [Traffic(x + n // held.images * (planes + planes // 2), y + 2 * planes + 3 * 4 * c, x + planes)]
+    return [Traffic(x if held is not None else 2 * x, planes, x), *b0_behind_planes(call)]
+
+
+def b0_behind_planes(call: Call, image: int = 0) -> list[Traffic]:
+    """Channels: every plane's shift twice, its std and twice the first element of x; then y from x."""
+    n, c = (call.in_shapes if image == 0 else call.out_shapes)[0][:2]
+    y = size(call, "out", 0)
+    first = element(call, "out") * n * c
+    return [Traffic(12 * n * c + 2 * first, 12 * c, 8 * n * c + first), once(y + 4 * n * c, y)]
+
+
+def b0_infer(call: Call) -> list[Traffic]:
+    """One launch where x is held, else planes and y."""
+    x, y = size(call, "in", 0), size(call, "out", 0)
+    n, c = call.in_shapes[0][:2]
+    if call.tile is not None:
+        return [once(x, y)]
+    return [Traffic(2 * x, STATISTICS * n * c, x), once(x + 4 * n * c, y)]
+
+
+def b0_grads(call: Call) -> list[Traffic]:
+    """One launch: x and dy once (dy twice if it is not held), a slab's sums by each of its blocks. Else sums of planes, of channels, dx."""
+    n, c = call.in_shapes[0][:2]
+    dy, x, dx = size(call, "in", 0), size(call, "in", 1), size(call, "out", 0)
+    planes, held = 4 * n * c, call.tile
+    kept = STATISTICS * n * c
+    if held is not None and held.together:
+        again = dy if held.tensors == 1 else 0
+        read = x + dy + again + kept + 3 * planes + n // held.images * planes
+        return [Traffic(read, dx + 4 * planes + 12 * c, x + dy + kept + 4 * planes)]
+    sums = Traffic(x + dy + planes, 5 * planes, x + dy + planes)
+    return [sums, once(4 * planes, 16 * c), Traffic(x + dy + kept + planes, dx, x + dy + kept + planes)]
+
+
+def conv(call: Call) -> list[Traffic]:
+    """The fused convolution: x once for every eight filters, the filters once an image; B0 in training then its two other launches."""
+    c = shape_of(call)
+    x, w = size(call, "in", 0), size(call, "in", 1)
+    read = c.K // FILTERS * x + c.N * w
+    y, n = size(call, "out", 0), c.N * c.K
+    if call.op == "conv_evonorm_b0_fprop":
+        return [Traffic(read, y + STATISTICS * n, x + w), *b0_behind_planes(call, image=1)]
+    return [Traffic(read, outputs(call), x + w)]
