@@ -8,12 +8,14 @@ from compiled import assert_lean, on_every_arch
 from counted import counted
 
 from nbcnn import cuda, fuse, gradcheck
+from nbcnn.bench import dwconv
 from nbcnn.ops import MODES
 from nbcnn.ops.call import Call
 from nbcnn.ops.cases import MEAN_SERIES, REAL_SERIES, series_backward_cases, series_cases
-from nbcnn.ops.dwconv1d import VARIANTS, best_backward, reference
+from nbcnn.ops.dwconv1d import VARIANTS, best_backward, reference, whole
 from nbcnn.ops.dwconv1d.series import of_gradient, of_images
 from nbcnn.ops.dwconv1d.sliding import Sliding
+from nbcnn.ops.dwconv1d.whole import Whole
 from nbcnn.ops.run import Bound, run_op
 from nbcnn.shapes import numel
 
@@ -100,6 +102,37 @@ TILES = [("dwconv1d_fprop", Sliding(1, 4)), ("dwconv1d_bwd", Sliding(2, 2, 3)), 
 def test_other_tiles_of_the_best_variant(op, tile, place):
     for case in chosen(op, (9, 1, 52, 7)):
         assert gradcheck.parity(MODES["naive", "fp32"], VARIANTS["best"][op], case, place, tile) <= gradcheck.bound(case), case.label
+
+
+# Two groups of results and a tap too few for its quad; more taps than elements; a strip of two turns; more parts than there are series.
+WHOLE = [((3, 2, 20, 7), Whole(1)), ((2, 1, 12, 15), Whole(1)), ((129, 1, 4, 2), Whole(1)), ((5, 1, 8, 8), Whole(3))]
+if not cuda.SIMULATOR:
+    WHOLE += [(shape, Whole(2)) for shape in ((37, 8, 48, 48), (300, 3, 64, 64), (65, 2, 20, 33), (200, 2, 52, 5))]
+
+
+@pytest.mark.parametrize("op", VARIANTS["best"])
+@pytest.mark.parametrize(("shape", "tile"), WHOLE, ids=str)
+def test_series_that_lie_whole_in_registers(op, shape, tile, place):
+    for case in chosen(op, shape):
+        assert gradcheck.parity(MODES["naive", "fp32"], VARIANTS["best"][op], case, place, tile) <= gradcheck.bound(case), case.label
+
+
+def test_short_series_are_taken_whole_where_they_are_many():
+    for op, impl in VARIANTS["best"].items():
+        for shape, kind in (((512, 128, 48, 48), Whole), ((8, 128, 48, 48), Sliding), ((512, 128, 50, 48), Sliding), ((512, 8, 256, 48), Sliding)):
+            call = dwconv.call_of(op, shape, "causal")
+            tiles = impl.candidates(call, 132)
+            assert isinstance(impl.tile(call, 132), kind), (op, shape)
+            assert impl.tile(call, 132) in tiles
+            assert (Whole in map(type, tiles)) == (shape[2] in (48,)), (op, shape)
+
+
+def test_parts_keep_every_multiprocessor_busy_and_leave_no_series_out():
+    for n in (32, 33, 512, 16384):
+        g = of_images(dwconv.call_of("dwconv1d_fprop", (n, 128, 48, 48), "causal"))
+        tile = whole.choose(g, 132, whole.WARPS, whole.resident(48))
+        assert tile.parts * whole.WARPS * 32 * tile.strip(g, whole.WARPS) >= n
+        assert tile.parts * 128 >= min(0.9 * 132 * whole.resident(48), 128 * n / 128)
 
 
 @pytest.mark.parametrize("op", ["dwconv1d_fprop", "dwconv1d_wgrad"])

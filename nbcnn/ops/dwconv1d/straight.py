@@ -1,0 +1,115 @@
+"""The products of a short series written out: a lane has the whole series in registers, so every index is known when the kernel is compiled.
+
+    results    acc[m] += Σ_i k[i] · row[first+m+i−left]          twelve results; the taps come from shared memory, four to a load
+    gradient   sums[i] += Σ_t dy[t] · x[t+i−left]                 all taps; x comes from shared memory, four to a load
+
+Only products inside the series are written. They are cut into blocks of at most 48 multiply-adds, a device function each, called one
+behind the other: loops that short are unrolled completely, and arrays that only constants index stay in registers.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+from nbcnn.cuda import i4, jit
+from nbcnn.ops.dwconv1d.sliding import OWN
+from nbcnn.ops.dwconv1d.staging import quads
+from nbcnn.ops.ptx.vector import shared_load4
+
+
+@jit(device=True)
+def _nothing(acc, row, shared, at):
+    pass
+
+
+def _in_order(steps: Sequence[Any]) -> Any:
+    """One device function that calls `steps`, each f(acc, row, shared, at), one behind the other."""
+    while len(steps) > 1:
+        padded = [*steps, *[_nothing] * (-len(steps) % 6)]
+        steps = [_six(*padded[at : at + 6]) for at in range(0, len(padded), 6)]
+    return steps[0] if steps else _nothing
+
+
+def _six(a: Any, b: Any, c: Any, d: Any, e: Any, f: Any) -> Any:
+    @jit(device=True)
+    def six(acc, row, shared, at):
+        a(acc, row, shared, at)
+        b(acc, row, shared, at)
+        c(acc, row, shared, at)
+        d(acc, row, shared, at)
+        e(acc, row, shared, at)
+        f(acc, row, shared, at)
+
+    return six
+
+
+@functools.cache
+def results(length: int, taps: int, left: int, first: int) -> Any:
+    """run(acc, row, shared, at): results first … first+11 of the series `row`; the taps start at shared[at], a multiple of four."""
+    own = min(OWN, length - first)
+
+    def span(tap: int) -> tuple[int, int, int]:
+        """(first, last) result that tap meets, and the element that it meets for result 0."""
+        element = first + tap - left
+        return (max(0, -element), min(own, length - element), element) if tap < taps else (0, 0, 0)
+
+    starts = [tap for tap in range(0, quads(taps), 4) if any(low < high for low, high, _ in map(span, range(tap, tap + 4)))]
+    return _in_order([_four_taps(tap, *(span(tap + q) for q in range(4))) for tap in starts])
+
+
+def _four_taps(tap: int, *spans: tuple[int, int, int]) -> Any:
+    (LOW0, HIGH0, AT0), (LOW1, HIGH1, AT1), (LOW2, HIGH2, AT2), (LOW3, HIGH3, AT3) = spans
+    TAP = tap
+
+    @jit(device=True)
+    def four_taps(acc, row, shared, at):
+        k0, k1, k2, k3 = shared_load4(shared, i4(at + i4(TAP)))
+        for m in range(LOW0, HIGH0):
+            acc[m] += k0 * row[AT0 + m]
+        for m in range(LOW1, HIGH1):
+            acc[m] += k1 * row[AT1 + m]
+        for m in range(LOW2, HIGH2):
+            acc[m] += k2 * row[AT2 + m]
+        for m in range(LOW3, HIGH3):
+            acc[m] += k3 * row[AT3 + m]
+
+    return four_taps
+
+
+@functools.cache
+def gradient(length: int, taps: int, left: int) -> Any:
+    """run(sums, dy, shared, at): the products of the series `dy` with x, which starts at shared[at], a multiple of four, added to all taps."""
+
+    def span(first: int, element: int) -> tuple[int, int, int]:
+        """(low, high): of dy's elements first … first+11 those that meet `element` of x; and the tap that the first of them belongs to."""
+        tap = element - first + left
+        return max(0, tap - taps + 1), min(OWN, length - first, tap + 1), tap
+
+    steps = []
+    for element in range(0, length, 4):
+        for first in range(0, length, OWN):
+            spans = [span(first, element + q) for q in range(4)]
+            if any(low < high for low, high, _ in spans):
+                steps.append(_four_elements(element, first, *spans))
+    return _in_order(steps)
+
+
+def _four_elements(element: int, first: int, *spans: tuple[int, int, int]) -> Any:
+    (LOW0, HIGH0, TAP0), (LOW1, HIGH1, TAP1), (LOW2, HIGH2, TAP2), (LOW3, HIGH3, TAP3) = spans
+    ELEMENT, FIRST = element, first
+
+    @jit(device=True)
+    def four_elements(acc, row, shared, at):
+        x0, x1, x2, x3 = shared_load4(shared, i4(at + i4(ELEMENT)))
+        for t in range(LOW0, HIGH0):
+            acc[TAP0 - t] += row[FIRST + t] * x0
+        for t in range(LOW1, HIGH1):
+            acc[TAP1 - t] += row[FIRST + t] * x1
+        for t in range(LOW2, HIGH2):
+            acc[TAP2 - t] += row[FIRST + t] * x2
+        for t in range(LOW3, HIGH3):
+            acc[TAP3 - t] += row[FIRST + t] * x3
+
+    return four_elements
