@@ -183,8 +183,9 @@ def test_counts_are_those_of_the_kernels(variant, op, shape, place, monkeypatch)
     if not cuda.SIMULATOR:
         pytest.skip("a GPU does not say what its threads load; NUMBA_ENABLE_CUDASIM=1 does")
     impl = VARIANTS[variant][op]
-    for case in chosen(op, shape):
-        bound = Bound(impl, op, case.ins, case.outs, place=place, attrs=case.attrs)
+    tiles = [None, Whole(1)] if variant == "best" and shape[2] % 4 == 0 else [None]
+    for case, tile in ((case, tile) for case in chosen(op, shape) for tile in tiles):
+        bound = Bound(impl, op, case.ins, case.outs, place=place, attrs=case.attrs, tile=tile)
         wanted = impl.traffic(bound.call)
         assert len(wanted) == len(bound.launches)
         for launch, count in zip(bound.launches, wanted, strict=True):
@@ -212,8 +213,11 @@ def stand_in(op, variant, shape, padding, skip, kind="float32"):
 @on_every_arch
 @pytest.mark.parametrize(("variant", "op"), KERNELS)
 def test_kernels_compile_without_spills(variant, op, arch):
-    # Twelve sums twice, and two windows of elements: 80 registers leave 768 threads on a multiprocessor.
-    registers = 80 if variant == "best" and op in ("dwconv1d_wgrad", "dwconv1d_bwd") else 64
-    for shape, padding, skip in (((512, 128, 48, 48), "causal", True), ((2, 3, 101, 7), "same", False)):
+    # Best, tiles: twelve sums twice and two windows of elements. 80 registers leave 768 threads on a multiprocessor.
+    tiled = 80 if variant == "best" and op in ("dwconv1d_wgrad", "dwconv1d_bwd") else 64
+    # Best, whole series: 48 elements and twelve sums, or 48 sums, or both; RESIDENT blocks have as many (whole.py, whole_backward.py).
+    whole = {"dwconv1d_fprop": 80, "dwconv1d_wgrad": 128, "dwconv1d_bwd": 144}.get(op, 80) if variant == "best" else 64
+    short = [] if (variant, op) == ("best", "dwconv1d_dgrad") else [((512, 128, 48, 48), "causal", True, whole)]  # fprop's kernel mirrored
+    for shape, padding, skip, registers in (*short, ((2, 3, 101, 7), "same", False, tiled)):
         for launch in stand_in(op, variant, shape, padding, skip):
             assert_lean(launch, arch, registers)
