@@ -19,6 +19,7 @@ COMMANDS = {
     "kernels": "what the compiler makes of every kernel, for any architecture and without a GPU",
     "bench": "time ops, training steps and convolutions beside PyTorch and cuDNN",
     "compare": "two modes, kernels or tiles for one op: results, paired times, registers, roofline",
+    "launch": "run train.py, extract_features.py or classify as several ranks, one per GPU",
     "report": "one self-contained HTML file of a run or of a device's results",
 }
 """What there is; each is the module nbcnn.cli.COMMAND with `main(argv) -> exit code`."""
