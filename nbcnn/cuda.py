@@ -288,7 +288,7 @@ class Gpu:
         _run_all(launches, self.stream)
         if self._side is None:
             self._side = cuda.stream()
-        return CapturedGraph((self.stream, self._side), launches, lanes or [MAIN] * len(launches)).replay
+        return CapturedGraph((self.stream, self._side), launches, lanes or [MAIN] * len(launches))
 
     def synchronize(self) -> None:
         """Wait until the stream is empty."""

@@ -65,6 +65,16 @@ class Team:
         """What this rank computes of a batch."""
         return share(batch, self.rank, self.size)
 
+    def places(self, count: int, batch: int) -> np.ndarray:
+        """Which places of an order of `count` images this rank computes in batches of `batch`, ascending, int64.
+
+        One more follows where there are several ranks: a last batch may be too small for a part for each, and is then computed for nothing.
+        """
+        if self.size == 1:
+            return np.arange(count)
+        shares = [(start, self.share(min(batch, count - start))) for start in range(0, count, batch)]
+        return np.concatenate([*(np.arange(start + mine.first, start + mine.first + mine.count) for start, mine in shares), [count - 1]])
+
     def mine(self, tasks: int) -> range:
         """Which of so many equal tasks are this rank's: every `size`-th."""
         return range(self.rank, tasks, self.size)

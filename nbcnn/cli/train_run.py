@@ -127,6 +127,7 @@ def config(flags: SimpleNamespace, data: Dataset, net: Any, session: Any) -> dic
         "mode": net.mode,
         "precision": net.precision,
         "device": net.device_name,
+        "ranks": session.team.size,
         "parameters": net.params.count,
         "planned_bytes": session.planned_bytes,
         "tiles": session.tiles(),
