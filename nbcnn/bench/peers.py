@@ -2,7 +2,7 @@
 
 fp32 means fp32: TF32 is off; it runs in NCHW, which is faster there. tf32 and bf16 run in channels_last; bf16 is autocast
 with fp32 weights in a training step, and bf16 operands in a single convolution. cuDNN chooses its algorithm by trying
-(benchmark mode). Times come from CUDA events at every boundary, after warm-up, like our own. Only this module imports torch.
+(benchmark mode). Times come from CUDA events at every boundary, after warm-up, like our own. Only this module and `peers_ranks` import torch.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def available() -> bool:
     return torch.cuda.is_available()
 
 
-def _prepare(precision: str) -> tuple[Any, Any]:
+def prepare(precision: str) -> tuple[Any, Any]:
     """torch, set to `precision`, and the memory format that suits it."""
     import torch
 
@@ -81,32 +81,47 @@ def _captured(call: Callable[[], Any], warm: int = 3) -> Callable[[], None]:
     return graph.replay
 
 
+def autoencoder(layout: Any) -> Any:
+    """The network, on the GPU in memory format `layout`."""
+    import torch
+
+    nn = torch.nn
+    torch.manual_seed(0)
+    return nn.Sequential(
+        *(nn.Conv2d(3, 256, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(256, 128, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(128, 128, 3, padding=1), nn.ReLU(), nn.Upsample(scale_factor=2)),
+        *(nn.Conv2d(128, 256, 3, padding=1), nn.ReLU(), nn.Upsample(scale_factor=2)),
+        nn.Conv2d(256, 3, 3, padding=1),
+    ).to("cuda", memory_format=layout)
+
+
+def mean_squared_error(net: Any, batch: int, precision: str, layout: Any) -> Callable[[], Any]:
+    """The loss of `net` on `batch` uint8 images, in `precision`, as a function."""
+    import torch
+
+    images = torch.randint(0, 256, (batch, 3, 32, 32), dtype=torch.uint8, device="cuda").to(memory_format=layout)
+
+    def loss() -> Any:
+        x = images.to(torch.float32, memory_format=layout) * (1 / 255)
+        with torch.autocast("cuda", dtype=torch.bfloat16, enabled=precision == "bf16"):
+            y = net(x)
+        return torch.nn.functional.mse_loss(y.float(), x)
+
+    return loss
+
+
 def training_step(batch: int, precision: str = "fp32", forms: tuple[str, ...] = ("eager", "graph", "compile")) -> list[dict[str, Any]]:
     """The autoencoder's training step at `batch`: uint8 → [0, 1], forward, MSE, backward, SGD with momentum 0.9.
 
     forms  eager, graph (CUDA graph of the eager step), compile (torch.compile), compile-max (its max-autotune).
     """
-    torch, layout = _prepare(precision)
-    nn = torch.nn
+    torch, layout = prepare(precision)
 
     def make(mode: str) -> tuple[Callable[[], Any], Callable[[], Any]]:
-        torch.manual_seed(0)
-        net = nn.Sequential(
-            *(nn.Conv2d(3, 256, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
-            *(nn.Conv2d(256, 128, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
-            *(nn.Conv2d(128, 128, 3, padding=1), nn.ReLU(), nn.Upsample(scale_factor=2)),
-            *(nn.Conv2d(128, 256, 3, padding=1), nn.ReLU(), nn.Upsample(scale_factor=2)),
-            nn.Conv2d(256, 3, 3, padding=1),
-        ).to("cuda", memory_format=layout)
+        net = autoencoder(layout)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9, fused=True)
-        images = torch.randint(0, 256, (batch, 3, 32, 32), dtype=torch.uint8, device="cuda").to(memory_format=layout)
-
-        def loss() -> Any:
-            x = images.to(torch.float32, memory_format=layout) * (1 / 255)
-            with torch.autocast("cuda", dtype=torch.bfloat16, enabled=precision == "bf16"):
-                y = net(x)
-            return nn.functional.mse_loss(y.float(), x)
-
+        loss = mean_squared_error(net, batch, precision, layout)
         compiled = torch.compile(loss, dynamic=False, mode=mode)
 
         def step(value: Callable[[], Any]) -> Callable[[], Any]:
@@ -145,7 +160,7 @@ def training_step(batch: int, precision: str = "fp32", forms: tuple[str, ...] = 
 
 def convolution(shape: ConvShape, path: str, precision: str, place: Any) -> Calls:
     """cuDNN's form of one pass as work on our stream: bias in fprop only, operands rotated past the second-level cache, graph replay."""
-    torch, layout = _prepare(precision)
+    torch, layout = prepare(precision)
     _share_stream(place)
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     aten = torch.ops.aten
@@ -234,7 +249,7 @@ def op_works(prepared: Prepared, problem: Problem) -> Callable[[str, bool], list
 
     Raises RuntimeError if its result is not ours: then they would be two ops.
     """
-    torch, layout = _prepare(prepared.row.precision)
+    torch, layout = prepare(prepared.row.precision)
     function = _function(prepared.op, problem.small.attrs)
     if function is None:
         return None

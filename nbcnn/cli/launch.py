@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any, BinaryIO
 
 from nbcnn.cli.errors import guarded
@@ -76,19 +77,22 @@ def environments(nproc: int, nodes: int = 1, node: int = 0, address: str | None 
     shared = {"MASTER_ADDR": address or "127.0.0.1", "WORLD_SIZE": str(nproc * nodes), "LOCAL_WORLD_SIZE": str(nproc)}
     if nodes == 1:
         # Nobody else need know where the ranks of one machine meet.
-        shared |= {"NBCNN_JOB": secrets.token_hex(16), "NBCNN_PORT": str(port + 1 if port else free_port())}
-    shared["MASTER_PORT"] = str(port or 29500)
+        shared["NBCNN_JOB"] = secrets.token_hex(16)
+    if nodes == 1 and port is None:
+        shared |= dict(zip(("MASTER_PORT", "NBCNN_PORT"), free_ports(2), strict=True))
+    else:
+        shared["MASTER_PORT"] = str(port or 29500)
     if "OMP_NUM_THREADS" not in os.environ:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         shared["OMP_NUM_THREADS"] = str(max(1, cores // nproc))
     return [shared | {"RANK": str(node * nproc + local), "LOCAL_RANK": str(local)} for local in range(nproc)]
 
 
-def free_port() -> int:
-    """A port of this machine that nobody listens at now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def free_ports(number: int) -> list[str]:
+    """So many ports of this machine at which nobody listens now."""
+    with ExitStack() as probes:
+        opened = [probes.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(number)]
+        return [str(probe.getsockname()[1]) for probe in opened]
 
 
 class Ranks:
@@ -106,7 +110,7 @@ class Ranks:
 
         Raises OSError if the command cannot be started.
         """
-        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        numbers = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
         before = {number: signal.signal(number, self._pass_on) for number in numbers if signal.getsignal(number) != signal.SIG_IGN}
         try:
             for added in self._added:
