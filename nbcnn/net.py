@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from nbcnn.compile_pool import compile_all
 from nbcnn.cuda import Gpu, GpuUnavailable, Host, gpu_missing
 from nbcnn.fuse import fuse
 from nbcnn.graph import Buf, Plan, Resolution, Step, Tape, drop_dead, lower, named, trace
@@ -286,6 +287,7 @@ class Net:
             self.place.upload(arrays["images"], np.zeros((batch, *self.input_shape), np.uint8))
             fixed = self.fixed() | {buf: arrays[name] for name, buf in recorded.io.items()}
             program = Program(plan, self.params, self.place.empty(plan.arena_bytes, "uint8"), fixed)
+            compile_all(program.launches)
             self._predictors[batch] = program, arrays | {"shape": recorded.io["output"].shape}
         return self._predictors[batch]
 

@@ -24,6 +24,9 @@ import numpy as np
 from nbcnn import ranks
 from nbcnn.wire import RankLost, Star, gathered, told
 
+LONG = 86_400.0
+"""Seconds to wait for a rank that downloads or computes something for the others."""
+
 
 class TeamError(ValueError):
     """The ranks do not agree on what they do; the message says in what."""
@@ -94,12 +97,12 @@ class Team:
         """Σ over ranks, in their order, of float64 arrays of one shape."""
         return values
 
-    def told(self, content: bytes) -> bytes:
-        """Rank 0's `content`."""
+    def told(self, content: bytes, patience: float | None = None) -> bytes:
+        """Rank 0's `content`; `patience` as in `barrier`."""
         return content
 
-    def gathered(self, content: bytes) -> list[bytes]:
-        """Everyone's `content` by rank, on rank 0; elsewhere an empty list."""
+    def gathered(self, content: bytes, patience: float | None = None) -> list[bytes]:
+        """Everyone's `content` by rank, on rank 0; elsewhere an empty list. `patience` as in `barrier`."""
         return [content]
 
     def least(self, value: float) -> float:
@@ -109,8 +112,8 @@ class Team:
     def agree(self, what: str, content: bytes) -> None:
         """Raise TeamError, on every rank, unless all have the same `content`."""
 
-    def barrier(self) -> None:
-        """Return when every rank has come here."""
+    def barrier(self, patience: float | None = None) -> None:
+        """Return when every rank has come here. One that is alive is waited for `patience` seconds (None: NBCNN_TIMEOUT)."""
 
     @contextmanager
     def first_on_machine(self) -> Iterator[None]:
@@ -166,11 +169,11 @@ class Ranks(Team):
             total += np.frombuffer(part).reshape(values.shape)
         return np.frombuffer(self.told(total.tobytes())).reshape(values.shape).copy()
 
-    def told(self, content: bytes) -> bytes:
-        return told(self._star, content)
+    def told(self, content: bytes, patience: float | None = None) -> bytes:
+        return told(self._star, content, patience)
 
-    def gathered(self, content: bytes) -> list[bytes]:
-        return list(gathered(self._star, content))
+    def gathered(self, content: bytes, patience: float | None = None) -> list[bytes]:
+        return list(gathered(self._star, content, patience))
 
     def least(self, value: float) -> float:
         least = min((float(np.frombuffer(part)[0]) for part in self.gathered(np.float64(value).tobytes())), default=value)
@@ -182,16 +185,17 @@ class Ranks(Team):
         if other is not None:
             raise TeamError(f"rank {other} differs from rank 0 in its {what}: every rank must see the same program, flags, data and kind of GPU")
 
-    def barrier(self) -> None:
-        self.sum(np.zeros(1))
+    def barrier(self, patience: float | None = None) -> None:
+        gathered(self._star, b"", patience)
+        told(self._star, b"", patience)
 
     @contextmanager
     def first_on_machine(self) -> Iterator[None]:
         if self.local:
-            self.barrier()
+            self.barrier(LONG)
         yield
         if not self.local:
-            self.barrier()
+            self.barrier(LONG)
 
     def leave(self, code: int) -> None:
         collective, self._collective = self._collective, None

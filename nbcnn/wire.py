@@ -132,9 +132,9 @@ class Star:
         except OSError:
             raise self._gone(to) from None
 
-    def receive(self, sender: int) -> bytes:
-        """The next bytes of `sender`. Raises RankLost if it is gone, or silent for `rank.timeout` seconds."""
-        until = time.monotonic() + self.rank.timeout
+    def receive(self, sender: int, patience: float | None = None) -> bytes:
+        """The next bytes of `sender`. Raises RankLost if it is gone, or silent for `patience` seconds (None: `rank.timeout`)."""
+        until = time.monotonic() + (self.rank.timeout if patience is None else patience)
         try:
             return _receive(self.talk[sender], lambda: self._patience(sender, until))
         except (EOFError, ConnectionError):
@@ -263,18 +263,18 @@ def _exactly(peer: socket.socket, count: int, waiting: Callable[[], None] | None
     return bytes(made)
 
 
-def gathered(star: Star, mine: bytes) -> Sequence[bytes]:
+def gathered(star: Star, mine: bytes, patience: float | None = None) -> Sequence[bytes]:
     """What every rank gave, by rank, on rank 0; an empty list elsewhere."""
     if star.rank.rank:
         star.send(0, mine)
         return []
-    return [mine, *(star.receive(r) for r in range(1, star.rank.size))]
+    return [mine, *(star.receive(r, patience) for r in range(1, star.rank.size))]
 
 
-def told(star: Star, content: bytes) -> bytes:
+def told(star: Star, content: bytes, patience: float | None = None) -> bytes:
     """Rank 0's `content`, on every rank."""
     if star.rank.rank:
-        return star.receive(0)
+        return star.receive(0, patience)
     for r in range(1, star.rank.size):
         star.send(r, content)
     return content

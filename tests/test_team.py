@@ -8,6 +8,7 @@ import time
 
 import numpy as np
 import pytest
+from teams import ranks, together
 
 from nbcnn.bounds import parity_bound
 from nbcnn.layers import MSE, Conv2d, ReLU
@@ -16,48 +17,12 @@ from nbcnn.ops.advance import SEED
 from nbcnn.optim import SGD
 from nbcnn.ranks import LaunchError, Rank, first_node, from_environment, visible_device
 from nbcnn.session import TrainingSession
-from nbcnn.team import ALONE, Ranks, TeamError, join, share
+from nbcnn.team import ALONE, TeamError, join, share
 from nbcnn.wire import HELLO, RankLost, Star
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "gpu01", "MASTER_PORT": "29400"}
 OPEN_MPI = {f"OMPI_COMM_WORLD_{name}": value for name, value in {"RANK": "1", "SIZE": "2", "LOCAL_RANK": "1", "LOCAL_SIZE": "2"}.items()}
 SLURM = {"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "1", "SLURM_STEP_NODELIST": "gpu[07-08]", "SLURM_JOB_ID": "123"}
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def ranks(size, timeout=20.0, port=None):
-    port = port or free_port()
-    return [Rank(rank, size, rank, "127.0.0.1", port, "job", timeout) for rank in range(size)]
-
-
-def together(size, work):
-    """What `work(team)` gives on each of `size` ranks, in threads of this process; an exception is a result."""
-    results = [None] * size
-
-    def one(me):
-        try:
-            team = Ranks(me)
-            try:
-                results[me.rank] = work(team)
-                team.barrier()
-                team.leave(0)
-            finally:
-                team.leave(1)
-        except Exception as error:
-            results[me.rank] = error
-
-    threads = [threading.Thread(target=one, args=(me,)) for me in ranks(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert not any(thread.is_alive() for thread in threads)
-    return results
 
 
 @pytest.mark.parametrize(
