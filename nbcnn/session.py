@@ -360,6 +360,7 @@ class TrainingSession:
 
     def close(self) -> None:
         """Let the captured graphs go, which hold on to the ranks' connection."""
+        self.net.place.synchronize()
         for program in self._programs.values():
             program.close()
 

@@ -96,19 +96,21 @@ def autoencoder(layout: Any) -> Any:
     ).to("cuda", memory_format=layout)
 
 
-def mean_squared_error(net: Any, batch: int, precision: str, layout: Any) -> Callable[[], Any]:
-    """The loss of `net` on `batch` uint8 images, in `precision`, as a function."""
+def noise(batch: int, layout: Any) -> Any:
+    """`batch` uint8 images."""
     import torch
 
-    images = torch.randint(0, 256, (batch, 3, 32, 32), dtype=torch.uint8, device="cuda").to(memory_format=layout)
+    return torch.randint(0, 256, (batch, 3, 32, 32), dtype=torch.uint8, device="cuda").to(memory_format=layout)
 
-    def loss() -> Any:
-        x = images.to(torch.float32, memory_format=layout) * (1 / 255)
-        with torch.autocast("cuda", dtype=torch.bfloat16, enabled=precision == "bf16"):
-            y = net(x)
-        return torch.nn.functional.mse_loss(y.float(), x)
 
-    return loss
+def reconstruction_error(net: Any, images: Any, precision: str, layout: Any) -> Any:
+    """The mean squared error of `net` on uint8 images, computed in `precision`."""
+    import torch
+
+    x = images.to(torch.float32, memory_format=layout) * (1 / 255)
+    with torch.autocast("cuda", dtype=torch.bfloat16, enabled=precision == "bf16"):
+        y = net(x)
+    return torch.nn.functional.mse_loss(y.float(), x)
 
 
 def training_step(batch: int, precision: str = "fp32", forms: tuple[str, ...] = ("eager", "graph", "compile")) -> list[dict[str, Any]]:
@@ -121,7 +123,11 @@ def training_step(batch: int, precision: str = "fp32", forms: tuple[str, ...] = 
     def make(mode: str) -> tuple[Callable[[], Any], Callable[[], Any]]:
         net = autoencoder(layout)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9, fused=True)
-        loss = mean_squared_error(net, batch, precision, layout)
+        images = noise(batch, layout)
+
+        def loss() -> Any:
+            return reconstruction_error(net, images, precision, layout)
+
         compiled = torch.compile(loss, dynamic=False, mode=mode)
 
         def step(value: Callable[[], Any]) -> Callable[[], Any]:

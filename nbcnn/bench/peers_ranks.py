@@ -8,7 +8,7 @@ from itertools import pairwise
 from types import TracebackType
 from typing import Any
 
-from nbcnn.bench.peers import autoencoder, mean_squared_error, prepare
+from nbcnn.bench.peers import autoencoder, noise, prepare, reconstruction_error
 from nbcnn.bench.timing import Timing, summarise
 from nbcnn.team import Team
 
@@ -39,17 +39,26 @@ class Peer:
     def step(self, batch: int, precision: str, form: str, seconds: float) -> Timing:
         """Milliseconds of a training step on `batch` images a rank: eager or compile."""
         torch, layout = prepare(precision)
-        net = autoencoder(layout)
+
+        class Loss(torch.nn.Module):  # type: ignore[name-defined]
+            def __init__(self) -> None:
+                super().__init__()
+                self.net = autoencoder(layout)
+
+            def forward(self, images: Any) -> Any:
+                return reconstruction_error(self.net, images, precision, layout)
+
+        loss: Any = Loss()
         if self._team.size > 1:
-            net = torch.nn.parallel.DistributedDataParallel(net, device_ids=[0], gradient_as_bucket_view=True)
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9, fused=True)
-        loss = mean_squared_error(net, batch, precision, layout)
+            loss = torch.nn.parallel.DistributedDataParallel(loss, device_ids=[0], gradient_as_bucket_view=True)
+        optimizer = torch.optim.SGD(loss.parameters(), lr=0.01, momentum=0.9, fused=True)
+        images = noise(batch, layout)
         if form == "compile":
             loss = torch.compile(loss, dynamic=False)
 
         def step() -> None:
             optimizer.zero_grad(set_to_none=True)
-            loss().backward()
+            loss(images).backward()
             optimizer.step()
 
         between(step, WARM_STEPS)

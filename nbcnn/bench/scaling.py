@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 PRECISIONS = ("bf16", "tf32", "fp32")
-CHECKED = 256
-"""Images in a batch of the parity check, of all ranks."""
+ON_GPU = {"checked": 256, "steps": 50, "epoch": 16, "warm": 1.5}
+ON_CPU = {"checked": 4, "steps": 2, "epoch": 5, "warm": 0.0}
+"""How much: images in a batch of the parity check, and its training steps; steps in an epoch that is timed; seconds to warm up."""
 COMPILED = "bf16"
 """The precision in which PyTorch is timed compiled as well: compiling takes it most of a minute."""
 
@@ -28,20 +29,19 @@ def measure(
     each: int = 1024,
     seconds: float = 1.0,
     peer: bool = True,
-    checked: int = CHECKED,
-    steps: int = 50,
 ) -> list[dict[str, Any]]:
     """Rows of every number of `ranks`, with what they are worth (`judge`); `each` images per GPU.
 
     Raises RuntimeError with the last words of a rank that failed.
     """
+    amount = ON_CPU if mode == "cpu" else ON_GPU
     forms = [("eager", precision) for precision in precisions] + [("compile", COMPILED)] * (COMPILED in precisions)
     rows: list[dict[str, Any]] = []
     for size in ranks:
         say(f"{size} rank{'s' if size > 1 else ''} …")
         spec = {"mode": mode, "precisions": list(precisions), "each": each, "seconds": seconds, "peer": forms if peer else []}
-        spec |= {"checked": checked, "steps": steps}
-        command = [sys.executable, "-m", "nbcnn", "launch", "--nproc", str(size), sys.executable, "-m", "nbcnn.bench.scaling_rank", json.dumps(spec)]
+        rank = [sys.executable, "-m", "nbcnn.bench.scaling_rank", json.dumps(spec | amount)]
+        command = [sys.executable, "-m", "nbcnn", "launch", "--nproc", str(size), *rank]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(f"{size} ranks ended with exit code {done.returncode}: " + " | ".join(done.stderr.strip().splitlines()[-8:]))

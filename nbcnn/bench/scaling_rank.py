@@ -23,20 +23,19 @@ from nbcnn.optim import SGD
 from nbcnn.session import TrainingSession
 from nbcnn.team import ALONE, Team, join
 
-STEPS = 16
-"""Training steps in an epoch that is timed; the first SETTLE make up for ranks that began it at different times."""
 SETTLE = 3
-WARM_SECONDS = 1.5
+"""The first training steps of an epoch, which make up for ranks that began it at different times, do not count."""
 CALLS, REPLAYS = 20, 50
 """All-reduces in one captured graph; how often that is replayed."""
-CHECKED_STEPS = 50
+CHECKED_EPOCH = 10
+"""Training steps in an epoch of the check."""
 
 
 def session_for(team: Team, batch: int, steps: int, **options: Any) -> TrainingSession:
     """A session on noise, an epoch of `steps` full batches; the last entries of `options` are the net's."""
     images = np.random.default_rng(7).integers(0, 256, (batch * steps, *IMAGE), dtype=np.uint8)
-    rates = np.full(CHECKED_STEPS, 0.01, np.float32)
-    return TrainingSession(Net(autoencoder(), IMAGE, **options), images, optimizer=SGD(), learning_rates=rates, batch=batch, team=team)
+    net, rates = Net(autoencoder(), IMAGE, **options), np.full(steps, 0.01, np.float32)
+    return TrainingSession(net, images, optimizer=SGD(), learning_rates=rates, batch=batch, team=team)
 
 
 def agreed(team: Team, value: float) -> float:
@@ -44,19 +43,19 @@ def agreed(team: Team, value: float) -> float:
     return float(np.frombuffer(team.told(np.float64(value).tobytes()))[0])
 
 
-def check(team: Team, batch: int, options: dict[str, Any], steps: int = CHECKED_STEPS) -> dict[str, Any]:
+def check(team: Team, batch: int, options: dict[str, Any], steps: int) -> dict[str, Any]:
     """The ranks' training against one process's, from the same weights on the same images.
 
     gradient_error  of the first step's gradients, ‖ranks − alone‖ / ‖alone‖, and its bound.
     drift           ‖ranks − alone‖ / ‖alone‖ of the weights after `steps` steps; drift_of_splits  the same for one process whose weight
                     gradients are summed in another number of parts.
     """
-    alone = session_for(ALONE, batch, STEPS, **options)
+    alone = session_for(ALONE, batch, CHECKED_EPOCH, **options)
     halved = {key: _other_split(tile) if "wgrad" in key else tile for key, tile in alone.tiles().items()}
     sessions = {
         "alone": alone,
-        "ranks": session_for(team, batch, STEPS, **options),
-        "splits": session_for(ALONE, batch, STEPS, tiles=halved, **options),
+        "ranks": session_for(team, batch, CHECKED_EPOCH, **options),
+        "splits": session_for(ALONE, batch, CHECKED_EPOCH, tiles=halved, **options),
     }
     gradients, weights = {}, {}
     for name, session in sessions.items():
@@ -65,7 +64,7 @@ def check(team: Team, batch: int, options: dict[str, Any], steps: int = CHECKED_
         gradients[name] = place.download(session.net.params.grads).astype(np.float64)
         for step in range(1, steps):
             if not session.steps_left:
-                session.begin_epoch(step // STEPS)
+                session.begin_epoch(step // CHECKED_EPOCH)
             session.step()
         weights[name] = place.download(session.net.params.weights).astype(np.float64)
         session.close()
@@ -93,8 +92,8 @@ def _distance(got: np.ndarray, expected: np.ndarray) -> float:
     return float(np.linalg.norm(got - expected) / np.linalg.norm(expected))
 
 
-def time_steps(team: Team, session: TrainingSession, seconds: float) -> Timing:
-    """Milliseconds of one training step of all ranks, warm: whole epochs, without their first steps."""
+def time_steps(team: Team, session: TrainingSession, seconds: float, warm: float) -> Timing:
+    """Milliseconds of one training step of all ranks, warmed up for `warm` seconds: whole epochs, without their first steps."""
     place = session.net.place
 
     def epoch() -> list[float]:
@@ -105,7 +104,7 @@ def time_steps(team: Team, session: TrainingSession, seconds: float) -> Timing:
     begun = time.perf_counter()
     epoch()
     each = agreed(team, time.perf_counter() - begun)
-    for _ in range(int(WARM_SECONDS / each)):
+    for _ in range(int(warm / each)):
         epoch()
     return summarise([ms for _ in range(max(1, int(seconds / each))) for ms in epoch()])
 
@@ -155,10 +154,10 @@ def ours(team: Team, spec: dict[str, Any], precision: str) -> list[dict[str, Any
             )
     each = spec["each"]
     for what, batch in {"weak": each * team.size, "strong": each}.items() if team.size > 1 else (("weak", each),):
-        session = session_for(team, batch, STEPS, **options)
-        timing = time_steps(team, session, spec["seconds"])
+        session = session_for(team, batch, spec["epoch"], **options)
+        timing = time_steps(team, session, spec["seconds"], spec["warm"])
         session.begin_epoch(0)
-        watched = [session.step_watched()() for _ in range(5)]
+        watched = [session.step_watched()() for _ in range(min(4, spec["epoch"]))]
         inside = min(found["kernels_ms"].get("all reduce", 0.0) for found in watched)
         rows.append(_step_row(what, "nbcnn", precision, team.size, batch, timing) | {"all_reduce_in_step_ms": inside, "mode": session.net.mode})
         if what == "weak" and precision == spec["precisions"][0] and team.size > 1:

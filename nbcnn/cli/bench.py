@@ -210,8 +210,6 @@ def _scaling(flags: SimpleNamespace) -> tuple[list[dict[str, Any]], list[str]]:
     mode = flags.mode or "tensorcore"
     precisions = flags.precision or (scaling.PRECISIONS if mode == "tensorcore" else ("fp32",))
     options = {"mode": mode, "precisions": precisions, "each": flags.batch or 1024, "seconds": flags.seconds or 1.0, "peer": flags.peer != "none"}
-    if mode == "cpu":
-        options |= {"checked": 8, "steps": 3}
     rows = scaling.measure(flags.ranks or (1, 2), lambda text: print(text, file=sys.stderr, flush=True), **options)
     return rows, scaling.lines(rows)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from nbcnn.cli.errors import MODE_CPU, RUNTIME, guarded
 
@@ -16,21 +18,30 @@ def together(command: Callable[[Any], int], without_gpu: str = MODE_CPU) -> int:
     from nbcnn.team import join
 
     def run() -> int:
-        team, code = join(), RUNTIME
+        team, done = join(), []
+
+        def orderly() -> int:
+            done.append(command(team))
+            team.barrier()
+            team.leave(0)
+            return int(done[0])
+
+        if team.size == 1:
+            return guarded(orderly, without_gpu)
         try:
-
-            def orderly() -> int:
-                result = command(team)
-                team.barrier()
-                team.leave(0)
-                return result
-
             code = guarded(orderly, without_gpu)
-            return code
         except SystemExit as left:
             code = left.code if isinstance(left.code, int) else RUNTIME
-            raise
-        finally:
+        if not done or code != done[0]:
             team.leave(code or RUNTIME)
+            _end(code or RUNTIME)
+        return code
 
     return guarded(run, without_gpu)
+
+
+def _end(code: int) -> NoReturn:
+    """End at once: a GPU that waits for a lost rank would keep Python's own end waiting."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
