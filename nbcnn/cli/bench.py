@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -132,13 +131,14 @@ def _measure(flags: SimpleNamespace) -> int:
     if flags.peer != "none" and flags.what in ("step", "convs", "scaling", *OPS) and not peers.available():
         print(peers.MISSING, file=sys.stderr)
         flags.peer = "none"
-    measure = {"step": _step, "convs": _convs, "epoch": _epoch, "scaling": _scaling, "warmup": bench_op.warmup, "selftest": bench_op.selftest}.get(
-        flags.what, bench_op.op
-    )
-    rows, lines = measure(flags)
     if flags.save:
-        results.save(_section(flags), rows, device, Path(flags.results) if flags.results else None)
+        results.opened(device, flags.results)
+    studies = {"step": _step, "convs": _convs, "epoch": _epoch, "scaling": _scaling, "warmup": bench_op.warmup, "selftest": bench_op.selftest}
+    measure = studies.get(flags.what, bench_op.op)
+    rows, lines = measure(flags)
     print(json.dumps(rows) if flags.json else "\n".join(lines))
+    if flags.save:
+        results.save(_section(flags), rows, device, flags.results)
     slower = before is not None and before.regressed(rows, flags)
     return RUNTIME if slower or any(row.get("ok") is False for row in rows) else OK
 
