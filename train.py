@@ -19,10 +19,10 @@ STARTED = time.perf_counter()
 
 def train(given: SimpleNamespace, team: Team) -> int:
     """Run the training that the flags describe, as one rank of `team`; returns the exit code."""
-    from nbcnn import datasets, models, ranges
+    from nbcnn import ranges
     from nbcnn.autotune import tune
-    from nbcnn.callbacks import Plots, Progress
-    from nbcnn.cli import describe, train_run
+    from nbcnn.callbacks import Progress
+    from nbcnn.cli import describe, train_data, train_run
     from nbcnn.net import Net, choose_mode
     from nbcnn.session import TrainingSession
     from nbcnn.trainer import Trainer
@@ -34,29 +34,27 @@ def train(given: SimpleNamespace, team: Team) -> int:
     start = train_run.start(given)
     flags = start.flags
     flags.quiet = flags.quiet or not team.leads
-    row, _ = choose_mode(flags.mode, flags.precision, flags.engine)
+    row, _ = choose_mode(flags.mode, flags.precision, flags.engine, dwconv=flags.dwconv)
     if row.mode == "cpu":
         say(train_flags.on_cpu(flags), always=team.leads)
     with team.first_on_machine():
-        data = datasets.load(flags.dataset, data_dir=flags.data_dir, limit=flags.limit, progress=not flags.quiet)
-
-    shape, rates = data.train_images.shape[1:], train_run.rates(flags, len(data.train_images))
-    layers = models.MODELS[flags.model](channels=shape[0])
-    tiles = start.tiles(row.mode, row.precision)
-    kernels = {"mode": flags.mode, "precision": flags.precision, "engine": flags.engine, "fusing": not flags.no_fuse, "strict": flags.strict}
-    identity = train_run.identity(flags, data)
+        data = train_data.material(flags)
+    rates, identity = train_run.rates(flags, data.count), train_run.identity(flags, data)
     team.agree("mode, flags or data", json.dumps([row.mode, row.precision, identity, vars(flags) | {"quiet": None}], default=str).encode())
-    net = Net(layers, shape, seed=flags.seed, init=flags.init, tiles=tiles, **kernels)
+    tiles = start.tiles(row.mode, row.precision)
+    kernels = {"mode": flags.mode, "precision": flags.precision, "engine": flags.engine, "dwconv": flags.dwconv}
+    kernels |= {"fusing": not flags.no_fuse, "strict": flags.strict}
+    net = Net(data.layers, data.shape, seed=flags.seed, init=flags.init, tiles=tiles, **kernels)
     say(describe.compiling(net))
     session = TrainingSession(
         net,
-        data.train_images,
+        data.train,
         optimizer=train_run.optimizer(flags),
         learning_rates=rates,
         batch=flags.batch,
         seed=flags.seed,
         flip=flags.flip,
-        test_images=data.test_images,
+        test_images=data.test,
         say=say,
         tune=tune if flags.tune else None,
         team=team,
@@ -72,7 +70,7 @@ def train(given: SimpleNamespace, team: Team) -> int:
 
     run = start.folder or train_run.new_folder(data, net.mode)
     progress = [] if flags.quiet else [Progress(every_reading=flags.log_every > 0)]
-    plots = Plots(f"{data.name}, {flags.model}, {net.mode} {net.precision}", data.test_images[:8])
+    pictures = data.pictures(f"{data.name}, {flags.model}, {net.mode} {net.precision}")
     trainer = Trainer(
         session,
         run,
@@ -81,7 +79,7 @@ def train(given: SimpleNamespace, team: Team) -> int:
         save_every=flags.save_every,
         identity=identity,
         notes=train_run.notes(net, session),
-        callbacks=[*progress, plots],
+        callbacks=[*progress, pictures],
         team=team,
     )
     if start.checkpoint:
@@ -94,7 +92,7 @@ def train(given: SimpleNamespace, team: Team) -> int:
     session.close()
     if team.leads:
         train_run.record_memory(run, net)
-        print(describe.summary(result, data, session, run, ready, flags.json))
+        print(describe.summary(result, data, session, run, ready, flags.json, pictures))
     return result.exit_code
 
 

@@ -3,15 +3,16 @@
 A layer is a frozen dataclass. `build(tape, x, scope)` records its forward and returns (y, backward); `backward(dy)`
 records its backward and returns dx. `params()` names its parameters. A loss is the last layer of a list: its
 `build(tape, y, target, scope)` returns (value, dy). Shapes are logical: images (N, C, H, W), vectors (N, F).
+Layers of series (N, C, L) stand in `series_layers.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from nbcnn.graph import Backward, Buf, ShapeError, Tape, named, trace
+from nbcnn.graph import Backward, Buf, Named, ShapeError, Tape, named, trace
 from nbcnn.shapes import ConvShape, numel, window_extent
 
 Built = tuple[Buf, Backward]
@@ -19,12 +20,14 @@ Built = tuple[Buf, Backward]
 
 @dataclass(frozen=True)
 class Param:
-    """A parameter's shape; `fan_in` sets the scale of its first values; `decay` says whether weight decay applies."""
+    """A parameter's shape; `fan_in` sets the scale of its first values, unless `first` makes them (a NumPy generator, the shape ->
+    array); `decay` says whether weight decay applies."""
 
     shape: tuple[int, ...]
     fan_in: int
     decay: bool = True
     bias: bool = False
+    first: Callable[[Any, tuple[int, ...]], Any] | None = None
 
 
 def _pair(value: int | tuple[int, int]) -> tuple[int, int]:
@@ -116,6 +119,58 @@ def _conv(layer: Conv2d | Linear, tape: Tape, x: Buf, scope: str, shape: ConvSha
         tape.emit("conv_wgrad", [x, dy], [dw, *(tape.grad(b) for b in biases)], scope, **geometry)
         dx = tape.temp(f"{scope}.dx", x.shape)
         tape.emit("conv_dgrad", [dy, w], [dx], scope, **geometry)
+        return dx
+
+    return y, backward
+
+
+@dataclass(frozen=True)
+class DepthwiseConv1d:
+    """A filter of `taps` for each channel of series (N, C, L), zeros outside; `skip` adds d[c]·x.
+
+    padding "causal": y[t] sees x[t−taps+1 .. t]; "same": x[t−⌊taps/2⌋ .. t−⌊taps/2⌋+taps−1].
+    """
+
+    channels: int
+    taps: int
+    padding: str = "causal"
+    skip: bool = False
+    kind: ClassVar[str] = "dwconv"
+
+    def __post_init__(self) -> None:
+        if self.padding not in ("causal", "same"):
+            raise ValueError(f"padding is causal or same, got {self.padding!r}")
+
+    def params(self) -> dict[str, Param]:
+        made = {"weight": Param((self.channels, self.taps), self.taps)}
+        return made | {"skip": Param((self.channels,), self.taps, decay=False)} if self.skip else made
+
+    def build(self, tape: Tape, x: Buf, scope: str, together: bool = False) -> Built:
+        if len(x.shape) != 3 or x.shape[1] != self.channels:
+            raise ShapeError(f"{scope} takes series (N, {self.channels}, L), got {x.shape}")
+        params = [tape.param(scope, name, param.shape) for name, param in self.params().items()]
+        y, backward = depthwise(tape, x, params, scope, self.padding, together)
+        return y, lambda dy: backward(dy, [tape.grad(param) for param in params])
+
+
+def depthwise(
+    tape: Tape, x: Buf, filters: Sequence[Buf], scope: str, padding: str, together: bool = False
+) -> tuple[Buf, Callable[[Buf, Sequence[Buf]], Buf]]:
+    """Record y of series x by `filters`, w (C, T) and perhaps d (C): parameters, or what another step has made.
+
+    Returns y and the backward: (dy, where the filters' gradients go) → dx. A filter that a step makes has to be a view of a
+    Buf of one axis, since rows of lower precision round what has two. `together` records both gradients as one op.
+    """
+    y = tape.temp(f"{scope}.y", x.shape)
+    tape.emit("dwconv1d_fprop", [x, *filters], [y], scope, padding=padding)
+
+    def backward(dy: Buf, gradients: Sequence[Buf]) -> Buf:
+        dx = tape.temp(f"{scope}.dx", x.shape)
+        if together:
+            tape.emit("dwconv1d_bwd", [dy, x, *filters], [dx, *gradients], scope, padding=padding)
+            return dx
+        tape.emit("dwconv1d_wgrad", [x, dy], list(gradients), scope, padding=padding)
+        tape.emit("dwconv1d_dgrad", [dy, *filters], [dx], scope, padding=padding)
         return dx
 
     return y, backward
@@ -282,18 +337,23 @@ class Residual:
         return parameters(self.body)
 
     def build(self, tape: Tape, x: Buf, scope: str) -> Built:
-        inner, inner_backward = trace(tape, named(self.body, f"{scope}."), x)
-        if inner.shape != x.shape:
-            raise ShapeError(f"{scope}: the body turns {x.shape} into {inner.shape}, which cannot be added to its input")
-        y = tape.temp(f"{scope}.y", x.shape)
-        tape.emit("add", [inner, x], [y], scope)
+        return add_input(tape, named(self.body, f"{scope}."), x, scope)
 
-        def backward(dy: Buf) -> Buf:
-            dx = tape.temp(f"{scope}.dx", x.shape)
-            tape.emit("add", [inner_backward(dy), dy], [dx], scope)
-            return dx
 
-        return y, backward
+def add_input(tape: Tape, body: Sequence[Named], x: Buf, scope: str) -> Built:
+    """Record y = body(x) + x."""
+    inner, inner_backward = trace(tape, body, x)
+    if inner.shape != x.shape:
+        raise ShapeError(f"{scope}: the body turns {x.shape} into {inner.shape}, which cannot be added to its input")
+    y = tape.temp(f"{scope}.y", x.shape)
+    tape.emit("add", [inner, x], [y], scope)
+
+    def backward(dy: Buf) -> Buf:
+        dx = tape.temp(f"{scope}.dx", x.shape)
+        tape.emit("add", [inner_backward(dy), dy], [dx], scope)
+        return dx
+
+    return y, backward
 
 
 @dataclass(frozen=True)
@@ -306,9 +366,8 @@ class MSE(_NoParams):
     def build(self, tape: Tape, y: Buf, target: Buf, scope: str) -> tuple[Buf, Buf]:
         if y.shape != target.shape:
             raise ShapeError(f"{scope}: the network makes {y.shape}, the target is {target.shape}")
-        value = tape.temp(f"{scope}.loss", (), "float64")
+        value, dy = tape.temp(f"{scope}.loss", (), "float64"), tape.temp(f"{scope}.dy", y.shape)
         tape.emit("mse_fprop", [y, target], [value], scope)
-        dy = tape.temp(f"{scope}.dy", y.shape)
         tape.emit("mse_dgrad", [y, target], [dy], scope)
         return value, dy
 

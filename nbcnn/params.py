@@ -54,6 +54,7 @@ class ParameterLayout:
 
         torch  weights and biases U(−1/√fan_in, 1/√fan_in), as PyTorch's Conv2d and Linear start.
         he     weights N(0, 2/fan_in), biases 0 (He, Zhang, Ren and Sun, 2015).
+        A parameter with a `first` of its own starts with that.
         Raises ValueError for another name.
         """
         if init not in INITS:
@@ -61,7 +62,9 @@ class ParameterLayout:
         flat = np.zeros(self.size, np.float32)
         for number, (name, param) in enumerate(self.params.items()):
             random = np.random.Generator(np.random.Philox(key=np.array([seed, number], np.uint64)))
-            if init == "torch":
+            if param.first is not None:
+                values = param.first(random, param.shape).reshape(-1)
+            elif init == "torch":
                 bound = param.fan_in**-0.5
                 values = random.uniform(-bound, bound, numel(param.shape))
             elif param.bias:

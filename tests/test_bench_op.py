@@ -17,7 +17,7 @@ from nbcnn.net import UsageError
 from nbcnn.ops.call import HostCall, host
 from nbcnn.ops.conv.fused import REFERENCES
 
-SHAPES = {"conv": "6,5,4,6,3", "images": "6,4,4,6", "rows": "7,3", "update": "101"}
+SHAPES = {"conv": "6,5,4,6,3", "images": "6,4,4,6", "rows": "7,3", "series": "6,3,9,4", "pointwise": "6,3,5,4", "update": "101"}
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from nbcnn.net import Net, UsageError
 from nbcnn.ops.advance import SEED
 from nbcnn.optim import SGD
 from nbcnn.ranks import LaunchError, Rank, first_node, from_environment, visible_device
+from nbcnn.series_layers import RMSLE
 from nbcnn.session import TrainingSession
 from nbcnn.team import ALONE, TeamError, join, share
 from nbcnn.wire import HELLO, RankLost, Star
@@ -236,6 +237,19 @@ def test_a_batch_that_does_not_divide_is_refused_on_every_rank():
     found = together(2, lambda team: session(team, batch=5))
     assert all(isinstance(error, UsageError) for error in found)
     assert {str(error) for error in found} == {"batch 5 does not divide among 2 ranks, of which each takes the same part: 4 or 6 would"}
+
+
+def test_a_loss_that_is_no_mean_over_the_batch_is_refused():
+    class Root(MSE):
+        of_batch = True
+
+    def work(team):
+        net = Net([*LAYERS[:-1], Root()], (3, 6, 6), mode="cpu")
+        return TrainingSession(net, IMAGES, optimizer=SGD(), learning_rates=np.zeros(2, np.float32), batch=2, team=team)
+
+    found = together(2, work)
+    assert all(isinstance(error, UsageError) and "the loss Root is no mean over the batch" in str(error) for error in found)
+    assert RMSLE.of_batch
 
 
 def test_other_first_weights_are_found_out():

@@ -2,7 +2,7 @@
 
 fp32 means fp32: TF32 is off; it runs in NCHW, which is faster there. tf32 and bf16 run in channels_last; bf16 is autocast
 with fp32 weights in a training step, and bf16 operands in a single convolution. cuDNN chooses its algorithm by trying
-(benchmark mode). Times come from CUDA events at every boundary, after warm-up, like our own. Only this module and `peers_ranks` import torch.
+(benchmark mode). Times come from CUDA events at every boundary, after warm-up, like our own. Only the modules called peers import torch.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def available() -> bool:
     return torch.cuda.is_available()
 
 
-def prepare(precision: str) -> tuple[Any, Any]:
+def _prepare(precision: str) -> tuple[Any, Any]:
     """torch, set to `precision`, and the memory format that suits it."""
     import torch
 
@@ -118,7 +118,7 @@ def training_step(batch: int, precision: str = "fp32", forms: tuple[str, ...] = 
 
     forms  eager, graph (CUDA graph of the eager step), compile (torch.compile), compile-max (its max-autotune).
     """
-    torch, layout = prepare(precision)
+    torch, layout = _prepare(precision)
 
     def make(mode: str) -> tuple[Callable[[], Any], Callable[[], Any]]:
         net = autoencoder(layout)
@@ -166,7 +166,7 @@ def training_step(batch: int, precision: str = "fp32", forms: tuple[str, ...] = 
 
 def convolution(shape: ConvShape, path: str, precision: str, place: Any) -> Calls:
     """cuDNN's form of one pass as work on our stream: bias in fprop only, operands rotated past the second-level cache, graph replay."""
-    torch, layout = prepare(precision)
+    torch, layout = _prepare(precision)
     _share_stream(place)
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     aten = torch.ops.aten
@@ -255,7 +255,7 @@ def op_works(prepared: Prepared, problem: Problem) -> Callable[[str, bool], list
 
     Raises RuntimeError if its result is not ours: then they would be two ops.
     """
-    torch, layout = prepare(prepared.row.precision)
+    torch, layout = _prepare(prepared.row.precision)
     function = _function(prepared.op, problem.small.attrs)
     if function is None:
         return None

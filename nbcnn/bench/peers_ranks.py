@@ -8,7 +8,7 @@ from itertools import pairwise
 from types import TracebackType
 from typing import Any
 
-from nbcnn.bench.peers import autoencoder, noise, prepare, reconstruction_error
+from nbcnn.bench.peers import _prepare, autoencoder, noise, reconstruction_error
 from nbcnn.bench.timing import Timing, summarise
 from nbcnn.team import Team
 
@@ -38,7 +38,7 @@ class Peer:
 
     def step(self, batch: int, precision: str, form: str, seconds: float) -> Timing:
         """Milliseconds of a training step on `batch` images a rank: eager or compile."""
-        torch, layout = prepare(precision)
+        torch, layout = _prepare(precision)
 
         class Loss(torch.nn.Module):  # type: ignore[name-defined]
             def __init__(self) -> None:

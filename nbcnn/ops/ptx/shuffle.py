@@ -1,4 +1,4 @@
-"""Sum over a warp by shuffles: `shfl.sync.down`, registers only.
+"""Sum over a warp by shuffles: `shfl.sync.down`, registers only; and the barrier of a warp, `bar.warp.sync`.
 
 The simulator has no shuffles: there the same tree runs in shared memory between two block barriers, so every thread of
 the block must call `warp_sum` together, on a GPU too.
@@ -25,6 +25,10 @@ if SIMULATOR:
         for half in (16, 8, 4, 2, 1):
             terms = [terms[i] + terms[i + half] for i in range(half)]
         return terms[0]
+
+    @cuda.jit(device=True)
+    def warp_barrier():
+        cuda.syncthreads()
 else:
     _ALL_LANES = 0xFFFFFFFF
 
@@ -34,3 +38,8 @@ else:
         for half in (16, 8, 4, 2, 1):
             value += cuda.shfl_down_sync(_ALL_LANES, value, half)
         return value
+
+    @jit(device=True)
+    def warp_barrier():
+        """Wait until the warp's lanes are here and see each other's shared memory. In the simulator the whole block waits."""
+        cuda.syncwarp()
