@@ -6,12 +6,18 @@ import hashlib
 import json
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from nbcnn.cli.errors import guarded
+from nbcnn.cli.errors import UsageError
 from nbcnn.cli.flags import MODES, PRECISIONS, Parser, count, flag, one_of
+from nbcnn.cli.together import together
+
+if TYPE_CHECKING:
+    from nbcnn.team import Team
 
 EXAMPLES = (
     "python extract_features.py runs/20260101-120000-cifar10-im2col",
@@ -50,24 +56,29 @@ def parser() -> Parser:
     return made
 
 
-def extract(flags: SimpleNamespace) -> int:
-    """Write the features that the flags describe; returns the exit code."""
+def extract(flags: SimpleNamespace, team: Team) -> int:
+    """Write the features that the flags describe, each rank of `team` a part of the rows; returns the exit code."""
     from nbcnn import datasets
     from nbcnn.cli import describe
-    from nbcnn.features import FeatureWriter, Origin, publish
+    from nbcnn.features import Origin, publish
     from nbcnn.interrupt import terminable
     from nbcnn.runlog import RunFolder
     from nbcnn.shapes import numel
+    from nbcnn.team import LONG
 
     def say(text: str) -> None:
         if text and not flags.quiet:
             print(text, file=sys.stderr, flush=True)
 
+    if team.size > 1 and flags.format == "csv":
+        raise UsageError("--format csv is one file of lines, written in order: several ranks cannot share it; use npy, or one process")
+    flags.quiet = flags.quiet or not team.leads
     run = RunFolder(flags.run)
     config = run.read_config()
     saved = run.best if flags.checkpoint == "best" else run.last
     data_dir = flags.data_dir or config["flags"]["data_dir"]
-    data = datasets.load(config["data"]["name"], data_dir=data_dir, limit=flags.limit, progress=not flags.quiet)
+    with team.first_on_machine():
+        data = datasets.load(config["data"]["name"], data_dir=data_dir, limit=flags.limit, progress=not flags.quiet)
     net = encoder(config, saved, flags.mode or "auto", flags.precision, data.train_images.shape[1:])
 
     say(describe.compiling(net))
@@ -78,19 +89,24 @@ def extract(flags: SimpleNamespace) -> int:
 
     out, storage, width = Path(flags.out or f"features/{data.name}"), flags.format or "npy", numel(code)
     checksum = hashlib.sha256(saved.read_bytes()).hexdigest()
+    team.agree("checkpoint, data or mode", json.dumps([checksum, data.source, len(data.train_images), net.mode, net.precision, str(out)]).encode())
     gpu = None if net.mode == "cpu" else net.device_name
     where = (data.name, data.source, data.classes, data.train_images.shape[1:], code, net.mode, gpu, net.precision)
     origin = Origin(str(run.path), saved.name, checksum, *where)
     started, computing = time.perf_counter(), 0.0
     train_count, test_count = len(data.train_images), len(data.test_images)
-    with (
-        terminable(),
-        FeatureWriter(out, "train", train_count, width, labels=data.train_labels, storage=storage) as train,
-        FeatureWriter(out, "test", test_count, width, labels=data.test_labels, storage=storage) as test,
-    ):
+    with terminable(), writers(team, out, data, width, storage) as (train, test):
         for writer, images in ((train, data.train_images), (test, data.test_images)):
-            computing += write_split(net, writer, images, batch, flags.quiet)
-        identifier = publish(out, origin, train, test)
+            share = team.share(len(images))
+            computing += write_split(net, writer, images[share.first : share.first + share.count], batch, flags.quiet)
+        computing = -team.least(-computing)
+        if team.leads:
+            team.barrier(LONG)
+            for writer, count in ((train, train_count), (test, test_count)):
+                writer.adopt(count)
+            identifier = publish(out, origin, train, test)
+    if not team.leads:
+        return 0
     found = {
         "features": str(out),
         "dataset": data.name,
@@ -105,6 +121,27 @@ def extract(flags: SimpleNamespace) -> int:
     }
     print(json.dumps(found) if flags.json else summary(found))
     return 0
+
+
+@contextmanager
+def writers(team: Team, out: Path, data: Any, width: int, storage: str) -> Iterator[tuple[Any, Any]]:
+    """What writes this rank's training and test features into the one file of each; when it closes, all ranks have written."""
+    from nbcnn.features import FeaturePart, FeatureWriter
+    from nbcnn.team import LONG
+
+    counts = {"train": len(data.train_images), "test": len(data.test_images)}
+    with ExitStack() as whole:
+        if team.leads:
+            labels = {"train": data.train_labels, "test": data.test_labels}
+            made = [whole.enter_context(FeatureWriter(out, split, n, width, labels=labels[split], storage=storage)) for split, n in counts.items()]
+            team.barrier()
+            yield made[0], made[1]
+            return
+        team.barrier()
+        with ExitStack() as parts:
+            mine = [parts.enter_context(FeaturePart(out, split, team.share(n).first, width)) for split, n in counts.items()]
+            yield mine[0], mine[1]
+        team.barrier(LONG)
 
 
 def encoder(config: dict[str, Any], saved: Path, mode: str, precision: str | None, shape: tuple[int, ...]) -> Any:
@@ -140,13 +177,14 @@ def write_split(net: Any, writer: Any, images: Any, batch: int, quiet: bool | No
     from tqdm import tqdm
 
     computing, at, told = 0.0, 0, time.perf_counter()
+    first = writer.rows
     blocks = net.predict_batches(images, batch)
     with tqdm(total=len(images), desc=writer.split, unit=" images", leave=False, file=sys.stderr, disable=True if quiet else None) as bar:
         while at < len(images):
             started = time.perf_counter()
             block = next(blocks)
             computing += time.perf_counter() - started
-            writer.write(at, block.reshape(len(block), -1))
+            writer.write(first + at, block.reshape(len(block), -1))
             at += len(block)
             bar.update(len(block))
             if bar.disable and not quiet and time.perf_counter() - told > LINE_SECONDS:
@@ -170,7 +208,7 @@ def summary(found: dict[str, Any]) -> str:
 def main(argv: list[str] | None = None) -> int:
     """Parse `argv` and extract; returns the exit code."""
     flags = parser().parse_args(argv)
-    return guarded(lambda: extract(flags))
+    return together(lambda team: extract(flags, team))
 
 
 if __name__ == "__main__":

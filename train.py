@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 from nbcnn.cli import train_flags
-from nbcnn.cli.errors import guarded
+from nbcnn.cli.together import together
+
+if TYPE_CHECKING:
+    from nbcnn.team import Team
 
 STARTED = time.perf_counter()
 
 
-def train(given: SimpleNamespace) -> int:
-    """Run the training that the flags describe; returns the exit code."""
+def train(given: SimpleNamespace, team: Team) -> int:
+    """Run the training that the flags describe, as one rank of `team`; returns the exit code."""
     from nbcnn import ranges
     from nbcnn.autotune import tune
     from nbcnn.callbacks import Progress
@@ -28,11 +33,14 @@ def train(given: SimpleNamespace) -> int:
 
     start = train_run.start(given)
     flags = start.flags
+    flags.quiet = flags.quiet or not team.leads
     row, _ = choose_mode(flags.mode, flags.precision, flags.engine, dwconv=flags.dwconv)
     if row.mode == "cpu":
-        say(train_flags.on_cpu(flags), always=True)
-    data = train_data.material(flags)
-    rates = train_run.rates(flags, data.count)
+        say(train_flags.on_cpu(flags), always=team.leads)
+    with team.first_on_machine():
+        data = train_data.material(flags)
+    rates, identity = train_run.rates(flags, data.count), train_run.identity(flags, data)
+    team.agree("mode, flags or data", json.dumps([row.mode, row.precision, identity, vars(flags) | {"quiet": None}], default=str).encode())
     tiles = start.tiles(row.mode, row.precision)
     kernels = {"mode": flags.mode, "precision": flags.precision, "engine": flags.engine, "dwconv": flags.dwconv}
     kernels |= {"fusing": not flags.no_fuse, "strict": flags.strict}
@@ -51,13 +59,15 @@ def train(given: SimpleNamespace) -> int:
         test_labels=data.test_labels,
         say=say,
         tune=tune if flags.tune else None,
+        team=team,
     )
     if flags.nvtx:
         session.mark = ranges.nvtx() or ranges.nothing
         if session.mark is ranges.nothing:
             say(ranges.MISSING)
     if flags.explain:
-        print(describe.explanation(session))
+        if team.leads:
+            print(describe.explanation(session))
         return 0
 
     run = start.folder or train_run.new_folder(data, net.mode)
@@ -69,27 +79,30 @@ def train(given: SimpleNamespace) -> int:
         learning_rates=rates,
         log_every=flags.log_every,
         save_every=flags.save_every,
-        identity=train_run.identity(flags, data),
+        identity=identity,
         notes=train_run.notes(net, session),
         callbacks=[*progress, pictures],
         scores=pictures.scores,
+        team=team,
     )
     if start.checkpoint:
         trainer.resume(start.checkpoint)
-    else:
+    elif team.leads:
         run.write_config(train_run.config(flags, data, net, session))
     ready = time.perf_counter() - STARTED
     say(describe.header(flags, data, session, run, ready))
     result = trainer.fit()
-    train_run.record_memory(run, net)
-    print(describe.summary(result, data, session, run, ready, flags.json, pictures, trainer.scored))
+    session.close()
+    if team.leads:
+        train_run.record_memory(run, net)
+        print(describe.summary(result, data, session, run, ready, flags.json, pictures, trainer.scored))
     return result.exit_code
 
 
 def main(argv: list[str] | None = None) -> int:
     """Parse `argv` and train; returns the exit code."""
     given = train_flags.parse(argv)
-    return guarded(lambda: train(given))
+    return together(lambda team: train(given, team))
 
 
 if __name__ == "__main__":

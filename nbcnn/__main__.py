@@ -20,6 +20,7 @@ COMMANDS = {
     "bench": "time ops, training steps and convolutions beside PyTorch and cuDNN",
     "study": "one question each: depthwise variants, GEMM, fused norms; tables, CSV, charts",
     "compare": "two modes, kernels or tiles for one op: results, paired times, registers, roofline",
+    "launch": "run train.py, extract_features.py or classify as several ranks, one per GPU",
     "report": "one self-contained HTML file of a run or of a device's results",
 }
 """What there is; each is the module nbcnn.cli.COMMAND with `main(argv) -> exit code`."""

@@ -59,7 +59,12 @@ class CapturedGraph:
         checked(self._runtime.cudaEventRecord(event, awaited), "record an event")
         checked(self._runtime.cudaStreamWaitEvent(waiting, event, 0), "wait for an event")
 
-    def replay(self) -> None:
+    def close(self) -> None:
+        """Destroy the graph; it must not be running."""
+        checked(self._runtime.cudaGraphExecDestroy(self._executable), "destroy an executable CUDA graph")
+        checked(self._runtime.cudaGraphDestroy(self._graph), "destroy a CUDA graph")
+
+    def __call__(self) -> None:
         """Run the graph once, asynchronously, on the main stream."""
         checked(self._runtime.cudaGraphLaunch(self._executable, self._main), "launch a CUDA graph")
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from nbcnn.cuda import SIMULATOR, adopt, compile_apart, loaded_kernel
+from nbcnn.kernel_cache import locked
 
 MOST_WORKERS = 12
 WORTH_A_WORKER = 2
@@ -46,7 +47,15 @@ def compile_all(launches: Iterable[Any], say: Callable[[str], None] | None = Non
 
     `say` is told how far it is. What a worker could not do is left to the launch itself, whose error then has a place.
     """
-    jobs = missing(launches)
+    launches = list(launches)
+    if not missing(launches):
+        return 0
+    with locked():
+        # Ranks of one job start together; those that had to wait find what the first compiled.
+        return _compile(missing(launches), say)
+
+
+def _compile(jobs: list[Job], say: Callable[[str], None] | None) -> int:
     workers = min(MOST_WORKERS, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1, len(jobs) // WORTH_A_WORKER)
     if workers > 1:
         _share_out(jobs, workers, say)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -69,6 +70,9 @@ f4, i4, u4, i8 = types.float32, types.int32, types.uint32, types.int64
 _SHARED_OF_HOPPER = 227 * 1024
 
 _NOT_IN_SIMULATOR = ("launch_bounds", "max_registers", "lto", "cache")
+
+POLL_SECONDS = 50e-6
+"""How often `Gpu.wait` looks."""
 
 _SHARED_WITHOUT_ASKING = 48 * 1024
 
@@ -235,6 +239,9 @@ class Host:
     def synchronize(self) -> None:
         """Wait until everything recorded has run (nothing to wait for on the host)."""
 
+    def wait(self, check: Callable[[], None], timeout: float) -> None:
+        """As `synchronize`."""
+
     def ceilings(self) -> Ceilings | None:
         """None: what a host reaches is measured (`python -m nbcnn ladder`), not known."""
         return None
@@ -304,12 +311,27 @@ class Gpu:
         _run_all(launches, self.stream)
         if self._side is None:
             self._side = cuda.stream()
-        return CapturedGraph((self.stream, self._side), launches, lanes or [MAIN] * len(launches)).replay
+        return CapturedGraph((self.stream, self._side), launches, lanes or [MAIN] * len(launches))
 
     def synchronize(self) -> None:
         """Wait until the stream is empty."""
         if not SIMULATOR:
             self.stream.synchronize()
+
+    def wait(self, check: Callable[[], None], timeout: float) -> None:
+        """As `synchronize`, but calls `check` while it waits, which may raise; raises TimeoutError after `timeout` seconds.
+
+        Signals are handled meanwhile, too: in the driver's own wait Python does not see them.
+        """
+        if SIMULATOR:
+            return
+        reached, until = cuda.event(timing=False), time.monotonic() + timeout
+        reached.record(self.stream)
+        while not reached.query():
+            check()
+            if time.monotonic() >= until:
+                raise TimeoutError(f"the GPU was not done after {timeout:.0f} s")
+            time.sleep(POLL_SECONDS)
 
     def ceilings(self) -> Ceilings | None:
         """The GPU's peaks at its highest clock; None in the simulator, and for a GPU whose tensor cores are not in the table."""

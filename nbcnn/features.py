@@ -163,6 +163,19 @@ class FeatureWriter:
             raise self._explained(error) from error
         self.rows += len(block)
 
+    def adopt(self, end: int) -> None:
+        """Take the rows up to `end` as other ranks wrote them (`FeaturePart`), by reading them back. Raises ValueError if they are not there."""
+        with open(temporary(self.path), "rb") as file:
+            file.seek(_HEADER_BYTES + 4 * self.rows * self.width)
+            left = 4 * (end - self.rows) * self.width
+            while left:
+                block = file.read(min(left, _CHUNK_BYTES))
+                if not block:
+                    raise ValueError(f"{self.split}: another rank's rows are missing; is {self.folder} the same folder for all ranks?")
+                self._hash.update(block)
+                left -= len(block)
+        self.rows = end
+
     def _explained(self, error: OSError) -> OSError:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             return DiskFull(f"{self.path} needs {self.nbytes:,} bytes and the disk is full; features already in {self.folder} are untouched")
@@ -193,6 +206,30 @@ class FeatureWriter:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._abandon()
+
+
+class FeaturePart:
+    """The rows from `first` on that a rank writes into the npy file that rank 0's `FeatureWriter` has begun; on disk when this context ends."""
+
+    def __init__(self, folder: str | os.PathLike[str], split: str, first: int, width: int) -> None:
+        self.split, self.rows, self._width = split, first, width
+        self._file = open(temporary(Path(folder) / f"{split}_features.npy"), "r+b")  # noqa: SIM115
+        self._file.seek(_HEADER_BYTES + 4 * first * width)
+
+    def write(self, offset: int, block: np.ndarray) -> None:
+        """As `FeatureWriter.write`."""
+        if offset != self.rows or block.shape[1:] != (self._width,):
+            raise ValueError(f"{self.split}: rows {offset} of shape {block.shape} where row {self.rows} of {self._width} values is due")
+        self._file.write(np.ascontiguousarray(block, "<f4").data)
+        self.rows += len(block)
+
+    def __enter__(self) -> FeaturePart:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._file:
+            self._file.flush()
+            os.fsync(self._file.fileno())
 
 
 def publish(folder: str | os.PathLike[str], origin: Origin, train: FeatureWriter, test: FeatureWriter) -> str:

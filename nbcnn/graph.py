@@ -234,7 +234,7 @@ def lower(
         planned.append(Planned(pack, resolve(pack)))
     for (step, how), slot in zip(hows, slots, strict=True):
         scratch = Buf(f"{step.scope}.{step.op}.scratch", (how.scratch_bytes,), "uint8") if how.scratch_bytes else None
-        side = branching and all(buf.root.home == "grad" for buf in step.outs)
+        side = branching and all(buf.root.home == "grad" for buf in step.outs) and not any(buf.root.home == "grad" for buf in step.ins)
         planned.append(Planned(step, how, scratch, slot and (packed[how.packed], *slot), side))
     offsets, total = plan_arena(planned)
     return Plan(tuple(planned), offsets, total, maps, layout, store)

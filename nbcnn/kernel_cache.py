@@ -9,7 +9,14 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # not a Unix
+    fcntl = None  # type: ignore[assignment]
 
 KEPT = 3
 """Folders of other versions that stay: switching between branches does not compile everything again."""
@@ -42,6 +49,22 @@ def folder() -> Path | None:
     except OSError:
         return None
     return path
+
+
+@contextmanager
+def locked() -> Iterator[None]:
+    """Within, no other process of this user compiles: Numba's index of cached kernels does not stand several writers at once.
+
+    Without effect where nothing is kept on disk, and on systems and file systems that know no such locks.
+    """
+    path = folder()
+    if path is None or fcntl is None:
+        yield
+        return
+    with open(path / "lock", "w") as file:
+        with suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _forget_old(root: Path) -> None:

@@ -6,21 +6,23 @@ Only this module sees all three: steps (graph), implementations (ops) and arrays
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 
+from nbcnn.compile_pool import compile_all
 from nbcnn.cuda import Gpu, GpuUnavailable, Host, gpu_missing
 from nbcnn.fuse import fuse
 from nbcnn.graph import Buf, Plan, Resolution, Step, Tape, drop_dead, lower, named, trace
 from nbcnn.layers import parameters, states
 from nbcnn.ops import DEFAULT_PRECISION, ENGINES, MODES, Row, only_engine, with_dwconv
-from nbcnn.ops.call import bare_call
+from nbcnn.ops.call import Impl, bare_call
 from nbcnn.params import ParameterBuffer
 from nbcnn.program import Program
 from nbcnn.shapes import numel
 from nbcnn.suggest import nearest
+from nbcnn.team import Team
 
 _INDEX_LIMIT = 2**31
 
@@ -181,6 +183,12 @@ class Net:
         self._predictors: dict[int, tuple[Program, dict[str, Any]]] = {}
         self.lower(self.record_predict(1))  # a shape that does not fit is an error now, not at the first step
 
+    def join(self, team: Team) -> None:
+        """Let plans hold the step `all_reduce` (gradients, in place; attribute `weight`) among the ranks of `team`."""
+        team.connect(self.place)
+        reduce = Impl(lambda call: [team.all_reduce(call.ins[0], call.attrs["weight"])])
+        self.row = replace(self.row, parts=(*self.row.parts, ("ranks", {"all_reduce": reduce})))
+
     @property
     def has_loss(self) -> bool:
         return hasattr(self.layers[-1], "needs_labels")
@@ -304,6 +312,7 @@ class Net:
             self.place.upload(arrays["images"], np.zeros((batch, *self.input_shape), recorded.io["images"].dtype))
             fixed = self.fixed() | {buf: arrays[name] for name, buf in recorded.io.items()}
             program = Program(plan, self.params, self.place.empty(plan.arena_bytes, "uint8"), fixed)
+            compile_all(program.launches)
             self._predictors[batch] = program, arrays | {"shape": recorded.io["output"].shape}
         return self._predictors[batch]
 

@@ -97,16 +97,29 @@ class Program:
             self.prepare()
         self._replay()  # type: ignore[misc]
 
-    def first_nonfinite(self) -> str | None:
-        """Run step by step and name the first that writes a NaN or Inf; None if all results are finite."""
+    def first_nonfinite(self, to_end: bool = False) -> tuple[int, str] | None:
+        """Run step by step to the first that writes a NaN or Inf; its number and name, None if all results are finite.
+
+        `to_end`: run the steps after it all the same, because in one of them other ranks wait for this one.
+        """
         stream = getattr(self.place, "stream", 0)
-        for item, launches in self.bound:
+        found = None
+        for at, (item, launches) in enumerate(self.bound):
             for launch in launches:
                 launch.run(stream)
-            for buf in item.step.outs:
+            for buf in item.step.outs if found is None else ():
                 if _floating(buf) and not np.isfinite(decode(self.place.download(self.array(buf)), buf.dtype)).all():
-                    return f"{item.step.scope}.{item.step.op} ({buf.name})"
-        return None
+                    found = at, f"{item.step.scope}.{item.step.op} ({buf.name})"
+                    break
+            if found and not to_end:
+                break
+        return found
+
+    def close(self) -> None:
+        """Let the captured graph go, and with it what it holds of other libraries' resources; the next replay captures anew."""
+        if close := getattr(self._replay, "close", None):
+            close()
+        self._replay = None
 
 
 def _floating(buf: Buf) -> bool:

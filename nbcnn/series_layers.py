@@ -175,9 +175,13 @@ class ForecastMSE(_Forecast):
 
 @dataclass(frozen=True)
 class RMSLE(_Forecast):
-    """Root mean squared logarithmic error of unit·y against the target, over the batch (ops/rmsle.py); no gradient where unit·y ≤ 0."""
+    """Root mean squared logarithmic error of unit·y against the target, over the batch (ops/rmsle.py); no gradient where unit·y ≤ 0.
+
+    `of_batch`: it is no mean over examples, so parts of a batch do not add up to it.
+    """
 
     unit: float = 1.0
+    of_batch: ClassVar[bool] = True
     kind: ClassVar[str] = "rmsle"
 
     def build(self, tape: Tape, y: Buf, target: Buf, scope: str) -> tuple[Buf, Buf]:

@@ -2,6 +2,9 @@
 
 Everything is allocated before the first step. What changes between steps lives in one device StepState, so a captured
 graph stays valid; the host only counts positions to know when the smaller last batch is due.
+
+Several ranks (`nbcnn.team`) each hold the whole data set and compute their share of every batch; the plan then adds their gradients
+between the backward pass and the update. Batches, positions and losses are of all ranks together, on the device a rank's own.
 """
 
 from __future__ import annotations
@@ -22,7 +25,10 @@ from nbcnn.program import Program
 from nbcnn.ranges import Mark, nothing
 from nbcnn.resident import resident
 from nbcnn.shapes import numel
+from nbcnn.team import ALONE, Team
 from nbcnn.timeline import wait_launch, watch
+
+_NEVER = 999_999
 
 BRANCHING = 64
 """Up to this batch size weight gradients run beside the rest of the backward pass: single kernels do not fill the GPU there."""
@@ -55,6 +61,7 @@ class TrainingSession:
     flip            mirror each image with probability 1/2, drawn from (seed, epoch, image).
     labels          int32 (M,), needed if the loss needs them; `test_labels` likewise.
     say             is told what takes long: kernels being compiled, tiles being tried.
+    team            the ranks that train together; `batch` is of all of them, and all must call the same methods in the same order.
     tune            `nbcnn.autotune.tune`, to choose the tiles of a full training batch by measurement; None takes all from the committed tables.
 
     `mark` makes ranges around the plan's steps in `step_watched`, for profilers (`nbcnn.ranges`).
@@ -77,15 +84,21 @@ class TrainingSession:
         test_labels: np.ndarray | None = None,
         say: Callable[[str], None] | None = None,
         tune: Callable[..., Mapping[str, Any]] | None = None,
+        team: Team = ALONE,
     ) -> None:
         self.net, self.optimizer, self.seed, self.flip, self.batch = net, optimizer, seed, flip, batch
         given = {"train": (images, labels), "test": (test_images, test_labels)}
         self._sets = {split: resident(*data) for split, data in given.items() if data[0] is not None}
         self.count, self._say = len(images), say
         self.mark: Mark = nothing
+        self.team = team
         self._check()
+        if team.size > 1:
+            net.join(team)
+            team.agree("first weights", net.place.download(net.params.weights).tobytes())
         self.steps_per_epoch = -(-self.count // batch)
         self._rates = np.ascontiguousarray(learning_rates, np.float32)
+        self._places = {split: team.places(len(data), min(len(data), batch)) for split, data in self._sets.items()}
         self._bufs = self._make_bufs(len(self._rates))
         self.plans = self._plan(batch)
         if tune is not None:
@@ -94,7 +107,8 @@ class TrainingSession:
             net.tiles.update(tune(net, [full], say))
             self.plans = self._plan(batch)
         self.planned_bytes = self._memory(self.plans)
-        check_memory(net.place, self.planned_bytes, f"batch {batch}", largest_batch(batch, lambda size: self._memory(self._plan(size))))
+        each = largest_batch(batch // team.size, lambda size: self._memory(self._plan(size * team.size)))
+        check_memory(net.place, self.planned_bytes, f"batch {batch}", lambda free: (each(free) or 0) * team.size or None)
         self._allocate()
 
     # -- planning: no arrays
@@ -104,6 +118,12 @@ class TrainingSession:
             raise UsageError("this net has no loss, so it cannot be trained")
         for split, data in self._sets.items():
             data.check(self.net, split)
+        if self.team.size > 1 and getattr(self.net.layers[-1], "of_batch", False):
+            name = type(self.net.layers[-1]).__name__
+            raise UsageError(f"the loss {name} is no mean over the batch, so ranks cannot share one: use another loss, or one process")
+        if odd := self.batch % self.team.size:
+            near = " or ".join(str(n) for n in (self.batch - odd, self.batch - odd + self.team.size) if n)
+            raise UsageError(f"batch {self.batch} does not divide among {self.team.size} ranks, of which each takes the same part: {near} would")
         if not 1 <= self.batch <= self.count:
             raise UsageError(f"batch {self.batch} is not between 1 and the {self.count} {self._sets['train'].noun} of the training set")
 
@@ -114,7 +134,7 @@ class TrainingSession:
         for split, data in self._sets.items():
             for name, array in data.arrays().items():
                 made[f"{split}.{name}"] = Buf(name, array.shape, array.dtype.name, "io")
-            made[f"{split}.order"] = Buf("order", (len(data),), "int32", "io")
+            made[f"{split}.order"] = Buf("order", self._places[split].shape, "int32", "io")
             made[f"{split}.state"] = Buf("state", (8,), "int64", "state")
             made[f"{split}.sums"] = Buf("sums", (4,), "float64", "state")
         return made
@@ -124,17 +144,19 @@ class TrainingSession:
         training, bufs = split == "train", self._bufs
         tape = Tape(training)
         state, order = bufs[f"{split}.state"], bufs[f"{split}.order"]
-        data = self._sets[split]
+        data, share = self._sets[split], self.team.share(batch)
         held = {name: bufs[f"{split}.{name}"] for name in data.arrays()}
-        x, y = data.record(tape, held, order, state, batch, self.flip and training)
+        x, y = data.record(tape, held, order, state, share.images, self.flip and training)
         value, dy, backward = self.net.record_loss(tape, x, y)
         if training:
             backward(dy)
             moments = [bufs[f"optim.{name}"] for name in self.optimizer.moments]
             weights, grads, decayed = self.net.flat_weights, self.net.flat_grads, self.net.params.layout.decayed
+            if self.team.size > 1:
+                tape.emit("all_reduce", [grads], [grads], "update", weight=share.weight)
             self.optimizer.record(tape, weights, grads, moments, bufs["rates"], state, decayed)
         sums = bufs[f"{split}.sums"]
-        tape.emit("advance", [value, state, sums], [state, sums], "advance", count=batch)
+        tape.emit("advance", [value, state, sums], [state, sums], "advance", count=share.count)
         return Recorded(tuple(drop_dead(tape.steps)), {})
 
     def _plan(self, batch: int) -> dict[tuple[str, int], Plan]:
@@ -143,7 +165,7 @@ class TrainingSession:
         for split, data in self._sets.items():
             size = min(len(data), batch)
             wanted += [(split, n) for n in (size, len(data) % size) if n]
-        return {(split, n): self.net.lower(self._record(split, n), branching=n <= BRANCHING) for split, n in wanted}
+        return {(split, n): self.net.lower(self._record(split, n), branching=self.team.share(n).images <= BRANCHING) for split, n in wanted}
 
     def _memory(self, plans: Mapping[tuple[str, int], Plan]) -> dict[str, int]:
         held = sum(array.nbytes for data in self._sets.values() for array in data.arrays().values())
@@ -178,7 +200,7 @@ class TrainingSession:
         for split, data in self._sets.items():
             for name, array in data.arrays().items():
                 self._upload(f"{split}.{name}", array)
-            self._upload(f"{split}.order", np.arange(len(data), dtype=np.int32))
+            self._upload(f"{split}.order", self._places[split].astype(np.int32))
         self._upload("rates", np.zeros_like(self._rates))
         fixed = net.fixed() | {self._bufs[name]: array for name, array in self._arrays.items()}
         self._programs = {key: Program(plan, net.params, self._arena, fixed) for key, plan in self.plans.items()}
@@ -216,8 +238,8 @@ class TrainingSession:
         state[[EPOCH, POSITION, SEED]] = epoch, 0, self.seed
         self._upload("train.state", state)
         self._upload("train.sums", np.zeros(4))
-        self._upload("train.order", epoch_order(self.seed, epoch, self.count))
-        self._position = 0
+        self._upload("train.order", epoch_order(self.seed, epoch, self.count)[self._places["train"]])
+        self._position, self._latest = 0, 0
 
     def step(self, run: Callable[[Program], None] = Program.replay) -> None:
         """One training step, asynchronously. Raises UsageError at the end of an epoch.
@@ -228,7 +250,7 @@ class TrainingSession:
         if n <= 0:
             raise UsageError("the epoch is over: call begin_epoch")
         run(self._programs["train", n])
-        self._position += n
+        self._position, self._latest = self._position + n, n
 
     def step_watched(self) -> Callable[[], dict[str, Any]]:
         """One training step, launch by launch; the function that comes back waits for it and says where its time went (`timeline.watch`)."""
@@ -248,12 +270,27 @@ class TrainingSession:
 
     def status(self) -> Status:
         """Where training stands, after everything enqueued has run."""
-        state, sums = self._download("train.state"), self._download("train.sums")
+        state, sums = self._together()
         mean = sums[LOSS_SUM] / sums[COUNT] if sums[COUNT] else float("nan")
         return Status(int(state[STEP]), int(state[EPOCH]), int(state[POSITION]), float(mean), float(sums[LAST_LOSS]), bool(state[NONFINITE]))
 
+    def _together(self) -> tuple[np.ndarray, np.ndarray]:
+        """StepState and sums of all ranks: the same on each."""
+        self.team.wait(self.net.place)
+        state, sums = self._download("train.state"), self._download("train.sums")
+        weight = self.team.share(self._latest).weight if self._latest else 1.0
+        total = self.team.sum(np.array([sums[LOSS_SUM], sums[COUNT], weight * sums[LAST_LOSS], state[NONFINITE]]))
+        sums[[LOSS_SUM, COUNT, LAST_LOSS]] = total[:3]
+        state[[POSITION, NONFINITE]] = self._position, total[3] > 0
+        return state, sums
+
     def evaluate(self) -> float:
         """Mean loss over the test images; training state is not touched. Raises UsageError without a test set."""
+        loss, count = self.team.sum(self.evaluate_share())
+        return float(loss / count)
+
+    def evaluate_share(self) -> np.ndarray:
+        """Sum of losses, and number, of this rank's test images, (2,) float64: what `evaluate` adds up. Others need not take part."""
         if "test" not in self._sets:
             raise UsageError("this session has no test images")
         count = len(self._sets["test"])
@@ -262,8 +299,7 @@ class TrainingSession:
         size = max(n for split, n in self.plans if split == "test")
         for start in range(0, count, size):
             self._programs["test", min(size, count - start)].replay()
-        sums = self._download("test.sums")
-        return float(sums[LOSS_SUM] / sums[COUNT])
+        return self._download("test.sums")[[LOSS_SUM, COUNT]]
 
     def reconstruct(self, images: np.ndarray) -> np.ndarray:
         """The network's output for a few uint8 images, float32."""
@@ -274,8 +310,13 @@ class TrainingSession:
         n = min(self.batch, self.count - self._position)
         if n == 0:
             return "no step is left in this epoch to repeat"
-        found = self._programs["train", n].first_nonfinite()
-        return found or "every step's result is finite now (the loss or the weights were not finite before)"
+        at, name = self._programs["train", n].first_nonfinite(self.team.size > 1) or (_NEVER, "")
+        # A rank that found nothing of its own meets another's NaN in their sum: the earliest is the origin.
+        words = self.team.gathered(f"{at:06} {name}".encode())
+        return (
+            self.team.told(min(words, default=b""))[7:].decode()
+            or "every step's result is finite now (the loss or the weights were not finite before)"
+        )
 
     # -- saving and loading
 
@@ -284,7 +325,8 @@ class TrainingSession:
         layout, made = self.net.params.layout, {f"param.{n}": t for n, t in self.net.params.as_dict().items()}
         for moment in self.optimizer.moments:
             made |= {f"optim.{moment}.{n}": t for n, t in layout.split(self._download(f"optim.{moment}")).items()}
-        return made | {"step_state": self._download("train.state"), "sums": self._download("train.sums")}
+        state, sums = self._together()
+        return made | {"step_state": state, "sums": sums}
 
     def load_state(self, tensors: Mapping[str, np.ndarray]) -> None:
         """Continue where `state()` was taken. Raises ParameterError naming the tensor, and changes nothing, if one does not fit."""
@@ -303,10 +345,18 @@ class TrainingSession:
         self.net.params.upload(params)
         for moment in self.optimizer.moments:
             self._upload(f"optim.{moment}", flat[moment])
-        self._upload("train.state", state)
-        self._upload("train.sums", sums)
-        self._upload("train.order", epoch_order(self.seed, int(state[EPOCH]), self.count))
-        self._position = int(state[POSITION])
+        self._position, self._latest, places = int(state[POSITION]), 0, self._places["train"]
+        own = state.copy()
+        own[POSITION] = np.searchsorted(places, self._position)
+        self._upload("train.state", own)
+        self._upload("train.sums", sums if self.team.leads else np.zeros(4))
+        self._upload("train.order", epoch_order(self.seed, int(state[EPOCH]), self.count)[places])
+
+    def close(self) -> None:
+        """Let the captured graphs go, which hold on to the ranks' connection."""
+        self.net.place.synchronize()
+        for program in self._programs.values():
+            program.close()
 
 
 def _under(prefix: str, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

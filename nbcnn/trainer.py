@@ -2,6 +2,9 @@
 
 A session (`net.Net.training`) owns every array and every launch; the trainer owns the order of things and what is kept on disk.
 At an epoch's end the state is copied out *before* the evaluation, so that an evaluation can be abandoned at any time.
+
+Of several ranks each runs this same loop, and rank 0 alone keeps files. They meet whenever the loss is read: there the time is rank 0's,
+so that all choose the same next reading, and a signal that any of them got ends the training of all.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import errno
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -20,6 +24,7 @@ from nbcnn import checkpoint
 from nbcnn.checkpoint import CheckpointError, Tensors
 from nbcnn.interrupt import Interrupted, Interrupts
 from nbcnn.runlog import Row, RunFolder
+from nbcnn.team import ALONE, Team
 
 READING_SECONDS = 1.0
 """How often the loss is read when `log_every` is 0."""
@@ -116,6 +121,7 @@ class Trainer:
     identity        strings that say which run this is: they go into every checkpoint, and `resume` refuses other values.
     notes           further strings for every checkpoint.
     scores          asked after every epoch for further numbers about the weights, by name, for the metrics.
+    team            the ranks that train together (`nbcnn.team`), the session's.
 
     Raises ValueError if the table does not end with an epoch.
     """
@@ -132,15 +138,18 @@ class Trainer:
         notes: Mapping[str, str] | None = None,
         callbacks: Sequence[Callback] = (),
         scores: Callable[[], Mapping[str, float]] | None = None,
+        team: Team = ALONE,
     ) -> None:
-        self.session, self.learning_rates = session, learning_rates
+        self.session, self.learning_rates, self.team = session, learning_rates, team
         self.epochs, odd = divmod(len(learning_rates), session.steps_per_epoch)
         if odd:
             raise ValueError(f"{len(learning_rates)} learning rates are no whole number of epochs of {session.steps_per_epoch} training steps")
         self.log_every, self.save_every = log_every, save_every
         self.run = run if isinstance(run, RunFolder) else RunFolder(run)
-        self.run.path.mkdir(parents=True, exist_ok=True)
-        self.callbacks, self._scores = tuple(callbacks), scores
+        if team.leads:
+            self.run.path.mkdir(parents=True, exist_ok=True)
+        self.callbacks = tuple(callbacks) if team.leads else ()
+        self._scores, self._scored = scores if team.leads else None, dict[str, float]()
         self.notes = dict(notes or {})
         self.identity = {**(identity or {}), "epochs": str(self.epochs), "steps_per_epoch": str(session.steps_per_epoch)}
         self.step = 0
@@ -152,6 +161,7 @@ class Trainer:
         self._kept: tuple[int, float, Tensors] = (0, 0.0, {})
         self._interval = log_every or 1
         self._mark = (0.0, 0)
+        self._stop: int | None = None
 
     @property
     def epochs_done(self) -> int:
@@ -185,7 +195,7 @@ class Trainer:
         taken = self.session.status().step
         if taken != self.step or not 0 <= self.step - done * self.session.steps_per_epoch <= self.session.steps_per_epoch:
             raise CheckpointError(f"{path} contradicts itself: step {self.step} after {done} epochs in its metadata, {taken} steps in its state")
-        self.rows = self.run.truncate(done)
+        self.rows = self.run.truncate(done) if self.team.leads else [row for row in self.run.rows() if row["epoch"] <= done]
         if len(self.rows) != done:
             raise CheckpointError(f"{self.run.path}: metrics.jsonl has {len(self.rows)} of the {done} epochs before {path.name}")
         self._saved = path
@@ -198,7 +208,7 @@ class Trainer:
         checkpoint cannot be written; the last good checkpoint stands. Raises FileExistsError, before training, if the folder
         holds the metrics of a run that this one does not continue.
         """
-        if len(self.run.rows()) != self.epochs_done:
+        if self.team.leads and len(self.run.rows()) != self.epochs_done:
             raise FileExistsError(errno.EEXIST, "holds the metrics of another run", str(self.run.path))
         # NaN and Inf are looked for here, on every place alike; NumPy's warnings would only come in between.
         with Interrupts() as interrupts, np.errstate(over="ignore", invalid="ignore"):
@@ -206,7 +216,7 @@ class Trainer:
                 while self.epochs_done < self.epochs:
                     if not self._train_epoch(interrupts) or not self._finish_epoch(interrupts):
                         break
-                result = self._result(interrupts)
+                result = self._result()
                 for callback in self.callbacks:
                     callback.end(self, result)
                 return result
@@ -227,14 +237,25 @@ class Trainer:
             self._take_step(watched=self.step == start + steps // 2)
             self.step += 1
             save = bool(self.save_every) and self.step % self.save_every == 0 and self.step < start + steps
-            if save or interrupts.signal or self.step - self._mark[1] >= self._interval:
+            if save or self._stopping(interrupts) or self.step - self._mark[1] >= self._interval:
                 self._read()
-            if save or interrupts.signal:
+                self._agree_to_stop(interrupts)
+            if save or self._stop:
                 self._save(self._snapshot(), self.run.last)
                 self._start_clock()
-            if interrupts.signal:
+            if self._stop:
                 return False
         return True
+
+    def _stopping(self, interrupts: Interrupts) -> int | None:
+        """The signal that ends the training: a process of its own heeds it at once, ranks where they meet."""
+        if self.team.size == 1:
+            self._stop = interrupts.signal
+        return self._stop
+
+    def _agree_to_stop(self, interrupts: Interrupts) -> None:
+        """Stop if any rank got a signal."""
+        self._stop = -int(self.team.least(-(interrupts.signal or 0))) or None
 
     def _take_step(self, watched: bool) -> None:
         """One training step, the watched one launch by launch: the same kernels."""
@@ -249,11 +270,9 @@ class Trainer:
         time_spent, self._time = self._time and self._time(), None
         snapshot = self._snapshot()
         started = time.perf_counter()
-        try:
-            with interrupts.at_once():
-                test_loss = float(self.session.evaluate())
-                scores = self._scores() if self._scores else {}
-        except Interrupted:
+        test_loss = self._evaluate(interrupts)
+        self._agree_to_stop(interrupts)
+        if test_loss is None:
             self._save(snapshot, self.run.last)
             return False
         if not math.isfinite(test_loss):
@@ -270,24 +289,42 @@ class Trainer:
             self._test_seconds,
             self.session.count / max(self._epoch_seconds, 1e-9),
             time_spent,
-            scores,
+            self._scored,
         )
         self.rows.append(epoch.row())
-        self.run.append(self.rows[-1])
+        if self.team.leads:
+            self.run.append(self.rows[-1])
         if best:
             self._save(snapshot, self.run.best)
         self._save(snapshot, self.run.last)
         for callback in self.callbacks:
             callback.epoch(self, epoch)
-        return interrupts.signal is None
+        return not self._stopping(interrupts)
+
+    def _evaluate(self, interrupts: Interrupts) -> float | None:
+        """The mean loss over the test images, and on rank 0 the scores; None if a signal came meanwhile, to any rank."""
+        part: np.ndarray | None = None
+        with suppress(Interrupted), interrupts.at_once():
+            found = self.session.evaluate_share()
+            self._scored = dict(self._scores()) if self._scores else {}
+            part = found
+        # Not within: ranks that are talking must not be interrupted.
+        if not self.team.least(part is not None) or part is None:
+            return None
+        loss, count = self.team.sum(part)
+        return float(loss / count)
+
+    def _now(self) -> float:
+        """Rank 0's clock, in seconds."""
+        return float(np.frombuffer(self.team.told(np.float64(time.perf_counter()).tobytes()))[0])
 
     def _start_clock(self) -> None:
-        self._mark = (time.perf_counter(), self.step)
+        self._mark = (self._now(), self.step)
 
     def _read(self) -> Any:
         """Wait for the session, check for divergence, tell the callbacks, and set the pace of the next reading."""
         status = self.session.status()
-        now = time.perf_counter()
+        now = self._now()
         seconds, steps = now - self._mark[0], self.step - self._mark[1]
         self._epoch_seconds += seconds
         self._mark = (now, self.step)
@@ -322,16 +359,19 @@ class Trainer:
         for tensor in tensors.values():
             if tensor.dtype.kind == "f" and not np.isfinite(tensor).all():
                 raise self._diverged()
+        if self.team.size > 1:
+            self.team.agree("state", b"".join(tensor.tobytes() for tensor in tensors.values()))
         return tensors
 
     def _save(self, tensors: Tensors, path: Path) -> None:
         position = {"step": self.step, "epochs_done": self.epochs_done, "epoch_seconds": self._epoch_seconds}
-        checkpoint.save(path, tensors, {**self.notes, **self.identity, **{name: str(value) for name, value in position.items()}})
+        if self.team.leads:
+            checkpoint.save(path, tensors, {**self.notes, **self.identity, **{name: str(value) for name, value in position.items()}})
         self._saved = path
 
     def _keep(self) -> None:
         """Remember the state in host memory: where `_origin` starts from."""
-        self._kept = (self.step, time.perf_counter(), self.session.state())
+        self._kept = (self.step, self._now(), self.session.state())
 
     def _diverged(self) -> Diverged:
         saved = f"the last good checkpoint is {self._saved}" if self._saved else "no checkpoint had been saved yet"
@@ -351,7 +391,7 @@ class Trainer:
                 return f"training step {step + 1:,}, first in {self.session.first_nonfinite()}"
         return f"not in the training steps {start + 1:,} to {self.step:,}, which are finite when repeated: in the evaluation"
 
-    def _result(self, interrupts: Interrupts) -> Result:
+    def _result(self) -> Result:
         best = min(self.rows, key=lambda row: row["test_loss"], default=None)
         last = self.rows[-1] if self.rows else None
         interrupted = self.epochs_done < self.epochs
@@ -359,7 +399,7 @@ class Trainer:
         seconds = sum(row["seconds"] for row in self.rows)
         return Result(
             interrupted,
-            interrupts.signal if interrupted else None,
+            self._stop if interrupted else None,
             self.epochs_done,
             self.step,
             last["train_loss"] if last else None,

@@ -65,6 +65,28 @@ def warmup():
     }
 
 
+def scaling():
+    """A scaling study of one and two ranks."""
+    rows = []
+    for form, alone, two in (("nbcnn", 4.0, 4.1), ("PyTorch eager", 8.0, 8.5)):
+        one = {
+            "what": "weak",
+            "form": form,
+            "precision": "bf16",
+            "ranks": 1,
+            "batch": 1024,
+            "step_ms": timing(alone),
+            "images_per_second": 1024e3 / alone,
+        }
+        both = {"ranks": 2, "batch": 2048, "step_ms": timing(two), "images_per_second": 2048e3 / two, "efficiency": alone / two}
+        rows += [one | {"efficiency": 1.0}, one | both]
+    strong = {"what": "strong", "batch": 1024, "step_ms": timing(2.2), "images_per_second": 1024e3 / 2.2, "efficiency": 4.0 / 4.4}
+    parity = {"what": "parity", "form": "nbcnn", "precision": "bf16", "ranks": 2, "batch": 256, "gradient_error": 1e-6, "bound": 0.1}
+    reduced = {"what": "all-reduce", "form": "nbcnn", "ranks": 2, "bytes": 3_007_744, "ms": timing(0.034)}
+    drifts = {"steps": 50, "drift": 1e-4, "drift_of_splits": 8e-5}
+    return [*rows, rows[1] | strong, parity | drifts, reduced, reduced | {"form": "PyTorch eager", "ms": timing(0.036)}]
+
+
 def every_kind():
     """Sections of every kind that a report shows, by name."""
     ceilings = {"measured": {"fp32": 60e12, "tf32": 400e12, "bf16": 800e12, "copy": 4.2e12}}
@@ -88,6 +110,7 @@ def every_kind():
         ],
         "quality-main": [train, classify],
         "selftest": [{"what": "copy of a large array", "value": 4.2, "unit": "TB/s", "wanted": "4.0 … 4.5", "ok": True}],
+        "scaling": scaling(),
         "warmup": [warmup()],
     }
 

@@ -124,7 +124,7 @@ def once(function, at):
 if when == "writing":    # with the temporary file written and not yet renamed
     os.fsync = once(os.fsync, 3)
 if when == "evaluating":
-    session.evaluate = once(session.evaluate, 2)
+    session.evaluate_share = once(session.evaluate_share, 2)
 if when == "copying":
     session.state = once(session.state, 4)
 sys.exit(trainer.fit().exit_code)

@@ -241,7 +241,7 @@ def fake(**changes):
     session.step = step
     session.step_watched = lambda: step() or (lambda: None)
     session.status = lambda: SimpleNamespace(step=session.taken, loss_mean=0.5, last_loss=0.5, nonfinite=False)
-    session.evaluate = lambda: 0.25
+    session.evaluate_share = lambda: np.array([0.25, 1.0])
     session.load_state = lambda tensors: None
     session.state = lambda: {name: tensor.copy() for name, tensor in state.items()}
     vars(session).update(changes)
@@ -261,7 +261,7 @@ NAN = float("nan")
         ({"status": lambda: SimpleNamespace(step=1, loss_mean=0.5, last_loss=0.5, nonfinite=True)}, "step 1, first in conv3.conv_wgrad"),
         ({"status": lambda: SimpleNamespace(step=1, loss_mean=NAN, last_loss=NAN, nonfinite=True)}, "step 1, first in conv3.conv_wgrad"),
         ({"state": lambda: {"w": np.array([1, NAN], np.float32)}}, "finite when repeated"),
-        ({"evaluate": lambda: NAN}, "in the evaluation"),
+        ({"evaluate_share": lambda: np.array([NAN, 1.0])}, "in the evaluation"),
     ],
     ids=["flag", "loss", "weights", "test loss"],
 )
@@ -273,7 +273,7 @@ def test_nothing_that_is_not_finite_is_saved(tmp_path, changes, says):
 
 def test_the_state_is_copied_before_the_evaluation(tmp_path):
     order = []
-    session = fake(evaluate=lambda: order.append("evaluate") or 0.25)
+    session = fake(evaluate_share=lambda: order.append("evaluate") or np.array([0.25, 1.0]))
     real = session.state
     session.state = lambda: order.append("state") or real()
     fit(tmp_path, session)
@@ -297,7 +297,7 @@ def test_callbacks_are_closed_when_training_raises(tmp_path):
             closed.append(True)
 
     with pytest.raises(Diverged):
-        fit(tmp_path, fake(evaluate=lambda: float("nan")), callbacks=[Watch()])
+        fit(tmp_path, fake(evaluate_share=lambda: np.array([np.nan, 1.0])), callbacks=[Watch()])
     assert closed == [True]
 
 

@@ -47,7 +47,7 @@ DONE = {
     "report": ("report", "nvidia-h200", "--json"),
 }
 """What does its part on the CPU, each printing one line of JSON."""
-ELSEWHERE = {"classify": "test_classify.py"}
+ELSEWHERE = {"classify": "test_classify.py", "launch": "test_launch.py"}
 """What is tried with other tests' data, and where."""
 
 

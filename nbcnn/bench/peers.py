@@ -81,31 +81,52 @@ def _captured(call: Callable[[], Any], warm: int = 3) -> Callable[[], None]:
     return graph.replay
 
 
+def autoencoder(layout: Any) -> Any:
+    """The network, on the GPU in memory format `layout`."""
+    import torch
+
+    nn = torch.nn
+    torch.manual_seed(0)
+    return nn.Sequential(
+        *(nn.Conv2d(3, 256, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(256, 128, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(128, 128, 3, padding=1), nn.ReLU(), nn.Upsample(scale_factor=2)),
+        *(nn.Conv2d(128, 256, 3, padding=1), nn.ReLU(), nn.Upsample(scale_factor=2)),
+        nn.Conv2d(256, 3, 3, padding=1),
+    ).to("cuda", memory_format=layout)
+
+
+def noise(batch: int, layout: Any) -> Any:
+    """`batch` uint8 images."""
+    import torch
+
+    return torch.randint(0, 256, (batch, 3, 32, 32), dtype=torch.uint8, device="cuda").to(memory_format=layout)
+
+
+def reconstruction_error(net: Any, images: Any, precision: str, layout: Any) -> Any:
+    """The mean squared error of `net` on uint8 images, computed in `precision`."""
+    import torch
+
+    x = images.to(torch.float32, memory_format=layout) * (1 / 255)
+    with torch.autocast("cuda", dtype=torch.bfloat16, enabled=precision == "bf16"):
+        y = net(x)
+    return torch.nn.functional.mse_loss(y.float(), x)
+
+
 def training_step(batch: int, precision: str = "fp32", forms: tuple[str, ...] = ("eager", "graph", "compile")) -> list[dict[str, Any]]:
     """The autoencoder's training step at `batch`: uint8 → [0, 1], forward, MSE, backward, SGD with momentum 0.9.
 
     forms  eager, graph (CUDA graph of the eager step), compile (torch.compile), compile-max (its max-autotune).
     """
     torch, layout = _prepare(precision)
-    nn = torch.nn
 
     def make(mode: str) -> tuple[Callable[[], Any], Callable[[], Any]]:
-        torch.manual_seed(0)
-        net = nn.Sequential(
-            *(nn.Conv2d(3, 256, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
-            *(nn.Conv2d(256, 128, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
-            *(nn.Conv2d(128, 128, 3, padding=1), nn.ReLU(), nn.Upsample(scale_factor=2)),
-            *(nn.Conv2d(128, 256, 3, padding=1), nn.ReLU(), nn.Upsample(scale_factor=2)),
-            nn.Conv2d(256, 3, 3, padding=1),
-        ).to("cuda", memory_format=layout)
+        net = autoencoder(layout)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9, fused=True)
-        images = torch.randint(0, 256, (batch, 3, 32, 32), dtype=torch.uint8, device="cuda").to(memory_format=layout)
+        images = noise(batch, layout)
 
         def loss() -> Any:
-            x = images.to(torch.float32, memory_format=layout) * (1 / 255)
-            with torch.autocast("cuda", dtype=torch.bfloat16, enabled=precision == "bf16"):
-                y = net(x)
-            return nn.functional.mse_loss(y.float(), x)
+            return reconstruction_error(net, images, precision, layout)
 
         compiled = torch.compile(loss, dynamic=False, mode=mode)
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from nbcnn.bench import readme_laboratory as laboratory
+from nbcnn.bench import readme_scaling, schema
 from nbcnn.bench import readme_tensorcore as tensorcore
-from nbcnn.bench import schema
 from nbcnn.bench.results import RESULTS
 from nbcnn.bench.tables import GPU, footer, markdown, measured, section
 
@@ -132,6 +132,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "tensorcore": tensorcore.step,
     "precisions": tensorcore.precisions,
     **laboratory.TABLES,
+    **readme_scaling.TABLES,
 }
 for _name, _table, _section in (
     ("layers", tensorcore.layers, "convs-fused-tensorcore-bf16-1024"),

@@ -99,6 +99,28 @@ KINDS: dict[str, tuple[str, Any]] = {
     ),
     "compare": ("two ways to run one op", [{"op": str, "variants": [str], "times": [{"ms": TIMING}]}]),
     "selftest": ("what the benchmark says about things known beforehand", [{"what": str, "value": float, "unit": str, "ok": (bool, None)}]),
+    "scaling": (
+        "training on several GPUs: `what` is parity, weak or strong (training steps) or all-reduce",
+        [
+            {
+                "what": str,
+                "form": str,
+                "ranks": int,
+                "precision?": str,
+                "batch?": int,
+                "step_ms?": TIMING,
+                "images_per_second?": float,
+                "efficiency?": float,
+                "all_reduce_in_step_ms?": float,
+                "ms?": TIMING,
+                "bytes?": int,
+                "gradient_error?": float,
+                "bound?": float,
+                "drift?": float,
+                "drift_of_splits?": float,
+            }
+        ],
+    ),
     "warmup": ("why a kernel measured alone looks slow", [{"op": str, "shape": str, "variant": str, "cold": [{}], "settled": [{}]}]),
     "fusion": (
         "small works and fused kernels beside PyTorch and Triton, as called and as a replayed graph",

@@ -22,24 +22,28 @@ EXAMPLES = (
     "python -m nbcnn bench step --mode tensorcore --precision bf16 --batch 1024 --forms compile,compile-max",
     "python -m nbcnn bench convs --mode tensorcore --precision tf32 --batch 1024 --fused",
     "python -m nbcnn bench epoch --mode tensorcore --batch 1024",
+    "python -m nbcnn bench scaling --ranks 1,2,4 --precision bf16,fp32",
     "python -m nbcnn bench step --batch 1024 --compare nbcnn/bench/results/nvidia-h200.json",
 )
 LAYERS = tuple(f"conv{number}" for number in range(1, 6))
 FORMS = ("eager", "graph", "compile", "compile-max")
-STUDIES = ("step", "convs", "epoch", "warmup", "selftest")
+STUDIES = ("step", "convs", "epoch", "scaling", "warmup", "selftest")
 BELONGS = {
     **dict.fromkeys(("iters", "cache", "graph"), ("an op",)),
-    **dict.fromkeys(("warmup", "seconds"), ("an op", "step")),
+    **dict.fromkeys(("warmup",), ("an op", "step")),
+    **dict.fromkeys(("seconds",), ("an op", "step", "scaling")),
     **dict.fromkeys(("shape", "ncu"), ("an op", "warmup")),
     **dict.fromkeys(("op", "sleep", "chart"), ("warmup",)),
     **dict.fromkeys(("fused", "layers"), ("convs",)),
-    "batch": ("step", "convs", "epoch"),
+    "batch": ("step", "convs", "epoch", "scaling"),
+    "ranks": ("scaling",),
     "forms": ("step",),
 }
 """Flags that not everything takes."""
 WHAT = (
     "an op, such as conv_fprop; the whole training step; every layer and pass (convs); a real epoch of 50,000 images with shuffling and the last"
-    " batch; why a GPU measured cold looks slow (warmup); or what this benchmark says about things known beforehand (selftest)"
+    " batch; training on several GPUs (scaling);"
+    " why a GPU measured cold looks slow (warmup); or what this benchmark says about things known beforehand (selftest)"
 )
 
 
@@ -60,7 +64,7 @@ counts.metavar = "N,…"  # type: ignore[attr-defined]
 
 
 def parser() -> Parser:
-    arguments = "OP|step|convs|epoch|warmup|selftest"
+    arguments = "OP|step|convs|epoch|scaling|warmup|selftest"
     made = Parser("python -m nbcnn bench", "Verify, then time; PyTorch beside it in the same run if it is installed.", EXAMPLES, arguments)
     made.add_argument("what", metavar=arguments, help=WHAT)
     group = made.add_argument_group("kernels")
@@ -68,7 +72,8 @@ def parser() -> Parser:
     flag(group, "--precision", some_of(*PRECISIONS), "what multiplications round to, ours and the peer's", "bf16 for tensorcore, else fp32")
     flag(group, "--engine", one_of("auto", "wgmma", "mma"), "tensorcore's kernels", "auto")
     flag(group, "--fused", bool, "convs: the fused ops of the training plan, with what they are fused with", "off")
-    flag(group, "--batch", count(1), "step, convs, epoch: images", 256, "images")
+    flag(group, "--batch", count(1), "step, convs, epoch: images; scaling: images per GPU", "256, for scaling 1024", "images")
+    flag(group, "--ranks", counts, "scaling: numbers of processes, one per GPU", "1,2")
     flag(group, "--layers", some_of(*LAYERS), "convs: only these layers", ",".join(LAYERS))
     flag(group, "--shape", str, "an op's: N,C,H,W,K[,R,S[,stride,pad]] or conv4@1024; N,C,H,W; N,F; COUNT", "256 images of conv2", metavar="SHAPE")
     flag(group, "--op", str, "warmup: the op that it studies", "conv_fprop", metavar="OP")
@@ -115,18 +120,21 @@ def _measure(flags: SimpleNamespace) -> int:
         raise UsageError(f"nothing called {flags.what!r} to time{nearest(flags.what, (*STUDIES, *OPS))}; there are {', '.join((*STUDIES, *OPS))}")
     is_op = flags.what not in STUDIES
     _refuse_strangers(flags, "an op" if is_op else flags.what)
-    if not is_op:
+    if flags.what == "scaling":
+        flags.mode = _only(flags.mode, "--mode")
+    elif not is_op:
         flags.mode, flags.precision = _only(flags.mode, "--mode"), _only(flags.precision, "--precision")
     on_host = set(flags.modes or ()) == {"cpu"}
     device = "CPU" if on_host else Gpu().device_name
     before = regressions.baseline(flags, _section(flags), device)
     flags.peer = flags.peer or ("none" if is_op or on_host else "torch")
-    if flags.peer != "none" and flags.what in ("step", "convs", *OPS) and not peers.available():
+    if flags.peer != "none" and flags.what in ("step", "convs", "scaling", *OPS) and not peers.available():
         print(peers.MISSING, file=sys.stderr)
         flags.peer = "none"
     if flags.save:
         results.opened(device, flags.results)
-    measure = {"step": _step, "convs": _convs, "epoch": _epoch, "warmup": bench_op.warmup, "selftest": bench_op.selftest}.get(flags.what, bench_op.op)
+    studies = {"step": _step, "convs": _convs, "epoch": _epoch, "scaling": _scaling, "warmup": bench_op.warmup, "selftest": bench_op.selftest}
+    measure = studies.get(flags.what, bench_op.op)
     rows, lines = measure(flags)
     print(json.dumps(rows) if flags.json else "\n".join(lines))
     if flags.save:
@@ -155,7 +163,7 @@ def _section(flags: SimpleNamespace) -> str:
 
     Of an op: its name, all modes, its shape; selftest and warmup are sections of their own.
     """
-    if flags.what in ("selftest", "warmup"):
+    if flags.what in ("selftest", "warmup", "scaling"):
         return str(flags.what)
     if flags.what not in STUDIES:
         return "-".join(["op", flags.what, *(flags.modes or ("im2col",)), *(flags.precisions or ()), flags.shape or "default"])
@@ -194,6 +202,16 @@ def _step(flags: SimpleNamespace) -> tuple[list[dict[str, Any]], list[str]]:
             f"{row['form']:18}{row['step_ms']['median']:10.3f}{row['images_per_second']:12,.0f}{row['peak_bytes'] / 2**20:8,.0f}{ratio:9.2f}×"
         )
     return rows, lines
+
+
+def _scaling(flags: SimpleNamespace) -> tuple[list[dict[str, Any]], list[str]]:
+    from nbcnn.bench import scaling
+
+    mode = flags.mode or "tensorcore"
+    precisions = flags.precision or (scaling.PRECISIONS if mode == "tensorcore" else ("fp32",))
+    options = {"mode": mode, "precisions": precisions, "each": flags.batch or 1024, "seconds": flags.seconds or 1.0, "peer": flags.peer != "none"}
+    rows = scaling.measure(flags.ranks or (1, 2), lambda text: print(text, file=sys.stderr, flush=True), **options)
+    return rows, scaling.lines(rows)
 
 
 def _convs(flags: SimpleNamespace) -> tuple[list[dict[str, Any]], list[str]]:

@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nbcnn.cli.errors import OK, guarded
+from nbcnn.cli.errors import OK
 from nbcnn.cli.flags import Parser, count, flag, one_of, real
+from nbcnn.cli.together import together
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from nbcnn.features import Origin
     from nbcnn.svm.gram import Engine
     from nbcnn.svm.pipeline import Load, Report
+    from nbcnn.team import Team
 
 SUMMARY = "Train an exact RBF SVM on extracted features; accuracies and confusion matrix."
 EXAMPLES = (
@@ -61,19 +63,26 @@ _gamma.metavar = "{scale,X}"  # type: ignore[attr-defined]
 def main(argv: list[str]) -> int:
     """Run the command with `argv`, the words after "classify"; return the exit code."""
     args = add_parser().parse_args(argv)
-    return guarded(lambda: _run(args), without_gpu="--device cpu (or --device auto, which takes the CPU by itself)")
+    return together(lambda team: _run(args, team), without_gpu="--device cpu (or --device auto, which takes the CPU by itself)")
 
 
-def _run(args: Any) -> int:
+def _run(args: Any, team: Team) -> int:
     from nbcnn.interrupt import terminable
     from nbcnn.plots import confusion as draw_confusion
     from nbcnn.svm import pipeline, report
 
     out = args.out or args.features / "classify"
-    held, train_labels, test_labels, origin, sha256 = _open(args.features, args.limit)
+    held, train_labels, test_labels, origin, sha256 = _open(args.features, args.limit, verify=team.leads)
+    team.agree("features", f"{sha256} {args.limit}".encode())
     out.mkdir(parents=True, exist_ok=True)
     scratch = args.scratch or out
     scratch.mkdir(parents=True, exist_ok=True)
+    if not team.leads:
+        with terminable():
+            for _ in range(3 if args.baselines else 1):
+                settings = pipeline.Settings(args.c or 10.0)
+                pipeline.assist(train_labels, len(test_labels), settings=settings, scratch=scratch, team=team, jobs=args.jobs)
+        return OK
     engine, why = _engine(args.device or "auto")
     names = origin.classes or ()
     settings = pipeline.Settings(args.c or 10.0, args.gamma, (args.scale or "standard") == "standard")
@@ -103,7 +112,9 @@ def _run(args: Any) -> int:
     tables: dict[str, str] = {}
     with terminable(), _bars(args.quiet) as bars:
         for name, load in sources.items():
-            outcome = pipeline.classify(load, train_labels, settings=settings, engine=engine, scratch=scratch, jobs=args.jobs, report=bars(name))
+            outcome = pipeline.classify(
+                load, train_labels, settings=settings, engine=engine, scratch=scratch, jobs=args.jobs, report=bars(name), team=team
+            )
             scores = report.score(outcome, train_labels, test_labels, len(names))
             rows[name], tables[name] = report.summary(outcome, scores), report.class_table(scores, names)
             if name == ENCODER:
@@ -121,12 +132,12 @@ def _run(args: Any) -> int:
     return OK
 
 
-def _open(folder: Path, limit: int | None) -> tuple[list[tuple[np.ndarray, np.ndarray]], np.ndarray, np.ndarray, Origin, str]:
+def _open(folder: Path, limit: int | None, verify: bool = True) -> tuple[list[tuple[np.ndarray, np.ndarray]], np.ndarray, np.ndarray, Origin, str]:
     """The first `limit` features in a list of one, to be taken out and freed; their labels, origin and hash."""
     from nbcnn.datasets import DataMissing
     from nbcnn.features import read_features
 
-    features = read_features(folder)
+    features = read_features(folder, verify=verify)
     if features.train_labels is None or features.test_labels is None:
         raise DataMissing(f"{folder} holds features of {features.origin.dataset}, which has no labels; --dataset digits and cifar10 have")
     train_labels, test_labels = features.train_labels[:limit], features.test_labels[:limit]

@@ -45,7 +45,7 @@ def header(flags: SimpleNamespace, data: Material, session: Any, run: RunFolder,
     lines = [
         f"nbcnn {__version__}",
         f"  mode     {net.mode}, {net.precision} ({net.why})",
-        f"  device   {net.device_name}",
+        f"  device   {net.device_name}{_ranks(session.team)}",
         f"  data     {data.name}: {data.count:,} {training} and {data.test_count:,} {data.test_noun} of {shape}",
         source,
         f"  model    {flags.model}, {net.params.count:,} parameters, {flags.init} initialisation, seed {flags.seed}",
@@ -58,6 +58,11 @@ def header(flags: SimpleNamespace, data: Material, session: Any, run: RunFolder,
     ]
     lines += [f"  note     {fallback}" for fallback in net.fallbacks(session.plans["train", flags.batch])]
     return "\n".join(lines)
+
+
+def _ranks(team: Any) -> str:
+    machines = "" if team.beside == team.size else f", {team.beside} of them on this machine"
+    return f", {team.size} ranks{machines}" if team.size > 1 else ""
 
 
 def counted(number: float, noun: str) -> str:

@@ -125,6 +125,7 @@ def config(flags: SimpleNamespace, data: Material, net: Any, session: Any) -> di
         "mode": net.mode,
         "precision": net.precision,
         "device": net.device_name,
+        "ranks": session.team.size,
         "parameters": net.params.count,
         "planned_bytes": session.planned_bytes,
         "tiles": session.tiles(),

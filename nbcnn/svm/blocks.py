@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.atomic import DiskFull
+from nbcnn.team import LONG, Team, TeamError
 
 
 class Blocks:
@@ -48,6 +49,22 @@ class Blocks:
                 self._offsets[i, j] = at
                 at += 4 * self.rows(i) * columns
         self.nbytes = at
+
+    def share(self, team: Team) -> Blocks:
+        """The same file for every rank of `team`, rank 0's, whose values must be there by now; each closes its own.
+
+        Raises TeamError for ranks on several machines: the file has no name.
+        """
+        if team.size == 1:
+            return self
+        if team.beside < team.size:
+            raise TeamError("ranks on several machines cannot share the kernel matrix: launch classify on one machine")
+        path = team.told(f"/proc/{os.getpid()}/fd/{self._file.fileno()}".encode(), LONG)
+        if not team.leads:
+            self._file.close()
+            self._file = open(path, "r+b", buffering=0)  # noqa: SIM115
+        team.barrier()
+        return self
 
     def rows(self, i: int) -> int:
         """Samples in row class `i`, which may be `test_row`."""

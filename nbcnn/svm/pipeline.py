@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from nbcnn.svm import gram, ovo, workers
+from nbcnn.svm import gram, ovo, pairs
 from nbcnn.svm.blocks import Blocks
 from nbcnn.svm.scale import Scaler, gamma_scale, identity, squared_norms, standard
-
-# Below this many samples the pairs are solved sooner than worker processes start.
-_ALONE = 4000
+from nbcnn.team import ALONE, Team
 
 Load = Callable[[], tuple[np.ndarray, np.ndarray]]
 """Gives (train, test) features; called once, so that they can be let go before the workers need the memory."""
@@ -62,11 +59,13 @@ def classify(
     scratch: Path,
     jobs: int | None = None,
     report: Report = lambda what, count: lambda done: None,
+    team: Team = ALONE,
 ) -> Outcome:
     """Train on the features that `load` gives, labelled `train_labels` (int32), and predict training and test samples.
 
     `scratch` is a folder on a disk for the kernel matrix, 4·(n²/2 + n·m) bytes for n training and m test samples; `jobs` None
-    takes as many processes as cores and memory allow. Raises ValueError for fewer than two classes, DiskFull, MemoryError.
+    takes as many processes as cores and memory allow.
+    The other ranks of `team` must call `assist` meanwhile. Raises ValueError for fewer than two classes, DiskFull, MemoryError.
     """
     classes = np.unique(train_labels)
     if len(classes) < 2:
@@ -86,17 +85,11 @@ def classify(
         del rows
         filled = time.perf_counter()
 
-        pairs = ovo.all_pairs(len(classes))
-        jobs = jobs or _default_jobs(blocks.sizes)
-        machines: dict[int, ovo.PairMachine] = {}
-        done = report(f"fit ({jobs} processes)", len(pairs))
-        # The longest first, so that no process starts on one when the others are finished.
-        order = sorted(range(len(pairs)), key=lambda at: -sum(blocks.sizes[c] for c in pairs[at]))
-        with closing(workers.parallel(ovo.solve_pair, (blocks, settings.C), [pairs[at] for at in order], jobs)) as solved:
-            for position, machine in solved:
-                machines[order[position]] = machine
-                done(1)
-        whole = ovo.Machine(classes, members, pairs, [machines[at] for at in range(len(pairs))])
+        all_pairs = ovo.all_pairs(len(classes))
+        jobs = jobs or pairs.default_jobs(blocks.sizes, len(all_pairs), team)
+        mine = f"{len(team.mine(len(all_pairs)))} pairs of this rank, " if team.size > 1 else ""
+        done = report(f"fit ({mine}{jobs} processes)", len(team.mine(len(all_pairs))))
+        whole = ovo.Machine(classes, members, all_pairs, pairs.solve(blocks.share(team), settings.C, all_pairs, jobs, team, done))
         fitted = time.perf_counter()
 
         train_values, test_values = ovo.decisions(blocks, whole, report("predict", blocks.nbytes // 4))
@@ -105,8 +98,10 @@ def classify(
     return Outcome(whole, scaler, gamma, settings.C, width, train_predicted, test_predicted, test_values, seconds, engine.name, jobs)
 
 
-def _default_jobs(sizes: tuple[int, ...]) -> int:
-    if sum(sizes) <= _ALONE:
-        return 1
-    largest = sum(sorted(sizes)[-2:])
-    return min(workers.affordable(ovo.worker_bytes(largest)), len(ovo.all_pairs(len(sizes))))
+def assist(train_labels: np.ndarray, test_count: int, *, settings: Settings, scratch: Path, team: Team, jobs: int | None = None) -> None:
+    """What the other ranks do while rank 0 is in `classify`: solve their part of the pairs. They need no features."""
+    classes, sizes = np.unique(train_labels, return_counts=True)
+    with Blocks(tuple(sizes.tolist()), test_count, scratch) as blocks:
+        all_pairs = ovo.all_pairs(len(classes))
+        jobs = jobs or pairs.default_jobs(blocks.sizes, len(all_pairs), team)
+        pairs.solve(blocks.share(team), settings.C, all_pairs, jobs, team, lambda done: None)

@@ -1,0 +1,188 @@
+"""python -m nbcnn launch --nproc N COMMAND …: start the ranks of one program, and end them together. Standard library only.
+
+Every rank runs in a session of its own, so that Ctrl-C on the terminal reaches only this process, which passes it on, once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import queue
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any, BinaryIO
+
+from nbcnn.cli.errors import guarded
+from nbcnn.cli.flags import Parser, count, flag
+
+SUMMARY = "Run a command as several ranks that train together: one process per GPU."
+EXAMPLES = (
+    "python -m nbcnn launch --nproc 8 train.py --batch 8192       eight GPUs of this machine",
+    "python -m nbcnn launch --nproc 2 train.py --mode cpu         two processes without a GPU",
+    "python -m nbcnn launch --nproc 8 --nodes 2 --node 0 --address gpu01 --port 29500 train.py     and --node 1 on the other machine",
+)
+SHARED = ("classify",)
+"""The commands of nbcnn that ranks share among them."""
+
+PATIENCE = 3.0
+"""Seconds that ranks have to end by themselves when one has failed; then they get SIGTERM, and as long after that SIGKILL."""
+
+
+def add_parser() -> Parser:
+    """The parser of this command."""
+    parser = Parser("python -m nbcnn launch", SUMMARY, EXAMPLES, "--nproc N [flags] COMMAND …")
+    parser.add_argument("command", metavar="COMMAND", nargs=argparse.REMAINDER, help="a script (train.py …) or a command of nbcnn (classify …)")
+    group = parser.add_argument_group("ranks")
+    flag(group, "--nproc", count(1), "processes to start on this machine, one per GPU", None)
+    group = parser.add_argument_group("more than one machine")
+    flag(group, "--nodes", count(1), "machines; run the same command on each, with its --node", 1)
+    flag(group, "--node", count(0), "number of this machine; 0 is that of rank 0", 0)
+    flag(group, "--address", str, "name or address of machine 0", "127.0.0.1")
+    flag(group, "--port", count(1), "MASTER_PORT; the ranks meet at the port after it on machine 0", "a free one; with --nodes 29500")
+    return parser
+
+
+def main(argv: list[str]) -> int:
+    """Run the command with `argv`, the words after "launch"; return the exit code."""
+    parser = add_parser()
+    args = parser.parse_args(argv)
+    if not args.nproc:
+        parser.error("--nproc is missing: how many processes, one per GPU?")
+    if not args.command:
+        parser.error("what is to be launched? For instance: python -m nbcnn launch --nproc 2 train.py")
+    nodes, node = args.nodes or 1, args.node or 0
+    if node >= nodes:
+        parser.error(f"--node {node} of --nodes {nodes}: machines count from 0")
+    if nodes > 1 and not args.address:
+        parser.error("--nodes needs --address, the name of machine 0")
+    return guarded(lambda: Ranks(words(args.command), args.nproc, nodes, node, args.address, args.port).run())
+
+
+def words(command: Sequence[str]) -> list[str]:
+    """The words of one rank's process: a script by this interpreter, a command of nbcnn by its module, else a program as it stands."""
+    if command[0] in SHARED:
+        return [sys.executable, "-m", "nbcnn", *command]
+    return [sys.executable, *command] if command[0].endswith(".py") else list(command)
+
+
+def environments(nproc: int, nodes: int = 1, node: int = 0, address: str | None = None, port: int | None = None) -> list[dict[str, str]]:
+    """What the environment of each rank of this machine has beside this process's own."""
+    shared = {"MASTER_ADDR": address or "127.0.0.1", "WORLD_SIZE": str(nproc * nodes), "LOCAL_WORLD_SIZE": str(nproc)}
+    if nodes == 1:
+        # Nobody else need know where the ranks of one machine meet.
+        shared["NBCNN_JOB"] = secrets.token_hex(16)
+    if nodes == 1 and port is None:
+        shared |= dict(zip(("MASTER_PORT", "NBCNN_PORT"), free_ports(2), strict=True))
+    else:
+        shared["MASTER_PORT"] = str(port or 29500)
+    if "OMP_NUM_THREADS" not in os.environ:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        shared["OMP_NUM_THREADS"] = str(max(1, cores // nproc))
+    return [shared | {"RANK": str(node * nproc + local), "LOCAL_RANK": str(local)} for local in range(nproc)]
+
+
+def free_ports(number: int) -> list[str]:
+    """So many ports of this machine at which nobody listens now."""
+    with ExitStack() as probes:
+        opened = [probes.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(number)]
+        return [str(probe.getsockname()[1]) for probe in opened]
+
+
+class Ranks:
+    """The processes of this machine. Rank 0's stdout is this process's; everything else comes to stderr with the rank's number before it."""
+
+    def __init__(self, command: list[str], nproc: int, nodes: int = 1, node: int = 0, address: str | None = None, port: int | None = None) -> None:
+        self._command, self._added = command, environments(nproc, nodes, node, address, port)
+        self._running: dict[int, subprocess.Popen[bytes]] = {}
+        self._ends: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._pumps: list[threading.Thread] = []
+
+    def run(self) -> int:
+        """Start all, wait for all; the exit code of the first that failed, 128 + the signal's number if that was killed, else 0.
+
+        Raises OSError if the command cannot be started.
+        """
+        numbers = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+        before = {number: signal.signal(number, self._pass_on) for number in numbers if signal.getsignal(number) != signal.SIG_IGN}
+        try:
+            for added in self._added:
+                self._start(int(added["RANK"]), os.environ | added)
+            return self._wait()
+        finally:
+            for process in self._running.values():
+                process.kill()
+            for pump in self._pumps:
+                pump.join(timeout=1.0)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _start(self, rank: int, environment: dict[str, str]) -> None:
+        out = sys.stdout.buffer if rank == 0 else sys.stderr.buffer
+        process = subprocess.Popen(
+            self._command,
+            env=environment | {"PYTHONUNBUFFERED": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            preexec_fn=_die_with_parent(),
+        )
+        self._running[rank] = process
+        assert process.stdout is not None
+        assert process.stderr is not None
+        prefix = f"[{rank}] ".encode()
+        for source, target, before in ((process.stdout, out, b"" if rank == 0 else prefix), (process.stderr, sys.stderr.buffer, prefix)):
+            self._pumps.append(threading.Thread(target=self._pump, args=(source, target, before), daemon=True))
+            self._pumps[-1].start()
+        threading.Thread(target=lambda: self._ends.put((rank, process.wait())), daemon=True).start()
+
+    def _pump(self, source: BinaryIO, target: BinaryIO, before: bytes) -> None:
+        for line in source:
+            with self._lock:
+                target.write(before + line)
+                target.flush()
+
+    def _pass_on(self, number: int, _: Any) -> None:
+        for process in list(self._running.values()):
+            if process.returncode is None:
+                os.kill(process.pid, number)
+
+    def _wait(self) -> int:
+        first = 0
+        steps: list[tuple[float, Callable[[subprocess.Popen[bytes]], None]]] = []
+        while self._running:
+            try:
+                rank, code = self._ends.get(timeout=0.1)
+            except queue.Empty:
+                if steps and time.monotonic() >= steps[0][0]:
+                    _, end = steps.pop(0)
+                    for process in self._running.values():
+                        end(process)
+                continue
+            del self._running[rank]
+            if code and not first:
+                first = code if code > 0 else 128 - code
+                now = time.monotonic()
+                steps = [(now + PATIENCE, subprocess.Popen.terminate), (now + 2 * PATIENCE, subprocess.Popen.kill)]
+                if code < 0:
+                    with self._lock:
+                        print(f"nbcnn launch: rank {rank} was ended by {signal.Signals(-code).name}", file=sys.stderr, flush=True)
+        return first
+
+
+def _die_with_parent() -> Callable[[], None] | None:
+    """Something for a new process to run first, by which Linux ends it when this one is gone; None elsewhere."""
+    if not sys.platform.startswith("linux"):
+        return None
+    import ctypes
+
+    prctl, set_death_signal = ctypes.CDLL(None).prctl, 1
+    return lambda: prctl(set_death_signal, int(signal.SIGTERM), 0, 0, 0)

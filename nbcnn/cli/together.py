@@ -1,0 +1,47 @@
+"""Running a command as one rank of several, or alone: what `guarded` is for a single process."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from nbcnn.cli.errors import MODE_CPU, RUNTIME, guarded
+
+
+def together(command: Callable[[Any], int], without_gpu: str = MODE_CPU) -> int:
+    """Run `command(team)` on every rank that the environment describes (`nbcnn.team.join`); messages and exit codes as `guarded`.
+
+    The ranks leave when all are done. If one fails, the others end with its exit code.
+    """
+    from nbcnn.team import join
+
+    def run() -> int:
+        team, done = join(), []
+
+        def orderly() -> int:
+            done.append(command(team))
+            team.barrier()
+            team.leave(0)
+            return int(done[0])
+
+        if team.size == 1:
+            return guarded(orderly, without_gpu)
+        try:
+            code = guarded(orderly, without_gpu)
+        except SystemExit as left:
+            code = left.code if isinstance(left.code, int) else RUNTIME
+        if not done or code != done[0]:
+            team.leave(code or RUNTIME)
+            _end(code or RUNTIME)
+        return code
+
+    return guarded(run, without_gpu)
+
+
+def _end(code: int) -> NoReturn:
+    """End at once: a GPU that waits for a lost rank would keep Python's own end waiting."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,104 @@
+"""Which of several processes this one is, from what torchrun, SLURM and Open MPI put into the environment.
+
+Without any of their variables a process is alone. The names in the order in which they are looked for:
+
+    torchrun, nbcnn launch   RANK  WORLD_SIZE  LOCAL_RANK  MASTER_ADDR  MASTER_PORT
+    Open MPI                 OMPI_COMM_WORLD_RANK  …_SIZE  …_LOCAL_RANK  …_LOCAL_SIZE
+    SLURM (srun)             SLURM_PROCID  SLURM_STEP_NUM_TASKS  SLURM_LOCALID  SLURM_STEP_NODELIST  SLURM_JOB_ID
+
+MASTER_ADDR is the machine of rank 0; SLURM's list of nodes begins with it. The ranks meet at NBCNN_PORT there, by default MASTER_PORT + 1,
+because torchrun's own store may hold MASTER_PORT.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+MASTER_PORT = 29500
+"""The default of torchrun, too."""
+
+
+class LaunchError(ValueError):
+    """The environment does not say which rank this is; the message names the variable."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True)
+class Rank:
+    """Process `rank` of `size`, the `local`-th of its machine; rank 0 listens at `address`, `port`.
+
+    `job` is a word that only the ranks of one job know (NBCNN_JOB, empty if nobody set it); `timeout` seconds is how long a rank waits for others.
+    """
+
+    rank: int
+    size: int
+    local: int
+    address: str
+    port: int
+    job: str = ""
+    timeout: float = 600.0
+
+
+def from_environment(variables: Mapping[str, str]) -> Rank | None:
+    """The rank that `variables` describe; None for a process of its own.
+
+    Raises LaunchError for a variable that is missing beside others of its kind, or that makes no sense.
+    """
+    if "RANK" in variables and "WORLD_SIZE" in variables:
+        rank, size, local = (_count(variables, name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+        address, base = variables.get("MASTER_ADDR", ""), MASTER_PORT
+    elif "OMPI_COMM_WORLD_RANK" in variables:
+        rank, size, local, here = (_count(variables, f"OMPI_COMM_WORLD_{name}") for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
+        address, base = variables.get("MASTER_ADDR", "127.0.0.1" if here == size else ""), MASTER_PORT
+    elif "SLURM_PROCID" in variables and "SLURM_STEP_NUM_TASKS" in variables:
+        rank, size, local = (_count(variables, f"SLURM_{name}") for name in ("PROCID", "STEP_NUM_TASKS", "LOCALID"))
+        address = variables.get("MASTER_ADDR", first_node(variables.get("SLURM_STEP_NODELIST", "")))
+        # Two jobs that share a node must not meet at one port.
+        base = MASTER_PORT + _count(variables, "SLURM_JOB_ID") % 10_000 * 2 if "SLURM_JOB_ID" in variables else MASTER_PORT
+    else:
+        return None
+    if size == 1 and rank == 0:
+        return None
+    if not rank < size:
+        raise LaunchError(f"rank {rank} of {size}: ranks count from 0, so the last is {size - 1}")
+    if not address:
+        raise LaunchError("MASTER_ADDR is not set: it must name the machine of rank 0 (mpirun -x MASTER_ADDR=… passes it on)")
+    port = _count(variables, "NBCNN_PORT") if "NBCNN_PORT" in variables else _count({"MASTER_PORT": str(base), **variables}, "MASTER_PORT") + 1
+    if not 0 < port < 65_536:
+        raise LaunchError(f"port {port} is none: set NBCNN_PORT to a free one between 1024 and 65535, the same for all ranks")
+    timeout = _count(variables, "NBCNN_TIMEOUT") if "NBCNN_TIMEOUT" in variables else Rank.timeout
+    return Rank(rank, size, local, address, port, variables.get("NBCNN_JOB", ""), float(timeout))
+
+
+def _count(variables: Mapping[str, str], name: str) -> int:
+    text = variables.get(name)
+    if text is None:
+        raise LaunchError(f"{name} is not set, though the launcher's other variables are")
+    if not text.isdecimal():
+        raise LaunchError(f"{name} is {text!r}, which is no whole number")
+    return int(text)
+
+
+def first_node(nodes: str) -> str:
+    """The first host of SLURM's compact list: "gpu[03-05,9],login" → "gpu03"."""
+    found = re.match(r"([^,\[]*)(?:\[(\d+)[^\]]*\]([^,\[]*))?", nodes)
+    return "".join(part or "" for part in found.groups()) if found else ""
+
+
+def visible_device(rank: Rank, variables: Mapping[str, str]) -> str:
+    """What CUDA_VISIBLE_DEVICES must be for this rank: one GPU, the `local`-th of those that it may use.
+
+    A launcher that shows each rank a single GPU has chosen already. Raises LaunchError for more ranks than GPUs.
+    """
+    shown = variables.get("CUDA_VISIBLE_DEVICES")
+    if shown is None:
+        return str(rank.local)
+    devices = [device.strip() for device in shown.split(",") if device.strip()]
+    if len(devices) <= 1:
+        return shown
+    if rank.local >= len(devices):
+        raise LaunchError(f"rank {rank.rank} is number {rank.local} on its machine, which shows {len(devices)} GPUs (CUDA_VISIBLE_DEVICES={shown})")
+    return devices[rank.local]

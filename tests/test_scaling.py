@@ -1,0 +1,86 @@
+"""The scaling benchmark on the CPU with two processes, and the tables that are made of what it finds."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+import pytest
+import samples
+from scripts import exits
+
+from nbcnn.bench import readme, readme_scaling, results, scaling, scaling_rank, schema
+from nbcnn.cli import bench
+from nbcnn.team import ALONE
+
+
+def test_two_processes_are_checked_timed_and_judged(capsys, tmp_path):
+    words = ["scaling", "--mode", "cpu", "--batch", "2", "--seconds", "0.01", "--json", "--save", "--results", tmp_path]
+    assert exits(bench.main, words) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [(row["what"], row["ranks"]) for row in rows] == [("weak", 1), ("parity", 2), ("weak", 2), ("all-reduce", 2), ("strong", 2)]
+    alone, parity, weak, reduced, strong = rows
+    assert (alone["batch"], weak["batch"], strong["batch"]) == (2, 4, 2)
+    assert alone["efficiency"] == 1
+    assert weak["efficiency"] == pytest.approx(weak["images_per_second"] / 2 / alone["images_per_second"])
+    assert 0 < parity["gradient_error"] <= parity["bound"]
+    assert reduced["bytes"] == 3_007_744
+    assert results.load(tmp_path / "cpu.json")["sections"]["scaling"]["rows"] == rows
+    assert len(scaling.lines(rows)) == 6
+
+
+def test_gradients_that_are_wrong_are_not_timed(monkeypatch):
+    found = {"gradient_error": 0.5, "bound": 0.1}
+    monkeypatch.setattr(scaling_rank, "check", lambda *_: found)
+    two = type("Two", (type(ALONE),), {"size": 2})()
+    with pytest.raises(RuntimeError, match=r"fp32 is not timed: 2 ranks' gradients are off by 5.0e-01 \(bound 1.0e-01\)"):
+        scaling_rank.ours(two, {"mode": "cpu", "checked": 4, "steps": 1}, "fp32")
+
+
+def test_what_a_rank_said_last_is_the_error(monkeypatch):
+    done = subprocess.CompletedProcess([], 5, "", "[0] first\n[1] nbcnn: error: too large\n")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: done)
+    with pytest.raises(RuntimeError, match=r"2 ranks ended with exit code 5: .*too large"):
+        scaling.measure([2], lambda text: None)
+
+
+def test_other_splits_are_other():
+    assert scaling_rank._other_split({"BM": 64, "split": 6}) == {"BM": 64, "split": 3}
+    assert scaling_rank._other_split({"BM": 64, "split": 1}) == {"BM": 64, "split": 2}
+    assert scaling_rank._other_split({"BM": 64}) == {"BM": 64}
+
+
+@pytest.fixture
+def measured(tmp_path, monkeypatch):
+    samples.saved(tmp_path)
+    monkeypatch.setattr(results, "RESULTS", tmp_path)
+
+
+def test_nothing_measured_nothing_claimed(tmp_path, monkeypatch):
+    samples.saved(tmp_path, {"other": [{}]})
+    monkeypatch.setattr(results, "RESULTS", tmp_path)
+    for name in readme_scaling.TABLES:
+        place = f"<!-- table {name} -->\n<!-- end -->"
+        assert readme.rewritten(place) == place
+
+
+def test_the_tables_hold_what_was_measured(measured):
+    text = readme_scaling.scaling()
+    assert "| bf16 | 2 (weak) | 2,048 | **4.100** | 499,512 | 97.6% | 8.500 (94.1%; 2.07×) |  |" in text
+    assert "| bf16 | 2 (strong) | 1,024 | **2.200** | 465,455 | 90.9% |  |  |" in text
+    assert "(3.0 MB) alone: 34.0 µs in our graph on 2 GPUs, 36.0 µs enqueued by PyTorch on 2 GPUs." in text
+    assert "differ from one GPU's by bf16 1e-06; after 50 steps" in text
+    assert "by bf16 1.25." in text
+
+
+def test_the_estimate_says_that_it_is_one_and_adds_up(measured):
+    text = readme_scaling.machines()
+    assert text.startswith("**Estimated, not measured")
+    link = readme_scaling.LINKS[0]
+    spent = readme_scaling.reduce_seconds(3_007_744, 2, link, 34e-6)
+    assert spent == pytest.approx(34e-6 + 3_007_744 / 50e9 + 2 * 10e-6)
+    assert f"| {link.name} | 2 | {spent * 1e6:.0f} | {4e-3 / (4e-3 + spent):.0%} | {9 * spent / 4e-3 * 1024:,.0f} |" in text
+
+
+def test_a_row_is_what_the_schema_says():
+    schema.fits(samples.scaling(), schema.KINDS["scaling"][1], "scaling")
