@@ -45,8 +45,8 @@ def session_of(data: Dataset, way: Way, seed: int, epochs: int) -> TrainingSessi
     """The session of one run. Raises ValueError for a data set without labels."""
     if data.train_labels is None or data.test_labels is None or data.classes is None:
         raise ValueError(f"{data.name} has no labels")
-    shape = data.train_images.shape[1:]
-    layers = mnist_cnn(*shape, classes=len(data.classes), norm=way.norm)
+    channels, height, width = shape = data.train_images.shape[1:]
+    layers = mnist_cnn(channels, height, width, classes=len(data.classes), norm=way.norm)
     net = Net(layers, shape, mode=way.mode, precision=way.precision, fusing=way.fusing, seed=seed, init="he")
     rates = learning_rates("cosine", RATE, epochs * -(-len(data.train_images) // BATCH))
     return TrainingSession(
@@ -163,7 +163,7 @@ def _module(data: Dataset) -> Any:
 
     nn, (channels, height, width) = torch.nn, data.train_images.shape[1:]
 
-    class Norm(torch.nn.Module):  # type: ignore[misc]
+    class Norm(torch.nn.Module):
         def __init__(self, filters: int) -> None:
             super().__init__()
             self.v, self.gamma = (torch.nn.Parameter(torch.ones(1, filters, 1, 1)) for _ in range(2))
