@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import csv
+import json
 
 import numpy as np
 import pytest
 from scripts import exits
 
 from nbcnn import cuda
-from nbcnn.bench import caches, fusion, fusion_cases, fusion_sweep, heatmaps, schema, steady
+from nbcnn.bench import caches, fusion, fusion_cases, fusion_sweep, heatmaps, mnist, schema, steady
 from nbcnn.bench.clocks import Watch
 from nbcnn.bench.timing import summarise
 from nbcnn.cli import study, study_fusion
@@ -98,3 +99,26 @@ def test_one_small_work_from_end_to_end(monkeypatch):
     assert rows[0]["memory_bytes"] >= 4 * (4 * 8 + 4 * 8 + 4 * 4)
     schema.fits(rows, schema.KINDS["fusion"][1], "rows")
     assert "4×8×4" in "\n".join(study_fusion.lines(rows))
+
+
+def test_the_classifier_over_seeds_on_a_cpu(capsys):
+    words = ["mnist", "--dataset", "digits", "--mode", "cpu", "--seeds", "1", "--epochs", "1", "--limit", "128", "--forms", "fused", "--json"]
+    assert study.main(words) == 0
+    rows = json.loads(capsys.readouterr().out)
+    schema.fits(rows, schema.KINDS["mnist"][1], "rows")
+    (run,) = rows
+    assert (run["data"], run["form"], run["epochs"], run["mode"]) == ("digits", "fused", 1, "cpu")
+    assert 0 <= run["accuracy"] <= 1
+    assert run["epoch_ms"]["count"] == 1
+
+
+def test_seeds_and_steps_in_words():
+    runs = [
+        {"what": "train", "form": f, "seed": s, "accuracy": a, "epoch_ms": {"median": 100.0}, "data": "mnist", "mode": "im2col", "precision": "fp32"}
+        | {"norm": "s0", "epochs": 10}
+        for f, s, a in (("fused", 0, 0.99), ("fused", 1, 0.992), ("unfused", 0, 0.991))
+    ]
+    steps = [mnist.step_row("nbcnn im2col fp32 fused", [0.1] * 5), mnist.step_row("PyTorch fp32, as a graph", [0.25] * 5)]
+    text = "\n".join(mnist.summary([*runs, *steps]))
+    assert "mean 99.10%, least 99.00%; 0.100 s an epoch" in text
+    assert "2.50×" in text

@@ -143,6 +143,25 @@ KINDS: dict[str, tuple[str, Any]] = {
             }
         ],
     ),
+    "mnist": (
+        "the classifier over several seeds, fused and unfused, and its training step beside PyTorch's",
+        [
+            {
+                "what": str,
+                "form": str,
+                "seed?": int,
+                "epochs?": int,
+                "mode?": str,
+                "precision?": str,
+                "norm?": str,
+                "data?": str,
+                "accuracy?": float,
+                "epoch_ms?": TIMING,
+                "batch?": int,
+                "step_ms?": TIMING,
+            }
+        ],
+    ),
     "quality": ("what the project's own commands printed: training, features, classification", [{"what": str, "seed?": int, "wall_seconds": float}]),
 }
 """By the first word of a section's name: what it is, and the shape of its rows. Rows of another word are objects of any form."""

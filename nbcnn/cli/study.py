@@ -15,6 +15,7 @@ STUDIES = {
     "elementwise": ("study_fusion", "ReLU, Sigmoid and Swish beside PyTorch and Triton"),
     "evonorm": ("study_fusion", "EvoNorm, forward and backward, alone and behind a convolution"),
     "sweep": ("study_fusion", "small networks, fused and unfused, batch 1 to 16,384"),
+    "mnist": ("study_mnist", "the MNIST classifier over several seeds, fused and unfused; its step beside PyTorch's"),
 }
 """What there is: the module nbcnn.cli.MODULE with `main(study, argv) -> exit code`, and what the study is about."""
 EXAMPLES = tuple(f"python -m nbcnn study {name}" for name in STUDIES)

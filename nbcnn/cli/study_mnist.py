@@ -1,0 +1,74 @@
+"""`study mnist`: the classifier over several seeds, fused and unfused, and its training step beside PyTorch's CUDA-graphed one."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from nbcnn.cli.errors import MODE_CPU, OK, UsageError, guarded
+from nbcnn.cli.flags import MODES, PRECISIONS, Parser, count, flag, one_of, results_flags
+
+EXAMPLES = (
+    "python -m nbcnn study mnist --data-dir data",
+    "python -m nbcnn study mnist --dataset digits --mode cpu --seeds 1 --epochs 2 --limit 256",
+)
+SETS = ("mnist", "fashion-mnist", "digits")
+
+
+def parser() -> Parser:
+    made = Parser("python -m nbcnn study mnist", "Train the MNIST classifier over several seeds; time its step beside PyTorch's.", EXAMPLES)
+    group = made.add_argument_group("data")
+    flag(group, "--dataset", one_of(*SETS), "labelled images", "mnist")
+    flag(group, "--data-dir", str, "folder with the data set's files", "data", metavar="DIR")
+    flag(group, "--limit", count(1), "use only the first N images of each split", "all", "images")
+    group = made.add_argument_group("study")
+    flag(group, "--mode", one_of("auto", *MODES), "how layers are computed", "im2col")
+    flag(group, "--precision", one_of(*PRECISIONS), "what multiplications round to", "bf16 for tensorcore, else fp32")
+    flag(group, "--norm", one_of("s0", "b0"), "which EvoNorm", "s0")
+    flag(group, "--seeds", count(1), "runs of each form", 5)
+    flag(group, "--epochs", count(1), "passes over the training images", 10)
+    flag(group, "--forms", one_of("both", "fused", "unfused"), "with fused layers, without, or both", "both")
+    flag(group, "--peer", one_of("torch", "none"), "torch: PyTorch's step too", "torch where it is installed")
+    results_flags(made.add_argument_group("output"))
+    return made
+
+
+def main(study: str, argv: Sequence[str]) -> int:
+    """Train, measure and print; returns 0. Exit 3 without the data, 4 without a GPU (unless --mode cpu)."""
+    flags = parser().parse_args(argv)
+    return guarded(lambda: _measure(flags), without_gpu=MODE_CPU)
+
+
+def _measure(flags: SimpleNamespace) -> int:
+    from nbcnn import datasets
+    from nbcnn.bench import mnist, peers, results
+    from nbcnn.cuda import Gpu
+    from nbcnn.net import choose_mode
+
+    row, _ = choose_mode(flags.mode or "im2col", flags.precision)
+    device = Gpu().device_name if row.place == "gpu" else "CPU"
+    data = datasets.load(flags.dataset or "mnist", data_dir=flags.data_dir or "data", limit=flags.limit, progress=False)
+    if len(data.train_images) < mnist.BATCH:
+        raise UsageError(f"{len(data.train_images)} training images are fewer than a batch of {mnist.BATCH}")
+    wanted = {"fused": (True,), "unfused": (False,)}.get(flags.forms or "both", (True, False))
+    rows: list[dict[str, Any]] = []
+    for fusing in wanted:
+        way = mnist.Way(row.mode, row.precision, flags.norm or "s0", fusing)
+        for seed in range(flags.seeds or 5):
+            rows.append(mnist.train(data, way, seed, flags.epochs or 10))
+            print(f"{way.form}, seed {seed}: {rows[-1]['accuracy']:.2%}", file=sys.stderr, flush=True)
+        if row.place == "gpu":
+            rows.append(mnist.steps(data, way))
+    if flags.peer != "none" and row.place == "gpu":
+        if peers.available():
+            rows += mnist.torch_steps(data)
+        else:
+            print(peers.MISSING, file=sys.stderr)
+    if flags.save:
+        results.save(f"mnist-{row.mode}-{row.precision}", rows, device, Path(flags.results) if flags.results else None)
+    print(json.dumps(rows) if flags.json else "\n".join(mnist.summary(rows)))
+    return OK
