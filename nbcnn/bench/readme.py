@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from nbcnn.bench import readme_laboratory as laboratory
+from nbcnn.bench import readme_series as series
 from nbcnn.bench import readme_tensorcore as tensorcore
 from nbcnn.bench import schema
 from nbcnn.bench.results import RESULTS
@@ -126,6 +127,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "tensorcore": tensorcore.step,
     "precisions": tensorcore.precisions,
     **laboratory.TABLES,
+    **series.TABLES,
 }
 for _name, _table, _section in (
     ("layers", tensorcore.layers, "convs-fused-tensorcore-bf16-1024"),
@@ -148,6 +150,7 @@ def main() -> int:
         document.write_text(rewritten(document.read_text()))
     tensorcore.chart(RESULTS / "precisions.png")
     laboratory.charts(RESULTS)
+    series.charts(RESULTS)
     return 0
 
 

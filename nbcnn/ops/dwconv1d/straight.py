@@ -18,7 +18,6 @@ from nbcnn.ops.dwconv1d.sliding import OWN
 from nbcnn.ops.dwconv1d.staging import quads
 from nbcnn.ops.ptx.vector import shared_load4
 
-
 Step = tuple[Any, int]
 """A device function f(acc, row, shared, at), and how much further on than its caller's its `at` is."""
 Span = tuple[int, int, int]
