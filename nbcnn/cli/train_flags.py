@@ -67,7 +67,7 @@ RECIPES: dict[str, dict[str, Any]] = {
         "warmup": 1.0,
         "weight_decay": 0.0,
         "clip_value": 0.0,
-        "clip_norm": 0.0,
+        "clip_norm": 0.5,
         "init": "torch",
     },
 }
@@ -85,7 +85,7 @@ FOR_SERIES = ("width", "blocks", "loss", "kernel_init")
 ON_CPU = {"epochs": 3, "limit": 1024}
 """The fixed small recipe of a run on the CPU without explicit --epochs or --limit."""
 
-FORECAST_ON_CPU = {"epochs": 5, "limit": 16384, "batch": 128, "width": 32, "blocks": 2}
+FORECAST_ON_CPU = {"epochs": 3, "limit": 65536, "batch": 128, "width": 32, "blocks": 2, "lr": 0.004}
 """The same for s4convd."""
 
 OTHERS: dict[str, Any] = {
