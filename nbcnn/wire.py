@@ -53,7 +53,10 @@ class Star:
         self.talk: dict[int, socket.socket] = {}
         self._watch: dict[int, socket.socket] = {}
         (self._listen if rank.rank == 0 else self._connect)()
-        threading.Thread(target=self._guard, name="nbcnn watch", daemon=True).start()
+        selector = selectors.DefaultSelector()
+        for other, peer in self._watch.items():
+            selector.register(peer, selectors.EVENT_READ, other)
+        threading.Thread(target=self._guard, args=(selector,), name="nbcnn watch", daemon=True).start()
 
     # -- meeting
 
@@ -128,7 +131,9 @@ class Star:
     def send(self, to: int, content: Any) -> None:
         """Send bytes to rank 0, or from it to `to`. Raises RankLost if it is gone."""
         try:
+            self.talk[to].settimeout(self.rank.timeout)
             _send(self.talk[to], content)
+            self.talk[to].settimeout(None)
         except OSError:
             raise self._gone(to) from None
 
@@ -181,23 +186,21 @@ class Star:
         for peer in (*self._watch.values(), *self.talk.values()):
             peer.close()
 
-    def _guard(self) -> None:
+    def _guard(self, selector: selectors.BaseSelector) -> None:
         """In a thread: wait for a rank to end before its time; then let this process end by itself, or end it."""
-        selector = selectors.DefaultSelector()
-        for rank, peer in self._watch.items():
-            selector.register(peer, selectors.EVENT_READ, rank)
-        while selector.get_map() and not self._ended.is_set():
-            for key, _ in selector.select(SLICE):
-                if self._ended.is_set():
-                    return
-                try:
-                    rank, code = END.unpack(_exactly(self._watch[key.data], END.size))
-                except (OSError, EOFError):
-                    rank, code = key.data, VANISHED
-                selector.unregister(key.fileobj)
-                if code != 0:
-                    self._report(rank, code, key.data)
-                    return
+        with selector:
+            while selector.get_map() and not self._ended.is_set():
+                for key, _ in selector.select(SLICE):
+                    try:
+                        rank, code = END.unpack(_exactly(self._watch[key.data], END.size))
+                    except (OSError, EOFError):
+                        rank, code = key.data, VANISHED
+                    if self._ended.is_set():
+                        return
+                    selector.unregister(key.fileobj)
+                    if code != 0:
+                        self._report(rank, code, key.data)
+                        return
 
     def _report(self, rank: int, code: int, heard_from: int) -> None:
         self._lost = rank, code

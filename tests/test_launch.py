@@ -91,6 +91,17 @@ def test_a_rank_that_hangs_is_given_up(rank):
     assert "rank 0 waited 1 s for rank 1 in vain" in err
 
 
+def test_two_machines_are_two_launchers(rank):
+    port = str(int(launch.free_ports(1)[0]) % 20_000 + 30_000)
+    shared = ("--nproc", "2", "--nodes", "2", "--address", "localhost", "--port", port)
+    other = started(*shared, "--node", "1", rank, "ends")
+    out, err = ended(started(*shared, "--node", "0", rank, "ends"), 0)
+    assert out == "out 0\n"
+    assert "[1] err 1" in err
+    _, err = ended(other, 0)
+    assert sorted(err.splitlines()) == ["[2] err 2", "[2] out 2", "[3] err 3", "[3] out 3"]
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_is_passed_on_once(rank, number):
     process = started("--nproc", "2", rank, "waits")

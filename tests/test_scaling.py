@@ -60,6 +60,7 @@ def test_nothing_measured_nothing_claimed(tmp_path, monkeypatch):
     samples.saved(tmp_path, {"other": [{}]})
     monkeypatch.setattr(results, "RESULTS", tmp_path)
     for name in readme_scaling.TABLES:
+        assert readme_scaling.TABLES[name]() == ""
         place = f"<!-- table {name} -->\n<!-- end -->"
         assert readme.rewritten(place) == place
 
@@ -73,12 +74,17 @@ def test_the_tables_hold_what_was_measured(measured):
     assert "by bf16 1.25." in text
 
 
-def test_the_estimate_says_that_it_is_one_and_adds_up(measured):
+@pytest.mark.parametrize(("more", "inside"), [({}, readme_scaling.ASSUMED_INSIDE), ({"scaling": samples.scaling()}, 34e-6)])
+def test_the_estimate_says_that_it_is_one_and_adds_up(tmp_path, monkeypatch, more, inside):
+    step = samples.step(4.0, precision="bf16", batch=1024, mode="tensorcore")
+    samples.saved(tmp_path, {readme_scaling.STEPS["bf16"]: [step], **more})
+    monkeypatch.setattr(results, "RESULTS", tmp_path)
     text = readme_scaling.machines()
+    assert ("assumed)" in text) == (not more)
     assert text.startswith("**Estimated, not measured")
     link = readme_scaling.LINKS[0]
-    spent = readme_scaling.reduce_seconds(3_007_744, 2, link, 34e-6)
-    assert spent == pytest.approx(34e-6 + 3_007_744 / 50e9 + 2 * 10e-6)
+    spent = readme_scaling.reduce_seconds(3_007_744, 2, link, inside)
+    assert spent == pytest.approx(inside + 3_007_744 / 50e9 + 2 * 10e-6)
     assert f"| {link.name} | 2 | {spent * 1e6:.0f} | {4e-3 / (4e-3 + spent):.0%} | {9 * spent / 4e-3 * 1024:,.0f} |" in text
 
 

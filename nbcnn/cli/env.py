@@ -14,7 +14,7 @@ from nbcnn import __version__
 from nbcnn.cli.errors import OK, guarded
 from nbcnn.cli.flags import Parser, flag
 
-PACKAGES = ("numpy", "numba", "numba-cuda", "llvmlite", "scikit-learn", "matplotlib", "cuda-bindings", "cuda-core")
+PACKAGES = ("numpy", "numba", "numba-cuda", "llvmlite", "scikit-learn", "matplotlib", "cuda-bindings", "cuda-core", "nccl4py", "nvidia-nccl-cu13")
 _TOOLKIT = re.compile(r"nvidia-(cuda-nvrtc|cuda-nvcc|cuda-runtime|nvvm|nvjitlink|cuda-cccl)(-cu\d+)?|cuda-toolkit")
 
 
@@ -46,6 +46,7 @@ def report() -> dict[str, Any]:
     works = {
         "cpu": None,
         "gpu": problem,
+        "ranks": problem or _nccl_problem(),
         "compile": compiles,
         "simulator": None,
     }
@@ -71,6 +72,7 @@ def text(found: dict[str, Any]) -> str:
     titles = {
         "cpu": "--mode cpu",
         "gpu": "GPU modes (naive, tiled, im2col; tensorcore from compute capability 8.0 on)",
+        "ranks": "training on more than one GPU (python -m nbcnn launch)",
         "compile": "compiling kernels without running them",
         "simulator": "simulator (NUMBA_ENABLE_CUDASIM=1)",
     }
@@ -123,6 +125,13 @@ def _gpus() -> tuple[list[dict[str, Any]], str | None]:
             name = device.name.decode() if isinstance(device.name, bytes) else str(device.name)
             made.append({"name": name, "compute_capability": ".".join(map(str, device.compute_capability)), "memory_bytes": int(total)})
     return made, None
+
+
+def _nccl_problem() -> str | None:
+    """None if NCCL is installed, else what to do."""
+    from nbcnn.dist import MISSING
+
+    return None if _version("nccl4py") else MISSING
 
 
 def _compile_problem() -> str | None:

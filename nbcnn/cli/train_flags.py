@@ -176,7 +176,7 @@ def parser() -> Parser:
     flag(
         group, "--epochs", count(1), "passes over the training images", f"{base['epochs']}; on a CPU {ON_CPU['epochs']} of {ON_CPU['limit']:,} images"
     )
-    flag(group, "--batch", count(1), "images per training step", base["batch"], "images")
+    flag(group, "--batch", count(1), "images per training step, of all ranks together", base["batch"], "images")
     flag(group, "--optimizer", one_of("sgd", "adam"), "update rule", base["optimizer"])
     flag(group, "--lr", real(0, exclusive=True), "learning rate of the first training step", "0.1 for sgd, 0.001 for adam")
     flag(group, "--momentum", real(0, below=1), "momentum of sgd", base["momentum"])
