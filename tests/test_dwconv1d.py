@@ -8,12 +8,14 @@ from compiled import assert_lean, on_every_arch
 from counted import counted
 
 from nbcnn import cuda, fuse, gradcheck
+from nbcnn.bench import dwconv
 from nbcnn.ops import MODES
 from nbcnn.ops.call import Call
 from nbcnn.ops.cases import MEAN_SERIES, REAL_SERIES, series_backward_cases, series_cases
-from nbcnn.ops.dwconv1d import VARIANTS, best_backward, reference
+from nbcnn.ops.dwconv1d import VARIANTS, best_backward, reference, whole
 from nbcnn.ops.dwconv1d.series import of_gradient, of_images
 from nbcnn.ops.dwconv1d.sliding import Sliding
+from nbcnn.ops.dwconv1d.whole import Whole
 from nbcnn.ops.run import Bound, run_op
 from nbcnn.shapes import numel
 
@@ -102,6 +104,37 @@ def test_other_tiles_of_the_best_variant(op, tile, place):
         assert gradcheck.parity(MODES["naive", "fp32"], VARIANTS["best"][op], case, place, tile) <= gradcheck.bound(case), case.label
 
 
+# Two groups of results and a tap too few for its quad; more taps than elements; a strip of two turns; more parts than there are series.
+WHOLE = [((3, 2, 20, 7), Whole(1)), ((2, 1, 12, 15), Whole(1)), ((129, 1, 4, 2), Whole(1)), ((5, 1, 8, 8), Whole(3))]
+if not cuda.SIMULATOR:
+    WHOLE += [(shape, Whole(2)) for shape in ((37, 8, 48, 48), (300, 3, 64, 64), (65, 2, 20, 33), (200, 2, 52, 5))]
+
+
+@pytest.mark.parametrize("op", VARIANTS["best"])
+@pytest.mark.parametrize(("shape", "tile"), WHOLE, ids=str)
+def test_series_that_lie_whole_in_registers(op, shape, tile, place):
+    for case in chosen(op, shape):
+        assert gradcheck.parity(MODES["naive", "fp32"], VARIANTS["best"][op], case, place, tile) <= gradcheck.bound(case), case.label
+
+
+def test_short_series_are_taken_whole_where_they_are_many():
+    for op, impl in VARIANTS["best"].items():
+        for shape, kind in (((512, 128, 48, 48), Whole), ((8, 128, 48, 48), Sliding), ((512, 128, 50, 48), Sliding), ((512, 8, 256, 48), Sliding)):
+            call = dwconv.call_of(op, shape, "causal")
+            tiles = impl.candidates(call, 132)
+            assert isinstance(impl.tile(call, 132), kind), (op, shape)
+            assert impl.tile(call, 132) in tiles
+            assert (Whole in map(type, tiles)) == (shape[2] in (48,)), (op, shape)
+
+
+def test_parts_keep_every_multiprocessor_busy_and_leave_no_series_out():
+    for n in (32, 33, 512, 16384):
+        g = of_images(dwconv.call_of("dwconv1d_fprop", (n, 128, 48, 48), "causal"))
+        tile = whole.choose(g, 132, whole.WARPS, whole.resident(48))
+        assert tile.parts * whole.WARPS * 32 * tile.strip(g, whole.WARPS) >= n
+        assert tile.parts * 128 >= min(0.9 * 132 * whole.resident(48), 128 * n / 128)
+
+
 @pytest.mark.parametrize("op", ["dwconv1d_fprop", "dwconv1d_wgrad"])
 def test_more_taps_than_are_staged_at_once(op, place):
     for case in chosen(op, (1, 1, 20, 150)):
@@ -150,8 +183,9 @@ def test_counts_are_those_of_the_kernels(variant, op, shape, place, monkeypatch)
     if not cuda.SIMULATOR:
         pytest.skip("a GPU does not say what its threads load; NUMBA_ENABLE_CUDASIM=1 does")
     impl = VARIANTS[variant][op]
-    for case in chosen(op, shape):
-        bound = Bound(impl, op, case.ins, case.outs, place=place, attrs=case.attrs)
+    tiles = [None, Whole(1)] if variant == "best" and shape[2] % 4 == 0 else [None]
+    for case, tile in ((case, tile) for case in chosen(op, shape) for tile in tiles):
+        bound = Bound(impl, op, case.ins, case.outs, place=place, attrs=case.attrs, tile=tile)
         wanted = impl.traffic(bound.call)
         assert len(wanted) == len(bound.launches)
         for launch, count in zip(bound.launches, wanted, strict=True):
@@ -179,8 +213,11 @@ def stand_in(op, variant, shape, padding, skip, kind="float32"):
 @on_every_arch
 @pytest.mark.parametrize(("variant", "op"), KERNELS)
 def test_kernels_compile_without_spills(variant, op, arch):
-    # Twelve sums twice, and two windows of elements: 80 registers leave 768 threads on a multiprocessor.
-    registers = 80 if variant == "best" and op in ("dwconv1d_wgrad", "dwconv1d_bwd") else 64
-    for shape, padding, skip in (((512, 128, 48, 48), "causal", True), ((2, 3, 101, 7), "same", False)):
+    # Best, tiles: twelve sums twice and two windows of elements. 80 registers leave 768 threads on a multiprocessor.
+    tiled = 80 if variant == "best" and op in ("dwconv1d_wgrad", "dwconv1d_bwd") else 64
+    # Best, whole series: 48 elements and twelve sums, or 48 sums, or both; RESIDENT blocks have as many (whole.py, whole_backward.py).
+    whole = {"dwconv1d_fprop": 80, "dwconv1d_wgrad": 128, "dwconv1d_bwd": 144}.get(op, 80) if variant == "best" else 64
+    short = [] if (variant, op) == ("best", "dwconv1d_dgrad") else [((512, 128, 48, 48), "causal", True, whole)]  # fprop's kernel mirrored
+    for shape, padding, skip, registers in (*short, ((2, 3, 101, 7), "same", False, tiled)):
         for launch in stand_in(op, variant, shape, padding, skip):
             assert_lean(launch, arch, registers)

@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 
 from nbcnn import cuda
+from nbcnn.bench import forecast_step
 from nbcnn.bounds import STORE, parity_bound
 from nbcnn.fuse import fuse
-from nbcnn.graph import Buf, ShapeError, Tape, named, trace
+from nbcnn.graph import Buf, ShapeError, Tape, drop_dead, lower, named, trace
 from nbcnn.models import LOSSES, s4convd
-from nbcnn.net import Net, UsageError
+from nbcnn.net import Net, UsageError, resolver
 from nbcnn.ops import MODES
+from nbcnn.ops.call import bare_call
 from nbcnn.series_layers import GLU, ForecastMSE, LastStep, PointwiseConv1d, StateSpaceConv1d
 from nbcnn.storage import decode, encode
 
@@ -124,3 +126,33 @@ def test_what_does_not_fit_is_refused():
         Net([LastStep(), ForecastMSE()], (3, 7), mode="cpu").record_gradients(2)
     with pytest.raises(UsageError, match="series must be float32"):
         Net([LastStep()], (3, 7), mode="cpu").predict(np.zeros((2, 3, 7)))
+
+
+@pytest.mark.parametrize(("mode", "precision"), [key for key in MODES if key[0] in ("im2col", "tensorcore")])
+def test_every_step_of_a_training_plan_has_a_count(mode, precision):
+    row = MODES[mode, precision]
+    layers = fuse(named(s4convd()), row.ops)
+    tape = Tape(training=True)
+    y, backward = trace(tape, layers[:-1], Buf("x", (64, 4, 48), home="io"))
+    backward(layers[-1][1].build(tape, y, Buf("targets", (64,), home="io"), "loss")[1])
+    plan = lower(drop_dead(tape.steps), row.layout, resolver(row, 132, (9, 0)), Buf("weights", (1,), home="param"), row.store)
+    steps = [item for item in plan.steps if item.step.op != "pack_weights"]
+    assert {item.step.op for item in steps} >= {"pwconv1d_fprop", "pwconv1d_dgrad", "dwconv1d_bwd", "s4kernel_dgrad", "glu_dgrad", "last_dgrad"}
+    for item in steps:
+        assert item.how.impl.traffic is not None, item.step.op
+        launches = item.how.impl.traffic(bare_call(item.step, plan.layout, item.how.tile))
+        assert all(one.write > 0 and 0 < one.distinct <= one.read for one in launches), item.step.op
+
+
+VARIANTS = ("naive", "coalesced", "shared", "warp", "best")
+
+
+def test_every_variant_trains_alike(gpu):
+    """A hundred training steps of the published width, from the same weights on the same windows: the losses stay within 1e-4 of naive's."""
+    data = forecast_step.data_of(64)
+    options = {"mode": "im2col", "blocks": 2}
+    curves = [forecast_step.first_losses(forecast_step.session_for(data, 64, rate=0.01, dwconv=variant, **options), 100) for variant in VARIANTS]
+    naive, *others = curves
+    assert naive[-1] < naive[0]
+    for variant, losses in zip(VARIANTS[1:], others, strict=True):
+        assert np.abs(np.subtract(losses, naive)).max() < 1e-4, variant

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from compiled import assert_lean, on_every_arch
+from counted import counted
 
 from nbcnn import cuda, gradcheck
 from nbcnn.cuda import Host
@@ -15,7 +16,7 @@ from nbcnn.ops import MODES, gather_windows, gelu, glu, last, pwconv1d, rmsle, s
 from nbcnn.ops.call import Call, Impl
 from nbcnn.ops.cases import mean_cases
 from nbcnn.ops.conv import im2col
-from nbcnn.ops.run import run_op
+from nbcnn.ops.run import Bound, run_op
 from nbcnn.ops.static import compile_launch
 
 OURS = ("pwconv1d", "s4kernel", "gelu", "glu", "last", "rmsle", "gather_windows")
@@ -103,6 +104,38 @@ def test_large_angles_keep_their_digits(place, rng):
     s4kernel.s4kernel_dgrad(dk, *params, *wants)
     got = run_op(s4kernel.DGRAD, "s4kernel_dgrad", [dk, *params], [(p.shape, "float32") for p in params], place=place)
     assert max(map(gradcheck.relative_error, got, wants)) <= 2**-23
+
+
+@pytest.mark.parametrize(
+    "op", ["s4kernel_fprop", "s4kernel_dgrad", "glu_fprop", "glu_dgrad", "last_fprop", "last_dgrad", "rmsle_fprop", "gelu_dgrad"]
+)
+def test_counts_are_those_of_the_kernels(op, place, monkeypatch):
+    if not cuda.SIMULATOR:
+        pytest.skip("a GPU does not say what its threads load; NUMBA_ENABLE_CUDASIM=1 does")
+    impl = next(impl for _, impl in MODES["naive", "fp32"].chain(op))
+    case = [case for case in CASES if case.op == op][1]
+    bound = Bound(impl, op, case.ins, case.outs, place=place, attrs=case.attrs)
+    for launch, count in zip(bound.launches, impl.traffic(bound.call), strict=True):
+        with monkeypatch.context() as patch:
+            assert counted(launch, patch) == count, launch.name
+
+
+def test_a_window_counts_its_rows_and_its_target():
+    shapes = ((600,), (200,), (50,), (50,), (8,)), ((7, 3, 48), (7,))
+    (moved,) = gather_windows.IMPL.traffic(Call("gather_windows", (), (), *shapes))
+    assert (moved.read, moved.write) == (4 * (7 * 3 * 48 + 7), 4 * (7 * 3 * 48 + 7))
+
+
+@pytest.mark.parametrize(("path", "shapes"), [("fprop", (((5, 8, 16), (12, 8)), ((5, 12, 16),))), ("wgrad", (((5, 8, 16), (5, 12, 16)), ((12, 8),)))])
+def test_a_turned_convolution_counts_its_transposes(path, shapes):
+    call, op = Call(f"pwconv1d_{path}", (), (), *shapes), f"conv_{path}"
+    impl, engine = pwconv1d.turned(im2col.OPS)[call.op], im2col.OPS[op]
+    call = replace(call, tile=impl.tile(call, 132))
+    made, bare = impl.traffic(call), engine.traffic(pwconv1d.as_convolution(call, "NHWC"))
+    assert len(made) == len(bare) + 2
+    series = [size for shape in (*shapes[0], *shapes[1]) if len(shape) == 3 for size in [4 * 5 * shape[1] * 16]]
+    assert [one.write for one in (*made[: len(made) - len(bare) - (path == "fprop")], *made[len(made) - (path == "fprop") :])] == series
+    assert sum(one.logical for one in made) >= sum(one.logical for one in bare) + 2 * sum(series)
 
 
 def test_scratch_of_a_turned_convolution_holds_both_series_aligned():

@@ -54,7 +54,7 @@ def test_a_wrong_kernel_has_no_time(place, quick, monkeypatch):
         DWCONV["naive"], "dwconv1d_fprop", replace(right, bind=lambda call: right.bind(replace(call, ins=(call.ins[0], call.ins[0]))))
     )
     with pytest.raises(NotTimed, match="naive fprop"):
-        dwconv_times.verified("naive", "fprop", SHAPE, "causal", place)
+        dwconv_times.ready([("naive", "fprop")], SHAPE, "causal", dwconv_times.Operands(SHAPE, place), place)
     assert isinstance(right, Impl)
 
 

@@ -64,10 +64,9 @@ def main(argv: Sequence[str]) -> int:
     n, c, length, taps = map(int, size.split("x"))
     shape, place = (n, c, length, taps), Gpu()
     operands = dwconv_times.Operands(shape, place)
-    made = []
-    for at, (variant, path, _) in enumerate(launched(shape, names.split(","), padding, place.multiprocessors)):
-        call = dwconv_times.verified(variant, path, shape, padding, place)
-        made += dwconv_times.launches(variant, call, operands, at % operands.count, place)
+    keys = [(variant, path) for variant, path, _ in launched(shape, names.split(","), padding, place.multiprocessors)]
+    sets = dwconv_times.ready(keys, shape, padding, operands, place)
+    made = [launch for at, key in enumerate(keys) for launch in sets[key][at % operands.count]]
     for launch in made:
         launch.run(place.stream)
     place.synchronize()

@@ -20,6 +20,8 @@ from nbcnn.bench.dwconv import TRIO, Ceiling, Series
 from nbcnn.bench.op import Measured, NotTimed, timed_in_turn
 from nbcnn.bench.opcases import series_problem
 from nbcnn.bench.steady import warm_up
+from nbcnn.compile_pool import compile_all
+from nbcnn.cuda import SIMULATOR
 from nbcnn.ops import DWCONV, MODES
 from nbcnn.ops.call import Call
 
@@ -62,17 +64,33 @@ class Operands:
         }[path]
 
 
-def verified(variant: str, path: str, shape: Series, padding: str, place: Any) -> Call:
-    """The call without arrays, its tile that of the full size, once it was right on a few series. Raises NotTimed."""
+def planned(variant: str, path: str, shape: Series, padding: str, place: Any) -> Call:
+    """The call without arrays, with its tile."""
     op = f"dwconv1d_{path}"
-    impl, call = DWCONV[variant][op], dwconv.call_of(op, shape, padding)
-    call = replace(call, tile=impl.tile(call, place.multiprocessors))
+    call = dwconv.call_of(op, shape, padding)
+    return replace(call, tile=DWCONV[variant][op].tile(call, place.multiprocessors))
+
+
+def verify(variant: str, call: Call, shape: Series, padding: str, place: Any) -> None:
+    """Raise NotTimed unless the call is right on a few series, with the tile of the full size."""
+    op, impl = call.op, DWCONV[variant][call.op]
     n, c, length, taps = shape
     small = series_problem(op, (n, min(c, VERIFIED), length, taps), padding).small
     error, limit = gradcheck.parity(MODES["naive", "fp32"], impl, small, place, call.tile), gradcheck.bound(small)
     if not error <= limit:
+        path = op.removeprefix("dwconv1d_")
         raise NotTimed(f"{variant} {path} of {small.label} is not timed: error {error:.1e} is over its bound {limit:.1e}")
-    return call
+
+
+def ready(keys: Sequence[tuple[str, str]], shape: Series, padding: str, operands: Operands, place: Any) -> dict[tuple[str, str], list[list[Any]]]:
+    """The launches of every (variant, path) on each set of operands: compiled side by side, then verified. Raises NotTimed."""
+    calls = {key: planned(*key, shape, padding, place) for key in keys}
+    made = {key: [launches(key[0], call, operands, at, place) for at in range(operands.count)] for key, call in calls.items()}
+    if place.name == "gpu" and not SIMULATOR:
+        compile_all([launch for sets in made.values() for launch in sets[0]], None)
+    for (variant, _), call in calls.items():
+        verify(variant, call, shape, padding, place)
+    return made
 
 
 def launches(variant: str, call: Call, operands: Operands, at: int, place: Any) -> list[Any]:
@@ -93,13 +111,8 @@ def measure(
     """
     operands = Operands(shape, place)
     rows = list(dwconv.models(shape, variants, padding, ceiling, place.multiprocessors))
-    works: dict[tuple[str, str], Calls] = {}
-    made: dict[tuple[str, str], list[list[Any]]] = {}
-    for row in rows:
-        key = row["variant"], row["path"]
-        call = verified(*key, shape, padding, place)
-        made[key] = [launches(key[0], call, operands, at, place) for at in range(operands.count)]
-        works[key] = Calls(" ".join(key), place, made[key], graph=True)
+    made = ready([(row["variant"], row["path"]) for row in rows], shape, padding, operands, place)
+    works = {key: Calls(" ".join(key), place, sets, graph=True) for key, sets in made.items()}
     for variant in variants:
         paths = [path for path in IN_SEQUENCE.get(variant, TRIO) if (variant, path) in made]
         if set(paths) >= set(IN_SEQUENCE.get(variant, TRIO)):

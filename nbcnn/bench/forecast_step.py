@@ -47,11 +47,11 @@ def data_of(batch: int) -> SeriesDataset:
     return energy.load(Path("no files, the generated year")).cut(batch * STEPS)
 
 
-def session_for(data: SeriesDataset, batch: int, *, wide: int = WIDE, blocks: int = BLOCKS, **options: Any) -> TrainingSession:
-    """A session of S4ConvD; `options` of the net: mode, precision, dwconv, fusing, seed."""
+def session_for(data: SeriesDataset, batch: int, *, rate: float = RATE, wide: int = WIDE, blocks: int = BLOCKS, **options: Any) -> TrainingSession:
+    """A session of S4ConvD, SGD with momentum; `options` of the net: mode, precision, dwconv, fusing, seed."""
     train = data.windows("train")
     layers = models.s4convd(train.shape[0], wide, blocks, train.length)
-    net, rates = Net(layers, train.shape, **options), learning_rates("constant", RATE, 3)
+    net, rates = Net(layers, train.shape, **options), learning_rates("constant", rate, 3)
     return TrainingSession(net, train, optimizer=SGD(), learning_rates=rates, batch=batch)
 
 

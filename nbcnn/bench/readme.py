@@ -13,6 +13,7 @@ from typing import Any
 
 from nbcnn.bench import readme_laboratory as laboratory
 from nbcnn.bench import readme_scaling, schema
+from nbcnn.bench import readme_series as series
 from nbcnn.bench import readme_tensorcore as tensorcore
 from nbcnn.bench.results import RESULTS
 from nbcnn.bench.tables import GPU, footer, markdown, measured, section
@@ -133,6 +134,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "precisions": tensorcore.precisions,
     **laboratory.TABLES,
     **readme_scaling.TABLES,
+    **series.TABLES,
 }
 for _name, _table, _section in (
     ("layers", tensorcore.layers, "convs-fused-tensorcore-bf16-1024"),
@@ -155,6 +157,7 @@ def main() -> int:
         document.write_text(rewritten(document.read_text()))
     tensorcore.chart(RESULTS / "precisions.png")
     laboratory.charts(RESULTS)
+    series.charts(RESULTS)
     return 0
 
 

@@ -9,7 +9,11 @@ from collections.abc import Sequence
 from nbcnn.cli.flags import Parser, one_of
 
 STUDIES = {"dwconv": "depthwise convolution of series in five variants, by bytes, intensity, ceilings and times, and the S4ConvD step around it"}
-EXAMPLES = tuple(f"python -m nbcnn study {name}" for name in STUDIES)
+EXAMPLES = (
+    "python -m nbcnn study dwconv                          every variant at four sizes, and the step of S4ConvD",
+    "python -m nbcnn study dwconv --no-times --tflops 15.6 --tbs 1.5",
+    "python -m nbcnn study dwconv --help",
+)
 
 
 def parser() -> Parser:

@@ -46,7 +46,7 @@ RECIPES: dict[str, dict[str, Any]] = {
 }
 """What a run does where no flag says otherwise. A learning rate of None is the optimizer's own, below."""
 
-FORECAST: dict[str, Any] = {"epochs": 10, "batch": 1024, "optimizer": "adam", "lr": 0.002}
+FORECAST: dict[str, Any] = {"epochs": 10, "batch": 1024, "optimizer": "adam", "lr": 0.002, "clip_norm": 0.5}
 """What s4convd does otherwise than the default recipe."""
 
 LEARNING_RATES = {"sgd": 0.1, "adam": 0.001}
@@ -58,7 +58,7 @@ FOR_SERIES = ("width", "blocks", "loss", "kernel_init")
 ON_CPU = {"epochs": 3, "limit": 1024}
 """The fixed small recipe of a run on the CPU without explicit --epochs or --limit."""
 
-FORECAST_ON_CPU = {"epochs": 5, "limit": 16384, "batch": 128, "width": 32, "blocks": 2}
+FORECAST_ON_CPU = {"epochs": 3, "limit": 65536, "batch": 128, "width": 32, "blocks": 2, "lr": 0.004}
 """The same for s4convd."""
 
 OTHERS: dict[str, Any] = {

@@ -18,6 +18,7 @@ from nbcnn.cuda import cuda, i4, i8, jit, u4
 from nbcnn.ops.advance import POSITION
 from nbcnn.ops.call import Call, Impl, Launch, blocks
 from nbcnn.ops.stored import kinds, scalar_io
+from nbcnn.ops.traffic import Traffic, once, outputs
 from nbcnn.shapes import numel
 
 THREADS = 256
@@ -70,4 +71,9 @@ def bind(call: Call) -> list[Launch]:
     return [Launch(gather_windows_kernel(kinds(call)[1]), blocks(count, THREADS), THREADS, args)]
 
 
-IMPL = Impl(bind)
+def traffic(call: Call) -> list[Traffic]:
+    """Bytes of `bind`: the rows of every window, as if no two overlapped, and its target; of starts and order 8 bytes an element, not counted."""
+    return [once(4 * sum(numel(shape) for shape in call.out_shapes), outputs(call))]
+
+
+IMPL = Impl(bind, traffic=traffic)

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from nbcnn.cuda import cuda, f4, i4, jit, u4
-from nbcnn.ops.call import Call, Launch, blocks
+from nbcnn.ops.call import Call, Impl, Launch, blocks
 from nbcnn.ops.stored import kinds, scalar_io
+from nbcnn.ops.traffic import Traffic, once, outputs, size
 from nbcnn.shapes import numel
 
 THREADS = 256
@@ -78,3 +79,16 @@ def bind_dgrad(call: Call) -> list[Launch]:
     count = numel(call.out_shapes[0])
     args = (*call.ins, *call.outs, np.int32(count), np.int32(call.out_shapes[0][2]))
     return [Launch(dgrad_kernel(kinds(call)[0]), blocks(count, THREADS), THREADS, args)]
+
+
+def traffic_fprop(call: Call) -> list[Traffic]:
+    """Bytes of `bind_fprop`: one element of every series."""
+    return [once(outputs(call), outputs(call))]
+
+
+def traffic_dgrad(call: Call) -> list[Traffic]:
+    """Bytes of `bind_dgrad`: the last element of a series asks for dy, the others for nothing."""
+    return [once(size(call, "in", 0), outputs(call))]
+
+
+FPROP, DGRAD = Impl(bind_fprop, traffic=traffic_fprop), Impl(bind_dgrad, traffic=traffic_dgrad)

@@ -18,7 +18,8 @@ import numpy as np
 
 from nbcnn.ops.call import Call, Impl, Launch, Shape, host
 from nbcnn.ops.conv import reference
-from nbcnn.ops.convert import transpose
+from nbcnn.ops.convert import traffic_transpose, transpose
+from nbcnn.ops.traffic import Traffic
 from nbcnn.shapes import numel
 from nbcnn.storage import ITEMSIZE, numpy_dtype
 
@@ -99,6 +100,19 @@ def _bind_turned(impl: Impl, call: Call) -> list[Any]:
     return [*before, *impl.bind(replace(inner, scratch=rest)), *after]
 
 
+def _turns(call: Call, side: str) -> list[Traffic]:
+    """Bytes of the transposes before ("in") or behind ("out") the engine."""
+    made = []
+    for at, operand, _, _ in _places(call)[:-1]:
+        if at == side:
+            shapes, dtypes = (call.in_shapes, call.in_dtypes) if side == "in" else (call.out_shapes, call.out_dtypes)
+            (n, c, length), dtype = shapes[operand], dtypes[operand] if dtypes else "float32"
+            rows, cols = (c, length) if side == "in" else (length, c)
+            turned = Call("convert", (), (), ((n, rows, cols),), ((n, cols, rows),), in_dtypes=(dtype,), out_dtypes=(dtype,))
+            made += traffic_transpose(turned, n, rows, cols)
+    return made
+
+
 def _transpose(source: Any, target: Any, dtype: str, batch: int, rows: int, cols: int) -> list[Launch]:
     """target (batch, cols, rows) from source (batch, rows, cols)."""
     shapes = ((batch, rows, cols),), ((batch, cols, rows),)
@@ -110,6 +124,12 @@ def _through(impl: Impl, layout: str) -> Impl:
 
     def inner(function: Callable[..., Any]) -> Callable[..., Any]:
         return lambda call, *rest: function(as_convolution(call, layout), *rest)
+
+    def traffic(call: Call) -> list[Traffic]:
+        """The engine's bytes, between those of the transposes."""
+        assert impl.traffic is not None
+        made = list(impl.traffic(as_convolution(call, layout)))
+        return made if layout == "NCHW" else [*_turns(call, "in"), *made, *_turns(call, "out")]
 
     if layout == "NCHW":
         bind, scratch = inner(impl.bind), inner(impl.scratch)
@@ -129,7 +149,7 @@ def _through(impl: Impl, layout: str) -> Impl:
         tile=inner(impl.tile),
         pack=inner(impl.pack) if impl.pack is not None else None,
         candidates=inner(impl.candidates),
-        traffic=None,
+        traffic=traffic if impl.traffic is not None else None,
     )
 
 

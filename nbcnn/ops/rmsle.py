@@ -18,6 +18,7 @@ from nbcnn.cuda import cuda, f4, i4, jit, types
 from nbcnn.ops.call import Call, Impl, Launch, blocks
 from nbcnn.ops.reduce import MAX_BLOCKS, THREADS, block_sum, f8, partial_bytes, sum_of
 from nbcnn.ops.stored import scalar_io
+from nbcnn.ops.traffic import Traffic, once, outputs, size
 from nbcnn.shapes import numel
 
 EPSILON = 1e-6
@@ -136,4 +137,15 @@ def bind_dgrad(call: Call) -> list[Launch]:
     return [Launch(dgrad_kernel(*_kinds(call)), blocks(count, THREADS), THREADS, args)]
 
 
-FPROP, DGRAD = Impl(bind_fprop, scratch_fprop), Impl(bind_dgrad)
+def traffic_fprop(call: Call) -> list[Traffic]:
+    """Bytes of `bind_fprop`: predictions and targets, partial sums; then those."""
+    partials = 8 * _grid(call)
+    return [once(size(call, "in", 0) + size(call, "in", 1), partials), once(partials, 8)]
+
+
+def traffic_dgrad(call: Call) -> list[Traffic]:
+    """Bytes of `bind_dgrad`, where every prediction is above 0; for others the target is not read."""
+    return [once(size(call, "in", 0) + size(call, "in", 1), outputs(call))]
+
+
+FPROP, DGRAD = Impl(bind_fprop, scratch_fprop, traffic=traffic_fprop), Impl(bind_dgrad, traffic=traffic_dgrad)

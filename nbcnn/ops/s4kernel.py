@@ -28,6 +28,8 @@ import numpy as np
 from nbcnn.cuda import cuda, f4, i4, jit, types, u4
 from nbcnn.ops.call import Call, Impl, Launch
 from nbcnn.ops.reduce import f8
+from nbcnn.ops.traffic import Traffic, outputs, size
+from nbcnn.shapes import numel
 
 FPROP_THREADS = 64
 MOST_STATES = 512
@@ -207,4 +209,24 @@ def bind_dgrad(call: Call) -> list[Launch]:
     return [Launch(dgrad_kernel(states, threads), channels, threads, (*call.ins, *call.outs, np.int32(taps)))]
 
 
-FPROP, DGRAD = Impl(bind_fprop, supports=supports), Impl(bind_dgrad, supports=supports)
+def _parameters(call: Call, first: int) -> tuple[int, int]:
+    """Bytes of the five parameters from operand `first` on, as they are asked for and different ones: every state reads its channel's log_dt."""
+    states = numel(call.in_shapes[first + 1])
+    distinct = sum(size(call, "in", at) for at in range(first, first + 5))
+    return distinct - size(call, "in", first) + 4 * states, distinct
+
+
+def traffic_fprop(call: Call) -> list[Traffic]:
+    """Bytes of `bind_fprop`: parameters and filter."""
+    asked, distinct = _parameters(call, 0)
+    return [Traffic(asked, outputs(call), distinct)]
+
+
+def traffic_dgrad(call: Call) -> list[Traffic]:
+    """Bytes of `bind_dgrad`: every state reads its channel's dk."""
+    asked, distinct = _parameters(call, 1)
+    states = call.in_shapes[2][1]
+    return [Traffic(asked + states * size(call, "in", 0), outputs(call), distinct + size(call, "in", 0))]
+
+
+FPROP, DGRAD = Impl(bind_fprop, supports=supports, traffic=traffic_fprop), Impl(bind_dgrad, supports=supports, traffic=traffic_dgrad)

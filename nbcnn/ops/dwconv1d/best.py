@@ -1,4 +1,4 @@
-"""Variant best, fprop and dgrad: tiles of 32 series in shared memory, twelve results a thread in registers.
+"""Variant best, fprop and dgrad: tiles of 32 series in shared memory, twelve results a thread in registers. Short series: `whole.py`.
 
 A lane works in a row of its own, and the lanes of a warp on the same twelve elements of their rows: a tap is one address for the
 whole warp, and the taps that meet only zeros are the same for all its rows, so a causal filter as long as the series costs little
@@ -14,11 +14,12 @@ import numpy as np
 
 from nbcnn.cuda import cuda, f4, i4, jit, u4
 from nbcnn.ops.call import Call, Impl, Launch
-from nbcnn.ops.dwconv1d import naive
+from nbcnn.ops.dwconv1d import naive, whole
 from nbcnn.ops.dwconv1d.results import put_results, store_rows
 from nbcnn.ops.dwconv1d.series import Correlation, of_images, supports
 from nbcnn.ops.dwconv1d.sliding import OVERRUN, OWN, ROWS, Sliding, choose, odd_quads, slide, stage_rows
 from nbcnn.ops.dwconv1d.staging import fill_filter, quads, row_loads
+from nbcnn.ops.dwconv1d.whole import Whole
 from nbcnn.ops.ptx.shuffle import WARP
 from nbcnn.ops.stored import kinds
 from nbcnn.ops.traffic import Traffic, element
@@ -86,21 +87,28 @@ def shift_of(g: Correlation) -> int:
     return -g.left % 4
 
 
-def tile(call: Call, multiprocessors: int) -> Sliding:
-    return choose(of_images(call))
+def tile(call: Call, multiprocessors: int) -> Sliding | Whole:
+    g = of_images(call)
+    return whole.choose(g, multiprocessors, whole.WARPS, whole.resident(g.L)) if whole.fits(g) and g.N >= whole.FEWEST else choose(g)
 
 
-def candidates(call: Call, multiprocessors: int) -> list[Sliding]:
-    """Every number of segments up to the one that takes a whole series."""
+def candidates(call: Call, multiprocessors: int) -> list[Sliding | Whole]:
+    """Every number of segments up to the one that takes a whole series; and series whole in registers."""
     g = of_images(call)
     chosen = choose(g)
     most = min(8, -(-g.L // OWN))
-    return list(dict.fromkeys([chosen, *(Sliding(segments, chosen.pack) for segments in range(1, most + 1))]))
+    made: list[Sliding | Whole] = [chosen, *(Sliding(segments, chosen.pack) for segments in range(1, most + 1))]
+    if whole.fits(g):
+        own = whole.choose(g, multiprocessors, whole.WARPS, whole.resident(g.L))
+        made += [own, Whole(2 * own.parts)]
+    return list(dict.fromkeys(made))
 
 
 def bind(call: Call) -> list[Launch]:
     """One launch: y from x, or dx from dy."""
     g, chosen = of_images(call), call.tile
+    if isinstance(chosen, Whole):
+        return whole.bind(call, g)
     taps, pitch, nbytes = staged(g, chosen)
     kernel = kernel_for(Sliding(chosen.segments, chosen.pack), shift_of(g), g.L % 4 == 0, g.flipped, g.skip, *kinds(call))
     numbers = (*naive.sizes(g), *(np.int32(number) for number in (taps, pitch, chosen.tiles(g))))
@@ -119,6 +127,8 @@ def series_loads(g: Correlation, tile: Sliding) -> int:
 def traffic(call: Call) -> list[Traffic]:
     """The source with a halo a tile, the filter once a block, out once."""
     g, one, chosen = of_images(call), element(call), call.tile
+    if isinstance(chosen, Whole):
+        return whole.traffic(call, g)
     filters = 4 * g.C * (g.T + g.skip)
     read = one * g.rows * series_loads(g, chosen) + filters * chosen.batches(g) * chosen.tiles(g)
     return [Traffic(read, g.rows * g.L * element(call, "out"), one * g.rows * g.L + filters)]

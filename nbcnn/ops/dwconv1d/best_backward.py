@@ -16,11 +16,12 @@ import numpy as np
 
 from nbcnn.cuda import cuda, f4, i4, jit, u4
 from nbcnn.ops.call import Call, Impl, Launch, blocks
-from nbcnn.ops.dwconv1d import best, partials
+from nbcnn.ops.dwconv1d import best, partials, whole, whole_backward
 from nbcnn.ops.dwconv1d.results import put_results, store_rows
 from nbcnn.ops.dwconv1d.series import Correlation, of_backward, of_gradient, supports
 from nbcnn.ops.dwconv1d.sliding import MOST_SEGMENTS, OVERRUN, OWN, ROWS, Sliding, choose, odd_quads, slide, stage_rows
 from nbcnn.ops.dwconv1d.staging import fill_filter, quads, row_loads
+from nbcnn.ops.dwconv1d.whole import Whole
 from nbcnn.ops.ptx.shuffle import WARP
 from nbcnn.ops.traffic import Traffic, element
 
@@ -149,8 +150,17 @@ def staged(g: Correlation, tile: Sliding, form: Form) -> tuple[int, int, int, in
     return filters, pitch_x, pitch_dy, 4 * (filters + ROWS * (pitch_x + pitch_dy))
 
 
+def tiles(g: Correlation, form: Form, multiprocessors: int) -> list[Sliding | Whole]:
+    """The tiles worth trying, the own choice first: series whole in registers where they are short and many, else tiles of them."""
+    if not whole.fits(g):
+        return [in_strips(g, form, multiprocessors)]
+    own = whole.choose(g, multiprocessors, whole_backward.WARPS, whole_backward.resident(g.L, g.T, form.with_dx))
+    made: list[Sliding | Whole] = [own, in_strips(g, form, multiprocessors)]
+    return made if g.N >= whole.FEWEST else made[::-1]
+
+
 def in_strips(g: Correlation, form: Form, multiprocessors: int) -> Sliding:
-    """The tile, and parts enough for four rounds of blocks."""
+    """Tiles of series, and parts enough for four rounds of blocks."""
     chosen = choose(g)
     resident = max(1, RESIDENT // (WARP * form.warps(chosen)))
     units = chosen.batches(g) * chosen.tiles(g)
@@ -170,9 +180,13 @@ def launches(call: Call, g: Correlation, form: Form, arrays: tuple[Any, ...], le
     return [first, partials.add(g, partial, dw, dd, tile.split)]
 
 
-def tile_wgrad(call: Call, multiprocessors: int) -> Sliding:
+def tile_wgrad(call: Call, multiprocessors: int) -> Sliding | Whole:
+    return candidates_wgrad(call, multiprocessors)[0]
+
+
+def candidates_wgrad(call: Call, multiprocessors: int) -> list[Sliding | Whole]:
     g = of_gradient(call)
-    return in_strips(g, form_of(g), multiprocessors)
+    return tiles(g, form_of(g), multiprocessors)
 
 
 def scratch_wgrad(call: Call) -> int:
@@ -184,12 +198,16 @@ def bind_wgrad(call: Call) -> list[Launch]:
     g, (x, dy), (dw, *dd) = of_gradient(call), call.ins, call.outs
     kind = (call.in_dtypes or ("float32",))[0]
     arrays = (x, dy, dw, dw, dy)
+    if isinstance(call.tile, Whole):
+        return whole_backward.launches(call, g, None, arrays, dw, dd[0] if dd else dw, (kind, kind))
     return launches(call, g, form_of(g), arrays, 0, dw, dd[0] if dd else dw, (kind, kind))
 
 
 def traffic_wgrad(call: Call) -> list[Traffic]:
     """dy, and x with a halo a tile, for every group of taps; then the partial sums."""
     g = of_gradient(call)
+    if isinstance(call.tile, Whole):
+        return whole_backward.traffic(call, g, False)
     groups = blocks(g.T, OWN * form_of(g).taps)
     read = element(call) * g.rows * (groups * g.L + x_loads(g, call.tile, form_of(g)))
     first = Traffic(read, partials.scratch_bytes(g, call.tile.split), 2 * element(call) * g.rows * g.L)
@@ -207,9 +225,13 @@ def supports_fused(call: Call) -> str | None:
     return supports(call) or (None if taps <= FUSED_TAPS else f"{taps} taps are more than the {FUSED_TAPS} that one kernel's registers hold")
 
 
-def tile_fused(call: Call, multiprocessors: int) -> Sliding:
+def tile_fused(call: Call, multiprocessors: int) -> Sliding | Whole:
+    return candidates_fused(call, multiprocessors)[0]
+
+
+def candidates_fused(call: Call, multiprocessors: int) -> list[Sliding | Whole]:
     towards, g = of_backward(call)
-    return in_strips(g, form_of(g, towards), multiprocessors)
+    return tiles(g, form_of(g, towards), multiprocessors)
 
 
 def scratch_fused(call: Call) -> int:
@@ -221,12 +243,17 @@ def bind_fused(call: Call) -> list[Launch]:
     towards, g = of_backward(call)
     (dy, x, w, *d), (dx, dw, *dd) = call.ins, call.outs
     kinds = (call.in_dtypes[0], call.out_dtypes[0]) if call.in_dtypes else ("float32", "float32")
-    return launches(call, g, form_of(g, towards), (x, dy, w, d[0] if d else w, dx), towards.left, dw, dd[0] if dd else dw, kinds)
+    arrays = (x, dy, w, d[0] if d else w, dx)
+    if isinstance(call.tile, Whole):
+        return whole_backward.launches(call, g, towards, arrays, dw, dd[0] if dd else dw, kinds)
+    return launches(call, g, form_of(g, towards), arrays, towards.left, dw, dd[0] if dd else dw, kinds)
 
 
 def traffic_fused(call: Call) -> list[Traffic]:
     """x and dy with a halo a tile, the filter once a block, dx once; then the partial sums."""
     towards, g = of_backward(call)
+    if isinstance(call.tile, Whole):
+        return whole_backward.traffic(call, g, True)
     tile, form, one, filters = call.tile, form_of(g, towards), element(call), 4 * g.C * (g.T + g.skip)
     dy_loads = row_loads(g.L, range(0, g.L, tile.length), -towards.left - form.shift_dy, tile.length + 4 + quads(g.T))
     read = one * g.rows * (dy_loads + x_loads(g, tile, form)) + filters * tile.split
@@ -236,6 +263,6 @@ def traffic_fused(call: Call) -> list[Traffic]:
 
 
 OPS = {
-    "dwconv1d_wgrad": Impl(bind_wgrad, scratch_wgrad, supports, tile_wgrad, traffic=traffic_wgrad),
-    "dwconv1d_bwd": Impl(bind_fused, scratch_fused, supports_fused, tile_fused, traffic=traffic_fused),
+    "dwconv1d_wgrad": Impl(bind_wgrad, scratch_wgrad, supports, tile_wgrad, candidates=candidates_wgrad, traffic=traffic_wgrad),
+    "dwconv1d_bwd": Impl(bind_fused, scratch_fused, supports_fused, tile_fused, candidates=candidates_fused, traffic=traffic_fused),
 }
