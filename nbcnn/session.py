@@ -321,7 +321,10 @@ class TrainingSession:
     # -- saving and loading
 
     def state(self) -> dict[str, np.ndarray]:
-        """Everything a resumed run needs to repeat this one bit for bit, by name."""
+        """Everything a resumed run needs to repeat this one bit for bit, by name. Running statistics become the mean of the ranks'."""
+        if self.team.size > 1 and self.net.params.states.size:
+            weights, own = self.net.params.download()
+            self.net.params.upload((weights, (self.team.sum(own.astype(np.float64)) / self.team.size).astype(np.float32)))
         layout, made = self.net.params.layout, {f"param.{n}": t for n, t in self.net.params.as_dict().items()}
         for moment in self.optimizer.moments:
             made |= {f"optim.{moment}.{n}": t for n, t in layout.split(self._download(f"optim.{moment}")).items()}

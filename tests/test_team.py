@@ -13,6 +13,7 @@ from teams import ranks, together
 from nbcnn.bounds import parity_bound
 from nbcnn.layers import MSE, Conv2d, ReLU
 from nbcnn.net import Net, UsageError
+from nbcnn.norms import EvoNormB0
 from nbcnn.ops.advance import SEED
 from nbcnn.optim import SGD
 from nbcnn.ranks import LaunchError, Rank, first_node, from_environment, visible_device
@@ -231,6 +232,23 @@ def test_training_goes_on_with_another_number_of_ranks():
     assert half["step_state"][SEED] == 3
     for later in (trained(ALONE, 2, half), *together(3, lambda team: trained(team, 2, half))):
         assert_same_training(later, whole, steps=5)
+
+
+def test_running_statistics_are_saved_as_the_mean_of_the_ranks():
+    def work(team):
+        net = Net([Conv2d(3, 4, pad=1), EvoNormB0(4), Conv2d(4, 3, pad=1), MSE()], (3, 6, 6), mode="cpu", seed=2)
+        made = TrainingSession(net, IMAGES, optimizer=SGD(), learning_rates=np.full(2, 0.1, np.float32), batch=6, team=team)
+        made.begin_epoch(0)
+        made.step()
+        own = net.params.as_dict()["evonorm1.running"]
+        return own, made.state()["param.evonorm1.running"], net.params.as_dict()["evonorm1.running"]
+
+    found = together(2, work)
+    mean = np.mean([own for own, _, _ in found], 0, dtype=np.float64).astype(np.float32)
+    assert not np.array_equal(found[0][0], found[1][0])
+    for _, saved, kept in found:
+        np.testing.assert_array_equal(saved, mean)
+        np.testing.assert_array_equal(kept, mean)
 
 
 def test_a_batch_that_does_not_divide_is_refused_on_every_rank():
