@@ -11,7 +11,8 @@ from typing import Any, ClassVar, TextIO
 import numpy as np
 
 from nbcnn import timeline
-from nbcnn.trainer import Callback, Epoch, Reading, Result, Trainer
+from nbcnn.events import Callback, Epoch, Reading, Result
+from nbcnn.trainer import Trainer
 
 LINE_SECONDS = 10.0
 """Without a terminal, and without `--log-every`, a progress line at most this often."""

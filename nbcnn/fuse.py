@@ -27,9 +27,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from nbcnn.graph import Buf, Named, ShapeError, Tape, named, trace
-from nbcnn.layers import MSE, Built, Conv2d, DepthwiseConv1d, Linear, MaxPool2d, Param, ReLU, Residual, Upsample2d, add_input
+from nbcnn.layers import MSE, Built, Conv2d, Linear, MaxPool2d, Param, ReLU, Residual, Upsample2d, add_input
 from nbcnn.norms import EvoNormB0, EvoNormS0
-from nbcnn.series_layers import StateSpaceConv1d
+from nbcnn.series_layers import DepthwiseConv1d, StateSpaceConv1d
 
 FEW_TAPS = 31
 """C·R·S up to which a pooled layer's wgrad reads the pooled gradient itself; beyond, unpooling it once serves wgrad and dgrad."""

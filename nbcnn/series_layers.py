@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
 from nbcnn.graph import Buf, ShapeError, Tape
-from nbcnn.layers import Built, Param, _elementwise, _linear_map, _NoParams, depthwise
+from nbcnn.layers import Built, Param, _elementwise, _linear_map, _NoParams
 
 KERNEL_INITS = ("s4d-lin", "repo")
 _LOG_STEPS = math.log(1e-3), math.log(1e-1)
@@ -20,6 +21,58 @@ def _series(x: Buf, scope: str, channels: int | None = None) -> tuple[int, int, 
         raise ShapeError(f"{scope} takes series (N, {channels or 'C'}, L), got {x.shape}")
     n, c, length = x.shape
     return n, c, length
+
+
+@dataclass(frozen=True)
+class DepthwiseConv1d:
+    """A filter of `taps` for each channel of series (N, C, L), zeros outside; `skip` adds d[c]·x.
+
+    padding "causal": y[t] sees x[t−taps+1 .. t]; "same": x[t−⌊taps/2⌋ .. t−⌊taps/2⌋+taps−1].
+    """
+
+    channels: int
+    taps: int
+    padding: str = "causal"
+    skip: bool = False
+    kind: ClassVar[str] = "dwconv"
+
+    def __post_init__(self) -> None:
+        if self.padding not in ("causal", "same"):
+            raise ValueError(f"padding is causal or same, got {self.padding!r}")
+
+    def params(self) -> dict[str, Param]:
+        made = {"weight": Param((self.channels, self.taps), self.taps)}
+        return made | {"skip": Param((self.channels,), self.taps, decay=False)} if self.skip else made
+
+    def build(self, tape: Tape, x: Buf, scope: str, together: bool = False) -> Built:
+        if len(x.shape) != 3 or x.shape[1] != self.channels:
+            raise ShapeError(f"{scope} takes series (N, {self.channels}, L), got {x.shape}")
+        params = [tape.param(scope, name, param.shape) for name, param in self.params().items()]
+        y, backward = depthwise(tape, x, params, scope, self.padding, together)
+        return y, lambda dy: backward(dy, [tape.grad(param) for param in params])
+
+
+def depthwise(
+    tape: Tape, x: Buf, filters: Sequence[Buf], scope: str, padding: str, together: bool = False
+) -> tuple[Buf, Callable[[Buf, Sequence[Buf]], Buf]]:
+    """Record y of series x by `filters`, w (C, T) and perhaps d (C): parameters, or what another step has made.
+
+    Returns y and the backward: (dy, where the filters' gradients go) → dx. A filter that a step makes has to be a view of a
+    Buf of one axis, since rows of lower precision round what has two. `together` records both gradients as one op.
+    """
+    y = tape.temp(f"{scope}.y", x.shape)
+    tape.emit("dwconv1d_fprop", [x, *filters], [y], scope, padding=padding)
+
+    def backward(dy: Buf, gradients: Sequence[Buf]) -> Buf:
+        dx = tape.temp(f"{scope}.dx", x.shape)
+        if together:
+            tape.emit("dwconv1d_bwd", [dy, x, *filters], [dx, *gradients], scope, padding=padding)
+            return dx
+        tape.emit("dwconv1d_wgrad", [x, dy], list(gradients), scope, padding=padding)
+        tape.emit("dwconv1d_dgrad", [dy, *filters], [dx], scope, padding=padding)
+        return dx
+
+    return y, backward
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,10 @@ from nbcnn.cli import flags, train_flags
 from nbcnn.explain import conv_shape, step_flops
 from nbcnn.fuse import DepthwiseTogether, fuse
 from nbcnn.graph import ShapeError, named
-from nbcnn.layers import MSE, DepthwiseConv1d, Residual, Swish
+from nbcnn.layers import MSE, Residual, Swish
 from nbcnn.net import Net, UsageError, choose_mode
 from nbcnn.ops import DWCONV, MODES, with_dwconv
+from nbcnn.series_layers import DepthwiseConv1d
 from nbcnn.storage import decode, encode
 
 SERIES = (3, 12)

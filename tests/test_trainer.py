@@ -14,12 +14,13 @@ import pytest
 from nbcnn import checkpoint
 from nbcnn.callbacks import Plots, Progress, duration, rate
 from nbcnn.checkpoint import BEST, LAST, CheckpointError
+from nbcnn.events import Callback
 from nbcnn.layers import MSE, Conv2d, MaxPool2d, ReLU, Upsample2d
 from nbcnn.net import Net
 from nbcnn.optim import SGD, Adam, learning_rates
 from nbcnn.runlog import RunError, RunFolder
 from nbcnn.session import TrainingSession
-from nbcnn.trainer import Callback, Diverged, Trainer
+from nbcnn.trainer import Diverged, Trainer
 
 LAYERS = [Conv2d(3, 4, 3, pad=1), ReLU(), MaxPool2d(2), Upsample2d(2), Conv2d(4, 3, 3, pad=1), MSE()]
 EPOCHS, IMAGES, BATCH, STEPS = 3, 22, 8, 3

@@ -12,9 +12,9 @@ from typing import Any
 from nbcnn import __version__
 from nbcnn.callbacks import Pictures, duration, rate
 from nbcnn.cli.train_data import Material
+from nbcnn.events import Result
 from nbcnn.explain import summary as layer_table
 from nbcnn.runlog import RunFolder
-from nbcnn.trainer import Result
 
 
 def explanation(session: Any) -> str:
