@@ -61,8 +61,10 @@ def roofline() -> str:
         return ""
     lines: list[tuple[str, ...]] = []
     details = []
+    environments = []
     for name in names:
         (found, *_), environment = section(GPU, name)
+        environments.append(environment)
         attainable = sum(point["attainable_ms"] for point in found["points"])
         kinds = [point["limiter"] for point in found["points"]]
         limits = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
@@ -85,7 +87,7 @@ def roofline() -> str:
     )
     head = ("mode", "batch", "whole step, ms", "sum of the steps", "off by", "attainable", "of it", "steps limited by")
     picture = f"![the steps of {names[-1].removeprefix('roofline-')} under its roofs]({_PICTURES}/{ROOFLINE})\n\n"
-    return intro + markdown(head, lines) + footer(environment) + "\n" + picture + "\n".join(details)
+    return intro + markdown(head, lines) + footer(*environments) + "\n" + picture + "\n".join(details)
 
 
 def _point(point: dict[str, Any]) -> tuple[str, ...]:
@@ -106,15 +108,17 @@ def counters() -> str:
         return ""
     lines: list[tuple[str, ...]] = []
     details = []
+    environments = []
     for name in names:
         (found, *_), environment = section(GPU, name)
+        environments.append(environment)
         kernels = found["kernels"]
         streams = [abs(row["error"]) for row in kernels if row.get("streams") and row.get("error") is not None]
         others = [1 + row["error"] for row in kernels if not row.get("streams") and row.get("error") is not None]
         span = f"{min(others):.2f} … {max(others):.2f}" if others else ""
         worst = f"{max(streams):.1%}" if streams else "none that large"
         long = [step for step in found["steps"] if step["ncu_ms"] >= LONG_MS]
-        off = [f"{max((abs(step[key] / step['ncu_ms'] - 1) for step in long), default=0):.1%}" for key in ("alone_ms", "event_ms")]
+        off = [_furthest(long, key) for key in ("alone_ms", "event_ms")]
         lines.append((name.removeprefix("counters-"), str(len(kernels)), str(len(streams)), worst, span, *off))
         columns = ("step", "op", "kernel", "µs", "model MB", "DRAM read", "DRAM written", "model is off by", "")
         details.append(folded(f"every kernel of {name.removeprefix('counters-')}", markdown(columns, [_kernel(row) for row in kernels], 3)))
@@ -126,7 +130,13 @@ def counters() -> str:
         "training step, where tensor cores meet the power limit and the clock falls.\n\n"
     )
     head = ("step", "kernels", "that stream", "model off by at most", "the others, model / DRAM", "events alone / ncu, off by", "in the step")
-    return intro + markdown(head, lines) + footer(environment) + "\n" + "\n".join(details)
+    return intro + markdown(head, lines) + footer(*environments) + "\n" + "\n".join(details)
+
+
+def _furthest(steps: list[dict[str, Any]], key: str) -> str:
+    """How far the times `key` are from ncu's durations at most; nothing if they were not taken."""
+    apart = [abs(step[key] / step["ncu_ms"] - 1) for step in steps if key in step]
+    return f"{max(apart):.1%}" if apart else ""
 
 
 def _kernel(row: dict[str, Any]) -> tuple[str, ...]:

@@ -98,7 +98,7 @@ KINDS: dict[str, tuple[str, Any]] = {
                 "ceilings": {"measured": {str: float}, "datasheet": ({str: float}, None)},
                 "whole_step_ms": float,
                 "sum_ms": float,
-                "event_ms": float,
+                "event_ms?": float,
             }
         ],
     ),
@@ -108,7 +108,7 @@ KINDS: dict[str, tuple[str, Any]] = {
             {
                 "l2_bytes": int,
                 "kernels": [{"scope": str, "op": str, "kernel": str, "dram_read": float, "dram_write": float, "ms": float}],
-                "steps": [{"event_ms": float, "alone_ms": float, "ncu_ms": float}],
+                "steps": [{"event_ms": float, "alone_ms?": float, "ncu_ms": float}],
             }
         ],
     ),
