@@ -65,6 +65,35 @@ def warmup():
     }
 
 
+def fused(study, case, variant, ms, precision="fp32", launch="graph", items=10**9):
+    """A row of a fusion section."""
+    row = {"study": study, "case": case, "variant": variant, "launch": launch, "precision": precision, "ms": timing(ms), "memory_bytes": 10**6}
+    rates = {"throughput": items / ms * 1e3, "unit": "image", "attainable_ms": ms / 2, "efficiency": 0.5, "percent_of_peak": 30.0}
+    return row | rates | {"times_the_peer": 1.0, "error": 1e-7}
+
+
+def fusion_study(study):
+    """Two cases of a fusion study, ours twice and one peer, as called and replayed."""
+    made = []
+    for case, ms in (("first", 0.004), ("second", 0.010)):
+        for launch in ("host", "graph"):
+            made += [
+                fused(study, case, variant, ms * times, launch=launch)
+                for variant, times in (("nbcnn", 1), ("nbcnn norm alone", 0.5), ("torch eager", 5))
+            ]
+    return made
+
+
+def classifier():
+    """A mnist section: two seeds, and steps."""
+    one = {"what": "train", "form": "fused", "mode": "im2col", "precision": "fp32", "norm": "s0", "epochs": 10, "data": "mnist"}
+    runs = [one | {"seed": seed, "accuracy": accuracy, "epoch_ms": timing(200.0)} for seed, accuracy in ((0, 0.99), (1, 0.992))]
+    steps = [
+        {"what": "step", "form": form, "batch": 128, "step_ms": timing(ms)} for form, ms in (("nbcnn im2col fp32 fused", 0.4), ("PyTorch fp32", 1.0))
+    ]
+    return [*runs, *steps]
+
+
 def every_kind():
     """Sections of every kind that a report shows, by name."""
     ceilings = {"measured": {"fp32": 60e12, "tf32": 400e12, "bf16": 800e12, "copy": 4.2e12}}
@@ -86,6 +115,8 @@ def every_kind():
         "quality-main": [train, classify],
         "selftest": [{"what": "copy of a large array", "value": 4.2, "unit": "TB/s", "wanted": "4.0 … 4.5", "ok": True}],
         "warmup": [warmup()],
+        "fusion-gemm": fusion_study("gemm"),
+        "mnist-im2col-fp32": classifier(),
     }
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from nbcnn.bench import readme_fusion as fusion
 from nbcnn.bench import readme_laboratory as laboratory
 from nbcnn.bench import readme_tensorcore as tensorcore
 from nbcnn.bench import schema
@@ -126,6 +127,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "tensorcore": tensorcore.step,
     "precisions": tensorcore.precisions,
     **laboratory.TABLES,
+    **fusion.TABLES,
 }
 for _name, _table, _section in (
     ("layers", tensorcore.layers, "convs-fused-tensorcore-bf16-1024"),
