@@ -79,6 +79,8 @@ def test_an_unknown_study_and_a_flag_of_another(capsys):
 
 def test_shapes_are_products():
     assert study_fusion.sizes("128x64x32,8×8×8") == ((128, 64, 32), (8, 8, 8))
+    flags = study_fusion.parser("evonorm").parse_args(["--paths", "fwd", "--forms", "alone,conv"])
+    assert study_fusion.section("evonorm", flags) == "fusion-evonorm-fwd-alone-conv"
     with pytest.raises(SystemExit) as left:
         study_fusion.parser("gemm").parse_args(["--shapes", "128x64"])
     assert left.value.code == 2
@@ -127,7 +129,7 @@ def test_seeds_and_steps_in_words():
 @pytest.fixture
 def measured(tmp_path, monkeypatch):
     """Results of the fusion study in place of the kept ones."""
-    sections = {f"fusion-{name}": samples.fusion_study(name) for name in readme_fusion.TITLES}
+    sections = {f"fusion-{name}-part": samples.fusion_study(name) for name in readme_fusion.TITLES}
     samples.saved(tmp_path, sections | {"mnist-im2col-fp32": samples.classifier()})
     monkeypatch.setattr(results, "RESULTS", tmp_path)
 

@@ -10,7 +10,7 @@ from statistics import mean
 from typing import Any
 
 from nbcnn.bench.readme_laboratory import folded, named
-from nbcnn.bench.tables import GPU, footer, markdown, measured, section
+from nbcnn.bench.tables import GPU, footer, markdown, section
 
 TITLES = {
     "elementwise": "**Elementwise ops beside PyTorch and Triton** (µs a call, replayed as a CUDA graph, operands from memory):",
@@ -21,11 +21,12 @@ TITLES = {
 
 
 def study(name: str) -> str:
-    """One study: a row for each case, a column for each variant, ours in bold where it is the fastest."""
-    if not measured(GPU, f"fusion-{name}"):
+    """One study, whatever parts of it were measured: a row for each case, a column for each variant."""
+    names = [one for one in named("fusion") if f"{one}-".startswith(f"fusion-{name}-")]
+    if not names:
         return ""
-    rows, environment = section(GPU, f"fusion-{name}")
-    shown = [row for row in rows if row["launch"] == "graph"]
+    found = [section(GPU, one) for one in names]
+    shown, environment = [row for rows, _ in found for row in rows if row["launch"] == "graph"], found[-1][1]
     variants = list(dict.fromkeys(row["variant"] for row in shown))
     lines = [_line(case, [row for row in shown if row["case"] == case], variants, name == "gemm") for case in dict.fromkeys(r["case"] for r in shown)]
     best = "our fastest: peers' fastest ÷ it"

@@ -110,9 +110,14 @@ def _measure(study: str, flags: SimpleNamespace) -> int:
         for path in heatmaps.write(Path(flags.out), rows):
             say(str(path))
     if flags.save:
-        results.save(f"fusion-{study}", rows, place.device_name, Path(flags.results) if flags.results else None)
+        results.save(section(study, flags), rows, place.device_name, Path(flags.results) if flags.results else None)
     print(json.dumps(rows) if flags.json else "\n".join(lines(rows)))
     return OK
+
+
+def section(study: str, flags: SimpleNamespace) -> str:
+    """The section of the results file: the study, and to which part of it the flags limit it."""
+    return "-".join(["fusion", study, *(word for name in ("norms", "paths", "forms", "nets", "precision") for word in getattr(flags, name) or ())])
 
 
 def cases(study: str, flags: SimpleNamespace, place: Any, peer: bool) -> Iterator[Any]:
