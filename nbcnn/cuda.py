@@ -11,7 +11,7 @@ import pickle
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -66,6 +66,8 @@ u4: Any
 i8: Any
 f4, i4, u4, i8 = types.float32, types.int32, types.uint32, types.int64
 
+_SHARED_OF_HOPPER = 227 * 1024
+
 _NOT_IN_SIMULATOR = ("launch_bounds", "max_registers", "lto", "cache")
 
 _SHARED_WITHOUT_ASKING = 48 * 1024
@@ -93,6 +95,14 @@ def jit(**options: Any) -> Callable[[Callable[..., Any]], Any]:
         for name in _NOT_IN_SIMULATOR:
             options.pop(name, None)
     return cuda.jit(**options)
+
+
+@cache
+def shared_of_block() -> int:
+    """Bytes of shared memory that a block may have on this GPU; those of an H200 where there is no GPU."""
+    if SIMULATOR or gpu_missing():
+        return _SHARED_OF_HOPPER
+    return int(cuda.get_current_device().MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
 
 
 def gpu_missing() -> str | None:

@@ -48,13 +48,13 @@ _CLOSURE_HASH = """
 import hashlib
 from numba.cuda.serialize import dumps
 from nbcnn.ops.conv.im2col import Window, gather_product
-from nbcnn.ops.conv.thin_mma.folded_fprop import product_kernel
+from nbcnn.ops.conv.thin_mma.last_fprop import fprop_kernel
 from nbcnn.ops.conv.tiles import Tile
 from nbcnn.ops.conv.wgmma.kernel import correlate
 from nbcnn.ops.conv.wgmma.tile import Tile as WgmmaTile
 kernels = (
     gather_product(Tile(64, 64, 16, 4, 4), Window(3, 3), 4, True, True, True),
-    product_kernel(2),
+    fprop_kernel(2, 3, 3, 2, True, "mse", "bfloat16", 4, 2),
     correlate(WgmmaTile(128, 128, 2, 3, 2), "bf16", "rows"),
 )
 for kernel in kernels:

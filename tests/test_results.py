@@ -92,6 +92,14 @@ def test_rows_of_an_unknown_kind_are_objects_of_any_form(tmp_path):
     assert results.load(path)["sections"]["mine-1"]["rows"] == [{"any": ["thing", None, 1.5]}]
 
 
+def test_a_file_that_cannot_take_results_is_refused_before_anything_is_measured(tmp_path, monkeypatch, capsys):
+    (tmp_path / "cpu.json").write_text("no JSON")
+    monkeypatch.setattr("nbcnn.cli.bench_op.op", lambda flags: pytest.fail("measured"))
+    assert exits(__main__.main, ["bench", "relu_fprop", "--mode", "cpu", "--shape", "2,3,4,4", "--save", "--results", str(tmp_path)]) == 3
+    assert "is no JSON" in capsys.readouterr().err
+    assert (tmp_path / "cpu.json").read_text() == "no JSON"
+
+
 def test_what_breaks_the_schema_is_not_saved(saved):
     before = saved.read_bytes()
     with pytest.raises(schema.SchemaError, match="lacks 'batch'"):

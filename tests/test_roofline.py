@@ -34,6 +34,7 @@ def found_for(mode: str, precision: str, ms: float = 0.1) -> dict:
         "ceilings": ceilings,
         "whole_step_ms": ms * len(points) / 1.02,
         "sum_ms": ms * len(points),
+        "event_ms": 0.002,
     }
 
 
@@ -90,11 +91,17 @@ def test_charts_have_both_roofs(tmp_path, mode, precision):
     assert f"datasheet {precision}" in text
 
 
+COST = 0.25
+
+
 class Event:
+    """A clock; what runs behind an event starts COST later."""
+
     now = 0.0
 
     def record(self, stream):
         self.at = Event.now
+        Event.now += COST
 
     def synchronize(self):
         pass
@@ -137,9 +144,11 @@ def test_steps_are_timed_between_events_behind_replays(monkeypatch):
     monkeypatch.setattr("nbcnn.bench.timing.SIMULATOR", False)
     monkeypatch.setattr(steps, "WARM_SECONDS", 0.0)
     session = Session()
-    timings, whole = steps.time_steps(session, 0.1)
-    assert [timing.median for timing in timings] == pytest.approx([1.0, 2.0])
-    assert whole.median == pytest.approx(3.0)
+    found = steps.time_steps(session, 0.1)
+    # Three events make 3 ms of work two COSTs longer, one before it makes it one COST longer: each of two steps loses half of the difference.
+    assert found.event_ms == pytest.approx(COST / 2)
+    assert [timing.median for timing in found.steps] == pytest.approx([1.0 + COST / 2, 2.0 + COST / 2])
+    assert found.whole.median == pytest.approx(3.0 + COST)
     assert session.recorded >= 12
     assert session.replayed > session.recorded
 
@@ -167,9 +176,14 @@ def test_model_and_counters_meet_launch_by_launch():
     assert by_op["relu_fprop"]["error"] == pytest.approx(2 / 2.1 - 1, abs=1e-3)
     assert not by_op["sgd"]["streams"]  # too small
     assert not by_op["conv_wgrad"]["streams"]  # reads again
-    steps_found = [{"scope": "a", "op": "b", "event_ms": 1.02, "ncu_ms": 1.0}, {"scope": "short", "op": "c", "event_ms": 0.2, "ncu_ms": 0.1}]
+    steps_found = [
+        {"scope": "a", "op": "b", "event_ms": 1.06, "alone_ms": 1.02, "ncu_ms": 1.0},
+        {"scope": "c", "op": "d", "event_ms": 0.2, "alone_ms": 0.2, "ncu_ms": 0.1},
+    ]
     text = counters.table({"kernels": rows, "l2_bytes": 60 * 2**20, "steps": steps_found})
-    assert "1 steps of 200 µs or more: event times are within +2.0% (a b)" in text
+    assert "1 steps of 200 µs or more" in text
+    assert "+2.0% (a b) when each runs after a rest" in text
+    assert "+6.0% (a b) in the running training step" in text
     assert "least / DRAM" in text
     assert "4 × L2 (60 MiB)" in text
     assert json.loads(json.dumps(rows)) == rows

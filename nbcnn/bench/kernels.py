@@ -16,13 +16,13 @@ from unittest import mock
 
 import numpy as np
 
+from nbcnn import cuda
 from nbcnn.bench.plans import on_host, training_plan
 from nbcnn.bench.roofline import aligned
 from nbcnn.cuda import Host
 from nbcnn.net import TENSOR_CORES
 from nbcnn.ops import MODES, Row
 from nbcnn.ops.cases import mean_cases
-from nbcnn.ops.conv.mma import wgrad_tile
 from nbcnn.ops.fused_cases import fused_mean_cases
 from nbcnn.ops.instructions import GROUPS, count_ptx, count_sass, disassembler, sass
 from nbcnn.ops.run import Bound, Unsupported
@@ -50,7 +50,7 @@ def launches(row: Row, arch: str, op: str | None = None) -> Iterator[tuple[str, 
     seen: set[Any] = set()
     covered: set[str] = set()
     for fusing in (True, False):
-        with mock.patch.object(wgrad_tile, "shared_of_block", return_value=1024 * ARCHITECTURES[arch]):
+        with mock.patch.object(cuda, "shared_of_block", return_value=1024 * ARCHITECTURES[arch]):
             program = on_host(training_plan(row, BATCH, capability=capability, fusing=fusing))
         for item, made in program.bound:
             covered.add(item.step.op)

@@ -104,9 +104,10 @@ def main() -> int:
     parser.add_argument("--results", default=None, help="folder of the results file (default: nbcnn/bench/results)")
     args = parser.parse_args()
     device = Gpu().device_name
+    results.opened(device, args.results)
     for job in args.jobs:
         rows = JOBS[job](args.data_dir, Path(args.scratch), [int(s) for s in args.seeds.split(",")])
-        results.save(f"quality-{job}", rows, device, Path(args.results) if args.results else None)
+        results.save(f"quality-{job}", rows, device, args.results)
         for row in rows:
             print(json.dumps({key: value for key, value in row.items() if key != "classifiers"})[:300], flush=True)
     return 0

@@ -26,8 +26,10 @@ _BLOCK = re.compile(r"(<!-- table (\w+) -->\n).*?(<!-- end -->)", re.S)
 def step() -> str:
     """The whole fp32 training step of mode im2col beside PyTorch."""
     rows: list[tuple[str, ...]] = []
+    environments = []
     for batch in (1, 64, 256, 1024):
         (ours, *peers), environment = section(GPU, f"step-{batch}")
+        environments.append(environment)
         mine = ours["step_ms"]["median"]
         times = {peer["form"].split()[-1]: peer["step_ms"]["median"] for peer in peers}
         cells = [f"{times[form]:.3f} ({times[form] / mine:.2f}×)" if form in times else "" for form in ("graph", "compile")]
@@ -35,26 +37,30 @@ def step() -> str:
         memory = f"{planned / 2**20:,.0f} / {min(peer['peak_bytes'] for peer in peers) / 2**20:,.0f}"
         rows.append((str(batch), f"**{mine:.3f}**", f"{ours['images_per_second']:,.0f}", *cells, memory))
     head = ("batch", "nbcnn ms", "images/s", "CUDA graph", "torch.compile", "MiB: nbcnn / PyTorch at its least")
-    return markdown(head, rows) + footer(environment)
+    return markdown(head, rows) + footer(*environments)
 
 
 def convs() -> str:
     """Every convolution beside cuDNN."""
     rows: list[tuple[str, ...]] = []
+    environments = []
     for batch in (1024,):
         found, environment = section(GPU, f"convs-{batch}")
+        environments.append(environment)
         for row in found:
             ours, peer = row["ms"]["median"] * 1e3, row["cudnn_ms"]["median"] * 1e3
             figures = (f"{ours:,.0f}", f"{row['tflops']:.1f}", f"{peer:,.0f}", f"{row['ratio']:.2f}×")
             rows.append((str(batch), str(row["layer"]), str(row["path"]), *figures))
-    return markdown(("batch", "layer", "pass", "nbcnn µs", "TFLOP/s", "cuDNN µs", "ours is"), rows, 3) + footer(environment)
+    return markdown(("batch", "layer", "pass", "nbcnn µs", "TFLOP/s", "cuDNN µs", "ours is"), rows, 3) + footer(*environments)
 
 
 def ladder() -> str:
     """cpu → naive → tiled → im2col → tensorcore, at batch 1 and 256."""
     lines: list[tuple[str, ...]] = []
+    environments = []
     for batch in (1, 256):
         rows, environment = section(GPU, f"ladder-{batch}")
+        environments.append(environment)
         first = rows[0] if rows[0]["mode"] == "cpu" else None
         lines += [_rung(row, before, first) for row, before in zip(rows, (None, *rows), strict=False)]
     head = (
@@ -63,7 +69,7 @@ def ladder() -> str:
     )
     name = f" ({environment['cpu']})" if environment.get("cpu") else ""
     cores = f" The cpu rung uses {environment['cpu_cores']} cores{name}."
-    return markdown(head, lines, 2) + footer(environment).rstrip("\n") + cores + "\n"
+    return markdown(head, lines, 2) + footer(*environments).rstrip("\n") + cores + "\n"
 
 
 def _rung(row: dict[str, Any], before: dict[str, Any] | None, first: dict[str, Any] | None) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nbcnn.bench import results
+from nbcnn.bench.counters import LONG_MS
 from nbcnn.bench.tables import GPU, footer, markdown, measured, section
 
 ROOFLINE, WARMUP = "roofline.png", "warmup.png"
@@ -60,8 +61,10 @@ def roofline() -> str:
         return ""
     lines: list[tuple[str, ...]] = []
     details = []
+    environments = []
     for name in names:
         (found, *_), environment = section(GPU, name)
+        environments.append(environment)
         attainable = sum(point["attainable_ms"] for point in found["points"])
         kinds = [point["limiter"] for point in found["points"]]
         limits = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
@@ -84,7 +87,7 @@ def roofline() -> str:
     )
     head = ("mode", "batch", "whole step, ms", "sum of the steps", "off by", "attainable", "of it", "steps limited by")
     picture = f"![the steps of {names[-1].removeprefix('roofline-')} under its roofs]({_PICTURES}/{ROOFLINE})\n\n"
-    return intro + markdown(head, lines) + footer(environment) + "\n" + picture + "\n".join(details)
+    return intro + markdown(head, lines) + footer(*environments) + "\n" + picture + "\n".join(details)
 
 
 def _point(point: dict[str, Any]) -> tuple[str, ...]:
@@ -105,23 +108,35 @@ def counters() -> str:
         return ""
     lines: list[tuple[str, ...]] = []
     details = []
+    environments = []
     for name in names:
         (found, *_), environment = section(GPU, name)
+        environments.append(environment)
         kernels = found["kernels"]
         streams = [abs(row["error"]) for row in kernels if row.get("streams") and row.get("error") is not None]
         others = [1 + row["error"] for row in kernels if not row.get("streams") and row.get("error") is not None]
         span = f"{min(others):.2f} … {max(others):.2f}" if others else ""
         worst = f"{max(streams):.1%}" if streams else "none that large"
-        lines.append((name.removeprefix("counters-"), str(len(kernels)), str(len(streams)), worst, span))
+        long = [step for step in found["steps"] if step["ncu_ms"] >= LONG_MS]
+        off = [_furthest(long, key) for key in ("alone_ms", "event_ms")]
+        lines.append((name.removeprefix("counters-"), str(len(kernels)), str(len(streams)), worst, span, *off))
         columns = ("step", "op", "kernel", "µs", "model MB", "DRAM read", "DRAM written", "model is off by", "")
         details.append(folded(f"every kernel of {name.removeprefix('counters-')}", markdown(columns, [_kernel(row) for row in kernels], 3)))
     intro = (
         "**Is the model of bytes right?** The different bytes that every kernel of a training step touches, beside those that `ncu` counts at DRAM\n"
         f"(clocks and caches left alone). Kernels that stream {found['l2_bytes'] * 4 / 1e6:,.0f} MB or more, four times the L2 cache, must agree.\n"
-        "Of the others DRAM sees less where L2 serves the reads (ratio above 1), and more where evicted operands are read again.\n\n"
+        "Of the others DRAM sees less where L2 serves the reads (ratio above 1), and more where evicted operands are read again.\n"
+        f"Steps of {LONG_MS * 1e3:.0f} µs or more by events beside `ncu`'s durations: each after a rest, as `ncu` runs kernels, and in the running\n"
+        "training step, where tensor cores meet the power limit and the clock falls.\n\n"
     )
-    head = ("step", "kernels", "that stream", "model off by at most", "the others, model / DRAM")
-    return intro + markdown(head, lines) + footer(environment) + "\n" + "\n".join(details)
+    head = ("step", "kernels", "that stream", "model off by at most", "the others, model / DRAM", "events alone / ncu, off by", "in the step")
+    return intro + markdown(head, lines) + footer(*environments) + "\n" + "\n".join(details)
+
+
+def _furthest(steps: list[dict[str, Any]], key: str) -> str:
+    """How far the times `key` are from ncu's durations at most; nothing if they were not taken."""
+    apart = [abs(step[key] / step["ncu_ms"] - 1) for step in steps if key in step]
+    return f"{max(apart):.1%}" if apart else ""
 
 
 def _kernel(row: dict[str, Any]) -> tuple[str, ...]:

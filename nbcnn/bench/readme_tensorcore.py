@@ -19,10 +19,12 @@ _NAMES = {"eager": "eager", "graph": "CUDA graph", "compile": "torch.compile", "
 def step() -> str:
     """The whole training step beside the fastest PyTorch of the same precision."""
     rows: list[tuple[str, ...]] = []
+    environments = []
     for precision, batch in STEPS:
         if not measured(GPU, f"step-tensorcore-{precision}-{batch}"):
             continue
         (ours, *peers), environment = section(GPU, f"step-tensorcore-{precision}-{batch}")
+        environments.append(environment)
         best = min(peers, key=lambda peer: peer["step_ms"]["median"])
         mine, its = ours["step_ms"]["median"], best["step_ms"]["median"]
         planned = sum(v for k, v in ours["planned_bytes"].items() if k not in ("data set", "tables"))
@@ -30,15 +32,17 @@ def step() -> str:
         figures = (f"**{mine:.3f}**", f"{ours['images_per_second']:,.0f}", f"{its:.3f} ({name})", f"**{its / mine:.2f}×**")
         rows.append((precision, str(batch), *figures, f"{planned / 2**20:,.0f} / {best['peak_bytes'] / 2**20:,.0f}"))
     head = ("precision", "batch", "nbcnn ms", "images/s", "fastest PyTorch, ms", "ours is", "MiB: nbcnn / it")
-    return markdown(head, rows) + footer(environment)
+    return markdown(head, rows) + footer(*environments)
 
 
 def layers() -> str:
     """Every layer and pass at batch 1024, as the fused plan runs it, against cuDNN's convolution alone."""
     found: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
     known = [precision for precision in PRECISIONS if measured(GPU, f"convs-fused-tensorcore-{precision}-1024")]
+    environments = []
     for precision in known:
         rows, environment = section(GPU, f"convs-fused-tensorcore-{precision}-1024")
+        environments.append(environment)
         for row in rows:
             found.setdefault((row["layer"], row["path"]), {})[precision] = row
     lines: list[tuple[str, ...]] = []
@@ -46,36 +50,41 @@ def layers() -> str:
         cells = [f"{by[p]['ms']['median'] * 1e3:,.0f} ({by[p]['ratio']:.2f}×)" for p in known]
         lines.append((layer, path, f"`{by[known[0]]['op']}`", *cells))
     head = ("layer", "pass", "op", *(f"{p} µs (over cuDNN)" for p in known))
-    return markdown(head, lines, 3) + footer(environment)
+    return markdown(head, lines, 3) + footer(*environments)
 
 
 def engines() -> str:
     """The direct convolutions by both engines at batch 1024, against cuDNN in the same precision."""
     lines: list[tuple[str, ...]] = []
+    environments = []
     for precision in ("bf16", "tf32"):
-        if not measured(GPU, f"convs-tensorcore-{precision}-mma-1024"):
+        if not measured(GPU, f"convs-tensorcore-{precision}-1024"):
             continue
         automatic, environment = section(GPU, f"convs-tensorcore-{precision}-1024")
-        forced, _ = section(GPU, f"convs-tensorcore-{precision}-mma-1024")
+        environments.append(environment)
+        name = f"convs-tensorcore-{precision}-mma-1024"
+        forced = [f"{row['ms']['median'] * 1e3:,.0f}" for row in section(GPU, name)[0]] if measured(GPU, name) else [""] * len(automatic)
         for row, mma in zip(automatic, forced, strict=True):
             ours = f"{row['ms']['median'] * 1e3:,.0f} ({row['runs_as']})"
-            figures = (ours, f"{row['tflops']:.0f}", f"{mma['ms']['median'] * 1e3:,.0f}", f"{row['cudnn_ms']['median'] * 1e3:,.0f}")
+            figures = (ours, f"{row['tflops']:.0f}", mma, f"{row['cudnn_ms']['median'] * 1e3:,.0f}")
             lines.append((precision, row["layer"], row["path"], *figures, f"{row['ratio']:.2f}×"))
     head = ("precision", "layer", "pass", "nbcnn µs", "TFLOP/s", "forced to mma, µs", "cuDNN µs", "ours is")
-    return markdown(head, lines, 3) + footer(environment)
+    return markdown(head, lines, 3) + footer(*environments)
 
 
 def epoch() -> str:
     """A real epoch: permutation, upload, every training step, the smaller last batch."""
     lines: list[tuple[str, ...]] = []
+    environments = []
     for precision in PRECISIONS:
         if not measured(GPU, f"epoch-tensorcore-{precision}-1024"):
             continue
         (row,), environment = section(GPU, f"epoch-tensorcore-{precision}-1024")
+        environments.append(environment)
         seconds = row["seconds"]
         spread = f"{seconds['p5']:.4f} … {seconds['p95']:.4f}"
         lines.append((precision, str(row["batch"]), f"{row['images']:,}", str(row["steps"]), f"**{seconds['median']:.4f}**", spread))
-    return markdown(("precision", "batch", "images", "training steps", "s per epoch", "5 … 95 %"), lines) + footer(environment)
+    return markdown(("precision", "batch", "images", "training steps", "s per epoch", "5 … 95 %"), lines) + footer(*environments)
 
 
 def by_mode(rows: list[dict[str, Any]], key: str) -> dict[str, np.ndarray]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import errno
 import json
 import os
 import platform
@@ -86,14 +87,24 @@ def load(path: Path) -> dict[str, Any]:
     return schema.check(found, str(path))
 
 
-def save(section: str, rows: Any, device: str, folder: Path | None = None) -> Path:
+def opened(device: str, folder: str | Path | None = None) -> tuple[Path, dict[str, Any]]:
+    """The device's results file and its content, an empty one if there is none yet; its folder is made.
+
+    Commands call it before they measure, so that nothing measured is lost to a file that cannot take it. Raises SchemaError or OSError.
+    """
+    path = (Path(folder) if folder else RESULTS) / f"{slug(device)}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not os.access(path.parent, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path.parent))
+    return path, load(path) if path.exists() else {"schema": schema.VERSION, "device": device, "sections": {}}
+
+
+def save(section: str, rows: Any, device: str, folder: str | Path | None = None) -> Path:
     """Put `rows` into the device's results file as `section`, keeping its other sections; returns the path.
 
     Raises SchemaError, and leaves the file as it was, if the rows are not what the section's name says.
     """
-    path = (folder or RESULTS) / f"{slug(device)}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    found: dict[str, Any] = load(path) if path.exists() else {"schema": schema.VERSION, "device": device, "sections": {}}
+    path, found = opened(device, folder)
     found["sections"][section] = {"environment": environment(device), "rows": rows}
     content = json.dumps(found, indent=1, sort_keys=True) + "\n"
     # Checked as it will be read: tuples are lists by then.

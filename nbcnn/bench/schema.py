@@ -83,12 +83,19 @@ KINDS: dict[str, tuple[str, Any]] = {
                 "ceilings": {"measured": {str: float}, "datasheet": ({str: float}, None)},
                 "whole_step_ms": float,
                 "sum_ms": float,
+                "event_ms?": float,
             }
         ],
     ),
     "counters": (
         "the model's bytes of every kernel beside DRAM's as ncu counts them",
-        [{"l2_bytes": int, "kernels": [{"scope": str, "op": str, "kernel": str, "dram_read": float, "dram_write": float, "ms": float}]}],
+        [
+            {
+                "l2_bytes": int,
+                "kernels": [{"scope": str, "op": str, "kernel": str, "dram_read": float, "dram_write": float, "ms": float}],
+                "steps": [{"event_ms": float, "alone_ms?": float, "ncu_ms": float}],
+            }
+        ],
     ),
     "compare": ("two ways to run one op", [{"op": str, "variants": [str], "times": [{"ms": TIMING}]}]),
     "selftest": ("what the benchmark says about things known beforehand", [{"what": str, "value": float, "unit": str, "ok": (bool, None)}]),

@@ -27,11 +27,13 @@ def markdown(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], left: int =
     return "\n".join("| " + " | ".join(line) + " |" for line in (head, tuple(rule), *rows))
 
 
-def footer(environment: dict[str, Any]) -> str:
-    """Device, versions, date and command."""
+def footer(*environments: dict[str, Any]) -> str:
+    """Device, versions, date and command of the last section of a table; the revisions of all."""
+    environment = environments[-1]
     versions = environment["versions"]
     torch = f", PyTorch {versions['torch']}" if versions.get("torch") else ""
     driver = f", driver {environment['driver']}" if environment["driver"] else ""
     device = environment["device"].split(" (")[0]
-    revision = f", revision {environment['revision']}" if environment["revision"] else ""
+    revisions = list(dict.fromkeys(one["revision"] for one in environments if one["revision"]))
+    revision = f", revision{'s' if len(revisions) > 1 else ''} {', '.join(revisions)}" if revisions else ""
     return f"\n\n{device}{driver}, numba-cuda {versions['numba-cuda']}{torch}, {environment['date']}{revision}, `{environment['command']}`.\n"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -125,11 +124,13 @@ def _measure(flags: SimpleNamespace) -> int:
     if flags.peer != "none" and flags.what in ("step", "convs", *OPS) and not peers.available():
         print(peers.MISSING, file=sys.stderr)
         flags.peer = "none"
+    if flags.save:
+        results.opened(device, flags.results)
     measure = {"step": _step, "convs": _convs, "epoch": _epoch, "warmup": bench_op.warmup, "selftest": bench_op.selftest}.get(flags.what, bench_op.op)
     rows, lines = measure(flags)
-    if flags.save:
-        results.save(_section(flags), rows, device, Path(flags.results) if flags.results else None)
     print(json.dumps(rows) if flags.json else "\n".join(lines))
+    if flags.save:
+        results.save(_section(flags), rows, device, flags.results)
     slower = before is not None and before.regressed(rows, flags)
     return RUNTIME if slower or any(row.get("ok") is False for row in rows) else OK
 

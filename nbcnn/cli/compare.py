@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from types import SimpleNamespace
 
 from nbcnn.cli.errors import OK, guarded
@@ -52,9 +51,11 @@ def _compare(flags: SimpleNamespace) -> int:
     a, b = Choice.parse(flags.a), Choice.parse(flags.b)
     op = flags.op or "conv_fprop"
     caches, calls, cap = flags.cache or ("rotate",), flags.iters or 100, flags.seconds or 3.0
-    found = compare.compare(a, b, problem(op, flags.shape), Watch, caches=caches, iterations=calls, cap=cap)
+    device = "CPU" if {a.mode, b.mode} == {"cpu"} else Gpu().device_name
     if flags.save:
-        device = "CPU" if {a.mode, b.mode} == {"cpu"} else Gpu().device_name
-        results.save(f"compare-{op}-{flags.shape or 'default'}-{a.label}-{b.label}", [found], device, Path(flags.results) if flags.results else None)
+        results.opened(device, flags.results)
+    found = compare.compare(a, b, problem(op, flags.shape), Watch, caches=caches, iterations=calls, cap=cap)
     print(json.dumps(found) if flags.json else "\n".join(compare.text(found)))
+    if flags.save:
+        results.save(f"compare-{op}-{flags.shape or 'default'}-{a.label}-{b.label}", [found], device, flags.results)
     return OK

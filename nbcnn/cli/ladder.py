@@ -43,12 +43,14 @@ def _climb(flags: SimpleNamespace) -> int:
     batch = flags.batch or 256
     device, section = "CPU" if gpu_missing() else Gpu().device_name, f"ladder-{batch}"
     before = regressions.baseline(flags, section, device)
+    if flags.save:
+        results.opened(device, flags.results)
     rows = list(ladder.climb(batch, lambda text: print(text, file=sys.stderr, flush=True)))
     if not rows:
         return RUNTIME
+    print(json.dumps(rows) if flags.json else ladder.table(rows))
     if flags.save:
-        results.save(section, rows, device, Path(flags.results) if flags.results else None)
+        results.save(section, rows, device, flags.results)
     if flags.chart:
         ladder.chart(rows, Path(flags.chart), f"{device.split('(')[0].strip()}, batch {batch}")
-    print(json.dumps(rows) if flags.json else ladder.table(rows))
     return RUNTIME if before is not None and before.regressed(rows, flags) else OK

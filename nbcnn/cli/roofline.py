@@ -44,11 +44,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(flags: SimpleNamespace) -> int:
+    from nbcnn.bench import results
     from nbcnn.bench.rung import session_for
     from nbcnn.bench.steps import epoch_images
     from nbcnn.cuda import Gpu
 
-    Gpu()  # no GPU is an error here, whatever the mode
+    device = Gpu().device_name  # no GPU is an error here, whatever the mode
+    if flags.save:
+        results.opened(device, flags.results)
     batch = flags.batch or 256
     options: dict[str, Any] = {"mode": flags.mode or "auto", "precision": flags.precision, "engine": flags.engine or "auto"}
     _say(f"preparing {options['mode']} at batch {batch} …")
@@ -65,12 +68,12 @@ def _timed(flags: SimpleNamespace, session: Any, options: dict[str, Any]) -> int
     _say(f"timing {len(session.program.bound)} steps …")
     found = roofline.measure(session, roofs)
     device = session.net.device_name
+    print(json.dumps(found) if flags.json else roofline.table(found))
     if flags.save:
-        results.save(section("roofline", flags, session), [found], device, Path(flags.results) if flags.results else None)
+        results.save(section("roofline", flags, session), [found], device, flags.results)
     if flags.chart:
         what = f"{found['mode']} {found['precision']}, batch {found['batch']}"
         roofline.chart(found, Path(flags.chart), f"{device.split('(')[0].strip()}, {what}")
-    print(json.dumps(found) if flags.json else roofline.table(found))
     return 0
 
 
@@ -79,9 +82,9 @@ def _counted(flags: SimpleNamespace, session: Any) -> int:
 
     _say("counting one training step with ncu …")
     found = counters.validate(session)
-    if flags.save:
-        results.save(section("counters", flags, session), [found], session.net.device_name, Path(flags.results) if flags.results else None)
     print(json.dumps(found) if flags.json else counters.table(found))
+    if flags.save:
+        results.save(section("counters", flags, session), [found], session.net.device_name, flags.results)
     return 0
 
 

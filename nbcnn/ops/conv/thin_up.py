@@ -22,7 +22,6 @@ from nbcnn.ops.conv.register_tile import relu
 from nbcnn.ops.conv.thin_shape import correlation, split_pixel, unrolled
 from nbcnn.ops.ptx.vector import load1_if
 from nbcnn.ops.reduce import THREADS, add_partials, block_sum, f8
-from nbcnn.ops.stored import scalar_io
 from nbcnn.ops.traffic import Traffic, once, size
 from nbcnn.shapes import numel
 
@@ -30,7 +29,7 @@ ALIGNMENT = 256
 
 
 # Along one axis: tap a, read from pixel i + d, reaches the output pixels 2i + r of these r. Tap 1 gives both the same.
-_REACH = ((0, -1, (0,)), (0, 0, (1,)), (1, 0, (0, 1)), (2, 0, (0,)), (2, 1, (1,)))
+REACH = ((0, -1, (0,)), (0, 0, (1,)), (1, 0, (0, 1)), (2, 0, (0,)), (2, 1, (1,)))
 
 
 def make_part(K: int, down: tuple[int, int, tuple[int, ...]], across: tuple[int, int, tuple[int, ...]]) -> Any:
@@ -58,11 +57,10 @@ def make_part(K: int, down: tuple[int, int, tuple[int, ...]], across: tuple[int,
 
 
 @functools.cache
-def collect_kernel(K: int, split: int, after: str, kind: str = "float32") -> Any:
-    """The collecting kernel for K channels, `split` threads a pixel of x. after: "", "relu" or "mse"; kind: how y and target are stored."""
-    load, store = scalar_io(kind)
+def collect_kernel(K: int, split: int, after: str) -> Any:
+    """The collecting kernel for K channels, `split` threads a pixel of x. after: "", "relu" or "mse"."""
     PIXELS, OUTPUTS = THREADS // split, 4 * K
-    collect = unrolled([make_part(K, down, across) for down in _REACH for across in _REACH])
+    collect = unrolled([make_part(K, down, across) for down in REACH for across in REACH])
     SUMS, RELU, MSE = THREADS * OUTPUTS if split > 1 else 1, after == "relu", after == "mse"
 
     @jit(launch_bounds=(THREADS, 2))
@@ -102,10 +100,10 @@ def collect_kernel(K: int, split: int, after: str, kind: str = "float32") -> Any
                         if RELU:
                             value = relu(value)
                         if MSE:
-                            value -= load(target, at)
+                            value -= target[at]
                             squares += f8(value) * f8(value)
                             value *= scale
-                        store(y, at, value)
+                        y[at] = value
         if MSE:
             terms = cuda.shared.array(THREADS, types.float64)
             whole = block_sum(terms, squares)
@@ -133,27 +131,24 @@ def bind(call: Call) -> list[Launch]:
     """x (N,C,H,W), w (K,C,3,3), b (K)[, target] -> [loss (),] y (N,K,2H,2W)."""
     g, mse = correlation(call), call.op == "upconv_mse_fprop"
     after = "mse" if mse else "relu" if call.op == "upconv_relu_fprop" else ""
-    y, size = call.outs[-1], numel(call.out_shapes[-1])
+    y, count = call.outs[-1], numel(call.out_shapes[-1])
     products = thin_scatter.parts_launch(call)
     total = call.scratch[_parts_bytes(call) : scratch(call)].view(np.float64) if mse else call.scratch.view(np.float64)
     parts = call.scratch.view(np.float32)
     sizes = (np.int32(v) for v in (g.N * g.H * g.W, g.H, g.W, thin_scatter.plane(g)))
-    args = (parts, call.ins[2], call.ins[3] if mse else y, y, total, *sizes, np.float32(2 / size))
+    args = (parts, call.ins[2], call.ins[3] if mse else y, y, total, *sizes, np.float32(2 / count))
     made = [products, Launch(collect_kernel(g.K, call.tile.split, after), _grid(call), THREADS, args)]
-    return [*made, add_partials(total, _grid(call), 1 / size, call.outs[0])] if mse else made
+    return [*made, add_partials(total, _grid(call), 1 / count, call.outs[0])] if mse else made
 
 
-def collect_traffic(call: Call, grid: int, split: int, K: int) -> list[Traffic]:
-    """Bytes of the launches that collect: 5n − 2 of `_REACH` lie inside an axis of n pixels, and nine planes are read."""
+def traffic(call: Call) -> list[Traffic]:
+    """Bytes of `bind`: 5n − 2 of `REACH` lie inside an axis of n pixels, and the collector reads nine planes."""
+    grid, split, K = _grid(call), call.tile.split, correlation(call).K
     N, _, H, W = call.in_shapes[0]
     y = size(call, "out", len(call.out_shapes) - 1)
     mse = call.op == "upconv_mse_fprop"
     target, partials = (size(call, "in", 3), 8 * grid) if mse else (0, 0)
     read, distinct = 4 * split * N * K * (5 * H - 2) * (5 * W - 2), 4 * split * N * K * 3 * H * 3 * W
     first = Traffic(read + target, y + partials, distinct + target)
-    return [first, once(partials, 8)] if mse else [first]
-
-
-def traffic(call: Call) -> list[Traffic]:
-    """Bytes of `bind`."""
-    return [thin_scatter.parts_traffic(call), *collect_traffic(call, _grid(call), call.tile.split, correlation(call).K)]
+    made = [thin_scatter.parts_traffic(call), first]
+    return [*made, once(partials, 8)] if mse else made

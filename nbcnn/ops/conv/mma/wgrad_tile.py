@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cache
 
-from nbcnn.cuda import SIMULATOR, cuda, gpu_missing
+from nbcnn import cuda
 from nbcnn.ops.conv.tiles import ceil_div
 from nbcnn.ops.conv.wgmma.correlation import Correlation
 
@@ -21,7 +20,6 @@ DESCRIPTOR = 8
 """Bytes that describe where a pixel's window lies."""
 MOST_SPLIT = 264
 """Parts that the pixels are cut into at most."""
-_SHARED_OF_HOPPER = 227 * 1024
 _RESERVED = 1024
 _REGISTERS_OF_MULTIPROCESSOR = 65536
 
@@ -94,7 +92,7 @@ class PixelTile:
 
     def resident(self, kind: Kind) -> int:
         """Blocks that share a multiprocessor."""
-        by_shared = (shared_of_block() + _RESERVED) // (self.shared_bytes(kind) + _RESERVED)
+        by_shared = (cuda.shared_of_block() + _RESERVED) // (self.shared_bytes(kind) + _RESERVED)
         return max(1, min(by_shared, self.blocks_by_registers(kind)))
 
     def row_tiles(self, g: Correlation) -> int:
@@ -110,14 +108,6 @@ class PixelTile:
     def parts(self, g: Correlation) -> int:
         """Parts that have any steps: `split`, or fewer."""
         return ceil_div(ceil_div(g.GM, self.BK), self.steps(g))
-
-
-@cache
-def shared_of_block() -> int:
-    """Bytes of shared memory that a block may have on this GPU; those of an H200 where there is no GPU."""
-    if SIMULATOR or gpu_missing():
-        return _SHARED_OF_HOPPER
-    return int(cuda.get_current_device().MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
 
 
 def padded_channels(g: Correlation, kind: Kind) -> int:
@@ -184,7 +174,7 @@ def _cycles(tile: PixelTile, g: Correlation, kind: Kind, multiprocessors: int) -
 def candidates(g: Correlation, kind: Kind, multiprocessors: int) -> Iterator[PixelTile]:
     """Every tile that the GPU has shared memory for, with the splits that fill half a wave, one or two, or leave the pixels whole."""
     for tile in TILES[kind.name]:
-        if tile.shared_bytes(kind) > shared_of_block():
+        if tile.shared_bytes(kind) > cuda.shared_of_block():
             continue
         outputs = tile.row_tiles(g) * tile.column_tiles(g, kind)
         most = min(MOST_SPLIT, ceil_div(g.GM, tile.BK))
