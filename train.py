@@ -14,10 +14,10 @@ STARTED = time.perf_counter()
 
 def train(given: SimpleNamespace) -> int:
     """Run the training that the flags describe; returns the exit code."""
-    from nbcnn import datasets, models, ranges
+    from nbcnn import ranges
     from nbcnn.autotune import tune
-    from nbcnn.callbacks import Classification, Plots, Progress
-    from nbcnn.cli import describe, train_run
+    from nbcnn.callbacks import Plots, Progress
+    from nbcnn.cli import describe, train_data, train_run
     from nbcnn.net import Net, choose_mode
     from nbcnn.session import TrainingSession
     from nbcnn.trainer import Trainer
@@ -28,27 +28,26 @@ def train(given: SimpleNamespace) -> int:
 
     start = train_run.start(given)
     flags = start.flags
-    row, _ = choose_mode(flags.mode, flags.precision, flags.engine)
+    row, _ = choose_mode(flags.mode, flags.precision, flags.engine, dwconv=flags.dwconv)
     if row.mode == "cpu":
         say(train_flags.on_cpu(flags), always=True)
-    data = datasets.load(flags.dataset, data_dir=flags.data_dir, limit=flags.limit, progress=not flags.quiet)
-
-    shape, rates = data.train_images.shape[1:], train_run.rates(flags, len(data.train_images))
-    layers = models.MODELS[flags.model](*shape)
+    data = train_data.material(flags)
+    rates = train_run.rates(flags, data.count)
     tiles = start.tiles(row.mode, row.precision)
-    kernels = {"mode": flags.mode, "precision": flags.precision, "engine": flags.engine, "fusing": not flags.no_fuse, "strict": flags.strict}
-    net = Net(layers, shape, seed=flags.seed, init=flags.init, tiles=tiles, **kernels)
+    kernels = {"mode": flags.mode, "precision": flags.precision, "engine": flags.engine, "dwconv": flags.dwconv}
+    kernels |= {"fusing": not flags.no_fuse, "strict": flags.strict}
+    net = Net(data.layers, data.shape, seed=flags.seed, init=flags.init, tiles=tiles, **kernels)
     say(describe.compiling(net))
     session = TrainingSession(
         net,
-        data.train_images,
+        data.train,
         optimizer=train_run.optimizer(flags),
         learning_rates=rates,
         batch=flags.batch,
         seed=flags.seed,
         flip=flags.flip,
-        test_images=data.test_images,
-        labels=data.train_labels,
+        test_images=data.test,
+        labels=data.labels,
         test_labels=data.test_labels,
         say=say,
         tune=tune if flags.tune else None,
@@ -63,8 +62,7 @@ def train(given: SimpleNamespace) -> int:
 
     run = start.folder or train_run.new_folder(data, net.mode)
     progress = [] if flags.quiet else [Progress(every_reading=flags.log_every > 0)]
-    title = f"{data.name}, {flags.model}, {net.mode} {net.precision}"
-    plots = Classification(title, net, data) if layers[-1].needs_labels else Plots(title, data.test_images[:8])
+    pictures = data.pictures(f"{data.name}, {flags.model}, {net.mode} {net.precision}", net)
     trainer = Trainer(
         session,
         run,
@@ -73,8 +71,8 @@ def train(given: SimpleNamespace) -> int:
         save_every=flags.save_every,
         identity=train_run.identity(flags, data),
         notes=train_run.notes(net, session),
-        callbacks=[*progress, plots],
-        scores=plots.scores,
+        callbacks=[*progress, pictures],
+        scores=pictures.scores if isinstance(pictures, Plots) else None,
     )
     if start.checkpoint:
         trainer.resume(start.checkpoint)
@@ -84,7 +82,7 @@ def train(given: SimpleNamespace) -> int:
     say(describe.header(flags, data, session, run, ready))
     result = trainer.fit()
     train_run.record_memory(run, net)
-    print(describe.summary(result, data, session, run, ready, flags.json, trainer.scored))
+    print(describe.summary(result, data, session, run, ready, flags.json, trainer.scored, pictures))
     return result.exit_code
 
 

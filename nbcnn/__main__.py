@@ -18,8 +18,8 @@ COMMANDS = {
     "roofline": "every step of the training plan under the ceilings of this GPU, as table, chart and JSON",
     "kernels": "what the compiler makes of every kernel, for any architecture and without a GPU",
     "bench": "time ops, training steps and convolutions beside PyTorch and cuDNN",
-    "study": "kernels of one kind in many shapes: tables, CSV, heatmaps",
     "compare": "two modes, kernels or tiles for one op: results, paired times, registers, roofline",
+    "study": "one question each: depthwise variants, matrix products, fused kernels, small networks, the classifier's seeds",
     "report": "one self-contained HTML file of a run or of a device's results",
 }
 """What there is; each is the module nbcnn.cli.COMMAND with `main(argv) -> exit code`."""

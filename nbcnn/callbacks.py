@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -146,6 +147,35 @@ class Classification(Plots):
         plots.confusion(run.confusion, counts, self.classes, title)
         plots.mistakes(run.mistakes, self.images, self.labels, self.logits, self.classes, title)
         self._drawn = time.perf_counter()
+
+
+class Forecasts(Callback):
+    """curves.png, forecast.png and forecast.json of a run on series: the last weights beside naive forecasts, on the test months.
+
+    title  stands on both pictures. data  a `nbcnn.datasets.series.SeriesDataset`.
+    scores  RMSLE by name once the run has ended, the network's under "network".
+    """
+
+    def __init__(self, title: str, data: Any) -> None:
+        self.title, self.data = title, data
+        self.scores: dict[str, float] = {}
+
+    def end(self, trainer: Trainer, result: Result) -> None:
+        if not trainer.rows or result.interrupted:
+            return
+        from nbcnn import atomic, forecast, plots
+
+        data, run = self.data, trainer.run
+        batch = min(trainer.session.batch, len(data.starts["test"]))
+        windows = data.windows("test")
+        made = [trainer.session.net.predict(windows.series(slice(at, at + batch)), batch) for at in range(0, len(windows), batch)]
+        logs, truth = data.logs(np.concatenate([part.reshape(-1) for part in made]), windows), data.truth("test")
+        self.scores = {"network": forecast.rmsle(logs, truth), **forecast.baselines(data)}
+        atomic.replace_bytes(run.path / "forecast.json", (json.dumps({"rmsle": self.scores, "windows": len(truth)}, indent=2) + "\n").encode())
+        plots.curves(run.curves, trainer.rows, self.title)
+        rows = forecast.stretch(data, "test")
+        hours = trainer.session.net.predict(rows.series(), batch)
+        plots.forecast(run.path / "forecast.png", np.expm1(data.logs(hours, rows)), data.meters[rows.starts + rows.length], self.title)
 
 
 def duration(seconds: float) -> str:

@@ -16,10 +16,13 @@ def conv_shape(step: Step) -> ConvShape | None:
 
     Of a convolution with a folded upsampling, the direct one: on the doubled image.
     """
-    if "conv" not in step.op or step.op == "convert":
+    if "conv" not in step.op or step.op == "convert" or step.op.startswith("dwconv1d"):
         return None
     weight_at = step.outs[0] if "wgrad" in step.op else step.ins[1]
     x = step.outs[0] if "dgrad" in step.op else step.ins[0]
+    if step.op.startswith("pwconv1d"):
+        n, c, length = x.shape
+        return ConvShape(n, c, length, 1, weight_at.shape[0], 1, 1)
     n, c, height, width = x.shape
     k, _, r, s = weight_at.shape
     if step.op.startswith("upconv"):
@@ -31,8 +34,19 @@ def step_flops(step: Step) -> int:
     """Multiplications and additions that the step means, in direct form; 0 for everything that is no convolution and no matrix product."""
     if step.op == "gemm":
         return 2 * numel(step.ins[0].shape) * step.ins[1].shape[0]
+    if step.op.startswith("dwconv1d"):
+        return dwconv1d_flops(step)
     shape = conv_shape(step)
     return shape.flops() if shape else 0
+
+
+def dwconv1d_flops(step: Step) -> int:
+    """A product and a sum for every tap that meets the series, and of every pass that the step computes."""
+    (n, c, length), both = step.ins[0].shape, step.op == "dwconv1d_bwd"
+    taps = (step.outs[0] if step.op.endswith("wgrad") else step.ins[2 if both else 1]).shape[1]
+    right = 0 if step.attrs["padding"] == "causal" else taps - 1 - taps // 2
+    met = sum(max(0, length - abs(j)) for j in range(right - taps + 1, right + 1))
+    return (4 if both else 2) * n * c * met
 
 
 def fewest_flops(step: Step) -> int:

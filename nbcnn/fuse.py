@@ -12,6 +12,9 @@ not fit (an odd image cannot be pooled in a convolution's epilogue).
     Upsample2d, Conv2d, MSE      UpConvMSE       neither the doubled image nor the network's output is ever stored
     Upsample2d, Conv2d, ReLU     UpConvReLU
     Upsample2d, Conv2d           UpConv
+    DepthwiseConv1d              DepthwiseTogether   both gradients from one load of x and dy; StateSpaceConv1d likewise
+
+The body of a Residual is fused as a list of its own.
 
 Backward, a fused layer multiplies its input's gradient by the ReLU mask of whoever made that input (`Buf.after_relu`): the
 gradient arrives there masked, and the pass that plain layers need for it vanishes.
@@ -23,12 +26,17 @@ from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from nbcnn.graph import Buf, Named, ShapeError, Tape, trace
-from nbcnn.layers import MSE, Built, Conv2d, Linear, MaxPool2d, Param, ReLU, Upsample2d
+from nbcnn.graph import Buf, Named, ShapeError, Tape, named, trace
+from nbcnn.layers import MSE, Built, Conv2d, Linear, MaxPool2d, Param, ReLU, Residual, Upsample2d, add_input
 from nbcnn.norms import EvoNormB0, EvoNormS0
+from nbcnn.series_layers import DepthwiseConv1d, StateSpaceConv1d
 
 FEW_TAPS = 31
 """C·R·S up to which a pooled layer's wgrad reads the pooled gradient itself; beyond, unpooling it once serves wgrad and dgrad."""
+
+
+FUSED_TAPS = 96
+"""Taps up to which a depthwise convolution has a fused backward (`nbcnn.ops.dwconv1d.best_backward`)."""
 
 
 @dataclass(frozen=True)
@@ -239,6 +247,45 @@ class UpConvMSE(_Fused):
         return value, _dgrad(tape, "upconv_dgrad", dy, w, x, self.scope)
 
 
+@dataclass(frozen=True)
+class DepthwiseTogether:
+    """DepthwiseConv1d or StateSpaceConv1d whose two gradients, of input and filters, are one op."""
+
+    parts: tuple[Named, ...]
+    kind: ClassVar[str] = "dwconv"
+    ops: ClassVar[tuple[str, ...]] = ("dwconv1d_bwd",)
+
+    @property
+    def scope(self) -> str:
+        return self.parts[0][0]
+
+    def params(self) -> dict[str, Param]:
+        return self.parts[0][1].params()
+
+    def build(self, tape: Tape, x: Buf, scope: str) -> Built:
+        return self.parts[0][1].build(tape, x, scope, together=True)
+
+
+@dataclass(frozen=True)
+class FusedResidual:
+    """A Residual with the layers of its body fused; they keep their names."""
+
+    body: tuple[Named, ...]
+    inner: dict[str, Param]
+    kind: ClassVar[str] = "residual"
+
+    def params(self) -> dict[str, Param]:
+        return self.inner
+
+    def build(self, tape: Tape, x: Buf, scope: str) -> Built:
+        return add_input(tape, self.body, x, scope)
+
+
+def _few_taps(parts: Sequence[Any]) -> bool:
+    """A filter whose gradient fits into the registers of one kernel."""
+    return parts[0].taps <= FUSED_TAPS
+
+
 def _plain(parts: Sequence[Any]) -> bool:
     """A convolution (or linear layer) with a bias, pooled 2×2 if it is pooled."""
     conv, *_, last = parts
@@ -269,14 +316,26 @@ RULES = (
     Rule((Conv2d, EvoNormS0), ConvEvoNorm, _plain),
     Rule((Conv2d, EvoNormB0), ConvEvoNorm, _plain),
     Rule((Linear, ReLU), LinearReLU, _plain),
+    Rule((DepthwiseConv1d,), DepthwiseTogether, _few_taps),
+    Rule((StateSpaceConv1d,), DepthwiseTogether, _few_taps),
 )
 """Tried in this order at every place of the list."""
+
+
+def _inside(name: str, layer: Any, ops: Container[str]) -> Any:
+    """A Residual with its body fused, if there is something to fuse; any other layer as it is."""
+    if type(layer) is not Residual:
+        return layer
+    plain = named(layer.body, f"{name}.")
+    body = fuse(plain, ops)
+    return layer if body == plain else FusedResidual(tuple(body), layer.params())
 
 
 def fuse(layers: Sequence[Named], ops: Container[str]) -> list[Named]:
     """`layers` with the fused layers whose ops are all among `ops`."""
     made: list[Named] = []
     at = 0
+    layers = [(name, _inside(name, layer, ops)) for name, layer in layers]
     while at < len(layers):
         for rule in RULES:
             parts = tuple(layers[at : at + len(rule.kinds)])

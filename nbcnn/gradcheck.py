@@ -99,13 +99,21 @@ def bound(case: Case, precision: str = "fp32") -> float:
 
 Operands = Callable[..., tuple[np.ndarray, ...]]
 
-# The backward ops whose forward is differentiated: forward op, which forward operand varies, and the backward's operands
+# The backward ops whose forward is differentiated: forward op, which forward operand varies (or operands), and the backward's operands
 # from the forward's inputs, its float64 outputs and the cotangent v.
-_PAIRS: dict[str, tuple[str, int, Operands]] = {
+_PAIRS: dict[str, tuple[str, int | tuple[int, ...], Operands]] = {
     "conv_dgrad": ("conv_fprop", 0, lambda ins, outs, v: (v, ins[1])),
     "conv_wgrad": ("conv_fprop", 1, lambda ins, outs, v: (ins[0], v)),
     "upconv_dgrad": ("upconv_fprop", 0, lambda ins, outs, v: (v, ins[1])),
     "upconv_wgrad": ("upconv_fprop", 1, lambda ins, outs, v: (ins[0], v)),
+    "dwconv1d_dgrad": ("dwconv1d_fprop", 0, lambda ins, outs, v: (v, *ins[1:])),
+    "dwconv1d_wgrad": ("dwconv1d_fprop", 1, lambda ins, outs, v: (ins[0], v)),
+    "pwconv1d_dgrad": ("pwconv1d_fprop", 0, lambda ins, outs, v: (v, ins[1])),
+    "pwconv1d_wgrad": ("pwconv1d_fprop", 1, lambda ins, outs, v: (ins[0], v)),
+    "s4kernel_dgrad": ("s4kernel_fprop", (0, 1, 2, 3, 4), lambda ins, outs, v: (v, *ins)),
+    "gelu_dgrad": ("gelu_fprop", 0, lambda ins, outs, v: (v, ins[0])),
+    "glu_dgrad": ("glu_fprop", 0, lambda ins, outs, v: (v, ins[0])),
+    "last_dgrad": ("last_fprop", 0, lambda ins, outs, v: (v,)),
     "relu_dgrad": ("relu_fprop", 0, lambda ins, outs, v: (v, outs[0])),
     "leaky_relu_dgrad": ("leaky_relu_fprop", 0, lambda ins, outs, v: (v, outs[0])),
     "sigmoid_dgrad": ("sigmoid_fprop", 0, lambda ins, outs, v: (v, outs[0])),
@@ -120,6 +128,7 @@ _PAIRS: dict[str, tuple[str, int, Operands]] = {
 _FORWARD_ONLY = ("eps", "momentum")
 # A loss gradient takes no cotangent: its forward's value is a scalar.
 _LOSS_PAIRS: dict[str, tuple[str, int, Operands]] = {
+    "rmsle_dgrad": ("rmsle_fprop", 0, lambda ins, outs: (ins[0], ins[1], outs[0])),
     "mse_dgrad": ("mse_fprop", 0, lambda ins, outs: (ins[0], ins[1])),
     "softmax_xent_dgrad": ("softmax_xent_fprop", 0, lambda ins, outs: (outs[0].astype(np.float32), ins[1])),
 }
@@ -131,25 +140,28 @@ def dot_product(row: Row, op: str, impl: Any, forward: Case, place: Any) -> tupl
     forward = rounded(forward, row.precision)
     is_loss = op in _LOSS_PAIRS
     _, position, operands = _LOSS_PAIRS[op] if is_loss else _PAIRS[op]
+    positions = (position,) if isinstance(position, int) else position
     outs = reference(forward)
     value = 1 if is_loss and len(outs) > 1 else 0
     v = np.ones(()) if is_loss else rng.standard_normal(outs[value].shape).astype(np.float32)
     v = decode(encode(v, STORE[row.precision]), STORE[row.precision]) if v.ndim else v
-    u = rng.standard_normal(forward.ins[position].shape).astype(np.float32)
+    us = [rng.standard_normal(forward.ins[each].shape).astype(np.float32) for each in positions]
 
     def at(sign: int) -> np.ndarray:
         moved = list(map(_wide, forward.ins))
-        moved[position] = moved[position] + sign * _STEP * u
+        for each, u in zip(positions, us, strict=True):
+            moved[each] = moved[each] + sign * _STEP * u
         return reference(Case(forward.op, "", tuple(moved), forward.outs, forward.attrs))[value]
 
     forward_side = float(np.vdot(v.astype(np.float64), (at(1) - at(-1)) / (2 * _STEP)))
     ins = operands(forward.ins, outs) if is_loss else operands(forward.ins, outs, v)
-    ins = tuple(a.astype(np.float32) if a.dtype == np.float64 else a for a in ins)
-    beside = [(u.shape[:1], "float32")] if op == "upconv_wgrad" else [(u.shape[1:2], "float32")] * 3 if op.endswith("_grads") else []
-    outs_wanted: list[Any] = [(u.shape, "float32"), *beside]
+    ins = tuple(a.astype(np.float32) if a.dtype == np.float64 and a.ndim else a for a in ins)
+    beside = [(us[0].shape[:1], "float32")] if op == "upconv_wgrad" else [(us[0].shape[1:2], "float32")] * 3 if op.endswith("_grads") else []
+    outs_wanted: list[Any] = [*((u.shape, "float32") for u in us), *beside]
     attrs = {name: value for name, value in forward.attrs.items() if name not in _FORWARD_ONLY}
-    got, *_ = run_op(impl, op, ins, outs_wanted, attrs=attrs, place=place, layout=row.layout, store=row.store)
-    backward_side = float(np.vdot(got.astype(np.float64), u))
+    made = run_op(impl, op, ins, outs_wanted, attrs=attrs, place=place, layout=row.layout, store=row.store)
+    got, u = (np.concatenate([a.reshape(-1) for a in arrays]).astype(np.float64) for arrays in (made[: len(us)], us))
+    backward_side = float(np.vdot(got, u))
     scale = float(np.linalg.norm(got)) * float(np.linalg.norm(u)) or 1.0
     terms = max(forward.terms, got.size // max(1, v.size) + 1, v.size if op.endswith("wgrad") else 1)
     return abs(forward_side - backward_side) / scale, bound(replace(forward, terms=terms), row.precision) + _DIFFERENCE_ERROR

@@ -1,18 +1,19 @@
 """The vocabulary: every layer on one page.
 
 A layer is a frozen dataclass. `build(tape, x, scope)` records its forward and returns (y, backward); `backward(dy)`
-records its backward and returns dx. `params()` names its parameters, `states()`, where a layer has it, what training updates
+records its backward and returns dx. `params()` names its parameters, `state()`, where a layer has it, what training updates
 in place (norms.py). A loss is the last layer of a list: its
 `build(tape, y, target, scope)` returns (value, dy). Shapes are logical: images (N, C, H, W), vectors (N, F).
+Layers of series (N, C, L) stand in `series_layers.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from nbcnn.graph import Backward, Buf, ShapeError, Tape, named, trace
+from nbcnn.graph import Backward, Buf, Named, ShapeError, Tape, named, trace
 from nbcnn.shapes import ConvShape, numel, window_extent
 
 Built = tuple[Buf, Backward]
@@ -20,13 +21,14 @@ Built = tuple[Buf, Backward]
 
 @dataclass(frozen=True)
 class Param:
-    """A parameter's shape; `fan_in` sets the scale of its first values, unless all are `value`; `decay`: whether weight decay applies."""
+    """A parameter's shape; `fan_in` sets the scale of its first values, unless `first` makes them (a NumPy generator, the shape ->
+    array); `decay` says whether weight decay applies."""
 
     shape: tuple[int, ...]
     fan_in: int
     decay: bool = True
     bias: bool = False
-    value: float | None = None
+    first: Callable[[Any, tuple[int, ...]], Any] | None = None
 
 
 def _pair(value: int | tuple[int, int]) -> tuple[int, int]:
@@ -284,22 +286,27 @@ class Residual:
     def params(self) -> dict[str, Param]:
         return parameters(self.body)
 
-    def states(self) -> dict[str, Param]:
+    def state(self) -> dict[str, Param]:
         return states(self.body)
 
     def build(self, tape: Tape, x: Buf, scope: str) -> Built:
-        inner, inner_backward = trace(tape, named(self.body, f"{scope}."), x)
-        if inner.shape != x.shape:
-            raise ShapeError(f"{scope}: the body turns {x.shape} into {inner.shape}, which cannot be added to its input")
-        y = tape.temp(f"{scope}.y", x.shape)
-        tape.emit("add", [inner, x], [y], scope)
+        return add_input(tape, named(self.body, f"{scope}."), x, scope)
 
-        def backward(dy: Buf) -> Buf:
-            dx = tape.temp(f"{scope}.dx", x.shape)
-            tape.emit("add", [inner_backward(dy), dy], [dx], scope)
-            return dx
 
-        return y, backward
+def add_input(tape: Tape, body: Sequence[Named], x: Buf, scope: str) -> Built:
+    """Record y = body(x) + x."""
+    inner, inner_backward = trace(tape, body, x)
+    if inner.shape != x.shape:
+        raise ShapeError(f"{scope}: the body turns {x.shape} into {inner.shape}, which cannot be added to its input")
+    y = tape.temp(f"{scope}.y", x.shape)
+    tape.emit("add", [inner, x], [y], scope)
+
+    def backward(dy: Buf) -> Buf:
+        dx = tape.temp(f"{scope}.dx", x.shape)
+        tape.emit("add", [inner_backward(dy), dy], [dx], scope)
+        return dx
+
+    return y, backward
 
 
 @dataclass(frozen=True)
@@ -312,9 +319,8 @@ class MSE(_NoParams):
     def build(self, tape: Tape, y: Buf, target: Buf, scope: str) -> tuple[Buf, Buf]:
         if y.shape != target.shape:
             raise ShapeError(f"{scope}: the network makes {y.shape}, the target is {target.shape}")
-        value = tape.temp(f"{scope}.loss", (), "float64")
+        value, dy = tape.temp(f"{scope}.loss", (), "float64"), tape.temp(f"{scope}.dy", y.shape)
         tape.emit("mse_fprop", [y, target], [value], scope)
-        dy = tape.temp(f"{scope}.dy", y.shape)
         tape.emit("mse_dgrad", [y, target], [dy], scope)
         return value, dy
 
@@ -349,6 +355,6 @@ def states(layers: Sequence[Any]) -> dict[str, Param]:
     """What layers update in place while they train (running statistics), under full names like parameters."""
     made: dict[str, Param] = {}
     for name, layer in named(layers):
-        own = layer.states() if hasattr(layer, "states") else {}
+        own = layer.state() if hasattr(layer, "state") else {}
         made.update({f"{name}.{inner}": state for inner, state in own.items()})
     return made

@@ -15,7 +15,7 @@ from nbcnn.cuda import Gpu, GpuUnavailable, Host, gpu_missing
 from nbcnn.fuse import fuse
 from nbcnn.graph import Buf, Plan, Resolution, Step, Tape, drop_dead, lower, named, trace
 from nbcnn.layers import parameters, states
-from nbcnn.ops import DEFAULT_PRECISION, ENGINES, MODES, Row, only_engine
+from nbcnn.ops import DEFAULT_PRECISION, ENGINES, MODES, Row, only_engine, with_dwconv
 from nbcnn.ops.call import bare_call
 from nbcnn.params import ParameterBuffer
 from nbcnn.program import Program
@@ -41,11 +41,14 @@ TENSOR_CORES = (8, 0)
 """The compute capability from which on mode tensorcore runs."""
 
 
-def choose_mode(mode: str, precision: str | None, engine: str = "auto", capability: tuple[int, int] | None = None) -> tuple[Row, str]:
+def choose_mode(
+    mode: str, precision: str | None, engine: str = "auto", capability: tuple[int, int] | None = None, dwconv: str = "auto"
+) -> tuple[Row, str]:
     """The row for `mode` and `precision`, and why. `auto` takes the fastest that this machine has.
 
     On a GPU without usable tensor cores, tensorcore becomes im2col, the next best row, and the reason says so.
-    `engine` (auto, wgmma, mma) chooses among tensorcore's kernels. `capability` None asks the GPU.
+    `engine` (auto, wgmma, mma) chooses among tensorcore's kernels, `dwconv` (auto or one of `ops.DWCONV`) the depthwise
+    convolutions of a GPU mode. `capability` None asks the GPU.
     Raises UsageError for what does not exist or does not go together, GpuUnavailable if the row needs a GPU and there is none.
     """
     known = sorted({name for name, _ in MODES})
@@ -75,6 +78,10 @@ def choose_mode(mode: str, precision: str | None, engine: str = "auto", capabili
             needed, own = (".".join(map(str, one)) for one in (ENGINES[engine], capability))
             raise UsageError(f"--engine {engine} needs compute capability {needed}, this GPU has {own}")
         row = only_engine(row, engine)
+    if dwconv != "auto":
+        if row.place != "gpu":
+            raise UsageError(f"--dwconv {dwconv} chooses among kernels for a GPU, this is mode {mode}")
+        row = with_dwconv(row, dwconv)
     return row, why
 
 
@@ -132,9 +139,10 @@ class Net:
     """A list of layers on one mode.
 
     layers       `nbcnn.layers`, the loss last (an encoder cut off an autoencoder has none and can only predict).
-    input_shape  (C, H, W) or (F,).
+    input_shape  (C, H, W), (F,), or (F, L) for series.
     mode         auto, cpu, naive, tiled, im2col, tensorcore; `precision` None takes the mode's own.
-    engine       auto, wgmma, mma: which of tensorcore's kernels. fusing: put fused layers in, where the mode has them.
+    engine       auto, wgmma, mma: which of tensorcore's kernels.
+    dwconv       auto, or the variant of depthwise convolution (`ops.DWCONV`). fusing: put fused layers in, where the mode has them.
     seed, init   first weights: see `ParameterLayout.initial`.
     strict       refuse a net of which a step does not run in the asked mode.
     tiles        tiles of an earlier run (`TrainingSession.tiles`), so that a resumed run repeats its bits.
@@ -150,6 +158,7 @@ class Net:
         mode: str = "auto",
         precision: str | None = None,
         engine: str = "auto",
+        dwconv: str = "auto",
         fusing: bool = True,
         seed: int = 0,
         init: str = "torch",
@@ -158,7 +167,7 @@ class Net:
     ) -> None:
         self.layers, self.input_shape, self.strict = list(layers), tuple(input_shape), strict
         self.fusing = fusing
-        self.row, self.why = choose_mode(mode, precision, engine)
+        self.row, self.why = choose_mode(mode, precision, engine, dwconv=dwconv)
         self.mode, self.precision = self.row.mode, self.row.precision
         if strict and mode not in ("auto", self.mode):
             raise UsageError(f"--strict: mode {mode} became {self.mode}, {self.why}")
@@ -177,6 +186,16 @@ class Net:
         return hasattr(self.layers[-1], "needs_labels")
 
     @property
+    def label_dtype(self) -> str:
+        """What the loss takes beside the output: int32 classes, or float32 values."""
+        return getattr(self.layers[-1], "label_dtype", "int32")
+
+    @property
+    def is_series(self) -> bool:
+        """Its inputs are float32 series (F, L), not uint8 images."""
+        return len(self.input_shape) == 2
+
+    @property
     def body(self) -> list[Any]:
         """The layers without the loss."""
         return self.layers[:-1] if self.has_loss else self.layers
@@ -186,9 +205,13 @@ class Net:
         return fuse(named(layers), self.row.ops if self.fusing else ())
 
     def record_predict(self, batch: int) -> Recorded:
-        """Gather `batch` images, forward, output: io `images`, `order`, `state`, `output`."""
+        """Gather `batch` images, forward, output: io `images`, `order`, `state`, `output`; series come as they are, as `images`."""
         tape = Tape(training=False)
-        io, x = self.record_gather(tape, batch, count=batch, flip=False)
+        if self.is_series:
+            x = Buf("series", (batch, *self.input_shape), home="io")
+            io = {"images": x}
+        else:
+            io, x = self.record_gather(tape, batch, count=batch, flip=False)
         y, _ = trace(tape, self._fused(self.body), x)
         output = Buf("output", y.shape, home="io")
         return Recorded(tuple(_substitute(tape.steps, y.root, output)), io | {"output": output})
@@ -197,7 +220,7 @@ class Net:
         """Forward, loss and backward on the caller's own floats: io `x`, `labels` (if the loss needs them), `loss`, `dx`."""
         tape = Tape(training=True)
         x = Buf("x", (batch, *self.input_shape), home="io")
-        labels = Buf("labels", (batch,), "int32", "io")
+        labels = Buf("labels", (batch,), self.label_dtype, "io")
         value, dy, backward = self.record_loss(tape, x, labels)
         dx = backward(dy)
         io = {"x": x, "labels": labels, "loss": Buf("loss", (), "float64", "io"), "dx": Buf("dx", x.shape, home="io")}
@@ -253,13 +276,14 @@ class Net:
         return {self.flat_weights: self.params.weights, self.flat_grads: self.params.grads}
 
     def predict(self, images: np.ndarray, batch: int = 256) -> np.ndarray:
-        """The network's output for uint8 `images` (M, C, H, W), float32, in batches of `batch`."""
+        """The network's output, float32, for uint8 `images` (M, C, H, W), or float32 series (M, F, L), in batches of `batch`."""
         return np.concatenate(list(self.predict_batches(images, batch)))
 
     def predict_batches(self, images: np.ndarray, batch: int = 256):
         """Yield the output of `images` batch by batch. Raises UsageError if `images` has another shape or dtype."""
-        if images.dtype != np.uint8 or images.shape[1:] != self.input_shape:
-            raise UsageError(f"images must be uint8 (M, {', '.join(map(str, self.input_shape))}), got {images.dtype} {images.shape}")
+        name, dtype = ("series", np.float32) if self.is_series else ("images", np.uint8)
+        if images.dtype != dtype or images.shape[1:] != self.input_shape:
+            raise UsageError(f"{name} must be {dtype.__name__} (M, {', '.join(map(str, self.input_shape))}), got {images.dtype} {images.shape}")
         for start in range(0, len(images), batch):
             part = images[start : start + batch]
             program, arrays = self._predictor(len(part))
@@ -274,9 +298,10 @@ class Net:
             plan = self.lower(recorded)
             check_memory(self.place, self._predictor_bytes(batch), f"a batch of {batch}", largest_batch(batch, self._predictor_bytes))
             arrays = {name: self.place.empty(numel(buf.shape), buf.dtype) for name, buf in recorded.io.items()}
-            self.place.upload(arrays["order"], np.arange(batch, dtype=np.int32))
-            self.place.upload(arrays["state"], np.zeros(8, np.int64))
-            self.place.upload(arrays["images"], np.zeros((batch, *self.input_shape), np.uint8))
+            if "order" in arrays:
+                self.place.upload(arrays["order"], np.arange(batch, dtype=np.int32))
+                self.place.upload(arrays["state"], np.zeros(8, np.int64))
+            self.place.upload(arrays["images"], np.zeros((batch, *self.input_shape), recorded.io["images"].dtype))
             fixed = self.fixed() | {buf: arrays[name] for name, buf in recorded.io.items()}
             program = Program(plan, self.params, self.place.empty(plan.arena_bytes, "uint8"), fixed)
             self._predictors[batch] = program, arrays | {"shape": recorded.io["output"].shape}
@@ -295,7 +320,7 @@ class Net:
         plan = self.lower(recorded)
         arrays = {name: self.place.empty(numel(buf.shape), buf.dtype) for name, buf in recorded.io.items()}
         self.place.upload(arrays["x"], x.astype(np.float32))
-        self.place.upload(arrays["labels"], np.zeros(len(x), np.int32) if labels is None else labels)
+        self.place.upload(arrays["labels"], np.zeros(len(x), self.label_dtype) if labels is None else labels)
         arena = self.place.empty(plan.arena_bytes, "uint8")
         self.place.upload(arena, np.full(plan.arena_bytes, 0xFF, np.uint8))
         self.place.upload(self.params.grads, np.full(self.params.layout.size, np.nan, np.float32))

@@ -10,7 +10,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
+
+import numpy as np
 
 from nbcnn.graph import Backward, Buf, ShapeError, Tape
 from nbcnn.layers import Built, Param, images
@@ -23,13 +25,18 @@ FIRST = {"gamma": 1.0, "beta": 0.0, "v": 1.0}
 """The parameters' names and first values."""
 
 
+def _filled(value: float) -> Callable[[Any, tuple[int, ...]], np.ndarray]:
+    """For `Param.first`: every element `value`."""
+    return lambda random, shape: np.full(shape, value, np.float32)
+
+
 @dataclass(frozen=True)
 class _EvoNorm(ABC):
     channels: int
     kind: ClassVar[str] = "evonorm"
 
     def params(self) -> dict[str, Param]:
-        return {name: Param((self.channels,), 1, decay=False, value=value) for name, value in FIRST.items()}
+        return {name: Param((self.channels,), 1, decay=False, first=_filled(value)) for name, value in FIRST.items()}
 
     def check(self, x: Buf, scope: str) -> tuple[int, int, int, int]:
         """x's shape; raises ShapeError if x is no batch of images with the layer's channels."""
@@ -99,8 +106,8 @@ class EvoNormB0(_EvoNorm):
         if self.eps <= 0 or not 0 <= self.momentum <= 1:
             raise ValueError(f"EvoNormB0 needs eps > 0 and a momentum in [0, 1], got {self.eps} and {self.momentum}")
 
-    def states(self) -> dict[str, Param]:
-        return {"running": Param((self.channels,), 1, value=1.0)}
+    def state(self) -> dict[str, Param]:
+        return {"running": Param((self.channels,), 1, first=_filled(1.0))}
 
     def record(self, tape: Tape, x: Buf, y: Buf, scope: str) -> tuple[Forward, Backward]:
         n, c, *_ = self.check(x, scope)

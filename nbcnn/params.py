@@ -52,9 +52,9 @@ class ParameterLayout:
     def initial(self, seed: int, init: str) -> np.ndarray:
         """First values, (size,) float32, the same for every mode.
 
-        A parameter with a `value` of its own has that. The others:
         torch  weights and biases U(−1/√fan_in, 1/√fan_in), as PyTorch's Conv2d and Linear start.
         he     weights N(0, 2/fan_in), biases 0 (He, Zhang, Ren and Sun, 2015).
+        A parameter with a `first` of its own starts with that.
         Raises ValueError for another name.
         """
         if init not in INITS:
@@ -62,8 +62,8 @@ class ParameterLayout:
         flat = np.zeros(self.size, np.float32)
         for number, (name, param) in enumerate(self.params.items()):
             random = np.random.Generator(np.random.Philox(key=np.array([seed, number], np.uint64)))
-            if param.value is not None:
-                values = np.full(numel(param.shape), param.value)
+            if param.first is not None:
+                values = param.first(random, param.shape).reshape(-1)
             elif init == "torch":
                 bound = param.fan_in**-0.5
                 values = random.uniform(-bound, bound, numel(param.shape))

@@ -106,6 +106,19 @@ def mistakes(path: Path, images: np.ndarray, labels: np.ndarray, logits: np.ndar
     write_png(figure, path)
 
 
+def forecast(path: Path, predicted: np.ndarray, readings: np.ndarray, title: str) -> None:
+    """Forecasts and readings of one meter, hour by hour, as a PNG at `path`; both (hours)."""
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    axes = figure.add_subplot()
+    axes.plot(readings, color="black", linewidth=1.2, label="reading")
+    axes.plot(predicted, color=TEST, linewidth=1.2, linestyle="--", label="forecast an hour before")
+    axes.set(xlabel="hour", ylabel="meter reading", ylim=(0, None))
+    axes.set_title(title, fontsize=10)
+    axes.grid(True, alpha=0.3)
+    axes.legend()
+    write_png(figure, path)
+
+
 def _pixels(image: np.ndarray) -> np.ndarray:
     """(C, H, W) as Matplotlib wants it: (H, W, 3), or (H, W) for one channel."""
     return image[0] if image.shape[0] == 1 else image.transpose(1, 2, 0)

@@ -20,6 +20,7 @@ from nbcnn.ops.advance import COUNT, EPOCH, LAST_LOSS, LOSS_SUM, NONFINITE, POSI
 from nbcnn.params import ParameterError
 from nbcnn.program import Program
 from nbcnn.ranges import Mark, nothing
+from nbcnn.resident import resident
 from nbcnn.shapes import numel
 from nbcnn.timeline import wait_launch, watch
 
@@ -46,7 +47,7 @@ def epoch_order(seed: int, epoch: int, count: int) -> np.ndarray:
 
 
 class TrainingSession:
-    """Training of `net` on resident uint8 images (M, C, H, W).
+    """Training of `net` on resident uint8 images (M, C, H, W), or windows of series (`nbcnn.datasets.series.Windows`).
 
     optimizer       `nbcnn.optim.SGD` or `Adam`.
     learning_rates  float32, one per training step of the whole run.
@@ -64,21 +65,22 @@ class TrainingSession:
     def __init__(
         self,
         net: Net,
-        images: np.ndarray,
+        images: Any,
         *,
         optimizer: Any,
         learning_rates: np.ndarray,
         batch: int,
         seed: int = 0,
         flip: bool = False,
-        test_images: np.ndarray | None = None,
+        test_images: Any = None,
         labels: np.ndarray | None = None,
         test_labels: np.ndarray | None = None,
         say: Callable[[str], None] | None = None,
         tune: Callable[..., Mapping[str, Any]] | None = None,
     ) -> None:
         self.net, self.optimizer, self.seed, self.flip, self.batch = net, optimizer, seed, flip, batch
-        self._sets = {"train": (images, labels), "test": (test_images, test_labels)}
+        given = {"train": (images, labels), "test": (test_images, test_labels)}
+        self._sets = {split: resident(*data) for split, data in given.items() if data[0] is not None}
         self.count, self._say = len(images), say
         self.mark: Mark = nothing
         self._check()
@@ -100,27 +102,21 @@ class TrainingSession:
     def _check(self) -> None:
         if not self.net.has_loss:
             raise UsageError("this net has no loss, so it cannot be trained")
-        for split, (images, labels) in self._sets.items():
-            if images is None:
-                continue
-            if images.dtype != np.uint8 or images.shape[1:] != self.net.input_shape:
-                raise UsageError(f"{split} images must be uint8 (M, {self.net.input_shape}), got {images.dtype} {images.shape}")
-            if self.net.layers[-1].needs_labels and (labels is None or len(labels) != len(images)):
-                raise UsageError(f"the loss {type(self.net.layers[-1]).__name__} needs one label per {split} image")
+        for split, data in self._sets.items():
+            data.check(self.net, split)
         if not 1 <= self.batch <= self.count:
-            raise UsageError(f"batch {self.batch} is not between 1 and the {self.count} images of the training set")
+            raise UsageError(f"batch {self.batch} is not between 1 and the {self.count} {self._sets['train'].noun} of the training set")
 
     def _make_bufs(self, steps: int) -> dict[str, Buf]:
         size = self.net.params.layout.size
         made = {f"optim.{name}": Buf(f"optim.{name}", (size,), home="state") for name in self.optimizer.moments}
         made["rates"] = Buf("learning rates", (steps,), home="io")
-        for split, (images, _) in self._sets.items():
-            if images is not None:
-                made[f"{split}.images"] = Buf("images", images.shape, "uint8", "io")
-                made[f"{split}.labels"] = Buf("labels", images.shape[:1], "int32", "io")
-                made[f"{split}.order"] = Buf("order", images.shape[:1], "int32", "io")
-                made[f"{split}.state"] = Buf("state", (8,), "int64", "state")
-                made[f"{split}.sums"] = Buf("sums", (4,), "float64", "state")
+        for split, data in self._sets.items():
+            for name, array in data.arrays().items():
+                made[f"{split}.{name}"] = Buf(name, array.shape, array.dtype.name, "io")
+            made[f"{split}.order"] = Buf("order", (len(data),), "int32", "io")
+            made[f"{split}.state"] = Buf("state", (8,), "int64", "state")
+            made[f"{split}.sums"] = Buf("sums", (4,), "float64", "state")
         return made
 
     def _record(self, split: str, batch: int) -> Recorded:
@@ -128,10 +124,9 @@ class TrainingSession:
         training, bufs = split == "train", self._bufs
         tape = Tape(training)
         state, order = bufs[f"{split}.state"], bufs[f"{split}.order"]
-        x = tape.temp("batch", (batch, *self.net.input_shape))
-        tape.emit("gather", [bufs[f"{split}.images"], order, state], [x], "input", flip=self.flip and training)
-        y = tape.temp("batch labels", (batch,), "int32")
-        tape.emit("gather_labels", [bufs[f"{split}.labels"], order, state], [y], "input")
+        data = self._sets[split]
+        held = {name: bufs[f"{split}.{name}"] for name in data.arrays()}
+        x, y = data.record(tape, held, order, state, batch, self.flip and training)
         value, dy, backward = self.net.record_loss(tape, x, y)
         if training:
             backward(dy)
@@ -145,21 +140,20 @@ class TrainingSession:
     def _plan(self, batch: int) -> dict[tuple[str, int], Plan]:
         """Plans by split and batch size: full batches of the training and the test set, and their smaller last ones."""
         wanted = []
-        for split, (images, _) in self._sets.items():
-            if images is not None:
-                size = min(len(images), batch)
-                wanted += [(split, n) for n in (size, len(images) % size) if n]
+        for split, data in self._sets.items():
+            size = min(len(data), batch)
+            wanted += [(split, n) for n in (size, len(data) % size) if n]
         return {(split, n): self.net.lower(self._record(split, n), branching=n <= BRANCHING) for split, n in wanted}
 
     def _memory(self, plans: Mapping[tuple[str, int], Plan]) -> dict[str, int]:
-        resident = sum(b.nbytes for name, b in self._bufs.items() if name.endswith((".images", ".labels")))
+        held = sum(array.nbytes for data in self._sets.values() for array in data.arrays().values())
         tables = sum(b.nbytes for name, b in self._bufs.items() if name.endswith((".order", ".state", ".sums")))
         return {
             "arena": max(plan.arena_bytes for plan in plans.values()),
             "parameters and gradients": self.net.params.nbytes,
             "optimizer": sum(b.nbytes for name, b in self._bufs.items() if name.startswith("optim.")),
             "packing maps": sum(index.nbytes for plan in plans.values() for index in plan.packs.values()),
-            "data set": resident,
+            "data set": held,
             "tables": tables + self._bufs["rates"].nbytes,
         }
 
@@ -179,14 +173,12 @@ class TrainingSession:
         self._arena = place.empty(self.planned_bytes["arena"], "uint8")
         self._arrays = {name: place.empty(numel(buf.shape), buf.dtype) for name, buf in self._bufs.items()}
         for name, buf in self._bufs.items():
-            if buf.home == "state" or name.endswith(".labels"):
+            if buf.home == "state":
                 self._upload(name, np.zeros(numel(buf.shape), buf.dtype))
-        for split, (images, labels) in self._sets.items():
-            if images is not None:
-                self._upload(f"{split}.images", images)
-                self._upload(f"{split}.order", np.arange(len(images), dtype=np.int32))
-                if labels is not None:
-                    self._upload(f"{split}.labels", labels)
+        for split, data in self._sets.items():
+            for name, array in data.arrays().items():
+                self._upload(f"{split}.{name}", array)
+            self._upload(f"{split}.order", np.arange(len(data), dtype=np.int32))
         self._upload("rates", np.zeros_like(self._rates))
         fixed = net.fixed() | {self._bufs[name]: array for name, array in self._arrays.items()}
         self._programs = {key: Program(plan, net.params, self._arena, fixed) for key, plan in self.plans.items()}
@@ -262,14 +254,14 @@ class TrainingSession:
 
     def evaluate(self) -> float:
         """Mean loss over the test images; training state is not touched. Raises UsageError without a test set."""
-        images = self._sets["test"][0]
-        if images is None:
+        if "test" not in self._sets:
             raise UsageError("this session has no test images")
+        count = len(self._sets["test"])
         self._upload("test.state", np.zeros(8, np.int64))
         self._upload("test.sums", np.zeros(4))
         size = max(n for split, n in self.plans if split == "test")
-        for start in range(0, len(images), size):
-            self._programs["test", min(size, len(images) - start)].replay()
+        for start in range(0, count, size):
+            self._programs["test", min(size, count - start)].replay()
         sums = self._download("test.sums")
         return float(sums[LOSS_SUM] / sums[COUNT])
 

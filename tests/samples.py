@@ -94,6 +94,37 @@ def classifier():
     return [*runs, *steps]
 
 
+def series():
+    """Sections of depthwise convolution and of S4ConvD."""
+    shape, sizes = [512, 128, 48, 48], {"flop": 154_140_672, "read": 13_000_000, "written": 12_582_912, "compulsory": 25_190_400}
+    rates = {"tflops": 9.6, "logical_tbs": 1.6, "effective_tbs": 1.575, "of_bandwidth": 0.375, "of_attainable": 0.375, "limiter": "memory"}
+    model = {"intensity_logical": 6.0, "intensity_compulsory": 6.12, "attainable_tflops": 25.7, "floor_ms": 0.006, "modelled_ms": 0.0061}
+    rows = [
+        {"variant": variant, "path": path, **sizes, **rates, **model, "ms": timing(ms), "over_naive": 0.16 / ms, "over_torch": 0.08 / ms}
+        for variant, ms in (("naive", 0.16), ("best", 0.016))
+        for path in ("fprop", "dgrad", "wgrad")
+    ]
+    sequences = [
+        {"variant": variant, "paths": dict.fromkeys(("fprop", "dgrad", "wgrad"), ms), "sum_ms": 3 * ms, "ms": timing(3.03 * ms), "off": 0.01}
+        for variant, ms in (("naive", 0.16), ("best", 0.016))
+    ]
+    size = {"shape": shape, "padding": "causal", "peak": 60e12, "bandwidth": 4.2e12, "rows": rows, "sequences": sequences}
+    counted = {"variant": "best", "path": "fprop", "least": 25_190_400, "logical": 25_582_912, "dram_read": 12.6e6, "dram_write": 12.6e6, "ms": 0.016}
+    step = {"batch": 512, "windows_per_second": 51_200.0, "peak_bytes": 1 << 30, "precision": "fp32"}
+    law = {"variant": "naive", "mode": "im2col", "parts_ms": {"depthwise": 8.0, "pointwise": 2.0}, "predicted_ms": 10.0, "off": 0.0}
+    return {
+        "dwconv-causal": [
+            size | {"peers": [{"form": "FFT", "path": "fprop", "ms": timing(0.08)}]},
+            size | {"shape": [64, 256, 4096, 64], "peers": []},
+        ],
+        "dwcounters-causal": [{"shape": shape, "kernels": [counted]}],
+        "s4convd-im2col-512": [
+            step | law | {"form": "nbcnn naive", "step_ms": timing(10.0), "ratio": 1.0},
+            step | {"form": "PyTorch eager FFT", "step_ms": timing(15.0), "ratio": 1.5},
+        ],
+    }
+
+
 def every_kind():
     """Sections of every kind that a report shows, by name."""
     ceilings = {"measured": {"fp32": 60e12, "tf32": 400e12, "bf16": 800e12, "copy": 4.2e12}}
@@ -106,7 +137,7 @@ def every_kind():
     train = {"what": "train", "seed": 0, "wall_seconds": 9.0, "mode": "im2col", "precision": "fp32", "test_losses": [0.02, 0.004, 0.003]}
     conv = {"layer": "conv1", "path": "fprop", "batch": 256, "ms": timing(0.1), "tflops": 40.0, "cudnn_ms": timing(0.4), "ratio": 4.0}
     counted_steps = [{"scope": "relu1", "op": "relu_fprop", "event_ms": 0.52, "alone_ms": 0.505, "ncu_ms": 0.5}]
-    return {
+    return series() | {
         "ladder-256": rungs,
         "step-256": [step(6.5, mode="im2col"), step(9.3, "PyTorch compile", ratio=9.3 / 6.5)],
         "epoch-256": [{"mode": "im2col", "batch": 256, "images": 50_000, "steps": 196, "seconds": timing(1.2)}],

@@ -18,7 +18,7 @@ from nbcnn.ops.call import HostCall, host
 from nbcnn.ops.conv.fused import REFERENCES
 from nbcnn.ops.evonorm.conv import REFERENCES as CONV_NORMS
 
-SHAPES = {"conv": "6,5,4,6,3", "images": "6,4,4,6", "rows": "7,3", "product": "7,6,5", "update": "101"}
+SHAPES = {"conv": "6,5,4,6,3", "images": "6,4,4,6", "rows": "7,3", "series": "6,3,9,4", "pointwise": "6,3,5,4", "product": "7,6,5", "update": "101"}
 
 
 @pytest.fixture

@@ -97,7 +97,7 @@ def test_features_are_made_in_a_precision_that_the_mode_has(finished, saved):
 def test_the_checkpoint_knows_the_precision_of_a_resumed_run(finished, monkeypatch):
     asked, config = [], RunFolder(finished).read_config()
     choose = net.choose_mode
-    monkeypatch.setattr(net, "choose_mode", lambda mode, precision, *rest: asked.append(precision) or choose(mode, precision, *rest))
+    monkeypatch.setattr(net, "choose_mode", lambda mode, precision, *rest, **more: asked.append(precision) or choose(mode, precision, *rest, **more))
     script("extract_features").encoder(config | {"precision": "bf16"}, RunFolder(finished).last, "cpu", None, tuple(config["data"]["image_shape"]))
     assert set(asked) == {"fp32"}
 

@@ -362,7 +362,7 @@ def test_a_step_that_runs_elsewhere_is_named_and_refused_when_strict():
 
 
 def test_strict_refuses_the_next_best_mode(monkeypatch):
-    monkeypatch.setattr("nbcnn.net.choose_mode", lambda *_: (MODES["cpu", "fp32"], "the next best: this GPU is too old"))
+    monkeypatch.setattr("nbcnn.net.choose_mode", lambda *_, **__: (MODES["cpu", "fp32"], "the next best: this GPU is too old"))
     assert Net([Conv2d(3, 3, 1)], (3, 8, 8), mode="tensorcore").mode == "cpu"
     assert Net([Conv2d(3, 3, 1)], (3, 8, 8), mode="auto", strict=True).mode == "cpu"
     with pytest.raises(UsageError, match="--strict: mode tensorcore became cpu, the next best"):

@@ -26,6 +26,8 @@ FILES = (
     "test_conv_thin.py",
     "test_conv_thin_fused.py",
     "test_conv_winograd.py",
+    "test_dwconv1d.py",
+    "test_dwconv1d_layer.py",
     "test_elementwise.py",
     "test_evonorm_held.py",
     "test_fusion_study.py",
@@ -38,9 +40,13 @@ FILES = (
     "test_parity.py",
     "test_ptx_cvt.py",
     "test_resampling.py",
+    "test_s4convd.py",
+    "test_series_ops.py",
     "test_stored.py",
+    "test_study_times.py",
     "test_svm.py",
     "test_traffic.py",
+    "test_train_energy.py",
     "test_unpool_pack.py",
 )
 

@@ -43,6 +43,7 @@ DONE = {
     "bench OP": ("bench", *RELU, "--mode", "cpu", "--iters", "1", "--warmup", "none", *SHORT, "--json"),
     "compare": ("compare", "cpu", "cpu", "--op", *RELU, "--iters", "1", *SHORT, "--json"),
     "kernels": ("kernels", "--mode", "naive", "--op", "relu_fprop", "--arch", "80", "--json"),
+    "study": ("study", "dwconv", "--shapes", "8x2x48x48", "--json"),
     "report": ("report", "nvidia-h200", "--json"),
 }
 """What does its part on the CPU, each printing one line of JSON."""

@@ -74,12 +74,13 @@ def _floats(place: Any, count: int) -> Any:
     return array
 
 
-def probes(place: Any) -> dict[str, Probe]:
-    """fp32 and copy; tf32 and bf16 where there are tensor cores that this project uses (compute capability 8.0)."""
-    made = {"fp32": fma(place)}
-    if place.capability >= TENSOR_CORES:
-        made |= {precision: tensor(place, precision) for precision in ("tf32", "bf16")}
-    return made | {"copy": copying(place)}
+KINDS = ("fp32", "tf32", "bf16", "copy")
+
+
+def probes(place: Any, kinds: tuple[str, ...] = KINDS) -> dict[str, Probe]:
+    """Of `kinds`: fp32 and copy; tf32 and bf16 where there are tensor cores that this project uses (compute capability 8.0)."""
+    there = [kind for kind in KINDS if kind in kinds and (kind in ("fp32", "copy") or place.capability >= TENSOR_CORES)]
+    return {kind: fma(place) if kind == "fp32" else copying(place) if kind == "copy" else tensor(place, kind) for kind in there}
 
 
 def timed(probe: Probe, place: Any, watch: Any, seconds: float = 0.5) -> Samples:
@@ -88,7 +89,7 @@ def timed(probe: Probe, place: Any, watch: Any, seconds: float = 0.5) -> Samples
     return sample([work], 1, warm_up([work], watch), watch, seconds)
 
 
-def measure(place: Any) -> dict[str, float]:
-    """flop/s of "fp32" (CUDA cores), "tf32" and "bf16" (tensor cores, where there are some), byte/s of "copy" (read and written)."""
+def measure(place: Any, kinds: tuple[str, ...] = KINDS) -> dict[str, float]:
+    """flop/s of "fp32" (CUDA cores), "tf32" and "bf16" (tensor cores, where there are some), byte/s of "copy" (read and written): of `kinds`."""
     with Watch(place) as watch:
-        return {name: probe.work / (float(np.median(timed(probe, place, watch).ms)) / 1e3) for name, probe in probes(place).items()}
+        return {name: probe.work / (float(np.median(timed(probe, place, watch).ms)) / 1e3) for name, probe in probes(place, kinds).items()}

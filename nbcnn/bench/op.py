@@ -16,7 +16,7 @@ from nbcnn.cuda import Gpu, Host
 from nbcnn.explain import fewest_flops, step_bytes, step_flops
 from nbcnn.graph import Buf, Step
 from nbcnn.net import UsageError, choose_mode
-from nbcnn.ops import Row
+from nbcnn.ops import DWCONV, Row
 from nbcnn.ops.call import Impl
 from nbcnn.ops.run import Bound, Unsupported
 from nbcnn.suggest import nearest
@@ -33,7 +33,8 @@ class NotTimed(RuntimeError):
 class Choice:
     """What runs an op: "MODE[:PRECISION[:ENGINE]][/PART][@TILE]", e.g. im2col, tensorcore:tf32, tensorcore:bf16/mma, im2col@128,128,16,8,8,2.
 
-    part  a part of the mode's row, e.g. one engine; None: the first that supports the shape.
+    part  a part of the mode's row, e.g. one engine; None: the first that supports the shape. For a depthwise convolution of
+          series also a variant of it, as --dwconv takes it: naive/warp.
     tile  the fields of its tile in order; None: its own choice.
     """
 
@@ -105,7 +106,8 @@ def prepare(choice: Choice, problem: Problem, *, rotate: bool = True, sets: int 
 
     Raises NotTimed if it fails parity, UsageError for a mode, part or tile that there is not.
     """
-    row, _ = choose_mode(choice.mode, choice.precision, choice.engine)
+    variant = choice.part if choice.part in DWCONV and problem.op in DWCONV[choice.part] else "auto"
+    row, _ = choose_mode(choice.mode, choice.precision, choice.engine, dwconv=variant)
     place = Gpu() if row.place == "gpu" else Host()
     ins, outs = problem.operands()
     options: dict[str, Any] = {"attrs": problem.small.attrs, "place": place, "layout": row.layout, "store": row.store}

@@ -10,7 +10,18 @@ from typing import Any
 import numpy as np
 
 from nbcnn.net import UsageError
-from nbcnn.ops.cases import Case, activation_cases, conv_cases, gemm_cases, loss_cases, resampling_cases, training_cases
+from nbcnn.ops.cases import (
+    Case,
+    activation_cases,
+    conv_cases,
+    gemm_cases,
+    loss_cases,
+    pointwise_cases,
+    resampling_cases,
+    series_backward_cases,
+    series_cases,
+    training_cases,
+)
 from nbcnn.ops.fused_cases import pooled_cases, relu_cases, up_cases
 from nbcnn.ops.norm_cases import conv_norm_cases, norm_cases
 from nbcnn.ops.run import is_filter
@@ -27,10 +38,12 @@ LAYERS = {
 """The autoencoder's convolutions (on the doubled image, where an upsampling stands before)."""
 CONVS = ("conv_fprop", "conv_dgrad", "conv_wgrad", "conv_relu_fprop", "conv_relu_pool_fprop", "conv_dgrad_relu", "conv_pool_wgrad", "unpool")
 UPCONVS = ("upconv_fprop", "upconv_relu_fprop", "upconv_mse_fprop", "upconv_dgrad", "upconv_dgrad_relu", "upconv_wgrad")
-ACTIVATIONS = (*(f"{name}_{path}" for name in ("relu", "leaky_relu", "sigmoid", "swish") for path in ("fprop", "dgrad")), "add")
+ACTIVATIONS = (*(f"{name}_{path}" for name in ("relu", "leaky_relu", "sigmoid", "swish", "gelu") for path in ("fprop", "dgrad")), "add")
 RESAMPLING = tuple(f"{name}_{path}" for name in ("maxpool", "avgpool", "upsample", "flatten") for path in ("fprop", "dgrad"))
 LOSSES = ("mse_fprop", "mse_dgrad")
 ROWS = ("softmax_xent_fprop", "softmax_xent_dgrad")
+SERIES = tuple(f"dwconv1d_{path}" for path in ("fprop", "dgrad", "wgrad", "bwd"))
+POINTWISE = tuple(f"pwconv1d_{path}" for path in ("fprop", "dgrad", "wgrad"))
 UPDATES = ("sgd", "adam", "grad_norm")
 NORMS = ("evonorm_s0_fprop", "evonorm_s0_grads", "evonorm_b0_fprop", "evonorm_b0_infer", "evonorm_b0_grads")
 CONV_NORMS = tuple(f"conv_evonorm_{kind}_{path}" for kind in ("s0", "b0") for path in ("fprop", "infer"))
@@ -40,7 +53,7 @@ STATISTICS = {
     **dict.fromkeys((("evonorm_s0_grads", "in"), ("evonorm_b0_grads", "in")), (4, 5)),
 }
 """Operands that have a number for every plane or group of every image."""
-OPS = (*CONVS, *UPCONVS, *ACTIVATIONS, *RESAMPLING, *LOSSES, *ROWS, *NORMS, *CONV_NORMS, "gemm", "gather", *UPDATES)
+OPS = (*CONVS, *UPCONVS, *ACTIVATIONS, *RESAMPLING, *LOSSES, *ROWS, *NORMS, *CONV_NORMS, *SERIES, *POINTWISE, "gemm", "gather", *UPDATES)
 
 PARITY_IMAGES, NORM_IMAGES = 4, 8
 """Images that an op is verified on: the reference in float64 takes long at full size. A block of a norm has up to eight."""
@@ -48,8 +61,24 @@ GROUPS = 32
 """Groups of channels of an EvoNorm-S0, where there are as many channels."""
 PARITY_ROWS = 256
 """Rows of both matrices that a product is verified on."""
-DEFAULTS = {"product": (4096, 4096, 4096), "conv": (256, 256, 16, 16, 128), "images": (256, 256, 16, 16), "rows": (4096, 10), "update": (751_875,)}
-FORMS = {"product": "M,K,N", "conv": "N,C,H,W,K[,R,S[,stride,pad]] or conv1 … conv5[@N]", "images": "N,C,H,W", "rows": "N,F", "update": "COUNT"}
+DEFAULTS = {
+    "product": (4096, 4096, 4096),
+    "conv": (256, 256, 16, 16, 128),
+    "images": (256, 256, 16, 16),
+    "rows": (4096, 10),
+    "series": (512, 128, 48, 48),
+    "pointwise": (512, 128, 48, 256),
+    "update": (751_875,),
+}
+FORMS = {
+    "product": "M,K,N",
+    "conv": "N,C,H,W,K[,R,S[,stride,pad]] or conv1 … conv5[@N]",
+    "images": "N,C,H,W",
+    "rows": "N,F",
+    "series": "N,C,L,T",
+    "pointwise": "N,C,L,K",
+    "update": "COUNT",
+}
 
 
 @dataclass(frozen=True)
@@ -86,9 +115,8 @@ def kind_of(op: str) -> str:
     """Which of `FORMS` the shape of `op` has. Raises UsageError for an op that cannot be timed alone."""
     if op not in OPS:
         raise UsageError(f"no op {op!r} to time{nearest(op, OPS)}; there are {', '.join(OPS)}")
-    if op == "gemm":
-        return "product"
-    return "conv" if op in CONVS + UPCONVS + CONV_NORMS else "rows" if op in ROWS else "update" if op in UPDATES else "images"
+    kinds = {"product": ("gemm",), "conv": CONVS + UPCONVS + CONV_NORMS, "rows": ROWS, "series": SERIES, "pointwise": POINTWISE, "update": UPDATES}
+    return next((kind for kind, ops in kinds.items() if op in ops), "images")
 
 
 def problem(op: str, shape: str | None = None) -> Problem:
@@ -117,6 +145,9 @@ def problem(op: str, shape: str | None = None) -> Problem:
     if kind == "product":
         m, k, n = numbers
         return Problem(op, _first(gemm_cases(((min(m, PARITY_ROWS), k, min(n, PARITY_ROWS)),)), op), None, (m, k, n))
+    if kind in ("series", "pointwise"):
+        n, c, length, last = numbers
+        return series_problem(op, (n, c, length, last))
     if kind == "rows":
         return Problem(op, _first(loss_cases((), (numbers,)), op), None)
     return Problem(op, _first(training_cases(count=numbers[0]), op), None)
@@ -125,6 +156,15 @@ def problem(op: str, shape: str | None = None) -> Problem:
 def conv_problem(op: str, shape: ConvShape) -> Problem:
     """A convolution op, plain or fused, that computes the direct convolution `shape`: an upconv's input is half its size."""
     return _conv(op, replace(shape, H=shape.H // 2, W=shape.W // 2) if op.startswith("upconv") else shape)
+
+
+def series_problem(op: str, shape: tuple[int, int, int, int], padding: str = "causal") -> Problem:
+    """A depthwise convolution of series (N, C, L, T) without a skip, or a pointwise one (N, C, L, K) without a bias."""
+    n, *rest = shape
+    small = (min(n, PARITY_IMAGES), *rest)
+    cases = chain(series_cases(*small), series_backward_cases(*small)) if op in SERIES else pointwise_cases(*small)
+    plain = (case for case in cases if case.attrs.get("padding", padding) == padding and not case.label.endswith(("skip", "bias")))
+    return Problem(op, _first(plain, op), n)
 
 
 def _conv(op: str, shape: ConvShape) -> Problem:
@@ -148,7 +188,8 @@ def _numbers(shape: str, kind: str) -> tuple[int, ...]:
         found = tuple(int(part) for part in shape.replace("x", ",").replace("×", ",").split(","))
     except ValueError:
         found = ()
-    if len(found) not in {"conv": (5, 7, 9), "images": (4,), "rows": (2,), "update": (1,), "product": (3,)}[kind] or min(found) < 0 or 0 in found[:5]:
+    counts = {"product": (3,), "conv": (5, 7, 9), "images": (4,), "rows": (2,), "series": (4,), "pointwise": (4,), "update": (1,)}
+    if len(found) not in counts[kind] or min(found) < 0 or 0 in found[:5]:
         raise UsageError(f"{shape!r} is no shape here; it is {FORMS[kind]}")
     return found
 
@@ -179,7 +220,7 @@ def grown(small: Case, batch: int) -> tuple[list[np.ndarray], list[Any]]:
 
 
 def _shape(op: str, side: str, position: int, shape: tuple[int, ...], images: int) -> tuple[int, ...]:
-    return (images, *shape[1:]) if len(shape) == 4 and not is_filter(op, side, position) else shape
+    return (images, *shape[1:]) if len(shape) >= 3 and not is_filter(op, side, position) else shape
 
 
 def _random(shape: tuple[int, ...], seed: int) -> np.ndarray:

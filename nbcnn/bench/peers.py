@@ -2,7 +2,7 @@
 
 fp32 means fp32: TF32 is off; it runs in NCHW, which is faster there. tf32 and bf16 run in channels_last; bf16 is autocast
 with fp32 weights in a training step, and bf16 operands in a single convolution. cuDNN chooses its algorithm by trying
-(benchmark mode). Times come from CUDA events at every boundary, after warm-up, like our own. Only this module imports torch.
+(benchmark mode). Times come from CUDA events at every boundary, after warm-up, like our own. Only the modules called peers import torch.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from typing import Any
 
 from nbcnn.bench import readme_fusion as fusion
 from nbcnn.bench import readme_laboratory as laboratory
+from nbcnn.bench import readme_series as series
 from nbcnn.bench import readme_tensorcore as tensorcore
 from nbcnn.bench import schema
 from nbcnn.bench.results import RESULTS
@@ -134,6 +135,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "precisions": tensorcore.precisions,
     **laboratory.TABLES,
     **fusion.TABLES,
+    **series.TABLES,
 }
 for _name, _table, _section in (
     ("layers", tensorcore.layers, "convs-fused-tensorcore-bf16-1024"),
@@ -156,6 +158,7 @@ def main() -> int:
         document.write_text(rewritten(document.read_text()))
     tensorcore.chart(RESULTS / "precisions.png")
     laboratory.charts(RESULTS)
+    series.charts(RESULTS)
     return 0
 
 

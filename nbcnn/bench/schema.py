@@ -50,6 +50,21 @@ _RUNG = {
     "cpu_cores?": int,
 }
 _STEP = {"form": str, "precision?": str, "batch": int, "step_ms": TIMING, "images_per_second": float, "peak_bytes": int, "ratio": float}
+_PATH = {
+    "variant": str,
+    "path": str,
+    "flop": int,
+    "read": int,
+    "written": int,
+    "compulsory": int,
+    "ms": TIMING,
+    "logical_tbs": float,
+    "effective_tbs": float,
+    "of_bandwidth": float,
+    "limiter": str,
+    "over_naive?": float,
+    "over_torch?": float,
+}
 _POINT = {
     "scope": str,
     "op": str,
@@ -96,6 +111,18 @@ KINDS: dict[str, tuple[str, Any]] = {
                 "steps": [{"event_ms": float, "alone_ms?": float, "ncu_ms": float}],
             }
         ],
+    ),
+    "dwconv": (
+        "depthwise convolution of series: every variant and path of one size (N, C, L, T), ceilings in flop/s and byte/s",
+        [{"shape": [int], "padding": str, "peak": float, "bandwidth": float, "rows": [_PATH], "sequences": [{}], "peers": [{}]}],
+    ),
+    "dwcounters": (
+        "the bytes of depthwise convolutions beside DRAM's as ncu counts them",
+        [{"shape": [int], "kernels": [{"variant": str, "path": str, "least": int, "logical": int, "dram_read": float, "dram_write": float}]}],
+    ),
+    "s4convd": (
+        "the whole training step of S4ConvD with every variant, then PyTorch's forms",
+        [{"form": str, "batch": int, "step_ms": TIMING, "windows_per_second": float, "peak_bytes": int, "ratio": float}],
     ),
     "compare": ("two ways to run one op", [{"op": str, "variants": [str], "times": [{"ms": TIMING}]}]),
     "selftest": ("what the benchmark says about things known beforehand", [{"what": str, "value": float, "unit": str, "ok": (bool, None)}]),

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from nbcnn import __version__
-from nbcnn.callbacks import duration, rate
-from nbcnn.datasets import Dataset
+from nbcnn.callbacks import Classification, Forecasts, duration, rate
+from nbcnn.cli.train_data import Material
 from nbcnn.explain import summary as layer_table
 from nbcnn.runlog import RunFolder
 from nbcnn.trainer import Result
@@ -32,7 +32,7 @@ def compiling(net: Any) -> str:
     return f"preparing the {net.mode} kernels; compiling them at the first start takes up to a minute"
 
 
-def header(flags: SimpleNamespace, data: Dataset, session: Any, run: RunFolder, ready: float) -> str:
+def header(flags: SimpleNamespace, data: Material, session: Any, run: RunFolder, ready: float) -> str:
     """What was decided, and why, before training starts, `ready` seconds after the program did."""
     net = session.net
     warmup = f" after {counted(flags.warmup, 'epoch')} of warm-up" if flags.warmup else ""
@@ -41,11 +41,12 @@ def header(flags: SimpleNamespace, data: Dataset, session: Any, run: RunFolder, 
     shape = "×".join(map(str, net.input_shape))
     source = textwrap.fill(data.source, 100, initial_indent=" " * 11, subsequent_indent=" " * 11)
     planned, resident = sum(session.planned_bytes.values()) / 2**20, session.planned_bytes["data set"] / 2**20
+    training = "training" if data.test_noun == "test images" else "training windows"
     lines = [
         f"nbcnn {__version__}",
         f"  mode     {net.mode}, {net.precision} ({net.why})",
         f"  device   {net.device_name}",
-        f"  data     {data.name}: {len(data.train_images):,} training and {len(data.test_images):,} test images of {shape}",
+        f"  data     {data.name}: {data.count:,} {training} and {data.test_count:,} {data.test_noun} of {shape}",
         source,
         f"  model    {flags.model}, {net.params.count:,} parameters, {flags.init} initialisation, seed {flags.seed}",
         f"  recipe   {flags.recipe}: {flags.optimizer}, lr {flags.lr:g} {flags.schedule}{warmup}{extra}",
@@ -69,24 +70,31 @@ def _memory(session: Any) -> list[str]:
     return [f"{name:40} {nbytes / 2**20:10,.1f} MiB" for name, nbytes in parts]
 
 
-def summary(result: Result, data: Dataset, session: Any, run: RunFolder, ready: float, as_json: bool, scores: Mapping[str, float]) -> str:
-    """How the run ended, with the scores of its last epoch: a few lines, or one line of JSON."""
+def summary(
+    result: Result, data: Material, session: Any, run: RunFolder, ready: float, as_json: bool, scored: Mapping[str, float], pictures: Any = None
+) -> str:
+    """How the run ended, with what its last epoch `scored`: a few lines, or one line of JSON."""
     net = session.net
+    scores = pictures.scores if isinstance(pictures, Forecasts) else {}
     if as_json:
         where = {"run": str(run.path), "dataset": data.name, "mode": net.mode, "precision": net.precision, "device": net.device_name}
         begun = {"ready_seconds": round(ready, 2), "kernels_compiled": session.compiled}
-        return json.dumps(where | begun | asdict(result) | dict(scores))
+        return json.dumps(where | begun | asdict(result) | dict(scored) | ({"rmsle": scores} if scores else {}))
     if result.interrupted:
         return f"stopped at training step {result.step:,} and saved; continue with\n  python train.py --resume {run.path}"
-    epochs, labelled = counted(result.epochs, "epoch"), session.net.layers[-1].needs_labels
-    pictures = "curves.png, confusion.png, mistakes.png" if labelled else "curves.png, reconstructions.png"
-    return "\n".join(
-        (
-            f"{data.name}, {net.mode} {net.precision}, {epochs}: test loss {result.test_loss:.5f}, train loss {result.train_loss:.5f}",
-            *(f"{name.replace('_', ' ')} {value:.2%}" for name, value in scores.items()),
-            f"best test loss {result.best_loss:.5f}, epoch {result.best_epoch}",
-            f"trained {result.step:,} steps in {duration(result.seconds)}, {rate(result.images_per_second)} images/s",
-            f"run folder {run.path}: metrics.csv, {pictures}, checkpoints",
-            *([] if labelled else [f"next: python extract_features.py {run.path}"]),
-        )
-    )
+    epochs = counted(result.epochs, "epoch")
+    lines = [
+        f"{data.name}, {net.mode} {net.precision}, {epochs}: test loss {result.test_loss:.5f}, train loss {result.train_loss:.5f}",
+        *(f"{name.replace('_', ' ')} {value:.2%}" for name, value in scored.items()),
+        f"best test loss {result.best_loss:.5f}, epoch {result.best_epoch}",
+        f"trained {result.step:,} steps in {duration(result.seconds)}, {rate(result.images_per_second)} {data.noun}/s",
+    ]
+    if scores:
+        lines.append("RMSLE in the test months: " + ", ".join(f"{name} {score:.4f}" for name, score in scores.items()))
+        lines.append(f"run folder {run.path}: metrics.csv, curves.png, forecast.png, forecast.json, checkpoints")
+    elif isinstance(pictures, Classification):
+        lines.append(f"run folder {run.path}: metrics.csv, curves.png, confusion.png, mistakes.png, checkpoints")
+    else:
+        lines.append(f"run folder {run.path}: metrics.csv, curves.png, reconstructions.png, checkpoints")
+        lines.append(f"next: python extract_features.py {run.path}")
+    return "\n".join(lines)

@@ -17,6 +17,8 @@ from nbcnn.suggest import nearest
 MODES = ("cpu", "naive", "tiled", "im2col", "tensorcore")
 PRECISIONS = ("fp32", "tf32", "bf16")
 """The modes of `nbcnn.ops.MODES`, which imports numba."""
+DWCONV = ("naive", "coalesced", "shared", "warp", "best")
+"""The variants of `nbcnn.ops.dwconv1d.VARIANTS`."""
 
 
 class Parser(argparse.ArgumentParser):

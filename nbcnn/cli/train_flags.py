@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from nbcnn.cli.errors import UsageError
-from nbcnn.cli.flags import MODES, PRECISIONS, Parser, count, flag, one_of, real
+from nbcnn.cli.flags import DWCONV, MODES, PRECISIONS, Parser, count, flag, one_of, real
 
 EXAMPLES = (
     "python train.py                                             the fastest mode here; CIFAR-10 if it can be had",
@@ -60,24 +60,38 @@ RECIPES: dict[str, dict[str, Any]] = {
 }
 """What a run does where no flag says otherwise. A learning rate of None is the optimizer's own, below."""
 
+FORECAST: dict[str, Any] = {"epochs": 10, "batch": 1024, "optimizer": "adam", "lr": 0.002, "clip_norm": 0.5}
+"""What s4convd does otherwise than the default recipe."""
 MODEL_RECIPES = {"mnist-cnn": "classifier", "mnist-cnn-b0": "classifier"}
 """The recipe of a model that has one of its own, where --recipe does not say otherwise."""
 
 LEARNING_RATES = {"sgd": 0.1, "adam": 0.001}
 
+MODELS = ("autoencoder", "mnist-cnn", "mnist-cnn-b0", "s4convd")
+FOR_SERIES = ("width", "blocks", "loss", "kernel_init")
+"""Flags that only s4convd has."""
+
 ON_CPU = {"epochs": 3, "limit": 1024}
 """The fixed small recipe of a run on the CPU without explicit --epochs or --limit."""
+
+FORECAST_ON_CPU = {"epochs": 3, "limit": 65536, "batch": 128, "width": 32, "blocks": 2, "lr": 0.004}
+"""The same for s4convd."""
 
 OTHERS: dict[str, Any] = {
     "dataset": "auto",
     "data_dir": "data",
     "limit": None,
     "model": "autoencoder",
+    "width": 128,
+    "blocks": 4,
+    "loss": "log-mse",
+    "kernel_init": "s4d-lin",
     "flip": False,
     "seed": 0,
     "mode": "auto",
     "precision": None,
     "engine": "auto",
+    "dwconv": "auto",
     "no_fuse": False,
     "tune": False,
     "strict": False,
@@ -92,7 +106,23 @@ OTHERS: dict[str, Any] = {
 }
 
 FREE_ON_RESUME = frozenset(
-    {"data_dir", "mode", "precision", "engine", "no_fuse", "tune", "strict", "nvtx", "log_every", "save_every", "json", "quiet", "explain", "resume"}
+    {
+        "data_dir",
+        "mode",
+        "precision",
+        "engine",
+        "dwconv",
+        "no_fuse",
+        "tune",
+        "strict",
+        "nvtx",
+        "log_every",
+        "save_every",
+        "json",
+        "quiet",
+        "explain",
+        "resume",
+    }
 )
 """Flags that a resumed run may set anew: they do not change what is computed (another mode changes only its rounding)."""
 
@@ -103,14 +133,24 @@ def parser() -> Parser:
     base = RECIPES["default"]
 
     group = made.add_argument_group("data")
-    names = one_of("auto", "cifar10", "mnist", "fashion-mnist", "photos", "digits", "shapes")
-    flag(group, "--dataset", names, "data set; auto: CIFAR-10 if it is there or can be had quickly, else photos", "auto")
+    names = one_of("auto", "cifar10", "mnist", "fashion-mnist", "photos", "digits", "shapes", "energy")
+    flag(group, "--dataset", names, "data set; auto: CIFAR-10 if it is there or can be had quickly, else photos; energy for s4convd", "auto")
     flag(group, "--data-dir", str, "folder with the data set's files; downloads go there", "data", metavar="DIR")
     flag(group, "--limit", count(1), "use only the first N images of each split", "all", "images")
     flag(group, "--flip", bool, "mirror each training image with probability 1/2", "off")
 
     group = made.add_argument_group("model")
-    flag(group, "--model", one_of("autoencoder", *MODEL_RECIPES), "network; mnist-cnn classifies, with EvoNorm-S0 or -B0", "autoencoder")
+    flag(
+        group,
+        "--model",
+        one_of(*MODELS),
+        "network; mnist-cnn classifies, with EvoNorm-S0 or -B0; s4convd forecasts series",
+        "autoencoder, s4convd for energy",
+    )
+    flag(group, "--width", count(1), "channels inside s4convd", OTHERS["width"])
+    flag(group, "--blocks", count(1), "blocks of s4convd", OTHERS["blocks"])
+    flag(group, "--loss", one_of("log-mse", "rmsle"), "what s4convd is trained for", OTHERS["loss"])
+    flag(group, "--kernel-init", one_of("s4d-lin", "repo"), "first filters of s4convd; repo: one frequency for all states", OTHERS["kernel_init"])
     flag(group, "--init", one_of("torch", "he"), "first weights; torch: U(±1/√fan_in), he: N(0, 2/fan_in)", base["init"])
     flag(group, "--seed", count(0), "seed of first weights, order of images and flips", 0)
 
@@ -139,6 +179,7 @@ def parser() -> Parser:
     flag(group, "--mode", one_of("auto", *MODES), "how layers are computed; auto: the fastest that this machine has", "auto")
     flag(group, "--precision", one_of(*PRECISIONS), "what multiplications round to", "bf16 for tensorcore, else fp32")
     flag(group, "--engine", one_of("auto", "wgmma", "mma"), "tensorcore's kernels: wgmma (Hopper) or mma (Ampere and later)", "auto")
+    flag(group, "--dwconv", one_of("auto", *DWCONV), "kernels of depthwise convolutions of series", "auto: the mode's own")
     flag(group, "--no-fuse", bool, "run every layer by itself", "off")
     flag(group, "--tune", bool, "choose tiles by measuring; kept for the next run, which may differ in its last bits from an untuned one", "off")
     flag(group, "--strict", bool, "refuse if any step would run in another mode", "off")
@@ -165,8 +206,9 @@ def parse(argv: Sequence[str] | None = None) -> SimpleNamespace:
 def fill(given: SimpleNamespace) -> SimpleNamespace:
     """The flags with the defaults of the recipe; `given` lists the names that the user set."""
     chosen = {name: value for name, value in vars(given).items() if value is not None}
-    recipe = chosen.get("recipe", MODEL_RECIPES.get(chosen.get("model", ""), "default"))
-    values = {"recipe": recipe, **OTHERS, **RECIPES[recipe], **chosen}
+    network = _network(chosen)
+    recipe = chosen.get("recipe", MODEL_RECIPES.get(network["model"], "default"))
+    values = {"recipe": recipe, **OTHERS, **RECIPES[recipe], **(FORECAST if network["model"] == "s4convd" else {}), **chosen, **network}
     if values["lr"] is None:
         values["lr"] = LEARNING_RATES[values["optimizer"]]
     if values["optimizer"] == "adam":
@@ -176,13 +218,31 @@ def fill(given: SimpleNamespace) -> SimpleNamespace:
     return SimpleNamespace(**values, given=sorted(chosen))
 
 
+def _network(chosen: Mapping[str, Any]) -> dict[str, str]:
+    """Model and data set: each says what the other is by default. Raises UsageError if they do not go together."""
+    series = chosen.get("dataset") == "energy"
+    model = chosen.get("model", "s4convd" if series else "autoencoder")
+    dataset = chosen.get("dataset", "energy" if model == "s4convd" else OTHERS["dataset"])
+    if dataset == "auto" and model == "s4convd":
+        dataset = "energy"
+    if (model == "s4convd") != (dataset == "energy"):
+        raise UsageError(f"--model {model} does not go with --dataset {dataset}: s4convd forecasts energy, the others take images")
+    if model == "s4convd" and ("flip" in chosen or "recipe" in chosen):
+        raise UsageError(f"--{'flip' if 'flip' in chosen else 'recipe'} is for images, s4convd forecasts series")
+    alien = [name for name in FOR_SERIES if name in chosen and model != "s4convd"]
+    if alien:
+        raise UsageError(f"--{alien[0].replace('_', '-')} belongs to --model s4convd, this is {model}")
+    return {"model": model, "dataset": dataset}
+
+
 def on_cpu(flags: SimpleNamespace) -> str:
     """Apply the small recipe unless the user chose --epochs or --limit; return the notice, empty if nothing changed."""
     if flags.resume or {"epochs", "limit"} & set(flags.given):
         return ""
-    vars(flags).update(ON_CPU)
+    small, noun = (FORECAST_ON_CPU, "windows") if flags.model == "s4convd" else (ON_CPU, "images")
+    vars(flags).update({name: value for name, value in small.items() if name not in flags.given})
     return (
-        f"NOTE: this runs on the CPU, so it is a small run: {flags.epochs} epochs of {flags.limit:,} images.\n"
+        f"NOTE: this runs on the CPU, so it is a small run: {flags.epochs} epochs of {flags.limit:,} {noun}.\n"
         "      --epochs and --limit choose for themselves; the full recipe takes hours on a CPU, minutes on a GPU."
     )
 
@@ -200,6 +260,10 @@ def from_run(given: SimpleNamespace, saved: Mapping[str, Any], run: Path) -> Sim
             )
     values = {**OTHERS, **saved, "explain": False, "json": False, "quiet": False}
     if "mode" in chosen:
-        values |= {"precision": OTHERS["precision"], "engine": OTHERS["engine"]}  # they belonged to the mode that the run had
+        values |= {
+            "precision": OTHERS["precision"],
+            "engine": OTHERS["engine"],
+            "dwconv": OTHERS["dwconv"],
+        }  # they belonged to the mode that the run had
     values.update({name: value for name, value in chosen.items() if name in FREE_ON_RESUME})
     return SimpleNamespace(**values, given=sorted(chosen))

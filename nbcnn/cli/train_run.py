@@ -6,7 +6,6 @@ import json
 import platform
 import sys
 import time
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -19,7 +18,7 @@ import numpy as np
 from nbcnn import __version__, checkpoint
 from nbcnn.cli import train_flags
 from nbcnn.cli.errors import UsageError
-from nbcnn.datasets import Dataset
+from nbcnn.cli.train_data import Material
 from nbcnn.optim import SGD, Adam, learning_rates
 from nbcnn.runlog import RunError, RunFolder
 
@@ -77,7 +76,7 @@ def _resumed(given: SimpleNamespace) -> Start:
     return Start(flags, folder, saved, notes)
 
 
-def new_folder(data: Dataset, mode: str) -> RunFolder:
+def new_folder(data: Material, mode: str) -> RunFolder:
     """The default run folder, runs/<date-time>-<dataset>-<mode>, with a number behind it if that is taken."""
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{data.name}-{mode}"
     tries = (RunFolder(Path("runs") / (name + (f"-{number}" if number > 1 else ""))) for number in range(1, 1000))
@@ -91,18 +90,17 @@ def optimizer(flags: SimpleNamespace) -> SGD | Adam:
 
 
 def rates(flags: SimpleNamespace, images: int) -> np.ndarray:
-    """The learning rate of every training step of the run, float32."""
+    """The learning rate of every training step of the run, float32, for a training set of so many images or windows."""
     per_epoch = -(-images // flags.batch)
     return learning_rates(flags.schedule, flags.lr, flags.epochs * per_epoch, round(flags.warmup * per_epoch))
 
 
-def identity(flags: SimpleNamespace, data: Dataset) -> dict[str, str]:
+def identity(flags: SimpleNamespace, data: Material) -> dict[str, str]:
     """Which run this is, for its checkpoints: a resumed run must agree in all of it."""
-    images = zlib.crc32(data.train_images.data)
     return {
         "format": FORMAT,
         "model": flags.model,
-        "data": f"{data.name}, {len(data.train_images)} images, CRC-32 {images:08x}",
+        "data": f"{data.name}, {data.checksum}",
         "batch": str(flags.batch),
         "optimizer": flags.optimizer,
     }
@@ -113,16 +111,16 @@ def notes(net: Any, session: Any) -> dict[str, str]:
     return {"mode": net.mode, "precision": net.precision, "device": net.device_name, "tiles": json.dumps(session.tiles()), "nbcnn": __version__}
 
 
-def config(flags: SimpleNamespace, data: Dataset, net: Any, session: Any) -> dict[str, Any]:
+def config(flags: SimpleNamespace, data: Material, net: Any, session: Any) -> dict[str, Any]:
     """The content of config.json: every flag, the data, how it runs, and all versions."""
     return {
         "flags": {name: value for name, value in vars(flags).items() if name not in _UNSAVED},
         "data": {
             "name": data.name,
             "source": data.source,
-            "training_images": len(data.train_images),
-            "test_images": len(data.test_images),
-            "image_shape": list(data.train_images.shape[1:]),
+            f"training_{data.noun}": data.count,
+            f"{data.test_noun.replace(' ', '_')}": data.test_count,
+            "shape" if data.noun == "windows" else "image_shape": list(data.shape),
         },
         "mode": net.mode,
         "precision": net.precision,

@@ -10,13 +10,28 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from nbcnn.datasets import cifar10, digits, mnist, photos, shapes
+from nbcnn.datasets import cifar10, digits, energy, mnist, photos, shapes
 from nbcnn.datasets.dataset import DataCorrupt, DataError, DataMissing, Dataset, Log
+from nbcnn.datasets.series import SeriesDataset
 from nbcnn.suggest import nearest
 
-__all__ = ["DATA_DIR", "NAMES", "DataCorrupt", "DataError", "DataMissing", "Dataset", "UnknownDataset", "load", "log_to_stderr"]
+__all__ = [
+    "DATA_DIR",
+    "NAMES",
+    "SERIES",
+    "DataCorrupt",
+    "DataError",
+    "DataMissing",
+    "Dataset",
+    "SeriesDataset",
+    "UnknownDataset",
+    "load",
+    "load_series",
+    "log_to_stderr",
+]
 
 NAMES = ("auto", "cifar10", "mnist", "fashion-mnist", "photos", "digits", "shapes")
+SERIES = ("energy",)
 DATA_DIR = "data"
 OFFLINE_VARIABLE = "NBCNN_OFFLINE"
 
@@ -58,6 +73,21 @@ def load(
         return _load(name, Path(data_dir), allowed, log, log if progress else None).cut(limit)
     except OSError as error:
         raise DataError(f"{error.filename or data_dir} cannot be read: {error.strerror or error}. Check the path and its permissions.") from error
+
+
+def load_series(name: str, *, data_dir: str | os.PathLike[str] = DATA_DIR, limit: int | None = None) -> SeriesDataset:
+    """Data set `name` of `SERIES`, for forecasts; `limit` cuts every part of the year to that many windows.
+
+    Raises UnknownDataset, DataMissing, DataCorrupt (both DataError), ValueError if `limit` < 1.
+    """
+    if name not in SERIES:
+        raise UnknownDataset(f"no data set of series {name!r} (there is {', '.join(SERIES)}){nearest(name, SERIES)}")
+    if limit is not None and limit < 1:
+        raise ValueError(f"limit must be at least 1, got {limit}")
+    folder = Path(data_dir)
+    if folder != Path(DATA_DIR) and not folder.is_dir():
+        raise DataMissing(f"{folder} is no folder. Leave --data-dir out to use generated data.")
+    return energy.load(folder).cut(limit)
 
 
 def _load(name: str, folder: Path, allowed: bool, log: Log, progress: Log | None) -> Dataset:

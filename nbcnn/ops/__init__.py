@@ -5,10 +5,21 @@ Ops and their signatures (logical shapes; inputs, then outputs, then attributes)
     conv_fprop        x (N,C,H,W), w (K,C,R,S)[, b (K)] -> y (N,K,P,Q)                        stride, pad
     conv_dgrad        dy (N,K,P,Q), w (K,C,R,S) -> dx (N,C,H,W)                               stride, pad
     conv_wgrad        x (N,C,H,W), dy (N,K,P,Q) -> dw (K,C,R,S)[, db (K)]                     stride, pad
+    dwconv1d_fprop    x (N,C,L), w (C,T)[, d (C)] -> y (N,C,L)                                padding: causal or same
+    dwconv1d_dgrad    dy (N,C,L), w (C,T)[, d (C)] -> dx (N,C,L)                              padding
+    dwconv1d_wgrad    x (N,C,L), dy (N,C,L) -> dw (C,T)[, dd (C)]                             padding
+    pwconv1d_fprop    x (N,C,L), w (K,C)[, b (K)] -> y (N,K,L)
+    pwconv1d_dgrad    dy (N,K,L), w (K,C) -> dx (N,C,L)
+    pwconv1d_wgrad    x (N,C,L), dy (N,K,L) -> dw (K,C)[, db (K)]
+    s4kernel_fprop    log_dt (C), a_re, a_im, c_re, c_im (C,S) -> k (C,T)
+    s4kernel_dgrad    dk (C,T), log_dt, a_re, a_im, c_re, c_im -> their five gradients
     relu_fprop        x -> y                              relu_dgrad        dy, y -> dx
     leaky_relu_fprop  x -> y   slope                      leaky_relu_dgrad  dy, y -> dx       slope
     sigmoid_fprop     x -> y                              sigmoid_dgrad     dy, y -> dx
     swish_fprop       x -> y                              swish_dgrad       dy, x -> dx
+    gelu_fprop        x -> y                              gelu_dgrad        dy, x -> dx
+    glu_fprop         x (N,2C,L) -> y (N,C,L)             glu_dgrad         dy, x -> dx
+    last_fprop        x (N,C,L) -> y (N,C)                last_dgrad        dy -> dx
     add               a, b -> y
     gemm              a (M,K), b (N,K) -> c (M,N)                                             c = a·bᵀ
     evonorm_s0_fprop  x (N,C,H,W), gamma, beta, v (C) -> y, shift, std (N·groups)                groups, eps
@@ -28,6 +39,9 @@ Ops and their signatures (logical shapes; inputs, then outputs, then attributes)
     softmax_xent_fprop  logits (N,F), labels (N) int32 -> p (N,F), loss () float64            mean over N
     softmax_xent_dgrad  p, labels -> dlogits
     gather            images (M,C,H,W) uint8, order (E) int32, state (8) int64 -> x (N,C,H,W)  flip; x in [0,1]
+    rmsle_fprop       y, target -> loss () float64                                            unit
+    rmsle_dgrad       y, target, loss -> dy                                                   unit
+    gather_windows    rows (R·F), targets (R), starts (M) int32, order (E) int32, state -> x (N,F,L), y (N)
     gather_labels     labels (M) int32, order (E) int32, state -> y (N) int32
     sgd               w, g, m, lr (steps), state[, norm ()] -> w, m, state      (in place)          momentum, weight_decay, clip_value,
                                                                                                 clip_norm, decayed
@@ -47,6 +61,7 @@ Fused ops (see conv/fused.py for what each replaces; images NHWC only):
     upconv_mse_fprop      x, w, b, target (N,K,2H,2W) -> loss () float64, dy (N,K,2H,2W)
     upconv_dgrad          dy (N,K,2H,2W), w -> dx (N,C,H,W)                                   upconv_dgrad_relu  dy, w, x -> dx
     upconv_wgrad          x, dy -> dw, db
+    dwconv1d_bwd          dy (N,C,L), x (N,C,L), w (C,T)[, d (C)] -> dx, dw[, dd]             padding
 
     conv_evonorm_…        the convolution, then the EvoNorm op: only in row im2col (see evonorm/conv.py)
 
@@ -67,13 +82,20 @@ from nbcnn.ops import (
     convert,
     flatten,
     gather,
+    gather_windows,
+    gelu,
     gemm,
+    glu,
     grad_norm,
+    last,
     leaky_relu,
     maxpool,
     mse,
     pack_weights,
+    pwconv1d,
     relu,
+    rmsle,
+    s4kernel,
     sgd,
     sigmoid,
     softmax_xent,
@@ -84,6 +106,8 @@ from nbcnn.ops import (
 from nbcnn.ops.call import Impl, host
 from nbcnn.ops.conv import composed, im2col, im2col_fused, mma, naive, nine_products, reference, thin, thin_fused, thin_mma, tiled, wgmma, winograd
 from nbcnn.ops.conv.few_pixels import for_few_pixels
+from nbcnn.ops.dwconv1d import VARIANTS as DWCONV
+from nbcnn.ops.dwconv1d import reference as dwconv1d
 from nbcnn.ops.evonorm import b0, s0
 from nbcnn.ops.evonorm import conv as conv_evonorm
 from nbcnn.ops.evonorm import reference as evonorm
@@ -127,43 +151,61 @@ class Row:
         return sorted({op for _, ops in self.parts for op in ops})
 
 
-CPU: Ops = reference.HOST | {
-    "relu_fprop": host(relu.relu_fprop),
-    "relu_dgrad": host(relu.relu_dgrad),
-    "leaky_relu_fprop": host(leaky_relu.leaky_relu_fprop),
-    "leaky_relu_dgrad": host(leaky_relu.leaky_relu_dgrad),
-    "sigmoid_fprop": host(sigmoid.sigmoid_fprop),
-    "sigmoid_dgrad": host(sigmoid.sigmoid_dgrad),
-    "swish_fprop": host(swish.swish_fprop),
-    "swish_dgrad": host(swish.swish_dgrad),
-    "add": host(add.add),
-    "gemm": host(gemm.gemm),
-    "evonorm_s0_fprop": host(evonorm.evonorm_s0_fprop),
-    "evonorm_s0_grads": host(evonorm.evonorm_s0_grads),
-    "evonorm_b0_fprop": host(evonorm.evonorm_b0_fprop),
-    "evonorm_b0_infer": host(evonorm.evonorm_b0_infer),
-    "evonorm_b0_grads": host(evonorm.evonorm_b0_grads),
-    "maxpool_fprop": host(maxpool.maxpool_fprop),
-    "maxpool_dgrad": host(maxpool.maxpool_dgrad),
-    "avgpool_fprop": host(avgpool.avgpool_fprop),
-    "avgpool_dgrad": host(avgpool.avgpool_dgrad),
-    "upsample_fprop": host(upsample.upsample_fprop),
-    "upsample_dgrad": host(upsample.upsample_dgrad),
-    "flatten_fprop": host(flatten.flatten_fprop),
-    "flatten_dgrad": host(flatten.flatten_dgrad),
-    "convert": host(convert.convert),
-    "mse_fprop": host(mse.mse_fprop),
-    "mse_dgrad": host(mse.mse_dgrad),
-    "softmax_xent_fprop": host(softmax_xent.softmax_xent_fprop),
-    "softmax_xent_dgrad": host(softmax_xent.softmax_xent_dgrad),
-    "gather": host(gather.gather),
-    "gather_labels": host(gather.gather_labels),
-    "sgd": host(sgd.sgd),
-    "adam": host(adam.adam),
-    "grad_norm": host(grad_norm.grad_norm),
-    "pack_weights": host(pack_weights.pack_weights),
-    "advance": host(advance.advance),
-}
+CPU: Ops = (
+    reference.HOST
+    | pwconv1d.HOST
+    | {
+        "dwconv1d_fprop": host(dwconv1d.dwconv1d_fprop),
+        "dwconv1d_dgrad": host(dwconv1d.dwconv1d_dgrad),
+        "dwconv1d_wgrad": host(dwconv1d.dwconv1d_wgrad),
+        "relu_fprop": host(relu.relu_fprop),
+        "relu_dgrad": host(relu.relu_dgrad),
+        "leaky_relu_fprop": host(leaky_relu.leaky_relu_fprop),
+        "leaky_relu_dgrad": host(leaky_relu.leaky_relu_dgrad),
+        "sigmoid_fprop": host(sigmoid.sigmoid_fprop),
+        "sigmoid_dgrad": host(sigmoid.sigmoid_dgrad),
+        "swish_fprop": host(swish.swish_fprop),
+        "swish_dgrad": host(swish.swish_dgrad),
+        "gelu_fprop": host(gelu.gelu_fprop),
+        "gelu_dgrad": host(gelu.gelu_dgrad),
+        "glu_fprop": host(glu.glu_fprop),
+        "glu_dgrad": host(glu.glu_dgrad),
+        "last_fprop": host(last.last_fprop),
+        "last_dgrad": host(last.last_dgrad),
+        "s4kernel_fprop": host(s4kernel.s4kernel_fprop),
+        "s4kernel_dgrad": host(s4kernel.s4kernel_dgrad),
+        "add": host(add.add),
+        "gemm": host(gemm.gemm),
+        "evonorm_s0_fprop": host(evonorm.evonorm_s0_fprop),
+        "evonorm_s0_grads": host(evonorm.evonorm_s0_grads),
+        "evonorm_b0_fprop": host(evonorm.evonorm_b0_fprop),
+        "evonorm_b0_infer": host(evonorm.evonorm_b0_infer),
+        "evonorm_b0_grads": host(evonorm.evonorm_b0_grads),
+        "maxpool_fprop": host(maxpool.maxpool_fprop),
+        "maxpool_dgrad": host(maxpool.maxpool_dgrad),
+        "avgpool_fprop": host(avgpool.avgpool_fprop),
+        "avgpool_dgrad": host(avgpool.avgpool_dgrad),
+        "upsample_fprop": host(upsample.upsample_fprop),
+        "upsample_dgrad": host(upsample.upsample_dgrad),
+        "flatten_fprop": host(flatten.flatten_fprop),
+        "flatten_dgrad": host(flatten.flatten_dgrad),
+        "convert": host(convert.convert),
+        "mse_fprop": host(mse.mse_fprop),
+        "mse_dgrad": host(mse.mse_dgrad),
+        "softmax_xent_fprop": host(softmax_xent.softmax_xent_fprop),
+        "softmax_xent_dgrad": host(softmax_xent.softmax_xent_dgrad),
+        "rmsle_fprop": host(rmsle.rmsle_fprop),
+        "rmsle_dgrad": host(rmsle.rmsle_dgrad),
+        "gather": host(gather.gather),
+        "gather_windows": host(gather_windows.gather_windows),
+        "gather_labels": host(gather.gather_labels),
+        "sgd": host(sgd.sgd),
+        "adam": host(adam.adam),
+        "grad_norm": host(grad_norm.grad_norm),
+        "pack_weights": host(pack_weights.pack_weights),
+        "advance": host(advance.advance),
+    }
+)
 """NumPy: the reference of every kernel."""
 
 COMMON: Ops = {
@@ -175,6 +217,14 @@ COMMON: Ops = {
     "sigmoid_dgrad": Impl(sigmoid.bind_dgrad, traffic=streamed),
     "swish_fprop": Impl(swish.bind_fprop, traffic=streamed),
     "swish_dgrad": Impl(swish.bind_dgrad, traffic=streamed),
+    "gelu_fprop": Impl(gelu.bind_fprop, traffic=streamed),
+    "gelu_dgrad": Impl(gelu.bind_dgrad, traffic=streamed),
+    "glu_fprop": Impl(glu.bind_fprop, traffic=streamed),
+    "glu_dgrad": Impl(glu.bind_dgrad, traffic=streamed),
+    "last_fprop": last.FPROP,
+    "last_dgrad": last.DGRAD,
+    "s4kernel_fprop": s4kernel.FPROP,
+    "s4kernel_dgrad": s4kernel.DGRAD,
     "add": Impl(add.bind, traffic=streamed),
     "evonorm_s0_fprop": s0.FPROP,
     "evonorm_s0_grads": s0.GRADS,
@@ -194,7 +244,10 @@ COMMON: Ops = {
     "mse_dgrad": mse.DGRAD,
     "softmax_xent_fprop": softmax_xent.FPROP,
     "softmax_xent_dgrad": softmax_xent.DGRAD,
+    "rmsle_fprop": rmsle.FPROP,
+    "rmsle_dgrad": rmsle.DGRAD,
     "gather": gather.IMPL,
+    "gather_windows": gather_windows.IMPL,
     "gather_labels": gather.LABELS,
     "sgd": sgd.IMPL,
     "adam": adam.IMPL,
@@ -208,10 +261,22 @@ _IM2COL = (
     ("im2col", thin.OPS | thin_fused.FUSED),
     ("im2col", winograd.OPS | winograd.FUSED | nine_products.FUSED),
     ("im2col", conv_evonorm.OPS),
-    ("im2col", im2col.OPS | im2col_fused.FUSED | COMMON | {"gemm": gemm.IMPL} | conv_evonorm.two_ops(im2col.OPS["conv_fprop"])),
+    (
+        "im2col",
+        im2col.OPS
+        | im2col_fused.FUSED
+        | COMMON
+        | {"gemm": gemm.IMPL}
+        | conv_evonorm.two_ops(im2col.OPS["conv_fprop"])
+        | DWCONV["best"]
+        | pwconv1d.turned(im2col.OPS),
+    ),
 )
 """Few channels, then forms that multiply less where the batch is large enough to pay for their sums, then every shape."""
 
+
+_NAIVE = naive.OPS | COMMON | DWCONV["naive"] | pwconv1d.straight(naive.OPS) | {"gemm": gemm.SIMPLE}
+_TILED = tiled.OPS | COMMON | DWCONV["shared"] | pwconv1d.straight(tiled.OPS) | {"gemm": gemm.IMPL}
 
 MMA_FIRST: Mapping[str, tuple[str, ...]] = {"tf32": ("upconv_wgrad",)}
 """What the portable engine does faster than Hopper's own, beside few pixels: in tf32 wgmma must have both panels of a weight gradient
@@ -228,10 +293,10 @@ def _tensorcore(precision: str) -> Row:
     # In fp32 three channels are the CUDA cores' business: 27 products a pixel are too few to pay for splitting operands.
     thin_parts = [("im2col", thin.OPS | thin_fused.FUSED)] if precision == "fp32" else [("thin", part) for part in thin_mma.parts(precision)]
     first = for_few_pixels(general) | {op: general[op] for op in MMA_FIRST.get(precision, ())}
+    common = COMMON | DWCONV["best"] | {"unpool": unpool.IMPL, "gemm": gemm.SIMPLE}
     hopper = wgmma.ops(precision)
-    hopper |= {"gemm": gemm.engine(hopper["conv_fprop"])}
-    general |= {"gemm": gemm.engine(general["conv_fprop"])}
-    common = COMMON | {"unpool": unpool.IMPL, "gemm": gemm.SIMPLE}
+    hopper |= pwconv1d.turned(hopper) | {"gemm": gemm.engine(hopper["conv_fprop"])}
+    general |= pwconv1d.turned(general) | {"gemm": gemm.engine(general["conv_fprop"])}
     parts = (*thin_parts, ("mma", first), ("wgmma", hopper), ("mma", general), ("common", common))
     return Row("tensorcore", precision, "gpu", "NHWC", parts, own=("thin", "wgmma", "mma", "common"))
 
@@ -240,8 +305,8 @@ MODES: Mapping[tuple[str, str], Row] = {
     (row.mode, row.precision): row
     for row in (
         Row("cpu", "fp32", "host", "NCHW", (("cpu", CPU),)),
-        Row("naive", "fp32", "gpu", "NCHW", (("naive", naive.OPS | COMMON | {"gemm": gemm.SIMPLE}),)),
-        Row("tiled", "fp32", "gpu", "NCHW", (("tiled", tiled.OPS | COMMON | {"gemm": gemm.IMPL}), ("naive", naive.OPS))),
+        Row("naive", "fp32", "gpu", "NCHW", (("naive", _NAIVE),)),
+        Row("tiled", "fp32", "gpu", "NCHW", (("tiled", _TILED), ("naive", naive.OPS | DWCONV["naive"]))),
         Row("im2col", "fp32", "gpu", "NHWC", _IM2COL),
         *(_tensorcore(precision) for precision in ("bf16", "tf32", "fp32")),
     )
@@ -260,3 +325,12 @@ def only_engine(row: Row, engine: str) -> Row:
         parts = (*(part for part in row.parts[:at] if part[0] != "mma"), *row.parts[at:])
         return replace(row, parts=parts, own=tuple(part for part in row.own if part != "mma"))
     return replace(row, parts=tuple(part for part in row.parts if part[0] != "wgmma"))
+
+
+def with_dwconv(row: Row, variant: str) -> Row:
+    """`row` with the depthwise convolutions of `variant` first; what it does not support runs as in `row`, and is reported.
+
+    The fused backward belongs to "best": under another variant the row does without, so that its own kernels run.
+    """
+    kept = [(part, {op: impl for op, impl in ops.items() if op != "dwconv1d_bwd"}) for part, ops in row.parts]
+    return replace(row, parts=((variant, DWCONV[variant]), *kept), own=(*row.own, variant))

@@ -79,6 +79,81 @@ def conv_cases(shape: ConvShape) -> Iterator[Case]:
     yield Case("conv_wgrad", label + " no bias", (x, dy), (dw,), attrs, terms["wgrad"])
 
 
+MEAN_SERIES = (
+    # N, C, L, T: one of everything; a single tap; taps as long as the series, and longer; odd; a length no multiple of four.
+    (1, 1, 1, 1),
+    (1, 1, 7, 1),
+    (3, 2, 8, 8),
+    (2, 3, 5, 9),
+    (5, 2, 13, 3),
+    (1, 4, 24, 5),
+)
+REAL_SERIES = ((37, 8, 48, 48), (33, 4, 300, 48), (2, 8, 1024, 64), (3, 5, 100, 7))
+
+
+def series_cases(n: int, c: int, length: int, taps: int) -> Iterator[Case]:
+    """The three passes of a depthwise convolution of series, both paddings, with and without a skip."""
+    x, w, d, dy = _normal(31, n, c, length), _normal(32, c, taps), _normal(33, c), _normal(34, n, c, length)
+    y, dw, dd = ((n, c, length), "float32"), ((c, taps), "float32"), ((c,), "float32")
+    for padding in ("causal", "same"):
+        attrs, label = {"padding": padding}, f"{n}×{c}×{length} {taps} taps {padding}"
+        yield Case("dwconv1d_fprop", label, (x, w), (y,), attrs, taps)
+        yield Case("dwconv1d_fprop", label + " skip", (x, w, d), (y,), attrs, taps + 1)
+        yield Case("dwconv1d_dgrad", label, (dy, w), (y,), attrs, taps)
+        yield Case("dwconv1d_dgrad", label + " skip", (dy, w, d), (y,), attrs, taps + 1)
+        yield Case("dwconv1d_wgrad", label, (x, dy), (dw,), attrs, n * length)
+        yield Case("dwconv1d_wgrad", label + " skip", (x, dy), (dw, dd), attrs, n * length)
+
+
+MEAN_POINTWISE = ((1, 1, 1, 1), (2, 3, 5, 7), (3, 4, 9, 13), (2, 20, 7, 6))
+REAL_POINTWISE = ((9, 128, 48, 256), (5, 4, 48, 128))
+
+
+def pointwise_cases(n: int, c: int, length: int, k: int) -> Iterator[Case]:
+    """The three passes of a pointwise convolution of series c → k, with and without a bias."""
+    x, w, b, dy = _normal(35, n, c, length), _normal(36, k, c), _normal(37, k), _normal(38, n, k, length)
+    y, dw, db = ((n, k, length), "float32"), ((k, c), "float32"), ((k,), "float32")
+    label = f"{n}×{c}×{length} to {k}"
+    yield Case("pwconv1d_fprop", label, (x, w), (y,), {}, c)
+    yield Case("pwconv1d_fprop", label + " bias", (x, w, b), (y,), {}, c + 1)
+    yield Case("pwconv1d_dgrad", label, (dy, w), (((n, c, length), "float32"),), {}, k)
+    yield Case("pwconv1d_wgrad", label, (x, dy), (dw,), {}, n * length)
+    yield Case("pwconv1d_wgrad", label + " bias", (x, dy), (dw, db), {}, n * length)
+
+
+def state_space_cases() -> Iterator[Case]:
+    """Filters of one state and tap, of odd sizes, of more states and taps than a block has threads, and of slow states (|z| < 1e-3)."""
+    for c, states, taps, slow in ((1, 1, 1, 0.0), (2, 3, 7, 0.0), (2, 70, 65, 0.0), (2, 4, 5, -5.0)):
+        log_dt = (-3 + 0.5 * _normal(39, c) + slow).astype(np.float32)
+        a_re, a_im = 0.5 * _normal(40, c, states) + np.float32(slow / 2), 2 * _normal(41, c, states) * np.float32(np.exp(slow / 2))
+        params = (log_dt, a_re, a_im, _normal(42, c, states), _normal(43, c, states))
+        label = f"{c} channels, {states} states, {taps} taps" + (", slow" if slow else "")
+        yield Case("s4kernel_fprop", label, params, (((c, taps), "float32"),))
+        grads = tuple((p.shape, "float32") for p in params)
+        yield Case("s4kernel_dgrad", label, (_normal(44, c, taps), *params), grads)
+
+
+def series_layer_cases() -> Iterator[Case]:
+    """What stands between the convolutions of series."""
+    for n, c, length in ((1, 1, 1), (2, 3, 5), (3, 4, 130)):
+        label, one, two = f"{n}×{c}×{length}", ((n, c, length), "float32"), ((n, 2 * c, length), "float32")
+        x, dy = _normal(45, n, 2 * c, length), _normal(46, n, c, length)
+        yield Case("glu_fprop", label, (x,), (one,), {}, 4)
+        yield Case("glu_dgrad", label, (dy, x), (two,), {}, 4)
+        yield Case("last_fprop", label, (dy,), (((n, c), "float32"),))
+        yield Case("last_dgrad", label, (dy[:, :, 0].copy(),), (one,))
+
+
+def series_backward_cases(n: int, c: int, length: int, taps: int) -> Iterator[Case]:
+    """Both gradients of a depthwise convolution of series in one op."""
+    x, w, d, dy = _normal(31, n, c, length), _normal(32, c, taps), _normal(33, c), _normal(34, n, c, length)
+    dx, dw, dd = ((n, c, length), "float32"), ((c, taps), "float32"), ((c,), "float32")
+    for padding in ("causal", "same"):
+        attrs, label, terms = {"padding": padding}, f"{n}×{c}×{length} {taps} taps {padding}", max(n * length, taps + 1)
+        yield Case("dwconv1d_bwd", label, (dy, x, w), (dx, dw), attrs, terms)
+        yield Case("dwconv1d_bwd", label + " skip", (dy, x, w, d), (dx, dw, dd), attrs, terms)
+
+
 def activation_cases(images: Shapes = _IMAGES) -> Iterator[Case]:
     for shape in images:
         x, dy = _normal(5, *shape), _normal(6, *shape)
@@ -88,6 +163,7 @@ def activation_cases(images: Shapes = _IMAGES) -> Iterator[Case]:
             ("leaky_relu", {"slope": 0.1}, np.where(x > 0, x, np.float32(0.1) * x)),
             ("sigmoid", {}, (1 / (1 + np.exp(-x.astype(np.float64)))).astype(np.float32)),
             ("swish", {}, x),
+            ("gelu", {}, x),
         ):
             yield Case(f"{op}_fprop", label, (x,), out, attrs, 4)
             yield Case(f"{op}_dgrad", label, (dy, saved), out, attrs, 4)
@@ -124,6 +200,12 @@ def loss_cases(images: Shapes = _IMAGES, logits_of: Shapes = _LOGITS) -> Iterato
         y, target, label = _normal(12, *shape), _normal(13, *shape), "×".join(map(str, shape))
         yield Case("mse_fprop", label, (y, target), (((), "float64"),), {}, numel(shape))
         yield Case("mse_dgrad", label, (y, target), ((shape, "float32"),))
+    for n in (1, 7, 600):
+        y, target = _normal(47, n, 1) + np.float32(0.8), np.abs(9 * _normal(48, n, 1))
+        p, t = (np.log1p(np.maximum(v.astype(np.float64), 0) + 1e-6) for v in (3 * y, target))
+        loss = np.array(np.sqrt(np.square(p - t).mean()))
+        yield Case("rmsle_fprop", f"{n}", (y, target), (((), "float64"),), {"unit": 3.0}, n)
+        yield Case("rmsle_dgrad", f"{n}", (y, target, loss), (((n, 1), "float32"),), {"unit": 3.0}, 16)
     for n, f in logits_of:
         logits, labels = 3 * _normal(14, n, f), np.random.default_rng(15).integers(0, f, n).astype(np.int32)
         p = np.exp(logits.astype(np.float64))
@@ -141,6 +223,9 @@ def training_cases(count: int = 1003, image: tuple[int, ...] = (3, 3, 5, 4)) -> 
         yield Case("gather", f"flip {flip}", (images, order, state), ((image, "float32"),), {"flip": flip})
     order = np.array([4, 0, 5, 1, 3, 2], np.int32)
     yield Case("gather_labels", "3 of 6", (labels, order, state), (((3,), "int32"),))
+    rows, targets, starts = _normal(23, 40 * 3), _normal(24, 40), np.array([30, 0, 7, 21, 12, 3], np.int32)
+    wanted = (((3, 3, 9), "float32"), ((3,), "float32"))
+    yield Case("gather_windows", "3 of 6", (rows, targets, starts, order, state), wanted)
     rates = np.linspace(0.1, 0.01, 8).astype(np.float32)
     w, g, m, v = _normal(17, count), _normal(18, count), _normal(19, count), _normal(20, count) ** 2
     norm = np.array(np.linalg.norm(g.astype(np.float64)))
@@ -170,6 +255,12 @@ def mean_cases() -> Iterator[Case]:
     """Every op on shapes small enough for the simulator."""
     for shape in MEAN_CONVS:
         yield from conv_cases(shape)
+    for series in MEAN_SERIES:
+        yield from series_cases(*series)
+    for pointwise in MEAN_POINTWISE:
+        yield from pointwise_cases(*pointwise)
+    yield from state_space_cases()
+    yield from series_layer_cases()
     yield from activation_cases()
     yield from resampling_cases()
     yield from loss_cases()
@@ -178,6 +269,10 @@ def mean_cases() -> Iterator[Case]:
 
 
 def real_cases() -> Iterator[Case]:
-    """The autoencoder's convolutions, batch 4."""
+    """The autoencoder's convolutions, batch 4, and depthwise ones of the lengths that are measured."""
     for shape in REAL_CONVS:
         yield from conv_cases(shape)
+    for series in REAL_SERIES:
+        yield from series_cases(*series)
+    for pointwise in REAL_POINTWISE:
+        yield from pointwise_cases(*pointwise)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from nbcnn.ops.cases import Case
+from nbcnn.ops.cases import MEAN_SERIES, REAL_SERIES, Case, series_backward_cases
 from nbcnn.shapes import ConvShape, numel
 
 MEAN_FUSED = (
@@ -89,6 +89,8 @@ def fused_mean_cases() -> Iterator[Case]:
     yield from relu_cases(ConvShape(1, 5, 7, 9, 6, 3, 3, 2, 1))
     for shape in MEAN_UP:
         yield from up_cases(shape)
+    for series in MEAN_SERIES:
+        yield from series_backward_cases(*series)
 
 
 def fused_real_cases() -> Iterator[Case]:
@@ -98,3 +100,5 @@ def fused_real_cases() -> Iterator[Case]:
         yield from relu_cases(shape)
     for shape in REAL_UP:
         yield from up_cases(shape)
+    for series in REAL_SERIES:
+        yield from series_backward_cases(*series)

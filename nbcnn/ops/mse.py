@@ -14,7 +14,7 @@ import numpy as np
 from nbcnn.cuda import cuda, i4, jit, types
 from nbcnn.ops.call import Call, Impl, Launch, blocks
 from nbcnn.ops.reduce import QUADS, QUADS_PER_BLOCK, THREADS, add_partials, block_sum, f8, partial_bytes, sum_blocks
-from nbcnn.ops.stored import kinds, scalar_io, vector_io, vector_load_if
+from nbcnn.ops.stored import scalar_io, vector_io, vector_load_if
 from nbcnn.ops.traffic import Traffic, once, size, streamed
 from nbcnn.shapes import numel
 
@@ -31,13 +31,14 @@ def mse_dgrad(y: np.ndarray, target: np.ndarray, dy: np.ndarray) -> None:
 
 
 @cache
-def fprop_kernel(kind: str) -> Any:
+def fprop_kernel(kind: str, target_kind: str) -> Any:
     """total[block] = scale · Σ (y - target)² over the elements of the block.
 
     grid min(ceil(count / 4096), 1024), block 256, a thread owns four groups of four elements in every 4096·grid;
     shared 2 KiB; moves 8·count bytes of float32. y and target aligned for groups of four.
     """
     load, load4_if = scalar_io(kind)[0], vector_load_if(kind)
+    load_target, load4_target_if = scalar_io(target_kind)[0], vector_load_if(target_kind)
 
     @jit()
     def mse_fprop_kernel(y, target, count, scale, total):
@@ -53,13 +54,13 @@ def fprop_kernel(kind: str) -> Any:
                 quad = i4(start + i4(j) * i4(THREADS) + tid)
                 inside = quad < quads
                 y0, y1, y2, y3 = load4_if(y, i4(quad * i4(4)), inside)
-                t0, t1, t2, t3 = load4_if(target, i4(quad * i4(4)), inside)
+                t0, t1, t2, t3 = load4_target_if(target, i4(quad * i4(4)), inside)
                 d0, d1, d2, d3 = f8(y0 - t0), f8(y1 - t1), f8(y2 - t2), f8(y3 - t3)
                 mine += d0 * d0 + d1 * d1 + d2 * d2 + d3 * d3
             start = i4(start + i4(cuda.gridDim.x) * i4(QUADS_PER_BLOCK))
         tail = i4(i4(4) * quads + tid)
         if block == i4(0) and tail < count:
-            d = f8(load(y, tail) - load(target, tail))
+            d = f8(load(y, tail) - load_target(target, tail))
             mine += d * d
         value = block_sum(sums, mine)
         if tid == i4(0):
@@ -69,12 +70,13 @@ def fprop_kernel(kind: str) -> Any:
 
 
 @cache
-def dgrad_kernel(kind: str) -> Any:
+def dgrad_kernel(kind: str, target_kind: str) -> Any:
     """dy = scale · (y - target), scale = 2 / count.
 
     grid ceil(count / 1024), block 256, a thread owns four neighbours; moves 12·count bytes of float32. Arrays aligned for groups of four.
     """
     (load, store), (load4, store4) = scalar_io(kind), vector_io(kind)
+    load_target, load4_target = scalar_io(target_kind)[0], vector_io(target_kind)[0]
 
     @jit()
     def mse_dgrad_kernel(y, target, dy, count, scale):
@@ -83,13 +85,18 @@ def dgrad_kernel(kind: str) -> Any:
         if thread < quads:
             i = i4(i4(4) * thread)
             y0, y1, y2, y3 = load4(y, i)
-            t0, t1, t2, t3 = load4(target, i)
+            t0, t1, t2, t3 = load4_target(target, i)
             store4(dy, i, scale * (y0 - t0), scale * (y1 - t1), scale * (y2 - t2), scale * (y3 - t3))
         tail = i4(i4(4) * quads + thread)
         if tail < count:
-            store(dy, tail, scale * (load(y, tail) - load(target, tail)))
+            store(dy, tail, scale * (load(y, tail) - load_target(target, tail)))
 
     return mse_dgrad_kernel
+
+
+def _kinds(call: Call) -> tuple[str, str]:
+    """How y and the target are stored."""
+    return (call.in_dtypes[0], call.in_dtypes[1]) if call.in_dtypes else ("float32", "float32")
 
 
 def scratch_fprop(call: Call) -> int:
@@ -99,7 +106,7 @@ def scratch_fprop(call: Call) -> int:
 def bind_fprop(call: Call) -> list[Launch]:
     (y, target), (loss,) = call.ins, call.outs
     count = numel(call.in_shapes[0])
-    grid, kernel = sum_blocks(count), fprop_kernel(kinds(call)[0])
+    grid, kernel = sum_blocks(count), fprop_kernel(*_kinds(call))
     if grid == 1:
         return [Launch(kernel, 1, THREADS, (y, target, np.int32(count), np.float64(1 / count), loss))]
     partials = call.scratch.view(np.float64)
@@ -113,7 +120,7 @@ def bind_dgrad(call: Call) -> list[Launch]:
     (y, target), (dy,) = call.ins, call.outs
     count = numel(call.in_shapes[0])
     args = (y, target, dy, np.int32(count), np.float32(2 / count))
-    return [Launch(dgrad_kernel(kinds(call)[0]), blocks(count, 4 * THREADS), THREADS, args)]
+    return [Launch(dgrad_kernel(*_kinds(call)), blocks(count, 4 * THREADS), THREADS, args)]
 
 
 def traffic_fprop(call: Call) -> list[Traffic]:

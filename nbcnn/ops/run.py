@@ -21,7 +21,14 @@ Out = tuple[Shape, str] | int
 
 
 def is_filter(op: str, side: str, position: int) -> bool:
-    """True for the operand of a convolution (plain or fused) that is the weight or its gradient: (K, C, R, S), not images."""
+    """True for the operand of a convolution (plain or fused) that is the weight or its gradient: (K, C, R, S) or (C, T), not images or series.
+
+    So is everything about the filter of a state space model: parameters, the filter made of them, and their gradients.
+    """
+    if op.startswith("s4kernel"):
+        return True
+    if op == "dwconv1d_bwd":
+        return (side, position) in (("in", 2), ("out", 1))
     return "conv" in op and op != "convert" and (side, position) == (("out", 0) if "wgrad" in op else ("in", 1))
 
 

@@ -11,6 +11,7 @@
     upconv_dgrad           dx from dy (N,K,2H,2W), back through the upsampling
     upconv_dgrad_relu      the same where x > 0
     upconv_wgrad           dw, db from x (N,C,H,W) and dy (N,K,2H,2W)
+    dwconv1d_bwd           dx, dw (, dd) of a depthwise convolution of series in one pass (its reference stands with the others)
 
 The pooled index packs four channels into a byte: channel 4·k+j of index (N, ⌈K/4⌉, P/2, Q/2) is bits 2j and 2j+1 of its
 byte k, with value 2·row + column inside the window. Ties, and windows without a positive element, give the first place.
@@ -21,6 +22,7 @@ from __future__ import annotations
 import numpy as np
 
 from nbcnn.ops.conv.reference import conv_dgrad, conv_fprop, conv_wgrad
+from nbcnn.ops.dwconv1d.reference import dwconv1d_bwd
 
 
 def conv_relu_fprop(x: np.ndarray, w: np.ndarray, b: np.ndarray, y: np.ndarray, *, stride: int, pad: int) -> None:
@@ -138,6 +140,7 @@ REFERENCES = {
         upconv_dgrad,
         upconv_dgrad_relu,
         upconv_wgrad,
+        dwconv1d_bwd,
     )
 }
 """Reference of each fused op, by name. The `cpu` row does not have them: NumPy gains nothing from fusing."""

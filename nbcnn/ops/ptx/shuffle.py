@@ -1,4 +1,4 @@
-"""Sum over a warp by shuffles: `shfl.sync.down`, registers only.
+"""Sum over a warp by shuffles: `shfl.sync.down`, registers only; and the barrier of a warp, `bar.warp.sync`.
 
 The simulator has no shuffles: there the same tree runs in shared memory between two block barriers, so every thread of
 the block must call `warp_sum` together, on a GPU too.
@@ -47,6 +47,9 @@ if SIMULATOR:
             return terms[0]
 
         return add
+
+    def warp_barrier():
+        cuda.syncthreads()
 else:
     _ALL_LANES = 0xFFFFFFFF
 
@@ -76,3 +79,7 @@ else:
             return value
 
         return add
+
+    def warp_barrier():
+        """Wait until the warp's lanes are here and see each other's shared memory. In the simulator the whole block waits."""
+        cuda.syncwarp()

@@ -1,0 +1,172 @@
+"""`python -m nbcnn study dwconv`: depthwise convolution by bytes, intensity and ceilings; with times where there is a GPU."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from nbcnn.cli.errors import guarded
+from nbcnn.cli.flags import DWCONV, MODES, PRECISIONS, Parser, count, flag, one_of, real, results_flags, some_of
+
+EXAMPLES = (
+    "python -m nbcnn study dwconv                                      every variant at four sizes, and the step of S4ConvD",
+    "python -m nbcnn study dwconv --shapes 512x128x48x48 --variants naive,best --no-step --chart dwconv.svg",
+    "python -m nbcnn study dwconv --no-times --tflops 15.6 --tbs 1.5   another GPU, by its ceilings",
+    "python -m nbcnn study dwconv --ncu                                the model's bytes beside DRAM's",
+)
+TFLOPS, TBS = 67.0, 4.3
+"""An H200: fp32 at its highest clock, and the bandwidth of a large copy. With times both are measured."""
+BATCH = 16384
+
+
+def shapes(text: str) -> tuple[tuple[int, ...], ...]:
+    """A converter to (N, C, L, T) of each of `NxCxLxT`, with commas between them."""
+    made = []
+    for part in text.split(","):
+        sizes = part.strip().split("x")
+        if len(sizes) != 4 or not all(size.isdigit() and int(size) for size in sizes):
+            raise argparse.ArgumentTypeError(f"{part!r} is not N x C x L x T, as in 512x128x48x48")
+        made.append(tuple(map(int, sizes)))
+    return tuple(made)
+
+
+shapes.metavar = "NxCxLxT,…"  # type: ignore[attr-defined]
+
+
+def parser() -> Parser:
+    made = Parser("python -m nbcnn study dwconv", "What limits depthwise convolution of series, without hardware counters.", EXAMPLES)
+    group = made.add_argument_group("study")
+    flag(group, "--shapes", shapes, "series, channels, length and taps", "the paper's size and three others")
+    flag(group, "--variants", some_of(*DWCONV), "which kernels", ",".join(DWCONV))
+    flag(group, "--padding", one_of("causal", "same"), "where the taps lie", "causal")
+    flag(group, "--share", real(0, below=1), "part of a training step that naive's three paths take, for the prediction of the whole's gain", 0.32)
+    flag(group, "--tflops", real(0, exclusive=True), "peak of fp32", f"measured, else {TFLOPS:g}", "TFLOP/s")
+    flag(group, "--tbs", real(0, exclusive=True), "memory's bandwidth", f"that of a copy, measured, else {TBS:g}", "TB/s")
+    flag(group, "--no-times", bool, "model only, though there is a GPU", "off")
+    flag(group, "--ncu", bool, "count the DRAM bytes of every kernel at the first shape with NVIDIA's ncu, instead of timing", "off")
+    flag(group, "--peer", one_of("torch", "none"), "PyTorch's forms in the same turns", "torch")
+    group = made.add_argument_group("the whole step of S4ConvD")
+    flag(group, "--no-step", bool, "only the convolutions alone", "off")
+    flag(group, "--batch", count(1), "windows of the training step", BATCH, "windows")
+    flag(group, "--mode", one_of(*MODES[1:]), "how its other layers are computed", "im2col")
+    flag(group, "--precision", one_of(*PRECISIONS), "what their multiplications round to", "bf16 for tensorcore, else fp32")
+    group = made.add_argument_group("output")
+    flag(group, "--chart", str, "draw the first shape's times and roofline into this PNG or SVG file", "none", metavar="FILE")
+    results_flags(group)
+    return made
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the study; returns 0. Exit 4 for --ncu without a GPU."""
+    flags = parser().parse_args(argv)
+    return guarded(lambda: _study(flags), without_gpu="python -m nbcnn study dwconv, which models the bytes")
+
+
+def _study(flags: SimpleNamespace) -> int:
+    from nbcnn.bench import dwconv, results
+    from nbcnn.cuda import SIMULATOR, Gpu, gpu_missing
+
+    flags.shapes, flags.variants = flags.shapes or dwconv.SHAPES, flags.variants or DWCONV
+    flags.padding, flags.batch = flags.padding or "causal", flags.batch or BATCH
+    flags.share = 0.32 if flags.share is None else flags.share
+    if flags.ncu:
+        return _counted(flags)
+    missing = "--no-times" if flags.no_times else "the simulator's times mean nothing" if SIMULATOR else gpu_missing()
+    place = None if missing else Gpu()
+    found, steps = _timed(flags, place) if place else (_modelled(flags, dwconv), [])
+    if flags.save and place:
+        folder = Path(flags.results) if flags.results else None
+        results.save(f"dwconv-{flags.padding}", found, place.device_name, folder)
+        if steps:
+            parts = [steps[0]["mode"], *([steps[0]["precision"]] if steps[0]["mode"] == "tensorcore" else []), str(flags.batch)]
+            results.save("-".join(["s4convd", *parts]), steps, place.device_name, folder)
+    _print(flags, found, steps, place.device_name if place else f"none ({missing}); modelled ms take every logical byte from memory")
+    return 0
+
+
+def _ceiling(flags: SimpleNamespace, measured: dict[str, float]) -> Any:
+    from nbcnn.bench.dwconv import Ceiling
+
+    peak = flags.tflops * 1e12 if flags.tflops else measured.get("fp32", TFLOPS * 1e12)
+    return Ceiling(peak, flags.tbs * 1e12 if flags.tbs else measured.get("copy", TBS * 1e12))
+
+
+def _modelled(flags: SimpleNamespace, dwconv: Any) -> list[dict[str, Any]]:
+    ceiling = _ceiling(flags, {})
+    return [
+        {
+            "shape": list(shape),
+            "padding": flags.padding,
+            "peak": ceiling.peak,
+            "bandwidth": ceiling.bandwidth,
+            "rows": list(dwconv.models(shape, flags.variants, flags.padding, ceiling)),
+        }
+        for shape in flags.shapes
+    ]
+
+
+def _timed(flags: SimpleNamespace, place: Any) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The sizes, and the steps of S4ConvD."""
+    from nbcnn.bench import ceilings, dwconv, dwconv_times, forecast_step, peers
+
+    torch = flags.peer != "none" and peers.available()
+    if flags.peer != "none" and not torch:
+        _say(peers.MISSING)
+    from nbcnn.bench import dwconv_peers, forecast_peers
+
+    _say("measuring what this GPU can do …")
+    ceiling = _ceiling(flags, ceilings.measure(place, ("fp32", "copy")))
+    found = []
+    for shape in flags.shapes:
+        _say(f"{'×'.join(map(str, shape))}: verifying and timing {', '.join(flags.variants)} …")
+        found.append(dwconv_times.measure(shape, flags.variants, flags.padding, ceiling, place, dwconv_peers.works if torch else None))
+    if flags.no_step:
+        return found, []
+    trios = {row["variant"]: row["trio_ms"] for row in dwconv.gains(found[0]["rows"], flags.share)}
+    options = {"mode": flags.mode or "im2col", "precision": flags.precision}
+    forms = forecast_peers.FORMS if torch and flags.precision != "bf16" and (options["mode"], flags.precision) != ("tensorcore", None) else ()
+    variants = [variant for variant in flags.variants if variant in trios]
+    return found, forecast_step.measure(flags.batch, variants, trios, say=_say, forms=forms, **options)
+
+
+def _counted(flags: SimpleNamespace) -> int:
+    from nbcnn.bench import dwconv_counters, results
+    from nbcnn.cuda import Gpu
+
+    place = Gpu()
+    shape = flags.shapes[0]
+    _say(f"{'×'.join(map(str, shape))}: counting with ncu …")
+    rows = dwconv_counters.count(shape, flags.variants, flags.padding, place.multiprocessors)
+    if flags.save:
+        folder = Path(flags.results) if flags.results else None
+        results.save(f"dwcounters-{flags.padding}", [{"shape": list(shape), "kernels": rows}], place.device_name, folder)
+    print(json.dumps(rows) if flags.json else "\n".join(dwconv_counters.table(rows)))
+    return 0
+
+
+def _print(flags: SimpleNamespace, found: list[dict[str, Any]], steps: list[dict[str, Any]], times: str) -> None:
+    from nbcnn.bench import dwconv, dwconv_report
+
+    if flags.chart:
+        n, c, length, taps = found[0]["shape"]
+        dwconv_report.chart(found[0], Path(flags.chart), f"depthwise convolution, N {n:,}, C {c}, L {length:,}, T {taps}, {flags.padding}")
+    if flags.json:
+        gains = [row for each in found for row in dwconv.gains(each["rows"], flags.share)]
+        print(json.dumps({"sizes": found, "gains": gains, "share": flags.share, "steps": steps}))
+        return
+    ceiling = dwconv.Ceiling(found[0]["peak"], found[0]["bandwidth"])
+    print(f"ceilings: {ceiling.peak / 1e12:.3g} TFLOP/s, {ceiling.bandwidth / 1e12:.3g} TB/s; memory limits below {ceiling.ridge:.1f} flop/B")
+    print(f"times: {times}")
+    for each in found:
+        print("\n" + "\n".join(dwconv_report.tables(each, flags.share)))
+    if steps:
+        print("\n" + "\n".join(dwconv_report.step_table(steps)))
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,70 @@
+"""What train.py trains on, images or series, as one kind of thing: what the session takes, the layers that fit, what is drawn."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+
+from nbcnn import datasets, models
+from nbcnn.callbacks import Classification, Forecasts, Plots
+from nbcnn.trainer import Callback
+
+
+@dataclass(frozen=True)
+class Material:
+    """train, test  what `TrainingSession` takes; for series the test of every epoch is on the validation months.
+    shape  of one example. noun  what there are `count` and `test_count` of. checksum  of what is trained on, in words.
+    layers  the network of the flags. labels, test_labels  of images that have some. pictures  the callback that draws them, given a
+    title and the net.
+    """
+
+    name: str
+    source: str
+    train: Any
+    test: Any
+    shape: tuple[int, ...]
+    noun: str
+    test_noun: str
+    checksum: str
+    layers: list[Any]
+    data: Any
+    labels: Any = None
+    test_labels: Any = None
+
+    @property
+    def count(self) -> int:
+        return len(self.train)
+
+    @property
+    def test_count(self) -> int:
+        return len(self.test)
+
+    def pictures(self, title: str, net: Any) -> Callback:
+        if self.noun == "windows":
+            return Forecasts(title, self.data)
+        return Classification(title, net, self.data) if self.layers[-1].needs_labels else Plots(title, self.test[:8])
+
+
+def material(flags: SimpleNamespace) -> Material:
+    """The data set and the network that the flags name. Raises DataError."""
+    if flags.dataset in datasets.SERIES:
+        return _series(flags)
+    data = datasets.load(flags.dataset, data_dir=flags.data_dir, limit=flags.limit, progress=not flags.quiet)
+    images = data.train_images
+    channels, height, width = images.shape[1:]
+    layers = models.MODELS[flags.model](channels, height, width)
+    checksum = f"{len(images)} images, CRC-32 {zlib.crc32(images.data):08x}"
+    made = Material(data.name, data.source, images, data.test_images, images.shape[1:], "images", "test images", checksum, layers, data)
+    return replace(made, labels=data.train_labels, test_labels=data.test_labels)
+
+
+def _series(flags: SimpleNamespace) -> Material:
+    data = replace(datasets.load_series(flags.dataset, data_dir=flags.data_dir, limit=flags.limit), loss=flags.loss)
+    train, validation = data.windows("train"), data.windows("validation")
+    features, length = train.shape
+    options = {"wide": flags.width, "blocks": flags.blocks, "kernel_init": flags.kernel_init, "loss": flags.loss, "unit": data.unit}
+    layers = models.MODELS[flags.model](channels=features, taps=length, **options)
+    checksum = f"{len(train)} windows, CRC-32 {data.checksum():08x}"
+    return Material(data.name, data.source, train, validation, train.shape, "windows", "validation windows", checksum, layers, data)

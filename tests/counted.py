@@ -1,0 +1,35 @@
+"""What a kernel asks memory for, load by load: the simulator's arrays tell."""
+
+from __future__ import annotations
+
+from nbcnn.ops.traffic import Traffic
+
+
+def counted(launch, patch) -> Traffic:
+    """Run `launch` in the simulator and count its loads from and stores to the arrays that it is given; `patch` is a monkeypatch."""
+    from numba.cuda.simulator.cudadrv.devicearray import FakeWithinKernelCUDAArray as Array
+
+    seen: list[tuple[str, int, int]] = []  # lists may be appended to by several threads at a time
+    given = {id(value) for value in launch.args if hasattr(value, "copy_to_host")}
+    get, put = Array.__getitem__, Array.__setitem__
+
+    def note(way, array, index):
+        item = array.__dict__["_item"]
+        if id(item) in given:
+            size = item._ary.itemsize
+            seen.append((way, item._ary.__array_interface__["data"][0] + int(index) * size, size))
+
+    def noted_get(array, index):
+        note("read", array, index)
+        return get(array, index)
+
+    def noted_put(array, index, value):
+        note("write", array, index)
+        put(array, index, value)
+
+    patch.setattr(Array, "__getitem__", noted_get)
+    patch.setattr(Array, "__setitem__", noted_put)
+    launch.run()
+    read, write = ([(at, size) for way, at, size in seen if way == wanted] for wanted in ("read", "write"))
+    assert len(set(write)) == len(write), f"{launch.name} stores a byte twice"
+    return Traffic(sum(size for _, size in read), sum(size for _, size in write), sum(size for _, size in set(read)))
