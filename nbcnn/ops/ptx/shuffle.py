@@ -48,6 +48,7 @@ if SIMULATOR:
 
         return add
 
+    @cuda.jit(device=True)
     def warp_barrier():
         cuda.syncthreads()
 else:
@@ -80,6 +81,7 @@ else:
 
         return add
 
+    @jit(device=True)
     def warp_barrier():
         """Wait until the warp's lanes are here and see each other's shared memory. In the simulator the whole block waits."""
         cuda.syncwarp()
