@@ -87,6 +87,35 @@ def scaling():
     return [*rows, rows[1] | strong, parity | drifts, reduced, reduced | {"form": "PyTorch eager", "ms": timing(0.036)}]
 
 
+def fused(study, case, variant, ms, precision="fp32", launch="graph", items=10**9):
+    """A row of a fusion section."""
+    row = {"study": study, "case": case, "variant": variant, "launch": launch, "precision": precision, "ms": timing(ms), "memory_bytes": 10**6}
+    rates = {"throughput": items / ms * 1e3, "unit": "image", "attainable_ms": ms / 2, "efficiency": 0.5, "percent_of_peak": 30.0}
+    return row | rates | {"times_the_peer": 1.0, "error": 1e-7}
+
+
+def fusion_study(study):
+    """Two cases of a fusion study, ours twice and one peer, as called and replayed."""
+    made = []
+    for case, ms in (("first", 0.004), ("second", 0.010)):
+        for launch in ("host", "graph"):
+            made += [
+                fused(study, case, variant, ms * times, launch=launch)
+                for variant, times in (("nbcnn", 1), ("nbcnn norm alone", 0.5), ("torch eager", 5))
+            ]
+    return made
+
+
+def classifier():
+    """A mnist section: two seeds, and steps."""
+    one = {"what": "train", "form": "fused", "mode": "im2col", "precision": "fp32", "norm": "s0", "epochs": 10, "data": "mnist"}
+    runs = [one | {"seed": seed, "accuracy": accuracy, "epoch_ms": timing(200.0)} for seed, accuracy in ((0, 0.99), (1, 0.992))]
+    steps = [
+        {"what": "step", "form": form, "batch": 128, "step_ms": timing(ms)} for form, ms in (("nbcnn im2col fp32 fused", 0.4), ("PyTorch fp32", 1.0))
+    ]
+    return [*runs, *steps]
+
+
 def series():
     """Sections of depthwise convolution and of S4ConvD."""
     shape, sizes = [512, 128, 48, 48], {"flop": 154_140_672, "read": 13_000_000, "written": 12_582_912, "compulsory": 25_190_400}
@@ -118,20 +147,6 @@ def series():
     }
 
 
-def fused():
-    """Sections of the studies of fused kernels and of the MNIST classifier."""
-    numbers = {"memory_bytes": 1000, "throughput": 5e6, "unit": "image", "attainable_ms": 1e-3, "efficiency": 0.25}
-    more = {"percent_of_peak": 10.0, "times_the_peer": 10.0, "error": 1e-7, "precision": "fp32", "launch": "graph"}
-    case = {"study": "evonorm", "case": "S0 fwd 16", "variant": "nbcnn", "ms": timing(0.004), **numbers, **more}
-    seed = {"what": "run", "form": "nbcnn fused", "seed": 0, "epochs": 10, "accuracy": 0.991, "epoch_ms": timing(210.0)}
-    step = {"what": "step", "batch": 128, "step_ms": timing(0.4)}
-    peer = {"form": "PyTorch graph", "step_ms": timing(1.0)}
-    return {
-        "fusion-evonorm": [case, case | {"variant": "torch eager", "ms": timing(0.04), "times_the_peer": None}],
-        "mnist-im2col": [seed, step | {"form": "nbcnn fused"}, step | peer],
-    }
-
-
 def every_kind():
     """Sections of every kind that a report shows, by name."""
     ceilings = {"measured": {"fp32": 60e12, "tf32": 400e12, "bf16": 800e12, "copy": 4.2e12}}
@@ -144,24 +159,22 @@ def every_kind():
     train = {"what": "train", "seed": 0, "wall_seconds": 9.0, "mode": "im2col", "precision": "fp32", "test_losses": [0.02, 0.004, 0.003]}
     conv = {"layer": "conv1", "path": "fprop", "batch": 256, "ms": timing(0.1), "tflops": 40.0, "cudnn_ms": timing(0.4), "ratio": 4.0}
     counted_steps = [{"scope": "relu1", "op": "relu_fprop", "event_ms": 0.52, "alone_ms": 0.505, "ncu_ms": 0.5}]
-    return (
-        series()
-        | fused()
-        | {
-            "ladder-256": rungs,
-            "step-256": [step(6.5, mode="im2col"), step(9.3, "PyTorch compile", ratio=9.3 / 6.5)],
-            "epoch-256": [{"mode": "im2col", "batch": 256, "images": 50_000, "steps": 196, "seconds": timing(1.2)}],
-            "convs-256": [conv, conv | {"path": "wgrad", "cudnn_ms": None, "ratio": None}],
-            "roofline-im2col-256": [run | {"points": points, "ceilings": ceilings, "whole_step_ms": 1.7, "sum_ms": 1.63, "event_ms": 0.003}],
-            "counters-im2col-256": [
-                {"l2_bytes": 62_914_560, "kernels": [counted("relu1", 1.02, True), counted("conv2", 0.4, False)], "steps": counted_steps}
-            ],
-            "quality-main": [train, classify],
-            "selftest": [{"what": "copy of a large array", "value": 4.2, "unit": "TB/s", "wanted": "4.0 … 4.5", "ok": True}],
-            "scaling": scaling(),
-            "warmup": [warmup()],
-        }
-    )
+    return series() | {
+        "ladder-256": rungs,
+        "step-256": [step(6.5, mode="im2col"), step(9.3, "PyTorch compile", ratio=9.3 / 6.5)],
+        "epoch-256": [{"mode": "im2col", "batch": 256, "images": 50_000, "steps": 196, "seconds": timing(1.2)}],
+        "convs-256": [conv, conv | {"path": "wgrad", "cudnn_ms": None, "ratio": None}],
+        "roofline-im2col-256": [run | {"points": points, "ceilings": ceilings, "whole_step_ms": 1.7, "sum_ms": 1.63, "event_ms": 0.003}],
+        "counters-im2col-256": [
+            {"l2_bytes": 62_914_560, "kernels": [counted("relu1", 1.02, True), counted("conv2", 0.4, False)], "steps": counted_steps}
+        ],
+        "quality-main": [train, classify],
+        "selftest": [{"what": "copy of a large array", "value": 4.2, "unit": "TB/s", "wanted": "4.0 … 4.5", "ok": True}],
+        "scaling": scaling(),
+        "warmup": [warmup()],
+        "fusion-gemm": fusion_study("gemm"),
+        "mnist-im2col-fp32": classifier(),
+    }
 
 
 def saved(folder, sections=None, device=DEVICE):

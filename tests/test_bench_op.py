@@ -246,7 +246,7 @@ def test_a_missing_peer_is_said_and_passed_over(quick, capsys, monkeypatch):
         (["relu_fprop", "--mode", "cpu", "--shape", "1"], "it is N,C,H,W"),
         (["step", "--mode", "im2col,naive"], "only an op takes several"),
         (["step", "--iters", "3"], "--iters belongs to an op; this is step (a training step walks"),
-        (["relu_fprop", "--batch", "3"], "--batch belongs to step, convs, epoch; this is an op"),
+        (["relu_fprop", "--batch", "3"], "--batch belongs to step, convs, epoch, scaling; this is an op"),
         (["selftest", "--chart", "x.png"], "--chart belongs to warmup"),
         (["relu_fprop", "--mode", "cpu", "--precision", "bf16"], "mode cpu has no precision 'bf16'"),
     ],

@@ -7,10 +7,11 @@ import json
 
 import numpy as np
 import pytest
+import samples
 from scripts import exits
 
 from nbcnn import cuda
-from nbcnn.bench import caches, fusion, fusion_cases, fusion_sweep, heatmaps, mnist, schema, steady
+from nbcnn.bench import caches, fusion, fusion_cases, fusion_sweep, heatmaps, mnist, readme_fusion, results, schema, steady
 from nbcnn.bench.clocks import Watch
 from nbcnn.bench.timing import summarise
 from nbcnn.cli import study, study_fusion
@@ -79,6 +80,8 @@ def test_an_unknown_study_and_a_flag_of_another(capsys):
 
 def test_shapes_are_products():
     assert study_fusion.sizes("128x64x32,8×8×8") == ((128, 64, 32), (8, 8, 8))
+    flags = study_fusion.parser("evonorm").parse_args(["--paths", "fwd", "--forms", "alone,conv"])
+    assert study_fusion.section("evonorm", flags) == "fusion-evonorm-fwd-alone-conv"
     with pytest.raises(SystemExit) as left:
         study_fusion.parser("gemm").parse_args(["--shapes", "128x64"])
     assert left.value.code == 2
@@ -122,3 +125,26 @@ def test_seeds_and_steps_in_words():
     text = "\n".join(mnist.summary([*runs, *steps]))
     assert "mean 99.10%, least 99.00%; 0.100 s an epoch" in text
     assert "2.50×" in text
+
+
+@pytest.fixture
+def measured(tmp_path, monkeypatch):
+    """Results of the fusion study in place of the kept ones."""
+    sections = {f"fusion-{name}-part": samples.fusion_study(name) for name in readme_fusion.TITLES}
+    samples.saved(tmp_path, sections | {"mnist-im2col-fp32": samples.classifier()})
+    monkeypatch.setattr(results, "RESULTS", tmp_path)
+
+
+def test_tables_stand_empty_until_measured(tmp_path, monkeypatch):
+    samples.saved(tmp_path, {"other": [{}]})
+    monkeypatch.setattr(results, "RESULTS", tmp_path)
+    assert {table() for table in readme_fusion.TABLES.values()} == {""}
+
+
+def test_tables_hold_what_was_measured(measured):
+    made = {name: table() for name, table in readme_fusion.TABLES.items()}
+    assert all(text.startswith("**") and text.endswith("\n") and ", revision " in text for text in made.values())
+    assert "| first | 4.0 | 2.0 | 20.0 | 5.00× |" in made["fusion_evonorm"]  # a part of the work is no rival
+    assert "| second | 100.0 | 200.0 | 20.0 | 5.00× |" in made["fusion_gemm"]
+    assert "| im2col fp32, fused | 2 | 99.10 % | 99.00 % | 0.200 s |" in made["mnist"]
+    assert "nbcnn im2col fp32 fused 400 µs, PyTorch fp32 1,000 µs" in made["mnist"]

@@ -32,6 +32,8 @@ from nbcnn.ops.static import compile_launch, ptx_of_launch, signature_of
 ARCHITECTURES = {"75": 64, "80": 163, "86": 99, "89": 99, "90a": 227, "100": 227, "120": 99}
 """KiB of shared memory that a block may have, by architecture: tiles are chosen by it (CUDA C++ Programming Guide, "Compute Capabilities")."""
 BATCH = 256
+NORMS = (((8, 64, 14, 14), 32, "normal"),)
+"""Images, groups and values of the EvoNorm that is compiled."""
 
 
 def capability_of(arch: str) -> tuple[int, int]:
@@ -57,7 +59,7 @@ def launches(row: Row, arch: str, op: str | None = None) -> Iterator[tuple[str, 
             covered.add(item.step.op)
             if op in (None, item.step.op):
                 yield from _new(item.how.mode, item.step.op, made, seen)
-    for case in (*mean_cases(), *norm_cases(), *conv_norm_cases(), *fused_mean_cases()):
+    for case in (*mean_cases(), *norm_cases(NORMS), *conv_norm_cases(), *fused_mean_cases()):
         if case.op in covered or case.op not in row.ops or op not in (None, case.op):
             continue
         for part, impl in row.chain(case.op):

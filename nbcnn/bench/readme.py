@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from nbcnn.bench import readme_fusion as fusion
 from nbcnn.bench import readme_laboratory as laboratory
 from nbcnn.bench import readme_scaling, schema
 from nbcnn.bench import readme_series as series
@@ -134,6 +135,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "precisions": tensorcore.precisions,
     **laboratory.TABLES,
     **readme_scaling.TABLES,
+    **fusion.TABLES,
     **series.TABLES,
 }
 for _name, _table, _section in (

@@ -61,8 +61,8 @@ def parser() -> Parser:
     return made
 
 
-def main(study: str, argv: Sequence[str]) -> int:
-    """Print the study, which is `dwconv`; returns 0. Exit 4 for --ncu without a GPU."""
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the study; returns 0. Exit 4 for --ncu without a GPU."""
     flags = parser().parse_args(argv)
     return guarded(lambda: _study(flags), without_gpu="python -m nbcnn study dwconv, which models the bytes")
 

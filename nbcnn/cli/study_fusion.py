@@ -60,7 +60,7 @@ sizes.metavar, counts.metavar = "MxKxN,…", "N,…"  # type: ignore[attr-define
 
 
 def parser(study: str) -> Parser:
-    made = Parser(f"python -m nbcnn study {study}", f"Verify, then time: {ABOUT[study]}.", [e for e in EXAMPLES if f"study {study}" in e])
+    made = Parser(f"python -m nbcnn study {study}", f"Verify, then time: {ABOUT[study]}.", EXAMPLES)
     group = made.add_argument_group("study")
     flag(group, "--shapes", sizes, "gemm: products", "the published six, 2048, 4096 and 8192 cubed")
     flag(group, "--precision", some_of(*PRECISIONS), "gemm, sweep: what multiplications round to", "fp32,tf32,bf16 for gemm, else fp32")
@@ -80,7 +80,7 @@ def parser(study: str) -> Parser:
     return made
 
 
-def main(study: str, argv: Sequence[str]) -> int:
+def main(argv: Sequence[str], study: str) -> int:
     """Measure and print; returns 0. Exit 4 without a GPU."""
     flags = parser(study).parse_args(argv)
     return guarded(lambda: _measure(study, flags), without_gpu=WITHOUT)
@@ -110,9 +110,14 @@ def _measure(study: str, flags: SimpleNamespace) -> int:
         for path in heatmaps.write(Path(flags.out), rows):
             say(str(path))
     if flags.save:
-        results.save(f"fusion-{study}", rows, place.device_name, Path(flags.results) if flags.results else None)
+        results.save(section(study, flags), rows, place.device_name, Path(flags.results) if flags.results else None)
     print(json.dumps(rows) if flags.json else "\n".join(lines(rows)))
     return OK
+
+
+def section(study: str, flags: SimpleNamespace) -> str:
+    """The section of the results file: the study, and to which part of it the flags limit it."""
+    return "-".join(["fusion", study, *(word for name in ("norms", "paths", "forms", "nets", "precision") for word in getattr(flags, name) or ())])
 
 
 def cases(study: str, flags: SimpleNamespace, place: Any, peer: bool) -> Iterator[Any]:

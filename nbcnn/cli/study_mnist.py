@@ -37,7 +37,7 @@ def parser() -> Parser:
     return made
 
 
-def main(study: str, argv: Sequence[str]) -> int:
+def main(argv: Sequence[str]) -> int:
     """Train, measure and print; returns 0. Exit 3 without the data, 4 without a GPU (unless --mode cpu)."""
     flags = parser().parse_args(argv)
     return guarded(lambda: _measure(flags), without_gpu=MODE_CPU)
