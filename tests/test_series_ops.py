@@ -16,7 +16,7 @@ from nbcnn.ops import MODES, gather_windows, gelu, glu, last, pwconv1d, rmsle, s
 from nbcnn.ops.call import Call, Impl
 from nbcnn.ops.cases import mean_cases
 from nbcnn.ops.conv import im2col
-from nbcnn.ops.run import Bound, run_op
+from nbcnn.ops.run import Bound, Unsupported, run_op
 from nbcnn.ops.static import compile_launch
 
 OURS = ("pwconv1d", "s4kernel", "gelu", "glu", "last", "rmsle", "gather_windows")
@@ -78,9 +78,15 @@ def test_kernels_are_within_their_bounds(case, place):
         pytest.skip("a thread of the simulator is a Python thread")
     keys = [("naive", "fp32"), ("im2col", "fp32")] if cuda.SIMULATOR else [key for key, row in MODES.items() if row.place == "gpu"]
     for key in keys:
+        ran = []
         for part, impl in gradcheck.runnable(MODES[key], case.op, place):
-            error = gradcheck.parity(MODES[key], impl, case, place)
+            try:
+                error = gradcheck.parity(MODES[key], impl, case, place)
+            except Unsupported:  # an engine for whole tiles; the row has another for every shape
+                continue
             assert error <= gradcheck.bound(case, key[1]), (key, part)
+            ran.append(part)
+        assert ran, key
 
 
 @pytest.mark.parametrize("mode", ["naive", "im2col"])

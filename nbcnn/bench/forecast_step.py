@@ -19,7 +19,7 @@ from nbcnn.bench import forecast_peers
 from nbcnn.bench.dwconv import amdahl
 from nbcnn.bench.timing import sensible_count, time_calls
 from nbcnn.datasets import energy
-from nbcnn.datasets.series import SeriesDataset
+from nbcnn.datasets.series import WINDOW, SeriesDataset
 from nbcnn.net import Net
 from nbcnn.optim import SGD, learning_rates
 from nbcnn.session import TrainingSession
@@ -40,6 +40,11 @@ GROUPS = {
 """What the decomposition adds up, by the beginnings of `timeline.label`s; the rest is "other"."""
 WATCHED = 5
 """Training steps that are watched launch by launch."""
+
+
+def shape_of(batch: int) -> tuple[int, int, int, int]:
+    """N, C, L and T of the step's depthwise convolutions."""
+    return batch, WIDE, WINDOW, WINDOW
 
 
 def data_of(batch: int) -> SeriesDataset:
@@ -137,7 +142,8 @@ def measure(
 ) -> list[dict[str, Any]]:
     """Rows of every variant, predicted and measured, then of PyTorch's `forms`.
 
-    `ratio`: how many times as long a row takes as the best variant. Raises RuntimeError if PyTorch's network is not ours.
+    `trios` empty: no prediction. `ratio`: how many times as long a row takes as the best variant.
+    Raises RuntimeError if PyTorch's network is not ours.
     """
     data = data_of(batch)
     rows = []
@@ -145,7 +151,7 @@ def measure(
         say(f"one training step of S4ConvD, batch {batch:,}, {variant} …")
         rows.append(measure_variant(data, batch, variant, **options))
         gc.collect()
-    if "naive" in variants:
+    if trios:
         predicted(rows, trios)
     if forms:
         say("PyTorch's training step, eager and compiled …")

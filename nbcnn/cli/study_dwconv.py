@@ -77,15 +77,23 @@ def _study(flags: SimpleNamespace) -> int:
     if flags.ncu:
         return _counted(flags)
     missing = "--no-times" if flags.no_times else "the simulator's times mean nothing" if SIMULATOR else gpu_missing()
-    place = None if missing else Gpu()
-    found, steps = _timed(flags, place) if place else (_modelled(flags, dwconv), [])
-    if flags.save and place:
-        folder = Path(flags.results) if flags.results else None
-        results.save(f"dwconv-{flags.padding}", found, place.device_name, folder)
-        if steps:
-            parts = [steps[0]["mode"], *([steps[0]["precision"]] if steps[0]["mode"] == "tensorcore" else []), str(flags.batch)]
-            results.save("-".join(["s4convd", *parts]), steps, place.device_name, folder)
-    _print(flags, found, steps, place.device_name if place else f"none ({missing}); modelled ms take every logical byte from memory")
+    if missing:
+        found = _modelled(flags, dwconv)
+        _show(flags, found, f"none ({missing}); modelled ms take every logical byte from memory")
+        _json(flags, found, [])
+        return 0
+    place = Gpu()
+    if flags.save:
+        results.opened(place.device_name, flags.results)
+    found = _sizes(flags, place)
+    _show(flags, found, place.device_name)
+    if flags.save:
+        results.save(f"dwconv-{flags.padding}", found, place.device_name, flags.results)
+    steps = [] if flags.no_step else _steps(flags, found)
+    if steps and flags.save:
+        named = [steps[0]["mode"], *([steps[0]["precision"]] if steps[0]["mode"] == "tensorcore" else []), str(flags.batch)]
+        results.save("-".join(["s4convd", *named]), steps, place.device_name, flags.results)
+    _json(flags, found, steps)
     return 0
 
 
@@ -110,28 +118,46 @@ def _modelled(flags: SimpleNamespace, dwconv: Any) -> list[dict[str, Any]]:
     ]
 
 
-def _timed(flags: SimpleNamespace, place: Any) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The sizes, and the steps of S4ConvD."""
-    from nbcnn.bench import ceilings, dwconv, dwconv_times, forecast_step, peers
+def _torch(flags: SimpleNamespace) -> bool:
+    """True if PyTorch is wanted and there; says so if it is missing."""
+    from nbcnn.bench import peers
 
-    torch = flags.peer != "none" and peers.available()
-    if flags.peer != "none" and not torch:
+    there = flags.peer != "none" and peers.available()
+    if flags.peer != "none" and not there:
         _say(peers.MISSING)
-    from nbcnn.bench import dwconv_peers, forecast_peers
+    return there
 
+
+def _sizes(flags: SimpleNamespace, place: Any) -> list[dict[str, Any]]:
+    """Every size, verified and timed."""
+    from nbcnn.bench import ceilings, dwconv_peers, dwconv_times
+
+    works = dwconv_peers.works if _torch(flags) else None
     _say("measuring what this GPU can do …")
     ceiling = _ceiling(flags, ceilings.measure(place, ("fp32", "copy")))
     found = []
     for shape in flags.shapes:
         _say(f"{'×'.join(map(str, shape))}: verifying and timing {', '.join(flags.variants)} …")
-        found.append(dwconv_times.measure(shape, flags.variants, flags.padding, ceiling, place, dwconv_peers.works if torch else None))
-    if flags.no_step:
-        return found, []
-    trios = {row["variant"]: row["trio_ms"] for row in dwconv.gains(found[0]["rows"], flags.share)}
+        found.append(dwconv_times.measure(shape, flags.variants, flags.padding, ceiling, place, works))
+    return found
+
+
+def _steps(flags: SimpleNamespace, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The training step of S4ConvD with every variant; Amdahl's prediction needs the times of its convolutions alone."""
+    from nbcnn.bench import dwconv, dwconv_report, forecast_peers, forecast_step
+
+    shape = forecast_step.shape_of(flags.batch)
+    alone = [row for size in found if tuple(size["shape"]) == shape and flags.padding == "causal" for row in size["rows"]]
+    trios = {row["variant"]: row["trio_ms"] for row in dwconv.gains(alone, flags.share)}
+    if not trios:
+        _say(f"no prediction: --shapes has no {'x'.join(map(str, shape))}, the step's own convolutions, with naive among the variants")
     options = {"mode": flags.mode or "im2col", "precision": flags.precision}
-    forms = forecast_peers.FORMS if torch and flags.precision != "bf16" and (options["mode"], flags.precision) != ("tensorcore", None) else ()
-    variants = [variant for variant in flags.variants if variant in trios]
-    return found, forecast_step.measure(flags.batch, variants, trios, say=_say, forms=forms, **options)
+    bf16 = flags.precision == "bf16" or (options["mode"], flags.precision) == ("tensorcore", None)
+    forms = () if bf16 or not _torch(flags) else forecast_peers.FORMS
+    steps = forecast_step.measure(flags.batch, flags.variants, trios, say=_say, forms=forms, **options)
+    if not flags.json:
+        print("\n" + "\n".join(dwconv_report.step_table(steps)))
+    return steps
 
 
 def _counted(flags: SimpleNamespace) -> int:
@@ -143,29 +169,34 @@ def _counted(flags: SimpleNamespace) -> int:
     _say(f"{'×'.join(map(str, shape))}: counting with ncu …")
     rows = dwconv_counters.count(shape, flags.variants, flags.padding, place.multiprocessors)
     if flags.save:
-        folder = Path(flags.results) if flags.results else None
-        results.save(f"dwcounters-{flags.padding}", [{"shape": list(shape), "kernels": rows}], place.device_name, folder)
+        results.save(f"dwcounters-{flags.padding}", [{"shape": list(shape), "kernels": rows}], place.device_name, flags.results)
     print(json.dumps(rows) if flags.json else "\n".join(dwconv_counters.table(rows)))
     return 0
 
 
-def _print(flags: SimpleNamespace, found: list[dict[str, Any]], steps: list[dict[str, Any]], times: str) -> None:
+def _show(flags: SimpleNamespace, found: list[dict[str, Any]], times: str) -> None:
+    """The chart, and the tables unless JSON is wanted."""
     from nbcnn.bench import dwconv, dwconv_report
 
     if flags.chart:
         n, c, length, taps = found[0]["shape"]
         dwconv_report.chart(found[0], Path(flags.chart), f"depthwise convolution, N {n:,}, C {c}, L {length:,}, T {taps}, {flags.padding}")
     if flags.json:
-        gains = [row for each in found for row in dwconv.gains(each["rows"], flags.share)]
-        print(json.dumps({"sizes": found, "gains": gains, "share": flags.share, "steps": steps}))
         return
     ceiling = dwconv.Ceiling(found[0]["peak"], found[0]["bandwidth"])
     print(f"ceilings: {ceiling.peak / 1e12:.3g} TFLOP/s, {ceiling.bandwidth / 1e12:.3g} TB/s; memory limits below {ceiling.ridge:.1f} flop/B")
     print(f"times: {times}")
     for each in found:
         print("\n" + "\n".join(dwconv_report.tables(each, flags.share)))
-    if steps:
-        print("\n" + "\n".join(dwconv_report.step_table(steps)))
+
+
+def _json(flags: SimpleNamespace, found: list[dict[str, Any]], steps: list[dict[str, Any]]) -> None:
+    """One line, if it is wanted."""
+    from nbcnn.bench.dwconv import gains
+
+    if flags.json:
+        made = [row for each in found for row in gains(each["rows"], flags.share)]
+        print(json.dumps({"sizes": found, "gains": made, "share": flags.share, "steps": steps}))
 
 
 def _say(text: str) -> None:

@@ -18,7 +18,7 @@ from nbcnn.ops.dwconv1d import naive, whole
 from nbcnn.ops.dwconv1d.results import put_results, store_rows
 from nbcnn.ops.dwconv1d.series import Correlation, of_images, supports
 from nbcnn.ops.dwconv1d.sliding import OVERRUN, OWN, ROWS, Sliding, choose, odd_quads, slide, stage_rows
-from nbcnn.ops.dwconv1d.staging import fill_filter, quads, row_loads
+from nbcnn.ops.dwconv1d.staging import fill_filter, quads, row_loads, shift_of
 from nbcnn.ops.dwconv1d.whole import Whole
 from nbcnn.ops.ptx.shuffle import WARP
 from nbcnn.ops.stored import kinds
@@ -80,11 +80,6 @@ def staged(g: Correlation, tile: Sliding) -> tuple[int, int, int]:
     taps = min(quads(g.T), MOST_TAPS)
     pitch = odd_quads(tile.length + taps + OVERRUN)
     return taps, pitch, 4 * (taps + ROWS * pitch)
-
-
-def shift_of(g: Correlation) -> int:
-    """By how much the first staged element lies before that of the first tap, so that it is a multiple of four."""
-    return -g.left % 4
 
 
 def tile(call: Call, multiprocessors: int) -> Sliding | Whole:

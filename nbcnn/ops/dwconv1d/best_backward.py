@@ -16,11 +16,11 @@ import numpy as np
 
 from nbcnn.cuda import cuda, f4, i4, jit, u4
 from nbcnn.ops.call import Call, Impl, Launch, blocks
-from nbcnn.ops.dwconv1d import best, partials, whole, whole_backward
+from nbcnn.ops.dwconv1d import partials, whole, whole_backward
 from nbcnn.ops.dwconv1d.results import put_results, store_rows
 from nbcnn.ops.dwconv1d.series import Correlation, of_backward, of_gradient, supports
 from nbcnn.ops.dwconv1d.sliding import MOST_SEGMENTS, OVERRUN, OWN, ROWS, Sliding, choose, odd_quads, slide, stage_rows
-from nbcnn.ops.dwconv1d.staging import fill_filter, quads, row_loads
+from nbcnn.ops.dwconv1d.staging import fill_filter, quads, row_loads, shift_of
 from nbcnn.ops.dwconv1d.whole import Whole
 from nbcnn.ops.ptx.shuffle import WARP
 from nbcnn.ops.traffic import Traffic, element
@@ -138,8 +138,8 @@ def form_of(g: Correlation, towards: Correlation | None = None) -> Form:
     taps = blocks(segments, blocks(segments, MOST_SEGMENTS))
     vector = g.L % 4 == 0
     if towards is None:
-        return Form(taps, best.shift_of(g), 0, vector, False, False, False)
-    return Form(taps, best.shift_of(g), best.shift_of(towards), vector, True, towards.flipped, towards.skip)
+        return Form(taps, shift_of(g), 0, vector, False, False, False)
+    return Form(taps, shift_of(g), shift_of(towards), vector, True, towards.flipped, towards.skip)
 
 
 def staged(g: Correlation, tile: Sliding, form: Form) -> tuple[int, int, int, int]:

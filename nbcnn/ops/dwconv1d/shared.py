@@ -16,7 +16,7 @@ from nbcnn.cuda import cuda, f4, i4, jit, u4
 from nbcnn.ops.call import Call, Impl, Launch, blocks
 from nbcnn.ops.dwconv1d import naive, partials
 from nbcnn.ops.dwconv1d.series import Correlation, of_gradient, of_images, supports
-from nbcnn.ops.dwconv1d.staging import bank_pitch, fill_filter, fill_row, quads, row_loads
+from nbcnn.ops.dwconv1d.staging import bank_pitch, fill_filter, quads, row_loads, shift_of, stage_series
 from nbcnn.ops.ptx.vector import shared_load4
 from nbcnn.ops.stored import kinds, scalar_io
 from nbcnn.ops.traffic import Traffic, element
@@ -35,9 +35,9 @@ def groups_of(count: int) -> int:
 
 
 @functools.cache
-def images_kernel(GROUPS: int, flipped: bool, skip: bool, source_kind: str, out_kind: str) -> Any:
-    """The kernel of fprop and dgrad; flipped: the filter's last tap comes first; skip: the filter has a d."""
-    stage_filter, stage_row = fill_filter(flipped, skip, THREADS), fill_row(source_kind, LANES)
+def images_kernel(GROUPS: int, shift: int, vector: bool, flipped: bool, skip: bool, source_kind: str, out_kind: str) -> Any:
+    """The kernel of fprop and dgrad; vector: L is a multiple of four; flipped: the filter's last tap comes first; skip: the filter has a d."""
+    stage_filter, stage_row, SHIFT = fill_filter(flipped, skip, THREADS), stage_series(source_kind, vector, LANES), shift
     _, store = scalar_io(out_kind)
     TILE = LANES * GROUPS
 
@@ -46,7 +46,7 @@ def images_kernel(GROUPS: int, flipped: bool, skip: bool, source_kind: str, out_
         """out[n,c,t] = Σ_i k[c,i] · source[n,c,t+i−left]; k is w, or w read backwards, with d added to tap `left`.
 
         grid C·⌈L/TILE⌉·⌈N/16⌉, block 16 lanes × 16 series; a block owns 16 series × TILE of one channel, a thread every 16th of a tile.
-        shared 4·(T4 + 16·pitch) bytes, pitch ≥ TILE + T4; T4 is T rounded up to four.
+        shared 4·(T4 + 16·pitch) bytes, pitch ≥ TILE + T4 + 4; T4 is T rounded up to four.
         moves  out once, each series once for every tile that its halo of T − 1 reaches, the filter once a block
         source arXiv:2604.25422, "shared-memory cache-blocked"
         """
@@ -61,12 +61,12 @@ def images_kernel(GROUPS: int, flipped: bool, skip: bool, source_kind: str, out_
         row = i4((n * C + c) * L)
         at = i4(T4 + r * pitch)
         stage_filter(shared, i4(0), w, d, c, T, i4(0), T4, left, tid)
-        stage_row(shared, at, source, row, i4(start - left), L if n < N else i4(0), i4(i4(TILE) + T4), lane)
+        stage_row(shared, at, source, row, i4(start - left - i4(SHIFT)), L if n < N else i4(0), i4(i4(TILE + 4) + T4), lane)
         cuda.syncthreads()
         acc = cuda.local.array(GROUPS, f4)
         for g in range(GROUPS):
             acc[g] = f4(0)
-        at = i4(at + lane)
+        at = i4(at + lane + i4(SHIFT))
         i = i4(0)
         while i < T4:
             k0, k1, k2, k3 = shared_load4(shared, i)
@@ -85,9 +85,9 @@ def images_kernel(GROUPS: int, flipped: bool, skip: bool, source_kind: str, out_
 
 
 @functools.cache
-def wgrad_kernel(GROUPS: int, kind: str) -> Any:
-    """The kernel of the partial sums."""
-    stage_row = fill_row(kind, LANES)
+def wgrad_kernel(GROUPS: int, shift: int, vector: bool, kind: str) -> Any:
+    """The kernel of the partial sums; vector: L is a multiple of four."""
+    stage_row, SHIFT = stage_series(kind, vector, LANES), shift
     TAPS = LANES * GROUPS
 
     @jit(launch_bounds=(THREADS, 2))
@@ -95,7 +95,7 @@ def wgrad_kernel(GROUPS: int, kind: str) -> Any:
         """partial[part][c][i] = Σ_n Σ_t dy[n,c,t] · x[n,c,t+i−left], n over the `rows` series of the part.
 
         grid (C·parts, ⌈T/TAPS⌉), block 16 lanes × 16 series; a block owns TAPS partial sums, a thread every 16th of one series in 16.
-        shared 64·(pitch_dy + pitch_x) bytes, pitch_dy ≥ TL, pitch_x ≥ TL + TAPS; a tile of TL elements at a time
+        shared 64·(pitch_dy + pitch_x) bytes, pitch_dy ≥ TL, pitch_x ≥ TL + TAPS + 4; a tile of TL elements at a time
         moves  dy once and x once with a halo of TAPS a tile, both for every TAPS taps; partial once
         source arXiv:2604.25422, "shared-memory cache-blocked", without atomics
         """
@@ -116,7 +116,7 @@ def wgrad_kernel(GROUPS: int, kind: str) -> Any:
             start = i4(0)
             while start < L:
                 stage_row(shared, at_dy, dy, row, start, length, TL, lane)
-                stage_row(shared, at_x, x, row, i4(start + base - left), length, i4(TL + i4(TAPS)), lane)
+                stage_row(shared, at_x, x, row, i4(start + base - left - i4(SHIFT)), length, i4(TL + i4(TAPS + 4)), lane)
                 cuda.syncthreads()
                 t = i4(0)
                 while t < TL:
@@ -124,7 +124,7 @@ def wgrad_kernel(GROUPS: int, kind: str) -> Any:
                     for g in range(GROUPS):
                         first = i4(start + t + base + i4(LANES * g) - left)
                         if first + i4(LANES + 2) >= i4(0) and first < L:
-                            e = u4(at_x + t + i4(LANES * g) + lane)
+                            e = u4(at_x + t + i4(LANES * g + SHIFT) + lane)
                             acc[g] += v0 * shared[e] + v1 * shared[e + u4(1)] + v2 * shared[e + u4(2)] + v3 * shared[e + u4(3)]
                     t = i4(t + i4(4))
                 cuda.syncthreads()
@@ -147,14 +147,14 @@ def wgrad_kernel(GROUPS: int, kind: str) -> Any:
 
 def shared_of_images(g: Correlation) -> tuple[int, int]:
     """(pitch of a staged series, bytes of shared memory)."""
-    pitch = bank_pitch(LANES * groups_of(g.L) + quads(g.T))
+    pitch = bank_pitch(LANES * groups_of(g.L) + quads(g.T) + 4)
     return pitch, 4 * (quads(g.T) + ROWS * pitch)
 
 
 def shared_of_gradient(g: Correlation) -> tuple[int, int, int, int]:
     """(elements of a tile, pitch of staged dy, pitch of staged x, bytes of shared memory)."""
     tile = min(quads(g.L), LANES * MOST_GROUPS)
-    pitch_dy, pitch_x = bank_pitch(tile), bank_pitch(tile + LANES * groups_of(g.T))
+    pitch_dy, pitch_x = bank_pitch(tile), bank_pitch(tile + LANES * groups_of(g.T) + 4)
     return tile, pitch_dy, pitch_x, 4 * ROWS * (pitch_dy + pitch_x)
 
 
@@ -185,7 +185,7 @@ def bind_images(call: Call) -> list[Launch]:
     g = of_images(call)
     pitch, nbytes = shared_of_images(g)
     tiles = blocks(g.L, LANES * groups_of(g.L))
-    kernel = images_kernel(groups_of(g.L), g.flipped, g.skip, *kinds(call))
+    kernel = images_kernel(groups_of(g.L), shift_of(g), g.L % 4 == 0, g.flipped, g.skip, *kinds(call))
     numbers = (*naive.sizes(g), np.int32(quads(g.T)), np.int32(pitch), np.int32(tiles))
     return [Launch(kernel, g.C * tiles * blocks(g.N, ROWS), THREADS, (*naive.image_arrays(call), *numbers), nbytes)]
 
@@ -198,7 +198,7 @@ def bind_wgrad(call: Call) -> list[Launch]:
     groups = groups_of(g.T)
     grid = (g.C * split, -(-g.T // (LANES * groups)))
     numbers = (*naive.sizes(g), *(np.int32(number) for number in (part_of(g, split), TL, pitch_dy, pitch_x)))
-    first = Launch(wgrad_kernel(groups, kinds(call)[0]), grid, THREADS, (x, dy, partial, *numbers), nbytes)
+    first = Launch(wgrad_kernel(groups, shift_of(g), g.L % 4 == 0, kinds(call)[0]), grid, THREADS, (x, dy, partial, *numbers), nbytes)
     return [first, partials.add(g, partial, dw, dd[0] if dd else dw, split)]
 
 
@@ -206,7 +206,7 @@ def traffic_images(call: Call) -> list[Traffic]:
     """The source with a halo a tile, the filter once a block, out once."""
     g, one, TILE = of_images(call), element(call), LANES * groups_of(call.in_shapes[0][2])
     tiles = -(-g.L // TILE)
-    staged = one * g.rows * row_loads(g.L, range(0, g.L, TILE), -g.left, TILE + quads(g.T))
+    staged = one * g.rows * row_loads(g.L, range(0, g.L, TILE), -g.left - shift_of(g), TILE + 4 + quads(g.T))
     filters = 4 * g.C * tiles * blocks(g.N, ROWS) * (g.T + g.skip)
     return [Traffic(staged + filters, g.rows * g.L * element(call, "out"), one * g.rows * g.L + 4 * g.C * (g.T + g.skip))]
 
@@ -216,7 +216,7 @@ def traffic_wgrad(call: Call) -> list[Traffic]:
     g, one, split = of_gradient(call), element(call), call.tile.split
     TL, TAPS = shared_of_gradient(g)[0], LANES * groups_of(g.T)
     bases = range(0, g.T, TAPS)
-    staged = len(bases) * g.L + sum(row_loads(g.L, range(0, g.L, TL), base - g.left, TL + TAPS) for base in bases)
+    staged = len(bases) * g.L + sum(row_loads(g.L, range(0, g.L, TL), base - g.left - shift_of(g), TL + TAPS + 4) for base in bases)
     first = Traffic(one * g.rows * staged, partials.scratch_bytes(g, split), 2 * one * g.rows * g.L)
     return [first, partials.add_traffic(g, split)]
 

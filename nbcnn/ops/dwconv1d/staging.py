@@ -6,13 +6,23 @@ import functools
 from collections.abc import Iterable
 from typing import Any
 
-from nbcnn.cuda import f4, i4, jit, u4
-from nbcnn.ops.stored import scalar_io
+from nbcnn.cuda import cuda, f4, i4, jit, u4
+from nbcnn.ops.dwconv1d.series import Correlation
+from nbcnn.ops.ptx.vector import shared_store4
+from nbcnn.ops.stored import scalar_io, vector_load_if
+
+AT_ONCE = 4
+"""Loads of 16 bytes that a lane has in flight."""
 
 
 def quads(count: int) -> int:
     """`count` rounded up to a multiple of four."""
     return -(-count // 4) * 4
+
+
+def shift_of(g: Correlation) -> int:
+    """By how much the first staged element lies before that of the first tap, so that it is a multiple of four."""
+    return -g.left % 4
 
 
 def bank_pitch(width: int) -> int:
@@ -64,5 +74,36 @@ def fill_row(kind: str, lanes: int) -> Any:
             # As an unsigned number a negative place lies beyond any length.
             shared[u4(at + s)] = load(source, u4(row + p)) if u4(p) < u4(length) else f4(0)
             s = i4(s + i4(lanes))
+
+    return stage
+
+
+@functools.cache
+def stage_series(kind: str, vector: bool, lanes: int) -> Any:
+    """A device function with which `lanes` lanes stage `width` elements of a series from `first` on, as float32, zeros outside.
+
+    stage(shared, at, source, row, first, length, width, lane): the series is source[row : row + length]. `vector`: rows, first and width are
+    multiples of four.
+    """
+    if not vector:
+        return fill_row(kind, lanes)
+    load4_if, STEP, STAGED = vector_load_if(kind), 4 * lanes, 4 * AT_ONCE
+
+    @jit(device=True)
+    def stage(shared, at, source, row, first, length, width, lane):
+        values = cuda.local.array(STAGED, f4)
+        s = i4(i4(4) * lane)
+        while s < width:
+            for b in range(AT_ONCE):
+                p = i4(first + s + i4(b * STEP))
+                # As an unsigned number a negative place lies beyond any length.
+                inside = (s + i4(b * STEP) < width) & (u4(p) < u4(length))
+                v0, v1, v2, v3 = load4_if(source, i4(row + p), inside)
+                values[4 * b], values[4 * b + 1], values[4 * b + 2], values[4 * b + 3] = v0, v1, v2, v3
+            for b in range(AT_ONCE):
+                if s + i4(b * STEP) < width:
+                    to = i4(at + s + i4(b * STEP))
+                    shared_store4(shared, to, values[4 * b], values[4 * b + 1], values[4 * b + 2], values[4 * b + 3])
+            s = i4(s + i4(AT_ONCE * STEP))
 
     return stage

@@ -20,18 +20,15 @@ from nbcnn.ops.call import Call, Impl, Launch, blocks
 from nbcnn.ops.dwconv1d import naive, partials
 from nbcnn.ops.dwconv1d.series import Correlation, of_gradient, of_images, supports
 from nbcnn.ops.dwconv1d.sliding import OVERRUN, OWN, odd_quads, slide
-from nbcnn.ops.dwconv1d.staging import bank_pitch, fill_filter, fill_row, quads, row_loads
+from nbcnn.ops.dwconv1d.staging import bank_pitch, fill_filter, quads, row_loads, shift_of, stage_series
 from nbcnn.ops.ptx.shuffle import WARP, warp_barrier
-from nbcnn.ops.ptx.vector import shared_store4
-from nbcnn.ops.stored import kinds, scalar_io, vector_io, vector_load_if
+from nbcnn.ops.stored import kinds, scalar_io, vector_io
 from nbcnn.ops.traffic import Traffic, element
 
 WARPS = 4
 THREADS = WARPS * WARP
 GROUPS = (4, 8, 16, 32)
 """Lanes that may own a series."""
-AT_ONCE = 4
-"""Loads of 16 bytes that a lane has in flight."""
 MOST_SHARED = 48 * 1024
 RESIDENT = 8
 """Blocks that share a multiprocessor: up to 64 registers a thread."""
@@ -45,42 +42,6 @@ def lanes_for(count: int, halo: int) -> int:
         return blocks(count, tile) * (tile + (tile + halo) / 8)
 
     return min(GROUPS, key=cost)
-
-
-def shift_of(g: Correlation) -> int:
-    """By how much the first staged element lies before that of the first tap, so that it is a multiple of four."""
-    return -g.left % 4
-
-
-@functools.cache
-def stage_series(kind: str, vector: bool, lanes: int) -> Any:
-    """A device function with which `lanes` lanes stage `width` elements of a series from `first` on, as float32, zeros outside.
-
-    stage(shared, at, source, row, first, length, width, lane): the series is source[row : row + length]. `vector`: rows, first and width are
-    multiples of four.
-    """
-    if not vector:
-        return fill_row(kind, lanes)
-    load4_if, STEP, STAGED = vector_load_if(kind), 4 * lanes, 4 * AT_ONCE
-
-    @jit(device=True)
-    def stage(shared, at, source, row, first, length, width, lane):
-        values = cuda.local.array(STAGED, f4)
-        s = i4(i4(4) * lane)
-        while s < width:
-            for b in range(AT_ONCE):
-                p = i4(first + s + i4(b * STEP))
-                # As an unsigned number a negative place lies beyond any length.
-                inside = (s + i4(b * STEP) < width) & (u4(p) < u4(length))
-                v0, v1, v2, v3 = load4_if(source, i4(row + p), inside)
-                values[4 * b], values[4 * b + 1], values[4 * b + 2], values[4 * b + 3] = v0, v1, v2, v3
-            for b in range(AT_ONCE):
-                if s + i4(b * STEP) < width:
-                    to = i4(at + s + i4(b * STEP))
-                    shared_store4(shared, to, values[4 * b], values[4 * b + 1], values[4 * b + 2], values[4 * b + 3])
-            s = i4(s + i4(AT_ONCE * STEP))
-
-    return stage
 
 
 @functools.cache
