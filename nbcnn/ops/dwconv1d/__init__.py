@@ -6,8 +6,9 @@ row that `--dwconv` chooses:
     naive      one thread per result, series of the batch side by side: nothing coalesces
     coalesced  neighbouring threads on neighbouring elements
     shared     sixteen series and the filter staged in shared memory
-    warp       a warp works alone; windows of elements in registers
-    best       ours: tiles in shared memory, twelve results a thread, and both gradients from one load of x and dy
+    warp      a warp works alone on several series; windows of elements in registers
+    best      ours: short series whole in a lane's registers, every product written out; of long ones tiles in shared memory, twelve results a
+              thread; and both gradients from one load of x and dy
 
 after arXiv:2604.25422 ("CUDA Kernel Optimization and Counter-Free Performance Analysis for Depthwise Convolution"), with partial
 sums in a fixed order where the paper has atomics.
