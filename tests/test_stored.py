@@ -8,17 +8,17 @@ from compiled import assert_lean
 
 from nbcnn import cuda, gradcheck
 from nbcnn.ops import COMMON, STORE
-from nbcnn.ops.cases import activation_cases, loss_cases, resampling_cases, series_layer_cases, training_cases
+from nbcnn.ops.cases import activation_cases, loss_cases, resampling_cases, series_layer_cases, state_space_cases, training_cases
 from nbcnn.ops.norm_cases import norm_cases
 from nbcnn.ops.run import Bound, run_op, to_layout
 from nbcnn.storage import encode
 
 PRECISIONS = ["tf32", "bf16"]
-# These keep to float32 whatever the activations are, and test_optim_ops.py and test_series_ops.py test them.
-FLOAT32_ONLY = ("s4kernel_fprop", "s4kernel_dgrad", "gather_labels", "sgd", "adam", "grad_norm", "advance", "pack_weights")
+# These keep to float32 whatever the activations are, and test_optim_ops.py tests them.
+FLOAT32_ONLY = ("gather_labels", "sgd", "adam", "grad_norm", "advance", "pack_weights")
 CASES = [
     case
-    for family in (activation_cases, norm_cases, resampling_cases, series_layer_cases, loss_cases, training_cases)
+    for family in (activation_cases, norm_cases, series_layer_cases, state_space_cases, resampling_cases, loss_cases, training_cases)
     for case in family()
     if case.op not in FLOAT32_ONLY
 ]

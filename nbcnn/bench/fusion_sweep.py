@@ -17,7 +17,7 @@ from nbcnn.bench.fusion import Case, Variant
 from nbcnn.bench.fusion_cases import MODE
 from nbcnn.bounds import parity_bound
 from nbcnn.explain import step_flops
-from nbcnn.layers import Flatten, Linear, Swish
+from nbcnn.layers import Flatten, Linear, ReLU, Swish
 from nbcnn.models import mnist_cnn
 from nbcnn.net import Net
 from nbcnn.norms import EvoNormS0
@@ -25,6 +25,7 @@ from nbcnn.norms import EvoNormS0
 BATCHES = (1, 16, 64, 256, 1024, 4096, 16384)
 NETS: dict[str, tuple[Callable[[], list[Any]], tuple[int, int, int]]] = {
     "mlp": (lambda: [Flatten(), Linear(256, 256), Swish(), Linear(256, 256), Swish()], (1, 16, 16)),
+    "mlp-relu": (lambda: [Flatten(), Linear(256, 256), ReLU(), Linear(256, 256), ReLU()], (1, 16, 16)),
     "mnist-cnn": (mnist_cnn, (1, 28, 28)),
 }
 """Name -> (layers, image)."""

@@ -70,7 +70,7 @@ def parser(study: str) -> Parser:
     flag(group, "--paths", some_of("fwd", "bwd"), "evonorm: forward (in training), backward", "fwd,bwd")
     flag(group, "--forms", some_of("alone", "conv"), "evonorm: alone, or behind a 3×3 convolution of 64 channels", "alone,conv")
     flag(group, "--batches", counts, "evonorm, sweep: images of (64,28,28), or of the network", "16 to 1024 by evonorm, 1 to 16384 by sweep")
-    flag(group, "--nets", some_of("mlp", "mnist-cnn"), "sweep: which", "both")
+    flag(group, "--nets", some_of("mlp", "mlp-relu", "mnist-cnn"), "sweep: which", "all")
     group = made.add_argument_group("timing")
     flag(group, "--seconds", real(0.0, exclusive=True), "sample one case and way to launch for at most so long", 0.5, "seconds")
     flag(group, "--peer", one_of("torch", "none"), "torch: PyTorch's and Triton's forms in the same turns", "torch where it is installed")

@@ -19,6 +19,11 @@ of (its *shift*), so that x − μ = (x − first) − shift keeps its digits un
 these (two passes, never E[x²] − μ²); a batch's variance is put together from its planes' by the formula of Chan, Golub and
 LeVeque (1979). No order of addition depends on timing.
 
-    reference.py  both layers in NumPy           plane.py  how blocks share an image, in both layouts, and add
-    s0.py         the kernels of S0              b0.py     the kernels of B0            rows.py  sums over the images of a batch
+Kernels hold a slab of an image in registers where it fits, so that every element is loaded once; S0 is then one launch forward and one
+backward, and B0, whose channels want all images, is one launch as long as its blocks fit on the GPU together: they meet once.
+
+    reference.py  both layers in NumPy           held.py   slabs in registers: what a block, a team and a thread have
+    s0_held.py    S0 on held slabs               b0_held.py, b0_held_grads.py   B0 on held slabs, in one launch or in stages
+    plane.py      how blocks share any image     s0.py, b0.py   the ops: held, or kernels for any shape      rows.py  sums over the images
+    conv.py       a convolution with its norm    conv_kernel.py   both in one kernel                         traffic.py  bytes
 """
