@@ -9,6 +9,11 @@ from scripts import TINY, exits, train
 from nbcnn import cuda
 
 
+def pytest_collection_modifyitems(items):
+    """What takes longest comes first, so that several processes end together."""
+    items.sort(key=lambda item: item.path.name != "test_simulator.py")
+
+
 @pytest.fixture(scope="session")
 def place():
     """A `Gpu` (real, or simulated when NUMBA_ENABLE_CUDASIM=1); skips with the reason where kernels cannot run."""

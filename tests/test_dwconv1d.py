@@ -22,7 +22,7 @@ from nbcnn.shapes import numel
 KERNELS = [(variant, op) for variant, ops in VARIANTS.items() for op in ops]
 PASSES = ("dwconv1d_fprop", "dwconv1d_dgrad", "dwconv1d_wgrad")
 PADDINGS = ["causal", "same"]
-SHAPES = [*MEAN_SERIES, (2, 1, 48, 48), (1, 1, 150, 7), *(() if cuda.SIMULATOR else REAL_SERIES)]
+SHAPES = [*MEAN_SERIES[1::2], (1, 1, 150, 7)] if cuda.SIMULATOR else [*MEAN_SERIES, (2, 1, 48, 48), (1, 1, 150, 7), *REAL_SERIES]
 
 
 def by_loops(x, w, d, padding):
