@@ -22,7 +22,7 @@ from nbcnn.shapes import numel
 KERNELS = [(variant, op) for variant, ops in VARIANTS.items() for op in ops]
 PASSES = ("dwconv1d_fprop", "dwconv1d_dgrad", "dwconv1d_wgrad")
 PADDINGS = ["causal", "same"]
-SHAPES = [*MEAN_SERIES[1::2], (1, 1, 150, 7)] if cuda.SIMULATOR else [*MEAN_SERIES, (2, 1, 48, 48), (1, 1, 150, 7), *REAL_SERIES]
+SHAPES = [(2, 3, 5, 9), (1, 4, 24, 5)] if cuda.SIMULATOR else [*MEAN_SERIES, (2, 1, 48, 48), (1, 1, 150, 7), *REAL_SERIES]
 
 
 def by_loops(x, w, d, padding):
@@ -178,7 +178,7 @@ def test_products_are_counted_one_by_one(shape, padding):
 
 
 @pytest.mark.parametrize(("variant", "op"), KERNELS)
-@pytest.mark.parametrize("shape", [(3, 2, 5, 9), (2, 1, 24, 3)])
+@pytest.mark.parametrize("shape", [(3, 2, 5, 9), (2, 1, 12, 3)])
 def test_counts_are_those_of_the_kernels(variant, op, shape, place, monkeypatch):
     if not cuda.SIMULATOR:
         pytest.skip("a GPU does not say what its threads load; NUMBA_ENABLE_CUDASIM=1 does")

@@ -18,7 +18,7 @@ from nbcnn.series_layers import GLU, ForecastMSE, LastStep, PointwiseConv1d, Sta
 from nbcnn.storage import decode, encode
 
 SHAPE = (3, 7)
-ROWS = [("naive", "fp32"), ("im2col", "fp32")] if cuda.SIMULATOR else [key for key, row in MODES.items() if row.place == "gpu"]
+ROWS = [("im2col", "fp32")] if cuda.SIMULATOR else [key for key, row in MODES.items() if row.place == "gpu"]
 
 
 def small(**options):

@@ -46,7 +46,6 @@ FILES = (
     "test_study_times.py",
     "test_svm.py",
     "test_traffic.py",
-    "test_train_energy.py",
     "test_unpool_pack.py",
 )
 

@@ -146,7 +146,7 @@ def simulated():
             yield -1, case, None
     for case in chain(conv_cases(WIDE), relu_cases(WIDE), pooled_cases(WIDE), up_cases(TINY)):
         if case.op not in ("upconv_mse_fprop", "conv_pool_wgrad", "unpool") and "no bias" not in case.label:
-            for split in (1,) if case.op == "conv_wgrad" else (1, 2):
+            for split in (1,) if case.op == "conv_wgrad" else (2,):
                 yield -1, case, replace(SMALL, split=split)
     for case in chain(conv_cases(FIRST), conv_cases(LAST), pooled_cases(FIRST), up_cases(LAST)):
         yield 0, case, None
