@@ -34,7 +34,7 @@ def choices(flags: SimpleNamespace) -> list[Any]:
 
 def op(flags: SimpleNamespace) -> Rows:
     """Verify the op in every mode asked for, then time them in turn in every cache mode and number of calls."""
-    from nbcnn.bench import dram, opcases, peers
+    from nbcnn.bench import dram, opcases, peers_ops
     from nbcnn.bench import op as bench
     from nbcnn.bench.clocks import Watch
 
@@ -48,7 +48,7 @@ def op(flags: SimpleNamespace) -> Rows:
         print(f"{choice.label}: error {made.error:.1e} (bound {made.limit:.1e}), runs as {made.part}", file=sys.stderr)
     if len({each.row.place for each in prepared}) > 1 and flags.graph:
         print("a host captures no graph: --graph counts for the GPU's variants only", file=sys.stderr)
-    beside = peers.op_works(prepared[0], problem) if flags.peer == "torch" and prepared[0].place.name == "gpu" else None
+    beside = peers_ops.works(prepared[0], problem) if flags.peer == "torch" and prepared[0].place.name == "gpu" else None
     if flags.peer == "torch" and beside is None:
         print(f"PyTorch has no {flags.what} of its own that could be timed beside {wanted[0].label}", file=sys.stderr)
     rows = []
