@@ -190,7 +190,8 @@ def _fused(op: str, attrs: Attrs) -> Function | None:
         torch._fused_adam_([w], [g], [m], [v], [], [steps], lr=rate, beta1=attrs["beta1"], beta2=attrs["beta2"], **options)
         return w, m, v, None
 
-    return {"sgd": sgd, "adam": adam}.get(op)
+    found: dict[str, Function] = {"sgd": sgd, "adam": adam}
+    return found.get(op)
 
 
 def _norms(attrs: Attrs) -> dict[str, Function]:
