@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from nbcnn import __main__
-from nbcnn.bench import in_a_row, rung, steady, timing
+from nbcnn.bench import in_a_row, rung, sampling, steady, timing
 from nbcnn.bench.clocks import Watch
 from nbcnn.bench.steady import Warm
 from nbcnn.cuda import Host
@@ -64,6 +64,7 @@ def test_epochs_are_whole(warmup, counts, begun):
 
 def test_the_command_has_a_row_for_every_count(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(steady, "WINDOW", 1e-3)
+    monkeypatch.setattr(sampling, "FEWEST", 2)
     monkeypatch.setattr(rung, "sgemm_gflops", lambda: 1.0)
     monkeypatch.setattr(rung, "time_pass", lambda *what: timing.summarise([1.0]))
     argv = ["bench", "step", "--mode", "cpu", "--batch", "1", "--iters", "1,2", "--cache", "rotate", "--graph", "--seconds", "0.01"]
