@@ -152,7 +152,10 @@ KINDS: dict[str, tuple[str, Any]] = {
             }
         ],
     ),
-    "warmup": ("why a kernel measured alone looks slow", [{"op": str, "shape": str, "variant": str, "cold": [{}], "settled": [{}]}]),
+    "warmup": (
+        "why a kernel measured alone looks slow; `fresh`: the first calls of fresh processes",
+        [{"op": str, "shape": str, "variant": str, "cold": [{}], "settled": [{}], "fresh?": ({}, None)}],
+    ),
     "fusion": (
         "small works and fused kernels beside PyTorch and Triton, as called and as a replayed graph",
         [

@@ -125,6 +125,7 @@ def _measure(flags: SimpleNamespace) -> int:
     elif not is_op:
         flags.mode, flags.precision = _only(flags.mode, "--mode"), _only(flags.precision, "--precision")
     on_host = set(flags.modes or ()) == {"cpu"}
+    flags.fresh = bench_op.first_calls(flags) if flags.what == "warmup" else None
     device = "CPU" if on_host else Gpu().device_name
     before = regressions.baseline(flags, _section(flags), device)
     flags.peer = flags.peer or ("none" if is_op or on_host else "torch")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from nbcnn.bench import warmup_costs
 from nbcnn.bench.report import page, svg
 from nbcnn.bench.report.source import Missing, Source
 from nbcnn.bench.report.svg import Dot, Series
@@ -298,6 +299,8 @@ def _warmup(source: Source) -> Parts:
                 if n in warm
             ]
             yield page.table(("calls", "µs a call after a rest", "warm, same data", "warm, rotating data"), table)
+            yield page.paragraph(warmup_costs.paragraph(row))
+            yield page.table(("what a single call may cost beside itself", "", "in warm calls", "from"), warmup_costs.table(row))
             yield page.provenance(where)
     if not found:
         yield Missing("the warm-up study", "python -m nbcnn bench warmup --save")
