@@ -71,7 +71,8 @@ def text(found: dict[str, Any]) -> list[str]:
     lines += ["", *verdict(found)]
     kernels = [(name, kernel) for name, group in zip("AB", found["kernels"], strict=True) for kernel in group]
     if kernels:
-        head = f"  {'kernel':34}{'blocks':>9}{'threads':>9}{'registers':>11}{'spilled B':>11}{'shared B':>10}{'blocks/SM':>11}{'warps/SM':>10}{'occupancy':>11}  limited by"
+        head = f"  {'kernel':34}{'blocks':>9}{'threads':>9}{'registers':>11}{'spilled B':>11}{'shared B':>10}"
+        head += f"{'blocks/SM':>11}{'warps/SM':>10}{'occupancy':>11}  limited by"
         lines += ["", head]
     for name, kernel in kernels:
         sizes = f"{kernel['blocks']:>9}{kernel['threads']:>9}{kernel['registers']:>11}{kernel['local_bytes']:>11}{kernel['shared_bytes']:>10}"
