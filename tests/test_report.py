@@ -181,6 +181,9 @@ def test_results_of_every_kind_are_shown(tmp_path):
         assert words in text
     assert "sum to 1.630 ms; the whole training step takes 1.700 ms (96%)" in text
     assert "1.43×" in text
+    # Series, S4ConvD, fused works, the classifier, several GPUs.
+    for words in ("N 512, C 128, L 48, T 48", "PyTorch FFT", "the training step of S4ConvD", "2 cases, µs a call", "99.10%", "97.6%"):
+        assert words in text
 
 
 def test_what_was_not_measured_is_listed_with_the_command_that_does(tmp_path):

@@ -52,7 +52,7 @@ def of_call(found: dict[str, Any]) -> list[Cost]:
     first, last = found["settled"][0], found["settled"][-1]
     n, alone, hot = last["iterations"], first["hot"]["median"], last["hot"]["median"]
     costs = [
-        Cost("launching it: the host's part, which only calls in a row hide", alone - hot, False, f"1 warm call against {n:,} in a row"),
+        Cost("launching it, which only calls in a row hide", alone - hot, False, f"1 warm call against {n:,} in a row"),
         Cost(f"a rest of {found['sleep']:g} s before it", median(found["cold"][0]["ms"]) - alone, False, "1 call after a rest against 1 warm call"),
         Cost("operands that no cache holds", last["rotate"]["median"] - hot, False, f"rotating against the same operands, {n:,} in a row"),
     ]
@@ -72,9 +72,9 @@ def clock(found: dict[str, Any]) -> tuple[float, float, float | None] | None:
 
 
 def table(found: dict[str, Any]) -> list[tuple[str, str, str, str]]:
-    """Every cost for people: what, how much, in warm calls, from which figures."""
+    """Every cost for people: what, from which figures, how much, in warm calls."""
     call = warm_call(found)
-    return [(cost.what, length(cost.ms), f"{cost.ms / call:,.2f}", cost.source) for cost in (*of_process(found), *of_call(found))]
+    return [(cost.what, cost.source, length(cost.ms), f"{cost.ms / call:,.2f}") for cost in (*of_process(found), *of_call(found))]
 
 
 def length(ms: float) -> str:
