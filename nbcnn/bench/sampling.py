@@ -134,6 +134,8 @@ def known(values: np.ndarray) -> bool:
 
 def drifts(values: np.ndarray) -> bool:
     """True if the medians of the first and the second half are more than `WIDTH` apart, and their 95 % intervals do not meet."""
+    if len(values) < FEWEST:
+        return False
     halves = np.array_split(values, 2)
     (low, high, _), (other_low, other_high, _) = (median_interval(half) for half in halves)
     first, second = (float(np.median(half)) for half in halves)
