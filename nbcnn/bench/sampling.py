@@ -134,7 +134,7 @@ def known(values: np.ndarray) -> bool:
 
 def drifts(values: np.ndarray) -> bool:
     """True if the medians of the first and the second half are more than `WIDTH` apart, and their 95 % intervals do not meet."""
-    if len(values) < FEWEST:
+    if len(values) < 4:  # two halves of two
         return False
     halves = np.array_split(values, 2)
     (low, high, _), (other_low, other_high, _) = (median_interval(half) for half in halves)
