@@ -279,7 +279,8 @@ def test_the_command_writes_the_file_and_says_where(full, capsys):
 def test_ticks_are_round_and_within():
     assert svg.log_ticks(0.003, 20) == [0.01, 0.1, 1, 10]
     assert svg.log_ticks(2.4, 21) == [5, 10, 20]
-    assert svg.log_ticks(3.0, 4.0) == [3.0, 4.0]
+    assert svg.log_ticks(3.0, 4.0) == [3.0, 3.5, 4.0]
+    assert svg.log_ticks(0.11, 0.44) == [0.2, 0.4]
     assert svg.linear_ticks(1, 15, whole=True) == [5, 10, 15]
     assert svg.linear_ticks(1, 4, whole=True) == [1, 2, 3, 4]
     assert svg.linear_ticks(0, 0.3) == pytest.approx([0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3])

@@ -72,9 +72,9 @@ def clock(found: dict[str, Any]) -> tuple[float, float, float | None] | None:
 
 
 def table(found: dict[str, Any]) -> list[tuple[str, str, str, str]]:
-    """Every cost for people: what, from which figures, how much, in warm calls."""
+    """Every cost for people: what, how much, in warm calls, from which figures."""
     call = warm_call(found)
-    return [(cost.what, cost.source, length(cost.ms), f"{cost.ms / call:,.2f}") for cost in (*of_process(found), *of_call(found))]
+    return [(cost.what, length(cost.ms), f"{cost.ms / call:,.2f}", cost.source) for cost in (*of_process(found), *of_call(found))]
 
 
 def length(ms: float) -> str:

@@ -28,7 +28,7 @@ def text(found: dict[str, Any]) -> list[str]:
     if found["dram"]:
         lines += ["", *dram.table(found["dram"], found["model"])]
     lines += ["", f"{'what a single call may cost beside itself':50}{'':>10}{'in warm calls':>15}  from"]
-    lines += [f"{what:50}{cost:>10}{calls:>15}  {source}" for what, source, cost, calls in warmup_costs.table(found)]
+    lines += [f"{what:50}{cost:>10}{calls:>15}  {source}" for what, cost, calls, source in warmup_costs.table(found)]
     return [*lines, "", *answer(found)]
 
 

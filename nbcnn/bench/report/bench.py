@@ -300,7 +300,7 @@ def _warmup(source: Source) -> Parts:
             ]
             yield page.table(("calls", "µs a call after a rest", "warm, same data", "warm, rotating data"), table)
             yield page.paragraph(warmup_costs.paragraph(row))
-            yield page.table(("what a single call may cost beside itself", "from", "", "in warm calls"), warmup_costs.table(row), words=2)
+            yield page.table(("what a single call may cost beside itself", "", "in warm calls", "from"), warmup_costs.table(row))
             yield page.provenance(where)
     if not found:
         yield Missing("the warm-up study", "python -m nbcnn bench warmup --save")
