@@ -20,11 +20,12 @@ import numpy as np
 from nbcnn.cuda import cuda, f4, i4, i8, jit
 from nbcnn.ops.call import Call, Impl, Launch
 from nbcnn.ops.conv.loaders import gather_rows
-from nbcnn.ops.conv.register_tile import ALIGNMENT, block_corner, block_part, matrix_product, shared_floats, store_tile
+from nbcnn.ops.conv.register_tile import ALIGNMENT, Loader, block_corner, block_part, matrix_product, shared_floats, store_tile
 from nbcnn.ops.conv.splitk import launch_sum_planes, sum_planes_traffic
 from nbcnn.ops.conv.tiles import Tile, choices, unsplit
 from nbcnn.ops.stored import kinds, scalar_io
 from nbcnn.ops.traffic import Traffic, ceil_div, clipped, element, outputs
+from nbcnn.ops.ptx.vector import load4, shared_store1
 from nbcnn.shapes import numel
 
 TILE = Tile(128, 128, 16, 8, 8)
@@ -45,9 +46,52 @@ def gemm(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> None:
 
 
 @functools.cache
+def whole_rows(tile: Tile, side: int) -> Loader:
+    """Rows of a row-major matrix, k contiguous, where BK divides K: nothing to test, two additions and a load a row and k-tile.
+
+    Beyond the last row the last one is read again, and behind the last k-tile that one: into sums that nobody stores. extents: (rows, K, …).
+    """
+    K_THREADS = tile.threads // side
+    ROWS = min(side, tile.threads)
+    PASSES, LOADS = side // ROWS, tile.BK // (4 * max(1, K_THREADS))
+    ACROSS, PITCH, BK = max(1, K_THREADS), side + 4, tile.BK
+    if ROWS * PASSES != side or ACROSS * LOADS * 4 != BK:
+        raise ValueError(f"{tile}: {tile.threads} threads cannot share {side}×{BK} elements, 4 at a time")
+
+    @jit(device=True)
+    def start(state, extents, origin, first):
+        tid = i4(cuda.threadIdx.x)
+        for i in range(PASSES):
+            row = min(i4(origin + tid // i4(ACROSS) + i4(i * ROWS)), i4(extents[0] - i4(1)))
+            state[i] = i4(row * extents[1] + min(i4(first * i4(BK)), i4(extents[1] - i4(BK))) + tid % i4(ACROSS) * i4(4))
+
+    @jit(device=True)
+    def fetch(stage, array, state, extents, inside):
+        for i in range(PASSES):
+            for j in range(LOADS):
+                v = load4(array, i8(state[i]) + i8(j * 4 * ACROSS))
+                at = (i * LOADS + j) * 4
+                stage[at], stage[at + 1], stage[at + 2], stage[at + 3] = v[0], v[1], v[2], v[3]
+            state[i] = i4(state[i] + (i4(BK) if inside else i4(0)))
+
+    @jit(device=True)
+    def stash(stage, shared, begin):
+        tid = i4(cuda.threadIdx.x)
+        corner = i4(begin + tid % i4(ACROSS) * i4(4 * PITCH) + tid // i4(ACROSS))
+        for i in range(PASSES):
+            for j in range(LOADS):
+                for q in range(4):
+                    shared_store1(shared, corner + i4(i * ROWS + (j * 4 * ACROSS + q) * PITCH), stage[(i * LOADS + j) * 4 + q])
+
+    return Loader(start, fetch, stash, PITCH, PASSES, PASSES * LOADS * 4)
+
+
+@functools.cache
 def gemm_nt_kernel_for(tile: Tile, vector: int, whole_tiles: bool, vector_out: bool) -> Any:
-    A = gather_rows(tile, tile.BM, 1, 1, 1, 1, vector, whole_tiles)
-    B = gather_rows(tile, tile.BN, 1, 1, 1, 1, vector, whole_tiles)
+    def rows(side: int) -> Loader:
+        return whole_rows(tile, side) if whole_tiles else gather_rows(tile, side, 1, 1, 1, 1, vector, False)
+
+    A, B = rows(tile.BM), rows(tile.BN)
     product, store = matrix_product(tile, A, B), store_tile(tile, vector_out)
     corner, part = block_corner(tile), block_part(tile)
     ACC, FLOATS_A, FLOATS_B, MEMORY = tile.TM * tile.TN, A.floats, B.floats, shared_floats(tile, A, B)
