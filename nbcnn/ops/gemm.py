@@ -23,9 +23,9 @@ from nbcnn.ops.conv.loaders import gather_rows
 from nbcnn.ops.conv.register_tile import ALIGNMENT, Loader, block_corner, block_part, matrix_product, shared_floats, store_tile
 from nbcnn.ops.conv.splitk import launch_sum_planes, sum_planes_traffic
 from nbcnn.ops.conv.tiles import Tile, choices, unsplit
+from nbcnn.ops.ptx.vector import load4, shared_store1
 from nbcnn.ops.stored import kinds, scalar_io
 from nbcnn.ops.traffic import Traffic, ceil_div, clipped, element, outputs
-from nbcnn.ops.ptx.vector import load4, shared_store1
 from nbcnn.shapes import numel
 
 TILE = Tile(128, 128, 16, 8, 8)
@@ -55,7 +55,7 @@ def whole_rows(tile: Tile, side: int) -> Loader:
     ROWS = min(side, tile.threads)
     PASSES, LOADS = side // ROWS, tile.BK // (4 * max(1, K_THREADS))
     ACROSS, PITCH, BK = max(1, K_THREADS), side + 4, tile.BK
-    if ROWS * PASSES != side or ACROSS * LOADS * 4 != BK:
+    if side != ROWS * PASSES or ACROSS * LOADS * 4 != BK:
         raise ValueError(f"{tile}: {tile.threads} threads cannot share {side}×{BK} elements, 4 at a time")
 
     @jit(device=True)

@@ -304,7 +304,7 @@ def _choose(call: Call, kind: Kind, multiprocessors: int) -> ProductTile:
 
 
 def _refusal(call: Call, kind: Kind) -> str | None:
-    M, N, K = _extents(call)
+    _, N, K = _extents(call)
     if K * kind.element % 16:
         return f"rows of {K} elements are no multiple of 16 bytes, as TMA wants them"
     if N % 8:
