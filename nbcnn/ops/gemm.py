@@ -47,43 +47,38 @@ def gemm(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> None:
 
 @functools.cache
 def whole_rows(tile: Tile, side: int) -> Loader:
-    """Rows of a row-major matrix, k contiguous, where BK divides K: nothing to test, two additions and a load a row and k-tile.
+    """Rows of a row-major matrix, k contiguous, where BK divides K: no predicates, one addition a k-tile.
 
-    Beyond the last row the last one is read again, and behind the last k-tile that one: into sums that nobody stores. extents: (rows, K, …).
+    Beyond the last row the last one is read again, and behind the last k-tile that one: for sums that nobody stores. extents: (rows, K, …).
     """
-    K_THREADS = tile.threads // side
-    ROWS = min(side, tile.threads)
-    PASSES, LOADS = side // ROWS, tile.BK // (4 * max(1, K_THREADS))
-    ACROSS, PITCH, BK = max(1, K_THREADS), side + 4, tile.BK
-    if side != ROWS * PASSES or ACROSS * LOADS * 4 != BK:
+    ACROSS, PITCH, BK = tile.threads // side, side + 4, tile.BK
+    LOADS = BK // (4 * ACROSS)
+    if (ACROSS * side, LOADS * ACROSS * 4) != (tile.threads, BK):
         raise ValueError(f"{tile}: {tile.threads} threads cannot share {side}×{BK} elements, 4 at a time")
 
     @jit(device=True)
     def start(state, extents, origin, first):
         tid = i4(cuda.threadIdx.x)
-        for i in range(PASSES):
-            row = min(i4(origin + tid // i4(ACROSS) + i4(i * ROWS)), i4(extents[0] - i4(1)))
-            state[i] = i4(row * extents[1] + min(i4(first * i4(BK)), i4(extents[1] - i4(BK))) + tid % i4(ACROSS) * i4(4))
+        row = min(i4(origin + tid // i4(ACROSS)), i4(extents[0] - i4(1)))
+        k = min(i4(first * i4(BK)), i4(extents[1] - i4(BK)))
+        state[0] = i4(row * extents[1] + k + tid % i4(ACROSS) * i4(4))
 
     @jit(device=True)
     def fetch(stage, array, state, extents, inside):
-        for i in range(PASSES):
-            for j in range(LOADS):
-                v = load4(array, i8(state[i]) + i8(j * 4 * ACROSS))
-                at = (i * LOADS + j) * 4
-                stage[at], stage[at + 1], stage[at + 2], stage[at + 3] = v[0], v[1], v[2], v[3]
-            state[i] = i4(state[i] + (i4(BK) if inside else i4(0)))
+        for j in range(LOADS):
+            v = load4(array, i8(state[0]) + i8(j * 4 * ACROSS))
+            stage[4 * j], stage[4 * j + 1], stage[4 * j + 2], stage[4 * j + 3] = v[0], v[1], v[2], v[3]
+        state[0] = i4(state[0] + (i4(BK) if inside else i4(0)))
 
     @jit(device=True)
     def stash(stage, shared, begin):
         tid = i4(cuda.threadIdx.x)
         corner = i4(begin + tid % i4(ACROSS) * i4(4 * PITCH) + tid // i4(ACROSS))
-        for i in range(PASSES):
-            for j in range(LOADS):
-                for q in range(4):
-                    shared_store1(shared, corner + i4(i * ROWS + (j * 4 * ACROSS + q) * PITCH), stage[(i * LOADS + j) * 4 + q])
+        for j in range(LOADS):
+            for q in range(4):
+                shared_store1(shared, corner + i4((j * 4 * ACROSS + q) * PITCH), stage[4 * j + q])
 
-    return Loader(start, fetch, stash, PITCH, PASSES, PASSES * LOADS * 4)
+    return Loader(start, fetch, stash, PITCH, 1, 4 * LOADS)
 
 
 @functools.cache

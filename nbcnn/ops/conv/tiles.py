@@ -21,7 +21,7 @@ def ceil_div(count: int, size: int) -> int:
     return -(-count // size)
 
 
-REGISTERS = {16: 80, 32: 102, 64: 128, 128: 255}
+REGISTERS = {16: 80, 32: 102, 64: 128}
 """Registers of a thread by its number of outputs. Fewer would hold the small ones and let more blocks in, but where registers
 are tight, the compiler cannot keep the operands of an FFMA in different banks."""
 
@@ -44,7 +44,7 @@ class Tile:
         if self.TM % 4 or self.TN % 4 or self.BK % 4:
             raise ValueError(f"{self}: TM, TN and BK must be multiples of 4, the width of a 16-byte load")
         if self.TM * self.TN not in REGISTERS:
-            raise ValueError(f"{self}: a thread tile must have 16, 32, 64 or 128 outputs")
+            raise ValueError(f"{self}: a thread tile must have 16, 32 or 64 outputs")
         if self.BM % (4 * self.TM) or self.BN % (8 * self.TN):
             raise ValueError(f"{self}: a block tile must be made of warp tiles, 4 thread tiles down and 8 across")
 

@@ -5,7 +5,7 @@ Values are 32-bit words (`nbcnn.ops.ptx.cvt` makes them); an address is a multip
 
 from __future__ import annotations
 
-from nbcnn.cuda import f4, u4
+from nbcnn.cuda import u4
 from nbcnn.ops.ptx.asm import instruction
 
 store_words_1 = instruction("st_shared_b32", "st.shared.b32 [$0], $1;", None, (u4, u4))
@@ -22,5 +22,3 @@ load_words_2 = instruction("ld_shared_v2_b32_at", "ld.shared.v2.b32 {$0,$1}, [$2
 """(address) -> two words, 8 bytes."""
 load_words_4 = instruction("ld_shared_v4_b32_at", "ld.shared.v4.b32 {$0,$1,$2,$3}, [$4];", (u4,) * 4, (u4,))
 """(address) -> four words, 16 bytes."""
-load_floats_4 = instruction("ld_shared_v4_f32_at", "ld.shared.v4.f32 {$0,$1,$2,$3}, [$4];", (f4,) * 4, (u4,))
-"""(address) -> four float32, 16 bytes."""
