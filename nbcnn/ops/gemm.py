@@ -1,8 +1,8 @@
 """Plain matrix product: c = a·bᵀ, with a and b row-major and their rows along the summed axis.
 
 This is what a Gram matrix is (`b` is `a`), what a linear layer computes, and a convolution of 1×1 images with 1×1 filters: a row of a is
-an image, a row of b a filter. So the register-tiled product of the convolutions serves it on CUDA cores, and their tensor-core engines
-in tf32 and bf16 (`engine`).
+an image, a row of b a filter. So the register-tiled product of the convolutions serves it on CUDA cores, and their tensor-core engines do
+in every precision (`engine`). In bf16 and tf32 Hopper has a kernel for it alone (`gemm_wgmma.py`).
 
     IMPL    CUDA cores, fp32, register tiles          engine(…)    an engine's convolution
     SIMPLE  one thread a result, any shape and storage
@@ -60,15 +60,16 @@ def whole_rows(tile: Tile, side: int) -> Loader:
     def start(state, extents, origin, first):
         tid = i4(cuda.threadIdx.x)
         row = min(i4(origin + tid // i4(ACROSS)), i4(extents[0] - i4(1)))
-        k = min(i4(first * i4(BK)), i4(extents[1] - i4(BK)))
+        k = min(i4(first * i4(BK)), i4(extents[1]))
         state[0] = i4(row * extents[1] + k + tid % i4(ACROSS) * i4(4))
 
     @jit(device=True)
     def fetch(stage, array, state, extents, inside):
+        first = i8(i4(state[0] - (i4(0) if inside else i4(BK))))
         for j in range(LOADS):
-            v = load4(array, i8(state[0]) + i8(j * 4 * ACROSS))
+            v = load4(array, first + i8(j * 4 * ACROSS))
             stage[4 * j], stage[4 * j + 1], stage[4 * j + 2], stage[4 * j + 3] = v[0], v[1], v[2], v[3]
-        state[0] = i4(state[0] + (i4(BK) if inside else i4(0)))
+        state[0] = i4(state[0] + i4(BK))
 
     @jit(device=True)
     def stash(stage, shared, begin):
@@ -96,7 +97,7 @@ def gemm_nt_kernel_for(tile: Tile, vector: int, whole_tiles: bool, vector_out: b
         """c[m][n] = Σ_k a[m][k] · b[n][k].
 
         gemm: GM, GN, GK = M, N, K. grid: (tiles of BM×BN, parts of k_tiles·BK); owns: a block BM×BN, a thread TM×TN.
-        shared: 2·BK·(BM + BN + 8)·4 bytes; moves per block: 4·K·(BM + BN) + 4·BM·BN bytes.
+        shared: 2·BK·(BM + BN + 8)·4 bytes; moves per block: 4·(K + BK)·(BM + BN) + 4·BM·BN bytes.
         """
         m0, n0 = corner(N)
         first, last = part(K, k_tiles)
@@ -181,10 +182,12 @@ def supports(call: Call) -> str | None:
 
 
 def traffic(call: Call) -> list[Traffic]:
-    """Bytes of the launches: a once a column of tiles, b once a row of tiles."""
+    """Bytes of the launches: a once a column of tiles, b once a row of tiles; `whole_rows` reads more, again, where a tile or a part ends."""
     M, N, K = extents(call)
     tile = call.tile
-    read = 4 * K * (clipped(M, tile.BM) * ceil_div(N, tile.BN) + clipped(N, tile.BN) * ceil_div(M, tile.BM))
+    down, across, whole = ceil_div(M, tile.BM), ceil_div(N, tile.BN), K % tile.BK == 0
+    rows, columns = (down * tile.BM, across * tile.BN) if whole else (clipped(M, tile.BM), clipped(N, tile.BN))
+    read = 4 * (K + whole * tile.split * tile.BK) * (rows * across + columns * down)
     product = Traffic(read, 4 * M * N * tile.split, 4 * K * (M + N))
     return [product] if tile.split == 1 else [product, sum_planes_traffic(M * N, tile.split, False)]
 

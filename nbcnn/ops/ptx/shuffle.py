@@ -51,6 +51,15 @@ if SIMULATOR:
     @cuda.jit(device=True)
     def warp_barrier():
         cuda.syncthreads()
+
+    @cuda.jit(device=True)
+    def exchange_word(word, mask):
+        words = cuda.shared.array(LARGEST_BLOCK, types.uint32)
+        tid = cuda.threadIdx.x
+        cuda.syncthreads()
+        words[tid] = word
+        cuda.syncthreads()
+        return words[tid ^ int(mask)]
 else:
     from nbcnn.ops.ptx.asm import instruction
 
