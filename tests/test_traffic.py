@@ -15,7 +15,7 @@ from nbcnn.bench.plans import on_host, training_plan
 from nbcnn.explain import step_bytes
 from nbcnn.ops import MODES
 from nbcnn.ops.call import Call, bare_call
-from nbcnn.ops.cases import Case, conv_cases, loss_cases, resampling_cases, training_cases
+from nbcnn.ops.cases import Case, conv_cases, gemm_cases, loss_cases, resampling_cases, training_cases
 from nbcnn.ops.conv.im2col import Window, product_traffic
 from nbcnn.ops.conv.tiles import Tile
 from nbcnn.ops.conv.winograd import WinogradTile
@@ -117,6 +117,8 @@ def simulated():
         if case.op not in ("upconv_mse_fprop", "conv_pool_wgrad", "unpool") and "no bias" not in case.label:
             for split in (1,) if case.op == "conv_wgrad" else (2,):
                 yield -1, case, replace(SMALL, split=split)
+    for case in gemm_cases(((20, 32, 36), (20, 27, 36))):
+        yield -1, case, replace(SMALL, split=2 if case.ins[0].shape[1] == 32 else 1)
     for case in chain(conv_cases(FIRST), conv_cases(LAST), pooled_cases(FIRST), up_cases(LAST)):
         yield 0, case, None
     for case in chain(conv_cases(TINY), conv_cases(EVEN), relu_cases(TINY), pooled_cases(TINY), up_cases(TINY)):

@@ -246,7 +246,6 @@ def works(prepared: Prepared, problem: Problem) -> Callable[[str, bool], list[Ca
     function = function_of(prepared.op, problem.small.attrs)
     if function is None:
         return None
-    peers._share_stream(prepared.place)
     rounded = prepared.row.precision == "bf16" and prepared.op not in UPDATES
 
     def on_gpu(array: np.ndarray) -> Any:
@@ -265,7 +264,7 @@ def works(prepared: Prepared, problem: Problem) -> Callable[[str, bool], list[Ca
         used = sets if cache == "rotate" else sets[:1]
         flush = Flush(prepared.place) if cache == "cold" else None
         return [
-            Calls(label, prepared.place, [[peers.TorchCall(form, each)] for each in used], graph=graph, flush=flush, capture=peers._capture)
+            peers.TorchCalls(label, prepared.place, [[peers.TorchCall(form, each)] for each in used], graph=graph, flush=flush)
             for label, form in forms.items()
         ]
 

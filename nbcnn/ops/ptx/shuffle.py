@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from nbcnn.cuda import SIMULATOR, cuda, jit, types
+from nbcnn.cuda import SIMULATOR, cuda, jit, types, u4
 
 WARP = 32
 """Threads of a warp."""
@@ -51,8 +51,21 @@ if SIMULATOR:
     @cuda.jit(device=True)
     def warp_barrier():
         cuda.syncthreads()
+
+    @cuda.jit(device=True)
+    def exchange_word(word, mask):
+        words = cuda.shared.array(LARGEST_BLOCK, types.uint32)
+        tid = cuda.threadIdx.x
+        cuda.syncthreads()
+        words[tid] = word
+        cuda.syncthreads()
+        return words[tid ^ int(mask)]
 else:
+    from nbcnn.ops.ptx.asm import instruction
+
     _ALL_LANES = 0xFFFFFFFF
+    exchange_word = instruction("shfl_bfly", "shfl.sync.bfly.b32 $0, $1, $2, 0x1f, 0xffffffff;", u4, (u4, u4))
+    """(word, mask) -> the word of the lane whose number differs in the bits of `mask`; all lanes of the warp call it."""
 
     @jit(device=True)
     def warp_sum(value):
