@@ -276,11 +276,6 @@ def bind_grads(call: Call) -> list[Launch]:
     ]
 
 
-def scratch_fprop(call: Call) -> int:
-    """Bytes that the one launch wants."""
-    return b0_held.scratch_fprop(call) if call.tile is not None else 0
-
-
 def scratch_infer(call: Call) -> int:
     """Bytes of the statistics of every plane, where they leave the kernel."""
     n, c = call.in_shapes[0][:2]
@@ -320,6 +315,6 @@ def tile(call: Call, multiprocessors: int) -> Held | None:
     return None if SIMULATOR else next(iter(candidates(call, multiprocessors)), None)
 
 
-FPROP = Impl(bind_fprop, scratch_fprop, elementwise.supports, tile, candidates=candidates, traffic=traffic.b0_fprop)
+FPROP = Impl(bind_fprop, supports=elementwise.supports, tile=tile, candidates=candidates, traffic=traffic.b0_fprop)
 INFER = Impl(bind_infer, scratch_infer, elementwise.supports, tile, candidates=candidates, traffic=traffic.b0_infer)
 GRADS = Impl(bind_grads, scratch_grads, elementwise.supports, tile, candidates=candidates, traffic=traffic.b0_grads)

@@ -14,11 +14,12 @@ import numpy as np
 
 from nbcnn.cuda import constant, cuda, f4, i4, i8, jit
 from nbcnn.ops.call import Call, Launch
-from nbcnn.ops.evonorm.held import Held, place_of, plane_sums, quads_of, shared_floats, team_of
-from nbcnn.ops.ptx.grid import fresh, meet
-from nbcnn.ops.ptx.shuffle import WARP, warp_sum_everywhere
+from nbcnn.ops.evonorm.held import Held, place_of, quads_of, sums_of, team_of, total_of
+from nbcnn.ops.ptx.fast import reciprocal
+from nbcnn.ops.ptx.grid import receive, send
+from nbcnn.ops.ptx.shuffle import WARP, warp_sum
 from nbcnn.ops.sigmoid import divide
-from nbcnn.ops.stored import kinds, scalar_io, vector_io
+from nbcnn.ops.stored import kinds, scalar_io, vector_io, vector_load_if
 from nbcnn.ops.windows import split
 
 PARTIALS = 5
@@ -32,27 +33,26 @@ OTHERS = {"NCHW": 40, "NHWC": 72}
 def grads_kernel(kind: str, layout: str, held: Held, stage: str) -> Any:
     load, _ = scalar_io(kind)
     load4, store4 = vector_io(kind)
+    load4_if = vector_load_if(kind)
     team = team_of(held, layout, 1)
-    place, quads, sums_of = place_of(team, held.channels), quads_of(team), plane_sums(team, PARTIALS)
-    SUMS, TOTALS = shared_floats(team, PARTIALS)
+    place, quads, add, total_at = place_of(team, held.channels), quads_of(team), sums_of(team, PARTIALS), total_of(team)
     CHANNELS, IMAGES, LANES, SLOTS, WIDE, FLOATS = held.channels, held.images, team.lanes, held.slots, team.wide, 4 * held.slots
-    OWN, WARPS, PARTS, PLANES, THREADS = 1 if WIDE else 0, held.threads // WARP, PARTIALS * team.lanes, team.planes, held.threads
-    BOTH, FLOATS_DY, ALL, KEPT = held.tensors > 1, 4 * held.slots if held.tensors > 1 else 4, (PARTIALS - 1) * held.channels, PARTIALS - 1
-    TURNS, TOGETHER, MAKES, APPLIES = -(-ALL // WARPS), stage == "all", stage != "apply", stage != "sums"
-    SENT = (PARTIALS - 1 if TOGETHER else PARTIALS) * team.planes
+    OWN, WARPS, PARTS, PLANES = 1 if WIDE else 0, held.threads // WARP, PARTIALS * team.lanes, team.planes
+    BOTH, FLOATS_DY, SUMS = held.tensors > 1, 4 * held.slots if held.tensors > 1 else 4, PARTIALS * team.planes * team.warps
+    TURNS, TOGETHER, MAKES, APPLIES = -(-CHANNELS // WARPS), stage == "all", stage != "apply", stage != "sums"
 
     @jit(launch_bounds=(held.threads, held.blocks))
     def evonorm_b0_grads_kernel(
-        dy, x, gamma, v, shift, std, batch_shift, batch_std, dx, dgamma, dbeta, dv, partials, batch_sums, counters, parties, N, C, HW
+        dy, x, gamma, v, shift, std, batch_shift, batch_std, dx, dgamma, dbeta, dv, partials, batch_sums, packets, parties, N, C, HW
     ):
-        """dx, dgamma, dbeta, dv. Σ g, Σ g·x/d, Σ M·q·x, Σ (1−M)·q of planes go to partials (4,C,N), which a slab's blocks add.
+        """dx, dgamma, dbeta, dv. Σ g, Σ g·x/d, Σ M·q·x, Σ (1−M)·q of planes go to the channel's other blocks in two packets a plane.
 
         In stages: these and Σ M·q in partials (5,N,C), and Σ (1−M)·q of channels in batch_sums.
         grid (N/images)·(C/channels), block up to 512; owns: a block a slab, a thread up to 8 quads, in registers.
         shared 20 bytes a plane and warp; moves 12·x bytes (16 if dy is read again, from L2; 20 in stages). source: arXiv:2004.02967.
         """
         sums = cuda.shared.array(SUMS, f4)
-        totals = cuda.shared.array(TOTALS, f4)
+        own_sums = cuda.shared.array(PLANES, f4)
         pulls = cuda.shared.array(CHANNELS, f4)
         held_x = cuda.local.array(FLOATS, f4)
         held_dy = cuda.local.array(FLOATS_DY, f4)
@@ -69,60 +69,65 @@ def grads_kernel(kind: str, layout: str, held: Held, stage: str) -> Any:
         plane = i4(image * i4(CHANNELS) + channel)
         start, step, tail = quads(n, i4(first + channel), rank, C, HW)
         for i in range(SLOTS):
-            at = start + i8(i) * step if i < SLOTS - 1 or tail else i8(0)
-            held_x[4 * i], held_x[4 * i + 1], held_x[4 * i + 2], held_x[4 * i + 3] = load4(x, at)
+            at, there = start + i8(i) * step, i4(1) if i < SLOTS - 1 or tail else i4(0)
+            held_x[4 * i], held_x[4 * i + 1], held_x[4 * i + 2], held_x[4 * i + 3] = load4_if(x, at, there)
             if BOTH:
-                held_dy[4 * i], held_dy[4 * i + 1], held_dy[4 * i + 2], held_dy[4 * i + 3] = load4(dy, at)
+                held_dy[4 * i], held_dy[4 * i + 1], held_dy[4 * i + 2], held_dy[4 * i + 3] = load4_if(dy, at, there)
+        # The thread that speaks for a plane: of a team in NCHW, of a channel in NHWC.
+        speaks = tid < i4(CHANNELS) if WIDE else rank == i4(0)
+        spoken = i4(first + (min(tid, i4(CHANNELS - 1)) if WIDE else channel))
+        turn, factor = i4(0), gamma[spoken]
+        if TOGETHER:
+            turn = i4(packets[8 * (spoken * N + n) + 1] + i4(1))
         if MAKES:
             for e in range(LANES):
                 own = i4(first + channel + i4(e))
-                factors[e], slopes[e], owns[e], leasts[e] = gamma[own], v[own], std[n * C + own], batch_std[own]
+                slopes[e], owns[e], leasts[e] = v[own], std[n * C + own], batch_std[own]
             for e in range(PARTS):
                 parts[e] = f4(0)
             for i in range(SLOTS):
-                if i < SLOTS - 1 or tail:
-                    if not BOTH:
-                        held_dy[0], held_dy[1], held_dy[2], held_dy[3] = load4(dy, start + i8(i) * step)
-                    for e in range(4):
-                        value, g = held_x[4 * i + e], held_dy[4 * i * BOTH + e]
-                        reach = slopes[e * OWN] * value + owns[e * OWN]
-                        scale = divide(f4(1), max(reach, leasts[e * OWN]))
-                        part = g * value * scale
-                        q = part * scale
-                        above = reach > leasts[e * OWN]
-                        parts[e * OWN] += g
-                        parts[LANES + e * OWN] += part
-                        parts[2 * LANES + e * OWN] += q * value if above else f4(0)
-                        parts[3 * LANES + e * OWN] += f4(0) if above else q
-                        parts[4 * LANES + e * OWN] += q if above else f4(0)
-            sums_of(sums, totals, parts)
-            for at in range(tid, i4(SENT), i4(THREADS)):
-                which, of = i4(at // i4(PLANES)), i4(at % i4(PLANES))
-                own, at_image = i4(first + of % i4(CHANNELS)), i4(party * i4(IMAGES) + of // i4(CHANNELS))
-                sign = -gamma[own] if which > i4(1) else f4(1)
-                place_at = i4((which * C + own) * N + at_image) if TOGETHER else i4((which * N + at_image) * C + own)
-                partials[place_at] = sign * totals[at]
+                if not BOTH:
+                    there = i4(1) if i < SLOTS - 1 or tail else i4(0)
+                    held_dy[0], held_dy[1], held_dy[2], held_dy[3] = load4_if(dy, start + i8(i) * step, there)
+                # Behind the plane x and dy are zero, and add nothing.
+                for e in range(4):
+                    value, g = held_x[4 * i + e], held_dy[4 * i * BOTH + e]
+                    reach = slopes[e * OWN] * value + owns[e * OWN]
+                    scale = reciprocal(max(reach, leasts[e * OWN]))
+                    part = g * value * scale
+                    q = part * scale
+                    inside = q if reach > leasts[e * OWN] else f4(0)
+                    parts[e * OWN] += g
+                    parts[LANES + e * OWN] += part
+                    parts[2 * LANES + e * OWN] += inside * value
+                    parts[3 * LANES + e * OWN] += q - inside
+                    parts[4 * LANES + e * OWN] += inside
+            add(sums, parts)
+            cuda.syncthreads()
+            if speaks:
+                of = tid if WIDE else plane
+                sum_g, sum_x = total_at(sums, of), total_at(sums, i4(PLANES) + of)
+                sum_v, sum_batch = -factor * total_at(sums, i4(2 * PLANES) + of), -factor * total_at(sums, i4(3 * PLANES) + of)
+                sum_own = -factor * total_at(sums, i4(4 * PLANES) + of)
+                own_sums[of] = sum_own
+                if TOGETHER:
+                    send(packets, i4(i4(2) * (spoken * N + n)), turn, sum_batch, sum_g)
+                    send(packets, i4(i4(2) * (spoken * N + n) + i4(1)), turn, sum_x, sum_v)
+                else:
+                    at, every = i4(n * C + spoken), i4(N * C)
+                    partials[at], partials[every + at], partials[i4(2) * every + at] = sum_g, sum_x, sum_v
+                    partials[i4(3) * every + at], partials[i4(4) * every + at] = sum_batch, sum_own
+        lane = i4(tid % i4(WARP))
         if TOGETHER:
-            meet(counters, slab, parties)
-            lane = i4(tid % i4(WARP))
-            for turn in range(TURNS):
-                at = i4(tid // i4(WARP) + i4(turn * WARPS))
-                which, of = i4(KEPT - 1 - at // i4(CHANNELS)), i4(at % i4(CHANNELS))
-                if at < i4(ALL) and (which == i4(KEPT - 1) or party == i4(0)):
-                    own = i4(first + of)
-                    total = f4(0)
-                    for other in range(lane, N, i4(WARP)):
-                        total += fresh(partials, i4((which * C + own) * N + other))
-                    total = warp_sum_everywhere(total)
-                    if lane == i4(0):
-                        if which == i4(0):
-                            dbeta[own] = total
-                        elif which == i4(1):
-                            dgamma[own] = total
-                        elif which == i4(2):
-                            dv[own] = total
-                        else:
-                            pulls[of] = total
+            for round in range(TURNS):
+                at = i4(tid // i4(WARP) + i4(round * WARPS))
+                own, total = i4(first + min(at, i4(CHANNELS - 1))), f4(0)
+                for other in range(lane, N if at < i4(CHANNELS) else i4(0), i4(WARP)):
+                    pull, _ = receive(packets, i4(i4(2) * (own * N + other)), turn)
+                    total += pull
+                total = warp_sum(total)
+                if lane == i4(0) and at < i4(CHANNELS):
+                    pulls[at] = total
             cuda.syncthreads()
         if APPLIES:
             # From here on parts: dx's slope along x, what is taken off x for it, what both sums take off dx. The channel's numbers are read
@@ -131,9 +136,9 @@ def grads_kernel(kind: str, layout: str, held: Held, stage: str) -> Any:
             for e in range(LANES):
                 own = i4(first + channel + i4(e))
                 factors[e], slopes[e], owns[e], leasts[e] = gamma[own], v[own], std[n * C + own], batch_std[own]
-                own_sum = -factors[e] * totals[i4(4 * PLANES) + plane + i4(e)] if TOGETHER else partials[(i4(4) * N + n) * C + own]
+                own_sum = own_sums[plane + i4(e)] if TOGETHER else partials[(i4(4) * N + n) * C + own]
                 batch_sum = pulls[channel + i4(e)] if TOGETHER else batch_sums[own]
-                pull, batch_pull = own_sum / (f4(HW) * owns[e]), batch_sum / (f4(N) * f4(HW) * leasts[e])
+                pull, batch_pull = divide(own_sum, f4(HW) * owns[e]), divide(batch_sum, f4(N) * f4(HW) * leasts[e])
                 lead = load(x, i4(n * C * HW + own * step_c))
                 parts[e], parts[LANES + e] = pull + batch_pull, lead
                 parts[2 * LANES + e] = pull * shift[n * C + own] + batch_pull * (batch_shift[own] - (lead - load(x, i4(own * step_c))))
@@ -144,27 +149,40 @@ def grads_kernel(kind: str, layout: str, held: Held, stage: str) -> Any:
                     for e in range(4):
                         value, h = held_x[4 * i + e], factors[e * OWN] * held_dy[4 * i * BOTH + e]
                         reach = slopes[e * OWN] * value + owns[e * OWN]
-                        scale = divide(f4(1), max(reach, leasts[e * OWN]))
+                        scale = reciprocal(max(reach, leasts[e * OWN]))
                         direct = h * scale * (owns[e * OWN] * scale if reach > leasts[e * OWN] else f4(1))
                         away = value - parts[LANES + e * OWN]
                         held_x[4 * i + e] = direct + (parts[e * OWN] * away - parts[2 * LANES + e * OWN])
                     store4(dx, start + i8(i) * step, held_x[4 * i], held_x[4 * i + 1], held_x[4 * i + 2], held_x[4 * i + 3])
+        if TOGETHER and party == i4(0):
+            for round in range(TURNS):
+                at = i4(tid // i4(WARP) + i4(round * WARPS))
+                own, sum_g, sum_x, sum_v = i4(first + min(at, i4(CHANNELS - 1))), f4(0), f4(0), f4(0)
+                for other in range(lane, N if at < i4(CHANNELS) else i4(0), i4(WARP)):
+                    packet = i4(i4(2) * (own * N + other))
+                    _, its_g = receive(packets, packet, turn)
+                    its_x, its_v = receive(packets, i4(packet + i4(1)), turn)
+                    sum_g, sum_x, sum_v = sum_g + its_g, sum_x + its_x, sum_v + its_v
+                sum_g, sum_x, sum_v = warp_sum(sum_g), warp_sum(sum_x), warp_sum(sum_v)
+                if lane == i4(0) and at < i4(CHANNELS):
+                    dbeta[own], dgamma[own], dv[own] = sum_g, sum_x, sum_v
 
     return evonorm_b0_grads_kernel
 
 
 def scratch_grads(call: Call) -> int:
-    """Bytes of the sums of every plane: four, or in stages five, and one of every channel."""
+    """Bytes of five sums of every plane and one of every channel, in stages; the one launch keeps its packets."""
     n, c = call.in_shapes[0][:2]
-    return 4 * (PARTIALS - 1) * n * c if call.tile.together else 4 * (PARTIALS * n + 1) * c
+    return 0 if call.tile.together else 4 * (PARTIALS * n + 1) * c
 
 
 def launch(call: Call, stage: str) -> Launch:
     """The launch of one stage of evonorm_b0_grads."""
     (n, c, h, w), held = call.in_shapes[1], call.tile
     slabs, parties, together = c // held.channels, n // held.images, stage == "all"
-    sums = call.scratch[: scratch_grads(call)].view(np.float32)
+    dx = call.outs[0]
+    sums = dx if together else call.scratch[: scratch_grads(call)].view(np.float32)  # the one launch touches neither
     partials, batch_sums = (sums, sums) if together else (sums[: PARTIALS * n * c], sums[PARTIALS * n * c :])
-    counters = constant(np.zeros(2 * slabs if together else 1, np.int32))
-    args = (*call.ins, *call.outs, partials, batch_sums, counters, *(np.int32(size) for size in (parties, n, c, h * w)))
+    packets = constant(np.zeros(8 * n * c if together else 1, np.int32))
+    args = (*call.ins, *call.outs, partials, batch_sums, packets, *(np.int32(size) for size in (parties, n, c, h * w)))
     return Launch(grads_kernel(kinds(call)[0], call.layout, held, stage), slabs * parties, held.threads, args, together=together)

@@ -15,7 +15,8 @@ from typing import Any
 
 from nbcnn.cuda import cuda, f4, i4, i8, jit
 from nbcnn.ops.call import Shape
-from nbcnn.ops.ptx.shuffle import WARP, lane_sum, warp_sum
+from nbcnn.ops.ptx.shuffle import WARP, lane_sum, lane_sum_everywhere, warp_sum
+from nbcnn.ops.sigmoid import divide
 
 LARGEST_GROUP = 8
 """Channels of a group at most: a block holds whole groups."""
@@ -63,6 +64,26 @@ class Team:
     group: int
     slots: int
     threads: int
+
+    @property
+    def values(self) -> int:
+        """Statistics of which a thread has elements: in NHWC one for every group in its four channels."""
+        return 4 // min(self.group, 4) if self.wide else 1
+
+    @property
+    def statistics(self) -> int:
+        """Statistics of the block."""
+        return self.planes // self.group
+
+    @property
+    def joint(self) -> int:
+        """Warps of which each has part of a statistic."""
+        return self.warps if self.wide else self.warps * self.group
+
+    @property
+    def step(self) -> int:
+        """Lanes from one to the next that has elements of the same statistic."""
+        return self.teams if self.wide and self.group <= 4 else 1
 
 
 def team_of(held: Held, layout: str, group: int) -> Team:
@@ -122,24 +143,83 @@ def place_of(team: Team, channels: int) -> Any:
     return place
 
 
-def shared_floats(team: Team, values: int) -> tuple[int, int]:
-    """Floats of shared memory that `plane_sums` of so many values wants: of warps, of planes."""
-    return team.warps * values * team.planes, values * team.planes
+@cache
+def spreads_of(team: Team) -> Any:
+    """Device function (kept, means, squares, held, leads, tail, rank, QUADS): of what a warp has of each statistic the mean, as its distance from
+    the thread's `leads`, and Σ (x − mean)²: in means and squares of its lanes, and with the count in kept (3, statistic, warp).
+
+    A thread has one statistic (NCHW), or one for every group in its four channels (NHWC). Two passes over registers.
+    """
+    WIDE, SLOTS, VALUES, WARPS, ALL = team.wide, team.slots, team.values, team.joint, team.statistics * team.joint
+    PER, STEP = 4 // team.values, team.step
+    TEAMS, RANKS = team.teams if team.wide else 1, team.ranks
+    LANES_, BEFORE, TEAMS_OF = WARP // TEAMS, (SLOTS - 1) * RANKS, TEAMS // STEP if team.wide else 1
+    PIECES = PER * TEAMS_OF
+    across = lane_sum_everywhere(STEP)
+
+    @jit(device=True)
+    def spread(kept, means, squares, held, leads, tail, rank, QUADS):
+        tid = i4(cuda.threadIdx.x)
+        lane, warp = i4(tid % i4(WARP)), i4(tid // i4(WARP))
+        # Quads of the warp's lanes: the last slot may not have all of them.
+        behind = min(max(i4(QUADS - i4(BEFORE) - (rank - lane // i4(TEAMS))), i4(0)), i4(LANES_))
+        count = f4(i4((i4((SLOTS - 1) * LANES_) + behind) * i4(PIECES)))
+        scale = divide(f4(1), count)
+        for value in range(VALUES):
+            total = f4(0)
+            for i in range(SLOTS):
+                if i < SLOTS - 1 or tail:
+                    for e in range(PER):
+                        total += held[4 * i + value * PER + e] - leads[value]
+            means[value] = across(total) * scale
+        for value in range(VALUES):
+            centre, total = leads[value] + means[value], f4(0)
+            for i in range(SLOTS):
+                if i < SLOTS - 1 or tail:
+                    for e in range(PER):
+                        away = held[4 * i + value * PER + e] - centre
+                        total += away * away
+            squares[value] = across(total)
+        if ALL > 1 and lane < i4(STEP):
+            for value in range(VALUES):
+                at = i4((lane * i4(VALUES) + i4(value)) * i4(WARPS) + warp) if WIDE else warp
+                kept[at], kept[i4(ALL) + at], kept[i4(2 * ALL) + at] = means[value], squares[value], count
+
+    return spread
 
 
 @cache
-def plane_sums(team: Team, values: int) -> Any:
-    """Device function (sums, totals, parts): parts[value·lanes + lane] of every thread becomes totals[value·planes + plane], its sum over the team.
+def joined(team: Team) -> Any:
+    """Device function (kept, statistic, elements) -> the mean and the variance of a statistic, from its warps' (Chan's formula)."""
+    WARPS, ALL = team.joint, team.statistics * team.joint
 
-    All threads must call it; all see `totals` behind it. The order of addition is fixed.
+    @jit(device=True)
+    def join(kept, statistic, elements):
+        first, scale = i4(statistic * i4(WARPS)), divide(f4(1), elements)
+        total, squares = f4(0), f4(0)
+        for w in range(WARPS):
+            total += kept[first + i4(w)] * kept[i4(2 * ALL) + first + i4(w)]
+        mean = total * scale
+        for w in range(WARPS):
+            away = kept[first + i4(w)] - mean
+            squares += kept[i4(ALL) + first + i4(w)] + kept[i4(2 * ALL) + first + i4(w)] * away * away
+        return mean, squares * scale
+
+    return join
+
+
+@cache
+def sums_of(team: Team, values: int) -> Any:
+    """Device function (sums, parts): parts[value·lanes + lane] of every thread, added over each warp, in sums (value, plane, warp).
+
+    Two stages: `total_of` adds the warps'.
     """
     WIDE, LANES, TEAMS, RANKS, WARPS, PLANES = team.wide, team.lanes, team.teams, team.ranks, team.warps, team.planes
-    VALUES, ALL = values, values * team.planes
-    THREADS_ = team.threads
+    VALUES = values
     across = lane_sum(team.teams) if team.wide else warp_sum
 
     @jit(device=True)
-    def add(sums, totals, parts):
+    def add(sums, parts):
         tid = i4(cuda.threadIdx.x)
         lane, warp = i4(tid % i4(WARP)), i4(tid // i4(WARP))
         plane = i4(lane * i4(4)) if WIDE else i4(tid // i4(RANKS))
@@ -148,32 +228,24 @@ def plane_sums(team: Team, values: int) -> Any:
             for e in range(LANES):
                 total = across(parts[value * LANES + e])
                 if lane < i4(TEAMS if WIDE else 1):
-                    sums[row * i4(ALL) + i4(value * PLANES) + plane + i4(e)] = total
-        cuda.syncthreads()
-        for at in range(tid, i4(ALL), i4(THREADS_)):
-            total = f4(0)
-            for w in range(WARPS):
-                total += sums[i4(w * ALL) + at]
-            totals[at] = total
-        cuda.syncthreads()
+                    sums[(i4(value * PLANES) + plane + i4(e)) * i4(WARPS) + row] = total
 
     return add
 
 
 @cache
-def group_value(team: Team) -> Any:
-    """Device function (totals, plane): the sum of `totals` over the group of `plane`."""
-    GROUP = team.group
+def total_of(team: Team) -> Any:
+    """Device function (sums, at) -> the sum of a plane: Σ over its warps of sums[at]; the order is fixed."""
+    WARPS = team.warps
 
     @jit(device=True)
-    def value(totals, plane):
-        first = i4(plane // i4(GROUP) * i4(GROUP))
-        total = f4(0)
-        for i in range(GROUP):
-            total += totals[first + i4(i)]
-        return total
+    def total(sums, at):
+        first, value = i4(at * i4(WARPS)), f4(0)
+        for w in range(WARPS):
+            value += sums[first + i4(w)]
+        return value
 
-    return value
+    return total
 
 
 @cache

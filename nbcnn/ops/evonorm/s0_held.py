@@ -10,11 +10,12 @@ import numpy as np
 
 from nbcnn.cuda import constant, cuda, f4, i4, i8, jit
 from nbcnn.ops.call import Call, Launch
-from nbcnn.ops.evonorm.held import Held, group_value, place_of, plane_sums, quads_of, shared_floats, team_of
-from nbcnn.ops.evonorm.sigmoid import both_sides
+from nbcnn.ops.evonorm.held import Held, joined, place_of, quads_of, spreads_of, sums_of, team_of, total_of
+from nbcnn.ops.ptx.fast import LOG2E, exp2, reciprocal
 from nbcnn.ops.ptx.grid import arrive, fresh
 from nbcnn.ops.ptx.shuffle import WARP, warp_sum
-from nbcnn.ops.stored import kinds, scalar_io, vector_io
+from nbcnn.ops.sigmoid import divide
+from nbcnn.ops.stored import kinds, scalar_io, vector_io, vector_load_if
 from nbcnn.ops.windows import split
 
 PARTIALS = 3
@@ -25,72 +26,70 @@ PARTIALS = 3
 def fprop_kernel(kind: str, layout: str, group: int, held: Held) -> Any:
     load, _ = scalar_io(kind)
     load4, store4 = vector_io(kind)
+    load4_if = vector_load_if(kind)
     team = team_of(held, layout, group)
-    place, quads, sums_of, in_group = place_of(team, held.channels), quads_of(team), plane_sums(team, 1), group_value(team)
-    SUMS, TOTALS = shared_floats(team, 1)
+    place, quads, spread, join = place_of(team, held.channels), quads_of(team), spreads_of(team), joined(team)
     CHANNELS, GROUP, LANES, SLOTS, WIDE, FLOATS = held.channels, group, team.lanes, held.slots, team.wide, 4 * held.slots
-    OWN = 1 if WIDE else 0
+    OWN, VALUES, STATISTICS, KEPT, PER = 1 if WIDE else 0, team.values, team.statistics, 3 * team.statistics * team.joint, 4 // team.values
 
     @jit(launch_bounds=(held.threads, held.blocks))
     def evonorm_s0_fprop_kernel(x, gamma, beta, v, y, shift, std, slabs, C, HW, eps):
         """y = γ·x·σ(v·x)/s + β; shift, std of every group.
 
         grid N·slabs, block up to 512; owns: a block a slab of whole groups of an image, a thread up to 8 quads, in registers.
-        shared 4 bytes a plane and warp; moves 8·x bytes. source: arXiv:2004.02967.
+        shared 12 bytes a group and warp; moves 8·x bytes. source: arXiv:2004.02967.
         """
-        sums = cuda.shared.array(SUMS, f4)
-        totals = cuda.shared.array(TOTALS, f4)
+        kept = cuda.shared.array(KEPT, f4)
+        scales = cuda.shared.array(STATISTICS, f4)
         held_x = cuda.local.array(FLOATS, f4)
-        parts = cuda.local.array(LANES, f4)
-        leads = cuda.local.array(LANES, f4)
-        means = cuda.local.array(LANES, f4)
-        centres = cuda.local.array(LANES, f4)
+        leads = cuda.local.array(VALUES, f4)
+        means = cuda.local.array(VALUES, f4)
+        squares = cuda.local.array(VALUES, f4)
+        factors = cuda.local.array(LANES, f4)
+        biases = cuda.local.array(LANES, f4)
+        slopes = cuda.local.array(LANES, f4)
         tid = i4(cuda.threadIdx.x)
         n, slab = split(i4(cuda.blockIdx.x), slabs)
         first = i4(slab * i4(CHANNELS))
         channel, _, rank = place(tid)
         start, step, tail = quads(n, i4(first + channel), rank, C, HW)
-        for i in range(SLOTS):
-            at = start + i8(i) * step if i < SLOTS - 1 or tail else i8(0)
-            held_x[4 * i], held_x[4 * i + 1], held_x[4 * i + 2], held_x[4 * i + 3] = load4(x, at)
         image = i4(n * C * HW)
+        for i in range(SLOTS - 1):
+            held_x[4 * i], held_x[4 * i + 1], held_x[4 * i + 2], held_x[4 * i + 3] = load4(x, start + i8(i) * step)
+        i = SLOTS - 1
+        held_x[4 * i], held_x[4 * i + 1], held_x[4 * i + 2], held_x[4 * i + 3] = load4_if(x, start + i8(i) * step, tail)
+        for value in range(VALUES):
+            own = i4(first + (channel + i4(value * PER)) // i4(GROUP) * i4(GROUP))
+            leads[value] = load(x, i4(image + (own if WIDE else own * HW)))
         for e in range(LANES):
-            own = i4(first + (channel + i4(e)) // i4(GROUP) * i4(GROUP))
-            leads[e] = load(x, i4(image + (own if WIDE else own * HW)))
-            parts[e] = f4(0)
-        for i in range(SLOTS):
-            if i < SLOTS - 1 or tail:
-                for e in range(4):
-                    parts[e * OWN] += held_x[4 * i + e] - leads[e * OWN]
-        sums_of(sums, totals, parts)
-        elements = f4(GROUP) * f4(HW)
+            own = i4(first + channel + i4(e))
+            factors[e], biases[e], slopes[e] = gamma[own], beta[own], v[own] * f4(-LOG2E)
+        spread(kept, means, squares, held_x, leads, tail, rank, HW if WIDE else i4(HW >> i4(2)))
+        cuda.syncthreads()
+        elements, statistic = f4(GROUP) * f4(HW), i4(0)
+        if tid < i4(STATISTICS) or not WIDE:
+            if WIDE:
+                statistic = tid
+            mean, variance = join(kept, statistic, elements)
+            s = f4(math.sqrt(variance + eps))
+            squares[0] = divide(f4(1), s)
+            if tid < i4(STATISTICS):
+                at = i4(n * (C // i4(GROUP)) + first // i4(GROUP) + tid)
+                shift[at], std[at] = mean, s
+                if WIDE:
+                    scales[tid] = squares[0]
+        if WIDE:
+            cuda.syncthreads()
+            for value in range(VALUES):
+                squares[value] = scales[(channel + i4(value * PER)) // i4(GROUP)]
         for e in range(LANES):
-            means[e] = in_group(totals, i4(channel + i4(e))) / elements
-            centres[e] = leads[e] + means[e]
-            parts[e] = f4(0)
-        for i in range(SLOTS):
-            if i < SLOTS - 1 or tail:
-                for e in range(4):
-                    centred = held_x[4 * i + e] - centres[e * OWN]
-                    parts[e * OWN] += centred * centred
-        sums_of(sums, totals, parts)
-        groups = i4(C // i4(GROUP))
-        for e in range(LANES):
-            s = f4(math.sqrt(in_group(totals, i4(channel + i4(e))) / elements + eps))
-            own = i4(channel + i4(e))
-            if rank == i4(0) and own % i4(GROUP) == i4(0):
-                at = i4(n * groups + (first + own) // i4(GROUP))
-                shift[at] = means[e]
-                std[at] = s
-            parts[e] = gamma[first + own] / s
-            leads[e] = beta[first + own]
-            means[e] = v[first + own]
+            factors[e] *= squares[e // PER]
         for i in range(SLOTS):
             if i < SLOTS - 1 or tail:
                 for e in range(4):
                     value = held_x[4 * i + e]
-                    sigma, _ = both_sides(means[e * OWN] * value)
-                    held_x[4 * i + e] = parts[e * OWN] * value * sigma + leads[e * OWN]
+                    sigma = reciprocal(f4(1) + exp2(slopes[e * OWN] * value))
+                    held_x[4 * i + e] = factors[e * OWN] * value * sigma + biases[e * OWN]
                 store4(y, start + i8(i) * step, held_x[4 * i], held_x[4 * i + 1], held_x[4 * i + 2], held_x[4 * i + 3])
 
     return evonorm_s0_fprop_kernel
@@ -100,11 +99,12 @@ def fprop_kernel(kind: str, layout: str, group: int, held: Held) -> Any:
 def grads_kernel(kind: str, layout: str, group: int, held: Held) -> Any:
     load, _ = scalar_io(kind)
     load4, store4 = vector_io(kind)
+    load4_if = vector_load_if(kind)
     team = team_of(held, layout, group)
-    place, quads, sums_of = place_of(team, held.channels), quads_of(team), plane_sums(team, PARTIALS)
-    SUMS, TOTALS = shared_floats(team, PARTIALS)
+    place, quads, add, total_at = place_of(team, held.channels), quads_of(team), sums_of(team, PARTIALS), total_of(team)
     CHANNELS, GROUP, LANES, SLOTS, WIDE, FLOATS = held.channels, group, team.lanes, held.slots, team.wide, 4 * held.slots
     OWN, PARTS, ALL, WARPS, THREADS = 1 if WIDE else 0, PARTIALS * team.lanes, PARTIALS * held.channels, held.threads // WARP, held.threads
+    SUMS, STATISTICS, VALUES, PER = PARTIALS * team.planes * team.warps, team.statistics, team.values, 4 // team.values
     TURNS = -(-ALL // WARPS)
 
     @jit(launch_bounds=(held.threads, held.blocks))
@@ -115,73 +115,90 @@ def grads_kernel(kind: str, layout: str, group: int, held: Held) -> Any:
         shared 12 bytes a plane and warp; moves 12·x bytes. source: arXiv:2004.02967.
         """
         sums = cuda.shared.array(SUMS, f4)
-        totals = cuda.shared.array(TOTALS, f4)
+        pulled = cuda.shared.array(STATISTICS, f4)
         last = cuda.shared.array(1, i4)
         held_x = cuda.local.array(FLOATS, f4)
         held_dy = cuda.local.array(FLOATS, f4)
         parts = cuda.local.array(PARTS, f4)
         factors = cuda.local.array(LANES, f4)
         slopes = cuda.local.array(LANES, f4)
-        leads = cuda.local.array(LANES, f4)
-        pulls = cuda.local.array(LANES, f4)
+        scales = cuda.local.array(VALUES, f4)
+        centres = cuda.local.array(VALUES, f4)
         tid = i4(cuda.threadIdx.x)
         n, slab = split(i4(cuda.blockIdx.x), slabs)
         first = i4(slab * i4(CHANNELS))
         channel, _, rank = place(tid)
         start, step, tail = quads(n, i4(first + channel), rank, C, HW)
-        for i in range(SLOTS):
-            at = start + i8(i) * step if i < SLOTS - 1 or tail else i8(0)
-            held_x[4 * i], held_x[4 * i + 1], held_x[4 * i + 2], held_x[4 * i + 3] = load4(x, at)
-            held_dy[4 * i], held_dy[4 * i + 1], held_dy[4 * i + 2], held_dy[4 * i + 3] = load4(dy, at)
-        image, groups = i4(n * C * HW), i4(C // i4(GROUP))
+        for i in range(SLOTS - 1):
+            held_x[4 * i], held_x[4 * i + 1], held_x[4 * i + 2], held_x[4 * i + 3] = load4(x, start + i8(i) * step)
+            held_dy[4 * i], held_dy[4 * i + 1], held_dy[4 * i + 2], held_dy[4 * i + 3] = load4(dy, start + i8(i) * step)
+        i = SLOTS - 1
+        held_x[4 * i], held_x[4 * i + 1], held_x[4 * i + 2], held_x[4 * i + 3] = load4_if(x, start + i8(i) * step, tail)
+        held_dy[4 * i], held_dy[4 * i + 1], held_dy[4 * i + 2], held_dy[4 * i + 3] = load4_if(dy, start + i8(i) * step, tail)
+        image, slab_group = i4(n * C * HW), i4(n * (C // i4(GROUP)) + first // i4(GROUP))
+        for value in range(VALUES):
+            of = i4((channel + i4(value * PER)) // i4(GROUP))
+            own = i4(first + of * i4(GROUP))
+            scales[value] = std[slab_group + of]
+            centres[value] = load(x, i4(image + (own if WIDE else own * HW))) + shift[slab_group + of]
         for e in range(LANES):
-            own = i4(first + channel + i4(e))
-            of_group = i4(own // i4(GROUP))
-            scale = f4(1) / std[n * groups + of_group]
-            leads[e] = load(x, i4(image + (of_group * i4(GROUP) if WIDE else of_group * i4(GROUP) * HW)))
-            factors[e] = gamma[own] * scale
-            slopes[e] = v[own]
+            factors[e], slopes[e] = gamma[first + channel + i4(e)], v[first + channel + i4(e)]
+        for value in range(VALUES):
+            scales[value] = divide(f4(1), scales[value])
+        for e in range(LANES):
+            factors[e] *= scales[e // PER]
         for e in range(PARTS):
             parts[e] = f4(0)
+        # What lies behind the plane is zero: it adds nothing.
         for i in range(SLOTS):
-            if i < SLOTS - 1 or tail:
-                for e in range(4):
-                    value, g, slope = held_x[4 * i + e], held_dy[4 * i + e], slopes[e * OWN]
-                    sigma, rest = both_sides(slope * value)
-                    gp = g * value * sigma
-                    parts[e * OWN] += g
-                    parts[LANES + e * OWN] += gp
-                    parts[2 * LANES + e * OWN] += gp * value * rest
-                    held_dy[4 * i + e] = factors[e * OWN] * g * (sigma + slope * value * sigma * rest)
-        sums_of(sums, totals, parts)
-        for e in range(LANES):
+            for e in range(4):
+                value, g, slope = held_x[4 * i + e], held_dy[4 * i + e], slopes[e * OWN]
+                turn = exp2(-abs(slope * value) * f4(LOG2E))
+                near = reciprocal(f4(1) + turn)
+                far = turn * near
+                sigma, rest = (far, near) if slope * value < f4(0) else (near, far)
+                gp = g * value * sigma
+                bend = value * rest
+                parts[e * OWN] += g
+                parts[LANES + e * OWN] += gp
+                parts[2 * LANES + e * OWN] += gp * bend
+                held_dy[4 * i + e] = factors[e * OWN] * g * (sigma + slope * sigma * bend)
+        add(sums, parts)
+        cuda.syncthreads()
+        if tid < i4(STATISTICS) or not WIDE:
             # The pull of a group: Σ over its channels of γ·Σ g·p, over K·s³.
-            own = i4(channel + i4(e))
-            at = i4(n * groups + (first + own) // i4(GROUP))
-            scale = f4(1) / std[at]
+            of = tid if WIDE else i4(0)
             pull = f4(0)
             for j in range(GROUP):
-                other = i4(own // i4(GROUP) * i4(GROUP) + i4(j))
-                pull += gamma[first + other] * totals[i4(CHANNELS) + other]
-            pulls[e] = pull * scale * scale * scale / (f4(GROUP) * f4(HW))
-            slopes[e] = shift[at]
-        for i in range(SLOTS):
-            if i < SLOTS - 1 or tail:
-                for e in range(4):
-                    held_dy[4 * i + e] -= pulls[e * OWN] * (held_x[4 * i + e] - leads[e * OWN] - slopes[e * OWN])
-                store4(dx, start + i8(i) * step, held_dy[4 * i], held_dy[4 * i + 1], held_dy[4 * i + 2], held_dy[4 * i + 3])
-        for at in range(tid, i4(ALL), i4(THREADS)):
-            value, own = i4(at // i4(CHANNELS)), i4(first + at % i4(CHANNELS))
-            scale = f4(1) / std[n * groups + own // i4(GROUP)]
-            total = totals[at]
-            if value == i4(1):
-                total *= scale
-            if value == i4(2):
-                total *= scale * gamma[own]
-            partials[(value * N + n) * C + own] = total
+                other = i4(of * i4(GROUP) + i4(j))
+                pull += gamma[first + other] * total_at(sums, i4(CHANNELS) + other)
+            scale = divide(f4(1), std[slab_group + of])
+            pull = divide(pull * scale * scale * scale, f4(GROUP) * f4(HW))
+            if WIDE:
+                pulled[tid] = pull
+            else:
+                parts[0] = pull
+        if tid >= i4(THREADS - WARP):
+            # The last warp, which does not count the block in, as that takes a while: the sums that leave the block.
+            for at in range(i4(tid - i4(THREADS - WARP)), i4(ALL), i4(WARP)):
+                value, of = i4(at // i4(CHANNELS)), i4(at % i4(CHANNELS))
+                total, scale = total_at(sums, at), divide(f4(1), std[slab_group + of // i4(GROUP)])
+                if value == i4(1):
+                    total *= scale
+                if value == i4(2):
+                    total *= scale * gamma[first + of]
+                partials[(value * C + first + of) * N + n] = total
         done = arrive(counters, slab, N)
         if tid == i4(0):
             last[0] = done
+        if WIDE:
+            for value in range(VALUES):
+                parts[value] = pulled[(channel + i4(value * PER)) // i4(GROUP)]
+        for i in range(SLOTS):
+            if i < SLOTS - 1 or tail:
+                for e in range(4):
+                    held_dy[4 * i + e] -= parts[e // PER] * (held_x[4 * i + e] - centres[e // PER])
+                store4(dx, start + i8(i) * step, held_dy[4 * i], held_dy[4 * i + 1], held_dy[4 * i + 2], held_dy[4 * i + 3])
         cuda.syncthreads()
         if last[0] == i4(1):
             lane = i4(tid % i4(WARP))
@@ -189,8 +206,8 @@ def grads_kernel(kind: str, layout: str, group: int, held: Held) -> Any:
                 at = i4(tid // i4(WARP) + i4(turn * WARPS))
                 value, own = i4(at // i4(CHANNELS)), i4(first + at % i4(CHANNELS))
                 total = f4(0)
-                for image_at in range(lane, N if at < i4(ALL) else i4(0), i4(WARP)):
-                    total += fresh(partials, i4((value * N + image_at) * C + own))
+                for other in range(lane, N if at < i4(ALL) else i4(0), i4(WARP)):
+                    total += fresh(partials, i4((value * C + own) * N + other))
                 total = warp_sum(total)
                 if lane == i4(0) and at < i4(ALL):
                     if value == i4(0):

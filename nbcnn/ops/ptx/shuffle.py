@@ -48,6 +48,8 @@ if SIMULATOR:
 
         return add
 
+    lane_sum_everywhere = lane_sum
+
     @cuda.jit(device=True)
     def warp_barrier():
         cuda.syncthreads()
@@ -77,6 +79,19 @@ else:
             for half in (16, 8, 4, 2, 1):
                 if half >= step:
                     value += cuda.shfl_down_sync(_ALL_LANES, value, half)
+            return value
+
+        return add
+
+    @cache
+    def lane_sum_everywhere(step):
+        """Device function: Σ `value` over every `step`-th lane (a power of two), the same bits in all of these lanes."""
+
+        @jit(device=True)
+        def add(value):
+            for half in (16, 8, 4, 2, 1):
+                if half >= step:
+                    value += cuda.shfl_xor_sync(_ALL_LANES, value, half)
             return value
 
         return add
