@@ -22,7 +22,6 @@ from nbcnn.ops.ptx.grid import receive, send
 from nbcnn.ops.ptx.shuffle import WARP, warp_sum_everywhere
 from nbcnn.ops.sigmoid import divide
 from nbcnn.ops.stored import kinds, scalar_io, vector_io, vector_load_if
-from nbcnn.ops.windows import split
 
 
 @cache
@@ -37,11 +36,11 @@ def fprop_kernel(kind: str, layout: str, held: Held, stage: str) -> Any:
     TURNS, ALL, STATISTICS, APPLY, INFER = -(-CHANNELS // WARPS), stage == "all", stage != "apply", stage != "statistics", stage == "infer"
 
     @jit(launch_bounds=(held.threads, held.blocks))
-    def evonorm_b0_fprop_kernel(x, gamma, beta, v, running, y, shift, std, batch_shift, batch_std, packets, parties, N, C, HW, eps, momentum):
+    def evonorm_b0_fprop_kernel(x, gamma, beta, v, running, y, shift, std, batch_shift, batch_std, packets, N, C, HW, eps, momentum):
         """y = γ·x/d + β, d = max(s_B, v·x + s_I), and every statistic; running ← (1 − momentum)·running + momentum·(unbiased variance).
 
         Batch statistics by Chan's formula for planes of one size: mean = the mean of the means, M2 = Σ M2_n + H·W·Σ (mean_n − mean)².
-        grid (N/images)·(C/channels), block up to 512; owns: a block a slab, a thread up to 8 quads, in registers.
+        grid (C/channels, N/images), block up to 512; owns: a block a slab, a thread up to 8 quads, in registers.
         shared 12 bytes a plane and warp; moves 8·x bytes (4·x where only statistics are made). source: arXiv:2004.02967.
         """
         kept = cuda.shared.array(KEPT, f4)
@@ -55,7 +54,7 @@ def fprop_kernel(kind: str, layout: str, held: Held, stage: str) -> Any:
         biases = cuda.local.array(LANES, f4)
         slopes = cuda.local.array(LANES, f4)
         tid = i4(cuda.threadIdx.x)
-        slab, party = split(i4(cuda.blockIdx.x), parties)
+        slab, party = i4(cuda.blockIdx.x), i4(cuda.blockIdx.y)
         first = i4(slab * i4(CHANNELS))
         channel, image, rank = place(tid)
         n = i4(party * i4(IMAGES) + image)
@@ -151,7 +150,7 @@ def launch(call: Call, stage: str) -> Launch:
     together = stage == "all"
     slabs, parties = c // held.channels, n // held.images
     packets = constant(np.zeros(4 * n * c if together else 1, np.int32))
-    sizes = (np.int32(size) for size in (parties, n, c, h * w))
+    sizes = (np.int32(size) for size in (n, c, h * w))
     numbers = np.float32(call.attrs["eps"]), np.float32(call.attrs.get("momentum", 0))
     args = (*call.ins, y, shift, std, batch_shift, batch_std, packets, *sizes, *numbers)
-    return Launch(fprop_kernel(kinds(call)[0], call.layout, held, stage), slabs * parties, held.threads, args, together=together)
+    return Launch(fprop_kernel(kinds(call)[0], call.layout, held, stage), (slabs, parties), held.threads, args, together=together)

@@ -20,7 +20,6 @@ from nbcnn.ops.ptx.grid import receive, send
 from nbcnn.ops.ptx.shuffle import WARP, warp_sum
 from nbcnn.ops.sigmoid import divide
 from nbcnn.ops.stored import kinds, scalar_io, vector_io, vector_load_if
-from nbcnn.ops.windows import split
 
 PARTIALS = 5
 """Sums of every plane that the gradients are made of: four to add over the images, one that stays the plane's."""
@@ -43,12 +42,12 @@ def grads_kernel(kind: str, layout: str, held: Held, stage: str) -> Any:
 
     @jit(launch_bounds=(held.threads, held.blocks))
     def evonorm_b0_grads_kernel(
-        dy, x, gamma, v, shift, std, batch_shift, batch_std, dx, dgamma, dbeta, dv, partials, batch_sums, packets, parties, N, C, HW
+        dy, x, gamma, v, shift, std, batch_shift, batch_std, dx, dgamma, dbeta, dv, partials, batch_sums, packets, N, C, HW
     ):
         """dx, dgamma, dbeta, dv. Σ g, Σ g·x/d, Σ M·q·x, Σ (1−M)·q of planes go to the channel's other blocks in two packets a plane.
 
         In stages: these and Σ M·q in partials (5,N,C), and Σ (1−M)·q of channels in batch_sums.
-        grid (N/images)·(C/channels), block up to 512; owns: a block a slab, a thread up to 8 quads, in registers.
+        grid (C/channels, N/images), block up to 512; owns: a block a slab, a thread up to 8 quads, in registers.
         shared 20 bytes a plane and warp; moves 12·x bytes (16 if dy is read again, from L2; 20 in stages). source: arXiv:2004.02967.
         """
         sums = cuda.shared.array(SUMS, f4)
@@ -62,7 +61,7 @@ def grads_kernel(kind: str, layout: str, held: Held, stage: str) -> Any:
         owns = cuda.local.array(LANES, f4)
         leasts = cuda.local.array(LANES, f4)
         tid = i4(cuda.threadIdx.x)
-        slab, party = split(i4(cuda.blockIdx.x), parties)
+        slab, party = i4(cuda.blockIdx.x), i4(cuda.blockIdx.y)
         first = i4(slab * i4(CHANNELS))
         channel, image, rank = place(tid)
         n = i4(party * i4(IMAGES) + image)
@@ -184,5 +183,5 @@ def launch(call: Call, stage: str) -> Launch:
     sums = dx if together else call.scratch[: scratch_grads(call)].view(np.float32)  # the one launch touches neither
     partials, batch_sums = (sums, sums) if together else (sums[: PARTIALS * n * c], sums[PARTIALS * n * c :])
     packets = constant(np.zeros(8 * n * c if together else 1, np.int32))
-    args = (*call.ins, *call.outs, partials, batch_sums, packets, *(np.int32(size) for size in (parties, n, c, h * w)))
-    return Launch(grads_kernel(kinds(call)[0], call.layout, held, stage), slabs * parties, held.threads, args, together=together)
+    args = (*call.ins, *call.outs, partials, batch_sums, packets, *(np.int32(size) for size in (n, c, h * w)))
+    return Launch(grads_kernel(kinds(call)[0], call.layout, held, stage), (slabs, parties), held.threads, args, together=together)

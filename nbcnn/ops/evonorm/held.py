@@ -27,6 +27,8 @@ MOST_SLOTS = 8
 LARGEST_BLOCK = 512
 OTHERS = {"NCHW": 36, "NHWC": 44}
 """Registers of a thread besides what it holds: of one channel or of four; kernels with many sums say so."""
+MOST_IMAGES = 65535
+"""What the second axis of a grid has."""
 REGISTERS, THREADS, BLOCKS = 65536, 1024, 16
 """Of a multiprocessor, on every GPU from compute capability 7.5 on."""
 
@@ -105,7 +107,7 @@ def slabs_of(
     """
     n, c, h, w = shape
     wide = layout == "NHWC"
-    if (c if wide else h * w) % 4 or group > LARGEST_GROUP:
+    if (c if wide else h * w) % 4 or group > LARGEST_GROUP or n > MOST_IMAGES:
         return []
     if wide:
         channels = SECTOR if c % SECTOR == 0 else 4

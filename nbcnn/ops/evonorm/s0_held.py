@@ -16,7 +16,6 @@ from nbcnn.ops.ptx.grid import arrive, fresh
 from nbcnn.ops.ptx.shuffle import WARP, warp_sum
 from nbcnn.ops.sigmoid import divide
 from nbcnn.ops.stored import kinds, scalar_io, vector_io, vector_load_if
-from nbcnn.ops.windows import split
 
 PARTIALS = 3
 """Sums of every plane that the gradients of the parameters are made of."""
@@ -33,10 +32,10 @@ def fprop_kernel(kind: str, layout: str, group: int, held: Held) -> Any:
     OWN, VALUES, STATISTICS, KEPT, PER = 1 if WIDE else 0, team.values, team.statistics, 3 * team.statistics * team.joint, 4 // team.values
 
     @jit(launch_bounds=(held.threads, held.blocks))
-    def evonorm_s0_fprop_kernel(x, gamma, beta, v, y, shift, std, slabs, C, HW, eps):
+    def evonorm_s0_fprop_kernel(x, gamma, beta, v, y, shift, std, C, HW, eps):
         """y = γ·x·σ(v·x)/s + β; shift, std of every group.
 
-        grid N·slabs, block up to 512; owns: a block a slab of whole groups of an image, a thread up to 8 quads, in registers.
+        grid (slabs, N), block up to 512; owns: a block a slab of whole groups of an image, a thread up to 8 quads, in registers.
         shared 12 bytes a group and warp; moves 8·x bytes. source: arXiv:2004.02967.
         """
         kept = cuda.shared.array(KEPT, f4)
@@ -49,7 +48,7 @@ def fprop_kernel(kind: str, layout: str, group: int, held: Held) -> Any:
         biases = cuda.local.array(LANES, f4)
         slopes = cuda.local.array(LANES, f4)
         tid = i4(cuda.threadIdx.x)
-        n, slab = split(i4(cuda.blockIdx.x), slabs)
+        n, slab = i4(cuda.blockIdx.y), i4(cuda.blockIdx.x)
         first = i4(slab * i4(CHANNELS))
         channel, _, rank = place(tid)
         start, step, tail = quads(n, i4(first + channel), rank, C, HW)
@@ -108,10 +107,10 @@ def grads_kernel(kind: str, layout: str, group: int, held: Held) -> Any:
     TURNS = -(-ALL // WARPS)
 
     @jit(launch_bounds=(held.threads, held.blocks))
-    def evonorm_s0_grads_kernel(dy, x, gamma, v, shift, std, dx, partials, dgamma, dbeta, dv, counters, slabs, N, C, HW):
+    def evonorm_s0_grads_kernel(dy, x, gamma, v, shift, std, dx, partials, dgamma, dbeta, dv, counters, N, C, HW):
         """dx, dgamma, dbeta, dv. Of every plane Σ g, Σ g·p/s, Σ h·x²σ(1−σ)/s go to partials (3,N,C); the last block of a slab's adds them.
 
-        grid N·slabs, block up to 512; owns: a block a slab of whole groups of an image, a thread up to 8 quads, in registers.
+        grid (slabs, N), block up to 512; owns: a block a slab of whole groups of an image, a thread up to 8 quads, in registers.
         shared 12 bytes a plane and warp; moves 12·x bytes. source: arXiv:2004.02967.
         """
         sums = cuda.shared.array(SUMS, f4)
@@ -125,7 +124,7 @@ def grads_kernel(kind: str, layout: str, group: int, held: Held) -> Any:
         scales = cuda.local.array(VALUES, f4)
         centres = cuda.local.array(VALUES, f4)
         tid = i4(cuda.threadIdx.x)
-        n, slab = split(i4(cuda.blockIdx.x), slabs)
+        n, slab = i4(cuda.blockIdx.y), i4(cuda.blockIdx.x)
         first = i4(slab * i4(CHANNELS))
         channel, _, rank = place(tid)
         start, step, tail = quads(n, i4(first + channel), rank, C, HW)
@@ -225,8 +224,8 @@ def bind_fprop(call: Call) -> list[Launch]:
     (n, c, h, w), held = call.in_shapes[0], call.tile
     slabs = c // held.channels
     kernel = fprop_kernel(kinds(call)[0], call.layout, c // call.attrs["groups"], held)
-    sizes = (np.int32(size) for size in (slabs, c, h * w))
-    return [Launch(kernel, n * slabs, held.threads, (*call.ins, *call.outs, *sizes, np.float32(call.attrs["eps"])))]
+    sizes = (np.int32(size) for size in (c, h * w))
+    return [Launch(kernel, (slabs, n), held.threads, (*call.ins, *call.outs, *sizes, np.float32(call.attrs["eps"])))]
 
 
 def bind_grads(call: Call) -> list[Launch]:
@@ -236,5 +235,5 @@ def bind_grads(call: Call) -> list[Launch]:
     dx, dgamma, dbeta, dv = call.outs
     partials, counters = call.scratch[: 4 * PARTIALS * n * c].view(np.float32), constant(np.zeros(2 * slabs, np.int32))
     kernel = grads_kernel(kinds(call)[0], call.layout, c // call.attrs["groups"], held)
-    sizes = (np.int32(size) for size in (slabs, n, c, h * w))
-    return [Launch(kernel, n * slabs, held.threads, (*call.ins, dx, partials, dgamma, dbeta, dv, counters, *sizes))]
+    sizes = (np.int32(size) for size in (n, c, h * w))
+    return [Launch(kernel, (slabs, n), held.threads, (*call.ins, dx, partials, dgamma, dbeta, dv, counters, *sizes))]
