@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.cuda import constant, cuda, f4, i4, i8, jit
+from nbcnn.cuda import constant, cuda, f4, i4, i8, jit, u4
 from nbcnn.ops.call import Call, Launch
 from nbcnn.ops.evonorm.held import Held, joined, place_of, quads_of, spreads_of, team_of
 from nbcnn.ops.ptx.fast import reciprocal
@@ -22,6 +22,7 @@ from nbcnn.ops.ptx.grid import receive, send
 from nbcnn.ops.ptx.shuffle import WARP, warp_sum_everywhere
 from nbcnn.ops.sigmoid import divide
 from nbcnn.ops.stored import kinds, scalar_io, vector_io, vector_load_if
+from nbcnn.ops.windows import split
 
 
 @cache
@@ -67,19 +68,20 @@ def fprop_kernel(kind: str, layout: str, held: Held, stage: str) -> Any:
         # The thread that speaks for a plane: of a team in NCHW, of a channel in NHWC.
         speaks = tid < i4(CHANNELS) if WIDE else rank == i4(0)
         own = i4(first + (min(tid, i4(CHANNELS - 1)) if WIDE else channel))
+        at_plane = u4(n * C + own)
         lead, origin, turn = f4(0), f4(0), i4(0)
         if ALL:
-            lead, origin = load(x, i4(n * C * HW + own * step_c)), load(x, i4(own * step_c))
-            turn = i4(packets[4 * (own * N + n) + 1] + i4(1))
+            lead, origin = load(x, u4(n * C * HW + own * step_c)), load(x, u4(own * step_c))
+            turn = i4(packets[u4(i4(4) * (own * N + n) + i4(1))] + i4(1))
         if STATISTICS:
             for e in range(LANES):
-                leads[e] = load(x, i4(n * C * HW + (first + channel + i4(e)) * step_c))
+                leads[e] = load(x, u4(n * C * HW + (first + channel + i4(e)) * step_c))
         if APPLY:
             for e in range(LANES):
-                at = i4(first + channel + i4(e))
+                at = u4(first + channel + i4(e))
                 factors[e], biases[e], slopes[e] = gamma[at], beta[at], v[at]
                 if not STATISTICS:
-                    owns[e] = std[n * C + at]
+                    owns[e] = std[u4(u4(n * C) + at)]
         if not ALL and APPLY:
             for at in range(tid, i4(CHANNELS), i4(WARPS * WARP)):
                 least[at] = f4(math.sqrt(running[first + at] + eps)) if INFER else batch_std[first + at]
@@ -99,13 +101,13 @@ def fprop_kernel(kind: str, layout: str, held: Held, stage: str) -> Any:
                 if ALL:
                     send(packets, i4(own * N + n), turn, lead - origin + mean, variance)
                 if WIDE:
-                    own_stds[tid] = s
+                    own_stds[u4(tid)] = s
                 if not INFER:
-                    shift[n * C + own], std[n * C + own] = mean, s
+                    shift[at_plane], std[at_plane] = mean, s
         if ALL:
-            lane = i4(tid % i4(WARP))
+            warp, lane = split(tid, WARP)
             for round in range(TURNS):
-                at = i4(tid // i4(WARP) + i4(round * WARPS))
+                at = i4(warp + i4(round * WARPS))
                 own = i4(first + min(at, i4(CHANNELS - 1)))
                 # Welford's way over a lane's planes, Chan's over the lanes.
                 count, centre, squares = f4(0), f4(0), f4(0)
@@ -120,17 +122,18 @@ def fprop_kernel(kind: str, layout: str, held: Held, stage: str) -> Any:
                 variance = divide(warp_sum_everywhere(squares + count * away * away), f4(N))
                 if lane == i4(0) and at < i4(CHANNELS):
                     s = f4(math.sqrt(variance + eps))
-                    least[at] = s
+                    least[u4(at)] = s
                     if party == i4(0):
-                        batch_shift[own], batch_std[own] = batch_mean, s
+                        at_channel = u4(own)
+                        batch_shift[at_channel], batch_std[at_channel] = batch_mean, s
                         m = f4(N) * f4(HW)
-                        running[own] = (f4(1) - momentum) * running[own] + momentum * variance * (m / max(m - f4(1), f4(1)))
+                        running[at_channel] = (f4(1) - momentum) * running[at_channel] + momentum * variance * (m / max(m - f4(1), f4(1)))
         if APPLY:
             cuda.syncthreads()
             for e in range(LANES):
-                leads[e] = least[channel + i4(e)]
+                leads[e] = least[u4(channel + i4(e))]
                 if STATISTICS and WIDE:
-                    owns[e] = own_stds[channel + i4(e)]
+                    owns[e] = own_stds[u4(channel + i4(e))]
             for i in range(SLOTS):
                 if i < SLOTS - 1 or tail:
                     for e in range(4):

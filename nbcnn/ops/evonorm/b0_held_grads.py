@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.cuda import constant, cuda, f4, i4, i8, jit
+from nbcnn.cuda import constant, cuda, f4, i4, i8, jit, u4
 from nbcnn.ops.call import Call, Launch
 from nbcnn.ops.evonorm.held import Held, place_of, quads_of, sums_of, team_of, total_of
 from nbcnn.ops.ptx.fast import reciprocal
@@ -20,6 +20,7 @@ from nbcnn.ops.ptx.grid import receive, send
 from nbcnn.ops.ptx.shuffle import WARP, warp_sum
 from nbcnn.ops.sigmoid import divide
 from nbcnn.ops.stored import kinds, scalar_io, vector_io, vector_load_if
+from nbcnn.ops.windows import split
 
 PARTIALS = 5
 """Sums of every plane that the gradients are made of: four to add over the images, one that stays the plane's."""
@@ -75,13 +76,13 @@ def grads_kernel(kind: str, layout: str, held: Held, stage: str) -> Any:
         # The thread that speaks for a plane: of a team in NCHW, of a channel in NHWC.
         speaks = tid < i4(CHANNELS) if WIDE else rank == i4(0)
         spoken = i4(first + (min(tid, i4(CHANNELS - 1)) if WIDE else channel))
-        turn, factor = i4(0), gamma[spoken]
+        turn, factor = i4(0), gamma[u4(spoken)]
         if TOGETHER:
-            turn = i4(packets[8 * (spoken * N + n) + 1] + i4(1))
+            turn = i4(packets[u4(i4(8) * (spoken * N + n) + i4(1))] + i4(1))
         if MAKES:
             for e in range(LANES):
-                own = i4(first + channel + i4(e))
-                slopes[e], owns[e], leasts[e] = v[own], std[n * C + own], batch_std[own]
+                own = u4(first + channel + i4(e))
+                slopes[e], owns[e], leasts[e] = v[own], std[u4(u4(n * C) + own)], batch_std[own]
             for e in range(PARTS):
                 parts[e] = f4(0)
             for i in range(SLOTS):
@@ -108,25 +109,25 @@ def grads_kernel(kind: str, layout: str, held: Held, stage: str) -> Any:
                 sum_g, sum_x = total_at(sums, of), total_at(sums, i4(PLANES) + of)
                 sum_v, sum_batch = -factor * total_at(sums, i4(2 * PLANES) + of), -factor * total_at(sums, i4(3 * PLANES) + of)
                 sum_own = -factor * total_at(sums, i4(4 * PLANES) + of)
-                own_sums[of] = sum_own
+                own_sums[u4(of)] = sum_own
                 if TOGETHER:
                     send(packets, i4(i4(2) * (spoken * N + n)), turn, sum_batch, sum_g)
                     send(packets, i4(i4(2) * (spoken * N + n) + i4(1)), turn, sum_x, sum_v)
                 else:
-                    at, every = i4(n * C + spoken), i4(N * C)
-                    partials[at], partials[every + at], partials[i4(2) * every + at] = sum_g, sum_x, sum_v
-                    partials[i4(3) * every + at], partials[i4(4) * every + at] = sum_batch, sum_own
-        lane = i4(tid % i4(WARP))
+                    at, every = u4(n * C + spoken), u4(N * C)
+                    partials[at], partials[u4(every + at)], partials[u4(u4(2) * every + at)] = sum_g, sum_x, sum_v
+                    partials[u4(u4(3) * every + at)], partials[u4(u4(4) * every + at)] = sum_batch, sum_own
+        warp, lane = split(tid, WARP)
         if TOGETHER:
             for round in range(TURNS):
-                at = i4(tid // i4(WARP) + i4(round * WARPS))
+                at = i4(warp + i4(round * WARPS))
                 own, total = i4(first + min(at, i4(CHANNELS - 1))), f4(0)
                 for other in range(lane, N if at < i4(CHANNELS) else i4(0), i4(WARP)):
                     pull, _ = receive(packets, i4(i4(2) * (own * N + other)), turn)
                     total += pull
                 total = warp_sum(total)
                 if lane == i4(0) and at < i4(CHANNELS):
-                    pulls[at] = total
+                    pulls[u4(at)] = total
             cuda.syncthreads()
         if APPLIES:
             # From here on parts: dx's slope along x, what is taken off x for it, what both sums take off dx. The channel's numbers are read
@@ -134,13 +135,14 @@ def grads_kernel(kind: str, layout: str, held: Held, stage: str) -> Any:
             step_c = i4(1) if WIDE else HW
             for e in range(LANES):
                 own = i4(first + channel + i4(e))
-                factors[e], slopes[e], owns[e], leasts[e] = gamma[own], v[own], std[n * C + own], batch_std[own]
-                own_sum = own_sums[plane + i4(e)] if TOGETHER else partials[(i4(4) * N + n) * C + own]
-                batch_sum = pulls[channel + i4(e)] if TOGETHER else batch_sums[own]
+                at, at_plane = u4(own), u4(n * C + own)
+                factors[e], slopes[e], owns[e], leasts[e] = gamma[at], v[at], std[at_plane], batch_std[at]
+                own_sum = own_sums[u4(plane + i4(e))] if TOGETHER else partials[u4((i4(4) * N + n) * C + own)]
+                batch_sum = pulls[u4(channel + i4(e))] if TOGETHER else batch_sums[at]
                 pull, batch_pull = divide(own_sum, f4(HW) * owns[e]), divide(batch_sum, f4(N) * f4(HW) * leasts[e])
-                lead = load(x, i4(n * C * HW + own * step_c))
+                lead = load(x, u4(n * C * HW + own * step_c))
                 parts[e], parts[LANES + e] = pull + batch_pull, lead
-                parts[2 * LANES + e] = pull * shift[n * C + own] + batch_pull * (batch_shift[own] - (lead - load(x, i4(own * step_c))))
+                parts[2 * LANES + e] = pull * shift[at_plane] + batch_pull * (batch_shift[at] - (lead - load(x, u4(own * step_c))))
             for i in range(SLOTS):
                 if i < SLOTS - 1 or tail:
                     if not BOTH:
@@ -155,7 +157,7 @@ def grads_kernel(kind: str, layout: str, held: Held, stage: str) -> Any:
                     store4(dx, start + i8(i) * step, held_x[4 * i], held_x[4 * i + 1], held_x[4 * i + 2], held_x[4 * i + 3])
         if TOGETHER and party == i4(0):
             for round in range(TURNS):
-                at = i4(tid // i4(WARP) + i4(round * WARPS))
+                at = i4(warp + i4(round * WARPS))
                 own, sum_g, sum_x, sum_v = i4(first + min(at, i4(CHANNELS - 1))), f4(0), f4(0), f4(0)
                 for other in range(lane, N if at < i4(CHANNELS) else i4(0), i4(WARP)):
                     packet = i4(i4(2) * (own * N + other))
@@ -164,7 +166,7 @@ def grads_kernel(kind: str, layout: str, held: Held, stage: str) -> Any:
                     sum_g, sum_x, sum_v = sum_g + its_g, sum_x + its_x, sum_v + its_v
                 sum_g, sum_x, sum_v = warp_sum(sum_g), warp_sum(sum_x), warp_sum(sum_v)
                 if lane == i4(0) and at < i4(CHANNELS):
-                    dbeta[own], dgamma[own], dv[own] = sum_g, sum_x, sum_v
+                    dbeta[u4(own)], dgamma[u4(own)], dv[u4(own)] = sum_g, sum_x, sum_v
 
     return evonorm_b0_grads_kernel
 

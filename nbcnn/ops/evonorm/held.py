@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from nbcnn.cuda import cuda, f4, i4, i8, jit
+from nbcnn.cuda import cuda, f4, i4, i8, jit, u4
 from nbcnn.ops.call import Shape
 from nbcnn.ops.ptx.shuffle import WARP, lane_sum, lane_sum_everywhere, warp_sum
 from nbcnn.ops.sigmoid import divide
+from nbcnn.ops.windows import split
 
 LARGEST_GROUP = 8
 """Channels of a group at most: a block holds whole groups."""
@@ -138,9 +139,11 @@ def place_of(team: Team, channels: int) -> Any:
     @jit(device=True)
     def place(tid):
         if WIDE:
-            return i4(tid % i4(TEAMS) * i4(4)), i4(0), i4(tid // i4(TEAMS))
-        of = i4(tid // i4(RANKS))
-        return i4(of % i4(CHANNELS)), i4(of // i4(CHANNELS)), i4(tid % i4(RANKS))
+            rank, of = split(tid, TEAMS)
+            return i4(of * i4(4)), i4(0), rank
+        of, rank = split(tid, RANKS)
+        image, channel = split(of, CHANNELS)
+        return channel, image, rank
 
     return place
 
@@ -162,30 +165,38 @@ def spreads_of(team: Team) -> Any:
     @jit(device=True)
     def spread(kept, means, squares, held, leads, tail, rank, QUADS):
         tid = i4(cuda.threadIdx.x)
-        lane, warp = i4(tid % i4(WARP)), i4(tid // i4(WARP))
+        warp, lane = split(tid, WARP)
         # Quads of the warp's lanes: the last slot may not have all of them.
-        behind = min(max(i4(QUADS - i4(BEFORE) - (rank - lane // i4(TEAMS))), i4(0)), i4(LANES_))
+        behind = min(max(i4(QUADS - i4(BEFORE) - (rank - i4(u4(lane) // u4(TEAMS)))), i4(0)), i4(LANES_))
         count = f4(i4((i4((SLOTS - 1) * LANES_) + behind) * i4(PIECES)))
         scale = divide(f4(1), count)
         for value in range(VALUES):
             total = f4(0)
             for i in range(SLOTS):
                 if i < SLOTS - 1 or tail:
-                    for e in range(PER):
-                        total += held[4 * i + value * PER + e] - leads[value]
+                    at, lead = 4 * i + value * PER, leads[value]
+                    if PER == 4:
+                        total += ((held[at] - lead) + (held[at + 1] - lead)) + ((held[at + 2] - lead) + (held[at + 3] - lead))
+                    elif PER == 2:
+                        total += (held[at] - lead) + (held[at + 1] - lead)
+                    else:
+                        total += held[at] - lead
             means[value] = across(total) * scale
         for value in range(VALUES):
-            centre, total = leads[value] + means[value], f4(0)
+            centre, total, other = leads[value] + means[value], f4(0), f4(0)
             for i in range(SLOTS):
                 if i < SLOTS - 1 or tail:
                     for e in range(PER):
                         away = held[4 * i + value * PER + e] - centre
-                        total += away * away
-            squares[value] = across(total)
+                        if e < 2:
+                            total += away * away
+                        else:
+                            other += away * away
+            squares[value] = across(total + other)
         if ALL > 1 and lane < i4(STEP):
             for value in range(VALUES):
-                at = i4((lane * i4(VALUES) + i4(value)) * i4(WARPS) + warp) if WIDE else warp
-                kept[at], kept[i4(ALL) + at], kept[i4(2 * ALL) + at] = means[value], squares[value], count
+                at = u4((lane * i4(VALUES) + i4(value)) * i4(WARPS) + warp) if WIDE else u4(warp)
+                kept[at], kept[u4(u4(ALL) + at)], kept[u4(u4(2 * ALL) + at)] = means[value], squares[value], count
 
     return spread
 
@@ -197,14 +208,14 @@ def joined(team: Team) -> Any:
 
     @jit(device=True)
     def join(kept, statistic, elements):
-        first, scale = i4(statistic * i4(WARPS)), divide(f4(1), elements)
+        first, scale = u4(statistic * i4(WARPS)), divide(f4(1), elements)
         total, squares = f4(0), f4(0)
         for w in range(WARPS):
-            total += kept[first + i4(w)] * kept[i4(2 * ALL) + first + i4(w)]
+            total += kept[u4(first + u4(w))] * kept[u4(u4(2 * ALL) + first + u4(w))]
         mean = total * scale
         for w in range(WARPS):
-            away = kept[first + i4(w)] - mean
-            squares += kept[i4(ALL) + first + i4(w)] + kept[i4(2 * ALL) + first + i4(w)] * away * away
+            away = kept[u4(first + u4(w))] - mean
+            squares += kept[u4(u4(ALL) + first + u4(w))] + kept[u4(u4(2 * ALL) + first + u4(w))] * away * away
         return mean, squares * scale
 
     return join
@@ -223,14 +234,14 @@ def sums_of(team: Team, values: int) -> Any:
     @jit(device=True)
     def add(sums, parts):
         tid = i4(cuda.threadIdx.x)
-        lane, warp = i4(tid % i4(WARP)), i4(tid // i4(WARP))
-        plane = i4(lane * i4(4)) if WIDE else i4(tid // i4(RANKS))
+        warp, lane = split(tid, WARP)
+        plane = i4(lane * i4(4)) if WIDE else i4(u4(tid) // u4(RANKS))
         row = warp if WIDE else i4(warp - plane * i4(WARPS))
         for value in range(VALUES):
             for e in range(LANES):
                 total = across(parts[value * LANES + e])
                 if lane < i4(TEAMS if WIDE else 1):
-                    sums[(i4(value * PLANES) + plane + i4(e)) * i4(WARPS) + row] = total
+                    sums[u4((i4(value * PLANES) + plane + i4(e)) * i4(WARPS) + row)] = total
 
     return add
 
@@ -242,9 +253,9 @@ def total_of(team: Team) -> Any:
 
     @jit(device=True)
     def total(sums, at):
-        first, value = i4(at * i4(WARPS)), f4(0)
+        first, value = u4(at * i4(WARPS)), f4(0)
         for w in range(WARPS):
-            value += sums[first + i4(w)]
+            value += sums[u4(first + u4(w))]
         return value
 
     return total
@@ -258,7 +269,7 @@ def quads_of(team: Team) -> Any:
     @jit(device=True)
     def start(n, c, rank, C, HW):
         if WIDE:
-            return i8(i4((n * HW + rank) * C + c)), i8(i4(i4(RANKS) * C)), rank + i4(BEFORE) < HW
-        return i8(i4((n * C + c) * HW + i4(4) * rank)), i8(4 * RANKS), rank + i4(BEFORE) < i4(HW >> i4(2))
+            return i8(i4((n * HW + rank) * C + c)), i8(i4(i4(RANKS) * C)), i4(rank + i4(BEFORE)) < HW
+        return i8(i4((n * C + c) * HW + i4(4) * rank)), i8(4 * RANKS), i4(rank + i4(BEFORE)) < i4(HW >> i4(2))
 
     return start

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.cuda import constant, cuda, f4, i4, i8, jit
+from nbcnn.cuda import constant, cuda, f4, i4, i8, jit, u4
 from nbcnn.ops.call import Call, Launch
 from nbcnn.ops.evonorm.held import Held, joined, place_of, quads_of, spreads_of, sums_of, team_of, total_of
 from nbcnn.ops.ptx.fast import LOG2E, exp2, reciprocal
@@ -16,6 +16,7 @@ from nbcnn.ops.ptx.grid import arrive, fresh
 from nbcnn.ops.ptx.shuffle import WARP, warp_sum
 from nbcnn.ops.sigmoid import divide
 from nbcnn.ops.stored import kinds, scalar_io, vector_io, vector_load_if
+from nbcnn.ops.windows import split
 
 PARTIALS = 3
 """Sums of every plane that the gradients of the parameters are made of."""
@@ -52,16 +53,16 @@ def fprop_kernel(kind: str, layout: str, group: int, held: Held) -> Any:
         first = i4(slab * i4(CHANNELS))
         channel, _, rank = place(tid)
         start, step, tail = quads(n, i4(first + channel), rank, C, HW)
-        image = i4(n * C * HW)
+        image, groups = i4(n * C * HW), i4(u4(C) // u4(GROUP))
         for i in range(SLOTS - 1):
             held_x[4 * i], held_x[4 * i + 1], held_x[4 * i + 2], held_x[4 * i + 3] = load4(x, start + i8(i) * step)
         i = SLOTS - 1
         held_x[4 * i], held_x[4 * i + 1], held_x[4 * i + 2], held_x[4 * i + 3] = load4_if(x, start + i8(i) * step, tail)
         for value in range(VALUES):
-            own = i4(first + (channel + i4(value * PER)) // i4(GROUP) * i4(GROUP))
-            leads[value] = load(x, i4(image + (own if WIDE else own * HW)))
+            own = i4(first + i4(u4(channel + i4(value * PER)) // u4(GROUP)) * i4(GROUP))
+            leads[value] = load(x, u4(image + (own if WIDE else own * HW)))
         for e in range(LANES):
-            own = i4(first + channel + i4(e))
+            own = u4(first + channel + i4(e))
             factors[e], biases[e], slopes[e] = gamma[own], beta[own], v[own] * f4(-LOG2E)
         spread(kept, means, squares, held_x, leads, tail, rank, HW if WIDE else i4(HW >> i4(2)))
         cuda.syncthreads()
@@ -73,14 +74,14 @@ def fprop_kernel(kind: str, layout: str, group: int, held: Held) -> Any:
             s = f4(math.sqrt(variance + eps))
             squares[0] = divide(f4(1), s)
             if tid < i4(STATISTICS):
-                at = i4(n * (C // i4(GROUP)) + first // i4(GROUP) + tid)
+                at = u4(n * groups + i4(u4(first) // u4(GROUP)) + tid)
                 shift[at], std[at] = mean, s
                 if WIDE:
                     scales[tid] = squares[0]
         if WIDE:
             cuda.syncthreads()
             for value in range(VALUES):
-                squares[value] = scales[(channel + i4(value * PER)) // i4(GROUP)]
+                squares[value] = scales[u4(u4(channel + i4(value * PER)) // u4(GROUP))]
         for e in range(LANES):
             factors[e] *= squares[e // PER]
         for i in range(SLOTS):
@@ -134,14 +135,14 @@ def grads_kernel(kind: str, layout: str, group: int, held: Held) -> Any:
         i = SLOTS - 1
         held_x[4 * i], held_x[4 * i + 1], held_x[4 * i + 2], held_x[4 * i + 3] = load4_if(x, start + i8(i) * step, tail)
         held_dy[4 * i], held_dy[4 * i + 1], held_dy[4 * i + 2], held_dy[4 * i + 3] = load4_if(dy, start + i8(i) * step, tail)
-        image, slab_group = i4(n * C * HW), i4(n * (C // i4(GROUP)) + first // i4(GROUP))
+        image, slab_group = i4(n * C * HW), i4(n * i4(u4(C) // u4(GROUP)) + i4(u4(first) // u4(GROUP)))
         for value in range(VALUES):
-            of = i4((channel + i4(value * PER)) // i4(GROUP))
+            of = i4(i4(u4(channel + i4(value * PER)) // u4(GROUP)))
             own = i4(first + of * i4(GROUP))
-            scales[value] = std[slab_group + of]
-            centres[value] = load(x, i4(image + (own if WIDE else own * HW))) + shift[slab_group + of]
+            scales[value] = std[u4(slab_group + of)]
+            centres[value] = load(x, u4(image + (own if WIDE else own * HW))) + shift[u4(slab_group + of)]
         for e in range(LANES):
-            factors[e], slopes[e] = gamma[first + channel + i4(e)], v[first + channel + i4(e)]
+            factors[e], slopes[e] = gamma[u4(first + channel + i4(e))], v[u4(first + channel + i4(e))]
         for value in range(VALUES):
             scales[value] = divide(f4(1), scales[value])
         for e in range(LANES):
@@ -170,8 +171,8 @@ def grads_kernel(kind: str, layout: str, group: int, held: Held) -> Any:
             pull = f4(0)
             for j in range(GROUP):
                 other = i4(of * i4(GROUP) + i4(j))
-                pull += gamma[first + other] * total_at(sums, i4(CHANNELS) + other)
-            scale = divide(f4(1), std[slab_group + of])
+                pull += gamma[u4(first + other)] * total_at(sums, i4(CHANNELS) + other)
+            scale = divide(f4(1), std[u4(slab_group + of)])
             pull = divide(pull * scale * scale * scale, f4(GROUP) * f4(HW))
             if WIDE:
                 pulled[tid] = pull
@@ -180,19 +181,19 @@ def grads_kernel(kind: str, layout: str, group: int, held: Held) -> Any:
         if tid >= i4(THREADS - WARP):
             # The last warp, which does not count the block in, as that takes a while: the sums that leave the block.
             for at in range(i4(tid - i4(THREADS - WARP)), i4(ALL), i4(WARP)):
-                value, of = i4(at // i4(CHANNELS)), i4(at % i4(CHANNELS))
-                total, scale = total_at(sums, at), divide(f4(1), std[slab_group + of // i4(GROUP)])
+                value, of = split(at, CHANNELS)
+                total, scale = total_at(sums, at), divide(f4(1), std[u4(slab_group + i4(u4(of) // u4(GROUP)))])
                 if value == i4(1):
                     total *= scale
                 if value == i4(2):
-                    total *= scale * gamma[first + of]
-                partials[(value * C + first + of) * N + n] = total
+                    total *= scale * gamma[u4(first + of)]
+                partials[u4((value * C + first + of) * N + n)] = total
         done = arrive(counters, slab, N)
         if tid == i4(0):
             last[0] = done
         if WIDE:
             for value in range(VALUES):
-                parts[value] = pulled[(channel + i4(value * PER)) // i4(GROUP)]
+                parts[value] = pulled[u4(u4(channel + i4(value * PER)) // u4(GROUP))]
         for i in range(SLOTS):
             if i < SLOTS - 1 or tail:
                 for e in range(4):
@@ -200,13 +201,14 @@ def grads_kernel(kind: str, layout: str, group: int, held: Held) -> Any:
                 store4(dx, start + i8(i) * step, held_dy[4 * i], held_dy[4 * i + 1], held_dy[4 * i + 2], held_dy[4 * i + 3])
         cuda.syncthreads()
         if last[0] == i4(1):
-            lane = i4(tid % i4(WARP))
+            warp, lane = split(tid, WARP)
             for turn in range(TURNS):
-                at = i4(tid // i4(WARP) + i4(turn * WARPS))
-                value, own = i4(at // i4(CHANNELS)), i4(first + at % i4(CHANNELS))
+                at = i4(warp + i4(turn * WARPS))
+                value, of = split(at, CHANNELS)
+                own = u4(first + of)
                 total = f4(0)
                 for other in range(lane, N if at < i4(ALL) else i4(0), i4(WARP)):
-                    total += fresh(partials, i4((value * C + own) * N + other))
+                    total += fresh(partials, i4((value * C + first + of) * N + other))
                 total = warp_sum(total)
                 if lane == i4(0) and at < i4(ALL):
                     if value == i4(0):
