@@ -33,7 +33,8 @@ def fprop_kernel(kind: str, layout: str, held: Held, stage: str) -> Any:
     team = team_of(held, layout, 1)
     place, quads, spread, join = place_of(team, held.channels), quads_of(team), spreads_of(team), joined(team)
     CHANNELS, IMAGES, LANES, SLOTS, WIDE, FLOATS = held.channels, held.images, team.lanes, held.slots, team.wide, 4 * held.slots
-    OWN, WARPS, PLANES, KEPT, LONE = 1 if WIDE else 0, held.threads // WARP, team.planes, 3 * team.planes * team.joint, not team.wide and team.joint == 1
+    OWN, WARPS, PLANES, KEPT = 1 if WIDE else 0, held.threads // WARP, team.planes, 3 * team.planes * team.joint
+    LONE = not WIDE and team.joint == 1  # a warp has a whole plane
     TURNS, ALL, STATISTICS, APPLY, INFER = -(-CHANNELS // WARPS), stage == "all", stage != "apply", stage != "statistics", stage == "infer"
 
     @jit(launch_bounds=(held.threads, held.blocks))

@@ -42,9 +42,7 @@ def grads_kernel(kind: str, layout: str, held: Held, stage: str) -> Any:
     TURNS, TOGETHER, MAKES, APPLIES = -(-CHANNELS // WARPS), stage == "all", stage != "apply", stage != "sums"
 
     @jit(launch_bounds=(held.threads, held.blocks))
-    def evonorm_b0_grads_kernel(
-        dy, x, gamma, v, shift, std, batch_shift, batch_std, dx, dgamma, dbeta, dv, partials, batch_sums, packets, N, C, HW
-    ):
+    def evonorm_b0_grads_kernel(dy, x, gamma, v, shift, std, batch_shift, batch_std, dx, dgamma, dbeta, dv, partials, batch_sums, packets, N, C, HW):
         """dx, dgamma, dbeta, dv. Σ g, Σ g·x/d, Σ M·q·x, Σ (1−M)·q of planes go to the channel's other blocks in two packets a plane.
 
         In stages: these and Σ M·q in partials (5,N,C), and Σ (1−M)·q of channels in batch_sums.

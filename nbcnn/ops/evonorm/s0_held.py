@@ -235,7 +235,7 @@ def bind_grads(call: Call) -> list[Launch]:
     (n, c, h, w), held = call.in_shapes[1], call.tile
     slabs = c // held.channels
     dx, dgamma, dbeta, dv = call.outs
-    partials, counters = call.scratch[: 4 * PARTIALS * n * c].view(np.float32), constant(np.zeros(2 * slabs, np.int32))
+    partials, counters = call.scratch[: 4 * PARTIALS * n * c].view(np.float32), constant(np.zeros(slabs, np.int32))
     kernel = grads_kernel(kinds(call)[0], call.layout, c // call.attrs["groups"], held)
     sizes = (np.int32(size) for size in (n, c, h * w))
     return [Launch(kernel, (slabs, n), held.threads, (*call.ins, dx, partials, dgamma, dbeta, dv, counters, *sizes))]

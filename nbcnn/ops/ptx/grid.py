@@ -1,9 +1,14 @@
-"""Blocks of one launch that wait for each other: integer counters in global memory, and loads that no stale cache line can serve.
+"""Blocks of one launch that tell each other something: packets that carry their own turn, a count of arrivals, and loads that no stale
+cache line can serve.
 
-`arrive` counts a block in and says whether it is the last; `meet` waits until all have come. Only blocks that are on the GPU at the same
-time may meet: a launch whose blocks meet must fit on it at once. Counters are two int32 a meeting place, zero before the first launch;
-every launch leaves the first at zero, so nothing has to be cleared between launches. Sums stay deterministic: the counters decide when
-a block goes on, never in which order anything is added. The simulator runs one block after another, so there nothing may meet.
+A packet is two float32, each beside the number of the launch (its *turn*) in eight bytes that are written and read as one. So who sees the
+turn has the number: no fence, no counter, one trip to the second-level cache and one back. Packets are four int32 each, zero before the
+first launch, belong to one launch alone, and every launch writes each of them once; the turn is one more than what the packet holds. Only
+blocks that are on the GPU at the same time may wait for each other: a launch that does must fit on it at once. The simulator runs one
+block after another, so there a block may wait for its own packets only.
+
+`arrive` counts a block in and says whether it is the last, for blocks that need not wait: one int32 a meeting place, zero before the first
+launch and left at zero by every launch. Neither decides in which order anything is added.
 """
 
 from __future__ import annotations
@@ -17,10 +22,6 @@ if SIMULATOR:
     @cuda.jit(device=True)
     def fresh(array, offset):
         return array[offset]
-
-    @cuda.jit(device=True)
-    def _generation(counters, place):
-        return counters[2 * place + 1]
 
     @cuda.jit(device=True)
     def send(packets, at, turn, a, b):
@@ -37,7 +38,6 @@ else:
     from nbcnn.ops.ptx.asm import byte_address_global, instruction
 
     _relaxed = instruction("ld_relaxed_gpu", "ld.relaxed.gpu.global.f32 $0, [$1];", f4, (types.uint64,))
-    _acquire = instruction("ld_acquire_gpu", "ld.acquire.gpu.global.s32 $0, [$1];", i4, (types.uint64,))
 
     # Eight bytes are written and read as one: a number and the turn that it is of. So who sees the turn has the number, with no fence.
     _send = instruction(
@@ -69,10 +69,6 @@ else:
         """array[offset] of a device array of float32, as the last block to write it left it."""
         return _relaxed(byte_address_global(array) + types.uint64(i8(offset) * i8(4)))
 
-    @jit(device=True)
-    def _generation(counters, place):
-        return _acquire(byte_address_global(counters) + types.uint64(i8(i4(2) * place + i4(1)) * i8(4)))
-
 
 @jit(device=True)
 def arrive(counters, place, count):
@@ -84,23 +80,8 @@ def arrive(counters, place, count):
     cuda.syncthreads()
     if cuda.threadIdx.x == i4(0):
         cuda.threadfence()
-        if cuda.atomic.add(counters, i4(2) * place, i4(1)) == count - i4(1):
-            counters[i4(2) * place] = i4(0)
+        if cuda.atomic.add(counters, place, i4(1)) == count - i4(1):
+            counters[place] = i4(0)
             cuda.threadfence()
             last = i4(1)
     return last
-
-
-@jit(device=True)
-def meet(counters, place, count):
-    """Wait until `count` blocks have come to `place`, and see what they wrote before (by `fresh`). All threads of a block must call it."""
-    generation = i4(0)
-    if cuda.threadIdx.x == i4(0):
-        generation = _generation(counters, place)
-    if arrive(counters, place, count) == i4(1):
-        cuda.atomic.add(counters, i4(2) * place + i4(1), i4(1))
-    elif cuda.threadIdx.x == i4(0):
-        while _generation(counters, place) == generation:
-            pass
-        cuda.threadfence()
-    cuda.syncthreads()
