@@ -123,7 +123,8 @@ def grads_kernel(kind: str, layout: str, group: int, held: Held) -> Any:
         factors = cuda.local.array(LANES, f4)
         slopes = cuda.local.array(LANES, f4)
         scales = cuda.local.array(VALUES, f4)
-        centres = cuda.local.array(VALUES, f4)
+        leads = cuda.local.array(VALUES, f4)
+        means = cuda.local.array(VALUES, f4)
         tid = i4(cuda.threadIdx.x)
         n, slab = i4(cuda.blockIdx.y), i4(cuda.blockIdx.x)
         first = i4(slab * i4(CHANNELS))
@@ -140,7 +141,7 @@ def grads_kernel(kind: str, layout: str, group: int, held: Held) -> Any:
             of = i4(i4(u4(channel + i4(value * PER)) // u4(GROUP)))
             own = i4(first + of * i4(GROUP))
             scales[value] = std[u4(slab_group + of)]
-            centres[value] = load(x, u4(image + (own if WIDE else own * HW))) + shift[u4(slab_group + of)]
+            leads[value], means[value] = load(x, u4(image + (own if WIDE else own * HW))), shift[u4(slab_group + of)]
         for e in range(LANES):
             factors[e], slopes[e] = gamma[u4(first + channel + i4(e))], v[u4(first + channel + i4(e))]
         for value in range(VALUES):
@@ -197,7 +198,7 @@ def grads_kernel(kind: str, layout: str, group: int, held: Held) -> Any:
         for i in range(SLOTS):
             if i < SLOTS - 1 or tail:
                 for e in range(4):
-                    held_dy[4 * i + e] -= parts[e // PER] * (held_x[4 * i + e] - centres[e // PER])
+                    held_dy[4 * i + e] -= parts[e // PER] * ((held_x[4 * i + e] - leads[e // PER]) - means[e // PER])
                 store4(dx, start + i8(i) * step, held_dy[4 * i], held_dy[4 * i + 1], held_dy[4 * i + 2], held_dy[4 * i + 3])
         cuda.syncthreads()
         if last[0] == i4(1):
