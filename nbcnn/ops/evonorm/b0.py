@@ -304,10 +304,10 @@ def candidates(call: Call, multiprocessors: int) -> list[Held]:
     The simulator runs one block after another: there only the latter.
     """
     shape, layout, backward = call.in_shapes[0], call.layout, call.op.endswith("_grads")
-    tensors, others = ((2, 1), b0_held_grads.OTHERS[layout]) if backward else ((1,), 0)
+    tensors = (2, 1) if backward else (1,)
     alone = call.op.endswith("_infer") or SIMULATOR
-    at_once = [] if alone else slabs_of(shape, layout, 1, tensors, multiprocessors, at_once=True, others=others)
-    return [*at_once, *slabs_of(shape, layout, 1, tensors, multiprocessors, others=others)]
+    at_once = [] if alone else slabs_of(shape, layout, 1, tensors, multiprocessors, at_once=True)
+    return [*at_once, *slabs_of(shape, layout, 1, tensors, multiprocessors)]
 
 
 def tile(call: Call, multiprocessors: int) -> Held | None:
