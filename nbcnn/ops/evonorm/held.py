@@ -34,6 +34,7 @@ OTHERS = 32
 """Registers of a thread besides what it holds, and four for every tensor."""
 MOST_IMAGES = 65535
 """What the second axis of a grid has."""
+IMAGES_FIRST = {"NCHW": True, "NHWC": False}
 REGISTERS, THREADS, BLOCKS = 65536, 1024, 16
 """Of a multiprocessor, on every GPU from compute capability 7.5 on."""
 
