@@ -79,10 +79,10 @@ def fprop_kernel(kind: str, layout: str, channels: int, held: Held, stage: str) 
             else:
                 cuda.syncthreads()
                 mean, variance = join(kept, i4(image * i4(CHANNELS) + channel), f4(HW))
+            if ALL and rank == i4(0):
+                send(packets, i4(own * N + n), turn, lead - origin + mean, variance)
             s = f4(math.sqrt(variance + eps))
             if rank == i4(0) and not INFER:
-                if ALL:
-                    send(packets, i4(own * N + n), turn, lead - origin + mean, variance)
                 shift[at_plane], std[at_plane] = mean, s
         if ALL:
             warp, lane = split(tid, WARP)
