@@ -139,7 +139,7 @@ def allow_shared(kernel: Any, args: Sequence[Any], nbytes: int) -> None:
     checked(driver.cuKernelSetAttribute(attribute, nbytes, function.handle, device), f"take {nbytes} bytes of shared memory")
 
 
-def check_together(kernel: Any, args: Sequence[Any], grid: int, block: int) -> None:
+def check_together(kernel: Any, args: Sequence[Any], grid: int | tuple[int, ...], block: int) -> None:
     """Raise RuntimeError if `grid` blocks of `kernel`, compiled for `args`, are more than the GPU holds at once: they would wait forever.
 
     The simulator holds one; there only blocks that wait for nobody may be given.
@@ -147,8 +147,9 @@ def check_together(kernel: Any, args: Sequence[Any], grid: int, block: int) -> N
     if SIMULATOR:
         return
     fit = kernel._compile_for_args(*args).max_cooperative_grid_blocks(block)
-    if grid > fit:
-        raise RuntimeError(f"{kernel.py_func.__name__}: its {grid} blocks wait for each other, and the GPU holds {fit} of them at once")
+    wanted = int(np.prod(grid))
+    if wanted > fit:
+        raise RuntimeError(f"{kernel.py_func.__name__}: its {wanted} blocks wait for each other, and the GPU holds {fit} of them at once")
 
 
 def loaded_kernel(kernel: Any, argument_types: tuple[Any, ...]) -> bool:

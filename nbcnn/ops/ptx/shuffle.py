@@ -32,7 +32,7 @@ if SIMULATOR:
     def warp_sum_everywhere(value):
         return warp_sum(value)
 
-    def lane_sum(step):
+    def sum_over(bits):
         @cuda.jit(device=True)
         def add(value):
             lanes = cuda.shared.array(LARGEST_BLOCK, types.float64)
@@ -40,11 +40,10 @@ if SIMULATOR:
             cuda.syncthreads()
             lanes[tid] = value
             cuda.syncthreads()
-            first = tid - tid % WARP
-            terms = [type(value)(lanes[first + (tid % WARP + i) % WARP]) for i in range(0, WARP, step)]
-            while len(terms) > 1:
-                terms = [terms[i] + terms[i + len(terms) // 2] for i in range(len(terms) // 2)]
-            return terms[0]
+            terms = [tid]
+            for half in (16, 8, 4, 2, 1):
+                terms += [i ^ half for i in terms if bits & half]
+            return type(value)(sum(lanes[i] for i in sorted(terms)))
 
         return add
 
@@ -82,14 +81,14 @@ else:
         return value
 
     @cache
-    def lane_sum(step):
-        """Device function: Σ `value` over every `step`-th lane (a power of two), valid in the warp's first `step` lanes, one sum each."""
+    def sum_over(bits):
+        """Device function: Σ `value` over the lanes whose numbers differ in `bits` alone, the same bits in each of them."""
 
         @jit(device=True)
         def add(value):
             for half in (16, 8, 4, 2, 1):
-                if half >= step:
-                    value += cuda.shfl_down_sync(_ALL_LANES, value, half)
+                if half & bits:
+                    value += cuda.shfl_xor_sync(_ALL_LANES, value, half)
             return value
 
         return add
