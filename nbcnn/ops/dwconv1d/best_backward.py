@@ -162,8 +162,10 @@ def tiles(call: Call, g: Correlation, form: Form, multiprocessors: int) -> list[
     if by_tma(call, (*call.in_dtypes, *call.out_dtypes)):
         if boxes.fits(g):
             made += boxes.tiles(g, multiprocessors, boxes_backward.WARPS, boxes_backward.RESIDENT)
-        if segments.fits(g) and not form.with_dx:
-            made.append(segments.choose(g, multiprocessors, segments_backward.WARPS, segments_backward.RESIDENT))
+        if segments.fits(g):
+            parts = segments.choose(g, multiprocessors, segments_backward.WARPS, segments_backward.RESIDENT).parts
+            parts_dx = segments.choose(g, multiprocessors, segments.WARPS, segments.resident(g)).parts if form.with_dx else 0
+            made.append(Segments(parts, parts_dx))
     others: list[Tile] = [in_strips(g, form, multiprocessors)]
     if whole.fits(g):
         own = whole.choose(g, multiprocessors, whole_backward.WARPS, whole_backward.resident(g.L, g.T, form.with_dx))
@@ -259,11 +261,15 @@ def scratch_fused(call: Call) -> int:
 
 
 def bind_fused(call: Call) -> list[Launch]:
-    """Two launches: dx with the partial sums, and their sum."""
+    """Two launches: dx with the partial sums, and their sum; of long series on Hopper three."""
     towards, g = of_backward(call)
     (dy, x, w, *d), (dx, dw, *dd) = call.ins, call.outs
     kinds = (call.in_dtypes[0], call.out_dtypes[0]) if call.in_dtypes else ("float32", "float32")
     arrays = (x, dy, w, d[0] if d else w, dx)
+    if isinstance(call.tile, Segments):
+        # Two kernels: what one alone would save, a second load of dy, is less than its registers would cost.
+        dx_first = segments.launch(towards, Segments(call.tile.parts_dx), (dy, w, d[0] if d else w, dx))
+        return [dx_first, *segments_backward.launches(call, g, x, dy, dw, dd[0] if dd else dw)]
     if isinstance(call.tile, Boxes):
         return boxes_backward.launches(call, g, towards, arrays, dw, dd[0] if dd else dw)
     if isinstance(call.tile, Whole):
@@ -274,6 +280,8 @@ def bind_fused(call: Call) -> list[Launch]:
 def traffic_fused(call: Call) -> list[Traffic]:
     """x and dy with a halo a tile, the filter once a block, dx once; then the partial sums."""
     towards, g = of_backward(call)
+    if isinstance(call.tile, Segments):
+        return [segments.traffic_of(call, towards, Segments(call.tile.parts_dx)), *segments_backward.traffic(call, g)]
     if isinstance(call.tile, Boxes):
         return boxes_backward.traffic(call, g, True)
     if isinstance(call.tile, Whole):

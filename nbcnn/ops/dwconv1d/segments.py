@@ -46,9 +46,10 @@ MAP_BYTES = 128
 
 @dataclass(frozen=True)
 class Segments:
-    """Blocks that share the series of one channel."""
+    """Blocks that share the series of one channel; where both gradients are made, as many as `parts_dx` in the kernel of the input's."""
 
     parts: int
+    parts_dx: int = 0
 
     @property
     def split(self) -> int:
@@ -290,13 +291,17 @@ def shared_bytes(floats: int, warps: int) -> int:
 
 def bind(call: Call, g: Correlation) -> list[Launch]:
     """One launch: y from x, or dx from dy."""
-    reach, strip = Reach(g.T, g.left), call.tile.strip(g, WARPS)
-    source, w, d, out = naive.image_arrays(call)
+    return [launch(g, call.tile, naive.image_arrays(call))]
+
+
+def launch(g: Correlation, tile: Segments, arrays: tuple[Any, ...]) -> Launch:
+    """The kernel on source, w, d and out."""
+    (source, w, d, out), reach = arrays, Reach(g.T, g.left)
     maps = tensor_maps.upload(map_of(source, g, reach.box_rows), map_of(out, g, WARP))
-    numbers = (np.int32(number) for number in (g.C, blocks(g.L, UNIT), units(g), strip))
+    numbers = (np.int32(number) for number in (g.C, blocks(g.L, UNIT), units(g), tile.strip(g, WARPS)))
     nbytes = shared_bytes(2 * WARPS * reach.box_floats + quads(g.T), WARPS)
     kernel = kernel_for(g.T, g.left, resident(g), g.flipped, g.skip)
-    return [Launch(kernel, g.C * call.tile.parts, WARP * WARPS, (maps, w, d, *numbers), nbytes, keep=(maps, source, out))]
+    return Launch(kernel, g.C * tile.parts, WARP * WARPS, (maps, w, d, *numbers), nbytes, keep=(maps, source, out))
 
 
 def loads(g: Correlation) -> int:
@@ -307,7 +312,12 @@ def loads(g: Correlation) -> int:
 
 
 def traffic(call: Call, g: Correlation) -> list[Traffic]:
+    """What `bind` asks memory for."""
+    return [traffic_of(call, g, call.tile)]
+
+
+def traffic_of(call: Call, g: Correlation, tile: Segments) -> Traffic:
     """The source with what the taps reach, out once, the filter once a block."""
     one, filters = element(call), 4 * g.C * (g.T + g.skip)
-    read = one * g.rows * loads(g) + filters * call.tile.parts
-    return [Traffic(read, g.rows * g.L * element(call, "out"), one * g.rows * g.L + filters)]
+    read = one * g.rows * loads(g) + filters * tile.parts
+    return Traffic(read, g.rows * g.L * element(call, "out"), one * g.rows * g.L + filters)
