@@ -129,7 +129,12 @@ BY_TMA = [
     ((300, 40, 48, 48), Boxes(1, True)),
     ((300, 3, 64, 64), Boxes(2, False)),
 ]
-BY_TMA += [((2, 33, 20, 33), Boxes(3, True)), ((2, 2, 1024, 7), Segments(1, 1)), ((3, 2, 2048, 48), Segments(1, 3)), ((9, 1, 4064, 64), Segments(3, 2))]
+BY_TMA += [
+    ((2, 33, 20, 33), Boxes(3, True)),
+    ((2, 2, 1024, 7), Segments(1, 1)),
+    ((3, 2, 2048, 48), Segments(1, 3)),
+    ((9, 1, 4064, 64), Segments(3, 2)),
+]
 
 
 @pytest.mark.parametrize("op", VARIANTS["best"])
