@@ -104,7 +104,7 @@ def candidates(call: Call, multiprocessors: int) -> list[Tile]:
     made: list[Tile] = []
     if by_tma(call, (*call.in_dtypes, *call.out_dtypes)):
         if boxes.fits(g):
-            made += boxes.tiles(g, multiprocessors, boxes.WARPS, boxes.RESIDENT)
+            made.append(boxes.choose(g, multiprocessors, boxes.WARPS, boxes.RESIDENT))
         if segments.fits(g):
             made.append(segments.choose(g, multiprocessors, segments.WARPS, segments.resident(g)))
     chosen = choose(g)

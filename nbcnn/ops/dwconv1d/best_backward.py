@@ -161,7 +161,7 @@ def tiles(call: Call, g: Correlation, form: Form, multiprocessors: int) -> list[
     made: list[Tile] = []
     if by_tma(call, (*call.in_dtypes, *call.out_dtypes)):
         if boxes.fits(g):
-            made += boxes.tiles(g, multiprocessors, boxes_backward.WARPS, boxes_backward.RESIDENT)
+            made.append(boxes.choose(g, multiprocessors, boxes_backward.WARPS, boxes_backward.RESIDENT))
         if segments.fits(g):
             parts = segments.choose(g, multiprocessors, segments_backward.WARPS, segments_backward.RESIDENT).parts
             parts_dx = segments.choose(g, multiprocessors, segments.WARPS, segments.resident(g)).parts if form.with_dx else 0

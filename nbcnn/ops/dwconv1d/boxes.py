@@ -1,12 +1,12 @@
 """Variant best for short series on Hopper: boxes of 32 series come and go by TMA, a lane has one whole in registers and works alone.
 
-As in `whole.py` a lane makes every result of its series (`straight.py`). But nothing is spent on moving: one instruction of one lane has a
-box of 32 series fetched into shared memory, and one has the results stored from where the box lay. A warp has two boxes, so that the next one
-is on its way while it multiplies; no warp waits for another. A box is one quad wider than a series if that is what makes its rows an odd
-number of quads: TMA fills what lies outside a series with zeros, and does not store it. So lanes meet different banks.
+As in `whole.py` a lane makes every result of its series (`straight.py`), but nothing is spent on moving: one instruction of one lane has a
+box of 32 series fetched into shared memory, and one has the results stored from where the box lay. The lanes are neighbouring channels of one
+example, each with taps of its own, because those lie in memory one behind the other. A warp has two boxes, so that the next one is on its way
+while it multiplies; no warp waits for another.
 
-`across`: lanes are neighbouring channels of one example, which lie in memory one behind the other; each has taps of its own. Otherwise they
-are neighbouring examples of one channel, and share the taps.
+A box is one quad wider than a series if that is what makes its rows an odd number of quads: TMA fills what lies outside a series with zeros,
+and does not store it. So lanes meet different banks.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from nbcnn.ops.ptx.asm import byte_address_global, byte_address_shared
 from nbcnn.ops.ptx.mbarrier import fence_mbarrier_init, mbarrier_arrive_expect_tx, mbarrier_init, mbarrier_wait
 from nbcnn.ops.ptx.shuffle import WARP, warp_barrier
 from nbcnn.ops.ptx.tma import commit_stores, fence_async_shared, fence_tensor_map, load_tile_3d, store_tile_3d, wait_stores_read
+from nbcnn.ops.ptx.vector import load1_if
 from nbcnn.ops.traffic import Traffic, element
 
 WARPS = 8
@@ -40,84 +41,64 @@ MOST_PARTS = 1024
 
 @dataclass(frozen=True)
 class Boxes:
-    """Blocks that share the series of one channel, or of 32 neighbouring ones; and whether lanes are channels or examples."""
+    """Blocks that share the series of 32 neighbouring channels."""
 
     parts: int
-    across: bool
 
     @property
     def split(self) -> int:
         """As other tiles call the parts."""
         return self.parts
 
-    def groups(self, g: Correlation) -> int:
-        """Channels, or groups of 32 of them."""
-        return blocks(g.C, WARP) if self.across else g.C
-
     def strip(self, g: Correlation, warps: int) -> int:
         """Boxes that each warp takes."""
-        return blocks(g.N if self.across else blocks(g.N, WARP), self.parts * warps)
+        return blocks(g.N, self.parts * warps)
 
 
-def choose(g: Correlation, across: bool, multiprocessors: int, warps: int, resident: int) -> Boxes:
-    """The parts that finish first: rounds of resident blocks, times the boxes of each warp, and one more to begin with."""
-
-    def cost(parts: int) -> tuple[float, int]:
-        tile = Boxes(parts, across)
-        return blocks(tile.groups(g) * parts, multiprocessors * resident) * (tile.strip(g, warps) + 1), parts
-
-    units = g.N if across else blocks(g.N, WARP)
-    return Boxes(min(range(1, 1 + min(MOST_PARTS, blocks(units, warps))), key=cost), across)
+def groups(g: Correlation) -> int:
+    """Groups of 32 channels."""
+    return blocks(g.C, WARP)
 
 
 def fits(g: Correlation) -> bool:
-    """True if a lane holds a whole series and the filter is short, and there are lanes' worth of channels or examples."""
-    return whole.fits(g) and max(g.N, g.C) >= WARP
+    """True if a lane holds a whole series and the filter is short, and most lanes have a channel."""
+    return whole.fits(g) and 3 * WARP * groups(g) <= 4 * g.C
 
 
-def tiles(g: Correlation, multiprocessors: int, warps: int, resident: int) -> list[Boxes]:
-    """Lanes along the axis that leaves fewer of them idle first, channels if neither does; then along the other."""
+def choose(g: Correlation, multiprocessors: int, warps: int, resident: int) -> Boxes:
+    """The parts that finish first: rounds of resident blocks, times the boxes of each warp, and two more to begin with."""
 
-    def idle(across: bool) -> float:
-        count = g.C if across else g.N
-        return blocks(count, WARP) * WARP / count
+    def cost(parts: int) -> tuple[int, int]:
+        return blocks(groups(g) * parts, multiprocessors * resident) * (Boxes(parts).strip(g, warps) + 2), parts
 
-    return [choose(g, across, multiprocessors, warps, resident) for across in sorted((True, False), key=idle)]
-
-
-def taps_floats(taps: int, across: bool) -> int:
-    """Floats of the taps of a block, a multiple of 128 bytes."""
-    return WARP * odd_quads(taps) if across else 32 * blocks(taps, 32)
+    return Boxes(min(range(1, 1 + min(MOST_PARTS, blocks(g.N, warps))), key=cost))
 
 
 @functools.cache
-def fill_taps(taps: int, left: int, across: bool, flipped: bool, skip: bool, threads: int) -> Any:
-    """A device function stage(shared, at, w, d, group, C, tid): the taps of a channel, or of 32, in the order of `series.py`, d added to tap `left`.
+def fill_taps(taps: int, left: int, flipped: bool, skip: bool, threads: int) -> Any:
+    """A device function stage(shared, at, w, d, first, C, tid): the taps of 32 channels from `first` on in the order of `series.py`, d added to
+    tap `left`.
 
-    Called by `threads` threads; zeros beyond the last tap and the last channel.
+    Called by `threads` threads; zeros beyond the last tap and the last channel. All loads of a thread are on their way at once.
     """
-    PITCH, T, LEFT, FLOATS, LANES = (
-        odd_quads(taps) if across else taps_floats(taps, False),
-        taps,
-        left,
-        taps_floats(taps, across),
-        WARP if across else 1,
-    )
+    PITCH, T, LEFT, TURNS = odd_quads(taps), taps, left, blocks(WARP * odd_quads(taps), threads)
+    FLOATS = WARP * PITCH
 
     @jit(device=True)
-    def stage(shared, at, w, d, group, C, tid):
-        place = tid
-        while place < i4(FLOATS):
+    def stage(shared, at, w, d, first, C, tid):
+        found = cuda.local.array(TURNS, f4)
+        for b in range(TURNS):
+            place = i4(tid + i4(b * threads))
             row = i4(u4(place) // u4(PITCH))
-            i = i4(place - row * i4(PITCH))
-            c = i4(group * i4(LANES) + row)
-            tap = f4(0)
-            if i < i4(T) and c < C:
-                tap = w[u4(c * i4(T) + ((i4(T - 1) - i) if flipped else i))]
-                if skip and i == i4(LEFT):
-                    tap += d[u4(c)]
-            shared[u4(at + place)] = tap
-            place = i4(place + i4(threads))
+            i, c = i4(place - row * i4(PITCH)), i4(first + row)
+            inside = (i < i4(T)) & (c < C) & (row < i4(WARP))
+            found[b] = load1_if(w, i4(c * i4(T) + ((i4(T - 1) - i) if flipped else i)), inside)
+            if skip:
+                found[b] += load1_if(d, c, inside & (i == i4(LEFT)))
+        for b in range(TURNS):
+            place = i4(tid + i4(b * threads))
+            if place < i4(FLOATS):
+                shared[u4(at + place)] = found[b]
 
     return stage
 
@@ -133,20 +114,20 @@ def shared_bytes(taps: int, warps: int, length: int, boxes: int) -> int:
 
 
 @functools.cache
-def kernel_for(length: int, taps: int, left: int, across: bool, flipped: bool, skip: bool) -> Any:
+def kernel_for(length: int, taps: int, left: int, flipped: bool, skip: bool) -> Any:
     """The kernel of fprop and dgrad."""
-    L, PITCH, BOX, THREADS = length, odd_quads(length), box_floats(length), WARP * WARPS
-    TAPS, MY_TAPS, ACROSS = taps_floats(taps, across), odd_quads(taps) if across else 0, across
+    L, PITCH, BOX, THREADS, MY_TAPS = length, odd_quads(length), box_floats(length), WARP * WARPS, odd_quads(taps)
+    TAPS = WARP * MY_TAPS
     BARRIERS = TAPS + 2 * WARPS * BOX
-    stage_taps, take_row, run = fill_taps(taps, left, across, flipped, skip, THREADS), take(length), convolve(length, taps, left)
+    stage_taps, take_row, run = fill_taps(taps, left, flipped, skip, THREADS), take(length), convolve(length, taps, left)
 
     @jit(launch_bounds=(THREADS, RESIDENT))
     def dwconv1d_boxes_kernel(maps, w, d, C, groups, strip):
         """out[n,c,t] = Σ_i k[c,i] · source[n,c,t+i−left]; k is w, or w read backwards, with d added to tap `left`.
 
-        grid groups·parts, block 8 warps; a block owns a channel or 32 neighbouring ones of its part of the examples, a warp a box of 32 series
-        at a time, a lane one. shared the taps, and 16·32·PITCH floats: two boxes a warp
-        moves  source and out once, the filter once a block
+        grid groups·parts, block 8 warps; a block owns 32 neighbouring channels of its part of the examples, a warp those of one example at a
+        time, a lane one. shared the taps, and 16·32·PITCH floats: two boxes a warp
+        moves  source and out once, the filter once a part
         needs  compute capability 9.0: maps are the tensor maps of source and out
         source ours; NVIDIA, PTX ISA, "cp.async.bulk.tensor"
         """
@@ -156,21 +137,24 @@ def kernel_for(length: int, taps: int, left: int, across: bool, flipped: bool, s
         tid = i4(cuda.threadIdx.x)
         lane, warp = i4(tid & i4(WARP - 1)), i4(u4(tid) // u4(WARP))
         part = i4(u4(cuda.blockIdx.x) // u4(groups))
-        group = i4(i4(cuda.blockIdx.x) - part * groups)
+        c = i4((i4(cuda.blockIdx.x) - part * groups) * i4(WARP))
         at = i4(start + i4(TAPS) + warp * i4(2 * BOX))
         barrier = base + u4((start + i4(BARRIERS) + warp * i4(4)) * i4(4))
         source, out = byte_address_global(maps), byte_address_global(maps) + types.uint64(MAP_BYTES)
-        unit = i4(part * strip * i4(WARPS) + warp)
-        c = i4(group * i4(WARP)) if ACROSS else group
+        n = i4(part * strip * i4(WARPS) + warp)
         if lane == i4(0):
             mbarrier_init(barrier, u4(1))
             mbarrier_init(barrier + u4(8), u4(1))
             fence_mbarrier_init()
+        # A fence a block is enough, and many cost time.
+        if tid == i4(0):
             fence_tensor_map(source)
             fence_tensor_map(out)
+        cuda.syncthreads()
+        if lane == i4(0):
             mbarrier_arrive_expect_tx(barrier, u4(4 * BOX))
-            load_tile_3d(base + u4(at * i4(4)), source, i4(0), c, unit if ACROSS else i4(unit * i4(WARP)), barrier)
-        stage_taps(shared, start, w, d, group, C, tid)
+            load_tile_3d(base + u4(at * i4(4)), source, i4(0), c, n, barrier)
+        stage_taps(shared, start, w, d, c, C, tid)
         cuda.syncthreads()
         row = cuda.local.array(L, f4)
         turn = i4(0)
@@ -180,41 +164,37 @@ def kernel_for(length: int, taps: int, left: int, across: bool, flipped: bool, s
             own = i4(mine + lane * i4(PITCH))
             mbarrier_wait(barrier + u4(half * i4(8)), u4((turn >> i4(1)) & i4(1)))
             take_row(row, shared, own)
-            following = i4(unit + i4(WARPS))
             if lane == i4(0) and turn + i4(1) < strip:
-                other = barrier + u4((i4(1) - half) * i4(8))
+                other, to = barrier + u4((i4(1) - half) * i4(8)), i4(at + (i4(1) - half) * i4(BOX))
                 wait_stores_read()
                 mbarrier_arrive_expect_tx(other, u4(4 * BOX))
-                to = i4(at + (i4(1) - half) * i4(BOX))
-                load_tile_3d(base + u4(to * i4(4)), source, i4(0), c, following if ACROSS else i4(following * i4(WARP)), other)
+                load_tile_3d(base + u4(to * i4(4)), source, i4(0), c, i4(n + i4(WARPS)), other)
             run(row, shared, i4(start + lane * i4(MY_TAPS)), own)
             fence_async_shared()
             warp_barrier()
             if lane == i4(0):
-                store_tile_3d(out, i4(0), c, unit if ACROSS else i4(unit * i4(WARP)), base + u4(mine * i4(4)))
+                store_tile_3d(out, i4(0), c, n, base + u4(mine * i4(4)))
                 commit_stores()
-            unit = following
+            n = i4(n + i4(WARPS))
             turn = i4(turn + i4(1))
         wait_stores_read()
 
     return dwconv1d_boxes_kernel
 
 
-def map_of(array: Any, g: Correlation, across: bool) -> np.ndarray:
-    """The tensor map of series (N, C, L): boxes of 32 of them."""
-    box = (odd_quads(g.L), WARP, 1) if across else (odd_quads(g.L), 1, WARP)
-    return tensor_maps.encode_tiled(array, (g.L, g.C, g.N), box, strides=(g.L, g.C * g.L), plain=True)
+def map_of(array: Any, g: Correlation) -> np.ndarray:
+    """The tensor map of series (N, C, L): boxes of 32 neighbouring channels."""
+    return tensor_maps.encode_tiled(array, (g.L, g.C, g.N), (odd_quads(g.L), WARP, 1), strides=(g.L, g.C * g.L), plain=True)
 
 
 def bind(call: Call, g: Correlation) -> list[Launch]:
     """One launch: y from x, or dx from dy."""
-    tile = call.tile
-    kernel = kernel_for(g.L, g.T, g.left, tile.across, g.flipped, g.skip)
+    tile, kernel = call.tile, kernel_for(g.L, g.T, g.left, g.flipped, g.skip)
     source, w, d, out = naive.image_arrays(call)
-    maps = tensor_maps.upload(map_of(source, g, tile.across), map_of(out, g, tile.across))
-    numbers = (np.int32(g.C), np.int32(tile.groups(g)), np.int32(tile.strip(g, WARPS)))
-    nbytes = shared_bytes(taps_floats(g.T, tile.across), WARPS, g.L, 2)
-    return [Launch(kernel, tile.groups(g) * tile.parts, WARP * WARPS, (maps, w, d, *numbers), nbytes, keep=(maps, source, out))]
+    maps = tensor_maps.upload(map_of(source, g), map_of(out, g))
+    numbers = (np.int32(g.C), np.int32(groups(g)), np.int32(tile.strip(g, WARPS)))
+    nbytes = shared_bytes(box_floats(g.T), WARPS, g.L, 2)
+    return [Launch(kernel, groups(g) * tile.parts, WARP * WARPS, (maps, w, d, *numbers), nbytes, keep=(maps, source, out))]
 
 
 def traffic(call: Call, g: Correlation) -> list[Traffic]:

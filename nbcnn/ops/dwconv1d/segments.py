@@ -117,7 +117,7 @@ def choose(g: Correlation, multiprocessors: int, warps: int, resident: int) -> S
 
 def resident(g: Correlation) -> int:
     """Blocks that share a multiprocessor: 128 registers a thread hold a window of 80, 168 the longest."""
-    return 4 if Reach(g.T, g.left).window <= 80 else 3
+    return 4
 
 
 def in_order(steps: Sequence[Any]) -> Any:
@@ -146,8 +146,8 @@ def _two(first: Any, second: Any) -> Any:
 
 @functools.cache
 def take(first: int, last: int, into: int) -> Any:
-    """take(window, shared, start, row): window[into:] = quads `first` … `last` − 1 of the row of shared memory that begins at start + 32·row,
-    counted from there on: −1 is the last quad of the row before."""
+    """take(window, shared, start, row): window[into:] = quads `first` … `last` − 1 of the row of shared memory at start + 32·row, counted from its
+    beginning: −1 is the last quad of the row before."""
 
     def of_row(step: int) -> Any:
         low, high = max(first, 8 * step), min(last, 8 * step + 8)
@@ -167,11 +167,11 @@ def take(first: int, last: int, into: int) -> Any:
 
 
 @functools.cache
-def convolve(taps: int, left: int) -> Any:
-    """run(window, shared, at_taps, to): all results of a lane, GROUP at a time, into the row of 32 floats at shared[to[0]], to[1] = 4·(row mod 8)."""
+def sums(taps: int, left: int, first: int) -> Any:
+    """add(acc, window, shared, at_taps): acc[m] += result first + m of a lane, m < GROUP."""
     OFFSET = 4 * Reach(taps, left).quads[0] - left
 
-    def four_taps(first: int, tap: int) -> Any:
+    def four_taps(tap: int) -> Any:
         AT, TAP, TAPS = OFFSET + first + tap, tap, min(4, taps - tap)
 
         @jit(device=True)
@@ -183,22 +183,28 @@ def convolve(taps: int, left: int) -> Any:
 
         return step
 
-    def group(first: int) -> Any:
-        FIRST, add = first, in_order([four_taps(first, tap) for tap in range(0, taps, 4)])
+    return in_order([four_taps(tap) for tap in range(0, taps, 4)])
 
-        @jit(device=True)
-        def run(window, shared, at_taps, to):
-            acc = cuda.local.array(GROUP, f4)
-            for m in range(GROUP):
-                acc[m] = f4(0)
-            add(acc, window, shared, at_taps)
-            for q in range(GROUP // 4):
-                place = i4(to[0] + (to[1] ^ i4(FIRST + 4 * q)))
-                shared_store4(shared, place, acc[4 * q], acc[4 * q + 1], acc[4 * q + 2], acc[4 * q + 3])
 
-        return run
+@jit(device=True)
+def clear(acc):
+    """acc[:GROUP] = 0."""
+    for m in range(GROUP):
+        acc[m] = f4(0)
 
-    return in_order([group(first) for first in range(0, SEGMENT, GROUP)])
+
+@functools.cache
+def put(first: int) -> Any:
+    """A device function put(acc, shared, start, row): acc becomes elements `first` … of the row of shared memory at start + 32·row."""
+    FIRST = first
+
+    @jit(device=True)
+    def store(acc, shared, start, row):
+        here = i4((row << i4(5)) ^ ((row & i4(7)) << i4(2)))
+        for q in range(GROUP // 4):
+            shared_store4(shared, i4(start + (here ^ i4(FIRST + 4 * q))), acc[4 * q], acc[4 * q + 1], acc[4 * q + 2], acc[4 * q + 3])
+
+    return store
 
 
 @functools.cache
@@ -210,7 +216,11 @@ def kernel_for(taps: int, left: int, resident: int, flipped: bool, skip: bool) -
     FILTER = WARPS * MINE
     BARRIERS = FILTER + TAPS
     stage_filter = fill_filter(flipped, skip, THREADS)
-    take_window, run = take(-reach.quads[0], 8 + reach.quads[1], 0), convolve(taps, left)
+    # The first results need no more of the window than this: registers are fewer if the rest comes when their taps are done.
+    FIRST, LAST = -reach.quads[0], SEGMENT // 4 + reach.quads[1]
+    ENOUGH = min(LAST, FIRST + blocks(4 * reach.quads[0] - left + GROUP + taps - 1, 4))
+    take_first, take_rest = take(FIRST, ENOUGH, 0), take(ENOUGH, LAST, 4 * (ENOUGH - FIRST))
+    add_first, add_rest, put_first, put_rest = sums(taps, left, 0), sums(taps, left, GROUP), put(0), put(GROUP)
 
     @jit(launch_bounds=(THREADS, RESIDENT))
     def dwconv1d_segments_kernel(maps, w, d, C, across, units, strip):
@@ -239,20 +249,23 @@ def kernel_for(taps: int, left: int, resident: int, flipped: bool, skip: bool) -
             mbarrier_init(barrier, u4(1))
             mbarrier_init(barrier + u4(8), u4(1))
             fence_mbarrier_init()
+        # A fence a block is enough, and many cost time.
+        if tid == i4(0):
             fence_tensor_map(source)
             fence_tensor_map(out)
-            if unit < end:
-                n = i4(u4(unit) // u4(across))
-                mbarrier_arrive_expect_tx(barrier, u4(BYTES))
-                load_tile_3d(base + u4(at * i4(4)), source, i4(0), i4((unit - n * across) * i4(WARP) - i4(BEFORE)), i4(n * C + c), barrier)
+        cuda.syncthreads()
+        if lane == i4(0) and unit < end:
+            n = i4(u4(unit) // u4(across))
+            mbarrier_arrive_expect_tx(barrier, u4(BYTES))
+            load_tile_3d(base + u4(at * i4(4)), source, i4(0), i4((unit - n * across) * i4(WARP) - i4(BEFORE)), i4(n * C + c), barrier)
         stage_filter(shared, at_taps, w, d, c, i4(T), i4(0), i4(TAPS), i4(LEFT), tid)
         cuda.syncthreads()
-        window, to = cuda.local.array(WINDOW, f4), cuda.local.array(2, i4)
+        window, acc = cuda.local.array(WINDOW, f4), cuda.local.array(GROUP, f4)
         half, phase = i4(0), u4(0)
         while unit < end:
             mine = i4(at + half * i4(BOX))
             mbarrier_wait(barrier + u4(half * i4(8)), phase)
-            take_window(window, shared, mine, i4(lane + i4(BEFORE)))
+            take_first(window, shared, mine, i4(lane + i4(BEFORE)))
             warp_barrier()
             following = i4(unit + i4(1))
             if lane == i4(0) and following < end:
@@ -261,9 +274,15 @@ def kernel_for(taps: int, left: int, resident: int, flipped: bool, skip: bool) -
                 wait_stores_read()
                 mbarrier_arrive_expect_tx(other, u4(BYTES))
                 load_tile_3d(base + u4(place * i4(4)), source, i4(0), i4((following - n * across) * i4(WARP) - i4(BEFORE)), i4(n * C + c), other)
-            to[0] = i4(mine + (lane << i4(5)))
-            to[1] = i4((lane & i4(7)) << i4(2))
-            run(window, shared, at_taps, to)
+            clear(acc)
+            add_first(acc, window, shared, at_taps)
+            take_rest(window, shared, mine, i4(lane + i4(BEFORE)))
+            # All lanes have what they need of all rows, whose place the results take.
+            warp_barrier()
+            put_first(acc, shared, mine, lane)
+            clear(acc)
+            add_rest(acc, window, shared, at_taps)
+            put_rest(acc, shared, mine, lane)
             fence_async_shared()
             warp_barrier()
             if lane == i4(0):

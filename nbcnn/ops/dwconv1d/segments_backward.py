@@ -121,14 +121,16 @@ def kernel_for(taps: int, left: int) -> Any:
             mbarrier_init(barrier, u4(1))
             mbarrier_init(barrier + u4(8), u4(1))
             fence_mbarrier_init()
+        if tid == i4(0):
             fence_tensor_map(dy_map)
             fence_tensor_map(x_map)
-            if unit < end:
-                n = i4(u4(unit) // u4(across))
-                row = i4((unit - n * across) * i4(WARP))
-                mbarrier_arrive_expect_tx(barrier, u4(BYTES))
-                load_tile_3d(base + u4(at * i4(4)), dy_map, i4(0), row, i4(n * C + c), barrier)
-                load_tile_3d(base + u4((at + i4(DY)) * i4(4)), x_map, i4(0), i4(row - i4(BEFORE)), i4(n * C + c), barrier)
+        cuda.syncthreads()
+        if lane == i4(0) and unit < end:
+            n = i4(u4(unit) // u4(across))
+            row = i4((unit - n * across) * i4(WARP))
+            mbarrier_arrive_expect_tx(barrier, u4(BYTES))
+            load_tile_3d(base + u4(at * i4(4)), dy_map, i4(0), row, i4(n * C + c), barrier)
+            load_tile_3d(base + u4((at + i4(DY)) * i4(4)), x_map, i4(0), i4(row - i4(BEFORE)), i4(n * C + c), barrier)
         cuda.syncthreads()
         own, sums, places = cuda.local.array(SEGMENT, f4), cuda.local.array(T, f4), cuda.local.array(2, i4)
         for i in range(T):
