@@ -14,7 +14,7 @@ from nbcnn.bench import dwconv
 from nbcnn.ops import MODES
 from nbcnn.ops.call import Call
 from nbcnn.ops.cases import MEAN_SERIES, REAL_SERIES, series_backward_cases, series_cases
-from nbcnn.ops.dwconv1d import VARIANTS, best, best_backward, boxes, reference, segments, whole
+from nbcnn.ops.dwconv1d import VARIANTS, best_backward, boxes, reference, segments, whole
 from nbcnn.ops.dwconv1d.boxes import Boxes
 from nbcnn.ops.dwconv1d.segments import Segments
 from nbcnn.ops.dwconv1d.series import of_gradient, of_images
@@ -137,7 +137,7 @@ def test_series_that_tma_moves(op, shape, tile, gpu):
 
 
 def test_tma_moves_what_it_can(monkeypatch):
-    monkeypatch.setattr(best, "has_tma", lambda: True)
+    monkeypatch.setattr(cuda, "has_tma", lambda: True)
     for op, impl in VARIANTS["best"].items():
         for shape, kind in (((512, 128, 48, 48), Boxes), ((4, 8, 48, 48), Sliding), ((64, 8, 4096, 64), Segments), ((512, 8, 1000, 48), Sliding)):
             call = dwconv.call_of(op, shape, "causal")
@@ -159,7 +159,7 @@ def test_every_unit_of_work_is_taken_once():
 
 
 def test_short_series_are_taken_whole_where_they_are_many(monkeypatch):
-    monkeypatch.setattr(best, "has_tma", lambda: False)
+    monkeypatch.setattr(cuda, "has_tma", lambda: False)
     for op, impl in VARIANTS["best"].items():
         for shape, kind in (((512, 128, 48, 48), Whole), ((8, 128, 48, 48), Sliding), ((512, 128, 50, 48), Sliding), ((512, 8, 256, 48), Sliding)):
             call = dwconv.call_of(op, shape, "causal")
@@ -255,7 +255,7 @@ def stand_in(op, variant, shape, padding, skip, kind="float32"):
 @on_every_arch
 @pytest.mark.parametrize(("variant", "op"), KERNELS)
 def test_kernels_compile_without_spills(variant, op, arch, monkeypatch):
-    monkeypatch.setattr(best, "has_tma", lambda: arch == "90a")
+    monkeypatch.setattr(cuda, "has_tma", lambda: arch == "90a")
     # Best, tiles: twelve sums twice and two windows of elements. 80 registers leave 768 threads on a multiprocessor.
     tiled = 80 if variant == "best" and op in ("dwconv1d_wgrad", "dwconv1d_bwd") else 64
     # Best, whole series: 48 elements and twelve sums, or 48 sums, or both; RESIDENT blocks have as many (whole.py, whole_backward.py).

@@ -1,4 +1,6 @@
-"""Variant best, fprop and dgrad: tiles of 32 series in shared memory, twelve results a thread in registers. Short series: `whole.py`.
+"""Variant best, fprop and dgrad: which tile, and the one that takes any: 32 series in shared memory, twelve results a thread in registers.
+
+What TMA can move is in `boxes.py` and `segments.py`, short series without it in `whole.py`.
 
 A lane works in a row of its own, and the lanes of a warp on the same twelve elements of their rows: a tap is one address for the
 whole warp, and the taps that meet only zeros are the same for all its rows, so a causal filter as long as the series costs little
@@ -12,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.cuda import cuda, f4, has_tma, i4, jit, u4
+from nbcnn import cuda as gpu
+from nbcnn.cuda import cuda, f4, i4, jit, u4
 from nbcnn.ops.call import Call, Impl, Launch
 from nbcnn.ops.dwconv1d import boxes, naive, segments, whole
 from nbcnn.ops.dwconv1d.boxes import Boxes
@@ -89,9 +92,9 @@ OTHERS: dict[type, Any] = {Whole: whole, Boxes: boxes, Segments: segments}
 Tile = Sliding | Whole | Boxes | Segments
 
 
-def by_tma(call: Call, dtypes: tuple[str, ...]) -> bool:
+def by_tma(call: Call) -> bool:
     """True if TMA may fetch and store the operands: series of float32, on a GPU that has it."""
-    return has_tma() and set(dtypes) <= {"float32"}
+    return gpu.has_tma() and set((*call.in_dtypes, *call.out_dtypes)) <= {"float32"}
 
 
 def tile(call: Call, multiprocessors: int) -> Tile:
@@ -102,7 +105,7 @@ def candidates(call: Call, multiprocessors: int) -> list[Tile]:
     """The tiles worth trying, the own choice first: what TMA moves, series whole in registers, every number of segments in shared memory."""
     g = of_images(call)
     made: list[Tile] = []
-    if by_tma(call, (*call.in_dtypes, *call.out_dtypes)):
+    if by_tma(call):
         if boxes.fits(g):
             made.append(boxes.choose(g, multiprocessors, boxes.WARPS, boxes.RESIDENT))
         if segments.fits(g):

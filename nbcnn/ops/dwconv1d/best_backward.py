@@ -159,7 +159,7 @@ Tile = Sliding | Whole | Boxes | Segments
 def tiles(call: Call, g: Correlation, form: Form, multiprocessors: int) -> list[Tile]:
     """The tiles worth trying, the own choice first: what TMA moves; series whole in registers where they are short and many, else tiles of them."""
     made: list[Tile] = []
-    if by_tma(call, (*call.in_dtypes, *call.out_dtypes)):
+    if by_tma(call):
         if boxes.fits(g):
             made.append(boxes.choose(g, multiprocessors, boxes_backward.WARPS, boxes_backward.RESIDENT))
         if segments.fits(g):
