@@ -94,7 +94,7 @@ Tile = Sliding | Whole | Boxes | Segments
 
 def by_tma(call: Call) -> bool:
     """True if TMA may fetch and store the operands: series of float32, on a GPU that has it."""
-    return gpu.has_tma() and set((*call.in_dtypes, *call.out_dtypes)) <= {"float32"}
+    return gpu.has_tma() and {*call.in_dtypes, *call.out_dtypes} <= {"float32"}
 
 
 def tile(call: Call, multiprocessors: int) -> Tile:
