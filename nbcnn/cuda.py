@@ -44,6 +44,7 @@ __all__ = [
     "cuda",
     "f4",
     "gpu_missing",
+    "has_tma",
     "i4",
     "i8",
     "jit",
@@ -107,6 +108,12 @@ def shared_of_block() -> int:
     if SIMULATOR or gpu_missing():
         return _SHARED_OF_HOPPER
     return int(cuda.get_current_device().MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
+
+
+@cache
+def has_tma() -> bool:
+    """True if the GPU copies boxes of tensors by itself (compute capability 9.0), and where there is no GPU; the simulator does not."""
+    return not SIMULATOR and (bool(gpu_missing()) or tuple(cuda.get_current_device().compute_capability) >= (9, 0))
 
 
 def gpu_missing() -> str | None:

@@ -7,6 +7,7 @@ sm_80 on.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -54,7 +55,7 @@ def launches(row: Row, arch: str, op: str | None = None) -> Iterator[tuple[str, 
     seen: set[Any] = set()
     covered: set[str] = set()
     for fusing in (True, False):
-        with mock.patch.object(cuda, "shared_of_block", return_value=1024 * ARCHITECTURES[arch]):
+        with _as_if_on(arch):
             program = on_host(training_plan(row, BATCH, capability=capability, fusing=fusing))
         for item, made in program.bound:
             covered.add(item.step.op)
@@ -66,12 +67,23 @@ def launches(row: Row, arch: str, op: str | None = None) -> Iterator[tuple[str, 
         for part, impl in row.chain(case.op):
             if impl.lacks(capability) is None:
                 try:
-                    bound = Bound(impl, case.op, case.ins, case.outs, attrs=case.attrs, place=Host(), layout=row.layout, store=row.store)
+                    with _as_if_on(arch):
+                        bound = Bound(impl, case.op, case.ins, case.outs, attrs=case.attrs, place=Host(), layout=row.layout, store=row.store)
                 except Unsupported:
                     continue
                 covered.add(case.op)
                 yield from _new(part, case.op, bound.launches, seen)
                 break
+
+
+@contextlib.contextmanager
+def _as_if_on(arch: str) -> Iterator[None]:
+    """What tiles are chosen by, as it is on a GPU of the architecture."""
+    with (
+        mock.patch.object(cuda, "shared_of_block", return_value=1024 * ARCHITECTURES[arch]),
+        mock.patch.object(cuda, "has_tma", return_value=capability_of(arch) >= (9, 0)),
+    ):
+        yield
 
 
 def _new(part: str, op: str, made: Sequence[Any], seen: set[Any]) -> Iterator[tuple[str, str, Any]]:
