@@ -93,6 +93,7 @@ from nbcnn.ops import (
     mse,
     pack_weights,
     pwconv1d,
+    pwconv1d_direct,
     relu,
     rmsle,
     s4kernel,
@@ -260,7 +261,7 @@ COMMON: Ops = {
 _IM2COL = (
     ("im2col", thin.OPS | thin_fused.FUSED),
     ("im2col", winograd.OPS | winograd.FUSED | nine_products.FUSED),
-    ("im2col", conv_evonorm.OPS),
+    ("im2col", conv_evonorm.OPS | pwconv1d_direct.OPS),
     (
         "im2col",
         im2col.OPS
