@@ -12,11 +12,15 @@ from nbcnn.ops import MODES
 from nbcnn.ops.call import Call
 from nbcnn.ops.cases import pointwise_cases
 from nbcnn.ops.conv.tiles import EFFICIENCY, Tile
+from nbcnn.ops.fused_cases import REAL_GATED, gated_cases
 from nbcnn.ops.pwconv1d_direct import OPS, candidates_wgrad
+from nbcnn.ops.pwconv1d_gated import OPS as PWCONV1D_GATED
 from nbcnn.ops.run import Bound
+from nbcnn.ops.traffic import ceil_div
 
-TINY = Tile(16, 32, 8, 4, 4)
+TINY, GATES = Tile(16, 32, 8, 4, 4), Tile(32, 32, 8, 8, 4)
 """One warp a block: what the simulator can run in a second."""
+GATED = PWCONV1D_GATED["pwconv1d_glu_fprop"]
 MEAN = {"a series of two tiles": (2, 8, 16, 4), "odd channels": (3, 5, 16, 19)}
 REAL = {"S4ConvD": (37, 128, 48, 256), "its first layer": (37, 4, 48, 128), "odd": (5, 37, 80, 131), "long": (2, 24, 4096, 40)}
 
@@ -40,6 +44,12 @@ def test_real_shapes_in_every_tile(gpu, tile):
             check(gpu, case, replace(tile, split=7 if case.op.endswith("wgrad") else 1))
 
 
+def test_gates_in_the_epilogue(place):
+    for case in gated_cases() if cuda.SIMULATOR else gated_cases(((2, 3, 8, 5), *REAL_GATED)):
+        error = gradcheck.parity(MODES["naive", "fp32"], GATED, case, place, GATES if cuda.SIMULATOR else None)
+        assert error <= gradcheck.bound(case), case.label
+
+
 @pytest.mark.parametrize("op", OPS)
 def test_counts_are_those_of_the_kernels(op, place, monkeypatch):
     if not cuda.SIMULATOR:
@@ -50,6 +60,17 @@ def test_counts_are_those_of_the_kernels(op, place, monkeypatch):
     for launch, count in zip(bound.launches, OPS[op].traffic(bound.call), strict=True):
         with monkeypatch.context() as patch:
             assert counted(launch, patch) == count, launch.name
+
+
+def test_gates_are_counted(place, monkeypatch):
+    if not cuda.SIMULATOR:
+        pytest.skip("a GPU does not say what its threads load; NUMBA_ENABLE_CUDASIM=1 does")
+    case = list(gated_cases())[-1]
+    bound = Bound(GATED, case.op, case.ins, case.outs, place=place, tile=GATES)
+    (count,), (launch,) = GATED.traffic(bound.call), bound.launches
+    found, bias = counted(launch, monkeypatch), 4 * 10
+    lanes = 8 * ceil_div(2 * 8, GATES.BN)  # every thread reads the biases of its channels
+    assert (found.write, found.distinct - bias, found.read - lanes * bias) == (count.write, count.distinct, count.read)
 
 
 def test_what_is_no_whole_load_goes_elsewhere():

@@ -45,7 +45,8 @@ def glu_dgrad(dy: np.ndarray, x: np.ndarray, dx: np.ndarray) -> None:
 
 
 @jit(device=True)
-def _gates_of(q):
+def gates_of(q):
+    """σ(q) and 1 − σ(q)."""
     e = f4(math.exp(-abs(q)))
     t = divide(f4(1), f4(1) + e)
     return (e * t if q < f4(0) else t), (t if q < f4(0) else e * t)
@@ -66,7 +67,7 @@ def fprop_kernel(kind: str) -> Any:
         i = i4(cuda.grid(1))
         if i < count:
             at = u4(u4(i) + u4(i) // u4(volume) * u4(volume))
-            gate, _ = _gates_of(load(x, u4(at + u4(volume))))
+            gate, _ = gates_of(load(x, u4(at + u4(volume))))
             store(y, u4(i), load(x, at) * gate)
 
     return glu_fprop_kernel
@@ -88,7 +89,7 @@ def dgrad_kernel(kind: str) -> Any:
         if i < count:
             at = u4(u4(i) + u4(i) // u4(volume) * u4(volume))
             p, q = load(x, at), load(x, u4(at + u4(volume)))
-            gate, rest = _gates_of(q)
+            gate, rest = gates_of(q)
             dp = load(dy, u4(i)) * gate
             store(dx, at, dp)
             store(dx, u4(at + u4(volume)), dp * (p * rest))

@@ -184,20 +184,31 @@ def scratch_wgrad(call: Call) -> int:
     return 4 * call.tile.split * (GM * GN + GM)
 
 
-def _supports(multiple: int) -> Any:
-    def supports(call: Call) -> str | None:
-        """None, or the reason in words."""
-        if _length(call) % multiple:
-            return f"series of {_length(call)} are no multiple of {multiple}"
-        largest = max(numel(shape) for shape in (*call.in_shapes, *call.out_shapes))
-        return None if largest < 2**31 else f"series of {largest:,} elements are more than 32-bit offsets reach"
+def _refusal(call: Call, multiple: int) -> str | None:
+    if _length(call) % multiple:
+        return f"series of {_length(call)} are no multiple of {multiple}"
+    largest = max(numel(shape) for shape in (*call.in_shapes, *call.out_shapes))
+    return None if largest < 2**31 else f"series of {largest:,} elements are more than 32-bit offsets reach"
 
-    return supports
+
+def supports_hours(call: Call) -> str | None:
+    """None, or the reason in words."""
+    return _refusal(call, ALONG)
+
+
+def supports_wgrad(call: Call) -> str | None:
+    """None, or the reason in words."""
+    return _refusal(call, WHOLE)
+
+
+def hours_tiles(GM: int, GN: int, GK: int, multiprocessors: int) -> list[Tile]:
+    """Every tile of a product over hours, the least estimated time first."""
+    return [tile for tile in ranked(GM, GN, GK, True, False, multiprocessors) if tile.split == 1]
 
 
 def candidates(call: Call, multiprocessors: int) -> Sequence[Tile]:
     """Every tile of fprop and dgrad, the least estimated time first."""
-    return [tile for tile in ranked(*extents(call), True, False, multiprocessors) if tile.split == 1]
+    return hours_tiles(*extents(call), multiprocessors)
 
 
 def candidates_wgrad(call: Call, multiprocessors: int) -> Sequence[Tile]:
@@ -237,12 +248,12 @@ def _first(candidates: Any) -> Any:
     return lambda call, multiprocessors: candidates(call, multiprocessors)[0]
 
 
-_HOURS = Impl(bind, supports=_supports(ALONG), tile=_first(candidates), pack=pack, candidates=candidates, traffic=traffic)
+_HOURS = Impl(bind, supports=supports_hours, tile=_first(candidates), pack=pack, candidates=candidates, traffic=traffic)
 OPS: dict[str, Impl] = {
     "pwconv1d_fprop": _HOURS,
     "pwconv1d_dgrad": _HOURS,
     "pwconv1d_wgrad": Impl(
-        bind_wgrad, scratch_wgrad, supports=_supports(WHOLE), tile=_first(candidates_wgrad), candidates=candidates_wgrad, traffic=traffic_wgrad
+        bind_wgrad, scratch_wgrad, supports=supports_wgrad, tile=_first(candidates_wgrad), candidates=candidates_wgrad, traffic=traffic_wgrad
     ),
 }
 """The three passes, for series of whole loads."""
