@@ -296,8 +296,12 @@ class Residual:
     def state(self) -> dict[str, Param]:
         return states(self.body)
 
+    def named_body(self, scope: str) -> list[Named]:
+        """The layers of the body with their names."""
+        return named(self.body, f"{scope}.")
+
     def build(self, tape: Tape, x: Buf, scope: str) -> Built:
-        return add_input(tape, named(self.body, f"{scope}."), x, scope)
+        return add_input(tape, self.named_body(scope), x, scope)
 
 
 def add_input(tape: Tape, body: Sequence[Named], x: Buf, scope: str) -> Built:
