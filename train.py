@@ -71,7 +71,7 @@ def train(given: SimpleNamespace, team: Team) -> int:
         return 0
 
     run = start.folder or train_run.new_folder(data, net.mode)
-    progress = [] if flags.quiet else [Progress(every_reading=flags.log_every > 0)]
+    progress = [] if flags.quiet else [Progress(every_reading=flags.log_every > 0, noun=data.noun)]
     pictures = data.pictures(f"{data.name}, {flags.model}, {net.mode} {net.precision}", net)
     trainer = Trainer(
         session,

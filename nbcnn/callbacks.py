@@ -24,11 +24,11 @@ REDRAW_SECONDS = 30.0
 class Progress(Callback):
     """Two lines per epoch, losses and where the time went; in between a bar on a terminal, progress lines elsewhere.
 
-    every_reading  print each reading of the loss (the user chose the pace), not only one in ten seconds.
+    every_reading  print each reading of the loss (the user chose the pace), not only one in ten seconds. noun  what rates count.
     """
 
-    def __init__(self, stream: TextIO | None = None, every_reading: bool = False) -> None:
-        self.stream = stream or sys.stderr
+    def __init__(self, stream: TextIO | None = None, every_reading: bool = False, noun: str = "images") -> None:
+        self.stream, self.noun = stream or sys.stderr, noun
         self.every_reading = every_reading
         self.terminal = self.stream.isatty() and os.environ.get("TERM") != "dumb"
         self._bar: Any = None
@@ -41,7 +41,7 @@ class Progress(Callback):
             self._printed = time.perf_counter()
             self._print(
                 f"epoch {reading.epoch}/{reading.epochs}  step {reading.step:,}/{reading.steps:,}  loss {reading.last_loss:.5f}  "
-                f"mean {reading.loss:.5f}  {rate(reading.images_per_second)} images/s  {duration(reading.remaining_seconds)} left"
+                f"mean {reading.loss:.5f}  {rate(reading.images_per_second)} {self.noun}/s  {duration(reading.remaining_seconds)} left"
             )
 
     def epoch(self, trainer: Trainer, epoch: Epoch) -> None:
@@ -50,7 +50,7 @@ class Progress(Callback):
         scores = "".join(f"{name.replace('_', ' ')} {value:.2%}  " for name, value in epoch.scores.items())
         self._print(
             f"epoch {epoch.epoch}/{trainer.epochs}  train loss {epoch.train_loss:.5f}  test loss {epoch.test_loss:.5f}  {scores}"
-            f"{duration(epoch.seconds)} + {duration(epoch.test_seconds)} test  {rate(epoch.images_per_second)} images/s"
+            f"{duration(epoch.seconds)} + {duration(epoch.test_seconds)} test  {rate(epoch.images_per_second)} {self.noun}/s"
         )
         if epoch.time is not None:
             self._print(f"  where the time went: {timeline.line(epoch.time)}")
@@ -82,7 +82,7 @@ class Progress(Callback):
                 dynamic_ncols=True,
             )
         self._bar.set_postfix_str(
-            f"loss {reading.loss:.5f}, {rate(reading.images_per_second)} images/s, {duration(reading.remaining_seconds)} left", refresh=False
+            f"loss {reading.loss:.5f}, {rate(reading.images_per_second)} {self.noun}/s, {duration(reading.remaining_seconds)} left", refresh=False
         )
         self._bar.n = reading.step
         self._bar.refresh()

@@ -13,6 +13,8 @@ not fit (an odd image cannot be pooled in a convolution's epilogue).
     Upsample2d, Conv2d, ReLU     UpConvReLU
     Upsample2d, Conv2d           UpConv
     DepthwiseConv1d              DepthwiseTogether   both gradients from one load of x and dy; StateSpaceConv1d likewise
+    PointwiseConv1d, GLU         GatedPointwise  stores the gated series, and at the end of a Residual's body adds its input on the way
+    Residual, LastStep           LastOfResidual  the layers at the body's end that treat every hour by itself see the last one only
 
 The body of a Residual is fused as a list of its own.
 
@@ -26,17 +28,14 @@ from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from nbcnn.fuse_series import DepthwiseTogether, GatedPointwise, LastOfResidual, ends_hourly, few_taps, gates
 from nbcnn.graph import Buf, Named, ShapeError, Tape, named, trace
-from nbcnn.layers import MSE, Built, Conv2d, Linear, MaxPool2d, Param, ReLU, Residual, Upsample2d, add_input
+from nbcnn.layers import MSE, Built, Conv2d, Linear, MaxPool2d, Param, ReLU, Residual, Upsample2d, add_gradient, add_input
 from nbcnn.norms import EvoNormB0, EvoNormS0
-from nbcnn.series_layers import DepthwiseConv1d, StateSpaceConv1d
+from nbcnn.series_layers import GLU, DepthwiseConv1d, LastStep, PointwiseConv1d, StateSpaceConv1d
 
 FEW_TAPS = 31
 """C·R·S up to which a pooled layer's wgrad reads the pooled gradient itself; beyond, unpooling it once serves wgrad and dgrad."""
-
-
-FUSED_TAPS = 96
-"""Taps up to which a depthwise convolution has a fused backward (`nbcnn.ops.dwconv1d.best_backward`)."""
 
 
 @dataclass(frozen=True)
@@ -248,25 +247,6 @@ class UpConvMSE(_Fused):
 
 
 @dataclass(frozen=True)
-class DepthwiseTogether:
-    """DepthwiseConv1d or StateSpaceConv1d whose two gradients, of input and filters, are one op."""
-
-    parts: tuple[Named, ...]
-    kind: ClassVar[str] = "dwconv"
-    ops: ClassVar[tuple[str, ...]] = ("dwconv1d_bwd",)
-
-    @property
-    def scope(self) -> str:
-        return self.parts[0][0]
-
-    def params(self) -> dict[str, Param]:
-        return self.parts[0][1].params()
-
-    def build(self, tape: Tape, x: Buf, scope: str) -> Built:
-        return self.parts[0][1].build(tape, x, scope, together=True)
-
-
-@dataclass(frozen=True)
 class FusedResidual:
     """A Residual with the layers of its body fused; they keep their names."""
 
@@ -277,13 +257,17 @@ class FusedResidual:
     def params(self) -> dict[str, Param]:
         return self.inner
 
+    def named_body(self, scope: str) -> list[Named]:
+        """The layers of the body with their names."""
+        return list(self.body)
+
     def build(self, tape: Tape, x: Buf, scope: str) -> Built:
-        return add_input(tape, self.body, x, scope)
-
-
-def _few_taps(parts: Sequence[Any]) -> bool:
-    """A filter whose gradient fits into the registers of one kernel."""
-    return parts[0].taps <= FUSED_TAPS
+        *before, (name, last) = self.body
+        if not isinstance(last, GatedPointwise) or not last.takes(x):
+            return add_input(tape, self.body, x, scope)
+        inner, before_backward = trace(tape, before, x)
+        y, backward = last.build(tape, inner, name, plus=x)
+        return y, lambda dy: add_gradient(tape, before_backward(backward(dy)), dy, scope)
 
 
 def _plain(parts: Sequence[Any]) -> bool:
@@ -316,8 +300,11 @@ RULES = (
     Rule((Conv2d, EvoNormS0), ConvEvoNorm, _plain),
     Rule((Conv2d, EvoNormB0), ConvEvoNorm, _plain),
     Rule((Linear, ReLU), LinearReLU, _plain),
-    Rule((DepthwiseConv1d,), DepthwiseTogether, _few_taps),
-    Rule((StateSpaceConv1d,), DepthwiseTogether, _few_taps),
+    Rule((Residual, LastStep), LastOfResidual, ends_hourly),
+    Rule((FusedResidual, LastStep), LastOfResidual, ends_hourly),
+    Rule((PointwiseConv1d, GLU), GatedPointwise, gates),
+    Rule((DepthwiseConv1d,), DepthwiseTogether, few_taps),
+    Rule((StateSpaceConv1d,), DepthwiseTogether, few_taps),
 )
 """Tried in this order at every place of the list."""
 

@@ -17,12 +17,12 @@ import numpy as np
 
 from nbcnn.bounds import STORE, parity_bound
 from nbcnn.cuda import SIMULATOR, Gpu, Host, gpu_missing
-from nbcnn.ops import MODES, Row
+from nbcnn.ops import MODES, Row, pwconv1d
 from nbcnn.ops.call import Impl, host
 from nbcnn.ops.cases import Case, mean_cases, real_cases
 from nbcnn.ops.conv.fused import REFERENCES
 from nbcnn.ops.evonorm import conv as conv_evonorm
-from nbcnn.ops.fused_cases import fused_mean_cases, fused_real_cases
+from nbcnn.ops.fused_cases import REAL_GATED, fused_mean_cases, fused_real_cases, gated_cases
 from nbcnn.ops.norm_cases import QUADS, conv_norm_cases, norm_cases
 from nbcnn.ops.run import Unsupported, run_op
 from nbcnn.storage import decode, encode
@@ -65,7 +65,7 @@ def rounded(case: Case, precision: str) -> Case:
 
 def reference_impl(op: str) -> Impl:
     """The NumPy reference of an op, plain or fused."""
-    return next((impl for _, impl in REFERENCE.chain(op)), None) or host((REFERENCES | conv_evonorm.REFERENCES)[op])
+    return next((impl for _, impl in REFERENCE.chain(op)), None) or host((REFERENCES | conv_evonorm.REFERENCES | pwconv1d.REFERENCES)[op])
 
 
 def reference(case: Case) -> list[np.ndarray]:
@@ -200,8 +200,8 @@ def distinct(row: Row, op: str, place: Any) -> list[tuple[str, Impl]]:
 
 def all_cases() -> list[Case]:
     """Mean cases, and the real convolutions where they finish in reasonable time (not in the simulator)."""
-    small = [*mean_cases(), *norm_cases(), *conv_norm_cases(), *fused_mean_cases()]
-    return small if SIMULATOR else [*small, *norm_cases(QUADS), *real_cases(), *fused_real_cases()]
+    small = [*mean_cases(), *norm_cases(), *conv_norm_cases(), *fused_mean_cases(), *gated_cases()]
+    return small if SIMULATOR else [*small, *norm_cases(QUADS), *real_cases(), *fused_real_cases(), *gated_cases(REAL_GATED)]
 
 
 def left_out() -> str:

@@ -296,8 +296,12 @@ class Residual:
     def state(self) -> dict[str, Param]:
         return states(self.body)
 
+    def named_body(self, scope: str) -> list[Named]:
+        """The layers of the body with their names."""
+        return named(self.body, f"{scope}.")
+
     def build(self, tape: Tape, x: Buf, scope: str) -> Built:
-        return add_input(tape, named(self.body, f"{scope}."), x, scope)
+        return add_input(tape, self.named_body(scope), x, scope)
 
 
 def add_input(tape: Tape, body: Sequence[Named], x: Buf, scope: str) -> Built:
@@ -307,13 +311,14 @@ def add_input(tape: Tape, body: Sequence[Named], x: Buf, scope: str) -> Built:
         raise ShapeError(f"{scope}: the body turns {x.shape} into {inner.shape}, which cannot be added to its input")
     y = tape.temp(f"{scope}.y", x.shape)
     tape.emit("add", [inner, x], [y], scope)
+    return y, lambda dy: add_gradient(tape, inner_backward(dy), dy, scope)
 
-    def backward(dy: Buf) -> Buf:
-        dx = tape.temp(f"{scope}.dx", x.shape)
-        tape.emit("add", [inner_backward(dy), dy], [dx], scope)
-        return dx
 
-    return y, backward
+def add_gradient(tape: Tape, inner: Buf, dy: Buf, scope: str) -> Buf:
+    """Record the gradient of what is body(x) + x: that of the body and that of the sum."""
+    dx = tape.temp(f"{scope}.dx", inner.shape)
+    tape.emit("add", [inner, dy], [dx], scope)
+    return dx
 
 
 @dataclass(frozen=True)

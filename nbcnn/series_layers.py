@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from nbcnn.graph import Buf, ShapeError, Tape
+from nbcnn.graph import Backward, Buf, ShapeError, Tape
 from nbcnn.layers import Built, Param, _elementwise, _linear_map, _NoParams
 
 KERNEL_INITS = ("s4d-lin", "repo")
@@ -93,14 +93,33 @@ class PointwiseConv1d:
         weight, *bias = (tape.param(scope, name, param.shape) for name, param in self.params().items())
         y = tape.temp(f"{scope}.y", (n, self.out_channels, length))
         tape.emit("pwconv1d_fprop", [x, weight, *bias], [y], scope)
+        return y, pointwise_backward(tape, x, [weight, *bias], scope)
 
-        def backward(dy: Buf) -> Buf:
-            tape.emit("pwconv1d_wgrad", [x, dy], [tape.grad(weight), *map(tape.grad, bias)], scope)
-            dx = tape.temp(f"{scope}.dx", x.shape)
-            tape.emit("pwconv1d_dgrad", [dy, weight], [dx], scope)
-            return dx
 
-        return y, backward
+def pointwise_backward(tape: Tape, x: Buf, params: Sequence[Buf], scope: str) -> Backward:
+    """Of a pointwise convolution of x by `params`, w (K, C) and perhaps b (K)."""
+
+    def backward(dy: Buf) -> Buf:
+        tape.emit("pwconv1d_wgrad", [x, dy], map(tape.grad, params), scope)
+        dx = tape.temp(f"{scope}.dx", x.shape)
+        tape.emit("pwconv1d_dgrad", [dy, params[0]], [dx], scope)
+        return dx
+
+    return backward
+
+
+def gated(tape: Tape, x: Buf, layers: tuple[PointwiseConv1d, GLU], scopes: tuple[str, str], plus: Buf | None) -> Built:
+    """Record y = glu(pointwise(x)) (+ plus) as one op, which in training also keeps what GLU's gradient needs."""
+    pointwise, (scope, gate) = layers[0], scopes
+    n, _, length = _series(x, scope, pointwise.in_channels)
+    params = [tape.param(scope, name, param.shape) for name, param in pointwise.params().items()]
+    z = tape.temp(f"{scope}.y", (n, pointwise.out_channels, length))
+    y = tape.temp(f"{gate}.y", (n, pointwise.out_channels // 2, length))
+    if plus is not None and plus.shape != y.shape:
+        raise ShapeError(f"{scope}: {y.shape} cannot be added to {plus.shape}")
+    tape.emit("pwconv1d_glu_fprop", [x, *params, *([] if plus is None else [plus])], [y, z] if tape.training else [y], scope)
+    pointwise_back, gate_back = pointwise_backward(tape, x, params, scope), glu_backward(tape, z, gate)
+    return y, lambda dy: pointwise_back(gate_back(dy))
 
 
 @dataclass(frozen=True)
@@ -179,13 +198,18 @@ class GLU(_NoParams):
             raise ShapeError(f"{scope} halves its channels, got {x.shape}")
         y = tape.temp(f"{scope}.y", (n, c // 2, length))
         tape.emit("glu_fprop", [x], [y], scope)
+        return y, glu_backward(tape, x, scope)
 
-        def backward(dy: Buf) -> Buf:
-            dx = tape.temp(f"{scope}.dx", x.shape)
-            tape.emit("glu_dgrad", [dy, x], [dx], scope)
-            return dx
 
-        return y, backward
+def glu_backward(tape: Tape, x: Buf, scope: str) -> Backward:
+    """Of GLU of x."""
+
+    def backward(dy: Buf) -> Buf:
+        dx = tape.temp(f"{scope}.dx", x.shape)
+        tape.emit("glu_dgrad", [dy, x], [dx], scope)
+        return dx
+
+    return backward
 
 
 @dataclass(frozen=True)

@@ -133,7 +133,14 @@ def series():
     size = {"shape": shape, "padding": "causal", "peak": 60e12, "bandwidth": 4.2e12, "rows": rows, "sequences": sequences}
     counted = {"variant": "best", "path": "fprop", "least": 25_190_400, "logical": 25_582_912, "dram_read": 12.6e6, "dram_write": 12.6e6, "ms": 0.016}
     step = {"batch": 512, "windows_per_second": 51_200.0, "peak_bytes": 1 << 30, "precision": "fp32"}
-    law = {"variant": "naive", "mode": "im2col", "parts_ms": {"depthwise": 8.0, "pointwise": 2.0}, "predicted_ms": 10.0, "off": 0.0}
+    law = {
+        "variant": "naive",
+        "mode": "im2col",
+        "parts_ms": {"depthwise": 8.0, "pointwise": 2.0},
+        "predicted_ms": 10.0,
+        "off": 0.0,
+        "curve_apart": 0.0,
+    }
     return {
         "dwconv-causal": [
             size | {"peers": [{"form": "FFT", "path": "fprop", "ms": timing(0.08)}]},

@@ -9,7 +9,7 @@ import pytest
 
 from nbcnn import forecast
 from nbcnn.datasets import DataCorrupt, DataError, DataMissing, energy, gepiii
-from nbcnn.datasets.series import MOST_CHANGE, WINDOW, assemble
+from nbcnn.datasets.series import WINDOW, assemble
 
 STAMPS = [(datetime(2016, 1, 1) + timedelta(hours=h)).strftime("%Y-%m-%d %H:%M:%S") for h in range(8784)]
 
@@ -56,16 +56,6 @@ def test_a_window_and_its_target_are_hours_in_a_row(small):
     np.testing.assert_allclose(logs, np.log1p(meters[series, hour : hour + WINDOW]), rtol=1e-5, atol=1e-5)
     assert data.truth("test")[5] == pytest.approx(np.log1p(meters[series, hour + WINDOW]))
     np.testing.assert_allclose(data.logs(windows.targets[windows.starts + WINDOW], windows), data.truth("test"), rtol=1e-5, atol=1e-5)
-
-
-def test_only_training_cuts_what_nothing_foretells(small):
-    data = small[3]
-    train, test = (data.windows(part) for part in ("train", "test"))
-    wanted = {part: windows.targets[windows.starts + WINDOW] for part, windows in (("train", train), ("test", test))}
-    assert np.abs(wanted["train"]).max() == MOST_CHANGE
-    assert np.abs(wanted["test"]).max() > 2 * MOST_CHANGE
-    np.testing.assert_array_equal(np.clip(test.targets, -MOST_CHANGE, MOST_CHANGE), train.targets)
-    assert (np.abs(wanted["train"]) == MOST_CHANGE).mean() < 0.01
 
 
 def test_no_window_holds_a_missing_reading(small):

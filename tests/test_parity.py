@@ -7,12 +7,12 @@ import pytest
 
 from nbcnn import cuda, gradcheck
 from nbcnn.cuda import Host
-from nbcnn.ops import MODES
+from nbcnn.ops import MODES, pwconv1d
 from nbcnn.ops.call import Impl
 from nbcnn.ops.cases import Case, mean_cases
 from nbcnn.ops.conv.fused import REFERENCES
 from nbcnn.ops.evonorm import conv as conv_evonorm
-from nbcnn.ops.fused_cases import fused_mean_cases
+from nbcnn.ops.fused_cases import fused_mean_cases, gated_cases
 from nbcnn.ops.norm_cases import conv_norm_cases, norm_cases
 
 GPU_ROWS = [key for key, row in MODES.items() if row.place == "gpu"]
@@ -31,7 +31,7 @@ def _here(row):
 def test_every_row_has_every_op():
     wanted = set(MODES["cpu", "fp32"].ops)
     for key, row in MODES.items():
-        fused = set(row.ops) - wanted - set(conv_evonorm.REFERENCES)
+        fused = set(row.ops) - wanted - set(conv_evonorm.REFERENCES) - set(pwconv1d.REFERENCES)
         assert wanted <= set(row.ops), key
         assert fused in (set(), set(REFERENCES)), key
 
@@ -39,6 +39,7 @@ def test_every_row_has_every_op():
 def test_the_cases_cover_every_op():
     assert {case.op for case in (*mean_cases(), *norm_cases())} | {"convert"} == set(MODES["cpu", "fp32"].ops)
     assert {case.op for case in fused_mean_cases()} == set(REFERENCES)
+    assert {case.op for case in gated_cases()} == set(pwconv1d.REFERENCES)
     assert {case.op for case in conv_norm_cases()} == set(conv_evonorm.REFERENCES)
 
 

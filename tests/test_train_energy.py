@@ -36,7 +36,9 @@ def run(folder, *flags):
 @pytest.mark.parametrize("loss", ["log-mse", "rmsle"])
 def test_a_run_ends_in_forecasts(tmp_path, capsys, loss):
     assert run(tmp_path / "run", "--loss", loss, "--json") == 0
-    said = json.loads(capsys.readouterr().out)
+    captured = capsys.readouterr()
+    said = json.loads(captured.out)
+    assert " windows/s" in captured.err
     names = {file.name for file in (tmp_path / "run").iterdir()}
     assert {"forecast.json", "forecast.png", "curves.png", "config.json", checkpoint.LAST} <= names
     scores = json.loads((tmp_path / "run" / "forecast.json").read_text())["rmsle"]

@@ -38,6 +38,8 @@ GROUPS = {
     "residual": ("add",),
 }
 """What the decomposition adds up, by the beginnings of `timeline.label`s; the rest is "other"."""
+CURVE_STEPS, CURVE_BATCH, CURVE_RATE = 100, 64, 0.01
+"""The training steps whose losses are compared between variants: at a rate at which a hundred of them change the network."""
 WATCHED = 5
 """Training steps that are watched launch by launch."""
 
@@ -73,6 +75,16 @@ def first_losses(session: TrainingSession, count: int) -> list[float]:
         session.step()
         losses.append(session.status().last_loss)
     return losses
+
+
+def curves_apart(variants: Sequence[str], **options: Any) -> dict[str, float]:
+    """By variant, the largest difference of a loss from the first variant's over `CURVE_STEPS` steps, from the same weights on the same windows."""
+    data, curves = data_of(CURVE_BATCH), {}
+    for variant in variants:
+        session = session_for(data, CURVE_BATCH, rate=CURVE_RATE, dwconv=variant, **options)
+        curves[variant] = np.array(first_losses(session, CURVE_STEPS))
+        session.close()
+    return {variant: float(np.abs(losses - curves[variants[0]]).max()) for variant, losses in curves.items()}
 
 
 def measure_variant(data: SeriesDataset, batch: int, variant: str, seconds: float = 1.0, **options: Any) -> dict[str, Any]:
@@ -142,7 +154,7 @@ def measure(
 ) -> list[dict[str, Any]]:
     """Rows of every variant, predicted and measured, then of PyTorch's `forms`.
 
-    `trios` empty: no prediction. `ratio`: how many times as long a row takes as the best variant.
+    `trios` empty: no prediction. `ratio`: how many times as long a row takes as the best variant. `curve_apart`: see `curves_apart`.
     Raises RuntimeError if PyTorch's network is not ours.
     """
     data = data_of(batch)
@@ -156,6 +168,10 @@ def measure(
     if forms:
         say("PyTorch's training step, eager and compiled …")
         rows += _peers(data, batch, forms, **options)
+    if len(variants) > 1:
+        say(f"the losses of {CURVE_STEPS} training steps with every variant …")
+        apart = curves_apart(variants, **options)
+        rows = [row | {"curve_apart": apart[row["variant"]]} if "variant" in row else row for row in rows]
     best = min(row["step_ms"]["median"] for row in rows if "variant" in row)
     return [{**row, "ratio": row["step_ms"]["median"] / best} for row in rows]
 

@@ -126,7 +126,7 @@ KINDS: dict[str, tuple[str, Any]] = {
     ),
     "s4convd": (
         "the whole training step of S4ConvD with every variant, then PyTorch's forms",
-        [{"form": str, "batch": int, "step_ms": TIMING, "windows_per_second": float, "peak_bytes": int, "ratio": float}],
+        [{"form": str, "batch": int, "step_ms": TIMING, "windows_per_second": float, "peak_bytes": int, "ratio": float, "curve_apart?": float}],
     ),
     "compare": ("two ways to run one op", [{"op": str, "variants": [str], "times": [{"ms": TIMING}]}]),
     "selftest": ("what the benchmark says about things known beforehand", [{"what": str, "value": float, "unit": str, "ok": (bool, None)}]),

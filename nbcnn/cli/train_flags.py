@@ -61,7 +61,7 @@ RECIPES: dict[str, dict[str, Any]] = {
         "epochs": 10,
         "batch": 1024,
         "optimizer": "adam",
-        "lr": 0.002,
+        "lr": 0.004,
         "momentum": 0.0,
         "schedule": "cosine",
         "warmup": 1.0,
@@ -85,7 +85,7 @@ FOR_SERIES = ("width", "blocks", "loss", "kernel_init")
 ON_CPU = {"epochs": 3, "limit": 1024}
 """The fixed small recipe of a run on the CPU without explicit --epochs or --limit."""
 
-FORECAST_ON_CPU = {"epochs": 3, "limit": 65536, "batch": 128, "width": 32, "blocks": 2, "lr": 0.004}
+FORECAST_ON_CPU = {"epochs": 3, "limit": 65536, "batch": 128, "width": 32, "blocks": 2, "lr": 0.012}
 """The same for s4convd."""
 
 OTHERS: dict[str, Any] = {

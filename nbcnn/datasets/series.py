@@ -14,9 +14,6 @@ WINDOW = 48
 TRAIN_DAYS, VALIDATION_DAYS = 213, 61
 """Of a leap year: January to July, and August and September; the rest is for the test."""
 PARTS = ("train", "validation", "test")
-MOST_CHANGE = 4.0
-"""Targets of training are cut here, in root mean square changes: outages begin and end, and spikes come, where nothing foretells them, and
-would make four fifths of the squared error that a network learns from. Validation and test keep them."""
 
 
 @dataclass(frozen=True)
@@ -74,12 +71,10 @@ class SeriesDataset:
     def windows(self, part: str) -> Windows:
         """The windows of a part. Targets are readings for rmsle; for log-mse the change of the logarithm since the hour before,
         in multiples of `change`: a network that has learnt nothing is as good as the last value, and errors are those of the logarithm.
-        In training they are at most `MOST_CHANGE`.
         """
         if self.loss != "log-mse":
             return Windows(self.rows, self.meters, self.starts[part])
-        targets = _changes(self.rows) / np.float32(self.change)
-        return Windows(self.rows, np.clip(targets, -MOST_CHANGE, MOST_CHANGE) if part == "train" else targets, self.starts[part])
+        return Windows(self.rows, _changes(self.rows) / np.float32(self.change), self.starts[part])
 
     @property
     def unit(self) -> float:

@@ -62,6 +62,7 @@ Fused ops (see conv/fused.py for what each replaces; images NHWC only):
     upconv_dgrad          dy (N,K,2H,2W), w -> dx (N,C,H,W)                                   upconv_dgrad_relu  dy, w, x -> dx
     upconv_wgrad          x, dy -> dw, db
     dwconv1d_bwd          dy (N,C,L), x (N,C,L), w (C,T)[, d (C)] -> dx, dw[, dd]             padding
+    pwconv1d_glu_fprop    x (N,C,L), w (2K,C), b (2K)[, r (N,K,L)] -> y (N,K,L)[, z (N,2K,L)]   y = GLU of z (+ r); only in row im2col
 
     conv_evonorm_…        the convolution, then the EvoNorm op: only in row im2col (see evonorm/conv.py)
 
@@ -94,6 +95,8 @@ from nbcnn.ops import (
     mse,
     pack_weights,
     pwconv1d,
+    pwconv1d_direct,
+    pwconv1d_gated,
     relu,
     rmsle,
     s4kernel,
@@ -261,7 +264,7 @@ COMMON: Ops = {
 _IM2COL = (
     ("im2col", thin.OPS | thin_fused.FUSED),
     ("im2col", winograd.OPS | winograd.FUSED | nine_products.FUSED),
-    ("im2col", conv_evonorm.OPS),
+    ("im2col", conv_evonorm.OPS | pwconv1d_direct.OPS | pwconv1d_gated.OPS),
     (
         "im2col",
         im2col.OPS

@@ -6,7 +6,7 @@ must agree bit for bit.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -22,6 +22,9 @@ MEAN_FUSED = (
 REAL_POOLED = (ConvShape(4, 3, 32, 32, 256, 3, 3, 1, 1), ConvShape(4, 256, 16, 16, 128, 3, 3, 1, 1))
 MEAN_UP = (ConvShape(1, 1, 3, 5, 2, 3, 3, 1, 1), ConvShape(2, 7, 4, 3, 3, 3, 3, 1, 1), ConvShape(1, 20, 4, 4, 12, 3, 3, 1, 1))
 REAL_UP = (ConvShape(4, 128, 8, 8, 256, 3, 3, 1, 1), ConvShape(4, 256, 16, 16, 3, 3, 3, 1, 1))
+
+
+MEAN_GATED, REAL_GATED = ((2, 3, 8, 5),), ((9, 128, 48, 128), (5, 37, 20, 67))
 
 
 def _normal(seed: int, *shape: int) -> np.ndarray:
@@ -79,6 +82,17 @@ def up_cases(shape: ConvShape) -> Iterator[Case]:
     yield Case("upconv_dgrad", label(shape), (dy, w), dx, {}, terms["dgrad"])
     yield Case("upconv_dgrad_relu", label(shape), (dy, w, x), dx, {}, terms["dgrad"])
     yield Case("upconv_wgrad", label(shape), (x, dy), ((shape.w_shape, "float32"), ((shape.K,), "float32")), {}, terms["wgrad"])
+
+
+def gated_cases(shapes: Sequence[tuple[int, int, int, int]] = MEAN_GATED) -> Iterator[Case]:
+    """Pointwise convolutions (N, C, L, channels) with GLU behind them: in training and inference, with and without what is added."""
+    for n, c, length, channels in shapes:
+        x, w, b, r = _normal(16, n, c, length), _normal(17, 2 * channels, c), _normal(18, 2 * channels), _normal(19, n, channels, length)
+        y, z = ((n, channels, length), "float32"), ((n, 2 * channels, length), "float32")
+        for plus in ((), (r,)):
+            for kept in ((), (z,)):
+                label = f"{n}×{c}×{length} to {channels}" + " added" * bool(plus) + " kept" * bool(kept)
+                yield Case("pwconv1d_glu_fprop", label, (x, w, b, *plus), (y, *kept), {}, c + 1)
 
 
 def fused_mean_cases() -> Iterator[Case]:

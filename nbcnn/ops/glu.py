@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.cuda import cuda, f4, i4, jit, u4
-from nbcnn.ops.call import Call, Launch, blocks
+from nbcnn.cuda import cuda, f4, jit, u4
+from nbcnn.ops.call import Call, Launch, Shape, blocks
 from nbcnn.ops.sigmoid import divide
-from nbcnn.ops.stored import kinds, scalar_io
+from nbcnn.ops.stored import kinds, scalar_io, vector_io
 from nbcnn.shapes import numel
 
 THREADS = 256
@@ -45,66 +45,92 @@ def glu_dgrad(dy: np.ndarray, x: np.ndarray, dx: np.ndarray) -> None:
 
 
 @jit(device=True)
-def _gates_of(q):
+def gates_of(q):
+    """σ(q) and 1 − σ(q)."""
     e = f4(math.exp(-abs(q)))
     t = divide(f4(1), f4(1) + e)
     return (e * t if q < f4(0) else t), (t if q < f4(0) else e * t)
 
 
+@jit(device=True)
+def _gradients(dy, p, q):
+    """dp and dq."""
+    gate, rest = gates_of(q)
+    dp = dy * gate
+    return dp, dp * (p * rest)
+
+
 @functools.cache
-def fprop_kernel(kind: str) -> Any:
-    """The forward kernel; x and y stored as `kind`."""
-    load, store = scalar_io(kind)
+def fprop_kernel(kind: str, four: bool) -> Any:
+    """The forward kernel; x and y stored as `kind`. four: volumes are multiples of four."""
+    (load, store), (load4, store4) = scalar_io(kind), vector_io(kind)
 
     @jit()
     def glu_fprop_kernel(x, y, count, volume):
         """y[n,i] = x[n,i]·σ(x[n,volume+i]) with volume = C·L.
 
-        grid ⌈NCL/256⌉, block 256; a thread owns one y, neighbours are neighbours in all three streams.
+        grid ⌈NCL/256⌉, or a fourth of it; block 256; a thread owns one y, or four neighbours.
         shared none; moves 12·NCL bytes of float32. source: the definition.
         """
-        i = i4(cuda.grid(1))
-        if i < count:
-            at = u4(u4(i) + u4(i) // u4(volume) * u4(volume))
-            gate, _ = _gates_of(load(x, u4(at + u4(volume))))
-            store(y, u4(i), load(x, at) * gate)
+        i = u4(u4(cuda.grid(1)) * u4(4 if four else 1))
+        if i < u4(count):
+            at = u4(i + i // u4(volume) * u4(volume))
+            if four:
+                p0, p1, p2, p3 = load4(x, at)
+                q0, q1, q2, q3 = load4(x, u4(at + u4(volume)))
+                store4(y, i, p0 * gates_of(q0)[0], p1 * gates_of(q1)[0], p2 * gates_of(q2)[0], p3 * gates_of(q3)[0])
+            else:
+                store(y, i, load(x, at) * gates_of(load(x, u4(at + u4(volume))))[0])
 
     return glu_fprop_kernel
 
 
 @functools.cache
-def dgrad_kernel(kind: str) -> Any:
-    """The backward kernel; dy, x and dx stored as `kind`."""
-    load, store = scalar_io(kind)
+def dgrad_kernel(kind: str, four: bool) -> Any:
+    """The backward kernel; dy, x and dx stored as `kind`. four: volumes are multiples of four."""
+    (load, store), (load4, store4) = scalar_io(kind), vector_io(kind)
 
     @jit()
     def glu_dgrad_kernel(dy, x, dx, count, volume):
         """dx[n,i] = dy·σ(q), dx[n,volume+i] = dy·p·σ(q)·(1−σ(q)) with p = x[n,i], q = x[n,volume+i], volume = C·L.
 
-        grid ⌈NCL/256⌉, block 256; a thread owns one dp and its dq.
+        grid ⌈NCL/256⌉, or a fourth of it; block 256; a thread owns one dp and its dq, or four neighbours of each.
         shared none; moves 20·NCL bytes of float32. source: the definition.
         """
-        i = i4(cuda.grid(1))
-        if i < count:
-            at = u4(u4(i) + u4(i) // u4(volume) * u4(volume))
-            p, q = load(x, at), load(x, u4(at + u4(volume)))
-            gate, rest = _gates_of(q)
-            dp = load(dy, u4(i)) * gate
-            store(dx, at, dp)
-            store(dx, u4(at + u4(volume)), dp * (p * rest))
+        i = u4(u4(cuda.grid(1)) * u4(4 if four else 1))
+        if i < u4(count):
+            at = u4(i + i // u4(volume) * u4(volume))
+            if four:
+                d0, d1, d2, d3 = load4(dy, i)
+                p0, p1, p2, p3 = load4(x, at)
+                q0, q1, q2, q3 = load4(x, u4(at + u4(volume)))
+                a0, b0 = _gradients(d0, p0, q0)
+                a1, b1 = _gradients(d1, p1, q1)
+                a2, b2 = _gradients(d2, p2, q2)
+                a3, b3 = _gradients(d3, p3, q3)
+                store4(dx, at, a0, a1, a2, a3)
+                store4(dx, u4(at + u4(volume)), b0, b1, b2, b3)
+            else:
+                a0, b0 = _gradients(load(dy, i), load(x, at), load(x, u4(at + u4(volume))))
+                store(dx, at, a0)
+                store(dx, u4(at + u4(volume)), b0)
 
     return glu_dgrad_kernel
 
 
+def _launch(factory: Any, call: Call, shape: Shape) -> list[Launch]:
+    """One launch over the elements of `shape`, (N,C,L)."""
+    count, volume = numel(shape), numel(shape[1:])
+    four = volume % 4 == 0
+    args = (*call.ins, *call.outs, np.int32(count), np.int32(volume))
+    return [Launch(factory(kinds(call)[0], four), blocks(count, 4 * THREADS if four else THREADS), THREADS, args)]
+
+
 def bind_fprop(call: Call) -> list[Launch]:
-    """One launch."""
-    shape = call.out_shapes[0]
-    args = (*call.ins, *call.outs, np.int32(numel(shape)), np.int32(numel(shape[1:])))
-    return [Launch(fprop_kernel(kinds(call)[0]), blocks(numel(shape), THREADS), THREADS, args)]
+    """x (N,2C,L) -> y (N,C,L). One launch."""
+    return _launch(fprop_kernel, call, call.out_shapes[0])
 
 
 def bind_dgrad(call: Call) -> list[Launch]:
-    """One launch."""
-    shape = call.in_shapes[0]
-    args = (*call.ins, *call.outs, np.int32(numel(shape)), np.int32(numel(shape[1:])))
-    return [Launch(dgrad_kernel(kinds(call)[0]), blocks(numel(shape), THREADS), THREADS, args)]
+    """dy (N,C,L), x (N,2C,L) -> dx (N,2C,L). One launch."""
+    return _launch(dgrad_kernel, call, call.in_shapes[0])

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from nbcnn.ops import glu
 from nbcnn.ops.call import Call, Impl, Launch, Shape, host
 from nbcnn.ops.conv import reference
 from nbcnn.ops.convert import traffic_transpose, transpose
@@ -43,7 +44,20 @@ def pwconv1d_wgrad(x: np.ndarray, dy: np.ndarray, dw: np.ndarray, *db: np.ndarra
     reference.conv_wgrad(x[..., None], dy[..., None], dw[..., None, None], *db, stride=1, pad=0)
 
 
+def pwconv1d_glu_fprop(x: np.ndarray, w: np.ndarray, b: np.ndarray, *rest: np.ndarray) -> None:
+    """x, w, b[, r], y[, z]: z (N,2C',L) from x (N,C,L), w (2C',C) and b (2C'); y (N,C',L) = GLU of z, plus r (N,C',L)."""
+    kept = rest[-1].shape[1] == len(w)
+    *r, y = rest[:-1] if kept else rest
+    z = rest[-1] if kept else np.empty((len(x), len(w), x.shape[2]), y.dtype)
+    pwconv1d_fprop(x, w, b, z)
+    glu.glu_fprop(z, y)
+    for each in r:
+        y += each
+
+
 HOST = {"pwconv1d_fprop": host(pwconv1d_fprop), "pwconv1d_dgrad": host(pwconv1d_dgrad), "pwconv1d_wgrad": host(pwconv1d_wgrad)}
+REFERENCES = {"pwconv1d_glu_fprop": pwconv1d_glu_fprop}
+"""Of the fused op, which only row im2col has (pwconv1d_gated.py)."""
 
 
 def _as_image(shape: Shape) -> Shape:

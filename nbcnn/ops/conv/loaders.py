@@ -132,7 +132,7 @@ def gather_rows(tile: Tile, side: int, R: int, S: int, stride: int, dilate: int,
     return Loader(start, fetch, stash, PITCH, STATE, PIXELS * LOADS * WIDTH)
 
 
-def _columns(tile: Tile, side: int, vector: int) -> tuple[int, int, int]:
+def columns_of_a_tile(tile: Tile, side: int, vector: int) -> tuple[int, int, int]:
     """(threads side by side, k rows at a time, passes) that cover a BK×side tile with loads of `vector` floats."""
     across = side // vector
     rows = tile.threads // across
@@ -142,7 +142,7 @@ def _columns(tile: Tile, side: int, vector: int) -> tuple[int, int, int]:
     return across, rows, passes
 
 
-def _stash_columns(across: int, rows: int, passes: int, pitch: int, vector: int) -> Any:
+def stash_columns(across: int, rows: int, passes: int, pitch: int, vector: int) -> Any:
     """The straight copy of a thread's registers to shared memory: k and n as they were in global memory."""
 
     @jit(device=True)
@@ -164,7 +164,7 @@ def matrix(tile: Tile, side: int, vector: int, whole_tiles: bool) -> Loader:
 
     vector: floats a load, 4 or 1; it divides columns. whole_tiles: BK divides rows. extents: (rows, columns).
     """
-    ACROSS, ROWS, PASSES = _columns(tile, side, vector)
+    ACROSS, ROWS, PASSES = columns_of_a_tile(tile, side, vector)
     BK = tile.BK
     # state: the thread's first row (or beyond the last, if its column is outside), and its offset
 
@@ -190,7 +190,7 @@ def matrix(tile: Tile, side: int, vector: int, whole_tiles: bool) -> Loader:
             state[0] = i4(state[0] + i4(BK))
         state[1] = i4(state[1] + i4(BK) * extents[1])
 
-    return Loader(start, fetch, _stash_columns(ACROSS, ROWS, PASSES, side, vector), side, 2, PASSES * vector)
+    return Loader(start, fetch, stash_columns(ACROSS, ROWS, PASSES, side, vector), side, 2, PASSES * vector)
 
 
 @functools.cache
@@ -202,7 +202,7 @@ def gather_columns(tile: Tile, side: int, R: int, S: int, stride: int, vector: i
     (in uniform registers) and find theirs at a fixed distance, else each thread counts its own. vector: 4 if C is a multiple
     of 4, else 1. whole_tiles: BK divides the number of pixels. extents: (pixels, C, H, W, P, Q, pad).
     """
-    ACROSS, ROWS, PASSES = _columns(tile, side, vector)
+    ACROSS, ROWS, PASSES = columns_of_a_tile(tile, side, vector)
     BK, COUNTED = tile.BK, 1 if lines else PASSES
     # Lines and columns that a tile moves on by, and that a thread's next load is away from its last.
     TILE_P, TILE_Q = (0, BK) if lines == 1 else (lines, 0)
@@ -284,7 +284,7 @@ def gather_columns(tile: Tile, side: int, R: int, S: int, stride: int, vector: i
                 offset = i4(offset + i4((H - PH) * W * C))
             state[PIXEL + 3 * i], state[PIXEL + 3 * i + 1], state[PIXEL + 3 * i + 2] = h, w, offset
 
-    stash = _stash_columns(ACROSS, ROWS, PASSES, side, vector)
+    stash = stash_columns(ACROSS, ROWS, PASSES, side, vector)
     return Loader(start, fetch, stash, side, PIXEL + 3 * COUNTED, PASSES * vector)
 
 
@@ -295,5 +295,5 @@ def lines_of_a_tile(tile: Tile, side: int, vector: int, P: int, Q: int) -> int:
     """
     if Q % tile.BK == 0:
         return 1
-    _, rows, _ = _columns(tile, side, vector)
+    _, rows, _ = columns_of_a_tile(tile, side, vector)
     return tile.BK // Q if rows % Q == 0 and P % (tile.BK // Q) == 0 else 0
