@@ -63,7 +63,7 @@ Fused ops (see conv/fused.py for what each replaces; images NHWC only):
     upconv_wgrad          x, dy -> dw, db
     dwconv1d_bwd          dy (N,C,L), x (N,C,L), w (C,T)[, d (C)] -> dx, dw[, dd]             padding
 
-    conv_evonorm_…        the convolution, then the EvoNorm op: only in row im2col (see evonorm/conv.py)
+    conv_evonorm_…        the convolution, then the EvoNorm op (see evonorm/conv.py)
 
 GPU rows keep images in one layout throughout; `convert` stands only at the two doors of a net.
 """
@@ -108,7 +108,7 @@ from nbcnn.ops.conv import composed, im2col, im2col_fused, mma, naive, nine_prod
 from nbcnn.ops.conv.few_pixels import for_few_pixels
 from nbcnn.ops.dwconv1d import VARIANTS as DWCONV
 from nbcnn.ops.dwconv1d import reference as dwconv1d
-from nbcnn.ops.evonorm import b0, s0
+from nbcnn.ops.evonorm import b0, conv_wgmma, s0
 from nbcnn.ops.evonorm import conv as conv_evonorm
 from nbcnn.ops.evonorm import reference as evonorm
 from nbcnn.ops.traffic import streamed
@@ -297,7 +297,10 @@ def _tensorcore(precision: str) -> Row:
     hopper = wgmma.ops(precision)
     hopper |= pwconv1d.turned(hopper) | {"gemm": gemm.engine(hopper["conv_fprop"])}
     general |= pwconv1d.turned(general) | {"gemm": gemm.engine(general["conv_fprop"])}
-    parts = (*thin_parts, ("mma", first), ("wgmma", hopper), ("mma", general), ("common", common))
+    norms = conv_wgmma.ops(precision, conv_evonorm.behind_planes) if precision in conv_wgmma.PRECISIONS else {}
+    own = (*thin_parts, ("mma", first), ("wgmma", hopper), ("mma", general))
+    two_ops = [(name, conv_evonorm.two_ops(ops["conv_fprop"])) for name, ops in own if "conv_fprop" in ops]
+    parts = (*own, ("wgmma", norms), *two_ops, ("common", common))
     return Row("tensorcore", precision, "gpu", "NHWC", parts, own=("thin", "wgmma", "mma", "common"))
 
 

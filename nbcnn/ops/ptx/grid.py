@@ -37,6 +37,17 @@ else:
 
 
 @jit(device=True)
+def _count_in(counters, place, count):
+    """By one thread, behind a barrier: counts its block in; 1 if it is the last."""
+    cuda.threadfence()
+    if cuda.atomic.add(counters, i4(2) * place, i4(1)) == count - i4(1):
+        counters[i4(2) * place] = i4(0)
+        cuda.threadfence()
+        return i4(1)
+    return i4(0)
+
+
+@jit(device=True)
 def arrive(counters, place, count):
     """Count the block in at `place`; 1 in the thread 0 of the last of `count` blocks, else 0. What it wrote before, the last block sees.
 
@@ -45,24 +56,26 @@ def arrive(counters, place, count):
     last = i4(0)
     cuda.syncthreads()
     if cuda.threadIdx.x == i4(0):
-        cuda.threadfence()
-        if cuda.atomic.add(counters, i4(2) * place, i4(1)) == count - i4(1):
-            counters[i4(2) * place] = i4(0)
-            cuda.threadfence()
-            last = i4(1)
+        last = _count_in(counters, place, count)
     return last
+
+
+@jit(device=True)
+def meet_alone(counters, place, count):
+    """As `meet`, by one thread for others: those who wrote wait for a barrier before it, those who will read for one behind it."""
+    generation = _generation(counters, place)
+    if _count_in(counters, place, count) == i4(1):
+        cuda.atomic.add(counters, i4(2) * place + i4(1), i4(1))
+    else:
+        while _generation(counters, place) == generation:
+            pass
+        cuda.threadfence()
 
 
 @jit(device=True)
 def meet(counters, place, count):
     """Wait until `count` blocks have come to `place`, and see what they wrote before (by `fresh`). All threads of a block must call it."""
-    generation = i4(0)
+    cuda.syncthreads()
     if cuda.threadIdx.x == i4(0):
-        generation = _generation(counters, place)
-    if arrive(counters, place, count) == i4(1):
-        cuda.atomic.add(counters, i4(2) * place + i4(1), i4(1))
-    elif cuda.threadIdx.x == i4(0):
-        while _generation(counters, place) == generation:
-            pass
-        cuda.threadfence()
+        meet_alone(counters, place, count)
     cuda.syncthreads()
