@@ -53,6 +53,7 @@ Ops and their signatures (logical shapes; inputs, then outputs, then attributes)
 Fused ops (see conv/fused.py for what each replaces; images NHWC only):
 
     conv_relu_fprop       x, w, b -> y                                                        stride, pad
+    conv_sigmoid_fprop, conv_swish_fprop  likewise
     conv_relu_pool_fprop  x, w, b -> y (N,K,P/2,Q/2), index (N,K/4,P/2,Q/2) uint8             stride, pad
     unpool                dy (N,K,P,Q), index -> dx (N,K,2P,2Q)
     conv_dgrad_relu       dy, w, x -> dx                                                      stride, pad

@@ -202,7 +202,7 @@ def _merge(n, mean, squares, other_n, other_mean, other_squares):
 
 @cache
 def _normalise(form: Form) -> Any:
-    """Device function (raw, y, scales, own_scales, gamma, beta, v, running, k0, t, first, last, K, eps): y of the pixels first … last − 1 of 64 channels.
+    """(raw, y, scales, own_scales, gamma, beta, v, running, k0, t, first, last, K, eps): y of 64 channels of the pixels first … last − 1.
 
     t: the thread's number in its warpgroup; scales: shared, s of every channel, from own_scales on.
     """
