@@ -6,11 +6,13 @@
                            the convolution's epilogue has the planes' statistics; a small kernel makes the batch's, one pass y
     conv_evonorm_b0_infer  x, w, b, gamma, beta, v, running -> y                      one kernel, z is never stored
 
-On CUDA cores (conv_kernel.py) in fp32, on Hopper's tensor cores (conv_wgmma.py) in bf16 and tf32; what they refuse runs as the two ops.
+In fp32 on CUDA cores (conv_winograd.py, conv_kernel.py), in bf16 and tf32 on Hopper's tensor cores (conv_wgmma.py); the rest runs as the
+two ops.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -76,11 +78,11 @@ def bind_s0_infer(call: Call) -> list[Launch]:
     return [launch_conv(call, "s0 infer", None, call.outs[0])]
 
 
-def behind_planes(call: Call, first: Launch) -> list[Launch]:
-    """Three launches: `first`, which makes z with the planes' statistics; the channels' statistics; y."""
+def behind_planes(call: Call, first: Sequence[Launch]) -> list[Launch]:
+    """`first`, which makes z with the planes' statistics; then two launches: the channels' statistics, y."""
     _, z, *kept = operands(call, "out")
     norm = inner(call, "evonorm_b0_fprop", [z, *operands(call, "in")[3:]], [operands(call, "out")[0], *kept])
-    return [first, *b0.behind_planes(replace(norm, tile=_apart(b0.FPROP, norm)))]
+    return [*first, *b0.behind_planes(replace(norm, tile=_apart(b0.FPROP, norm)))]
 
 
 def _apart(norm: Impl, call: Call) -> Any:
@@ -91,7 +93,7 @@ def _apart(norm: Impl, call: Call) -> Any:
 def bind_b0(call: Call) -> list[Launch]:
     """Three launches: z with the planes' statistics, the channels' statistics, y."""
     _, z, shift, std, *_ = call.outs
-    return behind_planes(call, launch_conv(call, "planes", z=z, shift=shift, std=std))
+    return behind_planes(call, [launch_conv(call, "planes", z=z, shift=shift, std=std)])
 
 
 def bind_b0_infer(call: Call) -> list[Launch]:

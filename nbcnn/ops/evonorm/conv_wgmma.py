@@ -170,11 +170,11 @@ def _lines(c: ConvShape, tile: ImageTile) -> int:
 
 
 def ops(precision: str, behind_planes: Any) -> dict[str, Impl]:
-    """The fused ops in "bf16" or "tf32". behind_planes: (call, the launch that makes the planes' statistics) -> all launches of B0 in training."""
+    """The fused ops in "bf16" or "tf32". behind_planes: (call, launches that make the planes' statistics) -> all launches of B0 in training."""
     found = ends(precision)
 
     def b0(call: Call) -> Sequence[Launch]:
-        return behind_planes(call, found["planes"](call))
+        return list(behind_planes(call, [found["planes"](call)]))
 
     bound = {name: bind for name, bind in found.items() if name != "planes"} | {"conv_evonorm_b0_fprop": b0}
     return {
