@@ -165,7 +165,11 @@ class LinearSwish(LinearReLU):
 
 @dataclass(frozen=True)
 class ConvEvoNorm(_Fused):
-    """EvoNorm-S0 or -B0 of conv(x) + b. In training the convolution's own output is kept for the gradients, in inference never stored."""
+    """EvoNorm-S0 or -B0 of conv(x) + b. In inference the convolution's own output is never stored.
+
+    In training it is kept: both norms' gradients read it, and it cannot be read off y, because γ·x·σ(v·x) takes most values twice (B0 the
+    same below its least deviation). So training keeps x, the convolution's output and y, as the plain layers do.
+    """
 
     kind: ClassVar[str] = "conv"
     ops: ClassVar[tuple[str, ...]] = (

@@ -13,7 +13,7 @@ from nbcnn.bounds import STORE
 from nbcnn.cuda import SIMULATOR, Host
 from nbcnn.fuse import ConvEvoNorm, LinearReLU, fuse
 from nbcnn.graph import named
-from nbcnn.layers import Conv2d
+from nbcnn.layers import Conv2d, Flatten, Linear, SoftmaxCrossEntropy
 from nbcnn.models import mnist_cnn
 from nbcnn.net import Net
 from nbcnn.norms import EvoNormB0, EvoNormS0
@@ -27,6 +27,7 @@ from nbcnn.ops.evonorm.conv_wgmma import ImageTile
 from nbcnn.ops.norm_cases import conv_norm_cases
 from nbcnn.ops.run import Bound, Unsupported
 from nbcnn.ops.static import compile_launch
+from nbcnn.ops.traffic import Traffic
 from nbcnn.shapes import ConvShape
 
 ROW = ops.MODES["im2col", "fp32"]
@@ -91,6 +92,19 @@ def test_tensor_cores(op, precision, gpu):
 def test_what_tensor_cores_serve(change, reason):
     found = conv_wgmma.supports(bare(**({"c": 64} | change)), "bf16")
     assert found is None if reason is None else reason in found
+
+
+def test_bytes_on_tensor_cores_by_hand():
+    call = replace(bare(n=256, c=64), in_dtypes=("bfloat16", *("float32",) * 5), out_dtypes=("bfloat16",) * 2)
+    call = replace(call, out_shapes=(*call.out_shapes, (256 * 32,), (256 * 32,)), out_dtypes=(*call.out_dtypes, "float32", "float32"))
+    call = replace(call, tile=ImageTile(4, 2, 1, 128))
+    image, line, filters, kept = 2 * 256 * 64 * 28 * 28, 2 * 256 * 64 * 28, 2 * 64 * 64 * 9, 8 * 256 * 32
+    # Seven tiles of four lines read two lines more each, but for the two outside; z goes out and comes back.
+    read = line * (7 * 6 - 2) + 128 * filters + image
+    assert conv_wgmma.bytes_of(call, "bf16") == [Traffic(read, 2 * image + kept, 2 * image + filters)]
+    # Four warpgroups share an image, and tell each other twelve bytes a channel.
+    call = replace(call, tile=ImageTile(4, 2, 4, 128))
+    assert conv_wgmma.scratch(call) == 12 * 256 * 64 * 4
 
 
 def test_warpgroups_share_small_batches():
@@ -182,3 +196,18 @@ def test_fused_and_plain_classifiers_agree(norm, fusing_cpu, rng):
     images = rng.integers(0, 256, (3, 1, 8, 8)).astype(np.uint8)
     assert f"conv_evonorm_{norm}_infer" in {step.op for step in fused.record_predict(3).steps}
     np.testing.assert_allclose(fused.predict(images), plain.predict(images), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("norm", [lambda: EvoNormS0(8, 4), lambda: EvoNormB0(8)])
+def test_inference_has_half_the_intermediate_images_and_training_keeps_the_convolutions(norm, fusing_cpu):
+    layers = [Conv2d(3, 8, 3, pad=1), norm(), Conv2d(8, 8, 3, pad=1), norm(), Flatten(), Linear(8 * 6 * 6, 4), SoftmaxCrossEntropy()]
+    plain, fused = (Net(layers, (3, 6, 6), mode="cpu", fusing=fusing) for fusing in (False, True))
+
+    def made(tape):
+        return {buf.name: buf.nbytes for step in tape.steps for buf in step.outs if buf.shape == (2, 8, 6, 6)}
+
+    assert sum(made(plain.record_predict(2)).values()) == 2 * sum(made(fused.record_predict(2)).values()) == 4 * 2 * 8 * 6 * 6 * 4
+    # The norm's gradient reads what the convolution made, and the next layer's weight gradient what the norm made: both stay, fused or not.
+    kept = {name for name in made(fused.record_gradients(2)) if name.endswith(".y")}
+    assert len(kept) == 4
+    assert kept == {name for name in made(plain.record_gradients(2)) if name.endswith(".y")}
