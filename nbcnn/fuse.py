@@ -9,6 +9,8 @@ not fit (an odd image cannot be pooled in a convolution's epilogue).
     Conv2d, ReLU                 ConvReLU
     Conv2d, EvoNormS0 or B0      ConvEvoNorm     writes the normalised output, and the convolution's own for the gradients
     Linear, ReLU                 LinearReLU      a 1×1 ConvReLU of 1×1 images
+    Linear, Sigmoid              LinearSigmoid
+    Linear, Swish                LinearSwish     in inference: the gradient of a Swish wants what the linear layer made
     Upsample2d, Conv2d, MSE      UpConvMSE       neither the doubled image nor the network's output is ever stored
     Upsample2d, Conv2d, ReLU     UpConvReLU
     Upsample2d, Conv2d           UpConv
@@ -30,7 +32,7 @@ from typing import Any, ClassVar
 
 from nbcnn.fuse_series import DepthwiseTogether, GatedPointwise, LastOfResidual, ends_hourly, few_taps, gates
 from nbcnn.graph import Buf, Named, ShapeError, Tape, named, trace
-from nbcnn.layers import MSE, Built, Conv2d, Linear, MaxPool2d, Param, ReLU, Residual, Upsample2d, add_gradient, add_input
+from nbcnn.layers import MSE, Built, Conv2d, Linear, MaxPool2d, Param, ReLU, Residual, Sigmoid, Swish, Upsample2d, add_gradient, add_input
 from nbcnn.norms import EvoNormB0, EvoNormS0
 from nbcnn.series_layers import GLU, DepthwiseConv1d, LastStep, PointwiseConv1d, StateSpaceConv1d
 
@@ -112,6 +114,7 @@ class LinearReLU(_Fused):
 
     kind: ClassVar[str] = "linear"
     ops: ClassVar[tuple[str, ...]] = ConvReLU.ops
+    activation: ClassVar[str] = "relu"
 
     def build(self, tape: Tape, x: Buf, scope: str) -> Built:
         linear, (w, b) = self.conv, self._weights(tape)
@@ -119,21 +122,53 @@ class LinearReLU(_Fused):
             raise ShapeError(f"{scope} takes (N, {linear.in_features}), got {x.shape}; Flatten makes vectors of images")
         n, k, c = x.shape[0], linear.out_features, linear.in_features
         pixels, filters, attrs = x.reshaped((n, c, 1, 1)), w.reshaped((k, c, 1, 1)), {"stride": 1, "pad": 0}
-        y = tape.temp(f"{scope}.y", (n, k, 1, 1), after_relu=True)
-        tape.emit("conv_relu_fprop", [pixels, filters, b], [y], scope, **attrs)
+        y = tape.temp(f"{scope}.y", (n, k, 1, 1), after_relu=self.activation == "relu")
+        tape.emit(f"conv_{self.activation}_fprop", [pixels, filters, b], [y], scope, **attrs)
 
         def backward(dy: Buf) -> Buf:
-            dz = _unmasked(tape, dy.reshaped(y.shape), y, scope)
+            dz = self._before(tape, dy.reshaped(y.shape), y, scope)
             dw, db = self._grads(tape)
             tape.emit("conv_wgrad", [pixels, dz], [dw.reshaped(filters.shape), db], scope, **attrs)
             return _dgrad(tape, "conv_dgrad", dz, filters, pixels, scope, **attrs).reshaped(x.shape)
 
         return y.reshaped((n, k)), backward
 
+    def _before(self, tape: Tape, dy: Buf, y: Buf, scope: str) -> Buf:
+        """The gradient before the activation."""
+        return _unmasked(tape, dy, y, scope)
+
+
+@dataclass(frozen=True)
+class LinearSigmoid(LinearReLU):
+    """sigmoid(x wᵀ + b) in one launch."""
+
+    ops: ClassVar[tuple[str, ...]] = ("conv_sigmoid_fprop", "conv_dgrad_relu")
+    activation: ClassVar[str] = "sigmoid"
+
+    def _before(self, tape: Tape, dy: Buf, y: Buf, scope: str) -> Buf:
+        dz = tape.temp(f"{scope}.dz", y.shape)
+        tape.emit("sigmoid_dgrad", [dy, y], [dz], scope)
+        return dz
+
+
+@dataclass(frozen=True)
+class LinearSwish(LinearReLU):
+    """swish(x wᵀ + b) in one launch, in inference; in training the plain layers, because swish_dgrad reads x wᵀ + b."""
+
+    ops: ClassVar[tuple[str, ...]] = ("conv_swish_fprop", "conv_dgrad_relu")
+    activation: ClassVar[str] = "swish"
+
+    def build(self, tape: Tape, x: Buf, scope: str) -> Built:
+        return trace(tape, self.parts, x) if tape.training else super().build(tape, x, scope)
+
 
 @dataclass(frozen=True)
 class ConvEvoNorm(_Fused):
-    """EvoNorm-S0 or -B0 of conv(x) + b. In training the convolution's own output is kept for the gradients, in inference never stored."""
+    """EvoNorm-S0 or -B0 of conv(x) + b. In inference the convolution's own output is never stored.
+
+    In training it is kept: both norms' gradients read it, and it cannot be read off y, because γ·x·σ(v·x) takes most values twice (B0 the
+    same below its least deviation). So training keeps x, the convolution's output and y, as the plain layers do.
+    """
 
     kind: ClassVar[str] = "conv"
     ops: ClassVar[tuple[str, ...]] = (
@@ -300,6 +335,8 @@ RULES = (
     Rule((Conv2d, EvoNormS0), ConvEvoNorm, _plain),
     Rule((Conv2d, EvoNormB0), ConvEvoNorm, _plain),
     Rule((Linear, ReLU), LinearReLU, _plain),
+    Rule((Linear, Sigmoid), LinearSigmoid, _plain),
+    Rule((Linear, Swish), LinearSwish, _plain),
     Rule((Residual, LastStep), LastOfResidual, ends_hourly),
     Rule((FusedResidual, LastStep), LastOfResidual, ends_hourly),
     Rule((PointwiseConv1d, GLU), GatedPointwise, gates),

@@ -1,4 +1,4 @@
-"""A convolution with its EvoNorm: the kernel and its stand-in against the reference, compiled, and in nets."""
+"""A convolution with its EvoNorm: the kernels and their stand-in against the reference, compiled, and in nets."""
 
 from __future__ import annotations
 
@@ -9,20 +9,25 @@ import pytest
 from compiled import assert_lean, on_every_arch
 
 from nbcnn import gradcheck, ops
-from nbcnn.cuda import Host
+from nbcnn.bounds import STORE
+from nbcnn.cuda import SIMULATOR, Host
 from nbcnn.fuse import ConvEvoNorm, LinearReLU, fuse
 from nbcnn.graph import named
-from nbcnn.layers import Conv2d
+from nbcnn.layers import Conv2d, Flatten, Linear, SoftmaxCrossEntropy
 from nbcnn.models import mnist_cnn
 from nbcnn.net import Net
 from nbcnn.norms import EvoNormB0, EvoNormS0
 from nbcnn.ops.call import Call, host
 from nbcnn.ops.conv import im2col
 from nbcnn.ops.conv.fused import REFERENCES
+from nbcnn.ops.conv.winograd import WinogradTile
 from nbcnn.ops.evonorm import conv as conv_evonorm
-from nbcnn.ops.evonorm import conv_kernel
+from nbcnn.ops.evonorm import conv_kernel, conv_wgmma, conv_winograd
+from nbcnn.ops.evonorm.conv_wgmma import ImageTile
 from nbcnn.ops.norm_cases import conv_norm_cases
 from nbcnn.ops.run import Bound, Unsupported
+from nbcnn.ops.static import compile_launch
+from nbcnn.ops.traffic import Traffic
 from nbcnn.shapes import ConvShape
 
 ROW = ops.MODES["im2col", "fp32"]
@@ -40,6 +45,83 @@ def test_small_shapes(which, case, place):
         return
     error = gradcheck.parity(ROW, impl, case, place)
     assert error <= gradcheck.bound(case), error
+
+
+@pytest.mark.parametrize("op", list(conv_evonorm.OPS)[:: 3 if SIMULATOR else 1])
+def test_winograd_on_parts_of_a_batch(op, place):
+    shape = ConvShape(1 if SIMULATOR else 5, 16, 4, 6, 16, 3, 3, 1, 1)
+    for case in conv_norm_cases([(shape, 8)]):
+        if case.op == op:
+            impl = replace(conv_winograd.ops(conv_evonorm.behind_planes)[op], supports=lambda call: None)  # the batch is too small, nothing else
+            error = gradcheck.parity(ROW, impl, case, place, WinogradTile(2, 16, 32, 4, 4))
+            assert error <= gradcheck.bound(case), error
+
+
+WGMMA = (
+    (ConvShape(3, 64, 28, 28, 64, 3, 3, 1, 1), 32, (None, ImageTile(4, 1, 1, 2), ImageTile(4, 1, 2, 3))),
+    (ConvShape(300, 64, 8, 8, 64, 3, 3, 1, 1), 8, (None,)),
+    (ConvShape(2, 64, 9, 10, 128, 3, 3, 1, 1), 128, (None,)),
+    (ConvShape(2, 64, 8, 8, 64, 1, 1, 1, 0), 4, (None,)),
+)
+"""Shapes, groups and tiles: parts of an image that meet; more images than warpgroups; 128 filters and a height that no tile divides; 1×1."""
+
+
+@pytest.mark.parametrize("precision", conv_wgmma.PRECISIONS)
+@pytest.mark.parametrize("op", conv_evonorm.OPS)
+def test_tensor_cores(op, precision, gpu):
+    row, impl = ops.MODES["tensorcore", precision], conv_wgmma.ops(precision, conv_evonorm.behind_planes)[op]
+    for shape, groups, tiles in WGMMA:
+        case = next(case for case in conv_norm_cases([(shape, groups)]) if case.op == op)
+        for tile in tiles:
+            error = gradcheck.parity(row, impl, case, gpu, tile)
+            assert error <= gradcheck.bound(case, precision), (case.label, tile, error)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({}, None),
+        ({"n": 1, "c": 128, "size": 14, "k": 128}, None),
+        ({"c": 32}, "multiples of 64"),
+        ({"k": 96}, "64 filters"),
+        ({"size": 27}, "pairs of pixels"),
+        ({"c": 256, "k": 64}, "shared memory"),
+        ({"layout": "NCHW"}, "NHWC"),
+    ],
+)
+def test_what_tensor_cores_serve(change, reason):
+    found = conv_wgmma.supports(bare(**({"c": 64} | change)), "bf16")
+    assert found is None if reason is None else reason in found
+
+
+def test_bytes_on_tensor_cores_by_hand():
+    call = replace(bare(n=256, c=64), in_dtypes=("bfloat16", *("float32",) * 5), out_dtypes=("bfloat16",) * 2)
+    call = replace(call, out_shapes=(*call.out_shapes, (256 * 32,), (256 * 32,)), out_dtypes=(*call.out_dtypes, "float32", "float32"))
+    call = replace(call, tile=ImageTile(4, 2, 1, 128))
+    image, line, filters, kept = 2 * 256 * 64 * 28 * 28, 2 * 256 * 64 * 28, 2 * 64 * 64 * 9, 8 * 256 * 32
+    # Seven tiles of four lines read two lines more each, but for the two outside; z goes out and comes back.
+    read = line * (7 * 6 - 2) + 128 * filters + image
+    assert conv_wgmma.bytes_of(call, "bf16") == [Traffic(read, 2 * image + kept, 2 * image + filters)]
+    # Four warpgroups share an image, and tell each other twelve bytes a channel.
+    call = replace(call, tile=ImageTile(4, 2, 4, 128))
+    assert conv_wgmma.scratch(call) == 12 * 256 * 64 * 4
+
+
+def test_warpgroups_share_small_batches():
+    def chosen(n):
+        return conv_wgmma.choose(bare(n=n, c=64), "bf16", 132)
+
+    assert [(chosen(n).parts, chosen(n).blocks) for n in (1, 64, 128, 256, 1024)] == [(4, 2), (4, 128), (2, 128), (1, 128), (1, 132)]
+
+
+@pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
+def test_the_sums_of_a_warpgroup_stay_in_registers():
+    case = next(conv_norm_cases([(ConvShape(4, 64, 28, 28, 64, 3, 3, 1, 1), 32)]))
+    impl = conv_wgmma.ops("bf16", conv_evonorm.behind_planes)[case.op]
+    bound = Bound(impl, case.op, case.ins, case.outs, place=Host(), attrs=case.attrs, layout="NHWC", store=STORE["bf16"])
+    (launch,) = bound.launches
+    report = compile_launch(launch)
+    assert (report.frame_bytes, report.registers <= 168) == (0, True), report
 
 
 def test_the_two_ops_are_the_reference_on_the_host():
@@ -114,3 +196,18 @@ def test_fused_and_plain_classifiers_agree(norm, fusing_cpu, rng):
     images = rng.integers(0, 256, (3, 1, 8, 8)).astype(np.uint8)
     assert f"conv_evonorm_{norm}_infer" in {step.op for step in fused.record_predict(3).steps}
     np.testing.assert_allclose(fused.predict(images), plain.predict(images), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("norm", [lambda: EvoNormS0(8, 4), lambda: EvoNormB0(8)])
+def test_inference_has_half_the_intermediate_images_and_training_keeps_the_convolutions(norm, fusing_cpu):
+    layers = [Conv2d(3, 8, 3, pad=1), norm(), Conv2d(8, 8, 3, pad=1), norm(), Flatten(), Linear(8 * 6 * 6, 4), SoftmaxCrossEntropy()]
+    plain, fused = (Net(layers, (3, 6, 6), mode="cpu", fusing=fusing) for fusing in (False, True))
+
+    def made(tape):
+        return {buf.name: buf.nbytes for step in tape.steps for buf in step.outs if buf.shape == (2, 8, 6, 6)}
+
+    assert sum(made(plain.record_predict(2)).values()) == 2 * sum(made(fused.record_predict(2)).values()) == 4 * 2 * 8 * 6 * 6 * 4
+    # The norm's gradient reads what the convolution made, and the next layer's weight gradient what the norm made: both stay, fused or not.
+    kept = {name for name in made(fused.record_gradients(2)) if name.endswith(".y")}
+    assert len(kept) == 4
+    assert kept == {name for name in made(plain.record_gradients(2)) if name.endswith(".y")}

@@ -12,7 +12,7 @@ from nbcnn.cuda import Host
 from nbcnn.ops import Row
 from nbcnn.ops.conv.im2col_fused import FUSED
 from nbcnn.ops.conv.tiles import Tile
-from nbcnn.ops.fused_cases import fused_mean_cases, fused_real_cases, pooled_cases, relu_cases, up_cases
+from nbcnn.ops.fused_cases import fused_mean_cases, fused_real_cases, linear_cases, pooled_cases, relu_cases, up_cases
 from nbcnn.ops.run import Bound
 from nbcnn.ops.static import compile_launch
 from nbcnn.shapes import ConvShape
@@ -30,6 +30,7 @@ TINY_CASES = [
         relu_cases(ConvShape(1, 5, 5, 3, 6, 3, 3, 2, 1)),
         up_cases(ConvShape(1, 8, 2, 3, 8, 3, 3, 1, 1)),
         up_cases(ConvShape(2, 3, 3, 2, 5, 3, 3, 1, 1)),
+        linear_cases(3, 12, 6),
     )
     for case in cases
     if case.op != "unpool"

@@ -16,7 +16,7 @@ from nbcnn.ops.conv.mma import ops
 from nbcnn.ops.conv.mma.engine import IMAGE_OPS
 from nbcnn.ops.conv.mma.gather import gather_of, pack
 from nbcnn.ops.conv.mma.tile import KINDS, WHOLE, Tile, choose, worth_measuring
-from nbcnn.ops.fused_cases import REAL_POOLED, REAL_UP, fused_mean_cases, pooled_cases, relu_cases, up_cases
+from nbcnn.ops.fused_cases import REAL_POOLED, REAL_UP, fused_mean_cases, linear_cases, pooled_cases, relu_cases, up_cases
 from nbcnn.ops.run import pack_array
 from nbcnn.ops.static import compile_launch
 from nbcnn.shapes import ConvShape
@@ -68,7 +68,7 @@ def test_real_shapes(gpu, precision):
 
 def one_shape():
     shape = ConvShape(2, 64, 6, 4, 36, 3, 3, 1, 1)
-    return image_cases([*conv_cases(shape), *pooled_cases(shape), *relu_cases(shape), *up_cases(shape)])
+    return image_cases([*conv_cases(shape), *pooled_cases(shape), *relu_cases(shape), *up_cases(shape), *linear_cases(3, 200, 12)])
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)

@@ -8,9 +8,23 @@ import numpy as np
 import pytest
 
 from nbcnn import ops
-from nbcnn.fuse import RULES, ConvReLU, ConvReLUPool, LinearReLU, UpConv, UpConvMSE, UpConvReLU, fuse
+from nbcnn.fuse import RULES, ConvReLU, ConvReLUPool, LinearReLU, LinearSigmoid, LinearSwish, UpConv, UpConvMSE, UpConvReLU, fuse
 from nbcnn.graph import Buf, ShapeError, Tape, drop_dead, named
-from nbcnn.layers import MSE, AvgPool2d, Conv2d, Flatten, Linear, MaxPool2d, ReLU, Residual, SoftmaxCrossEntropy, Upsample2d, parameters
+from nbcnn.layers import (
+    MSE,
+    AvgPool2d,
+    Conv2d,
+    Flatten,
+    Linear,
+    MaxPool2d,
+    ReLU,
+    Residual,
+    Sigmoid,
+    SoftmaxCrossEntropy,
+    Swish,
+    Upsample2d,
+    parameters,
+)
 from nbcnn.models import autoencoder
 from nbcnn.net import Net
 from nbcnn.ops.call import host
@@ -42,8 +56,9 @@ def test_the_autoencoder_becomes_five_layers():
     assert kinds(autoencoder()[:-1])[-1] == ("conv5", UpConv)
 
 
-def test_a_linear_layer_takes_its_relu():
-    assert kinds([Flatten(), Linear(4, 3), ReLU(), Linear(3, 2), SoftmaxCrossEntropy()])[1] == ("linear1", LinearReLU)
+@pytest.mark.parametrize(("activation", "fused"), [(ReLU, LinearReLU), (Sigmoid, LinearSigmoid), (Swish, LinearSwish)])
+def test_a_linear_layer_takes_its_activation(activation, fused):
+    assert kinds([Flatten(), Linear(4, 3), activation(), Linear(3, 2), SoftmaxCrossEntropy()])[1] == ("linear1", fused)
     assert kinds([Flatten(), Linear(4, 3, bias=False), ReLU(), SoftmaxCrossEntropy()])[1] == ("linear1", Linear)
 
 
@@ -100,12 +115,18 @@ def deep():
     ]
 
 
+def dense():
+    """Linear layers with each activation."""
+    made = [Flatten(), Linear(288, 7), Sigmoid(), Linear(7, 6), Swish(), Linear(6, 5), ReLU(), Linear(5, 5)]
+    return [*made, SoftmaxCrossEntropy()]
+
+
 def residual():
     """A ReLU behind a Residual that ends in one: the masked gradient of the first says nothing about the second."""
     return [Residual(ReLU(), Conv2d(3, 3, 3, pad=1), ReLU()), ReLU(), Conv2d(3, 4, 3, pad=1), ReLU(), Conv2d(4, 3, 3, pad=1), MSE()]
 
 
-@pytest.mark.parametrize("layers", [autoencoder(3, 8, 4), deep(), residual()], ids=["autoencoder", "deep", "residual"])
+@pytest.mark.parametrize("layers", [autoencoder(3, 8, 4), deep(), residual(), dense()], ids=["autoencoder", "deep", "residual", "dense"])
 def test_fused_and_plain_nets_have_the_same_gradients(fusing_cpu, layers):
     rng = np.random.default_rng(1)
     shape = (3, 8, 12)
@@ -124,6 +145,14 @@ def test_fused_and_plain_nets_predict_the_same(fusing_cpu):
     images = np.random.default_rng(2).integers(0, 256, (3, 3, 8, 8)).astype(np.uint8)
     plain, fused = (Net(autoencoder(3, 8, 4), (3, 8, 8), mode="cpu", fusing=fusing).predict(images) for fusing in (False, True))
     np.testing.assert_allclose(fused, plain, rtol=1e-5, atol=1e-6)
+
+
+def test_an_activation_is_no_step_of_its_own_in_inference(fusing_cpu):
+    images = np.random.default_rng(3).integers(0, 256, (3, 3, 8, 12)).astype(np.uint8)
+    plain, fused = (Net(dense(), (3, 8, 12), mode="cpu", fusing=fusing) for fusing in (False, True))
+    np.testing.assert_allclose(fused.predict(images), plain.predict(images), rtol=1e-5, atol=1e-6)
+    assert {"conv_relu_fprop", "conv_sigmoid_fprop", "conv_swish_fprop"} <= {step.op for step in fused.record_predict(3).steps}
+    assert not {"sigmoid_fprop", "swish_fprop", "relu_fprop"} & {step.op for step in fused.record_predict(3).steps}
 
 
 def test_no_step_of_the_fused_autoencoder_touches_a_tensor_of_full_width(fusing_cpu):

@@ -139,8 +139,23 @@ def _torch_forms(
     ]
 
 
-def norms(place: Any, kinds: Sequence[str], paths: Sequence[str], forms: Sequence[str], batches: Sequence[int], peer: bool) -> Iterator[Case]:
-    """EvoNorm alone or behind a 3×3 convolution of 64 channels; `paths` "fwd", "bwd"; `forms` "alone", "conv"."""
+def norms(
+    place: Any,
+    kinds: Sequence[str],
+    paths: Sequence[str],
+    forms: Sequence[str],
+    batches: Sequence[int],
+    peer: bool,
+    precisions: Sequence[str] = ("fp32",),
+) -> Iterator[Case]:
+    """EvoNorm alone or behind a 3×3 convolution of 64 channels; `paths` "fwd", "bwd"; `forms` "alone", "conv".
+
+    Precisions other than fp32 are those of the convolution's forward pass, and have no peers.
+    """
+    if "conv" in forms and "fwd" in paths:
+        yield from (_conv_forward(kind, batch, precision) for precision in precisions if precision != "fp32" for kind in kinds for batch in batches)
+    if "fp32" not in precisions:
+        return
     missing = () if not peer or has_triton() else (TRITON_MISSING,)
     for form in forms:
         for kind in kinds:
@@ -148,43 +163,65 @@ def norms(place: Any, kinds: Sequence[str], paths: Sequence[str], forms: Sequenc
                 for batch in batches:
                     name = f"{kind.upper()} {'conv+' if form == 'conv' else ''}{path} {batch}"
                     make = {"fwd": _forward, "bwd": _backward}[path]
-                    _, variants, flops = make(kind, form, batch, peer)
+                    variants, flops = make(kind, form, batch, peer)
                     image = 4 * batch * int(np.prod(IMAGE))
                     moved = (2 if path == "fwd" else 3) * image if form == "alone" else (3 if path == "fwd" else 5) * image
                     yield Case(name, flops, moved, batch, "image", tuple(variants), missing, FEWEST_OF_CONV)
 
 
-def _forward(kind: str, form: str, batch: int, peer: bool) -> tuple[Prepared, list[Variant], int]:
-    import_norm = f"evonorm_{kind}_fprop"
+def _conv_forward(kind: str, batch: int, precision: str) -> Case:
+    """A convolution and its norm on tensor cores."""
+    variants, flops, _ = _conv_norm_forms(kind, batch, precision)
+    image = (2 if precision == "bf16" else 4) * batch * int(np.prod(IMAGE))
+    return Case(f"{kind.upper()} conv+fwd {batch} {precision}", flops, 3 * image, batch, "image", tuple(variants))
+
+
+def _conv_norm_forms(kind: str, batch: int, precision: str) -> tuple[list[Variant], int, tuple[Prepared, opcases.Problem]]:
+    """Fused in training and in inference, unfused, and its parts; flops; the fused op."""
+    shape, norm_op = (batch, *IMAGE, IMAGE[0]), f"evonorm_{kind}_fprop"
+
+    def made(op: str, of: Sequence[int]) -> tuple[Prepared, opcases.Problem]:
+        return _made(op, of, MODE[precision], precision)
+
+    fused = made(f"conv_{norm_op}", shape)
+    conv, norm = made("conv_fprop", shape)[0], made(norm_op, (batch, *IMAGE))[0]
+    variants = [
+        ours("nbcnn fused", fused[0]),
+        ours("nbcnn fused, inference", made(f"conv_evonorm_{kind}_infer", shape)[0]),
+        chained("nbcnn unfused", [(conv, {}), (norm, {0: 0})]),
+        ours("nbcnn conv alone", conv),
+        ours("nbcnn norm alone", norm),
+    ]
+    return variants, step_flops(conv.step), fused
+
+
+def _forward(kind: str, form: str, batch: int, peer: bool) -> tuple[list[Variant], int]:
+    op = f"evonorm_{kind}_fprop"
     if form == "alone":
-        made, problem = _made(import_norm, (batch, *IMAGE), "naive")
-        variants = [ours("nbcnn NCHW", made), ours("nbcnn NHWC", _made(import_norm, (batch, *IMAGE))[0])]
+        made, problem = _made(op, (batch, *IMAGE), "naive")
+        variants = [ours("nbcnn NCHW", made), ours("nbcnn NHWC", _made(op, (batch, *IMAGE))[0])]
         if peer:
             variants += _torch_forms(made, problem, _norm(kind), _norm_operands, _triton_norm(kind))
-        return made, variants, 0
-    shape = (batch, *IMAGE, IMAGE[0])
-    conv, fused = _made("conv_fprop", shape)[0], _made(f"conv_{import_norm}", shape)
-    norm = _made(import_norm, (batch, *IMAGE))[0]
-    variants = [ours("nbcnn fused", fused[0]), chained("nbcnn unfused", [(conv, {}), (norm, {0: 0})]), ours("nbcnn conv alone", conv)]
-    variants.append(ours("nbcnn norm alone", norm))
+        return variants, 0
+    variants, flops, fused = _conv_norm_forms(kind, batch, "fp32")
     if peer:
         variants += _torch_forms(*fused, _conv_norm(kind), _conv_operands)
-    return fused[0], variants, step_flops(conv.step)
+    return variants, flops
 
 
-def _backward(kind: str, form: str, batch: int, peer: bool) -> tuple[Prepared, list[Variant], int]:
+def _backward(kind: str, form: str, batch: int, peer: bool) -> tuple[list[Variant], int]:
     op = f"evonorm_{kind}_grads"
     if form == "alone":
         made, problem = _made(op, (batch, *IMAGE), "naive")
         variants = [ours("nbcnn NCHW", made), ours("nbcnn NHWC", _made(op, (batch, *IMAGE))[0])]
-        return made, variants + (_differences(made, problem, _norm(kind), _grads_operands) if peer else []), 0
+        return variants + (_differences(made, problem, _norm(kind), _grads_operands) if peer else []), 0
     shape = (batch, *IMAGE, IMAGE[0])
     norm, wgrad, dgrad = (_made(name, s)[0] for name, s in ((op, (batch, *IMAGE)), ("conv_wgrad", shape), ("conv_dgrad", shape)))
     problem = opcases.problem("conv_wgrad", ",".join(map(str, shape)))
     variants = [chained("nbcnn unfused", [(norm, {}), (wgrad, {1: 0}), (dgrad, {0: 0})])]
     if peer:
         variants += _differences(norm, problem, _conv_norm(kind), _conv_grads_operands, check=False)
-    return norm, variants, 2 * step_flops(wgrad.step)
+    return variants, 2 * step_flops(wgrad.step)
 
 
 def _differences(made: Prepared, problem: opcases.Problem, function: Any, arrays: Any, check: bool = True) -> list[Variant]:

@@ -28,7 +28,7 @@ ABOUT = {
 WITHOUT = "python -m nbcnn kernels and python -m nbcnn study dwconv --no-times need none; these studies measure nothing else"
 BELONGS = {
     "shapes": ("gemm",),
-    "precision": ("gemm", "sweep"),
+    "precision": ("gemm", "evonorm", "sweep"),
     "ops": ("elementwise",),
     "sides": ("elementwise",),
     "norms": ("evonorm",),
@@ -63,7 +63,13 @@ def parser(study: str) -> Parser:
     made = Parser(f"python -m nbcnn study {study}", f"Verify, then time: {ABOUT[study]}.", EXAMPLES)
     group = made.add_argument_group("study")
     flag(group, "--shapes", sizes, "gemm: products", "the published six, 2048, 4096 and 8192 cubed")
-    flag(group, "--precision", some_of(*PRECISIONS), "gemm, sweep: what multiplications round to", "fp32,tf32,bf16 for gemm, else fp32")
+    flag(
+        group,
+        "--precision",
+        some_of(*PRECISIONS),
+        "what multiplications round to (evonorm: behind a convolution, forward)",
+        "fp32,tf32,bf16 for gemm, else fp32",
+    )
     flag(group, "--ops", some_of("relu", "sigmoid", "swish"), "elementwise: which", "all")
     flag(group, "--sides", counts, "elementwise: rows and columns", "1024,4096")
     flag(group, "--norms", some_of("s0", "b0"), "evonorm: which", "s0,b0")
@@ -131,7 +137,7 @@ def cases(study: str, flags: SimpleNamespace, place: Any, peer: bool) -> Iterato
         return made.activations(place, flags.ops or made.ACTIVATIONS, flags.sides or made.SIDES, peer)
     if study == "evonorm":
         chosen = (flags.norms or ("s0", "b0"), flags.paths or ("fwd", "bwd"), flags.forms or ("alone", "conv"))
-        return made.norms(place, *chosen, flags.batches or made.BATCHES, peer)
+        return made.norms(place, *chosen, flags.batches or made.BATCHES, peer, flags.precision or ("fp32",))
     return sweep.networks(place, flags.nets or tuple(sweep.NETS), flags.batches or sweep.BATCHES, flags.precision or ("fp32",), peer)
 
 

@@ -53,6 +53,7 @@ Ops and their signatures (logical shapes; inputs, then outputs, then attributes)
 Fused ops (see conv/fused.py for what each replaces; images NHWC only):
 
     conv_relu_fprop       x, w, b -> y                                                        stride, pad
+    conv_sigmoid_fprop, conv_swish_fprop  likewise
     conv_relu_pool_fprop  x, w, b -> y (N,K,P/2,Q/2), index (N,K/4,P/2,Q/2) uint8             stride, pad
     unpool                dy (N,K,P,Q), index -> dx (N,K,2P,2Q)
     conv_dgrad_relu       dy, w, x -> dx                                                      stride, pad
@@ -64,7 +65,7 @@ Fused ops (see conv/fused.py for what each replaces; images NHWC only):
     dwconv1d_bwd          dy (N,C,L), x (N,C,L), w (C,T)[, d (C)] -> dx, dw[, dd]             padding
     pwconv1d_glu_fprop    x (N,C,L), w (2K,C), b (2K)[, r (N,K,L)] -> y (N,K,L)[, z (N,2K,L)]   y = GLU of z (+ r); only in row im2col
 
-    conv_evonorm_…        the convolution, then the EvoNorm op: only in row im2col (see evonorm/conv.py)
+    conv_evonorm_…        the convolution, then the EvoNorm op (see evonorm/conv.py)
 
 GPU rows keep images in one layout throughout; `convert` stands only at the two doors of a net.
 """
@@ -112,7 +113,7 @@ from nbcnn.ops.conv import composed, im2col, im2col_fused, mma, naive, nine_prod
 from nbcnn.ops.conv.few_pixels import for_few_pixels
 from nbcnn.ops.dwconv1d import VARIANTS as DWCONV
 from nbcnn.ops.dwconv1d import reference as dwconv1d
-from nbcnn.ops.evonorm import b0, s0
+from nbcnn.ops.evonorm import b0, conv_wgmma, conv_winograd, s0
 from nbcnn.ops.evonorm import conv as conv_evonorm
 from nbcnn.ops.evonorm import reference as evonorm
 from nbcnn.ops.traffic import streamed
@@ -264,6 +265,7 @@ COMMON: Ops = {
 _IM2COL = (
     ("im2col", thin.OPS | thin_fused.FUSED),
     ("im2col", winograd.OPS | winograd.FUSED | nine_products.FUSED),
+    ("im2col", conv_winograd.ops(conv_evonorm.behind_planes)),
     ("im2col", conv_evonorm.OPS | pwconv1d_direct.OPS | pwconv1d_gated.OPS),
     (
         "im2col",
@@ -301,7 +303,10 @@ def _tensorcore(precision: str) -> Row:
     hopper = wgmma.ops(precision)
     hopper |= pwconv1d.turned(hopper) | {"gemm": gemm.engine(hopper["conv_fprop"]) if precision == "fp32" else gemm_wgmma.implementation(precision)}
     general |= pwconv1d.turned(general) | {"gemm": gemm.engine(general["conv_fprop"])}
-    parts = (*thin_parts, ("mma", first), ("wgmma", hopper), ("mma", general), ("common", common))
+    norms = conv_wgmma.ops(precision, conv_evonorm.behind_planes) if precision in conv_wgmma.PRECISIONS else {}
+    own = (*thin_parts, ("mma", first), ("wgmma", hopper), ("mma", general))
+    two_ops = [(name, conv_evonorm.two_ops(ops["conv_fprop"])) for name, ops in own if "conv_fprop" in ops]
+    parts = (*own, ("wgmma", norms), *two_ops, ("common", common))
     return Row("tensorcore", precision, "gpu", "NHWC", parts, own=("thin", "wgmma", "mma", "common"))
 
 

@@ -68,6 +68,14 @@ def relu_cases(shape: ConvShape) -> Iterator[Case]:
     yield Case("conv_dgrad_relu", label(shape), (dy, w, np.maximum(x, 0)), ((shape.x_shape, "float32"),), attrs, shape.gemm("dgrad")[2])
 
 
+def linear_cases(n: int, c: int, k: int) -> Iterator[Case]:
+    """A linear layer with its Sigmoid or Swish, as a 1×1 convolution of 1×1 images."""
+    shape, attrs = ConvShape(n, c, 1, 1, k, 1, 1, 1, 0), {"stride": 1, "pad": 0}
+    ins = (_normal(16, *shape.x_shape), _normal(17, *shape.w_shape), _normal(18, k))
+    for op in ("conv_sigmoid_fprop", "conv_swish_fprop"):
+        yield Case(op, label(shape), ins, ((shape.y_shape, "float32"),), attrs, c)
+
+
 def up_cases(shape: ConvShape) -> Iterator[Case]:
     """Upsampling folded into a 3×3 convolution; `shape` has the image before the upsampling."""
     n, c, h, w_ = shape.x_shape
@@ -101,6 +109,8 @@ def fused_mean_cases() -> Iterator[Case]:
         yield from pooled_cases(shape)
         yield from relu_cases(shape)
     yield from relu_cases(ConvShape(1, 5, 7, 9, 6, 3, 3, 2, 1))
+    for vectors in ((3, 5, 6), (2, 40, 12)):
+        yield from linear_cases(*vectors)
     for shape in MEAN_UP:
         yield from up_cases(shape)
     for series in MEAN_SERIES:

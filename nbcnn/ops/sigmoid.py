@@ -40,7 +40,8 @@ else:
 
 
 @jit(device=True)
-def _sigmoid(x):
+def sigmoid(x):
+    """1 / (1 + exp(-x)) of a float32."""
     e = math.exp(-abs(x))
     return divide(e if x < f4(0) else f4(1), f4(1) + e)
 
@@ -52,7 +53,7 @@ def _sigmoid_gradient(dy, y):
 
 def bind_fprop(call: Call) -> list[Launch]:
     """One launch of `elementwise.unary`."""
-    return launch("sigmoid_fprop_kernel", _sigmoid, call)
+    return launch("sigmoid_fprop_kernel", sigmoid, call)
 
 
 def bind_dgrad(call: Call) -> list[Launch]:

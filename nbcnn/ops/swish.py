@@ -32,7 +32,8 @@ def swish_dgrad(dy: np.ndarray, x: np.ndarray, dx: np.ndarray) -> None:
 
 
 @jit(device=True)
-def _swish(x):
+def swish(x):
+    """x / (1 + exp(-x)) of a float32."""
     e = math.exp(-abs(x))
     return x * divide(e if x < f4(0) else f4(1), f4(1) + e)
 
@@ -48,7 +49,7 @@ def _swish_gradient(dy, x):
 
 def bind_fprop(call: Call) -> list[Launch]:
     """One launch of `elementwise.unary`."""
-    return launch("swish_fprop_kernel", _swish, call)
+    return launch("swish_fprop_kernel", swish, call)
 
 
 def bind_dgrad(call: Call) -> list[Launch]:

@@ -1,6 +1,8 @@
 """References of the fused convolutions: each is the composition of the plain ops that it replaces.
 
     conv_relu_fprop        y = relu(conv(x, w) + b)
+    conv_sigmoid_fprop     y = sigmoid(conv(x, w) + b)
+    conv_swish_fprop       y = swish(conv(x, w) + b)
     conv_relu_pool_fprop   y = maxpool 2×2 of relu(conv(x, w) + b), index = where each maximum was (2 bits)
     unpool                 dx = dy at the place that index says, zero elsewhere
     conv_dgrad_relu        dx = dgrad(dy, w) where x > 0, else 0: x is what the layer read, the output of a ReLU
@@ -23,12 +25,26 @@ import numpy as np
 
 from nbcnn.ops.conv.reference import conv_dgrad, conv_fprop, conv_wgrad
 from nbcnn.ops.dwconv1d.reference import dwconv1d_bwd
+from nbcnn.ops.sigmoid import sigmoid_fprop
+from nbcnn.ops.swish import swish_fprop
 
 
 def conv_relu_fprop(x: np.ndarray, w: np.ndarray, b: np.ndarray, y: np.ndarray, *, stride: int, pad: int) -> None:
     """y (N,K,P,Q) = relu(conv(x, w) + b)."""
     conv_fprop(x, w, b, y, stride=stride, pad=pad)
     np.maximum(y, 0, out=y)
+
+
+def conv_sigmoid_fprop(x: np.ndarray, w: np.ndarray, b: np.ndarray, y: np.ndarray, *, stride: int, pad: int) -> None:
+    """y (N,K,P,Q) = sigmoid(conv(x, w) + b)."""
+    conv_fprop(x, w, b, y, stride=stride, pad=pad)
+    sigmoid_fprop(y, y)
+
+
+def conv_swish_fprop(x: np.ndarray, w: np.ndarray, b: np.ndarray, y: np.ndarray, *, stride: int, pad: int) -> None:
+    """y (N,K,P,Q) = swish(conv(x, w) + b)."""
+    conv_fprop(x, w, b, y, stride=stride, pad=pad)
+    swish_fprop(y, y)
 
 
 def conv_relu_pool_fprop(x: np.ndarray, w: np.ndarray, b: np.ndarray, y: np.ndarray, index: np.ndarray, *, stride: int, pad: int) -> None:
@@ -130,6 +146,8 @@ REFERENCES = {
     function.__name__: function
     for function in (
         conv_relu_fprop,
+        conv_sigmoid_fprop,
+        conv_swish_fprop,
         conv_relu_pool_fprop,
         unpool,
         conv_dgrad_relu,

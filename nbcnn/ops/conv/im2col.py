@@ -43,7 +43,7 @@ class Window:
     """What of an implicit GEMM is frozen into its kernel: the window, and what becomes of a result.
 
     dilate   zeros between source pixels (see dgrad above).
-    after    "" nothing, "relu", "mask" (zero where another tensor is not positive), "pool" (ReLU, 2×2 maximum and index;
+    after    "" nothing, an activation, "mask" (zero where another tensor is not positive), "pool" (ReLU, 2×2 maximum and index;
              rows are then numbered by windows), "windows" (rows numbered so, nothing else: parts of a sum that is pooled later).
     phases   four products over one source, each of which gives a phase of an image twice as large (folded.py).
     """

@@ -1,7 +1,7 @@
 """The fused convolutions on CUDA cores (row `im2col`, fp32, NHWC): the kernels of im2col.py and im2col_wgrad.py with another
 end, other filters, or another window. What each op is: fused.py; why an upsampling can be folded away: folded.py.
 
-    conv_relu_fprop                      fprop, ReLU before the store
+    conv_relu_fprop                      fprop, ReLU before the store; conv_sigmoid_fprop, conv_swish_fprop likewise
     conv_relu_pool_fprop                 fprop, pixels numbered by windows; ReLU, maximum and index before the store
     conv_dgrad_relu                      dgrad, zero where x is not positive
     upconv_fprop, upconv_relu_fprop      four products with 2×2 filters, one a phase; 16 multiplications where the plain form has 36
@@ -37,11 +37,11 @@ def supports(call: Call) -> str | None:
 
 
 def bind_fprop(call: Call) -> list[Launch]:
-    """x, w, b -> y (conv_relu_fprop) or y, index (conv_relu_pool_fprop)."""
+    """x, w, b -> y (conv_relu_fprop and other activations) or y, index (conv_relu_pool_fprop)."""
     c = shape_of(call)
     x, _, b = call.ins
     pooled = len(call.outs) == 2
-    window = Window(c.R, c.S, c.stride, after="pool" if pooled else "relu")
+    window = Window(c.R, c.S, c.stride, after="pool" if pooled else call.op.split("_")[1])
     gather = (c.N, c.C, c.H, c.W, c.P, c.Q, c.pad, c.pad)
     return launches(call, x, b, call.outs[0], c.K, gather, window, call.outs[1] if pooled else None)
 
@@ -180,6 +180,8 @@ _UP_DGRAD = Impl(bind_up_dgrad, scratch_up_dgrad, supports, pack=im2col.pack_dgr
 
 FUSED = {
     "conv_relu_fprop": _FPROP,
+    "conv_sigmoid_fprop": _FPROP,
+    "conv_swish_fprop": _FPROP,
     "conv_relu_pool_fprop": _FPROP,
     "conv_dgrad_relu": Impl(bind_dgrad_relu, scratch, supports, pack=im2col.pack_dgrad, traffic=traffic_dgrad_relu, **_TILES),
     "conv_pool_wgrad": composed.pool_wgrad(im2col.OPS["conv_wgrad"], unpool.IMPL),

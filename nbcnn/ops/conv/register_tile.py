@@ -29,6 +29,8 @@ from typing import Any
 from nbcnn.cuda import SIMULATOR, cuda, f4, i4, i8, jit, u4
 from nbcnn.ops.conv.tiles import Tile
 from nbcnn.ops.ptx.vector import load1_if, load4_if, shared_load4, store4
+from nbcnn.ops.sigmoid import sigmoid
+from nbcnn.ops.swish import swish
 
 ALIGNMENT = None if SIMULATOR else 16
 """Alignment of shared arrays in bytes, as 16-byte loads need it (the simulator takes no such argument)."""
@@ -251,18 +253,22 @@ def relu(x):
     return f4(0) if x < f4(0) else x
 
 
+ACTIVATIONS = {"relu": relu, "sigmoid": sigmoid, "swish": swish}
+"""What a fused op may do to each of its results."""
+
+
 @functools.cache
 def store_tile(tile: Tile, vector: bool, bias: bool = False, after: str = "", phases: bool = False) -> Any:
     """Device function (acc, out, m0, n0, GM, GN, plane, extra): out[plane][m][n] = acc (+ b[n]) for the thread's outputs inside GM×GN.
 
     `vector`: GN is a multiple of 4, so that rows of `out` can be written 16 bytes at a time.
-    after: "" nothing, "relu", or "mask": zero where `other`, stored like `out`, is not positive (the gradient behind a ReLU).
+    after: "" nothing, one of ACTIVATIONS, or "mask": zero where `other`, stored like `out`, is not positive (the gradient behind a ReLU).
     phases: row m is pixel m of images of width Q, whose results are phase (r,s) of images twice as large: m = (n,i,j) goes to
     pixel (n, 2i+r, 2j+s). extra: (b, other, phase = 2r+s, Q).
     """
     TM, TN, PA, PB = tile.TM, tile.TN, tile.TM // 4, tile.TN // 4
     down, across = tile.BM // PA, tile.BN // PB
-    corner, RELU, MASK = thread_corner(tile), after == "relu", after == "mask"
+    corner, ACTIVATES, MASK, activate = thread_corner(tile), after in ACTIVATIONS, after == "mask", ACTIVATIONS.get(after, relu)
     PLANES, MASKS = 4 if phases else 1, 4 * tile.TM
 
     @jit(device=True)
@@ -301,8 +307,8 @@ def store_tile(tile: Tile, vector: bool, bias: bool = False, after: str = "", ph
                     p = i * TN + j * 4
                     for q in range(4):
                         values[q] = acc[p + q] + shift[q]
-                        if RELU:
-                            values[q] = relu(values[q])
+                        if ACTIVATES:
+                            values[q] = activate(values[q])
                         if MASK:
                             values[q] = values[q] if masks[4 * i + q] > f4(0) else f4(0)
                     if vector:

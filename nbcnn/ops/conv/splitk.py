@@ -18,7 +18,7 @@ import numpy as np
 
 from nbcnn.cuda import cuda, f4, i4, i8, jit
 from nbcnn.ops.call import Launch, blocks
-from nbcnn.ops.conv.register_tile import ALIGNMENT, relu
+from nbcnn.ops.conv.register_tile import ACTIVATIONS, ALIGNMENT, relu
 from nbcnn.ops.ptx.vector import load1_if, load4_if, store4
 from nbcnn.ops.traffic import Traffic, once
 
@@ -61,12 +61,12 @@ def sum_of_planes(vector: int) -> Any:
 @functools.cache
 def sum_planes(teams: int, vector: int, bias: bool, after: str) -> Any:
     add_planes = sum_of_planes(vector)
-    RELU, MASK = after == "relu", after == "mask"
+    ACTIVATES, MASK, activate = after in ACTIVATIONS, after == "mask", ACTIVATIONS.get(after, relu)
     MEMBERS, FLOATS = THREADS // teams, vector * THREADS
 
     @jit()
     def sum_planes_kernel(partials, b, other, y, count, GN, planes):
-        """y[i] = Σ_z partials[z·count + i] (+ b[i mod GN]), then the ReLU, or zero where other[i] is not positive.
+        """y[i] = Σ_z partials[z·count + i] (+ b[i mod GN]), then the activation, or zero where other[i] is not positive.
 
         grid: blocks of vector·256/teams elements; team t of a block adds the planes t, t + teams, …, then team 0 adds the teams.
         shared: vector·1,024 bytes; moves: 4·count·(planes + 1) bytes. vector: 4 if GN is a multiple of 4, else 1.
@@ -90,8 +90,8 @@ def sum_planes(teams: int, vector: int, bias: bool, after: str) -> Any:
                 for q in range(vector):
                     total[q] += b[n + i4(q)]
             for q in range(vector):
-                if RELU:
-                    total[q] = relu(total[q])
+                if ACTIVATES:
+                    total[q] = activate(total[q])
                 if MASK:
                     total[q] = total[q] if other[i + i4(q)] > f4(0) else f4(0)
             if vector == 4:

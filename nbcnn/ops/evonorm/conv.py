@@ -6,12 +6,15 @@
                            the convolution's epilogue has the planes' statistics; a small kernel makes the batch's, one pass y
     conv_evonorm_b0_infer  x, w, b, gamma, beta, v, running -> y                      one kernel, z is never stored
 
-Row `im2col` (fp32, NHWC); shapes that conv_kernel.py refuses run as the two ops.
+In fp32 on CUDA cores (conv_winograd.py, conv_kernel.py), in bf16 and tf32 on Hopper's tensor cores (conv_wgmma.py); the rest runs as the
+two ops.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -75,13 +78,22 @@ def bind_s0_infer(call: Call) -> list[Launch]:
     return [launch_conv(call, "s0 infer", None, call.outs[0])]
 
 
-def bind_b0(call: Call) -> list[Launch]:
-    """Three launches: z with the planes' statistics, the channels' statistics, y."""
+def behind_planes(call: Call, first: Sequence[Launch]) -> list[Launch]:
+    """`first`, which makes z with the planes' statistics; then two launches: the channels' statistics, y."""
     _, z, *kept = operands(call, "out")
     norm = inner(call, "evonorm_b0_fprop", [z, *operands(call, "in")[3:]], [operands(call, "out")[0], *kept])
-    slab = next((tile for tile in b0.candidates(norm, 1) if not tile.together), None) if not SIMULATOR else None
-    first = launch_conv(call, "planes", z=z.array, shift=kept[0].array, std=kept[1].array)
-    return [first, *b0.behind_planes(replace(norm, tile=slab))]
+    return [*first, *b0.behind_planes(replace(norm, tile=_apart(b0.FPROP, norm)))]
+
+
+def _apart(norm: Impl, call: Call) -> Any:
+    """The first tile of a norm whose blocks do not wait for each other, None in the simulator (s0.py says why)."""
+    return next((tile for tile in norm.candidates(call, 1) if not tile.together), None) if not SIMULATOR else None
+
+
+def bind_b0(call: Call) -> list[Launch]:
+    """Three launches: z with the planes' statistics, the channels' statistics, y."""
+    _, z, shift, std, *_ = call.outs
+    return behind_planes(call, [launch_conv(call, "planes", z=z, shift=shift, std=std)])
 
 
 def bind_b0_infer(call: Call) -> list[Launch]:
@@ -118,7 +130,8 @@ def composed(conv: Impl, norm: Impl) -> Impl:
         scratch = call.scratch[used:] if call.scratch is not None and call.scratch.size > used else None
         op = call.op.removeprefix("conv_").replace("s0_infer", "s0_fprop")
         first = inner(call, "conv_fprop", [x, w, b], [z], attrs=geometry, scratch=scratch)
-        return first, inner(call, op, [z, *channels], [y, *kept], attrs=others, tile=None, packed=None, scratch=scratch), used
+        second = inner(call, op, [z, *channels], [y, *kept], attrs=others, tile=None, packed=None, scratch=scratch)
+        return first, replace(second, tile=_apart(norm, second)), used
 
     def bind(call: Call) -> list[Launch | HostCall]:
         first, second, _ = parts(call)

@@ -1,18 +1,11 @@
 """The kernel of a convolution with its EvoNorm: what stays in registers from the first product to the last result.
 
-A block makes all pixels of eight filters of one image, so the deviation of a plane, or of a group of one, two, four or eight
-channels, is known inside it. What it then writes is the `end`:
-
-    "s0"        y of EvoNorm-S0, z (the convolution's own output, which the gradients want), shift and std of groups
-    "s0 infer"  y of EvoNorm-S0 alone
-    "planes"    z, shift and std of planes: EvoNorm-B0 in training still wants the other images of the batch
-    "b0 infer"  y of EvoNorm-B0 with the running variance
+A block makes all pixels of eight filters of one image; conv_end.py says what follows.
 """
 
 from __future__ import annotations
 
 import functools
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,15 +14,13 @@ import numpy as np
 from nbcnn.cuda import cuda, f4, i4, jit
 from nbcnn.ops.call import Call, Launch
 from nbcnn.ops.conv.register_tile import ALIGNMENT, quotient
+from nbcnn.ops.evonorm.conv_end import FILTERS, finish
 from nbcnn.ops.evonorm.plane import power_of_two
-from nbcnn.ops.evonorm.sigmoid import both_sides
-from nbcnn.ops.ptx.shuffle import WARP, warp_sum
-from nbcnn.ops.ptx.vector import shared_load4, store4
+from nbcnn.ops.ptx.shuffle import WARP
+from nbcnn.ops.ptx.vector import shared_load4
 from nbcnn.ops.windows import split
 from nbcnn.shapes import ConvShape, numel
 
-FILTERS = 8
-"""Filters of a block."""
 DEPTH = 4
 """Input channels in shared memory at a time."""
 PIXELS = 4
@@ -54,26 +45,16 @@ class Form:
 
 @functools.cache
 def fprop_kernel(form: Form) -> Any:
-    R, S, GROUP, THREADS, MINE, AREA = form.R, form.S, form.group, form.threads, form.pixels, form.area
-    TAPS, GROUPS, WARPS, ACC = R * S, FILTERS // GROUP, THREADS // WARP, MINE * FILTERS
-    S0, RUNNING, KEEPS, NORMALISES = form.end in ("s0", "s0 infer"), form.end == "b0 infer", form.end in ("s0", "planes"), form.end != "planes"
-    FLOATS, WEIGHTS, SUMS = DEPTH * AREA, DEPTH * TAPS * FILTERS, WARPS * FILTERS
+    R, S, THREADS, MINE, AREA = form.R, form.S, form.threads, form.pixels, form.area
+    TAPS, ACC = R * S, MINE * FILTERS
+    FLOATS, WEIGHTS, SUMS = DEPTH * AREA, DEPTH * TAPS * FILTERS, THREADS // WARP * FILTERS
 
     @jit(device=True)
-    def block_sums(sums, parts):
-        """parts[g] becomes its sum over the block, in a fixed order."""
-        tid = i4(cuda.threadIdx.x)
-        cuda.syncthreads()
-        for g in range(GROUPS):
-            total = warp_sum(parts[g])
-            if tid % i4(WARP) == i4(0):
-                sums[tid // i4(WARP) * i4(FILTERS) + i4(g)] = total
-        cuda.syncthreads()
-        for g in range(GROUPS):
-            total = f4(0)
-            for w in range(WARPS):
-                total += sums[w * FILTERS + g]
-            parts[g] = total
+    def pixel(i, P, Q):
+        p = i4(i4(cuda.threadIdx.x) + i4(i * THREADS))
+        return p if p < P * Q else i4(-1)
+
+    finish_ = finish(form.end, form.group, form.threads, form.pixels, pixel)
 
     @jit(launch_bounds=(THREADS, 2))
     def conv_evonorm_kernel(x, w, b, gamma, beta, v, running, y, z, shift, std, slabs, C, H, W, K, P, Q, stride, pad, eps):
@@ -90,9 +71,6 @@ def fprop_kernel(form: Form) -> Any:
         leads = cuda.shared.array(FILTERS, f4)
         acc = cuda.local.array(ACC, f4)
         starts = cuda.local.array(MINE, i4)
-        parts = cuda.local.array(GROUPS, f4)
-        offsets = cuda.local.array(GROUPS, f4)
-        values = cuda.local.array(4, f4)
         tid = i4(cuda.threadIdx.x)
         n, slab = split(i4(cuda.blockIdx.x), slabs)
         k0 = i4(slab * i4(FILTERS))
@@ -135,56 +113,7 @@ def fprop_kernel(form: Form) -> Any:
                             acc[i * FILTERS + 6] += value * w6
                             acc[i * FILTERS + 7] += value * w7
 
-        for i in range(MINE):
-            for k in range(FILTERS):
-                acc[i * FILTERS + k] += b[k0 + i4(k)]
-        if tid == i4(0):
-            for k in range(FILTERS):
-                leads[k] = acc[k]
-        cuda.syncthreads()
-        for g in range(GROUPS):
-            parts[g] = f4(0)
-            for i in range(MINE):
-                if tid + i4(i * THREADS) < pixels:
-                    for k in range(GROUP):
-                        parts[g] += acc[i * FILTERS + g * GROUP + k] - leads[g * GROUP]
-        block_sums(sums, parts)
-        count = f4(GROUP) * f4(pixels)
-        for g in range(GROUPS):
-            offsets[g] = parts[g] / count
-            parts[g] = f4(0)
-            for i in range(MINE):
-                if tid + i4(i * THREADS) < pixels:
-                    for k in range(GROUP):
-                        centred = acc[i * FILTERS + g * GROUP + k] - leads[g * GROUP] - offsets[g]
-                        parts[g] += centred * centred
-        block_sums(sums, parts)
-        for g in range(GROUPS):
-            parts[g] = f4(math.sqrt(parts[g] / count + eps))
-            if KEEPS and tid == i4(0):
-                at = i4(n * (K // i4(GROUP)) + k0 // i4(GROUP) + i4(g))
-                shift[at] = offsets[g]
-                std[at] = parts[g]
-
-        for i in range(MINE):
-            p = i4(tid + i4(i * THREADS))
-            if p < pixels:
-                at = i4((n * pixels + p) * K + k0)
-                for quad in range(FILTERS // 4):
-                    to, first = i4(at + i4(quad * 4)), i * FILTERS + quad * 4
-                    if KEEPS:
-                        store4(z, to, acc[first], acc[first + 1], acc[first + 2], acc[first + 3])
-                    if NORMALISES:
-                        for k in range(4):
-                            channel, s = i4(k0 + i4(quad * 4 + k)), parts[(quad * 4 + k) // GROUP]
-                            each = acc[first + k]
-                            if S0:
-                                sigma, _ = both_sides(v[channel] * each)
-                                values[k] = gamma[channel] * each * sigma / s + beta[channel]
-                            if RUNNING:
-                                d = max(f4(math.sqrt(running[channel] + eps)), v[channel] * each + s)
-                                values[k] = gamma[channel] * (each / d) + beta[channel]
-                        store4(y, to, values[0], values[1], values[2], values[3])
+        finish_(acc, sums, leads, b, gamma, beta, v, running, y, z, shift, std, n, k0, K, P, Q, eps)
 
     return conv_evonorm_kernel
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from nbcnn.cuda import SIMULATOR, cuda, f4, jit, types, u4
+from nbcnn.cuda import SIMULATOR, cuda, f4, i4, jit, types, u4
 
 if SIMULATOR:
     from nbcnn.storage import encode
@@ -26,6 +26,10 @@ if SIMULATOR:
         return np.uint32(int(a) | int(b) << 16)
 
     @cuda.jit(device=True)
+    def unknown(x):
+        return x
+
+    @cuda.jit(device=True)
     def tf32(x):
         return encode(np.array([x], np.float32), "tfloat32")[0]
 else:
@@ -35,6 +39,8 @@ else:
     """The 32 bits of a float32, as uint32."""
     bits_float = instruction("bits_float", "mov.b32 $0, $1;", f4, (u4,), pure=True)
     """The float32 with these 32 bits."""
+    unknown = instruction("unknown", "mov.b32 $0, $1;", i4, (i4,))
+    """The same int32, of which the compiler knows nothing: what is made of it is made here, not kept in registers from before a loop."""
     _cvt_bf16x2 = instruction("cvt_rn_bf16x2_f32", "cvt.rn.bf16x2.f32 $0, $1, $2;", u4, (f4, f4), pure=True)
     tf32 = instruction("cvt_rna_tf32_f32", "{ .reg .b32 t; cvt.rna.tf32.f32 t, $1; mov.b32 $0, t; }", f4, (f4,), pure=True)
     """A float32 rounded to tf32's 10 mantissa bits, to nearest, ties away from zero; still a float32."""

@@ -1,4 +1,4 @@
-"""ldmatrix (sm_75): a warp loads 8×8 matrices of 16-bit elements from shared memory into the fragments of `mma.sync`.
+"""ldmatrix (sm_75), stmatrix (sm_90): a warp moves 8×8 matrices of 16-bit elements between shared memory and the fragments of `mma.sync`.
 
 Lanes 8i … 8i+7 give the addresses of the rows of matrix i, 16 bytes each, 16-aligned. Of each matrix, lane l gets the word
 (two elements, or one of 32 bits) that is the (l mod 4)-th of row l/4; transposed, elements 2(l mod 4) and the next of column l/4.
@@ -20,3 +20,5 @@ ldmatrix_x4_trans = instruction("ldmatrix_x4_trans", "ldmatrix.sync.aligned" + _
 """As `ldmatrix_x4`, each matrix transposed: for operands whose k runs down the rows. 16-bit elements only."""
 ldmatrix_x2_trans = instruction("ldmatrix_x2_trans", "ldmatrix.sync.aligned" + _X2.format(".trans"), (u4,) * 2, (u4,))
 """As `ldmatrix_x2`, each matrix transposed."""
+stmatrix_x2_trans = instruction("stmatrix_x2_trans", "stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [$0], {$1,$2};", None, (u4, u4, u4))
+"""(shared byte address; lanes 0 … 15, word, word): two matrices, each stored transposed: lane 8i + j gives where column j of matrix i goes."""

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.ops.call import Call, Impl, Launch, blocks
+from nbcnn.ops.conv.mma.finish import ACTIVATIONS
 from nbcnn.ops.conv.mma.gather import Gather, gather_of, pack, refusal
 from nbcnn.ops.conv.mma.kernel import gather_product
 from nbcnn.ops.conv.mma.sums import THREADS, sum_pixels, sum_windows
@@ -17,6 +18,8 @@ from nbcnn.ops.traffic import Traffic, ceil_div, once, outputs, size, windows
 IMAGE_OPS = (
     "conv_fprop",
     "conv_relu_fprop",
+    "conv_sigmoid_fprop",
+    "conv_swish_fprop",
     "conv_relu_pool_fprop",
     "conv_dgrad",
     "conv_dgrad_relu",
@@ -58,7 +61,7 @@ def _bind(call: Call, kind: Kind) -> list[Launch]:
     g, tile = gather_of(call), call.tile
     y, k_tiles = call.outs[0], g.k_tiles(kind.channels)
     masked, biased, pooled = call.op.endswith("dgrad_relu"), "fprop" in call.op and len(call.ins) > 2, "pool" in call.op
-    relu = "relu" in call.op and not masked
+    after = "" if masked or pooled else next((name for name in ACTIVATIONS if name in call.op), "")
     # A kernel has one signature: arguments that it does not read get an array of the right type.
     b = call.ins[2] if biased else None
     x = call.ins[2] if masked else y
@@ -75,7 +78,7 @@ def _bind(call: Call, kind: Kind) -> list[Launch]:
         g.dilate,
         finish,
         biased and not split,
-        relu and not split,
+        "" if split else after,
         pooled,
         g.K % 4 == 0,
     )
@@ -88,7 +91,7 @@ def _bind(call: Call, kind: Kind) -> list[Launch]:
     grid = (tile.tiles(g), tile.split)
     made = [Launch(kernel, grid, tile.threads, args, tile.shared_bytes, name=call.op)]
     if split:
-        made.append(_sum(g, kind, tile.split, out, b, x, y, index, relu, masked))
+        made.append(_sum(g, kind, tile.split, out, b, x, y, index, after, masked))
     return made
 
 
@@ -96,7 +99,7 @@ def _or(array: Any, stand_in: Any) -> Any:
     return stand_in if array is None else array
 
 
-def _sum(g: Gather, kind: Kind, planes: int, partials: Any, b: Any, x: Any, y: Any, index: Any, relu: bool, masked: bool) -> Launch:
+def _sum(g: Gather, kind: Kind, planes: int, partials: Any, b: Any, x: Any, y: Any, index: Any, after: str, masked: bool) -> Launch:
     """The launch that adds the parts."""
     quads = g.phases * g.GM * g.K // 4
     if index is not None:
@@ -104,7 +107,7 @@ def _sum(g: Gather, kind: Kind, planes: int, partials: Any, b: Any, x: Any, y: A
         return Launch(sum_windows(kind.name, b is not None), blocks(quads // 4, THREADS), THREADS, args)
     scalars = (g.GM, g.K, g.P, g.Q, 1 if g.phases == 4 else 0, planes)
     args = (partials, _or(b, partials), x, y, *(np.int32(v) for v in scalars))
-    return Launch(sum_pixels(kind.name, b is not None, relu, masked), blocks(quads, THREADS), THREADS, args)
+    return Launch(sum_pixels(kind.name, b is not None, after, masked), blocks(quads, THREADS), THREADS, args)
 
 
 def traffic(call: Call, kind: Kind) -> list[Traffic]:

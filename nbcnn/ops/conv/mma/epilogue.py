@@ -75,13 +75,13 @@ def store_partial(tile: Tile) -> Any:
 
 
 @cache
-def store_pixels(tile: Tile, kind: Kind, bias: bool, relu: bool, mask: bool, vector: bool) -> Any:
+def store_pixels(tile: Tile, kind: Kind, bias: bool, after: str, mask: bool, vector: bool) -> Any:
     """Device function (stage, table, b, x, y, n0, K): the rows at `stage`, finished, to the pixels of y that the table of rows says."""
     QUADS, PITCH, BM = tile.BN // 4, 4 * tile.pitch, tile.BM
     STEP = tile.threads // QUADS
     BATCH = min(_BATCH, BM // STEP)
     BATCHES, WORDS = BM // STEP // BATCH, 4 * BATCH
-    finish = finish_pixel(kind.store, relu, mask, vector)
+    finish = finish_pixel(kind.store, after, mask, vector)
     get_bias, get_mask = load_bias(bias), load_mask(kind.store, vector)
 
     @jit(device=True)

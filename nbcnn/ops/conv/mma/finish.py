@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any
 
 from nbcnn.cuda import cuda, f4, i4, i8, jit, types, u4
+from nbcnn.ops.conv.register_tile import ACTIVATIONS, relu
 from nbcnn.ops.ptx.vector import load1_if
 from nbcnn.ops.stored import scalar_io, vector_io, vector_load_if
 
@@ -64,16 +65,19 @@ def _put(store: str, vector: bool) -> Any:
 
 
 @cache
-def finish_pixel(store: str, relu: bool, mask: bool, vector: bool) -> Any:
-    """Device function (values, shift, masks, first, y, target, n, K): four sums of one pixel, finished, to y. masks[first …] as loaded."""
-    put = _put(store, vector)
+def finish_pixel(store: str, after: str, mask: bool, vector: bool) -> Any:
+    """Device function (values, shift, masks, first, y, target, n, K): four sums of one pixel, finished, to y. masks[first …] as loaded.
+
+    after: "" or one of ACTIVATIONS.
+    """
+    put, ACTIVATES, activate = _put(store, vector), after in ACTIVATIONS, ACTIVATIONS.get(after, relu)
 
     @jit(device=True)
     def run(values, shift, masks, first, y, target, n, K):
         for q in range(4):
             v = values[q] + shift[q]
-            if relu:
-                v = f4(0) if v <= f4(0) else v
+            if ACTIVATES:
+                v = activate(v)
             if mask:
                 v = v if masks[first + q] > f4(0) else f4(0)
             values[q] = v

@@ -26,12 +26,13 @@ u8 = types.uint64
 
 @cache
 def gather_product(
-    tile: Tile, kind_name: str, width: int, whole: bool, dilate: int, finish: str, bias: bool, relu: bool, pooled: bool, vector: bool
+    tile: Tile, kind_name: str, width: int, whole: bool, dilate: int, finish: str, bias: bool, after: str, pooled: bool, vector: bool
 ) -> Any:
     """The kernel for a tile (without its split), and for
 
     width   elements of the source that are copied at once; whole: its channels are whole k-tiles; dilate: as in gather.py
     finish  "pixels", "mask" (where x > 0), "pool" (2×2, with ReLU), or "partial": sums as they are, for a second kernel
+    after   "" or the activation of what is no partial sum
     pooled  pixels are numbered window by window
     vector  the target's channels are a multiple of four.
     """
@@ -43,7 +44,7 @@ def gather_product(
     start_source, fetch_source, ROWS = source_rows(tile, kind, width, whole, dilate)
     fetch_filters, corners, multiply = filter_rows(tile), fragment_corners(tile), multiply_tile(tile, kind)
     put, partial = put_fragments(tile), store_partial(tile)
-    pixels = store_pixels(tile, kind, bias, relu, finish == "mask", vector)
+    pixels = store_pixels(tile, kind, bias, after, finish == "mask", vector)
     windows = store_windows(tile, kind, bias, vector)
     wait, wait_all = cp_async_wait(tile.stages - 2), cp_async_wait(0)
     is_partial, is_pool = finish == "partial", finish == "pool"

@@ -16,9 +16,9 @@ THREADS = 64
 
 
 @cache
-def sum_pixels(kind_name: str, bias: bool, relu: bool, mask: bool) -> Any:
+def sum_pixels(kind_name: str, bias: bool, after: str, mask: bool) -> Any:
     store = KINDS[kind_name].store
-    finish, get_bias, get_mask, add = finish_pixel(store, relu, mask, True), load_bias(bias), load_mask(store, True), sum_of_planes(4)
+    finish, get_bias, get_mask, add = finish_pixel(store, after, mask, True), load_bias(bias), load_mask(store, True), sum_of_planes(4)
 
     @jit()
     def sum_pixels_kernel(partials, b, x, y, GM, K, P, Q, up, planes):

@@ -1,0 +1,446 @@
+"""The kernel of a convolution with its EvoNorm on Hopper's tensor cores: a warpgroup makes all pixels of 64 filters of an image, or of a part.
+
+The product is turned around: its rows are 64 filters, its columns the pixels of a few lines of the image, so that a thread has two
+channels and nothing but sums of their pixels to make statistics of. The source comes line by line with its border, as TMA brings it,
+and the columns run through the border too: column p of tap (r, s) is then row p + r·PW + s of what lies in shared memory, for every tap,
+and the few columns between two lines are thrown away. The convolution's own output goes to memory, or rather to the second-level cache;
+once an image's statistics are known, the warpgroup reads back what it has written and normalises it, while the other one multiplies.
+
+The `end`s are those of conv_kernel.py.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from nbcnn.cuda import cuda, f4, i4, i8, jit, types, u4
+from nbcnn.ops.conv.thin_shape import unrolled
+from nbcnn.ops.conv.wgmma.tensor_maps import ROW_BYTES
+from nbcnn.ops.conv.wgmma.tile import ALIGNMENT, KINDS, WARPGROUP
+from nbcnn.ops.evonorm.sigmoid import swish_factor
+from nbcnn.ops.ptx.asm import byte_address_global, byte_address_shared
+from nbcnn.ops.ptx.cvt import bf16_high, bf16_low, bf16x2, tf32, unknown
+from nbcnn.ops.ptx.grid import fresh, meet_alone
+from nbcnn.ops.ptx.ldmatrix import stmatrix_x2_trans
+from nbcnn.ops.ptx.mbarrier import bar_sync, fence_mbarrier_init, mbarrier_arrive, mbarrier_arrive_expect_tx, mbarrier_init, mbarrier_wait
+from nbcnn.ops.ptx.tma import (
+    commit_stores,
+    fence_async_shared,
+    fence_tensor_map,
+    load_tile_2d,
+    load_tile_4d,
+    store_tile_4d,
+    wait_stores,
+    wait_stores_read,
+)
+from nbcnn.ops.ptx.wgmma import K_STEP, k_major, wgmma_bf16, wgmma_commit, wgmma_fence, wgmma_tf32, wgmma_wait_all
+from nbcnn.ops.sigmoid import divide
+from nbcnn.ops.stored import scalar_io, vector_io
+
+u8 = types.uint64
+FILTERS = 64
+"""Filters of a block: the rows of one wgmma."""
+GROUPS = 2
+"""Warpgroups that multiply."""
+THREADS = GROUPS * (WARPGROUP + 32)
+"""Each with a warp that fetches for it."""
+FILTER_BYTES = FILTERS * ROW_BYTES
+MOMENTS = 3
+"""Count, mean, sum of squares about the mean."""
+EACH = 8
+"""Accesses that a thread has in flight when it reads back."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """What is frozen into the kernel.
+
+    end, kind  as in conv_kernel.py and the tensor cores' precision. group: channels of a group.
+    R, S, Q    taps and pixels of a line; chunks: rows of 128 bytes that a pixel's channels fill.
+    lines      lines of a tile; buffers: tiles of source that a warpgroup has in flight; parts: warpgroups that share an image.
+    """
+
+    end: str
+    kind: str
+    group: int
+    R: int
+    S: int
+    Q: int
+    chunks: int
+    lines: int
+    buffers: int
+    parts: int
+
+    @property
+    def PW(self) -> int:
+        """Pixels of a line with its border."""
+        return self.Q + self.S - 1
+
+    @property
+    def columns(self) -> int:
+        """Columns of a tile's product."""
+        return -(-self.lines * self.PW // 8) * 8
+
+    @property
+    def patch_load(self) -> int:
+        """Bytes of a tile's source."""
+        return (self.lines + self.R - 1) * self.PW * ROW_BYTES
+
+    @property
+    def patch_bytes(self) -> int:
+        """The same with the rows behind it that the last columns of the last tap read, from where the next swizzled tile may start."""
+        rows = (self.R - 1) * self.PW + self.S - 1 + self.columns
+        return -(-max(self.patch_load, rows * ROW_BYTES) // ALIGNMENT) * ALIGNMENT
+
+    @property
+    def filter_bytes(self) -> int:
+        """Bytes of all taps of a block's filters."""
+        return self.R * self.S * self.chunks * FILTER_BYTES
+
+    @property
+    def stage_bytes(self) -> int:
+        """Bytes of a tile's results on their way out, and of a row for those thrown away. float32 goes straight to memory."""
+        return -(-(self.lines * self.Q + 1) * ROW_BYTES // ALIGNMENT) * ALIGNMENT if KINDS[self.kind].result == 2 else 0
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a block: room to align, filters, sources, results, barriers."""
+        return ALIGNMENT + self.filter_bytes + GROUPS * (self.buffers * self.patch_bytes + self.stage_bytes) + 8 + GROUPS * self.buffers * 16
+
+
+@cache
+def _multiply_tap(form: Form) -> Any:
+    """Device function (acc, filters, source): acc += filters · source over 128 bytes of channels of one tap."""
+    product = (wgmma_tf32 if form.kind == "tf32" else wgmma_bf16)(form.columns)
+
+    def instruction(step: int) -> Any:
+        MORE = step * K_STEP
+
+        @jit(device=True)
+        def run(acc, a, b):
+            product(acc, a + u8(MORE), b + u8(MORE), u4(1))
+
+        return run
+
+    every = unrolled([instruction(step) for step in range(4)])
+
+    @jit(device=True)
+    def run(acc, filters, source):
+        every(acc, k_major(filters), k_major(source))
+        wgmma_commit()
+
+    return run
+
+
+@cache
+def _finish_tile(form: Form) -> Any:
+    """Device function (acc, sums, stage, raw, at, lane, chunk, lines, K): a tile's results, rounded, to the stage or to raw[at …], and into `sums`.
+
+    sums: of this thread's two channels, their number, then of each a lead, Σ (x − lead), Σ (x − lead)². chunk: 16 bytes of a row of the
+    stage. lines: those that there are.
+    """
+    Q, PW, SPARE, BF16 = form.Q, form.PW, form.lines * form.Q, KINDS[form.kind].result == 2
+
+    def eight_columns(j: int) -> Any:
+        LINE, COLUMN, AT, WRAPS = 8 * j // PW, 8 * j % PW, 4 * j, 8 * j % PW + 7 >= PW
+
+        @jit(device=True)
+        def place(offset):
+            line, column = i4(LINE), i4(i4(COLUMN) + offset)
+            if WRAPS and column >= i4(PW):
+                line, column = i4(line + i4(1)), i4(column - i4(PW))
+            return line, column
+
+        @jit(device=True)
+        def add(sums, x, y):
+            for value, first in ((x, 0), (y, 3)):
+                d = value - sums[1 + first]
+                sums[2 + first] += d
+                sums[3 + first] += d * d
+
+        @jit(device=True)
+        def run(acc, sums, stage, raw, at, lane, chunk, lines, K):
+            lane = unknown(lane)
+            line, column = place(i4((lane & i4(3)) * i4(2)))
+            inside = (column < i4(Q)) & (line < lines)
+            if BF16:
+                low, high = bf16x2(acc[AT], acc[AT + 1]), bf16x2(acc[AT + 2], acc[AT + 3])
+                x0, x1, y0, y1 = bf16_low(low), bf16_high(low), bf16_low(high), bf16_high(high)
+                to_line, to_column = place(i4(lane & i4(7)))
+                row = i4(to_line * i4(Q) + to_column) if (to_column < i4(Q)) & (to_line < lines) else i4(SPARE)
+                stmatrix_x2_trans(stage + u4(row * i4(ROW_BYTES)) + u4((chunk ^ (row & i4(7))) << i4(4)), low, high)
+            else:
+                x0, x1, y0, y1 = tf32(acc[AT]), tf32(acc[AT + 1]), tf32(acc[AT + 2]), tf32(acc[AT + 3])
+                if inside:
+                    to = i4(at + (line * i4(Q) + column) * K)
+                    raw[to], raw[to + K], raw[to + i4(8)], raw[to + K + i4(8)] = x0, x1, y0, y1
+            if inside:
+                if j == 0 and sums[0] == f4(0):
+                    sums[1], sums[4] = x0, y0
+                sums[0] += f4(2)
+                add(sums, x0, y0)
+                add(sums, x1, y1)
+
+        return run
+
+    return unrolled([eight_columns(j) for j in range(form.columns // 8)])
+
+
+@jit(device=True)
+def _merge(n, mean, squares, other_n, other_mean, other_squares):
+    """Chan's formula: count, mean and Σ (x − mean)² of two sets together."""
+    total = n + other_n
+    share = divide(other_n, max(total, f4(1)))
+    away = other_mean - mean
+    return total, mean + away * share, squares + other_squares + away * away * (n * share)
+
+
+@cache
+def _normalise(form: Form) -> Any:
+    """(raw, y, scales, own_scales, gamma, beta, v, running, k0, t, first, last, K, eps): y of 64 channels of the pixels first … last − 1.
+
+    t: the thread's number in its warpgroup; scales: shared, s of every channel, from own_scales on.
+    """
+    load, store = vector_io({"bf16": "bfloat16", "tf32": "tfloat32"}[form.kind])
+    ACCESSES = EACH * (2 if form.kind == "bf16" else 1)
+    FLOATS, QUADS, ROWS, S0 = 4 * ACCESSES, FILTERS // 4, WARPGROUP // (FILTERS // 4), form.end != "b0 infer"
+
+    @jit(device=True)
+    def run(raw, y, scales, own_scales, gamma, beta, v, running, k0, t, first, last, K, eps):
+        held = cuda.local.array(FLOATS, f4)
+        factor = cuda.local.array(4, f4)
+        slope = cuda.local.array(4, f4)
+        plus = cuda.local.array(4, f4)
+        least = cuda.local.array(4, f4)
+        own = cuda.local.array(4, f4)
+        channel = i4((t & i4(QUADS - 1)) * i4(4))
+        for e in range(4):
+            c = i4(k0 + channel + i4(e))
+            own[e] = scales[own_scales + channel + i4(e)]
+            factor[e] = gamma[c] / own[e] if S0 else gamma[c]
+            slope[e], plus[e] = v[c], beta[c]
+            least[e] = f4(0) if S0 else f4(math.sqrt(running[c] + eps))
+        pixel = i4(first + i4(u4(t) // u4(QUADS)))
+        while pixel < last:
+            at = i8(pixel) * i8(K) + i8(k0 + channel)
+            for i in range(ACCESSES):
+                # Beyond the last pixel the thread's first is read once more: loads without branches, all in flight.
+                here = at + i8(i * ROWS) * i8(K) if pixel + i4(i * ROWS) < last else at
+                held[4 * i], held[4 * i + 1], held[4 * i + 2], held[4 * i + 3] = load(raw, here)
+            for i in range(ACCESSES):
+                for e in range(4):
+                    x = held[4 * i + e]
+                    if S0:
+                        held[4 * i + e] = factor[e] * x * swish_factor(slope[e] * x) + plus[e]
+                    else:
+                        held[4 * i + e] = factor[e] * divide(x, max(least[e], slope[e] * x + own[e])) + plus[e]
+                if pixel + i4(i * ROWS) < last:
+                    store(y, at + i8(i * ROWS) * i8(K), held[4 * i], held[4 * i + 1], held[4 * i + 2], held[4 * i + 3])
+            pixel = i4(pixel + i4(ACCESSES * ROWS))
+
+    return run
+
+
+@cache
+def conv_norm_kernel(form: Form) -> Any:
+    """The kernel of one form."""
+    kind = KINDS[form.kind]
+    R, S, Q, PW, CHUNKS, LINES, BUFFERS, PARTS, GROUP = form.R, form.S, form.Q, form.PW, form.chunks, form.lines, form.buffers, form.parts, form.group
+    CHANNELS, TAPS, SUMS, BF16 = kind.channels, R * S, form.columns // 2, kind.result == 2
+    PATCH, PATCH_LOAD, STAGE, ALL_FILTERS = form.patch_bytes, form.patch_load, form.stage_bytes, form.filter_bytes
+    PATCHES, STAGES = ALL_FILTERS, ALL_FILTERS + GROUPS * BUFFERS * PATCH
+    BARRIERS = STAGES + GROUPS * STAGE
+    KEEPS, NORMALISES = form.end in ("s0", "planes"), form.end != "planes"
+    ALL_MOMENTS, ALL_SCALES, OWN = GROUPS * MOMENTS * FILTERS, GROUPS * FILTERS, MOMENTS * FILTERS
+    multiply, finish, all_done = _multiply_tap(form), _finish_tile(form), wgmma_wait_all(SUMS)
+    normalise, merge, load = _normalise(form), _merge, scalar_io({"bf16": "bfloat16", "tf32": "tfloat32"}[form.kind])[0]
+    first_group, second_group = bar_sync(1, WARPGROUP), bar_sync(2, WARPGROUP)
+
+    @jit(device=True)
+    def join(group):
+        if group == i4(0):
+            first_group()
+        else:
+            second_group()
+
+    @jit(launch_bounds=(THREADS, 1))
+    def conv_evonorm_wgmma_kernel(maps, b, gamma, beta, v, running, raw, y, shift, std, met, counters, N, C, K, P, pad, slabs, share, eps):
+        """raw = conv(x, w) + b; y = γ·raw·σ(v·raw)/s + β or γ·raw/max(√(running + eps), v·raw + s) + β; shift, std of every group.
+
+        gemm    64 filters × P·(Q + S − 1) pixels with the borders between lines × R·S·C, for every image.
+        grid    a multiple of `slabs` = K/64; the warpgroups of a slab's blocks take images in turn, or `share` lines each of the same.
+        block   two warpgroups that multiply, each with a warp that has its source fetched.
+        owns    a warpgroup an image's 64 channels (or a part); a tile of `lines` lines at a time, a thread two channels of a quarter of it.
+        shared  `form.shared_bytes`: all taps of 64 filters, `buffers` tiles of source for each warpgroup, results on their way out.
+        moves   x (lines + R − 1)/lines times, raw once out and (to normalise) once back, mostly from L2; y once; filters once a block.
+        needs   compute capability 9.0; parts of an image all on the GPU at once. source: arXiv:2004.02967; NVIDIA, PTX ISA, wgmma.
+        """
+        memory = cuda.shared.array(0, np.uint8)
+        moments = cuda.shared.array(ALL_MOMENTS, f4)
+        scales = cuda.shared.array(ALL_SCALES, f4)
+        base = u4((byte_address_shared(memory) + u4(ALIGNMENT - 1)) & u4(0xFFFFFFFF - ALIGNMENT + 1))
+        filters_full = base + u4(BARRIERS)
+        t = i4(cuda.threadIdx.x)
+        lane, warp = i4(t & i4(31)), i4(t >> i4(5))
+        multiplies = warp < i4(4 * GROUPS)
+        group = i4(warp >> i4(2)) if multiplies else i4(warp - i4(4 * GROUPS))
+        patches = base + u4(PATCHES) + u4(group * i4(BUFFERS * PATCH))
+        full = filters_full + u4(8) + u4(group * i4(BUFFERS * 16))
+        empty = full + u4(BUFFERS * 8)
+        if t == i4(0):
+            mbarrier_init(filters_full, u4(1))
+            for slot in range(GROUPS * BUFFERS):
+                even = filters_full + u4(8 + slot // BUFFERS * BUFFERS * 16 + slot % BUFFERS * 8)
+                mbarrier_init(even, u4(1))
+                mbarrier_init(even + u4(BUFFERS * 8), u4(4))
+            fence_mbarrier_init()
+        cuda.syncthreads()
+        number = i4(u4(cuda.blockIdx.x) // u4(slabs))
+        k0 = i4((i4(cuda.blockIdx.x) - number * slabs) * i4(FILTERS))
+        worker = i4(number * i4(GROUPS) + group)
+        image, part = i4(u4(worker) // u4(PARTS)), i4(u4(worker) % u4(PARTS))
+        step = i4(u4(u4(cuda.gridDim.x) // u4(slabs) * u4(GROUPS)) // u4(PARTS))
+        first_line = i4(part * share)
+        last_line = i4(min(P, i4(first_line + share)))
+        source_map = byte_address_global(maps)
+        filter_map = source_map + u8(ROW_BYTES)
+        raw_map = filter_map + u8(ROW_BYTES)
+        slot, parity = i4(0), u4(0)
+        if not multiplies:
+            if lane == i4(0):
+                fence_tensor_map(source_map)
+                fence_tensor_map(filter_map)
+                if group == i4(0):
+                    mbarrier_arrive_expect_tx(filters_full, u4(ALL_FILTERS))
+                    for chunk in range(CHUNKS):
+                        for tap in range(TAPS):
+                            to = base + u4((chunk * TAPS + tap) * FILTER_BYTES)
+                            load_tile_2d(to, filter_map, i4(i4(tap) * C + i4(chunk * CHANNELS)), k0, filters_full)
+                while image < N:
+                    line = first_line
+                    while line < last_line:
+                        for chunk in range(CHUNKS):
+                            here = u4(slot * i4(8))
+                            mbarrier_wait(empty + here, parity ^ u4(1))
+                            mbarrier_arrive_expect_tx(full + here, u4(PATCH_LOAD))
+                            load_tile_4d(
+                                patches + u4(slot * i4(PATCH)), source_map, i4(chunk * CHANNELS), i4(-pad), i4(line - pad), image, full + here
+                            )
+                            slot = i4(slot + i4(1))
+                            if slot == i4(BUFFERS):
+                                slot = i4(0)
+                                parity = parity ^ u4(1)
+                        line = i4(line + i4(LINES))
+                    image = i4(image + step)
+        else:
+            acc = cuda.local.array(SUMS, f4)
+            sums = cuda.local.array(7, f4)
+            in_group = i4(t & i4(WARPGROUP - 1))
+            own = i4((warp & i4(3)) * i4(16) + (lane >> i4(2)))
+            chunk_of_row = i4((warp & i4(3)) * i4(2) + ((lane >> i4(3)) & i4(1)))
+            stage = base + u4(STAGES) + u4(group * i4(STAGE))
+            b0, b1 = b[k0 + own], b[k0 + own + i4(8)]
+            if BF16 and in_group == i4(0):
+                fence_tensor_map(raw_map)
+            mbarrier_wait(filters_full, u4(0))
+            while image < N:
+                for i in range(7):
+                    sums[i] = f4(0)
+                line = first_line
+                while line < last_line:
+                    for i in range(SUMS):
+                        acc[i] = b1 if i & 2 else b0
+                    filters = base
+                    wgmma_fence()
+                    chunk_at = i4(0)
+                    while chunk_at < i4(CHUNKS):
+                        mbarrier_wait(full + u4(slot * i4(8)), parity)
+                        at = patches + u4(slot * i4(PATCH))
+                        r = i4(0)
+                        while r < i4(R):
+                            s = i4(0)
+                            while s < i4(S):
+                                multiply(acc, filters, at + u4((r * i4(PW) + s) * i4(ROW_BYTES)))
+                                filters = filters + u4(FILTER_BYTES)
+                                s = i4(s + i4(1))
+                            r = i4(r + i4(1))
+                        all_done(acc)
+                        if lane == i4(0):
+                            mbarrier_arrive(empty + u4(slot * i4(8)))
+                        slot = i4(slot + i4(1))
+                        if slot == i4(BUFFERS):
+                            slot = i4(0)
+                            parity = parity ^ u4(1)
+                        wgmma_fence()
+                        chunk_at = i4(chunk_at + i4(1))
+                    if BF16:
+                        if in_group == i4(0):
+                            wait_stores_read()
+                        join(group)
+                    to = i4((image * P + line) * i4(Q) * K + k0 + own)
+                    finish(acc, sums, stage, raw, to, lane, chunk_of_row, i4(min(i4(LINES), i4(last_line - line))), K)
+                    if BF16:
+                        fence_async_shared()
+                        join(group)
+                        if in_group == i4(0):
+                            store_tile_4d(raw_map, k0, i4(0), line, image, stage)
+                            commit_stores()
+                    line = i4(line + i4(LINES))
+                if BF16 and in_group == i4(0):
+                    wait_stores()
+
+                # Of each channel a quarter of the pixels is in each of four neighbouring lanes.
+                for h in range(2):
+                    n, mean = sums[0], sums[1 + 3 * h] + sums[2 + 3 * h] / max(sums[0], f4(1))
+                    squares = sums[3 + 3 * h] - sums[2 + 3 * h] * sums[2 + 3 * h] / max(sums[0], f4(1))
+                    for away in (1, 2):
+                        other_n = cuda.shfl_xor_sync(0xFFFFFFFF, n, away)
+                        other_mean = cuda.shfl_xor_sync(0xFFFFFFFF, mean, away)
+                        other_squares = cuda.shfl_xor_sync(0xFFFFFFFF, squares, away)
+                        n, mean, squares = merge(n, mean, squares, other_n, other_mean, other_squares)
+                    if lane & i4(3) == i4(0):
+                        at_ = i4(group * i4(OWN) + own + i4(8 * h))
+                        moments[at_], moments[at_ + i4(FILTERS)], moments[at_ + i4(2 * FILTERS)] = n, mean, squares
+                join(group)
+                mine = i4(group * i4(OWN) + in_group)
+                if PARTS > 1:
+                    place = i4((image * slabs + k0 // i4(FILTERS)) * i4(PARTS))
+                    if in_group < i4(FILTERS):
+                        for i in range(MOMENTS):
+                            met[(place + part) * i4(OWN) + i4(i * FILTERS) + in_group] = moments[mine + i4(i * FILTERS)]
+                    join(group)
+                    if in_group == i4(0):
+                        meet_alone(counters, i4(u4(place) // u4(PARTS)), i4(PARTS))
+                    join(group)
+                    if in_group < i4(FILTERS):
+                        n, mean, squares = f4(0), f4(0), f4(0)
+                        for p in range(PARTS):
+                            at_ = i4((place + i4(p)) * i4(OWN) + in_group)
+                            parts_n, parts_mean, parts_squares = fresh(met, at_), fresh(met, at_ + i4(FILTERS)), fresh(met, at_ + i4(2 * FILTERS))
+                            n, mean, squares = merge(n, mean, squares, parts_n, parts_mean, parts_squares)
+                        moments[mine], moments[mine + i4(FILTERS)], moments[mine + i4(2 * FILTERS)] = n, mean, squares
+                    join(group)
+                if in_group < i4(FILTERS):
+                    lead = i4(u4(in_group) // u4(GROUP)) * i4(GROUP)
+                    n, mean, squares = f4(0), f4(0), f4(0)
+                    for i in range(GROUP):
+                        at_ = i4(group * i4(OWN) + lead + i4(i))
+                        n, mean, squares = merge(n, mean, squares, moments[at_], moments[at_ + i4(FILTERS)], moments[at_ + i4(2 * FILTERS)])
+                    s_ = f4(math.sqrt(max(squares, f4(0)) / n + eps))
+                    scales[group * i4(FILTERS) + in_group] = s_
+                    if KEEPS and part == i4(0) and in_group == lead:
+                        to = i4(image * i4(u4(K) // u4(GROUP)) + i4(u4(k0 + lead) // u4(GROUP)))
+                        shift[to] = mean - load(raw, i4(image * P * i4(Q) * K + k0 + lead))
+                        std[to] = s_
+                join(group)
+                if NORMALISES:
+                    first, last = i4((image * P + first_line) * i4(Q)), i4((image * P + last_line) * i4(Q))
+                    normalise(raw, y, scales, i4(group * i4(FILTERS)), gamma, beta, v, running, k0, in_group, first, last, K, eps)
+                image = i4(image + step)
+
+    return conv_evonorm_wgmma_kernel
