@@ -134,7 +134,10 @@ class LinearReLU(_Fused):
 
 @dataclass(frozen=True)
 class ConvEvoNorm(_Fused):
-    """EvoNorm-S0 or -B0 of conv(x) + b. In training the convolution's own output is kept for the gradients, in inference never stored."""
+    """EvoNorm-S0 or -B0 of conv(x) + b. In training the convolution's own output is kept for the gradients, in inference never stored.
+
+    A B0 whose statistics are of all ranks stays a layer of its own: the ranks meet in the middle of it.
+    """
 
     kind: ClassVar[str] = "conv"
     ops: ClassVar[tuple[str, ...]] = (
@@ -147,6 +150,8 @@ class ConvEvoNorm(_Fused):
 
     def build(self, tape: Tape, x: Buf, scope: str) -> Built:
         (_, conv), (name, norm) = self.parts
+        if tape.sync is not None and isinstance(norm, EvoNormB0):
+            return trace(tape, self.parts, x)
         shape, (w, b) = conv.shape(x, scope), self._weights(tape)
         attrs = {"stride": shape.stride, "pad": shape.pad}
         y, z = tape.temp(f"{name}.y", shape.y_shape), tape.temp(f"{scope}.y", shape.y_shape)

@@ -98,6 +98,7 @@ OTHERS: dict[str, Any] = {
     "loss": "log-mse",
     "kernel_init": "s4d-lin",
     "flip": False,
+    "sync_stats": False,
     "seed": 0,
     "mode": "auto",
     "precision": None,
@@ -177,6 +178,7 @@ def parser() -> Parser:
         group, "--epochs", count(1), "passes over the training images", f"{base['epochs']}; on a CPU {ON_CPU['epochs']} of {ON_CPU['limit']:,} images"
     )
     flag(group, "--batch", count(1), "images per training step, of all ranks together", base["batch"], "images")
+    flag(group, "--sync-stats", bool, "several ranks: statistics of a batch (EvoNorm-B0) over all of them, not over each rank's part", "off")
     flag(group, "--optimizer", one_of("sgd", "adam"), "update rule", base["optimizer"])
     flag(group, "--lr", real(0, exclusive=True), "learning rate of the first training step", "0.1 for sgd, 0.001 for adam")
     flag(group, "--momentum", real(0, below=1), "momentum of sgd", base["momentum"])
