@@ -124,6 +124,11 @@ def test_a_missing_rank_is_named():
         Star(me[1])
 
 
+def test_a_port_that_is_taken_is_said():
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match=r"rank 0 cannot listen at port \d+ .* set NBCNN_PORT"):
+        Star(ranks(2, port=taken.getsockname()[1])[0])
+
+
 def test_strangers_and_other_jobs_do_not_join():
     me, other = ranks(2), Rank(1, 2, 1, "127.0.0.1", 0, "another job", 20.0)
     met = []
