@@ -266,12 +266,12 @@ def from_run(given: SimpleNamespace, saved: Mapping[str, Any], run: Path) -> Sim
     Raises UsageError if the user asks for something that the run cannot take on: it would no longer be the same run.
     """
     chosen = {name: value for name, value in vars(given).items() if value is not None}
-    for name, value in chosen.items():
-        if name not in FREE_ON_RESUME and saved[name] != value:
-            raise UsageError(
-                f"--{name.replace('_', '-')} {value} cannot change in a resumed run ({run} has {saved[name]}); leave it out, or start a new run"
-            )
     values = {**OTHERS, **saved, "explain": False, "json": False, "quiet": False}
+    for name, value in chosen.items():
+        if name not in FREE_ON_RESUME and values[name] != value:
+            raise UsageError(
+                f"--{name.replace('_', '-')} {value} cannot change in a resumed run ({run} has {values[name]}); leave it out, or start a new run"
+            )
     if "mode" in chosen:
         values |= {
             "precision": OTHERS["precision"],
