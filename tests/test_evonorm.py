@@ -193,10 +193,10 @@ def launches() -> list[Launch]:
         made += stand_in(b0.bind_fprop, None, "evonorm_b0_fprop", [x, c, c, c, c], [x, p, p, c, c, c], layout, eps=1e-3, momentum=0.1)
         made += stand_in(b0.bind_infer, b0.scratch_infer, "evonorm_b0_infer", [x, c, c, c, c], [x], layout, eps=1e-3)
         made += stand_in(b0.bind_grads, b0.scratch_grads, "evonorm_b0_grads", [x, x, c, c, p, p, c, c], [x, c, c, c], layout)
-        # The first launch of the one and the second of the other are b0's own.
-        parts, ranks = (4 * 64 * 2,), {"eps": 1e-3, "ranks": 2}
-        made += stand_in(b0_ranks.bind_statistics, None, "", [x], [p, p, parts], layout, rank=1, images=2, **ranks)[1:]
-        made += stand_in(b0_ranks.bind_together, None, "", [x, c, c, c, c, p, parts], [x, c, c, c], layout, momentum=0.1, **ranks)[:1]
+    # The first launch of the one and the second of the other are b0's own.
+    parts, ranks = (4 * 64 * 2,), {"eps": 1e-3, "ranks": 2}
+    made += stand_in(b0_ranks.bind_statistics, None, "", [x], [p, p, parts], "NHWC", rank=1, images=2, **ranks)[1:]
+    made += stand_in(b0_ranks.bind_together, None, "", [x, c, c, c, c, p, parts], [x, c, c, c], "NHWC", momentum=0.1, **ranks)[:1]
     return made
 
 
