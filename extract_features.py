@@ -95,10 +95,9 @@ def extract(flags: SimpleNamespace, team: Team) -> int:
     origin = Origin(str(run.path), saved.name, checksum, *where)
     started, computing = time.perf_counter(), 0.0
     train_count, test_count = len(data.train_images), len(data.test_images)
-    with terminable(), writers(team, out, data, width, storage) as (train, test):
+    with terminable(), writers(team, out, data, width, storage, batch) as (train, test):
         for writer, images in ((train, data.train_images), (test, data.test_images)):
-            share = team.share(len(images))
-            computing += write_split(net, writer, images[share.first : share.first + share.count], batch, flags.quiet)
+            computing += write_split(net, writer, images[rows_of(team, len(images), batch)], batch, flags.quiet)
         computing = -team.least(-computing)
         if team.leads:
             team.barrier(LONG)
@@ -123,8 +122,14 @@ def extract(flags: SimpleNamespace, team: Team) -> int:
     return 0
 
 
+def rows_of(team: Team, images: int, batch: int) -> slice:
+    """Which of so many images this rank computes: whole batches, so that an image has the same neighbours, and bits, on any number of ranks."""
+    share = team.share(-(-images // batch))
+    return slice(min(images, share.first * batch), min(images, (share.first + share.count) * batch))
+
+
 @contextmanager
-def writers(team: Team, out: Path, data: Any, width: int, storage: str) -> Iterator[tuple[Any, Any]]:
+def writers(team: Team, out: Path, data: Any, width: int, storage: str, batch: int) -> Iterator[tuple[Any, Any]]:
     """What writes this rank's training and test features into the one file of each; when it closes, all ranks have written."""
     from nbcnn.features import FeaturePart, FeatureWriter
     from nbcnn.team import LONG
@@ -139,7 +144,7 @@ def writers(team: Team, out: Path, data: Any, width: int, storage: str) -> Itera
             return
         team.barrier()
         with ExitStack() as parts:
-            mine = [parts.enter_context(FeaturePart(out, split, team.share(n).first, width)) for split, n in counts.items()]
+            mine = [parts.enter_context(FeaturePart(out, split, rows_of(team, n, batch).start, width)) for split, n in counts.items()]
             yield mine[0], mine[1]
         team.barrier(LONG)
 

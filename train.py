@@ -60,6 +60,7 @@ def train(given: SimpleNamespace, team: Team) -> int:
         say=say,
         tune=tune if flags.tune else None,
         team=team,
+        sync_stats=flags.sync_stats,
     )
     if flags.nvtx:
         session.mark = ranges.nvtx() or ranges.nothing

@@ -112,10 +112,6 @@ class Nccl:
     def destroy(self) -> None:
         self._communicator.destroy()
 
-    def abort(self) -> None:
-        """Let what waits on the GPU for a lost rank end, so that this process can."""
-        self._communicator.abort()
-
 
 class _NcclSum:
     name = "all_reduce"

@@ -168,6 +168,8 @@ class ConvEvoNorm(_Fused):
 
     In training it is kept: both norms' gradients read it, and it cannot be read off y, because γ·x·σ(v·x) takes most values twice (B0 the
     same below its least deviation). So training keeps x, the convolution's output and y, as the plain layers do.
+
+    A B0 whose statistics are of all ranks stays a layer of its own: the ranks meet in the middle of it.
     """
 
     kind: ClassVar[str] = "conv"
@@ -181,6 +183,8 @@ class ConvEvoNorm(_Fused):
 
     def build(self, tape: Tape, x: Buf, scope: str) -> Built:
         (_, conv), (name, norm) = self.parts
+        if tape.sync is not None and isinstance(norm, EvoNormB0):
+            return trace(tape, self.parts, x)
         shape, (w, b) = conv.shape(x, scope), self._weights(tape)
         attrs = {"stride": shape.stride, "pad": shape.pad}
         y, z = tape.temp(f"{name}.y", shape.y_shape), tape.temp(f"{scope}.y", shape.y_shape)

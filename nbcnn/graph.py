@@ -79,11 +79,21 @@ class Step:
 Backward = Callable[[Buf], Buf]
 
 
-class Tape:
-    """Records steps. `training` says which form a layer should record."""
+@dataclass(frozen=True)
+class Sync:
+    """Statistics of a batch are to be those of all ranks: this is `rank` of `ranks`, with `images` of the batch, `weight` of 1."""
 
-    def __init__(self, training: bool) -> None:
-        self.training = training
+    rank: int
+    ranks: int
+    images: int
+    weight: float
+
+
+class Tape:
+    """Records steps. `training` says which form a layer should record; `sync` whether statistics of a batch are of several ranks."""
+
+    def __init__(self, training: bool, sync: Sync | None = None) -> None:
+        self.training, self.sync = training, sync
         self.steps: list[Step] = []
         self.params: dict[str, Buf] = {}
         self.states: dict[str, Buf] = {}

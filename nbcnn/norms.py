@@ -89,7 +89,8 @@ class EvoNormB0(_EvoNorm):
     """γ·x/max(s_B, v·x + s_I) + β; s_I the deviation of a channel of one image, s_B that of the channel over the batch.
 
     In inference s_B is √(running + eps), where each training step moves the state `running` by `momentum` towards the batch's
-    unbiased variance. `eps` is added to every variance.
+    unbiased variance. `eps` is added to every variance. Of several ranks that train together each takes its own part of the batch
+    for the batch, unless the tape says `sync`.
     """
 
     eps: float = 1e-3
@@ -111,15 +112,28 @@ class EvoNormB0(_EvoNorm):
             return (lambda emit: emit("evonorm_b0_infer", ins, [y], eps=self.eps)), _no_backward
         shift, std = (tape.temp(f"{scope}.{name}", (n * c,)) for name in ("shift", "std"))
         batch_shift, batch_std = (tape.temp(f"{scope}.{name}", (c,)) for name in ("batch_shift", "batch_std"))
+        attrs, sync = {"eps": self.eps, "momentum": self.momentum}, tape.sync
 
         def forward(emit: Emit) -> None:
-            outs = [y, shift, std, batch_shift, batch_std, running]
-            emit("evonorm_b0_fprop", ins, outs, eps=self.eps, momentum=self.momentum)
+            if sync is None:
+                emit("evonorm_b0_fprop", ins, [y, shift, std, batch_shift, batch_std, running], **attrs)
+                return
+            parts, which = tape.temp(f"{scope}.parts", (4 * sync.ranks * c,)), {"rank": sync.rank, "images": sync.images}
+            emit("evonorm_b0_statistics", [x], [shift, std, parts], eps=self.eps, ranks=sync.ranks, **which)
+            emit("all_reduce", [parts], [parts], weight=1.0)
+            emit("evonorm_b0_together", [*ins, std, parts], [y, batch_shift, batch_std, running], ranks=sync.ranks, **attrs)
 
         def backward(dy: Buf) -> Buf:
             dx = tape.temp(f"{scope}.dx", x.shape)
             grads = [tape.grad(buf) for buf in (gamma, beta, v)]
-            tape.emit("evonorm_b0_grads", [dy, x, gamma, v, shift, std, batch_shift, batch_std], [dx, *grads], scope)
+            kept = [dy, x, gamma, v, shift, std, batch_shift, batch_std]
+            if sync is None:
+                tape.emit("evonorm_b0_grads", kept, [dx, *grads], scope)
+                return dx
+            own, batch = tape.temp(f"{scope}.own", (n * c,)), tape.temp(f"{scope}.batch", (c,))
+            tape.emit("evonorm_b0_sums", [dy, x, gamma, v, std, batch_std], [own, batch, *grads], scope)
+            tape.emit("all_reduce", [batch], [batch], scope, weight=sync.weight)
+            tape.emit("evonorm_b0_dgrad", [*kept, own, batch], [dx], scope)
             return dx
 
         return forward, backward

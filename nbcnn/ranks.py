@@ -4,7 +4,7 @@ Without any of their variables a process is alone. The names in the order in whi
 
     torchrun, nbcnn launch   RANK  WORLD_SIZE  LOCAL_RANK  MASTER_ADDR  MASTER_PORT
     Open MPI                 OMPI_COMM_WORLD_RANK  …_SIZE  …_LOCAL_RANK  …_LOCAL_SIZE
-    SLURM (srun)             SLURM_PROCID  SLURM_STEP_NUM_TASKS  SLURM_LOCALID  SLURM_STEP_NODELIST  SLURM_JOB_ID
+    SLURM (srun)             SLURM_PROCID  SLURM_STEP_NUM_TASKS  SLURM_LOCALID  SLURM_STEP_NODELIST (else SLURM_NODELIST)  SLURM_JOB_ID
 
 MASTER_ADDR is the machine of rank 0; SLURM's list of nodes begins with it. The ranks meet at NBCNN_PORT there, by default MASTER_PORT + 1,
 because torchrun's own store may hold MASTER_PORT.
@@ -55,7 +55,8 @@ def from_environment(variables: Mapping[str, str]) -> Rank | None:
         address, base = variables.get("MASTER_ADDR", "127.0.0.1" if here == size else ""), MASTER_PORT
     elif "SLURM_PROCID" in variables and "SLURM_STEP_NUM_TASKS" in variables:
         rank, size, local = (_count(variables, f"SLURM_{name}") for name in ("PROCID", "STEP_NUM_TASKS", "LOCALID"))
-        address = variables.get("MASTER_ADDR", first_node(variables.get("SLURM_STEP_NODELIST", "")))
+        nodes = variables.get("SLURM_STEP_NODELIST") or variables.get("SLURM_NODELIST", "")
+        address = variables.get("MASTER_ADDR", first_node(nodes))
         # Two jobs that share a node must not meet at one port.
         base = MASTER_PORT + _count(variables, "SLURM_JOB_ID") % 10_000 * 2 if "SLURM_JOB_ID" in variables else MASTER_PORT
     else:
@@ -83,9 +84,9 @@ def _count(variables: Mapping[str, str], name: str) -> int:
 
 
 def first_node(nodes: str) -> str:
-    """The first host of SLURM's compact list: "gpu[03-05,9],login" → "gpu03"."""
-    found = re.match(r"([^,\[]*)(?:\[(\d+)[^\]]*\]([^,\[]*))?", nodes)
-    return "".join(part or "" for part in found.groups()) if found else ""
+    """The first host of SLURM's compact list: "gpu[03-05,9],login" → "gpu03", "rack[1-2]node[0-7]" → "rack1node0"."""
+    first = re.match(r"(?:[^,\[]|\[[^\]]*\])*", nodes)
+    return re.sub(r"\[(\w+)[^\]]*\]", r"\1", first[0]) if first else ""
 
 
 def visible_device(rank: Rank, variables: Mapping[str, str]) -> str:

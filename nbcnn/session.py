@@ -17,7 +17,7 @@ import numpy as np
 
 from nbcnn.compile_pool import compile_all
 from nbcnn.explain import explain
-from nbcnn.graph import Buf, Plan, Tape, drop_dead
+from nbcnn.graph import Buf, Plan, Sync, Tape, drop_dead
 from nbcnn.net import Net, Recorded, UsageError, check_memory, largest_batch, resolved_tiles
 from nbcnn.ops.advance import COUNT, EPOCH, LAST_LOSS, LOSS_SUM, NONFINITE, POSITION, SEED, STEP
 from nbcnn.params import ParameterError
@@ -62,6 +62,7 @@ class TrainingSession:
     labels          int32 (M,), needed if the loss needs them; `test_labels` likewise.
     say             is told what takes long: kernels being compiled, tiles being tried.
     team            the ranks that train together; `batch` is of all of them, and all must call the same methods in the same order.
+    sync_stats      take the statistics of a batch over all ranks, as one process would, instead of over each rank's own part.
     tune            `nbcnn.autotune.tune`, to choose the tiles of a full training batch by measurement; None takes all from the committed tables.
 
     `mark` makes ranges around the plan's steps in `step_watched`, for profilers (`nbcnn.ranges`).
@@ -85,13 +86,14 @@ class TrainingSession:
         say: Callable[[str], None] | None = None,
         tune: Callable[..., Mapping[str, Any]] | None = None,
         team: Team = ALONE,
+        sync_stats: bool = False,
     ) -> None:
         self.net, self.optimizer, self.seed, self.flip, self.batch = net, optimizer, seed, flip, batch
         given = {"train": (images, labels), "test": (test_images, test_labels)}
         self._sets = {split: resident(*data) for split, data in given.items() if data[0] is not None}
         self.count, self._say = len(images), say
         self.mark: Mark = nothing
-        self.team = team
+        self.team, self.sync_stats = team, sync_stats
         self._check()
         if team.size > 1:
             net.join(team)
@@ -116,6 +118,8 @@ class TrainingSession:
     def _check(self) -> None:
         if not self.net.has_loss:
             raise UsageError("this net has no loss, so it cannot be trained")
+        if self.sync_stats and not self.net.params.states.size:
+            raise UsageError("--sync-stats is for networks with statistics of a batch (EvoNorm-B0); this one has none")
         for split, data in self._sets.items():
             data.check(self.net, split)
         if self.team.size > 1 and getattr(self.net.layers[-1], "of_batch", False):
@@ -142,9 +146,10 @@ class TrainingSession:
     def _record(self, split: str, batch: int) -> Recorded:
         """Gather, forward, loss; for the training set also backward and update; then advance the split's StepState."""
         training, bufs = split == "train", self._bufs
-        tape = Tape(training)
-        state, order = bufs[f"{split}.state"], bufs[f"{split}.order"]
         data, share = self._sets[split], self.team.share(batch)
+        sync = Sync(self.team.rank, self.team.size, share.count, share.weight) if self.sync_stats and self.team.size > 1 else None
+        tape = Tape(training, sync)
+        state, order = bufs[f"{split}.state"], bufs[f"{split}.order"]
         held = {name: bufs[f"{split}.{name}"] for name in data.arrays()}
         x, y = data.record(tape, held, order, state, share.images, self.flip and training)
         value, dy, backward = self.net.record_loss(tape, x, y)

@@ -90,7 +90,10 @@ class Team:
         raise TeamError("a process of its own has nobody to add its gradients to")
 
     def wait(self, place: Any) -> None:
-        """As `place.synchronize()`, but raises RankLost if a rank is lost meanwhile, on which the GPU would wait for ever."""
+        """As `place.synchronize()`, but raises RankLost if a rank is lost meanwhile.
+
+        The GPU waits for that rank for ever, so the process must then end, by `os._exit`; if it does not, it is ended after `wire.GRACE` seconds.
+        """
         place.synchronize()
 
     def sum(self, values: np.ndarray) -> np.ndarray:
@@ -155,12 +158,8 @@ class Ranks(Team):
     def wait(self, place: Any) -> None:
         try:
             place.wait(self._star.check, self._star.rank.timeout)
-        except (RankLost, TimeoutError) as error:
-            if abort := getattr(self._collective, "abort", None):
-                abort()
-            if isinstance(error, TimeoutError):
-                raise RankLost(f"rank {self.rank} waited {self._star.rank.timeout:.0f} s for its GPU: another rank is stuck") from None
-            raise
+        except TimeoutError:
+            raise RankLost(f"rank {self.rank} waited {self._star.rank.timeout:.0f} s for its GPU: another rank is stuck") from None
 
     def sum(self, values: np.ndarray) -> np.ndarray:
         parts = self.gathered(np.ascontiguousarray(values, np.float64).tobytes())

@@ -27,7 +27,7 @@ END = struct.Struct("<Ii")
 VANISHED = -1
 MOST = 1 << 32
 """No frame is longer: whoever says so is not one of us."""
-GRACE = 10.0
+GRACE = 3.0
 """Seconds that a rank has to end by itself once another is lost."""
 SLICE = 0.2
 
@@ -122,8 +122,8 @@ class Star:
                     time.sleep(0.05)
             known[0].sendall(HELLO.pack(MAGIC, kind, me.rank, me.size, me.local, me.job.encode()[:64]))
         try:
-            _receive(self.talk[0], lambda: self._patience(0, until))
-        except (EOFError, ConnectionError):
+            _receive(self.talk[0], lambda: self._patience(0, until, me.timeout))
+        except (EOFError, OSError):
             raise RankLost(f"rank 0 at {me.address} port {me.port} turned rank {me.rank} away: it belongs to another job, or gave up") from None
 
     # -- talking
@@ -139,16 +139,17 @@ class Star:
 
     def receive(self, sender: int, patience: float | None = None) -> bytes:
         """The next bytes of `sender`. Raises RankLost if it is gone, or silent for `patience` seconds (None: `rank.timeout`)."""
-        until = time.monotonic() + (self.rank.timeout if patience is None else patience)
+        seconds = self.rank.timeout if patience is None else patience
+        until = time.monotonic() + seconds
         try:
-            return _receive(self.talk[sender], lambda: self._patience(sender, until))
-        except (EOFError, ConnectionError):
+            return _receive(self.talk[sender], lambda: self._patience(sender, until, seconds))
+        except (EOFError, OSError):
             raise self._gone(sender) from None
 
-    def _patience(self, sender: int, until: float) -> None:
+    def _patience(self, sender: int, until: float, seconds: float) -> None:
         self.check()
         if time.monotonic() >= until:
-            raise RankLost(f"rank {self.rank.rank} waited {self.rank.timeout:.0f} s for rank {sender} in vain (NBCNN_TIMEOUT sets how long)")
+            raise RankLost(f"rank {self.rank.rank} waited {seconds:.0f} s for rank {sender} in vain (NBCNN_TIMEOUT sets how long)")
 
     def _gone(self, rank: int) -> RankLost:
         # Its last word may still be on the way, through the other connection.

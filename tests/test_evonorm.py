@@ -9,7 +9,7 @@ import pytest
 from compiled import assert_lean, on_every_arch
 
 from nbcnn.ops.call import Call, Launch
-from nbcnn.ops.evonorm import b0, s0
+from nbcnn.ops.evonorm import b0, b0_ranks, s0
 from nbcnn.ops.evonorm import reference as evonorm
 from nbcnn.ops.evonorm.plane import slab_of
 from nbcnn.shapes import numel
@@ -114,6 +114,48 @@ def test_statistics_and_gradients_survive_a_large_offset_in_float32(kind, rng):
     assert np.linalg.norm(got - wanted) <= 8 * eps * math.sqrt(126) * np.linalg.norm(wanted)
 
 
+@pytest.mark.parametrize("offset", [0, 2000])
+def test_b0_of_several_ranks_is_that_of_the_whole_batch(offset, rng):
+    """Each rank's gradients are those of its own mean loss, so `dy` and what comes of it count n/n_r times; one rank has no images of the batch."""
+    counts, shape = (3, 1, 0, 2), (6, 4, 3, 5)
+    x, gamma, beta, v = inputs(rng, shape)
+    x += offset
+    x[0] *= 3  # an image whose own deviation decides
+    dy, running = rng.standard_normal(shape), rng.uniform(0.5, 2, 4)
+    wanted_running = running.copy()
+    wanted_y, kept = forward("B0", x, gamma, beta, v, wanted_running)
+    wanted = gradients("B0", dy, x, gamma, v, kept)
+    ends = np.cumsum((0, *counts))
+    own = [x[end - n : end] if n else x[:1] for n, end in zip(counts, ends[1:], strict=True)]
+    cotangents = [(6 / n) * dy[end - n : end] if n else dy[:1] for n, end in zip(counts, ends[1:], strict=True)]
+    made = []
+    for rank, (images, part) in enumerate(zip(counts, own, strict=True)):
+        planes, rows = np.full((2, 4 * len(part)), np.nan), np.full(4 * 4 * len(counts), np.nan)
+        evonorm.evonorm_b0_statistics(part, *planes, rows, eps=EPS["B0"], ranks=len(counts), rank=rank, images=images)
+        made.append((planes, rows))
+    parts = sum(rows for _, rows in made)
+    sums, results = [], []
+    for part, cotangent, (planes, _) in zip(own, cotangents, made, strict=True):
+        y, channels, moved = np.full_like(part, np.nan), np.full((2, 4), np.nan), running.copy()
+        evonorm.evonorm_b0_together(
+            part, gamma, beta, v, moved, planes[1], parts, y, *channels, moved, eps=EPS["B0"], momentum=0.1, ranks=len(counts)
+        )
+        np.testing.assert_allclose(moved, wanted_running, rtol=1e-11)
+        found = [np.full(4 * len(part), np.nan), *np.full((4, 4), np.nan)]
+        evonorm.evonorm_b0_sums(cotangent, part, gamma, v, planes[1], channels[1], *found)
+        sums.append(found)
+        results.append((y, channels))
+    batch = sum(n / 6 * found[1] for n, found in zip(counts, sums, strict=True))
+    for name, gradient, whole in zip(("gamma", "beta", "v"), zip(*(found[2:] for found in sums), strict=True), wanted[1:], strict=True):
+        np.testing.assert_allclose(sum(n / 6 * g for n, g in zip(counts, gradient, strict=True)), whole, rtol=1e-9, atol=1e-9, err_msg=name)
+    for images, end, part, cotangent, (planes, _), found, (y, channels) in zip(counts, ends[1:], own, cotangents, made, sums, results, strict=True):
+        dx = np.full_like(part, np.nan)
+        evonorm.evonorm_b0_dgrad(cotangent, part, gamma, v, *planes, *channels, found[0], batch, dx)
+        if images:
+            np.testing.assert_allclose(y, wanted_y[end - images : end], rtol=1e-9, atol=1e-9)
+            np.testing.assert_allclose(images / 6 * dx, wanted[0][end - images : end], rtol=1e-9, atol=1e-9)
+
+
 def test_b0_at_a_tie_takes_the_batch():
     x = np.zeros((2, 1, 2, 2))
     one = np.ones(1)
@@ -151,6 +193,10 @@ def launches() -> list[Launch]:
         made += stand_in(b0.bind_fprop, None, "evonorm_b0_fprop", [x, c, c, c, c], [x, p, p, c, c, c], layout, eps=1e-3, momentum=0.1)
         made += stand_in(b0.bind_infer, b0.scratch_infer, "evonorm_b0_infer", [x, c, c, c, c], [x], layout, eps=1e-3)
         made += stand_in(b0.bind_grads, b0.scratch_grads, "evonorm_b0_grads", [x, x, c, c, p, p, c, c], [x, c, c, c], layout)
+    # The first launch of the one and the second of the other are b0's own.
+    parts, ranks = (4 * 64 * 2,), {"eps": 1e-3, "ranks": 2}
+    made += stand_in(b0_ranks.bind_statistics, None, "", [x], [p, p, parts], "NHWC", rank=1, images=2, **ranks)[1:]
+    made += stand_in(b0_ranks.bind_together, None, "", [x, c, c, c, c, p, parts], [x, c, c, c], "NHWC", momentum=0.1, **ranks)[:1]
     return made
 
 

@@ -154,11 +154,12 @@ from nbcnn.team import join
 team = join()
 from nbcnn.layers import MSE, Conv2d
 from nbcnn.net import Net
+from nbcnn.norms import EvoNormB0
 from nbcnn.optim import SGD
 from nbcnn.session import TrainingSession
 images = np.random.default_rng(1).integers(0, 256, (3, 2, 4, 4), dtype=np.uint8)
-net = Net([Conv2d(2, 2, pad=1), MSE()], (2, 4, 4), mode=MODE, seed=2)
-made = TrainingSession(net, images, optimizer=SGD(), learning_rates=np.full(9, 0.1, np.float32), batch=2, flip=True, team=team)
+net, rates = Net([Conv2d(2, 2, pad=1), EvoNormB0(2), MSE()], (2, 4, 4), mode=MODE, seed=2), np.full(9, 0.1, np.float32)
+made = TrainingSession(net, images, optimizer=SGD(), learning_rates=rates, batch=2, flip=True, team=team, sync_stats=True)
 made.step()
 made.step()
 status = made.status()
@@ -177,8 +178,8 @@ def test_two_ranks_with_kernels_in_the_simulator_train_as_numpy_does(tmp_path):
         script.write_text(SIMULATED.replace("MODE", repr(mode)))
         out, _ = ended(started("--nproc", nproc, script, NUMBA_ENABLE_CUDASIM=simulator), 0)
         found.append(np.concatenate([np.atleast_1d(part) for part in json.loads(out)]))
-    # Two steps, each with sums of 32 products over 18 terms forward and as many back.
-    assert np.linalg.norm(found[1] - found[0]) <= 2 * 2 * 4 * 2.0**-23 * 32**0.5 * np.linalg.norm(found[0])
+    # Two steps of two layers, each with sums of 32 pixels' products over 18 terms forward and as many back.
+    assert np.linalg.norm(found[1] - found[0]) <= 2 * 2 * 2 * 4 * 2.0**-23 * 32**0.5 * np.linalg.norm(found[0])
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 
 import pytest
 import samples
@@ -24,6 +25,7 @@ def test_two_processes_are_checked_timed_and_judged(capsys, tmp_path):
     assert alone["efficiency"] == 1
     assert weak["efficiency"] == pytest.approx(weak["images_per_second"] / 2 / alone["images_per_second"])
     assert 0 < parity["gradient_error"] <= parity["bound"]
+    assert parity["ok"]
     assert reduced["bytes"] == 3_007_744
     assert results.load(tmp_path / "cpu.json")["sections"]["scaling"]["rows"] == rows
     assert len(scaling.lines(rows)) == 6
@@ -34,19 +36,37 @@ def test_gradients_that_are_wrong_are_not_timed(monkeypatch):
     monkeypatch.setattr(scaling_rank, "check", lambda *_: found)
     two = type("Two", (type(ALONE),), {"size": 2})()
     with pytest.raises(RuntimeError, match=r"fp32 is not timed: 2 ranks' gradients are off by 5.0e-01 \(bound 1.0e-01\)"):
-        scaling_rank.ours(two, {"mode": "cpu", "checked": 4, "steps": 1}, "fp32")
+        list(scaling_rank.ours(two, {"mode": "cpu", "checked": 4, "steps": 1}, "fp32"))
 
 
-def test_what_a_rank_said_last_is_the_error(monkeypatch):
-    done = subprocess.CompletedProcess([], 5, "", "[0] first\n[1] nbcnn: error: too large\n")
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: done)
-    with pytest.raises(RuntimeError, match=r"2 ranks ended with exit code 5: .*too large"):
-        scaling.measure([2], lambda text: None)
+def test_what_was_measured_before_a_rank_failed_is_kept(monkeypatch):
+    row = {"what": "all-reduce", "form": "nbcnn", "ranks": 1, "bytes": 4, "ms": samples.timing(1.0)}
+    program = f"import json, sys; print(json.dumps({row!r})) if sys.argv[1] == '1' else sys.exit(5)"
+
+    class Fake(subprocess.Popen):
+        def __init__(self, command, **options):
+            super().__init__([sys.executable, "-c", program, command[command.index("--nproc") + 1]], **options)
+
+    monkeypatch.setattr(subprocess, "Popen", Fake)
+    kept = []
+    with pytest.raises(RuntimeError, match="2 ranks ended with exit code 5"):
+        scaling.measure([1, 2], lambda text: None, lambda rows: kept.append(list(rows)))
+    assert kept == [[row], [row]]
+
+
+def test_a_drift_is_judged_by_that_of_other_sums():
+    found = next(row for row in samples.scaling() if row["what"] == "parity")
+    assert scaling.agrees(found)
+    assert scaling.agrees(found | {"drift_of_splits": 0.0})
+    assert not scaling.agrees(found | {"drift": 1.7e-4})
+    assert not scaling.agrees(found | {"gradient_error": 0.2})
+    assert "TOO FAR" in scaling.lines([found | {"ok": False}])[-1]
 
 
 def test_other_splits_are_other():
     assert scaling_rank._other_split({"BM": 64, "split": 6}) == {"BM": 64, "split": 3}
     assert scaling_rank._other_split({"BM": 64, "split": 1}) == {"BM": 64, "split": 2}
+    assert scaling_rank._other_split({"walkers": 396, "PX": 8}) == {"walkers": 198, "PX": 8}
     assert scaling_rank._other_split({"BM": 64}) == {"BM": 64}
 
 
@@ -70,8 +90,8 @@ def test_the_tables_hold_what_was_measured(measured):
     assert "| bf16 | 2 (weak) | 2,048 | **4.100** | 499,512 | 97.6% | 8.500 (94.1%; 2.07×) |  |" in text
     assert "| bf16 | 2 (strong) | 1,024 | **2.200** | 465,455 | 90.9% |  |  |" in text
     assert "(3.0 MB) alone: 34.0 µs in our graph on 2 GPUs, 36.0 µs enqueued by PyTorch on 2 GPUs." in text
-    assert "differ from one GPU's by bf16 1e-06; after 50 steps" in text
-    assert "by bf16 1.25." in text
+    assert "weights after 50 steps" in text
+    assert "| bf16 | 2 | 256 | 1.0e-06 | 1.0e-01 | 1.0e-04 | 8.0e-05 | 1.25 |" in text
 
 
 @pytest.mark.parametrize(("more", "inside"), [({}, readme_scaling.ASSUMED_INSIDE), ({"scaling": samples.scaling()}, 34e-6)])

@@ -21,7 +21,7 @@ def test_ranks_write_the_features_of_one_process(finished, tmp_path, capsys):
     alone, shared = tmp_path / "alone", tmp_path / "shared"
     assert exits(extract, [finished, "--mode", "cpu", "--batch", "2", "--limit", "5", "--out", alone, "--quiet"]) == 0
     work = script("extract_features").extract
-    # Of 5 images six ranks have one each and one has none.
+    # Of 5 images in batches of 2 three ranks have one each, and three none.
     codes = together(6, lambda team: work(SimpleNamespace(run=str(finished), out=str(shared), **FLAGS), team))
     assert codes == [0] * 6
     expected, got = read_features(alone), read_features(shared)

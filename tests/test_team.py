@@ -35,6 +35,7 @@ SLURM = {"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "1",
         (OPEN_MPI, Rank(1, 2, 1, "127.0.0.1", 29501)),
         (OPEN_MPI | {"OMPI_COMM_WORLD_SIZE": "4", "MASTER_ADDR": "a"}, Rank(1, 4, 1, "a", 29501)),
         (SLURM, Rank(5, 8, 1, "gpu07", 29747)),
+        ({**SLURM, "SLURM_STEP_NODELIST": "", "SLURM_NODELIST": "node[01-04]"}, Rank(5, 8, 1, "node01", 29747)),
         (SLURM | TORCHRUN, Rank(3, 8, 1, "gpu01", 29401)),
         (TORCHRUN | {"RANK": "0", "WORLD_SIZE": "1"}, None),
         # In a batch script, outside of srun, a plain python is a process of its own.
@@ -63,7 +64,10 @@ def test_a_launcher_that_says_too_little_is_a_usage_error(variables, says):
 
 
 def test_the_first_node_of_slurms_list():
-    assert [first_node(text) for text in ("gpu[03-05,9],login", "a,b", "n1", "rack[1-2]-gpu", "")] == ["gpu03", "a", "n1", "rack1-gpu", ""]
+    assert [first_node(text) for text in ("gpu[03-05,9],login", "node[01-04]", "a,b", "n1", "rack[1-2]-gpu", "")] == [
+        *("gpu03", "node01", "a", "n1", "rack1-gpu", "")
+    ]
+    assert [first_node(text) for text in ("rack[1-2]node[0,4-7],rack3node1", "a1,gpu[7]")] == ["rack1node0", "a1"]
 
 
 def test_each_rank_sees_one_gpu():
@@ -118,6 +122,11 @@ def test_a_missing_rank_is_named():
     assert raised.value.exit_code == 1
     with pytest.raises(RankLost, match=rf"rank 1 could not reach rank 0 at 127.0.0.1 port {me[0].port}"):
         Star(me[1])
+
+
+def test_a_port_that_is_taken_is_said():
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match=r"rank 0 cannot listen at port \d+ .* set NBCNN_PORT"):
+        Star(ranks(2, port=taken.getsockname()[1])[0])
 
 
 def test_strangers_and_other_jobs_do_not_join():
@@ -249,6 +258,37 @@ def test_running_statistics_are_saved_as_the_mean_of_the_ranks():
     for _, saved, kept in found:
         np.testing.assert_array_equal(saved, mean)
         np.testing.assert_array_equal(kept, mean)
+
+
+def normed(team, sync_stats=True, images=IMAGES):
+    """(state of training and its gradients, loss) after two steps of a net with statistics of the batch."""
+    layers = [Conv2d(3, 4, pad=1), EvoNormB0(4), Conv2d(4, 3, pad=1), MSE()]
+    net, rates = Net(layers, (3, 6, 6), mode="cpu", seed=2), np.full(4, 0.1, np.float32)
+    made = TrainingSession(net, images, optimizer=SGD(), learning_rates=rates, batch=6, seed=3, flip=True, team=team, sync_stats=sync_stats)
+    made.step()
+    first = net.params.grads.copy()
+    made.step()
+    return made.state() | {"first gradients": first}, made.status().last_loss
+
+
+# Of the second batch of 5 images three ranks take 1, 2 and 2; of one image, only the last of three takes any.
+@pytest.mark.parametrize(("size", "images"), [(2, 11), (3, 11), (3, 7)])
+def test_statistics_of_all_ranks_are_those_of_the_whole_batch(size, images):
+    images = IMAGES[:images]
+    alone, loss = normed(ALONE, images=images)
+    # Two steps of three layers forward and back, each of sums over at most 6·36 pixels.
+    bound = 2 * 6 * parity_bound(6 * 36, "fp32")
+    for state, last_loss in together(size, lambda team: normed(team, images=images)):
+        assert last_loss == pytest.approx(loss, rel=bound)
+        for name in (name for name in alone if alone[name].dtype == np.float32):
+            assert np.linalg.norm(state[name] - alone[name]) <= bound * np.linalg.norm(alone[name]), name
+    apart = together(size, lambda team: normed(team, sync_stats=False, images=images))[0][0]["first gradients"]
+    assert np.linalg.norm(apart - alone["first gradients"]) > 10 * bound * np.linalg.norm(apart)
+
+
+def test_a_net_without_statistics_of_the_batch_has_none_to_share():
+    with pytest.raises(UsageError, match="--sync-stats is for networks with statistics of a batch"):
+        TrainingSession(Net(LAYERS, (3, 6, 6), mode="cpu"), IMAGES, optimizer=SGD(), learning_rates=np.zeros(2, np.float32), batch=2, sync_stats=True)
 
 
 def test_a_batch_that_does_not_divide_is_refused_on_every_rank():

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from math import ceil, log2
 from typing import Any
 
+from nbcnn.bench.scaling import DRIFT
 from nbcnn.bench.tables import GPU, footer, markdown, measured, section
 
 SECTION = "scaling"
@@ -27,7 +28,7 @@ def scaling() -> str:
     most = max(row["ranks"] for row in rows)
     brackets = "in brackets PyTorch's own efficiency, and how many times as many images nbcnn trains a second"
     intro = f"**Measured on {most} GPUs of one machine** ({brackets}):\n\n"
-    return intro + markdown(head, lines) + "\n\n" + _reduced(rows) + " " + _checked(rows) + footer(environment)
+    return intro + markdown(head, lines) + "\n\n" + _checked(rows) + _reduced(rows) + footer(environment)
 
 
 def _line(row: Row, steps: Sequence[Row]) -> tuple[str, ...]:
@@ -60,12 +61,14 @@ def _checked(rows: Sequence[Row]) -> str:
     found = [row for row in rows if row["what"] == "parity"]
     if not found:
         return ""
-    errors = ", ".join(f"{row['precision']} {row['gradient_error']:.0e}" for row in found)
-    drifts = ", ".join(f"{row['precision']} {row['drift'] / row['drift_of_splits']:.2f}" for row in found if row["drift_of_splits"])
-    return (
-        f"Checked before timing: the gradients of a step differ from one GPU's by {errors}; after {found[0]['steps']} steps the weights differ, as a "
-        f"part of what another split of the sums on one GPU makes of them, by {drifts}."
-    )
+    lines = []
+    for row in found:
+        numbers = (f"{row[name]:.1e}" for name in ("gradient_error", "bound", "drift", "drift_of_splits"))
+        ratio = f"{row['drift'] / row['drift_of_splits']:.2f}" if row["drift_of_splits"] else ""
+        lines.append((row["precision"], str(row["ranks"]), f"{row['batch']:,}", *numbers, ratio))
+    head = ("precision", "GPUs", "images a step", "gradients of a step", "derived bound", f"weights after {found[0]['steps']} steps")
+    intro = f"**Checked before timing: how far the GPUs are from one** (‖difference‖ / ‖one GPU's‖). The last ratio may be {DRIFT:g}:"
+    return f"{intro}\n\n{markdown((*head, 'one GPU with other split-K counts', 'ratio'), lines)}\n\n"
 
 
 @dataclass(frozen=True)

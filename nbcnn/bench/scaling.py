@@ -1,7 +1,7 @@
 """Training on several GPUs: weak and strong scaling, the all-reduce alone, and PyTorch's DistributedDataParallel in the same run.
 
-Each number of ranks is a set of processes of its own (`scaling_rank`), one set after another. Weak scaling keeps the images per GPU,
-strong scaling those of the whole batch.
+Each number of ranks is a set of processes of its own (`scaling_rank`), one set after another; PyTorch has its own, too. Weak scaling
+keeps the images per GPU, strong scaling those of the whole batch.
 """
 
 from __future__ import annotations
@@ -9,13 +9,18 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from nbcnn.interrupt import terminable
+
 PRECISIONS = ("bf16", "tf32", "fp32")
-ON_GPU = {"checked": 256, "steps": 50, "epoch": 16, "warm": 1.5}
-ON_CPU = {"checked": 4, "steps": 2, "epoch": 5, "warm": 0.0}
+ON_GPU = {"checked": 1024, "steps": 50, "epoch": 16, "warm": 1.5}
+ON_CPU = {"checked": 4, "steps": 2, "epoch": 4, "warm": 0.0}
 """How much: images in a batch of the parity check, and its training steps; steps in an epoch that is timed; seconds to warm up."""
+DRIFT = 2.0
+"""How many times as far ranks may drift from one process as that does from itself with its weight gradients summed in other parts."""
 COMPILED = "bf16"
 """The precision in which PyTorch is timed compiled as well: compiling takes it most of a minute."""
 
@@ -23,6 +28,7 @@ COMPILED = "bf16"
 def measure(
     ranks: Sequence[int],
     say: Callable[[str], None],
+    keep: Callable[[list[dict[str, Any]]], None] = lambda rows: None,
     *,
     mode: str = "tensorcore",
     precisions: Sequence[str] = PRECISIONS,
@@ -30,23 +36,50 @@ def measure(
     seconds: float = 1.0,
     peer: bool = True,
 ) -> list[dict[str, Any]]:
-    """Rows of every number of `ranks`, with what they are worth (`judge`); `each` images per GPU.
+    """Rows of every number of `ranks`, with what they are worth (`judge`); `each` images per GPU. All of ours come first, then PyTorch's.
 
-    Raises RuntimeError with the last words of a rank that failed.
+    keep: gets all rows so far whenever a set of processes has ended, also if it failed or is told to end, so that nothing measured is lost.
+    Raises RuntimeError if a rank fails; it has said why on stderr.
     """
     amount = ON_CPU if mode == "cpu" else ON_GPU
     forms = [("eager", precision) for precision in precisions] + [("compile", COMPILED)] * (COMPILED in precisions)
     rows: list[dict[str, Any]] = []
-    for size in ranks:
-        say(f"{size} rank{'s' if size > 1 else ''} …")
-        spec = {"mode": mode, "precisions": list(precisions), "each": each, "seconds": seconds, "peer": forms if peer else []}
-        rank = [sys.executable, "-m", "nbcnn.bench.scaling_rank", json.dumps(spec | amount)]
-        command = [sys.executable, "-m", "nbcnn", "launch", "--nproc", str(size), *rank]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            raise RuntimeError(f"{size} ranks ended with exit code {done.returncode}: " + " | ".join(done.stderr.strip().splitlines()[-8:]))
-        rows += json.loads(done.stdout.splitlines()[-1])
-    return judge(rows)
+    begun = time.perf_counter()
+    for whose in ("nbcnn", "PyTorch") if peer else ("nbcnn",):
+        for size in ranks:
+            say(f"{time.perf_counter() - begun:4.0f} s  {whose}, {size} rank{'s' if size > 1 else ''} …")
+            reduced = next((row["bytes"] for row in rows if row["what"] == "all-reduce" and row["ranks"] == size), 0)
+            spec = amount | {"mode": mode, "precisions": list(precisions), "each": each, "seconds": seconds}
+            spec |= {"forms": forms, "bytes": reduced} if whose == "PyTorch" else {}
+            try:
+                for row in _rows(size, spec):
+                    rows.append(row)
+                    say(f"{time.perf_counter() - begun:4.0f} s  {lines(judge(rows))[-1]}")
+            finally:
+                if rows:
+                    keep(rows)
+    return rows
+
+
+def _rows(size: int, spec: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The rows that `size` ranks print, as they come."""
+    rank = [sys.executable, "-m", "nbcnn.bench.scaling_rank", json.dumps(spec)]
+    command = [sys.executable, "-m", "nbcnn", "launch", "--nproc", str(size), *rank]
+    with terminable(), subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield from map(json.loads, process.stdout)
+        except BaseException:
+            process.terminate()
+            raise
+    if process.returncode:
+        raise RuntimeError(f"{size} ranks ended with exit code {process.returncode}; what they said is above")
+
+
+def agrees(parity: dict[str, Any]) -> bool:
+    """True if a row of parity keeps its bound, and the weights did not drift further than DRIFT times what other sums make of them."""
+    near = parity["drift"] <= DRIFT * parity["drift_of_splits"] or not parity["drift_of_splits"]
+    return bool(parity["gradient_error"] <= parity["bound"] and near)
 
 
 def judge(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -71,6 +104,7 @@ def lines(rows: Sequence[dict[str, Any]]) -> list[str]:
             made.append(f"{head}       {row['ms']['median']:10.4f}  {row['bytes']:,} bytes")
         else:
             gradients = f"gradients off by {row['gradient_error']:.1e} (bound {row['bound']:.1e})"
-            weights = f"weights after {row['steps']} steps {row['drift']:.1e}, with other sums in one process {row['drift_of_splits']:.1e}"
-            made.append(f"{head}{row['batch']:7}  {gradients}; {weights}")
+            weights = f"weights after {row['steps']} steps by {row['drift']:.1e}, with other sums in one process by {row['drift_of_splits']:.1e}"
+            verdict = "ok" if row["ok"] else f"TOO FAR: more than the bound, or than {DRIFT:g} times the other sums"
+            made.append(f"{head}{row['batch']:7}  {gradients}; {weights}; {verdict}")
     return made

@@ -1,4 +1,4 @@
-"""One rank of the scaling benchmark: `python -m nbcnn.bench.scaling_rank SPEC`, started by `scaling.py`; rank 0 prints its rows as JSON.
+"""One rank of the scaling benchmark: `python -m nbcnn.bench.scaling_rank SPEC`, started by `scaling.py`; rank 0 prints a row of JSON a line.
 
 Every step is a collective, so nothing here may depend on one rank's clock: numbers of repetitions are rank 0's.
 """
@@ -6,15 +6,17 @@ Every step is a collective, so nothing here may depend on one rank's clock: numb
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from nbcnn.bench.rung import DEPTH, IMAGE, TERMS
+from nbcnn.bench.scaling import agrees
 from nbcnn.bench.timing import Timing, summarise
 from nbcnn.bounds import parity_bound
 from nbcnn.models import autoencoder
@@ -48,7 +50,8 @@ def check(team: Team, batch: int, options: dict[str, Any], steps: int) -> dict[s
 
     gradient_error  of the first step's gradients, ‖ranks − alone‖ / ‖alone‖, and its bound.
     drift           ‖ranks − alone‖ / ‖alone‖ of the weights after `steps` steps; drift_of_splits  the same for one process whose weight
-                    gradients are summed in another number of parts.
+                    gradients are summed in another number of parts (0 where nothing is).
+    ok              what `agrees` says of them.
     """
     alone = session_for(ALONE, batch, CHECKED_EPOCH, **options)
     halved = {key: _other_split(tile) if "wgrad" in key else tile for key, tile in alone.tiles().items()}
@@ -69,23 +72,17 @@ def check(team: Team, batch: int, options: dict[str, Any], steps: int) -> dict[s
         weights[name] = place.download(session.net.params.weights).astype(np.float64)
         session.close()
     precision = alone.net.precision
-    return {
-        "what": "parity",
-        "form": "nbcnn",
-        "precision": precision,
-        "ranks": team.size,
-        "batch": batch,
-        "gradient_error": _distance(gradients["ranks"], gradients["alone"]),
-        "bound": DEPTH * parity_bound(TERMS, precision),
-        "steps": steps,
-        "drift": _distance(weights["ranks"], weights["alone"]),
-        "drift_of_splits": _distance(weights["splits"], weights["alone"]),
-    }
+    error, bound = _distance(gradients["ranks"], gradients["alone"]), DEPTH * parity_bound(TERMS, precision)
+    drift, of_splits = (_distance(weights[name], weights["alone"]) for name in ("ranks", "splits"))
+    found = {"what": "parity", "form": "nbcnn", "precision": precision, "ranks": team.size, "batch": batch, "steps": steps}
+    found |= {"gradient_error": error, "bound": bound, "drift": drift, "drift_of_splits": of_splits}
+    return found | {"ok": agrees(found)}
 
 
 def _other_split(tile: dict[str, int]) -> dict[str, int]:
-    split = tile.get("split")
-    return tile if split is None else tile | {"split": split // 2 if split > 1 else 2}
+    """The tile of a weight gradient with half as many parts in its sums; what they are called depends on the kernel."""
+    parts = {name: tile[name] for name in ("split", "walkers", "blocks") if name in tile}
+    return tile | {name: count // 2 if count > 1 else 2 for name, count in parts.items()}
 
 
 def _distance(got: np.ndarray, expected: np.ndarray) -> float:
@@ -100,7 +97,6 @@ def time_steps(team: Team, session: TrainingSession, seconds: float, warm: float
         session.begin_epoch(0)
         return _between(place, session.step, session.steps_per_epoch)[SETTLE:]
 
-    epoch()
     begun = time.perf_counter()
     epoch()
     each = agreed(team, time.perf_counter() - begun)
@@ -142,29 +138,50 @@ def time_all_reduce(team: Team, session: TrainingSession) -> dict[str, Any]:
     return {"what": "all-reduce", "form": "nbcnn", "ranks": team.size, "bytes": 4 * session.net.params.layout.size, "ms": timing.as_dict()}
 
 
-def ours(team: Team, spec: dict[str, Any], precision: str) -> list[dict[str, Any]]:
+def ours(team: Team, spec: dict[str, Any], precision: str) -> Iterator[dict[str, Any]]:
     """Parity, then weak and strong scaling. Raises RuntimeError, and times nothing, if the gradients are not one process's."""
     options = {"mode": spec["mode"], "precision": precision}
-    rows = []
     if team.size > 1:
-        rows.append(check(team, spec["checked"], options, spec["steps"]))
-        if not rows[0]["gradient_error"] <= rows[0]["bound"]:
+        _say(team, f"{precision}: {spec['steps']} steps of {team.size} ranks, and of one process twice")
+        found = check(team, spec["checked"], options, spec["steps"])
+        yield found
+        if not found["gradient_error"] <= found["bound"]:
             raise RuntimeError(
-                f"{precision} is not timed: {team.size} ranks' gradients are off by {rows[0]['gradient_error']:.1e} (bound {rows[0]['bound']:.1e})"
+                f"{precision} is not timed: {team.size} ranks' gradients are off by {found['gradient_error']:.1e} (bound {found['bound']:.1e})"
             )
     each = spec["each"]
     for what, batch in {"weak": each * team.size, "strong": each}.items() if team.size > 1 else (("weak", each),):
+        _say(team, f"{precision}: {what} scaling, {batch} images")
         session = session_for(team, batch, spec["epoch"], **options)
         timing = time_steps(team, session, spec["seconds"], spec["warm"])
         session.begin_epoch(0)
         watched = [session.step_watched()() for _ in range(min(4, spec["epoch"]))]
         inside = min(found["kernels_ms"].get("all reduce", 0.0) for found in watched)
-        rows.append(_step_row(what, "nbcnn", precision, team.size, batch, timing) | {"all_reduce_in_step_ms": inside, "mode": session.net.mode})
+        yield _step_row(what, "nbcnn", precision, team.size, batch, timing) | {"all_reduce_in_step_ms": inside, "mode": session.net.mode}
         if what == "weak" and precision == spec["precisions"][0] and team.size > 1:
-            rows.append(time_all_reduce(team, session))
+            yield time_all_reduce(team, session)
         session.close()
         del session
-    return rows
+
+
+def peers(team: Team, spec: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """PyTorch's training steps in every form of `spec`, and its all-reduce of as many bytes as ours."""
+    from nbcnn.bench.peers_ranks import Peer
+
+    with Peer(team) as peer:
+        if spec["bytes"]:
+            times = peer.all_reduce(spec["bytes"] // 4, CALLS, REPLAYS)
+            reduced = {"what": "all-reduce", "ranks": team.size, "bytes": spec["bytes"]}
+            yield from (reduced | {"form": f"PyTorch {form}", "ms": timing.as_dict()} for form, timing in times.items())
+        for form, precision in spec["forms"]:
+            _say(team, f"{precision}: PyTorch {form}")
+            timing = peer.step(spec["each"], precision, form, spec["seconds"])
+            yield _step_row("weak", f"PyTorch {form}", precision, team.size, spec["each"] * team.size, timing)
+
+
+def _say(team: Team, text: str) -> None:
+    if team.leads:
+        print(text, file=sys.stderr, flush=True)
 
 
 def _step_row(what: str, form: str, precision: str, ranks: int, batch: int, timing: Timing) -> dict[str, Any]:
@@ -181,24 +198,19 @@ def _step_row(what: str, form: str, precision: str, ranks: int, batch: int, timi
 
 
 def main() -> int:
-    """Measure what SPEC says; rank 0 prints a line of JSON."""
-    spec = json.loads(sys.argv[1])
-    team = join()
-    rows = [row for precision in spec["precisions"] for row in ours(team, spec, precision)]
-    if spec["peer"]:
-        from nbcnn.bench.peers_ranks import Peer
-
-        with Peer(team) as peer:
-            for form, precision in spec["peer"]:
-                timing = peer.step(spec["each"], precision, form, spec["seconds"])
-                rows.append(_step_row("weak", f"PyTorch {form}", precision, team.size, spec["each"] * team.size, timing))
-            for row in [row for row in rows if row["what"] == "all-reduce"]:
-                times = peer.all_reduce(row["bytes"] // 4, CALLS, REPLAYS)
-                rows += [row | {"form": f"PyTorch {form}", "ms": timing.as_dict()} for form, timing in times.items()]
-    if team.leads:
-        print(json.dumps(rows), flush=True)
-    team.barrier()
-    team.leave(0)
+    """Measure what SPEC says; rank 0 prints a line of JSON for every row. What fails on one rank ends all."""
+    spec, team = json.loads(sys.argv[1]), join()
+    try:
+        measured = peers(team, spec) if "forms" in spec else (row for precision in spec["precisions"] for row in ours(team, spec, precision))
+        for row in measured:
+            if team.leads:
+                print(json.dumps(row), flush=True)
+        team.barrier()
+        team.leave(0)
+    except Exception as error:
+        print(f"nbcnn: error: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        team.leave(getattr(error, "exit_code", 1))
+        os._exit(getattr(error, "exit_code", 1))  # a GPU that waits for another rank would keep Python's own end waiting
     return 0
 
 

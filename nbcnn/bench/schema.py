@@ -149,6 +149,8 @@ KINDS: dict[str, tuple[str, Any]] = {
                 "bound?": float,
                 "drift?": float,
                 "drift_of_splits?": float,
+                "steps?": int,
+                "ok?": bool,
             }
         ],
     ),

@@ -221,12 +221,22 @@ def _step(flags: SimpleNamespace) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def _scaling(flags: SimpleNamespace) -> tuple[list[dict[str, Any]], list[str]]:
-    from nbcnn.bench import scaling
+    from nbcnn.bench import results, scaling
+    from nbcnn.cuda import Gpu
 
     mode = flags.mode or "tensorcore"
     precisions = flags.precision or (scaling.PRECISIONS if mode == "tensorcore" else ("fp32",))
     options = {"mode": mode, "precisions": precisions, "each": flags.batch or 1024, "seconds": flags.seconds or 1.0, "peer": flags.peer != "none"}
-    rows = scaling.measure(flags.ranks or (1, 2), lambda text: print(text, file=sys.stderr, flush=True), **options)
+
+    def say(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    def keep(rows: list[dict[str, Any]]) -> None:
+        if flags.save:
+            results.save("scaling", rows, device, flags.results)
+
+    device = "CPU" if mode == "cpu" else Gpu().device_name
+    rows = scaling.measure(flags.ranks or (1, 2), say, keep, **options)
     return rows, scaling.lines(rows)
 
 

@@ -31,7 +31,7 @@ EXAMPLES = (
 SHARED = ("classify",)
 """The commands of nbcnn that ranks share among them."""
 
-PATIENCE = 3.0
+PATIENCE = 2.0
 """Seconds that ranks have to end by themselves when one has failed; then they get SIGTERM, and as long after that SIGKILL."""
 
 

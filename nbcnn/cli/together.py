@@ -19,11 +19,17 @@ def together(command: Callable[[Any], int], without_gpu: str = MODE_CPU) -> int:
 
     def run() -> int:
         team, done = join(), []
+        kept: list[BaseException] = []
 
         def orderly() -> int:
-            done.append(command(team))
-            team.barrier()
-            team.leave(0)
+            try:
+                done.append(command(team))
+                team.barrier()
+                team.leave(0)
+            except BaseException as error:
+                # With its frames live their arrays: giving one back waits for the GPU, and that perhaps for a lost rank.
+                kept.append(error)
+                raise
             return int(done[0])
 
         if team.size == 1:

@@ -98,6 +98,7 @@ OTHERS: dict[str, Any] = {
     "loss": "log-mse",
     "kernel_init": "s4d-lin",
     "flip": False,
+    "sync_stats": False,
     "seed": 0,
     "mode": "auto",
     "precision": None,
@@ -177,6 +178,7 @@ def parser() -> Parser:
         group, "--epochs", count(1), "passes over the training images", f"{base['epochs']}; on a CPU {ON_CPU['epochs']} of {ON_CPU['limit']:,} images"
     )
     flag(group, "--batch", count(1), "images per training step, of all ranks together", base["batch"], "images")
+    flag(group, "--sync-stats", bool, "several ranks: statistics of a batch (EvoNorm-B0) over all of them, not over each rank's part", "off")
     flag(group, "--optimizer", one_of("sgd", "adam"), "update rule", base["optimizer"])
     flag(group, "--lr", real(0, exclusive=True), "learning rate of the first training step", "0.1 for sgd, 0.001 for adam")
     flag(group, "--momentum", real(0, below=1), "momentum of sgd", base["momentum"])
@@ -264,12 +266,12 @@ def from_run(given: SimpleNamespace, saved: Mapping[str, Any], run: Path) -> Sim
     Raises UsageError if the user asks for something that the run cannot take on: it would no longer be the same run.
     """
     chosen = {name: value for name, value in vars(given).items() if value is not None}
-    for name, value in chosen.items():
-        if name not in FREE_ON_RESUME and saved[name] != value:
-            raise UsageError(
-                f"--{name.replace('_', '-')} {value} cannot change in a resumed run ({run} has {saved[name]}); leave it out, or start a new run"
-            )
     values = {**OTHERS, **saved, "explain": False, "json": False, "quiet": False}
+    for name, value in chosen.items():
+        if name not in FREE_ON_RESUME and values[name] != value:
+            raise UsageError(
+                f"--{name.replace('_', '-')} {value} cannot change in a resumed run ({run} has {values[name]}); leave it out, or start a new run"
+            )
     if "mode" in chosen:
         values |= {
             "precision": OTHERS["precision"],

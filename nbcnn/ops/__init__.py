@@ -28,6 +28,11 @@ Ops and their signatures (logical shapes; inputs, then outputs, then attributes)
                                                                                                 eps, momentum
     evonorm_b0_infer  x, gamma, beta, v, running -> y                                           eps
     evonorm_b0_grads  dy, x, gamma, v, shift, std, batch_shift, batch_std -> dx, dgamma, dbeta, dv
+                      the same with the statistics of all ranks (see evonorm/b0_ranks.py):
+    evonorm_b0_statistics  x -> shift, std (N·C), parts (ranks·4·C)                              eps, ranks, rank, images
+    evonorm_b0_together    x, gamma, beta, v, running, std, parts -> y, batch_shift, batch_std, running (in place)  eps, momentum, ranks
+    evonorm_b0_sums        dy, x, gamma, v, std, batch_std -> own (N·C), batch (C), dgamma, dbeta, dv
+    evonorm_b0_dgrad       dy, x, gamma, v, shift, std, batch_shift, batch_std, own, batch -> dx
     maxpool_fprop     x (N,C,H,W) -> y (N,C,P,Q), index (N,C,P,Q) uint8 or int32              size, stride
     maxpool_dgrad     dy, index -> dx (N,C,H,W)                                               size, stride
     avgpool_fprop     x -> y                              avgpool_dgrad     dy -> dx          size, stride
@@ -113,7 +118,7 @@ from nbcnn.ops.conv import composed, im2col, im2col_fused, mma, naive, nine_prod
 from nbcnn.ops.conv.few_pixels import for_few_pixels
 from nbcnn.ops.dwconv1d import VARIANTS as DWCONV
 from nbcnn.ops.dwconv1d import reference as dwconv1d
-from nbcnn.ops.evonorm import b0, conv_wgmma, conv_winograd, s0
+from nbcnn.ops.evonorm import b0, b0_ranks, conv_wgmma, conv_winograd, s0
 from nbcnn.ops.evonorm import conv as conv_evonorm
 from nbcnn.ops.evonorm import reference as evonorm
 from nbcnn.ops.traffic import streamed
@@ -186,6 +191,10 @@ CPU: Ops = (
         "evonorm_b0_fprop": host(evonorm.evonorm_b0_fprop),
         "evonorm_b0_infer": host(evonorm.evonorm_b0_infer),
         "evonorm_b0_grads": host(evonorm.evonorm_b0_grads),
+        "evonorm_b0_statistics": host(evonorm.evonorm_b0_statistics),
+        "evonorm_b0_together": host(evonorm.evonorm_b0_together),
+        "evonorm_b0_sums": host(evonorm.evonorm_b0_sums),
+        "evonorm_b0_dgrad": host(evonorm.evonorm_b0_dgrad),
         "maxpool_fprop": host(maxpool.maxpool_fprop),
         "maxpool_dgrad": host(maxpool.maxpool_dgrad),
         "avgpool_fprop": host(avgpool.avgpool_fprop),
@@ -236,6 +245,7 @@ COMMON: Ops = {
     "evonorm_b0_fprop": b0.FPROP,
     "evonorm_b0_infer": b0.INFER,
     "evonorm_b0_grads": b0.GRADS,
+    **b0_ranks.OPS,
     "maxpool_fprop": Impl(maxpool.bind_fprop, traffic=maxpool.traffic_fprop),
     "maxpool_dgrad": Impl(maxpool.bind_dgrad, traffic=maxpool.traffic_dgrad),
     "avgpool_fprop": Impl(avgpool.bind_fprop, traffic=avgpool.traffic_fprop),

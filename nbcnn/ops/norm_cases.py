@@ -58,6 +58,24 @@ def norm_cases(norms: Sequence[tuple[tuple[int, ...], int, str]] = NORMS) -> Ite
         yield Case("evonorm_b0_fprop", label, (x, gamma, beta, v, running), b0_outs, {"eps": 1e-3, "momentum": 0.1}, terms)
         yield Case("evonorm_b0_infer", label, (x, gamma, beta, v, running), (image,), {"eps": 1e-3}, h * w)
         yield Case("evonorm_b0_grads", label, (dy, x, gamma, v, *planes, *channels[:2]), (image, *(channel,) * 3), {}, terms)
+        yield from _ranks_cases(label, (dy, x, gamma, beta, v, running), planes, channels[:2], terms)
+
+
+def _ranks_cases(label: str, ins: Sequence[np.ndarray], planes: np.ndarray, channels: np.ndarray, terms: int) -> Iterator[Case]:
+    """The ops that share EvoNorm-B0's statistics, as rank 1 of 3; the others have 2 and no images."""
+    dy, x, gamma, beta, v, running = ins
+    n, c, *_ = x.shape
+    image, plane, channel, parts = ((s, "float32") for s in (x.shape, (n * c,), (c,), (12 * c,)))
+    yield Case("evonorm_b0_statistics", label, (x,), (plane, plane, parts), {"eps": 1e-3, "ranks": 3, "rank": 1, "images": n}, terms)
+    rows = np.zeros((3, 4, c), np.float32)
+    rows[:, 0] = [[2], [n], [0]]
+    rows[:, 1], rows[:, 2], rows[:, 3] = x[0, :, 0, 0] + _normal(46, 3, c), _normal(47, 3, c), _normal(48, 3, c) ** 2
+    kept = {"eps": 1e-3, "momentum": 0.1, "ranks": 3}
+    yield Case("evonorm_b0_together", label, (x, gamma, beta, v, running, planes[1], rows.reshape(-1)), (image, channel, channel, 4), kept, terms)
+    yield Case("evonorm_b0_sums", label, (dy, x, gamma, v, planes[1], channels[1]), (plane, *(channel,) * 4), {}, terms)
+    own, batch, *grads = np.empty(n * c, np.float32), *np.empty((4, c), np.float32)
+    evonorm.evonorm_b0_sums(dy, x, gamma, v, planes[1], channels[1], own, batch, *grads)
+    yield Case("evonorm_b0_dgrad", label, (dy, x, gamma, v, *planes, *channels, own, batch), (image,), {}, terms)
 
 
 CONV_NORMS = (

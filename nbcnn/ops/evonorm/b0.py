@@ -22,8 +22,8 @@ from nbcnn.ops.evonorm.rows import launch_rows
 from nbcnn.ops.stored import kinds, scalar_io
 from nbcnn.ops.windows import split
 
-PARTIALS = 5
-"""Sums of every plane that the gradients are made of: four to add over the images, one that stays the plane's."""
+PARTIALS = 4
+"""Sums of every plane that the gradients add over the images; a fifth stays the plane's."""
 CHANNEL_THREADS = 128
 
 
@@ -65,20 +65,19 @@ def planes_kernel(kind: str, slab: Slab) -> Any:
 
 
 @cache
-def channels_kernel(kind: str, threads: int) -> Any:
+def over_images(kind: str, threads: int) -> Any:
+    """Device function (values, x, shift, std, c, N, C, HW, step_c, eps): how far a channel's mean is from its first element, and its variance.
+
+    Chan's formula for planes of one size: mean = the mean of the means, M2 = Σ M2_n + H·W·Σ (mean_n − mean)². Every thread of the
+    block must call it, all for one channel c; values: shared, one float32 a thread.
+    """
     load, _ = scalar_io(kind)
     THREADS = threads
     in_block = column_sum(1, THREADS)
 
-    @jit()
-    def evonorm_b0_channels_kernel(x, shift, std, running, batch_shift, batch_std, N, C, HW, step_c, eps, momentum):
-        """batch_shift, batch_std of every channel; running ← (1 − momentum)·running + momentum·(unbiased variance).
-
-        Chan's formula for planes of one size: mean = the mean of the means, M2 = Σ M2_n + H·W·Σ (mean_n − mean)².
-        grid C, block up to 128; owns: a block a channel; shared 4 bytes a thread; moves 12·N·C bytes (and a sector of x for each plane).
-        """
-        values = cuda.shared.array(THREADS, f4)
-        tid, c = i4(cuda.threadIdx.x), i4(cuda.blockIdx.x)
+    @jit(device=True)
+    def moments(values, x, shift, std, c, N, C, HW, step_c, eps):
+        tid = i4(cuda.threadIdx.x)
         lead = load(x, i4(c * step_c))
         total = f4(0)
         for n in range(tid, N, i4(THREADS)):
@@ -89,8 +88,26 @@ def channels_kernel(kind: str, threads: int) -> Any:
             away = load(x, i4(n * C * HW + c * step_c)) - lead + shift[n * C + c] - offset
             s = std[n * C + c]
             total += max(s * s - eps, f4(0)) + away * away
-        variance = in_block(values, total) / f4(N)
-        if tid == i4(0):
+        return offset, in_block(values, total) / f4(N)
+
+    return moments
+
+
+@cache
+def channels_kernel(kind: str, threads: int) -> Any:
+    THREADS = threads
+    moments = over_images(kind, threads)
+
+    @jit()
+    def evonorm_b0_channels_kernel(x, shift, std, running, batch_shift, batch_std, N, C, HW, step_c, eps, momentum):
+        """batch_shift, batch_std of every channel; running ← (1 − momentum)·running + momentum·(unbiased variance).
+
+        grid C, block up to 128; owns: a block a channel; shared 4 bytes a thread; moves 12·N·C bytes (and a sector of x for each plane).
+        """
+        values = cuda.shared.array(THREADS, f4)
+        c = i4(cuda.blockIdx.x)
+        offset, variance = moments(values, x, shift, std, c, N, C, HW, step_c, eps)
+        if cuda.threadIdx.x == 0:
             batch_shift[c] = offset
             batch_std[c] = f4(math.sqrt(variance + eps))
             m = f4(N) * f4(HW)
@@ -135,8 +152,8 @@ def sums_kernel(kind: str, slab: Slab) -> Any:
     COLUMNS, ROWS, THREADS = slab.columns, slab.rows, slab.threads
 
     @jit()
-    def evonorm_b0_sums_kernel(dy, x, gamma, v, std, batch_std, partials, slabs, N, C, HW, step_c, step_p):
-        """Of every plane Σ g, Σ g·x/d, Σ M·q·x, Σ (1−M)·q, Σ M·q, in partials (5,N,C).
+    def evonorm_b0_sums_kernel(dy, x, gamma, v, std, batch_std, partials, own_sums, slabs, N, C, HW, step_c, step_p):
+        """Of every plane Σ g, Σ g·x/d, Σ M·q·x, Σ (1−M)·q in partials (4,N,C), and Σ M·q in own_sums (N,C).
 
         grid N·slabs, block 32–256; owns: a block up to 32 planes of an image, a thread pixels of one of them.
         shared 4 bytes a thread; moves 8·x bytes.
@@ -173,7 +190,7 @@ def sums_kernel(kind: str, slab: Slab) -> Any:
             partials[every + plane] = sum_x
             partials[i4(2) * every + plane] = -factor * sum_v
             partials[i4(3) * every + plane] = -factor * sum_batch
-            partials[i4(4) * every + plane] = -factor * sum_own
+            own_sums[plane] = -factor * sum_own
 
     return evonorm_b0_sums_kernel
 
@@ -219,7 +236,7 @@ def bind_fprop(call: Call) -> list[Launch]:
     if call.tile is not None:
         return [b0_held.launch(call, "statistics"), *behind_planes(call)]
     (x, *_), (_, shift, std, *_) = call.ins, call.outs
-    slab, grid, extents = _extents(call, 0)
+    slab, grid, extents = extents_of(call, 0)
     first = Launch(planes_kernel(kinds(call)[0], slab), grid, slab.threads, (x, shift, std, *extents, np.float32(call.attrs["eps"])))
     return [first, *behind_planes(call)]
 
@@ -227,7 +244,7 @@ def bind_fprop(call: Call) -> list[Launch]:
 def behind_planes(call: Call) -> list[Launch]:
     """Two launches of evonorm_b0_fprop, where shift and std of the planes are known: channels, y."""
     (x, gamma, beta, v, running), (y, shift, std, batch_shift, batch_std, _) = call.ins, call.outs
-    slab, grid, extents = _extents(call, 0)
+    slab, grid, extents = extents_of(call, 0)
     n, kind, eps, momentum = call.in_shapes[0][0], kinds(call)[0], np.float32(call.attrs["eps"]), np.float32(call.attrs["momentum"])
     c, hw, step_c = extents[1:4]
     threads = min(power_of_two(n), CHANNEL_THREADS)
@@ -243,7 +260,7 @@ def bind_infer(call: Call) -> list[Launch]:
     if call.tile is not None:
         return [b0_held.launch(call, "infer")]
     (x, gamma, beta, v, running), (y,) = call.ins, call.outs
-    slab, grid, extents = _extents(call, 0)
+    slab, grid, extents = extents_of(call, 0)
     kind, eps = kinds(call)[0], np.float32(call.attrs["eps"])
     planes = call.scratch[: scratch_infer(call)].view(np.float32)
     half = planes.size // 2
@@ -259,18 +276,19 @@ def bind_grads(call: Call) -> list[Launch]:
     if call.tile is not None and call.tile.together:
         return [b0_held_grads.launch(call, "all")]
     (dy, x, gamma, v, shift, std, batch_shift, batch_std), (dx, dgamma, dbeta, dv) = call.ins, call.outs
-    slab, grid, extents = _extents(call, 1)
+    slab, grid, extents = extents_of(call, 1)
     n, c = call.in_shapes[0][:2]
     kind, N, every = kinds(call)[0], np.int32(n), n * c
     slabs, *sizes = extents
     sums = call.scratch[: scratch_grads(call)].view(np.float32)
-    partials, own_sums, batch_sums = sums[: PARTIALS * every], sums[(PARTIALS - 1) * every : PARTIALS * every], sums[PARTIALS * every :]
+    at = PARTIALS * every
+    partials, own_sums, batch_sums = sums[:at], sums[at : at + every], sums[at + every :]
     rows = launch_rows(partials, (dbeta, dgamma, dv, batch_sums), n, c)
     if call.tile is not None:
         return [b0_held_grads.launch(call, "sums"), rows, b0_held_grads.launch(call, "apply")]
     args = (dy, x, gamma, v, shift, std, batch_shift, batch_std, own_sums, batch_sums, dx, slabs, N, *sizes)
     return [
-        Launch(sums_kernel(kind, slab), grid, slab.threads, (dy, x, gamma, v, std, batch_std, partials, slabs, N, *sizes)),
+        Launch(sums_kernel(kind, slab), grid, slab.threads, (dy, x, gamma, v, std, batch_std, partials, own_sums, slabs, N, *sizes)),
         rows,
         Launch(dgrad_kernel(kind, slab), grid, slab.threads, args),
     ]
@@ -287,10 +305,10 @@ def scratch_grads(call: Call) -> int:
     if call.tile is not None:
         return b0_held_grads.scratch_grads(call)
     n, c = call.in_shapes[0][:2]
-    return 4 * (PARTIALS * n + 1) * c
+    return 4 * ((PARTIALS + 1) * n + 1) * c
 
 
-def _extents(call: Call, image: int) -> tuple[Slab, int, tuple[np.int32, ...]]:
+def extents_of(call: Call, image: int) -> tuple[Slab, int, tuple[np.int32, ...]]:
     """The slab, the grid, and (slabs of an image, C, H·W, step_c, step_p)."""
     shape = call.in_shapes[image]
     slab = slab_of(shape, call.layout, 1)

@@ -57,25 +57,74 @@ def evonorm_b0_infer(x: Array, gamma: Array, beta: Array, v: Array, running: Arr
     _normalise(x, gamma, beta, v, np.sqrt(np.square(centred).mean(2) + eps), np.sqrt(running + eps), y)
 
 
+def evonorm_b0_statistics(x: Array, shift: Array, std: Array, parts: Array, *, eps: float, ranks: int, rank: int, images: int) -> None:
+    """Statistics of planes (N·C); of this rank's part of the batch in its row of parts (ranks,4,C), 0 in the others (b0_ranks.py)."""
+    centred, offset = _centred(x.reshape(*x.shape[:2], -1))
+    shift[...] = offset.reshape(-1)
+    std[...] = np.sqrt(np.square(centred).mean(2) + eps).reshape(-1)
+    channels = x.transpose(1, 0, 2, 3).reshape(x.shape[1], -1)
+    centred, offset = _centred(channels)
+    rows = parts.reshape(ranks, 4, -1)
+    rows[...] = 0
+    rows[rank] = np.full(x.shape[1], images), channels[:, 0], offset[:, 0], np.square(centred).mean(1)
+
+
+def evonorm_b0_together(
+    x: Array, gamma: Array, beta: Array, v: Array, running: Array, std: Array, parts: Array, y: Array, batch_shift: Array, batch_std: Array,
+    running_out: Array, *, eps: float, momentum: float, ranks: int,
+) -> None:  # fmt: skip
+    """y, the channels' statistics and running as evonorm_b0_fprop, of the batch that all ranks' rows of `parts` make."""
+    images, first, offset, own = parts.reshape(ranks, 4, -1).transpose(1, 0, 2)
+    count = images.sum(0)
+    means = first - first[0] + offset
+    mean = (images * means).sum(0) / count
+    variance, m = (images * (own + np.square(means - mean))).sum(0) / count, count * (x.shape[2] * x.shape[3])
+    batch_shift[...] = mean + (first[0] - x[0, :, 0, 0])
+    batch_std[...] = np.sqrt(variance + eps)
+    running_out[...] = (1 - momentum) * running + momentum * variance * (m / np.maximum(m - 1, 1))
+    _normalise(x, gamma, beta, v, std, batch_std, y)
+
+
+def evonorm_b0_sums(
+    dy: Array, x: Array, gamma: Array, v: Array, std: Array, batch_std: Array, own: Array, batch: Array, dgamma: Array, dbeta: Array, dv: Array
+) -> None:
+    """own (N·C) = Σ_hw M·q, batch (C) = Σ_nhw (1−M)·q, and the parameters' gradients."""
+    mask, d, h = _branches(dy, x, gamma, v, std, batch_std)
+    q = -h * x / (d * d)
+    own[...] = (mask * q).sum((2, 3)).reshape(-1)
+    batch[...] = (~mask * q).sum((0, 2, 3))
+    dbeta[...] = dy.sum((0, 2, 3))
+    dgamma[...] = (dy * x / d).sum((0, 2, 3))
+    dv[...] = (mask * q * x).sum((0, 2, 3))
+
+
+def evonorm_b0_dgrad(
+    dy: Array, x: Array, gamma: Array, v: Array, shift: Array, std: Array, batch_shift: Array, batch_std: Array, own: Array, batch: Array, dx: Array
+) -> None:
+    """dx from the sums of evonorm_b0_sums; `batch` counts for as many images as x has."""
+    mask, d, h = _branches(dy, x, gamma, v, std, batch_std)
+    s, s_batch, pixels = _spread(std, x), _wide(batch_std), x.shape[2] * x.shape[3]
+    to_plane = x - x[:, :, :1, :1] - _spread(shift, x)
+    to_batch = x - x[:1, :, :1, :1] - _wide(batch_shift)
+    pulls = _spread(own, x) / pixels * to_plane / s + _wide(batch) / (len(x) * pixels) * to_batch / s_batch
+    dx[...] = np.where(mask, h * s / (d * d), h / d) + pulls
+
+
 def evonorm_b0_grads(
     dy: Array, x: Array, gamma: Array, v: Array, shift: Array, std: Array, batch_shift: Array, batch_std: Array,
     dx: Array, dgamma: Array, dbeta: Array, dv: Array,
 ) -> None:  # fmt: skip
     """dx, dgamma, dbeta, dv from dy and what the forward pass read and kept."""
-    own, batch = _spread(std, x), _wide(batch_std)
-    reach = _wide(v) * x + own
+    own, batch = np.empty_like(std), np.empty_like(batch_std)
+    evonorm_b0_sums(dy, x, gamma, v, std, batch_std, own, batch, dgamma, dbeta, dv)
+    evonorm_b0_dgrad(dy, x, gamma, v, shift, std, batch_shift, batch_std, own, batch, dx)
+
+
+def _branches(dy: Array, x: Array, gamma: Array, v: Array, std: Array, batch_std: Array) -> tuple[Array, Array, Array]:
+    """Where an image's own deviation decides, d, and h = γ·dy."""
+    reach, batch = _wide(v) * x + _spread(std, x), _wide(batch_std)
     mask = reach > batch
-    d = np.where(mask, reach, batch)
-    h = _wide(gamma) * dy
-    q = -h * x / (d * d)
-    dbeta[...] = dy.sum((0, 2, 3))
-    dgamma[...] = (dy * x / d).sum((0, 2, 3))
-    dv[...] = (mask * q * x).sum((0, 2, 3))
-    plane = (mask * q).sum((2, 3), keepdims=True) / (x.shape[2] * x.shape[3])
-    whole = (~mask * q).sum((0, 2, 3), keepdims=True) / (x.size // x.shape[1])
-    to_plane = x - x[:, :, :1, :1] - _spread(shift, x)
-    to_batch = x - x[:1, :, :1, :1] - _wide(batch_shift)
-    dx[...] = np.where(mask, h * own / (d * d), h / d) + plane * to_plane / own + whole * to_batch / batch
+    return mask, np.where(mask, reach, batch), _wide(gamma) * dy
 
 
 def _normalise(x: Array, gamma: Array, beta: Array, v: Array, std: Array, batch_std: Array, y: Array) -> None:
