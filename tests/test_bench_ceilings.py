@@ -81,7 +81,7 @@ def test_a_ceilings_first_launch_does_not_count(monkeypatch):
     seen = []
     for ms, runs in ((0.5, 10), (3.0, 2), (9.0, 1)):
         warm = steady.Warm(True, 0.5, ms, 1980.0, frozenset(), ())
-        monkeypatch.setattr(ceilings, "warm_up", lambda works, watch, least, warm=warm: warm)
+        monkeypatch.setattr(ceilings, "warm_up", lambda works, watch, bounds, warm=warm: warm)
         monkeypatch.setattr(ceilings, "sample", lambda works, n, *more: seen.append(n))
         ceilings.timed(ceilings.Probe(FMA, 1), None, None)
         assert seen.pop() == runs

@@ -63,13 +63,15 @@ def test_every_effect_has_its_cost():
     assert words.startswith("As training has it, many in a row on other data each time, a call takes 1 ms.")
     assert "(medians of 3) it is 1.93 s until kernels are loaded, and the first call takes 6 ms, 6 times as long; the second takes 3 ms" in words
     assert "calls from 11 on 2 ms each" in words
-    assert "a rest of 5 s before it (5 ms, 500% of a call); a clock that is still low (4.74 ms, 474% of a call)." in words
+    assert "a clock that is still low (4.74 ms, 474% of a call); a rest of 5 s before it, on the host (3 ms, 300% of a call); a rest" in words
     assert "Of no account here (below 2% of a call): launching it" in words
     costs = {cost.what: cost.ms for cost in (*warmup_costs.of_process(made()), *warmup_costs.of_call(made(rotating=1.5)))}
     assert costs["the first call"] == 4.0
+    assert costs["a rest of 5 s before it, on the GPU"] == 2.0
     assert costs["compiling 2 kernels, once on a machine"] == 29.0
     assert costs["operands that no cache holds"] == 0.5
-    still = warmup_report.answer(made(alone=0.0, low_clock=1980.0) | {"fresh": None})[0]
+    flat = [{"at": 0.01 * i, "ms": 1.0, "sm_mhz": 1980.0} for i in range(9)]
+    still = warmup_report.answer(made(alone=0.0, low_clock=1980.0) | {"fresh": None, "curve": flat})[0]
     assert still.endswith("operands that no cache holds; a clock that is still low.")
     assert "a single call is as fast as one in a row" in still
     assert "fresh process" not in still

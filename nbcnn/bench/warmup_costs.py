@@ -40,7 +40,8 @@ def of_process(found: dict[str, Any]) -> list[Cost]:
     costs = [Cost("start of Python and imports", phases["start"] + phases["imports"], True, "clock of the host")]
     costs.append(Cost("opening the GPU", phases["context"], True, "clock of the host"))
     if fresh["compiled"]:
-        costs.append(Cost(f"compiling {fresh['compiled']} kernels, once on a machine", fresh["compiling_ms"], True, "the first process alone"))
+        plural = "s" if fresh["compiled"] > 1 else ""
+        costs.append(Cost(f"compiling {fresh['compiled']} kernel{plural}, once on a machine", fresh["compiling_ms"], True, "the first process alone"))
     costs.append(Cost("loading its kernels from disk", phases["kernels"], True, "clock of the host"))
     costs.append(Cost("the first call", calls[0] - later, True, f"call 1 against calls {SETTLED + 1} to {len(calls)}"))
     costs.append(Cost("the second call", calls[1] - later, True, f"call 2 against calls {SETTLED + 1} to {len(calls)}"))
@@ -51,9 +52,17 @@ def of_call(found: dict[str, Any]) -> list[Cost]:
     """What a single call pays in a process that is up, the most first."""
     first, last = found["settled"][0], found["settled"][-1]
     n, alone, hot = last["iterations"], first["hot"]["median"], last["hot"]["median"]
+    replays, rest = [point["ms"] for point in found["curve"]], f"a rest of {found['sleep']:g} s before it"
+    slow = max(0.0, replays[0] - median(replays[len(replays) // 2 :]))
     costs = [
         Cost("launching it, which only calls in a row hide", alone - hot, False, f"1 warm call against {n:,} in a row"),
-        Cost(f"a rest of {found['sleep']:g} s before it", median(found["cold"][0]["ms"]) - alone, False, "1 call after a rest against 1 warm call"),
+        Cost(f"{rest}, on the GPU", slow, False, "replayed as a graph, the first against later ones"),
+        Cost(
+            f"{rest}, on the host",
+            max(0.0, median(found["cold"][0]["ms"]) - alone - slow),
+            False,
+            "what is left of 1 call after a rest against 1 warm",
+        ),
         Cost("operands that no cache holds", last["rotate"]["median"] - hot, False, f"rotating against the same operands, {n:,} in a row"),
     ]
     if (ramp := clock(found)) is not None:
