@@ -12,7 +12,7 @@ from scripts import exits
 
 from nbcnn import cuda
 from nbcnn.bench import caches, fusion, fusion_cases, fusion_sweep, heatmaps, mnist, peers, readme_fusion, results, schema, steady
-from nbcnn.bench.clocks import Watch
+from nbcnn.bench.clocks import Reading, Watch
 from nbcnn.bench.timing import summarise
 from nbcnn.cli import study, study_fusion
 from nbcnn.net import Net
@@ -89,8 +89,21 @@ def test_what_is_faster_than_the_datasheet_is_a_fault_and_no_figure(monkeypatch)
     assert said[0].startswith("FAULT: product, wrong, graph: 0.10 µs")
 
 
-def test_a_study_warms_up_long_enough_to_see_that_nothing_moves():
-    assert fusion.WARM_LEAST >= steady.PLATEAU * fusion.WARM_WINDOW
+@pytest.mark.parametrize(
+    ("first", "second", "clocks", "still"),
+    [
+        (1.0, 1.005, (1980, 1980), True),
+        (1.0, 1.03, (1980, 1980), False),
+        (1.0, 1.0, (1980, 1980, 1900), False),
+        (1.0, 1.0, (), True),
+    ],
+)
+def test_steady_rows_are_those_whose_time_and_clock_stood_still(first, second, clocks, still):
+    noise = np.tile([0.999, 1.001], 10)
+    readings = [Reading(0.0, float(mhz), 40.0, 300.0, frozenset()) for mhz in clocks]
+    assert fusion.stood_still(np.concatenate([first * noise, second * noise]), readings) is still
+    # Noise as large as the difference: nothing can be told.
+    assert fusion.stood_still(np.concatenate([first * noise**50, second * noise**50]), ()) is True
 
 
 def test_pytorch_works_on_the_stream_that_is_timed(monkeypatch):

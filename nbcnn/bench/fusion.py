@@ -16,17 +16,21 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
+import numpy as np
+
 from nbcnn.bench import ceilings
 from nbcnn.bench.caches import Calls, cache_bytes
+from nbcnn.bench.clocks import Reading, clock_of
 from nbcnn.bench.op import Prepared, timed_in_turn
-from nbcnn.bench.steady import warm_up
+from nbcnn.bench.sampling import FALLEN, median_interval
+from nbcnn.bench.steady import CHANGE, warm_up
 
 LAUNCHES = ("host", "graph")
 TARGET_MS = 2.0
 """One repetition lasts about so long, but has at most `MOST` calls."""
 MOST = 100
-WARM_LEAST, WARM_MOST, WARM_WINDOW = 0.1, 0.5, 0.02
-"""Seconds of warm-up before one case and way to launch: the GPU is warm from the case before, so windows are short, and few are needed."""
+WARM_SECONDS = 0.1
+"""Before one case and way to launch: the GPU is warm from the case before. Too short to tell a steady state by, so `stood_still` asks the samples."""
 FEWEST_OF_CONV = 0.25
 """Part of a convolution's products that some algorithm gets by with: those of Winograd's F(4×4, 3×3)."""
 
@@ -143,7 +147,7 @@ def measure(cases: Iterator[Case], place: Any, watch: Any, seconds: float, study
 
 def _rows(case: Case, launch: str, limit: Roof, watch: Any, seconds: float, study: str, say: Callable[[str], None]) -> Iterator[dict[str, Any]]:
     works = [variant.works(launch == "graph") for variant in case.variants]
-    warm = warm_up(works, watch, least=min(WARM_LEAST, seconds), most=min(WARM_MOST, 2 * seconds), window=WARM_WINDOW)
+    warm = warm_up(works, watch, min(WARM_SECONDS, seconds))
     calls = int(max(2, min(MOST, TARGET_MS / max(warm.ms / len(works), 1e-4))))
     found = timed_in_turn(works, calls, warm, watch, seconds)
     rows = []
@@ -154,9 +158,11 @@ def _rows(case: Case, launch: str, limit: Roof, watch: Any, seconds: float, stud
             say(f"FAULT: {case.name}, {variant.label}, {launch}: {fault}")
         else:
             rows.append((variant, measured))
-    base = next((measured for variant, measured in rows if not variant.label.startswith("nbcnn")), None)
+    peers = [(variant, measured) for variant, measured in rows if not variant.label.startswith("nbcnn")]
     for variant, measured in rows:
         timing = measured.timing
+        alike = [peer for peer in peers if peer[0].precision == variant.precision]
+        base = next((found for _, found in alike or peers), None)
         attainable = limit.attainable_ms(case, variant.precision)
         yield {
             "study": study,
@@ -175,5 +181,18 @@ def _rows(case: Case, launch: str, limit: Roof, watch: Any, seconds: float, stud
             "error": variant.error,
             "calls": calls,
             **measured.samples.gpu,
-            "steady": measured.samples.steady,
+            "steady": stood_still(measured.samples.ms[:, measured.column], measured.samples.readings),
         }
+
+
+def stood_still(milliseconds: np.ndarray, readings: Sequence[Reading]) -> bool:
+    """True if neither time nor clock moved while it was measured.
+
+    The medians of the first and second half differ by less than `CHANGE`, or by no more than chance (their 95 % intervals meet); and no reading
+    of the SM clock is below `FALLEN` of the median one.
+    """
+    early, late = np.array_split(milliseconds, 2)
+    before, behind = (median_interval(part) for part in (early, late))
+    alike = abs(np.median(late) / np.median(early) - 1) < CHANGE or (before[0] <= behind[1] and behind[0] <= before[1])
+    clock = clock_of(readings)
+    return bool(alike) and all(clock is None or reading.sm_mhz >= FALLEN * clock for reading in readings)

@@ -151,7 +151,8 @@ def lines(rows: list[dict[str, Any]]) -> list[str]:
         padded = (cell.ljust(width) if at < 3 else cell.rjust(width) for at, (cell, width) in enumerate(zip(line, widths, strict=True)))
         made.append("  ".join(padded).rstrip())
     made.append("host: launched from Python call by call; graph: replayed. % att.: attainable ÷ measured time, attainable by flop at the")
-    made.append("datasheet's peak and compulsory bytes at a measured copy's bandwidth. × peer: the first peer's time over this one's.")
+    made.append("datasheet's peak and compulsory bytes at a measured copy's bandwidth. × peer: the time of the first")
+    made.append("peer (of this precision, if there is one) over this one's.")
     return made
 
 
