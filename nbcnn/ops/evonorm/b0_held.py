@@ -1,6 +1,6 @@
 """EvoNorm-B0 forward on slabs held in registers (held.py).
 
-"all"         everything in one launch: its blocks meet once, where a channel's statistics are put together, so it must fit on the GPU
+"all"         everything in one launch: every block waits for the other planes of its channels, so it must fit on the GPU
 "statistics"  of planes; then comes the channels' kernel of b0.py, then
 "apply"       y from x and all statistics
 "infer"       y from x and the running variance: one launch, nobody waits

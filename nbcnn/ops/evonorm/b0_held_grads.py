@@ -1,6 +1,6 @@
 """EvoNorm-B0 backward on slabs held in registers (held.py).
 
-"all"    everything in one launch: its blocks meet once, where a channel's sums are put together, so it must fit on the GPU
+"all"    everything in one launch: every block waits for the other planes of its channels, so it must fit on the GPU
 "sums"   of planes; then rows.py adds them over the images, then
 "apply"  dx from x, dy and the sums
 """
