@@ -20,7 +20,8 @@ these (two passes, never E[x²] − μ²); a batch's variance is put together fr
 LeVeque (1979). No order of addition depends on timing.
 
 Kernels hold a slab of an image in registers where it fits, so that every element is loaded once; S0 is then one launch forward and one
-backward, and B0, whose channels want all images, is one launch as long as its blocks fit on the GPU together: they meet once.
+backward, and B0, whose channels want all images, is one launch as long as its blocks fit on the GPU together: each sends two numbers of
+every plane to the other blocks of the channel and waits for theirs.
 
     reference.py  both layers in NumPy           held.py   slabs in registers: what a block, a team and a thread have
     s0_held.py    S0 on held slabs               b0_held.py, b0_held_grads.py   B0 on held slabs, in one launch or in stages

@@ -1,6 +1,6 @@
 """EvoNorm-B0 forward on slabs held in registers (held.py).
 
-"all"         everything in one launch: its blocks meet once, where a channel's statistics are put together, so it must fit on the GPU
+"all"         everything in one launch: every block waits for the other planes of its channels, so it must fit on the GPU
 "statistics"  of planes; then comes the channels' kernel of b0.py, then
 "apply"       y from x and all statistics
 "infer"       y from x and the running variance: one launch, nobody waits
@@ -16,8 +16,7 @@ import numpy as np
 
 from nbcnn.cuda import constant, cuda, f4, i4, jit, u4
 from nbcnn.ops.call import Call, Launch
-from nbcnn.ops.evonorm import held as held_module
-from nbcnn.ops.evonorm.held import Held, elements_of, frozen, joined, loading, place_of, spread_of, storing, team_of
+from nbcnn.ops.evonorm.held import Held, block_place, elements_of, frozen, grid_of, joined, loading, place_of, spread_of, storing, team_of
 from nbcnn.ops.ptx.fast import reciprocal
 from nbcnn.ops.ptx.grid import receive, send
 from nbcnn.ops.ptx.shuffle import WARP, warp_sum_everywhere
@@ -41,21 +40,21 @@ def fprop_kernel(kind: str, layout: str, channels: int, held: Held, stage: str) 
     CHANNELS, IMAGES, WIDE, FLOATS, WARPS = held.channels, held.images, team.wide, team.floats, held.threads // WARP
     KEPT, LONE = 3 * team.planes * team.joint, team.joint == 1  # a warp has a whole plane
     TURNS, ALL, STATISTICS, APPLY, INFER = -(-CHANNELS // WARPS), stage == "all", stage != "apply", stage != "statistics", stage == "infer"
-    IMAGES_FIRST = held_module.IMAGES_FIRST[layout]
+    block = block_place(WIDE)
 
     @jit(launch_bounds=(held.threads, held.blocks))
     def evonorm_b0_fprop_kernel(x, gamma, beta, v, running, y, shift, std, batch_shift, batch_std, packets, N, C, HW, eps, momentum):
         """y = γ·x/d + β, d = max(s_B, v·x + s_I), and every statistic; running ← (1 − momentum)·running + momentum·(unbiased variance).
 
         Batch statistics by Chan's formula for planes of one size: mean = the mean of the means, M2 = Σ M2_n + H·W·Σ (mean_n − mean)².
-        grid (C/channels, N/images), block up to 512; owns: a block a slab, a thread up to 32 pixels of a channel, in registers.
+        grid N/images × C/channels, block up to 512; owns: a block a slab, a thread up to 32 pixels of a channel, in registers.
         shared 12 bytes a plane and warp; moves 8·x bytes (4·x where only statistics are made). source: arXiv:2004.02967.
         """
         kept = cuda.shared.array(KEPT, f4)
         leasts = cuda.shared.array(CHANNELS, f4)
         values = cuda.local.array(FLOATS, f4)
         tid = i4(cuda.threadIdx.x)
-        slab, party = (i4(cuda.blockIdx.y), i4(cuda.blockIdx.x)) if IMAGES_FIRST else (i4(cuda.blockIdx.x), i4(cuda.blockIdx.y))
+        slab, party = block()
         first = i4(slab * i4(CHANNELS))
         channel, image, rank = place(tid)
         n, own = i4(party * i4(IMAGES) + image), i4(first + channel)
@@ -129,5 +128,5 @@ def launch(call: Call, stage: str) -> Launch:
     sizes = (np.int32(size) for size in (n, c, h * w))
     numbers = np.float32(call.attrs["eps"]), np.float32(call.attrs.get("momentum", 0))
     args = (*call.ins, y, shift, std, batch_shift, batch_std, packets, *sizes, *numbers)
-    grid = (parties, slabs) if held_module.IMAGES_FIRST[call.layout] else (slabs, parties)
+    grid = grid_of(call.layout, slabs, parties)
     return Launch(fprop_kernel(kinds(call)[0], call.layout, frozen(call.layout, c), held, stage), grid, held.threads, args, together=together)

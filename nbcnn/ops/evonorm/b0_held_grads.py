@@ -1,6 +1,6 @@
 """EvoNorm-B0 backward on slabs held in registers (held.py).
 
-"all"    everything in one launch: its blocks meet once, where a channel's sums are put together, so it must fit on the GPU
+"all"    everything in one launch: every block waits for the other planes of its channels, so it must fit on the GPU
 "sums"   of planes; then rows.py adds them over the images, then
 "apply"  dx from x, dy and the sums
 """
@@ -14,8 +14,7 @@ import numpy as np
 
 from nbcnn.cuda import constant, cuda, f4, i4, jit, u4
 from nbcnn.ops.call import Call, Launch
-from nbcnn.ops.evonorm import held as held_module
-from nbcnn.ops.evonorm.held import Held, adding, elements_of, frozen, loading, place_of, storing, team_of, total_of
+from nbcnn.ops.evonorm.held import Held, adding, block_place, elements_of, frozen, grid_of, loading, place_of, storing, team_of, total_of
 from nbcnn.ops.ptx.fast import reciprocal
 from nbcnn.ops.ptx.grid import receive, send
 from nbcnn.ops.ptx.shuffle import WARP, warp_sum
@@ -42,14 +41,14 @@ def grads_kernel(kind: str, layout: str, channels: int, held: Held, stage: str) 
     CHANNELS, IMAGES, WIDE, FLOATS, WARPS = held.channels, held.images, team.wide, team.floats, held.threads // WARP
     BOTH, PLANES, SUMS = held.tensors > 1, team.planes, PARTIALS * team.planes * team.warps
     TURNS, TOGETHER, MAKES, APPLIES = -(-CHANNELS // WARPS), stage == "all", stage != "apply", stage != "sums"
-    IMAGES_FIRST = held_module.IMAGES_FIRST[layout]
+    block = block_place(WIDE)
 
     @jit(launch_bounds=(held.threads, held.blocks))
     def evonorm_b0_grads_kernel(dy, x, gamma, v, shift, std, batch_shift, batch_std, dx, dgamma, dbeta, dv, partials, batch_sums, packets, N, C, HW):
         """dx, dgamma, dbeta, dv. Σ g, Σ g·x/d, Σ M·q·x, Σ (1−M)·q of planes go to the channel's other blocks in two packets a plane.
 
         In stages: these and Σ M·q in partials (5,N,C), and Σ (1−M)·q of channels in batch_sums.
-        grid (C/channels, N/images), block up to 512; owns: a block a slab, a thread up to 32 pixels of a channel, in registers.
+        grid N/images × C/channels, block up to 512; owns: a block a slab, a thread up to 32 pixels of a channel, in registers.
         shared 20 bytes a plane and warp; moves 12·x bytes (16 if dy is read again, from L2; 20 in stages). source: arXiv:2004.02967.
         """
         sums = cuda.shared.array(SUMS, f4)
@@ -57,7 +56,7 @@ def grads_kernel(kind: str, layout: str, channels: int, held: Held, stage: str) 
         values = cuda.local.array(FLOATS, f4)
         grads = cuda.local.array(FLOATS, f4)
         tid = i4(cuda.threadIdx.x)
-        slab, party = (i4(cuda.blockIdx.y), i4(cuda.blockIdx.x)) if IMAGES_FIRST else (i4(cuda.blockIdx.x), i4(cuda.blockIdx.y))
+        slab, party = block()
         first = i4(slab * i4(CHANNELS))
         channel, image, rank = place(tid)
         n, own = i4(party * i4(IMAGES) + image), i4(first + channel)
@@ -160,5 +159,5 @@ def launch(call: Call, stage: str) -> Launch:
     partials, batch_sums = (sums, sums) if together else (sums[: PARTIALS * n * c], sums[PARTIALS * n * c :])
     packets = constant(np.zeros(8 * n * c if together else 1, np.int32))
     args = (*call.ins, *call.outs, partials, batch_sums, packets, *(np.int32(size) for size in (n, c, h * w)))
-    grid = (parties, slabs) if held_module.IMAGES_FIRST[call.layout] else (slabs, parties)
+    grid = grid_of(call.layout, slabs, parties)
     return Launch(grads_kernel(kinds(call)[0], call.layout, frozen(call.layout, c), held, stage), grid, held.threads, args, together=together)

@@ -34,9 +34,12 @@ OTHERS = 32
 """Registers of a thread besides what it holds, and four for every tensor."""
 MOST_IMAGES = 65535
 """What the second axis of a grid has."""
-IMAGES_FIRST = {"NCHW": True, "NHWC": False}
 REGISTERS, THREADS, BLOCKS = 65536, 1024, 16
 """Of a multiprocessor, on every GPU from compute capability 7.5 on."""
+ENOUGH = 24
+"""Warps on a multiprocessor beyond which longer work for each is worth more than further ones (NCHW; measured on an H200)."""
+BALANCED = 256
+"""Threads of a block that a slab in NHWC should have at least: two warps for each scheduler."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +121,7 @@ def slabs_of(shape: Shape, layout: str, group: int, tensors: Sequence[int], mult
         slabs = [(channels, 1)] if channels % group == 0 else []
     else:
         slabs = [(1, images) for images in (1, 2, 4, 8) if n % images == 0] if at_once else [(group, 1)]
-    made: list[Held] = []
+    made: dict[tuple[int, int, int], tuple[tuple[float, ...], Held]] = {}
     for held in tensors:
         for channels, images in slabs:
             planes, width = channels * images, 1 if wide else 4
@@ -127,13 +130,35 @@ def slabs_of(shape: Shape, layout: str, group: int, tensors: Sequence[int], mult
                 ranks = warps * WARP // channels if wide else warps * WARP
                 slots, threads = -(-h * w // (width * ranks)), ranks * planes
                 registers = held * (width * slots + 4) + OTHERS
-                blocks = min(THREADS // threads, REGISTERS // (threads * registers), BLOCKS)
-                fits = blocks * multiprocessors >= n * c // planes
+                blocks, grid = min(THREADS // threads, REGISTERS // (threads * registers), BLOCKS), n * c // planes
+                fits = blocks * multiprocessors >= grid
                 if width * slots <= MOST_FLOATS and threads <= LARGEST_BLOCK and blocks and (fits or not at_once):
+                    # A tensor that is read twice is not held, yet it takes registers while its sums are made.
+                    few = threads < BALANCED if wide else grid * threads < ENOUGH * WARP * multiprocessors
+                    order = (max(tensors) * width * slots > MOST_FLOATS, few, slots if few and not wide else -slots, abs(threads - BALANCED))
                     one = Held(channels, images, threads, slots, held, blocks, int(at_once))
-                    if not any((o.slots, o.images, o.tensors) == (slots, images, held) for o in made):
-                        made.append(one)
-    return made
+                    made.setdefault((slots, images, held), (order, one))
+    return [one for _, one in sorted(made.values(), key=lambda pair: pair[0])]
+
+
+@cache
+def block_place(wide: bool) -> Any:
+    """Device function () -> (slab of an image, party of images): in NCHW the images of a channel, which wait for each other, come one after
+    the other; in NHWC the slabs of an image, which share what memory moves at once.
+    """
+    WIDE = wide
+
+    @jit(device=True)
+    def place():
+        x, y = i4(cuda.blockIdx.x), i4(cuda.blockIdx.y)
+        return (x, y) if WIDE else (y, x)
+
+    return place
+
+
+def grid_of(layout: str, slabs: int, parties: int) -> tuple[int, int]:
+    """The grid that `block_place` belongs to."""
+    return (slabs, parties) if layout == "NHWC" else (parties, slabs)
 
 
 @cache
