@@ -136,14 +136,23 @@ def test_series_that_tma_moves(op, shape, tile, gpu):
         assert gradcheck.parity(MODES["naive", "fp32"], VARIANTS["best"][op], case, gpu, tile) <= gradcheck.bound(case), case.label
 
 
-def test_tma_moves_what_it_can(monkeypatch):
+KINDS = [
+    ((16384, 128, 48, 48), Boxes),
+    ((512, 128, 48, 48), Whole),
+    ((4, 8, 48, 48), Sliding),
+    ((64, 8, 4096, 64), Segments),
+    ((9, 8, 1000, 48), Sliding),
+]
+
+
+@pytest.mark.parametrize(("shape", "kind"), KINDS, ids=str)
+def test_tma_moves_what_it_can(shape, kind, monkeypatch):
     monkeypatch.setattr(cuda, "has_tma", lambda: True)
     for op, impl in VARIANTS["best"].items():
-        for shape, kind in (((512, 128, 48, 48), Boxes), ((4, 8, 48, 48), Sliding), ((64, 8, 4096, 64), Segments), ((512, 8, 1000, 48), Sliding)):
-            call = dwconv.call_of(op, shape, "causal")
-            assert isinstance(impl.tile(call, 132), kind), (op, shape)
-            stored = replace(call, in_dtypes=("bfloat16",) * len(call.in_dtypes))
-            assert not isinstance(impl.tile(stored, 132), Boxes | Segments), (op, shape)
+        call = dwconv.call_of(op, shape, "causal")
+        assert isinstance(impl.tile(call, 132), kind), op
+        stored = replace(call, in_dtypes=("bfloat16",) * len(call.in_dtypes))
+        assert not {Boxes, Segments} & set(map(type, impl.candidates(stored, 132))), op
 
 
 def test_every_unit_of_work_is_taken_once():
