@@ -17,7 +17,7 @@ from nbcnn.ops.cases import MEAN_SERIES, REAL_SERIES, series_backward_cases, ser
 from nbcnn.ops.dwconv1d import VARIANTS, best_backward, boxes, reference, segments, whole
 from nbcnn.ops.dwconv1d.boxes import Boxes
 from nbcnn.ops.dwconv1d.segments import Segments
-from nbcnn.ops.dwconv1d.series import of_gradient, of_images
+from nbcnn.ops.dwconv1d.series import Correlation, of_gradient, of_images
 from nbcnn.ops.dwconv1d.sliding import Sliding
 from nbcnn.ops.dwconv1d.whole import Whole
 from nbcnn.ops.run import Bound, run_op
@@ -136,14 +136,23 @@ def test_series_that_tma_moves(op, shape, tile, gpu):
         assert gradcheck.parity(MODES["naive", "fp32"], VARIANTS["best"][op], case, gpu, tile) <= gradcheck.bound(case), case.label
 
 
-def test_tma_moves_what_it_can(monkeypatch):
+KINDS = [
+    ((16384, 128, 48, 48), Boxes),
+    ((512, 128, 48, 48), Whole),
+    ((4, 8, 48, 48), Sliding),
+    ((64, 8, 4096, 64), Segments),
+    ((9, 8, 1000, 48), Sliding),
+]
+
+
+@pytest.mark.parametrize(("shape", "kind"), KINDS, ids=str)
+def test_tma_moves_what_it_can(shape, kind, monkeypatch):
     monkeypatch.setattr(cuda, "has_tma", lambda: True)
     for op, impl in VARIANTS["best"].items():
-        for shape, kind in (((512, 128, 48, 48), Boxes), ((4, 8, 48, 48), Sliding), ((64, 8, 4096, 64), Segments), ((512, 8, 1000, 48), Sliding)):
-            call = dwconv.call_of(op, shape, "causal")
-            assert isinstance(impl.tile(call, 132), kind), (op, shape)
-            stored = replace(call, in_dtypes=("bfloat16",) * len(call.in_dtypes))
-            assert not isinstance(impl.tile(stored, 132), Boxes | Segments), (op, shape)
+        call = dwconv.call_of(op, shape, "causal")
+        assert isinstance(impl.tile(call, 132), kind), op
+        stored = replace(call, in_dtypes=("bfloat16",) * len(call.in_dtypes))
+        assert not {Boxes, Segments} & set(map(type, impl.candidates(stored, 132))), op
 
 
 def test_every_unit_of_work_is_taken_once():
@@ -156,6 +165,18 @@ def test_every_unit_of_work_is_taken_once():
             ):
                 taken = tile.parts * warps * tile.strip(g, warps)
                 assert taken - warps * tile.strip(g, warps) < count <= taken
+
+
+@pytest.mark.parametrize(("length", "taps", "left"), [(1024, 48, 47), (4096, 64, 0), (2016, 40, 20), (1024, 1, 0)])
+def test_what_segments_fetch(length, taps, left):
+    g = Correlation(2, 3, length, taps, left, False, False)
+    reach, rows = segments.Reach(taps, left), length // 32
+    boxes_of = [range(first - reach.rows[0], first - reach.rows[0] + reach.box_rows) for first in range(0, rows, 32)]
+    assert segments.loads(g) == 32 * sum(0 <= row < rows for box in boxes_of for row in box)
+    # Every element that a tap of the first or the last lane meets is in the box, and in the lane's window.
+    assert 32 * reach.rows[0] >= 4 * reach.quads[0] >= left
+    assert 32 * reach.rows[1] >= 4 * reach.quads[1] >= taps - 1 - left
+    assert reach.box_floats >= 32 * reach.box_rows
 
 
 def test_short_series_are_taken_whole_where_they_are_many(monkeypatch):
@@ -260,9 +281,13 @@ def test_kernels_compile_without_spills(variant, op, arch, monkeypatch):
     tiled = 80 if variant == "best" and op in ("dwconv1d_wgrad", "dwconv1d_bwd") else 64
     # Best, whole series: 48 elements and twelve sums, or 48 sums, or both; RESIDENT blocks have as many (whole.py, whole_backward.py).
     # What TMA moves: 16 warps share a multiprocessor's registers, 8 where there are sums of taps too (boxes.py, boxes_backward.py).
-    whole = {"dwconv1d_fprop": 80, "dwconv1d_wgrad": 128, "dwconv1d_bwd": 144}.get(op, 80) if variant == "best" else 64
+    whole = {"dwconv1d_bwd": 144}.get(op, 80) if variant == "best" else 64
     whole = whole if arch != "90a" or variant != "best" else {"dwconv1d_fprop": 128}.get(op, 255)
-    short = [] if (variant, op) == ("best", "dwconv1d_dgrad") else [((512, 128, 48, 48), "causal", True, whole)]  # fprop's kernel mirrored
+    many = 16384 if (variant, arch) == ("best", "90a") else 512
+    # Best's dgrad is fprop's kernel mirrored, and bwd's has all that wgrad's has.
+    covered = variant == "best" and op in ("dwconv1d_dgrad", "dwconv1d_wgrad")
+    short = [] if covered else [((many, 128, 48, 48), "causal", True, whole)]
+    short += [((2, 1, 1024, 3), "causal", False, 128)] if (variant, arch) == ("best", "90a") else []
     for shape, padding, skip, registers in (*short, ((2, 3, 101, 7), "same", False, tiled)):
         for launch in stand_in(op, variant, shape, padding, skip):
             assert_lean(launch, arch, registers)

@@ -18,7 +18,7 @@ from nbcnn import gradcheck
 from nbcnn.bench import dwconv
 from nbcnn.bench.caches import Calls, cache_bytes, sets_for
 from nbcnn.bench.clocks import Watch
-from nbcnn.bench.dwconv import TRIO, Ceiling, Series
+from nbcnn.bench.dwconv import PATHS, TRIO, Ceiling, Series
 from nbcnn.bench.op import Measured, NotTimed, timed_in_turn
 from nbcnn.bench.opcases import series_problem
 from nbcnn.bench.steady import warm_up
@@ -84,6 +84,17 @@ def verify(variant: str, call: Call, shape: Series, padding: str, place: Any) ->
     if not error <= limit:
         path = op.removeprefix("dwconv1d_")
         raise NotTimed(f"{variant} {path} of {small.label} is not timed: error {error:.1e} is over its bound {limit:.1e}")
+
+
+def compile_sizes(shapes: Sequence[Series], variants: Sequence[str], padding: str, place: Any, say: Callable[[str], None] | None = None) -> int:
+    """Compile the kernels of all sizes side by side, and not those of one size behind those of another; returns how many that were."""
+    if place.name != "gpu" or SIMULATOR:
+        return 0
+    few = Operands((1, 1, 1, 1), place)  # a kernel is compiled for the types of its operands, whatever their extents
+    keys = [(shape, variant, path) for shape in shapes for variant in variants for path in PATHS if f"dwconv1d_{path}" in DWCONV[variant]]
+    calls = [(variant, planned(variant, path, shape, padding, place)) for shape, variant, path in keys]
+    taken = [(variant, call) for variant, call in calls if not DWCONV[variant][call.op].supports(call)]
+    return compile_all([launch for variant, call in taken for launch in launches(variant, call, few, 0, place)], say)
 
 
 def ready(keys: Sequence[tuple[str, str]], shape: Series, padding: str, operands: Operands, place: Any) -> dict[tuple[str, str], list[list[Any]]]:

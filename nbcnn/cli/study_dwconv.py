@@ -133,11 +133,12 @@ def _sizes(flags: SimpleNamespace, place: Any) -> list[dict[str, Any]]:
     from nbcnn.bench import ceilings, dwconv_peers, dwconv_times
 
     works = dwconv_peers.works if _torch(flags) else None
+    _say(f"{dwconv_times.compile_sizes(flags.shapes, flags.variants, flags.padding, place)} kernels compiled")
     _say("measuring what this GPU can do …")
     ceiling = _ceiling(flags, ceilings.measure(place, ("fp32", "copy")))
     found = []
     for shape in flags.shapes:
-        _say(f"{'×'.join(map(str, shape))}: verifying and timing {', '.join(flags.variants)} …")
+        _say(f"{'×'.join(map(str, shape))}: verifying and timing {', '.join(flags.variants)}, {', '.join(dwconv_times.SLOW)} less often …")
         found.append(dwconv_times.measure(shape, flags.variants, flags.padding, ceiling, place, works))
     return found
 

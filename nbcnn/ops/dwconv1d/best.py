@@ -105,18 +105,19 @@ def candidates(call: Call, multiprocessors: int) -> list[Tile]:
     """The tiles worth trying, the own choice first: what TMA moves, series whole in registers, every number of segments in shared memory."""
     g = of_images(call)
     made: list[Tile] = []
+    last: list[Tile] = []
     if by_tma(call):
-        if boxes.fits(g):
-            made.append(boxes.choose(g, multiprocessors, boxes.WARPS, boxes.RESIDENT))
+        first, others = boxes.tiles(g, multiprocessors, boxes.WARPS, (boxes.ENOUGH, boxes.RESIDENT))
+        made, last = [*first], [*others]
         if segments.fits(g):
-            made.append(segments.choose(g, multiprocessors, segments.WARPS, segments.resident(g)))
+            made.append(segments.choose(g, multiprocessors, segments.WARPS, segments.RESIDENT))
     chosen = choose(g)
     sliding = [chosen, *(Sliding(count, chosen.pack) for count in range(1, min(MOST_SEGMENTS, -(-g.L // OWN)) + 1))]
     if not whole.fits(g):
-        return list(dict.fromkeys([*made, *sliding]))
+        return list(dict.fromkeys([*made, *sliding, *last]))
     own = whole.choose(g, multiprocessors, whole.WARPS, whole.resident(g.L))
     in_registers = [own, Whole(2 * own.parts)]
-    return list(dict.fromkeys([*made, *in_registers, *sliding] if g.N >= whole.FEWEST else [*made, *sliding, *in_registers]))
+    return list(dict.fromkeys([*made, *in_registers, *sliding, *last] if g.N >= whole.FEWEST else [*made, *sliding, *in_registers, *last]))
 
 
 def bind(call: Call) -> list[Launch]:

@@ -159,18 +159,21 @@ Tile = Sliding | Whole | Boxes | Segments
 def tiles(call: Call, g: Correlation, form: Form, multiprocessors: int) -> list[Tile]:
     """The tiles worth trying, the own choice first: what TMA moves; series whole in registers where they are short and many, else tiles of them."""
     made: list[Tile] = []
+    last: list[Tile] = []
     if by_tma(call):
-        if boxes.fits(g):
-            made.append(boxes.choose(g, multiprocessors, boxes_backward.WARPS, boxes_backward.RESIDENT))
+        # Twice the arithmetic for one more series to move: both gradients want all warps that fit, the weights' alone fewer.
+        residents = (boxes_backward.RESIDENT, boxes_backward.ENOUGH) if form.with_dx else (boxes_backward.ENOUGH, boxes_backward.RESIDENT)
+        first, rest = boxes.tiles(g, multiprocessors, boxes_backward.WARPS, residents)
+        made, last = [*first], [*rest]
         if segments.fits(g):
             parts = segments.choose(g, multiprocessors, segments_backward.WARPS, segments_backward.RESIDENT).parts
-            parts_dx = segments.choose(g, multiprocessors, segments.WARPS, segments.resident(g)).parts if form.with_dx else 0
+            parts_dx = segments.choose(g, multiprocessors, segments.WARPS, segments.RESIDENT).parts if form.with_dx else 0
             made.append(Segments(parts, parts_dx))
     others: list[Tile] = [in_strips(g, form, multiprocessors)]
     if whole.fits(g):
         own = whole.choose(g, multiprocessors, whole_backward.WARPS, whole_backward.resident(g.L, g.T, form.with_dx))
         others = [own, *others] if g.N >= whole.FEWEST else [*others, own]
-    return [*made, *others]
+    return [*made, *others, *last]
 
 
 def in_strips(g: Correlation, form: Form, multiprocessors: int) -> Sliding:

@@ -34,7 +34,11 @@ from nbcnn.ops.traffic import Traffic, element
 WARPS = 8
 """Warps of a block."""
 RESIDENT = 2
-"""Blocks that share a multiprocessor, in shared memory and by their registers."""
+"""Blocks that fit on a multiprocessor, in shared memory and by their registers."""
+ENOUGH = 1
+"""Blocks that keep a multiprocessor's memory busy: two are 3 % slower at the paper's size."""
+FEWEST = 8
+"""Boxes of a warp below which it does not pay what a block costs to begin with: tensor maps, barriers, taps of 32 channels."""
 MAP_BYTES = 128
 MOST_PARTS = 1024
 
@@ -63,6 +67,13 @@ def groups(g: Correlation) -> int:
 def fits(g: Correlation) -> bool:
     """True if a lane holds a whole series and the filter is short, and most lanes have a channel."""
     return whole.fits(g) and 3 * WARP * groups(g) <= 4 * g.C
+
+
+def tiles(g: Correlation, multiprocessors: int, warps: int, residents: tuple[int, int]) -> tuple[list[Boxes], list[Boxes]]:
+    """The choice for the first of `residents`, and for the other: those to prefer to all else, and those only worth trying."""
+    made = [choose(g, multiprocessors, warps, resident) for resident in residents] if fits(g) else []
+    good = bool(made) and made[0].strip(g, warps) >= FEWEST
+    return (made, []) if good else ([], made)
 
 
 def choose(g: Correlation, multiprocessors: int, warps: int, resident: int) -> Boxes:

@@ -39,8 +39,8 @@ GROUP = 16
 """Results whose sums are in registers at a time."""
 ALIGNED = 256
 """Floats of which a swizzled box begins at a multiple: 1,024 bytes."""
-WARPS = 4
-"""Warps of a block."""
+WARPS, RESIDENT = 4, 4
+"""Warps of a block, and blocks that share a multiprocessor."""
 MAP_BYTES = 128
 
 
@@ -113,11 +113,6 @@ def choose(g: Correlation, multiprocessors: int, warps: int, resident: int) -> S
         return blocks(g.C * parts, multiprocessors * resident) * (Segments(parts).strip(g, warps) + 1), parts
 
     return Segments(min(range(1, 1 + blocks(units(g), warps)), key=cost))
-
-
-def resident(g: Correlation) -> int:
-    """Blocks that share a multiprocessor: 128 registers a thread hold a window of 80, 168 the longest."""
-    return 4
 
 
 def in_order(steps: Sequence[Any]) -> Any:
@@ -208,11 +203,11 @@ def put(first: int) -> Any:
 
 
 @functools.cache
-def kernel_for(taps: int, left: int, resident: int, flipped: bool, skip: bool) -> Any:
+def kernel_for(taps: int, left: int, flipped: bool, skip: bool) -> Any:
     """The kernel of fprop and dgrad."""
     reach, THREADS, T, LEFT = Reach(taps, left), WARP * WARPS, taps, left
     TAPS, BOX, BYTES, (BEFORE, _), WINDOW = quads(taps), reach.box_floats, 128 * reach.box_rows, reach.rows, reach.window
-    MINE, RESIDENT = 2 * BOX, resident
+    MINE = 2 * BOX
     FILTER = WARPS * MINE
     BARRIERS = FILTER + TAPS
     stage_filter = fill_filter(flipped, skip, THREADS)
@@ -265,8 +260,6 @@ def kernel_for(taps: int, left: int, resident: int, flipped: bool, skip: bool) -
         while unit < end:
             mine = i4(at + half * i4(BOX))
             mbarrier_wait(barrier + u4(half * i4(8)), phase)
-            take_first(window, shared, mine, i4(lane + i4(BEFORE)))
-            warp_barrier()
             following = i4(unit + i4(1))
             if lane == i4(0) and following < end:
                 other, place = barrier + u4((i4(1) - half) * i4(8)), i4(at + (i4(1) - half) * i4(BOX))
@@ -274,6 +267,7 @@ def kernel_for(taps: int, left: int, resident: int, flipped: bool, skip: bool) -
                 wait_stores_read()
                 mbarrier_arrive_expect_tx(other, u4(BYTES))
                 load_tile_3d(base + u4(place * i4(4)), source, i4(0), i4((following - n * across) * i4(WARP) - i4(BEFORE)), i4(n * C + c), other)
+            take_first(window, shared, mine, i4(lane + i4(BEFORE)))
             clear(acc)
             add_first(acc, window, shared, at_taps)
             take_rest(window, shared, mine, i4(lane + i4(BEFORE)))
@@ -319,7 +313,7 @@ def launch(g: Correlation, tile: Segments, arrays: tuple[Any, ...]) -> Launch:
     maps = tensor_maps.upload(map_of(source, g, reach.box_rows), map_of(out, g, WARP))
     numbers = (np.int32(number) for number in (g.C, blocks(g.L, UNIT), units(g), tile.strip(g, WARPS)))
     nbytes = shared_bytes(2 * WARPS * reach.box_floats + quads(g.T), WARPS)
-    kernel = kernel_for(g.T, g.left, resident(g), g.flipped, g.skip)
+    kernel = kernel_for(g.T, g.left, g.flipped, g.skip)
     return Launch(kernel, g.C * tile.parts, WARP * WARPS, (maps, w, d, *numbers), nbytes, keep=(maps, source, out))
 
 
