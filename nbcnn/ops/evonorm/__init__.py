@@ -25,5 +25,5 @@ backward, and B0, whose channels want all images, is one launch as long as its b
     reference.py  both layers in NumPy           held.py   slabs in registers: what a block, a team and a thread have
     s0_held.py    S0 on held slabs               b0_held.py, b0_held_grads.py   B0 on held slabs, in one launch or in stages
     plane.py      how blocks share any image     s0.py, b0.py   the ops: held, or kernels for any shape      rows.py  sums over the images
-    conv.py       a convolution with its norm    conv_kernel.py   both in one kernel                         traffic.py  bytes
+    conv.py       a convolution with its norm    conv_wgmma.py, conv_wgmma_kernel.py   both in one kernel    traffic.py  bytes
 """
