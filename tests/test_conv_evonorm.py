@@ -1,4 +1,4 @@
-"""A convolution with its EvoNorm: the kernels and their stand-in against the reference, compiled, and in nets."""
+"""A convolution with its EvoNorm: the kernel and its stand-in against the reference, compiled, and in nets."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from compiled import assert_lean, on_every_arch
 
 from nbcnn import gradcheck, ops
 from nbcnn.bounds import STORE
@@ -20,41 +19,34 @@ from nbcnn.norms import EvoNormB0, EvoNormS0
 from nbcnn.ops.call import Call, host
 from nbcnn.ops.conv import im2col
 from nbcnn.ops.conv.fused import REFERENCES
+from nbcnn.ops.conv.winograd import OPS as WINOGRAD
 from nbcnn.ops.conv.winograd import WinogradTile
 from nbcnn.ops.evonorm import conv as conv_evonorm
-from nbcnn.ops.evonorm import conv_kernel, conv_wgmma, conv_winograd
+from nbcnn.ops.evonorm import conv_wgmma
 from nbcnn.ops.evonorm.conv_wgmma import ImageTile
 from nbcnn.ops.norm_cases import conv_norm_cases
-from nbcnn.ops.run import Bound, Unsupported
+from nbcnn.ops.run import Bound
 from nbcnn.ops.static import compile_launch
 from nbcnn.ops.traffic import Traffic
 from nbcnn.shapes import ConvShape
 
 ROW = ops.MODES["im2col", "fp32"]
 CASES = list(conv_norm_cases())
-PARTS = [conv_evonorm.OPS, conv_evonorm.two_ops(im2col.OPS["conv_fprop"])]
+DIRECT = conv_evonorm.two_ops(im2col.OPS["conv_fprop"])
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.op} {case.label}")
-@pytest.mark.parametrize("which", [0, 1], ids=["one kernel", "two ops"])
-def test_small_shapes(which, case, place):
-    impl = PARTS[which][case.op]
-    if which == 0 and case.ins[1].shape[0] % 8:
-        with pytest.raises(Unsupported, match="whole groups"):
-            gradcheck.parity(ROW, impl, case, place)
-        return
-    error = gradcheck.parity(ROW, impl, case, place)
+def test_two_ops_on_small_shapes(case, place):
+    error = gradcheck.parity(ROW, DIRECT[case.op], case, place)
     assert error <= gradcheck.bound(case), error
 
 
-@pytest.mark.parametrize("op", list(conv_evonorm.OPS)[:: 3 if SIMULATOR else 1])
-def test_winograd_on_parts_of_a_batch(op, place):
-    shape = ConvShape(1 if SIMULATOR else 5, 16, 4, 6, 16, 3, 3, 1, 1)
-    for case in conv_norm_cases([(shape, 8)]):
-        if case.op == op:
-            impl = replace(conv_winograd.ops(conv_evonorm.behind_planes)[op], supports=lambda call: None)  # the batch is too small, nothing else
-            error = gradcheck.parity(ROW, impl, case, place, WinogradTile(2, 16, 32, 4, 4))
-            assert error <= gradcheck.bound(case), error
+def test_two_ops_on_images_that_the_norm_holds(gpu):
+    """There the norm works in place with all of an image's channels in registers; in one part of a batch, and by Winograd's convolution."""
+    for case in conv_norm_cases([(ConvShape(16, 32, 28, 28, 64, 3, 3, 1, 1), 32)]):
+        for impl, tile in ((DIRECT[case.op], None), (conv_evonorm.two_ops(WINOGRAD["conv_fprop"])[case.op], WinogradTile(5, 64, 64, 8, 4))):
+            error = gradcheck.parity(ROW, impl, case, gpu, tile)
+            assert error <= gradcheck.bound(case), (case.op, error)
 
 
 WGMMA = (
@@ -67,7 +59,7 @@ WGMMA = (
 
 
 @pytest.mark.parametrize("precision", conv_wgmma.PRECISIONS)
-@pytest.mark.parametrize("op", conv_evonorm.OPS)
+@pytest.mark.parametrize("op", conv_evonorm.REFERENCES)
 def test_tensor_cores(op, precision, gpu):
     row, impl = ops.MODES["tensorcore", precision], conv_wgmma.ops(precision, conv_evonorm.behind_planes)[op]
     for shape, groups, tiles in WGMMA:
@@ -136,33 +128,6 @@ def test_the_two_ops_are_the_reference_on_the_host():
 def bare(n=2, c=3, size=28, k=64, groups=32, layout="NHWC", window=3):
     ins, outs = ((n, c, size, size), (k, c, window, window), *((k,),) * 4), ((n, k, size, size),) * 2
     return Call("conv_evonorm_s0_fprop", (), (), ins, outs, {"stride": 1, "pad": window // 2, "groups": groups, "eps": 1e-5}, layout)
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({}, None),
-        ({"size": 32}, None),
-        ({"size": 33}, "32×32"),
-        ({"k": 60, "groups": 30}, "whole groups"),
-        ({"groups": 4}, "whole groups"),
-        ({"layout": "NCHW"}, "NHWC"),
-        ({"window": 7}, "25 taps"),
-    ],
-)
-def test_what_one_kernel_serves(change, reason):
-    found = conv_kernel.supports(bare(**change))
-    assert found is None if reason is None else reason in found
-
-
-@on_every_arch
-@pytest.mark.parametrize("op", conv_evonorm.OPS)
-def test_the_kernel_keeps_its_sums_in_registers(op, arch):
-    shape, groups = ConvShape(1, 4, 28, 28, 64, 3, 3, 1, 1), 32
-    case = next(case for case in conv_norm_cases(((shape, groups),)) if case.op == op)
-    bound = Bound(conv_evonorm.OPS[op], op, case.ins, case.outs, place=Host(), attrs=case.attrs, layout="NHWC")
-    for launch in bound.launches:
-        assert_lean(launch, arch, registers=128)
 
 
 @pytest.fixture

@@ -88,7 +88,7 @@ def probes(place: Any, kinds: tuple[str, ...] = KINDS) -> dict[str, Probe]:
 
 
 def timed(probe: Probe, place: Any, watch: Any, seconds: float = 0.5, least: float | None = None, most: float | None = None) -> Samples:
-    """Samples of one probe, warm (`least`, `most`: as `warm_up` takes them): so many runs between two events that launching the first one does not count.
+    """Samples of one probe, warm (`least`, `most`: as in `warm_up`): so many runs between two events that launching the first does not count.
 
     Alone between its events a run begins only when the host has launched it, 10 to 50 µs late: of the copy's 500 µs up to a tenth.
     """

@@ -118,7 +118,7 @@ from nbcnn.ops.conv import composed, im2col, im2col_fused, mma, naive, nine_prod
 from nbcnn.ops.conv.few_pixels import for_few_pixels
 from nbcnn.ops.dwconv1d import VARIANTS as DWCONV
 from nbcnn.ops.dwconv1d import reference as dwconv1d
-from nbcnn.ops.evonorm import b0, b0_ranks, conv_wgmma, conv_winograd, s0
+from nbcnn.ops.evonorm import b0, b0_ranks, conv_wgmma, s0
 from nbcnn.ops.evonorm import conv as conv_evonorm
 from nbcnn.ops.evonorm import reference as evonorm
 from nbcnn.ops.traffic import streamed
@@ -273,10 +273,9 @@ COMMON: Ops = {
 """Kernels that do not depend on how a mode convolves: memory-bound, one thread per element or per four."""
 
 _IM2COL = (
-    ("im2col", thin.OPS | thin_fused.FUSED),
-    ("im2col", winograd.OPS | winograd.FUSED | nine_products.FUSED),
-    ("im2col", conv_winograd.ops(conv_evonorm.behind_planes)),
-    ("im2col", conv_evonorm.OPS | pwconv1d_direct.OPS | pwconv1d_gated.OPS),
+    ("im2col", thin.OPS | thin_fused.FUSED | conv_evonorm.two_ops(thin.OPS["conv_fprop"])),
+    ("im2col", winograd.OPS | winograd.FUSED | nine_products.FUSED | conv_evonorm.two_ops(winograd.OPS["conv_fprop"])),
+    ("im2col", pwconv1d_direct.OPS | pwconv1d_gated.OPS),
     (
         "im2col",
         im2col.OPS

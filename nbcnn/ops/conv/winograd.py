@@ -17,7 +17,7 @@ Source: A. Lavin, S. Gray, "Fast Algorithms for Convolutional Neural Networks", 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -153,33 +153,23 @@ def scratch(call: Call) -> int:
     return 4 * sum(_sizes(call))
 
 
-def forward(call: Call, images: Callable[[Any, int, int], Launch]) -> list[Launch]:
-    """The launches of an fprop or dgrad, of which `images` (points, first tile, tiles) makes the last for every part of the batch."""
-    c, tile, room = shape_of(call), call.tile, Scratch(call)
-    source, target = (c.K, c.C) if "dgrad" in call.op else (c.C, c.K)
+def bind(call: Call) -> list[Launch]:
+    """fprop or dgrad, plain or fused."""
+    c, tile, after = shape_of(call), call.tile, AFTER.get(call.op, "")
+    source, target = (c.C, c.K) if "fprop" in call.op else (c.K, c.C)
+    third = call.ins[2] if len(call.ins) == 3 else None
+    bias = None if after == "mask" else third
+    other = {"mask": third, "pool": call.outs[-1]}.get(after)
+    room = Scratch(call)
     u, v, m = (room.take(size) for size in _sizes(call))
     made = [launch_filters("winograd", call.packed, u, source, target)]
     for first, tiles in _chunks(c, tile.images):
         made += [
             launch_points("winograd", call.ins[0], v, first, tiles, c.H, c.W, source),
             launch_rows(v, u, m, POINTS, tiles, target, source, tile.product),
-            images(m, first, tiles),
+            launch_images("winograd", m, bias, after, other, call.outs[0], first, tiles, c.H, c.W, target),
         ]
     return made
-
-
-def bind(call: Call) -> list[Launch]:
-    """fprop or dgrad, plain or fused."""
-    c, after = shape_of(call), AFTER.get(call.op, "")
-    target = c.C if "dgrad" in call.op else c.K
-    third = call.ins[2] if len(call.ins) == 3 else None
-    bias = None if after == "mask" else third
-    other = {"mask": third, "pool": call.outs[-1]}.get(after)
-
-    def images(points: Any, first: int, tiles: int) -> Launch:
-        return launch_images("winograd", points, bias, after, other, call.outs[0], first, tiles, c.H, c.W, target)
-
-    return forward(call, images)
 
 
 def _planes(call: Call) -> int:
@@ -212,21 +202,14 @@ def bind_wgrad(call: Call) -> list[Launch]:
 
 def traffic(call: Call) -> list[Traffic]:
     """Bytes of `bind`."""
-    c = shape_of(call)
-    target = c.C if "dgrad" in call.op else c.K
-    return forward_traffic(call, lambda tiles: images_traffic("winograd", tiles, target, AFTER.get(call.op, "")))
-
-
-def forward_traffic(call: Call, images: Callable[[int], Traffic]) -> list[Traffic]:
-    """Bytes of `forward`, of which `images` (tiles) are the last launch's."""
     c, tile = shape_of(call), call.tile
-    source, target = (c.K, c.C) if "dgrad" in call.op else (c.C, c.K)
+    source, target = (c.C, c.K) if "fprop" in call.op else (c.K, c.C)
     made = [filters_traffic("winograd", source, target)]
     for _, tiles in _chunks(c, tile.images):
         made += [
             points_traffic("winograd", tiles, c.H, c.W, source),
             rows_traffic(POINTS, tiles, target, source, tile.product),
-            images(tiles),
+            images_traffic("winograd", tiles, target, AFTER.get(call.op, "")),
         ]
     return made
 

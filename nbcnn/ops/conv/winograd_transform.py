@@ -95,12 +95,6 @@ _FILTERS = {"winograd": (_g, 3, 4), "doubled": (_p, 3, 3)}
 _IMAGES = {"winograd": (_at, 4, 2), "doubled": (_q, 3, 2)}
 
 
-def image_of_points(kind: str) -> Any:
-    """Device function (into, of): the 2×2 pixels (2,2,4) of points (n,n,4), four channels of a tile."""
-    line, size, _ = _IMAGES[kind]
-    return _both_ways(line, size, 2)
-
-
 @jit(device=True)
 def filter_of_points(total, taps):
     """The nine taps Gᵀ total G of 16 points."""
@@ -184,7 +178,8 @@ def filter_points_kernel(kind: str) -> Any:
 @functools.cache
 def image_kernel(kind: str, bias: bool, after: str) -> Any:
     """Images of points: Aᵀ m A or Q m Qᵀ (+ b), then nothing, "relu", "mask" or "pool" (im2col.Window says what these are)."""
-    transform, store_window, COUNT = image_of_points(kind), store_pooled(True), POINTS[kind]
+    line_of, size, _ = _IMAGES[kind]
+    transform, store_window, COUNT = _both_ways(line_of, size, 2), store_pooled(True), size * size
     ALL, RELU, MASK, POOL = COUNT * 4, after == "relu", after == "mask", after == "pool"
 
     @jit(launch_bounds=(THREADS, 2))

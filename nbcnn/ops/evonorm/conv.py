@@ -1,13 +1,12 @@
 """Convolutions fused with EvoNorm; z is the convolution's own output, which the gradients want.
 
-    conv_evonorm_s0_fprop  x, w, b, gamma, beta, v -> y, z, shift, std                one kernel
-    conv_evonorm_s0_infer  x, w, b, gamma, beta, v -> y                               one kernel, z is never stored
+    conv_evonorm_s0_fprop  x, w, b, gamma, beta, v -> y, z, shift, std
+    conv_evonorm_s0_infer  x, w, b, gamma, beta, v -> y                               z is never stored beside y
     conv_evonorm_b0_fprop  x, w, b, gamma, beta, v, running -> y, z, shift, std, batch_shift, batch_std, running
-                           the convolution's epilogue has the planes' statistics; a small kernel makes the batch's, one pass y
-    conv_evonorm_b0_infer  x, w, b, gamma, beta, v, running -> y                      one kernel, z is never stored
+    conv_evonorm_b0_infer  x, w, b, gamma, beta, v, running -> y                      z is never stored beside y
 
-In fp32 on CUDA cores (conv_winograd.py, conv_kernel.py), in bf16 and tf32 on Hopper's tensor cores (conv_wgmma.py); the rest runs as the
-two ops.
+In bf16 and tf32 on Hopper one kernel (conv_wgmma.py; B0 in training: its epilogue has the planes' statistics, a small kernel makes the
+batch's, one pass y). Everything else runs as the two ops, here: in inference the norm then works in place, on what the convolution wrote to y.
 """
 
 from __future__ import annotations
@@ -22,8 +21,7 @@ from nbcnn.cuda import SIMULATOR
 from nbcnn.ops.call import Call, HostCall, Impl, Launch, Shape
 from nbcnn.ops.conv.composed import Operand, inner, operands
 from nbcnn.ops.conv.reference import conv_fprop
-from nbcnn.ops.evonorm import b0, reference, s0, traffic
-from nbcnn.ops.evonorm.conv_kernel import launch_conv, pack, supports
+from nbcnn.ops.evonorm import b0, reference, s0
 from nbcnn.ops.traffic import Traffic
 from nbcnn.shapes import numel
 from nbcnn.storage import numpy_dtype
@@ -67,17 +65,6 @@ def conv_evonorm_b0_infer(
     reference.evonorm_b0_infer(z, gamma, beta, v, running, y, eps=eps)
 
 
-def bind_s0(call: Call) -> list[Launch]:
-    """One launch."""
-    y, z, shift, std = call.outs
-    return [launch_conv(call, "s0", None, y, z, shift, std)]
-
-
-def bind_s0_infer(call: Call) -> list[Launch]:
-    """One launch."""
-    return [launch_conv(call, "s0 infer", None, call.outs[0])]
-
-
 def behind_planes(call: Call, first: Sequence[Launch]) -> list[Launch]:
     """`first`, which makes z with the planes' statistics; then two launches: the channels' statistics, y."""
     _, z, *kept = operands(call, "out")
@@ -90,21 +77,10 @@ def _apart(norm: Impl, call: Call) -> Any:
     return next((tile for tile in norm.candidates(call, 1) if not tile.together), None) if not SIMULATOR else None
 
 
-def bind_b0(call: Call) -> list[Launch]:
-    """Three launches: z with the planes' statistics, the channels' statistics, y."""
-    _, z, shift, std, *_ = call.outs
-    return behind_planes(call, [launch_conv(call, "planes", z=z, shift=shift, std=std)])
-
-
-def bind_b0_infer(call: Call) -> list[Launch]:
-    """One launch."""
-    return [launch_conv(call, "b0 infer", call.ins[6], call.outs[0])]
-
-
 def composed(conv: Impl, norm: Impl) -> Impl:
     """A fused op as `conv` (an implementation of conv_fprop), then `norm` (one of the EvoNorm op): any shape.
 
-    Where the op does not give z, z lies in scratch.
+    Where the op does not give z, the convolution writes to y, and the norm to the same place: its blocks read all of their slab first.
     """
 
     def parts(call: Call) -> tuple[Call, Call, int]:
@@ -122,7 +98,7 @@ def composed(conv: Impl, norm: Impl) -> Impl:
             kind = numpy_dtype(dtype)
             return replace(made, array=call.scratch[start : start + numel(shape) * kind.itemsize].view(kind))
 
-        z = lie(y.shape, y.dtype) if call.op.endswith("_infer") else kept.pop(0)
+        z = y if call.op.endswith("_infer") else kept.pop(0)
         if call.op == "conv_evonorm_s0_infer":
             kept = [lie((y.shape[0] * call.attrs["groups"],), "float32") for _ in range(2)]
         geometry = {name: value for name, value in call.attrs.items() if name in ("stride", "pad")}
@@ -164,12 +140,6 @@ def composed(conv: Impl, norm: Impl) -> Impl:
 
 
 REFERENCES = {f.__name__: f for f in (conv_evonorm_s0_fprop, conv_evonorm_s0_infer, conv_evonorm_b0_fprop, conv_evonorm_b0_infer)}
-
-OPS = {
-    name: Impl(bind, supports=supports, pack=pack, traffic=traffic.conv)
-    for name, bind in zip(REFERENCES, (bind_s0, bind_s0_infer, bind_b0, bind_b0_infer), strict=True)
-}
-"""Convolution and norm in one kernel (B0 in training: in three launches that store z once and read it once)."""
 
 
 def two_ops(conv: Impl) -> dict[str, Impl]:

@@ -6,7 +6,12 @@ and the columns run through the border too: column p of tap (r, s) is then row p
 and the few columns between two lines are thrown away. The convolution's own output goes to memory, or rather to the second-level cache;
 once an image's statistics are known, the warpgroup reads back what it has written and normalises it, while the other one multiplies.
 
-The `end`s are those of conv_kernel.py.
+What it then writes is the `end`:
+
+    "s0"        y of EvoNorm-S0, z (the convolution's own output, which the gradients want), shift and std of groups
+    "s0 infer"  y of EvoNorm-S0 alone
+    "planes"    z, shift and std of planes: EvoNorm-B0 in training still wants the other images of the batch
+    "b0 infer"  y of EvoNorm-B0 with the running variance
 """
 
 from __future__ import annotations
@@ -22,9 +27,9 @@ from nbcnn.cuda import cuda, f4, i4, i8, jit, types, u4
 from nbcnn.ops.conv.thin_shape import unrolled
 from nbcnn.ops.conv.wgmma.tensor_maps import ROW_BYTES
 from nbcnn.ops.conv.wgmma.tile import ALIGNMENT, KINDS, WARPGROUP
-from nbcnn.ops.evonorm.sigmoid import swish_factor
 from nbcnn.ops.ptx.asm import byte_address_global, byte_address_shared
 from nbcnn.ops.ptx.cvt import bf16_high, bf16_low, bf16x2, tf32, unknown
+from nbcnn.ops.ptx.fast import LOG2E, exp2, reciprocal, tanh
 from nbcnn.ops.ptx.grid import fresh, meet_alone
 from nbcnn.ops.ptx.ldmatrix import stmatrix_x2_trans
 from nbcnn.ops.ptx.mbarrier import bar_sync, fence_mbarrier_init, mbarrier_arrive, mbarrier_arrive_expect_tx, mbarrier_init, mbarrier_wait
@@ -60,7 +65,7 @@ EACH = 8
 class Form:
     """What is frozen into the kernel.
 
-    end, kind  as in conv_kernel.py and the tensor cores' precision. group: channels of a group.
+    end, kind  as above, and the tensor cores' precision. group: channels of a group.
     R, S, Q    taps and pixels of a line; chunks: rows of 128 bytes that a pixel's channels fill.
     lines      lines of a tile; buffers: tiles of source that a warpgroup has in flight; parts: warpgroups that share an image.
     """
@@ -200,6 +205,18 @@ def _merge(n, mean, squares, other_n, other_mean, other_squares):
     return total, mean + away * share, squares + other_squares + away * away * (n * share)
 
 
+@jit(device=True)
+def _sigmoid_by_tanh(z):
+    """σ(2z) to 2⁻¹², less than half of bfloat16's rounding of 1; one special function where the exact form takes two."""
+    return f4(0.5) + f4(0.5) * tanh(z)
+
+
+@jit(device=True)
+def _sigmoid_by_exp2(z):
+    """σ(−z/log₂e)."""
+    return reciprocal(f4(1) + exp2(z))
+
+
 @cache
 def _normalise(form: Form) -> Any:
     """(raw, y, scales, own_scales, gamma, beta, v, running, k0, t, first, last, K, eps): y of 64 channels of the pixels first … last − 1.
@@ -209,6 +226,7 @@ def _normalise(form: Form) -> Any:
     load, store = vector_io({"bf16": "bfloat16", "tf32": "tfloat32"}[form.kind])
     ACCESSES = EACH * (2 if form.kind == "bf16" else 1)
     FLOATS, QUADS, ROWS, S0 = 4 * ACCESSES, FILTERS // 4, WARPGROUP // (FILTERS // 4), form.end != "b0 infer"
+    sigmoid, SCALE = (_sigmoid_by_tanh, 0.5) if form.kind == "bf16" else (_sigmoid_by_exp2, -LOG2E)
 
     @jit(device=True)
     def run(raw, y, scales, own_scales, gamma, beta, v, running, k0, t, first, last, K, eps):
@@ -223,7 +241,7 @@ def _normalise(form: Form) -> Any:
             c = i4(k0 + channel + i4(e))
             own[e] = scales[own_scales + channel + i4(e)]
             factor[e] = gamma[c] / own[e] if S0 else gamma[c]
-            slope[e], plus[e] = v[c], beta[c]
+            slope[e], plus[e] = v[c] * f4(SCALE) if S0 else v[c], beta[c]
             least[e] = f4(0) if S0 else f4(math.sqrt(running[c] + eps))
         pixel = i4(first + i4(u4(t) // u4(QUADS)))
         while pixel < last:
@@ -236,7 +254,7 @@ def _normalise(form: Form) -> Any:
                 for e in range(4):
                     x = held[4 * i + e]
                     if S0:
-                        held[4 * i + e] = factor[e] * x * swish_factor(slope[e] * x) + plus[e]
+                        held[4 * i + e] = factor[e] * x * sigmoid(slope[e] * x) + plus[e]
                     else:
                         held[4 * i + e] = factor[e] * divide(x, max(least[e], slope[e] * x + own[e])) + plus[e]
                 if pixel + i4(i * ROWS) < last:

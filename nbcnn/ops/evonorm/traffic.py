@@ -8,7 +8,6 @@ reads them: a thread's own copy of a number of its plane is a scalar.
 from __future__ import annotations
 
 from nbcnn.ops.call import Call
-from nbcnn.ops.evonorm.conv_kernel import FILTERS, shape_of
 from nbcnn.ops.traffic import Traffic, element, once, outputs, size
 from nbcnn.shapes import numel
 
@@ -76,14 +75,3 @@ def b0_grads(call: Call) -> list[Traffic]:
         return [Traffic(read, dx + 2 * packets + 12 * c, x + dy + kept + 2 * packets)]
     sums = Traffic(x + dy + planes, 5 * planes, x + dy + planes)
     return [sums, once(4 * planes, 16 * c), Traffic(x + dy + kept + planes, dx, x + dy + kept + planes)]
-
-
-def conv(call: Call) -> list[Traffic]:
-    """The fused convolution: x once for every eight filters, the filters once an image; B0 in training then its two other launches."""
-    c = shape_of(call)
-    x, w = size(call, "in", 0), size(call, "in", 1)
-    read = c.K // FILTERS * x + c.N * w
-    y, n = size(call, "out", 0), c.N * c.K
-    if call.op == "conv_evonorm_b0_fprop":
-        return [Traffic(read, y + STATISTICS * n, x + w), *b0_behind_planes(call, image=1)]
-    return [Traffic(read, outputs(call), x + w)]

@@ -1,7 +1,7 @@
-"""2^x and 1/x as the GPU's special function unit makes them, one instruction each: `ex2.approx.ftz`, `rcp.approx.ftz`.
+"""2^x, 1/x and tanh x as the GPU's special function unit makes them, one instruction each: `ex2.approx.ftz`, `rcp.approx.ftz`, `tanh.approx`.
 
-Both are right to 2 ulp and take every operand: 2^x goes to 0 and ∞, 1/∞ is 0, NaN stays NaN; subnormal numbers count as 0. The compiler's own
-exp and division add steps for subnormal numbers, of which there are none in 1 + 2^x or in a deviation.
+The first two are right to 2 ulp and take every operand: 2^x goes to 0 and ∞, 1/∞ is 0, NaN stays NaN; subnormal numbers count as 0. The
+compiler's own exp and division add steps for subnormal numbers, of which there are none in 1 + 2^x or in a deviation.
 """
 
 from __future__ import annotations
@@ -21,6 +21,10 @@ if SIMULATOR:
     @cuda.jit(device=True)
     def reciprocal(x):
         return np.float32(1) / np.float32(x)
+
+    @cuda.jit(device=True)
+    def tanh(x):
+        return np.tanh(np.float32(x))
 else:
     from nbcnn.ops.ptx.asm import instruction
 
@@ -28,3 +32,5 @@ else:
     """2^x of a float32."""
     reciprocal = instruction("rcp_approx", "rcp.approx.ftz.f32 $0, $1;", f4, (f4,), pure=True)
     """1/x of a float32."""
+    tanh = instruction("tanh_approx", "tanh.approx.f32 $0, $1;", f4, (f4,), pure=True)
+    """tanh x of a float32, to a relative error of 2⁻¹¹."""
