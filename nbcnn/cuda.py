@@ -44,6 +44,7 @@ __all__ = [
     "cuda",
     "f4",
     "gpu_missing",
+    "has_tma",
     "i4",
     "i8",
     "jit",
@@ -109,6 +110,12 @@ def shared_of_block() -> int:
     return int(cuda.get_current_device().MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
 
 
+@cache
+def has_tma() -> bool:
+    """True if the GPU copies boxes of tensors by itself (compute capability 9.0), and where there is no GPU; the simulator does not."""
+    return not SIMULATOR and (bool(gpu_missing()) or tuple(cuda.get_current_device().compute_capability) >= (9, 0))
+
+
 def gpu_missing() -> str | None:
     """None if kernels can run here (a GPU, or the simulator), else the reason in words."""
     if SIMULATOR:
@@ -139,7 +146,7 @@ def allow_shared(kernel: Any, args: Sequence[Any], nbytes: int) -> None:
     checked(driver.cuKernelSetAttribute(attribute, nbytes, function.handle, device), f"take {nbytes} bytes of shared memory")
 
 
-def check_together(kernel: Any, args: Sequence[Any], grid: int, block: int) -> None:
+def check_together(kernel: Any, args: Sequence[Any], grid: int | tuple[int, ...], block: int) -> None:
     """Raise RuntimeError if `grid` blocks of `kernel`, compiled for `args`, are more than the GPU holds at once: they would wait forever.
 
     The simulator holds one; there only blocks that wait for nobody may be given.
@@ -147,8 +154,9 @@ def check_together(kernel: Any, args: Sequence[Any], grid: int, block: int) -> N
     if SIMULATOR:
         return
     fit = kernel._compile_for_args(*args).max_cooperative_grid_blocks(block)
-    if grid > fit:
-        raise RuntimeError(f"{kernel.py_func.__name__}: its {grid} blocks wait for each other, and the GPU holds {fit} of them at once")
+    wanted = int(np.prod(grid))
+    if wanted > fit:
+        raise RuntimeError(f"{kernel.py_func.__name__}: its {wanted} blocks wait for each other, and the GPU holds {fit} of them at once")
 
 
 def loaded_kernel(kernel: Any, argument_types: tuple[Any, ...]) -> bool:

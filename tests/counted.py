@@ -5,12 +5,15 @@ from __future__ import annotations
 from nbcnn.ops.traffic import Traffic
 
 
-def counted(launch, patch) -> Traffic:
-    """Run `launch` in the simulator and count its loads from and stores to the arrays that it is given; `patch` is a monkeypatch."""
+def counted(launch, patch, uncounted=()) -> Traffic:
+    """Run `launch` in the simulator and count its loads from and stores to the arrays that it is given, but those of the ids `uncounted`.
+
+    `patch` is a monkeypatch.
+    """
     from numba.cuda.simulator.cudadrv.devicearray import FakeWithinKernelCUDAArray as Array
 
     seen: list[tuple[str, int, int]] = []  # lists may be appended to by several threads at a time
-    given = {id(value) for value in launch.args if hasattr(value, "copy_to_host")}
+    given = {id(value) for value in launch.args if hasattr(value, "copy_to_host") and id(value) not in uncounted}
     get, put = Array.__getitem__, Array.__setitem__
 
     def note(way, array, index):

@@ -75,6 +75,30 @@ def test_ceilings_are_rates(place, monkeypatch):
     assert all(rate > 0 for rate in found.values())
 
 
+def test_a_ceilings_first_launch_does_not_count(monkeypatch):
+    """A run of half a millisecond is repeated until the 10 to 50 µs before the first one are a hundredth."""
+    monkeypatch.setattr(ceilings, "Calls", lambda *made: "work")
+    seen = []
+    for ms, runs in ((0.5, 10), (3.0, 2), (9.0, 1)):
+        warm = steady.Warm(True, 0.5, ms, 1980.0, frozenset(), ())
+        monkeypatch.setattr(ceilings, "warm_up", lambda works, watch, least, warm=warm: warm)
+        monkeypatch.setattr(ceilings, "sample", lambda works, n, *more: seen.append(n))
+        ceilings.timed(ceilings.Probe(FMA, 1), None, None)
+        assert seen.pop() == runs
+
+
+def test_three_measurements_are_taken_in_blocks(monkeypatch):
+    """A GPU that is 4 % slower for one block of the fifteen does not change any of the medians."""
+    monkeypatch.setattr(selftest, "SIMULATOR", False)
+    monkeypatch.setattr(selftest, "BLOCKS", 5)
+    monkeypatch.setattr(ceilings, "copying", lambda place: None)
+    seconds = [1.0] * 15
+    for slow, ok in (({7}, True), ({1, 4, 7}, False)):
+        times = iter([1.04 if at in slow else one for at, one in enumerate(seconds)])
+        monkeypatch.setattr(ceilings, "timed", lambda probe, place, watch, **how: Found(next(times)))  # noqa: B023
+        assert selftest._again(None, None)["ok"] is ok
+
+
 def test_the_copy_is_judged_by_the_datasheet(monkeypatch):
     class Place:
         def ceilings(self):

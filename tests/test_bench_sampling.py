@@ -144,6 +144,16 @@ def test_noise_is_sampled_longer_but_not_for_ever():
     assert len(long.ms) == sampling.FEWEST
 
 
+def test_a_slow_drift_is_not_steady():
+    slower = np.repeat(np.linspace(1, 1.4, 40), 20)
+    found = sampling.sample([Fake(slower, 1e-3)], 1, WARM, Clocks(reading(1980)), cap=0.4)
+    assert not found.steady
+    assert len(found.ms) > 10 * sampling.LEAST, "its first intervals were narrow"
+    noise = np.random.default_rng(3).normal(1, 0.05, 1000)
+    assert not sampling.drifts(noise)
+    assert sampling.drifts(noise + np.repeat([0, 0.05], 500))
+
+
 def test_a_set_with_a_falling_clock_is_thrown_away():
     work = Fake([1.0] * 8 + [2.0] * sampling.FEWEST + [1.0])
     found = sampling.sample([work], 1, WARM, Clocks(reading(1980), reading(1500), reading(1980)), cap=0.05)

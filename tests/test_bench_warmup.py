@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 
 from nbcnn import __main__
-from nbcnn.bench import dram, ncu, steady, warmup, warmup_report
+from nbcnn.bench import dram, fresh, ncu, steady, warmup, warmup_costs, warmup_report
 
 TIMING = {"least": 0.9, "most": 1.2, "count": 20}
+
+
+def process(first):
+    """One fresh process, whose first call takes `first` ms, the second 3 and later ones 2."""
+    phases = {"start": 100.0, "imports": 1500.0, "context": 300.0, "operands": 10.0, "kernels": 20.0 + first}
+    calls = [float(first), 3.0, *[2.0] * (fresh.CALLS - 2)]
+    return {"phases_ms": phases, "compiled": 2, "calls_ms": calls, "gpu_ms": calls, "burst_ms": 1.0, "sm_mhz": [1200.0, 1980.0]}
 
 
 def made(alone=5.0, rotating=1.0, low_clock=345.0, written=(0.1, 0.2, 1.0)):
@@ -27,6 +35,7 @@ def made(alone=5.0, rotating=1.0, low_clock=345.0, written=(0.1, 0.2, 1.0)):
     counted = [("hot", 1, written[0]), ("hot", 10, written[1]), ("hot", 100, written[1]), ("rotate", 1, written[2]), ("rotate", 100, written[2])]
     return {
         **{"op": "conv_fprop", "shape": "conv4@64", "variant": "im2col", "sleep": 5.0, "clock_source": "NVML"},
+        "fresh": fresh.summary([process(9), process(7), process(5), process(6)]),
         "warm": {"steady": True, "seconds": 0.6, "sm_mhz": 1980},
         "curve": [{"at": 0.001 * i, "ms": 3.0 if i < 5 else 1.0, "sm_mhz": low_clock if i < 50 else 1980.0} for i in range(1, 400)],
         "cold": cold,
@@ -47,6 +56,38 @@ def test_the_answer_follows_from_the_figures():
     assert "took 1000.0 µs; its kernels by ncu 980.0 µs, +2.0 %" in words
     assert "the first call after a rest took 3.00 times as long" in words
     assert "until other data evicts it" in words
+
+
+def test_every_effect_has_its_cost():
+    words = warmup_report.answer(made())[0]
+    assert words.startswith("As training has it, many in a row on other data each time, a call takes 1 ms.")
+    assert "(medians of 3) it is 1.93 s until kernels are loaded, and the first call takes 6 ms, 6 times as long; the second takes 3 ms" in words
+    assert "calls from 11 on 2 ms each" in words
+    assert "a rest of 5 s before it (5 ms, 500% of a call); a clock that is still low (4.74 ms, 474% of a call)." in words
+    assert "Of no account here (below 2% of a call): launching it" in words
+    costs = {cost.what: cost.ms for cost in (*warmup_costs.of_process(made()), *warmup_costs.of_call(made(rotating=1.5)))}
+    assert costs["the first call"] == 4.0
+    assert costs["compiling 2 kernels, once on a machine"] == 29.0
+    assert costs["operands that no cache holds"] == 0.5
+    still = warmup_report.answer(made(alone=0.0, low_clock=1980.0) | {"fresh": None})[0]
+    assert still.endswith("operands that no cache holds; a clock that is still low.")
+    assert "a single call is as fast as one in a row" in still
+    assert "fresh process" not in still
+
+
+def test_a_process_measures_its_own_phases_and_calls(capsys):
+    assert fresh.main(["relu_fprop", "2,3,4,4", "cpu", repr(time.time())]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert set(found["phases_ms"]) == set(fresh.PHASES)
+    assert len(found["calls_ms"]) == len(found["gpu_ms"]) == fresh.CALLS
+    assert all(call >= own > 0 for call, own in zip(found["calls_ms"], found["gpu_ms"], strict=True))
+
+
+def test_a_fresh_process_that_fails_is_said(monkeypatch):
+    said = []
+    monkeypatch.setattr(fresh.sys, "executable", "/bin/false")
+    assert fresh.study("cpu", "relu_fprop", "2,3,4,4", 0.0, said.append) is None
+    assert said[-1].endswith("it ended without a word")
 
 
 def test_other_figures_get_another_answer():
@@ -80,12 +121,16 @@ def test_the_study_runs_on_the_numpy_path(monkeypatch, capsys, tmp_path):
     for name, value in (("LEAST", 0.0), ("MOST", 0.002), ("WINDOW", 0.0005)):
         monkeypatch.setattr(steady, name, value)
     monkeypatch.setattr(warmup, "CURVE_SECONDS", 0.02)
+    monkeypatch.setattr(fresh, "study", lambda *asked: fresh.summary([process(9), process(7)]))
     monkeypatch.setattr(warmup, "ITERATIONS", (1, 2, 4))
     chart = tmp_path / "w.png"
     argv = ["bench", "warmup", "--mode", "cpu", "--op", "relu_fprop", "--shape", "2,3,4,4", "--sleep", "0", "--chart", str(chart)]
     assert __main__.main(argv) == 0
-    assert "after a rest" in capsys.readouterr().out
+    captured = capsys.readouterr()
+    assert "after a rest" in captured.out
+    assert "In a fresh process (medians of 1)" in captured.out
     assert chart.exists()
+    monkeypatch.setattr(fresh, "study", lambda *asked: None)
     assert __main__.main([*argv, "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)[0]["cold"]) == 3
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from compiled import assert_lean, on_every_arch
@@ -12,7 +14,9 @@ from nbcnn.bench import dwconv
 from nbcnn.ops import MODES
 from nbcnn.ops.call import Call
 from nbcnn.ops.cases import MEAN_SERIES, REAL_SERIES, series_backward_cases, series_cases
-from nbcnn.ops.dwconv1d import VARIANTS, best_backward, reference, whole
+from nbcnn.ops.dwconv1d import VARIANTS, best_backward, boxes, reference, segments, whole
+from nbcnn.ops.dwconv1d.boxes import Boxes
+from nbcnn.ops.dwconv1d.segments import Segments
 from nbcnn.ops.dwconv1d.series import of_gradient, of_images
 from nbcnn.ops.dwconv1d.sliding import Sliding
 from nbcnn.ops.dwconv1d.whole import Whole
@@ -117,7 +121,45 @@ def test_series_that_lie_whole_in_registers(op, shape, tile, place):
         assert gradcheck.parity(MODES["naive", "fp32"], VARIANTS["best"][op], case, place, tile) <= gradcheck.bound(case), case.label
 
 
-def test_short_series_are_taken_whole_where_they_are_many():
+# What TMA moves: channels that leave lanes idle; strips of several boxes a warp; more parts than there is work; several warps' worth of a series;
+# filters that reach two rows back, or forward.
+BY_TMA = [((5, 40, 48, 48), Boxes(1)), ((300, 40, 48, 48), Boxes(1)), ((9, 33, 64, 64), Boxes(2)), ((2, 33, 20, 33), Boxes(3))]
+BY_TMA += [((2, 2, 1024, 7), Segments(1, 1)), ((3, 2, 2048, 48), Segments(1, 3)), ((9, 1, 4064, 64), Segments(3, 2))]
+
+
+@pytest.mark.parametrize("op", VARIANTS["best"])
+@pytest.mark.parametrize(("shape", "tile"), BY_TMA, ids=str)
+def test_series_that_tma_moves(op, shape, tile, gpu):
+    if cuda.SIMULATOR or not cuda.has_tma():
+        pytest.skip("no TMA here")
+    for case in chosen(op, shape):
+        assert gradcheck.parity(MODES["naive", "fp32"], VARIANTS["best"][op], case, gpu, tile) <= gradcheck.bound(case), case.label
+
+
+def test_tma_moves_what_it_can(monkeypatch):
+    monkeypatch.setattr(cuda, "has_tma", lambda: True)
+    for op, impl in VARIANTS["best"].items():
+        for shape, kind in (((512, 128, 48, 48), Boxes), ((4, 8, 48, 48), Sliding), ((64, 8, 4096, 64), Segments), ((512, 8, 1000, 48), Sliding)):
+            call = dwconv.call_of(op, shape, "causal")
+            assert isinstance(impl.tile(call, 132), kind), (op, shape)
+            stored = replace(call, in_dtypes=("bfloat16",) * len(call.in_dtypes))
+            assert not isinstance(impl.tile(stored, 132), Boxes | Segments), (op, shape)
+
+
+def test_every_unit_of_work_is_taken_once():
+    for shape in ((512, 128, 48, 48), (16384, 128, 48, 48), (3, 40, 48, 48), (256, 128, 1024, 48), (64, 256, 4096, 64)):
+        g = of_images(dwconv.call_of("dwconv1d_fprop", shape, "causal"))
+        for warps, resident in ((8, 2), (4, 3)):
+            for tile, count in (
+                (boxes.choose(g, 132, warps, resident), g.N),
+                (segments.choose(g, 132, warps, resident), segments.units(g)),
+            ):
+                taken = tile.parts * warps * tile.strip(g, warps)
+                assert taken - warps * tile.strip(g, warps) < count <= taken
+
+
+def test_short_series_are_taken_whole_where_they_are_many(monkeypatch):
+    monkeypatch.setattr(cuda, "has_tma", lambda: False)
     for op, impl in VARIANTS["best"].items():
         for shape, kind in (((512, 128, 48, 48), Whole), ((8, 128, 48, 48), Sliding), ((512, 128, 50, 48), Sliding), ((512, 8, 256, 48), Sliding)):
             call = dwconv.call_of(op, shape, "causal")
@@ -212,11 +254,14 @@ def stand_in(op, variant, shape, padding, skip, kind="float32"):
 
 @on_every_arch
 @pytest.mark.parametrize(("variant", "op"), KERNELS)
-def test_kernels_compile_without_spills(variant, op, arch):
+def test_kernels_compile_without_spills(variant, op, arch, monkeypatch):
+    monkeypatch.setattr(cuda, "has_tma", lambda: arch == "90a")
     # Best, tiles: twelve sums twice and two windows of elements. 80 registers leave 768 threads on a multiprocessor.
     tiled = 80 if variant == "best" and op in ("dwconv1d_wgrad", "dwconv1d_bwd") else 64
     # Best, whole series: 48 elements and twelve sums, or 48 sums, or both; RESIDENT blocks have as many (whole.py, whole_backward.py).
+    # What TMA moves: 16 warps share a multiprocessor's registers, 8 where there are sums of taps too (boxes.py, boxes_backward.py).
     whole = {"dwconv1d_fprop": 80, "dwconv1d_wgrad": 128, "dwconv1d_bwd": 144}.get(op, 80) if variant == "best" else 64
+    whole = whole if arch != "90a" or variant != "best" else {"dwconv1d_fprop": 128}.get(op, 255)
     short = [] if (variant, op) == ("best", "dwconv1d_dgrad") else [((512, 128, 48, 48), "causal", True, whole)]  # fprop's kernel mirrored
     for shape, padding, skip, registers in (*short, ((2, 3, 101, 7), "same", False, tiled)):
         for launch in stand_in(op, variant, shape, padding, skip):

@@ -11,7 +11,7 @@ import samples
 from scripts import exits
 
 from nbcnn import cuda
-from nbcnn.bench import caches, fusion, fusion_cases, fusion_sweep, heatmaps, mnist, readme_fusion, results, schema, steady
+from nbcnn.bench import caches, fusion, fusion_cases, fusion_sweep, heatmaps, mnist, peers, readme_fusion, results, schema, steady
 from nbcnn.bench.clocks import Watch
 from nbcnn.bench.timing import summarise
 from nbcnn.cli import study, study_fusion
@@ -58,6 +58,50 @@ def test_attainable_is_the_longer_of_arithmetic_and_memory():
     roof = fusion.Roof({"fp32": 1e12}, 1e12)
     assert roof.attainable_ms(fusion.Case("", 2 * 10**9, 10**9, 1, "", ()), "fp32") == pytest.approx(2.0)
     assert roof.attainable_ms(fusion.Case("", 10**9, 3 * 10**9, 1, "", ()), "bf16") == pytest.approx(3.0)
+
+
+def test_what_is_faster_than_the_datasheet_is_a_fault_and_no_figure(monkeypatch):
+    roof = fusion.Roof({"fp32": 1e12}, 1e12, 2e12, 10**9)
+    assert "no less than 2000.00" in roof.impossible(fusion.Case("", 2 * 10**9, 0, 1, "", ()), "fp32", 1.9)
+    assert roof.impossible(fusion.Case("", 2 * 10**9, 0, 1, "", (), (), 0.25), "fp32", 0.6) is None
+    assert roof.impossible(fusion.Case("", 0, 5 * 10**9, 1, "", ()), "fp32", 2.1) is None  # four of the five gigabytes come from memory
+    assert roof.impossible(fusion.Case("", 0, 5 * 10**9, 1, "", ()), "fp32", 1.9)
+
+    class Still:
+        label = "still"
+
+        def __init__(self, ms):
+            self.ms = ms
+
+        def repeat(self, n):
+            return self.ms
+
+        def enqueue(self, n):
+            pass
+
+    said = []
+    works = {"nbcnn": 3.0, "nbcnn conv alone": 1.0, "wrong": 1e-4, "right": 4.0}
+    variants = tuple(fusion.Variant(label, lambda graph, ms=ms: Still(ms), "fp32", None) for label, ms in works.items())
+    with Watch(cuda.Host()) as watch:
+        rows = list(fusion._rows(fusion.Case("product", 2 * 10**9, 0, 1, "flop", variants), "graph", roof, watch, 0.0, "gemm", said.append))
+    assert [(row["variant"], row["times_the_peer"]) for row in rows] == [("nbcnn", 4 / 3), ("nbcnn conv alone", 4), ("right", 1)]
+    assert len(said) == 1
+    assert said[0].startswith("FAULT: product, wrong, graph: 0.10 µs")
+
+
+def test_a_study_warms_up_long_enough_to_see_that_nothing_moves():
+    assert fusion.WARM_LEAST >= steady.PLATEAU * fusion.WARM_WINDOW
+
+
+def test_pytorch_works_on_the_stream_that_is_timed(monkeypatch):
+    lent = []
+    monkeypatch.setattr(peers, "_share_stream", lent.append)
+    first, second = cuda.Host(), cuda.Host()
+    calls = [peers.TorchCalls("", place, [[peers.TorchCall(lambda: None, ())]]) for place in (first, second)]
+    for one in calls:
+        one.repeat(1)
+    calls[0].enqueue(1)
+    assert lent == [first, second, first]
 
 
 def test_the_sweeps_networks_fit_their_images():

@@ -36,7 +36,7 @@ def test_real_products(gpu, rng, sizes):
 
 @pytest.mark.skipif(cuda.SIMULATOR, reason="the simulator compiles nothing")
 @pytest.mark.parametrize("arch", ["75", "90a"])
-@pytest.mark.parametrize("K", [8192, 100, 37])
+@pytest.mark.parametrize("K", [8192, 37])
 def test_no_spills(K, arch):
     some = np.zeros(4, np.float32)
     report = compile_launch(launch_gemm_nt(some, some, some, 50000, 50000, K), arch)

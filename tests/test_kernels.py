@@ -9,6 +9,10 @@ import pytest
 from nbcnn import cuda
 from nbcnn.__main__ import main
 from nbcnn.bench import kernels
+from nbcnn.bench.occupancy import LIMITS, arch_of, occupancy
+from nbcnn.bench.op import Choice, bound_of
+from nbcnn.bench.opcases import problem
+from nbcnn.bench.resources import resources
 from nbcnn.cli import kernels as command
 from nbcnn.ops import MODES
 from nbcnn.ops.instructions import GROUPS, count_ptx, count_sass, disassembler
@@ -57,6 +61,40 @@ def test_architectures_of_the_command_are_those_that_can_be_compiled_for():
     assert [kernels.capability_of(arch) for arch in ("75", "90a", "120")] == [(7, 5), (9, 0), (12, 0)]
 
 
+@pytest.mark.parametrize(
+    ("arch", "threads", "registers", "shared", "blocks", "warps", "limit"),
+    [
+        ("90a", 128, 32, 0, 16, 64, "warps"),
+        ("90a", 32, 16, 0, 32, 32, "blocks"),
+        ("90a", 256, 128, 0, 2, 16, "registers"),
+        ("90a", 160, 96, 0, 4, 20, "registers"),  # five warps in each quarter
+        ("90a", 256, 40, 50_000, 4, 32, "shared memory"),  # 228 KiB by 50,000 bytes and the driver's KiB
+        ("90a", 128, 32, 227 * 1024, 1, 4, "shared memory"),
+        ("90a", 128, 32, 228 * 1024, 0, 0, "shared memory"),
+        ("90a", 288, 255, 0, 0, 0, "registers"),  # nine warps count as twelve
+        ("89", 64, 32, 0, 24, 48, "warps"),
+        ("86", 64, 32, 0, 16, 32, "blocks"),
+        ("75", 1024, 64, 0, 1, 32, "warps"),
+        ("75", 96, 20, 200, 10, 30, "warps"),
+    ],
+)
+def test_blocks_on_a_multiprocessor_by_hand(arch, threads, registers, shared, blocks, warps, limit):
+    found = occupancy(arch, threads, registers, shared)
+    assert (found.blocks, found.warps, found.limit) == (blocks, warps, limit)
+    assert found.part == warps / LIMITS[arch].warps
+
+
+def test_the_driver_says_the_same_occupancy(place):
+    if cuda.SIMULATOR or arch_of(place.capability) is None:
+        pytest.skip("needs a GPU whose limits are listed")
+    for op, shape in (("relu_fprop", "2,4,8,8"), ("conv_fprop", "8,64,16,16,64"), ("sgd", "5000"), ("softmax_xent_fprop", "64,10")):
+        for launch in bound_of(Choice("im2col"), problem(op, shape)).first.launches:
+            launch.run(place.stream)
+            found = resources(launch)
+            ours = occupancy(arch_of(place.capability), found["threads"], found["registers"], found["shared_bytes"])
+            assert (ours.blocks, ours.warps) == (found["resident_blocks"], found["resident_warps"]), launch.name
+
+
 @pytest.mark.skipif(cuda.SIMULATOR, reason="the simulator makes no tensor maps")
 def test_kernels_are_planned_where_their_engine_exists():
     row = MODES["tensorcore", "bf16"]
@@ -78,6 +116,7 @@ def test_one_op_for_two_architectures(capsys, monkeypatch):
     found = json.loads(captured.out)
     assert [(row["arch"], row["kernel"], row["frame_bytes"]) for row in found] == [(f"sm_{a}", "relu_fprop_kernel", 0) for a in ("75", "90a")]
     assert all(row["registers"] > 8 and row["instructions"]["LDG"] >= 2 for row in found)
+    assert all(row["resident_warps"] == 32 * row["occupancy"] * (1 if row["arch"] == "sm_75" else 2) for row in found)
     assert all(row["counted_in"] == ("SASS" if disassembler() else "PTX") for row in found)
     assert "naive fp32 sm_75: 1 relu_fprop" in captured.err
     text = kernels.table(found)
@@ -88,10 +127,12 @@ def test_one_op_for_two_architectures(capsys, monkeypatch):
 def test_a_kernel_that_does_not_compile_is_a_row_with_its_error():
     good = {"mode": "naive", "precision": "fp32", "arch": "sm_75", "op": "add", "runs_as": "naive", "kernel": "add_kernel", "threads": 256}
     counts = dict.fromkeys(GROUPS, 0) | {"LDG": 4, "all": 30}
+    good |= {"resident_blocks": 4, "resident_warps": 32, "occupancy": 1.0, "limited_by": "shared memory"}
     good |= {"registers": 20, "frame_bytes": 8, "shared_bytes": 0, "dynamic_shared_bytes": 0, "counted_in": "SASS", "instructions": counts}
     bad = {"mode": "naive", "precision": "fp32", "arch": "sm_75", "op": "sgd", "runs_as": "naive", "kernel": "sgd_kernel", "error": "ptxas: no"}
     text = kernels.table([good, bad])
     assert "add_kernel on sm_75 (8 B)" in text
+    assert text.splitlines()[1].split()[-6:] == ["4", "32", "100", "shared", "4", "30"]
     assert text.splitlines()[-1] == "does not compile: sgd_kernel (sgd) for sm_75: ptxas: no"
     assert "HMMA" not in text
 

@@ -181,6 +181,9 @@ def test_results_of_every_kind_are_shown(tmp_path):
         assert words in text
     assert "sum to 1.630 ms; the whole training step takes 1.700 ms (96%)" in text
     assert "1.43×" in text
+    # Series, S4ConvD, fused works, the classifier, several GPUs.
+    for words in ("N 512, C 128, L 48, T 48", "PyTorch FFT", "the training step of S4ConvD", "2 cases, µs a call", "99.10%", "97.6%"):
+        assert words in text
 
 
 def test_what_was_not_measured_is_listed_with_the_command_that_does(tmp_path):
@@ -276,7 +279,8 @@ def test_the_command_writes_the_file_and_says_where(full, capsys):
 def test_ticks_are_round_and_within():
     assert svg.log_ticks(0.003, 20) == [0.01, 0.1, 1, 10]
     assert svg.log_ticks(2.4, 21) == [5, 10, 20]
-    assert svg.log_ticks(3.0, 4.0) == [3.0, 4.0]
+    assert svg.log_ticks(3.0, 4.0) == [3.0, 3.5, 4.0]
+    assert svg.log_ticks(0.11, 0.44) == [0.2, 0.4]
     assert svg.linear_ticks(1, 15, whole=True) == [5, 10, 15]
     assert svg.linear_ticks(1, 4, whole=True) == [1, 2, 3, 4]
     assert svg.linear_ticks(0, 0.3) == pytest.approx([0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3])

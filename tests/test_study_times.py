@@ -31,6 +31,7 @@ def quick(monkeypatch):
     monkeypatch.setattr(dwconv_times, "sets_for", lambda nbytes, place: 1)
     monkeypatch.setattr(dwconv_times, "CALLS", 1)
     monkeypatch.setattr(dwconv_times, "SECONDS", 0.001)
+    monkeypatch.setattr(dwconv_times, "SLOW_SECONDS", 0.001)
 
 
 def test_every_path_is_verified_and_timed(place, quick):

@@ -7,6 +7,7 @@ possible kernel of each kind gets here and now.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,9 @@ COPY_GROUPS = 1
 """Of 1, 2, 4, 8 groups a thread and 256, 512, 1,024 threads, one group and 256 copy fastest on an H200: as fast as the driver's own copy."""
 FMA_TURNS, MMA_TURNS, WGMMA_TURNS = (2, 2, 2) if SIMULATOR else (16_384, 32_768, 4_096)
 """Turns of the kernels' loops: two to three milliseconds on an H200."""
+
+REPETITION_MS = 5.0
+"""Milliseconds between two events, at least."""
 
 
 @dataclass(frozen=True)
@@ -83,10 +87,14 @@ def probes(place: Any, kinds: tuple[str, ...] = KINDS) -> dict[str, Probe]:
     return {kind: fma(place) if kind == "fp32" else copying(place) if kind == "copy" else tensor(place, kind) for kind in there}
 
 
-def timed(probe: Probe, place: Any, watch: Any, seconds: float = 0.5) -> Samples:
-    """Samples of one probe, warm."""
+def timed(probe: Probe, place: Any, watch: Any, seconds: float = 0.5, least: float | None = None) -> Samples:
+    """Samples of one probe, warm (`least`: as `warm_up` takes it): so many runs between two events that launching the first one does not count.
+
+    Alone between its events a run begins only when the host has launched it, 10 to 50 µs late: of the copy's 500 µs up to a tenth.
+    """
     work = Calls(probe.launch.name, place, [[probe.launch]])
-    return sample([work], 1, warm_up([work], watch), watch, seconds)
+    warm = warm_up([work], watch, least=least)
+    return sample([work], max(1, ceil(REPETITION_MS / warm.ms)), warm, watch, seconds)
 
 
 def measure(place: Any, kinds: tuple[str, ...] = KINDS) -> dict[str, float]:

@@ -71,11 +71,13 @@ def text(found: dict[str, Any]) -> list[str]:
     lines += ["", *verdict(found)]
     kernels = [(name, kernel) for name, group in zip("AB", found["kernels"], strict=True) for kernel in group]
     if kernels:
-        head = f"  {'kernel':34}{'blocks':>9}{'threads':>9}{'registers':>11}{'spilled B':>11}{'shared B':>10}{'blocks/SM':>11}{'occupancy':>11}"
+        head = f"  {'kernel':34}{'blocks':>9}{'threads':>9}{'registers':>11}{'spilled B':>11}{'shared B':>10}"
+        head += f"{'blocks/SM':>11}{'warps/SM':>10}{'occupancy':>11}  limited by"
         lines += ["", head]
     for name, kernel in kernels:
         sizes = f"{kernel['blocks']:>9}{kernel['threads']:>9}{kernel['registers']:>11}{kernel['local_bytes']:>11}{kernel['shared_bytes']:>10}"
-        lines.append(f"{name} {kernel['kernel']:34}{sizes}{kernel['resident_blocks']:>11}{kernel['occupancy'] * 100:>9.0f} %")
+        held = f"{kernel['resident_blocks']:>11}{kernel['resident_warps']:>10}{kernel['occupancy'] * 100:>9.0f} %"
+        lines.append(f"{name} {kernel['kernel']:34}{sizes}{held}  {kernel['limited_by'] or ''}".rstrip())
     return lines
 
 

@@ -117,7 +117,6 @@ def error(form: str, path: str, shape: tuple[int, int, int, int], padding: str, 
 def works(shape: tuple[int, int, int, int], padding: str, place: Any, sets: int) -> dict[tuple[str, str], Calls]:
     """By (form, path), on `sets` sets of series, as CUDA graphs. Raises RuntimeError for a form that computes something else."""
     torch, _ = peers._prepare("fp32")
-    peers._share_stream(place)
     n, c, length, taps = shape
     made: dict[tuple[str, str], Calls] = {}
     w = torch.randn(c, taps, device="cuda") * taps**-0.5
@@ -129,5 +128,5 @@ def works(shape: tuple[int, int, int, int], padding: str, place: Any, sets: int)
             if not off <= limit:
                 raise RuntimeError(f"PyTorch's {form} {path} is not ours: it is off by {off:.1e}, twice our bound is {limit:.1e}")
             calls = [[peers.TorchCall(each[path], pair)] for each, pair in zip(passes, series, strict=True)]
-            made[form, path] = Calls(f"PyTorch {form} {path}", place, calls, graph=True, capture=peers._capture)
+            made[form, path] = peers.TorchCalls(f"PyTorch {form} {path}", place, calls, graph=True)
     return made

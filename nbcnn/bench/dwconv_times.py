@@ -1,5 +1,7 @@
 """The study's times: every variant and path of one size in turn, the three paths in sequence, and PyTorch's forms beside them.
 
+What takes longest, naive and coalesced, is timed apart from the others and less often.
+
 All of them work on the same series, in as many sets as rotation takes; each is verified on a few series first, with the tile of the full
 size, and refused if it is wrong.
 """
@@ -29,8 +31,10 @@ VERIFIED = 16
 """Channels at most that are verified, of four examples."""
 CALLS = 10
 """Calls between two events, where the operands of one call fit into the cache twice; of larger ones each set once."""
-SECONDS = 2.0
-"""All figures of one size are sampled together for at most so long."""
+SECONDS, SLOW_SECONDS = 2.0, 0.5
+"""All figures of one size are sampled together for at most so long; those of `SLOW` variants apart, with fewer repetitions."""
+SLOW = ("naive", "coalesced")
+"""A turn of these takes longer than one of everything else: with them, twenty turns of the paper's size would take half a minute."""
 IN_SEQUENCE = {"best": ("fprop", "bwd")}
 """The paths of a training step; of all other variants the three."""
 
@@ -119,11 +123,16 @@ def measure(
             sets = [[launch for path in paths for launch in made[variant, path][at]] for at in range(operands.count)]
             works[variant, "sequence"] = Calls(f"{variant} in sequence", place, sets, graph=True)
     theirs = peers(shape, padding, place, operands.count) if peers else {}
-    everything = [*works.values(), *theirs.values()]
+    everything = works | theirs
+    quick = [key for key in everything if key[0] not in SLOW] or list(everything)
+    slow = [key for key in everything if key not in quick]
     calls = operands.count * max(1, CALLS // operands.count if 8 * operands.x[0].size <= cache_bytes(place) else 1)
     with Watch(place) as watch:
-        found = timed_in_turn(everything, calls, warm_up(everything, watch), watch, SECONDS)
-    times = dict(zip([*works, *theirs], found, strict=True))
+        warm = warm_up([everything[key] for key in quick], watch)
+        found = timed_in_turn([everything[key] for key in quick], calls, warm, watch, SECONDS)
+        if slow:
+            found += timed_in_turn([everything[key] for key in slow], operands.count, warm, watch, SLOW_SECONDS)
+    times = dict(zip([*quick, *slow], found, strict=True))
     best = {path: _quickest([(key, times[key]) for key in theirs if key[1] == path]) for path in TRIO}
     return {
         "shape": list(shape),
@@ -155,7 +164,7 @@ def _beside(row: dict[str, Any], times: dict[tuple[str, str], Measured], best: d
     if all(found):
         made["torch"] = " + ".join(dict.fromkeys(form for form, _ in filter(None, found)))
         made["over_torch"] = sum(measured.timing.median for _, measured in filter(None, found)) / own.timing.median
-        if len(apart) == 1 and found[0] is not None:
+        if len(apart) == 1 and found[0] is not None and found[0][1].samples is own.samples:
             made["over_torch_interval"] = list(own.against(found[0][1])[1:])
     return made
 

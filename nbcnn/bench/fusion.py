@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any
 
 from nbcnn.bench import ceilings
-from nbcnn.bench.caches import Calls
+from nbcnn.bench.caches import Calls, cache_bytes
 from nbcnn.bench.op import Prepared, timed_in_turn
 from nbcnn.bench.steady import warm_up
 
@@ -25,7 +25,10 @@ LAUNCHES = ("host", "graph")
 TARGET_MS = 2.0
 """One repetition lasts about so long, but has at most `MOST` calls."""
 MOST = 100
-WARM_SECONDS = 0.1
+WARM_LEAST, WARM_MOST, WARM_WINDOW = 0.1, 0.5, 0.02
+"""Seconds of warm-up before one case and way to launch: the GPU is warm from the case before, so windows are short, and few are needed."""
+FEWEST_OF_CONV = 0.25
+"""Part of a convolution's products that some algorithm gets by with: those of Winograd's F(4×4, 3×3)."""
 
 
 @dataclass(frozen=True)
@@ -51,18 +54,36 @@ class Case:
     variants: tuple[Variant, ...]
     missing: tuple[str, ...] = ()
     """Variants that are not there, each with the reason."""
+    fewest: float = 1.0
+    """Part of `flops` that no algorithm gets by without."""
 
 
 @dataclass(frozen=True)
 class Roof:
-    """flop/s by precision (datasheet) and byte/s (a large copy, measured)."""
+    """flop/s by precision (datasheet) and byte/s (a large copy, measured; and the datasheet's); bytes of the second-level cache."""
 
     flops: dict[str, float]
     bandwidth: float
+    datasheet_bandwidth: float = float("inf")
+    cache: int = 0
 
     def attainable_ms(self, case: Case, precision: str) -> float:
         """Milliseconds below which a call cannot be."""
-        return max(case.flops / self.flops.get(precision, self.flops["fp32"]), case.moved / self.bandwidth) * 1e3
+        return max(case.flops / self.peak(precision), case.moved / self.bandwidth) * 1e3
+
+    def peak(self, precision: str) -> float:
+        """flop/s of a precision; those of fp32 where it is unknown."""
+        return self.flops.get(precision, self.flops["fp32"])
+
+    def impossible(self, case: Case, precision: str, milliseconds: float) -> str | None:
+        """None, or in words why no call takes so little: then something else was timed.
+
+        It would do what no algorithm avoids faster than the datasheet's peak, or move what no cache held faster than the datasheet's memory.
+        """
+        least = max(case.fewest * case.flops / self.peak(precision), (case.moved - self.cache) / self.datasheet_bandwidth) * 1e3
+        if milliseconds >= least:
+            return None
+        return f"{milliseconds * 1e3:.2f} µs, but the datasheet allows no less than {least * 1e3:.2f}: a fault of the measurement, not a figure"
 
 
 def roof(place: Any, watch: Any) -> Roof:
@@ -70,8 +91,10 @@ def roof(place: Any, watch: Any) -> Roof:
     probe = ceilings.copying(place)
     milliseconds = median(ceilings.timed(probe, place, watch, 0.3).ms[:, 0])
     peaks = place.ceilings()
-    flops = dict(peaks.flops) if peaks else {"fp32": float("inf")}
-    return Roof(flops, probe.work / (milliseconds / 1e3))
+    bandwidth = probe.work / (milliseconds / 1e3)
+    if peaks is None:
+        return Roof({"fp32": float("inf")}, bandwidth)
+    return Roof(dict(peaks.flops), bandwidth, peaks.bandwidth, cache_bytes(place))
 
 
 def ours(label: str, prepared: Prepared) -> Variant:
@@ -114,17 +137,25 @@ def measure(cases: Iterator[Case], place: Any, watch: Any, seconds: float, study
         for reason in case.missing:
             say(f"{case.name}: {reason}")
         for launch in LAUNCHES:
-            yield from _rows(case, launch, limit, watch, seconds, study)
+            yield from _rows(case, launch, limit, watch, seconds, study, say)
         say(case.name)
 
 
-def _rows(case: Case, launch: str, limit: Roof, watch: Any, seconds: float, study: str) -> Iterator[dict[str, Any]]:
+def _rows(case: Case, launch: str, limit: Roof, watch: Any, seconds: float, study: str, say: Callable[[str], None]) -> Iterator[dict[str, Any]]:
     works = [variant.works(launch == "graph") for variant in case.variants]
-    warm = warm_up(works, watch, min(WARM_SECONDS, seconds))
+    warm = warm_up(works, watch, least=min(WARM_LEAST, seconds), most=min(WARM_MOST, 2 * seconds), window=WARM_WINDOW)
     calls = int(max(2, min(MOST, TARGET_MS / max(warm.ms / len(works), 1e-4))))
     found = timed_in_turn(works, calls, warm, watch, seconds)
-    base = next((m for v, m in zip(case.variants, found, strict=True) if not v.label.startswith("nbcnn")), None)
+    rows = []
     for variant, measured in zip(case.variants, found, strict=True):
+        part = "alone" in variant.label  # a part of the case's work may take less than the whole can
+        fault = None if part else limit.impossible(case, variant.precision, measured.timing.median)
+        if fault:
+            say(f"FAULT: {case.name}, {variant.label}, {launch}: {fault}")
+        else:
+            rows.append((variant, measured))
+    base = next((measured for variant, measured in rows if not variant.label.startswith("nbcnn")), None)
+    for variant, measured in rows:
         timing = measured.timing
         attainable = limit.attainable_ms(case, variant.precision)
         yield {
@@ -139,7 +170,7 @@ def _rows(case: Case, launch: str, limit: Roof, watch: Any, seconds: float, stud
             "unit": case.unit,
             "attainable_ms": attainable,
             "efficiency": attainable / timing.median,
-            "percent_of_peak": 100 * case.flops / (timing.median / 1e3) / limit.flops.get(variant.precision, limit.flops["fp32"]),
+            "percent_of_peak": 100 * case.flops / (timing.median / 1e3) / limit.peak(variant.precision),
             "times_the_peer": None if base is None else base.timing.median / timing.median,
             "error": variant.error,
             "calls": calls,

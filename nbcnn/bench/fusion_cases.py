@@ -10,7 +10,7 @@ import numpy as np
 
 from nbcnn.bench import opcases
 from nbcnn.bench.caches import sets_for
-from nbcnn.bench.fusion import Case, Variant, chained, ours
+from nbcnn.bench.fusion import FEWEST_OF_CONV, Case, Variant, chained, ours
 from nbcnn.bench.op import Choice, Prepared, full_bound, prepare
 from nbcnn.explain import step_bytes, step_flops
 
@@ -67,7 +67,7 @@ def _cublas(made: Prepared, problem: opcases.Problem) -> Variant:
     from nbcnn.bench import fusion_peers
 
     precision = made.row.precision
-    fusion_peers.prepare(precision, made.place)
+    fusion_peers.prepare(precision)
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     ins, _ = problem.operands()
 
@@ -126,7 +126,7 @@ def _torch_forms(
 
     from nbcnn.bench import fusion_peers
 
-    fusion_peers.prepare("fp32", made.place)
+    fusion_peers.prepare("fp32")
     ins, want = arrays(problem.operands()[0]), _want(made, problem)
     forms = {"torch eager": function, "torch.compile": fusion_peers.compiled(function), **(triton or {})}
 
@@ -151,7 +151,7 @@ def norms(place: Any, kinds: Sequence[str], paths: Sequence[str], forms: Sequenc
                     _, variants, flops = make(kind, form, batch, peer)
                     image = 4 * batch * int(np.prod(IMAGE))
                     moved = (2 if path == "fwd" else 3) * image if form == "alone" else (3 if path == "fwd" else 5) * image
-                    yield Case(name, flops, moved, batch, "image", tuple(variants), missing)
+                    yield Case(name, flops, moved, batch, "image", tuple(variants), missing, FEWEST_OF_CONV)
 
 
 def _forward(kind: str, form: str, batch: int, peer: bool) -> tuple[Prepared, list[Variant], int]:
@@ -193,7 +193,7 @@ def _differences(made: Prepared, problem: opcases.Problem, function: Any, arrays
 
     from nbcnn.bench import fusion_peers
 
-    fusion_peers.prepare("fp32", made.place)
+    fusion_peers.prepare("fp32")
     ins = arrays(problem.operands()[0])
     variants = []
     for label, form in {"torch eager": function, "torch.compile": fusion_peers.compiled(function)}.items():

@@ -48,10 +48,9 @@ def compiled(function: Function) -> Function:
     return torch.compile(function, dynamic=False)
 
 
-def prepare(precision: str, place: Any) -> None:
-    """Let PyTorch work in this precision, on our stream."""
+def prepare(precision: str) -> None:
+    """Let PyTorch work in this precision."""
     peers._prepare(precision)
-    peers._share_stream(place)
     import torch
 
     for knob in ("recompile_limit", "cache_size_limit"):
@@ -82,7 +81,7 @@ def variant(
             raise PeerDiffers(f"{label} differs from ours by {error:.1e}; both bounds together allow {bound:.1e}")
     del got
     calls = [[peers.TorchCall(function, each)] for each in made]
-    return Variant(label, lambda graph: Calls(label, place, calls, graph=graph, capture=peers._capture), precision, memory, error)
+    return Variant(label, lambda graph: peers.TorchCalls(label, place, calls, graph=graph), precision, memory, error)
 
 
 class Difference:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.bench.caches import Calls
-from nbcnn.bench.fusion import Case, Variant
+from nbcnn.bench.fusion import FEWEST_OF_CONV, Case, Variant
 from nbcnn.bench.fusion_cases import MODE
 from nbcnn.bounds import parity_bound
 from nbcnn.explain import step_flops
@@ -57,7 +57,7 @@ def networks(place: Any, names: Sequence[str], batches: Sequence[int], precision
                         moved = images.size + 4 * want.size + 4 * net.params.layout.size
             if peer and first is not None and want is not None:
                 variants += _torch(first, images, want, first.place)
-            yield Case(f"{name} {batch}", flops, moved, batch, "image", tuple(variants))
+            yield Case(f"{name} {batch}", flops, moved, batch, "image", tuple(variants), (), FEWEST_OF_CONV)
 
 
 def _ours(label: str, net: Net, images: np.ndarray, want: np.ndarray | None) -> Variant:
@@ -84,7 +84,7 @@ def _torch(net: Net, images: np.ndarray, want: np.ndarray, place: Any) -> list[V
 
     from nbcnn.bench import fusion_peers
 
-    fusion_peers.prepare("fp32", place)
+    fusion_peers.prepare("fp32")
     forward, resident = module(net), torch.from_numpy(images).cuda()
     limit = DEPTH * 2 * parity_bound(TERMS, "fp32")
     made = []

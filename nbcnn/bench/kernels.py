@@ -7,6 +7,7 @@ sm_80 on.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -17,6 +18,7 @@ from unittest import mock
 import numpy as np
 
 from nbcnn import cuda
+from nbcnn.bench.occupancy import LIMITS, occupancy
 from nbcnn.bench.plans import on_host, training_plan
 from nbcnn.bench.roofline import aligned
 from nbcnn.cuda import Host
@@ -29,8 +31,8 @@ from nbcnn.ops.norm_cases import conv_norm_cases, norm_cases
 from nbcnn.ops.run import Bound, Unsupported
 from nbcnn.ops.static import compile_launch, ptx_of_launch, signature_of
 
-ARCHITECTURES = {"75": 64, "80": 163, "86": 99, "89": 99, "90a": 227, "100": 227, "120": 99}
-"""KiB of shared memory that a block may have, by architecture: tiles are chosen by it (CUDA C++ Programming Guide, "Compute Capabilities")."""
+ARCHITECTURES = {arch: limits.block_kib for arch, limits in LIMITS.items()}
+"""KiB of shared memory that a block may have, by architecture: tiles are chosen by it."""
 BATCH = 256
 NORMS = (((8, 64, 14, 14), 32, "normal"),)
 """Images, groups and values of the EvoNorm that is compiled."""
@@ -53,7 +55,7 @@ def launches(row: Row, arch: str, op: str | None = None) -> Iterator[tuple[str, 
     seen: set[Any] = set()
     covered: set[str] = set()
     for fusing in (True, False):
-        with mock.patch.object(cuda, "shared_of_block", return_value=1024 * ARCHITECTURES[arch]):
+        with _as_if_on(arch):
             program = on_host(training_plan(row, BATCH, capability=capability, fusing=fusing))
         for item, made in program.bound:
             covered.add(item.step.op)
@@ -65,12 +67,23 @@ def launches(row: Row, arch: str, op: str | None = None) -> Iterator[tuple[str, 
         for part, impl in row.chain(case.op):
             if impl.lacks(capability) is None:
                 try:
-                    bound = Bound(impl, case.op, case.ins, case.outs, attrs=case.attrs, place=Host(), layout=row.layout, store=row.store)
+                    with _as_if_on(arch):
+                        bound = Bound(impl, case.op, case.ins, case.outs, attrs=case.attrs, place=Host(), layout=row.layout, store=row.store)
                 except Unsupported:
                     continue
                 covered.add(case.op)
                 yield from _new(part, case.op, bound.launches, seen)
                 break
+
+
+@contextlib.contextmanager
+def _as_if_on(arch: str) -> Iterator[None]:
+    """What tiles are chosen by, as it is on a GPU of the architecture."""
+    with (
+        mock.patch.object(cuda, "shared_of_block", return_value=1024 * ARCHITECTURES[arch]),
+        mock.patch.object(cuda, "has_tma", return_value=capability_of(arch) >= (9, 0)),
+    ):
+        yield
 
 
 def _new(part: str, op: str, made: Sequence[Any], seen: set[Any]) -> Iterator[tuple[str, str, Any]]:
@@ -119,7 +132,7 @@ def _job(job: tuple[str, str, str, str | None]) -> list[dict[str, Any]]:
 
 
 def examine(launch: Any, arch: str) -> dict[str, Any]:
-    """Registers, stack frame, shared memory and instructions of one kernel; `error` where it does not compile."""
+    """Registers, stack frame, shared memory, occupancy and instructions of one kernel; `error` where it does not compile."""
     kernel = getattr(getattr(launch.kernel, "py_func", launch.kernel), "__name__", launch.name)
     threads, with_sass = int(np.prod(launch.block)), disassembler() is not None
     try:
@@ -127,6 +140,7 @@ def examine(launch: Any, arch: str) -> dict[str, Any]:
         counts = count_sass(sass(made.cubin)) if with_sass else count_ptx(ptx_of_launch(launch, arch))
     except Exception as error:  # whatever NVVM, ptxas or nvJitLink say, the other kernels are still to be reported
         return {"kernel": kernel, "threads": threads, "error": " ".join(str(error).split())[:300]}
+    fits = occupancy(arch, threads, made.registers, made.shared_bytes + launch.shared)
     return {
         "kernel": kernel,
         "threads": threads,
@@ -134,6 +148,10 @@ def examine(launch: Any, arch: str) -> dict[str, Any]:
         "frame_bytes": made.frame_bytes,
         "shared_bytes": made.shared_bytes,
         "dynamic_shared_bytes": launch.shared,
+        "resident_blocks": fits.blocks,
+        "resident_warps": fits.warps,
+        "occupancy": fits.part,
+        "limited_by": fits.limit,
         "counted_in": "SASS" if with_sass else "PTX",
         "instructions": counts,
     }
@@ -143,16 +161,20 @@ def table(found: Sequence[dict[str, Any]]) -> str:
     """The rows as text, instructions that none of them has left out; spills and failures at the end in words."""
     good = [row for row in found if "error" not in row]
     groups = [group for group in (*GROUPS, "all") if any(row["instructions"].get(group) for row in good)]
-    lines: list[tuple[str, ...]] = [("mode", "", "arch", "op", "runs as", "kernel", "threads", "regs", "frame B", "shared B", *groups)]
+    head = ("mode", "", "arch", "op", "runs as", "kernel", "threads", "regs", "frame B", "shared B", "blocks/SM", "warps/SM", "occ. %", "by")
+    lines: list[tuple[str, ...]] = [(*head, *groups)]
     for row in good:
         shared = row["shared_bytes"] + row["dynamic_shared_bytes"]
-        numbers = (row["threads"], row["registers"], row["frame_bytes"], shared, *(row["instructions"].get(group, 0) for group in groups))
+        numbers = (row["threads"], row["registers"], row["frame_bytes"], shared, row["resident_blocks"], row["resident_warps"])
+        counts = (row["instructions"].get(group, 0) for group in groups)
         names = (row["mode"], row["precision"], row["arch"], row["op"], row["runs_as"], row["kernel"].removesuffix("_kernel"))
-        lines.append((*names, *(f"{number}" if number else "" for number in numbers)))
-    text = aligned(lines, range(6))
+        sizes, held = (f"{number}" if number else "" for number in numbers), (f"{100 * row['occupancy']:.0f}", row["limited_by"].split()[0])
+        lines.append((*names, *sizes, *held, *(f"{count}" if count else "" for count in counts)))
+    text = aligned(lines, (*range(6), 13))
     spilled = sorted({f"{row['kernel']} on {row['arch']} ({row['frame_bytes']} B)" for row in good if row["frame_bytes"]})
     failed = [f"does not compile: {row['kernel']} ({row['op']}) for {row['arch']}: {row['error']}" for row in found if "error" in row]
     where = good[0]["counted_in"] if good else "SASS"
     text.append(f"{len(good)} kernels; instructions counted in {where}, once however often they run")
+    text.append("blocks and warps that fit on a multiprocessor at a time, the part of its warps, and what allows no more of them")
     text.append(f"with a stack frame (spilled registers, or arrays that are not in registers): {', '.join(spilled) or 'none'}")
     return "\n".join(line.rstrip() for line in [*text, *failed])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -101,11 +101,20 @@ class Prepared:
         return Calls(self.label, self.place, [bound.launches for bound in bounds], graph=graph, flush=flush)
 
 
-def prepare(choice: Choice, problem: Problem, *, rotate: bool = True, sets: int | None = None) -> Prepared:
-    """Verify the op of `problem` with the tile of its full size, and bind it to as many sets of operands as `rotate` needs (or `sets`).
+@dataclass(frozen=True)
+class BoundOp:
+    """An op bound to operands at full size and not verified yet; `more(n)` binds it to n other sets."""
 
-    Raises NotTimed if it fails parity, UsageError for a mode, part or tile that there is not.
-    """
+    row: Row
+    part: str
+    impl: Impl
+    place: Any
+    first: Bound
+    more: Callable[[int], Iterator[Bound]]
+
+
+def bound_of(choice: Choice, problem: Problem) -> BoundOp:
+    """Bind the op of `problem`, with the tile of its full size. Raises UsageError for a mode, part or tile that there is not."""
     variant = choice.part if choice.part in DWCONV and problem.op in DWCONV[choice.part] else "auto"
     row, _ = choose_mode(choice.mode, choice.precision, choice.engine, dwconv=variant)
     place = Gpu() if row.place == "gpu" else Host()
@@ -113,14 +122,23 @@ def prepare(choice: Choice, problem: Problem, *, rotate: bool = True, sets: int 
     options: dict[str, Any] = {"attrs": problem.small.attrs, "place": place, "layout": row.layout, "store": row.store}
     options["multiprocessors"] = place.multiprocessors
     part, impl, first = _first(row, choice, problem, ins, outs, options)
-    error, limit = _verified(row, impl, problem, place, first.call.tile)
+    options["tile"] = first.call.tile
+    return BoundOp(row, part, impl, place, first, lambda n: (Bound(impl, problem.op, ins, outs, **options) for _ in range(n)))
+
+
+def prepare(choice: Choice, problem: Problem, *, rotate: bool = True, sets: int | None = None) -> Prepared:
+    """Verify the op of `problem` with the tile of its full size, and bind it to as many sets of operands as `rotate` needs (or `sets`).
+
+    Raises NotTimed if it fails parity, UsageError for a mode, part or tile that there is not.
+    """
+    made = bound_of(choice, problem)
+    row, first = made.row, made.first
+    error, limit = _verified(row, made.impl, problem, made.place, first.call.tile)
     if not error <= limit:
         raise NotTimed(f"{row.mode} {row.precision} {problem.op} {problem.small.label} is not timed: error {error:.1e} is over its bound {limit:.1e}")
     moved = sum(array.size * array.dtype.itemsize for array in (*first.call.ins, *first.call.outs))
-    count = sets or (sets_for(moved, place) if rotate else 1)
-    options["tile"] = first.call.tile
-    bounds = (first, *(Bound(impl, problem.op, ins, outs, **options) for _ in range(count - 1)))
-    return Prepared(choice.label, problem.op, row, part, place, bounds, error, limit)
+    count = sets or (sets_for(moved, made.place) if rotate else 1)
+    return Prepared(choice.label, problem.op, row, made.part, made.place, (first, *made.more(count - 1)), error, limit)
 
 
 def _first(row: Row, choice: Choice, problem: Problem, ins: Any, outs: Any, options: dict[str, Any]) -> tuple[str, Impl, Bound]:

@@ -1,4 +1,4 @@
-"""PyTorch as a peer, if it is installed: the same training step, convolutions and single ops, timed the same way.
+"""PyTorch as a peer, if it is installed: the same training step and convolutions, timed the same way (single ops: `peers_ops`).
 
 fp32 means fp32: TF32 is off; it runs in NCHW, which is faster there. tf32 and bf16 run in channels_last; bf16 is autocast
 with fp32 weights in a training step, and bf16 operands in a single convolution. cuDNN chooses its algorithm by trying
@@ -9,20 +9,15 @@ from __future__ import annotations
 
 import importlib.util
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
-
-from nbcnn.bench.caches import Calls, Flush, sets_for
-from nbcnn.bench.op import Prepared, full_bound
-from nbcnn.bench.opcases import Problem
+from nbcnn.bench.caches import Calls, sets_for
 from nbcnn.bench.timing import WARM_SECONDS, Timing, sensible_count, summarise
-from nbcnn.gradcheck import relative_error
 from nbcnn.shapes import ConvShape
 
-MISSING = "PyTorch is not installed, so there is no peer to compare with: pip install torch"
+MISSING = "PyTorch with CUDA is not installed, so there is no peer to compare with: pip install torch"
 
 
 def available() -> bool:
@@ -167,7 +162,6 @@ def training_step(batch: int, precision: str = "fp32", forms: tuple[str, ...] = 
 def convolution(shape: ConvShape, path: str, precision: str, place: Any) -> Calls:
     """cuDNN's form of one pass as work on our stream: bias in fprop only, operands rotated past the second-level cache, graph replay."""
     torch, layout = _prepare(precision)
-    _share_stream(place)
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     aten = torch.ops.aten
 
@@ -185,7 +179,7 @@ def convolution(shape: ConvShape, path: str, precision: str, place: Any) -> Call
 
     count = sets_for(shape.bytes(dtype.itemsize), place)
     sets = [[TorchCall(run, (random(shape.x_shape), random(shape.y_shape)))] for _ in range(count)]
-    return Calls("cuDNN", place, sets, graph=True, capture=_capture)
+    return TorchCalls("cuDNN", place, sets, graph=True)
 
 
 def _share_stream(place: Any) -> None:
@@ -201,46 +195,6 @@ def _capture(launches: Sequence[Any]) -> Callable[[], None]:
     return _captured(lambda: [launch.run() for launch in launches], warm=1)
 
 
-def _function(op: str, attrs: Mapping[str, Any]) -> Callable[..., Any] | None:
-    """PyTorch's form of an op on its operands; None where it has none."""
-    import torch
-
-    F, aten = torch.nn.functional, torch.ops.aten
-    stride, pad, size = attrs.get("stride", 1), attrs.get("pad", 1), attrs.get("size", 2)
-
-    def backward(dy: Any, x: Any, w: Any, *mask: bool) -> Any:
-        return aten.convolution_backward(dy, x, w, [w.shape[0]], [stride] * 2, [pad] * 2, [1, 1], False, [0, 0], 1, list(mask))
-
-    def conv(x: Any, w: Any, b: Any = None) -> Any:
-        return F.conv2d(x, w, b, stride, pad)
-
-    def up(x: Any, w: Any, b: Any) -> Any:
-        return F.conv2d(F.interpolate(x, scale_factor=2), w, b, 1, 1)
-
-    return {
-        "conv_fprop": conv,
-        "conv_relu_fprop": lambda x, w, b: F.relu(conv(x, w, b)),
-        "conv_relu_pool_fprop": lambda x, w, b: F.max_pool2d(F.relu(conv(x, w, b)), 2),
-        "upconv_fprop": up,
-        "upconv_relu_fprop": lambda x, w, b: F.relu(up(x, w, b)),
-        "conv_wgrad": lambda x, dy, w: backward(dy, x, w, False, True, True)[1],
-        "conv_dgrad": lambda dy, w, x: backward(dy, x, w, True, False, False)[0],
-        "relu_fprop": F.relu,
-        "relu_dgrad": lambda dy, y: aten.threshold_backward(dy, y, 0),
-        "leaky_relu_fprop": lambda x: F.leaky_relu(x, attrs["slope"]),
-        "sigmoid_fprop": torch.sigmoid,
-        "sigmoid_dgrad": aten.sigmoid_backward,
-        "swish_fprop": F.silu,
-        "swish_dgrad": aten.silu_backward,
-        "add": torch.add,
-        "gemm": lambda a, b: torch.matmul(a, b.T),
-        "maxpool_fprop": lambda x: F.max_pool2d(x, size, stride, return_indices=True)[0],
-        "avgpool_fprop": lambda x: F.avg_pool2d(x, size, stride),
-        "upsample_fprop": lambda x: F.interpolate(x, scale_factor=attrs["factor"]),
-        "mse_fprop": F.mse_loss,
-    }.get(op)
-
-
 class TorchCall:
     """One call on operands of its own, in the form of a launch; it keeps its result, so that no other call writes to that memory."""
 
@@ -251,47 +205,20 @@ class TorchCall:
         self.result = self.function(*self.operands)
 
 
-def op_works(prepared: Prepared, problem: Problem) -> Callable[[str, bool], list[Calls]] | None:
-    """PyTorch's eager and compiled forms of the op as work on our stream, for a cache mode, plain or as a CUDA graph; None if it has none.
+class TorchCalls(Calls):
+    """PyTorch's calls as work on the stream of `place`, on which the events around them are.
 
-    Raises RuntimeError if its result is not ours: then they would be two ops.
+    Whoever starts them makes that stream PyTorch's first. It has one at a time, and another place may have lent it its own since: events on a
+    stream that nothing runs on measure nothing.
     """
-    torch, layout = _prepare(prepared.row.precision)
-    function = _function(prepared.op, problem.small.attrs)
-    if function is None:
-        return None
-    dtype = torch.bfloat16 if prepared.row.precision == "bf16" else torch.float32
-    _share_stream(prepared.place)
-    ins, outs = problem.operands()
-    # The gradient ops of PyTorch also take the tensor whose gradient they make, for its shape.
-    shapes = {"conv_wgrad": [outs[0][0]], "conv_dgrad": [outs[0][0]]}.get(prepared.op, [])
 
-    def on_gpu(array: Any) -> Any:
-        tensor = torch.from_numpy(array).cuda().to(dtype)
-        return tensor.contiguous(memory_format=layout) if tensor.ndim == 4 else tensor
+    def __init__(self, label: str, place: Any, sets: Sequence[Sequence[TorchCall]], *, graph: bool = False, flush: Any = None) -> None:
+        super().__init__(label, place, sets, graph=graph, flush=flush, capture=_capture)
 
-    def operands() -> list[Any]:
-        return [on_gpu(a) for a in ins] + [torch.zeros(s, device="cuda", dtype=dtype).contiguous(memory_format=layout) for s in shapes]
+    def repeat(self, n: int) -> float:
+        _share_stream(self._place)
+        return super().repeat(n)
 
-    sets = [operands() for _ in prepared.bounds]
-    forms = {"torch eager": function, "torch.compile": torch.compile(function, dynamic=False)}
-    _check(prepared, problem, function(*sets[0]))
-
-    def works(cache: str, graph: bool) -> list[Calls]:
-        used = sets if cache == "rotate" else sets[:1]
-        flush = Flush(prepared.place) if cache == "cold" else None
-        return [
-            Calls(label, prepared.place, [[TorchCall(form, each)] for each in used], graph=graph, flush=flush, capture=_capture)
-            for label, form in forms.items()
-        ]
-
-    return works
-
-
-def _check(prepared: Prepared, problem: Problem, theirs: Any) -> None:
-    prepared.bounds[0].run()
-    ours = prepared.bounds[0].results()[0].astype(np.float64)
-    got = theirs.detach().double().cpu().numpy().reshape(ours.shape)
-    error, limit = relative_error(got, ours), 2 * full_bound(problem, prepared.row.precision)
-    if not error <= limit:
-        raise RuntimeError(f"PyTorch's {prepared.op} is not ours: they differ by {error:.1e}, two bounds allow {limit:.1e}")
+    def enqueue(self, n: int) -> None:
+        _share_stream(self._place)
+        super().enqueue(n)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
+from nbcnn.bench.occupancy import WARP, arch_of, occupancy
 from nbcnn.capture import checked
 from nbcnn.cuda import SIMULATOR, cuda
 from nbcnn.ops.call import Launch
@@ -12,7 +13,8 @@ from nbcnn.ops.call import Launch
 
 def resources(launch: Any) -> dict[str, Any] | None:
     """Kernel, grid, block; registers and local bytes (spilled, or an array indexed at run time) a thread; shared bytes a block;
-    blocks a multiprocessor; part of its threads. None for what is no kernel on a GPU.
+    blocks and warps a multiprocessor, as the driver says; part of its threads; what allows no more (`occupancy`; None for a GPU that is not
+    listed there). None for what is no kernel on a GPU.
 
     The launch must have run once: a kernel may ask for more shared memory then.
     """
@@ -24,15 +26,18 @@ def resources(launch: Any) -> dict[str, Any] | None:
     threads = _product(launch.block)
     function_of = checked(driver.cuKernelGetFunction(function.handle), "look up a kernel")
     blocks = int(checked(driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(function_of, threads, launch.shared), "work out an occupancy"))
+    arch, shared = arch_of(cuda.get_current_device().compute_capability), function.attrs.shared + launch.shared
     return {
         "kernel": launch.name,
         "blocks": _product(launch.grid),
         "threads": threads,
         "registers": function.attrs.regs,
         "local_bytes": function.attrs.local,
-        "shared_bytes": function.attrs.shared + launch.shared,
+        "shared_bytes": shared,
         "resident_blocks": blocks,
+        "resident_warps": blocks * -(-threads // WARP),
         "occupancy": blocks * threads / cuda.get_current_device().MAX_THREADS_PER_MULTIPROCESSOR,
+        "limited_by": occupancy(arch, threads, function.attrs.regs, shared).limit if arch else None,
     }
 
 

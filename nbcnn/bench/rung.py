@@ -10,15 +10,16 @@ import json
 import resource
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from nbcnn.bench.clocks import Watch
+from nbcnn.bench.in_a_row import Steps, epochs, in_a_row
 from nbcnn.bench.sampling import spoilt, state_of
 from nbcnn.bench.steady import warm_up
-from nbcnn.bench.timing import sensible_count, summarise, time_calls
+from nbcnn.bench.timing import sensible_count, time_calls
 from nbcnn.bounds import parity_bound
 from nbcnn.cuda import GPU_MEMORY
 from nbcnn.datasets import shapes
@@ -44,9 +45,19 @@ def session_for(batch: int, images: int, **options: Any) -> TrainingSession:
 
 
 def measure(
-    mode: str, batch: int, precision: str | None = None, engine: str = "auto", *, seconds: float = 1.0, warmup: float | None = None
+    mode: str,
+    batch: int,
+    precision: str | None = None,
+    engine: str = "auto",
+    *,
+    seconds: float = 1.0,
+    warmup: float | None = None,
+    counts: Sequence[int] = (),
+    launched: bool = False,
 ) -> dict[str, Any]:
     """Time one rung for about `seconds`, warm: by its times and the clock (`warmup` None), or after so many seconds.
+
+    counts  also time so many steps in a row, `launched` one kernel after another as well: rows of `in_a_row`.
 
     Refuses (RuntimeError) to time a step whose updates are not the NumPy path's.
     """
@@ -68,11 +79,12 @@ def measure(
     per_epoch = session.steps_per_epoch
     count = min(sensible_count(estimate, seconds), per_epoch - 1) if per_epoch > 4 else sensible_count(estimate, seconds)
     with Watch(place) as watch:
-        warm = warm_up([_Steps(step, place)], watch, 0.0 if place.name == "host" else warmup)
+        warm = warm_up([Steps(session)], watch, 0.0 if place.name == "host" else warmup)
         session.begin_epoch(0)
         begin = time.perf_counter()
         whole = time_calls(step, place, count, 0.0)
         readings = watch.since(begin)
+        rows = in_a_row(session, counts, launched, warm, watch, seconds)
     passes = {name: time_pass(session, name, estimate, seconds).as_dict() for name in PASSES}
     rest = whole.median - sum(p["median"] for p in passes.values())
     flops = training_flops(session)
@@ -94,61 +106,24 @@ def measure(
         "gpu_used_bytes": place.used_bytes().get(GPU_MEMORY),
         **state_of(readings),
         "steady": warm.steady and not spoilt(readings, warm),
+        **({"in_a_row": rows} if counts else {}),
     }
 
 
-class _Steps:
-    """Training steps as work to warm up with."""
+def measure_epoch(
+    mode: str, batch: int, precision: str | None = None, engine: str = "auto", counts: Sequence[int] = (1,), warmup: float | None = None
+) -> list[dict[str, Any]]:
+    """Wall seconds of whole epochs of 50,000 resident images (`in_a_row.epochs`), a row for every number of epochs in a row.
 
-    label = "training steps"
-
-    def __init__(self, step: Callable[[], None], place: Any) -> None:
-        self._step, self._place = step, place
-
-    def repeat(self, n: int) -> float:
-        start = time.perf_counter()
-        for _ in range(n):
-            self._step()
-        self._place.synchronize()
-        return (time.perf_counter() - start) * 1e3 / n
-
-    def enqueue(self, n: int) -> None:
-        """Nothing: whole steps keep the GPU busy."""
-
-
-def measure_epoch(mode: str, batch: int, precision: str | None = None, engine: str = "auto", epochs: int = 7) -> dict[str, Any]:
-    """Wall seconds of whole epochs of 50,000 resident images: permutation, upload, every training step, the smaller last batch.
-
-    On a GPU after two epochs that do not count; on the NumPy path, where one takes minutes, a single one.
     Refuses (RuntimeError) like `measure`.
     """
     options = {"mode": mode, "precision": precision, "engine": engine}
     session = session_for(batch, EPOCH_IMAGES, **options)
-    on_host = session.net.place.name == "host"
-    uncounted, epochs = (0, 1) if on_host else (2, epochs)
     check_against_numpy(options)
-    spent: list[float] = []
+    which = {"mode": mode, "precision": session.net.precision, "engine": engine, "batch": batch}
     with Watch(session.net.place) as watch:
-        for epoch in range(uncounted + epochs):
-            session.net.place.synchronize()
-            start = time.perf_counter()
-            session.begin_epoch(epoch)
-            while session.steps_left:
-                session.step()
-            session.net.place.synchronize()
-            spent.append((time.perf_counter() - start) * 1e3)
-        readings = watch.since(time.perf_counter() - sum(spent[uncounted:]) / 1e3)
-    timing = summarise(spent[uncounted:]).per(1000)  # milliseconds of an epoch as seconds
-    return {
-        "mode": mode,
-        "precision": session.net.precision,
-        "engine": engine,
-        "batch": batch,
-        "images": session.count,
-        "steps": session.steps_per_epoch,
-        "seconds": timing.as_dict(),
-        **state_of(readings),
-    }
+        found = epochs(session, counts, warmup, watch)
+    return [which | {"images": session.count, "steps": session.steps_per_epoch} | row for row in found]
 
 
 def training_flops(session: TrainingSession) -> int:

@@ -2,7 +2,8 @@
 
 A repetition times n calls of every variant, A B C C B A A B C …: drift of clock or temperature meets all of them alike, and ratios are
 taken within a repetition. Repetitions come in sets; when the clock fell during one, or throttling began, the whole set is thrown
-away. Sampling ends when 95 % of the chance of the median lies within 1 %, but not before `LEAST` repetitions; or after `cap` seconds.
+away. Sampling ends when 95 % of the chance of the median lies within 1 % and its two halves agree, but not before `LEAST` repetitions and
+`SPAN` seconds: what drifts slowly looks still for a moment. Or it ends after `cap` seconds.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ FEWEST = 5
 WIDTH = 0.01
 """Width of the median's 95 % interval at which sampling ends, as a part of the median."""
 SET_SECONDS = 0.1
+SPAN = 0.25
+"""Seconds that repetitions are spread over, unless the cap is less: several sets, each with its own look at the clock."""
 FALLEN = 0.98
 """A set counts only if the SM clock stayed above this part of the steady one."""
 DISCARDS = 5
@@ -36,7 +39,7 @@ FILLER_MS = 5.0
 class Samples:
     """Milliseconds of a call, (repetitions, variants), and how the GPU was meanwhile.
 
-    steady     the warm-up reached a steady state, and no set that counts had a falling clock or new throttling.
+    steady     the warm-up reached a steady state, no set that counts had a falling clock or new throttling, and times do not drift.
     discarded  sets that were thrown away.
     """
 
@@ -92,9 +95,10 @@ def sample(works: Sequence[Work], n: int, warm: Warm, watch: Any, cap: float = 3
             kept += rows
             seen += readings
         elapsed = time.perf_counter() - start
-        enough = len(kept) >= LEAST and all(median_interval(np.array(column))[2] < WIDTH for column in zip(*kept, strict=True))
+        enough = len(kept) >= LEAST and elapsed >= SPAN and all(known(np.array(column)) for column in zip(*kept, strict=True))
         if enough or (elapsed >= cap and len(kept) >= FEWEST):
-            return Samples(np.array(kept), warm.steady and clean, discarded, tuple(seen))
+            still = not any(drifts(np.array(column)) for column in zip(*kept, strict=True))
+            return Samples(np.array(kept), warm.steady and clean and still, discarded, tuple(seen))
         count = int(max(1, min(10_000, SET_SECONDS / max(took / count, 1e-7))))
 
 
@@ -121,6 +125,21 @@ def median_interval(values: np.ndarray) -> tuple[float, float, float]:
     low = ordered[max(0, int(np.floor(count / 2 - reach)))]
     high = ordered[min(count - 1, int(np.ceil(count / 2 + reach)))]
     return float(low), float(high), float((high - low) / np.median(ordered))
+
+
+def known(values: np.ndarray) -> bool:
+    """True if the median's 95 % interval is narrower than `WIDTH` and it does not drift."""
+    return median_interval(values)[2] < WIDTH and not drifts(values)
+
+
+def drifts(values: np.ndarray) -> bool:
+    """True if the medians of the first and the second half are more than `WIDTH` apart, and their 95 % intervals do not meet."""
+    if len(values) < 4:  # two halves of two
+        return False
+    halves = np.array_split(values, 2)
+    (low, high, _), (other_low, other_high, _) = (median_interval(half) for half in halves)
+    first, second = (float(np.median(half)) for half in halves)
+    return abs(second / first - 1) > WIDTH and (low > other_high or other_low > high)
 
 
 def ratio_interval(a: np.ndarray, b: np.ndarray, seed: int = 0) -> tuple[float, float, float]:

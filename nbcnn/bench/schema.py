@@ -50,6 +50,7 @@ _RUNG = {
     "cpu_cores?": int,
 }
 _STEP = {"form": str, "precision?": str, "batch": int, "step_ms": TIMING, "images_per_second": float, "peak_bytes": int, "ratio": float}
+_STEP |= {"iterations?": int, "over_graph?": float}
 _PATH = {
     "variant": str,
     "path": str,
@@ -79,8 +80,11 @@ _POINT = {
 }
 
 KINDS: dict[str, tuple[str, Any]] = {
-    "step": ("the whole training step, ours first, then PyTorch's forms", [_STEP]),
-    "epoch": ("a real epoch of 50,000 images", [{"mode": str, "batch": int, "images": int, "steps": int, "seconds": TIMING}]),
+    "step": ("the whole training step, ours first (and `iterations` of it in a row), then PyTorch's forms", [_STEP]),
+    "epoch": (
+        "a real epoch of 50,000 images, `iterations` of them in a row",
+        [{"mode": str, "batch": int, "images": int, "steps": int, "seconds": TIMING, "iterations?": int}],
+    ),
     "convs": (
         "every layer and pass of the autoencoder, beside cuDNN",
         [{"layer": str, "path": str, "batch": int, "ms": TIMING, "tflops": float, "cudnn_ms": (TIMING, None), "ratio": (float, None)}],
@@ -148,7 +152,10 @@ KINDS: dict[str, tuple[str, Any]] = {
             }
         ],
     ),
-    "warmup": ("why a kernel measured alone looks slow", [{"op": str, "shape": str, "variant": str, "cold": [{}], "settled": [{}]}]),
+    "warmup": (
+        "why a kernel measured alone looks slow; `fresh`: the first calls of fresh processes",
+        [{"op": str, "shape": str, "variant": str, "cold": [{}], "settled": [{}], "fresh?": ({}, None)}],
+    ),
     "fusion": (
         "small works and fused kernels beside PyTorch and Triton, as called and as a replayed graph",
         [

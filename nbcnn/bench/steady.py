@@ -72,8 +72,20 @@ def stands_still(windows: Sequence[Window]) -> bool:
     return all(max(values) - min(values) < CHANGE * min(values) for values in series if values)
 
 
-def warm_up(works: Sequence[Work], watch: Any, seconds: float | None = None) -> Warm:
-    """Run `works` in turn until they are steady, or for `seconds` (0: once)."""
+def warm_up(
+    works: Sequence[Work],
+    watch: Any,
+    seconds: float | None = None,
+    *,
+    least: float | None = None,
+    most: float | None = None,
+    window: float | None = None,
+) -> Warm:
+    """Run `works` in turn until they are steady, for `least` to `most` seconds in windows of `window`; or for just `seconds` (0: once).
+
+    Fewer than `PLATEAU` windows never count as steady: with fixed `seconds`, `Warm.steady` says little.
+    """
+    least, most, window = LEAST if least is None else least, MOST if most is None else most, WINDOW if window is None else window
     start = time.perf_counter()
     for work in works:
         work.repeat(1)
@@ -82,13 +94,13 @@ def warm_up(works: Sequence[Work], watch: Any, seconds: float | None = None) -> 
     while True:
         begin = time.perf_counter()
         spent: list[float] = []
-        while not spent or time.perf_counter() - begin < WINDOW:
+        while not spent or time.perf_counter() - begin < window:
             spent.append(sum(work.repeat(n) for work, n in zip(works, calls, strict=True)))
         now = time.perf_counter()
         clock = clock_of(watch.since(begin))
         windows.append(Window(now - start, median(spent), min(spent), max(spent), clock))
         elapsed, still = now - start, stands_still(windows)
-        done = elapsed >= seconds if seconds is not None else (elapsed >= LEAST and still) or elapsed >= MOST
+        done = elapsed >= seconds if seconds is not None else (elapsed >= least and still) or elapsed >= most
         if done:
             return Warm(still, elapsed, windows[-1].ms, clock, throttles(watch.since(begin)), tuple(windows))
 

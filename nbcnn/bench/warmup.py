@@ -1,7 +1,8 @@
 """Why does a kernel measured alone look slower than inside a training run? The study that answers it with this GPU's own figures.
 
-Four experiments on one op: its time and the SM clock from the first launch on, after a pause; bursts of 1 … 1,000 calls after a pause
-and warm; the same operands against rotating ones; and what each writes to DRAM, where ncu may count it.
+Five experiments on one op: the first calls of fresh processes (`fresh`, run before this one opens the GPU); its time and the SM clock from the
+first launch on, after a pause; bursts of 1 … 1,000 calls after a pause and warm; the same operands against rotating ones; and what each
+writes to DRAM, where ncu may count it.
 """
 
 from __future__ import annotations
@@ -42,8 +43,19 @@ class ClockProbe:
         return float(cycles / nanoseconds * 1e3)
 
 
-def study(choice: Choice, op: str, shape: str, *, sleep: float = 5.0, ncu: bool = False, say: Callable[[str], None] = print) -> dict[str, Any]:
-    """All four experiments; what `warmup_report` shows. `sleep` seconds of rest let the clocks fall before every cold start.
+def study(
+    choice: Choice,
+    op: str,
+    shape: str,
+    *,
+    sleep: float = 5.0,
+    ncu: bool = False,
+    fresh: dict[str, Any] | None = None,
+    say: Callable[[str], None] = print,
+) -> dict[str, Any]:
+    """All experiments; what `warmup_report` shows. `sleep` seconds of rest let the clocks fall before every cold start.
+
+    fresh: what `fresh.study` found before.
 
     Raises NotTimed if the op fails parity.
     """
@@ -70,6 +82,7 @@ def study(choice: Choice, op: str, shape: str, *, sleep: float = 5.0, ncu: bool 
         "variant": made.label,
         "sleep": sleep,
         "clock_source": watch.source,
+        "fresh": fresh,
         "warm": {"steady": warm.steady, "seconds": warm.seconds, "sm_mhz": warm.sm_mhz},
         "curve": points,
         "cold": [{"iterations": n, "ms": [each["ms"] for each in found], "sm_mhz": [each["sm_mhz"] for each in found]} for n, found in cold.items()],

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.bench import dram
+from nbcnn.bench import dram, warmup_costs
 from nbcnn.bench.dram import COUNTED
 
 DIFFERENT = 1.05
@@ -27,15 +27,20 @@ def text(found: dict[str, Any]) -> list[str]:
         lines.append(f"{cold['iterations']:>6}{rested:15.1f}{clock:>15}{same:17.2f}{other:15.2f}{interval:>24}")
     if found["dram"]:
         lines += ["", *dram.table(found["dram"], found["model"])]
+    lines += ["", f"{'what a single call may cost beside itself':50}{'':>10}{'in warm calls':>15}  from"]
+    lines += [f"{what:50}{cost:>10}{calls:>15}  {source}" for what, cost, calls, source in warmup_costs.table(found)]
     return [*lines, "", *answer(found)]
 
 
 def answer(found: dict[str, Any]) -> list[str]:
-    """Why it looks slower alone, in sentences that only say what was measured here."""
+    """Why it looks slower alone: which effect costs how much, then each in sentences that only say what was measured here."""
     first, settled = found["cold"][0], found["settled"]
     last = settled[-1]["hot"]["median"]
     alone = float(np.median(first["ms"])) / last
-    lines = [f"One call after {found['sleep']:g} s of rest took {alone:.2f} times as long as one of {settled[-1]['iterations']} warm ones."]
+    lines = [
+        warmup_costs.paragraph(found),
+        f"One call after {found['sleep']:g} s of rest took {alone:.2f} times as long as one of {settled[-1]['iterations']} warm ones.",
+    ]
     launch = settled[0]["hot"]["median"] / last
     lines.append(
         f"Warm but alone between its two events, it took {launch:.2f} times as long: "
@@ -48,10 +53,8 @@ def answer(found: dict[str, Any]) -> list[str]:
     lines.append(
         f"Replayed as a graph, which spares the host's part, the first call after a rest took {first_replay:.2f} times as long as later ones."
     )
-    clocks = [point["sm_mhz"] for point in found["curve"] if point["sm_mhz"] is not None]
-    if clocks:
-        low, end = clocks[0], float(np.median(clocks[len(clocks) // 2 :]))
-        reached = next((point["at"] for point in found["curve"] if point["sm_mhz"] and point["sm_mhz"] > 0.98 * end), None)
+    if (ramp := warmup_costs.clock(found)) is not None:
+        low, end, reached = ramp
         lines.append(
             f"The SM clock was {low:.0f} MHz at the first launch and {end:.0f} later"
             + (f", reached after {reached * 1e3:.0f} ms: " if reached is not None else ": ")

@@ -14,7 +14,7 @@ from nbcnn.cli.flags import MODES, PRECISIONS, Parser, compare_flag, count, flag
 from nbcnn.suggest import nearest
 
 EXAMPLES = (
-    "python -m nbcnn bench step --batch 256",
+    "python -m nbcnn bench step --batch 256 --iters 1,10,100 --graph",
     "python -m nbcnn bench conv_fprop --mode im2col,tensorcore --shape conv4@1024 --cache rotate --iters 100 --graph",
     "python -m nbcnn bench relu_fprop --mode cpu --shape 64,256,16,16",
     "python -m nbcnn bench warmup --mode im2col --chart warmup.png",
@@ -29,8 +29,8 @@ LAYERS = tuple(f"conv{number}" for number in range(1, 6))
 FORMS = ("eager", "graph", "compile", "compile-max")
 STUDIES = ("step", "convs", "epoch", "scaling", "warmup", "selftest")
 BELONGS = {
-    **dict.fromkeys(("iters", "cache", "graph"), ("an op",)),
-    **dict.fromkeys(("warmup",), ("an op", "step")),
+    **dict.fromkeys(("iters", "cache", "warmup"), ("an op", "step", "epoch")),
+    "graph": ("an op", "step"),
     **dict.fromkeys(("seconds",), ("an op", "step", "scaling")),
     **dict.fromkeys(("shape", "ncu"), ("an op", "warmup")),
     **dict.fromkeys(("op", "sleep", "chart"), ("warmup",)),
@@ -78,16 +78,16 @@ def parser() -> Parser:
     flag(group, "--shape", str, "an op's: N,C,H,W,K[,R,S[,stride,pad]] or conv4@1024; N,C,H,W; N,F; COUNT", "256 images of conv2", metavar="SHAPE")
     flag(group, "--op", str, "warmup: the op that it studies", "conv_fprop", metavar="OP")
     group = made.add_argument_group("timing")
-    flag(group, "--iters", counts, "an op: calls between two events", "1,10,100,1000")
+    flag(group, "--iters", counts, "calls, training steps or epochs in a row", "an op: 1,10,100,1000; step, epoch: 1")
     flag(
         group,
         "--cache",
         some_of("cold", "hot", "rotate"),
-        "an op; cold: caches flushed before every call; hot: same operands; rotate: other ones",
-        "all",
+        "an op; cold: caches flushed before every call; hot: same operands; rotate: other ones, as every step and epoch has",
+        "an op: all",
     )
-    flag(group, "--warmup", warmup_time, "op, step; auto: until times and clock stand still", "auto")
-    flag(group, "--graph", bool, "an op: also as one captured CUDA graph of all calls", "off")
+    flag(group, "--warmup", warmup_time, "op, step, epoch; auto: until times and clock stand still; epoch: two epochs", "auto")
+    flag(group, "--graph", bool, "an op: also as one captured CUDA graph of all calls; step, which is one: also launch by launch", "off")
     flag(group, "--seconds", real(0.0, exclusive=True), "sample one figure for at most so long", 3, "seconds")
     flag(group, "--sleep", real(0.0), "warmup: let the GPU cool down for so long", 5, "seconds")
     flag(group, "--ncu", bool, "count DRAM bytes with NVIDIA's ncu as well, of an op or in warmup", "off")
@@ -125,6 +125,7 @@ def _measure(flags: SimpleNamespace) -> int:
     elif not is_op:
         flags.mode, flags.precision = _only(flags.mode, "--mode"), _only(flags.precision, "--precision")
     on_host = set(flags.modes or ()) == {"cpu"}
+    flags.fresh = bench_op.first_calls(flags) if flags.what == "warmup" else None
     device = "CPU" if on_host else Gpu().device_name
     before = regressions.baseline(flags, _section(flags), device)
     flags.peer = flags.peer or ("none" if is_op or on_host else "torch")
@@ -147,8 +148,11 @@ def _refuse_strangers(flags: SimpleNamespace, what: str) -> None:
     """A flag that would be ignored is a mistake: say where it belongs."""
     for name, owners in BELONGS.items():
         if getattr(flags, name) is not None and what not in owners:
-            why = " (a training step walks through its images and is one captured graph as it is)" if what in ("step", "epoch") else ""
+            why = " (its steps are captured graphs as they are: bench step --graph times them launch by launch, too)" if what == "epoch" else ""
             raise UsageError(f"--{name} belongs to {', '.join(owners)}; this is {what}{why}")
+    if what in ("step", "epoch") and set(flags.cache or ()) - {"rotate"}:
+        why = "reads other images every time, and its own results evict what it read: the only --cache that it has is rotate"
+        raise UsageError(f"--cache {','.join(flags.cache)}: a training step {why}")
 
 
 def _only(given: tuple[str, ...] | None, name: str) -> str | None:
@@ -159,7 +163,7 @@ def _only(given: tuple[str, ...] | None, name: str) -> str | None:
 
 
 def _section(flags: SimpleNamespace) -> str:
-    """The section of the results file: what, mode unless it is im2col, precision where the mode has several, batch.
+    """The section of the results file: what, mode unless it is im2col, precision where the mode has several, batch, and whether in a row.
 
     Of an op: its name, all modes, its shape; selftest and warmup are sections of their own.
     """
@@ -170,37 +174,49 @@ def _section(flags: SimpleNamespace) -> str:
     mode, precision = flags.mode or "im2col", flags.precision
     named = [] if mode == "im2col" else [mode, precision or "bf16"] if mode == "tensorcore" else [mode]
     parts = [flags.what, *(["fused"] if flags.fused else []), *named]
-    return "-".join([*parts, *([flags.engine] if flags.engine else []), str(flags.batch or 256)])
+    row = ["in-a-row"] if flags.iters or (flags.graph and flags.what == "step") else []
+    return "-".join([*parts, *([flags.engine] if flags.engine else []), str(flags.batch or 256), *row])
 
 
 def _epoch(flags: SimpleNamespace) -> tuple[list[dict[str, Any]], list[str]]:
     from nbcnn.bench import rung
 
-    row = rung.measure_epoch(flags.mode or "im2col", flags.batch or 256, flags.precision, flags.engine or "auto")
-    return [row], [
-        f"{row['mode']} {row['precision']}, batch {row['batch']}: {row['images']:,} images, {row['steps']} training steps",
-        f"median {row['seconds']['median']:.4f} s of {row['seconds']['count']} epochs ({row['seconds']['p5']:.4f} … {row['seconds']['p95']:.4f})",
-    ]
+    warmup = None if flags.warmup == "auto" else flags.warmup
+    rows = rung.measure_epoch(flags.mode or "im2col", flags.batch or 256, flags.precision, flags.engine or "auto", flags.iters or (1,), warmup)
+    first = rows[0]
+    lines = [f"{first['mode']} {first['precision']}, batch {first['batch']}: {first['images']:,} images, {first['steps']} training steps"]
+    for row in rows:
+        seconds = row["seconds"]
+        spread = f"median {seconds['median']:.4f} s an epoch ({seconds['p5']:.4f} … {seconds['p95']:.4f})"
+        lines.append(f"{spread}, {seconds['count']} samples of {row['iterations']:,} in a row")
+    return rows, lines
 
 
 def _step(flags: SimpleNamespace) -> tuple[list[dict[str, Any]], list[str]]:
-    from nbcnn.bench import peers, rung
+    from nbcnn.bench import in_a_row, peers, rung
 
     batch = flags.batch or 256
     warmup = None if flags.warmup == "auto" else flags.warmup
     mode, engine = flags.mode or "im2col", flags.engine or "auto"
-    ours = rung.measure(mode, batch, flags.precision, engine, seconds=flags.seconds or 1.0, warmup=warmup)
-    rows: list[dict[str, Any]] = [{"form": f"nbcnn {ours['mode']}", **ours, "peak_bytes": sum(ours["planned_bytes"].values())}]
+    counts = flags.iters or (in_a_row.COUNTS if flags.graph else ())
+    how: dict[str, Any] = {"seconds": flags.seconds or 1.0, "warmup": warmup, "counts": counts, "launched": bool(flags.graph)}
+    ours = rung.measure(mode, batch, flags.precision, engine, **how)
+    if flags.graph and not any("over_graph" in row for row in ours["in_a_row"]):
+        print("a host captures no graph: there is nothing to take apart", file=sys.stderr)
+    own = {"precision": ours["precision"], "batch": batch, "peak_bytes": sum(ours["planned_bytes"].values())}
+    several = [{**row, **own, "form": f"nbcnn {ours['mode']}, {row['form']}"} for row in ours.pop("in_a_row", ())]
+    rows: list[dict[str, Any]] = [{"form": f"nbcnn {ours['mode']}", **ours, "peak_bytes": own["peak_bytes"]}, *several]
     if flags.peer != "none":
         forms = flags.forms or FORMS[:3]
         rows += [{**row, "form": f"PyTorch {row['form']}"} for row in peers.training_step(batch, ours["precision"], forms)]
-    lines = [f"{'':18}{'ms/step':>10}{'images/s':>12}{'MiB':>8}{'ours is':>10}"]
+    width = max(18, *(len(row["form"]) + 2 for row in rows))
+    lines = [f"{'':{width}}{'ms/step':>10}{'images/s':>12}{'MiB':>8}{'over first':>12}"]
     for row in rows:
         ratio = row["step_ms"]["median"] / ours["step_ms"]["median"]
         row["ratio"] = ratio
-        lines.append(
-            f"{row['form']:18}{row['step_ms']['median']:10.3f}{row['images_per_second']:12,.0f}{row['peak_bytes'] / 2**20:8,.0f}{ratio:9.2f}×"
-        )
+        speed = f"{row['step_ms']['median']:10.3f}{row['images_per_second']:12,.0f}"
+        note = "" if row.get("steady", True) else "  not steady"
+        lines.append(f"{row['form']:{width}}{speed}{row['peak_bytes'] / 2**20:8,.0f}{ratio:11.2f}×{note}")
     return rows, lines
 
 

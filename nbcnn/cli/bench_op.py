@@ -34,7 +34,7 @@ def choices(flags: SimpleNamespace) -> list[Any]:
 
 def op(flags: SimpleNamespace) -> Rows:
     """Verify the op in every mode asked for, then time them in turn in every cache mode and number of calls."""
-    from nbcnn.bench import dram, opcases, peers
+    from nbcnn.bench import dram, opcases, peers_ops
     from nbcnn.bench import op as bench
     from nbcnn.bench.clocks import Watch
 
@@ -48,7 +48,7 @@ def op(flags: SimpleNamespace) -> Rows:
         print(f"{choice.label}: error {made.error:.1e} (bound {made.limit:.1e}), runs as {made.part}", file=sys.stderr)
     if len({each.row.place for each in prepared}) > 1 and flags.graph:
         print("a host captures no graph: --graph counts for the GPU's variants only", file=sys.stderr)
-    beside = peers.op_works(prepared[0], problem) if flags.peer == "torch" and prepared[0].place.name == "gpu" else None
+    beside = peers_ops.works(prepared[0], problem) if flags.peer == "torch" and prepared[0].place.name == "gpu" else None
     if flags.peer == "torch" and beside is None:
         print(f"PyTorch has no {flags.what} of its own that could be timed beside {wanted[0].label}", file=sys.stderr)
     rows = []
@@ -135,16 +135,33 @@ def selftest(flags: SimpleNamespace) -> Rows:
     return rows, lines
 
 
+def _say(words: str) -> None:
+    print(words, file=sys.stderr, flush=True)
+
+
+def _studied(flags: SimpleNamespace) -> tuple[str, str, float]:
+    """Op, shape and seconds of rest of the warm-up study."""
+    return flags.op or "conv_fprop", flags.shape or "conv4@64", 5.0 if flags.sleep is None else flags.sleep
+
+
+def first_calls(flags: SimpleNamespace) -> dict[str, Any] | None:
+    """The part of the warm-up study that runs in fresh processes; None where there is no GPU for it. Before this process opens the GPU."""
+    from nbcnn.bench import fresh
+    from nbcnn.cuda import SIMULATOR, cuda
+
+    choice = choices(flags)[0]
+    if choice.mode != "cpu" and not (SIMULATOR or cuda.is_available()):
+        return None
+    return fresh.study(choice.label, *_studied(flags), _say)
+
+
 def warmup(flags: SimpleNamespace) -> Rows:
     """The warm-up study of one op: tables, answer, and a picture if --chart names a file."""
     from nbcnn.bench import warmup as bench
     from nbcnn.bench import warmup_report as report
 
-    def say(words: str) -> None:
-        print(words, file=sys.stderr, flush=True)
-
-    sleep = 5.0 if flags.sleep is None else flags.sleep
-    found = bench.study(choices(flags)[0], flags.op or "conv_fprop", flags.shape or "conv4@64", sleep=sleep, ncu=bool(flags.ncu), say=say)
+    op, shape, sleep = _studied(flags)
+    found = bench.study(choices(flags)[0], op, shape, sleep=sleep, ncu=bool(flags.ncu), fresh=flags.fresh, say=_say)
     if flags.chart:
         report.chart(found, Path(flags.chart))
     return [found], report.text(found)

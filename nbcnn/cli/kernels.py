@@ -24,7 +24,7 @@ EXAMPLES = (
 def parser() -> Parser:
     made = Parser(
         "python -m nbcnn kernels",
-        "Compile every kernel without a GPU: registers, spills, shared memory, instructions. All of them take one core an hour.",
+        "Compile every kernel without a GPU: registers, spills, shared memory, occupancy, instructions. All of them take one core an hour.",
         EXAMPLES,
     )
     group = made.add_argument_group("kernels")

@@ -86,6 +86,7 @@ from nbcnn.ops import (
     gather_windows,
     gelu,
     gemm,
+    gemm_wgmma,
     glu,
     grad_norm,
     last,
@@ -298,7 +299,7 @@ def _tensorcore(precision: str) -> Row:
     first = for_few_pixels(general) | {op: general[op] for op in MMA_FIRST.get(precision, ())}
     common = COMMON | DWCONV["best"] | {"unpool": unpool.IMPL, "gemm": gemm.SIMPLE}
     hopper = wgmma.ops(precision)
-    hopper |= pwconv1d.turned(hopper) | {"gemm": gemm.engine(hopper["conv_fprop"])}
+    hopper |= pwconv1d.turned(hopper) | {"gemm": gemm.engine(hopper["conv_fprop"]) if precision == "fp32" else gemm_wgmma.implementation(precision)}
     general |= pwconv1d.turned(general) | {"gemm": gemm.engine(general["conv_fprop"])}
     parts = (*thin_parts, ("mma", first), ("wgmma", hopper), ("mma", general), ("common", common))
     return Row("tensorcore", precision, "gpu", "NHWC", parts, own=("thin", "wgmma", "mma", "common"))

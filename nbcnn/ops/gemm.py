@@ -1,8 +1,8 @@
 """Plain matrix product: c = a·bᵀ, with a and b row-major and their rows along the summed axis.
 
 This is what a Gram matrix is (`b` is `a`), what a linear layer computes, and a convolution of 1×1 images with 1×1 filters: a row of a is
-an image, a row of b a filter. So the register-tiled product of the convolutions serves it on CUDA cores, and their tensor-core engines
-in tf32 and bf16 (`engine`).
+an image, a row of b a filter. So the register-tiled product of the convolutions serves it on CUDA cores, and their tensor-core engines do
+in every precision (`engine`). In bf16 and tf32 Hopper has a kernel for it alone (`gemm_wgmma.py`).
 
     IMPL    CUDA cores, fp32, register tiles          engine(…)    an engine's convolution
     SIMPLE  one thread a result, any shape and storage
@@ -20,9 +20,10 @@ import numpy as np
 from nbcnn.cuda import cuda, f4, i4, i8, jit
 from nbcnn.ops.call import Call, Impl, Launch
 from nbcnn.ops.conv.loaders import gather_rows
-from nbcnn.ops.conv.register_tile import ALIGNMENT, block_corner, block_part, matrix_product, shared_floats, store_tile
+from nbcnn.ops.conv.register_tile import ALIGNMENT, Loader, block_corner, block_part, matrix_product, shared_floats, store_tile
 from nbcnn.ops.conv.splitk import launch_sum_planes, sum_planes_traffic
 from nbcnn.ops.conv.tiles import Tile, choices, unsplit
+from nbcnn.ops.ptx.vector import load4, shared_store1
 from nbcnn.ops.stored import kinds, scalar_io
 from nbcnn.ops.traffic import Traffic, ceil_div, clipped, element, outputs
 from nbcnn.shapes import numel
@@ -45,9 +46,48 @@ def gemm(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> None:
 
 
 @functools.cache
+def whole_rows(tile: Tile, side: int) -> Loader:
+    """Rows of a row-major matrix, k contiguous, where BK divides K: no predicates, one addition a k-tile.
+
+    Beyond the last row the last one is read again, and behind the last k-tile that one: for sums that nobody stores. extents: (rows, K, …).
+    """
+    ACROSS, PITCH, BK = tile.threads // side, side + 4, tile.BK
+    LOADS = BK // (4 * ACROSS)
+    if (ACROSS * side, LOADS * ACROSS * 4) != (tile.threads, BK):
+        raise ValueError(f"{tile}: {tile.threads} threads cannot share {side}×{BK} elements, 4 at a time")
+
+    @jit(device=True)
+    def start(state, extents, origin, first):
+        tid = i4(cuda.threadIdx.x)
+        row = min(i4(origin + tid // i4(ACROSS)), i4(extents[0] - i4(1)))
+        k = min(i4(first * i4(BK)), i4(extents[1]))
+        state[0] = i4(row * extents[1] + k + tid % i4(ACROSS) * i4(4))
+
+    @jit(device=True)
+    def fetch(stage, array, state, extents, inside):
+        first = i8(i4(state[0] - (i4(0) if inside else i4(BK))))
+        for j in range(LOADS):
+            v = load4(array, first + i8(j * 4 * ACROSS))
+            stage[4 * j], stage[4 * j + 1], stage[4 * j + 2], stage[4 * j + 3] = v[0], v[1], v[2], v[3]
+        state[0] = i4(state[0] + i4(BK))
+
+    @jit(device=True)
+    def stash(stage, shared, begin):
+        tid = i4(cuda.threadIdx.x)
+        corner = i4(begin + tid % i4(ACROSS) * i4(4 * PITCH) + tid // i4(ACROSS))
+        for j in range(LOADS):
+            for q in range(4):
+                shared_store1(shared, corner + i4((j * 4 * ACROSS + q) * PITCH), stage[4 * j + q])
+
+    return Loader(start, fetch, stash, PITCH, 1, 4 * LOADS)
+
+
+@functools.cache
 def gemm_nt_kernel_for(tile: Tile, vector: int, whole_tiles: bool, vector_out: bool) -> Any:
-    A = gather_rows(tile, tile.BM, 1, 1, 1, 1, vector, whole_tiles)
-    B = gather_rows(tile, tile.BN, 1, 1, 1, 1, vector, whole_tiles)
+    def rows(side: int) -> Loader:
+        return whole_rows(tile, side) if whole_tiles else gather_rows(tile, side, 1, 1, 1, 1, vector, False)
+
+    A, B = rows(tile.BM), rows(tile.BN)
     product, store = matrix_product(tile, A, B), store_tile(tile, vector_out)
     corner, part = block_corner(tile), block_part(tile)
     ACC, FLOATS_A, FLOATS_B, MEMORY = tile.TM * tile.TN, A.floats, B.floats, shared_floats(tile, A, B)
@@ -57,7 +97,7 @@ def gemm_nt_kernel_for(tile: Tile, vector: int, whole_tiles: bool, vector_out: b
         """c[m][n] = Σ_k a[m][k] · b[n][k].
 
         gemm: GM, GN, GK = M, N, K. grid: (tiles of BM×BN, parts of k_tiles·BK); owns: a block BM×BN, a thread TM×TN.
-        shared: 2·BK·(BM + BN + 8)·4 bytes; moves per block: 4·K·(BM + BN) + 4·BM·BN bytes.
+        shared: 2·BK·(BM + BN + 8)·4 bytes; moves per block: 4·(K + BK)·(BM + BN) + 4·BM·BN bytes.
         """
         m0, n0 = corner(N)
         first, last = part(K, k_tiles)
@@ -142,10 +182,12 @@ def supports(call: Call) -> str | None:
 
 
 def traffic(call: Call) -> list[Traffic]:
-    """Bytes of the launches: a once a column of tiles, b once a row of tiles."""
+    """Bytes of the launches: a once a column of tiles, b once a row of tiles; `whole_rows` reads more, again, where a tile or a part ends."""
     M, N, K = extents(call)
     tile = call.tile
-    read = 4 * K * (clipped(M, tile.BM) * ceil_div(N, tile.BN) + clipped(N, tile.BN) * ceil_div(M, tile.BM))
+    down, across, whole = ceil_div(M, tile.BM), ceil_div(N, tile.BN), K % tile.BK == 0
+    rows, columns = (down * tile.BM, across * tile.BN) if whole else (clipped(M, tile.BM), clipped(N, tile.BN))
+    read = 4 * (K + whole * tile.split * tile.BK) * (rows * across + columns * down)
     product = Traffic(read, 4 * M * N * tile.split, 4 * K * (M + N))
     return [product] if tile.split == 1 else [product, sum_planes_traffic(M * N, tile.split, False)]
 

@@ -15,6 +15,7 @@ from nbcnn.cuda import cuda, f4, i4, jit
 from nbcnn.ops.call import Call, Impl, Launch, blocks
 from nbcnn.ops.ptx.vector import load1_if
 from nbcnn.ops.stored import kinds, scalar_io
+from nbcnn.ops.traffic import Traffic, ceil_div, outputs
 from nbcnn.shapes import numel
 
 THREADS = 256
@@ -80,4 +81,17 @@ def bind(call: Call) -> list[Launch]:
     return [Launch(kernel, blocks(count, EACH * THREADS), THREADS, (params, index, packed, np.int32(count)))]
 
 
-IMPL = Impl(bind)
+def traffic(call: Call) -> list[Traffic]:
+    """Bytes of `bind`, as if no index were negative: the map of a call is not known here, and few of its indices are.
+
+    Whole blocks fetch indices and weights: beyond the end those of the last element again, and of terms whole chunks of indices.
+    """
+    count = numel(call.out_shapes[0])
+    terms = numel(call.in_shapes[1]) // count
+    chunk = min(terms, TERMS)
+    threads = blocks(count, EACH * THREADS) * EACH * THREADS
+    gathered = min(numel(call.in_shapes[0]), terms * count)
+    return [Traffic(4 * threads * (ceil_div(terms, chunk) * chunk + terms), outputs(call), 4 * (terms * count + gathered))]
+
+
+IMPL = Impl(bind, traffic=traffic)

@@ -106,7 +106,8 @@ def _resources(cubin: bytes) -> tuple[int, int, int]:
     for name, _, _, _, offset, length, *_ in sections:
         start = strings + name
         title = cubin[start : cubin.index(b"\0", start)].decode()
-        if title.startswith(".nv.shared."):
+        # What is reserved belongs to the KiB that the driver keeps of every block.
+        if title.startswith(".nv.shared.") and not title.startswith(".nv.shared.reserved"):
             shared += length
         if title == ".nv.info":
             for attribute, payload in _attributes(cubin[offset : offset + length]):

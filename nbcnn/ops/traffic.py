@@ -88,6 +88,13 @@ def windows(count: int, taps: int, extent: int, stride: int = 1, first: int = 0,
 
 
 @cache
+def met(count: int, taps: int, extent: int, stride: int = 1, first: int = 0, dilate: int = 1) -> tuple[int, int]:
+    """Of the same windows: (those with a tap inside, taps that are inside some window)."""
+    inside = {(i, tap) for i in range(count) for tap in range(taps) if (at := stride * i - first + tap) % dilate == 0 and 0 <= at // dilate < extent}
+    return len({i for i, _ in inside}), len({tap for _, tap in inside})
+
+
+@cache
 def clipped(extent: int, tile: int, parts: int = 1) -> int:
     """Rows that tiles read of `parts` matrices of `extent` rows, one behind the other: a last tile goes on into the next, not beyond the last."""
     whole = -(-extent // tile) * tile

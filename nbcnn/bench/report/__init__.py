@@ -5,5 +5,6 @@ svg       charts as inline SVG, coloured by the page's style
 source    what there is to show: a run folder, a results file, or both
 story     the run: headline, environment, commands, curves, reconstructions, memory, confusion matrix
 bench     what was measured: ladder, roofline, time, everything beside its peers
+studies   convolution of series, fused and small works, the classifier, several GPUs
 write     all sections in their order, and what was not measured
 """

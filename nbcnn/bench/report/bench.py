@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from nbcnn.bench import warmup_costs
 from nbcnn.bench.report import page, svg
 from nbcnn.bench.report.source import Missing, Source
 from nbcnn.bench.report.svg import Dot, Series
@@ -118,7 +119,7 @@ def _counters(source: Source) -> Parts:
             ]
             head = ("step", "op", "kernel", "model MB", "DRAM read MB", "DRAM written MB", "model is off by", "")
             content = page.table(head, table, words=3) + page.provenance(where)
-            yield f"<details><summary>{page.escape(name)}: the model's bytes beside ncu's</summary>{content}</details>"
+            yield page.folded(f"{name}: the model's bytes beside ncu's", content)
     if not found:
         yield Missing("the model's bytes beside DRAM's", "python -m nbcnn roofline --ncu --save")
 
@@ -179,7 +180,7 @@ def _where(rows: list[dict[str, Any]]) -> Iterator[str]:
         )
         for row in rows
     ]
-    yield f"<details><summary>every epoch</summary>{page.table(('epoch', *names, 'step', 'host'), table)}</details>"
+    yield page.folded("every epoch", page.table(("epoch", *names, "step", "host"), table))
 
 
 def peers(source: Source) -> Parts:
@@ -237,7 +238,7 @@ def _convs(source: Source) -> Parts:
             for row in rows
         ]
         content = page.table(head, table, words=2) + page.provenance(where)
-        yield f"<details><summary>{page.escape(name)}: every layer and pass</summary>{content}</details>"
+        yield page.folded(f"{name}: every layer and pass", content)
     if not found:
         yield Missing("single convolutions beside cuDNN", "python -m nbcnn bench convs --save")
 
@@ -248,7 +249,7 @@ def _ops(source: Source) -> Parts:
         timed = [each for row in rows for each in row.get("times", [row]) if "ms" in each]
         head = ("variant", "cache", "calls", "µs", "5 … 95 %", "GB/s of compulsory", "TFLOP/s", "% of roof", "time over the first", "")
         content = page.table(head, [_op(row) for row in timed]) + page.provenance(where)
-        yield f"<details><summary>{page.escape(name)}</summary>{content}</details>"
+        yield page.folded(name, content)
 
 
 def _op(row: dict[str, Any]) -> tuple[Any, ...]:
@@ -298,6 +299,8 @@ def _warmup(source: Source) -> Parts:
                 if n in warm
             ]
             yield page.table(("calls", "µs a call after a rest", "warm, same data", "warm, rotating data"), table)
+            yield page.paragraph(warmup_costs.paragraph(row))
+            yield page.table(("what a single call may cost beside itself", "", "in warm calls", "from"), warmup_costs.table(row))
             yield page.provenance(where)
     if not found:
         yield Missing("the warm-up study", "python -m nbcnn bench warmup --save")

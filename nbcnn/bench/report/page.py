@@ -147,6 +147,11 @@ def heading(text: str) -> str:
     return f"<h3>{escape(text)}</h3>"
 
 
+def folded(title: str, content: str) -> str:
+    """HTML that opens when its title is touched."""
+    return f"<details><summary>{escape(title)}</summary>{content}</details>"
+
+
 def code(text: str) -> str:
     """A command to copy."""
     return f"<pre>{escape(text)}</pre>"

@@ -90,6 +90,10 @@ def environment(source: Source) -> Parts:
         yield page.paragraph("Of the newest study; every table below names its own date, revision and command.")
 
 
+FEW = 8
+"""Commands that stand open; more are folded: each stands below its table, too."""
+
+
 def command(source: Source) -> Parts:
     """The exact commands."""
     if source.run:
@@ -101,7 +105,8 @@ def command(source: Source) -> Parts:
             )
     else:
         kinds = dict.fromkeys(name.split("-")[0] for name in (source.results or {"sections": {}})["sections"])
-        yield page.pairs([(name, where["command"]) for kind in kinds for name, _, where in source.sections(kind)])
+        found = [(name, where["command"]) for kind in kinds for name, _, where in source.sections(kind)]
+        yield page.pairs(found) if len(found) <= FEW else page.folded(f"{len(found)} studies, each with its command", page.pairs(found))
 
 
 def curves(source: Source) -> Parts:

@@ -43,12 +43,13 @@ def scale(low: float, high: float, start: float, end: float, log: bool) -> Calla
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """1, 2, 5 × powers of ten within low … high; only the powers where they are three or more."""
+    """1, 2, 5 × powers of ten within low … high; only the powers where they are three or more; round values where there is not even a pair."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     powers = [10.0**p for p in range(first, last + 1) if low <= 10.0**p <= high]
     if len(powers) >= 3:
         return powers
-    return [m * 10.0**p for p in range(first, last + 1) for m in (1, 2, 5) if low <= m * 10.0**p <= high] or [low, high]
+    found = [m * 10.0**p for p in range(first, last + 1) for m in (1, 2, 5) if low <= m * 10.0**p <= high]
+    return found if len(found) > 1 else linear_ticks(low, high, 3) or [low, high]
 
 
 def linear_ticks(low: float, high: float, most: int = 6, whole: bool = False) -> list[float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from nbcnn import __version__
-from nbcnn.bench.report import bench, page, story
+from nbcnn.bench.report import bench, page, story, studies
 from nbcnn.bench.report.source import Missing, Source
 
 SECTIONS: tuple[tuple[str, str, Callable[[Source], story.Parts]], ...] = (
@@ -20,6 +20,9 @@ SECTIONS: tuple[tuple[str, str, Callable[[Source], story.Parts]], ...] = (
     ("memory", "Memory planned and used", story.memory),
     ("confusion", "Confusion matrix", story.confusion),
     ("benchmarks", "Benchmarks", bench.peers),
+    ("series", "Convolution of series", studies.series),
+    ("fusion", "Fused and small works", studies.fusion),
+    ("scaling", "Several GPUs", studies.scaling),
 )
 MISSING = ("missing", "What was not measured")
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from nbcnn.cuda import cuda, f4, i4, jit, types, u4
 from nbcnn.ops.call import Call, Impl, Launch, blocks
+from nbcnn.ops.traffic import Traffic, met, once, outputs, size, windows
 from nbcnn.shapes import ConvShape, numel
 
 # Unsigned offsets: for a signed index Numba emits the test and the addition of Python's negative indices.
@@ -130,15 +131,6 @@ def conv_bgrad_naive_kernel(dy, db, N, K, PQ):
         db[k] = total
 
 
-def traffic(shape: ConvShape, path: str) -> int:
-    """Bytes that `path` ("fprop", "dgrad" or "wgrad") asks of the caches: two operands a product, each result once.
-
-    Products with the padding are counted though they are skipped; the bias is not counted.
-    """
-    result = {"fprop": shape.y_shape, "dgrad": shape.x_shape, "wgrad": shape.w_shape}[path]
-    return 4 * (shape.flops() + numel(result))
-
-
 def shape_of(call: Call) -> ConvShape:
     """The convolution that a conv_fprop, conv_dgrad or conv_wgrad call computes."""
     N, C, H, W = call.out_shapes[0] if call.op == "conv_dgrad" else call.in_shapes[0]
@@ -184,4 +176,42 @@ def bind_wgrad(call: Call) -> list[Launch]:
     return launches
 
 
-OPS = {"conv_fprop": Impl(bind_fprop), "conv_dgrad": Impl(bind_dgrad), "conv_wgrad": Impl(bind_wgrad)}
+def _products(s: ConvShape) -> int:
+    """Products with pixels inside the image: each asks for both of its factors."""
+    return s.N * s.K * s.C * windows(s.P, s.R, s.H, s.stride, s.pad)[0] * windows(s.Q, s.S, s.W, s.stride, s.pad)[0]
+
+
+def traffic_fprop(call: Call) -> list[Traffic]:
+    """Bytes of `bind_fprop`: two operands a product."""
+    s = shape_of(call)
+    rows, columns = (s.P, s.R, s.H, s.stride, s.pad), (s.Q, s.S, s.W, s.stride, s.pad)
+    pixels = s.N * s.C * windows(*rows)[1] * windows(*columns)[1]
+    weights = s.K * s.C * met(*rows)[1] * met(*columns)[1]
+    return [Traffic(8 * _products(s), outputs(call), 4 * (pixels + weights))]
+
+
+def traffic_dgrad(call: Call) -> list[Traffic]:
+    """Bytes of `bind_dgrad`: the same products, from the other side."""
+    s = shape_of(call)
+    # Output row p meets row h by tap r where p·stride = h + pad − r; taps are counted from the last.
+    rows, columns = (s.H, s.R, s.P, 1, s.R - 1 - s.pad, s.stride), (s.W, s.S, s.Q, 1, s.S - 1 - s.pad, s.stride)
+    pixels = s.N * s.K * windows(*rows)[1] * windows(*columns)[1]
+    weights = s.K * s.C * met(*rows)[1] * met(*columns)[1]
+    return [Traffic(8 * _products(s), outputs(call), 4 * (pixels + weights))]
+
+
+def traffic_wgrad(call: Call) -> list[Traffic]:
+    """Bytes of `bind_wgrad`: the same products again, and dy once for db."""
+    s = shape_of(call)
+    rows, columns = (s.P, s.R, s.H, s.stride, s.pad), (s.Q, s.S, s.W, s.stride, s.pad)
+    pixels = s.N * s.C * windows(*rows)[1] * windows(*columns)[1]
+    gradients = s.N * s.K * met(*rows)[0] * met(*columns)[0]
+    dw = Traffic(8 * _products(s), size(call, "out", 0), 4 * (pixels + gradients))
+    return [dw, *(once(size(call, "in", 1), size(call, "out", 1)) for _ in call.out_shapes[1:])]
+
+
+OPS = {
+    "conv_fprop": Impl(bind_fprop, traffic=traffic_fprop),
+    "conv_dgrad": Impl(bind_dgrad, traffic=traffic_dgrad),
+    "conv_wgrad": Impl(bind_wgrad, traffic=traffic_wgrad),
+}

@@ -39,7 +39,7 @@ class Loader:
     """How one operand travels from global memory to a [BK][pitch] tile in shared memory: three device functions.
 
     start(state, extents, origin, first)         work out, once, what this thread reads (origin: first row or column of the tile)
-    fetch(stage, array, state, extents, inside)  issue the loads of one tile into registers (none where `inside` is 0), advance
+    fetch(stage, array, state, extents, inside)  issue the loads of one tile into registers (where `inside` is 0, what they read is not used), advance
     stash(stage, shared, begin)                  write the registers to the tile that begins at element `begin` of shared memory
 
     `ints` and `floats` are the sizes of the register arrays `state` and `stage`.

@@ -19,6 +19,7 @@ from nbcnn.cuda import cuda, f4, i4, i8, jit, types, u4
 from nbcnn.ops.call import Call, Impl, Launch, blocks
 from nbcnn.ops.conv.naive import int32s, shape_of
 from nbcnn.ops.ptx.shuffle import WARP, warp_sum
+from nbcnn.ops.traffic import Traffic, once, outputs, size, windows
 from nbcnn.shapes import ConvShape, numel
 
 MAX_STRIDE, MAX_WINDOW = 2, 7
@@ -296,17 +297,35 @@ def warps_for(channels: int) -> int:
     return min(MAX_WARPS, blocks(channels, TN))
 
 
-def traffic(shape: ConvShape, path: str) -> int:
-    """Bytes that `path` ("fprop", "dgrad" or "wgrad") asks of the caches; halos count where they leave the image."""
-    s = shape
-    if path == "wgrad":
-        filters = filters_per_block(s.R, s.S)
-        per_block = s.N * s.P * s.Q * (s.R * s.S + filters)
-        return 4 * (blocks(s.K, filters) * s.C * per_block + numel(s.w_shape))
-    channels, (_, targets, height, width) = (s.C, s.y_shape) if path == "fprop" else (s.K, s.x_shape)
-    count, BN = _grid(s.N, targets, height, width)
-    halo = halo_side(path, s.R, s.stride) * halo_side(path, s.S, s.stride)
-    return 4 * (count * channels * (halo + BN * s.R * s.S) + s.N * targets * height * width)
+def traffic_image(call: Call) -> list[Traffic]:
+    """Bytes of fprop or dgrad: of every tile of pixels, for each group of target channels, its halo inside the image; and all weights."""
+    s, path = shape_of(call), call.op.removeprefix("conv_")
+    (N, CS, HS, WS), target = (s.x_shape, s.y_shape) if path == "fprop" else (s.y_shape, s.x_shape)
+    height, width = target[2:]
+    tiles = blocks(height, SIDE), blocks(width, SIDE)
+    groups = _grid(*target)[0] // (N * tiles[0] * tiles[1])
+
+    def halos(count: int, window: int, extent: int) -> tuple[int, int]:
+        side = halo_side(path, window, s.stride)
+        if path == "fprop":
+            return windows(count, side, extent, SIDE * s.stride, s.pad)
+        # Rounded towards minus infinity, as the kernel's shift does.
+        before = window - 1 - s.pad
+        return windows(count, side, extent, SIDE // s.stride, -(-before // s.stride))
+
+    rows, columns, weights = halos(tiles[0], s.R, HS), halos(tiles[1], s.S, WS), numel(s.w_shape)
+    read = N * groups * CS * rows[0] * columns[0] + N * tiles[0] * tiles[1] * weights
+    return [Traffic(4 * read, outputs(call), 4 * (N * CS * rows[1] * columns[1] + weights))]
+
+
+def traffic_wgrad(call: Call) -> list[Traffic]:
+    """Bytes of `bind_wgrad`: every channel of x at all taps and all of dy, for each group of filters and channel; then dy once for db."""
+    s = shape_of(call)
+    filters = filters_per_block(s.R, s.S)
+    rows, columns = (windows(p, r, h, s.stride, s.pad) for p, r, h in ((s.P, s.R, s.H), (s.Q, s.S, s.W)))
+    read = blocks(s.K, filters) * s.C * s.N * (filters * s.P * s.Q + rows[0] * columns[0])
+    dw = Traffic(4 * read, size(call, "out", 0), 4 * (s.N * s.C * rows[1] * columns[1] + numel(s.y_shape)))
+    return [dw, *(once(size(call, "in", 1), size(call, "out", 1)) for _ in call.out_shapes[1:])]
 
 
 def _grid(N: int, targets: int, height: int, width: int) -> tuple[int, int]:
@@ -359,7 +378,7 @@ def bind_wgrad(call: Call) -> list[Launch]:
 
 
 OPS = {
-    "conv_fprop": Impl(bind_fprop, supports=supports),
-    "conv_dgrad": Impl(bind_dgrad, supports=supports),
-    "conv_wgrad": Impl(bind_wgrad, supports=supports),
+    "conv_fprop": Impl(bind_fprop, supports=supports, traffic=traffic_image),
+    "conv_dgrad": Impl(bind_dgrad, supports=supports, traffic=traffic_image),
+    "conv_wgrad": Impl(bind_wgrad, supports=supports, traffic=traffic_wgrad),
 }

@@ -1,4 +1,6 @@
-"""Variant best, fprop and dgrad: tiles of 32 series in shared memory, twelve results a thread in registers. Short series: `whole.py`.
+"""Variant best, fprop and dgrad: which tile, and the one that takes any: 32 series in shared memory, twelve results a thread in registers.
+
+What TMA can move is in `boxes.py` and `segments.py`, short series without it in `whole.py`.
 
 A lane works in a row of its own, and the lanes of a warp on the same twelve elements of their rows: a tap is one address for the
 whole warp, and the taps that meet only zeros are the same for all its rows, so a causal filter as long as the series costs little
@@ -12,12 +14,15 @@ from typing import Any
 
 import numpy as np
 
+from nbcnn import cuda as gpu
 from nbcnn.cuda import cuda, f4, i4, jit, u4
 from nbcnn.ops.call import Call, Impl, Launch
-from nbcnn.ops.dwconv1d import naive, whole
+from nbcnn.ops.dwconv1d import boxes, naive, segments, whole
+from nbcnn.ops.dwconv1d.boxes import Boxes
 from nbcnn.ops.dwconv1d.results import put_results, store_rows
+from nbcnn.ops.dwconv1d.segments import Segments
 from nbcnn.ops.dwconv1d.series import Correlation, of_images, supports
-from nbcnn.ops.dwconv1d.sliding import OVERRUN, OWN, ROWS, Sliding, choose, odd_quads, slide, stage_rows
+from nbcnn.ops.dwconv1d.sliding import MOST_SEGMENTS, OVERRUN, OWN, ROWS, Sliding, choose, odd_quads, slide, stage_rows
 from nbcnn.ops.dwconv1d.staging import fill_filter, quads, row_loads, shift_of
 from nbcnn.ops.dwconv1d.whole import Whole
 from nbcnn.ops.ptx.shuffle import WARP
@@ -82,28 +87,44 @@ def staged(g: Correlation, tile: Sliding) -> tuple[int, int, int]:
     return taps, pitch, 4 * (taps + ROWS * pitch)
 
 
-def tile(call: Call, multiprocessors: int) -> Sliding | Whole:
-    g = of_images(call)
-    return whole.choose(g, multiprocessors, whole.WARPS, whole.resident(g.L)) if whole.fits(g) and g.N >= whole.FEWEST else choose(g)
+OTHERS: dict[type, Any] = {Whole: whole, Boxes: boxes, Segments: segments}
+"""Modules that bind the tiles which are not of this file."""
+Tile = Sliding | Whole | Boxes | Segments
 
 
-def candidates(call: Call, multiprocessors: int) -> list[Sliding | Whole]:
-    """Every number of segments up to the one that takes a whole series; and series whole in registers."""
+def by_tma(call: Call) -> bool:
+    """True if TMA may fetch and store the operands: series of float32, on a GPU that has it."""
+    return gpu.has_tma() and {*call.in_dtypes, *call.out_dtypes} <= {"float32"}
+
+
+def tile(call: Call, multiprocessors: int) -> Tile:
+    return candidates(call, multiprocessors)[0]
+
+
+def candidates(call: Call, multiprocessors: int) -> list[Tile]:
+    """The tiles worth trying, the own choice first: what TMA moves, series whole in registers, every number of segments in shared memory."""
     g = of_images(call)
+    made: list[Tile] = []
+    if by_tma(call):
+        if boxes.fits(g):
+            made.append(boxes.choose(g, multiprocessors, boxes.WARPS, boxes.RESIDENT))
+        if segments.fits(g):
+            made.append(segments.choose(g, multiprocessors, segments.WARPS, segments.resident(g)))
     chosen = choose(g)
-    most = min(8, -(-g.L // OWN))
-    made: list[Sliding | Whole] = [chosen, *(Sliding(segments, chosen.pack) for segments in range(1, most + 1))]
-    if whole.fits(g):
-        own = whole.choose(g, multiprocessors, whole.WARPS, whole.resident(g.L))
-        made += [own, Whole(2 * own.parts)]
-    return list(dict.fromkeys(made))
+    sliding = [chosen, *(Sliding(count, chosen.pack) for count in range(1, min(MOST_SEGMENTS, -(-g.L // OWN)) + 1))]
+    if not whole.fits(g):
+        return list(dict.fromkeys([*made, *sliding]))
+    own = whole.choose(g, multiprocessors, whole.WARPS, whole.resident(g.L))
+    in_registers = [own, Whole(2 * own.parts)]
+    return list(dict.fromkeys([*made, *in_registers, *sliding] if g.N >= whole.FEWEST else [*made, *sliding, *in_registers]))
 
 
 def bind(call: Call) -> list[Launch]:
     """One launch: y from x, or dx from dy."""
     g, chosen = of_images(call), call.tile
-    if isinstance(chosen, Whole):
-        return whole.bind(call, g)
+    other = OTHERS.get(type(chosen))
+    if other:
+        return other.bind(call, g)
     taps, pitch, nbytes = staged(g, chosen)
     kernel = kernel_for(Sliding(chosen.segments, chosen.pack), shift_of(g), g.L % 4 == 0, g.flipped, g.skip, *kinds(call))
     numbers = (*naive.sizes(g), *(np.int32(number) for number in (taps, pitch, chosen.tiles(g))))
@@ -122,8 +143,9 @@ def series_loads(g: Correlation, tile: Sliding) -> int:
 def traffic(call: Call) -> list[Traffic]:
     """The source with a halo a tile, the filter once a block, out once."""
     g, one, chosen = of_images(call), element(call), call.tile
-    if isinstance(chosen, Whole):
-        return whole.traffic(call, g)
+    other = OTHERS.get(type(chosen))
+    if other:
+        return other.traffic(call, g)
     filters = 4 * g.C * (g.T + g.skip)
     read = one * g.rows * series_loads(g, chosen) + filters * chosen.batches(g) * chosen.tiles(g)
     return [Traffic(read, g.rows * g.L * element(call, "out"), one * g.rows * g.L + filters)]

@@ -16,8 +16,11 @@ import numpy as np
 
 from nbcnn.cuda import cuda, f4, i4, jit, u4
 from nbcnn.ops.call import Call, Impl, Launch, blocks
-from nbcnn.ops.dwconv1d import partials, whole, whole_backward
+from nbcnn.ops.dwconv1d import boxes, boxes_backward, partials, segments, segments_backward, whole, whole_backward
+from nbcnn.ops.dwconv1d.best import by_tma
+from nbcnn.ops.dwconv1d.boxes import Boxes
 from nbcnn.ops.dwconv1d.results import put_results, store_rows
+from nbcnn.ops.dwconv1d.segments import Segments
 from nbcnn.ops.dwconv1d.series import Correlation, of_backward, of_gradient, supports
 from nbcnn.ops.dwconv1d.sliding import MOST_SEGMENTS, OVERRUN, OWN, ROWS, Sliding, choose, odd_quads, slide, stage_rows
 from nbcnn.ops.dwconv1d.staging import fill_filter, quads, row_loads, shift_of
@@ -150,13 +153,24 @@ def staged(g: Correlation, tile: Sliding, form: Form) -> tuple[int, int, int, in
     return filters, pitch_x, pitch_dy, 4 * (filters + ROWS * (pitch_x + pitch_dy))
 
 
-def tiles(g: Correlation, form: Form, multiprocessors: int) -> list[Sliding | Whole]:
-    """The tiles worth trying, the own choice first: series whole in registers where they are short and many, else tiles of them."""
-    if not whole.fits(g):
-        return [in_strips(g, form, multiprocessors)]
-    own = whole.choose(g, multiprocessors, whole_backward.WARPS, whole_backward.resident(g.L, g.T, form.with_dx))
-    made: list[Sliding | Whole] = [own, in_strips(g, form, multiprocessors)]
-    return made if g.N >= whole.FEWEST else made[::-1]
+Tile = Sliding | Whole | Boxes | Segments
+
+
+def tiles(call: Call, g: Correlation, form: Form, multiprocessors: int) -> list[Tile]:
+    """The tiles worth trying, the own choice first: what TMA moves; series whole in registers where they are short and many, else tiles of them."""
+    made: list[Tile] = []
+    if by_tma(call):
+        if boxes.fits(g):
+            made.append(boxes.choose(g, multiprocessors, boxes_backward.WARPS, boxes_backward.RESIDENT))
+        if segments.fits(g):
+            parts = segments.choose(g, multiprocessors, segments_backward.WARPS, segments_backward.RESIDENT).parts
+            parts_dx = segments.choose(g, multiprocessors, segments.WARPS, segments.resident(g)).parts if form.with_dx else 0
+            made.append(Segments(parts, parts_dx))
+    others: list[Tile] = [in_strips(g, form, multiprocessors)]
+    if whole.fits(g):
+        own = whole.choose(g, multiprocessors, whole_backward.WARPS, whole_backward.resident(g.L, g.T, form.with_dx))
+        others = [own, *others] if g.N >= whole.FEWEST else [*others, own]
+    return [*made, *others]
 
 
 def in_strips(g: Correlation, form: Form, multiprocessors: int) -> Sliding:
@@ -180,13 +194,13 @@ def launches(call: Call, g: Correlation, form: Form, arrays: tuple[Any, ...], le
     return [first, partials.add(g, partial, dw, dd, tile.split)]
 
 
-def tile_wgrad(call: Call, multiprocessors: int) -> Sliding | Whole:
+def tile_wgrad(call: Call, multiprocessors: int) -> Tile:
     return candidates_wgrad(call, multiprocessors)[0]
 
 
-def candidates_wgrad(call: Call, multiprocessors: int) -> list[Sliding | Whole]:
+def candidates_wgrad(call: Call, multiprocessors: int) -> list[Tile]:
     g = of_gradient(call)
-    return tiles(g, form_of(g), multiprocessors)
+    return tiles(call, g, form_of(g), multiprocessors)
 
 
 def scratch_wgrad(call: Call) -> int:
@@ -198,6 +212,10 @@ def bind_wgrad(call: Call) -> list[Launch]:
     g, (x, dy), (dw, *dd) = of_gradient(call), call.ins, call.outs
     kind = (call.in_dtypes or ("float32",))[0]
     arrays = (x, dy, dw, dw, dy)
+    if isinstance(call.tile, Segments):
+        return segments_backward.launches(call, g, x, dy, dw, dd[0] if dd else dw)
+    if isinstance(call.tile, Boxes):
+        return boxes_backward.launches(call, g, None, arrays, dw, dd[0] if dd else dw)
     if isinstance(call.tile, Whole):
         return whole_backward.launches(call, g, None, arrays, dw, dd[0] if dd else dw, (kind, kind))
     return launches(call, g, form_of(g), arrays, 0, dw, dd[0] if dd else dw, (kind, kind))
@@ -206,6 +224,10 @@ def bind_wgrad(call: Call) -> list[Launch]:
 def traffic_wgrad(call: Call) -> list[Traffic]:
     """dy, and x with a halo a tile, for every group of taps; then the partial sums."""
     g = of_gradient(call)
+    if isinstance(call.tile, Segments):
+        return segments_backward.traffic(call, g)
+    if isinstance(call.tile, Boxes):
+        return boxes_backward.traffic(call, g, False)
     if isinstance(call.tile, Whole):
         return whole_backward.traffic(call, g, False)
     groups = blocks(g.T, OWN * form_of(g).taps)
@@ -225,13 +247,13 @@ def supports_fused(call: Call) -> str | None:
     return supports(call) or (None if taps <= FUSED_TAPS else f"{taps} taps are more than the {FUSED_TAPS} that one kernel's registers hold")
 
 
-def tile_fused(call: Call, multiprocessors: int) -> Sliding | Whole:
+def tile_fused(call: Call, multiprocessors: int) -> Tile:
     return candidates_fused(call, multiprocessors)[0]
 
 
-def candidates_fused(call: Call, multiprocessors: int) -> list[Sliding | Whole]:
+def candidates_fused(call: Call, multiprocessors: int) -> list[Tile]:
     towards, g = of_backward(call)
-    return tiles(g, form_of(g, towards), multiprocessors)
+    return tiles(call, g, form_of(g, towards), multiprocessors)
 
 
 def scratch_fused(call: Call) -> int:
@@ -239,11 +261,17 @@ def scratch_fused(call: Call) -> int:
 
 
 def bind_fused(call: Call) -> list[Launch]:
-    """Two launches: dx with the partial sums, and their sum."""
+    """Two launches: dx with the partial sums, and their sum; of long series on Hopper three."""
     towards, g = of_backward(call)
     (dy, x, w, *d), (dx, dw, *dd) = call.ins, call.outs
     kinds = (call.in_dtypes[0], call.out_dtypes[0]) if call.in_dtypes else ("float32", "float32")
     arrays = (x, dy, w, d[0] if d else w, dx)
+    if isinstance(call.tile, Segments):
+        # Two kernels: what one alone would save, a second load of dy, is less than its registers would cost.
+        dx_first = segments.launch(towards, Segments(call.tile.parts_dx), (dy, w, d[0] if d else w, dx))
+        return [dx_first, *segments_backward.launches(call, g, x, dy, dw, dd[0] if dd else dw)]
+    if isinstance(call.tile, Boxes):
+        return boxes_backward.launches(call, g, towards, arrays, dw, dd[0] if dd else dw)
     if isinstance(call.tile, Whole):
         return whole_backward.launches(call, g, towards, arrays, dw, dd[0] if dd else dw, kinds)
     return launches(call, g, form_of(g, towards), arrays, towards.left, dw, dd[0] if dd else dw, kinds)
@@ -252,6 +280,10 @@ def bind_fused(call: Call) -> list[Launch]:
 def traffic_fused(call: Call) -> list[Traffic]:
     """x and dy with a halo a tile, the filter once a block, dx once; then the partial sums."""
     towards, g = of_backward(call)
+    if isinstance(call.tile, Segments):
+        return [segments.traffic_of(call, towards, Segments(call.tile.parts_dx)), *segments_backward.traffic(call, g)]
+    if isinstance(call.tile, Boxes):
+        return boxes_backward.traffic(call, g, True)
     if isinstance(call.tile, Whole):
         return whole_backward.traffic(call, g, True)
     tile, form, one, filters = call.tile, form_of(g, towards), element(call), 4 * g.C * (g.T + g.skip)

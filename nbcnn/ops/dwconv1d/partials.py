@@ -29,8 +29,8 @@ class Strips:
 
 
 def strips(units: int, per_part: int, multiprocessors: int, resident: int) -> Strips:
-    """`units` of work in parts: four rounds of `resident` blocks a multiprocessor, where a part is `per_part` blocks."""
-    wanted = max(1, min(units, blocks(4 * resident * multiprocessors, per_part)))
+    """`units` of work in parts: up to four full rounds of `resident` blocks a multiprocessor, where a part is `per_part` blocks."""
+    wanted = max(1, min(units, 4 * resident * multiprocessors // per_part))
     return Strips(blocks(units, blocks(units, wanted)))  # no part without work
 
 

@@ -25,8 +25,8 @@ LANES, ROWS = 16, 16
 THREADS = LANES * ROWS
 MOST_GROUPS = 8
 MOST_SHARED = 48 * 1024
-RESIDENT = 4
-"""Blocks of the weight gradient that share a multiprocessor."""
+RESIDENT = 5
+"""Blocks that share a multiprocessor: 48 registers a thread."""
 
 
 def groups_of(count: int) -> int:
@@ -41,7 +41,7 @@ def images_kernel(GROUPS: int, shift: int, vector: bool, flipped: bool, skip: bo
     _, store = scalar_io(out_kind)
     TILE = LANES * GROUPS
 
-    @jit(launch_bounds=(THREADS, 2))
+    @jit(launch_bounds=(THREADS, RESIDENT))
     def dwconv1d_shared_kernel(source, w, d, out, N, C, L, T, left, T4, pitch, tiles):
         """out[n,c,t] = Σ_i k[c,i] · source[n,c,t+i−left]; k is w, or w read backwards, with d added to tap `left`.
 
@@ -74,7 +74,10 @@ def images_kernel(GROUPS: int, shift: int, vector: bool, flipped: bool, skip: bo
                 first = i4(start + i4(LANES * g) + i - left)
                 if first + i4(LANES + 2) >= i4(0) and first < L:
                     e = u4(at + i + i4(LANES * g))
-                    acc[g] += k0 * shared[e] + k1 * shared[e + u4(1)] + k2 * shared[e + u4(2)] + k3 * shared[e + u4(3)]
+                    acc[g] += k0 * shared[e]
+                    acc[g] += k1 * shared[e + u4(1)]
+                    acc[g] += k2 * shared[e + u4(2)]
+                    acc[g] += k3 * shared[e + u4(3)]
             i = i4(i + i4(4))
         for g in range(GROUPS):
             t = i4(start + i4(LANES * g) + lane)
@@ -90,7 +93,7 @@ def wgrad_kernel(GROUPS: int, shift: int, vector: bool, kind: str) -> Any:
     stage_row, SHIFT = stage_series(kind, vector, LANES), shift
     TAPS = LANES * GROUPS
 
-    @jit(launch_bounds=(THREADS, 2))
+    @jit(launch_bounds=(THREADS, RESIDENT))
     def dwconv1d_wgrad_shared_kernel(x, dy, partial, N, C, L, T, left, rows, TL, pitch_dy, pitch_x):
         """partial[part][c][i] = Σ_n Σ_t dy[n,c,t] · x[n,c,t+i−left], n over the `rows` series of the part.
 
@@ -125,7 +128,10 @@ def wgrad_kernel(GROUPS: int, shift: int, vector: bool, kind: str) -> Any:
                         first = i4(start + t + base + i4(LANES * g) - left)
                         if first + i4(LANES + 2) >= i4(0) and first < L:
                             e = u4(at_x + t + i4(LANES * g + SHIFT) + lane)
-                            acc[g] += v0 * shared[e] + v1 * shared[e + u4(1)] + v2 * shared[e + u4(2)] + v3 * shared[e + u4(3)]
+                            acc[g] += v0 * shared[e]
+                            acc[g] += v1 * shared[e + u4(1)]
+                            acc[g] += v2 * shared[e + u4(2)]
+                            acc[g] += v3 * shared[e + u4(3)]
                     t = i4(t + i4(4))
                 cuda.syncthreads()
                 start = i4(start + TL)

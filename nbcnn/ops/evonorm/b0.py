@@ -276,11 +276,6 @@ def bind_grads(call: Call) -> list[Launch]:
     ]
 
 
-def scratch_fprop(call: Call) -> int:
-    """Bytes that the one launch wants."""
-    return b0_held.scratch_fprop(call) if call.tile is not None else 0
-
-
 def scratch_infer(call: Call) -> int:
     """Bytes of the statistics of every plane, where they leave the kernel."""
     n, c = call.in_shapes[0][:2]
@@ -309,10 +304,10 @@ def candidates(call: Call, multiprocessors: int) -> list[Held]:
     The simulator runs one block after another: there only the latter.
     """
     shape, layout, backward = call.in_shapes[0], call.layout, call.op.endswith("_grads")
-    tensors, others = ((2, 1), b0_held_grads.OTHERS[layout]) if backward else ((1,), 0)
+    tensors = (2, 1) if backward else (1,)
     alone = call.op.endswith("_infer") or SIMULATOR
-    at_once = [] if alone else slabs_of(shape, layout, 1, tensors, multiprocessors, at_once=True, others=others)
-    return [*at_once, *slabs_of(shape, layout, 1, tensors, multiprocessors, others=others)]
+    at_once = [] if alone else slabs_of(shape, layout, 1, tensors, multiprocessors, at_once=True)
+    return [*at_once, *slabs_of(shape, layout, 1, tensors, multiprocessors)]
 
 
 def tile(call: Call, multiprocessors: int) -> Held | None:
@@ -320,6 +315,6 @@ def tile(call: Call, multiprocessors: int) -> Held | None:
     return None if SIMULATOR else next(iter(candidates(call, multiprocessors)), None)
 
 
-FPROP = Impl(bind_fprop, scratch_fprop, elementwise.supports, tile, candidates=candidates, traffic=traffic.b0_fprop)
+FPROP = Impl(bind_fprop, supports=elementwise.supports, tile=tile, candidates=candidates, traffic=traffic.b0_fprop)
 INFER = Impl(bind_infer, scratch_infer, elementwise.supports, tile, candidates=candidates, traffic=traffic.b0_infer)
 GRADS = Impl(bind_grads, scratch_grads, elementwise.supports, tile, candidates=candidates, traffic=traffic.b0_grads)

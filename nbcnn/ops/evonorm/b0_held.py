@@ -14,133 +14,108 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.cuda import constant, cuda, f4, i4, i8, jit
+from nbcnn.cuda import constant, cuda, f4, i4, jit, u4
 from nbcnn.ops.call import Call, Launch
-from nbcnn.ops.evonorm.held import Held, place_of, plane_sums, quads_of, shared_floats, team_of
-from nbcnn.ops.ptx.grid import fresh, meet
+from nbcnn.ops.evonorm import held as held_module
+from nbcnn.ops.evonorm.held import Held, elements_of, frozen, joined, loading, place_of, spread_of, storing, team_of
+from nbcnn.ops.ptx.fast import reciprocal
+from nbcnn.ops.ptx.grid import receive, send
 from nbcnn.ops.ptx.shuffle import WARP, warp_sum_everywhere
 from nbcnn.ops.sigmoid import divide
-from nbcnn.ops.stored import kinds, scalar_io, vector_io
+from nbcnn.ops.stored import kinds, scalar_io
 from nbcnn.ops.windows import split
 
 
 @cache
-def fprop_kernel(kind: str, layout: str, held: Held, stage: str) -> Any:
+def fprop_kernel(kind: str, layout: str, channels: int, held: Held, stage: str) -> Any:
     load, _ = scalar_io(kind)
-    load4, store4 = vector_io(kind)
-    team = team_of(held, layout, 1)
-    place, quads, sums_of = place_of(team, held.channels), quads_of(team), plane_sums(team, 1)
-    SUMS, TOTALS = shared_floats(team, 1)
-    CHANNELS, IMAGES, LANES, SLOTS, WIDE, FLOATS = held.channels, held.images, team.lanes, held.slots, team.wide, 4 * held.slots
-    OWN, WARPS = 1 if WIDE else 0, held.threads // WARP
+    team = team_of(held, layout, 1, channels)
+    place, elements, fill, put, spread, join = (
+        place_of(team),
+        elements_of(team),
+        loading(kind, team),
+        storing(kind, team),
+        spread_of(team),
+        joined(team),
+    )
+    CHANNELS, IMAGES, WIDE, FLOATS, WARPS = held.channels, held.images, team.wide, team.floats, held.threads // WARP
+    KEPT, LONE = 3 * team.planes * team.joint, team.joint == 1  # a warp has a whole plane
     TURNS, ALL, STATISTICS, APPLY, INFER = -(-CHANNELS // WARPS), stage == "all", stage != "apply", stage != "statistics", stage == "infer"
+    IMAGES_FIRST = held_module.IMAGES_FIRST[layout]
 
     @jit(launch_bounds=(held.threads, held.blocks))
-    def evonorm_b0_fprop_kernel(x, gamma, beta, v, running, y, shift, std, batch_shift, batch_std, kept, counters, parties, N, C, HW, eps, momentum):
+    def evonorm_b0_fprop_kernel(x, gamma, beta, v, running, y, shift, std, batch_shift, batch_std, packets, N, C, HW, eps, momentum):
         """y = γ·x/d + β, d = max(s_B, v·x + s_I), and every statistic; running ← (1 − momentum)·running + momentum·(unbiased variance).
 
         Batch statistics by Chan's formula for planes of one size: mean = the mean of the means, M2 = Σ M2_n + H·W·Σ (mean_n − mean)².
-        grid (N/images)·(C/channels), block up to 512; owns: a block a slab, a thread up to 8 quads, in registers.
-        shared 4 bytes a plane and warp; moves 8·x bytes (4·x where only statistics are made). source: arXiv:2004.02967.
+        grid (C/channels, N/images), block up to 512; owns: a block a slab, a thread up to 32 pixels of a channel, in registers.
+        shared 12 bytes a plane and warp; moves 8·x bytes (4·x where only statistics are made). source: arXiv:2004.02967.
         """
-        sums = cuda.shared.array(SUMS, f4)
-        totals = cuda.shared.array(TOTALS, f4)
-        least = cuda.shared.array(CHANNELS, f4)
-        held_x = cuda.local.array(FLOATS, f4)
-        parts = cuda.local.array(LANES, f4)
-        leads = cuda.local.array(LANES, f4)
-        means = cuda.local.array(LANES, f4)
-        owns = cuda.local.array(LANES, f4)
+        kept = cuda.shared.array(KEPT, f4)
+        leasts = cuda.shared.array(CHANNELS, f4)
+        values = cuda.local.array(FLOATS, f4)
         tid = i4(cuda.threadIdx.x)
-        slab, party = split(i4(cuda.blockIdx.x), parties)
+        slab, party = (i4(cuda.blockIdx.y), i4(cuda.blockIdx.x)) if IMAGES_FIRST else (i4(cuda.blockIdx.x), i4(cuda.blockIdx.y))
         first = i4(slab * i4(CHANNELS))
         channel, image, rank = place(tid)
-        n = i4(party * i4(IMAGES) + image)
-        plane = i4(image * i4(CHANNELS) + channel)
-        start, step, tail = quads(n, i4(first + channel), rank, C, HW)
-        for i in range(SLOTS):
-            at = start + i8(i) * step if i < SLOTS - 1 or tail else i8(0)
-            held_x[4 * i], held_x[4 * i + 1], held_x[4 * i + 2], held_x[4 * i + 3] = load4(x, at)
-        step_c = i4(1) if WIDE else HW
-        if STATISTICS:
-            for e in range(LANES):
-                leads[e] = load(x, i4(n * C * HW + (first + channel + i4(e)) * step_c))
-                parts[e] = f4(0)
-            for i in range(SLOTS):
-                if i < SLOTS - 1 or tail:
-                    for e in range(4):
-                        parts[e * OWN] += held_x[4 * i + e] - leads[e * OWN]
-            sums_of(sums, totals, parts)
-            for e in range(LANES):
-                means[e] = totals[plane + i4(e)] / f4(HW)
-                owns[e] = leads[e] + means[e]
-                parts[e] = f4(0)
-            for i in range(SLOTS):
-                if i < SLOTS - 1 or tail:
-                    for e in range(4):
-                        centred = held_x[4 * i + e] - owns[e * OWN]
-                        parts[e * OWN] += centred * centred
-            sums_of(sums, totals, parts)
-            every = i4(N * C)
-            for e in range(LANES):
-                own = i4(first + channel + i4(e))
-                variance = totals[plane + i4(e)] / f4(HW)
-                owns[e] = f4(math.sqrt(variance + eps))
-                if rank == i4(0) and not INFER:
-                    shift[n * C + own] = means[e]
-                    std[n * C + own] = owns[e]
-                    if ALL:
-                        kept[own * N + n] = leads[e] - load(x, i4(own * step_c)) + means[e]
-                        kept[every + own * N + n] = variance
+        n, own = i4(party * i4(IMAGES) + image), i4(first + channel)
+        start, tail = elements(n, own, rank, C, HW)
+        fill(values, x, start, tail)
+        at_channel, at_plane, lead_at = u4(own), u4(n * C + own), i4(own if WIDE else own * HW)
+        s, least, origin, turn, factor, bias, slope = f4(0), f4(0), f4(0), i4(0), f4(0), f4(0), f4(0)
         if ALL:
-            meet(counters, slab, parties)
-            lane = i4(tid % i4(WARP))
-            for turn in range(TURNS):
-                at = i4(tid // i4(WARP) + i4(turn * WARPS))
-                own = i4(first + min(at, i4(CHANNELS - 1)))
-                total = f4(0)
-                for other in range(lane, N, i4(WARP)):
-                    total += fresh(kept, i4(own * N + other))
-                mean = warp_sum_everywhere(total) / f4(N)
-                total = f4(0)
-                for other in range(lane, N, i4(WARP)):
-                    away = fresh(kept, i4(own * N + other)) - mean
-                    total += fresh(kept, i4(N * C + own * N + other)) + away * away
-                variance = warp_sum_everywhere(total) / f4(N)
-                if lane == i4(0) and at < i4(CHANNELS):
-                    s = f4(math.sqrt(variance + eps))
-                    least[at] = s
-                    if party == i4(0):
-                        batch_shift[own] = mean
-                        batch_std[own] = s
-                        m = f4(N) * f4(HW)
-                        running[own] = (f4(1) - momentum) * running[own] + momentum * variance * (m / max(m - f4(1), f4(1)))
-            cuda.syncthreads()
+            origin, turn = load(x, u4(lead_at)), i4(packets[u4(i4(4) * (own * N + n) + i4(1))] + i4(1))
         if APPLY:
-            if not ALL:
-                for at in range(tid, i4(CHANNELS), i4(WARPS * WARP)):
-                    least[at] = f4(math.sqrt(running[first + at] + eps)) if INFER else batch_std[first + at]
+            factor, bias, slope = gamma[at_channel], beta[at_channel], v[at_channel]
+            if not STATISTICS:
+                s, least = std[at_plane], batch_std[at_channel]
+            if INFER:
+                least = f4(math.sqrt(running[at_channel] + eps))
+        if STATISTICS:
+            lead = load(x, u4(n * C * HW + lead_at))
+            mean, variance = spread(kept, values, lead, rank, HW)
+            if LONE:
+                variance = divide(variance, f4(HW))
+            else:
                 cuda.syncthreads()
-            for e in range(LANES):
-                own = i4(first + channel + i4(e))
-                leads[e], means[e], parts[e] = gamma[own], beta[own], v[own]
-                if not STATISTICS:
-                    owns[e] = std[n * C + own]
-            for i in range(SLOTS):
-                if i < SLOTS - 1 or tail:
-                    for e in range(4):
-                        value, at_least = held_x[4 * i + e], least[channel + i4(e * OWN)]
-                        d = max(at_least, parts[e * OWN] * value + owns[e * OWN])
-                        held_x[4 * i + e] = leads[e * OWN] * divide(value, d) + means[e * OWN]
-                    store4(y, start + i8(i) * step, held_x[4 * i], held_x[4 * i + 1], held_x[4 * i + 2], held_x[4 * i + 3])
+                mean, variance = join(kept, i4(image * i4(CHANNELS) + channel), f4(HW))
+            if ALL and rank == i4(0):
+                send(packets, i4(own * N + n), turn, lead - origin + mean, variance)
+            s = f4(math.sqrt(variance + eps))
+            if rank == i4(0) and not INFER:
+                shift[at_plane], std[at_plane] = mean, s
+        if ALL:
+            warp, lane = split(tid, WARP)
+            for round in range(TURNS):
+                at = i4(warp + i4(round * WARPS))
+                its = i4(first + min(at, i4(CHANNELS - 1)))
+                # Welford's way over a lane's planes, Chan's over the lanes.
+                count, centre, squares = f4(0), f4(0), f4(0)
+                for other in range(lane, N if at < i4(CHANNELS) else i4(0), i4(WARP)):
+                    plane_mean, plane_variance = receive(packets, i4(its * N + other), turn)
+                    count += f4(1)
+                    away = plane_mean - centre
+                    centre += divide(away, count)
+                    squares += plane_variance + away * (plane_mean - centre)
+                mean = divide(warp_sum_everywhere(count * centre), f4(N))
+                away = centre - mean
+                variance = divide(warp_sum_everywhere(squares + count * away * away), f4(N))
+                if lane == i4(0) and at < i4(CHANNELS):
+                    deviation = f4(math.sqrt(variance + eps))
+                    leasts[u4(at)] = deviation
+                    if party == i4(0):
+                        batch_shift[u4(its)], batch_std[u4(its)] = mean, deviation
+                        m = f4(N) * f4(HW)
+                        running[u4(its)] = (f4(1) - momentum) * running[u4(its)] + momentum * variance * (m / max(m - f4(1), f4(1)))
+            cuda.syncthreads()
+            least = leasts[u4(channel)]
+        if APPLY:
+            for j in range(FLOATS):
+                value = values[j]
+                values[j] = factor * (value * reciprocal(max(least, slope * value + s))) + bias
+            put(y, values, start, tail)
 
     return evonorm_b0_fprop_kernel
-
-
-def scratch_fprop(call: Call) -> int:
-    """Bytes of the means and variances of every plane that the one launch passes from block to block."""
-    n, c = call.in_shapes[0][:2]
-    return 8 * n * c if call.tile.together else 0
 
 
 def launch(call: Call, stage: str) -> Launch:
@@ -150,9 +125,9 @@ def launch(call: Call, stage: str) -> Launch:
     y, shift, std, batch_shift, batch_std = (call.outs[0], *(running,) * 4) if stage == "infer" else call.outs[:5]  # infer touches y alone
     together = stage == "all"
     slabs, parties = c // held.channels, n // held.images
-    kept = call.scratch[: scratch_fprop(call)].view(np.float32) if together else running
-    counters = constant(np.zeros(2 * slabs if together else 1, np.int32))
-    sizes = (np.int32(size) for size in (parties, n, c, h * w))
+    packets = constant(np.zeros(4 * n * c if together else 1, np.int32))
+    sizes = (np.int32(size) for size in (n, c, h * w))
     numbers = np.float32(call.attrs["eps"]), np.float32(call.attrs.get("momentum", 0))
-    args = (*call.ins, y, shift, std, batch_shift, batch_std, kept, counters, *sizes, *numbers)
-    return Launch(fprop_kernel(kinds(call)[0], call.layout, held, stage), slabs * parties, held.threads, args, together=together)
+    args = (*call.ins, y, shift, std, batch_shift, batch_std, packets, *sizes, *numbers)
+    grid = (parties, slabs) if held_module.IMAGES_FIRST[call.layout] else (slabs, parties)
+    return Launch(fprop_kernel(kinds(call)[0], call.layout, frozen(call.layout, c), held, stage), grid, held.threads, args, together=together)

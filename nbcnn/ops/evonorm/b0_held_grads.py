@@ -12,159 +12,153 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.cuda import constant, cuda, f4, i4, i8, jit
+from nbcnn.cuda import constant, cuda, f4, i4, jit, u4
 from nbcnn.ops.call import Call, Launch
-from nbcnn.ops.evonorm.held import Held, place_of, plane_sums, quads_of, shared_floats, team_of
-from nbcnn.ops.ptx.grid import fresh, meet
-from nbcnn.ops.ptx.shuffle import WARP, warp_sum_everywhere
+from nbcnn.ops.evonorm import held as held_module
+from nbcnn.ops.evonorm.held import Held, adding, elements_of, frozen, loading, place_of, storing, team_of, total_of
+from nbcnn.ops.ptx.fast import reciprocal
+from nbcnn.ops.ptx.grid import receive, send
+from nbcnn.ops.ptx.shuffle import WARP, warp_sum
 from nbcnn.ops.sigmoid import divide
-from nbcnn.ops.stored import kinds, scalar_io, vector_io
+from nbcnn.ops.stored import kinds, scalar_io
 from nbcnn.ops.windows import split
 
 PARTIALS = 5
 """Sums of every plane that the gradients are made of: four to add over the images, one that stays the plane's."""
 
-OTHERS = {"NCHW": 40, "NHWC": 72}
-"""Registers of a thread besides what it holds; in NHWC it has twenty sums and sixteen numbers of its channels."""
-
 
 @cache
-def grads_kernel(kind: str, layout: str, held: Held, stage: str) -> Any:
+def grads_kernel(kind: str, layout: str, channels: int, held: Held, stage: str) -> Any:
     load, _ = scalar_io(kind)
-    load4, store4 = vector_io(kind)
-    team = team_of(held, layout, 1)
-    place, quads, sums_of = place_of(team, held.channels), quads_of(team), plane_sums(team, PARTIALS)
-    SUMS, TOTALS = shared_floats(team, PARTIALS)
-    CHANNELS, IMAGES, LANES, SLOTS, WIDE, FLOATS = held.channels, held.images, team.lanes, held.slots, team.wide, 4 * held.slots
-    OWN, WARPS, PARTS, PLANES, THREADS = 1 if WIDE else 0, held.threads // WARP, PARTIALS * team.lanes, team.planes, held.threads
-    BOTH, FLOATS_DY, ALL, KEPT = held.tensors > 1, 4 * held.slots if held.tensors > 1 else 4, (PARTIALS - 1) * held.channels, PARTIALS - 1
-    TURNS, TOGETHER, MAKES, APPLIES = -(-ALL // WARPS), stage == "all", stage != "apply", stage != "sums"
-    SENT = (PARTIALS - 1 if TOGETHER else PARTIALS) * team.planes
+    team = team_of(held, layout, 1, channels)
+    place, elements, fill, put, add, total_at = (
+        place_of(team),
+        elements_of(team),
+        loading(kind, team),
+        storing(kind, team),
+        adding(team),
+        total_of(team),
+    )
+    CHANNELS, IMAGES, WIDE, FLOATS, WARPS = held.channels, held.images, team.wide, team.floats, held.threads // WARP
+    BOTH, PLANES, SUMS = held.tensors > 1, team.planes, PARTIALS * team.planes * team.warps
+    TURNS, TOGETHER, MAKES, APPLIES = -(-CHANNELS // WARPS), stage == "all", stage != "apply", stage != "sums"
+    IMAGES_FIRST = held_module.IMAGES_FIRST[layout]
 
     @jit(launch_bounds=(held.threads, held.blocks))
-    def evonorm_b0_grads_kernel(
-        dy, x, gamma, v, shift, std, batch_shift, batch_std, dx, dgamma, dbeta, dv, partials, batch_sums, counters, parties, N, C, HW
-    ):
-        """dx, dgamma, dbeta, dv. Σ g, Σ g·x/d, Σ M·q·x, Σ (1−M)·q of planes go to partials (4,C,N), which a slab's blocks add.
+    def evonorm_b0_grads_kernel(dy, x, gamma, v, shift, std, batch_shift, batch_std, dx, dgamma, dbeta, dv, partials, batch_sums, packets, N, C, HW):
+        """dx, dgamma, dbeta, dv. Σ g, Σ g·x/d, Σ M·q·x, Σ (1−M)·q of planes go to the channel's other blocks in two packets a plane.
 
         In stages: these and Σ M·q in partials (5,N,C), and Σ (1−M)·q of channels in batch_sums.
-        grid (N/images)·(C/channels), block up to 512; owns: a block a slab, a thread up to 8 quads, in registers.
+        grid (C/channels, N/images), block up to 512; owns: a block a slab, a thread up to 32 pixels of a channel, in registers.
         shared 20 bytes a plane and warp; moves 12·x bytes (16 if dy is read again, from L2; 20 in stages). source: arXiv:2004.02967.
         """
         sums = cuda.shared.array(SUMS, f4)
-        totals = cuda.shared.array(TOTALS, f4)
         pulls = cuda.shared.array(CHANNELS, f4)
-        held_x = cuda.local.array(FLOATS, f4)
-        held_dy = cuda.local.array(FLOATS_DY, f4)
-        parts = cuda.local.array(PARTS, f4)
-        factors = cuda.local.array(LANES, f4)
-        slopes = cuda.local.array(LANES, f4)
-        owns = cuda.local.array(LANES, f4)
-        leasts = cuda.local.array(LANES, f4)
+        values = cuda.local.array(FLOATS, f4)
+        grads = cuda.local.array(FLOATS, f4)
         tid = i4(cuda.threadIdx.x)
-        slab, party = split(i4(cuda.blockIdx.x), parties)
+        slab, party = (i4(cuda.blockIdx.y), i4(cuda.blockIdx.x)) if IMAGES_FIRST else (i4(cuda.blockIdx.x), i4(cuda.blockIdx.y))
         first = i4(slab * i4(CHANNELS))
         channel, image, rank = place(tid)
-        n = i4(party * i4(IMAGES) + image)
+        n, own = i4(party * i4(IMAGES) + image), i4(first + channel)
         plane = i4(image * i4(CHANNELS) + channel)
-        start, step, tail = quads(n, i4(first + channel), rank, C, HW)
-        for i in range(SLOTS):
-            at = start + i8(i) * step if i < SLOTS - 1 or tail else i8(0)
-            held_x[4 * i], held_x[4 * i + 1], held_x[4 * i + 2], held_x[4 * i + 3] = load4(x, at)
-            if BOTH:
-                held_dy[4 * i], held_dy[4 * i + 1], held_dy[4 * i + 2], held_dy[4 * i + 3] = load4(dy, at)
-        if MAKES:
-            for e in range(LANES):
-                own = i4(first + channel + i4(e))
-                factors[e], slopes[e], owns[e], leasts[e] = gamma[own], v[own], std[n * C + own], batch_std[own]
-            for e in range(PARTS):
-                parts[e] = f4(0)
-            for i in range(SLOTS):
-                if i < SLOTS - 1 or tail:
-                    if not BOTH:
-                        held_dy[0], held_dy[1], held_dy[2], held_dy[3] = load4(dy, start + i8(i) * step)
-                    for e in range(4):
-                        value, g = held_x[4 * i + e], held_dy[4 * i * BOTH + e]
-                        reach = slopes[e * OWN] * value + owns[e * OWN]
-                        scale = divide(f4(1), max(reach, leasts[e * OWN]))
-                        part = g * value * scale
-                        q = part * scale
-                        above = reach > leasts[e * OWN]
-                        parts[e * OWN] += g
-                        parts[LANES + e * OWN] += part
-                        parts[2 * LANES + e * OWN] += q * value if above else f4(0)
-                        parts[3 * LANES + e * OWN] += f4(0) if above else q
-                        parts[4 * LANES + e * OWN] += q if above else f4(0)
-            sums_of(sums, totals, parts)
-            for at in range(tid, i4(SENT), i4(THREADS)):
-                which, of = i4(at // i4(PLANES)), i4(at % i4(PLANES))
-                own, at_image = i4(first + of % i4(CHANNELS)), i4(party * i4(IMAGES) + of // i4(CHANNELS))
-                sign = -gamma[own] if which > i4(1) else f4(1)
-                place_at = i4((which * C + own) * N + at_image) if TOGETHER else i4((which * N + at_image) * C + own)
-                partials[place_at] = sign * totals[at]
+        start, tail = elements(n, own, rank, C, HW)
+        fill(values, x, start, tail)
+        fill(grads, dy, start, tail)
+        at_channel, at_plane, lead_at = u4(own), u4(n * C + own), i4(own if WIDE else own * HW)
+        factor, slope, s, least = gamma[at_channel], v[at_channel], std[at_plane], batch_std[at_channel]
+        turn, own_sum, batch_sum = i4(0), f4(0), f4(0)
         if TOGETHER:
-            meet(counters, slab, parties)
-            lane = i4(tid % i4(WARP))
-            for turn in range(TURNS):
-                at = i4(tid // i4(WARP) + i4(turn * WARPS))
-                which, of = i4(KEPT - 1 - at // i4(CHANNELS)), i4(at % i4(CHANNELS))
-                if at < i4(ALL) and (which == i4(KEPT - 1) or party == i4(0)):
-                    own = i4(first + of)
-                    total = f4(0)
-                    for other in range(lane, N, i4(WARP)):
-                        total += fresh(partials, i4((which * C + own) * N + other))
-                    total = warp_sum_everywhere(total)
-                    if lane == i4(0):
-                        if which == i4(0):
-                            dbeta[own] = total
-                        elif which == i4(1):
-                            dgamma[own] = total
-                        elif which == i4(2):
-                            dv[own] = total
-                        else:
-                            pulls[of] = total
+            turn = i4(packets[u4(i4(8) * (own * N + n) + i4(1))] + i4(1))
+        if MAKES:
+            sum_g, sum_x, sum_v, sum_batch, sum_own = f4(0), f4(0), f4(0), f4(0), f4(0)
+            # Behind the plane x and dy are zero, and add nothing.
+            for j in range(FLOATS):
+                value, g = values[j], grads[j]
+                reach = slope * value + s
+                scale = reciprocal(max(reach, least))
+                part = g * value * scale
+                q = part * scale
+                inside = q if reach > least else f4(0)
+                sum_g, sum_x, sum_v = sum_g + g, sum_x + part, sum_v + inside * value
+                sum_batch, sum_own = sum_batch + (q - inside), sum_own + inside
+            add(sums, i4(0), plane, sum_g)
+            add(sums, i4(1), plane, sum_x)
+            add(sums, i4(2), plane, sum_v)
+            add(sums, i4(3), plane, sum_batch)
+            add(sums, i4(4), plane, sum_own)
             cuda.syncthreads()
+            own_sum = -factor * total_at(sums, i4(4 * PLANES) + plane)
+            if rank == i4(0):
+                sum_g, sum_x = total_at(sums, plane), total_at(sums, i4(PLANES) + plane)
+                sum_v, sum_batch = -factor * total_at(sums, i4(2 * PLANES) + plane), -factor * total_at(sums, i4(3 * PLANES) + plane)
+                if TOGETHER:
+                    send(packets, i4(i4(2) * (own * N + n)), turn, sum_batch, sum_g)
+                    send(packets, i4(i4(2) * (own * N + n) + i4(1)), turn, sum_x, sum_v)
+                else:
+                    every = u4(N * C)
+                    partials[at_plane], partials[u4(every + at_plane)] = sum_g, sum_x
+                    partials[u4(u4(2) * every + at_plane)], partials[u4(u4(3) * every + at_plane)] = sum_v, sum_batch
+                    partials[u4(u4(4) * every + at_plane)] = own_sum
+        warp, lane = split(tid, WARP)
+        if TOGETHER:
+            for round in range(TURNS):
+                at = i4(warp + i4(round * WARPS))
+                its, total = i4(first + min(at, i4(CHANNELS - 1))), f4(0)
+                for other in range(lane, N if at < i4(CHANNELS) else i4(0), i4(WARP)):
+                    pull, _ = receive(packets, i4(i4(2) * (its * N + other)), turn)
+                    total += pull
+                total = warp_sum(total)
+                if lane == i4(0) and at < i4(CHANNELS):
+                    pulls[u4(at)] = total
+            cuda.syncthreads()
+            batch_sum = pulls[u4(channel)]
         if APPLIES:
-            # From here on parts: dx's slope along x, what is taken off x for it, what both sums take off dx. The channel's numbers are read
-            # again: else the compiler keeps what it made of them and every x above in registers.
-            step_c = i4(1) if WIDE else HW
-            for e in range(LANES):
-                own = i4(first + channel + i4(e))
-                factors[e], slopes[e], owns[e], leasts[e] = gamma[own], v[own], std[n * C + own], batch_std[own]
-                own_sum = -factors[e] * totals[i4(4 * PLANES) + plane + i4(e)] if TOGETHER else partials[(i4(4) * N + n) * C + own]
-                batch_sum = pulls[channel + i4(e)] if TOGETHER else batch_sums[own]
-                pull, batch_pull = own_sum / (f4(HW) * owns[e]), batch_sum / (f4(N) * f4(HW) * leasts[e])
-                lead = load(x, i4(n * C * HW + own * step_c))
-                parts[e], parts[LANES + e] = pull + batch_pull, lead
-                parts[2 * LANES + e] = pull * shift[n * C + own] + batch_pull * (batch_shift[own] - (lead - load(x, i4(own * step_c))))
-            for i in range(SLOTS):
-                if i < SLOTS - 1 or tail:
-                    if not BOTH:
-                        held_dy[0], held_dy[1], held_dy[2], held_dy[3] = load4(dy, start + i8(i) * step)
-                    for e in range(4):
-                        value, h = held_x[4 * i + e], factors[e * OWN] * held_dy[4 * i * BOTH + e]
-                        reach = slopes[e * OWN] * value + owns[e * OWN]
-                        scale = divide(f4(1), max(reach, leasts[e * OWN]))
-                        direct = h * scale * (owns[e * OWN] * scale if reach > leasts[e * OWN] else f4(1))
-                        away = value - parts[LANES + e * OWN]
-                        held_x[4 * i + e] = direct + (parts[e * OWN] * away - parts[2 * LANES + e * OWN])
-                    store4(dx, start + i8(i) * step, held_x[4 * i], held_x[4 * i + 1], held_x[4 * i + 2], held_x[4 * i + 3])
+            if not TOGETHER:
+                own_sum, batch_sum = partials[u4(u4(i4(4) * N * C) + at_plane)], batch_sums[at_channel]
+            # The numbers are read again: else the compiler keeps what it made of them and every x above in registers.
+            factor, slope, s, least = gamma[at_channel], v[at_channel], std[at_plane], batch_std[at_channel]
+            lead, origin = load(x, u4(n * C * HW + lead_at)), load(x, u4(lead_at))
+            pull, batch_pull = divide(own_sum, f4(HW) * s), divide(batch_sum, f4(N) * f4(HW) * least)
+            both, offset = pull + batch_pull, pull * shift[at_plane] + batch_pull * (batch_shift[at_channel] - (lead - origin))
+            if not BOTH:
+                fill(grads, dy, start, tail)
+            for j in range(FLOATS):
+                value, h = values[j], factor * grads[j]
+                reach = slope * value + s
+                scale = reciprocal(max(reach, least))
+                values[j] = h * scale * (s * scale if reach > least else f4(1)) + (both * (value - lead) - offset)
+            put(dx, values, start, tail)
+        if TOGETHER and party == i4(0):
+            for round in range(TURNS):
+                at = i4(warp + i4(round * WARPS))
+                its, all_g, all_x, all_v = i4(first + min(at, i4(CHANNELS - 1))), f4(0), f4(0), f4(0)
+                for other in range(lane, N if at < i4(CHANNELS) else i4(0), i4(WARP)):
+                    packet = i4(i4(2) * (its * N + other))
+                    _, one_g = receive(packets, packet, turn)
+                    one_x, one_v = receive(packets, i4(packet + i4(1)), turn)
+                    all_g, all_x, all_v = all_g + one_g, all_x + one_x, all_v + one_v
+                all_g, all_x, all_v = warp_sum(all_g), warp_sum(all_x), warp_sum(all_v)
+                if lane == i4(0) and at < i4(CHANNELS):
+                    dbeta[u4(its)], dgamma[u4(its)], dv[u4(its)] = all_g, all_x, all_v
 
     return evonorm_b0_grads_kernel
 
 
 def scratch_grads(call: Call) -> int:
-    """Bytes of the sums of every plane: four, or in stages five, and one of every channel."""
+    """Bytes of five sums of every plane and one of every channel, in stages; the one launch keeps its packets."""
     n, c = call.in_shapes[0][:2]
-    return 4 * (PARTIALS - 1) * n * c if call.tile.together else 4 * (PARTIALS * n + 1) * c
+    return 0 if call.tile.together else 4 * (PARTIALS * n + 1) * c
 
 
 def launch(call: Call, stage: str) -> Launch:
     """The launch of one stage of evonorm_b0_grads."""
     (n, c, h, w), held = call.in_shapes[1], call.tile
     slabs, parties, together = c // held.channels, n // held.images, stage == "all"
-    sums = call.scratch[: scratch_grads(call)].view(np.float32)
+    dx = call.outs[0]
+    sums = dx if together else call.scratch[: scratch_grads(call)].view(np.float32)  # the one launch touches neither
     partials, batch_sums = (sums, sums) if together else (sums[: PARTIALS * n * c], sums[PARTIALS * n * c :])
-    counters = constant(np.zeros(2 * slabs if together else 1, np.int32))
-    args = (*call.ins, *call.outs, partials, batch_sums, counters, *(np.int32(size) for size in (parties, n, c, h * w)))
-    return Launch(grads_kernel(kinds(call)[0], call.layout, held, stage), slabs * parties, held.threads, args, together=together)
+    packets = constant(np.zeros(8 * n * c if together else 1, np.int32))
+    args = (*call.ins, *call.outs, partials, batch_sums, packets, *(np.int32(size) for size in (n, c, h * w)))
+    grid = (parties, slabs) if held_module.IMAGES_FIRST[call.layout] else (slabs, parties)
+    return Launch(grads_kernel(kinds(call)[0], call.layout, frozen(call.layout, c), held, stage), grid, held.threads, args, together=together)

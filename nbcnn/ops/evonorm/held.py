@@ -1,9 +1,10 @@
 """Slabs that stay in registers: every element is loaded once, whatever is made of it afterwards.
 
-A block holds `channels` channels of `images` images in quads of four neighbouring elements: in NCHW four pixels of a channel, in NHWC four
-channels of a pixel. The threads that share a channel (NCHW: of an image; whole warps) or four channels (NHWC: every channels/4-th lane)
-are a *team*; thread `rank` of a team holds quads rank, rank + ranks, …, `slots` of them. So a thread's channels are fixed, and a sum over
-a plane is one over its team. A *plane* is one channel of one image; a block has channels·images of them.
+A block holds `channels` channels of `images` images. A *plane* is one channel of one image; the threads that share it are a *team*, and
+thread `rank` of a team holds its elements rank, rank + ranks, …, `slots` of them. So a thread has one channel, and its numbers are scalars.
+
+NCHW   an element is four neighbouring pixels, one access of 16 bytes; a team is whole warps
+NHWC   an element is a pixel; a team is every `channels`-th lane of every warp, so that the lanes of a warp read whole sectors
 """
 
 from __future__ import annotations
@@ -13,26 +14,34 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from nbcnn.cuda import cuda, f4, i4, i8, jit
+from nbcnn.cuda import cuda, f4, i4, i8, jit, types, u4
 from nbcnn.ops.call import Shape
-from nbcnn.ops.ptx.shuffle import WARP, lane_sum, warp_sum
+from nbcnn.ops.ptx.shuffle import WARP, sum_over
+from nbcnn.ops.sigmoid import divide
+from nbcnn.ops.stored import scalar_io, vector_io, vector_load_if
+from nbcnn.ops.windows import split
+
+u8: Any = types.uint64
 
 LARGEST_GROUP = 8
 """Channels of a group at most: a block holds whole groups."""
 SECTOR = 8
 """Channels of a slab in NHWC at least: 32 neighbouring bytes of float32 are what memory moves at once."""
-MOST_SLOTS = 8
-"""Quads of a thread at most: 32 registers a tensor."""
+MOST_FLOATS = 32
+"""Numbers of a tensor that a thread holds at most."""
 LARGEST_BLOCK = 512
-OTHERS = {"NCHW": 36, "NHWC": 44}
-"""Registers of a thread besides what it holds: of one channel or of four; kernels with many sums say so."""
+OTHERS = 32
+"""Registers of a thread besides what it holds, and four for every tensor."""
+MOST_IMAGES = 65535
+"""What the second axis of a grid has."""
+IMAGES_FIRST = {"NCHW": True, "NHWC": False}
 REGISTERS, THREADS, BLOCKS = 65536, 1024, 16
 """Of a multiprocessor, on every GPU from compute capability 7.5 on."""
 
 
 @dataclass(frozen=True)
 class Held:
-    """What a block holds, its threads, quads of a thread, tensors that are held, and how many blocks must fit on a multiprocessor.
+    """What a block holds, its threads, elements of a thread, tensors that are held, and how many blocks must fit on a multiprocessor.
 
     together: 1 if all blocks of the launch fit on the GPU at once, so that they may wait for each other.
     """
@@ -50,141 +59,245 @@ class Held:
 class Team:
     """The threads of a `Held` slab in one layout, as numbers that kernels freeze.
 
-    wide   NHWC: a quad is four channels. lanes: channels of a quad (4 or 1). teams, ranks: see above.
-    warps  warps of which each has part of a plane. planes: of the block. group: channels of a group.
+    width  floats of an element. step: lanes from one of a team to the next. ranks: threads of a team.
+    warps  warps of which each has part of a plane. planes: of the block. group: channels of a group. floats: of a thread.
+    stride floats from one element of a thread to the next.
     """
 
     wide: bool
-    lanes: int
-    teams: int
+    width: int
+    step: int
     ranks: int
     warps: int
     planes: int
+    channels: int
     group: int
     slots: int
-    threads: int
+    floats: int
+    stride: int
+
+    @property
+    def joint(self) -> int:
+        """Warps of which each has part of a group."""
+        return self.warps if self.wide else self.warps * self.group
+
+    @property
+    def groups(self) -> int:
+        """Groups of the block."""
+        return self.planes // self.group
 
 
-def team_of(held: Held, layout: str, group: int) -> Team:
-    """The team of a slab with groups of `group` channels."""
+def team_of(held: Held, layout: str, group: int, channels: int) -> Team:
+    """The team of a slab with groups of `group` channels, of images of so many channels."""
     wide = layout == "NHWC"
-    teams = held.channels // 4 if wide else held.channels * held.images
-    ranks = held.threads // teams
+    planes = held.channels * held.images
+    ranks, width = held.threads // planes, 1 if wide else 4
     warps = held.threads // WARP if wide else ranks // WARP
-    return Team(wide, 4 if wide else 1, teams, ranks, warps, held.channels * held.images, group, held.slots, held.threads)
+    step = held.channels if wide else 1
+    stride = ranks * channels if wide else 4 * ranks
+    return Team(wide, width, step, ranks, warps, planes, held.channels, group, held.slots, width * held.slots, stride)
 
 
-def slabs_of(
-    shape: Shape, layout: str, group: int, tensors: Sequence[int], multiprocessors: int, at_once: bool = False, others: int = 0
-) -> list[Held]:
+def frozen(layout: str, channels: int) -> int:
+    """The channels that a kernel knows when it is compiled: in NHWC all, so that distances are constants; in NCHW it need not know them."""
+    return channels if layout == "NHWC" else 0
+
+
+def slabs_of(shape: Shape, layout: str, group: int, tensors: Sequence[int], multiprocessors: int, at_once: bool = False) -> list[Held]:
     """Slabs for images of logical `shape` (N,C,H,W) with groups of `group` channels, the likely fastest first.
 
-    tensors: how many may be held, first choice first. at_once: all blocks of the launch must fit on the GPU together. others: registers
-    besides. Empty where nothing fits: pixels (NCHW) or channels (NHWC) that are no quads, wide groups, large images.
+    tensors: how many may be held, first choice first. at_once: all blocks of the launch must fit on the GPU together.
+    Empty where nothing fits: pixels (NCHW) or channels (NHWC) that are no multiple of four, wide groups, large images.
     """
     n, c, h, w = shape
     wide = layout == "NHWC"
-    if (c if wide else h * w) % 4 or group > LARGEST_GROUP:
+    if (c if wide else h * w) % 4 or group > LARGEST_GROUP or n > MOST_IMAGES:
         return []
     if wide:
         channels = SECTOR if c % SECTOR == 0 else 4
-        teams = [(channels, 1)] if channels % group == 0 else []
+        slabs = [(channels, 1)] if channels % group == 0 else []
     else:
-        teams = [(1, images) for images in (1, 2, 4, 8) if n % images == 0] if at_once else [(group, 1)]
-    made = []
+        slabs = [(1, images) for images in (1, 2, 4, 8) if n % images == 0] if at_once else [(group, 1)]
+    made: list[Held] = []
     for held in tensors:
-        for slots in range(1, MOST_SLOTS + 1):
-            for channels, images in teams:
-                quads, copies = (h * w * channels // 4, 1) if wide else (h * w // 4, channels * images)
-                ranks = -(-quads // (slots * WARP)) * WARP
-                used, threads = -(-quads // ranks), ranks * copies
-                # A thread holds 4·slots floats of every tensor, and other things.
-                registers = 4 * (held * used) + (others or OTHERS[layout])
+        for channels, images in slabs:
+            planes, width = channels * images, 1 if wide else 4
+            # The fewest warps for every number of elements: of a block in NHWC, of a plane in NCHW.
+            for warps in range(1, LARGEST_BLOCK // WARP + 1):
+                ranks = warps * WARP // channels if wide else warps * WARP
+                slots, threads = -(-h * w // (width * ranks)), ranks * planes
+                registers = held * (width * slots + 4) + OTHERS
                 blocks = min(THREADS // threads, REGISTERS // (threads * registers), BLOCKS)
-                fits = blocks * multiprocessors >= n * c // (channels * images)
-                if threads <= LARGEST_BLOCK and blocks and (fits or not at_once):
-                    made.append(Held(channels, images, threads, used, held, blocks, int(at_once)))
-    return list(dict.fromkeys(made))
+                fits = blocks * multiprocessors >= n * c // planes
+                if width * slots <= MOST_FLOATS and threads <= LARGEST_BLOCK and blocks and (fits or not at_once):
+                    one = Held(channels, images, threads, slots, held, blocks, int(at_once))
+                    if not any((o.slots, o.images, o.tensors) == (slots, images, held) for o in made):
+                        made.append(one)
+    return made
 
 
 @cache
-def place_of(team: Team, channels: int) -> Any:
-    """Device function (tid) -> (channel, image, rank): of the thread's quads within the slab, and the thread's number in its team."""
-    TEAMS, RANKS, WIDE, CHANNELS = team.teams, team.ranks, team.wide, channels
+def place_of(team: Team) -> Any:
+    """Device function (tid) -> (channel, image, rank): of the thread's plane within the slab, and the thread's number in its team."""
+    RANKS, WIDE, CHANNELS = team.ranks, team.wide, team.channels
 
     @jit(device=True)
     def place(tid):
         if WIDE:
-            return i4(tid % i4(TEAMS) * i4(4)), i4(0), i4(tid // i4(TEAMS))
-        of = i4(tid // i4(RANKS))
-        return i4(of % i4(CHANNELS)), i4(of // i4(CHANNELS)), i4(tid % i4(RANKS))
+            rank, channel = split(tid, CHANNELS)
+            return channel, i4(0), rank
+        of, rank = split(tid, RANKS)
+        image, channel = split(of, CHANNELS)
+        return channel, image, rank
 
     return place
 
 
-def shared_floats(team: Team, values: int) -> tuple[int, int]:
-    """Floats of shared memory that `plane_sums` of so many values wants: of warps, of planes."""
-    return team.warps * values * team.planes, values * team.planes
+@cache
+def elements_of(team: Team) -> Any:
+    """Device function (n, c, rank, C, HW) -> (offset of the thread's first element, 1 if it has the last slot too)."""
+    WIDE, BEFORE = team.wide, (team.slots - 1) * team.ranks
+
+    @jit(device=True)
+    def start(n, c, rank, C, HW):
+        if WIDE:
+            return i4((n * HW + rank) * C + c), i4(rank + i4(BEFORE)) < HW
+        return i4((n * C + c) * HW + i4(4) * rank), i4(rank + i4(BEFORE)) < i4(HW >> i4(2))
+
+    return start
 
 
 @cache
-def plane_sums(team: Team, values: int) -> Any:
-    """Device function (sums, totals, parts): parts[value·lanes + lane] of every thread becomes totals[value·planes + plane], its sum over the team.
-
-    All threads must call it; all see `totals` behind it. The order of addition is fixed.
-    """
-    WIDE, LANES, TEAMS, RANKS, WARPS, PLANES = team.wide, team.lanes, team.teams, team.ranks, team.warps, team.planes
-    VALUES, ALL = values, values * team.planes
-    THREADS_ = team.threads
-    across = lane_sum(team.teams) if team.wide else warp_sum
+def loading(kind: str, team: Team) -> Any:
+    """Device function (held, array, start, tail): the thread's elements; zeros in the last slot if it has none there."""
+    WIDE, LAST, STRIDE = team.wide, team.slots - 1, team.stride
+    load, (load4, _), load4_if = scalar_io(kind)[0], vector_io(kind), vector_load_if(kind)
 
     @jit(device=True)
-    def add(sums, totals, parts):
-        tid = i4(cuda.threadIdx.x)
-        lane, warp = i4(tid % i4(WARP)), i4(tid // i4(WARP))
-        plane = i4(lane * i4(4)) if WIDE else i4(tid // i4(RANKS))
-        row = warp if WIDE else i4(warp - plane * i4(WARPS))
-        for value in range(VALUES):
-            for e in range(LANES):
-                total = across(parts[value * LANES + e])
-                if lane < i4(TEAMS if WIDE else 1):
-                    sums[row * i4(ALL) + i4(value * PLANES) + plane + i4(e)] = total
-        cuda.syncthreads()
-        for at in range(tid, i4(ALL), i4(THREADS_)):
-            total = f4(0)
-            for w in range(WARPS):
-                total += sums[i4(w * ALL) + at]
-            totals[at] = total
-        cuda.syncthreads()
+    def fill(held, array, start, tail):
+        if WIDE:
+            for i in range(LAST):
+                held[i] = load(array, u8(u8(start) + u8(i * STRIDE)))
+            held[LAST] = load(array, u8(u8(start) + u8(LAST * STRIDE))) if tail else f4(0)
+        else:
+            for i in range(LAST):
+                held[4 * i], held[4 * i + 1], held[4 * i + 2], held[4 * i + 3] = load4(array, i8(start) + i8(i * STRIDE))
+            i = LAST
+            held[4 * i], held[4 * i + 1], held[4 * i + 2], held[4 * i + 3] = load4_if(array, i8(start) + i8(i * STRIDE), tail)
+
+    return fill
+
+
+@cache
+def storing(kind: str, team: Team) -> Any:
+    """Device function (array, held, start, tail): the counterpart of `loading`."""
+    WIDE, SLOTS, STRIDE = team.wide, team.slots, team.stride
+    store, (_, store4) = scalar_io(kind)[1], vector_io(kind)
+
+    @jit(device=True)
+    def put(array, held, start, tail):
+        for i in range(SLOTS):
+            if i < SLOTS - 1 or tail:
+                if WIDE:
+                    store(array, u8(u8(start) + u8(i * STRIDE)), held[i])
+                else:
+                    store4(array, i8(start) + i8(i * STRIDE), held[4 * i], held[4 * i + 1], held[4 * i + 2], held[4 * i + 3])
+
+    return put
+
+
+@cache
+def spread_of(team: Team) -> Any:
+    """Device function (kept, held, lead, rank, HW) -> (mean, squares): of what the thread's warp has of the thread's group the mean, as its
+    distance from `lead`, and Σ (x − mean)²; both also go to kept (3, group, warp) with the count. Two passes over registers.
+    """
+    WIDE, WIDTH, SLOTS, STEP, RANKS, WARPS, ALL = team.wide, team.width, team.slots, team.step, team.ranks, team.joint, team.groups * team.joint
+    LANES, BEFORE, FLOATS, GROUP = WARP // STEP, (SLOTS - 1) * RANKS, team.floats, team.group if team.wide else 1
+    SAFE, PIECES = WIDTH * (SLOTS - 1), WIDTH * GROUP
+    across = sum_over(WARP - STEP | GROUP - 1)
+
+    @jit(device=True)
+    def spread(kept, held, lead, rank, HW):
+        warp, lane = split(i4(cuda.threadIdx.x), WARP)
+        elements = HW if WIDE else i4(HW >> i4(2))
+        tail = i4(rank + i4(BEFORE)) < elements
+        # How many lanes have the last slot too.
+        behind = min(max(i4(elements - i4(BEFORE) - (rank - i4(u4(lane) // u4(STEP)))), i4(0)), i4(LANES))
+        count = f4(i4((i4((SLOTS - 1) * LANES) + behind) * i4(PIECES)))
+        total, other = f4(0), f4(0)
+        for j in range(0, FLOATS):
+            if j < SAFE or tail:
+                if j % 2 == 0:
+                    total += held[j] - lead
+                else:
+                    other += held[j] - lead
+        mean = across(total + other) * divide(f4(1), count)
+        centre, total, other = lead + mean, f4(0), f4(0)
+        for j in range(0, FLOATS):
+            if j < SAFE or tail:
+                away = held[j] - centre
+                if j % 2 == 0:
+                    total += away * away
+                else:
+                    other += away * away
+        squares = across(total + other)
+        if ALL > 1 and (lane < i4(STEP) and i4(u4(lane) % u4(GROUP)) == i4(0) if WIDE else lane == i4(0)):
+            at = u4(i4(u4(lane) // u4(GROUP)) * i4(WARPS) + warp) if WIDE else u4(warp)
+            kept[at], kept[u4(u4(ALL) + at)], kept[u4(u4(2 * ALL) + at)] = mean, squares, count
+        return mean, squares
+
+    return spread
+
+
+@cache
+def joined(team: Team) -> Any:
+    """Device function (kept, group, count) -> the mean and the variance of a group, from its warps' (Chan's formula)."""
+    WARPS, ALL = team.joint, team.groups * team.joint
+
+    @jit(device=True)
+    def join(kept, group, count):
+        first, scale = u4(group * i4(WARPS)), divide(f4(1), count)
+        total, squares = f4(0), f4(0)
+        for w in range(WARPS):
+            total += kept[u4(first + u4(w))] * kept[u4(u4(2 * ALL) + first + u4(w))]
+        mean = total * scale
+        for w in range(WARPS):
+            away = kept[u4(first + u4(w))] - mean
+            squares += kept[u4(u4(ALL) + first + u4(w))] + kept[u4(u4(2 * ALL) + first + u4(w))] * away * away
+        return mean, squares * scale
+
+    return join
+
+
+@cache
+def adding(team: Team) -> Any:
+    """Device function (sums, value, plane, part): the `value`-th sum of every thread, added over each warp, goes to sums (value, plane, warp).
+
+    Behind a barrier `total_of` adds the warps'.
+    """
+    STEP, WARPS, PLANES = team.step, team.warps, team.planes
+    across = sum_over(WARP - STEP)
+
+    @jit(device=True)
+    def add(sums, value, plane, part):
+        warp, lane = split(i4(cuda.threadIdx.x), WARP)
+        total = across(part)
+        if lane < i4(STEP):
+            sums[u4((value * i4(PLANES) + plane) * i4(WARPS) + i4(u4(warp) % u4(WARPS)))] = total
 
     return add
 
 
 @cache
-def group_value(team: Team) -> Any:
-    """Device function (totals, plane): the sum of `totals` over the group of `plane`."""
-    GROUP = team.group
+def total_of(team: Team) -> Any:
+    """Device function (sums, at) -> the sum of a plane: Σ over its warps of sums[at]; the order is fixed."""
+    WARPS = team.warps
 
     @jit(device=True)
-    def value(totals, plane):
-        first = i4(plane // i4(GROUP) * i4(GROUP))
-        total = f4(0)
-        for i in range(GROUP):
-            total += totals[first + i4(i)]
-        return total
+    def total(sums, at):
+        first, value = u4(at * i4(WARPS)), f4(0)
+        for w in range(WARPS):
+            value += sums[u4(first + u4(w))]
+        return value
 
-    return value
-
-
-@cache
-def quads_of(team: Team) -> Any:
-    """Device function (n, c, rank, C, HW) -> (element of the thread's first quad, elements from one to the next, 1 if it has the last slot too)."""
-    WIDE, RANKS, BEFORE = team.wide, team.ranks, (team.slots - 1) * team.ranks
-
-    @jit(device=True)
-    def start(n, c, rank, C, HW):
-        if WIDE:
-            return i8(i4((n * HW + rank) * C + c)), i8(i4(i4(RANKS) * C)), rank + i4(BEFORE) < HW
-        return i8(i4((n * C + c) * HW + i4(4) * rank)), i8(4 * RANKS), rank + i4(BEFORE) < i4(HW >> i4(2))
-
-    return start
+    return total

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from nbcnn.cuda import SIMULATOR, cuda, jit, types
+from nbcnn.cuda import SIMULATOR, cuda, jit, types, u4
 
 WARP = 32
 """Threads of a warp."""
@@ -32,7 +32,7 @@ if SIMULATOR:
     def warp_sum_everywhere(value):
         return warp_sum(value)
 
-    def lane_sum(step):
+    def sum_over(bits):
         @cuda.jit(device=True)
         def add(value):
             lanes = cuda.shared.array(LARGEST_BLOCK, types.float64)
@@ -40,19 +40,31 @@ if SIMULATOR:
             cuda.syncthreads()
             lanes[tid] = value
             cuda.syncthreads()
-            first = tid - tid % WARP
-            terms = [type(value)(lanes[first + (tid % WARP + i) % WARP]) for i in range(0, WARP, step)]
-            while len(terms) > 1:
-                terms = [terms[i] + terms[i + len(terms) // 2] for i in range(len(terms) // 2)]
-            return terms[0]
+            terms = [tid]
+            for half in (16, 8, 4, 2, 1):
+                terms += [i ^ half for i in terms if bits & half]
+            return type(value)(sum(lanes[i] for i in sorted(terms)))
 
         return add
 
     @cuda.jit(device=True)
     def warp_barrier():
         cuda.syncthreads()
+
+    @cuda.jit(device=True)
+    def exchange_word(word, mask):
+        words = cuda.shared.array(LARGEST_BLOCK, types.uint32)
+        tid = cuda.threadIdx.x
+        cuda.syncthreads()
+        words[tid] = word
+        cuda.syncthreads()
+        return words[tid ^ int(mask)]
 else:
+    from nbcnn.ops.ptx.asm import instruction
+
     _ALL_LANES = 0xFFFFFFFF
+    exchange_word = instruction("shfl_bfly", "shfl.sync.bfly.b32 $0, $1, $2, 0x1f, 0xffffffff;", u4, (u4, u4))
+    """(word, mask) -> the word of the lane whose number differs in the bits of `mask`; all lanes of the warp call it."""
 
     @jit(device=True)
     def warp_sum(value):
@@ -69,14 +81,14 @@ else:
         return value
 
     @cache
-    def lane_sum(step):
-        """Device function: Σ `value` over every `step`-th lane (a power of two), valid in the warp's first `step` lanes, one sum each."""
+    def sum_over(bits):
+        """Device function: Σ `value` over the lanes whose numbers differ in `bits` alone, the same bits in each of them."""
 
         @jit(device=True)
         def add(value):
             for half in (16, 8, 4, 2, 1):
-                if half >= step:
-                    value += cuda.shfl_down_sync(_ALL_LANES, value, half)
+                if half & bits:
+                    value += cuda.shfl_xor_sync(_ALL_LANES, value, half)
             return value
 
         return add

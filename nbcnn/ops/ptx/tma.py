@@ -19,6 +19,8 @@ fence_async_shared = instruction("fence_proxy_async", "fence.proxy.async.shared:
 """Makes this thread's ordinary writes to shared memory visible to TMA and wgmma."""
 load_tile_2d = instruction("cp_async_bulk_tensor_2d", _LOAD.format(2, "tile") + " [$0], [$1, {$2, $3}], [$4];", None, (u4, _u8, i4, i4, u4))
 """(to, tensor_map, column, row, barrier): a tile of a matrix."""
+load_tile_3d = instruction("cp_async_bulk_tensor_3d", _LOAD.format(3, "tile") + " [$0], [$1, {$2, $3, $4}], [$5];", None, (u4, _u8, i4, i4, i4, u4))
+"""(to, tensor_map, element, channel, series, barrier): a box of series."""
 load_tile_4d = instruction(
     "cp_async_bulk_tensor_4d", _LOAD.format(4, "tile") + " [$0], [$1, {$2, $3, $4, $5}], [$6];", None, (u4, _u8, i4, i4, i4, i4, u4)
 )
@@ -34,6 +36,13 @@ load_im2col_4d = instruction(
 The pixels start at (image, row, column), the corner of the window, walk along the bounding box of the map, and from each the
 element `right` columns and `down` rows further is taken.
 """
+store_tile_3d = instruction(
+    "cp_async_bulk_tensor_3d_store",
+    "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [$0, {$1, $2, $3}], [$4];",
+    None,
+    (_u8, i4, i4, i4, u4),
+)
+"""(tensor_map, element, channel, series, from): a box of shared memory to series; what lies outside them is not written."""
 store_tile_4d = instruction(
     "cp_async_bulk_tensor_4d_store",
     "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [$0, {$1, $2, $3, $4}], [$5];",

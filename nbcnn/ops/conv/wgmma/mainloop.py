@@ -74,7 +74,7 @@ def producer(tile: Tile, kind_name: str) -> Any:
 
 
 @cache
-def _multiply_slot(tile: Tile, kind_name: str) -> Any:
+def multiply_slot(tile: Tile, kind_name: str) -> Any:
     """Device function (acc, a, b, add): acc (+)= all products of one slot, whose tiles start at shared addresses a and b."""
     kind = KINDS[kind_name]
     A_BYTES, B_BYTES = tile.BM * ROW_BYTES, tile.BN * ROW_BYTES
@@ -121,7 +121,7 @@ def consumer(tile: Tile, kind_name: str) -> Any:
     kind = KINDS[kind_name]
     SLOT, SLOTS, PLANES, A_BYTES = slot_bytes(tile, kind), tile.slots, kind.planes, tile.BM * ROW_BYTES
     GROUP_BYTES, SUMS = A_BYTES // tile.groups, tile.BM // tile.groups * tile.BN // WARPGROUP
-    multiply, one_running, all_done = _multiply_slot(tile, kind_name), wgmma_wait(1), wgmma_wait_all(SUMS)
+    multiply, one_running, all_done = multiply_slot(tile, kind_name), wgmma_wait(1), wgmma_wait_all(SUMS)
 
     @jit(device=True)
     def run(acc, ring, full, empty, group, lane, steps):

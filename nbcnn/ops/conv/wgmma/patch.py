@@ -98,9 +98,12 @@ def tiles_of(g: Correlation, tile: PatchTile) -> tuple[int, int]:
 
 
 def candidates(g: Correlation, kind: Kind, multiprocessors: int) -> list[PatchTile]:
-    """The patch tiles that serve a correlation; none where its images are no squares of 8×8, or its stride does not divide filter and image."""
+    """The patch tiles that serve a correlation; none where its images are no squares of 8×8, or its stride does not divide filter and image.
+
+    Nor for a single tap: it sees every pixel once, so there is nothing to keep, and only two patches are in flight.
+    """
     divides = g.stride <= 2 and not (g.R % g.stride or g.S % g.stride or g.H % g.stride or g.W % g.stride)
-    if kind.planes > 1 or g.P % SQUARE or g.Q % SQUARE or not divides:
+    if kind.planes > 1 or g.P % SQUARE or g.Q % SQUARE or not divides or g.R * g.S == 1:
         return []
     found = []
     for BM, BN, groups in _SHAPES:

@@ -17,10 +17,13 @@ ROW_BYTES = 128
 _WORDS = 16
 
 
-def encode_tiled(array: Any, shape: Sequence[int], box: Sequence[int], *, first: int = 0, strides: Sequence[int] | None = None) -> np.ndarray:
+def encode_tiled(
+    array: Any, shape: Sequence[int], box: Sequence[int], *, first: int = 0, strides: Sequence[int] | None = None, plain: bool = False
+) -> np.ndarray:
     """Map of tiles of `box` elements of a tensor of `shape`, innermost axis first, that starts `first` elements into `array`.
 
-    strides: elements from one index to the next of every axis but the first; None where the tensor is contiguous.
+    strides: elements from one index to the next of every axis but the first; None where the tensor is contiguous. plain: not swizzled, for
+    rows of any length.
     """
     if not _on_device(array):
         return np.zeros(_WORDS, np.int64)
@@ -36,7 +39,7 @@ def encode_tiled(array: Any, shape: Sequence[int], box: Sequence[int], *, first:
         [driver.cuuint64_t(int(v) * size) for v in steps],
         [driver.cuuint32_t(int(v)) for v in box],
         [driver.cuuint32_t(1)] * len(shape),
-        *_options(driver),
+        *_options(driver, plain),
     )
     return _words(result)
 
@@ -89,11 +92,12 @@ def _data_type(driver: Any, size: int) -> Any:
     return kinds.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 if size == 2 else kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT32
 
 
-def _options(driver: Any) -> tuple[Any, ...]:
+def _options(driver: Any, plain: bool = False) -> tuple[Any, ...]:
+    swizzles, promotions = driver.CUtensorMapSwizzle, driver.CUtensorMapL2promotion
     return (
         driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-        driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
-        driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+        swizzles.CU_TENSOR_MAP_SWIZZLE_NONE if plain else swizzles.CU_TENSOR_MAP_SWIZZLE_128B,
+        promotions.CU_TENSOR_MAP_L2_PROMOTION_NONE if plain else promotions.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
         driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
     )
 
