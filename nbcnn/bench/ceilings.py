@@ -87,13 +87,13 @@ def probes(place: Any, kinds: tuple[str, ...] = KINDS) -> dict[str, Probe]:
     return {kind: fma(place) if kind == "fp32" else copying(place) if kind == "copy" else tensor(place, kind) for kind in there}
 
 
-def timed(probe: Probe, place: Any, watch: Any, seconds: float = 0.5, least: float | None = None, most: float | None = None) -> Samples:
-    """Samples of one probe, warm (`least`, `most`: as in `warm_up`): so many runs between two events that launching the first does not count.
+def timed(probe: Probe, place: Any, watch: Any, seconds: float = 0.5, bounds: tuple[float, float] | None = None) -> Samples:
+    """Samples of one probe, warm (`bounds`: as `warm_up` takes them): so many runs between two events that launching the first one does not count.
 
     Alone between its events a run begins only when the host has launched it, 10 to 50 µs late: of the copy's 500 µs up to a tenth.
     """
     work = Calls(probe.launch.name, place, [[probe.launch]])
-    warm = warm_up([work], watch, least=least, most=most)
+    warm = warm_up([work], watch, bounds=bounds)
     return sample([work], max(1, ceil(REPETITION_MS / warm.ms)), warm, watch, seconds)
 
 

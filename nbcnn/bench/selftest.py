@@ -103,7 +103,7 @@ def _again(place: Any, watch: Any) -> dict[str, Any]:
     measurements: list[list[float]] = [[], [], []]
     for _ in range(BLOCKS):
         for values in measurements:
-            values.append(_seconds(ceilings.timed(probe, place, watch, seconds=0.1, least=0.0, most=1.0)))
+            values.append(_seconds(ceilings.timed(probe, place, watch, seconds=0.1, bounds=(0.0, 1.0))))
     medians = [float(np.median(values)) for values in measurements]
     apart = max(medians) / min(medians) - 1
     return _row("medians of the copy, measured three times, are apart by", apart * 100, "%", "< 1", None if SIMULATOR else bool(apart < REPEAT_ERROR))

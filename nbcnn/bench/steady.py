@@ -72,9 +72,10 @@ def stands_still(windows: Sequence[Window]) -> bool:
     return all(max(values) - min(values) < CHANGE * min(values) for values in series if values)
 
 
-def warm_up(works: Sequence[Work], watch: Any, seconds: float | None = None) -> Warm:
-    """Run `works` in turn until they are steady, or for `seconds` (0: once)."""
+def warm_up(works: Sequence[Work], watch: Any, seconds: float | None = None, bounds: tuple[float, float] | None = None) -> Warm:
+    """Run `works` in turn until they are steady, (least, most) seconds long (`bounds`, None: `LEAST`, `MOST`); or for `seconds` (0: once)."""
     start = time.perf_counter()
+    least, most = bounds or (LEAST, MOST)
     for work in works:
         work.repeat(1)
     calls = [_calls(work) for work in works]
@@ -88,7 +89,7 @@ def warm_up(works: Sequence[Work], watch: Any, seconds: float | None = None) -> 
         clock = clock_of(watch.since(begin))
         windows.append(Window(now - start, median(spent), min(spent), max(spent), clock))
         elapsed, still = now - start, stands_still(windows)
-        done = elapsed >= seconds if seconds is not None else (elapsed >= LEAST and still) or elapsed >= MOST
+        done = elapsed >= seconds if seconds is not None else (elapsed >= least and still) or elapsed >= most
         if done:
             return Warm(still, elapsed, windows[-1].ms, clock, throttles(watch.since(begin)), tuple(windows))
 
