@@ -9,7 +9,7 @@ import pytest
 from compiled import assert_lean, on_every_arch
 from counted import counted
 
-from nbcnn import cuda, fuse, gradcheck
+from nbcnn import cuda, fuse_series, gradcheck
 from nbcnn.bench import dwconv
 from nbcnn.ops import MODES
 from nbcnn.ops.call import Call
@@ -205,7 +205,7 @@ def test_more_taps_than_are_staged_at_once(op, place):
 
 
 def test_the_fused_backward_knows_its_limit():
-    assert fuse.FUSED_TAPS == best_backward.FUSED_TAPS
+    assert fuse_series.FUSED_TAPS == best_backward.FUSED_TAPS
     series, filters = (2, 3, 200), (3, 97)
     call = Call("dwconv1d_bwd", (), (), (series, series, filters), (series, filters), {"padding": "causal"})
     assert "97 taps" in VARIANTS["best"]["dwconv1d_bwd"].supports(call)

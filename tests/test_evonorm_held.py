@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from compiled import assert_lean
-from test_traffic import Counted
+from counted import counted
 
 from nbcnn import cuda, gradcheck
 from nbcnn.ops import COMMON, MODES
@@ -142,7 +142,7 @@ def test_counts_are_those_of_the_kernels(op, held, place, monkeypatch):
     assert len(expected) == len(made.launches)
     for launch, count in zip(made.launches, expected, strict=True):
         with monkeypatch.context() as patch:
-            found = Counted(launch, channels, patch).run()
+            found = counted(launch, patch, channels)
         assert found.write <= count.write <= found.write + 4 * case.ins[0].shape[1], launch.name  # the running variance is an input too
         # First elements that every thread loads, an idle thread's quad, a thread's own copies of its plane's numbers.
         spare = int(np.prod(launch.grid)) * launch.block * (16 + 32)

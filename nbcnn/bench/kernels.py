@@ -30,12 +30,15 @@ from nbcnn.ops.instructions import GROUPS, count_ptx, count_sass, disassembler, 
 from nbcnn.ops.norm_cases import conv_norm_cases, norm_cases
 from nbcnn.ops.run import Bound, Unsupported
 from nbcnn.ops.static import compile_launch, ptx_of_launch, signature_of
+from nbcnn.shapes import ConvShape
 
 ARCHITECTURES = {arch: limits.block_kib for arch, limits in LIMITS.items()}
 """KiB of shared memory that a block may have, by architecture: tiles are chosen by it."""
 BATCH = 256
 NORMS = (((8, 64, 14, 14), 32, "normal"),)
 """Images, groups and values of the EvoNorm that is compiled."""
+BEHIND = ((ConvShape(8, 64, 14, 14, 64, 3, 3, 1, 1), 32),)
+"""The convolution, with its groups, whose EvoNorm may be its own kernel's."""
 
 
 def capability_of(arch: str) -> tuple[int, int]:
@@ -53,16 +56,17 @@ def launches(row: Row, arch: str, op: str | None = None) -> Iterator[tuple[str, 
     """(part of the row, op, launch) of every kernel of `row` on an architecture, each kernel once for its types; only those of `op` if given."""
     capability = capability_of(arch)
     seen: set[Any] = set()
-    covered: set[str] = set()
+    planned: set[str] = set()
+    covered: set[tuple[str, str]] = set()
     for fusing in (True, False):
         with _as_if_on(arch):
             program = on_host(training_plan(row, BATCH, capability=capability, fusing=fusing))
         for item, made in program.bound:
-            covered.add(item.step.op)
+            planned.add(item.step.op)
             if op in (None, item.step.op):
                 yield from _new(item.how.mode, item.step.op, made, seen)
-    for case in (*mean_cases(), *norm_cases(NORMS), *conv_norm_cases(), *fused_mean_cases()):
-        if case.op in covered or case.op not in row.ops or op not in (None, case.op):
+    for case in (*mean_cases(), *norm_cases(NORMS), *conv_norm_cases(BEHIND), *conv_norm_cases(), *fused_mean_cases()):
+        if case.op in planned or case.op not in row.ops or op not in (None, case.op):
             continue
         for part, impl in row.chain(case.op):
             if impl.lacks(capability) is None:
@@ -71,8 +75,9 @@ def launches(row: Row, arch: str, op: str | None = None) -> Iterator[tuple[str, 
                         bound = Bound(impl, case.op, case.ins, case.outs, attrs=case.attrs, place=Host(), layout=row.layout, store=row.store)
                 except Unsupported:
                     continue
-                covered.add(case.op)
-                yield from _new(part, case.op, bound.launches, seen)
+                if (part, case.op) not in covered:
+                    covered.add((part, case.op))
+                    yield from _new(part, case.op, bound.launches, seen)
                 break
 
 
