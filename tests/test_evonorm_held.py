@@ -103,6 +103,15 @@ def test_one_launch_against_the_reference(op, layout, cases, held, place):
     assert error <= gradcheck.bound(cases[op]), error
 
 
+@pytest.mark.parametrize(
+    ("layout", "shape", "groups", "held"), [("NHWC", (1, 8, 2, 4), 1, Held(8, 1, 32, 2, 1, 16)), ("NCHW", (1, 3, 2, 4), 3, Held(1, 1, 32, 1, 1, 16))]
+)
+def test_one_warp_may_have_the_only_group(layout, shape, groups, held, place):
+    case = next(case for case in norm_cases(((shape, groups, "normal"),)) if case.op == "evonorm_s0_fprop")
+    error = gradcheck.parity(ROWS[layout], COMMON[case.op], case, place, held)
+    assert error <= gradcheck.bound(case), error
+
+
 @pytest.mark.parametrize("layout", ROWS)
 @pytest.mark.parametrize("batch", [16, 32, 64])
 @pytest.mark.parametrize("op", OPS)

@@ -34,7 +34,7 @@ def fprop_kernel(kind: str, layout: str, channels: int, held: Held, stage: str) 
         elements_of(team),
         loading(kind, team),
         storing(kind, team),
-        spread_of(team),
+        spread_of(team, keep=team.planes * team.joint > 1),
         joined(team),
     )
     CHANNELS, IMAGES, WIDE, FLOATS, WARPS = held.channels, held.images, team.wide, team.floats, held.threads // WARP

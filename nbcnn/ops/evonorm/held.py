@@ -232,9 +232,10 @@ def storing(kind: str, team: Team) -> Any:
 
 
 @cache
-def spread_of(team: Team) -> Any:
+def spread_of(team: Team, keep: bool = True) -> Any:
     """Device function (kept, held, lead, rank, HW) -> (mean, squares): of what the thread's warp has of the thread's group the mean, as its
-    distance from `lead`, and Σ (x − mean)²; both also go to kept (3, group, warp) with the count. Two passes over registers.
+    distance from `lead`, and Σ (x − mean)²; both also go to kept (3, group, warp) with the count, for `joined`, if `keep`. Two passes over
+    registers.
     """
     WIDE, WIDTH, SLOTS, STEP, RANKS, WARPS, ALL = team.wide, team.width, team.slots, team.step, team.ranks, team.joint, team.groups * team.joint
     LANES, BEFORE, FLOATS, GROUP = WARP // STEP, (SLOTS - 1) * RANKS, team.floats, team.group if team.wide else 1
@@ -266,7 +267,7 @@ def spread_of(team: Team) -> Any:
                 else:
                     other += away * away
         squares = across(total + other)
-        if ALL > 1 and (lane < i4(STEP) and i4(u4(lane) % u4(GROUP)) == i4(0) if WIDE else lane == i4(0)):
+        if keep and (lane < i4(STEP) and i4(u4(lane) % u4(GROUP)) == i4(0) if WIDE else lane == i4(0)):
             at = u4(i4(u4(lane) // u4(GROUP)) * i4(WARPS) + warp) if WIDE else u4(warp)
             kept[at], kept[u4(u4(ALL) + at)], kept[u4(u4(2 * ALL) + at)] = mean, squares, count
         return mean, squares
