@@ -27,5 +27,5 @@ every plane to the other blocks of the channel and waits for theirs.
     s0_held.py    S0 on held slabs               b0_held.py, b0_held_grads.py   B0 on held slabs, in one launch or in stages
     plane.py      how blocks share any image     s0.py, b0.py   the ops: held, or kernels for any shape      rows.py  sums over the images
     b0_ranks.py   B0 with the statistics of all ranks that train together
-    conv.py       a convolution with its norm    conv_wgmma.py, conv_wgmma_kernel.py   both in one kernel    traffic.py  bytes
+    conv.py       a convolution with its norm    conv_wgmma.py, conv_wgmma_*.py   both in one kernel       traffic.py  bytes
 """

@@ -16,7 +16,8 @@ from nbcnn.ops.call import Call, Impl, Launch
 from nbcnn.ops.conv.wgmma import correlation, tensor_maps
 from nbcnn.ops.conv.wgmma.tile import KINDS
 from nbcnn.ops.evonorm import traffic
-from nbcnn.ops.evonorm.conv_wgmma_kernel import FILTERS, GROUPS, MOMENTS, THREADS, Form, conv_norm_kernel
+from nbcnn.ops.evonorm.conv_wgmma_form import FILTERS, GROUPS, MOMENTS, THREADS, Form
+from nbcnn.ops.evonorm.conv_wgmma_kernel import conv_norm_kernel
 from nbcnn.ops.traffic import Traffic, ceil_div, size
 from nbcnn.shapes import ConvShape, numel
 
