@@ -20,12 +20,11 @@ FUSED_TAPS = 96
 
 
 @dataclass(frozen=True)
-class DepthwiseTogether:
-    """DepthwiseConv1d or StateSpaceConv1d whose two gradients, of input and filters, are one op."""
+class _Fused:
+    """`parts`: the plain layers with their names, in order; the first of them has the parameters."""
 
     parts: tuple[Named, ...]
-    kind: ClassVar[str] = "dwconv"
-    ops: ClassVar[tuple[str, ...]] = ("dwconv1d_bwd",)
+    ops: ClassVar[tuple[str, ...]]
 
     @property
     def scope(self) -> str:
@@ -33,25 +32,25 @@ class DepthwiseTogether:
 
     def params(self) -> dict[str, Param]:
         return self.parts[0][1].params()
+
+
+@dataclass(frozen=True)
+class DepthwiseTogether(_Fused):
+    """DepthwiseConv1d or StateSpaceConv1d whose two gradients, of input and filters, are one op."""
+
+    kind: ClassVar[str] = "dwconv"
+    ops: ClassVar[tuple[str, ...]] = ("dwconv1d_bwd",)
 
     def build(self, tape: Tape, x: Buf, scope: str) -> Built:
         return self.parts[0][1].build(tape, x, scope, together=True)
 
 
 @dataclass(frozen=True)
-class GatedPointwise:
+class GatedPointwise(_Fused):
     """glu(pointwise(x)), and `plus` added to it; in training the pointwise convolution's own output is kept for GLU's gradient."""
 
-    parts: tuple[Named, ...]
     kind: ClassVar[str] = "pointwise"
     ops: ClassVar[tuple[str, ...]] = ("pwconv1d_glu_fprop",)
-
-    @property
-    def scope(self) -> str:
-        return self.parts[0][0]
-
-    def params(self) -> dict[str, Param]:
-        return self.parts[0][1].params()
 
     @staticmethod
     def takes(x: Buf) -> bool:
@@ -69,22 +68,14 @@ AT_EACH_HOUR = (GELU, GLU, PointwiseConv1d, GatedPointwise)
 
 
 @dataclass(frozen=True)
-class LastOfResidual:
+class LastOfResidual(_Fused):
     """LastStep of a Residual: the layers at the end of its body that treat every hour by itself are given (N, C, 1), the last hour.
 
     Same output and gradients as the plain layers, without what the hours before would cost.
     """
 
-    parts: tuple[Named, ...]
     kind: ClassVar[str] = "residual"
     ops: ClassVar[tuple[str, ...]] = ("last_fprop", "last_dgrad")
-
-    @property
-    def scope(self) -> str:
-        return self.parts[0][0]
-
-    def params(self) -> dict[str, Param]:
-        return self.parts[0][1].params()
 
     def build(self, tape: Tape, x: Buf, scope: str) -> Built:
         (name, residual), (last, step) = self.parts
