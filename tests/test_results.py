@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -106,6 +107,20 @@ def test_what_breaks_the_schema_is_not_saved(saved):
         results.save("step-64", [{"form": "nbcnn"}], DEVICE, saved.parent)
     assert saved.read_bytes() == before
     assert [file.name for file in saved.parent.iterdir()] == [saved.name]
+
+
+@pytest.mark.parametrize("end", [None, KeyboardInterrupt, SystemExit])
+def test_rows_are_kept_however_the_measurement_ends(tmp_path, end):
+    row = step(1.0)
+    with pytest.raises(end) if end else nullcontext(), results.keeping("step-4", DEVICE, tmp_path) as rows:
+        rows.append(row)
+        if end:
+            raise end
+    (path,) = tmp_path.glob("*.json")
+    assert results.load(path)["sections"]["step-4"]["rows"] == [row]
+    with results.keeping("step-8", DEVICE, tmp_path, wanted=False) as rows:
+        rows.append(row)
+    assert list(results.load(path)["sections"]) == ["step-4"]
 
 
 def test_one_of_several_shapes_is_explained_by_the_nearest():

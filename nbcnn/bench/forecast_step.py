@@ -150,12 +150,19 @@ def predicted(rows: Sequence[dict[str, Any]], trios: Mapping[str, float]) -> Non
 
 
 def measure(
-    batch: int, variants: Sequence[str], trios: Mapping[str, float], *, say: Callable[[str], None], forms: tuple[str, ...] = (), **options: Any
+    batch: int,
+    variants: Sequence[str],
+    trios: Mapping[str, float],
+    *,
+    say: Callable[[str], None],
+    keep: Callable[[list[dict[str, Any]]], None] = lambda rows: None,
+    forms: tuple[str, ...] = (),
+    **options: Any,
 ) -> list[dict[str, Any]]:
     """Rows of every variant, predicted and measured, then of PyTorch's `forms`.
 
     `trios` empty: no prediction. `ratio`: how many times as long a row takes as the best variant. `curve_apart`: see `curves_apart`.
-    Raises RuntimeError if PyTorch's network is not ours.
+    keep: gets all rows so far whenever a part is done: ours, the curves, PyTorch's. Raises RuntimeError if PyTorch's network is not ours.
     """
     data = data_of(batch)
     rows = []
@@ -165,13 +172,21 @@ def measure(
         gc.collect()
     if trios:
         predicted(rows, trios)
-    if forms:
-        say("PyTorch's training step, eager and compiled …")
-        rows += _peers(data, batch, forms, **options)
+    keep(compared(rows))
     if len(variants) > 1:
         say(f"the losses of {CURVE_STEPS} training steps with every variant …")
         apart = curves_apart(variants, **options)
-        rows = [row | {"curve_apart": apart[row["variant"]]} if "variant" in row else row for row in rows]
+        rows = [row | {"curve_apart": apart[row["variant"]]} for row in rows]
+        keep(compared(rows))
+    if forms:
+        say("PyTorch's training step, eager and compiled …")
+        rows += _peers(data, batch, forms, **options)
+        keep(compared(rows))
+    return compared(rows)
+
+
+def compared(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows, each with its `ratio`."""
     best = min(row["step_ms"]["median"] for row in rows if "variant" in row)
     return [{**row, "ratio": row["step_ms"]["median"] / best} for row in rows]
 

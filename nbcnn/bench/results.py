@@ -9,6 +9,8 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from typing import Any
 from nbcnn import atomic
 from nbcnn.bench import schema
 from nbcnn.bench.schema import SchemaError
+from nbcnn.interrupt import terminable
 
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = ("numpy", "numba", "numba-cuda", "llvmlite", "scikit-learn", "torch")
@@ -111,6 +114,24 @@ def save(section: str, rows: Any, device: str, folder: str | Path | None = None)
     schema.check(json.loads(content), str(path))
     atomic.replace_bytes(path, content.encode())
     return path
+
+
+@contextmanager
+def keeping(section: str, device: str, folder: str | Path | None = None, *, wanted: bool = True) -> Iterator[list[dict[str, Any]]]:
+    """A list for rows, saved as `section` at the end (if `wanted`), also if Ctrl-C, SIGTERM or an error ends the measurement early.
+
+    Print the rows within: a file that cannot take them raises at the end.
+    Raises what `opened` and `save` raise.
+    """
+    if wanted:
+        opened(device, folder)
+    rows: list[dict[str, Any]] = []
+    with terminable():
+        try:
+            yield rows
+        finally:
+            if rows and wanted:
+                save(section, rows, device, folder)
 
 
 def of_kind(found: dict[str, Any], kind: str) -> list[str]:

@@ -43,14 +43,13 @@ def _climb(flags: SimpleNamespace) -> int:
     batch = flags.batch or 256
     device, section = "CPU" if gpu_missing() else Gpu().device_name, f"ladder-{batch}"
     before = regressions.baseline(flags, section, device)
-    if flags.save:
-        results.opened(device, flags.results)
-    rows = list(ladder.climb(batch, lambda text: print(text, file=sys.stderr, flush=True)))
+    with results.keeping(section, device, flags.results, wanted=bool(flags.save)) as rows:
+        for row in ladder.climb(batch, lambda text: print(text, file=sys.stderr, flush=True)):
+            rows.append(row)
+        if rows:
+            print(json.dumps(rows) if flags.json else ladder.table(rows))
     if not rows:
         return RUNTIME
-    print(json.dumps(rows) if flags.json else ladder.table(rows))
-    if flags.save:
-        results.save(section, rows, device, flags.results)
     if flags.chart:
         ladder.chart(rows, Path(flags.chart), f"{device.split('(')[0].strip()}, batch {batch}")
     return RUNTIME if before is not None and before.regressed(rows, flags) else OK

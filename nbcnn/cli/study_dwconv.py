@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -89,10 +89,13 @@ def _study(flags: SimpleNamespace) -> int:
     _show(flags, found, place.device_name)
     if flags.save:
         results.save(f"dwconv-{flags.padding}", found, place.device_name, flags.results)
-    steps = [] if flags.no_step else _steps(flags, found)
-    if steps and flags.save:
-        named = [steps[0]["mode"], *([steps[0]["precision"]] if steps[0]["mode"] == "tensorcore" else []), str(flags.batch)]
-        results.save("-".join(["s4convd", *named]), steps, place.device_name, flags.results)
+
+    def keep(steps: list[dict[str, Any]]) -> None:
+        if flags.save:
+            named = [steps[0]["mode"], *([steps[0]["precision"]] if steps[0]["mode"] == "tensorcore" else []), str(flags.batch)]
+            results.save("-".join(["s4convd", *named]), steps, place.device_name, flags.results)
+
+    steps = [] if flags.no_step else _steps(flags, found, keep)
     _json(flags, found, steps)
     return 0
 
@@ -143,7 +146,7 @@ def _sizes(flags: SimpleNamespace, place: Any) -> list[dict[str, Any]]:
     return found
 
 
-def _steps(flags: SimpleNamespace, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _steps(flags: SimpleNamespace, found: list[dict[str, Any]], keep: Callable[[list[dict[str, Any]]], None]) -> list[dict[str, Any]]:
     """The training step of S4ConvD with every variant; Amdahl's prediction needs the times of its convolutions alone."""
     from nbcnn.bench import dwconv, dwconv_report, forecast_peers, forecast_step
 
@@ -155,7 +158,7 @@ def _steps(flags: SimpleNamespace, found: list[dict[str, Any]]) -> list[dict[str
     options = {"mode": flags.mode or "im2col", "precision": flags.precision}
     bf16 = flags.precision == "bf16" or (options["mode"], flags.precision) == ("tensorcore", None)
     forms = () if bf16 or not _torch(flags) else forecast_peers.FORMS
-    steps = forecast_step.measure(flags.batch, flags.variants, trios, say=_say, forms=forms, **options)
+    steps = forecast_step.measure(flags.batch, flags.variants, trios, say=_say, keep=keep, forms=forms, **options)
     if not flags.json:
         print("\n" + "\n".join(dwconv_report.step_table(steps)))
     return steps

@@ -108,16 +108,16 @@ def _measure(study: str, flags: SimpleNamespace) -> int:
     def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
-    with Watch(place) as watch:
-        rows = list(fusion.measure(cases(study, flags, place, peer), place, watch, flags.seconds or 0.5, study, say))
+    kept = results.keeping(section(study, flags), place.device_name, flags.results, wanted=bool(flags.save))
+    with Watch(place) as watch, kept as rows:
+        for row in fusion.measure(cases(study, flags, place, peer), place, watch, flags.seconds or 0.5, study, say):
+            rows.append(row)
+        print(json.dumps(rows) if flags.json else "\n".join(lines(rows)))
     if flags.out:
         from nbcnn.bench import heatmaps
 
         for path in heatmaps.write(Path(flags.out), rows):
             say(str(path))
-    if flags.save:
-        results.save(section(study, flags), rows, place.device_name, Path(flags.results) if flags.results else None)
-    print(json.dumps(rows) if flags.json else "\n".join(lines(rows)))
     return OK
 
 
