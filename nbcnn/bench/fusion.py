@@ -22,8 +22,8 @@ from nbcnn.bench import ceilings
 from nbcnn.bench.caches import Calls, cache_bytes
 from nbcnn.bench.clocks import Reading, clock_of
 from nbcnn.bench.op import Prepared, timed_in_turn
-from nbcnn.bench.sampling import FALLEN, median_interval
-from nbcnn.bench.steady import CHANGE, warm_up
+from nbcnn.bench.sampling import FALLEN, drifts
+from nbcnn.bench.steady import warm_up
 
 LAUNCHES = ("host", "graph")
 TARGET_MS = 2.0
@@ -186,13 +186,6 @@ def _rows(case: Case, launch: str, limit: Roof, watch: Any, seconds: float, stud
 
 
 def stood_still(milliseconds: np.ndarray, readings: Sequence[Reading]) -> bool:
-    """True if neither time nor clock moved while it was measured.
-
-    The medians of the first and second half differ by less than `CHANGE`, or by no more than chance (their 95 % intervals meet); and no reading
-    of the SM clock is below `FALLEN` of the median one.
-    """
-    early, late = np.array_split(milliseconds, 2)
-    before, behind = (median_interval(part) for part in (early, late))
-    alike = abs(np.median(late) / np.median(early) - 1) < CHANGE or (before[0] <= behind[1] and behind[0] <= before[1])
+    """True if neither time (`drifts`) nor clock moved while it was measured: no reading of the SM clock is below `FALLEN` of the median one."""
     clock = clock_of(readings)
-    return bool(alike) and all(clock is None or reading.sm_mhz >= FALLEN * clock for reading in readings)
+    return not drifts(milliseconds) and all(clock is None or reading.sm_mhz >= FALLEN * clock for reading in readings)

@@ -100,10 +100,6 @@ def activations(place: Any, names: Sequence[str], sides: Sequence[int], peer: bo
             yield Case(f"{name} {side}²", 0, 8 * side * side, side * side, "element", tuple(variants), missing)
 
 
-def _square(ins: list[np.ndarray]) -> list[np.ndarray]:
-    return [ins[0].reshape(len(ins[0]), -1)]
-
-
 def _activation(name: str) -> Callable[..., Any]:
     import torch
 

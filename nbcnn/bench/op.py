@@ -21,9 +21,6 @@ from nbcnn.ops.call import Impl
 from nbcnn.ops.run import Bound, Unsupported
 from nbcnn.suggest import nearest
 
-HEADLINE = ("rotate", 100)
-"""The cache mode and number of calls whose median is quoted: operands come from memory, as in training; launching is hidden."""
-
 
 class NotTimed(RuntimeError):
     """The implementation fails parity: a wrong result has no time."""

@@ -106,10 +106,3 @@ def mn_major(next_64: int) -> Any:
         return u8(HIGH) | u8((u4(address) & u4(0x3FFFF)) >> u4(4))
 
     return run
-
-
-@cache
-def set_max_registers(count: int, more: bool) -> Any:
-    """Intrinsic (): the warpgroup gives registers back (`more` False) or takes some, to have `count` a thread (a multiple of 8)."""
-    way = "inc" if more else "dec"
-    return instruction(f"setmaxnreg_{way}_{count}", f"setmaxnreg.{way}.sync.aligned.u32 {count};", None, ())

@@ -41,7 +41,6 @@ _ld_byte = instruction(
     (_u8, i4),
 )
 _st4 = instruction("st_global_v4_b32_words", "st.global.v4.b32 [$0], {$1,$2,$3,$4};", None, (_u8, u4, u4, u4, u4))
-_st2 = instruction("st_global_v2_b32_words", "st.global.v2.b32 [$0], {$1,$2};", None, (_u8, u4, u4))
 _st_half = instruction("st_global_b16_words", "{ .reg .b16 h; cvt.u16.u32 h, $1; st.global.b16 [$0], h; }", None, (_u8, u4))
 
 
@@ -79,12 +78,6 @@ def load_byte(array, offset, wanted):
 def store_4_words(array, offset, a, b, c, d):
     """Four words, 16 bytes."""
     _st4(byte_address_global(array) + _u8(i8(offset)), a, b, c, d)
-
-
-@jit(device=True)
-def store_2_words(array, offset, a, b):
-    """Two words, 8 bytes."""
-    _st2(byte_address_global(array) + _u8(i8(offset)), a, b)
 
 
 @jit(device=True)
