@@ -1,4 +1,4 @@
-"""Capturing launches into one CUDA graph, in one line or with a side branch.
+"""Capturing launches into one CUDA graph, in one line or with a side branch, and with moments in it whose times can be read.
 
 A captured graph replays every kernel with one host call, about a microsecond each. Small kernels leave most of the GPU
 idle: what does not depend on each other may then run at the same time, as two branches of the graph.
@@ -67,6 +67,28 @@ class CapturedGraph:
     def __call__(self) -> None:
         """Run the graph once, asynchronously, on the main stream."""
         checked(self._runtime.cudaGraphLaunch(self._executable, self._main), "launch a CUDA graph")
+
+
+class Moment:
+    """A point between launches, to be run and captured like one. Every replay of the graph says anew when it came there."""
+
+    def __init__(self) -> None:
+        from cuda.bindings import runtime
+
+        self._runtime = runtime
+        self._event = checked(runtime.cudaEventCreate(), "create an event")
+
+    def run(self, stream: Any) -> None:
+        """Record the event on `stream`; in a capture, make it a node of the graph. Raises RuntimeError if the driver refuses."""
+        handle = int(getattr(stream.handle, "value", stream.handle))
+        status = checked(self._runtime.cudaStreamIsCapturing(handle), "ask for a stream's capture")
+        idle = self._runtime.cudaStreamCaptureStatus.cudaStreamCaptureStatusNone
+        flags = self._runtime.cudaEventRecordDefault if status == idle else self._runtime.cudaEventRecordExternal
+        checked(self._runtime.cudaEventRecordWithFlags(self._event, handle, flags), "record an event")
+
+    def until(self, later: Moment) -> float:
+        """Milliseconds from this moment to a later one, both past."""
+        return float(checked(self._runtime.cudaEventElapsedTime(self._event, later._event), "read the time between two events"))
 
 
 def checked(result: tuple[Any, ...], doing: str) -> Any:

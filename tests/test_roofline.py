@@ -103,15 +103,31 @@ class Event:
         self.at = Event.now
         Event.now += COST
 
-    def synchronize(self):
-        pass
+    run = record
+
+    def until(self, later):
+        return later.at - self.at
+
+
+class Graph:
+    """Launches that run one after another."""
+
+    def __init__(self, launches):
+        self.launches = launches
+
+    def __call__(self):
+        for launch in self.launches:
+            launch.run(0)
+
+    def close(self):
+        self.launches = []
 
 
 class Session:
     """Two steps of 1 and 2 ms; a graph replay of 3."""
 
     steps_per_epoch = 8
-    net = SimpleNamespace(place=SimpleNamespace(stream=0, name="gpu", synchronize=lambda: None))
+    net = SimpleNamespace(place=SimpleNamespace(stream=0, name="gpu", synchronize=lambda: None, replayable=Graph))
 
     def __init__(self):
         def work(ms):
@@ -137,15 +153,14 @@ class Session:
             self.recorded += 1
 
 
-def test_steps_are_timed_between_events_behind_replays(monkeypatch):
-    fake = SimpleNamespace(event=Event, event_elapsed_time=lambda a, b: b.at - a.at)
-    for module in (steps, __import__("nbcnn.bench.timing", fromlist=["timing"])):
-        monkeypatch.setattr(module, "cuda", fake)
+def test_steps_are_timed_between_moments_of_a_graph_behind_replays(monkeypatch):
+    monkeypatch.setattr("nbcnn.bench.timing.cuda", SimpleNamespace(event=Event, event_elapsed_time=lambda a, b: a.until(b)))
+    monkeypatch.setattr(steps, "Moment", Event)
     monkeypatch.setattr("nbcnn.bench.timing.SIMULATOR", False)
     monkeypatch.setattr(steps, "WARM_SECONDS", 0.0)
     session = Session()
     found = steps.time_steps(session, 0.1)
-    # Three events make 3 ms of work two COSTs longer, one before it makes it one COST longer: each of two steps loses half of the difference.
+    # Moments before and between make 3 ms of work two COSTs longer, one before it one COST: each of two steps loses half of the difference.
     assert found.event_ms == pytest.approx(COST / 2)
     assert [timing.median for timing in found.steps] == pytest.approx([1.0 + COST / 2, 2.0 + COST / 2])
     assert found.whole.median == pytest.approx(3.0 + COST)

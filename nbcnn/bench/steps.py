@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 
 from nbcnn.bench.timing import Timing, sensible_count, summarise, time_calls
+from nbcnn.capture import Moment
 from nbcnn.cuda import cuda
 from nbcnn.program import Program
 from nbcnn.timeline import wait_launch
 
 AHEAD_MS = 2.0
-"""Work that the GPU has before a timed step is enqueued, beyond the time that the host needs to enqueue it."""
+"""Work that the GPU has before a timed step is enqueued."""
 WARM_SECONDS = 1.0
 
 
@@ -31,30 +32,63 @@ class StepTimes:
 def time_steps(session: Any, seconds: float = 1.0) -> StepTimes:
     """Time the steps of a session's plan (of a full batch) where they run, and the whole training step.
 
-    The launches are those of the graph, enqueued one by one with an event at every boundary between steps. Replays of the graph go
-    before them, so many that the host is done enqueuing before the GPU gets there: no step waits for the host, and the clock is warm.
-    An event between two kernels keeps the second from starting at once. What that costs is measured, by the same launches with an
-    event only before the first and after the last, and taken off every step.
+    They are timed in the training step's CUDA graph, captured once more with an event at every boundary between steps. Replays of the plain
+    graph go before it: the GPU has not rested, and the clock is warm.
+    An event between two kernels keeps the second from starting at once. What that costs is measured, by the same graph with an event only
+    before the first step and after the last, and taken off every step.
     The session trains meanwhile; an epoch must have room for a few steps (`epoch_images`).
     """
-    place, per_epoch = session.net.place, session.steps_per_epoch
+    per_epoch = session.steps_per_epoch
     until = time.perf_counter() + WARM_SECONDS
     while time.perf_counter() < until:
         _replays(session, per_epoch)
     estimate = _whole(session, min(5, per_epoch)).median
     whole = _whole(session, min(per_epoch, sensible_count(estimate, seconds)))
-    replays = min(per_epoch - 1, int((_enqueue_ms(session) + AHEAD_MS) / whole.median) + 1)
-    rounds = int(min(200, max(10, seconds * 1e3 / ((replays + 1) * whole.median))))
-    rows, unbroken = [], []
+    replays = min(per_epoch - 1, int(AHEAD_MS / whole.median) + 1)
+    rounds = int(min(200, max(10, seconds * 1e3 / (2 * (replays + 1) * whole.median))))
+    inside, around = _marked(session, inside=True), _marked(session, inside=False)
+    rows: list[list[float]] = []
+    unbroken: list[list[float]] = []
     for _ in range(rounds):
-        _replays(session, replays)
-        rows.append(elapsed(_record(session)))
-        _replays(session, replays)
-        unbroken += elapsed(_record(session, inside=False))
-    place.synchronize()
+        for marked, found in ((inside, rows), (around, unbroken)):
+            _replays(session, replays)
+            session.step(marked.replay)
+            found.append(marked.spent())
+    inside.close()
+    around.close()
     spent = np.array(rows)
     event_ms = max(0.0, (float(np.median(spent, 0).sum()) - float(np.median(unbroken))) / spent.shape[1])
     return StepTimes([summarise(values) for values in np.maximum(spent - event_ms, 0.0).T], whole, event_ms)
+
+
+class Marked:
+    """A plan's launches in one CUDA graph, with a `Moment` before the first step and after each (`inside`), or only after the last.
+
+    Making it runs the launches once.
+    """
+
+    def __init__(self, program: Program, inside: bool) -> None:
+        self._place, self._moments = program.place, [Moment()]
+        todo: list[Any] = [*self._moments]
+        for at, (_, launches) in enumerate(program.bound, 1):
+            todo += launches
+            if inside or at == len(program.bound):
+                self._moments.append(Moment())
+                todo.append(self._moments[-1])
+        self._graph = program.place.replayable(todo)
+
+    def replay(self, program: Program) -> None:
+        """Run the graph, of this very program."""
+        self._graph()
+
+    def spent(self) -> list[float]:
+        """Milliseconds between neighbouring moments of the last replay, once it is done."""
+        self._place.synchronize()
+        return [a.until(b) for a, b in pairwise(self._moments)]
+
+    def close(self) -> None:
+        """Let the graph go."""
+        self._graph.close()
 
 
 def time_alone(session: Any, rounds: int = 7, rest: float = 0.02) -> list[float]:
@@ -75,7 +109,8 @@ def time_alone(session: Any, rounds: int = 7, rest: float = 0.02) -> list[float]
             for launch in launches:
                 launch.run(stream)
             pair[1].record(stream)
-            spent += elapsed(list(pair))
+            pair[1].synchronize()
+            spent.append(float(cuda.event_elapsed_time(*pair)))
         rows.append(spent)
 
     for _ in range(rounds):
@@ -89,30 +124,12 @@ def epoch_images(batch: int) -> int:
     return batch * max(8, min(400, 65_536 // batch))
 
 
-def record(program: Program, inside: bool = True) -> list[Any]:
-    """Enqueue every launch, with an event before the first step and after each, or only after the last; returns the events."""
-    stream, events = program.place.stream, [cuda.event()]
-    events[0].record(stream)
-    for at, (_, launches) in enumerate(program.bound, 1):
-        for launch in launches:
-            launch.run(stream)
-        if inside or at == len(program.bound):
-            events.append(cuda.event())
-            events[-1].record(stream)
-    return events
-
-
-def elapsed(events: list[Any]) -> list[float]:
-    """Milliseconds between neighbouring events, once they have happened."""
-    events[-1].synchronize()
-    return [float(cuda.event_elapsed_time(a, b)) for a, b in pairwise(events)]
-
-
-def _record(session: Any, inside: bool = True) -> list[Any]:
-    """One training step by `record`."""
-    events: list[Any] = []
-    session.step(lambda program: events.extend(record(program, inside)))
-    return events
+def _marked(session: Any, inside: bool) -> Marked:
+    """The training step with moments in it; making it takes one."""
+    made: list[Marked] = []
+    _replays(session, 0)
+    session.step(lambda program: made.append(Marked(program, inside)))
+    return made[0]
 
 
 def _replays(session: Any, count: int) -> None:
@@ -127,15 +144,3 @@ def _whole(session: Any, count: int) -> Timing:
     """`count` training steps in a row."""
     session.begin_epoch(0)
     return time_calls(session.step, session.net.place, count - 1, 0.0)
-
-
-def _enqueue_ms(session: Any) -> float:
-    """What the host needs to enqueue the launches, the second time."""
-    spent = 0.0
-    for _ in range(2):
-        _replays(session, 0)
-        start = time.perf_counter()
-        events = _record(session)
-        spent = (time.perf_counter() - start) * 1e3
-        elapsed(events)
-    return spent
