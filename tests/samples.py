@@ -106,6 +106,14 @@ def fusion_study(study):
     return made
 
 
+def conv_evonorm():
+    """A convolution with its norm in two precisions, called and replayed."""
+    times = {"nbcnn fused": 0.022, "nbcnn fused, inference": 0.019, "nbcnn unfused": 0.033, "nbcnn conv alone": 0.020, "nbcnn norm alone": 0.010}
+    cases = (("S0 conv+fwd 64 bf16", "bf16"), ("S0 conv+fwd 64", "fp32"))
+    launches = ("host", "graph")
+    return [fused("evonorm", case, name, ms, how, launch) for case, how in cases for launch in launches for name, ms in times.items()]
+
+
 def classifier():
     """A mnist section: two seeds, and steps."""
     one = {"what": "train", "form": "fused", "mode": "im2col", "precision": "fp32", "norm": "s0", "epochs": 10, "data": "mnist"}

@@ -188,6 +188,7 @@ def test_seeds_and_steps_in_words():
 def measured(tmp_path, monkeypatch):
     """Results of the fusion study in place of the kept ones."""
     sections = {f"fusion-{name}-part": samples.fusion_study(name) for name in readme_fusion.TITLES}
+    sections["fusion-evonorm-fwd-conv"] = samples.conv_evonorm()
     samples.saved(tmp_path, sections | {"mnist-im2col-fp32": samples.classifier()})
     monkeypatch.setattr(results, "RESULTS", tmp_path)
 
@@ -202,6 +203,9 @@ def test_tables_hold_what_was_measured(measured):
     made = {name: table() for name, table in readme_fusion.TABLES.items()}
     assert all(text.startswith("**") and text.endswith("\n") and ", revision " in text for text in made.values())
     assert "| first | 4.0 | 2.0 | 20.0 | 5.00× |" in made["fusion_evonorm"]  # a part of the work is no rival
+    assert readme_fusion.CONV not in made["fusion_evonorm"]
+    assert "| S0 64 | bf16 | 20.0 | 10.0 | 33.0 | 22.0 | 19.0 | 0.20 | -0.10 | 1.50× |" in made["conv_evonorm"]
+    assert "| S0 64 | fp32 |" in made["conv_evonorm"]
     assert "| second | 100.0 | 200.0 | 20.0 | 5.00× |" in made["fusion_gemm"]
     assert "| im2col fp32, fused | 2 | 99.10 % | 99.00 % | 0.200 s |" in made["mnist"]
     assert "nbcnn im2col fp32 fused 400 µs, PyTorch fp32 1,000 µs" in made["mnist"]

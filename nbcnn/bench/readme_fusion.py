@@ -14,19 +14,33 @@ from nbcnn.bench.tables import GPU, footer, markdown, section
 
 TITLES = {
     "elementwise": "**Elementwise ops beside PyTorch and Triton** (µs a call, replayed as a CUDA graph, operands from memory):",
-    "evonorm": "**EvoNorm beside PyTorch and Triton** (µs a call, replayed; images of 64×28×28; `conv+`: behind a 3×3 convolution 64→64):",
+    "evonorm": "**EvoNorm beside PyTorch and Triton** (µs a call, replayed as a CUDA graph; images of 64×28×28):",
     "gemm": "**Matrix products beside cuBLAS** (TFLOP/s, replayed as a CUDA graph):",
     "sweep": "**Small networks forward, by batch size** (µs a batch, replayed as a CUDA graph):",
 }
 
 
+CONV = "conv+"
+"""In the names of cases that are a norm behind a convolution."""
+
+
+def replayed(name: str, behind_conv: bool = False) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """A study's replayed rows, of a norm behind a convolution or of everything else, and where the last of them were measured; none: ([], {})."""
+    shown: list[dict[str, Any]] = []
+    where: dict[str, Any] = {}
+    for one in named("fusion"):
+        if f"{one}-".startswith(f"fusion-{name}-"):
+            rows, environment = section(GPU, one)
+            if of_these := [row for row in rows if row["launch"] == "graph" and (CONV in row["case"]) is behind_conv]:
+                shown, where = shown + of_these, environment
+    return shown, where
+
+
 def study(name: str) -> str:
     """One study, whatever parts of it were measured: a row for each case, a column for each variant."""
-    names = [one for one in named("fusion") if f"{one}-".startswith(f"fusion-{name}-")]
-    if not names:
+    shown, environment = replayed(name)
+    if not shown:
         return ""
-    found = [section(GPU, one) for one in names]
-    shown, environment = [row for rows, _ in found for row in rows if row["launch"] == "graph"], found[-1][1]
     variants = list(dict.fromkeys(row["variant"] for row in shown))
     lines = [_line(case, [row for row in shown if row["case"] == case], variants, name == "gemm") for case in dict.fromkeys(r["case"] for r in shown)]
     best = "our fastest: peers' fastest ÷ it"
@@ -48,6 +62,28 @@ def _line(case: str, rows: Sequence[dict[str, Any]], variants: Sequence[str], ra
         if ours and peers:
             ratios.append(f"{min(peers) / min(ours):.2f}×")
     return (case, *cells, ", ".join(ratios))
+
+
+def conv_evonorm() -> str:
+    """A convolution with its norm: the parts, one after the other, in one; and what the norm adds to the convolution, beside its own kernel."""
+    shown, environment = replayed("evonorm", behind_conv=True)
+    lines = []
+    for case in dict.fromkeys(row["case"] for row in shown):
+        us = {row["variant"].removeprefix("nbcnn "): 1e3 * row["ms"]["median"] for row in shown if row["case"] == case}
+        if "fused" not in us:
+            continue
+        conv, norm, fused, infer = us["conv alone"], us["norm alone"], us["fused"], us["fused, inference"]
+        added = (f"{(one - conv) / norm:.2f}" for one in (fused, infer))
+        precision = next(row["precision"] for row in shown if row["case"] == case)
+        label = case.replace(f" {CONV}fwd", "").removesuffix(f" {precision}")
+        times = (f"{one:,.1f}" for one in (conv, norm, us["unfused"], fused, infer))
+        lines.append((label, precision, *times, *added, f"{us['unfused'] / fused:.2f}×"))
+    if not lines:
+        return ""
+    head = ("norm, batch", "precision", "convolution", "norm", "both, one by one", "fused, training", "fused, inference")
+    ratios = ("added ÷ norm, training", "added ÷ norm, inference", "one by one ÷ fused")
+    title = "**A convolution with its EvoNorm** (3×3, 64→64, images of 28×28, stored NHWC; µs a call, replayed; added: less the convolution alone):"
+    return f"{title}\n\n" + markdown((*head, *ratios), lines) + footer(environment)
 
 
 def mnist() -> str:
@@ -77,4 +113,4 @@ def _table(name: str) -> Callable[[], str]:
     return lambda: study(name)
 
 
-TABLES: dict[str, Callable[[], str]] = {**{f"fusion_{name}": _table(name) for name in TITLES}, "mnist": mnist}
+TABLES: dict[str, Callable[[], str]] = {**{f"fusion_{name}": _table(name) for name in TITLES}, "conv_evonorm": conv_evonorm, "mnist": mnist}
