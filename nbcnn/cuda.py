@@ -38,6 +38,7 @@ __all__ = [
     "Host",
     "adopt",
     "allow_shared",
+    "check_cluster",
     "check_together",
     "compile_apart",
     "constant",
@@ -112,7 +113,8 @@ def shared_of_block() -> int:
 
 @cache
 def has_tma() -> bool:
-    """True if the GPU copies boxes of tensors by itself (compute capability 9.0), and where there is no GPU; the simulator does not."""
+    """True if the GPU copies boxes of tensors by itself and has clusters of blocks (compute capability 9.0), and where there is no GPU; the
+    simulator has neither."""
     return not SIMULATOR and (bool(gpu_missing()) or tuple(cuda.get_current_device().compute_capability) >= (9, 0))
 
 
@@ -157,6 +159,23 @@ def check_together(kernel: Any, args: Sequence[Any], grid: int | tuple[int, ...]
     wanted = int(np.prod(grid))
     if wanted > fit:
         raise RuntimeError(f"{kernel.py_func.__name__}: its {wanted} blocks wait for each other, and the GPU holds {fit} of them at once")
+
+
+def check_cluster(kernel: Any, args: Sequence[Any], cluster: int) -> None:
+    """Raise RuntimeError unless `kernel`, compiled for `args`, is known to the driver as one of clusters of `cluster` blocks along x.
+
+    Its blocks would wait forever for blocks that are not in their cluster. The simulator has no clusters.
+    """
+    if SIMULATOR:
+        return
+    from cuda.bindings import driver
+
+    function = kernel._compile_for_args(*args)._codelibrary.get_cufunc()
+    attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH
+    device = driver.CUdevice(int(cuda.get_current_device().id))
+    found = int(checked(driver.cuKernelGetAttribute(attribute, function.handle, device), "ask for a kernel's cluster"))
+    if found != cluster:
+        raise RuntimeError(f"{kernel.py_func.__name__}: its blocks need clusters of {cluster}, and the driver would launch clusters of {found or 1}")
 
 
 def loaded_kernel(kernel: Any, argument_types: tuple[Any, ...]) -> bool:

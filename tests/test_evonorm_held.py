@@ -87,7 +87,7 @@ def test_what_cannot_be_held_is_not():
 @pytest.mark.parametrize("op", OPS)
 def test_held_kernels_against_the_reference(op, layout, place):
     row, case, impl = ROWS[layout], SMALL[op], COMMON[op]
-    tile = next(held for held in impl.candidates(bare(op, (2, 4, 3, 4), layout, 2), 2) if not held.together)
+    tile = next(held for held in impl.candidates(bare(op, (2, 4, 3, 4), layout, 2), 2) if not (held.together or held.cluster))
     error = gradcheck.parity(row, impl, case, place, tile)
     assert error <= gradcheck.bound(case), error
 

@@ -52,10 +52,13 @@ from nbcnn.ops.conv.thin_mma.last_fprop import fprop_kernel
 from nbcnn.ops.conv.tiles import Tile
 from nbcnn.ops.conv.wgmma.kernel import correlate
 from nbcnn.ops.conv.wgmma.tile import Tile as WgmmaTile
+from nbcnn.ops.evonorm import b0_cluster
+from nbcnn.ops.evonorm.held import Held
 kernels = (
     gather_product(Tile(64, 64, 16, 4, 4), Window(3, 3), 4, True, True, True),
     fprop_kernel(2, 3, 3, 2, True, "mse", "bfloat16", 4, 2),
     correlate(WgmmaTile(128, 128, 2, 3, 2), "bf16", "rows"),
+    b0_cluster.fprop_kernel("float32", Held(1, 8, 256, 7, 1, 4, cluster=2)),
 )
 for kernel in kernels:
     print(hashlib.sha256(dumps([cell.cell_contents for cell in kernel.py_func.__closure__])).hexdigest())
@@ -65,5 +68,5 @@ for kernel in kernels:
 @pytest.mark.skipif(cuda.SIMULATOR, reason="the simulator compiles nothing")
 def test_a_second_process_finds_kernels_because_their_closures_pickle_to_the_same_bytes():
     found = [subprocess.run([sys.executable, "-c", _CLOSURE_HASH], capture_output=True, text=True, check=True).stdout.split() for _ in range(2)]
-    assert [len(digest) for digest in found[0]] == [64] * 3
+    assert [len(digest) for digest in found[0]] == [64] * 4
     assert found[0] == found[1]

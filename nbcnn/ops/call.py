@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.cuda import allow_shared, check_together
+from nbcnn.cuda import allow_shared, check_cluster, check_together
 from nbcnn.ops.traffic import Traffic
 
 Shape = tuple[int, ...]
@@ -64,23 +64,35 @@ class Launch:
     `grid` and `block` are ints or tuples; `args` are flat arrays and NumPy scalars (np.int32, np.float32), never Python
     ints, so that one kernel has one signature. `shared` is dynamic shared memory in bytes. `keep` is whatever must stay
     alive as long as the launch, because the kernel knows its address. `together`: blocks wait for each other, so all of them must fit
-    on the GPU at once, which the first run makes sure of.
+    on the GPU at once, which the first run makes sure of. `cluster`: blocks of a thread block cluster, which the kernel itself asks for
+    (`nbcnn.ops.ptx.cluster`); the first run makes sure that the driver knows.
     """
 
     def __init__(
-        self, kernel: Any, grid: Any, block: Any, args: Sequence[Any], shared: int = 0, name: str = "", keep: Any = None, together: bool = False
+        self,
+        kernel: Any,
+        grid: Any,
+        block: Any,
+        args: Sequence[Any],
+        shared: int = 0,
+        name: str = "",
+        keep: Any = None,
+        together: bool = False,
+        cluster: int = 1,
     ) -> None:
-        self.keep, self.together = keep, together
+        self.keep, self.together, self.cluster = keep, together, cluster
         self.kernel, self.grid, self.block, self.args, self.shared = kernel, grid, block, tuple(args), shared
         self._allowed = False
         self.name = name or getattr(getattr(kernel, "py_func", kernel), "__name__", "kernel")
 
     def run(self, stream: Any = 0) -> None:
-        """Enqueue the kernel on `stream` (the first run compiles it). Raises RuntimeError if blocks that must be there together do not fit."""
+        """Enqueue the kernel on `stream` (the first run compiles it). Raises RuntimeError if blocks that need each other would not meet."""
         if not self._allowed:
             allow_shared(self.kernel, self.args, self.shared)
             if self.together:
                 check_together(self.kernel, self.args, self.grid, self.block)
+            if self.cluster > 1:
+                check_cluster(self.kernel, self.args, self.cluster)
             self._allowed = True
         self.kernel[self.grid, self.block, stream, self.shared](*self.args)
 

@@ -1,4 +1,5 @@
-"""EvoNorm-B0: in one launch where the batch fits on the GPU at once (b0_held.py), else by the kernels here.
+"""EvoNorm-B0: in one launch where a cluster of blocks holds a channel (b0_cluster.py) or the batch fits on the GPU at once (b0_held.py), else
+by the kernels here.
 
 Forward: the planes' statistics, the channels' from these, then y; backward: the planes' sums, the channels' from these, then dx. Blocks
 of the first and last of each take a slab of one image (plane.py).
@@ -12,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from nbcnn import cuda as gpu
 from nbcnn.cuda import SIMULATOR, cuda, f4, i4, jit
 from nbcnn.ops import elementwise
 from nbcnn.ops.call import Call, Impl, Launch, blocks
-from nbcnn.ops.evonorm import b0_held, b0_held_grads, traffic
+from nbcnn.ops.evonorm import b0_cluster, b0_held, b0_held_grads, traffic
 from nbcnn.ops.evonorm.held import Held, slabs_of
 from nbcnn.ops.evonorm.plane import Slab, column_sum, power_of_two, slab_of, steps
 from nbcnn.ops.evonorm.rows import launch_rows
@@ -230,7 +232,9 @@ def dgrad_kernel(kind: str, slab: Slab) -> Any:
 
 
 def bind_fprop(call: Call) -> list[Launch]:
-    """One launch where all blocks fit on the GPU, else three: planes, channels, y."""
+    """One launch where a channel's blocks are a cluster or all blocks fit on the GPU, else three: planes, channels, y."""
+    if call.tile is not None and call.tile.cluster:
+        return [b0_cluster.launch(call)]
     if call.tile is not None and call.tile.together:
         return [b0_held.launch(call, "all")]
     if call.tile is not None:
@@ -317,15 +321,19 @@ def extents_of(call: Call, image: int) -> tuple[Slab, int, tuple[np.int32, ...]]
 
 
 def candidates(call: Call, multiprocessors: int) -> list[Held]:
-    """Slabs with which the launch fits on the GPU at once: of x, or of x and dy, or of x with dy read twice; then slabs for three launches.
+    """Slabs of which a cluster's have a whole channel (forward, NCHW); slabs with which the launch fits on the GPU at once: of x, or of x and
+    dy, or of x with dy read twice; then slabs for three launches.
 
-    The simulator runs one block after another: there only the latter.
+    The simulator runs one block after another: there only the last.
     """
     shape, layout, backward = call.in_shapes[0], call.layout, call.op.endswith("_grads")
     tensors = (2, 1) if backward else (1,)
     alone = call.op.endswith("_infer") or SIMULATOR
     at_once = [] if alone else slabs_of(shape, layout, 1, tensors, multiprocessors, at_once=True)
-    return [*at_once, *slabs_of(shape, layout, 1, tensors, multiprocessors)]
+    apart = slabs_of(shape, layout, 1, tensors, multiprocessors)
+    clustered = b0_cluster.slabs_of(shape) if call.op.endswith("_fprop") and layout == "NCHW" and gpu.has_tma() else []
+    wide = [held for held in clustered if b0_cluster.enough(held, shape[1], multiprocessors)]
+    return [*wide, *at_once, *(held for held in clustered if held not in wide), *apart]
 
 
 def tile(call: Call, multiprocessors: int) -> Held | None:

@@ -74,7 +74,7 @@ def behind_planes(call: Call, first: Sequence[Launch]) -> list[Launch]:
 
 def _apart(norm: Impl, call: Call) -> Any:
     """The first tile of a norm whose blocks do not wait for each other, None in the simulator (s0.py says why)."""
-    return next((tile for tile in norm.candidates(call, 1) if not tile.together), None) if not SIMULATOR else None
+    return next((tile for tile in norm.candidates(call, 1) if not (tile.together or tile.cluster)), None) if not SIMULATOR else None
 
 
 def composed(conv: Impl, norm: Impl) -> Impl:

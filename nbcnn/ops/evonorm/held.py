@@ -46,7 +46,8 @@ BALANCED = 256
 class Held:
     """What a block holds, its threads, elements of a thread, tensors that are held, and how many blocks must fit on a multiprocessor.
 
-    together: 1 if all blocks of the launch fit on the GPU at once, so that they may wait for each other.
+    together: 1 if all blocks of the launch fit on the GPU at once, so that they may wait for each other. cluster: blocks of a thread block
+    cluster that holds all images of its channels; 0 if there are no clusters.
     """
 
     channels: int
@@ -56,6 +57,7 @@ class Held:
     tensors: int
     blocks: int
     together: int = 0
+    cluster: int = 0
 
 
 @dataclass(frozen=True)
