@@ -94,9 +94,10 @@ def test_bytes_on_tensor_cores_by_hand():
     # Seven tiles of four lines read two lines more each, but for the two outside; z goes out and comes back.
     read = line * (7 * 6 - 2) + 128 * filters + image
     assert conv_wgmma.bytes_of(call, "bf16") == [Traffic(read, 2 * image + kept, 2 * image + filters)]
-    # Four warpgroups share an image, and tell each other twelve bytes a channel.
-    call = replace(call, tile=ImageTile(4, 2, 4, 128))
-    assert conv_wgmma.scratch(call) == 12 * 256 * 64 * 4
+    # Four warpgroups share an image: each sends a packet of 16 bytes a channel, and receives those of all four.
+    call, packets = replace(call, tile=ImageTile(4, 2, 4, 512)), 16 * 256 * 64 * 4
+    read = line * (7 * 6 - 2) + 512 * filters + image + 4 * packets
+    assert conv_wgmma.bytes_of(call, "bf16") == [Traffic(read, 2 * image + kept + packets, 2 * image + filters + packets)]
 
 
 def test_warpgroups_share_small_batches():

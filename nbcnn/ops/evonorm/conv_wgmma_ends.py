@@ -86,6 +86,26 @@ def merge(n, mean, squares, other_n, other_mean, other_squares):
     return total, mean + away * share, squares + other_squares + away * away * (n * share)
 
 
+@cache
+def merged_lanes(lanes: int) -> Any:
+    """Device function (n, mean, squares): of 1, 2 or 4 neighbouring lanes together, in a fixed order; the first lane's bits are those to keep."""
+
+    @jit(device=True)
+    def further(n, mean, squares, away):
+        other_n, other_mean = cuda.shfl_xor_sync(0xFFFFFFFF, n, away), cuda.shfl_xor_sync(0xFFFFFFFF, mean, away)
+        return merge(n, mean, squares, other_n, other_mean, cuda.shfl_xor_sync(0xFFFFFFFF, squares, away))
+
+    @jit(device=True)
+    def run(n, mean, squares):
+        if lanes > 1:
+            n, mean, squares = further(n, mean, squares, 1)
+        if lanes > 2:
+            n, mean, squares = further(n, mean, squares, 2)
+        return n, mean, squares
+
+    return run
+
+
 @jit(device=True)
 def _sigmoid_by_tanh(z):
     """σ(2z) to 2⁻¹², less than half of bfloat16's rounding of 1; one special function where the exact form takes two."""

@@ -15,7 +15,7 @@ THREADS = GROUPS * (WARPGROUP + 32)
 """Each with a warp that fetches for it."""
 FILTER_BYTES = FILTERS * ROW_BYTES
 MOMENTS = 3
-"""Count, mean, sum of squares about the mean."""
+"""First element, mean, sum of squares about the mean."""
 
 
 @dataclass(frozen=True)

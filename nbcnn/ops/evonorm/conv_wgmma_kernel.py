@@ -26,10 +26,10 @@ from nbcnn.cuda import cuda, f4, i4, jit, types, u4
 from nbcnn.ops.conv.thin_shape import unrolled
 from nbcnn.ops.conv.wgmma.tensor_maps import ROW_BYTES
 from nbcnn.ops.conv.wgmma.tile import ALIGNMENT, KINDS, WARPGROUP
-from nbcnn.ops.evonorm.conv_wgmma_ends import finish_tile, merge, normaliser
+from nbcnn.ops.evonorm.conv_wgmma_ends import finish_tile, merge, merged_lanes, normaliser
 from nbcnn.ops.evonorm.conv_wgmma_form import FILTER_BYTES, FILTERS, GROUPS, MOMENTS, THREADS, Form
 from nbcnn.ops.ptx.asm import byte_address_global, byte_address_shared
-from nbcnn.ops.ptx.grid import fresh, meet_alone
+from nbcnn.ops.ptx.grid import receive, send
 from nbcnn.ops.ptx.mbarrier import bar_sync, fence_mbarrier_init, mbarrier_arrive, mbarrier_arrive_expect_tx, mbarrier_init, mbarrier_wait
 from nbcnn.ops.ptx.tma import (
     commit_stores,
@@ -42,7 +42,7 @@ from nbcnn.ops.ptx.tma import (
     wait_stores_read,
 )
 from nbcnn.ops.ptx.wgmma import K_STEP, k_major, wgmma_bf16, wgmma_commit, wgmma_fence, wgmma_tf32, wgmma_wait_all
-from nbcnn.ops.stored import scalar_io
+from nbcnn.ops.sigmoid import divide
 
 u8 = types.uint64
 
@@ -83,7 +83,7 @@ def conv_norm_kernel(form: Form) -> Any:
     KEEPS, NORMALISES = form.end in ("s0", "planes"), form.end != "planes"
     ALL_MOMENTS, ALL_SCALES, OWN = GROUPS * MOMENTS * FILTERS, GROUPS * FILTERS, MOMENTS * FILTERS
     multiply, finish, all_done = _multiply_tap(form), finish_tile(form), wgmma_wait_all(SUMS)
-    normalise, load = normaliser(form), scalar_io({"bf16": "bfloat16", "tf32": "tfloat32"}[form.kind])[0]
+    normalise, over_pixels, over_parts = normaliser(form), merged_lanes(4), merged_lanes(PARTS)
     first_group, second_group = bar_sync(1, WARPGROUP), bar_sync(2, WARPGROUP)
 
     @jit(device=True)
@@ -94,7 +94,7 @@ def conv_norm_kernel(form: Form) -> Any:
             second_group()
 
     @jit(launch_bounds=(THREADS, 1))
-    def conv_evonorm_wgmma_kernel(maps, b, gamma, beta, v, running, raw, y, shift, std, met, counters, N, C, K, P, pad, slabs, share, eps):
+    def conv_evonorm_wgmma_kernel(maps, b, gamma, beta, v, running, raw, y, shift, std, packets, N, C, K, P, pad, slabs, share, eps):
         """raw = conv(x, w) + b; y = γ·raw·σ(v·raw)/s + β or γ·raw/max(√(running + eps), v·raw + s) + β; shift, std of every group.
 
         gemm    64 filters × P·(Q + S − 1) pixels with the borders between lines × R·S·C, for every image.
@@ -176,6 +176,9 @@ def conv_norm_kernel(form: Form) -> Any:
             while image < N:
                 for i in range(7):
                     sums[i] = f4(0)
+                if PARTS > 1:
+                    image_packets = i4((image * K + k0) * i4(PARTS) + own)
+                    turn = i4(packets[i4(4) * (image_packets + part * i4(FILTERS)) + i4(1)] + i4(1))
                 line = first_line
                 while line < last_line:
                     for i in range(SUMS):
@@ -216,52 +219,39 @@ def conv_norm_kernel(form: Form) -> Any:
                             store_tile_4d(raw_map, k0, i4(0), line, image, stage)
                             commit_stores()
                     line = i4(line + i4(LINES))
-                if BF16 and in_group == i4(0):
-                    wait_stores()
-
-                # Of each channel a quarter of the pixels is in each of four neighbouring lanes.
+                # Of each channel a quarter of the pixels is in each of four neighbouring lanes; what a part sends, one of them receives.
                 for h in range(2):
-                    n, mean = sums[0], sums[1 + 3 * h] + sums[2 + 3 * h] / max(sums[0], f4(1))
-                    squares = sums[3 + 3 * h] - sums[2 + 3 * h] * sums[2 + 3 * h] / max(sums[0], f4(1))
-                    for away in (1, 2):
-                        other_n = cuda.shfl_xor_sync(0xFFFFFFFF, n, away)
-                        other_mean = cuda.shfl_xor_sync(0xFFFFFFFF, mean, away)
-                        other_squares = cuda.shfl_xor_sync(0xFFFFFFFF, squares, away)
-                        n, mean, squares = merge(n, mean, squares, other_n, other_mean, other_squares)
+                    away = divide(sums[2 + 3 * h], max(sums[0], f4(1)))
+                    n, mean, squares = over_pixels(sums[0], sums[1 + 3 * h] + away, sums[3 + 3 * h] - sums[2 + 3 * h] * away)
                     if lane & i4(3) == i4(0):
+                        if PARTS > 1:
+                            send(packets, i4(image_packets + part * i4(FILTERS) + i4(8 * h)), turn, mean, squares)
                         at_ = i4(group * i4(OWN) + own + i4(8 * h))
-                        moments[at_], moments[at_ + i4(FILTERS)], moments[at_ + i4(2 * FILTERS)] = n, mean, squares
-                join(group)
-                mine = i4(group * i4(OWN) + in_group)
+                        moments[at_], moments[at_ + i4(FILTERS)], moments[at_ + i4(2 * FILTERS)] = sums[1 + 3 * h], mean, squares
                 if PARTS > 1:
-                    place = i4((image * slabs + k0 // i4(FILTERS)) * i4(PARTS))
-                    if in_group < i4(FILTERS):
-                        for i in range(MOMENTS):
-                            met[(place + part) * i4(OWN) + i4(i * FILTERS) + in_group] = moments[mine + i4(i * FILTERS)]
-                    join(group)
-                    if in_group == i4(0):
-                        meet_alone(counters, i4(u4(place) // u4(PARTS)), i4(PARTS))
-                    join(group)
-                    if in_group < i4(FILTERS):
-                        n, mean, squares = f4(0), f4(0), f4(0)
-                        for p in range(PARTS):
-                            at_ = i4((place + i4(p)) * i4(OWN) + in_group)
-                            parts_n, parts_mean, parts_squares = fresh(met, at_), fresh(met, at_ + i4(FILTERS)), fresh(met, at_ + i4(2 * FILTERS))
-                            n, mean, squares = merge(n, mean, squares, parts_n, parts_mean, parts_squares)
-                        moments[mine], moments[mine + i4(FILTERS)], moments[mine + i4(2 * FILTERS)] = n, mean, squares
-                    join(group)
+                    of = i4(lane & i4(PARTS - 1))
+                    pixels = f4(i4(min(share, i4(P - of * share)) * i4(Q)))
+                    for h in range(2):
+                        mean, squares = receive(packets, i4(image_packets + of * i4(FILTERS) + i4(8 * h)), turn)
+                        n, mean, squares = over_parts(pixels, mean, squares)
+                        if lane & i4(3) == i4(0):
+                            at_ = i4(group * i4(OWN) + own + i4(8 * h))
+                            moments[at_ + i4(FILTERS)], moments[at_ + i4(2 * FILTERS)] = mean, squares
+                join(group)
                 if in_group < i4(FILTERS):
                     lead = i4(u4(in_group) // u4(GROUP)) * i4(GROUP)
-                    n, mean, squares = f4(0), f4(0), f4(0)
+                    n, mean, squares, pixels = f4(0), f4(0), f4(0), f4(i4(P * i4(Q)))
                     for i in range(GROUP):
                         at_ = i4(group * i4(OWN) + lead + i4(i))
-                        n, mean, squares = merge(n, mean, squares, moments[at_], moments[at_ + i4(FILTERS)], moments[at_ + i4(2 * FILTERS)])
+                        n, mean, squares = merge(n, mean, squares, pixels, moments[at_ + i4(FILTERS)], moments[at_ + i4(2 * FILTERS)])
                     s_ = f4(math.sqrt(max(squares, f4(0)) / n + eps))
                     scales[group * i4(FILTERS) + in_group] = s_
                     if KEEPS and part == i4(0) and in_group == lead:
                         to = i4(image * i4(u4(K) // u4(GROUP)) + i4(u4(k0 + lead) // u4(GROUP)))
-                        shift[to] = mean - load(raw, i4(image * P * i4(Q) * K + k0 + lead))
+                        shift[to] = mean - moments[group * i4(OWN) + lead]
                         std[to] = s_
+                if BF16 and in_group == i4(0):
+                    wait_stores()
                 join(group)
                 if NORMALISES:
                     first, last = i4((image * P + first_line) * i4(Q)), i4((image * P + last_line) * i4(Q))
