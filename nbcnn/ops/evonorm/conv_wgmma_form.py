@@ -72,4 +72,5 @@ class Form:
     @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block: room to align, filters, sources, results, barriers."""
-        return ALIGNMENT + self.filter_bytes + GROUPS * (self.buffers * self.patch_bytes + self.stage_bytes) + 8 + GROUPS * self.buffers * 16
+        barriers = 8 * self.R * self.S * self.chunks + GROUPS * self.buffers * 16
+        return ALIGNMENT + self.filter_bytes + GROUPS * (self.buffers * self.patch_bytes + self.stage_bytes) + barriers

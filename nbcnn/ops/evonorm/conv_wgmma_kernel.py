@@ -72,6 +72,23 @@ def _multiply_tap(form: Form) -> Any:
 
 
 @cache
+def _filter_loads(form: Form) -> Any:
+    """Device function (to, filter_map, C, k0, barriers): request all taps of 64 filters; each has a barrier of its own."""
+    CHUNKS, TAPS, CHANNELS = form.chunks, form.R * form.S, KINDS[form.kind].channels
+
+    @jit(device=True)
+    def run(to, filter_map, C, k0, barriers):
+        for chunk in range(CHUNKS):
+            for tap in range(TAPS):
+                at = chunk * TAPS + tap
+                full = barriers + u4(at * 8)
+                mbarrier_arrive_expect_tx(full, u4(FILTER_BYTES))
+                load_tile_2d(to + u4(at * FILTER_BYTES), filter_map, i4(i4(tap) * C + i4(chunk * CHANNELS)), k0, full)
+
+    return run
+
+
+@cache
 def conv_norm_kernel(form: Form) -> Any:
     """The kernel of one form."""
     kind = KINDS[form.kind]
@@ -82,7 +99,7 @@ def conv_norm_kernel(form: Form) -> Any:
     BARRIERS = STAGES + GROUPS * STAGE
     KEEPS, NORMALISES = form.end in ("s0", "planes"), form.end != "planes"
     ALL_MOMENTS, ALL_SCALES, OWN = GROUPS * MOMENTS * FILTERS, GROUPS * FILTERS, MOMENTS * FILTERS
-    multiply, finish, all_done = _multiply_tap(form), finish_tile(form), wgmma_wait_all(SUMS)
+    multiply, finish, all_done, bring_filters = _multiply_tap(form), finish_tile(form), wgmma_wait_all(SUMS), _filter_loads(form)
     normalise, over_pixels, over_parts = normaliser(form), merged_lanes(4), merged_lanes(PARTS)
     first_group, second_group = bar_sync(1, WARPGROUP), bar_sync(2, WARPGROUP)
 
@@ -109,21 +126,28 @@ def conv_norm_kernel(form: Form) -> Any:
         moments = cuda.shared.array(ALL_MOMENTS, f4)
         scales = cuda.shared.array(ALL_SCALES, f4)
         base = u4((byte_address_shared(memory) + u4(ALIGNMENT - 1)) & u4(0xFFFFFFFF - ALIGNMENT + 1))
-        filters_full = base + u4(BARRIERS)
+        taps_full = base + u4(BARRIERS)
         t = i4(cuda.threadIdx.x)
         lane, warp = i4(t & i4(31)), i4(t >> i4(5))
         multiplies = warp < i4(4 * GROUPS)
         group = i4(warp >> i4(2)) if multiplies else i4(warp - i4(4 * GROUPS))
         patches = base + u4(PATCHES) + u4(group * i4(BUFFERS * PATCH))
-        full = filters_full + u4(8) + u4(group * i4(BUFFERS * 16))
+        full = taps_full + u4(8 * CHUNKS * TAPS) + u4(group * i4(BUFFERS * 16))
         empty = full + u4(BUFFERS * 8)
+        source_map = byte_address_global(maps)
+        filter_map = source_map + u8(ROW_BYTES)
+        raw_map = filter_map + u8(ROW_BYTES)
         if t == i4(0):
-            mbarrier_init(filters_full, u4(1))
+            for tap in range(CHUNKS * TAPS):
+                mbarrier_init(taps_full + u4(tap * 8), u4(1))
             for slot in range(GROUPS * BUFFERS):
-                even = filters_full + u4(8 + slot // BUFFERS * BUFFERS * 16 + slot % BUFFERS * 8)
+                even = taps_full + u4(8 * CHUNKS * TAPS + slot // BUFFERS * BUFFERS * 16 + slot % BUFFERS * 8)
                 mbarrier_init(even, u4(1))
                 mbarrier_init(even + u4(BUFFERS * 8), u4(4))
             fence_mbarrier_init()
+        elif not multiplies and lane == i4(0):
+            fence_tensor_map(source_map)
+            fence_tensor_map(filter_map)
         cuda.syncthreads()
         number = i4(u4(cuda.blockIdx.x) // u4(slabs))
         k0 = i4((i4(cuda.blockIdx.x) - number * slabs) * i4(FILTERS))
@@ -132,20 +156,11 @@ def conv_norm_kernel(form: Form) -> Any:
         step = i4(u4(u4(cuda.gridDim.x) // u4(slabs) * u4(GROUPS)) // u4(PARTS))
         first_line = i4(part * share)
         last_line = i4(min(P, i4(first_line + share)))
-        source_map = byte_address_global(maps)
-        filter_map = source_map + u8(ROW_BYTES)
-        raw_map = filter_map + u8(ROW_BYTES)
         slot, parity = i4(0), u4(0)
         if not multiplies:
             if lane == i4(0):
-                fence_tensor_map(source_map)
-                fence_tensor_map(filter_map)
-                if group == i4(0):
-                    mbarrier_arrive_expect_tx(filters_full, u4(ALL_FILTERS))
-                    for chunk in range(CHUNKS):
-                        for tap in range(TAPS):
-                            to = base + u4((chunk * TAPS + tap) * FILTER_BYTES)
-                            load_tile_2d(to, filter_map, i4(i4(tap) * C + i4(chunk * CHANNELS)), k0, filters_full)
+                # The first source goes ahead of the filters, which arrive tap by tap: the first product waits for as little as can be.
+                brings_filters = group == i4(0)
                 while image < N:
                     line = first_line
                     while line < last_line:
@@ -156,6 +171,9 @@ def conv_norm_kernel(form: Form) -> Any:
                             load_tile_4d(
                                 patches + u4(slot * i4(PATCH)), source_map, i4(chunk * CHANNELS), i4(-pad), i4(line - pad), image, full + here
                             )
+                            if brings_filters:
+                                bring_filters(base, filter_map, C, k0, taps_full)
+                                brings_filters = False
                             slot = i4(slot + i4(1))
                             if slot == i4(BUFFERS):
                                 slot = i4(0)
@@ -172,7 +190,6 @@ def conv_norm_kernel(form: Form) -> Any:
             b0, b1 = b[k0 + own], b[k0 + own + i4(8)]
             if BF16 and in_group == i4(0):
                 fence_tensor_map(raw_map)
-            mbarrier_wait(filters_full, u4(0))
             while image < N:
                 for i in range(7):
                     sums[i] = f4(0)
@@ -183,7 +200,7 @@ def conv_norm_kernel(form: Form) -> Any:
                 while line < last_line:
                     for i in range(SUMS):
                         acc[i] = b1 if i & 2 else b0
-                    filters = base
+                    filters, tap_full = base, taps_full
                     wgmma_fence()
                     chunk_at = i4(0)
                     while chunk_at < i4(CHUNKS):
@@ -193,8 +210,9 @@ def conv_norm_kernel(form: Form) -> Any:
                         while r < i4(R):
                             s = i4(0)
                             while s < i4(S):
+                                mbarrier_wait(tap_full, u4(0))
                                 multiply(acc, filters, at + u4((r * i4(PW) + s) * i4(ROW_BYTES)))
-                                filters = filters + u4(FILTER_BYTES)
+                                filters, tap_full = filters + u4(FILTER_BYTES), tap_full + u4(8)
                                 s = i4(s + i4(1))
                             r = i4(r + i4(1))
                         all_done(acc)
