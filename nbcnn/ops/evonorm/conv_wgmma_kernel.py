@@ -201,11 +201,12 @@ def conv_norm_kernel(form: Form) -> Any:
                     for i in range(SUMS):
                         acc[i] = b1 if i & 2 else b0
                     filters, tap_full = base, taps_full
-                    wgmma_fence()
                     chunk_at = i4(0)
                     while chunk_at < i4(CHUNKS):
                         mbarrier_wait(full + u4(slot * i4(8)), parity)
                         at = patches + u4(slot * i4(PATCH))
+                        # Right before the products: with sums touched behind a fence, ptxas waits for every product before it issues the next.
+                        wgmma_fence()
                         r = i4(0)
                         while r < i4(R):
                             s = i4(0)
@@ -222,7 +223,6 @@ def conv_norm_kernel(form: Form) -> Any:
                         if slot == i4(BUFFERS):
                             slot = i4(0)
                             parity = parity ^ u4(1)
-                        wgmma_fence()
                         chunk_at = i4(chunk_at + i4(1))
                     if BF16:
                         if in_group == i4(0):
