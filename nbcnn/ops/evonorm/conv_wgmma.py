@@ -51,9 +51,11 @@ def group_of(call: Call) -> int:
 
 
 def form_of(call: Call, precision: str, tile: ImageTile, end: str) -> Form:
-    """What a call freezes into its kernel."""
+    """What a call freezes into its kernel. Results are kept wherever they have room beside the tile's sources."""
     c = shape_of(call)
-    return Form(end, precision, group_of(call), c.R, c.S, c.Q, c.C // KINDS[precision].channels, tile.lines, tile.buffers, tile.parts)
+    form = Form(end, precision, group_of(call), c.R, c.S, c.Q, c.C // KINDS[precision].channels, tile.lines, tile.buffers, tile.parts)
+    keeping = replace(form, kept=share_of(c, tile.lines, tile.parts) // tile.lines)
+    return keeping if end != "planes" and form.stage_bytes and keeping.shared_bytes <= _SHARED_OF_BLOCK else form
 
 
 def share_of(c: ConvShape, lines: int, parts: int) -> int:
@@ -162,6 +164,8 @@ def bytes_of(call: Call, precision: str) -> list[Traffic]:
     if call.op == "conv_evonorm_b0_fprop":
         return [Traffic(read, image + planes + packets, distinct), *traffic.b0_behind_planes(call, image=1)]
     kept = planes if call.op == "conv_evonorm_s0_fprop" else 0
+    if form_of(call, precision, tile, "s0").kept:
+        return [Traffic(read, image * (2 if kept else 1) + kept + packets, distinct)]
     return [Traffic(read + image, 2 * image + kept + packets, distinct + image)]
 
 

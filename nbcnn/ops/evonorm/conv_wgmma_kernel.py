@@ -3,8 +3,9 @@
 The product is turned around: its rows are 64 filters, its columns the pixels of a few lines of the image, so that a thread has two
 channels and nothing but sums of their pixels to make statistics of. The source comes line by line with its border, as TMA brings it,
 and the columns run through the border too: column p of tap (r, s) is then row p + r·PW + s of what lies in shared memory, for every tap,
-and the few columns between two lines are thrown away. The convolution's own output goes to memory, or rather to the second-level cache;
-once an image's statistics are known, the warpgroup reads back what it has written and normalises it, while the other one multiplies.
+and the few columns between two lines are thrown away. Where all of an image's (or part's) results fit into shared memory, they stay there
+until its statistics are known, and are then normalised. Else the convolution's own output goes to memory, or rather to the second-level cache,
+and the warpgroup reads back what it has written, while the other one multiplies.
 
 What it then writes is the `end`:
 
@@ -26,7 +27,7 @@ from nbcnn.cuda import cuda, f4, i4, jit, types, u4
 from nbcnn.ops.conv.thin_shape import unrolled
 from nbcnn.ops.conv.wgmma.tensor_maps import ROW_BYTES
 from nbcnn.ops.conv.wgmma.tile import ALIGNMENT, KINDS, WARPGROUP
-from nbcnn.ops.evonorm.conv_wgmma_ends import finish_tile, merge, merged_lanes, normaliser
+from nbcnn.ops.evonorm.conv_wgmma_ends import channel_numbers, finish_tile, merge, merged_lanes, normaliser
 from nbcnn.ops.evonorm.conv_wgmma_form import FILTER_BYTES, FILTERS, GROUPS, MOMENTS, THREADS, Form
 from nbcnn.ops.ptx.asm import byte_address_global, byte_address_shared
 from nbcnn.ops.ptx.grid import receive, send
@@ -95,12 +96,14 @@ def conv_norm_kernel(form: Form) -> Any:
     R, S, Q, PW, CHUNKS, LINES, BUFFERS, PARTS, GROUP = form.R, form.S, form.Q, form.PW, form.chunks, form.lines, form.buffers, form.parts, form.group
     CHANNELS, TAPS, SUMS, BF16 = kind.channels, R * S, form.columns // 2, kind.result == 2
     PATCH, PATCH_LOAD, STAGE, ALL_FILTERS = form.patch_bytes, form.patch_load, form.stage_bytes, form.filter_bytes
-    PATCHES, STAGES = ALL_FILTERS, ALL_FILTERS + GROUPS * BUFFERS * PATCH
-    BARRIERS = STAGES + GROUPS * STAGE
-    KEEPS, NORMALISES = form.end in ("s0", "planes"), form.end != "planes"
+    PATCHES, STAGES, STAGES_OF_GROUP = ALL_FILTERS, ALL_FILTERS + GROUPS * BUFFERS * PATCH, STAGE * form.stages
+    SPARE = STAGES + GROUPS * STAGES_OF_GROUP
+    BARRIERS = SPARE + ROW_BYTES
+    KEEPS, NORMALISES, KEPT = form.end in ("s0", "planes"), form.end != "planes", form.kept > 0
+    STORES = BF16 and (KEEPS or not KEPT)
     ALL_MOMENTS, ALL_SCALES, OWN = GROUPS * MOMENTS * FILTERS, GROUPS * FILTERS, MOMENTS * FILTERS
     multiply, finish, all_done, bring_filters = _multiply_tap(form), finish_tile(form), wgmma_wait_all(SUMS), _filter_loads(form)
-    normalise, over_pixels, over_parts = normaliser(form), merged_lanes(4), merged_lanes(PARTS)
+    numbers, normalise, over_pixels, over_parts = channel_numbers(form), normaliser(form), merged_lanes(4), merged_lanes(PARTS)
     first_group, second_group = bar_sync(1, WARPGROUP), bar_sync(2, WARPGROUP)
 
     @jit(device=True)
@@ -118,8 +121,8 @@ def conv_norm_kernel(form: Form) -> Any:
         grid    a multiple of `slabs` = K/64; the warpgroups of a slab's blocks take images in turn, or `share` lines each of the same.
         block   two warpgroups that multiply, each with a warp that has its source fetched.
         owns    a warpgroup an image's 64 channels (or a part); a tile of `lines` lines at a time, a thread two channels of a quarter of it.
-        shared  `form.shared_bytes`: all taps of 64 filters, `buffers` tiles of source for each warpgroup, results on their way out.
-        moves   x (lines + R − 1)/lines times, raw once out and (to normalise) once back, mostly from L2; y once; filters once a block.
+        shared  `form.shared_bytes`: all taps of 64 filters, `buffers` tiles of source for each warpgroup, results.
+        moves   x (lines + R − 1)/lines times, raw once out and (unless it was kept) once back, mostly from L2; y once; filters once a block.
         needs   compute capability 9.0; parts of an image all on the GPU at once. source: arXiv:2004.02967; NVIDIA, PTX ISA, wgmma.
         """
         memory = cuda.shared.array(0, np.uint8)
@@ -183,12 +186,13 @@ def conv_norm_kernel(form: Form) -> Any:
         else:
             acc = cuda.local.array(SUMS, f4)
             sums = cuda.local.array(7, f4)
+            of_channels = cuda.local.array(16, f4)
             in_group = i4(t & i4(WARPGROUP - 1))
             own = i4((warp & i4(3)) * i4(16) + (lane >> i4(2)))
             chunk_of_row = i4((warp & i4(3)) * i4(2) + ((lane >> i4(3)) & i4(1)))
-            stage = base + u4(STAGES) + u4(group * i4(STAGE))
+            stages = base + u4(STAGES) + u4(group * i4(STAGES_OF_GROUP))
             b0, b1 = b[k0 + own], b[k0 + own + i4(8)]
-            if BF16 and in_group == i4(0):
+            if STORES and in_group == i4(0):
                 fence_tensor_map(raw_map)
             while image < N:
                 for i in range(7):
@@ -196,7 +200,7 @@ def conv_norm_kernel(form: Form) -> Any:
                 if PARTS > 1:
                     image_packets = i4((image * K + k0) * i4(PARTS) + own)
                     turn = i4(packets[i4(4) * (image_packets + part * i4(FILTERS)) + i4(1)] + i4(1))
-                line = first_line
+                line, stage = first_line, stages
                 while line < last_line:
                     for i in range(SUMS):
                         acc[i] = b1 if i & 2 else b0
@@ -225,18 +229,23 @@ def conv_norm_kernel(form: Form) -> Any:
                             parity = parity ^ u4(1)
                         chunk_at = i4(chunk_at + i4(1))
                     if BF16:
-                        if in_group == i4(0):
+                        if STORES and in_group == i4(0):
                             wait_stores_read()
                         join(group)
                     to = i4((image * P + line) * i4(Q) * K + k0 + own)
-                    finish(acc, sums, stage, raw, to, lane, chunk_of_row, i4(min(i4(LINES), i4(last_line - line))), K)
-                    if BF16:
+                    finish(acc, sums, stage, base + u4(SPARE), raw, to, lane, chunk_of_row, i4(min(i4(LINES), i4(last_line - line))), K)
+                    if STORES:
                         fence_async_shared()
                         join(group)
                         if in_group == i4(0):
                             store_tile_4d(raw_map, k0, i4(0), line, image, stage)
                             commit_stores()
+                    if KEPT:
+                        stage = stage + u4(STAGE)
                     line = i4(line + i4(LINES))
+                if NORMALISES:
+                    numbers(of_channels, gamma, beta, v, running, k0, in_group, eps)
+
                 # Of each channel a quarter of the pixels is in each of four neighbouring lanes; what a part sends, one of them receives.
                 for h in range(2):
                     away = divide(sums[2 + 3 * h], max(sums[0], f4(1)))
@@ -248,32 +257,34 @@ def conv_norm_kernel(form: Form) -> Any:
                         moments[at_], moments[at_ + i4(FILTERS)], moments[at_ + i4(2 * FILTERS)] = sums[1 + 3 * h], mean, squares
                 if PARTS > 1:
                     of = i4(lane & i4(PARTS - 1))
-                    pixels = f4(i4(min(share, i4(P - of * share)) * i4(Q)))
+                    each = f4(i4(min(share, i4(P - of * share)) * i4(Q)))
                     for h in range(2):
                         mean, squares = receive(packets, i4(image_packets + of * i4(FILTERS) + i4(8 * h)), turn)
-                        n, mean, squares = over_parts(pixels, mean, squares)
+                        n, mean, squares = over_parts(each, mean, squares)
                         if lane & i4(3) == i4(0):
                             at_ = i4(group * i4(OWN) + own + i4(8 * h))
                             moments[at_ + i4(FILTERS)], moments[at_ + i4(2 * FILTERS)] = mean, squares
                 join(group)
                 if in_group < i4(FILTERS):
                     lead = i4(u4(in_group) // u4(GROUP)) * i4(GROUP)
-                    n, mean, squares, pixels = f4(0), f4(0), f4(0), f4(i4(P * i4(Q)))
+                    n, mean, squares, each = f4(0), f4(0), f4(0), f4(i4(P * i4(Q)))
                     for i in range(GROUP):
                         at_ = i4(group * i4(OWN) + lead + i4(i))
-                        n, mean, squares = merge(n, mean, squares, pixels, moments[at_ + i4(FILTERS)], moments[at_ + i4(2 * FILTERS)])
+                        n, mean, squares = merge(n, mean, squares, each, moments[at_ + i4(FILTERS)], moments[at_ + i4(2 * FILTERS)])
                     s_ = f4(math.sqrt(max(squares, f4(0)) / n + eps))
                     scales[group * i4(FILTERS) + in_group] = s_
                     if KEEPS and part == i4(0) and in_group == lead:
                         to = i4(image * i4(u4(K) // u4(GROUP)) + i4(u4(k0 + lead) // u4(GROUP)))
                         shift[to] = mean - moments[group * i4(OWN) + lead]
                         std[to] = s_
-                if BF16 and in_group == i4(0):
+                if STORES and not KEPT and in_group == i4(0):
                     wait_stores()
                 join(group)
                 if NORMALISES:
-                    first, last = i4((image * P + first_line) * i4(Q)), i4((image * P + last_line) * i4(Q))
-                    normalise(raw, y, scales, i4(group * i4(FILTERS)), gamma, beta, v, running, k0, in_group, first, last, K, eps)
+                    first, pixels = i4((image * P + first_line) * i4(Q)), i4((last_line - first_line) * i4(Q))
+                    normalise(raw, y, stages, scales, i4(group * i4(FILTERS)), of_channels, k0, in_group, first, pixels, K)
                 image = i4(image + step)
+            if STORES and in_group == i4(0):
+                wait_stores_read()
 
     return conv_evonorm_wgmma_kernel
