@@ -277,7 +277,7 @@ def conv_norm_kernel(form: Form) -> Any:
                         to = i4(image * i4(u4(K) // u4(GROUP)) + i4(u4(k0 + lead) // u4(GROUP)))
                         shift[to] = mean - moments[group * i4(OWN) + lead]
                         std[to] = s_
-                if STORES and not KEPT and in_group == i4(0):
+                if STORES and NORMALISES and not KEPT and in_group == i4(0):
                     wait_stores()
                 join(group)
                 if NORMALISES:
