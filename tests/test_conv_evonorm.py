@@ -52,10 +52,11 @@ def test_two_ops_on_images_that_the_norm_holds(gpu):
 WGMMA = (
     (ConvShape(3, 64, 28, 28, 64, 3, 3, 1, 1), 32, (None, ImageTile(4, 1, 1, 2), ImageTile(4, 1, 2, 3))),
     (ConvShape(300, 64, 8, 8, 64, 3, 3, 1, 1), 8, (None,)),
-    (ConvShape(2, 64, 9, 10, 128, 3, 3, 1, 1), 128, (None,)),
+    (ConvShape(2, 64, 9, 10, 128, 3, 3, 1, 1), 128, (None, ImageTile(3, 2, 1, 2), ImageTile(3, 1, 2, 4))),
     (ConvShape(2, 64, 8, 8, 64, 1, 1, 1, 0), 4, (None,)),
 )
-"""Shapes, groups and tiles: parts of an image that meet; more images than warpgroups; 128 filters and a height that no tile divides; 1×1."""
+"""Shapes, groups and tiles: parts of an image that meet; more images than warpgroups; 128 filters, a height that no tile divides and tiles
+of 30 pixels, which are no whole swizzled rows of eight; 1×1."""
 
 
 @pytest.mark.parametrize("precision", conv_wgmma.PRECISIONS)
@@ -94,9 +95,13 @@ def test_bytes_on_tensor_cores_by_hand():
     # Seven tiles of four lines read two lines more each, but for the two outside; z goes out and comes back.
     read = line * (7 * 6 - 2) + 128 * filters + image
     assert conv_wgmma.bytes_of(call, "bf16") == [Traffic(read, 2 * image + kept, 2 * image + filters)]
-    # Four warpgroups share an image, and tell each other twelve bytes a channel.
-    call = replace(call, tile=ImageTile(4, 2, 4, 128))
-    assert conv_wgmma.scratch(call) == 12 * 256 * 64 * 4
+    # Four warpgroups share an image: each sends a packet of 16 bytes a channel, and receives those of all four.
+    call, packets = replace(call, tile=ImageTile(4, 2, 4, 512)), 16 * 256 * 64 * 4
+    # Its two tiles stay in shared memory; in inference the convolution's own output never leaves it.
+    read = line * (7 * 6 - 2) + 512 * filters + 4 * packets
+    assert conv_wgmma.bytes_of(call, "bf16") == [Traffic(read, 2 * image + kept + packets, image + filters + packets)]
+    infer = replace(call, op="conv_evonorm_s0_infer", out_shapes=call.out_shapes[:1], out_dtypes=call.out_dtypes[:1])
+    assert conv_wgmma.bytes_of(infer, "bf16") == [Traffic(read, image + packets, image + filters + packets)]
 
 
 def test_warpgroups_share_small_batches():
@@ -107,13 +112,24 @@ def test_warpgroups_share_small_batches():
 
 
 @pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
-def test_the_sums_of_a_warpgroup_stay_in_registers():
+@pytest.mark.parametrize(("precision", "tile"), [("bf16", None), ("bf16", ImageTile(4, 2, 1, 2)), ("tf32", None), ("tf32", ImageTile(4, 1, 1, 2))])
+def test_the_sums_of_a_warpgroup_stay_in_registers_without_spills(precision, tile):
     case = next(conv_norm_cases([(ConvShape(4, 64, 28, 28, 64, 3, 3, 1, 1), 32)]))
-    impl = conv_wgmma.ops("bf16", conv_evonorm.behind_planes)[case.op]
-    bound = Bound(impl, case.op, case.ins, case.outs, place=Host(), attrs=case.attrs, layout="NHWC", store=STORE["bf16"])
+    impl = conv_wgmma.ops(precision, conv_evonorm.behind_planes)[case.op]
+    bound = Bound(impl, case.op, case.ins, case.outs, place=Host(), attrs=case.attrs, layout="NHWC", store=STORE[precision], tile=tile)
     (launch,) = bound.launches
     report = compile_launch(launch)
     assert (report.frame_bytes, report.registers <= 168) == (0, True), report
+
+
+def test_results_stay_in_shared_memory_where_they_have_room():
+    def kept(tile, precision="bf16", end="s0", size=28):
+        return conv_wgmma.form_of(bare(n=64, c=64, size=size), precision, tile, end).kept
+
+    quarter = ImageTile(4, 2, 4, 128)
+    assert (kept(quarter), kept(quarter, end="s0 infer"), kept(quarter, end="planes"), kept(quarter, "tf32")) == (2, 2, 0, 0)
+    assert kept(ImageTile(4, 2, 1, 32)) == 0
+    assert kept(ImageTile(8, 2, 1, 32), size=8) == 1
 
 
 def test_the_two_ops_are_the_reference_on_the_host():

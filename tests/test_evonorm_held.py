@@ -15,6 +15,7 @@ from counted import counted
 from nbcnn import cuda, gradcheck
 from nbcnn.ops import COMMON, MODES
 from nbcnn.ops.call import Call
+from nbcnn.ops.evonorm import b0_batch
 from nbcnn.ops.evonorm.held import BLOCKS, REGISTERS, THREADS, Held, slabs_of, team_of
 from nbcnn.ops.norm_cases import norm_cases
 from nbcnn.ops.ptx.shuffle import WARP
@@ -90,6 +91,29 @@ def test_held_kernels_against_the_reference(op, layout, place):
     tile = next(held for held in impl.candidates(bare(op, (2, 4, 3, 4), layout, 2), 2) if not (held.together or held.cluster))
     error = gradcheck.parity(row, impl, case, place, tile)
     assert error <= gradcheck.bound(case), error
+
+
+@pytest.mark.parametrize("layout", ROWS)
+@pytest.mark.parametrize("values", ["normal", "constant planes", "offset 2000"])
+@pytest.mark.parametrize("apart", [False, True], ids=["in the pass", "in a launch of its own"])
+def test_the_batch_behind_planes(layout, values, apart, place, monkeypatch):
+    (case,) = (case for case in norm_cases((((3, 8, 2, 4), 4, values),)) if case.op == "evonorm_b0_fprop")
+    impl, row = COMMON[case.op], ROWS[layout]
+    held = next(held for held in impl.candidates(bare(case.op, (3, 8, 2, 4), layout, 4), 2) if not held.together)
+    monkeypatch.setattr(b0_batch, "LAUNCH_BYTES", 0 if apart else b0_batch.LAUNCH_BYTES)
+    assert len(bound(replace(bare(case.op, (3, 8, 2, 4), layout, 4), tile=held))) == (3 if apart else 2)
+    error = gradcheck.parity(row, impl, case, place, held)
+    assert error <= gradcheck.bound(case), error
+
+
+def test_blocks_make_the_batch_where_that_reads_less_than_a_launch_takes():
+    def by_every_block(n, c):
+        return b0_batch.by_every_block((n, c, 28, 28), Held(8, 1, 256, 25, 1, 4))
+
+    # 128² · 64 planes of twelve bytes are 12.6 MB, 256² four times as many.
+    assert [by_every_block(n, 64) for n in (1, 64, 128, 256, 1024)] == [True, True, True, False, False]
+    assert by_every_block(64, 256)
+    assert not by_every_block(64, 512)
 
 
 @pytest.mark.parametrize("op", ["evonorm_b0_fprop", "evonorm_b0_grads"])

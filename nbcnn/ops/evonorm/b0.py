@@ -18,6 +18,7 @@ from nbcnn.cuda import SIMULATOR, cuda, f4, i4, jit
 from nbcnn.ops import elementwise
 from nbcnn.ops.call import Call, Impl, Launch, blocks
 from nbcnn.ops.evonorm import b0_cluster, b0_held, b0_held_grads, traffic
+from nbcnn.ops.evonorm.b0_batch import by_every_block
 from nbcnn.ops.evonorm.held import Held, slabs_of
 from nbcnn.ops.evonorm.plane import Slab, column_sum, power_of_two, slab_of, steps
 from nbcnn.ops.evonorm.rows import launch_rows
@@ -232,7 +233,7 @@ def dgrad_kernel(kind: str, slab: Slab) -> Any:
 
 
 def bind_fprop(call: Call) -> list[Launch]:
-    """One launch where a channel's blocks are a cluster or all blocks fit on the GPU, else three: planes, channels, y."""
+    """One launch where a channel's blocks are a cluster or all blocks fit on the GPU, else planes, then `behind_planes`."""
     if call.tile is not None and call.tile.cluster:
         return [b0_cluster.launch(call)]
     if call.tile is not None and call.tile.together:
@@ -246,7 +247,11 @@ def bind_fprop(call: Call) -> list[Launch]:
 
 
 def behind_planes(call: Call) -> list[Launch]:
-    """Two launches of evonorm_b0_fprop, where shift and std of the planes are known: channels, y."""
+    """evonorm_b0_fprop where shift and std of the planes are known: one launch where its blocks had better make the batch's statistics
+    themselves (`b0_batch.by_every_block`), else two: channels, y.
+    """
+    if call.tile is not None and by_every_block(call.in_shapes[0], call.tile):
+        return [b0_held.launch(call, "batch")]
     (x, gamma, beta, v, running), (y, shift, std, batch_shift, batch_std, _) = call.ins, call.outs
     slab, grid, extents = extents_of(call, 0)
     n, kind, eps, momentum = call.in_shapes[0][0], kinds(call)[0], np.float32(call.attrs["eps"]), np.float32(call.attrs["momentum"])

@@ -1,7 +1,8 @@
 """EvoNorm-B0 forward on slabs held in registers (held.py).
 
 "all"         everything in one launch: every block waits for the other planes of its channels, so it must fit on the GPU
-"statistics"  of planes; then comes the channels' kernel of b0.py, then
+"statistics"  of planes; then
+"batch"       every block makes the batch's statistics of its channels from the planes' (b0_batch.py), then y; or the channels' kernel of b0.py, then
 "apply"       y from x and all statistics
 "infer"       y from x and the running variance: one launch, nobody waits
 """
@@ -16,13 +17,13 @@ import numpy as np
 
 from nbcnn.cuda import constant, cuda, f4, i4, jit, u4
 from nbcnn.ops.call import Call, Launch
+from nbcnn.ops.evonorm.b0_batch import batch_statistics
 from nbcnn.ops.evonorm.held import Held, block_place, elements_of, frozen, grid_of, joined, loading, place_of, spread_of, storing, team_of
 from nbcnn.ops.ptx.fast import reciprocal
-from nbcnn.ops.ptx.grid import receive, send
-from nbcnn.ops.ptx.shuffle import WARP, warp_sum_everywhere
+from nbcnn.ops.ptx.grid import send
+from nbcnn.ops.ptx.shuffle import WARP
 from nbcnn.ops.sigmoid import divide
 from nbcnn.ops.stored import kinds, scalar_io
-from nbcnn.ops.windows import split
 
 
 @cache
@@ -37,18 +38,19 @@ def fprop_kernel(kind: str, layout: str, channels: int, held: Held, stage: str) 
         spread_of(team, keep=team.planes * team.joint > 1),
         joined(team),
     )
-    CHANNELS, IMAGES, WIDE, FLOATS, WARPS = held.channels, held.images, team.wide, team.floats, held.threads // WARP
+    CHANNELS, IMAGES, WIDE, FLOATS = held.channels, held.images, team.wide, team.floats
     KEPT, LONE = 3 * team.planes * team.joint, team.joint == 1  # a warp has a whole plane
-    TURNS, ALL, STATISTICS, APPLY, INFER = -(-CHANNELS // WARPS), stage == "all", stage != "apply", stage != "statistics", stage == "infer"
-    block = block_place(WIDE)
+    ALL, BATCH, STATISTICS = stage == "all", stage in ("all", "batch"), stage not in ("batch", "apply")
+    APPLY, INFER, KNOWN = stage != "statistics", stage == "infer", stage == "apply"
+    block, batch = block_place(WIDE), batch_statistics(kind, CHANNELS, held.threads // WARP, WIDE, ALL)
 
     @jit(launch_bounds=(held.threads, held.blocks))
     def evonorm_b0_fprop_kernel(x, gamma, beta, v, running, y, shift, std, batch_shift, batch_std, packets, N, C, HW, eps, momentum):
         """y = γ·x/d + β, d = max(s_B, v·x + s_I), and every statistic; running ← (1 − momentum)·running + momentum·(unbiased variance).
 
-        Batch statistics by Chan's formula for planes of one size: mean = the mean of the means, M2 = Σ M2_n + H·W·Σ (mean_n − mean)².
         grid N/images × C/channels, block up to 512; owns: a block a slab, a thread up to 32 pixels of a channel, in registers.
-        shared 12 bytes a plane and warp; moves 8·x bytes (4·x where only statistics are made). source: arXiv:2004.02967.
+        shared 12 bytes a plane and warp; moves 8·x bytes (4·x where only statistics are made), and packets or statistics of the planes of its
+        channels. source: arXiv:2004.02967.
         """
         kept = cuda.shared.array(KEPT, f4)
         leasts = cuda.shared.array(CHANNELS, f4)
@@ -67,7 +69,9 @@ def fprop_kernel(kind: str, layout: str, channels: int, held: Held, stage: str) 
         if APPLY:
             factor, bias, slope = gamma[at_channel], beta[at_channel], v[at_channel]
             if not STATISTICS:
-                s, least = std[at_plane], batch_std[at_channel]
+                s = std[at_plane]
+            if KNOWN:
+                least = batch_std[at_channel]
             if INFER:
                 least = f4(math.sqrt(running[at_channel] + eps))
         if STATISTICS:
@@ -83,29 +87,8 @@ def fprop_kernel(kind: str, layout: str, channels: int, held: Held, stage: str) 
             s = f4(math.sqrt(variance + eps))
             if rank == i4(0) and not INFER:
                 shift[at_plane], std[at_plane] = mean, s
-        if ALL:
-            warp, lane = split(tid, WARP)
-            for round in range(TURNS):
-                at = i4(warp + i4(round * WARPS))
-                its = i4(first + min(at, i4(CHANNELS - 1)))
-                # Welford's way over a lane's planes, Chan's over the lanes.
-                count, centre, squares = f4(0), f4(0), f4(0)
-                for other in range(lane, N if at < i4(CHANNELS) else i4(0), i4(WARP)):
-                    plane_mean, plane_variance = receive(packets, i4(its * N + other), turn)
-                    count += f4(1)
-                    away = plane_mean - centre
-                    centre += divide(away, count)
-                    squares += plane_variance + away * (plane_mean - centre)
-                mean = divide(warp_sum_everywhere(count * centre), f4(N))
-                away = centre - mean
-                variance = divide(warp_sum_everywhere(squares + count * away * away), f4(N))
-                if lane == i4(0) and at < i4(CHANNELS):
-                    deviation = f4(math.sqrt(variance + eps))
-                    leasts[u4(at)] = deviation
-                    if party == i4(0):
-                        batch_shift[u4(its)], batch_std[u4(its)] = mean, deviation
-                        m = f4(N) * f4(HW)
-                        running[u4(its)] = (f4(1) - momentum) * running[u4(its)] + momentum * variance * (m / max(m - f4(1), f4(1)))
+        if BATCH:
+            batch(leasts, x, shift, std, running, batch_shift, batch_std, packets, turn, first, party, N, C, HW, eps, momentum)
             cuda.syncthreads()
             least = leasts[u4(channel)]
         if APPLY:

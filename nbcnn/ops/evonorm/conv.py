@@ -5,8 +5,9 @@
     conv_evonorm_b0_fprop  x, w, b, gamma, beta, v, running -> y, z, shift, std, batch_shift, batch_std, running
     conv_evonorm_b0_infer  x, w, b, gamma, beta, v, running -> y                      z is never stored beside y
 
-In bf16 and tf32 on Hopper one kernel (conv_wgmma.py; B0 in training: its epilogue has the planes' statistics, a small kernel makes the
-batch's, one pass y). Everything else runs as the two ops, here: in inference the norm then works in place, on what the convolution wrote to y.
+In bf16 and tf32 on Hopper one kernel (conv_wgmma.py; B0 in training: its epilogue has the planes' statistics, a
+pass makes the batch's and y). Everything else runs as the two ops, here: in inference the norm then works in place, on what the convolution
+wrote to y.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def conv_evonorm_b0_infer(
 
 
 def behind_planes(call: Call, first: Sequence[Launch]) -> list[Launch]:
-    """`first`, which makes z with the planes' statistics; then two launches: the channels' statistics, y."""
+    """`first`, which makes z with the planes' statistics; then the batch's and y, in one launch or two (`b0.behind_planes`)."""
     _, z, *kept = operands(call, "out")
     norm = inner(call, "evonorm_b0_fprop", [z, *operands(call, "in")[3:]], [operands(call, "out")[0], *kept])
     return [*first, *b0.behind_planes(replace(norm, tile=_apart(b0.FPROP, norm)))]

@@ -51,9 +51,11 @@ def group_of(call: Call) -> int:
 
 
 def form_of(call: Call, precision: str, tile: ImageTile, end: str) -> Form:
-    """What a call freezes into its kernel."""
+    """What a call freezes into its kernel. Results are kept wherever they have room beside the tile's sources."""
     c = shape_of(call)
-    return Form(end, precision, group_of(call), c.R, c.S, c.Q, c.C // KINDS[precision].channels, tile.lines, tile.buffers, tile.parts)
+    form = Form(end, precision, group_of(call), c.R, c.S, c.Q, c.C // KINDS[precision].channels, tile.lines, tile.buffers, tile.parts)
+    keeping = replace(form, kept=share_of(c, tile.lines, tile.parts) // tile.lines)
+    return keeping if end != "planes" and form.stage_bytes and keeping.shared_bytes <= _SHARED_OF_BLOCK else form
 
 
 def share_of(c: ConvShape, lines: int, parts: int) -> int:
@@ -107,11 +109,6 @@ def choose(call: Call, precision: str, multiprocessors: int) -> ImageTile:
     return min((tile for tile in made if tile.parts == made[0].parts), key=lambda tile: (time(tile), -tile.buffers))
 
 
-def scratch(call: Call) -> int:
-    """Bytes in which the parts of an image meet: the moments of every channel."""
-    return 4 * MOMENTS * shape_of(call).N * shape_of(call).K * call.tile.parts if call.tile.parts > 1 else 0
-
-
 def launch(call: Call, precision: str, end: str, raw: Any, y: Any = None, running: Any = None, shift: Any = None, std: Any = None) -> Launch:
     """The launch that ends in `end`; arrays that this end does not touch may be left out."""
     c, tile, kind = shape_of(call), call.tile, KINDS[precision]
@@ -123,11 +120,10 @@ def launch(call: Call, precision: str, end: str, raw: Any, y: Any = None, runnin
     if kind.result == 2:
         maps.append(tensor_maps.encode_tiled(raw, (c.K, c.Q, c.P, c.N), (FILTERS, c.Q, form.lines, 1)))
     uploaded, slabs = tensor_maps.upload(*maps), c.K // FILTERS
-    met = call.scratch[: scratch(call)].view(np.float32) if tile.parts > 1 else b
-    counters = constant(np.zeros(2 * c.N * slabs if tile.parts > 1 else 2, np.int32))
+    packets = constant(np.zeros(4 * c.N * c.K * tile.parts if tile.parts > 1 else 1, np.int32))
     arrays = (b if array is None else array for array in (running, raw, raw if y is None else y, shift, std))  # None is never looked at
     sizes = (c.N, c.C, c.K, c.P, c.pad, slabs, share_of(c, tile.lines, tile.parts))
-    args = (uploaded, b, gamma, beta, v, *arrays, met, counters, *map(np.int32, sizes), np.float32(call.attrs["eps"]))
+    args = (uploaded, b, gamma, beta, v, *arrays, packets, *map(np.int32, sizes), np.float32(call.attrs["eps"]))
     keep = (uploaded, x, call.packed, raw)
     return Launch(conv_norm_kernel(form), tile.blocks, THREADS, args, form.shared_bytes, name=call.op, keep=keep, together=tile.parts > 1)
 
@@ -163,12 +159,14 @@ def bytes_of(call: Call, precision: str) -> list[Traffic]:
     x, w, image = size(call, "in", 0), kind.element * numel(call.in_shapes[1]), size(call, "out", 0)
     seen = kind.element * c.N * c.W * c.C * _lines(c, tile) * (c.K // FILTERS)
     planes = traffic.STATISTICS * c.N * c.K // group_of(call)
-    met = scratch(call)
-    read, distinct = seen + w * tile.blocks * FILTERS // c.K + met * tile.parts, x + w + met
+    packets = traffic.PACKET * c.N * c.K * tile.parts if tile.parts > 1 else 0
+    read, distinct = seen + w * tile.blocks * FILTERS // c.K + packets * tile.parts, x + w + packets
     if call.op == "conv_evonorm_b0_fprop":
-        return [Traffic(read, image + planes + met, distinct), *traffic.b0_behind_planes(call, image=1)]
+        return [Traffic(read, image + planes + packets, distinct), *traffic.b0_behind_planes(call, image=1)]
     kept = planes if call.op == "conv_evonorm_s0_fprop" else 0
-    return [Traffic(read + image, 2 * image + kept + met, distinct + image)]
+    if form_of(call, precision, tile, "s0").kept:
+        return [Traffic(read, image * (2 if kept else 1) + kept + packets, distinct)]
+    return [Traffic(read + image, 2 * image + kept + packets, distinct + image)]
 
 
 def _lines(c: ConvShape, tile: ImageTile) -> int:
@@ -191,14 +189,13 @@ def ops(precision: str, behind_planes: Any) -> dict[str, Impl]:
     return {
         name: Impl(
             bind,
-            scratch,
-            lambda call: supports(call, precision),
-            lambda call, multiprocessors: choose(call, precision, multiprocessors),
-            _pack,
-            _PACKED[precision],
-            (9, 0),
-            lambda call, multiprocessors: candidates(call, precision, multiprocessors),
-            lambda call: bytes_of(call, precision),
+            supports=lambda call: supports(call, precision),
+            tile=lambda call, multiprocessors: choose(call, precision, multiprocessors),
+            pack=_pack,
+            packed=_PACKED[precision],
+            needs=(9, 0),
+            candidates=lambda call, multiprocessors: candidates(call, precision, multiprocessors),
+            traffic=lambda call: bytes_of(call, precision),
             exactly=True,
         )
         for name, bind in bound.items()

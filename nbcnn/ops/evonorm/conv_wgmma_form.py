@@ -15,7 +15,7 @@ THREADS = GROUPS * (WARPGROUP + 32)
 """Each with a warp that fetches for it."""
 FILTER_BYTES = FILTERS * ROW_BYTES
 MOMENTS = 3
-"""Count, mean, sum of squares about the mean."""
+"""First element, mean, sum of squares about the mean."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ class Form:
     end, kind  as above, and the tensor cores' precision. group: channels of a group.
     R, S, Q    taps and pixels of a line; chunks: rows of 128 bytes that a pixel's channels fill.
     lines      lines of a tile; buffers: tiles of source that a warpgroup has in flight; parts: warpgroups that share an image.
+    kept       tiles of an image or part whose results stay in shared memory, all of them, or 0: then they are read back from memory.
     """
 
     end: str
@@ -37,6 +38,7 @@ class Form:
     lines: int
     buffers: int
     parts: int
+    kept: int = 0
 
     @property
     def PW(self) -> int:
@@ -66,10 +68,17 @@ class Form:
 
     @property
     def stage_bytes(self) -> int:
-        """Bytes of a tile's results on their way out, and of a row for those thrown away. float32 goes straight to memory."""
-        return -(-(self.lines * self.Q + 1) * ROW_BYTES // ALIGNMENT) * ALIGNMENT if KINDS[self.kind].result == 2 else 0
+        """Bytes of a tile's results. float32 goes straight to memory."""
+        return -(-self.lines * self.Q * ROW_BYTES // ALIGNMENT) * ALIGNMENT if KINDS[self.kind].result == 2 else 0
+
+    @property
+    def stages(self) -> int:
+        """Tiles of results of a warpgroup: those that are kept, or the one on its way out."""
+        return max(self.kept, 1)
 
     @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory of a block: room to align, filters, sources, results, barriers."""
-        return ALIGNMENT + self.filter_bytes + GROUPS * (self.buffers * self.patch_bytes + self.stage_bytes) + 8 + GROUPS * self.buffers * 16
+        """Dynamic shared memory of a block: room to align, filters, sources, results, a row for those thrown away, barriers."""
+        barriers = 8 * self.R * self.S * self.chunks + GROUPS * self.buffers * 16
+        of_group = self.buffers * self.patch_bytes + self.stages * self.stage_bytes
+        return ALIGNMENT + self.filter_bytes + GROUPS * of_group + ROW_BYTES + barriers

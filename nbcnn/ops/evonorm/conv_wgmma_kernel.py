@@ -3,8 +3,9 @@
 The product is turned around: its rows are 64 filters, its columns the pixels of a few lines of the image, so that a thread has two
 channels and nothing but sums of their pixels to make statistics of. The source comes line by line with its border, as TMA brings it,
 and the columns run through the border too: column p of tap (r, s) is then row p + r·PW + s of what lies in shared memory, for every tap,
-and the few columns between two lines are thrown away. The convolution's own output goes to memory, or rather to the second-level cache;
-once an image's statistics are known, the warpgroup reads back what it has written and normalises it, while the other one multiplies.
+and the few columns between two lines are thrown away. Where all of an image's (or part's) results fit into shared memory, they stay there
+until its statistics are known, and are then normalised. Else the convolution's own output goes to memory, or rather to the second-level cache,
+and the warpgroup reads back what it has written, while the other one multiplies.
 
 What it then writes is the `end`:
 
@@ -26,10 +27,10 @@ from nbcnn.cuda import cuda, f4, i4, jit, types, u4
 from nbcnn.ops.conv.thin_shape import unrolled
 from nbcnn.ops.conv.wgmma.tensor_maps import ROW_BYTES
 from nbcnn.ops.conv.wgmma.tile import ALIGNMENT, KINDS, WARPGROUP
-from nbcnn.ops.evonorm.conv_wgmma_ends import finish_tile, merge, normaliser
+from nbcnn.ops.evonorm.conv_wgmma_ends import channel_numbers, finish_tile, merge, merged_lanes, normaliser
 from nbcnn.ops.evonorm.conv_wgmma_form import FILTER_BYTES, FILTERS, GROUPS, MOMENTS, THREADS, Form
 from nbcnn.ops.ptx.asm import byte_address_global, byte_address_shared
-from nbcnn.ops.ptx.grid import fresh, meet_alone
+from nbcnn.ops.ptx.grid import receive, send
 from nbcnn.ops.ptx.mbarrier import bar_sync, fence_mbarrier_init, mbarrier_arrive, mbarrier_arrive_expect_tx, mbarrier_init, mbarrier_wait
 from nbcnn.ops.ptx.tma import (
     commit_stores,
@@ -42,7 +43,7 @@ from nbcnn.ops.ptx.tma import (
     wait_stores_read,
 )
 from nbcnn.ops.ptx.wgmma import K_STEP, k_major, wgmma_bf16, wgmma_commit, wgmma_fence, wgmma_tf32, wgmma_wait_all
-from nbcnn.ops.stored import scalar_io
+from nbcnn.ops.sigmoid import divide
 
 u8 = types.uint64
 
@@ -72,18 +73,37 @@ def _multiply_tap(form: Form) -> Any:
 
 
 @cache
+def _filter_loads(form: Form) -> Any:
+    """Device function (to, filter_map, C, k0, barriers): request all taps of 64 filters; each has a barrier of its own."""
+    CHUNKS, TAPS, CHANNELS = form.chunks, form.R * form.S, KINDS[form.kind].channels
+
+    @jit(device=True)
+    def run(to, filter_map, C, k0, barriers):
+        for chunk in range(CHUNKS):
+            for tap in range(TAPS):
+                at = chunk * TAPS + tap
+                full = barriers + u4(at * 8)
+                mbarrier_arrive_expect_tx(full, u4(FILTER_BYTES))
+                load_tile_2d(to + u4(at * FILTER_BYTES), filter_map, i4(i4(tap) * C + i4(chunk * CHANNELS)), k0, full)
+
+    return run
+
+
+@cache
 def conv_norm_kernel(form: Form) -> Any:
     """The kernel of one form."""
     kind = KINDS[form.kind]
     R, S, Q, PW, CHUNKS, LINES, BUFFERS, PARTS, GROUP = form.R, form.S, form.Q, form.PW, form.chunks, form.lines, form.buffers, form.parts, form.group
     CHANNELS, TAPS, SUMS, BF16 = kind.channels, R * S, form.columns // 2, kind.result == 2
     PATCH, PATCH_LOAD, STAGE, ALL_FILTERS = form.patch_bytes, form.patch_load, form.stage_bytes, form.filter_bytes
-    PATCHES, STAGES = ALL_FILTERS, ALL_FILTERS + GROUPS * BUFFERS * PATCH
-    BARRIERS = STAGES + GROUPS * STAGE
-    KEEPS, NORMALISES = form.end in ("s0", "planes"), form.end != "planes"
+    PATCHES, STAGES, STAGES_OF_GROUP = ALL_FILTERS, ALL_FILTERS + GROUPS * BUFFERS * PATCH, STAGE * form.stages
+    SPARE = STAGES + GROUPS * STAGES_OF_GROUP
+    BARRIERS = SPARE + ROW_BYTES
+    KEEPS, NORMALISES, KEPT = form.end in ("s0", "planes"), form.end != "planes", form.kept > 0
+    STORES = BF16 and (KEEPS or not KEPT)
     ALL_MOMENTS, ALL_SCALES, OWN = GROUPS * MOMENTS * FILTERS, GROUPS * FILTERS, MOMENTS * FILTERS
-    multiply, finish, all_done = _multiply_tap(form), finish_tile(form), wgmma_wait_all(SUMS)
-    normalise, load = normaliser(form), scalar_io({"bf16": "bfloat16", "tf32": "tfloat32"}[form.kind])[0]
+    multiply, finish, all_done, bring_filters = _multiply_tap(form), finish_tile(form), wgmma_wait_all(SUMS), _filter_loads(form)
+    numbers, normalise, over_pixels, over_parts = channel_numbers(form), normaliser(form), merged_lanes(4), merged_lanes(PARTS)
     first_group, second_group = bar_sync(1, WARPGROUP), bar_sync(2, WARPGROUP)
 
     @jit(device=True)
@@ -94,36 +114,43 @@ def conv_norm_kernel(form: Form) -> Any:
             second_group()
 
     @jit(launch_bounds=(THREADS, 1))
-    def conv_evonorm_wgmma_kernel(maps, b, gamma, beta, v, running, raw, y, shift, std, met, counters, N, C, K, P, pad, slabs, share, eps):
+    def conv_evonorm_wgmma_kernel(maps, b, gamma, beta, v, running, raw, y, shift, std, packets, N, C, K, P, pad, slabs, share, eps):
         """raw = conv(x, w) + b; y = γ·raw·σ(v·raw)/s + β or γ·raw/max(√(running + eps), v·raw + s) + β; shift, std of every group.
 
         gemm    64 filters × P·(Q + S − 1) pixels with the borders between lines × R·S·C, for every image.
         grid    a multiple of `slabs` = K/64; the warpgroups of a slab's blocks take images in turn, or `share` lines each of the same.
         block   two warpgroups that multiply, each with a warp that has its source fetched.
         owns    a warpgroup an image's 64 channels (or a part); a tile of `lines` lines at a time, a thread two channels of a quarter of it.
-        shared  `form.shared_bytes`: all taps of 64 filters, `buffers` tiles of source for each warpgroup, results on their way out.
-        moves   x (lines + R − 1)/lines times, raw once out and (to normalise) once back, mostly from L2; y once; filters once a block.
+        shared  `form.shared_bytes`: all taps of 64 filters, `buffers` tiles of source for each warpgroup, results.
+        moves   x (lines + R − 1)/lines times, raw once out and (unless it was kept) once back, mostly from L2; y once; filters once a block.
         needs   compute capability 9.0; parts of an image all on the GPU at once. source: arXiv:2004.02967; NVIDIA, PTX ISA, wgmma.
         """
         memory = cuda.shared.array(0, np.uint8)
         moments = cuda.shared.array(ALL_MOMENTS, f4)
         scales = cuda.shared.array(ALL_SCALES, f4)
         base = u4((byte_address_shared(memory) + u4(ALIGNMENT - 1)) & u4(0xFFFFFFFF - ALIGNMENT + 1))
-        filters_full = base + u4(BARRIERS)
+        taps_full = base + u4(BARRIERS)
         t = i4(cuda.threadIdx.x)
         lane, warp = i4(t & i4(31)), i4(t >> i4(5))
         multiplies = warp < i4(4 * GROUPS)
         group = i4(warp >> i4(2)) if multiplies else i4(warp - i4(4 * GROUPS))
         patches = base + u4(PATCHES) + u4(group * i4(BUFFERS * PATCH))
-        full = filters_full + u4(8) + u4(group * i4(BUFFERS * 16))
+        full = taps_full + u4(8 * CHUNKS * TAPS) + u4(group * i4(BUFFERS * 16))
         empty = full + u4(BUFFERS * 8)
+        source_map = byte_address_global(maps)
+        filter_map = source_map + u8(ROW_BYTES)
+        raw_map = filter_map + u8(ROW_BYTES)
         if t == i4(0):
-            mbarrier_init(filters_full, u4(1))
+            for tap in range(CHUNKS * TAPS):
+                mbarrier_init(taps_full + u4(tap * 8), u4(1))
             for slot in range(GROUPS * BUFFERS):
-                even = filters_full + u4(8 + slot // BUFFERS * BUFFERS * 16 + slot % BUFFERS * 8)
+                even = taps_full + u4(8 * CHUNKS * TAPS + slot // BUFFERS * BUFFERS * 16 + slot % BUFFERS * 8)
                 mbarrier_init(even, u4(1))
                 mbarrier_init(even + u4(BUFFERS * 8), u4(4))
             fence_mbarrier_init()
+        elif not multiplies and lane == i4(0):
+            fence_tensor_map(source_map)
+            fence_tensor_map(filter_map)
         cuda.syncthreads()
         number = i4(u4(cuda.blockIdx.x) // u4(slabs))
         k0 = i4((i4(cuda.blockIdx.x) - number * slabs) * i4(FILTERS))
@@ -132,20 +159,11 @@ def conv_norm_kernel(form: Form) -> Any:
         step = i4(u4(u4(cuda.gridDim.x) // u4(slabs) * u4(GROUPS)) // u4(PARTS))
         first_line = i4(part * share)
         last_line = i4(min(P, i4(first_line + share)))
-        source_map = byte_address_global(maps)
-        filter_map = source_map + u8(ROW_BYTES)
-        raw_map = filter_map + u8(ROW_BYTES)
         slot, parity = i4(0), u4(0)
         if not multiplies:
             if lane == i4(0):
-                fence_tensor_map(source_map)
-                fence_tensor_map(filter_map)
-                if group == i4(0):
-                    mbarrier_arrive_expect_tx(filters_full, u4(ALL_FILTERS))
-                    for chunk in range(CHUNKS):
-                        for tap in range(TAPS):
-                            to = base + u4((chunk * TAPS + tap) * FILTER_BYTES)
-                            load_tile_2d(to, filter_map, i4(i4(tap) * C + i4(chunk * CHANNELS)), k0, filters_full)
+                # The first source goes ahead of the filters, which arrive tap by tap: the first product waits for as little as can be.
+                brings_filters = group == i4(0)
                 while image < N:
                     line = first_line
                     while line < last_line:
@@ -156,6 +174,9 @@ def conv_norm_kernel(form: Form) -> Any:
                             load_tile_4d(
                                 patches + u4(slot * i4(PATCH)), source_map, i4(chunk * CHANNELS), i4(-pad), i4(line - pad), image, full + here
                             )
+                            if brings_filters:
+                                bring_filters(base, filter_map, C, k0, taps_full)
+                                brings_filters = False
                             slot = i4(slot + i4(1))
                             if slot == i4(BUFFERS):
                                 slot = i4(0)
@@ -165,33 +186,38 @@ def conv_norm_kernel(form: Form) -> Any:
         else:
             acc = cuda.local.array(SUMS, f4)
             sums = cuda.local.array(7, f4)
+            of_channels = cuda.local.array(16, f4)
             in_group = i4(t & i4(WARPGROUP - 1))
             own = i4((warp & i4(3)) * i4(16) + (lane >> i4(2)))
             chunk_of_row = i4((warp & i4(3)) * i4(2) + ((lane >> i4(3)) & i4(1)))
-            stage = base + u4(STAGES) + u4(group * i4(STAGE))
+            stages = base + u4(STAGES) + u4(group * i4(STAGES_OF_GROUP))
             b0, b1 = b[k0 + own], b[k0 + own + i4(8)]
-            if BF16 and in_group == i4(0):
+            if STORES and in_group == i4(0):
                 fence_tensor_map(raw_map)
-            mbarrier_wait(filters_full, u4(0))
             while image < N:
                 for i in range(7):
                     sums[i] = f4(0)
-                line = first_line
+                if PARTS > 1:
+                    image_packets = i4((image * K + k0) * i4(PARTS) + own)
+                    turn = i4(packets[i4(4) * (image_packets + part * i4(FILTERS)) + i4(1)] + i4(1))
+                line, stage = first_line, stages
                 while line < last_line:
                     for i in range(SUMS):
                         acc[i] = b1 if i & 2 else b0
-                    filters = base
-                    wgmma_fence()
+                    filters, tap_full = base, taps_full
                     chunk_at = i4(0)
                     while chunk_at < i4(CHUNKS):
                         mbarrier_wait(full + u4(slot * i4(8)), parity)
                         at = patches + u4(slot * i4(PATCH))
+                        # Right before the products: with sums touched behind a fence, ptxas waits for every product before it issues the next.
+                        wgmma_fence()
                         r = i4(0)
                         while r < i4(R):
                             s = i4(0)
                             while s < i4(S):
+                                mbarrier_wait(tap_full, u4(0))
                                 multiply(acc, filters, at + u4((r * i4(PW) + s) * i4(ROW_BYTES)))
-                                filters = filters + u4(FILTER_BYTES)
+                                filters, tap_full = filters + u4(FILTER_BYTES), tap_full + u4(8)
                                 s = i4(s + i4(1))
                             r = i4(r + i4(1))
                         all_done(acc)
@@ -201,71 +227,64 @@ def conv_norm_kernel(form: Form) -> Any:
                         if slot == i4(BUFFERS):
                             slot = i4(0)
                             parity = parity ^ u4(1)
-                        wgmma_fence()
                         chunk_at = i4(chunk_at + i4(1))
                     if BF16:
-                        if in_group == i4(0):
+                        if STORES and in_group == i4(0):
                             wait_stores_read()
                         join(group)
                     to = i4((image * P + line) * i4(Q) * K + k0 + own)
-                    finish(acc, sums, stage, raw, to, lane, chunk_of_row, i4(min(i4(LINES), i4(last_line - line))), K)
-                    if BF16:
+                    finish(acc, sums, stage, base + u4(SPARE), raw, to, lane, chunk_of_row, i4(min(i4(LINES), i4(last_line - line))), K)
+                    if STORES:
                         fence_async_shared()
                         join(group)
                         if in_group == i4(0):
                             store_tile_4d(raw_map, k0, i4(0), line, image, stage)
                             commit_stores()
+                    if KEPT:
+                        stage = stage + u4(STAGE)
                     line = i4(line + i4(LINES))
-                if BF16 and in_group == i4(0):
-                    wait_stores()
+                if NORMALISES:
+                    numbers(of_channels, gamma, beta, v, running, k0, in_group, eps)
 
-                # Of each channel a quarter of the pixels is in each of four neighbouring lanes.
+                # Of each channel a quarter of the pixels is in each of four neighbouring lanes; what a part sends, one of them receives.
                 for h in range(2):
-                    n, mean = sums[0], sums[1 + 3 * h] + sums[2 + 3 * h] / max(sums[0], f4(1))
-                    squares = sums[3 + 3 * h] - sums[2 + 3 * h] * sums[2 + 3 * h] / max(sums[0], f4(1))
-                    for away in (1, 2):
-                        other_n = cuda.shfl_xor_sync(0xFFFFFFFF, n, away)
-                        other_mean = cuda.shfl_xor_sync(0xFFFFFFFF, mean, away)
-                        other_squares = cuda.shfl_xor_sync(0xFFFFFFFF, squares, away)
-                        n, mean, squares = merge(n, mean, squares, other_n, other_mean, other_squares)
+                    away = divide(sums[2 + 3 * h], max(sums[0], f4(1)))
+                    n, mean, squares = over_pixels(sums[0], sums[1 + 3 * h] + away, sums[3 + 3 * h] - sums[2 + 3 * h] * away)
                     if lane & i4(3) == i4(0):
+                        if PARTS > 1:
+                            send(packets, i4(image_packets + part * i4(FILTERS) + i4(8 * h)), turn, mean, squares)
                         at_ = i4(group * i4(OWN) + own + i4(8 * h))
-                        moments[at_], moments[at_ + i4(FILTERS)], moments[at_ + i4(2 * FILTERS)] = n, mean, squares
-                join(group)
-                mine = i4(group * i4(OWN) + in_group)
+                        moments[at_], moments[at_ + i4(FILTERS)], moments[at_ + i4(2 * FILTERS)] = sums[1 + 3 * h], mean, squares
                 if PARTS > 1:
-                    place = i4((image * slabs + k0 // i4(FILTERS)) * i4(PARTS))
-                    if in_group < i4(FILTERS):
-                        for i in range(MOMENTS):
-                            met[(place + part) * i4(OWN) + i4(i * FILTERS) + in_group] = moments[mine + i4(i * FILTERS)]
-                    join(group)
-                    if in_group == i4(0):
-                        meet_alone(counters, i4(u4(place) // u4(PARTS)), i4(PARTS))
-                    join(group)
-                    if in_group < i4(FILTERS):
-                        n, mean, squares = f4(0), f4(0), f4(0)
-                        for p in range(PARTS):
-                            at_ = i4((place + i4(p)) * i4(OWN) + in_group)
-                            parts_n, parts_mean, parts_squares = fresh(met, at_), fresh(met, at_ + i4(FILTERS)), fresh(met, at_ + i4(2 * FILTERS))
-                            n, mean, squares = merge(n, mean, squares, parts_n, parts_mean, parts_squares)
-                        moments[mine], moments[mine + i4(FILTERS)], moments[mine + i4(2 * FILTERS)] = n, mean, squares
-                    join(group)
+                    of = i4(lane & i4(PARTS - 1))
+                    each = f4(i4(min(share, i4(P - of * share)) * i4(Q)))
+                    for h in range(2):
+                        mean, squares = receive(packets, i4(image_packets + of * i4(FILTERS) + i4(8 * h)), turn)
+                        n, mean, squares = over_parts(each, mean, squares)
+                        if lane & i4(3) == i4(0):
+                            at_ = i4(group * i4(OWN) + own + i4(8 * h))
+                            moments[at_ + i4(FILTERS)], moments[at_ + i4(2 * FILTERS)] = mean, squares
+                join(group)
                 if in_group < i4(FILTERS):
                     lead = i4(u4(in_group) // u4(GROUP)) * i4(GROUP)
-                    n, mean, squares = f4(0), f4(0), f4(0)
+                    n, mean, squares, each = f4(0), f4(0), f4(0), f4(i4(P * i4(Q)))
                     for i in range(GROUP):
                         at_ = i4(group * i4(OWN) + lead + i4(i))
-                        n, mean, squares = merge(n, mean, squares, moments[at_], moments[at_ + i4(FILTERS)], moments[at_ + i4(2 * FILTERS)])
+                        n, mean, squares = merge(n, mean, squares, each, moments[at_ + i4(FILTERS)], moments[at_ + i4(2 * FILTERS)])
                     s_ = f4(math.sqrt(max(squares, f4(0)) / n + eps))
                     scales[group * i4(FILTERS) + in_group] = s_
                     if KEEPS and part == i4(0) and in_group == lead:
                         to = i4(image * i4(u4(K) // u4(GROUP)) + i4(u4(k0 + lead) // u4(GROUP)))
-                        shift[to] = mean - load(raw, i4(image * P * i4(Q) * K + k0 + lead))
+                        shift[to] = mean - moments[group * i4(OWN) + lead]
                         std[to] = s_
+                if STORES and NORMALISES and not KEPT and in_group == i4(0):
+                    wait_stores()
                 join(group)
                 if NORMALISES:
-                    first, last = i4((image * P + first_line) * i4(Q)), i4((image * P + last_line) * i4(Q))
-                    normalise(raw, y, scales, i4(group * i4(FILTERS)), gamma, beta, v, running, k0, in_group, first, last, K, eps)
+                    first, pixels = i4((image * P + first_line) * i4(Q)), i4((last_line - first_line) * i4(Q))
+                    normalise(raw, y, stages, scales, i4(group * i4(FILTERS)), of_channels, k0, in_group, first, pixels, K)
                 image = i4(image + step)
+            if STORES and in_group == i4(0):
+                wait_stores_read()
 
     return conv_evonorm_wgmma_kernel

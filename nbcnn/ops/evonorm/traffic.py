@@ -7,7 +7,10 @@ reads them: a thread's own copy of a number of its plane is a scalar.
 
 from __future__ import annotations
 
+from nbcnn.cuda import SIMULATOR
 from nbcnn.ops.call import Call
+from nbcnn.ops.evonorm.b0_batch import by_every_block
+from nbcnn.ops.evonorm.held import slabs_of
 from nbcnn.ops.traffic import Traffic, element, once, outputs, size
 from nbcnn.shapes import numel
 
@@ -47,11 +50,19 @@ def b0_fprop(call: Call) -> list[Traffic]:
 
 
 def b0_behind_planes(call: Call, image: int = 0) -> list[Traffic]:
-    """Channels: every plane's shift twice, its std and twice the first element of x; then y from x."""
-    n, c = (call.in_shapes if image == 0 else call.out_shapes)[0][:2]
-    y = size(call, "out", 0)
-    first = element(call, "out") * n * c
-    return [Traffic(12 * n * c + 2 * first, 12 * c, 8 * n * c + first), once(y + 4 * n * c, y)]
+    """Channels: every plane's shift twice, its std and twice the first element of x; then y from x.
+
+    One launch where every block makes its channels' statistics: it reads of all their planes shift, std and first element. image: of the
+    call's tensors the one that is normalised; behind a convolution it is the output, in slabs of one image.
+    """
+    shape = (call.in_shapes if image == 0 else call.out_shapes)[0]
+    n, c = shape[:2]
+    y, planes = size(call, "out", 0), n * c
+    first = element(call, "out") * planes
+    held = call.tile if image == 0 else next(iter([] if SIMULATOR else slabs_of(shape, call.layout, 1, (1,), 1)), None)
+    if held is not None and by_every_block(shape, held):
+        return [Traffic(y + 4 * planes + n // held.images * (8 * planes + first), y + 12 * c, y + 8 * planes)]
+    return [Traffic(12 * planes + 2 * first, 12 * c, 8 * planes + first), once(y + 4 * planes, y)]
 
 
 def b0_infer(call: Call) -> list[Traffic]:

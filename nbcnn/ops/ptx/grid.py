@@ -8,8 +8,7 @@ blocks that are on the GPU at the same time may wait for each other: a launch th
 block after another, so there a block may wait for its own packets only.
 
 `arrive` counts a block in and says whether it is the last, for blocks that need not wait: one int32 a meeting place, zero before the first
-launch and left at zero by every launch. `meet_alone` waits for all of them by such a count, where one thread waits for a block's others.
-None decides in which order anything is added.
+launch and left at zero by every launch. Neither decides in which order anything is added.
 """
 
 from __future__ import annotations
@@ -23,10 +22,6 @@ if SIMULATOR:
     @cuda.jit(device=True)
     def fresh(array, offset):
         return array[offset]
-
-    @cuda.jit(device=True)
-    def _generation(counters, place):
-        return counters[2 * place + 1]
 
     @cuda.jit(device=True)
     def send(packets, at, turn, a, b):
@@ -43,8 +38,6 @@ else:
     from nbcnn.ops.ptx.asm import byte_address_global, instruction
 
     _relaxed = instruction("ld_relaxed_gpu", "ld.relaxed.gpu.global.f32 $0, [$1];", f4, (types.uint64,))
-
-    _acquire = instruction("ld_acquire_gpu", "ld.acquire.gpu.global.s32 $0, [$1];", i4, (types.uint64,))
 
     # Eight bytes are written and read as one: a number and the turn that it is of. So who sees the turn has the number, with no fence.
     _send = instruction(
@@ -76,21 +69,6 @@ else:
         """array[offset] of a device array of float32, as the last block to write it left it."""
         return _relaxed(byte_address_global(array) + types.uint64(i8(offset) * i8(4)))
 
-    @jit(device=True)
-    def _generation(counters, place):
-        return _acquire(byte_address_global(counters) + types.uint64(i8(i4(2) * place + i4(1)) * i8(4)))
-
-
-@jit(device=True)
-def _count_in(counters, at, count):
-    """By one thread, behind a barrier: counts its block in; 1 if it is the last."""
-    cuda.threadfence()
-    if cuda.atomic.add(counters, at, i4(1)) == count - i4(1):
-        counters[at] = i4(0)
-        cuda.threadfence()
-        return i4(1)
-    return i4(0)
-
 
 @jit(device=True)
 def arrive(counters, place, count):
@@ -101,20 +79,9 @@ def arrive(counters, place, count):
     last = i4(0)
     cuda.syncthreads()
     if cuda.threadIdx.x == i4(0):
-        last = _count_in(counters, place, count)
-    return last
-
-
-@jit(device=True)
-def meet_alone(counters, place, count):
-    """Wait, as one thread for others, until `count` blocks have come to `place`, of two int32: arrivals and how often all have come.
-
-    Those who wrote wait for a barrier before it, those who will read (by `fresh`) for one behind it.
-    """
-    generation = _generation(counters, place)
-    if _count_in(counters, i4(2) * place, count) == i4(1):
-        cuda.atomic.add(counters, i4(2) * place + i4(1), i4(1))
-    else:
-        while _generation(counters, place) == generation:
-            pass
         cuda.threadfence()
+        if cuda.atomic.add(counters, place, i4(1)) == count - i4(1):
+            counters[place] = i4(0)
+            cuda.threadfence()
+            last = i4(1)
+    return last
