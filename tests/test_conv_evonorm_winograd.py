@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from counted import counted
 
@@ -49,6 +50,34 @@ def test_small_shapes(shape, groups, tile, place):
         assert error <= gradcheck.bound(case), (case.op, case.label, error)
 
 
+def test_blocks_that_meet(place):
+    """In the simulator each its own packets only: one image."""
+    case = next(case for case in conv_norm_cases([(ConvShape(1, 16, 4, 4, 16, 3, 3, 1, 1), 16)]) if case.op == "conv_evonorm_b0_fprop")
+    tile = replace(tiny(8, 1), together=1)
+    error = gradcheck.parity(ROW, IMPLS[case.op], case, place, tile)
+    assert error <= gradcheck.bound(case), error
+
+
+def test_blocks_meet_again_and_again(gpu):
+    """Packets are told from those of the launch before by their turn."""
+    case = next(case for case in conv_norm_cases(REAL[:1]) if case.op == "conv_evonorm_b0_fprop")
+    bound = Bound(OPS[case.op], case.op, case.ins, case.outs, place=gpu, attrs=case.attrs, layout="NHWC", multiprocessors=gpu.multiprocessors)
+    assert bound.call.tile.together
+    bound.run()
+    first = bound.results()
+    bound.poison()
+    for _ in range(3):
+        bound.run()
+    for once, again in zip(first[:-1], bound.results()[:-1], strict=True):  # the last is the running variance, which goes on
+        np.testing.assert_array_equal(once, again)
+
+
+def test_blocks_never_wait_for_a_later_launch():
+    case = next(case for case in conv_norm_cases([(ConvShape(4, 16, 4, 4, 16, 3, 3, 1, 1), 16)]) if case.op == "conv_evonorm_b0_fprop")
+    with pytest.raises(ValueError, match="2 images cannot wait for all of 4"):
+        bound_of(case, replace(tiny(8, 1), together=1))
+
+
 def bound_of(case, tile=None):
     return Bound(IMPLS[case.op], case.op, case.ins, case.outs, place=Host(), attrs=case.attrs, layout="NHWC", tile=tile)
 
@@ -57,7 +86,7 @@ def bound_of(case, tile=None):
 def test_every_slab_at_real_sizes(shape, groups, gpu):
     for case in conv_norm_cases([(shape, groups)]):
         tiles = candidates(bound_of(case).call, gpu.multiprocessors)
-        for tile in (*tiles, replace(tiles[0], images=5)):
+        for tile in (*tiles, replace(tiles[-1], images=5)):
             error = gradcheck.parity(ROW, OPS[case.op], case, gpu, tile)
             assert error <= gradcheck.bound(case), (case.op, case.label, tile, error)
 
@@ -102,6 +131,17 @@ def test_slabs_hold_an_image_once_and_fit_on_a_multiprocessor():
     assert [(slab.channels, slab.slots, slab.blocks) for slab in slabs(bare())][:2] == [(16, 2, 2), (8, 1, 3)]
 
 
+@pytest.mark.skipif(cuda.SIMULATOR, reason="in the simulator blocks run one behind the other")
+def test_small_batches_meet():
+    def chosen(n, multiprocessors=132):
+        call = replace(bare("conv_evonorm_b0_fprop", n=n), attrs={"stride": 1, "pad": 1, "eps": 1e-3})
+        return OPS[call.op].tile(call, multiprocessors)
+
+    assert [chosen(n).together for n in (16, 64, 256)] == [1, 1, 0]
+    assert chosen(64, 100).together == 0
+    assert OPS["conv_evonorm_b0_infer"].tile(bare("conv_evonorm_b0_infer"), 132).together == 0
+
+
 @pytest.mark.skipif(cuda.SIMULATOR, reason="the simulator compiles nothing")
 @pytest.mark.parametrize("op", OPS)
 def test_slabs_stay_in_registers(op):
@@ -119,6 +159,10 @@ def test_bytes_by_hand():
     assert len(made) == 1 + 2 * 3
     image = 4 * 28 * 28 * 64
     assert [made[3], made[6]] == [Traffic(n * 4 * image, n * (2 * image + 8 * 32), n * 4 * image) for n in (64, 36)]
+    whole = replace(call, tile=replace(call.tile, images=100, together=1))
+    meets = replace(whole, op="conv_evonorm_b0_fprop", attrs={"stride": 1, "pad": 1, "eps": 1e-3})
+    packets, points = 16 * 100 * 64, 100 * 4 * image
+    assert OPS[meets.op].traffic(meets)[3:] == [Traffic(points + 100 * packets, 100 * (2 * image + 8 * 64) + packets + 768, points + packets)]
     call = replace(call, op="conv_evonorm_s0_infer", out_shapes=call.out_shapes[:1], out_dtypes=("float32",))
     assert OPS[call.op].traffic(call)[3] == Traffic(64 * 4 * image, 64 * image, 64 * 4 * image)
 

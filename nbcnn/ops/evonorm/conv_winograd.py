@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from nbcnn.cuda import SIMULATOR, constant
 from nbcnn.ops.call import Call, Impl, Launch
 from nbcnn.ops.conv import im2col, winograd
 from nbcnn.ops.conv.composed import inner, operands
@@ -19,6 +20,7 @@ from nbcnn.ops.conv.winograd import WinogradTile
 from nbcnn.ops.evonorm import traffic
 from nbcnn.ops.evonorm.conv import behind_planes
 from nbcnn.ops.evonorm.conv_winograd_kernel import HELD, PIXELS, Slab, image_norm_kernel
+from nbcnn.ops.evonorm.held import THREADS
 from nbcnn.ops.ptx.shuffle import WARP
 from nbcnn.ops.traffic import Traffic, ceil_div
 
@@ -34,11 +36,15 @@ _OTHERS, _GRANULE = 32, 8
 
 @dataclass(frozen=True)
 class NormTile(WinogradTile):
-    """A Winograd tile with what a block of the last kernel holds (`Slab`)."""
+    """A Winograd tile with what a block of the last kernel holds (`Slab`).
+
+    together: 1 if all blocks of the last kernel fit on the GPU at once, so that EvoNorm-B0 in training is all in it.
+    """
 
     channels: int = 16
     slots: int = 1
     blocks: int = 1
+    together: int = 0
 
 
 def _convolution(call: Call) -> Call:
@@ -87,9 +93,21 @@ def supports(call: Call) -> str | None:
 
 
 def candidates(call: Call, multiprocessors: int) -> list[NormTile]:
-    """The plain convolution's tile with every slab."""
-    plain = winograd.tile(_convolution(call), multiprocessors)
-    return [NormTile(**asdict(plain), channels=one.channels, slots=one.slots, blocks=one.blocks) for one in slabs(call)]
+    """The plain convolution's tile with every slab; of EvoNorm-B0 in training first those of which all blocks fit on the GPU at once.
+
+    The simulator runs one block after another: there only a test asks for these.
+    """
+    plain, c, made = winograd.tile(_convolution(call), multiprocessors), im2col.shape_of(_convolution(call)), slabs(call)
+    tiles = [NormTile(**asdict(plain), channels=one.channels, slots=one.slots, blocks=one.blocks) for one in made]
+    if call.op != "conv_evonorm_b0_fprop" or plain.images < c.N or SIMULATOR:
+        return tiles
+    threads = {(one.channels, one.slots): one.threads for one in made}
+
+    def at_once(tile: NormTile) -> bool:
+        blocks = min(tile.blocks, THREADS // threads[tile.channels, tile.slots])
+        return c.N * c.K // tile.channels <= blocks * multiprocessors
+
+    return [*(replace(tile, together=1) for tile in tiles if at_once(tile)), *tiles]
 
 
 def tile(call: Call, multiprocessors: int) -> NormTile:
@@ -97,24 +115,32 @@ def tile(call: Call, multiprocessors: int) -> NormTile:
     return candidates(call, multiprocessors)[0]
 
 
-def launches(call: Call, end: str, z: Any = None, y: Any = None, running: Any = None, shift: Any = None, std: Any = None) -> list[Launch]:
-    """All launches, of which the last of every few images ends in `end`; arrays that this end does not touch may be left out."""
+def launches(
+    call: Call, end: str, z: Any = None, y: Any = None, running: Any = None, planes: Sequence[Any] = (None, None), batch: Sequence[Any] = (None, None)
+) -> list[Launch]:
+    """All launches, of which the last of every few images ends in `end`; arrays that this end does not touch may be left out.
+
+    planes, batch: shift and std of groups of images, and of the batch.
+    """
     conv, tile = _convolution(call), call.tile
     c, (_, _, b, gamma, beta, v, *_) = im2col.shape_of(conv), call.ins
     slab = Slab(c.H, c.W, c.K, group_of(call), tile.channels, tile.slots, tile.blocks)
-    arrays = tuple(b if array is None else array for array in (running, z, y, shift, std))  # None is never looked at
+    arrays = tuple(b if array is None else array for array in (running, z, y, *planes, *batch))  # None is never looked at
+    together = end == "b0"
+    packets = constant(np.zeros(4 * c.N * c.K if together else 1, np.int32))
+    numbers = np.float32(call.attrs["eps"]), np.float32(call.attrs.get("momentum", 0))
 
     def last(m: Any, first: int, tiles: int) -> Launch:
-        sizes = np.int32(first // slab.tiles), np.int32(tiles), np.float32(call.attrs["eps"])
-        grid = tiles // slab.tiles * (c.K // slab.channels)
-        return Launch(image_norm_kernel(slab, end), grid, slab.threads, (m, b, gamma, beta, v, *arrays, *sizes))
+        sizes = np.int32(first // slab.tiles), np.int32(tiles), np.int32(c.N)
+        grid, args = tiles // slab.tiles * (c.K // slab.channels), (m, b, gamma, beta, v, *arrays, packets)
+        return Launch(image_norm_kernel(slab, end), grid, slab.threads, (*args, *sizes, *numbers), together=together)
 
     return winograd.transformed(conv, last)
 
 
 def _s0(call: Call) -> list[Launch]:
-    y, z, shift, std = call.outs
-    return launches(call, "s0", z, y, shift=shift, std=std)
+    y, z, *planes = call.outs
+    return launches(call, "s0", z, y, planes=planes)
 
 
 def _s0_infer(call: Call) -> list[Launch]:
@@ -122,7 +148,13 @@ def _s0_infer(call: Call) -> list[Launch]:
 
 
 def _b0(call: Call) -> list[Launch]:
-    return behind_planes(call, launches(call, "planes", call.outs[1], shift=call.outs[2], std=call.outs[3]))
+    """All in the last kernel, or its planes' statistics there and two launches more. Raises ValueError if it would wait for a later launch."""
+    y, z, shift, std, *batch, _ = call.outs
+    if call.tile.together and call.tile.images < call.out_shapes[1][0]:
+        raise ValueError(f"blocks of {call.tile.images} images cannot wait for all of {call.out_shapes[1][0]} together")
+    if call.tile.together:
+        return launches(call, "b0", z, y, call.ins[6], (shift, std), batch)
+    return behind_planes(call, launches(call, "planes", z, planes=(shift, std)))
 
 
 def _b0_infer(call: Call) -> list[Launch]:
@@ -130,17 +162,23 @@ def _b0_infer(call: Call) -> list[Launch]:
 
 
 def bytes_of(call: Call) -> Sequence[Traffic]:
-    """Bytes of every launch: the last ones read points, and write one image tensor, or two and the statistics."""
+    """Bytes of every launch: the last ones read points, and write one image tensor, or two and the statistics.
+
+    Blocks that meet write a packet for every plane, and each reads those of its channels.
+    """
     conv, training = _convolution(call), call.op.endswith("_fprop")
-    c, b0 = im2col.shape_of(conv), "groups" not in call.attrs
-    tensors, kept = (1 if b0 or not training else 2), (traffic.STATISTICS * c.K // group_of(call) if training else 0)
+    c, b0, meets = im2col.shape_of(conv), "groups" not in call.attrs, bool(call.tile.together)
+    tensors = 2 if training and (meets or not b0) else 1
+    kept = traffic.STATISTICS * c.K // group_of(call) if training else 0
+    packets, batch = (traffic.PACKET * c.N * c.K, 3 * 4 * c.K) if meets else (0, 0)
 
     def last(tiles: int) -> Traffic:
         points, images = 4 * winograd.POINTS * tiles * c.K, tiles * PIXELS // (c.H * c.W)
-        return Traffic(points, 4 * PIXELS * tiles * c.K * tensors + images * kept, points)
+        write = 4 * PIXELS * tiles * c.K * tensors + images * kept
+        return Traffic(points + c.N * packets, write + packets + batch, points + packets)
 
     made = winograd.traffic_of(conv, last)
-    return [*made, *traffic.b0_behind_planes(call, image=1)] if b0 and training else made
+    return [*made, *traffic.b0_behind_planes(call, image=1)] if b0 and training and not meets else made
 
 
 def _implementation(bind: Callable[[Call], list[Launch]]) -> Impl:

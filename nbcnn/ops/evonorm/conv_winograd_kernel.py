@@ -8,6 +8,7 @@ What it then writes is the `end`:
     "s0"        y of EvoNorm-S0, z (the convolution's own output, which the gradients want), shift and std of groups
     "s0 infer"  y of EvoNorm-S0 alone
     "planes"    z, shift and std of planes: EvoNorm-B0 in training still wants the other images of the batch
+    "b0"        all of EvoNorm-B0 in training, where the batch fits on the GPU at once: blocks send each other their planes' statistics
     "b0 infer"  y of EvoNorm-B0 with the running variance
 """
 
@@ -21,6 +22,7 @@ from typing import Any
 from nbcnn.cuda import cuda, f4, i4, jit, u4
 from nbcnn.ops.conv.thin_shape import unrolled
 from nbcnn.ops.ptx.fast import LOG2E, exp2, reciprocal
+from nbcnn.ops.ptx.grid import receive, send
 from nbcnn.ops.ptx.shuffle import WARP, sum_over
 from nbcnn.ops.ptx.vector import load4, store4
 from nbcnn.ops.sigmoid import divide
@@ -193,29 +195,33 @@ def _spreading(slab: Slab) -> Any:
 
 
 @cache
-def _joining(slab: Slab, keeps: bool) -> Any:
-    """Device function (kept, leads, scales, shift, std, tid, at, eps): s of the block's groups to scales; shift, std from `at` on if `keeps`.
+def _joining(slab: Slab, keeps: bool, sends: bool) -> Any:
+    """Device function (kept, leads, scales, shift, std, packets, tid, at, to, step, turn, eps): s of the block's groups to scales.
 
-    A warp takes a group, a lane what one warp knows of it: Chan's formula.
+    Also shift, std from `at` on if `keeps`; mean and variance as packets to, to + step, … if `sends`. A warp takes a group, a lane what one
+    warp knows of it: Chan's formula.
     """
-    GROUPS, WARPS, KEEPS = slab.groups, slab.threads // WARP, keeps
+    GROUPS, WARPS, KEEPS, SENDS = slab.groups, slab.threads // WARP, keeps, sends
     ALL, COUNT, TURNS = GROUPS * WARPS, slab.group * slab.H * slab.W, -(-GROUPS // WARPS)
     across = sum_over(WARP - 1)
 
     @jit(device=True)
-    def run(kept, leads, scales, shift, std, tid, at, eps):
+    def run(kept, leads, scales, shift, std, packets, tid, at, to, step, turn, eps):
         warp, lane = i4(u4(tid) // u4(WARP)), i4(tid & i4(WARP - 1))
-        for turn in range(TURNS):
-            group = i4(warp + i4(turn * WARPS))
+        for round in range(TURNS):
+            group = i4(warp + i4(round * WARPS))
             own, squares, count = f4(0), f4(0), f4(0)
             if lane < i4(WARPS) and group < i4(GROUPS):
                 of = u4(i4(group * i4(WARPS)) + lane)
                 own, squares, count = kept[of], kept[u4(u4(ALL) + of)], kept[u4(u4(2 * ALL) + of)]
             mean = across(own * count) * f4(1 / COUNT)
             away = own - mean
-            s = f4(math.sqrt(across(squares + count * away * away) * f4(1 / COUNT) + eps))
+            variance = across(squares + count * away * away) * f4(1 / COUNT)
+            s = f4(math.sqrt(variance + eps))
             if lane == i4(0) and group < i4(GROUPS):
                 scales[u4(group)] = s
+                if SENDS:
+                    send(packets, i4(to + group * step), turn, mean, variance)
                 if KEEPS:
                     shift[u4(at + group)], std[u4(at + group)] = mean - leads[u4(group)], s
 
@@ -223,9 +229,45 @@ def _joining(slab: Slab, keeps: bool) -> Any:
 
 
 @cache
+def _meeting(slab: Slab) -> Any:
+    """Device function (leads, leasts, running, batch_shift, batch_std, packets, tid, n, c0, turn, N, eps, momentum): s_B of the block's channels
+    to leasts, from all images' packets of this turn; of image 0 the channels' statistics to memory.
+
+    A warp takes a channel, a lane every 32nd image: Welford's way over a lane's planes, Chan's over the lanes.
+    """
+    CHANNELS, WARPS, HW = slab.channels, slab.threads // WARP, slab.H * slab.W
+    TURNS, across = -(-CHANNELS // WARPS), sum_over(WARP - 1)
+
+    @jit(device=True)
+    def run(leads, leasts, running, batch_shift, batch_std, packets, tid, n, c0, turn, N, eps, momentum):
+        warp, lane = i4(u4(tid) // u4(WARP)), i4(tid & i4(WARP - 1))
+        for round in range(TURNS):
+            own = i4(warp + i4(round * WARPS))
+            c, count, centre, squares = i4(c0 + own), f4(0), f4(0), f4(0)
+            for image in range(lane, N if own < i4(CHANNELS) else i4(0), i4(WARP)):
+                mean, variance = receive(packets, i4(c * N + image), turn)
+                count += f4(1)
+                away = mean - centre
+                centre += divide(away, count)
+                squares += variance + away * (mean - centre)
+            mean = divide(across(count * centre), f4(N))
+            away = centre - mean
+            variance = divide(across(squares + count * away * away), f4(N))
+            if lane == i4(0) and own < i4(CHANNELS):
+                s = f4(math.sqrt(variance + eps))
+                leasts[u4(own)] = s
+                if n == i4(0):
+                    m = f4(N) * f4(HW)
+                    batch_shift[u4(c)], batch_std[u4(c)] = mean - leads[u4(own)], s
+                    running[u4(c)] = (f4(1) - momentum) * running[u4(c)] + momentum * variance * (m / max(m - f4(1), f4(1)))
+
+    return run
+
+
+@cache
 def _normalising(slab: Slab, end: str) -> Any:
     """Device function (held, scales, factors, plus, slopes, least, quad): y of the thread's items; scales: s of the block's groups."""
-    GROUP, ITEMS, S0 = slab.group, slab.slots * PIXELS, end != "b0 infer"
+    GROUP, ITEMS, S0 = slab.group, slab.slots * PIXELS, end in ("s0", "s0 infer")
 
     def one(q: int) -> Any:
         @jit(device=True)
@@ -248,23 +290,27 @@ def _normalising(slab: Slab, end: str) -> Any:
 def image_norm_kernel(slab: Slab, end: str) -> Any:
     """The kernel of one slab and end."""
     fill, put, spread, normalise = _filling(slab), _putting(slab), _spreading(slab), _normalising(slab, end)
-    KEEPS, NORMALISES, S0 = end in ("s0", "planes"), end != "planes", end in ("s0", "s0 infer")
-    join = _joining(slab, KEEPS)
+    KEEPS, NORMALISES, RUNS, MEETS = end in ("s0", "planes", "b0"), end != "planes", end == "b0 infer", end == "b0"
+    join, meet = _joining(slab, KEEPS, MEETS), _meeting(slab)
     THREADS, QUADS, TILES, ITEMS, GROUP, GROUPS = slab.threads, slab.quads, slab.tiles, slab.items, slab.group, slab.groups
     CHANNELS, SLABS, BEFORE, FLOATS = slab.channels, slab.K // slab.channels, (slab.slots - 1) * slab.threads, HELD * slab.slots
     KEPT, GROUPS_OF_IMAGE = 3 * slab.groups * (slab.threads // WARP), slab.K // slab.group
 
     @jit(launch_bounds=(THREADS, slab.blocks))
-    def winograd_image_norm_kernel(points, b, gamma, beta, v, running, z, y, shift, std, first, tiles, eps):
-        """z = Aᵀ m A + b of points[point][t][k]; y = γ·z·σ(v·z)/s + β or γ·z/max(√(running + eps), v·z + s) + β; shift, std of every group.
+    def winograd_image_norm_kernel(
+        points, b, gamma, beta, v, running, z, y, shift, std, batch_shift, batch_std, packets, first, tiles, N, eps, momentum
+    ):  # fmt: skip
+        """z = Aᵀ m A + b of points[point][t][k]; y = γ·z·σ(v·z)/s + β or γ·z/max(s_B, v·z + s) + β; shift, std of every group.
 
+        s_B: of the batch, with its statistics, or √(running + eps).
         grid images · K/channels, block up to 1024; owns: a block `channels` of the image first + …, a thread up to `slots` quads of them of a tile
         shared 12 bytes a group and warp; moves 4·(4 + 1)·H·W·K bytes an image, 4·H·W·K more where z and y are kept
-        needs whole groups in a block. source: arXiv:1509.09308, arXiv:2004.02967
+        needs whole groups in a block; with batch statistics all blocks on the GPU at once. source: arXiv:1509.09308, arXiv:2004.02967
         """
         kept = cuda.shared.array(KEPT, f4)
         leads = cuda.shared.array(GROUPS, f4)
         scales = cuda.shared.array(GROUPS, f4)
+        leasts = cuda.shared.array(GROUPS, f4)
         held = cuda.local.array(FLOATS, f4)
         tid, block = i4(cuda.threadIdx.x), i4(cuda.blockIdx.x)
         image = i4(u4(block) // u4(SLABS))
@@ -272,6 +318,9 @@ def image_norm_kernel(slab: Slab, end: str) -> Any:
         tile, quad = i4(u4(tid) // u4(QUADS)), i4(tid & i4(QUADS - 1))
         n, c = i4(first + image), i4(c0 + quad * i4(QUAD))
         tail = i4(tid + i4(BEFORE)) < i4(ITEMS)
+        packet, turn = i4(c0 * N + n), i4(0)
+        if MEETS:
+            turn = i4(packets[u4(i4(4) * packet + i4(1))] + i4(1))
         fill(held, points, b, i4(image * i4(TILES) + tile), tiles, c, tail)
         if KEEPS:
             put(z, held, n, tile, c, tail)
@@ -283,13 +332,23 @@ def image_norm_kernel(slab: Slab, end: str) -> Any:
                     if own == group * i4(GROUP):
                         leads[u4(group)] = held[q]
         spread(kept, held, tid, tail)
-        if NORMALISES:
-            factors, plus, slopes, least = load4(gamma, c), load4(beta, c), load4(v, c), load4(v if S0 else running, c)
+        factors = plus = slopes = least = f4(0), f4(0), f4(0), f4(0)
+        if NORMALISES and not MEETS:
+            factors, plus, slopes = load4(gamma, c), load4(beta, c), load4(v, c)
+            if RUNS:
+                least = load4(running, c)
         cuda.syncthreads()
-        join(kept, leads, scales, shift, std, tid, i4(i4(n * i4(GROUPS_OF_IMAGE)) + i4(u4(c0) // u4(GROUP))), eps)
+        at = i4(i4(n * i4(GROUPS_OF_IMAGE)) + i4(u4(c0) // u4(GROUP)))
+        join(kept, leads, scales, shift, std, packets, tid, at, packet, N, turn, eps)
+        if MEETS:
+            meet(leads, leasts, running, batch_shift, batch_std, packets, tid, n, c0, turn, N, eps, momentum)
+            factors, plus, slopes = load4(gamma, c), load4(beta, c), load4(v, c)
         if NORMALISES:
             cuda.syncthreads()
-            if not S0:
+            if MEETS:
+                own = u4(quad * i4(QUAD))
+                least = leasts[own], leasts[u4(own + u4(1))], leasts[u4(own + u4(2))], leasts[u4(own + u4(3))]
+            elif RUNS:
                 least = f4(math.sqrt(least[0] + eps)), f4(math.sqrt(least[1] + eps)), f4(math.sqrt(least[2] + eps)), f4(math.sqrt(least[3] + eps))
             normalise(held, scales, factors, plus, slopes, least, quad)
             put(y, held, n, tile, c, tail)
