@@ -176,11 +176,31 @@ def filter_points_kernel(kind: str) -> Any:
 
 
 @functools.cache
+def tile_of_points(kind: str, bias: bool) -> Any:
+    """Device function (out, points, b, at, step, c): four channels of 2×2 pixels, Aᵀ m A or Q m Qᵀ (+ b[c …]) of the points at, at + step, …"""
+    line_of, size, _ = _IMAGES[kind]
+    transform, COUNT, ALL, BIAS = _both_ways(line_of, size, 2), size * size, size * size * 4, bias
+
+    @jit(device=True)
+    def run(out, points, b, at, step, c):
+        m = cuda.local.array(ALL, f4)
+        for point in range(COUNT):
+            m[4 * point], m[4 * point + 1], m[4 * point + 2], m[4 * point + 3] = load4(points, i4(at + i4(point) * step))
+        transform(out, m)
+        if BIAS:
+            v = load4(b, c)
+            for pixel in range(4):
+                for q in range(4):
+                    out[4 * pixel + q] += v[q]
+
+    return run
+
+
+@functools.cache
 def image_kernel(kind: str, bias: bool, after: str) -> Any:
     """Images of points: Aᵀ m A or Q m Qᵀ (+ b), then nothing, "relu", "mask" or "pool" (im2col.Window says what these are)."""
-    line_of, size, _ = _IMAGES[kind]
-    transform, store_window, COUNT = _both_ways(line_of, size, 2), store_pooled(True), size * size
-    ALL, RELU, MASK, POOL = COUNT * 4, after == "relu", after == "mask", after == "pool"
+    make, store_window = tile_of_points(kind, bias), store_pooled(True)
+    RELU, MASK, POOL = after == "relu", after == "mask", after == "pool"
 
     @jit(launch_bounds=(THREADS, 2))
     def winograd_image_kernel(points, b, other, y, first, tiles, H, W, groups):
@@ -193,17 +213,9 @@ def image_kernel(kind: str, bias: bool, after: str) -> Any:
         if i >= i4(tiles * groups):
             return
         t, group = split(i, groups)
-        m = cuda.local.array(ALL, f4)
         out = cuda.local.array(16, f4)
-        for point in range(COUNT):
-            at = i4(i4(i4(i4(point) * tiles + t) * groups + group) * i4(4))
-            m[4 * point], m[4 * point + 1], m[4 * point + 2], m[4 * point + 3] = load4(points, at)
-        transform(out, m)
-        if bias:
-            v = load4(b, i4(i4(4) * group))
-            for pixel in range(4):
-                for q in range(4):
-                    out[4 * pixel + q] += v[q]
+        K, c = i4(i4(4) * groups), i4(i4(4) * group)
+        make(out, points, b, i4(t * K + c), i4(tiles * K), c)
         if POOL:
             at = i4(i4(first + t) * groups + group)
             store_window(out, y, other, i8(at) * i8(4), i8(at), i4(4))
