@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from nbcnn.cuda import shared_of_block
 from nbcnn.ops.call import Call, Impl, Launch
 from nbcnn.ops.conv import im2col, winograd
 from nbcnn.ops.conv.composed import inner, operands
@@ -25,8 +26,8 @@ from nbcnn.ops.traffic import Traffic, ceil_div, once
 
 _CHANNELS = (32, 64, 16)
 """Channels of a slab, the first that are whole groups and fit: 128 neighbouring bytes of a point; more for a wide group; fewer move slower."""
-_SHARED_OF_BLOCK, _SHARED = 227 * 1024, 228 * 1024
-"""Bytes of shared memory that a block and a multiprocessor have on an H200; every block takes a KiB for itself."""
+_OWN = 1024
+"""Bytes of shared memory that a block takes for itself; a multiprocessor has about as many more than its largest block."""
 _WARPS, _MOST_BLOCKS = 65536 // WARP // 96, 3
 """Warps of a multiprocessor whose threads have 96 registers: fewer do not hold all points of an item in flight."""
 
@@ -69,7 +70,7 @@ def slabs(call: Call) -> list[tuple[int, int, int]]:
             for turns in (fewest, fewest + 1):
                 one = channels, ceil_div(items, WARP * turns) * WARP, blocks
                 used = slab_of(call, NormTile(0, 0, 0, 0, 0, 1, *one)).shared_bytes
-                if used <= _SHARED_OF_BLOCK and blocks * (used + 1024) <= _SHARED and one not in made:
+                if blocks * (used + _OWN) <= shared_of_block() + _OWN and one not in made:
                     made.append(one)
         if made:
             break

@@ -244,7 +244,7 @@ def image_norm_kernel(slab: Slab, end: str) -> Any:
         shared 4 bytes a pixel and channel where y is made, 12 a group and warp; moves 4·(4 + 1)·H·W·K bytes an image, 4·H·W·K more with z and y
         needs whole groups in a block. source: arXiv:1509.09308, arXiv:2004.02967
         """
-        memory = cuda.shared.array(0, f4)
+        memory = cuda.shared.array(0, f4)  # the only shared array, so that it begins where accesses of 16 bytes may
         sums = cuda.local.array(SUMS, f4)
         tid, block = i4(cuda.threadIdx.x), i4(cuda.blockIdx.x)
         image = i4(u4(block) // u4(SLABS))
