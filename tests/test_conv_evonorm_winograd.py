@@ -15,7 +15,7 @@ from nbcnn.ops.evonorm.conv_winograd import OPS, NormTile, candidates, slab_of, 
 from nbcnn.ops.norm_cases import conv_norm_cases
 from nbcnn.ops.run import Bound
 from nbcnn.ops.static import compile_launch
-from nbcnn.ops.traffic import Traffic
+from nbcnn.ops.traffic import Traffic, ceil_div
 from nbcnn.shapes import ConvShape
 
 ROW = ops.MODES["im2col", "fp32"]
@@ -130,7 +130,7 @@ def test_slabs_fit_on_a_multiprocessor():
             slab = slab_of(call, tile)
             assert slab.channels % slab.group == slab.K % slab.channels == slab.threads % slab.quads == 0
             assert slab.blocks * (slab.shared_bytes + 1024) <= 228 * 1024
-            assert slab.blocks * slab.threads * 96 <= 65536
+            assert slab.blocks * slab.threads // 32 <= 20
 
 
 def test_which_slab_comes_first():
@@ -138,6 +138,14 @@ def test_which_slab_comes_first():
     assert chosen(bare(size=56))[0] == 16
     assert chosen(bare(size=14, groups=1))[0] == 64
     assert chosen(bare("conv_evonorm_b0_fprop", n=1024))[2] > 2  # nothing is kept
+
+
+def test_images_at_once_fill_the_gpu():
+    assert [candidates(bare(n=n), 132)[0].images for n in (64, 150, 256, 1000)] == [64, 150, 128, 125]
+    for n in (256, 1000, 5000):
+        for tile in candidates(bare(n=n), 132):
+            waves = tile.images * (64 // tile.channels) / (132 * tile.blocks)
+            assert 0.9 <= waves / ceil_div(waves, 1) <= 1
 
 
 def chosen(call):

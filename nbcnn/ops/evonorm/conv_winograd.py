@@ -8,7 +8,7 @@ EvoNorm-B0 in training has its planes' statistics made there, and one more pass 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,8 +28,8 @@ _CHANNELS = (32, 64, 16)
 """Channels of a slab, the first that are whole groups and fit: 128 neighbouring bytes of a point; more for a wide group; fewer move slower."""
 _OWN = 1024
 """Bytes of shared memory that a block takes for itself; a multiprocessor has about as many more than its largest block."""
-_WARPS, _MOST_BLOCKS = 65536 // WARP // 96, 3
-"""Warps of a multiprocessor whose threads have 96 registers: fewer do not hold all points of an item in flight."""
+_WARPS, _MOST_BLOCKS = 4 * 5, 3
+"""Warps of a multiprocessor: a scheduler has 96 registers a thread for five; fewer registers do not hold all points of an item in flight."""
 
 
 @dataclass(frozen=True)
@@ -87,10 +87,21 @@ def supports(call: Call) -> str | None:
 
 
 def candidates(call: Call, multiprocessors: int) -> list[NormTile]:
-    """The plain convolution's tile with every slab; first those of as many blocks on a multiprocessor as there is work for."""
-    plain, c, made = winograd.tile(_convolution(call), multiprocessors), im2col.shape_of(_convolution(call)), slabs(call)
-    tiles = [NormTile(**asdict(plain), channels=channels, threads=threads, blocks=blocks) for channels, threads, blocks in made]
-    return sorted(tiles, key=lambda tile: (tile.blocks - 1) * multiprocessors >= plain.images * (c.K // tile.channels))  # the others' order stays
+    """The plain convolution's tile with every slab; first those of as many blocks on a multiprocessor as there is work for.
+
+    Blocks are few and large, so that images which are not worked on all at once are as many as fill the GPU a whole number of times.
+    """
+    plain, c = winograd.tile(_convolution(call), multiprocessors), im2col.shape_of(_convolution(call))
+
+    def at_once(channels: int, blocks: int) -> int:
+        wave = max(blocks * multiprocessors * channels // c.K, 1)
+        return c.N if plain.images == c.N else ceil_div(c.N, ceil_div(c.N, plain.images // wave * wave or plain.images))
+
+    tiles = [
+        NormTile(**asdict(replace(plain, images=at_once(channels, blocks))), channels=channels, threads=threads, blocks=blocks)
+        for channels, threads, blocks in slabs(call)
+    ]
+    return sorted(tiles, key=lambda tile: (tile.blocks - 1) * multiprocessors >= tile.images * (c.K // tile.channels))  # the others' order stays
 
 
 def tile(call: Call, multiprocessors: int) -> NormTile:
