@@ -18,6 +18,7 @@ FILES = (
     "test_bench_ceilings.py",
     "test_bench_convs.py",
     "test_conv_evonorm.py",
+    "test_conv_evonorm_winograd.py",
     "test_bench_op.py",
     "test_compare.py",
     "test_conv_im2col.py",

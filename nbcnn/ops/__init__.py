@@ -118,7 +118,7 @@ from nbcnn.ops.conv import composed, im2col, im2col_fused, mma, naive, nine_prod
 from nbcnn.ops.conv.few_pixels import for_few_pixels
 from nbcnn.ops.dwconv1d import VARIANTS as DWCONV
 from nbcnn.ops.dwconv1d import reference as dwconv1d
-from nbcnn.ops.evonorm import b0, b0_ranks, conv_wgmma, s0
+from nbcnn.ops.evonorm import b0, b0_ranks, conv_wgmma, conv_winograd, s0
 from nbcnn.ops.evonorm import conv as conv_evonorm
 from nbcnn.ops.evonorm import reference as evonorm
 from nbcnn.ops.traffic import streamed
@@ -274,7 +274,8 @@ COMMON: Ops = {
 
 _IM2COL = (
     ("im2col", thin.OPS | thin_fused.FUSED | conv_evonorm.two_ops(thin.OPS["conv_fprop"])),
-    ("im2col", winograd.OPS | winograd.FUSED | nine_products.FUSED | conv_evonorm.two_ops(winograd.OPS["conv_fprop"])),
+    ("im2col", winograd.OPS | winograd.FUSED | nine_products.FUSED | conv_winograd.OPS),
+    ("im2col", conv_evonorm.two_ops(winograd.OPS["conv_fprop"])),
     ("im2col", pwconv1d_direct.OPS | pwconv1d_gated.OPS),
     (
         "im2col",
@@ -287,7 +288,8 @@ _IM2COL = (
         | conv_evonorm.two_ops(im2col.OPS["conv_fprop"]),
     ),
 )
-"""Few channels, then forms that multiply less where the batch is large enough to pay for their sums, then every shape."""
+"""Few channels, then forms that multiply less where the batch is large enough to pay for their sums (with a norm in their last kernel, then
+behind them), then every shape."""
 
 
 _NAIVE = naive.OPS | COMMON | DWCONV["naive"] | pwconv1d.straight(naive.OPS) | {"gemm": gemm.SIMPLE}

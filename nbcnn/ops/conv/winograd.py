@@ -17,7 +17,7 @@ Source: A. Lavin, S. Gray, "Fast Algorithms for Convolutional Neural Networks", 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -153,13 +153,11 @@ def scratch(call: Call) -> int:
     return 4 * sum(_sizes(call))
 
 
-def bind(call: Call) -> list[Launch]:
-    """fprop or dgrad, plain or fused."""
-    c, tile, after = shape_of(call), call.tile, AFTER.get(call.op, "")
+def transformed(call: Call, last: Callable[[Any, int, int], Launch]) -> list[Launch]:
+    """Launches of fprop or dgrad: filters to points; then, a few images at a time, their points, the products, and `last` (points, first tile,
+    tiles), which makes images of points."""
+    c, tile = shape_of(call), call.tile
     source, target = (c.C, c.K) if "fprop" in call.op else (c.K, c.C)
-    third = call.ins[2] if len(call.ins) == 3 else None
-    bias = None if after == "mask" else third
-    other = {"mask": third, "pool": call.outs[-1]}.get(after)
     room = Scratch(call)
     u, v, m = (room.take(size) for size in _sizes(call))
     made = [launch_filters("winograd", call.packed, u, source, target)]
@@ -167,9 +165,19 @@ def bind(call: Call) -> list[Launch]:
         made += [
             launch_points("winograd", call.ins[0], v, first, tiles, c.H, c.W, source),
             launch_rows(v, u, m, POINTS, tiles, target, source, tile.product),
-            launch_images("winograd", m, bias, after, other, call.outs[0], first, tiles, c.H, c.W, target),
+            last(m, first, tiles),
         ]
     return made
+
+
+def bind(call: Call) -> list[Launch]:
+    """fprop or dgrad, plain or fused."""
+    c, after = shape_of(call), AFTER.get(call.op, "")
+    target = c.K if "fprop" in call.op else c.C
+    third = call.ins[2] if len(call.ins) == 3 else None
+    bias = None if after == "mask" else third
+    other = {"mask": third, "pool": call.outs[-1]}.get(after)
+    return transformed(call, lambda m, first, tiles: launch_images("winograd", m, bias, after, other, call.outs[0], first, tiles, c.H, c.W, target))
 
 
 def _planes(call: Call) -> int:
@@ -200,8 +208,8 @@ def bind_wgrad(call: Call) -> list[Launch]:
     return [*made, *launch_sum_points(partials, partials_b, dw, db, c.K, c.C, planes)]
 
 
-def traffic(call: Call) -> list[Traffic]:
-    """Bytes of `bind`."""
+def traffic_of(call: Call, last: Callable[[int], Traffic]) -> list[Traffic]:
+    """Bytes of `transformed`; last: of what makes images of the points of so many tiles."""
     c, tile = shape_of(call), call.tile
     source, target = (c.C, c.K) if "fprop" in call.op else (c.K, c.C)
     made = [filters_traffic("winograd", source, target)]
@@ -209,9 +217,15 @@ def traffic(call: Call) -> list[Traffic]:
         made += [
             points_traffic("winograd", tiles, c.H, c.W, source),
             rows_traffic(POINTS, tiles, target, source, tile.product),
-            images_traffic("winograd", tiles, target, AFTER.get(call.op, "")),
+            last(tiles),
         ]
     return made
+
+
+def traffic(call: Call) -> list[Traffic]:
+    """Bytes of `bind`."""
+    target = shape_of(call).K if "fprop" in call.op else shape_of(call).C
+    return traffic_of(call, lambda tiles: images_traffic("winograd", tiles, target, AFTER.get(call.op, "")))
 
 
 def traffic_wgrad(call: Call) -> list[Traffic]:

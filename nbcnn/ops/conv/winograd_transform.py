@@ -176,11 +176,32 @@ def filter_points_kernel(kind: str) -> Any:
 
 
 @functools.cache
+def tile_of_points(kind: str, bias: bool) -> Any:
+    """Device function (out, points, b, t, group, tiles, groups): 2×2 pixels of four channels, Aᵀ m A or Q m Qᵀ (+ b), of points[point][t][group]."""
+    line_of, size, _ = _IMAGES[kind]
+    transform, COUNT, ALL, BIAS = _both_ways(line_of, size, 2), size * size, size * size * 4, bias
+
+    @jit(device=True)
+    def run(out, points, b, t, group, tiles, groups):
+        m = cuda.local.array(ALL, f4)
+        for point in range(COUNT):
+            at = i4(i4(i4(i4(point) * tiles + t) * groups + group) * i4(4))
+            m[4 * point], m[4 * point + 1], m[4 * point + 2], m[4 * point + 3] = load4(points, at)
+        transform(out, m)
+        if BIAS:
+            v = load4(b, i4(i4(4) * group))
+            for pixel in range(4):
+                for q in range(4):
+                    out[4 * pixel + q] += v[q]
+
+    return run
+
+
+@functools.cache
 def image_kernel(kind: str, bias: bool, after: str) -> Any:
     """Images of points: Aᵀ m A or Q m Qᵀ (+ b), then nothing, "relu", "mask" or "pool" (im2col.Window says what these are)."""
-    line_of, size, _ = _IMAGES[kind]
-    transform, store_window, COUNT = _both_ways(line_of, size, 2), store_pooled(True), size * size
-    ALL, RELU, MASK, POOL = COUNT * 4, after == "relu", after == "mask", after == "pool"
+    make, store_window = tile_of_points(kind, bias), store_pooled(True)
+    RELU, MASK, POOL = after == "relu", after == "mask", after == "pool"
 
     @jit(launch_bounds=(THREADS, 2))
     def winograd_image_kernel(points, b, other, y, first, tiles, H, W, groups):
@@ -193,17 +214,8 @@ def image_kernel(kind: str, bias: bool, after: str) -> Any:
         if i >= i4(tiles * groups):
             return
         t, group = split(i, groups)
-        m = cuda.local.array(ALL, f4)
         out = cuda.local.array(16, f4)
-        for point in range(COUNT):
-            at = i4(i4(i4(i4(point) * tiles + t) * groups + group) * i4(4))
-            m[4 * point], m[4 * point + 1], m[4 * point + 2], m[4 * point + 3] = load4(points, at)
-        transform(out, m)
-        if bias:
-            v = load4(b, i4(i4(4) * group))
-            for pixel in range(4):
-                for q in range(4):
-                    out[4 * pixel + q] += v[q]
+        make(out, points, b, t, group, tiles, groups)
         if POOL:
             at = i4(i4(first + t) * groups + group)
             store_window(out, y, other, i8(at) * i8(4), i8(at), i4(4))
