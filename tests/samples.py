@@ -185,7 +185,7 @@ def every_kind():
         ],
         "quality-main": [train, classify],
         "selftest": [{"what": "copy of a large array", "value": 4.2, "unit": "TB/s", "wanted": "4.0 … 4.5", "ok": True}],
-        "scaling": scaling(),
+        "scaling-1-2": scaling(),
         "warmup": [warmup()],
         "fusion-gemm": fusion_study("gemm"),
         "mnist-im2col-fp32": classifier(),

@@ -27,7 +27,7 @@ def test_two_processes_are_checked_timed_and_judged(capsys, tmp_path):
     assert 0 < parity["gradient_error"] <= parity["bound"]
     assert parity["ok"]
     assert reduced["bytes"] == 3_007_744
-    assert results.load(tmp_path / "cpu.json")["sections"]["scaling"]["rows"] == rows
+    assert results.load(tmp_path / "cpu.json")["sections"]["scaling-1-2"]["rows"] == rows
     assert len(scaling.lines(rows)) == 6
 
 
@@ -94,7 +94,7 @@ def test_the_tables_hold_what_was_measured(measured):
     assert "| bf16 | 2 | 256 | 1.0e-06 | 1.0e-01 | 1.0e-04 | 8.0e-05 | 1.25 |" in text
 
 
-@pytest.mark.parametrize(("more", "inside"), [({}, readme_scaling.ASSUMED_INSIDE), ({"scaling": samples.scaling()}, 34e-6)])
+@pytest.mark.parametrize(("more", "inside"), [({}, readme_scaling.ASSUMED_INSIDE), ({"scaling-1-2": samples.scaling()}, 34e-6)])
 def test_the_estimate_says_that_it_is_one_and_adds_up(tmp_path, monkeypatch, more, inside):
     step = samples.step(4.0, precision="bf16", batch=1024, mode="tensorcore")
     samples.saved(tmp_path, {readme_scaling.STEPS["bf16"]: [step], **more})

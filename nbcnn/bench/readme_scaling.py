@@ -10,18 +10,19 @@ from dataclasses import dataclass
 from math import ceil, log2
 from typing import Any
 
+from nbcnn.bench.readme_laboratory import named
 from nbcnn.bench.scaling import DRIFT
 from nbcnn.bench.tables import GPU, footer, markdown, measured, section
 
-SECTION = "scaling"
 Row = dict[str, Any]
 
 
 def scaling() -> str:
-    """Weak and strong scaling beside PyTorch's, the all-reduce alone, and what was checked before."""
-    if not measured(GPU, SECTION):
-        return ""
-    rows, environment = section(GPU, SECTION)
+    """Weak and strong scaling beside PyTorch's, the all-reduce alone, and what was checked before; most GPUs first."""
+    return "\n".join(_measured(*section(GPU, name)) for name in reversed(named("scaling")))
+
+
+def _measured(rows: Sequence[Row], environment: dict[str, Any]) -> str:
     steps = [row for row in rows if "step_ms" in row]
     lines = [_line(row, steps) for row in steps if row["form"] == "nbcnn"]
     head = ("precision", "GPUs", "images a step", "ms/step", "images/s", "efficiency", "DistributedDataParallel eager", "compiled")
@@ -105,7 +106,7 @@ def machines() -> str:
     if not steps:
         return ""
     alone = {precision: rows[0] for precision, (rows, _) in steps.items()}
-    rows = section(GPU, SECTION)[0] if measured(GPU, SECTION) else []
+    rows = [row for name in reversed(named("scaling")) for row in section(GPU, name)[0]]
     reduced = next((row["ms"]["median"] / 1e3 for row in rows if row["what"] == "all-reduce" and row["form"] == "nbcnn"), None)
     inside = ASSUMED_INSIDE if reduced is None else reduced
     lines = []

@@ -233,10 +233,10 @@ def _scaling(flags: SimpleNamespace) -> tuple[list[dict[str, Any]], list[str]]:
 
     def keep(rows: list[dict[str, Any]]) -> None:
         if flags.save:
-            results.save("scaling", rows, device, flags.results)
+            results.save("-".join(["scaling", *map(str, ranks)]), rows, device, flags.results)
 
-    device = "CPU" if mode == "cpu" else Gpu().device_name
-    rows = scaling.measure(flags.ranks or (1, 2), say, keep, **options)
+    device, ranks = "CPU" if mode == "cpu" else Gpu().device_name, flags.ranks or (1, 2)
+    rows = scaling.measure(ranks, say, keep, **options)
     return rows, scaling.lines(rows)
 
 
