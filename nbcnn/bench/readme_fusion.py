@@ -24,27 +24,27 @@ CONV = "conv+"
 """In the names of cases that are a norm behind a convolution."""
 
 
-def replayed(name: str, behind_conv: bool = False) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """A study's replayed rows, of a norm behind a convolution or of everything else, and where the last of them were measured; none: ([], {})."""
+def replayed(name: str, behind_conv: bool = False) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """A study's replayed rows, of a norm behind a convolution or of everything else, and where they were measured."""
     shown: list[dict[str, Any]] = []
-    where: dict[str, Any] = {}
+    where: list[dict[str, Any]] = []
     for one in named("fusion"):
         if f"{one}-".startswith(f"fusion-{name}-"):
             rows, environment = section(GPU, one)
             if of_these := [row for row in rows if row["launch"] == "graph" and (CONV in row["case"]) is behind_conv]:
-                shown, where = shown + of_these, environment
+                shown, where = shown + of_these, [*where, environment]
     return shown, where
 
 
 def study(name: str) -> str:
     """One study, whatever parts of it were measured: a row for each case, a column for each variant."""
-    shown, environment = replayed(name)
+    shown, environments = replayed(name)
     if not shown:
         return ""
     variants = list(dict.fromkeys(row["variant"] for row in shown))
     lines = [_line(case, [row for row in shown if row["case"] == case], variants, name == "gemm") for case in dict.fromkeys(r["case"] for r in shown)]
     best = "our fastest: peers' fastest ÷ it"
-    table = markdown((name, *variants, best), lines) + footer(environment)
+    table = markdown((name, *variants, best), lines) + footer(*environments)
     return f"{TITLES[name]}\n\n{table}" if len(lines) <= 12 else f"{TITLES[name]}\n\n" + folded(f"{len(lines)} cases", table)
 
 
@@ -66,15 +66,16 @@ def _line(case: str, rows: Sequence[dict[str, Any]], variants: Sequence[str], ra
 
 def conv_evonorm() -> str:
     """A convolution with its norm: the parts, one after the other, in one; and what the norm adds to the convolution, beside its own kernel."""
-    shown, environment = replayed("evonorm", behind_conv=True)
+    shown, environments = replayed("evonorm", behind_conv=True)
+    # "B0 conv+fwd 64 bf16"; fp32 is not said.
+    order = sorted({row["case"]: row["precision"] for row in shown}.items(), key=lambda one: (one[1], one[0][:2], int(one[0].split()[2])))
     lines = []
-    for case in dict.fromkeys(row["case"] for row in shown):
+    for case, precision in order:
         us = {row["variant"].removeprefix("nbcnn "): 1e3 * row["ms"]["median"] for row in shown if row["case"] == case}
         if "fused" not in us:
             continue
         conv, norm, fused, infer = us["conv alone"], us["norm alone"], us["fused"], us["fused, inference"]
         added = (f"{(one - conv) / norm:.2f}" for one in (fused, infer))
-        precision = next(row["precision"] for row in shown if row["case"] == case)
         label = case.replace(f" {CONV}fwd", "").removesuffix(f" {precision}")
         times = (f"{one:,.1f}" for one in (conv, norm, us["unfused"], fused, infer))
         lines.append((label, precision, *times, *added, f"{us['unfused'] / fused:.2f}×"))
@@ -83,7 +84,7 @@ def conv_evonorm() -> str:
     head = ("norm, batch", "precision", "convolution", "norm", "both, one by one", "fused, training", "fused, inference")
     ratios = ("added ÷ norm, training", "added ÷ norm, inference", "one by one ÷ fused")
     title = "**A convolution with its EvoNorm** (3×3, 64→64, images of 28×28, stored NHWC; µs a call, replayed; added: less the convolution alone):"
-    return f"{title}\n\n" + markdown((*head, *ratios), lines) + footer(environment)
+    return f"{title}\n\n" + markdown((*head, *ratios), lines) + footer(*environments)
 
 
 def mnist() -> str:

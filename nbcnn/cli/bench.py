@@ -27,6 +27,8 @@ EXAMPLES = (
 )
 LAYERS = tuple(f"conv{number}" for number in range(1, 6))
 FORMS = ("eager", "graph", "compile", "compile-max")
+RANKS = (1, 2)
+"""Processes of `bench scaling`, where no flag says otherwise."""
 STUDIES = ("step", "convs", "epoch", "scaling", "warmup", "selftest")
 BELONGS = {
     **dict.fromkeys(("iters", "cache", "warmup"), ("an op", "step", "epoch")),
@@ -165,10 +167,12 @@ def _only(given: tuple[str, ...] | None, name: str) -> str | None:
 def _section(flags: SimpleNamespace) -> str:
     """The section of the results file: what, mode unless it is im2col, precision where the mode has several, batch, and whether in a row.
 
-    Of an op: its name, all modes, its shape; selftest and warmup are sections of their own.
+    Of an op: its name, all modes, its shape; of scaling the numbers of ranks; selftest and warmup are sections of their own.
     """
-    if flags.what in ("selftest", "warmup", "scaling"):
+    if flags.what in ("selftest", "warmup"):
         return str(flags.what)
+    if flags.what == "scaling":
+        return "-".join(["scaling", *map(str, flags.ranks or RANKS)])
     if flags.what not in STUDIES:
         return "-".join(["op", flags.what, *(flags.modes or ("im2col",)), *(flags.precisions or ()), flags.shape or "default"])
     mode, precision = flags.mode or "im2col", flags.precision
@@ -233,10 +237,10 @@ def _scaling(flags: SimpleNamespace) -> tuple[list[dict[str, Any]], list[str]]:
 
     def keep(rows: list[dict[str, Any]]) -> None:
         if flags.save:
-            results.save("-".join(["scaling", *map(str, ranks)]), rows, device, flags.results)
+            results.save(_section(flags), rows, device, flags.results)
 
-    device, ranks = "CPU" if mode == "cpu" else Gpu().device_name, flags.ranks or (1, 2)
-    rows = scaling.measure(ranks, say, keep, **options)
+    device = "CPU" if mode == "cpu" else Gpu().device_name
+    rows = scaling.measure(flags.ranks or RANKS, say, keep, **options)
     return rows, scaling.lines(rows)
 
 
