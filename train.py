@@ -41,10 +41,10 @@ def train(given: SimpleNamespace, team: Team) -> int:
         data = train_data.material(flags)
     rates, identity = train_run.rates(flags, data.count), train_run.identity(flags, data)
     team.agree("mode, flags or data", json.dumps([row.mode, row.precision, identity, vars(flags) | {"quiet": None}], default=str).encode())
-    tiles = start.tiles(row.mode, row.precision)
     kernels = {"mode": flags.mode, "precision": flags.precision, "engine": flags.engine, "dwconv": flags.dwconv}
     kernels |= {"fusing": not flags.no_fuse, "strict": flags.strict}
-    net = Net(data.layers, data.shape, seed=flags.seed, init=flags.init, tiles=tiles, **kernels)
+    net = Net(data.layers, data.shape, seed=flags.seed, init=flags.init, **kernels)
+    net.tiles.update(start.tiles(net.mode, net.precision, net.device_name))
     say(describe.compiling(net))
     session = TrainingSession(
         net,

@@ -90,6 +90,10 @@ class Moment:
         """Milliseconds from this moment to a later one, both past."""
         return float(checked(self._runtime.cudaEventElapsedTime(self._event, later._event), "read the time between two events"))
 
+    def close(self) -> None:
+        """Let the event go, when no graph holds it any more."""
+        checked(self._runtime.cudaEventDestroy(self._event), "destroy an event")
+
 
 def checked(result: tuple[Any, ...], doing: str) -> Any:
     """The value of a CUDA call, or RuntimeError with the driver's word for what failed."""

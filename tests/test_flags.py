@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from nbcnn.cli import train_flags
+from nbcnn.cli import train_flags, train_run
 
 
 def test_every_flag_of_train_shows_its_default():
@@ -42,6 +43,15 @@ def test_the_small_recipe_on_a_cpu_unless_epochs_or_limit_are_given(argv, small)
     notice = train_flags.on_cpu(chosen)
     assert ("3 epochs of 1,024 images" in notice) is small
     assert ((chosen.epochs, chosen.limit) == (3, 1024)) is small
+
+
+def test_a_resumed_run_keeps_its_tiles_where_everything_is_as_it_was():
+    notes = {"mode": "naive", "precision": "fp32", "device": "a GPU", "tiles": '{"one": [1]}'}
+    start = train_run.Start(SimpleNamespace(), notes=notes)
+    assert start.tiles("naive", "fp32", "a GPU") == {"one": [1]}
+    for other in (("tiled", "fp32", "a GPU"), ("naive", "bf16", "a GPU"), ("naive", "fp32", "another GPU")):
+        assert start.tiles(*other) == {}
+    assert train_run.Start(SimpleNamespace()).tiles("naive", "fp32", "a GPU") == {}
 
 
 def test_a_resumed_run_in_another_mode_takes_that_modes_precision():

@@ -97,7 +97,7 @@ COST = 0.25
 class Event:
     """A clock; what runs behind an event starts COST later."""
 
-    now = 0.0
+    now, closed = 0.0, 0
 
     def record(self, stream):
         self.at = Event.now
@@ -107,6 +107,9 @@ class Event:
 
     def until(self, later):
         return later.at - self.at
+
+    def close(self):
+        Event.closed += 1
 
 
 class Graph:
@@ -166,6 +169,7 @@ def test_steps_are_timed_between_moments_of_a_graph_behind_replays(monkeypatch):
     assert found.whole.median == pytest.approx(3.0 + COST)
     assert session.recorded >= 12
     assert session.replayed > session.recorded
+    assert Event.closed == 3 + 2
 
 
 def test_epochs_for_timing_hold_many_steps_but_not_too_many_images():

@@ -35,10 +35,10 @@ class Start:
     checkpoint: Path | None = None
     notes: Mapping[str, str] = field(default_factory=dict)
 
-    def tiles(self, mode: str, precision: str) -> Any:
-        """The tiles of the resumed checkpoint if `mode` and `precision` are still the same, else None: choose anew."""
-        same = (self.notes.get("mode"), self.notes.get("precision")) == (mode, precision)
-        return json.loads(self.notes["tiles"]) if same and "tiles" in self.notes else None
+    def tiles(self, mode: str, precision: str, device: str) -> dict[str, Any]:
+        """The tiles of the resumed checkpoint if all three are still the same, else none: choose anew. Another GPU may lack what they need."""
+        same = tuple(self.notes.get(name) for name in ("mode", "precision", "device")) == (mode, precision, device)
+        return dict(json.loads(self.notes["tiles"])) if same and "tiles" in self.notes else {}
 
 
 def start(given: SimpleNamespace) -> Start:

@@ -25,7 +25,7 @@ every plane to the other blocks of the channel and waits for theirs. On Hopper a
 
     reference.py  both layers in NumPy           held.py   slabs in registers: what a block, a team and a thread have
     s0_held.py    S0 on held slabs               b0_held.py, b0_held_grads.py   B0 on held slabs, in one launch or in stages
-    b0_cluster.py B0 forward, clusters of blocks
+    b0_cluster.py B0 forward, clusters of blocks b0_batch.py   the batch's statistics, made by every block that needs them
     plane.py      how blocks share any image     s0.py, b0.py   the ops: held, or kernels for any shape      rows.py  sums over the images
     b0_ranks.py   B0 with the statistics of all ranks that train together
     conv.py       a convolution with its norm    conv_wgmma.py, conv_wgmma_*.py   both in one kernel       traffic.py  bytes

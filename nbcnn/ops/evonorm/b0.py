@@ -1,5 +1,5 @@
-"""EvoNorm-B0: in one launch where a cluster of blocks holds a channel (b0_cluster.py) or the batch fits on the GPU at once (b0_held.py), else
-by the kernels here.
+"""EvoNorm-B0: in one launch where a cluster of blocks holds a channel (b0_cluster.py) or the batch fits on the GPU at once (b0_held.py); in stages
+where an image's slab fits into a block (b0_held.py, b0_held_grads.py); else by the kernels here.
 
 Forward: the planes' statistics, the channels' from these, then y; backward: the planes' sums, the channels' from these, then dx. Blocks
 of the first and last of each take a slab of one image (plane.py).
@@ -326,8 +326,8 @@ def extents_of(call: Call, image: int) -> tuple[Slab, int, tuple[np.int32, ...]]
 
 
 def candidates(call: Call, multiprocessors: int) -> list[Held]:
-    """Slabs of which a cluster's have a whole channel (forward, NCHW); slabs with which the launch fits on the GPU at once: of x, or of x and
-    dy, or of x with dy read twice; then slabs for three launches.
+    """Slabs of which a cluster's have a whole channel (forward, NCHW) and which are enough for the GPU; slabs with which the launch fits on the GPU
+    at once: of x, or of x and dy, or of x with dy read twice; clusters that leave much of the GPU idle; then slabs for several launches.
 
     The simulator runs one block after another: there only the last.
     """

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from nbcnn import cuda as gpu
 from nbcnn.cuda import cuda, f4, i4, i8, jit, u4
 from nbcnn.ops.call import Call, Launch, Shape
 from nbcnn.ops.evonorm.held import MOST_FLOATS, OTHERS, REGISTERS, Held, elements_of, joined, loading, place_of, spread_of, storing, team_of
@@ -25,7 +26,7 @@ from nbcnn.ops.stored import kinds, scalar_io
 
 LARGEST_BLOCK = 1024
 THREADS, BLOCKS = 2048, 32
-"""Of a multiprocessor, from Hopper on."""
+"""Of an H200's multiprocessor."""
 UNIT = 8
 """Registers that a thread gets at a time."""
 MOST_CHANNELS = 65535
@@ -131,10 +132,12 @@ def fprop_kernel(kind: str, held: Held) -> Any:
 
 
 def launch(call: Call) -> Launch:
-    """The launch of evonorm_b0_fprop with a tile of `slabs_of`. Raises Unsupported if the tile is for other images."""
+    """The launch of evonorm_b0_fprop with a tile of `slabs_of`. Raises Unsupported if the tile is for other images, or for another GPU."""
     (n, c, h, w), held = call.in_shapes[0], call.tile
-    if n != held.images * held.cluster:
-        raise Unsupported(f"{call.op}: {held.cluster} blocks of {held.images} images are not {n}")
+    if n != held.images * held.cluster or call.layout != "NCHW":
+        raise Unsupported(f"{call.op}: {held.cluster} blocks of {held.images} images are not {n}, or the images are not stored NCHW")
+    if held.cluster > 1 and not gpu.has_tma():
+        raise Unsupported(f"{call.op}: clusters of blocks need compute capability 9.0")
     sizes = np.int32(c), np.int32(h * w)
     args = (*call.ins, *call.outs[:5], *sizes, np.float32(call.attrs["eps"]), np.float32(call.attrs["momentum"]))
     return Launch(fprop_kernel(kinds(call)[0], held), (held.cluster, c), held.threads, args, cluster=held.cluster)

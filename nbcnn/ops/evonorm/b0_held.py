@@ -1,8 +1,8 @@
 """EvoNorm-B0 forward on slabs held in registers (held.py).
 
 "all"         everything in one launch: every block waits for the other planes of its channels, so it must fit on the GPU
-"statistics"  of planes; then
-"batch"       every block makes the batch's statistics of its channels from the planes' (b0_batch.py), then y; or the channels' kernel of b0.py, then
+"statistics"  of planes; what follows is either "batch", or the channels' kernel of b0.py and "apply"
+"batch"       every block makes the batch's statistics of its channels from the planes' (b0_batch.py), then y
 "apply"       y from x and all statistics
 "infer"       y from x and the running variance: one launch, nobody waits
 """

@@ -66,6 +66,11 @@ def conv_evonorm_b0_infer(
     reference.evonorm_b0_infer(z, gamma, beta, v, running, y, eps=eps)
 
 
+def group_of(call: Call) -> int:
+    """Channels of a group: 1 for B0, whose planes are their own."""
+    return int(call.in_shapes[1][0] // call.attrs["groups"]) if "groups" in call.attrs else 1
+
+
 def behind_planes(call: Call, first: Sequence[Launch]) -> list[Launch]:
     """`first`, which makes z with the planes' statistics; then the batch's and y, in one launch or two (`b0.behind_planes`)."""
     _, z, *kept = operands(call, "out")

@@ -16,6 +16,7 @@ from nbcnn.ops.call import Call, Impl, Launch
 from nbcnn.ops.conv.wgmma import correlation, tensor_maps
 from nbcnn.ops.conv.wgmma.tile import KINDS
 from nbcnn.ops.evonorm import traffic
+from nbcnn.ops.evonorm.conv import group_of
 from nbcnn.ops.evonorm.conv_wgmma_form import FILTERS, GROUPS, MOMENTS, THREADS, Form
 from nbcnn.ops.evonorm.conv_wgmma_kernel import conv_norm_kernel
 from nbcnn.ops.traffic import Traffic, ceil_div, size
@@ -43,11 +44,6 @@ def shape_of(call: Call) -> ConvShape:
     """The convolution inside the call."""
     (N, C, H, W), (K, _, R, S) = call.in_shapes[:2]
     return ConvShape(N, C, H, W, K, R, S, call.attrs["stride"], call.attrs["pad"])
-
-
-def group_of(call: Call) -> int:
-    """Channels of a group: 1 for B0, whose planes are their own."""
-    return int(call.in_shapes[1][0] // call.attrs["groups"]) if "groups" in call.attrs else 1
 
 
 def form_of(call: Call, precision: str, tile: ImageTile, end: str) -> Form:

@@ -122,7 +122,7 @@ def conv_norm_kernel(form: Form) -> Any:
         block   two warpgroups that multiply, each with a warp that has its source fetched.
         owns    a warpgroup an image's 64 channels (or a part); a tile of `lines` lines at a time, a thread two channels of a quarter of it.
         shared  `form.shared_bytes`: all taps of 64 filters, `buffers` tiles of source for each warpgroup, results.
-        moves   x (lines + R − 1)/lines times, raw once out and (unless it was kept) once back, mostly from L2; y once; filters once a block.
+        moves   x (lines + R − 1)/lines times, raw out if wanted or not kept, back if not kept, mostly from L2; y once; filters once a block.
         needs   compute capability 9.0; parts of an image all on the GPU at once. source: arXiv:2004.02967; NVIDIA, PTX ISA, wgmma.
         """
         memory = cuda.shared.array(0, np.uint8)

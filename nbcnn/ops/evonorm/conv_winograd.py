@@ -19,7 +19,7 @@ from nbcnn.ops.conv import im2col, winograd
 from nbcnn.ops.conv.composed import inner, operands
 from nbcnn.ops.conv.winograd import WinogradTile
 from nbcnn.ops.evonorm import traffic
-from nbcnn.ops.evonorm.conv import behind_planes
+from nbcnn.ops.evonorm.conv import behind_planes, group_of
 from nbcnn.ops.evonorm.conv_winograd_kernel import PIXELS, Slab, image_norm_kernel
 from nbcnn.ops.ptx.shuffle import WARP
 from nbcnn.ops.traffic import Traffic, ceil_div, once
@@ -45,11 +45,6 @@ def _convolution(call: Call) -> Call:
     """The plain convolution inside the call."""
     geometry = {name: call.attrs[name] for name in ("stride", "pad")}
     return inner(call, "conv_fprop", operands(call, "in")[:3], operands(call, "out")[:1], attrs=geometry)
-
-
-def group_of(call: Call) -> int:
-    """Channels of a group: 1 for B0, whose planes are their own."""
-    return int(call.in_shapes[1][0] // call.attrs["groups"]) if "groups" in call.attrs else 1
 
 
 def slab_of(call: Call, tile: NormTile) -> Slab:

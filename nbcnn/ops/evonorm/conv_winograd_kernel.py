@@ -240,7 +240,7 @@ def image_norm_kernel(slab: Slab, end: str) -> Any:
     def winograd_image_norm_kernel(points, b, gamma, beta, v, running, z, y, shift, std, first, tiles, eps):
         """z = Aᵀ m A + b of points[point][t][k]; y = γ·z·σ(v·z)/s + β or γ·z/max(√(running + eps), v·z + s) + β; shift, std of every group.
 
-        grid images · K/channels, block up to 1024; owns: a block `channels` of the image first + …, a thread a quad of them of every few tiles
+        grid images · K/channels, block up to 640; owns: a block `channels` of the image first + …, a thread a quad of them of every few tiles
         shared 4 bytes a pixel and channel where y is made, 12 a group and warp; moves 4·(4 + 1)·H·W·K bytes an image, 4·H·W·K more with z and y
         needs whole groups in a block. source: arXiv:1509.09308, arXiv:2004.02967
         """

@@ -17,8 +17,6 @@ _u8 = types.uint64
 
 cp_async_16 = instruction("cp_async_cg_16", "cp.async.cg.shared.global.L2::128B [$0], [$1], 16, $2;", None, (u4, _u8, u4))
 """(to, from, bytes): 16 bytes, past the first-level cache; the second level fetches 128."""
-cp_async_8 = instruction("cp_async_ca_8", "cp.async.ca.shared.global [$0], [$1], 8, $2;", None, (u4, _u8, u4))
-"""(to, from, bytes): 8 bytes, through the first-level cache."""
 cp_async_4 = instruction("cp_async_ca_4", "cp.async.ca.shared.global [$0], [$1], 4, $2;", None, (u4, _u8, u4))
 """(to, from, bytes): 4 bytes, through the first-level cache."""
 cp_async_commit = instruction("cp_async_commit_group", "cp.async.commit_group;", None, ())
