@@ -32,10 +32,14 @@ GRACE = 3.0
 SLICE = 0.2
 
 
+LOST = 1
+"""The exit code of a rank that lost another which did not say why."""
+
+
 class RankLost(RuntimeError):
     """Another rank failed, vanished or never came; `exit_code` is its own where it said one."""
 
-    def __init__(self, message: str, code: int = 1) -> None:
+    def __init__(self, message: str, code: int = LOST) -> None:
         super().__init__(message)
         self.exit_code = code
 

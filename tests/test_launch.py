@@ -77,6 +77,16 @@ def test_when_one_rank_dies_all_end_with_its_code(rank, does, code):
         assert "nbcnn launch: rank 1 was ended by SIGKILL" in err
 
 
+@pytest.mark.parametrize(("ends", "code"), [([1, 7], 7), ([1, -9], 137), ([7, 1], 7), ([1, 1], 1), ([3, -15], 3), ([0, 0], 0)])
+def test_what_the_lost_rank_ended_with_counts_whichever_is_seen_first(ends, code, capsys):
+    ranks = launch.Ranks(["nothing"], len(ends))
+    ranks._running = dict.fromkeys(range(len(ends)))
+    for one in enumerate(ends):
+        ranks._ends.put(one)
+    assert ranks._wait() == code
+    assert ("rank 1 was ended by SIGKILL" in capsys.readouterr().err) is (code == 137)
+
+
 def test_a_rank_that_does_not_come_is_an_error_and_no_hang(rank):
     variables = launch.environments(2)[0] | {"NBCNN_TIMEOUT": "1"}
     done = subprocess.run(

@@ -21,6 +21,7 @@ from typing import Any, BinaryIO
 
 from nbcnn.cli.errors import guarded
 from nbcnn.cli.flags import Parser, count, flag
+from nbcnn.wire import LOST
 
 SUMMARY = "Run a command as several ranks that train together: one process per GPU."
 EXAMPLES = (
@@ -108,6 +109,7 @@ class Ranks:
     def run(self) -> int:
         """Start all, wait for all; the exit code of the first that failed, 128 + the signal's number if that was killed, else 0.
 
+        A rank that lost another may end before that one is seen to have ended: what the lost one ended with counts.
         Raises OSError if the command cannot be started.
         """
         numbers = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
@@ -156,22 +158,23 @@ class Ranks:
                 os.kill(process.pid, number)
 
     def _wait(self) -> int:
-        first = 0
+        first, told = 0, False
         steps: list[tuple[float, Callable[[subprocess.Popen[bytes]], None]]] = []
         while self._running:
             try:
                 rank, code = self._ends.get(timeout=0.1)
             except queue.Empty:
                 if steps and time.monotonic() >= steps[0][0]:
-                    _, end = steps.pop(0)
+                    told, (_, end) = True, steps.pop(0)
                     for process in self._running.values():
                         end(process)
                 continue
             del self._running[rank]
             if code and not first:
-                first = code if code > 0 else 128 - code
                 now = time.monotonic()
                 steps = [(now + PATIENCE, subprocess.Popen.terminate), (now + 2 * PATIENCE, subprocess.Popen.kill)]
+            if code and first in (0, LOST) and not told:
+                first = code if code > 0 else 128 - code
                 if code < 0:
                     with self._lock:
                         print(f"nbcnn launch: rank {rank} was ended by {signal.Signals(-code).name}", file=sys.stderr, flush=True)
