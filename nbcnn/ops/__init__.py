@@ -116,9 +116,10 @@ from nbcnn.ops import (
 from nbcnn.ops.call import Impl, host
 from nbcnn.ops.conv import composed, im2col, im2col_fused, mma, naive, nine_products, reference, thin, thin_fused, thin_mma, tiled, wgmma, winograd
 from nbcnn.ops.conv.few_pixels import for_few_pixels
+from nbcnn.ops.conv.onchip import conv as onchip
 from nbcnn.ops.dwconv1d import VARIANTS as DWCONV
 from nbcnn.ops.dwconv1d import reference as dwconv1d
-from nbcnn.ops.evonorm import b0, b0_ranks, conv_wgmma, conv_winograd, s0
+from nbcnn.ops.evonorm import b0, b0_ranks, conv_onchip, conv_wgmma, conv_winograd, s0
 from nbcnn.ops.evonorm import conv as conv_evonorm
 from nbcnn.ops.evonorm import reference as evonorm
 from nbcnn.ops.traffic import streamed
@@ -274,6 +275,7 @@ COMMON: Ops = {
 
 _IM2COL = (
     ("im2col", thin.OPS | thin_fused.FUSED | conv_evonorm.two_ops(thin.OPS["conv_fprop"])),
+    ("im2col", onchip.OPS | conv_onchip.OPS),
     ("im2col", winograd.OPS | winograd.FUSED | nine_products.FUSED | conv_winograd.OPS),
     ("im2col", conv_evonorm.two_ops(winograd.OPS["conv_fprop"])),
     ("im2col", pwconv1d_direct.OPS | pwconv1d_gated.OPS),

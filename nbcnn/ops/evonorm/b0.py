@@ -17,7 +17,7 @@ from nbcnn import cuda as gpu
 from nbcnn.cuda import SIMULATOR, cuda, f4, i4, jit
 from nbcnn.ops import elementwise
 from nbcnn.ops.call import Call, Impl, Launch, blocks
-from nbcnn.ops.evonorm import b0_cluster, b0_held, b0_held_grads, traffic
+from nbcnn.ops.evonorm import b0_apply, b0_cluster, b0_held, b0_held_grads, traffic
 from nbcnn.ops.evonorm.b0_batch import by_every_block
 from nbcnn.ops.evonorm.held import Held, slabs_of
 from nbcnn.ops.evonorm.plane import Slab, column_sum, power_of_two, slab_of, steps
@@ -259,6 +259,8 @@ def behind_planes(call: Call) -> list[Launch]:
     threads = min(power_of_two(n), CHANNEL_THREADS)
     args = (x, shift, std, running, batch_shift, batch_std, np.int32(n), c, hw, step_c, eps, momentum)
     channels = Launch(channels_kernel(kind, threads), int(c), threads, args)
+    if b0_apply.serves(call):
+        return [channels, b0_apply.launch(call)]
     if call.tile is not None:
         return [channels, b0_held.launch(call, "apply")]
     return [channels, Launch(apply_kernel(kind, slab, False), grid, slab.threads, (x, gamma, beta, v, std, batch_std, y, *extents, eps))]

@@ -23,6 +23,7 @@ from typing import Any
 from nbcnn.cuda import cuda, f4, i4, jit, u4
 from nbcnn.ops.conv.thin_shape import unrolled
 from nbcnn.ops.conv.winograd_transform import tile_of_points
+from nbcnn.ops.evonorm.quads import MOMENTS, spreading
 from nbcnn.ops.ptx.fast import LOG2E, exp2, reciprocal
 from nbcnn.ops.ptx.shuffle import WARP, sum_over
 from nbcnn.ops.ptx.vector import load4, shared_load4, shared_store4, store4
@@ -30,8 +31,6 @@ from nbcnn.ops.sigmoid import divide
 
 QUAD, PIXELS = 4, 4
 """Channels of an access; pixels of a tile."""
-_MOMENTS = 3
-"""Of what a warp has of a group: mean, Σ (x − mean)², count."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,7 @@ class Slab:
     @property
     def moments(self) -> int:
         """Floats of shared memory that warps' statistics of groups lie in, behind the items."""
-        return _MOMENTS * self.groups * (self.threads // WARP)
+        return MOMENTS * self.groups * (self.threads // WARP)
 
     @property
     def shared_bytes(self) -> int:
@@ -100,7 +99,7 @@ def _making(slab: Slab, stores: bool) -> Any:
     @jit(device=True)
     def run(memory, sums, z, points, b, tid, image, n, c, tiles):
         out = cuda.local.array(FLOATS, f4)
-        for i in range(_MOMENTS * QUAD):
+        for i in range(MOMENTS * QUAD):
             sums[i] = f4(0)
         item = tid
         while item < i4(ITEMS):
@@ -123,37 +122,6 @@ def _making(slab: Slab, stores: bool) -> Any:
                     sums[2 * QUAD + q] += away * away
             item = i4(item + i4(THREADS))
         return i4(u4(i4(item - tid)) // u4(THREADS))
-
-    return run
-
-
-@cache
-def _spreading(slab: Slab) -> Any:
-    """Device function (memory, sums, items, tid): of each of the thread's groups what its warp has, to memory[moment][group][warp]."""
-    QUADS, GROUP, WARPS, ALL, FIRST = slab.quads, slab.group, slab.threads // WARP, slab.groups * (slab.threads // WARP), slab.kept
-    OWN, WIDE = min(GROUP, QUAD), max(GROUP // QUAD, 1)  # channels of a group that a thread has; lanes of a tile that share a group
-    PARTS = QUAD // OWN
-    across = sum_over(WARP - QUADS | WIDE - 1)
-
-    @jit(device=True)
-    def run(memory, sums, items, tid):
-        warp, lane = i4(u4(tid) // u4(WARP)), i4(tid & i4(WARP - 1))
-        pixels = f4(i4(items * i4(PIXELS)))
-        share = divide(f4(1), max(pixels, f4(1)))
-        everywhere = across(pixels) * f4(OWN)
-        for part in range(PARTS):
-            total, squares = f4(0), f4(0)
-            for q in range(OWN * part, OWN * part + OWN):
-                total += sums[q] + sums[QUAD + q] * share
-            mean = divide(across(total * pixels), max(everywhere, f4(1)))
-            for q in range(OWN * part, OWN * part + OWN):
-                away = sums[q] + sums[QUAD + q] * share - mean
-                squares += max(sums[2 * QUAD + q] - sums[QUAD + q] * sums[QUAD + q] * share, f4(0)) + pixels * away * away
-            squares = across(squares)
-            if lane < i4(QUADS) and lane & i4(WIDE - 1) == i4(0):
-                group = i4(u4(lane * i4(QUAD)) // u4(GROUP)) + i4(part)
-                at = u4(i4(FIRST) + i4(group * i4(WARPS)) + warp)
-                memory[at], memory[u4(u4(ALL) + at)], memory[u4(u4(2 * ALL) + at)] = mean, squares, everywhere
 
     return run
 
@@ -232,8 +200,9 @@ def image_norm_kernel(slab: Slab, end: str) -> Any:
     TELLS, NORMALISES, S0, RUNS = end in ("s0", "planes"), end != "planes", end in ("s0", "s0 infer"), end == "b0 infer"
     if bool(slab.keeps) != NORMALISES:
         raise ValueError(f"a slab that keeps {slab.kept} floats for a kernel that ends in {end}")
-    make, spread, join, normalise = _making(slab, TELLS), _spreading(slab), _joining(slab, TELLS), _normalising(slab, S0)
-    QUADS, CHANNELS, GROUP, SLABS, SUMS = slab.quads, slab.channels, slab.group, slab.K // slab.channels, _MOMENTS * QUAD
+    make, join, normalise = _making(slab, TELLS), _joining(slab, TELLS), _normalising(slab, S0)
+    spread = spreading(slab.channels, slab.group, slab.threads, slab.kept)
+    QUADS, CHANNELS, GROUP, SLABS, SUMS = slab.quads, slab.channels, slab.group, slab.K // slab.channels, MOMENTS * QUAD
     GROUPS_OF_IMAGE, LEADS, SCALES = slab.K // slab.group, slab.kept + slab.moments, slab.kept + slab.moments + slab.groups
 
     @jit(launch_bounds=(slab.threads, slab.blocks))

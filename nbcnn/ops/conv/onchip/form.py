@@ -1,0 +1,96 @@
+"""What a call freezes into the kernel, and the map of its shared memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nbcnn.ops.traffic import ceil_div
+
+FILTERS, POINTS, PIXELS = 64, 16, 4
+"""Filters of a block; points and pixels of a tile."""
+MULTIPLIERS, FILLERS, FINISHERS = 256, 128, 128
+"""Threads that multiply, two points a warp; that make points of images; that make images of products."""
+THREADS = MULTIPLIERS + FILLERS + FINISHERS
+TURNS = FILLERS // 32
+"""Filling warps, which bring a stage each in turn: each has its own barriers, of which it sees every phase though stages are fewer."""
+BARRIERS = 2 * TURNS + 2
+"""Of stages that are full and empty, of products that are there and taken."""
+GROUPS, SLOTS = 4, 8
+"""Groups of neighbouring tiles of a round, one a row of lanes; room for tiles of a group, of which there are at most as many."""
+CHANNELS = 8
+"""Of a stage."""
+ROW = GROUPS * SLOTS
+CHANNEL_PITCH = POINTS * ROW + 4
+"""Floats from channel to channel of the points: eight lanes that store sixteen bytes each, of eight channels, meet every bank once."""
+STAGES = 2
+"""Of points and filters, of 8 channels each: one is multiplied while the next is brought."""
+FILTER_STAGE, POINT_STAGE = CHANNELS * POINTS * FILTERS, CHANNELS * CHANNEL_PITCH
+"""Floats."""
+AT_POINTS = STAGES * FILTER_STAGE
+"""Where stages of points begin, in floats."""
+QUADS = FILTERS // 4
+"""Neighbouring finishers that have the four-channel parts of a pixel."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """Images of H×W×C to H×W×64. A round is GROUPS groups of `across` neighbouring tiles; an image's rounds are in `parts`, of `share` each.
+
+    spare: floats of shared memory that the end of the kernel asks for.
+    """
+
+    H: int
+    W: int
+    C: int
+    across: int
+    parts: int
+    share: int
+    spare: int = 0
+
+    @property
+    def tiles(self) -> int:
+        """Of a round."""
+        return GROUPS * self.across
+
+    @property
+    def groups_of_line(self) -> int:
+        return self.W // 2 // self.across
+
+    @property
+    def groups(self) -> int:
+        """Of an image."""
+        return self.H // 2 * self.groups_of_line
+
+    @property
+    def rounds(self) -> int:
+        """Of an image."""
+        return ceil_div(self.groups, GROUPS)
+
+    @property
+    def lines(self) -> int:
+        """Lines of pixels of a round."""
+        return 2 * GROUPS // self.groups_of_line
+
+    @property
+    def at_products(self) -> int:
+        """In floats, behind stages of filters, then of points."""
+        return STAGES * (FILTER_STAGE + POINT_STAGE)
+
+    @property
+    def at_spare(self) -> int:
+        return self.at_products + POINTS * self.tiles * FILTERS
+
+    @property
+    def at_barriers(self) -> int:
+        """In floats; a barrier takes two."""
+        return self.at_spare + self.spare + self.spare % 2
+
+    @property
+    def shared_bytes(self) -> int:
+        return 4 * self.at_barriers + 8 * BARRIERS
+
+
+def across_of(W: int) -> int:
+    """Most neighbouring tiles that a group may have on lines of W pixels, 0 if no number divides them so that a round has whole lines."""
+    fit = (n for n in range(min(SLOTS, W // 2), 0, -1) if W // 2 % n == 0 and GROUPS % (W // 2 // n) == 0)
+    return next(fit, 0)

@@ -1,0 +1,249 @@
+"""The kernel: eight warps multiply, four bring what they multiply, four make pixels of it, and barriers in shared memory tell them when.
+
+What of every round goes round in shared memory, each with a barrier that it is full and one that it is empty:
+
+    a stage   8 channels of points, made by one filling warp, and of filters, which it has TMA bring; emptied by the eight
+    products  by the eight; emptied by the four that finish
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from nbcnn.cuda import cuda, f4, i4, jit, types, u4
+from nbcnn.ops.conv.onchip.fill import lane_start, loading, transforming
+from nbcnn.ops.conv.onchip.finish import End, finishing
+from nbcnn.ops.conv.onchip.form import (
+    AT_POINTS,
+    CHANNELS,
+    FILLERS,
+    FILTER_STAGE,
+    FILTERS,
+    FINISHERS,
+    MULTIPLIERS,
+    POINT_STAGE,
+    QUADS,
+    ROW,
+    SLOTS,
+    STAGES,
+    THREADS,
+    TURNS,
+    Form,
+)
+from nbcnn.ops.conv.onchip.multiply import COLUMNS, FACTORS, cleared, lane_place, products, storing
+from nbcnn.ops.ptx.asm import byte_address_global, byte_address_shared
+from nbcnn.ops.ptx.mbarrier import (
+    fence_mbarrier_init,
+    mbarrier_arrive,
+    mbarrier_arrive_expect_tx,
+    mbarrier_arrive_if,
+    mbarrier_init,
+    mbarrier_wait,
+)
+from nbcnn.ops.ptx.registers import give_registers, take_registers
+from nbcnn.ops.ptx.shuffle import WARP
+from nbcnn.ops.ptx.tma import load_bytes
+from nbcnn.ops.ptx.vector import load4
+
+u8 = types.uint64
+_MULTIPLY_WARPS = MULTIPLIERS // WARP
+_REGISTERS = 160, 96, 96
+"""Of threads that multiply, that fill, that finish: 256·160 + 128·96 + 128·96 are all that a multiprocessor has, 128 for each of 512."""
+_FILTER_BYTES = 4 * FILTER_STAGE
+_LOG_TURNS = TURNS.bit_length() - 1
+
+
+@cache
+def _multiplying(form: Form) -> Any:
+    """Device function (memory, barriers, warp, lane, rounds): everything that a multiplying warp does."""
+    CHUNKS, SUMS = form.C // CHANNELS, 2 * form.across * COLUMNS
+    first, others, last = products(form)
+    store, clear = storing(form), cleared(form)
+
+    @jit(device=True)
+    def run(memory, barriers, warp, lane, rounds):
+        acc = cuda.local.array(SUMS, f4)
+        rows = cuda.local.array(FACTORS, f4)
+        group, filter = lane_place(lane)
+        arrives = i4(lane == i4(0))
+        empty = barriers + u4(8 * TURNS)
+        done = empty + u4(8 * TURNS)
+        to_points = i4(i4(AT_POINTS) + warp * i4(2 * ROW) + group * i4(SLOTS))
+        to_filters = i4(warp * i4(2 * FILTERS) + filter)
+        stage, all_stages = u4(0), u4(rounds * i4(CHUNKS))
+        mbarrier_wait(barriers, u4(0))
+        at_points, at_filters = to_points, to_filters
+        first(acc, rows, memory, at_points, at_filters)
+        round = i4(0)
+        while round < rounds:
+            clear(acc)
+            until = u4(stage + u4(CHUNKS))
+            while stage < until:
+                others(acc, rows, memory, at_points, at_filters)
+                # All of the stage is in registers.
+                cuda.syncwarp()
+                mbarrier_arrive_if(empty + u4((stage & u4(TURNS - 1)) * u4(8)), arrives)
+                stage = u4(stage + u4(1))
+                odd = i4(stage & u4(STAGES - 1))
+                at_points, at_filters = i4(to_points + odd * i4(POINT_STAGE)), i4(to_filters + odd * i4(FILTER_STAGE))
+                if stage < all_stages:
+                    mbarrier_wait(barriers + u4((stage & u4(TURNS - 1)) * u4(8)), u4((stage >> u4(_LOG_TURNS)) & u4(1)))
+                last(acc, rows, memory, at_points, at_filters)
+            mbarrier_wait(done + u4(8), u4(round & i4(1)) ^ u4(1))
+            store(memory, acc, warp, group, filter)
+            cuda.syncwarp()
+            mbarrier_arrive_if(done, arrives)
+            round = i4(round + i4(1))
+
+    return run
+
+
+@cache
+def _filling(form: Form) -> Any:
+    """Device function (memory, x, u, barriers, n, round, chunk, stage, lane): the stage of this number, the round's channels `chunk` of image n."""
+    FLOATS = 4 * (2 * form.across + 2)
+    load, transform = loading(form), transforming(form)
+
+    @jit(device=True)
+    def run(memory, x, u, barriers, n, round, chunk, stage, lane):
+        d = cuda.local.array(FLOATS, f4)
+        odd = i4(stage & i4(STAGES - 1))
+        full = barriers + u4((stage & i4(TURNS - 1)) * i4(8))
+        load(d, x, n, round, chunk, lane)
+        before = i4(stage - i4(STAGES))  # whose place it takes; of the first ones, a turn that counts as over
+        mbarrier_wait(barriers + u4(8 * TURNS) + u4((before & i4(TURNS - 1)) * i4(8)), u4((before >> i4(_LOG_TURNS)) & i4(1)))
+        if lane == i4(0):
+            mbarrier_arrive_expect_tx(full, u4(_FILTER_BYTES))
+            to = byte_address_shared(memory) + u4(odd * i4(_FILTER_BYTES))
+            load_bytes(to, byte_address_global(u) + u8(chunk * i4(_FILTER_BYTES)), u4(_FILTER_BYTES), full)
+        transform(memory, i4(i4(AT_POINTS) + odd * i4(POINT_STAGE) + lane_start(lane)), d)
+        cuda.syncwarp()
+        if lane == i4(0):
+            mbarrier_arrive(full)
+
+    return run
+
+
+@cache
+def _bringing(form: Form) -> Any:
+    """Device function (memory, x, u, barriers, tid, N): everything that a filling warp does."""
+    CHUNKS, PARTS, SHARE, ROUNDS, fill = form.C // CHANNELS, form.parts, form.share, form.rounds, _filling(form)
+
+    @jit(device=True)
+    def run(memory, x, u, barriers, tid, N):
+        lane, warp = i4(tid & i4(WARP - 1)), i4(tid >> i4(5))
+        item, stage = i4(cuda.blockIdx.x), warp
+        while item < i4(N * i4(PARTS)):
+            n = i4(u4(item) // u4(PARTS))
+            round = i4(i4(item - n * i4(PARTS)) * i4(SHARE))
+            behind = i4(min(i4(round + i4(SHARE)), i4(ROUNDS)))
+            while round < behind:
+                chunk = warp
+                while chunk < i4(CHUNKS):
+                    fill(memory, x, u, barriers, n, round, chunk, stage, lane)
+                    chunk, stage = i4(chunk + i4(TURNS)), i4(stage + i4(TURNS))
+                round = i4(round + i4(1))
+            item = i4(item + i4(cuda.gridDim.x))
+
+    return run
+
+
+@cache
+def _ending(form: Form, end: End) -> Any:
+    """Device function (memory, b, z, arrays, barriers, tid, N, eps): everything that a finishing warp does."""
+    PARTS, SHARE, ROUNDS, LEAVES, SUMS = form.parts, form.share, form.rounds, end.leaves, end.sums
+    pixels, finish, some = finishing(form, end), end.finish, end.some
+
+    @jit(device=True)
+    def run(memory, b, z, arrays, barriers, tid, N, eps):
+        sums = cuda.local.array(SUMS, f4)
+        lane, full = i4(tid & i4(WARP - 1)), barriers + u4(16 * TURNS)
+        bias = load4(b, i4((tid & i4(QUADS - 1)) * i4(4)))
+        item, rounds, ended_n, ended_part = i4(cuda.blockIdx.x), i4(0), i4(-1), i4(0)
+        while item < i4(N * i4(PARTS)):
+            n = i4(u4(item) // u4(PARTS))
+            part = i4(item - n * i4(PARTS))
+            first = i4(part * i4(SHARE))
+            behind = i4(min(i4(first + i4(SHARE)), i4(ROUNDS)))
+            round, made = first, i4(0)
+            while round < behind:
+                mbarrier_wait(full, u4(rounds & i4(1)))
+                made = pixels(memory, sums, bias, z, n, round, tid, made)
+                cuda.syncwarp()
+                if lane == i4(0):
+                    mbarrier_arrive(full + u4(8))
+                if LEAVES and ended_n >= i4(0):
+                    some(memory, arrays, tid, ended_n, ended_part, i4(round - first), eps)
+                rounds, round = i4(rounds + i4(1)), i4(round + i4(1))
+            finish(memory, sums, made, arrays, tid, n, part, eps)
+            ended_n, ended_part = n, part
+            item = i4(item + i4(cuda.gridDim.x))
+
+    return run
+
+
+@cache
+def _rounds_of(form: Form) -> Any:
+    """Device function (N) -> (rounds, last item) of this block."""
+    PARTS, SHARE, ROUNDS = form.parts, form.share, form.rounds
+
+    @jit(device=True)
+    def run(N):
+        item, rounds, last = i4(cuda.blockIdx.x), i4(0), i4(0)
+        while item < i4(N * i4(PARTS)):
+            part = i4(u4(item) % u4(PARTS))
+            rounds = i4(rounds + min(i4(SHARE), i4(i4(ROUNDS) - part * i4(SHARE))))
+            last = item
+            item = i4(item + i4(cuda.gridDim.x))
+        return rounds, last
+
+    return run
+
+
+@cache
+def onchip_kernel(form: Form, end: End) -> Any:
+    """The kernel of one form and end."""
+    multiply, bring, finish, rounds_of = _multiplying(form), _bringing(form), _ending(form, end), _rounds_of(form)
+    rest, LEAVES, PARTS = end.rest, end.leaves, form.parts
+    BARRIERS = 4 * form.at_barriers
+    of_multipliers, of_fillers, of_finishers = take_registers(_REGISTERS[0]), give_registers(_REGISTERS[1]), give_registers(_REGISTERS[2])
+
+    @jit(launch_bounds=(THREADS, 1))
+    def winograd_onchip_kernel(x, u, b, gamma, beta, v, running, z, y, shift, std, packets, N, eps):
+        """z (N,H,W,64) = Aᵀ [Σ_c (G w Gᵀ) ⊙ (Bᵀ d B)] A + b; u = [c][point][filter], and what the end does with it.
+
+        gemm    16 of tiles × 64 × C a round, 4·across tiles
+        grid    items (an image, or a part of it) or fewer; a block takes every grid-th; owns: a block a round of all filters, a multiplying
+                thread `across` tiles × 8 filters × 2 points, a finishing one 4 filters of every eighth tile
+        shared  `form.shared_bytes`; moves: x about (2·across + 2)/across times, mostly from caches; u once a round from L2; z once
+        needs   compute capability 9.0. source: arXiv:1509.09308
+        """
+        memory = cuda.shared.array(0, f4)  # the only shared array, so that it begins where accesses of 16 bytes may
+        t = i4(cuda.threadIdx.x)
+        barriers = byte_address_shared(memory) + u4(BARRIERS)
+        if t == i4(0):
+            for turn in range(TURNS):
+                mbarrier_init(barriers + u4(8 * turn), u4(2))  # who makes points, and TMA's bytes, which it also expects
+                mbarrier_init(barriers + u4(8 * (TURNS + turn)), u4(_MULTIPLY_WARPS))
+            mbarrier_init(barriers + u4(8 * 2 * TURNS), u4(_MULTIPLY_WARPS))
+            mbarrier_init(barriers + u4(8 * (2 * TURNS + 1)), u4(FINISHERS // WARP))
+            fence_mbarrier_init()
+        cuda.syncthreads()
+        arrays = gamma, beta, v, running, z, y, shift, std, packets
+        rounds, last = rounds_of(N)
+        if t < i4(MULTIPLIERS):
+            of_multipliers()
+            multiply(memory, barriers, i4(t >> i4(5)), i4(t & i4(WARP - 1)), rounds)
+        elif t < i4(MULTIPLIERS + FILLERS):
+            of_fillers()
+            bring(memory, x, u, barriers, i4(t - i4(MULTIPLIERS)), N)
+        else:
+            of_finishers()
+            finish(memory, b, z, arrays, barriers, i4(t - i4(MULTIPLIERS + FILLERS)), N, eps)
+        if LEAVES:
+            cuda.syncthreads()
+            n = i4(u4(last) // u4(PARTS))
+            rest(memory, arrays, t, n, i4(last - n * i4(PARTS)), eps)
+
+    return winograd_onchip_kernel

@@ -1,0 +1,134 @@
+"""The warps that multiply: products of two points each, of the tiles of a round with 64 filters, in registers.
+
+Lanes stand four down (a group of tiles each) and eight across (filters), interleaved as in register_tile.py; a thread has `across` tiles and two
+quads of filters of both its points. What it multiplies next is on its way from shared memory two steps ahead, across stages too: helpers are
+at shared memory as well, so that it may answer late.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from nbcnn.cuda import f4, i4, jit
+from nbcnn.ops.conv.onchip.form import CHANNEL_PITCH, CHANNELS, FILTERS, POINTS, ROW, SLOTS, Form
+from nbcnn.ops.conv.register_tile import in_sequence
+from nbcnn.ops.ptx.vector import shared_load4, shared_store4
+
+COLUMNS = 8
+"""Filters of a thread."""
+AHEAD, _KEPT = 2, 4
+"""Steps that factors are loaded ahead; steps whose factors have names: a power of two, so that those of a stage are those of the next."""
+FACTORS = _KEPT * (SLOTS + COLUMNS)
+"""Floats of a thread's factors."""
+STEPS = 2 * CHANNELS
+"""Of a stage: channel and point."""
+
+
+def _load(form: Form, step: int) -> Any:
+    """Device function (rows, memory, points, filters): the thread's part of one step, into its place in `rows`."""
+    TILES, TO = form.across, step % _KEPT * (SLOTS + COLUMNS)
+    AT_POINTS, AT_FILTERS = step // 2 * CHANNEL_PITCH + step % 2 * ROW, step // 2 * POINTS * FILTERS + step % 2 * FILTERS
+    OTHER = TO + SLOTS
+
+    @jit(device=True)
+    def run(rows, memory, points, filters):
+        low = shared_load4(memory, points + i4(AT_POINTS))
+        for q in range(4):
+            rows[TO + q] = low[q]
+        if TILES > 4:
+            high = shared_load4(memory, points + i4(AT_POINTS + 4))
+            for q in range(4):
+                rows[TO + 4 + q] = high[q]
+        left = shared_load4(memory, filters + i4(AT_FILTERS))
+        right = shared_load4(memory, filters + i4(AT_FILTERS + FILTERS // 2))
+        for q in range(4):
+            rows[OTHER + q], rows[OTHER + 4 + q] = left[q], right[q]
+
+    return run
+
+
+def _multiply(form: Form, step: int) -> Any:
+    """Device function (acc, rows): the products of one step, along one row and back the next, so that one factor stays (register_tile.py)."""
+    TILES, AT = form.across, step % _KEPT * (SLOTS + COLUMNS)
+    TO, OTHER = step % 2 * form.across * COLUMNS, AT + SLOTS
+
+    @jit(device=True)
+    def run(acc, rows):
+        for i in range(TILES):
+            for turn in range(COLUMNS):
+                j = turn if i % 2 == 0 else COLUMNS - 1 - turn
+                acc[TO + i * COLUMNS + j] += rows[AT + i] * rows[OTHER + j]
+
+    return run
+
+
+@cache
+def products(form: Form) -> tuple[Any, Any, Any]:
+    """(first, others, last), device functions (acc, rows, memory, points, filters): the loads of a stage's first steps; all other loads of it, each
+    with the products of an earlier step; the first loads of the next stage, with the products of this one's last steps.
+    """
+
+    def step(load: int, multiply: int | None) -> Any:
+        bring, by = _load(form, load % STEPS), _multiply(form, multiply) if multiply is not None else _nothing
+
+        @jit(device=True)
+        def run(acc, rows, memory, points, filters):
+            bring(rows, memory, points, filters)
+            by(acc, rows)
+
+        return run
+
+    def steps(loads: range, behind: int | None) -> Any:
+        return in_sequence([step(k, None if behind is None else k - behind) for k in loads])
+
+    return steps(range(AHEAD), None), steps(range(AHEAD, STEPS), AHEAD), steps(range(STEPS, STEPS + AHEAD), AHEAD)
+
+
+@jit(device=True)
+def _nothing(acc, rows):
+    pass
+
+
+@jit(device=True)
+def lane_place(lane):
+    """(group of tiles, first filter) of a lane."""
+    across = i4((lane & i4(1)) | ((lane >> i4(1)) & i4(6)))
+    return i4(((lane >> i4(1)) & i4(1)) | ((lane >> i4(3)) & i4(2))), i4(across * i4(4))
+
+
+@jit(device=True)
+def swizzled(filter, group):
+    """Where filters from this one on lie in a row of products: lanes that store at once meet every bank once."""
+    return i4(filter ^ ((group & i4(1)) << i4(4)))
+
+
+@cache
+def storing(form: Form) -> Any:
+    """Device function (memory, acc, warp, group, filter): sums to sD[point][tile][filter]."""
+    TILES, ALL, AT = form.across, form.tiles, form.at_products
+
+    @jit(device=True)
+    def run(memory, acc, warp, group, filter):
+        to = i4(i4(AT) + i4(i4(warp * i4(2 * ALL)) + group * i4(TILES)) * i4(FILTERS) + swizzled(filter, group))
+        for point in range(2):
+            for i in range(TILES):
+                for half in range(2):
+                    k = (point * TILES + i) * COLUMNS + 4 * half
+                    at = i4(to + i4((point * ALL + i) * FILTERS + half * (FILTERS // 2)))
+                    shared_store4(memory, at, acc[k], acc[k + 1], acc[k + 2], acc[k + 3])
+
+    return run
+
+
+@cache
+def cleared(form: Form) -> Any:
+    """Device function (acc): zeros."""
+    ALL = 2 * form.across * COLUMNS
+
+    @jit(device=True)
+    def run(acc):
+        for i in range(ALL):
+            acc[i] = f4(0)
+
+    return run

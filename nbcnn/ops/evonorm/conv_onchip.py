@@ -1,0 +1,135 @@
+"""Convolutions with their EvoNorm by Winograd's F(2×2, 3×3) in one kernel (nbcnn/ops/conv/onchip), bound; the ends are conv_onchip_end.py's.
+
+The ops are those of conv.py. An image's statistics are made by the block that has it; small batches have it in parts, whose blocks tell each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from nbcnn.cuda import constant, shared_of_block
+from nbcnn.ops.call import Call, Impl, Launch
+from nbcnn.ops.conv import im2col
+from nbcnn.ops.conv.composed import inner, operands
+from nbcnn.ops.conv.onchip import conv as onchip
+from nbcnn.ops.conv.onchip.conv import OnchipTile, form_of
+from nbcnn.ops.conv.onchip.form import FILTERS, THREADS, Form
+from nbcnn.ops.conv.onchip.kernel import onchip_kernel
+from nbcnn.ops.conv.winograd_transform import filters_traffic
+from nbcnn.ops.evonorm import traffic
+from nbcnn.ops.evonorm.conv import behind_planes, group_of
+from nbcnn.ops.evonorm.conv_onchip_end import norm_end, spare_of
+from nbcnn.ops.traffic import Traffic, ceil_div
+from nbcnn.shapes import ConvShape, numel
+
+
+def _convolution(call: Call) -> Call:
+    """The plain convolution inside the call."""
+    geometry = {name: call.attrs[name] for name in ("stride", "pad")}
+    return inner(call, "conv_fprop", operands(call, "in")[:3], operands(call, "out")[:1], attrs=geometry)
+
+
+def _shape(call: Call) -> ConvShape:
+    return im2col.shape_of(_convolution(call))
+
+
+def supports(call: Call) -> str | None:
+    """None, or the reason in words."""
+    reason = onchip.supports(_convolution(call))
+    if reason is None and FILTERS % group_of(call):
+        return f"groups of {group_of(call)} channels do not divide the {FILTERS} of a block"
+    if reason is None and (used := form_of(_shape(call), 1, spare_of(group_of(call))).shared_bytes) > shared_of_block():
+        return f"lines of {_shape(call).W} pixels and statistics take {used} bytes of shared memory, a block has {shared_of_block()}"
+    return reason
+
+
+def candidates(call: Call, multiprocessors: int) -> list[OnchipTile]:
+    """Whole images, and where a batch leaves multiprocessors without one, as many parts as give each of them one: those first."""
+    c = _shape(call)
+    whole = OnchipTile(1, min(c.N, multiprocessors))
+    share = ceil_div(form_of(c, 1).rounds, max(multiprocessors // c.N, 1))
+    parts = ceil_div(form_of(c, 1).rounds, share)
+    return [OnchipTile(parts, c.N * parts), whole] if parts > 1 else [whole]
+
+
+def tile(call: Call, multiprocessors: int) -> OnchipTile:
+    """The first of `candidates`."""
+    return candidates(call, multiprocessors)[0]
+
+
+@cache
+def _kernel(form: Form, group: int, end: str) -> Any:
+    return onchip_kernel(form, norm_end(form, group, end))
+
+
+def _form(call: Call) -> Form:
+    return form_of(_shape(call), call.tile.parts, spare_of(group_of(call)))
+
+
+def launches(call: Call, end: str, z: Any, y: Any = None, running: Any = None, shift: Any = None, std: Any = None) -> list[Launch]:
+    """Filters to points, then the convolution that ends in `end`; arrays that this end does not touch may be left out."""
+    c, form, group, parts = _shape(call), _form(call), group_of(call), call.tile.parts
+    x, _, b, gamma, beta, v, *_ = call.ins
+    u, filters = onchip.points_of_filters(call, call.packed, c)
+    packets = constant(np.zeros(4 * c.N * (FILTERS // group) * parts if parts > 1 else 1, np.int32))
+    running, y, shift, std = (b if array is None else array for array in (running, y, shift, std))  # None is never looked at
+    args = (x, u, b, gamma, beta, v, running, z, y, shift, std, packets, np.int32(c.N), np.float32(call.attrs["eps"]))
+    kernel = _kernel(form, group, end)
+    return [filters, Launch(kernel, call.tile.blocks, THREADS, args, form.shared_bytes, name=call.op, together=parts > 1)]
+
+
+def _s0(call: Call) -> list[Launch]:
+    y, z, shift, std = call.outs
+    return launches(call, "s0", z, y, shift=shift, std=std)
+
+
+def _s0_infer(call: Call) -> list[Launch]:
+    return launches(call, "s0 infer", call.outs[0], call.outs[0])
+
+
+def _b0(call: Call) -> list[Launch]:
+    _, z, shift, std, *_ = call.outs
+    return behind_planes(call, launches(call, "planes", z, shift=shift, std=std))
+
+
+def _b0_infer(call: Call) -> list[Launch]:
+    return launches(call, "b0 infer", call.outs[0], call.outs[0], running=call.ins[6])
+
+
+def bytes_of(call: Call) -> list[Traffic]:
+    """Bytes of every launch: the convolution's, z back and y where it is normalised, the groups' statistics and parts' packets."""
+    c, form = _shape(call), _form(call)
+    main, image, sets = onchip.main_traffic(c, form), 4 * numel(c.y_shape), c.N * (FILTERS // group_of(call))
+    again = 0 if call.op == "conv_evonorm_b0_fprop" else image
+    kept = traffic.STATISTICS * sets if call.op.endswith("_fprop") else 0
+    packets = traffic.PACKET * sets * form.parts if form.parts > 1 else 0
+    made = Traffic(main.read + again + packets * form.parts, main.write + again + kept + packets, main.distinct + again + packets)
+    first = [filters_traffic("winograd", c.C, c.K), made]
+    return [*first, *traffic.b0_behind_planes(call, image=1)] if call.op == "conv_evonorm_b0_fprop" else first
+
+
+def _implementation(bind: Callable[[Call], list[Launch]]) -> Impl:
+    return Impl(
+        bind,
+        lambda call: onchip.scratch(_convolution(call)),
+        supports,
+        tile,
+        lambda call: im2col.pack_fprop(_convolution(call)),
+        candidates=candidates,
+        traffic=bytes_of,
+        needs=(9, 0),
+        exactly=True,
+    )
+
+
+OPS = {
+    "conv_evonorm_s0_fprop": _implementation(_s0),
+    "conv_evonorm_s0_infer": _implementation(_s0_infer),
+    "conv_evonorm_b0_fprop": _implementation(_b0),
+    "conv_evonorm_b0_infer": _implementation(_b0_infer),
+}
+"""The fused ops of 3×3 to 64 channels on Hopper."""
