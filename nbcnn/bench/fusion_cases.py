@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -202,30 +201,8 @@ def _forward(kind: str, form: str, batch: int, peer: bool) -> tuple[list[Variant
         return variants, 0
     variants, flops, fused = _conv_norm_forms(kind, batch, "fp32")
     if peer:
-        variants += _torch_forms(*fused, _conv_norm(kind), _conv_operands) + _torch_convolutions(batch)
+        variants += _torch_forms(*fused, _conv_norm(kind), _conv_operands)
     return variants, flops
-
-
-def _torch_convolutions(batch: int) -> list[Variant]:
-    """cuDNN's convolution alone, of images stored NCHW and NHWC, verified against ours."""
-    import torch
-
-    from nbcnn.bench import fusion_peers
-
-    made, problem = _made("conv_fprop", (batch, *IMAGE, IMAGE[0]))
-    ins, want = problem.operands()[0], _want(made, problem)
-
-    def run(x: Any, w: Any, b: Any) -> Any:
-        return torch.nn.functional.conv2d(x, w, b, 1, 1)
-
-    def operands(stored: Any) -> list[Any]:
-        x, w, b = (torch.from_numpy(np.ascontiguousarray(array)).cuda() for array in ins[:3])
-        return [x.to(memory_format=stored), w.to(memory_format=stored), b]
-
-    def way(name: str, stored: Any) -> Variant:
-        return fusion_peers.variant(f"torch conv alone, {name}", run, partial(operands, stored), len(made.bounds), made.place, "fp32", want)
-
-    return [way("NCHW", torch.contiguous_format), way("NHWC", torch.channels_last)]
 
 
 def _backward(kind: str, form: str, batch: int, peer: bool) -> tuple[list[Variant], int]:

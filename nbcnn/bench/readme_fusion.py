@@ -77,18 +77,13 @@ def conv_evonorm() -> str:
         conv, norm, fused, infer = us["conv alone"], us["norm alone"], us["fused"], us["fused, inference"]
         added = (f"{(one - conv) / norm:.2f}" for one in (fused, infer))
         label = case.replace(f" {CONV}fwd", "").removesuffix(f" {precision}")
-        times = (f"{one:,.1f}" for one in (norm, us["unfused"], fused, infer))
-        cudnn = min((us[way] for way in us if way.startswith("torch conv alone")), default=None)
-        beside = ("–", "–") if cudnn is None else (f"{cudnn:,.1f}", f"{cudnn / conv:.2f}×")
-        lines.append((label, precision, f"{conv:,.1f}", *beside, *times, *added, f"{us['unfused'] / fused:.2f}×"))
+        times = (f"{one:,.1f}" for one in (conv, norm, us["unfused"], fused, infer))
+        lines.append((label, precision, *times, *added, f"{us['unfused'] / fused:.2f}×"))
     if not lines:
         return ""
-    head = ("norm, batch", "precision", "convolution", "cuDNN's", "cuDNN's ÷ ours", "norm", "both, one by one", "fused, training", "fused, inference")
+    head = ("norm, batch", "precision", "convolution", "norm", "both, one by one", "fused, training", "fused, inference")
     ratios = ("added ÷ norm, training", "added ÷ norm, inference", "one by one ÷ fused")
-    title = (
-        "**A convolution with its EvoNorm** (3×3, 64→64, images of 28×28, stored NHWC; µs a call, replayed; cuDNN's: PyTorch's convolution, stored "
-        "as it likes best; added: less the convolution alone):"
-    )
+    title = "**A convolution with its EvoNorm** (3×3, 64→64, images of 28×28, stored NHWC; µs a call, replayed; added: less the convolution alone):"
     return f"{title}\n\n" + markdown((*head, *ratios), lines) + footer(*environments)
 
 
