@@ -30,6 +30,7 @@ FILES = (
     "test_dwconv1d.py",
     "test_dwconv1d_layer.py",
     "test_elementwise.py",
+    "test_evonorm_apply.py",
     "test_evonorm_cluster.py",
     "test_evonorm_held.py",
     "test_fusion_study.py",

@@ -29,5 +29,7 @@ every plane to the other blocks of the channel and waits for theirs. On Hopper a
     plane.py      how blocks share any image     s0.py, b0.py   the ops: held, or kernels for any shape      rows.py  sums over the images
     b0_ranks.py   B0 with the statistics of all ranks that train together
     conv.py       a convolution with its norm    conv_wgmma.py, conv_wgmma_*.py   both in one kernel       traffic.py  bytes
-    conv_winograd.py, conv_winograd_kernel.py    both by Winograd in fp32, the norm in its last kernel
+    conv_onchip.py, conv_onchip_end.py           both by Winograd in fp32 in one kernel (ops/conv/onchip)
+    conv_winograd.py, conv_winograd_kernel.py    the same in several, the norm in the last one         quads.py  what both keep of a group
+    b0_apply.py   B0's y of large batches stored NHWC
 """

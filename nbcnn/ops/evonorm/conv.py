@@ -5,9 +5,9 @@
     conv_evonorm_b0_fprop  x, w, b, gamma, beta, v, running -> y, z, shift, std, batch_shift, batch_std, running
     conv_evonorm_b0_infer  x, w, b, gamma, beta, v, running -> y                      z is never stored beside y
 
-In bf16 and tf32 on Hopper one kernel (conv_wgmma.py), in fp32 Winograd's convolution with the norm in its last kernel (conv_winograd.py). B0 in
-training: that kernel makes the planes' statistics, one more pass the batch's (or a small kernel of their own) and y. Everything else runs as the
-two ops, here: in inference the norm then works in place, on what the convolution wrote to y.
+In bf16 and tf32 on Hopper one kernel (conv_wgmma.py), in fp32 Winograd's convolution in one kernel (conv_onchip.py: 64 filters, Hopper), or in
+several with the norm in the last (conv_winograd.py). B0 in training: that kernel makes the planes' statistics, one more pass the batch's (or a small
+kernel of their own) and y. Everything else runs as the two ops, here: in inference the norm then works in place, on what the convolution wrote to y.
 """
 
 from __future__ import annotations
@@ -64,6 +64,12 @@ def conv_evonorm_b0_infer(
     z = np.empty_like(y)
     conv_fprop(x, w, b, z, stride=stride, pad=pad)
     reference.evonorm_b0_infer(z, gamma, beta, v, running, y, eps=eps)
+
+
+def convolution_of(call: Call) -> Call:
+    """The plain convolution inside the call."""
+    geometry = {name: call.attrs[name] for name in ("stride", "pad")}
+    return inner(call, "conv_fprop", operands(call, "in")[:3], operands(call, "out")[:1], attrs=geometry)
 
 
 def group_of(call: Call) -> int:

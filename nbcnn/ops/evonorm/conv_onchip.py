@@ -14,32 +14,25 @@ import numpy as np
 from nbcnn.cuda import constant, shared_of_block
 from nbcnn.ops.call import Call, Impl, Launch
 from nbcnn.ops.conv import im2col
-from nbcnn.ops.conv.composed import inner, operands
 from nbcnn.ops.conv.onchip import conv as onchip
 from nbcnn.ops.conv.onchip.conv import OnchipTile, form_of
 from nbcnn.ops.conv.onchip.form import FILTERS, THREADS, Form
 from nbcnn.ops.conv.onchip.kernel import onchip_kernel
 from nbcnn.ops.conv.winograd_transform import filters_traffic
 from nbcnn.ops.evonorm import traffic
-from nbcnn.ops.evonorm.conv import behind_planes, group_of
+from nbcnn.ops.evonorm.conv import behind_planes, convolution_of, group_of
 from nbcnn.ops.evonorm.conv_onchip_end import norm_end, spare_of
 from nbcnn.ops.traffic import Traffic, ceil_div
 from nbcnn.shapes import ConvShape, numel
 
 
-def _convolution(call: Call) -> Call:
-    """The plain convolution inside the call."""
-    geometry = {name: call.attrs[name] for name in ("stride", "pad")}
-    return inner(call, "conv_fprop", operands(call, "in")[:3], operands(call, "out")[:1], attrs=geometry)
-
-
 def _shape(call: Call) -> ConvShape:
-    return im2col.shape_of(_convolution(call))
+    return im2col.shape_of(convolution_of(call))
 
 
 def supports(call: Call) -> str | None:
     """None, or the reason in words."""
-    reason = onchip.supports(_convolution(call))
+    reason = onchip.supports(convolution_of(call))
     if reason is None and FILTERS % group_of(call):
         return f"groups of {group_of(call)} channels do not divide the {FILTERS} of a block"
     if reason is None and (used := form_of(_shape(call), 1, spare_of(group_of(call))).shared_bytes) > shared_of_block():
@@ -115,10 +108,10 @@ def bytes_of(call: Call) -> list[Traffic]:
 def _implementation(bind: Callable[[Call], list[Launch]]) -> Impl:
     return Impl(
         bind,
-        lambda call: onchip.scratch(_convolution(call)),
+        lambda call: onchip.scratch(convolution_of(call)),
         supports,
         tile,
-        lambda call: im2col.pack_fprop(_convolution(call)),
+        lambda call: im2col.pack_fprop(convolution_of(call)),
         candidates=candidates,
         traffic=bytes_of,
         needs=(9, 0),

@@ -16,10 +16,9 @@ import numpy as np
 from nbcnn.cuda import shared_of_block
 from nbcnn.ops.call import Call, Impl, Launch
 from nbcnn.ops.conv import im2col, winograd
-from nbcnn.ops.conv.composed import inner, operands
 from nbcnn.ops.conv.winograd import WinogradTile
 from nbcnn.ops.evonorm import traffic
-from nbcnn.ops.evonorm.conv import behind_planes, group_of
+from nbcnn.ops.evonorm.conv import behind_planes, convolution_of, group_of
 from nbcnn.ops.evonorm.conv_winograd_kernel import PIXELS, Slab, image_norm_kernel
 from nbcnn.ops.ptx.shuffle import WARP
 from nbcnn.ops.traffic import Traffic, ceil_div, once
@@ -41,15 +40,9 @@ class NormTile(WinogradTile):
     blocks: int = 1
 
 
-def _convolution(call: Call) -> Call:
-    """The plain convolution inside the call."""
-    geometry = {name: call.attrs[name] for name in ("stride", "pad")}
-    return inner(call, "conv_fprop", operands(call, "in")[:3], operands(call, "out")[:1], attrs=geometry)
-
-
 def slab_of(call: Call, tile: NormTile) -> Slab:
     """What a tile freezes into the last kernel."""
-    c = im2col.shape_of(_convolution(call))
+    c = im2col.shape_of(convolution_of(call))
     return Slab(c.H, c.W, c.K, group_of(call), tile.channels, tile.threads, tile.blocks, int(call.op != "conv_evonorm_b0_fprop"))
 
 
@@ -57,7 +50,7 @@ def slabs(call: Call) -> list[tuple[int, int, int]]:
     """(channels, threads, blocks) of the last kernel, fewest blocks on a multiprocessor first, because large ones won at every batch (bench/LOG.md);
     empty where no block keeps an image's pixels of whole groups.
     """
-    c, group, made = im2col.shape_of(_convolution(call)), group_of(call), []
+    c, group, made = im2col.shape_of(convolution_of(call)), group_of(call), []
     for channels in _CHANNELS:
         for blocks in range(1, _MOST_BLOCKS + 1) if c.K % channels == channels % group == 0 else ():
             items = c.H * c.W * channels // (PIXELS * PIXELS)
@@ -74,9 +67,9 @@ def slabs(call: Call) -> list[tuple[int, int, int]]:
 
 def supports(call: Call) -> str | None:
     """None, or the reason in words."""
-    reason = winograd.supports(_convolution(call))
+    reason = winograd.supports(convolution_of(call))
     if reason is None and not slabs(call):
-        c = im2col.shape_of(_convolution(call))
+        c = im2col.shape_of(convolution_of(call))
         return f"no block keeps {c.H}×{c.W} pixels of groups of {group_of(call)} of {c.K} channels in shared memory"
     return reason
 
@@ -85,7 +78,7 @@ def candidates(call: Call, multiprocessors: int) -> list[NormTile]:
     """The plain convolution's tile with every slab. Blocks are few and large, so that images which are not worked on all at once are as many as
     fill the GPU a whole number of times.
     """
-    plain, c = winograd.tile(_convolution(call), multiprocessors), im2col.shape_of(_convolution(call))
+    plain, c = winograd.tile(convolution_of(call), multiprocessors), im2col.shape_of(convolution_of(call))
 
     def at_once(channels: int, blocks: int) -> int:
         wave = max(blocks * multiprocessors * channels // c.K, 1)
@@ -115,7 +108,7 @@ def launches(call: Call, end: str, z: Any = None, y: Any = None, running: Any = 
         sizes = np.int32(first // slab.tiles), np.int32(tiles)
         return Launch(image_norm_kernel(slab, end), grid, slab.threads, (*args, *sizes, eps), slab.shared_bytes)
 
-    return winograd.transformed(_convolution(call), last)
+    return winograd.transformed(convolution_of(call), last)
 
 
 def _s0(call: Call) -> list[Launch]:
@@ -138,7 +131,7 @@ def _b0_infer(call: Call) -> list[Launch]:
 
 def bytes_of(call: Call) -> Sequence[Traffic]:
     """Bytes of every launch: the last ones read points, and write an image tensor, or two, and the groups' statistics."""
-    conv, training, b0 = _convolution(call), call.op.endswith("_fprop"), "groups" not in call.attrs
+    conv, training, b0 = convolution_of(call), call.op.endswith("_fprop"), "groups" not in call.attrs
     c, tensors = im2col.shape_of(conv), 2 if training and not b0 else 1
     kept = traffic.STATISTICS * c.K // group_of(call) if training else 0
 
@@ -153,10 +146,10 @@ def bytes_of(call: Call) -> Sequence[Traffic]:
 def _implementation(bind: Callable[[Call], list[Launch]]) -> Impl:
     return Impl(
         bind,
-        lambda call: winograd.scratch(_convolution(call)),
+        lambda call: winograd.scratch(convolution_of(call)),
         supports,
         tile,
-        lambda call: im2col.pack_fprop(_convolution(call)),
+        lambda call: im2col.pack_fprop(convolution_of(call)),
         candidates=candidates,
         traffic=bytes_of,
     )

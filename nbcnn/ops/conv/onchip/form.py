@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from nbcnn.ops.traffic import ceil_div
 
-FILTERS, POINTS, PIXELS = 64, 16, 4
-"""Filters of a block; points and pixels of a tile."""
+FILTERS, POINTS = 64, 16
+"""Filters of a block; points of a tile."""
 MULTIPLIERS, FILLERS, FINISHERS = 256, 128, 128
 """Threads that multiply, two points a warp; that make points of images; that make images of products."""
 THREADS = MULTIPLIERS + FILLERS + FINISHERS

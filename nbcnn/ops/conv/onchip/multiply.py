@@ -1,7 +1,7 @@
 """The warps that multiply: products of two points each, of the tiles of a round with 64 filters, in registers.
 
 Lanes stand four down (a group of tiles each) and eight across (filters), interleaved as in register_tile.py; a thread has `across` tiles and two
-quads of filters of both its points. What it multiplies next is on its way from shared memory two steps ahead, across stages too: helpers are
+quads of filters of both its points. What it multiplies next is on its way from shared memory two steps ahead, across stages too: the others are
 at shared memory as well, so that it may answer late.
 """
 
