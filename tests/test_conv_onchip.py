@@ -7,37 +7,45 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from nbcnn import cuda, gradcheck, ops
+from nbcnn import cuda, gradcheck
 from nbcnn.cuda import Host
 from nbcnn.ops.call import Call
 from nbcnn.ops.cases import Case
 from nbcnn.ops.conv.onchip import conv as onchip
 from nbcnn.ops.conv.onchip.conv import OnchipTile, form_of, main_traffic
-from nbcnn.ops.conv.onchip.form import GROUPS, THREADS, TURNS, across_of
+from nbcnn.ops.conv.onchip.fill import lane_start, loading, transforming
+from nbcnn.ops.conv.onchip.finish import PLAIN, finishing
+from nbcnn.ops.conv.onchip.form import AT_POINTS, CHANNELS, FILTER_STAGE, FILTERS, FINISHERS, QUADS, SLOTS, STRIPS, across_of
+from nbcnn.ops.conv.onchip.form import ROW as ROW_OF_TILES
+from nbcnn.ops.conv.onchip.multiply import COLUMNS, FACTORS, lane_place, products, storing
 from nbcnn.ops.evonorm import conv_onchip
+from nbcnn.ops.evonorm.conv_onchip_end import spare_of
 from nbcnn.ops.norm_cases import conv_norm_cases
 from nbcnn.ops.run import Bound
 from nbcnn.ops.static import compile_launch
 from nbcnn.shapes import ConvShape
 
-ROW = ops.MODES["im2col", "fp32"]
+G = np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]])
+"""Of F(2×2, 3×3): filters to points (winograd.py)."""
 SHAPES = (
     (3, 64, 28, 28),
     (150, 64, 28, 28),
-    (40, 32, 16, 16),
-    (20, 96, 8, 8),
+    (20, 96, 8, 12),
     (5, 32, 14, 14),
     (2, 32, 56, 56),
     (7, 32, 6, 20),
-    (9, 64, 10, 4),
+    (3, 64, 4, 40),
 )
-"""N, C, H, W: fewer rounds than multiprocessors, and many a block; groups of eight, seven, five, four and two tiles; rounds that are not full."""
+"""N, C, H, W: fewer rounds than multiprocessors, and many a block; strips of seven, six and five tiles; rounds that are not full."""
 NORMS = (
     (ConvShape(16, 64, 28, 28, 64, 3, 3, 1, 1), 32),
     (ConvShape(150, 32, 14, 14, 64, 3, 3, 1, 1), 8),
-    (ConvShape(5, 32, 8, 8, 64, 3, 3, 1, 1), 1),
+    (ConvShape(3, 32, 14, 14, 64, 3, 3, 1, 1), 32),
+    (ConvShape(5, 32, 8, 20, 64, 3, 3, 1, 1), 1),
     (ConvShape(140, 32, 4, 12, 64, 3, 3, 1, 1), 64),
 )
+OTHER_TILES = (OnchipTile(4, 64), OnchipTile(1, 3))
+"""For the first of these: a last part of fewer rounds; blocks that have five images and six."""
 
 
 def conv_case(n, c, h, w):
@@ -89,7 +97,8 @@ def test_the_plain_convolution(shape, gpu):
 def test_with_a_norm(shape, groups, gpu):
     for case in conv_norm_cases([(shape, groups)]):
         impl = conv_onchip.OPS[case.op]
-        for tile in impl.candidates(bound_of(impl, case, Host()).call, 132):
+        others = OTHER_TILES if shape is NORMS[0][0] else ()
+        for tile in (*impl.candidates(bound_of(impl, case, Host()).call, 132), *others):
             assert twice(bound_of(impl, case, gpu, tile), gpu, case) <= gradcheck.bound(case), (case.op, tile)
 
 
@@ -129,8 +138,9 @@ def bare(op="conv_evonorm_s0_fprop", n=64, c=64, size=28, k=64, groups=32, layou
         ({"c": 48}, "48 to 64 channels"),
         ({"c": 32}, "32 to 64 channels"),
         ({"layout": "NCHW"}, "NHWC"),
-        ({"size": 16, "n": 256, "groups": 64}, "bytes of shared memory"),
-        ({"size": 16, "n": 256, "groups": 32}, None),
+        ({"size": 16, "n": 256}, "16×16 is not whole tiles"),
+        ({"size": 20, "n": 256, "groups": 64}, None),
+        ({"size": 56}, None),
         ({"groups": 3}, "do not divide"),
     ],
 )
@@ -146,8 +156,8 @@ def test_rounds_are_shared_evenly():
     assert chosen == [OnchipTile(7, 112), OnchipTile(4, 128), OnchipTile(2, 128), OnchipTile(1, 100), OnchipTile(1, 132)]
 
 
-@pytest.mark.parametrize(("width", "across"), [(28, 7), (32, 8), (56, 7), (16, 8), (64, 8), (20, 5), (8, 4), (4, 2), (58, 0), (96, 0)])
-def test_groups_of_tiles_make_whole_lines(width, across):
+@pytest.mark.parametrize(("width", "across"), [(28, 7), (56, 7), (14, 7), (24, 6), (20, 5), (32, 0), (16, 0), (8, 0), (58, 0), (96, 0)])
+def test_strips_of_tiles_make_whole_lines(width, across):
     assert across_of(width) == across
     if across:
         form = form_of(ConvShape(1, 32, 8, width, 64, 3, 3, 1, 1), 1)
@@ -156,47 +166,107 @@ def test_groups_of_tiles_make_whole_lines(width, across):
 
 
 def test_every_form_fits_into_shared_memory():
-    for width in (28, 56, 14, 8):
-        assert form_of(ConvShape(1, 32, 8, width, 64, 3, 3, 1, 1), 1, 14 * 64).shared_bytes <= 227 * 1024
-    assert form_of(ConvShape(1, 32, 8, 32, 64, 3, 3, 1, 1), 1).shared_bytes <= 227 * 1024
+    for width in (28, 56, 14, 20, 24):
+        assert form_of(ConvShape(1, 32, 8, width, 64, 3, 3, 1, 1), 1, spare_of(1)).shared_bytes <= 227 * 1024
 
 
-@pytest.mark.parametrize("size", [(28, 28), (14, 14), (8, 64), (2, 4)])
+def test_parts_that_would_be_empty_or_wait_for_ever_are_refused():
+    c = ConvShape(64, 64, 28, 28, 64, 3, 3, 1, 1)
+    assert [form_of(c, parts).share for parts in (1, 2, 3, 4, 7)] == [7, 4, 3, 2, 1]
+    with pytest.raises(ValueError, match="7 rounds in 5 parts of 2: one is empty"):
+        form_of(c, 5)
+    case = next(conv_norm_cases([(ConvShape(3, 64, 28, 28, 64, 3, 3, 1, 1), 32)]))
+    bound = bound_of(conv_onchip.OPS[case.op], case, Host(), OnchipTile(2, 6))
+    with pytest.raises(ValueError, match="by 5 blocks"):
+        conv_onchip.OPS[case.op].bind(replace(bound.call, tile=OnchipTile(2, 5)))
+
+
+@pytest.mark.parametrize("size", [(28, 28), (14, 14), (8, 56), (2, 10)])
 def test_bytes_by_hand(size):
     c = ConvShape(3, 32, *size, 64, 3, 3, 1, 1)
     form = form_of(c, 1)
     seen = 0
-    for group in range(form.groups):
-        down, across = divmod(group, form.groups_of_line)
+    for strip in range(form.strips):
+        down, across = divmod(strip, form.strips_of_line)
         lines = sum(0 <= 2 * down + a < c.H for a in range(-1, 3))
         seen += lines * sum(0 <= 2 * form.across * across + j < c.W for j in range(-1, 2 * form.across + 1))
     points = 4 * 16 * 32 * 64
     found = main_traffic(c, form)
-    assert found.read == 3 * (4 * 32 * seen + -(-form.groups // GROUPS) * points) + 4 * 64
+    assert found.read == 3 * (4 * 32 * seen + -(-form.strips // STRIPS) * points)
     assert found.write == 4 * 3 * 64 * c.H * c.W
-    assert found.distinct == 4 * 3 * 32 * c.H * c.W + points + 4 * 64
+    assert found.distinct == 4 * 3 * 32 * c.H * c.W + points
 
 
 def test_bytes_of_a_norm():
-    image = 4 * 64 * 28 * 28
-    for op, again, kept in (("conv_evonorm_s0_fprop", 1, 8 * 32), ("conv_evonorm_s0_infer", 1, 0)):
-        call = replace(bare(op, n=100), tile=OnchipTile(1, 100))
-        plain = main_traffic(ConvShape(100, 64, 28, 28, 64, 3, 3, 1, 1), form_of(ConvShape(100, 64, 28, 28, 64, 3, 3, 1, 1), 1))
-        _, found = conv_onchip.OPS[op].traffic(call)
-        assert (found.read - plain.read, found.write - plain.write) == (100 * again * image, 100 * (again * image + kept))
+    """Images that come back to be normalised, statistics of groups that are kept, packets that every part of an image reads of every other."""
+    c, image, packets = ConvShape(64, 64, 28, 28, 64, 3, 3, 1, 1), 4 * 64 * 28 * 28, 16 * 64 * 32
+    plain = main_traffic(c, form_of(c, 1))
+    for op, again, kept in (("conv_evonorm_s0_fprop", 1, 8 * 32), ("conv_evonorm_s0_infer", 1, 0), ("conv_evonorm_b0_fprop", 0, 8 * 64)):
+        attrs = {"stride": 1, "pad": 1, "eps": 1e-3} | ({"groups": 32} if "s0" in op else {})
+        for parts, sent in ((1, 0), (2, packets if "s0" in op else 2 * packets)):
+            call = replace(bare(op, n=64), tile=OnchipTile(parts, 64 * parts), attrs=attrs)
+            _, found, *behind = conv_onchip.OPS[op].traffic(call)
+            sent *= parts
+            assert found.read - plain.read == 64 * again * image + sent * parts
+            assert found.write - plain.write == 64 * (again * image + kept) + sent
+            assert found.distinct - plain.distinct == 64 * again * image + sent
+            assert bool(behind) == ("b0" in op)
 
 
 @pytest.mark.skipif(cuda.SIMULATOR, reason="the simulator compiles nothing")
-def test_sums_stay_in_registers():
+@pytest.mark.parametrize("width", [28, 20])
+def test_sums_stay_in_registers(width):
     """Of 512 threads each has 128 registers at first; those that multiply take 160, and no product is spilled."""
-    impl = onchip.OPS["conv_fprop"]
-    bound = bound_of(impl, conv_case(16, 64, 28, 28), Host())
+    bound = bound_of(onchip.OPS["conv_fprop"], conv_case(16, 64, 28, width), Host())
     report = compile_launch(bound.launches[1])
-    assert (report.frame_bytes, report.registers, THREADS, TURNS) == (0, 128, 512, 4)
+    assert (report.frame_bytes, report.registers) == (0, 128)
 
 
 @pytest.mark.skipif(cuda.SIMULATOR, reason="the simulator compiles nothing")
-def test_a_norm_behind_it_compiles():
-    case = next(conv_norm_cases([(ConvShape(16, 64, 28, 28, 64, 3, 3, 1, 1), 32)]))
-    report = compile_launch(bound_of(conv_onchip.OPS[case.op], case, Host()).launches[1])
+@pytest.mark.parametrize(("op", "parts"), [*((op, 1) for op in conv_onchip.OPS), ("conv_evonorm_b0_infer", 2)])
+def test_a_norm_behind_it_compiles(op, parts):
+    case = next(case for case in conv_norm_cases([(ConvShape(4, 64, 28, 28, 64, 3, 3, 1, 1), 32)]) if case.op == op)
+    report = compile_launch(bound_of(conv_onchip.OPS[op], case, Host(), OnchipTile(parts, 4 * parts)).launches[1])
     assert (report.frame_bytes, report.registers) == (0, 128)
+
+
+@pytest.mark.skipif(not cuda.SIMULATOR, reason="one thread plays all of a block's, in Python")
+@pytest.mark.parametrize("size", [(8, 28), (6, 12), (4, 20)])
+def test_where_everything_lies(size):
+    """A block's work without its warps and barriers: points, products and pixels of every round, each thread's in turn."""
+    c = ConvShape(2, 16, *size, 64, 3, 3, 1, 1)
+    form, case = form_of(c, 1), conv_case(2, 16, *size)
+    load, transform, pixels = loading(form), transforming(form), finishing(form, PLAIN)
+    (first, others, last), store, CHUNKS, ROUNDS = products(form), storing(form), c.C // CHANNELS, form.rounds
+
+    @cuda.jit()
+    def play(x, u, b, z, memory):
+        for n in range(2):
+            for round in range(ROUNDS):
+                sums = [[np.zeros(2 * form.across * COLUMNS, np.float32) for lane in range(32)] for warp in range(8)]
+                for chunk in range(CHUNKS):
+                    memory[:FILTER_STAGE] = u[chunk * FILTER_STAGE : (chunk + 1) * FILTER_STAGE]
+                    for lane in range(32):
+                        d = np.zeros(4 * (2 * form.across + 2), np.float32)
+                        load(d, x, n, round, chunk, lane)
+                        transform(memory, AT_POINTS + lane_start(lane), d)
+                    for warp in range(8):
+                        for lane in range(32):
+                            strip, filter = lane_place(lane)
+                            where = memory, AT_POINTS + warp * 2 * ROW_OF_TILES + strip * SLOTS, warp * 2 * FILTERS + filter
+                            factors = np.zeros(FACTORS, np.float32)
+                            for part in (first, others, last):  # the last one also loads what nobody multiplies
+                                part(sums[warp][lane], factors, *where)
+                for warp in range(8):
+                    for lane in range(32):
+                        store(memory, sums[warp][lane], warp, *lane_place(lane))
+                for tid in range(FINISHERS):
+                    quad = 4 * (tid % QUADS)
+                    pixels(memory, [], b[quad : quad + 4], z, n, round, tid, 0)
+
+    x, w, b = case.ins
+    u = np.einsum("ar,kcrs,bs->cabk", G, w.astype(np.float64), G).reshape(-1).astype(np.float32)
+    z = np.full(2 * c.H * c.W * 64, np.nan, np.float32)
+    play[1, 1](x.transpose(0, 2, 3, 1).reshape(-1).copy(), u, b, z, np.zeros(form.at_spare, np.float32))
+    (want,) = gradcheck.reference(case)
+    assert gradcheck.relative_error(z.reshape(2, c.H, c.W, 64).transpose(0, 3, 1, 2), want) <= gradcheck.bound(case)

@@ -24,6 +24,7 @@ FILES = (
     "test_conv_im2col.py",
     "test_conv_im2col_fused.py",
     "test_conv_naive_tiled.py",
+    "test_conv_onchip.py",
     "test_conv_thin.py",
     "test_conv_thin_fused.py",
     "test_conv_winograd.py",

@@ -2,7 +2,7 @@
 where an image's slab fits into a block (b0_held.py, b0_held_grads.py); else by the kernels here.
 
 Forward: the planes' statistics, the channels' from these, then y; backward: the planes' sums, the channels' from these, then dx. Blocks
-of the first and last of each take a slab of one image (plane.py).
+of the first and last of each take a slab of one image (plane.py); of large batches stored NHWC, y is b0_apply.py's.
 """
 
 from __future__ import annotations

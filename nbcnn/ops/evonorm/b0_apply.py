@@ -12,17 +12,17 @@ import numpy as np
 
 from nbcnn.cuda import cuda, f4, i4, i8, jit, u4
 from nbcnn.ops.call import Call, Launch
+from nbcnn.ops.evonorm.quads import QUAD
 from nbcnn.ops.ptx.fast import reciprocal
 from nbcnn.ops.stored import kinds, vector_io
 from nbcnn.ops.traffic import ceil_div
 
-QUAD = 4
 _THREADS, _EACH = 256, 8
 """Of a block, at most; pixels that a thread has in flight."""
 
 
 def serves(call: Call) -> bool:
-    """True if a block has all channels of a pixel."""
+    """True if pixels are whole quads of channels that lie side by side, and a block can have all of them."""
     return call.layout == "NHWC" and call.in_shapes[0][1] % QUAD == 0 and call.in_shapes[0][1] <= QUAD * _THREADS
 
 
@@ -36,7 +36,7 @@ def apply_wide_kernel(kind: str, quads: int) -> Any:
         """y = γ·x/max(s_B, v·x + s_I) + β; x, y (N,H,W,C), C = 4·quads.
 
         grid N·parts, block up to 256; owns: a block EACH·ROWS pixels of an image, a thread a quad of channels of EACH of them
-        moves 2·x bytes, and of every block the statistics of its channels. source: arXiv:2004.02967
+        moves x and y once, and of every block the statistics of its channels. source: arXiv:2004.02967
         """
         values = cuda.local.array(FLOATS, f4)
         factors = cuda.local.array(QUAD, f4)

@@ -6,8 +6,9 @@
     conv_evonorm_b0_infer  x, w, b, gamma, beta, v, running -> y                      z is never stored beside y
 
 In bf16 and tf32 on Hopper one kernel (conv_wgmma.py), in fp32 Winograd's convolution in one kernel (conv_onchip.py: 64 filters, Hopper), or in
-several with the norm in the last (conv_winograd.py). B0 in training: that kernel makes the planes' statistics, one more pass the batch's (or a small
-kernel of their own) and y. Everything else runs as the two ops, here: in inference the norm then works in place, on what the convolution wrote to y.
+several with the norm in the last (conv_winograd.py). B0 in training: the last of these kernels makes the planes' statistics, one more pass the
+batch's (or a small kernel of their own) and y. Everything else runs as the two ops, here: in inference the norm then works in place, on what the
+convolution wrote to y.
 """
 
 from __future__ import annotations

@@ -64,8 +64,13 @@ def _form(call: Call) -> Form:
 
 
 def launches(call: Call, end: str, z: Any, y: Any = None, running: Any = None, shift: Any = None, std: Any = None) -> list[Launch]:
-    """Filters to points, then the convolution that ends in `end`; arrays that this end does not touch may be left out."""
+    """Filters to points, then the convolution that ends in `end`; arrays that this end does not touch may be left out.
+
+    Raises ValueError if parts would wait for blocks that take them only later.
+    """
     c, form, group, parts = _shape(call), _form(call), group_of(call), call.tile.parts
+    if parts > 1 and call.tile.blocks != c.N * parts:
+        raise ValueError(f"{c.N} images in {parts} parts by {call.tile.blocks} blocks: parts wait for each other, so each has a block of its own")
     x, _, b, gamma, beta, v, *_ = call.ins
     u, filters = onchip.points_of_filters(call, call.packed, c)
     packets = constant(np.zeros(4 * c.N * (FILTERS // group) * parts if parts > 1 else 1, np.int32))

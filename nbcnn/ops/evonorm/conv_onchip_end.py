@@ -1,6 +1,7 @@
 """EvoNorm behind Winograd's convolution in one kernel: the end that its finishing warps have (nbcnn/ops/conv/onchip/finish.py).
 
-While the next image is multiplied, they normalise the last one, slice by slice: z goes out and comes back from the second-level cache.
+While the next image is multiplied, they normalise the last one, slice by slice: z goes out and comes back from the second-level cache. All
+threads of the block normalise its last image, or its part of one.
 What an end writes:
 
     "s0"        y of EvoNorm-S0, z (the convolution's own output, which the gradients want), shift and std of groups
@@ -12,12 +13,13 @@ What an end writes:
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 from nbcnn.cuda import cuda, f4, i4, jit, u4
-from nbcnn.ops.conv.onchip.finish import End
-from nbcnn.ops.conv.onchip.form import FILTERS, FINISHERS, GROUPS, QUADS, THREADS, Form
+from nbcnn.ops.conv.onchip.finish import PLAIN, End
+from nbcnn.ops.conv.onchip.form import FILTERS, FINISHERS, QUADS, STRIPS, THREADS, Form
 from nbcnn.ops.evonorm.conv_wgmma_ends import merge
 from nbcnn.ops.evonorm.quads import MOMENTS, PIXELS, QUAD, spreading
 from nbcnn.ops.ptx.fast import LOG2E, exp2, reciprocal
@@ -29,8 +31,8 @@ from nbcnn.ops.sigmoid import divide
 from nbcnn.ops.traffic import ceil_div
 
 _WARPS = FINISHERS // WARP
-_MOST = {True: 8, False: 4}
-"""Accesses of 16 bytes that a thread has in flight, of S0 and of B0, whose statistics take more registers."""
+_MOST = {"s0": 8, "s0 infer": 8, "b0 infer": 4}
+"""Accesses of 16 bytes that a thread has in flight: of 96 registers, B0's divisors take eight more (they spilled)."""
 
 
 def spare_of(group: int) -> int:
@@ -53,7 +55,7 @@ def _add(sums, out, made):
 @cache
 def _finishing(form: Form, group: int, tells: bool) -> Any:
     """Device function: `End.finish`. Statistics of the image's groups, of all parts, to shared memory; shift and std if it `tells`."""
-    PARTS, SHARE, GROUP, SETS, TELLS, ALL, TILES = form.parts, form.share * GROUPS, group, FILTERS // group, tells, form.groups, form.across
+    PARTS, SHARE, GROUP, SETS, TELLS, ALL, TILES = form.parts, form.share * STRIPS, group, FILTERS // group, tells, form.strips, form.across
     FIRST, SUMS, COUNT = form.at_spare, MOMENTS * QUAD, group * form.H * form.W
     LEADS = FIRST + MOMENTS * _WARPS * SETS
     SCALES, EACH = LEADS + SETS, _WARPS * SETS
@@ -149,7 +151,9 @@ def _normalising(form: Form, group: int, name: str, rows: int, each: int) -> Any
 @cache
 def norm_end(form: Form, group: int, name: str) -> End:
     """The end of this name for groups of `group` channels. `form.spare` is `spare_of(group)`."""
-    finish, leaves = _finishing(form, group, name in ("s0", "planes")), name != "planes"
+    finish = _finishing(form, group, name in ("s0", "planes"))
+    if name == "planes":
+        return replace(PLAIN, add=_add, finish=finish, sums=MOMENTS * QUAD)
     pixels, own_rows, all_rows = min(form.share * form.lines, form.H) * form.W, FINISHERS // QUADS, THREADS // QUADS
     IMAGE, SHARE = form.H * form.W, form.share * form.lines * form.W
     # A slice a round: all of them together are one image.
@@ -157,18 +161,18 @@ def norm_end(form: Form, group: int, name: str) -> End:
     SLICE = slice_rows * own_rows
 
     def in_flight(most: int) -> int:
-        return ceil_div(most, ceil_div(most, _MOST[name != "b0 infer"]))
+        return ceil_div(most, ceil_div(most, _MOST[name]))
 
     by_finishers = _normalising(form, group, name, own_rows, in_flight(slice_rows))
     by_all = _normalising(form, group, name, all_rows, in_flight(ceil_div(pixels, all_rows)))
 
     @jit(device=True)
-    def some(memory, arrays, tid, n, part, turn, eps):
-        first = i4(turn * i4(SLICE))
+    def some(memory, arrays, tid, n, part, slice, eps):
+        first = i4(slice * i4(SLICE))
         by_finishers(memory, arrays, tid, n, part, first, i4(min(i4(first + i4(SLICE)), i4(min(i4(SHARE), i4(i4(IMAGE) - part * i4(SHARE)))))), eps)
 
     @jit(device=True)
     def rest(memory, arrays, thread, n, part, eps):
         by_all(memory, arrays, thread, n, part, i4(0), i4(min(i4(SHARE), i4(i4(IMAGE) - part * i4(SHARE)))), eps)
 
-    return End(_add, finish, some, rest, MOMENTS * QUAD, leaves)
+    return End(_add, finish, some, rest, MOMENTS * QUAD, True)

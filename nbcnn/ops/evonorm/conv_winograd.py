@@ -19,7 +19,8 @@ from nbcnn.ops.conv import im2col, winograd
 from nbcnn.ops.conv.winograd import WinogradTile
 from nbcnn.ops.evonorm import traffic
 from nbcnn.ops.evonorm.conv import behind_planes, convolution_of, group_of
-from nbcnn.ops.evonorm.conv_winograd_kernel import PIXELS, Slab, image_norm_kernel
+from nbcnn.ops.evonorm.conv_winograd_kernel import Slab, image_norm_kernel
+from nbcnn.ops.evonorm.quads import PIXELS
 from nbcnn.ops.ptx.shuffle import WARP
 from nbcnn.ops.traffic import Traffic, ceil_div, once
 

@@ -23,14 +23,11 @@ from typing import Any
 from nbcnn.cuda import cuda, f4, i4, jit, u4
 from nbcnn.ops.conv.thin_shape import unrolled
 from nbcnn.ops.conv.winograd_transform import tile_of_points
-from nbcnn.ops.evonorm.quads import MOMENTS, spreading
+from nbcnn.ops.evonorm.quads import MOMENTS, PIXELS, QUAD, spreading
 from nbcnn.ops.ptx.fast import LOG2E, exp2, reciprocal
 from nbcnn.ops.ptx.shuffle import WARP, sum_over
 from nbcnn.ops.ptx.vector import load4, shared_load4, shared_store4, store4
 from nbcnn.ops.sigmoid import divide
-
-QUAD, PIXELS = 4, 4
-"""Channels of an access; pixels of a tile."""
 
 
 @dataclass(frozen=True)

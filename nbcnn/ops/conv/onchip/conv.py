@@ -9,16 +9,16 @@ import numpy as np
 from nbcnn.ops.call import Call, Impl, Launch
 from nbcnn.ops.conv import im2col, winograd
 from nbcnn.ops.conv.onchip.finish import PLAIN
-from nbcnn.ops.conv.onchip.form import FILTERS, GROUPS, POINTS, THREADS, Form, across_of
+from nbcnn.ops.conv.onchip.form import CHANNELS, FILTERS, POINTS, STRIPS, THREADS, TURNS, Form, across_of
 from nbcnn.ops.conv.onchip.kernel import onchip_kernel
 from nbcnn.ops.conv.winograd_transform import filters_traffic
-from nbcnn.ops.traffic import Traffic, ceil_div
+from nbcnn.ops.traffic import Traffic
 from nbcnn.shapes import ConvShape, numel
 
-_CHANNELS = 32
-"""What the source's channels are a multiple of: every filling warp brings 8 at a time."""
-LEAST_CHANNELS, LEAST_TILES = 64, 12_288
-"""Fewer channels have not been timed, nor have fewer tiles than those of 64 images of 28×28 (bench/LOG.md)."""
+_CHANNELS = CHANNELS * TURNS
+"""What the source's channels are a multiple of: every filling warp brings as many stages of a round."""
+LEAST_CHANNELS, LEAST_TILES = 64, 64 * 14 * 14
+"""Fewer channels have not been timed, nor have fewer tiles than those of 64 images of 28×28 (bench/LOG.md), the only size that was."""
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,8 @@ class OnchipTile:
 
 
 def form_of(c: ConvShape, parts: int, spare: int = 0) -> Form:
-    """What images in so many parts freeze into the kernel."""
-    whole = Form(c.H, c.W, c.C, across_of(c.W), 1, 0)
-    return Form(c.H, c.W, c.C, whole.across, parts, ceil_div(whole.rounds, parts), spare)
+    """What images in so many parts freeze into the kernel. Raises ValueError if one would be empty."""
+    return Form(c.H, c.W, c.C, across_of(c.W), parts, spare)
 
 
 def supports(call: Call) -> str | None:
@@ -45,7 +44,7 @@ def supports(call: Call) -> str | None:
     if c.K != FILTERS or c.C % _CHANNELS or c.C < LEAST_CHANNELS:
         return f"{c.C} to {c.K} channels: a block has {FILTERS} filters, and takes {_CHANNELS} channels at a time, {LEAST_CHANNELS} or more"
     if c.H % 2 or c.W % 2 or not across_of(c.W):
-        return f"an image of {c.H}×{c.W} is not whole tiles of 2×2, of which {GROUPS} groups make whole lines"
+        return f"an image of {c.H}×{c.W} is not whole tiles of 2×2, of which {STRIPS} strips make whole lines"
     if c.N * c.H * c.W // 4 < LEAST_TILES:
         return f"{c.N * c.H * c.W // 4} output tiles are fewer than {LEAST_TILES}"
     if max(numel(c.x_shape), numel(c.y_shape)) >= 2**31:
@@ -82,12 +81,12 @@ def bind(call: Call) -> list[Launch]:
 
 
 def main_traffic(c: ConvShape, form: Form) -> Traffic:
-    """Of the kernel without its end: x four lines and a border for two lines of a group of tiles, filters once a round, z once."""
+    """Of the kernel without its end: x four lines and a border for two lines of a strip of tiles, filters once a round, z once."""
     lines = 4 * c.H // 2 - 2
-    columns = form.groups_of_line * (2 * form.across + 2) - 2
+    columns = form.strips_of_line * (2 * form.across + 2) - 2
     rounds = c.N * form.rounds
     x, u, z = 4 * numel(c.x_shape), 4 * POINTS * c.C * c.K, 4 * numel(c.y_shape)
-    return Traffic(4 * c.N * c.C * lines * columns + rounds * u + 4 * c.K, z, x + u + 4 * c.K)
+    return Traffic(4 * c.N * c.C * lines * columns + rounds * u, z, x + u)
 
 
 def traffic(call: Call) -> list[Traffic]:

@@ -1,4 +1,4 @@
-"""Points Bᵀ d B of a round's tiles, of 8 channels: a lane makes those of a group of neighbouring tiles of one channel, from 4 lines of it."""
+"""Points Bᵀ d B of a round's tiles, of 8 channels: a lane makes those of a strip of neighbouring tiles of one channel, from 4 lines of it."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from functools import cache
 from typing import Any
 
 from nbcnn.cuda import cuda, f4, i4, i8, jit, u4
-from nbcnn.ops.conv.onchip.form import CHANNEL_PITCH, CHANNELS, ROW, SLOTS, Form
+from nbcnn.ops.conv.onchip.form import CHANNEL_PITCH, CHANNELS, ROW, SLOTS, STRIPS, Form
 from nbcnn.ops.conv.thin_shape import unrolled
 from nbcnn.ops.ptx.vector import load1_if, shared_store4
 
 
 @cache
 def loading(form: Form) -> Any:
-    """Device function (d, x, n, round, chunk, lane): four lines of a channel of image n, those of the lane's group in this round and a border."""
-    H, W, C, TILES, GROUPS, OF_LINE = form.H, form.W, form.C, form.across, form.groups, form.groups_of_line
+    """Device function (d, x, n, round, chunk, lane): four lines of a channel of image n, those of the lane's strip in this round and a border."""
+    H, W, C, TILES, ALL_STRIPS, OF_LINE = form.H, form.W, form.C, form.across, form.strips, form.strips_of_line
     COLUMNS = 2 * TILES + 2
 
     @jit(device=True)
     def run(d, x, n, round, chunk, lane):
-        group = i4(round * i4(4) + (lane >> i4(3)))
-        down = i4(u4(group) // u4(OF_LINE))
-        across = i4(group - down * i4(OF_LINE))
-        there = group < i4(GROUPS)
+        strip = i4(round * i4(STRIPS) + (lane >> i4(3)))
+        down = i4(u4(strip) // u4(OF_LINE))
+        across = i4(strip - down * i4(OF_LINE))
+        there = strip < i4(ALL_STRIPS)
         line, column = i4(down * i4(2) - i4(1)), i4(across * i4(2 * TILES) - i4(1))
         first = i8(i4(i4(i4(n * i4(H) + line) * i4(W) + column) * i4(C) + chunk * i4(CHANNELS) + (lane & i4(CHANNELS - 1))))
         left, right = across > i4(0), across < i4(OF_LINE - 1)
@@ -37,7 +37,7 @@ def loading(form: Form) -> Any:
 
 @cache
 def transforming(form: Form) -> Any:
-    """Device function (memory, at, d): the points of `d` to sV, from `at` on, which is the lane's place in channel and group."""
+    """Device function (memory, at, d): the points of `d` to sV, from `at` on, which is the lane's place in channel and strip."""
     TILES, COLUMNS = form.across, 2 * form.across + 2
 
     def point(a: int, b: int) -> Any:
@@ -76,5 +76,5 @@ def transforming(form: Form) -> Any:
 
 @jit(device=True)
 def lane_start(lane):
-    """Where a lane's channel and group begin in a stage of points, in floats."""
+    """Where a lane's channel and strip begin in a stage of points, in floats."""
     return i4((lane & i4(CHANNELS - 1)) * i4(CHANNEL_PITCH) + (lane >> i4(3)) * i4(SLOTS))

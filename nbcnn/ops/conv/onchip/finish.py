@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 from nbcnn.cuda import cuda, f4, i4, jit, u4
-from nbcnn.ops.conv.onchip.form import FILTERS, FINISHERS, GROUPS, QUADS, Form
+from nbcnn.ops.conv.onchip.form import FILTERS, FINISHERS, QUADS, STRIPS, Form
 from nbcnn.ops.conv.onchip.multiply import swizzled
 from nbcnn.ops.conv.thin_shape import unrolled
 from nbcnn.ops.ptx.vector import shared_load4, store4
@@ -23,10 +23,12 @@ ROWS = FINISHERS // QUADS
 class End:
     """What finishers do with pixels, besides storing them: device functions, and the size of the register array `sums`.
 
-    add(sums, out, made)                                 of a tile's pixels; made: tiles of this image that the thread had before
+    add(sums, out, made)                                 of a tile's pixels; made: tiles that the thread had before of this image, or part of it
     finish(memory, sums, made, arrays, tid, n, part, eps) when all rounds of image n, or of a part of it, are done
-    some(memory, arrays, tid, n, part, turn, eps)        a slice of what is left to do for it, a round while the next one is multiplied
-    rest(memory, arrays, thread, n, part, eps)           all of it, by all threads of the block, where none comes after
+    some(memory, arrays, tid, n, part, slice, eps)       a slice of what is left to do for it, one a round while the next image is multiplied: as
+                                                         many as an image has rounds, so that only whole images follow each other
+    rest(memory, arrays, thread, n, part, eps)           all of it, by all threads of the block, where none comes after; they have no more
+                                                         registers there than those that finish
     leaves: True if anything is left to do, so that these two are called.
     """
 
@@ -57,8 +59,8 @@ def _half(out, m, at):
 @cache
 def finishing(form: Form, end: End) -> Any:
     """Device function (memory, sums, bias, z, n, round, tid, made) -> made: pixels of a round, to z and to the end's sums."""
-    H, W, TILES, ALL, ALL_GROUPS, OF_LINE, AT = form.H, form.W, form.across, form.tiles, form.groups, form.groups_of_line, form.at_products
-    TURNS, add = -(-ALL // ROWS), end.add
+    H, W, TILES, ALL, ALL_STRIPS, OF_LINE, AT = form.H, form.W, form.across, form.tiles, form.strips, form.strips_of_line, form.at_products
+    PASSES, add = -(-ALL // ROWS), end.add
     POINT = ALL * FILTERS
 
     def column(b: int) -> Any:
@@ -81,13 +83,13 @@ def finishing(form: Form, end: End) -> Any:
         out = cuda.local.array(16, f4)
         quad, tile = i4((tid & i4(QUADS - 1)) * i4(4)), i4(u4(tid) // u4(QUADS))
         turn = i4(0)
-        while turn < i4(TURNS):
-            row = i4(u4(tile) // u4(TILES))
-            group = i4(round * i4(GROUPS) + row)
-            if tile < i4(ALL) and group < i4(ALL_GROUPS):
-                columns(half, memory, i4(i4(AT) + tile * i4(FILTERS) + swizzled(quad, row)))
-                down = i4(u4(group) // u4(OF_LINE))
-                column = i4(i4(i4(group - down * i4(OF_LINE)) * i4(TILES) + i4(tile - row * i4(TILES))) * i4(2))
+        while turn < i4(PASSES):
+            in_round = i4(u4(tile) // u4(TILES))
+            strip = i4(round * i4(STRIPS) + in_round)
+            if tile < i4(ALL) and strip < i4(ALL_STRIPS):
+                columns(half, memory, i4(i4(AT) + tile * i4(FILTERS) + swizzled(quad, in_round)))
+                down = i4(u4(strip) // u4(OF_LINE))
+                column = i4(i4(i4(strip - down * i4(OF_LINE)) * i4(TILES) + i4(tile - in_round * i4(TILES))) * i4(2))
                 to = i4(i4(i4(i4(n * i4(H) + down * i4(2)) * i4(W)) + column) * i4(FILTERS) + quad)
                 for r in range(2):
                     for q in range(4):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nbcnn.ops.ptx.shuffle import WARP
 from nbcnn.ops.traffic import ceil_div
 
 FILTERS, POINTS = 64, 16
@@ -11,15 +12,19 @@ FILTERS, POINTS = 64, 16
 MULTIPLIERS, FILLERS, FINISHERS = 256, 128, 128
 """Threads that multiply, two points a warp; that make points of images; that make images of products."""
 THREADS = MULTIPLIERS + FILLERS + FINISHERS
-TURNS = FILLERS // 32
-"""Filling warps, which bring a stage each in turn: each has its own barriers, of which it sees every phase though stages are fewer."""
+TURNS = FILLERS // WARP
+"""Filling warps, which bring a stage each in turn. Stages have their barriers in turn too, as many, so that whoever waits sees every phase though
+there is room for fewer."""
 BARRIERS = 2 * TURNS + 2
 """Of stages that are full and empty, of products that are there and taken."""
-GROUPS, SLOTS = 4, 8
-"""Groups of neighbouring tiles of a round, one a row of lanes; room for tiles of a group, of which there are at most as many."""
+STRIPS, SLOTS = 4, 8
+"""Strips of neighbouring tiles of a round, one a row of lanes; places for tiles of a strip."""
+_FEWEST, _MOST = 5, 7
+"""Tiles of a strip. With eight, the sums of a thread that multiplies leave no room for its factors; with fewer, shared memory gives as much for
+fewer products."""
 CHANNELS = 8
 """Of a stage."""
-ROW = GROUPS * SLOTS
+ROW = STRIPS * SLOTS
 CHANNEL_PITCH = POINTS * ROW + 4
 """Floats from channel to channel of the points: eight lanes that store sixteen bytes each, of eight channels, meet every bank once."""
 STAGES = 2
@@ -34,9 +39,9 @@ QUADS = FILTERS // 4
 
 @dataclass(frozen=True)
 class Form:
-    """Images of H×W×C to H×W×64. A round is GROUPS groups of `across` neighbouring tiles; an image's rounds are in `parts`, of `share` each.
+    """Images of H×W×C to H×W×64. A round is STRIPS strips of `across` neighbouring tiles; an image's rounds are in `parts`.
 
-    spare: floats of shared memory that the end of the kernel asks for.
+    spare: floats of shared memory that the end of the kernel asks for. Raises ValueError if a part would have no round.
     """
 
     H: int
@@ -44,32 +49,40 @@ class Form:
     C: int
     across: int
     parts: int
-    share: int
     spare: int = 0
+
+    def __post_init__(self) -> None:
+        if (self.parts - 1) * self.share >= self.rounds:
+            raise ValueError(f"{self.rounds} rounds in {self.parts} parts of {self.share}: one is empty")
 
     @property
     def tiles(self) -> int:
         """Of a round."""
-        return GROUPS * self.across
+        return STRIPS * self.across
 
     @property
-    def groups_of_line(self) -> int:
+    def strips_of_line(self) -> int:
         return self.W // 2 // self.across
 
     @property
-    def groups(self) -> int:
+    def strips(self) -> int:
         """Of an image."""
-        return self.H // 2 * self.groups_of_line
+        return self.H // 2 * self.strips_of_line
 
     @property
     def rounds(self) -> int:
         """Of an image."""
-        return ceil_div(self.groups, GROUPS)
+        return ceil_div(self.strips, STRIPS)
+
+    @property
+    def share(self) -> int:
+        """Rounds of a part; the last one may have fewer."""
+        return ceil_div(self.rounds, self.parts)
 
     @property
     def lines(self) -> int:
         """Lines of pixels of a round."""
-        return 2 * GROUPS // self.groups_of_line
+        return 2 * STRIPS // self.strips_of_line
 
     @property
     def at_products(self) -> int:
@@ -91,6 +104,6 @@ class Form:
 
 
 def across_of(W: int) -> int:
-    """Most neighbouring tiles that a group may have on lines of W pixels, 0 if no number divides them so that a round has whole lines."""
-    fit = (n for n in range(min(SLOTS, W // 2), 0, -1) if W // 2 % n == 0 and GROUPS % (W // 2 // n) == 0)
+    """Most neighbouring tiles that a strip may have on lines of W pixels, 0 if no number divides them so that a round has whole lines."""
+    fit = (n for n in range(min(_MOST, W // 2), _FEWEST - 1, -1) if W // 2 % n == 0 and STRIPS % (W // 2 // n) == 0)
     return next(fit, 0)

@@ -65,11 +65,11 @@ def _multiplying(form: Form) -> Any:
     def run(memory, barriers, warp, lane, rounds):
         acc = cuda.local.array(SUMS, f4)
         rows = cuda.local.array(FACTORS, f4)
-        group, filter = lane_place(lane)
+        strip, filter = lane_place(lane)
         arrives = i4(lane == i4(0))
         empty = barriers + u4(8 * TURNS)
         done = empty + u4(8 * TURNS)
-        to_points = i4(i4(AT_POINTS) + warp * i4(2 * ROW) + group * i4(SLOTS))
+        to_points = i4(i4(AT_POINTS) + warp * i4(2 * ROW) + strip * i4(SLOTS))
         to_filters = i4(warp * i4(2 * FILTERS) + filter)
         stage, all_stages = u4(0), u4(rounds * i4(CHUNKS))
         mbarrier_wait(barriers, u4(0))
@@ -91,7 +91,7 @@ def _multiplying(form: Form) -> Any:
                     mbarrier_wait(barriers + u4((stage & u4(TURNS - 1)) * u4(8)), u4((stage >> u4(_LOG_TURNS)) & u4(1)))
                 last(acc, rows, memory, at_points, at_filters)
             mbarrier_wait(done + u4(8), u4(round & i4(1)) ^ u4(1))
-            store(memory, acc, warp, group, filter)
+            store(memory, acc, warp, strip, filter)
             cuda.syncwarp()
             mbarrier_arrive_if(done, arrives)
             round = i4(round + i4(1))
@@ -214,8 +214,10 @@ def onchip_kernel(form: Form, end: End) -> Any:
         """z (N,H,W,64) = Aᵀ [Σ_c (G w Gᵀ) ⊙ (Bᵀ d B)] A + b; u = [c][point][filter], and what the end does with it.
 
         gemm    16 of tiles × 64 × C a round, 4·across tiles
-        grid    items (an image, or a part of it) or fewer; a block takes every grid-th; owns: a block a round of all filters, a multiplying
-                thread `across` tiles × 8 filters × 2 points, a finishing one 4 filters of every eighth tile
+        grid    items (an image, or a part of it) or fewer; a block takes every grid-th
+        block   512: eight warps that multiply, four that fill, four that finish
+        owns    a block a round of all filters; a multiplying thread `across` tiles × 8 filters × 2 points, a filling one a channel of a strip, a
+                finishing one 4 filters of every eighth tile
         shared  `form.shared_bytes`; moves: x about (2·across + 2)/across times, mostly from caches; u once a round from L2; z once
         needs   compute capability 9.0. source: arXiv:1509.09308
         """

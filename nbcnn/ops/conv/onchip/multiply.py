@@ -1,6 +1,6 @@
 """The warps that multiply: products of two points each, of the tiles of a round with 64 filters, in registers.
 
-Lanes stand four down (a group of tiles each) and eight across (filters), interleaved as in register_tile.py; a thread has `across` tiles and two
+Lanes stand four down (a strip of tiles each) and eight across (filters), interleaved as in register_tile.py; a thread has `across` tiles and two
 quads of filters of both its points. What it multiplies next is on its way from shared memory two steps ahead, across stages too: the others are
 at shared memory as well, so that it may answer late.
 """
@@ -92,25 +92,25 @@ def _nothing(acc, rows):
 
 @jit(device=True)
 def lane_place(lane):
-    """(group of tiles, first filter) of a lane."""
+    """(strip of tiles, first filter) of a lane."""
     across = i4((lane & i4(1)) | ((lane >> i4(1)) & i4(6)))
     return i4(((lane >> i4(1)) & i4(1)) | ((lane >> i4(3)) & i4(2))), i4(across * i4(4))
 
 
 @jit(device=True)
-def swizzled(filter, group):
+def swizzled(filter, strip):
     """Where filters from this one on lie in a row of products: lanes that store at once meet every bank once."""
-    return i4(filter ^ ((group & i4(1)) << i4(4)))
+    return i4(filter ^ ((strip & i4(1)) << i4(4)))
 
 
 @cache
 def storing(form: Form) -> Any:
-    """Device function (memory, acc, warp, group, filter): sums to sD[point][tile][filter]."""
+    """Device function (memory, acc, warp, strip, filter): sums to sD[point][tile][filter]."""
     TILES, ALL, AT = form.across, form.tiles, form.at_products
 
     @jit(device=True)
-    def run(memory, acc, warp, group, filter):
-        to = i4(i4(AT) + i4(i4(warp * i4(2 * ALL)) + group * i4(TILES)) * i4(FILTERS) + swizzled(filter, group))
+    def run(memory, acc, warp, strip, filter):
+        to = i4(i4(AT) + i4(i4(warp * i4(2 * ALL)) + strip * i4(TILES)) * i4(FILTERS) + swizzled(filter, strip))
         for point in range(2):
             for i in range(TILES):
                 for half in range(2):
