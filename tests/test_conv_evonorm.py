@@ -62,7 +62,7 @@ of 30 pixels, which are no whole swizzled rows of eight; 1×1."""
 @pytest.mark.parametrize("precision", conv_wgmma.PRECISIONS)
 @pytest.mark.parametrize("op", conv_evonorm.REFERENCES)
 def test_tensor_cores(op, precision, gpu):
-    row, impl = ops.MODES["tensorcore", precision], conv_wgmma.ops(precision, conv_evonorm.behind_planes)[op]
+    row, impl = ops.MODES["tensorcore", precision], conv_wgmma.ops(precision)[op]
     for shape, groups, tiles in WGMMA:
         case = next(case for case in conv_norm_cases([(shape, groups)]) if case.op == op)
         for tile in tiles:
@@ -115,7 +115,7 @@ def test_warpgroups_share_small_batches():
 @pytest.mark.parametrize(("precision", "tile"), [("bf16", None), ("bf16", ImageTile(4, 2, 1, 2)), ("tf32", None), ("tf32", ImageTile(4, 1, 1, 2))])
 def test_the_sums_of_a_warpgroup_stay_in_registers_without_spills(precision, tile):
     case = next(conv_norm_cases([(ConvShape(4, 64, 28, 28, 64, 3, 3, 1, 1), 32)]))
-    impl = conv_wgmma.ops(precision, conv_evonorm.behind_planes)[case.op]
+    impl = conv_wgmma.ops(precision)[case.op]
     bound = Bound(impl, case.op, case.ins, case.outs, place=Host(), attrs=case.attrs, layout="NHWC", store=STORE[precision], tile=tile)
     (launch,) = bound.launches
     report = compile_launch(launch)

@@ -316,7 +316,7 @@ def _tensorcore(precision: str) -> Row:
     hopper = wgmma.ops(precision)
     hopper |= pwconv1d.turned(hopper) | {"gemm": gemm.engine(hopper["conv_fprop"]) if precision == "fp32" else gemm_wgmma.implementation(precision)}
     general |= pwconv1d.turned(general) | {"gemm": gemm.engine(general["conv_fprop"])}
-    norms = conv_wgmma.ops(precision, conv_evonorm.behind_planes) if precision in conv_wgmma.PRECISIONS else {}
+    norms = conv_wgmma.ops(precision) if precision in conv_wgmma.PRECISIONS else {}
     own = (*thin_parts, ("mma", first), ("wgmma", hopper), ("mma", general))
     two_ops = [(name, conv_evonorm.two_ops(ops["conv_fprop"])) for name, ops in own if "conv_fprop" in ops]
     parts = (*own, ("wgmma", norms), *two_ops, ("common", common))

@@ -13,7 +13,7 @@ convolution wrote to y.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -83,6 +83,29 @@ def behind_planes(call: Call, first: Sequence[Launch]) -> list[Launch]:
     _, z, *kept = operands(call, "out")
     norm = inner(call, "evonorm_b0_fprop", [z, *operands(call, "in")[3:]], [operands(call, "out")[0], *kept])
     return [*first, *b0.behind_planes(replace(norm, tile=_apart(b0.FPROP, norm)))]
+
+
+def by_end(launches: Callable[..., list[Launch]]) -> dict[str, Callable[[Call], list[Launch]]]:
+    """By op how it is bound, where one kernel has the convolution's end: launches(call, end, z, y, running, shift, std) -> those up to it.
+
+    end: "s0", "s0 infer", "planes" (of B0 in training) or "b0 infer"; arrays that it does not touch are left out, z where it is not kept.
+    """
+
+    def s0_fprop(call: Call) -> list[Launch]:
+        y, z, shift, std = call.outs
+        return launches(call, "s0", z=z, y=y, shift=shift, std=std)
+
+    def s0_infer(call: Call) -> list[Launch]:
+        return launches(call, "s0 infer", y=call.outs[0])
+
+    def b0_fprop(call: Call) -> list[Launch]:
+        _, z, shift, std, *_ = call.outs
+        return behind_planes(call, launches(call, "planes", z=z, shift=shift, std=std))
+
+    def b0_infer(call: Call) -> list[Launch]:
+        return launches(call, "b0 infer", y=call.outs[0], running=call.ins[6])
+
+    return dict(zip(REFERENCES, (s0_fprop, s0_infer, b0_fprop, b0_infer), strict=True))
 
 
 def _apart(norm: Impl, call: Call) -> Any:

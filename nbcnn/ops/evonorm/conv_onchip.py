@@ -20,7 +20,7 @@ from nbcnn.ops.conv.onchip.form import FILTERS, THREADS, Form
 from nbcnn.ops.conv.onchip.kernel import onchip_kernel
 from nbcnn.ops.conv.winograd_transform import filters_traffic
 from nbcnn.ops.evonorm import traffic
-from nbcnn.ops.evonorm.conv import behind_planes, convolution_of, group_of
+from nbcnn.ops.evonorm.conv import by_end, convolution_of, group_of
 from nbcnn.ops.evonorm.conv_onchip_end import norm_end, spare_of
 from nbcnn.ops.traffic import Traffic, ceil_div
 from nbcnn.shapes import ConvShape, numel
@@ -63,8 +63,9 @@ def _form(call: Call) -> Form:
     return form_of(_shape(call), call.tile.parts, spare_of(group_of(call)))
 
 
-def launches(call: Call, end: str, z: Any, y: Any = None, running: Any = None, shift: Any = None, std: Any = None) -> list[Launch]:
+def launches(call: Call, end: str, z: Any = None, y: Any = None, running: Any = None, shift: Any = None, std: Any = None) -> list[Launch]:
     """Filters to points, then the convolution that ends in `end`; arrays that this end does not touch may be left out.
+    Without z, what would be z lies in y's place until y is known.
 
     Raises ValueError if parts would wait for blocks that take them only later.
     """
@@ -74,28 +75,11 @@ def launches(call: Call, end: str, z: Any, y: Any = None, running: Any = None, s
     x, _, b, gamma, beta, v, *_ = call.ins
     u, filters = onchip.points_of_filters(call, call.packed, c)
     packets = constant(np.zeros(4 * c.N * (FILTERS // group) * parts if parts > 1 else 1, np.int32))
+    z = y if z is None else z
     running, y, shift, std = (b if array is None else array for array in (running, y, shift, std))  # None is never looked at
     args = (x, u, b, gamma, beta, v, running, z, y, shift, std, packets, np.int32(c.N), np.float32(call.attrs["eps"]))
     kernel = _kernel(form, group, end)
     return [filters, Launch(kernel, call.tile.blocks, THREADS, args, form.shared_bytes, name=call.op, together=parts > 1)]
-
-
-def _s0(call: Call) -> list[Launch]:
-    y, z, shift, std = call.outs
-    return launches(call, "s0", z, y, shift=shift, std=std)
-
-
-def _s0_infer(call: Call) -> list[Launch]:
-    return launches(call, "s0 infer", call.outs[0], call.outs[0])
-
-
-def _b0(call: Call) -> list[Launch]:
-    _, z, shift, std, *_ = call.outs
-    return behind_planes(call, launches(call, "planes", z, shift=shift, std=std))
-
-
-def _b0_infer(call: Call) -> list[Launch]:
-    return launches(call, "b0 infer", call.outs[0], call.outs[0], running=call.ins[6])
 
 
 def bytes_of(call: Call) -> list[Traffic]:
@@ -124,10 +108,5 @@ def _implementation(bind: Callable[[Call], list[Launch]]) -> Impl:
     )
 
 
-OPS = {
-    "conv_evonorm_s0_fprop": _implementation(_s0),
-    "conv_evonorm_s0_infer": _implementation(_s0_infer),
-    "conv_evonorm_b0_fprop": _implementation(_b0),
-    "conv_evonorm_b0_infer": _implementation(_b0_infer),
-}
+OPS = {op: _implementation(bind) for op, bind in by_end(launches).items()}
 """The fused ops of 3×3 to 64 channels on Hopper."""

@@ -5,7 +5,6 @@ The ops are those of conv.py; a tile says how the warpgroups share the images.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +15,7 @@ from nbcnn.ops.call import Call, Impl, Launch
 from nbcnn.ops.conv.wgmma import correlation, tensor_maps
 from nbcnn.ops.conv.wgmma.tile import KINDS
 from nbcnn.ops.evonorm import traffic
-from nbcnn.ops.evonorm.conv import group_of
+from nbcnn.ops.evonorm.conv import by_end, group_of
 from nbcnn.ops.evonorm.conv_wgmma_form import FILTERS, GROUPS, MOMENTS, THREADS, Form
 from nbcnn.ops.evonorm.conv_wgmma_kernel import conv_norm_kernel
 from nbcnn.ops.traffic import Traffic, ceil_div, size
@@ -105,10 +104,13 @@ def choose(call: Call, precision: str, multiprocessors: int) -> ImageTile:
     return min((tile for tile in made if tile.parts == made[0].parts), key=lambda tile: (time(tile), -tile.buffers))
 
 
-def launch(call: Call, precision: str, end: str, raw: Any, y: Any = None, running: Any = None, shift: Any = None, std: Any = None) -> Launch:
-    """The launch that ends in `end`; arrays that this end does not touch may be left out."""
+def launch(call: Call, precision: str, end: str, z: Any = None, y: Any = None, running: Any = None, shift: Any = None, std: Any = None) -> Launch:
+    """The launch that ends in `end`; arrays that this end does not touch may be left out.
+
+    Without z, what would be z lies in y's place until y is known.
+    """
     c, tile, kind = shape_of(call), call.tile, KINDS[precision]
-    form = form_of(call, precision, tile, end)
+    form, raw = form_of(call, precision, tile, end), y if z is None else z
     x, _, b, gamma, beta, v, *_ = call.ins
     source = tensor_maps.encode_tiled(x, (c.C, c.W, c.H, c.N), (kind.channels, form.PW, form.lines + c.R - 1, 1))
     filters = tensor_maps.encode_tiled(call.packed, (c.R * c.S * c.C, c.K), (kind.channels, FILTERS))
@@ -122,25 +124,6 @@ def launch(call: Call, precision: str, end: str, raw: Any, y: Any = None, runnin
     args = (uploaded, b, gamma, beta, v, *arrays, packets, *map(np.int32, sizes), np.float32(call.attrs["eps"]))
     keep = (uploaded, x, call.packed, raw)
     return Launch(conv_norm_kernel(form), tile.blocks, THREADS, args, form.shared_bytes, name=call.op, keep=keep, together=tile.parts > 1)
-
-
-def ends(precision: str) -> dict[str, Any]:
-    """By op, how it is bound."""
-
-    def s0(call: Call) -> list[Launch]:
-        y, z, shift, std = call.outs
-        return [launch(call, precision, "s0", z, y, shift=shift, std=std)]
-
-    def s0_infer(call: Call) -> list[Launch]:
-        return [launch(call, precision, "s0 infer", call.outs[0])]
-
-    def planes(call: Call) -> Launch:
-        return launch(call, precision, "planes", call.outs[1], shift=call.outs[2], std=call.outs[3])
-
-    def b0_infer(call: Call) -> list[Launch]:
-        return [launch(call, precision, "b0 infer", call.outs[0], running=call.ins[6])]
-
-    return {"conv_evonorm_s0_fprop": s0, "conv_evonorm_s0_infer": s0_infer, "planes": planes, "conv_evonorm_b0_infer": b0_infer}
 
 
 def _pack(call: Call) -> np.ndarray:
@@ -174,14 +157,9 @@ def _lines(c: ConvShape, tile: ImageTile) -> int:
     return read
 
 
-def ops(precision: str, behind_planes: Any) -> dict[str, Impl]:
-    """The fused ops in "bf16" or "tf32". behind_planes: (call, launches that make the planes' statistics) -> all launches of B0 in training."""
-    found = ends(precision)
-
-    def b0(call: Call) -> Sequence[Launch]:
-        return list(behind_planes(call, [found["planes"](call)]))
-
-    bound = {name: bind for name, bind in found.items() if name != "planes"} | {"conv_evonorm_b0_fprop": b0}
+def ops(precision: str) -> dict[str, Impl]:
+    """The fused ops in "bf16" or "tf32"."""
+    bound = by_end(lambda call, end, **arrays: [launch(call, precision, end, **arrays)])
     return {
         name: Impl(
             bind,

@@ -18,7 +18,7 @@ from nbcnn.ops.call import Call, Impl, Launch
 from nbcnn.ops.conv import im2col, winograd
 from nbcnn.ops.conv.winograd import WinogradTile
 from nbcnn.ops.evonorm import traffic
-from nbcnn.ops.evonorm.conv import behind_planes, convolution_of, group_of
+from nbcnn.ops.evonorm.conv import by_end, convolution_of, group_of
 from nbcnn.ops.evonorm.conv_winograd_kernel import Slab, image_norm_kernel
 from nbcnn.ops.evonorm.quads import PIXELS
 from nbcnn.ops.ptx.shuffle import WARP
@@ -96,13 +96,10 @@ def tile(call: Call, multiprocessors: int) -> NormTile:
     return candidates(call, multiprocessors)[0]
 
 
-def launches(call: Call, end: str, z: Any = None, y: Any = None, running: Any = None, planes: Sequence[Any] = (None, None)) -> list[Launch]:
-    """All launches, of which the last of every few images ends in `end`; arrays that this end does not touch may be left out.
-
-    planes: shift and std of groups of images.
-    """
+def launches(call: Call, end: str, z: Any = None, y: Any = None, running: Any = None, shift: Any = None, std: Any = None) -> list[Launch]:
+    """All launches, of which the last of every few images ends in `end`; arrays that this end does not touch may be left out."""
     (_, _, b, gamma, beta, v, *_), slab, eps = call.ins, slab_of(call, call.tile), np.float32(call.attrs["eps"])
-    arrays = tuple(b if array is None else array for array in (running, z, y, *planes))  # None is never looked at
+    arrays = tuple(b if array is None else array for array in (running, z, y, shift, std))  # None is never looked at
 
     def last(m: Any, first: int, tiles: int) -> Launch:
         grid, args = tiles // slab.tiles * (slab.K // slab.channels), (m, b, gamma, beta, v, *arrays)
@@ -110,24 +107,6 @@ def launches(call: Call, end: str, z: Any = None, y: Any = None, running: Any = 
         return Launch(image_norm_kernel(slab, end), grid, slab.threads, (*args, *sizes, eps), slab.shared_bytes)
 
     return winograd.transformed(convolution_of(call), last)
-
-
-def _s0(call: Call) -> list[Launch]:
-    y, z, *planes = call.outs
-    return launches(call, "s0", z, y, planes=planes)
-
-
-def _s0_infer(call: Call) -> list[Launch]:
-    return launches(call, "s0 infer", y=call.outs[0])
-
-
-def _b0(call: Call) -> list[Launch]:
-    _, z, shift, std, *_ = call.outs
-    return behind_planes(call, launches(call, "planes", z, planes=(shift, std)))
-
-
-def _b0_infer(call: Call) -> list[Launch]:
-    return launches(call, "b0 infer", y=call.outs[0], running=call.ins[6])
 
 
 def bytes_of(call: Call) -> Sequence[Traffic]:
@@ -156,10 +135,5 @@ def _implementation(bind: Callable[[Call], list[Launch]]) -> Impl:
     )
 
 
-OPS = {
-    "conv_evonorm_s0_fprop": _implementation(_s0),
-    "conv_evonorm_s0_infer": _implementation(_s0_infer),
-    "conv_evonorm_b0_fprop": _implementation(_b0),
-    "conv_evonorm_b0_infer": _implementation(_b0_infer),
-}
+OPS = {op: _implementation(bind) for op, bind in by_end(launches).items()}
 """The fused ops wherever Winograd's convolution runs and a block can keep an image's pixels of whole groups, if it makes y of them."""
