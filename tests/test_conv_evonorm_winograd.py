@@ -47,7 +47,8 @@ REAL = (
 @pytest.mark.parametrize(("shape", "groups", "tile"), SMALL, ids=lambda value: str(value) if isinstance(value, int) else "")
 def test_small_shapes(shape, groups, tile, place):
     cases = list(conv_norm_cases([(shape, groups)]))
-    for case in cases if shape is SMALL[0][0] else cases[:1]:
+    # In training on two images, in inference on one; the others in one op each: the simulator is slow.
+    for case in cases[::2] if shape is SMALL[0][0] else cases[1::2] if shape is SMALL[1][0] else cases[:1]:
         error = gradcheck.parity(ROW, IMPLS[case.op], case, place, tile)
         assert error <= gradcheck.bound(case), (case.op, case.label, error)
 

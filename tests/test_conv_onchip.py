@@ -214,19 +214,19 @@ def test_bytes_of_a_norm():
 
 
 @pytest.mark.skipif(cuda.SIMULATOR, reason="the simulator compiles nothing")
-@pytest.mark.parametrize("width", [28, 20])
-def test_sums_stay_in_registers(width):
+def test_sums_stay_in_registers():
     """Of 512 threads each has 128 registers at first; those that multiply take 160, and no product is spilled."""
-    bound = bound_of(onchip.OPS["conv_fprop"], conv_case(16, 64, 28, width), Host())
+    bound = bound_of(onchip.OPS["conv_fprop"], conv_case(16, 64, 28, 28), Host())
     report = compile_launch(bound.launches[1])
     assert (report.frame_bytes, report.registers) == (0, 128)
 
 
 @pytest.mark.skipif(cuda.SIMULATOR, reason="the simulator compiles nothing")
-@pytest.mark.parametrize(("op", "parts"), [*((op, 1) for op in conv_onchip.OPS), ("conv_evonorm_b0_infer", 2)])
-def test_a_norm_behind_it_compiles(op, parts):
+@pytest.mark.parametrize("op", ["conv_evonorm_s0_fprop", "conv_evonorm_b0_infer"])
+def test_a_norm_behind_it_compiles(op):
+    """S0 in training does all that the other ends do but B0's divisors, which take the most registers (the study compiles every end)."""
     case = next(case for case in conv_norm_cases([(ConvShape(4, 64, 28, 28, 64, 3, 3, 1, 1), 32)]) if case.op == op)
-    report = compile_launch(bound_of(conv_onchip.OPS[op], case, Host(), OnchipTile(parts, 4 * parts)).launches[1])
+    report = compile_launch(bound_of(conv_onchip.OPS[op], case, Host(), OnchipTile(1, 4)).launches[1])
     assert (report.frame_bytes, report.registers) == (0, 128)
 
 
