@@ -1,11 +1,12 @@
 """Convolutions with their EvoNorm by Winograd's F(2×2, 3×3) in one kernel (nbcnn/ops/conv/onchip), bound; the ends are conv_onchip_end.py's.
 
-The ops are those of conv.py. An image's statistics are made by the block that has it; small batches have it in parts, whose blocks tell each other.
+The ops are those of conv.py. Blocks that have rounds of an image tell each other its statistics, so all of them are on the GPU at the same time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -16,13 +17,13 @@ from nbcnn.ops.call import Call, Impl, Launch
 from nbcnn.ops.conv import im2col
 from nbcnn.ops.conv.onchip import conv as onchip
 from nbcnn.ops.conv.onchip.conv import OnchipTile, form_of
-from nbcnn.ops.conv.onchip.form import FILTERS, THREADS, Form
+from nbcnn.ops.conv.onchip.form import FILTERS, KEPT, THREADS, Form
 from nbcnn.ops.conv.onchip.kernel import onchip_kernel
 from nbcnn.ops.conv.winograd_transform import filters_traffic
 from nbcnn.ops.evonorm import traffic
 from nbcnn.ops.evonorm.conv import by_end, convolution_of, group_of
 from nbcnn.ops.evonorm.conv_onchip_end import norm_end, spare_of
-from nbcnn.ops.traffic import Traffic, ceil_div
+from nbcnn.ops.traffic import Traffic
 from nbcnn.shapes import ConvShape, numel
 
 
@@ -35,23 +36,14 @@ def supports(call: Call) -> str | None:
     reason = onchip.supports(convolution_of(call))
     if reason is None and FILTERS % group_of(call):
         return f"groups of {group_of(call)} channels do not divide the {FILTERS} of a block"
-    if reason is None and (used := form_of(_shape(call), 1, spare_of(group_of(call))).shared_bytes) > shared_of_block():
+    if reason is None and (used := _form(call).shared_bytes) > shared_of_block():
         return f"lines of {_shape(call).W} pixels and statistics take {used} bytes of shared memory, a block has {shared_of_block()}"
     return reason
 
 
-def candidates(call: Call, multiprocessors: int) -> list[OnchipTile]:
-    """Whole images, and where a batch leaves multiprocessors without one, as many parts as give each of them one: those first."""
-    c = _shape(call)
-    whole = OnchipTile(1, min(c.N, multiprocessors))
-    share = ceil_div(form_of(c, 1).rounds, max(multiprocessors // c.N, 1))
-    parts = ceil_div(form_of(c, 1).rounds, share)
-    return [OnchipTile(parts, c.N * parts), whole] if parts > 1 else [whole]
-
-
 def tile(call: Call, multiprocessors: int) -> OnchipTile:
-    """The first of `candidates`."""
-    return candidates(call, multiprocessors)[0]
+    """As of the plain convolution."""
+    return onchip.tile(convolution_of(call), multiprocessors)
 
 
 @cache
@@ -60,38 +52,51 @@ def _kernel(form: Form, group: int, end: str) -> Any:
 
 
 def _form(call: Call) -> Form:
-    return form_of(_shape(call), call.tile.parts, spare_of(group_of(call)))
+    """With as much room behind the products as there is for pixels that wait to be normalised."""
+    plain = form_of(_shape(call))
+    bare = replace(plain, spare=spare_of(plain, group_of(call)))
+    if call.op == "conv_evonorm_b0_fprop":
+        return bare
+    return max(
+        (form for behind in range(KEPT + 1) if (form := replace(bare, behind=behind)).shared_bytes <= shared_of_block()), default=bare, key=_behind
+    )
+
+
+def _behind(form: Form) -> int:
+    return form.behind
 
 
 def launches(call: Call, end: str, z: Any = None, y: Any = None, running: Any = None, shift: Any = None, std: Any = None) -> list[Launch]:
     """Filters to points, then the convolution that ends in `end`; arrays that this end does not touch may be left out.
-    Without z, what would be z lies in y's place until y is known.
 
-    Raises ValueError if parts would wait for blocks that take them only later.
+    Raises ValueError if rounds of an image would wait for blocks that take them only later.
     """
-    c, form, group, parts = _shape(call), _form(call), group_of(call), call.tile.parts
-    if parts > 1 and call.tile.blocks != c.N * parts:
-        raise ValueError(f"{c.N} images in {parts} parts by {call.tile.blocks} blocks: parts wait for each other, so each has a block of its own")
+    c, form, group = _shape(call), _form(call), group_of(call)
+    if call.tile.blocks < form.rounds:
+        raise ValueError(f"{call.tile.blocks} blocks for the {form.rounds} rounds of an image, which wait for each other")
     x, _, b, gamma, beta, v, *_ = call.ins
     u, filters = onchip.points_of_filters(call, call.packed, c)
-    packets = constant(np.zeros(4 * c.N * (FILTERS // group) * parts if parts > 1 else 1, np.int32))
-    z = y if z is None else z
-    running, y, shift, std = (b if array is None else array for array in (running, y, shift, std))  # None is never looked at
+    packets = constant(np.zeros(4 * c.N * form.rounds * (FILTERS // group), np.int32))
+    z, running, y, shift, std = (b if array is None else array for array in (z, running, y, shift, std))  # None is never looked at
     args = (x, u, b, gamma, beta, v, running, z, y, shift, std, packets, np.int32(c.N), np.float32(call.attrs["eps"]))
     kernel = _kernel(form, group, end)
-    return [filters, Launch(kernel, call.tile.blocks, THREADS, args, form.shared_bytes, name=call.op, together=parts > 1)]
+    return [filters, Launch(kernel, call.tile.blocks, THREADS, args, form.shared_bytes, name=call.op, together=True)]
 
 
 def bytes_of(call: Call) -> list[Traffic]:
-    """Bytes of every launch: the convolution's, z back and y where it is normalised, the groups' statistics and parts' packets."""
+    """Bytes of every launch: the convolution's, y beside z in training, the groups' statistics and rounds' packets.
+
+    Of a round's packets every round of the image reads all; of B0's in training only the first.
+    """
     c, form = _shape(call), _form(call)
-    main, image, sets = onchip.main_traffic(c, form), 4 * numel(c.y_shape), c.N * (FILTERS // group_of(call))
-    again = 0 if call.op == "conv_evonorm_b0_fprop" else image
-    kept = traffic.STATISTICS * sets if call.op.endswith("_fprop") else 0
-    packets = traffic.PACKET * sets * form.parts if form.parts > 1 else 0
-    made = Traffic(main.read + again + packets * form.parts, main.write + again + kept + packets, main.distinct + again + packets)
+    image, sets, training, planes = 4 * numel(c.y_shape), c.N * (FILTERS // group_of(call)), call.op.endswith("_fprop"), "b0_fprop" in call.op
+    main = onchip.main_traffic(c, form)
+    both = image if training and not planes else 0
+    kept = traffic.STATISTICS * sets if training else 0
+    packets = traffic.PACKET * sets * form.rounds
+    made = Traffic(main.read + packets * (1 if planes else form.rounds), main.write + both + kept + packets, main.distinct + packets)
     first = [filters_traffic("winograd", c.C, c.K), made]
-    return [*first, *traffic.b0_behind_planes(call, image=1)] if call.op == "conv_evonorm_b0_fprop" else first
+    return [*first, *traffic.b0_behind_planes(call, image=1)] if planes else first
 
 
 def _implementation(bind: Callable[[Call], list[Launch]]) -> Impl:
@@ -101,7 +106,6 @@ def _implementation(bind: Callable[[Call], list[Launch]]) -> Impl:
         supports,
         tile,
         lambda call: im2col.pack_fprop(convolution_of(call)),
-        candidates=candidates,
         traffic=bytes_of,
         needs=(9, 0),
         exactly=True,

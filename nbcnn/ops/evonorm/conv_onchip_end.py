@@ -1,51 +1,47 @@
 """EvoNorm behind Winograd's convolution in one kernel: the end that its finishing warps have (nbcnn/ops/conv/onchip/finish.py).
 
-While the next image is multiplied, they normalise the last one, slice by slice: z goes out and comes back from the second-level cache. All
-threads of the block normalise its last image, or its part of one.
+An image's rounds are multiplied by different blocks at the same time. They tell each other what they have of its groups, and every block then
+normalises its own pixels, which wait in shared memory while its next round is multiplied.
 What an end writes:
 
     "s0"        y of EvoNorm-S0, z (the convolution's own output, which the gradients want), shift and std of groups
-    "s0 infer"  y of EvoNorm-S0 alone; z lies in its place until it is known
+    "s0 infer"  y of EvoNorm-S0 alone
     "planes"    z, shift and std of planes: EvoNorm-B0 in training still wants the other images of the batch
-    "b0 infer"  y of EvoNorm-B0 with the running variance; z as above
+    "b0 infer"  y of EvoNorm-B0 with the running variance
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
 from nbcnn.cuda import cuda, f4, i4, jit, u4
-from nbcnn.ops.conv.onchip.finish import PLAIN, End
-from nbcnn.ops.conv.onchip.form import FILTERS, FINISHERS, QUADS, STRIPS, THREADS, Form
-from nbcnn.ops.evonorm.conv_wgmma_ends import merge
+from nbcnn.ops.conv.onchip.finish import ROWS, End, placing, storing_pixels
+from nbcnn.ops.conv.onchip.form import FILTERS, FINISHERS, QUADS, STRIPS, Form
 from nbcnn.ops.evonorm.quads import MOMENTS, PIXELS, QUAD, spreading
 from nbcnn.ops.ptx.fast import LOG2E, exp2, reciprocal
-from nbcnn.ops.ptx.grid import receive, send
+from nbcnn.ops.ptx.grid import receive_two, send
 from nbcnn.ops.ptx.mbarrier import bar_sync
 from nbcnn.ops.ptx.shuffle import WARP
-from nbcnn.ops.ptx.vector import load4, store4
+from nbcnn.ops.ptx.vector import load4, shared_load4
 from nbcnn.ops.sigmoid import divide
 from nbcnn.ops.traffic import ceil_div
 
 _WARPS = FINISHERS // WARP
-_MOST = {"s0": 8, "s0 infer": 8, "b0 infer": 4}
-"""Accesses of 16 bytes that a thread has in flight: of 96 registers, B0's divisors take eight more (they spilled)."""
+_LARGEST = 3e38
 
 
-def spare_of(group: int) -> int:
-    """Floats of shared memory: warps' statistics of groups, their first values, their deviations."""
-    return (MOMENTS * _WARPS + 2) * (FILTERS // group)
+def spare_of(form: Form, group: int) -> int:
+    """Floats of shared memory: warps' statistics of groups, their first values, their deviations, statistics of all rounds of an image."""
+    return (MOMENTS * _WARPS + 2 + 2 * form.rounds) * (FILTERS // group)
 
 
 @jit(device=True)
 def _add(sums, out, made):
     """Pixels of a tile to the sums of the thread's four channels: a lead (its first value), Σ (x − lead), Σ (x − lead)²."""
     for q in range(QUAD):
-        if made == i4(0):
-            sums[q], sums[QUAD + q], sums[2 * QUAD + q] = out[q], f4(0), f4(0)
+        sums[q] = out[q] if made == i4(0) else sums[q]
         for p in range(PIXELS):
             away = out[QUAD * p + q] - sums[q]
             sums[QUAD + q] += away
@@ -53,126 +49,175 @@ def _add(sums, out, made):
 
 
 @cache
-def _finishing(form: Form, group: int, tells: bool) -> Any:
-    """Device function: `End.finish`. Statistics of the image's groups, of all parts, to shared memory; shift and std if it `tells`."""
-    PARTS, SHARE, GROUP, SETS, TELLS, ALL, TILES = form.parts, form.share * STRIPS, group, FILTERS // group, tells, form.strips, form.across
-    FIRST, SUMS, COUNT = form.at_spare, MOMENTS * QUAD, group * form.H * form.W
-    LEADS = FIRST + MOMENTS * _WARPS * SETS
-    SCALES, EACH = LEADS + SETS, _WARPS * SETS
+def _telling(form: Form, group: int, name: str) -> Any:
+    """Device function (memory, sums, made, arrays, tid, n, round, turn): what finishers have of the round's groups, to a packet of each."""
+    GROUP, ROUNDS, SETS, WARPS, LEADING = group, form.rounds, FILTERS // group, _WARPS, name in ("s0", "planes")
+    FIRST, OWN = form.at_spare, FINISHERS - SETS
+    SQUARES, COUNTS, LEADS = FIRST + WARPS * SETS, FIRST + 2 * WARPS * SETS, FIRST + MOMENTS * WARPS * SETS
     spread, join = spreading(FILTERS, group, FINISHERS, FIRST), bar_sync(1, FINISHERS)
 
     @jit(device=True)
-    def run(memory, sums, made, arrays, tid, n, part, eps):
-        shift, std, packets = arrays[6], arrays[7], arrays[8]
-        if made == i4(0):
-            for i in range(SUMS):
-                sums[i] = f4(0)
-        if TELLS and tid < i4(QUADS):
-            # The part's first pixel, and of its channels those that begin a group.
+    def run(memory, sums, made, arrays, tid, n, round, turn):
+        if LEADING and round == i4(0) and tid < i4(QUADS):
+            # The image's first pixel, and of its channels those that begin a group.
             for q in range(QUAD):
-                own = i4(tid * i4(QUAD) + i4(q))
-                set_ = i4(u4(own) // u4(GROUP))
-                if own == set_ * i4(GROUP):
+                channel = i4(tid * i4(QUAD) + i4(q))
+                set_ = i4(u4(channel) // u4(GROUP))
+                if channel == set_ * i4(GROUP):
                     memory[u4(i4(LEADS) + set_)] = sums[q]
         spread(memory, sums, made, tid)
         join()
-        if tid < i4(SETS):
-            count, mean, squares = f4(0), f4(0), f4(0)
-            for warp in range(_WARPS):
-                at = u4(i4(FIRST) + tid * i4(_WARPS) + i4(warp))
-                count, mean, squares = merge(count, mean, squares, memory[u4(at + u4(2 * EACH))], memory[at], memory[u4(at + u4(EACH))])
-            if PARTS > 1:
-                own_packets = i4(i4(n * i4(SETS) + tid) * i4(PARTS))
-                turn = i4(packets[i4(4) * (own_packets + part) + i4(1)] + i4(1))
-                send(packets, i4(own_packets + part), turn, mean, squares)
-                count, mean, squares = f4(0), f4(0), f4(0)
-                for of in range(PARTS):
-                    tiles = f4(min(SHARE, ALL - of * SHARE) * TILES * PIXELS * GROUP)
-                    other_mean, other_squares = receive(packets, i4(own_packets + i4(of)), turn)
-                    count, mean, squares = merge(count, mean, squares, tiles, other_mean, other_squares)
-            s = f4(math.sqrt(max(squares, f4(0)) * f4(1 / COUNT) + eps))
-            memory[u4(i4(SCALES) + tid)] = s
-            if TELLS and part == i4(0):
-                to = u4(n * i4(SETS) + tid)
-                shift[to], std[to] = mean - memory[u4(i4(LEADS) + tid)], s
+        # By the last threads, who have a tile less.
+        if tid >= i4(OWN):
+            own = i4(tid - i4(OWN))
+            at = i4(own * i4(WARPS))
+            lead, count, away, squares = memory[u4(i4(FIRST) + at)], memory[u4(i4(COUNTS) + at)], f4(0), memory[u4(i4(SQUARES) + at)]
+            for warp in range(1, WARPS):
+                pixels = memory[u4(i4(COUNTS + warp) + at)]
+                count += pixels
+                away += pixels * (memory[u4(i4(FIRST + warp) + at)] - lead)
+            mean = lead + divide(away, count)
+            off = lead - mean
+            squares += memory[u4(i4(COUNTS) + at)] * off * off
+            for warp in range(1, WARPS):
+                off = memory[u4(i4(FIRST + warp) + at)] - mean
+                squares += memory[u4(i4(SQUARES + warp) + at)] + memory[u4(i4(COUNTS + warp) + at)] * off * off
+            send(arrays[8], i4(i4(n * i4(ROUNDS) + round) * i4(SETS) + own), turn, mean, squares)
+
+    return run
+
+
+@cache
+def _hearing(form: Form, group: int, name: str) -> Any:
+    """Device function (memory, arrays, tid, n, round, turn, eps): the image's groups, from packets of all its rounds.
+
+    Deviations to shared memory; the block that has the image's first round stores shift and std in training.
+    """
+    ROUNDS, SETS, ALL, TILES, STORES = form.rounds, FILTERS // group, form.strips, form.across, name in ("s0", "planes")
+    LEADS, OWN, COUNT, TILE, PACKETS = (
+        form.at_spare + MOMENTS * _WARPS * SETS,
+        FINISHERS - SETS,
+        f4(group * form.H * form.W),
+        PIXELS * group,
+        ROUNDS * SETS,
+    )
+    SCALES, MEANS, SQUARES, TRIPS = LEADS + SETS, LEADS + 2 * SETS, LEADS + 2 * SETS + PACKETS, ceil_div(PACKETS, 2 * FINISHERS)
+    join = bar_sync(1, FINISHERS)
+
+    @jit(device=True)
+    def pixels_of(round):
+        """Of a group, in this round."""
+        return f4(i4(min(i4(STRIPS), i4(i4(ALL) - round * i4(STRIPS))) * i4(TILES * TILE)))
+
+    @jit(device=True)
+    def all_rounds(memory, own):
+        """(mean, Σ (x − mean)²) of a group, from those of its rounds."""
+        lead, away, squares = memory[u4(i4(MEANS) + own)], f4(0), f4(0)
+        for round in range(1, ROUNDS):
+            away += pixels_of(i4(round)) * (memory[u4(i4(MEANS + round * SETS) + own)] - lead)
+        mean = lead + away * (f4(1) / COUNT)
+        for round in range(ROUNDS):
+            off = memory[u4(i4(MEANS + round * SETS) + own)] - mean
+            squares += memory[u4(i4(SQUARES + round * SETS) + own)] + pixels_of(i4(round)) * off * off
+        return mean, squares
+
+    @jit(device=True)
+    def run(memory, arrays, tid, n, round, turn, eps):
+        shift, std, packets = arrays[6], arrays[7], arrays[8]
+        first = i4(n * i4(PACKETS))
+        for trip in range(TRIPS):
+            one = i4(tid + i4(trip * 2 * FINISHERS))
+            if one < i4(PACKETS):
+                # Beyond the last packet the same one twice.
+                other = i4(one + i4(FINISHERS)) if one + i4(FINISHERS) < i4(PACKETS) else one
+                mean, squares, other_mean, other_squares = receive_two(packets, i4(first + one), i4(first + other), turn)
+                memory[u4(i4(MEANS) + one)], memory[u4(i4(SQUARES) + one)] = mean, squares
+                memory[u4(i4(MEANS) + other)], memory[u4(i4(SQUARES) + other)] = other_mean, other_squares
+        join()
+        if tid >= i4(OWN):
+            own = i4(tid - i4(OWN))
+            mean, squares = all_rounds(memory, own)
+            s = f4(math.sqrt(squares * f4(f4(1) / COUNT) + eps))
+            memory[u4(i4(SCALES) + own)] = s
+            if STORES and round == i4(0):
+                to = u4(n * i4(SETS) + own)
+                shift[to], std[to] = mean - memory[u4(i4(LEADS) + own)], s
         join()
 
     return run
 
 
 @cache
-def _normalising(form: Form, group: int, name: str, rows: int, each: int) -> Any:
-    """Device function (memory, arrays, thread, n, part, first, until, eps): y of the part's pixels first … until − 1, `rows` at a time.
+def _normalising(form: Form, group: int, name: str) -> Any:
+    """Device function (memory, arrays, tid, n, round, own, eps): y of the round's pixels that this thread made, and z in training, once products
+    need not wait for it; own: γ, β, v of its channels, and the running variance.
 
-    y = factor·x·σ(…) + plus with 2^(slope·x) for S0, else factor·x/max(least, slope·x + scale) + plus. `each` accesses in flight.
+    y = x/(inverse·(1 + 2^(slope·x))) + plus for S0, where one division makes σ and γ/s: an inverse that γ = 0 would make infinite ends at a
+    number whose reciprocal is 0. Else y = inverse·x/max(least, slope·x + scale) + plus.
     """
-    H, W, GROUP, S0, ROWS, EACH = form.H, form.W, group, name != "b0 infer", rows, each
+    GROUP, S0, PASSES, FLOATS, POINT, FIRST = (
+        group,
+        name != "b0 infer",
+        ceil_div(form.tiles, ROWS),
+        QUAD * PIXELS,
+        form.tiles * FILTERS,
+        form.first_kept,
+    )
     SCALES = form.at_spare + (MOMENTS * _WARPS + 1) * (FILTERS // group)
-    PART_PIXELS, FLOATS = form.share * form.lines * form.W, 4 * each
+    place, store, STORES = placing(form), storing_pixels(form), name == "s0"
 
     @jit(device=True)
-    def run(memory, arrays, thread, n, part, first, until, eps):
-        gamma, beta, v, running, z, y = arrays[0], arrays[1], arrays[2], arrays[3], arrays[4], arrays[5]
+    def run(memory, arrays, tid, n, round, own, eps):
         held = cuda.local.array(FLOATS, f4)
-        factors = cuda.local.array(QUAD, f4)
+        inverses = cuda.local.array(QUAD, f4)
         slopes = cuda.local.array(QUAD, f4)
         scales = cuda.local.array(QUAD, f4)
         leasts = cuda.local.array(QUAD, f4)
-        c = i4((thread & i4(QUADS - 1)) * i4(QUAD))
-        gammas, plus, vs = load4(gamma, c), load4(beta, c), load4(v, c)
-        of_batch = vs if S0 else load4(running, c)
+        quad, tile = i4((tid & i4(QUADS - 1)) * i4(QUAD)), i4(u4(tid) // u4(QUADS))
+        gammas, plus, vs, of_batch = own
         for q in range(QUAD):
-            scales[q] = memory[u4(i4(SCALES) + i4(u4(c + i4(q)) // u4(GROUP)))]
-            factors[q] = divide(gammas[q], scales[q]) if S0 else gammas[q]
+            scales[q] = memory[u4(i4(SCALES) + i4(u4(quad + i4(q)) // u4(GROUP)))]
+            inverses[q] = min(max(divide(scales[q], gammas[q]), f4(-_LARGEST)), f4(_LARGEST)) if S0 else gammas[q]
             slopes[q] = vs[q] * f4(-LOG2E) if S0 else vs[q]
             leasts[q] = f4(0) if S0 else f4(math.sqrt(of_batch[q] + eps))
-        begin = i4(i4(n * i4(H * W) + part * i4(PART_PIXELS)) * i4(FILTERS) + c)
-        pixel = i4(first + i4(u4(thread) // u4(QUADS)))
-        while pixel < until:
-            at = i4(begin + pixel * i4(FILTERS))
-            for i in range(EACH):
-                # Beyond the last pixel the thread's first is read once more: loads without branches, all in flight.
-                here = i4(at + i4(i * ROWS * FILTERS)) if pixel + i4(i * ROWS) < until else at
-                held[4 * i], held[4 * i + 1], held[4 * i + 2], held[4 * i + 3] = load4(z, here)
-            for i in range(EACH):
-                for q in range(QUAD):
-                    x = held[4 * i + q]
+        turn = i4(0)
+        while turn < i4(PASSES):
+            there, at, to = place(n, round, tile, quad)
+            if there:
+                for p in range(PIXELS):
+                    held[4 * p], held[4 * p + 1], held[4 * p + 2], held[4 * p + 3] = shared_load4(memory, i4(at + i4((FIRST + p) * POINT)))
+                if STORES:
+                    store(arrays[4], to, held)
+                for i in range(FLOATS):
+                    x, q = held[i], i % QUAD
                     if S0:
-                        held[4 * i + q] = factors[q] * x * reciprocal(f4(1) + exp2(slopes[q] * x)) + plus[q]
+                        held[i] = x * reciprocal(exp2(slopes[q] * x) * inverses[q] + inverses[q]) + plus[q]
                     else:
-                        held[4 * i + q] = factors[q] * (x * reciprocal(max(leasts[q], slopes[q] * x + scales[q]))) + plus[q]
-                if pixel + i4(i * ROWS) < until:
-                    store4(y, i4(at + i4(i * ROWS * FILTERS)), held[4 * i], held[4 * i + 1], held[4 * i + 2], held[4 * i + 3])
-            pixel = i4(pixel + i4(EACH * ROWS))
+                        held[i] = inverses[q] * (x * reciprocal(max(leasts[q], slopes[q] * x + scales[q]))) + plus[q]
+                store(arrays[5], to, held)
+            tile = i4(tile + i4(ROWS))
+            turn = i4(turn + i4(1))
 
     return run
 
 
 @cache
 def norm_end(form: Form, group: int, name: str) -> End:
-    """The end of this name for groups of `group` channels. `form.spare` is `spare_of(group)`."""
-    finish = _finishing(form, group, name in ("s0", "planes"))
-    if name == "planes":
-        return replace(PLAIN, add=_add, finish=finish, sums=MOMENTS * QUAD)
-    pixels, own_rows, all_rows = min(form.share * form.lines, form.H) * form.W, FINISHERS // QUADS, THREADS // QUADS
-    IMAGE, SHARE = form.H * form.W, form.share * form.lines * form.W
-    # A slice a round: all of them together are one image.
-    slice_rows = ceil_div(ceil_div(pixels, own_rows), form.share)
-    SLICE = slice_rows * own_rows
-
-    def in_flight(most: int) -> int:
-        return ceil_div(most, ceil_div(most, _MOST[name]))
-
-    by_finishers = _normalising(form, group, name, own_rows, in_flight(slice_rows))
-    by_all = _normalising(form, group, name, all_rows, in_flight(ceil_div(pixels, all_rows)))
+    """The end of this name for groups of `group` channels. `form.spare` is what `spare_of` says."""
+    tell, hear, normalise = _telling(form, group, name), _hearing(form, group, name), _normalising(form, group, name)
+    NORMALISES, WITH_RUNNING = name != "planes", name == "b0 infer"
 
     @jit(device=True)
-    def some(memory, arrays, tid, n, part, slice, eps):
-        first = i4(slice * i4(SLICE))
-        by_finishers(memory, arrays, tid, n, part, first, i4(min(i4(first + i4(SLICE)), i4(min(i4(SHARE), i4(i4(IMAGE) - part * i4(SHARE)))))), eps)
+    def finish(memory, sums, made, arrays, tid, n, round, turn, eps):
+        tell(memory, sums, made, arrays, tid, n, round, turn)
+        if NORMALISES:
+            # On their way while packets are.
+            quad = i4((tid & i4(QUADS - 1)) * i4(QUAD))
+            vs = load4(arrays[2], quad)
+            own = load4(arrays[0], quad), load4(arrays[1], quad), vs, load4(arrays[3], quad) if WITH_RUNNING else vs
+            hear(memory, arrays, tid, n, round, turn, eps)
+            normalise(memory, arrays, tid, n, round, own, eps)
+        elif round == i4(0):
+            hear(memory, arrays, tid, n, round, turn, eps)
 
-    @jit(device=True)
-    def rest(memory, arrays, thread, n, part, eps):
-        by_all(memory, arrays, thread, n, part, i4(0), i4(min(i4(SHARE), i4(i4(IMAGE) - part * i4(SHARE)))), eps)
-
-    return End(_add, finish, some, rest, MOMENTS * QUAD, True)
+    return End(_add, finish, MOMENTS * QUAD, FILTERS // group, stores=not NORMALISES, keeps=NORMALISES)

@@ -23,15 +23,14 @@ LEAST_CHANNELS, LEAST_TILES = 64, 64 * 14 * 14
 
 @dataclass(frozen=True)
 class OnchipTile:
-    """An image's rounds are in `parts`, which `blocks` blocks take in turn."""
+    """Rounds of all images, which `blocks` blocks take in turn."""
 
-    parts: int
     blocks: int
 
 
-def form_of(c: ConvShape, parts: int, spare: int = 0) -> Form:
-    """What images in so many parts freeze into the kernel. Raises ValueError if one would be empty."""
-    return Form(c.H, c.W, c.C, across_of(c.W), parts, spare)
+def form_of(c: ConvShape) -> Form:
+    """What images freeze into the kernel."""
+    return Form(c.H, c.W, c.C, across_of(c.W))
 
 
 def supports(call: Call) -> str | None:
@@ -53,10 +52,9 @@ def supports(call: Call) -> str | None:
 
 
 def tile(call: Call, multiprocessors: int) -> OnchipTile:
-    """A round a part: as even as can be."""
+    """A block for every multiprocessor, or for every round."""
     c = im2col.shape_of(call)
-    rounds = form_of(c, 1).rounds
-    return OnchipTile(rounds, min(c.N * rounds, multiprocessors))
+    return OnchipTile(min(c.N * form_of(c).rounds, multiprocessors))
 
 
 def scratch(call: Call) -> int:
@@ -74,7 +72,7 @@ def points_of_filters(call: Call, packed: np.ndarray, c: ConvShape) -> tuple[np.
 def bind(call: Call) -> list[Launch]:
     """x (N,C,H,W), w, b -> y (N,64,H,W)."""
     c, (x, _, b), z = im2col.shape_of(call), call.ins, call.outs[0]
-    form = form_of(c, call.tile.parts)
+    form = form_of(c)
     u, filters = points_of_filters(call, call.packed, c)
     args = (x, u, b, b, b, b, b, z, z, b, b, b, np.int32(c.N), np.float32(0))
     return [filters, Launch(onchip_kernel(form, PLAIN), call.tile.blocks, THREADS, args, form.shared_bytes)]
@@ -92,7 +90,7 @@ def main_traffic(c: ConvShape, form: Form) -> Traffic:
 def traffic(call: Call) -> list[Traffic]:
     """Bytes of `bind`."""
     c = im2col.shape_of(call)
-    return [filters_traffic("winograd", c.C, c.K), main_traffic(c, form_of(c, call.tile.parts))]
+    return [filters_traffic("winograd", c.C, c.K), main_traffic(c, form_of(c))]
 
 
 OPS = {"conv_fprop": Impl(bind, scratch, supports, tile, im2col.pack_fprop, traffic=traffic, needs=(9, 0), exactly=True)}

@@ -15,8 +15,10 @@ THREADS = MULTIPLIERS + FILLERS + FINISHERS
 TURNS = FILLERS // WARP
 """Filling warps, which bring a stage each in turn. Stages have their barriers in turn too, as many, so that whoever waits sees every phase though
 there is room for fewer."""
-BARRIERS = 2 * TURNS + 2
-"""Of stages that are full and empty, of products that are there and taken."""
+BARRIERS = 2 * TURNS + 3
+"""Of stages that are full and empty, of products that are there and taken, and of pixels that are kept and done with."""
+KEPT = 4
+"""Pixels of a tile, each of which takes as much room as the products of a point."""
 STRIPS, SLOTS = 4, 8
 """Strips of neighbouring tiles of a round, one a row of lanes; places for tiles of a strip."""
 _FEWEST, _MOST = 5, 7
@@ -39,21 +41,18 @@ QUADS = FILTERS // 4
 
 @dataclass(frozen=True)
 class Form:
-    """Images of H×W×C to H×W×64. A round is STRIPS strips of `across` neighbouring tiles; an image's rounds are in `parts`.
+    """Images of H×W×C to H×W×64. A round is STRIPS strips of `across` neighbouring tiles.
 
-    spare: floats of shared memory that the end of the kernel asks for. Raises ValueError if a part would have no round.
+    spare: floats of shared memory that the end of the kernel asks for. behind: points' worth of room behind the products, for pixels that are kept
+    in shared memory; those that find none take that of the last points' products.
     """
 
     H: int
     W: int
     C: int
     across: int
-    parts: int
     spare: int = 0
-
-    def __post_init__(self) -> None:
-        if (self.parts - 1) * self.share >= self.rounds:
-            raise ValueError(f"{self.rounds} rounds in {self.parts} parts of {self.share}: one is empty")
+    behind: int = 0
 
     @property
     def tiles(self) -> int:
@@ -75,23 +74,18 @@ class Form:
         return ceil_div(self.strips, STRIPS)
 
     @property
-    def share(self) -> int:
-        """Rounds of a part; the last one may have fewer."""
-        return ceil_div(self.rounds, self.parts)
-
-    @property
-    def lines(self) -> int:
-        """Lines of pixels of a round."""
-        return 2 * STRIPS // self.strips_of_line
-
-    @property
     def at_products(self) -> int:
         """In floats, behind stages of filters, then of points."""
         return STAGES * (FILTER_STAGE + POINT_STAGE)
 
     @property
+    def first_kept(self) -> int:
+        """Of the points, real and behind, whose place the first of a tile's pixels takes."""
+        return POINTS + self.behind - KEPT
+
+    @property
     def at_spare(self) -> int:
-        return self.at_products + POINTS * self.tiles * FILTERS
+        return self.at_products + (POINTS + self.behind) * self.tiles * FILTERS
 
     @property
     def at_barriers(self) -> int:

@@ -3,7 +3,8 @@
 What of every round goes round in shared memory, each with a barrier that it is full and one that it is empty:
 
     a stage   8 channels of points, made by one filling warp, and of filters, which it has TMA bring; emptied by the eight
-    products  by the eight; emptied by the four that finish
+    products  by the eight; emptied by the four that finish, in two steps where pixels are kept in the place of the last points' products: those
+              wait until the pixels are done with, and only the warps that multiply these points with them
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from nbcnn.ops.conv.onchip.form import (
     FILTER_STAGE,
     FILTERS,
     FINISHERS,
+    KEPT,
     MULTIPLIERS,
     POINT_STAGE,
     QUADS,
@@ -31,7 +33,7 @@ from nbcnn.ops.conv.onchip.form import (
     TURNS,
     Form,
 )
-from nbcnn.ops.conv.onchip.multiply import COLUMNS, FACTORS, cleared, lane_place, products, storing
+from nbcnn.ops.conv.onchip.multiply import COLUMNS, FACTORS, FILTERS_RUN, POINTS_RUN, RUNS, cleared, lane_place, products, storing
 from nbcnn.ops.ptx.asm import byte_address_global, byte_address_shared
 from nbcnn.ops.ptx.mbarrier import (
     fence_mbarrier_init,
@@ -42,22 +44,23 @@ from nbcnn.ops.ptx.mbarrier import (
     mbarrier_wait,
 )
 from nbcnn.ops.ptx.registers import give_registers, take_registers
-from nbcnn.ops.ptx.shuffle import WARP
-from nbcnn.ops.ptx.tma import load_bytes
+from nbcnn.ops.ptx.shuffle import WARP, warp_of_block
+from nbcnn.ops.ptx.tma import fence_async_shared, load_bytes
 from nbcnn.ops.ptx.vector import load4
 
 u8 = types.uint64
 _MULTIPLY_WARPS = MULTIPLIERS // WARP
-_REGISTERS = 160, 96, 96
-"""Of threads that multiply, that fill, that finish: 256·160 + 128·96 + 128·96 are all that a multiprocessor has, 128 for each of 512."""
+_REGISTERS = 160, 88, 104
+"""Of threads that multiply, that fill, that finish: 256·160 + 128·88 + 128·104 are all that a multiprocessor has, 128 for each of 512."""
 _FILTER_BYTES = 4 * FILTER_STAGE
 _LOG_TURNS = TURNS.bit_length() - 1
 
 
 @cache
-def _multiplying(form: Form) -> Any:
+def _multiplying(form: Form, end: End) -> Any:
     """Device function (memory, barriers, warp, lane, rounds): everything that a multiplying warp does."""
     CHUNKS, SUMS = form.C // CHANNELS, 2 * form.across * COLUMNS
+    FIRST_LATE, LATE = form.first_kept // 2, end.keeps and form.behind < KEPT
     first, others, last = products(form)
     store, clear = storing(form), cleared(form)
 
@@ -78,19 +81,24 @@ def _multiplying(form: Form) -> Any:
         round = i4(0)
         while round < rounds:
             clear(acc)
-            until = u4(stage + u4(CHUNKS))
-            while stage < until:
+            turn = i4(0)
+            while turn < i4(CHUNKS * RUNS):
                 others(acc, rows, memory, at_points, at_filters)
-                # All of the stage is in registers.
-                cuda.syncwarp()
-                mbarrier_arrive_if(empty + u4((stage & u4(TURNS - 1)) * u4(8)), arrives)
-                stage = u4(stage + u4(1))
-                odd = i4(stage & u4(STAGES - 1))
-                at_points, at_filters = i4(to_points + odd * i4(POINT_STAGE)), i4(to_filters + odd * i4(FILTER_STAGE))
-                if stage < all_stages:
-                    mbarrier_wait(barriers + u4((stage & u4(TURNS - 1)) * u4(8)), u4((stage >> u4(_LOG_TURNS)) & u4(1)))
+                turn = i4(turn + i4(1))
+                at_points, at_filters = i4(at_points + i4(POINTS_RUN)), i4(at_filters + i4(FILTERS_RUN))
+                if turn & i4(RUNS - 1) == i4(0):
+                    # All of the stage is in registers, once loads before the fence are over: TMA brings the next filters to its place.
+                    fence_async_shared()
+                    cuda.syncwarp()
+                    mbarrier_arrive_if(empty + u4((stage & u4(TURNS - 1)) * u4(8)), arrives)
+                    stage = u4(stage + u4(1))
+                    odd = i4(stage & u4(STAGES - 1))
+                    at_points, at_filters = i4(to_points + odd * i4(POINT_STAGE)), i4(to_filters + odd * i4(FILTER_STAGE))
+                    if stage < all_stages:
+                        mbarrier_wait(barriers + u4((stage & u4(TURNS - 1)) * u4(8)), u4((stage >> u4(_LOG_TURNS)) & u4(1)))
                 last(acc, rows, memory, at_points, at_filters)
-            mbarrier_wait(done + u4(8), u4(round & i4(1)) ^ u4(1))
+            late = u4(8) if LATE and warp_of_block() >= i4(FIRST_LATE) else u4(0)
+            mbarrier_wait(done + u4(8) + late, u4(round & i4(1)) ^ u4(1))
             store(memory, acc, warp, strip, filter)
             cuda.syncwarp()
             mbarrier_arrive_if(done, arrives)
@@ -128,22 +136,19 @@ def _filling(form: Form) -> Any:
 @cache
 def _bringing(form: Form) -> Any:
     """Device function (memory, x, u, barriers, tid, N): everything that a filling warp does."""
-    CHUNKS, PARTS, SHARE, ROUNDS, fill = form.C // CHANNELS, form.parts, form.share, form.rounds, _filling(form)
+    CHUNKS, ROUNDS, fill = form.C // CHANNELS, form.rounds, _filling(form)
 
     @jit(device=True)
     def run(memory, x, u, barriers, tid, N):
         lane, warp = i4(tid & i4(WARP - 1)), i4(tid >> i4(5))
         item, stage = i4(cuda.blockIdx.x), warp
-        while item < i4(N * i4(PARTS)):
-            n = i4(u4(item) // u4(PARTS))
-            round = i4(i4(item - n * i4(PARTS)) * i4(SHARE))
-            behind = i4(min(i4(round + i4(SHARE)), i4(ROUNDS)))
-            while round < behind:
-                chunk = warp
-                while chunk < i4(CHUNKS):
-                    fill(memory, x, u, barriers, n, round, chunk, stage, lane)
-                    chunk, stage = i4(chunk + i4(TURNS)), i4(stage + i4(TURNS))
-                round = i4(round + i4(1))
+        while item < i4(N * i4(ROUNDS)):
+            n = i4(u4(item) // u4(ROUNDS))
+            round = i4(item - n * i4(ROUNDS))
+            chunk = warp
+            while chunk < i4(CHUNKS):
+                fill(memory, x, u, barriers, n, round, chunk, stage, lane)
+                chunk, stage = i4(chunk + i4(TURNS)), i4(stage + i4(TURNS))
             item = i4(item + i4(cuda.gridDim.x))
 
     return run
@@ -152,51 +157,31 @@ def _bringing(form: Form) -> Any:
 @cache
 def _ending(form: Form, end: End) -> Any:
     """Device function (memory, b, z, arrays, barriers, tid, N, eps): everything that a finishing warp does."""
-    PARTS, SHARE, ROUNDS, LEAVES, SUMS = form.parts, form.share, form.rounds, end.leaves, end.sums
-    pixels, finish, some = finishing(form, end), end.finish, end.some
+    ROUNDS, SUMS, PACKETS, KEEPS = form.rounds, end.sums, end.packets, end.keeps
+    pixels, finish = finishing(form, end), end.finish
 
     @jit(device=True)
     def run(memory, b, z, arrays, barriers, tid, N, eps):
         sums = cuda.local.array(SUMS, f4)
         lane, full = i4(tid & i4(WARP - 1)), barriers + u4(16 * TURNS)
         bias = load4(b, i4((tid & i4(QUADS - 1)) * i4(4)))
-        item, rounds, ended_n, ended_part = i4(cuda.blockIdx.x), i4(0), i4(-1), i4(0)
-        while item < i4(N * i4(PARTS)):
-            n = i4(u4(item) // u4(PARTS))
-            part = i4(item - n * i4(PARTS))
-            first = i4(part * i4(SHARE))
-            behind = i4(min(i4(first + i4(SHARE)), i4(ROUNDS)))
-            round, made = first, i4(0)
-            while round < behind:
-                mbarrier_wait(full, u4(rounds & i4(1)))
-                made = pixels(memory, sums, bias, z, n, round, tid, made)
+        item, done = i4(cuda.blockIdx.x), i4(0)
+        # Every launch writes every packet once, so that any of them tells the turn until it is sent.
+        turn = i4(arrays[8][u4(item * i4(4 * PACKETS) + i4(1))] + i4(1)) if PACKETS > 0 else i4(0)
+        while item < i4(N * i4(ROUNDS)):
+            n = i4(u4(item) // u4(ROUNDS))
+            round = i4(item - n * i4(ROUNDS))
+            mbarrier_wait(full, u4(done & i4(1)))
+            made = pixels(memory, sums, bias, z, n, round, tid)
+            cuda.syncwarp()
+            if lane == i4(0):
+                mbarrier_arrive(full + u4(8))
+            finish(memory, sums, made, arrays, tid, n, round, turn, eps)
+            if KEEPS:
                 cuda.syncwarp()
                 if lane == i4(0):
-                    mbarrier_arrive(full + u4(8))
-                if LEAVES and ended_n >= i4(0):
-                    some(memory, arrays, tid, ended_n, ended_part, i4(round - first), eps)
-                rounds, round = i4(rounds + i4(1)), i4(round + i4(1))
-            finish(memory, sums, made, arrays, tid, n, part, eps)
-            ended_n, ended_part = n, part
-            item = i4(item + i4(cuda.gridDim.x))
-
-    return run
-
-
-@cache
-def _rounds_of(form: Form) -> Any:
-    """Device function (N) -> (rounds, last item) of this block."""
-    PARTS, SHARE, ROUNDS = form.parts, form.share, form.rounds
-
-    @jit(device=True)
-    def run(N):
-        item, rounds, last = i4(cuda.blockIdx.x), i4(0), i4(0)
-        while item < i4(N * i4(PARTS)):
-            part = i4(u4(item) % u4(PARTS))
-            rounds = i4(rounds + min(i4(SHARE), i4(i4(ROUNDS) - part * i4(SHARE))))
-            last = item
-            item = i4(item + i4(cuda.gridDim.x))
-        return rounds, last
+                    mbarrier_arrive(full + u4(16))
+            done, item = i4(done + i4(1)), i4(item + i4(cuda.gridDim.x))
 
     return run
 
@@ -204,9 +189,8 @@ def _rounds_of(form: Form) -> Any:
 @cache
 def onchip_kernel(form: Form, end: End) -> Any:
     """The kernel of one form and end."""
-    multiply, bring, finish, rounds_of = _multiplying(form), _bringing(form), _ending(form, end), _rounds_of(form)
-    rest, LEAVES, PARTS = end.rest, end.leaves, form.parts
-    BARRIERS = 4 * form.at_barriers
+    multiply, bring, finish = _multiplying(form, end), _bringing(form), _ending(form, end)
+    BARRIERS, ROUNDS = 4 * form.at_barriers, form.rounds
     of_multipliers, of_fillers, of_finishers = take_registers(_REGISTERS[0]), give_registers(_REGISTERS[1]), give_registers(_REGISTERS[2])
 
     @jit(launch_bounds=(THREADS, 1))
@@ -214,7 +198,7 @@ def onchip_kernel(form: Form, end: End) -> Any:
         """z (N,H,W,64) = Aᵀ [Σ_c (G w Gᵀ) ⊙ (Bᵀ d B)] A + b; u = [c][point][filter], and what the end does with it.
 
         gemm    16 of tiles × 64 × C a round, 4·across tiles
-        grid    items (an image, or a part of it) or fewer; a block takes every grid-th
+        grid    rounds of all images, or fewer, but not fewer than those of one; a block takes every grid-th
         block   512: eight warps that multiply, four that fill, four that finish
         owns    a block a round of all filters; a multiplying thread `across` tiles × 8 filters × 2 points, a filling one a channel of a strip, a
                 finishing one 4 filters of every eighth tile
@@ -229,11 +213,12 @@ def onchip_kernel(form: Form, end: End) -> Any:
                 mbarrier_init(barriers + u4(8 * turn), u4(2))  # who makes points, and TMA's bytes, which it also expects
                 mbarrier_init(barriers + u4(8 * (TURNS + turn)), u4(_MULTIPLY_WARPS))
             mbarrier_init(barriers + u4(8 * 2 * TURNS), u4(_MULTIPLY_WARPS))
-            mbarrier_init(barriers + u4(8 * (2 * TURNS + 1)), u4(FINISHERS // WARP))
+            for step in range(2):
+                mbarrier_init(barriers + u4(8 * (2 * TURNS + 1 + step)), u4(FINISHERS // WARP))
             fence_mbarrier_init()
         cuda.syncthreads()
         arrays = gamma, beta, v, running, z, y, shift, std, packets
-        rounds, last = rounds_of(N)
+        rounds = i4(u4(i4(N * i4(ROUNDS)) - i4(cuda.blockIdx.x) + i4(cuda.gridDim.x) - i4(1)) // u4(cuda.gridDim.x))
         if t < i4(MULTIPLIERS):
             of_multipliers()
             multiply(memory, barriers, i4(t >> i4(5)), i4(t & i4(WARP - 1)), rounds)
@@ -243,9 +228,5 @@ def onchip_kernel(form: Form, end: End) -> Any:
         else:
             of_finishers()
             finish(memory, b, z, arrays, barriers, i4(t - i4(MULTIPLIERS + FILLERS)), N, eps)
-        if LEAVES:
-            cuda.syncthreads()
-            n = i4(u4(last) // u4(PARTS))
-            rest(memory, arrays, t, n, i4(last - n * i4(PARTS)), eps)
 
     return winograd_onchip_kernel

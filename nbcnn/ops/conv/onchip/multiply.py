@@ -1,8 +1,7 @@
 """The warps that multiply: products of two points each, of the tiles of a round with 64 filters, in registers.
 
 Lanes stand four down (a strip of tiles each) and eight across (filters), interleaved as in register_tile.py; a thread has `across` tiles and two
-quads of filters of both its points. What it multiplies next is on its way from shared memory two steps ahead, across stages too: the others are
-at shared memory as well, so that it may answer late.
+quads of filters of both its points. What it multiplies next, a channel and a point, is on its way from shared memory a step ahead, across stages too.
 """
 
 from __future__ import annotations
@@ -17,22 +16,24 @@ from nbcnn.ops.ptx.vector import shared_load4, shared_store4
 
 COLUMNS = 8
 """Filters of a thread."""
-AHEAD, _KEPT = 2, 4
-"""Steps that factors are loaded ahead; steps whose factors have names: a power of two, so that those of a stage are those of the next."""
-FACTORS = _KEPT * (SLOTS + COLUMNS)
-"""Floats of a thread's factors."""
-STEPS = 2 * CHANNELS
-"""Of a stage: channel and point."""
+RUN = 8
+"""Channels that are multiplied without a branch: a whole stage, which leaves the compiler the most to arrange (bench/LOG.md)."""
+RUNS = CHANNELS // RUN
+"""Of a stage."""
+POINTS_RUN, FILTERS_RUN = RUN * CHANNEL_PITCH, RUN * POINTS * FILTERS
+"""Floats from run to run."""
+_STEP = SLOTS + COLUMNS
+FACTORS = 2 * RUN * _STEP
+"""Floats of a thread's factors, of two points of every channel of a run; few of them at a time are in registers."""
 
 
 def _load(form: Form, step: int) -> Any:
-    """Device function (rows, memory, points, filters): the thread's part of one step, into its place in `rows`."""
-    TILES, TO = form.across, step % _KEPT * (SLOTS + COLUMNS)
+    """Device function (acc, rows, memory, points, filters): the thread's factors of a step, a channel and a point, into their place in `rows`."""
+    TILES, TO, OTHER = form.across, step * _STEP, step * _STEP + SLOTS
     AT_POINTS, AT_FILTERS = step // 2 * CHANNEL_PITCH + step % 2 * ROW, step // 2 * POINTS * FILTERS + step % 2 * FILTERS
-    OTHER = TO + SLOTS
 
     @jit(device=True)
-    def run(rows, memory, points, filters):
+    def run(acc, rows, memory, points, filters):
         low = shared_load4(memory, points + i4(AT_POINTS))
         for q in range(4):
             rows[TO + q] = low[q]
@@ -49,12 +50,12 @@ def _load(form: Form, step: int) -> Any:
 
 
 def _multiply(form: Form, step: int) -> Any:
-    """Device function (acc, rows): the products of one step, along one row and back the next, so that one factor stays (register_tile.py)."""
-    TILES, AT = form.across, step % _KEPT * (SLOTS + COLUMNS)
+    """As `_load`: the products of a step, along one row and back the next, so that one factor stays (register_tile.py)."""
+    TILES, AT = form.across, step * _STEP
     TO, OTHER = step % 2 * form.across * COLUMNS, AT + SLOTS
 
     @jit(device=True)
-    def run(acc, rows):
+    def run(acc, rows, memory, points, filters):
         for i in range(TILES):
             for turn in range(COLUMNS):
                 j = turn if i % 2 == 0 else COLUMNS - 1 - turn
@@ -65,29 +66,13 @@ def _multiply(form: Form, step: int) -> Any:
 
 @cache
 def products(form: Form) -> tuple[Any, Any, Any]:
-    """(first, others, last), device functions (acc, rows, memory, points, filters): the loads of a stage's first steps; all other loads of it, each
-    with the products of an earlier step; the first loads of the next stage, with the products of this one's last steps.
+    """(first, others, last), device functions (acc, rows, memory, points, filters): the loads of a run's first step; those of every other one, with
+    the products of the step before; the first step's of the next run, with the products of this one's last step.
     """
-
-    def step(load: int, multiply: int | None) -> Any:
-        bring, by = _load(form, load % STEPS), _multiply(form, multiply) if multiply is not None else _nothing
-
-        @jit(device=True)
-        def run(acc, rows, memory, points, filters):
-            bring(rows, memory, points, filters)
-            by(acc, rows)
-
-        return run
-
-    def steps(loads: range, behind: int | None) -> Any:
-        return in_sequence([step(k, None if behind is None else k - behind) for k in loads])
-
-    return steps(range(AHEAD), None), steps(range(AHEAD, STEPS), AHEAD), steps(range(STEPS, STEPS + AHEAD), AHEAD)
-
-
-@jit(device=True)
-def _nothing(acc, rows):
-    pass
+    steps = 2 * RUN
+    load, multiply = [_load(form, step) for step in range(steps)], [_multiply(form, step) for step in range(steps)]
+    others = in_sequence([in_sequence([load[step + 1], multiply[step]]) for step in range(steps - 1)])
+    return load[0], others, in_sequence([load[0], multiply[-1]])
 
 
 @jit(device=True)
