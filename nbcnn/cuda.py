@@ -70,6 +70,7 @@ i8: Any
 f4, i4, u4, i8 = types.float32, types.int32, types.uint32, types.int64
 
 _SHARED_OF_HOPPER = 227 * 1024
+_MULTIPROCESSORS_OF_HOPPER = 132
 
 _NOT_IN_SIMULATOR = ("launch_bounds", "max_registers", "lto", "cache")
 
@@ -109,6 +110,14 @@ def shared_of_block() -> int:
     if SIMULATOR or gpu_missing():
         return _SHARED_OF_HOPPER
     return int(cuda.get_current_device().MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
+
+
+@cache
+def multiprocessors_of_gpu() -> int:
+    """As `shared_of_block`: the GPU's multiprocessors."""
+    if SIMULATOR or gpu_missing():
+        return _MULTIPROCESSORS_OF_HOPPER
+    return int(cuda.get_current_device().MULTIPROCESSOR_COUNT)
 
 
 @cache

@@ -20,7 +20,7 @@ from nbcnn.ops.conv.onchip.form import AT_POINTS, CHANNELS, FILTER_STAGE, FILTER
 from nbcnn.ops.conv.onchip.form import ROW as ROW_OF_TILES
 from nbcnn.ops.conv.onchip.multiply import COLUMNS, FACTORS, lane_place, products, storing
 from nbcnn.ops.evonorm import conv_onchip
-from nbcnn.ops.evonorm.conv_onchip_end import spare_of
+from nbcnn.ops.evonorm.conv_onchip_end import finite, spare_of
 from nbcnn.ops.norm_cases import conv_norm_cases
 from nbcnn.ops.run import Bound
 from nbcnn.ops.static import compile_launch, ptx_of_launch
@@ -44,7 +44,9 @@ NORMS = (
     (ConvShape(3, 32, 14, 14, 64, 3, 3, 1, 1), 32),
     (ConvShape(5, 32, 8, 20, 64, 3, 3, 1, 1), 1),
     (ConvShape(140, 32, 4, 12, 64, 3, 3, 1, 1), 64),
+    (ConvShape(5, 32, 56, 56, 64, 3, 3, 1, 1), 8),
 )
+"""Images in seven rounds, in two, and in twenty-eight; batches of which some images wait for blocks' next rounds."""
 OTHER_TILES = (OnchipTile(7), OnchipTile(20))
 """For the first of these: an image's rounds are all that is multiplied at a time; one image of three waits for blocks' next rounds."""
 
@@ -132,8 +134,8 @@ def test_channels_whose_factor_is_zero(gpu):
     np.testing.assert_array_equal(bound.results()[0][:, zero], np.broadcast_to(others[0][zero][:, None, None], (3, zero.sum(), 14, 14)))
 
 
-def bare(op="conv_evonorm_s0_fprop", n=64, c=64, size=28, k=64, groups=32, layout="NHWC", pad=1):
-    ins, outs = ((n, c, size, size), (k, c, 3, 3), *((k,),) * 4), ((n, k, size, size),) * 2
+def bare(op="conv_evonorm_s0_fprop", n=64, c=64, size=28, k=64, groups=32, layout="NHWC", pad=1, height=None):
+    ins, outs = ((n, c, height or size, size), (k, c, 3, 3), *((k,),) * 4), ((n, k, height or size, size),) * 2
     kinds = {"in_dtypes": ("float32",) * len(ins), "out_dtypes": ("float32",) * len(outs)}
     return Call(op, (), (), ins, outs, {"stride": 1, "pad": pad, "groups": groups, "eps": 1e-5}, layout, **kinds)
 
@@ -152,6 +154,8 @@ def bare(op="conv_evonorm_s0_fprop", n=64, c=64, size=28, k=64, groups=32, layou
         ({"size": 16, "n": 256}, "16×16 is not whole tiles"),
         ({"size": 20, "n": 256, "groups": 64}, None),
         ({"size": 56}, None),
+        ({"size": 56, "height": 112, "groups": 64}, "images of 112×56 and their statistics take"),
+        ({"size": 56, "height": 268, "groups": 8}, "an image has 134 rounds, which wait for each other, and the GPU 132"),
         ({"groups": 3}, "do not divide"),
     ],
 )
@@ -160,7 +164,7 @@ def test_what_it_serves(change, reason):
     assert found is None if reason is None else reason in found
 
 
-def test_rounds_are_shared_evenly():
+def test_every_multiprocessor_has_a_block():
     plain = [onchip.tile(replace(bare(n=n), op="conv_fprop", in_shapes=bare(n=n).in_shapes[:3]), 132) for n in (16, 64, 1024)]
     assert plain == [conv_onchip.tile(bare(n=n), 132) for n in (16, 64, 1024)] == [OnchipTile(112), OnchipTile(132), OnchipTile(132)]
 
@@ -180,11 +184,26 @@ def test_every_form_fits_into_shared_memory():
         assert replace(form_of(c), spare=spare_of(form_of(c), 1)).shared_bytes <= 227 * 1024
 
 
-def test_rounds_that_would_wait_for_ever_are_refused():
+def test_blocks_that_would_wait_for_ever_are_refused():
     case = next(conv_norm_cases([(ConvShape(3, 64, 28, 28, 64, 3, 3, 1, 1), 32)]))
     bound = bound_of(conv_onchip.OPS[case.op], case, Host(), OnchipTile(7))
     with pytest.raises(ValueError, match="6 blocks for the 7 rounds"):
         conv_onchip.OPS[case.op].bind(replace(bound.call, tile=OnchipTile(6)))
+    plain = bound_of(onchip.OPS["conv_fprop"], conv_case(3, 64, 28, 28), Host(), OnchipTile(21))
+    for impl, call in ((conv_onchip.OPS[case.op], bound.call), (onchip.OPS["conv_fprop"], plain.call)):
+        with pytest.raises(ValueError, match="22 blocks for 21 rounds"):
+            impl.bind(replace(call, tile=OnchipTile(22)))
+
+
+def test_who_waits_for_kept_pixels():
+    """Warps whose products' place they are in: two points a warp, four pixels, of which `behind` find room elsewhere."""
+    plain = form_of(ConvShape(1, 64, 28, 28, 64, 3, 3, 1, 1))
+    assert [replace(plain, behind=behind).first_late for behind in range(5)] == [6, 6, 7, 7, 8]
+    for behind in range(5):
+        form = replace(plain, behind=behind)
+        late = {point // 2 for point in range(16) if point >= form.first_kept}
+        assert late == set(range(form.first_late, 8))
+        assert form.at_spare == form.at_products + (form.first_kept + 4) * form.tiles * FILTERS
 
 
 @pytest.mark.parametrize("size", [(28, 28), (14, 14), (8, 56), (2, 10)])
@@ -243,6 +262,18 @@ def test_a_norm_behind_it_compiles(op):
     case = next(case for case in conv_norm_cases([(ConvShape(4, 64, 28, 28, 64, 3, 3, 1, 1), 32)]) if case.op == op)
     report = compile_launch(bound_of(conv_onchip.OPS[op], case, Host()).launches[1])
     assert (report.frame_bytes, report.registers) == (0, 128)
+
+
+@pytest.mark.skipif(not cuda.SIMULATOR, reason="one thread calls a device function in Python")
+def test_a_number_is_kept_finite_and_nan_stays():
+    @cuda.jit()
+    def play(numbers):
+        for i in range(len(numbers)):
+            numbers[i] = finite(numbers[i])
+
+    numbers = np.array([np.inf, -np.inf, np.nan, 0, -2.5, 3.3e38], np.float32)
+    play[1, 1](numbers)
+    np.testing.assert_array_equal(numbers, np.array([3e38, -3e38, np.nan, 0, -2.5, 3e38], np.float32))
 
 
 @pytest.mark.skipif(not cuda.SIMULATOR, reason="one thread plays all of a block's, in Python")

@@ -1,6 +1,7 @@
 """Convolutions with their EvoNorm by Winograd's F(2×2, 3×3) in one kernel (nbcnn/ops/conv/onchip), bound; the ends are conv_onchip_end.py's.
 
-The ops are those of conv.py. Blocks that have rounds of an image tell each other its statistics, so all of them are on the GPU at the same time.
+The ops are those of conv.py. Blocks that have rounds of an image tell each other its statistics, so all of them are on the GPU at the same time:
+two such launches must not run beside each other.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.cuda import constant, shared_of_block
+from nbcnn.cuda import constant, multiprocessors_of_gpu, shared_of_block
 from nbcnn.ops.call import Call, Impl, Launch
 from nbcnn.ops.conv import im2col
 from nbcnn.ops.conv.onchip import conv as onchip
@@ -37,7 +38,10 @@ def supports(call: Call) -> str | None:
     if reason is None and FILTERS % group_of(call):
         return f"groups of {group_of(call)} channels do not divide the {FILTERS} of a block"
     if reason is None and (used := _form(call).shared_bytes) > shared_of_block():
-        return f"lines of {_shape(call).W} pixels and statistics take {used} bytes of shared memory, a block has {shared_of_block()}"
+        c = _shape(call)
+        return f"images of {c.H}×{c.W} and their statistics take {used} bytes of shared memory, a block has {shared_of_block()}"
+    if reason is None and (rounds := _form(call).rounds) > multiprocessors_of_gpu():
+        return f"an image has {rounds} rounds, which wait for each other, and the GPU {multiprocessors_of_gpu()} multiprocessors"
     return reason
 
 
@@ -57,21 +61,17 @@ def _form(call: Call) -> Form:
     bare = replace(plain, spare=spare_of(plain, group_of(call)))
     if call.op == "conv_evonorm_b0_fprop":
         return bare
-    return max(
-        (form for behind in range(KEPT + 1) if (form := replace(bare, behind=behind)).shared_bytes <= shared_of_block()), default=bare, key=_behind
-    )
-
-
-def _behind(form: Form) -> int:
-    return form.behind
+    roomy = (replace(bare, behind=behind) for behind in range(KEPT, 0, -1))
+    return next((form for form in roomy if form.shared_bytes <= shared_of_block()), bare)
 
 
 def launches(call: Call, end: str, z: Any = None, y: Any = None, running: Any = None, shift: Any = None, std: Any = None) -> list[Launch]:
     """Filters to points, then the convolution that ends in `end`; arrays that this end does not touch may be left out.
 
-    Raises ValueError if rounds of an image would wait for blocks that take them only later.
+    Raises ValueError if rounds of an image would wait for blocks that take them only later, or a block for a round.
     """
     c, form, group = _shape(call), _form(call), group_of(call)
+    onchip.check_blocks(call.tile.blocks, c.N * form.rounds)
     if call.tile.blocks < form.rounds:
         raise ValueError(f"{call.tile.blocks} blocks for the {form.rounds} rounds of an image, which wait for each other")
     x, _, b, gamma, beta, v, *_ = call.ins

@@ -30,11 +30,18 @@ from nbcnn.ops.traffic import ceil_div
 
 _WARPS = FINISHERS // WARP
 _LARGEST = 3e38
+"""Its reciprocal counts as 0."""
 
 
 def spare_of(form: Form, group: int) -> int:
     """Floats of shared memory: warps' statistics of groups, their first values, their deviations, statistics of all rounds of an image."""
     return (MOMENTS * _WARPS + 2 + 2 * form.rounds) * (FILTERS // group)
+
+
+@jit(device=True)
+def finite(x):
+    """x, but for ±∞ the largest number of this sign; NaN stays NaN."""
+    return f4(_LARGEST) if x > f4(_LARGEST) else f4(-_LARGEST) if x < f4(-_LARGEST) else x
 
 
 @jit(device=True)
@@ -67,7 +74,7 @@ def _telling(form: Form, group: int, name: str) -> Any:
                     memory[u4(i4(LEADS) + set_)] = sums[q]
         spread(memory, sums, made, tid)
         join()
-        # By the last threads, who have a tile less.
+        # By the last threads, who never have more tiles than the others.
         if tid >= i4(OWN):
             own = i4(tid - i4(OWN))
             at = i4(own * i4(WARPS))
@@ -94,13 +101,8 @@ def _hearing(form: Form, group: int, name: str) -> Any:
     Deviations to shared memory; the block that has the image's first round stores shift and std in training.
     """
     ROUNDS, SETS, ALL, TILES, STORES = form.rounds, FILTERS // group, form.strips, form.across, name in ("s0", "planes")
-    LEADS, OWN, COUNT, TILE, PACKETS = (
-        form.at_spare + MOMENTS * _WARPS * SETS,
-        FINISHERS - SETS,
-        f4(group * form.H * form.W),
-        PIXELS * group,
-        ROUNDS * SETS,
-    )
+    LEADS, OWN, PACKETS = form.at_spare + MOMENTS * _WARPS * SETS, FINISHERS - SETS, ROUNDS * SETS
+    COUNT, TILE = f4(group * form.H * form.W), PIXELS * group
     SCALES, MEANS, SQUARES, TRIPS = LEADS + SETS, LEADS + 2 * SETS, LEADS + 2 * SETS + PACKETS, ceil_div(PACKETS, 2 * FINISHERS)
     join = bar_sync(1, FINISHERS)
 
@@ -177,11 +179,11 @@ def _normalising(form: Form, group: int, name: str) -> Any:
         gammas, plus, vs, of_batch = own
         for q in range(QUAD):
             scales[q] = memory[u4(i4(SCALES) + i4(u4(quad + i4(q)) // u4(GROUP)))]
-            inverses[q] = min(max(divide(scales[q], gammas[q]), f4(-_LARGEST)), f4(_LARGEST)) if S0 else gammas[q]
+            inverses[q] = finite(divide(scales[q], gammas[q])) if S0 else gammas[q]
             slopes[q] = vs[q] * f4(-LOG2E) if S0 else vs[q]
             leasts[q] = f4(0) if S0 else f4(math.sqrt(of_batch[q] + eps))
-        turn = i4(0)
-        while turn < i4(PASSES):
+        step = i4(0)
+        while step < i4(PASSES):
             there, at, to = place(n, round, tile, quad)
             if there:
                 for p in range(PIXELS):
@@ -196,7 +198,7 @@ def _normalising(form: Form, group: int, name: str) -> Any:
                         held[i] = inverses[q] * (x * reciprocal(max(leasts[q], slopes[q] * x + scales[q]))) + plus[q]
                 store(arrays[5], to, held)
             tile = i4(tile + i4(ROWS))
-            turn = i4(turn + i4(1))
+            step = i4(step + i4(1))
 
     return run
 
@@ -205,6 +207,7 @@ def _normalising(form: Form, group: int, name: str) -> Any:
 def norm_end(form: Form, group: int, name: str) -> End:
     """The end of this name for groups of `group` channels. `form.spare` is what `spare_of` says."""
     tell, hear, normalise = _telling(form, group, name), _hearing(form, group, name), _normalising(form, group, name)
+    join = bar_sync(1, FINISHERS)
     NORMALISES, WITH_RUNNING = name != "planes", name == "b0 infer"
 
     @jit(device=True)
@@ -217,7 +220,10 @@ def norm_end(form: Form, group: int, name: str) -> End:
             own = load4(arrays[0], quad), load4(arrays[1], quad), vs, load4(arrays[3], quad) if WITH_RUNNING else vs
             hear(memory, arrays, tid, n, round, turn, eps)
             normalise(memory, arrays, tid, n, round, own, eps)
-        elif round == i4(0):
-            hear(memory, arrays, tid, n, round, turn, eps)
+        else:
+            if round == i4(0):
+                hear(memory, arrays, tid, n, round, turn, eps)
+            # Before the next round's statistics come to the place of these.
+            join()
 
     return End(_add, finish, MOMENTS * QUAD, FILTERS // group, stores=not NORMALISES, keeps=NORMALISES)

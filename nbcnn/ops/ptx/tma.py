@@ -16,7 +16,7 @@ _LOAD = "cp.async.bulk.tensor.{}d.shared::cluster.global.{}.mbarrier::complete_t
 fence_tensor_map = instruction("fence_proxy_tensormap", "fence.proxy.tensormap::generic.acquire.gpu [$0], 128;", None, (_u8,))
 """(tensor_map): before its first use, because it came to the device by an ordinary copy."""
 fence_async_shared = instruction("fence_proxy_async", "fence.proxy.async.shared::cta;", None, ())
-"""Makes this thread's ordinary writes to shared memory visible to TMA and wgmma."""
+"""This thread's ordinary loads from shared memory and stores to it come before what TMA and wgmma do there after a barrier."""
 load_bytes = instruction(
     "cp_async_bulk", "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];", None, (u4, _u8, u4, u4)
 )

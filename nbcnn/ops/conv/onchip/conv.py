@@ -70,12 +70,19 @@ def points_of_filters(call: Call, packed: np.ndarray, c: ConvShape) -> tuple[np.
 
 
 def bind(call: Call) -> list[Launch]:
-    """x (N,C,H,W), w, b -> y (N,64,H,W)."""
+    """x (N,C,H,W), w, b -> y (N,64,H,W). Raises ValueError as `check_blocks`."""
     c, (x, _, b), z = im2col.shape_of(call), call.ins, call.outs[0]
     form = form_of(c)
+    check_blocks(call.tile.blocks, c.N * form.rounds)
     u, filters = points_of_filters(call, call.packed, c)
     args = (x, u, b, b, b, b, b, z, z, b, b, b, np.int32(c.N), np.float32(0))
     return [filters, Launch(onchip_kernel(form, PLAIN), call.tile.blocks, THREADS, args, form.shared_bytes)]
+
+
+def check_blocks(blocks: int, rounds: int) -> None:
+    """Raises ValueError if a block would have no round: it would wait for one."""
+    if blocks > rounds:
+        raise ValueError(f"{blocks} blocks for {rounds} rounds: every block needs one")
 
 
 def main_traffic(c: ConvShape, form: Form) -> Traffic:

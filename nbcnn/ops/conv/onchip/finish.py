@@ -86,7 +86,7 @@ def _making(form: Form) -> Any:
             for a in range(4):
                 of = shared_load4(memory, i4(at + i4((4 * a + b) * POINT)))
                 for q in range(4):
-                    # Of every pixel the products of point (1, 1) are a part, once.
+                    # Of every pixel the products of point (1, 1) are a part, once: an addition instead of four, rounded with all that comes after.
                     m[4 * a + q] = of[q] + bias[q] if a == 1 and b == 1 else of[q]
             _half(half, m, 4 * b)
 
@@ -134,8 +134,8 @@ def finishing(form: Form, end: End) -> Any:
         for i in range(SUMS):
             sums[i] = f4(0)
         quad, tile = i4((tid & i4(QUADS - 1)) * i4(4)), i4(u4(tid) // u4(QUADS))
-        turn, made = i4(0), i4(0)
-        while turn < i4(PASSES):
+        step, made = i4(0), i4(0)
+        while step < i4(PASSES):
             there, at, to = place(n, round, tile, quad)
             if there:
                 make(out, memory, at, bias)
@@ -147,7 +147,7 @@ def finishing(form: Form, end: End) -> Any:
                 add(sums, out, made)
                 made = i4(made + i4(1))
             tile = i4(tile + i4(ROWS))
-            turn = i4(turn + i4(1))
+            step = i4(step + i4(1))
         return made
 
     return run

@@ -16,7 +16,7 @@ TURNS = FILLERS // WARP
 """Filling warps, which bring a stage each in turn. Stages have their barriers in turn too, as many, so that whoever waits sees every phase though
 there is room for fewer."""
 BARRIERS = 2 * TURNS + 3
-"""Of stages that are full and empty, of products that are there and taken, and of pixels that are kept and done with."""
+"""Of stages: full, empty; of products: there, taken; of pixels that are kept: done with."""
 KEPT = 4
 """Pixels of a tile, each of which takes as much room as the products of a point."""
 STRIPS, SLOTS = 4, 8
@@ -82,6 +82,11 @@ class Form:
     def first_kept(self) -> int:
         """Of the points, real and behind, whose place the first of a tile's pixels takes."""
         return POINTS + self.behind - KEPT
+
+    @property
+    def first_late(self) -> int:
+        """First of the multiplying warps that wait until kept pixels are done with: they are in the place of their products."""
+        return self.first_kept // 2
 
     @property
     def at_spare(self) -> int:

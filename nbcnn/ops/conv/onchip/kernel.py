@@ -60,7 +60,7 @@ _LOG_TURNS = TURNS.bit_length() - 1
 def _multiplying(form: Form, end: End) -> Any:
     """Device function (memory, barriers, warp, lane, rounds): everything that a multiplying warp does."""
     CHUNKS, SUMS = form.C // CHANNELS, 2 * form.across * COLUMNS
-    FIRST_LATE, LATE = form.first_kept // 2, end.keeps and form.behind < KEPT
+    FIRST_LATE, LATE = form.first_late, end.keeps and form.behind < KEPT
     first, others, last = products(form)
     store, clear = storing(form), cleared(form)
 
@@ -81,12 +81,13 @@ def _multiplying(form: Form, end: End) -> Any:
         round = i4(0)
         while round < rounds:
             clear(acc)
-            turn = i4(0)
-            while turn < i4(CHUNKS * RUNS):
+            runs = i4(0)
+            while runs < i4(CHUNKS * RUNS):
                 others(acc, rows, memory, at_points, at_filters)
-                turn = i4(turn + i4(1))
+                runs = i4(runs + i4(1))
                 at_points, at_filters = i4(at_points + i4(POINTS_RUN)), i4(at_filters + i4(FILTERS_RUN))
-                if turn & i4(RUNS - 1) == i4(0):
+                # Always so while a run is a whole stage; written without the condition the loop gets 34 instructions more (bench/LOG.md).
+                if runs & i4(RUNS - 1) == i4(0):
                     # All of the stage is in registers, once loads before the fence are over: TMA brings the next filters to its place.
                     fence_async_shared()
                     cuda.syncwarp()
@@ -165,13 +166,13 @@ def _ending(form: Form, end: End) -> Any:
         sums = cuda.local.array(SUMS, f4)
         lane, full = i4(tid & i4(WARP - 1)), barriers + u4(16 * TURNS)
         bias = load4(b, i4((tid & i4(QUADS - 1)) * i4(4)))
-        item, done = i4(cuda.blockIdx.x), i4(0)
+        item, rounds = i4(cuda.blockIdx.x), i4(0)
         # Every launch writes every packet once, so that any of them tells the turn until it is sent.
         turn = i4(arrays[8][u4(item * i4(4 * PACKETS) + i4(1))] + i4(1)) if PACKETS > 0 else i4(0)
         while item < i4(N * i4(ROUNDS)):
             n = i4(u4(item) // u4(ROUNDS))
             round = i4(item - n * i4(ROUNDS))
-            mbarrier_wait(full, u4(done & i4(1)))
+            mbarrier_wait(full, u4(rounds & i4(1)))
             made = pixels(memory, sums, bias, z, n, round, tid)
             cuda.syncwarp()
             if lane == i4(0):
@@ -181,7 +182,7 @@ def _ending(form: Form, end: End) -> Any:
                 cuda.syncwarp()
                 if lane == i4(0):
                     mbarrier_arrive(full + u4(16))
-            done, item = i4(done + i4(1)), i4(item + i4(cuda.gridDim.x))
+            rounds, item = i4(rounds + i4(1)), i4(item + i4(cuda.gridDim.x))
 
     return run
 
@@ -198,11 +199,11 @@ def onchip_kernel(form: Form, end: End) -> Any:
         """z (N,H,W,64) = Aᵀ [Σ_c (G w Gᵀ) ⊙ (Bᵀ d B)] A + b; u = [c][point][filter], and what the end does with it.
 
         gemm    16 of tiles × 64 × C a round, 4·across tiles
-        grid    rounds of all images, or fewer, but not fewer than those of one; a block takes every grid-th
+        grid    rounds of all images, or fewer, but not fewer than those of one where rounds meet; a block takes every grid-th
         block   512: eight warps that multiply, four that fill, four that finish
         owns    a block a round of all filters; a multiplying thread `across` tiles × 8 filters × 2 points, a filling one a channel of a strip, a
                 finishing one 4 filters of every eighth tile
-        shared  `form.shared_bytes`; moves: x about (2·across + 2)/across times, mostly from caches; u once a round from L2; z once
+        shared  `form.shared_bytes`; moves: x about (2·across + 2)/across times, mostly from caches; u once a round from L2; z, y once
         needs   compute capability 9.0. source: arXiv:1509.09308
         """
         memory = cuda.shared.array(0, f4)  # the only shared array, so that it begins where accesses of 16 bytes may

@@ -19,7 +19,7 @@ COLUMNS = 8
 RUN = 8
 """Channels that are multiplied without a branch: a whole stage, which leaves the compiler the most to arrange (bench/LOG.md)."""
 RUNS = CHANNELS // RUN
-"""Of a stage."""
+"""Of a stage, a power of two."""
 POINTS_RUN, FILTERS_RUN = RUN * CHANNEL_PITCH, RUN * POINTS * FILTERS
 """Floats from run to run."""
 _STEP = SLOTS + COLUMNS
