@@ -67,11 +67,11 @@ def test_a_wait_lasts_as_long_as_it_says(place):
     assert place.download(target)[1] >= 3_000_000
 
 
-def test_ceilings_are_rates(place, monkeypatch):
+def test_ceilings_are_rates(gpu, monkeypatch):
     for name, value in (("LEAST", 0.0), ("MOST", 0.01), ("WINDOW", 0.001)):
         monkeypatch.setattr(steady, name, value)
-    found = ceilings.measure(place)
-    assert set(found) == ({"fp32", "copy"} if place.capability < (8, 0) else {"fp32", "tf32", "bf16", "copy"})
+    found = ceilings.measure(gpu)
+    assert set(found) == ({"fp32", "copy"} if gpu.capability < (8, 0) else {"fp32", "tf32", "bf16", "copy"})
     assert all(rate > 0 for rate in found.values())
 
 

@@ -91,6 +91,8 @@ def test_kernels_are_within_their_bounds(case, place):
 
 @pytest.mark.parametrize("mode", ["naive", "im2col"])
 def test_every_backward_fits_its_forward(mode, place):
+    if cuda.SIMULATOR and mode == "im2col":
+        pytest.skip("its own kernels, the best depthwise ones, are compared with the reference in test_dwconv1d.py; the others are naive's")
     cases = [c for c in CASES if not (cuda.SIMULATOR and "conv" in c.op and c.label not in SMALL)]
     findings = [f for f in gradcheck.check_row(MODES[mode, "fp32"], place, cases) if f.check.startswith("dot")]
     assert len(findings) >= 15
