@@ -15,12 +15,12 @@ from nbcnn.ops.cases import Case
 from nbcnn.ops.conv.onchip import conv as onchip
 from nbcnn.ops.conv.onchip.conv import OnchipTile, form_of, main_traffic
 from nbcnn.ops.conv.onchip.fill import lane_start, loading, transforming
-from nbcnn.ops.conv.onchip.finish import PLAIN, finishing, placing
-from nbcnn.ops.conv.onchip.form import AT_POINTS, CHANNELS, FILTER_STAGE, FILTERS, FINISHERS, KEPT, QUADS, SLOTS, STRIPS, across_of
+from nbcnn.ops.conv.onchip.finish import PLAIN, making, pixel_floats, quad_of
+from nbcnn.ops.conv.onchip.form import AT_POINTS, CHANNELS, FILTER_STAGE, FILTERS, FINISHERS, SLOTS, STRIPS, across_of
 from nbcnn.ops.conv.onchip.form import ROW as ROW_OF_TILES
 from nbcnn.ops.conv.onchip.multiply import COLUMNS, FACTORS, lane_place, products, storing
 from nbcnn.ops.evonorm import conv_onchip
-from nbcnn.ops.evonorm.conv_onchip_end import finite, spare_of
+from nbcnn.ops.evonorm.conv_onchip_end import not_negative, spare_of
 from nbcnn.ops.norm_cases import conv_norm_cases
 from nbcnn.ops.run import Bound
 from nbcnn.ops.static import compile_launch, ptx_of_launch
@@ -134,6 +134,19 @@ def test_channels_whose_factor_is_zero(gpu):
     np.testing.assert_array_equal(bound.results()[0][:, zero], np.broadcast_to(others[0][zero][:, None, None], (3, zero.sum(), 14, 14)))
 
 
+def test_nan_in_a_pixel_is_nan_in_its_group(gpu):
+    """A network that diverges shows it: the channels that share statistics with a NaN, in its image and no other."""
+    case = next(conv_norm_cases([(ConvShape(3, 32, 14, 14, 64, 3, 3, 1, 1), 32)]))
+    x, w, *others = case.ins
+    x = x.copy()
+    x[1, 0, 5, 5] = np.nan
+    bound = bound_of(conv_onchip.OPS[case.op], replace(case, ins=(x, w, *others)), gpu)
+    bound.run()
+    y = bound.results()[0]
+    assert np.isnan(y[1]).all()
+    assert np.isfinite(y[[0, 2]]).all()
+
+
 def bare(op="conv_evonorm_s0_fprop", n=64, c=64, size=28, k=64, groups=32, layout="NHWC", pad=1, height=None):
     ins, outs = ((n, c, height or size, size), (k, c, 3, 3), *((k,),) * 4), ((n, k, height or size, size),) * 2
     kinds = {"in_dtypes": ("float32",) * len(ins), "out_dtypes": ("float32",) * len(outs)}
@@ -195,17 +208,6 @@ def test_blocks_that_would_wait_for_ever_are_refused():
             impl.bind(replace(call, tile=OnchipTile(22)))
 
 
-def test_who_waits_for_kept_pixels():
-    """Warps whose products' place they are in: two points a warp, four pixels, of which `behind` find room elsewhere."""
-    plain = form_of(ConvShape(1, 64, 28, 28, 64, 3, 3, 1, 1))
-    assert [replace(plain, behind=behind).first_late for behind in range(5)] == [6, 6, 7, 7, 8]
-    for behind in range(5):
-        form = replace(plain, behind=behind)
-        late = {point // 2 for point in range(16) if point >= form.first_kept}
-        assert late == set(range(form.first_late, 8))
-        assert form.at_spare == form.at_products + (form.first_kept + 4) * form.tiles * FILTERS
-
-
 @pytest.mark.parametrize("size", [(28, 28), (14, 14), (8, 56), (2, 10)])
 def test_bytes_by_hand(size):
     c = ConvShape(3, 32, *size, 64, 3, 3, 1, 1)
@@ -222,18 +224,47 @@ def test_bytes_by_hand(size):
     assert found.distinct == 4 * 3 * 32 * c.H * c.W + points
 
 
+def training(op, n):
+    """A call of the study's shape."""
+    attrs = {"stride": 1, "pad": 1, "eps": 1e-3} | ({"groups": 32} if "s0" in op else {})
+    return replace(bare("conv_evonorm_" + op, n=n), tile=OnchipTile(132), attrs=attrs)
+
+
 def test_bytes_of_a_norm():
     """y beside z in training, statistics of groups that are kept, packets of which every round of an image reads all."""
-    c, image, packets = ConvShape(64, 64, 28, 28, 64, 3, 3, 1, 1), 4 * 64 * 28 * 28, 16 * 64 * 7
-    plain = main_traffic(c, form_of(c))
-    for op, both, sets, kept, readers in (("s0_fprop", 1, 32, 8, 7), ("s0_infer", 0, 32, 0, 7), ("b0_fprop", 0, 64, 8, 1), ("b0_infer", 0, 64, 0, 7)):
-        attrs = {"stride": 1, "pad": 1, "eps": 1e-3} | ({"groups": 32} if "s0" in op else {})
-        call = replace(bare("conv_evonorm_" + op, n=64), tile=OnchipTile(132), attrs=attrs)
+    image = 4 * 64 * 28 * 28
+    for op, n, both, sets, kept, readers in (
+        ("s0_fprop", 64, 1, 32, 8, 7),
+        ("s0_infer", 64, 0, 32, 0, 7),
+        ("b0_fprop", 256, 0, 64, 8, 1),
+        ("b0_infer", 64, 0, 64, 0, 7),
+    ):
+        c, packets = ConvShape(n, 64, 28, 28, 64, 3, 3, 1, 1), 16 * n * 7
+        call, plain = training(op, n), main_traffic(c, form_of(c))
         _, found, *behind = conv_onchip.OPS[call.op].traffic(call)
         assert found.read - plain.read == packets * sets * readers
-        assert found.write - plain.write == 64 * (both * image + kept * sets) + packets * sets
+        assert found.write - plain.write == n * (both * image + kept * sets) + packets * sets
         assert found.distinct - plain.distinct == packets * sets
         assert bool(behind) == (op == "b0_fprop")
+
+
+def test_bytes_of_b0_in_one_kernel():
+    """448 rounds by 132 blocks: z of 316 comes back; 64 packets of every block and of first values to their channel, 64 deviations to every block."""
+    c, call = ConvShape(64, 64, 28, 28, 64, 3, 3, 1, 1), training("b0_fprop", 64)
+    plain, planes, of_batch = main_traffic(c, form_of(c)), 16 * 64 * 7 * 64, 16 * 64 * (132 + 1 + 1)
+    (_, found) = conv_onchip.OPS[call.op].traffic(call)
+    assert found.read - plain.read == 7 * planes + 316 * 4 * 64 * 4 * 28 + 16 * 64 * (132 + 1 + 132)
+    assert found.write - plain.write == 4 * 64 * 64 * 28 * 28 + 8 * 64 * 64 + 12 * 64 + planes + of_batch
+    assert found.distinct - plain.distinct == planes + of_batch
+
+
+@pytest.mark.parametrize(("n", "size", "blocks", "whole"), [(64, 28, 132, True), (16, 28, 7, False), (256, 28, 132, False), (64, 10, 100, False)])
+def test_b0_in_training_is_one_kernel_where_a_block_has_few_full_rounds(n, size, blocks, whole):
+    shape = ConvShape(n, 64, size, size if size > 10 else 12, 64, 3, 3, 1, 1)
+    case = next(case for case in conv_norm_cases([(shape, 32)]) if case.op == "conv_evonorm_b0_fprop")
+    found = bound_of(conv_onchip.OPS[case.op], case, Host(), OnchipTile(blocks)).launches
+    assert (len(found) == 2) == whole
+    assert all(launch.shared <= 227 * 1024 for launch in found)
 
 
 @pytest.mark.skipif(cuda.SIMULATOR, reason="the simulator compiles nothing")
@@ -256,34 +287,37 @@ def test_a_stage_is_given_back_when_it_has_been_read():
 
 
 @pytest.mark.skipif(cuda.SIMULATOR, reason="the simulator compiles nothing")
-@pytest.mark.parametrize("op", ["conv_evonorm_s0_fprop", "conv_evonorm_b0_infer"])
+@pytest.mark.parametrize("op", ["conv_evonorm_s0_fprop", "conv_evonorm_b0_fprop"])
 def test_a_norm_behind_it_compiles(op):
-    """S0 in training does all that the other ends do but B0's divisors, which take the most registers (the study compiles every end)."""
+    """S0 in training, and B0 with the batch's statistics, the longest end (the study compiles every end).
+
+    56 pixels and what B0's end wants at a time are more than a finisher's 104 registers: a few wait in local memory.
+    """
     case = next(case for case in conv_norm_cases([(ConvShape(4, 64, 28, 28, 64, 3, 3, 1, 1), 32)]) if case.op == op)
     report = compile_launch(bound_of(conv_onchip.OPS[op], case, Host()).launches[1])
-    assert (report.frame_bytes, report.registers) == (0, 128)
+    assert report.frame_bytes <= (0 if "s0" in op else 64)
+    assert report.registers == 128
 
 
 @pytest.mark.skipif(not cuda.SIMULATOR, reason="one thread calls a device function in Python")
-def test_a_number_is_kept_finite_and_nan_stays():
+def test_a_variance_is_not_negative_and_nan_stays():
     @cuda.jit()
     def play(numbers):
         for i in range(len(numbers)):
-            numbers[i] = finite(numbers[i])
+            numbers[i] = not_negative(numbers[i])
 
-    numbers = np.array([np.inf, -np.inf, np.nan, 0, -2.5, 3.3e38], np.float32)
+    numbers = np.array([np.nan, -1e-9, 0, 2.5, np.inf], np.float32)
     play[1, 1](numbers)
-    np.testing.assert_array_equal(numbers, np.array([3e38, -3e38, np.nan, 0, -2.5, 3e38], np.float32))
+    np.testing.assert_array_equal(numbers, np.array([np.nan, 0, 0, 2.5, np.inf], np.float32))
 
 
 @pytest.mark.skipif(not cuda.SIMULATOR, reason="one thread plays all of a block's, in Python")
-@pytest.mark.parametrize(("size", "behind"), [((8, 28), 2), ((6, 12), 4), ((4, 20), 0)])
-def test_where_everything_lies(size, behind):
-    """A block's work without its warps and barriers: points, products and pixels of every round, each thread's in turn; pixels that are kept."""
+@pytest.mark.parametrize("size", [(8, 28), (6, 12), (6, 20)])
+def test_where_everything_lies(size):
+    """A block's work without its warps and barriers: points, products and pixels of every round, each thread's in turn."""
     c = ConvShape(2, 16, *size, 64, 3, 3, 1, 1)
-    form, case = replace(form_of(c), behind=behind), conv_case(2, 16, *size)
-    load, transform, pixels = loading(form), transforming(form), finishing(form, replace(PLAIN, keeps=True))
-    place, kept, POINT, FIRST = placing(form), np.full((2, c.H, c.W, 64), np.nan, np.float32), form.tiles * FILTERS, form.first_kept
+    form, case = form_of(c), conv_case(2, 16, *size)
+    load, transform, make = loading(form), transforming(form), making(form, PLAIN)
     (first, others, last), store, CHUNKS, ROUNDS = products(form), storing(form), c.C // CHANNELS, form.rounds
 
     @cuda.jit()
@@ -308,19 +342,12 @@ def test_where_everything_lies(size, behind):
                     for lane in range(32):
                         store(memory, sums[warp][lane], warp, *lane_place(lane))
                 for tid in range(FINISHERS):
-                    quad = 4 * (tid % QUADS)
-                    pixels(memory, [0], b[quad : quad + 4], z, n, round, tid)
-                for tid in range(FINISHERS):
-                    for tile in range(tid // QUADS, form.tiles, FINISHERS // QUADS):
-                        there, at, to = place(n, round, tile, 4 * (tid % QUADS))
-                        for p in range(KEPT if there else 0):
-                            to_pixel = to + (p // 2 * form.W + p % 2) * FILTERS
-                            kept.reshape(-1)[to_pixel : to_pixel + 4] = memory[at + (FIRST + p) * POINT : at + (FIRST + p) * POINT + 4]
+                    quad, made = quad_of(tid), np.full(pixel_floats(form), np.nan, np.float32)
+                    make(memory, made, [0], b[quad : quad + 4], z, n, round, tid, 1)
 
     x, w, b = case.ins
     u = np.einsum("ar,kcrs,bs->cabk", G, w.astype(np.float64), G).reshape(-1).astype(np.float32)
     z = np.full(2 * c.H * c.W * 64, np.nan, np.float32)
     play[1, 1](x.transpose(0, 2, 3, 1).reshape(-1).copy(), u, b, z, np.zeros(form.at_spare, np.float32))
-    np.testing.assert_array_equal(kept.reshape(-1), z)
     (want,) = gradcheck.reference(case)
     assert gradcheck.relative_error(z.reshape(2, c.H, c.W, 64).transpose(0, 3, 1, 2), want) <= gradcheck.bound(case)

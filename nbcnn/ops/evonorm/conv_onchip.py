@@ -1,4 +1,5 @@
-"""Convolutions with their EvoNorm by Winograd's F(2×2, 3×3) in one kernel (nbcnn/ops/conv/onchip), bound; the ends are conv_onchip_end.py's.
+"""Convolutions with their EvoNorm by Winograd's F(2×2, 3×3) in one kernel (nbcnn/ops/conv/onchip), bound; the ends are conv_onchip_end.py's and,
+of B0 in training on batches of few rounds a block, conv_onchip_batch.py's.
 
 The ops are those of conv.py. Blocks that have rounds of an image tell each other its statistics, so all of them are on the GPU at the same time:
 two such launches must not run beside each other.
@@ -18,14 +19,20 @@ from nbcnn.ops.call import Call, Impl, Launch
 from nbcnn.ops.conv import im2col
 from nbcnn.ops.conv.onchip import conv as onchip
 from nbcnn.ops.conv.onchip.conv import OnchipTile, form_of
-from nbcnn.ops.conv.onchip.form import FILTERS, KEPT, THREADS, Form
+from nbcnn.ops.conv.onchip.form import FILTERS, STRIPS, THREADS, Form
 from nbcnn.ops.conv.onchip.kernel import onchip_kernel
 from nbcnn.ops.conv.winograd_transform import filters_traffic
 from nbcnn.ops.evonorm import traffic
-from nbcnn.ops.evonorm.conv import by_end, convolution_of, group_of
+from nbcnn.ops.evonorm.conv import behind_planes, by_end, convolution_of, group_of
+from nbcnn.ops.evonorm.conv_onchip_batch import batch_end, batch_packets, batch_spare_of
 from nbcnn.ops.evonorm.conv_onchip_end import norm_end, spare_of
-from nbcnn.ops.traffic import Traffic
+from nbcnn.ops.traffic import Traffic, ceil_div
 from nbcnn.shapes import ConvShape, numel
+
+_ARRAYS = "z", "y", "running", "shift", "std", "batch_shift", "batch_std"
+"""The kernel's arrays that an end may leave alone."""
+_MOST_ROUNDS = 8
+"""Of a block, if EvoNorm-B0 in training is to be one kernel: with four it is faster than in two, with fourteen slower (bench/LOG.md)."""
 
 
 def _shape(call: Call) -> ConvShape:
@@ -52,49 +59,68 @@ def tile(call: Call, multiprocessors: int) -> OnchipTile:
 
 @cache
 def _kernel(form: Form, group: int, end: str) -> Any:
-    return onchip_kernel(form, norm_end(form, group, end))
+    return onchip_kernel(form, batch_end(form) if end == "b0" else norm_end(form, group, end))
 
 
 def _form(call: Call) -> Form:
-    """With as much room behind the products as there is for pixels that wait to be normalised."""
+    """With room for what warps have of groups."""
     plain = form_of(_shape(call))
-    bare = replace(plain, spare=spare_of(plain, group_of(call)))
-    if call.op == "conv_evonorm_b0_fprop":
-        return bare
-    roomy = (replace(bare, behind=behind) for behind in range(KEPT, 0, -1))
-    return next((form for form in roomy if form.shared_bytes <= shared_of_block()), bare)
+    return replace(plain, spare=spare_of(plain, group_of(call)))
 
 
-def launches(call: Call, end: str, z: Any = None, y: Any = None, running: Any = None, shift: Any = None, std: Any = None) -> list[Launch]:
+def _in_one(call: Call) -> Form | None:
+    """Of EvoNorm-B0 in training: the form whose one kernel also has the batch's statistics and y, if there is room for that."""
+    form, blocks = form_of(_shape(call)), call.tile.blocks
+    rounds = ceil_div(_shape(call).N * form.rounds, blocks)
+    whole = replace(form, spare=batch_spare_of(form, blocks, rounds))
+    return whole if form.strips % STRIPS == 0 and rounds <= _MOST_ROUNDS and whole.shared_bytes <= shared_of_block() else None
+
+
+def launches(call: Call, end: str, **arrays: Any) -> list[Launch]:
     """Filters to points, then the convolution that ends in `end`; arrays that this end does not touch may be left out.
 
     Raises ValueError if rounds of an image would wait for blocks that take them only later, or a block for a round.
     """
-    c, form, group = _shape(call), _form(call), group_of(call)
+    c, group, form = _shape(call), group_of(call), (_in_one(call) if end == "b0" else None) or _form(call)
     onchip.check_blocks(call.tile.blocks, c.N * form.rounds)
     if call.tile.blocks < form.rounds:
         raise ValueError(f"{call.tile.blocks} blocks for the {form.rounds} rounds of an image, which wait for each other")
     x, _, b, gamma, beta, v, *_ = call.ins
     u, filters = onchip.points_of_filters(call, call.packed, c)
-    packets = constant(np.zeros(4 * c.N * form.rounds * (FILTERS // group), np.int32))
-    z, running, y, shift, std = (b if array is None else array for array in (z, running, y, shift, std))  # None is never looked at
-    args = (x, u, b, gamma, beta, v, running, z, y, shift, std, packets, np.int32(c.N), np.float32(call.attrs["eps"]))
+    count = c.N * form.rounds * (FILTERS // group) + (batch_packets(call.tile.blocks) if end == "b0" else 0)
+    packets = constant(np.zeros(4 * count, np.int32))
+    z, y, running, shift, std, batch_shift, batch_std = (arrays.get(name, b) for name in _ARRAYS)  # what is left out is never looked at
+    numbers = np.int32(c.N), np.float32(call.attrs["eps"]), np.float32(call.attrs.get("momentum", 0))
+    args = (x, u, b, gamma, beta, v, running, z, y, shift, std, packets, batch_shift, batch_std, *numbers)
     kernel = _kernel(form, group, end)
     return [filters, Launch(kernel, call.tile.blocks, THREADS, args, form.shared_bytes, name=call.op, together=True)]
+
+
+def _b0_fprop(call: Call) -> list[Launch]:
+    """In one kernel, or planes' statistics, then the batch's and y."""
+    y, z, shift, std, batch_shift, batch_std, running = call.outs
+    if _in_one(call) is None:
+        return behind_planes(call, launches(call, "planes", z=z, shift=shift, std=std))
+    return launches(call, "b0", z=z, y=y, running=running, shift=shift, std=std, batch_shift=batch_shift, batch_std=batch_std)
 
 
 def bytes_of(call: Call) -> list[Traffic]:
     """Bytes of every launch: the convolution's, y beside z in training, the groups' statistics and rounds' packets.
 
-    Of a round's packets every round of the image reads all; of B0's in training only the first.
+    Of a round's packets every round of the image reads all; of B0's in two kernels only the first. In one, z of all but the blocks' last rounds is
+    read back, a channel's packets of all blocks by one of them, and its deviation by all.
     """
-    c, form = _shape(call), _form(call)
-    image, sets, training, planes = 4 * numel(c.y_shape), c.N * (FILTERS // group_of(call)), call.op.endswith("_fprop"), "b0_fprop" in call.op
-    main = onchip.main_traffic(c, form)
+    c, form, blocks = _shape(call), _form(call), call.tile.blocks
+    image, sets, training, b0 = 4 * numel(c.y_shape), c.N * (FILTERS // group_of(call)), call.op.endswith("_fprop"), "b0_fprop" in call.op
+    main, whole = onchip.main_traffic(c, form), b0 and _in_one(call) is not None
+    planes = b0 and not whole
     both = image if training and not planes else 0
-    kept = traffic.STATISTICS * sets if training else 0
-    packets = traffic.PACKET * sets * form.rounds
-    made = Traffic(main.read + packets * (1 if planes else form.rounds), main.write + both + kept + packets, main.distinct + packets)
+    kept = traffic.STATISTICS * (sets + (FILTERS if whole else 0)) + (4 * FILTERS if whole else 0) if training else 0
+    packets, batch = traffic.PACKET * sets * form.rounds, traffic.PACKET * batch_packets(blocks) if whole else 0
+    heard = packets * (1 if planes else form.rounds)
+    if whole:
+        heard += image * (c.N * form.rounds - blocks) // (c.N * form.rounds) + traffic.PACKET * FILTERS * (2 * blocks + 1)
+    made = Traffic(main.read + heard, main.write + both + kept + packets + batch, main.distinct + packets + batch)
     first = [filters_traffic("winograd", c.C, c.K), made]
     return [*first, *traffic.b0_behind_planes(call, image=1)] if planes else first
 
@@ -112,5 +138,5 @@ def _implementation(bind: Callable[[Call], list[Launch]]) -> Impl:
     )
 
 
-OPS = {op: _implementation(bind) for op, bind in by_end(launches).items()}
+OPS = {op: _implementation(bind) for op, bind in (by_end(launches) | {"conv_evonorm_b0_fprop": _b0_fprop}).items()}
 """The fused ops of 3×3 to 64 channels on Hopper."""

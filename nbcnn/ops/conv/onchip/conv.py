@@ -75,7 +75,7 @@ def bind(call: Call) -> list[Launch]:
     form = form_of(c)
     check_blocks(call.tile.blocks, c.N * form.rounds)
     u, filters = points_of_filters(call, call.packed, c)
-    args = (x, u, b, b, b, b, b, z, z, b, b, b, np.int32(c.N), np.float32(0))
+    args = (x, u, b, b, b, b, b, z, z, b, b, b, b, b, np.int32(c.N), np.float32(0), np.float32(0))
     return [filters, Launch(onchip_kernel(form, PLAIN), call.tile.blocks, THREADS, args, form.shared_bytes)]
 
 

@@ -15,12 +15,10 @@ THREADS = MULTIPLIERS + FILLERS + FINISHERS
 TURNS = FILLERS // WARP
 """Filling warps, which bring a stage each in turn. Stages have their barriers in turn too, as many, so that whoever waits sees every phase though
 there is room for fewer."""
-BARRIERS = 2 * TURNS + 3
-"""Of stages: full, empty; of products: there, taken; of pixels that are kept: done with."""
-KEPT = 4
-"""Pixels of a tile, each of which takes as much room as the products of a point."""
-STRIPS, SLOTS = 4, 8
-"""Strips of neighbouring tiles of a round, one a row of lanes; places for tiles of a strip."""
+BARRIERS = 2 * TURNS + 2
+"""Of stages: full, empty; of products: there, taken."""
+STRIPS, SLOTS = FINISHERS // WARP, 8
+"""Strips of neighbouring tiles of a round, one a row of lanes that multiply and one a warp that finishes; places for tiles of a strip."""
 _FEWEST, _MOST = 5, 7
 """Tiles of a strip. With eight, the sums of a thread that multiplies leave no room for its factors; with fewer, shared memory gives as much for
 fewer products."""
@@ -43,8 +41,7 @@ QUADS = FILTERS // 4
 class Form:
     """Images of H×W×C to H×W×64. A round is STRIPS strips of `across` neighbouring tiles.
 
-    spare: floats of shared memory that the end of the kernel asks for. behind: points' worth of room behind the products, for pixels that are kept
-    in shared memory; those that find none take that of the last points' products.
+    spare: floats of shared memory that the end of the kernel asks for.
     """
 
     H: int
@@ -52,7 +49,6 @@ class Form:
     C: int
     across: int
     spare: int = 0
-    behind: int = 0
 
     @property
     def tiles(self) -> int:
@@ -79,18 +75,8 @@ class Form:
         return STAGES * (FILTER_STAGE + POINT_STAGE)
 
     @property
-    def first_kept(self) -> int:
-        """Of the points, real and behind, whose place the first of a tile's pixels takes."""
-        return POINTS + self.behind - KEPT
-
-    @property
-    def first_late(self) -> int:
-        """First of the multiplying warps that wait until kept pixels are done with: they are in the place of their products."""
-        return self.first_kept // 2
-
-    @property
     def at_spare(self) -> int:
-        return self.at_products + (POINTS + self.behind) * self.tiles * FILTERS
+        return self.at_products + POINTS * self.tiles * FILTERS
 
     @property
     def at_barriers(self) -> int:

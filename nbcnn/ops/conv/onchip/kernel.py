@@ -3,8 +3,7 @@
 What of every round goes round in shared memory, each with a barrier that it is full and one that it is empty:
 
     a stage   8 channels of points, made by one filling warp, and of filters, which it has TMA bring; emptied by the eight
-    products  by the eight; emptied by the four that finish, in two steps where pixels are kept in the place of the last points' products: those
-              wait until the pixels are done with, and only the warps that multiply these points with them
+    products  by the eight; emptied by the four that finish, who take pixels of them into registers
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any
 
 from nbcnn.cuda import cuda, f4, i4, jit, types, u4
 from nbcnn.ops.conv.onchip.fill import lane_start, loading, transforming
-from nbcnn.ops.conv.onchip.finish import End, finishing
+from nbcnn.ops.conv.onchip.finish import End, making, pixel_floats, quad_of
 from nbcnn.ops.conv.onchip.form import (
     AT_POINTS,
     CHANNELS,
@@ -22,10 +21,8 @@ from nbcnn.ops.conv.onchip.form import (
     FILTER_STAGE,
     FILTERS,
     FINISHERS,
-    KEPT,
     MULTIPLIERS,
     POINT_STAGE,
-    QUADS,
     ROW,
     SLOTS,
     STAGES,
@@ -44,7 +41,7 @@ from nbcnn.ops.ptx.mbarrier import (
     mbarrier_wait,
 )
 from nbcnn.ops.ptx.registers import give_registers, take_registers
-from nbcnn.ops.ptx.shuffle import WARP, warp_of_block
+from nbcnn.ops.ptx.shuffle import WARP
 from nbcnn.ops.ptx.tma import fence_async_shared, load_bytes
 from nbcnn.ops.ptx.vector import load4
 
@@ -57,10 +54,9 @@ _LOG_TURNS = TURNS.bit_length() - 1
 
 
 @cache
-def _multiplying(form: Form, end: End) -> Any:
+def _multiplying(form: Form) -> Any:
     """Device function (memory, barriers, warp, lane, rounds): everything that a multiplying warp does."""
     CHUNKS, SUMS = form.C // CHANNELS, 2 * form.across * COLUMNS
-    FIRST_LATE, LATE = form.first_late, end.keeps and form.behind < KEPT
     first, others, last = products(form)
     store, clear = storing(form), cleared(form)
 
@@ -98,8 +94,7 @@ def _multiplying(form: Form, end: End) -> Any:
                     if stage < all_stages:
                         mbarrier_wait(barriers + u4((stage & u4(TURNS - 1)) * u4(8)), u4((stage >> u4(_LOG_TURNS)) & u4(1)))
                 last(acc, rows, memory, at_points, at_filters)
-            late = u4(8) if LATE and warp_of_block() >= i4(FIRST_LATE) else u4(0)
-            mbarrier_wait(done + u4(8) + late, u4(round & i4(1)) ^ u4(1))
+            mbarrier_wait(done + u4(8), u4(round & i4(1)) ^ u4(1))
             store(memory, acc, warp, strip, filter)
             cuda.syncwarp()
             mbarrier_arrive_if(done, arrives)
@@ -157,31 +152,30 @@ def _bringing(form: Form) -> Any:
 
 @cache
 def _ending(form: Form, end: End) -> Any:
-    """Device function (memory, b, z, arrays, barriers, tid, N, eps): everything that a finishing warp does."""
-    ROUNDS, SUMS, PACKETS, KEEPS = form.rounds, end.sums, end.packets, end.keeps
-    pixels, finish = finishing(form, end), end.finish
+    """Device function (memory, b, arrays, barriers, tid, N, eps, momentum): everything that a finishing warp does."""
+    ROUNDS, FLOATS, SUMS, PACKETS = form.rounds, pixel_floats(form), end.sums, end.packets
+    begin, make, finish = end.begin, making(form, end), end.finish
 
     @jit(device=True)
-    def run(memory, b, z, arrays, barriers, tid, N, eps):
+    def run(memory, b, arrays, barriers, tid, N, eps, momentum):
+        x = cuda.local.array(FLOATS, f4)
         sums = cuda.local.array(SUMS, f4)
+        begin(memory, arrays, tid)
         lane, full = i4(tid & i4(WARP - 1)), barriers + u4(16 * TURNS)
-        bias = load4(b, i4((tid & i4(QUADS - 1)) * i4(4)))
         item, rounds = i4(cuda.blockIdx.x), i4(0)
         # Every launch writes every packet once, so that any of them tells the turn until it is sent.
         turn = i4(arrays[8][u4(item * i4(4 * PACKETS) + i4(1))] + i4(1)) if PACKETS > 0 else i4(0)
         while item < i4(N * i4(ROUNDS)):
             n = i4(u4(item) // u4(ROUNDS))
             round = i4(item - n * i4(ROUNDS))
+            bias = load4(b, quad_of(tid))
             mbarrier_wait(full, u4(rounds & i4(1)))
-            made = pixels(memory, sums, bias, z, n, round, tid)
+            last = i4(item + i4(cuda.gridDim.x) >= i4(N * i4(ROUNDS)))
+            make(memory, x, sums, bias, arrays[4], n, round, tid, last)
             cuda.syncwarp()
             if lane == i4(0):
                 mbarrier_arrive(full + u4(8))
-            finish(memory, sums, made, arrays, tid, n, round, turn, eps)
-            if KEEPS:
-                cuda.syncwarp()
-                if lane == i4(0):
-                    mbarrier_arrive(full + u4(16))
+            finish(memory, x, sums, arrays, tid, n, round, turn, last, N, eps, momentum)
             rounds, item = i4(rounds + i4(1)), i4(item + i4(cuda.gridDim.x))
 
     return run
@@ -190,19 +184,19 @@ def _ending(form: Form, end: End) -> Any:
 @cache
 def onchip_kernel(form: Form, end: End) -> Any:
     """The kernel of one form and end."""
-    multiply, bring, finish = _multiplying(form, end), _bringing(form), _ending(form, end)
+    multiply, bring, finish = _multiplying(form), _bringing(form), _ending(form, end)
     BARRIERS, ROUNDS = 4 * form.at_barriers, form.rounds
     of_multipliers, of_fillers, of_finishers = take_registers(_REGISTERS[0]), give_registers(_REGISTERS[1]), give_registers(_REGISTERS[2])
 
     @jit(launch_bounds=(THREADS, 1))
-    def winograd_onchip_kernel(x, u, b, gamma, beta, v, running, z, y, shift, std, packets, N, eps):
+    def winograd_onchip_kernel(x, u, b, gamma, beta, v, running, z, y, shift, std, packets, batch_shift, batch_std, N, eps, momentum):
         """z (N,H,W,64) = Aᵀ [Σ_c (G w Gᵀ) ⊙ (Bᵀ d B)] A + b; u = [c][point][filter], and what the end does with it.
 
         gemm    16 of tiles × 64 × C a round, 4·across tiles
         grid    rounds of all images, or fewer, but not fewer than those of one where rounds meet; a block takes every grid-th
         block   512: eight warps that multiply, four that fill, four that finish
         owns    a block a round of all filters; a multiplying thread `across` tiles × 8 filters × 2 points, a filling one a channel of a strip, a
-                finishing one 4 filters of every eighth tile
+                finishing one 4 filters of every other tile of a strip
         shared  `form.shared_bytes`; moves: x about (2·across + 2)/across times, mostly from caches; u once a round from L2; z, y once
         needs   compute capability 9.0. source: arXiv:1509.09308
         """
@@ -214,11 +208,10 @@ def onchip_kernel(form: Form, end: End) -> Any:
                 mbarrier_init(barriers + u4(8 * turn), u4(2))  # who makes points, and TMA's bytes, which it also expects
                 mbarrier_init(barriers + u4(8 * (TURNS + turn)), u4(_MULTIPLY_WARPS))
             mbarrier_init(barriers + u4(8 * 2 * TURNS), u4(_MULTIPLY_WARPS))
-            for step in range(2):
-                mbarrier_init(barriers + u4(8 * (2 * TURNS + 1 + step)), u4(FINISHERS // WARP))
+            mbarrier_init(barriers + u4(8 * (2 * TURNS + 1)), u4(FINISHERS // WARP))
             fence_mbarrier_init()
         cuda.syncthreads()
-        arrays = gamma, beta, v, running, z, y, shift, std, packets
+        arrays = gamma, beta, v, running, z, y, shift, std, packets, batch_shift, batch_std
         rounds = i4(u4(i4(N * i4(ROUNDS)) - i4(cuda.blockIdx.x) + i4(cuda.gridDim.x) - i4(1)) // u4(cuda.gridDim.x))
         if t < i4(MULTIPLIERS):
             of_multipliers()
@@ -228,6 +221,6 @@ def onchip_kernel(form: Form, end: End) -> Any:
             bring(memory, x, u, barriers, i4(t - i4(MULTIPLIERS)), N)
         else:
             of_finishers()
-            finish(memory, b, z, arrays, barriers, i4(t - i4(MULTIPLIERS + FILLERS)), N, eps)
+            finish(memory, b, arrays, barriers, i4(t - i4(MULTIPLIERS + FILLERS)), N, eps, momentum)
 
     return winograd_onchip_kernel
