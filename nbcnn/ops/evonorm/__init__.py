@@ -30,6 +30,7 @@ every plane to the other blocks of the channel and waits for theirs. On Hopper a
     b0_ranks.py   B0 with the statistics of all ranks that train together
     conv.py       a convolution with its norm    conv_wgmma.py, conv_wgmma_*.py   both in one kernel       traffic.py  bytes
     conv_onchip.py, conv_onchip_end.py           both by Winograd in fp32 in one kernel (ops/conv/onchip)
-    conv_winograd.py, conv_winograd_kernel.py    the same in several, the norm in the last one         quads.py  what both keep of a group
+    conv_onchip_batch.py                         the same of B0 in training, with the batch's statistics and y
+    conv_winograd.py, conv_winograd_kernel.py    both by Winograd in several, the norm in the last one     quads.py  what a warp has of a group
     b0_apply.py   B0's y of large batches stored NHWC
 """

@@ -108,7 +108,8 @@ def bytes_of(call: Call) -> list[Traffic]:
     """Bytes of every launch: the convolution's, y beside z in training, the groups' statistics and rounds' packets.
 
     Of a round's packets every round of the image reads all; of B0's in two kernels only the first. In one, z of all but the blocks' last rounds is
-    read back, a channel's packets of all blocks by one of them, and its deviation by all.
+    read back, a channel's packets of all blocks by one of them, and its deviation by all. What blocks tell each other, and what comes back, counts
+    among the different bytes.
     """
     c, form, blocks = _shape(call), _form(call), call.tile.blocks
     image, sets, training, b0 = 4 * numel(c.y_shape), c.N * (FILTERS // group_of(call)), call.op.endswith("_fprop"), "b0_fprop" in call.op
@@ -117,10 +118,9 @@ def bytes_of(call: Call) -> list[Traffic]:
     both = image if training and not planes else 0
     kept = traffic.STATISTICS * (sets + (FILTERS if whole else 0)) + (4 * FILTERS if whole else 0) if training else 0
     packets, batch = traffic.PACKET * sets * form.rounds, traffic.PACKET * batch_packets(blocks) if whole else 0
-    heard = packets * (1 if planes else form.rounds)
-    if whole:
-        heard += image * (c.N * form.rounds - blocks) // (c.N * form.rounds) + traffic.PACKET * FILTERS * (2 * blocks + 1)
-    made = Traffic(main.read + heard, main.write + both + kept + packets + batch, main.distinct + packets + batch)
+    heard = packets * (1 if planes else form.rounds) + (traffic.PACKET * FILTERS * (2 * blocks + 1) if whole else 0)
+    again = image * (c.N * form.rounds - blocks) // (c.N * form.rounds) if whole else 0
+    made = Traffic(main.read + heard + again, main.write + both + kept + packets + batch, main.distinct + packets + batch + again)
     first = [filters_traffic("winograd", c.C, c.K), made]
     return [*first, *traffic.b0_behind_planes(call, image=1)] if planes else first
 

@@ -2,8 +2,7 @@
 
 Every block adds its rounds' statistics up as they come and tells them when its last round is made; a block for each channel adds up what all blocks
 have and tells the channel's deviation. y of the last round leaves from registers; pixels of the rounds before are read back (from the second-level
-cache while the batch fits there), by the threads that wrote them. What it takes of shared memory grows with the rounds of a block, so large batches
-have planes' statistics here and y in a launch of its own (conv_onchip.py).
+cache while the batch fits there), by the threads that wrote them. Where a block has many rounds, y in a launch of its own is faster (conv_onchip.py).
 
 Source: Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979.
 """
@@ -32,7 +31,7 @@ _BLOCK = 3
 
 def batch_spare_of(form: Form, blocks: int, rounds: int) -> int:
     """Floats of shared memory: those of `spare_of`, the block's statistics, the batch's deviations, all blocks' statistics of a channel, and the
-    planes' deviations in all but the last of a block's `rounds`.
+    planes' deviations in all but the last of a block's `rounds`. Of a channel a block has two floats; twice as much keeps what follows aligned.
     """
     return spare_of(form, 1) + (_BLOCK + 1) * FILTERS + QUAD * blocks + (rounds - 1) * FILTERS
 
@@ -56,7 +55,7 @@ def _adding_up(form: Form) -> Any:
         share = reciprocal(rounds + f4(1))
         off = mean - memory[at]
         mean = memory[at] + off * share
-        squares = memory[u4(at + u4(FILTERS))] + squares + off * off * (PIXELS_OF_ROUND * rounds * share)
+        squares = memory[u4(at + u4(FILTERS))] + squares + off * (off * share * (PIXELS_OF_ROUND * rounds))
         memory[at], memory[u4(at + u4(FILTERS))], memory[u4(at + u4(2 * FILTERS))] = mean, squares, rounds + f4(1)
         to = i4(i4(N * i4(ROUNDS)) * i4(FILTERS) + own)
         if last != i4(0):

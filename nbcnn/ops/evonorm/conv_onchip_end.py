@@ -6,7 +6,8 @@ What an end writes:
 
     "s0"        y of EvoNorm-S0, z (the convolution's own output, which the gradients want), shift and std of groups
     "s0 infer"  y of EvoNorm-S0 alone
-    "planes"    z, shift and std of planes: EvoNorm-B0 in training still wants the other images of the batch (conv_onchip_batch.py goes on)
+    "planes"    z, shift and std of planes: EvoNorm-B0 in training still wants the other images of the batch, and y a launch of its own
+    "b0"        all of EvoNorm-B0 in training (conv_onchip_batch.py)
     "b0 infer"  y of EvoNorm-B0 with the running variance
 """
 
@@ -20,7 +21,7 @@ from nbcnn.ops.conv.onchip.finish import End, breathe, pixel_floats, placing, qu
 from nbcnn.ops.conv.onchip.form import FILTERS, FINISHERS, QUADS, STRIPS, Form
 from nbcnn.ops.conv.thin_shape import unrolled
 from nbcnn.ops.evonorm.quads import PIXELS, QUAD
-from nbcnn.ops.ptx.fast import LOG2E, reciprocal, root, swish
+from nbcnn.ops.ptx.fast import LOG2E, larger, reciprocal, root, squashed
 from nbcnn.ops.ptx.grid import receive_two, send
 from nbcnn.ops.ptx.mbarrier import bar_sync
 from nbcnn.ops.ptx.shuffle import WARP, from_lane, sum_over
@@ -69,7 +70,7 @@ def beginning(form: Form, name: str) -> Any:
 
 
 def _late(form: Form) -> int:
-    """Of a thread's pixels, the first whose σ waits until statistics are on their way: those of its last two whole tiles."""
+    """Of a thread's pixels, the first whose σ waits until statistics are on their way: those of the last two whole tiles, and the line."""
     return max(form.across // 2 - 2, 0) * PIXELS * QUAD
 
 
@@ -81,7 +82,7 @@ def _squashing(form: Form, first: int, floats: int) -> Any:
     def run(memory, x, tid):
         slopes = shared_load4(memory, i4(i4(SLOPES) + quad_of(tid)))
         for i in range(FIRST, FIRST + FLOATS):
-            x[i] = swish(x[i], slopes[i % QUAD] * f4(-LOG2E))
+            x[i] = squashed(x[i], slopes[i % QUAD] * f4(-LOG2E))
 
     return run
 
@@ -199,7 +200,7 @@ def hearing(form: Form, group: int, name: str) -> Any:
             s = root(not_negative(squares - away * mean) * f4(1 / COUNT) + eps)
             if STORES and round == i4(0) and tid < i4(min(SETS, WARP)):
                 to = u4(n * i4(SETS) + own + i4(mine))
-                arrays[6][to], arrays[7][to] = lead + mean - memory[u4(i4(LEADS + mine) + own)], s
+                arrays[6][to], arrays[7][to] = lead - memory[u4(i4(LEADS + mine) + own)] + mean, s
             made[mine] = reciprocal(s) if INVERSE else s
         quad = quad_of(tid)
         for q in range(QUAD):
@@ -218,7 +219,7 @@ def scaling(form: Form, p: int, b0: bool) -> Any:
         for q in range(QUAD):
             i = QUAD * P + q
             if B0:
-                x[i] = x[i] * reciprocal(max(leasts[q], slopes[q] * x[i] + scales[q]))
+                x[i] = x[i] * reciprocal(larger(leasts[q], slopes[q] * x[i] + scales[q]))
             x[i] = factors[q] * x[i] + plus[q]
         store(y, x, to, line)
         breathe(last)
@@ -228,7 +229,7 @@ def scaling(form: Form, p: int, b0: bool) -> Any:
 
 @cache
 def _normalising(form: Form, group: int, name: str) -> Any:
-    """Device function (memory, x, arrays, tid, n, round, turn, last, eps): y of the thread's pixels.
+    """Device function (memory, x, arrays, tid, n, round, turn, last, N, eps): y of the thread's pixels.
 
     S0: x·σ(v·x) times γ/s, plus β. B0 in inference: x·γ/max(√(running + eps), v·x + s) + β.
     """
@@ -238,11 +239,11 @@ def _normalising(form: Form, group: int, name: str) -> Any:
     squash = _squashing(form, _late(form), FLOATS - _late(form))
 
     @jit(device=True)
-    def run(memory, x, arrays, tid, n, round, turn, last, eps):
+    def run(memory, x, arrays, tid, n, round, turn, last, N, eps):
         scales = cuda.local.array(QUAD, f4)
         factors = cuda.local.array(QUAD, f4)
         leasts = cuda.local.array(QUAD, f4)
-        if not B0 and turn > i4(0):  # always so, but a condition keeps the compiler from putting it before the packets
+        if not B0 and i4(0) < N:  # always so, but a condition keeps the compiler from putting it before the packets
             squash(memory, x, tid)
         hear(memory, arrays, scales, tid, n, round, turn, eps)
         at = i4(i4(AT) + quad_of(tid))
@@ -264,7 +265,7 @@ def _planes(form: Form) -> Any:
     hear, join = hearing(form, 1, "planes"), bar_sync(1, FINISHERS)
 
     @jit(device=True)
-    def run(memory, x, arrays, tid, n, round, turn, last, eps):
+    def run(memory, x, arrays, tid, n, round, turn, last, N, eps):
         scales = cuda.local.array(QUAD, f4)
         if round == i4(0):
             hear(memory, arrays, scales, tid, n, round, turn, eps)
@@ -282,7 +283,7 @@ def norm_end(form: Form, group: int, name: str) -> End:
     @jit(device=True)
     def finish(memory, x, sums, arrays, tid, n, round, turn, last, N, eps, momentum):
         tell(memory, sums, arrays, tid, n, round, turn, last, N)
-        behind(memory, x, arrays, tid, n, round, turn, last, eps)
+        behind(memory, x, arrays, tid, n, round, turn, last, N, eps)
 
     add = partial(adding, form, group, name in ("s0", "s0 infer"))
     return End(beginning(form, name), add, finish, 3 * max(QUAD // group, 1), not name.endswith("infer"), FILTERS // group)

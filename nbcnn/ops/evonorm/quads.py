@@ -10,7 +10,7 @@ from nbcnn.ops.ptx.shuffle import WARP, sum_over
 from nbcnn.ops.sigmoid import divide
 
 QUAD, PIXELS = 4, 4
-"""Channels of a thread; pixels of a tile, of which it has whole ones."""
+"""Channels of a thread; pixels of a tile."""
 MOMENTS = 3
 """Of what a warp has of a group: mean, Σ (x − mean)², count."""
 

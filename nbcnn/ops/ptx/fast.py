@@ -23,8 +23,12 @@ if SIMULATOR:
         return np.float32(1) / np.float32(x)
 
     @cuda.jit(device=True)
-    def swish(x, slope):
+    def squashed(x, slope):
         return x * reciprocal(f4(1) + exp2(slope * x))
+
+    @cuda.jit(device=True)
+    def larger(a, b):
+        return np.maximum(a, b)
 
     @cuda.jit(device=True)
     def root(x):
@@ -44,8 +48,10 @@ else:
     """√x of a float32."""
     tanh = instruction("tanh_approx", "tanh.approx.f32 $0, $1;", f4, (f4,), pure=True)
     """tanh x of a float32, to a relative error of 2⁻¹¹."""
-    swish = instruction(
-        "swish",
+    larger = instruction("max_nan", "max.NaN.f32 $0, $1, $2;", f4, (f4, f4), pure=True)
+    """The larger of two float32, NaN if either is; `max` drops a NaN."""
+    squashed = instruction(
+        "squashed",
         "{ .reg .f32 t; mul.f32 t, $1, $2; ex2.approx.ftz.f32 t, t; add.f32 t, t, 0f3F800000; rcp.approx.ftz.f32 t, t; mul.f32 $0, $1, t; }",
         f4,
         (f4, f4),

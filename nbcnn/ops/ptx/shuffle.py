@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from nbcnn.cuda import SIMULATOR, cuda, i4, jit, types, u4
+from nbcnn.cuda import SIMULATOR, cuda, jit, types, u4
 
 WARP = 32
 """Threads of a warp."""
@@ -68,10 +68,6 @@ if SIMULATOR:
         words[tid] = word
         cuda.syncthreads()
         return words[tid ^ int(mask)]
-
-    @cuda.jit(device=True)
-    def warp_of_block():
-        return i4(cuda.threadIdx.x // WARP)
 else:
     from nbcnn.ops.ptx.asm import instruction
 
@@ -115,8 +111,3 @@ else:
     def warp_barrier():
         """Wait until the warp's lanes are here and see each other's shared memory. In the simulator the whole block waits."""
         cuda.syncwarp()
-
-    warp_of_block = instruction(
-        "warp_of_block", "{ .reg .b32 t; mov.u32 t, %tid.x; shr.u32 t, t, 5; shfl.sync.idx.b32 $0, t, 0, 31, 0xffffffff; }", i4, ()
-    )
-    """(): the number of the thread's warp in its block, asked for again where no register can be spared to keep it; by all lanes at once."""

@@ -15,8 +15,8 @@ from nbcnn.cuda import cuda, f4, i4, i8, jit, u4
 from nbcnn.ops.conv.onchip.form import FILTERS, QUADS, STRIPS, Form
 from nbcnn.ops.conv.onchip.multiply import swizzled
 from nbcnn.ops.conv.thin_shape import unrolled
-from nbcnn.ops.ptx.clock import nanosleep
 from nbcnn.ops.ptx.shuffle import WARP
+from nbcnn.ops.ptx.sleep import nanosleep
 from nbcnn.ops.ptx.vector import load4, shared_load4, store4
 
 _TILE, _LINE = 16, 8
@@ -37,7 +37,7 @@ class End:
                of this launch carry; last: 1 in the block's last round, else 0
     sums       size of the register array of this name
     stores     True if pixels go to z as they are made
-    packets    of a round (`nbcnn.ops.ptx.grid`), of which the kernel's `packets` has those of all rounds in order
+    packets    of a round (`nbcnn.ops.ptx.grid`), of which the kernel's `packets` has those of all rounds in order, then what else the end sends
     """
 
     begin: Any

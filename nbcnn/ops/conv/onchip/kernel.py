@@ -197,7 +197,8 @@ def onchip_kernel(form: Form, end: End) -> Any:
         block   512: eight warps that multiply, four that fill, four that finish
         owns    a block a round of all filters; a multiplying thread `across` tiles × 8 filters × 2 points, a filling one a channel of a strip, a
                 finishing one 4 filters of every other tile of a strip
-        shared  `form.shared_bytes`; moves: x about (2·across + 2)/across times, mostly from caches; u once a round from L2; z, y once
+        shared  `form.shared_bytes`; moves: x about (2·across + 2)/across times, mostly from caches; u once a round from L2; z, y once, and
+                what the end reads back
         needs   compute capability 9.0. source: arXiv:1509.09308
         """
         memory = cuda.shared.array(0, f4)  # the only shared array, so that it begins where accesses of 16 bytes may
