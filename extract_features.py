@@ -17,7 +17,7 @@ from nbcnn.cli.flags import MODES, PRECISIONS, Parser, count, flag, one_of
 from nbcnn.cli.together import together
 
 if TYPE_CHECKING:
-    from nbcnn.team import Team
+    from nbcnn.ranks.team import Team
 
 EXAMPLES = (
     "python extract_features.py runs/20260101-120000-cifar10-im2col",
@@ -59,12 +59,12 @@ def parser() -> Parser:
 def extract(flags: SimpleNamespace, team: Team) -> int:
     """Write the features that the flags describe, each rank of `team` a part of the rows; returns the exit code."""
     from nbcnn import datasets
+    from nbcnn.classify.features import Origin, publish
     from nbcnn.cli import describe
-    from nbcnn.features import Origin, publish
-    from nbcnn.interrupt import terminable
-    from nbcnn.runlog import RunFolder
-    from nbcnn.shapes import numel
-    from nbcnn.team import LONG
+    from nbcnn.plan.shapes import numel
+    from nbcnn.ranks.team import LONG
+    from nbcnn.train.interrupt import terminable
+    from nbcnn.train.runlog import RunFolder
 
     def say(text: str) -> None:
         if text and not flags.quiet:
@@ -131,8 +131,8 @@ def rows_of(team: Team, images: int, batch: int) -> slice:
 @contextmanager
 def writers(team: Team, out: Path, data: Any, width: int, storage: str, batch: int) -> Iterator[tuple[Any, Any]]:
     """What writes this rank's training and test features into the one file of each; when it closes, all ranks have written."""
-    from nbcnn.features import FeaturePart, FeatureWriter
-    from nbcnn.team import LONG
+    from nbcnn.classify.features import FeaturePart, FeatureWriter
+    from nbcnn.ranks.team import LONG
 
     counts = {"train": len(data.train_images), "test": len(data.test_images)}
     with ExitStack() as whole:
@@ -155,9 +155,10 @@ def encoder(config: dict[str, Any], saved: Path, mode: str, precision: str | Non
     `precision` None takes the checkpoint's, or the mode's own where the mode does not have that one.
     Raises CheckpointError if the weights are missing or do not fit.
     """
-    from nbcnn import checkpoint, models
-    from nbcnn.net import Net, UsageError, choose_mode
-    from nbcnn.params import ParameterError
+    from nbcnn.nn import models
+    from nbcnn.nn.params import ParameterError
+    from nbcnn.run.net import Net, UsageError, choose_mode
+    from nbcnn.train import checkpoint
 
     tensors, notes = checkpoint.load(saved)  # a resumed run may have changed its precision: the checkpoint knows
     layers = models.MODELS[config["flags"]["model"]](*shape)

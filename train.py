@@ -12,20 +12,20 @@ from nbcnn.cli import train_flags
 from nbcnn.cli.together import together
 
 if TYPE_CHECKING:
-    from nbcnn.team import Team
+    from nbcnn.ranks.team import Team
 
 STARTED = time.perf_counter()
 
 
 def train(given: SimpleNamespace, team: Team) -> int:
     """Run the training that the flags describe, as one rank of `team`; returns the exit code."""
-    from nbcnn import ranges
-    from nbcnn.autotune import tune
-    from nbcnn.callbacks import Progress
     from nbcnn.cli import describe, train_data, train_run
-    from nbcnn.net import Net, choose_mode
-    from nbcnn.session import TrainingSession
-    from nbcnn.trainer import Trainer
+    from nbcnn.gpu import ranges
+    from nbcnn.run.autotune import tune
+    from nbcnn.run.net import Net, choose_mode
+    from nbcnn.run.session import TrainingSession
+    from nbcnn.train.callbacks import Progress
+    from nbcnn.train.trainer import Trainer
 
     def say(text: str, always: bool = False) -> None:
         if text and (always or not flags.quiet):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from nbcnn import __version__
 from nbcnn.cli.errors import USAGE
-from nbcnn.suggest import nearest
+from nbcnn.files.suggest import nearest
 
 COMMANDS = {
     "env": "versions, driver and GPU; what works on this machine and what to install",

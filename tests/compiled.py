@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from nbcnn import cuda
-from nbcnn.ops.static import compile_launch
+from nbcnn.check.static import compile_launch
+from nbcnn.gpu import device
 
 
 def on_every_arch(test):
     """Run `test` with `arch`: the lowest compute capability that kernels support, and that of an H200."""
-    skipped = pytest.mark.skipif(cuda.SIMULATOR, reason="the simulator compiles nothing")
+    skipped = pytest.mark.skipif(device.SIMULATOR, reason="the simulator compiles nothing")
     return skipped(pytest.mark.parametrize("arch", ["75", "90a"])(test))
 
 

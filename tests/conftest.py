@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from scripts import TINY, exits, train
 
-from nbcnn import cuda
+from nbcnn.gpu import device
 
-if cuda.SIMULATOR:
+if device.SIMULATOR:
     from numba.cuda.simulator.kernelapi import FakeCUDAShared
 
     class _MadeOnce(dict):
@@ -52,16 +52,16 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(scope="session")
 def place():
     """A `Gpu` (real, or simulated when NUMBA_ENABLE_CUDASIM=1); skips with the reason where kernels cannot run."""
-    reason = cuda.gpu_missing()
+    reason = device.gpu_missing()
     if reason:
         pytest.skip(f"{reason}; NUMBA_ENABLE_CUDASIM=1 runs the small cases in the simulator")
-    return cuda.Gpu()
+    return device.Gpu()
 
 
 @pytest.fixture(scope="session")
 def gpu(place):
     """A real `Gpu`; skips in the simulator, where real sizes would take hours."""
-    if cuda.SIMULATOR:
+    if device.SIMULATOR:
         pytest.skip("real sizes need a real GPU")
     return place
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nbcnn.ops.traffic import Traffic
+from nbcnn.ops.kernel.traffic import Traffic
 
 
 def counted(launch, patch, uncounted=()) -> Traffic:

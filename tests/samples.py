@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nbcnn.bench import results
+from nbcnn.lab.measure import results
 
 DEVICE = "NVIDIA H200 (compute capability 9.0)"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import socket
 import threading
 
-from nbcnn.ranks import Rank
-from nbcnn.team import Ranks
+from nbcnn.ranks.environment import Rank
+from nbcnn.ranks.team import Ranks
 
 
 def free_port():

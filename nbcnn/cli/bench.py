@@ -11,7 +11,7 @@ from typing import Any
 from nbcnn.cli import bench_op
 from nbcnn.cli.errors import OK, RUNTIME, UsageError, guarded
 from nbcnn.cli.flags import MODES, PRECISIONS, Parser, compare_flag, count, flag, one_of, real, results_flags, some_of
-from nbcnn.suggest import nearest
+from nbcnn.files.suggest import nearest
 
 EXAMPLES = (
     "python -m nbcnn bench step --batch 256 --iters 1,10,100 --graph",
@@ -23,7 +23,7 @@ EXAMPLES = (
     "python -m nbcnn bench convs --mode tensorcore --precision tf32 --batch 1024 --fused",
     "python -m nbcnn bench epoch --mode tensorcore --batch 1024",
     "python -m nbcnn bench scaling --ranks 1,2,4 --precision bf16,fp32",
-    "python -m nbcnn bench step --batch 1024 --compare nbcnn/bench/results/nvidia-h200.json",
+    "python -m nbcnn bench step --batch 1024 --compare nbcnn/lab/results/nvidia-h200.json",
 )
 LAYERS = tuple(f"conv{number}" for number in range(1, 6))
 FORMS = ("eager", "graph", "compile", "compile-max")
@@ -113,9 +113,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _measure(flags: SimpleNamespace) -> int:
-    from nbcnn.bench import peers, regressions, results
-    from nbcnn.bench.opcases import OPS
-    from nbcnn.cuda import Gpu
+    from nbcnn.gpu.device import Gpu
+    from nbcnn.lab.measure import regressions, results
+    from nbcnn.lab.measure.opcases import OPS
+    from nbcnn.lab.peers import torch_step as peers
 
     flags.modes, flags.precisions = flags.mode, flags.precision
     if flags.what not in (*STUDIES, *OPS):
@@ -183,7 +184,7 @@ def _section(flags: SimpleNamespace) -> str:
 
 
 def _epoch(flags: SimpleNamespace) -> tuple[list[dict[str, Any]], list[str]]:
-    from nbcnn.bench import rung
+    from nbcnn.lab.measure import rung
 
     warmup = None if flags.warmup == "auto" else flags.warmup
     rows = rung.measure_epoch(flags.mode or "im2col", flags.batch or 256, flags.precision, flags.engine or "auto", flags.iters or (1,), warmup)
@@ -197,7 +198,8 @@ def _epoch(flags: SimpleNamespace) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def _step(flags: SimpleNamespace) -> tuple[list[dict[str, Any]], list[str]]:
-    from nbcnn.bench import in_a_row, peers, rung
+    from nbcnn.lab.measure import in_a_row, rung
+    from nbcnn.lab.peers import torch_step as peers
 
     batch = flags.batch or 256
     warmup = None if flags.warmup == "auto" else flags.warmup
@@ -225,8 +227,9 @@ def _step(flags: SimpleNamespace) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def _scaling(flags: SimpleNamespace) -> tuple[list[dict[str, Any]], list[str]]:
-    from nbcnn.bench import results, scaling
-    from nbcnn.cuda import Gpu
+    from nbcnn.gpu.device import Gpu
+    from nbcnn.lab.measure import results
+    from nbcnn.lab.studies import scaling
 
     mode = flags.mode or "tensorcore"
     precisions = flags.precision or (scaling.PRECISIONS if mode == "tensorcore" else ("fp32",))
@@ -245,7 +248,7 @@ def _scaling(flags: SimpleNamespace) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def _convs(flags: SimpleNamespace) -> tuple[list[dict[str, Any]], list[str]]:
-    from nbcnn.bench import convs
+    from nbcnn.lab.studies import convs
 
     rows = []
     lines = [f"{'layer':8}{'pass':8}{'runs as':>9}{'µs':>9}{'TFLOP/s':>9}{'GB/s':>8}{'cuDNN µs':>10}{'ours is':>9}"]

@@ -20,8 +20,8 @@ HEAD = (
 
 def choices(flags: SimpleNamespace) -> list[Any]:
     """The variants that --mode, --precision and --engine name: every mode with every precision that it has."""
-    from nbcnn.bench.op import Choice
-    from nbcnn.ops import MODES
+    from nbcnn.lab.measure.op import Choice
+    from nbcnn.modes import MODES
 
     made = []
     for mode in flags.modes or ("im2col",):
@@ -34,9 +34,10 @@ def choices(flags: SimpleNamespace) -> list[Any]:
 
 def op(flags: SimpleNamespace) -> Rows:
     """Verify the op in every mode asked for, then time them in turn in every cache mode and number of calls."""
-    from nbcnn.bench import dram, opcases, peers_ops
-    from nbcnn.bench import op as bench
-    from nbcnn.bench.clocks import Watch
+    from nbcnn.lab.measure import dram, opcases
+    from nbcnn.lab.measure import op as bench
+    from nbcnn.lab.measure.clocks import Watch
+    from nbcnn.lab.peers import ops as peers_ops
 
     problem = opcases.problem(flags.what, flags.shape)
     wanted = choices(flags)
@@ -116,9 +117,9 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
 
 def selftest(flags: SimpleNamespace) -> Rows:
     """What the benchmark measures of things known beforehand; the measured ceilings with them."""
-    from nbcnn.bench import ceilings
-    from nbcnn.bench import selftest as known
-    from nbcnn.cuda import Gpu
+    from nbcnn.gpu.device import Gpu
+    from nbcnn.lab.measure import ceilings
+    from nbcnn.lab.measure import selftest as known
 
     place, rows = Gpu(), []
     for row in known.checks(place):
@@ -146,8 +147,8 @@ def _studied(flags: SimpleNamespace) -> tuple[str, str, float]:
 
 def first_calls(flags: SimpleNamespace) -> dict[str, Any] | None:
     """The part of the warm-up study that runs in fresh processes; None where there is no GPU for it. Before this process opens the GPU."""
-    from nbcnn.bench import fresh
-    from nbcnn.cuda import SIMULATOR, cuda
+    from nbcnn.gpu.language import SIMULATOR, cuda
+    from nbcnn.lab.measure import fresh
 
     choice = choices(flags)[0]
     if choice.mode != "cpu" and not (SIMULATOR or cuda.is_available()):
@@ -157,8 +158,8 @@ def first_calls(flags: SimpleNamespace) -> dict[str, Any] | None:
 
 def warmup(flags: SimpleNamespace) -> Rows:
     """The warm-up study of one op: tables, answer, and a picture if --chart names a file."""
-    from nbcnn.bench import warmup as bench
-    from nbcnn.bench import warmup_report as report
+    from nbcnn.lab.studies import warmup as bench
+    from nbcnn.lab.studies import warmup_report as report
 
     op, shape, sleep = _studied(flags)
     found = bench.study(choices(flags)[0], op, shape, sleep=sleep, ncu=bool(flags.ncu), fresh=flags.fresh, say=_say)

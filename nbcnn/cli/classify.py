@@ -16,10 +16,10 @@ from nbcnn.cli.together import together
 if TYPE_CHECKING:
     import numpy as np
 
-    from nbcnn.features import Origin
-    from nbcnn.svm.gram import Engine
-    from nbcnn.svm.pipeline import Load, Report
-    from nbcnn.team import Team
+    from nbcnn.classify.features import Origin
+    from nbcnn.classify.gram import Engine
+    from nbcnn.classify.pipeline import Load, Report
+    from nbcnn.ranks.team import Team
 
 SUMMARY = "Train an exact RBF SVM on extracted features; accuracies and confusion matrix."
 EXAMPLES = (
@@ -67,9 +67,9 @@ def main(argv: list[str]) -> int:
 
 
 def _run(args: Any, team: Team) -> int:
-    from nbcnn.interrupt import terminable
-    from nbcnn.plots import confusion as draw_confusion
-    from nbcnn.svm import pipeline, report
+    from nbcnn.classify import pipeline, report
+    from nbcnn.train.interrupt import terminable
+    from nbcnn.train.plots import confusion as draw_confusion
 
     out = args.out or args.features / "classify"
     held, train_labels, test_labels, origin, sha256 = _open(args.features, args.limit, verify=team.leads)
@@ -134,8 +134,8 @@ def _run(args: Any, team: Team) -> int:
 
 def _open(folder: Path, limit: int | None, verify: bool = True) -> tuple[list[tuple[np.ndarray, np.ndarray]], np.ndarray, np.ndarray, Origin, str]:
     """The first `limit` features in a list of one, to be taken out and freed; their labels, origin and hash."""
+    from nbcnn.classify.features import read_features
     from nbcnn.datasets import DataMissing
-    from nbcnn.features import read_features
 
     features = read_features(folder, verify=verify)
     if features.train_labels is None or features.test_labels is None:
@@ -149,14 +149,15 @@ def _open(folder: Path, limit: int | None, verify: bool = True) -> tuple[list[tu
 
 def _engine(device: str) -> tuple[Engine, str]:
     """What computes the kernel matrix, and why. Raises GpuUnavailable if `device` is "gpu" and there is none."""
-    from nbcnn.cuda import SIMULATOR, gpu_missing
+    from nbcnn.gpu.device import gpu_missing
+    from nbcnn.gpu.language import SIMULATOR
 
     missing = "the simulator is no GPU" if SIMULATOR else gpu_missing()
     if device == "gpu" or (device == "auto" and not missing):
-        from nbcnn.svm.gpu import GpuEngine
+        from nbcnn.classify.gpu import GpuEngine
 
         return GpuEngine(), "as asked" if device == "gpu" else "a GPU is there"
-    from nbcnn.svm.gram import HostEngine
+    from nbcnn.classify.gram import HostEngine
 
     return HostEngine(), "as asked" if device == "cpu" else str(missing)
 
@@ -176,7 +177,7 @@ def _header(folder: Path, origin: Origin, train: int, test: int, settings: Any, 
 def _data_dir(origin: Origin) -> Path:
     """Where the run found its images, or the default if the run is gone."""
     from nbcnn.datasets import DATA_DIR
-    from nbcnn.runlog import RunError, RunFolder
+    from nbcnn.train.runlog import RunError, RunFolder
 
     try:
         return Path(RunFolder(origin.run).read_config()["flags"]["data_dir"])
@@ -215,8 +216,8 @@ def _untrained(origin: Origin, mode: str, train: np.ndarray, test: np.ndarray) -
     """The code of uint8 images (n, C, H, W) by the encoder with its first weights (seed 0), float32 (n, F)."""
     import numpy as np
 
-    from nbcnn.models import autoencoder, encoder
-    from nbcnn.net import Net
+    from nbcnn.nn.models import autoencoder, encoder
+    from nbcnn.run.net import Net
 
     net = Net(encoder(autoencoder(origin.image_shape[0], code=origin.code_shape[0])), origin.image_shape, mode=mode, seed=0)
 

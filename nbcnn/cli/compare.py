@@ -42,11 +42,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _compare(flags: SimpleNamespace) -> int:
-    from nbcnn.bench import compare, results
-    from nbcnn.bench.clocks import Watch
-    from nbcnn.bench.op import Choice
-    from nbcnn.bench.opcases import problem
-    from nbcnn.cuda import Gpu
+    from nbcnn.gpu.device import Gpu
+    from nbcnn.lab.measure import compare, results
+    from nbcnn.lab.measure.clocks import Watch
+    from nbcnn.lab.measure.op import Choice
+    from nbcnn.lab.measure.opcases import problem
 
     a, b = Choice.parse(flags.a), Choice.parse(flags.b)
     op = flags.op or "conv_fprop"

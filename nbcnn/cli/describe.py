@@ -10,11 +10,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from nbcnn import __version__
-from nbcnn.callbacks import Pictures, duration, rate
 from nbcnn.cli.train_data import Material
-from nbcnn.events import Result
-from nbcnn.explain import summary as layer_table
-from nbcnn.runlog import RunFolder
+from nbcnn.run.explain import summary as layer_table
+from nbcnn.train.callbacks import Pictures, duration, rate
+from nbcnn.train.events import Result
+from nbcnn.train.runlog import RunFolder
 
 
 def explanation(session: Any) -> str:

@@ -111,7 +111,8 @@ def _driver() -> str | None:
 
 def _gpus() -> tuple[list[dict[str, Any]], str | None]:
     """The visible GPUs, and None or the reason why kernels cannot run on one."""
-    from nbcnn.cuda import SIMULATOR, cuda, gpu_missing
+    from nbcnn.gpu.device import gpu_missing
+    from nbcnn.gpu.language import SIMULATOR, cuda
 
     if SIMULATOR:
         return [], "NUMBA_ENABLE_CUDASIM=1 puts the simulator in the GPU's place"
@@ -129,19 +130,19 @@ def _gpus() -> tuple[list[dict[str, Any]], str | None]:
 
 def _nccl_problem() -> str | None:
     """None if NCCL is installed, else what to do."""
-    from nbcnn.dist import MISSING
+    from nbcnn.ranks.collectives import MISSING
 
     return None if _version("nccl4py") else MISSING
 
 
 def _compile_problem() -> str | None:
     """None if kernels compile here (it needs the toolkit's wheels, not a GPU), else the reason."""
-    from nbcnn.cuda import SIMULATOR
+    from nbcnn.gpu.language import SIMULATOR
 
     if SIMULATOR:
         return "NUMBA_ENABLE_CUDASIM=1 puts the simulator in the compiler's place"
-    from nbcnn.cuda import jit, types
-    from nbcnn.ops.static import compile_kernel
+    from nbcnn.check.static import compile_kernel
+    from nbcnn.gpu.language import jit, types
 
     def first_is_one(x):
         x[0] = 1
@@ -154,7 +155,7 @@ def _compile_problem() -> str | None:
 
 
 def _advice(driver: str | None, gpu_problem: str | None, compile_problem: str | None) -> list[str]:
-    from nbcnn.cuda import SIMULATOR
+    from nbcnn.gpu.language import SIMULATOR
 
     if SIMULATOR:
         return ["the simulator is on; without NUMBA_ENABLE_CUDASIM=1 this command says what the GPU can do"]

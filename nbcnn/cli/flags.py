@@ -12,13 +12,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from nbcnn.cli import errors
-from nbcnn.suggest import nearest
+from nbcnn.files.suggest import nearest
 
 MODES = ("cpu", "naive", "tiled", "im2col", "tensorcore")
 PRECISIONS = ("fp32", "tf32", "bf16")
-"""The modes of `nbcnn.ops.MODES`, which imports numba."""
+"""The modes of `nbcnn.modes.MODES`, which imports numba."""
 DWCONV = ("naive", "coalesced", "shared", "warp", "best")
-"""The variants of `nbcnn.ops.dwconv1d.VARIANTS`."""
+"""The variants of `nbcnn.ops.series.dwconv1d.VARIANTS`."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -66,13 +66,13 @@ def flag(group: Any, name: str, kind: Any, text: str, default: Any, unit: str = 
 
 def results_flags(group: Any) -> None:
     """Add the flags of commands that measure: --save, --results, --json."""
-    flag(group, "--save", bool, "keep the rows in the device's results file (nbcnn/bench/results)", "off")
-    flag(group, "--results", str, "another folder for results files", "nbcnn/bench/results", metavar="DIR")
+    flag(group, "--save", bool, "keep the rows in the device's results file (nbcnn/lab/results)", "off")
+    flag(group, "--results", str, "another folder for results files", "nbcnn/lab/results", metavar="DIR")
     flag(group, "--json", bool, "print one line of JSON instead of the table", "off")
 
 
 def compare_flag(group: Any) -> None:
-    """Add --compare, for commands whose rows can be held against an older results file (`nbcnn.bench.regressions`)."""
+    """Add --compare, for commands whose rows can be held against an older results file (`nbcnn.lab.measure.regressions`)."""
     flag(group, "--compare", str, "flag what became slower beyond the spread since this results file; exit 1 then", "none", metavar="OLD.json")
 
 

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 
 from nbcnn.cli.errors import OK, RUNTIME, UsageError, guarded
 from nbcnn.cli.flags import MODES, PRECISIONS, Parser, flag, one_of, some_of
-from nbcnn.suggest import nearest
+from nbcnn.files.suggest import nearest
 
 ARCHITECTURES = ("75", "80", "86", "89", "90a", "100", "120")
-"""Those of `nbcnn.bench.kernels`, which imports numba."""
+"""Those of `nbcnn.lab.measure.kernels`, which imports numba."""
 
 EXAMPLES = (
     "python -m nbcnn kernels --mode tensorcore --precision bf16 --arch 90a",
@@ -45,8 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _report(flags: SimpleNamespace) -> int:
-    from nbcnn.bench import kernels
-    from nbcnn.cuda import SIMULATOR
+    from nbcnn.gpu.language import SIMULATOR
+    from nbcnn.lab.measure import kernels
 
     if SIMULATOR:
         raise UsageError("the simulator compiles nothing: run kernels without NUMBA_ENABLE_CUDASIM")

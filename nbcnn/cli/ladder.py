@@ -14,8 +14,8 @@ from nbcnn.cli.flags import Parser, compare_flag, count, flag, results_flags
 EXAMPLES = (
     "python -m nbcnn ladder",
     "python -m nbcnn ladder --batch 1 --json",
-    "python -m nbcnn ladder --save --chart nbcnn/bench/results/ladder.png",
-    "python -m nbcnn ladder --compare nbcnn/bench/results/nvidia-h200.json",
+    "python -m nbcnn ladder --save --chart nbcnn/lab/results/ladder.png",
+    "python -m nbcnn ladder --compare nbcnn/lab/results/nvidia-h200.json",
 )
 
 
@@ -37,8 +37,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _climb(flags: SimpleNamespace) -> int:
-    from nbcnn.bench import ladder, regressions, results
-    from nbcnn.cuda import Gpu, gpu_missing
+    from nbcnn.gpu.device import Gpu, gpu_missing
+    from nbcnn.lab.measure import regressions, results
+    from nbcnn.lab.studies import ladder
 
     batch = flags.batch or 256
     device, section = "CPU" if gpu_missing() else Gpu().device_name, f"ladder-{batch}"

@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 
 from nbcnn.cli.errors import guarded
 from nbcnn.cli.flags import Parser, count, flag
-from nbcnn.wire import LOST
+from nbcnn.ranks.sockets import LOST
 
 SUMMARY = "Run a command as several ranks that train together: one process per GPU."
 EXAMPLES = (

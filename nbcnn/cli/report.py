@@ -22,7 +22,7 @@ EXAMPLES = (
 
 def parser() -> Parser:
     made = Parser("python -m nbcnn report", SUMMARY, EXAMPLES, "RUN|BENCH")
-    made.add_argument("target", metavar="RUN|BENCH", type=Path, help="a run folder, a results file, or a device in nbcnn/bench/results")
+    made.add_argument("target", metavar="RUN|BENCH", type=Path, help="a run folder, a results file, or a device in nbcnn/lab/results")
     group = made.add_argument_group("data")
     flag(group, "--features", Path, "RUN: the features whose classification to show", "features/<data set>, if made from this run", metavar="DIR")
     flag(
@@ -30,7 +30,7 @@ def parser() -> Parser:
         "--bench",
         Path,
         "RUN: the results file for ladder, roofline and benchmarks",
-        "that of the run's device in nbcnn/bench/results",
+        "that of the run's device in nbcnn/lab/results",
         metavar="FILE",
     )
     group = made.add_argument_group("output")
@@ -46,9 +46,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _report(flags: SimpleNamespace) -> int:
-    from nbcnn import atomic
-    from nbcnn.bench.report.source import opened
-    from nbcnn.bench.report.write import report
+    from nbcnn.files import atomic
+    from nbcnn.lab.report.source import opened
+    from nbcnn.lab.report.write import report
 
     source = opened(flags.target, flags.bench, flags.features)
     text, missing = report(source)

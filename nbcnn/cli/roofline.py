@@ -44,10 +44,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(flags: SimpleNamespace) -> int:
-    from nbcnn.bench import results
-    from nbcnn.bench.rung import session_for
-    from nbcnn.bench.steps import epoch_images
-    from nbcnn.cuda import Gpu
+    from nbcnn.gpu.device import Gpu
+    from nbcnn.lab.measure import results
+    from nbcnn.lab.measure.rung import session_for
+    from nbcnn.lab.measure.steps import epoch_images
 
     device = Gpu().device_name  # no GPU is an error here, whatever the mode
     if flags.save:
@@ -60,7 +60,7 @@ def _run(flags: SimpleNamespace) -> int:
 
 
 def _timed(flags: SimpleNamespace, session: Any, options: dict[str, Any]) -> int:
-    from nbcnn.bench import ceilings, results, roofline, rung
+    from nbcnn.lab.measure import ceilings, results, roofline, rung
 
     rung.check_against_numpy(options)
     _say("measuring what this GPU can do …")
@@ -78,7 +78,7 @@ def _timed(flags: SimpleNamespace, session: Any, options: dict[str, Any]) -> int
 
 
 def _counted(flags: SimpleNamespace, session: Any) -> int:
-    from nbcnn.bench import counters, results
+    from nbcnn.lab.measure import counters, results
 
     _say("counting one training step with ncu …")
     found = counters.validate(session)

@@ -68,8 +68,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _study(flags: SimpleNamespace) -> int:
-    from nbcnn.bench import dwconv, results
-    from nbcnn.cuda import SIMULATOR, Gpu, gpu_missing
+    from nbcnn.gpu.device import Gpu, gpu_missing
+    from nbcnn.gpu.language import SIMULATOR
+    from nbcnn.lab.measure import results
+    from nbcnn.lab.studies import dwconv
 
     flags.shapes, flags.variants = flags.shapes or dwconv.SHAPES, flags.variants or DWCONV
     flags.padding, flags.batch = flags.padding or "causal", flags.batch or BATCH
@@ -101,7 +103,7 @@ def _study(flags: SimpleNamespace) -> int:
 
 
 def _ceiling(flags: SimpleNamespace, measured: dict[str, float]) -> Any:
-    from nbcnn.bench.dwconv import Ceiling
+    from nbcnn.lab.studies.dwconv import Ceiling
 
     peak = flags.tflops * 1e12 if flags.tflops else measured.get("fp32", TFLOPS * 1e12)
     return Ceiling(peak, flags.tbs * 1e12 if flags.tbs else measured.get("copy", TBS * 1e12))
@@ -123,7 +125,7 @@ def _modelled(flags: SimpleNamespace, dwconv: Any) -> list[dict[str, Any]]:
 
 def _torch(flags: SimpleNamespace) -> bool:
     """True if PyTorch is wanted and there; says so if it is missing."""
-    from nbcnn.bench import peers
+    from nbcnn.lab.peers import torch_step as peers
 
     there = flags.peer != "none" and peers.available()
     if flags.peer != "none" and not there:
@@ -133,7 +135,9 @@ def _torch(flags: SimpleNamespace) -> bool:
 
 def _sizes(flags: SimpleNamespace, place: Any) -> list[dict[str, Any]]:
     """Every size, verified and timed."""
-    from nbcnn.bench import ceilings, dwconv_peers, dwconv_times
+    from nbcnn.lab.measure import ceilings
+    from nbcnn.lab.peers import dwconv as dwconv_peers
+    from nbcnn.lab.studies import dwconv_times
 
     works = dwconv_peers.works if _torch(flags) else None
     _say(f"{dwconv_times.compile_sizes(flags.shapes, flags.variants, flags.padding, place)} kernels compiled")
@@ -148,7 +152,8 @@ def _sizes(flags: SimpleNamespace, place: Any) -> list[dict[str, Any]]:
 
 def _steps(flags: SimpleNamespace, found: list[dict[str, Any]], keep: Callable[[list[dict[str, Any]]], None]) -> list[dict[str, Any]]:
     """The training step of S4ConvD with every variant; Amdahl's prediction needs the times of its convolutions alone."""
-    from nbcnn.bench import dwconv, dwconv_report, forecast_peers, forecast_step
+    from nbcnn.lab.peers import forecast as forecast_peers
+    from nbcnn.lab.studies import dwconv, dwconv_report, forecast_step
 
     shape = forecast_step.shape_of(flags.batch)
     alone = [row for size in found if tuple(size["shape"]) == shape and flags.padding == "causal" for row in size["rows"]]
@@ -165,8 +170,9 @@ def _steps(flags: SimpleNamespace, found: list[dict[str, Any]], keep: Callable[[
 
 
 def _counted(flags: SimpleNamespace) -> int:
-    from nbcnn.bench import dwconv_counters, results
-    from nbcnn.cuda import Gpu
+    from nbcnn.gpu.device import Gpu
+    from nbcnn.lab.measure import results
+    from nbcnn.lab.studies import dwconv_counters
 
     place = Gpu()
     shape = flags.shapes[0]
@@ -180,7 +186,7 @@ def _counted(flags: SimpleNamespace) -> int:
 
 def _show(flags: SimpleNamespace, found: list[dict[str, Any]], times: str) -> None:
     """The chart, and the tables unless JSON is wanted."""
-    from nbcnn.bench import dwconv, dwconv_report
+    from nbcnn.lab.studies import dwconv, dwconv_report
 
     if flags.chart:
         n, c, length, taps = found[0]["shape"]
@@ -196,7 +202,7 @@ def _show(flags: SimpleNamespace, found: list[dict[str, Any]], times: str) -> No
 
 def _json(flags: SimpleNamespace, found: list[dict[str, Any]], steps: list[dict[str, Any]]) -> None:
     """One line, if it is wanted."""
-    from nbcnn.bench.dwconv import gains
+    from nbcnn.lab.studies.dwconv import gains
 
     if flags.json:
         made = [row for each in found for row in gains(each["rows"], flags.share)]

@@ -96,9 +96,10 @@ def _measure(study: str, flags: SimpleNamespace) -> int:
     for name, owners in BELONGS.items():
         if getattr(flags, name) is not None and study not in owners:
             raise UsageError(f"--{name} belongs to study {' and '.join(owners)}, this is study {study}")
-    from nbcnn.bench import fusion, peers, results
-    from nbcnn.bench.clocks import Watch
-    from nbcnn.cuda import Gpu
+    from nbcnn.gpu.device import Gpu
+    from nbcnn.lab.measure import fusion, results
+    from nbcnn.lab.measure.clocks import Watch
+    from nbcnn.lab.peers import torch_step as peers
 
     place = Gpu()
     peer = flags.peer != "none" and peers.available()
@@ -114,7 +115,7 @@ def _measure(study: str, flags: SimpleNamespace) -> int:
             rows.append(row)
         print(json.dumps(rows) if flags.json else "\n".join(lines(rows)))
     if flags.out:
-        from nbcnn.bench import heatmaps
+        from nbcnn.lab.studies import heatmaps
 
         for path in heatmaps.write(Path(flags.out), rows):
             say(str(path))
@@ -128,8 +129,8 @@ def section(study: str, flags: SimpleNamespace) -> str:
 
 def cases(study: str, flags: SimpleNamespace, place: Any, peer: bool) -> Iterator[Any]:
     """The works of a study, as the flags limit them."""
-    from nbcnn.bench import fusion_cases as made
-    from nbcnn.bench import fusion_sweep as sweep
+    from nbcnn.lab.studies import fusion_cases as made
+    from nbcnn.lab.studies import fusion_sweep as sweep
 
     if study == "gemm":
         return made.products(place, flags.shapes or made.PRODUCTS, flags.precision or PRECISIONS, peer)

@@ -45,9 +45,11 @@ def main(argv: Sequence[str]) -> int:
 
 def _measure(flags: SimpleNamespace) -> int:
     from nbcnn import datasets
-    from nbcnn.bench import mnist, peers, results
-    from nbcnn.cuda import Gpu
-    from nbcnn.net import choose_mode
+    from nbcnn.gpu.device import Gpu
+    from nbcnn.lab.measure import results
+    from nbcnn.lab.peers import torch_step as peers
+    from nbcnn.lab.studies import mnist
+    from nbcnn.run.net import choose_mode
 
     row, _ = choose_mode(flags.mode or "im2col", flags.precision)
     device = Gpu().device_name if row.place == "gpu" else "CPU"

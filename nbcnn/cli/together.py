@@ -11,11 +11,11 @@ from nbcnn.cli.errors import MODE_CPU, RUNTIME, guarded
 
 
 def together(command: Callable[[Any], int], without_gpu: str = MODE_CPU) -> int:
-    """Run `command(team)` on every rank that the environment describes (`nbcnn.team.join`); messages and exit codes as `guarded`.
+    """Run `command(team)` on every rank that the environment describes (`nbcnn.ranks.team.join`); messages and exit codes as `guarded`.
 
     The ranks leave when all are done. If one fails, the others end with its exit code.
     """
-    from nbcnn.team import join
+    from nbcnn.ranks.team import join
 
     def run() -> int:
         team, done = join(), []

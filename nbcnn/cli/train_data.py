@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
-from nbcnn import datasets, models
-from nbcnn.callbacks import Classification, Forecasts, Pictures, Plots
+from nbcnn import datasets
+from nbcnn.nn import models
+from nbcnn.train.callbacks import Classification, Forecasts, Pictures, Plots
 
 
 @dataclass(frozen=True)

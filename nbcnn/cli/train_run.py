@@ -15,12 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn import __version__, checkpoint
+from nbcnn import __version__
 from nbcnn.cli import train_flags
 from nbcnn.cli.errors import UsageError
 from nbcnn.cli.train_data import Material
-from nbcnn.optim import SGD, Adam, learning_rates
-from nbcnn.runlog import RunError, RunFolder
+from nbcnn.nn.optim import SGD, Adam, learning_rates
+from nbcnn.train import checkpoint
+from nbcnn.train.runlog import RunError, RunFolder
 
 FORMAT = "nbcnn-training-1"
 _UNSAVED = frozenset({"given", "explain", "json", "quiet", "out", "resume"})

@@ -13,7 +13,7 @@ from pathlib import Path
 from nbcnn.datasets import cifar10, digits, energy, mnist, photos, shapes
 from nbcnn.datasets.dataset import DataCorrupt, DataError, DataMissing, Dataset, Log
 from nbcnn.datasets.series import SeriesDataset
-from nbcnn.suggest import nearest
+from nbcnn.files.suggest import nearest
 
 __all__ = [
     "DATA_DIR",

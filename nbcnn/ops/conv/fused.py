@@ -23,10 +23,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from nbcnn.ops.activations.sigmoid import sigmoid_fprop
+from nbcnn.ops.activations.swish import swish_fprop
 from nbcnn.ops.conv.reference import conv_dgrad, conv_fprop, conv_wgrad
-from nbcnn.ops.dwconv1d.reference import dwconv1d_bwd
-from nbcnn.ops.sigmoid import sigmoid_fprop
-from nbcnn.ops.swish import swish_fprop
+from nbcnn.ops.series.dwconv1d.reference import dwconv1d_bwd
 
 
 def conv_relu_fprop(x: np.ndarray, w: np.ndarray, b: np.ndarray, y: np.ndarray, *, stride: int, pad: int) -> None:

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.cuda import cuda, f4, i4, jit, types, u4
-from nbcnn.ops.call import Call, Impl, Launch, blocks
-from nbcnn.ops.traffic import Traffic, met, once, outputs, size, windows
-from nbcnn.shapes import ConvShape, numel
+from nbcnn.gpu.language import cuda, f4, i4, jit, types, u4
+from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks
+from nbcnn.ops.kernel.traffic import Traffic, met, once, outputs, size, windows
+from nbcnn.plan.shapes import ConvShape, numel
 
 # Unsigned offsets: for a signed index Numba emits the test and the addition of Python's negative indices.
 u8 = types.uint64

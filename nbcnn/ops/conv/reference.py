@@ -19,7 +19,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from nbcnn.ops.call import host
+from nbcnn.ops.kernel.call import host
 
 WORKSPACE_BYTES = 16 << 20
 """Columns that exist at a time: few enough to stay in a last-level cache, enough for long matrix products."""

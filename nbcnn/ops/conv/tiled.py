@@ -15,12 +15,12 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from nbcnn.cuda import cuda, f4, i4, i8, jit, types, u4
-from nbcnn.ops.call import Call, Impl, Launch, blocks
+from nbcnn.gpu.language import cuda, f4, i4, i8, jit, types, u4
 from nbcnn.ops.conv.naive import int32s, shape_of
+from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks
+from nbcnn.ops.kernel.traffic import Traffic, once, outputs, size, windows
 from nbcnn.ops.ptx.shuffle import WARP, warp_sum
-from nbcnn.ops.traffic import Traffic, once, outputs, size, windows
-from nbcnn.shapes import ConvShape, numel
+from nbcnn.plan.shapes import ConvShape, numel
 
 MAX_STRIDE, MAX_WINDOW = 2, 7
 """Up to here the halo and the weights of eight channels fit 48 KiB of shared memory."""

@@ -12,17 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn import cuda as gpu
-from nbcnn.cuda import cuda, f4, i4, i8, jit, u4
-from nbcnn.ops.call import Call, Launch, Shape
-from nbcnn.ops.evonorm.held import MOST_FLOATS, OTHERS, REGISTERS, Held, elements_of, joined, loading, place_of, spread_of, storing, team_of
-from nbcnn.ops.evonorm.plane import power_of_two
+from nbcnn.check.one_op import Unsupported
+from nbcnn.gpu import device as gpu
+from nbcnn.gpu.language import cuda, f4, i4, i8, jit, u4
+from nbcnn.ops.activations.sigmoid import divide
+from nbcnn.ops.kernel.call import Call, Launch, Shape
+from nbcnn.ops.kernel.stored import kinds, scalar_io
+from nbcnn.ops.norms.held import MOST_FLOATS, OTHERS, REGISTERS, Held, elements_of, joined, loading, place_of, spread_of, storing, team_of
+from nbcnn.ops.norms.plane import power_of_two
 from nbcnn.ops.ptx.cluster import MOST, room_of, told
 from nbcnn.ops.ptx.fast import reciprocal
 from nbcnn.ops.ptx.shuffle import WARP, sum_over
-from nbcnn.ops.run import Unsupported
-from nbcnn.ops.sigmoid import divide
-from nbcnn.ops.stored import kinds, scalar_io
 
 LARGEST_BLOCK = 1024
 THREADS, BLOCKS = 2048, 32

@@ -14,20 +14,20 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.cuda import constant, multiprocessors_of_gpu, shared_of_block
-from nbcnn.ops.call import Call, Impl, Launch
-from nbcnn.ops.conv import im2col
+from nbcnn.gpu.device import constant, multiprocessors_of_gpu, shared_of_block
 from nbcnn.ops.conv.onchip import conv as onchip
 from nbcnn.ops.conv.onchip.conv import OnchipTile, form_of
 from nbcnn.ops.conv.onchip.form import FILTERS, STRIPS, THREADS, Form
 from nbcnn.ops.conv.onchip.kernel import onchip_kernel
-from nbcnn.ops.conv.winograd_transform import filters_traffic
-from nbcnn.ops.evonorm import traffic
-from nbcnn.ops.evonorm.conv import behind_planes, by_end, convolution_of, group_of
+from nbcnn.ops.conv.simt import im2col
+from nbcnn.ops.conv.winograd.transform import filters_traffic
+from nbcnn.ops.conv_norm.two_ops import behind_planes, by_end, convolution_of, group_of
 from nbcnn.ops.evonorm.conv_onchip_batch import batch_end, batch_packets, batch_spare_of
 from nbcnn.ops.evonorm.conv_onchip_end import norm_end, spare_of
-from nbcnn.ops.traffic import Traffic, ceil_div
-from nbcnn.shapes import ConvShape, numel
+from nbcnn.ops.kernel.call import Call, Impl, Launch
+from nbcnn.ops.kernel.traffic import Traffic, ceil_div
+from nbcnn.ops.norms import traffic
+from nbcnn.plan.shapes import ConvShape, numel
 
 _ARRAYS = "z", "y", "running", "shift", "std", "batch_shift", "batch_std"
 """The kernel's arrays that an end may leave alone."""

@@ -12,18 +12,18 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from nbcnn.cuda import cuda, f4, i4, jit, u4
+from nbcnn.gpu.language import cuda, f4, i4, jit, u4
+from nbcnn.ops.activations.sigmoid import divide
 from nbcnn.ops.conv.onchip.finish import End, pixel_floats, placing, quad_of, storing_pixel
 from nbcnn.ops.conv.onchip.form import FILTERS, FINISHERS, QUADS, STRIPS, Form
-from nbcnn.ops.conv.thin_shape import unrolled
+from nbcnn.ops.conv.thin.shape import unrolled
 from nbcnn.ops.evonorm.conv_onchip_end import adding, beginning, hearing, not_negative, scaling, spare_of, telling
-from nbcnn.ops.evonorm.quads import PIXELS, QUAD
+from nbcnn.ops.norms.quads import PIXELS, QUAD
 from nbcnn.ops.ptx.fast import reciprocal, root
 from nbcnn.ops.ptx.grid import receive, receive_two, send
 from nbcnn.ops.ptx.mbarrier import bar_sync
 from nbcnn.ops.ptx.shuffle import WARP, warp_sum_everywhere
 from nbcnn.ops.ptx.vector import shared_load4, shared_store4
-from nbcnn.ops.sigmoid import divide
 
 _BLOCK = 3
 """What a block has of a channel: mean, Σ (x − mean)², rounds so far."""

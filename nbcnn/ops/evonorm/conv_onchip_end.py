@@ -16,18 +16,18 @@ from __future__ import annotations
 from functools import cache, partial
 from typing import Any
 
-from nbcnn.cuda import cuda, f4, i4, jit, u4
+from nbcnn.gpu.language import cuda, f4, i4, jit, u4
+from nbcnn.ops.activations.sigmoid import divide
 from nbcnn.ops.conv.onchip.finish import End, breathe, pixel_floats, placing, quad_of, storing_pixel, there
 from nbcnn.ops.conv.onchip.form import FILTERS, FINISHERS, QUADS, STRIPS, Form
-from nbcnn.ops.conv.thin_shape import unrolled
-from nbcnn.ops.evonorm.quads import PIXELS, QUAD
+from nbcnn.ops.conv.thin.shape import unrolled
+from nbcnn.ops.kernel.traffic import ceil_div
+from nbcnn.ops.norms.quads import PIXELS, QUAD
 from nbcnn.ops.ptx.fast import LOG2E, larger, reciprocal, root, squashed
 from nbcnn.ops.ptx.grid import receive_two, send
 from nbcnn.ops.ptx.mbarrier import bar_sync
 from nbcnn.ops.ptx.shuffle import WARP, from_lane, sum_over
 from nbcnn.ops.ptx.vector import shared_load4
-from nbcnn.ops.sigmoid import divide
-from nbcnn.ops.traffic import ceil_div
 
 _PARAMETERS = 4
 """γ, β, v, and the running variance or v again: every round's y wants them, at once."""

@@ -19,7 +19,7 @@ from numba.cuda import cgutils
 from numba.cuda.extending import intrinsic
 from numba.cuda.typing import signature
 
-from nbcnn.cuda import types
+from nbcnn.gpu.language import types
 
 _CONSTRAINT = {
     types.uint16: "h",

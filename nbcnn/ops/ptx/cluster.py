@@ -13,7 +13,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, NamedTuple
 
-from nbcnn.cuda import SIMULATOR, cuda, i4, jit, u4
+from nbcnn.gpu.language import SIMULATOR, cuda, i4, jit, u4
 
 MOST = 8
 """Blocks of a cluster that every GPU with clusters takes."""
@@ -48,7 +48,7 @@ if SIMULATOR:
     def told(room, at):
         return tuple(np.array([room[at]], np.int64).view(np.float32))
 else:
-    from nbcnn.cuda import f4
+    from nbcnn.gpu.language import f4
     from nbcnn.ops.ptx.asm import byte_address_shared, instruction, kernel_notes
     from nbcnn.ops.ptx.mbarrier import fence_mbarrier_init, mbarrier_arrive_expect_tx, mbarrier_init, mbarrier_wait
 

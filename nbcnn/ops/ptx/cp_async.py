@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from nbcnn.cuda import types, u4
+from nbcnn.gpu.language import types, u4
 from nbcnn.ops.ptx.asm import instruction
 
 _u8 = types.uint64

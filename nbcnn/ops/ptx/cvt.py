@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from nbcnn.cuda import SIMULATOR, cuda, f4, i4, jit, types, u4
+from nbcnn.gpu.language import SIMULATOR, cuda, f4, i4, jit, types, u4
 
 if SIMULATOR:
-    from nbcnn.storage import encode
+    from nbcnn.plan.storage import encode
 
     @cuda.jit(device=True)
     def float_bits(x):

@@ -6,7 +6,7 @@ compiler's own exp, division and root add steps for subnormal numbers, of which 
 
 from __future__ import annotations
 
-from nbcnn.cuda import SIMULATOR, cuda, f4
+from nbcnn.gpu.language import SIMULATOR, cuda, f4
 
 LOG2E = 1.4426950408889634
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from nbcnn.cuda import SIMULATOR, cuda, i4, i8, jit, types
+from nbcnn.gpu.language import SIMULATOR, cuda, i4, i8, jit, types
 
 if SIMULATOR:
 
@@ -38,7 +38,7 @@ if SIMULATOR:
     def receive_two(packets, at, other, turn):
         return receive(packets, at, turn) + receive(packets, other, turn)
 else:
-    from nbcnn.cuda import f4
+    from nbcnn.gpu.language import f4
     from nbcnn.ops.ptx.asm import byte_address_global, instruction
 
     _relaxed = instruction("ld_relaxed_gpu", "ld.relaxed.gpu.global.f32 $0, [$1];", f4, (types.uint64,))

@@ -6,7 +6,7 @@ Lanes 8i … 8i+7 give the addresses of the rows of matrix i, 16 bytes each, 16-
 
 from __future__ import annotations
 
-from nbcnn.cuda import u4
+from nbcnn.gpu.language import u4
 from nbcnn.ops.ptx.asm import instruction
 
 _X4 = ".m8n8.x4{}.shared.b16 {{$0,$1,$2,$3}}, [$4];"

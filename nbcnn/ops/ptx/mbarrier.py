@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from nbcnn.cuda import i4, u4
+from nbcnn.gpu.language import i4, u4
 from nbcnn.ops.ptx.asm import instruction
 
 mbarrier_init = instruction("mbarrier_init", "mbarrier.init.shared::cta.b64 [$0], $1;", None, (u4, u4))

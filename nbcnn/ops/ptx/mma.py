@@ -13,7 +13,7 @@ Counted in words, both kinds lie alike: `ldmatrix` brings either from shared mem
 
 from __future__ import annotations
 
-from nbcnn.cuda import f4, u4
+from nbcnn.gpu.language import f4, u4
 from nbcnn.ops.ptx.asm import instruction
 
 _OPERANDS = " {$0,$1,$2,$3}, {$4,$5,$6,$7}, {$8,$9}, {$10,$11,$12,$13};"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nbcnn.cuda import f4, jit, u4
+from nbcnn.gpu.language import f4, jit, u4
 from nbcnn.ops.ptx.asm import instruction
 
 _cvt_relu = instruction("cvt_rn_relu_bf16x2_f32", "cvt.rn.relu.bf16x2.f32 $0, $1, $2;", u4, (f4, f4), pure=True)

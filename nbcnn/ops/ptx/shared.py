@@ -5,7 +5,7 @@ Values are 32-bit words (`nbcnn.ops.ptx.cvt` makes them); an address is a multip
 
 from __future__ import annotations
 
-from nbcnn.cuda import u4
+from nbcnn.gpu.language import u4
 from nbcnn.ops.ptx.asm import instruction
 
 store_words_1 = instruction("st_shared_b32", "st.shared.b32 [$0], $1;", None, (u4, u4))

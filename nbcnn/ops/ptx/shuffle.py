@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from nbcnn.cuda import SIMULATOR, cuda, jit, types, u4
+from nbcnn.gpu.language import SIMULATOR, cuda, jit, types, u4
 
 WARP = 32
 """Threads of a warp."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nbcnn.cuda import SIMULATOR, cuda, u4
+from nbcnn.gpu.language import SIMULATOR, cuda, u4
 
 if SIMULATOR:
 

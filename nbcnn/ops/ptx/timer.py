@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nbcnn.cuda import SIMULATOR, cuda, types
+from nbcnn.gpu.language import SIMULATOR, cuda, types
 
 if SIMULATOR:
     import time

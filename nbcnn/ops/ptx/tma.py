@@ -7,7 +7,7 @@ Addresses: `to` and `barrier` are shared byte addresses (uint32), `tensor_map` i
 
 from __future__ import annotations
 
-from nbcnn.cuda import i4, types, u4
+from nbcnn.gpu.language import i4, types, u4
 from nbcnn.ops.ptx.asm import instruction
 
 _u8, _u2 = types.uint64, types.uint16

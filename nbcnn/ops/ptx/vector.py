@@ -8,7 +8,7 @@ words of two, the first in the lower half; `nbcnn.ops.ptx.cvt` makes floats of t
 
 from __future__ import annotations
 
-from nbcnn.cuda import SIMULATOR, cuda, f4, i4, i8, jit, types, u4
+from nbcnn.gpu.language import SIMULATOR, cuda, f4, i4, i8, jit, types, u4
 
 if SIMULATOR:
 

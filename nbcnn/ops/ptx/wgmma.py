@@ -17,7 +17,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from nbcnn.cuda import jit, types, u4
+from nbcnn.gpu.language import jit, types, u4
 from nbcnn.ops.ptx.asm import accumulating, instruction
 
 u8 = types.uint64

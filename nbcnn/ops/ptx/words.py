@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nbcnn.cuda import i4, i8, jit, types, u4
+from nbcnn.gpu.language import i4, i8, jit, types, u4
 from nbcnn.ops.ptx.asm import byte_address_global, instruction
 
 _u8 = types.uint64

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from nbcnn.ops.call import Impl
 from nbcnn.ops.conv.mma import wgrad
 from nbcnn.ops.conv.mma.engine import implementations
+from nbcnn.ops.kernel.call import Impl
 
 
 def ops(precision: str) -> dict[str, Impl]:

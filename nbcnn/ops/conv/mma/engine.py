@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.ops.call import Call, Impl, Launch, blocks
 from nbcnn.ops.conv.mma.finish import ACTIVATIONS
 from nbcnn.ops.conv.mma.gather import Gather, gather_of, pack, refusal
 from nbcnn.ops.conv.mma.kernel import gather_product
 from nbcnn.ops.conv.mma.sums import THREADS, sum_pixels, sum_windows
 from nbcnn.ops.conv.mma.tile import KINDS, ROW_BYTES, Kind, Tile, choose, unsplit, width, worth_measuring
-from nbcnn.ops.traffic import Traffic, ceil_div, once, outputs, size, windows
+from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks
+from nbcnn.ops.kernel.traffic import Traffic, ceil_div, once, outputs, size, windows
 
 IMAGE_OPS = (
     "conv_fprop",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from nbcnn.cuda import cuda, f4, i4, i8, jit, u4
+from nbcnn.gpu.language import cuda, f4, i4, i8, jit, u4
 from nbcnn.ops.conv.mma.finish import finish_pixel, finish_window, load_bias, load_mask
 from nbcnn.ops.conv.mma.tile import Kind, Tile
 from nbcnn.ops.ptx.cvt import bits_float, float_bits

@@ -9,10 +9,10 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from nbcnn.cuda import cuda, f4, i4, i8, jit, types, u4
-from nbcnn.ops.conv.register_tile import ACTIVATIONS, relu
+from nbcnn.gpu.language import cuda, f4, i4, i8, jit, types, u4
+from nbcnn.ops.conv.simt.register_tile import ACTIVATIONS, relu
+from nbcnn.ops.kernel.stored import scalar_io, vector_io, vector_load_if
 from nbcnn.ops.ptx.vector import load1_if
-from nbcnn.ops.stored import scalar_io, vector_io, vector_load_if
 
 
 @cache

@@ -7,7 +7,7 @@ where a position outside the source, or one that `dilate` does not divide, count
     conv_fprop    source x, the filter itself, dilate 1
     conv_dgrad    source dy, filters turned by 180 degrees with their channel axes exchanged, top = R − 1 − pad, dilate = the stride
     upconv_fprop  source x, four phases with 2×2 filters V; phase (r, s) writes pixels (2i + r, 2j + s), with top = 1 − r, left = 1 − s
-    upconv_dgrad  source dy, 4×4 filters G, stride 2, top = left = 1           (V and G: nbcnn.ops.conv.folded)
+    upconv_dgrad  source dy, 4×4 filters G, stride 2, top = left = 1           (V and G: nbcnn.ops.conv.frame.folded)
 
 GEMM: m = (n, p, q), or the pixels window by window where they are pooled; n = filter; k = (r, s, c), padded to whole k-tiles of
 128 bytes. Packed filters are rows (phase, filter) of k.
@@ -19,9 +19,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nbcnn.ops.call import Call
-from nbcnn.ops.conv.folded import gradient_filters, phase_filters
-from nbcnn.shapes import numel
+from nbcnn.ops.conv.frame.folded import gradient_filters, phase_filters
+from nbcnn.ops.kernel.call import Call
+from nbcnn.plan.shapes import numel
 
 LARGEST_FILTER = 16
 """Rows and columns of a filter: a pixel keeps one bit for each in one word."""

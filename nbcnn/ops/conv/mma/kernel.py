@@ -11,13 +11,13 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from nbcnn.cuda import cuda, f4, i4, i8, jit, types, u4
+from nbcnn.gpu.language import cuda, f4, i4, i8, jit, types, u4
 from nbcnn.ops.conv.mma.epilogue import put_fragments, store_partial, store_pixels, store_windows
 from nbcnn.ops.conv.mma.loads import filter_rows, source_rows
 from nbcnn.ops.conv.mma.product import fragment_corners, multiply_tile
 from nbcnn.ops.conv.mma.rows import put_rows
 from nbcnn.ops.conv.mma.tile import KINDS, ROW_BYTES, Tile
-from nbcnn.ops.conv.register_tile import quotient
+from nbcnn.ops.conv.simt.register_tile import quotient
 from nbcnn.ops.ptx.asm import byte_address_global, byte_address_shared
 from nbcnn.ops.ptx.cp_async import cp_async_commit, cp_async_wait
 

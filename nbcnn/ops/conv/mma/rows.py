@@ -8,11 +8,11 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from nbcnn.cuda import cuda, i4, jit, u4
+from nbcnn.gpu.language import cuda, i4, jit, u4
+from nbcnn.ops.conv.frame.pooling import window_pixel
 from nbcnn.ops.conv.mma.gather import LARGEST_FILTER
 from nbcnn.ops.conv.mma.tile import Tile
-from nbcnn.ops.conv.pooling import window_pixel
-from nbcnn.ops.conv.register_tile import quotient
+from nbcnn.ops.conv.simt.register_tile import quotient
 from nbcnn.ops.ptx.shared import store_words_1
 
 COLUMNS = 16

@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from nbcnn.cuda import cuda, f4, i4, i8, jit, u4
+from nbcnn.gpu.language import cuda, f4, i4, i8, jit, u4
+from nbcnn.ops.conv.frame.split import sum_of_planes
 from nbcnn.ops.conv.mma.finish import finish_pixel, finish_window, load_bias, load_mask
 from nbcnn.ops.conv.mma.tile import KINDS
-from nbcnn.ops.conv.splitk import sum_of_planes
 from nbcnn.ops.ptx.vector import load4_if
 
 THREADS = 64

@@ -26,7 +26,7 @@ class Kind:
     """How a precision multiplies.
 
     element   bytes of an operand in memory.
-    store     how activations and packed filters are stored (`nbcnn.storage`).
+    store     how activations and packed filters are stored (`nbcnn.plan.storage`).
     products  products of tensor cores behind one of the result: three where operands are split in two.
     cycles    of a multiprocessor, for one result of one k-tile, with enough warps and large parts for each.
     """

@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from nbcnn.cuda import cuda, i4, i8, jit, types, u4
+from nbcnn.gpu.language import cuda, i4, i8, jit, types, u4
 from nbcnn.ops.conv.mma.wgrad_tile import CHUNK, DESCRIPTOR
 from nbcnn.ops.ptx.cp_async import cp_async_4, cp_async_16
 from nbcnn.ops.ptx.shared import load_words_2, store_words_2

@@ -16,7 +16,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from nbcnn.cuda import cuda, f4, i4, i8, jit, u4
+from nbcnn.gpu.language import cuda, f4, i4, i8, jit, u4
 from nbcnn.ops.conv.mma.wgrad_tile import CHUNK, Kind
 from nbcnn.ops.ptx.cvt import bf16_high, bf16_low, bits_float, float_bits, tf32
 from nbcnn.ops.ptx.ldmatrix import ldmatrix_x4_trans

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from nbcnn import cuda
-from nbcnn.ops.conv.tiles import ceil_div
-from nbcnn.ops.conv.wgmma.correlation import Correlation
+from nbcnn.gpu import device
+from nbcnn.ops.conv.frame.correlation import Correlation
+from nbcnn.ops.conv.simt.tiles import ceil_div
 
 CHUNK = 16
 """Bytes that one copy brings at most; a column tile is made of such chunks, each of one tap."""
@@ -92,7 +92,7 @@ class PixelTile:
 
     def resident(self, kind: Kind) -> int:
         """Blocks that share a multiprocessor."""
-        by_shared = (cuda.shared_of_block() + _RESERVED) // (self.shared_bytes(kind) + _RESERVED)
+        by_shared = (device.shared_of_block() + _RESERVED) // (self.shared_bytes(kind) + _RESERVED)
         return max(1, min(by_shared, self.blocks_by_registers(kind)))
 
     def row_tiles(self, g: Correlation) -> int:
@@ -174,7 +174,7 @@ def _cycles(tile: PixelTile, g: Correlation, kind: Kind, multiprocessors: int) -
 def candidates(g: Correlation, kind: Kind, multiprocessors: int) -> Iterator[PixelTile]:
     """Every tile that the GPU has shared memory for, with the splits that fill half a wave, one or two, or leave the pixels whole."""
     for tile in TILES[kind.name]:
-        if tile.shared_bytes(kind) > cuda.shared_of_block():
+        if tile.shared_bytes(kind) > device.shared_of_block():
             continue
         outputs = tile.row_tiles(g) * tile.column_tiles(g, kind)
         most = min(MOST_SPLIT, ceil_div(g.GM, tile.BK))

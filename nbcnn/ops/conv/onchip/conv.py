@@ -6,14 +6,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nbcnn.ops.call import Call, Impl, Launch
-from nbcnn.ops.conv import im2col, winograd
 from nbcnn.ops.conv.onchip.finish import PLAIN
 from nbcnn.ops.conv.onchip.form import CHANNELS, FILTERS, POINTS, STRIPS, THREADS, TURNS, Form, across_of
 from nbcnn.ops.conv.onchip.kernel import onchip_kernel
-from nbcnn.ops.conv.winograd_transform import filters_traffic
-from nbcnn.ops.traffic import Traffic
-from nbcnn.shapes import ConvShape, numel
+from nbcnn.ops.conv.simt import im2col
+from nbcnn.ops.conv.winograd import engine as winograd
+from nbcnn.ops.conv.winograd.transform import filters_traffic
+from nbcnn.ops.kernel.call import Call, Impl, Launch
+from nbcnn.ops.kernel.traffic import Traffic
+from nbcnn.plan.shapes import ConvShape, numel
 
 _CHANNELS = CHANNELS * TURNS
 """What the source's channels are a multiple of: every filling warp brings as many stages of a round."""

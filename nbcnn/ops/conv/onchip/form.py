@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nbcnn.ops.kernel.traffic import ceil_div
 from nbcnn.ops.ptx.shuffle import WARP
-from nbcnn.ops.traffic import ceil_div
 
 FILTERS, POINTS = 64, 16
 """Filters of a block; points of a tile."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from nbcnn.cuda import cuda, f4, i4, jit, types, u4
+from nbcnn.gpu.language import cuda, f4, i4, jit, types, u4
 from nbcnn.ops.conv.onchip.fill import lane_start, loading, transforming
 from nbcnn.ops.conv.onchip.finish import End, making, pixel_floats, quad_of
 from nbcnn.ops.conv.onchip.form import (
@@ -32,14 +32,7 @@ from nbcnn.ops.conv.onchip.form import (
 )
 from nbcnn.ops.conv.onchip.multiply import COLUMNS, FACTORS, FILTERS_RUN, POINTS_RUN, RUNS, cleared, lane_place, products, storing
 from nbcnn.ops.ptx.asm import byte_address_global, byte_address_shared
-from nbcnn.ops.ptx.mbarrier import (
-    fence_mbarrier_init,
-    mbarrier_arrive,
-    mbarrier_arrive_expect_tx,
-    mbarrier_arrive_if,
-    mbarrier_init,
-    mbarrier_wait,
-)
+from nbcnn.ops.ptx.mbarrier import fence_mbarrier_init, mbarrier_arrive, mbarrier_arrive_expect_tx, mbarrier_arrive_if, mbarrier_init, mbarrier_wait
 from nbcnn.ops.ptx.registers import give_registers, take_registers
 from nbcnn.ops.ptx.shuffle import WARP
 from nbcnn.ops.ptx.tma import fence_async_shared, load_bytes

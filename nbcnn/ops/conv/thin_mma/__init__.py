@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from nbcnn.ops.call import Impl
 from nbcnn.ops.conv.thin_mma import first, last
+from nbcnn.ops.kernel.call import Impl
 
 
 def parts(precision: str) -> list[dict[str, Impl]]:

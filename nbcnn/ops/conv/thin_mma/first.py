@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from nbcnn.ops.call import Impl
 from nbcnn.ops.conv.thin_mma import first_fprop, first_wgrad
+from nbcnn.ops.kernel.call import Impl
 
 PRECISIONS = ("bf16", "tf32")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from nbcnn.cuda import cuda, f4, i4, i8, jit, types, u4
+from nbcnn.gpu.language import cuda, f4, i4, i8, jit, types, u4
 from nbcnn.ops.ptx.cvt import bf16x2, bits_float, float_bits, tf32
 from nbcnn.ops.ptx.packed import greater_bf16x2, max_bf16x2, relu_bf16x2
 from nbcnn.ops.ptx.words import load_4_words, load_half, load_word, store_4_words, store_half

@@ -15,20 +15,20 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.cuda import cuda, f4, i4, i8, jit, types, u4
-from nbcnn.ops.call import Call, Impl, Launch
-from nbcnn.ops.conv.register_tile import ALIGNMENT
+from nbcnn.gpu.language import cuda, f4, i4, i8, jit, types, u4
+from nbcnn.ops.conv.simt.register_tile import ALIGNMENT
+from nbcnn.ops.conv.thin.shape import unrolled
 from nbcnn.ops.conv.thin_mma.first_finish import pooled, unpooled
 from nbcnn.ops.conv.thin_mma.first_image import image_reads, place_of_unit, segments, stager, unit_rows
 from nbcnn.ops.conv.thin_mma.first_shape import ONES, Unit, first_layer, image_words, pack_filters, packed_tiles, refusal, word_elements
-from nbcnn.ops.conv.thin_shape import unrolled
+from nbcnn.ops.kernel.call import Call, Impl, Launch
+from nbcnn.ops.kernel.traffic import Traffic, outputs, size
 from nbcnn.ops.ptx.asm import byte_address_shared
 from nbcnn.ops.ptx.cvt import bf16, bf16_float, bf16x2, float_bits, tf32
 from nbcnn.ops.ptx.mma import mma_bf16, mma_tf32
 from nbcnn.ops.ptx.shared import load_words_1
 from nbcnn.ops.ptx.words import load_2_words
-from nbcnn.ops.traffic import Traffic, outputs, size
-from nbcnn.shapes import ConvShape
+from nbcnn.plan.shapes import ConvShape
 
 _PACKED = {"bf16": "bfloat16", "tf32": "tfloat32"}
 

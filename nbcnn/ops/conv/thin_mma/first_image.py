@@ -11,11 +11,11 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
-from nbcnn.cuda import cuda, i4, i8, jit, types, u4
+from nbcnn.gpu.language import cuda, i4, i8, jit, types, u4
 from nbcnn.ops.conv.thin_mma.first_shape import WINDOWS, Unit
+from nbcnn.ops.kernel.traffic import windows
 from nbcnn.ops.ptx.cvt import bits_float
 from nbcnn.ops.ptx.words import load_half, load_word
-from nbcnn.ops.traffic import windows
 
 
 @dataclass(frozen=True)

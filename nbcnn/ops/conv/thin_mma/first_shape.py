@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nbcnn.bounds import STORE
-from nbcnn.ops.call import Call, Shape
-from nbcnn.ops.run import is_filter
-from nbcnn.shapes import ConvShape, window_extent
+from nbcnn.check.one_op import is_filter
+from nbcnn.ops.kernel.call import Call, Shape
+from nbcnn.plan.bounds import STORE
+from nbcnn.plan.shapes import ConvShape, window_extent
 
 LANES = 32
 WINDOWS = 16

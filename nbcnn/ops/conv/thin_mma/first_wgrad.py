@@ -15,22 +15,22 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.cuda import cuda, f4, i4, i8, jit, types, u4
-from nbcnn.ops.call import Call, Impl, Launch
-from nbcnn.ops.conv.register_tile import ALIGNMENT
-from nbcnn.ops.conv.splitk import sum_of_planes
+from nbcnn.gpu.language import cuda, f4, i4, i8, jit, types, u4
+from nbcnn.ops.conv.frame.split import sum_of_planes
+from nbcnn.ops.conv.simt.register_tile import ALIGNMENT
+from nbcnn.ops.conv.thin.shape import unrolled
 from nbcnn.ops.conv.thin_mma import first_gradient
 from nbcnn.ops.conv.thin_mma.first_fprop import work
 from nbcnn.ops.conv.thin_mma.first_gradient import FILTERS
 from nbcnn.ops.conv.thin_mma.first_image import image_reads, place_of_unit, stager
 from nbcnn.ops.conv.thin_mma.first_shape import ONES, Unit, first_layer, refusal, word_elements
-from nbcnn.ops.conv.thin_shape import unrolled
+from nbcnn.ops.kernel.call import Call, Impl, Launch
+from nbcnn.ops.kernel.traffic import Traffic, once, outputs, size
 from nbcnn.ops.ptx.asm import byte_address_shared
 from nbcnn.ops.ptx.mma import mma_bf16, mma_tf32
 from nbcnn.ops.ptx.shared import load_words_1
 from nbcnn.ops.ptx.vector import store2
-from nbcnn.ops.traffic import Traffic, once, outputs, size
-from nbcnn.shapes import ConvShape
+from nbcnn.plan.shapes import ConvShape
 
 OF_WARP = 64
 """Filters of a warp: 8 of each of 8 lanes."""

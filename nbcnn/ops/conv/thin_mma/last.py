@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from nbcnn.ops.call import Impl
 from nbcnn.ops.conv.thin_mma import last_dgrad, last_fprop, last_wgrad
+from nbcnn.ops.kernel.call import Impl
 
 
 def ops(precision: str) -> dict[str, Impl]:

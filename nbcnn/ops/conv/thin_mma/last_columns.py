@@ -16,14 +16,14 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
-from nbcnn.cuda import cuda, f4, i4, i8, jit, types, u4
+from nbcnn.gpu.language import cuda, f4, i4, i8, jit, types, u4
+from nbcnn.ops.conv.thin.shape import power_of_two, split_pixel, unrolled
 from nbcnn.ops.conv.thin_mma.last_shape import COLUMNS, LastLayer, word_elements
-from nbcnn.ops.conv.thin_shape import power_of_two, split_pixel, unrolled
+from nbcnn.ops.kernel.traffic import windows
 from nbcnn.ops.ptx.cp_async import cp_async_16, cp_async_commit
 from nbcnn.ops.ptx.cvt import bf16_low, bf16x2, bits_float, float_bits, tf32
 from nbcnn.ops.ptx.shared import store_half_words_1, store_words_1
 from nbcnn.ops.ptx.words import load_half, load_word
-from nbcnn.ops.traffic import windows
 
 u8 = types.uint64
 STEP = 16

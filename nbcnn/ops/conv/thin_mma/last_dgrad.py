@@ -14,9 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.bounds import STORE
-from nbcnn.cuda import cuda, f4, i4, i8, jit, types, u4
-from nbcnn.ops.call import Call, Impl, Launch, blocks
+from nbcnn.gpu.language import cuda, f4, i4, i8, jit, types, u4
 from nbcnn.ops.conv.thin_mma.last_columns import (
     SLOTS,
     STEP,
@@ -30,6 +28,8 @@ from nbcnn.ops.conv.thin_mma.last_columns import (
     last_tile,
 )
 from nbcnn.ops.conv.thin_mma.last_shape import last_layer, pack_channels_by_columns, refusal, word_elements
+from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks
+from nbcnn.ops.kernel.traffic import Traffic, outputs, size
 from nbcnn.ops.ptx.asm import byte_address_global, byte_address_shared
 from nbcnn.ops.ptx.cp_async import cp_async_wait
 from nbcnn.ops.ptx.cvt import bf16x2, bits_float, float_bits, tf32
@@ -38,7 +38,7 @@ from nbcnn.ops.ptx.mma import mma_bf16, mma_tf32
 from nbcnn.ops.ptx.packed import greater_bf16x2
 from nbcnn.ops.ptx.shared import load_words_4, store_words_4
 from nbcnn.ops.ptx.words import load_4_words, store_4_words
-from nbcnn.ops.traffic import Traffic, outputs, size
+from nbcnn.plan.bounds import STORE
 
 FRAGMENTS = 8
 """16-byte fragments of filters that a lane holds: 32·E channels by 32 columns."""

@@ -20,24 +20,24 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn import cuda as gpu
-from nbcnn.bounds import STORE
-from nbcnn.cuda import cuda, f4, i4, i8, jit, types, u4
-from nbcnn.ops.call import Call, Impl, Launch, blocks
-from nbcnn.ops.conv.register_tile import relu
+from nbcnn.gpu import device as gpu
+from nbcnn.gpu.language import cuda, f4, i4, i8, jit, types, u4
+from nbcnn.ops.conv.simt.register_tile import relu
+from nbcnn.ops.conv.thin.shape import split_pixel, unrolled
+from nbcnn.ops.conv.thin.up import REACH
 from nbcnn.ops.conv.thin_mma.last_shape import LastLayer, last_layer, pack_columns_by_channels, refusal, word_elements
-from nbcnn.ops.conv.thin_shape import split_pixel, unrolled
-from nbcnn.ops.conv.thin_up import REACH
+from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks
+from nbcnn.ops.kernel.reduce import THREADS, add_partials, block_sum, f8
+from nbcnn.ops.kernel.stored import scalar_io
+from nbcnn.ops.kernel.traffic import Traffic, once, size
 from nbcnn.ops.ptx.asm import byte_address_global, byte_address_shared
 from nbcnn.ops.ptx.cp_async import cp_async_16, cp_async_commit, cp_async_wait
 from nbcnn.ops.ptx.cvt import bits_float, float_bits
 from nbcnn.ops.ptx.mma import mma_bf16, mma_tf32
 from nbcnn.ops.ptx.shared import load_words_1, load_words_4, store_words_2, store_words_4
 from nbcnn.ops.ptx.words import load_4_words
-from nbcnn.ops.reduce import THREADS, add_partials, block_sum, f8
-from nbcnn.ops.stored import scalar_io
-from nbcnn.ops.traffic import Traffic, once, size
-from nbcnn.shapes import numel
+from nbcnn.plan.bounds import STORE
+from nbcnn.plan.shapes import numel
 
 u8 = types.uint64
 GROUPS = 4

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nbcnn.bounds import STORE
-from nbcnn.ops.call import Call
-from nbcnn.shapes import numel
+from nbcnn.ops.kernel.call import Call
+from nbcnn.plan.bounds import STORE
+from nbcnn.plan.shapes import numel
 
 FILTERS = 4
 """Most filters of a last layer."""

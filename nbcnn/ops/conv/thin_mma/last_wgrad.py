@@ -15,8 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.cuda import cuda, f4, i4, i8, jit, types, u4
-from nbcnn.ops.call import Call, Impl, Launch, blocks
+from nbcnn.gpu.language import cuda, f4, i4, i8, jit, types, u4
+from nbcnn.ops.conv.thin.shape import power_of_two
+from nbcnn.ops.conv.thin.wgrad import IN_FLIGHT, LANES, total_kernel
+from nbcnn.ops.conv.thin.wgrad_traffic import total_traffic
 from nbcnn.ops.conv.thin_mma.last_columns import (
     SLOTS,
     STEP,
@@ -30,9 +32,8 @@ from nbcnn.ops.conv.thin_mma.last_columns import (
     last_tile,
 )
 from nbcnn.ops.conv.thin_mma.last_shape import LastLayer, last_layer, refusal, word_elements
-from nbcnn.ops.conv.thin_shape import power_of_two
-from nbcnn.ops.conv.thin_wgrad import IN_FLIGHT, LANES, total_kernel
-from nbcnn.ops.conv.thin_wgrad_traffic import total_traffic
+from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks
+from nbcnn.ops.kernel.traffic import Traffic, size
 from nbcnn.ops.ptx.asm import byte_address_global, byte_address_shared
 from nbcnn.ops.ptx.cp_async import cp_async_wait
 from nbcnn.ops.ptx.cvt import bits_float, float_bits
@@ -42,7 +43,6 @@ from nbcnn.ops.ptx.packed import permute_bytes
 from nbcnn.ops.ptx.shared import load_words_1, load_words_4, store_words_1, store_words_4
 from nbcnn.ops.ptx.shuffle import warp_sum
 from nbcnn.ops.ptx.vector import store4
-from nbcnn.ops.traffic import Traffic, size
 
 LOW_HALVES, HIGH_HALVES = 0x5410, 0x7632
 """Selectors of `prmt`: the lower (upper) halves of two words, the first word's below."""

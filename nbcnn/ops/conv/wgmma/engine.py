@@ -8,19 +8,20 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.cuda import constant
-from nbcnn.ops.call import Call, Impl, Launch
-from nbcnn.ops.conv.wgmma import patch, tensor_maps
-from nbcnn.ops.conv.wgmma.correlation import Correlation, correlation, pack, refusal
+from nbcnn.gpu.device import constant
+from nbcnn.ops.conv.frame.correlation import Correlation, correlation, pack, refusal
+from nbcnn.ops.conv.wgmma import patch
 from nbcnn.ops.conv.wgmma.engine_traffic import traffic
 from nbcnn.ops.conv.wgmma.kernel import correlate
 from nbcnn.ops.conv.wgmma.patch import PatchTile
 from nbcnn.ops.conv.wgmma.patch_kernel import correlate_patches
 from nbcnn.ops.conv.wgmma.split import PLANES, launch_split
-from nbcnn.ops.conv.wgmma.tensor_maps import ROW_BYTES
 from nbcnn.ops.conv.wgmma.tile import KINDS, Kind, Tile, candidates, choose, shared_bytes, tiles_of
-from nbcnn.ops.traffic import Traffic
-from nbcnn.shapes import numel
+from nbcnn.ops.kernel import tensor_maps
+from nbcnn.ops.kernel.call import Call, Impl, Launch
+from nbcnn.ops.kernel.tensor_maps import ROW_BYTES
+from nbcnn.ops.kernel.traffic import Traffic
+from nbcnn.plan.shapes import numel
 
 IMAGE_OPS = (
     "conv_fprop",

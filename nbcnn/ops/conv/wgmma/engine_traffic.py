@@ -1,15 +1,15 @@
-"""Bytes that the launches of engine.py ask memory for (nbcnn/ops/traffic.py)."""
+"""Bytes that the launches of engine.py ask memory for (nbcnn/ops/kernel/traffic.py)."""
 
 from __future__ import annotations
 
-from nbcnn.ops.call import Call
+from nbcnn.ops.conv.frame.correlation import Correlation, correlation
 from nbcnn.ops.conv.wgmma import patch
-from nbcnn.ops.conv.wgmma.correlation import Correlation, correlation
 from nbcnn.ops.conv.wgmma.patch import PatchTile
 from nbcnn.ops.conv.wgmma.split import split_traffic
 from nbcnn.ops.conv.wgmma.tile import Kind, Tile, tiles_of
-from nbcnn.ops.traffic import Traffic, ceil_div, clipped, outputs, size, windows
-from nbcnn.shapes import numel
+from nbcnn.ops.kernel.call import Call
+from nbcnn.ops.kernel.traffic import Traffic, ceil_div, clipped, outputs, size, windows
+from nbcnn.plan.shapes import numel
 
 
 def traffic(call: Call, kind: Kind) -> list[Traffic]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.cuda import cuda, f4, i4, jit, u4
+from nbcnn.gpu.language import cuda, f4, i4, jit, u4
 from nbcnn.ops.conv.wgmma import epilogue
 from nbcnn.ops.conv.wgmma.mainloop import consumer, producer
 from nbcnn.ops.conv.wgmma.tile import ALIGNMENT, KINDS, WARPGROUP, Tile, shared_bytes, slot_bytes

@@ -10,10 +10,10 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from nbcnn.cuda import cuda, f4, i4, jit, types, u4
-from nbcnn.ops.conv.thin_shape import unrolled
-from nbcnn.ops.conv.wgmma.tensor_maps import ROW_BYTES
+from nbcnn.gpu.language import cuda, f4, i4, jit, types, u4
+from nbcnn.ops.conv.thin.shape import unrolled
 from nbcnn.ops.conv.wgmma.tile import KINDS, WARPGROUP, Tile, slot_bytes
+from nbcnn.ops.kernel.tensor_maps import ROW_BYTES
 from nbcnn.ops.ptx.mbarrier import mbarrier_arrive, mbarrier_arrive_expect_tx, mbarrier_wait
 from nbcnn.ops.ptx.tma import fence_tensor_map, load_im2col_4d, load_tile_2d
 from nbcnn.ops.ptx.wgmma import K_STEP, k_major, wgmma_bf16, wgmma_commit, wgmma_fence, wgmma_tf32, wgmma_wait, wgmma_wait_all

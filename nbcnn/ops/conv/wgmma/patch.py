@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from nbcnn.ops.conv.wgmma.correlation import Correlation
-from nbcnn.ops.conv.wgmma.tensor_maps import ROW_BYTES
+from nbcnn.ops.conv.frame.correlation import Correlation
 from nbcnn.ops.conv.wgmma.tile import ALIGNMENT, WARPGROUP, Kind
+from nbcnn.ops.kernel.tensor_maps import ROW_BYTES
 
 SQUARE = 8
 """Pixels along the side of a square, the 64 rows of one wgmma."""

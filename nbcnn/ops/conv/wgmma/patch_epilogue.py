@@ -9,11 +9,11 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from nbcnn.cuda import cuda, f4, i4, jit, u4
+from nbcnn.gpu.language import cuda, f4, i4, jit, u4
 from nbcnn.ops.conv.wgmma.epilogue import largest_of_four, moves
 from nbcnn.ops.conv.wgmma.patch import SQUARE, PatchTile
-from nbcnn.ops.conv.wgmma.tensor_maps import ROW_BYTES
 from nbcnn.ops.conv.wgmma.tile import KINDS, WARPGROUP
+from nbcnn.ops.kernel.tensor_maps import ROW_BYTES
 from nbcnn.ops.ptx.cvt import bf16_high, bf16_low, bf16x2, bits_float, float_bits, tf32
 from nbcnn.ops.ptx.shared import load_words_1, load_words_2, load_words_4, store_words_1, store_words_2
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.cuda import cuda, i4, jit
-from nbcnn.ops.call import Launch, blocks
+from nbcnn.gpu.language import cuda, i4, jit
+from nbcnn.ops.kernel.call import Launch, blocks
+from nbcnn.ops.kernel.traffic import Traffic, once
 from nbcnn.ops.ptx.cvt import bf16_high, bf16_low, bf16x2
 from nbcnn.ops.ptx.vector import load4, store_bf16x4
-from nbcnn.ops.traffic import Traffic, once
 
 THREADS = 256
 PLANES = 3

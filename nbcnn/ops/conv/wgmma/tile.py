@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nbcnn.ops.conv.wgmma.correlation import Correlation
-from nbcnn.ops.conv.wgmma.tensor_maps import ROW_BYTES
+from nbcnn.ops.conv.frame.correlation import Correlation
+from nbcnn.ops.kernel.tensor_maps import ROW_BYTES
 
 ALIGNMENT = 1024
 """Swizzled tiles start at multiples of this."""

@@ -15,15 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.ops.call import Call, Impl, Launch
+from nbcnn.ops.conv.frame.correlation import Correlation
+from nbcnn.ops.conv.frame.wgrad_sum import MOST_TAPS, launch_sum, sum_traffic
 from nbcnn.ops.conv.wgmma import wgrad_tile
-from nbcnn.ops.conv.wgmma.correlation import Correlation
-from nbcnn.ops.conv.wgmma.tensor_maps import encode_im2col, encode_tiled, upload
 from nbcnn.ops.conv.wgmma.wgrad_kernel import pixel_product
-from nbcnn.ops.conv.wgmma.wgrad_sum import MOST_TAPS, launch_sum, sum_traffic
 from nbcnn.ops.conv.wgmma.wgrad_tile import PixelTile
-from nbcnn.ops.traffic import Traffic, ceil_div, windows
-from nbcnn.shapes import numel
+from nbcnn.ops.kernel.call import Call, Impl, Launch
+from nbcnn.ops.kernel.tensor_maps import encode_im2col, encode_tiled, upload
+from nbcnn.ops.kernel.traffic import Traffic, ceil_div, windows
+from nbcnn.plan.shapes import numel
 
 
 def is_up(call: Call) -> bool:

@@ -17,29 +17,18 @@ from __future__ import annotations
 from functools import cache, partial
 from typing import Any
 
-from nbcnn.cuda import cuda, f4, i4, i8, jit, types, u4
-from nbcnn.ops.conv.thin_shape import split_pixel, unrolled
-from nbcnn.ops.conv.wgmma.tensor_maps import ROW_BYTES
+from nbcnn.gpu.language import cuda, f4, i4, i8, jit, types, u4
+from nbcnn.ops.conv.thin.shape import split_pixel, unrolled
 from nbcnn.ops.conv.wgmma.wgrad_bias import summer
 from nbcnn.ops.conv.wgmma.wgrad_place import panel_place
 from nbcnn.ops.conv.wgmma.wgrad_tile import BARRIERS, HELPERS, WARP, PixelTile
 from nbcnn.ops.conv.wgmma.wgrad_turn import turner
+from nbcnn.ops.kernel.tensor_maps import ROW_BYTES
 from nbcnn.ops.ptx.asm import byte_address_global, byte_address_shared
 from nbcnn.ops.ptx.mbarrier import fence_mbarrier_init, mbarrier_arrive, mbarrier_arrive_expect_tx, mbarrier_init, mbarrier_wait
 from nbcnn.ops.ptx.tma import fence_tensor_map, load_im2col_4d, load_tile_2d
 from nbcnn.ops.ptx.vector import store2
-from nbcnn.ops.ptx.wgmma import (
-    K_STEP,
-    MN_STEP,
-    k_major,
-    mn_major,
-    wgmma_bf16,
-    wgmma_commit,
-    wgmma_fence,
-    wgmma_tf32,
-    wgmma_wait,
-    wgmma_wait_all,
-)
+from nbcnn.ops.ptx.wgmma import K_STEP, MN_STEP, k_major, mn_major, wgmma_bf16, wgmma_commit, wgmma_fence, wgmma_tf32, wgmma_wait, wgmma_wait_all
 
 u8, u2 = types.uint64, types.uint16
 

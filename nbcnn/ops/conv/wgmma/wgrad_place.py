@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from nbcnn.cuda import i4, jit, u4
+from nbcnn.gpu.language import i4, jit, u4
 
 
 @cache

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from nbcnn.ops.conv.tiles import ceil_div
-from nbcnn.ops.conv.wgmma.correlation import Correlation
-from nbcnn.ops.conv.wgmma.tensor_maps import ROW_BYTES
+from nbcnn.ops.conv.frame.correlation import Correlation
+from nbcnn.ops.conv.simt.tiles import ceil_div
 from nbcnn.ops.conv.wgmma.tile import ALIGNMENT, WARPGROUP
+from nbcnn.ops.kernel.tensor_maps import ROW_BYTES
 
 WARP = 32
 HELPERS = 3

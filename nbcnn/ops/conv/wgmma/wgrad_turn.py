@@ -15,8 +15,8 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from nbcnn.cuda import cuda, f4, i4, i8, jit, u4
-from nbcnn.ops.conv.thin_shape import split_pixel, unrolled
+from nbcnn.gpu.language import cuda, f4, i4, i8, jit, u4
+from nbcnn.ops.conv.thin.shape import split_pixel, unrolled
 from nbcnn.ops.conv.wgmma.wgrad_place import panel_place
 from nbcnn.ops.conv.wgmma.wgrad_tile import HELPERS, PixelTile
 from nbcnn.ops.ptx.cvt import bits_float, float_bits, tf32

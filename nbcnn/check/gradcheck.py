@@ -1,0 +1,234 @@
+"""Every implementation against the float64 reference, and every backward against its forward.
+
+parity       ‖got − ref‖ / ‖ref‖ ≤ 4·ε·√terms: rounding errors of a sum of `terms` products grow like a random walk.
+             In tf32 and bf16 the reference gets operands already rounded to that precision, whose products are exact in
+             float32; to the sum's error comes one rounding of what is stored between (a result, a sum of weights): 4·u.
+dot product  ⟨v, J u⟩ = ⟨Jᵀ v, u⟩ for random u and v: J u by central differences of the float64 reference forward, Jᵀ v
+             from the backward under test. By Cauchy–Schwarz the two may differ by the parity bound times ‖Jᵀv‖·‖u‖.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from nbcnn.check.cases import Case, mean_cases, real_cases
+from nbcnn.check.fused_cases import REAL_GATED, fused_mean_cases, fused_real_cases, gated_cases
+from nbcnn.check.norm_cases import QUADS, conv_norm_cases, norm_cases
+from nbcnn.check.one_op import Unsupported, run_op
+from nbcnn.gpu.device import Gpu, Host, gpu_missing
+from nbcnn.gpu.language import SIMULATOR
+from nbcnn.modes import MODES, Row
+from nbcnn.ops.conv.fused import REFERENCES
+from nbcnn.ops.conv_norm import two_ops as conv_evonorm
+from nbcnn.ops.kernel.call import Impl, host
+from nbcnn.ops.series import pwconv1d
+from nbcnn.plan.bounds import STORE, parity_bound
+from nbcnn.plan.storage import decode, encode
+
+_STEP = 1e-6
+# Central differences with step h of a float64 function err by about ε64/h + h²; relative, with room for curvature.
+_DIFFERENCE_ERROR = 1e-8
+REFERENCE = MODES["cpu", "fp32"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One comparison: what was compared, its error, the bound, and whether it held."""
+
+    mode: str
+    precision: str
+    op: str
+    check: str
+    label: str
+    error: float
+    bound: float
+
+    @property
+    def ok(self) -> bool:
+        return bool(self.error <= self.bound)
+
+
+def _wide(array: np.ndarray) -> np.ndarray:
+    return array.astype(np.float64) if array.dtype == np.float32 else array
+
+
+def rounded(case: Case, precision: str) -> Case:
+    """`case` with its images, vectors and filters rounded to `precision`: what a kernel of that precision multiplies."""
+    kind = STORE[precision]
+    if kind == "float32" or case.op == "convert":
+        return case
+    ins = (decode(encode(a, kind), kind) if a.dtype == np.float32 and a.ndim >= 2 else a for a in case.ins)
+    return replace(case, ins=tuple(ins))
+
+
+def reference_impl(op: str) -> Impl:
+    """The NumPy reference of an op, plain or fused."""
+    return next((impl for _, impl in REFERENCE.chain(op)), None) or host((REFERENCES | conv_evonorm.REFERENCES | pwconv1d.REFERENCES)[op])
+
+
+def reference(case: Case) -> list[np.ndarray]:
+    """The outputs of `case` from the NumPy reference in float64."""
+    ins = [_wide(array) for array in case.ins]
+    outs = [o if isinstance(o, int) else (o[0], "float64" if o[1] == "float32" else o[1]) for o in case.outs]
+    impl = reference_impl(case.op)
+    return run_op(impl, case.op, ins, outs, attrs=case.attrs, place=Host())
+
+
+def relative_error(got: np.ndarray, ref: np.ndarray) -> float:
+    """‖got − ref‖ / ‖ref‖ in float64; exact inequality of integers counts as 1; NaN stays NaN and never passes."""
+    if got.dtype.kind in "iu":
+        return float(not np.array_equal(got, ref))
+    difference = float(np.linalg.norm((got.astype(np.float64) - ref).reshape(-1)))
+    size = float(np.linalg.norm(ref.reshape(-1).astype(np.float64)))
+    return difference / size if size else difference
+
+
+def parity(row: Row, impl: Any, case: Case, place: Any, tile: Any = None) -> float:
+    """The largest relative error of the outputs of one case on one implementation; `tile` None takes its own choice."""
+    case = rounded(case, row.precision)
+    got = run_op(impl, case.op, case.ins, case.outs, attrs=case.attrs, place=place, layout=row.layout, store=row.store, tile=tile)
+    return max(relative_error(g, r) for g, r in zip(got, reference(case), strict=True))
+
+
+def bound(case: Case, precision: str = "fp32") -> float:
+    """`parity_bound` of the case."""
+    return parity_bound(case.terms, precision)
+
+
+Operands = Callable[..., tuple[np.ndarray, ...]]
+
+# The backward ops whose forward is differentiated: forward op, which forward operand varies (or operands), and the backward's operands
+# from the forward's inputs, its float64 outputs and the cotangent v.
+_PAIRS: dict[str, tuple[str, int | tuple[int, ...], Operands]] = {
+    "conv_dgrad": ("conv_fprop", 0, lambda ins, outs, v: (v, ins[1])),
+    "conv_wgrad": ("conv_fprop", 1, lambda ins, outs, v: (ins[0], v)),
+    "upconv_dgrad": ("upconv_fprop", 0, lambda ins, outs, v: (v, ins[1])),
+    "upconv_wgrad": ("upconv_fprop", 1, lambda ins, outs, v: (ins[0], v)),
+    "dwconv1d_dgrad": ("dwconv1d_fprop", 0, lambda ins, outs, v: (v, *ins[1:])),
+    "dwconv1d_wgrad": ("dwconv1d_fprop", 1, lambda ins, outs, v: (ins[0], v)),
+    "pwconv1d_dgrad": ("pwconv1d_fprop", 0, lambda ins, outs, v: (v, ins[1])),
+    "pwconv1d_wgrad": ("pwconv1d_fprop", 1, lambda ins, outs, v: (ins[0], v)),
+    "s4kernel_dgrad": ("s4kernel_fprop", (0, 1, 2, 3, 4), lambda ins, outs, v: (v, *ins)),
+    "gelu_dgrad": ("gelu_fprop", 0, lambda ins, outs, v: (v, ins[0])),
+    "glu_dgrad": ("glu_fprop", 0, lambda ins, outs, v: (v, ins[0])),
+    "last_dgrad": ("last_fprop", 0, lambda ins, outs, v: (v,)),
+    "relu_dgrad": ("relu_fprop", 0, lambda ins, outs, v: (v, outs[0])),
+    "leaky_relu_dgrad": ("leaky_relu_fprop", 0, lambda ins, outs, v: (v, outs[0])),
+    "sigmoid_dgrad": ("sigmoid_fprop", 0, lambda ins, outs, v: (v, outs[0])),
+    "swish_dgrad": ("swish_fprop", 0, lambda ins, outs, v: (v, ins[0])),
+    "evonorm_s0_grads": ("evonorm_s0_fprop", 0, lambda ins, outs, v: (v, ins[0], ins[1], ins[3], *outs[1:])),
+    "evonorm_b0_grads": ("evonorm_b0_fprop", 0, lambda ins, outs, v: (v, ins[0], ins[1], ins[3], *outs[1:5])),
+    "maxpool_dgrad": ("maxpool_fprop", 0, lambda ins, outs, v: (v, outs[1])),
+    "avgpool_dgrad": ("avgpool_fprop", 0, lambda ins, outs, v: (v,)),
+    "upsample_dgrad": ("upsample_fprop", 0, lambda ins, outs, v: (v,)),
+    "flatten_dgrad": ("flatten_fprop", 0, lambda ins, outs, v: (v,)),
+}
+_FORWARD_ONLY = ("eps", "momentum")
+# A loss gradient takes no cotangent: its forward's value is a scalar.
+_LOSS_PAIRS: dict[str, tuple[str, int, Operands]] = {
+    "rmsle_dgrad": ("rmsle_fprop", 0, lambda ins, outs: (ins[0], ins[1], outs[0])),
+    "mse_dgrad": ("mse_fprop", 0, lambda ins, outs: (ins[0], ins[1])),
+    "softmax_xent_dgrad": ("softmax_xent_fprop", 0, lambda ins, outs: (outs[0].astype(np.float32), ins[1])),
+}
+
+
+def dot_product(row: Row, op: str, impl: Any, forward: Case, place: Any) -> tuple[float, float]:
+    """(error, bound) of ⟨v, J u⟩ − ⟨Jᵀ v, u⟩ over ‖Jᵀv‖·‖u‖ for backward `op` at the point of the `forward` case."""
+    rng = np.random.default_rng(22)
+    forward = rounded(forward, row.precision)
+    is_loss = op in _LOSS_PAIRS
+    _, position, operands = _LOSS_PAIRS[op] if is_loss else _PAIRS[op]
+    positions = (position,) if isinstance(position, int) else position
+    outs = reference(forward)
+    value = 1 if is_loss and len(outs) > 1 else 0
+    v = np.ones(()) if is_loss else rng.standard_normal(outs[value].shape).astype(np.float32)
+    v = decode(encode(v, STORE[row.precision]), STORE[row.precision]) if v.ndim else v
+    us = [rng.standard_normal(forward.ins[each].shape).astype(np.float32) for each in positions]
+
+    def at(sign: int) -> np.ndarray:
+        moved = list(map(_wide, forward.ins))
+        for each, u in zip(positions, us, strict=True):
+            moved[each] = moved[each] + sign * _STEP * u
+        return reference(Case(forward.op, "", tuple(moved), forward.outs, forward.attrs))[value]
+
+    forward_side = float(np.vdot(v.astype(np.float64), (at(1) - at(-1)) / (2 * _STEP)))
+    ins = operands(forward.ins, outs) if is_loss else operands(forward.ins, outs, v)
+    ins = tuple(a.astype(np.float32) if a.dtype == np.float64 and a.ndim else a for a in ins)
+    beside = [(us[0].shape[:1], "float32")] if op == "upconv_wgrad" else [(us[0].shape[1:2], "float32")] * 3 if op.endswith("_grads") else []
+    outs_wanted: list[Any] = [*((u.shape, "float32") for u in us), *beside]
+    attrs = {name: value for name, value in forward.attrs.items() if name not in _FORWARD_ONLY}
+    made = run_op(impl, op, ins, outs_wanted, attrs=attrs, place=place, layout=row.layout, store=row.store)
+    got, u = (np.concatenate([a.reshape(-1) for a in arrays]).astype(np.float64) for arrays in (made[: len(us)], us))
+    backward_side = float(np.vdot(got, u))
+    scale = float(np.linalg.norm(got)) * float(np.linalg.norm(u)) or 1.0
+    terms = max(forward.terms, got.size // max(1, v.size) + 1, v.size if op.endswith("wgrad") else 1)
+    return abs(forward_side - backward_side) / scale, bound(replace(forward, terms=terms), row.precision) + _DIFFERENCE_ERROR
+
+
+def check_row(row: Row, place: Any, cases: list[Case]) -> Iterator[Finding]:
+    """All findings of one row: parity of every implementation that supports a case, then every backward."""
+    for case in cases:
+        for part, impl in distinct(row, case.op, place):
+            try:
+                error = parity(row, impl, case, place)
+            except Unsupported:
+                continue
+            yield Finding(row.mode, row.precision, case.op, f"parity ({part})", case.label, error, bound(case, row.precision))
+    for op, (forward_op, *_) in (_PAIRS | _LOSS_PAIRS).items():
+        for forward in (case for case in cases if case.op == forward_op):
+            if len(forward.ins) == 3 and forward_op == "conv_fprop":
+                continue  # the bias-free case has the same derivative
+            for part, impl in distinct(row, op, place):
+                try:
+                    error, limit = dot_product(row, op, impl, forward, place)
+                except Unsupported:
+                    continue
+                yield Finding(row.mode, row.precision, op, f"dot product ({part})", forward.label, error, limit)
+
+
+def runnable(row: Row, op: str, place: Any) -> list[tuple[str, Impl]]:
+    """The implementations of `op` in `row` that this GPU can run."""
+    return [(part, impl) for part, impl in row.chain(op) if impl.lacks(place.capability) is None]
+
+
+def distinct(row: Row, op: str, place: Any) -> list[tuple[str, Impl]]:
+    """As `runnable`, each kernel once: a row may name one twice, first for the few shapes for which it comes before another."""
+    return list({impl.bind: (part, impl) for part, impl in runnable(row, op, place)}.values())
+
+
+def all_cases() -> list[Case]:
+    """Mean cases, and the real convolutions where they finish in reasonable time (not in the simulator)."""
+    small = [*mean_cases(), *norm_cases(), *conv_norm_cases(), *fused_mean_cases(), *gated_cases()]
+    return small if SIMULATOR else [*small, *norm_cases(QUADS), *real_cases(), *fused_real_cases(), *gated_cases(REAL_GATED)]
+
+
+def left_out() -> str:
+    """The modes that `check` passes over here, and why; empty if there are none."""
+    missing = gpu_missing()
+    modes = dict.fromkeys(row.mode for row in MODES.values() if row.place == "gpu")
+    return f"{', '.join(modes)} ({missing})" if missing else ""
+
+
+def check(mode: str | None = None) -> Iterator[Finding]:
+    """Findings of every row that can run here (or of `mode` alone)."""
+    for row in MODES.values():
+        if mode in (None, row.mode) and not (row.place == "gpu" and gpu_missing()):
+            yield from check_row(row, Gpu() if row.place == "gpu" else Host(), all_cases())
+
+
+def worst(findings: list[Finding]) -> list[Finding]:
+    """The finding nearest to (or furthest over) its bound for every mode, op and check; NaN counts as worst."""
+
+    def badness(finding: Finding) -> float:
+        return np.inf if np.isnan(finding.error) else finding.error / finding.bound
+
+    kept: dict[tuple[str, ...], Finding] = {}
+    for finding in findings:
+        key = (finding.mode, finding.precision, finding.op, finding.check)
+        if key not in kept or badness(finding) > badness(kept[key]):
+            kept[key] = finding
+    return list(kept.values())

@@ -1,0 +1,200 @@
+"""Run one implementation of one op on NumPy arrays: what parity tests, `gradcheck` and benchmarks are made of.
+
+Outputs, scratch and packed weights are filled with NaN first, so an element that a kernel forgets cannot pass.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from nbcnn.ops.kernel.call import Call, Impl, Shape
+from nbcnn.plan.shapes import numel
+from nbcnn.plan.storage import decode, encode
+
+Out = tuple[Shape, str] | int
+"""(shape, dtype) of a fresh output, or the position of the input that is updated in place."""
+
+
+def is_filter(op: str, side: str, position: int) -> bool:
+    """True for the operand of a convolution (plain or fused) that is the weight or its gradient: (K, C, R, S) or (C, T), not images or series.
+
+    So is everything about the filter of a state space model: parameters, the filter made of them, and their gradients.
+    """
+    if op.startswith("s4kernel"):
+        return True
+    if op == "dwconv1d_bwd":
+        return (side, position) in (("in", 2), ("out", 1))
+    return "conv" in op and op != "convert" and (side, position) == (("out", 0) if "wgrad" in op else ("in", 1))
+
+
+def stored_dtype(op: str, side: str, position: int, shape: Shape, dtype: str, store: str, attrs: Mapping[str, Any]) -> str:
+    """How a row that stores activations as `store` keeps an operand: activations and their gradients are float arrays of two axes or more."""
+    if op == "convert" and attrs["source" if side == "in" else "target"] == "NCHW":
+        return dtype  # the caller's own floats, outside the doors
+    if dtype == "float32" and len(shape) >= 2 and not is_filter(op, side, position):
+        return store
+    return dtype
+
+
+def follows_layout(op: str, side: str, position: int, shape: Shape) -> bool:
+    """True for an operand that an NHWC row stores as NHWC: images between the layers, not filters, not data sets."""
+    if op in ("gather", "convert") and side == "in":
+        return False
+    return len(shape) == 4 and not is_filter(op, side, position)
+
+
+def to_layout(array: np.ndarray, layout: str) -> np.ndarray:
+    """A logical (N,C,H,W) array flattened in the order `layout` stores it."""
+    return np.ascontiguousarray(array.transpose(0, 2, 3, 1) if layout == "NHWC" else array).reshape(-1)
+
+
+def from_layout(flat: np.ndarray, shape: Shape, layout: str) -> np.ndarray:
+    """The logical (N,C,H,W) array of `shape` that `flat` stores in `layout`."""
+    if layout == "NCHW":
+        return flat.reshape(shape)
+    n, c, h, w = shape
+    return np.ascontiguousarray(flat.reshape(n, h, w, c).transpose(0, 3, 1, 2))
+
+
+def poison(array: np.ndarray) -> np.ndarray:
+    """Fill with NaN (floats) or the largest value (integers), and return the array."""
+    array.fill(np.nan if array.dtype.kind == "f" else np.iinfo(array.dtype).max)
+    return array
+
+
+def pack_array(weight: np.ndarray, index: np.ndarray) -> np.ndarray:
+    """Σ_t weight.flat[index[t]] for an index map (n,) or (terms, n), −1 adding nothing; of weight's dtype."""
+    flat = np.ascontiguousarray(weight).reshape(-1)
+    return np.where(index >= 0, flat[np.maximum(index, 0)], 0).reshape(-1, index.shape[-1]).sum(0, dtype=flat.dtype)
+
+
+class Unsupported(ValueError):
+    """The implementation does not run these shapes; the message gives its reason."""
+
+
+class Bound:
+    """One op bound to arrays of `place`: run it as often as wanted, then read its outputs.
+
+    `ins` are NumPy arrays of logical shape; `outs` says what to allocate. `store` is how activations are kept
+    (`nbcnn.plan.storage`): float32 inputs are rounded to it, outputs are read back from it. Raises Unsupported if the
+    implementation does not run the shapes.
+    """
+
+    def __init__(
+        self,
+        impl: Impl,
+        op: str,
+        ins: Sequence[np.ndarray],
+        outs: Sequence[Out],
+        *,
+        place: Any,
+        attrs: Mapping[str, Any] | None = None,
+        layout: str = "NCHW",
+        tile: Any = None,
+        multiprocessors: int = 132,
+        store: str = "float32",
+    ) -> None:
+        self.op, self.layout, self.place = op, layout, place
+        in_shapes = tuple(array.shape for array in ins)
+        out_specs = [(ins[o].shape, ins[o].dtype.name) if isinstance(o, int) else o for o in outs]
+        out_shapes = tuple(shape for shape, _ in out_specs)
+        attrs = dict(attrs or {})
+
+        def kinds(side: str, specs: Sequence[tuple[Shape, str]]) -> tuple[str, ...]:
+            return tuple(stored_dtype(op, side, i, shape, dtype, store, attrs) for i, (shape, dtype) in enumerate(specs))
+
+        dtypes = {
+            "in_dtypes": kinds("in", [(a.shape, a.dtype.name) for a in ins]),
+            "out_dtypes": kinds("out", out_specs),
+        }
+        bare = Call(op, (), (), in_shapes, out_shapes, attrs, layout, **dtypes)
+        reason = impl.supports(bare)
+        if reason:
+            raise Unsupported(f"{op}: {reason}")
+        tile = tile if tile is not None else impl.tile(bare, multiprocessors)
+
+        def stored(position: int, array: np.ndarray) -> np.ndarray:
+            follows = follows_layout(op, "in", position, array.shape)
+            return encode(to_layout(array, layout if follows else "NCHW"), dtypes["in_dtypes"][position])
+
+        self._impl, self._weight, self._outs = impl, ins[1] if impl.pack is not None else None, tuple(outs)
+        arrays = tuple(self._put(stored(i, a)) for i, a in enumerate(ins))
+        made = [arrays[o] if isinstance(o, int) else place.empty(numel(o[0]), dtypes["out_dtypes"][i]) for i, o in enumerate(outs)]
+        self._bind(replace(bare, ins=arrays, outs=tuple(made), tile=tile))
+        self.poison()
+
+    def _put(self, flat: np.ndarray) -> Any:
+        array = self.place.empty(flat.size, flat.dtype.name)
+        if flat.size:
+            self.place.upload(array, flat)
+        return array
+
+    def _bind(self, call: Call, scratch: Any = None) -> None:
+        """Make the packed weight and, unless it is given, the scratch that the tile of `call` wants; then the launches."""
+        impl = self._impl
+        if self._weight is not None and impl.pack is not None:
+            call = replace(call, packed=self._put(encode(pack_array(self._weight, impl.pack(call)), impl.packed)))
+        nbytes = _scratch_bytes(impl, call)
+        made = self._put(np.full(nbytes, 0xFF, np.uint8)) if nbytes and scratch is None else scratch
+        call = replace(call, scratch=made[:nbytes] if nbytes else None)
+        self.call, self.launches = call, list(impl.bind(call))
+
+    def poison(self) -> None:
+        """Fill the fresh outputs with NaN (floats) or the largest value (integers): what a kernel leaves out cannot pass."""
+        for array, out, shape, kind in zip(self.call.outs, self._outs, self.call.out_shapes, self.call.out_dtypes, strict=True):
+            if not isinstance(out, int) and numel(shape):
+                one = poison(np.empty(1, out[1]))
+                self.place.upload(array, np.repeat(encode(one, kind) if kind != out[1] else one, numel(shape)))
+
+    def with_tiles(self, tiles: Sequence[Any]) -> list[Bound]:
+        """The same op on the same operands with each of `tiles`.
+
+        They share outputs and scratch with each other, and outputs with this one: poison, run and read one before the next.
+        """
+        calls = [replace(self.call, tile=tile) for tile in tiles]
+        most = max((_scratch_bytes(self._impl, call) for call in calls), default=0)
+        scratch = self._put(np.full(most, 0xFF, np.uint8)) if most else None
+        made = []
+        for call in calls:
+            bound = copy.copy(self)
+            bound._bind(call, scratch)
+            made.append(bound)
+        return made
+
+    def reading(self, arrays: Mapping[int, Any]) -> Bound:
+        """The same op with other arrays, say another op's results, as the inputs at these positions; it shares all else with this one."""
+        made = copy.copy(self)
+        made.call = replace(self.call, ins=tuple(arrays.get(at, own) for at, own in enumerate(self.call.ins)))
+        made.launches = list(self._impl.bind(made.call))
+        return made
+
+    def run(self) -> None:
+        """Enqueue the op once."""
+        for launch in self.launches:
+            launch.run(getattr(self.place, "stream", 0))
+
+    def results(self) -> list[np.ndarray]:
+        """Host copies of the outputs, of logical shape."""
+        read = []
+        for i, (array, shape) in enumerate(zip(self.call.outs, self.call.out_shapes, strict=True)):
+            layout = self.layout if follows_layout(self.op, "out", i, shape) else "NCHW"
+            flat = decode(self.place.download(array)[: numel(shape)], self.call.out_dtypes[i])
+            read.append(from_layout(flat, shape, layout))
+        return read
+
+
+def _scratch_bytes(impl: Impl, call: Call) -> int:
+    """What `call` asks for, in whole float64 elements, so that it can be viewed as any type."""
+    return -(-impl.scratch(call) // 8) * 8
+
+
+def run_op(impl: Impl, op: str, ins: Sequence[np.ndarray], outs: Sequence[Out], **options: Any) -> list[np.ndarray]:
+    """Run `op` once and return its outputs; options as for `Bound`."""
+    bound = Bound(impl, op, ins, outs, **options)
+    bound.run()
+    return bound.results()

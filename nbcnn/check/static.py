@@ -1,0 +1,129 @@
+"""What the compiler made of a kernel, without a GPU: registers, stack frame, shared memory, read from the cubin.
+
+A kernel is compiled the way Numba compiles it at run time (NVVM link-time IR, then nvJitLink), for any architecture.
+A stack frame is local memory: spilled registers, or a local array that the compiler could not keep in registers.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from nbcnn.gpu.language import types
+from nbcnn.ops.kernel.call import Launch
+
+_REGCOUNT, _FRAME_SIZE = 0x2F, 0x11
+_SIZED_VALUE = 0x04
+
+
+@dataclass(frozen=True)
+class StaticReport:
+    """One compiled kernel: 32-bit registers a thread, stack frame bytes a thread, static shared bytes a block."""
+
+    name: str
+    arch: str
+    registers: int
+    frame_bytes: int
+    shared_bytes: int
+    cubin: bytes
+
+
+def signature_of(launch: Launch) -> tuple[Any, ...]:
+    """Numba types of a launch's arguments; arrays may be NumPy stand-ins."""
+    made = []
+    for value in launch.args:
+        if hasattr(value, "dtype") and getattr(value, "ndim", 0) == 1:
+            made.append(types.Array(_scalar(value.dtype), 1, "C"))
+        else:
+            made.append(_scalar(np.dtype(type(value))))
+    return tuple(made)
+
+
+def _scalar(dtype: np.dtype) -> Any:
+    return getattr(types, np.dtype(dtype).name)
+
+
+def compile_kernel(kernel: Any, args: tuple[Any, ...], arch: str = "90a") -> StaticReport:
+    """Compile `kernel` (a `jit` dispatcher) for Numba argument types `args` and architecture such as "75", "80", "90a".
+
+    Raises whatever Numba, NVVM or nvJitLink raise: a kernel that does not compile.
+    """
+    library, cc = _library(kernel, args, arch, lto=True)
+    library._lto, library._max_registers = True, kernel.targetoptions.get("max_registers")
+    cubin = library.get_cubin(cc=cc).code
+    return StaticReport(kernel.py_func.__name__, f"sm_{arch}", *_resources(cubin), cubin)
+
+
+def ptx_of_launch(launch: Launch, arch: str = "90a") -> str:
+    """The PTX of a bound launch's kernel, which registers are given out to only later. Raises as `compile_kernel`."""
+    library, cc = _library(launch.kernel, signature_of(launch), arch, lto=False)
+    return str(library.get_asm_str(cc=cc))
+
+
+def _library(kernel: Any, args: tuple[Any, ...], arch: str, lto: bool) -> tuple[Any, tuple[Any, ...]]:
+    """What Numba makes of a kernel before linking, and the compute capability."""
+    from numba.cuda import compiler, dispatcher
+
+    digits = arch.rstrip("abcdefghijklmnopqrstuvwxyz")
+    cc: tuple[Any, ...] = (int(digits[:-1]), int(digits[-1])) + ((arch[len(digits) :],) if arch != digits else ())
+    device = SimpleNamespace(compute_capability=cc[:2])
+    options = kernel.targetoptions
+    # Device functions ask the current device for its compute capability; without a GPU there is none to ask.
+    with (
+        mock.patch.object(dispatcher, "get_current_device", return_value=device),
+        mock.patch.object(compiler, "get_current_device", return_value=device),
+    ):
+        library, _ = compiler._compile_pyfunc_with_fixup(
+            kernel.py_func,
+            types.void(*args),
+            device=False,
+            abi="numba",
+            cc=cc[:2],
+            fastmath=options.get("fastmath", False),
+            launch_bounds=options.get("launch_bounds"),
+            lto=lto,
+        )
+    return library, cc
+
+
+def compile_launch(launch: Launch, arch: str = "90a") -> StaticReport:
+    """`compile_kernel` for a bound launch, whose arrays may be NumPy arrays."""
+    return compile_kernel(launch.kernel, signature_of(launch), arch)
+
+
+def _resources(cubin: bytes) -> tuple[int, int, int]:
+    """(registers, frame bytes, shared bytes) of the only kernel in a 64-bit ELF cubin."""
+    (table,) = struct.unpack_from("<Q", cubin, 0x28)
+    size, count, names = struct.unpack_from("<HHH", cubin, 0x3A)
+    sections = [struct.unpack_from("<IIQQQQIIQQ", cubin, table + i * size) for i in range(count)]
+    strings = sections[names][4]
+    registers = frame = shared = 0
+    for name, _, _, _, offset, length, *_ in sections:
+        start = strings + name
+        title = cubin[start : cubin.index(b"\0", start)].decode()
+        # What is reserved belongs to the KiB that the driver keeps of every block.
+        if title.startswith(".nv.shared.") and not title.startswith(".nv.shared.reserved"):
+            shared += length
+        if title == ".nv.info":
+            for attribute, payload in _attributes(cubin[offset : offset + length]):
+                if attribute == _REGCOUNT:
+                    registers = max(registers, struct.unpack_from("<II", payload)[1])
+                if attribute == _FRAME_SIZE:
+                    frame = max(frame, struct.unpack_from("<II", payload)[1])
+    return registers, frame, shared
+
+
+def _attributes(info: bytes):
+    """(attribute, payload) pairs of a `.nv.info` section."""
+    at = 0
+    while at + 4 <= len(info):
+        form, attribute, length = struct.unpack_from("<BBH", info, at)
+        at += 4
+        if form == _SIZED_VALUE:
+            yield attribute, info[at : at + length]
+            at += length

@@ -1,0 +1,107 @@
+"""From features to a trained machine and its predictions: scale, kernel matrix, pairs, votes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from nbcnn.classify import gram, ovo, pairs
+from nbcnn.classify.blocks import Blocks
+from nbcnn.classify.scale import Scaler, gamma_scale, identity, squared_norms, standard
+from nbcnn.ranks.team import ALONE, Team
+
+Load = Callable[[], tuple[np.ndarray, np.ndarray]]
+"""Gives (train, test) features; called once, so that they can be let go before the workers need the memory."""
+
+Report = Callable[[str, int], gram.Progress]
+"""(what is being done, how many units it has) -> what to call with the units done."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What decides the outcome. `gamma` None means "scale": 1 / (F · variance of the scaled training features)."""
+
+    C: float = 10.0
+    gamma: float | None = None
+    scale: bool = True
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A trained machine, what it predicts, and the seconds of each stage ("kernel", "fit", "predict").
+
+    `train_predicted`, `test_predicted` are class numbers, int32; decision values are (n, pairs) in the order of `machine.pairs`.
+    """
+
+    machine: ovo.Machine
+    scaler: Scaler
+    gamma: float
+    C: float
+    width: int
+    train_predicted: np.ndarray
+    test_predicted: np.ndarray
+    test_decisions: np.ndarray
+    seconds: dict[str, float]
+    engine: str
+    jobs: int
+
+
+def classify(
+    load: Load,
+    train_labels: np.ndarray,
+    *,
+    settings: Settings,
+    engine: gram.Engine,
+    scratch: Path,
+    jobs: int | None = None,
+    report: Report = lambda what, count: lambda done: None,
+    team: Team = ALONE,
+) -> Outcome:
+    """Train on the features that `load` gives, labelled `train_labels` (int32), and predict training and test samples.
+
+    `scratch` is a folder on a disk for the kernel matrix, 4·(n²/2 + n·m) bytes for n training and m test samples; `jobs` None
+    takes as many processes as cores and memory allow.
+    The other ranks of `team` must call `assist` meanwhile. Raises ValueError for fewer than two classes, DiskFull, MemoryError.
+    """
+    classes = np.unique(train_labels)
+    if len(classes) < 2:
+        raise ValueError(f"a classifier needs at least two classes, the {len(train_labels)} training labels hold {len(classes)}")
+    members = [np.flatnonzero(train_labels == c) for c in classes]
+    begun = time.perf_counter()
+    train, test = load()
+    blocks = Blocks(tuple(len(index) for index in members), len(test), scratch)
+    width = train.shape[1]
+    with blocks:
+        scaler = standard(train) if settings.scale else identity(width)
+        rows = gram.scaled_classes(train, members, test, scaler)
+        del train, test
+        norms = [squared_norms(part) for part in rows]
+        gamma = settings.gamma if settings.gamma is not None else gamma_scale(rows[:-1], norms[:-1])
+        gram.fill(blocks, rows, norms, gamma, engine, report(f"kernel ({engine.name})", blocks.nbytes // 4))
+        del rows
+        filled = time.perf_counter()
+
+        all_pairs = ovo.all_pairs(len(classes))
+        jobs = jobs or pairs.default_jobs(blocks.sizes, len(all_pairs), team)
+        mine = f"{len(team.mine(len(all_pairs)))} pairs of this rank, " if team.size > 1 else ""
+        done = report(f"fit ({mine}{jobs} processes)", len(team.mine(len(all_pairs))))
+        whole = ovo.Machine(classes, members, all_pairs, pairs.solve(blocks.share(team), settings.C, all_pairs, jobs, team, done))
+        fitted = time.perf_counter()
+
+        train_values, test_values = ovo.decisions(blocks, whole, report("predict", blocks.nbytes // 4))
+        train_predicted, test_predicted = whole.vote(train_values), whole.vote(test_values)
+    seconds = {"kernel": filled - begun, "fit": fitted - filled, "predict": time.perf_counter() - fitted}
+    return Outcome(whole, scaler, gamma, settings.C, width, train_predicted, test_predicted, test_values, seconds, engine.name, jobs)
+
+
+def assist(train_labels: np.ndarray, test_count: int, *, settings: Settings, scratch: Path, team: Team, jobs: int | None = None) -> None:
+    """What the other ranks do while rank 0 is in `classify`: solve their part of the pairs. They need no features."""
+    classes, sizes = np.unique(train_labels, return_counts=True)
+    with Blocks(tuple(sizes.tolist()), test_count, scratch) as blocks:
+        all_pairs = ovo.all_pairs(len(classes))
+        jobs = jobs or pairs.default_jobs(blocks.sizes, len(all_pairs), team)
+        pairs.solve(blocks.share(team), settings.C, all_pairs, jobs, team, lambda done: None)

@@ -1,0 +1,349 @@
+"""The only module that imports `numba.cuda`; and the two places a plan can run: `Host` and `Gpu`.
+
+`Host` and `Gpu` offer the same few methods (allocate, view, copy, replay), so `net.py` never asks which one it holds.
+Kernels take flat C-contiguous 1-D arrays and 32-bit scalars; a view is an offset into one of a few large allocations.
+"""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+
+from nbcnn.gpu import memory
+from nbcnn.gpu.capture import MAIN, CapturedGraph, checked
+from nbcnn.gpu.language import SIMULATOR, cuda, f4, i4, i8, jit, types, u4
+from nbcnn.plan.storage import numpy_dtype
+
+__all__ = [
+    "SIMULATOR",
+    "Ceilings",
+    "Gpu",
+    "GpuUnavailable",
+    "Host",
+    "adopt",
+    "allow_shared",
+    "check_cluster",
+    "check_together",
+    "compile_apart",
+    "constant",
+    "cuda",
+    "f4",
+    "gpu_missing",
+    "has_tma",
+    "i4",
+    "i8",
+    "jit",
+    "loaded_kernel",
+    "types",
+    "u4",
+]
+
+_SHARED_OF_HOPPER = 227 * 1024
+_MULTIPROCESSORS_OF_HOPPER = 132
+
+POLL_SECONDS = 50e-6
+"""How often `Gpu.wait` looks."""
+
+_SHARED_WITHOUT_ASKING = 48 * 1024
+
+
+class GpuUnavailable(RuntimeError):
+    """A GPU was asked for and there is no usable one; the message says what is missing."""
+
+    exit_code = 4
+
+
+GPU_MEMORY = "GPU, all programs"
+"""The name in `used_bytes` of what is taken of a GPU's memory."""
+
+
+@cache
+def shared_of_block() -> int:
+    """Bytes of shared memory that a block may have on this GPU; those of an H200 where there is no GPU."""
+    if SIMULATOR or gpu_missing():
+        return _SHARED_OF_HOPPER
+    return int(cuda.get_current_device().MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
+
+
+@cache
+def multiprocessors_of_gpu() -> int:
+    """As `shared_of_block`: the GPU's multiprocessors."""
+    if SIMULATOR or gpu_missing():
+        return _MULTIPROCESSORS_OF_HOPPER
+    return int(cuda.get_current_device().MULTIPROCESSOR_COUNT)
+
+
+@cache
+def has_tma() -> bool:
+    """True if the GPU copies boxes of tensors by itself and has clusters of blocks (compute capability 9.0), and where there is no GPU; the
+    simulator has neither."""
+    return not SIMULATOR and (bool(gpu_missing()) or tuple(cuda.get_current_device().compute_capability) >= (9, 0))
+
+
+def gpu_missing() -> str | None:
+    """None if kernels can run here (a GPU, or the simulator), else the reason in words."""
+    if SIMULATOR:
+        return None
+    if not cuda.is_available():
+        error = " ".join(str(cuda.cuda_error() or "").split())
+        return f"no usable CUDA driver ({error})" if error else "no CUDA GPU visible"
+    try:
+        cuda.current_context()
+    except Exception as error:  # a driver without a device, or a device in a bad state, raises many types
+        return f"the CUDA device cannot be opened ({error})"
+    return None
+
+
+def allow_shared(kernel: Any, args: Sequence[Any], nbytes: int) -> None:
+    """Let `kernel`, compiled for `args`, be launched with `nbytes` of dynamic shared memory.
+
+    A GPU has more than 48 KiB a block, but a kernel must ask for it, and numba-cuda does not (its issue 94).
+    Raises RuntimeError if the GPU has less than `nbytes`.
+    """
+    if SIMULATOR or nbytes <= _SHARED_WITHOUT_ASKING:
+        return
+    from cuda.bindings import driver
+
+    function = kernel._compile_for_args(*args)._codelibrary.get_cufunc()
+    attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    device = driver.CUdevice(int(cuda.get_current_device().id))
+    checked(driver.cuKernelSetAttribute(attribute, nbytes, function.handle, device), f"take {nbytes} bytes of shared memory")
+
+
+def check_together(kernel: Any, args: Sequence[Any], grid: int | tuple[int, ...], block: int) -> None:
+    """Raise RuntimeError if `grid` blocks of `kernel`, compiled for `args`, are more than the GPU holds at once: they would wait forever.
+
+    The simulator holds one; there only blocks that wait for nobody may be given.
+    """
+    if SIMULATOR:
+        return
+    fit = kernel._compile_for_args(*args).max_cooperative_grid_blocks(block)
+    wanted = int(np.prod(grid))
+    if wanted > fit:
+        raise RuntimeError(f"{kernel.py_func.__name__}: its {wanted} blocks wait for each other, and the GPU holds {fit} of them at once")
+
+
+def check_cluster(kernel: Any, args: Sequence[Any], cluster: int) -> None:
+    """Raise RuntimeError unless `kernel`, compiled for `args`, is known to the driver as one of clusters of `cluster` blocks along x.
+
+    Its blocks would wait forever for blocks that are not in their cluster. The simulator has no clusters.
+    """
+    if SIMULATOR:
+        return
+    from cuda.bindings import driver
+
+    function = kernel._compile_for_args(*args)._codelibrary.get_cufunc()
+    attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH
+    device = driver.CUdevice(int(cuda.get_current_device().id))
+    found = int(checked(driver.cuKernelGetAttribute(attribute, function.handle, device), "ask for a kernel's cluster"))
+    if found != cluster:
+        raise RuntimeError(f"{kernel.py_func.__name__}: its blocks need clusters of {cluster}, and the driver would launch clusters of {found or 1}")
+
+
+def loaded_kernel(kernel: Any, argument_types: tuple[Any, ...]) -> bool:
+    """True if `kernel` is ready for these Numba types: compiled here before, or now loaded from the disk cache."""
+    if argument_types in kernel.overloads:
+        return True
+    found = kernel._cache.load_overload(argument_types, kernel.targetctx)
+    if found is None:
+        return False
+    kernel.add_overload(found, argument_types)
+    return True
+
+
+def compile_apart(kernel: Any, argument_types: tuple[Any, ...]) -> bytes:
+    """`kernel` compiled for these Numba types, in a form that `adopt` takes in another process; this one's cache is left alone."""
+    from numba.cuda.core.caching import dumps
+    from numba.cuda.dispatcher import _Kernel
+
+    made = _Kernel(kernel.py_func, argument_types, **kernel.targetoptions)
+    made.bind()
+    return bytes(dumps(made._reduce_states()))
+
+
+def adopt(kernel: Any, argument_types: tuple[Any, ...], compiled: bytes) -> None:
+    """Take over what another process compiled, and keep it in the disk cache."""
+    from numba.cuda.dispatcher import _Kernel
+
+    made = _Kernel._rebuild(**pickle.loads(compiled))
+    made.target_context = kernel.targetctx  # which a rebuilt kernel lacks, and the cache's key is made of
+    kernel._cache.save_overload(argument_types, made)
+    kernel.add_overload(made, argument_types)
+
+
+def constant(values: np.ndarray) -> Any:
+    """`values` on the device, in an allocation of their own (256-byte aligned), for a launch to keep; the array itself without a GPU."""
+    return values if gpu_missing() or SIMULATOR else cuda.to_device(values)
+
+
+def _run_all(launches: Sequence[Any], stream: Any) -> None:
+    for launch in launches:
+        launch.run(stream)
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """What a GPU can do at most, from its clocks and widths: flop/s by precision, bytes/s of its memory.
+
+    "fp32" is the CUDA cores', "fp32 split" that of six bf16 products for each fp32-grade one.
+    """
+
+    flops: Mapping[str, float]
+    bandwidth: float
+
+
+_TENSOR_FLOPS = {(8, 0): 2048, (8, 6): 512, (8, 9): 512, (9, 0): 4096, (10, 0): 8192}
+"""Dense bf16 flops per clock and multiprocessor of the tensor cores, adding in float32; tf32 has half."""
+
+
+class Host:
+    """NumPy memory: where `cpu` mode runs."""
+
+    name = "host"
+    multiprocessors = 1
+    capability = (0, 0)
+    device_name = "CPU"
+
+    def empty(self, count: int, dtype: str) -> np.ndarray:
+        """`count` uninitialised elements of `dtype`, 1-D."""
+        return np.empty(count, numpy_dtype(dtype))
+
+    def view(self, raw: np.ndarray, offset: int, count: int, dtype: str) -> np.ndarray:
+        """`count` elements of `dtype` that start `offset` bytes into the uint8 array `raw`."""
+        kind = numpy_dtype(dtype)
+        return raw[offset : offset + count * kind.itemsize].view(kind)
+
+    def upload(self, target: np.ndarray, values: np.ndarray) -> None:
+        """Copy host `values` into `target`; sizes must agree."""
+        np.copyto(target, np.ascontiguousarray(values, target.dtype).reshape(-1))
+
+    def download(self, source: np.ndarray) -> np.ndarray:
+        """A fresh host copy of `source`."""
+        return source.copy()
+
+    def replayable(self, launches: Sequence[Any], lanes: Sequence[str] | None = None) -> Callable[[], None]:
+        """A function that runs `launches` in order (a host has no branches, so `lanes` do not matter)."""
+        return partial(_run_all, list(launches), 0)
+
+    def synchronize(self) -> None:
+        """Wait until everything recorded has run (nothing to wait for on the host)."""
+
+    def wait(self, check: Callable[[], None], timeout: float) -> None:
+        """As `synchronize`."""
+
+    def ceilings(self) -> Ceilings | None:
+        """None: what a host reaches is measured (`python -m nbcnn ladder`), not known."""
+        return None
+
+    def free_bytes(self) -> int:
+        """Bytes of memory that can still be taken."""
+        return memory.available()
+
+    def used_bytes(self) -> dict[str, int | None]:
+        """What this program held at its most, by name."""
+        return {"host, at its most": memory.peak()}
+
+
+class Gpu:
+    """Device memory and one stream of the current CUDA device (or of the simulator).
+
+    Raises GpuUnavailable if there is none.
+    """
+
+    name = "gpu"
+
+    def __init__(self) -> None:
+        reason = gpu_missing()
+        if reason:
+            raise GpuUnavailable(reason)
+        self.stream: Any = 0 if SIMULATOR else cuda.stream()
+        self._side: Any = None
+        self.multiprocessors = 2 if SIMULATOR else int(cuda.get_current_device().MULTIPROCESSOR_COUNT)
+        self.capability: tuple[int, int] = (7, 5) if SIMULATOR else tuple(cuda.get_current_device().compute_capability)
+
+    @property
+    def device_name(self) -> str:
+        """The GPU's name and compute capability."""
+        if SIMULATOR:
+            return "CUDA simulator"
+        device = cuda.get_current_device()
+        title = device.name.decode() if isinstance(device.name, bytes) else str(device.name)
+        return f"{title} (compute capability {device.compute_capability[0]}.{device.compute_capability[1]})"
+
+    def empty(self, count: int, dtype: str) -> Any:
+        """`count` uninitialised elements of `dtype` on the device, 1-D (at least one, so that a view exists)."""
+        return cuda.device_array(max(count, 1), numpy_dtype(dtype))
+
+    def view(self, raw: Any, offset: int, count: int, dtype: str) -> Any:
+        """`count` elements of `dtype` that start `offset` bytes into the uint8 device array `raw`."""
+        kind = numpy_dtype(dtype)
+        return raw[offset : offset + count * kind.itemsize].view(kind)
+
+    def upload(self, target: Any, values: np.ndarray) -> None:
+        """Copy host `values` into device `target`; sizes must agree. Returns when `values` may be reused."""
+        target.copy_to_device(np.ascontiguousarray(values, target.dtype).reshape(-1), stream=self.stream)
+        self.synchronize()
+
+    def download(self, source: Any) -> np.ndarray:
+        """A fresh host copy of `source`, after everything on the stream has run."""
+        self.synchronize()
+        return source.copy_to_host()
+
+    def replayable(self, launches: Sequence[Any], lanes: Sequence[str] | None = None) -> Callable[[], None]:
+        """Capture `launches` into one CUDA graph and return the function that replays it on the stream.
+
+        `lanes` says which may run beside others (`nbcnn.gpu.capture`). Runs them once before, because a kernel cannot be compiled
+        or loaded during a capture. The graph holds the arrays' addresses, so they must stay alive and in place.
+        """
+        if SIMULATOR:
+            return partial(_run_all, list(launches), self.stream)
+        _run_all(launches, self.stream)
+        if self._side is None:
+            self._side = cuda.stream()
+        return CapturedGraph((self.stream, self._side), launches, lanes or [MAIN] * len(launches))
+
+    def synchronize(self) -> None:
+        """Wait until the stream is empty."""
+        if not SIMULATOR:
+            self.stream.synchronize()
+
+    def wait(self, check: Callable[[], None], timeout: float) -> None:
+        """As `synchronize`, but calls `check` while it waits, which may raise; raises TimeoutError after `timeout` seconds.
+
+        Signals are handled meanwhile, too: in the driver's own wait Python does not see them.
+        """
+        if SIMULATOR:
+            return
+        reached, until = cuda.event(timing=False), time.monotonic() + timeout
+        reached.record(self.stream)
+        while not reached.query():
+            check()
+            if time.monotonic() >= until:
+                raise TimeoutError(f"the GPU was not done after {timeout:.0f} s")
+            time.sleep(POLL_SECONDS)
+
+    def ceilings(self) -> Ceilings | None:
+        """The GPU's peaks at its highest clock; None in the simulator, and for a GPU whose tensor cores are not in the table."""
+        if SIMULATOR or (self.capability >= (8, 0) and self.capability not in _TENSOR_FLOPS):
+            return None
+        device = cuda.get_current_device()
+        clock, cores = device.CLOCK_RATE * 1e3, self.multiprocessors
+        fp32 = clock * cores * (256 if self.capability not in ((7, 5), (8, 0)) else 128)
+        tensor = clock * cores * _TENSOR_FLOPS.get(self.capability, 0)
+        bandwidth = 2 * device.MEMORY_CLOCK_RATE * 1e3 * device.GLOBAL_MEMORY_BUS_WIDTH / 8
+        return Ceilings({"fp32": fp32, "tf32": tensor / 2 or fp32, "bf16": tensor or fp32, "fp32 split": tensor / 6 or fp32}, bandwidth)
+
+    def free_bytes(self) -> int:
+        """Bytes of device memory that can still be allocated."""
+        return 1 << 34 if SIMULATOR else int(cuda.current_context().get_memory_info().free)
+
+    def used_bytes(self) -> dict[str, int | None]:
+        """What this program held of the host at its most, and what all programs hold of the GPU now (None in the simulator), by name."""
+        found = None if SIMULATOR else cuda.current_context().get_memory_info()
+        return {"host, at its most": memory.peak(), GPU_MEMORY: int(found.total - found.free) if found else None}

@@ -1,0 +1,1 @@
+"""Measuring: clocks, caches, sampling, rooflines, single ops and whole steps, results files."""

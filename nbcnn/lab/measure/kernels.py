@@ -1,0 +1,185 @@
+"""The static report: what compilers make of every kernel, for any GPU and without one.
+
+Of each row the kernels of the autoencoder's training plans (fused and not), with the tiles that an H200's number of multiprocessors gives,
+and one kernel of every other op. A kernel is compiled where a GPU of that architecture would run it: wgmma for sm_90a alone, tensor cores from
+sm_80 on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from nbcnn.check.cases import mean_cases
+from nbcnn.check.fused_cases import fused_mean_cases
+from nbcnn.check.instructions import GROUPS, count_ptx, count_sass, disassembler, sass
+from nbcnn.check.norm_cases import conv_norm_cases, norm_cases
+from nbcnn.check.one_op import Bound, Unsupported
+from nbcnn.check.static import compile_launch, ptx_of_launch, signature_of
+from nbcnn.gpu import device
+from nbcnn.gpu.device import Host
+from nbcnn.lab.measure.occupancy import LIMITS, occupancy
+from nbcnn.lab.measure.plans import on_host, training_plan
+from nbcnn.lab.measure.roofline import aligned
+from nbcnn.modes import MODES, Row
+from nbcnn.plan.shapes import ConvShape
+from nbcnn.run.net import TENSOR_CORES
+
+ARCHITECTURES = {arch: limits.block_kib for arch, limits in LIMITS.items()}
+"""KiB of shared memory that a block may have, by architecture: tiles are chosen by it."""
+BATCH = 256
+NORMS = (((8, 64, 14, 14), 32, "normal"),)
+"""Images, groups and values of the EvoNorm that is compiled."""
+BEHIND = ((ConvShape(8, 64, 14, 14, 64, 3, 3, 1, 1), 32),)
+"""The convolution, with its groups, whose EvoNorm may be its own kernel's."""
+
+
+def capability_of(arch: str) -> tuple[int, int]:
+    """(9, 0) of "90a"."""
+    digits = arch.rstrip("abcdefghijklmnopqrstuvwxyz")
+    return int(digits[:-1]), int(digits[-1])
+
+
+def rows(mode: str | None, precision: str | None) -> list[Row]:
+    """The GPU rows that are asked for."""
+    return [row for row in MODES.values() if row.place == "gpu" and mode in (None, row.mode) and precision in (None, row.precision)]
+
+
+def launches(row: Row, arch: str, op: str | None = None) -> Iterator[tuple[str, str, Any]]:
+    """(part of the row, op, launch) of every kernel of `row` on an architecture, each kernel once for its types; only those of `op` if given."""
+    capability = capability_of(arch)
+    seen: set[Any] = set()
+    planned: set[str] = set()
+    covered: set[tuple[str, str]] = set()
+    for fusing in (True, False):
+        with _as_if_on(arch):
+            program = on_host(training_plan(row, BATCH, capability=capability, fusing=fusing))
+        for item, made in program.bound:
+            planned.add(item.step.op)
+            if op in (None, item.step.op):
+                yield from _new(item.how.mode, item.step.op, made, seen)
+    for case in (*mean_cases(), *norm_cases(NORMS), *conv_norm_cases(BEHIND), *conv_norm_cases(), *fused_mean_cases()):
+        if case.op in planned or case.op not in row.ops or op not in (None, case.op):
+            continue
+        for part, impl in row.chain(case.op):
+            if impl.lacks(capability) is None:
+                try:
+                    with _as_if_on(arch):
+                        bound = Bound(impl, case.op, case.ins, case.outs, attrs=case.attrs, place=Host(), layout=row.layout, store=row.store)
+                except Unsupported:
+                    continue
+                if (part, case.op) not in covered:
+                    covered.add((part, case.op))
+                    yield from _new(part, case.op, bound.launches, seen)
+                break
+
+
+@contextlib.contextmanager
+def _as_if_on(arch: str) -> Iterator[None]:
+    """What tiles are chosen by, as it is on a GPU of the architecture."""
+    with (
+        mock.patch.object(device, "shared_of_block", return_value=1024 * ARCHITECTURES[arch]),
+        mock.patch.object(device, "has_tma", return_value=capability_of(arch) >= (9, 0)),
+    ):
+        yield
+
+
+def _new(part: str, op: str, made: Sequence[Any], seen: set[Any]) -> Iterator[tuple[str, str, Any]]:
+    for launch in made:
+        key = (id(launch.kernel), signature_of(launch))
+        if key not in seen:
+            seen.add(key)
+            yield part, op, launch
+
+
+def report(mode: str | None, precision: str | None, archs: Sequence[str], op: str | None, say: Callable[[str], None]) -> Iterator[dict[str, Any]]:
+    """One row a kernel and architecture; `say` is told what is being compiled and what is left out.
+
+    Several rows and architectures are shared out among as many processes as there are cores.
+    """
+    if disassembler() is None:
+        say("no nvdisasm or cuobjdump found: instructions are counted in PTX, before registers are given out")
+    jobs = []
+    for row in rows(mode, precision):
+        for arch in archs:
+            if row.mode == "tensorcore" and capability_of(arch) < TENSOR_CORES:
+                say(f"{row.mode} {row.precision} sm_{arch}: left out, tensor cores are used from sm_80 on")
+            else:
+                jobs.append((row.mode, row.precision, arch, op))
+    workers = min(len(jobs), len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
+    if workers <= 1:
+        for job in jobs:
+            yield from compiled(*job, say)
+        return
+    # Numba holds one lock while it compiles: threads would wait for each other.
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        for number, (job, found) in enumerate(zip(jobs, pool.map(_job, jobs), strict=True), 1):
+            say(f"{number} of {len(jobs)}: {job[0]} {job[1]} sm_{job[2]}, {len(found)} kernels")
+            yield from found
+
+
+def compiled(mode: str, precision: str, arch: str, op: str | None, say: Callable[[str], None]) -> Iterator[dict[str, Any]]:
+    """The rows of one row of MODES and one architecture."""
+    for number, (part, name, launch) in enumerate(launches(MODES[mode, precision], arch, op), 1):
+        say(f"{mode} {precision} sm_{arch}: {number} {name} …")
+        yield {"mode": mode, "precision": precision, "arch": f"sm_{arch}", "op": name, "runs_as": part} | examine(launch, arch)
+
+
+def _job(job: tuple[str, str, str, str | None]) -> list[dict[str, Any]]:
+    return list(compiled(*job, lambda text: None))
+
+
+def examine(launch: Any, arch: str) -> dict[str, Any]:
+    """Registers, stack frame, shared memory, occupancy and instructions of one kernel; `error` where it does not compile."""
+    kernel = getattr(getattr(launch.kernel, "py_func", launch.kernel), "__name__", launch.name)
+    threads, with_sass = int(np.prod(launch.block)), disassembler() is not None
+    try:
+        made = compile_launch(launch, arch)
+        counts = count_sass(sass(made.cubin)) if with_sass else count_ptx(ptx_of_launch(launch, arch))
+    except Exception as error:  # whatever NVVM, ptxas or nvJitLink say, the other kernels are still to be reported
+        return {"kernel": kernel, "threads": threads, "error": " ".join(str(error).split())[:300]}
+    fits = occupancy(arch, threads, made.registers, made.shared_bytes + launch.shared)
+    return {
+        "kernel": kernel,
+        "threads": threads,
+        "registers": made.registers,
+        "frame_bytes": made.frame_bytes,
+        "shared_bytes": made.shared_bytes,
+        "dynamic_shared_bytes": launch.shared,
+        "resident_blocks": fits.blocks,
+        "resident_warps": fits.warps,
+        "occupancy": fits.part,
+        "limited_by": fits.limit,
+        "counted_in": "SASS" if with_sass else "PTX",
+        "instructions": counts,
+    }
+
+
+def table(found: Sequence[dict[str, Any]]) -> str:
+    """The rows as text, instructions that none of them has left out; spills and failures at the end in words."""
+    good = [row for row in found if "error" not in row]
+    groups = [group for group in (*GROUPS, "all") if any(row["instructions"].get(group) for row in good)]
+    head = ("mode", "", "arch", "op", "runs as", "kernel", "threads", "regs", "frame B", "shared B", "blocks/SM", "warps/SM", "occ. %", "by")
+    lines: list[tuple[str, ...]] = [(*head, *groups)]
+    for row in good:
+        shared = row["shared_bytes"] + row["dynamic_shared_bytes"]
+        numbers = (row["threads"], row["registers"], row["frame_bytes"], shared, row["resident_blocks"], row["resident_warps"])
+        counts = (row["instructions"].get(group, 0) for group in groups)
+        names = (row["mode"], row["precision"], row["arch"], row["op"], row["runs_as"], row["kernel"].removesuffix("_kernel"))
+        sizes, held = (f"{number}" if number else "" for number in numbers), (f"{100 * row['occupancy']:.0f}", row["limited_by"].split()[0])
+        lines.append((*names, *sizes, *held, *(f"{count}" if count else "" for count in counts)))
+    text = aligned(lines, (*range(6), 13))
+    spilled = sorted({f"{row['kernel']} on {row['arch']} ({row['frame_bytes']} B)" for row in good if row["frame_bytes"]})
+    failed = [f"does not compile: {row['kernel']} ({row['op']}) for {row['arch']}: {row['error']}" for row in found if "error" in row]
+    where = good[0]["counted_in"] if good else "SASS"
+    text.append(f"{len(good)} kernels; instructions counted in {where}, once however often they run")
+    text.append("blocks and warps that fit on a multiprocessor at a time, the part of its warps, and what allows no more of them")
+    text.append(f"with a stack frame (spilled registers, or arrays that are not in registers): {', '.join(spilled) or 'none'}")
+    return "\n".join(line.rstrip() for line in [*text, *failed])

@@ -1,0 +1,333 @@
+"""What a results file must look like, and the check of it, on load and before saving.
+
+A shape is written as data: `str`, `int`, `float` (any finite number), `bool`; `[shape]` a list; `{"name": shape}` an object with at least
+these names (`"name?"` may be absent); `{str: shape}` an object with any names; `{shape, …}` as a tuple `(a, b)` one of several; `None` is
+JSON's null. `python -m nbcnn.lab.measure.schema` prints the table that stands in results/README.md.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+from typing import Any
+
+VERSION = 1
+
+TIMING = {"median": float, "p5": float, "p95": float, "least": float, "count": int, "most?": float, "mean?": float, "cv?": float}
+"""Statistics of `count` values in the unit that the name around it says (`…_ms`, `ms`: milliseconds; `seconds`)."""
+
+ENVIRONMENT = {
+    "device": str,
+    "driver": (str, None),
+    "cpu?": (str, None),
+    "cpu_cores": int,
+    "python": str,
+    "versions": {str: (str, None)},
+    "revision": (str, None),
+    "date": str,
+    "command": str,
+}
+
+_RUNG = {
+    "mode": str,
+    "precision": str,
+    "batch": int,
+    "device": str,
+    "step_ms": TIMING,
+    "images_per_second": float,
+    "epoch_seconds": float,
+    "tflops": float,
+    "passes_ms": {"fprop": TIMING, "dgrad": TIMING, "wgrad": TIMING},
+    "rest_ms": float,
+    "planned_bytes": {str: int},
+    "host_peak_bytes": int,
+    "sgemm_gflops?": (float, None),
+    "gpu_used_bytes?": (int, None),
+    "peak_tflops?": (float, None),
+    "percent_of_peak?": (float, None),
+    "over_before?": (float, None),
+    "over_cpu?": (float, None),
+    "cpu_cores?": int,
+}
+_STEP = {"form": str, "precision?": str, "batch": int, "step_ms": TIMING, "images_per_second": float, "peak_bytes": int, "ratio": float}
+_STEP |= {"iterations?": int, "over_graph?": float}
+_PATH = {
+    "variant": str,
+    "path": str,
+    "flop": int,
+    "read": int,
+    "written": int,
+    "compulsory": int,
+    "ms": TIMING,
+    "logical_tbs": float,
+    "effective_tbs": float,
+    "of_bandwidth": float,
+    "limiter": str,
+    "over_naive?": float,
+    "over_torch?": float,
+}
+_POINT = {
+    "scope": str,
+    "op": str,
+    "runs_as": str,
+    "flops": int,
+    "compulsory_bytes": int,
+    "logical_bytes": (int, None),
+    "ms": TIMING,
+    "attainable_ms": float,
+    "limiter": str,
+    "fraction": float,
+}
+
+KINDS: dict[str, tuple[str, Any]] = {
+    "step": ("the whole training step, ours first (and `iterations` of it in a row), then PyTorch's forms", [_STEP]),
+    "epoch": (
+        "a real epoch of 50,000 images, `iterations` of them in a row",
+        [{"mode": str, "batch": int, "images": int, "steps": int, "seconds": TIMING, "iterations?": int}],
+    ),
+    "convs": (
+        "every layer and pass of the autoencoder, beside cuDNN",
+        [{"layer": str, "path": str, "batch": int, "ms": TIMING, "tflops": float, "cudnn_ms": (TIMING, None), "ratio": (float, None)}],
+    ),
+    "op": (
+        "one op in one or several modes; rows without `ms` are DRAM bytes",
+        [{"variant": str, "op": str, "cache": str, "iterations": int, "graph?": bool, "ms?": TIMING}],
+    ),
+    "ladder": ("every mode of the machine, from the NumPy path up", [_RUNG]),
+    "roofline": (
+        "one training step: every step of the plan under measured and datasheet ceilings (flop/s, byte/s)",
+        [
+            {
+                "points": [_POINT],
+                "ceilings": {"measured": {str: float}, "datasheet": ({str: float}, None)},
+                "whole_step_ms": float,
+                "sum_ms": float,
+                "event_ms?": float,
+            }
+        ],
+    ),
+    "counters": (
+        "the model's bytes of every kernel beside DRAM's as ncu counts them",
+        [
+            {
+                "l2_bytes": int,
+                "kernels": [{"scope": str, "op": str, "kernel": str, "dram_read": float, "dram_write": float, "ms": float}],
+                "steps": [{"event_ms": float, "alone_ms?": float, "ncu_ms": float}],
+            }
+        ],
+    ),
+    "dwconv": (
+        "depthwise convolution of series: every variant and path of one size (N, C, L, T), ceilings in flop/s and byte/s",
+        [{"shape": [int], "padding": str, "peak": float, "bandwidth": float, "rows": [_PATH], "sequences": [{}], "peers": [{}]}],
+    ),
+    "dwcounters": (
+        "the bytes of depthwise convolutions beside DRAM's as ncu counts them",
+        [{"shape": [int], "kernels": [{"variant": str, "path": str, "least": int, "logical": int, "dram_read": float, "dram_write": float}]}],
+    ),
+    "s4convd": (
+        "the whole training step of S4ConvD with every variant, then PyTorch's forms",
+        [{"form": str, "batch": int, "step_ms": TIMING, "windows_per_second": float, "peak_bytes": int, "ratio": float, "curve_apart?": float}],
+    ),
+    "compare": ("two ways to run one op", [{"op": str, "variants": [str], "times": [{"ms": TIMING}]}]),
+    "selftest": ("what the benchmark says about things known beforehand", [{"what": str, "value": float, "unit": str, "ok": (bool, None)}]),
+    "scaling": (
+        "training on several GPUs: `what` is parity, weak or strong (training steps) or all-reduce",
+        [
+            {
+                "what": str,
+                "form": str,
+                "ranks": int,
+                "precision?": str,
+                "batch?": int,
+                "step_ms?": TIMING,
+                "images_per_second?": float,
+                "efficiency?": float,
+                "all_reduce_in_step_ms?": float,
+                "ms?": TIMING,
+                "bytes?": int,
+                "gradient_error?": float,
+                "bound?": float,
+                "drift?": float,
+                "drift_of_splits?": float,
+                "steps?": int,
+                "ok?": bool,
+            }
+        ],
+    ),
+    "warmup": (
+        "why a kernel measured alone looks slow; `fresh`: the first calls of fresh processes",
+        [{"op": str, "shape": str, "variant": str, "cold": [{}], "settled": [{}], "fresh?": ({}, None)}],
+    ),
+    "fusion": (
+        "small works and fused kernels beside PyTorch and Triton, as called and as a replayed graph",
+        [
+            {
+                "study": str,
+                "case": str,
+                "variant": str,
+                "launch": str,
+                "precision": str,
+                "ms": TIMING,
+                "memory_bytes": (int, None),
+                "throughput": float,
+                "unit": str,
+                "attainable_ms": float,
+                "efficiency": float,
+                "percent_of_peak": float,
+                "times_the_peer": (float, None),
+                "error": (float, None),
+            }
+        ],
+    ),
+    "mnist": (
+        "the classifier over several seeds, fused and unfused, and its training step beside PyTorch's",
+        [
+            {
+                "what": str,
+                "form": str,
+                "seed?": int,
+                "epochs?": int,
+                "mode?": str,
+                "precision?": str,
+                "norm?": str,
+                "data?": str,
+                "accuracy?": float,
+                "epoch_ms?": TIMING,
+                "batch?": int,
+                "step_ms?": TIMING,
+            }
+        ],
+    ),
+    "quality": ("what the project's own commands printed: training, features, classification", [{"what": str, "seed?": int, "wall_seconds": float}]),
+}
+"""By the first word of a section's name: what it is, and the shape of its rows. Rows of another word are objects of any form."""
+
+
+class SchemaError(ValueError):
+    """A results file is not what this version reads; the message names the place in it."""
+
+    exit_code = 3
+
+
+def check(found: Any, where: str) -> dict[str, Any]:
+    """`found`, the content of a results file called `where`, if it is one; raises SchemaError otherwise."""
+    if not isinstance(found, dict) or found.get("schema") != VERSION:
+        version = found.get("schema") if isinstance(found, dict) else None
+        raise SchemaError(f"{where} has schema {version!r}, this version reads {VERSION}")
+    fits(found, {"schema": int, "device": str, "sections": {str: {"environment": ENVIRONMENT, "rows": [{}]}}}, where)
+    for name, section in found["sections"].items():
+        check_section(name, section, where)
+    return found
+
+
+def check_section(name: str, section: dict[str, Any], where: str) -> None:
+    """Raise SchemaError unless `section` (environment and rows) is what its name says."""
+    place = f"{where}: {name}"
+    fits(section["environment"], ENVIRONMENT, f"{place}.environment")
+    try:
+        datetime.date.fromisoformat(section["environment"]["date"])
+    except ValueError as error:
+        raise SchemaError(f"{place}.environment.date is no date (year-month-day): {error}") from None
+    kind = name.split("-")[0]
+    if kind in KINDS:
+        fits(section["rows"], KINDS[kind][1], f"{place}.rows")
+    _finite(section["rows"], f"{place}.rows")
+
+
+def fits(value: Any, shape: Any, where: str) -> None:
+    """Raise SchemaError, naming the place, unless `value` has `shape` (see the module's docstring)."""
+    if isinstance(shape, tuple):
+        _fits_one(value, shape, where)
+    elif isinstance(shape, list):
+        if not isinstance(value, list):
+            raise SchemaError(f"{where} must be {words(shape)}, not {_shown(value)}")
+        for at, item in enumerate(value):
+            fits(item, shape[0], f"{where}[{at}]")
+    elif isinstance(shape, dict):
+        _fits_object(value, shape, where)
+    elif not _is(value, shape):
+        raise SchemaError(f"{where} must be {words(shape)}, not {_shown(value)}")
+
+
+def _fits_one(value: Any, shapes: tuple[Any, ...], where: str) -> None:
+    errors = []
+    for shape in shapes:
+        try:
+            return fits(value, shape, where)
+        except SchemaError as error:
+            errors.append(error)
+    # The shape of the value's own kind says best what is wrong with it.
+    same = [e for e, shape in zip(errors, shapes, strict=True) if isinstance(shape, type(value))]
+    raise same[0] if same else SchemaError(f"{where} must be {words(shapes)}, not {_shown(value)}")
+
+
+def _fits_object(value: Any, shape: dict[Any, Any], where: str) -> None:
+    if not isinstance(value, dict):
+        raise SchemaError(f"{where} must be an object, not {_shown(value)}")
+    if str in shape:
+        for name, item in value.items():
+            fits(item, shape[str], f"{where}.{name}")
+        return
+    for name, inner in shape.items():
+        plain = name.removesuffix("?")
+        if plain in value:
+            fits(value[plain], inner, f"{where}.{plain}")
+        elif plain == name:
+            raise SchemaError(f"{where} lacks {name!r}")
+    if shape is TIMING and not value["least"] <= value["p5"] <= value["median"] <= value["p95"]:
+        raise SchemaError(f"{where} is no distribution: least ≤ p5 ≤ median ≤ p95 does not hold in {_shown(value)}")
+
+
+def _is(value: Any, shape: Any) -> bool:
+    if shape is None:
+        return value is None
+    if shape is bool or isinstance(value, bool):
+        return shape is bool and isinstance(value, bool)
+    if shape is float:
+        return isinstance(value, int | float) and math.isfinite(value)
+    return isinstance(value, shape)
+
+
+def _finite(value: Any, where: str) -> None:
+    if isinstance(value, dict | list):
+        for name, item in value.items() if isinstance(value, dict) else enumerate(value):
+            _finite(item, f"{where}.{name}" if isinstance(value, dict) else f"{where}[{name}]")
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise SchemaError(f"{where} is {value}, which JSON does not know")
+
+
+def is_timing(value: Any) -> bool:
+    """True if `value` is the statistics of something timed."""
+    return isinstance(value, dict) and all(name in value for name in TIMING if not name.endswith("?"))
+
+
+def words(shape: Any) -> str:
+    """A shape for people."""
+    if isinstance(shape, tuple):
+        return " or ".join(words(each) for each in shape)
+    if isinstance(shape, list):
+        return f"list of {words(shape[0])}"
+    if isinstance(shape, dict):
+        if shape is TIMING:
+            return "timing"
+        return "object" if not shape or str not in shape else f"object of {words(shape[str])}"
+    return {None: "null", str: "string", int: "whole number", float: "number", bool: "true or false"}[shape]
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def table() -> str:
+    """The kinds of sections and the fields of their rows, as Markdown."""
+    lines = ["| section | what | fields of a row (`?`: may be absent) |", "| --- | --- | --- |"]
+    for name, (what, shape) in KINDS.items():
+        row = shape[0]
+        fields = ", ".join(f"`{field}` {words(inner)}" for field, inner in row.items())
+        lines.append(f"| `{name}…` | {what} | {fields} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(table(), end="")

@@ -1,0 +1,224 @@
+"""PyTorch as a peer, if it is installed: the same training step and convolutions, timed the same way (single ops: `peers_ops`).
+
+fp32 means fp32: TF32 is off; it runs in NCHW, which is faster there. tf32 and bf16 run in channels_last; bf16 is autocast
+with fp32 weights in a training step, and bf16 operands in a single convolution. cuDNN chooses its algorithm by trying
+(benchmark mode). Times come from CUDA events at every boundary, after warm-up, like our own. Only the modules called peers import torch.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+from nbcnn.lab.measure.caches import Calls, sets_for
+from nbcnn.lab.measure.timing import WARM_SECONDS, Timing, sensible_count, summarise
+from nbcnn.plan.shapes import ConvShape
+
+MISSING = "PyTorch with CUDA is not installed, so there is no peer to compare with: pip install torch"
+
+
+def available() -> bool:
+    """True if torch is installed and sees a CUDA device."""
+    if importlib.util.find_spec("torch") is None:
+        return False
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def _prepare(precision: str) -> tuple[Any, Any]:
+    """torch, set to `precision`, and the memory format that suits it."""
+    import torch
+
+    torch.backends.cudnn.benchmark = True
+    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    return torch, torch.contiguous_format if precision == "fp32" else torch.channels_last
+
+
+def _time(call: Callable[[], Any], seconds: float = 0.7) -> Timing:
+    import torch
+
+    until = time.perf_counter() + WARM_SECONDS
+    while time.perf_counter() < until:
+        call()
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    call()
+    torch.cuda.synchronize()
+    count = sensible_count((time.perf_counter() - start) * 1e3, seconds)
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
+    events[0].record()
+    for event in events[1:]:
+        call()
+        event.record()
+    torch.cuda.synchronize()
+    return summarise([a.elapsed_time(b) for a, b in pairwise(events)])
+
+
+def _captured(call: Callable[[], Any], warm: int = 3) -> Callable[[], None]:
+    """`call` as a CUDA graph."""
+    import torch
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(warm):
+            call()
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph.replay
+
+
+def autoencoder(layout: Any) -> Any:
+    """The network, on the GPU in memory format `layout`."""
+    import torch
+
+    nn = torch.nn
+    torch.manual_seed(0)
+    return nn.Sequential(
+        *(nn.Conv2d(3, 256, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(256, 128, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(128, 128, 3, padding=1), nn.ReLU(), nn.Upsample(scale_factor=2)),
+        *(nn.Conv2d(128, 256, 3, padding=1), nn.ReLU(), nn.Upsample(scale_factor=2)),
+        nn.Conv2d(256, 3, 3, padding=1),
+    ).to("cuda", memory_format=layout)
+
+
+def noise(batch: int, layout: Any) -> Any:
+    """`batch` uint8 images."""
+    import torch
+
+    return torch.randint(0, 256, (batch, 3, 32, 32), dtype=torch.uint8, device="cuda").to(memory_format=layout)
+
+
+def reconstruction_error(net: Any, images: Any, precision: str, layout: Any) -> Any:
+    """The mean squared error of `net` on uint8 images, computed in `precision`."""
+    import torch
+
+    x = images.to(torch.float32, memory_format=layout) * (1 / 255)
+    with torch.autocast("cuda", dtype=torch.bfloat16, enabled=precision == "bf16"):
+        y = net(x)
+    return torch.nn.functional.mse_loss(y.float(), x)
+
+
+def training_step(batch: int, precision: str = "fp32", forms: tuple[str, ...] = ("eager", "graph", "compile")) -> list[dict[str, Any]]:
+    """The autoencoder's training step at `batch`: uint8 → [0, 1], forward, MSE, backward, SGD with momentum 0.9.
+
+    forms  eager, graph (CUDA graph of the eager step), compile (torch.compile), compile-max (its max-autotune).
+    """
+    torch, layout = _prepare(precision)
+
+    def make(mode: str) -> tuple[Callable[[], Any], Callable[[], Any]]:
+        net = autoencoder(layout)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9, fused=True)
+        images = noise(batch, layout)
+
+        def loss() -> Any:
+            return reconstruction_error(net, images, precision, layout)
+
+        compiled = torch.compile(loss, dynamic=False, mode=mode)
+
+        def step(value: Callable[[], Any]) -> Callable[[], Any]:
+            def run() -> None:
+                optimizer.zero_grad(set_to_none=True)
+                value().backward()
+                optimizer.step()
+
+            return run
+
+        return step(loss), step(compiled)
+
+    rows = []
+    for form in forms:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        eager, compiled = make("max-autotune" if form == "compile-max" else "default")
+        call = {"eager": eager, "graph": eager}.get(form, compiled)
+        call = _captured(call) if form == "graph" else call
+        timing = _time(call)
+        peak = torch.cuda.max_memory_allocated()
+        images_per_second = batch / timing.median * 1e3
+        rows.append(
+            {
+                "form": form,
+                "precision": precision,
+                "batch": batch,
+                "step_ms": timing.as_dict(),
+                "images_per_second": images_per_second,
+                "peak_bytes": peak,
+            }
+        )
+        del eager, compiled, call
+    return rows
+
+
+def convolution(shape: ConvShape, path: str, precision: str, place: Any) -> Calls:
+    """cuDNN's form of one pass as work on our stream: bias in fprop only, operands rotated past the second-level cache, graph replay."""
+    torch, layout = _prepare(precision)
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    aten = torch.ops.aten
+
+    def random(size: tuple[int, ...]) -> Any:
+        return torch.randn(size, device="cuda").to(dtype=dtype, memory_format=layout)
+
+    w, b = random(shape.w_shape) * 0.05, torch.randn(shape.K, device="cuda", dtype=dtype)
+
+    def run(x: Any, dy: Any) -> Any:
+        if path == "fprop":
+            return torch.nn.functional.conv2d(x, w, b, shape.stride, shape.pad)
+        mask = [path == "dgrad", path == "wgrad", False]
+        geometry = ([shape.stride] * 2, [shape.pad] * 2, [1, 1])
+        return aten.convolution_backward(dy, x, w, [shape.K], *geometry, False, [0, 0], 1, mask)
+
+    count = sets_for(shape.bytes(dtype.itemsize), place)
+    sets = [[TorchCall(run, (random(shape.x_shape), random(shape.y_shape)))] for _ in range(count)]
+    return TorchCalls("cuDNN", place, sets, graph=True)
+
+
+def _share_stream(place: Any) -> None:
+    """Let PyTorch work on the stream of `place`, so that our events are around its kernels."""
+    import torch
+
+    stream = place.stream
+    torch.cuda.set_stream(torch.cuda.ExternalStream(int(getattr(stream.handle, "value", stream.handle))))
+
+
+def _capture(launches: Sequence[Any]) -> Callable[[], None]:
+    """Launches as a CUDA graph of PyTorch's, whose memory pool then belongs to it."""
+    return _captured(lambda: [launch.run() for launch in launches], warm=1)
+
+
+class TorchCall:
+    """One call on operands of its own, in the form of a launch; it keeps its result, so that no other call writes to that memory."""
+
+    def __init__(self, function: Callable[..., Any], operands: Sequence[Any]) -> None:
+        self.function, self.operands, self.result = function, operands, None
+
+    def run(self, stream: Any = 0) -> None:
+        self.result = self.function(*self.operands)
+
+
+class TorchCalls(Calls):
+    """PyTorch's calls as work on the stream of `place`, on which the events around them are.
+
+    Whoever starts them makes that stream PyTorch's first. It has one at a time, and another place may have lent it its own since: events on a
+    stream that nothing runs on measure nothing.
+    """
+
+    def __init__(self, label: str, place: Any, sets: Sequence[Sequence[TorchCall]], *, graph: bool = False, flush: Any = None) -> None:
+        super().__init__(label, place, sets, graph=graph, flush=flush, capture=_capture)
+
+    def repeat(self, n: int) -> float:
+        _share_stream(self._place)
+        return super().repeat(n)
+
+    def enqueue(self, n: int) -> None:
+        _share_stream(self._place)
+        super().enqueue(n)

@@ -1,0 +1,306 @@
+"""The sections of a device's results: ladder, roofline, where the time goes, and everything beside its peers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from nbcnn.lab.report import page, svg
+from nbcnn.lab.report.source import Missing, Source
+from nbcnn.lab.report.svg import Dot, Series
+from nbcnn.lab.studies import warmup_costs
+
+Parts = Iterator[str | Missing]
+COLOURS = {"compute": 1, "memory": 2}
+
+
+def ladder(source: Source) -> Parts:
+    """Every mode of the machine, from NumPy up."""
+    found = False
+    for name, rows, where in source.sections("ladder"):
+        found = True
+        yield page.heading(f"{name}: the whole training step")
+        bars = [(_mode(row), row["images_per_second"], f"{row['images_per_second']:,.0f}") for row in rows]
+        yield page.figure(svg.bars(bars, "training images per second"), "Training images per second of every mode; higher is better.")
+        head = ("mode", "batch", "ms", "fprop", "dgrad", "wgrad", "images/s", "TFLOP/s", "% of peak", "× before", "× cpu")
+        yield page.table(head, [_rung(row, before, rows[0]) for row, before in zip(rows, [None, *rows[:-1]], strict=True)])
+        yield page.provenance(where)
+    if not found:
+        yield Missing("the ladder", "python -m nbcnn ladder --save")
+
+
+def _mode(row: dict[str, Any]) -> str:
+    return f"{row['mode']} {row['precision']}" if row["mode"] == "tensorcore" else str(row["mode"])
+
+
+def _rung(row: dict[str, Any], before: dict[str, Any] | None, first: dict[str, Any]) -> tuple[Any, ...]:
+    passes = (f"{row['passes_ms'][name]['median']:,.3f}" for name in ("fprop", "dgrad", "wgrad"))
+    per_second = row["images_per_second"]
+    share = f"{row['percent_of_peak']:.1f}" if row.get("percent_of_peak") is not None else None
+    over = f"{per_second / before['images_per_second']:.2f}" if before else None
+    over_cpu = f"{per_second / first['images_per_second']:,.1f}" if before and first["mode"] == "cpu" else None
+    step = f"{row['step_ms']['median']:,.3f}"
+    return (_mode(row), f"{row['batch']:,}", step, *passes, f"{per_second:,.0f}", f"{row['tflops']:.2f}", share, over, over_cpu)
+
+
+def roofline(source: Source) -> Parts:
+    """Every step of the plan under the roofs that its GPU was measured to have."""
+    found = False
+    for name, rows, where in source.sections("roofline"):
+        found = True
+        yield page.heading(name)
+        for row in rows:
+            yield from _roofline(row)
+        yield page.provenance(where)
+    if not found:
+        yield Missing("the roofline", "python -m nbcnn roofline --save")
+    yield from _counters(source)
+
+
+def _roofline(rows: dict[str, Any]) -> Iterator[str]:
+    precision = rows.get("precision", "fp32")
+    # fp32 on tensor cores is made of six bfloat16 products.
+    key, products = ("bf16", 6) if (rows.get("mode"), precision) == ("tensorcore", "fp32") else (precision, 1)
+    dots = []
+    for point in (point for point in rows["points"] if point["flops"]):
+        seconds = point["ms"]["median"] / 1e3
+        title = f"{point['scope']} {point['op']}: {point['fraction']:.0%} of attainable, {point['limiter']}"
+        colour = COLOURS.get(point["limiter"], 3)
+        for which, hollow in (("compulsory", False), ("logical", True)):
+            nbytes = point[f"{which}_bytes"]
+            if nbytes:
+                dots.append(Dot(point["flops"] / nbytes, point["flops"] / seconds / 1e12, colour, f"{title} ({which} bytes)", hollow))
+    if dots:
+        ends = (min(dot.x for dot in dots) / 3, max(dot.x for dot in dots) * 3)
+        roofs = []
+        for label, ceilings, dash in (("measured", rows["ceilings"]["measured"], False), ("datasheet", rows["ceilings"].get("datasheet"), True)):
+            if ceilings and key in ceilings and "copy" in ceilings:
+                line = _roof(ceilings[key] / products, ceilings["copy"], *ends)
+                roofs.append(Series(f"{label} {precision} and copy", line, 5 if dash else 4, dash))
+        caption = "Filled: flops over compulsory bytes (every operand once); hollow: over logical bytes (what the kernels ask for). "
+        caption += "Blue: compute is the limit; orange: memory; green: neither. Steps without flops stand in the table only."
+        yield page.figure(svg.scatter(dots, roofs, "flop per byte", "TFLOP/s"), caption)
+    head = ("step", "op", "runs as", "µs", "attainable µs", "% of it", "limiter", "GFLOP", "compulsory MB", "logical MB", "GB/s of compulsory")
+    yield page.table(head, [_point(point) for point in rows["points"]], words=3)
+    total, whole = rows["sum_ms"], rows["whole_step_ms"]
+    yield page.paragraph(f"The steps timed one by one sum to {total:.3f} ms; the whole training step takes {whole:.3f} ms ({total / whole:.0%}).")
+
+
+def _roof(peak: float, bandwidth: float, low: float, high: float) -> list[tuple[float, float]]:
+    """TFLOP/s that flop/s and byte/s allow between two intensities, with the ridge."""
+    ridge = peak / bandwidth
+    xs = sorted({low, high, *([ridge] if low < ridge < high else [])})
+    return [(x, min(peak, bandwidth * x) / 1e12) for x in xs]
+
+
+def _point(point: dict[str, Any]) -> tuple[Any, ...]:
+    ms = point["ms"]["median"]
+    flops = f"{point['flops'] / 1e9:.3f}" if point["flops"] else None
+    sizes = (f"{point['compulsory_bytes'] / 1e6:.2f}", f"{point['logical_bytes'] / 1e6:.2f}" if point["logical_bytes"] else None)
+    limits = (f"{point['attainable_ms'] * 1e3:.1f}", f"{point['fraction']:.0%}", point["limiter"])
+    return (point["scope"], point["op"], point["runs_as"], f"{ms * 1e3:.1f}", *limits, flops, *sizes, f"{point['compulsory_bytes'] / ms / 1e6:,.0f}")
+
+
+def _counters(source: Source) -> Parts:
+    """The model's bytes beside what ncu counted."""
+    found = False
+    for name, rows, where in source.sections("counters"):
+        for row in rows:
+            found = True
+            least = [kernel["distinct"] + kernel["write"] if "distinct" in kernel else None for kernel in row["kernels"]]
+            table = [
+                (
+                    *(kernel["scope"], kernel["op"], kernel["kernel"], f"{bytes_ / 1e6:.1f}" if bytes_ is not None else None),
+                    *(f"{kernel[side] / 1e6:.1f}" for side in ("dram_read", "dram_write")),
+                    f"{kernel['error']:+.1%}" if kernel.get("error") is not None else None,
+                    "streams" if kernel.get("streams") else None,
+                )
+                for kernel, bytes_ in zip(row["kernels"], least, strict=True)
+            ]
+            head = ("step", "op", "kernel", "model MB", "DRAM read MB", "DRAM written MB", "model is off by", "")
+            content = page.table(head, table, words=3) + page.provenance(where)
+            yield page.folded(f"{name}: the model's bytes beside ncu's", content)
+    if not found:
+        yield Missing("the model's bytes beside DRAM's", "python -m nbcnn roofline --ncu --save")
+
+
+def time(source: Source) -> Parts:
+    """Where a training step's time goes: of a run by kernel, of results by pass."""
+    spent = [row for row in source.metrics if isinstance(row.get("time"), dict)]
+    if source.run and spent:
+        yield from _where(spent)
+    elif source.run:
+        yield Missing("where this run's time went", "python train.py", "metrics.jsonl has none of it: an older version, or no finished epoch")
+    rungs = [(name, row) for name, rows, _ in (*source.sections("ladder"), *source.sections("step")) for row in rows if "passes_ms" in row]
+    if rungs:
+        yield page.heading(f"By pass, on {source.results['device']}" if source.results else "By pass")
+        # A row of every mode, precision and batch, the last one measured.
+        last = {(_mode(row), row["batch"]): row for _, row in rungs}
+        rows = [(f"{mode} {batch:,}", _passes(row), f"{svg.short(row['step_ms']['median'])} ms") for (mode, batch), row in last.items()]
+        caption = (
+            "Share of the training step by mode and batch: the convolutions' three passes, and the rest (pooling, ReLU, loss, update, launches)."
+        )
+        yield page.figure(svg.stacked(rows, "share of the training step"), caption)
+        head = ("study", "runs as", "batch", "ms", "fprop", "dgrad", "wgrad", "rest")
+        yield page.table(head, [(name, _mode(row), f"{row['batch']:,}", *_milliseconds(row)) for name, row in rungs], words=2)
+    elif not source.run:
+        yield Missing("where the time goes", "python -m nbcnn ladder --save")
+
+
+def _passes(row: dict[str, Any]) -> list[tuple[str, float]]:
+    return [*((name, row["passes_ms"][name]["median"]) for name in ("fprop", "dgrad", "wgrad")), ("rest", max(0.0, row["rest_ms"]))]
+
+
+def _milliseconds(row: dict[str, Any]) -> list[str]:
+    return [
+        f"{value:,.3f}" for value in (row["step_ms"]["median"], *(row["passes_ms"][n]["median"] for n in ("fprop", "dgrad", "wgrad")), row["rest_ms"])
+    ]
+
+
+def _where(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """The lines "where the time went" of a run: one training step per epoch, launch by launch."""
+
+    def parts(found: dict[str, Any]) -> list[tuple[str, float]]:
+        return [*found["kernels_ms"].items(), ("gaps", found["gaps_ms"])]
+
+    last = rows[-1]["time"]
+    yield page.heading(f"One training step of epoch {rows[-1]['epoch']}, launch by launch: {last['step_ms']:.3f} ms")
+    bars = [(name, max(ms, 0.0), f"{ms:.3f} ms, {ms / max(last['step_ms'], 1e-9):.0%}") for name, ms in parts(last)]
+    caption = (
+        f"Kernels by op and pass, and the gaps between launches. Enqueuing the step one launch at a time took the host {last['host_ms']:.3f} ms."
+    )
+    yield page.figure(svg.bars(bars, "milliseconds", log=False), caption)
+    names = list(dict.fromkeys(name for row in rows for name, _ in parts(row["time"])))
+    table = [
+        (
+            row["epoch"],
+            *(f"{dict(parts(row['time'])).get(name, 0.0):.3f}" for name in names),
+            f"{row['time']['step_ms']:.3f}",
+            f"{row['time']['host_ms']:.3f}",
+        )
+        for row in rows
+    ]
+    yield page.folded("every epoch", page.table(("epoch", *names, "step", "host"), table))
+
+
+def peers(source: Source) -> Parts:
+    """Whole steps, epochs and convolutions; what else was measured."""
+    yield from _steps(source)
+    yield from _epochs(source)
+    yield from _convs(source)
+    yield from _ops(source)
+    yield from _selftest(source)
+    yield from _warmup(source)
+
+
+def _steps(source: Source) -> Parts:
+    found = False
+    for name, rows, where in source.sections("step"):
+        found = True
+        yield page.heading(name)
+        table = [
+            (row["form"], f"{row['step_ms']['median']:,.3f}", _spread(row["step_ms"]), f"{row['images_per_second']:,.0f}", f"{row['ratio']:.2f}×")
+            for row in rows
+        ]
+        yield page.table(("form", "ms/step", "5 … 95 %", "images/s", "time over ours"), table)
+        yield page.provenance(where)
+    if not found:
+        yield Missing("the training step beside PyTorch", "python -m nbcnn bench step --save")
+
+
+def _spread(timing: dict[str, Any]) -> str:
+    return f"{timing['p5']:,.3f} … {timing['p95']:,.3f}"
+
+
+def _epochs(source: Source) -> Parts:
+    rows = [
+        (name, f"{row['images']:,}", f"{row['seconds']['median']:.4f}", _spread(row["seconds"]))
+        for name, found, _ in source.sections("epoch")
+        for row in found
+    ]
+    if rows:
+        yield page.heading("Whole epochs")
+        yield page.table(("study", "images", "seconds", "5 … 95 %"), rows)
+    else:
+        yield Missing("whole epochs", "python -m nbcnn bench epoch --save")
+
+
+def _convs(source: Source) -> Parts:
+    found = False
+    for name, rows, where in source.sections("convs"):
+        found = True
+        head = ("layer", "pass", "µs", "TFLOP/s", "cuDNN µs", "its time over ours")
+        table = [
+            (
+                *(row["layer"], row["path"], f"{row['ms']['median'] * 1e3:,.1f}", f"{row['tflops']:.1f}"),
+                *((f"{row['cudnn_ms']['median'] * 1e3:,.1f}", f"{row['ratio']:.2f}×") if row["cudnn_ms"] else (None, None)),
+            )
+            for row in rows
+        ]
+        content = page.table(head, table, words=2) + page.provenance(where)
+        yield page.folded(f"{name}: every layer and pass", content)
+    if not found:
+        yield Missing("single convolutions beside cuDNN", "python -m nbcnn bench convs --save")
+
+
+def _ops(source: Source) -> Parts:
+    """Single ops, and comparisons of two ways to run one. Nobody misses them: there are too many to have them all."""
+    for name, rows, where in (*source.sections("op"), *source.sections("compare")):
+        timed = [each for row in rows for each in row.get("times", [row]) if "ms" in each]
+        head = ("variant", "cache", "calls", "µs", "5 … 95 %", "GB/s of compulsory", "TFLOP/s", "% of roof", "time over the first", "")
+        content = page.table(head, [_op(row) for row in timed]) + page.provenance(where)
+        yield page.folded(name, content)
+
+
+def _op(row: dict[str, Any]) -> tuple[Any, ...]:
+    ms, ratio = row["ms"], row.get("times_the_first")
+    share = f"{row['roofline']:.0%}" if row.get("roofline") else None
+    interval = f"{ratio['ratio']:.3f} [{ratio['low']:.3f}, {ratio['high']:.3f}]" if ratio else None
+    spread = f"{ms['p5'] * 1e3:.2f} … {ms['p95'] * 1e3:.2f}"
+    rates = (f"{row['gbytes_per_second']:,.0f}" if row.get("gbytes_per_second") else None, f"{row['tflops']:.1f}" if row.get("tflops") else None)
+    calls = f"{row['iterations']:,}{' in a graph' if row.get('graph') else ''}"
+    return (
+        row["variant"],
+        row["cache"],
+        calls,
+        f"{ms['median'] * 1e3:.2f}",
+        spread,
+        *rates,
+        share,
+        interval,
+        None if row.get("steady", True) else "not steady",
+    )
+
+
+def _selftest(source: Source) -> Parts:
+    found = False
+    for _, rows, where in source.sections("selftest"):
+        found = True
+        verdict = {True: "ok", False: "FAILED", None: ""}
+        yield page.heading("What the benchmark says about things known beforehand")
+        table = [(row["what"], f"{row['value']:.4g}", row["unit"], row.get("wanted", ""), verdict[row["ok"]]) for row in rows]
+        yield page.table(("what", "value", "unit", "wanted", ""), table)
+        yield page.provenance(where)
+    if not found:
+        yield Missing("the benchmark's self-test", "python -m nbcnn bench selftest --save")
+
+
+def _warmup(source: Source) -> Parts:
+    found = False
+    for name, rows, where in source.sections("warmup"):
+        for row in rows:
+            found = True
+            yield page.heading(f"{name}: {row['op']} {row['shape']}, {row['variant']}")
+            cold = [(each["iterations"], sorted(each["ms"])[len(each["ms"]) // 2]) for each in row["cold"]]
+            warm = {each["iterations"]: each for each in row["settled"]}
+            table = [
+                (f"{n:,}", f"{ms * 1e3:.1f}", f"{warm[n]['hot']['median'] * 1e3:.2f}", f"{warm[n]['rotate']['median'] * 1e3:.2f}")
+                for n, ms in cold
+                if n in warm
+            ]
+            yield page.table(("calls", "µs a call after a rest", "warm, same data", "warm, rotating data"), table)
+            yield page.paragraph(warmup_costs.paragraph(row))
+            yield page.table(("what a single call may cost beside itself", "", "in warm calls", "from"), warmup_costs.table(row))
+            yield page.provenance(where)
+    if not found:
+        yield Missing("the warm-up study", "python -m nbcnn bench warmup --save")

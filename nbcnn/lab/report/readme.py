@@ -1,0 +1,168 @@
+"""The README's tables and one picture, made from the results files: `python -m nbcnn.lab.report.readme` makes them anew; a test compares.
+
+A table stands between `<!-- table NAME -->` and `<!-- end -->`; the functions below make one each.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from nbcnn.lab.measure import schema
+from nbcnn.lab.measure.results import RESULTS
+from nbcnn.lab.report import readme_fusion as fusion
+from nbcnn.lab.report import readme_laboratory as laboratory
+from nbcnn.lab.report import readme_scaling
+from nbcnn.lab.report import readme_series as series
+from nbcnn.lab.report import readme_tensorcore as tensorcore
+from nbcnn.lab.report.tables import GPU, footer, markdown, measured, section
+
+README = Path(__file__).parents[3] / "README.md"
+CPU = "cpu.json"
+_BLOCK = re.compile(r"(<!-- table (\w+) -->\n).*?(<!-- end -->)", re.S)
+
+
+def step() -> str:
+    """The whole fp32 training step of mode im2col beside PyTorch."""
+    rows: list[tuple[str, ...]] = []
+    environments = []
+    for batch in (1, 64, 256, 1024):
+        (ours, *peers), environment = section(GPU, f"step-{batch}")
+        environments.append(environment)
+        mine = ours["step_ms"]["median"]
+        times = {peer["form"].split()[-1]: peer["step_ms"]["median"] for peer in peers}
+        cells = [f"{times[form]:.3f} ({times[form] / mine:.2f}×)" if form in times else "" for form in ("graph", "compile")]
+        planned = sum(v for k, v in ours["planned_bytes"].items() if k not in ("data set", "tables"))
+        memory = f"{planned / 2**20:,.0f} / {min(peer['peak_bytes'] for peer in peers) / 2**20:,.0f}"
+        rows.append((str(batch), f"**{mine:.3f}**", f"{ours['images_per_second']:,.0f}", *cells, memory))
+    head = ("batch", "nbcnn ms", "images/s", "CUDA graph", "torch.compile", "MiB: nbcnn / PyTorch at its least")
+    return markdown(head, rows) + footer(*environments)
+
+
+def convs() -> str:
+    """Every convolution beside cuDNN."""
+    rows: list[tuple[str, ...]] = []
+    environments = []
+    for batch in (1024,):
+        found, environment = section(GPU, f"convs-{batch}")
+        environments.append(environment)
+        for row in found:
+            ours, peer = row["ms"]["median"] * 1e3, row["cudnn_ms"]["median"] * 1e3
+            figures = (f"{ours:,.0f}", f"{row['tflops']:.1f}", f"{peer:,.0f}", f"{row['ratio']:.2f}×")
+            rows.append((str(batch), str(row["layer"]), str(row["path"]), *figures))
+    return markdown(("batch", "layer", "pass", "nbcnn µs", "TFLOP/s", "cuDNN µs", "ours is"), rows, 3) + footer(*environments)
+
+
+def ladder() -> str:
+    """cpu → naive → tiled → im2col → tensorcore, at batch 1 and 256."""
+    lines: list[tuple[str, ...]] = []
+    environments = []
+    for batch in (1, 256):
+        rows, environment = section(GPU, f"ladder-{batch}")
+        environments.append(environment)
+        first = rows[0] if rows[0]["mode"] == "cpu" else None
+        lines += [_rung(row, before, first) for row, before in zip(rows, (None, *rows), strict=False)]
+    head = (
+        *("mode", "precision", "batch", "ms/step", "fprop", "dgrad", "wgrad", "images/s", "s per 50,000", "% of peak"),
+        *("over the rung before", "over cpu", "GPU MiB", "host MiB"),
+    )
+    name = f" ({environment['cpu']})" if environment.get("cpu") else ""
+    cores = f" The cpu rung uses {environment['cpu_cores']} cores{name}."
+    return markdown(head, lines, 2) + footer(*environments).rstrip("\n") + cores + "\n"
+
+
+def _rung(row: dict[str, Any], before: dict[str, Any] | None, first: dict[str, Any] | None) -> tuple[str, ...]:
+    rate = row["images_per_second"]
+    gpu = sum(v for k, v in row["planned_bytes"].items() if k not in ("data set", "tables")) / 2**20
+    return (
+        *(row["mode"], row["precision"], str(row["batch"]), f"{row['step_ms']['median']:,.3f}"),
+        *(f"{row['passes_ms'][name]['median']:,.3f}" for name in ("fprop", "dgrad", "wgrad")),
+        *(f"{rate:,.0f}", f"{row['epoch_seconds']:,.2f}", f"{row['percent_of_peak']:.0f}" if row.get("percent_of_peak") is not None else ""),
+        f"{rate / before['images_per_second']:.1f}×" if before else "",
+        f"{rate / first['images_per_second']:,.0f}×" if before and first else "",
+        *("" if row["mode"] == "cpu" else f"{gpu:,.0f}", f"{row['host_peak_bytes'] / 2**20:,.0f}"),
+    )
+
+
+def cpu() -> str:
+    """The NumPy path on a small machine."""
+    (row,), environment = section(CPU, "ladder-64")
+    achieved = row["tflops"] * 1e3
+    share = 100 * achieved / row["sgemm_gflops"]
+    head = ("cores", "batch", "images/s", "GFLOP/s", "this machine's sgemm, GFLOP/s", "share", "peak memory, MiB")
+    cells = (str(environment["cpu_cores"]), str(row["batch"]), f"{row['images_per_second']:.0f}", f"{achieved:.0f}", f"{row['sgemm_gflops']:.0f}")
+    return markdown(head, [(*cells, f"{share:.0f} %", f"{row['host_peak_bytes'] / 2**20:,.0f}")]) + footer(environment)
+
+
+def quality() -> str:
+    """What comes out: reconstruction error, features, accuracy."""
+    rows = [row for job in ("main", "baselines", "per-image") for row in section(GPU, f"quality-{job}")[0]]
+    environment = section(GPU, "quality-main")[1]
+    lines: list[tuple[str, ...]] = []
+    for row in rows:
+        seed = f"seed {row['seed']}"
+        if row["what"].startswith("train"):
+            name = "per-image recipe, 20 epochs" if "per-image" in row["what"] else "default recipe, 15 epochs"
+            lines.append((f"{name}, {seed}", f"test MSE {row['test_loss']:.5f}", f"{row['seconds']:.1f} s", f"{row['wall_seconds']:.0f} s"))
+        elif row["what"] == "features":
+            lines.append(
+                (
+                    f"features of {row['images']:,} images, {seed}",
+                    f"{row['width']:,} each",
+                    f"{row['compute_seconds']:.2f} s",
+                    f"{row['wall_seconds']:.0f} s",
+                )
+            )
+        else:
+            for name, found in row["classifiers"].items():
+                if row["what"].endswith("baselines") and name == "encoder":
+                    continue
+                spent = sum(found["seconds"].values())
+                accuracy = f"{100 * found['test_accuracy']:.2f} % test, {100 * found['train_accuracy']:.2f} % train"
+                lines.append((f"RBF SVM on {name}, {seed}", accuracy, f"{spent:.1f} s", f"{row['wall_seconds']:.0f} s"))
+    return markdown(("what", "result", "time", "whole command"), lines, 2) + footer(environment)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "step": step,
+    "convs": convs,
+    "ladder": ladder,
+    "cpu": cpu,
+    "quality": quality,
+    "tensorcore": tensorcore.step,
+    "precisions": tensorcore.precisions,
+    **laboratory.TABLES,
+    **readme_scaling.TABLES,
+    **fusion.TABLES,
+    **series.TABLES,
+}
+for _name, _table, _section in (
+    ("layers", tensorcore.layers, "convs-fused-tensorcore-bf16-1024"),
+    ("engines", tensorcore.engines, "convs-tensorcore-bf16-mma-1024"),
+    ("epoch", tensorcore.epoch, "epoch-tensorcore-bf16-1024"),
+):
+    # A table that was measured must stand in the README; one that was not must not.
+    if measured(GPU, _section):
+        TABLES[_name] = _table
+
+
+def rewritten(text: str) -> str:
+    """A README's text with every table made anew. Raises KeyError for a table or section that does not exist."""
+    tables = {**TABLES, "schema": schema.table}
+    return _BLOCK.sub(lambda block: block[1] + tables[block[2]]() + block[3], text)
+
+
+def main() -> int:
+    for document in (README, RESULTS / "README.md"):
+        document.write_text(rewritten(document.read_text()))
+    tensorcore.chart(RESULTS / "precisions.png")
+    laboratory.charts(RESULTS)
+    series.charts(RESULTS)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,161 @@
+"""The README's tables of the laboratory: self-test, warm-up study, rooflines, and the model's bytes beside ncu's.
+
+Each is a whole paragraph, with its title, and empty as long as it was not measured: so its place stands in the README before its figures do.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from nbcnn.lab.measure import results
+from nbcnn.lab.measure.counters import LONG_MS
+from nbcnn.lab.report.tables import GPU, footer, markdown, measured, section
+
+ROOFLINE, WARMUP = "roofline.png", "warmup.png"
+_PICTURES = "nbcnn/lab/results"
+
+
+def named(kind: str) -> list[str]:
+    """The names of the measured sections of a kind, in order."""
+    return results.of_kind(results.load(results.RESULTS / GPU), kind)
+
+
+def folded(title: str, content: str) -> str:
+    """Markdown that opens when its title is clicked."""
+    return f"<details><summary>{title}</summary>\n\n{content}\n</details>\n"
+
+
+def selftest() -> str:
+    """What the benchmark says about things known beforehand."""
+    if not measured(GPU, "selftest"):
+        return ""
+    rows, environment = section(GPU, "selftest")
+    verdict = {True: "ok", False: "**failed**", None: ""}
+    lines = [(row["what"], f"{row['value']:,.4g} {row['unit']}", str(row.get("wanted") or ""), verdict[row["ok"]]) for row in rows]
+    intro = "**Can the clock be trusted?** What the benchmark says about things known beforehand:\n\n"
+    return intro + markdown(("what", "found", "wanted", ""), lines) + footer(environment)
+
+
+def warmup() -> str:
+    """Why a kernel measured alone looks slow, in the study's own words."""
+    if not measured(GPU, "warmup"):
+        return ""
+    from nbcnn.lab.studies.warmup_report import answer
+
+    (found, *_), environment = section(GPU, "warmup")
+    lines: list[tuple[str, ...]] = []
+    for cold, warm in zip(found["cold"], found["settled"], strict=True):
+        alone = sorted(cold["ms"])[len(cold["ms"]) // 2] * 1e3
+        lines.append((f"{cold['iterations']:,}", f"{alone:,.1f}", *(f"{warm[data]['median'] * 1e3:,.2f}" for data in ("hot", "rotate"))))
+    intro = f"**Why a kernel measured alone looks slow** (`{found['op']}` {found['shape']}, {found['variant']}; µs a call):\n\n"
+    table = markdown(("calls between two events", f"after {found['sleep']:g} s of rest", "warm, same operands", "warm, rotating operands"), lines)
+    picture = f"![time of a call and SM clock since the first launch]({_PICTURES}/{WARMUP})\n"
+    return intro + table + "\n\n" + " ".join(answer(found)) + "\n\n" + picture + footer(environment).removeprefix("\n")
+
+
+def roofline() -> str:
+    """Rooflines of whole training steps: a line each, every step folded below."""
+    names = named("roofline")
+    if not names:
+        return ""
+    lines: list[tuple[str, ...]] = []
+    details = []
+    environments = []
+    for name in names:
+        (found, *_), environment = section(GPU, name)
+        environments.append(environment)
+        attainable = sum(point["attainable_ms"] for point in found["points"])
+        kinds = [point["limiter"] for point in found["points"]]
+        limits = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
+        times = (f"{found['whole_step_ms']:.3f}", f"{found['sum_ms']:.3f}", f"{found['sum_ms'] / found['whole_step_ms'] - 1:+.1%}")
+        lines.append(
+            (
+                f"{found['mode']} {found['precision']}",
+                f"{found['batch']:,}",
+                *times,
+                f"{attainable:.3f}",
+                f"{attainable / found['sum_ms']:.0%}",
+                limits,
+            )
+        )
+        columns = ("step", "op", "runs as", "µs", "attainable", "reached", "limiter", "GFLOP", "compulsory MB", "logical MB")
+        details.append(folded(f"every step of {name.removeprefix('roofline-')}", markdown(columns, [_point(row) for row in found["points"]], 3)))
+    intro = (
+        "**The roofline, without counters**: every step of the training plan timed in place, its flops and compulsory bytes (every operand once)\n"
+        f"under *measured* ceilings ({_ceilings(found['ceilings']['measured'])}).\n\n"
+    )
+    head = ("mode", "batch", "whole step, ms", "sum of the steps", "off by", "attainable", "of it", "steps limited by")
+    picture = f"![the steps of {names[-1].removeprefix('roofline-')} under its roofs]({_PICTURES}/{ROOFLINE})\n\n"
+    return intro + markdown(head, lines) + footer(*environments) + "\n" + picture + "\n".join(details)
+
+
+def _point(point: dict[str, Any]) -> tuple[str, ...]:
+    sizes = (f"{point['compulsory_bytes'] / 1e6:.2f}", f"{point['logical_bytes'] / 1e6:.2f}" if point["logical_bytes"] is not None else "")
+    times = (f"{point['ms']['median'] * 1e3:.1f}", f"{point['attainable_ms'] * 1e3:.1f}", f"{point['fraction']:.0%}", point["limiter"])
+    return (point["scope"], f"`{point['op']}`", point["runs_as"], *times, f"{point['flops'] / 1e9:.3f}" if point["flops"] else "", *sizes)
+
+
+def _ceilings(roofs: dict[str, float]) -> str:
+    compute = [f"{name} {roofs[name] / 1e12:,.0f} TFLOP/s" for name in ("fp32", "tf32", "bf16") if name in roofs]
+    return ", ".join([*compute, f"copy {roofs['copy'] / 1e12:.2f} TB/s"])
+
+
+def counters() -> str:
+    """The model's bytes beside DRAM's."""
+    names = named("counters")
+    if not names:
+        return ""
+    lines: list[tuple[str, ...]] = []
+    details = []
+    environments = []
+    for name in names:
+        (found, *_), environment = section(GPU, name)
+        environments.append(environment)
+        kernels = found["kernels"]
+        streams = [abs(row["error"]) for row in kernels if row.get("streams") and row.get("error") is not None]
+        others = [1 + row["error"] for row in kernels if not row.get("streams") and row.get("error") is not None]
+        span = f"{min(others):.2f} … {max(others):.2f}" if others else ""
+        worst = f"{max(streams):.1%}" if streams else "none that large"
+        long = [step for step in found["steps"] if step["ncu_ms"] >= LONG_MS]
+        off = [_furthest(long, key) for key in ("alone_ms", "event_ms")]
+        lines.append((name.removeprefix("counters-"), str(len(kernels)), str(len(streams)), worst, span, *off))
+        columns = ("step", "op", "kernel", "µs", "model MB", "DRAM read", "DRAM written", "model is off by", "")
+        details.append(folded(f"every kernel of {name.removeprefix('counters-')}", markdown(columns, [_kernel(row) for row in kernels], 3)))
+    intro = (
+        "**Is the model of bytes right?** The different bytes that every kernel of a training step touches, beside those that `ncu` counts at DRAM\n"
+        f"(clocks and caches left alone). Kernels that stream {found['l2_bytes'] * 4 / 1e6:,.0f} MB or more, four times the L2 cache, must agree.\n"
+        "Of the others DRAM sees less where L2 serves the reads (ratio above 1), and more where evicted operands are read again.\n"
+        f"Steps of {LONG_MS * 1e3:.0f} µs or more by events beside `ncu`'s durations: each after a rest, as `ncu` runs kernels, and in the running\n"
+        "training step, where tensor cores meet the power limit and the clock falls.\n\n"
+    )
+    head = ("step", "kernels", "that stream", "model off by at most", "the others, model / DRAM", "events alone / ncu, off by", "in the step")
+    return intro + markdown(head, lines) + footer(*environments) + "\n" + "\n".join(details)
+
+
+def _furthest(steps: list[dict[str, Any]], key: str) -> str:
+    """How far the times `key` are from ncu's durations at most; nothing if they were not taken."""
+    apart = [abs(step[key] / step["ncu_ms"] - 1) for step in steps if key in step]
+    return f"{max(apart):.1%}" if apart else ""
+
+
+def _kernel(row: dict[str, Any]) -> tuple[str, ...]:
+    model = f"{(row['distinct'] + row['write']) / 1e6:.1f}" if "distinct" in row else ""
+    error = f"{row['error']:+.1%}" if row.get("error") is not None else ""
+    names = (row["scope"], f"`{row['op']}`", f"`{row['kernel']}`", f"{row['ms'] * 1e3:.1f}", model)
+    return (*names, f"{row['dram_read'] / 1e6:.1f}", f"{row['dram_write'] / 1e6:.1f}", error, "streams" if row.get("streams") else "")
+
+
+TABLES = {"selftest": selftest, "warmup": warmup, "roofline": roofline, "counters": counters}
+
+
+def charts(folder: Path) -> None:
+    """The pictures that the tables show, of what was measured."""
+    from nbcnn.lab.measure import roofline as rooflines
+    from nbcnn.lab.studies import warmup_report
+
+    if measured(GPU, "warmup"):
+        warmup_report.chart(section(GPU, "warmup")[0][0], folder / WARMUP)
+    if names := named("roofline"):
+        found = section(GPU, names[-1])[0][0]
+        rooflines.chart(found, folder / ROOFLINE, f"{found['device'].split(' (')[0]}, {found['mode']} {found['precision']}, batch {found['batch']}")

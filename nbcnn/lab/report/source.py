@@ -1,0 +1,96 @@
+"""What a report is made from: a run folder with what was classified from it, and a results file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nbcnn.lab.measure import results
+from nbcnn.train.runlog import RunError, RunFolder
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Something that was not measured: the command that does, and why it was not where that is known."""
+
+    what: str
+    command: str
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A run, results, or both.
+
+    run           the run folder, None for results alone; `config` and `metrics` are its
+    classified    the content of classify.json made from one of the run's checkpoints, or None
+    results       the content of a results file of the run's device, or None; `file` is where it stands
+    """
+
+    run: RunFolder | None = None
+    config: dict[str, Any] = field(default_factory=dict)
+    metrics: list[dict[str, Any]] = field(default_factory=list)
+    classified: dict[str, Any] | None = None
+    results: dict[str, Any] | None = None
+    file: Path | None = None
+
+    def sections(self, kind: str) -> Iterator[tuple[str, Any, dict[str, Any]]]:
+        """(name, rows, environment) of every section of that kind, names with numbers in their order."""
+        for name in results.of_kind(self.results, kind) if self.results else ():
+            part = self.results["sections"][name]  # type: ignore[index]
+            yield name, part["rows"], part["environment"]
+
+    @property
+    def device(self) -> str:
+        return str(self.config["device"] if self.run else self.results["device"] if self.results else "")
+
+
+def opened(target: Path, file: Path | None = None, features: Path | None = None) -> Source:
+    """The source that `target` names: a run folder, a results file, or a device of nbcnn/lab/results ("nvidia-h200").
+
+    file      the results file beside a run; by default that of the run's device among this project's own, if there is one
+    features  the folder of features made from the run; by default features/<dataset>
+
+    Raises RunError or SchemaError (exit code 3) for what is neither, or damaged.
+    """
+    ours = results.RESULTS / f"{target.name}.json"
+    if not target.exists() and target.parent == Path() and ours.is_file():
+        target = ours
+    if not target.exists():
+        known = ", ".join(sorted(path.stem for path in results.RESULTS.glob("*.json")))
+        raise RunError(f"{target} is neither a run folder nor a results file; devices with results here: {known}")
+    if target.is_file():
+        return Source(results=results.load(target), file=target)
+    run = RunFolder(target)
+    config = run.read_config()
+    absent = [name for name in ("device", "mode", "precision", "versions", "command", "planned_bytes", "parameters") if name not in config]
+    if absent:
+        raise RunError(f"{run.config_path} is damaged or of another version: {absent[0]!r} is missing")
+    found = file or results.RESULTS / f"{results.slug(config['device'])}.json"
+    content = results.load(found) if file or found.is_file() else None
+    return Source(run, config, run.rows(), classification(run, config, features), content, found if content else None)
+
+
+def classification(run: RunFolder, config: dict[str, Any], features: Path | None) -> dict[str, Any] | None:
+    """classify.json of `features` (default features/<dataset>), if it was made from one of the run's checkpoints.
+
+    Raises RunError if `features` is given and is not that.
+    """
+    folder = features or Path("features") / config["data"]["name"]
+    path = folder / "classify" / "classify.json"
+    try:
+        found: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        if features:
+            raise RunError(f"{path} cannot be read ({error}); python -m nbcnn classify {features} writes it") from None
+        return None
+    hashes = {hashlib.sha256(saved.read_bytes()).hexdigest() for saved in (run.best, run.last) if saved.is_file()}
+    if found.get("checkpoint_sha256") in hashes:
+        return found
+    if features:
+        raise RunError(f"{path} was not made from a checkpoint of {run.path}, but of {found.get('run')}")
+    return None

@@ -1,0 +1,225 @@
+"""The sections of a run: headline, environment, commands, curves, reconstructions, memory, confusion matrix.
+
+Every section is a function of the source that yields HTML, and `Missing` for what was not measured. Of results without a run it
+tells what they hold instead.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from typing import Any
+
+from nbcnn.lab.report import page, svg
+from nbcnn.lab.report.source import Missing, Source
+from nbcnn.train.callbacks import duration, rate
+
+Parts = Iterator[str | Missing]
+TRAIN = "python train.py --out RUN && python -m nbcnn report RUN"
+
+
+def headline(source: Source) -> Parts:
+    """The few figures that everybody asks for."""
+    yield page.cards(_run_cards(source) if source.run else _device_cards(source))
+
+
+def _run_cards(source: Source) -> list[tuple[str, str]]:
+    facts, data = [], source.config["data"]["name"]
+    if source.metrics:
+        last, best = source.metrics[-1], min(source.metrics, key=lambda row: row["test_loss"])
+        seconds = sum(row["seconds"] for row in source.metrics)
+        facts += [
+            (f"{best['test_loss']:.5f}", f"best test loss on {data}, epoch {best['epoch']} of {len(source.metrics)}"),
+            (f"{last['train_loss']:.5f}", "training loss of the last epoch"),
+            (rate(last["images_per_second"]), "training images per second, last epoch"),
+            (duration(seconds), f"training of {last['step']:,} steps"),
+        ]
+    if source.classified:
+        accuracy = source.classified["classifiers"]["encoder"]["test_accuracy"]
+        facts.append((f"{accuracy:.2%}", "test accuracy of an RBF SVM on the features"))
+    facts.append((f"{source.config['mode']} {source.config['precision']}", f"on {source.device}"))
+    return facts
+
+
+def _device_cards(source: Source) -> list[tuple[str, str]]:
+    facts: list[tuple[str, str]] = []
+    best: dict[str, dict[str, Any]] = {}
+    for _, rows, _ in (*source.sections("step"), *source.sections("ladder")):
+        for row in (row for row in rows if not row.get("form", "nbcnn").startswith("PyTorch")):
+            if row["images_per_second"] > best.get(row["precision"], row | {"images_per_second": 0.0})["images_per_second"]:
+                best[row["precision"]] = row
+    for precision, row in sorted(best.items(), key=lambda item: -item[1]["images_per_second"]):
+        facts.append((f"{row['images_per_second']:,.0f}", f"training images per second: {row['mode']} {precision}, batch {row['batch']:,}"))
+    beside = [rows for _, rows, _ in source.sections("step") if len(rows) > 1]
+    if beside:
+        ours, *others = max(beside, key=lambda rows: rows[0]["images_per_second"])
+        ratio = min(row["step_ms"]["median"] for row in others) / ours["step_ms"]["median"]
+        facts.append((f"{ratio:.2f}×", f"as fast as the fastest PyTorch beside it: {ours['precision']}, batch {ours['batch']:,}"))
+    count = len(source.results["sections"]) if source.results else 0
+    return [*facts, (str(count), f"studies on {source.device.split(' (')[0]}")]
+
+
+def environment(source: Source) -> Parts:
+    """What a reader needs to repeat it."""
+    if source.run:
+        config, data = source.config, source.config["data"]
+        images = f"{data['training_images']:,} training, {data['test_images']:,} test images" if "training_images" in data else ""
+        rows = [
+            ("device", config["device"]),
+            ("runs as", f"{config['mode']}, {config['precision']}"),
+            ("data", f"{data['name']}: {images}. {data.get('source', '')}"),
+            ("parameters", f"{config['parameters']:,}"),
+            *((name, version) for name, version in config["versions"].items()),
+        ]
+        yield page.pairs(rows)
+        given = [(name.replace("_", "-"), value) for name, value in sorted(config["flags"].items()) if value is not None]
+        yield f"<details><summary>every flag of the run</summary>{page.pairs(given)}</details>"
+    elif source.results:
+        newest = max((part["environment"] for part in source.results["sections"].values()), key=lambda found: found["date"], default=None)
+        if newest is None:
+            yield Missing("anything at all", "python -m nbcnn ladder --save")
+            return
+        versions = [(name, version) for name, version in newest["versions"].items() if version]
+        seen = [
+            ("device", newest["device"]),
+            ("driver", newest["driver"] or "none"),
+            ("CPU cores", newest["cpu_cores"]),
+            ("python", newest["python"]),
+        ]
+        yield page.pairs([*seen, *versions])
+        yield page.paragraph("Of the newest study; every table below names its own date, revision and command.")
+
+
+FEW = 8
+"""Commands that stand open; more are folded: each stands below its table, too."""
+
+
+def command(source: Source) -> Parts:
+    """The exact commands."""
+    if source.run:
+        words = source.config["command"]
+        yield page.code(words if isinstance(words, str) else shlex.join(["python", *words]))
+        if source.results:
+            yield page.paragraph(
+                f"Ladder, roofline and benchmarks are not this run's: they were measured on {source.results['device']}, see their captions."
+            )
+    else:
+        kinds = dict.fromkeys(name.split("-")[0] for name in (source.results or {"sections": {}})["sections"])
+        found = [(name, where["command"]) for kind in kinds for name, _, where in source.sections(kind)]
+        yield page.pairs(found) if len(found) <= FEW else page.folded(f"{len(found)} studies, each with its command", page.pairs(found))
+
+
+def curves(source: Source) -> Parts:
+    """Loss by epoch; of results, that of the recorded runs."""
+    if source.run:
+        if not source.metrics:
+            yield Missing("loss curves", f"python train.py --resume {source.run.path}", "no epoch is finished")
+            return
+        epochs = [(row["epoch"], row) for row in source.metrics]
+        drawn = [
+            svg.Series("training", [(at, row["train_loss"]) for at, row in epochs], 1),
+            svg.Series("test", [(at, row["test_loss"]) for at, row in epochs], 2, dash=True),
+        ]
+        yield from _curves(drawn, f"Mean loss by epoch on {source.config['data']['name']}.")
+        return
+    found = False
+    for name, rows, where in source.sections("quality"):
+        runs = [row for row in rows if row.get("test_losses")]
+        drawn = [
+            svg.Series(
+                f"{row.get('mode', '')} {row.get('precision', '')}, seed {row.get('seed', 0)}",
+                list(enumerate(row["test_losses"], 1)),
+                at % svg.COLOURS + 1,
+            )
+            for at, row in enumerate(runs)
+        ]
+        if drawn:
+            found = True
+            yield from _curves(drawn, f"Test loss by epoch ({name}).")
+            yield page.provenance(where)
+    if not found:
+        yield Missing("loss curves", TRAIN)
+
+
+def _curves(drawn: list[svg.Series], caption: str) -> Iterator[str]:
+    """The chart of what is above 0, as a logarithm wants it."""
+    above = [svg.Series(each.label, [point for point in each.points if point[1] > 0], each.colour, each.dash) for each in drawn]
+    if all(each.points for each in above):
+        yield page.figure(svg.lines(above, "epoch", "loss", whole=True), caption)
+    names = [each.label for each in drawn]
+    by_epoch = [(at, *(f"{dict(each.points).get(at, float('nan')):.5f}" for each in drawn)) for at, _ in drawn[0].points]
+    yield f"<details><summary>as a table</summary>{page.table(('epoch', *names), by_epoch)}</details>"
+
+
+def reconstructions(source: Source) -> Parts:
+    """Inputs, outputs and their difference."""
+    if not source.run:
+        yield Missing("reconstructions", TRAIN)
+    elif not source.run.reconstructions.is_file():
+        yield Missing("reconstructions", f"python train.py --resume {source.run.path}", "the run is not finished")
+    else:
+        text = f"test images of {source.config['data']['name']}: input, output, absolute error"
+        yield page.figure(page.png(source.run.reconstructions, text), f"Rows: {text}.")
+
+
+def memory(source: Source) -> Parts:
+    """What was planned before it was taken, and what was used."""
+    if source.run:
+        planned: dict[str, int] = source.config["planned_bytes"]
+        rows = [*planned.items(), ("planned altogether", sum(planned.values()))]
+        yield page.table(("planned", "MiB"), [(name, _mib(nbytes)) for name, nbytes in rows])
+        used = {name: nbytes for name, nbytes in source.config.get("used_bytes", {}).items() if nbytes is not None}
+        if used:
+            yield page.table(("used", "MiB"), [(name, _mib(nbytes)) for name, nbytes in used.items()])
+        else:
+            yield Missing("memory used by the run", f"python train.py --resume {source.run.path}", "it is written at the run's end")
+        return
+    rungs = [(name, row) for name, rows, _ in (*source.sections("ladder"), *source.sections("step")) for row in rows if "planned_bytes" in row]
+    if not rungs:
+        yield Missing("memory planned and used", "python -m nbcnn ladder --save")
+        return
+    head = ("study", "runs as", "batch", "planned MiB", "of it the data set", "host, peak MiB", "GPU in use MiB")
+    table = [
+        (
+            *(name, f"{row['mode']} {row['precision']}", f"{row['batch']:,}"),
+            *(_mib(sum(row["planned_bytes"].values())), _mib(row["planned_bytes"].get("data set", 0)), _mib(row["host_peak_bytes"])),
+            _mib(row["gpu_used_bytes"]) if row.get("gpu_used_bytes") else None,
+        )
+        for name, row in rungs
+    ]
+    yield page.table(head, table, words=2)
+    yield page.paragraph("Planned memory is the GPU's, or the host's in mode cpu. GPU in use is what all programs together held on it.")
+
+
+def _mib(nbytes: int) -> str:
+    return f"{nbytes / 2**20:,.1f}"
+
+
+def confusion(source: Source) -> Parts:
+    """What an RBF SVM makes of the features."""
+    if source.run:
+        found = source.classified
+        if found is None:
+            data, run = source.config["data"]["name"], source.run.path
+            how = f"python extract_features.py {run} --out features/{data} && python -m nbcnn classify features/{data}"
+            unlabelled = data == "photos"
+            yield Missing("confusion matrix", "" if unlabelled else how, f"{data} has no labels" if unlabelled else "")
+            return
+        yield from _confusion(found, f"RBF SVM on the features of {found['dataset']}")
+        return
+    for name, rows, where in source.sections("quality"):
+        for row in rows:
+            if "classifiers" in row and "encoder" in row["classifiers"]:
+                yield from _confusion(row, f"RBF SVM on the features, {name}, seed {row.get('seed', 0)}")
+                yield page.provenance(where)
+                return
+    yield Missing("confusion matrix", "python -m nbcnn.lab.studies.quality main --data-dir DIR --scratch DIR")
+
+
+def _confusion(found: dict[str, Any], caption: str) -> Iterator[str]:
+    encoder = found["classifiers"]["encoder"]
+    names = found.get("classes") or [str(at) for at in range(len(encoder["confusion"]))]
+    rows = [(name, f"{row['test_accuracy']:.2%}", f"{row['train_accuracy']:.2%}") for name, row in found["classifiers"].items()]
+    yield page.table(("trained on", "test accuracy", "training accuracy"), rows)
+    yield page.heading(f"{caption}: {encoder['test_accuracy']:.2%} of {encoder['test_samples']:,} test images")
+    yield page.confusion(encoder["confusion"], names)

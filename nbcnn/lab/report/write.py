@@ -1,0 +1,64 @@
+"""All sections of a report in their order, and last what was not measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from nbcnn import __version__
+from nbcnn.lab.report import bench, page, story, studies
+from nbcnn.lab.report.source import Missing, Source
+
+SECTIONS: tuple[tuple[str, str, Callable[[Source], story.Parts]], ...] = (
+    ("headline", "Headline", story.headline),
+    ("environment", "Environment", story.environment),
+    ("command", "Exact command", story.command),
+    ("curves", "Curves", story.curves),
+    ("reconstructions", "Reconstructions", story.reconstructions),
+    ("ladder", "Ladder", bench.ladder),
+    ("roofline", "Roofline", bench.roofline),
+    ("time", "Where the time goes", bench.time),
+    ("memory", "Memory planned and used", story.memory),
+    ("confusion", "Confusion matrix", story.confusion),
+    ("benchmarks", "Benchmarks", bench.peers),
+    ("series", "Convolution of series", studies.series),
+    ("fusion", "Fused and small works", studies.fusion),
+    ("scaling", "Several GPUs", studies.scaling),
+)
+MISSING = ("missing", "What was not measured")
+
+
+def report(source: Source) -> tuple[str, list[Missing]]:
+    """The HTML file of `source`, and what it could not show: the same list as in its last section.
+
+    A section of which nothing was measured is left out of the page, but for that list.
+    """
+    shown, missing = [], []
+    for name, title, section in SECTIONS:
+        parts = list(section(source))
+        missing += [part for part in parts if isinstance(part, Missing)]
+        content = "\n".join(part for part in parts if isinstance(part, str))
+        if content:
+            shown.append((name, title, content))
+    rows = "".join(f"<li>{_item(each)}</li>" for each in missing)
+    shown.append((*MISSING, f"<ul>{rows}</ul>" if missing else page.paragraph("Nothing: every section has its figures.")))
+    return page.page(*_titles(source), shown, _origin(source)), missing
+
+
+def _item(missing: Missing) -> str:
+    """What, why, and the command."""
+    why = f" ({missing.why})" if missing.why else ""
+    return page.escape(f"{missing.what}{why}") + (f": <code>{page.escape(missing.command)}</code>" if missing.command else "")
+
+
+def _titles(source: Source) -> tuple[str, str]:
+    """The title, and the line under it."""
+    if source.run:
+        config = source.config
+        below = f"{config['data']['name']}, {config['mode']} {config['precision']}, {config['device']}"
+        return f"Training run {source.run.path.resolve().name}", below
+    return f"Measurements on {source.device.split(' (')[0]}", "Every table names its date, revision and command."
+
+
+def _origin(source: Source) -> str:
+    made = [path.resolve().name for path in (source.run.path if source.run else None, source.file) if path]
+    return f"Written by nbcnn {__version__} from {' and '.join(made)}. This file needs nothing else: no network, no scripts."

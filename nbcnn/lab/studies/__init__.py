@@ -1,0 +1,1 @@
+"""Studies: one question each, with tables and charts."""

@@ -1,0 +1,102 @@
+"""The networks that come with nbcnn, as lists of layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from nbcnn.nn.layers import MSE, Conv2d, Flatten, Linear, MaxPool2d, ReLU, Residual, SoftmaxCrossEntropy, Upsample2d
+from nbcnn.nn.norms import EvoNormB0, EvoNormS0
+from nbcnn.nn.series_layers import GELU, GLU, RMSLE, ForecastMSE, LastStep, PointwiseConv1d, StateSpaceConv1d
+
+
+def autoencoder(channels: int = 3, wide: int = 256, code: int = 128) -> list[Any]:
+    """The convolutional autoencoder: channels→wide→code | code→wide→channels, 3×3 convolutions, 2×2 pooling/upsampling.
+
+    With the defaults: 751,875 parameters; images 3×32×32 become a code of 128×8×8 = 8,192 features.
+    """
+    return [
+        Conv2d(channels, wide, 3, pad=1),
+        ReLU(),
+        MaxPool2d(2),
+        Conv2d(wide, code, 3, pad=1),
+        ReLU(),
+        MaxPool2d(2),
+        Conv2d(code, code, 3, pad=1),
+        ReLU(),
+        Upsample2d(2),
+        Conv2d(code, wide, 3, pad=1),
+        ReLU(),
+        Upsample2d(2),
+        Conv2d(wide, channels, 3, pad=1),
+        MSE(),
+    ]
+
+
+def mnist_cnn(channels: int = 1, height: int = 28, width: int = 28, classes: int = 10, norm: str = "s0") -> list[Any]:
+    """A small classifier: two 3×3 convolutions (32 and 64 filters), each normalised by EvoNorm and pooled 2×2, then 128 units.
+
+    `norm`: "s0" (groups of two channels) or "b0". With the defaults 421,930 parameters, 288 of them EvoNorm's.
+    """
+
+    def evonorm(filters: int) -> EvoNormS0 | EvoNormB0:
+        return EvoNormS0(filters, groups=filters // 2) if norm == "s0" else EvoNormB0(filters)
+
+    return [
+        Conv2d(channels, 32, 3, pad=1),
+        evonorm(32),
+        MaxPool2d(2),
+        Conv2d(32, 64, 3, pad=1),
+        evonorm(64),
+        MaxPool2d(2),
+        Flatten(),
+        Linear(64 * (height // 4) * (width // 4), 128),
+        ReLU(),
+        Linear(128, classes),
+        SoftmaxCrossEntropy(),
+    ]
+
+
+def s4convd(
+    channels: int = 4,
+    wide: int = 128,
+    blocks: int = 4,
+    taps: int = 48,
+    states: int = 32,
+    kernel_init: str = "s4d-lin",
+    loss: str = "log-mse",
+    unit: float = 1.0,
+) -> list[Any]:
+    """S4ConvD: channels→wide | blocks of (state space convolution, GELU, 1×1 convolution, GLU) with residuals | last hour→1.
+
+    With the defaults, on series 4×48: 199,425 parameters. loss: "log-mse", for outputs and targets that are logarithms, or
+    "rmsle", for readings predicted in multiples of `unit`. After github.com/MilanShao/S4ConvD (arXiv:2502.21035), without its
+    dropout of 0.01. Raises ValueError for another loss or kernel_init.
+    """
+    if loss not in LOSSES:
+        raise ValueError(f"no loss {loss!r}; one of {', '.join(LOSSES)}")
+    block = (StateSpaceConv1d(wide, taps, states, kernel_init), GELU(), PointwiseConv1d(wide, 2 * wide), GLU())
+    ends = [LastStep(), Linear(wide, 1), RMSLE(unit) if loss == "rmsle" else ForecastMSE()]
+    return [PointwiseConv1d(channels, wide), *(Residual(*block) for _ in range(blocks)), *ends]
+
+
+LOSSES = ("log-mse", "rmsle")
+"""What `s4convd` can be trained for."""
+
+MODELS: Mapping[str, Callable[..., list[Any]]] = {
+    "autoencoder": lambda channels, height, width: autoencoder(channels),
+    "mnist-cnn": mnist_cnn,
+    "mnist-cnn-b0": lambda channels, height, width: mnist_cnn(channels, height, width, norm="b0"),
+}
+"""By the name that `--model` takes: from the channels, height and width of the images to the layers."""
+
+
+def encoder(layers: Sequence[Any]) -> list[Any]:
+    """The part of an autoencoder that makes the code: everything up to and including the last pooling layer.
+
+    Raises ValueError if the list has no pooling layer.
+    """
+    pools = [at for at, layer in enumerate(layers) if isinstance(layer, MaxPool2d)]
+    if not pools:
+        raise ValueError("this list of layers has no pooling layer, so it has no encoder to cut off")
+    return list(layers[: pools[-1] + 1])

@@ -1,0 +1,269 @@
+"""Layers of series (N, C, L), and the losses of forecasts. What a layer is stands in `layers.py`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from nbcnn.nn.layers import Built, Param, _elementwise, _linear_map, _NoParams
+from nbcnn.plan.graph import Backward, Buf, ShapeError, Tape
+
+KERNEL_INITS = ("s4d-lin", "repo")
+_LOG_STEPS = math.log(1e-3), math.log(1e-1)
+
+
+def _series(x: Buf, scope: str, channels: int | None = None) -> tuple[int, int, int]:
+    if len(x.shape) != 3 or channels not in (None, x.shape[1]):
+        raise ShapeError(f"{scope} takes series (N, {channels or 'C'}, L), got {x.shape}")
+    n, c, length = x.shape
+    return n, c, length
+
+
+@dataclass(frozen=True)
+class DepthwiseConv1d:
+    """A filter of `taps` for each channel of series (N, C, L), zeros outside; `skip` adds d[c]·x.
+
+    padding "causal": y[t] sees x[t−taps+1 .. t]; "same": x[t−⌊taps/2⌋ .. t−⌊taps/2⌋+taps−1].
+    """
+
+    channels: int
+    taps: int
+    padding: str = "causal"
+    skip: bool = False
+    kind: ClassVar[str] = "dwconv"
+
+    def __post_init__(self) -> None:
+        if self.padding not in ("causal", "same"):
+            raise ValueError(f"padding is causal or same, got {self.padding!r}")
+
+    def params(self) -> dict[str, Param]:
+        made = {"weight": Param((self.channels, self.taps), self.taps)}
+        return made | {"skip": Param((self.channels,), self.taps, decay=False)} if self.skip else made
+
+    def build(self, tape: Tape, x: Buf, scope: str, together: bool = False) -> Built:
+        if len(x.shape) != 3 or x.shape[1] != self.channels:
+            raise ShapeError(f"{scope} takes series (N, {self.channels}, L), got {x.shape}")
+        params = [tape.param(scope, name, param.shape) for name, param in self.params().items()]
+        y, backward = depthwise(tape, x, params, scope, self.padding, together)
+        return y, lambda dy: backward(dy, [tape.grad(param) for param in params])
+
+
+def depthwise(
+    tape: Tape, x: Buf, filters: Sequence[Buf], scope: str, padding: str, together: bool = False
+) -> tuple[Buf, Callable[[Buf, Sequence[Buf]], Buf]]:
+    """Record y of series x by `filters`, w (C, T) and perhaps d (C): parameters, or what another step has made.
+
+    Returns y and the backward: (dy, where the filters' gradients go) → dx. A filter that a step makes has to be a view of a
+    Buf of one axis, since rows of lower precision round what has two. `together` records both gradients as one op.
+    """
+    y = tape.temp(f"{scope}.y", x.shape)
+    tape.emit("dwconv1d_fprop", [x, *filters], [y], scope, padding=padding)
+
+    def backward(dy: Buf, gradients: Sequence[Buf]) -> Buf:
+        dx = tape.temp(f"{scope}.dx", x.shape)
+        if together:
+            tape.emit("dwconv1d_bwd", [dy, x, *filters], [dx, *gradients], scope, padding=padding)
+            return dx
+        tape.emit("dwconv1d_wgrad", [x, dy], list(gradients), scope, padding=padding)
+        tape.emit("dwconv1d_dgrad", [dy, *filters], [dx], scope, padding=padding)
+        return dx
+
+    return y, backward
+
+
+@dataclass(frozen=True)
+class PointwiseConv1d:
+    """y[n,k,l] = Σ_c w[k,c]·x[n,c,l] + b[k]: the same Linear at every time."""
+
+    in_channels: int
+    out_channels: int
+    bias: bool = True
+    kind: ClassVar[str] = "pointwise"
+
+    def params(self) -> dict[str, Param]:
+        made = {"weight": Param((self.out_channels, self.in_channels), self.in_channels)}
+        return made | {"bias": Param((self.out_channels,), self.in_channels, bias=True)} if self.bias else made
+
+    def build(self, tape: Tape, x: Buf, scope: str) -> Built:
+        n, _, length = _series(x, scope, self.in_channels)
+        weight, *bias = (tape.param(scope, name, param.shape) for name, param in self.params().items())
+        y = tape.temp(f"{scope}.y", (n, self.out_channels, length))
+        tape.emit("pwconv1d_fprop", [x, weight, *bias], [y], scope)
+        return y, pointwise_backward(tape, x, [weight, *bias], scope)
+
+
+def pointwise_backward(tape: Tape, x: Buf, params: Sequence[Buf], scope: str) -> Backward:
+    """Of a pointwise convolution of x by `params`, w (K, C) and perhaps b (K)."""
+
+    def backward(dy: Buf) -> Buf:
+        tape.emit("pwconv1d_wgrad", [x, dy], map(tape.grad, params), scope)
+        dx = tape.temp(f"{scope}.dx", x.shape)
+        tape.emit("pwconv1d_dgrad", [dy, params[0]], [dx], scope)
+        return dx
+
+    return backward
+
+
+def gated(tape: Tape, x: Buf, layers: tuple[PointwiseConv1d, GLU], scopes: tuple[str, str], plus: Buf | None) -> Built:
+    """Record y = glu(pointwise(x)) (+ plus) as one op, which in training also keeps what GLU's gradient needs."""
+    pointwise, (scope, gate) = layers[0], scopes
+    n, _, length = _series(x, scope, pointwise.in_channels)
+    params = [tape.param(scope, name, param.shape) for name, param in pointwise.params().items()]
+    z = tape.temp(f"{scope}.y", (n, pointwise.out_channels, length))
+    y = tape.temp(f"{gate}.y", (n, pointwise.out_channels // 2, length))
+    if plus is not None and plus.shape != y.shape:
+        raise ShapeError(f"{scope}: {y.shape} cannot be added to {plus.shape}")
+    tape.emit("pwconv1d_glu_fprop", [x, *params, *([] if plus is None else [plus])], [y, z] if tape.training else [y], scope)
+    pointwise_back, gate_back = pointwise_backward(tape, x, params, scope), glu_backward(tape, z, gate)
+    return y, lambda dy: pointwise_back(gate_back(dy))
+
+
+@dataclass(frozen=True)
+class StateSpaceConv1d:
+    """Causal depthwise convolution whose filters of `taps` are those of a diagonal state space model, plus d[c]·x (ops/s4kernel.py).
+
+    `states` complex states a channel stand for twice as many. Learnt are each channel's step dt, every state's decay and frequency
+    (A) and weight (C), and d. init: "s4d-lin" starts with the frequencies π·s and the decay ½ (Gu et al., 2022); "repo" with
+    frequency 1 and decays exp(N(0, 1)) everywhere, as the published code does. dt is 0.001 to 0.1, uniform in its logarithm.
+    """
+
+    channels: int
+    taps: int
+    states: int = 32
+    init: str = "s4d-lin"
+    kind: ClassVar[str] = "s4d"
+
+    def __post_init__(self) -> None:
+        if self.init not in KERNEL_INITS:
+            raise ValueError(f"init is {' or '.join(KERNEL_INITS)}, got {self.init!r}")
+
+    def params(self) -> dict[str, Param]:
+        each, lin = (self.channels, self.states), self.init == "s4d-lin"
+
+        def made(shape: tuple[int, ...], first: Any) -> Param:
+            return Param(shape, self.taps, decay=False, first=first)
+
+        def normal(random: Any, shape: tuple[int, ...]) -> Any:
+            return random.standard_normal(shape)
+
+        return {
+            "log_dt": made((self.channels,), lambda random, shape: random.uniform(*_LOG_STEPS, shape)),
+            "a_re": made(each, (lambda random, shape: np.full(shape, math.log(0.5))) if lin else normal),
+            "a_im": made(each, lambda random, shape: np.broadcast_to(math.pi * np.arange(shape[1]) if lin else 1.0, shape)),
+            "c_re": made(each, normal),
+            "c_im": made(each, normal),
+            "skip": made((self.channels,), normal),
+        }
+
+    def build(self, tape: Tape, x: Buf, scope: str, together: bool = False) -> Built:
+        _series(x, scope, self.channels)
+        *states, skip = (tape.param(scope, name, param.shape) for name, param in self.params().items())
+        # Of one axis: rows of lower precision round what has two, and a filter is a weight.
+        filters = tape.temp(f"{scope}.filter", (self.channels * self.taps,)).reshaped((self.channels, self.taps))
+        tape.emit("s4kernel_fprop", states, [filters], scope)
+        y, convolution_backward = depthwise(tape, x, [filters, skip], scope, "causal", together)
+
+        def backward(dy: Buf) -> Buf:
+            gradient = tape.temp(f"{scope}.dfilter", (self.channels * self.taps,)).reshaped(filters.shape)
+            dx = convolution_backward(dy, [gradient, tape.grad(skip)])
+            tape.emit("s4kernel_dgrad", [gradient, *states], map(tape.grad, states), scope)
+            return dx
+
+        return y, backward
+
+
+@dataclass(frozen=True)
+class GELU(_NoParams):
+    """x·Φ(x), exact (Hendrycks and Gimpel, 2016); for tensors of any shape."""
+
+    kind: ClassVar[str] = "gelu"
+
+    def build(self, tape: Tape, x: Buf, scope: str) -> Built:
+        return _elementwise(tape, x, scope, "gelu", keep="x")
+
+
+@dataclass(frozen=True)
+class GLU(_NoParams):
+    """(N, 2C, L) → (N, C, L): the first half of the channels times the sigmoid of the second (Dauphin et al., 2016)."""
+
+    kind: ClassVar[str] = "glu"
+
+    def build(self, tape: Tape, x: Buf, scope: str) -> Built:
+        n, c, length = _series(x, scope)
+        if c % 2:
+            raise ShapeError(f"{scope} halves its channels, got {x.shape}")
+        y = tape.temp(f"{scope}.y", (n, c // 2, length))
+        tape.emit("glu_fprop", [x], [y], scope)
+        return y, glu_backward(tape, x, scope)
+
+
+def glu_backward(tape: Tape, x: Buf, scope: str) -> Backward:
+    """Of GLU of x."""
+
+    def backward(dy: Buf) -> Buf:
+        dx = tape.temp(f"{scope}.dx", x.shape)
+        tape.emit("glu_dgrad", [dy, x], [dx], scope)
+        return dx
+
+    return backward
+
+
+@dataclass(frozen=True)
+class LastStep(_NoParams):
+    """(N, C, L) → (N, C): what a causal network knows at the end."""
+
+    kind: ClassVar[str] = "last"
+
+    def build(self, tape: Tape, x: Buf, scope: str) -> Built:
+        n, c, _ = _series(x, scope)
+        return _linear_map(tape, x, scope, "last", (n, c))
+
+
+@dataclass(frozen=True)
+class _Forecast(_NoParams):
+    """A loss of one prediction an example, (N, 1), against one float32 target, (N)."""
+
+    needs_labels: ClassVar[bool] = True
+    label_dtype: ClassVar[str] = "float32"
+
+    def _target(self, y: Buf, target: Buf, scope: str) -> Buf:
+        if y.shape[1:] != (1,) or target.shape != y.shape[:1]:
+            raise ShapeError(f"{scope} takes predictions (N, 1) and targets (N,), got {y.shape} and {target.shape}")
+        return target.reshaped(y.shape)
+
+
+@dataclass(frozen=True)
+class ForecastMSE(_Forecast):
+    """mean((y − target)²) over the batch."""
+
+    kind: ClassVar[str] = "mse"
+
+    def build(self, tape: Tape, y: Buf, target: Buf, scope: str) -> tuple[Buf, Buf]:
+        target = self._target(y, target, scope)
+        value, dy = tape.temp(f"{scope}.loss", (), "float64"), tape.temp(f"{scope}.dy", y.shape)
+        tape.emit("mse_fprop", [y, target], [value], scope)
+        tape.emit("mse_dgrad", [y, target], [dy], scope)
+        return value, dy
+
+
+@dataclass(frozen=True)
+class RMSLE(_Forecast):
+    """Root mean squared logarithmic error of unit·y against the target, over the batch (ops/rmsle.py); no gradient where unit·y ≤ 0.
+
+    `of_batch`: it is no mean over examples, so parts of a batch do not add up to it.
+    """
+
+    unit: float = 1.0
+    of_batch: ClassVar[bool] = True
+    kind: ClassVar[str] = "rmsle"
+
+    def build(self, tape: Tape, y: Buf, target: Buf, scope: str) -> tuple[Buf, Buf]:
+        target = self._target(y, target, scope)
+        value, dy = tape.temp(f"{scope}.loss", (), "float64"), tape.temp(f"{scope}.dy", y.shape)
+        tape.emit("rmsle_fprop", [y, target], [value], scope, unit=self.unit)
+        tape.emit("rmsle_dgrad", [y, target, value], [dy], scope, unit=self.unit)
+        return value, dy

@@ -1,0 +1,59 @@
+"""Leaky ReLU with slope > 0: y = x where x > 0, else slope·x; dx = dy where y > 0, else slope·dy.
+
+The gradient is read off y, which has the sign of x only because the slope is positive.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from nbcnn.gpu.language import f4, jit
+from nbcnn.ops.kernel.call import Call, Launch
+from nbcnn.ops.kernel.elementwise import launch
+
+
+def leaky_relu_fprop(x: np.ndarray, y: np.ndarray, *, slope: float) -> None:
+    """y = x where x > 0, else slope·x, any shape; NaN stays NaN."""
+    np.multiply(x, slope, out=y)
+    np.copyto(y, x, where=x > 0)
+
+
+def leaky_relu_dgrad(dy: np.ndarray, y: np.ndarray, dx: np.ndarray, *, slope: float) -> None:
+    """dx = dy where y > 0, else slope·dy, any shape."""
+    np.multiply(dy, slope, out=dx)
+    np.copyto(dx, dy, where=y > 0)
+
+
+@cache
+def _function(slope: float) -> Any:
+    """Device function y = f(x) with `slope` frozen."""
+
+    @jit(device=True)
+    def leaky_relu(x):
+        return x if x > f4(0) else x * f4(slope)
+
+    return leaky_relu
+
+
+@cache
+def _gradient(slope: float) -> Any:
+    """Device function dx = f(dy, y) with `slope` frozen."""
+
+    @jit(device=True)
+    def leaky_relu_gradient(dy, y):
+        return dy if y > f4(0) else dy * f4(slope)
+
+    return leaky_relu_gradient
+
+
+def bind_fprop(call: Call) -> list[Launch]:
+    """One launch of `elementwise.unary`."""
+    return launch("leaky_relu_fprop_kernel", _function(float(call.attrs["slope"])), call)
+
+
+def bind_dgrad(call: Call) -> list[Launch]:
+    """One launch of `elementwise.binary`."""
+    return launch("leaky_relu_dgrad_kernel", _gradient(float(call.attrs["slope"])), call)

@@ -1,0 +1,43 @@
+"""ReLU: y = max(x, 0); dx = dy where y > 0.
+
+The gradient is read off y, not x: y > 0 exactly where x > 0, and y is alive anyway as the next layer's input.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from nbcnn.gpu.language import f4, jit
+from nbcnn.ops.kernel.call import Call, Launch
+from nbcnn.ops.kernel.elementwise import launch
+
+
+def relu_fprop(x: np.ndarray, y: np.ndarray) -> None:
+    """y = max(x, 0), any shape; NaN stays NaN."""
+    np.maximum(x, 0, out=y)
+
+
+def relu_dgrad(dy: np.ndarray, y: np.ndarray, dx: np.ndarray) -> None:
+    """dx = dy where y > 0, else 0, any shape."""
+    np.multiply(dy, y > 0, out=dx)
+
+
+@jit(device=True)
+def _relu(x):
+    # Not max(x, 0), which would turn NaN into 0 and hide where a training run broke.
+    return f4(0) if x < f4(0) else x
+
+
+@jit(device=True)
+def _relu_gradient(dy, y):
+    return dy if y > f4(0) else f4(0)
+
+
+def bind_fprop(call: Call) -> list[Launch]:
+    """One launch of `elementwise.unary`."""
+    return launch("relu_fprop_kernel", _relu, call)
+
+
+def bind_dgrad(call: Call) -> list[Launch]:
+    """One launch of `elementwise.binary`."""
+    return launch("relu_dgrad_kernel", _relu_gradient, call)

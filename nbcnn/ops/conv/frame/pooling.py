@@ -1,0 +1,106 @@
+"""ReLU and 2×2 max pooling of what a thread has in registers, with the packed index (fused.py says how it is packed).
+
+Kernels that pool number their output pixels window by window, the four pixels of a window one after the other, so that a
+window is four neighbouring rows of a product, and a 4×4 patch of a thread is one window of four channels: a float4 of y
+and one byte of the index.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from nbcnn.gpu.language import cuda, f4, i4, i8, jit, types, u4
+from nbcnn.ops.conv.simt.register_tile import quotient, thread_corner
+from nbcnn.ops.conv.simt.tiles import Tile
+from nbcnn.ops.ptx.vector import store4
+
+PATCH = 16
+
+
+@jit(device=True)
+def window_pixel(m, P, Q):
+    """(n, p, q) of pixel m of images of P×Q pixels (both even), numbered window by window."""
+    window = i4(m >> i4(2))
+    across = i4(Q >> i4(1))
+    line = quotient(window, across)
+    image = quotient(line, i4(P >> i4(1)))
+    p = i4(i4(line - image * i4(P >> i4(1))) * i4(2) + ((m >> i4(1)) & i4(1)))
+    q = i4(i4(window - line * across) * i4(2) + (m & i4(1)))
+    return image, p, q
+
+
+@jit(device=True)
+def window_offsets(window, n, GN):
+    """Where channels n … n+3 of a window go in y and in index, of GN channels."""
+    return i8(window) * i8(GN) + i8(n), i8(window) * i8(i4(GN + i4(3)) >> i4(2)) + i8(n >> i4(2))
+
+
+@functools.cache
+def store_pooled(vector: bool) -> Any:
+    """Device function (patch, y, index, at, byte, left): relu and pool a window of four channels, of which `left` exist.
+
+    patch: 16 floats, four pixels of four channels. at, byte: where they go in y and in index. vector: `left` is 4 or more.
+    """
+
+    @jit(device=True)
+    def store(patch, y, index, at, byte, left):
+        best = cuda.local.array(4, f4)
+        places = u4(0)
+        for q in range(4):
+            largest, place = patch[q], u4(0)
+            for t in range(1, 4):
+                v = patch[4 * t + q]
+                # A NaN wins and stays.
+                wins = (not (v <= largest)) & (largest == largest)
+                largest = v if wins else largest
+                place = u4(t) if wins else place
+            # After the ReLU all elements of a window without a positive one are equal: the first wins.
+            flat = largest <= f4(0)
+            best[q] = f4(0) if flat else largest
+            place = u4(0) if flat else place
+            if vector:
+                places = u4(places | (place << u4(2 * q)))
+            else:
+                places = u4(places | (place << u4(2 * q) if i4(q) < left else u4(0)))
+        if vector:
+            store4(y, at, best[0], best[1], best[2], best[3])
+        else:
+            for q in range(4):
+                if i4(q) < left:
+                    y[at + q] = best[q]
+        index[byte] = types.uint8(places)
+
+    return store
+
+
+@functools.cache
+def pool_tile(tile: Tile, vector: bool, bias: bool) -> Any:
+    """Device function like that of `store_tile`, for rows numbered by windows: y and index of relu(acc + b), pooled.
+
+    extra: (b, index, -, -); there is one plane.
+    """
+    TN, PA, PB = tile.TN, tile.TM // 4, tile.TN // 4
+    down, across = tile.BM // PA, tile.BN // PB
+    corner, store_window = thread_corner(tile), store_pooled(vector)
+
+    @jit(device=True)
+    def store(acc, y, m0, n0, GM, GN, plane, extra):
+        b, index = extra[0], extra[1]
+        row, column = corner()
+        patch = cuda.local.array(PATCH, f4)
+        for j in range(PB):
+            n = i4(n0 + column + i4(j * across))
+            for i in range(PA):
+                m = i4(m0 + row + i4(i * down))
+                if (m < GM) & (n < GN):
+                    for q in range(4):
+                        shift = f4(0)
+                        if bias and n + i4(q) < GN:
+                            shift = b[n + i4(q)]
+                        for t in range(4):
+                            patch[4 * t + q] = acc[(4 * i + t) * TN + 4 * j + q] + shift
+                    at, byte = window_offsets(i4(m >> i4(2)), n, GN)
+                    store_window(patch, y, index, at, byte, i4(GN - n))
+
+    return store

@@ -1,0 +1,177 @@
+"""Split-K: several blocks share one output tile, each over a part of GK; then their partial results are added in order.
+
+A GEMM with few output tiles (a small batch; any weight gradient) leaves most of the GPU idle. Cutting GK into parts gives
+every multiprocessor work, at the price of writing a plane of partial results per part to scratch and reading them back.
+Float atomics would save the second kernel, but add in another order each time. Here the order of the additions depends
+on the shape alone, so a result repeats bit for bit.
+
+Adding planes is all latency: a thread has the loads of eight planes in flight at a time, and where planes are many,
+several threads share an element.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from nbcnn.gpu.language import cuda, f4, i4, i8, jit
+from nbcnn.ops.conv.simt.register_tile import ACTIVATIONS, ALIGNMENT, relu
+from nbcnn.ops.kernel.call import Launch, blocks
+from nbcnn.ops.kernel.traffic import Traffic, once
+from nbcnn.ops.ptx.vector import load1_if, load4_if, store4
+
+THREADS = 256
+IN_FLIGHT = 8
+MOST_TEAMS = 8
+
+
+@functools.cache
+def sum_of_planes(vector: int) -> Any:
+    """Device function (total, partials, at, count, first, step, planes): total[q] = Σ_z partials[z·count + at + q], q < vector.
+
+    z runs over first, first + step, … < planes, in this order. vector: 1, or 4 neighbouring elements at a time.
+    """
+    FLOATS = vector * IN_FLIGHT
+
+    @jit(device=True)
+    def run(total, partials, at, count, first, step, planes):
+        values = cuda.local.array(FLOATS, f4)
+        for q in range(vector):
+            total[q] = f4(0)
+        z = i4(first)
+        while z < planes:
+            for j in range(IN_FLIGHT):
+                plane = i4(z + i4(j) * step)
+                offset = i8(plane) * i8(count) + i8(at)
+                if vector == 4:
+                    v = load4_if(partials, offset, plane < planes)
+                    for q in range(4):
+                        values[4 * j + q] = v[q]
+                else:
+                    values[j] = load1_if(partials, offset, plane < planes)
+            for j in range(FLOATS):
+                total[j % vector] += values[j]
+            z = i4(z + i4(IN_FLIGHT) * step)
+
+    return run
+
+
+@functools.cache
+def sum_planes(teams: int, vector: int, bias: bool, after: str) -> Any:
+    add_planes = sum_of_planes(vector)
+    ACTIVATES, MASK, activate = after in ACTIVATIONS, after == "mask", ACTIVATIONS.get(after, relu)
+    MEMBERS, FLOATS = THREADS // teams, vector * THREADS
+
+    @jit()
+    def sum_planes_kernel(partials, b, other, y, count, GN, planes):
+        """y[i] = Σ_z partials[z·count + i] (+ b[i mod GN]), then the activation, or zero where other[i] is not positive.
+
+        grid: blocks of vector·256/teams elements; team t of a block adds the planes t, t + teams, …, then team 0 adds the teams.
+        shared: vector·1,024 bytes; moves: 4·count·(planes + 1) bytes. vector: 4 if GN is a multiple of 4, else 1.
+        """
+        shared = cuda.shared.array(FLOATS, f4, ALIGNMENT)
+        total = cuda.local.array(vector, f4)
+        tid = i4(cuda.threadIdx.x)
+        team = i4(tid // i4(MEMBERS))
+        i = i4((i4(cuda.blockIdx.x) * i4(MEMBERS) + tid - team * i4(MEMBERS)) * i4(vector))
+        add_planes(total, partials, i, count, team, i4(teams), planes if i < count else i4(0))
+        if teams > 1:
+            for q in range(vector):
+                shared[tid * i4(vector) + i4(q)] = total[q]
+            cuda.syncthreads()
+        if team == i4(0) and i < count:
+            for t in range(1, teams):
+                for q in range(vector):
+                    total[q] += shared[(tid + i4(t * MEMBERS)) * i4(vector) + i4(q)]
+            if bias:
+                n = i4(i % GN)
+                for q in range(vector):
+                    total[q] += b[n + i4(q)]
+            for q in range(vector):
+                if ACTIVATES:
+                    total[q] = activate(total[q])
+                if MASK:
+                    total[q] = total[q] if other[i + i4(q)] > f4(0) else f4(0)
+            if vector == 4:
+                store4(y, i, total[0], total[1], total[2], total[3])
+            else:
+                y[i] = total[0]
+
+    return sum_planes_kernel
+
+
+@functools.cache
+def sum_filters(taps: int, bias: bool) -> Any:
+    add_planes = sum_of_planes(1)
+    CHANNELS = channels_of_a_block(taps)
+    CHUNK = CHANNELS * taps
+
+    @jit()
+    def sum_filters_kernel(partials, partials_b, dw, db, K, C, planes):
+        """dw[k][c][r,s] = Σ_z partials[z][k][r,s][c], and db[k] = Σ_z partials_b[z][k].
+
+        grid: (K, + 1 if there is a bias; chunks of CHANNELS channels): x makes filter k = x, the last x makes db.
+        Reads run along c and writes along (c,r,s): a chunk changes its order in shared memory.
+        shared: 4·CHANNELS·R·S bytes; moves: 4·K·C·R·S·(planes + 1) bytes.
+        """
+        shared = cuda.shared.array(CHUNK, f4)
+        total = cuda.local.array(1, f4)
+        k = i4(cuda.blockIdx.x)
+        tid = i4(cuda.threadIdx.x)
+        if bias and k == K:
+            i = i4(i4(cuda.blockIdx.y) * i4(THREADS) + tid)
+            while i < K:
+                add_planes(total, partials_b, i, K, i4(0), i4(1), planes)
+                db[i] = total[0]
+                i = i4(i + i4(THREADS) * i4(cuda.gridDim.y))
+            return
+        c0 = i4(i4(cuda.blockIdx.y) * i4(CHANNELS))
+        row = i4(k * i4(taps) * C + c0)
+        e = tid
+        while e < i4(CHUNK):
+            tap = i4(e // i4(CHANNELS))
+            c = i4(e - tap * i4(CHANNELS))
+            if c0 + c < C:
+                add_planes(total, partials, row + tap * C + c, K * i4(taps) * C, i4(0), i4(1), planes)
+                shared[c * i4(taps) + tap] = total[0]
+            e = i4(e + i4(THREADS))
+        cuda.syncthreads()
+        e = tid
+        while e < min(i4(CHANNELS), i4(C - c0)) * i4(taps):
+            dw[(k * C + c0) * i4(taps) + e] = shared[e]
+            e = i4(e + i4(THREADS))
+
+    return sum_filters_kernel
+
+
+def channels_of_a_block(taps: int) -> int:
+    """Channels that a block of `sum_filters_kernel` takes: whole warps along c, about one element a thread, at most 48 KB."""
+    return max(1, min(max(32, THREADS // taps // 32 * 32), 12288 // taps))
+
+
+def launch_sum_planes(partials: Any, b: Any, y: Any, count: int, GN: int, planes: int, after: str = "", other: Any = None) -> Launch:
+    """Launch of `sum_planes_kernel`; b is None, or GN values to add to each row of y. after, other: as for `store_tile`."""
+    teams, vector = 1, 4 if GN % 4 == 0 else 1
+    while teams < MOST_TEAMS and planes >= 4 * teams:
+        teams *= 2
+    args = (partials, y if b is None else b, y if other is None else other, y, np.int32(count), np.int32(GN), np.int32(planes))
+    return Launch(sum_planes(teams, vector, b is not None, after), blocks(count, vector * THREADS // teams), THREADS, args)
+
+
+def launch_sum_filters(partials: Any, partials_b: Any, dw: Any, db: Any, K: int, C: int, taps: int, planes: int) -> Launch:
+    """Launch of `sum_filters_kernel`; db is None where no bias gradient is wanted (partials_b is then not read)."""
+    args = (partials, partials_b, dw, dw if db is None else db, np.int32(K), np.int32(C), np.int32(planes))
+    grid = (K + (db is not None), blocks(C, channels_of_a_block(taps)))
+    return Launch(sum_filters(taps, db is not None), grid, THREADS, args)
+
+
+def sum_planes_traffic(count: int, planes: int, masked: bool = False) -> Traffic:
+    """Bytes of `launch_sum_planes`."""
+    return once(4 * count * (planes + masked), 4 * count)
+
+
+def sum_filters_traffic(K: int, C: int, taps: int, planes: int, bias: bool) -> Traffic:
+    """Bytes of `launch_sum_filters`."""
+    return once(4 * planes * (K * C * taps + K * bias), 4 * (K * C * taps + K * bias))

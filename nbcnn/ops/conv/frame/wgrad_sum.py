@@ -1,0 +1,136 @@
+"""The second launch of a weight gradient: add the parts in order, and bring the sums into (K, C, R, S).
+
+Parts are [z][m][tap][c], channels c fastest, as blocks of the product store them (C of them, or more in rows of whole quads). For
+conv_wgrad m is the filter. For upconv_wgrad the operands have changed places, so m is the input channel and c the filter; and the
+16 sums dG of a 4×4 window of stride 2 are folded into dW = Sᵀ dG S:  dW[a][b] = Σ dG[u][v] over u in {2 − a, 3 − a}, v in {2 − b, 3 − b}.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from nbcnn.gpu.language import cuda, f4, i4, i8, jit, u4
+from nbcnn.ops.conv.frame.split import sum_of_planes
+from nbcnn.ops.kernel.call import Call, Launch, blocks
+from nbcnn.ops.kernel.traffic import Traffic, once, outputs
+
+WIDTH = 32
+"""Channels c of a block: 128 bytes of every part."""
+MOST_TAPS = 256
+_ROWS = 32
+_LANES = 32
+
+
+@cache
+def sum_parts(taps: int, fold: bool, bias: bool) -> Any:
+    add_quads, add_single = sum_of_planes(4), sum_of_planes(1)
+    LINES, QUADS, PITCH = lines_of_a_block(taps), WIDTH // 4, WIDTH + 1
+    SUMS, STAGED = LINES * taps * QUADS, max(LINES * taps * PITCH, threads_of_a_block(taps))
+    WRITTEN = LINES * WIDTH * (9 if fold else taps)
+    THREADS = threads_of_a_block(taps)
+    TEAMS = THREADS // _LANES
+
+    @jit(device=True)
+    def sum_bias(partials_b, db, count, planes, block, t, shared, total):
+        """db[i] = Σ_z partials_b[z][i] of 32 elements; warp j adds the parts j, j + TEAMS, …, then the warps' sums are added in order."""
+        i = i4(block * i4(_LANES) + (t & i4(_LANES - 1)))
+        add_single(total, partials_b, i, count, i4(t >> i4(5)), i4(TEAMS), planes if i < count else i4(0))
+        shared[t] = total[0]
+        cuda.syncthreads()
+        if t < i4(_LANES) and i < count:
+            made = shared[t]
+            for team in range(1, TEAMS):
+                made += shared[t + i4(team * _LANES)]
+            db[i] = made
+
+    @jit(launch_bounds=(THREADS, 1))
+    def sum_parts_kernel(partials, dw, M, C, pitch, planes, partials_b, db, count_b, planes_b):
+        """dw = Σ_z partials[z], reordered from [m][tap][c] to (m, c, tap), or folded to (c, m, 3×3); db = Σ_z partials_b[z].
+
+        grid: (blocks of LINES rows m, then those of db, blocks of 32 channels c); owns: a thread four channels of one tap at a time.
+        shared: 4·LINES·taps·33 bytes, where a block's sums change their order; moves: 4·M·taps·C·planes + 4·dw bytes.
+        """
+        shared = cuda.shared.array(STAGED, f4)
+        total = cuda.local.array(4, f4)
+        t = i4(cuda.threadIdx.x)
+        row_blocks = i4((M + i4(LINES - 1)) // i4(LINES))
+        if bias and i4(cuda.blockIdx.x) >= row_blocks:
+            block = i4((i4(cuda.blockIdx.x) - row_blocks) * i4(cuda.gridDim.y) + i4(cuda.blockIdx.y))
+            sum_bias(partials_b, db, count_b, planes_b, block, t, shared, total)
+            return
+        m0, c0 = i4(i4(cuda.blockIdx.x) * i4(LINES)), i4(i4(cuda.blockIdx.y) * i4(WIDTH))
+        e = t
+        while e < i4(SUMS):
+            row = i4(u4(e) // u4(QUADS))
+            quad = i4((e - row * i4(QUADS)) * i4(4))
+            wanted = m0 + i4(u4(row) // u4(taps)) < M and c0 + quad < C
+            at = i4((m0 * i4(taps) + row) * pitch + c0 + quad)
+            add_quads(total, partials, at, i4(M * i4(taps)) * pitch, i4(0), i4(1), planes if wanted else i4(0))
+            for q in range(4):
+                shared[row * i4(PITCH) + quad + i4(q)] = total[q]
+            e = i4(e + i4(THREADS))
+        cuda.syncthreads()
+        e = t
+        while e < i4(WRITTEN):
+            if fold:
+                pair = i4(u4(e) // u4(9))
+                tap = i4(e - pair * i4(9))
+                c = i4(u4(pair) // u4(LINES))
+                line = i4(pair - c * i4(LINES))
+                a = i4(u4(tap) // u4(3))
+                b = i4(tap - a * i4(3))
+                first = i4((line * i4(16) + (i4(2) - a) * i4(4) + i4(2) - b) * i4(PITCH) + c)
+                upper = shared[first] + shared[first + i4(PITCH)]
+                lower = shared[first + i4(4 * PITCH)] + shared[first + i4(5 * PITCH)]
+                if m0 + line < M and c0 + c < C:
+                    dw[(i8(c0 + c) * i8(M) + i8(m0 + line)) * i8(9) + i8(tap)] = upper + lower
+            else:
+                pair = i4(u4(e) // u4(taps))
+                tap = i4(e - pair * i4(taps))
+                line = i4(u4(pair) // u4(WIDTH))
+                c = i4(pair - line * i4(WIDTH))
+                if m0 + line < M and c0 + c < C:
+                    dw[(i8(m0 + line) * i8(C) + i8(c0 + c)) * i8(taps) + i8(tap)] = shared[(line * i4(taps) + tap) * i4(PITCH) + c]
+            e = i4(e + i4(THREADS))
+
+    return sum_parts_kernel
+
+
+def lines_of_a_block(taps: int) -> int:
+    """Rows m of a block of `sum_parts_kernel`: enough for about one sum a thread."""
+    return max(1, _ROWS // taps)
+
+
+def threads_of_a_block(taps: int) -> int:
+    """Threads of a block of `sum_parts_kernel`: one for every four sums, in whole warps, at most 256."""
+    return min(256, -(-lines_of_a_block(taps) * taps * WIDTH // 4 // 32) * 32)
+
+
+def launch_sum(
+    partials: Any,
+    dw: Any,
+    M: int,
+    C: int,
+    taps: int,
+    planes: int,
+    fold: bool,
+    partials_b: Any,
+    db: Any,
+    count_b: int,
+    planes_b: int,
+    pitch: int | None = None,
+) -> Launch:
+    """Launch of `sum_parts_kernel`; db is None where no bias gradient is wanted. pitch: from one tap of the parts to the next, C or more."""
+    across = blocks(C, WIDTH)
+    bias_blocks = 0 if db is None else blocks(blocks(count_b, _LANES), across)
+    grid = (blocks(M, lines_of_a_block(taps)) + bias_blocks, across)
+    args = (partials, dw, *map(np.int32, (M, C, pitch or C, planes)), partials_b, dw if db is None else db, *map(np.int32, (count_b, planes_b)))
+    return Launch(sum_parts(taps, fold, db is not None), grid, threads_of_a_block(taps), args)
+
+
+def sum_traffic(call: Call, partials: int) -> Traffic:
+    """Bytes of `launch_sum` for a call of a weight gradient, with `partials` bytes of parts, those of the bias included."""
+    return once(partials, outputs(call))

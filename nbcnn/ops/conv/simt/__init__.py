@@ -1,0 +1,1 @@
+"""The implicit-im2col GEMM on CUDA cores."""

@@ -1,0 +1,198 @@
+"""The fused convolutions on CUDA cores (row `im2col`, fp32, NHWC): the kernels of im2col.py and im2col_wgrad.py with another
+end, other filters, or another window. What each op is: fused.py; why an upsampling can be folded away: folded.py.
+
+    conv_relu_fprop                      fprop, ReLU before the store; conv_sigmoid_fprop, conv_swish_fprop likewise
+    conv_relu_pool_fprop                 fprop, pixels numbered by windows; ReLU, maximum and index before the store
+    conv_dgrad_relu                      dgrad, zero where x is not positive
+    upconv_fprop, upconv_relu_fprop      four products with 2×2 filters, one a phase; 16 multiplications where the plain form has 36
+    upconv_dgrad, upconv_dgrad_relu      one product with a 3×3 window of stride 2 over box sums of dy (box.py); 9 instead of 36
+    upconv_wgrad                         wgrad with these box sums in the place of x, and x in that of dy; 9 instead of 36
+    upconv_mse_fprop, conv_pool_wgrad    put together from these and other ops (composed.py)
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from nbcnn.ops.conv.frame import composed
+from nbcnn.ops.conv.frame.folded import TERMS, phase_filters
+from nbcnn.ops.conv.simt import im2col, im2col_wgrad
+from nbcnn.ops.conv.simt.box import box_traffic, extents, launch_boxes
+from nbcnn.ops.conv.simt.im2col import Window, launches, padded, product_traffic, shape_of
+from nbcnn.ops.conv.simt.split_fused import exchanged_traffic, launch_sum_turned
+from nbcnn.ops.conv.simt.tiles import Product, choices
+from nbcnn.ops.images import unpool
+from nbcnn.ops.kernel.call import Call, Impl, Launch
+from nbcnn.ops.kernel.traffic import Traffic
+from nbcnn.ops.losses import mse
+from nbcnn.plan.shapes import ConvShape, numel
+
+ALIGNMENT = 256
+
+
+def supports(call: Call) -> str | None:
+    """None, or the reason in words."""
+    return None if call.layout == "NHWC" else "the fused convolutions read images stored NHWC"
+
+
+def bind_fprop(call: Call) -> list[Launch]:
+    """x, w, b -> y (conv_relu_fprop and other activations) or y, index (conv_relu_pool_fprop)."""
+    c = shape_of(call)
+    x, _, b = call.ins
+    pooled = len(call.outs) == 2
+    window = Window(c.R, c.S, c.stride, after="pool" if pooled else call.op.split("_")[1])
+    gather = (c.N, c.C, c.H, c.W, c.P, c.Q, c.pad, c.pad)
+    return launches(call, x, b, call.outs[0], c.K, gather, window, call.outs[1] if pooled else None)
+
+
+def bind_dgrad_relu(call: Call) -> list[Launch]:
+    """dy, w, x -> dx, zero where x is not positive."""
+    c = shape_of(call)
+    dy, _, x = call.ins
+    gather = (c.N, c.K, c.P, c.Q, c.H, c.W, c.R - 1 - c.pad, c.S - 1 - c.pad)
+    return launches(call, dy, None, call.outs[0], c.C, gather, Window(c.R, c.S, 1, c.stride, after="mask"), x)
+
+
+def bind_up_fprop(call: Call) -> list[Launch]:
+    """x (N,C,H,W), w, b -> y (N,K,2H,2W): phase (r,s) reads x from row i-1+r and column j-1+s on."""
+    N, C, H, W = call.in_shapes[0]
+    x, _, b = call.ins
+    window = Window(2, 2, after="relu" if call.op == "upconv_relu_fprop" else "", phases=True)
+    return launches(call, x, b, call.outs[0], call.in_shapes[1][0], (N, C, H, W, H, W, 1, 1), window)
+
+
+def _boxes(call: Call, dy: int) -> tuple[Launch, Any, Any]:
+    """The launch of the box sums of input `dy`, the sums at the start of scratch, and the scratch behind them."""
+    shape, nbytes = call.in_shapes[dy], _box_bytes(call, dy)
+    sums = call.scratch[:nbytes].view(np.float32)
+    return launch_boxes(call.ins[dy], sums, shape), sums, call.scratch[nbytes:]
+
+
+def _box_bytes(call: Call, dy: int) -> int:
+    return -(-4 * numel(extents(call.in_shapes[dy])) // ALIGNMENT) * ALIGNMENT
+
+
+def bind_up_dgrad(call: Call) -> list[Launch]:
+    """dy (N,K,2H,2W), w[, x] -> dx (N,C,H,W)."""
+    N, C, H, W = call.out_shapes[0]
+    masked = len(call.ins) == 3
+    box, sums, rest = _boxes(call, 0)
+    _, K, high, wide = extents(call.in_shapes[0])
+    window, mask = Window(3, 3, 2, after="mask" if masked else ""), call.ins[2] if masked else None
+    return [box, *launches(replace(call, scratch=rest), sums, None, call.outs[0], C, (N, K, high, wide, H, W, 0, 0), window, mask)]
+
+
+def exchanged(call: Call) -> ConvShape:
+    """The convolution whose weight gradient an upconv_wgrad makes: it reads the box sums of dy and gives x."""
+    C, (N, K, high, wide) = call.in_shapes[0][1], extents(call.in_shapes[1])
+    return ConvShape(N, K, high, wide, C, 3, 3, 2, 0)
+
+
+def bind_up_wgrad(call: Call) -> list[Launch]:
+    """x (N,C,H,W), dy (N,K,2H,2W) -> dw (K,C,3,3), db (K)."""
+    (x, _), (dw, db) = call.ins, call.outs
+    box, sums, rest = _boxes(call, 1)
+    product, partials, partials_b = im2col_wgrad.launch_product(replace(call, scratch=rest), exchanged(call), sums, x, "B")
+    K, C = call.out_shapes[0][:2]
+    return [box, product, *launch_sum_turned(partials, partials_b, dw, db, K, C, call.tile.split)]
+
+
+def pack_up_fprop(call: Call) -> np.ndarray:
+    """Sums of w (K,C,3,3) as [d][e][C][phase][K], K padded by -1 to whole float4s."""
+    w = call.in_shapes[1]
+    index = phase_filters(np.arange(numel(w), dtype=np.int32).reshape(w)).transpose(0, 4, 5, 3, 1, 2)
+    spare = padded(w[0]) - w[0]
+    return np.pad(index, [(0, 0)] * 5 + [(0, spare)], constant_values=-1).reshape(TERMS, -1)
+
+
+def product_up_fprop(call: Call) -> Product:
+    """As `im2col.product`: four phases of GK = 4·C."""
+    (N, C, H, W), K = call.in_shapes[0], call.in_shapes[1][0]
+    return 4 * N * H * W, K, 4 * C, C % 16 == 0, False
+
+
+def product_up_dgrad(call: Call) -> Product:
+    """As `im2col.product`: GK = 9·K over the box sums."""
+    K, (N, C, H, W) = call.in_shapes[0][1], call.out_shapes[0]
+    return N * H * W, C, 9 * K, K % 16 == 0, False
+
+
+def product_up_wgrad(call: Call) -> Product:
+    """As `im2col_wgrad.product`."""
+    c = exchanged(call)
+    return *c.gemm("wgrad"), c.C % 4 == 0 and c.K % 4 == 0, True
+
+
+def scratch(call: Call) -> int:
+    """Bytes of the partial outputs, if GK is split: four times as many rows as y has, if those are pooled."""
+    rows = 4 if call.op == "conv_relu_pool_fprop" else 1
+    return 4 * call.tile.split * rows * numel(call.out_shapes[0]) if call.tile.split > 1 else 0
+
+
+def scratch_up_dgrad(call: Call) -> int:
+    """Bytes of the box sums, and of the partial outputs."""
+    return _box_bytes(call, 0) + scratch(call)
+
+
+def scratch_up_wgrad(call: Call) -> int:
+    """Bytes of the box sums, of the partial gradients, and of the partial sums of their columns."""
+    GM, GN, _ = exchanged(call).gemm("wgrad")
+    return _box_bytes(call, 1) + 4 * call.tile.split * (GM + 1) * GN
+
+
+def traffic_fprop(call: Call) -> list[Traffic]:
+    """Bytes of `bind_fprop`."""
+    return im2col.traffic(call, "pool" if len(call.out_shapes) == 2 else "relu")
+
+
+def traffic_dgrad_relu(call: Call) -> list[Traffic]:
+    """Bytes of `bind_dgrad_relu`."""
+    return im2col.traffic(call, "mask")
+
+
+def traffic_up_fprop(call: Call) -> list[Traffic]:
+    """Bytes of `bind_up_fprop`."""
+    N, C, H, W = call.in_shapes[0]
+    window = Window(2, 2, after="relu" if call.op == "upconv_relu_fprop" else "", phases=True)
+    return product_traffic(call.tile, call.in_shapes[1][0], (N, C, H, W, H, W, 1, 1), window)
+
+
+def traffic_up_dgrad(call: Call) -> list[Traffic]:
+    """Bytes of `bind_up_dgrad`."""
+    N, C, H, W = call.out_shapes[0]
+    _, K, high, wide = extents(call.in_shapes[0])
+    window = Window(3, 3, 2, after="mask" if len(call.in_shapes) == 3 else "")
+    return [box_traffic(call.in_shapes[0]), *product_traffic(call.tile, C, (N, K, high, wide, H, W, 0, 0), window)]
+
+
+def traffic_up_wgrad(call: Call) -> list[Traffic]:
+    """Bytes of `bind_up_wgrad`."""
+    K, C = call.out_shapes[0][:2]
+    product = im2col_wgrad.product_traffic(call.tile, exchanged(call), "B")
+    return [box_traffic(call.in_shapes[1]), product, *exchanged_traffic(9, K, C, call.tile.split)]
+
+
+_TILES = choices(im2col.product)
+_FPROP = Impl(bind_fprop, scratch, supports, pack=im2col.pack_fprop, traffic=traffic_fprop, **_TILES)
+_UP = Impl(bind_up_fprop, scratch, supports, pack=pack_up_fprop, traffic=traffic_up_fprop, **choices(product_up_fprop))
+_UP_DGRAD = Impl(bind_up_dgrad, scratch_up_dgrad, supports, pack=im2col.pack_dgrad, traffic=traffic_up_dgrad, **choices(product_up_dgrad))
+
+FUSED = {
+    "conv_relu_fprop": _FPROP,
+    "conv_sigmoid_fprop": _FPROP,
+    "conv_swish_fprop": _FPROP,
+    "conv_relu_pool_fprop": _FPROP,
+    "conv_dgrad_relu": Impl(bind_dgrad_relu, scratch, supports, pack=im2col.pack_dgrad, traffic=traffic_dgrad_relu, **_TILES),
+    "conv_pool_wgrad": composed.pool_wgrad(im2col.OPS["conv_wgrad"], unpool.IMPL),
+    "unpool": unpool.IMPL,
+    "upconv_fprop": _UP,
+    "upconv_relu_fprop": _UP,
+    "upconv_mse_fprop": composed.upconv_mse(_UP, mse.FPROP, mse.DGRAD),
+    "upconv_dgrad": _UP_DGRAD,
+    "upconv_dgrad_relu": _UP_DGRAD,
+    "upconv_wgrad": Impl(bind_up_wgrad, scratch_up_wgrad, supports, traffic=traffic_up_wgrad, **choices(product_up_wgrad)),
+}
+"""The fused convolutions of row `im2col`: every shape, NHWC, float32."""

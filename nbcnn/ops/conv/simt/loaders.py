@@ -1,0 +1,299 @@
+"""Where the operands of an implicit GEMM come from: the index maps of a convolution as `Loader`s.
+
+    gather_rows     A[m][k] = x[pixel m moved by the tap of k][channel of k]: the im2col matrix, never stored; k contiguous,
+                    so a thread reads float4s along k and stores them transposed
+    matrix          B[k][n]: any row-major matrix, n contiguous: packed weights, or dy seen as [pixel][K]
+    gather_columns  B[k][n] = x[pixel k moved by the tap of n][channel of n]: the same im2col matrix with the pixels on GK; n
+                    contiguous
+
+Images are NHWC. A window position that lies in the padding reads as zero, by a predicated load.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from nbcnn.gpu.language import cuda, i4, jit
+from nbcnn.ops.conv.frame.pooling import window_pixel
+from nbcnn.ops.conv.simt.register_tile import Loader, quotient
+from nbcnn.ops.conv.simt.tiles import Tile
+from nbcnn.ops.ptx.vector import load1_if, load4_if, shared_store1, shared_store4
+
+_OUTSIDE = -(1 << 20)
+"""An input row so far up that no tap brings it back into the image."""
+
+
+@functools.cache
+def gather_rows(tile: Tile, side: int, R: int, S: int, stride: int, dilate: int, vector: int, whole_taps: bool, windows: bool = False) -> Loader:
+    """Rows of the im2col matrix: A[(n,p,q)][(r,s,c)] = x[n, (p·stride - pad_h + r) / dilate, (q·stride - pad_w + s) / dilate, c].
+
+    Where `dilate` does not divide, the element is zero: x is read as if dilate-1 zeros stood between its pixels, which is
+    what the data gradient of a strided convolution needs. side: BM or BN. vector: 4 if C is a multiple of 4, else 1.
+    whole_taps: C is a multiple of BK, so that a k-tile lies within one tap (r,s) and a thread can take several float4s of
+    one pixel; otherwise a thread keeps to one k (or four) of a tile, and reads it for several pixels. windows: pixels are
+    numbered by 2×2 windows (pooling.py), not line by line.
+    extents: (rows, C, H, W, P, Q, pad_h, pad_w).
+    """
+    T, BK, PITCH, WIDTH = tile.threads, tile.BK, side + 4, 4 if whole_taps else vector
+    if whole_taps:
+        K_THREADS = T // side
+        PIXELS, LOADS = 1, BK // (4 * K_THREADS) if K_THREADS else 0
+    else:
+        K_THREADS = BK // vector
+        PIXELS, LOADS = side * K_THREADS // T, 1
+    ROWS = T // K_THREADS if K_THREADS else 0
+    pixels, ks = ROWS * PIXELS, K_THREADS * LOADS * WIDTH
+    if pixels != side or ks != BK:
+        raise ValueError(f"{tile}: {T} threads cannot share {side}×{BK} elements, {WIDTH} at a time")
+    # state: r, s, c of the k-tile (of the thread's own k if a tile spans taps); then for each pixel its input row and column
+    # at tap (0,0), and its offset
+    STATE = 3 + 3 * PIXELS
+
+    @jit(device=True)
+    def start(state, extents, origin, first):
+        rows, C, H, W, P, Q, pad_h, pad_w = extents
+        tid = i4(cuda.threadIdx.x)
+        shift = i4(tid % i4(K_THREADS) * i4(WIDTH))
+        k = i4(first * i4(BK))
+        if not whole_taps:
+            k = i4(k + shift)
+            shift = i4(0)
+        tap = quotient(k, C)
+        state[0] = quotient(tap, i4(S))
+        state[1] = i4(tap - state[0] * i4(S))
+        state[2] = i4(k - tap * C)
+        for i in range(PIXELS):
+            m = i4(origin + tid // i4(K_THREADS) + i4(i * ROWS))
+            if windows:
+                n, p, q = window_pixel(m, P, Q)
+            else:
+                line = quotient(m, Q)
+                n = quotient(line, P)
+                p, q = i4(line - n * P), i4(m - line * Q)
+            h = i4(p * i4(stride) - pad_h)
+            w = i4(q * i4(stride) - pad_w)
+            state[3 + 3 * i] = h if m < rows else i4(_OUTSIDE)
+            state[4 + 3 * i] = w
+            if dilate == 1:
+                state[5 + 3 * i] = i4(((n * H + h) * W + w) * C + shift)
+            else:
+                state[5 + 3 * i] = i4(n * H * W * C + shift)
+
+    @jit(device=True)
+    def fetch(stage, array, state, extents, inside):
+        C, H, W = extents[1], extents[2], extents[3]
+        r, s, c = state[0], state[1], state[2]
+        for i in range(PIXELS):
+            h = i4(state[3 + 3 * i] + r)
+            w = i4(state[4 + 3 * i] + s)
+            if dilate == 1:
+                offset = i4(state[5 + 3 * i] + i4((r * W + s) * C + c))
+                wanted = inside & (h >= i4(0)) & (h < H) & (w >= i4(0)) & (w < W)
+            else:
+                y = i4(h // i4(dilate))
+                x = i4(w // i4(dilate))
+                offset = i4(state[5 + 3 * i] + (y * W + x) * C + c)
+                whole = (h == i4(y * i4(dilate))) & (w == i4(x * i4(dilate)))
+                wanted = inside & whole & (y >= i4(0)) & (y < H) & (x >= i4(0)) & (x < W)
+            if not whole_taps:
+                wanted = wanted & (r < i4(R))
+            for j in range(LOADS):
+                at = (i * LOADS + j) * WIDTH
+                if WIDTH == 4:
+                    v = load4_if(array, offset + i4(j * 4 * K_THREADS), wanted)
+                    stage[at], stage[at + 1], stage[at + 2], stage[at + 3] = v[0], v[1], v[2], v[3]
+                else:
+                    stage[at] = load1_if(array, offset, wanted)
+        # k += BK in the mixed radix (r, s, c)
+        taps = i4(0) if whole_taps else quotient(i4(BK), C)
+        lines = i4(0) if whole_taps else quotient(taps, i4(S))
+        c = i4(c + i4(BK) - taps * C)
+        s = i4(s + taps - lines * i4(S))
+        r = i4(r + lines)
+        if c >= C:
+            c = i4(c - C)
+            s = i4(s + i4(1))
+        if s >= i4(S):
+            s = i4(s - i4(S))
+            r = i4(r + i4(1))
+        state[0], state[1], state[2] = r, s, c
+
+    @jit(device=True)
+    def stash(stage, shared, begin):
+        tid = i4(cuda.threadIdx.x)
+        corner = i4(begin + tid % i4(K_THREADS) * i4(WIDTH * PITCH) + tid // i4(K_THREADS))
+        for i in range(PIXELS):
+            for j in range(LOADS):
+                for q in range(WIDTH):
+                    at = i * ROWS + (j * WIDTH * K_THREADS + q) * PITCH
+                    shared_store1(shared, corner + i4(at), stage[(i * LOADS + j) * WIDTH + q])
+
+    return Loader(start, fetch, stash, PITCH, STATE, PIXELS * LOADS * WIDTH)
+
+
+def columns_of_a_tile(tile: Tile, side: int, vector: int) -> tuple[int, int, int]:
+    """(threads side by side, k rows at a time, passes) that cover a BK×side tile with loads of `vector` floats."""
+    across = side // vector
+    rows = tile.threads // across
+    passes = tile.BK // rows if rows else 0
+    if across * rows != tile.threads or rows * passes != tile.BK:
+        raise ValueError(f"{tile}: {tile.threads} threads cannot share {tile.BK}×{side} elements, {vector} at a time")
+    return across, rows, passes
+
+
+def stash_columns(across: int, rows: int, passes: int, pitch: int, vector: int) -> Any:
+    """The straight copy of a thread's registers to shared memory: k and n as they were in global memory."""
+
+    @jit(device=True)
+    def stash(stage, shared, begin):
+        tid = i4(cuda.threadIdx.x)
+        corner = i4(begin + tid // i4(across) * i4(pitch) + tid % i4(across) * i4(vector))
+        for i in range(passes):
+            if vector == 4:
+                shared_store4(shared, corner + i4(i * rows * pitch), stage[4 * i], stage[4 * i + 1], stage[4 * i + 2], stage[4 * i + 3])
+            else:
+                shared_store1(shared, corner + i4(i * rows * pitch), stage[i])
+
+    return stash
+
+
+@functools.cache
+def matrix(tile: Tile, side: int, vector: int, whole_tiles: bool) -> Loader:
+    """A row-major matrix [rows][columns] with GK down its rows.
+
+    vector: floats a load, 4 or 1; it divides columns. whole_tiles: BK divides rows. extents: (rows, columns).
+    """
+    ACROSS, ROWS, PASSES = columns_of_a_tile(tile, side, vector)
+    BK = tile.BK
+    # state: the thread's first row (or beyond the last, if its column is outside), and its offset
+
+    @jit(device=True)
+    def start(state, extents, origin, first):
+        tid = i4(cuda.threadIdx.x)
+        n = i4(origin + tid % i4(ACROSS) * i4(vector))
+        k = i4(first * i4(BK) + tid // i4(ACROSS))
+        state[0] = k if n < extents[1] else extents[0]
+        state[1] = i4(k * extents[1] + n)
+
+    @jit(device=True)
+    def fetch(stage, array, state, extents, inside):
+        for i in range(PASSES):
+            wanted = inside & (i4(state[0] + i4(0 if whole_tiles else i * ROWS)) < extents[0])
+            offset = i4(state[1] + i4(i * ROWS) * extents[1])
+            if vector == 4:
+                v = load4_if(array, offset, wanted)
+                stage[4 * i], stage[4 * i + 1], stage[4 * i + 2], stage[4 * i + 3] = v[0], v[1], v[2], v[3]
+            else:
+                stage[i] = load1_if(array, offset, wanted)
+        if not whole_tiles:
+            state[0] = i4(state[0] + i4(BK))
+        state[1] = i4(state[1] + i4(BK) * extents[1])
+
+    return Loader(start, fetch, stash_columns(ACROSS, ROWS, PASSES, side, vector), side, 2, PASSES * vector)
+
+
+@functools.cache
+def gather_columns(tile: Tile, side: int, R: int, S: int, stride: int, vector: int, whole_tiles: bool, lines: int) -> Loader:
+    """Columns of the im2col matrix: B[(n,p,q)][(r,s,c)] = x[n, p·stride - pad + r, q·stride - pad + s, c], with the pixels on GK.
+
+    A thread keeps its tap and channel (r,s,c) throughout. Pixels move on by BK a tile, counted in the mixed radix (n, p, q),
+    so that the loop needs no division. lines: what `lines_of_a_tile` says; if not 0, all threads count the tile's first pixel
+    (in uniform registers) and find theirs at a fixed distance, else each thread counts its own. vector: 4 if C is a multiple
+    of 4, else 1. whole_tiles: BK divides the number of pixels. extents: (pixels, C, H, W, P, Q, pad).
+    """
+    ACROSS, ROWS, PASSES = columns_of_a_tile(tile, side, vector)
+    BK, COUNTED = tile.BK, 1 if lines else PASSES
+    # Lines and columns that a tile moves on by, and that a thread's next load is away from its last.
+    TILE_P, TILE_Q = (0, BK) if lines == 1 else (lines, 0)
+    NEXT_P, NEXT_Q = (0, ROWS) if lines == 1 else (ROWS * lines // BK, 0)
+    # state: the thread's first pixel (beyond the last, if its column is outside); row, column and offset of its distance from
+    # a counted pixel; (dn, dp, dq) = BK if it takes a division; then row and column (times stride) and offset of each counted pixel
+    AWAY, STEP, PIXEL = 1, 4, 4 if lines else 7
+
+    @jit(device=True)
+    def start(state, extents, origin, first):
+        pixels, C, H, W, P, Q, pad = extents
+        tid = i4(cuda.threadIdx.x)
+        column = i4(origin + tid % i4(ACROSS) * i4(vector))
+        tap = quotient(column, C)
+        r = quotient(tap, i4(S))
+        row = i4(tid // i4(ACROSS))
+        begin = i4(first * i4(BK))
+        state[0] = i4(begin + row) if tap < i4(R * S) else pixels
+        if lines:
+            p = quotient(row, Q)
+            q = i4(row - p * Q)
+        else:
+            p = q = i4(0)
+            begin = i4(begin + row)
+            dl = quotient(i4(BK), Q)
+            dn = quotient(dl, P)
+            state[STEP] = dn
+            state[STEP + 1] = i4((dl - dn * P) * i4(stride))
+            state[STEP + 2] = i4((i4(BK) - dl * Q) * i4(stride))
+        h = i4(p * i4(stride) + r - pad)
+        w = i4(q * i4(stride) + tap - r * i4(S) - pad)
+        state[AWAY] = h
+        state[AWAY + 1] = w
+        state[AWAY + 2] = i4((h * W + w) * C + column - tap * C)
+        for i in range(COUNTED):
+            m = i4(begin + i4(i * ROWS))
+            line = quotient(m, Q)
+            n = quotient(line, P)
+            h = i4((line - n * P) * i4(stride))
+            w = i4((m - line * Q) * i4(stride))
+            state[PIXEL + 3 * i] = h
+            state[PIXEL + 3 * i + 1] = w
+            state[PIXEL + 3 * i + 2] = i4(((n * H + h) * W + w) * C)
+
+    @jit(device=True)
+    def fetch(stage, array, state, extents, inside):
+        pixels, C, H, W = extents[0], extents[1], extents[2], extents[3]
+        PH = i4(extents[4] * i4(stride))
+        QW = i4(extents[5] * i4(stride))
+        for i in range(PASSES):
+            at = PIXEL + 3 * (i % COUNTED)
+            dh = i4(i * NEXT_P * stride if lines else 0)
+            dw = i4(i * NEXT_Q * stride if lines else 0)
+            h = i4(state[at] + state[AWAY] + dh)
+            w = i4(state[at + 1] + state[AWAY + 1] + dw)
+            offset = i4(state[at + 2] + state[AWAY + 2] + i4((dh * W + dw) * C))
+            exists = i4(state[0] + i4(0 if whole_tiles else i * ROWS)) < pixels
+            wanted = inside & exists & (h >= i4(0)) & (h < H) & (w >= i4(0)) & (w < W)
+            if vector == 4:
+                v = load4_if(array, offset, wanted)
+                stage[4 * i], stage[4 * i + 1], stage[4 * i + 2], stage[4 * i + 3] = v[0], v[1], v[2], v[3]
+            else:
+                stage[i] = load1_if(array, offset, wanted)
+        if not whole_tiles:
+            state[0] = i4(state[0] + i4(BK))
+        dn = i4(0) if lines else state[STEP]
+        dp = i4(TILE_P * stride) if lines else state[STEP + 1]
+        dq = i4(TILE_Q * stride) if lines else state[STEP + 2]
+        for i in range(COUNTED):
+            h = i4(state[PIXEL + 3 * i] + dp)
+            w = i4(state[PIXEL + 3 * i + 1] + dq)
+            offset = i4(state[PIXEL + 3 * i + 2] + i4(((dn * H + dp) * W + dq) * C))
+            if w >= QW:
+                w = i4(w - QW)
+                h = i4(h + i4(stride))
+                offset = i4(offset + i4((i4(stride) * W - QW) * C))
+            if h >= PH:
+                h = i4(h - PH)
+                offset = i4(offset + i4((H - PH) * W * C))
+            state[PIXEL + 3 * i], state[PIXEL + 3 * i + 1], state[PIXEL + 3 * i + 2] = h, w, offset
+
+    stash = stash_columns(ACROSS, ROWS, PASSES, side, vector)
+    return Loader(start, fetch, stash, side, PIXEL + 3 * COUNTED, PASSES * vector)
+
+
+def lines_of_a_tile(tile: Tile, side: int, vector: int, P: int, Q: int) -> int:
+    """1 if every BK pixels lie in one line of an image, n if they are n whole lines of one image, 0 if neither holds.
+
+    In the second case a thread's loads must also lie whole lines apart, so that their distance is the same for all threads.
+    """
+    if Q % tile.BK == 0:
+        return 1
+    _, rows, _ = columns_of_a_tile(tile, side, vector)
+    return tile.BK // Q if rows % Q == 0 and P % (tile.BK // Q) == 0 else 0

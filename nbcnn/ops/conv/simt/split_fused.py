@@ -1,0 +1,170 @@
+"""Sums of partial results (splitk.py) that end in something else than the plain tensor: a pooled one, a filter with K and C exchanged."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from nbcnn.gpu.language import cuda, f4, i4, i8, jit, u4
+from nbcnn.ops.conv.frame.pooling import PATCH, store_pooled, window_offsets
+from nbcnn.ops.conv.frame.split import launch_sum_planes, sum_of_planes, sum_planes_traffic
+from nbcnn.ops.conv.winograd.transform import filter_of_points
+from nbcnn.ops.kernel.call import Launch, blocks
+from nbcnn.ops.kernel.traffic import Traffic, once
+from nbcnn.ops.ptx.vector import load1_if, load4_if
+
+THREADS = 256
+LANES_K, LANES_C = 32, 8
+"""Filters and channels that a block of `sum_exchanged_kernel` takes: reads run along the filters, writes along channels and taps."""
+TAPS = 9
+FEW_PLANES = 4
+
+
+@functools.cache
+def sum_pooled(vector: bool, bias: bool) -> Any:
+    """The kernel of relu(Σ + b), pooled; vector: GN is a multiple of 4."""
+    store_window = store_pooled(vector)
+
+    @jit()
+    def sum_pooled_kernel(partials, b, y, index, windows, GN, quads, planes):
+        """y, index[window][n] = the maximum, and its place, of relu(Σ_z partials[z][4·window + t][n] + b[n]) over t < 4.
+
+        grid: ceil(windows·quads / 256), quads = ceil(GN / 4); owns: a thread one window of four channels.
+        moves: 4·windows·GN·(4·planes + 1) bytes. Rows of the partial results are numbered by windows (pooling.py).
+        """
+        i = i4(cuda.grid(1))
+        if i >= i4(windows * quads):
+            return
+        window = i4(u4(i) // u4(quads))
+        n = i4(i4(i - window * quads) * i4(4))
+        patch = cuda.local.array(PATCH, f4)
+        values = cuda.local.array(PATCH, f4)
+        for q in range(PATCH):
+            patch[q] = f4(0)
+        z = i4(0)
+        while z < planes:
+            for t in range(4):
+                at = (i8(z) * i8(4) * i8(windows) + i8(i4(4) * window + i4(t))) * i8(GN) + i8(n)
+                if vector:
+                    values[4 * t], values[4 * t + 1], values[4 * t + 2], values[4 * t + 3] = load4_if(partials, at, True)
+                else:
+                    for q in range(4):
+                        values[4 * t + q] = load1_if(partials, at + i8(q), n + i4(q) < GN)
+            for q in range(PATCH):
+                patch[q] += values[q]
+            z = i4(z + i4(1))
+        if bias:
+            for q in range(4):
+                shift = load1_if(b, n + i4(q), n + i4(q) < GN)
+                for t in range(4):
+                    patch[4 * t + q] += shift
+        at, byte = window_offsets(window, n, GN)
+        store_window(patch, y, index, at, byte, i4(GN - n))
+
+    return sum_pooled_kernel
+
+
+def launch_sum_pooled(partials: Any, b: Any, y: Any, index: Any, windows: int, GN: int, planes: int) -> Launch:
+    """Launch of `sum_pooled_kernel`; b is None, or GN values to add to each row."""
+    quads = -(-GN // 4)
+    sizes = (np.int32(v) for v in (windows, GN, quads, planes))
+    args = (partials, y if b is None else b, y, index, *sizes)
+    return Launch(sum_pooled(GN % 4 == 0, b is not None), blocks(windows * quads, THREADS), THREADS, args)
+
+
+@jit(device=True)
+def turned(total, taps):
+    """The taps of a 3×3 window in reverse order."""
+    for tap in range(9):
+        taps[tap] = total[8 - tap]
+
+
+@functools.cache
+def sum_exchanged(window: int, planar: bool, filter_of: Any, bias_tap: int) -> Any:
+    """The kernel that makes dW (K,C,3,3) of sums of planes which hold C first, K last, and `window` taps.
+
+    filter_of: device function (total, taps): the nine taps of a filter, of the `window` sums of one (c,k).
+    planar: planes lie [z][tap][c][k], not [z][c][tap][k]. bias_tap: the tap whose column sums are the bias gradient.
+    """
+    CHUNK, ROW = LANES_C * TAPS, LANES_C * TAPS + 1
+    MEMORY, add_planes = LANES_K * ROW, sum_of_planes(1)
+
+    @jit()
+    def sum_exchanged_kernel(partials, partials_b, dw, db, K, C, planes, planes_b):
+        """dw[k][c] = filter_of(Σ_z partials[z] of (c,k)), db[k] = Σ_z partials_b[z][bias_tap][k].
+
+        grid: (ceil(K / 32), ceil(C / 8) + 1): the last y makes db; block 32 filters × 8 channels, a thread one of each.
+        shared: 4·32·73 bytes; moves: 4·K·C·(window·planes + 9) bytes.
+        """
+        shared = cuda.shared.array(MEMORY, f4)
+        values = cuda.local.array(window, f4)
+        total = cuda.local.array(window, f4)
+        taps = cuda.local.array(TAPS, f4)
+        bias = cuda.local.array(1, f4)
+        tid = i4(cuda.threadIdx.x)
+        lane = i4(tid & i4(LANES_K - 1))
+        k0 = i4(i4(cuda.blockIdx.x) * i4(LANES_K))
+        c0 = i4(i4(cuda.blockIdx.y) * i4(LANES_C))
+        k, c = i4(k0 + lane), i4(c0 + (tid >> i4(5)))
+        z = i4(0)
+        if c0 >= C:
+            if (k < K) & (c == c0):
+                add_planes(bias, partials_b, i4(i4(bias_tap) * K + k), i4(i4(window) * K), i4(0), i4(1), planes_b)
+                db[k] = bias[0]
+            return
+        inside = (k < K) & (c < C)
+        for tap in range(window):
+            total[tap] = f4(0)
+        while z < planes:
+            for tap in range(window):
+                row = i4((z * i4(window) + i4(tap)) * C + c) if planar else i4((z * C + c) * i4(window) + i4(tap))
+                values[tap] = load1_if(partials, i8(row) * i8(K) + i8(k), inside)
+            for tap in range(window):
+                total[tap] += values[tap]
+            z = i4(z + i4(1))
+        filter_of(total, taps)
+        for tap in range(TAPS):
+            shared[i4(lane * i4(ROW) + i4(tid >> i4(5)) * i4(TAPS)) + i4(tap)] = taps[tap]
+        cuda.syncthreads()
+        e = tid
+        while e < i4(LANES_K * CHUNK):
+            filter_, rest = i4(u4(e) // u4(CHUNK)), i4(u4(e) % u4(CHUNK))
+            if (k0 + filter_ < K) & (rest < i4(C - c0) * i4(TAPS)):
+                dw[(i8(k0 + filter_) * i8(C) + i8(c0)) * i8(TAPS) + i8(rest)] = shared[filter_ * i4(ROW) + rest]
+            e = i4(e + i4(THREADS))
+
+    return sum_exchanged_kernel
+
+
+def _launch_exchanged(kernel: Any, window: int, partials: Any, partials_b: Any, dw: Any, db: Any, K: int, C: int, planes: int) -> list[Launch]:
+    """Launches of a `sum_exchanged` kernel. Many planes are first added to the first one, by a kernel with more threads."""
+    summed = 1 if planes > FEW_PLANES else planes
+    first = [launch_sum_planes(partials, None, partials, window * C * K, K, planes)] if summed < planes else []
+    args = (partials, partials_b, dw, dw if db is None else db, *(np.int32(v) for v in (K, C, summed, planes)))
+    return [*first, Launch(kernel, (blocks(K, LANES_K), blocks(C, LANES_C) + (db is not None)), THREADS, args)]
+
+
+def launch_sum_turned(partials: Any, partials_b: Any, dw: Any, db: Any, K: int, C: int, planes: int) -> list[Launch]:
+    """dw[k][c][r,s] = Σ_z partials[z][c][2-r,2-s][k], db[k] = Σ_z partials_b[z][1,1][k]; partials are overwritten."""
+    return _launch_exchanged(sum_exchanged(TAPS, False, turned, 4), TAPS, partials, partials_b, dw, db, K, C, planes)
+
+
+def launch_sum_points(partials: Any, partials_b: Any, dw: Any, db: Any, K: int, C: int, planes: int) -> list[Launch]:
+    """dw[k][c] = Gᵀ (Σ_z partials[z][·][c][k]) G of 16 points (winograd.py), db[k] = Σ_z partials_b[z][1,1][k] unless db is None;
+    partials are overwritten."""
+    return _launch_exchanged(sum_exchanged(16, True, filter_of_points, 5), 16, partials, partials_b, dw, db, K, C, planes)
+
+
+def sum_pooled_traffic(windows: int, GN: int, planes: int) -> Traffic:
+    """Bytes of `launch_sum_pooled`."""
+    return once(4 * 4 * windows * GN * planes, windows * (4 * GN + -(-GN // 4)))
+
+
+def exchanged_traffic(window: int, K: int, C: int, planes: int, bias: bool = True) -> list[Traffic]:
+    """Bytes of `launch_sum_turned` (a window of 9) and `launch_sum_points` (16)."""
+    count = window * K * C
+    summed = 1 if planes > FEW_PLANES else planes
+    first = [sum_planes_traffic(count, planes)] if summed < planes else []
+    return [*first, once(4 * (count * summed + K * planes * bias), 4 * (TAPS * K * C + K * bias))]

@@ -1,0 +1,1 @@
+"""Convolutions with at most four channels on one side, on CUDA cores."""

@@ -1,0 +1,90 @@
+"""The fused convolutions with few channels on one side (first and last layers): the kernels of thin.py with another end or
+another window. Which fused op has which thin side, and what serves it:
+
+    conv_relu_fprop, conv_relu_pool_fprop          thin C: gather (thin_gather.py), with a ReLU, and pooled
+    conv_pool_wgrad                                thin C: thin_wgrad.py, which un-pools what it reads (thin_wide.py)
+    conv_dgrad_relu                                thin K: gather, masked
+    upconv_dgrad, upconv_dgrad_relu                thin K: gather with the folded 4×4 window of stride 2 (folded.py)
+    upconv_wgrad                                   thin K: thin_wgrad.py with that window
+    upconv_fprop, upconv_relu_fprop, upconv_mse_fprop  thin K: nine products at low resolution, collected (thin_up.py)
+
+Other sides of these ops run on im2col_fused.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+
+from nbcnn.ops.conv.frame.folded import TERMS, gradient_filters
+from nbcnn.ops.conv.thin import (
+    gather as thin_gather,
+)
+from nbcnn.ops.conv.thin import (
+    scatter as thin_scatter,
+)
+from nbcnn.ops.conv.thin import (
+    up as thin_up,
+)
+from nbcnn.ops.conv.thin import (
+    wgrad as thin_wgrad,
+)
+from nbcnn.ops.conv.thin import (
+    wgrad_traffic as thin_wgrad_traffic,
+)
+from nbcnn.ops.conv.thin.shape import correlation, refusal
+from nbcnn.ops.kernel.call import Call, Impl
+from nbcnn.plan.shapes import numel
+
+
+def supports_gather(call: Call) -> str | None:
+    """None, or the reason in words."""
+    g = correlation(call)
+    reason = refusal(call, call.in_shapes[1], (call.in_shapes[0], (g.N, g.K, g.P, g.Q)))
+    return reason or (None if g.C < g.K else "only a thin source is gathered")
+
+
+def supports_up(call: Call) -> str | None:
+    """None, or the reason in words."""
+    g = correlation(call)
+    reason = refusal(call, call.in_shapes[1], (call.in_shapes[0], (g.N, g.K, g.P, g.Q)))
+    return reason or (None if g.K < g.C else "only a thin target is collected")
+
+
+def supports_wgrad(call: Call) -> str | None:
+    """None, or the reason in words."""
+    g = thin_wgrad.gradient(call)
+    reason = refusal(call, call.out_shapes[0], ((g.N, g.C, g.H, g.W), (g.N, g.T, g.P, g.Q)))
+    return reason or (None if g.T < g.C else f"the thin side must be {'dy' if g.folded else 'x'}")
+
+
+def pack_folded(call: Call) -> np.ndarray:
+    """Sums of w (K,C,3,3) as [(u,v)][K][C]."""
+    shape = call.in_shapes[1]
+    index = np.arange(numel(shape), dtype=np.int32).reshape(shape)
+    return gradient_filters(index).transpose(0, 3, 4, 1, 2).reshape(TERMS, -1)
+
+
+def _gather(after: str, pack: Callable[[Call], np.ndarray] = thin_gather.pack) -> Impl:
+    bind, traffic = partial(thin_gather.bind, after=after), partial(thin_gather.traffic, after=after)
+    return Impl(bind, thin_gather.scratch, supports_gather, thin_gather.tile, pack, traffic=traffic)
+
+
+_UP = Impl(thin_up.bind, thin_up.scratch, supports_up, thin_scatter.tile, thin_scatter.pack, traffic=thin_up.traffic)
+_WGRAD = Impl(thin_wgrad.bind, thin_wgrad.scratch, supports_wgrad, thin_wgrad.tile, traffic=thin_wgrad_traffic.traffic)
+
+FUSED = {
+    "conv_relu_fprop": _gather("relu"),
+    "conv_relu_pool_fprop": _gather("pool"),
+    "conv_dgrad_relu": _gather("mask"),
+    "conv_pool_wgrad": _WGRAD,
+    "upconv_fprop": _UP,
+    "upconv_relu_fprop": _UP,
+    "upconv_mse_fprop": _UP,
+    "upconv_dgrad": _gather("", pack_folded),
+    "upconv_dgrad_relu": _gather("mask", pack_folded),
+    "upconv_wgrad": _WGRAD,
+}
+"""The fused convolutions that a thin side is served by; they stand before those of im2col_fused.py in the row's chain."""

@@ -1,0 +1,253 @@
+"""Convolution out of a thin source (at most 4 channels): conv_fprop of a first layer, conv_dgrad of a last one.
+
+The whole of GK = R·S·C (27 for 3×3 over RGB) fits into shared memory, so a block loads its filters once and then
+walks over pixel tiles: per tile one im2col of BM pixels, one product, one coalesced write of BM×BN outputs. What becomes
+of them is frozen in (`after`): nothing, a ReLU, a mask, or ReLU and pooling, for which pixels are numbered window by window.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from nbcnn.gpu.language import cuda, f4, i4, i8, jit, types, u4
+from nbcnn.ops.conv.frame.pooling import PATCH, store_pooled
+from nbcnn.ops.conv.simt.register_tile import ALIGNMENT, relu
+from nbcnn.ops.conv.thin.shape import correlation, filter_index, split_pixel, step_pixel, unrolled
+from nbcnn.ops.kernel.call import Call, Launch
+from nbcnn.ops.kernel.traffic import Traffic, ceil_div, outputs, size, windows
+from nbcnn.ops.ptx.vector import load1_if, load4_if, shared_load4, shared_store4, store4
+
+SHARED_BYTES = 48 * 1024
+"""Shared memory that a block gets without asking for more."""
+
+
+@dataclass(frozen=True)
+class GatherTile:
+    """BM pixels × BN channels a block, TM × TN a thread; `walkers` blocks share the pixel tiles, `resident` on a multiprocessor."""
+
+    BM: int
+    BN: int
+    TM: int
+    TN: int
+    resident: int
+    walkers: int
+
+    @property
+    def threads(self) -> int:
+        return (self.BM // self.TM) * (self.BN // self.TN)
+
+
+def pack(call: Call) -> np.ndarray:
+    """Weight index of filter[(r,s,c), k], row by row."""
+    return filter_index(call).transpose(2, 3, 1, 0).reshape(-1)
+
+
+@functools.cache
+def kernel(R: int, S: int, C: int, stride: int, has_bias: bool, after: str, tile: GatherTile) -> Any:
+    """The gather kernel for one window, thin channel count, end and tile. after: "", "relu", "mask" or "pool"."""
+    BM, BN, TM, TN, resident = tile.BM, tile.BN, tile.TM, tile.TN, tile.resident
+    RELU, MASK, POOL, MASKS = after == "relu", after == "mask", after == "pool", 4 * tile.TN
+    store_window = store_pooled(True)
+    TAPS, GK = R * S, R * S * C
+    ROW_A, ROW_W = S * C * BM, S * C * BN
+    TX, TY = BN // TN, BM // TM
+    T = TX * TY
+    # Threads that share the im2col row of one pixel, each with every GROUPS-th tap.
+    GROUPS = T // BM
+    LOADS = -(-TAPS // GROUPS)
+    STAGED, A_ELEMENTS, W_ELEMENTS = LOADS * C, GK * BM, (GK + 1) * BN
+    WARPS_X, ROW_STEP, COL_STEP, VM, VN = TX // 8, TY * 4, TX * 4, TM // 4, TN // 4
+
+    @jit(device=True)
+    def fetch(staged, x, inside, n, p, q, group, H, W, top, left):
+        for i in range(LOADS):
+            tap = i4(group + i * GROUPS)
+            r = i4(u4(tap) // u4(S))
+            h = i4(p * stride + r - top)
+            w = i4(q * stride + tap - r * S - left)
+            # As unsigned numbers, negative coordinates lie beyond any extent.
+            ok = inside & (tap < i4(TAPS)) & (u4(h) < u4(H)) & (u4(w) < u4(W))
+            at = i4(i4(n * H + h) * W + w)
+            for c in range(C):
+                staged[i * C + c] = load1_if(x, at * C + c, ok)
+
+    def make_product(k):
+        @jit(device=True)
+        def product(acc, shared, a, b):
+            rA = cuda.local.array(TM, f4)
+            rW = cuda.local.array(TN, f4)
+            for v in range(VM):
+                rA[4 * v], rA[4 * v + 1], rA[4 * v + 2], rA[4 * v + 3] = shared_load4(shared, i4(a + (k * BM + v * ROW_STEP)))
+            for v in range(VN):
+                rW[4 * v], rW[4 * v + 1], rW[4 * v + 2], rW[4 * v + 3] = shared_load4(shared, i4(b + (k * BN + v * COL_STEP)))
+            for i in range(TM):
+                for j in range(TN):
+                    acc[i, j] += rA[i] * rW[j]
+
+        return product
+
+    filter_row = unrolled([make_product(k) for k in range(S * C)])
+    MEMORY = A_ELEMENTS + W_ELEMENTS
+
+    @jit(launch_bounds=(T, resident))
+    def thin_gather_kernel(x, w, bias, other, y, M, H, W, P, Q, K, top, left, dn, dp, dq):
+        """y[m,k] = b[k] + Σ_{r,s,c} x[n, stride·p+r-top, stride·q+s-left, c] · w[(r,s,c), k], pixel m = (n,p,q).
+
+        gemm   M = NPQ pixels × K channels × R·S·C
+        grid   (walkers over pixel tiles, ⌈K/BN⌉), block TX·TY; block owns BM×BN outputs a step, thread TM×TN
+        shared 4·(R·S·C·(BM + BN) + BN) bytes
+        moves  4·(M·C + M·K) bytes (4·(M·C + M·K/4) if it pools), and the filters once a block
+        other  what masks, or the index that pooling writes; P and Q are then those of the pooled image, as are dn, dp, dq
+        """
+        shared = cuda.shared.array(MEMORY, f4, ALIGNMENT)
+        acc = cuda.local.array((TM, TN), f4)
+        staged = cuda.local.array(STAGED, f4)
+        patch = cuda.local.array(PATCH, f4)
+        masks = cuda.local.array(MASKS, f4)
+
+        t = i4(cuda.threadIdx.x)
+        lane, warp = u4(t) & u4(31), u4(t) >> u4(5)
+        col = i4((u4(warp) % u4(WARPS_X) * u4(8) + (u4(lane) & u4(7))) * u4(4))
+        row = i4((u4(warp) // u4(WARPS_X) * u4(4) + (u4(lane) >> u4(3))) * u4(4))
+        n0 = i4(cuda.blockIdx.y * BN)
+        columns_left = i4(K - n0 - col)
+
+        pixel, group = i4(u4(t) % u4(BM)), i4(u4(t) // u4(BM))
+        store = i4(group * (C * BM) + pixel)
+        m0 = i4(cuda.blockIdx.x * BM)
+        walk = i4(cuda.gridDim.x * BM)
+        # The place of this thread's pixel in its window never changes.
+        down, across = i4((pixel >> 1) & 1), i4(pixel & 1)
+        if POOL:
+            n, p, q = split_pixel(i4((m0 + pixel) >> 2), P, Q)
+            fetch(staged, x, i4(m0 + pixel) < M, n, i4(2 * p + down), i4(2 * q + across), group, H, W, top, left)
+        else:
+            n, p, q = split_pixel(i4(m0 + pixel), P, Q)
+            fetch(staged, x, i4(m0 + pixel) < M, n, p, q, group, H, W, top, left)
+
+        e = i4(t * 4)
+        while e < i4(GK * BN):
+            k = i4(u4(e) // u4(BN))
+            c = i4(n0 + e - k * BN)
+            f = load4_if(w, i4(k * K + c), c < K)
+            shared_store4(shared, i4(A_ELEMENTS + e), f[0], f[1], f[2], f[3])
+            e = i4(e + 4 * T)
+        # The row after the filters is the bias: the accumulators start from it.
+        e = t
+        while e < i4(BN):
+            if has_bias:
+                shared[types.uint64(A_ELEMENTS + GK * BN + e)] = load1_if(bias, i4(n0 + e), i4(n0 + e) < K)
+            else:
+                shared[types.uint64(A_ELEMENTS + GK * BN + e)] = f4(0)
+            e = i4(e + T)
+        while m0 < M:
+            cuda.syncthreads()
+            for i in range(LOADS):
+                if i4(group + i * GROUPS) < i4(TAPS):
+                    for c in range(C):
+                        shared[types.uint64(store + (i * GROUPS * C + c) * BM)] = staged[i * C + c]
+            cuda.syncthreads()
+            # The next tile's pixels travel while this tile is multiplied.
+            n, p, q = step_pixel(n, p, q, dn, dp, dq, P, Q)
+            if POOL:
+                fetch(staged, x, i4(m0 + walk + pixel) < M, n, i4(2 * p + down), i4(2 * q + across), group, H, W, top, left)
+            else:
+                fetch(staged, x, i4(m0 + walk + pixel) < M, n, p, q, group, H, W, top, left)
+            for v in range(VN):
+                f = shared_load4(shared, i4(col + (A_ELEMENTS + GK * BN + v * COL_STEP)))
+                for i in range(TM):
+                    acc[i, 4 * v], acc[i, 4 * v + 1], acc[i, 4 * v + 2], acc[i, 4 * v + 3] = f
+            r = i4(0)
+            while r < i4(R):
+                filter_row(acc, shared, i4(row + r * ROW_A), i4(col + A_ELEMENTS + r * ROW_W))
+                r = i4(r + 1)
+            rows_left, at = i4(M - m0 - row), i4((m0 + row) * K + n0 + col)
+            if POOL:
+                pooled_at = i4(i4(i4(m0 + row) >> 2) * K + n0 + col)
+                for u in range(VM):
+                    for v in range(VN):
+                        if (i4(u * ROW_STEP) < rows_left) & (i4(v * COL_STEP) < columns_left):
+                            for i in range(4):
+                                for j in range(4):
+                                    patch[4 * i + j] = acc[4 * u + i, 4 * v + j]
+                            # K is a multiple of four: the byte of four channels lies at a fourth of their offset.
+                            to = i4(pooled_at + u * (ROW_STEP // 4) * K + v * COL_STEP)
+                            store_window(patch, y, other, i8(to), i8(to >> 2), i4(4))
+            else:
+                for u in range(VM):
+                    if MASK:
+                        # All loads of four rows before their stores: behind a store, each would wait for the one before.
+                        for i in range(4):
+                            for v in range(VN):
+                                j = i * TN + 4 * v
+                                ok = (i4(u * ROW_STEP + i) < rows_left) & (i4(v * COL_STEP) < columns_left)
+                                f = load4_if(other, i8(i4(at + K * i)) + v * COL_STEP, ok)
+                                masks[j], masks[j + 1], masks[j + 2], masks[j + 3] = f
+                    for i in range(4):
+                        for v in range(VN):
+                            for j in range(4 * v, 4 * v + 4):
+                                if RELU:
+                                    acc[4 * u + i, j] = relu(acc[4 * u + i, j])
+                                if MASK:
+                                    acc[4 * u + i, j] = acc[4 * u + i, j] if masks[i * TN + j] > f4(0) else f4(0)
+                            if (i4(u * ROW_STEP + i) < rows_left) & (i4(v * COL_STEP) < columns_left):
+                                k, j = 4 * u + i, 4 * v
+                                store4(y, i8(i4(at + K * i)) + v * COL_STEP, acc[k, j], acc[k, j + 1], acc[k, j + 2], acc[k, j + 3])
+                    at = i4(at + K * ROW_STEP)
+            m0 = i4(m0 + walk)
+
+    return thin_gather_kernel
+
+
+def scratch(call: Call) -> int:
+    return 0
+
+
+def tile(call: Call, multiprocessors: int) -> GatherTile:
+    """The largest tile that fills the GPU and whose pixels and filters fit into shared memory."""
+    g = correlation(call)
+    pixels, depth = g.N * g.P * g.Q, g.taps * g.C
+
+    def fits(BM: int, BN: int) -> bool:
+        return 4 * (depth * BM + (depth + 1) * BN) <= SHARED_BYTES
+
+    if pixels >= 1024 * multiprocessors and g.K > 128 and fits(64, 256):
+        BM, BN, TM, TN, resident = 64, 256, 16, 8, 2
+    elif pixels >= 128 * multiprocessors and g.K > 64 and fits(64, 128):
+        BM, BN, TM, TN, resident = 64, 128, 8, 8, 3
+    else:
+        BM, BN, TM, TN, resident = 32, 64, 4, 4, 4
+    return GatherTile(BM, BN, TM, TN, resident, max(1, multiprocessors * resident // -(-g.K // BN)))
+
+
+def bind(call: Call, after: str = "") -> list[Launch]:
+    """One launch. A third input is the bias of an fprop, the mask of a dgrad; a second output the index of a pooling."""
+    g, tile = correlation(call), call.tile
+    third = call.ins[2] if len(call.ins) > 2 else None
+    bias = None if after == "mask" else third
+    other = {"mask": third, "pool": call.outs[-1]}.get(after, call.packed)
+    # The number of blocks is the grid's business: one kernel serves them all.
+    run = kernel(g.R, g.S, g.C, g.stride, bias is not None, after, replace(tile, walkers=1))
+    pixels, unit = g.N * g.P * g.Q, 2 if after == "pool" else 1
+    P, Q = g.P // unit, g.Q // unit
+    grid = (min(tile.walkers, -(-pixels // tile.BM)), -(-g.K // tile.BN))
+    image, rest = divmod(grid[0] * tile.BM // unit**2, P * Q)
+    step = (image, *divmod(rest, Q))
+    sizes = [np.int32(v) for v in (pixels, g.H, g.W, P, Q, g.K, g.top, g.left, *step)]
+    b = call.packed if bias is None else bias
+    return [Launch(run, grid, tile.threads, (call.ins[0], call.packed, b, other, call.outs[0], *sizes))]
+
+
+def traffic(call: Call, after: str = "") -> list[Traffic]:
+    """Bytes of `bind`: pixels once a tap and column of blocks, filters once a block."""
+    g, tile = correlation(call), call.tile
+    down, rows = windows(g.P, g.R, g.H, g.stride, g.top)
+    across, columns = windows(g.Q, g.S, g.W, g.stride, g.left)
+    walkers = min(tile.walkers, ceil_div(g.N * g.P * g.Q, tile.BM))
+    filters, mask = 4 * g.taps * g.C * g.K, size(call, "in", 2) if after == "mask" else 0
+    read = 4 * g.N * g.C * down * across * ceil_div(g.K, tile.BN) + filters * walkers
+    return [Traffic(read + mask, outputs(call), 4 * g.N * g.C * rows * columns + filters + mask)]

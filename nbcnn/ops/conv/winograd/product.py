@@ -1,0 +1,110 @@
+"""The matrix products of a transformed convolution, one a point, in one launch: register_tile.py with a third grid axis."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from nbcnn.gpu.language import cuda, f4, i4, jit
+from nbcnn.ops.conv.simt.im2col_wgrad import column_sums, with_sums
+from nbcnn.ops.conv.simt.loaders import gather_rows, matrix
+from nbcnn.ops.conv.simt.register_tile import ALIGNMENT, block_corner, block_part, matrix_product, quotient, shared_floats, store_tile
+from nbcnn.ops.conv.simt.tiles import Tile, unsplit
+from nbcnn.ops.kernel.call import Launch
+from nbcnn.ops.kernel.traffic import Traffic, ceil_div, clipped
+
+POINTS = 16
+"""Points of a weight gradient."""
+
+
+@functools.cache
+def rows_product(tile: Tile, points: int) -> Any:
+    A = gather_rows(tile, tile.BM, 1, 1, 1, 1, 4, True)
+    B = matrix(tile, tile.BN, 4, True)
+    product, store, corner, part = matrix_product(tile, A, B), store_tile(tile, True), block_corner(tile), block_part(tile)
+    ACC, FLOATS_A, FLOATS_B, MEMORY = tile.TM * tile.TN, A.floats, B.floats, shared_floats(tile, A, B)
+
+    @jit(launch_bounds=(tile.threads, tile.blocks_per_multiprocessor))
+    def winograd_rows_kernel(v, u, m, tiles, K, C, k_tiles):
+        """m[point][t][k] = Σ_c v[point][t][c] · u[c][point][k].
+
+        gemm: GM, GN, GK = tiles, K, C, as often as there are points. grid: (tiles of BM×BN, 1, points); owns: a block BM×BN, a thread TM×TN.
+        shared: 2·BK·(BM + 4 + BN)·4 bytes; moves per block: 4·C·(BM + BN) + 4·BM·BN bytes.
+        """
+        point = i4(cuda.blockIdx.z)
+        m0, n0 = corner(K)
+        first, last = part(C, k_tiles)
+        shared = cuda.shared.array(MEMORY, f4, ALIGNMENT)
+        acc = cuda.local.array(ACC, f4)
+        stage_a = cuda.local.array(FLOATS_A, f4)
+        stage_b = cuda.local.array(FLOATS_B, f4)
+        one, none, before = i4(1), i4(0), i4(point * tiles)
+        # One matrix of points·tiles rows, one of points·K columns. Beyond its point's last row or column a block reads the next
+        # point's, and stores nothing of what that gives.
+        rows = (i4(i4(points) * tiles), C, one, one, one, one, none, none)
+        product(acc, stage_a, stage_b, shared, v, u, rows, (C, i4(i4(points) * K)), i4(before + m0), i4(point * K + n0), first, last)
+        store(acc, m, m0, n0, tiles, K, point, (m, m, none, one))
+
+    return winograd_rows_kernel
+
+
+@functools.cache
+def columns_product(tile: Tile) -> Any:
+    A, plain = matrix(tile, tile.BM, 4, True), matrix(tile, tile.BN, 4, True)
+    B = with_sums(plain, 4)
+    product, store, corner, part = matrix_product(tile, A, B), store_tile(tile, True), block_corner(tile), block_part(tile)
+    ACC, FLOATS_A, FLOATS_B, MEMORY = tile.TM * tile.TN, A.floats, B.floats, shared_floats(tile, A, B)
+    SUMS, BK, ACROSS = plain.floats, tile.BK, tile.BN // 4
+    reduce_columns = column_sums(tile.BN, 4, SUMS, ACROSS, tile.threads // ACROSS)
+
+    @jit(launch_bounds=(tile.threads, tile.blocks_per_multiprocessor))
+    def winograd_columns_kernel(v, g, dm, db, tiles, C, K, plane0, k_tiles):
+        """dm[z][point][c][k] = Σ_t v[point][t][c] · g[point][t][k], db[z][point][k] = Σ_t g[point][t][k], t over part z of the tiles.
+
+        gemm: GM, GN, GK = C, K, tiles, 16 times. grid: (tiles of BM×BN, parts, 16); owns: a block BM×BN, a thread TM×TN.
+        shared: 2·BK·(BM + BN)·4 bytes; moves per block: 4·tiles/parts·(BM + BN) + 4·BM·BN bytes. BK divides tiles.
+        """
+        point = i4(cuda.blockIdx.z)
+        plane = i4(i4(plane0 + i4(cuda.blockIdx.y)) * i4(POINTS) + point)
+        m0, n0 = corner(K)
+        first, last = part(tiles, k_tiles)
+        before = i4(point * quotient(tiles, i4(BK)))
+        shared = cuda.shared.array(MEMORY, f4, ALIGNMENT)
+        acc = cuda.local.array(ACC, f4)
+        stage_a = cuda.local.array(FLOATS_A, f4)
+        stage_b = cuda.local.array(FLOATS_B, f4)
+        for q in range(4):
+            stage_b[SUMS + q] = f4(0)
+        rows = i4(i4(POINTS) * tiles)
+        product(acc, stage_a, stage_b, shared, v, g, (rows, C), (rows, K), m0, n0, i4(before + first), i4(before + last))
+        store(acc, dm, m0, n0, C, K, plane, (dm, dm, i4(0), i4(1)))
+        if m0 == i4(0):
+            reduce_columns(stage_b, shared, db, n0, K, plane)
+
+    return winograd_columns_kernel
+
+
+def launch_rows(v: Any, u: Any, m: Any, points: int, tiles: int, K: int, C: int, tile: Tile) -> Launch:
+    """Launch of `winograd_rows_kernel`."""
+    grid = (tile.grid(tiles, K)[0], 1, points)
+    return Launch(rows_product(unsplit(tile), points), grid, tile.threads, (v, u, m, *(np.int32(n) for n in (tiles, K, C, tile.k_tiles(C)))))
+
+
+def launch_columns(v: Any, g: Any, dm: Any, db: Any, tiles: int, C: int, K: int, plane0: int, tile: Tile) -> Launch:
+    """Launch of `winograd_columns_kernel`, `tile.split` parts, which become the planes from `plane0` on."""
+    sizes = (np.int32(n) for n in (tiles, C, K, plane0, tile.k_tiles(tiles)))
+    return Launch(columns_product(unsplit(tile)), (*tile.grid(C, K), POINTS), tile.threads, (v, g, dm, db, *sizes))
+
+
+def rows_traffic(points: int, tiles: int, K: int, C: int, tile: Tile) -> Traffic:
+    """Bytes of `launch_rows`: beyond a point's last row or column a block reads on into the next point's."""
+    rows, columns = clipped(tiles, tile.BM, points) * ceil_div(K, tile.BN), clipped(K, tile.BN, points) * ceil_div(tiles, tile.BM)
+    return Traffic(4 * C * (rows + columns), 4 * points * tiles * K, 4 * points * C * (tiles + K))
+
+
+def columns_traffic(tiles: int, C: int, K: int, tile: Tile) -> Traffic:
+    """Bytes of `launch_columns`."""
+    read = C * ceil_div(K, tile.BN) + K * ceil_div(C, tile.BM)
+    return Traffic(4 * POINTS * tiles * read, 4 * POINTS * tile.split * (C * K + K), 4 * POINTS * tiles * (C + K))

@@ -1,0 +1,1 @@
+"""A convolution with the EvoNorm layer behind it."""

@@ -1,0 +1,183 @@
+"""Convolutions fused with EvoNorm; z is the convolution's own output, which the gradients want.
+
+    conv_evonorm_s0_fprop  x, w, b, gamma, beta, v -> y, z, shift, std
+    conv_evonorm_s0_infer  x, w, b, gamma, beta, v -> y                               z is never stored beside y
+    conv_evonorm_b0_fprop  x, w, b, gamma, beta, v, running -> y, z, shift, std, batch_shift, batch_std, running
+    conv_evonorm_b0_infer  x, w, b, gamma, beta, v, running -> y                      z is never stored beside y
+
+In bf16 and tf32 on Hopper one kernel (conv_wgmma.py), in fp32 Winograd's convolution in one kernel (conv_onchip.py: 64 filters, Hopper), or in
+several with the norm in the last (conv_winograd.py). B0 in training: the last of these kernels makes the planes' statistics, one more pass the
+batch's (or a small kernel of their own) and y. Everything else runs as the two ops, here: in inference the norm then works in place, on what the
+convolution wrote to y.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from nbcnn.gpu.language import SIMULATOR
+from nbcnn.ops.conv.frame.composed import Operand, inner, operands
+from nbcnn.ops.conv.reference import conv_fprop
+from nbcnn.ops.kernel.call import Call, HostCall, Impl, Launch, Shape
+from nbcnn.ops.kernel.traffic import Traffic
+from nbcnn.ops.norms import b0, reference, s0
+from nbcnn.plan.shapes import numel
+from nbcnn.plan.storage import numpy_dtype
+
+Array = np.ndarray
+
+
+def conv_evonorm_s0_fprop(
+    x: Array, w: Array, b: Array, gamma: Array, beta: Array, v: Array, y: Array, z: Array, shift: Array, std: Array,
+    *, stride: int, pad: int, groups: int, eps: float,
+) -> None:  # fmt: skip
+    """z (N,K,P,Q) = conv(x, w) + b; y, shift, std = EvoNorm-S0 of z."""
+    conv_fprop(x, w, b, z, stride=stride, pad=pad)
+    reference.evonorm_s0_fprop(z, gamma, beta, v, y, shift, std, groups=groups, eps=eps)
+
+
+def conv_evonorm_s0_infer(
+    x: Array, w: Array, b: Array, gamma: Array, beta: Array, v: Array, y: Array, *, stride: int, pad: int, groups: int, eps: float
+) -> None:
+    """y (N,K,P,Q) = EvoNorm-S0 of conv(x, w) + b."""
+    kept = np.empty((2, len(x) * groups), x.dtype)
+    conv_evonorm_s0_fprop(x, w, b, gamma, beta, v, y, np.empty_like(y), *kept, stride=stride, pad=pad, groups=groups, eps=eps)
+
+
+def conv_evonorm_b0_fprop(
+    x: Array, w: Array, b: Array, gamma: Array, beta: Array, v: Array, running: Array, y: Array, z: Array, shift: Array, std: Array,
+    batch_shift: Array, batch_std: Array, running_out: Array, *, stride: int, pad: int, eps: float, momentum: float,
+) -> None:  # fmt: skip
+    """z (N,K,P,Q) = conv(x, w) + b; y and all statistics = EvoNorm-B0 of z; running in place."""
+    conv_fprop(x, w, b, z, stride=stride, pad=pad)
+    kept = (shift, std, batch_shift, batch_std, running_out)
+    reference.evonorm_b0_fprop(z, gamma, beta, v, running, y, *kept, eps=eps, momentum=momentum)
+
+
+def conv_evonorm_b0_infer(
+    x: Array, w: Array, b: Array, gamma: Array, beta: Array, v: Array, running: Array, y: Array, *, stride: int, pad: int, eps: float
+) -> None:
+    """y (N,K,P,Q) = EvoNorm-B0 of conv(x, w) + b with the running variance."""
+    z = np.empty_like(y)
+    conv_fprop(x, w, b, z, stride=stride, pad=pad)
+    reference.evonorm_b0_infer(z, gamma, beta, v, running, y, eps=eps)
+
+
+def convolution_of(call: Call) -> Call:
+    """The plain convolution inside the call."""
+    geometry = {name: call.attrs[name] for name in ("stride", "pad")}
+    return inner(call, "conv_fprop", operands(call, "in")[:3], operands(call, "out")[:1], attrs=geometry)
+
+
+def group_of(call: Call) -> int:
+    """Channels of a group: 1 for B0, whose planes are their own."""
+    return int(call.in_shapes[1][0] // call.attrs["groups"]) if "groups" in call.attrs else 1
+
+
+def behind_planes(call: Call, first: Sequence[Launch]) -> list[Launch]:
+    """`first`, which makes z with the planes' statistics; then the batch's and y, in one launch or two (`b0.behind_planes`)."""
+    _, z, *kept = operands(call, "out")
+    norm = inner(call, "evonorm_b0_fprop", [z, *operands(call, "in")[3:]], [operands(call, "out")[0], *kept])
+    return [*first, *b0.behind_planes(replace(norm, tile=_apart(b0.FPROP, norm)))]
+
+
+def by_end(launches: Callable[..., list[Launch]]) -> dict[str, Callable[[Call], list[Launch]]]:
+    """By op how it is bound, where one kernel has the convolution's end: launches(call, end, z, y, running, shift, std) -> those up to it.
+
+    end: "s0", "s0 infer", "planes" (of B0 in training) or "b0 infer"; arrays that it does not touch are left out, z where it is not kept.
+    """
+
+    def s0_fprop(call: Call) -> list[Launch]:
+        y, z, shift, std = call.outs
+        return launches(call, "s0", z=z, y=y, shift=shift, std=std)
+
+    def s0_infer(call: Call) -> list[Launch]:
+        return launches(call, "s0 infer", y=call.outs[0])
+
+    def b0_fprop(call: Call) -> list[Launch]:
+        _, z, shift, std, *_ = call.outs
+        return behind_planes(call, launches(call, "planes", z=z, shift=shift, std=std))
+
+    def b0_infer(call: Call) -> list[Launch]:
+        return launches(call, "b0 infer", y=call.outs[0], running=call.ins[6])
+
+    return dict(zip(REFERENCES, (s0_fprop, s0_infer, b0_fprop, b0_infer), strict=True))
+
+
+def _apart(norm: Impl, call: Call) -> Any:
+    """The first tile of a norm whose blocks do not wait for each other, None in the simulator (s0.py says why)."""
+    return next((tile for tile in norm.candidates(call, 1) if not (tile.together or tile.cluster)), None) if not SIMULATOR else None
+
+
+def composed(conv: Impl, norm: Impl) -> Impl:
+    """A fused op as `conv` (an implementation of conv_fprop), then `norm` (one of the EvoNorm op): any shape.
+
+    Where the op does not give z, the convolution writes to y, and the norm to the same place: its blocks read all of their slab first.
+    """
+
+    def parts(call: Call) -> tuple[Call, Call, int]:
+        """The two calls, and the bytes of scratch in front of theirs."""
+        x, w, b, *channels = operands(call, "in")
+        y, *kept = operands(call, "out")
+        used = 0
+
+        def lie(shape: Shape, dtype: str) -> Operand:
+            nonlocal used
+            made = Operand(None, shape, dtype)
+            start, used = used, used + made.nbytes
+            if call.scratch is None:
+                return made
+            kind = numpy_dtype(dtype)
+            return replace(made, array=call.scratch[start : start + numel(shape) * kind.itemsize].view(kind))
+
+        z = y if call.op.endswith("_infer") else kept.pop(0)
+        if call.op == "conv_evonorm_s0_infer":
+            kept = [lie((y.shape[0] * call.attrs["groups"],), "float32") for _ in range(2)]
+        geometry = {name: value for name, value in call.attrs.items() if name in ("stride", "pad")}
+        others = {name: value for name, value in call.attrs.items() if name not in geometry}
+        scratch = call.scratch[used:] if call.scratch is not None and call.scratch.size > used else None
+        op = call.op.removeprefix("conv_").replace("s0_infer", "s0_fprop")
+        first = inner(call, "conv_fprop", [x, w, b], [z], attrs=geometry, scratch=scratch)
+        second = inner(call, op, [z, *channels], [y, *kept], attrs=others, tile=None, packed=None, scratch=scratch)
+        return first, replace(second, tile=_apart(norm, second)), used
+
+    def bind(call: Call) -> list[Launch | HostCall]:
+        first, second, _ = parts(call)
+        return [*conv.bind(first), *norm.bind(second)]
+
+    def scratch(call: Call) -> int:
+        first, second, used = parts(call)
+        return used + max(conv.scratch(first), norm.scratch(second))
+
+    def bytes_of(call: Call) -> list[Traffic]:
+        first, second, _ = parts(call)
+        assert conv.traffic is not None
+        assert norm.traffic is not None
+        return [*conv.traffic(first), *norm.traffic(second)]
+
+    def pack_weight(call: Call) -> Array:
+        assert conv.pack is not None
+        return conv.pack(parts(call)[0])
+
+    return replace(
+        conv,
+        bind=bind,
+        scratch=scratch,
+        supports=lambda call: conv.supports(parts(call)[0]) or norm.supports(parts(call)[1]),
+        tile=lambda call, multiprocessors: conv.tile(parts(call)[0], multiprocessors),
+        candidates=lambda call, multiprocessors: conv.candidates(parts(call)[0], multiprocessors),
+        pack=pack_weight if conv.pack is not None else None,
+        traffic=bytes_of if conv.traffic is not None and norm.traffic is not None else None,
+    )
+
+
+REFERENCES = {f.__name__: f for f in (conv_evonorm_s0_fprop, conv_evonorm_s0_infer, conv_evonorm_b0_fprop, conv_evonorm_b0_infer)}
+
+
+def two_ops(conv: Impl) -> dict[str, Impl]:
+    """Every op as `conv`, then the norm."""
+    return {name: composed(conv, norm) for name, norm in zip(REFERENCES, (s0.FPROP, s0.FPROP, b0.FPROP, b0.INFER), strict=True)}

@@ -1,0 +1,1 @@
+"""Ops that pool, resample, gather, reorder or convert images."""

@@ -1,0 +1,308 @@
+"""Max pooling: y[p,q] = the largest element of a size × size window, index[p,q] = which tap it was (row by row).
+
+Ties go to the first tap; a NaN wins over everything, the first NaN over later ones. Windows lie fully inside; the rows and
+columns left over get gradient zero. dgrad is a gather: an element sums dy over the windows whose index names it, in the
+order of the taps, so overlapping windows need no atomics and repeat bit for bit. Layouts, lanes, rows: see windows.py.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from nbcnn.gpu.language import cuda, f4, i4, jit, u4
+from nbcnn.ops.images.window_sum import spread_reads, sum_reads
+from nbcnn.ops.kernel.call import Call, Launch
+from nbcnn.ops.kernel.stored import kinds, scalar_io, vector_io
+from nbcnn.ops.kernel.traffic import Traffic, element, outputs, size
+from nbcnn.ops.kernel.windows import in_rows, lane_io, lanes_of, launch, place, planes, position, reach_of, split, taps
+
+LOWEST = np.float32(-np.inf)
+
+
+def maxpool_fprop(x: np.ndarray, y: np.ndarray, index: np.ndarray, *, size: int, stride: int) -> None:
+    """y, index (N,C,P,Q) = largest element and its tap in each window of x (N,C,H,W); index is uint8 or int32."""
+    *others, last = taps(x, size, stride, y.shape[2:])
+    np.copyto(y, last)
+    for seen in others:
+        np.maximum(y, seen, out=y)
+    # The index is the number of taps in front of the first that is the maximum (or a NaN, which y then is too).
+    index.fill(0)
+    searching, dense = np.ones(y.shape, bool), np.empty_like(y)
+    for seen in others:
+        np.copyto(dense, seen)
+        searching &= (dense != y) & (dense == dense)
+        index += searching
+
+
+def maxpool_dgrad(dy: np.ndarray, index: np.ndarray, dx: np.ndarray, *, size: int, stride: int) -> None:
+    """dx (N,C,H,W) = the sum of dy (N,C,P,Q) over the windows whose `index` names the element."""
+    dx.fill(0)
+    for tap, seen in enumerate(taps(dx, size, stride, dy.shape[2:])):
+        seen += dy * (index == tap)
+
+
+@cache
+def index_io(lanes: int) -> tuple[Any, Any]:
+    """Device functions load(index, i, into) and store(index, i, taps): group i of indices, from and to a local int32 array.
+
+    Four lanes are the four bytes of one uint32, the first lane lowest: one access instead of four.
+    """
+    if lanes == 4:
+
+        @jit(device=True)
+        def load(index, i, into):
+            word = u4(index[i])
+            for lane in range(4):
+                into[lane] = i4((word >> u4(8 * lane)) & u4(255))
+
+        @jit(device=True)
+        def store(index, i, values):
+            index[i] = u4(values[0]) | u4(values[1]) << u4(8) | u4(values[2]) << u4(16) | u4(values[3]) << u4(24)
+    else:
+
+        @jit(device=True)
+        def load(index, i, into):
+            into[0] = i4(index[i])
+
+        @jit(device=True)
+        def store(index, i, values):
+            index[i] = values[0]
+
+    return load, store
+
+
+@jit(device=True)
+def _larger(value, tap, best, winner):
+    """(best, winner) after `value` at `tap`, by the rule of `maxpool_fprop`."""
+    wins = (not (value <= best)) & (best == best)
+    return (value if wins else best), (tap if wins else winner)
+
+
+@cache
+def fprop_kernel(kind: str, lanes: int, size: int, stride: int) -> Any:
+    """y[o,p,q,c], index[o,p,q,c] = max, argmax over r,s < size of x[o, p·stride + r, q·stride + s, c], c in groups of `lanes`.
+
+    grid    ceil(count / 256), block 256, count = outer·P·Q·groups
+    owns    thread: one group of one window
+    moves   4·(windows' part of x) + (4 + index bytes)·y bytes; overlapping windows meet in the cache
+    """
+    load, store = lane_io(lanes, kind)
+    _, store_index = index_io(lanes)
+
+    @jit()
+    def maxpool_fprop_kernel(x, y, index, count, H, W, P, Q, groups):
+        i = i4(cuda.grid(1))
+        if i >= count:
+            return
+        o, p, q, group = position(i, P, Q, groups)
+        first = place(o, p * i4(stride), q * i4(stride), group, H, W, groups)
+        value, best, winner = cuda.local.array(lanes, f4), cuda.local.array(lanes, f4), cuda.local.array(lanes, i4)
+        for lane in range(lanes):
+            best[lane], winner[lane] = LOWEST, i4(0)
+        for r in range(size):
+            for s in range(size):
+                load(x, i4(first + (i4(r) * W + i4(s)) * groups), value)
+                for lane in range(lanes):
+                    best[lane], winner[lane] = _larger(value[lane], i4(r * size + s), best[lane], winner[lane])
+        store(y, i, best)
+        store_index(index, i, winner)
+
+    return maxpool_fprop_kernel
+
+
+@cache
+def dgrad_kernel(kind: str, lanes: int, size: int, stride: int) -> Any:
+    """dx[o,h,w,c] = Σ dy[o,p,q,c] over the windows (p,q) that contain (h,w) and whose index names it; any overlap or gap.
+
+    grid    ceil(count / 256), block 256, count = outer·H·W·groups
+    owns    thread: one group of one element of dx
+    moves   4·dx + (4 + index bytes)·dy bytes; rereads of dy and index meet in the cache
+    """
+    load, store = lane_io(lanes, kind)
+    load_index, _ = index_io(lanes)
+    reach = reach_of(size, stride)
+
+    @jit()
+    def maxpool_dgrad_kernel(dy, index, dx, count, H, W, P, Q, groups):
+        i = i4(cuda.grid(1))
+        if i >= count:
+            return
+        o, h, w, group = position(i, H, W, groups)
+        p0, r0 = split(h, i4(stride))
+        q0, s0 = split(w, i4(stride))
+        total, part, winner = cuda.local.array(lanes, f4), cuda.local.array(lanes, f4), cuda.local.array(lanes, i4)
+        for lane in range(lanes):
+            total[lane] = f4(0)
+        for j in range(reach):
+            for k in range(reach):
+                p, q, r, s = i4(p0 - j), i4(q0 - k), i4(r0 + j * stride), i4(s0 + k * stride)
+                inside = (r < size) & (s < size) & (p >= 0) & (p < P) & (q >= 0) & (q < Q)
+                # Load always, from a clamped place: a load under a branch would wait for the one before.
+                near_p, near_q = i4(min(max(p, i4(0)), P - i4(1))), i4(min(max(q, i4(0)), Q - i4(1)))
+                window = place(o, near_p, near_q, group, P, Q, groups)
+                load(dy, window, part)
+                load_index(index, window, winner)
+                for lane in range(lanes):
+                    total[lane] += part[lane] if inside & (winner[lane] == i4(r * size + s)) else f4(0)
+        store(dx, i, total)
+
+    return maxpool_dgrad_kernel
+
+
+@cache
+def dgrad_tile_kernel(kind: str, lanes: int, size: int) -> Any:
+    """`dgrad_kernel` for stride = size: windows tile the image, so each dy and index is read once.
+
+    Tiles cut off at the right and bottom edge have no window; they get zeros.
+
+    grid    ceil(count / 256), block 256, count = outer·ceil(H/size)·ceil(W/size)·groups
+    owns    thread: one group of the size × size elements of one tile
+    moves   4·dx + (4 + index bytes)·dy bytes
+    """
+    load, store = lane_io(lanes, kind)
+    load_index, _ = index_io(lanes)
+
+    @jit()
+    def maxpool_dgrad_tile_kernel(dy, index, dx, count, H, W, P, Q, groups, tiles_h, tiles_w):
+        i = i4(cuda.grid(1))
+        if i >= count:
+            return
+        o, p, q, group = position(i, tiles_h, tiles_w, groups)
+        part, chosen, winner = cuda.local.array(lanes, f4), cuda.local.array(lanes, f4), cuda.local.array(lanes, i4)
+        window = place(o, min(p, P - i4(1)), min(q, Q - i4(1)), group, P, Q, groups)
+        load(dy, window, part)
+        load_index(index, window, winner)
+        inside = (p < P) & (q < Q)
+        for r in range(size):
+            for s in range(size):
+                h, w = i4(p * i4(size) + i4(r)), i4(q * i4(size) + i4(s))
+                for lane in range(lanes):
+                    chosen[lane] = part[lane] if inside & (winner[lane] == i4(r * size + s)) else f4(0)
+                if (h < H) & (w < W):
+                    store(dx, place(o, h, w, group, H, W, groups), chosen)
+
+    return maxpool_dgrad_tile_kernel
+
+
+@jit(device=True)
+def _largest(a, b, c, d):
+    """(largest, its tap) of the 2 × 2 window a b / c d."""
+    best, winner = _larger(b, i4(1), a, i4(0))
+    best, winner = _larger(c, i4(2), best, winner)
+    return _larger(d, i4(3), best, winner)
+
+
+@cache
+def fprop_rows_kernel(kind: str) -> Any:
+    """y, index = max, argmax over 2 × 2 windows of stride 2, NCHW, W a multiple of 8; index is uint32, four taps a word.
+
+    grid    ceil(count / 256), block 256, count = outer·P·W/8
+    owns    thread: 4 windows of a row
+    moves   4·x + 5·y bytes
+    """
+    load4, store4 = vector_io(kind)
+
+    @jit()
+    def maxpool_fprop_rows_kernel(x, y, index, count, H, W, P, quads):
+        i = i4(cuda.grid(1))
+        if i >= count:
+            return
+        rest, quad = split(i, quads)
+        o, p = split(rest, P)
+        top = i4((o * H + i4(2) * p) * W + i4(8) * quad)
+        a0, a1, a2, a3 = load4(x, top)
+        a4, a5, a6, a7 = load4(x, top + i4(4))
+        b0, b1, b2, b3 = load4(x, top + W)
+        b4, b5, b6, b7 = load4(x, top + W + i4(4))
+        y0, k0 = _largest(a0, a1, b0, b1)
+        y1, k1 = _largest(a2, a3, b2, b3)
+        y2, k2 = _largest(a4, a5, b4, b5)
+        y3, k3 = _largest(a6, a7, b6, b7)
+        store4(y, i4(4) * i, y0, y1, y2, y3)
+        index[i] = u4(k0) | u4(k1) << u4(8) | u4(k2) << u4(16) | u4(k3) << u4(24)
+
+    return maxpool_fprop_rows_kernel
+
+
+@cache
+def dgrad_rows_kernel(kind: str) -> Any:
+    """dx = dy where the index of its 2 × 2 window names the element, else 0; NCHW, W a multiple of 8; index is uint16, two taps.
+
+    grid    ceil(count / 256), block 256, count = outer·ceil(H/2)·W/4
+    owns    thread: 2 × 4 elements of dx, so that the stores of a warp have no holes (a last odd row gets zeros)
+    moves   4·dx + 5·dy bytes
+    """
+    (load, _), (_, store4) = scalar_io(kind), vector_io(kind)
+
+    @jit()
+    def maxpool_dgrad_rows_kernel(dy, index, dx, count, H, W, P, pairs, tiles_h):
+        i = i4(cuda.grid(1))
+        if i >= count:
+            return
+        rest, pair = split(i, pairs)
+        o, p = split(rest, tiles_h)
+        window = i4((o * P + min(p, P - i4(1))) * pairs + pair)
+        left, right = load(dy, i4(i4(2) * window)), load(dy, i4(i4(2) * window + i4(1)))
+        word = i4(index[window])
+        # 4 is no tap of a 2 × 2 window: nothing is chosen in a row without windows.
+        tap_left, tap_right = (word & i4(255), word >> i4(8)) if p < P else (i4(4), i4(4))
+        for r in range(2):
+            h = i4(i4(2) * p + i4(r))
+            if h < H:
+                a, b = left if tap_left == 2 * r else f4(0), left if tap_left == 2 * r + 1 else f4(0)
+                c, d = right if tap_right == 2 * r else f4(0), right if tap_right == 2 * r + 1 else f4(0)
+                store4(dx, i4((o * H + h) * W + i4(4) * pair), a, b, c, d)
+
+    return maxpool_dgrad_rows_kernel
+
+
+def bind_fprop(call: Call) -> list[Launch]:
+    """One launch: rows, or lanes by the layout. Four lanes need a uint8 index; an int32 index is handled one lane a thread."""
+    (x,), (y, index) = call.ins, call.outs
+    (H, W), (P, Q), size, stride = call.in_shapes[0][2:], call.out_shapes[0][2:], call.attrs["size"], call.attrs["stride"]
+    outer, inner = planes(call.in_shapes[0], call.layout)
+    kind, _ = kinds(call)
+    packs = index.dtype == np.uint8
+    if packs and in_rows(call.layout, size, stride, W):
+        return launch(fprop_rows_kernel(kind), outer * P * W // 8, (x, y, index.view(np.uint32)), H, W, P, W // 8)
+    lanes = lanes_of(inner) if packs else 1
+    groups = inner // lanes
+    arrays = (x, y, index.view(np.uint32) if lanes == 4 else index)
+    return launch(fprop_kernel(kind, lanes, size, stride), outer * P * Q * groups, arrays, H, W, P, Q, groups)
+
+
+def bind_dgrad(call: Call) -> list[Launch]:
+    """One launch: rows, tiles, or the gather."""
+    (dy, index), (dx,) = call.ins, call.outs
+    (P, Q), (H, W), size, stride = call.in_shapes[0][2:], call.out_shapes[0][2:], call.attrs["size"], call.attrs["stride"]
+    outer, inner = planes(call.out_shapes[0], call.layout)
+    kind, _ = kinds(call)
+    packs = index.dtype == np.uint8
+    tiles_h, tiles_w = -(-H // size), -(-W // size)
+    if packs and in_rows(call.layout, size, stride, W):
+        return launch(dgrad_rows_kernel(kind), outer * tiles_h * W // 4, (dy, index.view(np.uint16), dx), H, W, P, W // 4, tiles_h)
+    lanes = lanes_of(inner) if packs else 1
+    groups = inner // lanes
+    if lanes == 4 and size == stride:
+        arrays = (dy, index.view(np.uint32), dx)
+        return launch(dgrad_tile_kernel(kind, lanes, size), outer * tiles_h * tiles_w * groups, arrays, H, W, P, Q, groups, tiles_h, tiles_w)
+    arrays = (dy, index.view(np.uint32) if lanes == 4 else index, dx)
+    return launch(dgrad_kernel(kind, lanes, size, stride), outer * H * W * groups, arrays, H, W, P, Q, groups)
+
+
+def traffic_fprop(call: Call) -> list[Traffic]:
+    """Bytes of `bind_fprop`."""
+    read, distinct = sum_reads(call.in_shapes[0], call.out_shapes[0], call.attrs["size"], call.attrs["stride"])
+    return [Traffic(element(call) * read, outputs(call), element(call) * distinct)]
+
+
+def traffic_dgrad(call: Call) -> list[Traffic]:
+    """Bytes of `bind_dgrad`: every value of dy comes with its index."""
+    uint8 = call.in_dtypes[1] == "uint8" if call.in_dtypes else True
+    layout = call.layout if uint8 else "one by one"
+    windows = spread_reads(call.out_shapes[0], layout, call.attrs["size"], call.attrs["stride"])
+    each = element(call) + element(call, at=1)
+    return [Traffic(windows * each, outputs(call), min(windows * each, size(call, "in", 0) + size(call, "in", 1)))]

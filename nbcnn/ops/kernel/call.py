@@ -1,0 +1,179 @@
+"""What an op is made of: `Call` (one step's operands), `Launch` and `HostCall` (work ready to run), `Impl` (a table entry).
+
+An op has one name and one signature, whatever the mode. Its NumPy reference takes shaped arrays: inputs, then outputs
+to write into, then attributes by keyword. Its `bind` takes a `Call`, whose arrays are flat, and returns what to run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from nbcnn.gpu.device import allow_shared, check_cluster, check_together
+from nbcnn.ops.kernel.traffic import Traffic
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One step, as a `bind` function sees it.
+
+    `ins`/`outs` are flat 1-D arrays (NumPy on the host, device arrays on the GPU) in the row's layout;
+    `in_shapes`/`out_shapes` are the *logical* shapes, images always (N, C, H, W). `packed` stands in for the weight of
+    an implementation that declares `pack`; `scratch` is a flat uint8 array of the bytes that `Impl.scratch` asked for.
+    `in_dtypes`/`out_dtypes` say how the operands are stored (`nbcnn.plan.storage`): bfloat16 arrives as uint16.
+    """
+
+    op: str
+    ins: tuple[Any, ...]
+    outs: tuple[Any, ...]
+    in_shapes: tuple[Shape, ...]
+    out_shapes: tuple[Shape, ...]
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    layout: str = "NCHW"
+    tile: Any = None
+    packed: Any = None
+    scratch: Any = None
+    in_dtypes: tuple[str, ...] = ()
+    out_dtypes: tuple[str, ...] = ()
+
+
+def bare_call(step: Any, layout: str, tile: Any = None) -> Call:
+    """The `Call` of a step of a plan without arrays: what `supports`, `tile`, `scratch` and `pack` look at."""
+    return Call(
+        step.op,
+        (),
+        (),
+        tuple(b.shape for b in step.ins),
+        tuple(b.shape for b in step.outs),
+        step.attrs,
+        layout,
+        tile,
+        in_dtypes=tuple(b.dtype for b in step.ins),
+        out_dtypes=tuple(b.dtype for b in step.outs),
+    )
+
+
+class Launch:
+    """A kernel with grid, block and arguments worked out once.
+
+    `grid` and `block` are ints or tuples; `args` are flat arrays and NumPy scalars (np.int32, np.float32), never Python
+    ints, so that one kernel has one signature. `shared` is dynamic shared memory in bytes. `keep` is whatever must stay
+    alive as long as the launch, because the kernel knows its address. `together`: blocks wait for each other, so all of them must fit
+    on the GPU at once, which the first run makes sure of. `cluster`: blocks of a thread block cluster, which the kernel itself asks for
+    (`nbcnn.ops.ptx.cluster`); the first run makes sure that the driver knows.
+    """
+
+    def __init__(
+        self,
+        kernel: Any,
+        grid: Any,
+        block: Any,
+        args: Sequence[Any],
+        shared: int = 0,
+        name: str = "",
+        keep: Any = None,
+        together: bool = False,
+        cluster: int = 1,
+    ) -> None:
+        self.keep, self.together, self.cluster = keep, together, cluster
+        self.kernel, self.grid, self.block, self.args, self.shared = kernel, grid, block, tuple(args), shared
+        self._allowed = False
+        self.name = name or getattr(getattr(kernel, "py_func", kernel), "__name__", "kernel")
+
+    def run(self, stream: Any = 0) -> None:
+        """Enqueue the kernel on `stream` (the first run compiles it). Raises RuntimeError if blocks that need each other would not meet."""
+        if not self._allowed:
+            allow_shared(self.kernel, self.args, self.shared)
+            if self.together:
+                check_together(self.kernel, self.args, self.grid, self.block)
+            if self.cluster > 1:
+                check_cluster(self.kernel, self.args, self.cluster)
+            self._allowed = True
+        self.kernel[self.grid, self.block, stream, self.shared](*self.args)
+
+
+class HostCall:
+    """A NumPy function with its arguments: the `cpu` row's counterpart of `Launch`."""
+
+    def __init__(self, function: Callable[..., None], args: Sequence[Any], attrs: Mapping[str, Any], name: str = "") -> None:
+        self.function, self.args, self.attrs = function, tuple(args), dict(attrs)
+        self.name = name or function.__name__
+
+    def run(self, stream: Any = 0) -> None:
+        self.function(*self.args, **self.attrs)
+
+
+Bind = Callable[[Call], Sequence["Launch | HostCall"]]
+
+
+def _no_scratch(call: Call) -> int:
+    return 0
+
+
+def _any_shape(call: Call) -> str | None:
+    return None
+
+
+def _no_tile(call: Call, multiprocessors: int) -> Any:
+    return None
+
+
+def _no_candidates(call: Call, multiprocessors: int) -> Sequence[Any]:
+    return ()
+
+
+@dataclass(frozen=True)
+class Impl:
+    """One implementation of one op.
+
+    bind      Call -> what to run, in order.
+    scratch   Call without arrays (tile resolved) -> bytes of scratch; needs no GPU.
+    supports  Call without arrays -> None, or the reason in words why this shape cannot run here.
+    tile      Call without arrays, multiprocessor count -> a frozen dataclass of ints (None if there is nothing to choose).
+    pack      Call without arrays -> int32 index map (n,) or (terms, n): packed[i] = Σ_t weight.flat[map[t, i]], where −1
+              adds nothing. The net gathers all packed weights in one launch at the start of every plan; `bind` finds its
+              own in `call.packed`. None for an implementation that reads the (K, C, R, S) weight itself.
+    packed    how packed weights are stored: "float32", "tfloat32" or "bfloat16" (sums are made in float32 and rounded once).
+    needs     the compute capability from which on the kernels run; `exactly` that one if they use what later GPUs no longer have.
+    candidates  Call without arrays, multiprocessor count -> the tiles that an autotuner should try.
+    traffic   Call without arrays (tile resolved) -> the bytes of every launch of `bind`, in order (`nbcnn.ops.kernel.traffic`); None if
+              nobody has worked them out.
+    """
+
+    bind: Bind
+    scratch: Callable[[Call], int] = _no_scratch
+    supports: Callable[[Call], str | None] = _any_shape
+    tile: Callable[[Call, int], Any] = _no_tile
+    pack: Callable[[Call], np.ndarray] | None = None
+    packed: str = "float32"
+    needs: tuple[int, int] = (0, 0)
+    candidates: Callable[[Call, int], Sequence[Any]] = _no_candidates
+    traffic: Callable[[Call], Sequence[Traffic]] | None = None
+    exactly: bool = False
+
+    def lacks(self, capability: tuple[int, int]) -> str | None:
+        """None if the kernels run on a GPU of this compute capability, else the reason in words."""
+        if self.needs > capability or (self.exactly and self.needs != capability):
+            return f"needs compute capability {'.'.join(map(str, self.needs))}{' and no other' if self.exactly else ''}"
+        return None
+
+
+def host(reference: Callable[..., None]) -> Impl:
+    """The `cpu` implementation of an op: its reference on shaped views of the operands."""
+
+    def bind(call: Call) -> list[HostCall]:
+        ins = [array.reshape(shape) for array, shape in zip(call.ins, call.in_shapes, strict=True)]
+        outs = [array.reshape(shape) for array, shape in zip(call.outs, call.out_shapes, strict=True)]
+        return [HostCall(reference, (*ins, *outs), call.attrs, name=call.op)]
+
+    return Impl(bind)
+
+
+def blocks(count: int, threads: int) -> int:
+    """Blocks of `threads` that cover `count` elements (at least one)."""
+    return max(1, -(-count // threads))

@@ -1,0 +1,151 @@
+"""Root mean squared logarithmic error of predictions p = unit·y against targets t, both counted from 0 up:
+
+    d_i  = log(1 + max(p_i, 0) + ε) − log(1 + max(t_i, 0) + ε),   loss = √(mean d²)
+    dy_i = unit·[p_i > 0]·d_i / (n·loss·(1 + p_i + ε)),           all 0 where the loss is 0
+
+`unit` lets a network whose outputs are near 1 predict large readings. A prediction below 0 has no gradient.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import numpy as np
+
+from nbcnn.gpu.language import cuda, f4, i4, jit, types
+from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks
+from nbcnn.ops.kernel.reduce import MAX_BLOCKS, THREADS, block_sum, f8, partial_bytes, sum_of
+from nbcnn.ops.kernel.stored import scalar_io
+from nbcnn.ops.kernel.traffic import Traffic, once, outputs, size
+from nbcnn.plan.shapes import numel
+
+EPSILON = 1e-6
+
+
+def _differences(y: np.ndarray, target: np.ndarray, unit: float) -> tuple[np.ndarray, np.ndarray]:
+    """d and max(p, 0), of y's dtype."""
+    p = np.maximum(y * y.dtype.type(unit), 0)
+    return np.log1p(p + y.dtype.type(EPSILON)) - np.log1p(np.maximum(target, 0) + y.dtype.type(EPSILON)), p
+
+
+def rmsle_fprop(y: np.ndarray, target: np.ndarray, loss: np.ndarray, *, unit: float) -> None:
+    """loss () float64 = √(mean d²); y and target of one shape."""
+    loss[...] = np.sqrt(np.square(_differences(y, target, unit)[0], dtype=np.float64).mean())
+
+
+def rmsle_dgrad(y: np.ndarray, target: np.ndarray, loss: np.ndarray, dy: np.ndarray, *, unit: float) -> None:
+    """dy from y, target and the loss () float64 that `rmsle_fprop` made of them."""
+    d, p = _differences(y, target, unit)
+    scale = unit / (y.size * float(loss)) if float(loss) > 0 else 0.0
+    np.multiply(np.where(p > 0, d / (1 + p + y.dtype.type(EPSILON)), 0), y.dtype.type(scale), out=dy)
+
+
+@jit(device=True)
+def _log_of(value):
+    return math.log1p(max(value, f4(0)) + f4(EPSILON))
+
+
+@functools.cache
+def fprop_kernel(kind: str, target_kind: str) -> Any:
+    """The kernel of the sums; y stored as `kind`, target as `target_kind`."""
+    load, load_target = scalar_io(kind)[0], scalar_io(target_kind)[0]
+
+    @jit()
+    def rmsle_fprop_kernel(y, target, count, unit, total):
+        """total[block] = Σ d² over every (256·grid)th element from the block's on.
+
+        grid min(⌈count/256⌉, 1024), block 256; a thread owns every (256·grid)th element. shared 2 KiB; moves 8·count bytes of float32.
+        """
+        sums = cuda.shared.array(THREADS, types.float64)
+        i = i4(cuda.grid(1))
+        mine = f8(0)
+        while i < count:
+            p = f4(unit * load(y, i))
+            d = f8(_log_of(p) - _log_of(load_target(target, i)))
+            # max drops a NaN: without this line a diverged network would look finite.
+            mine += d * d if p == p else f8(p)
+            i = i4(i + i4(THREADS) * i4(cuda.gridDim.x))
+        value = block_sum(sums, mine)
+        if cuda.threadIdx.x == 0:
+            total[i4(cuda.blockIdx.x)] = value
+
+    return rmsle_fprop_kernel
+
+
+@jit()
+def root_mean_kernel(partials, count, scale, loss):
+    """loss = √(scale · Σ partials[:count]).
+
+    grid 1, block 256, owns the sum; shared 2 KiB; moves 8·count bytes.
+    """
+    value = sum_of(partials, count)
+    if cuda.threadIdx.x == 0:
+        loss[0] = math.sqrt(scale * value)
+
+
+@functools.cache
+def dgrad_kernel(kind: str, target_kind: str) -> Any:
+    """The kernel of the gradient; y and dy stored as `kind`, target as `target_kind`."""
+    (load, store), load_target = scalar_io(kind), scalar_io(target_kind)[0]
+
+    @jit()
+    def rmsle_dgrad_kernel(y, target, loss, dy, count, unit, scale):
+        """dy = scale/loss·[p > 0]·d/(1 + p + ε) with p = unit·y, scale = unit/count; 0 where the loss is 0.
+
+        grid ⌈count/256⌉, block 256; a thread owns one element. shared none; moves 12·count bytes of float32.
+        """
+        i = i4(cuda.grid(1))
+        if i < count:
+            p = f4(unit * load(y, i))
+            value = f4(0)
+            whole = loss[0]
+            if p > f4(0) and whole > f8(0):
+                d = _log_of(p) - _log_of(load_target(target, i))
+                value = f4(scale / whole) * (d / (f4(1) + p + f4(EPSILON)))
+            store(dy, i, value)
+
+    return rmsle_dgrad_kernel
+
+
+def _kinds(call: Call) -> tuple[str, str]:
+    return (call.in_dtypes[0], call.in_dtypes[1]) if call.in_dtypes else ("float32", "float32")
+
+
+def _grid(call: Call) -> int:
+    return min(blocks(numel(call.in_shapes[0]), THREADS), MAX_BLOCKS)
+
+
+def scratch_fprop(call: Call) -> int:
+    """One float64 a block, also for a single one: the root is taken of the sum."""
+    return max(partial_bytes(_grid(call)), 8)
+
+
+def bind_fprop(call: Call) -> list[Launch]:
+    """Partial sums, then the root of their mean."""
+    (y, target), (loss,) = call.ins, call.outs
+    count, grid, partials = numel(call.in_shapes[0]), _grid(call), call.scratch.view(np.float64)
+    sums = Launch(fprop_kernel(*_kinds(call)), grid, THREADS, (y, target, np.int32(count), np.float32(call.attrs["unit"]), partials))
+    return [sums, Launch(root_mean_kernel, 1, THREADS, (partials, np.int32(grid), np.float64(1 / count), loss))]
+
+
+def bind_dgrad(call: Call) -> list[Launch]:
+    """One launch."""
+    count, unit = numel(call.in_shapes[0]), call.attrs["unit"]
+    args = (*call.ins, *call.outs, np.int32(count), np.float32(unit), np.float64(unit / count))
+    return [Launch(dgrad_kernel(*_kinds(call)), blocks(count, THREADS), THREADS, args)]
+
+
+def traffic_fprop(call: Call) -> list[Traffic]:
+    """Bytes of `bind_fprop`: predictions and targets, partial sums; then those."""
+    partials = 8 * _grid(call)
+    return [once(size(call, "in", 0) + size(call, "in", 1), partials), once(partials, 8)]
+
+
+def traffic_dgrad(call: Call) -> list[Traffic]:
+    """Bytes of `bind_dgrad`, where every prediction is above 0; for others the target is not read."""
+    return [once(size(call, "in", 0) + size(call, "in", 1), outputs(call))]
+
+
+FPROP, DGRAD = Impl(bind_fprop, scratch_fprop, traffic=traffic_fprop), Impl(bind_dgrad, traffic=traffic_dgrad)

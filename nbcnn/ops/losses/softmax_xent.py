@@ -1,0 +1,168 @@
+"""Softmax with cross-entropy, for row n with label l:
+
+    p[n, f] = exp(x[n, f] - max) / Σ exp(x[n, ·] - max)
+    loss    = mean over n of  log Σ exp(x[n, ·] - max) - (x[n, l] - max)
+    dx      = (p - onehot(l)) / N
+
+Subtracting the row's maximum keeps every exponential in (0, 1]. A label outside 0..F-1 makes the loss NaN, which trips
+the non-finite flag of StepState (a kernel cannot raise); its row of dx is then p / N.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import numpy as np
+
+from nbcnn.gpu.language import cuda, f4, i4, jit, types
+from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks
+from nbcnn.ops.kernel.reduce import THREADS, add_partials, block_sum, f8, larger, partial_bytes, plus, team_reduction
+from nbcnn.ops.kernel.stored import kinds, scalar_io
+from nbcnn.ops.kernel.traffic import Traffic, element, once, outputs, size
+
+NAN = float("nan")
+
+
+def softmax_xent_fprop(logits: np.ndarray, labels: np.ndarray, p: np.ndarray, loss: np.ndarray) -> None:
+    """p (N,F) = softmax of each row of logits (N,F); loss () float64 = mean cross-entropy with labels (N) int32."""
+    rows, classes = logits.shape
+    np.subtract(logits, logits.max(axis=1, keepdims=True), out=p)
+    known = (labels >= 0) & (labels < classes)
+    of_label = p[np.arange(rows), np.where(known, labels, 0)].astype(np.float64)
+    np.exp(p, out=p)
+    total = p.sum(axis=1, keepdims=True)
+    np.divide(p, total, out=p)
+    loss[...] = np.where(known, np.log(total[:, 0], dtype=np.float64) - of_label, np.nan).mean()
+
+
+def softmax_xent_dgrad(p: np.ndarray, labels: np.ndarray, dlogits: np.ndarray) -> None:
+    """dlogits (N,F) = (p - onehot(labels)) / N."""
+    rows, classes = p.shape
+    np.copyto(dlogits, p)
+    (known,) = np.nonzero((labels >= 0) & (labels < classes))
+    dlogits[known, labels[known]] -= 1
+    np.multiply(dlogits, 1 / rows, out=dlogits)
+
+
+@functools.cache
+def fprop_kernel(kind: str, team: int) -> Any:
+    """The forward kernel with `team` threads a row, a power of two up to 256; logits and p stored as `kind`."""
+    load, store = scalar_io(kind)
+    rows_per_block = THREADS // team
+    team_max, team_sum = team_reduction(team, larger), team_reduction(team, plus)
+
+    @jit()
+    def softmax_xent_fprop_kernel(logits, labels, p, rows, classes, scale, total):
+        """p = softmax(logits); total[block] = scale · Σ cross-entropy over the rows of the block.
+
+        grid ceil(N / (256 / team)), block 256, a team of threads owns a row; shared 4 KiB; moves 8·N·F bytes of
+        float32, and the row twice more from L1: its exponentials are made again once their sum is known, so that p is rounded once.
+        """
+        maxima = cuda.shared.array(THREADS, types.float32)
+        sums = cuda.shared.array(THREADS, types.float32)
+        losses = cuda.shared.array(THREADS, types.float64)
+        tid = i4(cuda.threadIdx.x)
+        lane = i4(tid & i4(team - 1))
+        n = i4(i4(cuda.blockIdx.x) * i4(rows_per_block) + (tid - lane) // i4(team))
+        start = n * classes
+        # A team without a row has nothing to read, but meets the others at the barriers.
+        width = classes if n < rows else i4(0)
+
+        biggest = f4(-math.inf)
+        for f in range(lane, width, i4(team)):
+            biggest = max(biggest, load(logits, start + f))
+        biggest = team_max(maxima, biggest)
+
+        whole = f4(0)
+        for f in range(lane, width, i4(team)):
+            whole += f4(math.exp(load(logits, start + f) - biggest))
+        whole = team_sum(sums, whole)
+
+        for f in range(lane, width, i4(team)):
+            store(p, start + f, f4(math.exp(load(logits, start + f) - biggest)) / whole)
+
+        loss = f8(0)
+        if lane == i4(0) and n < rows:
+            label = labels[n]
+            if label >= i4(0) and label < classes:
+                loss = math.log(f8(whole)) - f8(load(logits, start + label) - biggest)
+            else:
+                loss = f8(NAN)
+        value = block_sum(losses, loss)
+        if tid == i4(0):
+            total[i4(cuda.blockIdx.x)] = scale * value
+
+    return softmax_xent_fprop_kernel
+
+
+@functools.cache
+def dgrad_kernel(kind: str) -> Any:
+    """dlogits = scale · (p - onehot(labels)), scale = 1 / N.
+
+    grid ceil(N·F / 256), block 256, a thread owns an element; moves 8·N·F bytes.
+    """
+    load, store = scalar_io(kind)
+
+    @jit()
+    def softmax_xent_dgrad_kernel(p, labels, dlogits, rows, classes, scale):
+        i = i4(cuda.grid(1))
+        if i < rows * classes:
+            # Unsigned: Numba's signed division is carried out in 64 bits.
+            row = i4(types.uint32(i) // types.uint32(classes))
+            value = load(p, i)
+            if i - row * classes == labels[row]:
+                value -= f4(1)
+            store(dlogits, i, scale * value)
+
+    return softmax_xent_dgrad_kernel
+
+
+def team_of(classes: int) -> int:
+    """Threads of a row: the power of two that covers the classes, at most a whole block."""
+    return min(1 << (classes - 1).bit_length(), THREADS)
+
+
+def _grid(call: Call) -> int:
+    rows, classes = call.in_shapes[0]
+    return blocks(rows, THREADS // team_of(classes))
+
+
+def scratch_fprop(call: Call) -> int:
+    return partial_bytes(_grid(call))
+
+
+def bind_fprop(call: Call) -> list[Launch]:
+    (logits, labels), (p, loss) = call.ins, call.outs
+    rows, classes = call.in_shapes[0]
+    kernel, grid = fprop_kernel(kinds(call)[0], team_of(classes)), _grid(call)
+    single = grid == 1
+    total = loss if single else call.scratch.view(np.float64)
+    scale = np.float64(1 / rows if single else 1)
+    first = Launch(kernel, grid, THREADS, (logits, labels, p, np.int32(rows), np.int32(classes), scale, total))
+    return [first] if single else [first, add_partials(total, grid, 1 / rows, loss)]
+
+
+def bind_dgrad(call: Call) -> list[Launch]:
+    (p, labels), (dlogits,) = call.ins, call.outs
+    rows, classes = call.in_shapes[0]
+    args = (p, labels, dlogits, np.int32(rows), np.int32(classes), np.float32(1 / rows))
+    return [Launch(dgrad_kernel(kinds(call)[0]), blocks(rows * classes, THREADS), THREADS, args)]
+
+
+def traffic_fprop(call: Call) -> list[Traffic]:
+    """Bytes of `bind_fprop`: a row is read three times, and its label's element once more."""
+    logits, labels, grid = size(call, "in", 0), size(call, "in", 1), _grid(call)
+    picked = call.in_shapes[0][0] * element(call)
+    first = Traffic(3 * logits + labels + picked, size(call, "out", 0) + 8 * grid, logits + labels)
+    return [first] if grid == 1 else [first, once(8 * grid, 8)]
+
+
+def traffic_dgrad(call: Call) -> list[Traffic]:
+    """Bytes of `bind_dgrad`: every element asks for its row's label."""
+    p, labels = size(call, "in", 0), size(call, "in", 1)
+    return [Traffic(p + labels * call.in_shapes[0][1], outputs(call), p + labels)]
+
+
+FPROP, DGRAD = Impl(bind_fprop, scratch_fprop, traffic=traffic_fprop), Impl(bind_dgrad, traffic=traffic_dgrad)

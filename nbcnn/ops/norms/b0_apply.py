@@ -1,0 +1,79 @@
+"""EvoNorm-B0's y from x and all statistics, of images stored NHWC: a thread has one quad of channels, neighbouring threads all of a pixel.
+
+So what a warp reads and writes lies side by side, where slabs of a few channels (b0_held.py) move a sector of 32 bytes here and there.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from nbcnn.gpu.language import cuda, f4, i4, i8, jit, u4
+from nbcnn.ops.kernel.call import Call, Launch
+from nbcnn.ops.kernel.stored import kinds, vector_io
+from nbcnn.ops.kernel.traffic import ceil_div
+from nbcnn.ops.norms.quads import QUAD
+from nbcnn.ops.ptx.fast import reciprocal
+
+_THREADS, _EACH = 256, 8
+"""Of a block, at most; pixels that a thread has in flight."""
+
+
+def serves(call: Call) -> bool:
+    """True if pixels are whole quads of channels that lie side by side, and a block can have all of them."""
+    return call.layout == "NHWC" and call.in_shapes[0][1] % QUAD == 0 and call.in_shapes[0][1] <= QUAD * _THREADS
+
+
+@cache
+def apply_wide_kernel(kind: str, quads: int) -> Any:
+    load, store = vector_io(kind)
+    QUADS, ROWS, EACH, FLOATS = quads, _THREADS // quads, _EACH, QUAD * _EACH
+
+    @jit(launch_bounds=(quads * (_THREADS // quads), 4))
+    def evonorm_b0_apply_wide_kernel(x, gamma, beta, v, std, batch_std, y, HW, parts):
+        """y = γ·x/max(s_B, v·x + s_I) + β; x, y (N,H,W,C), C = 4·quads.
+
+        grid N·parts, block up to 256; owns: a block EACH·ROWS pixels of an image, a thread a quad of channels of EACH of them
+        moves x and y once, and of every block the statistics of its channels. source: arXiv:2004.02967
+        """
+        values = cuda.local.array(FLOATS, f4)
+        factors = cuda.local.array(QUAD, f4)
+        plus = cuda.local.array(QUAD, f4)
+        slopes = cuda.local.array(QUAD, f4)
+        scales = cuda.local.array(QUAD, f4)
+        leasts = cuda.local.array(QUAD, f4)
+        tid, block = i4(cuda.threadIdx.x), i4(cuda.blockIdx.x)
+        n = i4(u4(block) // u4(parts))
+        row = i4(u4(tid) // u4(QUADS))
+        c = i4((tid - row * i4(QUADS)) * i4(QUAD))
+        pixel = i4((block - n * parts) * i4(EACH * ROWS) + row)
+        at = (i8(n) * i8(HW) + i8(pixel)) * i8(QUAD * QUADS) + i8(c)
+        for j in range(EACH):
+            # Beyond the last pixel an earlier one is read once more: loads without branches, all in flight.
+            here = at + i8(j * ROWS * QUADS * QUAD) if pixel + i4(j * ROWS) < HW else i8(n) * i8(HW) * i8(QUAD * QUADS) + i8(c)
+            values[4 * j], values[4 * j + 1], values[4 * j + 2], values[4 * j + 3] = load(x, here)
+        for q in range(QUAD):
+            own = u4(c + i4(q))
+            factors[q], plus[q], slopes[q], leasts[q] = gamma[own], beta[own], v[own], batch_std[own]
+            scales[q] = std[u4(n * i4(QUAD * QUADS) + c + i4(q))]
+        for j in range(EACH):
+            for q in range(QUAD):
+                value = values[4 * j + q]
+                values[4 * j + q] = factors[q] * (value * reciprocal(max(leasts[q], slopes[q] * value + scales[q]))) + plus[q]
+            if pixel + i4(j * ROWS) < HW:
+                store(y, at + i8(j * ROWS * QUADS * QUAD), values[4 * j], values[4 * j + 1], values[4 * j + 2], values[4 * j + 3])
+
+    return evonorm_b0_apply_wide_kernel
+
+
+def launch(call: Call) -> Launch:
+    """The launch of a call that it `serves`."""
+    (x, gamma, beta, v, _), (y, _, std, _, batch_std, _) = call.ins, call.outs
+    n, c, h, w = call.in_shapes[0]
+    quads = c // QUAD
+    rows = _THREADS // quads
+    parts = ceil_div(h * w, _EACH * rows)
+    args = (x, gamma, beta, v, std, batch_std, y, np.int32(h * w), np.int32(parts))
+    return Launch(apply_wide_kernel(kinds(call)[0], quads), n * parts, quads * rows, args)

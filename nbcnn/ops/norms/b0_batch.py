@@ -1,0 +1,87 @@
+"""The batch's statistics of a few channels, made by every block that needs them (b0_held.py): a warp a channel, a lane every 32nd image.
+
+What is known of a plane comes as a packet from whoever has just made it, or lies in memory behind a launch that made it. Then the blocks may do
+without a launch in between that makes the batch's statistics once, at the price of reading the planes' again and again: `by_every_block`.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import Any
+
+from nbcnn.gpu.language import cuda, f4, i4, jit, u4
+from nbcnn.ops.activations.sigmoid import divide
+from nbcnn.ops.kernel.call import Shape
+from nbcnn.ops.kernel.stored import scalar_io
+from nbcnn.ops.kernel.windows import split
+from nbcnn.ops.norms.held import Held
+from nbcnn.ops.ptx.grid import receive
+from nbcnn.ops.ptx.shuffle import WARP, warp_sum_everywhere
+
+PLANE_BYTES = 12
+"""Of a plane: shift, std and, at most, its first element, from which shift counts."""
+LAUNCH_BYTES = 16 << 20
+"""What the second-level cache gives away (5 TB/s on an H200) in the 3 µs that a launch of a few small blocks takes at least."""
+
+
+def by_every_block(shape: Shape, held: Held) -> bool:
+    """True if the blocks of images (N,C,H,W) all together read planes' statistics in less time than a launch takes.
+
+    Each reads those of its channels, so all of them N/images times `PLANE_BYTES` of each of N·C planes.
+    """
+    n, c = shape[:2]
+    return n // held.images * n * c * PLANE_BYTES <= LAUNCH_BYTES
+
+
+@cache
+def batch_statistics(kind: str, channels: int, warps: int, wide: bool, sent: bool) -> Any:
+    """Device function (leasts, x, shift, std, running, batch_shift, batch_std, packets, turn, first, party, N, C, HW, eps, momentum).
+
+    leasts[i] = s_B of channel first + i, i < channels, shared; behind it comes a barrier. The block of party 0 also writes batch_shift and
+    batch_std, and running in place. sent: planes come as packets of this turn, else as shift and std. wide: NHWC.
+    Planes of one size: mean = the mean of the means, M2 = Σ M2_n + H·W·Σ (mean_n − mean)². All threads of the block call it.
+    """
+    load, _ = scalar_io(kind)
+    CHANNELS, WARPS, WIDE, SENT, TURNS = channels, warps, wide, sent, -(-channels // warps)
+
+    @jit(device=True)
+    def of_packet(x, shift, std, packets, turn, origin, n, c, at, N, C, eps):
+        return receive(packets, i4(c * N + n), turn)
+
+    @jit(device=True)
+    def of_memory(x, shift, std, packets, turn, origin, n, c, at, N, C, eps):
+        plane = u4(n * C + c)
+        s = std[plane]
+        return load(x, u4(at)) - origin + shift[plane], max(s * s - eps, f4(0))
+
+    plane = of_packet if sent else of_memory
+
+    @jit(device=True)
+    def make(leasts, x, shift, std, running, batch_shift, batch_std, packets, turn, first, party, N, C, HW, eps, momentum):
+        warp, lane = split(i4(cuda.threadIdx.x), WARP)
+        for round in range(TURNS):
+            at = i4(warp + i4(round * WARPS))
+            its = i4(first + min(at, i4(CHANNELS - 1)))
+            lead_at = i4(its if WIDE else its * HW)
+            origin = f4(0) if SENT else load(x, u4(lead_at))
+            # Welford's way over a lane's planes, Chan's over the lanes.
+            count, centre, squares = f4(0), f4(0), f4(0)
+            for n in range(lane, N if at < i4(CHANNELS) else i4(0), i4(WARP)):
+                mean, variance = plane(x, shift, std, packets, turn, origin, n, its, i4(n * C * HW + lead_at), N, C, eps)
+                count += f4(1)
+                away = mean - centre
+                centre += divide(away, count)
+                squares += variance + away * (mean - centre)
+            mean = divide(warp_sum_everywhere(count * centre), f4(N))
+            away = centre - mean
+            variance = divide(warp_sum_everywhere(squares + count * away * away), f4(N))
+            if lane == i4(0) and at < i4(CHANNELS):
+                deviation = f4(math.sqrt(variance + eps))
+                leasts[u4(at)] = deviation
+                if party == i4(0):
+                    batch_shift[u4(its)], batch_std[u4(its)] = mean, deviation
+                    m = f4(N) * f4(HW)
+                    running[u4(its)] = (f4(1) - momentum) * running[u4(its)] + momentum * variance * (m / max(m - f4(1), f4(1)))
+
+    return make

@@ -1,0 +1,164 @@
+"""EvoNorm-B0 backward on slabs held in registers (held.py).
+
+"all"    everything in one launch: every block waits for the other planes of its channels, so it must fit on the GPU
+"sums"   of planes; then rows.py adds them over the images, then
+"apply"  dx from x, dy and the sums
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from nbcnn.gpu.device import constant
+from nbcnn.gpu.language import cuda, f4, i4, jit, u4
+from nbcnn.ops.activations.sigmoid import divide
+from nbcnn.ops.kernel.call import Call, Launch
+from nbcnn.ops.kernel.stored import kinds, scalar_io
+from nbcnn.ops.kernel.windows import split
+from nbcnn.ops.norms.held import Held, adding, block_place, elements_of, frozen, grid_of, loading, place_of, storing, team_of, total_of
+from nbcnn.ops.ptx.fast import reciprocal
+from nbcnn.ops.ptx.grid import receive, send
+from nbcnn.ops.ptx.shuffle import WARP, warp_sum
+
+PARTIALS = 5
+"""Sums of every plane that the gradients are made of: four to add over the images, one that stays the plane's."""
+
+
+@cache
+def grads_kernel(kind: str, layout: str, channels: int, held: Held, stage: str) -> Any:
+    load, _ = scalar_io(kind)
+    team = team_of(held, layout, 1, channels)
+    place, elements, fill, put, add, total_at = (
+        place_of(team),
+        elements_of(team),
+        loading(kind, team),
+        storing(kind, team),
+        adding(team),
+        total_of(team),
+    )
+    CHANNELS, IMAGES, WIDE, FLOATS, WARPS = held.channels, held.images, team.wide, team.floats, held.threads // WARP
+    BOTH, PLANES, SUMS = held.tensors > 1, team.planes, PARTIALS * team.planes * team.warps
+    TURNS, TOGETHER, MAKES, APPLIES = -(-CHANNELS // WARPS), stage == "all", stage != "apply", stage != "sums"
+    block = block_place(WIDE)
+
+    @jit(launch_bounds=(held.threads, held.blocks))
+    def evonorm_b0_grads_kernel(dy, x, gamma, v, shift, std, batch_shift, batch_std, dx, dgamma, dbeta, dv, partials, batch_sums, packets, N, C, HW):
+        """dx, dgamma, dbeta, dv. Σ g, Σ g·x/d, Σ M·q·x, Σ (1−M)·q of planes go to the channel's other blocks in two packets a plane.
+
+        In stages: these and Σ M·q in partials (5,N,C), and Σ (1−M)·q of channels in batch_sums.
+        grid N/images × C/channels, block up to 512; owns: a block a slab, a thread up to 32 pixels of a channel, in registers.
+        shared 20 bytes a plane and warp; moves 12·x bytes (16 if dy is read again, from L2; 20 in stages). source: arXiv:2004.02967.
+        """
+        sums = cuda.shared.array(SUMS, f4)
+        pulls = cuda.shared.array(CHANNELS, f4)
+        values = cuda.local.array(FLOATS, f4)
+        grads = cuda.local.array(FLOATS, f4)
+        tid = i4(cuda.threadIdx.x)
+        slab, party = block()
+        first = i4(slab * i4(CHANNELS))
+        channel, image, rank = place(tid)
+        n, own = i4(party * i4(IMAGES) + image), i4(first + channel)
+        plane = i4(image * i4(CHANNELS) + channel)
+        start, tail = elements(n, own, rank, C, HW)
+        fill(values, x, start, tail)
+        fill(grads, dy, start, tail)
+        at_channel, at_plane, lead_at = u4(own), u4(n * C + own), i4(own if WIDE else own * HW)
+        factor, slope, s, least = gamma[at_channel], v[at_channel], std[at_plane], batch_std[at_channel]
+        turn, own_sum, batch_sum = i4(0), f4(0), f4(0)
+        if TOGETHER:
+            turn = i4(packets[u4(i4(8) * (own * N + n) + i4(1))] + i4(1))
+        if MAKES:
+            sum_g, sum_x, sum_v, sum_batch, sum_own = f4(0), f4(0), f4(0), f4(0), f4(0)
+            # Behind the plane x and dy are zero, and add nothing.
+            for j in range(FLOATS):
+                value, g = values[j], grads[j]
+                reach = slope * value + s
+                scale = reciprocal(max(reach, least))
+                part = g * value * scale
+                q = part * scale
+                inside = q if reach > least else f4(0)
+                sum_g, sum_x, sum_v = sum_g + g, sum_x + part, sum_v + inside * value
+                sum_batch, sum_own = sum_batch + (q - inside), sum_own + inside
+            add(sums, i4(0), plane, sum_g)
+            add(sums, i4(1), plane, sum_x)
+            add(sums, i4(2), plane, sum_v)
+            add(sums, i4(3), plane, sum_batch)
+            add(sums, i4(4), plane, sum_own)
+            cuda.syncthreads()
+            own_sum = -factor * total_at(sums, i4(4 * PLANES) + plane)
+            if rank == i4(0):
+                sum_g, sum_x = total_at(sums, plane), total_at(sums, i4(PLANES) + plane)
+                sum_v, sum_batch = -factor * total_at(sums, i4(2 * PLANES) + plane), -factor * total_at(sums, i4(3 * PLANES) + plane)
+                if TOGETHER:
+                    send(packets, i4(i4(2) * (own * N + n)), turn, sum_batch, sum_g)
+                    send(packets, i4(i4(2) * (own * N + n) + i4(1)), turn, sum_x, sum_v)
+                else:
+                    every = u4(N * C)
+                    partials[at_plane], partials[u4(every + at_plane)] = sum_g, sum_x
+                    partials[u4(u4(2) * every + at_plane)], partials[u4(u4(3) * every + at_plane)] = sum_v, sum_batch
+                    partials[u4(u4(4) * every + at_plane)] = own_sum
+        warp, lane = split(tid, WARP)
+        if TOGETHER:
+            for round in range(TURNS):
+                at = i4(warp + i4(round * WARPS))
+                its, total = i4(first + min(at, i4(CHANNELS - 1))), f4(0)
+                for other in range(lane, N if at < i4(CHANNELS) else i4(0), i4(WARP)):
+                    pull, _ = receive(packets, i4(i4(2) * (its * N + other)), turn)
+                    total += pull
+                total = warp_sum(total)
+                if lane == i4(0) and at < i4(CHANNELS):
+                    pulls[u4(at)] = total
+            cuda.syncthreads()
+            batch_sum = pulls[u4(channel)]
+        if APPLIES:
+            if not TOGETHER:
+                own_sum, batch_sum = partials[u4(u4(i4(4) * N * C) + at_plane)], batch_sums[at_channel]
+            # The numbers are read again: else the compiler keeps what it made of them and every x above in registers.
+            factor, slope, s, least = gamma[at_channel], v[at_channel], std[at_plane], batch_std[at_channel]
+            lead, origin = load(x, u4(n * C * HW + lead_at)), load(x, u4(lead_at))
+            pull, batch_pull = divide(own_sum, f4(HW) * s), divide(batch_sum, f4(N) * f4(HW) * least)
+            both, offset = pull + batch_pull, pull * shift[at_plane] + batch_pull * (batch_shift[at_channel] - (lead - origin))
+            if not BOTH:
+                fill(grads, dy, start, tail)
+            for j in range(FLOATS):
+                value, h = values[j], factor * grads[j]
+                reach = slope * value + s
+                scale = reciprocal(max(reach, least))
+                values[j] = h * scale * (s * scale if reach > least else f4(1)) + (both * (value - lead) - offset)
+            put(dx, values, start, tail)
+        if TOGETHER and party == i4(0):
+            for round in range(TURNS):
+                at = i4(warp + i4(round * WARPS))
+                its, all_g, all_x, all_v = i4(first + min(at, i4(CHANNELS - 1))), f4(0), f4(0), f4(0)
+                for other in range(lane, N if at < i4(CHANNELS) else i4(0), i4(WARP)):
+                    packet = i4(i4(2) * (its * N + other))
+                    _, one_g = receive(packets, packet, turn)
+                    one_x, one_v = receive(packets, i4(packet + i4(1)), turn)
+                    all_g, all_x, all_v = all_g + one_g, all_x + one_x, all_v + one_v
+                all_g, all_x, all_v = warp_sum(all_g), warp_sum(all_x), warp_sum(all_v)
+                if lane == i4(0) and at < i4(CHANNELS):
+                    dbeta[u4(its)], dgamma[u4(its)], dv[u4(its)] = all_g, all_x, all_v
+
+    return evonorm_b0_grads_kernel
+
+
+def scratch_grads(call: Call) -> int:
+    """Bytes of five sums of every plane and one of every channel, in stages; the one launch keeps its packets."""
+    n, c = call.in_shapes[0][:2]
+    return 0 if call.tile.together else 4 * (PARTIALS * n + 1) * c
+
+
+def launch(call: Call, stage: str) -> Launch:
+    """The launch of one stage of evonorm_b0_grads."""
+    (n, c, h, w), held = call.in_shapes[1], call.tile
+    slabs, parties, together = c // held.channels, n // held.images, stage == "all"
+    dx = call.outs[0]
+    sums = dx if together else call.scratch[: scratch_grads(call)].view(np.float32)  # the one launch touches neither
+    partials, batch_sums = (sums, sums) if together else (sums[: PARTIALS * n * c], sums[PARTIALS * n * c :])
+    packets = constant(np.zeros(8 * n * c if together else 1, np.int32))
+    args = (*call.ins, *call.outs, partials, batch_sums, packets, *(np.int32(size) for size in (n, c, h * w)))
+    grid = grid_of(call.layout, slabs, parties)
+    return Launch(grads_kernel(kinds(call)[0], call.layout, frozen(call.layout, c), held, stage), grid, held.threads, args, together=together)

@@ -1,0 +1,331 @@
+"""Slabs that stay in registers: every element is loaded once, whatever is made of it afterwards.
+
+A block holds `channels` channels of `images` images. A *plane* is one channel of one image; the threads that share it are a *team*, and
+thread `rank` of a team holds its elements rank, rank + ranks, …, `slots` of them. So a thread has one channel, and its numbers are scalars.
+
+NCHW   an element is four neighbouring pixels, one access of 16 bytes; a team is whole warps
+NHWC   an element is a pixel; a team is every `channels`-th lane of every warp, so that the lanes of a warp read whole sectors
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from nbcnn.gpu.language import cuda, f4, i4, i8, jit, types, u4
+from nbcnn.ops.activations.sigmoid import divide
+from nbcnn.ops.kernel.call import Shape
+from nbcnn.ops.kernel.stored import scalar_io, vector_io, vector_load_if
+from nbcnn.ops.kernel.windows import split
+from nbcnn.ops.ptx.shuffle import WARP, sum_over
+
+u8: Any = types.uint64
+
+LARGEST_GROUP = 8
+"""Channels of a group at most: a block holds whole groups."""
+SECTOR = 8
+"""Channels of a slab in NHWC at least: 32 neighbouring bytes of float32 are what memory moves at once."""
+MOST_FLOATS = 32
+"""Numbers of a tensor that a thread holds at most."""
+LARGEST_BLOCK = 512
+OTHERS = 32
+"""Registers of a thread besides what it holds, and four for every tensor."""
+MOST_IMAGES = 65535
+"""What the second axis of a grid has."""
+REGISTERS, THREADS, BLOCKS = 65536, 1024, 16
+"""Of a multiprocessor, on every GPU from compute capability 7.5 on."""
+ENOUGH = 24
+"""Warps on a multiprocessor beyond which longer work for each is worth more than further ones (NCHW; measured on an H200)."""
+BALANCED = 256
+"""Threads of a block that a slab in NHWC should have at least: two warps for each scheduler."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a block holds, its threads, elements of a thread, tensors that are held, and how many blocks must fit on a multiprocessor.
+
+    together: 1 if all blocks of the launch fit on the GPU at once, so that they may wait for each other. cluster: blocks that hold all
+    images of a channel, as a thread block cluster if they are several (b0_cluster.py); 0 if this is no such slab.
+    """
+
+    channels: int
+    images: int
+    threads: int
+    slots: int
+    tensors: int
+    blocks: int
+    together: int = 0
+    cluster: int = 0
+
+
+@dataclass(frozen=True)
+class Team:
+    """The threads of a `Held` slab in one layout, as numbers that kernels freeze.
+
+    width  floats of an element. step: lanes from one of a team to the next. ranks: threads of a team.
+    warps  warps of which each has part of a plane. planes: of the block. group: channels of a group. floats: of a thread.
+    stride floats from one element of a thread to the next.
+    """
+
+    wide: bool
+    width: int
+    step: int
+    ranks: int
+    warps: int
+    planes: int
+    channels: int
+    group: int
+    slots: int
+    floats: int
+    stride: int
+
+    @property
+    def joint(self) -> int:
+        """Warps of which each has part of a group."""
+        return self.warps if self.wide else self.warps * self.group
+
+    @property
+    def groups(self) -> int:
+        """Groups of the block."""
+        return self.planes // self.group
+
+
+def team_of(held: Held, layout: str, group: int, channels: int) -> Team:
+    """The team of a slab with groups of `group` channels, of images of so many channels."""
+    wide = layout == "NHWC"
+    planes = held.channels * held.images
+    ranks, width = held.threads // planes, 1 if wide else 4
+    warps = held.threads // WARP if wide else ranks // WARP
+    step = held.channels if wide else 1
+    stride = ranks * channels if wide else 4 * ranks
+    return Team(wide, width, step, ranks, warps, planes, held.channels, group, held.slots, width * held.slots, stride)
+
+
+def frozen(layout: str, channels: int) -> int:
+    """The channels that a kernel knows when it is compiled: in NHWC all, so that distances are constants; in NCHW it need not know them."""
+    return channels if layout == "NHWC" else 0
+
+
+def slabs_of(shape: Shape, layout: str, group: int, tensors: Sequence[int], multiprocessors: int, at_once: bool = False) -> list[Held]:
+    """Slabs for images of logical `shape` (N,C,H,W) with groups of `group` channels, the likely fastest first.
+
+    tensors: how many may be held, first choice first. at_once: all blocks of the launch must fit on the GPU together.
+    Empty where nothing fits: pixels (NCHW) or channels (NHWC) that are no multiple of four, wide groups, large images.
+    """
+    n, c, h, w = shape
+    wide = layout == "NHWC"
+    if (c if wide else h * w) % 4 or group > LARGEST_GROUP or n > MOST_IMAGES:
+        return []
+    if wide:
+        channels = SECTOR if c % SECTOR == 0 else 4
+        slabs = [(channels, 1)] if channels % group == 0 else []
+    else:
+        slabs = [(1, images) for images in (1, 2, 4, 8) if n % images == 0] if at_once else [(group, 1)]
+    made: dict[tuple[int, int, int], tuple[tuple[float, ...], Held]] = {}
+    for held in tensors:
+        for channels, images in slabs:
+            planes, width = channels * images, 1 if wide else 4
+            # The fewest warps for every number of elements: of a block in NHWC, of a plane in NCHW.
+            for warps in range(1, LARGEST_BLOCK // WARP + 1):
+                ranks = warps * WARP // channels if wide else warps * WARP
+                slots, threads = -(-h * w // (width * ranks)), ranks * planes
+                registers = held * (width * slots + 4) + OTHERS
+                blocks, grid = min(THREADS // threads, REGISTERS // (threads * registers), BLOCKS), n * c // planes
+                fits = blocks * multiprocessors >= grid
+                if width * slots <= MOST_FLOATS and threads <= LARGEST_BLOCK and blocks and (fits or not at_once):
+                    # A tensor that is read twice is not held, yet it takes registers while its sums are made.
+                    few = threads < BALANCED if wide else grid * threads < ENOUGH * WARP * multiprocessors
+                    order = (max(tensors) * width * slots > MOST_FLOATS, few, slots if few and not wide else -slots, abs(threads - BALANCED))
+                    one = Held(channels, images, threads, slots, held, blocks, int(at_once))
+                    made.setdefault((slots, images, held), (order, one))
+    return [one for _, one in sorted(made.values(), key=lambda pair: pair[0])]
+
+
+@cache
+def block_place(wide: bool) -> Any:
+    """Device function () -> (slab of an image, party of images): in NCHW the images of a channel, which wait for each other, come one after
+    the other; in NHWC the slabs of an image, which share what memory moves at once.
+    """
+    WIDE = wide
+
+    @jit(device=True)
+    def place():
+        x, y = i4(cuda.blockIdx.x), i4(cuda.blockIdx.y)
+        return (x, y) if WIDE else (y, x)
+
+    return place
+
+
+def grid_of(layout: str, slabs: int, parties: int) -> tuple[int, int]:
+    """The grid that `block_place` belongs to."""
+    return (slabs, parties) if layout == "NHWC" else (parties, slabs)
+
+
+@cache
+def place_of(team: Team) -> Any:
+    """Device function (tid) -> (channel, image, rank): of the thread's plane within the slab, and the thread's number in its team."""
+    RANKS, WIDE, CHANNELS = team.ranks, team.wide, team.channels
+
+    @jit(device=True)
+    def place(tid):
+        if WIDE:
+            rank, channel = split(tid, CHANNELS)
+            return channel, i4(0), rank
+        of, rank = split(tid, RANKS)
+        image, channel = split(of, CHANNELS)
+        return channel, image, rank
+
+    return place
+
+
+@cache
+def elements_of(team: Team) -> Any:
+    """Device function (n, c, rank, C, HW) -> (offset of the thread's first element, 1 if it has the last slot too)."""
+    WIDE, BEFORE = team.wide, (team.slots - 1) * team.ranks
+
+    @jit(device=True)
+    def start(n, c, rank, C, HW):
+        if WIDE:
+            return i4((n * HW + rank) * C + c), i4(rank + i4(BEFORE)) < HW
+        return i4((n * C + c) * HW + i4(4) * rank), i4(rank + i4(BEFORE)) < i4(HW >> i4(2))
+
+    return start
+
+
+@cache
+def loading(kind: str, team: Team) -> Any:
+    """Device function (held, array, start, tail): the thread's elements; zeros in the last slot if it has none there."""
+    WIDE, LAST, STRIDE = team.wide, team.slots - 1, team.stride
+    load, (load4, _), load4_if = scalar_io(kind)[0], vector_io(kind), vector_load_if(kind)
+
+    @jit(device=True)
+    def fill(held, array, start, tail):
+        if WIDE:
+            for i in range(LAST):
+                held[i] = load(array, u8(u8(start) + u8(i * STRIDE)))
+            held[LAST] = load(array, u8(u8(start) + u8(LAST * STRIDE))) if tail else f4(0)
+        else:
+            for i in range(LAST):
+                held[4 * i], held[4 * i + 1], held[4 * i + 2], held[4 * i + 3] = load4(array, i8(start) + i8(i * STRIDE))
+            i = LAST
+            held[4 * i], held[4 * i + 1], held[4 * i + 2], held[4 * i + 3] = load4_if(array, i8(start) + i8(i * STRIDE), tail)
+
+    return fill
+
+
+@cache
+def storing(kind: str, team: Team) -> Any:
+    """Device function (array, held, start, tail): the counterpart of `loading`."""
+    WIDE, SLOTS, STRIDE = team.wide, team.slots, team.stride
+    store, (_, store4) = scalar_io(kind)[1], vector_io(kind)
+
+    @jit(device=True)
+    def put(array, held, start, tail):
+        for i in range(SLOTS):
+            if i < SLOTS - 1 or tail:
+                if WIDE:
+                    store(array, u8(u8(start) + u8(i * STRIDE)), held[i])
+                else:
+                    store4(array, i8(start) + i8(i * STRIDE), held[4 * i], held[4 * i + 1], held[4 * i + 2], held[4 * i + 3])
+
+    return put
+
+
+@cache
+def spread_of(team: Team, keep: bool = True) -> Any:
+    """Device function (kept, held, lead, rank, HW) -> (mean, squares): of what the thread's warp has of the thread's group the mean, as its
+    distance from `lead`, and Σ (x − mean)²; both also go to kept (3, group, warp) with the count, for `joined`, if `keep`. Two passes over
+    registers.
+    """
+    WIDE, WIDTH, SLOTS, STEP, RANKS, WARPS, ALL = team.wide, team.width, team.slots, team.step, team.ranks, team.joint, team.groups * team.joint
+    LANES, BEFORE, FLOATS, GROUP = WARP // STEP, (SLOTS - 1) * RANKS, team.floats, team.group if team.wide else 1
+    SAFE, PIECES = WIDTH * (SLOTS - 1), WIDTH * GROUP
+    across = sum_over(WARP - STEP | GROUP - 1)
+
+    @jit(device=True)
+    def spread(kept, held, lead, rank, HW):
+        warp, lane = split(i4(cuda.threadIdx.x), WARP)
+        elements = HW if WIDE else i4(HW >> i4(2))
+        tail = i4(rank + i4(BEFORE)) < elements
+        # How many lanes have the last slot too.
+        behind = min(max(i4(elements - i4(BEFORE) - (rank - i4(u4(lane) // u4(STEP)))), i4(0)), i4(LANES))
+        count = f4(i4((i4((SLOTS - 1) * LANES) + behind) * i4(PIECES)))
+        total, other = f4(0), f4(0)
+        for j in range(0, FLOATS):
+            if j < SAFE or tail:
+                if j % 2 == 0:
+                    total += held[j] - lead
+                else:
+                    other += held[j] - lead
+        mean = across(total + other) * divide(f4(1), count)
+        centre, total, other = lead + mean, f4(0), f4(0)
+        for j in range(0, FLOATS):
+            if j < SAFE or tail:
+                away = held[j] - centre
+                if j % 2 == 0:
+                    total += away * away
+                else:
+                    other += away * away
+        squares = across(total + other)
+        if keep and (lane < i4(STEP) and i4(u4(lane) % u4(GROUP)) == i4(0) if WIDE else lane == i4(0)):
+            at = u4(i4(u4(lane) // u4(GROUP)) * i4(WARPS) + warp) if WIDE else u4(warp)
+            kept[at], kept[u4(u4(ALL) + at)], kept[u4(u4(2 * ALL) + at)] = mean, squares, count
+        return mean, squares
+
+    return spread
+
+
+@cache
+def joined(team: Team) -> Any:
+    """Device function (kept, group, count) -> the mean and the variance of a group, from its warps' (Chan's formula)."""
+    WARPS, ALL = team.joint, team.groups * team.joint
+
+    @jit(device=True)
+    def join(kept, group, count):
+        first, scale = u4(group * i4(WARPS)), divide(f4(1), count)
+        total, squares = f4(0), f4(0)
+        for w in range(WARPS):
+            total += kept[u4(first + u4(w))] * kept[u4(u4(2 * ALL) + first + u4(w))]
+        mean = total * scale
+        for w in range(WARPS):
+            away = kept[u4(first + u4(w))] - mean
+            squares += kept[u4(u4(ALL) + first + u4(w))] + kept[u4(u4(2 * ALL) + first + u4(w))] * away * away
+        return mean, squares * scale
+
+    return join
+
+
+@cache
+def adding(team: Team) -> Any:
+    """Device function (sums, value, plane, part): the `value`-th sum of every thread, added over each warp, goes to sums (value, plane, warp).
+
+    Behind a barrier `total_of` adds the warps'.
+    """
+    STEP, WARPS, PLANES = team.step, team.warps, team.planes
+    across = sum_over(WARP - STEP)
+
+    @jit(device=True)
+    def add(sums, value, plane, part):
+        warp, lane = split(i4(cuda.threadIdx.x), WARP)
+        total = across(part)
+        if lane < i4(STEP):
+            sums[u4((value * i4(PLANES) + plane) * i4(WARPS) + i4(u4(warp) % u4(WARPS)))] = total
+
+    return add
+
+
+@cache
+def total_of(team: Team) -> Any:
+    """Device function (sums, at) -> the sum of a plane: Σ over its warps of sums[at]; the order is fixed."""
+    WARPS = team.warps
+
+    @jit(device=True)
+    def total(sums, at):
+        first, value = u4(at * i4(WARPS)), f4(0)
+        for w in range(WARPS):
+            value += sums[u4(first + u4(w))]
+        return value
+
+    return total

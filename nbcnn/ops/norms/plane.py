@@ -1,0 +1,111 @@
+"""How the threads of a block share a slab of one image (some channels, all pixels), in both layouts, and how they add.
+
+A block has COLUMNS × ROWS threads, thread = row·COLUMNS + column: columns walk the channels of the slab, rows its pixels. Element
+(c, pixel) of image n lies at n·C·H·W + c·step_c + pixel·step_p. In NCHW a block has one column, so that neighbours read
+neighbouring pixels; in NHWC neighbours read neighbouring channels, 32 of them where there are as many.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from nbcnn.gpu.language import SIMULATOR, cuda, f4, i4, jit
+from nbcnn.ops.kernel.call import Call, Shape
+
+WIDEST = 32
+"""Columns of a block at most: neighbouring float32 of a warp's load."""
+LARGEST_BLOCK = 256
+SMALLEST_BLOCK = 8 if SIMULATOR else 32
+EACH = 4
+"""Elements that a thread should have before a block gets more threads."""
+
+
+def power_of_two(count: int) -> int:
+    """The smallest power of two ≥ count."""
+    return 1 << max(count - 1, 0).bit_length()
+
+
+@dataclass(frozen=True)
+class Slab:
+    """What a block takes of an image.
+
+    channels  channels of the slab: whole groups. group: channels of a group (1 where every plane is its own).
+    columns, threads  of the block, powers of two; more channels than columns are taken in turns, and are then one group.
+    """
+
+    channels: int
+    group: int
+    columns: int
+    threads: int
+
+    @property
+    def rows(self) -> int:
+        return self.threads // self.columns
+
+
+def slab_of(shape: Shape, layout: str, group: int) -> Slab:
+    """The slab for images of logical `shape` (N,C,H,W) with groups of `group` channels."""
+    _, c, h, w = shape
+    if layout == "NCHW":
+        channels, columns = group, 1
+    else:
+        channels = min(max(WIDEST // group, 1) * group, c)
+        columns = min(power_of_two(channels), WIDEST)
+    enough = power_of_two(-(-channels * h * w // EACH))
+    return Slab(channels, group, columns, min(max(enough, columns, SMALLEST_BLOCK), LARGEST_BLOCK))
+
+
+def steps(call: Call) -> tuple[int, int, int, int]:
+    """(C, H·W, step_c, step_p) of the images of a call."""
+    _, c, h, w = call.in_shapes[0]
+    return (c, h * w, 1, c) if call.layout == "NHWC" else (c, h * w, h * w, 1)
+
+
+@cache
+def column_sum(columns: int, threads: int) -> Any:
+    """Device function (values, value): the sum of `value` over the rows of the thread's column, the same in each of them.
+
+    values: shared, one float32 a thread. Every thread of the block must call it; the order of addition is a fixed tree.
+    """
+    half_way = threads // 2
+
+    @jit(device=True)
+    def add(values, value):
+        tid = i4(cuda.threadIdx.x)
+        cuda.syncthreads()
+        values[tid] = value
+        cuda.syncthreads()
+        half = i4(half_way)
+        while half >= i4(columns):
+            if tid < half:
+                values[tid] += values[tid + half]
+            cuda.syncthreads()
+            half = i4(half >> i4(1))
+        return values[tid & i4(columns - 1)]
+
+    return add
+
+
+@cache
+def group_sum(slab: Slab) -> Any:
+    """Device function (values, value): the sum of `value`, equal in all rows of a column, over the columns of the thread's group."""
+    columns, group = slab.columns, slab.group
+    one = slab.channels == slab.group
+
+    @jit(device=True)
+    def add(values, value):
+        column = i4(i4(cuda.threadIdx.x) & i4(columns - 1))
+        first = i4(0) if one else i4(column // i4(group) * i4(group))
+        last = i4(columns) if one else i4(min(first + i4(group), i4(columns)))
+        cuda.syncthreads()
+        if i4(cuda.threadIdx.x) < i4(columns):
+            values[column] = value
+        cuda.syncthreads()
+        total = f4(0)
+        for i in range(first, last):
+            total += values[i]
+        return total
+
+    return add

@@ -1,0 +1,57 @@
+"""Sums over the images of a batch: out[row][c] = factor · Σ_n partials[row, n, c], each in a fixed order."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from nbcnn.gpu.language import cuda, f4, i4, jit
+from nbcnn.ops.kernel.call import Launch
+from nbcnn.ops.norms.plane import WIDEST, column_sum, power_of_two
+
+AT_ONCE = 8
+"""Images that a block adds side by side, at most."""
+
+
+@cache
+def rows_kernel(rows: int, columns: int, threads: int) -> Any:
+    in_column = column_sum(columns, threads)
+    COLUMNS, THREADS, STRIDE = columns, threads, threads // columns
+
+    @jit()
+    def evonorm_rows_kernel(partials, a, b, c, d, N, C):
+        """out[c] = Σ_n partials[row, n, c] for row = blockIdx.y and out = a, b, c or d.
+
+        grid (⌈C/columns⌉, rows), block up to 256; owns: a block up to 32 channels of a row, a thread every eighth image of one.
+        shared 4 bytes a thread; moves 4·N·C bytes a row.
+        """
+        values = cuda.shared.array(THREADS, f4)
+        tid = i4(cuda.threadIdx.x)
+        row = i4(cuda.blockIdx.y)
+        channel = i4(i4(cuda.blockIdx.x) * i4(COLUMNS) + (tid & i4(COLUMNS - 1)))
+        total = f4(0)
+        for n in range(i4(tid // i4(COLUMNS)), N if channel < C else i4(0), i4(STRIDE)):
+            total += partials[(row * N + n) * C + channel]
+        total = in_column(values, total)
+        if tid < i4(COLUMNS) and channel < C:
+            if row == i4(0):
+                a[channel] = total
+            elif row == i4(1):
+                b[channel] = total
+            elif row == i4(2):
+                c[channel] = total
+            elif rows > 3:
+                d[channel] = total
+
+    return evonorm_rows_kernel
+
+
+def launch_rows(partials: Any, outs: tuple[Any, ...], images: int, channels: int) -> Launch:
+    """The launch that fills `outs` (three or four arrays of `channels`) from partials (rows, images, channels)."""
+    arrays = (*outs, outs[-1])[:4]
+    columns = min(power_of_two(channels), WIDEST)
+    threads = columns * min(power_of_two(images), AT_ONCE)
+    args = (partials, *arrays, np.int32(images), np.int32(channels))
+    return Launch(rows_kernel(len(outs), columns, threads), (-(-channels // columns), len(outs)), threads, args)

@@ -1,0 +1,199 @@
+"""EvoNorm-S0: on slabs held in registers where they fit (s0_held.py), else by the kernels here, which take any shape.
+
+A block has whole groups of one image, so one kernel has statistics, result and gradient; it reads x again for each.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from nbcnn.gpu.language import SIMULATOR, cuda, f4, i4, jit
+from nbcnn.ops.kernel import elementwise
+from nbcnn.ops.kernel.call import Call, Impl, Launch
+from nbcnn.ops.kernel.stored import kinds, scalar_io
+from nbcnn.ops.kernel.windows import split
+from nbcnn.ops.norms import s0_held, traffic
+from nbcnn.ops.norms.held import Held, slabs_of
+from nbcnn.ops.norms.plane import Slab, column_sum, group_sum, slab_of, steps
+from nbcnn.ops.norms.rows import launch_rows
+from nbcnn.ops.norms.sigmoid import both_sides
+
+PARTIALS = 3
+"""Sums of every plane that the gradients of the parameters are made of."""
+
+
+@cache
+def fprop_kernel(kind: str, slab: Slab) -> Any:
+    load, store = scalar_io(kind)
+    in_column, in_group = column_sum(slab.columns, slab.threads), group_sum(slab)
+    CHANNELS, GROUP, COLUMNS, ROWS, THREADS = slab.channels, slab.group, slab.columns, slab.rows, slab.threads
+
+    @jit()
+    def evonorm_s0_fprop_kernel(x, gamma, beta, v, y, shift, std, slabs, C, HW, step_c, step_p, eps):
+        """y = γ·x·σ(v·x)/s + β; shift, std of every group.
+
+        grid N·slabs, block 32–256; owns: a block whole groups of an image, a thread pixels of one channel at a time.
+        shared 4 bytes a thread; moves 8·x bytes (two further reads of x meet in L1). source: arXiv:2004.02967.
+        """
+        values = cuda.shared.array(THREADS, f4)
+        tid = i4(cuda.threadIdx.x)
+        column, row = i4(tid & i4(COLUMNS - 1)), i4(tid // i4(COLUMNS))
+        n, block = split(i4(cuda.blockIdx.x), slabs)
+        first = i4(block * i4(CHANNELS))
+        start = i4(n * C * HW)
+        mine = i4(column // i4(GROUP)) if CHANNELS > GROUP else i4(0)
+        channels = min(i4(CHANNELS), i4(C - first))
+        working = column < channels
+        lead = load(x, i4(start + (first + mine * i4(GROUP)) * step_c)) if working else f4(0)
+
+        total = f4(0)
+        for c in range(column, channels, i4(COLUMNS)):
+            for p in range(row, HW, i4(ROWS)):
+                total += load(x, i4(start + (first + c) * step_c + p * step_p)) - lead
+        count = f4(GROUP * HW)
+        offset = in_group(values, in_column(values, total)) / count
+
+        total = f4(0)
+        for c in range(column, channels, i4(COLUMNS)):
+            for p in range(row, HW, i4(ROWS)):
+                centred = load(x, i4(start + (first + c) * step_c + p * step_p)) - lead - offset
+                total += centred * centred
+        s = f4(math.sqrt(in_group(values, in_column(values, total)) / count + eps))
+        groups = i4(C // i4(GROUP))
+        if working and row == i4(0) and column == mine * i4(GROUP):
+            at = i4(n * groups + first // i4(GROUP) + mine)
+            shift[at] = offset
+            std[at] = s
+
+        scale = f4(1) / s
+        for c in range(column, channels, i4(COLUMNS)):
+            factor, plus, slope = gamma[first + c] * scale, beta[first + c], v[first + c]
+            for p in range(row, HW, i4(ROWS)):
+                at = i4(start + (first + c) * step_c + p * step_p)
+                value = load(x, at)
+                sigma, _ = both_sides(slope * value)
+                store(y, at, factor * value * sigma + plus)
+
+    return evonorm_s0_fprop_kernel
+
+
+@cache
+def grads_kernel(kind: str, slab: Slab) -> Any:
+    load, store = scalar_io(kind)
+    in_column, in_group = column_sum(slab.columns, slab.threads), group_sum(slab)
+    CHANNELS, GROUP, COLUMNS, ROWS, THREADS = slab.channels, slab.group, slab.columns, slab.rows, slab.threads
+
+    @jit()
+    def evonorm_s0_grads_kernel(dy, x, gamma, v, shift, std, dx, partials, slabs, N, C, HW, step_c, step_p):
+        """dx; and of every plane Σ g, Σ g·p/s, Σ h·x²σ(1−σ)/s, in partials (3,N,C).
+
+        grid N·slabs, block 32–256; owns: a block whole groups of an image, a thread pixels of one channel at a time.
+        shared 4 bytes a thread; moves 12·x bytes (the second read of x and dy meets in L1). source: arXiv:2004.02967.
+        """
+        values = cuda.shared.array(THREADS, f4)
+        tid = i4(cuda.threadIdx.x)
+        column, row = i4(tid & i4(COLUMNS - 1)), i4(tid // i4(COLUMNS))
+        n, block = split(i4(cuda.blockIdx.x), slabs)
+        first = i4(block * i4(CHANNELS))
+        start = i4(n * C * HW)
+        mine = i4(column // i4(GROUP)) if CHANNELS > GROUP else i4(0)
+        channels = min(i4(CHANNELS), i4(C - first))
+        working = column < channels
+        groups = i4(C // i4(GROUP))
+        of_group = i4(n * groups + first // i4(GROUP) + mine)
+        scale = f4(1) / std[of_group] if working else f4(0)
+        lead = load(x, i4(start + (first + mine * i4(GROUP)) * step_c)) + f4(0) if working else f4(0)
+        offset = shift[of_group] if working else f4(0)
+
+        pull = f4(0)
+        for turn in range(i4(0), channels, i4(COLUMNS)):
+            c = i4(turn + column)
+            inside = c < channels
+            sum_g, sum_p, sum_v = f4(0), f4(0), f4(0)
+            slope = v[first + c] if inside else f4(0)
+            factor = gamma[first + c] if inside else f4(0)
+            for p in range(row, HW if inside else i4(0), i4(ROWS)):
+                at = i4(start + (first + c) * step_c + p * step_p)
+                value, g = load(x, at), load(dy, at)
+                sigma, rest = both_sides(slope * value)
+                gp = g * value * sigma
+                sum_g += g
+                sum_p += gp
+                sum_v += gp * value * rest
+            sum_g = in_column(values, sum_g)
+            sum_p = in_column(values, sum_p) * scale
+            sum_v = in_column(values, sum_v) * (scale * factor)
+            pull += factor * sum_p
+            if inside and row == i4(0):
+                plane = i4(n * C + first + c)
+                partials[plane] = sum_g
+                partials[N * C + plane] = sum_p
+                partials[i4(2) * N * C + plane] = sum_v
+        pull = in_group(values, pull) * scale / f4(GROUP * HW)
+
+        for c in range(column, channels, i4(COLUMNS)):
+            slope, factor = v[first + c], gamma[first + c] * scale
+            for p in range(row, HW, i4(ROWS)):
+                at = i4(start + (first + c) * step_c + p * step_p)
+                value = load(x, at)
+                sigma, rest = both_sides(slope * value)
+                direct = factor * load(dy, at) * (sigma + slope * value * sigma * rest)
+                store(dx, at, direct - pull * scale * ((value - lead) - offset))
+
+    return evonorm_s0_grads_kernel
+
+
+def bind_fprop(call: Call) -> list[Launch]:
+    """One launch."""
+    if call.tile is not None:
+        return s0_held.bind_fprop(call)
+    slab, slabs, grid, extents = _extents(call, 0)
+    kernel = fprop_kernel(kinds(call)[0], slab)
+    return [Launch(kernel, grid, slab.threads, (*call.ins, *call.outs, slabs, *extents, np.float32(call.attrs["eps"])))]
+
+
+def bind_grads(call: Call) -> list[Launch]:
+    """One launch for dx and the sums of every plane, one that adds these over the images; or one for all."""
+    if call.tile is not None:
+        return s0_held.bind_grads(call)
+    slab, slabs, grid, extents = _extents(call, 1)
+    n, c = call.in_shapes[0][:2]
+    dx, dgamma, dbeta, dv = call.outs
+    partials = call.scratch[: scratch_grads(call)].view(np.float32)
+    kernel = grads_kernel(kinds(call)[0], slab)
+    first = Launch(kernel, grid, slab.threads, (*call.ins, dx, partials, slabs, np.int32(n), *extents))
+    return [first, launch_rows(partials, (dbeta, dgamma, dv), n, c)]
+
+
+def scratch_grads(call: Call) -> int:
+    """Bytes of the sums of every plane."""
+    n, c = call.in_shapes[0][:2]
+    return 4 * PARTIALS * n * c
+
+
+def _extents(call: Call, image: int) -> tuple[Slab, np.int32, int, tuple[np.int32, ...]]:
+    """The slab, slabs an image, the grid, and the extents that the kernels take."""
+    shape = call.in_shapes[image]
+    slab = slab_of(shape, call.layout, shape[1] // call.attrs["groups"])
+    slabs = -(-shape[1] // slab.channels)
+    return slab, np.int32(slabs), shape[0] * slabs, tuple(np.int32(s) for s in steps(call))
+
+
+def candidates(call: Call, multiprocessors: int) -> list[Held]:
+    """Slabs that can be held: of x, or of x and dy."""
+    image = len(call.in_shapes[0]) == len(call.in_shapes[1])
+    shape, tensors = call.in_shapes[1 if image else 0], 2 if image else 1
+    return slabs_of(shape, call.layout, shape[1] // call.attrs["groups"], (tensors,), multiprocessors)
+
+
+def tile(call: Call, multiprocessors: int) -> Held | None:
+    """The first of `candidates`. The simulator runs a thread as a Python thread: there only a test asks for a slab to be held."""
+    return None if SIMULATOR else next(iter(candidates(call, multiprocessors)), None)
+
+
+FPROP = Impl(bind_fprop, supports=elementwise.supports, tile=tile, candidates=candidates, traffic=traffic.s0_fprop)
+GRADS = Impl(bind_grads, scratch_grads, elementwise.supports, tile, candidates=candidates, traffic=traffic.s0_grads)

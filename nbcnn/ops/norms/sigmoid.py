@@ -1,0 +1,16 @@
+"""σ(z) and 1 − σ(z) for the kernels of EvoNorm-S0."""
+
+from __future__ import annotations
+
+import math
+
+from nbcnn.gpu.language import f4, jit
+from nbcnn.ops.activations.sigmoid import divide
+
+
+@jit(device=True)
+def both_sides(z):
+    """σ(z) and 1 − σ(z), neither by subtraction from 1."""
+    e = f4(math.exp(-abs(z)))
+    t = divide(f4(1), f4(1) + e)
+    return (e * t, t) if z < f4(0) else (t, e * t)

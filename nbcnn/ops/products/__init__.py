@@ -1,0 +1,1 @@
+"""Matrix products: GEMM and the RBF kernel matrix."""

@@ -1,0 +1,342 @@
+"""Matrix products of Hopper's tensor cores: c = a·bᵀ in bf16 and tf32, both operands straight from their rows through TMA.
+
+As many blocks as fit stay for the whole product and take one tile after another; while the consumers write a tile's results, the producer
+already fills the ring for the next. Tiles are taken in bands of `band` rows of tiles, column by column, so that the tiles that are
+under way together are about a square of c, and what they read of a and b stays in the second-level cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from nbcnn.gpu.language import cuda, f4, i4, i8, jit, types, u4
+from nbcnn.ops.conv.thin.shape import unrolled
+from nbcnn.ops.conv.wgmma.mainloop import multiply_slot
+from nbcnn.ops.conv.wgmma.tile import ALIGNMENT, KINDS, WARPGROUP, Kind, Tile, slot_bytes
+from nbcnn.ops.kernel import tensor_maps
+from nbcnn.ops.kernel.call import Call, Impl, Launch
+from nbcnn.ops.kernel.tensor_maps import ROW_BYTES
+from nbcnn.ops.kernel.traffic import Traffic, ceil_div, clipped
+from nbcnn.ops.ptx.asm import byte_address_global, byte_address_shared
+from nbcnn.ops.ptx.cvt import bf16x2, tf32
+from nbcnn.ops.ptx.mbarrier import fence_mbarrier_init, mbarrier_arrive, mbarrier_arrive_expect_tx, mbarrier_init, mbarrier_wait
+from nbcnn.ops.ptx.shuffle import exchange_word
+from nbcnn.ops.ptx.tma import fence_tensor_map, load_tile_2d
+from nbcnn.ops.ptx.vector import store2, store_bf16x8
+from nbcnn.ops.ptx.wgmma import wgmma_wait, wgmma_wait_all
+from nbcnn.plan.shapes import numel
+
+u8 = types.uint64
+_BARRIERS = 256
+
+
+@dataclass(frozen=True)
+class ProductTile:
+    """As a convolution's `Tile`; `band` rows of tiles are taken together, and `resident` blocks run in all, each taking tile after tile."""
+
+    BM: int
+    BN: int
+    groups: int
+    slots: int
+    blocks: int
+    band: int
+    resident: int
+
+    @property
+    def shape(self) -> Tile:
+        """What a kernel is compiled for."""
+        return Tile(self.BM, self.BN, self.groups, self.slots, self.blocks)
+
+
+@cache
+def _place(tile: Tile) -> Any:
+    """Device function (t, down, across, band) -> first row and column of tile t."""
+    BM, BN = tile.BM, tile.BN
+
+    @jit(device=True)
+    def run(t, down, across, band):
+        of_band = i4(band * across)
+        at = i4(u4(t) // u4(of_band))
+        first = i4(at * band)
+        rest = i4(t - at * of_band)
+        rows = min(band, i4(down - first))
+        tile_n = i4(u4(rest) // u4(rows))
+        return i4((first + rest - tile_n * rows) * i4(BM)), i4(tile_n * i4(BN))
+
+    return run
+
+
+@cache
+def _producer(tile: Tile, kind_name: str) -> Any:
+    """Device function for one thread: fetch every step of every tile of this block into the ring, each as soon as its slot is empty."""
+    kind = KINDS[kind_name]
+    SLOT, SLOTS, A_BYTES, COLUMNS = slot_bytes(tile, kind), tile.slots, tile.BM * ROW_BYTES, kind.channels
+    place = _place(tile)
+
+    @jit(device=True)
+    def run(maps, ring, full, empty, steps, down, across, band):
+        a_map = maps
+        b_map = maps + u8(ROW_BYTES)
+        fence_tensor_map(a_map)
+        fence_tensor_map(b_map)
+        slot, parity = i4(0), u4(1)
+        t, stride, tiles = i4(cuda.blockIdx.x), i4(cuda.gridDim.x), i4(down * across)
+        while t < tiles:
+            m0, n0 = place(t, down, across, band)
+            step = i4(0)
+            while step < steps:
+                here = u4(slot * i4(8))
+                to = ring + u4(slot * i4(SLOT))
+                mbarrier_wait(empty + here, parity)
+                mbarrier_arrive_expect_tx(full + here, u4(SLOT))
+                column = i4(step * i4(COLUMNS))
+                load_tile_2d(to, a_map, column, m0, full + here)
+                load_tile_2d(to + u4(A_BYTES), b_map, column, n0, full + here)
+                slot = i4(slot + i4(1))
+                if slot == i4(SLOTS):
+                    slot = i4(0)
+                    parity = parity ^ u4(1)
+                step = i4(step + i4(1))
+            t = i4(t + stride)
+
+    return run
+
+
+@cache
+def _consumer(tile: Tile, kind_name: str) -> Any:
+    """Device function (acc, ring, full, empty, group, lane, steps, slot, parity) -> slot and parity behind the tile: acc = A·Bᵀ."""
+    kind = KINDS[kind_name]
+    SLOT, SLOTS, A_BYTES = slot_bytes(tile, kind), tile.slots, tile.BM * ROW_BYTES
+    GROUP_BYTES, SUMS = A_BYTES // tile.groups, tile.BM // tile.groups * tile.BN // WARPGROUP
+    multiply, one_running, all_done = multiply_slot(tile, kind_name), wgmma_wait(1), wgmma_wait_all(SUMS)
+
+    @jit(device=True)
+    def run(acc, ring, full, empty, group, lane, steps, slot, parity):
+        step, previous = i4(0), slot
+        while step < steps:
+            mbarrier_wait(full + u4(slot * i4(8)), parity)
+            a = ring + u4(slot * i4(SLOT))
+            multiply(acc, a + u4(group * i4(GROUP_BYTES)), a + u4(A_BYTES), u4(1) if step > i4(0) else u4(0))
+            one_running()
+            if lane == i4(0) and step > i4(0):
+                mbarrier_arrive(empty + u4(previous * i4(8)))
+            previous = slot
+            slot = i4(slot + i4(1))
+            if slot == i4(SLOTS):
+                slot = i4(0)
+                parity = parity ^ u4(1)
+            step = i4(step + i4(1))
+        all_done(acc)
+        if lane == i4(0):
+            mbarrier_arrive(empty + u4(previous * i4(8)))
+        return slot, parity
+
+    return run
+
+
+@cache
+def _four_words(first: int) -> Any:
+    """Device function (acc, c, at, lane, wanted): sums first … of four eights of columns, rounded to bfloat16, 16 bytes a lane.
+
+    A lane holds two columns of each eight; the four lanes of a row exchange them, so that each has all of one eight: it transposes 4×4 words.
+    """
+    A, B, C, D = first, first + 4, first + 8, first + 12
+
+    @jit(device=True)
+    def run(acc, c, at, lane, wanted):
+        w0, w1 = bf16x2(acc[A], acc[A + 1]), bf16x2(acc[B], acc[B + 1])
+        w2, w3 = bf16x2(acc[C], acc[C + 1]), bf16x2(acc[D], acc[D + 1])
+        odd, upper = (lane & i4(1)) != i4(0), (lane & i4(2)) != i4(0)
+        r0 = exchange_word(w0 if odd else w1, u4(1))
+        r1 = exchange_word(w2 if odd else w3, u4(1))
+        w0, w1 = (r0, w1) if odd else (w0, r0)
+        w2, w3 = (r1, w3) if odd else (w2, r1)
+        r0 = exchange_word(w0 if upper else w2, u4(2))
+        r1 = exchange_word(w1 if upper else w3, u4(2))
+        w0, w1, w2, w3 = (r0, r1, w2, w3) if upper else (w0, w1, r0, r1)
+        if wanted:
+            store_bf16x8(c, at, w0, w1, w2, w3)
+
+    return run
+
+
+@cache
+def _store(tile: Tile, kind_name: str) -> Any:
+    """Device function (acc, c, m0, n0, M, N, group, warp, lane): a thread's sums to c, from registers."""
+    ROWS, EIGHTS, BF16 = tile.BM // tile.groups, tile.BN // 8, KINDS[kind_name].result == 2
+    HALVES, OWN = ROWS // 64, 8 if BF16 else 2
+
+    def row_of_fours(half: int, h: int) -> Any:
+        def four(j: int) -> Any:
+            put = _four_words((half * EIGHTS + j) * 4 + 2 * h)
+            ACROSS = 8 * j
+
+            @jit(device=True)
+            def run(acc, c, start, left, lane):
+                put(acc, c, start + i8(ACROSS), lane, i4(ACROSS) < left)
+
+            return run
+
+        return unrolled([four(j) for j in range(0, EIGHTS, 4)])
+
+    def row_of_twos(half: int, h: int) -> Any:
+        @jit(device=True)
+        def run(acc, c, start, left, lane):
+            for j in range(EIGHTS):
+                at = (half * EIGHTS + j) * 4 + 2 * h
+                if i4(8 * j) < left:
+                    store2(c, start + i8(8 * j), tf32(acc[at]), tf32(acc[at + 1]))
+
+        return run
+
+    def row(half: int, h: int) -> Any:
+        every, DOWN = (row_of_fours if BF16 else row_of_twos)(half, h), half * 64 + 8 * h
+
+        @jit(device=True)
+        def run(acc, c, m, n, M, N, lane):
+            at = i4(m + i4(DOWN))
+            every(acc, c, i8(at) * i8(N) + i8(n), i4(N - n) if at < M else i4(0), lane)
+
+        return run
+
+    rows = unrolled([row(half, h) for half in range(HALVES) for h in range(2)])
+
+    @jit(device=True)
+    def run(acc, c, m0, n0, M, N, group, warp, lane):
+        m = i4(m0 + group * i4(ROWS) + (warp & i4(3)) * i4(16) + (lane >> i4(2)))
+        rows(acc, c, m, i4(n0 + (lane & i4(3)) * i4(OWN)), M, N, lane)
+
+    return run
+
+
+@cache
+def product_kernel(tile: Tile, kind_name: str) -> Any:
+    """The kernel for one tile and precision."""
+    THREADS, WARPS, SLOTS = tile.threads, 4 * tile.groups, tile.slots
+    RING, SUMS = tile.slots * slot_bytes(tile, KINDS[kind_name]), tile.BM // tile.groups * tile.BN // WARPGROUP
+    place, produce, consume, store = _place(tile), _producer(tile, kind_name), _consumer(tile, kind_name), _store(tile, kind_name)
+
+    @jit(launch_bounds=(THREADS, tile.blocks))
+    def gemm_wgmma_kernel(maps, c, M, N, steps, down, across, band):
+        """c[m][n] = Σ_k a[m][k] · b[n][k], added in float32, rounded once.
+
+        gemm    GM, GN, GK = M, N, K; GK in `steps` of 128 bytes.
+        grid    as many blocks as run together; block i takes the tiles i, i + grid, …, in bands of `band` rows of tiles.
+        block   `groups` warpgroups that multiply, one warp of which a single thread has tiles fetched.
+        owns    block BM × BN at a time, warpgroup BM/groups × BN, thread 2 columns of 8, every 8th row.
+        shared  the ring of slots, (BM + BN)·128 bytes each, and its barriers.
+        moves   a once a column of tiles, b once a row of tiles, mostly out of L2; c once.
+        needs   compute capability 9.0; rows of a and b of whole 16 bytes, N a multiple of 8.
+        source  NVIDIA, PTX ISA, "Asynchronous warpgroup level matrix instructions"; CUTLASS, "Efficient GEMM in CUDA" (persistent, warp specialised).
+        """
+        memory = cuda.shared.array(0, np.uint8)
+        ring = u4((byte_address_shared(memory) + u4(ALIGNMENT - 1)) & u4(0xFFFFFFFF - ALIGNMENT + 1))
+        full = ring + u4(RING)
+        empty = full + u4(SLOTS * 8)
+        tid = i4(cuda.threadIdx.x)
+        lane = i4(tid & i4(31))
+        warp = i4(tid >> i4(5))
+        if tid == i4(0):
+            for slot in range(SLOTS):
+                mbarrier_init(full + u4(8 * slot), u4(1))
+                mbarrier_init(empty + u4(8 * slot), u4(WARPS))
+            fence_mbarrier_init()
+        cuda.syncthreads()
+        if warp == i4(WARPS):
+            if lane == i4(0):
+                produce(byte_address_global(maps), ring, full, empty, steps, down, across, band)
+        else:
+            acc = cuda.local.array(SUMS, f4)
+            group = i4(warp >> i4(2))
+            at, parity = i4(0), u4(0)
+            t, stride, tiles = i4(cuda.blockIdx.x), i4(cuda.gridDim.x), i4(down * across)
+            while t < tiles:
+                m0, n0 = place(t, down, across, band)
+                at, parity = consume(acc, ring, full, empty, group, lane, steps, at, parity)
+                store(acc, c, m0, n0, M, N, group, warp, lane)
+                t = i4(t + stride)
+
+    return gemm_wgmma_kernel
+
+
+def shared_bytes(tile: Tile, kind: Kind) -> int:
+    """Dynamic shared memory of a block: room to align, the ring, its barriers."""
+    return ALIGNMENT + tile.slots * slot_bytes(tile, kind) + _BARRIERS
+
+
+_TILES = (Tile(128, 256, 2, 4, 1), Tile(128, 128, 2, 3, 2), Tile(128, 64, 2, 4, 2), Tile(64, 64, 1, 6, 2))
+_BANDS = (16, 8)
+
+
+def _extents(call: Call) -> tuple[int, int, int]:
+    (M, K), (N, _) = call.in_shapes
+    return M, N, K
+
+
+def _candidates(call: Call, multiprocessors: int) -> list[ProductTile]:
+    M, N, _ = _extents(call)
+    made = []
+    for tile in _TILES:
+        tiles = ceil_div(M, tile.BM) * ceil_div(N, tile.BN)
+        resident = min(tiles, multiprocessors * tile.blocks)
+        made += [ProductTile(tile.BM, tile.BN, tile.groups, tile.slots, tile.blocks, band, resident) for band in _BANDS]
+    return made
+
+
+# Nanoseconds that a wave of tiles takes for one step and for beginning and end, on an H200.
+_TIMES = {(128, 256): (640, 4000), (128, 128): (780, 3000), (128, 64): (620, 2500), (64, 64): (370, 2000)}
+
+
+def _choose(call: Call, kind: Kind, multiprocessors: int) -> ProductTile:
+    M, N, K = _extents(call)
+
+    def nanoseconds(tile: ProductTile) -> int:
+        step, ends = _TIMES[tile.BM, tile.BN]
+        waves = ceil_div(ceil_div(M, tile.BM) * ceil_div(N, tile.BN), multiprocessors * tile.blocks)
+        return waves * (ceil_div(K, kind.channels) * step + ends)
+
+    return min(_candidates(call, multiprocessors), key=nanoseconds)
+
+
+def _refusal(call: Call, kind: Kind) -> str | None:
+    _, N, K = _extents(call)
+    if K * kind.element % 16:
+        return f"rows of {K} elements are no multiple of 16 bytes, as TMA wants them"
+    if N % 8:
+        return f"{N} columns are not a multiple of 8"
+    largest = max(numel(shape) for shape in (*call.in_shapes, *call.out_shapes))
+    return None if largest < 2**31 else f"a matrix of {largest:,} elements is more than 32-bit offsets reach"
+
+
+def _bind(call: Call, kind: Kind) -> list[Launch]:
+    (a, b), (c,), (M, N, K), tile = call.ins, call.outs, _extents(call), call.tile
+    shape, box = tile.shape, kind.channels
+    maps = tensor_maps.upload(tensor_maps.encode_tiled(a, (K, M), (box, tile.BM)), tensor_maps.encode_tiled(b, (K, N), (box, tile.BN)))
+    scalars = (M, N, ceil_div(K, box), ceil_div(M, tile.BM), ceil_div(N, tile.BN), tile.band)
+    args = (maps, c, *(np.int32(v) for v in scalars))
+    return [Launch(product_kernel(shape, kind.name), tile.resident, shape.threads, args, shared_bytes(shape, kind), keep=(maps, a, b))]
+
+
+def _traffic(call: Call, kind: Kind) -> Sequence[Traffic]:
+    M, N, K = _extents(call)
+    rows, columns = clipped(M, call.tile.BM) * ceil_div(N, call.tile.BN), clipped(N, call.tile.BN) * ceil_div(M, call.tile.BM)
+    return [Traffic(kind.element * K * (rows + columns), kind.result * M * N, kind.element * K * (M + N))]
+
+
+def implementation(precision: str) -> Impl:
+    """The product in bf16 or tf32."""
+    kind = KINDS[precision]
+    return Impl(
+        lambda call: _bind(call, kind),
+        supports=lambda call: _refusal(call, kind),
+        tile=lambda call, multiprocessors: _choose(call, kind, multiprocessors),
+        needs=(9, 0),
+        candidates=_candidates,
+        traffic=lambda call: _traffic(call, kind),
+        exactly=True,
+    )

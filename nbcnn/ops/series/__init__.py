@@ -1,0 +1,1 @@
+"""Ops on series: depthwise and pointwise convolutions, state-space kernels, windows."""

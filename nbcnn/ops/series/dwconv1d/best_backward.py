@@ -1,0 +1,303 @@
+"""Variant best, backward: the weight gradient, and both gradients from one load of x and dy.
+
+The weight gradient is the sum of `sliding.py` again, with dy as the factors and taps as the results: a lane works in a row of its
+own, on twelve taps, and keeps their sums in registers over a strip of the batch. Rows are added up at the end of a strip, once.
+The fused kernel has in shared memory all that the input's gradient needs but the filter, so it makes that from the same tiles:
+12 bytes of memory an element instead of 16.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from nbcnn.gpu.language import cuda, f4, i4, jit, u4
+from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks
+from nbcnn.ops.kernel.traffic import Traffic, element
+from nbcnn.ops.ptx.shuffle import WARP
+from nbcnn.ops.series.dwconv1d import boxes, boxes_backward, partials, segments, segments_backward, whole, whole_backward
+from nbcnn.ops.series.dwconv1d.best import by_tma
+from nbcnn.ops.series.dwconv1d.boxes import Boxes
+from nbcnn.ops.series.dwconv1d.results import put_results, store_rows
+from nbcnn.ops.series.dwconv1d.segments import Segments
+from nbcnn.ops.series.dwconv1d.series import Correlation, of_backward, of_gradient, supports
+from nbcnn.ops.series.dwconv1d.sliding import MOST_SEGMENTS, OVERRUN, OWN, ROWS, Sliding, choose, odd_quads, slide, stage_rows
+from nbcnn.ops.series.dwconv1d.staging import fill_filter, quads, row_loads, shift_of
+from nbcnn.ops.series.dwconv1d.whole import Whole
+
+RESIDENT = 768
+"""Threads that a multiprocessor is to hold: up to 80 registers each."""
+FUSED_TAPS = OWN * MOST_SEGMENTS
+"""The longest filter whose gradients one kernel makes."""
+APART = OWN + 1
+"""Places between the sums of two lanes: an odd number, so that they lie in different banks."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """What is frozen into a kernel besides the tile: warps along the taps, shifts of x and dy (`sliding.py`), whether L is a multiple
+    of four; and for the input's gradient whether it is made, the order of the taps, and whether there is a skip."""
+
+    taps: int
+    shift_x: int
+    shift_dy: int
+    vector: bool
+    with_dx: bool
+    flipped: bool
+    skip: bool
+
+    def warps(self, tile: Sliding) -> int:
+        return max(self.taps, tile.segments) if self.with_dx else self.taps
+
+
+@functools.cache
+def kernel_for(tile: Sliding, form: Form, kind: str, out_kind: str) -> Any:
+    """The kernel of the partial sums, and of dx if `form` says so; x and dy are stored as `kind`, dx as `out_kind`."""
+    SEGMENTS, PACK, TILE, TAP_SEGMENTS, TAPS = tile.segments, tile.pack, tile.length, form.taps, OWN * form.taps
+    WARPS, SERIES, SHIFT_X, SHIFT_DY, WITH_DX = form.warps(tile), ROWS // PACK, form.shift_x, form.shift_dy, form.with_dx
+    THREADS, REACH = WARP * WARPS, (PACK - 1) * TILE + OWN - 1
+    stage = stage_rows(kind, form.vector, WARPS, PACK, TILE)
+    store = store_rows(out_kind, form.vector, WARPS, PACK, TILE)
+    stage_filter, run, run_dx = fill_filter(form.flipped, form.skip, THREADS), slide(SHIFT_X), slide(SHIFT_DY)
+
+    @jit(launch_bounds=(THREADS, max(1, RESIDENT // THREADS)))
+    def dwconv1d_bwd_best_kernel(x, dy, w, d, dx, partial, N, C, L, T, left, left_dx, T4, pitch_x, pitch_dy, tiles, units, strip):
+        """partial[part][c][i] = Σ_n Σ_t dy[n,c,t] · x[n,c,t+i−left] over the rows of the part; dx as dwconv1d_best_kernel has it.
+
+        grid (C·parts, ⌈T/TAPS⌉), block 32 rows × the warps along taps or tile; a row is a tile of a series, a block takes `strip` of
+        the `units` of 32 rows of a channel one after the other and owns TAPS partial sums, a thread twelve of them in its row, and
+        twelve elements of dx. shared 128·(pitch_x + pitch_dy) bytes and, for dx, 4·T4
+        moves  x and dy once, each with a halo a tile, for every TAPS taps; partial once; dx once
+        source ours; the rows' order in a sum never depends on timing
+        """
+        shared = cuda.shared.array(0, f4)
+        tid = i4(cuda.threadIdx.x)
+        lane, warp = i4(tid & i4(WARP - 1)), i4(u4(tid) // u4(WARP))
+        part = i4(u4(cuda.blockIdx.x) // u4(C))
+        c = i4(i4(cuda.blockIdx.x) - part * C)
+        own, base = i4(i4(OWN) * warp), i4(i4(cuda.blockIdx.y) * i4(TAPS))
+        at_dy = i4(T4)
+        at_x = i4(at_dy + i4(ROWS) * pitch_dy)
+        halo = i4(left_dx + i4(SHIFT_DY)) if WITH_DX else i4(0)
+        if WITH_DX:
+            stage_filter(shared, i4(0), w, d, c, T, i4(0), T4, left_dx, tid)
+        acc = cuda.local.array(OWN, f4)
+        for m in range(OWN):
+            acc[m] = f4(0)
+        unit = i4(part * strip)
+        end = i4(min(units, i4(unit + strip)))
+        while unit < end:
+            batch = i4(u4(unit) // u4(tiles))
+            part0, n0 = i4((unit - batch * tiles) * i4(PACK)), i4(batch * i4(SERIES))
+            start = i4(part0 * i4(TILE))
+            width = i4(i4(TILE + 4) + T4) if WITH_DX else i4(TILE)
+            stage(shared, at_dy, pitch_dy, dy, n0, part0, i4(i4(0) - halo), width, N, C, c, L, warp, lane)
+            stage(shared, at_x, pitch_x, x, n0, part0, i4(base - left - i4(SHIFT_X)), i4(TILE + TAPS + 4), N, C, c, L, warp, lane)
+            cuda.syncthreads()
+            row_dy, row_x = i4(at_dy + lane * pitch_dy), i4(at_x + lane * pitch_x)
+            if warp < i4(TAP_SEGMENTS):
+                # Elements of dy that meet x in any of the warp's rows.
+                first = i4(max(i4(0), i4(left - base - own - start - i4(REACH))) & i4(-4))
+                last = i4(min(i4(TILE), i4(min(i4(L - start), i4(L + left - base - own - start)))))
+                run(acc, shared, i4(row_dy + halo), i4(row_x + own), first, last)
+            if WITH_DX:
+                made = cuda.local.array(OWN, f4)
+                for m in range(OWN):
+                    made[m] = f4(0)
+                if warp < i4(SEGMENTS):
+                    first = i4(max(i4(0), i4(left_dx - start - own - i4(REACH))) & i4(-4))
+                    run_dx(made, shared, i4(0), i4(row_dy + own), first, i4(min(T4, i4(L + left_dx - start - own))))
+                cuda.syncthreads()
+                if warp < i4(SEGMENTS):
+                    put_results(made, shared, i4(row_x + own))
+                cuda.syncthreads()
+                store(shared, at_x, pitch_x, dx, n0, part0, N, C, c, L, tid)
+            cuda.syncthreads()
+            unit = i4(unit + i4(1))
+        # What is staged is done with (by a part without rows too): its place takes the sums of all lanes.
+        cuda.syncthreads()
+        if warp < i4(TAP_SEGMENTS):
+            for m in range(OWN):
+                shared[u4(i4(APART) * tid + i4(m))] = acc[m]
+        cuda.syncthreads()
+        tap = tid
+        while tap < i4(TAPS) and base + tap < T:
+            segment = i4(u4(tap) // u4(OWN))
+            total = f4(0)
+            for other in range(WARP):
+                total += shared[u4(i4(APART) * (i4(WARP) * segment + i4(other)) + tap - i4(OWN) * segment)]
+            partial[u4((part * C + c) * T + base + tap)] = total
+            tap = i4(tap + i4(THREADS))
+
+    return dwconv1d_bwd_best_kernel
+
+
+def form_of(g: Correlation, towards: Correlation | None = None) -> Form:
+    """The form for gradient `g`, and for the input's gradient `towards` if it is made too."""
+    segments = blocks(g.T, OWN)
+    taps = blocks(segments, blocks(segments, MOST_SEGMENTS))
+    vector = g.L % 4 == 0
+    if towards is None:
+        return Form(taps, shift_of(g), 0, vector, False, False, False)
+    return Form(taps, shift_of(g), shift_of(towards), vector, True, towards.flipped, towards.skip)
+
+
+def staged(g: Correlation, tile: Sliding, form: Form) -> tuple[int, int, int, int]:
+    """(floats of the filter, pitch of rows of x, pitch of rows of dy, bytes of shared memory)."""
+    filters = quads(g.T) if form.with_dx else 0
+    pitch_x = odd_quads(tile.length + OWN * form.taps + OVERRUN)
+    pitch_dy = odd_quads(tile.length + filters + OVERRUN if form.with_dx else tile.length)
+    return filters, pitch_x, pitch_dy, 4 * (filters + ROWS * (pitch_x + pitch_dy))
+
+
+Tile = Sliding | Whole | Boxes | Segments
+
+
+def tiles(call: Call, g: Correlation, form: Form, multiprocessors: int) -> list[Tile]:
+    """The tiles worth trying, the own choice first: what TMA moves; series whole in registers where they are short and many, else tiles of them."""
+    made: list[Tile] = []
+    last: list[Tile] = []
+    if by_tma(call):
+        # Twice the arithmetic for one more series to move: both gradients want all warps that fit, the weights' alone fewer.
+        residents = (boxes_backward.RESIDENT, boxes_backward.ENOUGH) if form.with_dx else (boxes_backward.ENOUGH, boxes_backward.RESIDENT)
+        first, rest = boxes.tiles(g, multiprocessors, boxes_backward.WARPS, residents)
+        made, last = [*first], [*rest]
+        if segments.fits(g):
+            parts = segments.choose(g, multiprocessors, segments_backward.WARPS, segments_backward.RESIDENT).parts
+            parts_dx = segments.choose(g, multiprocessors, segments.WARPS, segments.RESIDENT).parts if form.with_dx else 0
+            made.append(Segments(parts, parts_dx))
+    others: list[Tile] = [in_strips(g, form, multiprocessors)]
+    if whole.fits(g):
+        own = whole.choose(g, multiprocessors, whole_backward.WARPS, whole_backward.resident(g.L, g.T, form.with_dx))
+        others = [own, *others] if g.N >= whole.FEWEST else [*others, own]
+    return [*made, *others, *last]
+
+
+def in_strips(g: Correlation, form: Form, multiprocessors: int) -> Sliding:
+    """Tiles of series, and parts enough for four rounds of blocks."""
+    chosen = choose(g)
+    resident = max(1, RESIDENT // (WARP * form.warps(chosen)))
+    units = chosen.batches(g) * chosen.tiles(g)
+    return replace(chosen, split=partials.strips(units, g.C * blocks(g.T, OWN * form.taps), multiprocessors, resident).split)
+
+
+def launches(call: Call, g: Correlation, form: Form, arrays: tuple[Any, ...], left_dx: int, dw: Any, dd: Any, kinds: tuple[str, str]) -> list[Launch]:
+    """The kernel on x, dy, w, d and dx, then the sum of its partial sums."""
+    tile, partial = call.tile, partials.partial_sums(call)
+    filters, pitch_x, pitch_dy, nbytes = staged(g, tile, form)
+    units = tile.batches(g) * tile.tiles(g)
+    sizes = (g.N, g.C, g.L, g.T, g.left, left_dx, filters, pitch_x, pitch_dy, tile.tiles(g), units, blocks(units, tile.split))
+    kernel = kernel_for(replace(tile, split=1), form, *kinds)
+    grid = (g.C * tile.split, blocks(g.T, OWN * form.taps))
+    numbers = tuple(np.int32(size) for size in sizes)
+    first = Launch(kernel, grid, WARP * form.warps(tile), (*arrays, partial, *numbers), nbytes)
+    return [first, partials.add(g, partial, dw, dd, tile.split)]
+
+
+def tile_wgrad(call: Call, multiprocessors: int) -> Tile:
+    return candidates_wgrad(call, multiprocessors)[0]
+
+
+def candidates_wgrad(call: Call, multiprocessors: int) -> list[Tile]:
+    g = of_gradient(call)
+    return tiles(call, g, form_of(g), multiprocessors)
+
+
+def scratch_wgrad(call: Call) -> int:
+    return partials.scratch_bytes(of_gradient(call), call.tile.split)
+
+
+def bind_wgrad(call: Call) -> list[Launch]:
+    """Two launches: partial sums, and their sum. Arrays that the kernel does not touch are stood in for by others."""
+    g, (x, dy), (dw, *dd) = of_gradient(call), call.ins, call.outs
+    kind = (call.in_dtypes or ("float32",))[0]
+    arrays = (x, dy, dw, dw, dy)
+    if isinstance(call.tile, Segments):
+        return segments_backward.launches(call, g, x, dy, dw, dd[0] if dd else dw)
+    if isinstance(call.tile, Boxes):
+        return boxes_backward.launches(call, g, None, arrays, dw, dd[0] if dd else dw)
+    if isinstance(call.tile, Whole):
+        return whole_backward.launches(call, g, None, arrays, dw, dd[0] if dd else dw, (kind, kind))
+    return launches(call, g, form_of(g), arrays, 0, dw, dd[0] if dd else dw, (kind, kind))
+
+
+def traffic_wgrad(call: Call) -> list[Traffic]:
+    """dy, and x with a halo a tile, for every group of taps; then the partial sums."""
+    g = of_gradient(call)
+    if isinstance(call.tile, Segments):
+        return segments_backward.traffic(call, g)
+    if isinstance(call.tile, Boxes):
+        return boxes_backward.traffic(call, g, False)
+    if isinstance(call.tile, Whole):
+        return whole_backward.traffic(call, g, False)
+    groups = blocks(g.T, OWN * form_of(g).taps)
+    read = element(call) * g.rows * (groups * g.L + x_loads(g, call.tile, form_of(g)))
+    first = Traffic(read, partials.scratch_bytes(g, call.tile.split), 2 * element(call) * g.rows * g.L)
+    return [first, partials.add_traffic(g, call.tile.split)]
+
+
+def x_loads(g: Correlation, tile: Sliding, form: Form) -> int:
+    """Elements of one series of x that the tiles stage for all taps."""
+    starts, taps = range(0, g.L, tile.length), OWN * form.taps
+    return sum(row_loads(g.L, starts, base - g.left - form.shift_x, tile.length + taps + 4) for base in range(0, g.T, taps))
+
+
+def supports_fused(call: Call) -> str | None:
+    taps = call.in_shapes[2][1]
+    return supports(call) or (None if taps <= FUSED_TAPS else f"{taps} taps are more than the {FUSED_TAPS} that one kernel's registers hold")
+
+
+def tile_fused(call: Call, multiprocessors: int) -> Tile:
+    return candidates_fused(call, multiprocessors)[0]
+
+
+def candidates_fused(call: Call, multiprocessors: int) -> list[Tile]:
+    towards, g = of_backward(call)
+    return tiles(call, g, form_of(g, towards), multiprocessors)
+
+
+def scratch_fused(call: Call) -> int:
+    return partials.scratch_bytes(of_backward(call)[1], call.tile.split)
+
+
+def bind_fused(call: Call) -> list[Launch]:
+    """Two launches: dx with the partial sums, and their sum; of long series on Hopper three."""
+    towards, g = of_backward(call)
+    (dy, x, w, *d), (dx, dw, *dd) = call.ins, call.outs
+    kinds = (call.in_dtypes[0], call.out_dtypes[0]) if call.in_dtypes else ("float32", "float32")
+    arrays = (x, dy, w, d[0] if d else w, dx)
+    if isinstance(call.tile, Segments):
+        # Two kernels: what one alone would save, a second load of dy, is less than its registers would cost.
+        dx_first = segments.launch(towards, Segments(call.tile.parts_dx), (dy, w, d[0] if d else w, dx))
+        return [dx_first, *segments_backward.launches(call, g, x, dy, dw, dd[0] if dd else dw)]
+    if isinstance(call.tile, Boxes):
+        return boxes_backward.launches(call, g, towards, arrays, dw, dd[0] if dd else dw)
+    if isinstance(call.tile, Whole):
+        return whole_backward.launches(call, g, towards, arrays, dw, dd[0] if dd else dw, kinds)
+    return launches(call, g, form_of(g, towards), arrays, towards.left, dw, dd[0] if dd else dw, kinds)
+
+
+def traffic_fused(call: Call) -> list[Traffic]:
+    """x and dy with a halo a tile, the filter once a block, dx once; then the partial sums."""
+    towards, g = of_backward(call)
+    if isinstance(call.tile, Segments):
+        return [segments.traffic_of(call, towards, Segments(call.tile.parts_dx)), *segments_backward.traffic(call, g)]
+    if isinstance(call.tile, Boxes):
+        return boxes_backward.traffic(call, g, True)
+    if isinstance(call.tile, Whole):
+        return whole_backward.traffic(call, g, True)
+    tile, form, one, filters = call.tile, form_of(g, towards), element(call), 4 * g.C * (g.T + g.skip)
+    dy_loads = row_loads(g.L, range(0, g.L, tile.length), -towards.left - form.shift_dy, tile.length + 4 + quads(g.T))
+    read = one * g.rows * (dy_loads + x_loads(g, tile, form)) + filters * tile.split
+    write = g.rows * g.L * element(call, "out") + partials.scratch_bytes(g, tile.split)
+    first = Traffic(read, write, 2 * one * g.rows * g.L + filters)
+    return [first, partials.add_traffic(g, tile.split)]
+
+
+OPS = {
+    "dwconv1d_wgrad": Impl(bind_wgrad, scratch_wgrad, supports, tile_wgrad, candidates=candidates_wgrad, traffic=traffic_wgrad),
+    "dwconv1d_bwd": Impl(bind_fused, scratch_fused, supports_fused, tile_fused, candidates=candidates_fused, traffic=traffic_fused),
+}

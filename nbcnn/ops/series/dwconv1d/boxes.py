@@ -1,0 +1,215 @@
+"""Variant best for short series on Hopper: boxes of 32 series come and go by TMA, a lane has one whole in registers and works alone.
+
+As in `whole.py` a lane makes every result of its series (`straight.py`), but nothing is spent on moving: one instruction of one lane has a
+box of 32 series fetched into shared memory, and one has the results stored from where the box lay. The lanes are neighbouring channels of one
+example, each with taps of its own, because those lie in memory one behind the other. A warp has two boxes, so that the next one is on its way
+while it multiplies; no warp waits for another.
+
+A box is one quad wider than a series if that is what makes its rows an odd number of quads: TMA fills what lies outside a series with zeros,
+and does not store it. So lanes meet different banks.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from nbcnn.gpu.language import cuda, f4, i4, jit, types, u4
+from nbcnn.ops.kernel import tensor_maps
+from nbcnn.ops.kernel.call import Call, Launch, blocks
+from nbcnn.ops.kernel.traffic import Traffic, element
+from nbcnn.ops.ptx.asm import byte_address_global, byte_address_shared
+from nbcnn.ops.ptx.mbarrier import fence_mbarrier_init, mbarrier_arrive_expect_tx, mbarrier_init, mbarrier_wait
+from nbcnn.ops.ptx.shuffle import WARP, warp_barrier
+from nbcnn.ops.ptx.tma import commit_stores, fence_async_shared, fence_tensor_map, load_tile_3d, store_tile_3d, wait_stores_read
+from nbcnn.ops.ptx.vector import load1_if
+from nbcnn.ops.series.dwconv1d import naive, whole
+from nbcnn.ops.series.dwconv1d.series import Correlation
+from nbcnn.ops.series.dwconv1d.sliding import odd_quads
+from nbcnn.ops.series.dwconv1d.whole import convolve, take
+
+WARPS = 8
+"""Warps of a block."""
+RESIDENT = 2
+"""Blocks that fit on a multiprocessor, in shared memory and by their registers."""
+ENOUGH = 1
+"""Blocks that keep a multiprocessor's memory busy: two are 3 % slower at the paper's size."""
+FEWEST = 8
+"""Boxes of a warp below which it does not pay what a block costs to begin with: tensor maps, barriers, taps of 32 channels."""
+MAP_BYTES = 128
+MOST_PARTS = 1024
+
+
+@dataclass(frozen=True)
+class Boxes:
+    """Blocks that share the series of 32 neighbouring channels."""
+
+    parts: int
+
+    @property
+    def split(self) -> int:
+        """As other tiles call the parts."""
+        return self.parts
+
+    def strip(self, g: Correlation, warps: int) -> int:
+        """Boxes that each warp takes."""
+        return blocks(g.N, self.parts * warps)
+
+
+def groups(g: Correlation) -> int:
+    """Groups of 32 channels."""
+    return blocks(g.C, WARP)
+
+
+def fits(g: Correlation) -> bool:
+    """True if a lane holds a whole series and the filter is short, and most lanes have a channel."""
+    return whole.fits(g) and 3 * WARP * groups(g) <= 4 * g.C
+
+
+def tiles(g: Correlation, multiprocessors: int, warps: int, residents: tuple[int, int]) -> tuple[list[Boxes], list[Boxes]]:
+    """The choice for the first of `residents`, and for the other: those to prefer to all else, and those only worth trying."""
+    made = [choose(g, multiprocessors, warps, resident) for resident in residents] if fits(g) else []
+    good = bool(made) and made[0].strip(g, warps) >= FEWEST
+    return (made, []) if good else ([], made)
+
+
+def choose(g: Correlation, multiprocessors: int, warps: int, resident: int) -> Boxes:
+    """The parts that finish first: rounds of resident blocks, times the boxes of each warp, and two more to begin with."""
+
+    def cost(parts: int) -> tuple[int, int]:
+        return blocks(groups(g) * parts, multiprocessors * resident) * (Boxes(parts).strip(g, warps) + 2), parts
+
+    return Boxes(min(range(1, 1 + min(MOST_PARTS, blocks(g.N, warps))), key=cost))
+
+
+@functools.cache
+def fill_taps(taps: int, left: int, flipped: bool, skip: bool, threads: int) -> Any:
+    """A device function stage(shared, at, w, d, first, C, tid): the taps of 32 channels from `first` on in the order of `series.py`, d added to
+    tap `left`.
+
+    Called by `threads` threads; zeros beyond the last tap and the last channel. All loads of a thread are on their way at once.
+    """
+    PITCH, T, LEFT, TURNS = odd_quads(taps), taps, left, blocks(WARP * odd_quads(taps), threads)
+    FLOATS = WARP * PITCH
+
+    @jit(device=True)
+    def stage(shared, at, w, d, first, C, tid):
+        found = cuda.local.array(TURNS, f4)
+        for b in range(TURNS):
+            place = i4(tid + i4(b * threads))
+            row = i4(u4(place) // u4(PITCH))
+            i, c = i4(place - row * i4(PITCH)), i4(first + row)
+            inside = (i < i4(T)) & (c < C) & (row < i4(WARP))
+            found[b] = load1_if(w, i4(c * i4(T) + ((i4(T - 1) - i) if flipped else i)), inside)
+            if skip:
+                found[b] += load1_if(d, c, inside & (i == i4(LEFT)))
+        for b in range(TURNS):
+            place = i4(tid + i4(b * threads))
+            if place < i4(FLOATS):
+                shared[u4(at + place)] = found[b]
+
+    return stage
+
+
+def box_floats(length: int) -> int:
+    """Floats of a box of 32 series: a multiple of 128 bytes, where TMA puts it."""
+    return WARP * odd_quads(length)
+
+
+def shared_bytes(taps: int, warps: int, length: int, boxes: int) -> int:
+    """Bytes that a block asks for: taps, `boxes` boxes a warp, two barriers a warp, and what it takes to begin at a multiple of 128."""
+    return 4 * (taps + warps * boxes * box_floats(length)) + 16 * warps + 128
+
+
+@functools.cache
+def kernel_for(length: int, taps: int, left: int, flipped: bool, skip: bool) -> Any:
+    """The kernel of fprop and dgrad."""
+    L, PITCH, BOX, THREADS, MY_TAPS = length, odd_quads(length), box_floats(length), WARP * WARPS, odd_quads(taps)
+    TAPS = WARP * MY_TAPS
+    BARRIERS = TAPS + 2 * WARPS * BOX
+    stage_taps, take_row, run = fill_taps(taps, left, flipped, skip, THREADS), take(length), convolve(length, taps, left)
+
+    @jit(launch_bounds=(THREADS, RESIDENT))
+    def dwconv1d_boxes_kernel(maps, w, d, C, groups, strip):
+        """out[n,c,t] = Σ_i k[c,i] · source[n,c,t+i−left]; k is w, or w read backwards, with d added to tap `left`.
+
+        grid groups·parts, block 8 warps; a block owns 32 neighbouring channels of its part of the examples, a warp those of one example at a
+        time, a lane one. shared the taps, and 16·32·PITCH floats: two boxes a warp
+        moves  source and out once, the filter once a part
+        needs  compute capability 9.0: maps are the tensor maps of source and out
+        source ours; NVIDIA, PTX ISA, "cp.async.bulk.tensor"
+        """
+        shared = cuda.shared.array(0, f4)
+        base = byte_address_shared(shared)
+        start = i4((u4(128) - (base & u4(127)) & u4(127)) >> u4(2))
+        tid = i4(cuda.threadIdx.x)
+        lane, warp = i4(tid & i4(WARP - 1)), i4(u4(tid) // u4(WARP))
+        part = i4(u4(cuda.blockIdx.x) // u4(groups))
+        c = i4((i4(cuda.blockIdx.x) - part * groups) * i4(WARP))
+        at = i4(start + i4(TAPS) + warp * i4(2 * BOX))
+        barrier = base + u4((start + i4(BARRIERS) + warp * i4(4)) * i4(4))
+        source, out = byte_address_global(maps), byte_address_global(maps) + types.uint64(MAP_BYTES)
+        n = i4(part * strip * i4(WARPS) + warp)
+        if lane == i4(0):
+            mbarrier_init(barrier, u4(1))
+            mbarrier_init(barrier + u4(8), u4(1))
+            fence_mbarrier_init()
+        # A fence a block is enough, and many cost time.
+        if tid == i4(0):
+            fence_tensor_map(source)
+            fence_tensor_map(out)
+        cuda.syncthreads()
+        if lane == i4(0):
+            mbarrier_arrive_expect_tx(barrier, u4(4 * BOX))
+            load_tile_3d(base + u4(at * i4(4)), source, i4(0), c, n, barrier)
+        stage_taps(shared, start, w, d, c, C, tid)
+        cuda.syncthreads()
+        row = cuda.local.array(L, f4)
+        turn = i4(0)
+        while turn < strip:
+            half = i4(turn & i4(1))
+            mine = i4(at + half * i4(BOX))
+            own = i4(mine + lane * i4(PITCH))
+            mbarrier_wait(barrier + u4(half * i4(8)), u4((turn >> i4(1)) & i4(1)))
+            take_row(row, shared, own)
+            if lane == i4(0) and turn + i4(1) < strip:
+                other, to = barrier + u4((i4(1) - half) * i4(8)), i4(at + (i4(1) - half) * i4(BOX))
+                wait_stores_read()
+                mbarrier_arrive_expect_tx(other, u4(4 * BOX))
+                load_tile_3d(base + u4(to * i4(4)), source, i4(0), c, i4(n + i4(WARPS)), other)
+            run(row, shared, i4(start + lane * i4(MY_TAPS)), own)
+            fence_async_shared()
+            warp_barrier()
+            if lane == i4(0):
+                store_tile_3d(out, i4(0), c, n, base + u4(mine * i4(4)))
+                commit_stores()
+            n = i4(n + i4(WARPS))
+            turn = i4(turn + i4(1))
+        wait_stores_read()
+
+    return dwconv1d_boxes_kernel
+
+
+def map_of(array: Any, g: Correlation) -> np.ndarray:
+    """The tensor map of series (N, C, L): boxes of 32 neighbouring channels."""
+    return tensor_maps.encode_tiled(array, (g.L, g.C, g.N), (odd_quads(g.L), WARP, 1), strides=(g.L, g.C * g.L), plain=True)
+
+
+def bind(call: Call, g: Correlation) -> list[Launch]:
+    """One launch: y from x, or dx from dy."""
+    tile, kernel = call.tile, kernel_for(g.L, g.T, g.left, g.flipped, g.skip)
+    source, w, d, out = naive.image_arrays(call)
+    maps = tensor_maps.upload(map_of(source, g), map_of(out, g))
+    numbers = (np.int32(g.C), np.int32(groups(g)), np.int32(tile.strip(g, WARPS)))
+    nbytes = shared_bytes(box_floats(g.T), WARPS, g.L, 2)
+    return [Launch(kernel, groups(g) * tile.parts, WARP * WARPS, (maps, w, d, *numbers), nbytes, keep=(maps, source, out))]
+
+
+def traffic(call: Call, g: Correlation) -> list[Traffic]:
+    """The source and out once, the filter once a block."""
+    one, filters = element(call), 4 * g.C * (g.T + g.skip)
+    read = one * g.rows * g.L
+    return [Traffic(read + filters * call.tile.parts, g.rows * g.L * element(call, "out"), read + filters)]

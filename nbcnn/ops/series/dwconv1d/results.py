@@ -1,0 +1,49 @@
+"""The way back of variant best: a thread's twelve results through shared memory, so that a warp stores elements in a row."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from nbcnn.gpu.language import i4, jit, u4
+from nbcnn.ops.kernel.stored import scalar_io, vector_io
+from nbcnn.ops.ptx.shuffle import WARP
+from nbcnn.ops.ptx.vector import shared_load4, shared_store4
+from nbcnn.ops.series.dwconv1d.sliding import OWN, ROWS
+
+
+@jit(device=True)
+def put_results(acc, shared, to):
+    """shared[to : to+12] = acc; `to` is a multiple of four."""
+    for q in range(OWN // 4):
+        shared_store4(shared, i4(to + i4(4 * q)), acc[4 * q], acc[4 * q + 1], acc[4 * q + 2], acc[4 * q + 3])
+
+
+@functools.cache
+def store_rows(kind: str, vector: bool, warps: int, pack: int, tile: int) -> Any:
+    """A device function with which `warps` warps store 32 staged rows of `tile` elements as `kind`; `vector`: L is a multiple of four.
+
+    store(shared, at, pitch, out, n0, part0, N, C, c, L, tid): row r goes to series n0 + r // pack, tile part0 + r % pack.
+    """
+    _, store1 = scalar_io(kind)
+    _, store4 = vector_io(kind)
+    SHIFT, MASK, STEP, THREADS = pack.bit_length() - 1, pack - 1, 4 if vector else 1, WARP * warps
+    PIECES = tile // STEP
+
+    @jit(device=True)
+    def store(shared, at, pitch, out, n0, part0, N, C, c, L, tid):
+        e = tid
+        while e < i4(ROWS * PIECES):
+            row = i4(u4(e) // u4(PIECES))
+            s = i4(i4(STEP) * (e - row * i4(PIECES)))
+            n = i4(n0 + (row >> i4(SHIFT)))
+            t = i4((part0 + (row & i4(MASK))) * i4(tile) + s)
+            if n < N and t < L:
+                if vector:
+                    a, b, c_, d = shared_load4(shared, i4(at + row * pitch + s))
+                    store4(out, i4((n * C + c) * L + t), a, b, c_, d)
+                else:
+                    store1(out, u4((n * C + c) * L + t), shared[u4(at + row * pitch + s)])
+            e = i4(e + i4(THREADS))
+
+    return store

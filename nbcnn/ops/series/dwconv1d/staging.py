@@ -1,0 +1,109 @@
+"""Filters and series on their way into shared memory, where everything outside a series is zero."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import Any
+
+from nbcnn.gpu.language import cuda, f4, i4, jit, u4
+from nbcnn.ops.kernel.stored import scalar_io, vector_load_if
+from nbcnn.ops.ptx.vector import shared_store4
+from nbcnn.ops.series.dwconv1d.series import Correlation
+
+AT_ONCE = 4
+"""Loads of 16 bytes that a lane has in flight."""
+
+
+def quads(count: int) -> int:
+    """`count` rounded up to a multiple of four."""
+    return -(-count // 4) * 4
+
+
+def shift_of(g: Correlation) -> int:
+    """By how much the first staged element lies before that of the first tap, so that it is a multiple of four."""
+    return -g.left % 4
+
+
+def bank_pitch(width: int) -> int:
+    """The smallest pitch from `width` on, for which 16 lanes of one row and 16 of the next meet all 32 banks: 16 more than a multiple of 32."""
+    return -(-(width - 16) // 32) * 32 + 16
+
+
+def row_loads(length: int, starts: Iterable[int], shift: int, width: int) -> int:
+    """Elements inside a series that tiles of `width`, from `start + shift` on, hold together."""
+    return sum(max(0, min(length, start + shift + width) - max(0, start + shift)) for start in starts)
+
+
+@functools.cache
+def fill_filter(flipped: bool, skip: bool, threads: int) -> Any:
+    """A device function that stages channel c's taps first .. first+count−1 in the order of `series.py`, d added to tap `left`.
+
+    stage(shared, at, w, d, c, T, first, count, left, tid), called by `threads` threads; zeros beyond the last tap.
+    """
+
+    @jit(device=True)
+    def stage(shared, at, w, d, c, T, first, count, left, tid):
+        place = tid
+        while place < count:
+            i = i4(first + place)
+            tap = f4(0)
+            if i < T:
+                tap = w[u4(c * T + ((T - i4(1) - i) if flipped else i))]
+                if skip and i == left:
+                    tap += d[u4(c)]
+            shared[u4(at + place)] = tap
+            place = i4(place + i4(threads))
+
+    return stage
+
+
+@functools.cache
+def fill_row(kind: str, lanes: int) -> Any:
+    """A device function that stages `width` elements of a series from `first` on, as float32; called by `lanes` threads.
+
+    stage(shared, at, source, row, first, length, width, lane): the series is source[row : row + length]; length 0 stages zeros.
+    """
+    load, _ = scalar_io(kind)
+
+    @jit(device=True)
+    def stage(shared, at, source, row, first, length, width, lane):
+        s = lane
+        while s < width:
+            p = i4(first + s)
+            # As an unsigned number a negative place lies beyond any length.
+            shared[u4(at + s)] = load(source, u4(row + p)) if u4(p) < u4(length) else f4(0)
+            s = i4(s + i4(lanes))
+
+    return stage
+
+
+@functools.cache
+def stage_series(kind: str, vector: bool, lanes: int) -> Any:
+    """A device function with which `lanes` lanes stage `width` elements of a series from `first` on, as float32, zeros outside.
+
+    stage(shared, at, source, row, first, length, width, lane): the series is source[row : row + length]. `vector`: rows, first and width are
+    multiples of four.
+    """
+    if not vector:
+        return fill_row(kind, lanes)
+    load4_if, STEP, STAGED = vector_load_if(kind), 4 * lanes, 4 * AT_ONCE
+
+    @jit(device=True)
+    def stage(shared, at, source, row, first, length, width, lane):
+        values = cuda.local.array(STAGED, f4)
+        s = i4(i4(4) * lane)
+        while s < width:
+            for b in range(AT_ONCE):
+                p = i4(first + s + i4(b * STEP))
+                # As an unsigned number a negative place lies beyond any length.
+                inside = (s + i4(b * STEP) < width) & (u4(p) < u4(length))
+                v0, v1, v2, v3 = load4_if(source, i4(row + p), inside)
+                values[4 * b], values[4 * b + 1], values[4 * b + 2], values[4 * b + 3] = v0, v1, v2, v3
+            for b in range(AT_ONCE):
+                if s + i4(b * STEP) < width:
+                    to = i4(at + s + i4(b * STEP))
+                    shared_store4(shared, to, values[4 * b], values[4 * b + 1], values[4 * b + 2], values[4 * b + 3])
+            s = i4(s + i4(AT_ONCE * STEP))
+
+    return stage

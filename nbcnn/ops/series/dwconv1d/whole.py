@@ -1,0 +1,216 @@
+"""Variant best for short series, up to 64 elements and taps: a lane has a whole series in registers and works alone.
+
+A warp moves 32 series of a channel through shared memory, so that it reads and writes memory in a row; then each lane takes its own into
+registers and makes every result of it (`straight.py`). Nothing else is loaded again but the taps, one 16-byte load for 48 products, which all
+lanes share. Warps of a block have only the filter in common and never wait for each other: while some load, others multiply.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from nbcnn.gpu.language import cuda, f4, i4, jit, u4
+from nbcnn.ops.conv.simt.register_tile import ALIGNMENT
+from nbcnn.ops.kernel.call import Call, Launch, blocks
+from nbcnn.ops.kernel.stored import kinds, vector_io, vector_load_if
+from nbcnn.ops.kernel.traffic import Traffic, element
+from nbcnn.ops.ptx.shuffle import WARP, warp_barrier
+from nbcnn.ops.ptx.vector import shared_load4, shared_store4
+from nbcnn.ops.series.dwconv1d import naive
+from nbcnn.ops.series.dwconv1d.series import Correlation
+from nbcnn.ops.series.dwconv1d.sliding import OWN, odd_quads
+from nbcnn.ops.series.dwconv1d.staging import fill_filter, quads
+from nbcnn.ops.series.dwconv1d.straight import results
+
+MOST = 64
+"""Elements and taps that registers hold."""
+FEWEST = WARP
+"""Series of a channel below which lanes would be idle."""
+AT_ONCE = 8
+"""Loads of 16 bytes that a lane has in flight."""
+WARPS = 4
+"""Warps of a block."""
+
+
+@dataclass(frozen=True)
+class Whole:
+    """Blocks that share the series of one channel, and the parts that a weight gradient is summed in."""
+
+    parts: int
+
+    @property
+    def split(self) -> int:
+        """As other tiles call the parts."""
+        return self.parts
+
+    def strip(self, g: Correlation, warps: int) -> int:
+        """Times 32 series that each warp takes."""
+        return blocks(blocks(g.N, WARP), self.parts * warps)
+
+
+def fits(g: Correlation) -> bool:
+    """True if a lane holds a whole series and the filter is short."""
+    return g.L % 4 == 0 and g.L <= MOST and g.T <= MOST
+
+
+def resident(length: int) -> int:
+    """Blocks that share a multiprocessor: 80 registers a thread hold 48 elements, 96 all that fits."""
+    return 6 if length <= 48 else 5
+
+
+def choose(g: Correlation, multiprocessors: int, warps: int, resident: int) -> Whole:
+    """The parts that finish first: rounds of resident blocks, times the strip of each, and half a turn to begin with."""
+
+    def cost(parts: int) -> tuple[float, int]:
+        rounds = blocks(g.C * parts, multiprocessors * resident)
+        return rounds * (Whole(parts).strip(g, warps) + 0.5), parts
+
+    return Whole(min(range(1, 1 + min(64, blocks(g.N, WARP * warps))), key=cost))
+
+
+@functools.cache
+def mover(kind: str, length: int) -> tuple[Any, Any]:
+    """Device functions stage(shared, at, source, n0, N, C, c, lane) and store(shared, at, out, n0, N, C, c, lane) of a warp: series
+    n0 … n0+31 of channel c between memory, where they are stored as `kind`, and rows of `odd_quads(length)` floats.
+
+    A turn moves as many whole series as 32 lanes have quads for. Series beyond N are zeros, and are not stored.
+    """
+    load4_if, (_, store4) = vector_load_if(kind), vector_io(kind)
+    L, QUADS, PITCH = length, length // 4, odd_quads(length)
+    TOGETHER = WARP // QUADS
+    TURNS = -(-WARP // TOGETHER)
+    STAGED = 4 * AT_ONCE
+
+    @jit(device=True)
+    def stage(shared, at, source, n0, N, C, c, lane):
+        values = cuda.local.array(STAGED, f4)
+        first = i4(u4(lane) // u4(QUADS))
+        quad = i4(i4(4) * (lane - first * i4(QUADS)))
+        for start in range(0, TURNS, AT_ONCE):
+            for b in range(AT_ONCE):
+                row = i4(first + i4(start + b) * i4(TOGETHER))
+                inside = (first < i4(TOGETHER)) & (row < i4(WARP)) & (n0 + row < N)
+                v0, v1, v2, v3 = load4_if(source, i4(((n0 + row) * C + c) * i4(L) + quad), inside)
+                values[4 * b], values[4 * b + 1], values[4 * b + 2], values[4 * b + 3] = v0, v1, v2, v3
+            for b in range(AT_ONCE):
+                row = i4(first + i4(start + b) * i4(TOGETHER))
+                if (first < i4(TOGETHER)) & (row < i4(WARP)):
+                    shared_store4(shared, i4(at + row * i4(PITCH) + quad), values[4 * b], values[4 * b + 1], values[4 * b + 2], values[4 * b + 3])
+
+    @jit(device=True)
+    def store(shared, at, out, n0, N, C, c, lane):
+        first = i4(u4(lane) // u4(QUADS))
+        quad = i4(i4(4) * (lane - first * i4(QUADS)))
+        for b in range(TURNS):
+            row = i4(first + i4(b * TOGETHER))
+            if (first < i4(TOGETHER)) & (row < i4(WARP)) & (n0 + row < N):
+                v0, v1, v2, v3 = shared_load4(shared, i4(at + row * i4(PITCH) + quad))
+                store4(out, i4(((n0 + row) * C + c) * i4(L) + quad), v0, v1, v2, v3)
+
+    return stage, store
+
+
+@functools.cache
+def take(length: int) -> Any:
+    """A device function take(row, shared, at): row[:length] = shared[at : at+length], 16 bytes at a time."""
+    QUADS = length // 4
+
+    @jit(device=True)
+    def take_row(row, shared, at):
+        for q in range(QUADS):
+            a, b, c, d = shared_load4(shared, i4(at + i4(4 * q)))
+            row[4 * q], row[4 * q + 1], row[4 * q + 2], row[4 * q + 3] = a, b, c, d
+
+    return take_row
+
+
+@functools.cache
+def convolve(length: int, taps: int, left: int) -> Any:
+    """A device function run(row, shared, at_taps, at): shared[at : at+length] = the correlation of `row` with the taps, twelve at a time."""
+
+    def group(first: int) -> Any:
+        run, FIRST, KEPT = results(length, taps, left, first), first, min(OWN, length - first) // 4
+
+        @jit(device=True)
+        def make(row, shared, at_taps, at):
+            acc = cuda.local.array(OWN, f4)
+            for m in range(OWN):
+                acc[m] = f4(0)
+            run(acc, row, shared, at_taps)
+            for q in range(KEPT):
+                shared_store4(shared, i4(at + i4(FIRST + 4 * q)), acc[4 * q], acc[4 * q + 1], acc[4 * q + 2], acc[4 * q + 3])
+
+        return make
+
+    def then(before: Any, first: int) -> Any:
+        last = group(first)
+
+        @jit(device=True)
+        def both(row, shared, at_taps, at):
+            before(row, shared, at_taps, at)
+            last(row, shared, at_taps, at)
+
+        return both
+
+    return functools.reduce(then, range(OWN, length, OWN), group(0))
+
+
+@functools.cache
+def kernel_for(length: int, taps: int, left: int, flipped: bool, skip: bool, source_kind: str, out_kind: str) -> Any:
+    """The kernel of fprop and dgrad."""
+    L, T, LEFT, PITCH, TAPS, THREADS = length, taps, left, odd_quads(length), quads(taps), WARP * WARPS
+    ROWS = WARP * PITCH
+    MEMORY = TAPS + WARPS * ROWS
+    (stage, _), (_, store) = mover(source_kind, length), mover(out_kind, length)
+    stage_filter, take_row, run = fill_filter(flipped, skip, THREADS), take(length), convolve(length, taps, left)
+
+    @jit(launch_bounds=(THREADS, resident(length)))
+    def dwconv1d_whole_kernel(source, w, d, out, N, C, strip):
+        """out[n,c,t] = Σ_i k[c,i] · source[n,c,t+i−left]; k is w, or w read backwards, with d added to tap `left`.
+
+        grid C·parts, block 4 warps; a block owns one channel of 32·4·strip series, a warp 32 of them at a time, a lane one
+        shared 4·(taps + 4·32·pitch) bytes: 32 series a warp, and the filter
+        moves  source and out once, the filter once a block
+        source ours: the products of a whole series between registers
+        """
+        shared = cuda.shared.array(MEMORY, f4, ALIGNMENT)
+        tid = i4(cuda.threadIdx.x)
+        lane, warp = i4(tid & i4(WARP - 1)), i4(u4(tid) // u4(WARP))
+        part = i4(u4(cuda.blockIdx.x) // u4(C))
+        c = i4(i4(cuda.blockIdx.x) - part * C)
+        at = i4(i4(TAPS) + warp * i4(ROWS))
+        own = i4(at + lane * i4(PITCH))
+        stage_filter(shared, i4(0), w, d, c, i4(T), i4(0), i4(TAPS), i4(LEFT), tid)
+        cuda.syncthreads()
+        row = cuda.local.array(L, f4)
+        turn = i4(0)
+        while turn < strip:
+            n0 = i4(((part * strip + turn) * i4(WARPS) + warp) * i4(WARP))
+            stage(shared, at, source, n0, N, C, c, lane)
+            warp_barrier()
+            take_row(row, shared, own)
+            run(row, shared, i4(0), own)
+            warp_barrier()
+            store(shared, at, out, n0, N, C, c, lane)
+            warp_barrier()
+            turn = i4(turn + i4(1))
+
+    return dwconv1d_whole_kernel
+
+
+def bind(call: Call, g: Correlation) -> list[Launch]:
+    """One launch: y from x, or dx from dy."""
+    kernel = kernel_for(g.L, g.T, g.left, g.flipped, g.skip, *kinds(call))
+    numbers = (np.int32(g.N), np.int32(g.C), np.int32(call.tile.strip(g, WARPS)))
+    return [Launch(kernel, g.C * call.tile.parts, WARP * WARPS, (*naive.image_arrays(call), *numbers))]
+
+
+def traffic(call: Call, g: Correlation) -> list[Traffic]:
+    """The source and out once, the filter once a block."""
+    one, filters = element(call), 4 * g.C * (g.T + g.skip)
+    read = one * g.rows * g.L
+    return [Traffic(read + filters * call.tile.parts, g.rows * g.L * element(call, "out"), read + filters)]

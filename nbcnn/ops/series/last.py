@@ -1,0 +1,94 @@
+"""The last element of every series: y[n,c] = x[n,c,L−1]. Its gradient is zero everywhere else."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from nbcnn.gpu.language import cuda, f4, i4, jit, u4
+from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks
+from nbcnn.ops.kernel.stored import kinds, scalar_io
+from nbcnn.ops.kernel.traffic import Traffic, once, outputs, size
+from nbcnn.plan.shapes import numel
+
+THREADS = 256
+
+
+def last_fprop(x: np.ndarray, y: np.ndarray) -> None:
+    """y (N,C) = x (N,C,L)[:, :, L−1]."""
+    np.copyto(y, x[:, :, -1])
+
+
+def last_dgrad(dy: np.ndarray, dx: np.ndarray) -> None:
+    """dx (N,C,L): dy (N,C) at L−1, zeros before."""
+    dx[:, :, :-1] = 0
+    dx[:, :, -1] = dy
+
+
+@functools.cache
+def fprop_kernel(kind: str) -> Any:
+    """The forward kernel; x and y stored as `kind`."""
+    load, store = scalar_io(kind)
+
+    @jit()
+    def last_fprop_kernel(x, y, count, L):
+        """y[i] = x[i·L + L − 1].
+
+        grid ⌈NC/256⌉, block 256; a thread owns one y. shared none; moves 8·NC bytes of float32, in sectors of 32 read for each 4.
+        """
+        i = i4(cuda.grid(1))
+        if i < count:
+            store(y, u4(i), load(x, u4(i4(i * L) + L - i4(1))))
+
+    return last_fprop_kernel
+
+
+@functools.cache
+def dgrad_kernel(kind: str) -> Any:
+    """The backward kernel; dy and dx stored as `kind`."""
+    load, store = scalar_io(kind)
+
+    @jit()
+    def last_dgrad_kernel(dy, dx, count, L):
+        """dx[i] = dy[i / L] if i mod L = L − 1, else 0.
+
+        grid ⌈NCL/256⌉, block 256; a thread owns one dx. shared none; moves 4·NCL + 4·NC bytes of float32.
+        """
+        i = i4(cuda.grid(1))
+        if i < count:
+            row = u4(u4(i) // u4(L))
+            value = f4(0)
+            if u4(i) - row * u4(L) == u4(L - i4(1)):
+                value = load(dy, row)
+            store(dx, u4(i), value)
+
+    return last_dgrad_kernel
+
+
+def bind_fprop(call: Call) -> list[Launch]:
+    """One launch."""
+    count = numel(call.out_shapes[0])
+    args = (*call.ins, *call.outs, np.int32(count), np.int32(call.in_shapes[0][2]))
+    return [Launch(fprop_kernel(kinds(call)[0]), blocks(count, THREADS), THREADS, args)]
+
+
+def bind_dgrad(call: Call) -> list[Launch]:
+    """One launch."""
+    count = numel(call.out_shapes[0])
+    args = (*call.ins, *call.outs, np.int32(count), np.int32(call.out_shapes[0][2]))
+    return [Launch(dgrad_kernel(kinds(call)[0]), blocks(count, THREADS), THREADS, args)]
+
+
+def traffic_fprop(call: Call) -> list[Traffic]:
+    """Bytes of `bind_fprop`: one element of every series."""
+    return [once(outputs(call), outputs(call))]
+
+
+def traffic_dgrad(call: Call) -> list[Traffic]:
+    """Bytes of `bind_dgrad`: the last element of a series asks for dy, the others for nothing."""
+    return [once(size(call, "in", 0), outputs(call))]
+
+
+FPROP, DGRAD = Impl(bind_fprop, traffic=traffic_fprop), Impl(bind_dgrad, traffic=traffic_dgrad)

@@ -1,0 +1,177 @@
+"""Pointwise convolution of series: a matrix product over channels at every time, y[n,k,l] = Σ_c w[k,c]·x[n,c,l] (+ b[k]).
+
+It is a 1×1 convolution of images that are L pixels high and one wide, so every engine that convolves serves it:
+
+    straight    of an engine for NCHW images: (N,C,L) is such an image already
+    turned      of an engine for NHWC images: x and dy are transposed into scratch, and y or dx out of it
+
+Transposing costs two passes over memory; the depthwise convolution beside it wants its series with time last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from nbcnn.ops.activations import glu
+from nbcnn.ops.conv import reference
+from nbcnn.ops.images.convert import traffic_transpose, transpose
+from nbcnn.ops.kernel.call import Call, Impl, Launch, Shape, host
+from nbcnn.ops.kernel.traffic import Traffic
+from nbcnn.plan.shapes import numel
+from nbcnn.plan.storage import ITEMSIZE, numpy_dtype
+
+PATHS = ("fprop", "dgrad", "wgrad")
+_ALIGN = 256
+
+
+def pwconv1d_fprop(x: np.ndarray, w: np.ndarray, *b_and_y: np.ndarray) -> None:
+    """y (N,K,L) from x (N,C,L), w (K,C) and, if it is given before y, b (K)."""
+    *b, y = b_and_y
+    reference.conv_fprop(x[..., None], w[..., None, None], *b, y[..., None], stride=1, pad=0)
+
+
+def pwconv1d_dgrad(dy: np.ndarray, w: np.ndarray, dx: np.ndarray) -> None:
+    """dx (N,C,L) from dy (N,K,L) and w (K,C)."""
+    reference.conv_dgrad(dy[..., None], w[..., None, None], dx[..., None], stride=1, pad=0)
+
+
+def pwconv1d_wgrad(x: np.ndarray, dy: np.ndarray, dw: np.ndarray, *db: np.ndarray) -> None:
+    """dw (K,C) and, if wanted, db (K) from x (N,C,L) and dy (N,K,L)."""
+    reference.conv_wgrad(x[..., None], dy[..., None], dw[..., None, None], *db, stride=1, pad=0)
+
+
+def pwconv1d_glu_fprop(x: np.ndarray, w: np.ndarray, b: np.ndarray, *rest: np.ndarray) -> None:
+    """x, w, b[, r], y[, z]: z (N,2C',L) from x (N,C,L), w (2C',C) and b (2C'); y (N,C',L) = GLU of z, plus r (N,C',L)."""
+    kept = rest[-1].shape[1] == len(w)
+    *r, y = rest[:-1] if kept else rest
+    z = rest[-1] if kept else np.empty((len(x), len(w), x.shape[2]), y.dtype)
+    pwconv1d_fprop(x, w, b, z)
+    glu.glu_fprop(z, y)
+    for each in r:
+        y += each
+
+
+HOST = {"pwconv1d_fprop": host(pwconv1d_fprop), "pwconv1d_dgrad": host(pwconv1d_dgrad), "pwconv1d_wgrad": host(pwconv1d_wgrad)}
+REFERENCES = {"pwconv1d_glu_fprop": pwconv1d_glu_fprop}
+"""Of the fused op, which only row im2col has (pwconv1d_gated.py)."""
+
+
+def _as_image(shape: Shape) -> Shape:
+    """A series (N,C,L) as (N,C,L,1), a weight (K,C) as (K,C,1,1), a bias as it is."""
+    return {1: shape, 2: (*shape, 1, 1), 3: (*shape, 1)}[len(shape)]
+
+
+def as_convolution(call: Call, layout: str) -> Call:
+    """The 1×1 convolution that a call means; its arrays are still those of the series."""
+    return replace(
+        call,
+        op=call.op.replace("pwconv1d", "conv"),
+        in_shapes=tuple(map(_as_image, call.in_shapes)),
+        out_shapes=tuple(map(_as_image, call.out_shapes)),
+        attrs={"stride": 1, "pad": 0},
+        layout=layout,
+    )
+
+
+def _series(shapes: Sequence[Shape]) -> list[int]:
+    """The operands that are series."""
+    return [at for at, shape in enumerate(shapes) if len(shape) == 3]
+
+
+def _places(call: Call) -> list[tuple[str, int, int, int]]:
+    """(side, operand, first byte, bytes) of every series in scratch, and behind them ("", 0, first free byte, 0)."""
+    made, at = [], 0
+    for side, shapes, dtypes in (("in", call.in_shapes, call.in_dtypes), ("out", call.out_shapes, call.out_dtypes)):
+        for operand in _series(shapes):
+            nbytes = numel(shapes[operand]) * ITEMSIZE[dtypes[operand] if dtypes else "float32"]
+            made.append((side, operand, at, nbytes))
+            at += -(-nbytes // _ALIGN) * _ALIGN
+    return [*made, ("", 0, at, 0)]
+
+
+def _bind_turned(impl: Impl, call: Call) -> list[Any]:
+    """Transposes of what is read, the engine's launches, and the transpose of what is written."""
+    ins, outs = list(call.ins), list(call.outs)
+    before, after = [], []
+    *places, (_, _, free, _) = _places(call)
+    for side, operand, first, nbytes in places:
+        dtypes = call.in_dtypes if side == "in" else call.out_dtypes
+        dtype = dtypes[operand] if dtypes else "float32"
+        turned = call.scratch[first : first + nbytes].view(numpy_dtype(dtype))
+        n, c, length = (call.in_shapes if side == "in" else call.out_shapes)[operand]
+        if side == "in":
+            before += _transpose(ins[operand], turned, dtype, n, c, length)
+            ins[operand] = turned
+        else:
+            after += _transpose(turned, outs[operand], dtype, n, length, c)
+            outs[operand] = turned
+    inner = replace(as_convolution(call, "NHWC"), ins=tuple(ins), outs=tuple(outs))
+    rest = call.scratch[free : free + impl.scratch(inner)] if impl.scratch(inner) else None
+    return [*before, *impl.bind(replace(inner, scratch=rest)), *after]
+
+
+def _turns(call: Call, side: str) -> list[Traffic]:
+    """Bytes of the transposes before ("in") or behind ("out") the engine."""
+    made = []
+    for at, operand, _, _ in _places(call)[:-1]:
+        if at == side:
+            shapes, dtypes = (call.in_shapes, call.in_dtypes) if side == "in" else (call.out_shapes, call.out_dtypes)
+            (n, c, length), dtype = shapes[operand], dtypes[operand] if dtypes else "float32"
+            rows, cols = (c, length) if side == "in" else (length, c)
+            turned = Call("convert", (), (), ((n, rows, cols),), ((n, cols, rows),), in_dtypes=(dtype,), out_dtypes=(dtype,))
+            made += traffic_transpose(turned, n, rows, cols)
+    return made
+
+
+def _transpose(source: Any, target: Any, dtype: str, batch: int, rows: int, cols: int) -> list[Launch]:
+    """target (batch, cols, rows) from source (batch, rows, cols)."""
+    shapes = ((batch, rows, cols),), ((batch, cols, rows),)
+    return transpose(Call("convert", (source,), (target,), *shapes, in_dtypes=(dtype,), out_dtypes=(dtype,)), batch, rows, cols)
+
+
+def _through(impl: Impl, layout: str) -> Impl:
+    """The pointwise convolution that convolves by `impl`, which stores images as `layout`."""
+
+    def inner(function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda call, *rest: function(as_convolution(call, layout), *rest)
+
+    def traffic(call: Call) -> list[Traffic]:
+        """The engine's bytes, between those of the transposes."""
+        assert impl.traffic is not None
+        made = list(impl.traffic(as_convolution(call, layout)))
+        return made if layout == "NCHW" else [*_turns(call, "in"), *made, *_turns(call, "out")]
+
+    if layout == "NCHW":
+        bind, scratch = inner(impl.bind), inner(impl.scratch)
+    else:
+
+        def bind(call: Call) -> list[Any]:
+            return _bind_turned(impl, call)
+
+        def scratch(call: Call) -> int:
+            return _places(call)[-1][2] + impl.scratch(as_convolution(call, layout))
+
+    return replace(
+        impl,
+        bind=bind,
+        scratch=scratch,
+        supports=inner(impl.supports),
+        tile=inner(impl.tile),
+        pack=inner(impl.pack) if impl.pack is not None else None,
+        candidates=inner(impl.candidates),
+        traffic=traffic if impl.traffic is not None else None,
+    )
+
+
+def straight(ops: dict[str, Impl]) -> dict[str, Impl]:
+    """The three passes by an engine for NCHW images."""
+    return {f"pwconv1d_{path}": _through(ops[f"conv_{path}"], "NCHW") for path in PATHS if f"conv_{path}" in ops}
+
+
+def turned(ops: dict[str, Impl]) -> dict[str, Impl]:
+    """The three passes by an engine for NHWC images."""
+    return {f"pwconv1d_{path}": _through(ops[f"conv_{path}"], "NHWC") for path in PATHS if f"conv_{path}" in ops}

@@ -1,0 +1,1 @@
+"""Updates of parameters: SGD, Adam, gradient norm, packed weights, the state that advances with each step."""

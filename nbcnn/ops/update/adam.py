@@ -1,0 +1,133 @@
+"""Adam over the flat parameter buffer, as torch.optim.Adam (L2 decay inside the gradient, no AMSGrad):
+
+    g ← clipped g + weight_decay · w                     (as in sgd.py)
+    m ← m + (1 - beta1) (g - m)
+    v ← beta2 · v + (1 - beta2) g²
+    w ← w - lr / (1 - beta1^t) · m / (√v / √(1 - beta2^t) + eps),   t = STEP + 1
+
+Source: D. P. Kingma, J. Ba, "Adam: a method for stochastic optimization", ICLR 2015, algorithm 1.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from nbcnn.gpu.language import cuda, f4, i4, i8, jit, types
+from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks
+from nbcnn.ops.kernel.traffic import Traffic, size
+from nbcnn.ops.ptx.vector import load4, store4
+from nbcnn.ops.update.advance import NONFINITE, STEP
+from nbcnn.ops.update.sgd import THREADS, current_rate, effective, effective_gradient, learning_rate, norm_factor, regularisation_args
+from nbcnn.plan.shapes import numel
+
+f8: Any = types.float64
+
+
+def adam(*operands: np.ndarray, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8, **regularisation: Any) -> None:
+    """One update in place.
+
+    Operands: w, g, m, v (P), lr (steps), state (8) int64[, norm () float64]; then the outputs w, m, v, state, the same
+    arrays. Keywords: beta1, beta2, eps, and those of `effective_gradient`. Sets state[NONFINITE] to 1 if an updated
+    weight is not finite.
+    """
+    w, g, m, v, lr, state, *norm = operands[:-4]
+    w_out, m_out, v_out, state_out = operands[-4:]
+    g = effective_gradient(g, w, norm[0] if norm else None, **regularisation)
+    t = int(state[STEP]) + 1
+    number = w.dtype.type
+    np.add(m, (1 - beta1) * (g - m), out=m_out)
+    np.multiply(v, beta2, out=v_out)
+    np.add(v_out, (1 - beta2) * (g * g), out=v_out)
+    scale = number(float(learning_rate(lr, state)) / (1 - beta1**t))
+    np.subtract(w, scale * (m_out / (np.sqrt(v_out) * number((1 - beta2**t) ** -0.5) + number(eps))), out=w_out)
+    if not np.isfinite(w_out).all():
+        state_out[NONFINITE] = 1
+
+
+@jit(device=True)
+def power(base, exponent):
+    """base^exponent by repeated squaring in float64, exponent >= 0: at most 62 multiplications, no library call."""
+    result = f8(1)
+    while exponent > i8(0):
+        if exponent & i8(1):
+            result *= base
+        base *= base
+        exponent >>= i8(1)
+    return result
+
+
+@jit(device=True)
+def adam_one(w, g, m, v, scale, widen, beta1, beta2, eps):
+    """(w, m, v) of one element after an update with its effective gradient g."""
+    m = f4(m + f4(f8(1) - beta1) * (g - m))
+    v = f4(f4(beta2) * v + f4(f8(1) - beta2) * (g * g))
+    return f4(w - scale * (m / (f4(math.sqrt(v)) * widen + eps))), m, v
+
+
+@jit()
+def adam_kernel(w, g, m, v, lr, state, norm, count, beta1, beta2, eps, clip_norm, clip_value, weight_decay, decayed):
+    """m ← m + (1-beta1)(g-m); v ← beta2·v + (1-beta2)g²; w ← w - scale · m / (√v · widen + eps), g the effective gradient,
+
+    scale = lr / (1 - beta1^t), widen = 1 / √(1 - beta2^t).
+    grid ceil(P / 1024), block 256, a thread owns four neighbours, and the first threads one each of the last P % 4.
+    Shared 8 bytes; moves 28·P bytes. 16-byte aligned w, g, m, v.
+    """
+    corrections = cuda.shared.array(2, types.float32)
+    # Once a block: float64 is slow on many GPUs.
+    if cuda.threadIdx.x == 0:
+        t = state[STEP] + i8(1)
+        corrections[0] = f4(f8(current_rate(lr, state)) / (f8(1) - power(beta1, t)))
+        corrections[1] = f4(f8(1) / math.sqrt(f8(1) - power(beta2, t)))
+    cuda.syncthreads()
+    scale, widen = corrections[0], corrections[1]
+    factor = norm_factor(norm, clip_norm)
+    thread = i4(cuda.grid(1))
+    quads = i4(count >> i4(2))
+    finite = True
+    if thread < quads:
+        i = i4(i4(4) * thread)
+        w0, w1, w2, w3 = load4(w, i)
+        g0, g1, g2, g3 = load4(g, i)
+        m0, m1, m2, m3 = load4(m, i)
+        v0, v1, v2, v3 = load4(v, i)
+        g0 = effective(g0, w0, i, factor, clip_value, weight_decay, decayed)
+        g1 = effective(g1, w1, i + i4(1), factor, clip_value, weight_decay, decayed)
+        g2 = effective(g2, w2, i + i4(2), factor, clip_value, weight_decay, decayed)
+        g3 = effective(g3, w3, i + i4(3), factor, clip_value, weight_decay, decayed)
+        w0, m0, v0 = adam_one(w0, g0, m0, v0, scale, widen, beta1, beta2, eps)
+        w1, m1, v1 = adam_one(w1, g1, m1, v1, scale, widen, beta1, beta2, eps)
+        w2, m2, v2 = adam_one(w2, g2, m2, v2, scale, widen, beta1, beta2, eps)
+        w3, m3, v3 = adam_one(w3, g3, m3, v3, scale, widen, beta1, beta2, eps)
+        store4(w, i, w0, w1, w2, w3)
+        store4(m, i, m0, m1, m2, m3)
+        store4(v, i, v0, v1, v2, v3)
+        finite = math.isfinite(w0) and math.isfinite(w1) and math.isfinite(w2) and math.isfinite(w3)
+    j = i4(i4(4) * quads + thread)
+    if j < count:
+        gj = effective(g[j], w[j], j, factor, clip_value, weight_decay, decayed)
+        w[j], m[j], v[j] = adam_one(w[j], gj, m[j], v[j], scale, widen, beta1, beta2, eps)
+        finite = finite and math.isfinite(w[j])
+    if not finite:
+        state[NONFINITE] = i8(1)
+
+
+def bind(call: Call) -> list[Launch]:
+    w, g, m, v, lr, state, *norm = call.ins
+    count = numel(call.in_shapes[0])
+    betas = np.float64(call.attrs.get("beta1", 0.9)), np.float64(call.attrs.get("beta2", 0.999))
+    scalars = (*betas, np.float32(call.attrs.get("eps", 1e-8)), *regularisation_args(call, norm))
+    # Without clipping by norm the kernel reads no norm, and `lr` stands in for it.
+    args = (w, g, m, v, lr, state, norm[0] if norm else lr, np.int32(count), *scalars)
+    return [Launch(adam_kernel, blocks(count, 4 * THREADS), THREADS, args)]
+
+
+def traffic(call: Call) -> list[Traffic]:
+    """Bytes of `bind`: weight, gradient and both moments in, weight and both moments out; the weights of the last P % 4 two more times."""
+    distinct, again = sum(size(call, "in", i) for i in range(4)), 2 * 4 * (numel(call.in_shapes[0]) % 4)
+    return [Traffic(distinct + again, sum(size(call, "out", i) for i in range(3)), distinct)]
+
+
+IMPL = Impl(bind, traffic=traffic)

@@ -1,0 +1,97 @@
+"""Packed weights: packed[i] = Σ_t params[map[t, i]], where a negative index adds nothing.
+
+One launch at the start of every plan writes all copies of weights that an implementation wants in another order, padded,
+or with taps summed, so that no copy can be stale. Sums are made in float32 and rounded once, to how the copy is stored.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from nbcnn.gpu.language import cuda, f4, i4, jit
+from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks
+from nbcnn.ops.kernel.stored import kinds, scalar_io
+from nbcnn.ops.kernel.traffic import Traffic, ceil_div, outputs
+from nbcnn.ops.ptx.vector import load1_if
+from nbcnn.plan.shapes import numel
+
+THREADS = 256
+EACH = 4
+"""Elements of a thread, THREADS apart: neighbouring lanes write neighbouring elements, whose sources mostly lie within a few lines."""
+TERMS = 4
+"""Terms of a sum that are in flight at once, for each element."""
+
+
+def pack_weights(params: np.ndarray, index: np.ndarray, packed: np.ndarray) -> None:
+    """packed (n) = the sums over t of params (P) [index (terms, n) or (n) int32], negative indices adding nothing."""
+    packed.fill(0)
+    for row in index.reshape(-1, packed.size):
+        packed += np.where(row >= 0, np.take(params, row, mode="clip"), 0)
+
+
+@functools.cache
+def pack_kernel(kind: str, terms: int) -> Any:
+    """The kernel for `terms` terms an element and a copy stored as `kind`."""
+    _, store = scalar_io(kind)
+    CHUNK = min(terms, TERMS)
+    CHUNKS, PLACES = -(-terms // CHUNK), EACH * CHUNK
+
+    @jit()
+    def pack_weights_kernel(params, index, packed, count):
+        """packed[i] = Σ_t params[index[t·count + i]] over the indices that are not negative.
+
+        grid ⌈n/1024⌉, block 256, a thread owns four elements; moves (4·terms + size of an element)·n bytes, and the
+        gathered params, which mostly come from L2.
+        """
+        first = i4(i4(cuda.blockIdx.x) * i4(EACH * THREADS) + i4(cuda.threadIdx.x))
+        where = cuda.local.array(PLACES, i4)
+        value = cuda.local.array(PLACES, f4)
+        total = cuda.local.array(EACH, f4)
+        for j in range(EACH):
+            total[j] = f4(0)
+        for chunk in range(CHUNKS):
+            for t in range(CHUNK):
+                row = i4(chunk * CHUNK + t)
+                for j in range(EACH):
+                    # Beyond the end the last element's index is read again, and its sum not stored.
+                    i = i4(min(i4(first + i4(j * THREADS)), i4(count - i4(1))))
+                    where[EACH * t + j] = index[i4(min(row, i4(terms - 1)) * count + i)]
+                    if terms % CHUNK != 0 and row >= i4(terms):
+                        where[EACH * t + j] = i4(-1)
+            for j in range(PLACES):
+                value[j] = load1_if(params, where[j], where[j] >= i4(0))
+            for j in range(PLACES):
+                total[j % EACH] += value[j]
+        for j in range(EACH):
+            i = i4(first + i4(j * THREADS))
+            if i < count:
+                store(packed, i, total[j])
+
+    return pack_weights_kernel
+
+
+def bind(call: Call) -> list[Launch]:
+    """params (P), map (n) or (terms, n) int32 -> packed (n), stored as its dtype says."""
+    (params, index), (packed,) = call.ins, call.outs
+    count = numel(call.out_shapes[0])
+    kernel = pack_kernel(kinds(call)[1], numel(call.in_shapes[1]) // count)
+    return [Launch(kernel, blocks(count, EACH * THREADS), THREADS, (params, index, packed, np.int32(count)))]
+
+
+def traffic(call: Call) -> list[Traffic]:
+    """Bytes of `bind`, as if no index were negative: the map of a call is not known here, and few of its indices are.
+
+    Whole blocks fetch indices and weights: beyond the end those of the last element again, and of terms whole chunks of indices.
+    """
+    count = numel(call.out_shapes[0])
+    terms = numel(call.in_shapes[1]) // count
+    chunk = min(terms, TERMS)
+    threads = blocks(count, EACH * THREADS) * EACH * THREADS
+    gathered = min(numel(call.in_shapes[0]), terms * count)
+    return [Traffic(4 * threads * (ceil_div(terms, chunk) * chunk + terms), outputs(call), 4 * (terms * count + gathered))]
+
+
+IMPL = Impl(bind, traffic=traffic)

@@ -1,0 +1,372 @@
+"""Recording a network as a flat list of steps, and planning where its temporaries live. No arrays, no device.
+
+`Tape` records; `trace` runs the layers over it, forward and then backward; `drop_dead` removes what nobody reads;
+`lower` fits the list to a row of the op table; `plan_arena` gives every temporary an offset in one block of memory.
+A backward closure mentions the Bufs it needs, and what it mentions stays alive: nothing is marked "save for backward".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from nbcnn.plan.shapes import numel
+from nbcnn.plan.storage import ITEMSIZE
+
+ALIGNMENT = 256
+"""Bytes; every Buf in the arena starts at a multiple of it."""
+
+_KEPT_HOMES = frozenset({"param", "grad", "state", "io"})
+
+Shape = tuple[int, ...]
+
+
+class ShapeError(ValueError):
+    """A layer was given an input that it cannot take; the message names the layer and both shapes."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True, eq=False)
+class Buf:
+    """A symbolic array: logical shape (images N, C, H, W), dtype, and where it lives.
+
+    home  arena (a temporary), param, grad, state (updated in place, survives steps), io (the caller's data),
+          const (made once when a plan is bound).
+    base  the Buf whose memory this one shares, for the same elements under another shape; None for a Buf of its own.
+
+    Two facts that let a layer fuse with its neighbour without knowing it:
+    after_relu  the values came out of a ReLU: where they are 0, no gradient passes.
+    masked      this gradient is already 0 wherever the tensor that it belongs to is 0 after a ReLU.
+    """
+
+    name: str
+    shape: Shape
+    dtype: str = "float32"
+    home: str = "arena"
+    base: Buf | None = None
+    after_relu: bool = False
+    masked: bool = False
+
+    @property
+    def root(self) -> Buf:
+        """The Buf that owns the memory."""
+        return self if self.base is None else self.base.root
+
+    @property
+    def nbytes(self) -> int:
+        return numel(self.shape) * ITEMSIZE[self.dtype]
+
+    def reshaped(self, shape: Shape) -> Buf:
+        """The same memory under another shape of equal size; raises ShapeError if the sizes differ."""
+        if numel(shape) != numel(self.shape):
+            raise ShapeError(f"{self.name}: {self.shape} has {numel(self.shape)} elements, {shape} has {numel(shape)}")
+        return replace(self, shape=shape, base=self.root)
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One sentence of the plan: an op, what it reads, what it writes, and the layer that said it."""
+
+    op: str
+    ins: tuple[Buf, ...]
+    outs: tuple[Buf, ...]
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    scope: str = ""
+
+
+Backward = Callable[[Buf], Buf]
+
+
+@dataclass(frozen=True)
+class Sync:
+    """Statistics of a batch are to be those of all ranks: this is `rank` of `ranks`, with `images` of the batch, `weight` of 1."""
+
+    rank: int
+    ranks: int
+    images: int
+    weight: float
+
+
+class Tape:
+    """Records steps. `training` says which form a layer should record; `sync` whether statistics of a batch are of several ranks."""
+
+    def __init__(self, training: bool, sync: Sync | None = None) -> None:
+        self.training, self.sync = training, sync
+        self.steps: list[Step] = []
+        self.params: dict[str, Buf] = {}
+        self.states: dict[str, Buf] = {}
+
+    def temp(self, name: str, shape: Shape, dtype: str = "float32", *, after_relu: bool = False, masked: bool = False) -> Buf:
+        """A new temporary; its facts as in `Buf`."""
+        return Buf(name, shape, dtype, after_relu=after_relu, masked=masked)
+
+    def param(self, scope: str, name: str, shape: Shape) -> Buf:
+        """The parameter `scope.name`; the same Buf however often it is asked for."""
+        full = f"{scope}.{name}"
+        return self.params.setdefault(full, Buf(full, shape, home="param"))
+
+    def state(self, scope: str, name: str, shape: Shape) -> Buf:
+        """The layer state `scope.name`; the same Buf however often it is asked for."""
+        full = f"{scope}.{name}"
+        return self.states.setdefault(full, Buf(full, shape, home="state"))
+
+    def grad(self, param: Buf) -> Buf:
+        """The place of `param`'s gradient."""
+        return Buf(param.name, param.shape, home="grad")
+
+    def emit(self, op: str, ins: Iterable[Buf], outs: Iterable[Buf], scope: str = "", **attrs: Any) -> None:
+        """Record one step."""
+        self.steps.append(Step(op, tuple(ins), tuple(outs), attrs, scope))
+
+
+def names(layers: Sequence[Any]) -> list[str]:
+    """One name per layer: its kind and its number among that kind (conv1, relu1, pool1, conv2, …)."""
+    seen: dict[str, int] = {}
+    made = []
+    for layer in layers:
+        seen[layer.kind] = seen.get(layer.kind, 0) + 1
+        made.append(f"{layer.kind}{seen[layer.kind]}")
+    return made
+
+
+Named = tuple[str, Any]
+"""A layer with its name: fused layers keep the names of the layers that they replace."""
+
+
+def named(layers: Sequence[Any], prefix: str = "") -> list[Named]:
+    """The layers with their names, `prefix` before each."""
+    return [(prefix + name, layer) for name, layer in zip(names(layers), layers, strict=True)]
+
+
+def trace(tape: Tape, layers: Sequence[Named], x: Buf) -> tuple[Buf, Backward]:
+    """Record `layers` forward from `x`; return the output and the function that records their backward in reverse."""
+    backwards = []
+    for name, layer in layers:
+        x, backward = layer.build(tape, x, name)
+        backwards.append(backward)
+
+    def backward_all(dy: Buf) -> Buf:
+        for backward in reversed(backwards):
+            dy = backward(dy)
+        return dy
+
+    return x, backward_all
+
+
+def drop_dead(steps: Sequence[Step], outputs: Iterable[Buf] = ()) -> list[Step]:
+    """The steps whose results are read, in order.
+
+    A step lives if it writes a parameter, a gradient, state, the caller's data, one of `outputs`, or an input of a step
+    that lives. The first convolution's dgrad vanishes here without an `if`.
+    """
+    wanted = {buf.root for buf in outputs}
+    kept = []
+    for step in reversed(steps):
+        if any(out.home in _KEPT_HOMES or out.root in wanted for out in step.outs):
+            kept.append(step)
+            wanted.update(buf.root for buf in step.ins)
+    return kept[::-1]
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """How one step runs: the implementation, its tile, and what it needs besides its operands.
+
+    mode     the part of the row that the implementation comes from.
+    packs    (terms, elements) of the packed weight that it reads, and `packed` its dtype; None if it reads no packed weight.
+    reasons  why earlier implementations of the chain were passed over, in words.
+    """
+
+    impl: Any
+    mode: str
+    tile: Any = None
+    scratch_bytes: int = 0
+    packs: tuple[int, int] | None = None
+    packed: str = "float32"
+    reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Planned:
+    """A step with its resolution, its scratch Buf (None without) and its slice of the packed weights (Buf, start, count in elements).
+
+    `side`: it may run beside the steps that follow it, up to the first that reads a gradient.
+    """
+
+    step: Step
+    how: Resolution
+    scratch: Buf | None = None
+    packed: tuple[Buf, int, int] | None = None
+    side: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """A lowered list of steps with an offset in the arena for every temporary.
+
+    packs   the Bufs of packed weights, one for each dtype that is wanted, with the Bufs of their index maps.
+    store   how activations are stored.
+    """
+
+    steps: tuple[Planned, ...]
+    offsets: Mapping[Buf, int]
+    arena_bytes: int
+    packs: Mapping[Buf, Buf]
+    layout: str
+    store: str
+
+
+def lower(
+    steps: Sequence[Step],
+    layout: str,
+    resolve: Callable[[Step], Resolution],
+    flat_params: Buf | None = None,
+    store: str = "float32",
+    branching: bool = False,
+) -> Plan:
+    """Fit recorded steps to a row: how activations are stored, converts at the two doors, packed weights, scratch, the arena.
+
+    `resolve` says how a step runs. Weights that implementations want in another order are gathered by a `pack_weights`
+    step for each dtype at the start of every plan, so an update or a loaded checkpoint can never leave a stale copy.
+    `branching` lets weight gradients run beside the rest of the backward pass, which keeps what they read alive longer.
+    """
+    hows = [(step, resolve(step)) for step in _stored(_convert_doors(steps, layout, store), store)]
+    slots, sizes = _place_packed(hows)
+    packed = {dtype: Buf(f"packed weights {dtype}", (count,), dtype) for dtype, (_, count) in sizes.items()}
+    maps = {packed[dtype]: Buf(f"pack map {dtype}", size, "int32", "const") for dtype, size in sizes.items()}
+    if maps and flat_params is None:
+        raise ValueError("a plan that packs weights needs the flat parameter Buf")
+    planned = []
+    for buf, index in maps.items():
+        pack = Step("pack_weights", (flat_params, index), (buf,), {}, "pack")  # type: ignore[arg-type]
+        planned.append(Planned(pack, resolve(pack)))
+    for (step, how), slot in zip(hows, slots, strict=True):
+        scratch = Buf(f"{step.scope}.{step.op}.scratch", (how.scratch_bytes,), "uint8") if how.scratch_bytes else None
+        side = branching and all(buf.root.home == "grad" for buf in step.outs) and not any(buf.root.home == "grad" for buf in step.ins)
+        planned.append(Planned(step, how, scratch, slot and (packed[how.packed], *slot), side))
+    offsets, total = plan_arena(planned)
+    return Plan(tuple(planned), offsets, total, maps, layout, store)
+
+
+def _place_packed(hows: Sequence[tuple[Step, Resolution]]) -> tuple[list[tuple[int, int] | None], dict[str, tuple[int, int]]]:
+    """(start, count) of every step's packed weight, and by dtype the (terms, elements) of all of them together."""
+    slots: list[tuple[int, int] | None] = []
+    sizes: dict[str, tuple[int, int]] = {}
+    for _, how in hows:
+        if how.packs is None:
+            slots.append(None)
+            continue
+        terms, count = how.packs
+        most, start = sizes.get(how.packed, (1, 0))
+        slots.append((start, count))
+        itemsize = ITEMSIZE[how.packed]
+        sizes[how.packed] = max(most, terms), start + _align(count * itemsize, ALIGNMENT) // itemsize
+    return slots, sizes
+
+
+def _stored(steps: Sequence[Step], store: str) -> list[Step]:
+    """The steps with every activation and every gradient of one kept as `store`: temporaries of two axes or more."""
+    if store == "float32":
+        return list(steps)
+    stored: dict[Buf, Buf] = {}
+
+    def swap(buf: Buf) -> Buf:
+        root = buf.root
+        if root.home != "arena" or root.dtype != "float32" or len(root.shape) < 2:
+            return buf
+        kept = stored.setdefault(root, replace(root, dtype=store))
+        return kept if buf is root else kept.reshaped(buf.shape)
+
+    return [replace(step, ins=tuple(map(swap, step.ins)), outs=tuple(map(swap, step.outs))) for step in steps]
+
+
+def _convert_doors(steps: Sequence[Step], layout: str, store: str) -> list[Step]:
+    """Convert the caller's floats on their way in and out, where a row stores them in another layout or rounded."""
+    inside: dict[Buf, Buf] = {}
+    made: list[Step] = []
+
+    def is_door(buf: Buf) -> bool:
+        other = (layout != "NCHW" and len(buf.shape) == 4) or (store != "float32" and len(buf.shape) >= 2)
+        return buf.home == "io" and buf.dtype == "float32" and other
+
+    def convert(source: Buf, target: Buf, layouts: tuple[str, str], scope: str) -> Step:
+        # Only images have two layouts: vectors and series are one row of channels an example.
+        shape = source.shape if len(source.shape) == 4 else (source.shape[0], numel(source.shape[1:]), 1, 1)
+        attrs = dict(zip(("source", "target"), layouts, strict=True))
+        return Step("convert", (source.reshaped(shape),), (target.reshaped(shape),), attrs, scope)
+
+    for step in steps:
+        ins = []
+        for buf in step.ins:
+            if is_door(buf) and buf not in inside:
+                inside[buf] = Buf(f"{buf.name}.{layout}", buf.shape, buf.dtype)
+                made.append(convert(buf, inside[buf], ("NCHW", layout), step.scope))
+            ins.append(inside.get(buf, buf))
+        outs, leaving = [], []
+        for buf in step.outs:
+            if is_door(buf):
+                kept = Buf(f"{buf.name}.{layout}", buf.shape, buf.dtype)
+                leaving.append(convert(kept, buf, (layout, "NCHW"), step.scope))
+                buf = kept
+            outs.append(buf)
+        made.append(replace(step, ins=tuple(ins), outs=tuple(outs)))
+        made.extend(leaving)
+    return made
+
+
+def _align(count: int, to: int) -> int:
+    return -(-count // to) * to
+
+
+def join(planned: Sequence[Planned]) -> int:
+    """The first step that reads a gradient: steps beside the others must be done by then."""
+    return next((at for at, item in enumerate(planned) if any(buf.root.home == "grad" for buf in item.step.ins)), len(planned))
+
+
+def lifetimes(planned: Sequence[Planned]) -> dict[Buf, tuple[int, int]]:
+    """First and last step during which each temporary is needed."""
+    spans: dict[Buf, tuple[int, int]] = {}
+    joined = join(planned)
+    for at, item in enumerate(planned):
+        last = max(at, joined) if item.side else at
+        touched = [*item.step.ins, *item.step.outs]
+        if item.scratch is not None:
+            touched.append(item.scratch)
+        if item.packed is not None:
+            touched.append(item.packed[0])
+        for buf in touched:
+            root = buf.root
+            if root.home == "arena":
+                first, known = spans.get(root, (at, at))
+                spans[root] = (first, max(known, last))
+    return spans
+
+
+def plan_arena(planned: Sequence[Planned]) -> tuple[dict[Buf, int], int]:
+    """Offsets in bytes for all temporaries, and the arena's size: greedy by size over lifetimes first use..last use.
+
+    Largest first, each at the lowest offset that is free during its whole life (best known simple heuristic for offline
+    allocation; Pisarchyk and Lee, "Efficient memory management for deep neural net inference", 2020).
+    """
+    spans = lifetimes(planned)
+    placed: list[tuple[int, int, Buf]] = []
+    offsets: dict[Buf, int] = {}
+    for buf in sorted(spans, key=lambda b: (-b.nbytes, spans[b][0])):
+        first, last = spans[buf]
+        at = 0
+        for start, end, other in placed:
+            overlaps = spans[other][0] <= last and first <= spans[other][1]
+            if overlaps and start < at + buf.nbytes and at < end:
+                at = _align(end, ALIGNMENT)
+        offsets[buf] = at
+        placed.append((at, at + max(buf.nbytes, 1), buf))
+        placed.sort(key=lambda entry: entry[0])
+    return offsets, _align(max((end for _, end, _ in placed), default=0), ALIGNMENT)
+
+
+def live_bytes(planned: Sequence[Planned]) -> int:
+    """The largest sum of temporaries alive at one step: no arena can be smaller."""
+    spans = lifetimes(planned)
+    return max((sum(b.nbytes for b, (first, last) in spans.items() if first <= at <= last) for at in range(len(planned))), default=0)

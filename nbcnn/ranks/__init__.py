@@ -1,0 +1,1 @@
+"""Several processes, one per GPU: who they are, how they meet, what they exchange."""

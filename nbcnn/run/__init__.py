@@ -1,0 +1,1 @@
+"""A network on a device: choosing a row, planning, compiling, training sessions, explanations."""

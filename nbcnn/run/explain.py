@@ -1,0 +1,112 @@
+"""A plan as a table that people read: op, shapes, implementation, GFLOP, MB, floor, arena offset."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from nbcnn.gpu.device import Ceilings
+from nbcnn.nn.layers import parameters
+from nbcnn.plan.graph import Buf, Plan, Planned, Step, Tape, live_bytes, named, trace
+from nbcnn.plan.shapes import ConvShape, numel
+
+
+def conv_shape(step: Step) -> ConvShape | None:
+    """The convolution that a step computes a pass of, fused or not; None for another op.
+
+    Of a convolution with a folded upsampling, the direct one: on the doubled image.
+    """
+    if "conv" not in step.op or step.op == "convert" or step.op.startswith("dwconv1d"):
+        return None
+    weight_at = step.outs[0] if "wgrad" in step.op else step.ins[1]
+    x = step.outs[0] if "dgrad" in step.op else step.ins[0]
+    if step.op.startswith("pwconv1d"):
+        n, c, length = x.shape
+        return ConvShape(n, c, length, 1, weight_at.shape[0], 1, 1)
+    n, c, height, width = x.shape
+    k, _, r, s = weight_at.shape
+    if step.op.startswith("upconv"):
+        return ConvShape(n, c, 2 * height, 2 * width, k, r, s, 1, 1)
+    return ConvShape(n, c, height, width, k, r, s, step.attrs["stride"], step.attrs["pad"])
+
+
+def step_flops(step: Step) -> int:
+    """Multiplications and additions that the step means, in direct form; 0 for everything that is no convolution and no matrix product."""
+    if step.op == "gemm":
+        return 2 * numel(step.ins[0].shape) * step.ins[1].shape[0]
+    if step.op.startswith("dwconv1d"):
+        return dwconv1d_flops(step)
+    shape = conv_shape(step)
+    return shape.flops() if shape else 0
+
+
+def dwconv1d_flops(step: Step) -> int:
+    """A product and a sum for every tap that meets the series, and of every pass that the step computes."""
+    (n, c, length), both = step.ins[0].shape, step.op == "dwconv1d_bwd"
+    taps = (step.outs[0] if step.op.endswith("wgrad") else step.ins[2 if both else 1]).shape[1]
+    right = 0 if step.attrs["padding"] == "causal" else taps - 1 - taps // 2
+    met = sum(max(0, length - abs(j)) for j in range(right - taps + 1, right + 1))
+    return (4 if both else 2) * n * c * met
+
+
+def fewest_flops(step: Step) -> int:
+    """What the step needs in direct form, and behind an upsampling nine of its 36 products (difference and box form).
+
+    Winograd's form, which fp32 takes in large batches, needs 16 of 36 and does not count here.
+    """
+    return step_flops(step) // 4 if step.op.startswith("upconv") else step_flops(step)
+
+
+def step_bytes(step: Step) -> int:
+    """Compulsory bytes: every operand once. A gather counts the images that it takes, not the resident set."""
+    ins = step.ins if not step.op.startswith("gather") else ()
+    return sum(buf.nbytes for buf in (*ins, *step.outs))
+
+
+def explain(plan: Plan, precision: str = "fp32", ceilings: Ceilings | None = None) -> str:
+    """The table, then the arena's size beside the liveness bound.
+
+    With `ceilings`, every step's floor: the longer of its fewest flops at the peak of `precision` and its compulsory bytes
+    at the memory's bandwidth. Only Winograd's form can be faster than that.
+    """
+    rows: list[tuple[str, ...]] = [("step", "op", "in", "out", "runs as", "tile", "GFLOP", "MB", "floor µs", "arena offset")]
+    floors = [floor_us(item.step, precision, ceilings) if ceilings else 0.0 for item in plan.steps]
+    rows += [_row(plan, item, floor) for item, floor in zip(plan.steps, floors, strict=True)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = ["  ".join(cell.rjust(w) if i >= 6 else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))) for row in rows]
+    total_flops = sum(step_flops(item.step) for item in plan.steps) / 1e9
+    total_bytes = sum(step_bytes(item.step) for item in plan.steps) / 1e6
+    bound = live_bytes(plan.steps)
+    lines.append(f"{len(plan.steps)} steps, {total_flops:.2f} GFLOP, {total_bytes:.1f} MB compulsory;")
+    if ceilings:
+        lines.append(f"floor {sum(floors) / 1e3:.3f} ms at {ceilings.flops[precision] / 1e12:.0f} TFLOP/s and {ceilings.bandwidth / 1e12:.1f} TB/s;")
+    lines.append(f"arena {plan.arena_bytes / 2**20:.1f} MiB (no arena can be below {bound / 2**20:.1f} MiB)")
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def floor_us(step: Step, precision: str, ceilings: Ceilings) -> float:
+    """Microseconds below which a step cannot run: flops or bytes, whichever takes longer."""
+    return max(fewest_flops(step) / ceilings.flops[precision], step_bytes(step) / ceilings.bandwidth) * 1e6
+
+
+def _row(plan: Plan, item: Planned, floor: float) -> tuple[str, ...]:
+    step, flops = item.step, step_flops(item.step)
+    shapes = [" ".join("×".join(map(str, b.shape)) or "1" for b in bufs[:2]) for bufs in (step.ins, step.outs)]
+    tile = "" if item.how.tile is None else "/".join(str(v) for v in vars(item.how.tile).values())
+    offset = plan.offsets.get(step.outs[0].root)
+    place = step.outs[0].root.home if offset is None else f"{offset}"
+    counts = (f"{flops / 1e9:.3f}" if flops else "", f"{step_bytes(step) / 1e6:.2f}", f"{floor:.1f}" if floor else "")
+    return (step.scope, step.op, *shapes, item.how.mode, tile, *counts, place)
+
+
+def summary(layers: Sequence[Any], input_shape: tuple[int, ...]) -> str:
+    """One line per layer: name, output shape without the batch, parameters."""
+    body = [layer for layer in layers if not hasattr(layer, "needs_labels")]
+    counts = parameters(body)
+    lines, x = [], Buf("x", (1, *input_shape))
+    for at, (name, layer) in enumerate(named(body), 1):
+        y, _ = trace(Tape(False), named(body[:at]), x)
+        own = sum(numel(p.shape) for full, p in counts.items() if full.split(".")[0] == name)
+        lines.append(f"{name:12} {type(layer).__name__:12} {'×'.join(map(str, y.shape[1:])):14} {own:>10,}")
+    lines.append(f"{'total':40} {sum(numel(p.shape) for p in counts.values()):>10,}")
+    return "\n".join(lines)

@@ -1,0 +1,138 @@
+"""A plan bound to memory: every step with its launches, run one by one or replayed as one CUDA graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from nbcnn.gpu.capture import JOIN, MAIN, SIDE
+from nbcnn.nn.params import ParameterBuffer
+from nbcnn.ops.kernel.call import Call, bare_call
+from nbcnn.plan.graph import Buf, Plan, Planned, join
+from nbcnn.plan.shapes import numel
+from nbcnn.plan.storage import FLOATING, decode
+
+
+class Program:
+    """Steps with their launches.
+
+    arena  uint8 array of at least `plan.arena_bytes`, shared by all programs of a net.
+    fixed  arrays for every Buf whose home is io, for state that no layer owns, and for the flat views of the parameters.
+
+    `enqueue_ms` is what the host needs to enqueue all launches one by one: a guess, until somebody measures it.
+    """
+
+    def __init__(self, plan: Plan, params: ParameterBuffer, arena: Any, fixed: Mapping[Buf, Any]) -> None:
+        self.plan, self.place = plan, params.place
+        self._params, self._arena, self._fixed = params, arena, dict(fixed)
+        for packed, pack_map in plan.packs.items():
+            index = pack_index(plan, packed, params.layout)
+            self._fixed[pack_map] = self.place.empty(index.size, "int32")
+            self.place.upload(self._fixed[pack_map], index.reshape(-1))
+        self.bound: list[tuple[Planned, list[Any]]] = [(item, list(item.how.impl.bind(self._call(item)))) for item in plan.steps]
+        self._replay: Callable[[], None] | None = None
+        self.enqueue_ms = 0.05 * len(self.launches)
+
+    @property
+    def launches(self) -> list[Any]:
+        """Everything to run, in order."""
+        return [launch for _, launches in self.bound for launch in launches]
+
+    def array(self, buf: Buf) -> Any:
+        """The flat array of a Buf."""
+        root = buf.root
+        if root in self._fixed:
+            return self._fixed[root]
+        if root.home in ("param", "grad", "state"):
+            return self._params.view(root.home, root.name)
+        return self.place.view(self._arena, self.plan.offsets[root], numel(root.shape), root.dtype)
+
+    def _call(self, item: Planned) -> Call:
+        step = item.step
+        packed = scratch = None
+        if item.packed is not None:
+            buf, start, count = item.packed
+            packed = self.array(buf)[start : start + count]
+        if item.scratch is not None:
+            scratch = self.array(item.scratch)
+        return Call(
+            step.op,
+            tuple(self.array(buf) for buf in step.ins),
+            tuple(self.array(buf) for buf in step.outs),
+            tuple(buf.shape for buf in step.ins),
+            tuple(buf.shape for buf in step.outs),
+            step.attrs,
+            self.plan.layout,
+            item.how.tile,
+            packed,
+            scratch,
+            tuple(buf.dtype for buf in step.ins),
+            tuple(buf.dtype for buf in step.outs),
+        )
+
+    def run(self) -> None:
+        """Enqueue every launch, one by one."""
+        stream = getattr(self.place, "stream", 0)
+        for launch in self.launches:
+            launch.run(stream)
+
+    def prepare(self) -> None:
+        """Make the plan ready to replay. On a GPU this runs it once, so what it writes is overwritten."""
+        self._replay = self.place.replayable(self.launches, self._lanes())
+
+    def _lanes(self) -> list[str]:
+        """For every launch, the branch of the graph that it runs on."""
+        joined = join(self.plan.steps)
+        lanes = []
+        for at, (item, launches) in enumerate(self.bound):
+            lane = SIDE if item.side else JOIN if at == joined else MAIN
+            lanes += [lane] * len(launches)
+        return lanes
+
+    def replay(self) -> None:
+        """Run the whole plan asynchronously: one CUDA graph on a GPU. Prepares on first use."""
+        if self._replay is None:
+            self.prepare()
+        self._replay()  # type: ignore[misc]
+
+    def first_nonfinite(self, to_end: bool = False) -> tuple[int, str] | None:
+        """Run step by step to the first that writes a NaN or Inf; its number and name, None if all results are finite.
+
+        `to_end`: run the steps after it all the same, because in one of them other ranks wait for this one.
+        """
+        stream = getattr(self.place, "stream", 0)
+        found = None
+        for at, (item, launches) in enumerate(self.bound):
+            for launch in launches:
+                launch.run(stream)
+            for buf in item.step.outs if found is None else ():
+                if _floating(buf) and not np.isfinite(decode(self.place.download(self.array(buf)), buf.dtype)).all():
+                    found = at, f"{item.step.scope}.{item.step.op} ({buf.name})"
+                    break
+            if found and not to_end:
+                break
+        return found
+
+    def close(self) -> None:
+        """Let the captured graph go, and with it what it holds of other libraries' resources; the next replay captures anew."""
+        if close := getattr(self._replay, "close", None):
+            close()
+        self._replay = None
+
+
+def _floating(buf: Buf) -> bool:
+    return buf.dtype in FLOATING or buf.dtype == "float64"
+
+
+def pack_index(plan: Plan, packed: Buf, layout: Any) -> np.ndarray:
+    """Where each element of the Buf `packed` comes from in the flat parameters, −1 for nothing; int32 (terms, elements)."""
+    index = np.full(plan.packs[packed].shape, -1, np.int32)
+    for item in plan.steps:
+        if item.packed is not None and item.packed[0] is packed:
+            _, start, count = item.packed
+            inside = item.how.impl.pack(bare_call(item.step, plan.layout, item.how.tile)).reshape(-1, count)
+            weight = item.step.ins[1].root.name
+            index[: len(inside), start : start + count] = np.where(inside >= 0, inside + layout.offsets[weight], -1)
+    return index

@@ -1,0 +1,1 @@
+"""The training loop with its callbacks, checkpoints, interrupts, logs and pictures."""

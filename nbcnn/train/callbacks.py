@@ -1,0 +1,228 @@
+"""What a run shows while it trains: progress on stderr, pictures in its folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from typing import Any, ClassVar, TextIO
+
+import numpy as np
+
+from nbcnn.run import timeline
+from nbcnn.train.events import Callback, Epoch, Reading, Result
+from nbcnn.train.trainer import Trainer
+
+LINE_SECONDS = 10.0
+"""Without a terminal, and without `--log-every`, a progress line at most this often."""
+
+REDRAW_SECONDS = 30.0
+"""The pictures are drawn anew after an epoch if the last time is this long ago, and at the end."""
+
+
+class Progress(Callback):
+    """Two lines per epoch, losses and where the time went; in between a bar on a terminal, progress lines elsewhere.
+
+    every_reading  print each reading of the loss (the user chose the pace), not only one in ten seconds. noun  what rates count.
+    """
+
+    def __init__(self, stream: TextIO | None = None, every_reading: bool = False, noun: str = "images") -> None:
+        self.stream, self.noun = stream or sys.stderr, noun
+        self.every_reading = every_reading
+        self.terminal = self.stream.isatty() and os.environ.get("TERM") != "dumb"
+        self._bar: Any = None
+        self._printed = time.perf_counter()
+
+    def reading(self, trainer: Trainer, reading: Reading) -> None:
+        if self.terminal:
+            self._advance_bar(reading)
+        elif self.every_reading or time.perf_counter() - self._printed >= LINE_SECONDS:
+            self._printed = time.perf_counter()
+            self._print(
+                f"epoch {reading.epoch}/{reading.epochs}  step {reading.step:,}/{reading.steps:,}  loss {reading.last_loss:.5f}  "
+                f"mean {reading.loss:.5f}  {rate(reading.images_per_second)} {self.noun}/s  {duration(reading.remaining_seconds)} left"
+            )
+
+    def epoch(self, trainer: Trainer, epoch: Epoch) -> None:
+        self.close()
+        self._printed = time.perf_counter()
+        scores = "".join(f"{name.replace('_', ' ')} {value:.2%}  " for name, value in epoch.scores.items())
+        self._print(
+            f"epoch {epoch.epoch}/{trainer.epochs}  train loss {epoch.train_loss:.5f}  test loss {epoch.test_loss:.5f}  {scores}"
+            f"{duration(epoch.seconds)} + {duration(epoch.test_seconds)} test  {rate(epoch.images_per_second)} {self.noun}/s"
+        )
+        if epoch.time is not None:
+            self._print(f"  where the time went: {timeline.line(epoch.time)}")
+
+    def close(self) -> None:
+        """Take the bar off the terminal."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+    def _print(self, text: str) -> None:
+        print(text, file=self.stream, flush=True)
+
+    def _advance_bar(self, reading: Reading) -> None:
+        if self._bar is None:
+            from tqdm import tqdm
+
+            layout = "{desc} {percentage:3.0f}% |{bar}| {n_fmt}/{total_fmt} {postfix}"
+            colour = None if os.environ.get("NO_COLOR") else "green"
+            name = f"epoch {reading.epoch}/{reading.epochs}"
+            self._bar = tqdm(
+                total=reading.steps,
+                initial=reading.step,
+                desc=name,
+                bar_format=layout,
+                leave=False,
+                file=self.stream,
+                colour=colour,
+                dynamic_ncols=True,
+            )
+        self._bar.set_postfix_str(
+            f"loss {reading.loss:.5f}, {rate(reading.images_per_second)} {self.noun}/s, {duration(reading.remaining_seconds)} left", refresh=False
+        )
+        self._bar.n = reading.step
+        self._bar.refresh()
+
+
+class Pictures(Callback):
+    """What a run draws, and what else it has to say about its weights.
+
+    files    the names of what it writes into the run folder.
+    command  what can be done with the run then, less the folder; empty if there is nothing.
+    outcome  further results of the ended run, for --json.
+    """
+
+    files: ClassVar[str]
+    command: ClassVar[str] = ""
+
+    def __init__(self) -> None:
+        self.outcome: dict[str, Any] = {}
+
+    def scores(self) -> dict[str, float]:
+        """For `Trainer`: what to note after every epoch besides the losses; nothing here."""
+        return {}
+
+    def lines(self) -> list[str]:
+        """`outcome` in words."""
+        return []
+
+
+class Plots(Pictures):
+    """curves.png and reconstructions.png of a run.
+
+    title   stands on both; it should name the data set.
+    images  a few uint8 test images (n, C, H, W) to reconstruct.
+    """
+
+    files, command = "curves.png, reconstructions.png", "python extract_features.py"
+
+    def __init__(self, title: str, images: np.ndarray) -> None:
+        super().__init__()
+        self.title, self.images = title, images
+        self._drawn = time.perf_counter()
+
+    def epoch(self, trainer: Trainer, epoch: Epoch) -> None:
+        if epoch.epoch < trainer.epochs and time.perf_counter() - self._drawn >= REDRAW_SECONDS:
+            self._draw(trainer)
+
+    def end(self, trainer: Trainer, result: Result) -> None:
+        if trainer.rows and not result.interrupted:
+            self._draw(trainer)
+
+    def _draw(self, trainer: Trainer) -> None:
+        from nbcnn.train import plots
+
+        plots.curves(trainer.run.curves, trainer.rows, self.title)
+        plots.reconstructions(trainer.run.reconstructions, self.images, trainer.session.reconstruct(self.images), self.title)
+        self._drawn = time.perf_counter()
+
+
+class Classification(Plots):
+    """The accuracy on `data`'s test images after every epoch; curves.png, confusion.png and mistakes.png.
+
+    title  stands on all; it should name the data set. net: the net that is trained. data: a set with labels.
+    """
+
+    files, command = "curves.png, confusion.png, mistakes.png", ""
+
+    def __init__(self, title: str, net: Any, data: Any) -> None:
+        super().__init__(title, data.test_images)
+        self.net, self.labels, self.classes = net, data.test_labels, data.classes
+        self.logits = np.empty((0, 0), np.float32)
+
+    def scores(self) -> dict[str, float]:
+        """The share of the test images whose largest logit is their label's."""
+        self.logits = self.net.predict(self.images)
+        return {"test_accuracy": float((self.logits.argmax(1) == self.labels).mean())}
+
+    def _draw(self, trainer: Trainer) -> None:
+        from nbcnn.train import plots
+
+        run, title = trainer.run, f"{self.title}\ntest accuracy {trainer.scored['test_accuracy']:.2%}"
+        if not self.logits.size:  # resumed after its last epoch
+            self.scores()
+        plots.curves(run.curves, trainer.rows, self.title)
+        predicted = self.logits.argmax(1)
+        counts = np.zeros((len(self.classes),) * 2, np.int64)
+        np.add.at(counts, (self.labels, predicted), 1)
+        plots.confusion(run.confusion, counts, self.classes, title)
+        plots.mistakes(run.mistakes, self.images, self.labels, self.logits, self.classes, title)
+        self._drawn = time.perf_counter()
+
+
+class Forecasts(Pictures):
+    """curves.png, forecast.png and forecast.json of a run on series: the last weights beside naive forecasts, on the test months.
+
+    title    stands on both pictures. data  a `nbcnn.datasets.series.SeriesDataset`.
+    outcome  RMSLE by name once the run has ended, the network's under "network".
+    """
+
+    files = "curves.png, forecast.png, forecast.json"
+
+    def __init__(self, title: str, data: Any) -> None:
+        super().__init__()
+        self.title, self.data = title, data
+
+    def end(self, trainer: Trainer, result: Result) -> None:
+        if not trainer.rows or result.interrupted:
+            return
+        from nbcnn.files import atomic
+        from nbcnn.train import forecast, plots
+
+        data, run = self.data, trainer.run
+        batch = min(trainer.session.batch, len(data.starts["test"]))
+        windows = data.windows("test")
+        made = [trainer.session.net.predict(windows.series(slice(at, at + batch)), batch) for at in range(0, len(windows), batch)]
+        logs, truth = data.logs(np.concatenate([part.reshape(-1) for part in made]), windows), data.truth("test")
+        self.outcome = {"rmsle": {"network": forecast.rmsle(logs, truth), **forecast.baselines(data)}}
+        atomic.replace_bytes(run.path / "forecast.json", (json.dumps(self.outcome | {"windows": len(truth)}, indent=2) + "\n").encode())
+        plots.curves(run.curves, trainer.rows, self.title)
+        rows = forecast.stretch(data, "test")
+        hours = trainer.session.net.predict(rows.series(), batch)
+        plots.forecast(run.path / "forecast.png", np.expm1(data.logs(hours, rows)), data.meters[rows.starts + rows.length], self.title)
+
+    def lines(self) -> list[str]:
+        return [f"RMSLE in the test months: {', '.join(f'{name} {score:.4f}' for name, score in self.outcome['rmsle'].items())}"]
+
+
+def duration(seconds: float) -> str:
+    """Seconds in words: 0.42 s, 12.3 s, 4 min 05 s, 2 h 07 min."""
+    if seconds < 10:
+        return f"{seconds:.2f} s"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def rate(per_second: float) -> str:
+    """Images per second in three digits or more: 2.61, 61.4, 1,109."""
+    if per_second < 10:
+        return f"{per_second:.2f}"
+    return f"{per_second:.1f}" if per_second < 100 else f"{per_second:,.0f}"

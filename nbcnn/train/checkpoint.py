@@ -1,0 +1,176 @@
+"""Checkpoints: one safetensors file, written so that nothing can be lost, read with suspicion.
+
+The format (https://github.com/huggingface/safetensors): 8 bytes, the little-endian length of the header; the header, a JSON
+object {name: {"dtype", "shape", "data_offsets": [begin, end]}, …} with string metadata under "__metadata__"; then the raw
+little-endian tensors, without holes. No pickle. Ours also keep the SHA-256 of the tensors' bytes under "sha256".
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from nbcnn.files import atomic
+from nbcnn.plan.shapes import numel
+
+LAST, BEST = "checkpoint-last.safetensors", "checkpoint-best.safetensors"
+
+DTYPES: dict[str, np.dtype[Any]] = {
+    "F64": np.dtype("<f8"),
+    "F32": np.dtype("<f4"),
+    "I64": np.dtype("<i8"),
+    "I32": np.dtype("<i4"),
+    "U8": np.dtype("u1"),
+}
+_CODES = {dtype: code for code, dtype in DTYPES.items()}
+_MAX_HEADER = 1 << 24
+
+Tensors = dict[str, np.ndarray]
+Metadata = dict[str, str]
+
+
+class CheckpointError(Exception):
+    """A checkpoint is missing, corrupt, or of another network; the message names the file and the tensor."""
+
+    exit_code = 3
+
+
+def save(path: Path, tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> int:
+    """Put a checkpoint in place of `path`, whole or not at all, and return its size in bytes.
+
+    Raises ValueError for a dtype that the format does not have, atomic.DiskFull (an OSError) if there is no room.
+    """
+    entries: dict[str, Any] = {}
+    parts: list[np.ndarray] = []
+    begin = 0
+    # Wide types first, so that every tensor is aligned for whoever maps the file.
+    for name in sorted(tensors, key=lambda name: (-tensors[name].itemsize, name)):
+        array = np.asarray(tensors[name])
+        dtype = array.dtype.newbyteorder("<")
+        if dtype not in _CODES:
+            raise ValueError(f"tensor {name!r} is {array.dtype}; a checkpoint holds {', '.join(d.name for d in _CODES)}")
+        # ascontiguousarray would turn a scalar's shape () into (1,), so the shape is taken before.
+        entries[name] = {"dtype": _CODES[dtype], "shape": list(array.shape), "data_offsets": [begin, begin + array.nbytes]}
+        parts.append(np.ascontiguousarray(array, dtype))
+        begin += array.nbytes
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part.data)
+    header = json.dumps({"__metadata__": {**metadata, "sha256": digest.hexdigest()}, **entries}).encode()
+    header += b" " * (-len(header) % 8)
+
+    def write(file: BinaryIO) -> None:
+        file.write(len(header).to_bytes(8, "little") + header)
+        for part in parts:
+            file.write(part.data)
+
+    total = 8 + len(header) + begin
+    atomic.replace(path, total, write)
+    return total
+
+
+def load(path: Path) -> tuple[Tensors, Metadata]:
+    """The tensors (writable copies) and the metadata of a checkpoint.
+
+    Raises CheckpointError if the file is missing, its header or a tensor's place in the file is wrong, bytes are missing,
+    left over or changed, or a floating-point tensor holds NaN or Inf.
+    """
+    try:
+        return _read(path)
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}{_alternative(path)}") from None
+
+
+def _read(path: Path) -> tuple[Tensors, Metadata]:
+    """As `load`, with errors that name the tensor but not the file."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"cannot be read ({error.strerror})") from None
+    tensors, metadata, data = _parse(content)
+    for name, tensor in tensors.items():
+        bad = tensor.size - np.isfinite(tensor).sum() if tensor.dtype.kind == "f" else 0
+        if bad:
+            raise CheckpointError(f"tensor {name!r} holds {bad:,} values that are NaN or Inf")
+    if metadata.pop("sha256", None) not in (None, hashlib.sha256(data).hexdigest()):
+        raise CheckpointError("the checksum in its header is not that of its tensors: bytes were changed after it was written")
+    return tensors, metadata
+
+
+def _parse(content: bytes) -> tuple[Tensors, Metadata, memoryview]:
+    """Tensors, metadata and the data section of a file's content."""
+    if len(content) < 8:
+        raise CheckpointError(f"{len(content)} bytes are too few for a safetensors file")
+    length = int.from_bytes(content[:8], "little")
+    if length > min(_MAX_HEADER, len(content) - 8):
+        raise CheckpointError(f"not a safetensors file, or truncated: its header claims {length:,} bytes of {len(content) - 8:,}")
+    try:
+        header = json.loads(content[8 : 8 + length].decode(), object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"not a safetensors file: its header is no JSON ({error})") from None
+    if not isinstance(header, dict):
+        raise CheckpointError("not a safetensors file: its header is no JSON object")
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise CheckpointError("its metadata is not a map of strings")
+    data = memoryview(content)[8 + length :]
+    places = {name: _place(name, entry) for name, entry in header.items()}
+    at = 0
+    for name, (begin, end, _, _) in sorted(places.items(), key=lambda item: item[1][:2]):
+        if begin != at:
+            raise CheckpointError(f"tensor {name!r} starts at byte {begin:,} of the data, expected {at:,}: tensors overlap or leave a hole")
+        if end > len(data):
+            raise CheckpointError(f"tensor {name!r} ends at byte {end:,} of the data, the file has {len(data):,}: truncated")
+        at = end
+    if at != len(data):
+        raise CheckpointError(f"{len(data) - at:,} bytes follow the last tensor")
+    tensors = {name: np.frombuffer(data[begin:end], dtype).reshape(shape).copy() for name, (begin, end, dtype, shape) in places.items()}
+    return tensors, metadata, data
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        raise CheckpointError("its header names a tensor twice")
+    return made
+
+
+def _place(name: str, entry: Any) -> tuple[int, int, np.dtype, tuple[int, ...]]:
+    """(begin, end, dtype, shape) of one header entry, or CheckpointError with the tensor's name."""
+    if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
+        raise CheckpointError(f"tensor {name!r} needs exactly dtype, shape and data_offsets in the header")
+    code, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(code, str) or code not in DTYPES:
+        raise CheckpointError(f"tensor {name!r} has dtype {code!r}; a checkpoint of nbcnn holds {', '.join(DTYPES)}")
+    if not _counts(shape) or not _counts(offsets) or len(offsets) != 2:
+        raise CheckpointError(f"tensor {name!r} has shape {shape!r} and data_offsets {offsets!r}: not lists of sizes")
+    begin, end = offsets
+    nbytes = numel(tuple(shape)) * DTYPES[code].itemsize
+    if end - begin != nbytes:
+        raise CheckpointError(f"tensor {name!r} of {code} {shape} needs {nbytes:,} bytes, its data_offsets give {end - begin:,}")
+    return begin, end, DTYPES[code], tuple(shape)
+
+
+def _counts(values: Any) -> bool:
+    """True for a list of at most eight sizes (JSON's true and false are ints to Python, and refused)."""
+    return isinstance(values, list) and len(values) <= 8 and all(type(value) is int and 0 <= value < 1 << 48 for value in values)
+
+
+def _alternative(path: Path) -> str:
+    """Words that name the newest other checkpoint of the folder that can be read; empty if there is none."""
+    good = []
+    for other in sorted(path.parent.glob("checkpoint-*.safetensors")):
+        if other.name != path.name:
+            try:
+                good.append((int(_read(other)[1]["step"]), other))
+            except (CheckpointError, KeyError, ValueError):
+                continue
+    if not good:
+        return "; there is no other good checkpoint beside it"
+    step, other = max(good)
+    return f"; the last good one is {other} (training step {step:,}), which can be given by its path"

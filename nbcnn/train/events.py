@@ -1,0 +1,88 @@
+"""What a trainer tells while it trains, and who may listen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from nbcnn.train.runlog import Row
+
+if TYPE_CHECKING:
+    from nbcnn.train.trainer import Trainer
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What is known between two training steps. Losses are means over images; `loss` over the epoch so far."""
+
+    epoch: int
+    epochs: int
+    step: int
+    steps: int
+    loss: float
+    last_loss: float
+    images_per_second: float
+    remaining_seconds: float
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """One row of the metrics. `seconds` is the training alone, `test_seconds` the evaluation.
+
+    `time` says where the time of one of its training steps went (`timeline.watch`); None if that step was taken before a resume.
+    `scores` by name.
+    """
+
+    epoch: int
+    step: int
+    learning_rate: float
+    train_loss: float
+    test_loss: float
+    seconds: float
+    test_seconds: float
+    images_per_second: float
+    time: dict[str, Any] | None = None
+    scores: Mapping[str, float] = field(default_factory=dict)
+
+    def row(self) -> Row:
+        """The row of the metrics: these numbers, then the scores."""
+        row = asdict(self)
+        return row | row.pop("scores")
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a run ended. `epochs` counts finished ones; losses are None before the first; `seconds` is training alone."""
+
+    interrupted: bool
+    signal: int | None
+    epochs: int
+    step: int
+    train_loss: float | None
+    test_loss: float | None
+    best_loss: float | None
+    best_epoch: int | None
+    seconds: float
+    images_per_second: float
+
+    @property
+    def exit_code(self) -> int:
+        """0, or 128 + the signal's number."""
+        return 128 + (self.signal or 0) if self.interrupted else 0
+
+
+class Callback:
+    """What a trainer tells about itself; override what is of interest."""
+
+    def reading(self, trainer: Trainer, reading: Reading) -> None:
+        """The loss was read between two training steps."""
+
+    def epoch(self, trainer: Trainer, epoch: Epoch) -> None:
+        """An epoch is trained, evaluated and saved."""
+
+    def end(self, trainer: Trainer, result: Result) -> None:
+        """The last epoch is done, or a signal came and the state is saved."""
+
+    def close(self) -> None:
+        """Always called last, also when training raises."""

@@ -1,0 +1,131 @@
+"""The pictures of a run. Matplotlib without pyplot: no global state, no window, no thread is disturbed."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogFormatter, MaxNLocator
+
+from nbcnn.files import atomic
+
+# Okabe and Ito's blue and vermilion: told apart with every kind of colour vision.
+TRAIN, TEST = "#0072B2", "#D55E00"
+
+
+def curves(path: Path, rows: Sequence[dict[str, Any]], title: str) -> None:
+    """Training and test loss by epoch, logarithmic, as a PNG at `path`; `rows` are a run's metrics."""
+    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    axes = figure.add_subplot()
+    epochs = [row["epoch"] for row in rows]
+    axes.plot(epochs, [row["train_loss"] for row in rows], color=TRAIN, marker="o", markersize=4, label="training")
+    axes.plot(epochs, [row["test_loss"] for row in rows], color=TEST, marker="s", markersize=4, linestyle="--", label="test")
+    best = min(rows, key=lambda row: row["test_loss"])
+    axes.set(yscale="log", xlabel="epoch", ylabel="loss (mean)")
+    axes.set_title(f"{title}\nbest test loss {best['test_loss']:.5f} after epoch {best['epoch']}", fontsize=10)
+    axes.yaxis.set_major_formatter(LogFormatter())
+    axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(3, 1)))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(True, which="both", alpha=0.3)
+    axes.legend()
+    write_png(figure, path)
+
+
+def reconstructions(path: Path, images: np.ndarray, outputs: np.ndarray, title: str) -> None:
+    """A grid of three rows as a PNG at `path`: inputs, outputs, error maps on one scale.
+
+    `images` uint8 (n, C, H, W) with C 1 or 3; `outputs` float32 of the same shape, 0..1 (values outside are shown as the
+    nearest inside). The error map is the absolute difference, mean over channels.
+    """
+    inputs = images.astype(np.float32) / 255
+    errors = np.abs(outputs - inputs).mean(axis=1)
+    figure = Figure(figsize=(1.25 * len(images) + 1.2, 4.6), layout="constrained")
+    axes = figure.subplots(3, len(images), squeeze=False)
+    scale = max(float(errors.max()), 1e-6)
+    shown: Any = None
+    for column in range(len(images)):
+        for row, picture in enumerate((inputs[column], outputs[column].clip(0, 1))):
+            axes[row, column].imshow(_pixels(picture), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+        shown = axes[2, column].imshow(errors[column], cmap="viridis", vmin=0, vmax=scale, interpolation="nearest")
+        axes[2, column].set_xlabel(f"MSE {np.mean((outputs[column] - inputs[column]) ** 2):.4f}", fontsize=8)
+    for row, name in enumerate(("input", "output", "|error|")):
+        axes[row, 0].set_ylabel(name)
+    for each in axes.flat:
+        each.set(xticks=[], yticks=[])
+    figure.colorbar(shown, ax=axes[2, :].tolist(), shrink=0.8)
+    figure.suptitle(title, fontsize=10)
+    write_png(figure, path)
+
+
+def confusion(path: Path, counts: np.ndarray, names: Sequence[str], title: str) -> None:
+    """The confusion matrix `counts` (true class, predicted class) as a PNG at `path`: counts in the cells, shade by share of the true class."""
+    classes = len(names)
+    side = min(24.0, 2.6 + 0.62 * classes)
+    figure = Figure(figsize=(side + 1, side), layout="constrained", dpi=120)
+    axes = figure.add_subplot()
+    share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    image = axes.imshow(share, cmap="Blues", vmin=0, vmax=1)
+    figure.colorbar(image, ax=axes, label="share of the true class", fraction=0.046)
+    axes.set(title=title, xlabel="predicted class", ylabel="true class")
+    axes.set_xticks(range(classes), names, rotation=45, ha="right", rotation_mode="anchor")
+    axes.set_yticks(range(classes), names)
+    if classes <= 30:
+        for (row, column), count in np.ndenumerate(counts):
+            axes.text(column, row, str(count), ha="center", va="center", fontsize=8, color="white" if share[row, column] > 0.55 else "black")
+    write_png(figure, path)
+
+
+MISTAKES = 40
+"""Pictures of `mistakes` at most."""
+
+
+def mistakes(path: Path, images: np.ndarray, labels: np.ndarray, logits: np.ndarray, names: Sequence[str], title: str) -> None:
+    """Misclassified images as a PNG at `path`, the surest mistakes first: true class → predicted class, and its probability.
+
+    `images` uint8 (n, C, H, W) with C 1 or 3, `labels` int32 (n), `logits` (n, classes).
+    """
+    wrong = np.flatnonzero(logits.argmax(1) != labels)
+    exponential = np.exp(logits[wrong] - logits[wrong].max(1, keepdims=True))
+    sure = 1 / exponential.sum(1)
+    shown = np.argsort(-sure, kind="stable")[:MISTAKES]
+    columns = 8
+    rows = max(1, -(-len(shown) // columns))
+    figure = Figure(figsize=(1.3 * columns, 1.55 * rows + 0.9), layout="constrained", dpi=120)
+    for axes, at in zip(figure.subplots(rows, columns, squeeze=False).flat, (*shown, *[None] * columns), strict=False):
+        axes.set_axis_off()
+        if at is not None:
+            each = wrong[at]
+            axes.imshow(_pixels(images[each]), cmap="gray", vmin=0, vmax=255, interpolation="nearest")
+            axes.set_title(f"{names[labels[each]]} → {names[logits[each].argmax()]}  {sure[at]:.0%}", fontsize=8)
+    figure.suptitle(f"{title}; {len(wrong):,} of {len(images):,} wrong", fontsize=10)
+    write_png(figure, path)
+
+
+def forecast(path: Path, predicted: np.ndarray, readings: np.ndarray, title: str) -> None:
+    """Forecasts and readings of one meter, hour by hour, as a PNG at `path`; both (hours)."""
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    axes = figure.add_subplot()
+    axes.plot(readings, color="black", linewidth=1.2, label="reading")
+    axes.plot(predicted, color=TEST, linewidth=1.2, linestyle="--", label="forecast an hour before")
+    axes.set(xlabel="hour", ylabel="meter reading", ylim=(0, None))
+    axes.set_title(title, fontsize=10)
+    axes.grid(True, alpha=0.3)
+    axes.legend()
+    write_png(figure, path)
+
+
+def _pixels(image: np.ndarray) -> np.ndarray:
+    """(C, H, W) as Matplotlib wants it: (H, W, 3), or (H, W) for one channel."""
+    return image[0] if image.shape[0] == 1 else image.transpose(1, 2, 0)
+
+
+def write_png(figure: Figure, path: Path) -> None:
+    """Draw `figure` and put it in place of `path`, whole or not at all."""
+    content = io.BytesIO()
+    FigureCanvasAgg(figure).print_png(content)
+    atomic.replace_bytes(path, content.getvalue())

@@ -1,0 +1,336 @@
+"""The training loop around a session: epochs, readings, checkpoints, interrupts, divergence.
+
+A session (`net.Net.training`) owns every array and every launch; the trainer owns the order of things and what is kept on disk.
+At an epoch's end the state is copied out *before* the evaluation, so that an evaluation can be abandoned at any time.
+
+Of several ranks each runs this same loop, and rank 0 alone keeps files. They meet whenever the loss is read: there the time is rank 0's,
+so that all choose the same next reading, and a signal that any of them got ends the training of all.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nbcnn.ranks.team import ALONE, Team
+from nbcnn.train import checkpoint
+from nbcnn.train.checkpoint import CheckpointError, Tensors
+from nbcnn.train.events import Callback, Epoch, Reading, Result
+from nbcnn.train.interrupt import Interrupted, Interrupts
+from nbcnn.train.runlog import Row, RunFolder
+
+READING_SECONDS = 1.0
+"""How often the loss is read when `log_every` is 0."""
+
+
+class Diverged(Exception):
+    """The loss or a weight is NaN or Inf; the message says where it began and which checkpoint is the last good one."""
+
+    exit_code = 6
+
+
+class Trainer:
+    """Trains `session` (a `nbcnn.run.session.TrainingSession`) and keeps metrics and checkpoints in the folder `run`.
+
+    learning_rates  the table that the session was made with; its length is that of the run, a whole number of epochs.
+    log_every       training steps between two readings of the loss; 0: about one second.
+    save_every      training steps between two checkpoints within an epoch; 0: only at its end.
+    identity        strings that say which run this is: they go into every checkpoint, and `resume` refuses other values.
+    notes           further strings for every checkpoint.
+    scores          asked after every epoch for further numbers about the weights, by name, for the metrics.
+    team            the ranks that train together (`nbcnn.ranks.team`), the session's.
+
+    Raises ValueError if the table does not end with an epoch.
+    """
+
+    def __init__(
+        self,
+        session: Any,
+        run: RunFolder | Path | str,
+        *,
+        learning_rates: np.ndarray,
+        log_every: int = 0,
+        save_every: int = 0,
+        identity: Mapping[str, str] | None = None,
+        notes: Mapping[str, str] | None = None,
+        callbacks: Sequence[Callback] = (),
+        scores: Callable[[], Mapping[str, float]] | None = None,
+        team: Team = ALONE,
+    ) -> None:
+        self.session, self.learning_rates, self.team = session, learning_rates, team
+        self.epochs, odd = divmod(len(learning_rates), session.steps_per_epoch)
+        if odd:
+            raise ValueError(f"{len(learning_rates)} learning rates are no whole number of epochs of {session.steps_per_epoch} training steps")
+        self.log_every, self.save_every = log_every, save_every
+        self.run = run if isinstance(run, RunFolder) else RunFolder(run)
+        if team.leads:
+            self.run.path.mkdir(parents=True, exist_ok=True)
+        self.callbacks = tuple(callbacks) if team.leads else ()
+        self._scores, self._scored = scores if team.leads else None, dict[str, float]()
+        self.notes = dict(notes or {})
+        self.identity = {**(identity or {}), "epochs": str(self.epochs), "steps_per_epoch": str(session.steps_per_epoch)}
+        self.step = 0
+        self.rows: list[Row] = []
+        self._epoch_seconds = 0.0
+        self._test_seconds = 0.0
+        self._time: Callable[[], dict[str, Any]] | None = None
+        self._saved: Path | None = None
+        self._kept: tuple[int, float, Tensors] = (0, 0.0, {})
+        self._interval = log_every or 1
+        self._mark = (0.0, 0)
+        self._stop: int | None = None
+
+    @property
+    def epochs_done(self) -> int:
+        """Epochs that are trained, evaluated and saved."""
+        return len(self.rows)
+
+    @property
+    def scored(self) -> dict[str, float]:
+        """The scores of the last epoch, empty before the first and without any."""
+        own = {each.name for each in fields(Epoch)}
+        return {name: value for name, value in (self.rows[-1] if self.rows else {}).items() if name not in own}
+
+    def resume(self, path: Path) -> None:
+        """Continue from a checkpoint: state, position and metrics as they were when it was saved.
+
+        Raises CheckpointError if it cannot be read, belongs to another run, or does not fit the session.
+        """
+        tensors, metadata = checkpoint.load(path)
+        try:
+            done, self._epoch_seconds = int(metadata["epochs_done"]), float(metadata["epoch_seconds"])
+            self.step = int(metadata["step"])
+        except (KeyError, ValueError) as error:
+            raise CheckpointError(f"{path} was not written by a training run of nbcnn: {error} in its metadata") from None
+        for name, value in self.identity.items():
+            if metadata.get(name) != value:
+                raise CheckpointError(f"{path} belongs to another run: its {name} is {metadata.get(name)}, this run's is {value}")
+        try:
+            self.session.load_state(tensors)
+        except ValueError as error:
+            raise CheckpointError(f"{path} does not fit this network: {error}") from error
+        taken = self.session.status().step
+        if taken != self.step or not 0 <= self.step - done * self.session.steps_per_epoch <= self.session.steps_per_epoch:
+            raise CheckpointError(f"{path} contradicts itself: step {self.step} after {done} epochs in its metadata, {taken} steps in its state")
+        self.rows = self.run.truncate(done) if self.team.leads else [row for row in self.run.rows() if row["epoch"] <= done]
+        if len(self.rows) != done:
+            raise CheckpointError(f"{self.run.path}: metrics.jsonl has {len(self.rows)} of the {done} epochs before {path.name}")
+        self._saved = path
+        self._keep()
+
+    def fit(self) -> Result:
+        """Train to the end, or until SIGINT or SIGTERM (then `interrupted` is True and the state is saved).
+
+        Signals are handled only in the main thread, and as before after return. Raises Diverged, and OSError if a
+        checkpoint cannot be written; the last good checkpoint stands. Raises FileExistsError, before training, if the folder
+        holds the metrics of a run that this one does not continue.
+        """
+        if self.team.leads and len(self.run.rows()) != self.epochs_done:
+            raise FileExistsError(errno.EEXIST, "holds the metrics of another run", str(self.run.path))
+        # NaN and Inf are looked for here, on every place alike; NumPy's warnings would only come in between.
+        with Interrupts() as interrupts, np.errstate(over="ignore", invalid="ignore"):
+            try:
+                while self.epochs_done < self.epochs:
+                    if not self._train_epoch(interrupts) or not self._finish_epoch(interrupts):
+                        break
+                result = self._result()
+                for callback in self.callbacks:
+                    callback.end(self, result)
+                return result
+            finally:
+                for callback in self.callbacks:
+                    callback.close()
+
+    def _train_epoch(self, interrupts: Interrupts) -> bool:
+        """The training steps that the current epoch still needs; False if a signal came (the state is saved)."""
+        steps = self.session.steps_per_epoch
+        start = self.epochs_done * steps
+        if self.step == start:
+            self.session.begin_epoch(self.epochs_done)
+            self._epoch_seconds = 0.0
+            self._keep()
+        self._start_clock()
+        while self.step < start + steps:
+            self._take_step(watched=self.step == start + steps // 2)
+            self.step += 1
+            save = bool(self.save_every) and self.step % self.save_every == 0 and self.step < start + steps
+            if save or self._stopping(interrupts) or self.step - self._mark[1] >= self._interval:
+                self._read()
+                self._agree_to_stop(interrupts)
+            if save or self._stop:
+                self._save(self._snapshot(), self.run.last)
+                self._start_clock()
+            if self._stop:
+                return False
+        return True
+
+    def _stopping(self, interrupts: Interrupts) -> int | None:
+        """The signal that ends the training: a process of its own heeds it at once, ranks where they meet."""
+        if self.team.size == 1:
+            self._stop = interrupts.signal
+        return self._stop
+
+    def _agree_to_stop(self, interrupts: Interrupts) -> None:
+        """Stop if any rank got a signal."""
+        self._stop = -int(self.team.least(-(interrupts.signal or 0))) or None
+
+    def _take_step(self, watched: bool) -> None:
+        """One training step, the watched one launch by launch: the same kernels."""
+        if watched:
+            self._time = self.session.step_watched()
+        else:
+            self.session.step()
+
+    def _finish_epoch(self, interrupts: Interrupts) -> bool:
+        """Evaluate, log and save; False if a signal came and epochs are left (the state is saved)."""
+        status = self._read()
+        time_spent, self._time = self._time and self._time(), None
+        snapshot = self._snapshot()
+        started = time.perf_counter()
+        test_loss = self._evaluate(interrupts)
+        self._agree_to_stop(interrupts)
+        if test_loss is None:
+            self._save(snapshot, self.run.last)
+            return False
+        if not math.isfinite(test_loss):
+            raise self._diverged()
+        self._test_seconds = time.perf_counter() - started
+        best = all(test_loss < row["test_loss"] for row in self.rows)
+        epoch = Epoch(
+            self.epochs_done + 1,
+            self.step,
+            float(self.learning_rates[self.step - 1]),
+            float(status.loss_mean),
+            test_loss,
+            self._epoch_seconds,
+            self._test_seconds,
+            self.session.count / max(self._epoch_seconds, 1e-9),
+            time_spent,
+            self._scored,
+        )
+        self.rows.append(epoch.row())
+        if self.team.leads:
+            self.run.append(self.rows[-1])
+        if best:
+            self._save(snapshot, self.run.best)
+        self._save(snapshot, self.run.last)
+        for callback in self.callbacks:
+            callback.epoch(self, epoch)
+        return not self._stopping(interrupts)
+
+    def _evaluate(self, interrupts: Interrupts) -> float | None:
+        """The mean loss over the test images, and on rank 0 the scores; None if a signal came meanwhile, to any rank."""
+        part: np.ndarray | None = None
+        with suppress(Interrupted), interrupts.at_once():
+            found = self.session.evaluate_share()
+            self._scored = dict(self._scores()) if self._scores else {}
+            part = found
+        # Not within: ranks that are talking must not be interrupted.
+        if not self.team.least(part is not None) or part is None:
+            return None
+        loss, count = self.team.sum(part)
+        return float(loss / count)
+
+    def _now(self) -> float:
+        """Rank 0's clock, in seconds."""
+        return float(np.frombuffer(self.team.told(np.float64(time.perf_counter()).tobytes()))[0])
+
+    def _start_clock(self) -> None:
+        self._mark = (self._now(), self.step)
+
+    def _read(self) -> Any:
+        """Wait for the session, check for divergence, tell the callbacks, and set the pace of the next reading."""
+        status = self.session.status()
+        now = self._now()
+        seconds, steps = now - self._mark[0], self.step - self._mark[1]
+        self._epoch_seconds += seconds
+        self._mark = (now, self.step)
+        if status.nonfinite or not math.isfinite(status.loss_mean):
+            raise self._diverged()
+        if not steps:
+            return status
+        if now - self._kept[1] >= READING_SECONDS:
+            self._keep()
+        pace = seconds / steps
+        if not self.log_every:
+            self._interval = max(1, min(1000, int(READING_SECONDS / max(pace, 1e-9))))
+        per_epoch = self.session.steps_per_epoch
+        left = self.epochs * per_epoch - self.step
+        reading = Reading(
+            self.epochs_done + 1,
+            self.epochs,
+            self.step - self.epochs_done * per_epoch,
+            per_epoch,
+            float(status.loss_mean),
+            float(status.last_loss),
+            self.session.count / (per_epoch * max(pace, 1e-9)),
+            left * pace + (self.epochs - self.epochs_done) * self._test_seconds,
+        )
+        for callback in self.callbacks:
+            callback.reading(self, reading)
+        return status
+
+    def _snapshot(self) -> Tensors:
+        """The session's state, checked: a checkpoint with NaN must never replace a good one."""
+        tensors = self.session.state()
+        for tensor in tensors.values():
+            if tensor.dtype.kind == "f" and not np.isfinite(tensor).all():
+                raise self._diverged()
+        if self.team.size > 1:
+            self.team.agree("state", b"".join(tensor.tobytes() for tensor in tensors.values()))
+        return tensors
+
+    def _save(self, tensors: Tensors, path: Path) -> None:
+        position = {"step": self.step, "epochs_done": self.epochs_done, "epoch_seconds": self._epoch_seconds}
+        if self.team.leads:
+            checkpoint.save(path, tensors, {**self.notes, **self.identity, **{name: str(value) for name, value in position.items()}})
+        self._saved = path
+
+    def _keep(self) -> None:
+        """Remember the state in host memory: where `_origin` starts from."""
+        self._kept = (self.step, self._now(), self.session.state())
+
+    def _diverged(self) -> Diverged:
+        saved = f"the last good checkpoint is {self._saved}" if self._saved else "no checkpoint had been saved yet"
+        advice = "a smaller --lr, --clip-norm 1 or --init torch usually helps"
+        return Diverged(f"training diverged: NaN or Inf in epoch {self.epochs_done + 1}, {self._origin()}; {saved}; {advice}")
+
+    def _origin(self) -> str:
+        """What was NaN or Inf first: the training steps since the last kept state are taken again, each one watched."""
+        start, _, tensors = self._kept
+        self.session.load_state(tensors)
+        for step in range(start, self.step):
+            self.session.step()
+            if self.session.status().nonfinite:
+                self.session.load_state(tensors)
+                for _ in range(start, step):
+                    self.session.step()
+                return f"training step {step + 1:,}, first in {self.session.first_nonfinite()}"
+        return f"not in the training steps {start + 1:,} to {self.step:,}, which are finite when repeated: in the evaluation"
+
+    def _result(self) -> Result:
+        best = min(self.rows, key=lambda row: row["test_loss"], default=None)
+        last = self.rows[-1] if self.rows else None
+        interrupted = self.epochs_done < self.epochs
+        unfinished = self._epoch_seconds if interrupted else 0.0
+        seconds = sum(row["seconds"] for row in self.rows)
+        return Result(
+            interrupted,
+            self._stop if interrupted else None,
+            self.epochs_done,
+            self.step,
+            last["train_loss"] if last else None,
+            last["test_loss"] if last else None,
+            best["test_loss"] if best else None,
+            best["epoch"] if best else None,
+            seconds + unfinished,
+            self.session.count * self.step / self.session.steps_per_epoch / max(seconds + unfinished, 1e-9),
+        )

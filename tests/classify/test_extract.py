@@ -1,0 +1,109 @@
+"""extract_features.py: what it writes, what it says, and what an interrupt leaves behind."""
+
+from __future__ import annotations
+
+import json
+import signal
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from scripts import TINY, exits, extract, message, script, train
+
+from nbcnn import datasets
+from nbcnn.classify.features import read_features
+from nbcnn.cli import describe
+from nbcnn.nn.models import autoencoder, encoder
+from nbcnn.run import net
+from nbcnn.run.net import Net
+from nbcnn.train import checkpoint
+from nbcnn.train.checkpoint import BEST, LAST
+from nbcnn.train.runlog import RunFolder
+
+
+def test_extracted_features_are_those_of_the_trained_encoder(finished, tmp_path, capsys):
+    assert exits(extract, [finished, "--limit", "3", "--out", tmp_path / "f", "--batch", "2", "--mode", "cpu"]) == 0
+    captured = capsys.readouterr()
+    assert "6 images × 8,192 features" in captured.out
+    assert "disk excluded" in captured.out
+    features = read_features(tmp_path / "f")
+    data = datasets.load("shapes", limit=3)
+    net = Net(encoder(autoencoder()), (3, 32, 32), mode="cpu")
+    tensors, _ = checkpoint.load(finished / LAST)
+    net.params.load_dict({name: tensors[f"param.{name}"] for name in net.params.names})
+    np.testing.assert_array_equal(features.test, net.predict(data.test_images, batch=2).reshape(3, -1))
+    np.testing.assert_array_equal(features.train_labels, data.train_labels)
+    assert (features.origin.dataset, features.origin.checkpoint, features.origin.code_shape) == ("shapes", LAST, (128, 8, 8))
+
+
+def test_features_as_csv_and_json(finished, tmp_path, capsys):
+    out = tmp_path / "f"
+    assert (
+        exits(extract, [finished, "--limit", "2", "--out", out, "--format", "csv", "--checkpoint", "best", "--mode", "cpu", "--json", "--quiet"]) == 0
+    )
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    assert json.loads(captured.out)["images"] == 4
+    assert len((out / "features_train.csv").read_text().splitlines()) == 2
+
+
+def test_a_missing_checkpoint_names_the_other(copied, capsys):
+    (copied / BEST).unlink()
+    text = message(capsys, 3, exits(extract, [copied, "--checkpoint", "best", "--mode", "cpu", "--limit", "2"]))
+    assert f"the last good one is {copied / LAST}" in text
+
+
+def test_the_last_words_fit_the_data(finished, tmp_path, capsys):
+    assert exits(extract, [finished, "--limit", "2", "--out", tmp_path / "f", "--mode", "cpu"]) == 0
+    assert f"next: python -m nbcnn classify {tmp_path / 'f'}" in capsys.readouterr().out
+    assert exits(train, ["--dataset", "photos", *TINY[2:], "--out", tmp_path / "run", "--quiet"]) == 0
+    assert exits(extract, [tmp_path / "run", "--limit", "2", "--out", tmp_path / "f", "--mode", "cpu"]) == 0
+    assert capsys.readouterr().out.endswith("photos has no labels to classify by\n")
+
+
+def test_termination_leaves_no_temporary_file(finished, tmp_path, monkeypatch):
+    module = script("extract_features")
+    monkeypatch.setattr(module, "write_split", lambda *_: signal.raise_signal(signal.SIGTERM))
+    assert exits(module.main, [finished, "--limit", "2", "--out", tmp_path / "f", "--mode", "cpu", "--quiet"]) == 143
+    assert not list((tmp_path / "f").iterdir())
+
+
+def test_a_gpu_mode_says_that_it_compiles_first():
+    assert describe.compiling(SimpleNamespace(mode="cpu")) == ""
+    assert "compiling them at the first start" in describe.compiling(SimpleNamespace(mode="im2col"))
+
+
+@pytest.mark.parametrize(
+    ("config", "missing"),
+    [
+        ("{}", "'model' is missing in its 'flags'"),
+        ("[]", "'model' is missing in its 'flags'"),
+        ('{"flags": {"model": "autoencoder", "data_dir": "data"}, "data": {}}', "'name' is missing in its 'data'"),
+    ],
+)
+def test_a_damaged_config_exits_3(copied, config, missing, capsys):
+    (copied / "config.json").write_text(config)
+    assert missing in message(capsys, 3, exits(extract, [copied, "--limit", "2", "--mode", "cpu"]))
+    assert missing in message(capsys, 3, exits(train, ["--resume", copied]))
+
+
+@pytest.mark.parametrize("saved", ["fp32", "bf16", None])
+def test_features_are_made_in_a_precision_that_the_mode_has(finished, saved):
+    config = RunFolder(finished).read_config()
+    config = {name: value for name, value in config.items() if name != "precision"} | ({"precision": saved} if saved else {})
+    shape = tuple(config["data"]["image_shape"])
+    net = script("extract_features").encoder(config, RunFolder(finished).last, "cpu", None, shape)
+    assert net.precision == "fp32"
+
+
+def test_the_checkpoint_knows_the_precision_of_a_resumed_run(finished, monkeypatch):
+    asked, config = [], RunFolder(finished).read_config()
+    choose = net.choose_mode
+    monkeypatch.setattr(net, "choose_mode", lambda mode, precision, *rest, **more: asked.append(precision) or choose(mode, precision, *rest, **more))
+    script("extract_features").encoder(config | {"precision": "bf16"}, RunFolder(finished).last, "cpu", None, tuple(config["data"]["image_shape"]))
+    assert set(asked) == {"fp32"}
+
+
+def test_a_precision_that_the_mode_lacks_is_refused_when_asked_for(finished, capsys):
+    assert exits(extract, [finished, "--mode", "cpu", "--precision", "bf16"]) == 2
+    assert "mode cpu has no precision 'bf16'" in capsys.readouterr().err

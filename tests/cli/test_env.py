@@ -1,0 +1,40 @@
+"""`python -m nbcnn env`: what it reports, and what it advises to install."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from nbcnn.cli import env
+from nbcnn.gpu import device
+
+
+def test_env_reports_versions_and_what_works(capsys):
+    assert env.main(["--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["versions"]["numpy"] == np.__version__
+    assert found["works"]["cpu"] is True
+    assert found["works"]["gpu"] == (device.gpu_missing() is None and not device.SIMULATOR)
+    assert {name for name, works in found["works"].items() if not works} == set(found["reasons"])
+    assert env.main([]) == 0
+    text = capsys.readouterr().out
+    assert f"numpy                      {np.__version__}" in text
+    assert text.index("versions") < text.index("what works") < text.index("advice")
+
+
+@pytest.mark.parametrize(
+    ("driver", "gpu", "compiles", "says"),
+    [
+        ("580.65.06", None, None, "everything works"),
+        ("580.65.06", None, "no NVVM", 'pip install "nbcnn[cu13]"'),
+        ("535.183.01", None, "no NVVM", 'pip install "nbcnn[cu12]"'),
+        ("580.65.06", "no device", None, "no GPU can be used: no device"),
+        (None, "no driver", None, "uses the CPU"),
+        (None, "no driver", "no NVVM", 'pip install "nbcnn[cu13]"'),
+    ],
+)
+def test_env_says_what_to_install(driver, gpu, compiles, says, monkeypatch):
+    monkeypatch.setattr(device, "SIMULATOR", False)
+    assert says in " ".join(env._advice(driver, gpu, compiles))

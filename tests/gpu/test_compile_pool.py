@@ -1,0 +1,44 @@
+"""Kernels compiled by workers end in the cache that the parent reads."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from nbcnn.gpu.compile_pool import compile_all, missing
+from nbcnn.gpu.device import Host
+from nbcnn.ops.activations.relu import bind_fprop
+from nbcnn.ops.kernel.call import Call, HostCall
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_what_is_no_kernel_needs_no_compiling():
+    call = HostCall(np.negative, (np.ones(3), np.ones(3)), {})
+    assert missing([call]) == []
+    assert compile_all([call]) == 0
+    assert Host().replayable([call])() is None
+
+
+def test_a_second_start_compiles_nothing(gpu, tmp_path):
+    compiled = []
+    for start in ("first", "second"):
+        words = ["train.py", "--dataset", "shapes", "--limit", "64", "--batch", "32", "--epochs", "1", "--mode", "im2col", "--json", "--out"]
+        environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "kernels")}
+        done = subprocess.run([sys.executable, *words, str(tmp_path / start)], cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+        compiled.append(json.loads(done.stdout.splitlines()[-1])["kernels_compiled"])
+    assert compiled[0] > 10
+    assert compiled[1] == 0
+
+
+def test_a_loaded_kernel_is_not_missing(gpu):
+    x, y = gpu.empty(10, "float32"), gpu.empty(10, "float32")
+    shapes, dtypes = ((10,),), ("float32",)
+    (launch,) = bind_fprop(Call("relu_fprop", (x,), (y,), shapes, shapes, in_dtypes=dtypes, out_dtypes=dtypes))
+    compile_all([launch])
+    assert missing([launch]) == []

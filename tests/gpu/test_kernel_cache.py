@@ -1,0 +1,72 @@
+"""The disk cache of compiled kernels: one folder per version of the sources."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from nbcnn.gpu import device, kernel_cache
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "nbcnn"
+
+
+def test_the_folder_is_named_after_the_sources(root):
+    assert kernel_cache.folder() == root / f"kernels-{kernel_cache.source_hash()}"
+
+
+def test_only_the_most_recent_folders_stay(root):
+    for age in range(10):
+        old = root / f"kernels-{age}"
+        old.mkdir(parents=True)
+        os.utime(old, (1e9 - age, 1e9 - age))
+    kept = kernel_cache.folder()
+    assert {path.name for path in root.iterdir()} == {kept.name, "kernels-0", "kernels-1", "kernels-2"}
+
+
+def test_a_folder_of_the_users_own_is_taken_as_it_is(root, tmp_path, monkeypatch):
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "mine"))
+    assert kernel_cache.folder() == tmp_path / "mine"
+    assert not root.exists()
+
+
+def test_without_a_writable_place_nothing_is_kept(monkeypatch, tmp_path):
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert kernel_cache.folder() is None
+
+
+_CLOSURE_HASH = """
+import hashlib
+from numba.cuda.serialize import dumps
+from nbcnn.ops.conv.simt.im2col import Window, gather_product
+from nbcnn.ops.conv.thin_mma.last_fprop import fprop_kernel
+from nbcnn.ops.conv.simt.tiles import Tile
+from nbcnn.ops.conv.wgmma.kernel import correlate
+from nbcnn.ops.conv.wgmma.tile import Tile as WgmmaTile
+from nbcnn.ops.norms import b0_cluster
+from nbcnn.ops.norms.held import Held
+kernels = (
+    gather_product(Tile(64, 64, 16, 4, 4), Window(3, 3), 4, True, True, True),
+    fprop_kernel(2, 3, 3, 2, True, "mse", "bfloat16", 4, 2),
+    correlate(WgmmaTile(128, 128, 2, 3, 2), "bf16", "rows"),
+    b0_cluster.fprop_kernel("float32", Held(1, 8, 256, 7, 1, 4, cluster=2)),
+)
+for kernel in kernels:
+    print(hashlib.sha256(dumps([cell.cell_contents for cell in kernel.py_func.__closure__])).hexdigest())
+"""
+
+
+@pytest.mark.skipif(device.SIMULATOR, reason="the simulator compiles nothing")
+def test_a_second_process_finds_kernels_because_their_closures_pickle_to_the_same_bytes():
+    found = [subprocess.run([sys.executable, "-c", _CLOSURE_HASH], capture_output=True, text=True, check=True).stdout.split() for _ in range(2)]
+    assert [len(digest) for digest in found[0]] == [64] * 4
+    assert found[0] == found[1]

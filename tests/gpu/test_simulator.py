@@ -1,0 +1,68 @@
+"""The kernels in Numba's simulator: the test files that have small cases, each in a process of its own.
+
+NUMBA_ENABLE_CUDASIM is read when numba is imported, so it cannot be switched within this process.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nbcnn.gpu import device
+
+TESTS = Path(__file__).parents[1]
+FILES = (
+    "test_bench_ceilings.py",
+    "test_bench_convs.py",
+    "test_conv_evonorm.py",
+    "test_conv_evonorm_winograd.py",
+    "test_bench_op.py",
+    "test_compare.py",
+    "test_conv_im2col.py",
+    "test_conv_im2col_fused.py",
+    "test_conv_naive_tiled.py",
+    "test_conv_onchip.py",
+    "test_conv_thin.py",
+    "test_conv_thin_fused.py",
+    "test_conv_winograd.py",
+    "test_dwconv1d.py",
+    "test_dwconv1d_layer.py",
+    "test_elementwise.py",
+    "test_evonorm_apply.py",
+    "test_evonorm_cluster.py",
+    "test_evonorm_held.py",
+    "test_fusion_study.py",
+    "test_gather.py",
+    "test_gemm.py",
+    "test_losses.py",
+    "test_net.py",
+    "test_norms.py",
+    "test_optim_ops.py",
+    "test_parity.py",
+    "test_ptx_cvt.py",
+    "test_resampling.py",
+    "test_s4convd.py",
+    "test_series_ops.py",
+    "test_stored.py",
+    "test_study_times.py",
+    "test_svm.py",
+    "test_traffic.py",
+    "test_unpool_pack.py",
+)
+
+
+@pytest.mark.skipif(device.SIMULATOR, reason="this is the simulator already")
+@pytest.mark.parametrize("file", FILES)
+def test_file_passes_in_the_simulator(file):
+    [path] = TESTS.rglob(file)
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", str(path)]
+    done = subprocess.run(command, cwd=TESTS.parent, env={**os.environ, "NUMBA_ENABLE_CUDASIM": "1"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-4000:]
+    passed = re.search(r"(\d+) passed", done.stdout)
+    assert passed
+    assert int(passed[1]) > 0

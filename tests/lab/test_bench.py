@@ -1,0 +1,183 @@
+"""Benchmarks: statistics, refusal to time what is wrong, results files, and a README that agrees with them."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import samples
+
+from nbcnn.gpu.device import Ceilings, Host
+from nbcnn.lab.measure import results, rung, timing
+from nbcnn.lab.report import readme
+from nbcnn.lab.studies import convs, ladder
+from nbcnn.modes import MODES
+
+
+def test_summary_is_of_single_calls():
+    found = timing.summarise([1.0, 2.0, 3.0, 4.0, 100.0])
+    assert (found.median, found.least, found.count) == (3.0, 1.0, 5)
+    assert found.p95 > 4
+    assert found.per(2).median == 1.5
+
+
+def test_host_calls_are_timed_one_by_one():
+    calls = []
+    found = timing.time_calls(lambda: calls.append(1), Host(), 7, warm_seconds=0.0)
+    assert found.count == 7
+    assert len(calls) == 8
+
+
+def test_the_cpu_rung_measures_the_whole_step_and_its_passes():
+    row = rung.measure("cpu", 2, seconds=0.05)
+    assert row["images_per_second"] == pytest.approx(2e3 / row["step_ms"]["median"])
+    assert set(row["passes_ms"]) == {"fprop", "dgrad", "wgrad"}
+    assert row["sgemm_gflops"] > 0
+    flops = row["tflops"] * row["step_ms"]["median"] * 1e9
+    assert flops == pytest.approx(2 * 1_033.4e6, rel=1e-3)
+
+
+def test_an_epoch_of_the_cpu_is_timed_once(monkeypatch):
+    monkeypatch.setattr(rung, "EPOCH_IMAGES", 5)
+    rows = rung.measure_epoch("cpu", 2, counts=(1, 2))
+    assert [(row["images"], row["steps"], row["iterations"], row["seconds"]["count"]) for row in rows] == [(5, 3, 1, 1), (5, 3, 2, 1)]
+    assert rows[0]["sm_mhz"] is None
+
+
+def test_a_mode_whose_weights_differ_is_not_timed(monkeypatch):
+    real = rung.session_for
+
+    def different(batch, images, mode):
+        session = real(batch, images, mode="cpu")
+        if mode == "broken":
+            tensors = session.net.params.as_dict()
+            tensors["conv3.weight"] *= np.float32(1.01)
+            session.net.params.load_dict(tensors)
+        return session
+
+    monkeypatch.setattr(rung, "session_for", different)
+    rung.check_against_numpy({"mode": "right"})
+    with pytest.raises(RuntimeError, match="'broken'} is not timed"):
+        rung.check_against_numpy({"mode": "broken"})
+
+
+def test_layers_of_the_study_are_the_networks():
+    flops = sum(shape.flops() * (2 if name == "conv1" else 3) for name, shape in convs.LAYERS.items())
+    assert flops == pytest.approx(1_033.4e6, rel=1e-3)
+
+
+def test_rungs_are_modes_in_order():
+    assert all(rung in MODES for rung in ladder.RUNGS)
+
+
+def test_a_results_file_keeps_its_other_sections(tmp_path):
+    results.save("one", [{"a": 1}], "NVIDIA H200 (compute capability 9.0)", tmp_path)
+    path = results.save("two", [{"b": 2}], "NVIDIA H200 (compute capability 9.0)", tmp_path)
+    assert path.name == "nvidia-h200.json"
+    found = results.load(path)
+    assert found["sections"]["one"]["rows"] == [{"a": 1}]
+    assert set(found["sections"]["two"]["environment"]) >= {"device", "versions", "date", "command", "revision"}
+
+
+def test_a_results_file_of_another_schema_is_refused(tmp_path):
+    path = tmp_path / "x.json"
+    path.write_text('{"schema": 99}')
+    with pytest.raises(ValueError, match="schema 99"):
+        results.load(path)
+
+
+def test_the_readme_agrees_with_the_results():
+    text = readme.README.read_text()
+    assert all(f"<!-- table {name} -->" in text for name in readme.TABLES)
+    assert readme.rewritten(text) == text, "run `python -m nbcnn.lab.report.readme`"
+
+
+def test_a_changed_figure_in_the_readme_is_noticed():
+    text = readme.README.read_text()
+    start = text.index("<!-- table step -->")
+    at = next(i for i in range(start, len(text)) if text[i].isdigit() and text[i - 1] == ".")
+    changed = text[:at] + str((int(text[at]) + 1) % 10) + text[at + 1 :]
+    assert readme.rewritten(changed) == text != changed
+
+
+def test_a_rung_is_set_beside_its_peak_the_rung_before_and_the_cpu():
+    ceilings = Ceilings({"fp32": 67e12, "tf32": 495e12, "bf16": 990e12, "fp32 split": 165e12}, 4.8e12)
+    cpu = samples.rung("cpu", "fp32", 100.0, tflops=0.1, sgemm_gflops=400.0)
+    assert ladder.worth(cpu, None, cpu, ceilings) == {
+        "peak_tflops": 0.4,
+        "percent_of_peak": pytest.approx(25.0),
+        "over_before": None,
+        "over_cpu": None,
+        "cpu_cores": results.cores(),
+    }
+    tiled = samples.rung("tiled", "fp32", 1000.0, tflops=13.4)
+    split = samples.rung("tensorcore", "fp32", 5000.0, tflops=33.0)
+    assert ladder.worth(tiled, cpu, cpu, ceilings)["percent_of_peak"] == pytest.approx(20.0)
+    found = ladder.worth(split, tiled, cpu, ceilings)
+    assert (found["percent_of_peak"], found["over_before"], found["over_cpu"]) == (pytest.approx(20.0), 5.0, 50.0)
+    assert ladder.worth(split, None, None, None) | {"cpu_cores": 0} == {
+        "peak_tflops": None,
+        "percent_of_peak": None,
+        "over_before": None,
+        "over_cpu": None,
+        "cpu_cores": 0,
+    }
+
+
+def test_the_ladder_climbs_what_can_run_and_says_what_fails(monkeypatch):
+    monkeypatch.setattr(ladder, "gpu_missing", lambda: None)
+    monkeypatch.setattr(ladder, "Gpu", lambda: SimpleNamespace(capability=(7, 5), ceilings=lambda: None))
+    rates = {"cpu": 100.0, "naive": 400.0, "im2col": 8000.0}
+
+    def run(command, **options):
+        mode, size, precision = command[3:]
+        if mode == "tiled":
+            return SimpleNamespace(returncode=1, stdout="", stderr="Traceback\nRuntimeError: not timed")
+        row = samples.rung(mode, precision, rates[mode], batch=int(size), sgemm_gflops=400.0)
+        return SimpleNamespace(returncode=0, stdout=json.dumps(row) + "\n", stderr="")
+
+    monkeypatch.setattr(ladder.subprocess, "run", run)
+    said = []
+    rows = list(ladder.climb(256, said.append))
+    assert [(row["mode"], row["batch"], row["over_before"], row["over_cpu"]) for row in rows] == [
+        ("cpu", 64, None, None),
+        ("naive", 256, 4.0, 4.0),
+        ("im2col", 256, 20.0, 80.0),
+    ]
+    assert "tiled fp32: failed: RuntimeError: not timed" in said
+    assert sum("this GPU has no tensor cores" in text for text in said) == 3
+    assert any(text.startswith("im2col fp32: 8,000 images/s, measured in ") for text in said)
+
+
+def test_the_ladders_table_shows_everything_and_names_the_cores():
+    rows = [samples.rung("cpu", "fp32", 160.0, percent_of_peak=40.0, cpu_cores=16), samples.rung("im2col", "fp32", 40e3, percent_of_peak=61.5)]
+    rows[1] |= {"over_before": 250.0, "over_cpu": 250.0}
+    head, cpu, im2col, meaning, cores = ladder.table(rows).splitlines()
+    assert head.split()[0] == "mode"
+    assert len(head) == len(cpu) == len(im2col)
+    assert im2col.split() == [
+        "im2col",
+        "fp32",
+        "256",
+        "6.400",
+        "40,000",
+        "1.25",
+        "41.34",
+        "61.5",
+        *(["1.920"] * 3),
+        "0.640",
+        "250.00",
+        "250.0",
+        "950",
+        "700",
+    ]
+    assert "% of peak" in meaning
+    assert cores.startswith("cpu: 16 cores")
+
+
+def test_the_ladders_chart_is_a_picture(tmp_path):
+    path = tmp_path / "new" / "ladder.png"
+    ladder.chart([samples.rung("cpu", "fp32", 160.0), samples.rung("tensorcore", "bf16", 4e5, rest_ms=-0.1)], path, "title")
+    assert path.read_bytes().startswith(b"\x89PNG")

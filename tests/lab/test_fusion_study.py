@@ -1,0 +1,214 @@
+"""The study of fused kernels: its pictures and CSV files, its command, and in the simulator one small work of it from end to end."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import numpy as np
+import pytest
+import samples
+from scripts import exits
+
+from nbcnn.cli import study, study_fusion
+from nbcnn.gpu import device
+from nbcnn.lab.measure import caches, fusion, results, schema, steady
+from nbcnn.lab.measure.clocks import Reading, Watch
+from nbcnn.lab.measure.timing import summarise
+from nbcnn.lab.peers import torch_step as peers
+from nbcnn.lab.report import readme_fusion
+from nbcnn.lab.studies import fusion_cases, fusion_sweep, heatmaps, mnist
+from nbcnn.run.net import Net
+
+
+def row(case: str, variant: str, launch: str, us: float) -> dict:
+    ms = summarise([us / 1e3, us / 1e3 * 1.02, us / 1e3 * 1.04]).as_dict()
+    numbers = {"memory_bytes": 1000, "throughput": 5e6, "unit": "image", "attainable_ms": 1e-3, "efficiency": 1e-3 / ms["median"]}
+    more = {"percent_of_peak": 10.0, "times_the_peer": None, "error": 1e-7}
+    return {"study": "evonorm", "case": case, "variant": variant, "launch": launch, "precision": "fp32", "ms": ms, **numbers, **more}
+
+
+ROWS = [row(c, v, way, us) for c in ("S0 fwd 16", "S0 fwd 64") for way in ("host", "graph") for v, us in (("nbcnn", 4.0), ("torch eager", 40.0))]
+
+
+def test_every_picture_has_its_numbers_beside_it(tmp_path):
+    schema.fits(ROWS, schema.KINDS["fusion"][1], "rows")
+    made = heatmaps.write(tmp_path, ROWS)
+    pictures = [path for path in made if path.suffix == ".png"]
+    assert {path.stem for path in pictures} == {path.stem for path in made if path.suffix == ".csv"}
+    assert len(pictures) == 7  # four metrics, each launched two ways, but for memory
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in pictures)
+    with (tmp_path / "evonorm-latency-graph.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    assert [line["variant"] for line in lines] == ["nbcnn", "torch eager"] * 2
+    assert float(lines[0]["median_us"]) == pytest.approx(4.08)
+    assert {line["launch"] for line in lines} == {"graph"}
+
+
+def test_ratios_say_how_many_times_better_than_the_first_peer():
+    cases, variants, values = heatmaps.grid(ROWS[2:4] + ROWS[7:], heatmaps.METRICS["latency"][1])
+    assert cases == ["S0 fwd 16", "S0 fwd 64"]
+    assert np.isnan(values[1, 0])
+    assert heatmaps.ratios(values, variants, False)[0] == pytest.approx([10, 1])
+    assert heatmaps.ratios(values, variants, True)[0] == pytest.approx([0.1, 1])
+
+
+def test_numbers_in_cells_are_short():
+    assert [heatmaps.short(v) for v in (0.01234, 123.4, 4321.0, 43210.0, 2.5e9, 6e13)] == ["0.0123", "123", "4.32k", "43.2k", "2.5G", "60T"]
+
+
+def test_attainable_is_the_longer_of_arithmetic_and_memory():
+    roof = fusion.Roof({"fp32": 1e12}, 1e12)
+    assert roof.attainable_ms(fusion.Case("", 2 * 10**9, 10**9, 1, "", ()), "fp32") == pytest.approx(2.0)
+    assert roof.attainable_ms(fusion.Case("", 10**9, 3 * 10**9, 1, "", ()), "bf16") == pytest.approx(3.0)
+
+
+def test_what_is_faster_than_the_datasheet_is_a_fault_and_no_figure(monkeypatch):
+    roof = fusion.Roof({"fp32": 1e12}, 1e12, 2e12, 10**9)
+    assert "no less than 2000.00" in roof.impossible(fusion.Case("", 2 * 10**9, 0, 1, "", ()), "fp32", 1.9)
+    assert roof.impossible(fusion.Case("", 2 * 10**9, 0, 1, "", (), (), 0.25), "fp32", 0.6) is None
+    assert roof.impossible(fusion.Case("", 0, 5 * 10**9, 1, "", ()), "fp32", 2.1) is None  # four of the five gigabytes come from memory
+    assert roof.impossible(fusion.Case("", 0, 5 * 10**9, 1, "", ()), "fp32", 1.9)
+
+    class Still:
+        label = "still"
+
+        def __init__(self, ms):
+            self.ms = ms
+
+        def repeat(self, n):
+            return self.ms
+
+        def enqueue(self, n):
+            pass
+
+    said = []
+    works = {"nbcnn": 3.0, "nbcnn conv alone": 1.0, "wrong": 1e-4, "right": 4.0}
+    variants = tuple(fusion.Variant(label, lambda graph, ms=ms: Still(ms), "fp32", None) for label, ms in works.items())
+    with Watch(device.Host()) as watch:
+        rows = list(fusion._rows(fusion.Case("product", 2 * 10**9, 0, 1, "flop", variants), "graph", roof, watch, 0.0, "gemm", said.append))
+    assert [(row["variant"], row["times_the_peer"]) for row in rows] == [("nbcnn", 4 / 3), ("nbcnn conv alone", 4), ("right", 1)]
+    assert len(said) == 1
+    assert said[0].startswith("FAULT: product, wrong, graph: 0.10 µs")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "clocks", "still"),
+    [
+        (1.0, 1.005, (1980, 1980), True),
+        (1.0, 1.03, (1980, 1980), False),
+        (1.0, 1.0, (1980, 1980, 1900), False),
+        (1.0, 1.0, (), True),
+    ],
+)
+def test_steady_rows_are_those_whose_time_and_clock_stood_still(first, second, clocks, still):
+    noise = np.tile([0.999, 1.001], 10)
+    readings = [Reading(0.0, float(mhz), 40.0, 300.0, frozenset()) for mhz in clocks]
+    assert fusion.stood_still(np.concatenate([first * noise, second * noise]), readings) is still
+    # Noise as large as the difference: nothing can be told.
+    assert fusion.stood_still(np.concatenate([first * noise**50, second * noise**50]), ()) is True
+
+
+def test_pytorch_works_on_the_stream_that_is_timed(monkeypatch):
+    lent = []
+    monkeypatch.setattr(peers, "_share_stream", lent.append)
+    first, second = device.Host(), device.Host()
+    calls = [peers.TorchCalls("", place, [[peers.TorchCall(lambda: None, ())]]) for place in (first, second)]
+    for one in calls:
+        one.repeat(1)
+    calls[0].enqueue(1)
+    assert lent == [first, second, first]
+
+
+def test_the_sweeps_networks_fit_their_images():
+    for make, shape in fusion_sweep.NETS.values():
+        out = Net(make(), shape, mode="cpu").predict(np.zeros((2, *shape), np.uint8))
+        assert out.shape[0] == 2
+    mlp, shape = fusion_sweep.NETS["mlp"]
+    assert Net(mlp(), shape, mode="cpu").params.layout.size >= 2 * (256 * 256 + 256)
+
+
+def test_an_unknown_study_and_a_flag_of_another(capsys):
+    assert exits(study.main, ["gem"]) == 2
+    assert "did you mean gemm" in capsys.readouterr().err
+    assert study.main(["gemm", "--norms", "s0"]) == 2
+    assert "--norms belongs to study evonorm" in capsys.readouterr().err
+    assert exits(study.main, ["--help"]) == 0
+    listed = capsys.readouterr().out
+    assert all(name in listed for name in study.STUDIES)
+
+
+def test_shapes_are_products():
+    assert study_fusion.sizes("128x64x32,8×8×8") == ((128, 64, 32), (8, 8, 8))
+    flags = study_fusion.parser("evonorm").parse_args(["--paths", "fwd", "--forms", "alone,conv"])
+    assert study_fusion.section("evonorm", flags) == "fusion-evonorm-fwd-alone-conv"
+    with pytest.raises(SystemExit) as left:
+        study_fusion.parser("gemm").parse_args(["--shapes", "128x64"])
+    assert left.value.code == 2
+
+
+@pytest.mark.skipif(not device.SIMULATOR, reason="where there is a GPU the command itself is run (bench/LOG.md)")
+def test_one_small_work_from_end_to_end(monkeypatch):
+    for name in ("LEAST", "MOST", "WINDOW"):
+        monkeypatch.setattr(steady, name, 0.0)
+    monkeypatch.setattr(caches, "cache_bytes", lambda place: 1)
+    place = device.Gpu()
+    monkeypatch.setattr(fusion, "roof", lambda place, watch: fusion.Roof({"fp32": 1e12}, 1e12))
+    cases = fusion_cases.products(place, ((4, 8, 4),), ("fp32",), False)
+    with Watch(place) as watch:
+        rows = list(fusion.measure(cases, place, watch, 0.0, "gemm", lambda text: None))
+    assert [r["launch"] for r in rows] == ["host", "graph"]
+    assert rows[0]["error"] < 1e-5
+    assert rows[0]["memory_bytes"] >= 4 * (4 * 8 + 4 * 8 + 4 * 4)
+    schema.fits(rows, schema.KINDS["fusion"][1], "rows")
+    assert "4×8×4" in "\n".join(study_fusion.lines(rows))
+
+
+def test_the_classifier_over_seeds_on_a_cpu(capsys):
+    words = ["mnist", "--dataset", "digits", "--mode", "cpu", "--seeds", "1", "--epochs", "1", "--limit", "128", "--forms", "fused", "--json"]
+    assert study.main(words) == 0
+    rows = json.loads(capsys.readouterr().out)
+    schema.fits(rows, schema.KINDS["mnist"][1], "rows")
+    (run,) = rows
+    assert (run["data"], run["form"], run["epochs"], run["mode"]) == ("digits", "fused", 1, "cpu")
+    assert 0 <= run["accuracy"] <= 1
+    assert run["epoch_ms"]["count"] == 1
+
+
+def test_seeds_and_steps_in_words():
+    runs = [
+        {"what": "train", "form": f, "seed": s, "accuracy": a, "epoch_ms": {"median": 100.0}, "data": "mnist", "mode": "im2col", "precision": "fp32"}
+        | {"norm": "s0", "epochs": 10}
+        for f, s, a in (("fused", 0, 0.99), ("fused", 1, 0.992), ("unfused", 0, 0.991))
+    ]
+    steps = [mnist.step_row("nbcnn im2col fp32 fused", [0.1] * 5), mnist.step_row("PyTorch fp32, as a graph", [0.25] * 5)]
+    text = "\n".join(mnist.summary([*runs, *steps]))
+    assert "mean 99.10%, least 99.00%; 0.100 s an epoch" in text
+    assert "2.50×" in text
+
+
+@pytest.fixture
+def measured(tmp_path, monkeypatch):
+    """Results of the fusion study in place of the kept ones."""
+    sections = {f"fusion-{name}-part": samples.fusion_study(name) for name in readme_fusion.TITLES}
+    sections["fusion-evonorm-fwd-conv"] = samples.conv_evonorm()
+    samples.saved(tmp_path, sections | {"mnist-im2col-fp32": samples.classifier()})
+    monkeypatch.setattr(results, "RESULTS", tmp_path)
+
+
+def test_tables_stand_empty_until_measured(tmp_path, monkeypatch):
+    samples.saved(tmp_path, {"other": [{}]})
+    monkeypatch.setattr(results, "RESULTS", tmp_path)
+    assert {table() for table in readme_fusion.TABLES.values()} == {""}
+
+
+def test_tables_hold_what_was_measured(measured):
+    made = {name: table() for name, table in readme_fusion.TABLES.items()}
+    assert all(text.startswith("**") and text.endswith("\n") and ", revision " in text for text in made.values())
+    assert "| first | 4.0 | 2.0 | 20.0 | 5.00× |" in made["fusion_evonorm"]  # a part of the work is no rival
+    assert readme_fusion.CONV not in made["fusion_evonorm"]
+    assert "| S0 64 | bf16 | 20.0 | 10.0 | 33.0 | 22.0 | 19.0 | 0.20 | -0.10 | 1.50× |" in made["conv_evonorm"]
+    assert "| S0 64 | fp32 |" in made["conv_evonorm"]
+    assert "| second | 100.0 | 200.0 | 20.0 | 5.00× |" in made["fusion_gemm"]
+    assert "| im2col fp32, fused | 2 | 99.10 % | 99.00 % | 0.200 s |" in made["mnist"]
+    assert "nbcnn im2col fp32 fused 400 µs, PyTorch fp32 1,000 µs" in made["mnist"]

@@ -1,0 +1,57 @@
+"""PyTorch's forms of single ops compute what ours do; on the CPU, and only where PyTorch is installed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is no dependency: its forms are checked where it is installed")
+
+from nbcnn import modes  # noqa: E402
+from nbcnn.check import gradcheck  # noqa: E402
+from nbcnn.gpu.device import Host  # noqa: E402
+from nbcnn.lab.measure import opcases  # noqa: E402
+from nbcnn.lab.measure.op import full_bound  # noqa: E402
+from nbcnn.lab.peers import ops as peers_ops  # noqa: E402
+from nbcnn.ops.conv.fused import REFERENCES  # noqa: E402
+from nbcnn.ops.conv_norm.two_ops import REFERENCES as CONV_NORMS  # noqa: E402
+from nbcnn.ops.kernel.call import host  # noqa: E402
+
+SHAPES = {
+    "conv": "6,5,4,6,4",
+    "images": "6,4,4,6",
+    "rows": "7,3",
+    "product": "7,6,5",
+    "series": "6,3,9,4",
+    "pointwise": "6,3,5,4",
+    "update": "101",
+}
+WITHOUT = {
+    *("conv_pool_wgrad", "unpool", "flatten_fprop", "flatten_dgrad", "gather"),
+    *("evonorm_s0_grads", "evonorm_b0_grads", "evonorm_b0_infer"),
+    *("conv_evonorm_s0_fprop", "conv_evonorm_b0_fprop", "conv_evonorm_b0_infer"),
+}
+"""Ops without a form: packed indices, views, and gradients that autograd replays only together with the forward pass."""
+
+
+def ours(problem):
+    """Our op's outputs, by its NumPy reference."""
+    impl = next((impl for _, impl in modes.MODES["cpu", "fp32"].chain(problem.op)), None) or host((REFERENCES | CONV_NORMS)[problem.op])
+    ins, outs = problem.operands()
+    return gradcheck.run_op(impl, problem.op, ins, outs, attrs=problem.small.attrs, place=Host())
+
+
+@pytest.mark.parametrize("op", opcases.OPS)
+def test_a_form_is_our_op(op):
+    problem = opcases.problem(op, SHAPES[opcases.kind_of(op)])
+    attrs = problem.small.attrs
+    function = peers_ops.function_of(op, attrs)
+    assert (function is None) is (op in WITHOUT)
+    for form in filter(None, (function, peers_ops._fused(op, attrs))):
+        operands = peers_ops.operands_of(problem, lambda array: torch.from_numpy(np.array(array)))
+        peers_ops.check(op, ours(problem), form(*operands), 2 * full_bound(problem, "fp32"))
+
+
+def test_another_op_is_refused():
+    with pytest.raises(RuntimeError, match="relu_fprop is not ours: output 0 differs by"):
+        peers_ops.check("relu_fprop", [np.ones(4)], torch.full((4,), 1.01), 1e-3)

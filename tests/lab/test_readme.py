@@ -1,0 +1,76 @@
+"""The README's tables of the laboratory: nothing before they are measured, and then what was measured."""
+
+from __future__ import annotations
+
+import pytest
+import samples
+
+from nbcnn.lab.measure import results
+from nbcnn.lab.report import readme, readme_laboratory, readme_series
+
+TABLES = readme_laboratory.TABLES | readme_series.TABLES
+
+
+@pytest.fixture
+def measured(tmp_path, monkeypatch):
+    """Results of every kind in place of the kept ones; their folder."""
+    samples.saved(tmp_path)
+    monkeypatch.setattr(results, "RESULTS", tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def nothing(tmp_path, monkeypatch):
+    """A results file with a section that no table shows."""
+    samples.saved(tmp_path, {"other": [{}]})
+    monkeypatch.setattr(results, "RESULTS", tmp_path)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_what_was_not_measured_leaves_its_place_empty(nothing, name):
+    place = f"<!-- table {name} -->\n<!-- end -->"
+    assert readme.rewritten(place) == place
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_is_well_formed_and_says_where_it_is_from(measured, name):
+    text = TABLES[name]()
+    assert text.startswith("**")
+    assert ", revision " in text
+    assert text.endswith("\n")
+    assert "\n\n\n" not in text
+    assert text.count("<details>") == text.count("</details>")
+    tables = [block.splitlines() for block in text.split("\n\n") if block.startswith("|")]
+    assert tables
+    for head, rule, *rows in tables:
+        assert rows
+        assert {line.count("|") for line in (head, rule, *rows) if line.startswith("|")} == {head.count("|")}
+
+
+def test_the_tables_hold_the_measured_figures(measured):
+    made = {name: table() for name, table in TABLES.items()}
+    assert "| best | fprop | 16.0 | 6.0 | 38% | 1.57 | 1.0× | 1.60 | memory | 10.0× | 5.0× |" in made["dwconv"]
+    assert "| N 512, C 128, L 48, T 48 | best | 16 + 16 + 16 | 48.5 | +1.0% | 10.0× |" in made["dwconv"]
+    assert "| best | fprop | 25.2 | 25.6 | 12.6 | 12.6 | 1.00 |" in made["dwcounters"]
+    assert "| nbcnn naive | 10.00 | 10.00 | +0.0% | 51,200 | 1.00× | 8.00 | 2.00 |" in made["s4convd"]
+    assert "| im2col fp32 | 256 | 1.700 | 1.630 | -4.1% | 1.304 | 80% | 1 compute, 1 memory |" in made["roofline"]
+    assert "| conv2 | `conv_fprop` | im2col | 1600.0 | 1280.0 | 80% | compute | 75.000 | 80.00 | 240.00 |" in made["roofline"]
+    assert "fp32 60 TFLOP/s, tf32 400 TFLOP/s, bf16 800 TFLOP/s, copy 4.20 TB/s" in made["roofline"]
+    assert "| im2col-256 | 2 | 1 | 2.0% | 0.40 … 0.40 |" in made["counters"]
+    assert "| copy of a large array | 4.2 TB/s | 4.0 … 4.5 | ok |" in made["selftest"]
+    assert "| 1,000 | 500.0 | 100.00 | 100.00 |" in made["warmup"]
+    assert "One call after 5 s of rest took 5.00 times as long as one of 1000 warm ones." in made["warmup"]
+
+
+def test_pictures_are_drawn_of_what_was_measured(measured):
+    readme_laboratory.charts(measured)
+    readme_series.charts(measured)
+    for name in (readme_laboratory.ROOFLINE, readme_laboratory.WARMUP, readme_series.CHART):
+        assert (measured / name).read_bytes().startswith(b"\x89PNG")
+        assert any(f"({readme_laboratory._PICTURES}/{name})" in table() for table in TABLES.values())
+
+
+def test_no_picture_without_figures(nothing, tmp_path):
+    readme_laboratory.charts(tmp_path)
+    readme_series.charts(tmp_path)
+    assert not list(tmp_path.glob("*.png"))

@@ -1,0 +1,199 @@
+"""Fusion: which layers become one, that nothing changes in what is computed, and that the large tensors are gone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from nbcnn import modes
+from nbcnn.nn.fuse import RULES, ConvReLU, ConvReLUPool, LinearReLU, LinearSigmoid, LinearSwish, UpConv, UpConvMSE, UpConvReLU, fuse
+from nbcnn.nn.layers import (
+    MSE,
+    AvgPool2d,
+    Conv2d,
+    Flatten,
+    Linear,
+    MaxPool2d,
+    ReLU,
+    Residual,
+    Sigmoid,
+    SoftmaxCrossEntropy,
+    Swish,
+    Upsample2d,
+    parameters,
+)
+from nbcnn.nn.models import autoencoder
+from nbcnn.ops.conv.fused import REFERENCES
+from nbcnn.ops.kernel.call import host
+from nbcnn.plan.graph import Buf, ShapeError, Tape, drop_dead, named
+from nbcnn.run.net import Net
+
+ALL_OPS = {op for rule in RULES for op in rule.fused.ops}
+
+
+@pytest.fixture
+def fusing_cpu(monkeypatch):
+    """The cpu row with the references of the fused ops, which the real one leaves out because NumPy gains nothing."""
+    row = modes.MODES["cpu", "fp32"]
+    parts = (("cpu", row.parts[0][1] | {name: host(function) for name, function in REFERENCES.items()}),)
+    monkeypatch.setitem(modes.MODES, ("cpu", "fp32"), replace(row, parts=parts))
+
+
+def kinds(layers, available=ALL_OPS):
+    return [(name, type(layer)) for name, layer in fuse(named(layers), available)]
+
+
+def test_the_autoencoder_becomes_five_layers():
+    assert kinds(autoencoder()) == [
+        ("conv1", ConvReLUPool),
+        ("conv2", ConvReLUPool),
+        ("conv3", ConvReLU),
+        ("conv4", UpConvReLU),
+        ("mse1", UpConvMSE),
+    ]
+    assert kinds(autoencoder()[:-1])[-1] == ("conv5", UpConv)
+
+
+@pytest.mark.parametrize(("activation", "fused"), [(ReLU, LinearReLU), (Sigmoid, LinearSigmoid), (Swish, LinearSwish)])
+def test_a_linear_layer_takes_its_activation(activation, fused):
+    assert kinds([Flatten(), Linear(4, 3), activation(), Linear(3, 2), SoftmaxCrossEntropy()])[1] == ("linear1", fused)
+    assert kinds([Flatten(), Linear(4, 3, bias=False), ReLU(), SoftmaxCrossEntropy()])[1] == ("linear1", Linear)
+
+
+def test_a_fused_linear_layer_refuses_another_width():
+    (_, fused), x = fuse(named([Linear(4, 3), ReLU()]), ALL_OPS)[0], Buf("x", (2, 5))
+    with pytest.raises(ShapeError, match=r"linear1 takes \(N, 4\), got \(2, 5\)"):
+        fused.build(Tape(True), x, "linear1")
+
+
+def test_without_the_ops_nothing_is_fused():
+    assert kinds(autoencoder(), ()) == [(name, type(layer)) for name, layer in named(autoencoder())]
+    assert ("conv1", ConvReLUPool) not in kinds(autoencoder(), ALL_OPS - {"unpool"})
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        [Conv2d(3, 4, 3, bias=False), ReLU()],
+        [Upsample2d(3), Conv2d(3, 4, 3, pad=1)],
+        [Upsample2d(2), Conv2d(3, 4, 5, pad=2)],
+        [Upsample2d(2), Conv2d(3, 4, 3)],
+        [Conv2d(3, 4, 3), AvgPool2d(2)],
+    ],
+)
+def test_what_does_not_fit_a_rule_stays_as_it_is(layers):
+    assert kinds(layers) == [(name, type(layer)) for name, layer in named(layers)]
+
+
+def test_other_pooling_windows_fuse_without_the_pool():
+    assert [kind for _, kind in kinds([Conv2d(3, 4, 3), ReLU(), MaxPool2d(3, 2)])] == [ConvReLU, MaxPool2d]
+
+
+def deep():
+    """Every fused layer, a ReLU whose output two layers read, an odd image that cannot be pooled inside, plain layers between."""
+    return [
+        Conv2d(3, 6, 3, pad=1),
+        ReLU(),
+        MaxPool2d(2),
+        Residual(Conv2d(6, 6, 3, pad=1), ReLU()),
+        Conv2d(6, 5, 3, pad=1),
+        ReLU(),
+        Upsample2d(2),
+        Conv2d(5, 4, 3, pad=1),
+        ReLU(),
+        Upsample2d(2),
+        Conv2d(4, 8, 3, pad=1),
+        Conv2d(8, 4, 2),
+        ReLU(),
+        MaxPool2d(2),
+        Flatten(),
+        Linear(4 * 7 * 11, 5),
+        ReLU(),
+        SoftmaxCrossEntropy(),
+    ]
+
+
+def dense():
+    """Linear layers with each activation."""
+    made = [Flatten(), Linear(288, 7), Sigmoid(), Linear(7, 6), Swish(), Linear(6, 5), ReLU(), Linear(5, 5)]
+    return [*made, SoftmaxCrossEntropy()]
+
+
+def residual():
+    """A ReLU behind a Residual that ends in one: the masked gradient of the first says nothing about the second."""
+    return [Residual(ReLU(), Conv2d(3, 3, 3, pad=1), ReLU()), ReLU(), Conv2d(3, 4, 3, pad=1), ReLU(), Conv2d(4, 3, 3, pad=1), MSE()]
+
+
+@pytest.mark.parametrize("layers", [autoencoder(3, 8, 4), deep(), residual(), dense()], ids=["autoencoder", "deep", "residual", "dense"])
+def test_fused_and_plain_nets_have_the_same_gradients(fusing_cpu, layers):
+    rng = np.random.default_rng(1)
+    shape = (3, 8, 12)
+    x, labels = rng.standard_normal((2, *shape)).astype(np.float32), np.array([1, 4], np.int32)
+    plain, fused = (Net(layers, shape, mode="cpu", fusing=fusing) for fusing in (False, True))
+    (loss, grads), (fused_loss, fused_grads) = plain.gradients(x, labels), fused.gradients(x, labels)
+    # The same float32 sums in another order: each of at most 8 layers within 4·eps·√(144 terms).
+    limit = 8 * 4 * 2.0**-23 * 12
+    assert fused_loss == pytest.approx(loss, rel=limit)
+    assert fused_grads.keys() == grads.keys() == parameters(layers).keys()
+    for name, grad in grads.items():
+        assert np.linalg.norm(fused_grads[name] - grad) <= limit * np.linalg.norm(grad), name
+
+
+def test_fused_and_plain_nets_predict_the_same(fusing_cpu):
+    images = np.random.default_rng(2).integers(0, 256, (3, 3, 8, 8)).astype(np.uint8)
+    plain, fused = (Net(autoencoder(3, 8, 4), (3, 8, 8), mode="cpu", fusing=fusing).predict(images) for fusing in (False, True))
+    np.testing.assert_allclose(fused, plain, rtol=1e-5, atol=1e-6)
+
+
+def test_an_activation_is_no_step_of_its_own_in_inference(fusing_cpu):
+    images = np.random.default_rng(3).integers(0, 256, (3, 3, 8, 12)).astype(np.uint8)
+    plain, fused = (Net(dense(), (3, 8, 12), mode="cpu", fusing=fusing) for fusing in (False, True))
+    np.testing.assert_allclose(fused.predict(images), plain.predict(images), rtol=1e-5, atol=1e-6)
+    assert {"conv_relu_fprop", "conv_sigmoid_fprop", "conv_swish_fprop"} <= {step.op for step in fused.record_predict(3).steps}
+    assert not {"sigmoid_fprop", "swish_fprop", "relu_fprop"} & {step.op for step in fused.record_predict(3).steps}
+
+
+def test_no_step_of_the_fused_autoencoder_touches_a_tensor_of_full_width(fusing_cpu):
+    net = Net(autoencoder(), (3, 32, 32), mode="cpu")
+    tape = Tape(training=True)
+    x = tape.temp("x", (2, 3, 32, 32))
+    _, dy, backward = net.record_loss(tape, x, x)
+    backward(dy)
+    steps = drop_dead(tape.steps)
+    ops_of_plan = [step.op for step in steps]
+    assert not {"relu_fprop", "relu_dgrad", "maxpool_fprop", "maxpool_dgrad", "upsample_fprop", "upsample_dgrad", "mse_fprop"} & set(ops_of_plan)
+    assert max(np.prod(buf.shape[1:]) for step in steps for buf in (*step.ins, *step.outs) if buf.home == "arena") == 256 * 16 * 16
+    assert ops_of_plan.count("unpool") == 1  # conv2's; conv1's wgrad reads the pooled gradient
+
+
+def test_an_evaluation_records_no_gradient(fusing_cpu):
+    net = Net(autoencoder(), (3, 32, 32), mode="cpu")
+    tape = Tape(training=False)
+    x = tape.temp("x", (2, 3, 32, 32))
+    net.record_loss(tape, x, x)
+    assert [step.op for step in tape.steps if "grad" in step.op] == []
+
+
+def test_a_loss_that_does_not_fit_says_so(fusing_cpu):
+    with pytest.raises(ValueError, match=r"\(1, 3, 12, 12\).*\(1, 3, 8, 8\)|the network makes"):
+        Net([Conv2d(3, 3, 1), Upsample2d(2), Conv2d(3, 3, 3, pad=1), MSE()], (3, 8, 8), mode="cpu").record_gradients(1)
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        [Conv2d(4, 8, 3, pad=1), ReLU()],
+        [Conv2d(4, 8, 3, pad=1), ReLU(), MaxPool2d(2)],
+        [Upsample2d(2), Conv2d(4, 8, 3, pad=1)],
+        [Upsample2d(2), Conv2d(4, 8, 3, pad=1), ReLU()],
+        [Upsample2d(2), Conv2d(4, 3, 3, pad=1), MSE()],
+    ],
+)
+def test_a_fused_convolution_refuses_other_channels_as_a_plain_one_does(fusing_cpu, layers):
+    with pytest.raises(ShapeError, match="conv1 takes 4 channels, got 3"):
+        Net(layers, (3, 8, 8), mode="cpu").record_gradients(1)
+    (_, fused), x = fuse(named(layers), ALL_OPS)[-1], Buf("x", (1, 3, 8, 8))
+    with pytest.raises(ShapeError, match="takes 4 channels, got 3"):
+        fused.build(*((Tape(True), x, x, "mse") if hasattr(fused, "needs_labels") else (Tape(True), x, "conv1")))

@@ -1,0 +1,166 @@
+"""The implicit-GEMM convolutions (row `im2col`) against the float64 reference, and what the compiler makes of their tiles."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from nbcnn.check.one_op import Bound, run_op
+from nbcnn.check.static import compile_launch
+from nbcnn.gpu import device
+from nbcnn.ops.conv import reference
+from nbcnn.ops.conv.simt.im2col import OPS
+from nbcnn.ops.conv.simt.tiles import Tile
+from nbcnn.ops.kernel.call import Call, Impl
+from nbcnn.plan.shapes import ConvShape
+
+TINY = Tile(16, 32, 8, 4, 4)
+"""One warp a block: what the simulator can run in a second."""
+
+MEAN_SHAPES = {
+    "one tap a tile": ConvShape(1, 8, 3, 4, 8, 3, 3, 1, 1),
+    "tile spans taps": ConvShape(1, 4, 4, 3, 8, 3, 3, 1, 1),
+    "one channel": ConvShape(2, 1, 5, 4, 3, 2, 3, 1, 0),
+    "odd channels, stride 2": ConvShape(2, 3, 5, 4, 6, 2, 2, 2, 1),
+    "stride 2, whole taps": ConvShape(1, 8, 5, 5, 8, 3, 3, 2, 1),
+    "stride 3 leaves a border": ConvShape(1, 4, 6, 8, 4, 2, 2, 3, 0),
+    "pad beyond the filter": ConvShape(1, 4, 3, 3, 4, 1, 1, 1, 1),
+    "tall filter": ConvShape(1, 4, 6, 4, 5, 5, 2, 1, 2),
+    "line of pixels a tile": ConvShape(1, 4, 2, 8, 4, 3, 3, 1, 1),
+    "lines of pixels a tile": ConvShape(1, 4, 8, 1, 4, 1, 1, 1, 0),
+    "linear layer": ConvShape(3, 12, 1, 1, 5, 1, 1, 1, 0),
+}
+REAL_SHAPES = {
+    "conv2": ConvShape(4, 256, 16, 16, 128, 3, 3, 1, 1),
+    "conv3": ConvShape(3, 128, 8, 8, 128, 3, 3, 1, 1),
+    "conv4": ConvShape(1, 128, 16, 16, 256, 3, 3, 1, 1),
+    "thin in": ConvShape(2, 3, 32, 32, 256, 3, 3, 1, 1),
+    "thin out": ConvShape(2, 256, 32, 32, 3, 3, 3, 1, 1),
+    "linear": ConvShape(64, 8192, 1, 1, 10, 1, 1, 1, 0),
+    "odd image, stride 2": ConvShape(5, 64, 15, 13, 48, 5, 3, 2, 2),
+}
+
+
+def operands(op: str, c: ConvShape, bias: bool):
+    """(shapes of the inputs, shapes of the outputs) of `op`."""
+    b = ((c.K,),) if bias else ()
+    if op == "conv_fprop":
+        return (c.x_shape, c.w_shape, *b), (c.y_shape,)
+    if op == "conv_dgrad":
+        return (c.y_shape, c.w_shape), (c.x_shape,)
+    return (c.x_shape, c.y_shape), (c.w_shape, *b)
+
+
+def check_parity(place, rng, op: str, c: ConvShape, tile: Tile | None, bias: bool = True) -> None:
+    """‖got - ref‖ ≤ 4·eps·√GK·‖ref‖: rounding errors of GK additions that add up like a random walk, with room for 4 of them."""
+    in_shapes, out_shapes = operands(op, c, bias)
+    ins = [rng.standard_normal(shape).astype(np.float32) for shape in in_shapes]
+    attrs = {"stride": c.stride, "pad": c.pad}
+    want = [np.full(shape, np.nan) for shape in out_shapes]
+    getattr(reference, op)(*(array.astype(np.float64) for array in ins), *want, **attrs)
+    outs = [(shape, "float32") for shape in out_shapes]
+    got = run_op(OPS[op], op, ins, outs, place=place, attrs=attrs, layout="NHWC", tile=tile)
+    GK = c.gemm(op.removeprefix("conv_"))[2]
+    for g, w in zip(got, want, strict=True):
+        assert np.linalg.norm(g - w) <= 4 * np.finfo(np.float32).eps * np.sqrt(GK) * np.linalg.norm(w)
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("c", MEAN_SHAPES.values(), ids=MEAN_SHAPES)
+def test_mean_shapes(place, rng, op, c):
+    check_parity(place, rng, op, c, TINY)
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("split", [2, 5])
+def test_split_gk(place, rng, op, split):
+    check_parity(place, rng, op, MEAN_SHAPES["one tap a tile"], replace(TINY, split=split))
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_without_bias(place, rng, op):
+    check_parity(place, rng, op, ConvShape(1, 4, 3, 3, 4, 3, 3, 1, 1), TINY, bias=False)
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("c", REAL_SHAPES.values(), ids=REAL_SHAPES)
+def test_real_shapes_with_the_chosen_tile(gpu, rng, op, c):
+    check_parity(gpu, rng, op, c, None)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_a_run_repeats_bit_for_bit(gpu, rng, op):
+    c = REAL_SHAPES["conv3"]
+    in_shapes, out_shapes = operands(op, c, True)
+    ins = [rng.standard_normal(shape).astype(np.float32) for shape in in_shapes]
+    outs = [(shape, "float32") for shape in out_shapes]
+    bound = Bound(OPS[op], op, ins, outs, place=gpu, attrs={"stride": 1, "pad": 1}, layout="NHWC")
+    bound.run()
+    first = bound.results()
+    bound.run()
+    for one, other in zip(first, bound.results(), strict=True):
+        assert one.tobytes() == other.tobytes()
+
+
+def test_packed_weights_are_the_weights_in_gemm_order():
+    w = np.arange(2 * 3 * 2 * 2)
+    forward = Call("conv_fprop", (), (), ((1, 3, 4, 4), (2, 3, 2, 2)), ((1, 2, 3, 3),), {"stride": 1, "pad": 0})
+    packed = OPS["conv_fprop"].pack(forward).reshape(2, 2, 3, 4)
+    assert packed[1, 0, 2, 1] == w.reshape(2, 3, 2, 2)[1, 2, 1, 0]
+    assert (packed[..., 2:] == -1).all()
+    backward = replace(forward, op="conv_dgrad", in_shapes=((1, 2, 3, 3), (2, 3, 2, 2)), out_shapes=((1, 3, 4, 4),))
+    packed = OPS["conv_dgrad"].pack(backward).reshape(2, 2, 2, 4)
+    assert packed[1, 0, 1, 2] == w.reshape(2, 3, 2, 2)[1, 2, 0, 1]
+    assert (packed[..., 3] == -1).all()
+
+
+def bare_call(op: str, c: ConvShape) -> Call:
+    return Call(op, (), (), *operands(op, c, True), {"stride": c.stride, "pad": c.pad}, "NHWC")
+
+
+def bound_to_nothing(impl: Impl, call: Call, tile: Tile):
+    """The launches of `call` on stand-in arrays: enough to compile."""
+    some = np.zeros(4, np.float32)
+    ins, outs = (some,) * len(call.in_shapes), (some,) * len(call.out_shapes)
+    return impl.bind(replace(call, ins=ins, outs=outs, tile=tile, packed=some, scratch=np.zeros(64, np.uint8)))
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("c", [*MEAN_SHAPES.values(), *REAL_SHAPES.values()], ids=[*MEAN_SHAPES, *REAL_SHAPES])
+def test_every_shape_gets_a_tile_that_can_be_laid_out(op, c):
+    call = bare_call(op, c)
+    for multiprocessors in (1, 40, 132):
+        tile = OPS[op].tile(call, multiprocessors)
+        product, *sums = bound_to_nothing(OPS[op], call, tile)
+        tiles, parts = product.grid
+        assert tiles * tile.BM * tile.BN >= np.prod(c.gemm(op.removeprefix("conv_"))[:2])
+        assert parts == tile.split
+        assert len(sums) == (op == "conv_wgrad" or tile.split > 1)
+
+
+def test_small_batches_are_split_over_the_multiprocessors():
+    c = replace(REAL_SHAPES["conv2"], N=1)
+    for op in OPS:
+        tile = OPS[op].tile(bare_call(op, c), 132)
+        assert np.prod(tile.grid(*c.gemm(op.removeprefix("conv_"))[:2])) >= 120
+
+
+@pytest.mark.parametrize("sizes", [(128, 128, 16, 8, 6), (128, 128, 10, 8, 8), (100, 128, 16, 8, 8), (16, 128, 16, 8, 8)])
+def test_tiles_that_cannot_be_laid_out_are_refused(sizes):
+    with pytest.raises(ValueError, match="Tile"):
+        Tile(*sizes)
+
+
+@pytest.mark.skipif(device.SIMULATOR, reason="the simulator compiles nothing")
+@pytest.mark.parametrize("arch", ["75", "90a"])
+@pytest.mark.parametrize("batch", [1, 64, 256])
+@pytest.mark.parametrize("op", OPS)
+def test_real_tiles_keep_to_their_registers(op, batch, arch):
+    c = replace(REAL_SHAPES["conv2"], N=batch)
+    tile = OPS[op].tile(bare_call(op, c), 132)
+    report = compile_launch(bound_to_nothing(OPS[op], bare_call(op, c), tile)[0], arch)
+    assert report.frame_bytes == 0
+    assert report.registers * tile.threads * tile.blocks_per_multiprocessor <= 65536
+    assert report.shared_bytes <= 48 << 10

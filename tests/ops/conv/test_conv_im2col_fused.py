@@ -1,0 +1,87 @@
+"""The fused convolutions of row `im2col` against their references: small shapes anywhere, the autoencoder's on a GPU; what compiles."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from nbcnn.check import gradcheck
+from nbcnn.check.fused_cases import fused_mean_cases, fused_real_cases, linear_cases, pooled_cases, relu_cases, up_cases
+from nbcnn.check.one_op import Bound
+from nbcnn.check.static import compile_launch
+from nbcnn.gpu import device
+from nbcnn.gpu.device import Host
+from nbcnn.modes import Row
+from nbcnn.ops.conv.simt.im2col_fused import FUSED
+from nbcnn.ops.conv.simt.tiles import Tile
+from nbcnn.plan.shapes import ConvShape
+
+ROW = Row("im2col", "fp32", "gpu", "NHWC", ())
+TINY = Tile(16, 32, 8, 4, 4)
+"""One warp a block: what the simulator can run in a second."""
+# Whole taps and k-tiles that span them, channels in fours and not; stride 2.
+TINY_CASES = [
+    case
+    for cases in (
+        pooled_cases(ConvShape(1, 8, 4, 2, 8, 3, 3, 1, 1)),
+        pooled_cases(ConvShape(1, 3, 2, 4, 7, 3, 3, 1, 1)),
+        relu_cases(ConvShape(1, 8, 3, 4, 8, 3, 3, 1, 1)),
+        relu_cases(ConvShape(1, 5, 5, 3, 6, 3, 3, 2, 1)),
+        up_cases(ConvShape(1, 8, 2, 3, 8, 3, 3, 1, 1)),
+        up_cases(ConvShape(2, 3, 3, 2, 5, 3, 3, 1, 1)),
+        linear_cases(3, 12, 6),
+    )
+    for case in cases
+    if case.op != "unpool"
+]
+
+
+def check(case, place, tile=None):
+    error = gradcheck.parity(ROW, FUSED[case.op], case, place, tile)
+    assert error <= gradcheck.bound(case), (case.op, case.label, error)
+
+
+@pytest.mark.parametrize("case", TINY_CASES, ids=lambda case: f"{case.op} {case.label}")
+def test_small_shapes(case, place):
+    check(case, place, TINY)
+
+
+@pytest.mark.parametrize("op", sorted({case.op for case in TINY_CASES}))
+def test_split_sums_end_the_same_way(op, place):
+    for case in [case for case in TINY_CASES if case.op == op][:: 1 if not device.SIMULATOR else 2]:
+        # More planes of partial gradients than one kernel adds by itself.
+        check(case, place, replace(TINY, split=5 if "wgrad" in op else 2))
+
+
+def test_every_fused_op_is_served():
+    assert {case.op for case in fused_mean_cases() if not case.op.startswith("dwconv1d")} == set(FUSED)
+
+
+@pytest.mark.parametrize("op", FUSED)
+def test_chosen_tiles(op, gpu):
+    for case in (*fused_mean_cases(), *fused_real_cases()):
+        if case.op == op:
+            check(case, gpu)
+
+
+@pytest.mark.skipif(device.SIMULATOR, reason="the simulator compiles nothing")
+@pytest.mark.parametrize("op", ["conv_relu_pool_fprop", "upconv_relu_fprop", "upconv_dgrad_relu", "upconv_wgrad"])
+def test_large_tiles_keep_to_their_registers_when_compiled(op):
+    shape = ConvShape(1, 128, 8, 8, 256, 3, 3, 1, 1)
+    case = next(c for c in (*pooled_cases(shape), *up_cases(shape)) if c.op == op)
+    tile = Tile(128, 128, 16, 8, 8)
+    bound = Bound(FUSED[op], op, case.ins, case.outs, place=Host(), attrs=case.attrs, layout="NHWC", tile=tile)
+    for launch in bound.launches:
+        report = compile_launch(launch, "90a")
+        assert report.frame_bytes == 0, launch.name
+        assert report.registers <= 128
+
+
+def test_the_folded_filters_hold_every_tap_once_a_phase():
+    case = next(c for c in TINY_CASES if c.op == "upconv_fprop")
+    call = Bound(FUSED["upconv_fprop"], case.op, case.ins, case.outs, place=Host(), layout="NHWC", tile=TINY).call
+    index = FUSED["upconv_fprop"].pack(call)
+    counts = np.bincount(index[index >= 0], minlength=case.ins[1].size)
+    assert (counts == 4).all()

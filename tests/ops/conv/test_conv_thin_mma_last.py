@@ -1,0 +1,79 @@
+"""The backward kernels of a last layer: tiles that walk, repeat, end inside a warp; without a GPU, packing and what the compiler makes of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from test_conv_thin_mma import PRECISIONS, bare
+
+from nbcnn.check.cases import conv_cases
+from nbcnn.check.fused_cases import relu_cases, up_cases
+from nbcnn.check.gradcheck import bound, parity
+from nbcnn.check.one_op import run_op
+from nbcnn.check.static import compile_launch
+from nbcnn.gpu import device
+from nbcnn.modes import Row
+from nbcnn.ops.conv.thin_mma.last import ops
+from nbcnn.ops.conv.thin_mma.last_columns import LastTile
+from nbcnn.ops.conv.thin_mma.last_shape import pack_channels_by_columns, word_elements
+from nbcnn.plan.bounds import STORE
+from nbcnn.plan.shapes import ConvShape, numel
+from nbcnn.plan.storage import numpy_dtype
+
+REAL = ConvShape(4, 256, 16, 16, 3, 3, 3, 1, 1)
+# Odd images, channels that end inside a warp, several chunks a block, warps down the pixels, several blocks across the channels.
+WALKS = (
+    (up_cases, ConvShape(2, 72, 5, 7, 3, 3, 3, 1, 1), LastTile(1, 2, 32, 3, 1, 2)),
+    (up_cases, ConvShape(1, 32, 9, 9, 3, 3, 3, 1, 1), LastTile(1, 2, 64, 3, 1, 1)),
+    (up_cases, REAL, LastTile(4, 2, 64, 4, 2, 3)),
+    (relu_cases, ConvShape(2, 24, 5, 6, 3, 3, 3, 1, 1), LastTile(1, 1, 32, 4, 1, 1)),
+    (conv_cases, ConvShape(2, 40, 4, 5, 1, 5, 5, 1, 2), LastTile(1, 1, 32, 2, 1, 1)),
+    (conv_cases, ConvShape(1, 80, 6, 5, 4, 1, 1, 1, 0), LastTile(2, 1, 32, 4, 1, 1)),
+)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_parity_of_tiles_that_walk(gpu, precision):
+    row, made = Row("thin", precision, "gpu", "NHWC", ()), ops(precision)
+    wrong = []
+    for maker, shape, tile in WALKS:
+        for case in (case for case in maker(shape) if case.op in made):
+            error = parity(row, made[case.op], case, gpu, tile)
+            if not error <= bound(case, precision):
+                wrong.append(f"{case.op} {case.label} {tile}: {error:.2e} > {bound(case, precision):.2e}")
+    assert wrong == []
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_weight_gradients_repeat_bit_for_bit(gpu, precision):
+    case = next(case for case in up_cases(REAL) if case.op == "upconv_wgrad")
+    options = {"place": gpu, "attrs": case.attrs, "layout": "NHWC", "store": STORE[precision]}
+    first, second = (run_op(ops(precision)[case.op], case.op, case.ins, case.outs, **options) for _ in range(2))
+    for one, other in zip(first, second, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_packing_takes_every_weight_once(precision):
+    shape = ConvShape(1, 72, 5, 7, 3, 3, 3, 1, 1)
+    index = pack_channels_by_columns(bare("upconv_dgrad", shape, precision, up=True), word_elements(precision))
+    assert sorted(index[index >= 0]) == list(range(numel(shape.w_shape)))
+
+
+@pytest.mark.skipif(device.SIMULATOR, reason="the simulator compiles nothing")
+@pytest.mark.parametrize(("precision", "op"), [("bf16", "upconv_dgrad_relu"), ("bf16", "upconv_wgrad"), ("tf32", "upconv_dgrad_relu")])
+def test_compile_two_blocks_fit_a_multiprocessor(precision, op):
+    impl, call = ops(precision)[op], bare(op, REAL, precision, up=True)
+    call = replace(call, tile=replace(impl.tile(call, 1), blocks=264))
+    arrays = [
+        tuple(np.zeros(numel(s), numpy_dtype(d)) for s, d in zip(shapes, kinds, strict=True))
+        for shapes, kinds in ((call.in_shapes, call.in_dtypes), (call.out_shapes, call.out_dtypes))
+    ]
+    packed = np.zeros(1, numpy_dtype(impl.packed))
+    launch = impl.bind(replace(call, ins=arrays[0], outs=arrays[1], packed=packed, scratch=np.zeros(impl.scratch(call), np.uint8)))[0]
+    report = compile_launch(launch, "80")
+    assert report.frame_bytes == 0
+    assert report.registers * launch.block * 2 <= 65536
+    assert 2 * (launch.shared + 1024) <= 228 * 1024

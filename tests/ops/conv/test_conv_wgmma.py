@@ -1,0 +1,197 @@
+"""The Hopper engine: its correlations and packed filters in NumPy, its kernels compiled without a GPU, and all of it on one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from nbcnn.check.cases import Case, conv_cases
+from nbcnn.check.fused_cases import MEAN_UP, pooled_cases, relu_cases, up_cases
+from nbcnn.check.gradcheck import bound, parity, reference, relative_error
+from nbcnn.check.one_op import Bound, pack_array
+from nbcnn.check.static import compile_launch
+from nbcnn.gpu import device as nb
+from nbcnn.modes import STORE, Row
+from nbcnn.ops.conv.frame.correlation import correlation, pack
+from nbcnn.ops.conv.fused import pack_index
+from nbcnn.ops.conv.wgmma import patch
+from nbcnn.ops.conv.wgmma.engine import IMAGE_OPS, implementations
+from nbcnn.ops.conv.wgmma.patch import PatchTile
+from nbcnn.ops.conv.wgmma.tile import KINDS, Tile, fits
+from nbcnn.ops.kernel.call import Call, Impl
+from nbcnn.plan.shapes import ConvShape
+
+SMALL = (
+    ConvShape(2, 3, 4, 6, 5, 3, 3, 1, 1),
+    ConvShape(1, 2, 7, 5, 4, 3, 2, 1, 0),
+    ConvShape(1, 2, 9, 8, 3, 4, 4, 3, 1),
+    ConvShape(2, 3, 5, 5, 2, 1, 1, 1, 0),
+)
+# Channels in whole rows of a tile; images that end inside a tile; filters that end inside one; strides; one pixel; the layers.
+MEAN = (
+    ConvShape(1, 64, 5, 7, 8, 3, 3, 1, 1),
+    ConvShape(3, 64, 9, 6, 72, 3, 3, 2, 1),
+    ConvShape(2, 128, 8, 8, 64, 5, 3, 1, 2),
+    ConvShape(3, 64, 1, 1, 136, 1, 1, 1, 0),
+    ConvShape(1, 64, 11, 10, 200, 4, 4, 3, 0),
+)
+REAL = (ConvShape(4, 256, 16, 16, 128, 3, 3, 1, 1), ConvShape(5, 128, 8, 8, 128, 3, 3, 1, 1), ConvShape(3, 128, 16, 16, 256, 3, 3, 1, 1))
+POOLED = (
+    ConvShape(5, 64, 8, 8, 64, 3, 3, 1, 1),
+    ConvShape(1, 64, 4, 4, 72, 3, 3, 1, 1),
+    ConvShape(3, 64, 8, 8, 64, 3, 3, 1, 1),
+    ConvShape(5, 64, 6, 16, 64, 3, 3, 1, 1),
+    REAL[0],
+)
+UP = (ConvShape(1, 64, 3, 5, 64, 3, 3, 1, 1), ConvShape(5, 128, 8, 8, 256, 3, 3, 1, 1))
+
+
+def bare(case: Case) -> Call:
+    return Call(case.op, (), (), tuple(a.shape for a in case.ins), tuple(shape for shape, _ in case.outs), case.attrs, "NHWC")
+
+
+def cases(convs, pooled, ups) -> list[Case]:
+    found = [case for shape in convs for make in (conv_cases, relu_cases) for case in make(shape)]
+    found += [case for shape in pooled for case in pooled_cases(shape)]
+    found += [case for shape in ups for case in up_cases(shape)]
+    return [case for case in found if case.op in IMAGE_OPS]
+
+
+def correlate(case: Case) -> np.ndarray:
+    """Target (phases,N,P,Q,K) of a case's correlation, tap by tap, from filters packed as the kernel reads them."""
+    g = correlation(bare(case))
+    filters = pack_array(case.ins[1].astype(np.float64), pack(bare(case))).reshape(g.phases, g.K, g.R, g.S, g.C)
+    source = case.ins[0].astype(np.float64).transpose(0, 2, 3, 1)
+    padded = np.zeros((g.N, g.H + 40, g.W + 40, g.C))
+    padded[:, 20 : 20 + g.H, 20 : 20 + g.W] = source
+    target = np.zeros((g.phases, g.N, g.P, g.Q, g.K))
+    for phase in range(g.phases):
+        down, right = divmod(phase, 2)
+        for r in range(g.R):
+            for s in range(g.S):
+                top, left = 20 - g.top + r + down, 20 - g.left + s + right
+                tap = padded[:, top : top + g.P * g.stride : g.stride, left : left + g.Q * g.stride : g.stride]
+                target[phase] += tap @ filters[phase, :, r, s].T
+    return target
+
+
+def finished(case: Case, target: np.ndarray) -> list[np.ndarray]:
+    """What the kernel's epilogue makes of the target: bias, ReLU, mask, pooling, interleaving."""
+    if target.shape[0] == 4:
+        _, n, p, q, k = target.shape
+        y = target.reshape(2, 2, n, p, q, k).transpose(2, 5, 3, 0, 4, 1).reshape(n, k, 2 * p, 2 * q)
+    else:
+        y = target[0].transpose(0, 3, 1, 2)
+    if case.op.endswith("dgrad_relu"):
+        return [y * (case.ins[2] > 0)]
+    if len(case.ins) > 2:
+        y = y + case.ins[2][:, None, None]
+    if "relu" in case.op:
+        y = np.maximum(y, 0)
+    if "pool" not in case.op:
+        return [y]
+    n, k, p, q = y.shape
+    windows = y.reshape(n, k, p // 2, 2, q // 2, 2).transpose(0, 1, 2, 4, 3, 5).reshape(n, k, p // 2, q // 2, 4)
+    return [windows.max(4), pack_index(windows.argmax(4))]
+
+
+@pytest.mark.parametrize("case", cases(SMALL, SMALL[:1], SMALL[:1] + MEAN_UP), ids=lambda case: f"{case.op} {case.label}")
+def test_every_pass_is_a_correlation_with_packed_filters(case):
+    if "conv_dgrad" in case.op and not case.op.startswith("up") and case.attrs["stride"] != 1:
+        assert "no correlation" in implementations("bf16")[case.op].supports(bare(case))
+        return
+    for got, ref in zip(finished(case, correlate(case)), reference(case), strict=True):
+        assert relative_error(got, ref) < 1e-12
+
+
+def test_corners_hold_as_many_windows_as_there_are_pixels():
+    for case in cases(SMALL + MEAN, SMALL[:1], SMALL[:1] + MEAN_UP):
+        if "conv_dgrad" in case.op and case.attrs.get("stride", 1) != 1:
+            continue
+        g = correlation(bare(case))
+        lower, upper = g.corners
+        for size, count, first, last in ((g.W, g.Q, lower[0], upper[0]), (g.H, g.P, lower[1], upper[1])):
+            assert (size + last - first - 1) // g.stride + 1 == count
+
+
+@pytest.mark.parametrize("precision", ["bf16", "tf32", "fp32"])
+def test_tiles_fit_a_multiprocessor(precision):
+    for case in cases(REAL, POOLED, UP):
+        g, kind = correlation(bare(case)), KINDS[precision]
+        tiles = implementations(precision)[case.op].candidates(bare(case), 132)
+        assert tiles
+        assert all(fits(tile, kind) for tile in tiles)
+        for tile in patch.candidates(g, kind, 132):
+            assert patch.shared_bytes(tile, kind, patch.window(g)) <= 227 * 1024
+            assert (g.P % tile.TH, g.Q % tile.TW, tile.BM % 64) == (0, 0, 0)
+
+
+def test_refusals_are_in_words():
+    bf16 = implementations("bf16")
+    by_op = {case.op: case for case in cases((ConvShape(1, 48, 5, 7, 12, 3, 3, 1, 1),), (), ())}
+    assert "48 channels to sum over" in bf16["conv_fprop"].supports(bare(by_op["conv_fprop"]))
+    assert "12 channels to sum over" in bf16["conv_dgrad"].supports(bare(by_op["conv_dgrad"]))
+    (odd,) = [c for c in pooled_cases(ConvShape(1, 64, 4, 6, 64, 3, 3, 1, 1)) if c.op == "conv_relu_pool_fprop"]
+    assert "rows of 6 pixels" in bf16["conv_relu_pool_fprop"].supports(bare(odd))
+
+
+def bound_on_host(case: Case, precision: str, tile: Tile | PatchTile | None = None) -> Bound:
+    return Bound(
+        implementations(precision)[case.op],
+        case.op,
+        case.ins,
+        case.outs,
+        attrs=case.attrs,
+        layout="NHWC",
+        place=nb.Host(),
+        tile=tile,
+        store=STORE[precision],
+    )
+
+
+@pytest.mark.skipif(nb.SIMULATOR, reason="the simulator compiles nothing")
+@pytest.mark.parametrize(
+    ("precision", "op", "tile"),
+    [
+        ("bf16", "conv_relu_pool_fprop", Tile(128, 128, 2, 3, 2)),
+        ("tf32", "upconv_relu_fprop", Tile(128, 128, 2, 3, 2)),
+        ("fp32", "conv_dgrad_relu", Tile(128, 128, 2, 2, 1)),
+        ("bf16", "upconv_dgrad_relu", PatchTile(2, 8, 8, 256, 2, 3, 1, 2)),
+        ("tf32", "conv_relu_pool_fprop", PatchTile(2, 8, 8, 128, 2, 4, 1, 2)),
+    ],
+)
+def test_kernels_compile_without_spills(precision, op, tile):
+    shape = ConvShape(1, 64, 8, 8, 64, 3, 3, 1, 1)
+    case = next(c for c in cases((shape,), (shape,), (shape,)) if c.op == op)
+    for launch in bound_on_host(case, precision, tile).launches:
+        report = compile_launch(launch, "90a")
+        assert report.frame_bytes == 0
+        # 224 registers are what 288 threads can have, 112 where two blocks share a multiprocessor.
+        assert report.registers <= 224 // tile.blocks
+
+
+def tried(impl: Impl, case: Case, precision: str, gpu: nb.Gpu) -> list[Tile | PatchTile | None]:
+    """The tiles to test: the chosen one; of the cases whose images end inside a tile every one, with blocks that take several."""
+    if case.ins[0].shape[0] != 5:
+        return [None]
+    tiles = impl.candidates(bare(case), gpu.multiprocessors)
+    return [replace(tile, resident=min(tile.resident, 2)) if isinstance(tile, PatchTile) else tile for tile in tiles]
+
+
+@pytest.mark.parametrize("precision", ["bf16", "tf32", "fp32"])
+@pytest.mark.parametrize("op", IMAGE_OPS)
+def test_parity(gpu, precision, op):
+    if gpu.capability != (9, 0):
+        pytest.skip("wgmma needs compute capability 9.0")
+    impl = implementations(precision)[op]
+    row = Row("tensorcore", precision, "gpu", "NHWC", (("wgmma", {op: impl}),))
+    served = 0
+    for case in cases(MEAN + REAL, POOLED, UP):
+        if case.op != op or impl.supports(bare(case)):
+            continue
+        served += 1
+        for tile in tried(impl, case, precision, gpu):
+            assert parity(row, impl, case, gpu, tile) <= bound(case, precision), f"{case.label} {tile}"
+    assert served >= 2

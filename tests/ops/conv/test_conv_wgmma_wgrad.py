@@ -1,0 +1,121 @@
+"""Weight gradients on wgmma: against the float64 reference on a GPU; without one, what the compiler makes of them and how parts are added."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from nbcnn.check import gradcheck
+from nbcnn.check.cases import Case, conv_cases
+from nbcnn.check.fused_cases import up_cases
+from nbcnn.check.static import compile_launch
+from nbcnn.gpu import device
+from nbcnn.modes import STORE, Row
+from nbcnn.ops.conv.frame.correlation import Correlation
+from nbcnn.ops.conv.wgmma import wgrad
+from nbcnn.ops.conv.wgmma.wgrad_tile import PixelTile, candidates
+from nbcnn.ops.kernel.call import Call
+from nbcnn.plan.shapes import ConvShape
+from nbcnn.plan.storage import numpy_dtype
+
+SHAPES = {
+    "conv2": ConvShape(4, 256, 16, 16, 128, 3, 3, 1, 1),
+    "conv3": ConvShape(4, 128, 8, 8, 128, 3, 3, 1, 1),
+    "conv4 unfolded": ConvShape(2, 128, 16, 16, 256, 3, 3, 1, 1),
+    "stride 2": ConvShape(3, 64, 15, 14, 64, 3, 3, 2, 1),
+    "few channels, odd image": ConvShape(1, 8, 7, 5, 24, 3, 3, 1, 1),
+    "ragged channels": ConvShape(2, 72, 9, 9, 200, 3, 3, 1, 1),
+    "tall filter, no padding": ConvShape(2, 16, 12, 10, 32, 5, 2, 1, 0),
+    "one tap": ConvShape(2, 128, 7, 7, 64, 1, 1, 1, 0),
+    "strided tap": ConvShape(2, 64, 9, 9, 128, 1, 1, 2, 0),
+    "linear": ConvShape(70, 136, 1, 1, 16, 1, 1, 1, 0),
+}
+UP_SHAPES = {
+    "conv4": ConvShape(4, 128, 8, 8, 256, 3, 3, 1, 1),
+    "few channels, odd image": ConvShape(2, 8, 3, 5, 24, 3, 3, 1, 1),
+    "ragged channels": ConvShape(1, 72, 4, 4, 136, 3, 3, 1, 1),
+}
+
+
+def cases() -> list[Case]:
+    """Weight gradients of every shape, with a bias and without."""
+    made = [case for shape in SHAPES.values() for case in conv_cases(shape)]
+    return [case for case in [*made, *(case for shape in UP_SHAPES.values() for case in up_cases(shape))] if case.op.endswith("wgrad")]
+
+
+def row_of(precision: str) -> Row:
+    return Row("tensorcore", precision, "gpu", "NHWC", (("wgmma", wgrad.ops(precision)),))
+
+
+def bare(case: Case, store: str, tile: PixelTile | None = None) -> Call:
+    shapes = tuple(a.shape for a in case.ins), tuple(o[0] for o in case.outs)
+    return Call(case.op, (), (), *shapes, case.attrs, "NHWC", tile, in_dtypes=(store, store), out_dtypes=("float32",) * len(case.outs))
+
+
+@pytest.mark.parametrize("precision", ["bf16", "tf32", "fp32"])
+def test_parity(gpu, precision):
+    row = row_of(precision)
+    wrong = []
+    for case in cases():
+        error = gradcheck.parity(row, row.parts[0][1][case.op], case, gpu)
+        if not error <= gradcheck.bound(case, precision):
+            wrong.append((case.op, case.label, error))
+    assert not wrong, wrong
+
+
+@pytest.mark.parametrize("precision", ["bf16", "tf32", "fp32"])
+def test_every_candidate_is_right(gpu, precision):
+    row = row_of(precision)
+    for shape, make in ((SHAPES["ragged channels"], conv_cases), (UP_SHAPES["ragged channels"], up_cases)):
+        case = next(case for case in make(shape) if case.op.endswith("wgrad"))
+        impl = row.parts[0][1][case.op]
+        for tile in {replace(tile, split=min(tile.split, 3)) for tile in impl.candidates(bare(case, row.store), 132)}:
+            assert gradcheck.parity(row, impl, case, gpu, tile) <= gradcheck.bound(case, precision), tile
+
+
+def test_repeats_bit_for_bit(gpu):
+    from nbcnn.check.one_op import run_op
+
+    case = next(case for case in conv_cases(SHAPES["conv3"]) if case.op == "conv_wgrad")
+    options = {"attrs": case.attrs, "place": gpu, "layout": "NHWC", "store": "bfloat16"}
+    one, other = (run_op(wgrad.ops("bf16")[case.op], case.op, case.ins, case.outs, **options) for _ in range(2))
+    assert all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_every_part_has_steps_and_all_pixels_are_covered():
+    """A block without a step would wait for ever."""
+    for shape in (*SHAPES.values(), *UP_SHAPES.values()):
+        for precision in ("bf16", "tf32", "fp32"):
+            g = Correlation(shape.N, shape.H, shape.W, shape.C, shape.P, shape.Q, shape.K, shape.R, shape.S, shape.stride, shape.pad, shape.pad)
+            for tile in candidates(g, precision, 132):
+                steps, parts = tile.steps(g), tile.parts(g)
+                assert (parts - 1) * steps < tile.pixel_steps(g) <= parts * steps
+                assert tile.shared_bytes <= 227 * 1024
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 7])
+def test_taps_share_out_the_rows_of_a_doubled_image(size):
+    """Tap u of pixel i sees row 2i + u − 1. Taken at odd i by even taps where the size is even, else at even i: every row once."""
+    taken = [2 * i + u - 1 for u in range(4) for i in range(size) if i % 2 == (u % 2 == 0 and size % 2 == 0)]
+    assert sorted(row for row in taken if 0 <= row < 2 * size) == list(range(2 * size))
+
+
+@pytest.mark.skipif(device.SIMULATOR, reason="the simulator compiles nothing")
+@pytest.mark.parametrize(("precision", "op"), [("bf16", "conv_wgrad"), ("bf16", "upconv_wgrad"), ("tf32", "upconv_wgrad"), ("fp32", "conv_wgrad")])
+def test_compiles_without_spills(precision, op):
+    """The real layers at batch 1024: 384 threads leave 168 registers a thread, and the sums must stay in them."""
+    shape = (4, 128, 16, 16, 256) if op == "upconv_wgrad" else (4, 256, 16, 16, 128)
+    n, c, h, w, k = shape
+    up = 2 if op == "upconv_wgrad" else 1
+    impl, store = wgrad.ops(precision)[op], STORE[precision]
+    attrs = {} if up == 2 else {"stride": 1, "pad": 1}
+    shapes = ((n, c, h, w), (n, k, up * h, up * w)), ((k, c, 3, 3), (k,))
+    dtypes = {"in_dtypes": (store, store), "out_dtypes": ("float32", "float32")}
+    large = Call(op, (), (), ((1024, c, h, w), (1024, k, up * h, up * w)), shapes[1], attrs, "NHWC", **dtypes)
+    tile = impl.tile(large, 132)
+    arrays = tuple(np.zeros(8, numpy_dtype(store)) for _ in range(2)), tuple(np.zeros(8, np.float32) for _ in range(2))
+    scratch = np.zeros(impl.scratch(replace(large, in_shapes=shapes[0], tile=tile)), np.uint8)
+    launches = impl.bind(Call(op, *arrays, *shapes, attrs, "NHWC", tile, None, scratch, **dtypes))
+    assert all(compile_launch(launch).frame_bytes == 0 for launch in launches)

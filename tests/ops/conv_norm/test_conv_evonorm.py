@@ -1,0 +1,196 @@
+"""A convolution with its EvoNorm: the kernel and its stand-in against the reference, compiled, and in nets."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from nbcnn import modes
+from nbcnn.check import gradcheck
+from nbcnn.check.norm_cases import conv_norm_cases
+from nbcnn.check.one_op import Bound
+from nbcnn.check.static import compile_launch
+from nbcnn.gpu.device import Host
+from nbcnn.gpu.language import SIMULATOR
+from nbcnn.nn.fuse import ConvEvoNorm, LinearReLU, fuse
+from nbcnn.nn.layers import Conv2d, Flatten, Linear, SoftmaxCrossEntropy
+from nbcnn.nn.models import mnist_cnn
+from nbcnn.nn.norms import EvoNormB0, EvoNormS0
+from nbcnn.ops.conv.fused import REFERENCES
+from nbcnn.ops.conv.simt import im2col
+from nbcnn.ops.conv.winograd.engine import OPS as WINOGRAD
+from nbcnn.ops.conv.winograd.engine import WinogradTile
+from nbcnn.ops.conv_norm import two_ops as conv_evonorm
+from nbcnn.ops.conv_norm import wgmma as conv_wgmma
+from nbcnn.ops.conv_norm.wgmma import ImageTile
+from nbcnn.ops.kernel.call import Call, host
+from nbcnn.ops.kernel.traffic import Traffic
+from nbcnn.plan.bounds import STORE
+from nbcnn.plan.graph import named
+from nbcnn.plan.shapes import ConvShape
+from nbcnn.run.net import Net
+
+ROW = modes.MODES["im2col", "fp32"]
+CASES = list(conv_norm_cases())
+DIRECT = conv_evonorm.two_ops(im2col.OPS["conv_fprop"])
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.op} {case.label}")
+def test_two_ops_on_small_shapes(case, place):
+    error = gradcheck.parity(ROW, DIRECT[case.op], case, place)
+    assert error <= gradcheck.bound(case), error
+
+
+def test_two_ops_on_images_that_the_norm_holds(gpu):
+    """There the norm works in place with all of an image's channels in registers; in one part of a batch, and by Winograd's convolution."""
+    for case in conv_norm_cases([(ConvShape(16, 32, 28, 28, 64, 3, 3, 1, 1), 32)]):
+        for impl, tile in ((DIRECT[case.op], None), (conv_evonorm.two_ops(WINOGRAD["conv_fprop"])[case.op], WinogradTile(5, 64, 64, 8, 4))):
+            error = gradcheck.parity(ROW, impl, case, gpu, tile)
+            assert error <= gradcheck.bound(case), (case.op, error)
+
+
+WGMMA = (
+    (ConvShape(3, 64, 28, 28, 64, 3, 3, 1, 1), 32, (None, ImageTile(4, 1, 1, 2), ImageTile(4, 1, 2, 3))),
+    (ConvShape(300, 64, 8, 8, 64, 3, 3, 1, 1), 8, (None,)),
+    (ConvShape(2, 64, 9, 10, 128, 3, 3, 1, 1), 128, (None, ImageTile(3, 2, 1, 2), ImageTile(3, 1, 2, 4))),
+    (ConvShape(2, 64, 8, 8, 64, 1, 1, 1, 0), 4, (None,)),
+)
+"""Shapes, groups and tiles: parts of an image that meet; more images than warpgroups; 128 filters, a height that no tile divides and tiles
+of 30 pixels, which are no whole swizzled rows of eight; 1×1."""
+
+
+@pytest.mark.parametrize("precision", conv_wgmma.PRECISIONS)
+@pytest.mark.parametrize("op", conv_evonorm.REFERENCES)
+def test_tensor_cores(op, precision, gpu):
+    row, impl = modes.MODES["tensorcore", precision], conv_wgmma.ops(precision)[op]
+    for shape, groups, tiles in WGMMA:
+        case = next(case for case in conv_norm_cases([(shape, groups)]) if case.op == op)
+        for tile in tiles:
+            error = gradcheck.parity(row, impl, case, gpu, tile)
+            assert error <= gradcheck.bound(case, precision), (case.label, tile, error)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({}, None),
+        ({"n": 1, "c": 128, "size": 14, "k": 128}, None),
+        ({"c": 32}, "multiples of 64"),
+        ({"k": 96}, "64 filters"),
+        ({"size": 27}, "pairs of pixels"),
+        ({"c": 256, "k": 64}, "shared memory"),
+        ({"layout": "NCHW"}, "NHWC"),
+    ],
+)
+def test_what_tensor_cores_serve(change, reason):
+    found = conv_wgmma.supports(bare(**({"c": 64} | change)), "bf16")
+    assert found is None if reason is None else reason in found
+
+
+def test_bytes_on_tensor_cores_by_hand():
+    call = replace(bare(n=256, c=64), in_dtypes=("bfloat16", *("float32",) * 5), out_dtypes=("bfloat16",) * 2)
+    call = replace(call, out_shapes=(*call.out_shapes, (256 * 32,), (256 * 32,)), out_dtypes=(*call.out_dtypes, "float32", "float32"))
+    call = replace(call, tile=ImageTile(4, 2, 1, 128))
+    image, line, filters, kept = 2 * 256 * 64 * 28 * 28, 2 * 256 * 64 * 28, 2 * 64 * 64 * 9, 8 * 256 * 32
+    # Seven tiles of four lines read two lines more each, but for the two outside; z goes out and comes back.
+    read = line * (7 * 6 - 2) + 128 * filters + image
+    assert conv_wgmma.bytes_of(call, "bf16") == [Traffic(read, 2 * image + kept, 2 * image + filters)]
+    # Four warpgroups share an image: each sends a packet of 16 bytes a channel, and receives those of all four.
+    call, packets = replace(call, tile=ImageTile(4, 2, 4, 512)), 16 * 256 * 64 * 4
+    # Its two tiles stay in shared memory; in inference the convolution's own output never leaves it.
+    read = line * (7 * 6 - 2) + 512 * filters + 4 * packets
+    assert conv_wgmma.bytes_of(call, "bf16") == [Traffic(read, 2 * image + kept + packets, image + filters + packets)]
+    infer = replace(call, op="conv_evonorm_s0_infer", out_shapes=call.out_shapes[:1], out_dtypes=call.out_dtypes[:1])
+    assert conv_wgmma.bytes_of(infer, "bf16") == [Traffic(read, image + packets, image + filters + packets)]
+
+
+def test_warpgroups_share_small_batches():
+    def chosen(n):
+        return conv_wgmma.choose(bare(n=n, c=64), "bf16", 132)
+
+    assert [(chosen(n).parts, chosen(n).blocks) for n in (1, 64, 128, 256, 1024)] == [(4, 2), (4, 128), (2, 128), (1, 128), (1, 132)]
+
+
+@pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
+@pytest.mark.parametrize(("precision", "tile"), [("bf16", None), ("bf16", ImageTile(4, 2, 1, 2)), ("tf32", None), ("tf32", ImageTile(4, 1, 1, 2))])
+def test_the_sums_of_a_warpgroup_stay_in_registers_without_spills(precision, tile):
+    case = next(conv_norm_cases([(ConvShape(4, 64, 28, 28, 64, 3, 3, 1, 1), 32)]))
+    impl = conv_wgmma.ops(precision)[case.op]
+    bound = Bound(impl, case.op, case.ins, case.outs, place=Host(), attrs=case.attrs, layout="NHWC", store=STORE[precision], tile=tile)
+    (launch,) = bound.launches
+    report = compile_launch(launch)
+    assert (report.frame_bytes, report.registers <= 168) == (0, True), report
+
+
+def test_results_stay_in_shared_memory_where_they_have_room():
+    def kept(tile, precision="bf16", end="s0", size=28):
+        return conv_wgmma.form_of(bare(n=64, c=64, size=size), precision, tile, end).kept
+
+    quarter = ImageTile(4, 2, 4, 128)
+    assert (kept(quarter), kept(quarter, end="s0 infer"), kept(quarter, end="planes"), kept(quarter, "tf32")) == (2, 2, 0, 0)
+    assert kept(ImageTile(4, 2, 1, 32)) == 0
+    assert kept(ImageTile(8, 2, 1, 32), size=8) == 1
+
+
+def test_the_two_ops_are_the_reference_on_the_host():
+    cpu = modes.MODES["cpu", "fp32"]
+    conv = next(cpu.chain("conv_fprop"))[1]
+    for case in CASES:
+        plain = case.op.removeprefix("conv_").replace("s0_infer", "s0_fprop")
+        impl = conv_evonorm.composed(conv, next(cpu.chain(plain))[1])
+        assert gradcheck.parity(cpu, impl, case, Host()) <= gradcheck.bound(case)
+
+
+def bare(n=2, c=3, size=28, k=64, groups=32, layout="NHWC", window=3):
+    ins, outs = ((n, c, size, size), (k, c, window, window), *((k,),) * 4), ((n, k, size, size),) * 2
+    return Call("conv_evonorm_s0_fprop", (), (), ins, outs, {"stride": 1, "pad": window // 2, "groups": groups, "eps": 1e-5}, layout)
+
+
+@pytest.fixture
+def fusing_cpu(monkeypatch):
+    """The cpu row with the references of all fused ops."""
+    row = modes.MODES["cpu", "fp32"]
+    fused = {name: host(function) for name, function in (REFERENCES | conv_evonorm.REFERENCES).items()}
+    monkeypatch.setitem(modes.MODES, ("cpu", "fp32"), replace(row, parts=(("cpu", row.parts[0][1] | fused),)))
+
+
+def test_the_classifier_fuses():
+    made = [type(layer) for _, layer in fuse(named(mnist_cnn()), ROW.ops)]
+    assert [made.count(kind) for kind in (ConvEvoNorm, LinearReLU, Conv2d)] == [2, 1, 0]
+    made = [type(layer) for _, layer in fuse(named(mnist_cnn(norm="b0")), ROW.ops)]
+    assert [made.count(kind) for kind in (ConvEvoNorm, EvoNormB0, Conv2d)] == [2, 0, 0]
+    assert type(fuse(named([Conv2d(1, 8, 3, bias=False), EvoNormS0(8, 4)]), ROW.ops)[0][1]) is Conv2d
+
+
+@pytest.mark.parametrize("norm", ["s0", "b0"])
+def test_fused_and_plain_classifiers_agree(norm, fusing_cpu, rng):
+    x, labels = rng.standard_normal((3, 1, 8, 8)).astype(np.float32), np.array([1, 7, 2], np.int32)
+    plain, fused = (Net(mnist_cnn(1, 8, 8, norm=norm), (1, 8, 8), mode="cpu", init="he", fusing=fusing) for fusing in (False, True))
+    assert f"conv_evonorm_{norm}_fprop" in {step.op for step in fused.record_gradients(3).steps}
+    (loss, grads), (fused_loss, fused_grads) = plain.gradients(x, labels), fused.gradients(x, labels)
+    # The same float32 operations, but for the order in which BLAS adds at most 288 terms, in 8 layers.
+    limit = 8 * 4 * 2.0**-23 * 17
+    assert fused_loss == pytest.approx(loss, rel=limit)
+    assert fused_grads.keys() == grads.keys()
+    for name, grad in grads.items():
+        assert np.linalg.norm(fused_grads[name] - grad) <= limit * np.linalg.norm(grad), name
+    images = rng.integers(0, 256, (3, 1, 8, 8)).astype(np.uint8)
+    assert f"conv_evonorm_{norm}_infer" in {step.op for step in fused.record_predict(3).steps}
+    np.testing.assert_allclose(fused.predict(images), plain.predict(images), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("norm", [lambda: EvoNormS0(8, 4), lambda: EvoNormB0(8)])
+def test_inference_has_half_the_intermediate_images_and_training_keeps_the_convolutions(norm, fusing_cpu):
+    layers = [Conv2d(3, 8, 3, pad=1), norm(), Conv2d(8, 8, 3, pad=1), norm(), Flatten(), Linear(8 * 6 * 6, 4), SoftmaxCrossEntropy()]
+    plain, fused = (Net(layers, (3, 6, 6), mode="cpu", fusing=fusing) for fusing in (False, True))
+
+    def made(tape):
+        return {buf.name: buf.nbytes for step in tape.steps for buf in step.outs if buf.shape == (2, 8, 6, 6)}
+
+    assert sum(made(plain.record_predict(2)).values()) == 2 * sum(made(fused.record_predict(2)).values()) == 4 * 2 * 8 * 6 * 6 * 4
+    # The norm's gradient reads what the convolution made, and the next layer's weight gradient what the norm made: both stay, fused or not.
+    kept = {name for name in made(fused.record_gradients(2)) if name.endswith(".y")}
+    assert len(kept) == 4
+    assert kept == {name for name in made(plain.record_gradients(2)) if name.endswith(".y")}

@@ -1,0 +1,166 @@
+"""Gather: Philox against its published vectors, batches against a loop over images, kernels against the reference."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from compiled import assert_lean, on_every_arch
+
+from nbcnn.check.one_op import Bound, run_op
+from nbcnn.gpu import device
+from nbcnn.gpu.device import Host
+from nbcnn.ops.images import gather
+from nbcnn.ops.kernel.call import host
+from nbcnn.ops.update.advance import EPOCH, POSITION, SEED
+
+# (counter, key, output) of philox4x32-10 in tests/kat_vectors of Random123 1.14, https://github.com/DEShawResearch/random123
+KNOWN_ANSWERS = [
+    ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+    ((0xFFFFFFFF,) * 4, (0xFFFFFFFF,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+    (
+        (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+        (0xA4093822, 0x299F31D0),
+        (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
+    ),
+]
+
+
+@device.jit()
+def philox_kernel(inputs, words):
+    """words = Philox4x32-10 of inputs (4 counter words, 2 key words), one thread."""
+    a, b, c, d = gather.philox_words(inputs[0], inputs[1], inputs[2], inputs[3], inputs[4], inputs[5])
+    words[0], words[1], words[2], words[3] = a, b, c, d
+
+
+@pytest.fixture(params=["reference", "NCHW kernel", "NHWC kernel"])
+def run(request):
+    """run(op, ins, outs): the outputs of the reference, or of the kernel in one of the layouts of a GPU row."""
+
+    def with_impl(op, ins, outs, **options):
+        if request.param == "reference":
+            return run_op(host(getattr(gather, op)), op, ins, outs, place=Host(), **options)
+        impl = {"gather": gather.IMPL, "gather_labels": gather.LABELS}[op]
+        layout = request.param.split()[0]
+        return run_op(impl, op, ins, outs, place=request.getfixturevalue("place"), layout=layout, **options)
+
+    return with_impl
+
+
+def state_at(position=0, epoch=0, seed=0):
+    state = np.zeros(8, np.int64)
+    state[[POSITION, EPOCH, SEED]] = position, epoch, seed
+    return state
+
+
+def data(rng, count, shape):
+    images = rng.integers(0, 256, (count, *shape), dtype=np.uint8)
+    return images, rng.permutation(count).astype(np.int32)
+
+
+@pytest.mark.parametrize(("counter", "key", "expected"), KNOWN_ANSWERS)
+def test_philox_gives_the_published_answers(counter, key, expected):
+    assert tuple(int(word) for word in gather.philox4x32(counter, key)) == expected
+
+
+@pytest.mark.parametrize(("counter", "key", "expected"), KNOWN_ANSWERS)
+def test_philox_gives_the_published_answers_in_a_kernel(place, counter, key, expected):
+    inputs, words = place.empty(6, "uint32"), place.empty(4, "uint32")
+    place.upload(inputs, np.array([*counter, *key], np.uint32))
+    philox_kernel[1, 1, place.stream](inputs, words)
+    assert tuple(int(word) for word in place.download(words)) == expected
+
+
+def test_philox_of_arrays_is_philox_of_their_elements():
+    first, second = np.arange(7, dtype=np.uint32)[:, None], np.arange(3, dtype=np.uint32)
+    words = gather.philox4x32((first, second, 5, 6), (7, 8))
+    assert all(word.shape == (7, 3) and word.dtype == np.uint32 for word in words)
+    assert [int(word[4, 2]) for word in words] == [int(word) for word in gather.philox4x32((4, 2, 5, 6), (7, 8))]
+
+
+@pytest.mark.parametrize(("seed", "key"), [(1, (1, 0)), (5 << 32 | 3, (3, 5)), (-1, (0xFFFFFFFF, 0xFFFFFFFF)), (-(1 << 63), (0, 0x80000000))])
+def test_key_is_the_two_words_of_the_seed(seed, key):
+    assert gather.key_of(seed) == key
+
+
+# Volumes that four divides and one that it does not; 1,200 elements are more than one block's.
+@pytest.mark.parametrize("shape", [(3, 4, 4), (3, 3, 5), (1, 30, 40), (4, 1, 1)])
+def test_batch_holds_the_ordered_images_over_255(run, rng, shape):
+    images, order = data(rng, 6, shape)
+    (x,) = run("gather", [images, order, state_at(position=2)], [((3, *shape), "float32")])
+    for i in range(3):
+        np.testing.assert_array_equal(x[i], images[order[2 + i]].astype(np.float32) * np.float32(1 / 255))
+
+
+@pytest.mark.parametrize("shape", [(3, 4, 4), (3, 3, 5)])
+def test_flip_mirrors_the_images_whose_coin_is_set(run, rng, shape):
+    images, order = data(rng, 9, shape)
+    seed, epoch = (0x1234 << 32) + 99, 3
+    (x,) = run(
+        "gather",
+        [images, order, state_at(position=1, epoch=epoch, seed=seed)],
+        [((8, *shape), "float32")],
+        attrs={"flip": True},
+    )
+    coins = [int(gather.philox4x32((int(index), epoch, 0, 0), (99, 0x1234))[0]) & 1 for index in order[1:9]]
+    assert set(coins) == {0, 1}
+    for got, index, coin in zip(x, order[1:9], coins, strict=True):
+        plain = images[index].astype(np.float32) * np.float32(1 / 255)
+        np.testing.assert_array_equal(got, plain[:, :, ::-1] if coin else plain)
+
+
+def test_255_becomes_exactly_1(run):
+    images = np.full((1, 1, 2, 2), 255, np.uint8)
+    (x,) = run("gather", [images, np.zeros(1, np.int32), state_at()], [((1, 1, 2, 2), "float32")])
+    np.testing.assert_array_equal(x, 1)
+
+
+def test_coins_are_fair_and_change_with_the_epoch_and_the_seed():
+    index = np.arange(10_000, dtype=np.int32)
+    coins = gather.mirrored(index, state_at(epoch=0, seed=1))
+    # Five standard deviations of a fair coin are 250 of 10,000; for agreement of independent coins likewise.
+    assert abs(int(coins.sum()) - 5000) < 250
+    for other in (state_at(epoch=1, seed=1), state_at(epoch=0, seed=2)):
+        assert abs(int((coins == gather.mirrored(index, other)).sum()) - 5000) < 250
+
+
+def test_coin_of_an_image_does_not_depend_on_its_place_in_the_order(rng):
+    index = rng.permutation(100).astype(np.int32)
+    np.testing.assert_array_equal(gather.mirrored(index, state_at(seed=4)), gather.mirrored(np.arange(100), state_at(seed=4))[index])
+
+
+def test_data_set_is_left_as_it_was(run, rng):
+    images, order = data(rng, 5, (1, 2, 4))
+    before = images.copy()
+    run("gather", [images, order, state_at()], [((5, 1, 2, 4), "float32")], attrs={"flip": True})
+    np.testing.assert_array_equal(images, before)
+
+
+def test_labels_follow_the_same_order(run, rng):
+    labels = rng.integers(0, 10, 300).astype(np.int32)
+    order = rng.permutation(300).astype(np.int32)
+    (y,) = run("gather_labels", [labels, order, state_at(position=20)], [((270,), "int32")])
+    np.testing.assert_array_equal(y, labels[order[20:290]])
+
+
+def test_real_batch_equals_the_reference_bit_for_bit(gpu, rng):
+    images, order = data(rng, 2048, (3, 32, 32))
+    state = state_at(position=512, epoch=7, seed=11)
+    expected = np.empty((1024, 3, 32, 32), np.float32)
+    gather.gather(images, order, state, expected, flip=True)
+    for layout in ("NCHW", "NHWC"):
+        outs = [((1024, 3, 32, 32), "float32")]
+        (x,) = run_op(gather.IMPL, "gather", [images, order, state], outs, place=gpu, attrs={"flip": True}, layout=layout)
+        np.testing.assert_array_equal(x, expected)
+
+
+@on_every_arch
+@pytest.mark.parametrize("shape", [(3, 4, 4), (3, 3, 3)])
+def test_gather_kernels_compile_without_a_stack_frame(rng, arch, shape):
+    images, order = data(rng, 2, shape)
+    launches = Bound(gather.LABELS, "gather_labels", [order, order, state_at()], [((2,), "int32")], place=Host()).launches
+    for layout in ("NCHW", "NHWC"):
+        for flip in (False, True):
+            options = {"layout": layout, "attrs": {"flip": flip}, "place": Host()}
+            launches += Bound(gather.IMPL, "gather", [images, order, state_at()], [((2, *shape), "float32")], **options).launches
+    for launch in launches:
+        assert_lean(launch, arch, registers=32)

@@ -1,0 +1,200 @@
+"""What an S4ConvD block is made of besides its depthwise convolution: references against definitions, kernels against references."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from compiled import assert_lean, on_every_arch
+from counted import counted
+
+from nbcnn.check import gradcheck
+from nbcnn.check.cases import mean_cases
+from nbcnn.check.one_op import Bound, Unsupported, run_op
+from nbcnn.check.static import compile_launch
+from nbcnn.gpu import device
+from nbcnn.gpu.device import Host
+from nbcnn.modes import MODES
+from nbcnn.ops.activations import gelu, glu
+from nbcnn.ops.conv.simt import im2col
+from nbcnn.ops.kernel.call import Call, Impl
+from nbcnn.ops.losses import rmsle
+from nbcnn.ops.series import gather_windows, last, pwconv1d, s4kernel
+
+OURS = ("pwconv1d", "s4kernel", "gelu", "glu", "last", "rmsle", "gather_windows")
+CASES = [case for case in mean_cases() if case.op.startswith(OURS)]
+SMALL = ("1×1×1 to 1", "2×3×5 to 7", "2×3×5 to 7 bias")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_erfc_is_right_to_a_few_roundings(dtype):
+    x = np.linspace(-9, 7, 4001).astype(dtype)
+    exact = np.array([math.erfc(float(each)) for each in x])
+    # exp(−x²) carries the rounding of x², up to 49, and in float64 P carries that of the x² and the logarithm that it was made of.
+    assert np.abs(gelu.erfc(x) / exact - 1).max() <= 3 * 49 / 2 * np.finfo(dtype).eps
+
+
+def test_the_kernel_is_the_sum_of_its_states(rng):
+    params = [rng.standard_normal(shape).astype(np.float32) for shape in ((2,), (2, 3), (2, 3), (2, 3), (2, 3))]
+    k = np.empty((2, 9))
+    s4kernel.s4kernel_fprop(*params, k)
+    for c in range(2):
+        for t in range(9):
+            total = 0.0
+            for s in range(3):
+                log_dt, a_re, a_im, c_re, c_im = (complex(p[c] if p.ndim == 1 else p[c, s]) for p in params)
+                dt, a = math.exp(log_dt.real), -math.exp(a_re.real) + 1j * a_im
+                discrete = np.exp(a * dt)
+                total += 2 * ((c_re + 1j * c_im) * (discrete - 1) / a * discrete**t).real
+            assert k[c, t] == pytest.approx(total, rel=1e-12)
+
+
+def test_a_slow_state_keeps_its_digits():
+    """Beside |z| = 1e-3 the series and the difference agree."""
+    for size in (0.999e-3, 1.001e-3):
+        params = [np.log([size / math.hypot(0.5, 3)]), np.log([[0.5]]), np.array([[3.0]]), np.array([[1.0]]), np.array([[-2.0]])]
+        _, a, _, z, beta = s4kernel._states(*params)
+        exact = (z + z**2 / 2 + z**3 / 6 + z**4 / 24 + z**5 / 120) / a
+        assert abs(beta[0, 0] / exact[0, 0] - 1) < 1e-9
+
+
+def test_rmsle_of_a_perfect_prediction_has_no_gradient():
+    y = np.array([[1.0], [2.0]], np.float32)
+    case = [y, 2 * y]
+    row = MODES["cpu", "fp32"]
+    (loss,) = run_op(next(row.chain("rmsle_fprop"))[1], "rmsle_fprop", case, [((), "float64")], place=Host(), attrs={"unit": 2.0})
+    (dy,) = run_op(next(row.chain("rmsle_dgrad"))[1], "rmsle_dgrad", [*case, loss], [(y.shape, "float32")], place=Host(), attrs={"unit": 2.0})
+    assert loss == 0
+    np.testing.assert_array_equal(dy, np.zeros_like(y))
+
+
+def test_a_prediction_that_is_nan_makes_the_loss_nan(place):
+    y, target = np.array([[1.0], [np.nan]], np.float32), np.ones((2, 1), np.float32)
+    (loss,) = run_op(rmsle.FPROP, "rmsle_fprop", [y, target], [((), "float64")], place=place, attrs={"unit": 1.0})
+    assert np.isnan(loss)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.op} {case.label}")
+def test_kernels_are_within_their_bounds(case, place):
+    if device.SIMULATOR and "conv" in case.op and case.label not in SMALL:
+        pytest.skip("a thread of the simulator is a Python thread")
+    keys = [("naive", "fp32"), ("im2col", "fp32")] if device.SIMULATOR else [key for key, row in MODES.items() if row.place == "gpu"]
+    for key in keys:
+        ran = []
+        for part, impl in gradcheck.runnable(MODES[key], case.op, place):
+            try:
+                error = gradcheck.parity(MODES[key], impl, case, place)
+            except Unsupported:  # an engine for whole tiles; the row has another for every shape
+                continue
+            assert error <= gradcheck.bound(case, key[1]), (key, part)
+            ran.append(part)
+        assert ran, key
+
+
+@pytest.mark.parametrize("mode", ["naive", "im2col"])
+def test_every_backward_fits_its_forward(mode, place):
+    if device.SIMULATOR and mode == "im2col":
+        pytest.skip("its own kernels, the best depthwise ones, are compared with the reference in test_dwconv1d.py; the others are naive's")
+    cases = [c for c in CASES if not (device.SIMULATOR and "conv" in c.op and c.label not in SMALL)]
+    findings = [f for f in gradcheck.check_row(MODES[mode, "fp32"], place, cases) if f.check.startswith("dot")]
+    assert len(findings) >= 15
+    assert [str(f) for f in findings if not f.ok] == []
+
+
+def test_large_angles_keep_their_digits(place, rng):
+    """S4D-Lin's fastest state turns 470 radians in 48 hours; the bound is that of a few roundings all the same."""
+    states = 8 if device.SIMULATOR else 32
+    params = [np.array([np.log(0.1)]), np.full((1, states), np.log(0.5)), np.pi * np.arange(32 - states, 32.0)[None]]
+    params = [p.astype(np.float32) for p in (*params, *rng.standard_normal((2, 1, states)))]
+    want, dk = np.empty((1, 48)), rng.standard_normal((1, 48)).astype(np.float32)
+    s4kernel.s4kernel_fprop(*params, want)
+    (k,) = run_op(s4kernel.FPROP, "s4kernel_fprop", params, [((1, 48), "float32")], place=place)
+    assert gradcheck.relative_error(k, want) <= 2**-23
+    wants = [np.empty(p.shape) for p in params]
+    s4kernel.s4kernel_dgrad(dk, *params, *wants)
+    got = run_op(s4kernel.DGRAD, "s4kernel_dgrad", [dk, *params], [(p.shape, "float32") for p in params], place=place)
+    assert max(map(gradcheck.relative_error, got, wants)) <= 2**-23
+
+
+@pytest.mark.parametrize(
+    "op", ["s4kernel_fprop", "s4kernel_dgrad", "glu_fprop", "glu_dgrad", "last_fprop", "last_dgrad", "rmsle_fprop", "gelu_dgrad"]
+)
+def test_counts_are_those_of_the_kernels(op, place, monkeypatch):
+    if not device.SIMULATOR:
+        pytest.skip("a GPU does not say what its threads load; NUMBA_ENABLE_CUDASIM=1 does")
+    impl = next(impl for _, impl in MODES["naive", "fp32"].chain(op))
+    case = [case for case in CASES if case.op == op][1]
+    bound = Bound(impl, op, case.ins, case.outs, place=place, attrs=case.attrs)
+    for launch, count in zip(bound.launches, impl.traffic(bound.call), strict=True):
+        with monkeypatch.context() as patch:
+            assert counted(launch, patch) == count, launch.name
+
+
+def test_a_window_counts_its_rows_and_its_target():
+    shapes = ((600,), (200,), (50,), (50,), (8,)), ((7, 3, 48), (7,))
+    (moved,) = gather_windows.IMPL.traffic(Call("gather_windows", (), (), *shapes))
+    assert (moved.read, moved.write) == (4 * (7 * 3 * 48 + 7), 4 * (7 * 3 * 48 + 7))
+
+
+@pytest.mark.parametrize(("path", "shapes"), [("fprop", (((5, 8, 16), (12, 8)), ((5, 12, 16),))), ("wgrad", (((5, 8, 16), (5, 12, 16)), ((12, 8),)))])
+def test_a_turned_convolution_counts_its_transposes(path, shapes):
+    call, op = Call(f"pwconv1d_{path}", (), (), *shapes), f"conv_{path}"
+    impl, engine = pwconv1d.turned(im2col.OPS)[call.op], im2col.OPS[op]
+    call = replace(call, tile=impl.tile(call, 132))
+    made, bare = impl.traffic(call), engine.traffic(pwconv1d.as_convolution(call, "NHWC"))
+    assert len(made) == len(bare) + 2
+    series = [size for shape in (*shapes[0], *shapes[1]) if len(shape) == 3 for size in [4 * 5 * shape[1] * 16]]
+    assert [one.write for one in (*made[: len(made) - len(bare) - (path == "fprop")], *made[len(made) - (path == "fprop") :])] == series
+    assert sum(one.logical for one in made) >= sum(one.logical for one in bare) + 2 * sum(series)
+
+
+def test_scratch_of_a_turned_convolution_holds_both_series_aligned():
+    call = Call("pwconv1d_fprop", (), (), ((2, 3, 5), (7, 3)), ((2, 7, 5),))
+    impl = pwconv1d.turned(im2col.OPS)["pwconv1d_fprop"]
+    places = pwconv1d._places(call)
+    assert [(side, operand, first) for side, operand, first, _ in places] == [("in", 0, 0), ("out", 0, 256), ("", 0, 768)]
+    call = replace(call, tile=impl.tile(call, 132))
+    assert impl.scratch(call) == 768 + im2col.OPS["conv_fprop"].scratch(pwconv1d.as_convolution(call, "NHWC"))
+
+
+def _launches(op, impl, kind="float32"):
+    """The launches of the first case of `op`, bound to empty NumPy arrays."""
+    case = next(c for c in CASES if c.op == op)
+    shapes = [tuple(a.shape for a in case.ins), tuple(shape for shape, _ in case.outs)]
+    ins = tuple(np.empty(a.size, a.dtype) for a in case.ins)
+    outs = tuple(np.empty(max(1, math.prod(shape)), dtype) for shape, dtype in case.outs)
+    bare = Call(op, ins, outs, *shapes, case.attrs, scratch=None)
+    scratch = np.empty(impl.scratch(bare), np.uint8) if impl.scratch(bare) else None
+    return impl.bind(Call(op, ins, outs, *shapes, case.attrs, scratch=scratch))
+
+
+LEAN = {
+    "gelu_fprop": Impl(gelu.bind_fprop),
+    "gelu_dgrad": Impl(gelu.bind_dgrad),
+    "glu_fprop": Impl(glu.bind_fprop),
+    "glu_dgrad": Impl(glu.bind_dgrad),
+    "last_fprop": Impl(last.bind_fprop),
+    "last_dgrad": Impl(last.bind_dgrad),
+    "rmsle_fprop": rmsle.FPROP,
+    "rmsle_dgrad": rmsle.DGRAD,
+    "gather_windows": gather_windows.IMPL,
+}
+
+
+@on_every_arch
+@pytest.mark.parametrize("op", LEAN)
+def test_kernels_are_lean(op, arch):
+    for launch in _launches(op, LEAN[op]):
+        assert_lean(launch, arch)
+
+
+@on_every_arch
+@pytest.mark.parametrize(("op", "impl"), [("s4kernel_fprop", s4kernel.FPROP), ("s4kernel_dgrad", s4kernel.DGRAD)])
+def test_the_state_space_kernels_compile(op, impl, arch):
+    for launch in _launches(op, impl):
+        report = compile_launch(launch, arch)
+        # Sines of angles beyond 1e5, which no state reaches, are reduced in a frame of 40 bytes by CUDA's library.
+        assert report.frame_bytes <= 48
+        assert report.registers <= 128

@@ -1,0 +1,330 @@
+"""Several ranks: who they are, how they meet, what each computes, and that together they compute what one does."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+
+import numpy as np
+import pytest
+from teams import ranks, together
+
+from nbcnn.nn.layers import MSE, Conv2d, ReLU
+from nbcnn.nn.norms import EvoNormB0
+from nbcnn.nn.optim import SGD
+from nbcnn.nn.series_layers import RMSLE
+from nbcnn.ops.update.advance import SEED
+from nbcnn.plan.bounds import parity_bound
+from nbcnn.ranks.environment import LaunchError, Rank, first_node, from_environment, visible_device
+from nbcnn.ranks.sockets import HELLO, RankLost, Star
+from nbcnn.ranks.team import ALONE, TeamError, join, share
+from nbcnn.run.net import Net, UsageError
+from nbcnn.run.session import TrainingSession
+
+TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "gpu01", "MASTER_PORT": "29400"}
+OPEN_MPI = {f"OMPI_COMM_WORLD_{name}": value for name, value in {"RANK": "1", "SIZE": "2", "LOCAL_RANK": "1", "LOCAL_SIZE": "2"}.items()}
+SLURM = {"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "1", "SLURM_STEP_NODELIST": "gpu[07-08]", "SLURM_JOB_ID": "123"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        (TORCHRUN, Rank(3, 8, 1, "gpu01", 29401)),
+        (TORCHRUN | {"NBCNN_PORT": "7000", "NBCNN_TIMEOUT": "30", "NBCNN_JOB": "x"}, Rank(3, 8, 1, "gpu01", 7000, "x", 30.0)),
+        (OPEN_MPI, Rank(1, 2, 1, "127.0.0.1", 29501)),
+        (OPEN_MPI | {"OMPI_COMM_WORLD_SIZE": "4", "MASTER_ADDR": "a"}, Rank(1, 4, 1, "a", 29501)),
+        (SLURM, Rank(5, 8, 1, "gpu07", 29747)),
+        ({**SLURM, "SLURM_STEP_NODELIST": "", "SLURM_NODELIST": "node[01-04]"}, Rank(5, 8, 1, "node01", 29747)),
+        (SLURM | TORCHRUN, Rank(3, 8, 1, "gpu01", 29401)),
+        (TORCHRUN | {"RANK": "0", "WORLD_SIZE": "1"}, None),
+        # In a batch script, outside of srun, a plain python is a process of its own.
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "1"}, None),
+        ({}, None),
+    ],
+)
+def test_the_launchers_say_which_rank_this_is(variables, expected):
+    assert from_environment(variables) == expected
+
+
+@pytest.mark.parametrize(
+    ("variables", "says"),
+    [
+        ({name: value for name, value in TORCHRUN.items() if name != "LOCAL_RANK"}, "LOCAL_RANK is not set"),
+        (TORCHRUN | {"WORLD_SIZE": "many"}, "WORLD_SIZE is 'many'"),
+        (TORCHRUN | {"RANK": "8"}, "rank 8 of 8"),
+        (OPEN_MPI | {"OMPI_COMM_WORLD_SIZE": "4"}, "MASTER_ADDR is not set"),
+        (TORCHRUN | {"MASTER_PORT": "65535"}, "NBCNN_PORT"),
+    ],
+)
+def test_a_launcher_that_says_too_little_is_a_usage_error(variables, says):
+    with pytest.raises(LaunchError, match=says) as raised:
+        from_environment(variables)
+    assert raised.value.exit_code == 2
+
+
+def test_the_first_node_of_slurms_list():
+    assert [first_node(text) for text in ("gpu[03-05,9],login", "node[01-04]", "a,b", "n1", "rack[1-2]-gpu", "")] == [
+        *("gpu03", "node01", "a", "n1", "rack1-gpu", "")
+    ]
+    assert [first_node(text) for text in ("rack[1-2]node[0,4-7],rack3node1", "a1,gpu[7]")] == ["rack1node0", "a1"]
+
+
+def test_each_rank_sees_one_gpu():
+    me = from_environment(TORCHRUN)
+    assert visible_device(me, {}) == "1"
+    assert visible_device(me, {"CUDA_VISIBLE_DEVICES": "4,5,6"}) == "5"
+    assert visible_device(me, {"CUDA_VISIBLE_DEVICES": "7"}) == "7"
+    assert visible_device(me, {"CUDA_VISIBLE_DEVICES": ""}) == ""
+    with pytest.raises(LaunchError, match="shows 2 GPUs"):
+        visible_device(Rank(2, 3, 2, "a", 1), {"CUDA_VISIBLE_DEVICES": "0,1"})
+
+
+@pytest.mark.parametrize(("batch", "size"), [(8, 2), (7, 3), (2, 4), (1, 1), (50_000, 6)])
+def test_shares_are_all_of_a_batch_once(batch, size):
+    shares = [share(batch, rank, size) for rank in range(size)]
+    assert [image for one in shares for image in range(one.first, one.first + one.count)] == list(range(batch))
+    assert sum(one.weight for one in shares) == pytest.approx(1)
+    assert max(one.count for one in shares) - min(one.count for one in shares) <= 1
+    assert all(one.images >= 1 for one in shares)
+
+
+def test_the_ranks_talk():
+    def work(team):
+        team.agree("flags", b"same")
+        with team.first_on_machine():
+            first = time.perf_counter()
+        told = team.told(b"from 0" if team.leads else b"ignored")
+        return (
+            *(team.sum(np.array([1.0, team.rank])).tolist(), told, team.gathered(bytes([team.rank])), team.least(5.0 - team.rank)),
+            *(team.beside, list(team.mine(5)), first),
+        )
+
+    found = together(3, work)
+    assert [one[:6] for one in found] == [
+        ([3.0, 3.0], b"from 0", [b"\0", b"\1", b"\2"] if not rank else [], 3.0, 3, list(range(rank, 5, 3))) for rank in range(3)
+    ]
+    assert found[0][6] < min(found[1][6], found[2][6])
+
+
+def test_ranks_that_differ_are_told_in_what():
+    found = together(3, lambda team: team.agree("data", b"other" if team.rank == 2 else b"same"))
+    assert all(isinstance(error, TeamError) for error in found)
+    assert {str(error) for error in found} == {
+        "rank 2 differs from rank 0 in its data: every rank must see the same program, flags, data and kind of GPU"
+    }
+
+
+def test_a_missing_rank_is_named():
+    me = ranks(3, timeout=0.5)
+    with pytest.raises(RankLost, match=r"after 0 s ranks 1, 2 of 3 are missing") as raised:
+        Star(me[0])
+    assert raised.value.exit_code == 1
+    with pytest.raises(RankLost, match=rf"rank 1 could not reach rank 0 at 127.0.0.1 port {me[0].port}"):
+        Star(me[1])
+
+
+def test_a_port_that_is_taken_is_said():
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match=r"rank 0 cannot listen at port \d+ .* set NBCNN_PORT"):
+        Star(ranks(2, port=taken.getsockname()[1])[0])
+
+
+def test_strangers_and_other_jobs_do_not_join():
+    me, other = ranks(2), Rank(1, 2, 1, "127.0.0.1", 0, "another job", 20.0)
+    met = []
+    leader = threading.Thread(target=lambda: met.append(Star(me[0])))
+    leader.start()
+    stranger = None
+    while stranger is None:
+        try:
+            stranger = socket.create_connection(("127.0.0.1", me[0].port))
+        except OSError:
+            time.sleep(0.01)
+    stranger.sendall(b"GET / HTTP/1.1\r\n".ljust(HELLO.size))
+    assert stranger.recv(1) == b""
+    with pytest.raises(RankLost, match="turned rank 1 away"):
+        Star(Rank(1, 2, 1, "127.0.0.1", me[0].port, other.job, 20.0))
+    mine = Star(me[1])
+    leader.join(20)
+    for star in (mine, *met):
+        star.leave(0)
+
+
+def test_the_others_learn_that_a_rank_failed_and_how():
+    failed = threading.Event()
+
+    def work(team):
+        if team.rank == 1:
+            team.leave(5)
+            failed.set()
+            return None
+        return team.sum(np.zeros(1))
+
+    found = together(3, work)
+    assert failed.is_set()
+    assert [type(error) for error in (found[0], found[2])] == [RankLost, RankLost]
+    assert [error.exit_code for error in (found[0], found[2])] == [5, 5]
+    assert "rank 1 of 3 failed with exit code 5" in str(found[2])
+
+
+def test_alone_there_is_nobody_to_wait_for():
+    assert join({}) is ALONE
+    assert ALONE.leads
+    assert ALONE.sum(np.ones(2)).tolist() == [1, 1]
+    assert ALONE.gathered(b"a") == [b"a"]
+    assert ALONE.places(5, 2).tolist() == list(range(5))
+    with pytest.raises(TeamError):
+        ALONE.all_reduce(np.zeros(1, np.float32), 1.0)
+
+
+LAYERS = [Conv2d(3, 4, pad=1), ReLU(), Conv2d(4, 3, pad=1), MSE()]
+IMAGES = np.random.default_rng(1).integers(0, 256, (11, 3, 6, 6), dtype=np.uint8)
+
+
+def session(team=ALONE, batch=6, images=IMAGES, **options):
+    net = Net(LAYERS, (3, 6, 6), mode="cpu", seed=2, **options)
+    rates = np.full(20, 0.1, np.float32)
+    return TrainingSession(net, images, optimizer=SGD(), learning_rates=rates, batch=batch, seed=3, flip=True, test_images=images[:5], team=team)
+
+
+def trained(team, steps=4, state=None, **options):
+    """(state, status, test loss) after some training steps, from the beginning or from `state`."""
+    made = session(team, **options)
+    epoch = 0
+    if state is not None:
+        made.load_state(state)
+        epoch = made.status().epoch
+    for _ in range(steps):
+        if not made.steps_left:
+            epoch += 1
+            made.begin_epoch(epoch)
+        made.step()
+    return made.state(), made.status(), made.evaluate()
+
+
+def assert_same_training(got, expected, steps):
+    """The sums of gradients, taken in another order, differ by their rounding; each of `steps` updates adds its own."""
+    bound = steps * parity_bound(6 * 36 * 36, "fp32")
+    for name, tensor in expected[0].items():
+        if tensor.dtype == np.int64:
+            assert np.array_equal(got[0][name], tensor), name
+        else:
+            assert np.linalg.norm(got[0][name] - tensor) <= bound * np.linalg.norm(tensor), name
+    assert got[1].loss_mean == pytest.approx(expected[1].loss_mean, rel=bound)
+    assert got[1].last_loss == pytest.approx(expected[1].last_loss, rel=bound)
+    assert got[2] == pytest.approx(expected[2], rel=bound)
+
+
+# Of the last batch of 5 images three ranks compute 1, 2 and 2; of the test set's one image, with batch 6 and 6 ranks, five compute nothing.
+@pytest.mark.parametrize("size", [2, 3, 6])
+def test_any_number_of_ranks_trains_as_one_does(size):
+    alone = trained(ALONE)
+    found = together(size, trained)
+    for one in found:
+        assert not isinstance(one, Exception), one
+        assert_same_training(one, alone, steps=4)
+        # Every rank holds the same bits.
+        assert all(np.array_equal(one[0][name], tensor) for name, tensor in found[0][0].items())
+
+
+def test_a_batch_smaller_than_the_number_of_ranks_counts_each_image_once():
+    images = IMAGES[:7]
+    alone = trained(ALONE, steps=2, images=images)  # of 7 images in batches of 6 the second step has one
+    for one in together(3, lambda team: trained(team, steps=2, images=images)):
+        assert_same_training(one, alone, steps=2)
+        assert one[1].position == 7
+
+
+def test_training_goes_on_with_another_number_of_ranks():
+    whole = trained(ALONE, steps=5)
+    half = together(2, lambda team: trained(team, steps=3))[0][0]
+    assert half["step_state"][SEED] == 3
+    for later in (trained(ALONE, 2, half), *together(3, lambda team: trained(team, 2, half))):
+        assert_same_training(later, whole, steps=5)
+
+
+def test_running_statistics_are_saved_as_the_mean_of_the_ranks():
+    def work(team):
+        net = Net([Conv2d(3, 4, pad=1), EvoNormB0(4), Conv2d(4, 3, pad=1), MSE()], (3, 6, 6), mode="cpu", seed=2)
+        made = TrainingSession(net, IMAGES, optimizer=SGD(), learning_rates=np.full(2, 0.1, np.float32), batch=6, team=team)
+        made.begin_epoch(0)
+        made.step()
+        own = net.params.as_dict()["evonorm1.running"]
+        return own, made.state()["param.evonorm1.running"], net.params.as_dict()["evonorm1.running"]
+
+    found = together(2, work)
+    mean = np.mean([own for own, _, _ in found], 0, dtype=np.float64).astype(np.float32)
+    assert not np.array_equal(found[0][0], found[1][0])
+    for _, saved, kept in found:
+        np.testing.assert_array_equal(saved, mean)
+        np.testing.assert_array_equal(kept, mean)
+
+
+def normed(team, sync_stats=True, images=IMAGES):
+    """(state of training and its gradients, loss) after two steps of a net with statistics of the batch."""
+    layers = [Conv2d(3, 4, pad=1), EvoNormB0(4), Conv2d(4, 3, pad=1), MSE()]
+    net, rates = Net(layers, (3, 6, 6), mode="cpu", seed=2), np.full(4, 0.1, np.float32)
+    made = TrainingSession(net, images, optimizer=SGD(), learning_rates=rates, batch=6, seed=3, flip=True, team=team, sync_stats=sync_stats)
+    made.step()
+    first = net.params.grads.copy()
+    made.step()
+    return made.state() | {"first gradients": first}, made.status().last_loss
+
+
+# Of the second batch of 5 images three ranks take 1, 2 and 2; of one image, only the last of three takes any.
+@pytest.mark.parametrize(("size", "images"), [(2, 11), (3, 11), (3, 7)])
+def test_statistics_of_all_ranks_are_those_of_the_whole_batch(size, images):
+    images = IMAGES[:images]
+    alone, loss = normed(ALONE, images=images)
+    # Two steps of three layers forward and back, each of sums over at most 6·36 pixels.
+    bound = 2 * 6 * parity_bound(6 * 36, "fp32")
+    for state, last_loss in together(size, lambda team: normed(team, images=images)):
+        assert last_loss == pytest.approx(loss, rel=bound)
+        for name in (name for name in alone if alone[name].dtype == np.float32):
+            assert np.linalg.norm(state[name] - alone[name]) <= bound * np.linalg.norm(alone[name]), name
+    apart = together(size, lambda team: normed(team, sync_stats=False, images=images))[0][0]["first gradients"]
+    assert np.linalg.norm(apart - alone["first gradients"]) > 10 * bound * np.linalg.norm(apart)
+
+
+def test_a_net_without_statistics_of_the_batch_has_none_to_share():
+    with pytest.raises(UsageError, match="--sync-stats is for networks with statistics of a batch"):
+        TrainingSession(Net(LAYERS, (3, 6, 6), mode="cpu"), IMAGES, optimizer=SGD(), learning_rates=np.zeros(2, np.float32), batch=2, sync_stats=True)
+
+
+def test_a_batch_that_does_not_divide_is_refused_on_every_rank():
+    found = together(2, lambda team: session(team, batch=5))
+    assert all(isinstance(error, UsageError) for error in found)
+    assert {str(error) for error in found} == {"batch 5 does not divide among 2 ranks, of which each takes the same part: 4 or 6 would"}
+
+
+def test_a_loss_that_is_no_mean_over_the_batch_is_refused():
+    class Root(MSE):
+        of_batch = True
+
+    def work(team):
+        net = Net([*LAYERS[:-1], Root()], (3, 6, 6), mode="cpu")
+        return TrainingSession(net, IMAGES, optimizer=SGD(), learning_rates=np.zeros(2, np.float32), batch=2, team=team)
+
+    found = together(2, work)
+    assert all(isinstance(error, UsageError) and "the loss Root is no mean over the batch" in str(error) for error in found)
+    assert RMSLE.of_batch
+
+
+def test_other_first_weights_are_found_out():
+    def work(team):
+        net = Net(LAYERS, (3, 6, 6), mode="cpu", seed=team.rank)
+        return TrainingSession(net, IMAGES, optimizer=SGD(), learning_rates=np.zeros(2, np.float32), batch=2, team=team)
+
+    assert {str(error).split(":")[0] for error in together(2, work)} == {"rank 1 differs from rank 0 in its first weights"}
+
+
+def test_the_origin_of_a_nan_is_the_rank_that_had_it():
+    def work(team):
+        made = session(team)
+        if team.rank == 1:
+            weights = made.net.params.as_dict()
+            weights["conv2.weight"][0] = np.nan
+            made.net.params.load_dict(weights)
+        return made.first_nonfinite()
+
+    assert set(together(2, work)) == {"conv2.conv_fprop (conv2.y)"}

@@ -1,0 +1,102 @@
+"""DepthwiseConv1d in a net: every mode and every variant lands where NumPy does, and `--dwconv` chooses the variant."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from nbcnn.cli import flags, train_flags
+from nbcnn.gpu import device
+from nbcnn.modes import DWCONV, MODES, with_dwconv
+from nbcnn.nn.fuse import DepthwiseTogether, fuse
+from nbcnn.nn.layers import MSE, Residual, Swish
+from nbcnn.nn.series_layers import DepthwiseConv1d
+from nbcnn.plan.bounds import STORE, parity_bound
+from nbcnn.plan.graph import ShapeError, named
+from nbcnn.plan.storage import decode, encode
+from nbcnn.run.explain import conv_shape, step_flops
+from nbcnn.run.net import Net, UsageError, choose_mode
+
+SERIES = (3, 12)
+LAYERS = [DepthwiseConv1d(3, 5, "same", skip=True), Residual(Swish(), DepthwiseConv1d(3, 16, skip=True)), DepthwiseConv1d(3, 4), MSE()]
+CHOICES = [(mode, precision, variant) for (mode, precision), row in MODES.items() if row.place == "gpu" for variant in ("auto", *DWCONV)]
+if device.SIMULATOR:
+    CHOICES = [("im2col", "fp32", "auto"), ("naive", "fp32", "warp")]
+
+
+def gradients(x, **net):
+    return Net(LAYERS, SERIES, seed=3, **net).gradients(x)
+
+
+@pytest.mark.parametrize(("mode", "precision", "variant"), CHOICES)
+def test_every_variant_lands_where_numpy_does(mode, precision, variant, place, rng):
+    if mode == "tensorcore" and place.capability < (8, 0):
+        pytest.skip("tensorcore needs compute capability 8.0")
+    x = rng.standard_normal((3, *SERIES)).astype(np.float32)
+    x = decode(encode(x, STORE[precision]), STORE[precision])
+    wanted_loss, wanted = gradients(x, mode="cpu")
+    loss, got = gradients(x, mode=mode, precision=precision, dwconv=variant)
+    # Seven layers forward and back; no sum is longer than the 36 products of a weight gradient.
+    limit = 14 * parity_bound(36, precision)
+    assert loss == pytest.approx(wanted_loss, rel=limit)
+    for name, gradient in wanted.items():
+        assert np.linalg.norm(got[name] - gradient) <= limit * np.linalg.norm(gradient), name
+
+
+def test_numpy_gradients_by_differences(rng):
+    x, step = rng.standard_normal((2, *SERIES)).astype(np.float32), 1e-2
+    net = Net(LAYERS, SERIES, seed=3, mode="cpu")
+    _, found = net.gradients(x)
+    for name, at in (("dwconv1.weight", (1, 2)), ("dwconv1.skip", (2,)), ("dwconv2.weight", (0, 3))):
+        losses = []
+        for sign in (1, -1):
+            moved = net.params.as_dict()
+            moved[name][at] += sign * step
+            other = Net(LAYERS, SERIES, seed=3, mode="cpu")
+            other.params.load_dict(moved)
+            losses.append(other.gradients(x)[0])
+        assert found[name][at] == pytest.approx((losses[0] - losses[1]) / (2 * step), rel=2e-2, abs=2e-5)
+
+
+def test_both_gradients_are_one_op_where_the_row_has_it():
+    layers = named([DepthwiseConv1d(3, 96), DepthwiseConv1d(3, 97)])
+    ops = MODES["im2col", "fp32"].ops
+    assert [type(layer) for _, layer in fuse(layers, ops)] == [DepthwiseTogether, DepthwiseConv1d]
+    assert fuse(layers, MODES["naive", "fp32"].ops) == layers
+    assert fuse(layers, with_dwconv(MODES["im2col", "fp32"], "warp").ops) == layers
+    assert "dwconv1d_bwd" in with_dwconv(MODES["naive", "fp32"], "best").ops
+
+
+def test_an_overlay_comes_first_and_counts_as_the_mode():
+    for variant, ops in DWCONV.items():
+        row = with_dwconv(MODES["im2col", "fp32"], variant)
+        for op, impl in ops.items():
+            assert next(row.chain(op)) == (variant, impl)
+        assert variant in row.own
+
+
+def test_a_variant_is_refused_on_the_cpu():
+    with pytest.raises(UsageError, match="GPU"):
+        choose_mode("cpu", None, dwconv="warp")
+
+
+def test_the_flag_knows_every_variant():
+    assert tuple(DWCONV) == flags.DWCONV
+    assert train_flags.fill(train_flags.parse(["--dwconv", "shared"])).dwconv == "shared"
+    assert train_flags.fill(train_flags.parse([])).dwconv == "auto"
+
+
+def test_what_does_not_fit_is_refused():
+    with pytest.raises(ValueError, match="valid"):
+        DepthwiseConv1d(3, 4, "valid")
+    with pytest.raises(ShapeError, match="series"):
+        Net([DepthwiseConv1d(4, 3), MSE()], (3, 12), mode="cpu")
+
+
+def test_flops_count_the_taps_that_meet_the_series():
+    net = Net([DepthwiseConv1d(3, 16), DepthwiseConv1d(3, 4, "same"), MSE()], SERIES, mode="cpu")
+    steps = [step for step in net.record_gradients(2).steps if step.op.startswith("dwconv1d")]
+    assert [conv_shape(step) for step in steps] == [None] * len(steps)
+    # Causal: 1 + 2 + … + 12 products a row of 12; same with four taps: offsets −2, −1, 0, 1.
+    causal, same = 2 * 6 * 78, 2 * 6 * (10 + 11 + 12 + 11)
+    assert {step.scope: step_flops(step) for step in steps} == {"dwconv1": causal, "dwconv2": same}
