@@ -18,7 +18,8 @@ from nbcnn.ops.conv_norm.wgmma_form import FILTERS, GROUPS, MOMENTS, THREADS, Fo
 from nbcnn.ops.conv_norm.wgmma_kernel import conv_norm_kernel
 from nbcnn.ops.kernel import tensor_maps
 from nbcnn.ops.kernel.call import Call, Impl, Launch
-from nbcnn.ops.kernel.traffic import Traffic, ceil_div, size
+from nbcnn.ops.kernel.loops import ceil_div
+from nbcnn.ops.kernel.traffic import Traffic, size
 from nbcnn.ops.norms import traffic
 from nbcnn.plan.shapes import ConvShape, numel
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from nbcnn.gpu.language import cuda, f4, i4, i8, jit, u4
 from nbcnn.ops.activations.sigmoid import divide
-from nbcnn.ops.conv.thin.shape import unrolled
 from nbcnn.ops.conv.wgmma.tile import KINDS, WARPGROUP
 from nbcnn.ops.conv_norm.wgmma_form import FILTERS, Form
+from nbcnn.ops.kernel.loops import unrolled
 from nbcnn.ops.kernel.stored import vector_io
 from nbcnn.ops.kernel.tensor_maps import ROW_BYTES
 from nbcnn.ops.ptx.cvt import bf16_high, bf16_low, bf16x2, tf32, unknown

@@ -25,10 +25,10 @@ import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, i4, jit, types, u4
 from nbcnn.ops.activations.sigmoid import divide
-from nbcnn.ops.conv.thin.shape import unrolled
 from nbcnn.ops.conv.wgmma.tile import ALIGNMENT, KINDS, WARPGROUP
 from nbcnn.ops.conv_norm.wgmma_ends import channel_numbers, finish_tile, merge, merged_lanes, normaliser
 from nbcnn.ops.conv_norm.wgmma_form import FILTER_BYTES, FILTERS, GROUPS, MOMENTS, THREADS, Form
+from nbcnn.ops.kernel.loops import unrolled
 from nbcnn.ops.kernel.tensor_maps import ROW_BYTES
 from nbcnn.ops.ptx.asm import byte_address_global, byte_address_shared
 from nbcnn.ops.ptx.grid import receive, send

@@ -20,7 +20,8 @@ from nbcnn.ops.conv.winograd.engine import WinogradTile
 from nbcnn.ops.conv_norm.two_ops import by_end, convolution_of, group_of
 from nbcnn.ops.conv_norm.winograd_kernel import Slab, image_norm_kernel
 from nbcnn.ops.kernel.call import Call, Impl, Launch
-from nbcnn.ops.kernel.traffic import Traffic, ceil_div, once
+from nbcnn.ops.kernel.loops import ceil_div
+from nbcnn.ops.kernel.traffic import Traffic, once
 from nbcnn.ops.norms import traffic
 from nbcnn.ops.norms.quads import PIXELS
 from nbcnn.ops.ptx.shuffle import WARP

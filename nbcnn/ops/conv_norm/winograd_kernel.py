@@ -22,8 +22,8 @@ from typing import Any
 
 from nbcnn.gpu.language import cuda, f4, i4, jit, u4
 from nbcnn.ops.activations.sigmoid import divide
-from nbcnn.ops.conv.thin.shape import unrolled
 from nbcnn.ops.conv.winograd.transform import tile_of_points
+from nbcnn.ops.kernel.loops import unrolled
 from nbcnn.ops.norms.quads import MOMENTS, PIXELS, QUAD, spreading
 from nbcnn.ops.ptx.fast import LOG2E, exp2, reciprocal
 from nbcnn.ops.ptx.shuffle import WARP, sum_over

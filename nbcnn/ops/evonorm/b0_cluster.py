@@ -17,9 +17,9 @@ from nbcnn.gpu import device as gpu
 from nbcnn.gpu.language import cuda, f4, i4, i8, jit, u4
 from nbcnn.ops.activations.sigmoid import divide
 from nbcnn.ops.kernel.call import Call, Launch, Shape
+from nbcnn.ops.kernel.loops import power_of_two
 from nbcnn.ops.kernel.stored import kinds, scalar_io
 from nbcnn.ops.norms.held import MOST_FLOATS, OTHERS, REGISTERS, Held, elements_of, joined, loading, place_of, spread_of, storing, team_of
-from nbcnn.ops.norms.plane import power_of_two
 from nbcnn.ops.ptx.cluster import MOST, room_of, told
 from nbcnn.ops.ptx.fast import reciprocal
 from nbcnn.ops.ptx.shuffle import WARP, sum_over

@@ -25,7 +25,8 @@ from nbcnn.ops.conv_norm.two_ops import behind_planes, by_end, convolution_of, g
 from nbcnn.ops.evonorm.conv_onchip_batch import batch_end, batch_packets, batch_spare_of
 from nbcnn.ops.evonorm.conv_onchip_end import norm_end, spare_of
 from nbcnn.ops.kernel.call import Call, Impl, Launch
-from nbcnn.ops.kernel.traffic import Traffic, ceil_div
+from nbcnn.ops.kernel.loops import ceil_div
+from nbcnn.ops.kernel.traffic import Traffic
 from nbcnn.ops.norms import traffic
 from nbcnn.plan.shapes import ConvShape, numel
 

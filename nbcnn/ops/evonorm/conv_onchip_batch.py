@@ -16,8 +16,8 @@ from nbcnn.gpu.language import cuda, f4, i4, jit, u4
 from nbcnn.ops.activations.sigmoid import divide
 from nbcnn.ops.conv.onchip.finish import End, pixel_floats, placing, quad_of, storing_pixel
 from nbcnn.ops.conv.onchip.form import FILTERS, FINISHERS, QUADS, STRIPS, Form
-from nbcnn.ops.conv.thin.shape import unrolled
 from nbcnn.ops.evonorm.conv_onchip_end import adding, beginning, hearing, not_negative, scaling, spare_of, telling
+from nbcnn.ops.kernel.loops import unrolled
 from nbcnn.ops.norms.quads import PIXELS, QUAD
 from nbcnn.ops.ptx.fast import reciprocal, root
 from nbcnn.ops.ptx.grid import receive, receive_two, send

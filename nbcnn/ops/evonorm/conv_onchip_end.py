@@ -20,8 +20,7 @@ from nbcnn.gpu.language import cuda, f4, i4, jit, u4
 from nbcnn.ops.activations.sigmoid import divide
 from nbcnn.ops.conv.onchip.finish import End, breathe, pixel_floats, placing, quad_of, storing_pixel, there
 from nbcnn.ops.conv.onchip.form import FILTERS, FINISHERS, QUADS, STRIPS, Form
-from nbcnn.ops.conv.thin.shape import unrolled
-from nbcnn.ops.kernel.traffic import ceil_div
+from nbcnn.ops.kernel.loops import ceil_div, unrolled
 from nbcnn.ops.norms.quads import PIXELS, QUAD
 from nbcnn.ops.ptx.fast import LOG2E, larger, reciprocal, root, squashed
 from nbcnn.ops.ptx.grid import receive_two, send

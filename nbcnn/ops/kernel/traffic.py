@@ -99,8 +99,3 @@ def clipped(extent: int, tile: int, parts: int = 1) -> int:
     """Rows that tiles read of `parts` matrices of `extent` rows, one behind the other: a last tile goes on into the next, not beyond the last."""
     whole = -(-extent // tile) * tile
     return sum(min(whole, (parts - part) * extent) for part in range(parts))
-
-
-def ceil_div(count: int, by: int) -> int:
-    """Pieces of `by` that cover `count`."""
-    return -(-count // by)

@@ -18,12 +18,13 @@ from nbcnn.gpu.language import SIMULATOR, cuda, f4, i4, jit
 from nbcnn.ops.evonorm import b0_cluster
 from nbcnn.ops.kernel import elementwise
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks
+from nbcnn.ops.kernel.loops import power_of_two
 from nbcnn.ops.kernel.stored import kinds, scalar_io
 from nbcnn.ops.kernel.windows import split
 from nbcnn.ops.norms import b0_apply, b0_held, b0_held_grads, traffic
 from nbcnn.ops.norms.b0_batch import by_every_block
 from nbcnn.ops.norms.held import Held, slabs_of
-from nbcnn.ops.norms.plane import Slab, column_sum, power_of_two, slab_of, steps
+from nbcnn.ops.norms.plane import Slab, column_sum, slab_of, steps
 from nbcnn.ops.norms.rows import launch_rows
 
 PARTIALS = 4

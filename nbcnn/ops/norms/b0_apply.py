@@ -12,8 +12,8 @@ import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, i4, i8, jit, u4
 from nbcnn.ops.kernel.call import Call, Launch
+from nbcnn.ops.kernel.loops import ceil_div
 from nbcnn.ops.kernel.stored import kinds, vector_io
-from nbcnn.ops.kernel.traffic import ceil_div
 from nbcnn.ops.norms.quads import QUAD
 from nbcnn.ops.ptx.fast import reciprocal
 

@@ -27,10 +27,10 @@ import numpy as np
 from nbcnn.gpu.language import cuda, f4, i4, jit
 from nbcnn.ops.kernel import elementwise
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks
+from nbcnn.ops.kernel.loops import power_of_two
 from nbcnn.ops.kernel.stored import kinds, scalar_io
 from nbcnn.ops.kernel.traffic import Traffic, element, once, size
 from nbcnn.ops.norms.b0 import CHANNEL_THREADS, PARTIALS, apply_kernel, dgrad_kernel, extents_of, over_images, planes_kernel, sums_kernel
-from nbcnn.ops.norms.plane import power_of_two
 from nbcnn.ops.norms.rows import launch_rows
 
 ROWS = 4

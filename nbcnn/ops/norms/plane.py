@@ -13,6 +13,7 @@ from typing import Any
 
 from nbcnn.gpu.language import SIMULATOR, cuda, f4, i4, jit
 from nbcnn.ops.kernel.call import Call, Shape
+from nbcnn.ops.kernel.loops import power_of_two
 
 WIDEST = 32
 """Columns of a block at most: neighbouring float32 of a warp's load."""
@@ -20,11 +21,6 @@ LARGEST_BLOCK = 256
 SMALLEST_BLOCK = 8 if SIMULATOR else 32
 EACH = 4
 """Elements that a thread should have before a block gets more threads."""
-
-
-def power_of_two(count: int) -> int:
-    """The smallest power of two ≥ count."""
-    return 1 << max(count - 1, 0).bit_length()
 
 
 @dataclass(frozen=True)

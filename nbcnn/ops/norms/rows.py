@@ -9,7 +9,8 @@ import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, i4, jit
 from nbcnn.ops.kernel.call import Launch
-from nbcnn.ops.norms.plane import WIDEST, column_sum, power_of_two
+from nbcnn.ops.kernel.loops import power_of_two
+from nbcnn.ops.norms.plane import WIDEST, column_sum
 
 AT_ONCE = 8
 """Images that a block adds side by side, at most."""

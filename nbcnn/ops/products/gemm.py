@@ -20,11 +20,12 @@ import numpy as np
 from nbcnn.gpu.language import cuda, f4, i4, i8, jit
 from nbcnn.ops.conv.frame.split import launch_sum_planes, sum_planes_traffic
 from nbcnn.ops.conv.simt.loaders import gather_rows
-from nbcnn.ops.conv.simt.register_tile import ALIGNMENT, Loader, block_corner, block_part, matrix_product, shared_floats, store_tile
+from nbcnn.ops.conv.simt.register_tile import Loader, block_corner, block_part, matrix_product, shared_floats, store_tile
 from nbcnn.ops.conv.simt.tiles import Tile, choices, unsplit
 from nbcnn.ops.kernel.call import Call, Impl, Launch
+from nbcnn.ops.kernel.loops import ALIGNMENT, ceil_div
 from nbcnn.ops.kernel.stored import kinds, scalar_io
-from nbcnn.ops.kernel.traffic import Traffic, ceil_div, clipped, element, outputs
+from nbcnn.ops.kernel.traffic import Traffic, clipped, element, outputs
 from nbcnn.ops.ptx.vector import load4, shared_store1
 from nbcnn.plan.shapes import numel
 

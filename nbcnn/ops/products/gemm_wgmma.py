@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, i4, i8, jit, types, u4
-from nbcnn.ops.conv.thin.shape import unrolled
 from nbcnn.ops.conv.wgmma.mainloop import multiply_slot
 from nbcnn.ops.conv.wgmma.tile import ALIGNMENT, KINDS, WARPGROUP, Kind, Tile, slot_bytes
 from nbcnn.ops.kernel import tensor_maps
 from nbcnn.ops.kernel.call import Call, Impl, Launch
+from nbcnn.ops.kernel.loops import ceil_div, unrolled
 from nbcnn.ops.kernel.tensor_maps import ROW_BYTES
-from nbcnn.ops.kernel.traffic import Traffic, ceil_div, clipped
+from nbcnn.ops.kernel.traffic import Traffic, clipped
 from nbcnn.ops.ptx.asm import byte_address_global, byte_address_shared
 from nbcnn.ops.ptx.cvt import bf16x2, tf32
 from nbcnn.ops.ptx.mbarrier import fence_mbarrier_init, mbarrier_arrive, mbarrier_arrive_expect_tx, mbarrier_init, mbarrier_wait

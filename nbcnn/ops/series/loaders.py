@@ -10,8 +10,9 @@ import functools
 
 from nbcnn.gpu.language import cuda, i4, jit
 from nbcnn.ops.conv.simt.loaders import columns_of_a_tile, stash_columns
-from nbcnn.ops.conv.simt.register_tile import Loader, quotient
+from nbcnn.ops.conv.simt.register_tile import Loader
 from nbcnn.ops.conv.simt.tiles import Tile
+from nbcnn.ops.kernel.loops import quotient
 from nbcnn.ops.ptx.vector import load4_if, shared_store1
 
 

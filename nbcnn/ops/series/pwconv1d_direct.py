@@ -30,10 +30,11 @@ from nbcnn.ops.conv.simt import im2col
 from nbcnn.ops.conv.simt.im2col import padded
 from nbcnn.ops.conv.simt.im2col_wgrad import with_sums
 from nbcnn.ops.conv.simt.loaders import matrix
-from nbcnn.ops.conv.simt.register_tile import ALIGNMENT, block_corner, block_part, matrix_product, quotient, shared_floats, store_tile, thread_corner
+from nbcnn.ops.conv.simt.register_tile import block_corner, block_part, matrix_product, shared_floats, store_tile, thread_corner
 from nbcnn.ops.conv.simt.tiles import EFFICIENCY, Tile, cycles, ranked, unsplit
 from nbcnn.ops.kernel.call import Call, Impl, Launch
-from nbcnn.ops.kernel.traffic import Traffic, ceil_div
+from nbcnn.ops.kernel.loops import ALIGNMENT, ceil_div, quotient
+from nbcnn.ops.kernel.traffic import Traffic
 from nbcnn.ops.ptx.vector import store4
 from nbcnn.ops.series.loaders import series_columns, series_rows
 from nbcnn.ops.series.pwconv1d import as_convolution

@@ -20,10 +20,11 @@ import numpy as np
 from nbcnn.gpu.language import cuda, f4, i4, jit
 from nbcnn.ops.activations.glu import gates_of
 from nbcnn.ops.conv.simt.loaders import matrix
-from nbcnn.ops.conv.simt.register_tile import ALIGNMENT, block_part, matrix_product, quotient, shared_floats, thread_corner
+from nbcnn.ops.conv.simt.register_tile import block_part, matrix_product, shared_floats, thread_corner
 from nbcnn.ops.conv.simt.tiles import Tile, unsplit
 from nbcnn.ops.kernel.call import Call, Impl, Launch
-from nbcnn.ops.kernel.traffic import Traffic, ceil_div
+from nbcnn.ops.kernel.loops import ALIGNMENT, ceil_div, quotient
+from nbcnn.ops.kernel.traffic import Traffic
 from nbcnn.ops.ptx.vector import load4, store4
 from nbcnn.ops.series import pwconv1d_direct
 from nbcnn.ops.series.loaders import series_columns

@@ -13,8 +13,9 @@ import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, i4, jit
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks
+from nbcnn.ops.kernel.loops import ceil_div
 from nbcnn.ops.kernel.stored import kinds, scalar_io
-from nbcnn.ops.kernel.traffic import Traffic, ceil_div, outputs
+from nbcnn.ops.kernel.traffic import Traffic, outputs
 from nbcnn.ops.ptx.vector import load1_if
 from nbcnn.plan.shapes import numel
 

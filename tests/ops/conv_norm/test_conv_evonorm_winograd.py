@@ -17,7 +17,8 @@ from nbcnn.gpu import device
 from nbcnn.gpu.device import Host
 from nbcnn.ops.conv_norm.winograd import OPS, NormTile, candidates, slab_of, slabs, supports
 from nbcnn.ops.kernel.call import Call
-from nbcnn.ops.kernel.traffic import Traffic, ceil_div
+from nbcnn.ops.kernel.loops import ceil_div
+from nbcnn.ops.kernel.traffic import Traffic
 from nbcnn.plan.shapes import ConvShape
 
 ROW = modes.MODES["im2col", "fp32"]

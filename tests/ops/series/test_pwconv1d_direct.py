@@ -15,7 +15,7 @@ from nbcnn.gpu import device
 from nbcnn.modes import MODES
 from nbcnn.ops.conv.simt.tiles import EFFICIENCY, Tile
 from nbcnn.ops.kernel.call import Call
-from nbcnn.ops.kernel.traffic import ceil_div
+from nbcnn.ops.kernel.loops import ceil_div
 from nbcnn.ops.series.pwconv1d_direct import OPS, candidates_wgrad
 from nbcnn.ops.series.pwconv1d_gated import OPS as PWCONV1D_GATED
 

@@ -11,8 +11,7 @@ import functools
 from typing import Any
 
 from nbcnn.gpu.language import cuda, f4, i4, i8, jit, types, u4
-from nbcnn.ops.conv.simt.register_tile import quotient, thread_corner
-from nbcnn.ops.conv.simt.tiles import Tile
+from nbcnn.ops.kernel.loops import quotient
 from nbcnn.ops.ptx.vector import store4
 
 PATCH = 16
@@ -70,37 +69,5 @@ def store_pooled(vector: bool) -> Any:
                 if i4(q) < left:
                     y[at + q] = best[q]
         index[byte] = types.uint8(places)
-
-    return store
-
-
-@functools.cache
-def pool_tile(tile: Tile, vector: bool, bias: bool) -> Any:
-    """Device function like that of `store_tile`, for rows numbered by windows: y and index of relu(acc + b), pooled.
-
-    extra: (b, index, -, -); there is one plane.
-    """
-    TN, PA, PB = tile.TN, tile.TM // 4, tile.TN // 4
-    down, across = tile.BM // PA, tile.BN // PB
-    corner, store_window = thread_corner(tile), store_pooled(vector)
-
-    @jit(device=True)
-    def store(acc, y, m0, n0, GM, GN, plane, extra):
-        b, index = extra[0], extra[1]
-        row, column = corner()
-        patch = cuda.local.array(PATCH, f4)
-        for j in range(PB):
-            n = i4(n0 + column + i4(j * across))
-            for i in range(PA):
-                m = i4(m0 + row + i4(i * down))
-                if (m < GM) & (n < GN):
-                    for q in range(4):
-                        shift = f4(0)
-                        if bias and n + i4(q) < GN:
-                            shift = b[n + i4(q)]
-                        for t in range(4):
-                            patch[4 * t + q] = acc[(4 * i + t) * TN + 4 * j + q] + shift
-                    at, byte = window_offsets(i4(m >> i4(2)), n, GN)
-                    store_window(patch, y, index, at, byte, i4(GN - n))
 
     return store

@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, i4, i8, jit
-from nbcnn.ops.conv.simt.register_tile import ACTIVATIONS, ALIGNMENT, relu
+from nbcnn.ops.conv.simt.register_tile import ACTIVATIONS, relu
 from nbcnn.ops.kernel.call import Launch, blocks
+from nbcnn.ops.kernel.loops import ALIGNMENT
 from nbcnn.ops.kernel.traffic import Traffic, once
 from nbcnn.ops.ptx.vector import load1_if, load4_if, store4
 

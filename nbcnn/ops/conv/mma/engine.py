@@ -13,7 +13,8 @@ from nbcnn.ops.conv.mma.kernel import gather_product
 from nbcnn.ops.conv.mma.sums import THREADS, sum_pixels, sum_windows
 from nbcnn.ops.conv.mma.tile import KINDS, ROW_BYTES, Kind, Tile, choose, unsplit, width, worth_measuring
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks
-from nbcnn.ops.kernel.traffic import Traffic, ceil_div, once, outputs, size, windows
+from nbcnn.ops.kernel.loops import ceil_div
+from nbcnn.ops.kernel.traffic import Traffic, once, outputs, size, windows
 
 IMAGE_OPS = (
     "conv_fprop",

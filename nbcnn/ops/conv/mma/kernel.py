@@ -17,7 +17,7 @@ from nbcnn.ops.conv.mma.loads import filter_rows, source_rows
 from nbcnn.ops.conv.mma.product import fragment_corners, multiply_tile
 from nbcnn.ops.conv.mma.rows import put_rows
 from nbcnn.ops.conv.mma.tile import KINDS, ROW_BYTES, Tile
-from nbcnn.ops.conv.simt.register_tile import quotient
+from nbcnn.ops.kernel.loops import quotient
 from nbcnn.ops.ptx.asm import byte_address_global, byte_address_shared
 from nbcnn.ops.ptx.cp_async import cp_async_commit, cp_async_wait
 

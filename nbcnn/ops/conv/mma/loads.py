@@ -15,7 +15,7 @@ from typing import Any
 from nbcnn.gpu.language import cuda, i4, i8, jit, types, u4
 from nbcnn.ops.conv.mma.rows import COLUMNS
 from nbcnn.ops.conv.mma.tile import ROW_BYTES, Kind, Tile
-from nbcnn.ops.conv.simt.register_tile import quotient
+from nbcnn.ops.kernel.loops import quotient
 from nbcnn.ops.ptx.cp_async import cp_async_4, cp_async_16
 from nbcnn.ops.ptx.shared import load_words_1
 

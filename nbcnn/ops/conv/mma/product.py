@@ -13,7 +13,7 @@ from typing import Any
 
 from nbcnn.gpu.language import cuda, f4, i4, jit, u4
 from nbcnn.ops.conv.mma.tile import ROW_BYTES, Kind, Tile
-from nbcnn.ops.conv.simt.register_tile import in_sequence
+from nbcnn.ops.kernel.loops import in_sequence
 from nbcnn.ops.ptx.cvt import bits_float, float_bits, tf32
 from nbcnn.ops.ptx.ldmatrix import ldmatrix_x4
 

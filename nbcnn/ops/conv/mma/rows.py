@@ -12,7 +12,7 @@ from nbcnn.gpu.language import cuda, i4, jit, u4
 from nbcnn.ops.conv.frame.pooling import window_pixel
 from nbcnn.ops.conv.mma.gather import LARGEST_FILTER
 from nbcnn.ops.conv.mma.tile import Tile
-from nbcnn.ops.conv.simt.register_tile import quotient
+from nbcnn.ops.kernel.loops import quotient
 from nbcnn.ops.ptx.shared import store_words_1
 
 COLUMNS = 16

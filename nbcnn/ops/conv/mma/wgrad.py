@@ -15,14 +15,15 @@ from functools import partial
 
 import numpy as np
 
+from nbcnn.ops.conv.frame.wgrad import correlation, is_up, operands
 from nbcnn.ops.conv.frame.wgrad_sum import MOST_TAPS, launch_sum, sum_traffic
 from nbcnn.ops.conv.mma import wgrad_tile
 from nbcnn.ops.conv.mma.wgrad_kernel import pixel_product
 from nbcnn.ops.conv.mma.wgrad_load import MOST_ROWS, width_of
 from nbcnn.ops.conv.mma.wgrad_tile import KINDS, Kind, PixelTile, padded_channels
-from nbcnn.ops.conv.wgmma.wgrad import correlation, is_up, operands
 from nbcnn.ops.kernel.call import Call, Impl, Launch
-from nbcnn.ops.kernel.traffic import Traffic, ceil_div, windows
+from nbcnn.ops.kernel.loops import ceil_div
+from nbcnn.ops.kernel.traffic import Traffic, windows
 from nbcnn.plan.bounds import STORE
 from nbcnn.plan.shapes import numel
 

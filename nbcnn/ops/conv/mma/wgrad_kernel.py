@@ -20,7 +20,7 @@ from nbcnn.gpu.language import cuda, f4, i4, i8, jit, types, u4
 from nbcnn.ops.conv.mma.wgrad_load import NEVER, copy_moved, copy_still, describe_pixel
 from nbcnn.ops.conv.mma.wgrad_product import COLUMNS, ROWS, add_pixels, lane_offset, load_a, load_b, multiply, row_of, store_sums
 from nbcnn.ops.conv.mma.wgrad_tile import ALIGNMENT, DESCRIPTOR, KINDS, Kind, PixelTile
-from nbcnn.ops.conv.thin.shape import split_pixel, step_pixel, unrolled
+from nbcnn.ops.kernel.loops import split_pixel, step_pixel, unrolled
 from nbcnn.ops.ptx.asm import byte_address_global, byte_address_shared
 from nbcnn.ops.ptx.cp_async import cp_async_commit, cp_async_wait
 from nbcnn.ops.ptx.cvt import bits_float, float_bits

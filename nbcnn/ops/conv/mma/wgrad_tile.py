@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from nbcnn.gpu import device
 from nbcnn.ops.conv.frame.correlation import Correlation
-from nbcnn.ops.conv.simt.tiles import ceil_div
+from nbcnn.ops.kernel.loops import ceil_div
 
 CHUNK = 16
 """Bytes that one copy brings at most; a column tile is made of such chunks, each of one tap."""

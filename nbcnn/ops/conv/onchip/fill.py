@@ -7,7 +7,7 @@ from typing import Any
 
 from nbcnn.gpu.language import cuda, f4, i4, i8, jit, u4
 from nbcnn.ops.conv.onchip.form import CHANNEL_PITCH, CHANNELS, ROW, SLOTS, STRIPS, Form
-from nbcnn.ops.conv.thin.shape import unrolled
+from nbcnn.ops.kernel.loops import unrolled
 from nbcnn.ops.ptx.vector import load1_if, shared_store4
 
 

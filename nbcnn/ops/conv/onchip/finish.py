@@ -14,7 +14,7 @@ from typing import Any
 from nbcnn.gpu.language import cuda, f4, i4, i8, jit, u4
 from nbcnn.ops.conv.onchip.form import FILTERS, QUADS, STRIPS, Form
 from nbcnn.ops.conv.onchip.multiply import swizzled
-from nbcnn.ops.conv.thin.shape import unrolled
+from nbcnn.ops.kernel.loops import unrolled
 from nbcnn.ops.ptx.shuffle import WARP
 from nbcnn.ops.ptx.sleep import nanosleep
 from nbcnn.ops.ptx.vector import load4, shared_load4, store4

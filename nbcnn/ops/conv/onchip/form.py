@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nbcnn.ops.kernel.traffic import ceil_div
+from nbcnn.ops.kernel.loops import ceil_div
 from nbcnn.ops.ptx.shuffle import WARP
 
 FILTERS, POINTS = 64, 16

@@ -11,7 +11,7 @@ from typing import Any
 
 from nbcnn.gpu.language import f4, i4, jit
 from nbcnn.ops.conv.onchip.form import CHANNEL_PITCH, CHANNELS, FILTERS, POINTS, ROW, SLOTS, Form
-from nbcnn.ops.conv.simt.register_tile import in_sequence
+from nbcnn.ops.kernel.loops import in_sequence
 from nbcnn.ops.ptx.vector import shared_load4, shared_store4
 
 COLUMNS = 8

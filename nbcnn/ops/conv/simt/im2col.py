@@ -26,15 +26,15 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, i4, jit
-from nbcnn.ops.conv.frame.pooling import pool_tile
 from nbcnn.ops.conv.frame.split import launch_sum_planes, sum_planes_traffic
 from nbcnn.ops.conv.simt import im2col_wgrad
 from nbcnn.ops.conv.simt.loaders import gather_rows, matrix
-from nbcnn.ops.conv.simt.register_tile import ALIGNMENT, block_corner, block_part, matrix_product, shared_floats, store_tile
+from nbcnn.ops.conv.simt.register_tile import block_corner, block_part, matrix_product, pool_tile, shared_floats, store_tile
 from nbcnn.ops.conv.simt.split_fused import launch_sum_pooled, sum_pooled_traffic
 from nbcnn.ops.conv.simt.tiles import Product, Tile, choices, unsplit
 from nbcnn.ops.kernel.call import Call, Impl, Launch
-from nbcnn.ops.kernel.traffic import Traffic, ceil_div, clipped, windows
+from nbcnn.ops.kernel.loops import ALIGNMENT, ceil_div
+from nbcnn.ops.kernel.traffic import Traffic, clipped, windows
 from nbcnn.plan.shapes import ConvShape, numel
 
 

@@ -16,8 +16,9 @@ from typing import Any
 
 from nbcnn.gpu.language import cuda, i4, jit
 from nbcnn.ops.conv.frame.pooling import window_pixel
-from nbcnn.ops.conv.simt.register_tile import Loader, quotient
+from nbcnn.ops.conv.simt.register_tile import Loader
 from nbcnn.ops.conv.simt.tiles import Tile
+from nbcnn.ops.kernel.loops import quotient
 from nbcnn.ops.ptx.vector import load1_if, load4_if, shared_store1, shared_store4
 
 _OUTSIDE = -(1 << 20)

@@ -26,14 +26,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from nbcnn.gpu.language import SIMULATOR, cuda, f4, i4, i8, jit, u4
+from nbcnn.gpu.language import cuda, f4, i4, i8, jit
 from nbcnn.ops.activations.sigmoid import sigmoid
 from nbcnn.ops.activations.swish import swish
+from nbcnn.ops.conv.frame.pooling import PATCH, store_pooled, window_offsets
 from nbcnn.ops.conv.simt.tiles import Tile
+from nbcnn.ops.kernel.loops import in_sequence, quotient
 from nbcnn.ops.ptx.vector import load1_if, load4_if, shared_load4, store4
-
-ALIGNMENT = None if SIMULATOR else 16
-"""Alignment of shared arrays in bytes, as 16-byte loads need it (the simulator takes no such argument)."""
 
 
 @dataclass(frozen=True)
@@ -53,23 +52,6 @@ class Loader:
     pitch: int
     ints: int
     floats: int
-
-
-def in_sequence(functions: list[Any]) -> Any:
-    """One device function that calls each of `functions` with the same five arguments: a loop unrolled for certain.
-
-    The compiler does not reliably unroll a loop over a body this large, and register arrays need constant indices.
-    """
-
-    def both(one, other):
-        @jit(device=True)
-        def run(a, b, c, d, e):
-            one(a, b, c, d, e)
-            other(a, b, c, d, e)
-
-        return run
-
-    return functools.reduce(both, functions)
 
 
 def load_row(tile: Tile, k: int, pitch_a: int, pitch_b: int) -> Any:
@@ -156,12 +138,6 @@ def thread_corner(tile: Tile) -> Any:
         return i4(row * i4(4)), i4(column * i4(4))
 
     return corner
-
-
-@jit(device=True)
-def quotient(a, b):
-    """a // b for non-negative int32, divided in 32 bits (signed operands would be divided in 64)."""
-    return i4(u4(a) // u4(b))
 
 
 @functools.cache
@@ -318,5 +294,37 @@ def store_tile(tile: Tile, vector: bool, bias: bool = False, after: str = "", ph
                         for q in range(4):
                             if n + i4(q) < GN:
                                 out[at + i8(q)] = values[q]
+
+    return store
+
+
+@functools.cache
+def pool_tile(tile: Tile, vector: bool, bias: bool) -> Any:
+    """Device function like that of `store_tile`, for rows numbered by windows: y and index of relu(acc + b), pooled.
+
+    extra: (b, index, -, -); there is one plane.
+    """
+    TN, PA, PB = tile.TN, tile.TM // 4, tile.TN // 4
+    down, across = tile.BM // PA, tile.BN // PB
+    corner, store_window = thread_corner(tile), store_pooled(vector)
+
+    @jit(device=True)
+    def store(acc, y, m0, n0, GM, GN, plane, extra):
+        b, index = extra[0], extra[1]
+        row, column = corner()
+        patch = cuda.local.array(PATCH, f4)
+        for j in range(PB):
+            n = i4(n0 + column + i4(j * across))
+            for i in range(PA):
+                m = i4(m0 + row + i4(i * down))
+                if (m < GM) & (n < GN):
+                    for q in range(4):
+                        shift = f4(0)
+                        if bias and n + i4(q) < GN:
+                            shift = b[n + i4(q)]
+                        for t in range(4):
+                            patch[4 * t + q] = acc[(4 * i + t) * TN + 4 * j + q] + shift
+                    at, byte = window_offsets(i4(m >> i4(2)), n, GN)
+                    store_window(patch, y, index, at, byte, i4(GN - n))
 
     return store

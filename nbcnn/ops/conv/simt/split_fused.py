@@ -10,7 +10,6 @@ import numpy as np
 from nbcnn.gpu.language import cuda, f4, i4, i8, jit, u4
 from nbcnn.ops.conv.frame.pooling import PATCH, store_pooled, window_offsets
 from nbcnn.ops.conv.frame.split import launch_sum_planes, sum_of_planes, sum_planes_traffic
-from nbcnn.ops.conv.winograd.transform import filter_of_points
 from nbcnn.ops.kernel.call import Launch, blocks
 from nbcnn.ops.kernel.traffic import Traffic, once
 from nbcnn.ops.ptx.vector import load1_if, load4_if
@@ -138,7 +137,7 @@ def sum_exchanged(window: int, planar: bool, filter_of: Any, bias_tap: int) -> A
     return sum_exchanged_kernel
 
 
-def _launch_exchanged(kernel: Any, window: int, partials: Any, partials_b: Any, dw: Any, db: Any, K: int, C: int, planes: int) -> list[Launch]:
+def launch_exchanged(kernel: Any, window: int, partials: Any, partials_b: Any, dw: Any, db: Any, K: int, C: int, planes: int) -> list[Launch]:
     """Launches of a `sum_exchanged` kernel. Many planes are first added to the first one, by a kernel with more threads."""
     summed = 1 if planes > FEW_PLANES else planes
     first = [launch_sum_planes(partials, None, partials, window * C * K, K, planes)] if summed < planes else []
@@ -148,13 +147,7 @@ def _launch_exchanged(kernel: Any, window: int, partials: Any, partials_b: Any, 
 
 def launch_sum_turned(partials: Any, partials_b: Any, dw: Any, db: Any, K: int, C: int, planes: int) -> list[Launch]:
     """dw[k][c][r,s] = Σ_z partials[z][c][2-r,2-s][k], db[k] = Σ_z partials_b[z][1,1][k]; partials are overwritten."""
-    return _launch_exchanged(sum_exchanged(TAPS, False, turned, 4), TAPS, partials, partials_b, dw, db, K, C, planes)
-
-
-def launch_sum_points(partials: Any, partials_b: Any, dw: Any, db: Any, K: int, C: int, planes: int) -> list[Launch]:
-    """dw[k][c] = Gᵀ (Σ_z partials[z][·][c][k]) G of 16 points (winograd.py), db[k] = Σ_z partials_b[z][1,1][k] unless db is None;
-    partials are overwritten."""
-    return _launch_exchanged(sum_exchanged(16, True, filter_of_points, 5), 16, partials, partials_b, dw, db, K, C, planes)
+    return launch_exchanged(sum_exchanged(TAPS, False, turned, 4), TAPS, partials, partials_b, dw, db, K, C, planes)
 
 
 def sum_pooled_traffic(windows: int, GN: int, planes: int) -> Traffic:

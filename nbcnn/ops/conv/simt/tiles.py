@@ -13,12 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from nbcnn.ops.kernel.loops import ceil_div
+
 Product = tuple[int, int, int, bool, bool]
-
-
-def ceil_div(count: int, size: int) -> int:
-    """Pieces of `size` that cover `count`."""
-    return -(-count // size)
 
 
 REGISTERS = {16: 80, 32: 102, 64: 128}

@@ -15,10 +15,11 @@ import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, i4, i8, jit, types, u4
 from nbcnn.ops.conv.frame.pooling import PATCH, store_pooled
-from nbcnn.ops.conv.simt.register_tile import ALIGNMENT, relu
-from nbcnn.ops.conv.thin.shape import correlation, filter_index, split_pixel, step_pixel, unrolled
+from nbcnn.ops.conv.simt.register_tile import relu
+from nbcnn.ops.conv.thin.shape import correlation, filter_index
 from nbcnn.ops.kernel.call import Call, Launch
-from nbcnn.ops.kernel.traffic import Traffic, ceil_div, outputs, size, windows
+from nbcnn.ops.kernel.loops import ALIGNMENT, ceil_div, split_pixel, step_pixel, unrolled
+from nbcnn.ops.kernel.traffic import Traffic, outputs, size, windows
 from nbcnn.ops.ptx.vector import load1_if, load4_if, shared_load4, shared_store4, store4
 
 SHARED_BYTES = 48 * 1024

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, i4, i8, jit, types, u4
-from nbcnn.ops.conv.simt.register_tile import ALIGNMENT
-from nbcnn.ops.conv.thin.shape import Correlation, correlation, filter_index, keep_order, power_of_two, split_pixel, unrolled
+from nbcnn.ops.conv.thin.shape import Correlation, correlation, filter_index
 from nbcnn.ops.kernel.call import Call, Launch, blocks
-from nbcnn.ops.kernel.traffic import Traffic, ceil_div, once, outputs, windows
+from nbcnn.ops.kernel.loops import ALIGNMENT, ceil_div, keep_order, power_of_two, split_pixel, unrolled
+from nbcnn.ops.kernel.traffic import Traffic, once, outputs, windows
 from nbcnn.ops.ptx.vector import load1_if, load4, load4_if, shared_load4, shared_store4, store4
 
 

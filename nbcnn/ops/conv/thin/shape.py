@@ -1,4 +1,4 @@
-"""What the thin convolution kernels share: their view of a call, and the walk over pixels.
+"""What the thin convolution kernels share: their view of a call, and what they refuse.
 
 With stride 1 the input gradient is itself a convolution: of dy with the filters turned by 180 degrees and their two
 channel axes exchanged. So fprop and dgrad are both the correlation
@@ -6,20 +6,14 @@ channel axes exchanged. So fprop and dgrad are both the correlation
     target[n,k,p,q] = Σ_{c,r,s} source[n,c,p+r-top,q+s-left] · filter[k,c,r,s]
 
 and which kernel runs it depends only on which side has few channels: the source (gather) or the target (scatter).
-
-Numba adds and multiplies int32 as int64. The thin kernels cut what they keep back to 32 bits with i4(), so that the
-compiler finds 32-bit arithmetic, and take quotients of unsigned numbers, which need no correction of the sign.
 """
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import SIMULATOR, cuda, i4, jit, u4
 from nbcnn.ops.kernel.call import Call
 from nbcnn.plan.shapes import numel
 
@@ -91,59 +85,3 @@ def refusal(call: Call, filter_shape: tuple[int, ...], images: tuple[tuple[int, 
     if max(numel(shape) for shape in images) >= 2**31:
         return "an image tensor has 2^31 elements or more; element offsets are 32-bit"
     return None
-
-
-def power_of_two(least: int) -> int:
-    """The smallest power of two that is at least `least`."""
-    return 1 << (least - 1).bit_length()
-
-
-def unrolled(steps: list[Any]) -> Any:
-    """One device function that calls each of `steps` in a row with the arguments it gets: a loop unrolled for certain."""
-
-    def both(one: Any, other: Any) -> Any:
-        @jit(device=True)
-        def run(*args):
-            one(*args)
-            other(*args)
-
-        return run
-
-    return functools.reduce(both, steps)
-
-
-@jit(device=True)
-def split_pixel(m, P, Q):
-    """(n, p, q) of pixel m of images of P×Q pixels; m ≥ 0."""
-    plane = i4(P * Q)
-    image = i4(u4(m) // u4(plane))
-    rest = i4(m - image * plane)
-    row = i4(u4(rest) // u4(Q))
-    return image, row, i4(rest - row * Q)
-
-
-@jit(device=True)
-def step_pixel(n, p, q, dn, dp, dq, P, Q):
-    """(n, p, q) plus (dn, dp, dq) with carries: a walk in equal steps without divisions."""
-    q = i4(q + dq)
-    p = i4(p + dp)
-    n = i4(n + dn)
-    if q >= Q:
-        q = i4(q - Q)
-        p = i4(p + i4(1))
-    if p >= P:
-        p = i4(p - P)
-        n = i4(n + i4(1))
-    return n, p, q
-
-
-@jit(device=True)
-def keep_order():
-    """Loads written before this call are issued before loads written after it.
-
-    The assembler otherwise moves a load whose value is needed only in the next turn of a loop to the end of this one,
-    where it is too late to hide its latency. A barrier of the warp costs one empty instruction and holds it in place.
-    The simulator, which has no warps, needs none.
-    """
-    if not SIMULATOR:
-        cuda.syncwarp()

@@ -18,8 +18,9 @@ import numpy as np
 from nbcnn.gpu.language import cuda, f4, i4, i8, jit, types, u4
 from nbcnn.ops.conv.simt.register_tile import relu
 from nbcnn.ops.conv.thin import scatter as thin_scatter
-from nbcnn.ops.conv.thin.shape import correlation, split_pixel, unrolled
+from nbcnn.ops.conv.thin.shape import correlation
 from nbcnn.ops.kernel.call import Call, Launch, blocks
+from nbcnn.ops.kernel.loops import split_pixel, unrolled
 from nbcnn.ops.kernel.reduce import THREADS, add_partials, block_sum, f8
 from nbcnn.ops.kernel.traffic import Traffic, once, size
 from nbcnn.ops.ptx.vector import load1_if

@@ -21,11 +21,11 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, i4, i8, jit, types, u4
-from nbcnn.ops.conv.simt.register_tile import ALIGNMENT
-from nbcnn.ops.conv.thin.shape import THIN, keep_order, power_of_two, split_pixel, step_pixel, unrolled
+from nbcnn.ops.conv.thin.shape import THIN
 from nbcnn.ops.conv.thin.wide import plain
 from nbcnn.ops.conv.thin.wide import pooled as wide_of_pooled
 from nbcnn.ops.kernel.call import Call, Launch, blocks
+from nbcnn.ops.kernel.loops import ALIGNMENT, keep_order, power_of_two, split_pixel, step_pixel, unrolled
 from nbcnn.ops.ptx.vector import load1_if, shared_load4, store4
 
 u8 = types.uint64

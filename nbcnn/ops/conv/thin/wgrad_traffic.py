@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from nbcnn.ops.conv.thin.wgrad import ThinGradient, WgradTile, gradient
 from nbcnn.ops.kernel.call import Call
-from nbcnn.ops.kernel.traffic import Traffic, ceil_div, outputs, windows
+from nbcnn.ops.kernel.loops import ceil_div
+from nbcnn.ops.kernel.traffic import Traffic, outputs, windows
 
 
 def partial_traffic(g: ThinGradient, tile: WgradTile) -> Traffic:

@@ -16,12 +16,11 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, i4, i8, jit, types, u4
-from nbcnn.ops.conv.simt.register_tile import ALIGNMENT
-from nbcnn.ops.conv.thin.shape import unrolled
 from nbcnn.ops.conv.thin_mma.first_finish import pooled, unpooled
 from nbcnn.ops.conv.thin_mma.first_image import image_reads, place_of_unit, segments, stager, unit_rows
 from nbcnn.ops.conv.thin_mma.first_shape import ONES, Unit, first_layer, image_words, pack_filters, packed_tiles, refusal, word_elements
 from nbcnn.ops.kernel.call import Call, Impl, Launch
+from nbcnn.ops.kernel.loops import ALIGNMENT, unrolled
 from nbcnn.ops.kernel.traffic import Traffic, outputs, size
 from nbcnn.ops.ptx.asm import byte_address_shared
 from nbcnn.ops.ptx.cvt import bf16, bf16_float, bf16x2, float_bits, tf32

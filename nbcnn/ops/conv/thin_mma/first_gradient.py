@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nbcnn.gpu.language import i4, i8, jit, u4
-from nbcnn.ops.conv.thin.shape import unrolled
+from nbcnn.ops.kernel.loops import unrolled
 from nbcnn.ops.ptx.packed import permute_bytes
 from nbcnn.ops.ptx.words import load_4_words, load_byte, load_half, load_word
 

@@ -17,14 +17,13 @@ import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, i4, i8, jit, types, u4
 from nbcnn.ops.conv.frame.split import sum_of_planes
-from nbcnn.ops.conv.simt.register_tile import ALIGNMENT
-from nbcnn.ops.conv.thin.shape import unrolled
 from nbcnn.ops.conv.thin_mma import first_gradient
 from nbcnn.ops.conv.thin_mma.first_fprop import work
 from nbcnn.ops.conv.thin_mma.first_gradient import FILTERS
 from nbcnn.ops.conv.thin_mma.first_image import image_reads, place_of_unit, stager
 from nbcnn.ops.conv.thin_mma.first_shape import ONES, Unit, first_layer, refusal, word_elements
 from nbcnn.ops.kernel.call import Call, Impl, Launch
+from nbcnn.ops.kernel.loops import ALIGNMENT, unrolled
 from nbcnn.ops.kernel.traffic import Traffic, once, outputs, size
 from nbcnn.ops.ptx.asm import byte_address_shared
 from nbcnn.ops.ptx.mma import mma_bf16, mma_tf32

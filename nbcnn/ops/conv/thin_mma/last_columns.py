@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from nbcnn.gpu.language import cuda, f4, i4, i8, jit, types, u4
-from nbcnn.ops.conv.thin.shape import power_of_two, split_pixel, unrolled
 from nbcnn.ops.conv.thin_mma.last_shape import COLUMNS, LastLayer, word_elements
+from nbcnn.ops.kernel.loops import power_of_two, split_pixel, unrolled
 from nbcnn.ops.kernel.traffic import windows
 from nbcnn.ops.ptx.cp_async import cp_async_16, cp_async_commit
 from nbcnn.ops.ptx.cvt import bf16_low, bf16x2, bits_float, float_bits, tf32

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, i4, i8, jit, types, u4
-from nbcnn.ops.conv.thin.shape import power_of_two
 from nbcnn.ops.conv.thin.wgrad import IN_FLIGHT, LANES, total_kernel
 from nbcnn.ops.conv.thin.wgrad_traffic import total_traffic
 from nbcnn.ops.conv.thin_mma.last_columns import (
@@ -33,6 +32,7 @@ from nbcnn.ops.conv.thin_mma.last_columns import (
 )
 from nbcnn.ops.conv.thin_mma.last_shape import LastLayer, last_layer, refusal, word_elements
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks
+from nbcnn.ops.kernel.loops import power_of_two
 from nbcnn.ops.kernel.traffic import Traffic, size
 from nbcnn.ops.ptx.asm import byte_address_global, byte_address_shared
 from nbcnn.ops.ptx.cp_async import cp_async_wait

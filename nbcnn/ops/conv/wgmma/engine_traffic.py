@@ -8,7 +8,8 @@ from nbcnn.ops.conv.wgmma.patch import PatchTile
 from nbcnn.ops.conv.wgmma.split import split_traffic
 from nbcnn.ops.conv.wgmma.tile import Kind, Tile, tiles_of
 from nbcnn.ops.kernel.call import Call
-from nbcnn.ops.kernel.traffic import Traffic, ceil_div, clipped, outputs, size, windows
+from nbcnn.ops.kernel.loops import ceil_div
+from nbcnn.ops.kernel.traffic import Traffic, clipped, outputs, size, windows
 from nbcnn.plan.shapes import numel
 
 

@@ -11,8 +11,8 @@ from functools import cache
 from typing import Any
 
 from nbcnn.gpu.language import cuda, f4, i4, jit, types, u4
-from nbcnn.ops.conv.thin.shape import unrolled
 from nbcnn.ops.conv.wgmma.tile import KINDS, WARPGROUP, Tile, slot_bytes
+from nbcnn.ops.kernel.loops import unrolled
 from nbcnn.ops.kernel.tensor_maps import ROW_BYTES
 from nbcnn.ops.ptx.mbarrier import mbarrier_arrive, mbarrier_arrive_expect_tx, mbarrier_wait
 from nbcnn.ops.ptx.tma import fence_tensor_map, load_im2col_4d, load_tile_2d

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, i4, jit, types, u4
-from nbcnn.ops.conv.thin.shape import unrolled
 from nbcnn.ops.conv.wgmma.patch import SQUARE, PatchTile, Window, patch_bytes, patch_extent, patch_load, stage_bytes
 from nbcnn.ops.conv.wgmma.patch_epilogue import BLOCK_BYTES, put_fragments, store_pooled
 from nbcnn.ops.conv.wgmma.tile import ALIGNMENT, KINDS, WARPGROUP
+from nbcnn.ops.kernel.loops import unrolled
 from nbcnn.ops.kernel.tensor_maps import ROW_BYTES
 from nbcnn.ops.ptx.asm import byte_address_global, byte_address_shared
 from nbcnn.ops.ptx.mbarrier import bar_sync, fence_mbarrier_init, mbarrier_arrive, mbarrier_arrive_expect_tx, mbarrier_init, mbarrier_wait

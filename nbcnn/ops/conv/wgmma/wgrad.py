@@ -11,39 +11,19 @@ of the parts (`wgrad_sum`).
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import numpy as np
 
-from nbcnn.ops.conv.frame.correlation import Correlation
+from nbcnn.ops.conv.frame.wgrad import correlation, is_up, operands
 from nbcnn.ops.conv.frame.wgrad_sum import MOST_TAPS, launch_sum, sum_traffic
 from nbcnn.ops.conv.wgmma import wgrad_tile
 from nbcnn.ops.conv.wgmma.wgrad_kernel import pixel_product
 from nbcnn.ops.conv.wgmma.wgrad_tile import PixelTile
 from nbcnn.ops.kernel.call import Call, Impl, Launch
+from nbcnn.ops.kernel.loops import ceil_div
 from nbcnn.ops.kernel.tensor_maps import encode_im2col, encode_tiled, upload
-from nbcnn.ops.kernel.traffic import Traffic, ceil_div, windows
+from nbcnn.ops.kernel.traffic import Traffic, windows
 from nbcnn.plan.shapes import numel
-
-
-def is_up(call: Call) -> bool:
-    return call.op == "upconv_wgrad"
-
-
-def correlation(call: Call) -> Correlation:
-    """The correlation behind a call: source = the moved operand, K = channels of the still one."""
-    N, C, H, W = call.in_shapes[0]
-    _, K, P, Q = call.in_shapes[1]
-    if is_up(call):
-        return Correlation(N, P, Q, K, H, W, C, 4, 4, 2, 1, 1)
-    R, S = call.out_shapes[0][2:]
-    return Correlation(N, H, W, C, P, Q, K, R, S, call.attrs["stride"], call.attrs["pad"], call.attrs["pad"])
-
-
-def operands(call: Call) -> tuple[Any, Any]:
-    """(still, moved)."""
-    x, dy = call.ins
-    return (x, dy) if is_up(call) else (dy, x)
 
 
 def bias_planes(call: Call) -> tuple[int, int]:

@@ -18,8 +18,8 @@ from functools import cache
 from typing import Any
 
 from nbcnn.gpu.language import cuda, f4, i4, i8, jit, u4
-from nbcnn.ops.conv.thin.shape import split_pixel
 from nbcnn.ops.conv.wgmma.wgrad_tile import HELPERS, WARP, PixelTile
+from nbcnn.ops.kernel.loops import split_pixel
 from nbcnn.ops.kernel.tensor_maps import ROW_BYTES
 from nbcnn.ops.ptx.cvt import bf16_high, bf16_low, bits_float, float_bits
 from nbcnn.ops.ptx.mbarrier import bar_sync, mbarrier_arrive, mbarrier_wait

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from nbcnn.ops.conv.frame.correlation import Correlation
-from nbcnn.ops.conv.simt.tiles import ceil_div
 from nbcnn.ops.conv.wgmma.tile import ALIGNMENT, WARPGROUP
+from nbcnn.ops.kernel.loops import ceil_div
 from nbcnn.ops.kernel.tensor_maps import ROW_BYTES
 
 WARP = 32

@@ -16,9 +16,9 @@ from functools import cache
 from typing import Any
 
 from nbcnn.gpu.language import cuda, f4, i4, i8, jit, u4
-from nbcnn.ops.conv.thin.shape import split_pixel, unrolled
 from nbcnn.ops.conv.wgmma.wgrad_place import panel_place
 from nbcnn.ops.conv.wgmma.wgrad_tile import HELPERS, PixelTile
+from nbcnn.ops.kernel.loops import split_pixel, unrolled
 from nbcnn.ops.ptx.cvt import bits_float, float_bits, tf32
 from nbcnn.ops.ptx.mbarrier import mbarrier_arrive, mbarrier_wait
 from nbcnn.ops.ptx.shared import load_words_1, store_words_4

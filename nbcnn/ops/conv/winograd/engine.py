@@ -25,9 +25,9 @@ import numpy as np
 
 from nbcnn.ops.conv.frame import composed
 from nbcnn.ops.conv.simt import im2col, im2col_wgrad
-from nbcnn.ops.conv.simt.split_fused import exchanged_traffic, launch_sum_points
-from nbcnn.ops.conv.simt.tiles import Tile, ceil_div
-from nbcnn.ops.conv.winograd.product import columns_traffic, launch_columns, launch_rows, rows_traffic
+from nbcnn.ops.conv.simt.split_fused import exchanged_traffic
+from nbcnn.ops.conv.simt.tiles import Tile
+from nbcnn.ops.conv.winograd.product import columns_traffic, launch_columns, launch_rows, launch_sum_points, rows_traffic
 from nbcnn.ops.conv.winograd.transform import (
     THREADS,
     filter_points_kernel,
@@ -39,6 +39,7 @@ from nbcnn.ops.conv.winograd.transform import (
 )
 from nbcnn.ops.images import unpool
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks
+from nbcnn.ops.kernel.loops import ceil_div
 from nbcnn.ops.kernel.traffic import Traffic
 from nbcnn.plan.shapes import ConvShape, numel
 

@@ -10,10 +10,13 @@ import numpy as np
 from nbcnn.gpu.language import cuda, f4, i4, jit
 from nbcnn.ops.conv.simt.im2col_wgrad import column_sums, with_sums
 from nbcnn.ops.conv.simt.loaders import gather_rows, matrix
-from nbcnn.ops.conv.simt.register_tile import ALIGNMENT, block_corner, block_part, matrix_product, quotient, shared_floats, store_tile
+from nbcnn.ops.conv.simt.register_tile import block_corner, block_part, matrix_product, shared_floats, store_tile
+from nbcnn.ops.conv.simt.split_fused import launch_exchanged, sum_exchanged
 from nbcnn.ops.conv.simt.tiles import Tile, unsplit
+from nbcnn.ops.conv.winograd.transform import filter_of_points
 from nbcnn.ops.kernel.call import Launch
-from nbcnn.ops.kernel.traffic import Traffic, ceil_div, clipped
+from nbcnn.ops.kernel.loops import ALIGNMENT, ceil_div, quotient
+from nbcnn.ops.kernel.traffic import Traffic, clipped
 
 POINTS = 16
 """Points of a weight gradient."""
@@ -108,3 +111,9 @@ def columns_traffic(tiles: int, C: int, K: int, tile: Tile) -> Traffic:
     """Bytes of `launch_columns`."""
     read = C * ceil_div(K, tile.BN) + K * ceil_div(C, tile.BM)
     return Traffic(4 * POINTS * tiles * read, 4 * POINTS * tile.split * (C * K + K), 4 * POINTS * tiles * (C + K))
+
+
+def launch_sum_points(partials: Any, partials_b: Any, dw: Any, db: Any, K: int, C: int, planes: int) -> list[Launch]:
+    """dw[k][c] = Gᵀ (Σ_z partials[z][·][c][k]) G of 16 points (winograd.py), db[k] = Σ_z partials_b[z][1,1][k] unless db is None;
+    partials are overwritten."""
+    return launch_exchanged(sum_exchanged(16, True, filter_of_points, 5), 16, partials, partials_b, dw, db, K, C, planes)

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, i4, jit, u4
-from nbcnn.ops.conv.simt.register_tile import ALIGNMENT
 from nbcnn.ops.kernel.call import Call, Launch
+from nbcnn.ops.kernel.loops import ALIGNMENT
 from nbcnn.ops.kernel.traffic import Traffic, element
 from nbcnn.ops.ptx.shuffle import WARP, warp_barrier
 from nbcnn.ops.series.dwconv1d import partials
