@@ -84,7 +84,6 @@ from nbcnn.ops.activations import add, gelu, glu, leaky_relu, relu, sigmoid, swi
 from nbcnn.ops.conv import mma, naive, reference, thin_mma, tiled, wgmma
 from nbcnn.ops.conv.frame import composed
 from nbcnn.ops.conv.frame.few_pixels import for_few_pixels
-from nbcnn.ops.conv.onchip import conv as onchip
 from nbcnn.ops.conv.simt import im2col, im2col_fused
 from nbcnn.ops.conv.thin import fused as thin_fused
 from nbcnn.ops.conv.thin import plain as thin
@@ -93,7 +92,6 @@ from nbcnn.ops.conv.winograd import nine_products
 from nbcnn.ops.conv_norm import two_ops as conv_evonorm
 from nbcnn.ops.conv_norm import wgmma as conv_wgmma
 from nbcnn.ops.conv_norm import winograd as conv_winograd
-from nbcnn.ops.evonorm import conv_onchip
 from nbcnn.ops.images import avgpool, convert, flatten, gather, maxpool, unpool, upsample
 from nbcnn.ops.kernel.call import Impl, host
 from nbcnn.ops.kernel.traffic import streamed
@@ -258,7 +256,6 @@ COMMON: Ops = {
 
 _IM2COL = (
     ("im2col", thin.OPS | thin_fused.FUSED | conv_evonorm.two_ops(thin.OPS["conv_fprop"])),
-    ("im2col", onchip.OPS | conv_onchip.OPS),
     ("im2col", winograd.OPS | winograd.FUSED | nine_products.FUSED | conv_winograd.OPS),
     ("im2col", conv_evonorm.two_ops(winograd.OPS["conv_fprop"])),
     ("im2col", pwconv1d_direct.OPS | pwconv1d_gated.OPS),

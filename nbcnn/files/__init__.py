@@ -1,1 +1,1 @@
-"""Files that are replaced whole, and names that are suggested."""
+"""Files that are replaced whole, names that are suggested, the error of a caller."""

@@ -28,7 +28,6 @@ __all__ = [
     "Host",
     "adopt",
     "allow_shared",
-    "check_cluster",
     "check_together",
     "compile_apart",
     "constant",
@@ -45,7 +44,6 @@ __all__ = [
 ]
 
 _SHARED_OF_HOPPER = 227 * 1024
-_MULTIPROCESSORS_OF_HOPPER = 132
 
 POLL_SECONDS = 50e-6
 """How often `Gpu.wait` looks."""
@@ -72,17 +70,8 @@ def shared_of_block() -> int:
 
 
 @cache
-def multiprocessors_of_gpu() -> int:
-    """As `shared_of_block`: the GPU's multiprocessors."""
-    if SIMULATOR or gpu_missing():
-        return _MULTIPROCESSORS_OF_HOPPER
-    return int(cuda.get_current_device().MULTIPROCESSOR_COUNT)
-
-
-@cache
 def has_tma() -> bool:
-    """True if the GPU copies boxes of tensors by itself and has clusters of blocks (compute capability 9.0), and where there is no GPU; the
-    simulator has neither."""
+    """True if the GPU copies boxes of tensors by itself (compute capability 9.0), and where there is no GPU; the simulator has not."""
     return not SIMULATOR and (bool(gpu_missing()) or tuple(cuda.get_current_device().compute_capability) >= (9, 0))
 
 
@@ -127,23 +116,6 @@ def check_together(kernel: Any, args: Sequence[Any], grid: int | tuple[int, ...]
     wanted = int(np.prod(grid))
     if wanted > fit:
         raise RuntimeError(f"{kernel.py_func.__name__}: its {wanted} blocks wait for each other, and the GPU holds {fit} of them at once")
-
-
-def check_cluster(kernel: Any, args: Sequence[Any], cluster: int) -> None:
-    """Raise RuntimeError unless `kernel`, compiled for `args`, is known to the driver as one of clusters of `cluster` blocks along x.
-
-    Its blocks would wait forever for blocks that are not in their cluster. The simulator has no clusters.
-    """
-    if SIMULATOR:
-        return
-    from cuda.bindings import driver
-
-    function = kernel._compile_for_args(*args)._codelibrary.get_cufunc()
-    attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH
-    device = driver.CUdevice(int(cuda.get_current_device().id))
-    found = int(checked(driver.cuKernelGetAttribute(attribute, function.handle, device), "ask for a kernel's cluster"))
-    if found != cluster:
-        raise RuntimeError(f"{kernel.py_func.__name__}: its blocks need clusters of {cluster}, and the driver would launch clusters of {found or 1}")
 
 
 def loaded_kernel(kernel: Any, argument_types: tuple[Any, ...]) -> bool:

@@ -52,13 +52,13 @@ from nbcnn.ops.conv.thin_mma.last_fprop import fprop_kernel
 from nbcnn.ops.conv.simt.tiles import Tile
 from nbcnn.ops.conv.wgmma.kernel import correlate
 from nbcnn.ops.conv.wgmma.tile import Tile as WgmmaTile
-from nbcnn.ops.norms import b0_cluster
+from nbcnn.ops.norms import b0_held
 from nbcnn.ops.norms.held import Held
 kernels = (
     gather_product(Tile(64, 64, 16, 4, 4), Window(3, 3), 4, True, True, True),
     fprop_kernel(2, 3, 3, 2, True, "mse", "bfloat16", 4, 2),
     correlate(WgmmaTile(128, 128, 2, 3, 2), "bf16", "rows"),
-    b0_cluster.fprop_kernel("float32", Held(1, 8, 256, 7, 1, 4, cluster=2)),
+    b0_held.fprop_kernel("float32", "NCHW", 0, Held(1, 8, 256, 7, 1, 4, together=1), "all"),
 )
 for kernel in kernels:
     print(hashlib.sha256(dumps([cell.cell_contents for cell in kernel.py_func.__closure__])).hexdigest())

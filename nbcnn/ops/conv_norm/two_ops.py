@@ -5,10 +5,9 @@
     conv_evonorm_b0_fprop  x, w, b, gamma, beta, v, running -> y, z, shift, std, batch_shift, batch_std, running
     conv_evonorm_b0_infer  x, w, b, gamma, beta, v, running -> y                      z is never stored beside y
 
-In bf16 and tf32 on Hopper one kernel (conv_wgmma.py), in fp32 Winograd's convolution in one kernel (conv_onchip.py: 64 filters, Hopper), or in
-several with the norm in the last (conv_winograd.py). B0 in training: the last of these kernels makes the planes' statistics, one more pass the
-batch's (or a small kernel of their own) and y. Everything else runs as the two ops, here: in inference the norm then works in place, on what the
-convolution wrote to y.
+In bf16 and tf32 on Hopper one kernel (conv_wgmma.py), in fp32 Winograd's convolution in several with the norm in the last (conv_winograd.py). B0 in
+training: the last of these kernels makes the planes' statistics, one more pass the batch's (or a small kernel of their own) and y. Everything else
+runs as the two ops, here: in inference the norm then works in place, on what the convolution wrote to y.
 """
 
 from __future__ import annotations
@@ -110,7 +109,7 @@ def by_end(launches: Callable[..., list[Launch]]) -> dict[str, Callable[[Call], 
 
 def _apart(norm: Impl, call: Call) -> Any:
     """The first tile of a norm whose blocks do not wait for each other, None in the simulator (s0.py says why)."""
-    return next((tile for tile in norm.candidates(call, 1) if not (tile.together or tile.cluster)), None) if not SIMULATOR else None
+    return next((tile for tile in norm.candidates(call, 1) if not tile.together), None) if not SIMULATOR else None
 
 
 def composed(conv: Impl, norm: Impl) -> Impl:

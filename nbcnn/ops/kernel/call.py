@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.device import allow_shared, check_cluster, check_together
+from nbcnn.gpu.device import allow_shared, check_together
 from nbcnn.ops.kernel.traffic import Traffic
 
 Shape = tuple[int, ...]
@@ -64,8 +64,7 @@ class Launch:
     `grid` and `block` are ints or tuples; `args` are flat arrays and NumPy scalars (np.int32, np.float32), never Python
     ints, so that one kernel has one signature. `shared` is dynamic shared memory in bytes. `keep` is whatever must stay
     alive as long as the launch, because the kernel knows its address. `together`: blocks wait for each other, so all of them must fit
-    on the GPU at once, which the first run makes sure of. `cluster`: blocks of a thread block cluster, which the kernel itself asks for
-    (`nbcnn.ops.ptx.cluster`); the first run makes sure that the driver knows.
+    on the GPU at once, which the first run makes sure of.
     """
 
     def __init__(
@@ -78,9 +77,8 @@ class Launch:
         name: str = "",
         keep: Any = None,
         together: bool = False,
-        cluster: int = 1,
     ) -> None:
-        self.keep, self.together, self.cluster = keep, together, cluster
+        self.keep, self.together = keep, together
         self.kernel, self.grid, self.block, self.args, self.shared = kernel, grid, block, tuple(args), shared
         self._allowed = False
         self.name = name or getattr(getattr(kernel, "py_func", kernel), "__name__", "kernel")
@@ -91,8 +89,6 @@ class Launch:
             allow_shared(self.kernel, self.args, self.shared)
             if self.together:
                 check_together(self.kernel, self.args, self.grid, self.block)
-            if self.cluster > 1:
-                check_cluster(self.kernel, self.args, self.cluster)
             self._allowed = True
         self.kernel[self.grid, self.block, stream, self.shared](*self.args)
 

@@ -21,16 +21,14 @@ LeVeque (1979). No order of addition depends on timing.
 
 Kernels hold a slab of an image in registers where it fits, so that every element is loaded once; S0 is then one launch forward and one
 backward, and B0, whose channels want all images, is one launch as long as its blocks fit on the GPU together: each sends two numbers of
-every plane to the other blocks of the channel and waits for theirs. On Hopper a channel's blocks may be a thread block cluster.
+every plane to the other blocks of the channel and waits for theirs.
 
     reference.py  both layers in NumPy           held.py   slabs in registers: what a block, a team and a thread have
     s0_held.py    S0 on held slabs               b0_held.py, b0_held_grads.py   B0 on held slabs, in one launch or in stages
-    b0_cluster.py B0 forward, clusters of blocks b0_batch.py   the batch's statistics, made by every block that needs them
+    b0_batch.py   the batch's statistics, made by every block that needs them
     plane.py      how blocks share any image     s0.py, b0.py   the ops: held, or kernels for any shape      rows.py  sums over the images
     b0_ranks.py   B0 with the statistics of all ranks that train together
     conv.py       a convolution with its norm    conv_wgmma.py, conv_wgmma_*.py   both in one kernel       traffic.py  bytes
-    conv_onchip.py, conv_onchip_end.py           both by Winograd in fp32 in one kernel (ops/conv/onchip)
-    conv_onchip_batch.py                         the same of B0 in training, with the batch's statistics and y
     conv_winograd.py, conv_winograd_kernel.py    both by Winograd in several, the norm in the last one     quads.py  what a warp has of a group
     b0_apply.py   B0's y of large batches stored NHWC
 """

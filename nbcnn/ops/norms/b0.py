@@ -1,5 +1,5 @@
-"""EvoNorm-B0: in one launch where a cluster of blocks holds a channel (b0_cluster.py) or the batch fits on the GPU at once (b0_held.py); in stages
-where an image's slab fits into a block (b0_held.py, b0_held_grads.py); else by the kernels here.
+"""EvoNorm-B0: in one launch where the batch fits on the GPU at once (b0_held.py); in stages where an image's slab fits
+into a block (b0_held.py, b0_held_grads.py); else by the kernels here.
 
 Forward: the planes' statistics, the channels' from these, then y; backward: the planes' sums, the channels' from these, then dx. Blocks
 of the first and last of each take a slab of one image (plane.py); of large batches stored NHWC, y is b0_apply.py's.
@@ -13,9 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu import device as gpu
 from nbcnn.gpu.language import SIMULATOR, cuda, f4, i4, jit
-from nbcnn.ops.evonorm import b0_cluster
 from nbcnn.ops.kernel import elementwise
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks
 from nbcnn.ops.kernel.loops import power_of_two
@@ -235,9 +233,7 @@ def dgrad_kernel(kind: str, slab: Slab) -> Any:
 
 
 def bind_fprop(call: Call) -> list[Launch]:
-    """One launch where a channel's blocks are a cluster or all blocks fit on the GPU, else planes, then `behind_planes`."""
-    if call.tile is not None and call.tile.cluster:
-        return [b0_cluster.launch(call)]
+    """One launch where all blocks fit on the GPU, else planes, then `behind_planes`."""
     if call.tile is not None and call.tile.together:
         return [b0_held.launch(call, "all")]
     if call.tile is not None:
@@ -330,8 +326,7 @@ def extents_of(call: Call, image: int) -> tuple[Slab, int, tuple[np.int32, ...]]
 
 
 def candidates(call: Call, multiprocessors: int) -> list[Held]:
-    """Slabs of which a cluster's have a whole channel (forward, NCHW) and which are enough for the GPU; slabs with which the launch fits on the GPU
-    at once: of x, or of x and dy, or of x with dy read twice; clusters that leave much of the GPU idle; then slabs for several launches.
+    """Slabs with which the launch fits on the GPU at once: of x, or of x and dy, or of x with dy read twice; then slabs for several launches.
 
     The simulator runs one block after another: there only the last.
     """
@@ -339,10 +334,7 @@ def candidates(call: Call, multiprocessors: int) -> list[Held]:
     tensors = (2, 1) if backward else (1,)
     alone = call.op.endswith("_infer") or SIMULATOR
     at_once = [] if alone else slabs_of(shape, layout, 1, tensors, multiprocessors, at_once=True)
-    apart = slabs_of(shape, layout, 1, tensors, multiprocessors)
-    clustered = b0_cluster.slabs_of(shape) if call.op.endswith("_fprop") and layout == "NCHW" and gpu.has_tma() else []
-    wide = [held for held in clustered if b0_cluster.enough(held, shape[1], multiprocessors)]
-    return [*wide, *at_once, *(held for held in clustered if held not in wide), *apart]
+    return [*at_once, *slabs_of(shape, layout, 1, tensors, multiprocessors)]
 
 
 def tile(call: Call, multiprocessors: int) -> Held | None:

@@ -46,8 +46,7 @@ BALANCED = 256
 class Held:
     """What a block holds, its threads, elements of a thread, tensors that are held, and how many blocks must fit on a multiprocessor.
 
-    together: 1 if all blocks of the launch fit on the GPU at once, so that they may wait for each other. cluster: blocks that hold all
-    images of a channel, as a thread block cluster if they are several (b0_cluster.py); 0 if this is no such slab.
+    together: 1 if all blocks of the launch fit on the GPU at once, so that they may wait for each other.
     """
 
     channels: int
@@ -57,7 +56,6 @@ class Held:
     tensors: int
     blocks: int
     together: int = 0
-    cluster: int = 0
 
 
 @dataclass(frozen=True)

@@ -37,12 +37,10 @@ def s0_grads(call: Call) -> list[Traffic]:
 
 
 def b0_fprop(call: Call) -> list[Traffic]:
-    """One launch: x once; every slab's packets by each of its blocks, which clusters need not. Else planes (x, or twice), channels, y."""
+    """One launch: x once; every slab's packets by each of its blocks. Else planes (x, or twice), channels, y."""
     x, y = size(call, "in", 0), size(call, "out", 0)
     n, c = call.in_shapes[0][:2]
     planes, held = STATISTICS * n * c, call.tile
-    if held is not None and held.cluster:
-        return [once(x, y + planes + 3 * 4 * c)]
     if held is not None and held.together:
         packets = PACKET * n * c
         return [Traffic(x + n // held.images * packets, y + planes + packets + 3 * 4 * c, x + packets)]

@@ -2,7 +2,6 @@
 
 `instruction(name, asm, result, operands)` returns an intrinsic; `$0, $1, …` in `asm` are the results first, then the
 operands. `accumulating` makes one whose results are elements of a local array, kept in the registers they came in.
-`kernel_notes` makes one that emits nothing and tells the compiler something about the kernel.
 `byte_address_shared` and `byte_address_global` give the addresses that load and store instructions take.
 
 The names given to Numba are derived from the instruction text: Numba pickles a closure to find a kernel in the disk
@@ -101,23 +100,6 @@ def accumulating(name: str, asm: str, count: int, first: int, operands: tuple[An
     scope: dict[str, Any] = {"signature": signature, "void": types.void, "operands": operands, "codegen": codegen}
     exec(f"def {name}(typingctx, acc{arguments}):\n    return signature(void, acc, *operands), codegen\n", scope)
     return _named(intrinsic(scope[name]), f"{name}|{asm}|{constraints}|{first}")
-
-
-def kernel_notes(**notes: int) -> Any:
-    """An intrinsic (), called in a kernel's own body, that says something about the kernel: global annotations of the NVVM IR specification."""
-    text = ",".join(f"{name}={value}" for name, value in notes.items())
-
-    def note(typingctx):
-        def codegen(context: Any, builder: Any, sig: Any, values: Any) -> Any:
-            module = builder.module
-            known = cgutils.get_or_insert_named_metadata(module, "nvvm.annotations")
-            for name, value in notes.items():
-                known.add(module.add_metadata((builder.function, ir.MetaDataString(module, name), ir.Constant(ir.IntType(32), value))))
-            return context.get_dummy_value()
-
-        return signature(types.void), codegen
-
-    return _named(intrinsic(note), f"kernel notes|{text}")
 
 
 def _address_of(space: int, letter: str, number: Any) -> Any:

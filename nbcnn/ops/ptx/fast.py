@@ -1,7 +1,7 @@
-"""2^x, 1/x, √x and tanh x as the GPU's special function unit makes them: `ex2.approx.ftz`, `rcp.approx.ftz`, `sqrt.approx.ftz`, `tanh.approx`.
+"""2^x, 1/x and tanh x as the GPU's special function unit makes them: `ex2.approx.ftz`, `rcp.approx.ftz`, `tanh.approx`.
 
-The first three are right to 2 ulp and take every operand: 2^x goes to 0 and ∞, 1/∞ is 0, NaN stays NaN; subnormal numbers count as 0. The
-compiler's own exp, division and root add steps for subnormal numbers, of which there are none in 1 + 2^x or in a deviation.
+The first two are right to 2 ulp and take every operand: 2^x goes to 0 and ∞, 1/∞ is 0, NaN stays NaN; subnormal numbers count as 0. The
+compiler's own exp and division add steps for subnormal numbers, of which there are none in 1 + 2^x or in a deviation.
 """
 
 from __future__ import annotations
@@ -23,16 +23,8 @@ if SIMULATOR:
         return np.float32(1) / np.float32(x)
 
     @cuda.jit(device=True)
-    def squashed(x, slope):
-        return x * reciprocal(f4(1) + exp2(slope * x))
-
-    @cuda.jit(device=True)
     def larger(a, b):
         return np.maximum(a, b)
-
-    @cuda.jit(device=True)
-    def root(x):
-        return np.sqrt(np.float32(x))
 
     @cuda.jit(device=True)
     def tanh(x):
@@ -44,16 +36,7 @@ else:
     """2^x of a float32."""
     reciprocal = instruction("rcp_approx", "rcp.approx.ftz.f32 $0, $1;", f4, (f4,), pure=True)
     """1/x of a float32."""
-    root = instruction("sqrt_approx", "sqrt.approx.ftz.f32 $0, $1;", f4, (f4,), pure=True)
-    """√x of a float32."""
     tanh = instruction("tanh_approx", "tanh.approx.f32 $0, $1;", f4, (f4,), pure=True)
     """tanh x of a float32, to a relative error of 2⁻¹¹."""
     larger = instruction("max_nan", "max.NaN.f32 $0, $1, $2;", f4, (f4, f4), pure=True)
     """The larger of two float32, NaN if either is; `max` drops a NaN."""
-    squashed = instruction(
-        "squashed",
-        "{ .reg .f32 t; mul.f32 t, $1, $2; ex2.approx.ftz.f32 t, t; add.f32 t, t, 0f3F800000; rcp.approx.ftz.f32 t, t; mul.f32 $0, $1, t; }",
-        f4,
-        (f4, f4),
-    )
-    """x/(1 + 2^(slope·x)) of (x, slope), where this stands."""

@@ -33,10 +33,6 @@ if SIMULATOR:
         while packets[4 * at + 1] != turn or packets[4 * at + 3] != turn:
             pass
         return tuple(np.array([packets[4 * at], packets[4 * at + 2]], np.int32).view(np.float32))
-
-    @cuda.jit(device=True)
-    def receive_two(packets, at, other, turn):
-        return receive(packets, at, turn) + receive(packets, other, turn)
 else:
     from nbcnn.gpu.language import f4
     from nbcnn.ops.ptx.asm import byte_address_global, instruction
@@ -58,16 +54,6 @@ else:
         (types.uint64, i4),
     )
 
-    _receive_two = instruction(
-        "receive_two_packets",
-        "{ .reg .b64 p, q, r, s; .reg .b32 t, u, v, w; .reg .pred old; look: ld.relaxed.gpu.global.v2.b64 {p, q}, [$4];"
-        " ld.relaxed.gpu.global.v2.b64 {r, s}, [$5]; mov.b64 {$0, t}, p; mov.b64 {$1, u}, q; mov.b64 {$2, v}, r; mov.b64 {$3, w}, s;"
-        " setp.ne.s32 old, t, $6; @old bra look; setp.ne.s32 old, u, $6; @old bra look; setp.ne.s32 old, v, $6; @old bra look;"
-        " setp.ne.s32 old, w, $6; @old bra look; }",
-        (f4,) * 4,
-        (types.uint64, types.uint64, i4),
-    )
-
     @jit(device=True)
     def send(packets, at, turn, a, b):
         """Two float32 as packet `at` of this turn, to whoever waits for it."""
@@ -77,12 +63,6 @@ else:
     def receive(packets, at, turn):
         """The two float32 of packet `at`, when it is of this turn: waits for it."""
         return _receive(byte_address_global(packets) + types.uint64(i8(at) * i8(16)), turn)
-
-    @jit(device=True)
-    def receive_two(packets, at, other, turn):
-        """The four float32 of packets `at` and `other`, one trip for both."""
-        first = byte_address_global(packets)
-        return _receive_two(first + types.uint64(i8(at) * i8(16)), first + types.uint64(i8(other) * i8(16)), turn)
 
     @jit(device=True)
     def fresh(array, offset):

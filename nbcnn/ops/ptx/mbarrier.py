@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from nbcnn.gpu.language import i4, u4
+from nbcnn.gpu.language import u4
 from nbcnn.ops.ptx.asm import instruction
 
 mbarrier_init = instruction("mbarrier_init", "mbarrier.init.shared::cta.b64 [$0], $1;", None, (u4, u4))
@@ -19,13 +19,6 @@ fence_mbarrier_init = instruction("fence_mbarrier_init", "fence.mbarrier_init.re
 """Makes initialised barriers visible to TMA."""
 mbarrier_arrive = instruction("mbarrier_arrive", "mbarrier.arrive.shared::cta.b64 _, [$0];", None, (u4,))
 """(barrier): one arrival; what this thread did before is visible to whoever waits."""
-mbarrier_arrive_if = instruction(
-    "mbarrier_arrive_if",
-    "{ .reg .pred p; setp.ne.s32 p, $1, 0; @p mbarrier.arrive.shared::cta.b64 _, [$0]; }",
-    None,
-    (u4, i4),
-)
-"""(barrier, wanted): one arrival of a thread for which `wanted` is not 0, without a branch."""
 mbarrier_arrive_expect_tx = instruction("mbarrier_arrive_expect_tx", "mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;", None, (u4, u4))
 """(barrier, bytes): one arrival, and the phase also waits for `bytes` written by TMA."""
 mbarrier_wait = instruction(

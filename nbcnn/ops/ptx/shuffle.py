@@ -48,15 +48,6 @@ if SIMULATOR:
         return add
 
     @cuda.jit(device=True)
-    def from_lane(value, lane):
-        lanes = cuda.shared.array(LARGEST_BLOCK, types.float64)
-        tid = cuda.threadIdx.x
-        cuda.syncthreads()
-        lanes[tid] = value
-        cuda.syncthreads()
-        return type(value)(lanes[tid - tid % WARP + lane])
-
-    @cuda.jit(device=True)
     def warp_barrier():
         cuda.syncthreads()
 
@@ -101,11 +92,6 @@ else:
             return value
 
         return add
-
-    @jit(device=True)
-    def from_lane(value, lane):
-        """The float32 of this lane of the warp; all lanes call it."""
-        return cuda.shfl_sync(_ALL_LANES, value, lane)
 
     @jit(device=True)
     def warp_barrier():

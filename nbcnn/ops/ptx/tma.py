@@ -17,10 +17,6 @@ fence_tensor_map = instruction("fence_proxy_tensormap", "fence.proxy.tensormap::
 """(tensor_map): before its first use, because it came to the device by an ordinary copy."""
 fence_async_shared = instruction("fence_proxy_async", "fence.proxy.async.shared::cta;", None, ())
 """This thread's ordinary loads from shared memory and stores to it come before what TMA and wgmma do there after a barrier."""
-load_bytes = instruction(
-    "cp_async_bulk", "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];", None, (u4, _u8, u4, u4)
-)
-"""(to, from, bytes, barrier): neighbouring bytes of global memory, no tensor map; addresses and bytes are multiples of 16."""
 load_tile_2d = instruction("cp_async_bulk_tensor_2d", _LOAD.format(2, "tile") + " [$0], [$1, {$2, $3}], [$4];", None, (u4, _u8, i4, i4, u4))
 """(to, tensor_map, column, row, barrier): a tile of a matrix."""
 load_tile_3d = instruction("cp_async_bulk_tensor_3d", _LOAD.format(3, "tile") + " [$0], [$1, {$2, $3, $4}], [$5];", None, (u4, _u8, i4, i4, i4, u4))
