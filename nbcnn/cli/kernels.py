@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 
 from nbcnn.cli.errors import OK, RUNTIME, UsageError, guarded
 from nbcnn.cli.flags import MODES, PRECISIONS, Parser, flag, one_of, some_of
+from nbcnn.files import atomic
 from nbcnn.files.suggest import nearest
 
 ARCHITECTURES = ("75", "80", "86", "89", "90a", "100", "120")
@@ -18,6 +20,7 @@ EXAMPLES = (
     "python -m nbcnn kernels --mode tensorcore --precision bf16 --arch 90a",
     "python -m nbcnn kernels --op conv_wgrad --arch 80,90a",
     "python -m nbcnn kernels --json > kernels.json",
+    "python -m nbcnn kernels --page docs/kernels.md             every kernel once: where it stands, who launches it",
 )
 
 
@@ -35,6 +38,7 @@ def parser() -> Parser:
     group = made.add_argument_group("output")
     flag(group, "--quiet", bool, "no progress", "off")
     flag(group, "--json", bool, "print one line of JSON instead of the table", "off")
+    flag(group, "--page", str, "write the page of all kernels and who launches them instead, a few minutes", "off", metavar="FILE")
     return made
 
 
@@ -50,16 +54,24 @@ def _report(flags: SimpleNamespace) -> int:
 
     if SIMULATOR:
         raise UsageError("the simulator compiles nothing: run kernels without NUMBA_ENABLE_CUDASIM")
+
+    def say(text: str) -> None:
+        if not flags.quiet:
+            print(text, file=sys.stderr, flush=True)
+
+    if flags.page:
+        if flags.mode or flags.precision or flags.arch or flags.op or flags.json:
+            raise UsageError("--page is of all kernels, modes and ops: it goes with --quiet alone")
+        from nbcnn.lab.report import kernels_page
+
+        atomic.replace_bytes(Path(flags.page), kernels_page.page(kernels_page.compiled(say)).encode())
+        return OK
     chosen = kernels.rows(flags.mode, flags.precision)
     if not chosen:
         raise UsageError(f"mode {flags.mode} has no precision {flags.precision!r}")
     known = sorted({op for row in chosen for op in row.ops})
     if flags.op and flags.op not in known:
         raise UsageError(f"no op {flags.op!r} in these modes{nearest(flags.op, known)}")
-
-    def say(text: str) -> None:
-        if not flags.quiet:
-            print(text, file=sys.stderr, flush=True)
 
     found = list(kernels.report(flags.mode, flags.precision, flags.arch or ARCHITECTURES, flags.op, say))
     print(json.dumps(found) if flags.json else kernels.table(found))

@@ -59,7 +59,7 @@ def launches(row: Row, arch: str, op: str | None = None) -> Iterator[tuple[str, 
     planned: set[str] = set()
     covered: set[tuple[str, str]] = set()
     for fusing in (True, False):
-        with _as_if_on(arch):
+        with as_if_on(arch):
             program = on_host(training_plan(row, BATCH, capability=capability, fusing=fusing))
         for item, made in program.bound:
             planned.add(item.step.op)
@@ -71,7 +71,7 @@ def launches(row: Row, arch: str, op: str | None = None) -> Iterator[tuple[str, 
         for part, impl in row.chain(case.op):
             if impl.lacks(capability) is None:
                 try:
-                    with _as_if_on(arch):
+                    with as_if_on(arch):
                         bound = Bound(impl, case.op, case.ins, case.outs, attrs=case.attrs, place=Host(), layout=row.layout, store=row.store)
                 except Unsupported:
                     continue
@@ -82,7 +82,7 @@ def launches(row: Row, arch: str, op: str | None = None) -> Iterator[tuple[str, 
 
 
 @contextlib.contextmanager
-def _as_if_on(arch: str) -> Iterator[None]:
+def as_if_on(arch: str) -> Iterator[None]:
     """What tiles are chosen by, as it is on a GPU of the architecture."""
     with (
         mock.patch.object(device, "shared_of_block", return_value=1024 * ARCHITECTURES[arch]),

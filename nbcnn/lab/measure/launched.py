@@ -1,0 +1,324 @@
+"""Who launches which kernel: every use that stands in `USERS`, planned and bound for every GPU row of MODES without a GPU.
+
+A kernel is a function that `jit` makes one of, named by its module and its qualified name, whatever tiles and types are frozen into it. One that no
+user launches is dead. Users are the ready models, what `train.py` does with them on demand, public layers at shapes of their own, and the kernel
+matrices of the classifiers. Forcing an engine (`--engine`) leaves choices out and adds none, so it is no user of its own.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from inspect import Parameter, signature
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nbcnn import ops as package
+from nbcnn.lab.measure.kernels import as_if_on, capability_of
+from nbcnn.lab.measure.plans import H200
+from nbcnn.modes import MODES, Row, with_dwconv
+from nbcnn.nn import layers as plain_layers
+from nbcnn.nn import norms, series_layers
+from nbcnn.nn.fuse import fuse
+from nbcnn.nn.layers import MSE, AvgPool2d, Conv2d, Flatten, Linear, MaxPool2d, Sigmoid, SoftmaxCrossEntropy, Swish, Upsample2d, parameters
+from nbcnn.nn.models import MODELS, s4convd
+from nbcnn.nn.norms import EvoNormB0, EvoNormS0
+from nbcnn.nn.optim import SGD, Adam
+from nbcnn.nn.params import ParameterLayout
+from nbcnn.nn.series_layers import DepthwiseConv1d, ForecastMSE, LastStep, PointwiseConv1d
+from nbcnn.ops.kernel.call import Call, Impl
+from nbcnn.ops.products.gemm import launch_gemm_nt
+from nbcnn.ops.products.rbf import launch_rbf
+from nbcnn.ops.series.dwconv1d import VARIANTS as DWCONV
+from nbcnn.plan.graph import Buf, Planned, Resolution, Step, Sync, Tape, drop_dead, lower, named, trace
+from nbcnn.plan.shapes import numel
+from nbcnn.plan.storage import numpy_dtype
+from nbcnn.run.net import resolver
+
+ARCHITECTURES = ("75", "80", "90a")
+"""What is planned for: the lowest that a row runs on, sm_80 where it wants tensor cores, and Hopper's, whose TMA and wgmma no other has."""
+BATCHES = (256, 1, 4096)
+MOMENTUM = SGD()
+COLOUR, DIGITS, HOURS, SMALL, LARGE = (3, 32, 32), (1, 28, 28), (4, 48), (3, 16, 16), (3, 256, 256)
+
+Kernel = tuple[str, str]
+"""Module and qualified name of a kernel's function."""
+
+
+@dataclass(frozen=True)
+class User:
+    """A network and how it is run.
+
+    name, why  what the page calls it, and why it stands here.
+    layers     makes the network, which ends in a loss; None for kernels that are launched beside networks (`_products`).
+    shape      of an input: (C, H, W), or (F, L) for series.
+    batches    images or series of a step.
+    ranks      processes that train together and share the statistics of a batch.
+    gathered   False: the caller hands in floats of its own, as to `Net.gradients`, instead of a resident data set.
+    dwconv     the variant of depthwise convolution that is asked for.
+    """
+
+    name: str
+    why: str
+    layers: Callable[[], list[Any]] | None = None
+    shape: tuple[int, ...] = COLOUR
+    batches: tuple[int, ...] = BATCHES[:1]
+    optimizer: Any = MOMENTUM
+    ranks: int = 1
+    gathered: bool = True
+    dwconv: str = "auto"
+
+
+@dataclass(frozen=True)
+class Use:
+    """A launch that a user makes: of which op, in which row, on which architecture."""
+
+    user: User
+    row: Row
+    arch: str
+    op: str
+    launch: Any
+
+    @property
+    def kernel(self) -> Kernel:
+        function = getattr(self.launch.kernel, "py_func", self.launch.kernel)
+        return function.__module__, function.__qualname__
+
+
+def _model(name: str) -> User:
+    shape = DIGITS if "mnist" in name else COLOUR
+    return User(name, "ready-made", lambda: MODELS[name](*shape), shape, BATCHES, Adam() if "mnist" in name else MOMENTUM)
+
+
+READY = (*map(_model, MODELS), User("s4convd", "ready-made", s4convd, HOURS, BATCHES, Adam(clip_norm=0.5)))
+"""The ready models with the update of their recipe."""
+
+
+def _classifier(*body: Any) -> Callable[[], list[Any]]:
+    """`body` with a linear layer behind it, for ten classes of SMALL images."""
+
+    def made() -> list[Any]:
+        y, _ = trace(Tape(training=True), named(body), Buf("x", (1, *SMALL)))
+        flat = [Flatten()] if len(y.shape) == 4 else []
+        return [*body, *flat, Linear(numel(y.shape), 10), SoftmaxCrossEntropy()]
+
+    return made
+
+
+def _behind_conv(*layers: Any) -> Callable[[], list[Any]]:
+    return _classifier(Conv2d(3, 16, 3, pad=1), *layers)
+
+
+def _between_convs(layer: Any) -> Callable[[], list[Any]]:
+    return lambda: [Conv2d(3, 16, 3, pad=1), layer, Conv2d(16, 3, 3, pad=1), MSE()]
+
+
+def _forecast(*body: Any) -> Callable[[], list[Any]]:
+    return lambda: [*body, LastStep(), Linear(body[-1].channels, 1), ForecastMSE()]
+
+
+def _kinds(layers: Sequence[Any]) -> Iterator[type]:
+    """The classes of layers, and of those inside them."""
+    for layer in layers:
+        yield type(layer)
+        yield from _kinds(getattr(layer, "body", ()))
+
+
+def _others() -> list[User]:
+    """A network for every public layer that no ready model has and that wants no sizes: activations, pooling."""
+    ready = {kind for user in READY if user.layers for kind in _kinds(user.layers())}
+    return [
+        User(name, "layer", _behind_conv(layer()), SMALL)
+        for module in (plain_layers, norms, series_layers)
+        for name, layer in vars(module).items()
+        if isinstance(layer, type) and layer.__module__ == module.__name__ and hasattr(layer, "build") and not hasattr(layer, "needs_labels")
+        if not name.startswith("_") and layer not in ready
+        if all(p.default is not Parameter.empty for p in signature(layer).parameters.values())
+    ]
+
+
+USERS = (
+    *READY,
+    User("s4convd (rmsle)", "ready-made, trained for its other loss", lambda: s4convd(loss="rmsle"), HOURS),
+    *(User(f"s4convd --dwconv {name}", "teaching", s4convd, HOURS, dwconv=name) for name in DWCONV if name != "best"),
+    User("mnist-cnn-b0 --sync-stats", "several ranks, of which each has a part of the batch", READY[2].layers, DIGITS, ranks=2),
+    User("Net.gradients", "a network on the caller's own floats", READY[0].layers, gathered=False),
+    *_others(),
+    User("Linear + Sigmoid", "layers that become one op", _classifier(Flatten(), Linear(numel(SMALL), 64), Sigmoid()), SMALL),
+    User("Linear + Swish", "layers that become one op", _classifier(Flatten(), Linear(numel(SMALL), 64), Swish()), SMALL),
+    User("Upsample2d + Conv2d", "layers that become one op", _behind_conv(Upsample2d(2), Conv2d(16, 16, 3, pad=1)), SMALL),
+    User("MaxPool2d + AvgPool2d", "layers, windows that overlap", _behind_conv(MaxPool2d(3, 2), AvgPool2d(3, 2)), SMALL),
+    User("EvoNormS0 (large)", "layer, images that no block holds", _between_convs(EvoNormS0(16, 8)), LARGE),
+    User("EvoNormB0 (large)", "layer, images that no block holds", _between_convs(EvoNormB0(16)), LARGE),
+    User("DepthwiseConv1d (long)", "layer, series of a thousand hours", _forecast(PointwiseConv1d(4, 64), DepthwiseConv1d(64, 33)), (4, 1024)),
+    User("gemm", "op of every row, for kernel matrices"),
+    User("classify", "kernel matrices of the support vector machines"),
+)
+
+
+class _Array:
+    """An array that is not there: of a 1-D array what `bind` looks at."""
+
+    ndim = 1
+
+    def __init__(self, size: int, dtype: Any) -> None:
+        self.size, self.dtype = size, np.dtype(dtype)
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, part: slice) -> _Array:
+        return _Array(len(range(*part.indices(self.size))), self.dtype)
+
+    def view(self, dtype: Any) -> _Array:
+        return _Array(self.size * self.dtype.itemsize // np.dtype(dtype).itemsize, dtype)
+
+
+def _record(user: User, batch: int, training: bool, fused: Sequence[str]) -> tuple[list[Step], Buf]:
+    """The steps of a training step, or of an evaluation, and all weights; `fused`: the ops that layers may be put together for."""
+    assert user.layers is not None
+    made, shape = user.layers(), user.shape
+    *body, (_, loss) = fuse(named(made), fused)
+    tape = Tape(training, Sync(0, user.ranks, batch, 1 / user.ranks) if user.ranks > 1 else None)
+    state, order = Buf("state", (8,), "int64", "state"), Buf("order", (batch,), "int32", "io")
+    x, y = tape.temp("batch", (batch, *shape)), tape.temp("batch labels", (batch,), getattr(loss, "label_dtype", "int32"))
+    if not user.gathered:
+        x = Buf("x", x.shape, home="io")
+    elif len(shape) == 2:
+        rows, targets, starts = Buf("rows", (2**20,), home="io"), Buf("targets", (2**16,), home="io"), Buf("starts", (2**16,), "int32", "io")
+        tape.emit("gather_windows", [rows, targets, starts, order, state], [x, y], "input")
+    else:
+        tape.emit("gather", [Buf("images", (batch, *shape), "uint8", "io"), order, state], [x], "input", flip=False)
+        tape.emit("gather_labels", [Buf("labels", (batch,), "int32", "io"), order, state], [y], "input")
+    out, backward = trace(tape, body, x)
+    value, dy = loss.build(tape, out, y if loss.needs_labels else x, loss.kind)
+    layout = ParameterLayout(parameters(made))
+    weights, grads = Buf("all weights", (layout.size,), home="param"), Buf("all gradients", (layout.size,), home="grad")
+    if training:
+        backward(dy)
+        moments = [Buf(f"optim.{name}", (layout.size,), home="state") for name in user.optimizer.moments]
+        user.optimizer.record(tape, weights, grads, moments, Buf("rates", (1,), home="io"), state, layout.decayed)
+    sums = Buf("sums", (4,), "float64", "state")
+    tape.emit("advance", [value, state, sums], [state, sums], "advance", count=batch)
+    return drop_dead(tape.steps), weights
+
+
+def _key(step: Step) -> tuple[Any, ...]:
+    """Steps of one key run alike."""
+    return step.op, *((buf.shape, buf.dtype) for buf in (*step.ins, *step.outs)), tuple(sorted(step.attrs.items()))
+
+
+def _bound(item: Planned, layout: str) -> Sequence[Any]:
+    """The launches of a planned step."""
+    step, how = item.step, item.how
+    ins, outs = ([_Array(numel(buf.shape), numpy_dtype(buf.dtype)) for buf in bufs] for bufs in (step.ins, step.outs))
+    packed = _Array(item.packed[2], numpy_dtype(item.packed[0].dtype)) if item.packed else None
+    scratch = _Array(how.scratch_bytes, np.uint8) if item.scratch else None
+    shapes, dtypes = ([tuple(getattr(buf, name) for buf in bufs) for bufs in (step.ins, step.outs)] for name in ("shape", "dtype"))
+    call = Call(step.op, tuple(ins), tuple(outs), *shapes, step.attrs, layout, how.tile, packed, scratch, *dtypes)
+    return how.impl.bind(call)
+
+
+def _of_row(row: Row, arch: str, recorded: Callable[..., tuple[list[Step], Buf]]) -> Iterator[Use]:
+    """What networks launch in a row on an architecture; a step that has been met before is left out."""
+    known: dict[str, tuple[Row, Callable[[Step], Resolution]]] = {}
+    for user in USERS:
+        if user.dwconv not in known:
+            chosen = row if user.dwconv == "auto" else with_dwconv(row, user.dwconv)
+            # Ranks add up by another library, or through the host: no kernel of this package.
+            chosen = replace(chosen, parts=(*chosen.parts, ("ranks", {"all_reduce": Impl(lambda call: [])})))
+            known[user.dwconv] = chosen, _remembering(resolver(chosen, H200, capability_of(arch)))
+        (chosen, resolve), seen = known[user.dwconv], set()
+        for batch in user.batches if user.layers else ():
+            for training in (True, False):
+                for fused in (tuple(chosen.ops), ()):
+                    steps, weights = recorded(user, batch, training, fused)
+                    for item in lower(steps, row.layout, resolve, weights, row.store).steps:
+                        key = _key(item.step)
+                        if key not in seen:
+                            seen.add(key)
+                            yield from (Use(user, row, arch, item.step.op, launch) for launch in _bound(item, row.layout))
+        if user.name == "gemm":
+            step = Step("gemm", (Buf("a", (1024, 512), row.store), Buf("b", (1024, 512), row.store)), (Buf("c", (1024, 1024), row.store),))
+            how = resolve(step)
+            scratch = Buf("scratch", (how.scratch_bytes,), "uint8") if how.scratch_bytes else None
+            yield from (Use(user, row, arch, "gemm", launch) for launch in _bound(Planned(step, how, scratch), row.layout))
+
+
+def _remembering(resolve: Callable[[Step], Resolution]) -> Callable[[Step], Resolution]:
+    """`resolve`, asked once for all steps that run alike."""
+    known: dict[Any, Resolution] = {}
+
+    def remembered(step: Step) -> Resolution:
+        key = _key(step)
+        if key not in known:
+            known[key] = resolve(step)
+        return known[key]
+
+    return remembered
+
+
+@cache
+def uses() -> tuple[Use, ...]:
+    """Every launch of `USERS`: by row, architecture and user in order; a user's steps of one shape once in each row."""
+    recorded = cache(_record)
+    found = []
+    for row in MODES.values():
+        for arch in _architectures(row):
+            with as_if_on(arch):
+                found += _of_row(row, arch, recorded)
+                if row.mode == "im2col":
+                    found += _kernel_matrices(row, arch)
+    return tuple(found)
+
+
+def _architectures(row: Row) -> tuple[str, ...]:
+    """Those of `ARCHITECTURES` that a row is planned for, Hopper's first; none for a row of the host."""
+    return () if row.place != "gpu" else ("90a", "80") if row.mode == "tensorcore" else ("90a", "75")
+
+
+def _kernel_matrices(row: Row, arch: str) -> list[Use]:
+    """What `nbcnn.classify.gpu` launches for a panel; its arrays and kernels are those of the fp32 rows."""
+    classify = next(user for user in USERS if user.name == "classify")
+    a, b, c, norms_a, norms_b = (_Array(size, np.float32) for size in (2**20, 2**20, 2**20, 1024, 1024))
+    made = (("gemm", launch_gemm_nt(a, b, c, 1024, 1024, 1024)), ("rbf", launch_rbf(norms_a, norms_b, c, 1024, 1024, 0.1)))
+    return [Use(classify, row, arch, op, launch) for op, launch in made]
+
+
+def files() -> dict[str, str]:
+    """The file of every module of `nbcnn.ops`."""
+    root = Path(package.__file__).parent
+    inside = [path.relative_to(root.parents[1]) for path in sorted(root.rglob("*.py"))]
+    return {".".join(path.with_suffix("").parts).removesuffix(".__init__"): path.as_posix() for path in inside}
+
+
+def kernels() -> set[Kernel]:
+    """Every kernel of `nbcnn.ops`: functions under a decorator `jit` that does not make a device function.
+
+    A module may hand functions to `jit` under names of their own (elementwise.py): whoever plans their ops finds them.
+    """
+    root = Path(package.__file__).parents[2]
+    return {(module, name) for module, file in files().items() for name in _kernels_of(ast.parse((root / file).read_text()), "")}
+
+
+def _kernels_of(node: ast.AST, outside: str) -> Iterator[str]:
+    """Qualified names of the kernels in a part of a module."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef):
+            if any(_makes_kernel(decorator) for decorator in child.decorator_list):
+                yield outside + child.name
+            yield from _kernels_of(child, f"{outside}{child.name}.<locals>.")
+        elif isinstance(child, ast.ClassDef):
+            yield from _kernels_of(child, f"{outside}{child.name}.")
+        else:
+            yield from _kernels_of(child, outside)
+
+
+def _makes_kernel(decorator: ast.expr) -> bool:
+    if not isinstance(decorator, ast.Call) or ast.unparse(decorator.func).rpartition(".")[2] != "jit":
+        return False
+    return not any(keyword.arg == "device" for keyword in decorator.keywords)

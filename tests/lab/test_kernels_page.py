@@ -1,0 +1,73 @@
+"""Every kernel is launched by somebody, and docs/kernels.md says by whom, as the code is now."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from nbcnn.__main__ import main
+from nbcnn.gpu import device
+from nbcnn.lab.measure import launched
+from nbcnn.lab.report import kernels_page
+from nbcnn.modes import MODES
+
+PAGE = Path(__file__).parents[1] / "docs" / "kernels.md"
+COMMAND = "python -m nbcnn kernels --page docs/kernels.md"
+pytestmark = pytest.mark.skipif(device.SIMULATOR, reason="the simulator makes no tensor maps")
+
+
+def test_every_kernel_is_launched_by_a_model_a_teaching_mode_or_a_layer():
+    assert launched.kernels() - {use.kernel for use in launched.uses()} == set()
+
+
+def test_every_op_of_a_gpu_row_is_planned_by_somebody():
+    assert {op for row in MODES.values() if row.place == "gpu" for op in row.ops} - {use.op for use in launched.uses()} == set()
+
+
+def test_every_user_launches_something():
+    assert {use.user.name for use in launched.uses()} == {user.name for user in launched.USERS}
+
+
+def test_the_page_is_that_of_the_code():
+    text = PAGE.read_text()
+    assert kernels_page.page(kernels_page.read(text)) == text, f"make it anew: {COMMAND}"
+
+
+def test_the_page_has_registers_of_every_architecture_that_a_kernel_is_planned_for():
+    cells = kernels_page.read(PAGE.read_text()).cells
+    for kernel, uses in kernels_page.rows().items():
+        planned = {use.arch for use in uses}
+        for arch, registers in zip(launched.ARCHITECTURES, cells[kernel][::2], strict=True):
+            assert bool(registers) == (arch in planned), (kernel, arch, f"make the page anew: {COMMAND}")
+            assert not registers or 8 <= int(registers) <= 255
+
+
+@pytest.mark.full
+def test_the_page_has_the_registers_that_the_compiler_gives():
+    page = kernels_page.read(PAGE.read_text())
+    if page.versions != kernels_page.versions():
+        pytest.skip(f"the page was made with {page.versions}, here are {kernels_page.versions()}")
+    assert kernels_page.compiled(lambda text: None) == page
+
+
+def test_a_kernel_is_what_jit_makes_of_a_function_that_is_none_of_the_device():
+    source = """
+@jit()
+def first(): ...
+def factory():
+    if True:
+        @cuda.jit(launch_bounds=(32, 1))
+        def second(): ...
+    @jit(device=True)
+    def helper(): ...
+    @cache
+    def plain(): ...
+"""
+    assert list(launched._kernels_of(ast.parse(source), "")) == ["first", "factory.<locals>.second"]
+
+
+def test_the_page_goes_with_no_choice_of_kernels(capsys):
+    assert main(["kernels", "--page", "page.md", "--mode", "naive"]) == 2
+    assert "--page is of all kernels" in capsys.readouterr().err
