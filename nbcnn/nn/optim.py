@@ -15,10 +15,11 @@ SCHEDULES = ("cosine", "constant")
 
 @dataclass(frozen=True)
 class _Optimizer:
-    """What all optimizers share: L2 weight decay and gradient clipping, off at 0.
+    """What all optimizers share: gradient clipping and L2 weight decay, off at 0. They apply in this order (`nbcnn.ops.update.sgd`):
 
-    clip_value  every gradient element is cut to [−clip_value, clip_value] first.
-    clip_norm   then the whole gradient is scaled down to this Euclidean norm if it is longer.
+    clip_norm     first the whole gradient is scaled down to this Euclidean norm if it is longer.
+    clip_value    then every gradient element is cut to [−clip_value, clip_value].
+    weight_decay  last, weight_decay · w is added to the gradient of the parameters that decay (`nbcnn.nn.layers.Param`).
     """
 
     weight_decay: float = 0.0

@@ -5,9 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from nbcnn.cli import train_flags, train_run
+from nbcnn.nn.layers import Conv2d, Flatten, Linear, parameters
+from nbcnn.nn.norms import EvoNormB0
+from nbcnn.nn.series_layers import DepthwiseConv1d, StateSpaceConv1d
+from nbcnn.ops.update.sgd import effective_gradient
 
 
 def test_every_flag_of_train_shows_its_default():
@@ -35,6 +40,25 @@ def test_the_per_image_recipe_and_a_flag_that_overrides_it():
 def test_adam_has_a_learning_rate_of_its_own():
     assert flags("--optimizer", "adam").lr == 0.001
     assert flags("--optimizer", "adam", "--lr", "0.01").lr == 0.01
+
+
+def test_help_gives_the_order_of_clipping_that_training_has():
+    help_of = {action.dest: action.help for action in train_flags.parser()._actions}
+    assert "before --clip-value" in help_of["clip_norm"]
+    assert "after --clip-norm" in help_of["clip_value"]
+    # By norm first (3, 4) becomes (0.6, 0.8), cut to 0.7; by value first it would become (0.7, 0.7), too short to be scaled.
+    gradient = np.array([3, 4], np.float32)
+    clipped = effective_gradient(gradient, gradient, np.float64(5), clip_norm=1, clip_value=0.7)
+    np.testing.assert_allclose(clipped, [0.6, 0.7], rtol=1e-6)
+
+
+def test_help_names_what_weight_decay_counts():
+    help_of = {action.dest: action.help for action in train_flags.parser()._actions}
+    assert "weights and biases, not on parameters of norms and of state spaces" in help_of["weight_decay"]
+    layers = [Conv2d(1, 2), EvoNormB0(2), Flatten(), Linear(8, 3), DepthwiseConv1d(2, 3, skip=True), StateSpaceConv1d(2, 3)]
+    decays = {name: param.decay for name, param in parameters(layers).items()}
+    wanted = {"conv1.weight", "conv1.bias", "linear1.weight", "linear1.bias", "dwconv1.weight"}
+    assert {name for name, decay in decays.items() if decay} == wanted
 
 
 @pytest.mark.parametrize(("argv", "small"), [([], True), (["--batch", "8"], True), (["--epochs", "2"], False), (["--limit", "99"], False)])
