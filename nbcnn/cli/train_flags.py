@@ -184,7 +184,7 @@ def parser() -> Parser:
     flag(group, "--momentum", real(0, below=1), "momentum of sgd", base["momentum"])
     flag(group, "--schedule", one_of("cosine", "constant"), "learning rate over the run; cosine falls to 0", base["schedule"])
     flag(group, "--warmup", real(0), "the learning rate rises to its value over this many epochs", base["warmup"], "epochs")
-    flag(group, "--weight-decay", real(0), "L2 penalty on weights and biases, not on parameters of norms and of state spaces", base["weight_decay"])
+    flag(group, "--weight-decay", real(0), "L2 penalty on weights and biases, not on norms, skips and state spaces", base["weight_decay"])
     flag(group, "--clip-value", real(0), "cut gradient elements to ±X, after --clip-norm; 0: off", base["clip_value"])
     flag(group, "--clip-norm", real(0), "scale a longer gradient to this Euclidean norm, before --clip-value; 0: off", base["clip_norm"])
 

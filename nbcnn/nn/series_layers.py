@@ -27,7 +27,19 @@ def _series(x: Buf, scope: str, channels: int | None = None) -> tuple[int, int, 
 class DepthwiseConv1d:
     """A filter of `taps` for each channel of series (N, C, L), zeros outside; `skip` adds d[c]·x.
 
-    padding "causal": y[t] sees x[t−taps+1 .. t]; "same": x[t−⌊taps/2⌋ .. t−⌊taps/2⌋+taps−1].
+    The parameter `weight` is w (channels, taps), `skip` is d (channels). The two paddings number the taps in opposite directions:
+
+        "causal"  y[t] = Σ_j w[j]·x[t − j]              sees x[t−taps+1 .. t]; w[0] belongs to the newest value, a convolution
+        "same"    y[t] = Σ_j w[j]·x[t + j − ⌊taps/2⌋]   sees both sides; w[0] belongs to the oldest value, a cross-correlation
+
+    So a "causal" filter w is, as a "same" filter, w backwards followed by taps − 1 zeros: 2·taps − 1 taps.
+    torch.nn.Conv1d(channels, channels, taps, padding=p, groups=channels, bias=False) is a cross-correlation too; its output, cut to the L
+    values that the input has, is that of this layer (NumPy arrays):
+
+        "causal"  p = taps - 1    weight = w[:, None, ::-1].copy()    w = weight[:, 0, ::-1].copy()
+        "same"    p = taps // 2   weight = w[:, None].copy()          w = weight[:, 0].copy()
+
+    PyTorch's layer has no skip: add d to the tap of the value itself, w[:, 0] or w[:, taps // 2].
     """
 
     channels: int

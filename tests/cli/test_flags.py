@@ -54,7 +54,7 @@ def test_help_gives_the_order_of_clipping_that_training_has():
 
 def test_help_names_what_weight_decay_counts():
     help_of = {action.dest: action.help for action in train_flags.parser()._actions}
-    assert "weights and biases, not on parameters of norms and of state spaces" in help_of["weight_decay"]
+    assert "weights and biases, not on norms, skips and state spaces" in help_of["weight_decay"]
     layers = [Conv2d(1, 2), EvoNormB0(2), Flatten(), Linear(8, 3), DepthwiseConv1d(2, 3, skip=True), StateSpaceConv1d(2, 3)]
     decays = {name: param.decay for name, param in parameters(layers).items()}
     wanted = {"conv1.weight", "conv1.bias", "linear1.weight", "linear1.bias", "dwconv1.weight"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -56,6 +58,56 @@ def test_numpy_gradients_by_differences(rng):
             other.params.load_dict(moved)
             losses.append(other.gradients(x)[0])
         assert found[name][at] == pytest.approx((losses[0] - losses[1]) / (2 * step), rel=2e-2, abs=2e-5)
+
+
+def outputs(layer, x, **params):
+    """What the layer makes of series x on the host."""
+    net = Net([layer], x.shape[1:], mode="cpu")
+    net.params.load_dict({f"dwconv1.{name}": param for name, param in params.items()})
+    return net.predict(x)
+
+
+def conversion(padding):
+    """(padding, weight from w, w from weight) of the torch.nn.Conv1d that DepthwiseConv1d's docstring names, as Python expressions."""
+    return re.search(rf'"{padding}" +p = (.+?) +weight = (.+?) +w = (.+)', DepthwiseConv1d.__doc__).groups()
+
+
+def cross_correlation(x, weight, pad):
+    """torch.nn.Conv1d's definition with groups of one channel: y[n,c,t] = Σ_j weight[c,0,j]·x[n,c,t+j−pad], zeros outside."""
+    taps, padded = weight.shape[2], np.pad(x, ((0, 0), (0, 0), (pad, pad)))
+    return np.stack([(padded[:, :, t : t + taps] * weight[:, 0]).sum(2) for t in range(padded.shape[2] - taps + 1)], 2)
+
+
+def conv1d_of_torch(x, weight, pad):
+    torch = pytest.importorskip("torch", reason="compares with PyTorch, which is not installed")
+    channels, _, taps = weight.shape
+    layer = torch.nn.Conv1d(channels, channels, taps, padding=pad, groups=channels, bias=False)
+    layer.load_state_dict({"weight": torch.tensor(weight)})
+    return layer(torch.tensor(x)).detach().numpy()
+
+
+@pytest.mark.parametrize("convolve", [cross_correlation, conv1d_of_torch])
+@pytest.mark.parametrize("taps", [1, 4, 5])
+@pytest.mark.parametrize("padding", ["causal", "same"])
+def test_the_filters_of_a_torch_layer(padding, taps, convolve, rng):
+    x, w, d = (rng.standard_normal(shape).astype(np.float32) for shape in ((2, 3, 9), (3, taps), (3,)))
+    y = outputs(DepthwiseConv1d(3, taps, padding, skip=True), x, weight=w, skip=d)
+    pad, to_torch, from_torch = conversion(padding)
+    with_skip = w.copy()
+    with_skip[:, 0 if padding == "causal" else taps // 2] += d
+    weight = eval(to_torch, {"w": with_skip})
+    np.testing.assert_array_equal(eval(from_torch, {"weight": weight}), with_skip)
+    # Sums of six products at most, in another order; none is longer than the sum of their absolute values.
+    limit = 6 * np.finfo(np.float32).eps * (np.abs(w).sum(1) + np.abs(d)).max() * np.abs(x).max()
+    np.testing.assert_allclose(convolve(x, weight, eval(pad, {"taps": taps}))[..., :9], y, rtol=0, atol=limit)
+
+
+def test_a_causal_filter_as_one_of_both_sides(rng):
+    x, w = (rng.standard_normal(shape).astype(np.float32) for shape in ((2, 3, 9), (3, 4)))
+    turned = np.concatenate([w[:, ::-1], np.zeros((3, 3), np.float32)], 1)
+    y = outputs(DepthwiseConv1d(3, 7, "same"), x, weight=turned)
+    limit = 4 * np.finfo(np.float32).eps * np.abs(w).sum(1).max() * np.abs(x).max()
+    np.testing.assert_allclose(y, outputs(DepthwiseConv1d(3, 4), x, weight=w), rtol=0, atol=limit)
 
 
 def test_both_gradients_are_one_op_where_the_row_has_it():
