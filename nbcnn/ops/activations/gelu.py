@@ -3,7 +3,11 @@
 The exact form, not its tanh approximation. Source: D. Hendrycks, K. Gimpel, "Gaussian Error Linear Units", arXiv:1606.08415.
 
 NumPy has no erf. `erfc` below is t·exp(−x² + P(t)) with t = 2/(2 + |x|), the form of Press et al., "Numerical Recipes",
-3rd edition, 6.2; P is interpolated at import in Chebyshev points from Python's math.erfc, in as many terms as the dtype can tell.
+3rd edition, 6.2; P is interpolated at its first use in Chebyshev points from Python's math.erfc, in as many terms as the dtype can tell, once
+for |x| up to 8 and once for what is left of the left tail.
+
+Towards −∞ y and its derivative go to 0, and are 0 where the dtype has no smaller number. At infinity itself ∞·0 makes NaN of y(−∞) and of both
+derivatives, here, in the kernels and in PyTorch: an activation that overflowed is not hidden.
 """
 
 from __future__ import annotations
@@ -18,35 +22,46 @@ from nbcnn.gpu.language import f4, jit
 from nbcnn.ops.kernel.call import Call, Launch
 from nbcnn.ops.kernel.elementwise import launch
 
-_FAR = 8.0  # erfc(8) = 1e-29: beyond it nothing is left in either dtype
-_T_FAR = 2 / (2 + _FAR)
+_NEAR, _FAR = (0.0, 8.0), (8.0, 26.0)  # erfc(8) = 1e-29, and erfc(26) = 6e-296: nearly the smallest that float64 has all digits of
+_NOTHING = 28.0  # erfc(28) is 0 in both dtypes
 _TERMS = {"float32": 10, "float64": 24}
+_END_OF_DENSITY = 40.0  # exp(−40²/2) is 0 in both dtypes
 _ROOT_HALF, _DENSITY = math.sqrt(0.5), 1 / math.sqrt(2 * math.pi)
 
 
 @functools.cache
-def _log_erfc(terms: int) -> np.ndarray:
-    """Coefficients, lowest first, of log(erfc(x)/t) + x² in u = −1..1, where t = 2/(2+x) runs from `_T_FAR` to 1."""
+def _log_erfc(part: tuple[float, float], terms: int) -> np.ndarray:
+    """Coefficients, lowest first, of log(erfc(x)/t) + x² in u = −1..1, where t = 2/(2+x) runs over the x of `part` from last to first."""
+    least, most = (2 / (2 + end) for end in part[::-1])
 
     def function(u: Any) -> Any:
-        t = _T_FAR + (u + 1) / 2 * (1 - _T_FAR)
+        t = least + (u + 1) / 2 * (most - least)
         x = 2 / t - 2
         return np.array([math.log(math.erfc(each)) for each in x]) - np.log(t) + x * x
 
     return np.polynomial.chebyshev.cheb2poly(np.polynomial.chebyshev.chebinterpolate(function, terms - 1))
 
 
-def erfc(x: np.ndarray) -> np.ndarray:
-    """1 − erf(x), any shape, float32 or float64, to a few roundings; x beyond ±8 counts as ±8."""
-    a = np.minimum(np.abs(x), x.dtype.type(_FAR))
+def _erfc_of(a: np.ndarray, part: tuple[float, float]) -> np.ndarray:
+    """1 − erf(a) for a in `part`."""
+    least, most = (2 / (2 + end) for end in part[::-1])
     t = 2 / (2 + a)
-    u = (t - _T_FAR) * (2 / (1 - _T_FAR)) - 1
+    u = (t - least) * (2 / (most - least)) - 1
     power = np.zeros_like(a)
-    for coefficient in _log_erfc(_TERMS[x.dtype.name])[::-1]:
+    for coefficient in _log_erfc(part, _TERMS[a.dtype.name])[::-1]:
         power *= u
         power += coefficient
-    near = t * np.exp(power - a * a)
-    return np.where(x < 0, 2 - near, near)
+    return t * np.exp(power - a * a)
+
+
+def erfc(x: np.ndarray) -> np.ndarray:
+    """1 − erf(x), any shape, float32 or float64, to a few roundings; 0 where the dtype has no smaller number, NaN of NaN."""
+    a = np.abs(x)
+    right = _erfc_of(np.minimum(a, x.dtype.type(_NEAR[1])), _NEAR)
+    far = a > _NEAR[1]
+    if far.any():
+        right[far] = _erfc_of(np.minimum(a[far], x.dtype.type(_NOTHING)), _FAR)
+    return np.where(x < 0, 2 - right, right)
 
 
 def gelu_fprop(x: np.ndarray, y: np.ndarray) -> None:
@@ -56,7 +71,8 @@ def gelu_fprop(x: np.ndarray, y: np.ndarray) -> None:
 
 def gelu_dgrad(dy: np.ndarray, x: np.ndarray, dx: np.ndarray) -> None:
     """dx = dy·(Φ(x) + x·φ(x)), any shape."""
-    np.multiply(dy, erfc(x * -_ROOT_HALF) / 2 + x * (_DENSITY * np.exp(x * x * -0.5)), out=dx)
+    bounded = np.clip(x, -_END_OF_DENSITY, _END_OF_DENSITY)  # or x² overflows, with a warning
+    np.multiply(dy, erfc(x * -_ROOT_HALF) / 2 + x * (_DENSITY * np.exp(bounded * bounded * -0.5)), out=dx)
 
 
 @jit(device=True)

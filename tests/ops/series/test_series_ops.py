@@ -36,6 +36,55 @@ def test_erfc_is_right_to_a_few_roundings(dtype):
     assert np.abs(gelu.erfc(x) / exact - 1).max() <= 3 * 49 / 2 * np.finfo(dtype).eps
 
 
+def wide_range(dtype):
+    """Both signs from where Φ is ½ to where the dtype has nothing left of it, and far beyond."""
+    near = np.linspace(-45, 45, 3601 if not device.SIMULATOR else 361)
+    return np.concatenate([near, [1e3, -1e3, 1e10, -1e10, 1e30, -1e30, 1e38, -1e38]]).astype(dtype)
+
+
+def gelu_of(run, x, request):
+    """y and dy/dx of x by the reference in x's dtype, or by the kernels."""
+    one = np.ones_like(x)
+    if run == "kernel":
+        place, out = request.getfixturevalue("place"), [(x.shape, "float32")]
+        fprop = run_op(Impl(gelu.bind_fprop), "gelu_fprop", [x], out, place=place)
+        return *fprop, *run_op(Impl(gelu.bind_dgrad), "gelu_dgrad", [one, x], out, place=place)
+    y, dx = np.empty_like(x), np.empty_like(x)
+    gelu.gelu_fprop(x, y)
+    gelu.gelu_dgrad(one, x, dx)
+    return y, dx
+
+
+@pytest.mark.parametrize("run", ["float32", "float64", "kernel"])
+def test_gelu_and_its_derivative_over_a_wide_range(run, request):
+    """The far left must not stop at a smallest Φ, which a large input would make a large output of."""
+    dtype = np.dtype("float32" if run == "kernel" else run)
+    x = wide_range(dtype)
+    exact = x.astype(np.float64)
+    phi = np.array([math.erfc(-each * math.sqrt(0.5)) / 2 for each in exact])
+    slope = exact * np.exp(-np.minimum(exact**2, 1e6) / 2) / math.sqrt(2 * math.pi)
+    y, dx = gelu_of(run, x, request)
+    # An error of x/√2 or of its square counts x² times in Φ and in φ: the rounding of either, of the sum with P, and of the squares that P is
+    # interpolated from. What is less than the smallest normal number has fewer digits.
+    eps, bounded = np.finfo(dtype).eps, np.minimum(exact**2, 45**2)
+    relative, absolute = (2.5 * bounded + 8) * eps, 45 * np.finfo(dtype).tiny
+    assert np.all(np.abs(y - exact * phi) <= relative * np.abs(exact * phi) + absolute)
+    assert np.all(np.abs(dx - (phi + slope)) <= relative * (phi + np.abs(slope)) + absolute)
+    np.testing.assert_array_equal(y[exact < -40], 0)
+    np.testing.assert_array_equal(dx[exact < -40], 0)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered")
+@pytest.mark.parametrize("run", ["float32", "float64", "kernel"])
+def test_gelu_of_what_is_not_finite(run, request):
+    x = np.array([-np.inf, np.inf, np.nan, 0, -1], "float32" if run == "kernel" else run)
+    y, dx = gelu_of(run, x, request)
+    np.testing.assert_array_equal(np.isnan(y), [True, False, True, False, False])
+    np.testing.assert_array_equal(np.isnan(dx), [True, True, True, False, False])
+    assert (y[1], y[3]) == (np.inf, 0)
+    assert abs(dx[3] - 0.5) <= 2 * np.finfo(x.dtype).eps
+
+
 def test_the_kernel_is_the_sum_of_its_states(rng):
     params = [rng.standard_normal(shape).astype(np.float32) for shape in ((2,), (2, 3), (2, 3), (2, 3), (2, 3))]
     k = np.empty((2, 9))
