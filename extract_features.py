@@ -13,8 +13,9 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from nbcnn.cli.errors import UsageError
-from nbcnn.cli.flags import MODES, PRECISIONS, Parser, count, flag, one_of
+from nbcnn.cli.flags import MODES, Parser, count, flag, one_of
 from nbcnn.cli.together import together
+from nbcnn.plan.names import PRECISIONS
 
 if TYPE_CHECKING:
     from nbcnn.ranks.team import Team

@@ -9,23 +9,19 @@ dot product  ⟨v, J u⟩ = ⟨Jᵀ v, u⟩ for random u and v: J u by central d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from nbcnn.check.cases import Case, mean_cases, real_cases
-from nbcnn.check.fused_cases import REAL_GATED, fused_mean_cases, fused_real_cases, gated_cases
-from nbcnn.check.norm_cases import QUADS, conv_norm_cases, norm_cases
+from nbcnn.check.cases import mean_cases, real_cases
 from nbcnn.check.one_op import Unsupported, run_op
 from nbcnn.gpu.device import Gpu, Host, gpu_missing
 from nbcnn.gpu.language import SIMULATOR
-from nbcnn.modes import MODES, Row
-from nbcnn.ops.conv.fused import REFERENCES
-from nbcnn.ops.conv_norm import two_ops as conv_evonorm
+from nbcnn.modes import MODES, REFERENCES, Row, exported
 from nbcnn.ops.kernel.call import Impl, host
-from nbcnn.ops.series import pwconv1d
+from nbcnn.ops.kernel.case import Case, Gradient
 from nbcnn.plan.bounds import STORE, parity_bound
 from nbcnn.plan.storage import decode, encode
 
@@ -67,7 +63,7 @@ def rounded(case: Case, precision: str) -> Case:
 
 def reference_impl(op: str) -> Impl:
     """The NumPy reference of an op, plain or fused."""
-    return next((impl for _, impl in REFERENCE.chain(op)), None) or host((REFERENCES | conv_evonorm.REFERENCES | pwconv1d.REFERENCES)[op])
+    return next((impl for _, impl in REFERENCE.chain(op)), None) or host(REFERENCES[op])
 
 
 def reference(case: Case) -> list[np.ndarray]:
@@ -99,67 +95,32 @@ def bound(case: Case, precision: str = "fp32") -> float:
     return parity_bound(case.terms, precision)
 
 
-Operands = Callable[..., tuple[np.ndarray, ...]]
-
-# The backward ops whose forward is differentiated: forward op, which forward operand varies (or operands), and the backward's operands
-# from the forward's inputs, its float64 outputs and the cotangent v.
-_PAIRS: dict[str, tuple[str, int | tuple[int, ...], Operands]] = {
-    "conv_dgrad": ("conv_fprop", 0, lambda ins, outs, v: (v, ins[1])),
-    "conv_wgrad": ("conv_fprop", 1, lambda ins, outs, v: (ins[0], v)),
-    "upconv_dgrad": ("upconv_fprop", 0, lambda ins, outs, v: (v, ins[1])),
-    "upconv_wgrad": ("upconv_fprop", 1, lambda ins, outs, v: (ins[0], v)),
-    "dwconv1d_dgrad": ("dwconv1d_fprop", 0, lambda ins, outs, v: (v, *ins[1:])),
-    "dwconv1d_wgrad": ("dwconv1d_fprop", 1, lambda ins, outs, v: (ins[0], v)),
-    "pwconv1d_dgrad": ("pwconv1d_fprop", 0, lambda ins, outs, v: (v, ins[1])),
-    "pwconv1d_wgrad": ("pwconv1d_fprop", 1, lambda ins, outs, v: (ins[0], v)),
-    "s4kernel_dgrad": ("s4kernel_fprop", (0, 1, 2, 3, 4), lambda ins, outs, v: (v, *ins)),
-    "gelu_dgrad": ("gelu_fprop", 0, lambda ins, outs, v: (v, ins[0])),
-    "glu_dgrad": ("glu_fprop", 0, lambda ins, outs, v: (v, ins[0])),
-    "last_dgrad": ("last_fprop", 0, lambda ins, outs, v: (v,)),
-    "relu_dgrad": ("relu_fprop", 0, lambda ins, outs, v: (v, outs[0])),
-    "leaky_relu_dgrad": ("leaky_relu_fprop", 0, lambda ins, outs, v: (v, outs[0])),
-    "sigmoid_dgrad": ("sigmoid_fprop", 0, lambda ins, outs, v: (v, outs[0])),
-    "swish_dgrad": ("swish_fprop", 0, lambda ins, outs, v: (v, ins[0])),
-    "evonorm_s0_grads": ("evonorm_s0_fprop", 0, lambda ins, outs, v: (v, ins[0], ins[1], ins[3], *outs[1:])),
-    "evonorm_b0_grads": ("evonorm_b0_fprop", 0, lambda ins, outs, v: (v, ins[0], ins[1], ins[3], *outs[1:5])),
-    "maxpool_dgrad": ("maxpool_fprop", 0, lambda ins, outs, v: (v, outs[1])),
-    "avgpool_dgrad": ("avgpool_fprop", 0, lambda ins, outs, v: (v,)),
-    "upsample_dgrad": ("upsample_fprop", 0, lambda ins, outs, v: (v,)),
-    "flatten_dgrad": ("flatten_fprop", 0, lambda ins, outs, v: (v,)),
-}
+GRADIENTS: dict[str, Gradient] = exported("GRADIENTS")
+"""The backward ops whose forward is differentiated."""
 _FORWARD_ONLY = ("eps", "momentum")
-# A loss gradient takes no cotangent: its forward's value is a scalar.
-_LOSS_PAIRS: dict[str, tuple[str, int, Operands]] = {
-    "rmsle_dgrad": ("rmsle_fprop", 0, lambda ins, outs: (ins[0], ins[1], outs[0])),
-    "mse_dgrad": ("mse_fprop", 0, lambda ins, outs: (ins[0], ins[1])),
-    "softmax_xent_dgrad": ("softmax_xent_fprop", 0, lambda ins, outs: (outs[0].astype(np.float32), ins[1])),
-}
 
 
 def dot_product(row: Row, op: str, impl: Any, forward: Case, place: Any) -> tuple[float, float]:
     """(error, bound) of ⟨v, J u⟩ − ⟨Jᵀ v, u⟩ over ‖Jᵀv‖·‖u‖ for backward `op` at the point of the `forward` case."""
     rng = np.random.default_rng(22)
     forward = rounded(forward, row.precision)
-    is_loss = op in _LOSS_PAIRS
-    _, position, operands = _LOSS_PAIRS[op] if is_loss else _PAIRS[op]
-    positions = (position,) if isinstance(position, int) else position
+    gradient = GRADIENTS[op]
     outs = reference(forward)
-    value = 1 if is_loss and len(outs) > 1 else 0
-    v = np.ones(()) if is_loss else rng.standard_normal(outs[value].shape).astype(np.float32)
+    value = 1 if gradient.loss and len(outs) > 1 else 0
+    v = np.ones(()) if gradient.loss else rng.standard_normal(outs[value].shape).astype(np.float32)
     v = decode(encode(v, STORE[row.precision]), STORE[row.precision]) if v.ndim else v
-    us = [rng.standard_normal(forward.ins[each].shape).astype(np.float32) for each in positions]
+    us = [rng.standard_normal(forward.ins[each].shape).astype(np.float32) for each in gradient.of]
 
     def at(sign: int) -> np.ndarray:
         moved = list(map(_wide, forward.ins))
-        for each, u in zip(positions, us, strict=True):
+        for each, u in zip(gradient.of, us, strict=True):
             moved[each] = moved[each] + sign * _STEP * u
         return reference(Case(forward.op, "", tuple(moved), forward.outs, forward.attrs))[value]
 
     forward_side = float(np.vdot(v.astype(np.float64), (at(1) - at(-1)) / (2 * _STEP)))
-    ins = operands(forward.ins, outs) if is_loss else operands(forward.ins, outs, v)
+    ins = gradient.operands(forward.ins, outs, v)
     ins = tuple(a.astype(np.float32) if a.dtype == np.float64 and a.ndim else a for a in ins)
-    beside = [(us[0].shape[:1], "float32")] if op == "upconv_wgrad" else [(us[0].shape[1:2], "float32")] * 3 if op.endswith("_grads") else []
-    outs_wanted: list[Any] = [*((u.shape, "float32") for u in us), *beside]
+    outs_wanted: list[Any] = [*((u.shape, "float32") for u in us), *(((us[0].shape[axis],), "float32") for axis in gradient.beside)]
     attrs = {name: value for name, value in forward.attrs.items() if name not in _FORWARD_ONLY}
     made = run_op(impl, op, ins, outs_wanted, attrs=attrs, place=place, layout=row.layout, store=row.store)
     got, u = (np.concatenate([a.reshape(-1) for a in arrays]).astype(np.float64) for arrays in (made[: len(us)], us))
@@ -178,9 +139,9 @@ def check_row(row: Row, place: Any, cases: list[Case]) -> Iterator[Finding]:
             except Unsupported:
                 continue
             yield Finding(row.mode, row.precision, case.op, f"parity ({part})", case.label, error, bound(case, row.precision))
-    for op, (forward_op, *_) in (_PAIRS | _LOSS_PAIRS).items():
-        for forward in (case for case in cases if case.op == forward_op):
-            if len(forward.ins) == 3 and forward_op == "conv_fprop":
+    for op, gradient in GRADIENTS.items():
+        for forward in (case for case in cases if case.op == gradient.forward):
+            if len(forward.ins) == 3 and forward.op == "conv_fprop":
                 continue  # the bias-free case has the same derivative
             for part, impl in distinct(row, op, place):
                 try:
@@ -201,9 +162,8 @@ def distinct(row: Row, op: str, place: Any) -> list[tuple[str, Impl]]:
 
 
 def all_cases() -> list[Case]:
-    """Mean cases, and the real convolutions where they finish in reasonable time (not in the simulator)."""
-    small = [*mean_cases(), *norm_cases(), *conv_norm_cases(), *fused_mean_cases(), *gated_cases()]
-    return small if SIMULATOR else [*small, *norm_cases(QUADS), *real_cases(), *fused_real_cases(), *gated_cases(REAL_GATED)]
+    """Mean cases, and the real ones where they finish in reasonable time (not in the simulator)."""
+    return [*mean_cases(), *(() if SIMULATOR else real_cases())]
 
 
 def left_out() -> str:

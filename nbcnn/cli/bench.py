@@ -10,8 +10,9 @@ from typing import Any
 
 from nbcnn.cli import bench_op
 from nbcnn.cli.errors import OK, RUNTIME, UsageError, guarded
-from nbcnn.cli.flags import MODES, PRECISIONS, Parser, compare_flag, count, flag, one_of, real, results_flags, some_of
+from nbcnn.cli.flags import ENGINES, MODES, OWN_PRECISION, Parser, compare_flag, count, flag, one_of, real, results_flags, some_of
 from nbcnn.files.suggest import nearest
+from nbcnn.plan.names import PRECISIONS
 
 EXAMPLES = (
     "python -m nbcnn bench step --batch 256 --iters 1,10,100 --graph",
@@ -71,8 +72,8 @@ def parser() -> Parser:
     made.add_argument("what", metavar=arguments, help=WHAT)
     group = made.add_argument_group("kernels")
     flag(group, "--mode", some_of(*MODES), "whose kernels; an op takes several, which are timed in turn", "im2col")
-    flag(group, "--precision", some_of(*PRECISIONS), "what multiplications round to, ours and the peer's", "bf16 for tensorcore, else fp32")
-    flag(group, "--engine", one_of("auto", "wgmma", "mma"), "tensorcore's kernels", "auto")
+    flag(group, "--precision", some_of(*PRECISIONS), "what multiplications round to, ours and the peer's", OWN_PRECISION)
+    flag(group, "--engine", one_of(*ENGINES), "tensorcore's kernels", "auto")
     flag(group, "--fused", bool, "convs: the fused ops of the training plan, with what they are fused with", "off")
     flag(group, "--batch", count(1), "step, convs, epoch: images; scaling: images per GPU", "256, for scaling 1024", "images")
     flag(group, "--ranks", counts, "scaling: numbers of processes, one per GPU", "1,2")

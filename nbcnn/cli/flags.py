@@ -13,12 +13,13 @@ from typing import Any, NoReturn
 
 from nbcnn.cli import errors
 from nbcnn.files.suggest import nearest
+from nbcnn.plan import names
 
-MODES = ("cpu", "naive", "tiled", "im2col", "tensorcore")
-PRECISIONS = ("fp32", "tf32", "bf16")
-"""The modes of `nbcnn.modes.MODES`, which imports numba."""
-DWCONV = ("naive", "coalesced", "shared", "warp", "best")
-"""The variants of `nbcnn.ops.series.dwconv1d.VARIANTS`."""
+MODES = tuple(names.MODES)
+GPU_MODES = MODES[1:]
+ENGINES = ("auto", *names.ENGINES)
+OWN_PRECISION = ", ".join(f"{first} for {mode}" for mode, (first, *_) in names.MODES.items() if first != "fp32") + ", else fp32"
+"""The precision of a mode where no flag says another, for the help."""
 
 
 class Parser(argparse.ArgumentParser):

@@ -9,9 +9,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from nbcnn.cli.errors import OK, RUNTIME, UsageError, guarded
-from nbcnn.cli.flags import MODES, PRECISIONS, Parser, flag, one_of, some_of
+from nbcnn.cli.flags import GPU_MODES, Parser, flag, one_of, some_of
 from nbcnn.files import atomic
 from nbcnn.files.suggest import nearest
+from nbcnn.plan.names import PRECISIONS
 
 ARCHITECTURES = ("75", "80", "86", "89", "90a", "100", "120")
 """Those of `nbcnn.lab.measure.kernels`, which imports numba."""
@@ -31,7 +32,7 @@ def parser() -> Parser:
         EXAMPLES,
     )
     group = made.add_argument_group("kernels")
-    flag(group, "--mode", one_of(*MODES[1:]), "only this mode's kernels", "all modes")
+    flag(group, "--mode", one_of(*GPU_MODES), "only this mode's kernels", "all modes")
     flag(group, "--precision", one_of(*PRECISIONS), "only this precision's", "all")
     flag(group, "--arch", some_of(*ARCHITECTURES), "architectures to compile for, sm_…", ",".join(ARCHITECTURES))
     flag(group, "--op", str, "only this op's kernels", "all ops", metavar="OP")

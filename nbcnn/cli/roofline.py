@@ -10,7 +10,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from nbcnn.cli.errors import guarded
-from nbcnn.cli.flags import MODES, PRECISIONS, Parser, count, flag, one_of, results_flags
+from nbcnn.cli.flags import ENGINES, GPU_MODES, OWN_PRECISION, Parser, count, flag, one_of, results_flags
+from nbcnn.plan.names import PRECISIONS
 
 EXAMPLES = (
     "python -m nbcnn roofline",
@@ -25,9 +26,9 @@ def parser() -> Parser:
     group = made.add_argument_group("model")
     flag(group, "--batch", count(1), "images per training step", 256, "images")
     group = made.add_argument_group("kernels")
-    flag(group, "--mode", one_of(*MODES[1:]), "whose kernels", "the fastest on this GPU")
-    flag(group, "--precision", one_of(*PRECISIONS), "what multiplications round to", "bf16 for tensorcore, else fp32")
-    flag(group, "--engine", one_of("auto", "wgmma", "mma"), "tensorcore's kernels", "auto")
+    flag(group, "--mode", one_of(*GPU_MODES), "whose kernels", "the fastest on this GPU")
+    flag(group, "--precision", one_of(*PRECISIONS), "what multiplications round to", OWN_PRECISION)
+    flag(group, "--engine", one_of(*ENGINES), "tensorcore's kernels", "auto")
     flag(group, "--no-fuse", bool, "keep layers apart", "off")
     group = made.add_argument_group("measurement")
     flag(group, "--ncu", bool, "count the DRAM bytes of every kernel with NVIDIA's ncu and print the model's error, instead of timing", "off")

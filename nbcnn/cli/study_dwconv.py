@@ -11,7 +11,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from nbcnn.cli.errors import guarded
-from nbcnn.cli.flags import DWCONV, MODES, PRECISIONS, Parser, count, flag, one_of, real, results_flags, some_of
+from nbcnn.cli.flags import GPU_MODES, OWN_PRECISION, Parser, count, flag, one_of, real, results_flags, some_of
+from nbcnn.plan.names import DWCONV, PRECISIONS
 
 EXAMPLES = (
     "python -m nbcnn study dwconv                                      every variant at four sizes, and the step of S4ConvD",
@@ -53,8 +54,8 @@ def parser() -> Parser:
     group = made.add_argument_group("the whole step of S4ConvD")
     flag(group, "--no-step", bool, "only the convolutions alone", "off")
     flag(group, "--batch", count(1), "windows of the training step", BATCH, "windows")
-    flag(group, "--mode", one_of(*MODES[1:]), "how its other layers are computed", "im2col")
-    flag(group, "--precision", one_of(*PRECISIONS), "what their multiplications round to", "bf16 for tensorcore, else fp32")
+    flag(group, "--mode", one_of(*GPU_MODES), "how its other layers are computed", "im2col")
+    flag(group, "--precision", one_of(*PRECISIONS), "what their multiplications round to", OWN_PRECISION)
     group = made.add_argument_group("output")
     flag(group, "--chart", str, "draw the first shape's times and roofline into this PNG or SVG file", "none", metavar="FILE")
     results_flags(group)

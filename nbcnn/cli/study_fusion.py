@@ -11,7 +11,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from nbcnn.cli.errors import OK, UsageError, guarded
-from nbcnn.cli.flags import PRECISIONS, Parser, count, flag, one_of, real, results_flags, some_of
+from nbcnn.cli.flags import Parser, count, flag, one_of, real, results_flags, some_of
+from nbcnn.plan.names import PRECISIONS
 
 EXAMPLES = (
     "python -m nbcnn study gemm --shapes 128x128x128,4096x4096x4096 --precision fp32,bf16",

@@ -10,7 +10,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from nbcnn.cli.errors import MODE_CPU, OK, UsageError, guarded
-from nbcnn.cli.flags import MODES, PRECISIONS, Parser, count, flag, one_of, results_flags
+from nbcnn.cli.flags import MODES, OWN_PRECISION, Parser, count, flag, one_of, results_flags
+from nbcnn.plan.names import PRECISIONS
 
 EXAMPLES = (
     "python -m nbcnn study mnist --data-dir data",
@@ -27,7 +28,7 @@ def parser() -> Parser:
     flag(group, "--limit", count(1), "use only the first N images of each split", "all", "images")
     group = made.add_argument_group("study")
     flag(group, "--mode", one_of("auto", *MODES), "how layers are computed", "im2col")
-    flag(group, "--precision", one_of(*PRECISIONS), "what multiplications round to", "bf16 for tensorcore, else fp32")
+    flag(group, "--precision", one_of(*PRECISIONS), "what multiplications round to", OWN_PRECISION)
     flag(group, "--norm", one_of("s0", "b0"), "which EvoNorm", "s0")
     flag(group, "--seeds", count(1), "runs of each form", 5)
     flag(group, "--epochs", count(1), "passes over the training images", 10)

@@ -8,7 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from nbcnn.cli.errors import UsageError
-from nbcnn.cli.flags import DWCONV, MODES, PRECISIONS, Parser, count, flag, one_of, real
+from nbcnn.cli.flags import ENGINES, MODES, OWN_PRECISION, Parser, count, flag, one_of, real
+from nbcnn.plan.names import DWCONV, MODELS, PRECISIONS
 
 EXAMPLES = (
     "python train.py                                             the fastest mode here; CIFAR-10 if it can be had",
@@ -78,7 +79,6 @@ MODEL_RECIPES = {"mnist-cnn": "classifier", "mnist-cnn-b0": "classifier", "s4con
 
 LEARNING_RATES = {"sgd": 0.1, "adam": 0.001}
 
-MODELS = ("autoencoder", "mnist-cnn", "mnist-cnn-b0", "s4convd")
 FOR_SERIES = ("width", "blocks", "loss", "kernel_init")
 """Flags that only s4convd has."""
 
@@ -190,8 +190,8 @@ def parser() -> Parser:
 
     group = made.add_argument_group("kernels")
     flag(group, "--mode", one_of("auto", *MODES), "how layers are computed; auto: the fastest that this machine has", "auto")
-    flag(group, "--precision", one_of(*PRECISIONS), "what multiplications round to", "bf16 for tensorcore, else fp32")
-    flag(group, "--engine", one_of("auto", "wgmma", "mma"), "tensorcore's kernels: wgmma (Hopper) or mma (Ampere and later)", "auto")
+    flag(group, "--precision", one_of(*PRECISIONS), "what multiplications round to", OWN_PRECISION)
+    flag(group, "--engine", one_of(*ENGINES), "tensorcore's kernels: wgmma (Hopper) or mma (Ampere and later)", "auto")
     flag(group, "--dwconv", one_of("auto", *DWCONV), "kernels of depthwise convolutions of series", "auto: the mode's own")
     flag(group, "--no-fuse", bool, "run every layer by itself", "off")
     flag(group, "--tune", bool, "choose tiles by measuring; kept for the next run, which may differ in its last bits from an untuned one", "off")

@@ -10,7 +10,7 @@ Layers of series (N, C, L) stand in `series_layers.py`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -133,73 +133,71 @@ def _conv(layer: Conv2d | Linear, tape: Tape, x: Buf, scope: str, shape: ConvSha
     return y, backward
 
 
-def _elementwise(tape: Tape, x: Buf, scope: str, op: str, keep: str, **attrs: Any) -> Built:
-    """y = f(x); dx from dy and what f' is read off: the output ("y") or the input ("x").
-
-    A ReLU whose gradient arrives masked (`Buf.masked`) has nothing left to do; as the gradient of x it is not called masked,
-    because the mask is y's.
-    """
-    y = tape.temp(f"{scope}.y", x.shape, after_relu=op == "relu")
-    tape.emit(f"{op}_fprop", [x], [y], scope, **attrs)
-
-    def backward(dy: Buf) -> Buf:
-        if dy.masked:
-            return replace(dy, base=dy.root, masked=False)
-        dx = tape.temp(f"{scope}.dx", x.shape)
-        tape.emit(f"{op}_dgrad", [dy, y if keep == "y" else x], [dx], scope, **attrs)
-        return dx
-
-    return y, backward
-
-
 class _NoParams:
     def params(self) -> dict[str, Param]:
         return {}
 
 
 @dataclass(frozen=True)
-class ReLU(_NoParams):
-    """max(x, 0)."""
+class Elementwise(_NoParams):
+    """y = f(x) for every element of a tensor of any shape. A layer names its op in `kind`; its fields are f's parameters.
 
-    kind: ClassVar[str] = "relu"
+    `reads`: what f′ reads, the input ("x") or the output ("y"), as the op's entry in the table of activations says.
+    """
+
+    kind: ClassVar[str]
+    reads: ClassVar[str] = "x"
 
     def build(self, tape: Tape, x: Buf, scope: str) -> Built:
-        return _elementwise(tape, x, scope, "relu", keep="y")
+        attrs = asdict(self)
+        y = tape.temp(f"{scope}.y", x.shape, after_relu=self.kind == "relu")
+        tape.emit(f"{self.kind}_fprop", [x], [y], scope, **attrs)
+
+        def backward(dy: Buf) -> Buf:
+            if dy.masked:
+                # A ReLU whose gradient arrives masked has nothing left to do; as the gradient of x it is not called masked, because the mask is y's.
+                return replace(dy, base=dy.root, masked=False)
+            dx = tape.temp(f"{scope}.dx", x.shape)
+            tape.emit(f"{self.kind}_dgrad", [dy, y if self.reads == "y" else x], [dx], scope, **attrs)
+            return dx
+
+        return y, backward
 
 
 @dataclass(frozen=True)
-class LeakyReLU(_NoParams):
+class ReLU(Elementwise):
+    """max(x, 0)."""
+
+    kind: ClassVar[str] = "relu"
+    reads: ClassVar[str] = "y"
+
+
+@dataclass(frozen=True)
+class LeakyReLU(Elementwise):
     """x where x > 0, else slope·x; slope > 0."""
 
     slope: float = 0.01
     kind: ClassVar[str] = "leaky_relu"
+    reads: ClassVar[str] = "y"
 
     def __post_init__(self) -> None:
         if self.slope <= 0:
             raise ValueError(f"LeakyReLU needs a positive slope, got {self.slope}; ReLU is the layer for 0")
 
-    def build(self, tape: Tape, x: Buf, scope: str) -> Built:
-        return _elementwise(tape, x, scope, "leaky_relu", keep="y", slope=self.slope)
-
 
 @dataclass(frozen=True)
-class Sigmoid(_NoParams):
+class Sigmoid(Elementwise):
     """1 / (1 + exp(−x))."""
 
     kind: ClassVar[str] = "sigmoid"
-
-    def build(self, tape: Tape, x: Buf, scope: str) -> Built:
-        return _elementwise(tape, x, scope, "sigmoid", keep="y")
+    reads: ClassVar[str] = "y"
 
 
 @dataclass(frozen=True)
-class Swish(_NoParams):
+class Swish(Elementwise):
     """x·sigmoid(x) (Ramachandran, Zoph and Le, 2017; also called SiLU)."""
 
     kind: ClassVar[str] = "swish"
-
-    def build(self, tape: Tape, x: Buf, scope: str) -> Built:
-        return _elementwise(tape, x, scope, "swish", keep="x")
 
 
 @dataclass(frozen=True)

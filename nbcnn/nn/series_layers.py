@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from nbcnn.nn.layers import Built, Param, _elementwise, _linear_map, _NoParams
+from nbcnn.nn.layers import Built, Elementwise, Param, _linear_map, _NoParams
 from nbcnn.plan.graph import Backward, Buf, ShapeError, Tape
 
 KERNEL_INITS = ("s4d-lin", "repo")
@@ -189,13 +189,10 @@ class StateSpaceConv1d:
 
 
 @dataclass(frozen=True)
-class GELU(_NoParams):
+class GELU(Elementwise):
     """x·Φ(x), exact (Hendrycks and Gimpel, 2016); for tensors of any shape."""
 
     kind: ClassVar[str] = "gelu"
-
-    def build(self, tape: Tape, x: Buf, scope: str) -> Built:
-        return _elementwise(tape, x, scope, "gelu", keep="x")
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from nbcnn import modes
+from nbcnn.cli import flags as flags_of_all
 from nbcnn.cli import train_flags, train_run
+from nbcnn.nn import models
 from nbcnn.nn.layers import Conv2d, Flatten, Linear, parameters
 from nbcnn.nn.norms import EvoNormB0
 from nbcnn.nn.series_layers import DepthwiseConv1d, StateSpaceConv1d
 from nbcnn.ops.update.sgd import effective_gradient
+from nbcnn.plan import names
+from nbcnn.plan.bounds import STORE
 
 
 def test_every_flag_of_train_shows_its_default():
@@ -85,3 +90,11 @@ def test_a_resumed_run_in_another_mode_takes_that_modes_precision():
     assert (kept.mode, kept.precision, kept.engine) == ("tensorcore", "bf16", "mma")
     other = train_flags.from_run(train_flags.parse(["--mode", "cpu"]), saved, Path("run"))
     assert (other.mode, other.precision, other.engine) == ("cpu", None, "auto")
+
+
+def test_the_names_that_flags_offer_are_those_of_what_they_name():
+    assert set(names.PRECISIONS) == set(STORE) == {precision for _, precision in modes.MODES}
+    assert tuple(modes.DWCONV) == names.DWCONV
+    assert set(names.MODELS) == {*models.MODELS, "s4convd"}
+    assert set(names.ENGINES) <= {part for _, row in modes.MODES.items() for part in row.own}
+    assert flags_of_all.OWN_PRECISION == "bf16 for tensorcore, else fp32"

@@ -12,7 +12,7 @@ import numpy as np
 
 from nbcnn.gpu.compile_pool import compile_all, missing
 from nbcnn.gpu.device import Host
-from nbcnn.ops.activations.relu import bind_fprop
+from nbcnn.ops.activations.relu import RELU
 from nbcnn.ops.kernel.call import Call, HostCall
 
 ROOT = Path(__file__).parents[2]
@@ -39,6 +39,6 @@ def test_a_second_start_compiles_nothing(gpu, tmp_path):
 def test_a_loaded_kernel_is_not_missing(gpu):
     x, y = gpu.empty(10, "float32"), gpu.empty(10, "float32")
     shapes, dtypes = ((10,),), ("float32",)
-    (launch,) = bind_fprop(Call("relu_fprop", (x,), (y,), shapes, shapes, in_dtypes=dtypes, out_dtypes=dtypes))
+    (launch,) = RELU.bind_fprop(Call("relu_fprop", (x,), (y,), shapes, shapes, in_dtypes=dtypes, out_dtypes=dtypes))
     compile_all([launch])
     assert missing([launch]) == []

@@ -25,7 +25,6 @@ from nbcnn.nn.layers import (
     parameters,
 )
 from nbcnn.nn.models import autoencoder
-from nbcnn.ops.conv.fused import REFERENCES
 from nbcnn.ops.kernel.call import host
 from nbcnn.plan.graph import Buf, ShapeError, Tape, drop_dead, named
 from nbcnn.run.net import Net
@@ -37,7 +36,7 @@ ALL_OPS = {op for rule in RULES for op in rule.fused.ops}
 def fusing_cpu(monkeypatch):
     """The cpu row with the references of the fused ops, which the real one leaves out because NumPy gains nothing."""
     row = modes.MODES["cpu", "fp32"]
-    parts = (("cpu", row.parts[0][1] | {name: host(function) for name, function in REFERENCES.items()}),)
+    parts = (("cpu", row.parts[0][1] | {name: host(function) for name, function in modes.REFERENCES.items()}),)
     monkeypatch.setitem(modes.MODES, ("cpu", "fp32"), replace(row, parts=parts))
 
 

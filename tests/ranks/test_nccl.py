@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from nbcnn.ops.activations.relu import bind_fprop
+from nbcnn.ops.activations.relu import RELU
 from nbcnn.ops.kernel.call import Call
 from nbcnn.ranks.collectives import MISSING, Nccl, NcclMissing
 from nbcnn.ranks.environment import Rank
@@ -39,7 +39,7 @@ def test_an_all_reduce_is_captured_between_kernels(nccl, gpu, rng):
     x, y, z = (gpu.empty(COUNT, "float32") for _ in range(3))
 
     def relu(source, target):
-        return bind_fprop(Call("relu_fprop", (source,), (target,), shapes, shapes, in_dtypes=dtypes, out_dtypes=dtypes))
+        return RELU.bind_fprop(Call("relu_fprop", (source,), (target,), shapes, shapes, in_dtypes=dtypes, out_dtypes=dtypes))
 
     replay = gpu.replayable([*relu(x, y), nccl.all_reduce(y, 0.25), *relu(y, z)])
     for _ in range(2):

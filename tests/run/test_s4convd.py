@@ -9,13 +9,11 @@ import pytest
 
 from nbcnn.gpu import device
 from nbcnn.lab.studies import forecast_step
-from nbcnn.modes import MODES
+from nbcnn.modes import MODES, REFERENCES
 from nbcnn.nn.fuse import fuse
 from nbcnn.nn.models import LOSSES, s4convd
 from nbcnn.nn.series_layers import GLU, ForecastMSE, LastStep, PointwiseConv1d, StateSpaceConv1d
-from nbcnn.ops.conv.fused import REFERENCES
 from nbcnn.ops.kernel.call import bare_call, host
-from nbcnn.ops.series import pwconv1d
 from nbcnn.plan.bounds import STORE, parity_bound
 from nbcnn.plan.graph import Buf, ShapeError, Tape, drop_dead, lower, named, trace
 from nbcnn.plan.storage import decode, encode
@@ -111,7 +109,7 @@ def test_a_residual_is_fused_inside():
 @pytest.mark.parametrize("length", [8, 7])
 def test_fused_and_plain_networks_are_one(rng, monkeypatch, length):
     row = MODES["cpu", "fp32"]
-    fused_ops = {name: host(function) for name, function in (REFERENCES | pwconv1d.REFERENCES).items()}
+    fused_ops = {name: host(function) for name, function in REFERENCES.items()}
     monkeypatch.setitem(MODES, ("cpu", "fp32"), replace(row, parts=(("cpu", row.parts[0][1] | fused_ops),)))
     x, target = rng.standard_normal((2, 3, length)).astype(np.float32), np.array([0.5, 2.0], np.float32)
     plain, fused = (Net(small(), x.shape[1:], mode="cpu", fusing=fusing) for fusing in (False, True))

@@ -18,9 +18,7 @@ from unittest import mock
 import numpy as np
 
 from nbcnn.check.cases import mean_cases
-from nbcnn.check.fused_cases import fused_mean_cases
 from nbcnn.check.instructions import GROUPS, count_ptx, count_sass, disassembler, sass
-from nbcnn.check.norm_cases import conv_norm_cases, norm_cases
 from nbcnn.check.one_op import Bound, Unsupported
 from nbcnn.check.static import compile_launch, ptx_of_launch, signature_of
 from nbcnn.gpu import device
@@ -29,6 +27,8 @@ from nbcnn.lab.measure.occupancy import LIMITS, occupancy
 from nbcnn.lab.measure.plans import on_host, training_plan
 from nbcnn.lab.measure.roofline import aligned
 from nbcnn.modes import MODES, Row
+from nbcnn.ops.conv_norm.two_ops import conv_norm_cases
+from nbcnn.ops.norms.reference import norm_cases
 from nbcnn.plan.shapes import ConvShape
 from nbcnn.run.net import TENSOR_CORES
 
@@ -65,7 +65,7 @@ def launches(row: Row, arch: str, op: str | None = None) -> Iterator[tuple[str, 
             planned.add(item.step.op)
             if op in (None, item.step.op):
                 yield from _new(item.how.mode, item.step.op, made, seen)
-    for case in (*mean_cases(), *norm_cases(NORMS), *conv_norm_cases(BEHIND), *conv_norm_cases(), *fused_mean_cases()):
+    for case in (*norm_cases(NORMS), *conv_norm_cases(BEHIND), *mean_cases()):
         if case.op in planned or case.op not in row.ops or op not in (None, case.op):
             continue
         for part, impl in row.chain(case.op):

@@ -9,22 +9,21 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.check.cases import (
-    Case,
-    activation_cases,
-    conv_cases,
-    gemm_cases,
-    loss_cases,
-    pointwise_cases,
-    resampling_cases,
-    series_backward_cases,
-    series_cases,
-    training_cases,
-)
-from nbcnn.check.fused_cases import pooled_cases, relu_cases, up_cases
-from nbcnn.check.norm_cases import conv_norm_cases, norm_cases
-from nbcnn.check.one_op import is_filter
 from nbcnn.files.suggest import nearest
+from nbcnn.ops.activations import add
+from nbcnn.ops.activations import table as activations
+from nbcnn.ops.conv.fused import pooled_cases, relu_cases, up_cases
+from nbcnn.ops.conv.reference import conv_cases
+from nbcnn.ops.conv_norm.two_ops import conv_norm_cases
+from nbcnn.ops.images import avgpool, flatten, gather, maxpool, upsample
+from nbcnn.ops.kernel.call import is_filter
+from nbcnn.ops.kernel.case import Case
+from nbcnn.ops.losses import mse, softmax_xent
+from nbcnn.ops.norms.reference import norm_cases
+from nbcnn.ops.products import gemm
+from nbcnn.ops.series.dwconv1d.reference import series_backward_cases, series_cases
+from nbcnn.ops.series.pwconv1d import pointwise_cases
+from nbcnn.ops.update import adam, grad_norm, sgd
 from nbcnn.plan.shapes import ConvShape, numel
 from nbcnn.run.net import UsageError
 
@@ -38,7 +37,7 @@ LAYERS = {
 """The autoencoder's convolutions (on the doubled image, where an upsampling stands before)."""
 CONVS = ("conv_fprop", "conv_dgrad", "conv_wgrad", "conv_relu_fprop", "conv_relu_pool_fprop", "conv_dgrad_relu", "conv_pool_wgrad", "unpool")
 UPCONVS = ("upconv_fprop", "upconv_relu_fprop", "upconv_mse_fprop", "upconv_dgrad", "upconv_dgrad_relu", "upconv_wgrad")
-ACTIVATIONS = (*(f"{name}_{path}" for name in ("relu", "leaky_relu", "sigmoid", "swish", "gelu") for path in ("fprop", "dgrad")), "add")
+ACTIVATIONS = (*activations.OPS, "add")
 RESAMPLING = tuple(f"{name}_{path}" for name in ("maxpool", "avgpool", "upsample", "flatten") for path in ("fprop", "dgrad"))
 LOSSES = ("mse_fprop", "mse_dgrad")
 ROWS = ("softmax_xent_fprop", "softmax_xent_dgrad")
@@ -140,24 +139,24 @@ def problem(op: str, shape: str | None = None) -> Problem:
     if kind == "images":
         n, c, h, w = numbers
         if op == "gather":
-            return Problem(op, _first(training_cases(image=(n, c, h, w)), op), None)
+            return Problem(op, _first(gather.cases((n, c, h, w)), op), None)
         if op in NORMS:
             groups = GROUPS if c % GROUPS == 0 else c
             return Problem(op, _first(norm_cases((((min(n, NORM_IMAGES), c, h, w), groups, "normal"),)), op), n)
         if op.startswith("flatten"):
-            return Problem(op, _first(resampling_cases(((n, c, h, w),), ((2, 2),), (2,)), op), None)
+            return Problem(op, _first(flatten.cases(((n, c, h, w),)), op), None)
         few = ((min(n, PARITY_IMAGES), c, h, w),)
-        cases = chain(activation_cases(few), resampling_cases(few, ((2, 2),), (2,)), loss_cases(few))
-        return Problem(op, _first(cases, op), n)
+        windowed = chain(maxpool.cases(few, ((2, 2),)), avgpool.cases(few, ((2, 2),)), upsample.cases(few, (2,)))
+        return Problem(op, _first(chain(activations.cases(few), add.cases(few), windowed, mse.cases(few)), op), n)
     if kind == "product":
         m, k, n = numbers
-        return Problem(op, _first(gemm_cases(((min(m, PARITY_ROWS), k, min(n, PARITY_ROWS)),)), op), None, (m, k, n))
+        return Problem(op, _first(gemm.cases(((min(m, PARITY_ROWS), k, min(n, PARITY_ROWS)),)), op), None, (m, k, n))
     if kind in ("series", "pointwise"):
         n, c, length, last = numbers
         return series_problem(op, (n, c, length, last))
     if kind == "rows":
-        return Problem(op, _first(loss_cases((), (numbers,)), op), None)
-    return Problem(op, _first(training_cases(count=numbers[0]), op), None)
+        return Problem(op, _first(softmax_xent.cases((numbers,)), op), None)
+    return Problem(op, _first(chain(sgd.cases(numbers[0]), adam.cases(numbers[0]), grad_norm.cases(numbers[0])), op), None)
 
 
 def conv_problem(op: str, shape: ConvShape) -> Problem:

@@ -1,7 +1,7 @@
 """The page of all kernels, `python -m nbcnn kernels --page docs/kernels.md`: where each stands, who launches it, what the compiler makes of it.
 
-The first columns are planned, without a compiler (`nbcnn.lab.measure.launched`), and a test compares them with the code; registers are of one launch of a
-kernel, the first there, compiled without a GPU (`nbcnn.check.static`).
+The first columns are planned, without a compiler (`nbcnn.lab.measure.launched`), and a test compares them with the code; registers are of
+one launch of a kernel, the first there, compiled without a GPU (`nbcnn.check.static`).
 """
 
 from __future__ import annotations

@@ -17,17 +17,10 @@ from typing import Any
 from nbcnn.gpu.device import Ceilings, Gpu, gpu_missing
 from nbcnn.lab.measure import results
 from nbcnn.modes import MODES
+from nbcnn.plan import names
 from nbcnn.run.net import TENSOR_CORES
 
-RUNGS = (
-    ("cpu", "fp32"),
-    ("naive", "fp32"),
-    ("tiled", "fp32"),
-    ("im2col", "fp32"),
-    ("tensorcore", "fp32"),
-    ("tensorcore", "tf32"),
-    ("tensorcore", "bf16"),
-)
+RUNGS = tuple((mode, precision) for mode, precisions in names.MODES.items() for precision in reversed(precisions))
 CPU_BATCHES = {1: 1, 64: 64, 256: 64}
 """The CPU rung of a large batch runs 64 images: a step of 256 takes ten seconds on two cores and is no faster per image."""
 

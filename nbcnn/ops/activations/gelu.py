@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import f4, jit
-from nbcnn.ops.kernel.call import Call, Launch
-from nbcnn.ops.kernel.elementwise import launch
+from nbcnn.ops.kernel.elementwise import Activation
 
 _NEAR, _FAR = (0.0, 8.0), (8.0, 26.0)  # erfc(8) = 1e-29, and erfc(26) = 6e-296: nearly the smallest that float64 has all digits of
 _NOTHING = 28.0  # erfc(28) is 0 in both dtypes
@@ -86,11 +85,4 @@ def _gelu_gradient(dy, x):
     return dy * (f4(0.5) * math.erfc(x * f4(-_ROOT_HALF)) + x * (f4(_DENSITY) * math.exp(x * x * f4(-0.5))))
 
 
-def bind_fprop(call: Call) -> list[Launch]:
-    """One launch of `elementwise.unary`."""
-    return launch("gelu_fprop_kernel", _gelu, call)
-
-
-def bind_dgrad(call: Call) -> list[Launch]:
-    """One launch of `elementwise.binary`."""
-    return launch("gelu_dgrad_kernel", _gelu_gradient, call)
+GELU = Activation("gelu", gelu_fprop, gelu_dgrad, _gelu, _gelu_gradient, reads="x")

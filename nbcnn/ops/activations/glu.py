@@ -4,20 +4,25 @@
 
 With e = exp(−|q|) and t = 1/(1 + e), σ(q) and 1 − σ(q) are t and e·t in one order or the other, as for swish.
 Source: Y. N. Dauphin, A. Fan, M. Auli, D. Grangier, "Language Modeling with Gated Convolutional Networks", arXiv:1612.08083.
+
+    glu_fprop         x (N,2C,L) -> y (N,C,L)             glu_dgrad         dy, x -> dx
 """
 
 from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, jit, u4
 from nbcnn.ops.activations.sigmoid import divide
-from nbcnn.ops.kernel.call import Call, Launch, Shape, blocks
+from nbcnn.ops.kernel.call import Call, Impl, Launch, Shape, blocks, host
+from nbcnn.ops.kernel.case import SERIES, Case, Gradient, label_of, normal
 from nbcnn.ops.kernel.stored import kinds, scalar_io, vector_io
+from nbcnn.ops.kernel.traffic import streamed
 from nbcnn.plan.shapes import numel
 
 THREADS = 256
@@ -134,3 +139,17 @@ def bind_fprop(call: Call) -> list[Launch]:
 def bind_dgrad(call: Call) -> list[Launch]:
     """dy (N,C,L), x (N,2C,L) -> dx (N,2C,L). One launch."""
     return _launch(dgrad_kernel, call, call.in_shapes[0])
+
+
+HOST = {"glu_fprop": host(glu_fprop), "glu_dgrad": host(glu_dgrad)}
+OPS = {"glu_fprop": Impl(bind_fprop, traffic=streamed), "glu_dgrad": Impl(bind_dgrad, traffic=streamed)}
+GRADIENTS = {"glu_dgrad": Gradient("glu_fprop", lambda ins, outs, v: (v, ins[0]))}
+
+
+def cases() -> Iterator[Case]:
+    """Both passes: one of everything, no multiple of four, more than a warp."""
+    for n, c, length in SERIES:
+        label, one, two = label_of((n, c, length)), ((n, c, length), "float32"), ((n, 2 * c, length), "float32")
+        x, dy = normal(45, n, 2 * c, length), normal(46, n, c, length)
+        yield Case("glu_fprop", label, (x,), (one,), {}, 4)
+        yield Case("glu_dgrad", label, (dy, x), (two,), {}, 4)

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import f4, jit
-from nbcnn.ops.kernel.call import Call, Launch
-from nbcnn.ops.kernel.elementwise import launch
+from nbcnn.ops.kernel.elementwise import Activation
 
 
 def leaky_relu_fprop(x: np.ndarray, y: np.ndarray, *, slope: float) -> None:
@@ -49,11 +48,4 @@ def _gradient(slope: float) -> Any:
     return leaky_relu_gradient
 
 
-def bind_fprop(call: Call) -> list[Launch]:
-    """One launch of `elementwise.unary`."""
-    return launch("leaky_relu_fprop_kernel", _function(float(call.attrs["slope"])), call)
-
-
-def bind_dgrad(call: Call) -> list[Launch]:
-    """One launch of `elementwise.binary`."""
-    return launch("leaky_relu_dgrad_kernel", _gradient(float(call.attrs["slope"])), call)
+LEAKY_RELU = Activation("leaky_relu", leaky_relu_fprop, leaky_relu_dgrad, _function, _gradient, reads="y", parameters={"slope": 0.1})

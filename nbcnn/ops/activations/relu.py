@@ -8,8 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from nbcnn.gpu.language import f4, jit
-from nbcnn.ops.kernel.call import Call, Launch
-from nbcnn.ops.kernel.elementwise import launch
+from nbcnn.ops.kernel.elementwise import Activation
 
 
 def relu_fprop(x: np.ndarray, y: np.ndarray) -> None:
@@ -23,7 +22,8 @@ def relu_dgrad(dy: np.ndarray, y: np.ndarray, dx: np.ndarray) -> None:
 
 
 @jit(device=True)
-def _relu(x):
+def relu(x):
+    """max(x, 0) of a float32; NaN stays NaN."""
     # Not max(x, 0), which would turn NaN into 0 and hide where a training run broke.
     return f4(0) if x < f4(0) else x
 
@@ -33,11 +33,4 @@ def _relu_gradient(dy, y):
     return dy if y > f4(0) else f4(0)
 
 
-def bind_fprop(call: Call) -> list[Launch]:
-    """One launch of `elementwise.unary`."""
-    return launch("relu_fprop_kernel", _relu, call)
-
-
-def bind_dgrad(call: Call) -> list[Launch]:
-    """One launch of `elementwise.binary`."""
-    return launch("relu_dgrad_kernel", _relu_gradient, call)
+RELU = Activation("relu", relu_fprop, relu_dgrad, relu, _relu_gradient, reads="y", epilogue=True)

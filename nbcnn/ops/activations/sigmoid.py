@@ -12,8 +12,7 @@ import math
 import numpy as np
 
 from nbcnn.gpu.language import SIMULATOR, cuda, f4, jit
-from nbcnn.ops.kernel.call import Call, Launch
-from nbcnn.ops.kernel.elementwise import launch
+from nbcnn.ops.kernel.elementwise import Activation
 
 
 def sigmoid_fprop(x: np.ndarray, y: np.ndarray) -> None:
@@ -51,11 +50,4 @@ def _sigmoid_gradient(dy, y):
     return dy * (y * (f4(1) - y))
 
 
-def bind_fprop(call: Call) -> list[Launch]:
-    """One launch of `elementwise.unary`."""
-    return launch("sigmoid_fprop_kernel", sigmoid, call)
-
-
-def bind_dgrad(call: Call) -> list[Launch]:
-    """One launch of `elementwise.binary`."""
-    return launch("sigmoid_dgrad_kernel", _sigmoid_gradient, call)
+SIGMOID = Activation("sigmoid", sigmoid_fprop, sigmoid_dgrad, sigmoid, _sigmoid_gradient, reads="y", epilogue=True)

@@ -13,8 +13,7 @@ import numpy as np
 
 from nbcnn.gpu.language import f4, jit
 from nbcnn.ops.activations.sigmoid import divide
-from nbcnn.ops.kernel.call import Call, Launch
-from nbcnn.ops.kernel.elementwise import launch
+from nbcnn.ops.kernel.elementwise import Activation
 
 
 def swish_fprop(x: np.ndarray, y: np.ndarray) -> None:
@@ -47,11 +46,4 @@ def _swish_gradient(dy, x):
     return dy * (s * (f4(1) + x * rest))
 
 
-def bind_fprop(call: Call) -> list[Launch]:
-    """One launch of `elementwise.unary`."""
-    return launch("swish_fprop_kernel", swish, call)
-
-
-def bind_dgrad(call: Call) -> list[Launch]:
-    """One launch of `elementwise.binary`."""
-    return launch("swish_dgrad_kernel", _swish_gradient, call)
+SWISH = Activation("swish", swish_fprop, swish_dgrad, swish, _swish_gradient, reads="x", epilogue=True)

@@ -1,8 +1,6 @@
 """References of the fused convolutions: each is the composition of the plain ops that it replaces.
 
-    conv_relu_fprop        y = relu(conv(x, w) + b)
-    conv_sigmoid_fprop     y = sigmoid(conv(x, w) + b)
-    conv_swish_fprop       y = swish(conv(x, w) + b)
+    conv_relu_fprop        y = relu(conv(x, w) + b); likewise of every activation that may be an epilogue (conv_sigmoid_fprop, conv_swish_fprop)
     conv_relu_pool_fprop   y = maxpool 2×2 of relu(conv(x, w) + b), index = where each maximum was (2 bits)
     unpool                 dx = dy at the place that index says, zero elsewhere
     conv_dgrad_relu        dx = dgrad(dy, w) where x > 0, else 0: x is what the layer read, the output of a ReLU
@@ -13,45 +11,57 @@
     upconv_dgrad           dx from dy (N,K,2H,2W), back through the upsampling
     upconv_dgrad_relu      the same where x > 0
     upconv_wgrad           dw, db from x (N,C,H,W) and dy (N,K,2H,2W)
-    dwconv1d_bwd           dx, dw (, dd) of a depthwise convolution of series in one pass (its reference stands with the others)
 
 The pooled index packs four channels into a byte: channel 4·k+j of index (N, ⌈K/4⌉, P/2, Q/2) is bits 2j and 2j+1 of its
 byte k, with value 2·row + column inside the window. Ties, and windows without a positive element, give the first place.
+
+Their signatures; images NHWC only:
+
+    conv_relu_fprop       x, w, b -> y                                                        stride, pad
+    conv_relu_pool_fprop  x, w, b -> y (N,K,P/2,Q/2), index (N,K/4,P/2,Q/2) uint8             stride, pad
+    unpool                dy (N,K,P,Q), index -> dx (N,K,2P,2Q)
+    conv_dgrad_relu       dy, w, x -> dx                                                      stride, pad
+    conv_pool_wgrad       x, dy (N,K,P/2,Q/2), index -> dw, db                                stride, pad
+    upconv_fprop          x (N,C,H,W), w (K,C,3,3), b -> y (N,K,2H,2W)                        upconv_relu_fprop likewise
+    upconv_mse_fprop      x, w, b, target (N,K,2H,2W) -> loss () float64, dy (N,K,2H,2W)
+    upconv_dgrad          dy (N,K,2H,2W), w -> dx (N,C,H,W)                                   upconv_dgrad_relu  dy, w, x -> dx
+    upconv_wgrad          x, dy -> dw, db
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
 import numpy as np
 
-from nbcnn.ops.activations.sigmoid import sigmoid_fprop
-from nbcnn.ops.activations.swish import swish_fprop
+from nbcnn.ops.activations.table import EPILOGUES
 from nbcnn.ops.conv.reference import conv_dgrad, conv_fprop, conv_wgrad
-from nbcnn.ops.series.dwconv1d.reference import dwconv1d_bwd
+from nbcnn.ops.kernel.case import Case, Gradient, normal
+from nbcnn.ops.kernel.elementwise import Activation
+from nbcnn.plan.shapes import ConvShape, numel
 
 
-def conv_relu_fprop(x: np.ndarray, w: np.ndarray, b: np.ndarray, y: np.ndarray, *, stride: int, pad: int) -> None:
-    """y (N,K,P,Q) = relu(conv(x, w) + b)."""
-    conv_fprop(x, w, b, y, stride=stride, pad=pad)
-    np.maximum(y, 0, out=y)
+def _activated(activation: Activation) -> Callable[..., None]:
+    """The reference of conv_NAME_fprop."""
+
+    def reference(x: np.ndarray, w: np.ndarray, b: np.ndarray, y: np.ndarray, *, stride: int, pad: int) -> None:
+        """y (N,K,P,Q) = f(conv(x, w) + b)."""
+        conv_fprop(x, w, b, y, stride=stride, pad=pad)
+        activation.fprop(y, y)
+
+    reference.__name__ = f"conv_{activation.name}_fprop"
+    return reference
 
 
-def conv_sigmoid_fprop(x: np.ndarray, w: np.ndarray, b: np.ndarray, y: np.ndarray, *, stride: int, pad: int) -> None:
-    """y (N,K,P,Q) = sigmoid(conv(x, w) + b)."""
-    conv_fprop(x, w, b, y, stride=stride, pad=pad)
-    sigmoid_fprop(y, y)
-
-
-def conv_swish_fprop(x: np.ndarray, w: np.ndarray, b: np.ndarray, y: np.ndarray, *, stride: int, pad: int) -> None:
-    """y (N,K,P,Q) = swish(conv(x, w) + b)."""
-    conv_fprop(x, w, b, y, stride=stride, pad=pad)
-    swish_fprop(y, y)
+ACTIVATED = {f"conv_{name}_fprop": _activated(activation) for name, activation in EPILOGUES.items()}
+"""The convolutions with an activation in their epilogue (activations.py)."""
 
 
 def conv_relu_pool_fprop(x: np.ndarray, w: np.ndarray, b: np.ndarray, y: np.ndarray, index: np.ndarray, *, stride: int, pad: int) -> None:
     """y (N,K,P/2,Q/2) and index (N,⌈K/4⌉,P/2,Q/2) uint8 of relu(conv(x, w) + b), whose P and Q must be even."""
     n, k, p, q = y.shape
     a = np.empty((n, k, 2 * p, 2 * q), x.dtype)
-    conv_relu_fprop(x, w, b, a, stride=stride, pad=pad)
+    ACTIVATED["conv_relu_fprop"](x, w, b, a, stride=stride, pad=pad)
     windows = _windows(a)
     place = windows.argmax(4)
     y[...] = np.take_along_axis(windows, place[..., None], 4)[..., 0]
@@ -142,12 +152,9 @@ def _doubled(x: np.ndarray) -> np.ndarray:
     return np.repeat(np.repeat(x, 2, 2), 2, 3)
 
 
-REFERENCES = {
+REFERENCES = ACTIVATED | {
     function.__name__: function
     for function in (
-        conv_relu_fprop,
-        conv_sigmoid_fprop,
-        conv_swish_fprop,
         conv_relu_pool_fprop,
         unpool,
         conv_dgrad_relu,
@@ -158,7 +165,103 @@ REFERENCES = {
         upconv_dgrad,
         upconv_dgrad_relu,
         upconv_wgrad,
-        dwconv1d_bwd,
     )
 }
 """Reference of each fused op, by name. The `cpu` row does not have them: NumPy gains nothing from fusing."""
+GRADIENTS = {
+    "upconv_dgrad": Gradient("upconv_fprop", lambda ins, outs, v: (v, ins[1])),
+    "upconv_wgrad": Gradient("upconv_fprop", lambda ins, outs, v: (ins[0], v), of=(1,), beside=(0,)),
+}
+
+MEAN_FUSED = (
+    ConvShape(1, 3, 6, 10, 4, 3, 3, 1, 1),
+    ConvShape(2, 5, 8, 6, 7, 3, 3, 1, 1),
+    ConvShape(1, 16, 4, 4, 20, 3, 3, 1, 1),
+    ConvShape(2, 24, 8, 8, 16, 3, 3, 1, 1),
+)
+REAL_POOLED = (ConvShape(4, 3, 32, 32, 256, 3, 3, 1, 1), ConvShape(4, 256, 16, 16, 128, 3, 3, 1, 1))
+MEAN_UP = (ConvShape(1, 1, 3, 5, 2, 3, 3, 1, 1), ConvShape(2, 7, 4, 3, 3, 3, 3, 1, 1), ConvShape(1, 20, 4, 4, 12, 3, 3, 1, 1))
+REAL_UP = (ConvShape(4, 128, 8, 8, 256, 3, 3, 1, 1), ConvShape(4, 256, 16, 16, 3, 3, 3, 1, 1))
+
+
+def _whole(seed: int, spread: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(-spread, spread + 1, shape).astype(np.float32)
+
+
+def _few(seed: int, *shape: int) -> np.ndarray:
+    """−1, 0 or 1, mostly 0, so that a long sum stays below 256 and is exact in bfloat16."""
+    rng = np.random.default_rng(seed)
+    return (rng.integers(-1, 2, shape) * (rng.random(shape) < 0.1)).astype(np.float32)
+
+
+def label(shape: ConvShape) -> str:
+    return f"{shape.C}→{shape.K} {shape.H}×{shape.W} s{shape.stride} p{shape.pad} n{shape.N}"
+
+
+def pooled_cases(shape: ConvShape) -> Iterator[Case]:
+    """conv+ReLU+pool and what follows it backwards: small integers, which every precision multiplies and adds exactly. Ties are then real ties, and
+    the index must agree bit for bit."""
+    attrs = {"stride": shape.stride, "pad": shape.pad}
+    n, k, p, q = shape.y_shape
+    small, packed = (n, k, p // 2, q // 2), (n, -(-k // 4), p // 2, q // 2)
+    x, w, b = _whole(1, 2, *shape.x_shape), _few(2, *shape.w_shape), _whole(3, 2, k)
+    dy, index = normal(4, *small), np.random.default_rng(5).integers(0, 256, packed).astype(np.uint8)
+    if k % 4:
+        index[:, -1] &= (1 << 2 * (k % 4)) - 1
+    dw, db = (shape.w_shape, "float32"), ((k,), "float32")
+    yield Case("conv_relu_pool_fprop", label(shape), (x, w, b), ((small, "float32"), (packed, "uint8")), attrs, shape.gemm("fprop")[2])
+    yield Case("unpool", label(shape), (dy, index), ((shape.y_shape, "float32"),))
+    yield Case("conv_pool_wgrad", label(shape), (normal(6, *shape.x_shape), dy, index), (dw, db), attrs, shape.gemm("wgrad")[2])
+
+
+def relu_cases(shape: ConvShape) -> Iterator[Case]:
+    """conv+ReLU, and the dgrad of a layer whose input came out of a ReLU."""
+    attrs = {"stride": shape.stride, "pad": shape.pad}
+    x, w, b, dy = normal(7, *shape.x_shape), normal(8, *shape.w_shape), normal(9, shape.K), normal(10, *shape.y_shape)
+    yield Case("conv_relu_fprop", label(shape), (x, w, b), ((shape.y_shape, "float32"),), attrs, shape.gemm("fprop")[2])
+    yield Case("conv_dgrad_relu", label(shape), (dy, w, np.maximum(x, 0)), ((shape.x_shape, "float32"),), attrs, shape.gemm("dgrad")[2])
+
+
+def linear_cases(n: int, c: int, k: int) -> Iterator[Case]:
+    """A linear layer with every activation that may be its epilogue, as a 1×1 convolution of 1×1 images."""
+    shape, attrs = ConvShape(n, c, 1, 1, k, 1, 1, 1, 0), {"stride": 1, "pad": 0}
+    ins = (normal(16, *shape.x_shape), normal(17, *shape.w_shape), normal(18, k))
+    for name in EPILOGUES:
+        yield Case(f"conv_{name}_fprop", label(shape), ins, ((shape.y_shape, "float32"),), attrs, c)
+
+
+def up_cases(shape: ConvShape) -> Iterator[Case]:
+    """Upsampling folded into a 3×3 convolution; `shape` has the image before the upsampling."""
+    n, c, h, w_ = shape.x_shape
+    large = (n, shape.K, 2 * h, 2 * w_)
+    x, w, b = np.maximum(normal(11, *shape.x_shape), 0), normal(12, *shape.w_shape), normal(13, shape.K)
+    dy, target = normal(14, *large), normal(15, *large)
+    terms = {"fprop": 9 * c, "dgrad": 16 * shape.K, "wgrad": 4 * n * h * w_}
+    y, dx = ((large, "float32"),), ((shape.x_shape, "float32"),)
+    yield Case("upconv_fprop", label(shape), (x, w, b), y, {}, terms["fprop"])
+    yield Case("upconv_relu_fprop", label(shape), (x, w, b), y, {}, terms["fprop"])
+    yield Case("upconv_mse_fprop", label(shape), (x, w, b, target), (((), "float64"), *y), {}, max(terms["fprop"], numel(large)))
+    yield Case("upconv_dgrad", label(shape), (dy, w), dx, {}, terms["dgrad"])
+    yield Case("upconv_dgrad_relu", label(shape), (dy, w, x), dx, {}, terms["dgrad"])
+    yield Case("upconv_wgrad", label(shape), (x, dy), ((shape.w_shape, "float32"), ((shape.K,), "float32")), {}, terms["wgrad"])
+
+
+def cases() -> Iterator[Case]:
+    """Every fused op on shapes small enough for the simulator."""
+    for shape in MEAN_FUSED:
+        yield from pooled_cases(shape)
+        yield from relu_cases(shape)
+    yield from relu_cases(ConvShape(1, 5, 7, 9, 6, 3, 3, 2, 1))
+    for vectors in ((3, 5, 6), (2, 40, 12)):
+        yield from linear_cases(*vectors)
+    for shape in MEAN_UP:
+        yield from up_cases(shape)
+
+
+def real_cases() -> Iterator[Case]:
+    """The autoencoder's fused layers, batch 4."""
+    for shape in REAL_POOLED:
+        yield from pooled_cases(shape)
+        yield from relu_cases(shape)
+    for shape in REAL_UP:
+        yield from up_cases(shape)

@@ -11,6 +11,10 @@ They copy windows into columns (im2col) or add columns into windows (col2im) aro
 a time. The copy is the part that BLAS does not do; it grows with C·R·S. At stride 1 a convolution read backwards is a
 convolution again, with the filters turned and C and K exchanged, so each pass copies whichever of C and K is smaller.
 Source: Chellapilla, Puri, Simard, "High performance convolutional neural networks for document processing", 2006.
+
+    conv_fprop        x (N,C,H,W), w (K,C,R,S)[, b (K)] -> y (N,K,P,Q)                        stride, pad
+    conv_dgrad        dy (N,K,P,Q), w (K,C,R,S) -> dx (N,C,H,W)                               stride, pad
+    conv_wgrad        x (N,C,H,W), dy (N,K,P,Q) -> dw (K,C,R,S)[, db (K)]                     stride, pad
 """
 
 from __future__ import annotations
@@ -20,6 +24,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from nbcnn.ops.kernel.call import host
+from nbcnn.ops.kernel.case import Case, Gradient, normal
+from nbcnn.plan.shapes import ConvShape
 
 WORKSPACE_BYTES = 16 << 20
 """Columns that exist at a time: few enough to stay in a last-level cache, enough for long matrix products."""
@@ -190,3 +196,56 @@ def _padded(x: np.ndarray, pad: int) -> np.ndarray:
 
 
 HOST = {"conv_fprop": host(conv_fprop), "conv_dgrad": host(conv_dgrad), "conv_wgrad": host(conv_wgrad)}
+
+
+GRADIENTS = {
+    "conv_dgrad": Gradient("conv_fprop", lambda ins, outs, v: (v, ins[1])),
+    "conv_wgrad": Gradient("conv_fprop", lambda ins, outs, v: (ins[0], v), of=(1,)),
+}
+
+MEAN_CONVS = (
+    ConvShape(1, 1, 5, 7, 1, 3, 3, 1, 1),
+    ConvShape(2, 3, 7, 5, 5, 3, 3, 1, 1),
+    ConvShape(1, 5, 6, 9, 7, 3, 3, 2, 1),
+    ConvShape(2, 4, 8, 8, 6, 5, 3, 1, 2),
+    ConvShape(1, 3, 9, 9, 20, 3, 3, 1, 1),
+    ConvShape(1, 20, 5, 6, 3, 3, 3, 1, 1),
+    ConvShape(2, 8, 7, 7, 12, 1, 1, 1, 0),
+    ConvShape(1, 2, 11, 10, 3, 4, 4, 3, 0),
+    ConvShape(3, 9, 1, 1, 5, 1, 1, 1, 0),
+    ConvShape(1, 16, 4, 4, 16, 3, 3, 1, 3),
+    ConvShape(1, 2, 9, 9, 2, 8, 8, 1, 0),
+)
+REAL_CONVS = (
+    ConvShape(4, 3, 32, 32, 256, 3, 3, 1, 1),
+    ConvShape(4, 256, 16, 16, 128, 3, 3, 1, 1),
+    ConvShape(4, 128, 8, 8, 128, 3, 3, 1, 1),
+    ConvShape(4, 128, 16, 16, 256, 3, 3, 1, 1),
+    ConvShape(4, 256, 32, 32, 3, 3, 3, 1, 1),
+)
+
+
+def conv_cases(shape: ConvShape) -> Iterator[Case]:
+    """The three passes of one convolution, fprop and wgrad with and without a bias."""
+    x, w, b, dy = normal(1, *shape.x_shape), normal(2, *shape.w_shape), normal(3, shape.K), normal(4, *shape.y_shape)
+    attrs = {"stride": shape.stride, "pad": shape.pad}
+    label = f"{shape.C}→{shape.K} {shape.H}×{shape.W} {shape.R}×{shape.S} s{shape.stride} p{shape.pad} n{shape.N}"
+    y, dw, db = (shape.y_shape, "float32"), (shape.w_shape, "float32"), ((shape.K,), "float32")
+    terms = {path: shape.gemm(path)[2] for path in ("fprop", "dgrad", "wgrad")}
+    yield Case("conv_fprop", label, (x, w, b), (y,), attrs, terms["fprop"])
+    yield Case("conv_fprop", label + " no bias", (x, w), (y,), attrs, terms["fprop"])
+    yield Case("conv_dgrad", label, (dy, w), ((shape.x_shape, "float32"),), attrs, terms["dgrad"])
+    yield Case("conv_wgrad", label, (x, dy), (dw, db), attrs, terms["wgrad"])
+    yield Case("conv_wgrad", label + " no bias", (x, dy), (dw,), attrs, terms["wgrad"])
+
+
+def cases() -> Iterator[Case]:
+    """Shapes small enough for the simulator."""
+    for shape in MEAN_CONVS:
+        yield from conv_cases(shape)
+
+
+def real_cases() -> Iterator[Case]:
+    """The autoencoder's convolutions, batch 4."""
+    for shape in REAL_CONVS:
+        yield from conv_cases(shape)

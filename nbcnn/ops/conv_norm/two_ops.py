@@ -12,7 +12,7 @@ runs as the two ops, here: in inference the norm then works in place, on what th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,9 +22,10 @@ from nbcnn.gpu.language import SIMULATOR
 from nbcnn.ops.conv.frame.composed import Operand, inner, operands
 from nbcnn.ops.conv.reference import conv_fprop
 from nbcnn.ops.kernel.call import Call, HostCall, Impl, Launch, Shape
+from nbcnn.ops.kernel.case import Case, normal
 from nbcnn.ops.kernel.traffic import Traffic
 from nbcnn.ops.norms import b0, reference, s0
-from nbcnn.plan.shapes import numel
+from nbcnn.plan.shapes import ConvShape, numel
 from nbcnn.plan.storage import numpy_dtype
 
 Array = np.ndarray
@@ -180,3 +181,40 @@ REFERENCES = {f.__name__: f for f in (conv_evonorm_s0_fprop, conv_evonorm_s0_inf
 def two_ops(conv: Impl) -> dict[str, Impl]:
     """Every op as `conv`, then the norm."""
     return {name: composed(conv, norm) for name, norm in zip(REFERENCES, (s0.FPROP, s0.FPROP, b0.FPROP, b0.INFER), strict=True)}
+
+
+CONV_NORMS = (
+    (ConvShape(1, 3, 5, 4, 8, 3, 3, 1, 1), 4),
+    (ConvShape(2, 5, 4, 3, 16, 3, 3, 1, 1), 16),
+    (ConvShape(1, 4, 7, 5, 8, 3, 2, 2, 1), 1),
+    (ConvShape(1, 2, 3, 3, 6, 3, 3, 1, 1), 3),
+    (ConvShape(2, 6, 1, 1, 8, 1, 1, 1, 0), 2),
+)
+"""Convolution and groups: channels that are no multiple of four, stride 2, six filters (no block of eight), one pixel."""
+
+
+def conv_norm_cases(shapes: Sequence[tuple[ConvShape, int]] = CONV_NORMS) -> Iterator[Case]:
+    """A convolution with its EvoNorm."""
+    for shape, groups in shapes:
+        k, n = shape.K, shape.N
+        x, w, b = normal(50, *shape.x_shape), normal(51, *shape.w_shape), normal(52, k)
+        channels = 1 + 0.3 * normal(53, k), normal(54, k), np.random.default_rng(55).uniform(0.6, 1.4, k).astype(np.float32)
+        image, kept = (shape.y_shape, "float32"), ((n * groups,), "float32")
+        attrs = {"stride": shape.stride, "pad": shape.pad, "groups": groups, "eps": 1e-5}
+        terms = shape.gemm("fprop")[2] + shape.P * shape.Q * (k // groups)
+        label = f"{shape.C}→{k} {shape.H}×{shape.W} s{shape.stride} n{n} {groups} groups"
+        ins = (x, w, b, *channels)
+        yield Case("conv_evonorm_s0_fprop", label, ins, (image, image, kept, kept), attrs, terms)
+        yield Case("conv_evonorm_s0_infer", label, ins, (image,), attrs, terms)
+        # As large as the variances are: far smaller ones let v·z + s alone divide, which may be near zero, whatever z was rounded to.
+        running = shape.C * shape.R * shape.S * np.random.default_rng(56).uniform(0.5, 1.5, k).astype(np.float32)
+        planes, channel = ((n * k,), "float32"), ((k,), "float32")
+        attrs, terms = {"stride": shape.stride, "pad": shape.pad, "eps": 1e-3}, terms + n * shape.P * shape.Q
+        outs = (image, image, planes, planes, channel, channel, 6)
+        yield Case("conv_evonorm_b0_fprop", label, (*ins, running), outs, attrs | {"momentum": 0.1}, terms)
+        yield Case("conv_evonorm_b0_infer", label, (*ins, running), (image,), attrs, terms)
+
+
+def cases() -> Iterator[Case]:
+    """Shapes small enough for the simulator."""
+    yield from conv_norm_cases(CONV_NORMS)

@@ -1,15 +1,21 @@
 """Average pooling: y[p,q] = the mean of a size × size window; windows lie fully inside, the rows and columns left over count nowhere.
 
 dx is the transpose: dy / size², summed over the windows that contain an element. Kernels: window_sum.py.
+
+    avgpool_fprop     x -> y                              avgpool_dgrad     dy -> dx          size, stride
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from nbcnn.ops.images.window_sum import spread_reference, spread_windows, sum_reference, sum_windows, traffic_spread, traffic_sum
-from nbcnn.ops.kernel.call import Call, Launch
+from nbcnn.ops.kernel.call import Call, Impl, Launch, host
+from nbcnn.ops.kernel.case import IMAGES, Case, Gradient, Shapes, normal
 from nbcnn.ops.kernel.traffic import Traffic
+from nbcnn.ops.kernel.windows import WINDOWS, pooled_shapes
 
 
 def avgpool_fprop(x: np.ndarray, y: np.ndarray, *, size: int, stride: int) -> None:
@@ -42,3 +48,16 @@ def traffic_fprop(call: Call) -> list[Traffic]:
 def traffic_dgrad(call: Call) -> list[Traffic]:
     """Bytes of `bind_dgrad`."""
     return traffic_spread(call, call.attrs["size"], call.attrs["stride"])
+
+
+HOST = {"avgpool_fprop": host(avgpool_fprop), "avgpool_dgrad": host(avgpool_dgrad)}
+OPS = {"avgpool_fprop": Impl(bind_fprop, traffic=traffic_fprop), "avgpool_dgrad": Impl(bind_dgrad, traffic=traffic_dgrad)}
+GRADIENTS = {"avgpool_dgrad": Gradient("avgpool_fprop", lambda ins, outs, v: (v,))}
+
+
+def cases(images: Shapes = IMAGES, windows: Shapes = WINDOWS) -> Iterator[Case]:
+    """Both passes, in windows (size, stride) that fit."""
+    for label, shape, pooled, attrs in pooled_shapes(images, windows):
+        terms = attrs["size"] ** 2
+        yield Case("avgpool_fprop", label, (normal(7, *shape),), ((pooled, "float32"),), attrs, terms)
+        yield Case("avgpool_dgrad", label, (normal(8, *pooled),), ((shape, "float32"),), attrs, terms)

@@ -2,6 +2,8 @@
 
 Logical shapes are (N,C,H,W) on both sides, so the reference is a copy; only the order in memory differs, and how elements are
 stored: float32 outside the doors of a net, what its row wants inside.
+
+    convert           x (N,C,H,W) -> y (N,C,H,W)                                              source, target layouts
 """
 
 from __future__ import annotations
@@ -12,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, i4, jit
-from nbcnn.ops.kernel.call import Call, Launch, blocks
-from nbcnn.ops.kernel.elementwise import copy
+from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks, host
+from nbcnn.ops.kernel.elementwise import copy, supports
 from nbcnn.ops.kernel.stored import kinds, scalar_io
 from nbcnn.ops.kernel.traffic import Traffic, element, outputs, size, streamed
 from nbcnn.ops.kernel.windows import THREADS, split
@@ -126,3 +128,6 @@ def bind(call: Call) -> list[Launch]:
         return copy(call)
     rows, cols = (C, H * W) if source == "NCHW" else (H * W, C)
     return transpose(call, N, rows, cols)
+
+
+HOST, OPS = {"convert": host(convert)}, {"convert": Impl(bind, supports=supports, traffic=traffic)}

@@ -1,16 +1,22 @@
 """Flatten: (N,C,H,W) -> (N, C·H·W), features in C,H,W order in every layout, so that weights mean the same in every mode.
 
 A copy where images are stored NCHW; where they are stored NHWC, a transpose of each image (see convert.py).
+
+    flatten_fprop     x (N,C,H,W) -> y (N,CHW)            flatten_dgrad     dy -> dx          (y in C,H,W order in every layout)
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from nbcnn.ops.images.convert import traffic_transpose, transpose
-from nbcnn.ops.kernel.call import Call, Launch
-from nbcnn.ops.kernel.elementwise import copy
+from nbcnn.ops.kernel.call import Call, Impl, Launch, host
+from nbcnn.ops.kernel.case import IMAGES, Case, Gradient, Shapes, label_of, normal
+from nbcnn.ops.kernel.elementwise import copy, supports
 from nbcnn.ops.kernel.traffic import Traffic, streamed
+from nbcnn.plan.shapes import numel
 
 
 def flatten_fprop(x: np.ndarray, y: np.ndarray) -> None:
@@ -49,3 +55,19 @@ def traffic_dgrad(call: Call) -> list[Traffic]:
     """Bytes of `bind_dgrad`."""
     N, C, H, W = call.out_shapes[0]
     return streamed(call) if call.layout == "NCHW" else traffic_transpose(call, N, C, H * W)
+
+
+HOST = {"flatten_fprop": host(flatten_fprop), "flatten_dgrad": host(flatten_dgrad)}
+OPS = {
+    "flatten_fprop": Impl(bind_fprop, supports=supports, traffic=traffic_fprop),
+    "flatten_dgrad": Impl(bind_dgrad, supports=supports, traffic=traffic_dgrad),
+}
+GRADIENTS = {"flatten_dgrad": Gradient("flatten_fprop", lambda ins, outs, v: (v,))}
+
+
+def cases(images: Shapes = IMAGES) -> Iterator[Case]:
+    """Both passes."""
+    for shape in images:
+        flat, label = (shape[0], numel(shape[1:])), label_of(shape)
+        yield Case("flatten_fprop", label, (normal(7, *shape),), ((flat, "float32"),))
+        yield Case("flatten_dgrad", label, (normal(11, *flat),), ((shape, "float32"),))

@@ -8,20 +8,25 @@ nothing else, so it is the same in every mode, for every batch size, and after a
 0 for these coins; other random streams of the same seed need another value there.
 
 Philox source: J. K. Salmon, M. A. Moraes, R. O. Dror, D. E. Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
+
+    gather            images (M,C,H,W) uint8, order (E) int32, state (8) int64 -> x (N,C,H,W)  flip; x in [0,1]
+    gather_labels     labels (M) int32, order (E) int32, state -> y (N) int32
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, i4, i8, jit, types, u4
-from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks
+from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks, host
+from nbcnn.ops.kernel.case import Case
 from nbcnn.ops.kernel.stored import kinds, scalar_io, vector_io
 from nbcnn.ops.kernel.traffic import Traffic, once, outputs
-from nbcnn.ops.update.advance import EPOCH, POSITION, SEED
+from nbcnn.ops.update.advance import EPOCH, POSITION, SEED, example_state
 from nbcnn.plan.shapes import numel
 
 THREADS = 256
@@ -180,4 +185,15 @@ def traffic_labels(call: Call) -> list[Traffic]:
     return [once(2 * outputs(call), outputs(call))]
 
 
-IMPL, LABELS = Impl(bind, traffic=traffic), Impl(bind_labels, traffic=traffic_labels)
+HOST = {"gather": host(gather), "gather_labels": host(gather_labels)}
+OPS = {"gather": Impl(bind, traffic=traffic), "gather_labels": Impl(bind_labels, traffic=traffic_labels)}
+
+
+def cases(image: tuple[int, ...] = (3, 3, 5, 4)) -> Iterator[Case]:
+    """A batch of shape `image`, flipped and not; three labels."""
+    images = np.random.default_rng(16).integers(0, 256, (image[0] + 3, *image[1:])).astype(np.uint8)
+    order, labels = np.random.default_rng(23).permutation(image[0] + 3).astype(np.int32), np.arange(6, dtype=np.int32) * 7
+    for flip in (False, True):
+        yield Case("gather", f"flip {flip}", (images, order, example_state()), ((image, "float32"),), {"flip": flip})
+    order = np.array([4, 0, 5, 1, 3, 2], np.int32)
+    yield Case("gather_labels", "3 of 6", (labels, order, example_state()), (((3,), "int32"),))

@@ -3,10 +3,14 @@
 Ties go to the first tap; a NaN wins over everything, the first NaN over later ones. Windows lie fully inside; the rows and
 columns left over get gradient zero. dgrad is a gather: an element sums dy over the windows whose index names it, in the
 order of the taps, so overlapping windows need no atomics and repeat bit for bit. Layouts, lanes, rows: see windows.py.
+
+    maxpool_fprop     x (N,C,H,W) -> y (N,C,P,Q), index (N,C,P,Q) uint8 or int32              size, stride
+    maxpool_dgrad     dy, index -> dx (N,C,H,W)                                               size, stride
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -14,10 +18,11 @@ import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, i4, jit, u4
 from nbcnn.ops.images.window_sum import spread_reads, sum_reads
-from nbcnn.ops.kernel.call import Call, Launch
+from nbcnn.ops.kernel.call import Call, Impl, Launch, host
+from nbcnn.ops.kernel.case import IMAGES, Case, Gradient, Shapes, normal
 from nbcnn.ops.kernel.stored import kinds, scalar_io, vector_io
 from nbcnn.ops.kernel.traffic import Traffic, element, outputs, size
-from nbcnn.ops.kernel.windows import in_rows, lane_io, lanes_of, launch, place, planes, position, reach_of, split, taps
+from nbcnn.ops.kernel.windows import WINDOWS, in_rows, lane_io, lanes_of, launch, place, planes, pooled_shapes, position, reach_of, split, taps
 
 LOWEST = np.float32(-np.inf)
 
@@ -306,3 +311,17 @@ def traffic_dgrad(call: Call) -> list[Traffic]:
     windows = spread_reads(call.out_shapes[0], layout, call.attrs["size"], call.attrs["stride"])
     each = element(call) + element(call, at=1)
     return [Traffic(windows * each, outputs(call), min(windows * each, size(call, "in", 0) + size(call, "in", 1)))]
+
+
+HOST = {"maxpool_fprop": host(maxpool_fprop), "maxpool_dgrad": host(maxpool_dgrad)}
+OPS = {"maxpool_fprop": Impl(bind_fprop, traffic=traffic_fprop), "maxpool_dgrad": Impl(bind_dgrad, traffic=traffic_dgrad)}
+GRADIENTS = {"maxpool_dgrad": Gradient("maxpool_fprop", lambda ins, outs, v: (v, outs[1]))}
+
+
+def cases(images: Shapes = IMAGES, windows: Shapes = WINDOWS) -> Iterator[Case]:
+    """Both passes, in windows (size, stride) that fit."""
+    for label, shape, pooled, attrs in pooled_shapes(images, windows):
+        size = attrs["size"]
+        index = np.random.default_rng(9).integers(0, size * size, pooled).astype(np.uint8)
+        yield Case("maxpool_fprop", label, (normal(7, *shape),), ((pooled, "float32"), (pooled, "uint8")), attrs)
+        yield Case("maxpool_dgrad", label, (normal(8, *pooled), index), ((shape, "float32"),), attrs, size * size)

@@ -1,14 +1,19 @@
 """Nearest upsampling by an integer factor f: y[h,w] = x[h // f, w // f].
 
 The transpose of summing f × f blocks, so dx is the sum of its f × f block of dy. Kernels: window_sum.py.
+
+    upsample_fprop    x (N,C,H,W) -> y (N,C,fH,fW)        upsample_dgrad    dy -> dx          factor
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import numpy as np
 
 from nbcnn.ops.images.window_sum import spread_windows, sum_reference, sum_windows, traffic_spread, traffic_sum
-from nbcnn.ops.kernel.call import Call, Launch
+from nbcnn.ops.kernel.call import Call, Impl, Launch, host
+from nbcnn.ops.kernel.case import IMAGES, Case, Gradient, Shapes, label_of, normal
 from nbcnn.ops.kernel.traffic import Traffic
 from nbcnn.ops.kernel.windows import taps
 
@@ -44,3 +49,18 @@ def traffic_fprop(call: Call) -> list[Traffic]:
 def traffic_dgrad(call: Call) -> list[Traffic]:
     """Bytes of `bind_dgrad`."""
     return traffic_sum(call, call.attrs["factor"], call.attrs["factor"])
+
+
+HOST = {"upsample_fprop": host(upsample_fprop), "upsample_dgrad": host(upsample_dgrad)}
+OPS = {"upsample_fprop": Impl(bind_fprop, traffic=traffic_fprop), "upsample_dgrad": Impl(bind_dgrad, traffic=traffic_dgrad)}
+GRADIENTS = {"upsample_dgrad": Gradient("upsample_fprop", lambda ins, outs, v: (v,))}
+
+
+def cases(images: Shapes = IMAGES, factors: Sequence[int] = (1, 2, 3)) -> Iterator[Case]:
+    """Both passes."""
+    for shape in images:
+        n, c, h, w = shape
+        for factor in factors:
+            large, label, attrs = (n, c, h * factor, w * factor), f"{label_of(shape)} ×{factor}", {"factor": factor}
+            yield Case("upsample_fprop", label, (normal(7, *shape),), ((large, "float32"),), attrs)
+            yield Case("upsample_dgrad", label, (normal(10, *large),), ((shape, "float32"),), attrs, factor**2)

@@ -16,6 +16,8 @@ from nbcnn.gpu.device import allow_shared, check_together
 from nbcnn.ops.kernel.traffic import Traffic
 
 Shape = tuple[int, ...]
+Out = tuple[Shape, str] | int
+"""(shape, dtype) of a fresh output, or the position of the input that is updated in place."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,34 @@ def bare_call(step: Any, layout: str, tile: Any = None) -> Call:
         in_dtypes=tuple(b.dtype for b in step.ins),
         out_dtypes=tuple(b.dtype for b in step.outs),
     )
+
+
+def is_filter(op: str, side: str, position: int) -> bool:
+    """True for the operand of a convolution (plain or fused) that is the weight or its gradient: (K, C, R, S) or (C, T), not images or series.
+
+    So is everything about the filter of a state space model: parameters, the filter made of them, and their gradients.
+    """
+    if op.startswith("s4kernel"):
+        return True
+    if op == "dwconv1d_bwd":
+        return (side, position) in (("in", 2), ("out", 1))
+    return "conv" in op and op != "convert" and (side, position) == (("out", 0) if "wgrad" in op else ("in", 1))
+
+
+def stored_dtype(op: str, side: str, position: int, shape: Shape, dtype: str, store: str, attrs: Mapping[str, Any]) -> str:
+    """How a row that stores activations as `store` keeps an operand: activations and their gradients are float arrays of two axes or more."""
+    if op == "convert" and attrs["source" if side == "in" else "target"] == "NCHW":
+        return dtype  # the caller's own floats, outside the doors
+    if dtype == "float32" and len(shape) >= 2 and not is_filter(op, side, position):
+        return store
+    return dtype
+
+
+def follows_layout(op: str, side: str, position: int, shape: Shape) -> bool:
+    """True for an operand that an NHWC row stores as NHWC: images between the layers, not filters, not data sets."""
+    if op in ("gather", "convert") and side == "in":
+        return False
+    return len(shape) == 4 and not is_filter(op, side, position)
 
 
 class Launch:

@@ -1,6 +1,6 @@
-"""Kernels that apply one scalar function to every element: `unary` (y = f(x)) and `binary` (z = f(a, b)).
+"""Kernels that apply one scalar function to every element, `unary` (y = f(x)) and `binary` (z = f(a, b)), and what an activation is made of.
 
-The activation files hand in their function; it is frozen into the kernel and inlined. Nothing is reused, so memory
+The activation files hand in their functions (`Activation`); they are frozen into the kernel and inlined. Nothing is reused, so memory
 bandwidth is the only limit: a thread loads 16 bytes of each input before it stores any, which keeps enough bytes in flight,
 as a multiprocessor has 2,048 threads, and no thread loops. Arrays may alias: an element is read before it is
 written. Functions take and give float32, however the operands are stored (stored.py).
@@ -8,7 +8,8 @@ written. Functions take and give float32, however the operands are stored (store
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -132,3 +133,38 @@ def _same(x):
 def copy(call: Call) -> list[Launch]:
     """The call's input copied to its output, element by element in storage order."""
     return launch("copy_kernel", _same, call)
+
+
+@dataclass(frozen=True)
+class Activation:
+    """An element-wise function f with its derivative: an entry of the table in activations.py, from which its ops and their cases follow.
+
+    fprop, dgrad        the NumPy references: (x, y, **parameters) and (dy, saved, dx, **parameters), which write y and dx.
+    function, gradient  the same for one element on the GPU: device functions x -> y and (dy, saved) -> dx. With parameters, functions that
+                        make them: (**parameters) -> device function, cached, since each one made is compiled.
+    reads               what `saved` is: "x", or "y", which is alive anyway as the next layer's input. Reading y suits an f whose slope
+                        follows from its value.
+    parameters          f's parameters, with the values that its cases have.
+    epilogue            whether convolutions may apply f to their results: the rows that fuse then have conv_NAME_fprop (conv/fused.py).
+    """
+
+    name: str
+    fprop: Callable[..., None]
+    dgrad: Callable[..., None]
+    function: Any
+    gradient: Any
+    reads: str
+    parameters: Mapping[str, float] = field(default_factory=dict)
+    epilogue: bool = False
+
+    def bind_fprop(self, call: Call) -> list[Launch]:
+        """One launch of `unary`."""
+        return launch(f"{self.name}_fprop_kernel", self._frozen(self.function, call), call)
+
+    def bind_dgrad(self, call: Call) -> list[Launch]:
+        """One launch of `binary`."""
+        return launch(f"{self.name}_dgrad_kernel", self._frozen(self.gradient, call), call)
+
+    def _frozen(self, function: Any, call: Call) -> Any:
+        """The device function with the parameters of the call."""
+        return function(**{name: float(call.attrs[name]) for name in self.parameters}) if self.parameters else function

@@ -18,7 +18,9 @@ import numpy as np
 
 from nbcnn.gpu.language import i4, jit, u4
 from nbcnn.ops.kernel.call import Launch, Shape, blocks
+from nbcnn.ops.kernel.case import Shapes, label_of
 from nbcnn.ops.kernel.stored import scalar_io, vector_io
+from nbcnn.plan.shapes import window_extent
 
 THREADS = 256
 
@@ -106,3 +108,17 @@ def lane_io(lanes: int, kind: str) -> tuple[Any, Any]:
             store1(array, i, values[0])
 
     return load, store
+
+
+WINDOWS: Shapes = ((2, 2), (3, 2), (2, 3), (3, 1))
+"""Sizes and strides of pooling cases: side by side, overlapping, with gaps, one pixel apart."""
+
+
+def pooled_shapes(images: Shapes, windows: Shapes) -> Iterator[tuple[str, Shape, Shape, dict[str, int]]]:
+    """For cases: (label, images, pooled images, attributes) wherever a window of `windows`, (size, stride), fits into an image."""
+    for shape in images:
+        n, c, h, w = shape
+        for size, stride in windows:
+            if size <= min(h, w):
+                pooled = (n, c, window_extent(h, size, stride), window_extent(w, size, stride))
+                yield f"{label_of(shape)} {size}/{stride}", shape, pooled, {"size": size, "stride": stride}

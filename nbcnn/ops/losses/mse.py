@@ -2,17 +2,22 @@
 
 The kernel takes the difference in float32 and everything after it in float64. A difference rounded by a factor (1 + δ),
 |δ| ≤ 2^-24, has a square that is off by at most 2^-23: the loss is within one float32 eps of the exact value.
+
+    mse_fprop         y, target -> loss () float64                                            mean over all elements
+    mse_dgrad         y, target -> dy
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
 import numpy as np
 
 from nbcnn.gpu.language import cuda, i4, jit, types
-from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks
+from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks, host
+from nbcnn.ops.kernel.case import IMAGES, Case, Gradient, Shapes, label_of, normal
 from nbcnn.ops.kernel.reduce import QUADS, QUADS_PER_BLOCK, THREADS, add_partials, block_sum, f8, partial_bytes, sum_blocks
 from nbcnn.ops.kernel.stored import scalar_io, vector_io, vector_load_if
 from nbcnn.ops.kernel.traffic import Traffic, once, size, streamed
@@ -130,3 +135,16 @@ def traffic_fprop(call: Call) -> list[Traffic]:
 
 
 FPROP, DGRAD = Impl(bind_fprop, scratch_fprop, traffic=traffic_fprop), Impl(bind_dgrad, traffic=streamed)
+
+
+HOST = {"mse_fprop": host(mse_fprop), "mse_dgrad": host(mse_dgrad)}
+OPS = {"mse_fprop": FPROP, "mse_dgrad": DGRAD}
+GRADIENTS = {"mse_dgrad": Gradient("mse_fprop", lambda ins, outs, v: (ins[0], ins[1]), loss=True)}
+
+
+def cases(images: Shapes = IMAGES) -> Iterator[Case]:
+    """The loss and its gradient."""
+    for shape in images:
+        y, target, label = normal(12, *shape), normal(13, *shape), label_of(shape)
+        yield Case("mse_fprop", label, (y, target), (((), "float64"),), {}, numel(shape))
+        yield Case("mse_dgrad", label, (y, target), ((shape, "float32"),))

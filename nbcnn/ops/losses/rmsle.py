@@ -4,18 +4,23 @@
     dy_i = unit·[p_i > 0]·d_i / (n·loss·(1 + p_i + ε)),           all 0 where the loss is 0
 
 `unit` lets a network whose outputs are near 1 predict large readings. A prediction below 0 has no gradient.
+
+    rmsle_fprop       y, target -> loss () float64                                            unit
+    rmsle_dgrad       y, target, loss -> dy                                                   unit
 """
 
 from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, i4, jit, types
-from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks
+from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks, host
+from nbcnn.ops.kernel.case import Case, Gradient, normal
 from nbcnn.ops.kernel.reduce import MAX_BLOCKS, THREADS, block_sum, f8, partial_bytes, sum_of
 from nbcnn.ops.kernel.stored import scalar_io
 from nbcnn.ops.kernel.traffic import Traffic, once, outputs, size
@@ -148,4 +153,16 @@ def traffic_dgrad(call: Call) -> list[Traffic]:
     return [once(size(call, "in", 0) + size(call, "in", 1), outputs(call))]
 
 
-FPROP, DGRAD = Impl(bind_fprop, scratch_fprop, traffic=traffic_fprop), Impl(bind_dgrad, traffic=traffic_dgrad)
+HOST = {"rmsle_fprop": host(rmsle_fprop), "rmsle_dgrad": host(rmsle_dgrad)}
+OPS = {"rmsle_fprop": Impl(bind_fprop, scratch_fprop, traffic=traffic_fprop), "rmsle_dgrad": Impl(bind_dgrad, traffic=traffic_dgrad)}
+GRADIENTS = {"rmsle_dgrad": Gradient("rmsle_fprop", lambda ins, outs, v: (ins[0], ins[1], outs[0]), loss=True)}
+
+
+def cases() -> Iterator[Case]:
+    """The loss and its gradient, of batches of one, of less than a warp, and of more than a block."""
+    for n in (1, 7, 600):
+        y, target = normal(47, n, 1) + np.float32(0.8), np.abs(9 * normal(48, n, 1))
+        p, t = (np.log1p(np.maximum(v.astype(np.float64), 0) + 1e-6) for v in (3 * y, target))
+        loss = np.array(np.sqrt(np.square(p - t).mean()))
+        yield Case("rmsle_fprop", f"{n}", (y, target), (((), "float64"),), {"unit": 3.0}, n)
+        yield Case("rmsle_dgrad", f"{n}", (y, target, loss), (((n, 1), "float32"),), {"unit": 3.0}, 16)

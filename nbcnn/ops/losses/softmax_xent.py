@@ -6,18 +6,23 @@
 
 Subtracting the row's maximum keeps every exponential in (0, 1]. A label outside 0..F-1 makes the loss NaN, which trips
 the non-finite flag of StepState (a kernel cannot raise); its row of dx is then p / N.
+
+    softmax_xent_fprop  logits (N,F), labels (N) int32 -> p (N,F), loss () float64            mean over N
+    softmax_xent_dgrad  p, labels -> dlogits
 """
 
 from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, i4, jit, types
-from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks
+from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks, host
+from nbcnn.ops.kernel.case import Case, Gradient, Shapes, normal
 from nbcnn.ops.kernel.reduce import THREADS, add_partials, block_sum, f8, larger, partial_bytes, plus, team_reduction
 from nbcnn.ops.kernel.stored import kinds, scalar_io
 from nbcnn.ops.kernel.traffic import Traffic, element, once, outputs, size
@@ -165,4 +170,19 @@ def traffic_dgrad(call: Call) -> list[Traffic]:
     return [Traffic(p + labels * call.in_shapes[0][1], outputs(call), p + labels)]
 
 
-FPROP, DGRAD = Impl(bind_fprop, scratch_fprop, traffic=traffic_fprop), Impl(bind_dgrad, traffic=traffic_dgrad)
+HOST = {"softmax_xent_fprop": host(softmax_xent_fprop), "softmax_xent_dgrad": host(softmax_xent_dgrad)}
+OPS = {
+    "softmax_xent_fprop": Impl(bind_fprop, scratch_fprop, traffic=traffic_fprop),
+    "softmax_xent_dgrad": Impl(bind_dgrad, traffic=traffic_dgrad),
+}
+GRADIENTS = {"softmax_xent_dgrad": Gradient("softmax_xent_fprop", lambda ins, outs, v: (outs[0].astype(np.float32), ins[1]), loss=True)}
+
+
+def cases(logits_of: Shapes = ((1, 2), (5, 10), (37, 33))) -> Iterator[Case]:
+    """The loss and its gradient: two classes, fewer than a warp, more than a warp."""
+    for n, f in logits_of:
+        logits, labels = 3 * normal(14, n, f), np.random.default_rng(15).integers(0, f, n).astype(np.int32)
+        p = np.exp(logits.astype(np.float64))
+        p = (p / p.sum(1, keepdims=True)).astype(np.float32)
+        yield Case("softmax_xent_fprop", f"{n}×{f}", (logits, labels), (((n, f), "float32"), ((), "float64")), {}, f)
+        yield Case("softmax_xent_dgrad", f"{n}×{f}", (p, labels), (((n, f), "float32"),))

@@ -345,3 +345,4 @@ def tile(call: Call, multiprocessors: int) -> Held | None:
 FPROP = Impl(bind_fprop, supports=elementwise.supports, tile=tile, candidates=candidates, traffic=traffic.b0_fprop)
 INFER = Impl(bind_infer, scratch_infer, elementwise.supports, tile, candidates=candidates, traffic=traffic.b0_infer)
 GRADS = Impl(bind_grads, scratch_grads, elementwise.supports, tile, candidates=candidates, traffic=traffic.b0_grads)
+OPS = {"evonorm_b0_fprop": FPROP, "evonorm_b0_infer": INFER, "evonorm_b0_grads": GRADS}

@@ -1,8 +1,28 @@
-"""EvoNorm in NumPy, of any floating dtype; formulas in the package's docstring. Images are (N,C,H,W), parameters (C)."""
+"""EvoNorm in NumPy, of any floating dtype; formulas in the package's docstring. Images are (N,C,H,W), parameters (C).
+
+    evonorm_s0_fprop  x (N,C,H,W), gamma, beta, v (C) -> y, shift, std (N·groups)                groups, eps
+    evonorm_s0_grads  dy, x, gamma, v, shift, std -> dx, dgamma, dbeta, dv                      groups
+    evonorm_b0_fprop  x, gamma, beta, v, running -> y, shift, std (N·C), batch_shift, batch_std (C), running (in place)
+                                                                                                eps, momentum
+    evonorm_b0_infer  x, gamma, beta, v, running -> y                                           eps
+    evonorm_b0_grads  dy, x, gamma, v, shift, std, batch_shift, batch_std -> dx, dgamma, dbeta, dv
+
+The same with the statistics of all ranks (b0_ranks.py):
+
+    evonorm_b0_statistics  x -> shift, std (N·C), parts (ranks·4·C)                              eps, ranks, rank, images
+    evonorm_b0_together    x, gamma, beta, v, running, std, parts -> y, batch_shift, batch_std, running (in place)  eps, momentum, ranks
+    evonorm_b0_sums        dy, x, gamma, v, std, batch_std -> own (N·C), batch (C), dgamma, dbeta, dv
+    evonorm_b0_dgrad       dy, x, gamma, v, shift, std, batch_shift, batch_std, own, batch -> dx
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import numpy as np
+
+from nbcnn.ops.kernel.call import host
+from nbcnn.ops.kernel.case import Case, Gradient, normal
 
 Array = np.ndarray
 
@@ -160,3 +180,96 @@ def _sigmoid(z: Array) -> tuple[Array, Array]:
     e = np.exp(-np.abs(z))
     t = 1 / (1 + e)
     return np.where(z < 0, e, 1) * t, np.where(z < 0, 1, e) * t
+
+
+HOST = {
+    reference.__name__: host(reference)
+    for reference in (
+        evonorm_s0_fprop,
+        evonorm_s0_grads,
+        evonorm_b0_fprop,
+        evonorm_b0_infer,
+        evonorm_b0_grads,
+        evonorm_b0_statistics,
+        evonorm_b0_together,
+        evonorm_b0_sums,
+        evonorm_b0_dgrad,
+    )
+}
+GRADIENTS = {
+    "evonorm_s0_grads": Gradient("evonorm_s0_fprop", lambda ins, outs, v: (v, ins[0], ins[1], ins[3], *outs[1:]), beside=(1, 1, 1)),
+    "evonorm_b0_grads": Gradient("evonorm_b0_fprop", lambda ins, outs, v: (v, ins[0], ins[1], ins[3], *outs[1:5]), beside=(1, 1, 1)),
+}
+
+NORMS = (
+    ((1, 1, 5, 7), 1, "normal"),
+    ((2, 4, 3, 4), 2, "normal"),
+    ((1, 6, 3, 3), 3, "normal"),
+    ((3, 3, 1, 1), 3, "normal"),
+    ((1, 34, 2, 1), 1, "normal"),
+    ((1, 34, 1, 2), 17, "normal"),
+    ((2, 2, 3, 5), 1, "constant planes"),
+    ((2, 2, 3, 5), 2, "offset 2000"),
+)
+"""(N,C,H,W), groups, values: one pixel; a group wider than a warp; more channels than a warp; a variance of zero; one far from the mean."""
+
+QUADS = (((3, 8, 3, 4), 4, "normal"), ((2, 8, 4, 9), 1, "offset 2000"), ((2, 4, 2, 2), 4, "constant planes"), ((16, 64, 28, 28), 32, "normal"))
+"""Images that kernels can hold in registers (`evonorm.held`), too many threads for the simulator."""
+
+
+def norm_cases(norms: Sequence[tuple[tuple[int, ...], int, str]] = NORMS) -> Iterator[Case]:
+    """The EvoNorm ops on images of such shapes, groups and values."""
+    for shape, groups, values in norms:
+        n, c, h, w = shape
+        x, dy = normal(40, *shape), normal(41, *shape)
+        if values == "constant planes":
+            x[...] = x[:, :, :1, :1]
+        if values == "offset 2000":
+            x += 2000
+        gamma, beta, v = 1 + 0.3 * normal(42, c), normal(43, c), np.random.default_rng(44).uniform(0.6, 1.4, c).astype(np.float32)
+        running, label = normal(45, c) ** 2, f"{'×'.join(map(str, shape))} {groups} groups, {values}"
+        y, channel = np.empty_like(x), ((c,), "float32")
+        kept = np.empty((2, n * groups), np.float32)
+        terms, image = max(n * h * w, h * w * (c // groups)), (shape, "float32")
+        evonorm_s0_fprop(x, gamma, beta, v, y, *kept, groups=groups, eps=1e-5)
+        outs = (image, *(((n * groups,), "float32"),) * 2)
+        yield Case("evonorm_s0_fprop", label, (x, gamma, beta, v), outs, {"groups": groups, "eps": 1e-5}, terms)
+        yield Case("evonorm_s0_grads", label, (dy, x, gamma, v, *kept), (image, *(channel,) * 3), {"groups": groups}, terms)
+        label, terms = f"{'×'.join(map(str, shape))} {values}", n * h * w
+        planes, channels = np.empty((2, n * c), np.float32), np.empty((3, c), np.float32)
+        evonorm_b0_fprop(x, gamma, beta, v, running, y, *planes, *channels, eps=1e-3, momentum=0.1)
+        b0_outs = (image, *(((n * c,), "float32"),) * 2, *(channel,) * 2, 4)
+        yield Case("evonorm_b0_fprop", label, (x, gamma, beta, v, running), b0_outs, {"eps": 1e-3, "momentum": 0.1}, terms)
+        yield Case("evonorm_b0_infer", label, (x, gamma, beta, v, running), (image,), {"eps": 1e-3}, h * w)
+        yield Case("evonorm_b0_grads", label, (dy, x, gamma, v, *planes, *channels[:2]), (image, *(channel,) * 3), {}, terms)
+        yield from _ranks_cases(label, (dy, x, gamma, beta, v, running), planes, channels[:2], terms)
+
+
+def _ranks_cases(label: str, ins: Sequence[np.ndarray], planes: np.ndarray, channels: np.ndarray, terms: int) -> Iterator[Case]:
+    """The ops that share EvoNorm-B0's statistics, as rank 1 of 3; the others have 2 and no images."""
+    dy, x, gamma, beta, v, running = ins
+    n, c, *_ = x.shape
+    image, plane, channel, parts = ((s, "float32") for s in (x.shape, (n * c,), (c,), (12 * c,)))
+    yield Case("evonorm_b0_statistics", label, (x,), (plane, plane, parts), {"eps": 1e-3, "ranks": 3, "rank": 1, "images": n}, terms)
+    rows = np.zeros((3, 4, c), np.float32)
+    rows[:, 0] = [[2], [n], [0]]
+    rows[:, 1], rows[:, 2], rows[:, 3] = x[0, :, 0, 0] + normal(46, 3, c), normal(47, 3, c), normal(48, 3, c) ** 2
+    kept = {"eps": 1e-3, "momentum": 0.1, "ranks": 3}
+    yield Case("evonorm_b0_together", label, (x, gamma, beta, v, running, planes[1], rows.reshape(-1)), (image, channel, channel, 4), kept, terms)
+    yield Case("evonorm_b0_sums", label, (dy, x, gamma, v, planes[1], channels[1]), (plane, *(channel,) * 4), {}, terms)
+    own, batch, *grads = np.empty(n * c, np.float32), *np.empty((4, c), np.float32)
+    evonorm_b0_sums(dy, x, gamma, v, planes[1], channels[1], own, batch, *grads)
+    yield Case("evonorm_b0_dgrad", label, (dy, x, gamma, v, *planes, *channels, own, batch), (image,), {}, terms)
+
+
+def cases() -> Iterator[Case]:
+    """Shapes small enough for the simulator: planes of one pixel, of one value, and far from zero.
+
+    An offset of 2000 leaves σ(v·x) no slope in either precision; there the statistics must keep what x has left of its digits.
+    """
+    yield from norm_cases(NORMS)
+
+
+def real_cases() -> Iterator[Case]:
+    """Shapes that kernels hold in registers."""
+    yield from norm_cases(QUADS)

@@ -197,3 +197,4 @@ def tile(call: Call, multiprocessors: int) -> Held | None:
 
 FPROP = Impl(bind_fprop, supports=elementwise.supports, tile=tile, candidates=candidates, traffic=traffic.s0_fprop)
 GRADS = Impl(bind_grads, scratch_grads, elementwise.supports, tile, candidates=candidates, traffic=traffic.s0_grads)
+OPS = {"evonorm_s0_fprop": FPROP, "evonorm_s0_grads": GRADS}

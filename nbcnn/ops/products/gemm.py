@@ -6,12 +6,14 @@ in every precision (`engine`). In bf16 and tf32 Hopper has a kernel for it alone
 
     IMPL    CUDA cores, fp32, register tiles          engine(…)    an engine's convolution
     SIMPLE  one thread a result, any shape and storage
+
+    gemm              a (M,K), b (N,K) -> c (M,N)                                             c = a·bᵀ
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +24,8 @@ from nbcnn.ops.conv.frame.split import launch_sum_planes, sum_planes_traffic
 from nbcnn.ops.conv.simt.loaders import gather_rows
 from nbcnn.ops.conv.simt.register_tile import Loader, block_corner, block_part, matrix_product, shared_floats, store_tile
 from nbcnn.ops.conv.simt.tiles import Tile, choices, unsplit
-from nbcnn.ops.kernel.call import Call, Impl, Launch
+from nbcnn.ops.kernel.call import Call, Impl, Launch, host
+from nbcnn.ops.kernel.case import Case, Shapes, label_of, normal
 from nbcnn.ops.kernel.loops import ALIGNMENT, ceil_div
 from nbcnn.ops.kernel.stored import kinds, scalar_io
 from nbcnn.ops.kernel.traffic import Traffic, clipped, element, outputs
@@ -239,3 +242,12 @@ def engine(conv: Impl) -> Impl:
 
 IMPL = Impl(bind, scratch, supports, traffic=traffic, **choices(lambda call: (*extents(call), extents(call)[2] % 16 == 0, False)))
 SIMPLE = Impl(bind_simple, supports=supports, traffic=traffic_simple)
+
+
+HOST = {"gemm": host(gemm)}
+
+
+def cases(sizes: Shapes = ((5, 7, 3), (33, 64, 40), (20, 36, 9))) -> Iterator[Case]:
+    """Products of matrices, sizes M, K, N."""
+    for m, k, n in sizes:
+        yield Case("gemm", label_of((m, k, n)), (normal(24, m, k), normal(25, n, k)), (((m, n), "float32"),), {}, k)

@@ -5,20 +5,24 @@
 
 All series lie one behind the other in `rows`; a start never lets a window cross from one into the next. `rows` has one axis, so
 that a row of lower precision keeps the data set as it is.
+
+    gather_windows    rows (R·F), targets (R), starts (M) int32, order (E) int32, state -> x (N,F,L), y (N)
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from nbcnn.gpu.language import cuda, i4, i8, jit, u4
-from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks
+from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks, host
+from nbcnn.ops.kernel.case import Case, normal
 from nbcnn.ops.kernel.stored import kinds, scalar_io
 from nbcnn.ops.kernel.traffic import Traffic, once, outputs
-from nbcnn.ops.update.advance import POSITION
+from nbcnn.ops.update.advance import POSITION, example_state
 from nbcnn.plan.shapes import numel
 
 THREADS = 256
@@ -76,4 +80,12 @@ def traffic(call: Call) -> list[Traffic]:
     return [once(4 * sum(numel(shape) for shape in call.out_shapes), outputs(call))]
 
 
-IMPL = Impl(bind, traffic=traffic)
+HOST, OPS = {"gather_windows": host(gather_windows)}, {"gather_windows": Impl(bind, traffic=traffic)}
+
+
+def cases() -> Iterator[Case]:
+    """Three windows of a table of 40 hours."""
+    order = np.array([4, 0, 5, 1, 3, 2], np.int32)
+    rows, targets, starts = normal(23, 40 * 3), normal(24, 40), np.array([30, 0, 7, 21, 12, 3], np.int32)
+    wanted = (((3, 3, 9), "float32"), ((3,), "float32"))
+    yield Case("gather_windows", "3 of 6", (rows, targets, starts, order, example_state()), wanted)

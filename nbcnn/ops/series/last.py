@@ -1,14 +1,19 @@
-"""The last element of every series: y[n,c] = x[n,c,L−1]. Its gradient is zero everywhere else."""
+"""The last element of every series: y[n,c] = x[n,c,L−1]. Its gradient is zero everywhere else.
+
+last_fprop        x (N,C,L) -> y (N,C)                last_dgrad        dy -> dx
+"""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, i4, jit, u4
-from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks
+from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks, host
+from nbcnn.ops.kernel.case import SERIES, Case, Gradient, label_of, normal
 from nbcnn.ops.kernel.stored import kinds, scalar_io
 from nbcnn.ops.kernel.traffic import Traffic, once, outputs, size
 from nbcnn.plan.shapes import numel
@@ -91,4 +96,14 @@ def traffic_dgrad(call: Call) -> list[Traffic]:
     return [once(size(call, "in", 0), outputs(call))]
 
 
-FPROP, DGRAD = Impl(bind_fprop, traffic=traffic_fprop), Impl(bind_dgrad, traffic=traffic_dgrad)
+HOST = {"last_fprop": host(last_fprop), "last_dgrad": host(last_dgrad)}
+OPS = {"last_fprop": Impl(bind_fprop, traffic=traffic_fprop), "last_dgrad": Impl(bind_dgrad, traffic=traffic_dgrad)}
+GRADIENTS = {"last_dgrad": Gradient("last_fprop", lambda ins, outs, v: (v,))}
+
+
+def cases() -> Iterator[Case]:
+    """Both passes: one of everything, no multiple of four, more than a warp."""
+    for n, c, length in SERIES:
+        label, one, dy = label_of((n, c, length)), ((n, c, length), "float32"), normal(46, n, c, length)
+        yield Case("last_fprop", label, (dy,), (((n, c), "float32"),))
+        yield Case("last_dgrad", label, (dy[:, :, 0].copy(),), (one,))

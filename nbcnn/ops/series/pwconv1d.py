@@ -6,11 +6,16 @@ It is a 1×1 convolution of images that are L pixels high and one wide, so every
     turned      of an engine for NHWC images: x and dy are transposed into scratch, and y or dx out of it
 
 Transposing costs two passes over memory; the depthwise convolution beside it wants its series with time last.
+
+    pwconv1d_fprop    x (N,C,L), w (K,C)[, b (K)] -> y (N,K,L)
+    pwconv1d_dgrad    dy (N,K,L), w (K,C) -> dx (N,C,L)
+    pwconv1d_wgrad    x (N,C,L), dy (N,K,L) -> dw (K,C)[, db (K)]
+    pwconv1d_glu_fprop    x (N,C,L), w (2K,C), b (2K)[, r (N,K,L)] -> y (N,K,L)[, z (N,2K,L)]   y = GLU of z (+ r); only in row im2col
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +25,7 @@ from nbcnn.ops.activations import glu
 from nbcnn.ops.conv import reference
 from nbcnn.ops.images.convert import traffic_transpose, transpose
 from nbcnn.ops.kernel.call import Call, Impl, Launch, Shape, host
+from nbcnn.ops.kernel.case import Case, Gradient, normal
 from nbcnn.ops.kernel.traffic import Traffic
 from nbcnn.plan.shapes import numel
 from nbcnn.plan.storage import ITEMSIZE, numpy_dtype
@@ -175,3 +181,50 @@ def straight(ops: dict[str, Impl]) -> dict[str, Impl]:
 def turned(ops: dict[str, Impl]) -> dict[str, Impl]:
     """The three passes by an engine for NHWC images."""
     return {f"pwconv1d_{path}": _through(ops[f"conv_{path}"], "NHWC") for path in PATHS if f"conv_{path}" in ops}
+
+
+GRADIENTS = {
+    "pwconv1d_dgrad": Gradient("pwconv1d_fprop", lambda ins, outs, v: (v, ins[1])),
+    "pwconv1d_wgrad": Gradient("pwconv1d_fprop", lambda ins, outs, v: (ins[0], v), of=(1,)),
+}
+
+MEAN_POINTWISE = ((1, 1, 1, 1), (2, 3, 5, 7), (3, 4, 9, 13), (2, 20, 7, 6))
+REAL_POINTWISE = ((9, 128, 48, 256), (5, 4, 48, 128))
+MEAN_GATED, REAL_GATED = ((2, 3, 8, 5),), ((9, 128, 48, 128), (5, 37, 20, 67))
+
+
+def pointwise_cases(n: int, c: int, length: int, k: int) -> Iterator[Case]:
+    """The three passes of a pointwise convolution of series c → k, with and without a bias."""
+    x, w, b, dy = normal(35, n, c, length), normal(36, k, c), normal(37, k), normal(38, n, k, length)
+    y, dw, db = ((n, k, length), "float32"), ((k, c), "float32"), ((k,), "float32")
+    label = f"{n}×{c}×{length} to {k}"
+    yield Case("pwconv1d_fprop", label, (x, w), (y,), {}, c)
+    yield Case("pwconv1d_fprop", label + " bias", (x, w, b), (y,), {}, c + 1)
+    yield Case("pwconv1d_dgrad", label, (dy, w), (((n, c, length), "float32"),), {}, k)
+    yield Case("pwconv1d_wgrad", label, (x, dy), (dw,), {}, n * length)
+    yield Case("pwconv1d_wgrad", label + " bias", (x, dy), (dw, db), {}, n * length)
+
+
+def gated_cases(shapes: Sequence[tuple[int, int, int, int]] = MEAN_GATED) -> Iterator[Case]:
+    """Pointwise convolutions (N, C, L, channels) with GLU behind them: in training and inference, with and without what is added."""
+    for n, c, length, channels in shapes:
+        x, w, b, r = normal(16, n, c, length), normal(17, 2 * channels, c), normal(18, 2 * channels), normal(19, n, channels, length)
+        y, z = ((n, channels, length), "float32"), ((n, 2 * channels, length), "float32")
+        for plus in ((), (r,)):
+            for kept in ((), (z,)):
+                label = f"{n}×{c}×{length} to {channels}" + " added" * bool(plus) + " kept" * bool(kept)
+                yield Case("pwconv1d_glu_fprop", label, (x, w, b, *plus), (y, *kept), {}, c + 1)
+
+
+def cases() -> Iterator[Case]:
+    """Shapes small enough for the simulator."""
+    for pointwise in MEAN_POINTWISE:
+        yield from pointwise_cases(*pointwise)
+    yield from gated_cases(MEAN_GATED)
+
+
+def real_cases() -> Iterator[Case]:
+    """The lengths that are measured."""
+    for pointwise in REAL_POINTWISE:
+        yield from pointwise_cases(*pointwise)
+    yield from gated_cases(REAL_GATED)

@@ -15,18 +15,23 @@ hundreds of radians, of which float32 would leave four digits, and there are onl
 β is dt·(1 + z/2 + z²/6), whose next term is 1e-9/24, instead of a difference that cancels.
 
 Source: A. Gu, A. Gupta, K. Goel, C. Ré, "On the Parameterization and Initialization of Diagonal State Space Models", arXiv:2206.11893.
+
+    s4kernel_fprop    log_dt (C), a_re, a_im, c_re, c_im (C,S) -> k (C,T)
+    s4kernel_dgrad    dk (C,T), log_dt, a_re, a_im, c_re, c_im -> their five gradients
 """
 
 from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, i4, jit, types, u4
-from nbcnn.ops.kernel.call import Call, Impl, Launch
+from nbcnn.ops.kernel.call import Call, Impl, Launch, host
+from nbcnn.ops.kernel.case import Case, Gradient, normal
 from nbcnn.ops.kernel.reduce import f8
 from nbcnn.ops.kernel.traffic import Traffic, outputs, size
 from nbcnn.plan.shapes import numel
@@ -229,4 +234,21 @@ def traffic_dgrad(call: Call) -> list[Traffic]:
     return [Traffic(asked + states * size(call, "in", 0), outputs(call), distinct + size(call, "in", 0))]
 
 
-FPROP, DGRAD = Impl(bind_fprop, supports=supports, traffic=traffic_fprop), Impl(bind_dgrad, supports=supports, traffic=traffic_dgrad)
+HOST = {"s4kernel_fprop": host(s4kernel_fprop), "s4kernel_dgrad": host(s4kernel_dgrad)}
+OPS = {
+    "s4kernel_fprop": Impl(bind_fprop, supports=supports, traffic=traffic_fprop),
+    "s4kernel_dgrad": Impl(bind_dgrad, supports=supports, traffic=traffic_dgrad),
+}
+GRADIENTS = {"s4kernel_dgrad": Gradient("s4kernel_fprop", lambda ins, outs, v: (v, *ins), of=(0, 1, 2, 3, 4))}
+
+
+def cases() -> Iterator[Case]:
+    """Filters of one state and tap, of odd sizes, of more states and taps than a block has threads, and of slow states (|z| < 1e-3)."""
+    for c, states, taps, slow in ((1, 1, 1, 0.0), (2, 3, 7, 0.0), (2, 70, 65, 0.0), (2, 4, 5, -5.0)):
+        log_dt = (-3 + 0.5 * normal(39, c) + slow).astype(np.float32)
+        a_re, a_im = 0.5 * normal(40, c, states) + np.float32(slow / 2), 2 * normal(41, c, states) * np.float32(np.exp(slow / 2))
+        params = (log_dt, a_re, a_im, normal(42, c, states), normal(43, c, states))
+        label = f"{c} channels, {states} states, {taps} taps" + (", slow" if slow else "")
+        yield Case("s4kernel_fprop", label, params, (((c, taps), "float32"),))
+        grads = tuple((p.shape, "float32") for p in params)
+        yield Case("s4kernel_dgrad", label, (normal(44, c, taps), *params), grads)

@@ -6,21 +6,36 @@
     w ← w - lr / (1 - beta1^t) · m / (√v / √(1 - beta2^t) + eps),   t = STEP + 1
 
 Source: D. P. Kingma, J. Ba, "Adam: a method for stochastic optimization", ICLR 2015, algorithm 1.
+
+    adam              w, g, m, v, lr (steps), state[, norm ()] -> w, m, v, state (in place)         beta1, beta2, eps, then as sgd
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, i4, i8, jit, types
-from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks
+from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks, host
+from nbcnn.ops.kernel.case import Case, normal
 from nbcnn.ops.kernel.traffic import Traffic, size
 from nbcnn.ops.ptx.vector import load4, store4
-from nbcnn.ops.update.advance import NONFINITE, STEP
-from nbcnn.ops.update.sgd import THREADS, current_rate, effective, effective_gradient, learning_rate, norm_factor, regularisation_args
+from nbcnn.ops.update.advance import NONFINITE, STEP, example_state
+from nbcnn.ops.update.sgd import (
+    CLIPPED,
+    PLAIN,
+    THREADS,
+    current_rate,
+    effective,
+    effective_gradient,
+    example_rates,
+    learning_rate,
+    norm_factor,
+    regularisation_args,
+)
 from nbcnn.plan.shapes import numel
 
 f8: Any = types.float64
@@ -130,4 +145,12 @@ def traffic(call: Call) -> list[Traffic]:
     return [Traffic(distinct + again, sum(size(call, "out", i) for i in range(3)), distinct)]
 
 
-IMPL = Impl(bind, traffic=traffic)
+HOST, OPS = {"adam": host(adam)}, {"adam": Impl(bind, traffic=traffic)}
+
+
+def cases(count: int = 1003) -> Iterator[Case]:
+    """`count` weights, plain and regularised."""
+    w, g, m, v, state = normal(17, count), normal(18, count), normal(19, count), normal(20, count) ** 2, example_state()
+    norm, betas = np.array(np.linalg.norm(g.astype(np.float64))), {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8}
+    yield Case("adam", "plain", (w, g, m, v, example_rates(), state), (0, 2, 3, 5), betas | PLAIN, 4)
+    yield Case("adam", "clipped, decayed", (w, g, m, v, example_rates(), state, norm), (0, 2, 3, 5), betas | CLIPPED, 4)

@@ -15,17 +15,21 @@ graph stays valid. StepState is two arrays:
                        the last one is 0
 
 Whoever starts an epoch (the trainer) writes EPOCH, POSITION = 0 and zero sums between two training steps.
+
+    advance           loss () float64, state, sums (4) float64 -> state, sums   (in place)          count
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from nbcnn.gpu.language import i8, jit, types
-from nbcnn.ops.kernel.call import Call, Impl, Launch
+from nbcnn.ops.kernel.call import Call, Impl, Launch, host
+from nbcnn.ops.kernel.case import Case
 from nbcnn.ops.kernel.traffic import Traffic, once
 
 STATE_SIZE, SUMS_SIZE = 8, 4
@@ -75,4 +79,14 @@ def traffic(call: Call) -> list[Traffic]:
     return [once(8 + 16 + 16, 16 + 24)]
 
 
-IMPL = Impl(bind, traffic=traffic)
+HOST, OPS = {"advance": host(advance)}, {"advance": Impl(bind, traffic=traffic)}
+
+
+def cases() -> Iterator[Case]:
+    """One training step."""
+    yield Case("advance", "64 images", (np.array(0.5), example_state(), np.arange(4.0)), (1, 2), {"count": 64})
+
+
+def example_state() -> np.ndarray:
+    """The state in the middle of a training, for cases."""
+    return np.array([3, 1, 2, 99, 0, 0, 0, 0], np.int64)

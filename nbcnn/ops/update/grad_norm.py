@@ -1,13 +1,18 @@
-"""Gradient norm: norm = √Σ g² over the whole gradient buffer, for clipping by norm."""
+"""Gradient norm: norm = √Σ g² over the whole gradient buffer, for clipping by norm.
+
+grad_norm         g -> norm () float64
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 
 from nbcnn.gpu.language import cuda, i4, jit, types
-from nbcnn.ops.kernel.call import Call, Impl, Launch
+from nbcnn.ops.kernel.call import Call, Impl, Launch, host
+from nbcnn.ops.kernel.case import Case, normal
 from nbcnn.ops.kernel.reduce import QUADS, QUADS_PER_BLOCK, THREADS, block_sum, f8, sum_blocks, sum_of
 from nbcnn.ops.kernel.traffic import Traffic, once, size
 from nbcnn.ops.ptx.vector import load4_if
@@ -79,4 +84,9 @@ def traffic(call: Call) -> list[Traffic]:
     return [once(size(call, "in", 0), partials), once(partials, 8)]
 
 
-IMPL = Impl(bind, scratch, traffic=traffic)
+HOST, OPS = {"grad_norm": host(grad_norm)}, {"grad_norm": Impl(bind, scratch, traffic=traffic)}
+
+
+def cases(count: int = 1003) -> Iterator[Case]:
+    """`count` gradients."""
+    yield Case("grad_norm", f"{count}", (normal(18, count),), (((), "float64"),), {}, count)

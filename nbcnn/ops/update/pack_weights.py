@@ -2,17 +2,21 @@
 
 One launch at the start of every plan writes all copies of weights that an implementation wants in another order, padded,
 or with taps summed, so that no copy can be stale. Sums are made in float32 and rounded once, to how the copy is stored.
+
+    pack_weights      params (P), map (n) int32 -> packed (n)
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, i4, jit
-from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks
+from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks, host
+from nbcnn.ops.kernel.case import Case, normal
 from nbcnn.ops.kernel.loops import ceil_div
 from nbcnn.ops.kernel.stored import kinds, scalar_io
 from nbcnn.ops.kernel.traffic import Traffic, outputs
@@ -95,4 +99,14 @@ def traffic(call: Call) -> list[Traffic]:
     return [Traffic(4 * threads * (ceil_div(terms, chunk) * chunk + terms), outputs(call), 4 * (terms * count + gathered))]
 
 
-IMPL = Impl(bind, traffic=traffic)
+HOST, OPS = {"pack_weights": host(pack_weights)}, {"pack_weights": Impl(bind, traffic=traffic)}
+
+
+def cases(count: int = 1003) -> Iterator[Case]:
+    """Weights picked out of `count`, and sums of several of them."""
+    w = normal(17, count)
+    index = np.random.default_rng(21).integers(-1, count, 777).astype(np.int32)
+    yield Case("pack_weights", f"777 of {count}", (w, index), (((777,), "float32"),))
+    for terms in (1, 4, 6):
+        sums = np.random.default_rng(22).integers(-1, count, (terms, 260)).astype(np.int32)
+        yield Case("pack_weights", f"{terms} terms", (w, sums), (((260,), "float32"),), {}, terms)

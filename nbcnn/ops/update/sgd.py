@@ -8,20 +8,25 @@
 first by norm, g · min(1, clip_norm / (norm + 1e-6)) with the norm of the unclipped gradient, as
 torch.nn.utils.clip_grad_norm_; then by value to ±clip_value. 0 turns either off; a NaN stays a NaN.
 The zeros between two parameters of the buffer are updated like anything else, and stay zeros.
+
+    sgd               w, g, m, lr (steps), state[, norm ()] -> w, m, state      (in place)          momentum, weight_decay, clip_value,
+                                                                                                clip_norm, decayed
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, i4, i8, jit
-from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks
+from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks, host
+from nbcnn.ops.kernel.case import Case, normal
 from nbcnn.ops.kernel.traffic import Traffic, size
 from nbcnn.ops.ptx.vector import load4, store4
-from nbcnn.ops.update.advance import NONFINITE, STEP
+from nbcnn.ops.update.advance import NONFINITE, STEP, example_state
 from nbcnn.plan.shapes import numel
 
 THREADS = 256
@@ -180,4 +185,21 @@ def traffic(call: Call) -> list[Traffic]:
     return [Traffic(distinct + again, size(call, "out", 0) + size(call, "out", 1), distinct)]
 
 
-IMPL = Impl(bind, traffic=traffic)
+HOST, OPS = {"sgd": host(sgd)}, {"sgd": Impl(bind, traffic=traffic)}
+
+PLAIN = {"weight_decay": 0.0, "clip_value": 0.0, "clip_norm": 0.0, "decayed": 512}
+CLIPPED = {"weight_decay": 0.01, "clip_value": 0.5, "clip_norm": 2.0, "decayed": 512}
+"""Regularisation of the cases, of every optimizer."""
+
+
+def example_rates() -> np.ndarray:
+    """Learning rates of the cases."""
+    return np.linspace(0.1, 0.01, 8).astype(np.float32)
+
+
+def cases(count: int = 1003) -> Iterator[Case]:
+    """`count` weights, plain and regularised."""
+    w, g, m, state = normal(17, count), normal(18, count), normal(19, count), example_state()
+    norm, momentum = np.array(np.linalg.norm(g.astype(np.float64))), {"momentum": 0.9}
+    yield Case("sgd", "momentum", (w, g, m, example_rates(), state), (0, 2, 4), momentum | PLAIN, 4)
+    yield Case("sgd", "clipped, decayed", (w, g, m, example_rates(), state, norm), (0, 2, 4), momentum | CLIPPED, 4)

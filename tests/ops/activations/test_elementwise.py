@@ -3,50 +3,68 @@
 from __future__ import annotations
 
 import math
+from dataclasses import fields
 
 import numpy as np
 import pytest
 from compiled import assert_lean, on_every_arch
 
 from nbcnn.check.one_op import run_op
-from nbcnn.ops.activations import add, leaky_relu, relu, sigmoid, swish
+from nbcnn.modes import COMMON
+from nbcnn.nn import series_layers  # noqa: F401  # its layers are subclasses, too
+from nbcnn.nn.layers import Elementwise
+from nbcnn.ops.activations import add
+from nbcnn.ops.activations.table import ACTIVATIONS, EPILOGUES, HOST, OPS, epilogue_of
 from nbcnn.ops.kernel import elementwise
-from nbcnn.ops.kernel.call import Call, Impl, Launch
+from nbcnn.ops.kernel.call import Call, Launch
 
 EPS = float(np.finfo(np.float32).eps)
-SLOPE = {"slope": 0.1}
-# op -> (module, attributes, scalar formula, whether dgrad reads x instead of y)
-ACTIVATIONS = {
-    "relu": (relu, {}, lambda x: max(x, 0.0), False),
-    "leaky_relu": (leaky_relu, SLOPE, lambda x: x if x > 0 else 0.1 * x, False),
-    "sigmoid": (sigmoid, {}, lambda x: 1 / (1 + math.exp(-x)), False),
-    "swish": (swish, {}, lambda x: x / (1 + math.exp(-x)), True),
+FORMULAS = {
+    "relu": lambda x: max(x, 0.0),
+    "leaky_relu": lambda x: x if x > 0 else 0.1 * x,
+    "sigmoid": lambda x: 1 / (1 + math.exp(-x)),
+    "swish": lambda x: x / (1 + math.exp(-x)),
 }
 # A scalar; fewer than one float4; one float4 and a tail; one block exactly; a block, a vector and a tail.
 COUNTS = [1, 3, 4, 7, elementwise.BLOCK, elementwise.BLOCK + 4 + 3]
 
 
-def reference(name: str, path: str):
-    return getattr(ACTIVATIONS[name][0], f"{name}_{path}")
-
-
 def forward(name: str, x: np.ndarray) -> np.ndarray:
     y = np.full_like(x, np.nan)
-    reference(name, "fprop")(x, y, **ACTIVATIONS[name][1])
+    ACTIVATIONS[name].fprop(x, y, **ACTIVATIONS[name].parameters)
     return y
+
+
+def saved(name: str, x: np.ndarray) -> np.ndarray:
+    """What the gradient reads."""
+    return x if ACTIVATIONS[name].reads == "x" else forward(name, x)
 
 
 def backward(name: str, dy: np.ndarray, x: np.ndarray) -> np.ndarray:
     dx = np.full_like(x, np.nan)
-    read = x if ACTIVATIONS[name][3] else forward(name, x)
-    reference(name, "dgrad")(dy, read, dx, **ACTIVATIONS[name][1])
+    ACTIVATIONS[name].dgrad(dy, saved(name, x), dx, **ACTIVATIONS[name].parameters)
     return dx
 
 
-@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_every_activation_has_its_ops_and_a_layer_that_reads_the_same():
+    assert set(HOST) == set(OPS) == {f"{name}_{path}" for name in ACTIVATIONS for path in ("fprop", "dgrad")}
+    layers = {layer.kind: layer for layer in Elementwise.__subclasses__()}
+    assert {name: layer.reads for name, layer in layers.items()} == {name: each.reads for name, each in ACTIVATIONS.items()}
+    for name, layer in layers.items():
+        assert {field.name for field in fields(layer)} == set(ACTIVATIONS[name].parameters)
+
+
+def test_the_epilogue_is_read_off_the_name_of_an_op():
+    assert {name: epilogue_of(f"conv_{name}_fprop") for name in ACTIVATIONS} == {name: name if name in EPILOGUES else "" for name in ACTIVATIONS}
+    assert epilogue_of("upconv_relu_fprop") == "relu"
+    assert [epilogue_of(op) for op in ("conv_fprop", "upconv_fprop", "conv_dgrad_relu")] == ["", "", ""]
+    assert not any(each.parameters for each in EPILOGUES.values())  # a convolution has none to pass on
+
+
+@pytest.mark.parametrize("name", FORMULAS)
 def test_reference_follows_the_formula(name, rng):
     x = rng.standard_normal((2, 3, 5, 4)) * 4
-    wanted = np.array([ACTIVATIONS[name][2](float(v)) for v in x.flat]).reshape(x.shape)
+    wanted = np.array([FORMULAS[name](float(v)) for v in x.flat]).reshape(x.shape)
     # Both sides are a handful of float64 operations, each right to one eps.
     np.testing.assert_allclose(forward(name, x), wanted, rtol=8 * np.finfo(np.float64).eps)
 
@@ -89,24 +107,24 @@ def test_nan_is_not_hidden(name):
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_kernels_match_the_reference(name, count, place, rng):
-    module, attrs, _, reads_x = ACTIVATIONS[name]
+    attrs = ACTIVATIONS[name].parameters
     x, dy = (rng.standard_normal(count).astype(np.float32) * 3 for _ in range(2))
-    (y,) = run_op(Impl(module.bind_fprop), f"{name}_fprop", [x], [((count,), "float32")], place=place, attrs=attrs)
+    (y,) = run_op(OPS[f"{name}_fprop"], f"{name}_fprop", [x], [((count,), "float32")], place=place, attrs=attrs)
     exact = x.astype(np.float64)
     # exp and one division, each right to 2 ulp, and a product.
     assert np.linalg.norm(y - forward(name, exact)) <= 4 * EPS * np.linalg.norm(forward(name, exact))
-    read = x if reads_x else forward(name, x)
-    (dx,) = run_op(Impl(module.bind_dgrad), f"{name}_dgrad", [dy, read], [((count,), "float32")], place=place, attrs=attrs)
+    read = saved(name, x)
+    (dx,) = run_op(OPS[f"{name}_dgrad"], f"{name}_dgrad", [dy, read], [((count,), "float32")], place=place, attrs=attrs)
     wanted = np.empty_like(exact)
-    reference(name, "dgrad")(dy.astype(np.float64), read.astype(np.float64), wanted, **attrs)
+    ACTIVATIONS[name].dgrad(dy.astype(np.float64), read.astype(np.float64), wanted, **attrs)
     assert np.linalg.norm(dx - wanted) <= 4 * EPS * np.linalg.norm(dy)
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_kernels_at_the_ends(name, place):
-    module, attrs, _, _ = ACTIVATIONS[name]
+    attrs = ACTIVATIONS[name].parameters
     x = np.array([np.nan, -1e4, -200.0, -0.0, 0.0, 200.0, 1e4, 1.0], np.float32)
-    (y,) = run_op(Impl(module.bind_fprop), f"{name}_fprop", [x], [(x.shape, "float32")], place=place, attrs=attrs)
+    (y,) = run_op(OPS[f"{name}_fprop"], f"{name}_fprop", [x], [(x.shape, "float32")], place=place, attrs=attrs)
     np.testing.assert_allclose(y, forward(name, x), rtol=4 * EPS)
 
 
@@ -116,17 +134,17 @@ def test_add(layout, place, rng):
     wanted = np.full_like(a, np.nan)
     add.add(a, b, wanted)
     assert (wanted == a + b).all()
-    (y,) = run_op(Impl(add.bind), "add", [a, b], [(a.shape, "float32")], place=place, layout=layout)
+    (y,) = run_op(add.OPS["add"], "add", [a, b], [(a.shape, "float32")], place=place, layout=layout)
     assert (y == wanted).all()
 
 
 def launches() -> list[Launch]:
     x = np.zeros(10, np.float32)
     made = []
-    for name, (module, attrs, _, _) in ACTIVATIONS.items():
-        one = Call(f"{name}_fprop", (x,), (x,), ((10,),), ((10,),), attrs)
-        two = Call(f"{name}_dgrad", (x, x), (x,), ((10,), (10,)), ((10,),), attrs)
-        made += [*module.bind_fprop(one), *module.bind_dgrad(two)]
+    for name, each in ACTIVATIONS.items():
+        one = Call(f"{name}_fprop", (x,), (x,), ((10,),), ((10,),), each.parameters)
+        two = Call(f"{name}_dgrad", (x, x), (x,), ((10,), (10,)), ((10,),), each.parameters)
+        made += [*each.bind_fprop(one), *each.bind_dgrad(two)]
     return [*made, *add.bind(Call("add", (x, x), (x,), ((10,), (10,)), ((10,),)))]
 
 
@@ -136,6 +154,9 @@ def test_a_tensor_beyond_int32_is_refused():
 
     assert elementwise.supports(call(elementwise.LIMIT)) is None
     assert "32-bit" in elementwise.supports(call(elementwise.LIMIT + 1))
+    for op in (*OPS, "add", "flatten_fprop", "flatten_dgrad", "convert"):
+        assert COMMON[op].supports(call(elementwise.LIMIT)) is None, op
+        assert "32-bit" in COMMON[op].supports(call(elementwise.LIMIT + 1)), op
 
 
 @on_every_arch

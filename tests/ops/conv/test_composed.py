@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from nbcnn import modes
-from nbcnn.check.fused_cases import fused_mean_cases
 from nbcnn.check.gradcheck import bound, parity
 from nbcnn.gpu.device import Host
+from nbcnn.ops.conv import fused
 from nbcnn.ops.conv.frame.composed import pool_wgrad, upconv_mse
 from nbcnn.ops.conv.fused import REFERENCES
 from nbcnn.ops.kernel.call import host
@@ -40,7 +40,7 @@ COMPOSED = {
 
 @pytest.mark.parametrize("op", COMPOSED)
 def test_composed_ops_agree_with_the_fused_reference(op):
-    cases = [case for case in fused_mean_cases() if case.op == op]
+    cases = [case for case in fused.cases() if case.op == op]
     assert cases
     for case in cases:
         assert parity(CPU, COMPOSED[op], case, Host()) <= bound(case), case.label
@@ -48,6 +48,6 @@ def test_composed_ops_agree_with_the_fused_reference(op):
 
 def test_a_part_that_refuses_is_heard():
     refusing = replace(PLAIN["conv_wgrad"], supports=lambda call: f"no {call.in_shapes[1]}")
-    case = next(case for case in fused_mean_cases() if case.op == "conv_pool_wgrad")
+    case = next(case for case in fused.cases() if case.op == "conv_pool_wgrad")
     with pytest.raises(ValueError, match=r"no \(1, 4, 6, 10\)"):
         parity(CPU, pool_wgrad(refusing, host(REFERENCES["unpool"])), case, Host())

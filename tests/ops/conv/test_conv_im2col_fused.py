@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from nbcnn.check import gradcheck
-from nbcnn.check.fused_cases import fused_mean_cases, fused_real_cases, linear_cases, pooled_cases, relu_cases, up_cases
 from nbcnn.check.one_op import Bound
 from nbcnn.check.static import compile_launch
 from nbcnn.gpu import device
 from nbcnn.gpu.device import Host
 from nbcnn.modes import Row
+from nbcnn.ops.conv import fused
+from nbcnn.ops.conv.fused import linear_cases, pooled_cases, relu_cases, up_cases
 from nbcnn.ops.conv.simt.im2col_fused import FUSED
 from nbcnn.ops.conv.simt.tiles import Tile
 from nbcnn.plan.shapes import ConvShape
@@ -56,12 +57,12 @@ def test_split_sums_end_the_same_way(op, place):
 
 
 def test_every_fused_op_is_served():
-    assert {case.op for case in fused_mean_cases() if not case.op.startswith("dwconv1d")} == set(FUSED)
+    assert {case.op for case in fused.cases() if not case.op.startswith("dwconv1d")} == set(FUSED)
 
 
 @pytest.mark.parametrize("op", FUSED)
 def test_chosen_tiles(op, gpu):
-    for case in (*fused_mean_cases(), *fused_real_cases()):
+    for case in (*fused.cases(), *fused.real_cases()):
         if case.op == op:
             check(case, gpu)
 

@@ -7,17 +7,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from nbcnn.check.cases import MEAN_CONVS, REAL_CONVS, conv_cases
-from nbcnn.check.fused_cases import REAL_POOLED, REAL_UP, fused_mean_cases, linear_cases, pooled_cases, relu_cases, up_cases
 from nbcnn.check.gradcheck import bound, parity, reference
 from nbcnn.check.one_op import pack_array
 from nbcnn.check.static import compile_launch
 from nbcnn.gpu import device
 from nbcnn.modes import Row
+from nbcnn.ops.conv import fused
+from nbcnn.ops.conv.fused import REAL_POOLED, REAL_UP, linear_cases, pooled_cases, relu_cases, up_cases
 from nbcnn.ops.conv.mma import ops
 from nbcnn.ops.conv.mma.engine import IMAGE_OPS
 from nbcnn.ops.conv.mma.gather import gather_of, pack
 from nbcnn.ops.conv.mma.tile import KINDS, WHOLE, Tile, choose, worth_measuring
+from nbcnn.ops.conv.reference import MEAN_CONVS, REAL_CONVS, conv_cases
 from nbcnn.ops.kernel.call import Call
 from nbcnn.plan.shapes import ConvShape
 from nbcnn.plan.storage import numpy_dtype
@@ -36,7 +37,7 @@ def image_cases(cases):
 
 def mean_cases():
     convs = [case for shape in (*MEAN_CONVS, *STRIDED) for case in conv_cases(shape)]
-    return image_cases([*convs, *(case for shape in STRIDED for case in relu_cases(shape)), *fused_mean_cases()])
+    return image_cases([*convs, *(case for shape in STRIDED for case in relu_cases(shape)), *fused.cases()])
 
 
 def real_cases():

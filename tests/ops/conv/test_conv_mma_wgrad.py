@@ -9,16 +9,17 @@ import pytest
 from compiled import assert_lean
 
 from nbcnn.check import gradcheck
-from nbcnn.check.cases import MEAN_CONVS, Case, conv_cases
-from nbcnn.check.fused_cases import MEAN_UP, up_cases
 from nbcnn.check.one_op import run_op
 from nbcnn.gpu.language import SIMULATOR
 from nbcnn.modes import Row
+from nbcnn.ops.conv.fused import MEAN_UP, up_cases
 from nbcnn.ops.conv.mma import wgrad, wgrad_tile
 from nbcnn.ops.conv.mma.wgrad_load import bits_inside
 from nbcnn.ops.conv.mma.wgrad_product import COLUMNS, ROWS, lane_offset, row_of
 from nbcnn.ops.conv.mma.wgrad_tile import KINDS, TILES, PixelTile
+from nbcnn.ops.conv.reference import MEAN_CONVS, conv_cases
 from nbcnn.ops.kernel.call import Call
+from nbcnn.ops.kernel.case import Case
 from nbcnn.plan.bounds import STORE
 from nbcnn.plan.shapes import ConvShape
 from nbcnn.plan.storage import numpy_dtype

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from nbcnn.check import gradcheck
-from nbcnn.check.fused_cases import REAL_POOLED, REAL_UP, pooled_cases, relu_cases, up_cases
 from nbcnn.check.one_op import Bound, Unsupported
 from nbcnn.check.static import compile_launch
 from nbcnn.gpu import device
 from nbcnn.gpu.device import Host
 from nbcnn.modes import Row
+from nbcnn.ops.conv.fused import REAL_POOLED, REAL_UP, pooled_cases, relu_cases, up_cases
 from nbcnn.ops.conv.thin.fused import FUSED
 from nbcnn.ops.conv.thin.gather import GatherTile
 from nbcnn.ops.conv.thin.scatter import ScatterTile

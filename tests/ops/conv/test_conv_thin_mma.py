@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from nbcnn.check import gradcheck
-from nbcnn.check.cases import conv_cases
-from nbcnn.check.fused_cases import MEAN_FUSED, MEAN_UP, REAL_POOLED, REAL_UP, pooled_cases, relu_cases, up_cases
 from nbcnn.check.one_op import Unsupported
 from nbcnn.check.static import compile_launch
 from nbcnn.modes import Row
 from nbcnn.ops.conv.frame.composed import pool_wgrad
+from nbcnn.ops.conv.fused import MEAN_FUSED, MEAN_UP, REAL_POOLED, REAL_UP, pooled_cases, relu_cases, up_cases
+from nbcnn.ops.conv.reference import conv_cases
 from nbcnn.ops.conv.thin_mma import parts
 from nbcnn.ops.kernel.call import Call
 from nbcnn.plan.bounds import STORE

@@ -7,16 +7,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from nbcnn.check.cases import MEAN_CONVS, REAL_CONVS, Case, conv_cases
-from nbcnn.check.fused_cases import MEAN_FUSED, REAL_POOLED, pooled_cases, relu_cases
 from nbcnn.check.gradcheck import bound, parity
 from nbcnn.check.one_op import Unsupported, pack_array, run_op
 from nbcnn.check.static import compile_launch
 from nbcnn.modes import Row
+from nbcnn.ops.conv.fused import MEAN_FUSED, REAL_POOLED, pooled_cases, relu_cases
+from nbcnn.ops.conv.reference import MEAN_CONVS, REAL_CONVS, conv_cases
 from nbcnn.ops.conv.thin_mma import first_wgrad
 from nbcnn.ops.conv.thin_mma.first import PRECISIONS, ops
 from nbcnn.ops.conv.thin_mma.first_shape import filter_of_lane, image_words
 from nbcnn.ops.kernel.call import Call
+from nbcnn.ops.kernel.case import Case
 from nbcnn.plan.bounds import STORE
 from nbcnn.plan.shapes import ConvShape
 from nbcnn.plan.storage import numpy_dtype

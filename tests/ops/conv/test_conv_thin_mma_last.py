@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from test_conv_thin_mma import PRECISIONS, bare
 
-from nbcnn.check.cases import conv_cases
-from nbcnn.check.fused_cases import relu_cases, up_cases
 from nbcnn.check.gradcheck import bound, parity
 from nbcnn.check.one_op import run_op
 from nbcnn.check.static import compile_launch
 from nbcnn.gpu import device
 from nbcnn.modes import Row
+from nbcnn.ops.conv.fused import relu_cases, up_cases
+from nbcnn.ops.conv.reference import conv_cases
 from nbcnn.ops.conv.thin_mma.last import ops
 from nbcnn.ops.conv.thin_mma.last_columns import LastTile
 from nbcnn.ops.conv.thin_mma.last_shape import pack_channels_by_columns, word_elements

@@ -7,20 +7,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from nbcnn.check.cases import Case, conv_cases
-from nbcnn.check.fused_cases import MEAN_UP, pooled_cases, relu_cases, up_cases
 from nbcnn.check.gradcheck import bound, parity, reference, relative_error
 from nbcnn.check.one_op import Bound, pack_array
 from nbcnn.check.static import compile_launch
 from nbcnn.gpu import device as nb
-from nbcnn.modes import STORE, Row
+from nbcnn.modes import Row
 from nbcnn.ops.conv.frame.correlation import correlation, pack
-from nbcnn.ops.conv.fused import pack_index
+from nbcnn.ops.conv.fused import MEAN_UP, pack_index, pooled_cases, relu_cases, up_cases
+from nbcnn.ops.conv.reference import conv_cases
 from nbcnn.ops.conv.wgmma import patch
 from nbcnn.ops.conv.wgmma.engine import IMAGE_OPS, implementations
 from nbcnn.ops.conv.wgmma.patch import PatchTile
 from nbcnn.ops.conv.wgmma.tile import KINDS, Tile, fits
 from nbcnn.ops.kernel.call import Call, Impl
+from nbcnn.ops.kernel.case import Case
+from nbcnn.plan.bounds import STORE
 from nbcnn.plan.shapes import ConvShape
 
 SMALL = (

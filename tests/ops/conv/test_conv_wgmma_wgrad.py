@@ -8,15 +8,17 @@ import numpy as np
 import pytest
 
 from nbcnn.check import gradcheck
-from nbcnn.check.cases import Case, conv_cases
-from nbcnn.check.fused_cases import up_cases
 from nbcnn.check.static import compile_launch
 from nbcnn.gpu import device
-from nbcnn.modes import STORE, Row
+from nbcnn.modes import Row
 from nbcnn.ops.conv.frame.correlation import Correlation
+from nbcnn.ops.conv.fused import up_cases
+from nbcnn.ops.conv.reference import conv_cases
 from nbcnn.ops.conv.wgmma import wgrad
 from nbcnn.ops.conv.wgmma.wgrad_tile import PixelTile, candidates
 from nbcnn.ops.kernel.call import Call
+from nbcnn.ops.kernel.case import Case
+from nbcnn.plan.bounds import STORE
 from nbcnn.plan.shapes import ConvShape
 from nbcnn.plan.storage import numpy_dtype
 

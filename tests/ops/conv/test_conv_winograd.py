@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from nbcnn.check import gradcheck
-from nbcnn.check.cases import conv_cases
-from nbcnn.check.fused_cases import pooled_cases, relu_cases, up_cases
 from nbcnn.check.one_op import Bound
 from nbcnn.check.static import compile_launch
 from nbcnn.gpu import device
 from nbcnn.gpu.device import Host
 from nbcnn.modes import Row
+from nbcnn.ops.conv.fused import pooled_cases, relu_cases, up_cases
+from nbcnn.ops.conv.reference import conv_cases
 from nbcnn.ops.conv.winograd import nine_products
 from nbcnn.ops.conv.winograd.engine import FUSED, OPS, WinogradTile, supports
 from nbcnn.plan.shapes import ConvShape

@@ -9,7 +9,6 @@ import pytest
 
 from nbcnn import modes
 from nbcnn.check import gradcheck
-from nbcnn.check.norm_cases import conv_norm_cases
 from nbcnn.check.one_op import Bound
 from nbcnn.check.static import compile_launch
 from nbcnn.gpu.device import Host
@@ -18,12 +17,12 @@ from nbcnn.nn.fuse import ConvEvoNorm, LinearReLU, fuse
 from nbcnn.nn.layers import Conv2d, Flatten, Linear, SoftmaxCrossEntropy
 from nbcnn.nn.models import mnist_cnn
 from nbcnn.nn.norms import EvoNormB0, EvoNormS0
-from nbcnn.ops.conv.fused import REFERENCES
 from nbcnn.ops.conv.simt import im2col
 from nbcnn.ops.conv.winograd.engine import OPS as WINOGRAD
 from nbcnn.ops.conv.winograd.engine import WinogradTile
 from nbcnn.ops.conv_norm import two_ops as conv_evonorm
 from nbcnn.ops.conv_norm import wgmma as conv_wgmma
+from nbcnn.ops.conv_norm.two_ops import conv_norm_cases
 from nbcnn.ops.conv_norm.wgmma import ImageTile
 from nbcnn.ops.kernel.call import Call, host
 from nbcnn.ops.kernel.traffic import Traffic
@@ -152,7 +151,7 @@ def bare(n=2, c=3, size=28, k=64, groups=32, layout="NHWC", window=3):
 def fusing_cpu(monkeypatch):
     """The cpu row with the references of all fused ops."""
     row = modes.MODES["cpu", "fp32"]
-    fused = {name: host(function) for name, function in (REFERENCES | conv_evonorm.REFERENCES).items()}
+    fused = {name: host(function) for name, function in modes.REFERENCES.items()}
     monkeypatch.setitem(modes.MODES, ("cpu", "fp32"), replace(row, parts=(("cpu", row.parts[0][1] | fused),)))
 
 

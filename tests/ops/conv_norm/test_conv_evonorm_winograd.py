@@ -10,11 +10,11 @@ from counted import counted
 
 from nbcnn import modes
 from nbcnn.check import gradcheck
-from nbcnn.check.norm_cases import conv_norm_cases
 from nbcnn.check.one_op import Bound
 from nbcnn.check.static import compile_launch
 from nbcnn.gpu import device
 from nbcnn.gpu.device import Host
+from nbcnn.ops.conv_norm.two_ops import conv_norm_cases
 from nbcnn.ops.conv_norm.winograd import OPS, NormTile, candidates, slab_of, slabs, supports
 from nbcnn.ops.kernel.call import Call
 from nbcnn.ops.kernel.loops import ceil_div

@@ -39,7 +39,7 @@ def run(request):
     def with_impl(op, ins, outs, **options):
         if request.param == "reference":
             return run_op(host(getattr(gather, op)), op, ins, outs, place=Host(), **options)
-        impl = {"gather": gather.IMPL, "gather_labels": gather.LABELS}[op]
+        impl = {"gather": gather.OPS["gather"], "gather_labels": gather.OPS["gather_labels"]}[op]
         layout = request.param.split()[0]
         return run_op(impl, op, ins, outs, place=request.getfixturevalue("place"), layout=layout, **options)
 
@@ -149,7 +149,7 @@ def test_real_batch_equals_the_reference_bit_for_bit(gpu, rng):
     gather.gather(images, order, state, expected, flip=True)
     for layout in ("NCHW", "NHWC"):
         outs = [((1024, 3, 32, 32), "float32")]
-        (x,) = run_op(gather.IMPL, "gather", [images, order, state], outs, place=gpu, attrs={"flip": True}, layout=layout)
+        (x,) = run_op(gather.OPS["gather"], "gather", [images, order, state], outs, place=gpu, attrs={"flip": True}, layout=layout)
         np.testing.assert_array_equal(x, expected)
 
 
@@ -157,10 +157,10 @@ def test_real_batch_equals_the_reference_bit_for_bit(gpu, rng):
 @pytest.mark.parametrize("shape", [(3, 4, 4), (3, 3, 3)])
 def test_gather_kernels_compile_without_a_stack_frame(rng, arch, shape):
     images, order = data(rng, 2, shape)
-    launches = Bound(gather.LABELS, "gather_labels", [order, order, state_at()], [((2,), "int32")], place=Host()).launches
+    launches = Bound(gather.OPS["gather_labels"], "gather_labels", [order, order, state_at()], [((2,), "int32")], place=Host()).launches
     for layout in ("NCHW", "NHWC"):
         for flip in (False, True):
             options = {"layout": layout, "attrs": {"flip": flip}, "place": Host()}
-            launches += Bound(gather.IMPL, "gather", [images, order, state_at()], [((2, *shape), "float32")], **options).launches
+            launches += Bound(gather.OPS["gather"], "gather", [images, order, state_at()], [((2, *shape), "float32")], **options).launches
     for launch in launches:
         assert_lean(launch, arch, registers=32)

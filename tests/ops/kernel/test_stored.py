@@ -7,22 +7,17 @@ import pytest
 from compiled import assert_lean
 
 from nbcnn.check import gradcheck
-from nbcnn.check.cases import activation_cases, loss_cases, resampling_cases, series_layer_cases, state_space_cases, training_cases
-from nbcnn.check.norm_cases import norm_cases
+from nbcnn.check.cases import mean_cases
 from nbcnn.check.one_op import Bound, run_op, to_layout
 from nbcnn.gpu import device
-from nbcnn.modes import COMMON, STORE
+from nbcnn.modes import COMMON
+from nbcnn.plan.bounds import STORE
 from nbcnn.plan.storage import encode
 
 PRECISIONS = ["tf32", "bf16"]
 # These keep to float32 whatever the activations are, and test_optim_ops.py tests them.
 FLOAT32_ONLY = ("gather_labels", "sgd", "adam", "grad_norm", "advance", "pack_weights")
-CASES = [
-    case
-    for family in (activation_cases, norm_cases, series_layer_cases, state_space_cases, resampling_cases, loss_cases, training_cases)
-    for case in family()
-    if case.op not in FLOAT32_ONLY
-]
+CASES = [case for case in mean_cases() if case.op in COMMON and case.op not in FLOAT32_ONLY]
 OPS = sorted({case.op for case in CASES})
 
 

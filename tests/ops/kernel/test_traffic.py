@@ -10,17 +10,20 @@ import numpy as np
 import pytest
 from counted import counted
 
-from nbcnn.check.cases import Case, conv_cases, gemm_cases, loss_cases, resampling_cases, training_cases
-from nbcnn.check.fused_cases import pooled_cases, relu_cases, up_cases
+from nbcnn.check.cases import mean_cases
 from nbcnn.check.one_op import Bound, Unsupported
 from nbcnn.gpu import device
 from nbcnn.lab.measure.plans import on_host, training_plan
 from nbcnn.modes import MODES
+from nbcnn.ops.conv.fused import pooled_cases, relu_cases, up_cases
+from nbcnn.ops.conv.reference import conv_cases
 from nbcnn.ops.conv.simt.im2col import Window, product_traffic
 from nbcnn.ops.conv.simt.tiles import Tile
 from nbcnn.ops.conv.winograd.engine import WinogradTile
 from nbcnn.ops.kernel.call import Call, bare_call
+from nbcnn.ops.kernel.case import Case
 from nbcnn.ops.kernel.traffic import Traffic, clipped, met, total, windows
+from nbcnn.ops.products import gemm
 from nbcnn.plan.shapes import ConvShape
 from nbcnn.run.explain import step_bytes
 
@@ -107,7 +110,7 @@ UNCOUNTED = dict.fromkeys(BIAS, (2,)) | {"sgd": (3, 4, 5), "adam": (4, 5, 6), "g
 def simulated():
     """(part of the row im2col, case, tile or None)."""
     wanted = {"maxpool_fprop", "maxpool_dgrad", "avgpool_fprop", "upsample_fprop", "upsample_dgrad", "mse_fprop", "mse_dgrad", "flatten_fprop"}
-    for case in chain(resampling_cases(), loss_cases(), training_cases()):
+    for case in mean_cases():
         if case.op in wanted or case.op in ("softmax_xent_fprop", "sgd", "gather", "gather_labels", "advance"):
             yield -1, case, None
     # A sum over images takes long in the simulator: fewer channels, still more than a tile has.
@@ -117,7 +120,7 @@ def simulated():
         if case.op not in ("upconv_mse_fprop", "conv_pool_wgrad", "unpool") and "no bias" not in case.label:
             for split in (1,) if case.op == "conv_wgrad" else (2,):
                 yield -1, case, replace(SMALL, split=split)
-    for case in gemm_cases(((20, 32, 36), (20, 27, 36))):
+    for case in gemm.cases(((20, 32, 36), (20, 27, 36))):
         yield -1, case, replace(SMALL, split=2 if case.ins[0].shape[1] == 32 else 1)
     for case in chain(conv_cases(FIRST), conv_cases(LAST), pooled_cases(FIRST), up_cases(LAST)):
         yield 0, case, None

@@ -16,8 +16,8 @@ EPS = float(np.finfo(np.float32).eps)
 IMPLS = {
     "mse_fprop": (host(mse.mse_fprop), mse.FPROP),
     "mse_dgrad": (host(mse.mse_dgrad), mse.DGRAD),
-    "softmax_xent_fprop": (host(softmax_xent.softmax_xent_fprop), softmax_xent.FPROP),
-    "softmax_xent_dgrad": (host(softmax_xent.softmax_xent_dgrad), softmax_xent.DGRAD),
+    "softmax_xent_fprop": (host(softmax_xent.softmax_xent_fprop), softmax_xent.OPS["softmax_xent_fprop"]),
+    "softmax_xent_dgrad": (host(softmax_xent.softmax_xent_dgrad), softmax_xent.OPS["softmax_xent_dgrad"]),
 }
 
 
@@ -195,7 +195,7 @@ def test_logit_that_is_not_finite_makes_the_loss_nan(run, rng, bad):
 
 def test_softmax_of_a_large_batch_repeats_bit_for_bit(gpu, rng):
     logits, labels = batch(rng, 1024, 1000)
-    bound = Bound(softmax_xent.FPROP, "softmax_xent_fprop", [logits, labels], [(logits.shape, "float32"), one_loss()], place=gpu)
+    bound = Bound(softmax_xent.OPS["softmax_xent_fprop"], "softmax_xent_fprop", [logits, labels], [(logits.shape, "float32"), one_loss()], place=gpu)
     bound.run()
     p, loss = bound.results()
     bound.run()
@@ -216,9 +216,9 @@ def test_loss_kernels_compile_without_a_stack_frame(arch):
     launches = (
         launches_of(mse.FPROP, "mse_fprop", [image, image], [one_loss()])
         + launches_of(mse.DGRAD, "mse_dgrad", [image, image], [(image.shape, "float32")])
-        + launches_of(softmax_xent.FPROP, "softmax_xent_fprop", [image, labels], [(image.shape, "float32"), one_loss()])
-        + launches_of(softmax_xent.FPROP, "softmax_xent_fprop", [ten, ten_labels], [(ten.shape, "float32"), one_loss()])
-        + launches_of(softmax_xent.DGRAD, "softmax_xent_dgrad", [ten, ten_labels], [(ten.shape, "float32")])
+        + launches_of(softmax_xent.OPS["softmax_xent_fprop"], "softmax_xent_fprop", [image, labels], [(image.shape, "float32"), one_loss()])
+        + launches_of(softmax_xent.OPS["softmax_xent_fprop"], "softmax_xent_fprop", [ten, ten_labels], [(ten.shape, "float32"), one_loss()])
+        + launches_of(softmax_xent.OPS["softmax_xent_dgrad"], "softmax_xent_dgrad", [ten, ten_labels], [(ten.shape, "float32")])
     )
     for launch in launches:
         assert_lean(launch, arch)

@@ -10,12 +10,12 @@ from counted import counted
 
 from nbcnn import modes
 from nbcnn.check import gradcheck
-from nbcnn.check.norm_cases import norm_cases
 from nbcnn.check.one_op import Bound
 from nbcnn.gpu.device import Host
 from nbcnn.gpu.language import SIMULATOR
 from nbcnn.ops.kernel.traffic import Traffic
 from nbcnn.ops.norms import b0, b0_apply
+from nbcnn.ops.norms.reference import norm_cases
 
 SMALL = ((2, 4, 3, 5), (3, 12, 2, 3), (1, 8, 5, 7))
 LARGE = (170, 64, 12, 10)

@@ -13,13 +13,13 @@ from compiled import assert_lean
 from counted import counted
 
 from nbcnn.check import gradcheck
-from nbcnn.check.norm_cases import norm_cases
 from nbcnn.check.one_op import Bound
 from nbcnn.gpu import device
 from nbcnn.modes import COMMON, MODES
 from nbcnn.ops.kernel.call import Call
 from nbcnn.ops.norms import b0_batch
 from nbcnn.ops.norms.held import BLOCKS, REGISTERS, THREADS, Held, slabs_of, team_of
+from nbcnn.ops.norms.reference import norm_cases
 from nbcnn.ops.ptx.shuffle import WARP
 from nbcnn.plan.shapes import numel
 

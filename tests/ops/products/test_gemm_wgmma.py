@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from nbcnn.check.cases import gemm_cases
 from nbcnn.check.gradcheck import bound, parity
 from nbcnn.check.static import compile_launch
 from nbcnn.gpu import device as nb
 from nbcnn.modes import MODES, Row
 from nbcnn.ops.kernel.call import Call
 from nbcnn.ops.kernel.traffic import Traffic
+from nbcnn.ops.products import gemm
 from nbcnn.ops.products.gemm_wgmma import ProductTile, implementation
 
 # M, K, N: less than a tile, more than one of each kind, K that ends inside a step, rows and columns that end inside a tile.
@@ -66,7 +66,7 @@ def test_parity(gpu, precision):
         pytest.skip("wgmma needs compute capability 9.0")
     impl = implementation(precision)
     row = Row("tensorcore", precision, "gpu", "NHWC", (("wgmma", {"gemm": impl}),))
-    for case in gemm_cases(SIZES):
+    for case in gemm.cases(SIZES):
         M, K = case.ins[0].shape
         for tile in impl.candidates(call(M, K, len(case.ins[1])), gpu.multiprocessors):
             for resident in (tile.resident, 2):

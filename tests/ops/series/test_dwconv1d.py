@@ -10,7 +10,6 @@ from compiled import assert_lean, on_every_arch
 from counted import counted
 
 from nbcnn.check import gradcheck
-from nbcnn.check.cases import MEAN_SERIES, REAL_SERIES, series_backward_cases, series_cases
 from nbcnn.check.one_op import Bound, run_op
 from nbcnn.gpu import device
 from nbcnn.lab.studies import dwconv
@@ -19,6 +18,7 @@ from nbcnn.nn import fuse_series
 from nbcnn.ops.kernel.call import Call
 from nbcnn.ops.series.dwconv1d import VARIANTS, best_backward, boxes, reference, segments, whole
 from nbcnn.ops.series.dwconv1d.boxes import Boxes
+from nbcnn.ops.series.dwconv1d.reference import MEAN_SERIES, REAL_SERIES, series_backward_cases, series_cases
 from nbcnn.ops.series.dwconv1d.segments import Segments
 from nbcnn.ops.series.dwconv1d.series import Correlation, of_gradient, of_images
 from nbcnn.ops.series.dwconv1d.sliding import Sliding

@@ -8,14 +8,13 @@ import pytest
 from counted import counted
 
 from nbcnn.check import gradcheck
-from nbcnn.check.cases import pointwise_cases
-from nbcnn.check.fused_cases import REAL_GATED, gated_cases
 from nbcnn.check.one_op import Bound
 from nbcnn.gpu import device
 from nbcnn.modes import MODES
 from nbcnn.ops.conv.simt.tiles import EFFICIENCY, Tile
 from nbcnn.ops.kernel.call import Call
 from nbcnn.ops.kernel.loops import ceil_div
+from nbcnn.ops.series.pwconv1d import REAL_GATED, gated_cases, pointwise_cases
 from nbcnn.ops.series.pwconv1d_direct import OPS, candidates_wgrad
 from nbcnn.ops.series.pwconv1d_gated import OPS as PWCONV1D_GATED
 

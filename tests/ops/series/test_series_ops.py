@@ -16,12 +16,12 @@ from nbcnn.check.one_op import Bound, Unsupported, run_op
 from nbcnn.check.static import compile_launch
 from nbcnn.gpu import device
 from nbcnn.gpu.device import Host
-from nbcnn.modes import MODES
-from nbcnn.ops.activations import gelu, glu
+from nbcnn.modes import COMMON, MODES
+from nbcnn.ops.activations import gelu
 from nbcnn.ops.conv.simt import im2col
-from nbcnn.ops.kernel.call import Call, Impl
+from nbcnn.ops.kernel.call import Call
 from nbcnn.ops.losses import rmsle
-from nbcnn.ops.series import gather_windows, last, pwconv1d, s4kernel
+from nbcnn.ops.series import gather_windows, pwconv1d, s4kernel
 
 OURS = ("pwconv1d", "s4kernel", "gelu", "glu", "last", "rmsle", "gather_windows")
 CASES = [case for case in mean_cases() if case.op.startswith(OURS)]
@@ -47,8 +47,8 @@ def gelu_of(run, x, request):
     one = np.ones_like(x)
     if run == "kernel":
         place, out = request.getfixturevalue("place"), [(x.shape, "float32")]
-        fprop = run_op(Impl(gelu.bind_fprop), "gelu_fprop", [x], out, place=place)
-        return *fprop, *run_op(Impl(gelu.bind_dgrad), "gelu_dgrad", [one, x], out, place=place)
+        fprop = run_op(COMMON["gelu_fprop"], "gelu_fprop", [x], out, place=place)
+        return *fprop, *run_op(COMMON["gelu_dgrad"], "gelu_dgrad", [one, x], out, place=place)
     y, dx = np.empty_like(x), np.empty_like(x)
     gelu.gelu_fprop(x, y)
     gelu.gelu_dgrad(one, x, dx)
@@ -121,7 +121,7 @@ def test_rmsle_of_a_perfect_prediction_has_no_gradient():
 
 def test_a_prediction_that_is_nan_makes_the_loss_nan(place):
     y, target = np.array([[1.0], [np.nan]], np.float32), np.ones((2, 1), np.float32)
-    (loss,) = run_op(rmsle.FPROP, "rmsle_fprop", [y, target], [((), "float64")], place=place, attrs={"unit": 1.0})
+    (loss,) = run_op(rmsle.OPS["rmsle_fprop"], "rmsle_fprop", [y, target], [((), "float64")], place=place, attrs={"unit": 1.0})
     assert np.isnan(loss)
 
 
@@ -159,11 +159,11 @@ def test_large_angles_keep_their_digits(place, rng):
     params = [p.astype(np.float32) for p in (*params, *rng.standard_normal((2, 1, states)))]
     want, dk = np.empty((1, 48)), rng.standard_normal((1, 48)).astype(np.float32)
     s4kernel.s4kernel_fprop(*params, want)
-    (k,) = run_op(s4kernel.FPROP, "s4kernel_fprop", params, [((1, 48), "float32")], place=place)
+    (k,) = run_op(s4kernel.OPS["s4kernel_fprop"], "s4kernel_fprop", params, [((1, 48), "float32")], place=place)
     assert gradcheck.relative_error(k, want) <= 2**-23
     wants = [np.empty(p.shape) for p in params]
     s4kernel.s4kernel_dgrad(dk, *params, *wants)
-    got = run_op(s4kernel.DGRAD, "s4kernel_dgrad", [dk, *params], [(p.shape, "float32") for p in params], place=place)
+    got = run_op(s4kernel.OPS["s4kernel_dgrad"], "s4kernel_dgrad", [dk, *params], [(p.shape, "float32") for p in params], place=place)
     assert max(map(gradcheck.relative_error, got, wants)) <= 2**-23
 
 
@@ -183,7 +183,7 @@ def test_counts_are_those_of_the_kernels(op, place, monkeypatch):
 
 def test_a_window_counts_its_rows_and_its_target():
     shapes = ((600,), (200,), (50,), (50,), (8,)), ((7, 3, 48), (7,))
-    (moved,) = gather_windows.IMPL.traffic(Call("gather_windows", (), (), *shapes))
+    (moved,) = gather_windows.OPS["gather_windows"].traffic(Call("gather_windows", (), (), *shapes))
     assert (moved.read, moved.write) == (4 * (7 * 3 * 48 + 7), 4 * (7 * 3 * 48 + 7))
 
 
@@ -219,28 +219,18 @@ def _launches(op, impl, kind="float32"):
     return impl.bind(Call(op, ins, outs, *shapes, case.attrs, scratch=scratch))
 
 
-LEAN = {
-    "gelu_fprop": Impl(gelu.bind_fprop),
-    "gelu_dgrad": Impl(gelu.bind_dgrad),
-    "glu_fprop": Impl(glu.bind_fprop),
-    "glu_dgrad": Impl(glu.bind_dgrad),
-    "last_fprop": Impl(last.bind_fprop),
-    "last_dgrad": Impl(last.bind_dgrad),
-    "rmsle_fprop": rmsle.FPROP,
-    "rmsle_dgrad": rmsle.DGRAD,
-    "gather_windows": gather_windows.IMPL,
-}
+LEAN = [f"{name}_{path}" for name in ("glu", "last", "rmsle") for path in ("fprop", "dgrad")] + ["gather_windows"]
 
 
 @on_every_arch
 @pytest.mark.parametrize("op", LEAN)
 def test_kernels_are_lean(op, arch):
-    for launch in _launches(op, LEAN[op]):
+    for launch in _launches(op, COMMON[op]):
         assert_lean(launch, arch)
 
 
 @on_every_arch
-@pytest.mark.parametrize(("op", "impl"), [("s4kernel_fprop", s4kernel.FPROP), ("s4kernel_dgrad", s4kernel.DGRAD)])
+@pytest.mark.parametrize(("op", "impl"), [("s4kernel_fprop", s4kernel.OPS["s4kernel_fprop"]), ("s4kernel_dgrad", s4kernel.OPS["s4kernel_dgrad"])])
 def test_the_state_space_kernels_compile(op, impl, arch):
     for launch in _launches(op, impl):
         report = compile_launch(launch, arch)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, i4, i8, jit
-from nbcnn.ops.conv.simt.register_tile import ACTIVATIONS, relu
+from nbcnn.ops.activations.table import EPILOGUES, RELU
 from nbcnn.ops.kernel.call import Launch, blocks
 from nbcnn.ops.kernel.loops import ALIGNMENT
 from nbcnn.ops.kernel.traffic import Traffic, once
@@ -62,7 +62,7 @@ def sum_of_planes(vector: int) -> Any:
 @functools.cache
 def sum_planes(teams: int, vector: int, bias: bool, after: str) -> Any:
     add_planes = sum_of_planes(vector)
-    ACTIVATES, MASK, activate = after in ACTIVATIONS, after == "mask", ACTIVATIONS.get(after, relu)
+    ACTIVATES, MASK, activate = after in EPILOGUES, after == "mask", EPILOGUES.get(after, RELU).function
     MEMBERS, FLOATS = THREADS // teams, vector * THREADS
 
     @jit()

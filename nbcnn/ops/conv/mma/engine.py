@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.ops.conv.mma.finish import ACTIVATIONS
+from nbcnn.ops.activations.table import EPILOGUES, epilogue_of
 from nbcnn.ops.conv.mma.gather import Gather, gather_of, pack, refusal
 from nbcnn.ops.conv.mma.kernel import gather_product
 from nbcnn.ops.conv.mma.sums import THREADS, sum_pixels, sum_windows
@@ -18,9 +18,7 @@ from nbcnn.ops.kernel.traffic import Traffic, once, outputs, size, windows
 
 IMAGE_OPS = (
     "conv_fprop",
-    "conv_relu_fprop",
-    "conv_sigmoid_fprop",
-    "conv_swish_fprop",
+    *(f"conv_{name}_fprop" for name in EPILOGUES),
     "conv_relu_pool_fprop",
     "conv_dgrad",
     "conv_dgrad_relu",
@@ -62,7 +60,7 @@ def _bind(call: Call, kind: Kind) -> list[Launch]:
     g, tile = gather_of(call), call.tile
     y, k_tiles = call.outs[0], g.k_tiles(kind.channels)
     masked, biased, pooled = call.op.endswith("dgrad_relu"), "fprop" in call.op and len(call.ins) > 2, "pool" in call.op
-    after = "" if masked or pooled else next((name for name in ACTIVATIONS if name in call.op), "")
+    after = "" if masked or pooled else epilogue_of(call.op)
     # A kernel has one signature: arguments that it does not read get an array of the right type.
     b = call.ins[2] if biased else None
     x = call.ins[2] if masked else y

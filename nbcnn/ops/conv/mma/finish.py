@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 from nbcnn.gpu.language import cuda, f4, i4, i8, jit, types, u4
-from nbcnn.ops.conv.simt.register_tile import ACTIVATIONS, relu
+from nbcnn.ops.activations.table import EPILOGUES, RELU
 from nbcnn.ops.kernel.stored import scalar_io, vector_io, vector_load_if
 from nbcnn.ops.ptx.vector import load1_if
 
@@ -68,9 +68,9 @@ def _put(store: str, vector: bool) -> Any:
 def finish_pixel(store: str, after: str, mask: bool, vector: bool) -> Any:
     """Device function (values, shift, masks, first, y, target, n, K): four sums of one pixel, finished, to y. masks[first …] as loaded.
 
-    after: "" or one of ACTIVATIONS.
+    after: "" or one of EPILOGUES.
     """
-    put, ACTIVATES, activate = _put(store, vector), after in ACTIVATIONS, ACTIVATIONS.get(after, relu)
+    put, ACTIVATES, activate = _put(store, vector), after in EPILOGUES, EPILOGUES.get(after, RELU).function
 
     @jit(device=True)
     def run(values, shift, masks, first, y, target, n, K):

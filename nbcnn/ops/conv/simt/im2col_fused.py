@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from nbcnn.ops.activations.table import EPILOGUES, epilogue_of
 from nbcnn.ops.conv.frame import composed
 from nbcnn.ops.conv.frame.folded import TERMS, phase_filters
 from nbcnn.ops.conv.simt import im2col, im2col_wgrad
@@ -43,7 +44,7 @@ def bind_fprop(call: Call) -> list[Launch]:
     c = shape_of(call)
     x, _, b = call.ins
     pooled = len(call.outs) == 2
-    window = Window(c.R, c.S, c.stride, after="pool" if pooled else call.op.split("_")[1])
+    window = Window(c.R, c.S, c.stride, after="pool" if pooled else epilogue_of(call.op))
     gather = (c.N, c.C, c.H, c.W, c.P, c.Q, c.pad, c.pad)
     return launches(call, x, b, call.outs[0], c.K, gather, window, call.outs[1] if pooled else None)
 
@@ -181,9 +182,7 @@ _UP = Impl(bind_up_fprop, scratch, supports, pack=pack_up_fprop, traffic=traffic
 _UP_DGRAD = Impl(bind_up_dgrad, scratch_up_dgrad, supports, pack=im2col.pack_dgrad, traffic=traffic_up_dgrad, **choices(product_up_dgrad))
 
 FUSED = {
-    "conv_relu_fprop": _FPROP,
-    "conv_sigmoid_fprop": _FPROP,
-    "conv_swish_fprop": _FPROP,
+    **{f"conv_{name}_fprop": _FPROP for name in EPILOGUES},
     "conv_relu_pool_fprop": _FPROP,
     "conv_dgrad_relu": Impl(bind_dgrad_relu, scratch, supports, pack=im2col.pack_dgrad, traffic=traffic_dgrad_relu, **_TILES),
     "conv_pool_wgrad": composed.pool_wgrad(im2col.OPS["conv_wgrad"], unpool.IMPL),

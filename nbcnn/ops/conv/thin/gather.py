@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, i4, i8, jit, types, u4
+from nbcnn.ops.activations.relu import relu
 from nbcnn.ops.conv.frame.pooling import PATCH, store_pooled
-from nbcnn.ops.conv.simt.register_tile import relu
 from nbcnn.ops.conv.thin.shape import correlation, filter_index
 from nbcnn.ops.kernel.call import Call, Launch
 from nbcnn.ops.kernel.loops import ALIGNMENT, ceil_div, split_pixel, step_pixel, unrolled

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, i4, i8, jit, types, u4
-from nbcnn.ops.conv.simt.register_tile import relu
+from nbcnn.ops.activations.relu import relu
 from nbcnn.ops.conv.thin import scatter as thin_scatter
 from nbcnn.ops.conv.thin.shape import correlation
 from nbcnn.ops.kernel.call import Call, Launch, blocks

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nbcnn.check.one_op import is_filter
-from nbcnn.ops.kernel.call import Call, Shape
+from nbcnn.ops.kernel.call import Call, Shape, is_filter
 from nbcnn.plan.bounds import STORE
 from nbcnn.plan.shapes import ConvShape, window_extent
 

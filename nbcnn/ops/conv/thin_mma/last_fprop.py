@@ -22,7 +22,7 @@ import numpy as np
 
 from nbcnn.gpu import device as gpu
 from nbcnn.gpu.language import cuda, f4, i4, i8, jit, types, u4
-from nbcnn.ops.conv.simt.register_tile import relu
+from nbcnn.ops.activations.relu import relu
 from nbcnn.ops.conv.thin.up import REACH
 from nbcnn.ops.conv.thin_mma.last_shape import LastLayer, last_layer, pack_columns_by_channels, refusal, word_elements
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks

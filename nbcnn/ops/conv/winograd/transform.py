@@ -12,8 +12,8 @@ import functools
 from typing import Any
 
 from nbcnn.gpu.language import cuda, f4, i4, i8, jit
+from nbcnn.ops.activations.relu import relu
 from nbcnn.ops.conv.frame.pooling import store_pooled
-from nbcnn.ops.conv.simt.register_tile import relu
 from nbcnn.ops.kernel.loops import quotient
 from nbcnn.ops.kernel.traffic import Traffic, once, windows
 from nbcnn.ops.kernel.windows import split

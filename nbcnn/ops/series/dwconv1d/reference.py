@@ -7,11 +7,21 @@ Tap j of channel c multiplies the input `offset(j)` positions further on; what l
     same     offset(j) = j − ⌊T/2⌋     every output sees both sides
 
 The optional skip d is one more tap of offset 0. In the notation of arXiv:2604.25422, (N, C, L, T) is (B, H, L, K).
+
+    dwconv1d_fprop    x (N,C,L), w (C,T)[, d (C)] -> y (N,C,L)                                padding: causal or same
+    dwconv1d_dgrad    dy (N,C,L), w (C,T)[, d (C)] -> dx (N,C,L)                              padding
+    dwconv1d_wgrad    x (N,C,L), dy (N,C,L) -> dw (C,T)[, dd (C)]                             padding
+    dwconv1d_bwd      dy (N,C,L), x (N,C,L), w (C,T)[, d (C)] -> dx, dw[, dd]                 padding; both gradients in one op
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
+
+from nbcnn.ops.kernel.call import host
+from nbcnn.ops.kernel.case import Case, Gradient, normal
 
 PADDINGS = ("causal", "same")
 
@@ -66,3 +76,61 @@ def dwconv1d_bwd(dy: np.ndarray, x: np.ndarray, w: np.ndarray, *rest: np.ndarray
         dx, dw = rest
         dwconv1d_dgrad(dy, w, dx, padding=padding)
         dwconv1d_wgrad(x, dy, dw, padding=padding)
+
+
+HOST = {"dwconv1d_fprop": host(dwconv1d_fprop), "dwconv1d_dgrad": host(dwconv1d_dgrad), "dwconv1d_wgrad": host(dwconv1d_wgrad)}
+REFERENCES = {"dwconv1d_bwd": dwconv1d_bwd}
+"""Of the fused op, which NumPy gains nothing from."""
+GRADIENTS = {
+    "dwconv1d_dgrad": Gradient("dwconv1d_fprop", lambda ins, outs, v: (v, *ins[1:])),
+    "dwconv1d_wgrad": Gradient("dwconv1d_fprop", lambda ins, outs, v: (ins[0], v), of=(1,)),
+}
+
+MEAN_SERIES = (
+    # N, C, L, T: one of everything; a single tap; taps as long as the series, and longer; odd; a length no multiple of four.
+    (1, 1, 1, 1),
+    (1, 1, 7, 1),
+    (3, 2, 8, 8),
+    (2, 3, 5, 9),
+    (5, 2, 13, 3),
+    (1, 4, 24, 5),
+)
+REAL_SERIES = ((37, 8, 48, 48), (33, 4, 300, 48), (2, 8, 1024, 64), (3, 5, 100, 7))
+
+
+def series_cases(n: int, c: int, length: int, taps: int) -> Iterator[Case]:
+    """The three passes of a depthwise convolution of series, both paddings, with and without a skip."""
+    x, w, d, dy = normal(31, n, c, length), normal(32, c, taps), normal(33, c), normal(34, n, c, length)
+    y, dw, dd = ((n, c, length), "float32"), ((c, taps), "float32"), ((c,), "float32")
+    for padding in ("causal", "same"):
+        attrs, label = {"padding": padding}, f"{n}×{c}×{length} {taps} taps {padding}"
+        yield Case("dwconv1d_fprop", label, (x, w), (y,), attrs, taps)
+        yield Case("dwconv1d_fprop", label + " skip", (x, w, d), (y,), attrs, taps + 1)
+        yield Case("dwconv1d_dgrad", label, (dy, w), (y,), attrs, taps)
+        yield Case("dwconv1d_dgrad", label + " skip", (dy, w, d), (y,), attrs, taps + 1)
+        yield Case("dwconv1d_wgrad", label, (x, dy), (dw,), attrs, n * length)
+        yield Case("dwconv1d_wgrad", label + " skip", (x, dy), (dw, dd), attrs, n * length)
+
+
+def series_backward_cases(n: int, c: int, length: int, taps: int) -> Iterator[Case]:
+    """Both gradients of a depthwise convolution of series in one op."""
+    x, w, d, dy = normal(31, n, c, length), normal(32, c, taps), normal(33, c), normal(34, n, c, length)
+    dx, dw, dd = ((n, c, length), "float32"), ((c, taps), "float32"), ((c,), "float32")
+    for padding in ("causal", "same"):
+        attrs, label, terms = {"padding": padding}, f"{n}×{c}×{length} {taps} taps {padding}", max(n * length, taps + 1)
+        yield Case("dwconv1d_bwd", label, (dy, x, w), (dx, dw), attrs, terms)
+        yield Case("dwconv1d_bwd", label + " skip", (dy, x, w, d), (dx, dw, dd), attrs, terms)
+
+
+def cases() -> Iterator[Case]:
+    """Shapes small enough for the simulator."""
+    for series in MEAN_SERIES:
+        yield from series_cases(*series)
+        yield from series_backward_cases(*series)
+
+
+def real_cases() -> Iterator[Case]:
+    """The lengths that are measured."""
+    for series in REAL_SERIES:
+        yield from series_cases(*series)
+        yield from series_backward_cases(*series)

@@ -1,0 +1,73 @@
+"""Activations: the table of element-wise functions. From an entry (`elementwise.Activation`) follow its reference, kernels, cases and epilogue.
+
+    relu_fprop        x -> y                              relu_dgrad        dy, y -> dx
+    leaky_relu_fprop  x -> y   slope                      leaky_relu_dgrad  dy, y -> dx       slope
+    sigmoid_fprop     x -> y                              sigmoid_dgrad     dy, y -> dx
+    swish_fprop       x -> y                              swish_dgrad       dy, x -> dx
+    gelu_fprop        x -> y                              gelu_dgrad        dy, x -> dx
+
+Tensors have any shape. The layer of the same name stands in layers.py or series_layers.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from nbcnn.ops.activations.gelu import GELU
+from nbcnn.ops.activations.leaky_relu import LEAKY_RELU
+from nbcnn.ops.activations.relu import RELU
+from nbcnn.ops.activations.sigmoid import SIGMOID
+from nbcnn.ops.activations.swish import SWISH
+from nbcnn.ops.kernel.call import Impl, host
+from nbcnn.ops.kernel.case import IMAGES, Case, Gradient, Shapes, label_of, normal
+from nbcnn.ops.kernel.elementwise import Activation, supports
+from nbcnn.ops.kernel.traffic import streamed
+
+ACTIVATIONS = {each.name: each for each in (RELU, LEAKY_RELU, SIGMOID, SWISH, GELU)}
+"""By name: the ops are NAME_fprop and NAME_dgrad."""
+
+EPILOGUES = {name: each for name, each in ACTIVATIONS.items() if each.epilogue}
+"""What a fused convolution may do to each of its results."""
+
+
+def epilogue_of(op: str) -> str:
+    """The activation in the name of a fused op (relu of conv_relu_fprop and upconv_relu_fprop), "" if it has none."""
+    name = op.removeprefix("up").removeprefix("conv_").removesuffix("_fprop")
+    return name if name in EPILOGUES else ""
+
+
+HOST = {
+    op: host(reference) for each in ACTIVATIONS.values() for op, reference in ((f"{each.name}_fprop", each.fprop), (f"{each.name}_dgrad", each.dgrad))
+}
+OPS = {
+    op: Impl(bind, supports=supports, traffic=streamed)
+    for each in ACTIVATIONS.values()
+    for op, bind in ((f"{each.name}_fprop", each.bind_fprop), (f"{each.name}_dgrad", each.bind_dgrad))
+}
+
+
+def _gradient(each: Activation) -> Gradient:
+    """The entry's derivative, as `gradcheck` takes it."""
+
+    def operands(ins: Any, outs: Any, v: np.ndarray) -> tuple[np.ndarray, ...]:
+        return v, ins[0] if each.reads == "x" else outs[0]
+
+    return Gradient(f"{each.name}_fprop", operands)
+
+
+GRADIENTS = {f"{each.name}_dgrad": _gradient(each) for each in ACTIVATIONS.values()}
+
+
+def cases(images: Shapes = IMAGES) -> Iterator[Case]:
+    """Both passes of every activation."""
+    for shape in images:
+        x, dy = normal(5, *shape), normal(6, *shape)
+        label, out = label_of(shape), ((shape, "float32"),)
+        for each in ACTIVATIONS.values():
+            attrs, y = dict(each.parameters), np.empty(shape)
+            each.fprop(x.astype(np.float64), y, **attrs)
+            yield Case(f"{each.name}_fprop", label, (x,), out, attrs, 4)
+            yield Case(f"{each.name}_dgrad", label, (dy, x if each.reads == "x" else y.astype(np.float32)), out, attrs, 4)

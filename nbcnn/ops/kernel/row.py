@@ -1,0 +1,46 @@
+"""A row of the table of modes: which implementations a mode and precision have for each op, and in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from nbcnn.ops.kernel.call import Impl
+from nbcnn.plan.bounds import STORE
+
+Ops = dict[str, Impl]
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one mode and precision run.
+
+    place   "host" or "gpu".
+    layout  how images are stored between the layers.
+    parts   (name, ops) in the order in which a step looks for an implementation that supports it.
+    own     the parts that count as the mode itself: a step that ends in another is reported. Empty: the mode's name.
+    """
+
+    mode: str
+    precision: str
+    place: str
+    layout: str
+    parts: tuple[tuple[str, Ops], ...]
+    own: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "own", self.own or (self.mode,))
+
+    @property
+    def store(self) -> str:
+        """How activations are stored (`nbcnn.plan.storage`)."""
+        return STORE[self.precision]
+
+    def chain(self, op: str) -> Iterator[tuple[str, Impl]]:
+        """The implementations of `op` in this row, first choice first, with the name of the part they come from."""
+        return ((name, ops[op]) for name, ops in self.parts if op in ops)
+
+    @property
+    def ops(self) -> list[str]:
+        """The names of all ops in this row."""
+        return sorted({op for _, ops in self.parts for op in ops})

@@ -1,0 +1,27 @@
+"""The names that the command line offers. They stand apart from what they name, so that `--help` answers without importing NumPy or a kernel.
+
+`nbcnn.ops` refuses to be imported if its rows are others than MODES, and tests hold the other names against what they name.
+"""
+
+from __future__ import annotations
+
+MODES = {
+    "cpu": ("fp32",),
+    "naive": ("fp32",),
+    "tiled": ("fp32",),
+    "im2col": ("fp32",),
+    "tensorcore": ("bf16", "tf32", "fp32"),
+}
+"""Modes, each faster than the one before, with their precisions; the first is the default, the others are slower."""
+
+PRECISIONS = ("fp32", "tf32", "bf16")
+"""What a multiplication can round to."""
+
+ENGINES = {"wgmma": (9, 0), "mma": (8, 0)}
+"""Tensor-core engines that `--engine` can force, with the compute capability that each needs."""
+
+DWCONV = ("naive", "coalesced", "shared", "warp", "best")
+"""Depthwise convolutions of series that `--dwconv` can choose (`nbcnn.ops.series.dwconv1d.VARIANTS`)."""
+
+MODELS = ("autoencoder", "mnist-cnn", "mnist-cnn-b0", "s4convd")
+"""Ready-made models (`nbcnn.nn.models`)."""
