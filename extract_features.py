@@ -12,9 +12,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from nbcnn.cli.errors import UsageError
 from nbcnn.cli.flags import MODES, Parser, count, flag, one_of
 from nbcnn.cli.together import together
+from nbcnn.files.errors import UsageError
 from nbcnn.plan.names import PRECISIONS
 
 if TYPE_CHECKING:
@@ -156,9 +156,11 @@ def encoder(config: dict[str, Any], saved: Path, mode: str, precision: str | Non
     `precision` None takes the checkpoint's, or the mode's own where the mode does not have that one.
     Raises CheckpointError if the weights are missing or do not fit.
     """
+    from nbcnn.files.errors import UsageError
     from nbcnn.nn import models
     from nbcnn.nn.params import ParameterError
-    from nbcnn.run.net import Net, UsageError, choose_mode
+    from nbcnn.run.net import Net
+    from nbcnn.run.rows import choose_mode
     from nbcnn.train import checkpoint
 
     tensors, notes = checkpoint.load(saved)  # a resumed run may have changed its precision: the checkpoint knows

@@ -22,7 +22,8 @@ def train(given: SimpleNamespace, team: Team) -> int:
     from nbcnn.cli import describe, train_data, train_run
     from nbcnn.gpu import ranges
     from nbcnn.run.autotune import tune
-    from nbcnn.run.net import Net, choose_mode
+    from nbcnn.run.net import Net
+    from nbcnn.run.rows import choose_mode
     from nbcnn.run.session import TrainingSession
     from nbcnn.train.callbacks import Progress
     from nbcnn.train.trainer import Trainer
@@ -34,16 +35,15 @@ def train(given: SimpleNamespace, team: Team) -> int:
     start = train_run.start(given)
     flags = start.flags
     flags.quiet = flags.quiet or not team.leads
-    row, _ = choose_mode(flags.mode, flags.precision, flags.engine, dwconv=flags.dwconv)
+    choice = choose_mode(flags.mode, flags.precision, flags.engine, dwconv=flags.dwconv, strict=flags.strict)
+    row = choice.row
     if row.mode == "cpu":
         say(train_flags.on_cpu(flags), always=team.leads)
     with team.first_on_machine():
         data = train_data.material(flags)
     rates, identity = train_run.rates(flags, data.count), train_run.identity(flags, data)
     team.agree("mode, flags or data", json.dumps([row.mode, row.precision, identity, vars(flags) | {"quiet": None}], default=str).encode())
-    kernels = {"mode": flags.mode, "precision": flags.precision, "engine": flags.engine, "dwconv": flags.dwconv}
-    kernels |= {"fusing": not flags.no_fuse, "strict": flags.strict}
-    net = Net(data.layers, data.shape, seed=flags.seed, init=flags.init, **kernels)
+    net = Net(data.layers, data.shape, choice=choice, fusing=not flags.no_fuse, seed=flags.seed, init=flags.init, strict=flags.strict)
     net.tiles.update(start.tiles(net.mode, net.precision, net.device_name))
     say(describe.compiling(net))
     session = TrainingSession(

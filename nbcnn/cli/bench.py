@@ -9,8 +9,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from nbcnn.cli import bench_op
-from nbcnn.cli.errors import OK, RUNTIME, UsageError, guarded
+from nbcnn.cli.errors import OK, RUNTIME, guarded
 from nbcnn.cli.flags import ENGINES, MODES, OWN_PRECISION, Parser, compare_flag, count, flag, one_of, real, results_flags, some_of
+from nbcnn.files.errors import UsageError
 from nbcnn.files.suggest import nearest
 from nbcnn.plan.names import PRECISIONS
 

@@ -29,12 +29,6 @@ MODE_CPU = "--mode cpu (or --mode auto, which takes the CPU by itself)"
 """What to do without a GPU, for commands with a --mode."""
 
 
-class UsageError(ValueError):
-    """The command line asks for something that cannot be."""
-
-    exit_code = USAGE
-
-
 def exit_code(error: BaseException) -> int:
     """The exit code of `error`: its own, 5 for memory that ran out in spite of the plan, else 1."""
     own = getattr(error, "exit_code", None)

@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _check(flags: SimpleNamespace) -> int:
     from nbcnn.check.gradcheck import check, left_out, worst
-    from nbcnn.run.net import choose_mode
+    from nbcnn.run.rows import choose_mode
 
     def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)

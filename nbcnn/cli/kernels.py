@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
-from nbcnn.cli.errors import OK, RUNTIME, UsageError, guarded
+from nbcnn.cli.errors import OK, RUNTIME, guarded
 from nbcnn.cli.flags import GPU_MODES, Parser, flag, one_of, some_of
 from nbcnn.files import atomic
+from nbcnn.files.errors import UsageError
 from nbcnn.files.suggest import nearest
 from nbcnn.plan.names import PRECISIONS
 

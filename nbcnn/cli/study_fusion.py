@@ -10,8 +10,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from nbcnn.cli.errors import OK, UsageError, guarded
+from nbcnn.cli.errors import OK, guarded
 from nbcnn.cli.flags import Parser, count, flag, one_of, real, results_flags, some_of
+from nbcnn.files.errors import UsageError
 from nbcnn.plan.names import PRECISIONS
 
 EXAMPLES = (

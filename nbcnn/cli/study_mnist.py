@@ -9,8 +9,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from nbcnn.cli.errors import MODE_CPU, OK, UsageError, guarded
+from nbcnn.cli.errors import MODE_CPU, OK, guarded
 from nbcnn.cli.flags import MODES, OWN_PRECISION, Parser, count, flag, one_of, results_flags
+from nbcnn.files.errors import UsageError
 from nbcnn.plan.names import PRECISIONS
 
 EXAMPLES = (
@@ -50,7 +51,7 @@ def _measure(flags: SimpleNamespace) -> int:
     from nbcnn.lab.measure import results
     from nbcnn.lab.peers import torch_step as peers
     from nbcnn.lab.studies import mnist
-    from nbcnn.run.net import choose_mode
+    from nbcnn.run.rows import choose_mode
 
     row, _ = choose_mode(flags.mode or "im2col", flags.precision)
     device = Gpu().device_name if row.place == "gpu" else "CPU"

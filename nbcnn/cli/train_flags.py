@@ -7,8 +7,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from nbcnn.cli.errors import UsageError
 from nbcnn.cli.flags import ENGINES, MODES, OWN_PRECISION, Parser, count, flag, one_of, real
+from nbcnn.files.errors import UsageError
 from nbcnn.plan.names import DWCONV, MODELS, PRECISIONS
 
 EXAMPLES = (

@@ -17,8 +17,8 @@ import numpy as np
 
 from nbcnn import __version__
 from nbcnn.cli import train_flags
-from nbcnn.cli.errors import UsageError
 from nbcnn.cli.train_data import Material
+from nbcnn.files.errors import UsageError
 from nbcnn.nn.optim import SGD, Adam, learning_rates
 from nbcnn.train import checkpoint
 from nbcnn.train.runlog import RunError, RunFolder

@@ -6,7 +6,8 @@ parameters come first; every parameter starts at a 256-byte offset; the padding 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -106,7 +107,7 @@ class ParameterBuffer:
         self.weights = place.empty(self.layout.size, "float32")
         self.grads = place.empty(self.layout.size, "float32")
         self.state = place.empty(self.states.size, "float32")
-        place.upload(self.grads, np.zeros(self.layout.size, np.float32))
+        self._upload(self.grads, np.zeros(self.layout.size, np.float32))
 
     @property
     def count(self) -> int:
@@ -146,6 +147,18 @@ class ParameterBuffer:
         """Host copies of all gradients by name."""
         return self.layout.split(self.place.download(self.grads))
 
+    def poison_grads(self) -> None:
+        """NaN into every gradient, so that one that is not written shows. The padding between them stays zero: an update reads it too."""
+        self._upload(self.grads, self.layout.join({name: np.full(param.shape, np.nan, np.float32) for name, param in self.layout.params.items()}))
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """A context after which weights, gradients and states are what they were before it; not if it ends in an error."""
+        weights_and_states, grads = self.download(), self.place.download(self.grads)[: self.layout.size]
+        yield
+        self.upload(weights_and_states)
+        self._upload(self.grads, grads)
+
     def load_dict(self, tensors: Mapping[str, np.ndarray]) -> None:
         """Replace all parameters and states; raises ParameterError, and changes nothing, if a tensor does not fit."""
         self.upload(self.flat(tensors))
@@ -157,10 +170,14 @@ class ParameterBuffer:
 
     def download(self) -> tuple[np.ndarray, np.ndarray]:
         """Host copies of the flat weights and states."""
-        return self.place.download(self.weights), self.place.download(self.state)[: self.states.size]
+        return self.place.download(self.weights)[: self.layout.size], self.place.download(self.state)[: self.states.size]
 
     def upload(self, flat: tuple[np.ndarray, np.ndarray]) -> None:
         """Replace the flat weights and states."""
-        self.place.upload(self.weights, flat[0])
-        if self.states.size:
-            self.place.upload(self.state, flat[1])
+        self._upload(self.weights, flat[0])
+        self._upload(self.state, flat[1])
+
+    def _upload(self, target: Any, values: np.ndarray) -> None:
+        # A GPU's array of nothing has one element (`Gpu.empty`).
+        if values.size:
+            self.place.upload(target, values)

@@ -26,7 +26,8 @@ from nbcnn.plan.bounds import parity_bound
 from nbcnn.plan.graph import Plan, Planned
 from nbcnn.plan.shapes import numel
 from nbcnn.run.explain import conv_shape
-from nbcnn.run.net import Net, tile_key
+from nbcnn.run.net import Net
+from nbcnn.run.resolve import tile_key
 
 REPEATS = 20
 """Launches in one captured graph; the shortest of SAMPLES replays counts."""

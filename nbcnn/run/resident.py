@@ -4,20 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from nbcnn.files.errors import UsageError
 from nbcnn.plan.graph import Buf, Tape
-from nbcnn.run.net import Net, UsageError
+
+if TYPE_CHECKING:
+    from nbcnn.run.net import Net
 
 Batch = tuple[Buf, Buf]
 """A batch's inputs, and its labels or targets."""
 
 
+def record_gather(tape: Tape, images: Buf, order: Buf, state: Buf, batch: int, flip: bool = False) -> Buf:
+    """Record the gathering of `batch` images, as floats in [0, 1], out of the resident uint8 `images` (M, …).
+
+    Raises UsageError for `flip` of vectors.
+    """
+    if flip and len(images.shape) != 4:
+        raise UsageError(f"--flip mirrors images; these are vectors of {images.shape[1]} values")
+    x = tape.temp("batch", (batch, *images.shape[1:]))
+    tape.emit("gather", [images, order, state], [x], "input", flip=flip)
+    return x
+
+
 @dataclass(frozen=True)
 class Images:
-    """uint8 images (M, C, H, W), and int32 labels (M) or None."""
+    """uint8 images (M, C, H, W), or vectors (M, F), and int32 labels (M) or None."""
 
     images: np.ndarray
     labels: np.ndarray | None = None
@@ -40,9 +55,8 @@ class Images:
         return {"images": self.images, "labels": np.zeros(len(self), np.int32) if self.labels is None else self.labels}
 
     def record(self, tape: Tape, bufs: Mapping[str, Buf], order: Buf, state: Buf, batch: int, flip: bool) -> Batch:
-        """Record the gathering of a batch from `bufs`, of the names of `arrays`."""
-        x = tape.temp("batch", (batch, *self.images.shape[1:]))
-        tape.emit("gather", [bufs["images"], order, state], [x], "input", flip=flip)
+        """Record the gathering of a batch from `bufs`, of the names of `arrays`. Raises UsageError for `flip` of vectors."""
+        x = record_gather(tape, bufs["images"], order, state, batch, flip)
         y = tape.temp("batch labels", (batch,), "int32")
         tape.emit("gather_labels", [bufs["labels"], order, state], [y], "input")
         return x, y

@@ -1,6 +1,6 @@
 """The training loop around a session: epochs, readings, checkpoints, interrupts, divergence.
 
-A session (`net.Net.training`) owns every array and every launch; the trainer owns the order of things and what is kept on disk.
+A session (`nbcnn.run.session.TrainingSession`) owns every array and every launch; the trainer owns the order of things and what is kept on disk.
 At an epoch's end the state is copied out *before* the evaluation, so that an evaluation can be abandoned at any time.
 
 Of several ranks each runs this same loop, and rank 0 alone keeps files. They meet whenever the loss is read: there the time is rank 0's,

@@ -14,7 +14,7 @@ from nbcnn import datasets
 from nbcnn.classify.features import read_features
 from nbcnn.cli import describe
 from nbcnn.nn.models import autoencoder, encoder
-from nbcnn.run import net
+from nbcnn.run import rows
 from nbcnn.run.net import Net
 from nbcnn.train import checkpoint
 from nbcnn.train.checkpoint import BEST, LAST
@@ -98,8 +98,8 @@ def test_features_are_made_in_a_precision_that_the_mode_has(finished, saved):
 
 def test_the_checkpoint_knows_the_precision_of_a_resumed_run(finished, monkeypatch):
     asked, config = [], RunFolder(finished).read_config()
-    choose = net.choose_mode
-    monkeypatch.setattr(net, "choose_mode", lambda mode, precision, *rest, **more: asked.append(precision) or choose(mode, precision, *rest, **more))
+    choose = rows.choose_mode
+    monkeypatch.setattr(rows, "choose_mode", lambda mode, precision, *rest, **more: asked.append(precision) or choose(mode, precision, *rest, **more))
     script("extract_features").encoder(config | {"precision": "bf16"}, RunFolder(finished).last, "cpu", None, tuple(config["data"]["image_shape"]))
     assert set(asked) == {"fp32"}
 

@@ -37,6 +37,7 @@ FILES = (
     "test_fusion_study.py",
     "test_gather.py",
     "test_gemm.py",
+    "test_inference.py",
     "test_losses.py",
     "test_net.py",
     "test_norms.py",

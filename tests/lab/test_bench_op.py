@@ -10,13 +10,13 @@ import pytest
 
 from nbcnn import __main__, modes
 from nbcnn.check import gradcheck
+from nbcnn.files.errors import UsageError
 from nbcnn.gpu.device import Host
 from nbcnn.lab.measure import caches, op, opcases, sampling, steady
 from nbcnn.lab.measure.clocks import Watch
 from nbcnn.lab.measure.op import Choice, NotTimed, prepare
 from nbcnn.lab.peers import torch_step as peers
 from nbcnn.ops.kernel.call import HostCall, host
-from nbcnn.run.net import UsageError
 
 SHAPES = {
     "conv": "6,5,4,6,3",

@@ -11,7 +11,7 @@ from nbcnn.__main__ import main
 from nbcnn.gpu import device
 from nbcnn.gpu.device import Ceilings
 from nbcnn.lab.measure import counters, ncu, roofline, steps
-from nbcnn.lab.measure.plans import on_host, training_plan
+from nbcnn.lab.measure.plans import training_plan, training_program
 from nbcnn.lab.measure.timing import summarise
 from nbcnn.modes import MODES
 from nbcnn.ops.kernel.traffic import total
@@ -183,7 +183,7 @@ def test_epochs_for_timing_hold_many_steps_but_not_too_many_images():
 
 @pytest.mark.skipif(device.SIMULATOR, reason="the simulator makes no tensor maps")
 def test_model_and_counters_meet_launch_by_launch():
-    program = on_host(training_plan(MODES["tensorcore", "bf16"], 4096, fusing=False))
+    program = training_program(MODES["tensorcore", "bf16"], 4096, fusing=False)
     exact = []
     for item, launches in program.bound:
         for one in roofline.traffic_of(program.plan, item) or [None] * len(launches):

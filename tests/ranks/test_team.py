@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from teams import ranks, together
 
+from nbcnn.files.errors import UsageError
 from nbcnn.nn.layers import MSE, Conv2d, ReLU
 from nbcnn.nn.norms import EvoNormB0
 from nbcnn.nn.optim import SGD
@@ -19,7 +20,7 @@ from nbcnn.plan.bounds import parity_bound
 from nbcnn.ranks.environment import LaunchError, Rank, first_node, from_environment, visible_device
 from nbcnn.ranks.sockets import HELLO, RankLost, Star
 from nbcnn.ranks.team import ALONE, TeamError, join, share
-from nbcnn.run.net import Net, UsageError
+from nbcnn.run.net import Net
 from nbcnn.run.session import TrainingSession
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "gpu01", "MASTER_PORT": "29400"}

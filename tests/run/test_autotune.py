@@ -14,7 +14,8 @@ from nbcnn.nn.models import autoencoder
 from nbcnn.nn.optim import SGD, learning_rates
 from nbcnn.run import autotune
 from nbcnn.run.autotune import cache_path, tune
-from nbcnn.run.net import Net, resolved_tiles, tile_key
+from nbcnn.run.net import Net
+from nbcnn.run.resolve import resolved_tiles, tile_key
 from nbcnn.run.session import TrainingSession
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from nbcnn.cli import train_flags
+from nbcnn.files.errors import UsageError
 from nbcnn.gpu import device
 from nbcnn.modes import DWCONV, MODES, with_dwconv
 from nbcnn.nn.fuse import DepthwiseTogether, fuse
@@ -17,7 +18,8 @@ from nbcnn.plan.bounds import STORE, parity_bound
 from nbcnn.plan.graph import ShapeError, named
 from nbcnn.plan.storage import decode, encode
 from nbcnn.run.explain import conv_shape, step_flops
-from nbcnn.run.net import Net, UsageError, choose_mode
+from nbcnn.run.net import Net
+from nbcnn.run.rows import choose_mode
 
 SERIES = (3, 12)
 LAYERS = [DepthwiseConv1d(3, 5, "same", skip=True), Residual(Swish(), DepthwiseConv1d(3, 16, skip=True)), DepthwiseConv1d(3, 4), MSE()]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from nbcnn.datasets import shapes
+from nbcnn.files.errors import UsageError
 from nbcnn.gpu import device
 from nbcnn.modes import MODES
 from nbcnn.nn.layers import (
@@ -30,7 +31,10 @@ from nbcnn.ops.update.advance import POSITION
 from nbcnn.plan.bounds import STORE, parity_bound
 from nbcnn.plan.graph import Buf, Plan, Step
 from nbcnn.plan.storage import UNIT_ROUNDOFF
-from nbcnn.run.net import TENSOR_CORES, MemoryPlanError, Net, UsageError, choose_mode, resolver
+from nbcnn.run.allocation import MemoryPlanError
+from nbcnn.run.net import Net
+from nbcnn.run.resolve import resolver
+from nbcnn.run.rows import TENSOR_CORES, Choice, choose_mode
 from nbcnn.run.session import TrainingSession, epoch_order
 
 ROWS = pytest.mark.parametrize("row", MODES, ids="-".join)
@@ -291,7 +295,7 @@ def test_auto_takes_what_this_machine_has():
     ],
 )
 def test_the_mode_follows_the_gpu(monkeypatch, mode, precision, capability, expected):
-    monkeypatch.setattr("nbcnn.run.net.gpu_missing", lambda: None)
+    monkeypatch.setattr("nbcnn.run.rows.gpu_missing", lambda: None)
     row, why = choose_mode(mode, precision, capability=capability)
     assert (row.mode, row.precision) == expected
     assert ("7.5" in why) == (mode == "tensorcore" and capability == (7, 5))
@@ -302,13 +306,13 @@ def test_the_mode_follows_the_gpu(monkeypatch, mode, precision, capability, expe
     [("tensorcore", "wgmma", (8, 0), "needs compute capability 9.0"), ("im2col", "mma", (9, 0), "belongs to mode tensorcore")],
 )
 def test_an_engine_that_cannot_be_is_refused(monkeypatch, mode, engine, capability, words):
-    monkeypatch.setattr("nbcnn.run.net.gpu_missing", lambda: None)
+    monkeypatch.setattr("nbcnn.run.rows.gpu_missing", lambda: None)
     with pytest.raises(UsageError, match=words):
         choose_mode(mode, None, engine, capability)
 
 
 def test_a_forced_engine_leaves_the_other_out(monkeypatch):
-    monkeypatch.setattr("nbcnn.run.net.gpu_missing", lambda: None)
+    monkeypatch.setattr("nbcnn.run.rows.gpu_missing", lambda: None)
     row, _ = choose_mode("tensorcore", None, "mma", (9, 0))
     assert "wgmma" not in [part for part, _ in row.parts]
     row, _ = choose_mode("tensorcore", None, "wgmma", (9, 0))
@@ -320,7 +324,7 @@ def test_a_forced_engine_leaves_the_other_out(monkeypatch):
 
 @pytest.mark.parametrize(("batch", "part"), [(1, "mma"), (2, "wgmma")])
 def test_few_pixels_run_in_the_portable_engine(monkeypatch, batch, part):
-    monkeypatch.setattr("nbcnn.run.net.gpu_missing", lambda: None)
+    monkeypatch.setattr("nbcnn.run.rows.gpu_missing", lambda: None)
     row, _ = choose_mode("tensorcore", None, "auto", (9, 0))
     x, y, index = (
         Buf(name, (batch, *shape), dtype)
@@ -362,11 +366,19 @@ def test_a_step_that_runs_elsewhere_is_named_and_refused_when_strict():
 
 
 def test_strict_refuses_the_next_best_mode(monkeypatch):
-    monkeypatch.setattr("nbcnn.run.net.choose_mode", lambda *_, **__: (MODES["cpu", "fp32"], "the next best: this GPU is too old"))
-    assert Net([Conv2d(3, 3, 1)], (3, 8, 8), mode="tensorcore").mode == "cpu"
-    assert Net([Conv2d(3, 3, 1)], (3, 8, 8), mode="auto", strict=True).mode == "cpu"
-    with pytest.raises(UsageError, match="--strict: mode tensorcore became cpu, the next best"):
-        Net([Conv2d(3, 3, 1)], (3, 8, 8), mode="tensorcore", strict=True)
+    monkeypatch.setattr("nbcnn.run.rows.gpu_missing", lambda: None)
+    assert choose_mode("tensorcore", None, capability=(7, 5)).row.mode == "im2col"
+    assert choose_mode("auto", None, capability=(7, 5), strict=True).row.mode == "im2col"
+    with pytest.raises(UsageError, match=r"--strict: mode tensorcore became im2col, the next best: tensorcore needs compute capability 8\.0"):
+        choose_mode("tensorcore", None, capability=(7, 5), strict=True)
+
+
+def test_a_net_chooses_strictly(monkeypatch):
+    asked = []
+    monkeypatch.setattr("nbcnn.run.net.choose_mode", lambda *_, strict, **__: asked.append(strict) or Choice(MODES["cpu", "fp32"], "as asked"))
+    for strict in (True, False):
+        Net([Conv2d(3, 3, 1)], (3, 8, 8), strict=strict)
+    assert asked == [True, False]
 
 
 def test_the_autoencoder_has_751875_parameters_in_one_buffer():

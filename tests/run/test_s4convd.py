@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from nbcnn.files.errors import UsageError
 from nbcnn.gpu import device
 from nbcnn.lab.studies import forecast_step
 from nbcnn.modes import MODES, REFERENCES
@@ -17,7 +18,8 @@ from nbcnn.ops.kernel.call import bare_call, host
 from nbcnn.plan.bounds import STORE, parity_bound
 from nbcnn.plan.graph import Buf, ShapeError, Tape, drop_dead, lower, named, trace
 from nbcnn.plan.storage import decode, encode
-from nbcnn.run.net import Net, UsageError, resolver
+from nbcnn.run.net import Net
+from nbcnn.run.resolve import resolver
 
 SHAPE = (3, 8)
 ROWS = [("im2col", "fp32")] if device.SIMULATOR else [key for key, row in MODES.items() if row.place == "gpu"]

@@ -219,7 +219,7 @@ def test_divergence_keeps_the_last_good_checkpoint_and_names_step_and_layer(tmp_
     rates = trainer.learning_rates.copy()
     # The update of step `bad` leaves absurd but finite weights; the next step overflows.
     rates[bad - 1] = 1e35
-    trainer.session._upload("rates", rates)
+    trainer.session._held.upload("rates", rates)
     epoch, saved = bad // STEPS + 1, bad // STEPS * STEPS
     where = rf"epoch {epoch}, training step {bad + 1}, first in \w+\.\w+ \(.*\); the last good checkpoint is .*{LAST}"
     with pytest.raises(Diverged, match=where) as error:

@@ -19,7 +19,7 @@ from nbcnn.lab.measure.clocks import Watch
 from nbcnn.lab.measure.sampling import Samples, sample
 from nbcnn.lab.measure.steady import warm_up
 from nbcnn.ops.kernel.call import Launch
-from nbcnn.run.net import TENSOR_CORES
+from nbcnn.run.rows import TENSOR_CORES
 
 HOPPER = (9, 0)
 COPY_GROUPS = 1

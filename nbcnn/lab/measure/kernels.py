@@ -24,13 +24,14 @@ from nbcnn.check.static import compile_launch, ptx_of_launch, signature_of
 from nbcnn.gpu import device
 from nbcnn.gpu.device import Host
 from nbcnn.lab.measure.occupancy import LIMITS, occupancy
-from nbcnn.lab.measure.plans import on_host, training_plan
+from nbcnn.lab.measure.plans import training_program
 from nbcnn.lab.measure.roofline import aligned
-from nbcnn.modes import MODES, Row
+from nbcnn.modes import MODES
 from nbcnn.ops.conv_norm.two_ops import conv_norm_cases
+from nbcnn.ops.kernel.row import Row
 from nbcnn.ops.norms.reference import norm_cases
 from nbcnn.plan.shapes import ConvShape
-from nbcnn.run.net import TENSOR_CORES
+from nbcnn.run.rows import TENSOR_CORES
 
 ARCHITECTURES = {arch: limits.block_kib for arch, limits in LIMITS.items()}
 """KiB of shared memory that a block may have, by architecture: tiles are chosen by it."""
@@ -60,7 +61,7 @@ def launches(row: Row, arch: str, op: str | None = None) -> Iterator[tuple[str, 
     covered: set[tuple[str, str]] = set()
     for fusing in (True, False):
         with as_if_on(arch):
-            program = on_host(training_plan(row, BATCH, capability=capability, fusing=fusing))
+            program = training_program(row, BATCH, capability=capability, fusing=fusing)
         for item, made in program.bound:
             planned.add(item.step.op)
             if op in (None, item.step.op):

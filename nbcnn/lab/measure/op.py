@@ -8,6 +8,7 @@ from typing import Any
 
 from nbcnn.check import gradcheck
 from nbcnn.check.one_op import Bound, Unsupported
+from nbcnn.files.errors import UsageError
 from nbcnn.files.suggest import nearest
 from nbcnn.gpu.device import Gpu, Host
 from nbcnn.lab.measure.caches import Calls, Flush, sets_for
@@ -19,7 +20,7 @@ from nbcnn.modes import DWCONV, Row
 from nbcnn.ops.kernel.call import Impl
 from nbcnn.plan.graph import Buf, Step
 from nbcnn.run.explain import fewest_flops, step_bytes, step_flops
-from nbcnn.run.net import UsageError, choose_mode
+from nbcnn.run.rows import choose_mode
 
 
 class NotTimed(RuntimeError):

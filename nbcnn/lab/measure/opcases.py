@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from nbcnn.files.errors import UsageError
 from nbcnn.files.suggest import nearest
 from nbcnn.ops.activations import add
 from nbcnn.ops.activations import table as activations
@@ -25,7 +26,6 @@ from nbcnn.ops.series.dwconv1d.reference import series_backward_cases, series_ca
 from nbcnn.ops.series.pwconv1d import pointwise_cases
 from nbcnn.ops.update import adam, grad_norm, sgd
 from nbcnn.plan.shapes import ConvShape, numel
-from nbcnn.run.net import UsageError
 
 LAYERS = {
     "conv1": ConvShape(1, 3, 32, 32, 256, 3, 3, 1, 1),

@@ -19,6 +19,7 @@ from nbcnn.nn.layers import Flatten, Linear, ReLU, Swish
 from nbcnn.nn.models import mnist_cnn
 from nbcnn.nn.norms import EvoNormS0
 from nbcnn.plan.bounds import parity_bound
+from nbcnn.run import inference
 from nbcnn.run.explain import step_flops
 from nbcnn.run.net import Net
 
@@ -52,8 +53,7 @@ def networks(place: Any, names: Sequence[str], batches: Sequence[int], precision
                     variants.append(_ours(label, net, images, want))
                     if first is None:
                         first, want = net, net.predict(images, batch)
-                        program, _ = net._predictor(batch)
-                        flops = sum(step_flops(item.step) for item in program.plan.steps)
+                        flops = sum(step_flops(item.step) for item in inference.program(net, batch).plan.steps)
                         moved = images.size + 4 * want.size + 4 * net.params.layout.size
             if peer and first is not None and want is not None:
                 variants += _torch(first, images, want, first.place)
@@ -64,9 +64,8 @@ def _ours(label: str, net: Net, images: np.ndarray, want: np.ndarray | None) -> 
     """The net's forward pass on resident images. Raises RuntimeError if its result is not `want`."""
     got = net.predict(images, len(images))
     error = None if want is None else _error(got, want, net.precision, label)
-    program, _ = net._predictor(len(images))
-    memory = sum(net._predictor_bytes(len(images)).values()) + 4 * net.params.layout.size
-    launches = program.launches
+    memory = sum(inference.planned_bytes(net, len(images)).values()) + 4 * net.params.layout.size
+    launches = inference.program(net, len(images)).launches
     return Variant(label, lambda graph: Calls(label, net.place, [launches], graph=graph), net.precision, memory, error)
 
 

@@ -18,7 +18,7 @@ from nbcnn.gpu.device import Ceilings, Gpu, gpu_missing
 from nbcnn.lab.measure import results
 from nbcnn.modes import MODES
 from nbcnn.plan import names
-from nbcnn.run.net import TENSOR_CORES
+from nbcnn.run.rows import TENSOR_CORES
 
 RUNGS = tuple((mode, precision) for mode, precisions in names.MODES.items() for precision in reversed(precisions))
 CPU_BATCHES = {1: 1, 64: 64, 256: 64}

@@ -66,7 +66,7 @@ def mirrored(index: np.ndarray, state: np.ndarray) -> np.ndarray:
 
 
 def gather(images: np.ndarray, order: np.ndarray, state: np.ndarray, x: np.ndarray, *, flip: bool = False) -> None:
-    """x (N,C,H,W) in [0,1] from images (M,C,H,W) uint8, order (E) int32, state (8) int64.
+    """x (N,C,H,W) or (N,F) in [0,1] from images (M,C,H,W) or (M,F) uint8, order (E) int32, state (8) int64.
 
     The products are float32 whatever the dtype of x. POSITION + N must not exceed E.
     """
@@ -162,7 +162,7 @@ def gather_labels_kernel(labels, order, state, y, count):
 
 def bind(call: Call) -> list[Launch]:
     images, order, state = call.ins
-    N, C, H, W = call.out_shapes[0]
+    N, C, H, W = (*call.out_shapes[0], 1, 1)[:4]  # vectors (N, F) are images of one pixel
     width = 1 if C * H * W % 4 else 4
     kernel = gather_kernel(kinds(call)[1], call.layout, bool(call.attrs.get("flip", False)), width)
     grid = (N, blocks(C * H * W, THREADS * width))

@@ -13,7 +13,7 @@ from counted import counted
 from nbcnn.check.cases import mean_cases
 from nbcnn.check.one_op import Bound, Unsupported
 from nbcnn.gpu import device
-from nbcnn.lab.measure.plans import on_host, training_plan
+from nbcnn.lab.measure.plans import training_plan, training_program
 from nbcnn.modes import MODES
 from nbcnn.ops.conv.fused import pooled_cases, relu_cases, up_cases
 from nbcnn.ops.conv.reference import conv_cases
@@ -52,7 +52,7 @@ def test_every_step_of_a_training_plan_has_a_count(mode, precision, capability, 
 @pytest.mark.parametrize(("mode", "precision", "capability"), ROWS)
 @pytest.mark.parametrize("batch", [1, 256])
 def test_a_count_for_every_launch(mode, precision, capability, batch):
-    program = on_host(training_plan(MODES[mode, precision], batch, capability=capability))
+    program = training_program(MODES[mode, precision], batch, capability=capability)
     for item, launches in program.bound:
         made = item.how.impl.traffic(bare_call(item.step, program.plan.layout, item.how.tile))
         assert len(made) == len(launches), (item.step.op, item.how.mode)

@@ -1,0 +1,95 @@
+"""Memory of plans: whether what is planned fits, the largest batch that would, and plans allocated, filled, bound and compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nbcnn.gpu.compile_pool import compile_all
+from nbcnn.plan.graph import Buf, Plan
+from nbcnn.plan.shapes import numel
+from nbcnn.run.program import Program
+
+if TYPE_CHECKING:
+    from nbcnn.run.net import Net
+
+
+class MemoryPlanError(RuntimeError):
+    """The plan needs more memory than there is; the message says how much, and the largest batch that fits."""
+
+    exit_code = 5
+
+
+def check_memory(place: Any, planned: Mapping[str, int], what: str, largest: Callable[[int], int | None] | None = None) -> None:
+    """Raise MemoryPlanError if the sum of `planned` bytes is more than `place` has free.
+
+    `largest(free)` gives the largest batch that fits into `free` bytes, None if none does; it is asked only on failure.
+    """
+    needed, free = sum(planned.values()), place.free_bytes()
+    if needed <= free:
+        return
+    message = f"{what} needs {gib(needed)}, {gib(free)} free"
+    fits = largest(free) if largest else None
+    raise MemoryPlanError(message + (f"; the largest batch that fits is {fits}" if fits else ""))
+
+
+def largest_batch(tried: int, planned: Callable[[int], Mapping[str, int]]) -> Callable[[int], int | None]:
+    """For `check_memory`: a search for the largest batch below `tried` whose `planned` bytes fit into a given number."""
+
+    def search(free: int) -> int | None:
+        low, high = 0, tried
+        while high - low > 1:
+            middle = (low + high) // 2
+            if sum(planned(middle).values()) <= free:
+                low = middle
+            else:
+                high = middle
+        return low or None
+
+    return search
+
+
+def gib(count: int) -> str:
+    """Bytes in words: GiB from one GiB up, else MiB."""
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
+
+
+class Allocated:
+    """Plans of `net` in memory: one arena for all of them, an array for each of the caller's Bufs, and a bound program for each plan.
+
+    plans   by any key, which is their program's in `programs`.
+    bufs    the Bufs that no layer owns (io, and state of the optimizer and of the data), by the names that `upload` and `download` take.
+    values  what some of them hold at first; of the others, those whose home is state hold zeros, and the rest is not initialised.
+    """
+
+    def __init__(self, net: Net, plans: Mapping[Any, Plan], bufs: Mapping[str, Buf], values: Mapping[str, np.ndarray]) -> None:
+        self.place, self.bufs = net.place, dict(bufs)
+        self.arena = self.place.empty(max(plan.arena_bytes for plan in plans.values()), "uint8")
+        self._arrays = {name: self.place.empty(numel(buf.shape), buf.dtype) for name, buf in bufs.items()}
+        self.clear_state(but=values)
+        for name, array in values.items():
+            self.upload(name, array)
+        fixed = net.fixed() | {buf: self._arrays[name] for name, buf in bufs.items()}
+        self.programs = {key: Program(plan, net.params, self.arena, fixed) for key, plan in plans.items()}
+
+    def compile(self, say: Callable[[str], None] | None = None, also: Iterable[Any] = ()) -> int:
+        """Compile what the programs launch, and the launches in `also`; returns how many kernels that were (`compile_pool.compile_all`)."""
+        return compile_all([*also, *(launch for program in self.programs.values() for launch in program.launches)], say)
+
+    def clear_state(self, but: Iterable[str] = ()) -> None:
+        """Zeros into every Buf whose home is state, except those named in `but`."""
+        for name, buf in self.bufs.items():
+            if buf.home == "state" and name not in but:
+                self.upload(name, np.zeros(buf.shape, buf.dtype))
+
+    def upload(self, name: str, values: np.ndarray) -> None:
+        """Copy `values` into the array of a Buf; sizes must agree."""
+        # A GPU's array of nothing has one element (`Gpu.empty`).
+        if values.size:
+            self.place.upload(self._arrays[name], values)
+
+    def download(self, name: str) -> np.ndarray:
+        """A host copy of a Buf's array, flat, after everything enqueued has run."""
+        return self.place.download(self._arrays[name])[: numel(self.bufs[name].shape)]

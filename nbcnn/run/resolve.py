@@ -1,0 +1,93 @@
+"""Resolving: which implementation of a row's chain runs a step, with which tile; and so the plan of recorded steps on a row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, fields
+from typing import Any
+
+from nbcnn.files.errors import UsageError
+from nbcnn.ops.kernel.call import bare_call
+from nbcnn.ops.kernel.row import Row
+from nbcnn.plan.graph import Buf, Plan, Resolution, Step, lower
+from nbcnn.plan.shapes import numel
+
+Tiles = Mapping[str, Mapping[str, int]]
+"""Resolved tiles by step key (`tile_key`), as numbers by name."""
+
+_INDEX_LIMIT = 2**31
+
+
+def plan_on(
+    row: Row,
+    steps: Sequence[Step],
+    weights: Buf,
+    *,
+    multiprocessors: int,
+    capability: tuple[int, int],
+    tiles: Tiles | None = None,
+    branching: bool = False,
+) -> Plan:
+    """The plan of recorded `steps` on `row`, for a device of that size and capability; `weights` is the flat Buf of all parameters.
+
+    `tiles` as in `resolver`, `branching` as in `graph.lower`. Raises UsageError if a Buf is too large or no implementation supports a step.
+    """
+    for step in steps:
+        for buf in (*step.ins, *step.outs):
+            if numel(buf.shape) >= _INDEX_LIMIT:
+                raise UsageError(f"{buf.name} {buf.shape} has 2^31 elements or more, kernels index with 32 bits: choose a smaller batch")
+    return lower(steps, row.layout, resolver(row, multiprocessors, capability, tiles), weights, row.store, branching)
+
+
+def resolver(row: Row, multiprocessors: int, capability: tuple[int, int], tiles: Tiles | None = None) -> Callable[[Step], Resolution]:
+    """A function that says how a step runs on `row`: the first implementation of its chain that supports it.
+
+    `tiles` are earlier resolved tiles by step key (`tile_key`), which are used instead of choosing anew.
+    Raises UsageError if no implementation supports a step.
+    """
+
+    def refusal(impl: Any, call: Any) -> str | None:
+        return impl.lacks(capability) or impl.supports(call)
+
+    def resolve(step: Step) -> Resolution:
+        reasons = []
+        call = bare_call(step, row.layout)
+        for part, impl in row.chain(step.op):
+            reason = refusal(impl, call)
+            if reason:
+                reasons.append(f"{part}: {reason}")
+                continue
+            tile = impl.tile(call, multiprocessors)
+            saved = (tiles or {}).get(tile_key(step, part)) if tile is not None else None
+            if saved is not None:
+                # An implementation may have more than one kind of tile; the names of the fields say which this one is.
+                kinds = {type(known) for known in (tile, *impl.candidates(call, multiprocessors))}
+                tile = next((kind(**saved) for kind in kinds if saved.keys() == {field.name for field in fields(kind)}), tile)
+            call = bare_call(step, row.layout, tile)
+            packs = None
+            if impl.pack is not None:
+                index = impl.pack(call)
+                packs = (index.shape[0] if index.ndim == 2 else 1, index.shape[-1])
+            return Resolution(impl, part, tile, impl.scratch(call), packs, impl.packed, tuple(reasons))
+        raise UsageError(f"{step.scope}: mode {row.mode} has no {step.op} for this shape" + "".join(f"; {r}" for r in reasons))
+
+    return resolve
+
+
+def tile_key(step: Step, part: str) -> str:
+    """The name under which a step's tile is saved: layer, op, batch size, and the part of the row that it is a tile of."""
+    return f"{step.scope}.{step.op}.n{step.ins[0].shape[0]}.{part}"
+
+
+def resolved_tiles(plans: Sequence[Plan]) -> dict[str, dict[str, int]]:
+    """Every step's tile by step key, ready for JSON."""
+    return {tile_key(item.step, item.how.mode): asdict(item.how.tile) for plan in plans for item in plan.steps if item.how.tile is not None}
+
+
+def fallbacks(row: Row, plan: Plan) -> list[str]:
+    """One line for every step of `plan` that does not run in the mode of `row`, with the reason."""
+    return [
+        f"{p.step.scope}.{p.step.op} runs as {p.how.mode} ({'; '.join(p.how.reasons)})"
+        for p in plan.steps
+        if p.how.reasons and p.how.mode not in row.own
+    ]

@@ -1,0 +1,72 @@
+"""Choosing the row of the op table on which a network runs: mode and precision, then the overlays for engine and depthwise convolution."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from nbcnn.files.errors import UsageError
+from nbcnn.files.suggest import nearest
+from nbcnn.gpu.device import Gpu, GpuUnavailable, gpu_missing
+from nbcnn.modes import DEFAULT_PRECISION, ENGINES, MODES, only_engine, with_dwconv
+from nbcnn.ops.kernel.row import Row
+
+TENSOR_CORES = (8, 0)
+"""The compute capability from which on mode tensorcore runs."""
+
+
+class Choice(NamedTuple):
+    """A row, and in words why it is this one."""
+
+    row: Row
+    why: str
+
+
+def choose_mode(
+    mode: str,
+    precision: str | None,
+    engine: str = "auto",
+    capability: tuple[int, int] | None = None,
+    dwconv: str = "auto",
+    strict: bool = False,
+) -> Choice:
+    """The row for `mode` and `precision`, and why. `auto` takes the fastest that this machine has.
+
+    On a GPU without usable tensor cores, tensorcore becomes im2col, the next best row, and the reason says so; `strict` refuses that.
+    `engine` (auto, wgmma, mma) chooses among tensorcore's kernels, `dwconv` (auto or one of `ops.DWCONV`) the depthwise
+    convolutions of a GPU mode. `capability` None asks the GPU.
+    Raises UsageError for what does not exist or does not go together, GpuUnavailable if the row needs a GPU and there is none.
+    """
+    known = sorted({name for name, _ in MODES})
+    missing = gpu_missing()
+    if mode not in ("auto", *known):
+        raise UsageError(f"no mode {mode!r} (there are auto, {', '.join(known)}){nearest(mode, ['auto', *known])}")
+    if capability is None:
+        capability = (0, 0) if missing else Gpu().capability
+    why = "as asked"
+    if mode == "auto":
+        fast = precision in (None, *(p for m, p in MODES if m == "tensorcore")) and capability >= TENSOR_CORES
+        mode = "cpu" if missing else "tensorcore" if fast else "im2col"
+        why = "no usable GPU here" if missing else "the fastest mode on this GPU"
+    elif mode == "tensorcore" and not missing and capability < TENSOR_CORES:
+        why = f"the next best: tensorcore needs compute capability 8.0, this GPU has {'.'.join(map(str, capability))}"
+        if strict:
+            raise UsageError(f"--strict: mode tensorcore became im2col, {why}")
+        mode, precision = "im2col", None
+    precision = precision or DEFAULT_PRECISION[mode]
+    if (mode, precision) not in MODES:
+        raise UsageError(f"mode {mode} has no precision {precision!r}; it has {', '.join(p for m, p in MODES if m == mode)}")
+    row = MODES[mode, precision]
+    if row.place == "gpu" and missing:
+        raise GpuUnavailable(missing)
+    if engine != "auto":
+        if mode != "tensorcore":
+            raise UsageError(f"--engine {engine} belongs to mode tensorcore, this is {mode}")
+        if capability < ENGINES[engine] or (engine == "wgmma" and capability != ENGINES[engine]):
+            needed, own = (".".join(map(str, one)) for one in (ENGINES[engine], capability))
+            raise UsageError(f"--engine {engine} needs compute capability {needed}, this GPU has {own}")
+        row = only_engine(row, engine)
+    if dwconv != "auto":
+        if row.place != "gpu":
+            raise UsageError(f"--dwconv {dwconv} chooses among kernels for a GPU, this is mode {mode}")
+        row = with_dwconv(row, dwconv)
+    return Choice(row, why)

@@ -1,0 +1,61 @@
+"""Planning a training: the row is chosen once, and a plan made without a GPU is the one that a session makes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scripts import TINY, exits, extract, train
+
+from nbcnn.gpu.device import gpu_missing
+from nbcnn.lab.measure.plans import IMAGE, training, training_plan, training_program
+from nbcnn.modes import MODES
+from nbcnn.nn.models import autoencoder
+from nbcnn.nn.optim import SGD
+from nbcnn.run.net import Net
+from nbcnn.run.session import TrainingSession
+
+
+@pytest.fixture
+def choices(monkeypatch):
+    """A list that grows by one whenever a row is chosen: `choose_mode` asks once for a GPU."""
+    asked = []
+    monkeypatch.setattr("nbcnn.run.rows.gpu_missing", lambda: asked.append(1) or gpu_missing())
+    return asked
+
+
+def test_a_training_chooses_its_row_once(choices, tmp_path):
+    assert exits(train, [*TINY, "--out", tmp_path / "run", "--quiet"]) == 0
+    assert len(choices) == 1
+    assert exits(train, ["--resume", tmp_path / "run", "--quiet"]) == 0
+    assert len(choices) == 2
+
+
+def test_extraction_chooses_its_row_once(choices, finished, tmp_path):
+    assert exits(extract, [finished, "--limit", "2", "--out", tmp_path / "f", "--mode", "cpu", "--quiet"]) == 0
+    assert len(choices) == 1
+
+
+def written(plan):
+    """A plan as values that can be compared."""
+    steps = [
+        (p.step.scope, p.step.op, p.how.mode, p.how.tile, p.side, *(plan.offsets.get(buf.root, buf.name) for buf in (*p.step.ins, *p.step.outs)))
+        for p in plan.steps
+    ]
+    return steps, plan.arena_bytes, plan.layout, plan.store
+
+
+@pytest.mark.parametrize("batch", [2, 65])
+def test_the_plan_without_a_gpu_is_that_of_a_session(batch):
+    net = Net(autoencoder(), IMAGE, mode="cpu")
+    images = np.zeros((batch, *IMAGE), np.uint8)
+    session = TrainingSession(net, images, optimizer=SGD(), learning_rates=np.zeros(1, np.float32), batch=batch)
+    found = training_plan(MODES["cpu", "fp32"], batch, capability=net.place.capability, multiprocessors=net.place.multiprocessors)
+    assert written(found) == written(session.plans["train", batch])
+
+
+def test_a_plan_is_bound_to_host_memory_as_a_session_binds_it():
+    row = MODES["im2col", "fp32"]
+    program, work = training_program(row, 4), training(row, 4)
+    assert written(program.plan) == written(work.plan("train", 4))
+    assert len(program.bound) == len(program.plan.steps)
+    assert work.memory(work.plans())["data set"] == 4 * (3 * 32 * 32 + 4)
