@@ -62,6 +62,7 @@ def extract(flags: SimpleNamespace, team: Team) -> int:
     from nbcnn import datasets
     from nbcnn.classify.features import Origin, publish
     from nbcnn.cli import describe
+    from nbcnn.nn import models
     from nbcnn.plan.shapes import numel
     from nbcnn.ranks.team import LONG
     from nbcnn.train.interrupt import terminable
@@ -76,6 +77,7 @@ def extract(flags: SimpleNamespace, team: Team) -> int:
     flags.quiet = flags.quiet or not team.leads
     run = RunFolder(flags.run)
     config = run.read_config()
+    models.code(config["flags"]["model"])  # a model without a code is refused before its data is loaded
     saved = run.best if flags.checkpoint == "best" else run.last
     data_dir = flags.data_dir or config["flags"]["data_dir"]
     with team.first_on_machine():
@@ -93,7 +95,7 @@ def extract(flags: SimpleNamespace, team: Team) -> int:
     team.agree("checkpoint, data or mode", json.dumps([checksum, data.source, len(data.train_images), net.mode, net.precision, str(out)]).encode())
     gpu = None if net.mode == "cpu" else net.device_name
     where = (data.name, data.source, data.classes, data.train_images.shape[1:], code, net.mode, gpu, net.precision)
-    origin = Origin(str(run.path), saved.name, checksum, *where)
+    origin = Origin(str(run.path), saved.name, checksum, *where, model=config["flags"]["model"])
     started, computing = time.perf_counter(), 0.0
     train_count, test_count = len(data.train_images), len(data.test_images)
     with terminable(), writers(team, out, data, width, storage, batch) as (train, test):
@@ -164,13 +166,15 @@ def encoder(config: dict[str, Any], saved: Path, mode: str, precision: str | Non
     from nbcnn.train import checkpoint
 
     tensors, notes = checkpoint.load(saved)  # a resumed run may have changed its precision: the checkpoint knows
-    layers = models.MODELS[config["flags"]["model"]](*shape)
-    if precision is None:
-        try:
-            precision = choose_mode(mode, notes.get("precision", config.get("precision")))[0].precision
-        except UsageError:
-            precision = choose_mode(mode, None)[0].precision
-    net = Net(models.encoder(layers), shape, mode=mode, precision=precision)
+    model = config["flags"]["model"]
+    layers = models.encoder(models.MODELS[model](*shape), models.code(model))
+    try:
+        choice = choose_mode(mode, precision or notes.get("precision", config.get("precision")))
+    except UsageError:
+        if precision is not None:
+            raise
+        choice = choose_mode(mode, None)
+    net = Net(layers, shape, choice=choice)
     try:
         net.params.load_dict({name: tensors[f"param.{name}"] for name in net.params.names if f"param.{name}" in tensors})
     except ParameterError as error:

@@ -46,7 +46,8 @@ class Origin:
 
     `run` is the run folder, `checkpoint` the file in it with `checkpoint_sha256`; `source` says where the images were found;
     `classes` is None for a data set without labels; `code_shape` is the shape of one image's code before it was flattened.
-    `precision` is fp32 for features that were written before there were others.
+    `precision` is fp32 for features that were written before there were others. `model` is the name of the network whose encoder made
+    them (`nbcnn.nn.models.MODELS`), None for features that were written before they said so.
     """
 
     run: str
@@ -60,6 +61,7 @@ class Origin:
     mode: str
     gpu: str | None
     precision: str = "fp32"
+    model: str | None = None
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,10 @@ def _run(args: Any, team: Team) -> int:
     if args.baselines:
         # Looked for now: a data set that is missing should not be found out after minutes.
         mode = "cpu" if args.device == "cpu" else "auto"
-        sources |= _baselines(origin, args.data_dir or _data_dir(origin), mode, train_labels, test_labels)
+        layers, note = _untrained_encoder(origin)
+        if note and not args.quiet:
+            print(f"note      {note}", file=sys.stderr)
+        sources |= _baselines(origin, args.data_dir or _data_dir(origin), layers, mode, train_labels, test_labels)
 
     result: dict[str, Any] = {
         "dataset": origin.dataset,
@@ -174,19 +177,50 @@ def _header(folder: Path, origin: Origin, train: int, test: int, settings: Any, 
     print("\n".join(lines), file=sys.stderr)
 
 
-def _data_dir(origin: Origin) -> Path:
-    """Where the run found its images, or the default if the run is gone."""
-    from nbcnn.datasets import DATA_DIR
+def _run_flags(origin: Origin) -> dict[str, Any]:
+    """The flags of the run that the features are from; empty if it is gone."""
     from nbcnn.train.runlog import RunError, RunFolder
 
     try:
-        return Path(RunFolder(origin.run).read_config()["flags"]["data_dir"])
+        return RunFolder(origin.run).read_config()["flags"]
     except RunError:
-        return Path(DATA_DIR)
+        return {}
 
 
-def _baselines(origin: Origin, data_dir: Path, mode: str, train_labels: np.ndarray, test_labels: np.ndarray) -> dict[str, Load]:
-    """What makes features of the same images without training: their pixels, and the encoder (in `mode`) as it was before.
+def _data_dir(origin: Origin) -> Path:
+    """Where the run found its images, or the default if the run is gone."""
+    from nbcnn.datasets import DATA_DIR
+
+    return Path(_run_flags(origin).get("data_dir", DATA_DIR))
+
+
+def _untrained_encoder(origin: Origin) -> tuple[list[Any], str]:
+    """The layers that made the features; and what was assumed of them, if the features do not say which model they are of.
+
+    Raises UsageError if these layers do not make features of the same shape, or the model is not known.
+    """
+    from nbcnn.files.errors import UsageError
+    from nbcnn.nn import models
+    from nbcnn.plan.graph import Buf, Tape, named, trace
+
+    (channels, *_), run_model, note = origin.image_shape, _run_flags(origin).get("model"), ""
+    if origin.model is None:
+        known = f"their run {origin.run} says {run_model}" if run_model else "their run is gone, so the autoencoder is assumed"
+        note = f"the features do not say which model made them: {known}"
+    if model := origin.model or run_model:
+        cut = models.code(model)  # refuses a model that is not known
+        layers = models.encoder(models.MODELS[model](*origin.image_shape), cut)
+    else:
+        layers = models.encoder(models.autoencoder(channels, code=origin.code_shape[0]), models.code("autoencoder"))
+    made, _ = trace(Tape(training=False), named(layers), Buf("x", (1, *origin.image_shape)))
+    if made.shape[1:] != origin.code_shape:
+        what = f"the encoder of {model or 'the autoencoder'} makes codes of {made.shape[1:]}, these features are of {origin.code_shape}"
+        raise UsageError("; ".join(filter(None, (f"--baselines: {what}", note, "extract the features again, or leave --baselines out"))))
+    return layers, note
+
+
+def _baselines(origin: Origin, data_dir: Path, layers: list[Any], mode: str, train_labels: np.ndarray, test_labels: np.ndarray) -> dict[str, Load]:
+    """What makes features of the same images without training: their pixels, and the encoder's `layers` (in `mode`) as they were before.
 
     Raises DataMissing if the data set that is found has other images than those of `train_labels` and `test_labels`.
     """
@@ -202,7 +236,7 @@ def _baselines(origin: Origin, data_dir: Path, mode: str, train_labels: np.ndarr
         return images[: len(known)]
 
     train, test = same(found.train_images, found.train_labels, train_labels), same(found.test_images, found.test_labels, test_labels)
-    return {PIXELS: lambda: (_pixels(train), _pixels(test)), RANDOM: lambda: _untrained(origin, mode, train, test)}
+    return {PIXELS: lambda: (_pixels(train), _pixels(test)), RANDOM: lambda: _untrained(origin, layers, mode, train, test)}
 
 
 def _pixels(images: np.ndarray) -> np.ndarray:
@@ -212,14 +246,13 @@ def _pixels(images: np.ndarray) -> np.ndarray:
     return images.reshape(len(images), -1).astype(np.float32) / np.float32(255)
 
 
-def _untrained(origin: Origin, mode: str, train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The code of uint8 images (n, C, H, W) by the encoder with its first weights (seed 0), float32 (n, F)."""
+def _untrained(origin: Origin, layers: list[Any], mode: str, train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The code of uint8 images (n, C, H, W) by the encoder's `layers` with their first weights (seed 0), float32 (n, F)."""
     import numpy as np
 
-    from nbcnn.nn.models import autoencoder, encoder
     from nbcnn.run.net import Net
 
-    net = Net(encoder(autoencoder(origin.image_shape[0], code=origin.code_shape[0])), origin.image_shape, mode=mode, seed=0)
+    net = Net(layers, origin.image_shape, mode=mode, seed=0)
 
     def code(images: np.ndarray) -> np.ndarray:
         features = np.empty((len(images), int(np.prod(origin.code_shape))), np.float32)

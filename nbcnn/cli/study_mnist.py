@@ -53,7 +53,8 @@ def _measure(flags: SimpleNamespace) -> int:
     from nbcnn.lab.studies import mnist
     from nbcnn.run.rows import choose_mode
 
-    row, _ = choose_mode(flags.mode or "im2col", flags.precision)
+    choice = choose_mode(flags.mode or "im2col", flags.precision)
+    row = choice.row
     device = Gpu().device_name if row.place == "gpu" else "CPU"
     data = datasets.load(flags.dataset or "mnist", data_dir=flags.data_dir or "data", limit=flags.limit, progress=False)
     if len(data.train_images) < mnist.BATCH:
@@ -61,7 +62,7 @@ def _measure(flags: SimpleNamespace) -> int:
     wanted = {"fused": (True,), "unfused": (False,)}.get(flags.forms or "both", (True, False))
     rows: list[dict[str, Any]] = []
     for fusing in wanted:
-        way = mnist.Way(row.mode, row.precision, flags.norm or "s0", fusing)
+        way = mnist.Way(choice, flags.norm or "s0", fusing)
         for seed in range(flags.seeds or 5):
             rows.append(mnist.train(data, way, seed, flags.epochs or 10))
             print(f"{way.form}, seed {seed}: {rows[-1]['accuracy']:.2%}", file=sys.stderr, flush=True)

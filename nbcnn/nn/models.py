@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from nbcnn.files.errors import UsageError
 from nbcnn.nn.layers import MSE, Conv2d, Flatten, Linear, MaxPool2d, ReLU, Residual, SoftmaxCrossEntropy, Upsample2d
 from nbcnn.nn.norms import EvoNormB0, EvoNormS0
 from nbcnn.nn.series_layers import GELU, GLU, RMSLE, ForecastMSE, LastStep, PointwiseConv1d, StateSpaceConv1d
+from nbcnn.plan.graph import named
 
 
 def autoencoder(channels: int = 3, wide: int = 256, code: int = 128) -> list[Any]:
@@ -91,12 +93,23 @@ MODELS: Mapping[str, Callable[..., list[Any]]] = {
 """By the name that `--model` takes: from the channels, height and width of the images to the layers."""
 
 
-def encoder(layers: Sequence[Any]) -> list[Any]:
-    """The part of an autoencoder that makes the code: everything up to and including the last pooling layer.
+CODES: Mapping[str, str] = {"autoencoder": "pool2", "mnist-cnn": "pool2", "mnist-cnn-b0": "pool2"}
+"""By the same name, the layer whose output is the model's code."""
 
-    Raises ValueError if the list has no pooling layer.
+
+def code(model: str) -> str:
+    """The layer whose output is the code of a model of `MODELS`. Raises UsageError if that is not known."""
+    if model not in CODES:
+        raise UsageError(f"which layer of model {model!r} makes a code is not known; it is for {', '.join(CODES)}")
+    return CODES[model]
+
+
+def encoder(layers: Sequence[Any], code: str) -> list[Any]:
+    """The part of a network that makes its code: everything up to and including the layer `code`, by its name (conv1, pool2, …).
+
+    Raises UsageError if no layer has that name; the loss is none.
     """
-    pools = [at for at, layer in enumerate(layers) if isinstance(layer, MaxPool2d)]
-    if not pools:
-        raise ValueError("this list of layers has no pooling layer, so it has no encoder to cut off")
-    return list(layers[: pools[-1] + 1])
+    body = [name for name, layer in named(layers) if not hasattr(layer, "needs_labels")]
+    if code not in body:
+        raise UsageError(f"no layer {code!r} whose output could be the code; the layers are {', '.join(body)}")
+    return list(layers[: body.index(code) + 1])

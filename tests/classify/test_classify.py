@@ -16,7 +16,7 @@ import pytest
 
 from nbcnn import datasets
 from nbcnn.classify.features import FeatureWriter, Origin, publish
-from nbcnn.cli.classify import _data_dir, main
+from nbcnn.cli.classify import _data_dir, _untrained_encoder, main
 
 ORIGIN = Origin(
     run="runs/one",
@@ -82,6 +82,49 @@ def test_baselines_stand_in_the_same_table(digits, tmp_path, capsys):
     assert list(rows) == ["encoder", "raw pixels", "random encoder"]
     assert [row["features"] for row in rows.values()] == [64, 3072, 1024]
     assert all(row["test_accuracy"] > 0.7 for row in rows.values())
+
+
+def test_the_random_encoder_is_of_the_model_that_made_the_features(tmp_path, capsys):
+    data, codes = datasets.load("digits"), np.random.default_rng(0).random((30, 8), np.float32)
+    write(
+        tmp_path, codes, codes, data.train_labels[:30], data.test_labels[:30], dataclasses.replace(ORIGIN, model="mnist-cnn", code_shape=(64, 8, 8))
+    )
+    assert main([str(tmp_path), "--baselines", "--json", "--device", "cpu", "--jobs", "1"]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["classifiers"]["random encoder"]["features"] == 64 * 8 * 8
+    assert "do not say" not in printed.err
+
+
+def test_features_that_do_not_name_their_model_say_what_is_assumed(digits, tmp_path, capsys):
+    layers, note = _untrained_encoder(ORIGIN)
+    assert [type(layer).__name__ for layer in layers] == ["Conv2d", "ReLU", "MaxPool2d"] * 2
+    assert note == "the features do not say which model made them: their run is gone, so the autoencoder is assumed"
+    origin = dataclasses.replace(ORIGIN, run=str(tmp_path), code_shape=(64, 8, 8))
+    (tmp_path / "config.json").write_text(json.dumps({"flags": {"model": "mnist-cnn", "data_dir": "data"}, "data": {"name": "digits"}}))
+    layers, note = _untrained_encoder(origin)
+    assert [type(layer).__name__ for layer in layers] == ["Conv2d", "EvoNormS0", "MaxPool2d"] * 2
+    assert note.endswith(f"their run {tmp_path} says mnist-cnn")
+    assert main([str(digits), "--out", str(tmp_path / "out"), "--baselines", "--device", "cpu", "--limit", "50"]) == 0
+    assert "note      the features do not say which model made them" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"model": "mnist-cnn"}, "the encoder of mnist-cnn makes codes of (64, 8, 8), these features are of (16, 8, 8); extract"),
+        (
+            {"code_shape": (16, 7, 7)},
+            "the encoder of the autoencoder makes codes of (16, 8, 8), these features are of (16, 7, 7); the features",
+        ),
+        ({"model": "own"}, "which layer of model 'own' makes a code is not known; it is for autoencoder, mnist-cnn, mnist-cnn-b0"),
+    ],
+)
+def test_baselines_without_the_right_model_are_a_usage_error(tmp_path, capsys, change, words):
+    rows, labels = np.ones((4, 2), np.float32), np.array([0, 1, 0, 1], np.int32)
+    write(tmp_path, rows, rows, labels, labels, dataclasses.replace(ORIGIN, **change))
+    code, message = failing([str(tmp_path), "--baselines", "--quiet"], capsys)
+    assert code == 2
+    assert words in message
 
 
 def test_baselines_of_other_images_are_refused(digits, tmp_path, capsys):

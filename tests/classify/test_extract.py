@@ -28,12 +28,13 @@ def test_extracted_features_are_those_of_the_trained_encoder(finished, tmp_path,
     assert "disk excluded" in captured.out
     features = read_features(tmp_path / "f")
     data = datasets.load("shapes", limit=3)
-    net = Net(encoder(autoencoder()), (3, 32, 32), mode="cpu")
+    net = Net(encoder(autoencoder(), "pool2"), (3, 32, 32), mode="cpu")
     tensors, _ = checkpoint.load(finished / LAST)
     net.params.load_dict({name: tensors[f"param.{name}"] for name in net.params.names})
     np.testing.assert_array_equal(features.test, net.predict(data.test_images, batch=2).reshape(3, -1))
     np.testing.assert_array_equal(features.train_labels, data.train_labels)
     assert (features.origin.dataset, features.origin.checkpoint, features.origin.code_shape) == ("shapes", LAST, (128, 8, 8))
+    assert features.origin.model == "autoencoder"
 
 
 def test_features_as_csv_and_json(finished, tmp_path, capsys):
@@ -85,6 +86,14 @@ def test_a_damaged_config_exits_3(copied, config, missing, capsys):
     (copied / "config.json").write_text(config)
     assert missing in message(capsys, 3, exits(extract, [copied, "--limit", "2", "--mode", "cpu"]))
     assert missing in message(capsys, 3, exits(train, ["--resume", copied]))
+
+
+def test_a_model_without_a_code_is_refused(copied, capsys):
+    config = json.loads((copied / "config.json").read_text())
+    config["flags"]["model"] = "s4convd"
+    (copied / "config.json").write_text(json.dumps(config))
+    text = message(capsys, 2, exits(extract, [copied, "--limit", "2", "--mode", "cpu"]))
+    assert "which layer of model 's4convd' makes a code is not known" in text
 
 
 @pytest.mark.parametrize("saved", ["fp32", "bf16", None])

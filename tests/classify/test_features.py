@@ -28,10 +28,10 @@ ORIGIN = Origin(
 WIDTH = 6
 
 
-def write(folder, train, test, labels=True, storage="npy", blocks=4):
+def write(folder, train, test, labels=True, storage="npy", blocks=4, model=None):
     """Write two splits in `blocks` pieces; labels are 0, 1, 2, 0, …"""
     numbers = [np.arange(len(rows), dtype=np.int32) % 3 if labels else None for rows in (train, test)]
-    origin = ORIGIN if labels else dataclasses.replace(ORIGIN, classes=None)
+    origin = dataclasses.replace(ORIGIN, model=model, **({} if labels else {"classes": None}))
     with (
         FeatureWriter(folder, "train", len(train), WIDTH, labels=numbers[0], storage=storage) as a,
         FeatureWriter(folder, "test", len(test), WIDTH, labels=numbers[1], storage=storage) as b,
@@ -48,6 +48,15 @@ def write(folder, train, test, labels=True, storage="npy", blocks=4):
 def rows(rng):
     values = rng.standard_normal((33, WIDTH), dtype=np.float32) * np.float32(10) ** rng.integers(-30, 30, (33, WIDTH))
     return values[:23].astype(np.float32), values[23:].astype(np.float32)
+
+
+def test_features_written_before_they_named_their_model_are_read(tmp_path, rows):
+    write(tmp_path, *rows, model="mnist-cnn")
+    assert read_features(tmp_path).origin.model == "mnist-cnn"
+    index = json.loads((tmp_path / "features.json").read_text())
+    del index["origin"]["model"]
+    (tmp_path / "features.json").write_text(json.dumps(index))
+    assert read_features(tmp_path).origin == ORIGIN
 
 
 def test_features_written_before_there_were_precisions_are_fp32(tmp_path, rows):

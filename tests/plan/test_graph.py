@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from nbcnn.files.errors import UsageError
 from nbcnn.nn.layers import MSE, AvgPool2d, Conv2d, Flatten, LeakyReLU, Linear, MaxPool2d, ReLU, Residual, SoftmaxCrossEntropy, Upsample2d, parameters
-from nbcnn.nn.models import autoencoder, encoder
+from nbcnn.nn.models import CODES, MODELS, autoencoder, code, encoder
 from nbcnn.plan.graph import (
     Buf,
     Planned,
@@ -45,8 +46,25 @@ def test_autoencoder_has_the_published_number_of_parameters():
 
 
 def test_encoder_makes_8192_features():
-    y, _ = trace(Tape(False), named(encoder(autoencoder())), Buf("x", (2, 3, 32, 32)))
+    y, _ = trace(Tape(False), named(encoder(autoencoder(), code("autoencoder"))), Buf("x", (2, 3, 32, 32)))
     assert y.shape == (2, 128, 8, 8)
+
+
+def test_the_encoder_ends_where_its_code_is():
+    layers = [Conv2d(3, 4, 3, pad=1), MaxPool2d(2), Conv2d(4, 2, 3, stride=2, pad=1), ReLU(), Upsample2d(4), Conv2d(2, 3, 3, pad=1), MSE()]
+    assert encoder(layers, "relu1") == layers[:4]
+    assert encoder(layers, "conv1") == layers[:1]
+    for wrong in ("pool2", "mse1", ""):
+        with pytest.raises(UsageError, match=r"the layers are conv1, pool1, conv2, relu1, up1, conv3$"):
+            encoder(layers, wrong)
+
+
+def test_every_model_of_images_says_where_its_code_is():
+    assert CODES.keys() == MODELS.keys()
+    for name, build in MODELS.items():
+        assert isinstance(encoder(build(3, 32, 32), code(name))[-1], MaxPool2d)
+    with pytest.raises(UsageError, match="which layer of model 's4convd' makes a code is not known"):
+        code("s4convd")
 
 
 def test_first_dgrad_is_dead_and_the_others_live():

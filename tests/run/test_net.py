@@ -137,11 +137,11 @@ def test_eight_images_are_overfit(row):
 
 @ROWS
 def test_predictions_agree_with_the_numpy_path(row):
-    net = net_or_skip(encoder(small_autoencoder()), (3, 8, 8), row)
+    net = net_or_skip(encoder(small_autoencoder(), "pool1"), (3, 8, 8), row)
     images = images_of(5, 8)
     got = net.predict(images, batch=2)
     assert got.shape == (5, 8, 4, 4)
-    expected = Net(encoder(small_autoencoder()), (3, 8, 8), mode="cpu").predict(images)
+    expected = Net(encoder(small_autoencoder(), "pool1"), (3, 8, 8), mode="cpu").predict(images)
     assert np.linalg.norm(got - expected) <= 2 * parity_bound(27, row[1]) * np.linalg.norm(expected)  # the input's rounding, and the layer's
 
 
@@ -267,7 +267,7 @@ def test_a_batch_to_predict_that_does_not_fit_says_which_would(monkeypatch):
         (lambda: Net(small_autoencoder(), (3, 8, 8), mode="cpu", precision="bf16"), "no precision 'bf16'"),
         (lambda: session_of(Net(small_autoencoder(), (3, 8, 8), mode="cpu"), batch=11), "batch 11 is not between 1 and the 10 images"),
         (lambda: session_of(Net(small_autoencoder(), (3, 8, 8), mode="cpu"), size=16), "images must be uint8"),
-        (lambda: session_of(Net(encoder(small_autoencoder()), (3, 8, 8), mode="cpu")), "no loss"),
+        (lambda: session_of(Net(encoder(small_autoencoder(), "pool1"), (3, 8, 8), mode="cpu")), "no loss"),
         (lambda: Net(small_autoencoder(), (3, 8, 8), mode="cpu").predict(np.zeros((1, 3, 9, 8), np.uint8)), "images must be uint8"),
         (lambda: session_of(Net([Flatten(), Linear(192, 3), SoftmaxCrossEntropy()], (3, 8, 8), mode="cpu")), "needs one label"),
     ],

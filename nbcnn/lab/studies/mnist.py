@@ -19,6 +19,7 @@ from nbcnn.lab.measure.timing import summarise
 from nbcnn.nn.models import mnist_cnn
 from nbcnn.nn.optim import Adam, learning_rates
 from nbcnn.run.net import Net
+from nbcnn.run.rows import Choice
 from nbcnn.run.session import TrainingSession
 
 BATCH = 128
@@ -31,8 +32,7 @@ STEPS = 200
 class Way:
     """How it is trained."""
 
-    mode: str
-    precision: str | None
+    choice: Choice
     norm: str = "s0"
     fusing: bool = True
 
@@ -47,7 +47,7 @@ def session_of(data: Dataset, way: Way, seed: int, epochs: int) -> TrainingSessi
         raise ValueError(f"{data.name} has no labels")
     channels, height, width = shape = data.train_images.shape[1:]
     layers = mnist_cnn(channels, height, width, classes=len(data.classes), norm=way.norm)
-    net = Net(layers, shape, mode=way.mode, precision=way.precision, fusing=way.fusing, seed=seed, init="he")
+    net = Net(layers, shape, choice=way.choice, fusing=way.fusing, seed=seed, init="he")
     rates = learning_rates("cosine", RATE, epochs * -(-len(data.train_images) // BATCH))
     return TrainingSession(
         net,
