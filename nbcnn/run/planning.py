@@ -5,7 +5,7 @@
     plan       steps → implementations, tiles, packed weights, offsets in the arena (`Net.lower`: `resolve.plan_on`, `graph.lower`)
     plans      one for each batch size that an epoch and an evaluation have
     memory     what these plans take; `fit` refuses what is too much, and says which batch is not
-    allocate   arrays allocated and filled, programs bound and compiled (`allocation.Allocated`)
+    allocate   arrays allocated and filled, programs bound (`allocation.Allocated`, which also compiles them)
 
 Before `allocate` there are no arrays and no device, so all plans of a GPU can be made without one (`nbcnn.lab.measure.plans`).
 """

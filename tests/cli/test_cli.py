@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -20,7 +21,16 @@ from nbcnn.gpu.device import Host
 from nbcnn.train import checkpoint
 from nbcnn.train.checkpoint import BEST, LAST
 
+SOURCES = sorted((ROOT / "nbcnn").rglob("*.py"))
 COMMANDS = [["train.py"], ["extract_features.py"], ["-m", "nbcnn"], *(["-m", "nbcnn", name] for name in __main__.COMMANDS)]
+
+
+def test_an_error_has_one_class():
+    made = [
+        line.split("(")[0] for path in SOURCES for line in path.read_text().splitlines() if re.match(r"class \w*(Error|Unavailable|Missing)\(", line)
+    ]
+    assert "class UsageError" in made
+    assert len(made) == len(set(made)), "a caller who catches one of two would miss the other"
 
 
 # -- help
