@@ -37,7 +37,7 @@ from nbcnn.ops.series.dwconv1d import VARIANTS as DWCONV
 from nbcnn.plan.graph import Buf, Planned, Resolution, Step, Sync, Tape, drop_dead, lower, named, trace
 from nbcnn.plan.shapes import numel
 from nbcnn.plan.storage import numpy_dtype
-from nbcnn.run.net import resolver
+from nbcnn.run.resolve import resolver
 
 ARCHITECTURES = ("75", "80", "90a")
 """What is planned for: the lowest that a row runs on, sm_80 where it wants tensor cores, and Hopper's, whose TMA and wgmma no other has."""
