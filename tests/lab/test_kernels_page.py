@@ -65,7 +65,7 @@ def factory():
     @cache
     def plain(): ...
 """
-    assert list(launched._kernels_of(ast.parse(source), "")) == ["first", "factory.<locals>.second"]
+    assert list(launched.kernels_of(ast.parse(source), "")) == ["first", "factory.<locals>.second"]
 
 
 def test_the_page_goes_with_no_choice_of_kernels(capsys):

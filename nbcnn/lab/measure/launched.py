@@ -30,7 +30,7 @@ from nbcnn.nn.norms import EvoNormB0, EvoNormS0
 from nbcnn.nn.optim import SGD, Adam
 from nbcnn.nn.params import ParameterLayout
 from nbcnn.nn.series_layers import DepthwiseConv1d, ForecastMSE, LastStep, PointwiseConv1d
-from nbcnn.ops.kernel.call import Call, Impl
+from nbcnn.ops.kernel.call import Impl, bare_call
 from nbcnn.ops.products.gemm import launch_gemm_nt
 from nbcnn.ops.products.rbf import launch_rbf
 from nbcnn.ops.series.dwconv1d import VARIANTS as DWCONV
@@ -54,7 +54,7 @@ class User:
     """A network and how it is run.
 
     name, why  what the page calls it, and why it stands here.
-    layers     makes the network, which ends in a loss; None for kernels that are launched beside networks (`_products`).
+    layers     makes the network, which ends in a loss; None where products of matrices are launched beside networks.
     shape      of an input: (C, H, W), or (F, L) for series.
     batches    images or series of a step.
     ranks      processes that train together and share the statistics of a batch.
@@ -145,8 +145,8 @@ USERS = (
     *READY,
     User("s4convd (rmsle)", "ready-made, trained for its other loss", lambda: s4convd(loss="rmsle"), HOURS),
     *(User(f"s4convd --dwconv {name}", "teaching", s4convd, HOURS, dwconv=name) for name in DWCONV if name != "best"),
-    User("mnist-cnn-b0 --sync-stats", "several ranks, of which each has a part of the batch", READY[2].layers, DIGITS, ranks=2),
-    User("Net.gradients", "a network on the caller's own floats", READY[0].layers, gathered=False),
+    User("mnist-cnn-b0 --sync-stats", "several ranks, each with a part of the batch", lambda: MODELS["mnist-cnn-b0"](*DIGITS), DIGITS, ranks=2),
+    User("Net.gradients", "a network on the caller's own floats", lambda: MODELS["autoencoder"](*COLOUR), gathered=False),
     *_others(),
     User("Linear + Sigmoid", "layers that become one op", _classifier(Flatten(), Linear(numel(SMALL), 64), Sigmoid()), SMALL),
     User("Linear + Swish", "layers that become one op", _classifier(Flatten(), Linear(numel(SMALL), 64), Swish()), SMALL),
@@ -155,7 +155,7 @@ USERS = (
     User("EvoNormS0 (large)", "layer, images that no block holds", _between_convs(EvoNormS0(16, 8)), LARGE),
     User("EvoNormB0 (large)", "layer, images that no block holds", _between_convs(EvoNormB0(16)), LARGE),
     User("DepthwiseConv1d (long)", "layer, series of a thousand hours", _forecast(PointwiseConv1d(4, 64), DepthwiseConv1d(64, 33)), (4, 1024)),
-    User("gemm", "op of every row, for kernel matrices"),
+    User("gemm", "products of matrices, an op of every row; of kernel matrices only im2col's so far"),
     User("classify", "kernel matrices of the support vector machines"),
 )
 
@@ -214,13 +214,11 @@ def _key(step: Step) -> tuple[Any, ...]:
 
 def _bound(item: Planned, layout: str) -> Sequence[Any]:
     """The launches of a planned step."""
-    step, how = item.step, item.how
-    ins, outs = ([_Array(numel(buf.shape), numpy_dtype(buf.dtype)) for buf in bufs] for bufs in (step.ins, step.outs))
+    ins, outs = ([_Array(numel(buf.shape), numpy_dtype(buf.dtype)) for buf in bufs] for bufs in (item.step.ins, item.step.outs))
     packed = _Array(item.packed[2], numpy_dtype(item.packed[0].dtype)) if item.packed else None
-    scratch = _Array(how.scratch_bytes, np.uint8) if item.scratch else None
-    shapes, dtypes = ([tuple(getattr(buf, name) for buf in bufs) for bufs in (step.ins, step.outs)] for name in ("shape", "dtype"))
-    call = Call(step.op, tuple(ins), tuple(outs), *shapes, step.attrs, layout, how.tile, packed, scratch, *dtypes)
-    return how.impl.bind(call)
+    scratch = _Array(item.how.scratch_bytes, np.uint8) if item.scratch else None
+    call = bare_call(item.step, layout, item.how.tile)
+    return item.how.impl.bind(replace(call, ins=tuple(ins), outs=tuple(outs), packed=packed, scratch=scratch))
 
 
 def _of_row(row: Row, arch: str, recorded: Callable[..., tuple[list[Step], Buf]]) -> Iterator[Use]:
@@ -266,7 +264,7 @@ def _remembering(resolve: Callable[[Step], Resolution]) -> Callable[[Step], Reso
 def uses() -> tuple[Use, ...]:
     """Every launch of `USERS`: by row, architecture and user in order; a user's steps of one shape once in each row."""
     recorded = cache(_record)
-    found = []
+    found: list[Use] = []
     for row in MODES.values():
         for arch in _architectures(row):
             with as_if_on(arch):
@@ -302,20 +300,20 @@ def kernels() -> set[Kernel]:
     A module may hand functions to `jit` under names of their own (elementwise.py): whoever plans their ops finds them.
     """
     root = Path(package.__file__).parents[2]
-    return {(module, name) for module, file in files().items() for name in _kernels_of(ast.parse((root / file).read_text()), "")}
+    return {(module, name) for module, file in files().items() for name in kernels_of(ast.parse((root / file).read_text()), "")}
 
 
-def _kernels_of(node: ast.AST, outside: str) -> Iterator[str]:
-    """Qualified names of the kernels in a part of a module."""
+def kernels_of(node: ast.AST, outside: str) -> Iterator[str]:
+    """Qualified names of the kernels in a part of a module; `outside`: what stands before them."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.FunctionDef):
             if any(_makes_kernel(decorator) for decorator in child.decorator_list):
                 yield outside + child.name
-            yield from _kernels_of(child, f"{outside}{child.name}.<locals>.")
+            yield from kernels_of(child, f"{outside}{child.name}.<locals>.")
         elif isinstance(child, ast.ClassDef):
-            yield from _kernels_of(child, f"{outside}{child.name}.")
+            yield from kernels_of(child, f"{outside}{child.name}.")
         else:
-            yield from _kernels_of(child, outside)
+            yield from kernels_of(child, outside)
 
 
 def _makes_kernel(decorator: ast.expr) -> bool:
