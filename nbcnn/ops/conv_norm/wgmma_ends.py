@@ -16,7 +16,7 @@ from nbcnn.ops.kernel.loops import unrolled
 from nbcnn.ops.kernel.stored import vector_io
 from nbcnn.ops.kernel.tensor_maps import ROW_BYTES
 from nbcnn.ops.ptx.cvt import bf16_high, bf16_low, bf16x2, tf32, unknown
-from nbcnn.ops.ptx.fast import LOG2E, exp2, reciprocal, tanh
+from nbcnn.ops.ptx.fast import LOG2E, exp2, larger, reciprocal, tanh
 from nbcnn.ops.ptx.ldmatrix import stmatrix_x2_trans
 from nbcnn.ops.ptx.shared import load_words_2
 
@@ -204,7 +204,7 @@ def normaliser(form: Form) -> Any:
                     if S0:
                         held[4 * i + e] = of[e] * x * sigmoid(of[8 + e] * x) + of[4 + e]
                     else:
-                        held[4 * i + e] = of[e] * divide(x, max(of[12 + e], of[8 + e] * x + own[e])) + of[4 + e]
+                        held[4 * i + e] = of[e] * divide(x, larger(of[12 + e], of[8 + e] * x + own[e])) + of[4 + e]
                 if pixel + i4(i * ROWS) < pixels:
                     store(y, at + i8(i * ROWS) * i8(K), held[4 * i], held[4 * i + 1], held[4 * i + 2], held[4 * i + 3])
             pixel = i4(pixel + i4(ACCESSES * ROWS))

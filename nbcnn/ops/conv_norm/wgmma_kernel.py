@@ -271,7 +271,8 @@ def conv_norm_kernel(form: Form) -> Any:
                     for i in range(GROUP):
                         at_ = i4(group * i4(OWN) + lead + i4(i))
                         n, mean, squares = merge(n, mean, squares, each, moments[at_ + i4(FILTERS)], moments[at_ + i4(2 * FILTERS)])
-                    s_ = f4(math.sqrt(max(squares, f4(0)) / n + eps))
+                    # Rounding may leave less than 0; not max, which drops a NaN.
+                    s_ = f4(math.sqrt((f4(0) if squares < f4(0) else squares) / n + eps))
                     scales[group * i4(FILTERS) + in_group] = s_
                     if KEEPS and part == i4(0) and in_group == lead:
                         to = i4(image * i4(u4(K) // u4(GROUP)) + i4(u4(k0 + lead) // u4(GROUP)))

@@ -25,7 +25,7 @@ from nbcnn.ops.activations.sigmoid import divide
 from nbcnn.ops.conv.winograd.transform import tile_of_points
 from nbcnn.ops.kernel.loops import unrolled
 from nbcnn.ops.norms.quads import MOMENTS, PIXELS, QUAD, spreading
-from nbcnn.ops.ptx.fast import LOG2E, exp2, reciprocal
+from nbcnn.ops.ptx.fast import LOG2E, exp2, larger, reciprocal
 from nbcnn.ops.ptx.shuffle import WARP, sum_over
 from nbcnn.ops.ptx.vector import load4, shared_load4, shared_store4, store4
 
@@ -172,7 +172,7 @@ def _normalising(slab: Slab, s0: bool) -> Any:
                 if S0:
                     made[q] = factors[q] * x[q] * reciprocal(f4(1) + exp2(slopes[q] * x[q])) + plus[q]
                 else:
-                    made[q] = factors[q] * (x[q] * reciprocal(max(leasts[q], slopes[q] * x[q] + scales[q]))) + plus[q]
+                    made[q] = factors[q] * (x[q] * reciprocal(larger(leasts[q], slopes[q] * x[q] + scales[q]))) + plus[q]
             store4(y, i4(at + i4(BEHIND)), made[0], made[1], made[2], made[3])
 
         return run

@@ -24,6 +24,7 @@ from nbcnn.ops.norms.b0_batch import by_every_block
 from nbcnn.ops.norms.held import Held, slabs_of
 from nbcnn.ops.norms.plane import Slab, column_sum, slab_of, steps
 from nbcnn.ops.norms.rows import launch_rows
+from nbcnn.ops.ptx.fast import larger
 
 PARTIALS = 4
 """Sums of every plane that the gradients add over the images; a fifth stays the plane's."""
@@ -143,7 +144,7 @@ def apply_kernel(kind: str, slab: Slab, infer: bool) -> Any:
             for p in range(i4(tid // i4(COLUMNS)), HW, i4(ROWS)):
                 at = i4(start + p * step_p)
                 value = load(x, at)
-                store(y, at, factor * (value / max(least, slope * value + own)) + plus)
+                store(y, at, factor * (value / larger(least, slope * value + own)) + plus)
 
     return evonorm_b0_apply_kernel
 
@@ -176,14 +177,15 @@ def sums_kernel(kind: str, slab: Slab) -> Any:
             at = i4(start + p * step_p)
             value, g = load(x, at), load(dy, at)
             reach = slope * value + own
-            scale = f4(1) / max(reach, least)
+            scale = f4(1) / larger(reach, least)
             part = g * value * scale
             q = part * scale
-            above = reach > least
+            # Where one of the two is NaN neither comparison holds, and q, which then is NaN, goes into all sums.
+            above, below = reach > least, reach <= least
             sum_g += g
             sum_x += part
-            sum_v += q * value if above else f4(0)
-            sum_own += q if above else f4(0)
+            sum_v += f4(0) if below else q * value
+            sum_own += f4(0) if below else q
             sum_batch += f4(0) if above else q
         sum_g, sum_x = in_column(values, sum_g), in_column(values, sum_x)
         sum_v, sum_own, sum_batch = in_column(values, sum_v), in_column(values, sum_own), in_column(values, sum_batch)
@@ -225,7 +227,7 @@ def dgrad_kernel(kind: str, slab: Slab) -> Any:
                 at = i4(start + p * step_p)
                 value, h = load(x, at), factor * load(dy, at)
                 reach = slope * value + own
-                scale = f4(1) / max(reach, least)
+                scale = f4(1) / larger(reach, least)
                 direct = h * scale * (own * scale if reach > least else f4(1))
                 store(dx, at, direct + pull * (value - lead - offset) + batch_pull * (value - batch_lead - batch_offset))
 

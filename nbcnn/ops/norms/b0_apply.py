@@ -15,7 +15,7 @@ from nbcnn.ops.kernel.call import Call, Launch
 from nbcnn.ops.kernel.loops import ceil_div
 from nbcnn.ops.kernel.stored import kinds, vector_io
 from nbcnn.ops.norms.quads import QUAD
-from nbcnn.ops.ptx.fast import reciprocal
+from nbcnn.ops.ptx.fast import larger, reciprocal
 
 _THREADS, _EACH = 256, 8
 """Of a block, at most; pixels that a thread has in flight."""
@@ -61,7 +61,7 @@ def apply_wide_kernel(kind: str, quads: int) -> Any:
         for j in range(EACH):
             for q in range(QUAD):
                 value = values[4 * j + q]
-                values[4 * j + q] = factors[q] * (value * reciprocal(max(leasts[q], slopes[q] * value + scales[q]))) + plus[q]
+                values[4 * j + q] = factors[q] * (value * reciprocal(larger(leasts[q], slopes[q] * value + scales[q]))) + plus[q]
             if pixel + i4(j * ROWS) < HW:
                 store(y, at + i8(j * ROWS * QUADS * QUAD), values[4 * j], values[4 * j + 1], values[4 * j + 2], values[4 * j + 3])
 

@@ -22,7 +22,7 @@ from nbcnn.ops.kernel.call import Call, Launch
 from nbcnn.ops.kernel.stored import kinds, scalar_io
 from nbcnn.ops.norms.b0_batch import batch_statistics
 from nbcnn.ops.norms.held import Held, block_place, elements_of, frozen, grid_of, joined, loading, place_of, spread_of, storing, team_of
-from nbcnn.ops.ptx.fast import reciprocal
+from nbcnn.ops.ptx.fast import larger, reciprocal
 from nbcnn.ops.ptx.grid import send
 from nbcnn.ops.ptx.shuffle import WARP
 
@@ -95,7 +95,7 @@ def fprop_kernel(kind: str, layout: str, channels: int, held: Held, stage: str) 
         if APPLY:
             for j in range(FLOATS):
                 value = values[j]
-                values[j] = factor * (value * reciprocal(max(least, slope * value + s))) + bias
+                values[j] = factor * (value * reciprocal(larger(least, slope * value + s))) + bias
             put(y, values, start, tail)
 
     return evonorm_b0_fprop_kernel

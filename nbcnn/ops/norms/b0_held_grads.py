@@ -19,7 +19,7 @@ from nbcnn.ops.kernel.call import Call, Launch
 from nbcnn.ops.kernel.stored import kinds, scalar_io
 from nbcnn.ops.kernel.windows import split
 from nbcnn.ops.norms.held import Held, adding, block_place, elements_of, frozen, grid_of, loading, place_of, storing, team_of, total_of
-from nbcnn.ops.ptx.fast import reciprocal
+from nbcnn.ops.ptx.fast import larger, reciprocal
 from nbcnn.ops.ptx.grid import receive, send
 from nbcnn.ops.ptx.shuffle import WARP, warp_sum
 
@@ -76,10 +76,10 @@ def grads_kernel(kind: str, layout: str, channels: int, held: Held, stage: str) 
             for j in range(FLOATS):
                 value, g = values[j], grads[j]
                 reach = slope * value + s
-                scale = reciprocal(max(reach, least))
+                scale = reciprocal(larger(reach, least))
                 part = g * value * scale
                 q = part * scale
-                inside = q if reach > least else f4(0)
+                inside = f4(0) if reach <= least else q  # q also where one of the two is NaN, which then is in every sum
                 sum_g, sum_x, sum_v = sum_g + g, sum_x + part, sum_v + inside * value
                 sum_batch, sum_own = sum_batch + (q - inside), sum_own + inside
             add(sums, i4(0), plane, sum_g)
@@ -126,7 +126,7 @@ def grads_kernel(kind: str, layout: str, channels: int, held: Held, stage: str) 
             for j in range(FLOATS):
                 value, h = values[j], factor * grads[j]
                 reach = slope * value + s
-                scale = reciprocal(max(reach, least))
+                scale = reciprocal(larger(reach, least))
                 values[j] = h * scale * (s * scale if reach > least else f4(1)) + (both * (value - lead) - offset)
             put(dx, values, start, tail)
         if TOGETHER and party == i4(0):

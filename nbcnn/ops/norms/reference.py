@@ -144,7 +144,7 @@ def _branches(dy: Array, x: Array, gamma: Array, v: Array, std: Array, batch_std
     """Where an image's own deviation decides, d, and h = γ·dy."""
     reach, batch = _wide(v) * x + _spread(std, x), _wide(batch_std)
     mask = reach > batch
-    return mask, np.where(mask, reach, batch), _wide(gamma) * dy
+    return mask, np.maximum(reach, batch), _wide(gamma) * dy
 
 
 def _normalise(x: Array, gamma: Array, beta: Array, v: Array, std: Array, batch_std: Array, y: Array) -> None:

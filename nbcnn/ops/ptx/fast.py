@@ -38,5 +38,9 @@ else:
     """1/x of a float32."""
     tanh = instruction("tanh_approx", "tanh.approx.f32 $0, $1;", f4, (f4,), pure=True)
     """tanh x of a float32, to a relative error of 2⁻¹¹."""
-    larger = instruction("max_nan", "max.NaN.f32 $0, $1, $2;", f4, (f4, f4), pure=True)
-    """The larger of two float32, NaN if either is; `max` drops a NaN."""
+    larger = instruction("larger", "{ .reg .s32 a, b; mov.b32 a, $1; mov.b32 b, $2; max.s32 a, a, b; mov.b32 $0, a; }", f4, (f4, f4), pure=True)
+    """The larger of two float32 of which one is positive, NaN if either is; `max` drops a NaN.
+
+    It compares bits as integers: positive numbers then stand in their order, the GPU's NaN (0x7fffffff) above ∞, negative numbers below zero. One
+    instruction as `max` is, on every GPU; `max.NaN` needs compute capability 8.0.
+    """

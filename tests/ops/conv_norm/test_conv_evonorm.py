@@ -71,6 +71,24 @@ def test_tensor_cores(op, precision, gpu):
             assert error <= gradcheck.bound(case, precision), (case.label, tile, error)
 
 
+@pytest.mark.parametrize("precision", conv_wgmma.PRECISIONS)
+@pytest.mark.parametrize("op", conv_evonorm.REFERENCES)
+def test_a_pixel_that_is_nan_reaches_all_of_its_image_on_tensor_cores(op, precision, gpu):
+    """In B0's training all images; of images in one part and in two."""
+    shape, groups, _ = WGMMA[0]
+    case = next(case for case in conv_norm_cases([(shape, groups)]) if case.op == op)
+    x, *others = case.ins
+    x = x.copy()
+    x[1, 3, 20, 20] = np.nan
+    impl, options = conv_wgmma.ops(precision)[op], {"attrs": case.attrs, "layout": "NHWC", "store": STORE[precision]}
+    for tile in (None, ImageTile(4, 1, 1, 2), ImageTile(4, 1, 2, 3)):
+        bound = Bound(impl, op, (x, *others), case.outs, place=gpu, tile=tile, **options)
+        bound.run()
+        gpu.synchronize()
+        other = float(op.endswith("b0_fprop"))
+        np.testing.assert_array_equal(np.isnan(bound.results()[0]).mean((1, 2, 3)), [other, 1, other], err_msg=str(tile))
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [

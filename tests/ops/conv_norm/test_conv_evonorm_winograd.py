@@ -74,6 +74,20 @@ def test_statistics_far_from_zero(place):
     np.testing.assert_array_equal(planes[8:].var(axis=1), 0)
 
 
+@pytest.mark.parametrize("op", ["conv_evonorm_b0_infer"] if device.SIMULATOR else OPS)
+def test_a_pixel_that_is_nan_reaches_what_its_statistics_make(op, place):
+    """All of its image; in B0's training all images."""
+    shape, groups, tile = SMALL[0]
+    case = next(case for case in conv_norm_cases([(shape, groups)]) if case.op == op)
+    x, *others = case.ins
+    x = x.copy()
+    x[1, 3, 3, 3] = np.nan
+    bound = Bound(IMPLS[op], op, (x, *others), case.outs, place=place, attrs=case.attrs, layout="NHWC", tile=tile)
+    bound.run()
+    place.synchronize()
+    np.testing.assert_array_equal(np.isnan(bound.results()[0]).mean((1, 2, 3)), [op.endswith("b0_fprop"), 1])
+
+
 def bound_of(case, tile=None):
     return Bound(IMPLS[case.op], case.op, case.ins, case.outs, place=Host(), attrs=case.attrs, layout="NHWC", tile=tile)
 

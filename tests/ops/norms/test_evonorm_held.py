@@ -128,6 +128,77 @@ def test_one_launch_against_the_reference(op, layout, cases, held, place):
     assert error <= gradcheck.bound(cases[op]), error
 
 
+STATISTICS = {"evonorm_b0_grads": (4, 5, 6, 7), "evonorm_b0_together": (5,), "evonorm_b0_sums": (4, 5), "evonorm_b0_dgrad": (4, 5, 6, 7, 8, 9)}
+"""Inputs of B0's ops that an earlier op has made of every plane (N·C) or channel (C)."""
+
+
+TOUCHED = {
+    "evonorm_b0_fprop": 24,
+    "evonorm_b0_infer": 12,
+    "evonorm_b0_grads": 24,
+    "evonorm_b0_statistics": 1,
+    "evonorm_b0_together": 24,
+    "evonorm_b0_sums": 2,
+    "evonorm_b0_dgrad": 24,
+}
+"""NaN in an op's first output where one pixel is NaN: a channel of two images of twelve pixels, one plane of it, or as many of these."""
+
+
+def diverged(case, plane=(1, 2)):
+    """The case with NaN in one pixel, and in every statistic that the pixel is in."""
+    n, c = plane
+    ins = [array.copy() for array in case.ins]
+    image = ins[1 if case.op.endswith(("grads", "sums", "dgrad")) else 0]
+    image[n, c, 1, 2] = np.nan
+    for at in STATISTICS.get(case.op, ()):
+        ins[at][n * image.shape[1] + c if ins[at].size == image.shape[0] * image.shape[1] else c] = np.nan
+    if case.op == "evonorm_b0_together":
+        ins[6].reshape(3, 4, -1)[1, 2:, c] = np.nan
+    return replace(case, ins=tuple(ins))
+
+
+def assert_nan_where_the_reference_has_it(impl, case, place, layout, tile=None):
+    bound = Bound(impl, case.op, case.ins, case.outs, place=place, attrs=case.attrs, layout=layout, tile=tile)
+    bound.run()
+    place.synchronize()
+    for number, (got, want) in enumerate(zip(bound.results(), gradcheck.reference(case), strict=True)):
+        np.testing.assert_array_equal(np.isnan(got), np.isnan(want), err_msg=f"output {number}")
+
+
+@pytest.mark.parametrize("layout", ROWS)
+@pytest.mark.parametrize("op", [op for op in SMALL if "b0" in op])
+def test_nan_reaches_what_its_statistics_make(op, layout, place):
+    """With the kernels that hold no slab."""
+    impl, case = replace(COMMON[op], tile=lambda call, multiprocessors: None), diverged(SMALL[op])
+    assert np.isnan(gradcheck.reference(case)[0]).sum() == TOUCHED[op]
+    assert_nan_where_the_reference_has_it(impl, case, place, layout)
+
+
+@pytest.mark.parametrize("layout", ROWS)
+@pytest.mark.parametrize("op", [op for op in OPS if "b0" in op])
+def test_nan_reaches_what_its_statistics_make_in_held_slabs(op, layout, place):
+    impl = COMMON[op]
+    tile = next(held for held in impl.candidates(bare(op, (2, 4, 3, 4), layout, 2), 2) if not (held.together or held.cluster))
+    assert_nan_where_the_reference_has_it(impl, diverged(SMALL[op]), place, layout, tile)
+
+
+@pytest.mark.parametrize("op", ["evonorm_b0_fprop", "evonorm_b0_grads"])
+def test_nan_reaches_what_its_statistics_make_in_one_launch(op, place):
+    assert_nan_where_the_reference_has_it(COMMON[op], diverged(SMALL[op]), place, "NCHW", Held(1, 2, 64, 1, 1, 16, 1))
+
+
+@pytest.mark.parametrize("layout", ROWS)
+@pytest.mark.parametrize("held", [False, True])
+@pytest.mark.parametrize("at", [3, 4], ids=["v", "running"])
+def test_nan_of_a_parameter_reaches_its_channel(at, held, layout, place):
+    case, impl = SMALL["evonorm_b0_infer"], COMMON["evonorm_b0_infer"]
+    case = replace(case, ins=tuple(np.where(np.arange(4) == 1, np.nan, a).astype(np.float32) if i == at else a for i, a in enumerate(case.ins)))
+    tile = impl.candidates(bare(case.op, (2, 4, 3, 4), layout, 2), 2)[-1]
+    assert not tile.together
+    impl = impl if held else replace(impl, tile=lambda call, multiprocessors: None)
+    assert_nan_where_the_reference_has_it(impl, case, place, layout, tile if held else None)
+
+
 @pytest.mark.parametrize(
     ("layout", "shape", "groups", "held"), [("NHWC", (1, 8, 2, 4), 1, Held(8, 1, 32, 2, 1, 16)), ("NCHW", (1, 3, 2, 4), 3, Held(1, 1, 32, 1, 1, 16))]
 )
