@@ -1,10 +1,9 @@
-"""The vocabulary: every layer on one page.
+"""The vocabulary: layers of images and vectors, and the losses. Normalisations stand in `norms.py`, layers of series in `series_layers.py`.
 
 A layer is a frozen dataclass. `build(tape, x, scope)` records its forward and returns (y, backward); `backward(dy)`
 records its backward and returns dx. `params()` names its parameters, `state()`, where a layer has it, what training updates
 in place (norms.py). A loss is the last layer of a list: its
-`build(tape, y, target, scope)` returns (value, dy). Shapes are logical: images (N, C, H, W), vectors (N, F).
-Layers of series (N, C, L) stand in `series_layers.py`.
+`build(tape, y, target, scope)` returns (value, dy). Shapes are logical: images (N, C, H, W), vectors (N, F), series (N, C, L).
 """
 
 from __future__ import annotations

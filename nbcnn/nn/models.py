@@ -90,7 +90,7 @@ MODELS: Mapping[str, Callable[..., list[Any]]] = {
     "mnist-cnn": mnist_cnn,
     "mnist-cnn-b0": lambda channels, height, width: mnist_cnn(channels, height, width, norm="b0"),
 }
-"""By the name that `--model` takes: from the channels, height and width of the images to the layers."""
+"""Networks of images by the name that `--model` takes: from the channels, height and width of the images to the layers. `s4convd` takes series."""
 
 
 CODES: Mapping[str, str] = {"autoencoder": "pool2", "mnist-cnn": "pool2", "mnist-cnn-b0": "pool2"}
