@@ -2,46 +2,11 @@
 
 from __future__ import annotations
 
-import threading
-
 import numpy as np
 import pytest
 from scripts import TINY, exits, train
 
 from nbcnn.gpu import device
-
-if device.SIMULATOR:
-    from numba.cuda.simulator.kernelapi import FakeCUDAShared
-
-    class _MadeOnce(dict):
-        """Shared arrays of a simulated block by the line that asks for them. Numba looks for one, then makes it: two threads that do so at the
-        same time would have one each. Here whoever finds none keeps the others waiting until it has put its own in.
-        """
-
-        def __init__(self):
-            super().__init__()
-            self.making = threading.Lock()
-
-        def get(self, line):
-            found = super().get(line)
-            if found is None:
-                self.making.acquire()
-                found = super().get(line)
-                if found is not None:
-                    self.making.release()
-            return found
-
-        def __setitem__(self, line, array):
-            super().__setitem__(line, array)
-            self.making.release()
-
-    _init = FakeCUDAShared.__init__
-
-    def _init_with_lock(self, dynshared_size):
-        _init(self, dynshared_size)
-        self._allocations = _MadeOnce()
-
-    FakeCUDAShared.__init__ = _init_with_lock
 
 
 def pytest_collection_modifyitems(items):

@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
-import numpy as np
-
-from nbcnn.gpu.language import types
+from nbcnn.gpu.compiler import array_type, cubin, ptx, scalar_type
+from nbcnn.gpu.language import resolved
 from nbcnn.ops.kernel.call import Launch
 
 _REGCOUNT, _FRAME_SIZE = 0x2F, 0x11
@@ -35,60 +32,24 @@ class StaticReport:
 
 def signature_of(launch: Launch) -> tuple[Any, ...]:
     """Numba types of a launch's arguments; arrays may be NumPy stand-ins."""
-    made = []
-    for value in launch.args:
-        if hasattr(value, "dtype") and getattr(value, "ndim", 0) == 1:
-            made.append(types.Array(_scalar(value.dtype), 1, "C"))
-        else:
-            made.append(_scalar(np.dtype(type(value))))
-    return tuple(made)
-
-
-def _scalar(dtype: np.dtype) -> Any:
-    return getattr(types, np.dtype(dtype).name)
+    return tuple(
+        (array_type if hasattr(value, "dtype") and getattr(value, "ndim", 0) == 1 else scalar_type)(getattr(value, "dtype", type(value)))
+        for value in launch.args
+    )
 
 
 def compile_kernel(kernel: Any, args: tuple[Any, ...], arch: str = "90a") -> StaticReport:
-    """Compile `kernel` (a `jit` dispatcher) for Numba argument types `args` and architecture such as "75", "80", "90a".
+    """Compile `kernel`, as `jit` describes it, for Numba argument types `args` and architecture such as "75", "80", "90a".
 
     Raises whatever Numba, NVVM or nvJitLink raise: a kernel that does not compile.
     """
-    library, cc = _library(kernel, args, arch, lto=True)
-    library._lto, library._max_registers = True, kernel.targetoptions.get("max_registers")
-    cubin = library.get_cubin(cc=cc).code
-    return StaticReport(kernel.py_func.__name__, f"sm_{arch}", *_resources(cubin), cubin)
+    made = cubin(resolved(kernel), args, arch)
+    return StaticReport(kernel.py_func.__name__, f"sm_{arch}", *_resources(made), made)
 
 
 def ptx_of_launch(launch: Launch, arch: str = "90a") -> str:
     """The PTX of a bound launch's kernel, which registers are given out to only later. Raises as `compile_kernel`."""
-    library, cc = _library(launch.kernel, signature_of(launch), arch, lto=False)
-    return str(library.get_asm_str(cc=cc))
-
-
-def _library(kernel: Any, args: tuple[Any, ...], arch: str, lto: bool) -> tuple[Any, tuple[Any, ...]]:
-    """What Numba makes of a kernel before linking, and the compute capability."""
-    from numba.cuda import compiler, dispatcher
-
-    digits = arch.rstrip("abcdefghijklmnopqrstuvwxyz")
-    cc: tuple[Any, ...] = (int(digits[:-1]), int(digits[-1])) + ((arch[len(digits) :],) if arch != digits else ())
-    device = SimpleNamespace(compute_capability=cc[:2])
-    options = kernel.targetoptions
-    # Device functions ask the current device for its compute capability; without a GPU there is none to ask.
-    with (
-        mock.patch.object(dispatcher, "get_current_device", return_value=device),
-        mock.patch.object(compiler, "get_current_device", return_value=device),
-    ):
-        library, _ = compiler._compile_pyfunc_with_fixup(
-            kernel.py_func,
-            types.void(*args),
-            device=False,
-            abi="numba",
-            cc=cc[:2],
-            fastmath=options.get("fastmath", False),
-            launch_bounds=options.get("launch_bounds"),
-            lto=lto,
-        )
-    return library, cc
+    return ptx(resolved(launch.kernel), signature_of(launch), arch)
 
 
 def compile_launch(launch: Launch, arch: str = "90a") -> StaticReport:

@@ -39,8 +39,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def report() -> dict[str, Any]:
     """Everything that the command prints, ready for JSON."""
-    versions = {"nbcnn": __version__, "python": platform.python_version()} | {name: _version(name) for name in PACKAGES}
-    toolkit = {name: _version(name) for name in _toolkit_wheels()}
+    versions = {"nbcnn": __version__, "python": platform.python_version()} | {name: version(name) for name in PACKAGES}
+    toolkit = {name: version(name) for name in _toolkit_wheels()}
+    from nbcnn.gpu.compiler import missing
+
     driver, gpus, problem = _driver(), *_gpus()
     compiles = _compile_problem()
     works = {
@@ -48,7 +50,7 @@ def report() -> dict[str, Any]:
         "gpu": problem,
         "ranks": problem or _nccl_problem(),
         "compile": compiles,
-        "simulator": None,
+        "simulator": missing(),
     }
     return {
         "versions": versions,
@@ -87,7 +89,8 @@ def _table(versions: dict[str, str | None]) -> list[str]:
     return [f"  {name:26} {version or 'not installed'}" for name, version in versions.items()]
 
 
-def _version(package: str) -> str | None:
+def version(package: str) -> str | None:
+    """The installed version of a package; None if it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -111,18 +114,19 @@ def _driver() -> str | None:
 
 def _gpus() -> tuple[list[dict[str, Any]], str | None]:
     """The visible GPUs, and None or the reason why kernels cannot run on one."""
+    from nbcnn.gpu.compiler import numba_cuda
     from nbcnn.gpu.device import gpu_missing
-    from nbcnn.gpu.language import SIMULATOR, cuda
+    from nbcnn.gpu.language import SIMULATOR
 
-    if SIMULATOR:
-        return [], "NUMBA_ENABLE_CUDASIM=1 puts the simulator in the GPU's place"
     missing = gpu_missing()
     if missing:
         return [], " ".join(missing.split())
+    if SIMULATOR:
+        return [], "NUMBA_ENABLE_CUDASIM=1 puts the simulator in the GPU's place"
     made = []
-    for device in cuda.gpus:
+    for device in numba_cuda().gpus:
         with device:
-            total = cuda.current_context().get_memory_info().total
+            total = numba_cuda().current_context().get_memory_info().total
             name = device.name.decode() if isinstance(device.name, bytes) else str(device.name)
             made.append({"name": name, "compute_capability": ".".join(map(str, device.compute_capability)), "memory_bytes": int(total)})
     return made, None
@@ -132,31 +136,36 @@ def _nccl_problem() -> str | None:
     """None if NCCL is installed, else what to do."""
     from nbcnn.ranks.collectives import MISSING
 
-    return None if _version("nccl4py") else MISSING
+    return None if version("nccl4py") else MISSING
 
 
 def _compile_problem() -> str | None:
     """None if kernels compile here (it needs the toolkit's wheels, not a GPU), else the reason."""
-    from nbcnn.gpu.language import SIMULATOR
+    from nbcnn.check.static import compile_kernel
+    from nbcnn.gpu.compiler import array_type, missing
+    from nbcnn.gpu.language import SIMULATOR, jit
 
+    if (reason := missing()) is not None:
+        return reason
     if SIMULATOR:
         return "NUMBA_ENABLE_CUDASIM=1 puts the simulator in the compiler's place"
-    from nbcnn.check.static import compile_kernel
-    from nbcnn.gpu.language import jit, types
 
     def first_is_one(x):
         x[0] = 1
 
     try:
-        compile_kernel(jit()(first_is_one), (types.Array(types.float32, 1, "C"),), "75")
+        compile_kernel(jit()(first_is_one), (array_type("float32"),), "75")
     except Exception as error:  # a missing or broken toolkit raises whatever the layer that notices it raises
         return " ".join(f"{type(error).__name__}: {error}".split())[:300]
     return None
 
 
 def _advice(driver: str | None, gpu_problem: str | None, compile_problem: str | None) -> list[str]:
+    from nbcnn.gpu.compiler import missing
     from nbcnn.gpu.language import SIMULATOR
 
+    if SIMULATOR and (reason := missing()) is not None:
+        return [f"the simulator cannot run: {reason}"]
     if SIMULATOR:
         return ["the simulator is on; without NUMBA_ENABLE_CUDASIM=1 this command says what the GPU can do"]
     if gpu_problem is None and compile_problem is None:

@@ -1,6 +1,6 @@
 """Exit codes, and the one place where an exception becomes a message and an exit code.
 
-Nothing is imported from the package, so that `--help` never pays for numba: an exception says its own code in an
+Nothing is imported from the package, so that `--help` never pays for it: an exception says its own code in an
 `exit_code` attribute.
 """
 

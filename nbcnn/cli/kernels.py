@@ -16,7 +16,7 @@ from nbcnn.files.suggest import nearest
 from nbcnn.plan.names import PRECISIONS
 
 ARCHITECTURES = ("75", "80", "86", "89", "90a", "100", "120")
-"""Those of `nbcnn.lab.measure.kernels`, which imports numba."""
+"""Those of `nbcnn.lab.measure.kernels`, which takes longer to import than `--help` may."""
 
 EXAMPLES = (
     "python -m nbcnn kernels --mode tensorcore --precision bf16 --arch 90a",
@@ -47,15 +47,16 @@ def parser() -> Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Compile and print; returns 0, or 1 if a kernel does not compile."""
     flags = parser().parse_args(argv)
-    return guarded(lambda: _report(flags))
+    return guarded(lambda: _report(flags), without_gpu="python -m nbcnn env says what is missing here")
 
 
 def _report(flags: SimpleNamespace) -> int:
-    from nbcnn.gpu.language import SIMULATOR
+    from nbcnn.gpu.compiler import SIMULATOR, numba_cuda
     from nbcnn.lab.measure import kernels
 
     if SIMULATOR:
         raise UsageError("the simulator compiles nothing: run kernels without NUMBA_ENABLE_CUDASIM")
+    numba_cuda()  # without it there is nothing to report
 
     def say(text: str) -> None:
         if not flags.quiet:

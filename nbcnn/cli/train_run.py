@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +16,7 @@ import numpy as np
 
 from nbcnn import __version__
 from nbcnn.cli import train_flags
+from nbcnn.cli.env import version
 from nbcnn.cli.train_data import Material
 from nbcnn.files.errors import UsageError
 from nbcnn.nn.optim import SGD, Adam, learning_rates
@@ -130,8 +130,7 @@ def config(flags: SimpleNamespace, data: Material, net: Any, session: Any) -> di
         "parameters": net.params.count,
         "planned_bytes": session.planned_bytes,
         "tiles": session.tiles(),
-        "versions": {"nbcnn": __version__, "python": platform.python_version()}
-        | {name: metadata.version(name) for name in ("numpy", "numba", "numba-cuda")},
+        "versions": {"nbcnn": __version__, "python": platform.python_version()} | {name: version(name) for name in ("numpy", "numba", "numba-cuda")},
         "command": sys.argv,
     }
 

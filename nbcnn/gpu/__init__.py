@@ -1,1 +1,1 @@
-"""The device, the one door to the compiler and its cache, graph capture, memory. It knows no layers."""
+"""What kernels are written in (`language`), and what compiles and launches them (`compiler`, the only module that imports Numba)."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from nbcnn.gpu.compiler import bindings
+
 MAIN, SIDE, JOIN = "main", "side", "join"
 """Where a launch runs: on the main branch; on the side branch, after everything before it on the main one; on the main
 branch, after everything before it on both."""
@@ -21,9 +23,7 @@ class CapturedGraph:
     """
 
     def __init__(self, streams: tuple[Any, Any], launches: Sequence[Any], lanes: Sequence[str]) -> None:
-        from cuda.bindings import runtime
-
-        self._runtime = runtime
+        self._runtime = runtime = bindings("runtime")
         self._main, self._side = (int(getattr(stream.handle, "value", stream.handle)) for stream in streams)
         mode = runtime.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
         streams[0].synchronize()
@@ -73,10 +73,8 @@ class Moment:
     """A point between launches, to be run and captured like one. Every replay of the graph says anew when it came there."""
 
     def __init__(self) -> None:
-        from cuda.bindings import runtime
-
-        self._runtime = runtime
-        self._event = checked(runtime.cudaEventCreate(), "create an event")
+        self._runtime = bindings("runtime")
+        self._event = checked(self._runtime.cudaEventCreate(), "create an event")
 
     def run(self, stream: Any) -> None:
         """Record the event on `stream`; in a capture, make it a node of the graph. Raises RuntimeError if the driver refuses."""

@@ -17,26 +17,27 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from nbcnn.gpu.device import adopt, compile_apart, loaded_kernel
+import nbcnn
+from nbcnn.gpu.compiler import SIMULATOR, adopt, argument_types, compile_apart, loaded_kernel, numba_cuda
 from nbcnn.gpu.kernel_cache import locked
-from nbcnn.gpu.language import SIMULATOR
+from nbcnn.gpu.language import resolved
 
 MOST_WORKERS = 12
 WORTH_A_WORKER = 2
 """Kernels a worker should have: starting one takes as long as compiling about that many."""
 
 Job = tuple[Any, tuple[Any, ...]]
-"""A kernel and the Numba types of its arguments."""
+"""A kernel as Numba knows it, and the Numba types of its arguments."""
 
 
 def missing(launches: Iterable[Any]) -> list[Job]:
     """The kernels of `launches` that are neither loaded nor on disk, each once. Those on disk are loaded."""
     jobs: dict[tuple[int, tuple[Any, ...]], Job] = {}
     for launch in launches:
-        kernel = getattr(launch, "kernel", None)
-        if kernel is None or SIMULATOR:
+        if SIMULATOR or getattr(launch, "kernel", None) is None:
             continue
-        types = tuple(kernel.typeof_pyval(value) for value in launch.args)
+        kernel = resolved(launch.kernel)
+        types = argument_types(kernel, launch.args)
         key = (id(kernel), types)
         if key not in jobs and not loaded_kernel(kernel, types):
             jobs[key] = (kernel, types)
@@ -77,9 +78,9 @@ def _share_out(jobs: list[Job], workers: int, say: Callable[[str], None] | None)
     lock, done = threading.Lock(), [0]
 
     # A worker's own words are nobody's: what fails there fails again here, and Ctrl-C reaches all of them.
-    command = [sys.executable, "-m", "nbcnn.gpu.compile_pool"]
+    command = [sys.executable, "-m", __name__]
     # The package need not be installed, and the working directory need not be its own.
-    paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [str(Path(nbcnn.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
 
     def feed() -> None:
@@ -125,6 +126,7 @@ def _line(content: bytes) -> bytes:
 
 def main() -> int:
     """A worker: one pickled job a line on stdin, answered by a line on stdout: the kernel, or nothing if it does not compile."""
+    numba_cuda()
     for line in sys.stdin.buffer:
         try:
             answer = compile_apart(*pickle.loads(base64.b64decode(line)))

@@ -1,4 +1,4 @@
-"""The only module that imports `numba.cuda`; and the two places a plan can run: `Host` and `Gpu`.
+"""The two places a plan can run, `Host` and `Gpu`, and what a GPU is capable of.
 
 `Host` and `Gpu` offer the same few methods (allocate, view, copy, replay), so `net.py` never asks which one it holds.
 Kernels take flat C-contiguous 1-D arrays and 32-bit scalars; a view is an offset into one of a few large allocations.
@@ -6,7 +6,6 @@ Kernels take flat C-contiguous 1-D arrays and 32-bit scalars; a view is an offse
 
 from __future__ import annotations
 
-import pickle
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu import memory
+from nbcnn.gpu import compiler, memory
 from nbcnn.gpu.capture import MAIN, CapturedGraph, checked
+from nbcnn.gpu.compiler import bindings, blocks_together, function_of, numba_cuda
 from nbcnn.gpu.language import SIMULATOR, cuda, f4, i4, i8, jit, types, u4
 from nbcnn.plan.storage import numpy_dtype
 
@@ -26,10 +26,8 @@ __all__ = [
     "Gpu",
     "GpuUnavailable",
     "Host",
-    "adopt",
     "allow_shared",
     "check_together",
-    "compile_apart",
     "constant",
     "cuda",
     "f4",
@@ -38,7 +36,6 @@ __all__ = [
     "i4",
     "i8",
     "jit",
-    "loaded_kernel",
     "types",
     "u4",
 ]
@@ -66,24 +63,24 @@ def shared_of_block() -> int:
     """Bytes of shared memory that a block may have on this GPU; those of an H200 where there is no GPU."""
     if SIMULATOR or gpu_missing():
         return _SHARED_OF_HOPPER
-    return int(cuda.get_current_device().MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
+    return int(numba_cuda().get_current_device().MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
 
 
 @cache
 def has_tma() -> bool:
     """True if the GPU copies boxes of tensors by itself (compute capability 9.0), and where there is no GPU; the simulator has not."""
-    return not SIMULATOR and (bool(gpu_missing()) or tuple(cuda.get_current_device().compute_capability) >= (9, 0))
+    return not SIMULATOR and (bool(gpu_missing()) or tuple(numba_cuda().get_current_device().compute_capability) >= (9, 0))
 
 
 def gpu_missing() -> str | None:
-    """None if kernels can run here (a GPU, or the simulator), else the reason in words."""
-    if SIMULATOR:
-        return None
-    if not cuda.is_available():
-        error = " ".join(str(cuda.cuda_error() or "").split())
+    """None if kernels can run here (a GPU, or the simulator), else the reason in words: the GPU's, or the extra that is not installed."""
+    if (reason := compiler.missing()) is not None or SIMULATOR:
+        return reason
+    if not numba_cuda().is_available():
+        error = " ".join(str(numba_cuda().cuda_error() or "").split())
         return f"no usable CUDA driver ({error})" if error else "no CUDA GPU visible"
     try:
-        cuda.current_context()
+        numba_cuda().current_context()
     except Exception as error:  # a driver without a device, or a device in a bad state, raises many types
         return f"the CUDA device cannot be opened ({error})"
     return None
@@ -97,11 +94,9 @@ def allow_shared(kernel: Any, args: Sequence[Any], nbytes: int) -> None:
     """
     if SIMULATOR or nbytes <= _SHARED_WITHOUT_ASKING:
         return
-    from cuda.bindings import driver
-
-    function = kernel._compile_for_args(*args)._codelibrary.get_cufunc()
+    driver, function = bindings("driver"), function_of(kernel, args)
     attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-    device = driver.CUdevice(int(cuda.get_current_device().id))
+    device = driver.CUdevice(int(numba_cuda().get_current_device().id))
     checked(driver.cuKernelSetAttribute(attribute, nbytes, function.handle, device), f"take {nbytes} bytes of shared memory")
 
 
@@ -112,46 +107,15 @@ def check_together(kernel: Any, args: Sequence[Any], grid: int | tuple[int, ...]
     """
     if SIMULATOR:
         return
-    fit = kernel._compile_for_args(*args).max_cooperative_grid_blocks(block)
+    fit = blocks_together(kernel, args, block)
     wanted = int(np.prod(grid))
     if wanted > fit:
         raise RuntimeError(f"{kernel.py_func.__name__}: its {wanted} blocks wait for each other, and the GPU holds {fit} of them at once")
 
 
-def loaded_kernel(kernel: Any, argument_types: tuple[Any, ...]) -> bool:
-    """True if `kernel` is ready for these Numba types: compiled here before, or now loaded from the disk cache."""
-    if argument_types in kernel.overloads:
-        return True
-    found = kernel._cache.load_overload(argument_types, kernel.targetctx)
-    if found is None:
-        return False
-    kernel.add_overload(found, argument_types)
-    return True
-
-
-def compile_apart(kernel: Any, argument_types: tuple[Any, ...]) -> bytes:
-    """`kernel` compiled for these Numba types, in a form that `adopt` takes in another process; this one's cache is left alone."""
-    from numba.cuda.core.caching import dumps
-    from numba.cuda.dispatcher import _Kernel
-
-    made = _Kernel(kernel.py_func, argument_types, **kernel.targetoptions)
-    made.bind()
-    return bytes(dumps(made._reduce_states()))
-
-
-def adopt(kernel: Any, argument_types: tuple[Any, ...], compiled: bytes) -> None:
-    """Take over what another process compiled, and keep it in the disk cache."""
-    from numba.cuda.dispatcher import _Kernel
-
-    made = _Kernel._rebuild(**pickle.loads(compiled))
-    made.target_context = kernel.targetctx  # which a rebuilt kernel lacks, and the cache's key is made of
-    kernel._cache.save_overload(argument_types, made)
-    kernel.add_overload(made, argument_types)
-
-
 def constant(values: np.ndarray) -> Any:
     """`values` on the device, in an allocation of their own (256-byte aligned), for a launch to keep; the array itself without a GPU."""
-    return values if gpu_missing() or SIMULATOR else cuda.to_device(values)
+    return values if gpu_missing() or SIMULATOR else numba_cuda().to_device(values)
 
 
 def _run_all(launches: Sequence[Any], stream: Any) -> None:
@@ -234,23 +198,23 @@ class Gpu:
         reason = gpu_missing()
         if reason:
             raise GpuUnavailable(reason)
-        self.stream: Any = 0 if SIMULATOR else cuda.stream()
+        self.stream: Any = 0 if SIMULATOR else numba_cuda().stream()
         self._side: Any = None
-        self.multiprocessors = 2 if SIMULATOR else int(cuda.get_current_device().MULTIPROCESSOR_COUNT)
-        self.capability: tuple[int, int] = (7, 5) if SIMULATOR else tuple(cuda.get_current_device().compute_capability)
+        self.multiprocessors = 2 if SIMULATOR else int(numba_cuda().get_current_device().MULTIPROCESSOR_COUNT)
+        self.capability: tuple[int, int] = (7, 5) if SIMULATOR else tuple(numba_cuda().get_current_device().compute_capability)
 
     @property
     def device_name(self) -> str:
         """The GPU's name and compute capability."""
         if SIMULATOR:
             return "CUDA simulator"
-        device = cuda.get_current_device()
+        device = numba_cuda().get_current_device()
         title = device.name.decode() if isinstance(device.name, bytes) else str(device.name)
         return f"{title} (compute capability {device.compute_capability[0]}.{device.compute_capability[1]})"
 
     def empty(self, count: int, dtype: str) -> Any:
         """`count` uninitialised elements of `dtype` on the device, 1-D (at least one, so that a view exists)."""
-        return cuda.device_array(max(count, 1), numpy_dtype(dtype))
+        return numba_cuda().device_array(max(count, 1), numpy_dtype(dtype))
 
     def view(self, raw: Any, offset: int, count: int, dtype: str) -> Any:
         """`count` elements of `dtype` that start `offset` bytes into the uint8 device array `raw`."""
@@ -277,7 +241,7 @@ class Gpu:
             return partial(_run_all, list(launches), self.stream)
         _run_all(launches, self.stream)
         if self._side is None:
-            self._side = cuda.stream()
+            self._side = numba_cuda().stream()
         return CapturedGraph((self.stream, self._side), launches, lanes or [MAIN] * len(launches))
 
     def synchronize(self) -> None:
@@ -292,7 +256,7 @@ class Gpu:
         """
         if SIMULATOR:
             return
-        reached, until = cuda.event(timing=False), time.monotonic() + timeout
+        reached, until = numba_cuda().event(timing=False), time.monotonic() + timeout
         reached.record(self.stream)
         while not reached.query():
             check()
@@ -304,7 +268,7 @@ class Gpu:
         """The GPU's peaks at its highest clock; None in the simulator, and for a GPU whose tensor cores are not in the table."""
         if SIMULATOR or (self.capability >= (8, 0) and self.capability not in _TENSOR_FLOPS):
             return None
-        device = cuda.get_current_device()
+        device = numba_cuda().get_current_device()
         clock, cores = device.CLOCK_RATE * 1e3, self.multiprocessors
         fp32 = clock * cores * (256 if self.capability not in ((7, 5), (8, 0)) else 128)
         tensor = clock * cores * _TENSOR_FLOPS.get(self.capability, 0)
@@ -313,9 +277,9 @@ class Gpu:
 
     def free_bytes(self) -> int:
         """Bytes of device memory that can still be allocated."""
-        return 1 << 34 if SIMULATOR else int(cuda.current_context().get_memory_info().free)
+        return 1 << 34 if SIMULATOR else int(numba_cuda().current_context().get_memory_info().free)
 
     def used_bytes(self) -> dict[str, int | None]:
         """What this program held of the host at its most, and what all programs hold of the GPU now (None in the simulator), by name."""
-        found = None if SIMULATOR else cuda.current_context().get_memory_info()
+        found = None if SIMULATOR else numba_cuda().current_context().get_memory_info()
         return {"host, at its most": memory.peak(), GPU_MEMORY: int(found.total - found.free) if found else None}

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import nbcnn
+
 try:
     import fcntl
 except ImportError:  # not a Unix
@@ -23,10 +25,10 @@ KEPT = 3
 
 
 def source_hash() -> str:
-    """A hash of everything that kernels are made of: nbcnn/ops and nbcnn/gpu/language.py."""
-    here = Path(__file__).parents[1]
+    """A hash of everything that kernels are made of: nbcnn/ops and nbcnn/gpu."""
+    package = Path(nbcnn.__file__).parent
     digest = hashlib.sha256()
-    for path in [here / "gpu" / "language.py", *sorted((here / "ops").rglob("*.py"))]:
+    for path in sorted(path for folder in ("ops", "gpu") for path in (package / folder).rglob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 

@@ -1,50 +1,233 @@
-"""What kernels are written in: `jit`, `cuda`, and the types."""
+"""What kernels are written in: `jit`, `cuda`, `types`, `f4`, `i4`, `u4`, `i8`. Nothing here imports Numba.
+
+Each of them is a *description* of something of the compiler's. A kernel is a Python function whose globals and closure name
+descriptions; when it is first launched or compiled, a copy of the function is made that has the real things in their places
+(`Function.resolve`), and the copy is what Numba sees. Code, file and line stay those of the original, so a traceback shows the
+kernel's own lines. A description is resolved once, so that two kernels share a device function.
+
+Number types cast on the host, too, as Numba's do: `i4(7)` is `np.int32(7)`. Everything else is for kernels only.
+"""
 
 from __future__ import annotations
 
-import os
-import warnings
-from collections.abc import Callable
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
-from nbcnn.gpu import kernel_cache
+import numpy as np
 
-_CACHE = kernel_cache.folder()
-if _CACHE is not None:
-    os.environ["NUMBA_CACHE_DIR"] = str(_CACHE)  # read when numba is imported, below
+from nbcnn.gpu import compiler
+from nbcnn.gpu.compiler import SIMULATOR
 
-from numba import cuda as _cuda  # noqa: E402
-from numba import types as _types  # noqa: E402
-from numba.core import config  # noqa: E402
-from numba.cuda.core.errors import NumbaPerformanceWarning  # noqa: E402
+__all__ = [
+    "SIMULATOR",
+    "Description",
+    "Function",
+    "Intrinsic",
+    "Number",
+    "cuda",
+    "f4",
+    "i4",
+    "i8",
+    "jit",
+    "resolved",
+    "types",
+    "u4",
+]
 
-# One block of a small test shape is no performance problem, and users cannot act on the message.
-warnings.simplefilter("ignore", NumbaPerformanceWarning)
+_RESOLVING = threading.RLock()
+_OF_A_MODULE = ("__builtins__", "__name__", "__package__", "__file__")
+"""Globals that a function needs beside those that its code names."""
 
-cuda: Any = _cuda
-types: Any = _types
 
-SIMULATOR = bool(config.ENABLE_CUDASIM)
-"""True when NUMBA_ENABLE_CUDASIM=1: kernels run as Python threads, without a GPU."""
+class Description:
+    """Something that stands in kernels for one of the compiler's things."""
 
-f4: Any
-i4: Any
-u4: Any
-i8: Any
-f4, i4, u4, i8 = types.float32, types.int32, types.uint32, types.int64
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        raise TypeError(f"{self!r} is for kernels: the host cannot call it")
 
-_NOT_IN_SIMULATOR = ("launch_bounds", "max_registers", "lto", "cache")
+    def resolve(self) -> Any:
+        """What it stands for, the same object every time. Raises CompilerMissing without Numba-CUDA."""
+        raise NotImplementedError
+
+
+class Name(Description):
+    """A name of Numba's, such as `cuda.shared.array`."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            # Python, copy and inspect ask for such names to find out what an object can do.
+            raise AttributeError(name)
+        return Name(f"{self._path}.{name}")
+
+    def __repr__(self) -> str:
+        return self._path
+
+    def resolve(self) -> Any:
+        return compiler.named(self._path)
+
+
+class Number(Name):
+    """A type of numbers."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"types.{name}")
+        self.name = name
+
+    def __call__(self, value: Any) -> Any:  # type: ignore[override]
+        """`value` as this type, by NumPy."""
+        return getattr(np, self.name)(value)
+
+
+class _Types(Name):
+    """Numba's types; those of numbers cast on the host."""
+
+    def __init__(self) -> None:
+        super().__init__("types")
+        for name in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64"):
+            setattr(self, name, Number(name))
+
+
+class Intrinsic(Description):
+    """An instruction: `make(*args)`, a function of the door, gives Numba's intrinsic. The simulator has none."""
+
+    def __init__(self, name: str, make: Callable[..., Any], *args: Any) -> None:
+        self.__name__, self._make, self._args, self._real = name, make, args, None
+
+    def __repr__(self) -> str:
+        return f"<instruction {self.__name__}>"
+
+    def resolve(self) -> Any:
+        if SIMULATOR:
+            return self  # a kernel may name it where it does not come to in the simulator
+        with _RESOLVING:
+            if self._real is None:
+                self._real = self._make(*self._args)
+            return self._real
+
+
+class Function(Description):
+    """A kernel or a device function, as `jit` makes it: `py_func`, and the options of `cuda.jit`.
+
+    A kernel is launched as `kernel[grid, block, stream, shared_bytes](*args)`, device functions are called by kernels.
+    """
+
+    def __init__(self, function: Callable[..., Any], options: dict[str, Any]) -> None:
+        functools.update_wrapper(self, function)
+        self.py_func: Any = function
+        self.options = options
+        self._real: Any = None
+
+    @property
+    def _kind(self) -> str:
+        return "device function" if self.options.get("device") else "kernel"
+
+    def __repr__(self) -> str:
+        code = self.py_func.__code__
+        return f"<{self._kind} {self.py_func.__module__}.{self.py_func.__qualname__}, {code.co_filename}:{code.co_firstlineno}>"
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        how = "it is called by kernels" if self.options.get("device") else "launch it as kernel[grid, block](…)"
+        raise TypeError(f"the host cannot call {self!r}: {how}; its `py_func` is the Python function")
+
+    def __getitem__(self, launch: Any) -> Any:
+        """The kernel with its grid and block, and as they may be the stream and the bytes of shared memory: to be called with its arguments."""
+        if self.options.get("device"):
+            raise TypeError(f"the host cannot launch {self!r}: it is called by kernels")
+        return self.resolve()[launch]
+
+    def resolve(self) -> Any:
+        """Numba's dispatcher (the simulator's kernel) of a copy of the function that has the real things in place of descriptions."""
+        with _RESOLVING:
+            if self._real is None:
+                function = self.py_func
+                cells = tuple(CellType() for _ in function.__closure__ or ())
+                known: dict[str, Any] = {name: function.__globals__[name] for name in _OF_A_MODULE if name in function.__globals__}
+                made = FunctionType(function.__code__, known, function.__name__, resolved(function.__defaults__), cells)
+                made.__kwdefaults__ = resolved(function.__kwdefaults__)
+                made.__doc__, made.__module__, made.__qualname__ = function.__doc__, function.__module__, function.__qualname__
+                made.__annotations__ = function.__annotations__
+                # Known before what it names is looked at: it may name itself.
+                self._real = compiler.dispatcher(made, self.options)
+                try:
+                    _fill(known, cells, function)
+                except BaseException:
+                    self._real = None
+                    raise
+            return self._real
+
+
+def _fill(known: dict[str, Any], cells: tuple[CellType, ...], function: Any) -> None:
+    """Put what `function` names into the globals and the closure of its copy."""
+    names = dict.fromkeys(_names(function.__code__))
+    for name in names:
+        if name in function.__globals__:
+            known[name] = _inside(function.__globals__[name], names)
+    for cell, original in zip(cells, function.__closure__ or (), strict=True):
+        try:
+            content = original.cell_contents
+        except ValueError:  # not filled, or not yet
+            continue
+        cell.cell_contents = _inside(content, names)
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """Names of globals and attributes in `code` and in the functions within it."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
+
+
+def _inside(value: Any, names: dict[str, None], seen: tuple[ModuleType, ...] = ()) -> Any:
+    """As `resolved`; of a module with descriptions among `names`, a copy with those attributes."""
+    if not isinstance(value, ModuleType):
+        return resolved(value)
+    if value in seen:
+        return value
+    content = vars(value)
+    found = {name: _inside(content[name], names, (*seen, value)) for name in names if name in content}
+    if all(found[name] is content[name] for name in found):
+        return value
+    # A name that cannot be imported: pickled for a worker process, the copy goes with what is in it, not as the name of the original.
+    copy = ModuleType(f"{value.__name__}, resolved")
+    vars(copy).update(found)
+    return copy
+
+
+def resolved(value: Any) -> Any:
+    """`value` with what it describes in place of descriptions, also in tuples, lists and dictionaries; itself if there is none in it."""
+    if isinstance(value, Description):
+        return value.resolve()
+    if isinstance(value, tuple | list):
+        parts = [resolved(part) for part in value]
+        if all(part is old for part, old in zip(parts, value, strict=True)):
+            return value
+        return type(value)._make(parts) if hasattr(value, "_make") else type(value)(parts)  # type: ignore[attr-defined, union-attr]
+    if isinstance(value, dict):
+        items = {key: resolved(part) for key, part in value.items()}
+        return value if all(items[key] is value[key] for key in items) else items
+    return value
 
 
 def jit(**options: Any) -> Callable[[Callable[..., Any]], Any]:
-    """`cuda.jit(**options)`, less the options that the simulator does not know.
+    """Describe a kernel, or with `device=True` a device function; the options are those of Numba's `cuda.jit`.
 
-    Use `jit(device=True)` for device functions and `jit(launch_bounds=(threads, blocks))` for kernels. Compiled kernels
-    are kept on disk (`nbcnn.gpu.kernel_cache`).
+    `launch_bounds=(threads, blocks)` says what the compiler may count on. Nothing is compiled before the first launch; compiled kernels are
+    kept on disk (`nbcnn.gpu.kernel_cache`). The simulator leaves out the options that it does not know.
     """
-    if not options.get("device"):
-        options.setdefault("cache", _CACHE is not None)
-    if SIMULATOR:
-        for name in _NOT_IN_SIMULATOR:
-            options.pop(name, None)
-    return cuda.jit(**options)
+    return lambda function: Function(function, options)
+
+
+cuda: Any = Name("cuda")
+"""Indices, barriers, shared and local arrays, atomics, shuffles: Numba's `cuda` inside a kernel."""
+types: Any = _Types()
+f4: Any = types.float32
+i4: Any = types.int32
+u4: Any = types.uint32
+i8: Any = types.int64

@@ -101,9 +101,9 @@ class Nccl:
         self._communicator.broadcast(array, array, 0, stream=_handle(stream))
 
     def barrier(self, stream: Any = 0) -> None:
-        from nbcnn.gpu.language import cuda
+        from nbcnn.gpu.compiler import numba_cuda
 
-        token = cuda.to_device(np.zeros(1, np.float32))
+        token = numba_cuda().to_device(np.zeros(1, np.float32))
         self._communicator.allreduce(token, token, self._sum, stream=_handle(stream))
         token.copy_to_host(stream=stream)
         if stream:

@@ -20,7 +20,7 @@ from nbcnn.check.one_op import Bound
 from nbcnn.files.atomic import replace_bytes
 from nbcnn.gpu import kernel_cache
 from nbcnn.gpu.compile_pool import compile_all
-from nbcnn.gpu.language import cuda
+from nbcnn.gpu.compiler import numba_cuda
 from nbcnn.ops.kernel.call import bare_call
 from nbcnn.plan.bounds import parity_bound
 from nbcnn.plan.graph import Plan, Planned
@@ -151,10 +151,10 @@ def _milliseconds(bound: Bound, place: Any) -> float:
     replay()
     spent = []
     for _ in range(SAMPLES):
-        start, end = cuda.event(), cuda.event()
+        start, end = numba_cuda().event(), numba_cuda().event()
         start.record(place.stream)
         replay()
         end.record(place.stream)
         place.synchronize()
-        spent.append(cuda.event_elapsed_time(start, end))
+        spent.append(numba_cuda().event_elapsed_time(start, end))
     return min(spent) / REPEATS

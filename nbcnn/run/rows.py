@@ -37,11 +37,12 @@ def choose_mode(
     Raises UsageError for what does not exist or does not go together, GpuUnavailable if the row needs a GPU and there is none.
     """
     known = sorted({name for name, _ in MODES})
-    missing = gpu_missing()
+    # A CPU's run does not pay for the compiler's import.
+    missing = None if mode == "cpu" else gpu_missing()
     if mode not in ("auto", *known):
         raise UsageError(f"no mode {mode!r} (there are auto, {', '.join(known)}){nearest(mode, ['auto', *known])}")
     if capability is None:
-        capability = (0, 0) if missing else Gpu().capability
+        capability = (0, 0) if missing or mode == "cpu" else Gpu().capability
     why = "as asked"
     if mode == "auto":
         fast = precision in (None, *(p for m, p in MODES if m == "tensorcore")) and capability >= TENSOR_CORES

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from nbcnn.gpu.compiler import numba_cuda
 from nbcnn.gpu.language import SIMULATOR, cuda, i4, jit
 from nbcnn.ops.kernel.call import Launch
 from nbcnn.ops.ptx.vector import store4
@@ -34,7 +35,7 @@ SPAN = 16 * 4 * THREADS
 def cache_bytes(place: Any) -> int:
     """Bytes of the GPU's second-level cache; 32 MiB are taken for a host's last level."""
     on_host = place.name == "host" or SIMULATOR
-    return 32 * 2**20 if on_host else int(cuda.get_current_device().L2_CACHE_SIZE)
+    return 32 * 2**20 if on_host else int(numba_cuda().get_current_device().L2_CACHE_SIZE)
 
 
 def sets_for(nbytes: int, place: Any) -> int:
@@ -101,7 +102,7 @@ class Calls:
         self._next = 0
         self._replays: dict[int, Iterator[Callable[[], None]]] = {}
         self._by_events = place.name == "gpu" and not SIMULATOR
-        self._events = (cuda.event(), cuda.event()) if self._by_events else None
+        self._events = (numba_cuda().event(), numba_cuda().event()) if self._by_events else None
         self.host_ms = 0.0
         """Milliseconds that the host needed to launch one call, in the last repetition."""
 
@@ -160,4 +161,4 @@ class Calls:
         self.host_ms = (time.perf_counter() - start) * 1e3 / n
         behind.record(self._place.stream)
         behind.synchronize()
-        return float(cuda.event_elapsed_time(before, behind)) / n
+        return float(numba_cuda().event_elapsed_time(before, behind)) / n

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nbcnn.gpu.language import SIMULATOR, cuda
+from nbcnn.gpu.compiler import bindings, numba_cuda
+from nbcnn.gpu.language import SIMULATOR
 
 PERIOD = 0.05
 """Seconds between two readings."""
@@ -59,7 +60,7 @@ class Nvml:
 
     def __init__(self, uuid: str) -> None:
         try:
-            from cuda.bindings import nvml
+            nvml = bindings("nvml")
         except ImportError:
             self._pynvml(uuid)
             return
@@ -135,7 +136,7 @@ def source_for(place: Any) -> Any:
     """`Nvml` or `Smi` of the GPU that `place` is; None for a host, the simulator, or a GPU that neither can see."""
     if place.name == "host" or SIMULATOR:
         return None
-    uuid = str(cuda.get_current_device().uuid)
+    uuid = str(numba_cuda().get_current_device().uuid)
     for kind in (Nvml, Smi):
         try:
             return kind(uuid)

@@ -114,9 +114,9 @@ def _worst(steps: Sequence[Mapping[str, Any]], key: str) -> str:
 
 def cache_of(place: Any) -> int:
     """Bytes of the second-level cache."""
-    from nbcnn.gpu.language import cuda
+    from nbcnn.gpu.compiler import numba_cuda
 
-    return int(getattr(cuda.get_current_device(), "L2_CACHE_SIZE", 0))
+    return int(getattr(numba_cuda().get_current_device(), "L2_CACHE_SIZE", 0))
 
 
 def validate(session: Any) -> dict[str, Any]:
@@ -138,7 +138,7 @@ def validate(session: Any) -> dict[str, Any]:
 
 def main(argv: Sequence[str]) -> int:
     """The training step that is counted: the third one, launch by launch, after two replays of the graph."""
-    from nbcnn.gpu.language import cuda
+    from nbcnn.gpu.compiler import numba_cuda
     from nbcnn.lab.measure.rung import session_for
 
     mode, precision, batch, fusing = argv
@@ -147,10 +147,10 @@ def main(argv: Sequence[str]) -> int:
     for _ in range(2):
         session.step()
         session.begin_epoch(0)
-    cuda.profile_start()
+    numba_cuda().profile_start()
     session.step(Program.run)
     place.synchronize()
-    cuda.profile_stop()
+    numba_cuda().profile_stop()
     return 0
 
 

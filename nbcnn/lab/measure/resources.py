@@ -6,7 +6,8 @@ from math import prod
 from typing import Any
 
 from nbcnn.gpu.capture import checked
-from nbcnn.gpu.language import SIMULATOR, cuda
+from nbcnn.gpu.compiler import bindings, function_of, numba_cuda
+from nbcnn.gpu.language import SIMULATOR, resolved
 from nbcnn.lab.measure.occupancy import WARP, arch_of, occupancy
 from nbcnn.ops.kernel.call import Launch
 
@@ -20,24 +21,22 @@ def resources(launch: Any) -> dict[str, Any] | None:
     """
     if SIMULATOR or not isinstance(launch, Launch):
         return None
-    from cuda.bindings import driver
-
-    function = launch.kernel._compile_for_args(*launch.args)._codelibrary.get_cufunc()
+    driver, compiled = bindings("driver"), function_of(resolved(launch.kernel), launch.args)
     threads = _product(launch.block)
-    function_of = checked(driver.cuKernelGetFunction(function.handle), "look up a kernel")
-    blocks = int(checked(driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(function_of, threads, launch.shared), "work out an occupancy"))
-    arch, shared = arch_of(cuda.get_current_device().compute_capability), function.attrs.shared + launch.shared
+    function = checked(driver.cuKernelGetFunction(compiled.handle), "look up a kernel")
+    blocks = int(checked(driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(function, threads, launch.shared), "work out an occupancy"))
+    arch, shared = arch_of(numba_cuda().get_current_device().compute_capability), compiled.attrs.shared + launch.shared
     return {
         "kernel": launch.name,
         "blocks": _product(launch.grid),
         "threads": threads,
-        "registers": function.attrs.regs,
-        "local_bytes": function.attrs.local,
+        "registers": compiled.attrs.regs,
+        "local_bytes": compiled.attrs.local,
         "shared_bytes": shared,
         "resident_blocks": blocks,
         "resident_warps": blocks * -(-threads // WARP),
-        "occupancy": blocks * threads / cuda.get_current_device().MAX_THREADS_PER_MULTIPROCESSOR,
-        "limited_by": occupancy(arch, threads, function.attrs.regs, shared).limit if arch else None,
+        "occupancy": blocks * threads / numba_cuda().get_current_device().MAX_THREADS_PER_MULTIPROCESSOR,
+        "limited_by": occupancy(arch, threads, compiled.attrs.regs, shared).limit if arch else None,
     }
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.capture import Moment
-from nbcnn.gpu.language import cuda
+from nbcnn.gpu.compiler import numba_cuda
 from nbcnn.lab.measure.timing import Timing, sensible_count, summarise, time_calls
 from nbcnn.run.program import Program
 from nbcnn.run.timeline import wait_launch
@@ -105,14 +105,14 @@ def time_alone(session: Any, rounds: int = 7, rest: float = 0.02) -> list[float]
         for _, launches in program.bound:
             place.synchronize()
             time.sleep(rest)
-            pair = (cuda.event(), cuda.event())
+            pair = (numba_cuda().event(), numba_cuda().event())
             wait_launch(AHEAD_MS).run(stream)
             pair[0].record(stream)
             for launch in launches:
                 launch.run(stream)
             pair[1].record(stream)
             pair[1].synchronize()
-            spent.append(float(cuda.event_elapsed_time(*pair)))
+            spent.append(float(numba_cuda().event_elapsed_time(*pair)))
         rows.append(spent)
 
     for _ in range(rounds):

@@ -113,15 +113,15 @@ def _between(place: Any, call: Callable[[], None], count: int) -> list[float]:
             call()
             marks.append(time.perf_counter())
         return [(b - a) * 1e3 for a, b in pairwise(marks)]
-    from nbcnn.gpu.language import cuda
+    from nbcnn.gpu.compiler import numba_cuda
 
-    events = [cuda.event() for _ in range(count + 1)]
+    events = [numba_cuda().event() for _ in range(count + 1)]
     events[0].record(place.stream)
     for event in events[1:]:
         call()
         event.record(place.stream)
     place.synchronize()
-    return [float(cuda.event_elapsed_time(a, b)) for a, b in pairwise(events)]
+    return [float(numba_cuda().event_elapsed_time(a, b)) for a, b in pairwise(events)]
 
 
 def time_all_reduce(team: Team, session: TrainingSession) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.device import allow_shared, check_together
+from nbcnn.gpu.language import resolved
 from nbcnn.ops.kernel.traffic import Traffic
 
 Shape = tuple[int, ...]
@@ -110,17 +111,18 @@ class Launch:
     ) -> None:
         self.keep, self.together = keep, together
         self.kernel, self.grid, self.block, self.args, self.shared = kernel, grid, block, tuple(args), shared
-        self._allowed = False
+        self._real: Any = None
         self.name = name or getattr(getattr(kernel, "py_func", kernel), "__name__", "kernel")
 
     def run(self, stream: Any = 0) -> None:
         """Enqueue the kernel on `stream` (the first run compiles it). Raises RuntimeError if blocks that need each other would not meet."""
-        if not self._allowed:
-            allow_shared(self.kernel, self.args, self.shared)
+        if self._real is None:
+            real = resolved(self.kernel)
+            allow_shared(real, self.args, self.shared)
             if self.together:
-                check_together(self.kernel, self.args, self.grid, self.block)
-            self._allowed = True
-        self.kernel[self.grid, self.block, stream, self.shared](*self.args)
+                check_together(real, self.args, self.grid, self.block)
+            self._real = real
+        self._real[self.grid, self.block, stream, self.shared](*self.args)
 
 
 class HostCall:

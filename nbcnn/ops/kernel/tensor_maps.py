@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from nbcnn.gpu.compiler import bindings
 from nbcnn.gpu.device import constant
 
 ROW_BYTES = 128
@@ -27,8 +28,7 @@ def encode_tiled(
     """
     if not _on_device(array):
         return np.zeros(_WORDS, np.int64)
-    from cuda.bindings import driver
-
+    driver = bindings("driver")
     size = array.dtype.itemsize
     steps = strides if strides is not None else [int(v) for v in np.cumprod(shape[:-1])]
     result = driver.cuTensorMapEncodeTiled(
@@ -54,8 +54,7 @@ def encode_im2col(
     """
     if not _on_device(array):
         return np.zeros(_WORDS, np.int64)
-    from cuda.bindings import driver
-
+    driver = bindings("driver")
     size = array.dtype.itemsize
     N, H, W, C = shape
     result = driver.cuTensorMapEncodeIm2col(

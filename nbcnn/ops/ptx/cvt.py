@@ -7,29 +7,29 @@ from __future__ import annotations
 
 import numpy as np
 
-from nbcnn.gpu.language import SIMULATOR, cuda, f4, i4, jit, types, u4
+from nbcnn.gpu.language import SIMULATOR, f4, i4, jit, types, u4
 
 if SIMULATOR:
     from nbcnn.plan.storage import encode
 
-    @cuda.jit(device=True)
+    @jit(device=True)
     def float_bits(x):
         return np.float32(x).view(np.uint32)
 
-    @cuda.jit(device=True)
+    @jit(device=True)
     def bits_float(word):
         return np.uint32(word).view(np.float32)
 
-    @cuda.jit(device=True)
+    @jit(device=True)
     def bf16x2(low, high):
         a, b = encode(np.array([low, high], np.float32), "bfloat16")
         return np.uint32(int(a) | int(b) << 16)
 
-    @cuda.jit(device=True)
+    @jit(device=True)
     def unknown(x):
         return x
 
-    @cuda.jit(device=True)
+    @jit(device=True)
     def tf32(x):
         return encode(np.array([x], np.float32), "tfloat32")[0]
 else:

@@ -6,27 +6,27 @@ compiler's own exp and division add steps for subnormal numbers, of which there 
 
 from __future__ import annotations
 
-from nbcnn.gpu.language import SIMULATOR, cuda, f4
+from nbcnn.gpu.language import SIMULATOR, f4, jit
 
 LOG2E = 1.4426950408889634
 
 if SIMULATOR:
     import numpy as np
 
-    @cuda.jit(device=True)
+    @jit(device=True)
     def exp2(x):
         with np.errstate(over="ignore", under="ignore"):
             return np.exp2(np.float32(x))
 
-    @cuda.jit(device=True)
+    @jit(device=True)
     def reciprocal(x):
         return np.float32(1) / np.float32(x)
 
-    @cuda.jit(device=True)
+    @jit(device=True)
     def larger(a, b):
         return np.maximum(a, b)
 
-    @cuda.jit(device=True)
+    @jit(device=True)
     def tanh(x):
         return np.tanh(np.float32(x))
 else:

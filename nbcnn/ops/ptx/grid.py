@@ -19,16 +19,16 @@ from nbcnn.gpu.language import SIMULATOR, cuda, i4, i8, jit, types
 
 if SIMULATOR:
 
-    @cuda.jit(device=True)
+    @jit(device=True)
     def fresh(array, offset):
         return array[offset]
 
-    @cuda.jit(device=True)
+    @jit(device=True)
     def send(packets, at, turn, a, b):
         packets[4 * at], packets[4 * at + 2] = np.array([a, b], np.float32).view(np.int32)
         packets[4 * at + 1] = packets[4 * at + 3] = turn
 
-    @cuda.jit(device=True)
+    @jit(device=True)
     def receive(packets, at, turn):
         while packets[4 * at + 1] != turn or packets[4 * at + 3] != turn:
             pass

@@ -16,7 +16,7 @@ WARP = 32
 if SIMULATOR:
     LARGEST_BLOCK = 1024
 
-    @cuda.jit(device=True)
+    @jit(device=True)
     def warp_sum(value):
         lanes = cuda.shared.array(LARGEST_BLOCK, types.float64)
         tid = cuda.threadIdx.x
@@ -28,12 +28,12 @@ if SIMULATOR:
             terms = [terms[i] + terms[i + half] for i in range(half)]
         return terms[0]
 
-    @cuda.jit(device=True)
+    @jit(device=True)
     def warp_sum_everywhere(value):
         return warp_sum(value)
 
     def sum_over(bits):
-        @cuda.jit(device=True)
+        @jit(device=True)
         def add(value):
             lanes = cuda.shared.array(LARGEST_BLOCK, types.float64)
             tid = cuda.threadIdx.x
@@ -47,11 +47,11 @@ if SIMULATOR:
 
         return add
 
-    @cuda.jit(device=True)
+    @jit(device=True)
     def warp_barrier():
         cuda.syncthreads()
 
-    @cuda.jit(device=True)
+    @jit(device=True)
     def exchange_word(word, mask):
         words = cuda.shared.array(LARGEST_BLOCK, types.uint32)
         tid = cuda.threadIdx.x

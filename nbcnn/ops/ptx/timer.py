@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from nbcnn.gpu.language import SIMULATOR, cuda, types
+from nbcnn.gpu.language import SIMULATOR, jit, types
 
 if SIMULATOR:
     import time
 
-    @cuda.jit(device=True)
+    @jit(device=True)
     def cycles():
         return time.perf_counter_ns()
 

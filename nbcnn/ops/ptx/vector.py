@@ -8,33 +8,33 @@ words of two, the first in the lower half; `nbcnn.ops.ptx.cvt` makes floats of t
 
 from __future__ import annotations
 
-from nbcnn.gpu.language import SIMULATOR, cuda, f4, i4, i8, jit, types, u4
+from nbcnn.gpu.language import SIMULATOR, f4, i4, i8, jit, types, u4
 
 if SIMULATOR:
 
-    @cuda.jit(device=True)
+    @jit(device=True)
     def load4(array, offset):
         return array[offset], array[offset + 1], array[offset + 2], array[offset + 3]
 
-    @cuda.jit(device=True)
+    @jit(device=True)
     def load4_if(array, offset, wanted):
         if wanted:
             return array[offset], array[offset + 1], array[offset + 2], array[offset + 3]
         return f4(0), f4(0), f4(0), f4(0)
 
-    @cuda.jit(device=True)
+    @jit(device=True)
     def load1_if(array, offset, wanted):
         return array[offset] if wanted else f4(0)
 
-    @cuda.jit(device=True)
+    @jit(device=True)
     def store4(array, offset, a, b, c, d):
         array[offset], array[offset + 1], array[offset + 2], array[offset + 3] = a, b, c, d
 
-    @cuda.jit(device=True)
+    @jit(device=True)
     def store2(array, offset, a, b):
         array[offset], array[offset + 1] = a, b
 
-    @cuda.jit(device=True)
+    @jit(device=True)
     def shared_store1(array, offset, a):
         array[offset] = a
 
@@ -46,28 +46,28 @@ if SIMULATOR:
     def _put(array, i, word):
         array[i], array[i + 1] = int(word) & 0xFFFF, int(word) >> 16
 
-    @cuda.jit(device=True)
+    @jit(device=True)
     def load_bf16x8(array, offset):
         return tuple(_word(array, offset + 2 * i) for i in range(4))
 
-    @cuda.jit(device=True)
+    @jit(device=True)
     def load_bf16x8_if(array, offset, wanted):
         return tuple(_word(array, offset + 2 * i) if wanted else u4(0) for i in range(4))
 
-    @cuda.jit(device=True)
+    @jit(device=True)
     def load_bf16x4(array, offset):
         return _word(array, offset), _word(array, offset + 2)
 
-    @cuda.jit(device=True)
+    @jit(device=True)
     def load_bf16x4_if(array, offset, wanted):
         return (_word(array, offset), _word(array, offset + 2)) if wanted else (u4(0), u4(0))
 
-    @cuda.jit(device=True)
+    @jit(device=True)
     def store_bf16x8(array, offset, a, b, c, d):
         for i, word in enumerate((a, b, c, d)):
             _put(array, offset + 2 * i, word)
 
-    @cuda.jit(device=True)
+    @jit(device=True)
     def store_bf16x4(array, offset, a, b):
         _put(array, offset, a)
         _put(array, offset + 2, b)

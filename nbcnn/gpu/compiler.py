@@ -1,0 +1,358 @@
+"""The one door to the compiler: no other module imports Numba, llvmlite or NVIDIA's bindings, and this one does so at the first use.
+
+What kernels are made of is described in `nbcnn.gpu.language`; here the descriptions become Numba's own things: dispatchers,
+intrinsics, types. A *dispatcher* is what Numba's `cuda.jit` returns, or in the simulator what stands in its place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import os
+import pickle
+import threading
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import cache
+from operator import attrgetter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from nbcnn.gpu import kernel_cache
+
+INSTALL = 'install the extra cu13, or cu12 for drivers before 580: pip install "nbcnn[cu13]"'
+"""What brings Numba-CUDA and the CUDA toolkit."""
+
+
+class CompilerMissing(RuntimeError):
+    """Numba-CUDA is not installed or cannot be imported; the message names the extra that brings it."""
+
+    exit_code = 4
+
+
+def _simulating() -> bool:
+    """NUMBA_ENABLE_CUDASIM as Numba reads it: an integer, 0 where it is none."""
+    try:
+        return bool(int(os.environ.get("NUMBA_ENABLE_CUDASIM", "0")))
+    except ValueError:
+        return False
+
+
+SIMULATOR = _simulating()
+"""True when NUMBA_ENABLE_CUDASIM=1: kernels run as Python threads, without a GPU."""
+
+_NOT_IN_SIMULATOR = ("launch_bounds", "max_registers", "lto", "cache")
+
+
+@cache
+def _folder() -> Path | None:
+    return kernel_cache.folder()
+
+
+@cache
+def _opened() -> tuple[Any, str]:
+    """The module `numba.cuda`, made ready; or None, and the reason why it cannot be imported."""
+    # Read when Numba is imported; and set for worker processes, which shall look in the same place.
+    folder = _folder()
+    if folder is not None:
+        os.environ["NUMBA_CACHE_DIR"] = str(folder)
+    try:
+        from numba import cuda
+        from numba.cuda.core import config, errors
+    except ModuleNotFoundError as error:
+        found = "is not installed" if (error.name or "").split(".")[0] in ("numba", "numba_cuda") else f"lacks a package ({error})"
+        return None, f"Numba-CUDA {found}: {INSTALL}"
+    except Exception as error:  # a version of NumPy or of Numba that it does not go with: each fails in its own way
+        return None, f"Numba-CUDA cannot be imported ({type(error).__name__}: {error}): {INSTALL}"
+    if folder is not None:
+        config.CACHE_DIR = str(folder)  # Numba may have been imported by somebody else before
+    # One block of a small test shape is no performance problem, and users cannot act on the message.
+    warnings.simplefilter("ignore", errors.NumbaPerformanceWarning)
+    if bool(config.ENABLE_CUDASIM) != SIMULATOR:
+        raise RuntimeError("Numba and NUMBA_ENABLE_CUDASIM do not agree on the simulator: set the variable before Python starts, and nothing else")
+    if SIMULATOR:
+        _make_shared_arrays_once()
+    return cuda, ""
+
+
+def missing() -> str | None:
+    """None if Numba-CUDA can be imported, else the reason in words, with the extra that brings it."""
+    return _opened()[1] or None
+
+
+def numba_cuda() -> Any:
+    """The module `numba.cuda`: streams, events, memory and devices of the host's side. Raises CompilerMissing."""
+    module, reason = _opened()
+    if module is None:
+        raise CompilerMissing(reason)
+    return module
+
+
+def bindings(name: str) -> Any:
+    """The module `name` ("driver", "runtime", "nvml") of NVIDIA's `cuda.bindings`. Raises ImportError where it is not installed."""
+    return importlib.import_module(f"cuda.bindings.{name}")
+
+
+def named(path: str) -> Any:
+    """What Numba has under a dotted name, such as "cuda.shared.array" or "types.float32"."""
+    numba_cuda()
+    return attrgetter(path)(importlib.import_module("numba"))
+
+
+def dispatcher(function: Callable[..., Any], options: Mapping[str, Any]) -> Any:
+    """`cuda.jit(**options)(function)`, less the options that the simulator does not know. Compiled kernels are kept on disk."""
+    chosen = dict(options)
+    if not chosen.get("device"):
+        chosen.setdefault("cache", _folder() is not None)
+    if SIMULATOR:
+        for name in _NOT_IN_SIMULATOR:
+            chosen.pop(name, None)
+    return numba_cuda().jit(**chosen)(function)
+
+
+def argument_types(kernel: Any, args: Sequence[Any]) -> tuple[Any, ...]:
+    """Numba's types of a launch's arguments."""
+    return tuple(kernel.typeof_pyval(value) for value in args)
+
+
+def scalar_type(dtype: np.dtype | type | str) -> Any:
+    """Numba's type of a NumPy scalar."""
+    return named(f"types.{np.dtype(dtype).name}")
+
+
+def array_type(dtype: np.dtype | type | str) -> Any:
+    """Numba's type of a flat contiguous array."""
+    return named("types.Array")(scalar_type(dtype), 1, "C")
+
+
+def function_of(kernel: Any, args: Sequence[Any]) -> Any:
+    """The driver's function of `kernel`, compiled for `args`: `handle` and `attrs`."""
+    return kernel._compile_for_args(*args)._codelibrary.get_cufunc()
+
+
+def blocks_together(kernel: Any, args: Sequence[Any], threads: int) -> int:
+    """How many blocks of `kernel`, compiled for `args`, the GPU holds at once."""
+    return int(kernel._compile_for_args(*args).max_cooperative_grid_blocks(threads))
+
+
+def loaded_kernel(kernel: Any, types: tuple[Any, ...]) -> bool:
+    """True if `kernel` is ready for these Numba types: compiled here before, or now loaded from the disk cache."""
+    if types in kernel.overloads:
+        return True
+    found = kernel._cache.load_overload(types, kernel.targetctx)
+    if found is None:
+        return False
+    kernel.add_overload(found, types)
+    return True
+
+
+def compile_apart(kernel: Any, types: tuple[Any, ...]) -> bytes:
+    """`kernel` compiled for these Numba types, in a form that `adopt` takes in another process; this one's cache is left alone."""
+    from numba.cuda.core.caching import dumps
+    from numba.cuda.dispatcher import _Kernel
+
+    made = _Kernel(kernel.py_func, types, **kernel.targetoptions)
+    made.bind()
+    return bytes(dumps(made._reduce_states()))
+
+
+def adopt(kernel: Any, types: tuple[Any, ...], compiled: bytes) -> None:
+    """Take over what another process compiled, and keep it in the disk cache."""
+    from numba.cuda.dispatcher import _Kernel
+
+    made = _Kernel._rebuild(**pickle.loads(compiled))
+    made.target_context = kernel.targetctx  # which a rebuilt kernel lacks, and the cache's key is made of
+    kernel._cache.save_overload(types, made)
+    kernel.add_overload(made, types)
+
+
+def cubin(kernel: Any, types: tuple[Any, ...], arch: str) -> bytes:
+    """`kernel` compiled for these Numba types and an architecture such as "75" or "90a" the way Numba does it at run time (NVVM link-time
+    IR, then nvJitLink), without a GPU. Raises whatever Numba, NVVM or nvJitLink raise."""
+    library, cc = _library(kernel, types, arch, lto=True)
+    library._lto, library._max_registers = True, kernel.targetoptions.get("max_registers")
+    return bytes(library.get_cubin(cc=cc).code)
+
+
+def ptx(kernel: Any, types: tuple[Any, ...], arch: str) -> str:
+    """The PTX of `kernel`, as `cubin`: registers are given out to it only later."""
+    library, cc = _library(kernel, types, arch, lto=False)
+    return str(library.get_asm_str(cc=cc))
+
+
+def _library(kernel: Any, args: tuple[Any, ...], arch: str, lto: bool) -> tuple[Any, tuple[Any, ...]]:
+    """What Numba makes of a kernel before linking, and the compute capability."""
+    numba_cuda()
+    from numba.cuda import compiler, dispatcher
+
+    digits = arch.rstrip("abcdefghijklmnopqrstuvwxyz")
+    cc: tuple[Any, ...] = (int(digits[:-1]), int(digits[-1])) + ((arch[len(digits) :],) if arch != digits else ())
+    device = SimpleNamespace(compute_capability=cc[:2])
+    options = kernel.targetoptions
+    # Device functions ask the current device for its compute capability; without a GPU there is none to ask.
+    with ExitStack() as patches:
+        for module in (dispatcher, compiler):
+            patches.enter_context(mock.patch.object(module, "get_current_device", return_value=device))
+        library, _ = compiler._compile_pyfunc_with_fixup(
+            kernel.py_func,
+            named("types.void")(*args),
+            device=False,
+            abi="numba",
+            cc=cc[:2],
+            fastmath=options.get("fastmath", False),
+            launch_bounds=options.get("launch_bounds"),
+            lto=lto,
+        )
+    return library, cc
+
+
+# Intrinsics. The names given to Numba are derived from the instruction's text: Numba pickles a closure to find a kernel in the disk cache,
+# and an intrinsic's default identity is random, so that the cache would never hit. For the same reason the closures here hold nothing of
+# llvmlite: its types change their pickle once they have been printed.
+
+_LETTERS = {"uint16": "h", "uint32": "r", "int32": "r", "uint64": "l", "int64": "l", "float32": "f"}
+"""Constraint letters of inline PTX."""
+
+
+def _llvm(letter: str) -> Any:
+    """The LLVM type of a constraint letter."""
+    from llvmlite import ir
+
+    return {"f": ir.FloatType(), "h": ir.IntType(16), "r": ir.IntType(32), "l": ir.IntType(64)}[letter]
+
+
+def _emit(builder: Any, asm: str, constraints: str, results: str, operands: str, effect: bool, values: Any) -> Any:
+    from llvmlite import ir
+
+    kinds: Any = [_llvm(c) for c in results]
+    returned = ir.VoidType() if not kinds else kinds[0] if len(kinds) == 1 else ir.LiteralStructType(kinds)
+    function = ir.FunctionType(returned, [_llvm(c) for c in operands])
+    return builder.call(ir.InlineAsm(function, asm, constraints, side_effect=effect), values)
+
+
+def _intrinsic(function: Callable[..., Any], text: str) -> Any:
+    numba_cuda()
+    from numba.cuda.extending import intrinsic
+
+    made = intrinsic(function)
+    made._set_uuid("asm-" + hashlib.sha256(text.encode()).hexdigest())
+    return made
+
+
+def instruction(name: str, asm: str, results: tuple[str, ...], operands: tuple[str, ...], as_tuple: bool, pure: bool) -> Any:
+    """The intrinsic that emits `asm`; `results` and `operands` are names of scalar types."""
+    types = named("types")
+    from numba.cuda.typing import signature
+
+    gives = "".join(_LETTERS[kind] for kind in results)
+    takes = "".join(_LETTERS[kind] for kind in operands)
+    clobber = [] if pure else ["~{memory}"]
+    constraints = ",".join(["=" + c for c in gives] + list(takes) + clobber)
+    kinds = [getattr(types, kind) for kind in results]
+    returned = types.void if not kinds else types.UniTuple(kinds[0], len(kinds)) if as_tuple else kinds[0]
+    effect = not pure
+
+    def codegen(context: Any, builder: Any, sig: Any, values: Any) -> Any:
+        from numba.cuda import cgutils
+
+        made = _emit(builder, asm, constraints, gives, takes, effect, values)
+        if not gives:
+            return context.get_dummy_value()
+        if not as_tuple:
+            return made
+        return cgutils.pack_array(builder, [builder.extract_value(made, i) for i in range(len(gives))])
+
+    arguments = "".join(f", a{i}" for i in range(len(operands)))
+    scope: dict[str, Any] = {"sig": signature(returned, *(getattr(types, kind) for kind in operands)), "codegen": codegen}
+    exec(f"def {name}(typingctx{arguments}):\n    return sig, codegen\n", scope)
+    return _intrinsic(scope[name], f"{name}|{asm}|{constraints}")
+
+
+def accumulating(name: str, asm: str, count: int, first: int, operands: tuple[str, ...]) -> Any:
+    """The intrinsic (acc, *operands) that emits `asm` with acc[first : first + count], float32, tied to registers that it reads and writes."""
+    types = named("types")
+    from numba.cuda.typing import signature
+
+    takes = "".join(_LETTERS[kind] for kind in operands)
+    constraints = ",".join(["=f"] * count + list(takes) + [str(i) for i in range(count)] + ["~{memory}"])
+
+    def codegen(context: Any, builder: Any, sig: Any, values: Any) -> Any:
+        from llvmlite import ir
+
+        data = context.make_array(sig.args[0])(context, builder, value=values[0]).data
+        elements = [builder.gep(data, [ir.Constant(ir.IntType(32), first + i)]) for i in range(count)]
+        loaded = [builder.load(element) for element in elements]
+        made = _emit(builder, asm, constraints, "f" * count, takes + "f" * count, True, [*values[1:], *loaded])
+        for i, element in enumerate(elements):
+            builder.store(builder.extract_value(made, i), element)
+        return context.get_dummy_value()
+
+    arguments = "".join(f", a{i}" for i in range(len(operands)))
+    taken = tuple(getattr(types, kind) for kind in operands)
+    scope: dict[str, Any] = {"signature": signature, "void": types.void, "operands": taken, "codegen": codegen}
+    exec(f"def {name}(typingctx, acc{arguments}):\n    return signature(void, acc, *operands), codegen\n", scope)
+    return _intrinsic(scope[name], f"{name}|{asm}|{constraints}|{first}")
+
+
+def byte_address(space: int, number: str) -> Any:
+    """The intrinsic (array) -> the address of its first element in an address space, as this type."""
+    letter = _LETTERS[number]
+
+    def address(typingctx, array):
+        from numba import types
+        from numba.cuda.typing import signature
+
+        def codegen(context: Any, builder: Any, sig: Any, values: Any) -> Any:
+            from llvmlite import ir
+
+            data = context.make_array(sig.args[0])(context, builder, value=values[0]).data
+            pointer = builder.bitcast(data, ir.IntType(8).as_pointer())
+            in_space = builder.addrspacecast(pointer, ir.PointerType(ir.IntType(8), space))
+            return builder.ptrtoint(in_space, _llvm(letter))
+
+        return signature(getattr(types, number), array), codegen
+
+    return _intrinsic(address, f"address of space {space}")
+
+
+# The simulator.
+
+
+class _MadeOnce(dict):
+    """Shared arrays of a simulated block by the line that asks for them. Numba looks for one, then makes it: two threads that do so at the
+    same time would have one each. Here whoever finds none keeps the others waiting until it has put its own in.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.making = threading.Lock()
+
+    def get(self, line: Any, default: Any = None) -> Any:
+        found = super().get(line, default)
+        if found is None:
+            self.making.acquire()
+            found = super().get(line, default)
+            if found is not None:
+                self.making.release()
+        return found
+
+    def __setitem__(self, line: Any, array: Any) -> None:
+        super().__setitem__(line, array)
+        self.making.release()
+
+
+def _make_shared_arrays_once() -> None:
+    from numba.cuda.simulator.kernelapi import FakeCUDAShared
+
+    begin = FakeCUDAShared.__init__
+
+    def begin_with_lock(self: Any, dynshared_size: int) -> None:
+        begin(self, dynshared_size)
+        self._allocations = _MadeOnce()
+
+    FakeCUDAShared.__init__ = begin_with_lock
