@@ -101,7 +101,10 @@ def bindings(name: str) -> Any:
 def named(path: str) -> Any:
     """What Numba has under a dotted name, such as "cuda.shared.array" or "types.float32"."""
     numba_cuda()
-    return attrgetter(path)(importlib.import_module("numba"))
+    # Not `numba.types`, which becomes another module when somebody imports it by that name: kernels on disk would not be found again.
+    root, _, rest = path.partition(".")
+    module = importlib.import_module({"cuda": "numba.cuda", "types": "numba.core.types"}[root])
+    return attrgetter(rest)(module) if rest else module
 
 
 def dispatcher(function: Callable[..., Any], options: Mapping[str, Any]) -> Any:
@@ -212,8 +215,8 @@ def _library(kernel: Any, args: tuple[Any, ...], arch: str, lto: bool) -> tuple[
 
 
 # Intrinsics. The names given to Numba are derived from the instruction's text: Numba pickles a closure to find a kernel in the disk cache,
-# and an intrinsic's default identity is random, so that the cache would never hit. For the same reason the closures here hold nothing of
-# llvmlite: its types change their pickle once they have been printed.
+# and an intrinsic's default identity is random, so that the cache would never hit. For the same reason the closures here hold names of types
+# only: llvmlite's types change their pickle once they have been printed, and Numba's tuples are numbered in the order in which they are made.
 
 _LETTERS = {"uint16": "h", "uint32": "r", "int32": "r", "uint64": "l", "int64": "l", "float32": "f"}
 """Constraint letters of inline PTX."""
@@ -244,17 +247,21 @@ def _intrinsic(function: Callable[..., Any], text: str) -> Any:
     return made
 
 
-def instruction(name: str, asm: str, results: tuple[str, ...], operands: tuple[str, ...], as_tuple: bool, pure: bool) -> Any:
-    """The intrinsic that emits `asm`; `results` and `operands` are names of scalar types."""
-    types = named("types")
+def _signature(results: tuple[str, ...], operands: tuple[str, ...], as_tuple: bool) -> Any:
+    from numba.core import types
     from numba.cuda.typing import signature
 
+    kinds = [getattr(types, kind) for kind in results]
+    returned = types.void if not kinds else types.UniTuple(kinds[0], len(kinds)) if as_tuple else kinds[0]
+    return signature(returned, *(getattr(types, kind) for kind in operands))
+
+
+def instruction(name: str, asm: str, results: tuple[str, ...], operands: tuple[str, ...], as_tuple: bool, pure: bool) -> Any:
+    """The intrinsic that emits `asm`; `results` and `operands` are names of scalar types."""
     gives = "".join(_LETTERS[kind] for kind in results)
     takes = "".join(_LETTERS[kind] for kind in operands)
     clobber = [] if pure else ["~{memory}"]
     constraints = ",".join(["=" + c for c in gives] + list(takes) + clobber)
-    kinds = [getattr(types, kind) for kind in results]
-    returned = types.void if not kinds else types.UniTuple(kinds[0], len(kinds)) if as_tuple else kinds[0]
     effect = not pure
 
     def codegen(context: Any, builder: Any, sig: Any, values: Any) -> Any:
@@ -268,16 +275,20 @@ def instruction(name: str, asm: str, results: tuple[str, ...], operands: tuple[s
         return cgutils.pack_array(builder, [builder.extract_value(made, i) for i in range(len(gives))])
 
     arguments = "".join(f", a{i}" for i in range(len(operands)))
-    scope: dict[str, Any] = {"sig": signature(returned, *(getattr(types, kind) for kind in operands)), "codegen": codegen}
-    exec(f"def {name}(typingctx{arguments}):\n    return sig, codegen\n", scope)
+    scope: dict[str, Any] = {"signature": _signature, "types": (results, operands, as_tuple), "codegen": codegen}
+    exec(f"def {name}(typingctx{arguments}):\n    return signature(*types), codegen\n", scope)
     return _intrinsic(scope[name], f"{name}|{asm}|{constraints}")
+
+
+def _accumulating_signature(acc: Any, operands: tuple[str, ...]) -> Any:
+    from numba.core import types
+    from numba.cuda.typing import signature
+
+    return signature(types.void, acc, *(getattr(types, kind) for kind in operands))
 
 
 def accumulating(name: str, asm: str, count: int, first: int, operands: tuple[str, ...]) -> Any:
     """The intrinsic (acc, *operands) that emits `asm` with acc[first : first + count], float32, tied to registers that it reads and writes."""
-    types = named("types")
-    from numba.cuda.typing import signature
-
     takes = "".join(_LETTERS[kind] for kind in operands)
     constraints = ",".join(["=f"] * count + list(takes) + [str(i) for i in range(count)] + ["~{memory}"])
 
@@ -293,9 +304,8 @@ def accumulating(name: str, asm: str, count: int, first: int, operands: tuple[st
         return context.get_dummy_value()
 
     arguments = "".join(f", a{i}" for i in range(len(operands)))
-    taken = tuple(getattr(types, kind) for kind in operands)
-    scope: dict[str, Any] = {"signature": signature, "void": types.void, "operands": taken, "codegen": codegen}
-    exec(f"def {name}(typingctx, acc{arguments}):\n    return signature(void, acc, *operands), codegen\n", scope)
+    scope: dict[str, Any] = {"signature": _accumulating_signature, "operands": operands, "codegen": codegen}
+    exec(f"def {name}(typingctx, acc{arguments}):\n    return signature(acc, operands), codegen\n", scope)
     return _intrinsic(scope[name], f"{name}|{asm}|{constraints}|{first}")
 
 
@@ -304,7 +314,7 @@ def byte_address(space: int, number: str) -> Any:
     letter = _LETTERS[number]
 
     def address(typingctx, array):
-        from numba import types
+        from numba.core import types
         from numba.cuda.typing import signature
 
         def codegen(context: Any, builder: Any, sig: Any, values: Any) -> Any:

@@ -61,7 +61,7 @@ kernels = (
     b0_held.fprop_kernel("float32", "NCHW", 0, Held(1, 8, 256, 7, 1, 4, together=1), "all"),
 )
 for kernel in kernels:
-    print(hashlib.sha256(dumps([cell.cell_contents for cell in kernel.py_func.__closure__])).hexdigest())
+    print(hashlib.sha256(dumps([cell.cell_contents for cell in kernel.resolve().py_func.__closure__])).hexdigest())
 """
 
 

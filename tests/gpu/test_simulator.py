@@ -23,6 +23,7 @@ FILES = (
     "test_conv_evonorm_winograd.py",
     "test_bench_op.py",
     "test_compare.py",
+    "test_compiler_door.py",
     "test_conv_im2col.py",
     "test_conv_im2col_fused.py",
     "test_conv_naive_tiled.py",
