@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+from itertools import islice
+
 import numpy as np
 import pytest
 
 from nbcnn.check import gradcheck
 from nbcnn.check.cases import mean_cases
+from nbcnn.check.one_op import Bound, Unsupported
+from nbcnn.check.static import signature_of
 from nbcnn.gpu import device
 from nbcnn.gpu.device import Host
-from nbcnn.modes import MODES, REFERENCES
+from nbcnn.lab.measure import kernels
+from nbcnn.modes import COMMON, MODES, REFERENCES
 from nbcnn.ops.conv import fused
 from nbcnn.ops.kernel.call import Impl
 from nbcnn.ops.kernel.case import Case
@@ -45,21 +51,86 @@ def test_every_backward_op_is_checked_against_its_forward():
     assert backward - {"evonorm_b0_dgrad"} <= set(gradcheck.GRADIENTS)
 
 
+@pytest.mark.skipif(device.SIMULATOR, reason="the simulator runs the small cases, below")
 @pytest.mark.parametrize("key", MODES, ids="-".join)
 def test_row_is_within_its_bounds(key):
     row = MODES[key]
-    place = _here(row)
-    if device.SIMULATOR and key[0] in ("cpu", "tiled", "tensorcore"):
-        pytest.skip("in the simulator only convolutions and what is stored would differ from naive's, and those have files of their own")
-    cases = list(gradcheck.all_cases())
-    if device.SIMULATOR:
-        # It runs a thread as a Python thread: convolutions, losses and products run there per file, at sizes chosen for it, and norms here once each.
-        norms = {c.op: c for c in cases if "evonorm" in c.op and "conv_" not in c.op}
-        per_file = ("conv_", "conv1d", "evonorm", "softmax_xent", "rmsle", "gemm")
-        cases = [*norms.values(), *(c for c in cases if not any(part in c.op for part in per_file))]
-    findings = list(gradcheck.check_row(row, place, cases))
+    findings = list(gradcheck.check_row(row, _here(row), gradcheck.all_cases()))
     assert len(findings) >= 60
     assert [str(f) for f in findings if not f.ok] == []
+
+
+# -- without a GPU: every row, every op, every implementation, whether or not somebody has written a test for it
+
+GPU_ROWS = [key for key, row in MODES.items() if row.place == "gpu"]
+SMALLEST_FIRST = sorted(mean_cases(), key=lambda case: (case.ins[0].size < 10, sum(array.size for array in case.ins)))
+"""Small cases, those last that have a handful of elements."""
+SLOW = ("evonorm", "softmax_xent", "rmsle", "state", "grad_norm")
+"""Parts of the names of common ops whose kernels let threads wait for each other: a thread of the simulator is a Python thread."""
+
+
+def taken(row, op, impl, place):
+    """The small cases of an op that an implementation supports, the smallest first, bound to `place`."""
+    for case in SMALLEST_FIRST:
+        if case.op == op:
+            rounded = gradcheck.rounded(case, row.precision)
+            with contextlib.suppress(Unsupported):
+                yield case, Bound(impl, op, rounded.ins, case.outs, attrs=case.attrs, place=place, layout=row.layout, store=row.store)
+
+
+def own(key):
+    """(op, part, implementation): what a row has that no row before it has for the same layout."""
+    before = [MODES[other] for other in GPU_ROWS[: GPU_ROWS.index(key)] if MODES[other].layout == MODES[key].layout]
+    seen = {impl.bind for row in before for impl in implementations(row)}
+    for op in MODES[key].ops:
+        for part, impl in MODES[key].chain(op):
+            if impl.bind not in seen:
+                yield op, part, impl
+
+
+def implementations(row):
+    return [impl for op in row.ops for _, impl in row.chain(op)]
+
+
+@pytest.mark.skipif(not device.SIMULATOR, reason="a GPU runs all cases, above")
+@pytest.mark.parametrize("key", GPU_ROWS, ids="-".join)
+def test_what_a_row_adds_is_right_in_the_simulator(key, place):
+    """Kernels that every GPU can run: common ones on all small cases (on four in the second layout), others and slow ones on the smallest."""
+    row = MODES[key]
+    for op, part, impl in own(key):
+        if impl.lacks((0, 0)):
+            continue  # tensor cores and TMA: compiled, below
+        common = op in COMMON and not any(name in op for name in SLOW)
+        for case, bound in islice(taken(row, op, impl, place), (None if key == GPU_ROWS[0] else 4) if common else 1):
+            bound.run()
+            for got, wanted in zip(bound.results(), gradcheck.reference(case), strict=True):
+                error, limit = gradcheck.relative_error(got, wanted), gradcheck.bound(case, row.precision)
+                assert error <= limit, (part, op, case.label)
+
+
+@pytest.mark.skipif(device.SIMULATOR, reason="the simulator makes no tensor maps")
+@pytest.mark.parametrize("key", GPU_ROWS, ids="-".join)
+def test_every_op_of_a_row_is_planned(key):
+    """Bound to host memory as on the GPU that each implementation needs: tile, scratch, packed weights, a grid, and a count of bytes a launch."""
+    row, planned = MODES[key], {"convert"}  # which test_stored.py runs
+    for op in row.ops:
+        for part, impl in row.chain(op):
+            arch = arch_of(impl)
+            with kernels.as_if_on(arch):
+                bound = next((bound for _, bound in taken(row, op, impl, Host())), None)
+            if bound is None:
+                continue  # it wants larger operands than small cases have
+            planned.add(op)
+            assert bound.launches, (part, op)
+            assert all(signature_of(launch) for launch in bound.launches), (part, op)
+            if impl.traffic is not None:
+                assert len(impl.traffic(bound.call)) == len(bound.launches), (part, op)
+    assert planned >= set(row.ops)
+
+
+def arch_of(impl):
+    """The architecture of the first GPU that runs an implementation."""
+    return {(0, 0): "75", (8, 0): "80", (9, 0): "90a"}[impl.needs]
 
 
 def test_a_wrong_kernel_is_found():
