@@ -1,0 +1,92 @@
+"""The recipes of CONTRIBUTING.md, each followed in a temporary copy of the package: as many files as they say, and what they add works."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nbcnn.gpu import device
+
+ROOT = Path(__file__).parent.parent
+MOST_FILES = {"An element-wise op with its layer": 4, "A convolution mode": 4, "A model of one's own": 1}
+HELPERS = ("conftest.py", "compiled.py", "scripts.py", "test_parity.py", "test_elementwise.py")
+pytestmark = pytest.mark.skipif(device.SIMULATOR, reason="starts the simulator itself")
+
+
+def recipe(title: str) -> list[tuple[str, str]]:
+    """(language, code) of the blocks of a recipe."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    section = re.search(rf"^### {re.escape(title)}.*?(?=^##)", text, re.M | re.S)
+    assert section, title
+    return re.findall(r"```(python|diff)\n(.*?)```", section[0], re.S)
+
+
+def follow(title: str, copy: Path) -> set[str]:
+    """Follow a recipe in a copy of the package; returns the files that it touches."""
+    shutil.copytree(ROOT / "nbcnn", copy / "nbcnn", ignore=shutil.ignore_patterns("__pycache__", "results"))
+    (copy / "tests").mkdir()
+    for name in HELPERS:
+        shutil.copy(ROOT / "tests" / name, copy / "tests")
+    for name in ("pyproject.toml", "train.py", "extract_features.py"):
+        shutil.copy(ROOT / name, copy)
+    touched = set()
+    for language, code in recipe(title):
+        head, body = code.split("\n", 1)
+        path = head.removeprefix("# ").removeprefix("--- ")
+        touched.add(path)
+        if language == "python":
+            assert not (copy / path).exists(), path
+            (copy / path).write_text(body, encoding="utf-8")
+        else:
+            for hunk in body.split("@@\n"):
+                patch(copy / path, hunk)
+    assert len(touched) <= MOST_FILES[title]
+    return touched
+
+
+def patch(file: Path, hunk: str) -> None:
+    """Put the lines of a hunk with + in the place of those with -, behind those with a blank."""
+    lines = hunk.splitlines(keepends=True)
+    before = "".join(line[1:] for line in lines if line[0] in " -")
+    after = "".join(line[1:] for line in lines if line[0] in " +")
+    text = file.read_text(encoding="utf-8")
+    assert text.count(before) == 1, (file.name, before)
+    file.write_text(text.replace(before, after), encoding="utf-8")
+
+
+def run(copy: Path, *command: str, simulator: bool = False) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(copy), "NUMBA_ENABLE_CUDASIM": "1" if simulator else "0"}
+    done = subprocess.run([sys.executable, *command], cwd=copy, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    return done.stdout
+
+
+def test_an_op_with_its_layer(tmp_path):
+    touched = follow("An element-wise op with its layer", tmp_path)
+    assert "tests/test_hard_swish.py" in touched
+    options = ("-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-k", "hard_swish or every_activation or cases_cover", "tests")
+    assert "passed" in run(tmp_path, *options, simulator=True)
+    findings = "from nbcnn import gradcheck as g, cuda; row = g.REFERENCE; cases = [c for c in g.all_cases() if 'hard_swish' in c.op]; "
+    findings += "found = list(g.check_row(row, cuda.Host(), cases)); assert len(found) >= 12 and all(f.ok for f in found), found"
+    run(tmp_path, "-c", findings)
+
+
+def test_a_convolution_mode(tmp_path):
+    touched = follow("A convolution mode", tmp_path)
+    assert "nbcnn/plan/names.py" in touched
+    options = ("-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "tests/ops/test_parity.py", "tests/test_conv_by_rows.py", "-k")
+    assert "1 passed" in run(tmp_path, *options, "by-rows and simulator", simulator=True)
+    assert "3 passed" in run(tmp_path, *options, "by-rows and planned or spills")  # compiled for two architectures
+    assert "by-rows" in run(tmp_path, "-m", "nbcnn", "gradcheck", "--help")
+
+
+def test_a_model_of_ones_own(tmp_path):
+    assert follow("A model of one's own", tmp_path) == {"my_model.py"}
+    said = run(tmp_path, "-c", "from my_model import train; print(train('run'))")
+    assert float(said.split()[-1]) > 0.5  # ten classes; two short epochs recognise about 0.8
