@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from itertools import islice
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from nbcnn.check import gradcheck
 from nbcnn.check.cases import mean_cases
 from nbcnn.check.one_op import Bound, Unsupported
-from nbcnn.check.static import signature_of
+from nbcnn.check.static import ptx_of_launch, signature_of
 from nbcnn.gpu import device
 from nbcnn.gpu.device import Host
 from nbcnn.lab.measure import kernels
@@ -126,6 +127,30 @@ def test_every_op_of_a_row_is_planned(key):
             if impl.traffic is not None:
                 assert len(impl.traffic(bound.call)) == len(bound.launches), (part, op)
     assert planned >= set(row.ops)
+
+
+@functools.cache
+def beyond_the_simulator(key):
+    """By kernel function: (launch, architecture) of what a row runs on tensor cores or by TMA, the first op and the smallest case of each."""
+    row, found = MODES[key], {}
+    for op in row.ops:
+        for _, impl in row.chain(op):
+            if impl.lacks((0, 0)):
+                with kernels.as_if_on(arch_of(impl)):
+                    bound = next((bound for _, bound in taken(row, op, impl, Host())), None)
+                for launch in bound.launches if bound else ():
+                    found.setdefault(launch.kernel.py_func.__code__, (launch, arch_of(impl)))
+    return found
+
+
+@pytest.mark.skipif(device.SIMULATOR, reason="the simulator compiles nothing")
+@pytest.mark.parametrize("key", GPU_ROWS, ids="-".join)
+def test_what_the_simulator_cannot_run_compiles(key):
+    """Every kernel function that no row before has, once: Numba and NVVM take it. Registers and spills are the business of the kernels' own tests."""
+    before = {code for other in GPU_ROWS[: GPU_ROWS.index(key)] for code in beyond_the_simulator(other)}
+    for code, (launch, arch) in beyond_the_simulator(key).items():
+        if code not in before:
+            assert ".entry" in ptx_of_launch(launch, arch), launch.name
 
 
 def arch_of(impl):
