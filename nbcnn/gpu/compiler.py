@@ -248,9 +248,9 @@ def _intrinsic(function: Callable[..., Any], text: str) -> Any:
 
 
 def _signature(results: tuple[str, ...], operands: tuple[str, ...], as_tuple: bool) -> Any:
-    from numba.core import types
     from numba.cuda.typing import signature
 
+    types = named("types")
     kinds = [getattr(types, kind) for kind in results]
     returned = types.void if not kinds else types.UniTuple(kinds[0], len(kinds)) if as_tuple else kinds[0]
     return signature(returned, *(getattr(types, kind) for kind in operands))
@@ -281,9 +281,9 @@ def instruction(name: str, asm: str, results: tuple[str, ...], operands: tuple[s
 
 
 def _accumulating_signature(acc: Any, operands: tuple[str, ...]) -> Any:
-    from numba.core import types
     from numba.cuda.typing import signature
 
+    types = named("types")
     return signature(types.void, acc, *(getattr(types, kind) for kind in operands))
 
 
@@ -314,7 +314,6 @@ def byte_address(space: int, number: str) -> Any:
     letter = _LETTERS[number]
 
     def address(typingctx, array):
-        from numba.core import types
         from numba.cuda.typing import signature
 
         def codegen(context: Any, builder: Any, sig: Any, values: Any) -> Any:
@@ -325,7 +324,7 @@ def byte_address(space: int, number: str) -> Any:
             in_space = builder.addrspacecast(pointer, ir.PointerType(ir.IntType(8), space))
             return builder.ptrtoint(in_space, _llvm(letter))
 
-        return signature(getattr(types, number), array), codegen
+        return signature(named(f"types.{number}"), array), codegen
 
     return _intrinsic(address, f"address of space {space}")
 

@@ -79,7 +79,7 @@ class Number(Name):
         super().__init__(f"types.{name}")
         self.name = name
 
-    def __call__(self, value: Any) -> Any:  # type: ignore[override]
+    def __call__(self, value: Any) -> Any:
         """`value` as this type, by NumPy."""
         return getattr(np, self.name)(value)
 
@@ -208,7 +208,7 @@ def resolved(value: Any) -> Any:
         parts = [resolved(part) for part in value]
         if all(part is old for part, old in zip(parts, value, strict=True)):
             return value
-        return type(value)._make(parts) if hasattr(value, "_make") else type(value)(parts)  # type: ignore[attr-defined, union-attr]
+        return type(value)._make(parts) if hasattr(value, "_make") else type(value)(parts)
     if isinstance(value, dict):
         items = {key: resolved(part) for key, part in value.items()}
         return value if all(items[key] is value[key] for key in items) else items
