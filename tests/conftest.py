@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import numpy as np
 import pytest
 from scripts import TINY, exits, train
@@ -29,6 +31,16 @@ def gpu(place):
     if device.SIMULATOR:
         pytest.skip("real sizes need a real GPU")
     return place
+
+
+@pytest.fixture(autouse=True)
+def sigint_is_heeded():
+    """SIGINT interrupts every test and the programs that it starts. A shell has what it starts in the background ignore SIGINT, and children
+    inherit that.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

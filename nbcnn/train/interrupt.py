@@ -71,8 +71,11 @@ class Interrupts:
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """Within, SIGTERM unwinds the program as Ctrl-C does (exit code 143); outside of the main thread nothing changes."""
-    if threading.current_thread() is not threading.main_thread():
+    """Within, SIGTERM unwinds the program as Ctrl-C does (exit code 143); outside of the main thread nothing changes.
+
+    A process that ignores SIGTERM goes on ignoring it.
+    """
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) == signal.SIG_IGN:
         yield
         return
 

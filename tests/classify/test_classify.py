@@ -234,11 +234,8 @@ def test_an_interrupt_leaves_no_process_and_no_file(tmp_path, number, code):
     write(tmp_path / "features", rows, rows[:9], labels, labels[:9])
     # Noise with a huge C: libsvm would iterate for minutes.
     words = [str(tmp_path / "features"), "--c", "1e7", "--jobs", "2", "--device", "cpu", "--out", str(tmp_path / "out")]
-    # Tests in the background of a shell are started with SIGINT ignored, which children inherit.
-    lines = "import signal, sys", "signal.signal(signal.SIGINT, signal.default_int_handler)", "from nbcnn.cli.classify import main"
-    (tmp_path / "program.py").write_text("\n".join([*lines, "if __name__ == '__main__':", "    sys.exit(main(sys.argv[1:]))", ""]))
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, str(tmp_path / "program.py"), *words]
+    command = [sys.executable, "-m", "nbcnn", "classify", *words]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True, env=environment) as process:
         busy, until = [], time.monotonic() + 60
         # Solvers are the children that have worked for a second of processor time.

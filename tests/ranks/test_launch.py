@@ -46,9 +46,7 @@ def started(*words, **variables):
     """`python -m nbcnn launch` with these words, as a process."""
     environment = {name: value for name, value in os.environ.items() if name != "NUMBA_ENABLE_CUDASIM"} | {"PYTHONPATH": str(ROOT)} | variables
     command = [sys.executable, "-m", "nbcnn", "launch", *map(str, words)]
-    # A test runner in the background may ignore SIGINT, and children inherit that.
-    heed = lambda: signal.signal(signal.SIGINT, signal.default_int_handler)  # noqa: E731
-    return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=heed)
+    return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def ended(process, code, within=120):

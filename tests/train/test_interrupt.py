@@ -27,7 +27,6 @@ def send(number: int) -> None:
 def handlers():
     """Whatever a test does, the handlers are afterwards what they were."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -78,6 +77,13 @@ def test_termination_unwinds_where_nothing_is_to_be_finished():
         send(signal.SIGTERM)
     assert left.value.code == 143
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_an_ignored_termination_stays_ignored():
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    with terminable():
+        send(signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
 
 
 def test_another_thread_leaves_the_handlers_alone():
@@ -132,10 +138,8 @@ sys.exit(trainer.fit().exit_code)
 
 
 def small_run(folder: Path, number: int, when: str) -> int:
-    # A test runner in the background may ignore SIGINT, and children inherit that.
-    restore = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731
     command = [sys.executable, "-c", SMALL, str(folder), str(number), when]
-    return subprocess.run(command, stderr=subprocess.DEVNULL, preexec_fn=restore, timeout=60).returncode
+    return subprocess.run(command, stderr=subprocess.DEVNULL, timeout=60).returncode
 
 
 @pytest.fixture(scope="module")
@@ -149,6 +153,12 @@ def metrics(folder: Path) -> list[tuple]:
     """Everything in the metrics but times."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [(row["epoch"], row["step"], row["train_loss"], row["test_loss"]) for row in rows]
+
+
+def test_a_run_that_was_started_with_sigint_ignored_ignores_it(tmp_path, uninterrupted):
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a shell does before it starts a program in the background
+    assert small_run(tmp_path, signal.SIGINT, "evaluating") == 0
+    assert metrics(tmp_path) == uninterrupted[1]
 
 
 @pytest.mark.parametrize("when", ["writing", "evaluating", "copying"])
@@ -174,7 +184,6 @@ def train(*flags: str) -> subprocess.Popen:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 
