@@ -10,7 +10,6 @@ import hashlib
 import importlib
 import os
 import pickle
-import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -23,7 +22,7 @@ from unittest import mock
 
 import numpy as np
 
-from nbcnn.gpu import kernel_cache
+from nbcnn.gpu import kernel_cache, simulator
 
 INSTALL = 'install the extra cu13, or cu12 for drivers before 580: pip install "nbcnn[cu13]"'
 """What brings Numba-CUDA and the CUDA toolkit."""
@@ -76,7 +75,9 @@ def _opened() -> tuple[Any, str]:
     if bool(config.ENABLE_CUDASIM) != SIMULATOR:
         raise RuntimeError("Numba and NUMBA_ENABLE_CUDASIM do not agree on the simulator: set the variable before Python starts, and nothing else")
     if SIMULATOR:
-        _make_shared_arrays_once()
+        from numba.cuda.simulator import kernel, kernelapi
+
+        simulator.quicken(kernel, kernelapi, cuda)
     return cuda, ""
 
 
@@ -327,41 +328,3 @@ def byte_address(space: int, number: str) -> Any:
         return signature(named(f"types.{number}"), array), codegen
 
     return _intrinsic(address, f"address of space {space}")
-
-
-# The simulator.
-
-
-class _MadeOnce(dict):
-    """Shared arrays of a simulated block by the line that asks for them. Numba looks for one, then makes it: two threads that do so at the
-    same time would have one each. Here whoever finds none keeps the others waiting until it has put its own in.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.making = threading.Lock()
-
-    def get(self, line: Any, default: Any = None) -> Any:
-        found = super().get(line, default)
-        if found is None:
-            self.making.acquire()
-            found = super().get(line, default)
-            if found is not None:
-                self.making.release()
-        return found
-
-    def __setitem__(self, line: Any, array: Any) -> None:
-        super().__setitem__(line, array)
-        self.making.release()
-
-
-def _make_shared_arrays_once() -> None:
-    from numba.cuda.simulator.kernelapi import FakeCUDAShared
-
-    begin = FakeCUDAShared.__init__
-
-    def begin_with_lock(self: Any, dynshared_size: int) -> None:
-        begin(self, dynshared_size)
-        self._allocations = _MadeOnce()
-
-    FakeCUDAShared.__init__ = begin_with_lock

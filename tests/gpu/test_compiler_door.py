@@ -416,34 +416,6 @@ def test_an_instruction_that_the_simulator_lacks_says_so_when_it_is_called():
         kernel[1, 1](x, True)
 
 
-@SIMULATES
-def test_threads_of_a_simulated_block_share_one_array():
-    """Numba looks for a shared array, then makes it. A slow maker lets every thread look before any has put its own in."""
-    from numba.cuda.simulator import kernelapi
-
-    shared, made, slow = kernelapi.FakeCUDAShared(0), [], kernelapi.np.empty
-    begin = threading.Barrier(8)
-
-    def empty(*args):
-        threading.Event().wait(0.01)
-        return slow(*args)
-
-    def thread():
-        begin.wait()
-        made.append(shared.array(4, np.float32))
-
-    compiler.numba_cuda()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernelapi, "np", python.SimpleNamespace(empty=empty))
-        threads = [threading.Thread(target=thread) for _ in range(8)]
-        for one in threads:
-            one.start()
-        for one in threads:
-            one.join()
-    assert len({id(array) for array in made}) == 1
-    assert len(made) == 8
-
-
 # Descriptions on the host
 
 

@@ -52,6 +52,7 @@ FILES = (
     "test_study_times.py",
     "test_svm.py",
     "test_traffic.py",
+    "test_turns.py",
     "test_unpool_pack.py",
 )
 

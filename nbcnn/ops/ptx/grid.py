@@ -16,6 +16,7 @@ from __future__ import annotations
 import numpy as np
 
 from nbcnn.gpu.language import SIMULATOR, cuda, i4, i8, jit, types
+from nbcnn.gpu.simulator import let_others_go_first
 
 if SIMULATOR:
 
@@ -31,7 +32,7 @@ if SIMULATOR:
     @jit(device=True)
     def receive(packets, at, turn):
         while packets[4 * at + 1] != turn or packets[4 * at + 3] != turn:
-            pass
+            let_others_go_first()
         return tuple(np.array([packets[4 * at], packets[4 * at + 2]], np.int32).view(np.float32))
 else:
     from nbcnn.gpu.language import f4
