@@ -8,6 +8,11 @@ from nbcnn.check.static import compile_launch
 from nbcnn.gpu import device
 
 
+def full(*values):
+    """Values of a parameter that `.ci/full` alone tests: the default tests run the same kernel of the same op at another size."""
+    return [pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.full) for value in values]
+
+
 def on_every_arch(test):
     """Run `test` with `arch`: the lowest compute capability that kernels support, and that of an H200."""
     skipped = pytest.mark.skipif(device.SIMULATOR, reason="the simulator compiles nothing")

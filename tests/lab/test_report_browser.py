@@ -17,6 +17,8 @@ import samples
 from nbcnn.lab.report.source import opened
 from nbcnn.lab.report.write import report
 
+pytestmark = pytest.mark.full
+
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "microsoft-edge")
 FIREFOX = ("firefox", "firefox-esr")
 PHONE, DESK = 360, 1280

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from compiled import full
 
 from nbcnn.check.one_op import run_op
 from nbcnn.check.static import compile_launch
@@ -126,7 +127,13 @@ def test_refusals_name_the_reason(op, shape, layout, reason):
 
 @pytest.mark.skipif(device.SIMULATOR, reason="the simulator compiles nothing")
 @pytest.mark.parametrize(
-    ("shape", "batch", "arch"), [(s, *c) for s in REAL_SHAPES for c in [(1, "75"), (64, "75"), (1024, "75"), (1024, "90a")]], ids=str
+    ("shape", "batch", "arch"),
+    [
+        *((shape, 1024, arch) for shape in REAL_SHAPES[:2] for arch in ("75", "90a")),
+        *full(*((shape, 1024, arch) for shape in REAL_SHAPES[2:] for arch in ("75", "90a"))),
+        *full(*((shape, batch, "75") for shape in REAL_SHAPES for batch in (1, 64))),
+    ],
+    ids=str,
 )
 @pytest.mark.parametrize("op", ["conv_fprop", "conv_wgrad"])
 def test_kernels_keep_their_tiles_in_registers(op, shape, batch, arch):

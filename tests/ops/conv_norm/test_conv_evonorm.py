@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from compiled import full
 
 from nbcnn import modes
 from nbcnn.check import gradcheck
@@ -131,7 +132,9 @@ def test_warpgroups_share_small_batches():
 
 
 @pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
-@pytest.mark.parametrize(("precision", "tile"), [("bf16", None), ("bf16", ImageTile(4, 2, 1, 2)), ("tf32", None), ("tf32", ImageTile(4, 1, 1, 2))])
+@pytest.mark.parametrize(
+    ("precision", "tile"), [("bf16", None), ("tf32", None), *full(("bf16", ImageTile(4, 2, 1, 2)), ("tf32", ImageTile(4, 1, 1, 2)))]
+)
 def test_the_sums_of_a_warpgroup_stay_in_registers_without_spills(precision, tile):
     case = next(conv_norm_cases([(ConvShape(4, 64, 28, 28, 64, 3, 3, 1, 1), 32)]))
     impl = conv_wgmma.ops(precision)[case.op]
