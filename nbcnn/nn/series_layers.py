@@ -136,7 +136,7 @@ def gated(tape: Tape, x: Buf, layers: tuple[PointwiseConv1d, GLU], scopes: tuple
 
 @dataclass(frozen=True)
 class StateSpaceConv1d:
-    """Causal depthwise convolution whose filters of `taps` are those of a diagonal state space model, plus d[c]·x (ops/s4kernel.py).
+    """Causal depthwise convolution whose filters of `taps` are those of a diagonal state space model, plus d[c]·x (ops/series/s4kernel.py).
 
     `states` complex states a channel stand for twice as many. Learnt are each channel's step dt, every state's decay and frequency
     (A) and weight (C), and d. init: "s4d-lin" starts with the frequencies π·s and the decay ½ (Gu et al., 2022); "repo" with
@@ -261,7 +261,7 @@ class ForecastMSE(_Forecast):
 
 @dataclass(frozen=True)
 class RMSLE(_Forecast):
-    """Root mean squared logarithmic error of unit·y against the target, over the batch (ops/rmsle.py); no gradient where unit·y ≤ 0.
+    """Root mean squared logarithmic error of unit·y against the target, over the batch (ops/losses/rmsle.py); no gradient where unit·y ≤ 0.
 
     `of_batch`: it is no mean over examples, so parts of a batch do not add up to it.
     """

@@ -23,9 +23,9 @@ from nbcnn.gpu.compile_pool import compile_all
 from nbcnn.gpu.compiler import numba_cuda
 from nbcnn.ops.kernel.call import bare_call
 from nbcnn.plan.bounds import parity_bound
+from nbcnn.plan.flops import conv_shape
 from nbcnn.plan.graph import Plan, Planned
 from nbcnn.plan.shapes import numel
-from nbcnn.run.explain import conv_shape
 from nbcnn.run.net import Net
 from nbcnn.run.resolve import tile_key
 

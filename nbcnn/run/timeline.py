@@ -17,8 +17,8 @@ from nbcnn.gpu.compiler import numba_cuda
 from nbcnn.gpu.language import SIMULATOR, cuda, jit, u4
 from nbcnn.gpu.ranges import Mark, nothing
 from nbcnn.ops.kernel.call import Launch
+from nbcnn.plan.flops import conv_shape
 from nbcnn.plan.graph import Step
-from nbcnn.run.explain import conv_shape
 from nbcnn.run.program import Program
 
 SLEEP_NS = 50_000

@@ -13,9 +13,9 @@ import pytest
 
 from nbcnn.gpu import device
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 MOST_FILES = {"An element-wise op with its layer": 4, "A convolution mode": 4, "A model of one's own": 1}
-HELPERS = ("conftest.py", "compiled.py", "scripts.py", "test_parity.py", "test_elementwise.py")
+HELPERS = ("conftest.py", "compiled.py", "scripts.py", "ops/test_parity.py", "ops/activations/test_elementwise.py")
 pytestmark = pytest.mark.skipif(device.SIMULATOR, reason="starts the simulator itself")
 
 
@@ -30,9 +30,9 @@ def recipe(title: str) -> list[tuple[str, str]]:
 def follow(title: str, copy: Path) -> set[str]:
     """Follow a recipe in a copy of the package; returns the files that it touches."""
     shutil.copytree(ROOT / "nbcnn", copy / "nbcnn", ignore=shutil.ignore_patterns("__pycache__", "results"))
-    (copy / "tests").mkdir()
     for name in HELPERS:
-        shutil.copy(ROOT / "tests" / name, copy / "tests")
+        (copy / "tests" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / "tests" / name, copy / "tests" / name)
     for name in ("pyproject.toml", "train.py", "extract_features.py"):
         shutil.copy(ROOT / name, copy)
     touched = set()
@@ -42,6 +42,7 @@ def follow(title: str, copy: Path) -> set[str]:
         touched.add(path)
         if language == "python":
             assert not (copy / path).exists(), path
+            (copy / path).parent.mkdir(exist_ok=True)
             (copy / path).write_text(body, encoding="utf-8")
         else:
             for hunk in body.split("@@\n"):
@@ -69,18 +70,18 @@ def run(copy: Path, *command: str, simulator: bool = False) -> str:
 
 def test_an_op_with_its_layer(tmp_path):
     touched = follow("An element-wise op with its layer", tmp_path)
-    assert "tests/test_hard_swish.py" in touched
+    assert "tests/ops/activations/test_hard_swish.py" in touched
     options = ("-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-k", "hard_swish or every_activation or cases_cover", "tests")
     assert "passed" in run(tmp_path, *options, simulator=True)
-    findings = "from nbcnn import gradcheck as g, cuda; row = g.REFERENCE; cases = [c for c in g.all_cases() if 'hard_swish' in c.op]; "
-    findings += "found = list(g.check_row(row, cuda.Host(), cases)); assert len(found) >= 12 and all(f.ok for f in found), found"
+    findings = "from nbcnn.check import gradcheck as g; from nbcnn.gpu import device; row = g.REFERENCE; cases = [c for c in g.all_cases() if 'hard_swish' in c.op]; "
+    findings += "found = list(g.check_row(row, device.Host(), cases)); assert len(found) >= 12 and all(f.ok for f in found), found"
     run(tmp_path, "-c", findings)
 
 
 def test_a_convolution_mode(tmp_path):
     touched = follow("A convolution mode", tmp_path)
     assert "nbcnn/plan/names.py" in touched
-    options = ("-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "tests/ops/test_parity.py", "tests/test_conv_by_rows.py", "-k")
+    options = ("-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "tests/ops/test_parity.py", "tests/ops/conv/test_conv_by_rows.py", "-k")
     assert "1 passed" in run(tmp_path, *options, "by-rows and simulator", simulator=True)
     assert "3 passed" in run(tmp_path, *options, "by-rows and planned or spills")  # compiled for two architectures
     assert "by-rows" in run(tmp_path, "-m", "nbcnn", "gradcheck", "--help")

@@ -15,7 +15,7 @@ from nbcnn.lab.measure.plans import training_plan, training_program
 from nbcnn.lab.measure.timing import summarise
 from nbcnn.modes import MODES
 from nbcnn.ops.kernel.traffic import total
-from nbcnn.run.explain import fewest_flops, step_bytes
+from nbcnn.plan.flops import fewest_flops, step_bytes
 
 ROOFS = {"fp32": 60e12, "tf32": 400e12, "bf16": 800e12, "copy": 4e12}
 DATASHEET = Ceilings({"fp32": 67e12, "tf32": 495e12, "bf16": 990e12, "fp32 split": 165e12}, 4.8e12)

@@ -15,9 +15,9 @@ from nbcnn.nn.fuse import DepthwiseTogether, fuse
 from nbcnn.nn.layers import MSE, Residual, Swish
 from nbcnn.nn.series_layers import DepthwiseConv1d
 from nbcnn.plan.bounds import STORE, parity_bound
+from nbcnn.plan.flops import conv_shape, step_flops
 from nbcnn.plan.graph import ShapeError, named
 from nbcnn.plan.storage import decode, encode
-from nbcnn.run.explain import conv_shape, step_flops
 from nbcnn.run.net import Net
 from nbcnn.run.rows import choose_mode
 

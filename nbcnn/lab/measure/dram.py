@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from nbcnn.lab.measure import ncu
+from nbcnn.plan.flops import step_bytes
 from nbcnn.plan.graph import Step
-from nbcnn.run.explain import step_bytes
 
 COUNTED = (1, 10, 100)
 CACHES = ("hot", "rotate")

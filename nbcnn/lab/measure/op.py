@@ -18,8 +18,8 @@ from nbcnn.lab.measure.steady import Warm, Work, warm_up
 from nbcnn.lab.measure.timing import Timing, summarise
 from nbcnn.modes import DWCONV, Row
 from nbcnn.ops.kernel.call import Impl
+from nbcnn.plan.flops import fewest_flops, step_bytes, step_flops
 from nbcnn.plan.graph import Buf, Step
-from nbcnn.run.explain import fewest_flops, step_bytes, step_flops
 from nbcnn.run.rows import choose_mode
 
 

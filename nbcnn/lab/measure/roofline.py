@@ -16,8 +16,8 @@ from nbcnn.lab.measure.steps import time_steps
 from nbcnn.lab.measure.timing import Timing
 from nbcnn.ops.kernel.call import bare_call
 from nbcnn.ops.kernel.traffic import Traffic, total
+from nbcnn.plan.flops import fewest_flops, step_bytes
 from nbcnn.plan.graph import Plan, Planned
-from nbcnn.run.explain import fewest_flops, step_bytes
 
 LATENCY_SHARE = 0.3
 """A step that reaches less of both roofs than this is held up by neither."""

@@ -26,7 +26,7 @@ from nbcnn.nn.models import autoencoder
 from nbcnn.nn.optim import SGD, learning_rates
 from nbcnn.ops.update.advance import POSITION
 from nbcnn.plan.bounds import parity_bound
-from nbcnn.run.explain import conv_shape, step_flops
+from nbcnn.plan.flops import conv_shape, step_flops
 from nbcnn.run.net import Net
 from nbcnn.run.session import TrainingSession
 

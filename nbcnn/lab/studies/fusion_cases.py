@@ -12,7 +12,7 @@ from nbcnn.lab.measure import opcases
 from nbcnn.lab.measure.caches import sets_for
 from nbcnn.lab.measure.fusion import FEWEST_OF_CONV, Case, Variant, chained, ours
 from nbcnn.lab.measure.op import Choice, Prepared, full_bound, prepare
-from nbcnn.run.explain import step_bytes, step_flops
+from nbcnn.plan.flops import step_bytes, step_flops
 
 PUBLISHED = ((128, 128, 128), (256, 128, 128), (256, 256, 256), (512, 256, 256), (512, 256, 512), (1024, 512, 256))
 PRODUCTS = (*PUBLISHED, (2048, 2048, 2048), (4096, 4096, 4096), (8192, 8192, 8192))

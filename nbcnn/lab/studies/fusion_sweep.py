@@ -19,8 +19,8 @@ from nbcnn.nn.layers import Flatten, Linear, ReLU, Swish
 from nbcnn.nn.models import mnist_cnn
 from nbcnn.nn.norms import EvoNormS0
 from nbcnn.plan.bounds import parity_bound
+from nbcnn.plan.flops import step_flops
 from nbcnn.run import inference
-from nbcnn.run.explain import step_flops
 from nbcnn.run.net import Net
 
 BATCHES = (1, 16, 64, 256, 1024, 4096, 16384)

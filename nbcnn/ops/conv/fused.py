@@ -54,7 +54,7 @@ def _activated(activation: Activation) -> Callable[..., None]:
 
 
 ACTIVATED = {f"conv_{name}_fprop": _activated(activation) for name, activation in EPILOGUES.items()}
-"""The convolutions with an activation in their epilogue (activations.py)."""
+"""The convolutions with an activation in their epilogue (activations/table.py)."""
 
 
 def conv_relu_pool_fprop(x: np.ndarray, w: np.ndarray, b: np.ndarray, y: np.ndarray, index: np.ndarray, *, stride: int, pad: int) -> None:

@@ -5,7 +5,7 @@
     conv_evonorm_b0_fprop  x, w, b, gamma, beta, v, running -> y, z, shift, std, batch_shift, batch_std, running
     conv_evonorm_b0_infer  x, w, b, gamma, beta, v, running -> y                      z is never stored beside y
 
-In bf16 and tf32 on Hopper one kernel (conv_wgmma.py), in fp32 Winograd's convolution in several with the norm in the last (conv_winograd.py). B0 in
+In bf16 and tf32 on Hopper one kernel (wgmma.py), in fp32 Winograd's convolution in several with the norm in the last (winograd.py). B0 in
 training: the last of these kernels makes the planes' statistics, one more pass the batch's (or a small kernel of their own) and y. Everything else
 runs as the two ops, here: in inference the norm then works in place, on what the convolution wrote to y.
 """

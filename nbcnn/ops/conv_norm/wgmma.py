@@ -1,6 +1,6 @@
-"""Convolutions with their EvoNorm on Hopper's tensor cores, bound: shapes, tiles, tensor maps, grid (kernel: conv_wgmma_kernel.py).
+"""Convolutions with their EvoNorm on Hopper's tensor cores, bound: shapes, tiles, tensor maps, grid (kernel: wgmma_kernel.py).
 
-The ops are those of conv.py; a tile says how the warpgroups share the images.
+The ops are those of two_ops.py; a tile says how the warpgroups share the images.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a convolution with its EvoNorm on tensor cores does with its products (conv_wgmma_kernel.py): results out and into sums, sums merged,
+"""What a convolution with its EvoNorm on tensor cores does with its products (wgmma_kernel.py): results out and into sums, sums merged,
 the results read back and normalised.
 """
 

@@ -1,6 +1,6 @@
-"""Convolutions with their EvoNorm by Winograd's F(2×2, 3×3) in fp32, bound: shapes, slabs, launches (last kernel: conv_winograd_kernel.py).
+"""Convolutions with their EvoNorm by Winograd's F(2×2, 3×3) in fp32, bound: shapes, slabs, launches (last kernel: winograd_kernel.py).
 
-The ops are those of conv.py. Everything up to the products is the plain convolution's (nbcnn/ops/conv/winograd/engine.py); the last kernel has all
+The ops are those of two_ops.py. Everything up to the products is the plain convolution's (nbcnn/ops/conv/winograd/engine.py); the last kernel has all
 pixels of a slab of channels of an image, so that the norm costs no memory traffic but the second of the images z and y where both are kept.
 EvoNorm-B0 in training has its planes' statistics made there, and one more pass for y.
 """

@@ -137,7 +137,7 @@ def copy(call: Call) -> list[Launch]:
 
 @dataclass(frozen=True)
 class Activation:
-    """An element-wise function f with its derivative: an entry of the table in activations.py, from which its ops and their cases follow.
+    """An element-wise function f with its derivative: an entry of the table in activations/table.py, from which its ops and their cases follow.
 
     fprop, dgrad        the NumPy references: (x, y, **parameters) and (dy, saved, dx, **parameters), which write y and dx.
     function, gradient  the same for one element on the GPU: device functions x -> y and (dy, saved) -> dx. With parameters, functions that

@@ -28,7 +28,6 @@ every plane to the other blocks of the channel and waits for theirs.
     b0_batch.py   the batch's statistics, made by every block that needs them
     plane.py      how blocks share any image     s0.py, b0.py   the ops: held, or kernels for any shape      rows.py  sums over the images
     b0_ranks.py   B0 with the statistics of all ranks that train together
-    conv.py       a convolution with its norm    conv_wgmma.py, conv_wgmma_*.py   both in one kernel       traffic.py  bytes
-    conv_winograd.py, conv_winograd_kernel.py    both by Winograd in several, the norm in the last one     quads.py  what a warp has of a group
+    quads.py  what a warp has of a group         traffic.py  bytes
     b0_apply.py   B0's y of large batches stored NHWC
 """

@@ -5,14 +5,14 @@
     wgrad  dw[k][c]    = Σ_(n,l) dy[n][k][l] · x[n][c][l]         GM, GN, GK = K, C, NL        db[k] = Σ_(n,l) dy[n][k][l]
 
 fprop and dgrad are products whose columns are the hours of all series: a row of the right factor is a channel, and lies in memory in
-pieces of L. wgrad sums along the hours of two tables of channels. Multiplying is no business of a series: conv/register_tile.py. A
+pieces of L. wgrad sums along the hours of two tables of channels. Multiplying is no business of a series: conv/simt/register_tile.py. A
 weight gradient has few tiles and a long sum, which is cut into as many parts as the GPU holds blocks at once; they are added in order
-by conv/splitk.py.
+by conv/frame/split.py.
 
 Turning series into images and back, as pwconv1d.py does, moves 2·(C + K)·NL floats more in every pass: with 128 → 256 channels of
 16,384·48 hours 2.4 GB, which take as long as half of the products.
 
-Source: as conv/register_tile.py.
+Source: as conv/simt/register_tile.py.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ channels q that gate them. A thread of eight rows owns four of each, BM/2 apart,
 In training z is stored for glu_dgrad, in inference it is not. Against three ops this saves 8·C'NL bytes of reading z, and of y
 12·C'NL of writing it and reading it again to add r.
 
-Source: as conv/register_tile.py; GLU as glu.py.
+Source: as conv/simt/register_tile.py; GLU as glu.py.
 """
 
 from __future__ import annotations

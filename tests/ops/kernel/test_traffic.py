@@ -24,8 +24,8 @@ from nbcnn.ops.kernel.call import Call, bare_call
 from nbcnn.ops.kernel.case import Case
 from nbcnn.ops.kernel.traffic import Traffic, clipped, met, total, windows
 from nbcnn.ops.products import gemm
+from nbcnn.plan.flops import step_bytes
 from nbcnn.plan.shapes import ConvShape
-from nbcnn.run.explain import step_bytes
 
 ROWS = [(mode, "fp32", (7, 5)) for mode in ("naive", "tiled", "im2col")]
 ROWS += [("tensorcore", p, cc) for p in ("bf16", "tf32", "fp32") for cc in ((8, 0), (9, 0))]

@@ -5,7 +5,7 @@
 
 The left factor is the im2col matrix. It is never stored: each block computes the addresses of its tile of it while it
 loads (`gather_rows`). The right factor is the weight, packed before every step so that GN is contiguous. Multiplying,
-storing and cutting GK into parts are no business of a convolution: register_tile.py, splitk.py.
+storing and cutting GK into parts are no business of a convolution: register_tile.py, frame/split.py.
 
 dgrad is the same kernel. From y[p] = Σ_r x[p·stride - pad + r] w[r] follows, with r' = R-1-r,
 

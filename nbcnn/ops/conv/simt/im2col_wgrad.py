@@ -5,7 +5,7 @@
 
 Both factors have GK, the pixels, down their rows and lie in memory as shared memory wants them: no transpose. There are
 few output tiles (18 of 128×128 for 128 filters of 256×3×3) and a long GK, so the pixels are always cut into parts
-(splitk.py), whose sum also brings the weights from [K][R][S][C] into (K,C,R,S) order.
+(frame/split.py), whose sum also brings the weights from [K][R][S][C] into (K,C,R,S) order.
 
 The bias gradient costs an addition for each dy that a thread loads anyway; only blocks that own the first columns keep it.
 """

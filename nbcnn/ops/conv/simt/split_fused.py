@@ -1,4 +1,4 @@
-"""Sums of partial results (splitk.py) that end in something else than the plain tensor: a pooled one, a filter with K and C exchanged."""
+"""Sums of partial results (frame/split.py) that end in something else than the plain tensor: a pooled one, a filter with K and C exchanged."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""The fused convolutions with few channels on one side (first and last layers): the kernels of thin.py with another end or
+"""The fused convolutions with few channels on one side (first and last layers): the kernels of thin/plain.py with another end or
 another window. Which fused op has which thin side, and what serves it:
 
-    conv_relu_fprop, conv_relu_pool_fprop          thin C: gather (thin_gather.py), with a ReLU, and pooled
-    conv_pool_wgrad                                thin C: thin_wgrad.py, which un-pools what it reads (thin_wide.py)
+    conv_relu_fprop, conv_relu_pool_fprop          thin C: gather (thin/gather.py), with a ReLU, and pooled
+    conv_pool_wgrad                                thin C: thin/wgrad.py, which un-pools what it reads (thin/wide.py)
     conv_dgrad_relu                                thin K: gather, masked
     upconv_dgrad, upconv_dgrad_relu                thin K: gather with the folded 4×4 window of stride 2 (folded.py)
-    upconv_wgrad                                   thin K: thin_wgrad.py with that window
-    upconv_fprop, upconv_relu_fprop, upconv_mse_fprop  thin K: nine products at low resolution, collected (thin_up.py)
+    upconv_wgrad                                   thin K: thin/wgrad.py with that window
+    upconv_fprop, upconv_relu_fprop, upconv_mse_fprop  thin K: nine products at low resolution, collected (thin/up.py)
 
 Other sides of these ops run on im2col_fused.py.
 """

@@ -4,9 +4,9 @@ An ordinary implicit GEMM wastes itself on them: three columns of a 128-wide til
 thousands. Three kernels serve the six passes, chosen by where the few channels are:
 
     pass    thin C (a first layer)       thin K (a last layer)
-    fprop   gather   (thin_gather.py)    scatter  (thin_scatter.py)
+    fprop   gather   (thin/gather.py)    scatter  (thin/scatter.py)
     dgrad   scatter                      gather
-    wgrad   thin_wgrad.py                thin_wgrad.py
+    wgrad   thin/wgrad.py                thin/wgrad.py
 
 All are bound by reading or writing the wide images once, and by multiplying at the same rate: for 3×3 and three
 channels 27 multiply-adds for the four bytes of a wide element, which on a GPU with 67 TFLOP/s and 4.8 TB/s take as long.

@@ -1,7 +1,7 @@
 """An upsampling folded into a convolution with a thin target (a last layer): nine products where the plain form has 36.
 
 The products of the pixels of x with the taps of the filter do not depend on where an output pixel lies, so they are made
-at low resolution, by the kernel of thin_scatter.py, and collected from there at high resolution:
+at low resolution, by the kernel of thin/scatter.py, and collected from there at high resolution:
 
     parts[(a,b,k)][i,j] = Σ_c x[i,j,c] · w[k,c,a,b]        y[p,q,k] = b[k] + Σ_{a,b < 3} parts[(a,b,k)][(p+a-1)//2, (q+b-1)//2]
 

@@ -1,4 +1,4 @@
-"""Bytes that the launches of thin_wgrad.py ask memory for (nbcnn/ops/kernel/traffic.py)."""
+"""Bytes that the launches of thin/wgrad.py ask memory for (nbcnn/ops/kernel/traffic.py)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the wide side of a thin weight gradient (thin_wgrad.py) reaches a thread's registers: as it lies, or out of a pooling.
+"""How the wide side of a thin weight gradient (thin/wgrad.py) reaches a thread's registers: as it lies, or out of a pooling.
 
 A turn of a slice is 2·DEPTH pixels: while one half is multiplied, the other is on its way. `plain` walks over pixels in
 steps of SLICES. `pooled` reads the gradient behind a 2×2 pooling: the four pixels of a window, one after the other, have

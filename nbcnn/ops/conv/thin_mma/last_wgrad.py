@@ -5,7 +5,7 @@
 
 x is read once, past registers of a thread that hold 32 columns by 4·E of its channels. A lane's 16 bytes are channels of one pixel;
 the product wants pixels in a word, and byte permutations of two neighbouring pixels' words give that in bfloat16 (in tf32 a word is a pixel).
-Every block leaves partial sums of its pixels in scratch, which the second kernel of thin_wgrad.py adds in order.
+Every block leaves partial sums of its pixels in scratch, which the second kernel of thin/wgrad.py adds in order.
 """
 
 from __future__ import annotations
