@@ -13,7 +13,7 @@ from nbcnn.lab.measure import launched
 from nbcnn.lab.report import kernels_page
 from nbcnn.modes import MODES
 
-PAGE = Path(__file__).parents[1] / "docs" / "kernels.md"
+PAGE = Path(__file__).parents[2] / "docs" / "kernels.md"
 COMMAND = "python -m nbcnn kernels --page docs/kernels.md"
 pytestmark = pytest.mark.skipif(device.SIMULATOR, reason="the simulator makes no tensor maps")
 

@@ -136,6 +136,7 @@ def _others() -> list[User]:
         for module in (plain_layers, norms, series_layers)
         for name, layer in vars(module).items()
         if isinstance(layer, type) and layer.__module__ == module.__name__ and hasattr(layer, "build") and not hasattr(layer, "needs_labels")
+        if hasattr(layer, "kind")  # what several layers inherit from has none
         if not name.startswith("_") and layer not in ready
         if all(p.default is not Parameter.empty for p in signature(layer).parameters.values())
     ]

@@ -1,6 +1,6 @@
 """The roofline without counters: every step of a training plan as a point, under ceilings that were measured and ceilings of the datasheet.
 
-Flops are those that a step means (`explain.fewest_flops`: behind an upsampling nine of 36 products; Winograd's form needs fewer still, so its
+Flops are those that a step means (`flops.fewest_flops`: behind an upsampling nine of 36 products; Winograd's form needs fewer still, so its
 points may lie above the roof). Bytes come twice: *compulsory*, every operand once, and *logical*, what the kernels ask for with their tiles
 (`nbcnn.ops.kernel.traffic`); between them lies what really goes to DRAM. A step's attainable time takes the compulsory ones.
 """
