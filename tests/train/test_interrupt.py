@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from compiled import full
 
 from nbcnn.train import checkpoint
 from nbcnn.train.checkpoint import LAST
@@ -161,8 +162,18 @@ def test_a_run_that_was_started_with_sigint_ignored_ignores_it(tmp_path, uninter
     assert metrics(tmp_path) == uninterrupted[1]
 
 
-@pytest.mark.parametrize("when", ["writing", "evaluating", "copying"])
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+INT, TERM, KILL = (signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "when"),
+    [
+        *((*INT, when) for when in ("writing", "evaluating", "copying")),
+        (*TERM, "evaluating"),
+        (*KILL, "writing"),
+        *full((*TERM, "writing"), (*TERM, "copying"), (*KILL, "evaluating"), (*KILL, "copying")),
+    ],
+)
 def test_whenever_the_signal_comes_the_resumed_run_equals_the_uninterrupted_one(tmp_path, uninterrupted, number, code, when):
     assert small_run(tmp_path, number, when) == code
     tensors, _ = checkpoint.load(tmp_path / LAST)
@@ -197,7 +208,7 @@ def trained(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [INT, *full(TERM)])
 def test_train_saves_says_how_to_resume_and_resumes_to_the_same_end(tmp_path, trained, number, code):
     out = tmp_path / "stopped"
     with train(*FLAGS, "--out", str(out)) as run:

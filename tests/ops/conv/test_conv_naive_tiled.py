@@ -178,7 +178,7 @@ def stand_ins(shape, *, bias=True):
 @pytest.mark.parametrize(
     ("row", "shape"),
     # One naive kernel serves every shape; tiled ones differ with the window, the stride and the warps of a block.
-    [("naive", AUTOENCODER[1]), ("tiled", AUTOENCODER[1]), ("tiled", AUTOENCODER[4]), *full(("tiled", LARGER[1]), ("tiled", LARGER[4]))],
+    [("naive", AUTOENCODER[1]), ("tiled", AUTOENCODER[1]), *full(*(("tiled", shape) for shape in (AUTOENCODER[4], LARGER[1], LARGER[4])))],
     ids=str,
 )
 def test_kernels_compile_without_a_stack_frame(row, shape, arch):

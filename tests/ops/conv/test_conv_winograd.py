@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from compiled import full
 
 from nbcnn.check import gradcheck
 from nbcnn.check.one_op import Bound
@@ -72,7 +73,7 @@ def test_refusals_name_the_reason(shape, reason):
 
 
 @pytest.mark.skipif(device.SIMULATOR, reason="the simulator compiles nothing")
-@pytest.mark.parametrize("op", ["conv_relu_pool_fprop", "conv_wgrad", "upconv_relu_fprop"])
+@pytest.mark.parametrize("op", ["conv_wgrad", "upconv_relu_fprop", *full("conv_relu_pool_fprop")])
 def test_kernels_compile_without_spills(op):
     case = next(case for case in REAL if case.op == op)
     bound = Bound(IMPLS[op], op, case.ins, case.outs, place=Host(), attrs=case.attrs, layout="NHWC")
