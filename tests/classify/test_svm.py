@@ -29,6 +29,8 @@ TRAIN = 1250
 # libsvm stops when the optimality conditions hold to this; kernels that differ in the last bit of float32 end anywhere within.
 LIBSVM_TOLERANCE = 1e-3
 
+without_kernels = pytest.mark.skipif(cuda.SIMULATOR, reason="runs no kernel: once is enough")
+
 
 def digits():
     bunch = load_digits()
@@ -58,6 +60,7 @@ def classify(features, labels, folder, engine=None, **options):
     )
 
 
+@without_kernels
 @pytest.mark.parametrize("scale", [True, False])
 @pytest.mark.parametrize("name", SETS)
 def test_predictions_equal_those_of_one_svc(tmp_path, name, scale):
@@ -89,6 +92,7 @@ def test_one_class_is_refused(tmp_path):
         classify(np.ones((TRAIN + 1, 2), np.float32), np.zeros(TRAIN + 1, np.int32), tmp_path)
 
 
+@without_kernels
 def test_processes_change_nothing(tmp_path):
     features, labels = overlapping(0.25)
     alone, together = (classify(features, labels, tmp_path, jobs=jobs) for jobs in (1, 2))
@@ -263,21 +267,25 @@ def gone(pid):
     return False
 
 
+@without_kernels
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_every_task_is_done_once(jobs):
     assert sorted(workers.parallel(double, 3, [5, 6, 7], jobs)) == [(0, 15), (1, 18), (2, 21)]
 
 
+@without_kernels
 def test_what_a_worker_raises_is_raised():
     with pytest.raises(DiskFull, match="no room for one"):
         list(workers.parallel(fail, None, [1, 2], 2))
 
 
+@without_kernels
 def test_a_killed_worker_is_out_of_memory():
     with pytest.raises(MemoryError, match="--jobs 1"):
         list(workers.parallel(die, None, [1, 2], 2))
 
 
+@without_kernels
 def test_leaving_early_ends_the_workers(tmp_path):
     solved = workers.parallel(sleep, tmp_path, [0, 1000], 2)
     next(solved)
@@ -303,6 +311,7 @@ def test_a_full_size_pair_stays_in_its_budget():
     assert 1e9 < ovo.worker_bytes(10_000) < 1.3e9
 
 
+@without_kernels
 def test_the_model_file_is_the_whole_machine(tmp_path):
     features, labels = overlapping(0.25)
     outcome = classify(features, labels, tmp_path)

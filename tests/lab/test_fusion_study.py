@@ -164,6 +164,7 @@ def test_one_small_work_from_end_to_end(monkeypatch):
     assert "4×8×4" in "\n".join(study_fusion.lines(rows))
 
 
+@pytest.mark.skipif(device.SIMULATOR, reason="runs no kernel: once is enough")
 def test_the_classifier_over_seeds_on_a_cpu(capsys):
     words = ["mnist", "--dataset", "digits", "--mode", "cpu", "--seeds", "1", "--epochs", "1", "--limit", "128", "--forms", "fused", "--json"]
     assert study.main(words) == 0
