@@ -155,7 +155,8 @@ def _engine(device: str) -> tuple[Engine, str]:
     from nbcnn.gpu.device import gpu_missing
     from nbcnn.gpu.language import SIMULATOR
 
-    missing = "the simulator is no GPU" if SIMULATOR else gpu_missing()
+    # A CPU's run does not pay for the compiler's import.
+    missing = None if device == "cpu" else "the simulator is no GPU" if SIMULATOR else gpu_missing()
     if device == "gpu" or (device == "auto" and not missing):
         from nbcnn.classify.gpu import GpuEngine
 

@@ -56,7 +56,6 @@ def _report(flags: SimpleNamespace) -> int:
 
     if SIMULATOR:
         raise UsageError("the simulator compiles nothing: run kernels without NUMBA_ENABLE_CUDASIM")
-    numba_cuda()  # without it there is nothing to report
 
     def say(text: str) -> None:
         if not flags.quiet:
@@ -67,6 +66,7 @@ def _report(flags: SimpleNamespace) -> int:
             raise UsageError("--page is of all kernels, modes and ops: it goes with --quiet alone")
         from nbcnn.lab.report import kernels_page
 
+        numba_cuda()  # without it there is nothing to report
         atomic.replace_bytes(Path(flags.page), kernels_page.page(kernels_page.compiled(say)).encode())
         return OK
     chosen = kernels.rows(flags.mode, flags.precision)
@@ -75,6 +75,7 @@ def _report(flags: SimpleNamespace) -> int:
     known = sorted({op for row in chosen for op in row.ops})
     if flags.op and flags.op not in known:
         raise UsageError(f"no op {flags.op!r} in these modes{nearest(flags.op, known)}")
+    numba_cuda()
 
     found = list(kernels.report(flags.mode, flags.precision, flags.arch or ARCHITECTURES, flags.op, say))
     print(json.dumps(found) if flags.json else kernels.table(found))

@@ -12,13 +12,11 @@ import os
 import pickle
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from functools import cache
 from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import numpy as np
 
@@ -73,7 +71,7 @@ def _opened() -> tuple[Any, str]:
     # One block of a small test shape is no performance problem, and users cannot act on the message.
     warnings.simplefilter("ignore", errors.NumbaPerformanceWarning)
     if bool(config.ENABLE_CUDASIM) != SIMULATOR:
-        raise RuntimeError("Numba and NUMBA_ENABLE_CUDASIM do not agree on the simulator: set the variable before Python starts, and nothing else")
+        return None, "Numba simulates and nbcnn does not, or the reverse: set NUMBA_ENABLE_CUDASIM before Python starts, not in .numba_config.yaml"
     if SIMULATOR:
         from numba.cuda.simulator import kernel, kernelapi
 
@@ -199,6 +197,9 @@ def _library(kernel: Any, args: tuple[Any, ...], arch: str, lto: bool) -> tuple[
     device = SimpleNamespace(compute_capability=cc[:2])
     options = kernel.targetoptions
     # Device functions ask the current device for its compute capability; without a GPU there is none to ask.
+    from contextlib import ExitStack
+    from unittest import mock
+
     with ExitStack() as patches:
         for module in (dispatcher, compiler):
             patches.enter_context(mock.patch.object(module, "get_current_device", return_value=device))
@@ -219,7 +220,7 @@ def _library(kernel: Any, args: tuple[Any, ...], arch: str, lto: bool) -> tuple[
 # and an intrinsic's default identity is random, so that the cache would never hit. For the same reason the closures here hold names of types
 # only: llvmlite's types change their pickle once they have been printed, and Numba's tuples are numbered in the order in which they are made.
 
-_LETTERS = {"uint16": "h", "uint32": "r", "int32": "r", "uint64": "l", "int64": "l", "float32": "f"}
+LETTERS = {"uint16": "h", "uint32": "r", "int32": "r", "uint64": "l", "int64": "l", "float32": "f"}
 """Constraint letters of inline PTX."""
 
 
@@ -259,8 +260,8 @@ def _signature(results: tuple[str, ...], operands: tuple[str, ...], as_tuple: bo
 
 def instruction(name: str, asm: str, results: tuple[str, ...], operands: tuple[str, ...], as_tuple: bool, pure: bool) -> Any:
     """The intrinsic that emits `asm`; `results` and `operands` are names of scalar types."""
-    gives = "".join(_LETTERS[kind] for kind in results)
-    takes = "".join(_LETTERS[kind] for kind in operands)
+    gives = "".join(LETTERS[kind] for kind in results)
+    takes = "".join(LETTERS[kind] for kind in operands)
     clobber = [] if pure else ["~{memory}"]
     constraints = ",".join(["=" + c for c in gives] + list(takes) + clobber)
     effect = not pure
@@ -290,7 +291,7 @@ def _accumulating_signature(acc: Any, operands: tuple[str, ...]) -> Any:
 
 def accumulating(name: str, asm: str, count: int, first: int, operands: tuple[str, ...]) -> Any:
     """The intrinsic (acc, *operands) that emits `asm` with acc[first : first + count], float32, tied to registers that it reads and writes."""
-    takes = "".join(_LETTERS[kind] for kind in operands)
+    takes = "".join(LETTERS[kind] for kind in operands)
     constraints = ",".join(["=f"] * count + list(takes) + [str(i) for i in range(count)] + ["~{memory}"])
 
     def codegen(context: Any, builder: Any, sig: Any, values: Any) -> Any:
@@ -312,7 +313,7 @@ def accumulating(name: str, asm: str, count: int, first: int, operands: tuple[st
 
 def byte_address(space: int, number: str) -> Any:
     """The intrinsic (array) -> the address of its first element in an address space, as this type."""
-    letter = _LETTERS[number]
+    letter = LETTERS[number]
 
     def address(typingctx, array):
         from numba.cuda.typing import signature

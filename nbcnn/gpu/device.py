@@ -1,6 +1,6 @@
 """The two places a plan can run, `Host` and `Gpu`, and what a GPU is capable of.
 
-`Host` and `Gpu` offer the same few methods (allocate, view, copy, replay), so `net.py` never asks which one it holds.
+`Host` and `Gpu` offer the same few methods (allocate, view, copy, replay), so that what runs a plan need not ask which one it holds.
 Kernels take flat C-contiguous 1-D arrays and 32-bit scalars; a view is an offset into one of a few large allocations.
 """
 
@@ -16,29 +16,8 @@ import numpy as np
 
 from nbcnn.gpu import compiler, memory
 from nbcnn.gpu.capture import MAIN, CapturedGraph, checked
-from nbcnn.gpu.compiler import bindings, blocks_together, function_of, numba_cuda
-from nbcnn.gpu.language import SIMULATOR, cuda, f4, i4, i8, jit, types, u4
+from nbcnn.gpu.compiler import SIMULATOR, bindings, blocks_together, function_of, numba_cuda
 from nbcnn.plan.storage import numpy_dtype
-
-__all__ = [
-    "SIMULATOR",
-    "Ceilings",
-    "Gpu",
-    "GpuUnavailable",
-    "Host",
-    "allow_shared",
-    "check_together",
-    "constant",
-    "cuda",
-    "f4",
-    "gpu_missing",
-    "has_tma",
-    "i4",
-    "i8",
-    "jit",
-    "types",
-    "u4",
-]
 
 _SHARED_OF_HOPPER = 227 * 1024
 

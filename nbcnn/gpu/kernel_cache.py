@@ -29,8 +29,13 @@ def source_hash() -> str:
     package = Path(nbcnn.__file__).parent
     digest = hashlib.sha256()
     for path in sorted(path for folder in ("ops", "gpu") for path in (package / folder).rglob("*.py")):
+        digest.update(f"{path.relative_to(package).as_posix()} {path.stat().st_size}\n".encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
+
+
+SOURCES = source_hash()
+"""The hash when this module was imported, which is before any kernel's: what is edited later is not what this process compiles."""
 
 
 def folder() -> Path | None:
@@ -40,7 +45,7 @@ def folder() -> Path | None:
     """
     chosen = os.environ.get("NUMBA_CACHE_DIR")
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nbcnn"
-    path = Path(chosen) if chosen else root / f"kernels-{source_hash()}"
+    path = Path(chosen) if chosen else root / f"kernels-{SOURCES}"
     try:
         path.mkdir(parents=True, exist_ok=True)
         if not os.access(path, os.W_OK):

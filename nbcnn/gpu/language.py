@@ -38,6 +38,8 @@ __all__ = [
 ]
 
 _RESOLVING = threading.RLock()
+_UNDER_WAY: list[Function] = []
+"""Functions that the outermost call of `Function.resolve` has resolved so far."""
 _OF_A_MODULE = ("__builtins__", "__name__", "__package__", "__file__")
 """Globals that a function needs beside those that its code names."""
 
@@ -94,7 +96,7 @@ class _Types(Name):
 
 
 class Intrinsic(Description):
-    """An instruction: `make(*args)`, a function of the door, gives Numba's intrinsic. The simulator has none."""
+    """An instruction: `make(*args)`, a function of `nbcnn.gpu.compiler`, gives Numba's intrinsic. The simulator has none."""
 
     def __init__(self, name: str, make: Callable[..., Any], *args: Any) -> None:
         self.__name__, self._make, self._args, self._real = name, make, args, None
@@ -153,12 +155,18 @@ class Function(Description):
                 made.__doc__, made.__module__, made.__qualname__ = function.__doc__, function.__module__, function.__qualname__
                 made.__annotations__ = function.__annotations__
                 # Known before what it names is looked at: it may name itself.
-                self._real = compiler.dispatcher(made, self.options)
+                self._real, outermost = compiler.dispatcher(made, self.options), not _UNDER_WAY
+                _UNDER_WAY.append(self)
                 try:
                     _fill(known, cells, function)
                 except BaseException:
-                    self._real = None
+                    # What was resolved on the way may name this one.
+                    for each in _UNDER_WAY[_UNDER_WAY.index(self) :]:
+                        each._real = None
                     raise
+                finally:
+                    if outermost:
+                        _UNDER_WAY.clear()
             return self._real
 
 

@@ -153,11 +153,13 @@ class ParameterBuffer:
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """A context after which weights, gradients and states are what they were before it; not if it ends in an error."""
+        """A context after which weights, gradients and states are what they were before it, also where it ends in an error."""
         weights_and_states, grads = self.download(), self.place.download(self.grads)[: self.layout.size]
-        yield
-        self.upload(weights_and_states)
-        self._upload(self.grads, grads)
+        try:
+            yield
+        finally:
+            self.upload(weights_and_states)
+            self._upload(self.grads, grads)
 
     def load_dict(self, tensors: Mapping[str, np.ndarray]) -> None:
         """Replace all parameters and states; raises ParameterError, and changes nothing, if a tensor does not fit."""

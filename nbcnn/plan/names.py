@@ -1,6 +1,6 @@
 """The names that the command line offers. They stand apart from what they name, so that `--help` answers without importing NumPy or a kernel.
 
-`nbcnn.ops` refuses to be imported if its rows are others than MODES, and tests hold the other names against what they name.
+`nbcnn.modes` refuses to be imported if its rows are others than MODES, and tests hold the other names against what they name.
 """
 
 from __future__ import annotations

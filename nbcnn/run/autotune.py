@@ -44,7 +44,7 @@ def cache_path(device: str) -> Path | None:
     if folder is None:
         return None
     name = "".join(c if c.isalnum() else "-" for c in device.split("(")[0].strip().lower())
-    return folder / f"tiles-{name}-numba-cuda-{metadata.version('numba-cuda')}-{kernel_cache.source_hash()}.json"
+    return folder / f"tiles-{name}-numba-cuda-{metadata.version('numba-cuda')}-{kernel_cache.SOURCES}.json"
 
 
 def tune(net: Net, plans: Iterable[Plan], say: Callable[[str], None] | None = None) -> Tiles:

@@ -42,7 +42,7 @@ class Net:
     input_shape  (C, H, W) for images, (F,) for vectors (both uint8, 255 becomes 1), or (F, L) for series of floats.
     mode         auto, cpu, naive, tiled, im2col, tensorcore; `precision` None takes the mode's own.
     engine       auto, wgmma, mma: which of tensorcore's kernels.
-    dwconv       auto, or the variant of depthwise convolution (`ops.DWCONV`). fusing: put fused layers in, where the mode has them.
+    dwconv       auto, or the variant of depthwise convolution (`nbcnn.modes.DWCONV`). fusing: put fused layers in, where the mode has them.
     seed, init   first weights: see `ParameterLayout.initial`.
     strict       refuse a net of which a step does not run in the asked mode.
     tiles        tiles of an earlier run (`TrainingSession.tiles`), so that a resumed run repeats its bits.

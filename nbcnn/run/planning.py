@@ -7,7 +7,7 @@
     memory     what these plans take; `fit` refuses what is too much, and says which batch is not
     allocate   arrays allocated and filled, programs bound (`allocation.Allocated`, which also compiles them)
 
-Before `allocate` there are no arrays and no device, so all plans of a GPU can be made without one (`nbcnn.lab.measure.plans`).
+Before `allocate` nothing of a plan is allocated or compiled, so all plans of a GPU can be made without one (`nbcnn.lab.measure.plans`).
 """
 
 from __future__ import annotations

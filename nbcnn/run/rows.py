@@ -10,7 +10,7 @@ from nbcnn.gpu.device import Gpu, GpuUnavailable, gpu_missing
 from nbcnn.modes import DEFAULT_PRECISION, ENGINES, MODES, only_engine, with_dwconv
 from nbcnn.ops.kernel.row import Row
 
-TENSOR_CORES = (8, 0)
+TENSOR_CORES = ENGINES["mma"]
 """The compute capability from which on mode tensorcore runs."""
 
 
@@ -32,7 +32,7 @@ def choose_mode(
     """The row for `mode` and `precision`, and why. `auto` takes the fastest that this machine has.
 
     On a GPU without usable tensor cores, tensorcore becomes im2col, the next best row, and the reason says so; `strict` refuses that.
-    `engine` (auto, wgmma, mma) chooses among tensorcore's kernels, `dwconv` (auto or one of `ops.DWCONV`) the depthwise
+    `engine` (auto, wgmma, mma) chooses among tensorcore's kernels, `dwconv` (auto or one of `nbcnn.modes.DWCONV`) the depthwise
     convolutions of a GPU mode. `capability` None asks the GPU.
     Raises UsageError for what does not exist or does not go together, GpuUnavailable if the row needs a GPU and there is none.
     """

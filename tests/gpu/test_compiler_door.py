@@ -506,11 +506,12 @@ import numpy as np
 from nbcnn.gpu.language import resolved
 from nbcnn.ops.kernel.call import Call
 from nbcnn.check.static import signature_of
-from nbcnn.ops import relu, swish
+from nbcnn.ops.activations.relu import RELU
+from nbcnn.ops.activations.swish import SWISH
 def launches():
     for kind, dtype in (("float32", np.float32), ("bfloat16", np.uint16)):
         shape = ((64,),)
-        for bind in (relu.bind_fprop, swish.bind_fprop):
+        for bind in (RELU.bind_fprop, SWISH.bind_fprop):
             arrays = np.zeros(64, dtype), np.zeros(64, dtype)
             (launch,) = bind(Call("op", arrays[:1], arrays[1:], shape, shape, in_dtypes=(kind,), out_dtypes=(kind,)))
             yield resolved(launch.kernel), signature_of(launch)

@@ -19,7 +19,36 @@ def root(tmp_path, monkeypatch):
 
 
 def test_the_folder_is_named_after_the_sources(root):
-    assert kernel_cache.folder() == root / f"kernels-{kernel_cache.source_hash()}"
+    assert kernel_cache.folder() == root / f"kernels-{kernel_cache.SOURCES}"
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """A package of three files in place of this one."""
+    for name in ("ops/a.py", "gpu/compiler.py", "plan/x.py"):
+        (tmp_path / "nbcnn" / name).parent.mkdir(parents=True)
+        (tmp_path / "nbcnn" / name).write_text("pass\n")
+    monkeypatch.setattr("nbcnn.__file__", str(tmp_path / "nbcnn" / "__init__.py"))
+    return tmp_path / "nbcnn"
+
+
+@pytest.mark.parametrize(("name", "counts"), [("ops/a.py", True), ("gpu/compiler.py", True), ("plan/x.py", False)])
+def test_the_hash_is_of_ops_and_of_the_compilers_door(name, counts, package):
+    before = kernel_cache.source_hash()
+    (package / name).write_text("pass \n")
+    assert (kernel_cache.source_hash() != before) == counts
+
+
+def test_a_file_of_another_name_is_another_source(package):
+    before = kernel_cache.source_hash()
+    (package / "ops" / "a.py").rename(package / "ops" / "b.py")
+    assert kernel_cache.source_hash() != before
+
+
+def test_what_is_edited_after_the_import_does_not_move_the_folder(package, root):
+    before = kernel_cache.folder()
+    (package / "ops" / "a.py").write_text("edited")
+    assert kernel_cache.folder() == before
 
 
 def test_only_the_most_recent_folders_stay(root):

@@ -66,7 +66,7 @@ def test_row_is_within_its_bounds(key):
 GPU_ROWS = [key for key, row in MODES.items() if row.place == "gpu"]
 SMALLEST_FIRST = sorted(mean_cases(), key=lambda case: (case.ins[0].size < 10, sum(array.size for array in case.ins)))
 """Small cases, those last that have a handful of elements."""
-SLOW = ("evonorm", "softmax_xent", "rmsle", "state", "grad_norm")
+SLOW = ("evonorm", "softmax_xent", "rmsle", "grad_norm")
 """Parts of the names of common ops whose kernels let threads wait for each other: a thread of the simulator is a Python thread."""
 
 
@@ -77,6 +77,24 @@ def taken(row, op, impl, place):
             rounded = gradcheck.rounded(case, row.precision)
             with contextlib.suppress(Unsupported):
                 yield case, Bound(impl, op, rounded.ins, case.outs, attrs=case.attrs, place=place, layout=row.layout, store=row.store)
+
+
+def general(case):
+    """What a case tries that the smallest one may not: several images, channels and filters; a bias or another third operand; a stride."""
+    several = all(extent > 1 for array in case.ins[:2] for extent in array.shape)
+    return several, len(case.ins) > 2, case.attrs.get("stride", 1) > 1
+
+
+def telling(found):
+    """Of bound cases: the smallest, and the first of which each question of `general` is true."""
+    asked = set()
+    for at, (case, bound) in enumerate(found):
+        new = {i for i, is_so in enumerate(general(case)) if is_so} - asked
+        if at == 0 or new:
+            yield case, bound
+        asked |= new
+        if len(asked) == len(general(case)):
+            return
 
 
 def own(key):
@@ -96,17 +114,24 @@ def implementations(row):
 @pytest.mark.skipif(not device.SIMULATOR, reason="a GPU runs all cases, above")
 @pytest.mark.parametrize("key", GPU_ROWS, ids="-".join)
 def test_what_a_row_adds_is_right_in_the_simulator(key, place):
-    """Kernels that every GPU can run: common ones on all small cases (on four in the second layout), others and slow ones on the smallest."""
-    row = MODES[key]
+    """Kernels that every GPU can run: common ones on four small cases (on two in the second layout; their own files have the rest), slow ones on
+    the smallest, others on those that tell most.
+    """
+    row, run = MODES[key], set()
     for op, part, impl in own(key):
         if impl.lacks((0, 0)):
             continue  # tensor cores and TMA: compiled, below
         common = op in COMMON and not any(name in op for name in SLOW)
-        for case, bound in islice(taken(row, op, impl, place), (None if key == GPU_ROWS[0] else 4) if common else 1):
+        found = taken(row, op, impl, place)
+        slow = any(name in op for name in SLOW)
+        for case, bound in islice(found, 4 if key == GPU_ROWS[0] else 2) if common else islice(found, 1) if slow else telling(found):
             bound.run()
+            run.add(op)
             for got, wanted in zip(bound.results(), gradcheck.reference(case), strict=True):
                 error, limit = gradcheck.relative_error(got, wanted), gradcheck.bound(case, row.precision)
                 assert error <= limit, (part, op, case.label)
+    simulated, others = ({op for op, _, impl in own(key) if bool(impl.lacks((0, 0))) is lacks} for lacks in (False, True))
+    assert run >= simulated - others - {"convert"}
 
 
 @pytest.mark.skipif(device.SIMULATOR, reason="the simulator makes no tensor maps")
@@ -143,6 +168,7 @@ def beyond_the_simulator(key):
     return found
 
 
+@pytest.mark.full
 @pytest.mark.skipif(device.SIMULATOR, reason="the simulator compiles nothing")
 @pytest.mark.parametrize("key", GPU_ROWS, ids="-".join)
 def test_what_the_simulator_cannot_run_compiles(key):

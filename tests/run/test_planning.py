@@ -6,20 +6,26 @@ import numpy as np
 import pytest
 from scripts import TINY, exits, extract, train
 
-from nbcnn.gpu.device import gpu_missing
 from nbcnn.lab.measure.plans import IMAGE, training, training_plan, training_program
 from nbcnn.modes import MODES
 from nbcnn.nn.models import autoencoder
 from nbcnn.nn.optim import SGD
+from nbcnn.run import rows
 from nbcnn.run.net import Net
 from nbcnn.run.session import TrainingSession
 
 
 @pytest.fixture
 def choices(monkeypatch):
-    """A list that grows by one whenever a row is chosen: `choose_mode` asks once for a GPU."""
-    asked = []
-    monkeypatch.setattr("nbcnn.run.rows.gpu_missing", lambda: asked.append(1) or gpu_missing())
+    """A list that grows by one whenever a row is chosen."""
+    asked, choose = [], rows.choose_mode
+
+    def counted(*args, **named):
+        asked.append(args)
+        return choose(*args, **named)
+
+    monkeypatch.setattr("nbcnn.run.rows.choose_mode", counted)
+    monkeypatch.setattr("nbcnn.run.net.choose_mode", counted)
     return asked
 
 

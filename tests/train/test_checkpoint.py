@@ -239,7 +239,7 @@ WRITER = """
 import sys
 from pathlib import Path
 import numpy as np
-from nbcnn import checkpoint
+from nbcnn.train import checkpoint
 path, value = Path(sys.argv[1]), 1
 while True:
     checkpoint.save(path, {"w": np.full(1 << 20, value, np.float32)}, {"step": str(value)})

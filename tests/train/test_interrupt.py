@@ -103,10 +103,10 @@ def test_another_thread_leaves_the_handlers_alone():
 SMALL = """
 import os, signal, sys
 import numpy as np
-from nbcnn import atomic
+from nbcnn.files import atomic
 from nbcnn.nn.layers import MSE, Conv2d, ReLU
-from nbcnn.run.net import Net
 from nbcnn.nn.optim import SGD, learning_rates
+from nbcnn.run.net import Net
 from nbcnn.run.session import TrainingSession
 from nbcnn.train.trainer import Trainer
 

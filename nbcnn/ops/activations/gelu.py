@@ -55,12 +55,12 @@ def _erfc_of(a: np.ndarray, part: tuple[float, float]) -> np.ndarray:
 
 def erfc(x: np.ndarray) -> np.ndarray:
     """1 − erf(x), any shape, float32 or float64, to a few roundings; 0 where the dtype has no smaller number, NaN of NaN."""
-    a = np.abs(x)
+    a = np.atleast_1d(np.abs(x))
     right = _erfc_of(np.minimum(a, x.dtype.type(_NEAR[1])), _NEAR)
     far = a > _NEAR[1]
     if far.any():
         right[far] = _erfc_of(np.minimum(a[far], x.dtype.type(_NOTHING)), _FAR)
-    return np.where(x < 0, 2 - right, right)
+    return np.where(x < 0, 2 - right.reshape(x.shape), right.reshape(x.shape))
 
 
 def gelu_fprop(x: np.ndarray, y: np.ndarray) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.device import shared_of_block
+from nbcnn.gpu import device
 from nbcnn.ops.conv.simt import im2col
 from nbcnn.ops.conv.winograd import engine as winograd
 from nbcnn.ops.conv.winograd.engine import WinogradTile
@@ -50,8 +50,8 @@ def slab_of(call: Call, tile: NormTile) -> Slab:
 
 
 def slabs(call: Call) -> list[tuple[int, int, int]]:
-    """(channels, threads, blocks) of the last kernel, fewest blocks on a multiprocessor first, because large ones won at every batch (bench/LOG.md);
-    empty where no block keeps an image's pixels of whole groups.
+    """(channels, threads, blocks) of the last kernel, fewest blocks on a multiprocessor first, because large ones won at every batch
+    (nbcnn/lab/LOG.md); empty where no block keeps an image's pixels of whole groups.
     """
     c, group, made = im2col.shape_of(convolution_of(call)), group_of(call), []
     for channels in _CHANNELS:
@@ -61,7 +61,7 @@ def slabs(call: Call) -> list[tuple[int, int, int]]:
             for turns in (fewest, fewest + 1):
                 one = channels, ceil_div(items, WARP * turns) * WARP, blocks
                 used = slab_of(call, NormTile(0, 0, 0, 0, 0, 1, *one)).shared_bytes
-                if blocks * (used + _OWN) <= shared_of_block() + _OWN and one not in made:
+                if blocks * (used + _OWN) <= device.shared_of_block() + _OWN and one not in made:
                     made.append(one)
         if made:
             break

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from nbcnn.gpu import compiler
-from nbcnn.gpu.language import Intrinsic
+from nbcnn.gpu.language import Intrinsic, Number
 
 
 def instruction(name: str, asm: str, result: Any, operands: tuple[Any, ...], *, pure: bool = False) -> Any:
@@ -37,6 +37,9 @@ def accumulating(name: str, asm: str, count: int, first: int, operands: tuple[An
 
 
 def _names(types: tuple[Any, ...]) -> tuple[str, ...]:
+    for kind in types:
+        if not isinstance(kind, Number) or kind.name not in compiler.LETTERS:
+            raise TypeError(f"an instruction has no operand of type {kind!r}: there are {', '.join(compiler.LETTERS)}")
     return tuple(kind.name for kind in types)
 
 

@@ -7,8 +7,8 @@ import pytest
 from compiled import assert_lean, on_every_arch
 
 from nbcnn.check.one_op import Bound, run_op
-from nbcnn.gpu import device
 from nbcnn.gpu.device import Host
+from nbcnn.gpu.language import jit
 from nbcnn.ops.images import gather
 from nbcnn.ops.kernel.call import host
 from nbcnn.ops.update.advance import EPOCH, POSITION, SEED
@@ -25,7 +25,7 @@ KNOWN_ANSWERS = [
 ]
 
 
-@device.jit()
+@jit()
 def philox_kernel(inputs, words):
     """words = Philox4x32-10 of inputs (4 counter words, 2 key words), one thread."""
     a, b, c, d = gather.philox_words(inputs[0], inputs[1], inputs[2], inputs[3], inputs[4], inputs[5])
