@@ -131,6 +131,8 @@ def test_kernels_are_within_their_bounds(case, place):
         pytest.skip("a thread of the simulator is a Python thread")
     keys = [("naive", "fp32"), ("im2col", "fp32")] if device.SIMULATOR else [key for key, row in MODES.items() if row.place == "gpu"]
     for key in keys:
+        if case.op not in MODES[key].ops:
+            continue  # a fused op that only some rows have
         ran = []
         for part, impl in gradcheck.runnable(MODES[key], case.op, place):
             try:
