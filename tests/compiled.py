@@ -9,7 +9,7 @@ from nbcnn.gpu import device
 
 
 def full(*values):
-    """Values of a parameter that `.ci/full` alone tests: the default tests run the same kernel of the same op at another size."""
+    """Values of a parameter that `.ci/full` alone tests: the default tests run the same kernels at another size."""
     return [pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.full) for value in values]
 
 

@@ -1,6 +1,6 @@
 """The kernels in Numba's simulator: the test files that have small cases, each in a process of its own.
 
-NUMBA_ENABLE_CUDASIM is read when numba is imported, so it cannot be switched within this process.
+NUMBA_ENABLE_CUDASIM is read when nbcnn is imported, so it cannot be switched within this process.
 """
 
 from __future__ import annotations
@@ -12,17 +12,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from compiled import full
 
 from nbcnn.gpu import device
 
 TESTS = Path(__file__).parents[1]
 FILES = (
     "test_bench_ceilings.py",
-    "test_bench_convs.py",
     "test_conv_evonorm.py",
     "test_conv_evonorm_winograd.py",
-    "test_bench_op.py",
-    "test_compare.py",
     "test_compiler_door.py",
     "test_conv_im2col.py",
     "test_conv_im2col_fused.py",
@@ -35,7 +33,6 @@ FILES = (
     "test_elementwise.py",
     "test_evonorm_apply.py",
     "test_evonorm_held.py",
-    "test_fusion_study.py",
     "test_gather.py",
     "test_gemm.py",
     "test_inference.py",
@@ -46,19 +43,19 @@ FILES = (
     "test_parity.py",
     "test_ptx_cvt.py",
     "test_resampling.py",
-    "test_s4convd.py",
     "test_series_ops.py",
     "test_stored.py",
-    "test_study_times.py",
     "test_svm.py",
     "test_traffic.py",
     "test_turns.py",
     "test_unpool_pack.py",
 )
+WHOLE_COMMANDS = ("test_bench_convs.py", "test_bench_op.py", "test_compare.py", "test_fusion_study.py", "test_s4convd.py", "test_study_times.py")
+"""Commands and networks from end to end on simulated kernels: the kernels themselves have their cases in FILES."""
 
 
 @pytest.mark.skipif(device.SIMULATOR, reason="this is the simulator already")
-@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("file", [*FILES, *full(*WHOLE_COMMANDS)])
 def test_file_passes_in_the_simulator(file):
     [path] = TESTS.rglob(file)
     command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", str(path)]
