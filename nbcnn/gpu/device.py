@@ -45,10 +45,18 @@ def shared_of_block() -> int:
     return int(numba_cuda().get_current_device().MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
 
 
+def capability_of_gpu() -> tuple[int, int]:
+    """The compute capability of the current GPU, which must be there; 7.5 in the simulator."""
+    if SIMULATOR:
+        return 7, 5
+    major, minor = numba_cuda().get_current_device().compute_capability
+    return int(major), int(minor)
+
+
 @cache
 def has_tma() -> bool:
     """True if the GPU copies boxes of tensors by itself (compute capability 9.0), and where there is no GPU; the simulator has not."""
-    return not SIMULATOR and (bool(gpu_missing()) or tuple(numba_cuda().get_current_device().compute_capability) >= (9, 0))
+    return not SIMULATOR and (bool(gpu_missing()) or capability_of_gpu() >= (9, 0))
 
 
 def gpu_missing() -> str | None:
@@ -180,7 +188,7 @@ class Gpu:
         self.stream: Any = 0 if SIMULATOR else numba_cuda().stream()
         self._side: Any = None
         self.multiprocessors = 2 if SIMULATOR else int(numba_cuda().get_current_device().MULTIPROCESSOR_COUNT)
-        self.capability: tuple[int, int] = (7, 5) if SIMULATOR else tuple(numba_cuda().get_current_device().compute_capability)
+        self.capability = capability_of_gpu()
 
     @property
     def device_name(self) -> str:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from nbcnn.files.errors import UsageError
 from nbcnn.files.suggest import nearest
-from nbcnn.gpu.device import Gpu, GpuUnavailable, gpu_missing
+from nbcnn.gpu.device import GpuUnavailable, capability_of_gpu, gpu_missing
 from nbcnn.modes import DEFAULT_PRECISION, ENGINES, MODES, only_engine, with_dwconv
 from nbcnn.ops.kernel.row import Row
 
@@ -42,7 +42,7 @@ def choose_mode(
     if mode not in ("auto", *known):
         raise UsageError(f"no mode {mode!r} (there are auto, {', '.join(known)}){nearest(mode, ['auto', *known])}")
     if capability is None:
-        capability = (0, 0) if missing or mode == "cpu" else Gpu().capability
+        capability = (0, 0) if missing or mode == "cpu" else capability_of_gpu()
     why = "as asked"
     if mode == "auto":
         fast = precision in (None, *(p for m, p in MODES if m == "tensorcore")) and capability >= TENSOR_CORES
