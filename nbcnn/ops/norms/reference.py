@@ -261,9 +261,9 @@ def _ranks_cases(label: str, ins: Sequence[np.ndarray], planes: np.ndarray, chan
     evonorm_b0_sums(dy, x, gamma, v, planes[1], channels[1], own, batch, *grads)
     # A sum errs by roundings of its terms: where they cancel, as three pixels may, that is more of what is left.
     mask, d, h = _branches(dy, x, gamma, v, planes[1], channels[1])
-    cancelled = np.linalg.norm((~mask * np.abs(h * x / (d * d))).sum((0, 2, 3))) / (np.linalg.norm(batch) or 1)
+    cancelled = float(np.linalg.norm((~mask * np.abs(h * x / (d * d))).sum((0, 2, 3))) / (np.linalg.norm(batch) or 1))
     yield Case(
-        "evonorm_b0_sums", label, (dy, x, gamma, v, planes[1], channels[1]), (plane, *(channel,) * 4), {}, math.ceil(terms * max(cancelled, 1) ** 2)
+        "evonorm_b0_sums", label, (dy, x, gamma, v, planes[1], channels[1]), (plane, *(channel,) * 4), {}, math.ceil(terms * max(cancelled, 1.0) ** 2)
     )
     yield Case("evonorm_b0_dgrad", label, (dy, x, gamma, v, *planes, *channels, own, batch), (image,), {}, terms)
 
