@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -96,8 +97,8 @@ def read(text: str) -> Compiled:
 
 
 def versions() -> str:
-    """The compilers that are installed here."""
-    return ", ".join(f"{name} {version(name)}" for name in PACKAGES)
+    """The compilers that are installed here, and the Python whose bytecode Numba compiles: other bytecode takes other registers."""
+    return ", ".join([f"Python {sys.version_info.major}.{sys.version_info.minor}", *(f"{name} {version(name)}" for name in PACKAGES)])
 
 
 def compiled(say: Callable[[str], None]) -> Compiled:
