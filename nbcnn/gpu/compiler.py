@@ -190,6 +190,9 @@ def ptx(kernel: Any, types: tuple[Any, ...], arch: str) -> str:
 def _library(kernel: Any, args: tuple[Any, ...], arch: str, lto: bool) -> tuple[Any, tuple[Any, ...]]:
     """What Numba makes of a kernel before linking, and the compute capability."""
     numba_cuda()
+    from contextlib import ExitStack
+    from unittest import mock  # which takes 29 ms to import
+
     from numba.cuda import compiler, dispatcher
 
     digits = arch.rstrip("abcdefghijklmnopqrstuvwxyz")
@@ -197,9 +200,6 @@ def _library(kernel: Any, args: tuple[Any, ...], arch: str, lto: bool) -> tuple[
     device = SimpleNamespace(compute_capability=cc[:2])
     options = kernel.targetoptions
     # Device functions ask the current device for its compute capability; without a GPU there is none to ask.
-    from contextlib import ExitStack
-    from unittest import mock
-
     with ExitStack() as patches:
         for module in (dispatcher, compiler):
             patches.enter_context(mock.patch.object(module, "get_current_device", return_value=device))
