@@ -8,6 +8,8 @@ import threading
 from nbcnn.ranks.environment import Rank
 from nbcnn.ranks.team import Ranks
 
+TOKEN = "the secret of these ranks"
+
 
 def free_port():
     with socket.socket() as probe:
@@ -17,7 +19,7 @@ def free_port():
 
 def ranks(size, timeout=20.0, port=None):
     port = port or free_port()
-    return [Rank(rank, size, rank, "127.0.0.1", port, "job", timeout) for rank in range(size)]
+    return [Rank(rank, size, rank, "127.0.0.1", port, TOKEN, timeout) for rank in range(size)]
 
 
 def together(size, work):

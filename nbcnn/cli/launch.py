@@ -21,13 +21,14 @@ from typing import Any, BinaryIO
 
 from nbcnn.cli.errors import guarded
 from nbcnn.cli.flags import Parser, count, flag
-from nbcnn.ranks.sockets import LOST
+from nbcnn.ranks.environment import token
+from nbcnn.ranks.meeting import LOST
 
 SUMMARY = "Run a command as several ranks that train together: one process per GPU."
 EXAMPLES = (
     "python -m nbcnn launch --nproc 8 train.py --batch 8192       eight GPUs of this machine",
     "python -m nbcnn launch --nproc 2 train.py --mode cpu         two processes without a GPU",
-    "python -m nbcnn launch --nproc 8 --nodes 2 --node 0 --address gpu01 --port 29500 train.py     and --node 1 on the other machine",
+    "NBCNN_TOKEN_FILE=nbcnn-token python -m nbcnn launch --nproc 8 --nodes 2 --node 0 --address gpu01 train.py    --node 1 on the other machine",
 )
 SHARED = ("classify",)
 """The commands of nbcnn that ranks share among them."""
@@ -42,7 +43,7 @@ def add_parser() -> Parser:
     parser.add_argument("command", metavar="COMMAND", nargs=argparse.REMAINDER, help="a script (train.py …) or a command of nbcnn (classify …)")
     group = parser.add_argument_group("ranks")
     flag(group, "--nproc", count(1), "processes to start on this machine, one per GPU", None)
-    group = parser.add_argument_group("more than one machine")
+    group = parser.add_argument_group("more than one machine, each with the same secret in NBCNN_TOKEN or in the file NBCNN_TOKEN_FILE")
     flag(group, "--nodes", count(1), "machines; run the same command on each, with its --node", 1)
     flag(group, "--node", count(0), "number of this machine; 0 is that of rank 0", 0)
     flag(group, "--address", str, "name or address of machine 0", "127.0.0.1")
@@ -74,11 +75,12 @@ def words(command: Sequence[str]) -> list[str]:
 
 
 def environments(nproc: int, nodes: int = 1, node: int = 0, address: str | None = None, port: int | None = None) -> list[dict[str, str]]:
-    """What the environment of each rank of this machine has beside this process's own."""
+    """What the environment of each rank of this machine has beside this process's own. Raises LaunchError if several machines have no token."""
     shared = {"MASTER_ADDR": address or "127.0.0.1", "WORLD_SIZE": str(nproc * nodes), "LOCAL_WORLD_SIZE": str(nproc)}
     if nodes == 1:
-        # Nobody else need know where the ranks of one machine meet.
-        shared["NBCNN_JOB"] = secrets.token_hex(16)
+        shared["NBCNN_TOKEN"] = secrets.token_hex(32)
+    else:
+        token(os.environ)  # which the ranks find there; without one none need be started
     if nodes == 1 and port is None:
         shared |= dict(zip(("MASTER_PORT", "NBCNN_PORT"), free_ports(2), strict=True))
     else:

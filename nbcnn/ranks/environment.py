@@ -7,21 +7,32 @@ Without any of their variables a process is alone. The names in the order in whi
     SLURM (srun)             SLURM_PROCID  SLURM_STEP_NUM_TASKS  SLURM_LOCALID  SLURM_STEP_NODELIST (else SLURM_NODELIST)  SLURM_JOB_ID
 
 MASTER_ADDR is the machine of rank 0; SLURM's list of nodes begins with it. The ranks meet at NBCNN_PORT there, by default MASTER_PORT + 1,
-because torchrun's own store may hold MASTER_PORT.
+because torchrun's own store may hold MASTER_PORT. NBCNN_TOKEN, or the file that NBCNN_TOKEN_FILE names, holds the secret of the job, by which
+its ranks know each other: `nbcnn launch` makes one on a single machine, and in every other case it is given to all ranks. Without it nobody
+listens or calls.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
 MASTER_PORT = 29500
 """The default of torchrun, too."""
+LEAST_TOKEN, LONGEST_TOKEN = 16, 4096
+"""Characters of a token: fewer could be guessed."""
+NO_TOKEN = """NBCNN_TOKEN is not set: ranks let nobody in without a secret that all of them know
+  on one machine:      python -m nbcnn launch --nproc N COMMAND … makes one by itself
+  else, once:          (umask 077; python -c "import secrets; print(secrets.token_hex(32))" > nbcnn-token), and copy that file to every machine
+  then, on each:       export NBCNN_TOKEN_FILE=$PWD/nbcnn-token (mpirun passes it on with -x NBCNN_TOKEN_FILE)"""
 
 
 class LaunchError(ValueError):
-    """The environment does not say which rank this is; the message names the variable."""
+    """The environment does not say which rank this is, or not the token; the message names the variable."""
 
     exit_code = 2
 
@@ -30,7 +41,7 @@ class LaunchError(ValueError):
 class Rank:
     """Process `rank` of `size`, the `local`-th of its machine; rank 0 listens at `address`, `port`.
 
-    `job` is a word that only the ranks of one job know (NBCNN_JOB, empty if nobody set it); `timeout` seconds is how long a rank waits for others.
+    `token` is a secret that only the ranks of one job know; `timeout` seconds is how long a rank waits for others.
     """
 
     rank: int
@@ -38,7 +49,7 @@ class Rank:
     local: int
     address: str
     port: int
-    job: str = ""
+    token: str = field(default="", repr=False)
     timeout: float = 600.0
 
 
@@ -71,7 +82,28 @@ def from_environment(variables: Mapping[str, str]) -> Rank | None:
     if not 0 < port < 65_536:
         raise LaunchError(f"port {port} is none: set NBCNN_PORT to a free one between 1024 and 65535, the same for all ranks")
     timeout = _count(variables, "NBCNN_TIMEOUT") if "NBCNN_TIMEOUT" in variables else Rank.timeout
-    return Rank(rank, size, local, address, port, variables.get("NBCNN_JOB", ""), float(timeout))
+    return Rank(rank, size, local, address, port, token(variables), float(timeout))
+
+
+def token(variables: Mapping[str, str]) -> str:
+    """NBCNN_TOKEN, or what NBCNN_TOKEN_FILE holds. Raises LaunchError without either, or if others know it or could guess it."""
+    found, source = variables.get("NBCNN_TOKEN", ""), "NBCNN_TOKEN"
+    if not found and variables.get("NBCNN_TOKEN_FILE"):
+        path = Path(variables["NBCNN_TOKEN_FILE"])
+        source = f"the token in {path} (NBCNN_TOKEN_FILE)"
+        try:
+            with path.open(encoding="utf-8") as file:
+                mode = os.fstat(file.fileno()).st_mode
+                found = file.read(LONGEST_TOKEN + 1).strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise LaunchError(f"{source} cannot be read ({getattr(error, 'strerror', None) or 'it is no text'})") from None
+        if mode & (stat.S_IRWXG | stat.S_IRWXO):
+            raise LaunchError(f"{source} is open to other users: chmod 600 {path}, or better make another")
+    elif not found:
+        raise LaunchError(NO_TOKEN)
+    if not LEAST_TOKEN <= len(found) <= LONGEST_TOKEN:
+        raise LaunchError(f"{source} has {len(found)} characters: {LEAST_TOKEN} to {LONGEST_TOKEN:,} that nobody guesses are needed")
+    return found
 
 
 def _count(variables: Mapping[str, str], name: str) -> int:

@@ -18,117 +18,34 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from nbcnn.ranks.environment import Rank
+from nbcnn.ranks.meeting import RankLost, meet
 
-MAGIC = b"nbcnn-1\n"
-HELLO = struct.Struct("<8s4sIII64s")
 LENGTH = struct.Struct("<Q")
 END = struct.Struct("<Ii")
 """Which rank ended, and its exit code; VANISHED if it did not say one."""
 VANISHED = -1
-MOST = 1 << 32
-"""No frame is longer: whoever says so is not one of us."""
+MOST, PIECE = 1 << 32, 1 << 20
+"""No frame is longer than MOST bytes. Memory for one is taken as its pieces arrive, not when its length does."""
 GRACE = 3.0
 """Seconds that a rank has to end by itself once another is lost."""
 SLICE = 0.2
 
 
-LOST = 1
-"""The exit code of a rank that lost another which did not say why."""
-
-
-class RankLost(RuntimeError):
-    """Another rank failed, vanished or never came; `exit_code` is its own where it said one."""
-
-    def __init__(self, message: str, code: int = LOST) -> None:
-        super().__init__(message)
-        self.exit_code = code
-
-
 class Star:
     """This rank's connections; made by `Star(rank)`, which returns when all ranks have met.
 
-    Raises RankLost naming the ranks that are missing after `rank.timeout` seconds, OSError if rank 0 cannot listen.
+    Raises as `nbcnn.ranks.meeting.meet`.
     """
 
     def __init__(self, rank: Rank) -> None:
         self.rank = rank
         self._ended = threading.Event()
         self._lost: tuple[int, int] | None = None
-        self.talk: dict[int, socket.socket] = {}
-        self._watch: dict[int, socket.socket] = {}
-        (self._listen if rank.rank == 0 else self._connect)()
+        self.talk, self._watch = meet(rank)
         selector = selectors.DefaultSelector()
         for other, peer in self._watch.items():
             selector.register(peer, selectors.EVENT_READ, other)
         threading.Thread(target=self._guard, args=(selector,), name="nbcnn watch", daemon=True).start()
-
-    # -- meeting
-
-    def _listen(self) -> None:
-        me, until = self.rank, time.monotonic() + self.rank.timeout
-        local = me.address == "localhost" or me.address.startswith("127.")
-        try:
-            listener = socket.create_server(("127.0.0.1" if local else "", me.port), backlog=2 * me.size)
-        except OSError as error:
-            raise OSError(
-                error.errno, f"rank 0 cannot listen at port {me.port} ({error.strerror}); set NBCNN_PORT to a free one for all ranks"
-            ) from None
-        with listener:
-            while missing := [r for r in range(1, me.size) if r not in self.talk or r not in self._watch]:
-                listener.settimeout(max(0.0, until - time.monotonic()) or 1e-3)
-                try:
-                    came, _ = listener.accept()
-                except TimeoutError:
-                    raise RankLost(
-                        f"after {me.timeout:.0f} s rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))} of {me.size} "
-                        f"{'are' if len(missing) > 1 else 'is'} missing: not started, ended early, or without a way to {me.address} port {me.port}"
-                    ) from None
-                self._welcome(came)
-        for peer in self.talk.values():
-            _send(peer, b"all here")
-
-    def _welcome(self, came: socket.socket) -> None:
-        """Take a connection in if it is one of us; a stranger is turned away."""
-        came.settimeout(5.0)
-        try:
-            magic, kind, rank, size, _, job = HELLO.unpack(_exactly(came, HELLO.size))
-        except (OSError, EOFError):
-            came.close()
-            return
-        known = {b"talk": self.talk, b"wait": self._watch}.get(kind)
-        if magic != MAGIC or known is None or job.rstrip(b"\0") != self.rank.job.encode()[:64]:
-            came.close()
-            return
-        if size != self.rank.size or not 0 < rank < size or rank in known:
-            twice = rank in known
-            raise RankLost(
-                f"two processes say that they are rank {rank}"
-                if twice
-                else f"a process says that it is rank {rank} of {size}, this is 0 of {self.rank.size}",
-                2,
-            )
-        known[rank] = _prepared(came)
-
-    def _connect(self) -> None:
-        me, until = self.rank, time.monotonic() + self.rank.timeout
-        for kind, known in ((b"talk", self.talk), (b"wait", self._watch)):
-            why: object = "no answer"
-            while 0 not in known:
-                try:
-                    made = socket.create_connection((me.address, me.port), timeout=max(0.1, min(5.0, until - time.monotonic())))
-                    known[0] = _prepared(made)
-                except OSError as error:
-                    why = error.strerror or error
-                    if time.monotonic() >= until:
-                        raise RankLost(
-                            f"rank {me.rank} could not reach rank 0 at {me.address} port {me.port} within {me.timeout:.0f} s ({why})"
-                        ) from None
-                    time.sleep(0.05)
-            known[0].sendall(HELLO.pack(MAGIC, kind, me.rank, me.size, me.local, me.job.encode()[:64]))
-        try:
-            _receive(self.talk[0], lambda: self._patience(0, until, me.timeout))
-        except (EOFError, OSError):
-            raise RankLost(f"rank 0 at {me.address} port {me.port} turned rank {me.rank} away: it belongs to another job, or gave up") from None
 
     # -- talking
 
@@ -222,17 +139,6 @@ class Star:
         os._exit(error.exit_code)
 
 
-def _prepared(made: socket.socket) -> socket.socket:
-    """Blocking, without delay for small frames, and asking now and then whether the other machine is still there."""
-    made.settimeout(None)
-    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, seconds in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4)):
-        if hasattr(socket, name):
-            made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), seconds)
-    return made
-
-
 def _send(peer: socket.socket, content: Any) -> None:
     data = memoryview(content).cast("B")
     peer.sendall(LENGTH.pack(len(data)))
@@ -249,14 +155,13 @@ def _receive(peer: socket.socket, waiting: Callable[[], None]) -> bytes:
 
 def _exactly(peer: socket.socket, count: int, waiting: Callable[[], None] | None = None) -> bytes:
     """The next `count` bytes. Raises EOFError if the other side has closed, TimeoutError as the socket is set."""
-    made = bytearray(count)
-    view = memoryview(made)
+    made = bytearray()
     if waiting is not None:
         peer.settimeout(SLICE)
     try:
-        while view:
+        while len(made) < count:
             try:
-                got = peer.recv_into(view)
+                got = peer.recv(min(count - len(made), PIECE))
             except TimeoutError:
                 if waiting is None:
                     raise
@@ -264,7 +169,7 @@ def _exactly(peer: socket.socket, count: int, waiting: Callable[[], None] | None
                 continue
             if not got:
                 raise EOFError
-            view = view[got:]
+            made += got
     finally:
         if waiting is not None:
             peer.settimeout(None)

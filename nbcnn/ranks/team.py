@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 
 from nbcnn.ranks import environment as ranks
-from nbcnn.ranks.sockets import RankLost, Star, gathered, told
+from nbcnn.ranks.meeting import RankLost
+from nbcnn.ranks.sockets import Star, gathered, told
 
 LONG = 86_400.0
 """Seconds to wait for a rank that downloads or computes something for the others."""

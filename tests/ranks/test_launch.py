@@ -12,6 +12,7 @@ import time
 import numpy as np
 import pytest
 from scripts import ROOT, exits, message, train
+from teams import TOKEN
 
 from nbcnn.cli import launch
 from nbcnn.train import checkpoint
@@ -102,8 +103,8 @@ def test_a_rank_that_hangs_is_given_up(rank):
 def test_two_machines_are_two_launchers(rank):
     port = str(int(launch.free_ports(1)[0]) % 20_000 + 30_000)
     shared = ("--nproc", "2", "--nodes", "2", "--address", "localhost", "--port", port)
-    other = started(*shared, "--node", "1", rank, "ends")
-    out, err = ended(started(*shared, "--node", "0", rank, "ends"), 0)
+    other = started(*shared, "--node", "1", rank, "ends", NBCNN_TOKEN=TOKEN)
+    out, err = ended(started(*shared, "--node", "0", rank, "ends", NBCNN_TOKEN=TOKEN), 0)
     assert out == "out 0\n"
     assert "[1] err 1" in err
     _, err = ended(other, 0)
@@ -134,12 +135,26 @@ def test_what_cannot_be_launched_is_a_usage_error(capsys, words, says):
     assert says in message(capsys, 2, exits(launch.main, words))
 
 
+def test_several_machines_without_a_token_are_a_usage_error(capsys, monkeypatch):
+    monkeypatch.delenv("NBCNN_TOKEN", raising=False)
+    monkeypatch.delenv("NBCNN_TOKEN_FILE", raising=False)
+    words = ["--nproc", "2", "--nodes", "2", "--address", "gpu01", "train.py"]
+    assert "NBCNN_TOKEN is not set" in message(capsys, 2, exits(launch.main, words))
+
+
+def test_every_launch_on_one_machine_has_a_token_of_its_own():
+    first, second = (launch.environments(2)[0]["NBCNN_TOKEN"] for _ in range(2))
+    assert first != second
+    assert len(first) == len(second) == 64
+
+
 def test_a_program_that_is_not_there(capsys):
     assert "no-such-program" in message(capsys, 1, exits(launch.main, ["--nproc", "1", "no-such-program"]))
 
 
 def test_what_each_rank_is_told(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.setenv("NBCNN_TOKEN", TOKEN)
     first, second = launch.environments(2, nodes=2, node=1, address="gpu01", port=29600)
     assert first == {
         "MASTER_ADDR": "gpu01",
