@@ -182,13 +182,20 @@ class TrainingSession:
 
     def _together(self) -> tuple[np.ndarray, np.ndarray]:
         """StepState and sums of all ranks: the same on each."""
+        state, parts = self._parts()
+        return state, sum(parts)
+
+    def _parts(self) -> tuple[np.ndarray, np.ndarray]:
+        """StepState of all ranks, and by rank what each has of the sums, (ranks, 4): they add up, and the last of them is 0."""
         self.team.wait(self.net.place)
         state, sums = self._held.download("train.state"), self._held.download("train.sums")
-        weight = self.team.share(self._latest).weight if self._latest else 1.0
-        total = self.team.sum(np.array([sums[LOSS_SUM], sums[COUNT], weight * sums[LAST_LOSS], state[NONFINITE]]))
-        sums[[LOSS_SUM, COUNT, LAST_LOSS]] = total[:3]
-        state[[POSITION, NONFINITE]] = self._position, total[3] > 0
-        return state, sums
+        sums[LAST_LOSS] *= self.team.share(self._latest).weight if self._latest else 1.0
+        parts = np.zeros((self.team.size, len(sums)))
+        parts[self.team.rank] = *sums[:-1], state[NONFINITE]
+        parts = self.team.sum(parts)
+        state[[POSITION, NONFINITE]] = self._position, parts[:, -1].any()
+        parts[:, -1] = 0
+        return state, parts
 
     def evaluate(self) -> float:
         """Mean loss over the test images; training state is not touched. Raises UsageError without a test set."""
@@ -227,15 +234,22 @@ class TrainingSession:
     # -- saving and loading
 
     def state(self) -> dict[str, np.ndarray]:
-        """Everything a resumed run needs to repeat this one bit for bit, by name. Running statistics become the mean of the ranks'."""
-        if self.team.size > 1 and self.net.params.states.size:
-            weights, own = self.net.params.download()
-            self.net.params.upload((weights, (self.team.sum(own.astype(np.float64)) / self.team.size).astype(np.float32)))
-        layout, made = self.net.params.layout, {f"param.{n}": t for n, t in self.net.params.as_dict().items()}
+        """Everything a run that is resumed on as many ranks needs to repeat this one bit for bit, by name.
+
+        Running statistics are the mean of the ranks' own, which they all take over at an epoch's end. Resumed within an epoch they begin from
+        that mean, and so repeat only up to rounding.
+        """
+        params, layout = self.net.params, self.net.params.layout
+        weights, running = params.download()
+        if self.team.size > 1 and running.size:
+            running = (self.team.sum(running.astype(np.float64)) / self.team.size).astype(np.float32)
+            if self._position == self.count:
+                params.upload((weights, running))
+        made = {f"param.{n}": t for n, t in (layout.split(weights) | params.states.split(running)).items()}
         for moment in self.optimizer.moments:
             made |= {f"optim.{moment}.{n}": t for n, t in layout.split(self._held.download(f"optim.{moment}")).items()}
-        state, sums = self._together()
-        return made | {"step_state": state, "sums": sums}
+        state, parts = self._parts()
+        return made | {"step_state": state, "sums": parts if self.team.size > 1 else parts[0]}
 
     def load_state(self, tensors: Mapping[str, np.ndarray]) -> None:
         """Continue where `state()` was taken. Raises ParameterError naming the tensor, and changes nothing, if one does not fit."""
@@ -247,7 +261,9 @@ class TrainingSession:
             except ParameterError as error:
                 raise ParameterError(f"optimizer state {moment!r}: {error}") from None
         state = _expect(tensors, "step_state", (8,), "int64")
-        sums = _expect(tensors, "sums", (4,), "float64")
+        # Of one rank (4,), of several (ranks, 4): as many ranks go on with their own, so that they add in the same order.
+        ranks = np.shape(tensors.get("sums", ()))[:-1]
+        parts = _expect(tensors, "sums", (*ranks[:1], 4), "float64").reshape(-1, 4)
         if not (0 <= state[POSITION] <= self.count and state[STEP] >= 0 and state[EPOCH] >= 0):
             raise ParameterError(f"step_state says position {state[POSITION]}, the training set has {self.count} images")
         self.seed = int(state[SEED])
@@ -258,7 +274,9 @@ class TrainingSession:
         own = state.copy()
         own[POSITION] = np.searchsorted(places, self._position)
         self._held.upload("train.state", own)
-        self._held.upload("train.sums", sums if self.team.leads else np.zeros(4))
+        if len(parts) != self.team.size:
+            parts = np.array([sum(parts)] + [np.zeros(4)] * (self.team.size - 1))
+        self._held.upload("train.sums", parts[self.team.rank])
         self._held.upload("train.order", epoch_order(self.seed, int(state[EPOCH]), self.count)[places])
 
     def close(self) -> None:
