@@ -38,6 +38,8 @@ PROOF_SECONDS = 5.0
 """How long a caller may take to prove that it is one of us."""
 CROWD = 256
 """So many callers may be without a proof at a time; then the oldest has to go, and comes again if it is one of us."""
+BACKLOG = 4096
+"""Connections that the kernel may hold until they are accepted; a rank that finds no room there tries again after a second."""
 RETRY = 0.05
 """Seconds between two attempts to reach rank 0."""
 
@@ -117,8 +119,10 @@ class _Host:
             now = time.monotonic()
             if now >= self._until:
                 raise self._missing(missing)
-            first = next(iter(self._callers.values()), None)
-            for key, _ in self._selector.select(min(self._until, first.until if first else self._until) - now):
+            while (oldest := next(iter(self._callers), None)) and self._callers[oldest].until <= now:
+                self._refuse(oldest)
+            until = min(self._until, self._callers[oldest].until) if oldest else self._until
+            for key, _ in self._selector.select(until - now):
                 peer = key.fileobj
                 assert isinstance(peer, socket.socket)
                 if peer is listener:
@@ -128,8 +132,6 @@ class _Host:
                 elif isinstance(key.data, int):
                     # Until all have met a rank says nothing more: it has ended.
                     raise self._ended(key.data)
-            for peer in [peer for peer, caller in self._callers.items() if caller.until <= time.monotonic()]:
-                self._refuse(peer)
 
     def _accept(self, listener: socket.socket) -> None:
         try:
@@ -213,7 +215,7 @@ def _listener(me: Rank) -> socket.socket:
     problem = OSError()
     for family, _, _, _, place in found:
         try:
-            return socket.create_server(place, family=family, backlog=max(128, 2 * me.size))
+            return socket.create_server(place, family=family, backlog=BACKLOG)
         except OSError as error:
             problem = error
             if error.errno == errno.EADDRINUSE:
