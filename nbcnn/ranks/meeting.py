@@ -36,6 +36,8 @@ HELLO = struct.Struct("<4sII32s32s")
 PROOF_SIZE = 32
 PROOF_SECONDS = 5.0
 """How long a caller may take to prove that it is one of us."""
+CALL_SECONDS, ANSWER_SECONDS = 5.0, 30.0
+"""How long a rank waits at rank 0's port for a connection, and then for a proof, before it calls again."""
 CROWD = 256
 """So many callers may be without a proof at a time; then the oldest has to go, and comes again if it is one of us."""
 BACKLOG = 4096
@@ -254,9 +256,9 @@ def _call(me: Rank, until: float) -> tuple[Peers, Peers]:
 def _connected(me: Rank, kind: bytes, until: float) -> socket.socket:
     """A connection to rank 0 that both sides have proved. Whatever else answers there is tried again until the time is over."""
     why, warned = "no answer", False
-    while (left := until - time.monotonic()) > 0:
+    while time.monotonic() < until:
         try:
-            made = socket.create_connection((me.address, me.port), timeout=min(PROOF_SECONDS, left))
+            made = _dialled(me, until)
         except OSError as error:
             why = str(error.strerror or error)
         else:
@@ -273,8 +275,28 @@ def _connected(me: Rank, kind: bytes, until: float) -> socket.socket:
     raise RankLost(f"rank {me.rank} could not reach rank 0 at {me.address} port {me.port} within {me.timeout:.0f} s ({why})")
 
 
+def _dialled(me: Rank, until: float) -> socket.socket:
+    """A connection to whoever listens at rank 0's port, at the first of its addresses where somebody does. Raises OSError if nobody does."""
+    problem = OSError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
+    for family, kind, protocol, _, place in socket.getaddrinfo(me.address, me.port, type=socket.SOCK_STREAM):
+        with ExitStack() as undo:
+            try:
+                made = undo.enter_context(socket.socket(family, kind, protocol))
+                made.settimeout(max(min(CALL_SECONDS, until - time.monotonic()), 1e-3))
+                made.connect(place)
+            except OSError as error:
+                problem = error
+                continue
+            # Where nobody listens the kernel may give a call the very port it goes to: it is then its own other end.
+            if made.getsockname() != made.getpeername():
+                undo.pop_all()
+                return made
+    raise problem
+
+
 def _prove(peer: socket.socket, me: Rank, kind: bytes, until: float) -> None:
     """Prove that this is a rank, and have it proved that that is rank 0. Raises OSError or EOFError if it is not."""
+    until = min(until, time.monotonic() + ANSWER_SECONDS)
     greeting = _exactly(peer, GREETING.size, until)
     if not greeting.startswith(MAGIC):
         raise EOFError

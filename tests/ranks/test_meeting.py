@@ -171,6 +171,32 @@ def test_what_answers_a_rank_must_prove_the_token_too():
     met(Meeting(me[0]), second)
 
 
+def test_a_rank_that_a_silent_stranger_holds_calls_again(monkeypatch):
+    monkeypatch.setattr(meeting, "ANSWER_SECONDS", 0.2)
+    me = ranks(2)
+    with socket.create_server(("127.0.0.1", me[0].port)) as listener:
+        second = Meeting(me[1])
+        held = listener.accept()[0]
+    met(Meeting(me[0]), second)
+    held.close()
+
+
+def test_a_call_that_reaches_itself_has_reached_nobody(monkeypatch):
+    """It would keep rank 0 from listening at its own port."""
+
+    me = ranks(2)[1]
+
+    class FromThere(socket.socket):
+        def connect(self, place):
+            self.bind(place)
+            super().connect(place)
+            assert self.getsockname() == self.getpeername()
+
+    monkeypatch.setattr(socket, "socket", FromThere)
+    with pytest.raises(ConnectionRefusedError):
+        meeting._dialled(me, time.monotonic() + 1)
+
+
 def test_silent_and_slow_strangers_keep_nobody_waiting():
     me = ranks(2)
     first, began = Meeting(me[0]), time.monotonic()
