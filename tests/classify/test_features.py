@@ -229,7 +229,7 @@ DAMAGES = {
     "no npy": (lambda folder: (folder / "train_features.npy").write_bytes(b"hello"), "train_features.npy"),
     "empty": (lambda folder: (folder / "train_features.npy").write_bytes(b""), "train_features.npy"),
     "index cut": (lambda folder: (folder / "features.json").write_text('{"format"'), "features.json"),
-    "index foreign": (lambda folder: (folder / "features.json").write_text('{"a": 1}'), "'format' is missing"),
+    "index foreign": (lambda folder: (folder / "features.json").write_text('{"a": 1}'), "lacks 'format'"),
     "index list": (lambda folder: (folder / "features.json").write_text("[]"), "features.json"),
     "index version": (lambda folder: edit_index(folder, version=2), "reads 1"),
     "index width": (lambda folder: edit_index(folder, width="6"), "width"),
