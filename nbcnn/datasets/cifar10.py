@@ -43,6 +43,8 @@ REMEDY = "Delete it and get the binary version again (data/README.md says how)."
 
 # The archive's other members are two small texts; anything larger does not belong there and is not worth decompressing.
 _LARGEST_OTHER = 1 << 20
+# Six files of others' records may differ in number; ten times as many do not.
+_LARGEST_FILE = 10 * RECORDS * RECORD
 
 
 def find(folder: Path) -> Path | None:
@@ -103,7 +105,7 @@ def holds_pickles(folder: Path) -> bool:
 def read(where: Path) -> Dataset:
     """The data set from what `find` returned. Raises DataCorrupt with the file and the offset at which it is wrong."""
     if where.is_dir():
-        contents = {name: (where / name).read_bytes() for name in FILES}
+        contents = {name: _content(where / name) for name in FILES}
         origin = f"read from the six files in {where}"
     else:
         contents = read_archive(where)
@@ -123,6 +125,13 @@ def read(where: Path) -> Dataset:
         test[:, 0].astype(np.int32),
         CLASSES,
     )
+
+
+def _content(path: Path) -> bytes:
+    """The bytes of one of the six files. Raises DataCorrupt if it is too large to be one."""
+    if (nbytes := path.stat().st_size) > _LARGEST_FILE:
+        raise DataCorrupt(path, _LARGEST_FILE, f"the file holds {nbytes:,} bytes, official are {RECORDS * RECORD:,}", REMEDY)
+    return path.read_bytes()
 
 
 def load(folder: Path, download: bool, log: Log | None) -> Dataset:
