@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import IO
+from typing import Protocol
 
 _BLOCK = 512
 _MOST_MEMBERS = 256
@@ -25,10 +25,16 @@ class TarError(Exception):
     """It is not an archive, or it is damaged; the message says how."""
 
 
+class Readable(Protocol):
+    """A file, or what decompresses one: `read` returns fewer bytes only at the end."""
+
+    def read(self, size: int, /) -> bytes: ...
+
+
 class Member:
     """A member: its name, its size in bytes, whether it is a regular file. `read` is good until the next member is asked for."""
 
-    def __init__(self, name: str, size: int, regular: bool, file: IO[bytes]) -> None:
+    def __init__(self, name: str, size: int, regular: bool, file: Readable) -> None:
         self.name, self.size, self.regular = name, size, regular
         self._file, self._left = file, -(-size // _BLOCK) * _BLOCK
 
@@ -51,7 +57,7 @@ class Member:
         return content
 
 
-def members(file: IO[bytes]) -> Iterator[Member]:
+def members(file: Readable) -> Iterator[Member]:
     """The members of the archive that `file` reads, at most 256. Raises TarError."""
     for number in range(_MOST_MEMBERS + 1):
         header = file.read(_BLOCK)
@@ -66,7 +72,7 @@ def members(file: IO[bytes]) -> Iterator[Member]:
         member.skip()
 
 
-def _member(header: bytes, file: IO[bytes]) -> Member:
+def _member(header: bytes, file: Readable) -> Member:
     checksum, size = _number(header[148:156], "checksum"), _number(header[124:136], "size")
     if checksum != sum(header[:148]) + sum(b"        ") + sum(header[156:]):
         raise TarError("the header of a member has a wrong checksum")
