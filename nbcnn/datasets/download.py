@@ -183,7 +183,7 @@ def _answer(url: str, headers: dict[str, str], seconds: float) -> Any:
             opener = urllib.request.OpenerDirector()
             for handler in _WEB:
                 opener.add_handler(handler())
-            answer: Any = opener.open(urllib.request.Request(url, headers=headers), timeout=seconds)  # noqa: S310 - see above  # noqa: S310 - see above
+            answer: Any = opener.open(urllib.request.Request(url, headers=headers), timeout=seconds)  # noqa: S310 - see above
         except Exception as error:  # whatever it is, it is raised in the caller's thread
             answer = error
         arrived.put(answer)
