@@ -7,4 +7,4 @@ them.
 
 from __future__ import annotations
 
-CAMPAIGNS: tuple[str, ...] = ()
+CAMPAIGNS: tuple[str, ...] = ("files",)
