@@ -53,11 +53,8 @@ def parse(content: bytes | str, where: str) -> Any:
         raise DocumentError(_too_deep(where)) from None
     except ValueError as error:
         raise DocumentError(f"{where} is no JSON: {error}") from None
-    level, deep = [found], 0
+    level, above = [found], 0
     while level:
-        if deep > DEEPEST:
-            raise DocumentError(_too_deep(where))
-        deep += 1
         below: list[Any] = []
         for value in level:
             if isinstance(value, str):
@@ -65,12 +62,12 @@ def parse(content: bytes | str, where: str) -> Any:
             elif isinstance(value, int):
                 if not -(1 << 63) <= value < 1 << 64:
                     raise DocumentError(f"{where} has the number {_shown(value)}, which is beyond 64 bits")
-            elif isinstance(value, list):
+            elif isinstance(value, list | dict):
+                if above == DEEPEST:
+                    raise DocumentError(_too_deep(where))
                 below += value
-            elif isinstance(value, dict):
-                below += value
-                below += value.values()
-        level = below
+                below += value.values() if isinstance(value, dict) else ()
+        level, above = below, above + 1
     return found
 
 

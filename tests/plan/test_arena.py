@@ -13,7 +13,7 @@ from nbcnn.nn.layers import MSE, AvgPool2d, Conv2d, Flatten, LeakyReLU, Linear, 
 from nbcnn.plan.graph import ALIGNMENT, Buf, Resolution, Step, Tape, drop_dead, lower, named, plan_arena, trace
 from nbcnn.plan.graph import Planned as Item
 
-PROPERTY = settings(deadline=None, max_examples=100, derandomize=True)
+PROPERTY = settings(deadline=None, max_examples=60, derandomize=True)
 
 
 def check(items, offsets, nbytes):
