@@ -76,7 +76,7 @@ def extract(flags: SimpleNamespace, team: Team) -> int:
         raise UsageError("--format csv is one file of lines, written in order: several ranks cannot share it; use npy, or one process")
     flags.quiet = flags.quiet or not team.leads
     run = RunFolder(flags.run)
-    config = run.read_config()
+    config = run.read_known()
     models.code(config["flags"]["model"])  # a model without a code is refused before its data is loaded
     saved = run.best if flags.checkpoint == "best" else run.last
     data_dir = flags.data_dir or config["flags"]["data_dir"]

@@ -16,10 +16,12 @@ import contextlib
 import errno
 import hashlib
 import json
+import math
 import os
+import re
 import shutil
 from collections.abc import Iterator
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -28,6 +30,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.datasets import DataCorrupt, DataMissing
+from nbcnn.files import document
 from nbcnn.files.atomic import DiskFull, replace_bytes, temporary
 
 SPLITS = ("train", "test")
@@ -37,6 +40,25 @@ _AGAIN = "Extract the features again: python extract_features.py RUN"
 _HEADER_BYTES = 128
 # A float32 takes 15 characters and a comma at the most ("-1.23456789e-38,"), about 11 in the mean.
 _CSV_BYTES_PER_VALUE = 16
+_MOST_VALUES = 1 << 46
+_SPLIT = {"count": int, "sha256": str, "labels_sha256": (str, None)}
+_FORM = {
+    "storage": str,
+    "width": int,
+    "splits": {"train": _SPLIT, "test": _SPLIT},
+    "sha256": str,
+    "origin": {
+        **dict.fromkeys(("run", "checkpoint", "checkpoint_sha256", "dataset", "source", "mode"), str),
+        **{"classes": ([str], None), "image_shape": [int], "code_shape": [int], "gpu": (str, None), "precision?": str, "model?": (str, None)},
+    },
+}
+_NPY_PREAMBLE, _LONGEST_HEADER = 10, 1 << 10
+_NPY = re.compile(
+    rb"\x93NUMPY\x01\x00(?P<length>..)"
+    rb"\{'descr': '(?P<kind>[<>|=]?[a-zA-Z]\d{1,2})', 'fortran_order': (?P<columns>True|False), 'shape': \((?P<shape>[0-9, ]{0,80})\), \} *\n",
+    re.DOTALL,
+)
+"""The header of an npy file of numbers, as NumPy has written it since version 1.0 of the format."""
 _CHUNK_BYTES = 1 << 24
 
 
@@ -294,7 +316,7 @@ def read_features(folder: str | os.PathLike[str], *, verify: bool = True) -> Fea
     folder = Path(folder)
     index = _read_index(folder)
     arrays: dict[str, tuple[np.ndarray, np.ndarray | None]] = {}
-    origin = _read_origin(folder, index)
+    origin = _read_origin(index)
     for name in SPLITS:
         features, labels = (_read_npy if index["storage"] == "npy" else _read_csv)(folder, name, index)
         if labels is not None and origin.classes is not None and labels.size and not 0 <= labels.min() <= labels.max() < len(origin.classes):
@@ -313,30 +335,37 @@ def _read_index(folder: Path) -> dict[str, Any]:
         what = "is not there" if not folder.exists() else f"has no {_INDEX}: no features were written there, or not to the end"
         raise DataMissing(f"{folder} {what}. To make them: python extract_features.py RUN")
     try:
-        index = json.loads(path.read_bytes())
+        index = document.load(path)
+        document.fits(index, {"format": str, "version": int}, '"features"')
         if index["format"] != _FORMAT:
             raise ValueError(f'"format" is {index["format"]!r}, not {_FORMAT!r}')
         if index["version"] != _VERSION:
             raise ValueError(f'"version" is {index["version"]!r}, this program reads {_VERSION}')
-        if index["storage"] not in STORAGES or type(index["width"]) is not int or index["width"] < 1:
-            raise ValueError('"storage" or "width" is not one of ours')
-        if any(type(index["splits"][name]["count"]) is not int or index["splits"][name]["count"] < 0 for name in SPLITS):
-            raise ValueError('"count" of a split is no count')
+        document.fits(index, _FORM, '"features"')
+        counts = [index["splits"][name]["count"] for name in SPLITS]
+        if index["storage"] not in STORAGES or index["width"] < 1 or min(counts) < 0 or max(counts) * index["width"] >= _MOST_VALUES:
+            raise ValueError('"storage", "width" or "count" is not one of ours')
         if index["sha256"] != _identity(index["splits"]):
             raise ValueError('"sha256" does not follow from "splits"')
-    except (ValueError, TypeError, KeyError) as error:
-        # A KeyError says only the key.
-        problem = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-        raise DataCorrupt(path, 0, f"not a description of features ({problem})", _AGAIN) from error
+        _check_origin(index["origin"], index["splits"])
+    except ValueError as error:
+        raise DataCorrupt(path, 0, f"not a description of features ({error})", _AGAIN) from error
     return index
 
 
-def _read_origin(folder: Path, index: dict[str, Any]) -> Origin:
+def _check_origin(origin: dict[str, Any], splits: dict[str, Any]) -> None:
+    """Raise ValueError unless `origin` goes with the `splits`."""
     known = {field.name for field in fields(Origin)}
-    needed = {field.name for field in fields(Origin) if field.default is MISSING}
-    stored = index.get("origin")
-    if not isinstance(stored, dict) or not needed <= set(stored) <= known:
-        raise DataCorrupt(folder / _INDEX, 0, f'"origin" must name exactly {", ".join(sorted(known))}', _AGAIN)
+    if not origin.keys() <= known:
+        raise ValueError(f'"origin" must name exactly {", ".join(sorted(known))}')
+    if len(origin["image_shape"]) != 3 or not all(0 < extent < 1 << 16 for extent in (*origin["image_shape"], *origin["code_shape"])):
+        raise ValueError('"image_shape" or "code_shape" of "origin" is no shape')
+    if any((splits[name]["labels_sha256"] is None) != (origin["classes"] is None) for name in SPLITS):
+        raise ValueError("labels and class names go together")
+
+
+def _read_origin(index: dict[str, Any]) -> Origin:
+    stored = index["origin"]
     tuples = {key: tuple(stored[key]) for key in ("classes", "image_shape", "code_shape") if stored[key] is not None}
     return Origin(**{**stored, **tuples})
 
@@ -350,16 +379,32 @@ def _read_npy(folder: Path, name: str, index: dict[str, Any]) -> tuple[np.ndarra
 
 
 def _map(path: Path, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
-    """A read-only memory map of an npy file that must be `dtype` and `shape`."""
+    """A read-only memory map of an npy file that must be `dtype` and `shape`, and hold nothing else.
+
+    Not by np.load, which reads archives and pickles too, and evaluates the header.
+    """
     if not path.is_file():
         raise DataMissing(f"{path} is missing beside {_INDEX}. {_AGAIN}")
+    with open(path, "rb") as file:
+        found = _NPY.match(file.read(_LONGEST_HEADER))
+    if found is None:
+        raise DataCorrupt(path, 0, "truncated or no npy file of numbers", _AGAIN)
+    kind, columns, extents = found["kind"].decode(), found["columns"] == b"True", tuple(int(n) for n in found["shape"].split(b",") if n.strip())
+    if kind != dtype or columns or extents != shape:
+        order = " by columns" if columns else ""
+        raise DataCorrupt(path, 0, f"holds {_words(kind)} {extents}{order}, {_INDEX} says {_words(dtype)} {shape}", _AGAIN)
+    nbytes, wanted = path.stat().st_size, found.end() + math.prod(shape) * 4
+    if nbytes != wanted or int.from_bytes(found["length"], "little") != found.end() - _NPY_PREAMBLE:
+        raise DataCorrupt(path, min(nbytes, wanted), f"truncated or too long: {nbytes:,} bytes, {shape} needs {wanted:,}", _AGAIN)
+    return np.memmap(path, dtype, "r", found.end(), shape) if math.prod(shape) else np.empty(shape, dtype)
+
+
+def _words(kind: str) -> str:
+    """NumPy's name of a type."""
     try:
-        array = np.load(path, mmap_mode="r" if np.prod(shape) else None, allow_pickle=False)
-    except (ValueError, EOFError, OSError) as error:
-        raise DataCorrupt(path, path.stat().st_size, f"truncated or no npy file ({error})", _AGAIN) from error
-    if array.dtype != np.dtype(dtype) or array.shape != shape:
-        raise DataCorrupt(path, 0, f"holds {array.dtype} {array.shape}, {_INDEX} says {np.dtype(dtype)} {shape}", _AGAIN)
-    return array
+        return np.dtype(kind).name
+    except TypeError:
+        return kind
 
 
 def _read_csv(folder: Path, name: str, index: dict[str, Any]) -> tuple[np.ndarray, np.ndarray | None]:
@@ -367,14 +412,23 @@ def _read_csv(folder: Path, name: str, index: dict[str, Any]) -> tuple[np.ndarra
     count, width = index["splits"][name]["count"], index["width"]
     if not path.is_file():
         raise DataMissing(f"{path} is missing beside {_INDEX}. {_AGAIN}")
+    nbytes, most = path.stat().st_size, count * (width + 1) * _CSV_BYTES_PER_VALUE
+    if nbytes > most or (count and not nbytes):
+        raise DataCorrupt(path, 0, f"has {nbytes:,} bytes; {count} lines of {width + 1} values have 1 to {most:,}", _AGAIN)
+    table = np.empty((0, width + 1), np.float32)
     try:
-        table = np.loadtxt(path, np.float32, delimiter=",", ndmin=2) if count else np.empty((0, width + 1), np.float32)
+        if count:
+            table = np.loadtxt(path, np.float32, delimiter=",", ndmin=2, comments=None, encoding="ascii")
     except ValueError as error:
         raise DataCorrupt(path, 0, f"not a table of numbers ({error})", _AGAIN) from error
     if table.shape != (count, width + 1):
         raise DataCorrupt(path, 0, f"holds {len(table)} lines of {table.shape[1]} values, {_INDEX} says {count} of {width + 1}", _AGAIN)
-    labelled = index["splits"][name]["labels_sha256"] is not None
-    return table[:, 1:], table[:, 0].astype(np.int32) if labelled else None
+    if index["splits"][name]["labels_sha256"] is None:
+        return table[:, 1:], None
+    labels = table[:, 0]
+    if not (np.abs(labels) < 1 << 24).all():
+        raise DataCorrupt(path, 0, f"the label of {name} image {int(np.argmin(np.abs(labels) < 1 << 24))} is no small number", _AGAIN)
+    return table[:, 1:], labels.astype(np.int32)
 
 
 def _verify(folder: Path, name: str, index: dict[str, Any], features: np.ndarray, labels: np.ndarray | None) -> None:

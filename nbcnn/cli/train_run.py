@@ -18,6 +18,7 @@ from nbcnn import __version__
 from nbcnn.cli import train_flags
 from nbcnn.cli.env import version
 from nbcnn.cli.train_data import Material
+from nbcnn.files import document
 from nbcnn.files.errors import UsageError
 from nbcnn.nn.optim import SGD, Adam, learning_rates
 from nbcnn.train import checkpoint
@@ -39,7 +40,11 @@ class Start:
     def tiles(self, mode: str, precision: str, device: str) -> dict[str, Any]:
         """The tiles of the resumed checkpoint if all three are still the same, else none: choose anew. Another GPU may lack what they need."""
         same = tuple(self.notes.get(name) for name in ("mode", "precision", "device")) == (mode, precision, device)
-        return dict(json.loads(self.notes["tiles"])) if same and "tiles" in self.notes else {}
+        if not same or "tiles" not in self.notes:
+            return {}
+        tiles = document.parse(self.notes["tiles"], f"{self.checkpoint}: its note of tiles")
+        document.fits(tiles, {str: {str: int}}, f"{self.checkpoint}: tiles")
+        return dict(tiles)
 
 
 def start(given: SimpleNamespace) -> Start:
@@ -64,7 +69,7 @@ def _resumed(given: SimpleNamespace) -> Start:
     path = Path(given.resume)
     saved = path if path.is_file() else path / checkpoint.LAST
     folder = RunFolder(saved.parent)
-    config = folder.read_config()
+    config = folder.read_known()
     absent = sorted(vars(train_flags.fill(train_flags.parse([]))).keys() - _UNSAVED - train_flags.FREE_ON_RESUME - config["flags"].keys())
     if absent:
         raise RunError(f"{folder.config_path} is damaged or of another version: {absent[0]!r} is missing in its 'flags'")

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import gzip
 import os
-import tarfile
 import zlib
 from pathlib import Path
 
 import numpy as np
 
+from nbcnn.datasets import tar
 from nbcnn.datasets.dataset import DataCorrupt, DataMissing, Dataset, Log
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -43,6 +43,8 @@ REMEDY = "Delete it and get the binary version again (data/README.md says how)."
 
 # The archive's other members are two small texts; anything larger does not belong there and is not worth decompressing.
 _LARGEST_OTHER = 1 << 20
+# Six files of others' records may differ in number; ten times as many do not.
+_LARGEST_FILE = 10 * RECORDS * RECORD
 
 
 def find(folder: Path) -> Path | None:
@@ -103,7 +105,7 @@ def holds_pickles(folder: Path) -> bool:
 def read(where: Path) -> Dataset:
     """The data set from what `find` returned. Raises DataCorrupt with the file and the offset at which it is wrong."""
     if where.is_dir():
-        contents = {name: (where / name).read_bytes() for name in FILES}
+        contents = {name: _content(where / name) for name in FILES}
         origin = f"read from the six files in {where}"
     else:
         contents = read_archive(where)
@@ -123,6 +125,13 @@ def read(where: Path) -> Dataset:
         test[:, 0].astype(np.int32),
         CLASSES,
     )
+
+
+def _content(path: Path) -> bytes:
+    """The bytes of one of the six files. Raises DataCorrupt if it is too large to be one."""
+    if (nbytes := path.stat().st_size) > _LARGEST_FILE:
+        raise DataCorrupt(path, _LARGEST_FILE, f"the file holds {nbytes:,} bytes, official are {RECORDS * RECORD:,}", REMEDY)
+    return path.read_bytes()
 
 
 def load(folder: Path, download: bool, log: Log | None) -> Dataset:
@@ -181,23 +190,21 @@ def read_archive(path: Path) -> dict[str, bytes]:
             return DataCorrupt(path, raw.tell(), problem, REMEDY)
 
         try:
-            with tarfile.open(fileobj=plain, mode="r:") as tar:
-                for member in tar:
-                    if member.name.startswith("/") or ".." in member.name.split("/"):
-                        raise corrupt(f"member {member.name!r} points outside the archive: this is not the official one")
-                    name = wanted.get(member.name)
-                    if name is None:
-                        if member.size > _LARGEST_OTHER:
-                            raise corrupt(f"member {member.name!r} of {member.size:,} bytes does not belong to CIFAR-10's binary version")
-                        continue
-                    if not member.isreg() or member.size != RECORDS * RECORD or name in found:
-                        what = "is there twice" if name in found else f"has {member.size:,} bytes" if member.isreg() else "is not a regular file"
-                        raise corrupt(f"member {member.name!r} {what}; it must be one file of {RECORDS * RECORD:,} bytes")
-                    plain.seek(member.offset_data)
-                    found[name] = plain.read(member.size)
+            for member in tar.members(plain):
+                if member.name.startswith("/") or ".." in member.name.split("/"):
+                    raise corrupt(f"member {member.name!r} points outside the archive: this is not the official one")
+                name = wanted.get(member.name)
+                if name is None:
+                    if member.size > _LARGEST_OTHER:
+                        raise corrupt(f"member {member.name!r} of {member.size:,} bytes does not belong to CIFAR-10's binary version")
+                    continue
+                if not member.regular or member.size != RECORDS * RECORD or name in found:
+                    what = "is there twice" if name in found else f"has {member.size:,} bytes" if member.regular else "is not a regular file"
+                    raise corrupt(f"member {member.name!r} {what}; it must be one file of {RECORDS * RECORD:,} bytes")
+                found[name] = member.read()
             # What follows the last member carries the checksum of the whole stream.
             plain.read(_LARGEST_OTHER)
-        except (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError) as error:
+        except (tar.TarError, gzip.BadGzipFile, zlib.error, EOFError) as error:
             raise corrupt(f"the archive is damaged here or shortly before ({error})") from error
     absent = [member for member, name in wanted.items() if name not in found]
     if absent:

@@ -21,7 +21,9 @@ FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3
 REMEDY = "Delete it and get the file again (data/README.md says how)."
 
 LABELS = 10
-_LARGEST = 1 << 31
+_LARGEST = 1 << 30
+_DEFLATE = 1032
+"""Bytes that a byte of a gzipped file can become at the most."""
 
 
 @dataclass(frozen=True)
@@ -94,15 +96,16 @@ def read_idx(path: Path, ndim: int) -> np.ndarray:
     """The uint8 array of `ndim` dimensions in the idx file at `path`. Raises DataCorrupt; offsets count in the uncompressed file."""
     with open(path, "rb") as raw:
         if path.suffix != ".gz":
-            return _read_idx(raw, path, ndim)
+            return _read_idx(raw, path, ndim, path.stat().st_size)
         with gzip.GzipFile(fileobj=raw) as plain:
             try:
-                return _read_idx(plain, path, ndim)
+                return _read_idx(plain, path, ndim, path.stat().st_size * _DEFLATE)
             except (gzip.BadGzipFile, zlib.error, EOFError) as error:
                 raise DataCorrupt(path, raw.tell(), f"the compressed file is damaged here or shortly before ({error})", REMEDY) from error
 
 
-def _read_idx(file: IO[bytes] | gzip.GzipFile, path: Path, ndim: int) -> np.ndarray:
+def _read_idx(file: IO[bytes] | gzip.GzipFile, path: Path, ndim: int, most: int) -> np.ndarray:
+    """As `read_idx`; the file has at most `most` bytes when it is not compressed."""
     header = file.read(4 + 4 * ndim)
     magic = bytes((0, 0, 8, ndim))
     if header[:4] != magic:
@@ -113,8 +116,9 @@ def _read_idx(file: IO[bytes] | gzip.GzipFile, path: Path, ndim: int) -> np.ndar
     count = prod(shape)
     if not 0 < count <= _LARGEST:
         raise DataCorrupt(path, 4, f"the header announces an array of shape {shape}", REMEDY)
-    # One byte more than announced: shows a file that is too long, and makes gzip check its checksum.
-    body = file.read(count + 1)
+    # One byte more than announced: shows a file that is too long, and makes gzip check its checksum. Reading takes memory for all that is
+    # asked for, so no more is asked for than there can be.
+    body = file.read(min(count, most) + 1)
     if len(body) != count:
         problem = f"more than the {count:,} bytes" if len(body) > count else f"{len(body):,} bytes instead of the {count:,}"
         raise DataCorrupt(path, len(header) + min(len(body), count), f"{problem} that the header announces for shape {shape}", REMEDY)

@@ -112,6 +112,8 @@ def assemble(name: str, source: str, meters: np.ndarray, weather: np.ndarray, si
     weather = _filled(weather)
     logs = np.log1p(np.maximum(meters, 0))
     last = min(24 * TRAIN_DAYS, hours)
+    if not np.isfinite(logs[:, :last]).any():
+        raise DataError(f"{name}: no reading in the train months. Check the files, or use whole years.")
     rows = np.empty((count, hours, 1 + weather.shape[2]), np.float32)
     rows[:, :, 0] = logs
     rows[:, :, 1:] = weather[site_of]

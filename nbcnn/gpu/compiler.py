@@ -167,7 +167,7 @@ def adopt(kernel: Any, types: tuple[Any, ...], compiled: bytes) -> None:
     """Take over what another process compiled, and keep it in the disk cache."""
     from numba.cuda.dispatcher import _Kernel
 
-    made = _Kernel._rebuild(**pickle.loads(compiled))
+    made = _Kernel._rebuild(**pickle.loads(compiled))  # noqa: S301 - from a worker that this process started
     made.target_context = kernel.targetctx  # which a rebuilt kernel lacks, and the cache's key is made of
     kernel._cache.save_overload(types, made)
     kernel.add_overload(made, types)
@@ -278,7 +278,7 @@ def instruction(name: str, asm: str, results: tuple[str, ...], operands: tuple[s
 
     arguments = "".join(f", a{i}" for i in range(len(operands)))
     scope: dict[str, Any] = {"signature": _signature, "types": (results, operands, as_tuple), "codegen": codegen}
-    exec(f"def {name}(typingctx{arguments}):\n    return signature(*types), codegen\n", scope)
+    exec(f"def {name}(typingctx{arguments}):\n    return signature(*types), codegen\n", scope)  # noqa: S102 - of names and numbers that this module makes
     return _intrinsic(scope[name], f"{name}|{asm}|{constraints}")
 
 
@@ -307,7 +307,7 @@ def accumulating(name: str, asm: str, count: int, first: int, operands: tuple[st
 
     arguments = "".join(f", a{i}" for i in range(len(operands)))
     scope: dict[str, Any] = {"signature": _accumulating_signature, "operands": operands, "codegen": codegen}
-    exec(f"def {name}(typingctx, acc{arguments}):\n    return signature(acc, operands), codegen\n", scope)
+    exec(f"def {name}(typingctx, acc{arguments}):\n    return signature(acc, operands), codegen\n", scope)  # noqa: S102 - of names and numbers that this module makes
     return _intrinsic(scope[name], f"{name}|{asm}|{constraints}|{first}")
 
 

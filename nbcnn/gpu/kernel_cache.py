@@ -2,6 +2,8 @@
 
 Numba finds a cached kernel by its own file, its code and its closure, and does not notice that a device function or an
 intrinsic in another file has changed. A folder named after a hash of all sources cannot hold a stale kernel.
+
+Numba unpickles what it finds there, which can run anything: so only a folder is used in which nobody else can write.
 """
 
 from __future__ import annotations
@@ -9,11 +11,13 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import nbcnn
+from nbcnn.files.errors import UsageError
 
 try:
     import fcntl
@@ -39,23 +43,81 @@ SOURCES = source_hash()
 
 
 def folder() -> Path | None:
-    """The folder for this version, made if need be; None where it cannot be written.
+    """The folder for this version, made if need be; None where no folder can be written that nobody else writes.
 
-    NUMBA_CACHE_DIR, if set, is taken as it is. Otherwise it is nbcnn/kernels-HASH in XDG_CACHE_HOME or ~/.cache.
+    NUMBA_CACHE_DIR, if set, is taken as it is, or refused: raises UsageError if others can write there. Otherwise it is
+    nbcnn/kernels-HASH in XDG_CACHE_HOME or ~/.cache, or in a private folder of the system's temporary one.
     """
-    chosen = os.environ.get("NUMBA_CACHE_DIR")
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nbcnn"
-    path = Path(chosen) if chosen else root / f"kernels-{SOURCES}"
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        if not os.access(path, os.W_OK):
+    if chosen := os.environ.get("NUMBA_CACHE_DIR"):
+        path = Path(chosen)
+        if not _made(path):
             return None
-        if not chosen:
-            os.utime(path)
-            _forget_old(root)
+        if reason := exposed(path):
+            raise UsageError(
+                f"NUMBA_CACHE_DIR is {path}, and {reason}. Kernels are loaded from there as code, so whoever writes there decides what runs. "
+                f"Make it yours alone (chmod 700 {path}), name an empty folder of your own, or unset NUMBA_CACHE_DIR to use ~/.cache/nbcnn"
+            )
+        return path
+    roots = [Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nbcnn"]
+    if hasattr(os, "geteuid"):
+        roots.append(Path(tempfile.gettempdir()) / f"nbcnn-{os.geteuid()}")
+    for root in roots:
+        path = root / f"kernels-{SOURCES}"
+        if all(_made(place) and _closed(place) for place in (root, path)) and not exposed(path):
+            with suppress(OSError):
+                os.utime(path)
+                _forget_old(root)
+            return path
+    return None
+
+
+def _made(path: Path) -> bool:
+    """Whether `path` is a folder that can be written; made for this user alone if it was not there."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=0o700, exist_ok=True)
     except OSError:
+        return False
+    return os.access(path, os.W_OK)
+
+
+def _closed(path: Path) -> bool:
+    """Close `path`, a folder with a name of ours, to others. Earlier versions left that to the umask. False if it is another user's."""
+    try:
+        if hasattr(os, "geteuid") and path.stat().st_uid != os.geteuid():
+            return False
+        path.chmod(0o700)
+    except OSError:
+        return False
+    return True
+
+
+def exposed(path: Path) -> str | None:
+    """How others can put something into the folder `path` or have done so, in words; None if they cannot. Numba unpickles what it finds there."""
+    if not hasattr(os, "geteuid"):  # not a Unix: rights are not in the mode
         return None
-    return path
+    me, own = os.geteuid(), path.stat()
+    if own.st_uid != me:
+        return "it belongs to another user"
+    others = own.st_mode & 0o077
+    if others & 0o022:
+        return "others may write there"
+    for entry in _entries(path):
+        found = entry.stat(follow_symlinks=False)
+        if found.st_uid != me:
+            return f"{entry.path} in it belongs to another user"
+        # Where nobody else may enter the folder, the modes below do not count: they follow the umask.
+        if others and found.st_mode & 0o022 and not entry.is_symlink():
+            return f"others may write {entry.path} in it"
+    return None
+
+
+def _entries(path: Path | str) -> Iterator[os.DirEntry[str]]:
+    with os.scandir(path) as found:
+        for entry in found:
+            yield entry
+            if entry.is_dir(follow_symlinks=False) and entry.stat(follow_symlinks=False).st_uid == os.geteuid():
+                yield from _entries(entry.path)
 
 
 @contextmanager

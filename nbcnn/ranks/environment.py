@@ -28,7 +28,7 @@ LEAST_TOKEN, LONGEST_TOKEN = 16, 4096
 NO_TOKEN = """NBCNN_TOKEN is not set: ranks let nobody in without a secret that all of them know
   on one machine:      python -m nbcnn launch --nproc N COMMAND … makes one by itself
   else, once:          (umask 077; python -c "import secrets; print(secrets.token_hex(32))" > nbcnn-token), and copy that file to every machine
-  then, on each:       export NBCNN_TOKEN_FILE=$PWD/nbcnn-token (mpirun passes it on with -x NBCNN_TOKEN_FILE)"""
+  then, on each:       export NBCNN_TOKEN_FILE=$PWD/nbcnn-token (mpirun passes it on with -x NBCNN_TOKEN_FILE)"""  # noqa: S105, a message
 
 
 class LaunchError(ValueError):

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.check.one_op import Bound
+from nbcnn.files import document
 from nbcnn.files.atomic import replace_bytes
 from nbcnn.gpu import kernel_cache
 from nbcnn.gpu.compile_pool import compile_all
@@ -61,7 +62,7 @@ def tune(net: Net, plans: Iterable[Plan], say: Callable[[str], None] | None = No
         if key in net.tiles or key in chosen:
             continue
         shape = _shape_key(net, item)
-        if shape not in known:
+        if known.get(shape) not in [asdict(tile) for tile in (item.how.tile, *_candidates(net, item))]:
             found = _fastest(net, item, say)
             if found is None:
                 continue
@@ -73,10 +74,13 @@ def tune(net: Net, plans: Iterable[Plan], say: Callable[[str], None] | None = No
 
 
 def _read(path: Path | None) -> Tiles:
+    """What the file of tuned tiles holds; nothing where it is absent or damaged: it is only a cache, and is written anew."""
     try:
-        return json.loads(path.read_text()) if path is not None else {}
-    except (OSError, ValueError):
-        return {}  # absent, or cut off by a crash: it is only a cache
+        found = document.load(path) if path is not None else {}
+        document.fits(found, {str: {str: int}}, str(path))
+    except (OSError, document.DocumentError):
+        return {}
+    return found
 
 
 def _shape_key(net: Net, item: Planned) -> str:
@@ -86,10 +90,16 @@ def _shape_key(net: Net, item: Planned) -> str:
     return f"{net.mode} {net.precision} {item.how.mode} {step.op} {' '.join(operands)} {attrs}"
 
 
+def _candidates(net: Net, item: Planned) -> list[Any]:
+    """The tiles of one step, without its default."""
+    offered = item.how.impl.candidates(bare_call(item.step, net.row.layout), net.place.multiprocessors)
+    return [tile for tile in offered if tile != item.how.tile]
+
+
 def _fastest(net: Net, item: Planned, say: Callable[[str], None] | None) -> dict[str, int] | None:
     """The fastest right tile of one step; None if its implementation offers no choice."""
     step, impl, default = item.step, item.how.impl, item.how.tile
-    candidates = [t for t in impl.candidates(bare_call(step, net.row.layout), net.place.multiprocessors) if t != default]
+    candidates = _candidates(net, item)
     if not candidates:
         return None
     ins = [_operand(buf.shape, buf.dtype, seed) for seed, buf in enumerate(step.ins)]

@@ -10,11 +10,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nbcnn.files import atomic
+from nbcnn.datasets import NAMES, SERIES
+from nbcnn.files import atomic, document
+from nbcnn.nn.models import MODELS
 from nbcnn.train.checkpoint import BEST, LAST
 
 Row = dict[str, Any]
 """One epoch's metrics; "epoch" counts from 1."""
+
+
+_FORM = {"flags": {"model": str, "data_dir": str}, "data": {"name": str}}
+"""What every reader of config.json needs; each command asks for more by itself."""
 
 
 class RunError(Exception):
@@ -57,17 +63,28 @@ class RunFolder:
     def read_config(self) -> dict[str, Any]:
         """The content of config.json. Raises RunError if it is missing, or does not say what was trained on which data."""
         try:
-            config = json.loads(self.config_path.read_text("utf-8"))
+            config = document.load(self.config_path)
         except OSError as error:
             raise RunError(f"{self.path} is no run folder: {self.config_path.name} cannot be read ({error.strerror})") from None
-        except ValueError as error:
-            raise RunError(f"{self.config_path} is no JSON: {error}") from None
-        known = {"flags": ("model", "data_dir"), "data": ("name",)}
-        for part, names in known.items():
+        except document.DocumentError as error:
+            raise RunError(str(error)) from None
+        for part, form in _FORM.items():
             held = config.get(part) if isinstance(config, dict) else None
-            absent = [name for name in names if not isinstance(held, dict) or name not in held]
+            absent = [name for name in form if not isinstance(held, dict) or name not in held]
             if absent:
                 raise RunError(f"{self.config_path} is no description of a run: {absent[0]!r} is missing in its {part!r}")
+        try:
+            document.fits(config, _FORM, str(self.config_path))
+        except document.DocumentError as error:
+            raise RunError(f"{error}; it is damaged, or of another version") from None
+        return config
+
+    def read_known(self) -> dict[str, Any]:
+        """`read_config`, for who makes the network and loads the data again. Raises RunError if this version knows one of them not."""
+        config = self.read_config()
+        for what, name, known in (("model", config["flags"]["model"], (*MODELS, "s4convd")), ("data set", config["data"]["name"], (*NAMES, *SERIES))):
+            if name not in known:
+                raise RunError(f"{self.config_path} is damaged or of another version: there is no {what} {name!r}")
         return config
 
     def append(self, row: Row) -> None:
@@ -82,13 +99,13 @@ class RunFolder:
         """The metrics so far; a line that a crash cut short is left out."""
         made = []
         try:
-            lines = self._jsonl.read_text().splitlines()
+            lines = self._jsonl.read_bytes().splitlines()
         except FileNotFoundError:
             return []
         for line in lines:
             try:
-                made.append(json.loads(line))
-            except ValueError:
+                made.append(document.parse(line, str(self._jsonl)))
+            except document.DocumentError:
                 continue
         return made
 

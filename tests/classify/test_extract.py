@@ -88,6 +88,29 @@ def test_a_damaged_config_exits_3(copied, config, missing, capsys):
     assert missing in message(capsys, 3, exits(train, ["--resume", copied]))
 
 
+@pytest.mark.parametrize(
+    ("part", "name", "value", "says"),
+    [
+        ("flags", "model", "autoencodes", "there is no model 'autoencodes'"),
+        ("flags", "model", ["autoencoder"], "flags.model must be string"),
+        ("flags", "data_dir", 3, "flags.data_dir must be string"),
+        ("data", "name", "shapez", "there is no data set 'shapez'"),
+        ("data", "name", {}, "data.name must be string"),
+    ],
+)
+def test_a_config_with_another_value_exits_3(copied, part, name, value, says, capsys):
+    config = json.loads((copied / "config.json").read_text())
+    config[part][name] = value
+    (copied / "config.json").write_text(json.dumps(config))
+    assert says in message(capsys, 3, exits(extract, [copied, "--limit", "2", "--mode", "cpu"]))
+    assert says in message(capsys, 3, exits(train, ["--resume", copied]))
+
+
+def test_a_deeply_nested_config_exits_3(copied, capsys):
+    (copied / "config.json").write_text('{"flags":' * 50_000)
+    assert "more than 64 deep" in message(capsys, 3, exits(extract, [copied, "--limit", "2", "--mode", "cpu"]))
+
+
 def test_a_model_without_a_code_is_refused(copied, capsys):
     config = json.loads((copied / "config.json").read_text())
     config["flags"]["model"] = "s4convd"

@@ -188,6 +188,16 @@ def edit_index(folder, **changes):
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
+def edit_origin(folder, **changes):
+    index = json.loads((folder / "features.json").read_text())
+    edit_index(folder, origin=index["origin"] | changes)
+
+
+def rewrite(folder, old, new, behind=b""):
+    path = folder / "train_features.npy"
+    path.write_bytes(path.read_bytes().replace(old, new, 1) + behind)
+
+
 def truncate(folder):
     path = folder / "train_features.npy"
     path.write_bytes(path.read_bytes()[:-4])
@@ -226,10 +236,17 @@ DAMAGES = {
     "label 10": (label_ten, "train image 0 has label 10"),
     "float64": (another_dtype, "holds float64"),
     "pickle": (lambda folder: np.save(folder / "train_labels.npy", np.array([{}])), "train_labels.npy"),
+    "open bracket": (lambda folder: rewrite(folder, b"(23,", b"((3,"), "train_features.npy.*no npy file"),
+    "archive": (lambda folder: (folder / "train_features.npy").write_bytes(b"PK\x03\x04" + bytes(200)), "train_features.npy.*no npy file"),
+    "bytes behind": (lambda folder: rewrite(folder, b"\x93NUMPY", b"\x93NUMPY", b"more"), "train_features.npy.*too long"),
     "no npy": (lambda folder: (folder / "train_features.npy").write_bytes(b"hello"), "train_features.npy"),
     "empty": (lambda folder: (folder / "train_features.npy").write_bytes(b""), "train_features.npy"),
+    "index deep": (lambda folder: (folder / "features.json").write_text("[" * 100_000), "more than 64 deep"),
+    "index classes": (lambda folder: edit_origin(folder, classes=None), "labels and class names go together"),
+    "index shape": (lambda folder: edit_origin(folder, image_shape=[3]), "is no shape"),
+    "index gpu": (lambda folder: edit_origin(folder, gpu=[]), "gpu must be string or null"),
     "index cut": (lambda folder: (folder / "features.json").write_text('{"format"'), "features.json"),
-    "index foreign": (lambda folder: (folder / "features.json").write_text('{"a": 1}'), "'format' is missing"),
+    "index foreign": (lambda folder: (folder / "features.json").write_text('{"a": 1}'), "lacks 'format'"),
     "index list": (lambda folder: (folder / "features.json").write_text("[]"), "features.json"),
     "index version": (lambda folder: edit_index(folder, version=2), "reads 1"),
     "index width": (lambda folder: edit_index(folder, width="6"), "width"),

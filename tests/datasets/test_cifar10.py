@@ -3,6 +3,7 @@
 import gzip
 import io
 import tarfile
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -226,6 +227,47 @@ def test_archive_with_a_large_foreign_member(tmp_path, four_records):
     write_archive(tmp_path, [("film.mp4", b"\0" * (2 << 20)), *members()])
     with pytest.raises(DataCorrupt, match="does not belong"):
         datasets.load("cifar10", data_dir=tmp_path)
+
+
+def header(name, size, kind=b"0"):
+    """A header of tar with any bytes as its size."""
+    fields = name.encode().ljust(100, b"\0") + b"0000644\0" + b"0000000\0" * 2 + size.ljust(12, b"\0") + b"00000000000\0"
+    rest = kind + bytes(100) + b"ustar\0" + b"00" + bytes(247)
+    return fields + b"%06o\0 " % (sum(fields) + sum(rest) + 8 * 32) + rest
+
+
+BACK_1024 = b"\xff" * 10 + b"\xfc\x00"  # base 256, as GNU tar writes sizes from 8 GiB on
+GIB_3 = b"%011o" % (3 << 30)
+SPARSE = b"39 GNU.sparse.size=not a whole number\n"
+HOSTILE = {
+    "goes back": (header(f"{cifar10.FOLDER}/x", BACK_1024), "is no octal number"),
+    "goes back at a member of ours": (header(f"{cifar10.FOLDER}/{cifar10.FILES[0]}", BACK_1024), "is no octal number"),
+    "extended header of 3 GiB": (header("PaxHeaders/x", GIB_3, b"x"), "does not belong"),
+    "long name of 3 GiB": (header("././@LongLink", GIB_3, b"L"), "does not belong"),
+    "many members": (header("x", b"0") * 10_000, "more than 256 members"),
+    "checksum": (header("x", b"1", b"0").replace(b"ustar", b"USTAR"), "wrong checksum"),
+}
+
+
+@pytest.mark.parametrize("how", HOSTILE)
+def test_an_archive_made_to_harm_is_refused_at_once(tmp_path, four_records, how):
+    content, says = HOSTILE[how]
+    (tmp_path / cifar10.ARCHIVE).write_bytes(gzip.compress(content + bytes(1 << 20), 1))
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataCorrupt, match=says):
+            datasets.load("cifar10", data_dir=tmp_path)
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_extended_headers_are_skipped(tmp_path, four_records):
+    path = write_archive(tmp_path, members())
+    plain = gzip.decompress(path.read_bytes())
+    extended = header("PaxHeaders/x", b"%o" % len(SPARSE), b"x") + SPARSE.ljust(512, b"\0")
+    path.write_bytes(gzip.compress(extended + plain, 1))
+    assert datasets.load("cifar10", data_dir=tmp_path).train_images.shape == (20, 3, 32, 32)
 
 
 def test_archive_label_10(tmp_path, four_records):

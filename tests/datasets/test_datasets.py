@@ -5,6 +5,7 @@ import hashlib
 import struct
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -80,6 +81,23 @@ def test_mnist_bad_images(tmp_path, change, offset, compress):
     with pytest.raises(DataCorrupt) as caught:
         datasets.load("mnist", data_dir=tmp_path)
     assert (caught.value.path, caught.value.offset) == (path, offset)
+
+
+@pytest.mark.parametrize("compress", [False, True])
+def test_a_header_that_announces_a_gigabyte_takes_no_memory(tmp_path, compress):
+    path = write_mnist(tmp_path) / mnist.FILES[0]
+    content = idx(np.zeros((1, 2, 2)))
+    content = content[:4] + (1 << 30).to_bytes(4, "big") + (1).to_bytes(4, "big") * 2 + content[16:]
+    if compress:
+        path.unlink()
+    path.with_name(path.name + ".gz" * compress).write_bytes(gzip.compress(content) if compress else content)
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataCorrupt, match="4 bytes instead of the 1,073,741,824"):
+            datasets.load("mnist", data_dir=tmp_path)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_mnist_label_10_and_wrong_count(tmp_path):

@@ -1,5 +1,6 @@
 """Downloads from servers on this machine that resume, do not resume, break off, dawdle, or serve something else."""
 
+import contextlib
 import gzip
 import hashlib
 import io
@@ -35,6 +36,9 @@ class Mirror:
         self.break_after = None  # bytes of one response
         self.pause = None  # (bytes, seconds): how much is sent between two pauses
         self.content_range = None
+        self.drip = None  # seconds between the bytes of an endless header
+        self.chunked = False
+        self.left = threading.Event()
         self.ranges = []
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self.server.daemon_threads = True
@@ -42,6 +46,7 @@ class Mirror:
         self.url = f"http://127.0.0.1:{self.server.server_port}/file.bin"
 
     def close(self):
+        self.left.set()
         self.server.shutdown()
         self.server.server_close()
 
@@ -55,6 +60,14 @@ class Mirror:
                     start, status = int(re.fullmatch(r"bytes=(\d+)-", wanted)[1]), 206
                 body, total = mirror.content[start:], len(mirror.content)
                 self.send_response(status)
+                if mirror.drip:
+                    self.flush_headers()
+                    with contextlib.suppress(OSError):
+                        while not mirror.left.wait(mirror.drip):
+                            self.wfile.write(b"x")
+                    return
+                if mirror.chunked:
+                    self.send_header("Transfer-Encoding", "chunked")
                 if mirror.states_length:
                     self.send_header("Content-Length", str(len(body)))
                 if status == 206:
@@ -260,6 +273,26 @@ def test_silence_is_noticed(mirror, target):
     with pytest.raises(DownloadFailed, match=r"no byte for 0\.2 s"):
         fetch([mirror.url], target, passes=(Patience(connect_s=5, silence_s=0.2, min_rate=0),))
     assert time.monotonic() - begin < 3
+
+
+def test_headers_that_drip_do_not_defeat_the_patience(mirrors, target):
+    slow, good = mirrors(), mirrors()
+    slow.drip = 0.05
+    begin = time.monotonic()
+    fetch([slow.url, good.url], target, passes=(Patience(connect_s=5, silence_s=0.3, min_rate=0),))
+    assert_complete(target)
+    assert time.monotonic() - begin < 3
+
+
+def test_a_file_in_chunks_is_refused(mirror, target):
+    mirror.chunked = True
+    with pytest.raises(DownloadFailed, match="in chunks"):
+        fetch([mirror.url], target)
+
+
+def test_the_patient_pass_has_a_least_rate():
+    hours = cifar10.ARCHIVE_BYTES / download.PATIENT.min_rate / 3600
+    assert 1 < hours < 8
 
 
 def test_dead_and_impossible_addresses_are_passed_over(mirror, target):

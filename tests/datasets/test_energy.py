@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from datetime import datetime, timedelta
 
 import numpy as np
@@ -117,7 +118,7 @@ def test_spoilt_files_are_refused(tmp_path, small):
     train = tmp_path / "train.csv"
     good = train.read_text()
     train.write_text(good.replace("71,0,", "99,0,", 1))
-    with pytest.raises(DataCorrupt, match="building 99"):
+    with pytest.raises(DataCorrupt, match="building '99'"):
         energy.load(tmp_path)
     train.write_text(good + "70,0,2016-01-01 00:00:00,much\n")
     with pytest.raises(DataCorrupt, match="'much' is no number"):
@@ -132,6 +133,67 @@ def test_spoilt_files_are_refused(tmp_path, small):
     with pytest.raises(DataMissing, match=r"not train\.csv"):
         energy.load(tmp_path)
     assert not gepiii.is_there(tmp_path / "elsewhere")
+
+
+READINGS = {
+    "inf": (b"70,0,2016-01-01 00:00:00,inf\n", "'inf' is beyond"),
+    "1e39": (b"70,0,2016-01-01 00:00:00,1e39\n", "'1e39' is beyond"),
+    "-1e30": (b"70,0,2016-01-01 00:00:00,-1e30\n", "'-1e30' is beyond"),
+    "not UTF-8": (b"70,0,2016-01-01 00:00:00,\xff\xfe\n", "not UTF-8"),
+    "a huge field": (b"70,0,2016-01-01 00:00:00," + b"1" * 200_000 + b"\n", "has more than 65,536 characters"),
+    "a quote without an end": (b'70,0,"2016' + b"-01-01\n" * 20_000, "has more than 65,536 characters"),
+    "no line end": (b"70," * 100_000, "has more than 65,536 characters"),
+}
+
+
+FIRST_LINES = {
+    "train.csv": "building_id,meter,timestamp,meter_reading\n",
+    "weather_train.csv": "site_id,timestamp,air_temperature,cloud_coverage,dew_temperature\n",
+    "building_metadata.csv": "site_id,building_id\n5,70\n",
+}
+
+
+@pytest.fixture
+def bare(tmp_path):
+    """A folder with the first lines of the three files, and one building."""
+    for name, content in FIRST_LINES.items():
+        (tmp_path / name).write_text(content)
+    return tmp_path
+
+
+@pytest.mark.parametrize("what", READINGS)
+def test_readings_that_nothing_measures_are_refused(bare, what):
+    content, says = READINGS[what]
+    with open(bare / "train.csv", "ab") as file:
+        file.write(content)
+    with pytest.raises(DataCorrupt, match=says):
+        energy.load(bare)
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "says"),
+    [
+        ("building_metadata.csv", "5,b{}\n", "more than 8,192 buildings; the official files have 1,449"),
+        ("building_metadata.csv", "s{},70\n", "more than 64 sites"),
+        ("train.csv", "70,m{},2016-01-01 00:00:00,1\n", "more than 4,096 meters"),
+    ],
+)
+def test_more_buildings_than_there_are_do_not_take_memory(bare, name, line, says):
+    with open(bare / name, "a") as file:
+        file.writelines(line.format(at) for at in range(10_000))
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataCorrupt, match=says):
+            energy.load(bare)
+        assert tracemalloc.get_traced_memory()[1] < 200 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_year_without_a_reading_is_refused_without_a_warning(small, recwarn):
+    with pytest.raises(DataError, match="no reading in the train months"):
+        assemble("energy", "", np.full_like(small[0], np.nan), small[1], small[2], energy.FEATURES)
+    assert not recwarn.list
 
 
 def test_a_short_year_is_refused(small):

@@ -228,6 +228,37 @@ def test_the_same_source_makes_the_same_file(full):
 # -- what it is made from
 
 
+@pytest.mark.parametrize(
+    ("file", "change", "says"),
+    [
+        ("config.json", lambda found: found.update(planned_bytes={"arena": "much"}), "planned_bytes.arena must be whole number"),
+        ("config.json", lambda found: found.update(command=3), "command must be string or list of string"),
+        ("config.json", lambda found: found["data"].update(training_images=[]), "data.training_images must be whole number"),
+        ("metrics.jsonl", lambda found: found.update(test_loss=None), r"metrics.jsonl\[1\].test_loss must be number"),
+        ("metrics.jsonl", lambda found: found["time"].pop("host_ms"), "time lacks 'host_ms'"),
+        ("classify.json", lambda found: found["classifiers"].clear(), "classifiers lacks 'encoder'"),
+        ("classify.json", lambda found: found["classifiers"]["encoder"].update(confusion=[[1], [1, 1]]), "no square confusion matrix"),
+        ("classify.json", lambda found: found.update(classes=["ring"]), "not as many classes"),
+    ],
+)
+def test_damage_is_refused_with_the_place(full, file, change, says, capsys):
+    run, _, features = full
+    path = features / "classify" / file if file == "classify.json" else run / file
+    *lines, last = path.read_text().splitlines() if file == "metrics.jsonl" else [path.read_text()]
+    found = json.loads(last)
+    change(found)
+    path.write_text("\n".join([*lines, json.dumps(found)]))
+    text = message(capsys, 3, exits(__main__.main, ["report", run, "--features", features]))
+    assert re.search(says, text), text
+
+
+def test_values_that_cannot_be_shown_are_the_files_fault(tmp_path, capsys):
+    sections = {"step-256": samples.every_kind()["step-256"]}
+    path = samples.saved(tmp_path, sections)
+    path.write_text(re.sub(r'"(median|p5|p95|least)": [0-9.]+', r'"\1": 0', path.read_text()))
+    assert "nvidia-h200.json: the section 'Headline' cannot be made" in message(capsys, 3, exits(__main__.main, ["report", path]))
+
+
 def test_a_classification_of_another_run_is_not_shown(full):
     run, results, features = full
     path = features / "classify" / "classify.json"

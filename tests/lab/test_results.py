@@ -14,6 +14,7 @@ from scripts import exits
 
 from nbcnn import __main__
 from nbcnn.cli import bench, errors
+from nbcnn.files.document import DocumentError, fits
 from nbcnn.lab.measure import regressions, results, schema
 from nbcnn.lab.report import readme
 
@@ -72,20 +73,20 @@ def spoilt(path, change):
 )
 def test_a_file_that_breaks_the_schema_is_refused_and_the_place_named(saved, change, says):
     spoilt(saved, change)
-    with pytest.raises(schema.SchemaError, match=says) as caught:
+    with pytest.raises(DocumentError, match=says) as caught:
         results.load(saved)
     assert str(saved) in str(caught.value)
     assert errors.exit_code(caught.value) == 3
 
 
 def test_what_is_no_results_file_at_all_is_said(tmp_path):
-    with pytest.raises(schema.SchemaError, match="cannot be read"):
+    with pytest.raises(DocumentError, match="cannot be read"):
         results.load(tmp_path / "missing.json")
     (tmp_path / "list.json").write_text("[]")
-    with pytest.raises(schema.SchemaError, match="has schema None"):
+    with pytest.raises(DocumentError, match="has schema None"):
         results.load(tmp_path / "list.json")
     (tmp_path / "text.json").write_text("{")
-    with pytest.raises(schema.SchemaError, match="is no JSON"):
+    with pytest.raises(DocumentError, match="is no JSON"):
         results.load(tmp_path / "text.json")
 
 
@@ -104,7 +105,7 @@ def test_a_file_that_cannot_take_results_is_refused_before_anything_is_measured(
 
 def test_what_breaks_the_schema_is_not_saved(saved):
     before = saved.read_bytes()
-    with pytest.raises(schema.SchemaError, match="lacks 'batch'"):
+    with pytest.raises(DocumentError, match="lacks 'batch'"):
         results.save("step-64", [{"form": "nbcnn"}], DEVICE, saved.parent)
     assert saved.read_bytes() == before
     assert [file.name for file in saved.parent.iterdir()] == [saved.name]
@@ -125,11 +126,11 @@ def test_rows_are_kept_however_the_measurement_ends(tmp_path, end):
 
 
 def test_one_of_several_shapes_is_explained_by_the_nearest():
-    with pytest.raises(schema.SchemaError, match=r"x lacks 'p5'"):
-        schema.fits({"median": 1.0}, (schema.TIMING, None), "x")
-    with pytest.raises(schema.SchemaError, match="x must be timing or null, not 'no'"):
-        schema.fits("no", (schema.TIMING, None), "x")
-    schema.fits(None, (schema.TIMING, None), "x")
+    with pytest.raises(DocumentError, match=r"x lacks 'p5'"):
+        fits({"median": 1.0}, (schema.TIMING, None), "x")
+    with pytest.raises(DocumentError, match="x must be timing or null, not 'no'"):
+        fits("no", (schema.TIMING, None), "x")
+    fits(None, (schema.TIMING, None), "x")
 
 
 # -- regressions
@@ -223,5 +224,5 @@ def test_a_comparison_that_cannot_be_is_refused_before_measuring(saved, monkeypa
 
 
 def test_times_of_two_devices_are_not_compared(saved):
-    with pytest.raises(schema.SchemaError, match="times of different devices"):
+    with pytest.raises(DocumentError, match="times of different devices"):
         regressions.Baseline(str(saved), "step-256", "NVIDIA T4 (compute capability 7.5)")

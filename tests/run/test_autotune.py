@@ -83,6 +83,23 @@ def test_a_damaged_cache_is_measured_anew(tiled_cpu, tmp_path):
     assert len(json.loads((tmp_path / "tiles.json").read_text())) == 2
 
 
+@pytest.mark.parametrize("content", ["[]", "[1]", "3", '{"a": 1}', "[" * 100_000, '{"x": {"size": "big"}}', "\x00"])
+def test_any_other_content_of_the_cache_is_measured_anew(tiled_cpu, tmp_path, content):
+    (tmp_path / "tiles.json").write_text(content)
+    net = small()
+    assert len(tune(net, [net.lower(net.record_gradients(2))])) == 2
+
+
+def test_a_tile_that_nobody_offers_is_measured_anew(tiled_cpu, tmp_path):
+    net = small()
+    plan = net.lower(net.record_gradients(2))
+    found = tune(net, [plan])
+    known = json.loads((tmp_path / "tiles.json").read_text())
+    (tmp_path / "tiles.json").write_text(json.dumps({shape: {"size": -1} for shape in known}))
+    assert tune(net, [plan]) == found
+    assert json.loads((tmp_path / "tiles.json").read_text()) == known
+
+
 def test_a_small_gain_is_no_gain(tiled_cpu, monkeypatch):
     monkeypatch.setattr(autotune, "_milliseconds", lambda bound, place: {1: 1.0, 3: 1.5, 4: 0.99}[bound.call.tile.size])
     net = small()

@@ -11,6 +11,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -138,10 +139,8 @@ def source_for(place: Any) -> Any:
         return None
     uuid = str(numba_cuda().get_current_device().uuid)
     for kind in (Nvml, Smi):
-        try:
+        with suppress(Exception):  # a missing library, a device that it does not show: each binding has errors of its own
             return kind(uuid)
-        except Exception:  # a missing library, a device that it does not show: each binding has errors of its own
-            continue
     return None
 
 

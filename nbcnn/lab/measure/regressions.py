@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from nbcnn.files.document import DocumentError
 from nbcnn.lab.measure import results, schema
 
 DRIFT = 0.01
@@ -64,10 +65,10 @@ class Comparison:
 
 
 def old_section(path: Path, section: str) -> dict[str, Any]:
-    """Rows and environment of `section` in the results file `path`. Raises SchemaError (exit code 3) if it cannot be read or lacks the section."""
+    """Rows and environment of `section` in the results file `path`. Raises DocumentError (exit code 3) if it cannot be read or lacks the section."""
     sections = results.load(path)["sections"]
     if section not in sections:
-        raise schema.SchemaError(f"{path} has no section {section!r} to compare with; it has {', '.join(sorted(sections)) or 'none'}")
+        raise DocumentError(f"{path} has no section {section!r} to compare with; it has {', '.join(sorted(sections)) or 'none'}")
     found: dict[str, Any] = sections[section]
     return found
 
@@ -143,14 +144,14 @@ def lines(found: Comparison, old: dict[str, Any]) -> list[str]:
 class Baseline:
     """The older measurement that `--compare OLD.json` names, read before anything is measured (and before --save replaces it).
 
-    Raises SchemaError (exit code 3) if there is none, or if it is another device's.
+    Raises DocumentError (exit code 3) if there is none, or if it is another device's.
     """
 
     def __init__(self, path: str, section: str, device: str) -> None:
         self.section = old_section(Path(path), section)
         theirs = self.section["environment"]["device"]
         if results.slug(theirs) != results.slug(device):
-            raise schema.SchemaError(f"{path}: {section} was measured on {theirs}, this is {device}: times of different devices are no regression")
+            raise DocumentError(f"{path}: {section} was measured on {theirs}, this is {device}: times of different devices are no regression")
 
     def regressed(self, rows: Any, flags: SimpleNamespace) -> bool:
         """Print the comparison with `rows` (on stderr beside --json) and say whether anything of ours became slower."""

@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,12 +16,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from nbcnn.files import atomic
+from nbcnn.files import atomic, document
+from nbcnn.files.document import DocumentError
 from nbcnn.lab.measure import schema
-from nbcnn.lab.measure.schema import SchemaError
 from nbcnn.train.interrupt import terminable
 
 RESULTS = Path(__file__).parents[1] / "results"
+_NUMBER = re.compile("[0-9]{1,18}")
 PACKAGES = ("numpy", "numba", "numba-cuda", "llvmlite", "scikit-learn", "torch")
 
 
@@ -80,20 +82,18 @@ def slug(device: str) -> str:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """The content of a results file. Raises SchemaError (exit code 3), naming the place, if it is missing or not what this version reads."""
+    """The content of a results file. Raises DocumentError (exit code 3), naming the place, if it is missing or not what this version reads."""
     try:
-        found = json.loads(path.read_text("utf-8"))
+        found = document.load(path)
     except OSError as error:
-        raise SchemaError(f"{path} cannot be read ({error.strerror}); `--save` writes results files, by default into {RESULTS}") from None
-    except ValueError as error:
-        raise SchemaError(f"{path} is no JSON: {error}") from None
+        raise DocumentError(f"{path} cannot be read ({error.strerror}); `--save` writes results files, by default into {RESULTS}") from None
     return schema.check(found, str(path))
 
 
 def opened(device: str, folder: str | Path | None = None) -> tuple[Path, dict[str, Any]]:
     """The device's results file and its content, an empty one if there is none yet; its folder is made.
 
-    Commands call it before they measure, so that nothing measured is lost to a file that cannot take it. Raises SchemaError or OSError.
+    Commands call it before they measure, so that nothing measured is lost to a file that cannot take it. Raises DocumentError or OSError.
     """
     path = (Path(folder) if folder else RESULTS) / f"{slug(device)}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -105,7 +105,7 @@ def opened(device: str, folder: str | Path | None = None) -> tuple[Path, dict[st
 def save(section: str, rows: Any, device: str, folder: str | Path | None = None) -> Path:
     """Put `rows` into the device's results file as `section`, keeping its other sections; returns the path.
 
-    Raises SchemaError, and leaves the file as it was, if the rows are not what the section's name says.
+    Raises DocumentError, and leaves the file as it was, if the rows are not what the section's name says.
     """
     path, found = opened(device, folder)
     found["sections"][section] = {"environment": environment(device), "rows": rows}
@@ -138,6 +138,6 @@ def of_kind(found: dict[str, Any], kind: str) -> list[str]:
     """The names of a file's sections whose first word is `kind`, numbers in them by their size."""
 
     def parts(name: str) -> list[tuple[int, int, str]]:
-        return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in name.split("-")]
+        return [(0, int(part), "") if _NUMBER.fullmatch(part) else (1, 0, part) for part in name.split("-")]
 
     return sorted((name for name in found["sections"] if name.split("-")[0] == kind), key=parts)

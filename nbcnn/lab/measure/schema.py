@@ -1,8 +1,6 @@
 """What a results file must look like, and the check of it, on load and before saving.
 
-A shape is written as data: `str`, `int`, `float` (any finite number), `bool`; `[shape]` a list; `{"name": shape}` an object with at least
-these names (`"name?"` may be absent); `{str: shape}` an object with any names; `{shape, …}` as a tuple `(a, b)` one of several; `None` is
-JSON's null. `python -m nbcnn.lab.measure.schema` prints the table that stands in results/README.md.
+Forms are written as `nbcnn.files.document` says. `python -m nbcnn.lab.measure.schema` prints the table that stands in results/README.md.
 """
 
 from __future__ import annotations
@@ -11,9 +9,20 @@ import datetime
 import math
 from typing import Any
 
+from nbcnn.files.document import DocumentError, Named, fits, words
+
 VERSION = 1
 
-TIMING = {"median": float, "p5": float, "p95": float, "least": float, "count": int, "most?": float, "mean?": float, "cv?": float}
+
+def _disorder(found: dict[str, Any]) -> str | None:
+    return None if found["least"] <= found["p5"] <= found["median"] <= found["p95"] else "is no distribution: least ≤ p5 ≤ median ≤ p95 does not hold"
+
+
+TIMING = Named(
+    "timing",
+    {"median": float, "p5": float, "p95": float, "least": float, "count": int, "most?": float, "mean?": float, "cv?": float},
+    _disorder,
+)
 """Statistics of `count` values in the unit that the name around it says (`…_ms`, `ms`: milliseconds; `seconds`)."""
 
 ENVIRONMENT = {
@@ -203,17 +212,11 @@ KINDS: dict[str, tuple[str, Any]] = {
 """By the first word of a section's name: what it is, and the shape of its rows. Rows of another word are objects of any form."""
 
 
-class SchemaError(ValueError):
-    """A results file is not what this version reads; the message names the place in it."""
-
-    exit_code = 3
-
-
 def check(found: Any, where: str) -> dict[str, Any]:
-    """`found`, the content of a results file called `where`, if it is one; raises SchemaError otherwise."""
+    """`found`, the content of a results file called `where`, if it is one; raises DocumentError otherwise."""
     if not isinstance(found, dict) or found.get("schema") != VERSION:
         version = found.get("schema") if isinstance(found, dict) else None
-        raise SchemaError(f"{where} has schema {version!r}, this version reads {VERSION}")
+        raise DocumentError(f"{where} has schema {version!r}, this version reads {VERSION}")
     fits(found, {"schema": int, "device": str, "sections": {str: {"environment": ENVIRONMENT, "rows": [{}]}}}, where)
     for name, section in found["sections"].items():
         check_section(name, section, where)
@@ -221,71 +224,17 @@ def check(found: Any, where: str) -> dict[str, Any]:
 
 
 def check_section(name: str, section: dict[str, Any], where: str) -> None:
-    """Raise SchemaError unless `section` (environment and rows) is what its name says."""
+    """Raise DocumentError unless `section` (environment and rows) is what its name says."""
     place = f"{where}: {name}"
     fits(section["environment"], ENVIRONMENT, f"{place}.environment")
     try:
         datetime.date.fromisoformat(section["environment"]["date"])
     except ValueError as error:
-        raise SchemaError(f"{place}.environment.date is no date (year-month-day): {error}") from None
+        raise DocumentError(f"{place}.environment.date is no date (year-month-day): {error}") from None
     kind = name.split("-")[0]
     if kind in KINDS:
         fits(section["rows"], KINDS[kind][1], f"{place}.rows")
     _finite(section["rows"], f"{place}.rows")
-
-
-def fits(value: Any, shape: Any, where: str) -> None:
-    """Raise SchemaError, naming the place, unless `value` has `shape` (see the module's docstring)."""
-    if isinstance(shape, tuple):
-        _fits_one(value, shape, where)
-    elif isinstance(shape, list):
-        if not isinstance(value, list):
-            raise SchemaError(f"{where} must be {words(shape)}, not {_shown(value)}")
-        for at, item in enumerate(value):
-            fits(item, shape[0], f"{where}[{at}]")
-    elif isinstance(shape, dict):
-        _fits_object(value, shape, where)
-    elif not _is(value, shape):
-        raise SchemaError(f"{where} must be {words(shape)}, not {_shown(value)}")
-
-
-def _fits_one(value: Any, shapes: tuple[Any, ...], where: str) -> None:
-    errors = []
-    for shape in shapes:
-        try:
-            return fits(value, shape, where)
-        except SchemaError as error:
-            errors.append(error)
-    # The shape of the value's own kind says best what is wrong with it.
-    same = [e for e, shape in zip(errors, shapes, strict=True) if isinstance(shape, type(value))]
-    raise same[0] if same else SchemaError(f"{where} must be {words(shapes)}, not {_shown(value)}")
-
-
-def _fits_object(value: Any, shape: dict[Any, Any], where: str) -> None:
-    if not isinstance(value, dict):
-        raise SchemaError(f"{where} must be an object, not {_shown(value)}")
-    if str in shape:
-        for name, item in value.items():
-            fits(item, shape[str], f"{where}.{name}")
-        return
-    for name, inner in shape.items():
-        plain = name.removesuffix("?")
-        if plain in value:
-            fits(value[plain], inner, f"{where}.{plain}")
-        elif plain == name:
-            raise SchemaError(f"{where} lacks {name!r}")
-    if shape is TIMING and not value["least"] <= value["p5"] <= value["median"] <= value["p95"]:
-        raise SchemaError(f"{where} is no distribution: least ≤ p5 ≤ median ≤ p95 does not hold in {_shown(value)}")
-
-
-def _is(value: Any, shape: Any) -> bool:
-    if shape is None:
-        return value is None
-    if shape is bool or isinstance(value, bool):
-        return shape is bool and isinstance(value, bool)
-    if shape is float:
-        return isinstance(value, int | float) and math.isfinite(value)
-    return isinstance(value, shape)
 
 
 def _finite(value: Any, where: str) -> None:
@@ -293,30 +242,12 @@ def _finite(value: Any, where: str) -> None:
         for name, item in value.items() if isinstance(value, dict) else enumerate(value):
             _finite(item, f"{where}.{name}" if isinstance(value, dict) else f"{where}[{name}]")
     elif isinstance(value, float) and not math.isfinite(value):
-        raise SchemaError(f"{where} is {value}, which JSON does not know")
+        raise DocumentError(f"{where} is {value}, which JSON does not know")
 
 
 def is_timing(value: Any) -> bool:
     """True if `value` is the statistics of something timed."""
     return isinstance(value, dict) and all(name in value for name in TIMING if not name.endswith("?"))
-
-
-def words(shape: Any) -> str:
-    """A shape for people."""
-    if isinstance(shape, tuple):
-        return " or ".join(words(each) for each in shape)
-    if isinstance(shape, list):
-        return f"list of {words(shape[0])}"
-    if isinstance(shape, dict):
-        if shape is TIMING:
-            return "timing"
-        return "object" if not shape or str not in shape else f"object of {words(shape[str])}"
-    return {None: "null", str: "string", int: "whole number", float: "number", bool: "true or false"}[shape]
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def table() -> str:

@@ -3,14 +3,43 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from nbcnn.files import document
 from nbcnn.lab.measure import results
 from nbcnn.train.runlog import RunError, RunFolder
+
+_CONFIG = {
+    **dict.fromkeys(("device", "mode", "precision"), str),
+    **{"versions": {str: (str, None)}, "command": (str, [str]), "planned_bytes": {str: int}, "parameters": int, "used_bytes?": {str: (int, None)}},
+    "data": {"source?": str, "training_images?": int, "test_images?": int},
+}
+_TIME = {"kernels_ms": {str: float}, "gaps_ms": float, "host_ms": float, "step_ms": float}
+_LOSSES = dict.fromkeys(("train_loss", "test_loss", "seconds", "images_per_second"), float)
+_ROW = {"epoch": int, "step": int, **_LOSSES, "time?": (_TIME, None)}
+
+
+_SCORES = {"test_accuracy": float, "train_accuracy": float}
+_ENCODER = {**_SCORES, "confusion": [[int]], "test_samples": int}
+
+
+def _unfit(found: dict[str, Any]) -> str | None:
+    """What is wrong between the values of a classification."""
+    counts, classes = found["classifiers"]["encoder"]["confusion"], found.get("classes")
+    if not counts or any(len(row) != len(counts) or min(row) < 0 for row in counts):
+        return "has no square confusion matrix of counts"
+    return "has not as many classes as its confusion matrix" if classes and len(classes) != len(counts) else None
+
+
+_CLASSIFIED = document.Named(
+    "classification",
+    {"dataset": str, "run": str, "checkpoint_sha256": str, "classes?": ([str], None), "classifiers": {str: _SCORES}},
+    _unfit,
+)
+"""What the sections read of config.json, of a line of metrics.jsonl, and of classify.json; results have `nbcnn.lab.measure.schema`."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +84,7 @@ def opened(target: Path, file: Path | None = None, features: Path | None = None)
     file      the results file beside a run; by default that of the run's device among this project's own, if there is one
     features  the folder of features made from the run; by default features/<dataset>
 
-    Raises RunError or SchemaError (exit code 3) for what is neither, or damaged.
+    Raises RunError or DocumentError (exit code 3) for what is neither, or damaged.
     """
     ours = results.RESULTS / f"{target.name}.json"
     if not target.exists() and target.parent == Path() and ours.is_file():
@@ -67,12 +96,15 @@ def opened(target: Path, file: Path | None = None, features: Path | None = None)
         return Source(results=results.load(target), file=target)
     run = RunFolder(target)
     config = run.read_config()
-    absent = [name for name in ("device", "mode", "precision", "versions", "command", "planned_bytes", "parameters") if name not in config]
+    absent = [name for name in _CONFIG if not name.endswith("?") and name not in config]
     if absent:
         raise RunError(f"{run.config_path} is damaged or of another version: {absent[0]!r} is missing")
+    document.fits(config, _CONFIG, str(run.config_path))
+    metrics = run.rows()
+    document.fits(metrics, [_ROW], f"{run.path / 'metrics.jsonl'}")
     found = file or results.RESULTS / f"{results.slug(config['device'])}.json"
     content = results.load(found) if file or found.is_file() else None
-    return Source(run, config, run.rows(), classification(run, config, features), content, found if content else None)
+    return Source(run, config, metrics, classification(run, config, features), content, found if content else None)
 
 
 def classification(run: RunFolder, config: dict[str, Any], features: Path | None) -> dict[str, Any] | None:
@@ -83,8 +115,10 @@ def classification(run: RunFolder, config: dict[str, Any], features: Path | None
     folder = features or Path("features") / config["data"]["name"]
     path = folder / "classify" / "classify.json"
     try:
-        found: dict[str, Any] = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
+        found: dict[str, Any] = document.load(path)
+        document.fits(found, {"classifiers": {"encoder": _ENCODER}}, str(path))
+        document.fits(found, _CLASSIFIED, str(path))
+    except (OSError, document.DocumentError) as error:
         if features:
             raise RunError(f"{path} cannot be read ({error}); python -m nbcnn classify {features} writes it") from None
         return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from nbcnn import __version__
+from nbcnn.files.document import DocumentError
 from nbcnn.lab.report import bench, page, story, studies
 from nbcnn.lab.report.source import Missing, Source
 
@@ -30,11 +31,16 @@ MISSING = ("missing", "What was not measured")
 def report(source: Source) -> tuple[str, list[Missing]]:
     """The HTML file of `source`, and what it could not show: the same list as in its last section.
 
-    A section of which nothing was measured is left out of the page, but for that list.
+    A section of which nothing was measured is left out of the page, but for that list. Raises DocumentError for values that cannot be shown.
     """
     shown, missing = [], []
     for name, title, section in SECTIONS:
-        parts = list(section(source))
+        try:
+            parts = list(section(source))
+        except (ArithmeticError, ValueError, TypeError, LookupError, AttributeError) as error:
+            # Everything on the page is from files. The forms on opening name what is wrong; what they let through is found out here.
+            why = f"({type(error).__name__}: {error}); NBCNN_DEBUG=1 shows where"
+            raise DocumentError(f"{_files(source)}: the section {title!r} cannot be made of what is there {why}") from error
         missing += [part for part in parts if isinstance(part, Missing)]
         content = "\n".join(part for part in parts if isinstance(part, str))
         if content:
@@ -60,5 +66,8 @@ def _titles(source: Source) -> tuple[str, str]:
 
 
 def _origin(source: Source) -> str:
-    made = [path.resolve().name for path in (source.run.path if source.run else None, source.file) if path]
-    return f"Written by nbcnn {__version__} from {' and '.join(made)}. This file needs nothing else: no network, no scripts."
+    return f"Written by nbcnn {__version__} from {_files(source)}. This file needs nothing else: no network, no scripts."
+
+
+def _files(source: Source) -> str:
+    return " and ".join(path.resolve().name for path in (source.run.path if source.run else None, source.file) if path)

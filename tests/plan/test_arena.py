@@ -1,0 +1,144 @@
+"""The arena on random tapes and random networks: whatever is recorded, nothing that is still read is written over.
+
+The check runs a plan on a model of the memory, in which every byte holds the number of who wrote it last. It shares no code with the planner.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nbcnn.nn.layers import MSE, AvgPool2d, Conv2d, Flatten, LeakyReLU, Linear, MaxPool2d, ReLU, Residual, Swish, Upsample2d
+from nbcnn.plan.graph import ALIGNMENT, Buf, Resolution, Step, Tape, drop_dead, lower, named, plan_arena, trace
+from nbcnn.plan.graph import Planned as Item
+
+PROPERTY = settings(deadline=None, max_examples=60, derandomize=True)
+
+
+def check(items, offsets, nbytes):
+    """Run `items` on a model of the arena: what a step reads must be as it was written, also while a side branch still runs."""
+    memory = np.full(nbytes, -1)
+    numbers = {}
+    running = []  # (number, place) of what side branches still use
+
+    def place(buf):
+        at = offsets[buf.root]
+        assert at % ALIGNMENT == 0
+        assert at + buf.root.nbytes <= nbytes
+        return slice(at, at + buf.root.nbytes)
+
+    def number(buf):
+        return numbers.setdefault(buf.root, len(numbers))
+
+    def intact(buf):
+        assert (memory[place(buf)] == number(buf)).all(), f"{buf.name} was written over before it was read"
+
+    joined = next((at for at, item in enumerate(items) if any(buf.home == "grad" for buf in item.step.ins)), len(items))
+    for at, item in enumerate(items):
+        if at == joined:
+            running.clear()
+        ins = [buf for buf in item.step.ins if buf.root.home == "arena"]
+        outs = [buf for buf in item.step.outs if buf.root.home == "arena"]
+        if item.packed is not None:
+            ins.append(item.packed[0])
+        own = [item.scratch] if item.scratch is not None else []
+        for buf in ins:
+            if buf.root in numbers:
+                intact(buf)
+            else:  # written outside the plan
+                memory[place(buf)] = number(buf)
+        for buf in (*own, *outs):
+            memory[place(buf)] = number(buf)
+        if item.side and at < joined:
+            running += [(number(buf), place(buf)) for buf in (*ins, *own, *outs)]
+        # The step itself writes its scratch and results while it reads; so do the branches that run beside it.
+        for buf in (*ins, *own, *outs):
+            intact(buf)
+        for who, where in running:
+            assert (memory[where] == who).all(), f"{item.step.op} writes over what a side branch uses"
+
+
+@st.composite
+def tapes(draw):
+    """Steps over a few temporaries of any size, some seen under another shape, some steps with scratch or beside the others."""
+    bufs = [Buf(f"b{at}", (draw(st.integers(0, 3)), draw(st.integers(1, 300))), draw(st.sampled_from(["float32", "uint8"]))) for at in range(8)]
+    grads = [Buf(f"g{at}", (4,), home="grad") for at in range(2)]
+    chosen = st.sampled_from([*bufs, *(buf.reshaped((buf.shape[0] * buf.shape[1],)) for buf in bufs[:3])])
+    items = []
+    for _ in range(draw(st.integers(1, 20))):
+        ins, outs = draw(st.lists(chosen, max_size=3)), draw(st.lists(chosen, max_size=2))
+        side = draw(st.booleans()) and draw(st.booleans())
+        reads_gradient = draw(st.integers(0, 9)) == 0 and not side
+        step = Step("op", (*ins, *(grads[:1] if reads_gradient else [])), tuple(grads[:1] if side else outs))
+        nbytes = draw(st.sampled_from([0, 0, 1, 257, 4096]))
+        items.append(Item(step, Resolution(None, "test"), Buf("scratch", (nbytes,), "uint8") if nbytes else None, None, side))
+    return items
+
+
+@PROPERTY
+@given(tapes())
+def test_no_tape_makes_buffers_overlap_that_live_together(items):
+    check(items, *plan_arena(items))
+
+
+KEEPING = st.sampled_from([1, 3, ReLU(), LeakyReLU(), Swish()])
+"""What keeps height and width: convolutions by the size of their filters, activations."""
+SCALING = st.sampled_from([MaxPool2d(2), AvgPool2d(2), Upsample2d(2), "strided"])
+
+
+def keeping(kinds, channels, out):
+    """Layers of `kinds`; a convolution gives `out` channels. And the channels that come out."""
+    made = []
+    for kind in kinds:
+        made.append(Conv2d(channels, out, kind, pad=kind // 2) if isinstance(kind, int) else kind)
+        channels = out if isinstance(kind, int) else channels
+    return made, channels
+
+
+def network(draw, channels, size):
+    """Random layers on images of `channels` and `size`."""
+    made = []
+    for _ in range(draw(st.integers(1, 4))):
+        some, out = keeping(draw(st.lists(KEEPING, min_size=1, max_size=3)), channels, draw(st.integers(1, 5)))
+        if draw(st.booleans()):
+            some, out = [Residual(*some, Conv2d(out, channels, 1))], channels
+        made, channels = made + some, out
+        kind = draw(SCALING)
+        if kind == "strided":
+            made.append(Conv2d(channels, channels, 3, stride=2, pad=1))
+            size = (size + 1) // 2
+        elif isinstance(kind, Upsample2d) or size % 2 == 0:
+            made.append(kind)
+            size = size * 2 if isinstance(kind, Upsample2d) else size // 2
+    return [*made, Flatten(), Linear(channels * size * size, 3)] if draw(st.booleans()) else made
+
+
+@st.composite
+def plans(draw):
+    """The plan of a training step of a random small network."""
+    channels, size, batch = draw(st.integers(1, 4)), draw(st.sampled_from([4, 5, 8])), draw(st.integers(1, 3))
+    tape = Tape(training=True)
+    x = tape.temp("x", (batch, channels, size, size))
+    tape.emit("gather", [], [x])
+    y, back = trace(tape, named(network(draw, channels, size)), x)
+    target = Buf("target", y.shape, home=draw(st.sampled_from(["io", "arena"])))
+    _, dy = MSE().build(tape, y, target, "mse")
+    back(dy)
+    weights, grads = (Buf(name, (99,), home=home) for name, home in (("weights", "param"), ("grads", "grad")))
+    tape.emit("sgd_update", [weights, grads], [weights], "update")
+    resolutions = {}
+
+    def resolve(step):
+        scratch = draw(st.sampled_from([0, 0, 1, 1000]))
+        packs = (1, draw(st.integers(1, 500))) if step.op.startswith("conv") and draw(st.booleans()) else None
+        return resolutions.setdefault(step, Resolution(None, "test", None, scratch, packs, draw(st.sampled_from(["float32", "bfloat16"]))))
+
+    layout, store = draw(st.sampled_from(["NCHW", "NHWC"])), draw(st.sampled_from(["float32", "bfloat16"]))
+    return lower(drop_dead(tape.steps), layout, resolve, weights, store, branching=draw(st.booleans()))
+
+
+@PROPERTY
+@given(plans())
+def test_no_network_makes_buffers_overlap_that_live_together(plan):
+    check(plan.steps, plan.offsets, plan.arena_bytes)
