@@ -248,6 +248,10 @@ class TrainingSession:
                 raise ParameterError(f"optimizer state {moment!r}: {error}") from None
         state = _expect(tensors, "step_state", (8,), "int64")
         sums = _expect(tensors, "sums", (4,), "float64")
+        known = ("param.", *(f"optim.{moment}." for moment in self.optimizer.moments))
+        unknown = [name for name in tensors if not name.startswith(known) and name not in ("step_state", "sums")]
+        if unknown:
+            raise ParameterError(f"{unknown[0]!r} is no tensor of this training: another optimizer's, or not of a checkpoint")
         if not (0 <= state[POSITION] <= self.count and state[STEP] >= 0 and state[EPOCH] >= 0):
             raise ParameterError(f"step_state says position {state[POSITION]}, the training set has {self.count} images")
         self.seed = int(state[SEED])

@@ -1,16 +1,23 @@
-"""A run's folder: config.json, metrics.csv and metrics.jsonl, the names of its checkpoints and pictures."""
+"""A run's folder: config.json, metrics.csv and metrics.jsonl, the names of its checkpoints and pictures; what must agree among them.
+
+A checkpoint says in its metadata which flags its run has and which metrics it counts on, so that a file that was edited, or is another run's, is
+noticed before it changes what a resumed run computes.
+"""
 
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json
+import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from nbcnn.files import atomic
+from nbcnn.files import atomic, lock
 from nbcnn.train.checkpoint import BEST, LAST
 
 Row = dict[str, Any]
@@ -33,10 +40,29 @@ class RunFolder:
         self.curves, self.reconstructions = self.path / "curves.png", self.path / "reconstructions.png"
         self.confusion, self.mistakes = self.path / "confusion.png", self.path / "mistakes.png"
         self._csv, self._jsonl = self.path / "metrics.csv", self.path / "metrics.jsonl"
+        self._held = False
 
     def is_taken(self) -> bool:
-        """True if something with this name exists and is not an empty folder."""
-        return self.path.exists() and not (self.path.is_dir() and not any(self.path.iterdir()))
+        """True if something with this name exists and is not an empty folder. Hidden files do not count: a killed run may leave only its lock."""
+        return self.path.exists() and not (self.path.is_dir() and all(file.name.startswith(".") for file in self.path.iterdir()))
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Be the only writer of the folder, which is made if need be. Within, the same object may hold it again. Raises `lock.Held`."""
+        if self._held:
+            yield
+            return
+        self.path.mkdir(parents=True, exist_ok=True)
+        with lock.writing(self.path):
+            self._held = True
+            try:
+                yield
+            finally:
+                self._held = False
+
+    def has_checkpoint(self) -> bool:
+        """Whether there is any checkpoint, whole or not."""
+        return any(self.path.glob("checkpoint-*.safetensors"))
 
     def check_writable(self) -> None:
         """Raise OSError now if the folder could not be made or written later; leaves nothing behind."""
@@ -62,6 +88,8 @@ class RunFolder:
             raise RunError(f"{self.path} is no run folder: {self.config_path.name} cannot be read ({error.strerror})") from None
         except ValueError as error:
             raise RunError(f"{self.config_path} is no JSON: {error}") from None
+        except RecursionError:
+            raise RunError(f"{self.config_path} is no description of a run: it is nested too deeply") from None
         known = {"flags": ("model", "data_dir"), "data": ("name",)}
         for part, names in known.items():
             held = config.get(part) if isinstance(config, dict) else None
@@ -71,39 +99,109 @@ class RunFolder:
         return config
 
     def append(self, row: Row) -> None:
-        """Add one epoch's metrics to both files."""
+        """Add one epoch's metrics to both files; the lines of JSON are then on the disk, for the checkpoint that counts on them."""
+        new = not self._jsonl.exists()
         with open(self._jsonl, "a") as file:
             file.write(json.dumps(row) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        if new:
+            atomic.sync_folder(self.path)
         new = not self._csv.exists()
         with open(self._csv, "a", newline="") as file:
             file.write(_csv_lines([row], header=new))
 
     def rows(self) -> list[Row]:
-        """The metrics so far; a line that a crash cut short is left out."""
-        made = []
+        """The metrics so far; lines that are cut short or damaged are left out."""
+        return [row for row in self._lines() if row is not None]
+
+    def _lines(self) -> list[Row | None]:
+        """What every line of the metrics says, None where that is not one epoch's."""
         try:
-            lines = self._jsonl.read_text().splitlines()
+            return [_row(line) for line in self._jsonl.read_bytes().splitlines()]
         except FileNotFoundError:
             return []
-        for line in lines:
-            try:
-                made.append(json.loads(line))
-            except ValueError:
-                continue
-        return made
 
-    def truncate(self, epochs: int) -> list[Row]:
-        """Keep the metrics of the first `epochs` epochs, drop the rest from both files, and return what is kept."""
-        kept = [row for row in self.rows() if row["epoch"] <= epochs]
-        atomic.replace_bytes(self._jsonl, "".join(json.dumps(row) + "\n" for row in kept).encode())
-        if kept:
-            atomic.replace_bytes(self._csv, _csv_lines(kept, header=True).encode())
-        else:
+    def recall(self, epochs: int, digest: str | None, last: str | None) -> tuple[list[Row], str]:
+        """The metrics of the first `epochs` epochs as a checkpoint knows them, and what to say about it, mostly nothing.
+
+        `digest` is the checkpoint's `digest` of them and `last` the last of them, which a crash may have cost; None for checkpoints of earlier
+        versions, which had neither. Raises RunError if they are not those.
+        """
+        found = self._lines()[:epochs]
+        rows = [row for number, row in enumerate(found, 1) if row is not None and row["epoch"] == number]
+        if digest is None or not epochs:
+            if len(rows) != epochs:
+                raise RunError(f"{self._jsonl} has {len(rows)} of the {epochs} epochs before the checkpoint")
+            return rows, ""
+        final = _row((last or "").encode())
+        if final is None:
+            raise RunError(f"the checkpoint beside {self._jsonl} does not say what its last epoch's metrics were")
+        if len(rows) == epochs and rows_digest(rows) == digest:
+            return rows, ""
+        # Every line but the last was there when an earlier checkpoint was written; of the last the checkpoint has a copy.
+        whole = [*rows[: epochs - 1], final]
+        if len(whole) != epochs or rows_digest(whole) != digest:
+            raise RunError(
+                f"{self._jsonl} is not the one that the checkpoint counts on: a line of its first {epochs} epochs was lost or changed; "
+                f"put the file back, or start a new run from the weights with --weights {self.path}"
+            )
+        return whole, f"{self._jsonl} had lost what epoch {epochs} wrote; the checkpoint knows it, and the line is written again"
+
+    def rewrite(self, rows: Sequence[Row]) -> None:
+        """Make both files of metrics anew; without rows there are none."""
+        if not rows:
+            self._jsonl.unlink(missing_ok=True)
             self._csv.unlink(missing_ok=True)
-        return kept
+            return
+        atomic.replace_bytes(self._jsonl, "".join(json.dumps(row) + "\n" for row in rows).encode())
+        atomic.replace_bytes(self._csv, _csv_lines(rows, header=True).encode())
 
 
-def _csv_lines(rows: list[Row], header: bool) -> str:
+def agree(folder: RunFolder, config: Mapping[str, Any], path: Path, notes: Mapping[str, str], free: frozenset[str] = frozenset()) -> None:
+    """Raise RunError unless the checkpoint `path` with the metadata `notes` is of the run that `config` describes, but for the flags `free`.
+
+    Of a checkpoint of an earlier version only what it says is compared.
+    """
+    flags = config["flags"]
+    told = [(name, json.dumps(flags[name]), json.dumps(value)) for name, value in flags_of(path, notes).items() if name in flags]
+    told += [(name, str(flags[name]), notes[name]) for name in ("model", "batch", "optimizer", "epochs") if name in notes and name in flags]
+    told += [("data", str(config["data"]["name"]), notes["data"].split(",")[0])] if "data" in notes else []
+    for name, here, there in told:
+        if here != there and name not in free:
+            raise RunError(
+                f"{folder.config_path} does not belong to {path}: it says {name} {here}, the checkpoint {there}. "
+                "One of the two was edited or is another run's; put the right one back"
+            )
+
+
+def flags_of(path: Path, notes: Mapping[str, str]) -> dict[str, Any]:
+    """The flags that the metadata `notes` of the checkpoint `path` binds its run to; empty for one of an earlier version."""
+    try:
+        flags = json.loads(notes.get("flags", "{}"))
+    except (ValueError, RecursionError):
+        flags = None
+    if not isinstance(flags, dict):
+        raise RunError(f"{path} was not written by a training run of nbcnn: its flags are no JSON object")
+    return flags
+
+
+def rows_digest(rows: Sequence[Row]) -> str:
+    """The SHA-256 of metrics, for the checkpoint that counts on them."""
+    return hashlib.sha256("".join(json.dumps(row) + "\n" for row in rows).encode()).hexdigest()
+
+
+def _row(line: bytes) -> Row | None:
+    """The row that a line of JSON holds; None if it is none, or lacks a number that every row has."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    needed = ("epoch", "step", "train_loss", "test_loss", "seconds")
+    return row if isinstance(row, dict) and all(type(row.get(name)) in (int, float) for name in needed) else None
+
+
+def _csv_lines(rows: Sequence[Row], header: bool) -> str:
     text = io.StringIO()
     numbers = [name for name in rows[0] if name != "time"]  # which is a table of its own, and only in the JSON lines
     writer = csv.DictWriter(text, numbers, lineterminator="\n", extrasaction="ignore")
