@@ -271,6 +271,7 @@ def from_run(given: SimpleNamespace, saved: Mapping[str, Any], run: Path, resolv
     what the run computes: it would no longer be the same run.
     """
     chosen = {name: value for name, value in vars(given).items() if value is not None}
+    saved = {name: value for name, value in saved.items() if name in {*OTHERS, *RECIPES["default"], "recipe"}}
     values = {**OTHERS, **saved, **resolved, "explain": False, "json": False, "quiet": False}
     for name, value in chosen.items():
         if name not in FREE_ON_RESUME and value not in (values[name], saved.get(name)):

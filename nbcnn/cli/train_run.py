@@ -80,7 +80,7 @@ def _resumed(given: SimpleNamespace, held: ExitStack, leads: bool) -> Start:
     absent = sorted(
         vars(train_flags.fill(train_flags.parse([]))).keys()
         - _UNSAVED
-        - train_flags.FREE_ON_RESUME
+        - (train_flags.FREE_ON_RESUME - {"epochs"})
         - train_flags.ADDED_LATER
         - config["flags"].keys()
     )

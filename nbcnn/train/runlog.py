@@ -78,7 +78,9 @@ class RunFolder:
     def write_config(self, config: Mapping[str, Any]) -> None:
         """Write config.json, in a new folder if need be."""
         self.path.mkdir(parents=True, exist_ok=True)
-        atomic.replace_bytes(self.config_path, (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode())
+        text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
+        # The command may name files in bytes that are no UTF-8, which Python holds as lone surrogates: as \udcff they are JSON again.
+        atomic.replace_bytes(self.config_path, text.encode(errors="backslashreplace"))
 
     def read_config(self) -> dict[str, Any]:
         """The content of config.json. Raises RunError if it is missing, or does not say what was trained on which data."""
