@@ -275,10 +275,10 @@ def from_run(given: SimpleNamespace, saved: Mapping[str, Any], run: Path, resolv
     values = {**OTHERS, **saved, **resolved, "explain": False, "json": False, "quiet": False}
     for name, value in chosen.items():
         if name not in FREE_ON_RESUME and value not in (values[name], saved.get(name)):
-            word = f"--{name.replace('_', '-')}"
+            words = f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}")
             raise UsageError(
-                f"{word} {value} cannot change in a resumed run ({run} has {values[name]}); leave it out, or start a new run from its weights:\n"
-                f"  python train.py --weights {run} {word} {value} …"
+                f"{words} cannot change in a resumed run ({run} has {values[name]}); leave it out, or start a new run from its weights:\n"
+                f"  python train.py --weights {run} {words} …"
             )
     values.update({name: value for name, value in chosen.items() if name in FREE_ON_RESUME})
     return SimpleNamespace(**values, given=sorted(chosen))

@@ -77,6 +77,7 @@ def _resumed(given: SimpleNamespace, held: ExitStack, leads: bool) -> Start:
         folder.check_writable()
         if leads:
             held.enter_context(folder.held())
+            config = folder.read_config()  # once more, because its last writer may only just have finished
     absent = sorted(
         vars(train_flags.fill(train_flags.parse([]))).keys()
         - _UNSAVED
