@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import sys
 import time
@@ -19,6 +18,7 @@ from nbcnn.plan.names import PRECISIONS
 
 if TYPE_CHECKING:
     from nbcnn.ranks.team import Team
+    from nbcnn.train.checkpoint import Saved
 
 EXAMPLES = (
     "python extract_features.py runs/20260101-120000-cifar10-im2col",
@@ -61,10 +61,11 @@ def extract(flags: SimpleNamespace, team: Team) -> int:
     """Write the features that the flags describe, each rank of `team` a part of the rows; returns the exit code."""
     from nbcnn import datasets
     from nbcnn.classify.features import Origin, publish
-    from nbcnn.cli import describe
+    from nbcnn.cli import describe, train_run
     from nbcnn.nn import models
     from nbcnn.plan.shapes import numel
     from nbcnn.ranks.team import LONG
+    from nbcnn.train import checkpoint
     from nbcnn.train.interrupt import terminable
     from nbcnn.train.runlog import RunFolder
 
@@ -76,9 +77,11 @@ def extract(flags: SimpleNamespace, team: Team) -> int:
         raise UsageError("--format csv is one file of lines, written in order: several ranks cannot share it; use npy, or one process")
     flags.quiet = flags.quiet or not team.leads
     run = RunFolder(flags.run)
-    config = run.read_known()
+    config = run.read_config()
+    # Read once, and hashed as it was read: a training may put a newer one in its place at any time.
+    saved = checkpoint.read(run.best if flags.checkpoint == "best" else run.last)
+    train_run.check(run, config, saved.path, saved.metadata)
     models.code(config["flags"]["model"])  # a model without a code is refused before its data is loaded
-    saved = run.best if flags.checkpoint == "best" else run.last
     data_dir = flags.data_dir or config["flags"]["data_dir"]
     with team.first_on_machine():
         data = datasets.load(config["data"]["name"], data_dir=data_dir, limit=flags.limit, progress=not flags.quiet)
@@ -88,14 +91,15 @@ def extract(flags: SimpleNamespace, team: Team) -> int:
     started = time.perf_counter()
     batch = min(flags.batch or 256, len(data.train_images))
     code = next(net.predict_batches(data.train_images[:batch], batch)).shape[1:]
-    say(f"{net.mode} {net.precision} on {net.device_name}, {data.name}, {saved}; ready in {time.perf_counter() - started:.2f} s")
+    say(f"{net.mode} {net.precision} on {net.device_name}, {data.name}, {saved.path}; ready in {time.perf_counter() - started:.2f} s")
 
     out, storage, width = Path(flags.out or f"features/{data.name}"), flags.format or "npy", numel(code)
-    checksum = hashlib.sha256(saved.read_bytes()).hexdigest()
-    team.agree("checkpoint, data or mode", json.dumps([checksum, data.source, len(data.train_images), net.mode, net.precision, str(out)]).encode())
+    team.agree(
+        "checkpoint, data or mode", json.dumps([saved.sha256, data.source, len(data.train_images), net.mode, net.precision, str(out)]).encode()
+    )
     gpu = None if net.mode == "cpu" else net.device_name
     where = (data.name, data.source, data.classes, data.train_images.shape[1:], code, net.mode, gpu, net.precision)
-    origin = Origin(str(run.path), saved.name, checksum, *where, model=config["flags"]["model"])
+    origin = Origin(str(run.path), saved.path.name, saved.sha256, *where, model=config["flags"]["model"])
     started, computing = time.perf_counter(), 0.0
     train_count, test_count = len(data.train_images), len(data.test_images)
     with terminable(), writers(team, out, data, width, storage, batch) as (train, test):
@@ -133,39 +137,45 @@ def rows_of(team: Team, images: int, batch: int) -> slice:
 
 @contextmanager
 def writers(team: Team, out: Path, data: Any, width: int, storage: str, batch: int) -> Iterator[tuple[Any, Any]]:
-    """What writes this rank's training and test features into the one file of each; when it closes, all ranks have written."""
+    """What writes this rank's training and test features into the one file of each; when it closes, all ranks have written.
+
+    Rank 0 holds the folder meanwhile. Raises `lock.Held` if another process writes in it.
+    """
     from nbcnn.classify.features import FeaturePart, FeatureWriter
+    from nbcnn.files import lock
     from nbcnn.ranks.team import LONG
 
     counts = {"train": len(data.train_images), "test": len(data.test_images)}
     with ExitStack() as whole:
         if team.leads:
+            out.mkdir(parents=True, exist_ok=True)
+            whole.enter_context(lock.writing(out))
             labels = {"train": data.train_labels, "test": data.test_labels}
             made = [whole.enter_context(FeatureWriter(out, split, n, width, labels=labels[split], storage=storage)) for split, n in counts.items()]
-            team.barrier()
+            team.told(json.dumps([writer.partial.name for writer in made]).encode())
             yield made[0], made[1]
             return
-        team.barrier()
+        names = dict(zip(counts, json.loads(team.told(b"")), strict=True))
         with ExitStack() as parts:
-            mine = [parts.enter_context(FeaturePart(out, split, rows_of(team, n, batch).start, width)) for split, n in counts.items()]
+            mine = [parts.enter_context(FeaturePart(out / names[split], split, rows_of(team, n, batch).start, width)) for split, n in counts.items()]
             yield mine[0], mine[1]
         team.barrier(LONG)
 
 
-def encoder(config: dict[str, Any], saved: Path, mode: str, precision: str | None, shape: tuple[int, ...]) -> Any:
+def encoder(config: dict[str, Any], saved: Saved, mode: str, precision: str | None, shape: tuple[int, ...]) -> Any:
     """The encoder of the run's network, with the weights of the checkpoint `saved`.
 
     `precision` None takes the checkpoint's, or the mode's own where the mode does not have that one.
-    Raises CheckpointError if the weights are missing or do not fit.
+    Raises CheckpointError if the weights do not fit.
     """
     from nbcnn.files.errors import UsageError
     from nbcnn.nn import models
     from nbcnn.nn.params import ParameterError
     from nbcnn.run.net import Net
     from nbcnn.run.rows import choose_mode
-    from nbcnn.train import checkpoint
+    from nbcnn.train.checkpoint import CheckpointError
 
-    tensors, notes = checkpoint.load(saved)  # a resumed run may have changed its precision: the checkpoint knows
+    tensors, notes = saved.tensors, saved.metadata  # a run resumed by an earlier version may have changed its precision: the checkpoint knows
     model = config["flags"]["model"]
     layers = models.encoder(models.MODELS[model](*shape), models.code(model))
     try:
@@ -178,7 +188,7 @@ def encoder(config: dict[str, Any], saved: Path, mode: str, precision: str | Non
     try:
         net.params.load_dict({name: tensors[f"param.{name}"] for name in net.params.names if f"param.{name}" in tensors})
     except ParameterError as error:
-        raise checkpoint.CheckpointError(f"{saved} does not fit this network: {error}") from error
+        raise CheckpointError(f"{saved.path} does not fit this network: {error}") from error
     return net
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
 STARTED = time.perf_counter()
 
 
-def train(given: SimpleNamespace, team: Team) -> int:
-    """Run the training that the flags describe, as one rank of `team`; returns the exit code."""
+def train(given: SimpleNamespace, team: Team, held: ExitStack) -> int:
+    """Run the training that the flags describe, as one rank of `team`; returns the exit code. The run folder is this program's until `held` ends."""
     from nbcnn.cli import describe, train_data, train_run
     from nbcnn.gpu import ranges
     from nbcnn.run.autotune import tune
@@ -32,7 +33,7 @@ def train(given: SimpleNamespace, team: Team) -> int:
         if text and (always or not flags.quiet):
             print(text, file=sys.stderr, flush=True)
 
-    start = train_run.start(given)
+    start = train_run.start(given, held, team.leads)
     flags = start.flags
     flags.quiet = flags.quiet or not team.leads
     choice = choose_mode(flags.mode, flags.precision, flags.engine, dwconv=flags.dwconv, strict=flags.strict)
@@ -41,10 +42,11 @@ def train(given: SimpleNamespace, team: Team) -> int:
         say(train_flags.on_cpu(flags), always=team.leads)
     with team.first_on_machine():
         data = train_data.material(flags)
-    rates, identity = train_run.rates(flags, data.count), train_run.identity(flags, data)
+    rates, identity = train_run.rates(flags, data.count), train_run.identity(flags, data, row)
     team.agree("mode, flags or data", json.dumps([row.mode, row.precision, identity, vars(flags) | {"quiet": None}], default=str).encode())
     net = Net(data.layers, data.shape, choice=choice, fusing=not flags.no_fuse, seed=flags.seed, init=flags.init, strict=flags.strict)
-    net.tiles.update(start.tiles(net.mode, net.precision, net.device_name))
+    tiles, weights = start.tiles(net.mode, net.precision, net.device_name), train_run.take_weights(net, start)
+    net.tiles.update(tiles)
     say(describe.compiling(net))
     session = TrainingSession(
         net,
@@ -58,7 +60,7 @@ def train(given: SimpleNamespace, team: Team) -> int:
         labels=data.labels,
         test_labels=data.test_labels,
         say=say,
-        tune=tune if flags.tune else None,
+        tune=tune if flags.tune and not tiles else None,
         team=team,
         sync_stats=flags.sync_stats,
     )
@@ -71,7 +73,7 @@ def train(given: SimpleNamespace, team: Team) -> int:
             print(describe.explanation(session))
         return 0
 
-    run = start.folder or train_run.new_folder(data, net.mode)
+    run = train_run.claimed(start, data, net.mode, held) if team.leads else start.folder or "runs"
     progress = [] if flags.quiet else [Progress(every_reading=flags.log_every > 0, noun=data.noun)]
     pictures = data.pictures(f"{data.name}, {flags.model}, {net.mode} {net.precision}", net)
     trainer = Trainer(
@@ -87,23 +89,32 @@ def train(given: SimpleNamespace, team: Team) -> int:
         team=team,
     )
     if start.checkpoint:
-        trainer.resume(start.checkpoint)
+        for line in trainer.resume(start.checkpoint, new_epochs="epochs" in flags.given):
+            say(f"nbcnn: warning: {line}", always=team.leads)
+        if team.leads:
+            train_run.record_epochs(trainer.run, flags.epochs)
     elif team.leads:
-        run.write_config(train_run.config(flags, data, net, session))
+        trainer.run.rewrite([])  # of a run that was killed before its first checkpoint
+        trainer.run.write_config(train_run.config(flags, data, net, session, weights))
     ready = time.perf_counter() - STARTED
-    say(describe.header(flags, data, session, run, ready))
+    say(describe.header(flags, data, session, trainer.run, ready))
     result = trainer.fit()
     session.close()
     if team.leads:
-        train_run.record_memory(run, net)
-        print(describe.summary(result, data, session, run, ready, flags.json, pictures, trainer.scored))
+        train_run.record_memory(trainer.run, net)
+        print(describe.summary(result, data, session, trainer.run, ready, flags.json, pictures, trainer.scored))
     return result.exit_code
 
 
 def main(argv: list[str] | None = None) -> int:
     """Parse `argv` and train; returns the exit code."""
     given = train_flags.parse(argv)
-    return together(lambda team: train(given, team))
+
+    def run(team: Team) -> int:
+        with ExitStack() as held:
+            return train(given, team, held)
+
+    return together(run)
 
 
 if __name__ == "__main__":

@@ -109,8 +109,8 @@ class FeatureWriter:
             …
             publish(folder, origin, train, test)
 
-    Everything goes to temporary names until `publish`; leaving the context without it removes them, and features that were
-    in the folder before stay as they were.
+    Everything goes to temporary names (`partial`) until `publish`; leaving the context without it removes them, and features that were
+    in the folder before stay as they were. Whoever writes holds the folder (`nbcnn.files.lock`).
 
     Raises ValueError for labels of another count or an unknown storage, DiskFull if the folder's file system has not the room.
     """
@@ -125,13 +125,14 @@ class FeatureWriter:
         self.folder, self.split, self.count, self.width, self.storage = Path(folder), split, count, width, storage
         self.labels = None if labels is None else np.ascontiguousarray(labels, "<i4")
         self.path = self.folder / (f"{split}_features.npy" if storage == "npy" else f"features_{split}.csv")
+        self.partial = temporary(self.path)
         self.rows = 0
         self._hash = hashlib.sha256()
         self._line = "%d" + ",%.9g" * width + "\n"
         self.folder.mkdir(parents=True, exist_ok=True)
         self._check_room()
         try:
-            self._file = open(temporary(self.path), "wb")  # noqa: SIM115
+            self._file = open(self.partial, "wb")  # noqa: SIM115
             if storage == "npy":
                 self._begin_npy()
         except OSError as error:
@@ -189,7 +190,7 @@ class FeatureWriter:
 
     def adopt(self, end: int) -> None:
         """Take the rows up to `end` as other ranks wrote them (`FeaturePart`), by reading them back. Raises ValueError if they are not there."""
-        with open(temporary(self.path), "rb") as file:
+        with open(self.partial, "rb") as file:
             file.seek(_HEADER_BYTES + 4 * self.rows * self.width)
             left = 4 * (end - self.rows) * self.width
             while left:
@@ -223,7 +224,7 @@ class FeatureWriter:
             # On a full disk the buffer cannot be flushed; the file goes away anyway.
             with contextlib.suppress(OSError):
                 file.close()
-        temporary(self.path).unlink(missing_ok=True)
+        self.partial.unlink(missing_ok=True)
 
     def __enter__(self) -> FeatureWriter:
         return self
@@ -233,11 +234,12 @@ class FeatureWriter:
 
 
 class FeaturePart:
-    """The rows from `first` on that a rank writes into the npy file that rank 0's `FeatureWriter` has begun; on disk when this context ends."""
+    """The rows from `first` on that a rank writes into the npy file that rank 0's `FeatureWriter` has begun, as `partial`; on disk when this
+    context ends."""
 
-    def __init__(self, folder: str | os.PathLike[str], split: str, first: int, width: int) -> None:
+    def __init__(self, partial: Path, split: str, first: int, width: int) -> None:
         self.split, self.rows, self._width = split, first, width
-        self._file = open(temporary(Path(folder) / f"{split}_features.npy"), "r+b")  # noqa: SIM115
+        self._file = open(partial, "r+b")  # noqa: SIM115
         self._file.seek(_HEADER_BYTES + 4 * first * width)
 
     def write(self, offset: int, block: np.ndarray) -> None:
@@ -281,7 +283,7 @@ def publish(folder: str | os.PathLike[str], origin: Origin, train: FeatureWriter
         "origin": asdict(origin),
     }
     for name, writer in writers.items():
-        os.replace(temporary(writer.path), writer.path)
+        os.replace(writer.partial, writer.path)
         if writer.storage == "npy" and writer.labels is not None:
             replace_bytes(folder / f"{name}_labels.npy", _npy_bytes(writer.labels))
     replace_bytes(folder / _INDEX, (json.dumps(index, indent=1) + "\n").encode())

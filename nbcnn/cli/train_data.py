@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+
 from nbcnn import datasets
 from nbcnn.nn import models
 from nbcnn.train.callbacks import Classification, Forecasts, Pictures, Plots
@@ -15,7 +17,7 @@ from nbcnn.train.callbacks import Classification, Forecasts, Pictures, Plots
 @dataclass(frozen=True)
 class Material:
     """train, test  what `TrainingSession` takes; for series the test of every epoch is on the validation months.
-    shape  of one example. noun  what there are `count` and `test_count` of. checksum  of what is trained on, in words.
+    shape  of one example. noun  what there are `count` and `test_count` of. checksum  of what is trained on, in words. others  CRC-32 of the rest.
     layers  the network of the flags. labels, test_labels  classes (int32) of images that have them.
     pictures  the callback that draws them, given a title and the net.
     """
@@ -28,6 +30,7 @@ class Material:
     noun: str
     test_noun: str
     checksum: str
+    others: int
     layers: list[Any]
     data: Any
     labels: Any = None
@@ -56,7 +59,18 @@ def material(flags: SimpleNamespace) -> Material:
     layers = models.MODELS[flags.model](*images.shape[1:])
     checksum = f"{len(images)} images, CRC-32 {zlib.crc32(images.data):08x}"
     labels = {"labels": data.train_labels, "test_labels": data.test_labels}
-    return Material(data.name, data.source, images, data.test_images, images.shape[1:], "images", "test images", checksum, layers, data, **labels)
+    others = _crc(data.test_images, data.train_labels, data.test_labels)
+    return Material(
+        data.name, data.source, images, data.test_images, images.shape[1:], "images", "test images", checksum, others, layers, data, **labels
+    )
+
+
+def _crc(*arrays: np.ndarray | None) -> int:
+    """CRC-32 of those arrays that are there."""
+    made = 0
+    for array in arrays:
+        made = zlib.crc32(b"" if array is None else np.ascontiguousarray(array).data, made)
+    return made
 
 
 def _series(flags: SimpleNamespace) -> Material:
@@ -66,4 +80,5 @@ def _series(flags: SimpleNamespace) -> Material:
     options = {"wide": flags.width, "blocks": flags.blocks, "kernel_init": flags.kernel_init, "loss": flags.loss, "unit": data.unit}
     layers = models.s4convd(features, taps=length, **options)
     checksum = f"{len(train)} windows, CRC-32 {data.checksum():08x}"
-    return Material(data.name, data.source, train, validation, train.shape, "windows", "validation windows", checksum, layers, data)
+    others = _crc(data.starts["validation"], data.starts["test"])
+    return Material(data.name, data.source, train, validation, train.shape, "windows", "validation windows", checksum, others, layers, data)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -109,6 +110,7 @@ OTHERS: dict[str, Any] = {
     "strict": False,
     "nvtx": False,
     "explain": False,
+    "weights": None,
     "out": None,
     "resume": None,
     "log_every": 0,
@@ -119,13 +121,8 @@ OTHERS: dict[str, Any] = {
 
 FREE_ON_RESUME = frozenset(
     {
+        "epochs",
         "data_dir",
-        "mode",
-        "precision",
-        "engine",
-        "dwconv",
-        "no_fuse",
-        "tune",
         "strict",
         "nvtx",
         "log_every",
@@ -136,7 +133,13 @@ FREE_ON_RESUME = frozenset(
         "resume",
     }
 )
-"""Flags that a resumed run may set anew: they do not change what is computed (another mode changes only its rounding)."""
+"""Flags that a resumed run may set anew: where it ends, where its data lie (their content must be the same), and what it says and checks."""
+
+RESOLVED = frozenset({"dataset", "mode", "precision"})
+"""Flags that may leave to the machine what a resumed run must then keep: its checkpoint knows what was taken."""
+
+ADDED_LATER = frozenset({"weights"})
+"""Flags that earlier versions did not have; their runs resume with the default."""
 
 
 def parser() -> Parser:
@@ -164,6 +167,7 @@ def parser() -> Parser:
     flag(group, "--loss", one_of("log-mse", "rmsle"), "what s4convd is trained for", OTHERS["loss"])
     flag(group, "--kernel-init", one_of("s4d-lin", "repo"), "first filters of s4convd; repo: one frequency for all states", OTHERS["kernel_init"])
     flag(group, "--init", one_of("torch", "he"), "first weights; torch: U(±1/√fan_in), he: N(0, 2/fan_in)", base["init"])
+    flag(group, "--weights", str, "start from the weights of this run, or of this checkpoint of a run, of the same network", "--init", metavar="RUN")
     flag(group, "--seed", count(0), "seed of first weights, order of images and flips", 0)
 
     group = made.add_argument_group("optimisation")
@@ -260,23 +264,38 @@ def on_cpu(flags: SimpleNamespace) -> str:
     )
 
 
-def from_run(given: SimpleNamespace, saved: Mapping[str, Any], run: Path) -> SimpleNamespace:
+def from_run(given: SimpleNamespace, saved: Mapping[str, Any], run: Path, resolved: Mapping[str, str]) -> SimpleNamespace:
     """The `saved` flags of the run in the folder `run`, less those in FREE_ON_RESUME that the user set anew.
 
-    Raises UsageError if the user asks for something that the run cannot take on: it would no longer be the same run.
+    `resolved` is what the run took where flags of RESOLVED left it to the machine. Raises UsageError if the user asks for something that changes
+    what the run computes: it would no longer be the same run.
     """
     chosen = {name: value for name, value in vars(given).items() if value is not None}
-    values = {**OTHERS, **saved, "explain": False, "json": False, "quiet": False}
+    saved = {name: value for name, value in saved.items() if name in {*OTHERS, *RECIPES["default"], "recipe"}}
+    values = {**OTHERS, **saved, **resolved, "explain": False, "json": False, "quiet": False}
     for name, value in chosen.items():
-        if name not in FREE_ON_RESUME and values[name] != value:
+        if name not in FREE_ON_RESUME and value not in (values[name], saved.get(name)):
+            words = f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}")
             raise UsageError(
-                f"--{name.replace('_', '-')} {value} cannot change in a resumed run ({run} has {values[name]}); leave it out, or start a new run"
+                f"{words} cannot change in a resumed run ({run} has {values[name]}); leave it out, or start a new run from its weights:\n"
+                f"  python train.py --weights {run} {words} …"
             )
-    if "mode" in chosen:
-        values |= {
-            "precision": OTHERS["precision"],
-            "engine": OTHERS["engine"],
-            "dwconv": OTHERS["dwconv"],
-        }  # they belonged to the mode that the run had
     values.update({name: value for name, value in chosen.items() if name in FREE_ON_RESUME})
     return SimpleNamespace(**values, given=sorted(chosen))
+
+
+def check(saved: Mapping[str, Any]) -> None:
+    """Raise ValueError, naming the flag, unless every one of `saved` could have been given on a command line."""
+    for action in parser()._actions:
+        name, value = action.dest, saved.get(action.dest)
+        if name not in saved or (value is None and (name in OTHERS and OTHERS[name] is None)):
+            continue
+        if not callable(action.type):  # a flag without a value
+            good = isinstance(value, bool)
+        else:
+            try:
+                good = type(value) in (int, float, str) and action.type(str(value)) == value
+            except (ValueError, argparse.ArgumentTypeError):
+                good = False
+        if not good:
+            raise ValueError(f"{name!r} is {value!r}")

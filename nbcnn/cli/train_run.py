@@ -7,6 +7,7 @@ import platform
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,14 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn import __version__
+from nbcnn import __version__, datasets
 from nbcnn.cli import train_flags
 from nbcnn.cli.env import version
 from nbcnn.cli.train_data import Material
 from nbcnn.files import document
 from nbcnn.files.errors import UsageError
 from nbcnn.nn.optim import SGD, Adam, learning_rates
-from nbcnn.train import checkpoint
+from nbcnn.nn.params import ParameterError
+from nbcnn.train import checkpoint, runlog
 from nbcnn.train.runlog import RunError, RunFolder
 
 FORMAT = "nbcnn-training-1"
@@ -30,12 +32,14 @@ _UNSAVED = frozenset({"given", "explain", "json", "quiet", "out", "resume"})
 
 @dataclass(frozen=True)
 class Start:
-    """Where a run begins: its flags, its folder (None until it has a name), and for a resumed run its checkpoint."""
+    """Where a run begins: its flags, its folder (None until it has a name), for a resumed run its checkpoint with its metadata, and the config.json
+    of a run that goes on or starts again."""
 
     flags: SimpleNamespace
     folder: RunFolder | None = None
     checkpoint: Path | None = None
     notes: Mapping[str, str] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict)
 
     def tiles(self, mode: str, precision: str, device: str) -> dict[str, Any]:
         """The tiles of the resumed checkpoint if all three are still the same, else none: choose anew. Another GPU may lack what they need."""
@@ -47,46 +51,111 @@ class Start:
         return dict(tiles)
 
 
-def start(given: SimpleNamespace) -> Start:
-    """Fill in the flags and check the run folder, before anything slow.
+def start(given: SimpleNamespace, held: ExitStack, leads: bool) -> Start:
+    """Fill in the flags and check the run folder, before anything slow. The rank that leads holds a run that is there already, until `held` ends.
 
     Raises UsageError, CheckpointError or RunError for a run that cannot be resumed, OSError if the folder cannot be written.
     """
     if given.resume:
         if given.out:
             raise UsageError("--out and --resume exclude each other: a resumed run stays in its folder")
-        return _resumed(given)
+        return _resumed(given, held, leads)
     flags = train_flags.fill(given)
     folder = RunFolder(flags.out) if flags.out else None
     if folder and folder.is_taken():
-        raise UsageError(f"--out {folder.path} is there already; choose a new folder, or continue that run with --resume {folder.path}")
+        raise _taken(folder)
     if not flags.explain:
         (folder or RunFolder("runs")).check_writable()
     return Start(flags, folder)
 
 
-def _resumed(given: SimpleNamespace) -> Start:
+def _taken(folder: RunFolder) -> UsageError:
+    return UsageError(f"--out {folder.path} is there already; choose a new folder, or continue that run with --resume {folder.path}")
+
+
+def _resumed(given: SimpleNamespace, held: ExitStack, leads: bool) -> Start:
     path = Path(given.resume)
     saved = path if path.is_file() else path / checkpoint.LAST
     folder = RunFolder(saved.parent)
-    config = folder.read_known()
-    absent = sorted(vars(train_flags.fill(train_flags.parse([]))).keys() - _UNSAVED - train_flags.FREE_ON_RESUME - config["flags"].keys())
+    config = folder.read_config()
+    if not given.explain:
+        folder.check_writable()
+        if leads:
+            held.enter_context(folder.held())
+            config = folder.read_config()  # once more, because its last writer may only just have finished
+    absent = sorted(
+        vars(train_flags.fill(train_flags.parse([]))).keys()
+        - _UNSAVED
+        - (train_flags.FREE_ON_RESUME - {"epochs"})
+        - train_flags.ADDED_LATER
+        - config["flags"].keys()
+    )
     if absent:
         raise RunError(f"{folder.config_path} is damaged or of another version: {absent[0]!r} is missing in its 'flags'")
-    _, notes = checkpoint.load(saved)
-    flags = train_flags.from_run(given, config["flags"], folder.path)
-    flags.dataset = config["data"]["name"]
-    if "mode" not in flags.given:
-        flags.mode = notes.get("mode", flags.mode)
-    folder.check_writable()
-    return Start(flags, folder, saved, notes)
+    begun = path.is_file() or folder.has_checkpoint()
+    notes = checkpoint.load(saved)[1] if begun else {}
+    new_epochs = frozenset({"epochs"}) if given.epochs else frozenset()
+    check(folder, config, saved, notes, free=new_epochs)
+    if not begun and len(folder.rows()) > 1:
+        raise RunError(f"{folder.path} has the metrics of {len(folder.rows())} epochs, but no checkpoint: they were moved away or deleted")
+    resolved = {"dataset": config["data"]["name"]} | {flag: notes[flag] for flag in ("mode", "precision") if flag in notes}
+    flags = train_flags.from_run(given, config["flags"], folder.path, resolved)
+    return Start(flags, folder, saved if begun else None, notes, config)
 
 
-def new_folder(data: Material, mode: str) -> RunFolder:
-    """The default run folder, runs/<date-time>-<dataset>-<mode>, with a number behind it if that is taken."""
-    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{data.name}-{mode}"
-    tries = (RunFolder(Path("runs") / (name + (f"-{number}" if number > 1 else ""))) for number in range(1, 1000))
-    return next(folder for folder in tries if not folder.is_taken())
+def check(folder: RunFolder, config: Mapping[str, Any], saved: Path, notes: Mapping[str, str], free: frozenset[str] = frozenset()) -> None:
+    """Raise RunError unless config.json describes a run, and that of the checkpoint `saved` with the metadata `notes`, but for the flags `free`."""
+    runlog.agree(folder, config, saved, notes, free)
+    try:
+        train_flags.check(config["flags"])
+        if config["data"]["name"] not in (*datasets.NAMES, *datasets.SERIES):
+            raise ValueError(f"there is no data set {config['data']['name']!r}")
+    except ValueError as error:
+        raise RunError(f"{folder.config_path} is no description of a run: {error}") from None
+
+
+def claimed(start: Start, data: Material, mode: str, held: ExitStack) -> RunFolder:
+    """The run's folder, held until `held` ends: that of the flags, or a new runs/<date-time>-<dataset>-<mode>, with a number if that is taken.
+
+    Raises UsageError if another process has taken it since `start`.
+    """
+    folder = start.folder
+    if folder is None:
+        name = f"{time.strftime('%Y%m%d-%H%M%S')}-{data.name}-{mode}"
+        folder = next(filter(_made, (RunFolder(Path("runs") / (name + (f"-{number}" if number > 1 else ""))) for number in range(1, 1000))))
+    held.enter_context(folder.held())
+    if not start.config and folder.is_taken():
+        raise _taken(folder)
+    return folder
+
+
+def _made(folder: RunFolder) -> bool:
+    """Make a new folder; False if there is one already, perhaps since a moment ago."""
+    folder.path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.path.mkdir()
+    except FileExistsError:
+        return False
+    return True
+
+
+def take_weights(net: Any, start: Start) -> str:
+    """Give `net` the weights that --weights names; the SHA-256 of their file, empty without the flag or where a checkpoint has all of it.
+
+    Raises CheckpointError if they do not fit, or are others than those that a run which starts again began with.
+    """
+    if not start.flags.weights or start.checkpoint:
+        return ""
+    path = Path(start.flags.weights)
+    path = path if path.is_file() else path / checkpoint.LAST
+    saved = checkpoint.read(path)
+    if start.config.get("weights_sha256", saved.sha256) != saved.sha256:
+        raise checkpoint.CheckpointError(f"{path} has changed since the run that is to start again began with its weights: start a new run")
+    try:
+        net.params.load_dict({name[len("param.") :]: tensor for name, tensor in saved.tensors.items() if name.startswith("param.")})
+    except ParameterError as error:
+        raise checkpoint.CheckpointError(f"{path} is of another network than this --model: {error}") from error
+    return saved.sha256
 
 
 def optimizer(flags: SimpleNamespace) -> SGD | Adam:
@@ -101,23 +170,28 @@ def rates(flags: SimpleNamespace, images: int) -> np.ndarray:
     return learning_rates(flags.schedule, flags.lr, flags.epochs * per_epoch, round(flags.warmup * per_epoch))
 
 
-def identity(flags: SimpleNamespace, data: Material) -> dict[str, str]:
+def identity(flags: SimpleNamespace, data: Material, row: Any) -> dict[str, str]:
     """Which run this is, for its checkpoints: a resumed run must agree in all of it."""
+    free = _UNSAVED | train_flags.FREE_ON_RESUME | train_flags.RESOLVED
     return {
         "format": FORMAT,
         "model": flags.model,
         "data": f"{data.name}, {data.checksum}",
+        "labels and test data": f"CRC-32 {data.others:08x}",
         "batch": str(flags.batch),
         "optimizer": flags.optimizer,
+        "mode": row.mode,
+        "precision": row.precision,
+        "flags": json.dumps({name: value for name, value in sorted(vars(flags).items()) if name not in free}),
     }
 
 
 def notes(net: Any, session: Any) -> dict[str, str]:
     """How it was computed, for its checkpoints."""
-    return {"mode": net.mode, "precision": net.precision, "device": net.device_name, "tiles": json.dumps(session.tiles()), "nbcnn": __version__}
+    return {"device": net.device_name, "tiles": json.dumps(session.tiles()), "nbcnn": __version__}
 
 
-def config(flags: SimpleNamespace, data: Material, net: Any, session: Any) -> dict[str, Any]:
+def config(flags: SimpleNamespace, data: Material, net: Any, session: Any, weights: str) -> dict[str, Any]:
     """The content of config.json: every flag, the data, how it runs, and all versions."""
     return {
         "flags": {name: value for name, value in vars(flags).items() if name not in _UNSAVED},
@@ -131,6 +205,7 @@ def config(flags: SimpleNamespace, data: Material, net: Any, session: Any) -> di
         "mode": net.mode,
         "precision": net.precision,
         "device": net.device_name,
+        **({"weights_sha256": weights} if weights else {}),
         "ranks": session.team.size,
         "parameters": net.params.count,
         "planned_bytes": session.planned_bytes,
@@ -138,6 +213,13 @@ def config(flags: SimpleNamespace, data: Material, net: Any, session: Any) -> di
         "versions": {"nbcnn": __version__, "python": platform.python_version()} | {name: version(name) for name in ("numpy", "numba", "numba-cuda")},
         "command": sys.argv,
     }
+
+
+def record_epochs(run: RunFolder, epochs: int) -> None:
+    """Have config.json say how many epochs the run has now."""
+    config = run.read_config()
+    if config["flags"].get("epochs") != epochs:
+        run.write_config(config | {"flags": config["flags"] | {"epochs": epochs}})
 
 
 def record_memory(run: RunFolder, net: Any) -> None:

@@ -18,13 +18,14 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from nbcnn.datasets.dataset import DataMissing, Log
+from nbcnn.files import lock
 
 _CHUNK = 1 << 16
 _REPORT_S = 30.0
@@ -70,9 +71,21 @@ def fetch(urls: Sequence[str], target: Path, *, size: int, md5: str, passes: Seq
 
     Every pass goes through all mirrors with one patience, so a fast mirror is used before a slow one is waited for. Bytes collect in
     NAME.part beside `target`; a later mirror or a later call goes on from there. NAME.part is deleted only when it is complete and its
-    checksum is wrong. `target` appears complete or not at all. Without a `log` nothing is said, and there is no bar.
-    Raises DownloadFailed: no mirror, no space, or no right to write.
+    checksum is wrong. `target` appears complete or not at all. If another process downloads it already, it is waited for and its file taken.
+    Without a `log` nothing is said, and there is no bar. Raises DownloadFailed: no mirror, no space, or no right to write; `lock.Held` if a
+    process of another host, which cannot be waited for, has begun it.
     """
+    with ExitStack() as held:
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            held.enter_context(lock.writing(target.parent, f".{target.name}.writer", waiting=log or (lambda _: None)))
+        except OSError as error:
+            raise _disk_failure(target, error) from error
+        return target if target.is_file() else _fetch(urls, target, size, md5, passes, log)
+
+
+def _fetch(urls: Sequence[str], target: Path, size: int, md5: str, passes: Sequence[Patience], log: Log | None) -> Path:
+    """As `fetch`, by the only one who writes `target`."""
     part = target.with_name(target.name + ".part")
     if _bytes_in(part) >= size and _finish(part, target, size, md5):
         return target

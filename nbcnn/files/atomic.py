@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import errno
 import os
+import re
+import secrets
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
+
+_TEMPORARY = re.compile(r"\..+\.\d+-[0-9a-f]{8}\.tmp")
 
 
 class DiskFull(OSError):
@@ -24,8 +28,15 @@ class DiskFull(OSError):
 
 
 def temporary(path: Path) -> Path:
-    """The name that `replace` writes to: fixed, so that a leftover of a killed process is reused, not collected."""
-    return path.with_name(f".{path.name}.tmp")
+    """A name beside `path` to write to that nobody else has: two writers must not fill one file."""
+    return path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove the temporary files of killed processes; only for whoever alone writes in `folder` (`nbcnn.files.lock`)."""
+    for path in folder.glob(".*.tmp"):
+        if _TEMPORARY.fullmatch(path.name):
+            path.unlink(missing_ok=True)
 
 
 def replace(path: Path, nbytes: int, write: Callable[[BinaryIO], None]) -> None:
@@ -35,7 +46,6 @@ def replace(path: Path, nbytes: int, write: Callable[[BinaryIO], None]) -> None:
     whatever is raised, the temporary file is gone and the old file stands.
     """
     partial = temporary(path)
-    partial.unlink(missing_ok=True)
     free = shutil.disk_usage(path.parent).free
     if free < nbytes:
         raise DiskFull(f"{path} needs {nbytes:,} bytes, {free:,} are free; the previous file, if any, is untouched")
@@ -50,11 +60,16 @@ def replace(path: Path, nbytes: int, write: Callable[[BinaryIO], None]) -> None:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise DiskFull(f"{path} needs {nbytes:,} bytes and the disk is full; the previous file, if any, is untouched") from error
         raise
-    folder = os.open(path.parent, os.O_RDONLY)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Have the names in a folder on the disk."""
+    opened = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(folder)
+        os.fsync(opened)
     finally:
-        os.close(folder)
+        os.close(opened)
 
 
 def replace_bytes(path: Path, content: bytes) -> None:

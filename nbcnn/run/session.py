@@ -264,6 +264,10 @@ class TrainingSession:
         # Of one rank (4,), of several (ranks, 4): as many ranks go on with their own, so that they add in the same order.
         ranks = np.shape(tensors.get("sums", ()))[:-1]
         parts = _expect(tensors, "sums", (*ranks[:1], 4), "float64").reshape(-1, 4)
+        known = ("param.", *(f"optim.{moment}." for moment in self.optimizer.moments))
+        unknown = [name for name in tensors if not name.startswith(known) and name not in ("step_state", "sums")]
+        if unknown:
+            raise ParameterError(f"{unknown[0]!r} is no tensor of this training: another optimizer's, or not of a checkpoint")
         if not (0 <= state[POSITION] <= self.count and state[STEP] >= 0 and state[EPOCH] >= 0):
             raise ParameterError(f"step_state says position {state[POSITION]}, the training set has {self.count} images")
         self.seed = int(state[SEED])

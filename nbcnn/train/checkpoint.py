@@ -2,7 +2,9 @@
 
 The format (https://github.com/huggingface/safetensors): 8 bytes, the little-endian length of the header; the header, a JSON
 object {name: {"dtype", "shape", "data_offsets": [begin, end]}, …} with string metadata under "__metadata__"; then the raw
-little-endian tensors, without holes. No pickle. Ours also keep the SHA-256 of the tensors' bytes under "sha256".
+little-endian tensors, without holes. No pickle. Ours begin their metadata with "seal", the SHA-256 of the whole file with these 64 digits
+as zeros, so that a changed name, shape or string is noticed like a changed weight. Files of earlier versions have instead, under "sha256", the
+SHA-256 of the tensors' bytes alone.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -28,7 +31,11 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "U8": np.dtype("u1"),
 }
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
-_MAX_HEADER = 1 << 24
+_MAX_HEADER, _MAX_DIMENSIONS = 1 << 24, 8
+_METADATA, _SEAL, _OLDER_SEAL = "__metadata__", "seal", "sha256"
+_BEFORE_SEAL = f'{{"{_METADATA}": {{"{_SEAL}": "'.encode()
+_SEAL_AT = 8 + len(_BEFORE_SEAL)
+_NO_SEAL = b"0" * 64
 
 Tensors = dict[str, np.ndarray]
 Metadata = dict[str, str]
@@ -40,10 +47,24 @@ class CheckpointError(Exception):
     exit_code = 3
 
 
+@dataclass(frozen=True)
+class Saved:
+    """What the checkpoint `path` holds. `tensors` are writable copies; `sha256` is that of the file, as it was read.
+
+    `checked` says what its checksum covered: "all", "tensors" (written before the seal) or "" (no checksum: another program's file).
+    """
+
+    path: Path
+    tensors: Tensors
+    metadata: Metadata
+    sha256: str
+    checked: str
+
+
 def save(path: Path, tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> int:
     """Put a checkpoint in place of `path`, whole or not at all, and return its size in bytes.
 
-    Raises ValueError for a dtype that the format does not have, atomic.DiskFull (an OSError) if there is no room.
+    Raises ValueError for a name, dtype or shape that the format does not have, atomic.DiskFull (an OSError) if there is no room.
     """
     entries: dict[str, Any] = {}
     parts: list[np.ndarray] = []
@@ -54,28 +75,42 @@ def save(path: Path, tensors: Mapping[str, np.ndarray], metadata: Mapping[str, s
         dtype = array.dtype.newbyteorder("<")
         if dtype not in _CODES:
             raise ValueError(f"tensor {name!r} is {array.dtype}; a checkpoint holds {', '.join(d.name for d in _CODES)}")
+        if name == _METADATA or not _counts(list(array.shape)):
+            raise ValueError(f"tensor {name!r} of shape {array.shape} has no place in a checkpoint")
         # ascontiguousarray would turn a scalar's shape () into (1,), so the shape is taken before.
         entries[name] = {"dtype": _CODES[dtype], "shape": list(array.shape), "data_offsets": [begin, begin + array.nbytes]}
         parts.append(np.ascontiguousarray(array, dtype))
         begin += array.nbytes
-    digest = hashlib.sha256()
+    if {_SEAL, _OLDER_SEAL} & metadata.keys():
+        raise ValueError(f"the metadata {_SEAL!r} and {_OLDER_SEAL!r} are the checkpoint's own")
+    header = json.dumps({_METADATA: {_SEAL: _NO_SEAL.decode(), **metadata}, **entries}).encode()
+    header += b" " * (-len(header) % 8)
+    if len(header) > _MAX_HEADER:
+        raise ValueError(f"the header of {path} would have {len(header):,} bytes, more than {_MAX_HEADER:,}")
+    content = len(header).to_bytes(8, "little") + header
+    digest = hashlib.sha256(content)
     for part in parts:
         digest.update(part.data)
-    header = json.dumps({"__metadata__": {**metadata, "sha256": digest.hexdigest()}, **entries}).encode()
-    header += b" " * (-len(header) % 8)
+    content = content[:_SEAL_AT] + digest.hexdigest().encode() + content[_SEAL_AT + len(_NO_SEAL) :]
 
     def write(file: BinaryIO) -> None:
-        file.write(len(header).to_bytes(8, "little") + header)
+        file.write(content)
         for part in parts:
             file.write(part.data)
 
-    total = 8 + len(header) + begin
+    total = len(content) + begin
     atomic.replace(path, total, write)
     return total
 
 
 def load(path: Path) -> tuple[Tensors, Metadata]:
-    """The tensors (writable copies) and the metadata of a checkpoint.
+    """The tensors (writable copies) and the metadata of a checkpoint; raises as `read`."""
+    saved = read(path)
+    return saved.tensors, saved.metadata
+
+
+def read(path: Path) -> Saved:
+    """A checkpoint, from one reading of its file.
 
     Raises CheckpointError if the file is missing, its header or a tensor's place in the file is wrong, bytes are missing,
     left over or changed, or a floating-point tensor holds NaN or Inf.
@@ -86,8 +121,8 @@ def load(path: Path) -> tuple[Tensors, Metadata]:
         raise CheckpointError(f"{path}: {error}{_alternative(path)}") from None
 
 
-def _read(path: Path) -> tuple[Tensors, Metadata]:
-    """As `load`, with errors that name the tensor but not the file."""
+def _read(path: Path) -> Saved:
+    """As `read`, with errors that name the tensor but not the file."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -97,9 +132,22 @@ def _read(path: Path) -> tuple[Tensors, Metadata]:
         bad = tensor.size - np.isfinite(tensor).sum() if tensor.dtype.kind == "f" else 0
         if bad:
             raise CheckpointError(f"tensor {name!r} holds {bad:,} values that are NaN or Inf")
-    if metadata.pop("sha256", None) not in (None, hashlib.sha256(data).hexdigest()):
+    seal, older = metadata.pop(_SEAL, None), metadata.pop(_OLDER_SEAL, None)
+    if seal is not None and seal != _sealed(content):
+        raise CheckpointError("the checksum in its header is not that of the file: bytes were changed after it was written")
+    if older is not None and older != hashlib.sha256(data).hexdigest():
         raise CheckpointError("the checksum in its header is not that of its tensors: bytes were changed after it was written")
-    return tensors, metadata
+    checked = "all" if seal is not None else "tensors" if older is not None else ""
+    return Saved(path, tensors, metadata, hashlib.sha256(content).hexdigest(), checked)
+
+
+def _sealed(content: bytes) -> str:
+    """The SHA-256 of a file's content with the digits of its seal as zeros; empty if they are not where `save` puts them."""
+    if content[8:_SEAL_AT] != _BEFORE_SEAL:
+        return ""
+    digest = hashlib.sha256(content[:_SEAL_AT] + _NO_SEAL)
+    digest.update(memoryview(content)[_SEAL_AT + len(_NO_SEAL) :])
+    return digest.hexdigest()
 
 
 def _parse(content: bytes) -> tuple[Tensors, Metadata, memoryview]:
@@ -115,7 +163,7 @@ def _parse(content: bytes) -> tuple[Tensors, Metadata, memoryview]:
         raise CheckpointError(f"not a safetensors file: its header is no JSON ({error})") from None
     if not isinstance(header, dict):
         raise CheckpointError("not a safetensors file: its header is no JSON object")
-    metadata = header.pop("__metadata__", {})
+    metadata = header.pop(_METADATA, {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise CheckpointError("its metadata is not a map of strings")
     data = memoryview(content)[8 + length :]
@@ -158,7 +206,7 @@ def _place(name: str, entry: Any) -> tuple[int, int, np.dtype, tuple[int, ...]]:
 
 def _counts(values: Any) -> bool:
     """True for a list of at most eight sizes (JSON's true and false are ints to Python, and refused)."""
-    return isinstance(values, list) and len(values) <= 8 and all(type(value) is int and 0 <= value < 1 << 48 for value in values)
+    return isinstance(values, list) and len(values) <= _MAX_DIMENSIONS and all(type(value) is int and 0 <= value < 1 << 48 for value in values)
 
 
 def _alternative(path: Path) -> str:
@@ -167,7 +215,7 @@ def _alternative(path: Path) -> str:
     for other in sorted(path.parent.glob("checkpoint-*.safetensors")):
         if other.name != path.name:
             try:
-                good.append((int(_read(other)[1]["step"]), other))
+                good.append((int(_read(other).metadata["step"]), other))
             except (CheckpointError, KeyError, ValueError):
                 continue
     if not good:

@@ -1,18 +1,23 @@
-"""A run's folder: config.json, metrics.csv and metrics.jsonl, the names of its checkpoints and pictures."""
+"""A run's folder: config.json, metrics.csv and metrics.jsonl, the names of its checkpoints and pictures; what must agree among them.
+
+A checkpoint says in its metadata which flags its run has and which metrics it counts on, so that a file that was edited, or is another run's, is
+noticed before it changes what a resumed run computes.
+"""
 
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json
+import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from nbcnn.datasets import NAMES, SERIES
-from nbcnn.files import atomic, document
-from nbcnn.nn.models import MODELS
+from nbcnn.files import atomic, document, lock
 from nbcnn.train.checkpoint import BEST, LAST
 
 Row = dict[str, Any]
@@ -39,10 +44,29 @@ class RunFolder:
         self.curves, self.reconstructions = self.path / "curves.png", self.path / "reconstructions.png"
         self.confusion, self.mistakes = self.path / "confusion.png", self.path / "mistakes.png"
         self._csv, self._jsonl = self.path / "metrics.csv", self.path / "metrics.jsonl"
+        self._held = False
 
     def is_taken(self) -> bool:
-        """True if something with this name exists and is not an empty folder."""
-        return self.path.exists() and not (self.path.is_dir() and not any(self.path.iterdir()))
+        """True if something with this name exists and is not an empty folder. Hidden files do not count: a killed run may leave only its lock."""
+        return self.path.exists() and not (self.path.is_dir() and all(file.name.startswith(".") for file in self.path.iterdir()))
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Be the only writer of the folder, which is made if need be. Within, the same object may hold it again. Raises `lock.Held`."""
+        if self._held:
+            yield
+            return
+        self.path.mkdir(parents=True, exist_ok=True)
+        with lock.writing(self.path):
+            self._held = True
+            try:
+                yield
+            finally:
+                self._held = False
+
+    def has_checkpoint(self) -> bool:
+        """Whether there is any checkpoint, whole or not."""
+        return any(self.path.glob("checkpoint-*.safetensors"))
 
     def check_writable(self) -> None:
         """Raise OSError now if the folder could not be made or written later; leaves nothing behind."""
@@ -58,7 +82,9 @@ class RunFolder:
     def write_config(self, config: Mapping[str, Any]) -> None:
         """Write config.json, in a new folder if need be."""
         self.path.mkdir(parents=True, exist_ok=True)
-        atomic.replace_bytes(self.config_path, (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode())
+        text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
+        # The command may name files in bytes that are no UTF-8, which Python holds as lone surrogates: as \udcff they are JSON again.
+        atomic.replace_bytes(self.config_path, text.encode(errors="backslashreplace"))
 
     def read_config(self) -> dict[str, Any]:
         """The content of config.json. Raises RunError if it is missing, or does not say what was trained on which data."""
@@ -79,48 +105,110 @@ class RunFolder:
             raise RunError(f"{error}; it is damaged, or of another version") from None
         return config
 
-    def read_known(self) -> dict[str, Any]:
-        """`read_config`, for who makes the network and loads the data again. Raises RunError if this version knows one of them not."""
-        config = self.read_config()
-        for what, name, known in (("model", config["flags"]["model"], (*MODELS, "s4convd")), ("data set", config["data"]["name"], (*NAMES, *SERIES))):
-            if name not in known:
-                raise RunError(f"{self.config_path} is damaged or of another version: there is no {what} {name!r}")
-        return config
-
     def append(self, row: Row) -> None:
-        """Add one epoch's metrics to both files."""
+        """Add one epoch's metrics to both files; the lines of JSON are then on the disk, for the checkpoint that counts on them."""
+        new = not self._jsonl.exists()
         with open(self._jsonl, "a") as file:
             file.write(json.dumps(row) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        if new:
+            atomic.sync_folder(self.path)
         new = not self._csv.exists()
         with open(self._csv, "a", newline="") as file:
             file.write(_csv_lines([row], header=new))
 
     def rows(self) -> list[Row]:
-        """The metrics so far; a line that a crash cut short is left out."""
-        made = []
+        """The metrics so far; lines that are cut short or damaged are left out."""
+        return [row for row in self._lines() if row is not None]
+
+    def _lines(self) -> list[Row | None]:
+        """What every line of the metrics says, None where that is not one epoch's."""
         try:
-            lines = self._jsonl.read_bytes().splitlines()
+            return [_row(line) for line in self._jsonl.read_bytes().splitlines()]
         except FileNotFoundError:
             return []
-        for line in lines:
-            try:
-                made.append(document.parse(line, str(self._jsonl)))
-            except document.DocumentError:
-                continue
-        return made
 
-    def truncate(self, epochs: int) -> list[Row]:
-        """Keep the metrics of the first `epochs` epochs, drop the rest from both files, and return what is kept."""
-        kept = [row for row in self.rows() if row["epoch"] <= epochs]
-        atomic.replace_bytes(self._jsonl, "".join(json.dumps(row) + "\n" for row in kept).encode())
-        if kept:
-            atomic.replace_bytes(self._csv, _csv_lines(kept, header=True).encode())
-        else:
+    def recall(self, epochs: int, digest: str | None, last: str | None) -> tuple[list[Row], str]:
+        """The metrics of the first `epochs` epochs as a checkpoint knows them, and what to say about it, mostly nothing.
+
+        `digest` is the checkpoint's `digest` of them and `last` the last of them, which a crash may have cost; None for checkpoints of earlier
+        versions, which had neither. Raises RunError if they are not those.
+        """
+        found = self._lines()[:epochs]
+        rows = [row for number, row in enumerate(found, 1) if row is not None and row["epoch"] == number]
+        if digest is None or not epochs:
+            if len(rows) != epochs:
+                raise RunError(f"{self._jsonl} has {len(rows)} of the {epochs} epochs before the checkpoint")
+            return rows, ""
+        final = _row((last or "").encode())
+        if final is None:
+            raise RunError(f"the checkpoint beside {self._jsonl} does not say what its last epoch's metrics were")
+        if len(rows) == epochs and rows_digest(rows) == digest:
+            return rows, ""
+        # Every line but the last was there when an earlier checkpoint was written; of the last the checkpoint has a copy.
+        whole = [*rows[: epochs - 1], final]
+        if len(whole) != epochs or rows_digest(whole) != digest:
+            raise RunError(
+                f"{self._jsonl} is not the one that the checkpoint counts on: a line of its first {epochs} epochs was lost or changed; "
+                f"put the file back, or start a new run from the weights with --weights {self.path}"
+            )
+        return whole, f"{self._jsonl} had lost what epoch {epochs} wrote; the checkpoint knows it, and the line is written again"
+
+    def rewrite(self, rows: Sequence[Row]) -> None:
+        """Make both files of metrics anew; without rows there are none."""
+        if not rows:
+            self._jsonl.unlink(missing_ok=True)
             self._csv.unlink(missing_ok=True)
-        return kept
+            return
+        atomic.replace_bytes(self._jsonl, "".join(json.dumps(row) + "\n" for row in rows).encode())
+        atomic.replace_bytes(self._csv, _csv_lines(rows, header=True).encode())
 
 
-def _csv_lines(rows: list[Row], header: bool) -> str:
+def agree(folder: RunFolder, config: Mapping[str, Any], path: Path, notes: Mapping[str, str], free: frozenset[str] = frozenset()) -> None:
+    """Raise RunError unless the checkpoint `path` with the metadata `notes` is of the run that `config` describes, but for the flags `free`.
+
+    Of a checkpoint of an earlier version only what it says is compared.
+    """
+    flags = config["flags"]
+    told = [(name, json.dumps(flags[name]), json.dumps(value)) for name, value in flags_of(path, notes).items() if name in flags]
+    told += [(name, str(flags[name]), notes[name]) for name in ("model", "batch", "optimizer", "epochs") if name in notes and name in flags]
+    told += [("data", str(config["data"]["name"]), notes["data"].split(",")[0])] if "data" in notes else []
+    for name, here, there in told:
+        if here != there and name not in free:
+            raise RunError(
+                f"{folder.config_path} does not belong to {path}: it says {name} {here}, the checkpoint {there}. "
+                "One of the two was edited or is another run's; put the right one back"
+            )
+
+
+def flags_of(path: Path, notes: Mapping[str, str]) -> dict[str, Any]:
+    """The flags that the metadata `notes` of the checkpoint `path` binds its run to; empty for one of an earlier version."""
+    try:
+        flags = document.parse(notes.get("flags", "{}"), f"{path}: its note of flags")
+    except document.DocumentError as error:
+        raise RunError(str(error)) from None
+    if not isinstance(flags, dict):
+        raise RunError(f"{path} was not written by a training run of nbcnn: its flags are no JSON object")
+    return flags
+
+
+def rows_digest(rows: Sequence[Row]) -> str:
+    """The SHA-256 of metrics, for the checkpoint that counts on them."""
+    return hashlib.sha256("".join(json.dumps(row) + "\n" for row in rows).encode()).hexdigest()
+
+
+def _row(line: bytes) -> Row | None:
+    """The row that a line of JSON holds; None if it is none, or lacks a number that every row has."""
+    try:
+        row = document.parse(line, "a line of metrics")
+    except document.DocumentError:
+        return None
+    needed = ("epoch", "step", "train_loss", "test_loss", "seconds")
+    return row if isinstance(row, dict) and all(type(row.get(name)) in (int, float) for name in needed) else None
+
+
+def _csv_lines(rows: Sequence[Row], header: bool) -> str:
     text = io.StringIO()
     numbers = [name for name in rows[0] if name != "time"]  # which is a table of its own, and only in the JSON lines
     writer = csv.DictWriter(text, numbers, lineterminator="\n", extrasaction="ignore")

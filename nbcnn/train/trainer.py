@@ -10,22 +10,24 @@ so that all choose the same next reading, and a signal that any of them got ends
 from __future__ import annotations
 
 import errno
+import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from nbcnn.files.errors import UsageError
 from nbcnn.ranks.team import ALONE, Team
 from nbcnn.train import checkpoint
 from nbcnn.train.checkpoint import CheckpointError, Tensors
 from nbcnn.train.events import Callback, Epoch, Reading, Result
 from nbcnn.train.interrupt import Interrupted, Interrupts
-from nbcnn.train.runlog import Row, RunFolder
+from nbcnn.train.runlog import Row, RunFolder, rows_digest
 
 READING_SECONDS = 1.0
 """How often the loss is read when `log_every` is 0."""
@@ -99,40 +101,66 @@ class Trainer:
         own = {each.name for each in fields(Epoch)}
         return {name: value for name, value in (self.rows[-1] if self.rows else {}).items() if name not in own}
 
-    def resume(self, path: Path) -> None:
-        """Continue from a checkpoint: state, position and metrics as they were when it was saved.
+    def resume(self, path: Path, *, new_epochs: bool = False) -> list[str]:
+        """Continue from a checkpoint: state, position and metrics as they were when it was saved. Returns what should be told, mostly nothing.
 
-        Raises CheckpointError if it cannot be read, belongs to another run, or does not fit the session.
+        The run's number of epochs must be the checkpoint's, unless `new_epochs`. The folder's checkpoint-last is then, and after resuming from
+        another checkpoint, one of this position and this number of epochs.
+        Raises CheckpointError or RunError if it cannot be read, belongs to another run, or does not fit the session or the metrics beside it,
+        UsageError if the run is to have fewer epochs than are trained, `lock.Held` if another process writes in the folder.
         """
-        tensors, metadata = checkpoint.load(path)
+        with self.run.held() if self.team.leads else nullcontext():
+            return self._resume(path, new_epochs)
+
+    def _resume(self, path: Path, new_epochs: bool) -> list[str]:
+        saved = checkpoint.read(path)
+        metadata, told = saved.metadata, []
         try:
             done, self._epoch_seconds = int(metadata["epochs_done"]), float(metadata["epoch_seconds"])
             self.step = int(metadata["step"])
         except (KeyError, ValueError) as error:
             raise CheckpointError(f"{path} was not written by a training run of nbcnn: {error} in its metadata") from None
+        if not saved.checked:
+            raise CheckpointError(f"{path} was not written by a training run of nbcnn: it has no checksum")
         for name, value in self.identity.items():
-            if metadata.get(name) != value:
-                raise CheckpointError(f"{path} belongs to another run: its {name} is {metadata.get(name)}, this run's is {value}")
+            free = new_epochs and name == "epochs"
+            if not free and metadata.get(name, value) != value:
+                raise CheckpointError(f"{path} belongs to another run: its {name} is {metadata[name]}, this run's is {value}")
+        unknown = sorted(self.identity.keys() - metadata.keys())
+        if saved.checked != "all" or unknown:
+            less = f"whether {', '.join(unknown)} are this run's" if unknown else "whether its names were changed"
+            told.append(f"{path} is of an earlier version of nbcnn: it does not say {less}, so that is not checked")
+        if new_epochs and self.step > len(self.learning_rates):
+            raise UsageError(f"{path} is after {self.step:,} training steps; {self.epochs} epochs would have {len(self.learning_rates):,}")
         try:
-            self.session.load_state(tensors)
+            self.session.load_state(saved.tensors)
         except ValueError as error:
             raise CheckpointError(f"{path} does not fit this network: {error}") from error
         taken = self.session.status().step
         if taken != self.step or not 0 <= self.step - done * self.session.steps_per_epoch <= self.session.steps_per_epoch:
             raise CheckpointError(f"{path} contradicts itself: step {self.step} after {done} epochs in its metadata, {taken} steps in its state")
-        self.rows = self.run.truncate(done) if self.team.leads else [row for row in self.run.rows() if row["epoch"] <= done]
-        if len(self.rows) != done:
-            raise CheckpointError(f"{self.run.path}: metrics.jsonl has {len(self.rows)} of the {done} epochs before {path.name}")
+        rows, mended = self.run.recall(done, metadata.get("metrics"), metadata.get("row"))
+        told += [mended] if mended else []
+        self.rows = rows
+        if path != self.run.last or metadata.get("epochs") != self.identity["epochs"]:
+            self._save(saved.tensors, self.run.last)
+        if self.team.leads:
+            self.run.rewrite(rows)
         self._saved = path
         self._keep()
+        return told
 
     def fit(self) -> Result:
         """Train to the end, or until SIGINT or SIGTERM (then `interrupted` is True and the state is saved).
 
         Signals are handled only in the main thread, and as before after return. Raises Diverged, and OSError if a
         checkpoint cannot be written; the last good checkpoint stands. Raises FileExistsError, before training, if the folder
-        holds the metrics of a run that this one does not continue.
+        holds the metrics of a run that this one does not continue, `lock.Held` if another process writes in it.
         """
+        with self.run.held() if self.team.leads else nullcontext():
+            return self._fit()
+
+    def _fit(self) -> Result:
         if self.team.leads and len(self.run.rows()) != self.epochs_done:
             raise FileExistsError(errno.EEXIST, "holds the metrics of another run", str(self.run.path))
         # NaN and Inf are looked for here, on every place alike; NumPy's warnings would only come in between.
@@ -290,8 +318,10 @@ class Trainer:
 
     def _save(self, tensors: Tensors, path: Path) -> None:
         position = {"step": self.step, "epochs_done": self.epochs_done, "epoch_seconds": self._epoch_seconds}
+        # What the checkpoint counts on; the last line also itself, because a crash may cost the end of a file.
+        metrics = {"metrics": rows_digest(self.rows)} | ({"row": json.dumps(self.rows[-1])} if self.rows else {})
         if self.team.leads:
-            checkpoint.save(path, tensors, {**self.notes, **self.identity, **{name: str(value) for name, value in position.items()}})
+            checkpoint.save(path, tensors, {**self.notes, **self.identity, **metrics, **{name: str(value) for name, value in position.items()}})
         self._saved = path
 
     def _keep(self) -> None:

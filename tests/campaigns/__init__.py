@@ -8,6 +8,8 @@ them.
 from __future__ import annotations
 
 CAMPAIGNS: tuple[str, ...] = (
+    "checkpoints",
     "files",
     "strangers",
+    "writers",
 )

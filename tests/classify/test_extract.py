@@ -115,6 +115,9 @@ def test_a_model_without_a_code_is_refused(copied, capsys):
     config = json.loads((copied / "config.json").read_text())
     config["flags"]["model"] = "s4convd"
     (copied / "config.json").write_text(json.dumps(config))
+    tensors, metadata = checkpoint.load(copied / LAST)
+    flags = json.dumps(json.loads(metadata["flags"]) | {"model": "s4convd"})
+    checkpoint.save(copied / LAST, tensors, metadata | {"model": "s4convd", "flags": flags})
     text = message(capsys, 2, exits(extract, [copied, "--limit", "2", "--mode", "cpu"]))
     assert "which layer of model 's4convd' makes a code is not known" in text
 
@@ -124,7 +127,7 @@ def test_features_are_made_in_a_precision_that_the_mode_has(finished, saved):
     config = RunFolder(finished).read_config()
     config = {name: value for name, value in config.items() if name != "precision"} | ({"precision": saved} if saved else {})
     shape = tuple(config["data"]["image_shape"])
-    net = script("extract_features").encoder(config, RunFolder(finished).last, "cpu", None, shape)
+    net = script("extract_features").encoder(config, checkpoint.read(RunFolder(finished).last), "cpu", None, shape)
     assert net.precision == "fp32"
 
 
@@ -132,7 +135,9 @@ def test_the_checkpoint_knows_the_precision_of_a_resumed_run(finished, monkeypat
     asked, config = [], RunFolder(finished).read_config()
     choose = rows.choose_mode
     monkeypatch.setattr(rows, "choose_mode", lambda mode, precision, *rest, **more: asked.append(precision) or choose(mode, precision, *rest, **more))
-    script("extract_features").encoder(config | {"precision": "bf16"}, RunFolder(finished).last, "cpu", None, tuple(config["data"]["image_shape"]))
+    script("extract_features").encoder(
+        config | {"precision": "bf16"}, checkpoint.read(RunFolder(finished).last), "cpu", None, tuple(config["data"]["image_shape"])
+    )
     assert set(asked) == {"fp32"}
 
 

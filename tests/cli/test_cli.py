@@ -107,7 +107,9 @@ def test_an_existing_folder_is_not_written_over(finished, capsys):
 
 def test_a_resumed_run_keeps_its_flags(finished, capsys):
     assert exits(train, ["--resume", finished, "--lr", "0.5"]) == 2
-    assert f"--lr 0.5 cannot change in a resumed run ({finished} has 0.1)" in capsys.readouterr().err
+    text = capsys.readouterr().err
+    assert f"--lr 0.5 cannot change in a resumed run ({finished} has 0.1)" in text
+    assert f"python train.py --weights {finished} --lr 0.5" in text
     assert exits(train, ["--resume", finished, "--lr", "0.1", "--log-every", "1", "--quiet"]) == 0
 
 
@@ -263,7 +265,7 @@ def test_a_folder_that_is_no_run_exits_3(tmp_path, command, capsys):
 def test_a_run_on_other_data_is_not_resumed(copied, capsys):
     path = copied / "config.json"
     path.write_text(path.read_text().replace('"limit": 4', '"limit": 3'))
-    assert "belongs to another run: its " in message(capsys, 3, exits(train, ["--resume", copied, "--quiet"]))
+    assert "it says limit 3, the checkpoint 4" in message(capsys, 3, exits(train, ["--resume", copied, "--quiet"]))
 
 
 def test_a_path_under_a_file_exits_1_before_training(tmp_path, capsys):

@@ -11,6 +11,7 @@ import pytest
 from nbcnn import modes
 from nbcnn.cli import flags as flags_of_all
 from nbcnn.cli import train_flags, train_run
+from nbcnn.files.errors import UsageError
 from nbcnn.nn import models
 from nbcnn.nn.layers import Conv2d, Flatten, Linear, parameters
 from nbcnn.nn.norms import EvoNormB0
@@ -83,13 +84,43 @@ def test_a_resumed_run_keeps_its_tiles_where_everything_is_as_it_was():
     assert train_run.Start(SimpleNamespace()).tiles("naive", "fp32", "a GPU") == {}
 
 
-def test_a_resumed_run_in_another_mode_takes_that_modes_precision():
-    saved = vars(train_flags.fill(train_flags.parse(["--mode", "tensorcore", "--precision", "bf16", "--engine", "mma"])))
-    del saved["given"]
-    kept = train_flags.from_run(train_flags.parse([]), saved, Path("run"))
-    assert (kept.mode, kept.precision, kept.engine) == ("tensorcore", "bf16", "mma")
-    other = train_flags.from_run(train_flags.parse(["--mode", "cpu"]), saved, Path("run"))
-    assert (other.mode, other.precision, other.engine) == ("cpu", None, "auto")
+def saved_flags(*argv):
+    """The flags of a run as its config.json has them."""
+    return {name: value for name, value in vars(flags(*argv)).items() if name != "given"}
+
+
+def test_a_resumed_run_keeps_its_mode_and_everything_that_changes_its_bits():
+    saved = saved_flags("--precision", "bf16", "--engine", "mma")
+    resolved = {"mode": "tensorcore", "precision": "bf16", "dataset": "cifar10"}
+
+    def resumed(*argv):
+        return train_flags.from_run(train_flags.parse(argv), saved, Path("run"), resolved)
+
+    kept = resumed("--mode", "tensorcore", "--dataset", "auto", "--epochs", "20", "--data-dir", "elsewhere")
+    assert (kept.mode, kept.precision, kept.engine, kept.dataset) == ("tensorcore", "bf16", "mma", "cifar10")
+    assert (kept.epochs, kept.data_dir) == (20, "elsewhere")
+    for words in (["--mode", "cpu"], ["--precision", "tf32"], ["--no-fuse"], ["--tune"], ["--seed", "1"], ["--weights", "other"]):
+        with pytest.raises(UsageError, match=rf"{words[0]}.* cannot change in a resumed run[^$]*python train.py --weights run {words[0]}"):
+            resumed(*words)
+
+
+def test_flags_of_a_damaged_config_are_noticed():
+    train_flags.check(saved_flags())
+    train_flags.check(saved_flags("--model", "s4convd", "--width", "8"))
+    train_flags.check(saved_flags("--weights", "run", "--limit", "5"))
+    for name, value in {
+        "lr": "fast",
+        "lr ": None,
+        "batch": 0,
+        "epochs": 1.5,
+        "seed": True,
+        "flip": 1,
+        "mode": "gpu",
+        "limit": [4],
+        "data_dir": 3,
+    }.items():
+        with pytest.raises(ValueError, match=repr(name.strip())):
+            train_flags.check(saved_flags() | {name.strip(): value})
 
 
 def test_the_names_that_flags_offer_are_those_of_what_they_name():

@@ -18,6 +18,7 @@ import pytest
 from nbcnn import datasets
 from nbcnn.datasets import cifar10, download
 from nbcnn.datasets.download import DownloadFailed, Patience
+from nbcnn.files.lock import Held
 
 CONTENT = bytes(range(256)) * 1200  # 300 KiB
 SIZE = len(CONTENT)
@@ -343,7 +344,7 @@ def test_a_disk_that_fills_up_keeps_the_part_and_says_what_is_needed(mirror, tar
                 raise OSError(28, "No space left on device")
             return super().write(data[:1000])  # a raw file may take less than it is given
 
-    monkeypatch.setattr(download, "_open", lambda part, start: part.parent.mkdir() or Full(part, "wb"))
+    monkeypatch.setattr(download, "_open", lambda part, start: Full(part, "wb"))
     with pytest.raises(DownloadFailed, match=r"the disk is full, [\d,]+ more bytes are needed"):
         fetch([mirror.url], target)
     kept = part_of(target).read_bytes()
@@ -373,6 +374,31 @@ def test_an_interrupt_keeps_the_part(mirror, target, monkeypatch):
     fetch([mirror.url], target)
     assert_complete(target)
     assert mirror.ranges == [None, f"bytes={kept}-"]
+
+
+def test_three_downloads_into_one_folder_all_succeed_and_one_downloads(mirror, target):
+    mirror.pause = (SIZE // 8, 0.05)  # long enough for all three to begin
+    said, found = [], []
+    threads = [threading.Thread(target=lambda: found.append(fetch([mirror.url], target, log=said.append))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert found == [target] * 3
+    assert mirror.ranges == [None], "one request for all of it"
+    assert sum("waiting for process" in line for line in said) == 2
+    assert_complete(target)
+
+
+def test_a_download_of_another_host_is_not_waited_for(mirror, target):
+    target.parent.mkdir()
+    owner = target.with_name(".file.bin.writer")
+    owner.write_text('{"pid": 7, "host": "gpu02", "boot": "another", "since": "2026-01-01T00:00:00+00:00", "command": "train.py"}')
+    with pytest.raises(Held, match=rf"process 7 on gpu02 .* remove {owner} and {owner}\.lock"):
+        fetch([mirror.url], target)
+    owner.unlink()
+    fetch([mirror.url], target)
+    assert target.read_bytes() == CONTENT
 
 
 def test_progress_is_a_bar_on_a_terminal_and_lines_in_the_log_elsewhere(mirror, target, monkeypatch, capsys):

@@ -55,7 +55,7 @@ def test_several_ranks_cannot_write_csv(finished):
 def test_rows_of_a_part_come_in_order_and_missing_ones_are_noticed(tmp_path):
     with FeatureWriter(tmp_path, "train", 4, 3) as writer:
         writer.write(0, np.ones((2, 3)))
-        with FeaturePart(tmp_path, "train", 2, 3) as part:
+        with FeaturePart(writer.partial, "train", 2, 3) as part:
             with pytest.raises(ValueError, match="of 3 values is due"):
                 part.write(3, np.ones((1, 3)))
             part.write(2, np.full((2, 3), 2.0))

@@ -129,7 +129,7 @@ def once(function, at):
     return wrapped
 
 if when == "writing":    # with the temporary file written and not yet renamed
-    os.fsync = once(os.fsync, 3)
+    atomic.os.replace = once(os.replace, 3)
 if when == "evaluating":
     session.evaluate_share = once(session.evaluate_share, 2)
 if when == "copying":

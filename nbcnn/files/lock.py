@@ -1,0 +1,119 @@
+"""One writer at a time: a lock on a folder, or on one file of it, that says who holds it.
+
+Two hidden files stand beside what is locked while it is: NAME.lock, which the operating system locks (`filelock`), and NAME, one line of JSON
+with the owner's process, host, start and command. The system lets go of a lock whose process has died, whatever killed it, so on one host a dead
+owner's lock is simply taken over, with what temporary files it left. Not every file system passes locks on to other hosts: there the owner's
+line keeps others out, and only a person can know that a process of another host is gone.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from nbcnn.files import atomic
+from nbcnn.files.errors import UsageError
+
+WRITER = ".writer"
+"""The owner's line of a whole folder."""
+_ATTEMPT_S, _POLL_S = 0.2, 0.02
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)
+
+
+class Held(UsageError):
+    """Somebody else writes there; the message says who."""
+
+
+@contextmanager
+def writing(folder: Path, name: str = WRITER, waiting: Callable[[str], None] | None = None) -> Iterator[None]:
+    """Be the only one that writes in `folder`, which must exist; or, with another `name`, what that stands for.
+
+    Whoever comes second raises Held, or with `waiting` waits until the first is done, and tells `waiting` for whom. The owner of a whole folder
+    removes the temporary files of dead ones. Raises OSError if the folder cannot be written.
+    """
+    from filelock import FileLock, SoftFileLock, Timeout
+
+    path = folder / name
+    lock: Any = FileLock(f"{path}.lock")
+    told = False
+    while True:
+        try:
+            lock.acquire(timeout=_ATTEMPT_S, poll_interval=_POLL_S)
+        except Timeout:
+            if waiting is None:
+                raise Held(_refusal(path, _owner(path))) from None
+            if not told:
+                waiting(f"waiting for {_who(_owner(path))}, which writes in {folder}")
+            told = True
+        except OSError as error:
+            if error.errno not in _NO_LOCKS or isinstance(lock, SoftFileLock):
+                raise
+            # A file system that knows no locks (NFS without its lock daemon): the file's existence is the lock.
+            lock = SoftFileLock(f"{path}.lock")
+        else:
+            break
+    try:
+        owner = _owner(path)
+        if owner and not _is_here(owner):
+            raise Held(_refusal(path, owner))
+        try:
+            if name == WRITER:
+                atomic.remove_leftovers(folder)
+            atomic.replace_bytes(path, (json.dumps(_myself()) + "\n").encode())
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+            # While it is held: whoever has opened it already notices that it has no name any more, and tries again.
+            Path(f"{path}.lock").unlink(missing_ok=True)
+    finally:
+        lock.release()
+
+
+def _myself() -> dict[str, Any]:
+    since = datetime.now(UTC).isoformat(timespec="seconds")
+    return {"pid": os.getpid(), "host": socket.gethostname(), "boot": _boot(), "since": since, "command": " ".join(sys.argv)[:200]}
+
+
+def _boot() -> str:
+    """What names this start of this machine's kernel, whatever name a container has; empty where it is not known."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _owner(path: Path) -> dict[str, Any]:
+    """Who wrote the line at `path`; empty if there is none, or none that can be read."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _is_here(owner: dict[str, Any]) -> bool:
+    """Whether an owner is, or was, of this machine, whose system knows that its lock is free."""
+    return owner.get("host") == socket.gethostname() or bool(_boot() and owner.get("boot") == _boot())
+
+
+def _who(owner: dict[str, Any]) -> str:
+    if not owner:
+        return "another process"
+    return f"process {owner.get('pid')} on {owner.get('host')} (since {owner.get('since')}: {owner.get('command')})"
+
+
+def _refusal(path: Path, owner: dict[str, Any]) -> str:
+    there = path.parent if path.name == WRITER else path
+    if owner and not _is_here(owner):
+        remedy = f"that is another host: if the process no longer runs there, remove {path} and {path}.lock, and try again"
+    else:
+        remedy = "wait until it is done, or choose another folder"
+    return f"{_who(owner)} is writing in {there}; {remedy}"
