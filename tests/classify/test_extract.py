@@ -91,10 +91,10 @@ def test_a_damaged_config_exits_3(copied, config, missing, capsys):
 @pytest.mark.parametrize(
     ("part", "name", "value", "says"),
     [
-        ("flags", "model", "autoencodes", "there is no model 'autoencodes'"),
+        ("flags", "model", "autoencodes", 'it says model "autoencodes", the checkpoint "autoencoder"'),
         ("flags", "model", ["autoencoder"], "flags.model must be string"),
         ("flags", "data_dir", 3, "flags.data_dir must be string"),
-        ("data", "name", "shapez", "there is no data set 'shapez'"),
+        ("data", "name", "shapez", "it says data shapez, the checkpoint shapes"),
         ("data", "name", {}, "data.name must be string"),
     ],
 )

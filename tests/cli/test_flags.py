@@ -76,9 +76,9 @@ def test_the_small_recipe_on_a_cpu_unless_epochs_or_limit_are_given(argv, small)
 
 
 def test_a_resumed_run_keeps_its_tiles_where_everything_is_as_it_was():
-    notes = {"mode": "naive", "precision": "fp32", "device": "a GPU", "tiles": '{"one": [1]}'}
+    notes = {"mode": "naive", "precision": "fp32", "device": "a GPU", "tiles": '{"one": {"BM": 64}}'}
     start = train_run.Start(SimpleNamespace(), notes=notes)
-    assert start.tiles("naive", "fp32", "a GPU") == {"one": [1]}
+    assert start.tiles("naive", "fp32", "a GPU") == {"one": {"BM": 64}}
     for other in (("tiled", "fp32", "a GPU"), ("naive", "bf16", "a GPU"), ("naive", "fp32", "another GPU")):
         assert start.tiles(*other) == {}
     assert train_run.Start(SimpleNamespace()).tiles("naive", "fp32", "a GPU") == {}
