@@ -23,6 +23,7 @@ def quicken(kernel: Any, kernelapi: Any, cuda: Any) -> None:
     """Change the modules `kernel` and `kernelapi` of numba.cuda.simulator, whose stand-in for `cuda` kernels see."""
     _take_turns(kernel)
     _look_up_once(kernel, cuda)
+    _wrap_around(kernelapi.types.Integer)
 
     def array(self: Any, shape: Any, dtype: Any, alignment: int | None = None) -> np.ndarray:
         """The shared array of the calling line. Numba reads the source of all lines of the stack to find it."""
@@ -133,3 +134,16 @@ def _look_up_once(kernel: Any, cuda: Any) -> None:
 
     launch = kernel.FakeCUDAKernel.__call__
     kernel.FakeCUDAKernel.__call__ = call
+
+
+def _wrap_around(integer: Any) -> None:
+    """A cast keeps the low bits of what does not fit, as on a GPU: u4(-1) is 2^32 - 1. NumPy refuses Python's own ints there."""
+
+    def cast(self: Any, value: Any) -> Any:
+        number = getattr(np, self.name)
+        try:
+            return number(value)
+        except OverflowError:
+            return np.uint64(value & 0xFFFFFFFFFFFFFFFF).astype(number)
+
+    integer.cast_python_value = cast

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.compiler import numba_cuda
-from nbcnn.gpu.language import SIMULATOR, cuda, i4, jit
+from nbcnn.gpu.language import SIMULATOR, cuda, jit
 from nbcnn.ops.kernel.call import Launch
 from nbcnn.ops.ptx.vector import store4
 
@@ -54,9 +54,9 @@ def fill_kernel() -> Any:
 
     @jit()
     def fill_cache_kernel(x, value):
-        start = i4(i4(cuda.blockIdx.x) * i4(SPAN)) + i4(4) * i4(cuda.threadIdx.x)
+        start = cuda.blockIdx.x * SPAN + 4 * cuda.threadIdx.x
         for group in range(16):
-            store4(x, start + i4(group * 4 * THREADS), value, value, value, value)
+            store4(x, start + group * 4 * THREADS, value, value, value, value)
 
     return fill_cache_kernel
 

@@ -38,17 +38,17 @@ def fma_kernel() -> Any:
         acc = cuda.local.array(CHAINS, f4)
         for chain in range(CHAINS):
             acc[chain] = x[i] + f4(chain)
-        turn = i4(0)
+        turn = 0
         while turn < turns:
             for _ in range(UNROLLED):
                 for chain in range(CHAINS):
                     acc[chain] = acc[chain] * a + b
-            turn = i4(turn + i4(1))
-        total = f4(0)
+            turn += 1
+        total = 0.0
         for chain in range(CHAINS):
             total += acc[chain]
         x[i] = total
-        if i == i4(0):
+        if i == 0:
             watch[0], watch[1] = cycles() - begin, nanoseconds() - began
 
     return fma_ceiling_kernel
@@ -57,20 +57,20 @@ def fma_kernel() -> Any:
 @jit(device=True)
 def _noise(seed):
     """A word of pseudo-random bits (one step of a linear congruential generator, its high bits mixed in)."""
-    word = u4(u4(seed) * u4(747796405) + u4(2891336453))
-    return u4((word >> u4(16)) ^ word)
+    word = u4(seed) * 747796405 + 2891336453
+    return (word >> 16) ^ word
 
 
 @jit(device=True)
 def _two_bf16(seed):
     """Two bfloat16 of random sign and fraction, between 1/2 and 1 in size."""
-    return u4((_noise(seed) & u4(0x807F807F)) | u4(0x3F003F00))
+    return (_noise(seed) & u4(0x807F807F)) | 0x3F003F00
 
 
 @jit(device=True)
 def _tf32(seed):
     """A float of random sign and fraction, between 1/2 and 1 in size, with tf32's 10 bits."""
-    return u4((_noise(seed) & u4(0x807FE000)) | u4(0x3F000000))
+    return (_noise(seed) & u4(0x807FE000)) | 0x3F000000
 
 
 COPY_THREADS = 256
@@ -88,12 +88,12 @@ def copy_kernel(groups: int) -> Any:
 
     @jit()
     def copy_ceiling_kernel(x, y):
-        start = i4(i4(cuda.blockIdx.x) * i4(SPAN * groups)) + i4(4) * i4(cuda.threadIdx.x)
+        start = cuda.blockIdx.x * (SPAN * groups) + 4 * cuda.threadIdx.x
         held = cuda.local.array(FLOATS, f4)
         for group in range(groups):
-            held[4 * group], held[4 * group + 1], held[4 * group + 2], held[4 * group + 3] = load4(x, start + i4(group * SPAN))
+            held[4 * group], held[4 * group + 1], held[4 * group + 2], held[4 * group + 3] = load4(x, start + group * SPAN)
         for group in range(groups):
-            store4(y, start + i4(group * SPAN), held[4 * group], held[4 * group + 1], held[4 * group + 2], held[4 * group + 3])
+            store4(y, start + group * SPAN, held[4 * group], held[4 * group + 1], held[4 * group + 2], held[4 * group + 3])
 
     return copy_ceiling_kernel
 
@@ -115,18 +115,18 @@ def mma_kernel(precision: str) -> Any:
     @jit(launch_bounds=(MMA_THREADS, 2))
     def mma_ceiling_kernel(x, turns):
         i = i4(cuda.grid(1))
-        a0, a1, a2, a3 = word(u4(i)), word(u4(i + i4(1))), word(u4(i + i4(2))), word(u4(i + i4(3)))
-        b0, b1 = word(u4(i + i4(4))), word(u4(i + i4(5)))
+        a0, a1, a2, a3 = word(u4(i)), word(u4(i + 1)), word(u4(i + 2)), word(u4(i + 3))
+        b0, b1 = word(u4(i + 4)), word(u4(i + 5))
         acc = cuda.local.array(_MMA_SUMS, f4)
         for at in range(_MMA_SUMS):
-            acc[at] = f4(0)
-        turn = i4(0)
+            acc[at] = 0.0
+        turn = 0
         while turn < turns:
             for j in range(MMA_TILES):
                 c0, c1, c2, c3 = acc[4 * j], acc[4 * j + 1], acc[4 * j + 2], acc[4 * j + 3]
                 acc[4 * j], acc[4 * j + 1], acc[4 * j + 2], acc[4 * j + 3] = multiply(a0, a1, a2, a3, b0, b1, c0, c1, c2, c3)
-            turn = i4(turn + i4(1))
-        total = f4(0)
+            turn += 1
+        total = 0.0
         for at in range(_MMA_SUMS):
             total += acc[at]
         x[i] = total
@@ -155,28 +155,28 @@ def wgmma_kernel(precision: str) -> Any:
 
     @jit(launch_bounds=(WGMMA_THREADS, 1))
     def wgmma_ceiling_kernel(x, turns):
-        i, t = i4(cuda.grid(1)), i4(cuda.threadIdx.x)
+        i, t = i4(cuda.grid(1)), cuda.threadIdx.x
         memory = cuda.shared.array(_WORDS, types.uint32)
         for step in range(_FILL):
-            at = i4(t + i4(step * WGMMA_THREADS))
-            if at < i4(_WORDS):
+            at = t + step * WGMMA_THREADS
+            if at < _WORDS:
                 memory[at] = word(u4(at))
         cuda.syncthreads()
-        base = u4((byte_address_shared(memory) + u4(1023)) & u4(0xFFFFFC00))
-        a, b = k_major(base), k_major(u4(base + u4(64 * 128)))
+        base = (byte_address_shared(memory) + 1023) & 0xFFFFFC00
+        a, b = k_major(base), k_major(base + 64 * 128)
         acc = cuda.local.array(SUMS, f4)
         for at in range(SUMS):
-            acc[at] = f4(0)
-        turn = i4(0)
+            acc[at] = 0.0
+        turn = 0
         while turn < turns:
             wgmma_fence()
             for k in range(4):
                 multiply(acc, a + types.uint64(k * K_STEP), b + types.uint64(k * K_STEP), u4(1))
             wgmma_commit()
             wait()
-            turn = i4(turn + i4(1))
+            turn += 1
         wait_all(acc)
-        total = f4(0)
+        total = 0.0
         for at in range(SUMS):
             total += acc[at]
         x[i] = total

@@ -77,12 +77,12 @@ def gelu_dgrad(dy: np.ndarray, x: np.ndarray, dx: np.ndarray) -> None:
 @jit(device=True)
 def _gelu(x):
     # erfc keeps the digits of the left tail, where 1 + erf would lose them.
-    return x * (f4(0.5) * math.erfc(x * f4(-_ROOT_HALF)))
+    return x * (0.5 * math.erfc(x * f4(-_ROOT_HALF)))
 
 
 @jit(device=True)
 def _gelu_gradient(dy, x):
-    return dy * (f4(0.5) * math.erfc(x * f4(-_ROOT_HALF)) + x * (f4(_DENSITY) * math.exp(x * x * f4(-0.5))))
+    return dy * (0.5 * math.erfc(x * f4(-_ROOT_HALF)) + x * (f4(_DENSITY) * math.exp(x * x * -0.5)))
 
 
 GELU = Activation("gelu", gelu_fprop, gelu_dgrad, _gelu, _gelu_gradient, reads="x")

@@ -53,8 +53,8 @@ def glu_dgrad(dy: np.ndarray, x: np.ndarray, dx: np.ndarray) -> None:
 def gates_of(q):
     """σ(q) and 1 − σ(q)."""
     e = f4(math.exp(-abs(q)))
-    t = divide(f4(1), f4(1) + e)
-    return (e * t if q < f4(0) else t), (t if q < f4(0) else e * t)
+    t = divide(1.0, 1.0 + e)
+    return (e * t if q < 0.0 else t), (t if q < 0.0 else e * t)
 
 
 @jit(device=True)
@@ -77,15 +77,15 @@ def fprop_kernel(kind: str, four: bool) -> Any:
         grid ⌈NCL/256⌉, or a fourth of it; block 256; a thread owns one y, or four neighbours.
         shared none; moves 12·NCL bytes of float32. source: the definition.
         """
-        i = u4(u4(cuda.grid(1)) * u4(4 if four else 1))
+        i = u4(cuda.grid(1)) * (4 if four else 1)
         if i < u4(count):
-            at = u4(i + i // u4(volume) * u4(volume))
+            at = i + i // u4(volume) * volume
             if four:
                 p0, p1, p2, p3 = load4(x, at)
-                q0, q1, q2, q3 = load4(x, u4(at + u4(volume)))
+                q0, q1, q2, q3 = load4(x, at + volume)
                 store4(y, i, p0 * gates_of(q0)[0], p1 * gates_of(q1)[0], p2 * gates_of(q2)[0], p3 * gates_of(q3)[0])
             else:
-                store(y, i, load(x, at) * gates_of(load(x, u4(at + u4(volume))))[0])
+                store(y, i, load(x, at) * gates_of(load(x, at + volume))[0])
 
     return glu_fprop_kernel
 
@@ -102,23 +102,23 @@ def dgrad_kernel(kind: str, four: bool) -> Any:
         grid ⌈NCL/256⌉, or a fourth of it; block 256; a thread owns one dp and its dq, or four neighbours of each.
         shared none; moves 20·NCL bytes of float32. source: the definition.
         """
-        i = u4(u4(cuda.grid(1)) * u4(4 if four else 1))
+        i = u4(cuda.grid(1)) * (4 if four else 1)
         if i < u4(count):
-            at = u4(i + i // u4(volume) * u4(volume))
+            at = i + i // u4(volume) * volume
             if four:
                 d0, d1, d2, d3 = load4(dy, i)
                 p0, p1, p2, p3 = load4(x, at)
-                q0, q1, q2, q3 = load4(x, u4(at + u4(volume)))
+                q0, q1, q2, q3 = load4(x, at + volume)
                 a0, b0 = _gradients(d0, p0, q0)
                 a1, b1 = _gradients(d1, p1, q1)
                 a2, b2 = _gradients(d2, p2, q2)
                 a3, b3 = _gradients(d3, p3, q3)
                 store4(dx, at, a0, a1, a2, a3)
-                store4(dx, u4(at + u4(volume)), b0, b1, b2, b3)
+                store4(dx, at + volume, b0, b1, b2, b3)
             else:
-                a0, b0 = _gradients(load(dy, i), load(x, at), load(x, u4(at + u4(volume))))
+                a0, b0 = _gradients(load(dy, i), load(x, at), load(x, at + volume))
                 store(dx, at, a0)
-                store(dx, u4(at + u4(volume)), b0)
+                store(dx, at + volume, b0)
 
     return glu_dgrad_kernel
 

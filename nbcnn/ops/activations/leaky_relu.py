@@ -32,7 +32,7 @@ def _function(slope: float) -> Any:
 
     @jit(device=True)
     def leaky_relu(x):
-        return x if x > f4(0) else x * f4(slope)
+        return x if x > 0.0 else x * f4(slope)
 
     return leaky_relu
 
@@ -43,7 +43,7 @@ def _gradient(slope: float) -> Any:
 
     @jit(device=True)
     def leaky_relu_gradient(dy, y):
-        return dy if y > f4(0) else dy * f4(slope)
+        return dy if y > 0.0 else dy * f4(slope)
 
     return leaky_relu_gradient
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from nbcnn.gpu.language import f4, jit
+from nbcnn.gpu.language import jit
 from nbcnn.ops.kernel.elementwise import Activation
 
 
@@ -25,12 +25,12 @@ def relu_dgrad(dy: np.ndarray, y: np.ndarray, dx: np.ndarray) -> None:
 def relu(x):
     """max(x, 0) of a float32; NaN stays NaN."""
     # Not max(x, 0), which would turn NaN into 0 and hide where a training run broke.
-    return f4(0) if x < f4(0) else x
+    return 0.0 if x < 0.0 else x
 
 
 @jit(device=True)
 def _relu_gradient(dy, y):
-    return dy if y > f4(0) else f4(0)
+    return dy if y > 0.0 else 0.0
 
 
 RELU = Activation("relu", relu_fprop, relu_dgrad, relu, _relu_gradient, reads="y", epilogue=True)

@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from nbcnn.gpu.language import SIMULATOR, cuda, f4, jit
+from nbcnn.gpu.language import SIMULATOR, cuda, jit
 from nbcnn.ops.kernel.elementwise import Activation
 
 
@@ -42,12 +42,12 @@ else:
 def sigmoid(x):
     """1 / (1 + exp(-x)) of a float32."""
     e = math.exp(-abs(x))
-    return divide(e if x < f4(0) else f4(1), f4(1) + e)
+    return divide(e if x < 0.0 else 1.0, 1.0 + e)
 
 
 @jit(device=True)
 def _sigmoid_gradient(dy, y):
-    return dy * (y * (f4(1) - y))
+    return dy * (y * (1.0 - y))
 
 
 SIGMOID = Activation("sigmoid", sigmoid_fprop, sigmoid_dgrad, sigmoid, _sigmoid_gradient, reads="y", epilogue=True)

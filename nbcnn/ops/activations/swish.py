@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from nbcnn.gpu.language import f4, jit
+from nbcnn.gpu.language import jit
 from nbcnn.ops.activations.sigmoid import divide
 from nbcnn.ops.kernel.elementwise import Activation
 
@@ -34,16 +34,16 @@ def swish_dgrad(dy: np.ndarray, x: np.ndarray, dx: np.ndarray) -> None:
 def swish(x):
     """x / (1 + exp(-x)) of a float32."""
     e = math.exp(-abs(x))
-    return x * divide(e if x < f4(0) else f4(1), f4(1) + e)
+    return x * divide(e if x < 0.0 else 1.0, 1.0 + e)
 
 
 @jit(device=True)
 def _swish_gradient(dy, x):
     e = math.exp(-abs(x))
-    t = divide(f4(1), f4(1) + e)
-    s = e * t if x < f4(0) else t
-    rest = t if x < f4(0) else e * t
-    return dy * (s * (f4(1) + x * rest))
+    t = divide(1.0, 1.0 + e)
+    s = e * t if x < 0.0 else t
+    rest = t if x < 0.0 else e * t
+    return dy * (s * (1.0 + x * rest))
 
 
 SWISH = Activation("swish", swish_fprop, swish_dgrad, swish, _swish_gradient, reads="x", epilogue=True)

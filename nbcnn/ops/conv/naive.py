@@ -13,13 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, f4, i4, jit, types, u4
+from nbcnn.gpu.language import cuda, i8, jit
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks
 from nbcnn.ops.kernel.traffic import Traffic, met, once, outputs, size, windows
 from nbcnn.plan.shapes import ConvShape, numel
-
-# Unsigned offsets: for a signed index Numba emits the test and the addition of Python's negative indices.
-u8 = types.uint64
 
 IMAGE_THREADS = 128
 # A layer has far fewer weights than pixels: small blocks spread them over more multiprocessors.
@@ -37,23 +34,23 @@ def fprop_kernel(with_bias: bool) -> Any:
         grid N·⌈KPQ/128⌉, block 128; a thread owns one y, neighbours share a row: loads of x and stores coalesce.
         shared none; moves 8 bytes a product through the caches, and y once. source: the definition.
         """
-        n = i4(u4(cuda.blockIdx.x) // u4(image_blocks))
-        i = i4((cuda.blockIdx.x - n * image_blocks) * cuda.blockDim.x + cuda.threadIdx.x)
+        n = cuda.blockIdx.x // image_blocks
+        i = (cuda.blockIdx.x - n * image_blocks) * cuda.blockDim.x + cuda.threadIdx.x
         if i < K * P * Q:
-            k = i4(u4(i) // u4(P * Q))
-            p = i4(u4(i - k * P * Q) // u4(Q))
-            q = i4(i - (k * P + p) * Q)
-            image = u8(n) * u8(C * H * W)
-            total = b[k] if with_bias else f4(0)
+            k = i // (P * Q)
+            p = (i - k * P * Q) // Q
+            q = i - (k * P + p) * Q
+            image = i8(n) * (C * H * W)
+            total = b[k] if with_bias else 0.0
             for c in range(C):
                 for r in range(R):
-                    row = i4(p * stride + r - pad)
-                    if row >= i4(0) and row < H:
+                    row = p * stride + r - pad
+                    if 0 <= row < H:
                         for s in range(S):
-                            column = i4(q * stride + s - pad)
-                            if column >= i4(0) and column < W:
-                                total += w[u4(((k * C + c) * R + r) * S + s)] * x[image + u4((c * H + row) * W + column)]
-            y[u8(n) * u8(K * P * Q) + u4(i)] = total
+                            column = q * stride + s - pad
+                            if 0 <= column < W:
+                                total += w[((k * C + c) * R + r) * S + s] * x[image + ((c * H + row) * W + column)]
+            y[i8(n) * (K * P * Q) + i] = total
 
     return conv_fprop_naive_kernel
 
@@ -65,24 +62,24 @@ def conv_dgrad_naive_kernel(dy, w, dx, C, H, W, K, P, Q, R, S, stride, pad, imag
     grid N·⌈CHW/128⌉, block 128; a thread owns one dx, neighbours share a row: loads of dy and stores coalesce.
     shared none; moves 8 bytes a product through the caches, and dx once. source: the definition.
     """
-    n = i4(u4(cuda.blockIdx.x) // u4(image_blocks))
-    i = i4((cuda.blockIdx.x - n * image_blocks) * cuda.blockDim.x + cuda.threadIdx.x)
+    n = cuda.blockIdx.x // image_blocks
+    i = (cuda.blockIdx.x - n * image_blocks) * cuda.blockDim.x + cuda.threadIdx.x
     if i < C * H * W:
-        c = i4(u4(i) // u4(H * W))
-        row = i4(u4(i - c * H * W) // u4(W))
-        column = i4(i - (c * H + row) * W)
-        image = u8(n) * u8(K * P * Q)
-        total = f4(0)
+        c = i // (H * W)
+        row = (i - c * H * W) // W
+        column = i - (c * H + row) * W
+        image = i8(n) * (K * P * Q)
+        total = 0.0
         # Filters innermost: which output a tap reaches needs divisions, and does not depend on the filter.
         for r in range(R):
-            p = i4(u4(max(row + pad - r, i4(0))) // u4(stride))
+            p = max(row + pad - r, 0) // stride
             if p * stride == row + pad - r and p < P:
                 for s in range(S):
-                    q = i4(u4(max(column + pad - s, i4(0))) // u4(stride))
+                    q = max(column + pad - s, 0) // stride
                     if q * stride == column + pad - s and q < Q:
                         for k in range(K):
-                            total += w[u4(((k * C + c) * R + r) * S + s)] * dy[image + u4((k * P + p) * Q + q)]
-        dx[u8(n) * u8(C * H * W) + u4(i)] = total
+                            total += w[((k * C + c) * R + r) * S + s] * dy[image + ((k * P + p) * Q + q)]
+        dx[i8(n) * (C * H * W) + i] = total
 
 
 @jit()
@@ -92,25 +89,25 @@ def conv_wgrad_naive_kernel(x, dy, dw, N, C, H, W, K, P, Q, R, S, stride, pad):
     grid ⌈KCRS/64⌉, block 64; a thread owns one weight and sums all N·P·Q products alone.
     shared none; moves 8 bytes a product through the caches (neighbours share dy), and dw once. source: the definition.
     """
-    i = i4(cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x)
+    i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
     if i < K * C * R * S:
-        taps = i4(R * S)
-        filter_channel = i4(u4(i) // u4(taps))
-        r = i4(u4(i - filter_channel * taps) // u4(S))
-        s = i4(i - filter_channel * taps - r * S)
-        k = i4(u4(filter_channel) // u4(C))
-        c = i4(filter_channel - k * C)
-        total = f4(0)
+        taps = R * S
+        filter_channel = i // taps
+        r = (i - filter_channel * taps) // S
+        s = i - filter_channel * taps - r * S
+        k = filter_channel // C
+        c = filter_channel - k * C
+        total = 0.0
         for n in range(N):
-            plane = u8(n * C + c) * u8(H * W)
-            gradient = u8(n * K + k) * u8(P * Q)
+            plane = i8(n * C + c) * (H * W)
+            gradient = i8(n * K + k) * (P * Q)
             for p in range(P):
-                row = i4(p * stride + r - pad)
-                if row >= i4(0) and row < H:
+                row = p * stride + r - pad
+                if 0 <= row < H:
                     for q in range(Q):
-                        column = i4(q * stride + s - pad)
-                        if column >= i4(0) and column < W:
-                            total += dy[gradient + u4(p * Q + q)] * x[plane + u4(row * W + column)]
+                        column = q * stride + s - pad
+                        if 0 <= column < W:
+                            total += dy[gradient + (p * Q + q)] * x[plane + (row * W + column)]
         dw[i] = total
 
 
@@ -121,13 +118,13 @@ def conv_bgrad_naive_kernel(dy, db, N, K, PQ):
     grid ⌈K/64⌉, block 64; a thread owns one filter and sums its N·P·Q terms alone: with K = 3, three threads work.
     shared none; moves dy once, uncoalesced. source: the definition.
     """
-    k = i4(cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x)
+    k = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
     if k < K:
-        total = f4(0)
+        total = 0.0
         for n in range(N):
-            plane = u8(n * K + k) * u8(PQ)
+            plane = i8(n * K + k) * PQ
             for i in range(PQ):
-                total += dy[plane + u4(i)]
+                total += dy[plane + i]
         db[k] = total
 
 

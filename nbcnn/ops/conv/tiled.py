@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from nbcnn.gpu.language import cuda, f4, i4, i8, jit, types, u4
+from nbcnn.gpu.language import cuda, f4, i8, jit
 from nbcnn.ops.conv.naive import int32s, shape_of
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks
 from nbcnn.ops.kernel.traffic import Traffic, once, outputs, size, windows
@@ -38,9 +38,6 @@ BK = 8
 TREE_THREADS = 128
 TREE_LEVELS = TREE_THREADS.bit_length() - 1
 BIAS_THREADS = 256
-
-# Unsigned offsets: for a signed index Numba emits the test and the addition of Python's negative indices.
-u8 = types.uint64
 
 
 def halo_side(path: str, window: int, stride: int) -> int:
@@ -77,39 +74,39 @@ def image_kernel(path: str, R: int, S: int, stride: int, warps: int, with_bias: 
     @jit(device=True)
     def stage_pixels(staged, source, image, channel, depth, HS, WS, row0, column0):
         """The halo of `depth` channels from `channel` on, with zeros outside the image."""
-        for e in range(i4(cuda.threadIdx.x), i4(depth * i4(AREA)), i4(THREADS)):
-            c = i4(u4(e) // u4(AREA))
-            r = i4(u4(e - c * i4(AREA)) // u4(COLUMNS))
-            s = i4(e - c * i4(AREA) - r * i4(COLUMNS))
-            row, column = i4(row0 + r), i4(column0 + s)
-            value = f4(0)
-            if row >= i4(0) and row < HS and column >= i4(0) and column < WS:
-                value = source[image + u4(((channel + c) * HS + row) * WS + column)]
-            staged[u4(c * i4(PLANE) + r * i4(PITCH) + s)] = value
+        for e in range(cuda.threadIdx.x, depth * AREA, THREADS):
+            c = e // AREA
+            r = (e - c * AREA) // COLUMNS
+            s = e - c * AREA - r * COLUMNS
+            row, column = row0 + r, column0 + s
+            value = 0.0
+            if 0 <= row < HS and column >= 0 and column < WS:
+                value = source[image + (((channel + c) * HS + row) * WS + column)]
+            staged[c * PLANE + r * PITCH + s] = value
 
     @jit(device=True)
     def stage_weights(staged, w, channel, depth, target, CS, CT):
         """[c][tap][j]: weights from source channel channel + c to target channel target + j, zeros beyond the last."""
-        for e in range(i4(cuda.threadIdx.x), i4(BK * BN * TAPS), i4(THREADS)):
+        for e in range(cuda.threadIdx.x, BK * BN * TAPS, THREADS):
             # Numbered as they lie in (K,C,R,S), so that neighbouring threads read neighbours.
-            pair = i4(u4(e) // u4(TAPS))
-            tap = i4(e - pair * i4(TAPS))
-            major = i4(u4(pair) // u4(BK if IS_FPROP else BN))
-            minor = i4(pair - major * i4(BK if IS_FPROP else BN))
+            pair = e // TAPS
+            tap = e - pair * TAPS
+            major = pair // (BK if IS_FPROP else BN)
+            minor = pair - major * (BK if IS_FPROP else BN)
             c, j = (minor, major) if IS_FPROP else (major, minor)
-            at = i4((target + j) * CS + channel + c) if IS_FPROP else i4((channel + c) * CT + target + j)
-            value = f4(0)
+            at = (target + j) * CS + channel + c if IS_FPROP else (channel + c) * CT + target + j
+            value = 0.0
             if c < depth and target + j < CT:
-                value = w[u4(at * i4(TAPS) + tap)]
-            turned = tap if IS_FPROP else i4(i4(TAPS - 1) - tap)
-            staged[u4((c * i4(TAPS) + turned) * i4(WEIGHT_PITCH) + j)] = value
+                value = w[at * TAPS + tap]
+            turned = tap if IS_FPROP else TAPS - 1 - tap
+            staged[(c * TAPS + turned) * WEIGHT_PITCH + j] = value
 
     @jit(device=True)
     def add_tap(acc, pixels, weights, pixel, weight):
         """acc += weights × pixels: 2 + 4 shared loads, 8 multiply-adds."""
-        upper, lower = pixels[u8(pixel)], pixels[u8(pixel + i8(LOWER))]
+        upper, lower = pixels[pixel], pixels[pixel + i8(LOWER)]
         for j in range(TN):
-            value = weights[u8(weight + i8(j))]
+            value = weights[weight + i8(j)]
             acc[j] += value * upper
             acc[TN + j] += value * lower
 
@@ -121,8 +118,8 @@ def image_kernel(path: str, R: int, S: int, stride: int, warps: int, with_bias: 
                 at = i8(weight + i8((r * S + s) * WEIGHT_PITCH))
                 if DENSE:
                     add_tap(acc, pixels, weights, i8(pixel + i8(r * PITCH + s)), at)
-                elif (i4(u + i4(r)) | i4(v + i4(s))) & i4(1) == i4(0):
-                    add_tap(acc, pixels, weights, i8(pixel + i8(i4(u + i4(r)) >> i4(1)) * i8(PITCH) + i8(i4(v + i4(s)) >> i4(1))), at)
+                elif (u + r | v + s) & 1 == 0:
+                    add_tap(acc, pixels, weights, i8(pixel + i8(u + r >> 1) * PITCH + i8(v + s >> 1)), at)
 
     @jit()
     def conv_image_tiled_kernel(source, w, b, target, CS, HS, WS, CT, HT, WT, top, left):
@@ -136,48 +133,48 @@ def image_kernel(path: str, R: int, S: int, stride: int, warps: int, with_bias: 
         pixels = cuda.shared.array(PIXELS, f4)
         weights = cuda.shared.array(WEIGHTS, f4)
         acc = cuda.local.array(SUMS, f4)
-        warp, lane = i4(cuda.threadIdx.x >> 5), i4(cuda.threadIdx.x & 31)
-        ty, tx = i4(lane >> i4(3)), i4(lane & i4(7))
+        warp, lane = cuda.threadIdx.x >> 5, cuda.threadIdx.x & 31
+        ty, tx = lane >> 3, lane & 7
 
         # Blocks of one pixel tile are neighbours: they read the same pixels.
-        groups = i4(u4(CT + i4(BN - 1)) // u4(BN))
-        tiles_h, tiles_w = i4(u4(HT + i4(SIDE - 1)) // u4(SIDE)), i4(u4(WT + i4(SIDE - 1)) // u4(SIDE))
-        tile = i4(u4(cuda.blockIdx.x) // u4(groups))
-        first_target = i4((i4(cuda.blockIdx.x) - tile * groups) * i4(BN))
-        n = i4(u4(tile) // u4(tiles_h * tiles_w))
-        tile = i4(tile - n * tiles_h * tiles_w)
-        tile_row = i4(u4(tile) // u4(tiles_w))
-        h0, w0 = i4(tile_row * i4(SIDE)), i4((tile - tile_row * tiles_w) * i4(SIDE))
+        groups = (CT + (BN - 1)) // BN
+        tiles_h, tiles_w = (HT + (SIDE - 1)) // SIDE, (WT + (SIDE - 1)) // SIDE
+        tile = cuda.blockIdx.x // groups
+        first_target = (cuda.blockIdx.x - tile * groups) * BN
+        n = tile // (tiles_h * tiles_w)
+        tile -= n * tiles_h * tiles_w
+        tile_row = tile // tiles_w
+        h0, w0 = tile_row * SIDE, (tile - tile_row * tiles_w) * SIDE
         # A shift, because it rounds towards minus infinity where the halo starts outside the image.
-        row0, column0 = i4(i4(h0 * i4(STEP) - top) >> i4(SPREAD - 1)), i4(i4(w0 * i4(STEP) - left) >> i4(SPREAD - 1))
+        row0, column0 = h0 * STEP - top >> SPREAD - 1, w0 * STEP - left >> SPREAD - 1
         # The halo starts at a source pixel: one zero too early if the tile starts between two of them.
-        u, v = i4(h0 * i4(STEP) - top - row0 * i4(SPREAD) + ty * i4(STEP)), i4(w0 * i4(STEP) - left - column0 * i4(SPREAD) + tx * i4(STEP))
-        corner = i8(u * i4(PITCH) + v) if DENSE else i8(0)
+        u, v = h0 * STEP - top - row0 * SPREAD + ty * STEP, w0 * STEP - left - column0 * SPREAD + tx * STEP
+        corner = i8(u * PITCH + v) if DENSE else i8(0)
 
-        mine = i4(first_target + warp * i4(TN))
+        mine = first_target + warp * TN
         for j in range(TN):
-            start = f4(0)
-            if with_bias and mine + i4(j) < CT:
-                start = b[u4(mine + i4(j))]
+            start = 0.0
+            if with_bias and mine + j < CT:
+                start = b[mine + j]
             acc[j] = start
             acc[TN + j] = start
 
-        image = u8(n) * u8(CS * HS * WS)
-        for channel in range(i4(0), CS, i4(BK)):
-            depth = min(i4(BK), i4(CS - channel))
+        image = i8(n) * (CS * HS * WS)
+        for channel in range(0, CS, BK):
+            depth = min(BK, CS - channel)
             stage_pixels(pixels, source, image, channel, depth, HS, WS, row0, column0)
             stage_weights(weights, w, channel, depth, first_target, CS, CT)
             cuda.syncthreads()
             for c in range(depth):
-                add_channel(acc, pixels, weights, i8(corner + i8(c * i4(PLANE))), i8(c * i4(TAPS * WEIGHT_PITCH) + warp * i4(TN)), u, v)
+                add_channel(acc, pixels, weights, i8(corner + i8(c * PLANE)), i8(c * (TAPS * WEIGHT_PITCH) + warp * TN), u, v)
             # Nobody may stage the next channels while a thread still reads these.
             cuda.syncthreads()
 
         for j in range(TN):
             for half in range(2):
-                row, column = i4(h0 + ty + i4(half * HALF)), i4(w0 + tx)
-                if mine + i4(j) < CT and row < HT and column < WT:
-                    at = u8(n) * u8(CT * HT * WT) + u4(((mine + i4(j)) * HT + row) * WT + column)
+                row, column = h0 + ty + half * HALF, w0 + tx
+                if mine + j < CT and row < HT and column < WT:
+                    at = i8(n) * (CT * HT * WT) + ((mine + j) * HT + row) * WT + column
                     target[at] = acc[half * TN + j]
 
     return conv_image_tiled_kernel
@@ -200,10 +197,10 @@ def wgrad_kernel(R: int, S: int) -> Any:
         """acc[j][tap] += gradient[j] · x at the tap, of one output pixel in one image."""
         for r in range(R):
             for s in range(S):
-                row, column = i4(row0 + i4(r)), i4(column0 + i4(s))
-                value = f4(0)
-                if row >= i4(0) and row < H and column >= i4(0) and column < W:
-                    value = x[u8(window + i8(i4(r) * W) + i8(s))]
+                row, column = row0 + r, column0 + s
+                value = 0.0
+                if 0 <= row < H and column >= 0 and column < W:
+                    value = x[window + i8(r * W) + i8(s)]
                 for j in range(BM):
                     acc[j * TAPS + r * S + s] += gradient[j] * value
 
@@ -218,44 +215,44 @@ def wgrad_kernel(R: int, S: int) -> Any:
         tree = cuda.shared.array(SHARED, f4)
         acc = cuda.local.array(SUMS, f4)
         gradient = cuda.local.array(BM, f4)
-        tid = i4(cuda.threadIdx.x)
-        group = i4(u4(cuda.blockIdx.x) // u4(C))
-        c = i4(i4(cuda.blockIdx.x) - group * C)
+        tid = cuda.threadIdx.x
+        group = cuda.blockIdx.x // C
+        c = cuda.blockIdx.x - group * C
         for i in range(SUMS):
-            acc[i] = f4(0)
+            acc[i] = 0.0
 
-        PQ = i4(P * Q)
-        team = min(PQ, i4(T))
-        teams = i4(u4(T) // u4(team))
-        first_image = i4(u4(tid) // u4(team))
+        PQ = P * Q
+        team = min(PQ, T)
+        teams = T // team
+        first_image = tid // team
         if first_image < teams:
-            for pixel in range(i4(tid - first_image * team), PQ, team):
-                p = i4(u4(pixel) // u4(Q))
-                row0, column0 = i4(p * stride - pad), i4((pixel - p * Q) * stride - pad)
+            for pixel in range(tid - first_image * team, PQ, team):
+                p = pixel // Q
+                row0, column0 = p * stride - pad, (pixel - p * Q) * stride - pad
                 for n in range(first_image, N, teams):
                     for j in range(BM):
                         # Beyond the last filter: its gradient again, whose sum nobody stores.
-                        k = min(i4(group * i4(BM) + i4(j)), i4(K - i4(1)))
-                        gradient[j] = dy[u8(n * K + k) * u8(PQ) + u4(pixel)]
-                    add_pixel(acc, gradient, x, i8(i8(n * C + c) * i8(H * W) + i8(row0 * W + column0)), row0, column0, H, W)
+                        k = min(group * BM + j, K - 1)
+                        gradient[j] = dy[i8(n * K + k) * PQ + pixel]
+                    add_pixel(acc, gradient, x, i8(i8(n * C + c) * (H * W) + (row0 * W + column0)), row0, column0, H, W)
 
         # One spare element a row: the last levels, a row apart, then read different banks.
         for i in range(SUMS):
-            tree[u4(i4(i * PITCH) + tid)] = acc[i]
+            tree[i * PITCH + tid] = acc[i]
         cuda.syncthreads()
-        for level in range(i4(1), i4(TREE_LEVELS + 1)):
-            shift = i4(i4(TREE_LEVELS) - level)
-            half = i4(i4(1) << shift)
-            for e in range(tid, i4(i4(SUMS) << shift), i4(T)):
-                at = i4((e >> shift) * i4(PITCH) + (e & i4(half - i4(1))))
-                tree[u4(at)] += tree[u4(at + half)]
+        for level in range(1, TREE_LEVELS + 1):
+            shift = TREE_LEVELS - level
+            half = 1 << shift
+            for e in range(tid, SUMS << shift, T):
+                at = (e >> shift) * PITCH + (e & half - 1)
+                tree[at] += tree[at + half]
             cuda.syncthreads()
 
-        for e in range(tid, i4(SUMS), i4(T)):
-            j = i4(u4(e) // u4(TAPS))
-            k = i4(group * i4(BM) + j)
+        for e in range(tid, SUMS, T):
+            j = e // TAPS
+            k = group * BM + j
             if k < K:
-                dw[u4((k * C + c) * i4(TAPS) + e - j * i4(TAPS))] = tree[u4(e * i4(PITCH))]
+                dw[(k * C + c) * TAPS + e - j * TAPS] = tree[e * PITCH]
 
     return conv_wgrad_tiled_kernel
 
@@ -273,20 +270,20 @@ def bgrad_kernel() -> Any:
         the first warp the warps. shared 32 bytes; moves dy once. needs N·P·Q < 2^31. source: the definition.
         """
         totals = cuda.shared.array(WARPS, f4)
-        tid, k = i4(cuda.threadIdx.x), i4(cuda.blockIdx.x)
-        total = f4(0)
-        for i in range(tid, i4(N * PQ), i4(T)):
-            n = i4(u4(i) // u4(PQ))
-            total += dy[u8(n * K + k) * u8(PQ) + u4(i - n * PQ)]
+        tid, k = cuda.threadIdx.x, cuda.blockIdx.x
+        total = 0.0
+        for i in range(tid, N * PQ, T):
+            n = i // PQ
+            total += dy[i8(n * K + k) * PQ + (i - n * PQ)]
         total = warp_sum(total)
-        if tid & i4(31) == i4(0):
-            totals[tid >> i4(5)] = total
+        if tid & 31 == 0:
+            totals[tid >> 5] = total
         cuda.syncthreads()
-        total = f4(0)
-        if tid < i4(WARPS):
+        total = 0.0
+        if tid < WARPS:
             total = totals[tid]
         total = warp_sum(total)
-        if tid == i4(0):
+        if tid == 0:
             db[k] = total
 
     return conv_bgrad_tiled_kernel

@@ -8,7 +8,7 @@ import math
 from functools import cache
 from typing import Any
 
-from nbcnn.gpu.language import cuda, f4, i4, i8, jit, u4
+from nbcnn.gpu.language import cuda, f4, i8, jit, u4
 from nbcnn.ops.activations.sigmoid import divide
 from nbcnn.ops.conv.wgmma.tile import KINDS, WARPGROUP
 from nbcnn.ops.conv_norm.wgmma_form import FILTERS, Form
@@ -45,9 +45,9 @@ def finish_tile(form: Form) -> Any:
 
         @jit(device=True)
         def place(offset):
-            line, column = i4(LINE), i4(i4(COLUMN) + offset)
-            if WRAPS and column >= i4(PW):
-                line, column = i4(line + i4(1)), i4(column - i4(PW))
+            line, column = LINE, COLUMN + offset
+            if WRAPS and column >= PW:
+                line, column = line + 1, column - PW
             return line, column
 
         @jit(device=True)
@@ -60,24 +60,24 @@ def finish_tile(form: Form) -> Any:
         @jit(device=True)
         def run(acc, sums, stage, spare, raw, at, lane, chunk, lines, K):
             lane = unknown(lane)
-            line, column = place(i4((lane & i4(3)) * i4(2)))
-            inside = (column < i4(Q)) & (line < lines)
+            line, column = place((lane & 3) * 2)
+            inside = (column < Q) & (line < lines)
             if BF16:
                 low, high = bf16x2(acc[AT], acc[AT + 1]), bf16x2(acc[AT + 2], acc[AT + 3])
                 x0, x1, y0, y1 = bf16_low(low), bf16_high(low), bf16_low(high), bf16_high(high)
-                to_line, to_column = place(i4(lane & i4(7)))
-                row = i4(to_line * i4(Q) + to_column)
-                to = stage + u4(row * i4(ROW_BYTES)) if (to_column < i4(Q)) & (to_line < lines) else spare
-                stmatrix_x2_trans(to + u4((chunk ^ (row & i4(7))) << i4(4)), low, high)
+                to_line, to_column = place(lane & 7)
+                row = to_line * Q + to_column
+                to = stage + u4(row * ROW_BYTES) if (to_column < Q) & (to_line < lines) else spare
+                stmatrix_x2_trans(to + u4((chunk ^ (row & 7)) << 4), low, high)
             else:
                 x0, x1, y0, y1 = tf32(acc[AT]), tf32(acc[AT + 1]), tf32(acc[AT + 2]), tf32(acc[AT + 3])
                 if inside:
-                    to = i4(at + (line * i4(Q) + column) * K)
-                    raw[to], raw[to + K], raw[to + i4(8)], raw[to + K + i4(8)] = x0, x1, y0, y1
+                    to = at + (line * Q + column) * K
+                    raw[to], raw[to + K], raw[to + 8], raw[to + K + 8] = x0, x1, y0, y1
             if inside:
-                if j == 0 and sums[0] == f4(0):
+                if j == 0 and sums[0] == 0.0:
                     sums[1], sums[4] = x0, y0
-                sums[0] += f4(2)
+                sums[0] += 2.0
                 add(sums, x0, y0)
                 add(sums, x1, y1)
 
@@ -90,7 +90,7 @@ def finish_tile(form: Form) -> Any:
 def merge(n, mean, squares, other_n, other_mean, other_squares):
     """Chan's formula: count, mean and Σ (x − mean)² of two sets together."""
     total = n + other_n
-    share = divide(other_n, max(total, f4(1)))
+    share = divide(other_n, max(total, 1.0))
     away = other_mean - mean
     return total, mean + away * share, squares + other_squares + away * away * (n * share)
 
@@ -118,13 +118,13 @@ def merged_lanes(lanes: int) -> Any:
 @jit(device=True)
 def _sigmoid_by_tanh(z):
     """σ(2z) to 2⁻¹², less than half of bfloat16's rounding of 1; one special function where the exact form takes two."""
-    return f4(0.5) + f4(0.5) * tanh(z)
+    return 0.5 + 0.5 * tanh(z)
 
 
 @jit(device=True)
 def _sigmoid_by_exp2(z):
     """σ(−z/log₂e)."""
-    return reciprocal(f4(1) + exp2(z))
+    return reciprocal(1.0 + exp2(z))
 
 
 @cache
@@ -138,11 +138,11 @@ def channel_numbers(form: Form) -> Any:
 
     @jit(device=True)
     def run(of, gamma, beta, v, running, k0, t, eps):
-        quad = i4(unknown(t) & i4(QUADS - 1))  # or all addresses are made at the kernel's start, and kept
+        quad = unknown(t) & QUADS - 1  # or all addresses are made at the kernel's start, and kept
         for e in range(4):
-            c = i4(k0 + quad * i4(4) + i4(e))
+            c = k0 + quad * 4 + e
             of[e], of[4 + e], of[8 + e] = gamma[c], beta[c], v[c] * f4(SCALE)
-            of[12 + e] = f4(0) if S0 else f4(math.sqrt(running[c] + eps))
+            of[12 + e] = 0.0 if S0 else f4(math.sqrt(running[c] + eps))
 
     return run
 
@@ -162,8 +162,8 @@ def _reader(form: Form) -> Any:
     def of_shared(raw, kept, at, pixel, quad):
         row = u4(pixel)
         if GAP:
-            row = row + row // u4(TILE) * u4(GAP)
-        low, high = load_words_2(kept + row * u4(ROW_BYTES) + (((u4(quad) >> u4(1)) ^ (row & u4(7))) << u4(4)) + ((u4(quad) & u4(1)) << u4(3)))
+            row += row // u4(TILE) * GAP
+        low, high = load_words_2(kept + row * ROW_BYTES + (((u4(quad) >> 1) ^ (row & 7)) << 4) + ((u4(quad) & 1) << 3))
         return bf16_low(low), bf16_high(low), bf16_low(high), bf16_high(high)
 
     return of_shared if form.kept else of_memory
@@ -185,18 +185,18 @@ def normaliser(form: Form) -> Any:
     def run(raw, y, kept, scales, own_scales, of, k0, t, first, pixels, K):
         held = cuda.local.array(FLOATS, f4)
         own = cuda.local.array(4, f4)
-        quad = i4(t & i4(QUADS - 1))
+        quad = t & QUADS - 1
         for e in range(4):
-            own[e] = scales[own_scales + quad * i4(4) + i4(e)]
+            own[e] = scales[own_scales + quad * 4 + e]
             if S0:
                 of[e] = divide(of[e], own[e])
-        pixel = i4(u4(t) // u4(QUADS))
+        pixel = t // QUADS
         while pixel < pixels:
-            at = i8(first + pixel) * i8(K) + i8(k0 + quad * i4(4))
+            at = i8(first + pixel) * K + (k0 + quad * 4)
             for i in range(ACCESSES):
                 # Beyond the last pixel the thread's first is read once more: loads without branches, all in flight.
-                inside = pixel + i4(i * ROWS) < pixels
-                here, there = (at + i8(i * ROWS) * i8(K), pixel + i4(i * ROWS)) if inside else (at, pixel)
+                inside = pixel + i * ROWS < pixels
+                here, there = (at + i8(i * ROWS) * K, pixel + i * ROWS) if inside else (at, pixel)
                 held[4 * i], held[4 * i + 1], held[4 * i + 2], held[4 * i + 3] = read(raw, kept, here, there, quad)
             for i in range(ACCESSES):
                 for e in range(4):
@@ -205,8 +205,8 @@ def normaliser(form: Form) -> Any:
                         held[4 * i + e] = of[e] * x * sigmoid(of[8 + e] * x) + of[4 + e]
                     else:
                         held[4 * i + e] = of[e] * divide(x, larger(of[12 + e], of[8 + e] * x + own[e])) + of[4 + e]
-                if pixel + i4(i * ROWS) < pixels:
-                    store(y, at + i8(i * ROWS) * i8(K), held[4 * i], held[4 * i + 1], held[4 * i + 2], held[4 * i + 3])
-            pixel = i4(pixel + i4(ACCESSES * ROWS))
+                if pixel + i * ROWS < pixels:
+                    store(y, at + i8(i * ROWS) * K, held[4 * i], held[4 * i + 1], held[4 * i + 2], held[4 * i + 3])
+            pixel += ACCESSES * ROWS
 
     return run

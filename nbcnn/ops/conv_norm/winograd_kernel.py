@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from nbcnn.gpu.language import cuda, f4, i4, jit, u4
+from nbcnn.gpu.language import cuda, f4, jit, u4
 from nbcnn.ops.activations.sigmoid import divide
 from nbcnn.ops.conv.winograd.transform import tile_of_points
 from nbcnn.ops.kernel.loops import unrolled
@@ -97,28 +97,28 @@ def _making(slab: Slab, stores: bool) -> Any:
     def run(memory, sums, z, points, b, tid, image, n, c, tiles):
         out = cuda.local.array(FLOATS, f4)
         for i in range(MOMENTS * QUAD):
-            sums[i] = f4(0)
+            sums[i] = 0.0
         item = tid
-        while item < i4(ITEMS):
-            tile = i4(u4(item) // u4(QUADS))
-            make(out, points, b, i4(image * i4(TILES) + tile), i4(u4(c) // u4(QUAD)), tiles, i4(K // QUAD))
+        while item < ITEMS:
+            tile = item // QUADS
+            make(out, points, b, image * TILES + tile, c // QUAD, tiles, K // QUAD)
             if STORES:
                 # 2·line rows of W pixels, then 2·across pixels, with tile = line·W/2 + across.
-                pixel0 = i4(i4(2) * i4(tile + i4(u4(tile) // u4(ACROSS)) * i4(ACROSS)))
-                at = i4(i4(n * i4(H * W) + pixel0) * i4(K) + c)
+                pixel0 = 2 * (tile + tile // ACROSS * ACROSS)
+                at = (n * (H * W) + pixel0) * K + c
                 for p in range(PIXELS):
-                    store4(z, i4(at + i4((p // 2 * W + p % 2) * K)), out[4 * p], out[4 * p + 1], out[4 * p + 2], out[4 * p + 3])
+                    store4(z, at + (p // 2 * W + p % 2) * K, out[4 * p], out[4 * p + 1], out[4 * p + 2], out[4 * p + 3])
             if KEEPS:
                 for p in range(PIXELS):
-                    shared_store4(memory, i4(item * i4(QUAD) + i4(QUAD * ITEMS * p)), out[4 * p], out[4 * p + 1], out[4 * p + 2], out[4 * p + 3])
+                    shared_store4(memory, item * QUAD + QUAD * ITEMS * p, out[4 * p], out[4 * p + 1], out[4 * p + 2], out[4 * p + 3])
             for q in range(QUAD):
                 sums[q] = out[q] if item == tid else sums[q]
                 for p in range(PIXELS):
                     away = out[QUAD * p + q] - sums[q]
                     sums[QUAD + q] += away
                     sums[2 * QUAD + q] += away * away
-            item = i4(item + i4(THREADS))
-        return i4(u4(i4(item - tid)) // u4(THREADS))
+            item += THREADS
+        return (item - tid) // THREADS
 
     return run
 
@@ -135,20 +135,20 @@ def _joining(slab: Slab, tells: bool) -> Any:
 
     @jit(device=True)
     def run(memory, shift, std, tid, at, eps):
-        warp, lane = i4(u4(tid) // u4(WARP)), i4(tid & i4(WARP - 1))
+        warp, lane = tid // WARP, tid & WARP - 1
         for round in range(TURNS):
-            group = i4(warp + i4(round * WARPS))
-            own, squares, count = f4(0), f4(0), f4(0)
-            if lane < i4(WARPS) and group < i4(GROUPS):
-                of = u4(i4(FIRST) + i4(group * i4(WARPS)) + lane)
-                own, squares, count = memory[of], memory[u4(u4(ALL) + of)], memory[u4(u4(2 * ALL) + of)]
+            group = warp + round * WARPS
+            own, squares, count = 0.0, 0.0, 0.0
+            if lane < WARPS and group < GROUPS:
+                of = u4(FIRST + group * WARPS + lane)
+                own, squares, count = memory[of], memory[ALL + of], memory[2 * ALL + of]
             mean = across(own * count) * f4(1 / COUNT)
             away = own - mean
             s = f4(math.sqrt(across(squares + count * away * away) * f4(1 / COUNT) + eps))
-            if lane == i4(0) and group < i4(GROUPS):
-                memory[u4(u4(SCALES) + u4(group))] = s
+            if lane == 0 and group < GROUPS:
+                memory[SCALES + group] = s
                 if TELLS:
-                    shift[u4(at + group)], std[u4(at + group)] = mean - memory[u4(u4(LEADS) + u4(group))], s
+                    shift[at + group], std[at + group] = mean - memory[LEADS + group], s
 
     return run
 
@@ -167,13 +167,13 @@ def _normalising(slab: Slab, s0: bool) -> Any:
         @jit(device=True)
         def run(memory, y, item, at, factors, plus, slopes, scales, leasts):
             made = cuda.local.array(QUAD, f4)
-            x = shared_load4(memory, i4(item * i4(QUAD) + i4(FROM)))
+            x = shared_load4(memory, item * QUAD + FROM)
             for q in range(QUAD):
                 if S0:
-                    made[q] = factors[q] * x[q] * reciprocal(f4(1) + exp2(slopes[q] * x[q])) + plus[q]
+                    made[q] = factors[q] * x[q] * reciprocal(1.0 + exp2(slopes[q] * x[q])) + plus[q]
                 else:
                     made[q] = factors[q] * (x[q] * reciprocal(larger(leasts[q], slopes[q] * x[q] + scales[q]))) + plus[q]
-            store4(y, i4(at + i4(BEHIND)), made[0], made[1], made[2], made[3])
+            store4(y, at + BEHIND, made[0], made[1], made[2], made[3])
 
         return run
 
@@ -182,11 +182,11 @@ def _normalising(slab: Slab, s0: bool) -> Any:
     @jit(device=True)
     def run(memory, y, tid, n, c, factors, plus, slopes, scales, leasts):
         item = tid
-        while item < i4(ITEMS):
-            tile = i4(u4(item) // u4(QUADS))
-            pixel0 = i4(i4(2) * i4(tile + i4(u4(tile) // u4(ACROSS)) * i4(ACROSS)))
-            pixels(memory, y, item, i4(i4(n * i4(H * W) + pixel0) * i4(K) + c), factors, plus, slopes, scales, leasts)
-            item = i4(item + i4(THREADS))
+        while item < ITEMS:
+            tile = item // QUADS
+            pixel0 = 2 * (tile + tile // ACROSS * ACROSS)
+            pixels(memory, y, item, (n * (H * W) + pixel0) * K + c, factors, plus, slopes, scales, leasts)
+            item += THREADS
 
     return run
 
@@ -212,22 +212,22 @@ def image_norm_kernel(slab: Slab, end: str) -> Any:
         """
         memory = cuda.shared.array(0, f4)  # the only shared array, so that it begins where accesses of 16 bytes may
         sums = cuda.local.array(SUMS, f4)
-        tid, block = i4(cuda.threadIdx.x), i4(cuda.blockIdx.x)
-        image = i4(u4(block) // u4(SLABS))
-        c0 = i4((block - image * i4(SLABS)) * i4(CHANNELS))
-        quad = i4(tid & i4(QUADS - 1))
-        n, c = i4(first + image), i4(c0 + quad * i4(QUAD))
+        tid, block = cuda.threadIdx.x, cuda.blockIdx.x
+        image = block // SLABS
+        c0 = (block - image * SLABS) * CHANNELS
+        quad = tid & QUADS - 1
+        n, c = first + image, c0 + quad * QUAD
         items = make(memory, sums, z, points, b, tid, image, n, c, tiles)
-        if TELLS and tid < i4(QUADS):
+        if TELLS and tid < QUADS:
             # The image's first pixel, and of its channels those that begin a group.
             for q in range(QUAD):
-                own = i4(quad * i4(QUAD) + i4(q))
-                group = i4(u4(own) // u4(GROUP))
-                if own == group * i4(GROUP):
-                    memory[u4(u4(LEADS) + u4(group))] = sums[q]
+                own = quad * QUAD + q
+                group = own // GROUP
+                if own == group * GROUP:
+                    memory[LEADS + group] = sums[q]
         spread(memory, sums, items, tid)
         cuda.syncthreads()
-        join(memory, shift, std, tid, i4(i4(n * i4(GROUPS_OF_IMAGE)) + i4(u4(c0) // u4(GROUP))), eps)
+        join(memory, shift, std, tid, n * GROUPS_OF_IMAGE + c0 // GROUP, eps)
         if NORMALISES:
             scales = cuda.local.array(QUAD, f4)
             factors = cuda.local.array(QUAD, f4)
@@ -237,10 +237,10 @@ def image_norm_kernel(slab: Slab, end: str) -> Any:
             of_batch = load4(running, c) if RUNS else vs
             cuda.syncthreads()
             for q in range(QUAD):
-                scales[q] = memory[u4(u4(SCALES) + u4(i4(quad * i4(QUAD) + i4(q))) // u4(GROUP))]
+                scales[q] = memory[SCALES + (quad * QUAD + q) // GROUP]
                 factors[q] = divide(gammas[q], scales[q]) if S0 else gammas[q]
                 slopes[q] = vs[q] * f4(-LOG2E) if S0 else vs[q]
-                leasts[q] = f4(math.sqrt(of_batch[q] + eps)) if RUNS else f4(0)
+                leasts[q] = f4(math.sqrt(of_batch[q] + eps)) if RUNS else 0.0
             normalise(memory, y, tid, n, c, factors, plus, slopes, scales, leasts)
 
     return winograd_image_norm_kernel

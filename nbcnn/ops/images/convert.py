@@ -47,22 +47,22 @@ def transpose_kernel(source: str, target: str) -> Any:
     @jit()
     def transpose_kernel(x, y, rows, cols, row_tiles, col_tiles):
         tile = cuda.shared.array((TILE, PITCH), f4)
-        tx, ty = i4(cuda.threadIdx.x), i4(cuda.threadIdx.y)
-        rest, col_tile = split(i4(cuda.blockIdx.x), col_tiles)
+        tx, ty = cuda.threadIdx.x, cuda.threadIdx.y
+        rest, col_tile = split(cuda.blockIdx.x, col_tiles)
         matrix, row_tile = split(rest, row_tiles)
-        base = i4(matrix * rows * cols)
-        row0, col0 = i4(row_tile * i4(TILE)), i4(col_tile * i4(TILE))
+        base = matrix * rows * cols
+        row0, col0 = row_tile * TILE, col_tile * TILE
         # Load always, from a clamped place: a load under a branch would wait for the one before.
-        col = i4(min(col0 + tx, cols - i4(1)))
+        col = min(col0 + tx, cols - 1)
         for k in range(0, TILE, TILE_ROWS):
-            row = i4(min(row0 + ty + i4(k), rows - i4(1)))
-            tile[ty + i4(k), tx] = load(x, i4(base + row * cols + col))
+            row = min(row0 + ty + k, rows - 1)
+            tile[ty + k, tx] = load(x, base + row * cols + col)
         cuda.syncthreads()
-        row = i4(row0 + tx)
+        row = row0 + tx
         for k in range(0, TILE, TILE_ROWS):
-            col = i4(col0 + ty + i4(k))
+            col = col0 + ty + k
             if (row < rows) & (col < cols):
-                store(y, i4(base + col * rows + row), tile[tx, ty + i4(k)])
+                store(y, base + col * rows + row, tile[tx, ty + k])
 
     return transpose_kernel
 
@@ -83,7 +83,7 @@ def transpose_narrow_kernel(source: str, target: str) -> Any:
         if i < count:
             rest, row = split(i, rows)
             matrix, col = split(rest, cols)
-            store(y, i, load(x, i4((matrix * rows + row) * cols + col)))
+            store(y, i, load(x, (matrix * rows + row) * cols + col))
 
     return transpose_narrow_kernel
 

@@ -91,9 +91,9 @@ def philox_words(c0, c1, c2, c3, k0, k1):
     for _ in range(ROUNDS):
         a = u8(u8(c0) * u8(M0))
         b = u8(u8(c2) * u8(M1))
-        c0 = u4(u4(b >> u8(WORD_BITS)) ^ c1 ^ k0)
+        c0 = u4(b >> u8(WORD_BITS)) ^ c1 ^ k0
         c1 = u4(b & u8(LOW_WORD))
-        c2 = u4(u4(a >> u8(WORD_BITS)) ^ c3 ^ k1)
+        c2 = u4(a >> u8(WORD_BITS)) ^ c3 ^ k1
         c3 = u4(a & u8(LOW_WORD))
         k0 = u4((u8(k0) + u8(W0)) & u8(LOW_WORD))
         k1 = u4((u8(k1) + u8(W1)) & u8(LOW_WORD))
@@ -106,7 +106,7 @@ def coin_of(index, state):
     seed = state[SEED]
     low, high = u4(seed & i8(LOW_WORD)), u4((seed >> i8(WORD_BITS)) & i8(LOW_WORD))
     word, _, _, _ = philox_words(u4(index), u4(state[EPOCH] & i8(LOW_WORD)), u4(0), u4(0), low, high)
-    return u4(word & u4(1))
+    return word & u4(1)
 
 
 @functools.cache
@@ -124,23 +124,23 @@ def gather_kernel(kind: str, layout: str, flip: bool, width: int) -> Any:
         """
         n = cuda.blockIdx.x
         volume = u4(C * plane)
-        first = u4((u4(cuda.blockIdx.y) * u4(THREADS) + u4(cuda.threadIdx.x)) * u4(width))
+        first = (u4(cuda.blockIdx.y) * THREADS + cuda.threadIdx.x) * width
         if first < volume:
             index = order[state[POSITION] + i8(n)]
-            image = i8(index) * i8(volume)
+            image = i8(index) * volume
             mirror = u4(0)
             if flip:
                 mirror = coin_of(index, state)
             values = cuda.local.array(4, types.float32)
             for j in range(width):
                 # Unsigned: Numba's signed division is carried out in 64 bits.
-                e = u4(first + u4(j))
-                source = u4(e % C * plane + e // C) if channels_last else e
+                e = first + j
+                source = e % C * plane + e // C if channels_last else e
                 if flip and mirror != u4(0):
                     # H·W is a multiple of W, so the column survives the modulus in any plane.
-                    source = u4(source + W - u4(1) - u4(2) * (source % W))
+                    source = source + W - 1 - 2 * (source % W)
                 values[j] = f4(images[image + i8(source)]) * f4(SCALE)
-            place = i8(n) * i8(volume) + i8(first)
+            place = i8(n) * volume + first
             if width == 4:
                 store4(x, place, values[0], values[1], values[2], values[3])
             else:

@@ -61,16 +61,16 @@ def index_io(lanes: int) -> tuple[Any, Any]:
         def load(index, i, into):
             word = u4(index[i])
             for lane in range(4):
-                into[lane] = i4((word >> u4(8 * lane)) & u4(255))
+                into[lane] = i4((word >> 8 * lane) & 255)
 
         @jit(device=True)
         def store(index, i, values):
-            index[i] = u4(values[0]) | u4(values[1]) << u4(8) | u4(values[2]) << u4(16) | u4(values[3]) << u4(24)
+            index[i] = values[0] | u4(values[1]) << 8 | u4(values[2]) << 16 | u4(values[3]) << 24
     else:
 
         @jit(device=True)
         def load(index, i, into):
-            into[0] = i4(index[i])
+            into[0] = index[i]
 
         @jit(device=True)
         def store(index, i, values):
@@ -103,15 +103,15 @@ def fprop_kernel(kind: str, lanes: int, size: int, stride: int) -> Any:
         if i >= count:
             return
         o, p, q, group = position(i, P, Q, groups)
-        first = place(o, p * i4(stride), q * i4(stride), group, H, W, groups)
+        first = place(o, p * stride, q * stride, group, H, W, groups)
         value, best, winner = cuda.local.array(lanes, f4), cuda.local.array(lanes, f4), cuda.local.array(lanes, i4)
         for lane in range(lanes):
-            best[lane], winner[lane] = LOWEST, i4(0)
+            best[lane], winner[lane] = LOWEST, 0
         for r in range(size):
             for s in range(size):
-                load(x, i4(first + (i4(r) * W + i4(s)) * groups), value)
+                load(x, first + (r * W + s) * groups, value)
                 for lane in range(lanes):
-                    best[lane], winner[lane] = _larger(value[lane], i4(r * size + s), best[lane], winner[lane])
+                    best[lane], winner[lane] = _larger(value[lane], r * size + s, best[lane], winner[lane])
         store(y, i, best)
         store_index(index, i, winner)
 
@@ -136,22 +136,22 @@ def dgrad_kernel(kind: str, lanes: int, size: int, stride: int) -> Any:
         if i >= count:
             return
         o, h, w, group = position(i, H, W, groups)
-        p0, r0 = split(h, i4(stride))
-        q0, s0 = split(w, i4(stride))
+        p0, r0 = split(h, stride)
+        q0, s0 = split(w, stride)
         total, part, winner = cuda.local.array(lanes, f4), cuda.local.array(lanes, f4), cuda.local.array(lanes, i4)
         for lane in range(lanes):
-            total[lane] = f4(0)
+            total[lane] = 0.0
         for j in range(reach):
             for k in range(reach):
-                p, q, r, s = i4(p0 - j), i4(q0 - k), i4(r0 + j * stride), i4(s0 + k * stride)
+                p, q, r, s = p0 - j, q0 - k, r0 + j * stride, s0 + k * stride
                 inside = (r < size) & (s < size) & (p >= 0) & (p < P) & (q >= 0) & (q < Q)
                 # Load always, from a clamped place: a load under a branch would wait for the one before.
-                near_p, near_q = i4(min(max(p, i4(0)), P - i4(1))), i4(min(max(q, i4(0)), Q - i4(1)))
+                near_p, near_q = min(max(p, 0), P - 1), min(max(q, 0), Q - 1)
                 window = place(o, near_p, near_q, group, P, Q, groups)
                 load(dy, window, part)
                 load_index(index, window, winner)
                 for lane in range(lanes):
-                    total[lane] += part[lane] if inside & (winner[lane] == i4(r * size + s)) else f4(0)
+                    total[lane] += part[lane] if inside & (winner[lane] == r * size + s) else 0.0
         store(dx, i, total)
 
     return maxpool_dgrad_kernel
@@ -177,15 +177,15 @@ def dgrad_tile_kernel(kind: str, lanes: int, size: int) -> Any:
             return
         o, p, q, group = position(i, tiles_h, tiles_w, groups)
         part, chosen, winner = cuda.local.array(lanes, f4), cuda.local.array(lanes, f4), cuda.local.array(lanes, i4)
-        window = place(o, min(p, P - i4(1)), min(q, Q - i4(1)), group, P, Q, groups)
+        window = place(o, min(p, P - 1), min(q, Q - 1), group, P, Q, groups)
         load(dy, window, part)
         load_index(index, window, winner)
         inside = (p < P) & (q < Q)
         for r in range(size):
             for s in range(size):
-                h, w = i4(p * i4(size) + i4(r)), i4(q * i4(size) + i4(s))
+                h, w = p * size + r, q * size + s
                 for lane in range(lanes):
-                    chosen[lane] = part[lane] if inside & (winner[lane] == i4(r * size + s)) else f4(0)
+                    chosen[lane] = part[lane] if inside & (winner[lane] == r * size + s) else 0.0
                 if (h < H) & (w < W):
                     store(dx, place(o, h, w, group, H, W, groups), chosen)
 
@@ -195,9 +195,9 @@ def dgrad_tile_kernel(kind: str, lanes: int, size: int) -> Any:
 @jit(device=True)
 def _largest(a, b, c, d):
     """(largest, its tap) of the 2 × 2 window a b / c d."""
-    best, winner = _larger(b, i4(1), a, i4(0))
-    best, winner = _larger(c, i4(2), best, winner)
-    return _larger(d, i4(3), best, winner)
+    best, winner = _larger(b, 1, a, 0)
+    best, winner = _larger(c, 2, best, winner)
+    return _larger(d, 3, best, winner)
 
 
 @cache
@@ -217,17 +217,17 @@ def fprop_rows_kernel(kind: str) -> Any:
             return
         rest, quad = split(i, quads)
         o, p = split(rest, P)
-        top = i4((o * H + i4(2) * p) * W + i4(8) * quad)
+        top = (o * H + 2 * p) * W + 8 * quad
         a0, a1, a2, a3 = load4(x, top)
-        a4, a5, a6, a7 = load4(x, top + i4(4))
+        a4, a5, a6, a7 = load4(x, top + 4)
         b0, b1, b2, b3 = load4(x, top + W)
-        b4, b5, b6, b7 = load4(x, top + W + i4(4))
+        b4, b5, b6, b7 = load4(x, top + W + 4)
         y0, k0 = _largest(a0, a1, b0, b1)
         y1, k1 = _largest(a2, a3, b2, b3)
         y2, k2 = _largest(a4, a5, b4, b5)
         y3, k3 = _largest(a6, a7, b6, b7)
-        store4(y, i4(4) * i, y0, y1, y2, y3)
-        index[i] = u4(k0) | u4(k1) << u4(8) | u4(k2) << u4(16) | u4(k3) << u4(24)
+        store4(y, 4 * i, y0, y1, y2, y3)
+        index[i] = k0 | u4(k1) << 8 | u4(k2) << 16 | u4(k3) << 24
 
     return maxpool_fprop_rows_kernel
 
@@ -249,17 +249,17 @@ def dgrad_rows_kernel(kind: str) -> Any:
             return
         rest, pair = split(i, pairs)
         o, p = split(rest, tiles_h)
-        window = i4((o * P + min(p, P - i4(1))) * pairs + pair)
-        left, right = load(dy, i4(i4(2) * window)), load(dy, i4(i4(2) * window + i4(1)))
-        word = i4(index[window])
+        window = (o * P + min(p, P - 1)) * pairs + pair
+        left, right = load(dy, 2 * window), load(dy, 2 * window + 1)
+        word = index[window]
         # 4 is no tap of a 2 × 2 window: nothing is chosen in a row without windows.
-        tap_left, tap_right = (word & i4(255), word >> i4(8)) if p < P else (i4(4), i4(4))
+        tap_left, tap_right = (word & 255, word >> 8) if p < P else (4, 4)
         for r in range(2):
-            h = i4(i4(2) * p + i4(r))
+            h = 2 * p + r
             if h < H:
-                a, b = left if tap_left == 2 * r else f4(0), left if tap_left == 2 * r + 1 else f4(0)
-                c, d = right if tap_right == 2 * r else f4(0), right if tap_right == 2 * r + 1 else f4(0)
-                store4(dx, i4((o * H + h) * W + i4(4) * pair), a, b, c, d)
+                a, b = left if tap_left == 2 * r else 0.0, left if tap_left == 2 * r + 1 else 0.0
+                c, d = right if tap_right == 2 * r else 0.0, right if tap_right == 2 * r + 1 else 0.0
+                store4(dx, (o * H + h) * W + 4 * pair, a, b, c, d)
 
     return maxpool_dgrad_rows_kernel
 

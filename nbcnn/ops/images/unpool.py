@@ -26,8 +26,8 @@ from nbcnn.ops.ptx.vector import load_bf16x8, store_bf16x8
 def _kept(word, places, tap):
     """The two bfloat16 of a word, each where its place (the lower and the next two bits of `places`) is `tap`, else 0."""
     low = u4(0xFFFF) if (places & u4(3)) == tap else u4(0)
-    high = u4(0xFFFF0000) if ((places >> u4(2)) & u4(3)) == tap else u4(0)
-    return u4(word & (low | high))
+    high = u4(0xFFFF0000) if ((places >> 2) & u4(3)) == tap else u4(0)
+    return word & (low | high)
 
 
 @jit()
@@ -43,14 +43,14 @@ def unpool_pairs_kernel(dy, index, dx, count, P, Q, groups):
         return
     n, p, q, group = position(i, P, Q, groups)
     places = u4(index[i])
-    a, b, c, d = load_bf16x8(dy, i4(i4(8) * i))
+    a, b, c, d = load_bf16x8(dy, 8 * i)
     for r in range(2):
         for s in range(2):
             tap = u4(2 * r + s)
-            at = place(n, i4(i4(2) * p + i4(r)), i4(i4(2) * q + i4(s)), group, i4(i4(2) * P), i4(i4(2) * Q), groups)
-            kept_a, kept_b = _kept(a, places, tap), _kept(b, places >> u4(4), tap)
-            kept_c, kept_d = _kept(c, places >> u4(8), tap), _kept(d, places >> u4(12), tap)
-            store_bf16x8(dx, i4(i4(8) * at), kept_a, kept_b, kept_c, kept_d)
+            at = place(n, 2 * p + r, 2 * q + s, group, 2 * P, 2 * Q, groups)
+            kept_a, kept_b = _kept(a, places, tap), _kept(b, places >> 4, tap)
+            kept_c, kept_d = _kept(c, places >> 8, tap), _kept(d, places >> 12, tap)
+            store_bf16x8(dx, 8 * at, kept_a, kept_b, kept_c, kept_d)
 
 
 @cache
@@ -75,13 +75,13 @@ def unpool_kernel(kind: str, lanes: int) -> Any:
             places = u4(index[i])
         else:
             window, channel = split(i, groups)
-            bytes_a_window = i4(i4(groups + i4(3)) >> i4(2))
-            places = u4(index[i4(window * bytes_a_window + (channel >> i4(2)))]) >> u4(u4(2) * u4(channel & i4(3)))
+            bytes_a_window = groups + 3 >> 2
+            places = u4(index[window * bytes_a_window + (channel >> 2)]) >> u4(2) * (channel & 3)
         for r in range(2):
             for s in range(2):
                 for lane in range(lanes):
-                    kept[lane] = value[lane] if ((places >> u4(2 * lane)) & u4(3)) == u4(2 * r + s) else f4(0)
-                at = place(n, i4(i4(2) * p + i4(r)), i4(i4(2) * q + i4(s)), group, i4(i4(2) * P), i4(i4(2) * Q), groups)
+                    kept[lane] = value[lane] if ((places >> 2 * lane) & 3) == u4(2 * r + s) else 0.0
+                at = place(n, 2 * p + r, 2 * q + s, group, 2 * P, 2 * Q, groups)
                 store(dx, at, kept)
 
     return unpool_kernel

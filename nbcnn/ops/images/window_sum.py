@@ -55,13 +55,13 @@ def sum_kernel(kind: str, lanes: int, size: int, stride: int) -> Any:
         if i >= count:
             return
         o, p, q, group = position(i, P, Q, groups)
-        first = place(o, p * i4(stride), q * i4(stride), group, H, W, groups)
+        first = place(o, p * stride, q * stride, group, H, W, groups)
         total, part = cuda.local.array(lanes, f4), cuda.local.array(lanes, f4)
         for lane in range(lanes):
-            total[lane] = f4(0)
+            total[lane] = 0.0
         for r in range(size):
             for s in range(size):
-                load(large, i4(first + (i4(r) * W + i4(s)) * groups), part)
+                load(large, first + (r * W + s) * groups, part)
                 for lane in range(lanes):
                     total[lane] += part[lane]
         for lane in range(lanes):
@@ -88,20 +88,20 @@ def spread_kernel(kind: str, lanes: int, size: int, stride: int) -> Any:
         if i >= count:
             return
         o, h, w, group = position(i, H, W, groups)
-        p0, r0 = split(h, i4(stride))
-        q0, s0 = split(w, i4(stride))
+        p0, r0 = split(h, stride)
+        q0, s0 = split(w, stride)
         total, part = cuda.local.array(lanes, f4), cuda.local.array(lanes, f4)
         for lane in range(lanes):
-            total[lane] = f4(0)
+            total[lane] = 0.0
         for j in range(reach):
             for k in range(reach):
-                p, q = i4(p0 - j), i4(q0 - k)
+                p, q = p0 - j, q0 - k
                 inside = (r0 + j * stride < size) & (s0 + k * stride < size) & (p >= 0) & (p < P) & (q >= 0) & (q < Q)
                 # Load always, from a clamped place: a load under a branch would wait for the one before.
-                near_p, near_q = i4(min(max(p, i4(0)), P - i4(1))), i4(min(max(q, i4(0)), Q - i4(1)))
+                near_p, near_q = min(max(p, 0), P - 1), min(max(q, 0), Q - 1)
                 load(small, place(o, near_p, near_q, group, P, Q, groups), part)
                 for lane in range(lanes):
-                    total[lane] += part[lane] if inside else f4(0)
+                    total[lane] += part[lane] if inside else 0.0
         for lane in range(lanes):
             total[lane] *= scale
         store(large, i, total)
@@ -128,13 +128,13 @@ def tile_kernel(kind: str, lanes: int, size: int) -> Any:
             return
         o, p, q, group = position(i, tiles_h, tiles_w, groups)
         value = cuda.local.array(lanes, f4)
-        load(small, place(o, min(p, P - i4(1)), min(q, Q - i4(1)), group, P, Q, groups), value)
+        load(small, place(o, min(p, P - 1), min(q, Q - 1), group, P, Q, groups), value)
         inside = (p < P) & (q < Q)
         for lane in range(lanes):
-            value[lane] = value[lane] * scale if inside else f4(0)
+            value[lane] = value[lane] * scale if inside else 0.0
         for r in range(size):
             for s in range(size):
-                h, w = i4(p * i4(size) + i4(r)), i4(q * i4(size) + i4(s))
+                h, w = p * size + r, q * size + s
                 if (h < H) & (w < W):
                     store(large, place(o, h, w, group, H, W, groups), value)
 
@@ -158,13 +158,13 @@ def row_sum_kernel(kind: str) -> Any:
             return
         rest, quad = split(i, quads)
         o, p = split(rest, P)
-        top = i4((o * H + i4(2) * p) * W + i4(8) * quad)
+        top = (o * H + 2 * p) * W + 8 * quad
         a0, a1, a2, a3 = load4(large, top)
-        a4, a5, a6, a7 = load4(large, top + i4(4))
+        a4, a5, a6, a7 = load4(large, top + 4)
         b0, b1, b2, b3 = load4(large, top + W)
-        b4, b5, b6, b7 = load4(large, top + W + i4(4))
+        b4, b5, b6, b7 = load4(large, top + W + 4)
         s0, s1, s2, s3 = a0 + a1 + b0 + b1, a2 + a3 + b2 + b3, a4 + a5 + b4 + b5, a6 + a7 + b6 + b7
-        store4(small, i4(4) * i, s0 * scale, s1 * scale, s2 * scale, s3 * scale)
+        store4(small, 4 * i, s0 * scale, s1 * scale, s2 * scale, s3 * scale)
 
     return window_row_sum_kernel
 
@@ -186,13 +186,13 @@ def row_spread_kernel(kind: str) -> Any:
             return
         rest, pair = split(i, pairs)
         o, p = split(rest, tiles_h)
-        window = i4(((o * P + min(p, P - i4(1))) * pairs + pair) * i4(2))
-        factor = scale if p < P else f4(0)
-        left, right = load(small, window) * factor, load(small, i4(window + i4(1))) * factor
+        window = ((o * P + min(p, P - 1)) * pairs + pair) * 2
+        factor = scale if p < P else 0.0
+        left, right = load(small, window) * factor, load(small, window + 1) * factor
         for r in range(2):
-            h = i4(i4(2) * p + i4(r))
+            h = 2 * p + r
             if h < H:
-                store4(large, i4((o * H + h) * W + i4(4) * pair), left, left, right, right)
+                store4(large, (o * H + h) * W + 4 * pair, left, left, right, right)
 
     return window_row_spread_kernel
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, f4, i4, jit
+from nbcnn.gpu.language import cuda, f4, jit
 from nbcnn.ops.kernel.call import Call, Launch, blocks
 from nbcnn.ops.kernel.stored import kinds, scalar_io, vector_io
 from nbcnn.plan.shapes import numel
@@ -65,16 +65,16 @@ def unary(name: str, function: Any, source: str = "float32", target: str = "floa
 
     def body(x, y, count):
         a = cuda.local.array(FLOATS, f4)
-        start = i4(i4(cuda.blockIdx.x) * i4(ALL)) + i4(4) * i4(cuda.threadIdx.x)
-        if start + i4(ALL - SPAN + 4) <= count:
+        start = cuda.blockIdx.x * ALL + 4 * cuda.threadIdx.x
+        if start + ALL - SPAN + 4 <= count:
             for v in range(VECTORS):
-                a[4 * v], a[4 * v + 1], a[4 * v + 2], a[4 * v + 3] = load4(x, start + i4(v * SPAN))
+                a[4 * v], a[4 * v + 1], a[4 * v + 2], a[4 * v + 3] = load4(x, start + v * SPAN)
             for v in range(VECTORS):
-                store4(y, start + i4(v * SPAN), function(a[4 * v]), function(a[4 * v + 1]), function(a[4 * v + 2]), function(a[4 * v + 3]))
+                store4(y, start + v * SPAN, function(a[4 * v]), function(a[4 * v + 1]), function(a[4 * v + 2]), function(a[4 * v + 3]))
         else:
             for vector in range(VECTORS):
                 for lane in range(4):
-                    i = start + i4(vector) * i4(SPAN) + i4(lane)
+                    i = start + vector * SPAN + lane
                     if i < count:
                         store(y, i, function(load(x, i)))
 
@@ -98,19 +98,19 @@ def binary(name: str, function: Any, kind: str = "float32") -> Any:
     def body(a, b, z, count):
         c = cuda.local.array(FLOATS, f4)
         d = cuda.local.array(FLOATS, f4)
-        start = i4(i4(cuda.blockIdx.x) * i4(ALL)) + i4(4) * i4(cuda.threadIdx.x)
-        if start + i4(ALL - SPAN + 4) <= count:
+        start = cuda.blockIdx.x * ALL + 4 * cuda.threadIdx.x
+        if start + ALL - SPAN + 4 <= count:
             for v in range(VECTORS):
-                c[4 * v], c[4 * v + 1], c[4 * v + 2], c[4 * v + 3] = load4(a, start + i4(v * SPAN))
-                d[4 * v], d[4 * v + 1], d[4 * v + 2], d[4 * v + 3] = load4(b, start + i4(v * SPAN))
+                c[4 * v], c[4 * v + 1], c[4 * v + 2], c[4 * v + 3] = load4(a, start + v * SPAN)
+                d[4 * v], d[4 * v + 1], d[4 * v + 2], d[4 * v + 3] = load4(b, start + v * SPAN)
             for v in range(VECTORS):
                 for e in range(4):
                     c[4 * v + e] = function(c[4 * v + e], d[4 * v + e])
-                store4(z, start + i4(v * SPAN), c[4 * v], c[4 * v + 1], c[4 * v + 2], c[4 * v + 3])
+                store4(z, start + v * SPAN, c[4 * v], c[4 * v + 1], c[4 * v + 2], c[4 * v + 3])
         else:
             for vector in range(VECTORS):
                 for lane in range(4):
-                    i = start + i4(vector) * i4(SPAN) + i4(lane)
+                    i = start + vector * SPAN + lane
                     if i < count:
                         store(z, i, function(load(a, i), load(b, i)))
 

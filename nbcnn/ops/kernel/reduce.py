@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, i4, jit, types
+from nbcnn.gpu.language import cuda, jit, types
 from nbcnn.ops.kernel.call import Launch
 
 THREADS = 256
@@ -48,16 +48,16 @@ def team_reduction(team: int, combine: Any) -> Any:
 
     @jit(device=True)
     def reduction(values, value):
-        tid = i4(cuda.threadIdx.x)
-        lane = i4(tid & i4(team - 1))
+        tid = cuda.threadIdx.x
+        lane = tid & team - 1
         values[tid] = value
         cuda.syncthreads()
-        half = i4(first_half)
-        while half > i4(0):
+        half = first_half
+        while half > 0:
             if lane < half:
                 values[tid] = combine(values[tid], values[tid + half])
             cuda.syncthreads()
-            half = i4(half >> i4(1))
+            half >>= 1
         return values[tid - lane]
 
     return reduction
@@ -71,7 +71,7 @@ def sum_of(partials, count):
     """Σ partials[:count] by one block, float64, the same in every thread. Call it once per kernel."""
     sums = cuda.shared.array(THREADS, types.float64)  # 2 KiB
     mine = f8(0)
-    for i in range(i4(cuda.threadIdx.x), count, i4(THREADS)):
+    for i in range(cuda.threadIdx.x, count, THREADS):
         mine += partials[i]
     return block_sum(sums, mine)
 

@@ -16,9 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import i4, jit, u4
+from nbcnn.gpu.language import jit
 from nbcnn.ops.kernel.call import Launch, Shape, blocks
 from nbcnn.ops.kernel.case import Shapes, label_of
+from nbcnn.ops.kernel.loops import quotient
 from nbcnn.ops.kernel.stored import scalar_io, vector_io
 from nbcnn.plan.shapes import window_extent
 
@@ -62,9 +63,9 @@ def launch(kernel: Any, threads: int, arrays: tuple[Any, ...], *scalars: Any) ->
 
 @jit(device=True)
 def split(i, n):
-    """(i // n, i % n) of i >= 0 in 32 bits."""
-    quotient = i4(u4(i) // u4(n))
-    return quotient, i4(i - quotient * n)
+    """(i // n, i % n) of i >= 0."""
+    whole = quotient(i, n)
+    return whole, i - whole * n
 
 
 @jit(device=True)
@@ -79,7 +80,7 @@ def position(i, H, W, groups):
 @jit(device=True)
 def place(o, h, w, group, H, W, groups):
     """The element of an (outer, H, W, groups) array at (o, h, w, group): the inverse of `position`."""
-    return i4(((o * H + h) * W + w) * groups + group)
+    return ((o * H + h) * W + w) * groups + group
 
 
 @cache
@@ -91,11 +92,11 @@ def lane_io(lanes: int, kind: str) -> tuple[Any, Any]:
 
         @jit(device=True)
         def load(array, i, into):
-            into[0], into[1], into[2], into[3] = load4(array, i4(i * i4(4)))
+            into[0], into[1], into[2], into[3] = load4(array, i * 4)
 
         @jit(device=True)
         def store(array, i, values):
-            store4(array, i4(i * i4(4)), values[0], values[1], values[2], values[3])
+            store4(array, i * 4, values[0], values[1], values[2], values[3])
     else:
         load1, store1 = scalar_io(kind)
 

@@ -48,27 +48,27 @@ def fprop_kernel(kind: str, target_kind: str) -> Any:
     @jit()
     def mse_fprop_kernel(y, target, count, scale, total):
         sums = cuda.shared.array(THREADS, types.float64)
-        tid = i4(cuda.threadIdx.x)
-        block = i4(cuda.blockIdx.x)
-        quads = i4(count >> i4(2))
+        tid = cuda.threadIdx.x
+        block = cuda.blockIdx.x
+        quads = count >> 2
         mine = f8(0)
         # Not a range: Numba counts its turns by a 64-bit division when the stride is no constant.
-        start = i4(block * i4(QUADS_PER_BLOCK))
+        start = block * QUADS_PER_BLOCK
         while start < quads:
             for j in range(QUADS):
-                quad = i4(start + i4(j) * i4(THREADS) + tid)
+                quad = start + j * THREADS + tid
                 inside = quad < quads
-                y0, y1, y2, y3 = load4_if(y, i4(quad * i4(4)), inside)
-                t0, t1, t2, t3 = load4_target_if(target, i4(quad * i4(4)), inside)
+                y0, y1, y2, y3 = load4_if(y, quad * 4, inside)
+                t0, t1, t2, t3 = load4_target_if(target, quad * 4, inside)
                 d0, d1, d2, d3 = f8(y0 - t0), f8(y1 - t1), f8(y2 - t2), f8(y3 - t3)
                 mine += d0 * d0 + d1 * d1 + d2 * d2 + d3 * d3
-            start = i4(start + i4(cuda.gridDim.x) * i4(QUADS_PER_BLOCK))
-        tail = i4(i4(4) * quads + tid)
-        if block == i4(0) and tail < count:
+            start += cuda.gridDim.x * QUADS_PER_BLOCK
+        tail = 4 * quads + tid
+        if block == 0 and tail < count:
             d = f8(load(y, tail) - load_target(target, tail))
             mine += d * d
         value = block_sum(sums, mine)
-        if tid == i4(0):
+        if tid == 0:
             total[block] = scale * value
 
     return mse_fprop_kernel
@@ -86,13 +86,13 @@ def dgrad_kernel(kind: str, target_kind: str) -> Any:
     @jit()
     def mse_dgrad_kernel(y, target, dy, count, scale):
         thread = i4(cuda.grid(1))
-        quads = i4(count >> i4(2))
+        quads = count >> 2
         if thread < quads:
-            i = i4(i4(4) * thread)
+            i = 4 * thread
             y0, y1, y2, y3 = load4(y, i)
             t0, t1, t2, t3 = load4_target(target, i)
             store4(dy, i, scale * (y0 - t0), scale * (y1 - t1), scale * (y2 - t2), scale * (y3 - t3))
-        tail = i4(i4(4) * quads + thread)
+        tail = 4 * quads + thread
         if tail < count:
             store(dy, tail, scale * (load(y, tail) - load_target(target, tail)))
 

@@ -49,7 +49,7 @@ def rmsle_dgrad(y: np.ndarray, target: np.ndarray, loss: np.ndarray, dy: np.ndar
 
 @jit(device=True)
 def _log_of(value):
-    return math.log1p(max(value, f4(0)) + f4(EPSILON))
+    return math.log1p(max(value, 0.0) + f4(EPSILON))
 
 
 @functools.cache
@@ -71,10 +71,10 @@ def fprop_kernel(kind: str, target_kind: str) -> Any:
             d = f8(_log_of(p) - _log_of(load_target(target, i)))
             # max drops a NaN: without this line a diverged network would look finite.
             mine += d * d if p == p else f8(p)
-            i = i4(i + i4(THREADS) * i4(cuda.gridDim.x))
+            i += THREADS * cuda.gridDim.x
         value = block_sum(sums, mine)
         if cuda.threadIdx.x == 0:
-            total[i4(cuda.blockIdx.x)] = value
+            total[cuda.blockIdx.x] = value
 
     return rmsle_fprop_kernel
 
@@ -104,11 +104,11 @@ def dgrad_kernel(kind: str, target_kind: str) -> Any:
         i = i4(cuda.grid(1))
         if i < count:
             p = f4(unit * load(y, i))
-            value = f4(0)
+            value = 0.0
             whole = loss[0]
-            if p > f4(0) and whole > f8(0):
+            if p > 0.0 and whole > f8(0):
                 d = _log_of(p) - _log_of(load_target(target, i))
-                value = f4(scale / whole) * (d / (f4(1) + p + f4(EPSILON)))
+                value = f4(scale / whole) * (d / (1.0 + p + f4(EPSILON)))
             store(dy, i, value)
 
     return rmsle_dgrad_kernel

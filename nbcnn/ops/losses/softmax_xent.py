@@ -68,36 +68,36 @@ def fprop_kernel(kind: str, team: int) -> Any:
         maxima = cuda.shared.array(THREADS, types.float32)
         sums = cuda.shared.array(THREADS, types.float32)
         losses = cuda.shared.array(THREADS, types.float64)
-        tid = i4(cuda.threadIdx.x)
-        lane = i4(tid & i4(team - 1))
-        n = i4(i4(cuda.blockIdx.x) * i4(rows_per_block) + (tid - lane) // i4(team))
+        tid = cuda.threadIdx.x
+        lane = tid & team - 1
+        n = cuda.blockIdx.x * rows_per_block + (tid - lane) // team
         start = n * classes
         # A team without a row has nothing to read, but meets the others at the barriers.
-        width = classes if n < rows else i4(0)
+        width = classes if n < rows else 0
 
         biggest = f4(-math.inf)
-        for f in range(lane, width, i4(team)):
+        for f in range(lane, width, team):
             biggest = max(biggest, load(logits, start + f))
         biggest = team_max(maxima, biggest)
 
-        whole = f4(0)
-        for f in range(lane, width, i4(team)):
+        whole = 0.0
+        for f in range(lane, width, team):
             whole += f4(math.exp(load(logits, start + f) - biggest))
         whole = team_sum(sums, whole)
 
-        for f in range(lane, width, i4(team)):
+        for f in range(lane, width, team):
             store(p, start + f, f4(math.exp(load(logits, start + f) - biggest)) / whole)
 
         loss = f8(0)
-        if lane == i4(0) and n < rows:
+        if lane == 0 and n < rows:
             label = labels[n]
-            if label >= i4(0) and label < classes:
+            if 0 <= label < classes:
                 loss = math.log(f8(whole)) - f8(load(logits, start + label) - biggest)
             else:
                 loss = f8(NAN)
         value = block_sum(losses, loss)
-        if tid == i4(0):
-            total[i4(cuda.blockIdx.x)] = scale * value
+        if tid == 0:
+            total[cuda.blockIdx.x] = scale * value
 
     return softmax_xent_fprop_kernel
 
@@ -114,11 +114,10 @@ def dgrad_kernel(kind: str) -> Any:
     def softmax_xent_dgrad_kernel(p, labels, dlogits, rows, classes, scale):
         i = i4(cuda.grid(1))
         if i < rows * classes:
-            # Unsigned: Numba's signed division is carried out in 64 bits.
-            row = i4(types.uint32(i) // types.uint32(classes))
+            row = i // classes
             value = load(p, i)
             if i - row * classes == labels[row]:
-                value -= f4(1)
+                value -= 1.0
             store(dlogits, i, scale * value)
 
     return softmax_xent_dgrad_kernel

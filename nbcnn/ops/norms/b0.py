@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import SIMULATOR, cuda, f4, i4, jit
+from nbcnn.gpu.language import SIMULATOR, cuda, f4, jit
 from nbcnn.ops.kernel import elementwise
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks
 from nbcnn.ops.kernel.loops import power_of_two
@@ -45,23 +45,23 @@ def planes_kernel(kind: str, slab: Slab) -> Any:
         shared 4 bytes a thread; moves 4·x bytes (the second read meets in L1).
         """
         values = cuda.shared.array(THREADS, f4)
-        tid = i4(cuda.threadIdx.x)
-        row = i4(tid // i4(COLUMNS))
-        n, block = split(i4(cuda.blockIdx.x), slabs)
-        c = i4(block * i4(COLUMNS) + (tid & i4(COLUMNS - 1)))
-        pixels = HW if c < C else i4(0)
-        start = i4(n * C * HW + min(c, i4(C - i4(1))) * step_c)
+        tid = cuda.threadIdx.x
+        row = tid // COLUMNS
+        n, block = split(cuda.blockIdx.x, slabs)
+        c = block * COLUMNS + (tid & COLUMNS - 1)
+        pixels = HW if c < C else 0
+        start = n * C * HW + min(c, C - 1) * step_c
         lead = load(x, start)
-        total = f4(0)
-        for p in range(row, pixels, i4(ROWS)):
-            total += load(x, i4(start + p * step_p)) - lead
+        total = 0.0
+        for p in range(row, pixels, ROWS):
+            total += load(x, start + p * step_p) - lead
         offset = in_column(values, total) / f4(HW)
-        total = f4(0)
-        for p in range(row, pixels, i4(ROWS)):
-            centred = load(x, i4(start + p * step_p)) - lead - offset
+        total = 0.0
+        for p in range(row, pixels, ROWS):
+            centred = load(x, start + p * step_p) - lead - offset
             total += centred * centred
         total = in_column(values, total)
-        if c < C and row == i4(0):
+        if c < C and row == 0:
             shift[n * C + c] = offset
             std[n * C + c] = f4(math.sqrt(total / f4(HW) + eps))
 
@@ -81,17 +81,17 @@ def over_images(kind: str, threads: int) -> Any:
 
     @jit(device=True)
     def moments(values, x, shift, std, c, N, C, HW, step_c, eps):
-        tid = i4(cuda.threadIdx.x)
-        lead = load(x, i4(c * step_c))
-        total = f4(0)
-        for n in range(tid, N, i4(THREADS)):
-            total += load(x, i4(n * C * HW + c * step_c)) - lead + shift[n * C + c]
+        tid = cuda.threadIdx.x
+        lead = load(x, c * step_c)
+        total = 0.0
+        for n in range(tid, N, THREADS):
+            total += load(x, n * C * HW + c * step_c) - lead + shift[n * C + c]
         offset = in_block(values, total) / f4(N)
-        total = f4(0)
-        for n in range(tid, N, i4(THREADS)):
-            away = load(x, i4(n * C * HW + c * step_c)) - lead + shift[n * C + c] - offset
+        total = 0.0
+        for n in range(tid, N, THREADS):
+            away = load(x, n * C * HW + c * step_c) - lead + shift[n * C + c] - offset
             s = std[n * C + c]
-            total += max(s * s - eps, f4(0)) + away * away
+            total += max(s * s - eps, 0.0) + away * away
         return offset, in_block(values, total) / f4(N)
 
     return moments
@@ -109,13 +109,13 @@ def channels_kernel(kind: str, threads: int) -> Any:
         grid C, block up to 128; owns: a block a channel; shared 4 bytes a thread; moves 12·N·C bytes (and a sector of x for each plane).
         """
         values = cuda.shared.array(THREADS, f4)
-        c = i4(cuda.blockIdx.x)
+        c = cuda.blockIdx.x
         offset, variance = moments(values, x, shift, std, c, N, C, HW, step_c, eps)
         if cuda.threadIdx.x == 0:
             batch_shift[c] = offset
             batch_std[c] = f4(math.sqrt(variance + eps))
             m = f4(N) * f4(HW)
-            running[c] = (f4(1) - momentum) * running[c] + momentum * variance * (m / max(m - f4(1), f4(1)))
+            running[c] = (1.0 - momentum) * running[c] + momentum * variance * (m / max(m - 1.0, 1.0))
 
     return evonorm_b0_channels_kernel
 
@@ -133,16 +133,16 @@ def apply_kernel(kind: str, slab: Slab, infer: bool) -> Any:
         grid N·slabs, block 32–256; owns: a block up to 32 planes of an image, a thread pixels of one of them.
         shared none; moves 8·x bytes.
         """
-        tid = i4(cuda.threadIdx.x)
-        n, block = split(i4(cuda.blockIdx.x), slabs)
-        c = i4(block * i4(COLUMNS) + (tid & i4(COLUMNS - 1)))
+        tid = cuda.threadIdx.x
+        n, block = split(cuda.blockIdx.x, slabs)
+        c = block * COLUMNS + (tid & COLUMNS - 1)
         if c < C:
             factor, plus, slope, own, least = gamma[c], beta[c], v[c], std[n * C + c], batch[c]
             if infer:
                 least = f4(math.sqrt(least + eps))
-            start = i4(n * C * HW + c * step_c)
-            for p in range(i4(tid // i4(COLUMNS)), HW, i4(ROWS)):
-                at = i4(start + p * step_p)
+            start = n * C * HW + c * step_c
+            for p in range(tid // COLUMNS, HW, ROWS):
+                at = start + p * step_p
                 value = load(x, at)
                 store(y, at, factor * (value / larger(least, slope * value + own)) + plus)
 
@@ -163,38 +163,38 @@ def sums_kernel(kind: str, slab: Slab) -> Any:
         shared 4 bytes a thread; moves 8·x bytes.
         """
         values = cuda.shared.array(THREADS, f4)
-        tid = i4(cuda.threadIdx.x)
-        row = i4(tid // i4(COLUMNS))
-        n, block = split(i4(cuda.blockIdx.x), slabs)
-        c = i4(block * i4(COLUMNS) + (tid & i4(COLUMNS - 1)))
-        pixels = HW if c < C else i4(0)
-        near = i4(min(c, i4(C - i4(1))))
-        plane = i4(n * C + near)
+        tid = cuda.threadIdx.x
+        row = tid // COLUMNS
+        n, block = split(cuda.blockIdx.x, slabs)
+        c = block * COLUMNS + (tid & COLUMNS - 1)
+        pixels = HW if c < C else 0
+        near = min(c, C - 1)
+        plane = n * C + near
         factor, slope, own, least = gamma[near], v[near], std[plane], batch_std[near]
-        start = i4(n * C * HW + near * step_c)
-        sum_g, sum_x, sum_v, sum_batch, sum_own = f4(0), f4(0), f4(0), f4(0), f4(0)
-        for p in range(row, pixels, i4(ROWS)):
-            at = i4(start + p * step_p)
+        start = n * C * HW + near * step_c
+        sum_g, sum_x, sum_v, sum_batch, sum_own = 0.0, 0.0, 0.0, 0.0, 0.0
+        for p in range(row, pixels, ROWS):
+            at = start + p * step_p
             value, g = load(x, at), load(dy, at)
             reach = slope * value + own
-            scale = f4(1) / larger(reach, least)
+            scale = 1.0 / larger(reach, least)
             part = g * value * scale
             q = part * scale
             # Where one of the two is NaN neither comparison holds, and q, which then is NaN, goes into all sums.
             above, below = reach > least, reach <= least
             sum_g += g
             sum_x += part
-            sum_v += f4(0) if below else q * value
-            sum_own += f4(0) if below else q
-            sum_batch += f4(0) if above else q
+            sum_v += 0.0 if below else q * value
+            sum_own += 0.0 if below else q
+            sum_batch += 0.0 if above else q
         sum_g, sum_x = in_column(values, sum_g), in_column(values, sum_x)
         sum_v, sum_own, sum_batch = in_column(values, sum_v), in_column(values, sum_own), in_column(values, sum_batch)
-        if c < C and row == i4(0):
-            every = i4(N * C)
+        if c < C and row == 0:
+            every = N * C
             partials[plane] = sum_g
             partials[every + plane] = sum_x
-            partials[i4(2) * every + plane] = -factor * sum_v
-            partials[i4(3) * every + plane] = -factor * sum_batch
+            partials[2 * every + plane] = -factor * sum_v
+            partials[3 * every + plane] = -factor * sum_batch
             own_sums[plane] = -factor * sum_own
 
     return evonorm_b0_sums_kernel
@@ -212,23 +212,23 @@ def dgrad_kernel(kind: str, slab: Slab) -> Any:
         grid N·slabs, block 32–256; owns: a block up to 32 planes of an image, a thread pixels of one of them.
         shared none; moves 12·x bytes.
         """
-        tid = i4(cuda.threadIdx.x)
-        n, block = split(i4(cuda.blockIdx.x), slabs)
-        c = i4(block * i4(COLUMNS) + (tid & i4(COLUMNS - 1)))
+        tid = cuda.threadIdx.x
+        n, block = split(cuda.blockIdx.x, slabs)
+        c = block * COLUMNS + (tid & COLUMNS - 1)
         if c < C:
-            plane = i4(n * C + c)
+            plane = n * C + c
             factor, slope, own, least = gamma[c], v[c], std[plane], batch_std[c]
-            start = i4(n * C * HW + c * step_c)
-            lead, batch_lead = load(x, start), load(x, i4(c * step_c))
+            start = n * C * HW + c * step_c
+            lead, batch_lead = load(x, start), load(x, c * step_c)
             offset, batch_offset = shift[plane], batch_shift[c]
             pull = own_sums[plane] / (f4(HW) * own)
             batch_pull = batch_sums[c] / (f4(N) * f4(HW) * least)
-            for p in range(i4(tid // i4(COLUMNS)), HW, i4(ROWS)):
-                at = i4(start + p * step_p)
+            for p in range(tid // COLUMNS, HW, ROWS):
+                at = start + p * step_p
                 value, h = load(x, at), factor * load(dy, at)
                 reach = slope * value + own
-                scale = f4(1) / larger(reach, least)
-                direct = h * scale * (own * scale if reach > least else f4(1))
+                scale = 1.0 / larger(reach, least)
+                direct = h * scale * (own * scale if reach > least else 1.0)
                 store(dx, at, direct + pull * (value - lead - offset) + batch_pull * (value - batch_lead - batch_offset))
 
     return evonorm_b0_dgrad_kernel

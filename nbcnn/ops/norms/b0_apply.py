@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, f4, i4, i8, jit, u4
+from nbcnn.gpu.language import cuda, f4, i8, jit, u4
 from nbcnn.ops.kernel.call import Call, Launch
 from nbcnn.ops.kernel.loops import ceil_div
 from nbcnn.ops.kernel.stored import kinds, vector_io
@@ -44,25 +44,25 @@ def apply_wide_kernel(kind: str, quads: int) -> Any:
         slopes = cuda.local.array(QUAD, f4)
         scales = cuda.local.array(QUAD, f4)
         leasts = cuda.local.array(QUAD, f4)
-        tid, block = i4(cuda.threadIdx.x), i4(cuda.blockIdx.x)
-        n = i4(u4(block) // u4(parts))
-        row = i4(u4(tid) // u4(QUADS))
-        c = i4((tid - row * i4(QUADS)) * i4(QUAD))
-        pixel = i4((block - n * parts) * i4(EACH * ROWS) + row)
-        at = (i8(n) * i8(HW) + i8(pixel)) * i8(QUAD * QUADS) + i8(c)
+        tid, block = cuda.threadIdx.x, cuda.blockIdx.x
+        n = block // parts
+        row = tid // QUADS
+        c = (tid - row * QUADS) * QUAD
+        pixel = (block - n * parts) * (EACH * ROWS) + row
+        at = (i8(n) * HW + pixel) * (QUAD * QUADS) + c
         for j in range(EACH):
             # Beyond the last pixel an earlier one is read once more: loads without branches, all in flight.
-            here = at + i8(j * ROWS * QUADS * QUAD) if pixel + i4(j * ROWS) < HW else i8(n) * i8(HW) * i8(QUAD * QUADS) + i8(c)
+            here = at + i8(j * ROWS * QUADS * QUAD) if pixel + j * ROWS < HW else i8(n) * HW * (QUAD * QUADS) + c
             values[4 * j], values[4 * j + 1], values[4 * j + 2], values[4 * j + 3] = load(x, here)
         for q in range(QUAD):
-            own = u4(c + i4(q))
+            own = u4(c + q)
             factors[q], plus[q], slopes[q], leasts[q] = gamma[own], beta[own], v[own], batch_std[own]
-            scales[q] = std[u4(n * i4(QUAD * QUADS) + c + i4(q))]
+            scales[q] = std[n * (QUAD * QUADS) + c + q]
         for j in range(EACH):
             for q in range(QUAD):
                 value = values[4 * j + q]
                 values[4 * j + q] = factors[q] * (value * reciprocal(larger(leasts[q], slopes[q] * value + scales[q]))) + plus[q]
-            if pixel + i4(j * ROWS) < HW:
+            if pixel + j * ROWS < HW:
                 store(y, at + i8(j * ROWS * QUADS * QUAD), values[4 * j], values[4 * j + 1], values[4 * j + 2], values[4 * j + 3])
 
     return evonorm_b0_apply_wide_kernel

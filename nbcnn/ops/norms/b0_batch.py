@@ -10,7 +10,7 @@ import math
 from functools import cache
 from typing import Any
 
-from nbcnn.gpu.language import cuda, f4, i4, jit, u4
+from nbcnn.gpu.language import cuda, f4, jit, u4
 from nbcnn.ops.activations.sigmoid import divide
 from nbcnn.ops.kernel.call import Shape
 from nbcnn.ops.kernel.stored import scalar_io
@@ -47,41 +47,41 @@ def batch_statistics(kind: str, channels: int, warps: int, wide: bool, sent: boo
 
     @jit(device=True)
     def of_packet(x, shift, std, packets, turn, origin, n, c, at, N, C, eps):
-        return receive(packets, i4(c * N + n), turn)
+        return receive(packets, c * N + n, turn)
 
     @jit(device=True)
     def of_memory(x, shift, std, packets, turn, origin, n, c, at, N, C, eps):
         plane = u4(n * C + c)
         s = std[plane]
-        return load(x, u4(at)) - origin + shift[plane], max(s * s - eps, f4(0))
+        return load(x, u4(at)) - origin + shift[plane], max(s * s - eps, 0.0)
 
     plane = of_packet if sent else of_memory
 
     @jit(device=True)
     def make(leasts, x, shift, std, running, batch_shift, batch_std, packets, turn, first, party, N, C, HW, eps, momentum):
-        warp, lane = split(i4(cuda.threadIdx.x), WARP)
+        warp, lane = split(cuda.threadIdx.x, WARP)
         for round in range(TURNS):
-            at = i4(warp + i4(round * WARPS))
-            its = i4(first + min(at, i4(CHANNELS - 1)))
-            lead_at = i4(its if WIDE else its * HW)
-            origin = f4(0) if SENT else load(x, u4(lead_at))
+            at = warp + round * WARPS
+            its = first + min(at, CHANNELS - 1)
+            lead_at = its if WIDE else its * HW
+            origin = 0.0 if SENT else load(x, u4(lead_at))
             # Welford's way over a lane's planes, Chan's over the lanes.
-            count, centre, squares = f4(0), f4(0), f4(0)
-            for n in range(lane, N if at < i4(CHANNELS) else i4(0), i4(WARP)):
-                mean, variance = plane(x, shift, std, packets, turn, origin, n, its, i4(n * C * HW + lead_at), N, C, eps)
-                count += f4(1)
+            count, centre, squares = 0.0, 0.0, 0.0
+            for n in range(lane, N if at < CHANNELS else 0, WARP):
+                mean, variance = plane(x, shift, std, packets, turn, origin, n, its, n * C * HW + lead_at, N, C, eps)
+                count += 1.0
                 away = mean - centre
                 centre += divide(away, count)
                 squares += variance + away * (mean - centre)
             mean = divide(warp_sum_everywhere(count * centre), f4(N))
             away = centre - mean
             variance = divide(warp_sum_everywhere(squares + count * away * away), f4(N))
-            if lane == i4(0) and at < i4(CHANNELS):
+            if lane == 0 and at < CHANNELS:
                 deviation = f4(math.sqrt(variance + eps))
-                leasts[u4(at)] = deviation
-                if party == i4(0):
-                    batch_shift[u4(its)], batch_std[u4(its)] = mean, deviation
+                leasts[at] = deviation
+                if party == 0:
+                    batch_shift[its], batch_std[its] = mean, deviation
                     m = f4(N) * f4(HW)
-                    running[u4(its)] = (f4(1) - momentum) * running[u4(its)] + momentum * variance * (m / max(m - f4(1), f4(1)))
+                    running[its] = (1.0 - momentum) * running[its] + momentum * variance * (m / max(m - 1.0, 1.0))
 
     return make

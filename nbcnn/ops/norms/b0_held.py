@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.device import constant
-from nbcnn.gpu.language import cuda, f4, i4, jit, u4
+from nbcnn.gpu.language import cuda, f4, jit, u4
 from nbcnn.ops.activations.sigmoid import divide
 from nbcnn.ops.kernel.call import Call, Launch
 from nbcnn.ops.kernel.stored import kinds, scalar_io
@@ -56,17 +56,17 @@ def fprop_kernel(kind: str, layout: str, channels: int, held: Held, stage: str) 
         kept = cuda.shared.array(KEPT, f4)
         leasts = cuda.shared.array(CHANNELS, f4)
         values = cuda.local.array(FLOATS, f4)
-        tid = i4(cuda.threadIdx.x)
+        tid = cuda.threadIdx.x
         slab, party = block()
-        first = i4(slab * i4(CHANNELS))
+        first = slab * CHANNELS
         channel, image, rank = place(tid)
-        n, own = i4(party * i4(IMAGES) + image), i4(first + channel)
+        n, own = party * IMAGES + image, first + channel
         start, tail = elements(n, own, rank, C, HW)
         fill(values, x, start, tail)
-        at_channel, at_plane, lead_at = u4(own), u4(n * C + own), i4(own if WIDE else own * HW)
-        s, least, origin, turn, factor, bias, slope = f4(0), f4(0), f4(0), i4(0), f4(0), f4(0), f4(0)
+        at_channel, at_plane, lead_at = u4(own), u4(n * C + own), own if WIDE else own * HW
+        s, least, origin, turn, factor, bias, slope = 0.0, 0.0, 0.0, 0, 0.0, 0.0, 0.0
         if ALL:
-            origin, turn = load(x, u4(lead_at)), i4(packets[u4(i4(4) * (own * N + n) + i4(1))] + i4(1))
+            origin, turn = load(x, u4(lead_at)), packets[4 * (own * N + n) + 1] + 1
         if APPLY:
             factor, bias, slope = gamma[at_channel], beta[at_channel], v[at_channel]
             if not STATISTICS:
@@ -82,16 +82,16 @@ def fprop_kernel(kind: str, layout: str, channels: int, held: Held, stage: str) 
                 variance = divide(variance, f4(HW))
             else:
                 cuda.syncthreads()
-                mean, variance = join(kept, i4(image * i4(CHANNELS) + channel), f4(HW))
-            if ALL and rank == i4(0):
-                send(packets, i4(own * N + n), turn, lead - origin + mean, variance)
+                mean, variance = join(kept, image * CHANNELS + channel, f4(HW))
+            if ALL and rank == 0:
+                send(packets, own * N + n, turn, lead - origin + mean, variance)
             s = f4(math.sqrt(variance + eps))
-            if rank == i4(0) and not INFER:
+            if rank == 0 and not INFER:
                 shift[at_plane], std[at_plane] = mean, s
         if BATCH:
             batch(leasts, x, shift, std, running, batch_shift, batch_std, packets, turn, first, party, N, C, HW, eps, momentum)
             cuda.syncthreads()
-            least = leasts[u4(channel)]
+            least = leasts[channel]
         if APPLY:
             for j in range(FLOATS):
                 value = values[j]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.device import constant
-from nbcnn.gpu.language import cuda, f4, i4, jit, u4
+from nbcnn.gpu.language import cuda, f4, jit, u4
 from nbcnn.ops.activations.sigmoid import divide
 from nbcnn.ops.kernel.call import Call, Launch
 from nbcnn.ops.kernel.stored import kinds, scalar_io
@@ -56,22 +56,22 @@ def grads_kernel(kind: str, layout: str, channels: int, held: Held, stage: str) 
         pulls = cuda.shared.array(CHANNELS, f4)
         values = cuda.local.array(FLOATS, f4)
         grads = cuda.local.array(FLOATS, f4)
-        tid = i4(cuda.threadIdx.x)
+        tid = cuda.threadIdx.x
         slab, party = block()
-        first = i4(slab * i4(CHANNELS))
+        first = slab * CHANNELS
         channel, image, rank = place(tid)
-        n, own = i4(party * i4(IMAGES) + image), i4(first + channel)
-        plane = i4(image * i4(CHANNELS) + channel)
+        n, own = party * IMAGES + image, first + channel
+        plane = image * CHANNELS + channel
         start, tail = elements(n, own, rank, C, HW)
         fill(values, x, start, tail)
         fill(grads, dy, start, tail)
-        at_channel, at_plane, lead_at = u4(own), u4(n * C + own), i4(own if WIDE else own * HW)
+        at_channel, at_plane, lead_at = u4(own), u4(n * C + own), own if WIDE else own * HW
         factor, slope, s, least = gamma[at_channel], v[at_channel], std[at_plane], batch_std[at_channel]
-        turn, own_sum, batch_sum = i4(0), f4(0), f4(0)
+        turn, own_sum, batch_sum = 0, 0.0, 0.0
         if TOGETHER:
-            turn = i4(packets[u4(i4(8) * (own * N + n) + i4(1))] + i4(1))
+            turn = packets[8 * (own * N + n) + 1] + 1
         if MAKES:
-            sum_g, sum_x, sum_v, sum_batch, sum_own = f4(0), f4(0), f4(0), f4(0), f4(0)
+            sum_g, sum_x, sum_v, sum_batch, sum_own = 0.0, 0.0, 0.0, 0.0, 0.0
             # Behind the plane x and dy are zero, and add nothing.
             for j in range(FLOATS):
                 value, g = values[j], grads[j]
@@ -79,43 +79,43 @@ def grads_kernel(kind: str, layout: str, channels: int, held: Held, stage: str) 
                 scale = reciprocal(larger(reach, least))
                 part = g * value * scale
                 q = part * scale
-                inside = f4(0) if reach <= least else q  # q also where one of the two is NaN, which then is in every sum
+                inside = 0.0 if reach <= least else q  # q also where one of the two is NaN, which then is in every sum
                 sum_g, sum_x, sum_v = sum_g + g, sum_x + part, sum_v + inside * value
                 sum_batch, sum_own = sum_batch + (q - inside), sum_own + inside
-            add(sums, i4(0), plane, sum_g)
-            add(sums, i4(1), plane, sum_x)
-            add(sums, i4(2), plane, sum_v)
-            add(sums, i4(3), plane, sum_batch)
-            add(sums, i4(4), plane, sum_own)
+            add(sums, 0, plane, sum_g)
+            add(sums, 1, plane, sum_x)
+            add(sums, 2, plane, sum_v)
+            add(sums, 3, plane, sum_batch)
+            add(sums, 4, plane, sum_own)
             cuda.syncthreads()
-            own_sum = -factor * total_at(sums, i4(4 * PLANES) + plane)
-            if rank == i4(0):
-                sum_g, sum_x = total_at(sums, plane), total_at(sums, i4(PLANES) + plane)
-                sum_v, sum_batch = -factor * total_at(sums, i4(2 * PLANES) + plane), -factor * total_at(sums, i4(3 * PLANES) + plane)
+            own_sum = -factor * total_at(sums, 4 * PLANES + plane)
+            if rank == 0:
+                sum_g, sum_x = total_at(sums, plane), total_at(sums, PLANES + plane)
+                sum_v, sum_batch = -factor * total_at(sums, 2 * PLANES + plane), -factor * total_at(sums, 3 * PLANES + plane)
                 if TOGETHER:
-                    send(packets, i4(i4(2) * (own * N + n)), turn, sum_batch, sum_g)
-                    send(packets, i4(i4(2) * (own * N + n) + i4(1)), turn, sum_x, sum_v)
+                    send(packets, 2 * (own * N + n), turn, sum_batch, sum_g)
+                    send(packets, 2 * (own * N + n) + 1, turn, sum_x, sum_v)
                 else:
                     every = u4(N * C)
-                    partials[at_plane], partials[u4(every + at_plane)] = sum_g, sum_x
-                    partials[u4(u4(2) * every + at_plane)], partials[u4(u4(3) * every + at_plane)] = sum_v, sum_batch
-                    partials[u4(u4(4) * every + at_plane)] = own_sum
+                    partials[at_plane], partials[every + at_plane] = sum_g, sum_x
+                    partials[2 * every + at_plane], partials[3 * every + at_plane] = sum_v, sum_batch
+                    partials[4 * every + at_plane] = own_sum
         warp, lane = split(tid, WARP)
         if TOGETHER:
             for round in range(TURNS):
-                at = i4(warp + i4(round * WARPS))
-                its, total = i4(first + min(at, i4(CHANNELS - 1))), f4(0)
-                for other in range(lane, N if at < i4(CHANNELS) else i4(0), i4(WARP)):
-                    pull, _ = receive(packets, i4(i4(2) * (its * N + other)), turn)
+                at = warp + round * WARPS
+                its, total = first + min(at, CHANNELS - 1), 0.0
+                for other in range(lane, N if at < CHANNELS else 0, WARP):
+                    pull, _ = receive(packets, 2 * (its * N + other), turn)
                     total += pull
                 total = warp_sum(total)
-                if lane == i4(0) and at < i4(CHANNELS):
-                    pulls[u4(at)] = total
+                if lane == 0 and at < CHANNELS:
+                    pulls[at] = total
             cuda.syncthreads()
-            batch_sum = pulls[u4(channel)]
+            batch_sum = pulls[channel]
         if APPLIES:
             if not TOGETHER:
-                own_sum, batch_sum = partials[u4(u4(i4(4) * N * C) + at_plane)], batch_sums[at_channel]
+                own_sum, batch_sum = partials[4 * N * C + at_plane], batch_sums[at_channel]
             # The numbers are read again: else the compiler keeps what it made of them and every x above in registers.
             factor, slope, s, least = gamma[at_channel], v[at_channel], std[at_plane], batch_std[at_channel]
             lead, origin = load(x, u4(n * C * HW + lead_at)), load(x, u4(lead_at))
@@ -127,20 +127,20 @@ def grads_kernel(kind: str, layout: str, channels: int, held: Held, stage: str) 
                 value, h = values[j], factor * grads[j]
                 reach = slope * value + s
                 scale = reciprocal(larger(reach, least))
-                values[j] = h * scale * (s * scale if reach > least else f4(1)) + (both * (value - lead) - offset)
+                values[j] = h * scale * (s * scale if reach > least else 1.0) + (both * (value - lead) - offset)
             put(dx, values, start, tail)
-        if TOGETHER and party == i4(0):
+        if TOGETHER and party == 0:
             for round in range(TURNS):
-                at = i4(warp + i4(round * WARPS))
-                its, all_g, all_x, all_v = i4(first + min(at, i4(CHANNELS - 1))), f4(0), f4(0), f4(0)
-                for other in range(lane, N if at < i4(CHANNELS) else i4(0), i4(WARP)):
-                    packet = i4(i4(2) * (its * N + other))
+                at = warp + round * WARPS
+                its, all_g, all_x, all_v = first + min(at, CHANNELS - 1), 0.0, 0.0, 0.0
+                for other in range(lane, N if at < CHANNELS else 0, WARP):
+                    packet = 2 * (its * N + other)
                     _, one_g = receive(packets, packet, turn)
-                    one_x, one_v = receive(packets, i4(packet + i4(1)), turn)
+                    one_x, one_v = receive(packets, packet + 1, turn)
                     all_g, all_x, all_v = all_g + one_g, all_x + one_x, all_v + one_v
                 all_g, all_x, all_v = warp_sum(all_g), warp_sum(all_x), warp_sum(all_v)
-                if lane == i4(0) and at < i4(CHANNELS):
-                    dbeta[u4(its)], dgamma[u4(its)], dv[u4(its)] = all_g, all_x, all_v
+                if lane == 0 and at < CHANNELS:
+                    dbeta[its], dgamma[its], dv[its] = all_g, all_x, all_v
 
     return evonorm_b0_grads_kernel
 

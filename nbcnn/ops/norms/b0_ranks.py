@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, f4, i4, jit
+from nbcnn.gpu.language import cuda, f4, jit
 from nbcnn.ops.kernel import elementwise
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks
 from nbcnn.ops.kernel.loops import power_of_two
@@ -50,12 +50,12 @@ def part_kernel(kind: str, threads: int) -> Any:
         grid C, block up to 128; owns: a block a channel; shared 4 bytes a thread; moves 12·N·C bytes (and a sector of x for each plane).
         """
         values = cuda.shared.array(THREADS, f4)
-        tid, c = i4(cuda.threadIdx.x), i4(cuda.blockIdx.x)
+        tid, c = cuda.threadIdx.x, cuda.blockIdx.x
         offset, variance = moments(values, x, shift, std, c, N, C, HW, step_c, eps)
-        for row in range(tid, i4(ranks * i4(4)), i4(THREADS)):
-            which, value = i4(row & i4(3)), f4(0)
-            if i4(row >> i4(2)) == rank:
-                value = variance if which == i4(3) else offset if which == i4(2) else load(x, i4(c * step_c)) if which == i4(1) else images
+        for row in range(tid, ranks * 4, THREADS):
+            which, value = row & 3, 0.0
+            if row >> 2 == rank:
+                value = variance if which == 3 else offset if which == 2 else load(x, c * step_c) if which == 1 else images
             parts[row * C + c] = value
 
     return evonorm_b0_part_kernel
@@ -73,25 +73,25 @@ def join_kernel(kind: str) -> Any:
         element, so batch_std and running are the same bits on every rank.
         grid ⌈C/128⌉, block up to 128; owns: a thread a channel; shared none; moves 16·ranks·C bytes.
         """
-        c = i4(i4(cuda.blockIdx.x) * i4(cuda.blockDim.x) + i4(cuda.threadIdx.x))
+        c = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
         if c < C:
-            lead, images, mean = parts[C + c], f4(0), f4(0)
-            for rank in range(i4(0), ranks):
-                row = i4(rank * i4(4) * C + c)
+            lead, images, mean = parts[C + c], 0.0, 0.0
+            for rank in range(0, ranks):
+                row = rank * 4 * C + c
                 count = parts[row]
                 images += count
-                mean += count * (parts[row + C] - lead + parts[row + i4(2) * C])
+                mean += count * (parts[row + C] - lead + parts[row + 2 * C])
             mean = mean / images
-            variance = f4(0)
-            for rank in range(i4(0), ranks):
-                row = i4(rank * i4(4) * C + c)
-                away = parts[row + C] - lead + parts[row + i4(2) * C] - mean
-                variance += parts[row] * (parts[row + i4(3) * C] + away * away)
+            variance = 0.0
+            for rank in range(0, ranks):
+                row = rank * 4 * C + c
+                away = parts[row + C] - lead + parts[row + 2 * C] - mean
+                variance += parts[row] * (parts[row + 3 * C] + away * away)
             variance = variance / images
-            batch_shift[c] = mean + (lead - load(x, i4(c * step_c)))
+            batch_shift[c] = mean + (lead - load(x, c * step_c))
             batch_std[c] = f4(math.sqrt(variance + eps))
             m = images * f4(HW)
-            running[c] = (f4(1) - momentum) * running[c] + momentum * variance * (m / max(m - f4(1), f4(1)))
+            running[c] = (1.0 - momentum) * running[c] + momentum * variance * (m / max(m - 1.0, 1.0))
 
     return evonorm_b0_join_kernel
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from nbcnn.gpu.language import cuda, f4, i4, i8, jit, types, u4
+from nbcnn.gpu.language import cuda, f4, i8, jit, types, u4
 from nbcnn.ops.activations.sigmoid import divide
 from nbcnn.ops.kernel.call import Shape
 from nbcnn.ops.kernel.stored import scalar_io, vector_io, vector_load_if
@@ -150,7 +150,7 @@ def block_place(wide: bool) -> Any:
 
     @jit(device=True)
     def place():
-        x, y = i4(cuda.blockIdx.x), i4(cuda.blockIdx.y)
+        x, y = cuda.blockIdx.x, cuda.blockIdx.y
         return (x, y) if WIDE else (y, x)
 
     return place
@@ -170,7 +170,7 @@ def place_of(team: Team) -> Any:
     def place(tid):
         if WIDE:
             rank, channel = split(tid, CHANNELS)
-            return channel, i4(0), rank
+            return channel, 0, rank
         of, rank = split(tid, RANKS)
         image, channel = split(of, CHANNELS)
         return channel, image, rank
@@ -186,8 +186,8 @@ def elements_of(team: Team) -> Any:
     @jit(device=True)
     def start(n, c, rank, C, HW):
         if WIDE:
-            return i4((n * HW + rank) * C + c), i4(rank + i4(BEFORE)) < HW
-        return i4((n * C + c) * HW + i4(4) * rank), i4(rank + i4(BEFORE)) < i4(HW >> i4(2))
+            return (n * HW + rank) * C + c, rank + BEFORE < HW
+        return (n * C + c) * HW + 4 * rank, rank + BEFORE < HW >> 2
 
     return start
 
@@ -203,12 +203,12 @@ def loading(kind: str, team: Team) -> Any:
         if WIDE:
             for i in range(LAST):
                 held[i] = load(array, u8(u8(start) + u8(i * STRIDE)))
-            held[LAST] = load(array, u8(u8(start) + u8(LAST * STRIDE))) if tail else f4(0)
+            held[LAST] = load(array, u8(u8(start) + u8(LAST * STRIDE))) if tail else 0.0
         else:
             for i in range(LAST):
-                held[4 * i], held[4 * i + 1], held[4 * i + 2], held[4 * i + 3] = load4(array, i8(start) + i8(i * STRIDE))
+                held[4 * i], held[4 * i + 1], held[4 * i + 2], held[4 * i + 3] = load4(array, i8(start) + i * STRIDE)
             i = LAST
-            held[4 * i], held[4 * i + 1], held[4 * i + 2], held[4 * i + 3] = load4_if(array, i8(start) + i8(i * STRIDE), tail)
+            held[4 * i], held[4 * i + 1], held[4 * i + 2], held[4 * i + 3] = load4_if(array, i8(start) + i * STRIDE, tail)
 
     return fill
 
@@ -226,7 +226,7 @@ def storing(kind: str, team: Team) -> Any:
                 if WIDE:
                     store(array, u8(u8(start) + u8(i * STRIDE)), held[i])
                 else:
-                    store4(array, i8(start) + i8(i * STRIDE), held[4 * i], held[4 * i + 1], held[4 * i + 2], held[4 * i + 3])
+                    store4(array, i8(start) + i * STRIDE, held[4 * i], held[4 * i + 1], held[4 * i + 2], held[4 * i + 3])
 
     return put
 
@@ -244,21 +244,21 @@ def spread_of(team: Team, keep: bool = True) -> Any:
 
     @jit(device=True)
     def spread(kept, held, lead, rank, HW):
-        warp, lane = split(i4(cuda.threadIdx.x), WARP)
-        elements = HW if WIDE else i4(HW >> i4(2))
-        tail = i4(rank + i4(BEFORE)) < elements
+        warp, lane = split(cuda.threadIdx.x, WARP)
+        elements = HW if WIDE else HW >> 2
+        tail = rank + BEFORE < elements
         # How many lanes have the last slot too.
-        behind = min(max(i4(elements - i4(BEFORE) - (rank - i4(u4(lane) // u4(STEP)))), i4(0)), i4(LANES))
-        count = f4(i4((i4((SLOTS - 1) * LANES) + behind) * i4(PIECES)))
-        total, other = f4(0), f4(0)
+        behind = min(max(elements - BEFORE - (rank - lane // STEP), 0), LANES)
+        count = f4(((SLOTS - 1) * LANES + behind) * PIECES)
+        total, other = 0.0, 0.0
         for j in range(0, FLOATS):
             if j < SAFE or tail:
                 if j % 2 == 0:
                     total += held[j] - lead
                 else:
                     other += held[j] - lead
-        mean = across(total + other) * divide(f4(1), count)
-        centre, total, other = lead + mean, f4(0), f4(0)
+        mean = across(total + other) * divide(1.0, count)
+        centre, total, other = lead + mean, 0.0, 0.0
         for j in range(0, FLOATS):
             if j < SAFE or tail:
                 away = held[j] - centre
@@ -267,9 +267,9 @@ def spread_of(team: Team, keep: bool = True) -> Any:
                 else:
                     other += away * away
         squares = across(total + other)
-        if keep and (lane < i4(STEP) and i4(u4(lane) % u4(GROUP)) == i4(0) if WIDE else lane == i4(0)):
-            at = u4(i4(u4(lane) // u4(GROUP)) * i4(WARPS) + warp) if WIDE else u4(warp)
-            kept[at], kept[u4(u4(ALL) + at)], kept[u4(u4(2 * ALL) + at)] = mean, squares, count
+        if keep and (lane < STEP and lane % GROUP == 0 if WIDE else lane == 0):
+            at = u4(lane // GROUP * WARPS + warp) if WIDE else u4(warp)
+            kept[at], kept[ALL + at], kept[2 * ALL + at] = mean, squares, count
         return mean, squares
 
     return spread
@@ -282,14 +282,14 @@ def joined(team: Team) -> Any:
 
     @jit(device=True)
     def join(kept, group, count):
-        first, scale = u4(group * i4(WARPS)), divide(f4(1), count)
-        total, squares = f4(0), f4(0)
+        first, scale = u4(group * WARPS), divide(1.0, count)
+        total, squares = 0.0, 0.0
         for w in range(WARPS):
-            total += kept[u4(first + u4(w))] * kept[u4(u4(2 * ALL) + first + u4(w))]
+            total += kept[first + w] * kept[2 * ALL + first + w]
         mean = total * scale
         for w in range(WARPS):
-            away = kept[u4(first + u4(w))] - mean
-            squares += kept[u4(u4(ALL) + first + u4(w))] + kept[u4(u4(2 * ALL) + first + u4(w))] * away * away
+            away = kept[first + w] - mean
+            squares += kept[ALL + first + w] + kept[2 * ALL + first + w] * away * away
         return mean, squares * scale
 
     return join
@@ -306,10 +306,10 @@ def adding(team: Team) -> Any:
 
     @jit(device=True)
     def add(sums, value, plane, part):
-        warp, lane = split(i4(cuda.threadIdx.x), WARP)
+        warp, lane = split(cuda.threadIdx.x, WARP)
         total = across(part)
-        if lane < i4(STEP):
-            sums[u4((value * i4(PLANES) + plane) * i4(WARPS) + i4(u4(warp) % u4(WARPS)))] = total
+        if lane < STEP:
+            sums[(value * PLANES + plane) * WARPS + warp % WARPS] = total
 
     return add
 
@@ -321,9 +321,9 @@ def total_of(team: Team) -> Any:
 
     @jit(device=True)
     def total(sums, at):
-        first, value = u4(at * i4(WARPS)), f4(0)
+        first, value = u4(at * WARPS), 0.0
         for w in range(WARPS):
-            value += sums[u4(first + u4(w))]
+            value += sums[first + w]
         return value
 
     return total

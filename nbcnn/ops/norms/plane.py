@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from nbcnn.gpu.language import SIMULATOR, cuda, f4, i4, jit
+from nbcnn.gpu.language import SIMULATOR, cuda, jit
 from nbcnn.ops.kernel.call import Call, Shape
 from nbcnn.ops.kernel.loops import power_of_two
 
@@ -69,17 +69,17 @@ def column_sum(columns: int, threads: int) -> Any:
 
     @jit(device=True)
     def add(values, value):
-        tid = i4(cuda.threadIdx.x)
+        tid = cuda.threadIdx.x
         cuda.syncthreads()
         values[tid] = value
         cuda.syncthreads()
-        half = i4(half_way)
-        while half >= i4(columns):
+        half = half_way
+        while half >= columns:
             if tid < half:
                 values[tid] += values[tid + half]
             cuda.syncthreads()
-            half = i4(half >> i4(1))
-        return values[tid & i4(columns - 1)]
+            half >>= 1
+        return values[tid & columns - 1]
 
     return add
 
@@ -92,14 +92,14 @@ def group_sum(slab: Slab) -> Any:
 
     @jit(device=True)
     def add(values, value):
-        column = i4(i4(cuda.threadIdx.x) & i4(columns - 1))
-        first = i4(0) if one else i4(column // i4(group) * i4(group))
-        last = i4(columns) if one else i4(min(first + i4(group), i4(columns)))
+        column = cuda.threadIdx.x & columns - 1
+        first = 0 if one else column // group * group
+        last = columns if one else min(first + group, columns)
         cuda.syncthreads()
-        if i4(cuda.threadIdx.x) < i4(columns):
+        if cuda.threadIdx.x < columns:
             values[column] = value
         cuda.syncthreads()
-        total = f4(0)
+        total = 0.0
         for i in range(first, last):
             total += values[i]
         return total

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from nbcnn.gpu.language import f4, i4, jit, u4
+from nbcnn.gpu.language import f4, jit, u4
 from nbcnn.ops.activations.sigmoid import divide
 from nbcnn.ops.ptx.shuffle import WARP, sum_over
 
@@ -28,22 +28,22 @@ def spreading(channels: int, group: int, threads: int, first: int) -> Any:
 
     @jit(device=True)
     def run(memory, sums, items, tid):
-        warp, lane = i4(u4(tid) // u4(WARP)), i4(tid & i4(WARP - 1))
-        pixels = f4(i4(items * i4(PIXELS)))
-        share = divide(f4(1), max(pixels, f4(1)))
+        warp, lane = tid // WARP, tid & WARP - 1
+        pixels = f4(items * PIXELS)
+        share = divide(1.0, max(pixels, 1.0))
         everywhere = across(pixels) * f4(OWN)
         for part in range(PARTS):
-            total, squares = f4(0), f4(0)
+            total, squares = 0.0, 0.0
             for q in range(OWN * part, OWN * part + OWN):
                 total += sums[q] + sums[QUAD + q] * share
-            mean = divide(across(total * pixels), max(everywhere, f4(1)))
+            mean = divide(across(total * pixels), max(everywhere, 1.0))
             for q in range(OWN * part, OWN * part + OWN):
                 away = sums[q] + sums[QUAD + q] * share - mean
-                squares += max(sums[2 * QUAD + q] - sums[QUAD + q] * sums[QUAD + q] * share, f4(0)) + pixels * away * away
+                squares += max(sums[2 * QUAD + q] - sums[QUAD + q] * sums[QUAD + q] * share, 0.0) + pixels * away * away
             squares = across(squares)
-            if lane < i4(QUADS) and lane & i4(WIDE - 1) == i4(0):
-                group = i4(u4(lane * i4(QUAD)) // u4(GROUP)) + i4(part)
-                at = u4(i4(FIRST) + i4(group * i4(WARPS)) + warp)
-                memory[at], memory[u4(u4(ALL) + at)], memory[u4(u4(2 * ALL) + at)] = mean, squares, everywhere
+            if lane < QUADS and lane & WIDE - 1 == 0:
+                group = lane * QUAD // GROUP + part
+                at = u4(FIRST + group * WARPS + warp)
+                memory[at], memory[ALL + at], memory[2 * ALL + at] = mean, squares, everywhere
 
     return run

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, f4, i4, jit
+from nbcnn.gpu.language import cuda, f4, jit
 from nbcnn.ops.kernel.call import Launch
 from nbcnn.ops.kernel.loops import power_of_two
 from nbcnn.ops.norms.plane import WIDEST, column_sum
@@ -29,19 +29,19 @@ def rows_kernel(rows: int, columns: int, threads: int) -> Any:
         shared 4 bytes a thread; moves 4·N·C bytes a row.
         """
         values = cuda.shared.array(THREADS, f4)
-        tid = i4(cuda.threadIdx.x)
-        row = i4(cuda.blockIdx.y)
-        channel = i4(i4(cuda.blockIdx.x) * i4(COLUMNS) + (tid & i4(COLUMNS - 1)))
-        total = f4(0)
-        for n in range(i4(tid // i4(COLUMNS)), N if channel < C else i4(0), i4(STRIDE)):
+        tid = cuda.threadIdx.x
+        row = cuda.blockIdx.y
+        channel = cuda.blockIdx.x * COLUMNS + (tid & COLUMNS - 1)
+        total = 0.0
+        for n in range(tid // COLUMNS, N if channel < C else 0, STRIDE):
             total += partials[(row * N + n) * C + channel]
         total = in_column(values, total)
-        if tid < i4(COLUMNS) and channel < C:
-            if row == i4(0):
+        if tid < COLUMNS and channel < C:
+            if row == 0:
                 a[channel] = total
-            elif row == i4(1):
+            elif row == 1:
                 b[channel] = total
-            elif row == i4(2):
+            elif row == 2:
                 c[channel] = total
             elif rows > 3:
                 d[channel] = total

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import SIMULATOR, cuda, f4, i4, jit
+from nbcnn.gpu.language import SIMULATOR, cuda, f4, jit
 from nbcnn.ops.kernel import elementwise
 from nbcnn.ops.kernel.call import Call, Impl, Launch
 from nbcnn.ops.kernel.stored import kinds, scalar_io
@@ -40,40 +40,40 @@ def fprop_kernel(kind: str, slab: Slab) -> Any:
         shared 4 bytes a thread; moves 8·x bytes (two further reads of x meet in L1). source: arXiv:2004.02967.
         """
         values = cuda.shared.array(THREADS, f4)
-        tid = i4(cuda.threadIdx.x)
-        column, row = i4(tid & i4(COLUMNS - 1)), i4(tid // i4(COLUMNS))
-        n, block = split(i4(cuda.blockIdx.x), slabs)
-        first = i4(block * i4(CHANNELS))
-        start = i4(n * C * HW)
-        mine = i4(column // i4(GROUP)) if CHANNELS > GROUP else i4(0)
-        channels = min(i4(CHANNELS), i4(C - first))
+        tid = cuda.threadIdx.x
+        column, row = tid & COLUMNS - 1, tid // COLUMNS
+        n, block = split(cuda.blockIdx.x, slabs)
+        first = block * CHANNELS
+        start = n * C * HW
+        mine = column // GROUP if CHANNELS > GROUP else 0
+        channels = min(CHANNELS, C - first)
         working = column < channels
-        lead = load(x, i4(start + (first + mine * i4(GROUP)) * step_c)) if working else f4(0)
+        lead = load(x, start + (first + mine * GROUP) * step_c) if working else 0.0
 
-        total = f4(0)
-        for c in range(column, channels, i4(COLUMNS)):
-            for p in range(row, HW, i4(ROWS)):
-                total += load(x, i4(start + (first + c) * step_c + p * step_p)) - lead
+        total = 0.0
+        for c in range(column, channels, COLUMNS):
+            for p in range(row, HW, ROWS):
+                total += load(x, start + (first + c) * step_c + p * step_p) - lead
         count = f4(GROUP * HW)
         offset = in_group(values, in_column(values, total)) / count
 
-        total = f4(0)
-        for c in range(column, channels, i4(COLUMNS)):
-            for p in range(row, HW, i4(ROWS)):
-                centred = load(x, i4(start + (first + c) * step_c + p * step_p)) - lead - offset
+        total = 0.0
+        for c in range(column, channels, COLUMNS):
+            for p in range(row, HW, ROWS):
+                centred = load(x, start + (first + c) * step_c + p * step_p) - lead - offset
                 total += centred * centred
         s = f4(math.sqrt(in_group(values, in_column(values, total)) / count + eps))
-        groups = i4(C // i4(GROUP))
-        if working and row == i4(0) and column == mine * i4(GROUP):
-            at = i4(n * groups + first // i4(GROUP) + mine)
+        groups = C // GROUP
+        if working and row == 0 and column == mine * GROUP:
+            at = n * groups + first // GROUP + mine
             shift[at] = offset
             std[at] = s
 
-        scale = f4(1) / s
-        for c in range(column, channels, i4(COLUMNS)):
+        scale = 1.0 / s
+        for c in range(column, channels, COLUMNS):
             factor, plus, slope = gamma[first + c] * scale, beta[first + c], v[first + c]
-            for p in range(row, HW, i4(ROWS)):
-                at = i4(start + (first + c) * step_c + p * step_p)
+            for p in range(row, HW, ROWS):
+                at = start + (first + c) * step_c + p * step_p
                 value = load(x, at)
                 sigma, _ = both_sides(slope * value)
                 store(y, at, factor * value * sigma + plus)
@@ -95,29 +95,29 @@ def grads_kernel(kind: str, slab: Slab) -> Any:
         shared 4 bytes a thread; moves 12·x bytes (the second read of x and dy meets in L1). source: arXiv:2004.02967.
         """
         values = cuda.shared.array(THREADS, f4)
-        tid = i4(cuda.threadIdx.x)
-        column, row = i4(tid & i4(COLUMNS - 1)), i4(tid // i4(COLUMNS))
-        n, block = split(i4(cuda.blockIdx.x), slabs)
-        first = i4(block * i4(CHANNELS))
-        start = i4(n * C * HW)
-        mine = i4(column // i4(GROUP)) if CHANNELS > GROUP else i4(0)
-        channels = min(i4(CHANNELS), i4(C - first))
+        tid = cuda.threadIdx.x
+        column, row = tid & COLUMNS - 1, tid // COLUMNS
+        n, block = split(cuda.blockIdx.x, slabs)
+        first = block * CHANNELS
+        start = n * C * HW
+        mine = column // GROUP if CHANNELS > GROUP else 0
+        channels = min(CHANNELS, C - first)
         working = column < channels
-        groups = i4(C // i4(GROUP))
-        of_group = i4(n * groups + first // i4(GROUP) + mine)
-        scale = f4(1) / std[of_group] if working else f4(0)
-        lead = load(x, i4(start + (first + mine * i4(GROUP)) * step_c)) + f4(0) if working else f4(0)
-        offset = shift[of_group] if working else f4(0)
+        groups = C // GROUP
+        of_group = n * groups + first // GROUP + mine
+        scale = 1.0 / std[of_group] if working else 0.0
+        lead = load(x, start + (first + mine * GROUP) * step_c) + 0.0 if working else 0.0
+        offset = shift[of_group] if working else 0.0
 
-        pull = f4(0)
-        for turn in range(i4(0), channels, i4(COLUMNS)):
-            c = i4(turn + column)
+        pull = 0.0
+        for turn in range(0, channels, COLUMNS):
+            c = turn + column
             inside = c < channels
-            sum_g, sum_p, sum_v = f4(0), f4(0), f4(0)
-            slope = v[first + c] if inside else f4(0)
-            factor = gamma[first + c] if inside else f4(0)
-            for p in range(row, HW if inside else i4(0), i4(ROWS)):
-                at = i4(start + (first + c) * step_c + p * step_p)
+            sum_g, sum_p, sum_v = 0.0, 0.0, 0.0
+            slope = v[first + c] if inside else 0.0
+            factor = gamma[first + c] if inside else 0.0
+            for p in range(row, HW if inside else 0, ROWS):
+                at = start + (first + c) * step_c + p * step_p
                 value, g = load(x, at), load(dy, at)
                 sigma, rest = both_sides(slope * value)
                 gp = g * value * sigma
@@ -128,17 +128,17 @@ def grads_kernel(kind: str, slab: Slab) -> Any:
             sum_p = in_column(values, sum_p) * scale
             sum_v = in_column(values, sum_v) * (scale * factor)
             pull += factor * sum_p
-            if inside and row == i4(0):
-                plane = i4(n * C + first + c)
+            if inside and row == 0:
+                plane = n * C + first + c
                 partials[plane] = sum_g
                 partials[N * C + plane] = sum_p
-                partials[i4(2) * N * C + plane] = sum_v
+                partials[2 * N * C + plane] = sum_v
         pull = in_group(values, pull) * scale / f4(GROUP * HW)
 
-        for c in range(column, channels, i4(COLUMNS)):
+        for c in range(column, channels, COLUMNS):
             slope, factor = v[first + c], gamma[first + c] * scale
-            for p in range(row, HW, i4(ROWS)):
-                at = i4(start + (first + c) * step_c + p * step_p)
+            for p in range(row, HW, ROWS):
+                at = start + (first + c) * step_c + p * step_p
                 value = load(x, at)
                 sigma, rest = both_sides(slope * value)
                 direct = factor * load(dy, at) * (sigma + slope * value * sigma * rest)

@@ -46,26 +46,26 @@ def fprop_kernel(kind: str, layout: str, group: int, channels: int, held: Held) 
         """
         kept = cuda.shared.array(KEPT, f4)
         values = cuda.local.array(FLOATS, f4)
-        n, slab = i4(cuda.blockIdx.y), i4(cuda.blockIdx.x)
-        first = i4(slab * i4(CHANNELS))
-        channel, _, rank = place(i4(cuda.threadIdx.x))
-        start, tail = elements(n, i4(first + channel), rank, C, HW)
+        n, slab = cuda.blockIdx.y, cuda.blockIdx.x
+        first = slab * CHANNELS
+        channel, _, rank = place(cuda.threadIdx.x)
+        start, tail = elements(n, first + channel, rank, C, HW)
         fill(values, x, start, tail)
-        own, of = u4(first + channel), i4(u4(channel) // u4(GROUP))
-        lead_at = i4(first + of * i4(GROUP))
+        own, of = u4(first + channel), channel // GROUP
+        lead_at = first + of * GROUP
         lead = load(x, u4(n * C * HW + (lead_at if WIDE else lead_at * HW)))
         factor, bias, slope = gamma[own], beta[own], v[own] * f4(-LOG2E)
         spread(kept, values, lead, rank, HW)
         cuda.syncthreads()
         mean, variance = join(kept, of, f4(GROUP) * f4(HW))
         s = f4(math.sqrt(variance + eps))
-        if rank == i4(0) and channel == i4(of * i4(GROUP)):
-            at = u4(n * i4(u4(C) // u4(GROUP)) + i4(u4(first) // u4(GROUP)) + of)
+        if rank == 0 and channel == of * GROUP:
+            at = u4(n * (C // GROUP) + first // GROUP + of)
             shift[at], std[at] = mean, s
         factor = divide(factor, s)
         for j in range(FLOATS):
             value = values[j]
-            values[j] = factor * value * reciprocal(f4(1) + exp2(slope * value)) + bias
+            values[j] = factor * value * reciprocal(1.0 + exp2(slope * value)) + bias
         put(y, values, start, tail)
 
     return evonorm_s0_fprop_kernel
@@ -98,74 +98,74 @@ def grads_kernel(kind: str, layout: str, group: int, channels: int, held: Held) 
         last = cuda.shared.array(1, i4)
         values = cuda.local.array(FLOATS, f4)
         grads = cuda.local.array(FLOATS, f4)
-        tid = i4(cuda.threadIdx.x)
-        n, slab = i4(cuda.blockIdx.y), i4(cuda.blockIdx.x)
-        first = i4(slab * i4(CHANNELS))
+        tid = cuda.threadIdx.x
+        n, slab = cuda.blockIdx.y, cuda.blockIdx.x
+        first = slab * CHANNELS
         channel, _, rank = place(tid)
-        start, tail = elements(n, i4(first + channel), rank, C, HW)
+        start, tail = elements(n, first + channel, rank, C, HW)
         fill(values, x, start, tail)
         fill(grads, dy, start, tail)
-        own, of = u4(first + channel), i4(u4(channel) // u4(GROUP))
-        slab_group = i4(n * i4(u4(C) // u4(GROUP)) + i4(u4(first) // u4(GROUP)))
-        lead_at = i4(first + of * i4(GROUP))
-        lead, mean = load(x, u4(n * C * HW + (lead_at if WIDE else lead_at * HW))), shift[u4(slab_group + of)]
-        slope, scale = v[own], divide(f4(1), std[u4(slab_group + of)])
-        factor, sum_g, sum_p, sum_v = gamma[own] * scale, f4(0), f4(0), f4(0)
+        own, of = u4(first + channel), channel // GROUP
+        slab_group = n * (C // GROUP) + first // GROUP
+        lead_at = first + of * GROUP
+        lead, mean = load(x, u4(n * C * HW + (lead_at if WIDE else lead_at * HW))), shift[slab_group + of]
+        slope, scale = v[own], divide(1.0, std[slab_group + of])
+        factor, sum_g, sum_p, sum_v = gamma[own] * scale, 0.0, 0.0, 0.0
         # What lies behind the plane is zero: it adds nothing.
         for j in range(FLOATS):
             value, g = values[j], grads[j]
             z = slope * value
             e = exp2(-abs(z) * f4(LOG2E))
-            near = reciprocal(f4(1) + e)
+            near = reciprocal(1.0 + e)
             far = e * near
-            sigma, rest = (far, near) if z < f4(0) else (near, far)
+            sigma, rest = (far, near) if z < 0.0 else (near, far)
             gp, bend = g * value * sigma, value * rest
             sum_g, sum_p, sum_v = sum_g + g, sum_p + gp, sum_v + gp * bend
             grads[j] = factor * g * (sigma + slope * sigma * bend)
-        plane = i4(channel)
-        add(sums, i4(0), plane, sum_g)
-        add(sums, i4(1), plane, sum_p)
-        add(sums, i4(2), plane, sum_v)
+        plane = channel
+        add(sums, 0, plane, sum_g)
+        add(sums, 1, plane, sum_p)
+        add(sums, 2, plane, sum_v)
         cuda.syncthreads()
-        if tid >= i4(THREADS - WARP):
+        if tid >= THREADS - WARP:
             # The last warp, which does not count the block in, as that takes a while: the sums that leave the block.
-            for at in range(i4(tid - i4(THREADS - WARP)), i4(ALL), i4(WARP)):
+            for at in range(tid - (THREADS - WARP), ALL, WARP):
                 which, other = split(at, CHANNELS)
-                total, its_scale = total_at(sums, at), divide(f4(1), std[u4(slab_group + i4(u4(other) // u4(GROUP)))])
-                if which == i4(1):
+                total, its_scale = total_at(sums, at), divide(1.0, std[slab_group + other // GROUP])
+                if which == 1:
                     total *= its_scale
-                if which == i4(2):
-                    total *= its_scale * gamma[u4(first + other)]
-                partials[u4((which * C + first + other) * N + n)] = total
+                if which == 2:
+                    total *= its_scale * gamma[first + other]
+                partials[(which * C + first + other) * N + n] = total
         # The pull of a group: Σ over its channels of γ·Σ g·p, over K·s³.
-        pull = f4(0)
+        pull = 0.0
         for j in range(GROUP):
-            other = i4(of * i4(GROUP) + i4(j))
-            pull += gamma[u4(first + other)] * total_at(sums, i4(CHANNELS) + other)
+            other = of * GROUP + j
+            pull += gamma[first + other] * total_at(sums, CHANNELS + other)
         pull = divide(pull * scale * scale * scale, f4(GROUP) * f4(HW))
         done = arrive(counters, slab, N)
-        if tid == i4(0):
+        if tid == 0:
             last[0] = done
         for j in range(FLOATS):
             grads[j] -= pull * ((values[j] - lead) - mean)
         put(dx, grads, start, tail)
         cuda.syncthreads()
-        if last[0] == i4(1):
+        if last[0] == 1:
             warp, lane = split(tid, WARP)
             for turn in range(TURNS):
-                at = i4(warp + i4(turn * WARPS))
+                at = warp + turn * WARPS
                 which, other = split(at, CHANNELS)
-                total = f4(0)
-                for image in range(lane, N if at < i4(ALL) else i4(0), i4(WARP)):
-                    total += fresh(partials, i4((which * C + first + other) * N + image))
+                total = 0.0
+                for image in range(lane, N if at < ALL else 0, WARP):
+                    total += fresh(partials, (which * C + first + other) * N + image)
                 total = warp_sum(total)
-                if lane == i4(0) and at < i4(ALL):
-                    if which == i4(0):
-                        dbeta[u4(first + other)] = total
-                    elif which == i4(1):
-                        dgamma[u4(first + other)] = total
+                if lane == 0 and at < ALL:
+                    if which == 0:
+                        dbeta[first + other] = total
+                    elif which == 1:
+                        dgamma[first + other] = total
                     else:
-                        dv[u4(first + other)] = total
+                        dv[first + other] = total
 
     return evonorm_s0_grads_kernel
 

@@ -12,5 +12,5 @@ from nbcnn.ops.activations.sigmoid import divide
 def both_sides(z):
     """σ(z) and 1 − σ(z), neither by subtraction from 1."""
     e = f4(math.exp(-abs(z)))
-    t = divide(f4(1), f4(1) + e)
-    return (e * t, t) if z < f4(0) else (t, e * t)
+    t = divide(1.0, 1.0 + e)
+    return (e * t, t) if z < 0.0 else (t, e * t)

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, f4, i4, i8, jit
+from nbcnn.gpu.language import cuda, f4, i8, jit
 from nbcnn.ops.conv.frame.split import launch_sum_planes, sum_planes_traffic
 from nbcnn.ops.conv.simt.loaders import gather_rows
 from nbcnn.ops.conv.simt.register_tile import Loader, block_corner, block_part, matrix_product, shared_floats, store_tile
@@ -62,26 +62,26 @@ def whole_rows(tile: Tile, side: int) -> Loader:
 
     @jit(device=True)
     def start(state, extents, origin, first):
-        tid = i4(cuda.threadIdx.x)
-        row = min(i4(origin + tid // i4(ACROSS)), i4(extents[0] - i4(1)))
-        k = min(i4(first * i4(BK)), i4(extents[1]))
-        state[0] = i4(row * extents[1] + k + tid % i4(ACROSS) * i4(4))
+        tid = cuda.threadIdx.x
+        row = min(origin + tid // ACROSS, extents[0] - 1)
+        k = min(first * BK, extents[1])
+        state[0] = row * extents[1] + k + tid % ACROSS * 4
 
     @jit(device=True)
     def fetch(stage, array, state, extents, inside):
-        first = i8(i4(state[0] - (i4(0) if inside else i4(BK))))
+        first = i8(state[0] - (0 if inside else BK))
         for j in range(LOADS):
             v = load4(array, first + i8(j * 4 * ACROSS))
             stage[4 * j], stage[4 * j + 1], stage[4 * j + 2], stage[4 * j + 3] = v[0], v[1], v[2], v[3]
-        state[0] = i4(state[0] + i4(BK))
+        state[0] = state[0] + BK
 
     @jit(device=True)
     def stash(stage, shared, begin):
-        tid = i4(cuda.threadIdx.x)
-        corner = i4(begin + tid % i4(ACROSS) * i4(4 * PITCH) + tid // i4(ACROSS))
+        tid = cuda.threadIdx.x
+        corner = begin + tid % ACROSS * (4 * PITCH) + tid // ACROSS
         for j in range(LOADS):
             for q in range(4):
-                shared_store1(shared, corner + i4((j * 4 * ACROSS + q) * PITCH), stage[4 * j + q])
+                shared_store1(shared, corner + (j * 4 * ACROSS + q) * PITCH, stage[4 * j + q])
 
     return Loader(start, fetch, stash, PITCH, 1, 4 * LOADS)
 
@@ -109,11 +109,11 @@ def gemm_nt_kernel_for(tile: Tile, vector: int, whole_tiles: bool, vector_out: b
         acc = cuda.local.array(ACC, f4)
         stage_a = cuda.local.array(FLOATS_A, f4)
         stage_b = cuda.local.array(FLOATS_B, f4)
-        one, none = i4(1), i4(0)
+        one, none = 1, 0
         rows_a = (M, K, one, one, one, one, none, none)
         rows_b = (N, K, one, one, one, one, none, none)
         product(acc, stage_a, stage_b, shared, a, b, rows_a, rows_b, m0, n0, first, last)
-        store(acc, c, m0, n0, M, N, i4(cuda.blockIdx.y), (c, c, none, one))
+        store(acc, c, m0, n0, M, N, cuda.blockIdx.y, (c, c, none, one))
 
     return gemm_nt_kernel
 
@@ -129,12 +129,12 @@ def simple_kernel(kind: str) -> Any:
         grid: (⌈N/32⌉, ⌈M/8⌉), block 32×8; owns: a thread one result, neighbours share a row of a.
         shared none; moves 8 bytes a product through the caches, and c once. source: the definition.
         """
-        n, m = i4(i4(cuda.blockIdx.x) * i4(ACROSS) + cuda.threadIdx.x), i4(i4(cuda.blockIdx.y) * i4(DOWN) + cuda.threadIdx.y)
+        n, m = cuda.blockIdx.x * ACROSS + cuda.threadIdx.x, cuda.blockIdx.y * DOWN + cuda.threadIdx.y
         if m < M and n < N:
-            total = f4(0)
+            total = 0.0
             for k in range(K):
-                total += load(a, i8(m) * i8(K) + i8(k)) * load(b, i8(n) * i8(K) + i8(k))
-            store(c, i8(m) * i8(N) + i8(n), total)
+                total += load(a, i8(m) * K + k) * load(b, i8(n) * K + k)
+            store(c, i8(m) * N + n, total)
 
     return gemm_simple_kernel
 

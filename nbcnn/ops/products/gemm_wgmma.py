@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, f4, i4, i8, jit, types, u4
+from nbcnn.gpu.language import cuda, f4, i8, jit, types, u4
 from nbcnn.ops.conv.wgmma.mainloop import multiply_slot
 from nbcnn.ops.conv.wgmma.tile import ALIGNMENT, KINDS, WARPGROUP, Kind, Tile, slot_bytes
 from nbcnn.ops.kernel import tensor_maps
@@ -60,13 +60,13 @@ def _place(tile: Tile) -> Any:
 
     @jit(device=True)
     def run(t, down, across, band):
-        of_band = i4(band * across)
-        at = i4(u4(t) // u4(of_band))
-        first = i4(at * band)
-        rest = i4(t - at * of_band)
-        rows = min(band, i4(down - first))
-        tile_n = i4(u4(rest) // u4(rows))
-        return i4((first + rest - tile_n * rows) * i4(BM)), i4(tile_n * i4(BN))
+        of_band = band * across
+        at = t // of_band
+        first = at * band
+        rest = t - at * of_band
+        rows = min(band, down - first)
+        tile_n = rest // rows
+        return (first + rest - tile_n * rows) * BM, tile_n * BN
 
     return run
 
@@ -84,25 +84,25 @@ def _producer(tile: Tile, kind_name: str) -> Any:
         b_map = maps + u8(ROW_BYTES)
         fence_tensor_map(a_map)
         fence_tensor_map(b_map)
-        slot, parity = i4(0), u4(1)
-        t, stride, tiles = i4(cuda.blockIdx.x), i4(cuda.gridDim.x), i4(down * across)
+        slot, parity = 0, u4(1)
+        t, stride, tiles = cuda.blockIdx.x, cuda.gridDim.x, down * across
         while t < tiles:
             m0, n0 = place(t, down, across, band)
-            step = i4(0)
+            step = 0
             while step < steps:
-                here = u4(slot * i4(8))
-                to = ring + u4(slot * i4(SLOT))
+                here = u4(slot * 8)
+                to = ring + u4(slot * SLOT)
                 mbarrier_wait(empty + here, parity)
                 mbarrier_arrive_expect_tx(full + here, u4(SLOT))
-                column = i4(step * i4(COLUMNS))
+                column = step * COLUMNS
                 load_tile_2d(to, a_map, column, m0, full + here)
-                load_tile_2d(to + u4(A_BYTES), b_map, column, n0, full + here)
-                slot = i4(slot + i4(1))
-                if slot == i4(SLOTS):
-                    slot = i4(0)
-                    parity = parity ^ u4(1)
-                step = i4(step + i4(1))
-            t = i4(t + stride)
+                load_tile_2d(to + A_BYTES, b_map, column, n0, full + here)
+                slot += 1
+                if slot == SLOTS:
+                    slot = 0
+                    parity ^= 1
+                step += 1
+            t += stride
 
     return run
 
@@ -117,23 +117,23 @@ def _consumer(tile: Tile, kind_name: str) -> Any:
 
     @jit(device=True)
     def run(acc, ring, full, empty, group, lane, steps, slot, parity):
-        step, previous = i4(0), slot
+        step, previous = 0, slot
         while step < steps:
-            mbarrier_wait(full + u4(slot * i4(8)), parity)
-            a = ring + u4(slot * i4(SLOT))
-            multiply(acc, a + u4(group * i4(GROUP_BYTES)), a + u4(A_BYTES), u4(1) if step > i4(0) else u4(0))
+            mbarrier_wait(full + u4(slot * 8), parity)
+            a = ring + u4(slot * SLOT)
+            multiply(acc, a + group * GROUP_BYTES, a + A_BYTES, u4(1) if step > 0 else u4(0))
             one_running()
-            if lane == i4(0) and step > i4(0):
-                mbarrier_arrive(empty + u4(previous * i4(8)))
+            if lane == 0 and step > 0:
+                mbarrier_arrive(empty + u4(previous * 8))
             previous = slot
-            slot = i4(slot + i4(1))
-            if slot == i4(SLOTS):
-                slot = i4(0)
-                parity = parity ^ u4(1)
-            step = i4(step + i4(1))
+            slot += 1
+            if slot == SLOTS:
+                slot = 0
+                parity ^= u4(1)
+            step += 1
         all_done(acc)
-        if lane == i4(0):
-            mbarrier_arrive(empty + u4(previous * i4(8)))
+        if lane == 0:
+            mbarrier_arrive(empty + u4(previous * 8))
         return slot, parity
 
     return run
@@ -151,7 +151,7 @@ def _four_words(first: int) -> Any:
     def run(acc, c, at, lane, wanted):
         w0, w1 = bf16x2(acc[A], acc[A + 1]), bf16x2(acc[B], acc[B + 1])
         w2, w3 = bf16x2(acc[C], acc[C + 1]), bf16x2(acc[D], acc[D + 1])
-        odd, upper = (lane & i4(1)) != i4(0), (lane & i4(2)) != i4(0)
+        odd, upper = (lane & 1) != 0, (lane & 2) != 0
         r0 = exchange_word(w0 if odd else w1, u4(1))
         r1 = exchange_word(w2 if odd else w3, u4(1))
         w0, w1 = (r0, w1) if odd else (w0, r0)
@@ -178,7 +178,7 @@ def _store(tile: Tile, kind_name: str) -> Any:
 
             @jit(device=True)
             def run(acc, c, start, left, lane):
-                put(acc, c, start + i8(ACROSS), lane, i4(ACROSS) < left)
+                put(acc, c, start + i8(ACROSS), lane, left > ACROSS)
 
             return run
 
@@ -189,7 +189,7 @@ def _store(tile: Tile, kind_name: str) -> Any:
         def run(acc, c, start, left, lane):
             for j in range(EIGHTS):
                 at = (half * EIGHTS + j) * 4 + 2 * h
-                if i4(8 * j) < left:
+                if 8 * j < left:
                     store2(c, start + i8(8 * j), tf32(acc[at]), tf32(acc[at + 1]))
 
         return run
@@ -199,8 +199,8 @@ def _store(tile: Tile, kind_name: str) -> Any:
 
         @jit(device=True)
         def run(acc, c, m, n, M, N, lane):
-            at = i4(m + i4(DOWN))
-            every(acc, c, i8(at) * i8(N) + i8(n), i4(N - n) if at < M else i4(0), lane)
+            at = m + DOWN
+            every(acc, c, i8(at) * N + n, N - n if at < M else 0, lane)
 
         return run
 
@@ -208,8 +208,8 @@ def _store(tile: Tile, kind_name: str) -> Any:
 
     @jit(device=True)
     def run(acc, c, m0, n0, M, N, group, warp, lane):
-        m = i4(m0 + group * i4(ROWS) + (warp & i4(3)) * i4(16) + (lane >> i4(2)))
-        rows(acc, c, m, i4(n0 + (lane & i4(3)) * i4(OWN)), M, N, lane)
+        m = m0 + group * ROWS + (warp & 3) * 16 + (lane >> 2)
+        rows(acc, c, m, n0 + (lane & 3) * OWN, M, N, lane)
 
     return run
 
@@ -235,31 +235,31 @@ def product_kernel(tile: Tile, kind_name: str) -> Any:
         source  NVIDIA, PTX ISA, "Asynchronous warpgroup level matrix instructions"; CUTLASS, "Efficient GEMM in CUDA" (persistent, warp specialised).
         """
         memory = cuda.shared.array(0, np.uint8)
-        ring = u4((byte_address_shared(memory) + u4(ALIGNMENT - 1)) & u4(0xFFFFFFFF - ALIGNMENT + 1))
-        full = ring + u4(RING)
-        empty = full + u4(SLOTS * 8)
-        tid = i4(cuda.threadIdx.x)
-        lane = i4(tid & i4(31))
-        warp = i4(tid >> i4(5))
-        if tid == i4(0):
+        ring = (byte_address_shared(memory) + (ALIGNMENT - 1)) & u4(0xFFFFFFFF - ALIGNMENT + 1)
+        full = ring + RING
+        empty = full + SLOTS * 8
+        tid = cuda.threadIdx.x
+        lane = tid & 31
+        warp = tid >> 5
+        if tid == 0:
             for slot in range(SLOTS):
-                mbarrier_init(full + u4(8 * slot), u4(1))
-                mbarrier_init(empty + u4(8 * slot), u4(WARPS))
+                mbarrier_init(full + 8 * slot, u4(1))
+                mbarrier_init(empty + 8 * slot, u4(WARPS))
             fence_mbarrier_init()
         cuda.syncthreads()
-        if warp == i4(WARPS):
-            if lane == i4(0):
+        if warp == WARPS:
+            if lane == 0:
                 produce(byte_address_global(maps), ring, full, empty, steps, down, across, band)
         else:
             acc = cuda.local.array(SUMS, f4)
-            group = i4(warp >> i4(2))
-            at, parity = i4(0), u4(0)
-            t, stride, tiles = i4(cuda.blockIdx.x), i4(cuda.gridDim.x), i4(down * across)
+            group = warp >> 2
+            at, parity = 0, u4(0)
+            t, stride, tiles = cuda.blockIdx.x, cuda.gridDim.x, down * across
             while t < tiles:
                 m0, n0 = place(t, down, across, band)
                 at, parity = consume(acc, ring, full, empty, group, lane, steps, at, parity)
                 store(acc, c, m0, n0, M, N, group, warp, lane)
-                t = i4(t + stride)
+                t += stride
 
     return gemm_wgmma_kernel
 

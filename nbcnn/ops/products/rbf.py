@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, f4, i4, jit
+from nbcnn.gpu.language import cuda, i4, jit
 from nbcnn.ops.kernel.call import Launch, blocks
 
 THREADS = 256
@@ -44,8 +44,8 @@ def rbf_kernel(row_norms, col_norms, k, N, count, gamma):
     at = i4(cuda.grid(1))
     if at < count:
         row = at // N
-        squared = row_norms[row] + col_norms[at - row * N] - f4(2) * k[at]
-        k[at] = math.exp(-gamma * max(squared, f4(0)))
+        squared = row_norms[row] + col_norms[at - row * N] - 2.0 * k[at]
+        k[at] = math.exp(-gamma * max(squared, 0.0))
 
 
 def launch_rbf(row_norms: Any, col_norms: Any, k: Any, M: int, N: int, gamma: float) -> Launch:

@@ -54,22 +54,22 @@ else:
 @jit(device=True)
 def bf16_low(word):
     """The bfloat16 in the lower half of a word, as float32 (exact)."""
-    return bits_float(u4(u4(word) << u4(16)))
+    return bits_float(u4(word) << 16)
 
 
 @jit(device=True)
 def bf16_high(word):
     """The bfloat16 in the upper half of a word, as float32 (exact)."""
-    return bits_float(u4(u4(word) & u4(0xFFFF0000)))
+    return bits_float(u4(word) & 0xFFFF0000)
 
 
 @jit(device=True)
 def bf16(x):
     """A float32 rounded to bfloat16 (to nearest, ties to even), as the uint16 that an array keeps."""
-    return types.uint16(bf16x2(x, f4(0)) & u4(0xFFFF))
+    return types.uint16(bf16x2(x, 0.0) & 0xFFFF)
 
 
 @jit(device=True)
 def bf16_float(half):
     """The float32 of a bfloat16 read from an array as uint16 (exact)."""
-    return bits_float(u4(u4(half) << u4(16)))
+    return bits_float(u4(half) << 16)

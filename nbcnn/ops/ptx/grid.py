@@ -58,17 +58,17 @@ else:
     @jit(device=True)
     def send(packets, at, turn, a, b):
         """Two float32 as packet `at` of this turn, to whoever waits for it."""
-        _send(byte_address_global(packets) + types.uint64(i8(at) * i8(16)), a, b, turn)
+        _send(byte_address_global(packets) + types.uint64(i8(at) * 16), a, b, turn)
 
     @jit(device=True)
     def receive(packets, at, turn):
         """The two float32 of packet `at`, when it is of this turn: waits for it."""
-        return _receive(byte_address_global(packets) + types.uint64(i8(at) * i8(16)), turn)
+        return _receive(byte_address_global(packets) + types.uint64(i8(at) * 16), turn)
 
     @jit(device=True)
     def fresh(array, offset):
         """array[offset] of a device array of float32, as the last block to write it left it."""
-        return _relaxed(byte_address_global(array) + types.uint64(i8(offset) * i8(4)))
+        return _relaxed(byte_address_global(array) + types.uint64(i8(offset) * 4))
 
 
 @jit(device=True)
@@ -77,12 +77,12 @@ def arrive(counters, place, count):
 
     All threads of the block must call it.
     """
-    last = i4(0)
+    last = 0
     cuda.syncthreads()
-    if cuda.threadIdx.x == i4(0):
+    if cuda.threadIdx.x == 0:
         cuda.threadfence()
-        if cuda.atomic.add(counters, place, i4(1)) == count - i4(1):
-            counters[place] = i4(0)
+        if cuda.atomic.add(counters, place, 1) == count - 1:
+            counters[place] = 0
             cuda.threadfence()
-            last = i4(1)
+            last = 1
     return last

@@ -20,11 +20,11 @@ if SIMULATOR:
     def load4_if(array, offset, wanted):
         if wanted:
             return array[offset], array[offset + 1], array[offset + 2], array[offset + 3]
-        return f4(0), f4(0), f4(0), f4(0)
+        return 0.0, 0.0, 0.0, 0.0
 
     @jit(device=True)
     def load1_if(array, offset, wanted):
-        return array[offset] if wanted else f4(0)
+        return array[offset] if wanted else 0.0
 
     @jit(device=True)
     def store4(array, offset, a, b, c, d):
@@ -124,79 +124,79 @@ else:
     @jit(device=True)
     def load4(array, offset):
         """array[offset : offset+4] of a device array as four floats, one LDG.128."""
-        return _ld(byte_address_global(array) + _u8(i8(offset) * i8(4)))
+        return _ld(byte_address_global(array) + _u8(i8(offset) * 4))
 
     @jit(device=True)
     def load4_if(array, offset, wanted):
         """As `load4` through the read-only path, or four zeros where `wanted` is 0 (nothing is then read)."""
-        return _ld_if(byte_address_global(array) + _u8(i8(offset) * i8(4)), i4(wanted))
+        return _ld_if(byte_address_global(array) + _u8(i8(offset) * 4), wanted)
 
     @jit(device=True)
     def load1_if(array, offset, wanted):
         """array[offset] of a device array, or zero where `wanted` is 0: a load that no branch holds back."""
-        return _ld1_if(byte_address_global(array) + _u8(i8(offset) * i8(4)), i4(wanted))
+        return _ld1_if(byte_address_global(array) + _u8(i8(offset) * 4), wanted)
 
     @jit(device=True)
     def store4(array, offset, a, b, c, d):
         """array[offset : offset+4] = a, b, c, d of a device array, one STG.128."""
-        _st(byte_address_global(array) + _u8(i8(offset) * i8(4)), a, b, c, d)
+        _st(byte_address_global(array) + _u8(i8(offset) * 4), a, b, c, d)
 
     @jit(device=True)
     def store2(array, offset, a, b):
         """array[offset : offset+2] = a, b of a device array, one STG.64; offset is even."""
-        _st2(byte_address_global(array) + _u8(i8(offset) * i8(4)), a, b)
+        _st2(byte_address_global(array) + _u8(i8(offset) * 4), a, b)
 
     @jit(device=True)
     def shared_load4(array, offset):
         """array[offset : offset+4] of a shared array as four floats, one LDS.128."""
-        return _lds(_hold(byte_address_shared(array)) + _u4(i4(offset) * i4(4)))
+        return _lds(_hold(byte_address_shared(array)) + _u4(offset * 4))
 
     @jit(device=True)
     def shared_store4(array, offset, a, b, c, d):
         """array[offset : offset+4] = a, b, c, d of a shared array, one STS.128."""
-        _sts(_hold(byte_address_shared(array)) + _u4(i4(offset) * i4(4)), a, b, c, d)
+        _sts(_hold(byte_address_shared(array)) + _u4(offset * 4), a, b, c, d)
 
     @jit(device=True)
     def shared_store1(array, offset, a):
         """array[offset] = a of a shared array, with a 32-bit address (indexing would compute it in 64 bits)."""
-        _sts1(_hold(byte_address_shared(array)) + _u4(i4(offset) * i4(4)), a)
+        _sts1(_hold(byte_address_shared(array)) + _u4(offset * 4), a)
 
     @jit(device=True)
     def load_bf16x8(array, offset):
         """array[offset : offset+8] of a device array of bfloat16 as four words, one LDG.128."""
-        return _ldw4(byte_address_global(array) + _u8(i8(offset) * i8(2)))
+        return _ldw4(byte_address_global(array) + _u8(i8(offset) * 2))
 
     @jit(device=True)
     def load_bf16x8_if(array, offset, wanted):
         """As `load_bf16x8` through the read-only path, or zeros where `wanted` is 0 (nothing is then read)."""
-        return _ldw4_if(byte_address_global(array) + _u8(i8(offset) * i8(2)), i4(wanted))
+        return _ldw4_if(byte_address_global(array) + _u8(i8(offset) * 2), wanted)
 
     @jit(device=True)
     def load_bf16x4(array, offset):
         """array[offset : offset+4] of a device array of bfloat16 as two words, one LDG.64."""
-        return _ldw2(byte_address_global(array) + _u8(i8(offset) * i8(2)))
+        return _ldw2(byte_address_global(array) + _u8(i8(offset) * 2))
 
     @jit(device=True)
     def load_bf16x4_if(array, offset, wanted):
         """As `load_bf16x4` through the read-only path, or zeros where `wanted` is 0 (nothing is then read)."""
-        return _ldw2_if(byte_address_global(array) + _u8(i8(offset) * i8(2)), i4(wanted))
+        return _ldw2_if(byte_address_global(array) + _u8(i8(offset) * 2), wanted)
 
     @jit(device=True)
     def store_bf16x8(array, offset, a, b, c, d):
         """array[offset : offset+8] = four words of bfloat16 of a device array, one STG.128."""
-        _stw4(byte_address_global(array) + _u8(i8(offset) * i8(2)), a, b, c, d)
+        _stw4(byte_address_global(array) + _u8(i8(offset) * 2), a, b, c, d)
 
     @jit(device=True)
     def store_bf16x4(array, offset, a, b):
         """array[offset : offset+4] = two words of bfloat16 of a device array, one STG.64."""
-        _stw2(byte_address_global(array) + _u8(i8(offset) * i8(2)), a, b)
+        _stw2(byte_address_global(array) + _u8(i8(offset) * 2), a, b)
 
     @jit(device=True)
     def shared_load_bf16x8(array, offset):
         """array[offset : offset+8] of a shared array of bfloat16 as four words, one LDS.128."""
-        return _ldsw4(_hold(byte_address_shared(array)) + _u4(i4(offset) * i4(2)))
+        return _ldsw4(_hold(byte_address_shared(array)) + _u4(offset * 2))
 
     @jit(device=True)
     def shared_store_bf16x8(array, offset, a, b, c, d):
         """array[offset : offset+8] = four words of bfloat16 of a shared array, one STS.128."""
-        _stsw4(_hold(byte_address_shared(array)) + _u4(i4(offset) * i4(2)), a, b, c, d)
+        _stsw4(_hold(byte_address_shared(array)) + _u4(offset * 2), a, b, c, d)

@@ -84,7 +84,7 @@ def k_major_rows(next_8: int) -> Any:
 
     @jit(device=True)
     def run(address):
-        return u8(HIGH) | u8((u4(address) & u4(0x3FFFF)) >> u4(4))
+        return u8(HIGH) | u8((u4(address) & 0x3FFFF) >> 4)
 
     return run
 
@@ -103,6 +103,6 @@ def mn_major(next_64: int) -> Any:
 
     @jit(device=True)
     def run(address):
-        return u8(HIGH) | u8((u4(address) & u4(0x3FFFF)) >> u4(4))
+        return u8(HIGH) | u8((u4(address) & 0x3FFFF) >> 4)
 
     return run

@@ -47,31 +47,31 @@ _st_half = instruction("st_global_b16_words", "{ .reg .b16 h; cvt.u16.u32 h, $1;
 @jit(device=True)
 def load_word(array, offset, wanted):
     """The word at byte `offset` of a device array."""
-    return _ld1(byte_address_global(array) + _u8(i8(offset)), i4(wanted))
+    return _ld1(byte_address_global(array) + _u8(i8(offset)), wanted)
 
 
 @jit(device=True)
 def load_2_words(array, offset, wanted):
     """Two words, 8 bytes."""
-    return _ld2(byte_address_global(array) + _u8(i8(offset)), i4(wanted))
+    return _ld2(byte_address_global(array) + _u8(i8(offset)), wanted)
 
 
 @jit(device=True)
 def load_4_words(array, offset, wanted):
     """Four words, 16 bytes."""
-    return _ld4(byte_address_global(array) + _u8(i8(offset)), i4(wanted))
+    return _ld4(byte_address_global(array) + _u8(i8(offset)), wanted)
 
 
 @jit(device=True)
 def load_half(array, offset, wanted):
     """Two bytes, in the lower half of a word."""
-    return _ld_half(byte_address_global(array) + _u8(i8(offset)), i4(wanted))
+    return _ld_half(byte_address_global(array) + _u8(i8(offset)), wanted)
 
 
 @jit(device=True)
 def load_byte(array, offset, wanted):
     """One byte."""
-    return _ld_byte(byte_address_global(array) + _u8(i8(offset)), i4(wanted))
+    return _ld_byte(byte_address_global(array) + _u8(i8(offset)), wanted)
 
 
 @jit(device=True)

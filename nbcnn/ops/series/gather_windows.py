@@ -55,10 +55,10 @@ def gather_windows_kernel(kind: str) -> Any:
         i = i4(cuda.grid(1))
         if i < count:
             # Unsigned: Numba's signed division is carried out in 64 bits.
-            series = u4(u4(i) // u4(L))
-            at = u4(u4(i) - series * u4(L))
-            n = u4(series // u4(F))
-            f = u4(series - n * u4(F))
+            series = u4(i // L)
+            at = i - series * L
+            n = series // u4(F)
+            f = series - n * F
             start = i8(starts[order[state[POSITION] + i8(n)]])
             store(x, u4(i), rows[(start + i8(at)) * i8(F) + i8(f)])
             if f == u4(0) and at == u4(0):

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, f4, i4, jit, u4
+from nbcnn.gpu.language import cuda, i4, jit, u4
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks, host
 from nbcnn.ops.kernel.case import SERIES, Case, Gradient, label_of, normal
 from nbcnn.ops.kernel.stored import kinds, scalar_io
@@ -45,7 +45,7 @@ def fprop_kernel(kind: str) -> Any:
         """
         i = i4(cuda.grid(1))
         if i < count:
-            store(y, u4(i), load(x, u4(i4(i * L) + L - i4(1))))
+            store(y, u4(i), load(x, u4(i * L + L - 1)))
 
     return last_fprop_kernel
 
@@ -63,9 +63,9 @@ def dgrad_kernel(kind: str) -> Any:
         """
         i = i4(cuda.grid(1))
         if i < count:
-            row = u4(u4(i) // u4(L))
-            value = f4(0)
-            if u4(i) - row * u4(L) == u4(L - i4(1)):
+            row = u4(i // L)
+            value = 0.0
+            if i - row * L == u4(L - 1):
                 value = load(dy, row)
             store(dx, u4(i), value)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 
-from nbcnn.gpu.language import cuda, i4, jit
+from nbcnn.gpu.language import cuda, jit
 from nbcnn.ops.conv.simt.loaders import columns_of_a_tile, stash_columns
 from nbcnn.ops.conv.simt.register_tile import Loader
 from nbcnn.ops.conv.simt.tiles import Tile
@@ -29,23 +29,23 @@ def series_columns(tile: Tile, side: int, whole_tiles: bool) -> Loader:
     @jit(device=True)
     def start(state, extents, origin, first):
         channels, hours, L = extents
-        tid = i4(cuda.threadIdx.x)
-        hour = i4(origin + tid % i4(ACROSS) * i4(4))
-        channel = i4(first * i4(BK) + tid // i4(ACROSS))
+        tid = cuda.threadIdx.x
+        hour = origin + tid % ACROSS * 4
+        channel = first * BK + tid // ACROSS
         series = quotient(hour, L)
         state[0] = channel if hour < hours else channels
-        state[1] = i4((series * channels + channel) * L + hour - series * L)
+        state[1] = (series * channels + channel) * L + hour - series * L
 
     @jit(device=True)
     def fetch(stage, array, state, extents, inside):
         L = extents[2]
         for i in range(PASSES):
-            wanted = inside & (i4(state[0] + i4(0 if whole_tiles else i * ROWS)) < extents[0])
-            v = load4_if(array, i4(state[1] + i4(i * ROWS) * L), wanted)
+            wanted = inside & (state[0] + (0 if whole_tiles else i * ROWS) < extents[0])
+            v = load4_if(array, state[1] + i * ROWS * L, wanted)
             stage[4 * i], stage[4 * i + 1], stage[4 * i + 2], stage[4 * i + 3] = v[0], v[1], v[2], v[3]
         if not whole_tiles:
-            state[0] = i4(state[0] + i4(BK))
-        state[1] = i4(state[1] + i4(BK) * L)
+            state[0] = state[0] + BK
+        state[1] = state[1] + BK * L
 
     return Loader(start, fetch, stash_columns(ACROSS, ROWS, PASSES, side, 4), side, 2, PASSES * 4)
 
@@ -62,33 +62,33 @@ def series_rows(tile: Tile, side: int) -> Loader:
     @jit(device=True)
     def start(state, extents, origin, first):
         channels, L = extents
-        tid = i4(cuda.threadIdx.x)
-        channel = i4(origin + tid // i4(K_THREADS))
-        hour = i4(first * i4(BK))
+        tid = cuda.threadIdx.x
+        channel = origin + tid // K_THREADS
+        hour = first * BK
         series = quotient(hour, L)
-        state[0] = i4(hour - series * L)
-        state[1] = i4((series * channels + channel) * L + state[0] + tid % i4(K_THREADS) * i4(4))
-        state[2] = i4(1) if channel < channels else i4(0)
+        state[0] = hour - series * L
+        state[1] = (series * channels + channel) * L + state[0] + tid % K_THREADS * 4
+        state[2] = 1 if channel < channels else 0
 
     @jit(device=True)
     def fetch(stage, array, state, extents, inside):
         channels, L = extents
-        wanted = inside & (state[2] == i4(1))
+        wanted = inside & (state[2] == 1)
         for j in range(LOADS):
-            v = load4_if(array, i4(state[1] + i4(j * 4 * K_THREADS)), wanted)
+            v = load4_if(array, state[1] + j * 4 * K_THREADS, wanted)
             stage[4 * j], stage[4 * j + 1], stage[4 * j + 2], stage[4 * j + 3] = v[0], v[1], v[2], v[3]
-        state[0] = i4(state[0] + i4(BK))
-        state[1] = i4(state[1] + i4(BK))
+        state[0] = state[0] + BK
+        state[1] = state[1] + BK
         if state[0] == L:
-            state[0] = i4(0)
-            state[1] = i4(state[1] + i4(channels - i4(1)) * L)
+            state[0] = 0
+            state[1] = state[1] + (channels - 1) * L
 
     @jit(device=True)
     def stash(stage, shared, begin):
-        tid = i4(cuda.threadIdx.x)
-        corner = i4(begin + tid % i4(K_THREADS) * i4(4 * PITCH) + tid // i4(K_THREADS))
+        tid = cuda.threadIdx.x
+        corner = begin + tid % K_THREADS * (4 * PITCH) + tid // K_THREADS
         for j in range(LOADS):
             for q in range(4):
-                shared_store1(shared, corner + i4((j * 4 * K_THREADS + q) * PITCH), stage[4 * j + q])
+                shared_store1(shared, corner + (j * 4 * K_THREADS + q) * PITCH, stage[4 * j + q])
 
     return Loader(start, fetch, stash, PITCH, 3, 4 * LOADS)

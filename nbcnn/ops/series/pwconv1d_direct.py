@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, f4, i4, i8, jit
+from nbcnn.gpu.language import cuda, f4, i8, jit
 from nbcnn.ops.conv.frame.split import launch_sum_filters, sum_filters_traffic
 from nbcnn.ops.conv.simt import im2col
 from nbcnn.ops.conv.simt.im2col import padded
@@ -58,19 +58,19 @@ def store_series(tile: Tile, bias: bool) -> Any:
         row, column = corner()
         shift = cuda.local.array(TM, f4)
         for i in range(TM):
-            m = i4(m0 + row + i4(i // 4 * down + i % 4))
-            shift[i] = f4(0)
+            m = m0 + row + (i // 4 * down + i % 4)
+            shift[i] = 0.0
             if bias and m < GM:
                 shift[i] = b[m]
         for j in range(PB):
-            n = i4(n0 + column + i4(j * across))
+            n = n0 + column + j * across
             series = quotient(n, L)
-            begin = i4(series * GM * L + n - series * L)
+            begin = series * GM * L + n - series * L
             for i in range(TM):
-                m = i4(m0 + row + i4(i // 4 * down + i % 4))
+                m = m0 + row + (i // 4 * down + i % 4)
                 if m < GM and n < GN:
                     p = i * TN + j * 4
-                    at = i4(begin + m * L)
+                    at = begin + m * L
                     store4(out, at, acc[p] + shift[i], acc[p + 1] + shift[i], acc[p + 2] + shift[i], acc[p + 3] + shift[i])
 
     return store
@@ -90,9 +90,9 @@ def hours_product(tile: Tile, whole_tiles: bool, bias: bool) -> Any:
         grid: tiles of BM×BN, those of the same hours one behind the other; owns: a block BM×BN, a thread TM×TN.
         shared: 2·BK·(BM + BN)·4 bytes; moves per block: 4·GK·(BM + BN) + 4·BM·BN bytes. needs: L a multiple of 4.
         """
-        tiles_m = quotient(i4(GM + i4(BM - 1)), i4(BM))
-        tile_n = quotient(i4(cuda.blockIdx.x), tiles_m)
-        m0, n0 = i4((i4(cuda.blockIdx.x) - tile_n * tiles_m) * i4(BM)), i4(tile_n * i4(BN))
+        tiles_m = quotient(GM + (BM - 1), BM)
+        tile_n = quotient(cuda.blockIdx.x, tiles_m)
+        m0, n0 = (cuda.blockIdx.x - tile_n * tiles_m) * BM, tile_n * BN
         first, last = part(GK, k_tiles)
         shared = cuda.shared.array(MEMORY, f4, ALIGNMENT)
         acc = cuda.local.array(ACC, f4)
@@ -122,25 +122,25 @@ def channels_product(tile: Tile, vector_out: bool, bias: bool) -> Any:
         """
         m0, n0 = corner(C)
         first, last = part(GK, k_tiles)
-        plane = i4(cuda.blockIdx.y)
+        plane = cuda.blockIdx.y
         shared = cuda.shared.array(MEMORY, f4, ALIGNMENT)
         acc = cuda.local.array(ACC, f4)
         stage_a = cuda.local.array(FLOATS_A, f4)
         stage_b = cuda.local.array(FLOATS_B, f4)
         if bias:
-            stage_a[SUM] = f4(0)
+            stage_a[SUM] = 0.0
         product(acc, stage_a, stage_b, shared, dy, x, (K, L), (C, L), m0, n0, first, last)
-        store(acc, dw, m0, n0, K, C, plane, (dw, dw, i4(0), L))
-        if bias and n0 == i4(0):
+        store(acc, dw, m0, n0, K, C, plane, (dw, dw, 0, L))
+        if bias and n0 == 0:
             # LANES neighbouring threads have parts of one channel's sum.
-            tid = i4(cuda.threadIdx.x)
+            tid = cuda.threadIdx.x
             shared[tid] = stage_a[SUM]
             cuda.syncthreads()
-            if tid < i4(BM) and m0 + tid < K:
-                total = f4(0)
+            if tid < BM and m0 + tid < K:
+                total = 0.0
                 for lane in range(LANES):
-                    total += shared[tid * i4(LANES) + i4(lane)]
-                db[i8(plane) * i8(K) + i8(m0 + tid)] = total
+                    total += shared[tid * LANES + lane]
+                db[i8(plane) * K + (m0 + tid)] = total
 
     return channels_product_kernel
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, f4, i4, jit
+from nbcnn.gpu.language import cuda, f4, jit
 from nbcnn.ops.activations.glu import gates_of
 from nbcnn.ops.conv.simt.loaders import matrix
 from nbcnn.ops.conv.simt.register_tile import block_part, matrix_product, shared_floats, thread_corner
@@ -43,27 +43,27 @@ def store_gated(tile: Tile, keep: bool, plus: bool) -> Any:
     @jit(device=True)
     def store(acc, y, z, r, b, m0, n0, C, GN, L):
         row, column = corner()
-        first = i4(m0 // i4(2) + row)
+        first = m0 // 2 + row
         shift = cuda.local.array(ROWS, f4)
         added = cuda.local.array(16, f4)
         for i in range(4):
-            channel = i4(first + i4(i))
-            shift[i] = b[channel] if channel < C else f4(0)
-            shift[4 + i] = b[C + channel] if channel < C else f4(0)
+            channel = first + i
+            shift[i] = b[channel] if channel < C else 0.0
+            shift[4 + i] = b[C + channel] if channel < C else 0.0
         for j in range(PB):
-            n = i4(n0 + column + i4(j * across))
+            n = n0 + column + j * across
             series = quotient(n, L)
-            hour = i4(n - series * L)
-            at_y = i4((series * C + first) * L + hour)
-            at_z = i4((series * i4(2) * C + first) * L + hour)
+            hour = n - series * L
+            at_y = (series * C + first) * L + hour
+            at_z = (series * 2 * C + first) * L + hour
             if plus:
                 # All loads before the first store: behind a store, each would wait for the one before.
                 for i in range(4):
-                    if first + i4(i) < C and n < GN:
-                        v = load4(r, i4(at_y + i4(i) * L))
+                    if first + i < C and n < GN:
+                        v = load4(r, at_y + i * L)
                         added[4 * i], added[4 * i + 1], added[4 * i + 2], added[4 * i + 3] = v[0], v[1], v[2], v[3]
             for i in range(4):
-                if first + i4(i) < C and n < GN:
+                if first + i < C and n < GN:
                     values = cuda.local.array(4, f4)
                     p, q = i * TN + 4 * j, (4 + i) * TN + 4 * j
                     for e in range(4):
@@ -73,10 +73,10 @@ def store_gated(tile: Tile, keep: bool, plus: bool) -> Any:
                         values[e] = acc[p + e] * gate
                         if plus:
                             values[e] += added[4 * i + e]
-                    store4(y, i4(at_y + i4(i) * L), values[0], values[1], values[2], values[3])
+                    store4(y, at_y + i * L, values[0], values[1], values[2], values[3])
                     if keep:
-                        store4(z, i4(at_z + i4(i) * L), acc[p], acc[p + 1], acc[p + 2], acc[p + 3])
-                        store4(z, i4(at_z + i4(C + i4(i)) * L), acc[q], acc[q + 1], acc[q + 2], acc[q + 3])
+                        store4(z, at_z + i * L, acc[p], acc[p + 1], acc[p + 2], acc[p + 3])
+                        store4(z, at_z + (C + i) * L, acc[q], acc[q + 1], acc[q + 2], acc[q + 3])
 
     return store
 
@@ -96,9 +96,9 @@ def gated_product(tile: Tile, whole_tiles: bool, keep: bool, plus: bool) -> Any:
         shared: 2·BK·(BM + BN)·4 bytes; moves per block: 4·GK·(BM + BN) + 2·BM·BN bytes of y, as many of r, 4·BM·BN of z.
         needs: L a multiple of 4.
         """
-        tiles_m = quotient(GM, i4(BM))
-        tile_n = quotient(i4(cuda.blockIdx.x), tiles_m)
-        m0, n0 = i4((i4(cuda.blockIdx.x) - tile_n * tiles_m) * i4(BM)), i4(tile_n * i4(BN))
+        tiles_m = quotient(GM, BM)
+        tile_n = quotient(cuda.blockIdx.x, tiles_m)
+        m0, n0 = (cuda.blockIdx.x - tile_n * tiles_m) * BM, tile_n * BN
         first, last = part(GK, k_tiles)
         shared = cuda.shared.array(MEMORY, f4, ALIGNMENT)
         acc = cuda.local.array(ACC, f4)

@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, f4, i4, jit, types, u4
+from nbcnn.gpu.language import cuda, f4, jit, types, u4
 from nbcnn.ops.kernel.call import Call, Impl, Launch, host
 from nbcnn.ops.kernel.case import Case, Gradient, normal
 from nbcnn.ops.kernel.reduce import f8
@@ -114,26 +114,26 @@ def fprop_kernel(states: int) -> Any:
         imag_z = cuda.shared.array(states, types.float64)
         real_c = cuda.shared.array(states, types.float64)
         imag_c = cuda.shared.array(states, types.float64)
-        channel = i4(cuda.blockIdx.x)
-        tid = i4(cuda.threadIdx.x)
-        s = i4(tid)
-        while s < i4(states):
-            at = u4(channel * i4(states) + s)
-            _, _, _, zr, zi, _, _, br, bi = _state(log_dt[u4(channel)], a_re[at], a_im[at])
+        channel = cuda.blockIdx.x
+        tid = cuda.threadIdx.x
+        s = tid
+        while s < states:
+            at = u4(channel * states + s)
+            _, _, _, zr, zi, _, _, br, bi = _state(log_dt[channel], a_re[at], a_im[at])
             cr, ci = f8(c_re[at]), f8(c_im[at])
             real_z[s], imag_z[s] = zr, zi
             real_c[s], imag_c[s] = cr * br - ci * bi, cr * bi + ci * br
-            s = i4(s + i4(FPROP_THREADS))
+            s += FPROP_THREADS
         cuda.syncthreads()
-        t = i4(tid)
+        t = tid
         while t < T:
             total = f8(0)
             for state in range(states):
                 angle = imag_z[state] * f8(t)
                 wave = real_c[state] * math.cos(angle) - imag_c[state] * math.sin(angle)
                 total += math.exp(real_z[state] * f8(t)) * wave
-            k[u4(channel * T + t)] = f4(f8(2) * total)
-            t = i4(t + i4(FPROP_THREADS))
+            k[channel * T + t] = f4(f8(2) * total)
+            t += FPROP_THREADS
 
     return s4kernel_fprop_kernel
 
@@ -150,18 +150,18 @@ def dgrad_kernel(states: int, threads: int) -> Any:
         shared 8·S bytes (the terms of dlog_dt, summed in order by one thread); moves 32·C·S + 4·C·T bytes. source: the chain rule.
         """
         terms = cuda.shared.array(states, types.float64)
-        channel = i4(cuda.blockIdx.x)
-        tid = i4(cuda.threadIdx.x)
-        s = i4(tid)
-        while s < i4(states):
-            at = u4(channel * i4(states) + s)
-            dt, ar, ai, _, _, er, ei, br, bi = _state(log_dt[u4(channel)], a_re[at], a_im[at])
+        channel = cuda.blockIdx.x
+        tid = cuda.threadIdx.x
+        s = tid
+        while s < states:
+            at = u4(channel * states + s)
+            dt, ar, ai, _, _, er, ei, br, bi = _state(log_dt[channel], a_re[at], a_im[at])
             cr, ci = f8(c_re[at]), f8(c_im[at])
             # sums of dk·conj(e^{zl}) and of l·dk·conj(e^{zl})
             sr, si, mr, mi = f8(0), f8(0), f8(0), f8(0)
             wr, wi = f8(1), f8(0)
             for t in range(T):
-                g = f8(dk[u4(channel * T + t)])
+                g = f8(dk[channel * T + t])
                 sr += g * wr
                 si -= g * wi
                 g *= f8(t)
@@ -183,13 +183,13 @@ def dgrad_kernel(states: int, threads: int) -> Any:
             d_a_re[at] = f4(ar * (zr * dt - (gr * qr + gi * qi)))
             d_a_im[at] = f4(zi * dt - (gi * qr - gr * qi))
             terms[s] = dt * (zr * ar + zi * ai)
-            s = i4(s + i4(threads))
+            s += threads
         cuda.syncthreads()
-        if tid == i4(0):
+        if tid == 0:
             total = f8(0)
             for state in range(states):
                 total += terms[state]
-            d_log_dt[u4(channel)] = f4(total)
+            d_log_dt[channel] = f4(total)
 
     return s4kernel_dgrad_kernel
 

@@ -100,18 +100,18 @@ def adam_kernel(w, g, m, v, lr, state, norm, count, beta1, beta2, eps, clip_norm
     scale, widen = corrections[0], corrections[1]
     factor = norm_factor(norm, clip_norm)
     thread = i4(cuda.grid(1))
-    quads = i4(count >> i4(2))
+    quads = count >> 2
     finite = True
     if thread < quads:
-        i = i4(i4(4) * thread)
+        i = 4 * thread
         w0, w1, w2, w3 = load4(w, i)
         g0, g1, g2, g3 = load4(g, i)
         m0, m1, m2, m3 = load4(m, i)
         v0, v1, v2, v3 = load4(v, i)
         g0 = effective(g0, w0, i, factor, clip_value, weight_decay, decayed)
-        g1 = effective(g1, w1, i + i4(1), factor, clip_value, weight_decay, decayed)
-        g2 = effective(g2, w2, i + i4(2), factor, clip_value, weight_decay, decayed)
-        g3 = effective(g3, w3, i + i4(3), factor, clip_value, weight_decay, decayed)
+        g1 = effective(g1, w1, i + 1, factor, clip_value, weight_decay, decayed)
+        g2 = effective(g2, w2, i + 2, factor, clip_value, weight_decay, decayed)
+        g3 = effective(g3, w3, i + 3, factor, clip_value, weight_decay, decayed)
         w0, m0, v0 = adam_one(w0, g0, m0, v0, scale, widen, beta1, beta2, eps)
         w1, m1, v1 = adam_one(w1, g1, m1, v1, scale, widen, beta1, beta2, eps)
         w2, m2, v2 = adam_one(w2, g2, m2, v2, scale, widen, beta1, beta2, eps)
@@ -120,7 +120,7 @@ def adam_kernel(w, g, m, v, lr, state, norm, count, beta1, beta2, eps, clip_norm
         store4(m, i, m0, m1, m2, m3)
         store4(v, i, v0, v1, v2, v3)
         finite = math.isfinite(w0) and math.isfinite(w1) and math.isfinite(w2) and math.isfinite(w3)
-    j = i4(i4(4) * quads + thread)
+    j = 4 * quads + thread
     if j < count:
         gj = effective(g[j], w[j], j, factor, clip_value, weight_decay, decayed)
         w[j], m[j], v[j] = adam_one(w[j], gj, m[j], v[j], scale, widen, beta1, beta2, eps)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, i4, jit, types
+from nbcnn.gpu.language import cuda, jit, types
 from nbcnn.ops.kernel.call import Call, Impl, Launch, host
 from nbcnn.ops.kernel.case import Case, normal
 from nbcnn.ops.kernel.reduce import QUADS, QUADS_PER_BLOCK, THREADS, block_sum, f8, sum_blocks, sum_of
@@ -32,23 +32,23 @@ def square_sum_kernel(g, count, partials):
     shared 2 KiB; moves 4·count bytes. 16-byte aligned g.
     """
     sums = cuda.shared.array(THREADS, types.float64)
-    tid = i4(cuda.threadIdx.x)
-    block = i4(cuda.blockIdx.x)
-    quads = i4(count >> i4(2))
+    tid = cuda.threadIdx.x
+    block = cuda.blockIdx.x
+    quads = count >> 2
     mine = f8(0)
     # Not a range: Numba counts its turns by a 64-bit division when the stride is no constant.
-    start = i4(block * i4(QUADS_PER_BLOCK))
+    start = block * QUADS_PER_BLOCK
     while start < quads:
         for j in range(QUADS):
-            quad = i4(start + i4(j) * i4(THREADS) + tid)
-            a, b, c, d = load4_if(g, i4(quad * i4(4)), quad < quads)
+            quad = start + j * THREADS + tid
+            a, b, c, d = load4_if(g, quad * 4, quad < quads)
             mine += f8(a) * f8(a) + f8(b) * f8(b) + f8(c) * f8(c) + f8(d) * f8(d)
-        start = i4(start + i4(cuda.gridDim.x) * i4(QUADS_PER_BLOCK))
-    tail = i4(i4(4) * quads + tid)
-    if block == i4(0) and tail < count:
+        start += cuda.gridDim.x * QUADS_PER_BLOCK
+    tail = 4 * quads + tid
+    if block == 0 and tail < count:
         mine += f8(g[tail]) * f8(g[tail])
     value = block_sum(sums, mine)
-    if tid == i4(0):
+    if tid == 0:
         partials[block] = value
 
 

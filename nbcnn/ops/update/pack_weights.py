@@ -51,27 +51,27 @@ def pack_kernel(kind: str, terms: int) -> Any:
         grid ⌈n/1024⌉, block 256, a thread owns four elements; moves (4·terms + size of an element)·n bytes, and the
         gathered params, which mostly come from L2.
         """
-        first = i4(i4(cuda.blockIdx.x) * i4(EACH * THREADS) + i4(cuda.threadIdx.x))
+        first = cuda.blockIdx.x * (EACH * THREADS) + cuda.threadIdx.x
         where = cuda.local.array(PLACES, i4)
         value = cuda.local.array(PLACES, f4)
         total = cuda.local.array(EACH, f4)
         for j in range(EACH):
-            total[j] = f4(0)
+            total[j] = 0.0
         for chunk in range(CHUNKS):
             for t in range(CHUNK):
-                row = i4(chunk * CHUNK + t)
+                row = chunk * CHUNK + t
                 for j in range(EACH):
                     # Beyond the end the last element's index is read again, and its sum not stored.
-                    i = i4(min(i4(first + i4(j * THREADS)), i4(count - i4(1))))
-                    where[EACH * t + j] = index[i4(min(row, i4(terms - 1)) * count + i)]
-                    if terms % CHUNK != 0 and row >= i4(terms):
-                        where[EACH * t + j] = i4(-1)
+                    i = min(first + j * THREADS, count - 1)
+                    where[EACH * t + j] = index[min(row, terms - 1) * count + i]
+                    if terms % CHUNK != 0 and row >= terms:
+                        where[EACH * t + j] = -1
             for j in range(PLACES):
-                value[j] = load1_if(params, where[j], where[j] >= i4(0))
+                value[j] = load1_if(params, where[j], where[j] >= 0)
             for j in range(PLACES):
                 total[j % EACH] += value[j]
         for j in range(EACH):
-            i = i4(first + i4(j * THREADS))
+            i = first + j * THREADS
             if i < count:
                 store(packed, i, total[j])
 

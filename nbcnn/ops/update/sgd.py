@@ -84,17 +84,17 @@ def sgd(*operands: np.ndarray, momentum: float = 0.0, **regularisation: Any) -> 
 @jit(device=True)
 def current_rate(lr, state):
     """lr[state[STEP]], or the last entry past the end of the table."""
-    return lr[min(state[STEP], i8(lr.size) - i8(1))]
+    return lr[min(state[STEP], i8(lr.size) - 1)]
 
 
 @jit(device=True)
 def norm_factor(norm, clip_norm):
     """min(1, clip_norm / (norm + 1e-6)), NaN for a NaN; 1 where clip_norm is 0 (norm is then not read)."""
-    factor = f4(1)
-    if clip_norm > f4(0):
+    factor = 1.0
+    if clip_norm > 0.0:
         factor = f4(clip_norm / (f4(norm[0]) + f4(NORM_EPS)))
-        if factor > f4(1):
-            factor = f4(1)
+        if factor > 1.0:
+            factor = 1.0
     return factor
 
 
@@ -103,7 +103,7 @@ def effective(g, w, index, factor, clip_value, weight_decay, decayed):
     """Element `index` of the gradient: factor · g, cut to ±clip_value unless that is 0, plus the weight decay."""
     g = f4(factor * g)
     # Comparisons, because min and max of a NaN would give the bound.
-    if clip_value > f4(0):
+    if clip_value > 0.0:
         if g > clip_value:
             g = clip_value
         if g < -clip_value:
@@ -130,17 +130,17 @@ def sgd_kernel(w, g, m, lr, state, norm, count, momentum, clip_norm, clip_value,
     rate = current_rate(lr, state)
     factor = norm_factor(norm, clip_norm)
     thread = i4(cuda.grid(1))
-    quads = i4(count >> i4(2))
+    quads = count >> 2
     finite = True
     if thread < quads:
-        i = i4(i4(4) * thread)
+        i = 4 * thread
         w0, w1, w2, w3 = load4(w, i)
         g0, g1, g2, g3 = load4(g, i)
         m0, m1, m2, m3 = load4(m, i)
         g0 = effective(g0, w0, i, factor, clip_value, weight_decay, decayed)
-        g1 = effective(g1, w1, i + i4(1), factor, clip_value, weight_decay, decayed)
-        g2 = effective(g2, w2, i + i4(2), factor, clip_value, weight_decay, decayed)
-        g3 = effective(g3, w3, i + i4(3), factor, clip_value, weight_decay, decayed)
+        g1 = effective(g1, w1, i + 1, factor, clip_value, weight_decay, decayed)
+        g2 = effective(g2, w2, i + 2, factor, clip_value, weight_decay, decayed)
+        g3 = effective(g3, w3, i + 3, factor, clip_value, weight_decay, decayed)
         w0, m0 = sgd_one(w0, g0, m0, rate, momentum)
         w1, m1 = sgd_one(w1, g1, m1, rate, momentum)
         w2, m2 = sgd_one(w2, g2, m2, rate, momentum)
@@ -148,7 +148,7 @@ def sgd_kernel(w, g, m, lr, state, norm, count, momentum, clip_norm, clip_value,
         store4(w, i, w0, w1, w2, w3)
         store4(m, i, m0, m1, m2, m3)
         finite = math.isfinite(w0) and math.isfinite(w1) and math.isfinite(w2) and math.isfinite(w3)
-    j = i4(i4(4) * quads + thread)
+    j = 4 * quads + thread
     if j < count:
         gj = effective(g[j], w[j], j, factor, clip_value, weight_decay, decayed)
         w[j], m[j] = sgd_one(w[j], gj, m[j], rate, momentum)

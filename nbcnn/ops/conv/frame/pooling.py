@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from nbcnn.gpu.language import cuda, f4, i4, i8, jit, types, u4
+from nbcnn.gpu.language import cuda, f4, i8, jit, types, u4
 from nbcnn.ops.kernel.loops import quotient
 from nbcnn.ops.ptx.vector import store4
 
@@ -20,19 +20,19 @@ PATCH = 16
 @jit(device=True)
 def window_pixel(m, P, Q):
     """(n, p, q) of pixel m of images of P×Q pixels (both even), numbered window by window."""
-    window = i4(m >> i4(2))
-    across = i4(Q >> i4(1))
+    window = m >> 2
+    across = Q >> 1
     line = quotient(window, across)
-    image = quotient(line, i4(P >> i4(1)))
-    p = i4(i4(line - image * i4(P >> i4(1))) * i4(2) + ((m >> i4(1)) & i4(1)))
-    q = i4(i4(window - line * across) * i4(2) + (m & i4(1)))
+    image = quotient(line, P >> 1)
+    p = (line - image * (P >> 1)) * 2 + ((m >> 1) & 1)
+    q = (window - line * across) * 2 + (m & 1)
     return image, p, q
 
 
 @jit(device=True)
 def window_offsets(window, n, GN):
     """Where channels n … n+3 of a window go in y and in index, of GN channels."""
-    return i8(window) * i8(GN) + i8(n), i8(window) * i8(i4(GN + i4(3)) >> i4(2)) + i8(n >> i4(2))
+    return i8(window) * GN + n, i8(window) * (GN + 3 >> 2) + (n >> 2)
 
 
 @functools.cache
@@ -55,18 +55,18 @@ def store_pooled(vector: bool) -> Any:
                 largest = v if wins else largest
                 place = u4(t) if wins else place
             # After the ReLU all elements of a window without a positive one are equal: the first wins.
-            flat = largest <= f4(0)
-            best[q] = f4(0) if flat else largest
+            flat = largest <= 0.0
+            best[q] = 0.0 if flat else largest
             place = u4(0) if flat else place
             if vector:
-                places = u4(places | (place << u4(2 * q)))
+                places |= place << 2 * q
             else:
-                places = u4(places | (place << u4(2 * q) if i4(q) < left else u4(0)))
+                places |= place << 2 * q if q < left else u4(0)
         if vector:
             store4(y, at, best[0], best[1], best[2], best[3])
         else:
             for q in range(4):
-                if i4(q) < left:
+                if q < left:
                     y[at + q] = best[q]
         index[byte] = types.uint8(places)
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, f4, i4, i8, jit
+from nbcnn.gpu.language import cuda, f4, i8, jit
 from nbcnn.ops.activations.table import EPILOGUES, RELU
 from nbcnn.ops.kernel.call import Launch, blocks
 from nbcnn.ops.kernel.loops import ALIGNMENT
@@ -40,12 +40,12 @@ def sum_of_planes(vector: int) -> Any:
     def run(total, partials, at, count, first, step, planes):
         values = cuda.local.array(FLOATS, f4)
         for q in range(vector):
-            total[q] = f4(0)
-        z = i4(first)
+            total[q] = 0.0
+        z = first
         while z < planes:
             for j in range(IN_FLIGHT):
-                plane = i4(z + i4(j) * step)
-                offset = i8(plane) * i8(count) + i8(at)
+                plane = z + j * step
+                offset = i8(plane) * count + at
                 if vector == 4:
                     v = load4_if(partials, offset, plane < planes)
                     for q in range(4):
@@ -54,7 +54,7 @@ def sum_of_planes(vector: int) -> Any:
                     values[j] = load1_if(partials, offset, plane < planes)
             for j in range(FLOATS):
                 total[j % vector] += values[j]
-            z = i4(z + i4(IN_FLIGHT) * step)
+            z += IN_FLIGHT * step
 
     return run
 
@@ -74,27 +74,27 @@ def sum_planes(teams: int, vector: int, bias: bool, after: str) -> Any:
         """
         shared = cuda.shared.array(FLOATS, f4, ALIGNMENT)
         total = cuda.local.array(vector, f4)
-        tid = i4(cuda.threadIdx.x)
-        team = i4(tid // i4(MEMBERS))
-        i = i4((i4(cuda.blockIdx.x) * i4(MEMBERS) + tid - team * i4(MEMBERS)) * i4(vector))
-        add_planes(total, partials, i, count, team, i4(teams), planes if i < count else i4(0))
+        tid = cuda.threadIdx.x
+        team = tid // MEMBERS
+        i = (cuda.blockIdx.x * MEMBERS + tid - team * MEMBERS) * vector
+        add_planes(total, partials, i, count, team, teams, planes if i < count else 0)
         if teams > 1:
             for q in range(vector):
-                shared[tid * i4(vector) + i4(q)] = total[q]
+                shared[tid * vector + q] = total[q]
             cuda.syncthreads()
-        if team == i4(0) and i < count:
+        if team == 0 and i < count:
             for t in range(1, teams):
                 for q in range(vector):
-                    total[q] += shared[(tid + i4(t * MEMBERS)) * i4(vector) + i4(q)]
+                    total[q] += shared[(tid + t * MEMBERS) * vector + q]
             if bias:
-                n = i4(i % GN)
+                n = i % GN
                 for q in range(vector):
-                    total[q] += b[n + i4(q)]
+                    total[q] += b[n + q]
             for q in range(vector):
                 if ACTIVATES:
                     total[q] = activate(total[q])
                 if MASK:
-                    total[q] = total[q] if other[i + i4(q)] > f4(0) else f4(0)
+                    total[q] = total[q] if other[i + q] > 0.0 else 0.0
             if vector == 4:
                 store4(y, i, total[0], total[1], total[2], total[3])
             else:
@@ -119,30 +119,30 @@ def sum_filters(taps: int, bias: bool) -> Any:
         """
         shared = cuda.shared.array(CHUNK, f4)
         total = cuda.local.array(1, f4)
-        k = i4(cuda.blockIdx.x)
-        tid = i4(cuda.threadIdx.x)
+        k = cuda.blockIdx.x
+        tid = cuda.threadIdx.x
         if bias and k == K:
-            i = i4(i4(cuda.blockIdx.y) * i4(THREADS) + tid)
+            i = cuda.blockIdx.y * THREADS + tid
             while i < K:
-                add_planes(total, partials_b, i, K, i4(0), i4(1), planes)
+                add_planes(total, partials_b, i, K, 0, 1, planes)
                 db[i] = total[0]
-                i = i4(i + i4(THREADS) * i4(cuda.gridDim.y))
+                i += THREADS * cuda.gridDim.y
             return
-        c0 = i4(i4(cuda.blockIdx.y) * i4(CHANNELS))
-        row = i4(k * i4(taps) * C + c0)
+        c0 = cuda.blockIdx.y * CHANNELS
+        row = k * taps * C + c0
         e = tid
-        while e < i4(CHUNK):
-            tap = i4(e // i4(CHANNELS))
-            c = i4(e - tap * i4(CHANNELS))
+        while e < CHUNK:
+            tap = e // CHANNELS
+            c = e - tap * CHANNELS
             if c0 + c < C:
-                add_planes(total, partials, row + tap * C + c, K * i4(taps) * C, i4(0), i4(1), planes)
-                shared[c * i4(taps) + tap] = total[0]
-            e = i4(e + i4(THREADS))
+                add_planes(total, partials, row + tap * C + c, K * taps * C, 0, 1, planes)
+                shared[c * taps + tap] = total[0]
+            e += THREADS
         cuda.syncthreads()
         e = tid
-        while e < min(i4(CHANNELS), i4(C - c0)) * i4(taps):
-            dw[(k * C + c0) * i4(taps) + e] = shared[e]
-            e = i4(e + i4(THREADS))
+        while e < min(CHANNELS, C - c0) * taps:
+            dw[(k * C + c0) * taps + e] = shared[e]
+            e += THREADS
 
     return sum_filters_kernel
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, f4, i4, i8, jit, u4
+from nbcnn.gpu.language import cuda, f4, i8, jit
 from nbcnn.ops.conv.frame.split import sum_of_planes
 from nbcnn.ops.kernel.call import Call, Launch, blocks
 from nbcnn.ops.kernel.traffic import Traffic, once, outputs
@@ -36,14 +36,14 @@ def sum_parts(taps: int, fold: bool, bias: bool) -> Any:
     @jit(device=True)
     def sum_bias(partials_b, db, count, planes, block, t, shared, total):
         """db[i] = Σ_z partials_b[z][i] of 32 elements; warp j adds the parts j, j + TEAMS, …, then the warps' sums are added in order."""
-        i = i4(block * i4(_LANES) + (t & i4(_LANES - 1)))
-        add_single(total, partials_b, i, count, i4(t >> i4(5)), i4(TEAMS), planes if i < count else i4(0))
+        i = block * _LANES + (t & _LANES - 1)
+        add_single(total, partials_b, i, count, t >> 5, TEAMS, planes if i < count else 0)
         shared[t] = total[0]
         cuda.syncthreads()
-        if t < i4(_LANES) and i < count:
+        if t < _LANES and i < count:
             made = shared[t]
             for team in range(1, TEAMS):
-                made += shared[t + i4(team * _LANES)]
+                made += shared[t + team * _LANES]
             db[i] = made
 
     @jit(launch_bounds=(THREADS, 1))
@@ -55,46 +55,46 @@ def sum_parts(taps: int, fold: bool, bias: bool) -> Any:
         """
         shared = cuda.shared.array(STAGED, f4)
         total = cuda.local.array(4, f4)
-        t = i4(cuda.threadIdx.x)
-        row_blocks = i4((M + i4(LINES - 1)) // i4(LINES))
-        if bias and i4(cuda.blockIdx.x) >= row_blocks:
-            block = i4((i4(cuda.blockIdx.x) - row_blocks) * i4(cuda.gridDim.y) + i4(cuda.blockIdx.y))
+        t = cuda.threadIdx.x
+        row_blocks = (M + (LINES - 1)) // LINES
+        if bias and cuda.blockIdx.x >= row_blocks:
+            block = (cuda.blockIdx.x - row_blocks) * cuda.gridDim.y + cuda.blockIdx.y
             sum_bias(partials_b, db, count_b, planes_b, block, t, shared, total)
             return
-        m0, c0 = i4(i4(cuda.blockIdx.x) * i4(LINES)), i4(i4(cuda.blockIdx.y) * i4(WIDTH))
+        m0, c0 = cuda.blockIdx.x * LINES, cuda.blockIdx.y * WIDTH
         e = t
-        while e < i4(SUMS):
-            row = i4(u4(e) // u4(QUADS))
-            quad = i4((e - row * i4(QUADS)) * i4(4))
-            wanted = m0 + i4(u4(row) // u4(taps)) < M and c0 + quad < C
-            at = i4((m0 * i4(taps) + row) * pitch + c0 + quad)
-            add_quads(total, partials, at, i4(M * i4(taps)) * pitch, i4(0), i4(1), planes if wanted else i4(0))
+        while e < SUMS:
+            row = e // QUADS
+            quad = (e - row * QUADS) * 4
+            wanted = m0 + row // taps < M and c0 + quad < C
+            at = (m0 * taps + row) * pitch + c0 + quad
+            add_quads(total, partials, at, M * taps * pitch, 0, 1, planes if wanted else 0)
             for q in range(4):
-                shared[row * i4(PITCH) + quad + i4(q)] = total[q]
-            e = i4(e + i4(THREADS))
+                shared[row * PITCH + quad + q] = total[q]
+            e += THREADS
         cuda.syncthreads()
         e = t
-        while e < i4(WRITTEN):
+        while e < WRITTEN:
             if fold:
-                pair = i4(u4(e) // u4(9))
-                tap = i4(e - pair * i4(9))
-                c = i4(u4(pair) // u4(LINES))
-                line = i4(pair - c * i4(LINES))
-                a = i4(u4(tap) // u4(3))
-                b = i4(tap - a * i4(3))
-                first = i4((line * i4(16) + (i4(2) - a) * i4(4) + i4(2) - b) * i4(PITCH) + c)
-                upper = shared[first] + shared[first + i4(PITCH)]
-                lower = shared[first + i4(4 * PITCH)] + shared[first + i4(5 * PITCH)]
+                pair = e // 9
+                tap = e - pair * 9
+                c = pair // LINES
+                line = pair - c * LINES
+                a = tap // 3
+                b = tap - a * 3
+                first = (line * 16 + (2 - a) * 4 + 2 - b) * PITCH + c
+                upper = shared[first] + shared[first + PITCH]
+                lower = shared[first + 4 * PITCH] + shared[first + 5 * PITCH]
                 if m0 + line < M and c0 + c < C:
-                    dw[(i8(c0 + c) * i8(M) + i8(m0 + line)) * i8(9) + i8(tap)] = upper + lower
+                    dw[(i8(c0 + c) * M + (m0 + line)) * 9 + tap] = upper + lower
             else:
-                pair = i4(u4(e) // u4(taps))
-                tap = i4(e - pair * i4(taps))
-                line = i4(u4(pair) // u4(WIDTH))
-                c = i4(pair - line * i4(WIDTH))
+                pair = e // taps
+                tap = e - pair * taps
+                line = pair // WIDTH
+                c = pair - line * WIDTH
                 if m0 + line < M and c0 + c < C:
-                    dw[(i8(m0 + line) * i8(C) + i8(c0 + c)) * i8(taps) + i8(tap)] = shared[(line * i4(taps) + tap) * i4(PITCH) + c]
-            e = i4(e + i4(THREADS))
+                    dw[(i8(m0 + line) * C + (c0 + c)) * taps + tap] = shared[(line * taps + tap) * PITCH + c]
+            e += THREADS
 
     return sum_parts_kernel
 

@@ -28,17 +28,17 @@ def put_fragments(tile: Tile) -> Any:
 
     @jit(device=True)
     def run(acc, stage):
-        tid = i4(cuda.threadIdx.x)
-        lane, warp = i4(tid & i4(31)), i4(tid >> i4(5))
-        row = i4(i4(u4(warp) % u4(WM)) * i4(ROWS) + (lane >> i4(2)))
-        column = i4(i4(u4(warp) // u4(WM)) * i4(COLS) + (lane & i4(3)) * i4(2))
-        at = stage + u4(row * i4(PITCH) + column * i4(4))
+        tid = cuda.threadIdx.x
+        lane, warp = tid & 31, tid >> 5
+        row = warp % WM * ROWS + (lane >> 2)
+        column = warp // WM * COLS + (lane & 3) * 2
+        at = stage + u4(row * PITCH + column * 4)
         for i in range(MI):
             for j in range(NI):
                 o = (i * NI + j) * 4
-                to = at + u4(16 * PITCH * i + 32 * j)
+                to = at + (16 * PITCH * i + 32 * j)
                 store_words_2(to, float_bits(acc[o]), float_bits(acc[o + 1]))
-                store_words_2(to + u4(8 * PITCH), float_bits(acc[o + 2]), float_bits(acc[o + 3]))
+                store_words_2(to + 8 * PITCH, float_bits(acc[o + 2]), float_bits(acc[o + 3]))
 
     return run
 
@@ -60,16 +60,16 @@ def store_partial(tile: Tile) -> Any:
 
     @jit(device=True)
     def run(stage, partials, plane, m0, n0, GM, K):
-        tid = i4(cuda.threadIdx.x)
-        row = i4(u4(tid) // u4(QUADS))
-        quad = i4(tid - row * i4(QUADS))
-        n = i4(n0 + quad * i4(4))
+        tid = cuda.threadIdx.x
+        row = tid // QUADS
+        quad = tid - row * QUADS
+        n = n0 + quad * 4
         values = cuda.local.array(4, f4)
-        at = (i8(plane) * i8(GM) + i8(m0 + row)) * i8(K) + i8(n)
+        at = (i8(plane) * GM + (m0 + row)) * K + n
         for i in range(PASSES):
-            if (m0 + row + i4(i * STEP) < GM) & (n < K):
-                _take(values, 0, stage + u4((row + i4(i * STEP)) * i4(PITCH) + quad * i4(16)))
-                store4(partials, at + i8(i * STEP) * i8(K), values[0], values[1], values[2], values[3])
+            if (m0 + row + i * STEP < GM) & (n < K):
+                _take(values, 0, stage + u4((row + i * STEP) * PITCH + quad * 16))
+                store4(partials, at + i8(i * STEP) * K, values[0], values[1], values[2], values[3])
 
     return run
 
@@ -86,25 +86,25 @@ def store_pixels(tile: Tile, kind: Kind, bias: bool, after: str, mask: bool, vec
 
     @jit(device=True)
     def run(stage, table, b, x, y, n0, K):
-        tid = i4(cuda.threadIdx.x)
-        row = i4(u4(tid) // u4(QUADS))
-        quad = i4(tid - row * i4(QUADS))
-        n = i4(n0 + quad * i4(4))
+        tid = cuda.threadIdx.x
+        row = tid // QUADS
+        quad = tid - row * QUADS
+        n = n0 + quad * 4
         shift = cuda.local.array(4, f4)
         values = cuda.local.array(4, f4)
         masks = cuda.local.array(WORDS, f4)
         targets = cuda.local.array(BATCH, i4)
         get_bias(shift, b, n, K)
         for batch in range(BATCHES):
-            first = i4(row + i4(batch * BATCH * STEP))
+            first = row + batch * BATCH * STEP
             # All loads of a batch before its stores: else each would wait for memory by itself.
             for i in range(BATCH):
-                targets[i] = i4(load_words_1(table + u4(8 * BM) + u4((first + i4(i * STEP)) * i4(4))))
+                targets[i] = i4(load_words_1(table + u4(8 * BM) + (first + i * STEP) * 4))
                 if mask:
                     get_mask(masks, 4 * i, x, targets[i], n, K)
             for i in range(BATCH):
-                if (targets[i] >= i4(0)) & (n < K):
-                    _take(values, 0, stage + u4((first + i4(i * STEP)) * i4(PITCH) + quad * i4(16)))
+                if (targets[i] >= 0) & (n < K):
+                    _take(values, 0, stage + u4((first + i * STEP) * PITCH + quad * 16))
                     finish(values, shift, masks, 4 * i, y, targets[i], n, K)
 
     return run
@@ -121,20 +121,20 @@ def store_windows(tile: Tile, kind: Kind, bias: bool, vector: bool) -> Any:
 
     @jit(device=True)
     def run(stage, b, y, index, m0, n0, GM, K):
-        tid = i4(cuda.threadIdx.x)
-        first = i4(u4(tid) // u4(QUADS))
-        quad = i4(tid - first * i4(QUADS))
-        n = i4(n0 + quad * i4(4))
+        tid = cuda.threadIdx.x
+        first = tid // QUADS
+        quad = tid - first * QUADS
+        n = n0 + quad * 4
         shift = cuda.local.array(4, f4)
         patch = cuda.local.array(16, f4)
         get_bias(shift, b, n, K)
         for i in range(PASSES):
-            window = i4(first + i4(i * STEP))
-            m = i4(m0 + window * i4(4))
-            if (window < i4(WINDOWS)) & (m < GM) & (n < K):
-                at = stage + u4(window * i4(4 * PITCH) + quad * i4(16))
+            window = first + i * STEP
+            m = m0 + window * 4
+            if (window < WINDOWS) & (m < GM) & (n < K):
+                at = stage + u4(window * (4 * PITCH) + quad * 16)
                 for t in range(4):
-                    _take(patch, 4 * t, at + u4(t * PITCH))
-                finish(patch, shift, y, index, i4(m >> i4(2)), n, K)
+                    _take(patch, 4 * t, at + t * PITCH)
+                finish(patch, shift, y, index, m >> 2, n, K)
 
     return run

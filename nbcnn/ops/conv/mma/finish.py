@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from nbcnn.gpu.language import cuda, f4, i4, i8, jit, types, u4
+from nbcnn.gpu.language import cuda, f4, i8, jit, types, u4
 from nbcnn.ops.activations.table import EPILOGUES, RELU
 from nbcnn.ops.kernel.stored import scalar_io, vector_io, vector_load_if
 from nbcnn.ops.ptx.vector import load1_if
@@ -22,7 +22,7 @@ def load_bias(bias: bool) -> Any:
     @jit(device=True)
     def run(shift, b, n, K):
         for q in range(4):
-            shift[q] = load1_if(b, n + i4(q), n + i4(q) < K) if bias else f4(0)
+            shift[q] = load1_if(b, n + q, n + q < K) if bias else 0.0
 
     return run
 
@@ -35,13 +35,13 @@ def load_mask(store: str, vector: bool) -> Any:
 
     @jit(device=True)
     def run(masks, first, x, target, n, K):
-        at = i4(target * K + n)
-        inside = (target >= i4(0)) & (n < K)
+        at = target * K + n
+        inside = (target >= 0) & (n < K)
         if vector:
             masks[first], masks[first + 1], masks[first + 2], masks[first + 3] = load4(x, at, inside)
         else:
             for q in range(4):
-                masks[first + q] = load1(x, at + i4(q)) if inside & (n + i4(q) < K) else f4(0)
+                masks[first + q] = load1(x, at + q) if inside & (n + q < K) else 0.0
 
     return run
 
@@ -53,12 +53,12 @@ def _put(store: str, vector: bool) -> Any:
 
     @jit(device=True)
     def run(values, y, target, n, K):
-        at = i8(target) * i8(K) + i8(n)
+        at = i8(target) * K + n
         if vector:
             store4(y, at, values[0], values[1], values[2], values[3])
         else:
             for q in range(4):
-                if n + i4(q) < K:
+                if n + q < K:
                     store1(y, at + i8(q), values[q])
 
     return run
@@ -79,7 +79,7 @@ def finish_pixel(store: str, after: str, mask: bool, vector: bool) -> Any:
             if ACTIVATES:
                 v = activate(v)
             if mask:
-                v = v if masks[first + q] > f4(0) else f4(0)
+                v = v if masks[first + q] > 0.0 else 0.0
             values[q] = v
         put(values, y, target, n, K)
 
@@ -99,10 +99,10 @@ def finish_window(store: str, vector: bool) -> Any:
         best = cuda.local.array(4, f4)
         places = u4(0)
         for q in range(4):
-            largest, place = f4(0), u4(0)
+            largest, place = 0.0, u4(0)
             for t in range(4):
                 v = patch[4 * t + q] + shift[q]
-                v = f4(0) if v <= f4(0) else v
+                v = 0.0 if v <= 0.0 else v
                 if t == 0:
                     largest = v
                 else:
@@ -110,8 +110,8 @@ def finish_window(store: str, vector: bool) -> Any:
                     largest = v if wins else largest
                     place = u4(t) if wins else place
             best[q] = largest
-            places = u4(places | (place << u4(2 * q) if n + i4(q) < K else u4(0)))
+            places |= place << 2 * q if n + q < K else u4(0)
         put(best, y, window, n, K)
-        index[i8(window) * i8(i4(K + i4(3)) >> i4(2)) + i8(n >> i4(2))] = types.uint8(places)
+        index[i8(window) * (K + 3 >> 2) + (n >> 2)] = types.uint8(places)
 
     return run

@@ -61,61 +61,61 @@ def gather_product(
         memory = cuda.shared.array(0, types.uint8)
         halves = cuda.shared.array(0, types.uint16)
         ring = byte_address_shared(memory)
-        table = ring + u4(RING)
-        phase = i4(i4(cuda.blockIdx.x) & i4((i4(1) << (i4(2) * up)) - i4(1)))
-        number = i4(i4(cuda.blockIdx.x) >> i4(i4(2) * up))
+        table = ring + RING
+        phase = cuda.blockIdx.x & (1 << (2 * up)) - 1
+        number = cuda.blockIdx.x >> 2 * up
         tile_m = quotient(number, across)
-        m0 = i4(tile_m * i4(BM))
-        n0 = i4((number - tile_m * across) * i4(BN))
-        right, below = i4(phase & i4(1)), i4(phase >> i4(1))
-        rows(table, m0, GM, C, H, W, P, Q, R, S, stride, i4(top - below), i4(left - right), up, below, right)
+        m0 = tile_m * BM
+        n0 = (number - tile_m * across) * BN
+        right, below = phase & 1, phase >> 1
+        rows(table, m0, GM, C, H, W, P, Q, R, S, stride, top - below, left - right, up, below, right)
         cuda.syncthreads()
 
-        tid = i4(cuda.threadIdx.x)
+        tid = cuda.threadIdx.x
         offsets = cuda.local.array(ROWS, i4)
         masks = cuda.local.array(ROWS, u4)
         tap = cuda.local.array(3, i4)
-        first = i4(i4(cuda.blockIdx.y) * part)
-        count = i4(min(i4(first + part), k_tiles) - first)
+        first = cuda.blockIdx.y * part
+        count = min(first + part, k_tiles) - first
         start_source(offsets, masks, tap, table, first, C, S)
         source = byte_address_global(x)
-        n = i4(n0 + (tid >> i4(3)))
-        filters = byte_address_global(w) + u8(i8(phase * K + n) * i8(pitch) + i8(first * i4(ROW_BYTES)) + i8((tid & i4(7)) * i4(16)))
+        n = n0 + (tid >> 3)
+        filters = byte_address_global(w) + u8(i8(phase * K + n) * pitch + first * ROW_BYTES + (tid & 7) * 16)
 
         acc = cuda.local.array(SUMS, f4)
         for i in range(SUMS):
-            acc[i] = f4(0)
+            acc[i] = 0.0
         a, b_, chunk_a, chunk_b = corners()
         for s in range(AHEAD):
-            if i4(s) < count:
-                fetch_source(ring + u4(s * STAGE), x, source, offsets, masks, tap, C, W, R, S, halves, ring)
-                fetch_filters(ring + u4(s * STAGE + A_BYTES), filters, pitch, i4(K - n))
-                filters = filters + u8(ROW_BYTES)
+            if s < count:
+                fetch_source(ring + s * STAGE, x, source, offsets, masks, tap, C, W, R, S, halves, ring)
+                fetch_filters(ring + (s * STAGE + A_BYTES), filters, pitch, K - n)
+                filters += u8(ROW_BYTES)
             cp_async_commit()
-        end = ring + u4(STAGES * STAGE)
-        reading, writing = ring, ring + u4(AHEAD * STAGE)
-        k = i4(0)
+        end = ring + STAGES * STAGE
+        reading, writing = ring, ring + AHEAD * STAGE
+        k = 0
         while k < count:
             wait()
             cuda.syncthreads()
-            if k + i4(AHEAD) < count:
+            if k + AHEAD < count:
                 fetch_source(writing, x, source, offsets, masks, tap, C, W, R, S, halves, ring)
-                fetch_filters(writing + u4(A_BYTES), filters, pitch, i4(K - n))
-                filters = filters + u8(ROW_BYTES)
+                fetch_filters(writing + A_BYTES, filters, pitch, K - n)
+                filters += u8(ROW_BYTES)
             cp_async_commit()
             multiply(acc, reading + a, reading + b_, chunk_a, chunk_b)
-            reading = reading + u4(STAGE)
-            writing = writing + u4(STAGE)
+            reading += STAGE
+            writing += STAGE
             reading = ring if reading == end else reading
             writing = ring if writing == end else writing
-            k = i4(k + i4(1))
+            k += 1
 
         wait_all()
         cuda.syncthreads()
         put(acc, ring)
         cuda.syncthreads()
         if is_partial:
-            plane = i4((i4(cuda.blockIdx.y) << i4(i4(2) * up)) + phase)
+            plane = (cuda.blockIdx.y << 2 * up) + phase
             partial(ring, y, plane, m0, n0, GM, K)
         elif is_pool:
             windows(ring, b, y, index, m0, n0, GM, K)

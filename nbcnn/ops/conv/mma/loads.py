@@ -42,77 +42,77 @@ def source_rows(tile: Tile, kind: Kind, width: int, whole: bool, dilate: int) ->
 
     @jit(device=True)
     def start(offsets, masks, tap, table, first, C, S):
-        tid = i4(cuda.threadIdx.x)
-        place = i4((tid & i4(PLACES - 1)) * i4(width))
-        k = i4(first * i4(CHANNELS))
+        tid = cuda.threadIdx.x
+        place = (tid & PLACES - 1) * width
+        k = first * CHANNELS
         if not whole:
-            k = i4(k + place)
-            place = i4(0)
+            k += place
+            place = 0
         number = quotient(k, C)
         tap[0] = quotient(number, S)
-        tap[1] = i4(number - tap[0] * S)
-        tap[2] = i4(k - number * C)
+        tap[1] = number - tap[0] * S
+        tap[2] = k - number * C
         for i in range(ROWS):
-            at = table + u4(i4(quotient(tid, i4(PLACES)) + i4(i * STEP)) * i4(4))
-            offsets[i] = i4(i4(load_words_1(at)) + place)
-            masks[i] = load_words_1(at + u4(4 * BM))
+            at = table + u4((quotient(tid, PLACES) + i * STEP) * 4)
+            offsets[i] = i4(load_words_1(at)) + place
+            masks[i] = load_words_1(at + 4 * BM)
 
     @jit(device=True)
     def advance(tap, C, S):
         if whole:
-            c = i4(tap[2] + i4(CHANNELS))
+            c = tap[2] + CHANNELS
             if c == C:
-                c = i4(0)
-                tap[1] = i4(tap[1] + i4(1))
+                c = 0
+                tap[1] = tap[1] + 1
                 if tap[1] == S:
-                    tap[1] = i4(0)
-                    tap[0] = i4(tap[0] + i4(1))
+                    tap[1] = 0
+                    tap[0] = tap[0] + 1
             tap[2] = c
         else:
-            taps = quotient(i4(CHANNELS), C)
+            taps = quotient(CHANNELS, C)
             lines = quotient(taps, S)
-            c = i4(tap[2] + i4(CHANNELS) - taps * C)
-            s = i4(tap[1] + taps - lines * S)
-            r = i4(tap[0] + lines)
+            c = tap[2] + CHANNELS - taps * C
+            s = tap[1] + taps - lines * S
+            r = tap[0] + lines
             if c >= C:
-                c = i4(c - C)
-                s = i4(s + i4(1))
+                c -= C
+                s += 1
             if s >= S:
-                s = i4(s - S)
-                r = i4(r + i4(1))
+                s -= S
+                r += 1
             tap[0], tap[1], tap[2] = r, s, c
 
     @jit(device=True)
     def fetch(slot, x, address, offsets, masks, tap, C, W, R, S, halves, base):
-        tid = i4(cuda.threadIdx.x)
-        row = quotient(tid, i4(PLACES))
-        byte = i4((tid - row * i4(PLACES)) * i4(BYTES))
+        tid = cuda.threadIdx.x
+        row = quotient(tid, PLACES)
+        byte = (tid - row * PLACES) * BYTES
         r, s, c = tap[0], tap[1], tap[2]
         if dilate > 1:
             # With b = the first position mod dilate, a tap is inside only if it divides b + r; then (b + r) / dilate = ⌈r / dilate⌉.
-            delta = i4((quotient(r + i4(dilate - 1), i4(dilate)) * W + quotient(s + i4(dilate - 1), i4(dilate))) * C + c)
+            delta = (quotient(r + (dilate - 1), dilate) * W + quotient(s + (dilate - 1), dilate)) * C + c
         else:
-            delta = i4((r * W + s) * C + c)
+            delta = (r * W + s) * C + c
         if asynchronous:
             for i in range(ROWS):
-                inside = u4((masks[i] >> u4(r)) & (masks[i] >> u4(s + i4(COLUMNS))) & u4(1))
+                inside = (masks[i] >> r) & (masks[i] >> s + COLUMNS) & u4(1)
                 if not whole:
                     inside = inside if r < R else u4(0)
-                at = i4(row + i4(i * STEP))
-                to = slot + u4(at * i4(ROW_BYTES) + (((byte >> i4(4)) ^ (at & i4(7))) << i4(4)) + (byte & i4(15)))
-                copy(to, address + u8(i8(offsets[i] + delta) * i8(ES)), inside * u4(BYTES))
+                at = row + i * STEP
+                to = slot + u4(at * ROW_BYTES + (((byte >> 4) ^ (at & 7)) << 4) + (byte & 15))
+                copy(to, address + u8(i8(offsets[i] + delta) * ES), inside * BYTES)
         else:
             # cp.async copies 4 bytes or more; these two bytes go through registers, all of a thread's in flight at once.
             values = cuda.local.array(ROWS, types.uint16)
             for i in range(ROWS):
-                inside = u4((masks[i] >> u4(r)) & (masks[i] >> u4(s + i4(COLUMNS))) & u4(1))
+                inside = (masks[i] >> r) & (masks[i] >> s + COLUMNS) & u4(1)
                 values[i] = types.uint16(0)
                 if (inside != u4(0)) & (r < R):
-                    values[i] = x[i4(offsets[i] + delta)]
+                    values[i] = x[offsets[i] + delta]
             for i in range(ROWS):
-                at = i4(row + i4(i * STEP))
-                to = i4(at * i4(ROW_BYTES) + (((byte >> i4(4)) ^ (at & i4(7))) << i4(4)) + (byte & i4(15)))
-                halves[i4(i4(slot - base) + to) >> i4(1)] = values[i]
+                at = row + i * STEP
+                to = at * ROW_BYTES + (((byte >> 4) ^ (at & 7)) << 4) + (byte & 15)
+                halves[slot - base + to >> 1] = values[i]
         advance(tap, C, S)
 
     return start, fetch, ROWS
@@ -129,11 +129,11 @@ def filter_rows(tile: Tile) -> Any:
 
     @jit(device=True)
     def fetch(slot, address, pitch, rows):
-        tid = i4(cuda.threadIdx.x)
-        row = i4(tid >> i4(3))
-        to = slot + u4(row * i4(ROW_BYTES) + (((tid & i4(7)) ^ (row & i4(7))) << i4(4)))
+        tid = cuda.threadIdx.x
+        row = tid >> 3
+        to = slot + u4(row * ROW_BYTES + (((tid & 7) ^ (row & 7)) << 4))
         for i in range(ROWS):
-            size = u4(CHUNK) if i4(i * STEP) < rows else u4(0)
-            cp_async_16(to + u4(i * STEP * ROW_BYTES), address + u8(i8(i * STEP) * i8(pitch)), size)
+            size = u4(CHUNK) if i * STEP < rows else u4(0)
+            cp_async_16(to + i * STEP * ROW_BYTES, address + u8(i8(i * STEP) * pitch), size)
 
     return fetch

@@ -11,7 +11,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from nbcnn.gpu.language import cuda, f4, i4, jit, u4
+from nbcnn.gpu.language import cuda, f4, jit, u4
 from nbcnn.ops.conv.mma.tile import ROW_BYTES, Kind, Tile
 from nbcnn.ops.kernel.loops import in_sequence
 from nbcnn.ops.ptx.cvt import bits_float, float_bits, tf32
@@ -28,16 +28,16 @@ def fragment_corners(tile: Tile) -> Any:
 
     @jit(device=True)
     def run():
-        tid = i4(cuda.threadIdx.x)
-        lane, warp = i4(tid & i4(31)), i4(tid >> i4(5))
-        down, across = i4(u4(warp) % u4(WM)), i4(u4(warp) // u4(WM))
+        tid = cuda.threadIdx.x
+        lane, warp = tid & 31, tid >> 5
+        down, across = warp % WM, warp // WM
         # A: rows 0-7 and 8-15 of the first chunk, then of the second. B: both chunks of columns 0-7, then of 8-15.
-        row = i4(down * i4(ROWS) + (lane & i4(15)))
-        column = i4(across * i4(COLS) + (lane & i4(7)) + ((lane >> i4(4)) << i4(3)))
-        swizzle = i4(lane & i4(7))
-        chunk_a = i4(((lane >> i4(4)) ^ swizzle) << i4(4))
-        chunk_b = i4((((lane >> i4(3)) & i4(1)) ^ swizzle) << i4(4))
-        return u4(row * i4(ROW_BYTES)), u4(i4(BM * ROW_BYTES) + column * i4(ROW_BYTES)), u4(chunk_a), u4(chunk_b)
+        row = down * ROWS + (lane & 15)
+        column = across * COLS + (lane & 7) + ((lane >> 4) << 3)
+        swizzle = lane & 7
+        chunk_a = ((lane >> 4) ^ swizzle) << 4
+        chunk_b = (((lane >> 3) & 1) ^ swizzle) << 4
+        return u4(row * ROW_BYTES), u4(BM * ROW_BYTES + column * ROW_BYTES), u4(chunk_a), u4(chunk_b)
 
     return run
 
@@ -62,9 +62,9 @@ def _step(tile: Tile, kind: Kind, k: int) -> Any:
         # Step k is two chunks further; with the swizzle, that is one XOR.
         at_a, at_b = a + (chunk_a ^ u4(32 * k)), b + (chunk_b ^ u4(32 * k))
         for i in range(MI):
-            fa[4 * i], fa[4 * i + 1], fa[4 * i + 2], fa[4 * i + 3] = ldmatrix_x4(at_a + u4(16 * ROW_BYTES * i))
+            fa[4 * i], fa[4 * i + 1], fa[4 * i + 2], fa[4 * i + 3] = ldmatrix_x4(at_a + 16 * ROW_BYTES * i)
         for j in range(PAIRS):
-            fb[4 * j], fb[4 * j + 1], fb[4 * j + 2], fb[4 * j + 3] = ldmatrix_x4(at_b + u4(16 * ROW_BYTES * j))
+            fb[4 * j], fb[4 * j + 1], fb[4 * j + 2], fb[4 * j + 3] = ldmatrix_x4(at_b + 16 * ROW_BYTES * j)
 
     if kind.products == 1:
 
@@ -133,7 +133,7 @@ def multiply_tile(tile: Tile, kind: Kind) -> Any:
     def steps_apart(acc, a, b, chunk_a, chunk_b):
         part = cuda.local.array(SUMS, f4)
         for i in range(SUMS):
-            part[i] = f4(0)
+            part[i] = 0.0
         steps(part, a, b, chunk_a, chunk_b)
         for i in range(SUMS):
             acc[i] += part[i]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from nbcnn.gpu.language import cuda, i4, jit, u4
+from nbcnn.gpu.language import cuda, jit, u4
 from nbcnn.ops.conv.frame.pooling import window_pixel
 from nbcnn.ops.conv.mma.gather import LARGEST_FILTER
 from nbcnn.ops.conv.mma.tile import Tile
@@ -27,11 +27,11 @@ def _inside(dilate: int) -> Any:
     def run(first, taps, size):
         bits = u4(0)
         for t in range(LARGEST_FILTER):
-            at = u4(first + i4(t))
-            inside = (at <= u4((size - i4(1)) * i4(dilate))) & (i4(t) < taps)
+            at = u4(first + t)
+            inside = (at <= u4((size - 1) * dilate)) & (t < taps)
             if dilate > 1:
-                inside = inside & (at % u4(dilate) == u4(0))
-            bits = u4(bits | (u4(1) << u4(t) if inside else u4(0)))
+                inside &= at % u4(dilate) == u4(0)
+            bits |= u4(1) << t if inside else u4(0)
         return bits
 
     return run
@@ -44,8 +44,8 @@ def _floor(dilate: int) -> Any:
     @jit(device=True)
     def run(first):
         if dilate == 1:
-            return i4(first)
-        return i4(quotient(i4(first + i4(dilate * LARGEST_FILTER)), i4(dilate)) - i4(LARGEST_FILTER))
+            return first
+        return quotient(first + dilate * LARGEST_FILTER, dilate) - LARGEST_FILTER
 
     return run
 
@@ -65,29 +65,29 @@ def put_rows(tile: Tile, dilate: int, pooled: bool) -> Any:
     @jit(device=True)
     def run(table, m0, GM, C, H, W, P, Q, R, S, stride, top, left, up, r, s):
         for i in range(PASSES):
-            row = i4(i4(cuda.threadIdx.x) + i4(i * THREADS))
-            m = i4(m0 + row)
-            offset, mask, target = i4(0), u4(0), i4(-1)
+            row = cuda.threadIdx.x + i * THREADS
+            m = m0 + row
+            offset, mask, target = 0, u4(0), -1
             if m < GM:
                 if pooled:
                     n, p, q = window_pixel(m, P, Q)
                 else:
                     line = quotient(m, Q)
                     n = quotient(line, P)
-                    p = i4(line - n * P)
-                    q = i4(m - line * Q)
-                h = i4(p * stride - top)
-                w = i4(q * stride - left)
-                offset = i4(((n * H + floor(h)) * W + floor(w)) * C)
-                mask = u4(inside(h, R, H) | inside(w, S, W) << u4(COLUMNS))
-                if up > i4(0):
-                    target = i4(i4(n * i4(2) * P + i4(2) * p + r) * i4(2) * Q + i4(2) * q + s)
+                    p = line - n * P
+                    q = m - line * Q
+                h = p * stride - top
+                w = q * stride - left
+                offset = ((n * H + floor(h)) * W + floor(w)) * C
+                mask = u4(inside(h, R, H) | inside(w, S, W) << COLUMNS)
+                if up > 0:
+                    target = (n * 2 * P + 2 * p + r) * 2 * Q + 2 * q + s
                 else:
                     target = m
-            if row < i4(BM):
-                at = table + u4(row * i4(4))
+            if row < BM:
+                at = table + u4(row * 4)
                 store_words_1(at, u4(offset))
-                store_words_1(at + u4(4 * BM), mask)
-                store_words_1(at + u4(8 * BM), u4(target))
+                store_words_1(at + 4 * BM, mask)
+                store_words_1(at + 8 * BM, u4(target))
 
     return run

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from nbcnn.gpu.language import cuda, f4, i4, i8, jit, u4
+from nbcnn.gpu.language import cuda, f4, i4, i8, jit
 from nbcnn.ops.conv.frame.split import sum_of_planes
 from nbcnn.ops.conv.mma.finish import finish_pixel, finish_window, load_bias, load_mask
 from nbcnn.ops.conv.mma.tile import KINDS
@@ -27,26 +27,26 @@ def sum_pixels(kind_name: str, bias: bool, after: str, mask: bool) -> Any:
         grid: quads of four channels / 64; owns: a thread four channels of a pixel. K is a multiple of four.
         moves: 4·phases·GM·K·planes bytes, and y once (x too for a mask).
         """
-        phases = i4(i4(1) << i4(i4(2) * up))
-        quads = i4(K >> i4(2))
+        phases = 1 << 2 * up
+        quads = K >> 2
         i = i4(cuda.grid(1))
-        row = i4(u4(i) // u4(quads))
-        n = i4((i - row * quads) * i4(4))
-        if row >= i4(GM * phases):
+        row = i // quads
+        n = (i - row * quads) * 4
+        if row >= GM * phases:
             return
         target = row
-        if up > i4(0):
-            phase = i4(u4(row) // u4(GM))
-            m = i4(row - phase * GM)
-            line = i4(u4(m) // u4(Q))
-            target = i4((i4(2) * line + (phase >> i4(1))) * i4(2) * Q + i4(2) * (m - line * Q) + (phase & i4(1)))
+        if up > 0:
+            phase = row // GM
+            m = row - phase * GM
+            line = m // Q
+            target = (2 * line + (phase >> 1)) * 2 * Q + 2 * (m - line * Q) + (phase & 1)
         shift = cuda.local.array(4, f4)
         masks = cuda.local.array(4, f4)
         total = cuda.local.array(4, f4)
         get_bias(shift, b, n, K)
         if mask:
             get_mask(masks, 0, x, target, n, K)
-        add(total, partials, i4(i * i4(4)), i4(GM * phases * K), i4(0), i4(1), planes)
+        add(total, partials, i * 4, GM * phases * K, 0, 1, planes)
         finish(total, shift, masks, 0, y, target, n, K)
 
     return sum_pixels_kernel
@@ -63,26 +63,26 @@ def sum_windows(kind_name: str, bias: bool) -> Any:
         grid: windows · quads of four channels / 64; owns: a thread four channels of a window. K is a multiple of four.
         moves: 4·GM·K·planes bytes, and y and index once.
         """
-        quads = i4(K >> i4(2))
+        quads = K >> 2
         i = i4(cuda.grid(1))
-        window = i4(u4(i) // u4(quads))
-        n = i4((i - window * quads) * i4(4))
-        if window >= i4(GM >> i4(2)):
+        window = i // quads
+        n = (i - window * quads) * 4
+        if window >= GM >> 2:
             return
         shift = cuda.local.array(4, f4)
         patch = cuda.local.array(16, f4)
         values = cuda.local.array(16, f4)
         get_bias(shift, b, n, K)
         for q in range(16):
-            patch[q] = f4(0)
-        z = i4(0)
+            patch[q] = 0.0
+        z = 0
         while z < planes:
             for t in range(4):
-                at = (i8(z) * i8(GM) + i8(i4(4) * window + i4(t))) * i8(K) + i8(n)
+                at = (i8(z) * GM + (4 * window + t)) * K + n
                 values[4 * t], values[4 * t + 1], values[4 * t + 2], values[4 * t + 3] = load4_if(partials, at, True)
             for q in range(16):
                 patch[q] += values[q]
-            z = i4(z + i4(1))
+            z += 1
         finish(patch, shift, y, index, window, n, K)
 
     return sum_windows_kernel

@@ -16,7 +16,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from nbcnn.gpu.language import cuda, f4, i4, i8, jit, types, u4
+from nbcnn.gpu.language import cuda, f4, i8, jit, types, u4
 from nbcnn.ops.conv.mma.wgrad_load import NEVER, copy_moved, copy_still, describe_pixel
 from nbcnn.ops.conv.mma.wgrad_product import COLUMNS, ROWS, add_pixels, lane_offset, load_a, load_b, multiply, row_of, store_sums
 from nbcnn.ops.conv.mma.wgrad_tile import ALIGNMENT, DESCRIPTOR, KINDS, Kind, PixelTile
@@ -32,7 +32,7 @@ _NO_STEP = 1 << 30
 @jit(device=True)
 def is_inner(r, s):
     """True for the inner four of 4×4 taps."""
-    return (r == i4(1) or r == i4(2)) and (s == i4(1) or s == i4(2))
+    return (r == 1 or r == 2) and (s == 1 or s == 2)
 
 
 @cache
@@ -103,17 +103,17 @@ def gather_sums(tile: PixelTile, kind: Kind, bias: str) -> tuple[Any, Any]:
 
     @jit(device=True)
     def put(sums, stage, lane, down, across):
-        own, other, g = (down, across, lane >> i4(2)) if STILL else (across, down, lane >> i4(2))
-        holder = i4(other * i4(4) + (lane & i4(3)))
+        own, other, g = (down, across, lane >> 2) if STILL else (across, down, lane >> 2)
+        holder = other * 4 + (lane & 3)
         for i in range(COUNT):
-            inside = i4(i4(i // 2 * ROWS) + place(i4(i % 2), g)) if STILL else i4(i4(i * COLUMNS) + g)
-            store_words_1(stage + u4((holder * i4(SIDE) + own * i4(WARP_SIDE) + inside) * i4(4)), float_bits(sums[i]))
+            inside = i // 2 * ROWS + place(i % 2, g) if STILL else i * COLUMNS + g
+            store_words_1(stage + u4((holder * SIDE + own * WARP_SIDE + inside) * 4), float_bits(sums[i]))
 
     @jit(device=True)
     def total(stage, column):
-        made = f4(0)
+        made = 0.0
         for holder in range(HOLDERS):
-            made += bits_float(load_words_1(stage + u4((i4(holder * SIDE) + column) * i4(4))))
+            made += bits_float(load_words_1(stage + u4((holder * SIDE + column) * 4)))
         return made
 
     return put, total
@@ -153,96 +153,96 @@ def pixel_product(tile: PixelTile, precision: str, width_still: int, width_moved
         of 4×4 taps of stride 2, which see each pixel once, row tiles and warps taking turns: partials_b[z][row tile][inner tap][c].
         """
         shared = cuda.shared.array(0, types.uint8)
-        ring = u4((byte_address_shared(shared) + u4(ALIGN - 1)) & u4(0xFFFFFFFF - ALIGN + 1))
-        tables = u4(ring + u4(STAGES * SLOT))
-        tid = i4(cuda.threadIdx.x)
-        lane, warp = i4(tid & i4(31)), i4(tid >> i4(5))
-        down = i4(u4(warp) // u4(WARPS_ACROSS))
-        across = i4(warp - down * i4(WARPS_ACROSS))
-        row_tile = i4(u4(cuda.blockIdx.x) // u4(column_tiles))
-        column_tile = i4(i4(cuda.blockIdx.x) - row_tile * column_tiles)
-        z = i4(cuda.blockIdx.y)
-        m0, n0 = i4(row_tile * i4(BM)), i4(column_tile * i4(BN))
-        tap_columns = i4(u4(C + i4(CHUNK - 1)) // u4(CHUNK) * u4(CHUNK))
-        first = i4(z * steps)
-        limit = min(i4((first + steps) * i4(BK)), pixels)
+        ring = (byte_address_shared(shared) + (ALIGN - 1)) & u4(0xFFFFFFFF - ALIGN + 1)
+        tables = ring + STAGES * SLOT
+        tid = cuda.threadIdx.x
+        lane, warp = tid & 31, tid >> 5
+        down = warp // WARPS_ACROSS
+        across = warp - down * WARPS_ACROSS
+        row_tile = cuda.blockIdx.x // column_tiles
+        column_tile = cuda.blockIdx.x - row_tile * column_tiles
+        z = cuda.blockIdx.y
+        m0, n0 = row_tile * BM, column_tile * BN
+        tap_columns = (C + (CHUNK - 1)) // CHUNK * CHUNK
+        first = z * steps
+        limit = min((first + steps) * BK, pixels)
 
         # What this thread copies of still: one chunk of channels, ROWS_A pixels in a row.
-        row_a = i4(u4(tid) // u4(ACROSS_A))
-        m = i4(m0 + (tid - row_a * i4(ACROSS_A)) * i4(CHUNK))
-        row_a = i4(row_a * i4(ROWS_A))
-        limit_a = limit if m < M else i4(0)
-        into_a = u4(row_a * i4(PITCH_A) + (m - m0) * i4(ELEMENT))
+        row_a = tid // ACROSS_A
+        m = m0 + (tid - row_a * ACROSS_A) * CHUNK
+        row_a *= ROWS_A
+        limit_a = limit if m < M else 0
+        into_a = u4(row_a * PITCH_A + (m - m0) * ELEMENT)
         # And of moved: one chunk of one tap.
-        row_b = i4(u4(tid) // u4(ACROSS_B))
-        chunk = i4(tid - row_b * i4(ACROSS_B))
-        row_b = i4(row_b * i4(ROWS_B))
-        column = i4(n0 + chunk * i4(CHUNK))
-        tap = i4(u4(column) // u4(tap_columns))
-        c = i4(column - tap * tap_columns)
-        r = i4(u4(tap) // u4(S))
-        s = i4(tap - r * S)
-        delta, channels_left = i4((r * W + s) * C + c), i4(C - c)
-        bits = u4((u4(1) << u4(r)) | (u4(0x10000) << u4(s))) if r < R else u4(NEVER)
-        into_b = u4(i4(A_BYTES) + row_b * i4(PITCH_B) + chunk * i4(16))
+        row_b = tid // ACROSS_B
+        chunk = tid - row_b * ACROSS_B
+        row_b *= ROWS_B
+        column = n0 + chunk * CHUNK
+        tap = column // tap_columns
+        c = column - tap * tap_columns
+        r = tap // S
+        s = tap - r * S
+        delta, channels_left = (r * W + s) * C + c, C - c
+        bits = (u4(1) << r) | (u4(0x10000) << s) if r < R else u4(NEVER)
+        into_b = u4(A_BYTES + row_b * PITCH_B + chunk * 16)
 
         # The pixel that this thread describes, if it is one of the first BK (of a whole warp where BK is less).
-        pixel = i4(first * i4(BK) + tid)
+        pixel = first * BK + tid
         image, p, q = split_pixel(pixel, P, Q)
-        here = u4(tables + u4(tid * i4(DESCRIPTOR)))
-        slot, even = u4(ring), u4(0)
-        step_pixels = i4(first * i4(BK) + row_a)
+        here = tables + tid * DESCRIPTOR
+        slot, even = ring, u4(0)
+        step_pixels = first * BK + row_a
         for _ in range(STAGES - 1):
-            if tid < i4(DESCRIBERS):
+            if tid < DESCRIBERS:
                 describe_pixel(here + even, pixel < limit, image, p, q, C, H, W, R, S, stride, top, left)
             image, p, q = step_pixel(image, p, q, dn, dp, dq, P, Q)
-            pixel = i4(pixel + i4(BK))
+            pixel += BK
             cuda.syncthreads()
             copy_a(slot + into_a, still, byte_address_global(still), step_pixels, m, M, limit_a)
-            copy_b(slot + into_b, moved, byte_address_global(moved), tables + even + u4(row_b * i4(DESCRIPTOR)), delta, channels_left, bits)
+            copy_b(slot + into_b, moved, byte_address_global(moved), tables + even + row_b * DESCRIPTOR, delta, channels_left, bits)
             cp_async_commit()
-            slot = u4(slot + u4(SLOT))
-            step_pixels = i4(step_pixels + i4(BK))
-            even = u4(u4(TABLE) - even)
-        if tid < i4(DESCRIBERS):
+            slot += SLOT
+            step_pixels += BK
+            even = TABLE - even
+        if tid < DESCRIBERS:
             describe_pixel(here + even, pixel < limit, image, p, q, C, H, W, R, S, stride, top, left)
 
         # A warp's own turn at the bias gradient: every `period`-th step from `due` on.
-        due, period = i4(first + column_tile * i4(WARPS_ACROSS) + across), i4(column_tiles * i4(WARPS_ACROSS))
+        due, period = first + column_tile * WARPS_ACROSS + across, column_tiles * WARPS_ACROSS
         if MOVED:
-            due, period = i4(_NO_STEP), i4(row_tiles * i4(WARPS_DOWN))
-            last_tap = i4(u4(n0 + (across + i4(1)) * i4(WN) - i4(1)) // u4(tap_columns))
-            tap = i4(u4(n0 + across * i4(WN)) // u4(tap_columns))
+            due, period = _NO_STEP, row_tiles * WARPS_DOWN
+            last_tap = (n0 + (across + 1) * WN - 1) // tap_columns
+            tap = (n0 + across * WN) // tap_columns
             while tap <= last_tap:
-                if is_inner(i4(tap >> i4(2)), i4(tap & i4(3))):
-                    due = i4(first + row_tile * i4(WARPS_DOWN) + down)
-                tap = i4(tap + i4(1))
+                if is_inner(tap >> 2, tap & 3):
+                    due = first + row_tile * WARPS_DOWN + down
+                tap += 1
 
         acc = cuda.local.array(ACC, f4)
         words = cuda.local.array(ALL_WORDS, u4)
         sums = cuda.local.array(SUMS, f4)
         for i in range(ACC):
-            acc[i] = f4(0)
+            acc[i] = 0.0
         for i in range(SUMS):
-            sums[i] = f4(0)
-        from_a = u4(offset_a(lane) + u4(down * i4(WM * ELEMENT)))
-        from_b = u4(offset_b(lane) + u4(i4(A_BYTES) + across * i4(WN * ELEMENT)))
-        read, end = u4(ring), u4(ring + u4(STAGES * SLOT))
+            sums[i] = 0.0
+        from_a = offset_a(lane) + u4(down * (WM * ELEMENT))
+        from_b = offset_b(lane) + u4(A_BYTES + across * (WN * ELEMENT))
+        read, end = ring, ring + STAGES * SLOT
         landed()
         cuda.syncthreads()
         first_a(words, read + from_a)
         first_b(words, read + from_b)
-        step, last = i4(first), i4(first + steps)
+        step, last = first, first + steps
         while step < last:
-            ahead = u4(read + u4(SLOT))
+            ahead = read + SLOT
             if ahead == end:
-                ahead = u4(ring)
+                ahead = ring
             image, p, q = step_pixel(image, p, q, dn, dp, dq, P, Q)
-            pixel = i4(pixel + i4(BK))
+            pixel += BK
             # Copies read this table since the last barrier; the one written here was last read before it.
-            table = u4(tables + even + u4(row_b * i4(DESCRIPTOR)))
-            even = u4(u4(TABLE) - even)
-            if tid < i4(DESCRIBERS):
+            table = tables + even + row_b * DESCRIPTOR
+            even = TABLE - even
+            if tid < DESCRIBERS:
                 describe_pixel(here + even, pixel < limit, image, p, q, C, H, W, R, S, stride, top, left)
             turn = step == due
             multiply_step(
@@ -250,13 +250,13 @@ def pixel_product(tile: PixelTile, precision: str, width_still: int, width_moved
                 still, moved, slot + into_a, slot + into_b, step_pixels, m, M, limit_a, table, delta, channels_left, bits,
             )  # fmt: skip
             if turn:
-                due = i4(due + period)
+                due += period
             slot = read
             read = ahead
-            step_pixels = i4(step_pixels + i4(BK))
-            step = i4(step + i4(1))
+            step_pixels += BK
+            step += 1
 
-        store(acc, partials, lane, z, i4(m0 + down * i4(WM)), i4(n0 + across * i4(WN)), M, i4(R * S * tap_columns))
+        store(acc, partials, lane, z, m0 + down * WM, n0 + across * WN, M, R * S * tap_columns)
         if STILL or MOVED:
             all_landed()
             cuda.syncthreads()
@@ -264,17 +264,17 @@ def pixel_product(tile: PixelTile, precision: str, width_still: int, width_moved
             cuda.syncthreads()
             i = tid
             if STILL:
-                while i < i4(BM):
+                while i < BM:
                     if m0 + i < M:
-                        partials_b[i8(z * column_tiles + column_tile) * i8(M) + i8(m0 + i)] = total(ring, i)
-                    i = i4(i + i4(THREADS))
+                        partials_b[i8(z * column_tiles + column_tile) * M + (m0 + i)] = total(ring, i)
+                    i += THREADS
             else:
-                while i < i4(BN):
-                    tap = i4(u4(n0 + i) // u4(tap_columns))
-                    c = i4(n0 + i - tap * tap_columns)
-                    if is_inner(i4(tap >> i4(2)), i4(tap & i4(3))) and tap < i4(16) and c < C:
-                        inner = i4(((tap >> i4(2)) - i4(1)) * i4(2) + (tap & i4(3)) - i4(1))
-                        partials_b[i8((z * row_tiles + row_tile) * i4(4) + inner) * i8(C) + i8(c)] = total(ring, i)
-                    i = i4(i + i4(THREADS))
+                while i < BN:
+                    tap = (n0 + i) // tap_columns
+                    c = n0 + i - tap * tap_columns
+                    if is_inner(tap >> 2, tap & 3) and tap < 16 and c < C:
+                        inner = ((tap >> 2) - 1) * 2 + (tap & 3) - 1
+                        partials_b[i8((z * row_tiles + row_tile) * 4 + inner) * C + c] = total(ring, i)
+                    i += THREADS
 
     return pixel_product_kernel

@@ -26,9 +26,9 @@ NEVER = 1 << MOST_ROWS
 @jit(device=True)
 def bits_inside(first, count, size):
     """Bit i, i < count ≤ 15, is set where 0 ≤ first + i < size."""
-    lowest = min(max(i4(-first), i4(0)), i4(MOST_ROWS))
-    end = min(max(i4(size - first), i4(0)), count)
-    return (((u4(1) << u4(end)) - u4(1)) >> u4(lowest)) << u4(lowest)
+    lowest = min(max(-first, 0), MOST_ROWS)
+    end = min(max(size - first, 0), count)
+    return (((u4(1) << end) - 1) >> lowest) << lowest
 
 
 @jit(device=True)
@@ -36,8 +36,8 @@ def describe_pixel(to, wanted, n, p, q, C, H, W, R, S, stride, top, left):
     """Writes the descriptor of output pixel (n, p, q): element offset of its window's corner; bits of rows, and of columns 16 higher."""
     # A barrier of the warp keeps this a branch, which warps that describe nothing skip.
     cuda.syncwarp()
-    h, w = i4(p * stride - top), i4(q * stride - left)
-    bits = u4(bits_inside(h, R, H)) | u4(u4(bits_inside(w, S, W)) << u4(16))
+    h, w = p * stride - top, q * stride - left
+    bits = u4(bits_inside(h, R, H)) | u4(bits_inside(w, S, W)) << 16
     store_words_2(to, u4(((n * H + h) * W + w) * C), bits if wanted else u4(0))
 
 
@@ -51,13 +51,13 @@ def copy_chunk(element: int, width: int) -> Any:
 
     @jit(device=True)
     def at_once(to, array, base, offset, left, wanted):
-        cp_async_16(to, base + u8(i8(offset) * i8(ELEMENT)), u4(CHUNK) if wanted else u4(0))
+        cp_async_16(to, base + u8(i8(offset) * ELEMENT), u4(CHUNK) if wanted else u4(0))
 
     @jit(device=True)
     def in_words(to, array, base, offset, left, wanted):
         for e in range(PIECES):
-            inside = wanted and left > i4(e * EACH)
-            cp_async_4(to + u4(e * WIDTH), base + u8(i8(offset + i4(e * EACH)) * i8(ELEMENT)), u4(WIDTH) if inside else u4(0))
+            inside = wanted and left > e * EACH
+            cp_async_4(to + u4(e * WIDTH), base + u8(i8(offset + e * EACH) * ELEMENT), u4(WIDTH) if inside else u4(0))
 
     @jit(device=True)
     def read(array, offset, wanted):
@@ -65,14 +65,14 @@ def copy_chunk(element: int, width: int) -> Any:
 
     @jit(device=True)
     def pair(array, offset, left, wanted):
-        low, high = read(array, offset, wanted and left > i4(0)), read(array, offset + i4(1), wanted and left > i4(1))
-        return u4(low | u4(high << u4(16)))
+        low, high = read(array, offset, wanted and left > 0), read(array, offset + 1, wanted and left > 1)
+        return low | u4(high << 16)
 
     @jit(device=True)
     def in_halves(to, array, base, offset, left, wanted):
         for e in range(2):
-            first, second = i4(offset + i4(4 * e)), i4(offset + i4(4 * e + 2))
-            low, high = pair(array, first, left - i4(4 * e), wanted), pair(array, second, left - i4(4 * e + 2), wanted)
+            first, second = offset + 4 * e, offset + (4 * e + 2)
+            low, high = pair(array, first, left - 4 * e, wanted), pair(array, second, left - (4 * e + 2), wanted)
             store_words_2(to + u4(8 * e), low, high)
 
     return {16: at_once, 4: in_words, 2: in_halves}[width]
@@ -93,10 +93,10 @@ def copy_still(element: int, width: int, pitch: int, first: int, end: int) -> An
 
     @jit(device=True)
     def run(to, array, base, pixel, channel, M, limit):
-        offset = i4((pixel + i4(FIRST)) * M + channel)
+        offset = (pixel + FIRST) * M + channel
         for i in range(COUNT):
-            copy(to + u4((FIRST + i) * PITCH), array, base, offset, i4(M - channel), pixel + i4(FIRST + i) < limit)
-            offset = i4(offset + M)
+            copy(to + u4((FIRST + i) * PITCH), array, base, offset, M - channel, pixel + (FIRST + i) < limit)
+            offset += M
 
     return run
 
@@ -113,6 +113,6 @@ def copy_moved(element: int, width: int, pitch: int, first: int, end: int) -> An
     def run(to, array, base, table, delta, left, bits):
         for i in range(COUNT):
             corner, inside = load_words_2(table + u4((FIRST + i) * DESCRIPTOR))
-            copy(to + u4((FIRST + i) * PITCH), array, base, i4(i4(corner) + delta), left, (inside & bits) == bits)
+            copy(to + u4((FIRST + i) * PITCH), array, base, i4(corner) + delta, left, (inside & bits) == bits)
 
     return run

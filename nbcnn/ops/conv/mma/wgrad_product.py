@@ -16,7 +16,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from nbcnn.gpu.language import cuda, f4, i4, i8, jit, u4
+from nbcnn.gpu.language import cuda, i8, jit, u4
 from nbcnn.ops.conv.mma.wgrad_tile import CHUNK, Kind
 from nbcnn.ops.ptx.cvt import bf16_high, bf16_low, bits_float, float_bits, tf32
 from nbcnn.ops.ptx.ldmatrix import ldmatrix_x4_trans
@@ -40,9 +40,9 @@ def lane_offset(kind: Kind, pitch: int, side: str) -> Any:
     @jit(device=True)
     def run(lane):
         if TRANSPOSED:
-            pixel = i4((lane & i4(7)) + (((lane >> i4(PIXEL_BIT)) & i4(1)) << i4(3)))
-            return u4(pixel * i4(PITCH) + ((lane >> i4(CHANNEL_BIT)) & i4(1)) * i4(CHUNK))
-        return u4((lane & i4(3)) * i4(PITCH) + (lane >> i4(2)) * i4(WIDTH))
+            pixel = (lane & 7) + (((lane >> PIXEL_BIT) & 1) << 3)
+            return u4(pixel * PITCH + ((lane >> CHANNEL_BIT) & 1) * CHUNK)
+        return u4((lane & 3) * PITCH + (lane >> 2) * WIDTH)
 
     return run
 
@@ -56,13 +56,13 @@ def load_a(kind: Kind, pitch: int, start: int, end: int, first: int, step: int) 
     @jit(device=True)
     def run(words, at):
         for i in range(COUNT):
-            to, place = FIRST + 4 * i, u4(at + u4(START + i * ACROSS))
+            to, place = FIRST + 4 * i, at + u4(START + i * ACROSS)
             if TRANSPOSED:
                 v = ldmatrix_x4_trans(place)
                 words[to], words[to + 1], words[to + 2], words[to + 3] = v[0], v[1], v[2], v[3]
             else:
                 words[to], words[to + 1] = load_words_2(place)
-                words[to + 2], words[to + 3] = load_words_2(u4(place + u4(HALF)))
+                words[to + 2], words[to + 3] = load_words_2(place + HALF)
 
     return run
 
@@ -78,13 +78,13 @@ def load_b(kind: Kind, pitch: int, start: int, end: int, first: int, step: int) 
         for j in range(COUNT):
             to, more = FIRST + 4 * j, START + 2 * j * ACROSS
             if TRANSPOSED:
-                v = ldmatrix_x4_trans(u4(at + u4(more)))
+                v = ldmatrix_x4_trans(at + u4(more))
                 words[to], words[to + 1], words[to + 2], words[to + 3] = v[0], v[1], v[2], v[3]
             else:
-                words[to] = load_words_1(u4(at + u4(more)))
-                words[to + 1] = load_words_1(u4(at + u4(more + HALF)))
-                words[to + 2] = load_words_1(u4(at + u4(more + ACROSS)))
-                words[to + 3] = load_words_1(u4(at + u4(more + ACROSS + HALF)))
+                words[to] = load_words_1(at + u4(more))
+                words[to + 1] = load_words_1(at + u4(more + HALF))
+                words[to + 2] = load_words_1(at + u4(more + ACROSS))
+                words[to + 3] = load_words_1(at + u4(more + ACROSS + HALF))
 
     return run
 
@@ -123,7 +123,7 @@ def multiply(kind: Kind, columns: int, start: int, end: int, a: int, b: int) -> 
         high = cuda.local.array(2, u4)
         low = cuda.local.array(2, u4)
         split(high_a, low_a, words, A, WORDS_A)
-        zero = f4(0)
+        zero = 0.0
         for j in range(NI):
             split(high, low, words, B + 2 * j, 2)
             for i in range(MI):
@@ -170,7 +170,7 @@ def row_of(kind: Kind) -> Any:
 
     @jit(device=True)
     def run(h, g):
-        return i4(i4(8) * h + g) if BLOCKS else i4(i4(2) * g + h)
+        return 8 * h + g if BLOCKS else 2 * g + h
 
     return run
 
@@ -184,11 +184,11 @@ def store_sums(kind: Kind, rows: int, columns: int) -> Any:
     def run(acc, partials, lane, z, m, n, M, GN):
         for i in range(MI):
             for h in range(2):
-                row = i4(m + i4(ROWS * i) + place(i4(h), i4(lane >> i4(2))))
+                row = m + ROWS * i + place(h, lane >> 2)
                 if row < M:
-                    line = (i8(z) * i8(M) + i8(row)) * i8(GN)
+                    line = (i8(z) * M + row) * GN
                     for j in range(NI):
-                        column = i4(n + i4(COLUMNS * j) + (lane & i4(3)) * i4(2))
+                        column = n + COLUMNS * j + (lane & 3) * 2
                         o = (i * NI + j) * 4 + 2 * h
                         if column < GN:
                             store2(partials, line + i8(column), acc[o], acc[o + 1])

@@ -37,12 +37,12 @@ def box_kernel(lanes: int) -> Any:
         i = i4(cuda.grid(1))
         if i >= count:
             return
-        n, p, q, group = position(i, i4(H + i4(1)), i4(W + i4(1)), groups)
+        n, p, q, group = position(i, H + 1, W + 1, groups)
         total, part = cuda.local.array(4, f4), cuda.local.array(16, f4)
         for b in range(4):
-            h, w = i4(p - i4(1) + i4(b // 2)), i4(q - i4(1) + i4(b % 2))
-            inside = (h >= i4(0)) & (h < H) & (w >= i4(0)) & (w < W)
-            at = i4(i4(i4(i4(n * H + h) * W + w) * groups + group) * i4(lanes))
+            h, w = p - 1 + b // 2, q - 1 + b % 2
+            inside = (h >= 0) & (h < H) & (w >= 0) & (w < W)
+            at = (((n * H + h) * W + w) * groups + group) * lanes
             if lanes == 4:
                 part[4 * b], part[4 * b + 1], part[4 * b + 2], part[4 * b + 3] = load4_if(dy, at, inside)
             else:
@@ -50,7 +50,7 @@ def box_kernel(lanes: int) -> Any:
         for q_ in range(lanes):
             total[q_] = (part[q_] + part[4 + q_]) + (part[8 + q_] + part[12 + q_])
         if lanes == 4:
-            store4(s, i4(i4(4) * i), total[0], total[1], total[2], total[3])
+            store4(s, 4 * i, total[0], total[1], total[2], total[3])
         else:
             s[i] = total[0]
 

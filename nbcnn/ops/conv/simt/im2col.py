@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, f4, i4, jit
+from nbcnn.gpu.language import cuda, f4, jit
 from nbcnn.ops.conv.frame.split import launch_sum_planes, sum_planes_traffic
 from nbcnn.ops.conv.simt import im2col_wgrad
 from nbcnn.ops.conv.simt.loaders import gather_rows, matrix
@@ -76,22 +76,22 @@ def gather_product(tile: Tile, window: Window, vector_in: int, whole_taps: bool,
         shared: 2·BK·(BM + 4 + BN)·4 bytes; moves per block: 4·GK/parts·(BM + BN) + 4·BM·BN bytes (a fourth of that if it pools).
         other: what masks, or the index that pooling writes.
         """
-        GK = i4(C * i4(R * S))
+        GK = C * (R * S)
         m0, n0 = corner(GN)
         first, last = part(GK, k_tiles)
-        phase, columns, column = i4(0), pitch, n0
+        phase, columns, column = 0, pitch, n0
         if phases:
-            phase = i4(cuda.blockIdx.z)
-            columns = i4(i4(4) * pitch)
-            column = i4(n0 + phase * pitch)
-            pad_h = i4(pad_h - (phase >> i4(1)))
-            pad_w = i4(pad_w - (phase & i4(1)))
+            phase = cuda.blockIdx.z
+            columns = 4 * pitch
+            column = n0 + phase * pitch
+            pad_h -= phase >> 1
+            pad_w -= phase & 1
         shared = cuda.shared.array(MEMORY, f4, ALIGNMENT)
         acc = cuda.local.array(ACC, f4)
         stage_a = cuda.local.array(FLOATS_A, f4)
         stage_b = cuda.local.array(FLOATS_B, f4)
         product(acc, stage_a, stage_b, shared, x, w, (GM, C, H, W, P, Q, pad_h, pad_w), (GK, columns), m0, column, first, last)
-        store(acc, y, m0, n0, GM, GN, i4(cuda.blockIdx.y), (b, other, phase, Q))
+        store(acc, y, m0, n0, GM, GN, cuda.blockIdx.y, (b, other, phase, Q))
 
     return gather_product_kernel
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, f4, i4, i8, jit
+from nbcnn.gpu.language import cuda, f4, i8, jit
 from nbcnn.ops.conv.frame.split import launch_sum_filters, sum_filters_traffic
 from nbcnn.ops.conv.simt.loaders import gather_columns, lines_of_a_tile, matrix
 from nbcnn.ops.conv.simt.register_tile import Loader, block_corner, block_part, matrix_product, shared_floats, store_tile
@@ -50,15 +50,15 @@ def column_sums(side: int, vector: int, sums: int, across: int, rows: int) -> An
 
     @jit(device=True)
     def run(stage, shared, db, first, count, plane):
-        tid = i4(cuda.threadIdx.x)
+        tid = cuda.threadIdx.x
         for q in range(vector):
-            shared[tid // i4(across) * i4(side) + tid % i4(across) * i4(vector) + i4(q)] = stage[sums + q]
+            shared[tid // across * side + tid % across * vector + q] = stage[sums + q]
         cuda.syncthreads()
-        if tid < i4(side) and first + tid < count:
-            total = f4(0)
+        if tid < side and first + tid < count:
+            total = 0.0
             for row in range(rows):
-                total += shared[i4(row * side) + tid]
-            db[i8(plane) * i8(count) + i8(first + tid)] = total
+                total += shared[row * side + tid]
+            db[i8(plane) * count + (first + tid)] = total
 
     return run
 
@@ -88,8 +88,8 @@ def pixel_product(tile: Tile, R: int, S: int, stride: int, vector_k: int, vector
         grid: (tiles of BM×BN, parts of k_tiles·BK pixels); owns: a block BM×BN, a thread TM×TN.
         shared: 2·BK·(BM + BN)·4 bytes; moves per block: 4·GK/parts·(BM + BN) + 4·BM·BN bytes.
         """
-        GN = i4(C * i4(R * S))
-        plane = i4(cuda.blockIdx.y)
+        GN = C * (R * S)
+        plane = cuda.blockIdx.y
         m0, n0 = corner(GN)
         first, last = part(pixels, k_tiles)
         shared = cuda.shared.array(MEMORY, f4, ALIGNMENT)
@@ -98,15 +98,15 @@ def pixel_product(tile: Tile, R: int, S: int, stride: int, vector_k: int, vector
         stage_b = cuda.local.array(FLOATS_B, f4)
         if OF_A:
             for q in range(VECTOR):
-                stage_a[SUMS + q] = f4(0)
+                stage_a[SUMS + q] = 0.0
         if OF_B:
             for q in range(VECTOR):
-                stage_b[SUMS + q] = f4(0)
+                stage_b[SUMS + q] = 0.0
         product(acc, stage_a, stage_b, shared, dy, x, (pixels, K), (pixels, C, H, W, P, Q, pad), m0, n0, first, last)
-        store(acc, dw, m0, n0, K, GN, plane, (dw, dw, i4(0), Q))
-        if OF_A and n0 == i4(0):
+        store(acc, dw, m0, n0, K, GN, plane, (dw, dw, 0, Q))
+        if OF_A and n0 == 0:
             reduce_columns(stage_a, shared, db, m0, K, plane)
-        if OF_B and m0 == i4(0):
+        if OF_B and m0 == 0:
             reduce_columns(stage_b, shared, db, n0, GN, plane)
 
     return pixel_product_kernel

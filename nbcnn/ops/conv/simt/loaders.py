@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from nbcnn.gpu.language import cuda, i4, jit
+from nbcnn.gpu.language import cuda, jit
 from nbcnn.ops.conv.frame.pooling import window_pixel
 from nbcnn.ops.conv.simt.register_tile import Loader
 from nbcnn.ops.conv.simt.tiles import Tile
@@ -54,81 +54,81 @@ def gather_rows(tile: Tile, side: int, R: int, S: int, stride: int, dilate: int,
     @jit(device=True)
     def start(state, extents, origin, first):
         rows, C, H, W, P, Q, pad_h, pad_w = extents
-        tid = i4(cuda.threadIdx.x)
-        shift = i4(tid % i4(K_THREADS) * i4(WIDTH))
-        k = i4(first * i4(BK))
+        tid = cuda.threadIdx.x
+        shift = tid % K_THREADS * WIDTH
+        k = first * BK
         if not whole_taps:
-            k = i4(k + shift)
-            shift = i4(0)
+            k += shift
+            shift = 0
         tap = quotient(k, C)
-        state[0] = quotient(tap, i4(S))
-        state[1] = i4(tap - state[0] * i4(S))
-        state[2] = i4(k - tap * C)
+        state[0] = quotient(tap, S)
+        state[1] = tap - state[0] * S
+        state[2] = k - tap * C
         for i in range(PIXELS):
-            m = i4(origin + tid // i4(K_THREADS) + i4(i * ROWS))
+            m = origin + tid // K_THREADS + i * ROWS
             if windows:
                 n, p, q = window_pixel(m, P, Q)
             else:
                 line = quotient(m, Q)
                 n = quotient(line, P)
-                p, q = i4(line - n * P), i4(m - line * Q)
-            h = i4(p * i4(stride) - pad_h)
-            w = i4(q * i4(stride) - pad_w)
-            state[3 + 3 * i] = h if m < rows else i4(_OUTSIDE)
+                p, q = line - n * P, m - line * Q
+            h = p * stride - pad_h
+            w = q * stride - pad_w
+            state[3 + 3 * i] = h if m < rows else _OUTSIDE
             state[4 + 3 * i] = w
             if dilate == 1:
-                state[5 + 3 * i] = i4(((n * H + h) * W + w) * C + shift)
+                state[5 + 3 * i] = ((n * H + h) * W + w) * C + shift
             else:
-                state[5 + 3 * i] = i4(n * H * W * C + shift)
+                state[5 + 3 * i] = n * H * W * C + shift
 
     @jit(device=True)
     def fetch(stage, array, state, extents, inside):
         C, H, W = extents[1], extents[2], extents[3]
         r, s, c = state[0], state[1], state[2]
         for i in range(PIXELS):
-            h = i4(state[3 + 3 * i] + r)
-            w = i4(state[4 + 3 * i] + s)
+            h = state[3 + 3 * i] + r
+            w = state[4 + 3 * i] + s
             if dilate == 1:
-                offset = i4(state[5 + 3 * i] + i4((r * W + s) * C + c))
-                wanted = inside & (h >= i4(0)) & (h < H) & (w >= i4(0)) & (w < W)
+                offset = state[5 + 3 * i] + ((r * W + s) * C + c)
+                wanted = inside & (h >= 0) & (h < H) & (w >= 0) & (w < W)
             else:
-                y = i4(h // i4(dilate))
-                x = i4(w // i4(dilate))
-                offset = i4(state[5 + 3 * i] + (y * W + x) * C + c)
-                whole = (h == i4(y * i4(dilate))) & (w == i4(x * i4(dilate)))
-                wanted = inside & whole & (y >= i4(0)) & (y < H) & (x >= i4(0)) & (x < W)
+                y = h // dilate
+                x = w // dilate
+                offset = state[5 + 3 * i] + (y * W + x) * C + c
+                whole = (h == y * dilate) & (w == x * dilate)
+                wanted = inside & whole & (y >= 0) & (y < H) & (x >= 0) & (x < W)
             if not whole_taps:
-                wanted = wanted & (r < i4(R))
+                wanted &= r < R
             for j in range(LOADS):
                 at = (i * LOADS + j) * WIDTH
                 if WIDTH == 4:
-                    v = load4_if(array, offset + i4(j * 4 * K_THREADS), wanted)
+                    v = load4_if(array, offset + j * 4 * K_THREADS, wanted)
                     stage[at], stage[at + 1], stage[at + 2], stage[at + 3] = v[0], v[1], v[2], v[3]
                 else:
                     stage[at] = load1_if(array, offset, wanted)
         # k += BK in the mixed radix (r, s, c)
-        taps = i4(0) if whole_taps else quotient(i4(BK), C)
-        lines = i4(0) if whole_taps else quotient(taps, i4(S))
-        c = i4(c + i4(BK) - taps * C)
-        s = i4(s + taps - lines * i4(S))
-        r = i4(r + lines)
+        taps = 0 if whole_taps else quotient(BK, C)
+        lines = 0 if whole_taps else quotient(taps, S)
+        c = c + BK - taps * C
+        s = s + taps - lines * S
+        r += lines
         if c >= C:
-            c = i4(c - C)
-            s = i4(s + i4(1))
-        if s >= i4(S):
-            s = i4(s - i4(S))
-            r = i4(r + i4(1))
+            c -= C
+            s += 1
+        if s >= S:
+            s -= S
+            r += 1
         state[0], state[1], state[2] = r, s, c
 
     @jit(device=True)
     def stash(stage, shared, begin):
-        tid = i4(cuda.threadIdx.x)
-        corner = i4(begin + tid % i4(K_THREADS) * i4(WIDTH * PITCH) + tid // i4(K_THREADS))
+        tid = cuda.threadIdx.x
+        corner = begin + tid % K_THREADS * (WIDTH * PITCH) + tid // K_THREADS
         for i in range(PIXELS):
             for j in range(LOADS):
                 for q in range(WIDTH):
                     at = i * ROWS + (j * WIDTH * K_THREADS + q) * PITCH
-                    shared_store1(shared, corner + i4(at), stage[(i * LOADS + j) * WIDTH + q])
+                    shared_store1(shared, corner + at, stage[(i * LOADS + j) * WIDTH + q])
 
     return Loader(start, fetch, stash, PITCH, STATE, PIXELS * LOADS * WIDTH)
 
@@ -148,13 +148,13 @@ def stash_columns(across: int, rows: int, passes: int, pitch: int, vector: int) 
 
     @jit(device=True)
     def stash(stage, shared, begin):
-        tid = i4(cuda.threadIdx.x)
-        corner = i4(begin + tid // i4(across) * i4(pitch) + tid % i4(across) * i4(vector))
+        tid = cuda.threadIdx.x
+        corner = begin + tid // across * pitch + tid % across * vector
         for i in range(passes):
             if vector == 4:
-                shared_store4(shared, corner + i4(i * rows * pitch), stage[4 * i], stage[4 * i + 1], stage[4 * i + 2], stage[4 * i + 3])
+                shared_store4(shared, corner + i * rows * pitch, stage[4 * i], stage[4 * i + 1], stage[4 * i + 2], stage[4 * i + 3])
             else:
-                shared_store1(shared, corner + i4(i * rows * pitch), stage[i])
+                shared_store1(shared, corner + i * rows * pitch, stage[i])
 
     return stash
 
@@ -171,25 +171,25 @@ def matrix(tile: Tile, side: int, vector: int, whole_tiles: bool) -> Loader:
 
     @jit(device=True)
     def start(state, extents, origin, first):
-        tid = i4(cuda.threadIdx.x)
-        n = i4(origin + tid % i4(ACROSS) * i4(vector))
-        k = i4(first * i4(BK) + tid // i4(ACROSS))
+        tid = cuda.threadIdx.x
+        n = origin + tid % ACROSS * vector
+        k = first * BK + tid // ACROSS
         state[0] = k if n < extents[1] else extents[0]
-        state[1] = i4(k * extents[1] + n)
+        state[1] = k * extents[1] + n
 
     @jit(device=True)
     def fetch(stage, array, state, extents, inside):
         for i in range(PASSES):
-            wanted = inside & (i4(state[0] + i4(0 if whole_tiles else i * ROWS)) < extents[0])
-            offset = i4(state[1] + i4(i * ROWS) * extents[1])
+            wanted = inside & (state[0] + (0 if whole_tiles else i * ROWS) < extents[0])
+            offset = state[1] + i * ROWS * extents[1]
             if vector == 4:
                 v = load4_if(array, offset, wanted)
                 stage[4 * i], stage[4 * i + 1], stage[4 * i + 2], stage[4 * i + 3] = v[0], v[1], v[2], v[3]
             else:
                 stage[i] = load1_if(array, offset, wanted)
         if not whole_tiles:
-            state[0] = i4(state[0] + i4(BK))
-        state[1] = i4(state[1] + i4(BK) * extents[1])
+            state[0] = state[0] + BK
+        state[1] = state[1] + BK * extents[1]
 
     return Loader(start, fetch, stash_columns(ACROSS, ROWS, PASSES, side, vector), side, 2, PASSES * vector)
 
@@ -215,74 +215,74 @@ def gather_columns(tile: Tile, side: int, R: int, S: int, stride: int, vector: i
     @jit(device=True)
     def start(state, extents, origin, first):
         pixels, C, H, W, P, Q, pad = extents
-        tid = i4(cuda.threadIdx.x)
-        column = i4(origin + tid % i4(ACROSS) * i4(vector))
+        tid = cuda.threadIdx.x
+        column = origin + tid % ACROSS * vector
         tap = quotient(column, C)
-        r = quotient(tap, i4(S))
-        row = i4(tid // i4(ACROSS))
-        begin = i4(first * i4(BK))
-        state[0] = i4(begin + row) if tap < i4(R * S) else pixels
+        r = quotient(tap, S)
+        row = tid // ACROSS
+        begin = first * BK
+        state[0] = begin + row if tap < R * S else pixels
         if lines:
             p = quotient(row, Q)
-            q = i4(row - p * Q)
+            q = row - p * Q
         else:
-            p = q = i4(0)
-            begin = i4(begin + row)
-            dl = quotient(i4(BK), Q)
+            p = q = 0
+            begin += row
+            dl = quotient(BK, Q)
             dn = quotient(dl, P)
             state[STEP] = dn
-            state[STEP + 1] = i4((dl - dn * P) * i4(stride))
-            state[STEP + 2] = i4((i4(BK) - dl * Q) * i4(stride))
-        h = i4(p * i4(stride) + r - pad)
-        w = i4(q * i4(stride) + tap - r * i4(S) - pad)
+            state[STEP + 1] = (dl - dn * P) * stride
+            state[STEP + 2] = (BK - dl * Q) * stride
+        h = p * stride + r - pad
+        w = q * stride + tap - r * S - pad
         state[AWAY] = h
         state[AWAY + 1] = w
-        state[AWAY + 2] = i4((h * W + w) * C + column - tap * C)
+        state[AWAY + 2] = (h * W + w) * C + column - tap * C
         for i in range(COUNTED):
-            m = i4(begin + i4(i * ROWS))
+            m = begin + i * ROWS
             line = quotient(m, Q)
             n = quotient(line, P)
-            h = i4((line - n * P) * i4(stride))
-            w = i4((m - line * Q) * i4(stride))
+            h = (line - n * P) * stride
+            w = (m - line * Q) * stride
             state[PIXEL + 3 * i] = h
             state[PIXEL + 3 * i + 1] = w
-            state[PIXEL + 3 * i + 2] = i4(((n * H + h) * W + w) * C)
+            state[PIXEL + 3 * i + 2] = ((n * H + h) * W + w) * C
 
     @jit(device=True)
     def fetch(stage, array, state, extents, inside):
         pixels, C, H, W = extents[0], extents[1], extents[2], extents[3]
-        PH = i4(extents[4] * i4(stride))
-        QW = i4(extents[5] * i4(stride))
+        PH = extents[4] * stride
+        QW = extents[5] * stride
         for i in range(PASSES):
             at = PIXEL + 3 * (i % COUNTED)
-            dh = i4(i * NEXT_P * stride if lines else 0)
-            dw = i4(i * NEXT_Q * stride if lines else 0)
-            h = i4(state[at] + state[AWAY] + dh)
-            w = i4(state[at + 1] + state[AWAY + 1] + dw)
-            offset = i4(state[at + 2] + state[AWAY + 2] + i4((dh * W + dw) * C))
-            exists = i4(state[0] + i4(0 if whole_tiles else i * ROWS)) < pixels
-            wanted = inside & exists & (h >= i4(0)) & (h < H) & (w >= i4(0)) & (w < W)
+            dh = i * NEXT_P * stride if lines else 0
+            dw = i * NEXT_Q * stride if lines else 0
+            h = state[at] + state[AWAY] + dh
+            w = state[at + 1] + state[AWAY + 1] + dw
+            offset = state[at + 2] + state[AWAY + 2] + (dh * W + dw) * C
+            exists = state[0] + (0 if whole_tiles else i * ROWS) < pixels
+            wanted = inside & exists & (h >= 0) & (h < H) & (w >= 0) & (w < W)
             if vector == 4:
                 v = load4_if(array, offset, wanted)
                 stage[4 * i], stage[4 * i + 1], stage[4 * i + 2], stage[4 * i + 3] = v[0], v[1], v[2], v[3]
             else:
                 stage[i] = load1_if(array, offset, wanted)
         if not whole_tiles:
-            state[0] = i4(state[0] + i4(BK))
-        dn = i4(0) if lines else state[STEP]
-        dp = i4(TILE_P * stride) if lines else state[STEP + 1]
-        dq = i4(TILE_Q * stride) if lines else state[STEP + 2]
+            state[0] = state[0] + BK
+        dn = 0 if lines else state[STEP]
+        dp = TILE_P * stride if lines else state[STEP + 1]
+        dq = TILE_Q * stride if lines else state[STEP + 2]
         for i in range(COUNTED):
-            h = i4(state[PIXEL + 3 * i] + dp)
-            w = i4(state[PIXEL + 3 * i + 1] + dq)
-            offset = i4(state[PIXEL + 3 * i + 2] + i4(((dn * H + dp) * W + dq) * C))
+            h = state[PIXEL + 3 * i] + dp
+            w = state[PIXEL + 3 * i + 1] + dq
+            offset = state[PIXEL + 3 * i + 2] + ((dn * H + dp) * W + dq) * C
             if w >= QW:
-                w = i4(w - QW)
-                h = i4(h + i4(stride))
-                offset = i4(offset + i4((i4(stride) * W - QW) * C))
+                w -= QW
+                h += stride
+                offset += (stride * W - QW) * C
             if h >= PH:
-                h = i4(h - PH)
-                offset = i4(offset + i4((H - PH) * W * C))
+                h -= PH
+                offset += (H - PH) * W * C
             state[PIXEL + 3 * i], state[PIXEL + 3 * i + 1], state[PIXEL + 3 * i + 2] = h, w, offset
 
     stash = stash_columns(ACROSS, ROWS, PASSES, side, vector)

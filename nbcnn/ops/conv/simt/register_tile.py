@@ -67,11 +67,11 @@ def load_row(tile: Tile, k: int, pitch_a: int, pitch_b: int) -> Any:
     @jit(device=True)
     def load(rows, shared, a, b):
         for i in range(PA):
-            v = shared_load4(shared, a + i4(at_a + i * down))
+            v = shared_load4(shared, a + (at_a + i * down))
             for q in range(4):
                 rows[to_a + 4 * i + q] = v[q]
         for j in range(PB):
-            v = shared_load4(shared, b + i4(at_b + j * across))
+            v = shared_load4(shared, b + (at_b + j * across))
             for q in range(4):
                 rows[to_b + 4 * j + q] = v[q]
 
@@ -128,13 +128,13 @@ def thread_corner(tile: Tile) -> Any:
 
     @jit(device=True)
     def corner():
-        tid = i4(cuda.threadIdx.x)
-        across = i4((tid & i4(1)) | ((tid >> i4(1)) & i4(6)))
-        down = i4(((tid >> i4(1)) & i4(1)) | ((tid >> i4(3)) & i4(2)))
-        warp = i4(tid >> i4(5))
-        row = i4(warp // i4(WX) * i4(4) + down)
-        column = i4(warp % i4(WX) * i4(8) + across)
-        return i4(row * i4(4)), i4(column * i4(4))
+        tid = cuda.threadIdx.x
+        across = (tid & 1) | ((tid >> 1) & 6)
+        down = ((tid >> 1) & 1) | ((tid >> 3) & 2)
+        warp = tid >> 5
+        row = warp // WX * 4 + down
+        column = warp % WX * 8 + across
+        return row * 4, column * 4
 
     return corner
 
@@ -146,9 +146,9 @@ def block_corner(tile: Tile) -> Any:
 
     @jit(device=True)
     def corner(GN):
-        tile_m = quotient(i4(cuda.blockIdx.x), quotient(GN + i4(BN - 1), i4(BN)))
-        tile_n = i4(cuda.blockIdx.x) - tile_m * quotient(GN + i4(BN - 1), i4(BN))
-        return i4(tile_m * i4(BM)), i4(tile_n * i4(BN))
+        tile_m = quotient(cuda.blockIdx.x, quotient(GN + (BN - 1), BN))
+        tile_n = cuda.blockIdx.x - tile_m * quotient(GN + (BN - 1), BN)
+        return tile_m * BM, tile_n * BN
 
     return corner
 
@@ -160,8 +160,8 @@ def block_part(tile: Tile) -> Any:
 
     @jit(device=True)
     def part(GK, k_tiles):
-        first = i4(i4(cuda.blockIdx.y) * k_tiles)
-        return first, min(i4(first + k_tiles), quotient(GK + i4(BK - 1), i4(BK)))
+        first = cuda.blockIdx.y * k_tiles
+        return first, min(first + k_tiles, quotient(GK + (BK - 1), BK))
 
     return part
 
@@ -190,33 +190,33 @@ def matrix_product(tile: Tile, A: Loader, B: Loader) -> Any:
         state_a = cuda.local.array(INTS_A, i4)
         state_b = cuda.local.array(INTS_B, i4)
         for i in range(ACC):
-            acc[i] = f4(0)
+            acc[i] = 0.0
         row, column = corner()
         start_a(state_a, extents_a, m0, first)
         start_b(state_b, extents_b, n0, first)
         fetch_a(stage_a, a, state_a, extents_a, first < last)
         fetch_b(stage_b, b, state_b, extents_b, first < last)
-        stash_a(stage_a, shared, i4(0))
-        stash_b(stage_b, shared, i4(AREA_A))
+        stash_a(stage_a, shared, 0)
+        stash_b(stage_b, shared, AREA_A)
         cuda.syncthreads()
         rows = cuda.local.array(ROWS, f4)
-        at_a, at_b = row, i4(column + i4(AREA_A))
+        at_a, at_b = row, column + AREA_A
         load_first(rows, shared, at_a, at_b)
-        half = i4(0)
-        k_tile = i4(first + i4(1))
+        half = 0
+        k_tile = first + 1
         while k_tile <= last:
             # Not inside an `if`: the compiler would sink the loads below the FFMAs that are to hide them.
             fetch_a(stage_a, a, state_a, extents_a, k_tile < last)
             fetch_b(stage_b, b, state_b, extents_b, k_tile < last)
             multiply_others(acc, rows, shared, half + at_a, half + at_b)
-            half = i4(i4(HALF) - half)
+            half = HALF - half
             stash_a(stage_a, shared, half)
-            stash_b(stage_b, shared, half + i4(AREA_A))
+            stash_b(stage_b, shared, half + AREA_A)
             cuda.syncthreads()
             # The last row is in registers: its FFMAs hide the first loads from the new tile.
             load_first(rows, shared, half + at_a, half + at_b)
             multiply_last(acc, rows)
-            k_tile = i4(k_tile + i4(1))
+            k_tile += 1
         cuda.syncthreads()
 
     return run
@@ -241,47 +241,47 @@ def store_tile(tile: Tile, vector: bool, bias: bool = False, after: str = "", ph
         b, other, phase, Q = extra
         row, column = corner()
         for j in range(PB):
-            n = i4(n0 + column + i4(j * across))
+            n = n0 + column + j * across
             shift = cuda.local.array(4, f4)
             values = cuda.local.array(4, f4)
             masks = cuda.local.array(MASKS, f4)
             if MASK:
                 # All loads before the first store: behind a store, each would wait for the one before.
                 for i in range(TM):
-                    m = i4(m0 + row + i4(i // 4 * down + i % 4))
-                    at = i8(m) * i8(GN) + i8(n)
+                    m = m0 + row + (i // 4 * down + i % 4)
+                    at = i8(m) * GN + n
                     if vector:
                         v = load4_if(other, at, (m < GM) & (n < GN))
                         masks[4 * i], masks[4 * i + 1], masks[4 * i + 2], masks[4 * i + 3] = v[0], v[1], v[2], v[3]
                     else:
                         for q in range(4):
-                            masks[4 * i + q] = load1_if(other, at + i8(q), (m < GM) & (n + i4(q) < GN))
+                            masks[4 * i + q] = load1_if(other, at + i8(q), (m < GM) & (n + q < GN))
             for q in range(4):
-                shift[q] = f4(0)
-                if bias and n + i4(q) < GN:
-                    shift[q] = b[n + i4(q)]
+                shift[q] = 0.0
+                if bias and n + q < GN:
+                    shift[q] = b[n + q]
             for i in range(TM):
-                m = i4(m0 + row + i4(i // 4 * down + i % 4))
+                m = m0 + row + (i // 4 * down + i % 4)
                 if m < GM:
                     to = m
                     if phases:
                         line = quotient(m, Q)
                         # (n·2H + 2i+r)·2W + 2j+s, where line = n·H + i and m - line·W = j.
-                        to = i4(i4(i4(2) * line + (phase >> i4(1))) * i4(2) * Q + i4(2) * i4(m - line * Q) + (phase & i4(1)))
-                    at = (i8(plane) * i8(PLANES) * i8(GM) + i8(to)) * i8(GN) + i8(n)
+                        to = (2 * line + (phase >> 1)) * 2 * Q + 2 * (m - line * Q) + (phase & 1)
+                    at = (i8(plane) * PLANES * GM + to) * GN + n
                     p = i * TN + j * 4
                     for q in range(4):
                         values[q] = acc[p + q] + shift[q]
                         if ACTIVATES:
                             values[q] = activate(values[q])
                         if MASK:
-                            values[q] = values[q] if masks[4 * i + q] > f4(0) else f4(0)
+                            values[q] = values[q] if masks[4 * i + q] > 0.0 else 0.0
                     if vector:
                         if n < GN:
                             store4(out, at, values[0], values[1], values[2], values[3])
                     else:
                         for q in range(4):
-                            if n + i4(q) < GN:
+                            if n + q < GN:
                                 out[at + i8(q)] = values[q]
 
     return store
@@ -303,17 +303,17 @@ def pool_tile(tile: Tile, vector: bool, bias: bool) -> Any:
         row, column = corner()
         patch = cuda.local.array(PATCH, f4)
         for j in range(PB):
-            n = i4(n0 + column + i4(j * across))
+            n = n0 + column + j * across
             for i in range(PA):
-                m = i4(m0 + row + i4(i * down))
+                m = m0 + row + i * down
                 if (m < GM) & (n < GN):
                     for q in range(4):
-                        shift = f4(0)
-                        if bias and n + i4(q) < GN:
-                            shift = b[n + i4(q)]
+                        shift = 0.0
+                        if bias and n + q < GN:
+                            shift = b[n + q]
                         for t in range(4):
                             patch[4 * t + q] = acc[(4 * i + t) * TN + 4 * j + q] + shift
-                    at, byte = window_offsets(i4(m >> i4(2)), n, GN)
-                    store_window(patch, y, index, at, byte, i4(GN - n))
+                    at, byte = window_offsets(m >> 2, n, GN)
+                    store_window(patch, y, index, at, byte, GN - n)
 
     return store

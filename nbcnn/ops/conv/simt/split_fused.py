@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, f4, i4, i8, jit, u4
+from nbcnn.gpu.language import cuda, f4, i4, i8, jit
 from nbcnn.ops.conv.frame.pooling import PATCH, store_pooled, window_offsets
 from nbcnn.ops.conv.frame.split import launch_sum_planes, sum_of_planes, sum_planes_traffic
 from nbcnn.ops.kernel.call import Launch, blocks
@@ -34,33 +34,33 @@ def sum_pooled(vector: bool, bias: bool) -> Any:
         moves: 4·windows·GN·(4·planes + 1) bytes. Rows of the partial results are numbered by windows (pooling.py).
         """
         i = i4(cuda.grid(1))
-        if i >= i4(windows * quads):
+        if i >= windows * quads:
             return
-        window = i4(u4(i) // u4(quads))
-        n = i4(i4(i - window * quads) * i4(4))
+        window = i // quads
+        n = (i - window * quads) * 4
         patch = cuda.local.array(PATCH, f4)
         values = cuda.local.array(PATCH, f4)
         for q in range(PATCH):
-            patch[q] = f4(0)
-        z = i4(0)
+            patch[q] = 0.0
+        z = 0
         while z < planes:
             for t in range(4):
-                at = (i8(z) * i8(4) * i8(windows) + i8(i4(4) * window + i4(t))) * i8(GN) + i8(n)
+                at = (i8(z) * 4 * windows + (4 * window + t)) * GN + n
                 if vector:
                     values[4 * t], values[4 * t + 1], values[4 * t + 2], values[4 * t + 3] = load4_if(partials, at, True)
                 else:
                     for q in range(4):
-                        values[4 * t + q] = load1_if(partials, at + i8(q), n + i4(q) < GN)
+                        values[4 * t + q] = load1_if(partials, at + i8(q), n + q < GN)
             for q in range(PATCH):
                 patch[q] += values[q]
-            z = i4(z + i4(1))
+            z += 1
         if bias:
             for q in range(4):
-                shift = load1_if(b, n + i4(q), n + i4(q) < GN)
+                shift = load1_if(b, n + q, n + q < GN)
                 for t in range(4):
                     patch[4 * t + q] += shift
         at, byte = window_offsets(window, n, GN)
-        store_window(patch, y, index, at, byte, i4(GN - n))
+        store_window(patch, y, index, at, byte, GN - n)
 
     return sum_pooled_kernel
 
@@ -102,37 +102,37 @@ def sum_exchanged(window: int, planar: bool, filter_of: Any, bias_tap: int) -> A
         total = cuda.local.array(window, f4)
         taps = cuda.local.array(TAPS, f4)
         bias = cuda.local.array(1, f4)
-        tid = i4(cuda.threadIdx.x)
-        lane = i4(tid & i4(LANES_K - 1))
-        k0 = i4(i4(cuda.blockIdx.x) * i4(LANES_K))
-        c0 = i4(i4(cuda.blockIdx.y) * i4(LANES_C))
-        k, c = i4(k0 + lane), i4(c0 + (tid >> i4(5)))
-        z = i4(0)
+        tid = cuda.threadIdx.x
+        lane = tid & LANES_K - 1
+        k0 = cuda.blockIdx.x * LANES_K
+        c0 = cuda.blockIdx.y * LANES_C
+        k, c = k0 + lane, c0 + (tid >> 5)
+        z = 0
         if c0 >= C:
             if (k < K) & (c == c0):
-                add_planes(bias, partials_b, i4(i4(bias_tap) * K + k), i4(i4(window) * K), i4(0), i4(1), planes_b)
+                add_planes(bias, partials_b, bias_tap * K + k, window * K, 0, 1, planes_b)
                 db[k] = bias[0]
             return
         inside = (k < K) & (c < C)
         for tap in range(window):
-            total[tap] = f4(0)
+            total[tap] = 0.0
         while z < planes:
             for tap in range(window):
-                row = i4((z * i4(window) + i4(tap)) * C + c) if planar else i4((z * C + c) * i4(window) + i4(tap))
-                values[tap] = load1_if(partials, i8(row) * i8(K) + i8(k), inside)
+                row = (z * window + tap) * C + c if planar else (z * C + c) * window + tap
+                values[tap] = load1_if(partials, i8(row) * K + k, inside)
             for tap in range(window):
                 total[tap] += values[tap]
-            z = i4(z + i4(1))
+            z += 1
         filter_of(total, taps)
         for tap in range(TAPS):
-            shared[i4(lane * i4(ROW) + i4(tid >> i4(5)) * i4(TAPS)) + i4(tap)] = taps[tap]
+            shared[lane * ROW + (tid >> 5) * TAPS + tap] = taps[tap]
         cuda.syncthreads()
         e = tid
-        while e < i4(LANES_K * CHUNK):
-            filter_, rest = i4(u4(e) // u4(CHUNK)), i4(u4(e) % u4(CHUNK))
-            if (k0 + filter_ < K) & (rest < i4(C - c0) * i4(TAPS)):
-                dw[(i8(k0 + filter_) * i8(C) + i8(c0)) * i8(TAPS) + i8(rest)] = shared[filter_ * i4(ROW) + rest]
-            e = i4(e + i4(THREADS))
+        while e < LANES_K * CHUNK:
+            filter_, rest = e // CHUNK, e % CHUNK
+            if (k0 + filter_ < K) & (rest < (C - c0) * TAPS):
+                dw[(i8(k0 + filter_) * C + c0) * TAPS + rest] = shared[filter_ * ROW + rest]
+            e += THREADS
 
     return sum_exchanged_kernel
 

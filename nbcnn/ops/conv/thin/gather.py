@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, f4, i4, i8, jit, types, u4
+from nbcnn.gpu.language import cuda, f4, i4, i8, jit, u4
 from nbcnn.ops.activations.relu import relu
 from nbcnn.ops.conv.frame.pooling import PATCH, store_pooled
 from nbcnn.ops.conv.thin.shape import correlation, filter_index
@@ -66,13 +66,13 @@ def kernel(R: int, S: int, C: int, stride: int, has_bias: bool, after: str, tile
     @jit(device=True)
     def fetch(staged, x, inside, n, p, q, group, H, W, top, left):
         for i in range(LOADS):
-            tap = i4(group + i * GROUPS)
-            r = i4(u4(tap) // u4(S))
-            h = i4(p * stride + r - top)
-            w = i4(q * stride + tap - r * S - left)
+            tap = group + i * GROUPS
+            r = tap // S
+            h = p * stride + r - top
+            w = q * stride + tap - r * S - left
             # As unsigned numbers, negative coordinates lie beyond any extent.
-            ok = inside & (tap < i4(TAPS)) & (u4(h) < u4(H)) & (u4(w) < u4(W))
-            at = i4(i4(n * H + h) * W + w)
+            ok = inside & (tap < TAPS) & (u4(h) < u4(H)) & (u4(w) < u4(W))
+            at = (n * H + h) * W + w
             for c in range(C):
                 staged[i * C + c] = load1_if(x, at * C + c, ok)
 
@@ -82,9 +82,9 @@ def kernel(R: int, S: int, C: int, stride: int, has_bias: bool, after: str, tile
             rA = cuda.local.array(TM, f4)
             rW = cuda.local.array(TN, f4)
             for v in range(VM):
-                rA[4 * v], rA[4 * v + 1], rA[4 * v + 2], rA[4 * v + 3] = shared_load4(shared, i4(a + (k * BM + v * ROW_STEP)))
+                rA[4 * v], rA[4 * v + 1], rA[4 * v + 2], rA[4 * v + 3] = shared_load4(shared, a + (k * BM + v * ROW_STEP))
             for v in range(VN):
-                rW[4 * v], rW[4 * v + 1], rW[4 * v + 2], rW[4 * v + 3] = shared_load4(shared, i4(b + (k * BN + v * COL_STEP)))
+                rW[4 * v], rW[4 * v + 1], rW[4 * v + 2], rW[4 * v + 3] = shared_load4(shared, b + (k * BN + v * COL_STEP))
             for i in range(TM):
                 for j in range(TN):
                     acc[i, j] += rA[i] * rW[j]
@@ -110,74 +110,74 @@ def kernel(R: int, S: int, C: int, stride: int, has_bias: bool, after: str, tile
         patch = cuda.local.array(PATCH, f4)
         masks = cuda.local.array(MASKS, f4)
 
-        t = i4(cuda.threadIdx.x)
-        lane, warp = u4(t) & u4(31), u4(t) >> u4(5)
-        col = i4((u4(warp) % u4(WARPS_X) * u4(8) + (u4(lane) & u4(7))) * u4(4))
-        row = i4((u4(warp) // u4(WARPS_X) * u4(4) + (u4(lane) >> u4(3))) * u4(4))
-        n0 = i4(cuda.blockIdx.y * BN)
-        columns_left = i4(K - n0 - col)
+        t = cuda.threadIdx.x
+        lane, warp = u4(t) & 31, u4(t) >> 5
+        col = i4((warp % u4(WARPS_X) * 8 + (lane & 7)) * 4)
+        row = i4((warp // u4(WARPS_X) * 4 + (lane >> 3)) * 4)
+        n0 = cuda.blockIdx.y * BN
+        columns_left = K - n0 - col
 
-        pixel, group = i4(u4(t) % u4(BM)), i4(u4(t) // u4(BM))
-        store = i4(group * (C * BM) + pixel)
-        m0 = i4(cuda.blockIdx.x * BM)
-        walk = i4(cuda.gridDim.x * BM)
+        pixel, group = t % BM, t // BM
+        store = group * (C * BM) + pixel
+        m0 = cuda.blockIdx.x * BM
+        walk = cuda.gridDim.x * BM
         # The place of this thread's pixel in its window never changes.
-        down, across = i4((pixel >> 1) & 1), i4(pixel & 1)
+        down, across = (pixel >> 1) & 1, pixel & 1
         if POOL:
-            n, p, q = split_pixel(i4((m0 + pixel) >> 2), P, Q)
-            fetch(staged, x, i4(m0 + pixel) < M, n, i4(2 * p + down), i4(2 * q + across), group, H, W, top, left)
+            n, p, q = split_pixel((m0 + pixel) >> 2, P, Q)
+            fetch(staged, x, m0 + pixel < M, n, 2 * p + down, 2 * q + across, group, H, W, top, left)
         else:
-            n, p, q = split_pixel(i4(m0 + pixel), P, Q)
-            fetch(staged, x, i4(m0 + pixel) < M, n, p, q, group, H, W, top, left)
+            n, p, q = split_pixel(m0 + pixel, P, Q)
+            fetch(staged, x, m0 + pixel < M, n, p, q, group, H, W, top, left)
 
-        e = i4(t * 4)
-        while e < i4(GK * BN):
-            k = i4(u4(e) // u4(BN))
-            c = i4(n0 + e - k * BN)
-            f = load4_if(w, i4(k * K + c), c < K)
-            shared_store4(shared, i4(A_ELEMENTS + e), f[0], f[1], f[2], f[3])
-            e = i4(e + 4 * T)
+        e = t * 4
+        while e < GK * BN:
+            k = e // BN
+            c = n0 + e - k * BN
+            f = load4_if(w, k * K + c, c < K)
+            shared_store4(shared, A_ELEMENTS + e, f[0], f[1], f[2], f[3])
+            e += 4 * T
         # The row after the filters is the bias: the accumulators start from it.
         e = t
-        while e < i4(BN):
+        while e < BN:
             if has_bias:
-                shared[types.uint64(A_ELEMENTS + GK * BN + e)] = load1_if(bias, i4(n0 + e), i4(n0 + e) < K)
+                shared[A_ELEMENTS + GK * BN + e] = load1_if(bias, n0 + e, n0 + e < K)
             else:
-                shared[types.uint64(A_ELEMENTS + GK * BN + e)] = f4(0)
-            e = i4(e + T)
+                shared[A_ELEMENTS + GK * BN + e] = 0.0
+            e += T
         while m0 < M:
             cuda.syncthreads()
             for i in range(LOADS):
-                if i4(group + i * GROUPS) < i4(TAPS):
+                if group + i * GROUPS < TAPS:
                     for c in range(C):
-                        shared[types.uint64(store + (i * GROUPS * C + c) * BM)] = staged[i * C + c]
+                        shared[store + (i * GROUPS * C + c) * BM] = staged[i * C + c]
             cuda.syncthreads()
             # The next tile's pixels travel while this tile is multiplied.
             n, p, q = step_pixel(n, p, q, dn, dp, dq, P, Q)
             if POOL:
-                fetch(staged, x, i4(m0 + walk + pixel) < M, n, i4(2 * p + down), i4(2 * q + across), group, H, W, top, left)
+                fetch(staged, x, m0 + walk + pixel < M, n, 2 * p + down, 2 * q + across, group, H, W, top, left)
             else:
-                fetch(staged, x, i4(m0 + walk + pixel) < M, n, p, q, group, H, W, top, left)
+                fetch(staged, x, m0 + walk + pixel < M, n, p, q, group, H, W, top, left)
             for v in range(VN):
-                f = shared_load4(shared, i4(col + (A_ELEMENTS + GK * BN + v * COL_STEP)))
+                f = shared_load4(shared, col + (A_ELEMENTS + GK * BN + v * COL_STEP))
                 for i in range(TM):
                     acc[i, 4 * v], acc[i, 4 * v + 1], acc[i, 4 * v + 2], acc[i, 4 * v + 3] = f
-            r = i4(0)
-            while r < i4(R):
-                filter_row(acc, shared, i4(row + r * ROW_A), i4(col + A_ELEMENTS + r * ROW_W))
-                r = i4(r + 1)
-            rows_left, at = i4(M - m0 - row), i4((m0 + row) * K + n0 + col)
+            r = 0
+            while r < R:
+                filter_row(acc, shared, row + r * ROW_A, col + A_ELEMENTS + r * ROW_W)
+                r += 1
+            rows_left, at = M - m0 - row, (m0 + row) * K + n0 + col
             if POOL:
-                pooled_at = i4(i4(i4(m0 + row) >> 2) * K + n0 + col)
+                pooled_at = (m0 + row >> 2) * K + n0 + col
                 for u in range(VM):
                     for v in range(VN):
-                        if (i4(u * ROW_STEP) < rows_left) & (i4(v * COL_STEP) < columns_left):
+                        if (u * ROW_STEP < rows_left) & (v * COL_STEP < columns_left):
                             for i in range(4):
                                 for j in range(4):
                                     patch[4 * i + j] = acc[4 * u + i, 4 * v + j]
                             # K is a multiple of four: the byte of four channels lies at a fourth of their offset.
-                            to = i4(pooled_at + u * (ROW_STEP // 4) * K + v * COL_STEP)
-                            store_window(patch, y, other, i8(to), i8(to >> 2), i4(4))
+                            to = pooled_at + u * (ROW_STEP // 4) * K + v * COL_STEP
+                            store_window(patch, y, other, i8(to), i8(to >> 2), 4)
             else:
                 for u in range(VM):
                     if MASK:
@@ -185,8 +185,8 @@ def kernel(R: int, S: int, C: int, stride: int, has_bias: bool, after: str, tile
                         for i in range(4):
                             for v in range(VN):
                                 j = i * TN + 4 * v
-                                ok = (i4(u * ROW_STEP + i) < rows_left) & (i4(v * COL_STEP) < columns_left)
-                                f = load4_if(other, i8(i4(at + K * i)) + v * COL_STEP, ok)
+                                ok = (u * ROW_STEP + i < rows_left) & (v * COL_STEP < columns_left)
+                                f = load4_if(other, i8(at + K * i) + v * COL_STEP, ok)
                                 masks[j], masks[j + 1], masks[j + 2], masks[j + 3] = f
                     for i in range(4):
                         for v in range(VN):
@@ -194,12 +194,12 @@ def kernel(R: int, S: int, C: int, stride: int, has_bias: bool, after: str, tile
                                 if RELU:
                                     acc[4 * u + i, j] = relu(acc[4 * u + i, j])
                                 if MASK:
-                                    acc[4 * u + i, j] = acc[4 * u + i, j] if masks[i * TN + j] > f4(0) else f4(0)
-                            if (i4(u * ROW_STEP + i) < rows_left) & (i4(v * COL_STEP) < columns_left):
+                                    acc[4 * u + i, j] = acc[4 * u + i, j] if masks[i * TN + j] > 0.0 else 0.0
+                            if (u * ROW_STEP + i < rows_left) & (v * COL_STEP < columns_left):
                                 k, j = 4 * u + i, 4 * v
-                                store4(y, i8(i4(at + K * i)) + v * COL_STEP, acc[k, j], acc[k, j + 1], acc[k, j + 2], acc[k, j + 3])
-                    at = i4(at + K * ROW_STEP)
-            m0 = i4(m0 + walk)
+                                store4(y, i8(at + K * i) + v * COL_STEP, acc[k, j], acc[k, j + 1], acc[k, j + 2], acc[k, j + 3])
+                    at += K * ROW_STEP
+            m0 += walk
 
     return thin_gather_kernel
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, f4, i4, i8, jit, types, u4
+from nbcnn.gpu.language import cuda, f4, i4, i8, jit, u4
 from nbcnn.ops.conv.thin.shape import Correlation, correlation, filter_index
 from nbcnn.ops.kernel.call import Call, Launch, blocks
 from nbcnn.ops.kernel.loops import ALIGNMENT, ceil_div, keep_order, power_of_two, split_pixel, unrolled
@@ -82,28 +82,28 @@ def parts_kernel(TM: int, TN: int, TX: int, TY: int, BK: int, resident: int) -> 
 
     @jit(device=True)
     def fetch(stage_a, stage_b, rows, x, w, c0, c1, C):
-        t = i4(cuda.threadIdx.x)
+        t = cuda.threadIdx.x
         # Beyond the last channel the last ones are read again, and multiplied by filters of zeros.
-        c = i4(min(i4(c0 + u4(t) % u4(VECTORS) * 4), i4(C - 4)))
+        c = min(c0 + t % VECTORS * 4, C - 4)
         for i in range(LOADS_A):
             v = load4(x, i8(rows[i]) + c)
             stage_a[4 * i], stage_a[4 * i + 1], stage_a[4 * i + 2], stage_a[4 * i + 3] = v
         for i in range(LOADS_B):
-            e = i4((t + i * T) * 4)
-            v = load4_if(w, i4(c0 * PITCH_B + e), (e < i4(BK * PITCH_B)) & (i4(c0 + u4(e) // u4(PITCH_B)) < c1))
+            e = (t + i * T) * 4
+            v = load4_if(w, c0 * PITCH_B + e, (e < BK * PITCH_B) & (c0 + e // PITCH_B < c1))
             stage_b[4 * i], stage_b[4 * i + 1], stage_b[4 * i + 2], stage_b[4 * i + 3] = v
 
     @jit(device=True)
     def stash(stage_a, stage_b, shared, half):
-        t = i4(cuda.threadIdx.x)
-        at = i4(half + u4(t) % u4(VECTORS) * (4 * PITCH_A + SKEW) + u4(t) // u4(VECTORS))
+        t = cuda.threadIdx.x
+        at = half + t % VECTORS * (4 * PITCH_A + SKEW) + t // VECTORS
         for i in range(LOADS_A):
             for j in range(4):
-                shared[types.uint64(at + (i * (T // VECTORS) + j * PITCH_A))] = stage_a[4 * i + j]
+                shared[at + (i * (T // VECTORS) + j * PITCH_A)] = stage_a[4 * i + j]
         for i in range(LOADS_B):
-            e = i4((t + i * T) * 4)
-            if e < i4(BK * PITCH_B):
-                shared_store4(shared, i4(half + AREA_A + e), stage_b[4 * i], stage_b[4 * i + 1], stage_b[4 * i + 2], stage_b[4 * i + 3])
+            e = (t + i * T) * 4
+            if e < BK * PITCH_B:
+                shared_store4(shared, half + AREA_A + e, stage_b[4 * i], stage_b[4 * i + 1], stage_b[4 * i + 2], stage_b[4 * i + 3])
 
     def make_product(k):
         at_a, at_b = k * PITCH_A + k // 4 * SKEW, k * PITCH_B
@@ -113,9 +113,9 @@ def parts_kernel(TM: int, TN: int, TX: int, TY: int, BK: int, resident: int) -> 
             rA = cuda.local.array(TM, f4)
             rB = cuda.local.array(WIDTH, f4)
             for v in range(VM):
-                rA[4 * v], rA[4 * v + 1], rA[4 * v + 2], rA[4 * v + 3] = shared_load4(shared, i4(a + (at_a + v * STEP)))
+                rA[4 * v], rA[4 * v + 1], rA[4 * v + 2], rA[4 * v + 3] = shared_load4(shared, a + (at_a + v * STEP))
             for v in range(VN):
-                rB[4 * v], rB[4 * v + 1], rB[4 * v + 2], rB[4 * v + 3] = shared_load4(shared, i4(b + (at_b + 4 * v)))
+                rB[4 * v], rB[4 * v + 1], rB[4 * v + 2], rB[4 * v + 3] = shared_load4(shared, b + (at_b + 4 * v))
             for i in range(TM):
                 for j in range(TN):
                     acc[i, j] += rA[i] * rB[j]
@@ -140,34 +140,34 @@ def parts_kernel(TM: int, TN: int, TX: int, TY: int, BK: int, resident: int) -> 
         stage_b = cuda.local.array(STAGED_B, f4)
         for i in range(TM):
             for j in range(TN):
-                acc[i, j] = f4(0)
+                acc[i, j] = 0.0
 
-        t = i4(cuda.threadIdx.x)
-        tx, ty = i4(u4(t) % u4(TX)), i4(u4(t) // u4(TX))
-        m0, split = i4(cuda.blockIdx.x * BM), i4(cuda.blockIdx.y)
-        c0 = i4(split * per_split)
-        c1 = i4(min(C, c0 + per_split))
+        t = cuda.threadIdx.x
+        tx, ty = t % TX, t // TX
+        m0, split = cuda.blockIdx.x * BM, cuda.blockIdx.y
+        c0 = split * per_split
+        c1 = min(C, c0 + per_split)
         rows = cuda.local.array(LOADS_A, i4)
         for i in range(LOADS_A):
             # Pixels beyond the last one stand in for it; what they give is not stored.
-            rows[i] = i4(min(i4(m0 + u4(t) // u4(VECTORS) + i * (T // VECTORS)), i4(M - 1)) * C)
+            rows[i] = min(m0 + t // VECTORS + i * (T // VECTORS), M - 1) * C
         fetch(stage_a, stage_b, rows, x, w, c0, c1, C)
-        half = i4(0)
+        half = 0
         while c0 < c1:
             # A thread that is ahead writes one half while the others still read the other: one barrier a step is enough.
             stash(stage_a, stage_b, shared, half)
             cuda.syncthreads()
-            c0 = i4(c0 + BK)
+            c0 += BK
             fetch(stage_a, stage_b, rows, x, w, c0, c1, C)
             keep_order()
-            multiply(acc, shared, i4(half + ty * 4), i4(half + AREA_A + tx * GROUP))
-            half = i4(HALF - half)
+            multiply(acc, shared, half + ty * 4, half + AREA_A + tx * GROUP)
+            half = HALF - half
 
-        first = i4(split * columns + tx * TN)
+        first = split * columns + tx * TN
         for j in range(TN):
-            if i4(tx * TN + j) < columns:
+            if tx * TN + j < columns:
                 for v in range(VM):
-                    m = i4(m0 + ty * 4 + v * STEP)
+                    m = m0 + ty * 4 + v * STEP
                     if m < M:
                         a, b, c, d = acc[4 * v, j], acc[4 * v + 1, j], acc[4 * v + 2, j], acc[4 * v + 3, j]
                         store4(parts, i8(first + j) * plane + m, a, b, c, d)
@@ -188,32 +188,32 @@ def collect_kernel(R: int, S: int, K: int, split: int, pixels: int, has_bias: bo
         shared 4·pixels·split·K bytes
         moves  4·M·K·(split·R·S + 1) bytes
         """
-        t = i4(cuda.threadIdx.x)
-        pixel, z = i4(u4(t) % u4(pixels)), i4(u4(t) // u4(pixels))
-        m = i4(cuda.blockIdx.x * pixels + pixel)
+        t = cuda.threadIdx.x
+        pixel, z = t % pixels, t // pixels
+        m = cuda.blockIdx.x * pixels + pixel
         n, p, q = split_pixel(m, P, Q)
         acc = cuda.local.array(K, f4)
         for k in range(K):
-            acc[k] = f4(0)
+            acc[k] = 0.0
         for r in range(R):
             for s in range(S):
-                h, w = i4(p + r - top), i4(q + s - left)
+                h, w = p + r - top, q + s - left
                 inside = (m < M) & (u4(h) < u4(H)) & (u4(w) < u4(W))
-                at = i8(i4(i4(n * H + h) * W + w)) + i8(plane) * (i4(z * (R * S * K)) + (r * S + s) * K)
+                at = i8((n * H + h) * W + w) + i8(plane) * (z * (R * S * K) + (r * S + s) * K)
                 for k in range(K):
                     acc[k] += load1_if(parts, at + i8(plane) * k, inside)
         if split > 1:
             sums = cuda.shared.array(SUMS, f4)
             for k in range(K):
-                sums[types.uint64(t * K + k)] = acc[k]
+                sums[t * K + k] = acc[k]
             cuda.syncthreads()
-            if z == i4(0):
+            if z == 0:
                 for other in range(1, split):
                     for k in range(K):
-                        acc[k] += sums[types.uint64((t + other * pixels) * K + k)]
-        if (z == i4(0)) & (m < M):
+                        acc[k] += sums[(t + other * pixels) * K + k]
+        if (z == 0) & (m < M):
             for k in range(K):
-                y[types.uint64(i8(m) * K + k)] = acc[k] + (bias[k] if has_bias else f4(0))
+                y[i8(m) * K + k] = acc[k] + (bias[k] if has_bias else 0.0)
 
     return thin_collect_kernel
 

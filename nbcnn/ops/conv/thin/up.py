@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, f4, i4, i8, jit, types, u4
+from nbcnn.gpu.language import cuda, f4, i8, jit, types, u4
 from nbcnn.ops.activations.relu import relu
 from nbcnn.ops.conv.thin import scatter as thin_scatter
 from nbcnn.ops.conv.thin.shape import correlation
@@ -42,8 +42,8 @@ def make_part(K: int, down: tuple[int, int, tuple[int, ...]], across: tuple[int,
     def part(acc, parts, m, first, where):
         i, j, H, W, plane = where
         # As unsigned numbers, negative coordinates lie beyond any extent.
-        ok = (u4(i4(i + dh)) < u4(H)) & (u4(i4(j + dw)) < u4(W))
-        at = first + i8(i4(m + dh * W + dw)) + i8(plane) * TAP
+        ok = (u4(i + dh) < u4(H)) & (u4(j + dw) < u4(W))
+        at = first + i8(m + dh * W + dw) + i8(plane) * TAP
         for k in range(K):
             value = load1_if(parts, at + i8(plane) * k, ok)
             acc[FIRST + k] += value
@@ -73,30 +73,30 @@ def collect_kernel(K: int, split: int, after: str) -> Any:
         shared 4·1,024·K bytes if split, 2 KiB for the loss
         moves  4·M·K·(9·split + 4) bytes; with the loss 4·M·K·(9·split + 8): y is then scale·(y - target), total[block] = Σ (y - target)²
         """
-        t = i4(cuda.threadIdx.x)
-        pixel, z = i4(u4(t) % u4(PIXELS)), i4(u4(t) // u4(PIXELS))
-        m = i4(cuda.blockIdx.x * PIXELS + pixel)
+        t = cuda.threadIdx.x
+        pixel, z = t % PIXELS, t // PIXELS
+        m = cuda.blockIdx.x * PIXELS + pixel
         n, i, j = split_pixel(m, H, W)
         acc = cuda.local.array(OUTPUTS, f4)
         for o in range(OUTPUTS):
-            acc[o] = f4(0)
-        collect(acc, parts, m, i8(z) * i8(9 * K) * i8(plane), (i if m < M else i4(-2), j, H, W, plane))
+            acc[o] = 0.0
+        collect(acc, parts, m, i8(z) * (9 * K) * plane, (i if m < M else -2, j, H, W, plane))
         if split > 1:
             sums = cuda.shared.array(SUMS, f4)
             for o in range(OUTPUTS):
-                sums[types.uint64(t * OUTPUTS + o)] = acc[o]
+                sums[t * OUTPUTS + o] = acc[o]
             cuda.syncthreads()
-            if z == i4(0):
+            if z == 0:
                 for other in range(1, split):
                     for o in range(OUTPUTS):
-                        acc[o] += sums[types.uint64((t + other * PIXELS) * OUTPUTS + o)]
+                        acc[o] += sums[(t + other * PIXELS) * OUTPUTS + o]
         squares = f8(0)
-        if (z == i4(0)) & (m < M):
+        if (z == 0) & (m < M):
             for r in range(2):
-                row = i8(i4(i4(n * H + i) * 2 + r) * 2) * W + i8(i4(2 * j))
+                row = i8(((n * H + i) * 2 + r) * 2) * W + 2 * j
                 for s in range(2):
                     for k in range(K):
-                        at = types.uint64((row + s) * K + k)
+                        at = (row + s) * K + k
                         value = acc[(2 * r + s) * K + k] + bias[k]
                         if RELU:
                             value = relu(value)
@@ -108,7 +108,7 @@ def collect_kernel(K: int, split: int, after: str) -> Any:
         if MSE:
             terms = cuda.shared.array(THREADS, types.float64)
             whole = block_sum(terms, squares)
-            if t == i4(0):
+            if t == 0:
                 total[cuda.blockIdx.x] = whole
 
     return thin_up_collect_kernel

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, f4, i4, i8, jit, types, u4
+from nbcnn.gpu.language import cuda, f4, i4, i8, jit, u4
 from nbcnn.ops.conv.thin.shape import THIN
 from nbcnn.ops.conv.thin.wide import plain
 from nbcnn.ops.conv.thin.wide import pooled as wide_of_pooled
@@ -28,7 +28,6 @@ from nbcnn.ops.kernel.call import Call, Launch, blocks
 from nbcnn.ops.kernel.loops import ALIGNMENT, keep_order, power_of_two, split_pixel, step_pixel, unrolled
 from nbcnn.ops.ptx.vector import load1_if, shared_load4, store4
 
-u8 = types.uint64
 LANES, IN_FLIGHT = 16, 4
 """Threads that at most share the partial sums of one output in the second kernel, and loads that each keeps in flight."""
 
@@ -139,30 +138,30 @@ def partial_kernel(R: int, S: int, T: int, stride: int, pooled: bool, ones: bool
 
     @jit(device=True)
     def column(j):
-        return u4(u4(u4(j) // u4(TN)) * GROUP + u4(u4(j) % u4(TN)))
+        return u4(j // TN) * GROUP + j % TN
 
     @jit(device=True)
     def fetch(stage, thin, inside, n, h, w, share, P, Q, top, left):
         for i in range(LOADS):
-            tap = i4(share + i * SHARE)
-            r = i4(u4(tap) // u4(S))
-            p = i4(h * stride + r - top)
-            q = i4(w * stride + tap - r * S - left)
+            tap = share + i * SHARE
+            r = tap // S
+            p = h * stride + r - top
+            q = w * stride + tap - r * S - left
             # As unsigned numbers, negative coordinates lie beyond any extent.
-            ok = inside & (tap < i4(TAPS)) & (u4(p) < u4(P)) & (u4(q) < u4(Q))
-            at = i4(i4(n * P + p) * Q + q)
+            ok = inside & (tap < TAPS) & (u4(p) < u4(P)) & (u4(q) < u4(Q))
+            at = (n * P + p) * Q + q
             for t in range(T):
                 stage[i * T + t] = load1_if(thin, i8(at) * T + t, ok)
 
     @jit(device=True)
     def stash(stage, shared, at, share, inside):
         for i in range(LOADS):
-            tap = i4(share + i * SHARE)
-            if tap < i4(TAPS):
+            tap = share + i * SHARE
+            if tap < TAPS:
                 for t in range(T):
-                    shared[u8(at + column(tap * T + t))] = stage[i * T + t]
-        if ones and share == i4(0):
-            shared[u8(at + column(GN))] = f4(1) if inside else f4(0)
+                    shared[at + column(tap * T + t)] = stage[i * T + t]
+        if ones and share == 0:
+            shared[at + column(GN)] = 1.0 if inside else 0.0
 
     def make_pixel(d):
         take, ROW = side.take[d], side.distance[d] * PITCH
@@ -172,13 +171,13 @@ def partial_kernel(R: int, S: int, T: int, stride: int, pooled: bool, ones: bool
             b, wide, index, c, C, m, last = where
             if d % DEPTH == 0:
                 # The other half's pixels travel while this half's are multiplied.
-                load_wide(stage, places, 1 - d // DEPTH, wide, index, c, C, i4(m + (d + DEPTH) * SLICES), last)
+                load_wide(stage, places, 1 - d // DEPTH, wide, index, c, C, m + (d + DEPTH) * SLICES, last)
                 keep_order()
             rA = cuda.local.array(TM, f4)
             rB = cuda.local.array(WIDTH, f4)
             take(rA, stage, places)
             for v in range(VN):
-                rB[4 * v], rB[4 * v + 1], rB[4 * v + 2], rB[4 * v + 3] = shared_load4(shared, i4(b + (ROW + 4 * v)))
+                rB[4 * v], rB[4 * v + 1], rB[4 * v + 2], rB[4 * v + 3] = shared_load4(shared, b + (ROW + 4 * v))
             for i in range(TM):
                 for j in range(TN):
                     acc[i, j] += rA[i] * rB[j]
@@ -189,29 +188,29 @@ def partial_kernel(R: int, S: int, T: int, stride: int, pooled: bool, ones: bool
 
     @jit(device=True)
     def sum_thin(thin, partial, shared, pixels, row, base):
-        t = i4(cuda.threadIdx.x)
-        per_block = i4(u4(pixels + cuda.gridDim.x - 1) // u4(cuda.gridDim.x))
-        m = i4(cuda.blockIdx.x * per_block + t)
-        end = i4(min(pixels, i4(cuda.blockIdx.x * per_block + per_block)))
+        t = cuda.threadIdx.x
+        per_block = (pixels + cuda.gridDim.x - 1) // cuda.gridDim.x
+        m = cuda.blockIdx.x * per_block + t
+        end = min(pixels, cuda.blockIdx.x * per_block + per_block)
         total = cuda.local.array(T, f4)
         for k in range(T):
-            total[k] = f4(0)
+            total[k] = 0.0
         while m < end:
             for k in range(T):
-                total[k] += thin[u8(i8(m) * T + k)]
-            m = i4(m + THREADS)
+                total[k] += thin[i8(m) * T + k]
+            m += THREADS
         for k in range(T):
-            shared[u8(t * T + k)] = total[k]
+            shared[t * T + k] = total[k]
         cuda.syncthreads()
-        width = i4(HALF_BLOCK)
-        while width > i4(0):
+        width = HALF_BLOCK
+        while width > 0:
             if t < width:
                 for k in range(T):
-                    shared[u8(t * T + k)] += shared[u8((t + width) * T + k)]
+                    shared[t * T + k] += shared[(t + width) * T + k]
             cuda.syncthreads()
-            width = i4(width >> 1)
-        if t < i4(SLICES * T):
-            partial[u8(base + i8(t // T) * row + t % T)] = shared[u8(t)] if t < i4(T) else f4(0)
+            width >>= 1
+        if t < SLICES * T:
+            partial[base + i8(t // T) * row + t % T] = shared[t] if t < T else 0.0
         cuda.syncthreads()
 
     @jit(launch_bounds=(THREADS, tile.resident))
@@ -229,53 +228,53 @@ def partial_kernel(R: int, S: int, T: int, stride: int, pooled: bool, ones: bool
         stage = cuda.local.array(STAGED, f4)
         places = cuda.local.array(PLACES, i4)
         stage_t = cuda.local.array(STAGED_T, f4)
-        t = i4(cuda.threadIdx.x)
-        ty, tx, slice = u4(t) % u4(TY), u4(u4(t) // u4(TY)) % u4(TX), i4(u4(t) // u4(TX * TY))
+        t = cuda.threadIdx.x
+        ty, tx, slice = t % TY, t // TY % TX, t // (TX * TY)
         c = i4(cuda.blockIdx.y * BM + ty * 4)
-        pixel, share = i4(u4(t) % u4(CHUNK)), i4(u4(t) // u4(CHUNK))
-        m0 = i4(cuda.blockIdx.x * per_split)
-        end = i4(min(M, i4(m0 + per_split)))
+        pixel, share = t % CHUNK, t // CHUNK
+        m0 = cuda.blockIdx.x * per_split
+        end = min(M, m0 + per_split)
         base = i8(cuda.blockIdx.x * SLICES) * row
         for i in range(TM):
             for j in range(TN):
-                acc[i, j] = f4(0)
+                acc[i, j] = 0.0
 
-        load_wide(stage, places, 0, wide, index, c, C, i4(m0 + slice * FIRST), i4(M - 1))
-        down, across = i4(u4(pixel) >> u4(1) & u4(1)) if pooled else i4(0), i4(pixel & 1) if pooled else i4(0)
-        n, h, w = split_pixel(i4(u4(m0 + pixel) // u4(UNIT)), H, W)
-        dn, dh, dw = split_pixel(i4(CHUNK // UNIT), H, W)
-        inside = i4(m0 + pixel) < end
-        fetch(stage_t, thin, inside, n, i4(h * SCALE + down), i4(w * SCALE + across), share, P, Q, top, left)
+        load_wide(stage, places, 0, wide, index, c, C, m0 + slice * FIRST, M - 1)
+        down, across = i4(u4(pixel) >> 1 & 1) if pooled else 0, pixel & 1 if pooled else 0
+        n, h, w = split_pixel((m0 + pixel) // UNIT, H, W)
+        dn, dh, dw = split_pixel(CHUNK // UNIT, H, W)
+        inside = m0 + pixel < end
+        fetch(stage_t, thin, inside, n, h * SCALE + down, w * SCALE + across, share, P, Q, top, left)
         if sums and cuda.blockIdx.y == 0:
             sum_thin(thin, partial, shared, thin_pixels, row, base + i8(COLUMNS) * C)
         # Padding columns are multiplied too, so they must hold numbers.
         e = t
-        while e < i4(2 * BUFFER):
-            shared[u8(e)] = f4(0)
-            e = i4(e + THREADS)
+        while e < 2 * BUFFER:
+            shared[e] = 0.0
+            e += THREADS
         cuda.syncthreads()
-        stash(stage_t, shared, i4(pixel * PITCH), share, inside)
+        stash(stage_t, shared, pixel * PITCH, share, inside)
         cuda.syncthreads()
-        half = i4(0)
+        half = 0
         while m0 < end:
             n, h, w = step_pixel(n, h, w, dn, dh, dw, H, W)
-            inside = i4(m0 + CHUNK + pixel) < end
-            fetch(stage_t, thin, inside, n, i4(h * SCALE + down), i4(w * SCALE + across), share, P, Q, top, left)
+            inside = m0 + CHUNK + pixel < end
+            fetch(stage_t, thin, inside, n, h * SCALE + down, w * SCALE + across, share, P, Q, top, left)
             b = i4(half + slice * (FIRST * PITCH) + tx * GROUP)
-            m = i4(m0 + slice * FIRST)
+            m = m0 + slice * FIRST
             for _ in range(ROUNDS):
-                turn(acc, stage, places, shared, (b, wide, index, c, C, m, i4(M - 1)))
-                b, m = i4(b + TURN * PITCH), i4(m + TURN)
-            half = i4(BUFFER - half)
-            stash(stage_t, shared, i4(half + pixel * PITCH), share, inside)
+                turn(acc, stage, places, shared, (b, wide, index, c, C, m, M - 1))
+                b, m = b + TURN * PITCH, m + TURN
+            half = BUFFER - half
+            stash(stage_t, shared, half + pixel * PITCH, share, inside)
             cuda.syncthreads()
-            m0 = i4(m0 + CHUNK)
+            m0 += CHUNK
 
         base += i8(slice) * row
         for j in range(TN):
-            if i4(tx * TN + j) < i4(COLUMNS):
+            if i4(tx * TN + j) < COLUMNS:
                 for v in range(VM):
-                    if i4(c + v * STEP) < C:
+                    if c + v * STEP < C:
                         k = 4 * v
                         at = base + i8(tx * TN + j) * C + (c + v * STEP)
                         store4(partial, at, acc[k, j], acc[k + 1, j], acc[k + 2, j], acc[k + 3, j])
@@ -297,47 +296,47 @@ def total_kernel(R: int, S: int, T: int, thin_x: bool, folded: bool, lanes: int)
         moves  4·slices·row bytes (9/4 of that if folded)
         """
         shared = cuda.shared.array(THREADS, f4)
-        t = i4(cuda.threadIdx.x)
-        e = i4(cuda.blockIdx.x * 32 + (t & 31))
+        t = cuda.threadIdx.x
+        e = cuda.blockIdx.x * 32 + (t & 31)
         values = cuda.local.array(LOADS, f4)
-        total = f4(0)
-        j = i4(u4(e) // u4(C))
-        source, beside, sources = e, i4(0), i4(SOURCES)
+        total = 0.0
+        j = e // C
+        source, beside, sources = e, 0, SOURCES
         if folded:
-            beside = i4(T * C)
-            tap = i4(u4(j) // u4(T))
-            corner = i4((2 - i4(u4(tap) // u4(3))) * S + 2 - i4(u4(tap) % u4(3)))
-            source = i4(e + (corner - tap) * beside)
-            if j >= i4(GN):
-                source, sources = i4(e + (PARTIAL_GN - GN) * C), i4(1)
+            beside = T * C
+            tap = j // T
+            corner = (2 - tap // 3) * S + 2 - tap % 3
+            source = e + (corner - tap) * beside
+            if j >= GN:
+                source, sources = e + (PARTIAL_GN - GN) * C, 1
         if e < used:
-            i = i4(t >> 5)
+            i = t >> 5
             while i < rows:
                 # Loads that do not wait for each other's sum.
                 for u in range(IN_FLIGHT):
                     for v in range(SOURCES):
                         # Beside a tap of G, the next column, row, and both.
-                        at = i8(i4(i + u * lanes)) * row + i4(source + (v // 2 * S + v % 2) * beside)
-                        values[u * SOURCES + v] = load1_if(partial, at, (i4(i + u * lanes) < rows) & (i4(v) < sources))
+                        at = i8(i + u * lanes) * row + (source + (v // 2 * S + v % 2) * beside)
+                        values[u * SOURCES + v] = load1_if(partial, at, (i + u * lanes < rows) & (v < sources))
                 for u in range(LOADS):
                     total += values[u]
-                i = i4(i + lanes * IN_FLIGHT)
-        shared[u8(t)] = total
+                i += lanes * IN_FLIGHT
+        shared[t] = total
         cuda.syncthreads()
-        if t < i4(32) and e < used:
+        if t < 32 and e < used:
             for lane in range(1, lanes):
-                total += shared[u8(t + lane * 32)]
-            c = i4(e - j * C)
-            if j < i4(GN):
-                tap, k = i4(u4(j) // u4(T)), i4(u4(j) % u4(T))
+                total += shared[t + lane * 32]
+            c = e - j * C
+            if j < GN:
+                tap, k = j // T, j % T
                 if thin_x:
-                    dw[u8((c * T + k) * TAPS + tap)] = total
+                    dw[(c * T + k) * TAPS + tap] = total
                 elif folded:
-                    dw[u8((k * C + c) * TAPS + tap)] = total
+                    dw[(k * C + c) * TAPS + tap] = total
                 else:
-                    dw[u8((k * C + c) * TAPS + (TAPS - 1 - tap))] = total
+                    dw[(k * C + c) * TAPS + (TAPS - 1 - tap)] = total
             else:
-                db[u8(e - GN * C)] = total
+                db[e - GN * C] = total
 
     return thin_total_kernel
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from nbcnn.gpu.language import f4, i4, i8, jit, u4
+from nbcnn.gpu.language import i8, jit, u4
 from nbcnn.ops.ptx.vector import load4
 
 
@@ -43,10 +43,10 @@ def plain(TM: int, STEP: int, SLICES: int, DEPTH: int) -> Wide:
     def load(stage, places, half, wide, index, c, C, m, last):
         # Beyond the last pixel the last one is read again, and multiplied by a thin side of zeros.
         for d in range(DEPTH):
-            first = i8(min(i4(m + d * SLICES), last)) * C
+            first = i8(min(m + d * SLICES, last)) * C
             for v in range(VM):
                 k = half * DEPTH * TM + d * TM + 4 * v
-                f = load4(wide, first + min(i4(c + v * STEP), i4(C - 4)))
+                f = load4(wide, first + min(c + v * STEP, C - 4))
                 stage[k], stage[k + 1], stage[k + 2], stage[k + 3] = f
 
     def make_take(d):
@@ -70,13 +70,13 @@ def pooled(TM: int, STEP: int, SLICES: int, DEPTH: int) -> Wide:
     @jit(device=True)
     def load(stage, places, half, wide, index, c, C, m, last):
         for d in range(WINDOWS):
-            window = i8(min(i4(i4(m >> 2) + d * SLICES), i4(last >> 2)))
+            window = i8(min((m >> 2) + d * SLICES, last >> 2))
             for v in range(VM):
                 k = (half * WINDOWS + d) * VM + v
-                channel = min(i4(c + v * STEP), i4(C - 4))
+                channel = min(c + v * STEP, C - 4)
                 f = load4(wide, window * C + channel)
                 stage[4 * k], stage[4 * k + 1], stage[4 * k + 2], stage[4 * k + 3] = f
-                places[k] = i4(index[window * i8(C >> 2) + i8(channel >> 2)])
+                places[k] = index[window * i8(C >> 2) + i8(channel >> 2)]
 
     def make_take(d):
         AT, PLACE = d // 4 * VM, d % 4
@@ -85,8 +85,8 @@ def pooled(TM: int, STEP: int, SLICES: int, DEPTH: int) -> Wide:
         def take(values, stage, places):
             for v in range(VM):
                 for q in range(4):
-                    here = ((u4(places[AT + v]) >> u4(2 * q)) & u4(3)) == u4(PLACE)
-                    values[4 * v + q] = stage[4 * (AT + v) + q] if here else f4(0)
+                    here = ((u4(places[AT + v]) >> 2 * q) & 3) == u4(PLACE)
+                    values[4 * v + q] = stage[4 * (AT + v) + q] if here else 0.0
 
         return take
 

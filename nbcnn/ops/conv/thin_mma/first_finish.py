@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from nbcnn.gpu.language import cuda, f4, i4, i8, jit, types, u4
+from nbcnn.gpu.language import cuda, i8, jit, types, u4
 from nbcnn.ops.ptx.cvt import bf16x2, bits_float, float_bits, tf32
 from nbcnn.ops.ptx.packed import greater_bf16x2, max_bf16x2, relu_bf16x2
 from nbcnn.ops.ptx.words import load_4_words, load_half, load_word, store_4_words, store_half
@@ -32,11 +32,11 @@ def pooled_bf16() -> Any:
             upper, lower = max_bf16x2(a, b), max_bf16x2(c, d)
             out[j] = max_bf16x2(upper, lower)
             row = greater_bf16x2(lower, upper)
-            column = u4((greater_bf16x2(d, c) & row) | (greater_bf16x2(b, a) & ~row))
+            column = (greater_bf16x2(d, c) & row) | (greater_bf16x2(b, a) & ~row)
             # Even bits say the column, odd bits the row; of them two for each filter are kept, where the filters before left room.
-            both = u4((column & u4(0x55555555)) | (row & u4(0xAAAAAAAA)))
-            places = u4(places | (both & u4(0x00030003 << 4 * j)))
-        return u4((places & u4(0xFFFF)) | (places >> u4(14)))
+            both = (column & 0x55555555) | (row & 0xAAAAAAAA)
+            places |= both & 0x00030003 << 4 * j
+        return (places & 0xFFFF) | (places >> 14)
 
     return run
 
@@ -52,14 +52,14 @@ def pooled_tf32() -> Any:
     def run(out, values):
         places = u4(0)
         for j in range(4):
-            a = bits_float(u4(float_bits(max(values[j], f4(0))) | u4(3)))
-            b = bits_float(u4((float_bits(values[4 + j]) & u4(0xFFFFFFFC)) | u4(2)))
-            c = bits_float(u4((float_bits(values[8 + j]) & u4(0xFFFFFFFC)) | u4(1)))
-            d = bits_float(u4(float_bits(values[12 + j]) & u4(0xFFFFFFFC)))
+            a = bits_float(float_bits(max(values[j], 0.0)) | 3)
+            b = bits_float((float_bits(values[4 + j]) & 0xFFFFFFFC) | 2)
+            c = bits_float((float_bits(values[8 + j]) & 0xFFFFFFFC) | 1)
+            d = bits_float(float_bits(values[12 + j]) & 0xFFFFFFFC)
             best = max(max(a, b), max(c, d))
             out[j] = float_bits(tf32(best))
-            places = u4(places | ((float_bits(best) & u4(3)) << u4(2 * j)))
-        return u4(places ^ u4(0xFF))
+            places |= (float_bits(best) & 3) << 2 * j
+        return places ^ 0xFF
 
     return run
 
@@ -76,17 +76,17 @@ def pooled(E: int, whole: bool) -> Any:
         out = cuda.local.array(4, u4)
         places = reduce(out, values)
         if p < P and q < Q and k < K:
-            pixel = i4(i4(n * P + p) * Q + q)
+            pixel = (n * P + p) * Q + q
             put(y, pixel, k, K, out)
-            byte = i8(pixel) * i8((K + i4(3)) >> i4(2)) + i8(k >> i4(2))
+            byte = i8(pixel) * ((K + 3) >> 2) + (k >> 2)
             if whole and E == 2:
                 store_half(index, byte, places)
             else:
                 for i in range(FILTERS // 4):
-                    left = i4(K - k - i4(4 * i))
-                    if left > i4(0):
-                        kept = u4(0xFF) if left >= i4(4) else u4((i4(1) << (left * i4(2))) - i4(1))
-                        index[byte + i8(i)] = u1((places >> u4(8 * i)) & kept)
+                    left = K - k - 4 * i
+                    if left > 0:
+                        kept = u4(0xFF) if left >= 4 else u4((1 << (left * 2)) - 1)
+                        index[byte + i8(i)] = u1((places >> 8 * i) & kept)
 
     return run
 
@@ -104,20 +104,20 @@ def unpooled(E: int, whole: bool, after: str) -> Any:
         out = cuda.local.array(4, u4)
         seen = cuda.local.array(4, u4)
         for pixel in range(4):
-            row, column = i4(i4(2) * p + i4(pixel // 2)), i4(i4(2) * q + i4(pixel % 2))
+            row, column = 2 * p + pixel // 2, 2 * q + pixel % 2
             inside = (row < P) & (column < Q) & (k < K)
-            at = i4(i4(n * P + row) * Q + column)
+            at = (n * P + row) * Q + column
             if MASK:
                 get(seen, index, at, k, K, inside)
             for j in range(4):
                 if E == 2:
                     out[j] = round_two(values[pixel * FILTERS + 2 * j], values[pixel * FILTERS + 2 * j + 1])
                     if MASK:
-                        out[j] = u4(out[j] & greater_bf16x2(seen[j], u4(0)))
+                        out[j] = out[j] & greater_bf16x2(seen[j], u4(0))
                 else:
                     value = values[pixel * FILTERS + j]
-                    out[j] = float_bits(tf32(max(value, f4(0)) if RELU else value))
-                    if MASK and not bits_float(seen[j]) > f4(0):
+                    out[j] = float_bits(tf32(max(value, 0.0) if RELU else value))
+                    if MASK and not bits_float(seen[j]) > 0.0:
                         out[j] = u4(0)
             if inside:
                 put(y, at, k, K, out)
@@ -131,16 +131,16 @@ def loads(E: int, whole: bool) -> Any:
 
     @jit(device=True)
     def run(words, x, pixel, k, K, wanted):
-        at = i8(i8(pixel) * i8(K) + i8(k)) * i8(4 // E)
+        at = i8(i8(pixel) * K + k) * (4 // E)
         if whole:
             words[0], words[1], words[2], words[3] = load_4_words(x, at, wanted)
         else:
             for i in range(4):
                 if E == 2:
-                    low = load_half(x, at + i8(4 * i), wanted & (k + i4(2 * i) < K))
-                    words[i] = u4(low | (load_half(x, at + i8(4 * i + 2), wanted & (k + i4(2 * i + 1) < K)) << u4(16)))
+                    low = load_half(x, at + i8(4 * i), wanted & (k + 2 * i < K))
+                    words[i] = low | (load_half(x, at + i8(4 * i + 2), wanted & (k + (2 * i + 1) < K)) << 16)
                 else:
-                    words[i] = load_word(x, at + i8(4 * i), wanted & (k + i4(i) < K))
+                    words[i] = load_word(x, at + i8(4 * i), wanted & (k + i < K))
 
     return run
 
@@ -151,17 +151,17 @@ def stores(E: int, whole: bool) -> Any:
 
     @jit(device=True)
     def run(y, pixel, k, K, words):
-        at = i8(pixel) * i8(K) + i8(k)
+        at = i8(pixel) * K + k
         if whole:
             store_4_words(y, at * i8(4 // E), words[0], words[1], words[2], words[3])
         else:
             for i in range(4):
                 if E == 2:
-                    if k + i4(2 * i) < K:
+                    if k + 2 * i < K:
                         y[at + i8(2 * i)] = u2(words[i] & u4(0xFFFF))
-                    if k + i4(2 * i + 1) < K:
-                        y[at + i8(2 * i + 1)] = u2(words[i] >> u4(16))
-                elif k + i4(i) < K:
+                    if k + (2 * i + 1) < K:
+                        y[at + i8(2 * i + 1)] = u2(words[i] >> 16)
+                elif k + i < K:
                     y[at + i8(i)] = bits_float(words[i])
 
     return run

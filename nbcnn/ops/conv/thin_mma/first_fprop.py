@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, f4, i4, i8, jit, types, u4
+from nbcnn.gpu.language import cuda, f4, i8, jit, types, u4
 from nbcnn.ops.conv.thin_mma.first_finish import pooled, unpooled
 from nbcnn.ops.conv.thin_mma.first_image import image_reads, place_of_unit, segments, stager, unit_rows
 from nbcnn.ops.conv.thin_mma.first_shape import ONES, Unit, first_layer, image_words, pack_filters, packed_tiles, refusal, word_elements
@@ -85,21 +85,21 @@ def fprop_kernel(C: int, R: int, S: int, stride: int, E: int, bias: bool, after:
     @jit(device=True)
     def load_filters(rB, packed, b, first, tiles, lane, K):
         for j in range(TILES):
-            number = i4(first + i4(j))
-            group, column = i4(u4(number) // u4(IN_GROUP)), i4(lane >> i4(2))
-            filter = i4(group * i4(4 * FILTERS) + (column >> i4(1)) * i4(FILTERS) + (number - group * i4(IN_GROUP)) * i4(2) + (column & i4(1)))
-            value = f4(0)
+            number = first + j
+            group, column = number // IN_GROUP, lane >> 2
+            filter = group * (4 * FILTERS) + (column >> 1) * FILTERS + (number - group * IN_GROUP) * 2 + (column & 1)
+            value = 0.0
             if bias and filter < K:
                 value = b[filter]
             rest = value - leading(value)
             for k in range(PRODUCTS):
-                words = load_2_words(packed, i8(i4(i4(number * i4(STORED) + i4(k)) * i4(32) + lane)) * i8(8), (number < tiles) & (k < STORED))
+                words = load_2_words(packed, i8((number * STORED + k) * 32 + lane) * 8, (number < tiles) & (k < STORED))
                 for half in range(2):
-                    word = i4(i4(8 * k + 4 * half) + (lane & i4(3)))
+                    word = 8 * k + 4 * half + (lane & 3)
                     rB[(j * PRODUCTS + k) * 2 + half] = words[half]
-                    if bias and word == i4(WORDS):
+                    if bias and word == WORDS:
                         rB[(j * PRODUCTS + k) * 2 + half] = bf16x2(value, rest) if E == 2 else float_bits(leading(value))
-                    if bias and E == 1 and word == i4(WORDS + 1):
+                    if bias and E == 1 and word == WORDS + 1:
                         rB[(j * PRODUCTS + k) * 2 + half] = float_bits(tf32(rest))
 
     @jit(device=True)
@@ -108,7 +108,7 @@ def fprop_kernel(C: int, R: int, S: int, stride: int, E: int, bias: bool, after:
             for k in range(HALVES):
                 rA[pixel * HALVES + k] = load_words_1(address[k] + move + u4((pixel // 2) * DOWN + (pixel % 2) * ACROSS))
                 if bias and 4 * k + 3 >= WORDS:
-                    rA[pixel * HALVES + k] = rA[pixel * HALVES + k] if i4(i4(4 * k) + (lane & i4(3))) < i4(WORDS) else u4(ONE)
+                    rA[pixel * HALVES + k] = rA[pixel * HALVES + k] if 4 * k + (lane & 3) < WORDS else u4(ONE)
 
     def make_group(s: int) -> Any:
         FIRST, SKIP = s * IN_GROUP, 4 * FILTERS * s
@@ -118,13 +118,13 @@ def fprop_kernel(C: int, R: int, S: int, stride: int, E: int, bias: bool, after:
             values = cuda.local.array(VALUES, f4)
             for j in range(IN_GROUP):
                 for i in range(2):
-                    d = (f4(0), f4(0), f4(0), f4(0))
+                    d = (0.0, 0.0, 0.0, 0.0)
                     for m in range(PRODUCTS):
                         left, right, at = 2 * i * HALVES + 2 * m, (2 * i + 1) * HALVES + 2 * m, ((FIRST + j) * PRODUCTS + m) * 2
                         d = mma(rA[left], rA[right], rA[left + 1], rA[right + 1], rB[at], rB[at + 1], d[0], d[1], d[2], d[3])
                     values[2 * i * FILTERS + 2 * j], values[2 * i * FILTERS + 2 * j + 1] = d[0], d[1]
                     values[(2 * i + 1) * FILTERS + 2 * j], values[(2 * i + 1) * FILTERS + 2 * j + 1] = d[2], d[3]
-            finish(values, y, index, n, p, q, i4(k + i4(SKIP)), P, Q, K)
+            finish(values, y, index, n, p, q, k + SKIP, P, Q, K)
 
         return group
 
@@ -145,44 +145,44 @@ def fprop_kernel(C: int, R: int, S: int, stride: int, E: int, bias: bool, after:
         rA = cuda.local.array(RA, u4)
         rB = cuda.local.array(RB, u4)
         address = cuda.local.array(HALVES, u4)
-        tid = i4(cuda.threadIdx.x)
-        lane, warp = i4(tid & i4(31)), i4(tid >> i4(5))
-        share, set_of_filters = i4(u4(warp) % u4(2 * ROWS)), i4(u4(warp) // u4(2 * ROWS))
-        g, t = i4(lane >> i4(2)), i4(lane & i4(3))
+        tid = cuda.threadIdx.x
+        lane, warp = tid & 31, tid >> 5
+        share, set_of_filters = warp % (2 * ROWS), warp // (2 * ROWS)
+        g, t = lane >> 2, lane & 3
         # The window of this lane in a unit: row share/2, column q0.
-        p0, q0 = i4(share >> i4(1)), i4(i4(8) * (share & i4(1)) + g)
+        p0, q0 = share >> 1, 8 * (share & 1) + g
         for k in range(HALVES):
-            word = i4(t + i4(4 * k))
-            r = i4(u4(word) // u4(IN_ROW))
-            at = i4(r * i4(WIDTH) + (word - r * i4(IN_ROW)) * i4(E)) if word < i4(WORDS) else i4(0)
-            address[k] = byte_address_shared(shared) + u4(i4(MARGIN) + at) * u4(4) + u4(p0) * u4(2 * DOWN) + u4(q0) * u4(2 * ACROSS)
-        sets = i4(i4(cuda.blockIdx.y) * i4(WARPS) + set_of_filters)
-        load_filters(rB, packed, b, i4(sets * i4(TILES)), tiles, lane, K)
-        k0 = i4(sets * i4(4 * FILTERS * GROUPS) + t * i4(FILTERS))
+            word = t + 4 * k
+            r = word // IN_ROW
+            at = r * WIDTH + (word - r * IN_ROW) * E if word < WORDS else 0
+            address[k] = byte_address_shared(shared) + u4(MARGIN + at) * 4 + u4(p0) * (2 * DOWN) + u4(q0) * (2 * ACROSS)
+        sets = cuda.blockIdx.y * WARPS + set_of_filters
+        load_filters(rB, packed, b, sets * TILES, tiles, lane, K)
+        k0 = sets * (4 * FILTERS * GROUPS) + t * FILTERS
         clear(shared)
-        number, buffer, line = i4(cuda.blockIdx.x), i4(0), i4(W * i4(C))
+        number, buffer, line = cuda.blockIdx.x, 0, W * C
         n, row, segment = place_of_unit(number, rows, across)
-        top, left = i4(row * i4(2 * ROWS * TURNS * stride) - pad), i4((segment * i4(32 * stride) - pad) * i4(C))
+        top, left = row * (2 * ROWS * TURNS * stride) - pad, (segment * (32 * stride) - pad) * C
         fetch(stage, x, n, top, left, H, line, number < units)
         cuda.syncthreads()
         while number < units:
             stash(stage, shared, buffer)
             cuda.syncthreads()
-            p, q, image = i4(row * i4(ROWS * TURNS) + p0), i4(segment * i4(16) + q0), n
+            p, q, image = row * (ROWS * TURNS) + p0, segment * 16 + q0, n
             # The image under the next unit travels while this one is multiplied; the other buffer has no readers left.
-            number = i4(number + i4(cuda.gridDim.x))
+            number += cuda.gridDim.x
             n, row, segment = place_of_unit(number, rows, across)
-            top, left = i4(row * i4(2 * ROWS * TURNS * stride) - pad), i4((segment * i4(32 * stride) - pad) * i4(C))
+            top, left = row * (2 * ROWS * TURNS * stride) - pad, (segment * (32 * stride) - pad) * C
             fetch(stage, x, n, top, left, H, line, number < units)
-            move = u4(buffer) * u4(4 * BUFFER)
-            turn = i4(0)
+            move = u4(buffer) * (4 * BUFFER)
+            turn = 0
             while turn < turns:
                 load_patches(rA, address, move, lane)
                 groups(rA, rB, y, index, image, p, q, k0, P, Q, K)
-                move = u4(move + u4(2 * ROWS * DOWN))
-                p = i4(p + i4(ROWS))
-                turn = i4(turn + i4(1))
-            buffer = i4(buffer ^ i4(1))
+                move += 2 * ROWS * DOWN
+                p += ROWS
+                turn += 1
+            buffer ^= 1
 
     return first_fprop_kernel
 

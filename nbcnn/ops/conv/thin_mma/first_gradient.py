@@ -11,7 +11,7 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
-from nbcnn.gpu.language import i4, i8, jit, u4
+from nbcnn.gpu.language import i8, jit, u4
 from nbcnn.ops.kernel.loops import unrolled
 from nbcnn.ops.ptx.packed import permute_bytes
 from nbcnn.ops.ptx.words import load_4_words, load_byte, load_half, load_word
@@ -44,19 +44,19 @@ def _load_filters(E: int, whole: bool) -> Any:
 
     @jit(device=True)
     def run(stage, first, dy, pixel, k, K, wanted):
-        at = (i8(pixel) * i8(K) + i8(k)) * i8(BYTES)
+        at = (i8(pixel) * K + k) * BYTES
         if whole:
             for v in range(WORDS // 4):
-                a = load_4_words(dy, at + i8(16 * v), wanted & (k + i4(16 * v // BYTES) < K))
+                a = load_4_words(dy, at + i8(16 * v), wanted & (k + 16 * v // BYTES < K))
                 stage[first + 4 * v], stage[first + 4 * v + 1], stage[first + 4 * v + 2], stage[first + 4 * v + 3] = a
         else:
             for i in range(WORDS):
                 if E == 2:
-                    low = load_half(dy, at + i8(4 * i), wanted & (k + i4(2 * i) < K))
-                    high = load_half(dy, at + i8(4 * i + 2), wanted & (k + i4(2 * i + 1) < K))
-                    stage[first + i] = u4(low | (high << u4(16)))
+                    low = load_half(dy, at + i8(4 * i), wanted & (k + 2 * i < K))
+                    high = load_half(dy, at + i8(4 * i + 2), wanted & (k + (2 * i + 1) < K))
+                    stage[first + i] = low | (high << 16)
                 else:
-                    stage[first + i] = load_word(dy, at + i8(4 * i), wanted & (k + i4(i) < K))
+                    stage[first + i] = load_word(dy, at + i8(4 * i), wanted & (k + i < K))
 
     return run
 
@@ -70,9 +70,9 @@ def dense(E: int, whole: bool) -> Gradient:
     @jit(device=True)
     def load(stage, first, dy, index, n, p, q, k, P, Q, K):
         for pixel in range(4):
-            row, column = i4(i4(2) * p + i4(pixel // 2)), i4(i4(2) * q + i4(pixel % 2))
+            row, column = 2 * p + pixel // 2, 2 * q + pixel % 2
             inside = (row < P) & (column < Q)
-            load_filters(stage, first + pixel * OF_PIXEL, dy, i4(i4(n * P + row) * Q + column), k, K, inside)
+            load_filters(stage, first + pixel * OF_PIXEL, dy, (n * P + row) * Q + column, k, K, inside)
 
     @jit(device=True)
     def masks(mask, stage, first):
@@ -108,21 +108,21 @@ def pooled(E: int, whole: bool) -> Gradient:
     @jit(device=True)
     def load(stage, first, dy, index, n, p, q, k, P, Q, K):
         inside = (p < P) & (q < Q) & (k < K)
-        pixel = i4(i4(n * P + p) * Q + q)
+        pixel = (n * P + p) * Q + q
         load_filters(stage, first, dy, pixel, k, K, inside)
-        at = i8(pixel) * i8((K + i4(3)) >> i4(2)) + i8(k >> i4(2))
+        at = i8(pixel) * ((K + 3) >> 2) + (k >> 2)
         if whole:
             stage[first + WORDS] = load_half(index, at, inside)
         else:
             low = load_byte(index, at, inside)
-            stage[first + WORDS] = u4(low | (load_byte(index, at + i8(1), inside & (k + i4(4) < K)) << u4(8)))
+            stage[first + WORDS] = low | (load_byte(index, at + i8(1), inside & (k + 4 < K)) << 8)
 
     @jit(device=True)
     def masks(mask, stage, first):
         # Row bits of filters 3, 7, 2, 6 at the top of bytes 0 … 3, then those of 1, 5, 0, 4; column bits likewise; their complements.
-        places = u4(stage[first + WORDS] | (stage[first + WORDS] << u4(18)))
-        mask[0], mask[1] = places, u4(places << u4(4))
-        mask[2], mask[3] = u4(places << u4(1)), u4(places << u4(5))
+        places = u4(stage[first + WORDS] | (stage[first + WORDS] << 18))
+        mask[0], mask[1] = places, places << 4
+        mask[2], mask[3] = places << 1, places << 5
         mask[4], mask[5] = u4(~mask[2]), u4(~mask[3])
 
     def make_take(f: int) -> Any:
@@ -138,15 +138,15 @@ def pooled(E: int, whole: bool) -> Gradient:
             if E == 2:
                 value = permute_bytes(stage[first + WORD], stage[first + WORD], u4(TWICE))
                 column = permute_bytes(mask[COLUMN], mask[NO_COLUMN], u4(TWO_AND_TWO))
-                rows[HALF] = u4(value & column & ~row)
-                rows[2 + HALF] = u4(value & column & row)
+                rows[HALF] = value & column & ~row
+                rows[2 + HALF] = value & column & row
             else:
                 value = stage[first + WORD]
                 column = permute_bytes(mask[COLUMN], mask[COLUMN], u4(FOUR))
                 rows[HALF] = u4(value & ~row & ~column)
-                rows[2 + HALF] = u4(value & ~row & column)
-                rows[4 + HALF] = u4(value & row & ~column)
-                rows[6 + HALF] = u4(value & row & column)
+                rows[2 + HALF] = value & ~row & column
+                rows[4 + HALF] = value & row & ~column
+                rows[6 + HALF] = value & row & column
 
         return take
 

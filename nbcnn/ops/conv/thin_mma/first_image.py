@@ -11,7 +11,7 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
-from nbcnn.gpu.language import cuda, i4, i8, jit, types, u4
+from nbcnn.gpu.language import cuda, i8, jit, types, u4
 from nbcnn.ops.conv.thin_mma.first_shape import WINDOWS, Unit
 from nbcnn.ops.kernel.traffic import windows
 from nbcnn.ops.ptx.cvt import bits_float
@@ -49,34 +49,34 @@ def stager(unit: Unit, pair: int, E: int, threads: int) -> Stager:
 
     @jit(device=True)
     def fetch(stage, x, n, h, e, H, row, wanted):
-        tid = i4(cuda.threadIdx.x)
+        tid = cuda.threadIdx.x
         for j in range(SLOTS):
-            at = i4(tid + i4(j * threads))
-            dh = i4(u4(at) // u4(WIDTH))
-            p, q = i4(h + dh), i4(e + at - dh * i4(WIDTH))
+            at = tid + j * threads
+            dh = at // WIDTH
+            p, q = h + dh, e + at - dh * WIDTH
             # As unsigned numbers, negative coordinates lie beyond any extent.
-            ok = wanted & (at < i4(COUNT)) & (u4(p) < u4(H)) & (u4(q) < u4(row))
-            stage[j] = load(x, i8(i4(i4(n * H + p) * row + q)) * i8(BYTES), ok)
+            ok = wanted & (at < COUNT) & (u4(p) < u4(H)) & (u4(q) < u4(row))
+            stage[j] = load(x, i8((n * H + p) * row + q) * BYTES, ok)
 
     @jit(device=True)
     def stash(stage, shared, buffer):
-        tid = i4(cuda.threadIdx.x)
+        tid = cuda.threadIdx.x
         for j in range(SLOTS):
-            at = i4(tid + i4(j * threads))
-            if at < i4(COUNT):
-                word = i4(buffer * i4(WORDS) + i4(pair) + at)
+            at = tid + j * threads
+            if at < COUNT:
+                word = buffer * WORDS + pair + at
                 if E == 2:
-                    shared[word * i4(2)] = types.uint16(stage[j])
-                    shared[(word - i4(pair)) * i4(2) + i4(1)] = types.uint16(stage[j])
+                    shared[word * 2] = types.uint16(stage[j])
+                    shared[(word - pair) * 2 + 1] = types.uint16(stage[j])
                 else:
                     shared[word] = bits_float(stage[j])
 
     @jit(device=True)
     def clear(shared):
-        i = i4(cuda.threadIdx.x)
-        while i < i4(ENTRIES):
+        i = cuda.threadIdx.x
+        while i < ENTRIES:
             shared[i] = types.uint16(0) if E == 2 else types.float32(0)
-            i = i4(i + i4(threads))
+            i += threads
 
     return Stager(fetch, stash, clear, SLOTS, ENTRIES, pair, WORDS)
 
@@ -84,9 +84,9 @@ def stager(unit: Unit, pair: int, E: int, threads: int) -> Stager:
 @jit(device=True)
 def place_of_unit(unit, rows, segments):
     """(image, row of units, segment of 16 windows in it) of a unit's number."""
-    line = i4(u4(unit) // u4(segments))
-    n = i4(u4(line) // u4(rows))
-    return n, i4(line - n * rows), i4(unit - line * segments)
+    line = unit // segments
+    n = line // rows
+    return n, line - n * rows, unit - line * segments
 
 
 def segments(Q: int) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, f4, i4, i8, jit, types, u4
+from nbcnn.gpu.language import cuda, f4, i8, jit, types, u4
 from nbcnn.ops.conv.frame.split import sum_of_planes
 from nbcnn.ops.conv.thin_mma import first_gradient
 from nbcnn.ops.conv.thin_mma.first_fprop import work
@@ -128,7 +128,7 @@ def wgrad_kernel(C: int, R: int, S: int, stride: int, E: int, bias: bool, pooled
             multiply_all(acc, stage, FIRST, mask, rB)
             # The registers take the windows DEPTH steps ahead, which travel while those between are multiplied.
             n, p, q, filter = this if SAME_UNIT else next
-            load_gradient(stage, FIRST, dy, index, n, p, i4(q + i4(NEXT)), filter, P, Q, K)
+            load_gradient(stage, FIRST, dy, index, n, p, q + NEXT, filter, P, Q, K)
 
         return run
 
@@ -138,13 +138,13 @@ def wgrad_kernel(C: int, R: int, S: int, stride: int, E: int, bias: bool, pooled
     def add_rows(acc, parked, warp, lane, row):
         for i in range(FILTERS // 2):
             for other in range(1, ROWS):
-                if row == i4(other):
+                if row == other:
                     for e in range(TALLY):
-                        parked[i4(warp * i4(TALLY) + i4(e)) * i4(32) + lane] = acc[i * TALLY + e]
+                        parked[(warp * TALLY + e) * 32 + lane] = acc[i * TALLY + e]
                 cuda.syncthreads()
-                if row == i4(0):
+                if row == 0:
                     for e in range(TALLY):
-                        acc[i * TALLY + e] += parked[i4(warp * i4(TALLY) + i4(e)) * i4(32) + lane]
+                        acc[i * TALLY + e] += parked[(warp * TALLY + e) * 32 + lane]
                 cuda.syncthreads()
 
     @jit(launch_bounds=(THREADS, tile.resident))
@@ -164,58 +164,58 @@ def wgrad_kernel(C: int, R: int, S: int, stride: int, E: int, bias: bool, pooled
         address = cuda.local.array(TILES, u4)
         acc = cuda.local.array(SUMS, f4)
         for i in range(SUMS):
-            acc[i] = f4(0)
-        tid = i4(cuda.threadIdx.x)
-        lane, number_of_warp = i4(tid & i4(31)), i4(tid >> i4(5))
-        share = i4(u4(number_of_warp) // u4(WARPS))
-        warp = i4(number_of_warp - share * i4(WARPS))
-        g, t = i4(lane >> i4(2)), i4(lane & i4(3))
+            acc[i] = 0.0
+        tid = cuda.threadIdx.x
+        lane, number_of_warp = tid & 31, tid >> 5
+        share = number_of_warp // WARPS
+        warp = number_of_warp - share * WARPS
+        g, t = lane >> 2, lane & 3
         for j in range(TILES):
-            column = i4(i4(8 * j) + g)
-            r = i4(u4(column) // u4(S * C))
-            at = i4(r * i4(WIDTH) + column - r * i4(S * C)) if column < i4(CRS) else i4(0)
-            address[j] = byte_address_shared(shared) + u4(i4(MARGIN) + at) * u4(4) + u4(share) * u4(2 * DOWN) + u4(t) * u4(2 * ACROSS)
-        ones = i4(8 * (TILES - 1)) + g == i4(CRS)
-        k0 = i4((i4(cuda.blockIdx.y) * i4(WARPS) + warp) * i4(OF_WARP))
-        k = i4(k0 + g * i4(FILTERS))
+            column = 8 * j + g
+            r = column // (S * C)
+            at = r * WIDTH + column - r * (S * C) if column < CRS else 0
+            address[j] = byte_address_shared(shared) + u4(MARGIN + at) * 4 + u4(share) * (2 * DOWN) + u4(t) * (2 * ACROSS)
+        ones = 8 * (TILES - 1) + g == CRS
+        k0 = (cuda.blockIdx.y * WARPS + warp) * OF_WARP
+        k = k0 + g * FILTERS
         clear(shared)
-        number, buffer, line = i4(cuda.blockIdx.x), i4(0), i4(W * i4(C))
+        number, buffer, line = cuda.blockIdx.x, 0, W * C
         n, row, segment = place_of_unit(number, rows, across)
-        top, left = i4(row * i4(2 * ROWS * TURNS * stride) - pad), i4((segment * i4(32 * stride) - pad) * i4(C))
+        top, left = row * (2 * ROWS * TURNS * stride) - pad, (segment * (32 * stride) - pad) * C
         fetch(image, x, n, top, left, H, line, number < units)
-        p, q = i4(row * i4(ROWS * TURNS) + share), i4(segment * i4(16) + t)
+        p, q = row * (ROWS * TURNS) + share, segment * 16 + t
         for step in range(DEPTH):
-            load_gradient(stage, step * STAGED, dy, index, n, p, i4(q + i4(4 * step)), k, P, Q, K)
+            load_gradient(stage, step * STAGED, dy, index, n, p, q + 4 * step, k, P, Q, K)
         cuda.syncthreads()
         while number < units:
             stash(image, shared, buffer)
             cuda.syncthreads()
             image_now, p_now, q_now = n, p, q
-            number = i4(number + i4(cuda.gridDim.x))
+            number += cuda.gridDim.x
             n, row, segment = place_of_unit(number, rows, across)
-            top, left = i4(row * i4(2 * ROWS * TURNS * stride) - pad), i4((segment * i4(32 * stride) - pad) * i4(C))
+            top, left = row * (2 * ROWS * TURNS * stride) - pad, (segment * (32 * stride) - pad) * C
             fetch(image, x, n, top, left, H, line, number < units)
-            p, q = i4(row * i4(ROWS * TURNS) + share), i4(segment * i4(16) + t)
-            move = u4(buffer) * u4(4 * BUFFER)
-            turn = i4(turns)
-            while turn > i4(0):
+            p, q = row * (ROWS * TURNS) + share, segment * 16 + t
+            move = u4(buffer) * (4 * BUFFER)
+            turn = turns
+            while turn > 0:
                 this = (image_now, p_now, q_now, k)
-                turn, p_now, filter = i4(turn - i4(1)), i4(p_now + i4(ROWS)), k
-                if turn == i4(0):
+                turn, p_now, filter = turn - 1, p_now + ROWS, k
+                if turn == 0:
                     # Beyond the last unit nothing is read.
                     image_now, p_now, q_now, filter = n, p, q, k if number < units else K
                 steps(acc, stage, address, move, ones, dy, index, this, (image_now, p_now, q_now, filter), P, Q, K)
-                move = u4(move + u4(2 * ROWS * DOWN))
-            buffer = i4(buffer ^ i4(1))
+                move += 2 * ROWS * DOWN
+            buffer ^= 1
         if ROWS > 1:
             cuda.syncthreads()
             add_rows(acc, parked, warp, lane, share)
-        if share == i4(0):
-            height = i4(cuda.gridDim.y) * i4(WARPS * OF_WARP)
+        if share == 0:
+            height = cuda.gridDim.y * (WARPS * OF_WARP)
             for i in range(FILTERS // 2):
                 for h in range(2):
-                    f = i4(k + i4(2 * i + h))
-                    at = (i8(cuda.blockIdx.x) * i8(height) + i8(f)) * i8(COLUMNS) + i8(t * i4(2))
+                    f = k + (2 * i + h)
+                    at = (i8(cuda.blockIdx.x) * height + f) * COLUMNS + t * 2
                     for j in range(TILES):
                         e = 4 * (i * TILES + j) + 2 * h
                         store2(partials, at + i8(8 * j), acc[e], acc[e + 1])
@@ -240,22 +240,22 @@ def sum_kernel(C: int, R: int, S: int, bias: bool) -> Any:
         """
         shared = cuda.shared.array(SUM_THREADS, f4)
         total = cuda.local.array(1, f4)
-        tid = i4(cuda.threadIdx.x)
-        lane, team = i4(tid & i4(31)), i4(tid >> i4(5))
-        at = i4(i4(cuda.blockIdx.x) * i4(32) + lane)
-        f = i4(u4(at) // u4(COLUMNS))
-        column = i4(at - f * i4(COLUMNS))
-        wanted = (f < K) & (column < i4(CRS + bias))
-        add_planes(total, partials, at, height * i4(COLUMNS), team, i4(TEAMS), planes if wanted else i4(0))
+        tid = cuda.threadIdx.x
+        lane, team = tid & 31, tid >> 5
+        at = cuda.blockIdx.x * 32 + lane
+        f = at // COLUMNS
+        column = at - f * COLUMNS
+        wanted = (f < K) & (column < CRS + bias)
+        add_planes(total, partials, at, height * COLUMNS, team, TEAMS, planes if wanted else 0)
         shared[tid] = total[0]
         cuda.syncthreads()
-        if team == i4(0) and wanted:
+        if team == 0 and wanted:
             made = shared[lane]
             for other in range(1, TEAMS):
-                made += shared[lane + i4(32 * other)]
-            if column < i4(CRS):
-                tap = i4(u4(column) // u4(C))
-                dw[i8(f * i4(CRS) + (column - tap * i4(C)) * i4(TAPS) + tap)] = made
+                made += shared[lane + 32 * other]
+            if column < CRS:
+                tap = column // C
+                dw[i8(f * CRS + (column - tap * C) * TAPS + tap)] = made
             elif bias:
                 db[i8(f)] = made
 

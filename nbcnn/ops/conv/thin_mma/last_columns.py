@@ -16,7 +16,7 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
-from nbcnn.gpu.language import cuda, f4, i4, i8, jit, types, u4
+from nbcnn.gpu.language import cuda, f4, i8, jit, types, u4
 from nbcnn.ops.conv.thin_mma.last_shape import COLUMNS, LastLayer, word_elements
 from nbcnn.ops.kernel.loops import power_of_two, split_pixel, unrolled
 from nbcnn.ops.kernel.traffic import windows
@@ -107,37 +107,37 @@ def columns_of(E: int, R: int, K: int, F: int, PX: int, threads: int, by_pixel: 
     @jit(device=True)
     def value(dy, at, wanted):
         if E == 2:
-            return bf16_low(load_half(dy, i8(at) * i8(2), wanted))
-        return bits_float(load_word(dy, i8(at) * i8(4), wanted))
+            return bf16_low(load_half(dy, i8(at) * 2, wanted))
+        return bits_float(load_word(dy, i8(at) * 4, wanted))
 
     @jit(device=True)
     def put(address, x):
         if E == 2:
-            store_half_words_1(address, bf16x2(x, f4(0)))
+            store_half_words_1(address, bf16x2(x, 0.0))
         else:
             store_words_1(address, float_bits(tf32(x)))
 
     def make_task(i: int) -> Any:
         @jit(device=True)
         def task(to, dy, m0, M, H, W, total):
-            e = i4(i4(cuda.threadIdx.x) + i4(i * threads))
-            if e < i4(ALL):
-                k, pixel = i4(u4(e) // u4(PX)), i4(u4(e) % u4(PX))
-                m = i4(m0 + pixel)
+            e = cuda.threadIdx.x + i * threads
+            if e < ALL:
+                k, pixel = e // PX, e % PX
+                m = m0 + pixel
                 n, h, w = split_pixel(m, H, W)
-                rows, columns = i4(F * H), i4(F * W)
-                p0, q0 = i4(F * h - BACK), i4(F * w - BACK)
+                rows, columns = F * H, F * W
+                p0, q0 = F * h - BACK, F * w - BACK
                 cells = cuda.local.array(CELLS, f4)
                 for r in range(SIDE):
                     for s in range(SIDE):
-                        p, q = i4(p0 + i4(r)), i4(q0 + i4(s))
+                        p, q = p0 + r, q0 + s
                         # As unsigned numbers, negative coordinates lie beyond any extent.
                         inside = (u4(p) < u4(rows)) & (u4(q) < u4(columns)) & (m < M)
-                        cells[r * SIDE + s] = value(dy, i4(i4(i4(n * rows + p) * columns + q) * i4(TAPS_K) + k), inside)
+                        cells[r * SIDE + s] = value(dy, ((n * rows + p) * columns + q) * TAPS_K + k, inside)
                 place = pixel
                 if SPREAD:
-                    place = i4((pixel & i4(-8)) | ((pixel & i4(1)) << i4(2)) | ((pixel >> i4(1)) & i4(3)))
-                at = to + u4(place) * u4(TILE_AT) + u4(k) * u4(TILE_COLUMN)
+                    place = (pixel & -8) | ((pixel & 1) << 2) | ((pixel >> 1) & 3)
+                at = to + u4(place) * TILE_AT + u4(k) * TILE_COLUMN
                 for r in range(R):
                     for s in range(R):
                         c = cells[r * SIDE + s]
@@ -145,7 +145,7 @@ def columns_of(E: int, R: int, K: int, F: int, PX: int, threads: int, by_pixel: 
                             c += cells[r * SIDE + s + 1] + (cells[(r + 1) * SIDE + s] + cells[(r + 1) * SIDE + s + 1])
                         if sums and r == MIDDLE and s == MIDDLE:
                             total[i] += c
-                        put(at + u4((r * R + s) * TAPS_K * TILE_COLUMN), c)
+                        put(at + (r * R + s) * TAPS_K * TILE_COLUMN, c)
 
         return task
 
@@ -163,9 +163,9 @@ def fetch_of(E: int, threads: int) -> Any:
     @jit(device=True)
     def fetch(to, x, m, M, C, channel):
         for v in range(SLOTS):
-            pixel = i4(m + i4(8 * (v // 2) + v % 2))
+            pixel = m + (8 * (v // 2) + v % 2)
             wanted = u4(16) if (pixel < M) & (channel < C) else u4(0)
-            cp_async_16(to + u4(v * NEXT), x + u8(i8(i4(pixel * C + channel)) * i8(BYTES)), wanted)
+            cp_async_16(to + u4(v * NEXT), x + u8(i8(pixel * C + channel) * BYTES), wanted)
         cp_async_commit()
 
     return fetch

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, f4, i4, i8, jit, types, u4
+from nbcnn.gpu.language import cuda, f4, i8, jit, types, u4
 from nbcnn.ops.conv.thin_mma.last_columns import (
     SLOTS,
     STEP,
@@ -62,11 +62,11 @@ def dgrad_kernel(E: int, R: int, K: int, F: int, masked: bool, CW: int, PW: int,
         if E == 2:
             word = bf16x2(low, high)
             if masked:
-                word = u4(word & greater_bf16x2(kept[0], u4(0)))
+                word &= greater_bf16x2(kept[0], u4(0))
             return word, u4(0)
         if masked:
-            low = low if bits_float(kept[0]) > f4(0) else f4(0)
-            high = high if bits_float(kept[1]) > f4(0) else f4(0)
+            low = low if bits_float(kept[0]) > 0.0 else 0.0
+            high = high if bits_float(kept[1]) > 0.0 else 0.0
         return float_bits(tf32(low)), float_bits(tf32(high))
 
     @jit(launch_bounds=(THREADS, resident))
@@ -86,53 +86,53 @@ def dgrad_kernel(E: int, R: int, K: int, F: int, masked: bool, CW: int, PW: int,
         acc = cuda.local.array(SUMS, f4)
         columns = cuda.local.array(COLUMN_WORDS, u4)
         nothing = cuda.local.array(1, f4)
-        nothing[0] = f4(0)
-        tid = i4(cuda.threadIdx.x)
-        lane, warp = i4(tid & i4(31)), i4(tid >> i4(5))
-        g, t = i4(lane >> i4(2)), i4(lane & i4(3))
-        across, down = i4(u4(warp) % u4(CW)), i4(u4(warp) // u4(CW))
-        block = i4(i4(cuda.blockIdx.y) * i4(CW) + across)
-        channel = i4(block * i4(32 * E) + g * i4(GROUP))
-        chunk = i4(cuda.blockIdx.x)
-        stride = i4(i4(cuda.gridDim.x) * i4(PX))
-        slots = base + u4(2 * BUFFER) + u4(tid) * u4(16)
-        read, write = slots, slots + u4(AHEAD * STAGE)
+        nothing[0] = 0.0
+        tid = cuda.threadIdx.x
+        lane, warp = tid & 31, tid >> 5
+        g, t = lane >> 2, lane & 3
+        across, down = warp % CW, warp // CW
+        block = cuda.blockIdx.y * CW + across
+        channel = block * (32 * E) + g * GROUP
+        chunk = cuda.blockIdx.x
+        stride = cuda.gridDim.x * PX
+        slots = base + 2 * BUFFER + u4(tid) * 16
+        read, write = slots, slots + AHEAD * STAGE
         # Where the next step to fetch begins for this thread, and how many of the chunk's steps are left.
-        ahead, left = i4(chunk * i4(PX) + down * i4(OF_WARP) + i4(2) * t), i4(STEPS)
+        ahead, left = chunk * PX + down * OF_WARP + 2 * t, STEPS
         if masked:
             for s in range(AHEAD):
-                fetch(slots + u4(s * STAGE), source, ahead, M, C, channel)
-                ahead, left = i4(ahead + i4(STEP)), i4(left - i4(1))
-                if left == i4(0):
-                    ahead, left = i4(ahead + stride - i4(OF_WARP)), i4(STEPS)
+                fetch(slots + s * STAGE, source, ahead, M, C, channel)
+                ahead, left = ahead + STEP, left - 1
+                if left == 0:
+                    ahead, left = ahead + stride - OF_WARP, STEPS
         for f in range(FRAGMENTS):
-            v = load_4_words(packed, i8(i4(i4(block * i4(FRAGMENTS) + i4(f)) * i4(32) + lane)) * i8(16), block < filter_blocks)
+            v = load_4_words(packed, i8((block * FRAGMENTS + f) * 32 + lane) * 16, block < filter_blocks)
             filters[4 * f], filters[4 * f + 1], filters[4 * f + 2], filters[4 * f + 3] = v
         # Columns beyond the last tap are multiplied too, so they must hold zeros.
         i = tid
-        while i < i4(QUADS):
-            store_words_4(base + u4(i) * u4(16), u4(0), u4(0), u4(0), u4(0))
-            i = i4(i + i4(THREADS))
+        while i < QUADS:
+            store_words_4(base + u4(i) * 16, u4(0), u4(0), u4(0), u4(0))
+            i += THREADS
         cuda.syncthreads()
-        build(base, dy, i4(chunk * i4(PX)), M, H, W, nothing)
+        build(base, dy, chunk * PX, M, H, W, nothing)
         cuda.syncthreads()
         half = u4(0)
-        row = u4(u4(down) * u4(OF_WARP) + u4(lane & i4(7))) * u4(PITCH) + u4(lane >> i4(3)) * u4(16)
+        row = (u4(down) * OF_WARP + (lane & 7)) * PITCH + u4(lane >> 3) * 16
         while chunk < chunks:
-            following = i4(chunk + i4(cuda.gridDim.x))
+            following = chunk + cuda.gridDim.x
             if following < chunks:
-                build(base + (u4(BUFFER) - half), dy, i4(following * i4(PX)), M, H, W, nothing)
-            m = i4(chunk * i4(PX) + down * i4(OF_WARP) + i4(2) * t)
-            at, step = base + half + row, i4(0)
-            while step < i4(STEPS):
+                build(base + (BUFFER - half), dy, following * PX, M, H, W, nothing)
+            m = chunk * PX + down * OF_WARP + 2 * t
+            at, step = base + half + row, 0
+            while step < STEPS:
                 if masked:
                     wait()
                 for u in range(2):
                     for l in range(LOADS):
-                        v = ldmatrix_x4(at + u4(8 * u * PITCH + 64 * l))
+                        v = ldmatrix_x4(at + (8 * u * PITCH + 64 * l))
                         columns[4 * l], columns[4 * l + 1], columns[4 * l + 2], columns[4 * l + 3] = v
                     for j in range(SUMS):
-                        acc[j] = f4(0)
+                        acc[j] = 0.0
                     for s in range(PRODUCTS):
                         for tile in range(TILES):
                             f, a = 4 * (s * TILES + tile), 4 * tile
@@ -143,8 +143,8 @@ def dgrad_kernel(E: int, R: int, K: int, F: int, masked: bool, CW: int, PW: int,
                     for i in range(2):
                         kept = (u4(0), u4(0), u4(0), u4(0))
                         if masked:
-                            kept = load_words_4(read + u4((2 * u + i) * SLOT))
-                        pixel = i4(m + i4(8 * u + i))
+                            kept = load_words_4(read + (2 * u + i) * SLOT)
+                        pixel = m + (8 * u + i)
                         if E == 2:
                             a, _ = pair(acc[i], acc[i + 2], (kept[0], kept[0]))
                             b, _ = pair(acc[4 + i], acc[4 + i + 2], (kept[1], kept[1]))
@@ -154,19 +154,19 @@ def dgrad_kernel(E: int, R: int, K: int, F: int, masked: bool, CW: int, PW: int,
                             a, b = pair(acc[i], acc[i + 2], (kept[0], kept[1]))
                             c, d = pair(acc[4 + i], acc[4 + i + 2], (kept[2], kept[3]))
                         if (pixel < M) & (channel < C):
-                            store_4_words(dx, i8(i4(pixel * C + channel)) * i8(BYTES), a, b, c, d)
+                            store_4_words(dx, i8(pixel * C + channel) * BYTES, a, b, c, d)
                 if masked:
                     # The slots that are filled now were read a step ago.
                     fetch(write, source, ahead, M, C, channel)
-                    read, write = read + u4(STAGE), write + u4(STAGE)
-                    read = slots if read == slots + u4(RING) else read
-                    write = slots if write == slots + u4(RING) else write
-                    ahead, left = i4(ahead + i4(STEP)), i4(left - i4(1))
-                    if left == i4(0):
-                        ahead, left = i4(ahead + stride - i4(OF_WARP)), i4(STEPS)
-                m, at, step = i4(m + i4(STEP)), at + u4(STEP * PITCH), i4(step + i4(1))
+                    read, write = read + STAGE, write + STAGE
+                    read = slots if read == slots + RING else read
+                    write = slots if write == slots + RING else write
+                    ahead, left = ahead + STEP, left - 1
+                    if left == 0:
+                        ahead, left = ahead + stride - OF_WARP, STEPS
+                m, at, step = m + STEP, at + STEP * PITCH, step + 1
             cuda.syncthreads()
-            chunk, half = following, u4(BUFFER) - half
+            chunk, half = following, BUFFER - half
 
     return last_dgrad_kernel
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu import device as gpu
-from nbcnn.gpu.language import cuda, f4, i4, i8, jit, types, u4
+from nbcnn.gpu.language import cuda, f4, i8, jit, types, u4
 from nbcnn.ops.activations.relu import relu
 from nbcnn.ops.conv.thin.up import REACH
 from nbcnn.ops.conv.thin_mma.last_shape import LastLayer, last_layer, pack_columns_by_channels, refusal, word_elements
@@ -112,13 +112,13 @@ def _make_part(R: int, K: int, F: int, down: tuple[int, int, tuple[int, ...]], a
     @jit(device=True)
     def part(out, sums, spot, i, j, H, W, ring):
         # As unsigned numbers, negative coordinates lie beyond any extent.
-        inside = (u4(i4(i + i4(dh))) < u4(H)) & (u4(i4(j + i4(dw))) < u4(W))
-        at = i4(spot + i4(dh) * W + i4(dw))
-        at = i4(at + ring) if at < i4(0) else at
-        at = i4(at - ring) if at >= ring else at
-        value = bits_float(load_words_1(sums + u4(i4(i4(TAP) * ring + at)) * u4(4)))
+        inside = (u4(i + dh) < u4(H)) & (u4(j + dw) < u4(W))
+        at = spot + dh * W + dw
+        at = at + ring if at < 0 else at
+        at = at - ring if at >= ring else at
+        value = bits_float(load_words_1(sums + u4(TAP * ring + at) * 4))
         # A place outside the image may hold anything, NaN too.
-        value = value if inside else f4(0)
+        value = value if inside else 0.0
         out[FIRST] += value
         if MORE_W:
             out[FIRST + 1] += value
@@ -147,9 +147,9 @@ def fprop_kernel(E: int, R: int, K: int, F: int, biased: bool, after: str, kind:
     @jit(device=True)
     def fetch(to, x, m, last, C, channel):
         for j in range(GROUPS):
-            pixel = i4(m + i4(8 * j))
+            pixel = m + 8 * j
             wanted = u4(16) if (pixel < last) & (channel < C) else u4(0)
-            cp_async_16(to + u4(j * SLOT), x + u8(i8(i4(pixel * C + channel)) * i8(BYTES)), wanted)
+            cp_async_16(to + u4(j * SLOT), x + u8(i8(pixel * C + channel) * BYTES), wanted)
         cp_async_commit()
 
     @jit(launch_bounds=(THREADS, resident))
@@ -168,93 +168,93 @@ def fprop_kernel(E: int, R: int, K: int, F: int, biased: bool, after: str, kind:
         acc = cuda.local.array(SUMS, f4)
         words = cuda.local.array(LOADED, u4)
         out = cuda.local.array(OUTPUTS, f4)
-        tid = i4(cuda.threadIdx.x)
-        lane, warp = i4(tid & i4(31)), i4(tid >> i4(5))
-        g, t = i4(lane >> i4(2)), i4(lane & i4(3))
-        image, around = i4(H * W), i4(i4(BACK) * i4(W + i4(1)))
-        m0 = i4(i4(cuda.blockIdx.x) * pixels)
-        m1 = i4(min(M, i4(m0 + pixels)))
+        tid = cuda.threadIdx.x
+        lane, warp = tid & 31, tid >> 5
+        g, t = lane >> 2, lane & 3
+        image, around = H * W, BACK * (W + 1)
+        m0 = cuda.blockIdx.x * pixels
+        m1 = min(M, m0 + pixels)
         # No tap crosses from one image into another.
-        first = i4(max(i4(m0 - around), i4(m0 - i4(u4(m0) % u4(image)))))
-        last = i4(min(i4(m1 + around), i4(i4(u4(m1 - i4(1)) // u4(image)) * image + image)))
-        slots = base + u4(steps) * u4(4 * STEP_WORDS) + u4(tid) * u4(16)
-        parts = base + u4(steps) * u4(4 * STEP_WORDS) + u4(RING)
-        read, write = slots, slots + u4(AHEAD * STAGE)
-        channel0 = i4(t * i4(CHANNELS))
+        first = max(m0 - around, m0 - m0 % image)
+        last = min(m1 + around, (m1 - 1) // image * image + image)
+        slots = base + u4(steps) * (4 * STEP_WORDS) + u4(tid) * 16
+        parts = base + u4(steps) * (4 * STEP_WORDS) + RING
+        read, write = slots, slots + AHEAD * STAGE
+        channel0 = t * CHANNELS
         # Where the next step to fetch begins for this thread.
-        ahead, channel, left = i4(first + warp * i4(OF_WARP) + g), channel0, steps
+        ahead, channel, left = first + warp * OF_WARP + g, channel0, steps
         for s in range(AHEAD):
-            fetch(slots + u4(s * STAGE), source, ahead, last, C, channel)
-            channel, left = i4(channel + i4(4 * CHANNELS)), i4(left - i4(1))
-            if left == i4(0):
-                ahead, channel, left = i4(ahead + i4(PIXELS)), channel0, steps
+            fetch(slots + s * STAGE, source, ahead, last, C, channel)
+            channel, left = channel + 4 * CHANNELS, left - 1
+            if left == 0:
+                ahead, channel, left = ahead + PIXELS, channel0, steps
         i = tid
-        while i < steps * i4(STEP_WORDS // 4):
-            w = load_4_words(packed, i8(i) * i8(16), i4(1))
-            store_words_4(base + u4(i) * u4(16), w[0], w[1], w[2], w[3])
-            i = i4(i + i4(THREADS))
+        while i < steps * (STEP_WORDS // 4):
+            w = load_4_words(packed, i8(i) * 16, 1)
+            store_words_4(base + u4(i) * 16, w[0], w[1], w[2], w[3])
+            i += THREADS
         cuda.syncthreads()
         squares = f8(0)
         # Pixels from `done` on are not collected yet; the warp's first pixel of the chunk at `begin` has place `place` in the ring.
-        begin, done, place = first, m0, i4(warp * i4(OF_WARP))
+        begin, done, place = first, m0, warp * OF_WARP
         while begin < last:
             for j in range(SUMS):
-                acc[j] = f4(0)
-            filters, step = base + u4(lane) * u4(16), i4(0)
+                acc[j] = 0.0
+            filters, step = base + u4(lane) * 16, 0
             while step < steps:
                 wait()
                 for j in range(GROUPS):
-                    v = load_words_4(read + u4(j * SLOT))
+                    v = load_words_4(read + j * SLOT)
                     words[4 * j], words[4 * j + 1], words[4 * j + 2], words[4 * j + 3] = v[0], v[1], v[2], v[3]
                 # The slots that are filled now were read a step ago.
                 fetch(write, source, ahead, last, C, channel)
                 for s in range(2):
                     for tile in range(2):
-                        a = load_words_4(filters + u4(512 * (2 * s + tile)))
+                        a = load_words_4(filters + 512 * (2 * s + tile))
                         for j in range(GROUPS):
                             at = 4 * (2 * j + tile)
                             acc[at], acc[at + 1], acc[at + 2], acc[at + 3] = mma(
                                 a[0], a[1], a[2], a[3], words[4 * j + 2 * s], words[4 * j + 2 * s + 1], acc[at], acc[at + 1], acc[at + 2], acc[at + 3]
                             )
-                read, write = read + u4(STAGE), write + u4(STAGE)
-                read = slots if read == slots + u4(RING) else read
-                write = slots if write == slots + u4(RING) else write
-                channel, left = i4(channel + i4(4 * CHANNELS)), i4(left - i4(1))
-                if left == i4(0):
-                    ahead, channel, left = i4(ahead + i4(PIXELS)), channel0, steps
-                filters, step = filters + u4(4 * STEP_WORDS), i4(step + i4(1))
+                read, write = read + STAGE, write + STAGE
+                read = slots if read == slots + RING else read
+                write = slots if write == slots + RING else write
+                channel, left = channel + 4 * CHANNELS, left - 1
+                if left == 0:
+                    ahead, channel, left = ahead + PIXELS, channel0, steps
+                filters, step = filters + 4 * STEP_WORDS, step + 1
             # What is overwritten now has been collected by everyone.
             cuda.syncthreads()
             for j in range(GROUPS):
                 # Groups of eight never straddle the ring's end: it is a multiple of eight.
-                spot = i4(place + i4(8 * j))
-                spot = i4(spot - ring) if spot >= ring else spot
+                spot = place + 8 * j
+                spot = spot - ring if spot >= ring else spot
                 for tile in range(2):
                     for half in range(2):
-                        column, e = i4(i4(16 * tile + 8 * half) + g), 4 * (2 * j + tile) + 2 * half
-                        if column < i4(GN):
-                            at = parts + u4(i4(column * ring + spot + i4(2) * t)) * u4(4)
+                        column, e = 16 * tile + 8 * half + g, 4 * (2 * j + tile) + 2 * half
+                        if column < GN:
+                            at = parts + u4(column * ring + spot + 2 * t) * 4
                             store_words_2(at, float_bits(acc[e]), float_bits(acc[e + 1]))
-            begin = i4(begin + i4(PIXELS))
-            place = i4(place + i4(PIXELS))
-            place = i4(place - ring) if place >= ring else place
+            begin += PIXELS
+            place += PIXELS
+            place = place - ring if place >= ring else place
             cuda.syncthreads()
-            upto = i4(min(m1, i4(begin - around))) if begin < last else m1
+            upto = min(m1, begin - around) if begin < last else m1
             # Neighbours own neighbouring filters, then pixels, as y lies in memory.
-            e = i4(done * i4(K) + tid)
-            while e < i4(upto * i4(K)):
-                m = i4(u4(e) // u4(K))
-                k = i4(e - m * i4(K))
+            e = done * K + tid
+            while e < upto * K:
+                m = e // K
+                k = e - m * K
                 n, h, w_ = split_pixel(m, H, W)
                 for o in range(OUTPUTS):
-                    out[o] = f4(0)
-                spot = i4(u4(m - first) % u4(ring))
-                collect(out, parts + u4(i4(k * ring)) * u4(4), spot, h, w_, H, W, ring)
-                b = bias[k] if biased else f4(0)
+                    out[o] = 0.0
+                spot = (m - first) % ring
+                collect(out, parts + u4(k * ring) * 4, spot, h, w_, H, W, ring)
+                b = bias[k] if biased else 0.0
                 for r in range(F):
-                    row = i4(i4(i4(n * H + h) * i4(F) + i4(r)) * i4(W * i4(F)) + i4(F) * w_)
+                    row = ((n * H + h) * F + r) * (W * F) + F * w_
                     for s in range(F):
-                        at = u8(i4(i4(row + i4(s)) * i4(K) + k))
+                        at = (row + s) * K + k
                         value = out[F * r + s] + b
                         if RELU:
                             value = relu(value)
@@ -263,14 +263,14 @@ def fprop_kernel(E: int, R: int, K: int, F: int, biased: bool, after: str, kind:
                             squares += f8(value) * f8(value)
                             value *= scale
                         store(y, at, value)
-                e = i4(e + i4(THREADS))
-            done = i4(max(done, upto))
+                e += THREADS
+            done = max(done, upto)
         wait_all()
         if MSE:
             # The filters' place: nobody reads them after the last chunk's barriers.
             terms = cuda.shared.array(0, types.float64)
             whole = block_sum(terms, squares)
-            if tid == i4(0):
+            if tid == 0:
                 total[cuda.blockIdx.x] = whole
 
     return last_fprop_kernel

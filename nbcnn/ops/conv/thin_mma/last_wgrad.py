@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, f4, i4, i8, jit, types, u4
+from nbcnn.gpu.language import cuda, f4, i8, jit, types, u4
 from nbcnn.ops.conv.thin.wgrad import IN_FLIGHT, LANES, total_kernel
 from nbcnn.ops.conv.thin.wgrad_traffic import total_traffic
 from nbcnn.ops.conv.thin_mma.last_columns import (
@@ -78,52 +78,52 @@ def partial_kernel(E: int, R: int, K: int, F: int, bias: bool, CW: int, PW: int,
         columns = cuda.local.array(8, u4)
         total = cuda.local.array(TASKS, f4)
         for j in range(SUMS):
-            acc[j] = f4(0)
+            acc[j] = 0.0
         for j in range(TASKS):
-            total[j] = f4(0)
-        tid = i4(cuda.threadIdx.x)
-        lane, warp = i4(tid & i4(31)), i4(tid >> i4(5))
-        g, t = i4(lane >> i4(2)), i4(lane & i4(3))
-        across, down = i4(u4(warp) % u4(CW)), i4(u4(warp) // u4(CW))
-        first = i4(i4(i4(cuda.blockIdx.y) * i4(CW) + across) * i4(32 * E))
-        channel = i4(first + g * i4(GROUP))
-        chunk = i4(cuda.blockIdx.x)
-        stride = i4(i4(cuda.gridDim.x) * i4(PX))
-        slots = base + u4(2 * BUFFER) + u4(tid) * u4(16)
-        read, write = slots, slots + u4(AHEAD * STAGE)
+            total[j] = 0.0
+        tid = cuda.threadIdx.x
+        lane, warp = tid & 31, tid >> 5
+        g, t = lane >> 2, lane & 3
+        across, down = warp % CW, warp // CW
+        first = (cuda.blockIdx.y * CW + across) * (32 * E)
+        channel = first + g * GROUP
+        chunk = cuda.blockIdx.x
+        stride = cuda.gridDim.x * PX
+        slots = base + 2 * BUFFER + u4(tid) * 16
+        read, write = slots, slots + AHEAD * STAGE
         # Where the next step to fetch begins for this thread, and how many of the chunk's steps are left.
-        ahead, left = i4(chunk * i4(PX) + down * i4(OF_WARP) + i4(2) * t), i4(STEPS)
+        ahead, left = chunk * PX + down * OF_WARP + 2 * t, STEPS
         for s in range(AHEAD):
-            fetch(slots + u4(s * STAGE), source, ahead, M, C, channel)
-            ahead, left = i4(ahead + i4(STEP)), i4(left - i4(1))
-            if left == i4(0):
-                ahead, left = i4(ahead + stride - i4(OF_WARP)), i4(STEPS)
+            fetch(slots + s * STAGE, source, ahead, M, C, channel)
+            ahead, left = ahead + STEP, left - 1
+            if left == 0:
+                ahead, left = ahead + stride - OF_WARP, STEPS
         # Rows beyond the last column are multiplied too; what they give is not stored, but must not trap as NaN in a sum.
         i = tid
-        while i < i4(QUADS):
-            store_words_4(base + u4(i) * u4(16), u4(0), u4(0), u4(0), u4(0))
-            i = i4(i + i4(THREADS))
+        while i < QUADS:
+            store_words_4(base + u4(i) * 16, u4(0), u4(0), u4(0), u4(0))
+            i += THREADS
         cuda.syncthreads()
-        build(base, dy, i4(chunk * i4(PX)), M, H, W, total)
+        build(base, dy, chunk * PX, M, H, W, total)
         cuda.syncthreads()
         half = u4(0)
         # Matrices of A: eight columns, the next eight, and both again four words further.
-        row_at = u4(lane & i4(15)) * u4(PITCH) + u4(lane >> i4(4)) * u4(16) + u4(down) * u4(OF_WARP * 4 // E)
+        row_at = u4(lane & 15) * PITCH + u4(lane >> 4) * 16 + u4(down) * (OF_WARP * 4 // E)
         while chunk < chunks:
-            following = i4(chunk + i4(cuda.gridDim.x))
+            following = chunk + cuda.gridDim.x
             if following < chunks:
-                build(base + (u4(BUFFER) - half), dy, i4(following * i4(PX)), M, H, W, total)
-            at, step = base + half + row_at, i4(0)
-            while step < i4(STEPS):
+                build(base + (BUFFER - half), dy, following * PX, M, H, W, total)
+            at, step = base + half + row_at, 0
+            while step < STEPS:
                 wait()
                 for v in range(SLOTS):
-                    w = load_words_4(read + u4(v * SLOT))
+                    w = load_words_4(read + v * SLOT)
                     words[4 * v], words[4 * v + 1], words[4 * v + 2], words[4 * v + 3] = w
                 # The slots that are filled now were read a step ago.
                 fetch(write, source, ahead, M, C, channel)
                 for s in range(PRODUCTS):
                     for tile in range(2):
-                        v = ldmatrix_x4(at + u4(16 * tile * PITCH + 32 * s))
+                        v = ldmatrix_x4(at + (16 * tile * PITCH + 32 * s))
                         columns[4 * tile], columns[4 * tile + 1], columns[4 * tile + 2], columns[4 * tile + 3] = v
                     for n in range(GROUP):
                         if E == 2:
@@ -137,49 +137,49 @@ def partial_kernel(E: int, R: int, K: int, F: int, bias: bool, CW: int, PW: int,
                             acc[c], acc[c + 1], acc[c + 2], acc[c + 3] = mma(
                                 columns[a], columns[a + 1], columns[a + 2], columns[a + 3], b0, b1, acc[c], acc[c + 1], acc[c + 2], acc[c + 3]
                             )
-                read, write = read + u4(STAGE), write + u4(STAGE)
-                read = slots if read == slots + u4(RING) else read
-                write = slots if write == slots + u4(RING) else write
-                ahead, left = i4(ahead + i4(STEP)), i4(left - i4(1))
-                if left == i4(0):
-                    ahead, left = i4(ahead + stride - i4(OF_WARP)), i4(STEPS)
-                at, step = at + u4(STEP * 4 // E), i4(step + i4(1))
+                read, write = read + STAGE, write + STAGE
+                read = slots if read == slots + RING else read
+                write = slots if write == slots + RING else write
+                ahead, left = ahead + STEP, left - 1
+                if left == 0:
+                    ahead, left = ahead + stride - OF_WARP, STEPS
+                at, step = at + STEP * 4 // E, step + 1
             cuda.syncthreads()
-            chunk, half = following, u4(BUFFER) - half
+            chunk, half = following, BUFFER - half
 
         wait_all()
         cuda.syncthreads()
         # Warps of the same channels leave their sums in shared memory; the first of them adds, in order.
-        mine = base + u4(across * i4(32) + lane) * u4(4)
-        if down > i4(0):
+        mine = base + u4(across * 32 + lane) * 4
+        if down > 0:
             for j in range(SUMS):
-                store_words_1(mine + u4(i4(i4(down - i4(1)) * i4(SUMS)) + i4(j)) * u4(4 * BESIDE), float_bits(acc[j]))
+                store_words_1(mine + u4((down - 1) * SUMS + j) * (4 * BESIDE), float_bits(acc[j]))
         cuda.syncthreads()
-        begin = i8(cuda.blockIdx.x) * i8(row)
-        if down == i4(0):
+        begin = i8(cuda.blockIdx.x) * row
+        if down == 0:
             for p in range(PW - 1):
                 for j in range(SUMS):
-                    acc[j] += bits_float(load_words_1(mine + u4((p * SUMS + j) * 4 * BESIDE)))
+                    acc[j] += bits_float(load_words_1(mine + (p * SUMS + j) * 4 * BESIDE))
             for tile in range(2):
                 for below in range(2):
                     for i in range(2):
-                        column, c = i4(i4(16 * tile + 8 * below) + g), i4(first + i4(2 * GROUP) * t + i4(GROUP * i))
-                        if (column < i4(GN)) & (c < C):
+                        column, c = 16 * tile + 8 * below + g, first + 2 * GROUP * t + GROUP * i
+                        if (column < GN) & (c < C):
                             for q in range(E):
                                 e = 4 * (tile * GROUP + 4 * q) + 2 * below + i
-                                store4(partial, begin + i8(i4(column * C + c) + i4(4 * q)), acc[e], acc[e + 4], acc[e + 8], acc[e + 12])
+                                store4(partial, begin + i8(column * C + c + 4 * q), acc[e], acc[e + 4], acc[e + 8], acc[e + 12])
         if bias and cuda.blockIdx.y == 0:
             cuda.syncthreads()
             for j in range(TASKS):
                 value = warp_sum(total[j])
-                if lane == i4(0):
-                    store_words_1(base + u4(j * (THREADS // 32) + warp) * u4(4), float_bits(value))
+                if lane == 0:
+                    store_words_1(base + u4(j * (THREADS // 32) + warp) * 4, float_bits(value))
             cuda.syncthreads()
-            if tid < i4(K):
-                value = f4(0)
+            if tid < K:
+                value = 0.0
                 for j in range(SHARE):
-                    value += bits_float(load_words_1(base + u4(tid * i4(SHARE) + i4(j)) * u4(4)))
-                partial[begin + i8(i4(GN) * C + tid)] = value
+                    value += bits_float(load_words_1(base + u4(tid * SHARE + j) * 4))
+                partial[begin + i8(GN * C + tid)] = value
 
     return last_partial_kernel
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from nbcnn.gpu.language import cuda, f4, i4, jit, u4
+from nbcnn.gpu.language import cuda, jit, u4
 from nbcnn.ops.conv.wgmma.tile import KINDS, WARPGROUP, Tile, pitch
 from nbcnn.ops.ptx.cvt import bf16_high, bf16_low, bf16x2, bits_float, float_bits, tf32
 from nbcnn.ops.ptx.shared import load_words_4, store_words_1, store_words_2
@@ -32,8 +32,8 @@ def put_fragments(tile: Tile, kind_name: str) -> Any:
 
     @jit(device=True)
     def run(acc, floor, stage, group, warp, lane):
-        row = i4(group * i4(ROWS) + (warp & i4(3)) * i4(16) + (lane >> i4(2)))
-        at = stage + u4(row * i4(PITCH) + (lane & i4(3)) * i4(2 * ELEMENT))
+        row = group * ROWS + (warp & 3) * 16 + (lane >> 2)
+        at = stage + u4(row * PITCH + (lane & 3) * (2 * ELEMENT))
         for j in range(EIGHTS):
             for half in range(HALVES):
                 for h in range(2):
@@ -41,7 +41,7 @@ def put_fragments(tile: Tile, kind_name: str) -> Any:
                     v1 = acc[(half * EIGHTS + j) * 4 + 2 * h + 1]
                     v0 = floor if v0 <= floor else v0
                     v1 = floor if v1 <= floor else v1
-                    to = at + u4((half * 64 + 8 * h) * PITCH + j * 8 * ELEMENT)
+                    to = at + ((half * 64 + 8 * h) * PITCH + j * 8 * ELEMENT)
                     if WORDS == 1:
                         store_words_1(to, bf16x2(v0, v1))
                     elif ROUND:
@@ -59,9 +59,9 @@ def moves(kind_name: str) -> tuple[Any, Any, Any]:
 
         @jit(device=True)
         def keep_halves(word, x):
-            low = word & u4(0xFFFF) if bf16_low(x) > f4(0) else u4(0)
-            high = word & u4(0xFFFF0000) if bf16_high(x) > f4(0) else u4(0)
-            return u4(low | high)
+            low = word & u4(0xFFFF) if bf16_low(x) > 0.0 else u4(0)
+            high = word & u4(0xFFFF0000) if bf16_high(x) > 0.0 else u4(0)
+            return low | high
 
         return load_bf16x8_if, keep_halves, store_bf16x8
 
@@ -72,7 +72,7 @@ def moves(kind_name: str) -> tuple[Any, Any, Any]:
 
     @jit(device=True)
     def keep(word, x):
-        return u4(word) if bits_float(x) > f4(0) else u4(0)
+        return u4(word) if bits_float(x) > 0.0 else u4(0)
 
     @jit(device=True)
     def store(y, at, a, b, c, d):
@@ -98,31 +98,31 @@ def store_rows(tile: Tile, kind_name: str, mask: bool, interleaved: bool) -> Any
     @jit(device=True)
     def run(stage, x, y, t, m0, n0, GM, K, Q, r, s):
         masks = cuda.local.array(WORDS, u4)
-        row = i4(t >> i4(CHUNKS))
-        chunk = i4(t & i4(LAST))
-        channel = i4(n0 + chunk * i4(CHUNK))
-        start = stage + u4(row * i4(PITCH) + chunk * i4(16))
+        row = t >> CHUNKS
+        chunk = t & LAST
+        channel = n0 + chunk * CHUNK
+        start = stage + u4(row * PITCH + chunk * 16)
         # A pixel beyond the last, or a channel, fails this one comparison.
-        end = GM if channel < K else i4(0)
+        end = GM if channel < K else 0
         for batch in range(BATCHES):
             # All loads of a batch before its stores: else each would wait for the memory by itself.
             if mask:
                 for i in range(BATCH):
-                    m = i4(m0 + row + i4((batch * BATCH + i) * STEP))
-                    x0, x1, x2, x3 = load(x, i4(m * K + channel), m < end)
+                    m = m0 + row + (batch * BATCH + i) * STEP
+                    x0, x1, x2, x3 = load(x, m * K + channel, m < end)
                     masks[4 * i], masks[4 * i + 1], masks[4 * i + 2], masks[4 * i + 3] = x0, x1, x2, x3
             for i in range(BATCH):
-                m = i4(m0 + row + i4((batch * BATCH + i) * STEP))
-                w0, w1, w2, w3 = load_words_4(start + u4((batch * BATCH + i) * STEP * PITCH))
+                m = m0 + row + (batch * BATCH + i) * STEP
+                w0, w1, w2, w3 = load_words_4(start + (batch * BATCH + i) * STEP * PITCH)
                 if mask:
                     w0, w1 = keep(w0, masks[4 * i]), keep(w1, masks[4 * i + 1])
                     w2, w3 = keep(w2, masks[4 * i + 2]), keep(w3, masks[4 * i + 3])
                 if m < end:
                     pixel = m
                     if interleaved:
-                        line = i4(u4(m) // u4(Q))
-                        pixel = i4((i4(2) * line + r) * i4(2) * Q + i4(2) * (m - line * Q) + s)
-                    store(y, i4(pixel * K + channel), w0, w1, w2, w3)
+                        line = m // Q
+                        pixel = (2 * line + r) * 2 * Q + 2 * (m - line * Q) + s
+                    store(y, pixel * K + channel, w0, w1, w2, w3)
 
     return run
 
@@ -137,10 +137,10 @@ def largest_of_four(kind_name: str) -> Any:
             # Not negative, so ordered as integers; the place in the lower bits lets the first of equals win, and comes out with the maximum.
             low, high = u4(0), u4(0)
             for i in range(4):
-                low = max(low, u4(words[4 * i + q] << u4(16) | u4(3 - i)))
-                high = max(high, u4(words[4 * i + q] & u4(0xFFFF0000) | u4(3 - i)))
-            word = u4(low >> u4(16) | high & u4(0xFFFF0000))
-            return word, u4((u4(3) - (low & u4(3))) | (u4(3) - (high & u4(3))) << u4(2))
+                low = max(low, words[4 * i + q] << 16 | u4(3 - i))
+                high = max(high, words[4 * i + q] & u4(0xFFFF0000) | 3 - i)
+            word = low >> 16 | high & u4(0xFFFF0000)
+            return word, (3 - (low & u4(3))) | (3 - (high & u4(3))) << 2
     else:
 
         @jit(device=True)
@@ -170,29 +170,29 @@ def store_pooled(tile: Tile, kind_name: str) -> Any:
     @jit(device=True)
     def run(stage, y, index, t, m0, n0, GM, K, Q):
         words = cuda.local.array(16, u4)
-        chunk = i4(t & i4(LAST))
-        channel = i4(n0 + chunk * i4(CHUNK))
-        across = i4(Q >> i4(1))
+        chunk = t & LAST
+        channel = n0 + chunk * CHUNK
+        across = Q >> 1
         for i in range(ROUNDS):
-            pooled = i4((t >> i4(CHUNKS)) + i4(i * STEP))
-            pair = i4(u4(pooled) // u4(across))
-            row = i4(pair * i4(2) * Q + (pooled - pair * across) * i4(2))
+            pooled = (t >> CHUNKS) + i * STEP
+            pair = pooled // across
+            row = pair * 2 * Q + (pooled - pair * across) * 2
             if m0 + row < GM and channel < K:
-                first = stage + u4(row * i4(PITCH) + chunk * i4(16))
-                below = first + u4(Q * i4(PITCH))
+                first = stage + u4(row * PITCH + chunk * 16)
+                below = first + Q * PITCH
                 words[0], words[1], words[2], words[3] = load_words_4(first)
-                words[4], words[5], words[6], words[7] = load_words_4(first + u4(PITCH))
+                words[4], words[5], words[6], words[7] = load_words_4(first + PITCH)
                 words[8], words[9], words[10], words[11] = load_words_4(below)
-                words[12], words[13], words[14], words[15] = load_words_4(below + u4(PITCH))
+                words[12], words[13], words[14], words[15] = load_words_4(below + PITCH)
                 w0, p0 = largest(words, 0)
                 w1, p1 = largest(words, 1)
                 w2, p2 = largest(words, 2)
                 w3, p3 = largest(words, 3)
-                at = i4((i4(m0 >> i4(2)) + pooled) * K + channel)
+                at = ((m0 >> 2) + pooled) * K + channel
                 store(y, at, w0, w1, w2, w3)
-                places = u4(p0 | p1 << u4(BITS) | p2 << u4(2 * BITS) | p3 << u4(3 * BITS))
-                index[at >> i4(2)] = places & u4(0xFF)
+                places = u4(p0 | p1 << BITS | p2 << 2 * BITS | p3 << 3 * BITS)
+                index[at >> 2] = places & 0xFF
                 if CHUNK == 8:
-                    index[(at >> i4(2)) + i4(1)] = places >> u4(8)
+                    index[(at >> 2) + 1] = places >> 8
 
     return run

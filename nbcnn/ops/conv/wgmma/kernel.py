@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, f4, i4, jit, u4
+from nbcnn.gpu.language import cuda, f4, jit, u4
 from nbcnn.ops.conv.wgmma import epilogue
 from nbcnn.ops.conv.wgmma.mainloop import consumer, producer
 from nbcnn.ops.conv.wgmma.tile import ALIGNMENT, KINDS, WARPGROUP, Tile, shared_bytes, slot_bytes
@@ -45,47 +45,47 @@ def correlate(tile: Tile, kind_name: str, finish: str) -> Any:
         source  NVIDIA, PTX ISA, "Asynchronous warpgroup level matrix instructions" and "im2col mode".
         """
         memory = cuda.shared.array(0, np.uint8)
-        ring = u4((byte_address_shared(memory) + u4(ALIGNMENT - 1)) & u4(0xFFFFFFFF - ALIGNMENT + 1))
-        full = ring + u4(RING)
-        empty = full + u4(SLOTS * 8)
-        t = i4(cuda.threadIdx.x)
-        lane = i4(t & i4(31))
-        warp = i4(t >> i4(5))
-        tile_m = i4(u4(cuda.blockIdx.x) // u4(across))
-        tile_n = i4(i4(cuda.blockIdx.x) - tile_m * across)
-        tiles_of_phase = i4((K + i4(BN - 1)) // i4(BN))
-        phase, r, s = i4(0), i4(0), i4(0)
+        ring = (byte_address_shared(memory) + (ALIGNMENT - 1)) & u4(0xFFFFFFFF - ALIGNMENT + 1)
+        full = ring + RING
+        empty = full + SLOTS * 8
+        t = cuda.threadIdx.x
+        lane = t & 31
+        warp = t >> 5
+        tile_m = cuda.blockIdx.x // across
+        tile_n = cuda.blockIdx.x - tile_m * across
+        tiles_of_phase = (K + (BN - 1)) // BN
+        phase, r, s = 0, 0, 0
         if INTERLEAVE:
-            phase = i4(u4(tile_n) // u4(tiles_of_phase))
-            tile_n = i4(tile_n - phase * tiles_of_phase)
-            r, s = i4(phase >> i4(1)), i4(phase & i4(1))
-        m0, n0 = i4(tile_m * i4(BM)), i4(tile_n * i4(BN))
-        if t == i4(0):
+            phase = tile_n // tiles_of_phase
+            tile_n -= phase * tiles_of_phase
+            r, s = phase >> 1, phase & 1
+        m0, n0 = tile_m * BM, tile_n * BN
+        if t == 0:
             for slot in range(SLOTS):
-                mbarrier_init(full + u4(8 * slot), u4(1))
-                mbarrier_init(empty + u4(8 * slot), u4(WARPS))
+                mbarrier_init(full + 8 * slot, u4(1))
+                mbarrier_init(empty + 8 * slot, u4(WARPS))
             fence_mbarrier_init()
         cuda.syncthreads()
-        if warp == i4(WARPS):
-            if lane == i4(0):
-                first_row = i4(phase * K + n0)
+        if warp == WARPS:
+            if lane == 0:
+                first_row = phase * K + n0
                 produce(byte_address_global(maps), ring, full, empty, m0, first_row, s, r, N, rows, C, P, Q, R, S, stride, top, left)
         else:
             acc = cuda.local.array(SUMS, f4)
             for j in range(EIGHTS):
-                n = i4(n0 + (lane & i4(3)) * i4(2) + i4(8 * j))
-                b0, b1 = load1_if(b, n, n < biased), load1_if(b, i4(n + i4(1)), n < biased)
+                n = n0 + (lane & 3) * 2 + 8 * j
+                b0, b1 = load1_if(b, n, n < biased), load1_if(b, n + 1, n < biased)
                 for half in range(HALVES):
                     for h in range(2):
                         acc[(half * EIGHTS + j) * 4 + 2 * h] = b0
                         acc[(half * EIGHTS + j) * 4 + 2 * h + 1] = b1
-            group = i4(warp >> i4(2))
+            group = warp >> 2
             consume(acc, ring, full, empty, group, lane, steps)
             # Results overwrite the ring: every warpgroup must have read it.
             consumers()
             put(acc, floor, ring, group, warp, lane)
             consumers()
-            GM = i4(N * P * Q)
+            GM = N * P * Q
             if POOL:
                 store_pooled(ring, y, index, t, m0, n0, GM, K, Q)
             else:

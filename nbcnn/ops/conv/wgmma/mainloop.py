@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from nbcnn.gpu.language import cuda, f4, i4, jit, types, u4
+from nbcnn.gpu.language import cuda, f4, jit, types, u4
 from nbcnn.ops.conv.wgmma.tile import KINDS, WARPGROUP, Tile, slot_bytes
 from nbcnn.ops.kernel.loops import unrolled
 from nbcnn.ops.kernel.tensor_maps import ROW_BYTES
@@ -41,34 +41,34 @@ def producer(tile: Tile, kind_name: str) -> Any:
         b_map = maps + u8(ROW_BYTES)
         fence_tensor_map(a_map)
         fence_tensor_map(b_map)
-        line = i4(u4(m0) // u4(Q))
-        image = i4(u4(line) // u4(P))
-        w = i4((m0 - line * Q) * stride - left)
-        h = i4((line - image * P) * stride - top)
-        slot, parity, column = i4(0), u4(1), i4(0)
-        r = i4(0)
+        line = m0 // Q
+        image = line // P
+        w = (m0 - line * Q) * stride - left
+        h = (line - image * P) * stride - top
+        slot, parity, column = 0, u4(1), 0
+        r = 0
         while r < R:
-            s = i4(0)
+            s = 0
             while s < S:
-                c = i4(0)
+                c = 0
                 while c < C:
-                    here = u4(slot * i4(8))
-                    to = ring + u4(slot * i4(SLOT))
+                    here = u4(slot * 8)
+                    to = ring + u4(slot * SLOT)
                     mbarrier_wait(empty + here, parity)
                     mbarrier_arrive_expect_tx(full + here, u4(SLOT))
                     for plane in range(PLANES):
-                        a = to + u4(plane * A_BYTES)
-                        b = to + u4(PLANES * A_BYTES + plane * B_BYTES)
-                        load_im2col_4d(a, a_map, c, w, h, i4(image + i4(plane) * N), full + here, u2(s + right), u2(r + down))
-                        load_tile_2d(b, b_map, column, i4(row + i4(plane) * rows), full + here)
-                    slot = i4(slot + i4(1))
-                    if slot == i4(SLOTS):
-                        slot = i4(0)
-                        parity = parity ^ u4(1)
-                    column = i4(column + i4(CHANNELS))
-                    c = i4(c + i4(CHANNELS))
-                s = i4(s + i4(1))
-            r = i4(r + i4(1))
+                        a = to + plane * A_BYTES
+                        b = to + (PLANES * A_BYTES + plane * B_BYTES)
+                        load_im2col_4d(a, a_map, c, w, h, image + plane * N, full + here, u2(s + right), u2(r + down))
+                        load_tile_2d(b, b_map, column, row + plane * rows, full + here)
+                    slot += 1
+                    if slot == SLOTS:
+                        slot = 0
+                        parity ^= 1
+                    column += CHANNELS
+                    c += CHANNELS
+                s += 1
+            r += 1
 
     return run
 
@@ -125,42 +125,42 @@ def consumer(tile: Tile, kind_name: str) -> Any:
 
     @jit(device=True)
     def run(acc, ring, full, empty, group, lane, steps):
-        slot, parity, step, previous = i4(0), u4(0), i4(0), i4(0)
+        slot, parity, step, previous = 0, u4(0), 0, 0
         while step < steps:
-            mbarrier_wait(full + u4(slot * i4(8)), parity)
-            a = ring + u4(slot * i4(SLOT))
-            multiply(acc, a + u4(group * i4(GROUP_BYTES)), a + u4(A_BYTES), u4(1))
+            mbarrier_wait(full + u4(slot * 8), parity)
+            a = ring + u4(slot * SLOT)
+            multiply(acc, a + group * GROUP_BYTES, a + A_BYTES, u4(1))
             one_running()
-            if lane == i4(0) and step > i4(0):
-                mbarrier_arrive(empty + u4(previous * i4(8)))
+            if lane == 0 and step > 0:
+                mbarrier_arrive(empty + u4(previous * 8))
             previous = slot
-            slot = i4(slot + i4(1))
-            if slot == i4(SLOTS):
-                slot = i4(0)
-                parity = parity ^ u4(1)
-            step = i4(step + i4(1))
+            slot += 1
+            if slot == SLOTS:
+                slot = 0
+                parity ^= 1
+            step += 1
         all_done(acc)
 
     @jit(device=True)
     def run_promoted(acc, ring, full, empty, group, lane, steps):
         part = cuda.local.array(SUMS, f4)
         for i in range(SUMS):
-            part[i] = f4(0)
-        slot, parity, step = i4(0), u4(0), i4(0)
+            part[i] = 0.0
+        slot, parity, step = 0, u4(0), 0
         while step < steps:
-            mbarrier_wait(full + u4(slot * i4(8)), parity)
-            a = ring + u4(slot * i4(SLOT))
-            multiply(part, a + u4(group * i4(GROUP_BYTES)), a + u4(PLANES * A_BYTES), u4(0))
+            mbarrier_wait(full + u4(slot * 8), parity)
+            a = ring + u4(slot * SLOT)
+            multiply(part, a + group * GROUP_BYTES, a + PLANES * A_BYTES, u4(0))
             all_done(part)
-            if lane == i4(0):
-                mbarrier_arrive(empty + u4(slot * i4(8)))
+            if lane == 0:
+                mbarrier_arrive(empty + u4(slot * 8))
             for i in range(SUMS):
                 acc[i] += part[i]
-            slot = i4(slot + i4(1))
-            if slot == i4(SLOTS):
-                slot = i4(0)
-                parity = parity ^ u4(1)
-            step = i4(step + i4(1))
+            slot += 1
+            if slot == SLOTS:
+                slot = 0
+                parity ^= 1
+            step += 1
 
     # Tensor cores cut off what falls below a sum's last bit, always towards zero: over thousands of products that shows in float32.
     # So in fp32 a sum leaves them after each step, and is added where additions round.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from nbcnn.gpu.language import cuda, f4, i4, jit, u4
+from nbcnn.gpu.language import cuda, jit, u4
 from nbcnn.ops.conv.wgmma.epilogue import largest_of_four, moves
 from nbcnn.ops.conv.wgmma.patch import SQUARE, PatchTile
 from nbcnn.ops.conv.wgmma.tile import KINDS, WARPGROUP
@@ -32,18 +32,18 @@ def put_fragments(tile: PatchTile, kind_name: str, mask: bool) -> Any:
 
     @jit(device=True)
     def run(acc, floor, stage, warp, lane):
-        row = i4((warp & i4(3)) * i4(16) + (lane >> i4(2)))
-        swizzle = u4(lane >> i4(2))
-        pair = u4(lane & i4(3))
+        row = (warp & 3) * 16 + (lane >> 2)
+        swizzle = u4(lane >> 2)
+        pair = u4(lane & 3)
         for half in range(HALVES):
             for j in range(EIGHTS):
                 if BF16:
-                    at = stage + u4((half * COLUMNS + j // 8) * BLOCK_BYTES) + ((u4(j % 8) ^ swizzle) << u4(4)) + (pair << u4(2))
+                    at = stage + u4((half * COLUMNS + j // 8) * BLOCK_BYTES) + ((j % 8 ^ swizzle) << 4) + (pair << 2)
                 else:
-                    chunk = u4(2 * (j % 4)) + (pair >> u4(1))
-                    at = stage + u4((half * COLUMNS + j // 4) * BLOCK_BYTES) + ((chunk ^ swizzle) << u4(4)) + ((pair & u4(1)) << u4(3))
+                    chunk = 2 * (j % 4) + (pair >> 1)
+                    at = stage + u4((half * COLUMNS + j // 4) * BLOCK_BYTES) + ((chunk ^ swizzle) << 4) + ((pair & 1) << 3)
                 for h in range(2):
-                    to = u4(at + u4(row * i4(ROW_BYTES)) + u4(8 * h * ROW_BYTES))
+                    to = at + row * ROW_BYTES + 8 * h * ROW_BYTES
                     v0 = acc[(half * EIGHTS + j) * 4 + 2 * h]
                     v1 = acc[(half * EIGHTS + j) * 4 + 2 * h + 1]
                     v0 = floor if v0 <= floor else v0
@@ -55,8 +55,8 @@ def put_fragments(tile: PatchTile, kind_name: str, mask: bool) -> Any:
                         else:
                             word0, word1 = load_words_2(to)
                             x0, x1 = bits_float(word0), bits_float(word1)
-                        v0 = v0 if x0 > f4(0) else f4(0)
-                        v1 = v1 if x1 > f4(0) else f4(0)
+                        v0 = v0 if x0 > 0.0 else 0.0
+                        v1 = v1 if x1 > 0.0 else 0.0
                     if BF16:
                         store_words_1(to, bf16x2(v0, v1))
                     elif ROUND:
@@ -85,34 +85,34 @@ def store_pooled(tile: PatchTile, kind_name: str) -> Any:
     def run(stage, y, index, t, square, image, h0, w0, n0, N, P, Q, K):
         words = cuda.local.array(16, u4)
         for i in range(ROUNDS):
-            item = i4(t + i4(i * WARPGROUP))
-            chunk = i4(item & i4(LAST))
-            pooled = i4((item >> i4(CHUNKS)) & i4(15))
-            half = i4(item >> i4(CHUNKS + 4))
-            ph, pw = i4(pooled >> i4(2)), i4(pooled & i4(3))
-            here = stage + u4((half * i4(COLUMNS) + (chunk >> i4(3))) * i4(BLOCK_BYTES) + (ph * i4(16) + pw * i4(2)) * i4(ROW_BYTES))
+            item = t + i * WARPGROUP
+            chunk = item & LAST
+            pooled = (item >> CHUNKS) & 15
+            half = item >> CHUNKS + 4
+            ph, pw = pooled >> 2, pooled & 3
+            here = stage + u4((half * COLUMNS + (chunk >> 3)) * BLOCK_BYTES + (ph * 16 + pw * 2) * ROW_BYTES)
             # Rows 16·ph + 2·pw and the next are 2·pw and 2·pw + 1 modulo 8, eight rows further down the same.
-            even = here + (u4((chunk & i4(7)) ^ (pw * i4(2))) << u4(4))
-            odd = here + u4(ROW_BYTES) + (u4((chunk & i4(7)) ^ (pw * i4(2) + i4(1))) << u4(4))
+            even = here + (u4((chunk & 7) ^ (pw * 2)) << 4)
+            odd = here + ROW_BYTES + (u4((chunk & 7) ^ (pw * 2 + 1)) << 4)
             words[0], words[1], words[2], words[3] = load_words_4(even)
             words[4], words[5], words[6], words[7] = load_words_4(odd)
-            words[8], words[9], words[10], words[11] = load_words_4(even + u4(8 * ROW_BYTES))
-            words[12], words[13], words[14], words[15] = load_words_4(odd + u4(8 * ROW_BYTES))
+            words[8], words[9], words[10], words[11] = load_words_4(even + 8 * ROW_BYTES)
+            words[12], words[13], words[14], words[15] = load_words_4(odd + 8 * ROW_BYTES)
             w0_, p0 = largest(words, 0)
             w1_, p1 = largest(words, 1)
             w2_, p2 = largest(words, 2)
             w3_, p3 = largest(words, 3)
-            mine = i4(square + half)
-            column = i4(((w0 + (mine & i4((1 << ACROSS) - 1)) * i4(SQUARE)) >> i4(1)) + pw)
-            line = i4(((h0 + ((mine >> i4(ACROSS)) & i4((1 << DOWN) - 1)) * i4(SQUARE)) >> i4(1)) + ph)
-            n = i4(image + (mine >> i4(ACROSS + DOWN)))
-            channel = i4(n0 + chunk * i4(CHUNK))
+            mine = square + half
+            column = ((w0 + (mine & (1 << ACROSS) - 1) * SQUARE) >> 1) + pw
+            line = ((h0 + ((mine >> ACROSS) & (1 << DOWN) - 1) * SQUARE) >> 1) + ph
+            n = image + (mine >> ACROSS + DOWN)
+            channel = n0 + chunk * CHUNK
             if n < N and channel < K:
-                at = i4(((n * (P >> i4(1)) + line) * (Q >> i4(1)) + column) * K + channel)
+                at = ((n * (P >> 1) + line) * (Q >> 1) + column) * K + channel
                 store(y, at, w0_, w1_, w2_, w3_)
-                places = u4(p0 | p1 << u4(BITS) | p2 << u4(2 * BITS) | p3 << u4(3 * BITS))
-                index[at >> i4(2)] = places & u4(0xFF)
+                places = u4(p0 | p1 << BITS | p2 << 2 * BITS | p3 << 3 * BITS)
+                index[at >> 2] = places & 0xFF
                 if CHUNK == 8:
-                    index[(at >> i4(2)) + i4(1)] = places >> u4(8)
+                    index[(at >> 2) + 1] = places >> 8
 
     return run

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, f4, i4, jit, types, u4
+from nbcnn.gpu.language import cuda, f4, jit, types, u4
 from nbcnn.ops.conv.wgmma.patch import SQUARE, PatchTile, Window, patch_bytes, patch_extent, patch_load, stage_bytes
 from nbcnn.ops.conv.wgmma.patch_epilogue import BLOCK_BYTES, put_fragments, store_pooled
 from nbcnn.ops.conv.wgmma.tile import ALIGNMENT, KINDS, WARPGROUP
@@ -39,11 +39,11 @@ def _place(tile: PatchTile) -> Any:
 
     @jit(device=True)
     def run(tile_m, P, Q):
-        across = i4(u4(Q) // u4(TW))
-        line = i4(u4(tile_m) // u4(across))
-        down = i4(u4(P) // u4(TH))
-        group = i4(u4(line) // u4(down))
-        return i4(group * i4(TN)), i4((line - group * down) * i4(TH)), i4((tile_m - line * across) * i4(TW))
+        across = Q // TW
+        line = tile_m // across
+        down = P // TH
+        group = line // down
+        return group * TN, (line - group * down) * TH, (tile_m - line * across) * TW
 
     return run
 
@@ -99,7 +99,7 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, finish: str) -
 
     @jit(device=True)
     def join(group):
-        if group == i4(0):
+        if group == 0:
             first_group()
         else:
             second_group()
@@ -107,9 +107,9 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, finish: str) -
     @jit(device=True)
     def square_rows(square):
         """Rows of a patch before those of a square of the tile."""
-        column = square & i4((1 << ACROSS) - 1)
-        line = (square >> i4(ACROSS)) & i4((1 << DOWN) - 1)
-        return i4(((square >> i4(ACROSS + DOWN)) * i4(PH) + line * i4(SQUARE)) * i4(PW) + column * i4(SQUARE))
+        column = square & (1 << ACROSS) - 1
+        line = (square >> ACROSS) & (1 << DOWN) - 1
+        return ((square >> ACROSS + DOWN) * PH + line * SQUARE) * PW + column * SQUARE
 
     @jit(launch_bounds=(THREADS, tile.blocks))
     def correlate_patches_kernel(maps, b, biased, floor, y, index, N, C, P, Q, K, top, left, across, tiles):
@@ -125,153 +125,153 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, finish: str) -
         source  NVIDIA, PTX ISA, "Asynchronous warpgroup level matrix instructions": strides and swizzles of K-major operands.
         """
         memory = cuda.shared.array(0, np.uint8)
-        patches = u4((byte_address_shared(memory) + u4(ALIGNMENT - 1)) & u4(0xFFFFFFFF - ALIGNMENT + 1))
-        ring = patches + u4(RING)
-        full = patches + u4(BARRIERS)
-        empty = full + u4(SLOTS * 8)
-        patch_full = empty + u4(SLOTS * 8)
-        patch_empty = patch_full + u4(PATCHES * 8)
-        mask_full = patch_empty + u4(PATCHES * 8)
-        t = i4(cuda.threadIdx.x)
-        lane = i4(t & i4(31))
-        warp = i4(t >> i4(5))
-        tiles_of_phase = i4(u4(K + i4(BN - 1)) // u4(BN))
+        patches = (byte_address_shared(memory) + (ALIGNMENT - 1)) & u4(0xFFFFFFFF - ALIGNMENT + 1)
+        ring = patches + RING
+        full = patches + BARRIERS
+        empty = full + SLOTS * 8
+        patch_full = empty + SLOTS * 8
+        patch_empty = patch_full + PATCHES * 8
+        mask_full = patch_empty + PATCHES * 8
+        t = cuda.threadIdx.x
+        lane = t & 31
+        warp = t >> 5
+        tiles_of_phase = (K + (BN - 1)) // BN
         source_map = byte_address_global(maps)
         filter_map = source_map + u8(SOURCES * ROW_BYTES)
         output_map = filter_map + u8(ROW_BYTES)
         mask_map = output_map + u8(ROW_BYTES)
-        if t == i4(0):
+        if t == 0:
             for slot in range(SLOTS):
-                mbarrier_init(full + u4(8 * slot), u4(1))
-                mbarrier_init(empty + u4(8 * slot), u4(WARPS))
+                mbarrier_init(full + 8 * slot, u4(1))
+                mbarrier_init(empty + 8 * slot, u4(WARPS))
             for slot in range(PATCHES):
-                mbarrier_init(patch_full + u4(8 * slot), u4(1))
-                mbarrier_init(patch_empty + u4(8 * slot), u4(WARPS))
-                mbarrier_init(mask_full + u4(8 * slot), u4(1))
+                mbarrier_init(patch_full + 8 * slot, u4(1))
+                mbarrier_init(patch_empty + 8 * slot, u4(WARPS))
+                mbarrier_init(mask_full + 8 * slot, u4(1))
             fence_mbarrier_init()
         cuda.syncthreads()
-        slot, parity, patch, patch_parity = i4(0), u4(0), i4(0), u4(0)
-        tile_at = i4(cuda.blockIdx.x)
-        if warp == i4(WARPS):
-            if lane == i4(0):
+        slot, parity, patch, patch_parity = 0, u4(0), 0, u4(0)
+        tile_at = cuda.blockIdx.x
+        if warp == WARPS:
+            if lane == 0:
                 for i in range(SOURCES + 1):
                     fence_tensor_map(source_map + u8(i * ROW_BYTES))
                 while tile_at < tiles:
-                    tile_m = i4(u4(tile_at) // u4(across))
-                    tile_n = i4(tile_at - tile_m * across)
+                    tile_m = tile_at // across
+                    tile_n = tile_at - tile_m * across
                     image, h0, w0 = place(tile_m, P, Q)
-                    phase, r0, s0 = i4(0), i4(0), i4(0)
+                    phase, r0, s0 = 0, 0, 0
                     if INTERLEAVE:
-                        phase = i4(u4(tile_n) // u4(tiles_of_phase))
-                        tile_n = i4(tile_n - phase * tiles_of_phase)
-                        r0, s0 = i4(phase >> i4(1)), i4(phase & i4(1))
-                    row = i4(phase * K + tile_n * i4(BN))
+                        phase = tile_n // tiles_of_phase
+                        tile_n -= phase * tiles_of_phase
+                        r0, s0 = phase >> 1, phase & 1
+                    row = phase * K + tile_n * BN
                     for source in range(SOURCES):
                         U, V = source // STRIDE, source % STRIDE
                         # Line 2·(i + a) + U − top of the source is line i + a + (U − top) // 2 of the patch's parity.
-                        h = i4(h0 + r0 + ((i4(U) - top) >> i4(STRIDE - 1)))
-                        w_ = i4(w0 + s0 + ((i4(V) - left) >> i4(STRIDE - 1)))
-                        c = i4(0)
+                        h = h0 + r0 + ((U - top) >> STRIDE - 1)
+                        w_ = w0 + s0 + ((V - left) >> STRIDE - 1)
+                        c = 0
                         while c < C:
-                            here = u4(patch * i4(8))
-                            mbarrier_wait(patch_empty + here, patch_parity ^ u4(1))
+                            here = u4(patch * 8)
+                            mbarrier_wait(patch_empty + here, patch_parity ^ 1)
                             mbarrier_arrive_expect_tx(patch_full + here, u4(PATCH_LOAD))
-                            load_tile_4d(patches + u4(patch * i4(PATCH)), source_map + u8(source * ROW_BYTES), c, w_, h, image, patch_full + here)
-                            patch = i4(patch ^ i4(1))
-                            if patch == i4(0):
-                                patch_parity = patch_parity ^ u4(1)
+                            load_tile_4d(patches + patch * PATCH, source_map + u8(source * ROW_BYTES), c, w_, h, image, patch_full + here)
+                            patch ^= 1
+                            if patch == 0:
+                                patch_parity ^= 1
                             for r in range(R):
                                 for s in range(S):
                                     tap = (r * STRIDE + U) * ALL_S + s * STRIDE + V
-                                    here = u4(slot * i4(8))
-                                    mbarrier_wait(empty + here, parity ^ u4(1))
+                                    here = u4(slot * 8)
+                                    mbarrier_wait(empty + here, parity ^ 1)
                                     mbarrier_arrive_expect_tx(full + here, u4(FILTERS))
-                                    load_tile_2d(ring + u4(slot * i4(FILTERS)), filter_map, i4(i4(tap) * C + c), row, full + here)
-                                    slot = i4(slot + i4(1))
-                                    if slot == i4(SLOTS):
-                                        slot = i4(0)
-                                        parity = parity ^ u4(1)
-                            c = i4(c + i4(CHANNELS))
-                    tile_at = i4(tile_at + i4(cuda.gridDim.x))
+                                    load_tile_2d(ring + slot * FILTERS, filter_map, tap * C + c, row, full + here)
+                                    slot += 1
+                                    if slot == SLOTS:
+                                        slot = 0
+                                        parity ^= 1
+                            c += CHANNELS
+                    tile_at += cuda.gridDim.x
         else:
             acc = cuda.local.array(SUMS, f4)
-            group = i4(warp >> i4(2))
-            in_group = i4(t & i4(WARPGROUP - 1))
-            stage = patches + u4(STAGE) + u4(group * i4(MINE))
-            square = i4(group * i4(HALVES))
-            rows0 = u4(square_rows(square) * i4(ROW_BYTES))
-            rows1 = u4(square_rows(i4(square + i4(SECOND))) * i4(ROW_BYTES))
+            group = warp >> 2
+            in_group = t & WARPGROUP - 1
+            stage = patches + STAGE + group * MINE
+            square = group * HALVES
+            rows0 = u4(square_rows(square) * ROW_BYTES)
+            rows1 = u4(square_rows(square + SECOND) * ROW_BYTES)
             mask_parity = u4(0)
-            steps = i4(u4(C) // u4(CHANNELS)) * i4(SOURCES)
-            if in_group == i4(0) and not POOL:
+            steps = C // CHANNELS * SOURCES
+            if in_group == 0 and not POOL:
                 for i in range(OUTPUTS):
                     fence_tensor_map(output_map + u8(i * ROW_BYTES))
             while tile_at < tiles:
-                tile_m = i4(u4(tile_at) // u4(across))
-                tile_n = i4(tile_at - tile_m * across)
+                tile_m = tile_at // across
+                tile_n = tile_at - tile_m * across
                 image, h0, w0 = place(tile_m, P, Q)
-                phase = i4(0)
+                phase = 0
                 if INTERLEAVE:
-                    phase = i4(u4(tile_n) // u4(tiles_of_phase))
-                    tile_n = i4(tile_n - phase * tiles_of_phase)
-                n0 = i4(tile_n * i4(BN))
+                    phase = tile_n // tiles_of_phase
+                    tile_n -= phase * tiles_of_phase
+                n0 = tile_n * BN
                 for j in range(EIGHTS):
-                    n = i4(n0 + (lane & i4(3)) * i4(2) + i4(8 * j))
-                    b0, b1 = load1_if(b, n, n < biased), load1_if(b, i4(n + i4(1)), n < biased)
+                    n = n0 + (lane & 3) * 2 + 8 * j
+                    b0, b1 = load1_if(b, n, n < biased), load1_if(b, n + 1, n < biased)
                     for half in range(HALVES):
                         for h in range(2):
                             acc[(half * EIGHTS + j) * 4 + 2 * h] = b0
                             acc[(half * EIGHTS + j) * 4 + 2 * h + 1] = b1
-                if MASK and in_group == i4(0):
+                if MASK and in_group == 0:
                     wait_stores_read()
-                    mbarrier_arrive_expect_tx(mask_full + u4(group * i4(8)), u4(MINE))
+                    mbarrier_arrive_expect_tx(mask_full + group * 8, u4(MINE))
                     for half in range(HALVES):
-                        mine = i4(square + i4(half))
-                        wx = i4(w0 + (mine & i4((1 << ACROSS) - 1)) * i4(SQUARE))
-                        hx = i4(h0 + ((mine >> i4(ACROSS)) & i4((1 << DOWN) - 1)) * i4(SQUARE))
-                        nx = i4(image + (mine >> i4(ACROSS + DOWN)))
+                        mine = square + half
+                        wx = w0 + (mine & (1 << ACROSS) - 1) * SQUARE
+                        hx = h0 + ((mine >> ACROSS) & (1 << DOWN) - 1) * SQUARE
+                        nx = image + (mine >> ACROSS + DOWN)
                         for column in range(COLUMNS):
-                            to = stage + u4((half * COLUMNS + column) * BLOCK_BYTES)
-                            load_tile_4d(to, mask_map, i4(n0 + i4(column * WIDE)), wx, hx, nx, mask_full + u4(group * i4(8)))
-                previous, step = i4(-1), i4(0)
+                            to = stage + (half * COLUMNS + column) * BLOCK_BYTES
+                            load_tile_4d(to, mask_map, n0 + column * WIDE, wx, hx, nx, mask_full + group * 8)
+                previous, step = -1, 0
                 while step < steps:
-                    mbarrier_wait(patch_full + u4(patch * i4(8)), patch_parity)
-                    start = patches + u4(patch * i4(PATCH))
-                    tap = i4(0)
+                    mbarrier_wait(patch_full + patch * 8, patch_parity)
+                    start = patches + patch * PATCH
+                    tap = 0
                     line = u4(0)
-                    while tap < i4(R * S):
+                    while tap < R * S:
                         s = u4(0)
                         while s < u4(S * ROW_BYTES):
-                            mbarrier_wait(full + u4(slot * i4(8)), parity)
-                            at = start + u4(line + s)
-                            multiply(acc, at + rows0, at + rows1, ring + u4(slot * i4(FILTERS)))
+                            mbarrier_wait(full + slot * 8, parity)
+                            at = start + (line + s)
+                            multiply(acc, at + rows0, at + rows1, ring + slot * FILTERS)
                             # The step before this one is done: its filters, and after the last tap its patch, may be overwritten.
                             one_running()
-                            if lane == i4(0) and previous >= i4(0):
-                                mbarrier_arrive(empty + u4(previous * i4(8)))
-                                if tap == i4(0):
-                                    mbarrier_arrive(patch_empty + u4((patch ^ i4(1)) * i4(8)))
+                            if lane == 0 and previous >= 0:
+                                mbarrier_arrive(empty + previous * 8)
+                                if tap == 0:
+                                    mbarrier_arrive(patch_empty + (patch ^ 1) * 8)
                             previous = slot
-                            slot = i4(slot + i4(1))
-                            if slot == i4(SLOTS):
-                                slot = i4(0)
-                                parity = parity ^ u4(1)
-                            s = u4(s + u4(ROW_BYTES))
-                            tap = i4(tap + i4(1))
-                        line = u4(line + u4(PW * ROW_BYTES))
-                    patch = i4(patch ^ i4(1))
-                    if patch == i4(0):
-                        patch_parity = patch_parity ^ u4(1)
-                    step = i4(step + i4(1))
+                            slot += 1
+                            if slot == SLOTS:
+                                slot = 0
+                                parity ^= 1
+                            s += u4(ROW_BYTES)
+                            tap += 1
+                        line += PW * ROW_BYTES
+                    patch ^= 1
+                    if patch == 0:
+                        patch_parity ^= 1
+                    step += 1
                 all_done(acc)
-                if lane == i4(0):
-                    mbarrier_arrive(empty + u4(previous * i4(8)))
-                    mbarrier_arrive(patch_empty + u4((patch ^ i4(1)) * i4(8)))
+                if lane == 0:
+                    mbarrier_arrive(empty + previous * 8)
+                    mbarrier_arrive(patch_empty + (patch ^ 1) * 8)
                 if MASK:
-                    mbarrier_wait(mask_full + u4(group * i4(8)), mask_parity)
-                    mask_parity = mask_parity ^ u4(1)
+                    mbarrier_wait(mask_full + group * 8, mask_parity)
+                    mask_parity ^= 1
                 else:
-                    if in_group == i4(0) and not POOL:
+                    if in_group == 0 and not POOL:
                         wait_stores_read()
                     join(group)
                 put(acc, floor, stage, warp, lane)
@@ -281,19 +281,19 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, finish: str) -
                 else:
                     fence_async_shared()
                     join(group)
-                    if in_group == i4(0):
+                    if in_group == 0:
                         for half in range(HALVES):
-                            mine = i4(square + i4(half))
-                            wx = i4(w0 + (mine & i4((1 << ACROSS) - 1)) * i4(SQUARE))
-                            hx = i4(h0 + ((mine >> i4(ACROSS)) & i4((1 << DOWN) - 1)) * i4(SQUARE))
-                            nx = i4(image + (mine >> i4(ACROSS + DOWN)))
+                            mine = square + half
+                            wx = w0 + (mine & (1 << ACROSS) - 1) * SQUARE
+                            hx = h0 + ((mine >> ACROSS) & (1 << DOWN) - 1) * SQUARE
+                            nx = image + (mine >> ACROSS + DOWN)
                             for column in range(COLUMNS):
-                                at = stage + u4((half * COLUMNS + column) * BLOCK_BYTES)
-                                channel = i4(n0 + i4(column * WIDE))
-                                store_tile_4d(output_map + u8(phase * i4(ROW_BYTES)), channel, wx, hx, nx, at)
+                                at = stage + (half * COLUMNS + column) * BLOCK_BYTES
+                                channel = n0 + column * WIDE
+                                store_tile_4d(output_map + u8(phase * ROW_BYTES), channel, wx, hx, nx, at)
                         commit_stores()
-                tile_at = i4(tile_at + i4(cuda.gridDim.x))
-            if in_group == i4(0) and not POOL:
+                tile_at += cuda.gridDim.x
+            if in_group == 0 and not POOL:
                 wait_stores()
 
     return correlate_patches_kernel

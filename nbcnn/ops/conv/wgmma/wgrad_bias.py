@@ -17,7 +17,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from nbcnn.gpu.language import cuda, f4, i4, i8, jit, u4
+from nbcnn.gpu.language import cuda, f4, i8, jit, u4
 from nbcnn.ops.conv.wgmma.wgrad_tile import HELPERS, WARP, PixelTile
 from nbcnn.ops.kernel.loops import split_pixel
 from nbcnn.ops.kernel.tensor_maps import ROW_BYTES
@@ -40,7 +40,7 @@ def add_pixels(tile: PixelTile, columns: int) -> Any:
 
     @jit(device=True)
     def read(start, inside, pixel):
-        return load_words_4(start + u4(pixel * i4(ROW_BYTES)) + u4(((inside ^ pixel) & i4(7)) * i4(16)))
+        return load_words_4(start + u4(pixel * ROW_BYTES) + ((inside ^ pixel) & 7) * 16)
 
     @jit(device=True)
     def add(sums, words):
@@ -51,43 +51,43 @@ def add_pixels(tile: PixelTile, columns: int) -> Any:
     @jit(device=True)
     def add_rest(sums, start, inside, wanted, base):
         while wanted != u4(0):
-            add(sums, read(start, inside, i4(cuda.ffs(wanted)) + base))
+            add(sums, read(start, inside, cuda.ffs(wanted) + base))
             wanted &= wanted - u4(1)
 
     @jit(device=True)
     def run(sums, at, lane, wanted0, wanted1):
-        chunk, team = lane, i4(0)
+        chunk, team = lane, 0
         if TEAMS > 1:
-            chunk, team = i4(lane & i4(CHUNKS - 1)), i4(lane >> i4(LOG_CHUNKS))
+            chunk, team = lane & CHUNKS - 1, lane >> LOG_CHUNKS
         # A lane's pixels in two words, and the pixel before the first of each: cuda.ffs counts from 1.
-        one, other, base_one, base_other = wanted0, wanted1, i4(-1), i4(31)
+        one, other, base_one, base_other = wanted0, wanted1, -1, 31
         if TEAMS > 1:
-            mine = wanted1 if team & i4(1) == i4(1) else wanted0
-            base_one = i4((team & i4(1)) * i4(32) - i4(1))
+            mine = wanted1 if team & 1 == 1 else wanted0
+            base_one = (team & 1) * 32 - 1
             base_other = base_one
             if TEAMS == 4:
-                mine &= u4(0xFFFF0000) if team >= i4(2) else u4(0x0000FFFF)
+                mine &= u4(0xFFFF0000) if team >= 2 else u4(0x0000FFFF)
             one, other = mine & u4(0x00FF00FF), mine & u4(0xFF00FF00)
-        if chunk >= i4(CHUNKS):
+        if chunk >= CHUNKS:
             one, other = u4(0), u4(0)
-        start = at + u4((chunk >> i4(3)) * i4(PANEL_BYTES))
-        inside = chunk & i4(7)
+        start = at + u4((chunk >> 3) * PANEL_BYTES)
+        inside = chunk & 7
         # Eight reads are under way at a time, found along two independent chains.
         while cuda.popc(one) >= 4 and cuda.popc(other) >= 4:
-            a = i4(cuda.ffs(one)) + base_one
-            e = i4(cuda.ffs(other)) + base_other
+            a = cuda.ffs(one) + base_one
+            e = cuda.ffs(other) + base_other
             one &= one - u4(1)
             other &= other - u4(1)
-            b = i4(cuda.ffs(one)) + base_one
-            f = i4(cuda.ffs(other)) + base_other
+            b = cuda.ffs(one) + base_one
+            f = cuda.ffs(other) + base_other
             one &= one - u4(1)
             other &= other - u4(1)
-            c = i4(cuda.ffs(one)) + base_one
-            g = i4(cuda.ffs(other)) + base_other
+            c = cuda.ffs(one) + base_one
+            g = cuda.ffs(other) + base_other
             one &= one - u4(1)
             other &= other - u4(1)
-            d = i4(cuda.ffs(one)) + base_one
-            h = i4(cuda.ffs(other)) + base_other
+            d = cuda.ffs(one) + base_one
+            h = cuda.ffs(other) + base_other
             one &= one - u4(1)
             other &= other - u4(1)
             wa, wb, wc, wd = read(start, inside, a), read(start, inside, b), read(start, inside, c), read(start, inside, d)
@@ -118,20 +118,20 @@ def store_sums(columns: int) -> Any:
 
     @jit(device=True)
     def run(sums, partials_b, stage, helper, lane, at):
-        mine = stage + u4((helper * i4(WARP) + lane) * i4(32))
+        mine = stage + u4((helper * WARP + lane) * 32)
         store_words_4(mine, float_bits(sums[0]), float_bits(sums[1]), float_bits(sums[2]), float_bits(sums[3]))
-        store_words_4(mine + u4(16), float_bits(sums[4]), float_bits(sums[5]), float_bits(sums[6]), float_bits(sums[7]))
+        store_words_4(mine + 16, float_bits(sums[4]), float_bits(sums[5]), float_bits(sums[6]), float_bits(sums[7]))
         helpers_meet()
-        if helper == i4(0):
+        if helper == 0:
             for other in range(1, HELPERS):
                 for q in range(8):
-                    sums[q] += bits_float(load_words_1(mine + u4(other * WARP * 32 + q * 4)))
+                    sums[q] += bits_float(load_words_1(mine + (other * WARP * 32 + q * 4)))
             for q in range(8):
                 if TEAMS > 1:
                     sums[q] += cuda.shfl_xor_sync(_ALL, sums[q], 16)
                 if TEAMS > 2:
                     sums[q] += cuda.shfl_xor_sync(_ALL, sums[q], 8)
-            if lane < i4(CHUNKS) and at >= i8(0):
+            if lane < CHUNKS and at >= i8(0):
                 store4(partials_b, at, sums[0], sums[1], sums[2], sums[3])
                 store4(partials_b, at + i8(4), sums[4], sums[5], sums[6], sums[7])
 
@@ -153,33 +153,33 @@ def summer(tile: PixelTile, moved: bool) -> Any:
     def run(partials_b, ring, full, empty, stage, t, first, last, due, period, rows, columns, P, Q, at):
         """due, period: the steps in which to add; stage: a shared address. rows, columns: all bits set if odd pixel rows (columns) are not
         wanted, else 0."""
-        helper, lane = i4(t >> i4(5)), i4(t & i4(31))
-        due, period = i4(due + helper * period), i4(i4(HELPERS) * period)
+        helper, lane = t >> 5, t & 31
+        due, period = due + helper * period, HELPERS * period
         sums = cuda.local.array(8, f4)
         for q in range(8):
-            sums[q] = f4(0)
-        slot, parity, step = i4(0), u4(0), i4(first)
+            sums[q] = 0.0
+        slot, parity, step = 0, u4(0), first
         while step < last:
-            mbarrier_wait(full + u4(slot * i4(8)), parity)
+            mbarrier_wait(full + u4(slot * 8), parity)
             if step == due:
-                here = ring + u4(slot * i4(SLOT)) + u4(OFFSET)
+                here = ring + u4(slot * SLOT) + OFFSET
                 if moved:
-                    _, p0, q0 = split_pixel(i4(step * i4(BK)) + lane, P, Q)
-                    _, p1, q1 = split_pixel(i4(step * i4(BK) + i4(32)) + lane, P, Q)
-                    rows0, columns0 = u4(cuda.ballot_sync(_ALL, p0 & i4(1))), u4(cuda.ballot_sync(_ALL, q0 & i4(1)))
-                    rows1, columns1 = u4(cuda.ballot_sync(_ALL, p1 & i4(1))), u4(cuda.ballot_sync(_ALL, q1 & i4(1)))
+                    _, p0, q0 = split_pixel(step * BK + lane, P, Q)
+                    _, p1, q1 = split_pixel(step * BK + 32 + lane, P, Q)
+                    rows0, columns0 = u4(cuda.ballot_sync(_ALL, p0 & 1)), u4(cuda.ballot_sync(_ALL, q0 & 1))
+                    rows1, columns1 = u4(cuda.ballot_sync(_ALL, p1 & 1)), u4(cuda.ballot_sync(_ALL, q1 & 1))
                     add(sums, here, lane, (rows0 ^ rows) & (columns0 ^ columns), (rows1 ^ rows) & (columns1 ^ columns))
                 else:
                     add(sums, here, lane, u4(_ALL), u4(_ALL))
-                due = i4(due + period)
+                due += period
             cuda.syncwarp()
-            if lane == i4(0):
-                mbarrier_arrive(empty + u4(slot * i4(8)))
-            slot = i4(slot + i4(1))
-            if slot == i4(SLOTS):
-                slot = i4(0)
-                parity = parity ^ u4(1)
-            step = i4(step + i4(1))
+            if lane == 0:
+                mbarrier_arrive(empty + u4(slot * 8))
+            slot += 1
+            if slot == SLOTS:
+                slot = 0
+                parity ^= 1
+            step += 1
         store(sums, partials_b, stage, helper, lane, at)
 
     return run

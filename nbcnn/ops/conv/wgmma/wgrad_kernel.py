@@ -49,26 +49,26 @@ def producer(tile: PixelTile) -> Any:
         right = cuda.local.array(PANELS_B, u2)
         channel = cuda.local.array(PANELS_B, i4)
         for j in range(PANELS_B):
-            r, s, channel[j] = place(panel0 + i4(j), panels, C, S)
+            r, s, channel[j] = place(panel0 + j, panels, C, S)
             down[j], right[j] = u2(r), u2(s)
-        slot, parity, step = i4(0), u4(1), i4(first)
+        slot, parity, step = 0, u4(1), first
         while step < last:
-            pixel = i4(step * i4(BK))
+            pixel = step * BK
             image, p, q = split_pixel(pixel, P, Q)
-            h, w = i4(p * stride - top), i4(q * stride - left)
-            barrier = full + u4(slot * i4(8))
-            to = ring + u4(slot * i4(SLOT))
-            mbarrier_wait(empty + u4(slot * i4(8)), parity)
+            h, w = p * stride - top, q * stride - left
+            barrier = full + u4(slot * 8)
+            to = ring + u4(slot * SLOT)
+            mbarrier_wait(empty + u4(slot * 8), parity)
             mbarrier_arrive_expect_tx(barrier, u4(LANDED))
             for i in range(PANELS_A):
-                load_tile_2d(to + u4(i * PANEL_BYTES), maps, m0 + i4(i * PANEL), pixel, barrier)
+                load_tile_2d(to + i * PANEL_BYTES, maps, m0 + i * PANEL, pixel, barrier)
             for j in range(PANELS_B):
-                load_im2col_4d(to + u4((PANELS_A + j) * PANEL_BYTES), moved_map, channel[j], w, h, image, barrier, right[j], down[j])
-            slot = i4(slot + i4(1))
-            if slot == i4(SLOTS):
-                slot = i4(0)
-                parity = parity ^ u4(1)
-            step = i4(step + i4(1))
+                load_im2col_4d(to + (PANELS_A + j) * PANEL_BYTES, moved_map, channel[j], w, h, image, barrier, right[j], down[j])
+            slot += 1
+            if slot == SLOTS:
+                slot = 0
+                parity ^= 1
+            step += 1
 
     return run
 
@@ -132,46 +132,46 @@ def consumer(tile: PixelTile) -> Any:
 
     @jit(device=True)
     def run(acc, ring, ready, empty, t, first, last):
-        own = u4((t >> i4(7)) * i4(GROUP_BYTES))
-        slot, parity, step, previous = i4(0), u4(0), i4(first), i4(0)
+        own = u4((t >> 7) * GROUP_BYTES)
+        slot, parity, step, previous = 0, u4(0), first, 0
         while True:
-            mbarrier_wait(ready + u4(slot * i4(8)), parity)
-            here = ring + u4(slot * i4(SLOT))
-            multiply(acc, here + own, here + u4(A_BYTES), u4(1))
+            mbarrier_wait(ready + u4(slot * 8), parity)
+            here = ring + u4(slot * SLOT)
+            multiply(acc, here + own, here + A_BYTES, u4(1))
             one_running()
-            if t & i4(31) == i4(0) and step > first:
-                mbarrier_arrive(empty + u4(previous * i4(8)))
+            if t & 31 == 0 and step > first:
+                mbarrier_arrive(empty + u4(previous * 8))
             previous = slot
-            slot = i4(slot + i4(1))
-            if slot == i4(SLOTS):
-                slot = i4(0)
-                parity = parity ^ u4(1)
-            step = i4(step + i4(1))
+            slot += 1
+            if slot == SLOTS:
+                slot = 0
+                parity ^= 1
+            step += 1
             if step >= last:
                 break
         all_done(acc)
 
     @jit(device=True)
     def run_promoted(acc, ring, ready, empty, t, first, last):
-        own = u4((t >> i4(7)) * i4(GROUP_BYTES))
-        slot, parity, step = i4(0), u4(0), i4(first)
+        own = u4((t >> 7) * GROUP_BYTES)
+        slot, parity, step = 0, u4(0), first
         part = cuda.local.array(SUMS, f4)
         for i in range(SUMS):
-            part[i] = f4(0)
+            part[i] = 0.0
         while True:
-            mbarrier_wait(ready + u4(slot * i4(8)), parity)
-            here = ring + u4(slot * i4(SLOT))
-            multiply(part, here + own, here + u4(A_BYTES), u4(0))
+            mbarrier_wait(ready + u4(slot * 8), parity)
+            here = ring + u4(slot * SLOT)
+            multiply(part, here + own, here + A_BYTES, u4(0))
             all_done(part)
-            if t & i4(31) == i4(0):
-                mbarrier_arrive(empty + u4(slot * i4(8)))
+            if t & 31 == 0:
+                mbarrier_arrive(empty + u4(slot * 8))
             for i in range(SUMS):
                 acc[i] += part[i]
-            slot = i4(slot + i4(1))
-            if slot == i4(SLOTS):
-                slot = i4(0)
-                parity = parity ^ u4(1)
-            step = i4(step + i4(1))
+            slot += 1
+            if slot == SLOTS:
+                slot = 0
+                parity ^= 1
+            step += 1
             if step >= last:
                 break
 
@@ -188,19 +188,19 @@ def store_product(tile: PixelTile) -> Any:
 
     @jit(device=True)
     def run(acc, partials, t, z, m0, panel0, panels, M, C, taps, S):
-        lane = t & i4(31)
-        row = i4(m0 + (t >> i4(7)) * i4(ROWS) + ((t >> i4(5)) & i4(3)) * i4(16) + (lane >> i4(2)))
+        lane = t & 31
+        row = m0 + (t >> 7) * ROWS + ((t >> 5) & 3) * 16 + (lane >> 2)
         for half in range(HALVES):
             for h in range(2):
-                m = i4(row + i4(half * 64 + 8 * h))
+                m = row + (half * 64 + 8 * h)
                 if m < M:
-                    line = (i8(z) * i8(M) + i8(m)) * i8(taps * C)
+                    line = (i8(z) * M + m) * (taps * C)
                     for j in range(PANELS_B):
-                        r, s, c0 = place(panel0 + i4(j), panels, C, S)
-                        c = i4(c0 + (lane & i4(3)) * i4(2))
+                        r, s, c0 = place(panel0 + j, panels, C, S)
+                        c = c0 + (lane & 3) * 2
                         at = line + i8((r * S + s) * C + c)
                         for i in range(EIGHTS_OF_PANEL):
-                            if panel0 + i4(j) < panels and c + i4(8 * i) < C:
+                            if panel0 + j < panels and c + 8 * i < C:
                                 e = (half * EIGHTS + j * EIGHTS_OF_PANEL + i) * 4 + 2 * h
                                 store2(partials, at + i8(8 * i), acc[e], acc[e + 1])
 
@@ -231,56 +231,56 @@ def pixel_product(tile: PixelTile, bias: str) -> Any:
         bias: which operand is dy, "still" or "moved"; "" where no bias gradient is wanted.
         """
         shared = cuda.shared.array(0, types.uint8)
-        ring = (byte_address_shared(shared) + u4(1023)) & u4(0xFFFFFC00)
-        full = ring + u4(SLOTS * SLOT)
-        empty = full + u4(SLOTS * 8)
-        ready = full + u4(SLOTS * 16) if TURNED else full
-        stage = full + u4(BARRIERS)
-        t = i4(cuda.threadIdx.x)
-        row_tile = i4(u4(cuda.blockIdx.x) // u4(column_tiles))
-        column_tile = i4(i4(cuda.blockIdx.x) - row_tile * column_tiles)
-        z = i4(cuda.blockIdx.y)
-        m0, panel0 = i4(row_tile * i4(BM)), i4(column_tile * i4(PANELS_B))
-        panels = i4(i4(R * S) * i4(u4(C + i4(PANEL - 1)) // u4(PANEL)))
-        first = i4(z * steps)
-        last = min(i4(first + steps), i4(pixel_steps))
-        if t == i4(0):
+        ring = (byte_address_shared(shared) + 1023) & 0xFFFFFC00
+        full = ring + SLOTS * SLOT
+        empty = full + SLOTS * 8
+        ready = full + SLOTS * 16 if TURNED else full
+        stage = full + BARRIERS
+        t = cuda.threadIdx.x
+        row_tile = cuda.blockIdx.x // column_tiles
+        column_tile = cuda.blockIdx.x - row_tile * column_tiles
+        z = cuda.blockIdx.y
+        m0, panel0 = row_tile * BM, column_tile * PANELS_B
+        panels = R * S * ((C + (PANEL - 1)) // PANEL)
+        first = z * steps
+        last = min(first + steps, pixel_steps)
+        if t == 0:
             for slot in range(SLOTS):
-                mbarrier_init(full + u4(slot * 8), u4(1))
-                mbarrier_init(empty + u4(slot * 8), u4(ARRIVALS))
+                mbarrier_init(full + slot * 8, u4(1))
+                mbarrier_init(empty + slot * 8, u4(ARRIVALS))
                 if TURNED:
-                    mbarrier_init(ready + u4(slot * 8), u4(HELPERS))
+                    mbarrier_init(ready + slot * 8, u4(HELPERS))
             fence_mbarrier_init()
         cuda.syncthreads()
-        if t >= i4(CONSUMERS):
-            if t == i4(CONSUMERS):
+        if t >= CONSUMERS:
+            if t == CONSUMERS:
                 produce(byte_address_global(maps), ring, full, empty, m0, panel0, panels, first, last, C, P, Q, S, stride, top, left)
-            beside = i4(t - i4(CONSUMERS + WARP))
-            if TURNED and beside >= i4(0):
+            beside = t - (CONSUMERS + WARP)
+            if TURNED and beside >= 0:
                 turn(
                     *(partials_b, ring, full, ready, beside, z, first, last, row_tile, column_tile, column_tiles),
                     *(m0, panel0, panels, M, C, P, Q, R, S),
                 )
-            if STILL and not TURNED and beside >= i4(0):
-                m = i4(m0 + (beside & i4(31)) * i4(8))
-                at = i8(z * column_tiles + column_tile) * i8(M) + i8(m) if m < M else i8(-1)
+            if STILL and not TURNED and beside >= 0:
+                m = m0 + (beside & 31) * 8
+                at = i8(z * column_tiles + column_tile) * M + m if m < M else i8(-1)
                 add_up(partials_b, ring, full, empty, stage, beside, first, last, first + column_tile, column_tiles, u4(0), u4(0), P, Q, at)
-            if MOVED and not TURNED and beside >= i4(0):
-                chunk = i4(beside & i4(CHUNK_BITS))
-                panel = i4(panel0 + (chunk >> i4(3)))
+            if MOVED and not TURNED and beside >= 0:
+                chunk = beside & CHUNK_BITS
+                panel = panel0 + (chunk >> 3)
                 r, s, c0 = place(panel, panels, C, S)
-                c = i4(c0 + (chunk & i4(7)) * i4(8))
-                at = i8(z * i4(R * S) + r * S + s) * i8(C) + i8(c) if row_tile == i4(0) and panel < panels and c < C else i8(-1)
+                c = c0 + (chunk & 7) * 8
+                at = i8(z * (R * S) + r * S + s) * C + c if row_tile == 0 and panel < panels and c < C else i8(-1)
                 # Odd taps want even pixels; even taps want pixels as odd or even as the last.
-                rows = u4(0) if r & i4(1) == i4(0) and P & i4(1) == i4(0) else u4(0xFFFFFFFF)
-                columns = u4(0) if s & i4(1) == i4(0) and Q & i4(1) == i4(0) else u4(0xFFFFFFFF)
-                due = first if row_tile == i4(0) else last
-                add_up(partials_b, ring, full, empty, stage, beside, first, last, due, i4(1), rows, columns, P, Q, at)
+                rows = u4(0) if r & 1 == 0 and P & 1 == 0 else u4(0xFFFFFFFF)
+                columns = u4(0) if s & 1 == 0 and Q & 1 == 0 else u4(0xFFFFFFFF)
+                due = first if row_tile == 0 else last
+                add_up(partials_b, ring, full, empty, stage, beside, first, last, due, 1, rows, columns, P, Q, at)
             return
         acc = cuda.local.array(ACC, f4)
         for i in range(ACC):
-            acc[i] = f4(0)
+            acc[i] = 0.0
         consume(acc, ring, ready, empty, t, first, last)
-        store(acc, partials, t, z, m0, panel0, panels, M, C, i4(R * S), S)
+        store(acc, partials, t, z, m0, panel0, panels, M, C, R * S, S)
 
     return pixel_product_kernel

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from nbcnn.gpu.language import i4, jit, u4
+from nbcnn.gpu.language import jit
 
 
 @cache
@@ -18,10 +18,10 @@ def panel_place(channels: int) -> Any:
 
     @jit(device=True)
     def run(panel, panels, C, S):
-        across = i4(u4(C + i4(MORE)) // u4(channels))
-        panel = min(i4(panel), i4(panels - i4(1)))
-        tap = i4(u4(panel) // u4(across))
-        r = i4(u4(tap) // u4(S))
-        return r, i4(tap - r * S), i4((panel - tap * across) * i4(channels))
+        across = (C + MORE) // channels
+        panel = min(panel, panels - 1)
+        tap = panel // across
+        r = tap // S
+        return r, tap - r * S, (panel - tap * across) * channels
 
     return run

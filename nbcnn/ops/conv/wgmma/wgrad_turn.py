@@ -15,7 +15,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from nbcnn.gpu.language import cuda, f4, i4, i8, jit, u4
+from nbcnn.gpu.language import cuda, f4, i8, jit, u4
 from nbcnn.ops.conv.wgmma.wgrad_place import panel_place
 from nbcnn.ops.conv.wgmma.wgrad_tile import HELPERS, PixelTile
 from nbcnn.ops.kernel.loops import split_pixel, unrolled
@@ -34,19 +34,19 @@ def turn_panel(tile: PixelTile) -> Any:
 
     @jit(device=True)
     def run(values, at, lane):
-        column = at + u4((lane >> i4(2)) * i4(16) + (lane & i4(3)) * i4(4))
+        column = at + u4((lane >> 2) * 16 + (lane & 3) * 4)
         for pixel in range(32):
-            values[pixel] = bits_float(load_words_1((column ^ u4((pixel & 7) * 16)) + u4(pixel * 128)))
+            values[pixel] = bits_float(load_words_1((column ^ (pixel & 7) * 16) + pixel * 128))
         cuda.syncwarp()
-        row = at + u4(lane * i4(128) + (lane & i4(7)) * i4(16))
+        row = at + u4(lane * 128 + (lane & 7) * 16)
         for q in range(8):
             a, b, c, d = values[4 * q], values[4 * q + 1], values[4 * q + 2], values[4 * q + 3]
-            to = row ^ u4(q * 16)
+            to = row ^ q * 16
             if SPLIT:
                 e, f, g, h = tf32(a), tf32(b), tf32(c), tf32(d)
                 store_words_4(to, float_bits(e), float_bits(f), float_bits(g), float_bits(h))
                 e, f, g, h = tf32(a - e), tf32(b - f), tf32(c - g), tf32(d - h)
-                store_words_4(to + u4(LOW), float_bits(e), float_bits(f), float_bits(g), float_bits(h))
+                store_words_4(to + LOW, float_bits(e), float_bits(f), float_bits(g), float_bits(h))
             else:
                 store_words_4(to, float_bits(a), float_bits(b), float_bits(c), float_bits(d))
 
@@ -60,16 +60,16 @@ def _add_eight(first: int) -> Any:
 
     @jit(device=True)
     def run(values, wanted):
-        eight = u4(u4(wanted) >> u4(FIRST)) & u4(0xFF)
+        eight = u4(wanted) >> FIRST & 0xFF
         # Where an even number of columns makes every other pixel wanted, or none, this is short.
         if eight == u4(0x55):
             return (values[FIRST] + values[FIRST + 2]) + (values[FIRST + 4] + values[FIRST + 6])
         if eight == u4(0xAA):
             return (values[FIRST + 1] + values[FIRST + 3]) + (values[FIRST + 5] + values[FIRST + 7])
-        total = f4(0)
+        total = 0.0
         if eight != u4(0):
             for i in range(8):
-                total += values[FIRST + i] if eight & u4(1 << i) != u4(0) else f4(0)
+                total += values[FIRST + i] if eight & 1 << i != u4(0) else 0.0
         return total
 
     return run
@@ -96,20 +96,20 @@ def _turn_round(tile: PixelTile, bias: str, i: int) -> Any:
     @jit(device=True)
     def wanted_of(r, s, P, Q, odd_rows, odd_columns):
         # Odd taps want even pixels; even taps want pixels as odd or even as the last.
-        rows = odd_rows if r & i4(1) == i4(0) and P & i4(1) == i4(0) else ~odd_rows
-        columns = odd_columns if s & i4(1) == i4(0) and Q & i4(1) == i4(0) else ~odd_columns
+        rows = odd_rows if r & 1 == 0 and P & 1 == 0 else ~odd_rows
+        columns = odd_columns if s & 1 == 0 and Q & 1 == 0 else ~odd_columns
         return u4(rows & columns)
 
     @jit(device=True)
     def run(sums, here, lane, warp, due, panel0, panels, C, P, Q, S, odd_rows, odd_columns):
         values = cuda.local.array(32, f4)
-        panel = i4(warp + i4(FIRST))
-        if panel < i4(PANELS):
-            turn(values, here + u4(panel * i4(PANEL_BYTES)), lane)
-            if STILL and panel < i4(PANELS_A) and due:
+        panel = warp + FIRST
+        if panel < PANELS:
+            turn(values, here + u4(panel * PANEL_BYTES), lane)
+            if STILL and panel < PANELS_A and due:
                 sums[ROUND] += add_pixels(values, u4(_ALL))
-            if MOVED and panel >= i4(PANELS_A) and due:
-                r, s, _ = place(panel0 + panel - i4(PANELS_A), panels, C, S)
+            if MOVED and panel >= PANELS_A and due:
+                r, s, _ = place(panel0 + panel - PANELS_A, panels, C, S)
                 sums[ROUND] += add_pixels(values, wanted_of(r, s, P, Q, odd_rows, odd_columns))
 
     return run
@@ -125,17 +125,17 @@ def _store_round(tile: PixelTile, bias: str, i: int) -> Any:
 
     @jit(device=True)
     def run(sums, partials_b, lane, warp, z, row_tile, column_tile, column_tiles, m0, panel0, panels, M, C, R, S):
-        panel = i4(warp + i4(FIRST))
+        panel = warp + FIRST
         if STILL:
-            m = i4(m0 + panel * i4(PANEL) + lane)
-            if panel < i4(PANELS_A) and m < M:
-                partials_b[i8(z * column_tiles + column_tile) * i8(M) + i8(m)] = sums[ROUND]
+            m = m0 + panel * PANEL + lane
+            if panel < PANELS_A and m < M:
+                partials_b[i8(z * column_tiles + column_tile) * M + m] = sums[ROUND]
         if MOVED:
-            column_panel = i4(panel0 + panel - i4(PANELS_A))
+            column_panel = panel0 + panel - PANELS_A
             r, s, c0 = place(column_panel, panels, C, S)
-            c = i4(c0 + lane)
-            if panel >= i4(PANELS_A) and panel < i4(PANELS) and column_panel < panels and c < C and row_tile == i4(0):
-                partials_b[i8(z * i4(R * S) + r * S + s) * i8(C) + i8(c)] = sums[ROUND]
+            c = c0 + lane
+            if panel >= PANELS_A and panel < PANELS and column_panel < panels and c < C and row_tile == 0:
+                partials_b[i8(z * (R * S) + r * S + s) * C + c] = sums[ROUND]
 
     return run
 
@@ -151,32 +151,32 @@ def turner(tile: PixelTile, bias: str) -> Any:
 
     @jit(device=True)
     def run(partials_b, ring, full, turned, t, z, first, last, row_tile, column_tile, column_tiles, m0, panel0, panels, M, C, P, Q, R, S):
-        lane, warp = i4(t & i4(31)), i4(t >> i4(5))
+        lane, warp = t & 31, t >> 5
         sums = cuda.local.array(ROUNDS, f4)
         for i in range(ROUNDS):
-            sums[i] = f4(0)
-        next_due = i4(first + column_tile)
-        slot, parity, step = i4(0), u4(0), i4(first)
+            sums[i] = 0.0
+        next_due = first + column_tile
+        slot, parity, step = 0, u4(0), first
         while step < last:
-            odd_rows, odd_columns, due = u4(0), u4(0), row_tile == i4(0)
+            odd_rows, odd_columns, due = u4(0), u4(0), row_tile == 0
             if STILL:
                 due = step == next_due
-                next_due = i4(next_due + column_tiles) if due else next_due
+                next_due = next_due + column_tiles if due else next_due
             if MOVED:
-                _, p, q = split_pixel(i4(step * i4(BK)) + lane, P, Q)
-                odd_rows, odd_columns = u4(cuda.ballot_sync(_ALL, p & i4(1))), u4(cuda.ballot_sync(_ALL, q & i4(1)))
-            mbarrier_wait(full + u4(slot * i4(8)), parity)
-            turn(sums, ring + u4(slot * i4(SLOT)), lane, warp, due, panel0, panels, C, P, Q, S, odd_rows, odd_columns)
+                _, p, q = split_pixel(step * BK + lane, P, Q)
+                odd_rows, odd_columns = u4(cuda.ballot_sync(_ALL, p & 1)), u4(cuda.ballot_sync(_ALL, q & 1))
+            mbarrier_wait(full + u4(slot * 8), parity)
+            turn(sums, ring + u4(slot * SLOT), lane, warp, due, panel0, panels, C, P, Q, S, odd_rows, odd_columns)
             # What this warp wrote must be seen by wgmma, which reads past the ordinary path.
             fence_async_shared()
             cuda.syncwarp()
-            if lane == i4(0):
-                mbarrier_arrive(turned + u4(slot * i4(8)))
-            slot = i4(slot + i4(1))
-            if slot == i4(SLOTS):
-                slot = i4(0)
-                parity = parity ^ u4(1)
-            step = i4(step + i4(1))
+            if lane == 0:
+                mbarrier_arrive(turned + u4(slot * 8))
+            slot += 1
+            if slot == SLOTS:
+                slot = 0
+                parity ^= 1
+            step += 1
         store(sums, partials_b, lane, warp, z, row_tile, column_tile, column_tiles, m0, panel0, panels, M, C, R, S)
 
     return run

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, f4, i4, jit
+from nbcnn.gpu.language import cuda, f4, jit
 from nbcnn.ops.conv.simt.im2col_wgrad import column_sums, with_sums
 from nbcnn.ops.conv.simt.loaders import gather_rows, matrix
 from nbcnn.ops.conv.simt.register_tile import block_corner, block_part, matrix_product, shared_floats, store_tile
@@ -36,18 +36,18 @@ def rows_product(tile: Tile, points: int) -> Any:
         gemm: GM, GN, GK = tiles, K, C, as often as there are points. grid: (tiles of BM×BN, 1, points); owns: a block BM×BN, a thread TM×TN.
         shared: 2·BK·(BM + 4 + BN)·4 bytes; moves per block: 4·C·(BM + BN) + 4·BM·BN bytes.
         """
-        point = i4(cuda.blockIdx.z)
+        point = cuda.blockIdx.z
         m0, n0 = corner(K)
         first, last = part(C, k_tiles)
         shared = cuda.shared.array(MEMORY, f4, ALIGNMENT)
         acc = cuda.local.array(ACC, f4)
         stage_a = cuda.local.array(FLOATS_A, f4)
         stage_b = cuda.local.array(FLOATS_B, f4)
-        one, none, before = i4(1), i4(0), i4(point * tiles)
+        one, none, before = 1, 0, point * tiles
         # One matrix of points·tiles rows, one of points·K columns. Beyond its point's last row or column a block reads the next
         # point's, and stores nothing of what that gives.
-        rows = (i4(i4(points) * tiles), C, one, one, one, one, none, none)
-        product(acc, stage_a, stage_b, shared, v, u, rows, (C, i4(i4(points) * K)), i4(before + m0), i4(point * K + n0), first, last)
+        rows = (points * tiles, C, one, one, one, one, none, none)
+        product(acc, stage_a, stage_b, shared, v, u, rows, (C, points * K), before + m0, point * K + n0, first, last)
         store(acc, m, m0, n0, tiles, K, point, (m, m, none, one))
 
     return winograd_rows_kernel
@@ -69,21 +69,21 @@ def columns_product(tile: Tile) -> Any:
         gemm: GM, GN, GK = C, K, tiles, 16 times. grid: (tiles of BM×BN, parts, 16); owns: a block BM×BN, a thread TM×TN.
         shared: 2·BK·(BM + BN)·4 bytes; moves per block: 4·tiles/parts·(BM + BN) + 4·BM·BN bytes. BK divides tiles.
         """
-        point = i4(cuda.blockIdx.z)
-        plane = i4(i4(plane0 + i4(cuda.blockIdx.y)) * i4(POINTS) + point)
+        point = cuda.blockIdx.z
+        plane = (plane0 + cuda.blockIdx.y) * POINTS + point
         m0, n0 = corner(K)
         first, last = part(tiles, k_tiles)
-        before = i4(point * quotient(tiles, i4(BK)))
+        before = point * quotient(tiles, BK)
         shared = cuda.shared.array(MEMORY, f4, ALIGNMENT)
         acc = cuda.local.array(ACC, f4)
         stage_a = cuda.local.array(FLOATS_A, f4)
         stage_b = cuda.local.array(FLOATS_B, f4)
         for q in range(4):
-            stage_b[SUMS + q] = f4(0)
-        rows = i4(i4(POINTS) * tiles)
-        product(acc, stage_a, stage_b, shared, v, g, (rows, C), (rows, K), m0, n0, i4(before + first), i4(before + last))
-        store(acc, dm, m0, n0, C, K, plane, (dm, dm, i4(0), i4(1)))
-        if m0 == i4(0):
+            stage_b[SUMS + q] = 0.0
+        rows = POINTS * tiles
+        product(acc, stage_a, stage_b, shared, v, g, (rows, C), (rows, K), m0, n0, before + first, before + last)
+        store(acc, dm, m0, n0, C, K, plane, (dm, dm, 0, 1))
+        if m0 == 0:
             reduce_columns(stage_b, shared, db, n0, K, plane)
 
     return winograd_columns_kernel

@@ -65,8 +65,8 @@ def _a(y, at, step, x, first, by):
 def _g(y, at, step, x, first, by):
     """y = G x: three numbers to four."""
     a, b, c = x[first], x[first + by], x[first + 2 * by]
-    half = f4(0.5) * (a + c)
-    y[at], y[at + step], y[at + 2 * step], y[at + 3 * step] = a, half + f4(0.5) * b, half - f4(0.5) * b, c
+    half = 0.5 * (a + c)
+    y[at], y[at + step], y[at + 2 * step], y[at + 3 * step] = a, half + 0.5 * b, half - 0.5 * b, c
 
 
 @jit(device=True)
@@ -101,11 +101,11 @@ def filter_of_points(total, taps):
     """The nine taps Gᵀ total G of 16 points."""
     middle = cuda.local.array(12, f4)
     for v in range(4):
-        plus, minus = f4(0.5) * (total[4 + v] + total[8 + v]), f4(0.5) * (total[4 + v] - total[8 + v])
+        plus, minus = 0.5 * (total[4 + v] + total[8 + v]), 0.5 * (total[4 + v] - total[8 + v])
         middle[v], middle[4 + v], middle[8 + v] = total[v] + plus, minus, plus + total[12 + v]
     for r in range(3):
         a, b, c, d = middle[4 * r], middle[4 * r + 1], middle[4 * r + 2], middle[4 * r + 3]
-        plus, minus = f4(0.5) * (b + c), f4(0.5) * (b - c)
+        plus, minus = 0.5 * (b + c), 0.5 * (b - c)
         taps[3 * r], taps[3 * r + 1], taps[3 * r + 2] = a + plus, minus, plus + d
 
 
@@ -124,22 +124,22 @@ def points_kernel(kind: str) -> Any:
         moves 4·(1 + points/STEP²)·H·W·C bytes an image; the rereads of overlapping tiles meet in the cache
         """
         i = i4(cuda.grid(1))
-        if i >= i4(tiles * groups):
+        if i >= tiles * groups:
             return
         t, group = split(i, groups)
-        line, across = split(i4(first + t), quotient(W, i4(STEP)))
-        n, down = split(line, quotient(H, i4(STEP)))
+        line, across = split(first + t, quotient(W, STEP))
+        n, down = split(line, quotient(H, STEP))
         d = cuda.local.array(FLOATS, f4)
         p = cuda.local.array(ALL, f4)
         for a in range(size):
             for b in range(size):
-                h, w = i4(i4(STEP) * down + i4(a - PAD)), i4(i4(STEP) * across + i4(b - PAD))
-                inside = (h >= i4(0)) & (h < H) & (w >= i4(0)) & (w < W)
+                h, w = STEP * down + (a - PAD), STEP * across + (b - PAD)
+                inside = (h >= 0) & (h < H) & (w >= 0) & (w < W)
                 k = (a * size + b) * 4
-                d[k], d[k + 1], d[k + 2], d[k + 3] = load4_if(x, i4(i4(i4(i4(n * H + h) * W + w) * groups + group) * i4(4)), inside)
+                d[k], d[k + 1], d[k + 2], d[k + 3] = load4_if(x, (((n * H + h) * W + w) * groups + group) * 4, inside)
         transform(p, d)
         for point in range(COUNT):
-            at = i4(i4(i4(i4(point) * tiles + t) * groups + group) * i4(4))
+            at = ((point * tiles + t) * groups + group) * 4
             store4(points, at, p[4 * point], p[4 * point + 1], p[4 * point + 2], p[4 * point + 3])
 
     return winograd_points_kernel
@@ -166,11 +166,11 @@ def filter_points_kernel(kind: str) -> Any:
         d = cuda.local.array(36, f4)
         p = cuda.local.array(ALL, f4)
         for tap in range(9):
-            at = i4(i4(i4(i4(tap) * rows + row) * groups + group) * i4(4))
+            at = ((tap * rows + row) * groups + group) * 4
             d[4 * tap], d[4 * tap + 1], d[4 * tap + 2], d[4 * tap + 3] = load4(w, at)
         transform(p, d)
         for point in range(COUNT):
-            at = i4(i4(i4(row * i4(COUNT) + i4(point)) * groups + group) * i4(4))
+            at = ((row * COUNT + point) * groups + group) * 4
             store4(points, at, p[4 * point], p[4 * point + 1], p[4 * point + 2], p[4 * point + 3])
 
     return winograd_filter_kernel
@@ -186,11 +186,11 @@ def tile_of_points(kind: str, bias: bool) -> Any:
     def run(out, points, b, t, group, tiles, groups):
         m = cuda.local.array(ALL, f4)
         for point in range(COUNT):
-            at = i4(i4(i4(i4(point) * tiles + t) * groups + group) * i4(4))
+            at = ((point * tiles + t) * groups + group) * 4
             m[4 * point], m[4 * point + 1], m[4 * point + 2], m[4 * point + 3] = load4(points, at)
         transform(out, m)
         if BIAS:
-            v = load4(b, i4(i4(4) * group))
+            v = load4(b, 4 * group)
             for pixel in range(4):
                 for q in range(4):
                     out[4 * pixel + q] += v[q]
@@ -212,24 +212,24 @@ def image_kernel(kind: str, bias: bool, after: str) -> Any:
         moves 4·(points/4 + 1)·H·W·K bytes an image (4·(points/4 + 1/4) if pooled). other: what masks, or the index that pooling writes
         """
         i = i4(cuda.grid(1))
-        if i >= i4(tiles * groups):
+        if i >= tiles * groups:
             return
         t, group = split(i, groups)
         out = cuda.local.array(16, f4)
         make(out, points, b, t, group, tiles, groups)
         if POOL:
-            at = i4(i4(first + t) * groups + group)
-            store_window(out, y, other, i8(at) * i8(4), i8(at), i4(4))
+            at = (first + t) * groups + group
+            store_window(out, y, other, i8(at) * 4, i8(at), 4)
         else:
-            line, across = split(i4(first + t), i4(W >> i4(1)))
+            line, across = split(first + t, W >> 1)
             for pixel in range(4):
                 # Tiles are numbered over all images: line is n·H/2 + i, so its pixels lie in the rows 2·line and 2·line + 1.
-                row = i4(i4(i4(2) * line + i4(pixel // 2)) * W + i4(2) * across + i4(pixel % 2))
-                at = i4(i4(row * groups + group) * i4(4))
+                row = (2 * line + pixel // 2) * W + 2 * across + pixel % 2
+                at = (row * groups + group) * 4
                 if MASK:
                     v = load4(other, at)
                     for q in range(4):
-                        out[4 * pixel + q] = out[4 * pixel + q] if v[q] > f4(0) else f4(0)
+                        out[4 * pixel + q] = out[4 * pixel + q] if v[q] > 0.0 else 0.0
                 if RELU:
                     for q in range(4):
                         out[4 * pixel + q] = relu(out[4 * pixel + q])

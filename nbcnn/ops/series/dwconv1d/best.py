@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu import device as gpu
-from nbcnn.gpu.language import cuda, f4, i4, jit, u4
+from nbcnn.gpu.language import cuda, f4, jit
 from nbcnn.ops.kernel.call import Call, Impl, Launch
 from nbcnn.ops.kernel.stored import kinds
 from nbcnn.ops.kernel.traffic import Traffic, element
@@ -52,28 +52,28 @@ def kernel_for(tile: Sliding, shift: int, vector: bool, flipped: bool, skip: boo
         source ours; lanes down the batch as in arXiv:2604.25422's naive kernel, but through shared memory
         """
         shared = cuda.shared.array(0, f4)
-        tid = i4(cuda.threadIdx.x)
-        lane, warp = i4(tid & i4(WARP - 1)), i4(u4(tid) // u4(WARP))
-        rest = i4(u4(cuda.blockIdx.x) // u4(C))
-        c = i4(i4(cuda.blockIdx.x) - rest * C)
-        batch = i4(u4(rest) // u4(tiles))
-        part0, n0 = i4((rest - batch * tiles) * i4(PACK)), i4(batch * i4(SERIES))
-        begin = i4(part0 * i4(TILE) + i4(OWN) * warp)
+        tid = cuda.threadIdx.x
+        lane, warp = tid & WARP - 1, tid // WARP
+        rest = cuda.blockIdx.x // C
+        c = cuda.blockIdx.x - rest * C
+        batch = rest // tiles
+        part0, n0 = (rest - batch * tiles) * PACK, batch * SERIES
+        begin = part0 * TILE + OWN * warp
         acc = cuda.local.array(OWN, f4)
         for m in range(OWN):
-            acc[m] = f4(0)
-        i0 = i4(0)
+            acc[m] = 0.0
+        i0 = 0
         while i0 < T:
-            count = i4(min(taps, i4(T - i0 + i4(3) & i4(-4))))
-            stage_filter(shared, i4(0), w, d, c, T, i0, count, left, tid)
-            stage(shared, taps, pitch, source, n0, part0, i4(i0 - left - i4(shift)), i4(i4(TILE + 4) + count), N, C, c, L, warp, lane)
+            count = min(taps, T - i0 + 3 & -4)
+            stage_filter(shared, 0, w, d, c, T, i0, count, left, tid)
+            stage(shared, taps, pitch, source, n0, part0, i0 - left - shift, TILE + 4 + count, N, C, c, L, warp, lane)
             cuda.syncthreads()
             # Taps that meet a series in any of the warp's rows: not before the last tile's start, nor beyond the first tile's end.
-            first = i4(max(i4(0), i4(left - i0 - begin - i4((PACK - 1) * TILE + OWN - 1))) & i4(-4))
-            run(acc, shared, i4(0), i4(taps + lane * pitch + i4(OWN) * warp), first, i4(min(count, i4(L + left - begin - i0))))
+            first = max(0, left - i0 - begin - ((PACK - 1) * TILE + OWN - 1)) & -4
+            run(acc, shared, 0, taps + lane * pitch + OWN * warp, first, min(count, L + left - begin - i0))
             cuda.syncthreads()
-            i0 = i4(i0 + taps)
-        put_results(acc, shared, i4(taps + lane * pitch + i4(OWN) * warp))
+            i0 += taps
+        put_results(acc, shared, taps + lane * pitch + OWN * warp)
         cuda.syncthreads()
         store(shared, taps, pitch, out, n0, part0, N, C, c, L, tid)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, f4, i4, jit, u4
+from nbcnn.gpu.language import cuda, f4, jit
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks
 from nbcnn.ops.kernel.traffic import Traffic, element
 from nbcnn.ops.ptx.shuffle import WARP
@@ -74,63 +74,63 @@ def kernel_for(tile: Sliding, form: Form, kind: str, out_kind: str) -> Any:
         source ours; the rows' order in a sum never depends on timing
         """
         shared = cuda.shared.array(0, f4)
-        tid = i4(cuda.threadIdx.x)
-        lane, warp = i4(tid & i4(WARP - 1)), i4(u4(tid) // u4(WARP))
-        part = i4(u4(cuda.blockIdx.x) // u4(C))
-        c = i4(i4(cuda.blockIdx.x) - part * C)
-        own, base = i4(i4(OWN) * warp), i4(i4(cuda.blockIdx.y) * i4(TAPS))
-        at_dy = i4(T4)
-        at_x = i4(at_dy + i4(ROWS) * pitch_dy)
-        halo = i4(left_dx + i4(SHIFT_DY)) if WITH_DX else i4(0)
+        tid = cuda.threadIdx.x
+        lane, warp = tid & WARP - 1, tid // WARP
+        part = cuda.blockIdx.x // C
+        c = cuda.blockIdx.x - part * C
+        own, base = OWN * warp, cuda.blockIdx.y * TAPS
+        at_dy = T4
+        at_x = at_dy + ROWS * pitch_dy
+        halo = left_dx + SHIFT_DY if WITH_DX else 0
         if WITH_DX:
-            stage_filter(shared, i4(0), w, d, c, T, i4(0), T4, left_dx, tid)
+            stage_filter(shared, 0, w, d, c, T, 0, T4, left_dx, tid)
         acc = cuda.local.array(OWN, f4)
         for m in range(OWN):
-            acc[m] = f4(0)
-        unit = i4(part * strip)
-        end = i4(min(units, i4(unit + strip)))
+            acc[m] = 0.0
+        unit = part * strip
+        end = min(units, unit + strip)
         while unit < end:
-            batch = i4(u4(unit) // u4(tiles))
-            part0, n0 = i4((unit - batch * tiles) * i4(PACK)), i4(batch * i4(SERIES))
-            start = i4(part0 * i4(TILE))
-            width = i4(i4(TILE + 4) + T4) if WITH_DX else i4(TILE)
-            stage(shared, at_dy, pitch_dy, dy, n0, part0, i4(i4(0) - halo), width, N, C, c, L, warp, lane)
-            stage(shared, at_x, pitch_x, x, n0, part0, i4(base - left - i4(SHIFT_X)), i4(TILE + TAPS + 4), N, C, c, L, warp, lane)
+            batch = unit // tiles
+            part0, n0 = (unit - batch * tiles) * PACK, batch * SERIES
+            start = part0 * TILE
+            width = TILE + 4 + T4 if WITH_DX else TILE
+            stage(shared, at_dy, pitch_dy, dy, n0, part0, 0 - halo, width, N, C, c, L, warp, lane)
+            stage(shared, at_x, pitch_x, x, n0, part0, base - left - SHIFT_X, TILE + TAPS + 4, N, C, c, L, warp, lane)
             cuda.syncthreads()
-            row_dy, row_x = i4(at_dy + lane * pitch_dy), i4(at_x + lane * pitch_x)
-            if warp < i4(TAP_SEGMENTS):
+            row_dy, row_x = at_dy + lane * pitch_dy, at_x + lane * pitch_x
+            if warp < TAP_SEGMENTS:
                 # Elements of dy that meet x in any of the warp's rows.
-                first = i4(max(i4(0), i4(left - base - own - start - i4(REACH))) & i4(-4))
-                last = i4(min(i4(TILE), i4(min(i4(L - start), i4(L + left - base - own - start)))))
-                run(acc, shared, i4(row_dy + halo), i4(row_x + own), first, last)
+                first = max(0, left - base - own - start - REACH) & -4
+                last = min(TILE, min(L - start, L + left - base - own - start))
+                run(acc, shared, row_dy + halo, row_x + own, first, last)
             if WITH_DX:
                 made = cuda.local.array(OWN, f4)
                 for m in range(OWN):
-                    made[m] = f4(0)
-                if warp < i4(SEGMENTS):
-                    first = i4(max(i4(0), i4(left_dx - start - own - i4(REACH))) & i4(-4))
-                    run_dx(made, shared, i4(0), i4(row_dy + own), first, i4(min(T4, i4(L + left_dx - start - own))))
+                    made[m] = 0.0
+                if warp < SEGMENTS:
+                    first = max(0, left_dx - start - own - REACH) & -4
+                    run_dx(made, shared, 0, row_dy + own, first, min(T4, L + left_dx - start - own))
                 cuda.syncthreads()
-                if warp < i4(SEGMENTS):
-                    put_results(made, shared, i4(row_x + own))
+                if warp < SEGMENTS:
+                    put_results(made, shared, row_x + own)
                 cuda.syncthreads()
                 store(shared, at_x, pitch_x, dx, n0, part0, N, C, c, L, tid)
             cuda.syncthreads()
-            unit = i4(unit + i4(1))
+            unit += 1
         # What is staged is done with (by a part without rows too): its place takes the sums of all lanes.
         cuda.syncthreads()
-        if warp < i4(TAP_SEGMENTS):
+        if warp < TAP_SEGMENTS:
             for m in range(OWN):
-                shared[u4(i4(APART) * tid + i4(m))] = acc[m]
+                shared[APART * tid + m] = acc[m]
         cuda.syncthreads()
         tap = tid
-        while tap < i4(TAPS) and base + tap < T:
-            segment = i4(u4(tap) // u4(OWN))
-            total = f4(0)
+        while tap < TAPS and base + tap < T:
+            segment = tap // OWN
+            total = 0.0
             for other in range(WARP):
-                total += shared[u4(i4(APART) * (i4(WARP) * segment + i4(other)) + tap - i4(OWN) * segment)]
-            partial[u4((part * C + c) * T + base + tap)] = total
-            tap = i4(tap + i4(THREADS))
+                total += shared[APART * (WARP * segment + other) + tap - OWN * segment]
+            partial[(part * C + c) * T + base + tap] = total
+            tap += THREADS
 
     return dwconv1d_bwd_best_kernel
 

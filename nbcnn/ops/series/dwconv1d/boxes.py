@@ -99,17 +99,17 @@ def fill_taps(taps: int, left: int, flipped: bool, skip: bool, threads: int) -> 
     def stage(shared, at, w, d, first, C, tid):
         found = cuda.local.array(TURNS, f4)
         for b in range(TURNS):
-            place = i4(tid + i4(b * threads))
-            row = i4(u4(place) // u4(PITCH))
-            i, c = i4(place - row * i4(PITCH)), i4(first + row)
-            inside = (i < i4(T)) & (c < C) & (row < i4(WARP))
-            found[b] = load1_if(w, i4(c * i4(T) + ((i4(T - 1) - i) if flipped else i)), inside)
+            place = tid + b * threads
+            row = place // PITCH
+            i, c = place - row * PITCH, first + row
+            inside = (i < T) & (c < C) & (row < WARP)
+            found[b] = load1_if(w, c * T + ((T - 1 - i) if flipped else i), inside)
             if skip:
-                found[b] += load1_if(d, c, inside & (i == i4(LEFT)))
+                found[b] += load1_if(d, c, inside & (i == LEFT))
         for b in range(TURNS):
-            place = i4(tid + i4(b * threads))
-            if place < i4(FLOATS):
-                shared[u4(at + place)] = found[b]
+            place = tid + b * threads
+            if place < FLOATS:
+                shared[at + place] = found[b]
 
     return stage
 
@@ -144,50 +144,50 @@ def kernel_for(length: int, taps: int, left: int, flipped: bool, skip: bool) -> 
         """
         shared = cuda.shared.array(0, f4)
         base = byte_address_shared(shared)
-        start = i4((u4(128) - (base & u4(127)) & u4(127)) >> u4(2))
-        tid = i4(cuda.threadIdx.x)
-        lane, warp = i4(tid & i4(WARP - 1)), i4(u4(tid) // u4(WARP))
-        part = i4(u4(cuda.blockIdx.x) // u4(groups))
-        c = i4((i4(cuda.blockIdx.x) - part * groups) * i4(WARP))
-        at = i4(start + i4(TAPS) + warp * i4(2 * BOX))
-        barrier = base + u4((start + i4(BARRIERS) + warp * i4(4)) * i4(4))
+        start = i4((128 - (base & 127) & 127) >> 2)
+        tid = cuda.threadIdx.x
+        lane, warp = tid & WARP - 1, tid // WARP
+        part = cuda.blockIdx.x // groups
+        c = (cuda.blockIdx.x - part * groups) * WARP
+        at = start + TAPS + warp * (2 * BOX)
+        barrier = base + (start + BARRIERS + warp * 4) * 4
         source, out = byte_address_global(maps), byte_address_global(maps) + types.uint64(MAP_BYTES)
-        n = i4(part * strip * i4(WARPS) + warp)
-        if lane == i4(0):
+        n = part * strip * WARPS + warp
+        if lane == 0:
             mbarrier_init(barrier, u4(1))
-            mbarrier_init(barrier + u4(8), u4(1))
+            mbarrier_init(barrier + 8, u4(1))
             fence_mbarrier_init()
         # A fence a block is enough, and many cost time.
-        if tid == i4(0):
+        if tid == 0:
             fence_tensor_map(source)
             fence_tensor_map(out)
         cuda.syncthreads()
-        if lane == i4(0):
+        if lane == 0:
             mbarrier_arrive_expect_tx(barrier, u4(4 * BOX))
-            load_tile_3d(base + u4(at * i4(4)), source, i4(0), c, n, barrier)
+            load_tile_3d(base + at * 4, source, 0, c, n, barrier)
         stage_taps(shared, start, w, d, c, C, tid)
         cuda.syncthreads()
         row = cuda.local.array(L, f4)
-        turn = i4(0)
+        turn = 0
         while turn < strip:
-            half = i4(turn & i4(1))
-            mine = i4(at + half * i4(BOX))
-            own = i4(mine + lane * i4(PITCH))
-            mbarrier_wait(barrier + u4(half * i4(8)), u4((turn >> i4(1)) & i4(1)))
+            half = turn & 1
+            mine = at + half * BOX
+            own = mine + lane * PITCH
+            mbarrier_wait(barrier + half * 8, u4((turn >> 1) & 1))
             take_row(row, shared, own)
-            if lane == i4(0) and turn + i4(1) < strip:
-                other, to = barrier + u4((i4(1) - half) * i4(8)), i4(at + (i4(1) - half) * i4(BOX))
+            if lane == 0 and turn + 1 < strip:
+                other, to = barrier + (1 - half) * 8, at + (1 - half) * BOX
                 wait_stores_read()
                 mbarrier_arrive_expect_tx(other, u4(4 * BOX))
-                load_tile_3d(base + u4(to * i4(4)), source, i4(0), c, i4(n + i4(WARPS)), other)
-            run(row, shared, i4(start + lane * i4(MY_TAPS)), own)
+                load_tile_3d(base + to * 4, source, 0, c, n + WARPS, other)
+            run(row, shared, start + lane * MY_TAPS, own)
             fence_async_shared()
             warp_barrier()
-            if lane == i4(0):
-                store_tile_3d(out, i4(0), c, n, base + u4(mine * i4(4)))
+            if lane == 0:
+                store_tile_3d(out, 0, c, n, base + mine * 4)
                 commit_stores()
-            n = i4(n + i4(WARPS))
-            turn = i4(turn + i4(1))
+            n += WARPS
+            turn += 1
         wait_stores_read()
 
     return dwconv1d_boxes_kernel

@@ -56,79 +56,79 @@ def kernel_for(length: int, taps: int, left: int, left_dx: int | None, flipped: 
         """
         shared = cuda.shared.array(0, f4)
         base = byte_address_shared(shared)
-        start = i4((u4(128) - (base & u4(127)) & u4(127)) >> u4(2))
-        tid = i4(cuda.threadIdx.x)
-        lane, warp = i4(tid & i4(WARP - 1)), i4(u4(tid) // u4(WARP))
-        part = i4(u4(cuda.blockIdx.x) // u4(groups))
-        c = i4((i4(cuda.blockIdx.x) - part * groups) * i4(WARP))
-        at = i4(start + i4(TAPS) + warp * i4(4 * BOX))
-        barrier = base + u4((start + i4(BARRIERS) + warp * i4(4)) * i4(4))
+        start = i4((128 - (base & 127) & 127) >> 2)
+        tid = cuda.threadIdx.x
+        lane, warp = tid & WARP - 1, tid // WARP
+        part = cuda.blockIdx.x // groups
+        c = (cuda.blockIdx.x - part * groups) * WARP
+        at = start + TAPS + warp * (4 * BOX)
+        barrier = base + (start + BARRIERS + warp * 4) * 4
         dy_map = byte_address_global(maps)
         x_map, dx_map = dy_map + types.uint64(MAP_BYTES), dy_map + types.uint64(2 * MAP_BYTES)
-        n = i4(part * strip * i4(WARPS) + warp)
-        if lane == i4(0):
+        n = part * strip * WARPS + warp
+        if lane == 0:
             mbarrier_init(barrier, u4(1))
-            mbarrier_init(barrier + u4(8), u4(1))
+            mbarrier_init(barrier + 8, u4(1))
             fence_mbarrier_init()
-        if tid == i4(0):
+        if tid == 0:
             fence_tensor_map(dy_map)
             fence_tensor_map(x_map)
             if WITH_DX:
                 fence_tensor_map(dx_map)
         cuda.syncthreads()
-        if lane == i4(0):
+        if lane == 0:
             mbarrier_arrive_expect_tx(barrier, u4(8 * BOX))
-            load_tile_3d(base + u4(at * i4(4)), dy_map, i4(0), c, n, barrier)
-            load_tile_3d(base + u4((at + i4(BOX)) * i4(4)), x_map, i4(0), c, n, barrier)
+            load_tile_3d(base + at * 4, dy_map, 0, c, n, barrier)
+            load_tile_3d(base + (at + BOX) * 4, x_map, 0, c, n, barrier)
         if WITH_DX:
             stage_taps(shared, start, w, d, c, C, tid)
         cuda.syncthreads()
         row, sums = cuda.local.array(L, f4), cuda.local.array(T, f4)
         for i in range(T):
-            sums[i] = f4(0)
-        turn = i4(0)
+            sums[i] = 0.0
+        turn = 0
         while turn < strip:
-            half = i4(turn & i4(1))
-            mine = i4(at + half * i4(2 * BOX))
-            own = i4(mine + lane * i4(PITCH))
-            mbarrier_wait(barrier + u4(half * i4(8)), u4((turn >> i4(1)) & i4(1)))
+            half = turn & 1
+            mine = at + half * (2 * BOX)
+            own = mine + lane * PITCH
+            mbarrier_wait(barrier + half * 8, u4((turn >> 1) & 1))
             take_row(row, shared, own)
-            if lane == i4(0) and turn + i4(1) < strip:
-                other, to = barrier + u4((i4(1) - half) * i4(8)), base + u4((at + (i4(1) - half) * i4(2 * BOX)) * i4(4))
-                following = i4(n + i4(WARPS))
+            if lane == 0 and turn + 1 < strip:
+                other, to = barrier + (1 - half) * 8, base + (at + (1 - half) * (2 * BOX)) * 4
+                following = n + WARPS
                 if WITH_DX:
                     wait_stores_read()
                 mbarrier_arrive_expect_tx(other, u4(8 * BOX))
-                load_tile_3d(to, dy_map, i4(0), c, following, other)
-                load_tile_3d(to + u4(4 * BOX), x_map, i4(0), c, following, other)
-            add(sums, row, shared, i4(own + i4(BOX)))
+                load_tile_3d(to, dy_map, 0, c, following, other)
+                load_tile_3d(to + 4 * BOX, x_map, 0, c, following, other)
+            add(sums, row, shared, own + BOX)
             if WITH_DX:
-                run(row, shared, i4(start + lane * i4(MY_TAPS)), own)
+                run(row, shared, start + lane * MY_TAPS, own)
                 fence_async_shared()
             warp_barrier()
-            if WITH_DX and lane == i4(0):
-                store_tile_3d(dx_map, i4(0), c, n, base + u4(mine * i4(4)))
+            if WITH_DX and lane == 0:
+                store_tile_3d(dx_map, 0, c, n, base + mine * 4)
                 commit_stores()
-            n = i4(n + i4(WARPS))
-            turn = i4(turn + i4(1))
+            n += WARPS
+            turn += 1
         # What was fetched is done with, and the last store has read: its place takes the sums of all lanes.
         if WITH_DX:
             wait_stores_read()
         cuda.syncthreads()
-        at = i4(start + i4(TAPS))
+        at = start + TAPS
         for i in range(T):
-            shared[u4(at + i4(APART) * tid + i4(i))] = sums[i]
+            shared[at + APART * tid + i] = sums[i]
         cuda.syncthreads()
         place = tid
-        while place < i4(WARP * T):
-            channel = i4(u4(place) // u4(T))
-            tap = i4(place - channel * i4(T))
-            total = f4(0)
+        while place < WARP * T:
+            channel = place // T
+            tap = place - channel * T
+            total = 0.0
             for other in range(WARPS):
-                total += shared[u4(at + i4(APART) * (channel + i4(WARP * other)) + tap)]
+                total += shared[at + APART * (channel + WARP * other) + tap]
             if c + channel < C:
-                partial[u4((part * C + c) * i4(T) + place)] = total
-            place = i4(place + i4(THREADS))
+                partial[(part * C + c) * T + place] = total
+            place += THREADS
 
     return dwconv1d_bwd_boxes_kernel
 

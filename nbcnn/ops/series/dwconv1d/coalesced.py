@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, f4, i4, jit, u4
+from nbcnn.gpu.language import cuda, i4, jit, u4
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks
 from nbcnn.ops.kernel.stored import kinds, scalar_io
 from nbcnn.ops.kernel.traffic import Traffic, element
@@ -41,13 +41,13 @@ def images_kernel(flipped: bool, skip: bool, source_kind: str, out_kind: str) ->
         """
         at = i4(cuda.grid(1))
         if at < N * C * L:
-            row = i4(u4(at) // u4(L))
-            t = i4(at - row * L)
-            c = i4(u4(row) % u4(C))
-            total = d[u4(c)] * load(source, u4(at)) if skip else f4(0)
-            for tap in range(i4(max(i4(0), i4(left - t))), i4(min(T, i4(L + left - t)))):
-                place = i4(T - i4(1) - tap) if flipped else i4(tap)
-                total += w[u4(c * T + place)] * load(source, u4(at + tap - left))
+            row = at // L
+            t = at - row * L
+            c = row % C
+            total = d[c] * load(source, u4(at)) if skip else 0.0
+            for tap in range(max(0, left - t), min(T, L + left - t)):
+                place = T - 1 - tap if flipped else tap
+                total += w[c * T + place] * load(source, u4(at + tap - left))
             store(out, u4(at), total)
 
     return dwconv1d_coalesced_kernel
@@ -65,24 +65,24 @@ def wgrad_kernel(kind: str) -> Any:
         grid ⌈parts·CT/8⌉, block 8 warps; a warp owns one partial sum, its lanes every 32nd t of every series.
         shared none; moves 8 bytes a product through the caches, and partial once. source: arXiv:2604.25422, "GMC", without atomics.
         """
-        lane = i4(i4(cuda.threadIdx.x) & i4(WARP - 1))
-        at = i4(i4(cuda.blockIdx.x) * i4(WARPS) + i4(u4(cuda.threadIdx.x) // u4(WARP)))
-        weight = i4(u4(at) % u4(C * T))
-        part = i4(u4(at) // u4(C * T))
-        c = i4(u4(weight) // u4(T))
-        tap = i4(weight - c * T)
-        first, last = i4(max(i4(0), i4(left - tap))), i4(min(L, i4(L + left - tap)))
-        total = f4(0)
+        lane = cuda.threadIdx.x & WARP - 1
+        at = cuda.blockIdx.x * WARPS + cuda.threadIdx.x // WARP
+        weight = at % (C * T)
+        part = at // (C * T)
+        c = weight // T
+        tap = weight - c * T
+        first, last = max(0, left - tap), min(L, L + left - tap)
+        total = 0.0
         if part < parts:
-            for n in range(i4(part * rows), i4(min(N, i4(part * rows + rows)))):
-                row = i4((n * C + c) * L)
-                t = i4(first + lane)
+            for n in range(part * rows, min(N, part * rows + rows)):
+                row = (n * C + c) * L
+                t = first + lane
                 while t < last:
                     total += load(dy, u4(row + t)) * load(x, u4(row + t + tap - left))
-                    t = i4(t + i4(WARP))
+                    t += WARP
         total = warp_sum(total)
-        if lane == i4(0) and part < parts:
-            partial[u4(at)] = total
+        if lane == 0 and part < parts:
+            partial[at] = total
 
     return dwconv1d_wgrad_coalesced_kernel
 

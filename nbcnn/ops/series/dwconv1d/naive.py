@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, f4, i4, jit, u4
+from nbcnn.gpu.language import cuda, i4, jit, u4
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks
 from nbcnn.ops.kernel.stored import kinds, scalar_io
 from nbcnn.ops.kernel.traffic import Traffic, element
@@ -37,15 +37,15 @@ def images_kernel(flipped: bool, skip: bool, source_kind: str, out_kind: str) ->
         """
         i = i4(cuda.grid(1))
         if i < N * C * L:
-            rest = i4(u4(i) // u4(N))
-            n = i4(i - rest * N)
-            t = i4(u4(rest) // u4(C))
-            c = i4(rest - t * C)
-            row = i4((n * C + c) * L)
-            total = d[u4(c)] * load(source, u4(row + t)) if skip else f4(0)
-            for tap in range(i4(max(i4(0), i4(left - t))), i4(min(T, i4(L + left - t)))):
-                place = i4(T - i4(1) - tap) if flipped else i4(tap)
-                total += w[u4(c * T + place)] * load(source, u4(row + t + tap - left))
+            rest = i // N
+            n = i - rest * N
+            t = rest // C
+            c = rest - t * C
+            row = (n * C + c) * L
+            total = d[c] * load(source, u4(row + t)) if skip else 0.0
+            for tap in range(max(0, left - t), min(T, L + left - t)):
+                place = T - 1 - tap if flipped else tap
+                total += w[c * T + place] * load(source, u4(row + t + tap - left))
             store(out, u4(row + t), total)
 
     return dwconv1d_naive_kernel
@@ -65,17 +65,17 @@ def wgrad_kernel(flipped: bool, skip: bool, kind: str) -> Any:
         """
         at = i4(cuda.grid(1))
         if at < C * T:
-            c = i4(u4(at) // u4(T))
-            tap = i4(at - c * T)
-            first, last = i4(max(i4(0), i4(left - tap))), i4(min(L, i4(L + left - tap)))
-            total = f4(0)
+            c = at // T
+            tap = at - c * T
+            first, last = max(0, left - tap), min(L, L + left - tap)
+            total = 0.0
             for n in range(N):
-                row = i4((n * C + c) * L)
+                row = (n * C + c) * L
                 for t in range(first, last):
                     total += load(dy, u4(row + t)) * load(x, u4(row + t + tap - left))
-            dw[u4(c * T + (T - i4(1) - tap)) if flipped else u4(at)] = total
+            dw[u4(c * T + (T - 1 - tap)) if flipped else u4(at)] = total
             if skip and tap == left:
-                dd[u4(c)] = total
+                dd[c] = total
 
     return dwconv1d_wgrad_naive_kernel
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, f4, i4, jit, u4
+from nbcnn.gpu.language import cuda, f4, jit, u4
 from nbcnn.ops.kernel.call import Call, Launch, blocks
 from nbcnn.ops.kernel.traffic import Traffic
 from nbcnn.ops.series.dwconv1d.series import Correlation
@@ -56,25 +56,25 @@ def total_kernel(flipped: bool, skip: bool) -> Any:
         shared 1 KiB; moves 4·parts·C·T bytes once, and dw (and dd) once.
         """
         sums = cuda.shared.array((LANES, OUTPUTS), f4)
-        tid = i4(cuda.threadIdx.x)
-        lane, share = i4(tid & i4(OUTPUTS - 1)), i4(u4(tid) // u4(OUTPUTS))
-        at = i4(i4(cuda.blockIdx.x) * i4(OUTPUTS) + lane)
-        total = f4(0)
+        tid = cuda.threadIdx.x
+        lane, share = tid & OUTPUTS - 1, tid // OUTPUTS
+        at = cuda.blockIdx.x * OUTPUTS + lane
+        total = 0.0
         if at < C * T:
             part = share
             while part < parts:
-                total += partial[u4(part * C * T + at)]
-                part = i4(part + i4(LANES))
+                total += partial[part * C * T + at]
+                part += LANES
         sums[share, lane] = total
         cuda.syncthreads()
-        if share == i4(0) and at < C * T:
+        if share == 0 and at < C * T:
             for other in range(1, LANES):
                 total += sums[other, lane]
-            c = i4(u4(at) // u4(T))
-            tap = i4(at - c * T)
-            dw[u4(c * T + (T - i4(1) - tap)) if flipped else u4(at)] = total
+            c = at // T
+            tap = at - c * T
+            dw[u4(c * T + (T - 1 - tap)) if flipped else u4(at)] = total
             if skip and tap == left:
-                dd[u4(c)] = total
+                dd[c] = total
 
     return dwconv1d_total_kernel
 

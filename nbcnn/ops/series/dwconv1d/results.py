@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from nbcnn.gpu.language import i4, jit, u4
+from nbcnn.gpu.language import jit, u4
 from nbcnn.ops.kernel.stored import scalar_io, vector_io
 from nbcnn.ops.ptx.shuffle import WARP
 from nbcnn.ops.ptx.vector import shared_load4, shared_store4
@@ -16,7 +16,7 @@ from nbcnn.ops.series.dwconv1d.sliding import OWN, ROWS
 def put_results(acc, shared, to):
     """shared[to : to+12] = acc; `to` is a multiple of four."""
     for q in range(OWN // 4):
-        shared_store4(shared, i4(to + i4(4 * q)), acc[4 * q], acc[4 * q + 1], acc[4 * q + 2], acc[4 * q + 3])
+        shared_store4(shared, to + 4 * q, acc[4 * q], acc[4 * q + 1], acc[4 * q + 2], acc[4 * q + 3])
 
 
 @functools.cache
@@ -33,17 +33,17 @@ def store_rows(kind: str, vector: bool, warps: int, pack: int, tile: int) -> Any
     @jit(device=True)
     def store(shared, at, pitch, out, n0, part0, N, C, c, L, tid):
         e = tid
-        while e < i4(ROWS * PIECES):
-            row = i4(u4(e) // u4(PIECES))
-            s = i4(i4(STEP) * (e - row * i4(PIECES)))
-            n = i4(n0 + (row >> i4(SHIFT)))
-            t = i4((part0 + (row & i4(MASK))) * i4(tile) + s)
+        while e < ROWS * PIECES:
+            row = e // PIECES
+            s = STEP * (e - row * PIECES)
+            n = n0 + (row >> SHIFT)
+            t = (part0 + (row & MASK)) * tile + s
             if n < N and t < L:
                 if vector:
-                    a, b, c_, d = shared_load4(shared, i4(at + row * pitch + s))
-                    store4(out, i4((n * C + c) * L + t), a, b, c_, d)
+                    a, b, c_, d = shared_load4(shared, at + row * pitch + s)
+                    store4(out, (n * C + c) * L + t, a, b, c_, d)
                 else:
-                    store1(out, u4((n * C + c) * L + t), shared[u4(at + row * pitch + s)])
-            e = i4(e + i4(THREADS))
+                    store1(out, u4((n * C + c) * L + t), shared[at + row * pitch + s])
+            e += THREADS
 
     return store

@@ -150,10 +150,10 @@ def take(first: int, last: int, into: int) -> Any:
 
         @jit(device=True)
         def run(window, shared, start, row):
-            there = i4(row + i4(STEP))
-            here = i4((there << i4(5)) ^ ((there & i4(7)) << i4(2)))
+            there = row + STEP
+            here = (there << 5) ^ ((there & 7) << 2)
             for q in range(COUNT):
-                a, b, c, d = shared_load4(shared, i4(start + (here ^ i4(4 * (LOW + q)))))
+                a, b, c, d = shared_load4(shared, start + (here ^ 4 * (LOW + q)))
                 window[TO + 4 * q], window[TO + 4 * q + 1], window[TO + 4 * q + 2], window[TO + 4 * q + 3] = a, b, c, d
 
         return run
@@ -171,7 +171,7 @@ def sums(taps: int, left: int, first: int) -> Any:
 
         @jit(device=True)
         def step(acc, window, shared, at_taps):
-            k = shared_load4(shared, i4(at_taps + i4(TAP)))
+            k = shared_load4(shared, at_taps + TAP)
             for q in range(TAPS):
                 for m in range(GROUP):
                     acc[m] += k[q] * window[AT + q + m]
@@ -185,7 +185,7 @@ def sums(taps: int, left: int, first: int) -> Any:
 def clear(acc):
     """acc[:GROUP] = 0."""
     for m in range(GROUP):
-        acc[m] = f4(0)
+        acc[m] = 0.0
 
 
 @functools.cache
@@ -195,9 +195,9 @@ def put(first: int) -> Any:
 
     @jit(device=True)
     def store(acc, shared, start, row):
-        here = i4((row << i4(5)) ^ ((row & i4(7)) << i4(2)))
+        here = (row << 5) ^ ((row & 7) << 2)
         for q in range(GROUP // 4):
-            shared_store4(shared, i4(start + (here ^ i4(FIRST + 4 * q))), acc[4 * q], acc[4 * q + 1], acc[4 * q + 2], acc[4 * q + 3])
+            shared_store4(shared, start + (here ^ FIRST + 4 * q), acc[4 * q], acc[4 * q + 1], acc[4 * q + 2], acc[4 * q + 3])
 
     return store
 
@@ -229,48 +229,48 @@ def kernel_for(taps: int, left: int, flipped: bool, skip: bool) -> Any:
         """
         shared = cuda.shared.array(0, f4)
         base = byte_address_shared(shared)
-        start = i4((u4(1024) - (base & u4(1023)) & u4(1023)) >> u4(2))
-        tid = i4(cuda.threadIdx.x)
-        lane, warp = i4(tid & i4(WARP - 1)), i4(u4(tid) // u4(WARP))
-        part = i4(u4(cuda.blockIdx.x) // u4(C))
-        c = i4(i4(cuda.blockIdx.x) - part * C)
-        at = i4(start + warp * i4(MINE))
-        at_taps = i4(start + i4(FILTER))
-        barrier = base + u4((start + i4(BARRIERS) + warp * i4(4)) * i4(4))
+        start = i4((1024 - (base & 1023) & 1023) >> 2)
+        tid = cuda.threadIdx.x
+        lane, warp = tid & WARP - 1, tid // WARP
+        part = cuda.blockIdx.x // C
+        c = cuda.blockIdx.x - part * C
+        at = start + warp * MINE
+        at_taps = start + FILTER
+        barrier = base + (start + BARRIERS + warp * 4) * 4
         source, out = byte_address_global(maps), byte_address_global(maps) + types.uint64(MAP_BYTES)
-        unit = i4((part * i4(WARPS) + warp) * strip)
-        end = i4(min(units, i4(unit + strip)))
-        if lane == i4(0):
+        unit = (part * WARPS + warp) * strip
+        end = min(units, unit + strip)
+        if lane == 0:
             mbarrier_init(barrier, u4(1))
-            mbarrier_init(barrier + u4(8), u4(1))
+            mbarrier_init(barrier + 8, u4(1))
             fence_mbarrier_init()
         # A fence a block is enough, and many cost time.
-        if tid == i4(0):
+        if tid == 0:
             fence_tensor_map(source)
             fence_tensor_map(out)
         cuda.syncthreads()
-        if lane == i4(0) and unit < end:
-            n = i4(u4(unit) // u4(across))
+        if lane == 0 and unit < end:
+            n = unit // across
             mbarrier_arrive_expect_tx(barrier, u4(BYTES))
-            load_tile_3d(base + u4(at * i4(4)), source, i4(0), i4((unit - n * across) * i4(WARP) - i4(BEFORE)), i4(n * C + c), barrier)
-        stage_filter(shared, at_taps, w, d, c, i4(T), i4(0), i4(TAPS), i4(LEFT), tid)
+            load_tile_3d(base + at * 4, source, 0, (unit - n * across) * WARP - BEFORE, n * C + c, barrier)
+        stage_filter(shared, at_taps, w, d, c, T, 0, TAPS, LEFT, tid)
         cuda.syncthreads()
         window, acc = cuda.local.array(WINDOW, f4), cuda.local.array(GROUP, f4)
-        half, phase = i4(0), u4(0)
+        half, phase = 0, u4(0)
         while unit < end:
-            mine = i4(at + half * i4(BOX))
-            mbarrier_wait(barrier + u4(half * i4(8)), phase)
-            following = i4(unit + i4(1))
-            if lane == i4(0) and following < end:
-                other, place = barrier + u4((i4(1) - half) * i4(8)), i4(at + (i4(1) - half) * i4(BOX))
-                n = i4(u4(following) // u4(across))
+            mine = at + half * BOX
+            mbarrier_wait(barrier + half * 8, phase)
+            following = unit + 1
+            if lane == 0 and following < end:
+                other, place = barrier + (1 - half) * 8, at + (1 - half) * BOX
+                n = following // across
                 wait_stores_read()
                 mbarrier_arrive_expect_tx(other, u4(BYTES))
-                load_tile_3d(base + u4(place * i4(4)), source, i4(0), i4((following - n * across) * i4(WARP) - i4(BEFORE)), i4(n * C + c), other)
-            take_first(window, shared, mine, i4(lane + i4(BEFORE)))
+                load_tile_3d(base + place * 4, source, 0, (following - n * across) * WARP - BEFORE, n * C + c, other)
+            take_first(window, shared, mine, lane + BEFORE)
             clear(acc)
             add_first(acc, window, shared, at_taps)
-            take_rest(window, shared, mine, i4(lane + i4(BEFORE)))
+            take_rest(window, shared, mine, lane + BEFORE)
             # All lanes have what they need of all rows, whose place the results take.
             warp_barrier()
             put_first(acc, shared, mine, lane)
@@ -279,14 +279,14 @@ def kernel_for(taps: int, left: int, flipped: bool, skip: bool) -> Any:
             put_rest(acc, shared, mine, lane)
             fence_async_shared()
             warp_barrier()
-            if lane == i4(0):
-                n = i4(u4(unit) // u4(across))
-                store_tile_3d(out, i4(0), i4((unit - n * across) * i4(WARP)), i4(n * C + c), base + u4(mine * i4(4)))
+            if lane == 0:
+                n = unit // across
+                store_tile_3d(out, 0, (unit - n * across) * WARP, n * C + c, base + mine * 4)
                 commit_stores()
             unit = following
-            half = i4(i4(1) - half)
-            if half == i4(0):
-                phase = phase ^ u4(1)
+            half = 1 - half
+            if half == 0:
+                phase ^= 1
         wait_stores_read()
 
     return dwconv1d_segments_kernel

@@ -45,9 +45,9 @@ def gradient(taps: int, left: int) -> Any:
 
         @jit(device=True)
         def step(sums, dy, shared, places):
-            there = i4(places[1] + i4(STEP))
-            here = i4((there << i4(5)) ^ ((there & i4(7)) << i4(2)))
-            multiply(sums, dy, shared_load4(shared, i4(places[0] + (here ^ i4(PLACE)))))
+            there = places[1] + STEP
+            here = (there << 5) ^ ((there & 7) << 2)
+            multiply(sums, dy, shared_load4(shared, places[0] + (here ^ PLACE)))
 
         return step
 
@@ -107,67 +107,67 @@ def kernel_for(taps: int, left: int) -> Any:
         """
         shared = cuda.shared.array(0, f4)
         base = byte_address_shared(shared)
-        start = i4((u4(1024) - (base & u4(1023)) & u4(1023)) >> u4(2))
-        tid = i4(cuda.threadIdx.x)
-        lane, warp = i4(tid & i4(WARP - 1)), i4(u4(tid) // u4(WARP))
-        part = i4(u4(cuda.blockIdx.x) // u4(C))
-        c = i4(i4(cuda.blockIdx.x) - part * C)
-        at = i4(start + warp * i4(MINE))
-        barrier = base + u4((start + i4(BARRIERS + (BARRIERS & 1)) + warp * i4(4)) * i4(4))
+        start = i4((1024 - (base & 1023) & 1023) >> 2)
+        tid = cuda.threadIdx.x
+        lane, warp = tid & WARP - 1, tid // WARP
+        part = cuda.blockIdx.x // C
+        c = cuda.blockIdx.x - part * C
+        at = start + warp * MINE
+        barrier = base + (start + (BARRIERS + (BARRIERS & 1)) + warp * 4) * 4
         dy_map, x_map = byte_address_global(maps), byte_address_global(maps) + types.uint64(MAP_BYTES)
-        unit = i4((part * i4(WARPS) + warp) * strip)
-        end = i4(min(units, i4(unit + strip)))
-        if lane == i4(0):
+        unit = (part * WARPS + warp) * strip
+        end = min(units, unit + strip)
+        if lane == 0:
             mbarrier_init(barrier, u4(1))
-            mbarrier_init(barrier + u4(8), u4(1))
+            mbarrier_init(barrier + 8, u4(1))
             fence_mbarrier_init()
-        if tid == i4(0):
+        if tid == 0:
             fence_tensor_map(dy_map)
             fence_tensor_map(x_map)
         cuda.syncthreads()
-        if lane == i4(0) and unit < end:
-            n = i4(u4(unit) // u4(across))
-            row = i4((unit - n * across) * i4(WARP))
+        if lane == 0 and unit < end:
+            n = unit // across
+            row = (unit - n * across) * WARP
             mbarrier_arrive_expect_tx(barrier, u4(BYTES))
-            load_tile_3d(base + u4(at * i4(4)), dy_map, i4(0), row, i4(n * C + c), barrier)
-            load_tile_3d(base + u4((at + i4(DY)) * i4(4)), x_map, i4(0), i4(row - i4(BEFORE)), i4(n * C + c), barrier)
+            load_tile_3d(base + at * 4, dy_map, 0, row, n * C + c, barrier)
+            load_tile_3d(base + (at + DY) * 4, x_map, 0, row - BEFORE, n * C + c, barrier)
         cuda.syncthreads()
         own, sums, places = cuda.local.array(SEGMENT, f4), cuda.local.array(T, f4), cuda.local.array(2, i4)
         for i in range(T):
-            sums[i] = f4(0)
-        places[1] = i4(lane + i4(BEFORE))
-        half, phase = i4(0), u4(0)
+            sums[i] = 0.0
+        places[1] = lane + BEFORE
+        half, phase = 0, u4(0)
         while unit < end:
-            mine = i4(at + half * i4(BOX))
-            mbarrier_wait(barrier + u4(half * i4(8)), phase)
-            following = i4(unit + i4(1))
-            if lane == i4(0) and following < end:
-                other, place = barrier + u4((i4(1) - half) * i4(8)), i4(at + (i4(1) - half) * i4(BOX))
-                n = i4(u4(following) // u4(across))
-                row = i4((following - n * across) * i4(WARP))
+            mine = at + half * BOX
+            mbarrier_wait(barrier + half * 8, phase)
+            following = unit + 1
+            if lane == 0 and following < end:
+                other, place = barrier + (1 - half) * 8, at + (1 - half) * BOX
+                n = following // across
+                row = (following - n * across) * WARP
                 mbarrier_arrive_expect_tx(other, u4(BYTES))
-                load_tile_3d(base + u4(place * i4(4)), dy_map, i4(0), row, i4(n * C + c), other)
-                load_tile_3d(base + u4((place + i4(DY)) * i4(4)), x_map, i4(0), i4(row - i4(BEFORE)), i4(n * C + c), other)
+                load_tile_3d(base + place * 4, dy_map, 0, row, n * C + c, other)
+                load_tile_3d(base + (place + DY) * 4, x_map, 0, row - BEFORE, n * C + c, other)
             take_dy(own, shared, mine, lane)
-            places[0] = i4(mine + i4(DY))
+            places[0] = mine + DY
             add(sums, own, shared, places)
             warp_barrier()
             unit = following
-            half = i4(i4(1) - half)
-            if half == i4(0):
-                phase = phase ^ u4(1)
+            half = 1 - half
+            if half == 0:
+                phase ^= 1
         # What was fetched is done with: its place takes the sums of all lanes.
         cuda.syncthreads()
         for i in range(T):
-            shared[u4(start + i4(APART) * tid + i4(i))] = sums[i]
+            shared[start + APART * tid + i] = sums[i]
         cuda.syncthreads()
         tap = tid
-        while tap < i4(T):
-            total = f4(0)
+        while tap < T:
+            total = 0.0
             for other in range(THREADS):
-                total += shared[u4(start + i4(APART * other) + tap)]
-            partial[u4((part * C + c) * i4(T) + tap)] = total
-            tap = i4(tap + i4(THREADS))
+                total += shared[start + APART * other + tap]
+            partial[(part * C + c) * T + tap] = total
+            tap += THREADS
 
     return dwconv1d_wgrad_segments_kernel
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, f4, i4, jit, u4
+from nbcnn.gpu.language import cuda, f4, jit, u4
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks
 from nbcnn.ops.kernel.stored import kinds, scalar_io
 from nbcnn.ops.kernel.traffic import Traffic, element
@@ -51,36 +51,36 @@ def images_kernel(GROUPS: int, shift: int, vector: bool, flipped: bool, skip: bo
         source arXiv:2604.25422, "shared-memory cache-blocked"
         """
         shared = cuda.shared.array(0, f4)
-        tid = i4(cuda.threadIdx.x)
-        lane, r = i4(tid & i4(LANES - 1)), i4(u4(tid) // u4(LANES))
-        rest = i4(u4(cuda.blockIdx.x) // u4(C))
-        c = i4(i4(cuda.blockIdx.x) - rest * C)
-        chunk = i4(u4(rest) // u4(tiles))
-        start = i4((rest - chunk * tiles) * i4(TILE))
-        n = i4(chunk * i4(ROWS) + r)
-        row = i4((n * C + c) * L)
-        at = i4(T4 + r * pitch)
-        stage_filter(shared, i4(0), w, d, c, T, i4(0), T4, left, tid)
-        stage_row(shared, at, source, row, i4(start - left - i4(SHIFT)), L if n < N else i4(0), i4(i4(TILE + 4) + T4), lane)
+        tid = cuda.threadIdx.x
+        lane, r = tid & LANES - 1, tid // LANES
+        rest = cuda.blockIdx.x // C
+        c = cuda.blockIdx.x - rest * C
+        chunk = rest // tiles
+        start = (rest - chunk * tiles) * TILE
+        n = chunk * ROWS + r
+        row = (n * C + c) * L
+        at = T4 + r * pitch
+        stage_filter(shared, 0, w, d, c, T, 0, T4, left, tid)
+        stage_row(shared, at, source, row, start - left - SHIFT, L if n < N else 0, TILE + 4 + T4, lane)
         cuda.syncthreads()
         acc = cuda.local.array(GROUPS, f4)
         for g in range(GROUPS):
-            acc[g] = f4(0)
-        at = i4(at + lane + i4(SHIFT))
-        i = i4(0)
+            acc[g] = 0.0
+        at = at + lane + SHIFT
+        i = 0
         while i < T4:
             k0, k1, k2, k3 = shared_load4(shared, i)
             for g in range(GROUPS):
-                first = i4(start + i4(LANES * g) + i - left)
-                if first + i4(LANES + 2) >= i4(0) and first < L:
-                    e = u4(at + i + i4(LANES * g))
+                first = start + LANES * g + i - left
+                if first + (LANES + 2) >= 0 and first < L:
+                    e = u4(at + i + LANES * g)
                     acc[g] += k0 * shared[e]
-                    acc[g] += k1 * shared[e + u4(1)]
-                    acc[g] += k2 * shared[e + u4(2)]
-                    acc[g] += k3 * shared[e + u4(3)]
-            i = i4(i + i4(4))
+                    acc[g] += k1 * shared[e + 1]
+                    acc[g] += k2 * shared[e + 2]
+                    acc[g] += k3 * shared[e + 3]
+            i += 4
         for g in range(GROUPS):
-            t = i4(start + i4(LANES * g) + lane)
+            t = start + LANES * g + lane
             if n < N and t < L:
                 store(out, u4(row + t), acc[g])
 
@@ -103,50 +103,50 @@ def wgrad_kernel(GROUPS: int, shift: int, vector: bool, kind: str) -> Any:
         source arXiv:2604.25422, "shared-memory cache-blocked", without atomics
         """
         shared = cuda.shared.array(0, f4)
-        tid = i4(cuda.threadIdx.x)
-        lane, r = i4(tid & i4(LANES - 1)), i4(u4(tid) // u4(LANES))
-        part = i4(u4(cuda.blockIdx.x) // u4(C))
-        c = i4(i4(cuda.blockIdx.x) - part * C)
-        base = i4(i4(cuda.blockIdx.y) * i4(TAPS))
-        at_dy, at_x = i4(r * pitch_dy), i4(i4(ROWS) * pitch_dy + r * pitch_x)
+        tid = cuda.threadIdx.x
+        lane, r = tid & LANES - 1, tid // LANES
+        part = cuda.blockIdx.x // C
+        c = cuda.blockIdx.x - part * C
+        base = cuda.blockIdx.y * TAPS
+        at_dy, at_x = r * pitch_dy, ROWS * pitch_dy + r * pitch_x
         acc = cuda.local.array(GROUPS, f4)
         for g in range(GROUPS):
-            acc[g] = f4(0)
-        n, end = i4(part * rows), i4(min(N, i4(part * rows + rows)))
+            acc[g] = 0.0
+        n, end = part * rows, min(N, part * rows + rows)
         while n < end:
-            row = i4(((n + r) * C + c) * L)
-            length = L if n + r < end else i4(0)
-            start = i4(0)
+            row = ((n + r) * C + c) * L
+            length = L if n + r < end else 0
+            start = 0
             while start < L:
                 stage_row(shared, at_dy, dy, row, start, length, TL, lane)
-                stage_row(shared, at_x, x, row, i4(start + base - left - i4(SHIFT)), length, i4(TL + i4(TAPS + 4)), lane)
+                stage_row(shared, at_x, x, row, start + base - left - SHIFT, length, TL + (TAPS + 4), lane)
                 cuda.syncthreads()
-                t = i4(0)
+                t = 0
                 while t < TL:
-                    v0, v1, v2, v3 = shared_load4(shared, i4(at_dy + t))
+                    v0, v1, v2, v3 = shared_load4(shared, at_dy + t)
                     for g in range(GROUPS):
-                        first = i4(start + t + base + i4(LANES * g) - left)
-                        if first + i4(LANES + 2) >= i4(0) and first < L:
-                            e = u4(at_x + t + i4(LANES * g + SHIFT) + lane)
+                        first = start + t + base + LANES * g - left
+                        if first + (LANES + 2) >= 0 and first < L:
+                            e = u4(at_x + t + (LANES * g + SHIFT) + lane)
                             acc[g] += v0 * shared[e]
-                            acc[g] += v1 * shared[e + u4(1)]
-                            acc[g] += v2 * shared[e + u4(2)]
-                            acc[g] += v3 * shared[e + u4(3)]
-                    t = i4(t + i4(4))
+                            acc[g] += v1 * shared[e + 1]
+                            acc[g] += v2 * shared[e + 2]
+                            acc[g] += v3 * shared[e + 3]
+                    t += 4
                 cuda.syncthreads()
-                start = i4(start + TL)
-            n = i4(n + i4(ROWS))
+                start += TL
+            n += ROWS
         # The staged series are done with: their place takes the sums of all sixteen, [series][tap].
         for g in range(GROUPS):
-            shared[u4(r * i4(TAPS) + i4(LANES * g) + lane)] = acc[g]
+            shared[r * TAPS + LANES * g + lane] = acc[g]
         cuda.syncthreads()
         tap = tid
-        while tap < i4(TAPS) and base + tap < T:
-            total = f4(0)
+        while tap < TAPS and base + tap < T:
+            total = 0.0
             for other in range(ROWS):
-                total += shared[u4(i4(other) * i4(TAPS) + tap)]
-            partial[u4((part * C + c) * T + base + tap)] = total
-            tap = i4(tap + i4(THREADS))
+                total += shared[other * TAPS + tap]
+            partial[(part * C + c) * T + base + tap] = total
+            tap += THREADS
 
     return dwconv1d_wgrad_shared_kernel
 

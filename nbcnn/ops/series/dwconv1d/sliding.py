@@ -16,7 +16,7 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
-from nbcnn.gpu.language import cuda, f4, i4, jit, u4
+from nbcnn.gpu.language import cuda, f4, jit, u4
 from nbcnn.ops.kernel.call import blocks
 from nbcnn.ops.kernel.stored import scalar_io, vector_load_if
 from nbcnn.ops.ptx.shuffle import WARP
@@ -89,13 +89,13 @@ def slide(shift: int) -> Any:
 
         @jit(device=True)
         def multiply(acc, window, shared, at_factor, at, i):
-            k0, k1, k2, k3 = shared_load4(shared, i4(at_factor + i + i4(PLACE)))
+            k0, k1, k2, k3 = shared_load4(shared, at_factor + i + PLACE)
             for m in range(OWN):
                 acc[m] += k0 * window[(BEGIN + m) % WINDOW]
                 acc[m] += k1 * window[(BEGIN + m + 1) % WINDOW]
                 acc[m] += k2 * window[(BEGIN + m + 2) % WINDOW]
                 acc[m] += k3 * window[(BEGIN + m + 3) % WINDOW]
-            window[FREE], window[FREE + 1], window[FREE + 2], window[FREE + 3] = shared_load4(shared, i4(at + i + i4(AHEAD)))
+            window[FREE], window[FREE + 1], window[FREE + 2], window[FREE + 3] = shared_load4(shared, at + i + AHEAD)
 
         return multiply
 
@@ -105,7 +105,7 @@ def slide(shift: int) -> Any:
         @jit(device=True)
         def both(acc, window, shared, at_factor, at, i, last):
             before(acc, window, shared, at_factor, at, i, last)
-            if i + i4(PLACE) < last:
+            if i + PLACE < last:
                 multiply(acc, window, shared, at_factor, at, i)
 
         return both
@@ -123,12 +123,12 @@ def slide(shift: int) -> Any:
         if first < last:
             window = cuda.local.array(WINDOW, f4)
             for q in range(WINDOW_QUADS):
-                a, b, c, d = shared_load4(shared, i4(at + first + i4(4 * q)))
+                a, b, c, d = shared_load4(shared, at + first + 4 * q)
                 window[4 * q], window[4 * q + 1], window[4 * q + 2], window[4 * q + 3] = a, b, c, d
             i = first
             while i < last:
                 turn(acc, window, shared, at_factor, at, i, last)
-                i = i4(i + i4(WINDOW))
+                i += WINDOW
 
     return run
 
@@ -146,35 +146,35 @@ def stage_rows(kind: str, vector: bool, warps: int, pack: int, tile: int) -> Any
 
     @jit(device=True)
     def one(source, at, wanted):
-        return load(source, u4(at)) if wanted else f4(0)
+        return load(source, u4(at)) if wanted else 0.0
 
     @jit(device=True)
     def stage(shared, at, pitch, source, n0, part0, first, width, N, C, c, L, warp, lane):
         values = cuda.local.array(STAGED, f4)
-        s = i4(i4(STEP) * lane)
+        s = STEP * lane
         while s < width:
             r = warp
-            while r < i4(ROWS):
+            while r < ROWS:
                 for b in range(AT_ONCE):
-                    row = i4(r + i4(b * warps))
-                    n = i4(n0 + (row >> i4(SHIFT)))
-                    p = i4((part0 + (row & i4(MASK))) * i4(tile) + first + s)
+                    row = r + b * warps
+                    n = n0 + (row >> SHIFT)
+                    p = (part0 + (row & MASK)) * tile + first + s
                     # As an unsigned number a negative place lies beyond any length.
-                    inside = (row < i4(ROWS)) & (n < N) & (u4(p) < u4(L))
+                    inside = (row < ROWS) & (n < N) & (u4(p) < u4(L))
                     if vector:
-                        v0, v1, v2, v3 = load4_if(source, i4((n * C + c) * L + p), inside)
+                        v0, v1, v2, v3 = load4_if(source, (n * C + c) * L + p, inside)
                         values[4 * b], values[4 * b + 1], values[4 * b + 2], values[4 * b + 3] = v0, v1, v2, v3
                     else:
-                        values[4 * b] = one(source, i4((n * C + c) * L + p), inside)
+                        values[4 * b] = one(source, (n * C + c) * L + p, inside)
                 for b in range(AT_ONCE):
-                    row = i4(r + i4(b * warps))
-                    if row < i4(ROWS):
-                        to = i4(at + row * pitch + s)
+                    row = r + b * warps
+                    if row < ROWS:
+                        to = at + row * pitch + s
                         if vector:
                             shared_store4(shared, to, values[4 * b], values[4 * b + 1], values[4 * b + 2], values[4 * b + 3])
                         else:
-                            shared[u4(to)] = values[4 * b]
-                r = i4(r + i4(AT_ONCE * warps))
-            s = i4(s + i4(STEP * WARP))
+                            shared[to] = values[4 * b]
+                r += AT_ONCE * warps
+            s += STEP * WARP
 
     return stage

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Iterable
 from typing import Any
 
-from nbcnn.gpu.language import cuda, f4, i4, jit, u4
+from nbcnn.gpu.language import cuda, f4, jit, u4
 from nbcnn.ops.kernel.stored import scalar_io, vector_load_if
 from nbcnn.ops.ptx.vector import shared_store4
 from nbcnn.ops.series.dwconv1d.series import Correlation
@@ -46,14 +46,14 @@ def fill_filter(flipped: bool, skip: bool, threads: int) -> Any:
     def stage(shared, at, w, d, c, T, first, count, left, tid):
         place = tid
         while place < count:
-            i = i4(first + place)
-            tap = f4(0)
+            i = first + place
+            tap = 0.0
             if i < T:
-                tap = w[u4(c * T + ((T - i4(1) - i) if flipped else i))]
+                tap = w[c * T + ((T - 1 - i) if flipped else i)]
                 if skip and i == left:
-                    tap += d[u4(c)]
-            shared[u4(at + place)] = tap
-            place = i4(place + i4(threads))
+                    tap += d[c]
+            shared[at + place] = tap
+            place += threads
 
     return stage
 
@@ -70,10 +70,10 @@ def fill_row(kind: str, lanes: int) -> Any:
     def stage(shared, at, source, row, first, length, width, lane):
         s = lane
         while s < width:
-            p = i4(first + s)
+            p = first + s
             # As an unsigned number a negative place lies beyond any length.
-            shared[u4(at + s)] = load(source, u4(row + p)) if u4(p) < u4(length) else f4(0)
-            s = i4(s + i4(lanes))
+            shared[at + s] = load(source, u4(row + p)) if u4(p) < u4(length) else 0.0
+            s += lanes
 
     return stage
 
@@ -92,18 +92,18 @@ def stage_series(kind: str, vector: bool, lanes: int) -> Any:
     @jit(device=True)
     def stage(shared, at, source, row, first, length, width, lane):
         values = cuda.local.array(STAGED, f4)
-        s = i4(i4(4) * lane)
+        s = 4 * lane
         while s < width:
             for b in range(AT_ONCE):
-                p = i4(first + s + i4(b * STEP))
+                p = first + s + b * STEP
                 # As an unsigned number a negative place lies beyond any length.
-                inside = (s + i4(b * STEP) < width) & (u4(p) < u4(length))
-                v0, v1, v2, v3 = load4_if(source, i4(row + p), inside)
+                inside = (s + b * STEP < width) & (u4(p) < u4(length))
+                v0, v1, v2, v3 = load4_if(source, row + p, inside)
                 values[4 * b], values[4 * b + 1], values[4 * b + 2], values[4 * b + 3] = v0, v1, v2, v3
             for b in range(AT_ONCE):
-                if s + i4(b * STEP) < width:
-                    to = i4(at + s + i4(b * STEP))
+                if s + b * STEP < width:
+                    to = at + s + b * STEP
                     shared_store4(shared, to, values[4 * b], values[4 * b + 1], values[4 * b + 2], values[4 * b + 3])
-            s = i4(s + i4(AT_ONCE * STEP))
+            s += AT_ONCE * STEP
 
     return stage

@@ -13,7 +13,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from nbcnn.gpu.language import i4, jit
+from nbcnn.gpu.language import jit
 from nbcnn.ops.ptx.vector import shared_load4
 from nbcnn.ops.series.dwconv1d.sliding import OWN
 from nbcnn.ops.series.dwconv1d.staging import quads
@@ -41,12 +41,12 @@ def _six(*steps: Step) -> Any:
 
     @jit(device=True)
     def six(acc, row, shared, at):
-        a(acc, row, shared, i4(at + i4(A)))
-        b(acc, row, shared, i4(at + i4(B)))
-        c(acc, row, shared, i4(at + i4(C)))
-        d(acc, row, shared, i4(at + i4(D)))
-        e(acc, row, shared, i4(at + i4(E)))
-        f(acc, row, shared, i4(at + i4(F)))
+        a(acc, row, shared, at + A)
+        b(acc, row, shared, at + B)
+        c(acc, row, shared, at + C)
+        d(acc, row, shared, at + D)
+        e(acc, row, shared, at + E)
+        f(acc, row, shared, at + F)
 
     return six
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, f4, i4, jit, u4
+from nbcnn.gpu.language import cuda, f4, jit, u4
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks
 from nbcnn.ops.kernel.stored import kinds, scalar_io, vector_io
 from nbcnn.ops.kernel.traffic import Traffic, element
@@ -61,40 +61,40 @@ def images_kernel(lanes: int, shift: int, vector: bool, flipped: bool, skip: boo
         source arXiv:2604.25422, "warp-tiled", with twelve neighbours a lane
         """
         shared = cuda.shared.array(0, f4)
-        tid = i4(cuda.threadIdx.x)
-        lane, series = i4(tid & i4(LANES - 1)), i4(u4(tid & i4(WARP - 1)) // u4(LANES))
-        warp = i4(u4(tid) // u4(WARP))
-        unit = i4(i4(cuda.blockIdx.x) * i4(WARPS) + warp)
-        batch = i4(u4(unit) // u4(C))
-        c = i4(unit - batch * C)
-        n = i4(batch * i4(SERIES) + series)
-        length = L if n < N else i4(0)
-        row = i4((n * C + c) * L)
-        taps = i4(warp * (T4 + i4(SERIES) * pitch))
-        at = i4(taps + T4 + series * pitch)
+        tid = cuda.threadIdx.x
+        lane, series = tid & LANES - 1, (tid & WARP - 1) // LANES
+        warp = tid // WARP
+        unit = cuda.blockIdx.x * WARPS + warp
+        batch = unit // C
+        c = unit - batch * C
+        n = batch * SERIES + series
+        length = L if n < N else 0
+        row = (n * C + c) * L
+        taps = warp * (T4 + SERIES * pitch)
+        at = taps + T4 + series * pitch
         if batch < units:
-            stage_filter(shared, taps, w, d, c, T, i4(0), T4, left, i4(tid & i4(WARP - 1)))
+            stage_filter(shared, taps, w, d, c, T, 0, T4, left, tid & WARP - 1)
         acc = cuda.local.array(OWN, f4)
-        start = i4(0)
+        start = 0
         while start < L:
-            stage(shared, at, source, row, i4(start - left - i4(SHIFT)), length, i4(i4(TILE + 4) + T4), lane)
+            stage(shared, at, source, row, start - left - SHIFT, length, TILE + 4 + T4, lane)
             warp_barrier()
             for m in range(OWN):
-                acc[m] = f4(0)
+                acc[m] = 0.0
             # Taps that meet a series anywhere in the tile.
-            first = i4(max(i4(0), i4(left - start - i4(TILE - 1))) & i4(-4))
-            run(acc, shared, taps, i4(at + i4(OWN) * lane), first, i4(min(T, i4(L + left - start))))
+            first = max(0, left - start - (TILE - 1)) & -4
+            run(acc, shared, taps, at + OWN * lane, first, min(T, L + left - start))
             warp_barrier()
-            t = i4(start + i4(OWN) * lane)
+            t = start + OWN * lane
             if vector:
                 for q in range(OWN // 4):
-                    if t + i4(4 * q) < length:
-                        store4(out, i4(row + t + i4(4 * q)), acc[4 * q], acc[4 * q + 1], acc[4 * q + 2], acc[4 * q + 3])
+                    if t + 4 * q < length:
+                        store4(out, row + t + 4 * q, acc[4 * q], acc[4 * q + 1], acc[4 * q + 2], acc[4 * q + 3])
             else:
                 for m in range(OWN):
-                    if i4(t + i4(m)) < length:
-                        store(out, u4(row + t + i4(m)), acc[m])
-            start = i4(start + i4(TILE))
+                    if t + m < length:
+                        store(out, u4(row + t + m), acc[m])
+            start += TILE
 
     return dwconv1d_warp_kernel
 
@@ -117,48 +117,48 @@ def wgrad_kernel(lanes: int, shift: int, vector: bool, kind: str) -> Any:
         source arXiv:2604.25422, "warp-tiled", without atomics
         """
         shared = cuda.shared.array(0, f4)
-        tid = i4(cuda.threadIdx.x)
-        lane, series = i4(tid & i4(LANES - 1)), i4(u4(tid & i4(WARP - 1)) // u4(LANES))
-        warp = i4(u4(tid) // u4(WARP))
-        unit = i4(i4(cuda.blockIdx.x) * i4(WARPS) + warp)
-        part = i4(u4(unit) // u4(C))
-        c = i4(unit - part * C)
-        base = i4(i4(cuda.blockIdx.y) * i4(TILE))
-        mine = i4(warp * i4(EACH))
-        at_dy = i4(mine + series * i4(PITCH_DY))
-        at_x = i4(mine + i4(SERIES * PITCH_DY) + series * i4(PITCH_X))
+        tid = cuda.threadIdx.x
+        lane, series = tid & LANES - 1, (tid & WARP - 1) // LANES
+        warp = tid // WARP
+        unit = cuda.blockIdx.x * WARPS + warp
+        part = unit // C
+        c = unit - part * C
+        base = cuda.blockIdx.y * TILE
+        mine = warp * EACH
+        at_dy = mine + series * PITCH_DY
+        at_x = mine + SERIES * PITCH_DY + series * PITCH_X
         acc = cuda.local.array(OWN, f4)
         for m in range(OWN):
-            acc[m] = f4(0)
-        end = i4(min(N, i4(part * rows + rows)))
-        k = i4(0)
+            acc[m] = 0.0
+        end = min(N, part * rows + rows)
+        k = 0
         while k < rows:
-            n = i4(part * rows + k + series)
-            row = i4((n * C + c) * L)
-            length = L if n < end else i4(0)
-            start = i4(0)
+            n = part * rows + k + series
+            row = (n * C + c) * L
+            length = L if n < end else 0
+            start = 0
             while start < L:
-                stage(shared, at_dy, dy, row, start, length, i4(TILE), lane)
-                stage(shared, at_x, x, row, i4(start + base - left - i4(SHIFT)), length, i4(2 * TILE + 4), lane)
+                stage(shared, at_dy, dy, row, start, length, TILE, lane)
+                stage(shared, at_x, x, row, start + base - left - SHIFT, length, 2 * TILE + 4, lane)
                 warp_barrier()
                 # Elements of dy that meet x: not those before the first of x, nor after the last of either.
-                first = i4(max(i4(0), i4(left - start - base - i4(TILE - 1))) & i4(-4))
-                last = i4(min(i4(TILE), i4(min(i4(L - start), i4(L - start - base + left)))))
-                run(acc, shared, at_dy, i4(at_x + i4(OWN) * lane), first, last)
+                first = max(0, left - start - base - (TILE - 1)) & -4
+                last = min(TILE, min(L - start, L - start - base + left))
+                run(acc, shared, at_dy, at_x + OWN * lane, first, last)
                 warp_barrier()
-                start = i4(start + i4(TILE))
-            k = i4(k + i4(SERIES))
+                start += TILE
+            k += SERIES
         for m in range(OWN):
-            shared[u4(at_dy + i4(OWN) * lane + i4(m))] = acc[m]
+            shared[at_dy + OWN * lane + m] = acc[m]
         warp_barrier()
-        own = i4(tid & i4(WARP - 1))
-        while own < i4(TILE):
-            total = f4(0)
+        own = tid & WARP - 1
+        while own < TILE:
+            total = 0.0
             for other in range(SERIES):
-                total += shared[u4(mine + i4(other * PITCH_DY) + own)]
+                total += shared[mine + other * PITCH_DY + own]
             if part < parts and base + own < T:
-                partial[u4((part * C + c) * T + base + own)] = total
-            own = i4(own + i4(WARP))
+                partial[(part * C + c) * T + base + own] = total
+            own += WARP
 
     return dwconv1d_wgrad_warp_kernel
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, f4, i4, jit, u4
+from nbcnn.gpu.language import cuda, f4, jit
 from nbcnn.ops.kernel.call import Call, Launch, blocks
 from nbcnn.ops.kernel.loops import ALIGNMENT
 from nbcnn.ops.kernel.stored import kinds, vector_io, vector_load_if
@@ -88,28 +88,28 @@ def mover(kind: str, length: int) -> tuple[Any, Any]:
     @jit(device=True)
     def stage(shared, at, source, n0, N, C, c, lane):
         values = cuda.local.array(STAGED, f4)
-        first = i4(u4(lane) // u4(QUADS))
-        quad = i4(i4(4) * (lane - first * i4(QUADS)))
+        first = lane // QUADS
+        quad = 4 * (lane - first * QUADS)
         for start in range(0, TURNS, AT_ONCE):
             for b in range(AT_ONCE):
-                row = i4(first + i4(start + b) * i4(TOGETHER))
-                inside = (first < i4(TOGETHER)) & (row < i4(WARP)) & (n0 + row < N)
-                v0, v1, v2, v3 = load4_if(source, i4(((n0 + row) * C + c) * i4(L) + quad), inside)
+                row = first + (start + b) * TOGETHER
+                inside = (first < TOGETHER) & (row < WARP) & (n0 + row < N)
+                v0, v1, v2, v3 = load4_if(source, ((n0 + row) * C + c) * L + quad, inside)
                 values[4 * b], values[4 * b + 1], values[4 * b + 2], values[4 * b + 3] = v0, v1, v2, v3
             for b in range(AT_ONCE):
-                row = i4(first + i4(start + b) * i4(TOGETHER))
-                if (first < i4(TOGETHER)) & (row < i4(WARP)):
-                    shared_store4(shared, i4(at + row * i4(PITCH) + quad), values[4 * b], values[4 * b + 1], values[4 * b + 2], values[4 * b + 3])
+                row = first + (start + b) * TOGETHER
+                if (first < TOGETHER) & (row < WARP):
+                    shared_store4(shared, at + row * PITCH + quad, values[4 * b], values[4 * b + 1], values[4 * b + 2], values[4 * b + 3])
 
     @jit(device=True)
     def store(shared, at, out, n0, N, C, c, lane):
-        first = i4(u4(lane) // u4(QUADS))
-        quad = i4(i4(4) * (lane - first * i4(QUADS)))
+        first = lane // QUADS
+        quad = 4 * (lane - first * QUADS)
         for b in range(TURNS):
-            row = i4(first + i4(b * TOGETHER))
-            if (first < i4(TOGETHER)) & (row < i4(WARP)) & (n0 + row < N):
-                v0, v1, v2, v3 = shared_load4(shared, i4(at + row * i4(PITCH) + quad))
-                store4(out, i4(((n0 + row) * C + c) * i4(L) + quad), v0, v1, v2, v3)
+            row = first + b * TOGETHER
+            if (first < TOGETHER) & (row < WARP) & (n0 + row < N):
+                v0, v1, v2, v3 = shared_load4(shared, at + row * PITCH + quad)
+                store4(out, ((n0 + row) * C + c) * L + quad, v0, v1, v2, v3)
 
     return stage, store
 
@@ -122,7 +122,7 @@ def take(length: int) -> Any:
     @jit(device=True)
     def take_row(row, shared, at):
         for q in range(QUADS):
-            a, b, c, d = shared_load4(shared, i4(at + i4(4 * q)))
+            a, b, c, d = shared_load4(shared, at + 4 * q)
             row[4 * q], row[4 * q + 1], row[4 * q + 2], row[4 * q + 3] = a, b, c, d
 
     return take_row
@@ -139,10 +139,10 @@ def convolve(length: int, taps: int, left: int) -> Any:
         def make(row, shared, at_taps, at):
             acc = cuda.local.array(OWN, f4)
             for m in range(OWN):
-                acc[m] = f4(0)
+                acc[m] = 0.0
             run(acc, row, shared, at_taps)
             for q in range(KEPT):
-                shared_store4(shared, i4(at + i4(FIRST + 4 * q)), acc[4 * q], acc[4 * q + 1], acc[4 * q + 2], acc[4 * q + 3])
+                shared_store4(shared, at + (FIRST + 4 * q), acc[4 * q], acc[4 * q + 1], acc[4 * q + 2], acc[4 * q + 3])
 
         return make
 
@@ -178,26 +178,26 @@ def kernel_for(length: int, taps: int, left: int, flipped: bool, skip: bool, sou
         source ours: the products of a whole series between registers
         """
         shared = cuda.shared.array(MEMORY, f4, ALIGNMENT)
-        tid = i4(cuda.threadIdx.x)
-        lane, warp = i4(tid & i4(WARP - 1)), i4(u4(tid) // u4(WARP))
-        part = i4(u4(cuda.blockIdx.x) // u4(C))
-        c = i4(i4(cuda.blockIdx.x) - part * C)
-        at = i4(i4(TAPS) + warp * i4(ROWS))
-        own = i4(at + lane * i4(PITCH))
-        stage_filter(shared, i4(0), w, d, c, i4(T), i4(0), i4(TAPS), i4(LEFT), tid)
+        tid = cuda.threadIdx.x
+        lane, warp = tid & WARP - 1, tid // WARP
+        part = cuda.blockIdx.x // C
+        c = cuda.blockIdx.x - part * C
+        at = TAPS + warp * ROWS
+        own = at + lane * PITCH
+        stage_filter(shared, 0, w, d, c, T, 0, TAPS, LEFT, tid)
         cuda.syncthreads()
         row = cuda.local.array(L, f4)
-        turn = i4(0)
+        turn = 0
         while turn < strip:
-            n0 = i4(((part * strip + turn) * i4(WARPS) + warp) * i4(WARP))
+            n0 = ((part * strip + turn) * WARPS + warp) * WARP
             stage(shared, at, source, n0, N, C, c, lane)
             warp_barrier()
             take_row(row, shared, own)
-            run(row, shared, i4(0), own)
+            run(row, shared, 0, own)
             warp_barrier()
             store(shared, at, out, n0, N, C, c, lane)
             warp_barrier()
-            turn = i4(turn + i4(1))
+            turn += 1
 
     return dwconv1d_whole_kernel
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, f4, i4, jit, u4
+from nbcnn.gpu.language import cuda, f4, jit
 from nbcnn.ops.kernel.call import Call, Launch
 from nbcnn.ops.kernel.loops import ALIGNMENT
 from nbcnn.ops.kernel.traffic import Traffic, element
@@ -52,45 +52,45 @@ def kernel_for(length: int, taps: int, left: int, left_dx: int | None, flipped: 
         source ours; the order of a sum never depends on timing
         """
         shared = cuda.shared.array(MEMORY, f4, ALIGNMENT)
-        tid = i4(cuda.threadIdx.x)
-        lane, warp = i4(tid & i4(WARP - 1)), i4(u4(tid) // u4(WARP))
-        part = i4(u4(cuda.blockIdx.x) // u4(C))
-        c = i4(i4(cuda.blockIdx.x) - part * C)
-        at_dy = i4(i4(FILTER) + warp * i4(2 * ROWS))
-        at_x = i4(at_dy + i4(ROWS))
-        own = i4(lane * i4(PITCH))
+        tid = cuda.threadIdx.x
+        lane, warp = tid & WARP - 1, tid // WARP
+        part = cuda.blockIdx.x // C
+        c = cuda.blockIdx.x - part * C
+        at_dy = FILTER + warp * (2 * ROWS)
+        at_x = at_dy + ROWS
+        own = lane * PITCH
         if WITH_DX:
-            stage_filter(shared, i4(0), w, d, c, i4(T), i4(0), i4(TAPS), i4(LEFT), tid)
+            stage_filter(shared, 0, w, d, c, T, 0, TAPS, LEFT, tid)
         cuda.syncthreads()
         row, sums = cuda.local.array(L, f4), cuda.local.array(T, f4)
         for i in range(T):
-            sums[i] = f4(0)
-        turn = i4(0)
+            sums[i] = 0.0
+        turn = 0
         while turn < strip:
-            n0 = i4(((part * strip + turn) * i4(WARPS) + warp) * i4(WARP))
+            n0 = ((part * strip + turn) * WARPS + warp) * WARP
             stage(shared, at_dy, dy, n0, N, C, c, lane)
             stage(shared, at_x, x, n0, N, C, c, lane)
             warp_barrier()
-            take_row(row, shared, i4(at_dy + own))
-            add(sums, row, shared, i4(at_x + own))
+            take_row(row, shared, at_dy + own)
+            add(sums, row, shared, at_x + own)
             if WITH_DX:
-                run(row, shared, i4(0), i4(at_dy + own))
+                run(row, shared, 0, at_dy + own)
                 warp_barrier()
                 store(shared, at_dy, dx, n0, N, C, c, lane)
             warp_barrier()
-            turn = i4(turn + i4(1))
+            turn += 1
         # What is staged is done with: its place takes the sums of all lanes.
         cuda.syncthreads()
         for i in range(T):
-            shared[u4(i4(APART) * tid + i4(i))] = sums[i]
+            shared[APART * tid + i] = sums[i]
         cuda.syncthreads()
         tap = tid
-        while tap < i4(T):
-            total = f4(0)
+        while tap < T:
+            total = 0.0
             for other in range(THREADS):
-                total += shared[u4(i4(APART * other) + tap)]
-            partial[u4((part * C + c) * i4(T) + tap)] = total
-            tap = i4(tap + i4(THREADS))
+                total += shared[APART * other + tap]
+            partial[(part * C + c) * T + tap] = total
+            tap += THREADS
 
     return dwconv1d_bwd_whole_kernel
 
