@@ -120,5 +120,9 @@ class Unwinding(_Signals):
         again.start()
 
 
+class _Pressed(KeyboardInterrupt):
+    """Ctrl-C. If KeyboardInterrupt itself leaves an exec(), as of a dataclass, Python ends by SIGINT whatever exit code a program chooses then."""
+
+
 def _leave(number: int) -> NoReturn:
-    raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
+    raise _Pressed if number == signal.SIGINT else SystemExit(128 + number)

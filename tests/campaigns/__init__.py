@@ -7,4 +7,7 @@ them.
 
 from __future__ import annotations
 
-CAMPAIGNS: tuple[str, ...] = ()
+CAMPAIGNS: tuple[str, ...] = (
+    "kills",
+    "signals",
+)

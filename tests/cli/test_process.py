@@ -115,6 +115,14 @@ def test_a_signal_at_the_first_line_ends_the_command_with_a_sentence(tmp_path, w
 
 
 @pytest.mark.parametrize(("number", "code"), [INT, TERM])
+def test_a_signal_in_an_exec_gives_its_code(number, code):
+    inner = f"import signal; signal.raise_signal({int(number)})"  # dataclasses and named tuples are made by exec
+    outer = f"from nbcnn.cli import errors, process; process.begin(); raise SystemExit(errors.guarded(lambda: exec({inner!r})))"
+    done = shell('"$0" -c "$1"', outer)
+    assert (done.returncode, done.stderr.strip()) == (code, ENDED[number])
+
+
+@pytest.mark.parametrize(("number", "code"), [INT, TERM])
 @pytest.mark.parametrize("become", [None, ImportError])
 def test_a_signal_in_a_command_gives_its_code_whatever_becomes_of_it_on_the_way(number, code, become, capsys):
     def command():
