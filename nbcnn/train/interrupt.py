@@ -121,7 +121,7 @@ class Unwinding(_Signals):
 
 
 class _Pressed(KeyboardInterrupt):
-    """Ctrl-C. If KeyboardInterrupt itself leaves an exec(), as of a dataclass, Python ends by SIGINT whatever exit code a program chooses then."""
+    """Ctrl-C. Once KeyboardInterrupt itself has left an exec(), as of a dataclass, `python -m` ends by SIGINT whatever exit code is chosen."""
 
 
 def _leave(number: int) -> NoReturn:

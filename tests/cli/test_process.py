@@ -115,10 +115,11 @@ def test_a_signal_at_the_first_line_ends_the_command_with_a_sentence(tmp_path, w
 
 
 @pytest.mark.parametrize(("number", "code"), [INT, TERM])
-def test_a_signal_in_an_exec_gives_its_code(number, code):
+def test_a_signal_in_an_exec_gives_its_code(tmp_path, number, code):
     inner = f"import signal; signal.raise_signal({int(number)})"  # dataclasses and named tuples are made by exec
     outer = f"from nbcnn.cli import errors, process; process.begin(); raise SystemExit(errors.guarded(lambda: exec({inner!r})))"
-    done = shell('"$0" -c "$1"', outer)
+    (tmp_path / "interrupted.py").write_text(outer)
+    done = shell('PYTHONPATH="$PYTHONPATH:$1" "$0" -m interrupted', tmp_path)
     assert (done.returncode, done.stderr.strip()) == (code, ENDED[number])
 
 
