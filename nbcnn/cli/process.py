@@ -11,8 +11,11 @@ import io
 import os
 import signal
 import sys
-from types import FrameType
-from typing import Any
+
+TYPE_CHECKING = False  # typing itself takes longer to import than all of this
+if TYPE_CHECKING:
+    from types import FrameType
+    from typing import Any
 
 ENDED = {signal.SIGINT: "nbcnn: interrupted (SIGINT)", signal.SIGTERM: "nbcnn: terminated (SIGTERM)"}
 """What a process says that a signal ends."""

@@ -28,7 +28,7 @@ from scripts import exits, train
 from nbcnn.datasets import shapes
 from nbcnn.nn import models
 from nbcnn.nn.layers import MSE, Conv2d, ReLU
-from nbcnn.train import checkpoint, plots
+from nbcnn.train import callbacks, checkpoint
 from nbcnn.train.checkpoint import LAST
 
 FLAGS = ("--dataset", "shapes", "--mode", "cpu", "--limit", "2", "--batch", "1", "--epochs", "2", "--save-every", "1", "--log-every", "1")
@@ -86,7 +86,7 @@ def _prepare() -> None:
 def trained(words: Sequence[str], *, quick: bool) -> int:
     """The exit code of train.py with `words`, without pictures; of the `small` network on as few images as can be, if it is to be `quick`."""
     with contextlib.ExitStack() as changes:
-        changes.enter_context(mock.patch.multiple(plots, curves=lambda *_: None, reconstructions=lambda *_: None))
+        changes.enter_context(mock.patch.object(callbacks.Plots, "_draw"))
         if quick:
             changes.enter_context(mock.patch.dict(models.MODELS, {"autoencoder": small}))
             changes.enter_context(mock.patch.multiple(shapes, TRAIN_COUNT=4, TEST_COUNT=4))
