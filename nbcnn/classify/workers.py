@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import connection, get_context, resource_tracker
@@ -83,15 +84,24 @@ def parallel(
 def _interrupts_wait() -> Iterator[None]:
     """Hold SIGINT and SIGTERM back; processes started within never see them. Either may reach the whole group, and the parent ends the workers.
 
-    So none is started and then forgotten, either.
+    Here they are heeded at the end, so that no process is started and then forgotten.
     """
     # Starting this helper process lifts the mask, so it must run before.
     resource_tracker.ensure_running()
+    came: list[int] = []
+    handlers: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        # The mask is this thread's: what another thread of the process gets is still handled in this one.
+        handlers = {number: signal.signal(number, lambda number, _: came.append(number)) for number in (signal.SIGINT, signal.SIGTERM)}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for number, handler in handlers.items():
+            signal.signal(number, handler or signal.SIG_DFL)
+        for number in came:
+            signal.raise_signal(number)
 
 
 def _hand_out(channel: Any, waiting: Iterator[tuple[int, Any]], running: dict[Any, int]) -> None:

@@ -65,8 +65,10 @@ def unwritten() -> OSError | None:
     return lost if lost and lost.errno not in (errno.EPIPE, errno.EIO) else None
 
 
-def _lasting(number: int, stream: Any) -> io.TextIOWrapper:
-    """What stands for `stream` (None if it was closed from the start), with its settings."""
+def _lasting(number: int, stream: Any) -> Any:
+    """What stands for `stream` (None if it was closed from the start), with its settings. One that is no file is its owner's."""
+    if not isinstance(stream, io.TextIOWrapper | None):
+        return stream
     raw = Output(number, "w", closefd=False)
     if stream is None:
         return io.TextIOWrapper(io.BufferedWriter(raw), "utf-8", "backslashreplace", "\n")

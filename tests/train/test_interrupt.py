@@ -44,6 +44,16 @@ def test_the_first_signal_is_only_remembered(number, capfd):
     assert "once more to leave at once" in capfd.readouterr().err
 
 
+def test_a_signal_is_remembered_also_where_nobody_reads_the_notice(monkeypatch):
+    def gone(*_):
+        raise BrokenPipeError
+
+    monkeypatch.setattr("nbcnn.train.interrupt.os.write", gone)
+    with Interrupts() as interrupts:
+        send(signal.SIGTERM)
+        assert interrupts.signal == signal.SIGTERM
+
+
 def test_the_second_signal_leaves_with_the_old_handlers_in_place():
     with Interrupts():
         send(signal.SIGTERM)
