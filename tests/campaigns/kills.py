@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from .training import FLAGS, begun, continued, differences, finished, result
+from .training import FLAGS, at_a_moment, begun, continued, differences, finished, result
 
 
 @functools.cache
@@ -22,12 +22,12 @@ def undisturbed() -> tuple[dict[str, Any], float]:
 
 
 def attack(seed: int, folder: Path) -> None:
-    """Kill once, twice or three times, each time at a moment between the start and a little after the usual end."""
+    """Kill once, twice or three times, then resume."""
     choose, (asked, seconds), run = random.Random(seed), undisturbed(), folder / "run"
     words: list[Any] = [*FLAGS, "--out", run]
     for _ in range(choose.randint(1, 3)):
         process = begun(words, quick=True)
-        process.join(choose.uniform(0, 1.1 * seconds))
+        at_a_moment(choose, run, seconds, process.is_alive)
         process.kill()
         process.join()
         words = continued(run)

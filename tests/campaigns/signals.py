@@ -20,7 +20,7 @@ from scripts import ROOT
 
 from nbcnn.cli.process import ENDED
 
-from .training import FLAGS, LAST, continued, differences, finished, result
+from .training import FLAGS, LAST, at_a_moment, continued, differences, finished, result
 
 PROGRAMS = {False: (str(ROOT / "train.py"),), True: ("-m", "campaigns.training")}
 """What trains, by whether it is quick."""
@@ -56,29 +56,29 @@ def has_begun(process: subprocess.Popen[bytes]) -> bool:
 
 
 def attack(seed: int, folder: Path) -> None:
-    """Send one signal, or two of a kind, at a moment between the start and a little after the usual end; then resume."""
+    """Send one signal, or two of a kind, then resume."""
     choose, run, quick = random.Random(seed), folder / "run", bool(seed % 10)
     asked, seconds = undisturbed(quick)
     number = choose.choice((signal.SIGINT, signal.SIGTERM))
-    moments = [choose.uniform(0, 1.05 * seconds)]
-    if choose.random() < 0.25:
-        moments.append(moments[0] + choose.uniform(0, 0.1))
-    ours, start = False, time.perf_counter()
+    twice, ours, start = choose.random() < 0.25, False, time.perf_counter()
     with started(run, quick) as process:
-        for moment in moments:
-            time.sleep(max(0.0, start + moment - time.perf_counter()))
-            ours = ours or has_begun(process)
+        at_a_moment(choose, run, seconds, lambda: process.poll() is None)
+        moment = f"{number.name} at {time.perf_counter() - start:.3f} s"
+        ours = process.poll() is not None or has_begun(process)
+        process.send_signal(number)
+        if twice:
+            time.sleep(choose.uniform(0, 0.1))
             process.send_signal(number)
         try:
             code = process.wait(60)
         except subprocess.TimeoutExpired:
             process.kill()
-            raise AssertionError(f"{number.name} at {moments} s is ignored for a minute") from None
-    check(run, number, code, (folder / "said.txt").read_text(), ours=ours, twice=len(moments) > 1)
+            raise AssertionError(f"{moment} is ignored for a minute") from None
+    check(run, number, code, (folder / "said.txt").read_text(), ours=ours, twice=twice)
     words = continued(run)
-    assert finished(words, quick=quick) == 0, f"train.py {' '.join(words)} fails after {number.name} at {moments} s"
+    assert finished(words, quick=quick) == 0, f"train.py {' '.join(words)} fails after {moment}"
     different = differences(result(run), asked)
-    assert not different, f"resumed after {number.name} at {moments} s the run differs from the uninterrupted one in {different}"
+    assert not different, f"resumed after {moment} the run differs from the uninterrupted one in {different}"
 
 
 def check(run: Path, number: signal.Signals, code: int, said: str, *, ours: bool, twice: bool) -> None:

@@ -15,9 +15,11 @@ import functools
 import io
 import json
 import os
+import random
 import shutil
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -53,6 +55,17 @@ def finished(words: Sequence[Any], *, quick: bool) -> int:
     process.join(300)
     assert process.exitcode is not None, f"train.py {' '.join(map(str, words))} hangs"
     return int(process.exitcode)
+
+
+def at_a_moment(choose: random.Random, run: Path, seconds: float, alive: Callable[[], bool]) -> None:
+    """Return at a random moment of a training that takes about so many seconds: some time after its start, or after one of its files is there."""
+    sign, part = choose.choice(((None, 0.9), ("config.json", 0.05), (LAST, 0.05), ("metrics.jsonl", 0.05)))
+    delay = choose.uniform(0, part * seconds)
+    while sign and alive() and not (run / sign).exists():
+        time.sleep(0.0005)
+    until = time.perf_counter() + delay
+    while alive() and time.perf_counter() < until:
+        time.sleep(min(0.01, max(0.0, until - time.perf_counter())))
 
 
 def continued(run: Path) -> list[str]:
