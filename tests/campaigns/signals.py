@@ -48,11 +48,9 @@ def started(run: Path, quick: bool) -> subprocess.Popen[bytes]:
 
 def has_begun(process: subprocess.Popen[bytes]) -> bool:
     """False while Python itself starts, which no program can change: until then a signal does what it does to every Python."""
-    try:
-        text = Path(f"/proc/{process.pid}/status").read_text()
-    except OSError:
-        return True
-    return bool(int(text[text.index("SigCgt:") + 7 :].split()[0], 16) >> signal.SIGTERM - 1 & 1)
+    text = Path(f"/proc/{process.pid}/status").read_text()
+    masks = (int(text[text.index(name) :].split()[1], 16) for name in ("SigCgt:", "SigIgn:"))
+    return any(mask >> signal.SIGTERM - 1 & 1 for mask in masks) or process.poll() is not None
 
 
 def attack(seed: int, folder: Path) -> None:
@@ -64,7 +62,7 @@ def attack(seed: int, folder: Path) -> None:
     with started(run, quick) as process:
         at_a_moment(choose, run, seconds, lambda: process.poll() is None)
         moment = f"{number.name} at {time.perf_counter() - start:.3f} s"
-        ours = process.poll() is not None or has_begun(process)
+        ours = process.poll() is not None or has_begun(process)  # a process that is not waited for keeps its place in /proc
         process.send_signal(number)
         if twice:
             time.sleep(choose.uniform(0, 0.1))
