@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    from nbcnn.cli import process
+
+    process.begin()  # first: from here on a signal or a closed output ends nothing without a word
+
 import json
 import sys
 import time
@@ -66,7 +71,6 @@ def extract(flags: SimpleNamespace, team: Team) -> int:
     from nbcnn.plan.shapes import numel
     from nbcnn.ranks.team import LONG
     from nbcnn.train import checkpoint
-    from nbcnn.train.interrupt import terminable
     from nbcnn.train.runlog import RunFolder
 
     def say(text: str) -> None:
@@ -102,7 +106,7 @@ def extract(flags: SimpleNamespace, team: Team) -> int:
     origin = Origin(str(run.path), saved.path.name, saved.sha256, *where, model=config["flags"]["model"])
     started, computing = time.perf_counter(), 0.0
     train_count, test_count = len(data.train_images), len(data.test_images)
-    with terminable(), writers(team, out, data, width, storage, batch) as (train, test):
+    with writers(team, out, data, width, storage, batch) as (train, test):
         for writer, images in ((train, data.train_images), (test, data.test_images)):
             computing += write_split(net, writer, images[rows_of(team, len(images), batch)], batch, flags.quiet)
         computing = -team.least(-computing)

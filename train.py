@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    from nbcnn.cli import process
+
+    process.begin()  # first: from here on a signal or a closed output ends nothing without a word
+
 import json
 import sys
 import time

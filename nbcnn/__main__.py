@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+if __name__ == "__main__":
+    from nbcnn.cli import process
+
+    process.begin()  # first: from here on a signal or a closed output ends nothing without a word
+
 import importlib
 import sys
 from collections.abc import Sequence
@@ -52,6 +57,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"nbcnn: error: no command {name!r}{nearest(name, tuple(COMMANDS))}\n  python -m nbcnn --help lists them", file=sys.stderr)
         return USAGE
     return int(importlib.import_module(f"nbcnn.cli.{name}").main(rest))
+
+
+def console() -> int:
+    """The console script `nbcnn`."""
+    from nbcnn.cli import process
+
+    process.begin()
+    return main()
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import connection, get_context, resource_tracker
@@ -33,11 +34,14 @@ def affordable(per_worker: int) -> int:
     return max(1, min(cores, room // per_worker))
 
 
-def parallel(function: Callable[[Any, Any], Any], shared: Any, tasks: Sequence[Any], jobs: int) -> Generator[tuple[int, Any], None, None]:
+def parallel(
+    function: Callable[[Any, Any], Any], shared: Any, tasks: Sequence[Any], jobs: int, flag: str = "--jobs"
+) -> Generator[tuple[int, Any], None, None]:
     """Yield (position, function(shared, task)) of all `tasks` as they finish; with one job, in this process and in order.
 
     `function` is a module-level function; it, `shared` and the tasks are pickled. Raises what `function` raised first;
-    MemoryError if a worker was killed, RuntimeError if it ended in another way. Closing the generator ends the workers.
+    MemoryError if a worker was killed, which advises a smaller `flag`; RuntimeError if it ended in another way. Closing the generator ends
+    the workers.
     """
     if jobs == 1:
         yield from ((at, function(shared, task)) for at, task in enumerate(tasks))
@@ -54,38 +58,50 @@ def parallel(function: Callable[[Any, Any], Any], shared: Any, tasks: Sequence[A
             worker = context.Process(target=_serve, args=(theirs, function, shared), daemon=True)
             with _interrupts_wait():
                 worker.start()
+                workers[ours] = worker
             theirs.close()
-            workers[ours] = worker
             _hand_out(ours, waiting, running)
         while running:
             for channel in connection.wait(list(running)):
                 try:
                     good, result = channel.recv()
                 except (EOFError, ConnectionError):
-                    raise _lost(workers[channel], jobs) from None
+                    raise _lost(workers[channel], jobs, flag) from None
                 if not good:
                     raise result
                 at = running.pop(channel)
                 _hand_out(channel, waiting, running)
                 yield at, result
     finally:
-        for channel, worker in workers.items():
-            worker.terminate()
-            channel.close()
         for worker in workers.values():
+            worker.kill()
+        for channel, worker in workers.items():
+            channel.close()
             worker.join()
 
 
 @contextmanager
 def _interrupts_wait() -> Iterator[None]:
-    """Hold SIGINT back; processes started within never see it. Ctrl-C reaches the whole group, and the parent ends the workers."""
+    """Hold SIGINT and SIGTERM back; processes started within never see them. Either may reach the whole group, and the parent ends the workers.
+
+    Here they are heeded at the end, so that no process is started and then forgotten.
+    """
     # Starting this helper process lifts the mask, so it must run before.
     resource_tracker.ensure_running()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    came: list[int] = []
+    handlers: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        # The mask is this thread's: what another thread of the process gets is still handled in this one.
+        handlers = {number: signal.signal(number, lambda number, _: came.append(number)) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for number, handler in handlers.items():
+            signal.signal(number, handler or signal.SIG_DFL)
+        for number in came:
+            signal.raise_signal(number)
 
 
 def _hand_out(channel: Any, waiting: Iterator[tuple[int, Any]], running: dict[Any, int]) -> None:
@@ -95,10 +111,11 @@ def _hand_out(channel: Any, waiting: Iterator[tuple[int, Any]], running: dict[An
         running[channel] = at
 
 
-def _lost(worker: Any, jobs: int) -> Exception:
+def _lost(worker: Any, jobs: int, flag: str) -> Exception:
     worker.join()
     if worker.exitcode == -signal.SIGKILL:
-        return MemoryError(f"one of {jobs} worker processes was killed, most likely for memory; try --jobs {max(1, jobs // 2)}")
+        advice = f"; try {flag} {max(1, jobs // 2)}" if flag else ""
+        return MemoryError(f"one of {jobs} worker processes was killed, most likely for memory{advice}")
     return RuntimeError(f"a worker process ended with exit code {worker.exitcode}")
 
 

@@ -68,7 +68,6 @@ def main(argv: list[str]) -> int:
 
 def _run(args: Any, team: Team) -> int:
     from nbcnn.classify import pipeline, report
-    from nbcnn.train.interrupt import terminable
     from nbcnn.train.plots import confusion as draw_confusion
 
     out = args.out or args.features / "classify"
@@ -78,10 +77,9 @@ def _run(args: Any, team: Team) -> int:
     scratch = args.scratch or out
     scratch.mkdir(parents=True, exist_ok=True)
     if not team.leads:
-        with terminable():
-            for _ in range(3 if args.baselines else 1):
-                settings = pipeline.Settings(args.c or 10.0)
-                pipeline.assist(train_labels, len(test_labels), settings=settings, scratch=scratch, team=team, jobs=args.jobs)
+        for _ in range(3 if args.baselines else 1):
+            settings = pipeline.Settings(args.c or 10.0)
+            pipeline.assist(train_labels, len(test_labels), settings=settings, scratch=scratch, team=team, jobs=args.jobs)
         return OK
     engine, why = _engine(args.device or "auto")
     names = origin.classes or ()
@@ -113,7 +111,7 @@ def _run(args: Any, team: Team) -> int:
     }
     rows = result["classifiers"]
     tables: dict[str, str] = {}
-    with terminable(), _bars(args.quiet) as bars:
+    with _bars(args.quiet) as bars:
         for name, load in sources.items():
             outcome = pipeline.classify(
                 load, train_labels, settings=settings, engine=engine, scratch=scratch, jobs=args.jobs, report=bars(name), team=team

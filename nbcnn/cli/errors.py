@@ -1,15 +1,19 @@
 """Exit codes, and the one place where an exception becomes a message and an exit code.
 
-Nothing is imported from the package, so that `--help` never pays for it: an exception says its own code in an
-`exit_code` attribute.
+Of the package only what the standard library suffices for is imported, so that `--help` never pays for it: an exception says its own code in
+an `exit_code` attribute.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable
+
+from nbcnn.cli.process import ENDED, unwritten
+from nbcnn.train.interrupt import Unwinding
 
 OK, RUNTIME, USAGE, DATA, NO_GPU, MEMORY, DIVERGED = range(7)
 SIGINT, SIGTERM = 130, 143
@@ -57,19 +61,25 @@ def message(error: BaseException, without_gpu: str = MODE_CPU) -> str:
 def guarded(command: Callable[[], int], without_gpu: str = MODE_CPU) -> int:
     """Run `command`; print what it raises as "nbcnn: error: …" on stderr and return the exit code.
 
-    `without_gpu` is what the command can do instead where there is no GPU. NBCNN_DEBUG=1 prints the traceback first.
+    SIGINT and SIGTERM unwind the command, print a line and give 130 and 143. `without_gpu` is what the command can do instead where there is no
+    GPU. NBCNN_DEBUG=1 prints the traceback first. A script's outputs never fail (`nbcnn.cli.process`), so a broken pipe is one between ranks.
     """
+    received = Unwinding()
     try:
-        return command()
-    except KeyboardInterrupt:
-        print("nbcnn: interrupted", file=sys.stderr)
-        return SIGINT
-    except BrokenPipeError:
-        # The reader of a pipe has gone (`… | head`); keep Python from complaining again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return OK
-    except Exception as error:
+        with received:
+            code = command()
+    except BaseException as error:
+        received.restore()
+        number = received.signal or (signal.SIGINT if isinstance(error, KeyboardInterrupt) else None)
+        if number is not None:
+            print(ENDED[signal.Signals(number)], file=sys.stderr)
+            return 128 + number
+        if not isinstance(error, Exception):
+            raise
         if os.environ.get("NBCNN_DEBUG", "0") not in ("", "0"):
             traceback.print_exc()
         print(f"nbcnn: error: {message(error, without_gpu)}", file=sys.stderr)
         return exit_code(error)
+    if lost := unwritten():
+        print(f"nbcnn: error: stdout could not be written: {lost.strerror}; what the command has saved stands", file=sys.stderr)
+    return code or (RUNTIME if lost else OK)

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from nbcnn.cli.errors import guarded
 from nbcnn.cli.flags import Parser, count, flag
@@ -107,6 +107,7 @@ class Ranks:
         self._ends: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._pumps: list[threading.Thread] = []
+        self._signals: list[int] = []
 
     def run(self) -> int:
         """Start all, wait for all; the exit code of the first that failed, 128 + the signal's number if that was killed, else 0.
@@ -115,7 +116,8 @@ class Ranks:
         Raises OSError if the command cannot be started.
         """
         numbers = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
-        before = {number: signal.signal(number, self._pass_on) for number in numbers if signal.getsignal(number) != signal.SIG_IGN}
+        heeded = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
+        before = {number: signal.signal(number, lambda number, _: self._signals.append(number)) for number in heeded}
         try:
             for added in self._added:
                 self._start(int(added["RANK"]), os.environ | added)
@@ -154,15 +156,18 @@ class Ranks:
                 target.write(before + line)
                 target.flush()
 
-    def _pass_on(self, number: int, _: Any) -> None:
-        for process in list(self._running.values()):
-            if process.returncode is None:
-                os.kill(process.pid, number)
+    def _pass_on(self) -> None:
+        """Give every rank the signals that came, each once. Those that came before the last rank had been started wait for it."""
+        while self._signals:
+            number = self._signals.pop(0)
+            for process in self._running.values():
+                process.send_signal(number)
 
     def _wait(self) -> int:
         first, told = 0, False
         steps: list[tuple[float, Callable[[subprocess.Popen[bytes]], None]]] = []
         while self._running:
+            self._pass_on()
             try:
                 rank, code = self._ends.get(timeout=0.1)
             except queue.Empty:

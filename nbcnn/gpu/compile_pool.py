@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,8 @@ def _share_out(jobs: list[Job], workers: int, say: Callable[[str], None] | None)
         waiting.put(job)
     lock, done = threading.Lock(), [0]
 
-    # A worker's own words are nobody's: what fails there fails again here, and Ctrl-C reaches all of them.
+    started: list[subprocess.Popen[bytes]] = []
+    # A worker's own words are nobody's: what fails there fails again here.
     command = [sys.executable, "-m", __name__]
     # The package need not be installed, and the working directory need not be its own.
     paths = [str(Path(nbcnn.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -85,6 +87,7 @@ def _share_out(jobs: list[Job], workers: int, say: Callable[[str], None] | None)
 
     def feed() -> None:
         with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as worker:
+            started.append(worker)
             assert worker.stdin is not None
             assert worker.stdout is not None
             while True:
@@ -112,10 +115,18 @@ def _share_out(jobs: list[Job], workers: int, say: Callable[[str], None] | None)
                 return
 
     feeders = [threading.Thread(target=feed, daemon=True) for _ in range(workers)]
-    for feeder in feeders:
-        feeder.start()
-    for feeder in feeders:
-        feeder.join()
+    try:
+        for feeder in feeders:
+            feeder.start()
+        for feeder in feeders:
+            feeder.join()
+    finally:
+        # An interrupt leaves here: the workers go, and one that is only starting finds nothing to do.
+        with suppress(queue.Empty):
+            while True:
+                waiting.get_nowait()
+        for worker in started:
+            worker.kill()
     if say and not done[0]:
         say("no worker process could compile; going on in this one")
 

@@ -92,7 +92,12 @@ def _take_turns(kernel: Any) -> None:
         for thread in threads:
             thread.start()
         threads[0].turn.release()
-        self.all_ended.wait()
+        try:
+            self.all_ended.wait()
+        except BaseException:
+            for thread in threads:  # a signal: they end at their next barrier, and nobody waits for that
+                thread.abort = True
+            raise
         if self.failure is not None:
             raise self.failure[0].with_traceback(self.failure[1])
 

@@ -7,32 +7,31 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
-_NOTICE = b"\nnbcnn: finishing the training step, then saving; once more to leave at once\n"
+_NOTICE = b"\nnbcnn: %s; once more to leave at once\n"
 
 
 class Interrupted(BaseException):
     """Raised inside `Interrupts.at_once` by the first signal. Not an Exception: no handler on the way should swallow it."""
 
 
-class Interrupts:
-    """A context in which the first SIGINT or SIGTERM only sets `signal`; outside of the main thread it does nothing.
+class _Signals:
+    """A context that handles SIGINT and SIGTERM; outside of the main thread it does nothing.
 
-    The second signal restores the previous handlers and raises KeyboardInterrupt or SystemExit(143). A signal that the
-    process ignores (as under nohup) stays ignored.
+    A signal that the process ignores (as under nohup) stays ignored. `signal` is the first that came.
     """
 
     def __init__(self) -> None:
         self.signal: int | None = None
-        self._raising = False
         self._previous: dict[int, Any] = {}
 
-    def __enter__(self) -> Interrupts:
+    def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 if signal.getsignal(number) != signal.SIG_IGN:
@@ -40,20 +39,40 @@ class Interrupts:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._restore()
+        self.restore()
 
-    def _restore(self) -> None:
+    def restore(self) -> None:
+        """Give the signals back to those that had them before."""
         for number, handler in self._previous.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         self._previous = {}
 
-    def _handle(self, number: int, _: FrameType | None) -> None:
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        raise NotImplementedError
+
+
+class Interrupts(_Signals):
+    """Within, the first SIGINT or SIGTERM only sets `signal`.
+
+    The second is left to the previous handlers, which from then on have both; where these let it pass, it raises KeyboardInterrupt or
+    SystemExit(143).
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._raising = False
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.signal is not None:
-            self._restore()
-            raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
+            previous = self._previous.get(number)
+            self.restore()
+            if callable(previous):
+                previous(number, frame)
+            _leave(number)
         self.signal = number
-        # Not print(): a handler may run in the middle of one, and buffered streams are not reentrant.
-        os.write(2, _NOTICE)
+        # Not print(): a handler may run in the middle of one, and buffered streams are not reentrant. Nobody may be there to read it.
+        with suppress(OSError):
+            os.write(2, _NOTICE % (b"saving" if self._raising else b"finishing the training step, then saving"))
         if self._raising:
             raise Interrupted
 
@@ -69,21 +88,41 @@ class Interrupts:
             self._raising = False
 
 
-@contextmanager
-def terminable() -> Iterator[None]:
-    """Within, SIGTERM unwinds the program as Ctrl-C does (exit code 143); outside of the main thread nothing changes.
+class Unwinding(_Signals):
+    """Within, SIGINT raises KeyboardInterrupt and SIGTERM SystemExit(143), each time, and `signal` is the first that came.
 
-    A process that ignores SIGTERM goes on ignoring it.
+    Whatever leaves the context then, leaves it for the signal: C code on the way may make an ImportError of what was raised in it.
     """
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) == signal.SIG_IGN:
-        yield
-        return
 
-    def leave(number: int, _: FrameType | None) -> NoReturn:
-        raise SystemExit(128 + number)
+    def __enter__(self) -> Self:
+        super().__enter__()
+        if self._previous:
+            self._hook = sys.unraisablehook
+            sys.unraisablehook = self._once_more
+        return self
 
-    before = signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    def restore(self) -> None:
+        if self._previous and sys.unraisablehook == self._once_more:
+            sys.unraisablehook = self._hook
+        super().restore()
+
+    def _handle(self, number: int, _: FrameType | None) -> None:
+        self.signal = self.signal or number
+        _leave(number)
+
+    def _once_more(self, caught: Any) -> None:
+        """Python swallows what is raised in a finalizer, for instance of an import's lock: the signal is sent again when that has ended."""
+        if self.signal is None or not isinstance(caught.exc_value, KeyboardInterrupt | SystemExit):
+            self._hook(caught)
+            return
+        again = threading.Timer(0.01, os.kill, (os.getpid(), self.signal))
+        again.daemon = True
+        again.start()
+
+
+class _Pressed(KeyboardInterrupt):
+    """Ctrl-C. Once KeyboardInterrupt itself has left an exec(), as of a dataclass, `python -m` ends by SIGINT whatever exit code is chosen."""
+
+
+def _leave(number: int) -> NoReturn:
+    raise _Pressed if number == signal.SIGINT else SystemExit(128 + number)

@@ -1,7 +1,8 @@
 """The training loop around a session: epochs, readings, checkpoints, interrupts, divergence.
 
 A session (`nbcnn.run.session.TrainingSession`) owns every array and every launch; the trainer owns the order of things and what is kept on disk.
-At an epoch's end the state is copied out *before* the evaluation, so that an evaluation can be abandoned at any time.
+At an epoch's end the state is copied out *before* the evaluation, so that an evaluation can be abandoned at any time. In the simulator, where a
+training step may take hours, a step can be abandoned likewise.
 
 Of several ranks each runs this same loop, and rank 0 alone keeps files. They meet whenever the loss is read: there the time is rank 0's,
 so that all choose the same next reading, and a signal that any of them got ends the training of all.
@@ -22,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.files.errors import UsageError
+from nbcnn.gpu.language import SIMULATOR
 from nbcnn.ranks.team import ALONE, Team
 from nbcnn.train import checkpoint
 from nbcnn.train.checkpoint import CheckpointError, Tensors
@@ -37,6 +39,14 @@ class Diverged(Exception):
     """The loss or a weight is NaN or Inf; the message says where it began and which checkpoint is the last good one."""
 
     exit_code = 6
+
+
+class CallbackError(Exception):
+    """A callback raised; the message says which, what, and what is saved. `exit_code` is that of what it raised."""
+
+    def __init__(self, message: str, error: Exception) -> None:
+        super().__init__(message)
+        self.exit_code = getattr(error, "exit_code", 5 if isinstance(error, MemoryError) else 1)
 
 
 class Trainer:
@@ -154,8 +164,9 @@ class Trainer:
         """Train to the end, or until SIGINT or SIGTERM (then `interrupted` is True and the state is saved).
 
         Signals are handled only in the main thread, and as before after return. Raises Diverged, and OSError if a
-        checkpoint cannot be written; the last good checkpoint stands. Raises FileExistsError, before training, if the folder
-        holds the metrics of a run that this one does not continue, `lock.Held` if another process writes in it.
+        checkpoint cannot be written; the last good checkpoint stands. Raises CallbackError if a callback does; the state is saved then, but of
+        several ranks only as of the last checkpoint. Raises FileExistsError, before training, if the folder holds the metrics of a run that this
+        one does not continue, `lock.Held` if another process writes in it.
         """
         with self.run.held() if self.team.leads else nullcontext():
             return self._fit()
@@ -170,12 +181,13 @@ class Trainer:
                     if not self._train_epoch(interrupts) or not self._finish_epoch(interrupts):
                         break
                 result = self._result()
-                for callback in self.callbacks:
-                    callback.end(self, result)
-                return result
-            finally:
-                for callback in self.callbacks:
-                    callback.close()
+                self._tell("end", self, result)
+            except BaseException:
+                with suppress(CallbackError):  # what ended the training counts
+                    self._tell("close")
+                raise
+            self._tell("close")
+            return result
 
     def _train_epoch(self, interrupts: Interrupts) -> bool:
         """The training steps that the current epoch still needs; False if a signal came (the state is saved)."""
@@ -187,7 +199,15 @@ class Trainer:
             self._keep()
         self._start_clock()
         while self.step < start + steps:
-            self._take_step(watched=self.step == start + steps // 2)
+            # Ranks that are talking must not be interrupted.
+            try:
+                with interrupts.at_once() if SIMULATOR and self.team.size == 1 else nullcontext():
+                    self._take_step(watched=self.step == start + steps // 2)
+            except Interrupted:
+                self.step, _, tensors = self._kept
+                self._stop = interrupts.signal
+                self._save(tensors, self.run.last)
+                return False
             self.step += 1
             save = bool(self.save_every) and self.step % self.save_every == 0 and self.step < start + steps
             if save or self._stopping(interrupts) or self.step - self._mark[1] >= self._interval:
@@ -250,8 +270,7 @@ class Trainer:
         if best:
             self._save(snapshot, self.run.best)
         self._save(snapshot, self.run.last)
-        for callback in self.callbacks:
-            callback.epoch(self, epoch)
+        self._tell("epoch", self, epoch)
         return not self._stopping(interrupts)
 
     def _evaluate(self, interrupts: Interrupts) -> float | None:
@@ -302,9 +321,27 @@ class Trainer:
             self.session.count / (per_epoch * max(pace, 1e-9)),
             left * pace + (self.epochs - self.epochs_done) * self._test_seconds,
         )
-        for callback in self.callbacks:
-            callback.reading(self, reading)
+        try:
+            self._tell("reading", self, reading)
+        except CallbackError:
+            if self.team.size == 1:  # the others would have to take part
+                self._save(self._snapshot(), self.run.last)
+            raise
         return status
+
+    def _tell(self, what: str, *news: Any) -> None:
+        """Call the method `what` of every callback. When all have been told, raises CallbackError for the first that raised."""
+        failed: list[CallbackError] = []
+        for callback in self.callbacks:
+            try:
+                getattr(callback, what)(*news)
+            except Exception as error:
+                where = f"the checkpoints are in {self.run.path}" if self._saved or self.team.size == 1 else "no checkpoint had been saved yet"
+                said = CallbackError(f"the callback {type(callback).__name__}.{what} raised {type(error).__name__}: {error}; {where}", error)
+                said.__cause__ = error
+                failed.append(said)
+        if failed:
+            raise failed[0]
 
     def _snapshot(self) -> Tensors:
         """The session's state, checked: a checkpoint with NaN must never replace a good one."""

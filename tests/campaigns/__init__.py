@@ -10,6 +10,8 @@ from __future__ import annotations
 CAMPAIGNS: tuple[str, ...] = (
     "checkpoints",
     "files",
+    "kills",
+    "signals",
     "strangers",
     "writers",
 )

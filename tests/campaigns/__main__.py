@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 
 from . import CAMPAIGNS
 from .runner import run, table
 
 
 def main() -> int:
+    sys.path.insert(0, str(Path(__file__).parents[1]))  # what the tests share, as pytest has it
     parser = argparse.ArgumentParser(prog="python -m tests.campaigns", description=__doc__)
     parser.add_argument("--minutes", type=float, default=1.0, help="for all campaigns together (default 1)")
     parser.add_argument("--only", default=",".join(CAMPAIGNS), help=f"campaigns, of {', '.join(CAMPAIGNS)} (default all)")

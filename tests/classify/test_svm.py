@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import multiprocessing.process
 import os
 import signal
 import subprocess
@@ -23,6 +24,7 @@ from nbcnn.classify.scale import gamma_scale, squared_norms, standard
 from nbcnn.files.atomic import DiskFull
 from nbcnn.gpu import device as cuda
 from nbcnn.ops.products import rbf
+from nbcnn.train.interrupt import Unwinding
 
 EPS = float(np.finfo(np.float32).eps)
 TRAIN = 1250
@@ -280,6 +282,20 @@ def test_what_a_worker_raises_is_raised():
 
 
 @without_kernels
+def test_a_signal_while_a_worker_starts_waits_until_it_is_known(tmp_path, monkeypatch):
+    started, start = [], multiprocessing.process.BaseProcess.start
+
+    def interrupted(worker):
+        start(worker)
+        started.append(worker)
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(multiprocessing.process.BaseProcess, "start", interrupted)
+    with pytest.raises(SystemExit), Unwinding():
+        list(workers.parallel(sleep, str(tmp_path), [60] * 2, 2))
+    assert [worker.exitcode for worker in started] == [-signal.SIGKILL]
+
+
 def test_a_killed_worker_is_out_of_memory():
     with pytest.raises(MemoryError, match="--jobs 1"):
         list(workers.parallel(die, None, [1, 2], 2))

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
+from nbcnn.gpu import compile_pool
 from nbcnn.gpu.compile_pool import compile_all, missing
 from nbcnn.gpu.device import Host
 from nbcnn.ops.activations.relu import RELU
 from nbcnn.ops.kernel.call import Call, HostCall
+from nbcnn.train.interrupt import Unwinding
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,6 +27,21 @@ def test_what_is_no_kernel_needs_no_compiling():
     assert missing([call]) == []
     assert compile_all([call]) == 0
     assert Host().replayable([call])() is None
+
+
+def test_an_interrupt_ends_the_workers(monkeypatch):
+    started, popen = [], subprocess.Popen
+
+    def start(command, **options):
+        started.append(popen([sys.executable, "-c", "import signal; signal.pause()"], **options))
+        if len(started) == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return started[-1]
+
+    monkeypatch.setattr(compile_pool.subprocess, "Popen", start)
+    with pytest.raises(SystemExit), Unwinding():
+        compile_pool._share_out([(None, ())] * 4, 2, None)
+    assert [worker.wait(30) for worker in started] == [-signal.SIGKILL] * 2
 
 
 def test_a_second_start_compiles_nothing(gpu, tmp_path):

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 
+import psutil
 import pytest
+from scripts import ROOT
 
 from nbcnn.__main__ import main
 from nbcnn.check.instructions import GROUPS, count_ptx, count_sass, disassembler
 from nbcnn.cli import kernels as command
+from nbcnn.cli.process import ENDED
 from nbcnn.gpu import device
 from nbcnn.lab.measure import kernels
 from nbcnn.lab.measure.occupancy import LIMITS, arch_of, occupancy
@@ -148,3 +156,20 @@ def test_a_kernel_that_does_not_compile_is_a_row_with_its_error():
 def test_wrong_names_are_usage_errors(arguments, said, capsys):
     assert main(["kernels", *arguments]) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.full
+@pytest.mark.skipif(device.SIMULATOR, reason="the simulator compiles nothing")
+@pytest.mark.skipif(len(psutil.Process().cpu_affinity() if hasattr(psutil.Process, "cpu_affinity") else []) < 2, reason="one core compiles alone")
+@pytest.mark.parametrize(("number", "code", "group"), [(signal.SIGINT, 130, True), (signal.SIGINT, 130, False), (signal.SIGTERM, 143, False)])
+def test_an_interrupt_ends_the_processes_that_compile(number, code, group):
+    words = ["kernels", "--mode", "naive", "--op", "conv_fprop", "--arch", "75,80,90a", "--quiet"]
+    with subprocess.Popen([sys.executable, "-m", "nbcnn", *words], cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        parent, until = psutil.Process(process.pid), time.monotonic() + 120
+        while sum(sum(child.cpu_times()[:2]) > 1 for child in parent.children()) < 2 and time.monotonic() < until:
+            time.sleep(0.05)
+        children = parent.children(recursive=True)
+        (os.killpg if group else os.kill)(process.pid, number)
+        _, said = process.communicate(timeout=60)
+    assert (process.returncode, said.strip()) == (code, ENDED[number])
+    assert psutil.wait_procs(children, timeout=10)[1] == []

@@ -122,6 +122,27 @@ def test_a_signal_is_passed_on_once(rank, number):
     assert process.returncode == (130 if number == signal.SIGINT else 143)
 
 
+def test_ranks_end_with_their_code_when_nobody_reads_what_they_say(tmp_path):
+    script = tmp_path / "talks.py"
+    script.write_text("import sys\nfor _ in range(20_000): print('x' * 20, file=sys.stderr)\nsys.exit(7)")  # much more than a pipe holds
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    line = '"$0" -m nbcnn launch --nproc 2 "$1" 2>&1 | head -3; exit ${PIPESTATUS[0]}'
+    done = subprocess.run(["bash", "-c", line, sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 7
+    assert len(done.stdout.splitlines()) == 3
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_comes_before_the_ranks_waits_for_them(tmp_path, monkeypatch, number):
+    script = tmp_path / "waits.py"
+    script.write_text("import signal; signal.sigwait([])")
+    ranks = launch.Ranks([sys.executable, str(script)], 2)
+    start = ranks._start
+    monkeypatch.setattr(ranks, "_start", lambda *rank: (signal.raise_signal(number) if rank[0] == 0 else None, start(*rank)))
+    assert ranks.run() == 128 + number
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [

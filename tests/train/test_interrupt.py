@@ -14,7 +14,7 @@ from compiled import full
 
 from nbcnn.train import checkpoint
 from nbcnn.train.checkpoint import LAST
-from nbcnn.train.interrupt import Interrupted, Interrupts, terminable
+from nbcnn.train.interrupt import Interrupted, Interrupts, Unwinding
 
 ROOT = Path(__file__).parents[2]
 
@@ -42,6 +42,16 @@ def test_the_first_signal_is_only_remembered(number, capfd):
         assert interrupts.signal == number
     assert signal.getsignal(number) is before
     assert "once more to leave at once" in capfd.readouterr().err
+
+
+def test_a_signal_is_remembered_also_where_nobody_reads_the_notice(monkeypatch):
+    def gone(*_):
+        raise BrokenPipeError
+
+    monkeypatch.setattr("nbcnn.train.interrupt.os.write", gone)
+    with Interrupts() as interrupts:
+        send(signal.SIGTERM)
+        assert interrupts.signal == signal.SIGTERM
 
 
 def test_the_second_signal_leaves_with_the_old_handlers_in_place():
@@ -72,19 +82,43 @@ def test_an_ignored_signal_stays_ignored():
         assert interrupts.signal is None
 
 
-def test_termination_unwinds_where_nothing_is_to_be_finished():
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(SystemExit) as left, terminable():
-        send(signal.SIGTERM)
-    assert left.value.code == 143
-    assert signal.getsignal(signal.SIGTERM) is before
+@pytest.mark.parametrize(("number", "kind"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
+def test_a_signal_unwinds_where_nothing_is_to_be_finished(number, kind):
+    before, hook = signal.getsignal(number), sys.unraisablehook
+    received = Unwinding()
+    with pytest.raises(kind), received:
+        send(number)
+    assert received.signal == number
+    assert (signal.getsignal(number), sys.unraisablehook) == (before, hook)
 
 
 def test_an_ignored_termination_stays_ignored():
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    with terminable():
+    with Unwinding() as received:
         send(signal.SIGTERM)
+    assert received.signal is None
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
+
+
+def test_a_signal_that_a_finalizer_swallows_comes_again():
+    class Swallows:
+        def __del__(self):
+            send(signal.SIGTERM)
+
+    with Unwinding():
+        held = Swallows()
+        del held
+        with pytest.raises(SystemExit):
+            threading.Event().wait(60)
+
+
+def test_the_second_signal_in_a_command_leaves_by_its_own_way():
+    with Unwinding() as received, Interrupts():
+        send(signal.SIGINT)
+        assert received.signal is None, "the first is the training's"
+        with pytest.raises(SystemExit) as left:
+            send(signal.SIGTERM)
+    assert (left.value.code, received.signal) == (143, signal.SIGTERM)
 
 
 def test_another_thread_leaves_the_handlers_alone():

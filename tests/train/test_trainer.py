@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import signal
 import threading
 from types import SimpleNamespace
 
@@ -20,7 +21,7 @@ from nbcnn.train.callbacks import Plots, Progress, duration, rate
 from nbcnn.train.checkpoint import BEST, LAST, CheckpointError
 from nbcnn.train.events import Callback
 from nbcnn.train.runlog import RunError, RunFolder
-from nbcnn.train.trainer import Diverged, Trainer
+from nbcnn.train.trainer import CallbackError, Diverged, Trainer
 
 LAYERS = [Conv2d(3, 4, 3, pad=1), ReLU(), MaxPool2d(2), Upsample2d(2), Conv2d(4, 3, 3, pad=1), MSE()]
 EPOCHS, IMAGES, BATCH, STEPS = 3, 22, 8, 3
@@ -300,6 +301,64 @@ def test_callbacks_are_closed_when_training_raises(tmp_path):
     with pytest.raises(Diverged):
         fit(tmp_path, fake(evaluate_share=lambda: np.array([np.nan, 1.0])), callbacks=[Watch()])
     assert closed == [True]
+
+
+class Raises(Callback):
+    """Raises in one of its methods."""
+
+    def __init__(self, what, error):
+        def fail(*_):
+            raise error
+
+        setattr(self, what, fail)
+
+
+@pytest.mark.parametrize("what", ["reading", "epoch", "end", "close"])
+@pytest.mark.parametrize(("error", "code"), [(ValueError("of no use"), 1), (MemoryError("of no use"), 5)], ids=["ValueError", "MemoryError"])
+def test_a_callback_that_raises_loses_nothing(tmp_path, what, error, code):
+    whole, closed = make(tmp_path, "whole"), []
+    whole.fit()
+    watch = Callback()
+    watch.close = lambda: closed.append(True)
+    first = make(tmp_path, log_every=2, callbacks=[Raises(what, error), watch])
+    with pytest.raises(
+        CallbackError, match=rf"the callback Raises.{what} raised {type(error).__name__}: of no use; the checkpoints are in"
+    ) as raised:
+        first.fit()
+    assert (raised.value.exit_code, raised.value.__cause__) == (code, error)
+    assert closed == [True]
+    second = make(tmp_path)
+    second.resume(second.run.last)
+    assert second.step == {"reading": 2, "epoch": STEPS}.get(what, EPOCHS * STEPS)
+    second.fit()
+    assert states_equal(whole.session.state(), second.session.state())
+
+
+def test_what_ended_the_training_counts_more_than_a_callback_that_cannot_be_closed(tmp_path):
+    with pytest.raises(Diverged):
+        fit(tmp_path, fake(evaluate_share=lambda: np.array([np.nan, 1.0])), callbacks=[Raises("close", ValueError())])
+
+
+def test_a_step_in_the_simulator_is_abandoned_for_a_signal(tmp_path, monkeypatch):
+    whole = make(tmp_path, "whole")
+    whole.fit()
+    monkeypatch.setattr("nbcnn.train.trainer.SIMULATOR", True)
+    first = make(tmp_path)
+    step, taken = first.session.step, []
+
+    def slow(*watched):
+        taken.append(step(*watched))
+        if len(taken) == 2:
+            signal.raise_signal(signal.SIGTERM)
+            pytest.fail("nobody waits for hours")
+
+    first.session.step = slow
+    assert first.fit().exit_code == 143
+    second = make(tmp_path)
+    second.resume(second.run.last)
+    assert second.step <= 2
+    second.fit()
+    assert states_equal(whole.session.state(), second.session.state())
 
 
 def test_a_learning_rate_table_must_end_with_an_epoch(tmp_path):

@@ -10,8 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from typing import Any
 from unittest import mock
 
@@ -21,6 +19,7 @@ from nbcnn.check.cases import mean_cases
 from nbcnn.check.instructions import GROUPS, count_ptx, count_sass, disassembler, sass
 from nbcnn.check.one_op import Bound, Unsupported
 from nbcnn.check.static import compile_launch, ptx_of_launch, signature_of
+from nbcnn.classify.workers import parallel
 from nbcnn.gpu import device
 from nbcnn.gpu.device import Host
 from nbcnn.lab.measure.occupancy import LIMITS, occupancy
@@ -120,10 +119,12 @@ def report(mode: str | None, precision: str | None, archs: Sequence[str], op: st
             yield from compiled(*job, say)
         return
     # Numba holds one lock while it compiles: threads would wait for each other.
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        for number, (job, found) in enumerate(zip(jobs, pool.map(_job, jobs), strict=True), 1):
-            say(f"{number} of {len(jobs)}: {job[0]} {job[1]} sm_{job[2]}, {len(found)} kernels")
-            yield from found
+    found: dict[int, list[dict[str, Any]]] = {}
+    with contextlib.closing(parallel(_job, None, jobs, workers, flag="")) as made:
+        for at, found[at] in made:
+            say(f"{len(found)} of {len(jobs)}: {jobs[at][0]} {jobs[at][1]} sm_{jobs[at][2]}, {len(found[at])} kernels")
+    for at in range(len(jobs)):
+        yield from found[at]
 
 
 def compiled(mode: str, precision: str, arch: str, op: str | None, say: Callable[[str], None]) -> Iterator[dict[str, Any]]:
@@ -133,7 +134,7 @@ def compiled(mode: str, precision: str, arch: str, op: str | None, say: Callable
         yield {"mode": mode, "precision": precision, "arch": f"sm_{arch}", "op": name, "runs_as": part} | examine(launch, arch)
 
 
-def _job(job: tuple[str, str, str, str | None]) -> list[dict[str, Any]]:
+def _job(_: None, job: tuple[str, str, str, str | None]) -> list[dict[str, Any]]:
     return list(compiled(*job, lambda text: None))
 
 

@@ -19,7 +19,6 @@ from typing import Any
 from nbcnn.files import atomic, document
 from nbcnn.files.document import DocumentError
 from nbcnn.lab.measure import schema
-from nbcnn.train.interrupt import terminable
 
 RESULTS = Path(__file__).parents[1] / "results"
 _NUMBER = re.compile("[0-9]{1,18}")
@@ -118,7 +117,7 @@ def save(section: str, rows: Any, device: str, folder: str | Path | None = None)
 
 @contextmanager
 def keeping(section: str, device: str, folder: str | Path | None = None, *, wanted: bool = True) -> Iterator[list[dict[str, Any]]]:
-    """A list for rows, saved as `section` at the end (if `wanted`), also if Ctrl-C, SIGTERM or an error ends the measurement early.
+    """A list for rows, saved as `section` at the end (if `wanted`), also if Ctrl-C, SIGTERM (`nbcnn.cli.errors.guarded`) or an error ends it early.
 
     Print the rows within: a file that cannot take them raises at the end.
     Raises what `opened` and `save` raise.
@@ -126,12 +125,11 @@ def keeping(section: str, device: str, folder: str | Path | None = None, *, want
     if wanted:
         opened(device, folder)
     rows: list[dict[str, Any]] = []
-    with terminable():
-        try:
-            yield rows
-        finally:
-            if rows and wanted:
-                save(section, rows, device, folder)
+    try:
+        yield rows
+    finally:
+        if rows and wanted:
+            save(section, rows, device, folder)
 
 
 def of_kind(found: dict[str, Any], kind: str) -> list[str]:

@@ -10,12 +10,12 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from importlib.metadata import version
-from multiprocessing import get_context
 
 from nbcnn.check.static import compile_launch
+from nbcnn.classify.workers import parallel
 from nbcnn.lab.measure.launched import ARCHITECTURES, READY, USERS, Use, files, uses
 from nbcnn.lab.report.tables import markdown
 from nbcnn.modes import MODES
@@ -106,14 +106,14 @@ def compiled(say: Callable[[str], None]) -> Compiled:
     workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
     cells: dict[tuple[str, str], tuple[str, ...]] = {}
     # Numba holds one lock while it compiles: threads would wait for each other. Launches do not travel: every process plans them for itself.
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        for number, made in enumerate(pool.map(_cells, range(len(rows()))), 1):
+    with closing(parallel(_cells, None, range(len(rows())), workers, flag="")) as pool:
+        for number, (_, made) in enumerate(pool, 1):
             cells |= made
             say(f"{number} of {len(rows())}: {next(iter(made))[0]}")
     return Compiled(versions(), cells)
 
 
-def _cells(at: int) -> dict[tuple[str, str], tuple[str, ...]]:
+def _cells(_: None, at: int) -> dict[tuple[str, str], tuple[str, ...]]:
     """The last cells of the kernel whose row is number `at`."""
     kernel, found = list(rows().items())[at]
     cells: list[str] = []

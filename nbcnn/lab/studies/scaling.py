@@ -13,8 +13,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from nbcnn.train.interrupt import terminable
-
 PRECISIONS = ("bf16", "tf32", "fp32")
 ON_GPU = {"checked": 1024, "steps": 50, "epoch": 16, "warm": 1.5}
 ON_CPU = {"checked": 4, "steps": 2, "epoch": 4, "warm": 0.0}
@@ -65,7 +63,7 @@ def _rows(size: int, spec: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """The rows that `size` ranks print, as they come."""
     rank = [sys.executable, "-m", "nbcnn.lab.studies.scaling_rank", json.dumps(spec)]
     command = [sys.executable, "-m", "nbcnn", "launch", "--nproc", str(size), *rank]
-    with terminable(), subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
             yield from map(json.loads, process.stdout)
