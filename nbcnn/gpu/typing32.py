@@ -18,13 +18,15 @@ The simulator knows nothing of this: its ints are Python's or NumPy's, and besid
 
 from __future__ import annotations
 
+import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from llvmlite import ir as llvm
 from numba.cuda import types
-from numba.cuda.core import typeinfer
+from numba.cuda.core import ir, typeinfer
 from numba.cuda.core.errors import TypingError
 from numba.cuda.datamodel.models import IntegerModel, register_default
 from numba.cuda.lowering import Lower
@@ -187,12 +189,57 @@ class _Context32:
         return self._real.resolve_function_type(func, args, kws)
 
 
+_watched: list[str] | None = None
+_PLAIN = {min, max, abs, round, pow, sum, *(value for value in vars(math).values() if callable(value))}
+
+
+@contextmanager
+def watching() -> Iterator[list[str]]:
+    """Within, what `widened` finds in the functions that are compiled is added to the list."""
+    global _watched
+    _watched = []
+    try:
+        yield _watched
+    finally:
+        _watched = None
+
+
+def widened(func_ir: Any, typemap: Any) -> Iterator[str]:
+    """The places of a function where a number becomes 64 bits wide though none of what it is made of is, and no cast asks for it.
+
+    That is a sum of an unsigned and a signed number where two branches meet, a function of Python's or of math's, or a division of integers.
+    Casts, device functions, instructions and elements of wide arrays are meant to be what they are.
+    """
+
+    def wide(variable: Any) -> bool:
+        found = typemap.get(variable.name)
+        return isinstance(found, types.Integer | types.Float) and found.bitwidth > 32
+
+    for block in func_ir.blocks.values():
+        for made in block.find_insts(ir.Assign):
+            value, sources = made.value, None
+            if isinstance(value, ir.Var):
+                sources = [value]
+            elif isinstance(value, ir.Expr) and value.op in ("binop", "inplace_binop", "unary", "phi"):
+                sources = [v for v in value.list_vars() if v.name in typemap and isinstance(typemap[v.name], types.Number | types.Boolean)]
+            elif isinstance(value, ir.Expr) and value.op == "call" and getattr(typemap[value.func.name], "typing_key", None) in _PLAIN:
+                sources = value.args
+            if sources and wide(made.target) and not any(map(wide, sources)):
+                yield f"{made.loc.filename}:{made.loc.line}: {made.target.name.split('.')[0]} is {typemap[made.target.name]}"
+
+
 class Inferer32(typeinfer.TypeInferer):
     """Type inference by these rules for marked functions, by Numba's own for all others."""
 
     def __init__(self, context: Any, func_ir: Any, warnings: Any) -> None:
         self._marked = _marked(func_ir)
         super().__init__(_Context32(context) if self._marked and not isinstance(context, _Context32) else context, func_ir, warnings)
+
+    def unify(self, *args: Any, **named: Any) -> Any:
+        found = super().unify(*args, **named)
+        if self._marked and _watched is not None:
+            _watched.extend(widened(self.func_ir, found[0]))
+        return found
 
     def add_type(self, var: Any, tp: Any, *rest: Any, **named: Any) -> None:
         super().add_type(var, _literal(tp) if self._marked else tp, *rest, **named)

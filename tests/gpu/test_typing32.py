@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -24,7 +25,10 @@ from numba import cuda  # noqa: E402
 from numba.cuda import compiler, dispatcher, types  # noqa: E402
 from numba.cuda.core.errors import TypingError  # noqa: E402
 
+from nbcnn.check.static import ptx_of_launch  # noqa: E402
 from nbcnn.gpu import typing32  # noqa: E402
+from nbcnn.lab.measure import kernels  # noqa: E402
+from nbcnn.modes import MODES  # noqa: E402
 
 i4, u4, i8, f4, f8, u2 = (named(f"types.{name}") for name in ("int32", "uint32", "int64", "float32", "float64", "uint16"))
 SIZE = 3
@@ -132,6 +136,45 @@ def test_division_rounds_down(name):
     for a in (*range(-30, 30), -(2**31), 2**31 - 1):
         for b in (1, 2, 3, 7, 8, 2**31 - 1):
             assert f(a, b) == (a // b if name == "floordiv" else a % b), (a, b)
+
+
+def either(a, b):
+    return a if a < b else b
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "count"),
+    [
+        (lambda a: a * 3 + 1, (i4,), 0),
+        (lambda a, n: types.int64(n) * a, (i4, i4), 0),
+        (lambda a, b: a + b, (i8, i4), 0),
+        (either, (i4, u4), 1),  # what it returns
+        (lambda a: math.sqrt(a), (i4,), 1),
+    ],
+)
+def test_a_number_that_becomes_wide_unasked_is_found(function, args, count):
+    with typing32.watching() as found:
+        result(function, *args)
+    assert len(found) == count, found
+    assert all("test_typing32.py" in place for place in found)
+
+
+def test_no_naive_convolution_is_wide_unasked():
+    (row,) = kernels.rows("naive", "fp32")
+    with typing32.watching() as found:
+        for op in ("conv_fprop", "conv_dgrad", "conv_wgrad"):
+            for _, _, launch in kernels.launches(row, "90a", op):
+                ptx_of_launch(launch)
+    assert found == []
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("row", [row for row in MODES.values() if row.place == "gpu"], ids=lambda row: f"{row.mode} {row.precision}")
+def test_no_kernel_is_wide_unasked(row):
+    with typing32.watching() as found:
+        for _, _, launch in kernels.launches(row, "90a"):
+            ptx_of_launch(launch)
+    assert found == []
 
 
 def test_a_worker_that_is_handed_a_kernel_compiles_it_by_these_rules():
