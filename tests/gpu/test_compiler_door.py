@@ -49,7 +49,7 @@ sys.meta_path.insert(0, Blocked())
 IMPORT_ALL = """
 import importlib, pkgutil, sys, nbcnn
 for module in pkgutil.walk_packages(nbcnn.__path__, "nbcnn."):
-    if not module.name.endswith("__main__"):
+    if not module.name.endswith(("__main__", ".typing32")):  # which only the door imports, with the compiler
         try:
             importlib.import_module(module.name)
         except ModuleNotFoundError as error:
