@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from nbcnn.cli import train_flags
+from nbcnn.cli.phases import Phases
 from nbcnn.cli.together import together
 
 if TYPE_CHECKING:
@@ -25,8 +26,13 @@ STARTED = time.perf_counter()
 
 def train(given: SimpleNamespace, team: Team, held: ExitStack) -> int:
     """Run the training that the flags describe, as one rank of `team`; returns the exit code. The run folder is this program's until `held` ends."""
+    from nbcnn.gpu import driver
+
+    if given.mode != "cpu":
+        driver.open_ahead()  # beside the imports below
+    phases = Phases(STARTED)
     from nbcnn.cli import describe, train_data, train_run
-    from nbcnn.gpu import ranges
+    from nbcnn.gpu import compile_pool, ranges
     from nbcnn.run.autotune import tune
     from nbcnn.run.net import Net
     from nbcnn.run.rows import choose_mode
@@ -38,20 +44,27 @@ def train(given: SimpleNamespace, team: Team, held: ExitStack) -> int:
         if text and (always or not flags.quiet):
             print(text, file=sys.stderr, flush=True)
 
+    phases.mark("imports")
     start = train_run.start(given, held, team.leads)
     flags = start.flags
+    phases.mark("flags")
     flags.quiet = flags.quiet or not team.leads
     choice = choose_mode(flags.mode, flags.precision, flags.engine, dwconv=flags.dwconv, strict=flags.strict)
     row = choice.row
-    if row.mode == "cpu":
+    phases.mark("opening the GPU" if row.place == "gpu" else "choosing the mode")
+    if row.place == "gpu":
+        compile_pool.warm_up_if_empty()  # workers import the compiler beside what follows
+    else:
         say(train_flags.on_cpu(flags), always=team.leads)
     with team.first_on_machine():
         data = train_data.material(flags)
+    phases.mark("reading the data")
     rates, identity = train_run.rates(flags, data.count), train_run.identity(flags, data, row)
     team.agree("mode, flags or data", json.dumps([row.mode, row.precision, identity, vars(flags) | {"quiet": None}], default=str).encode())
     net = Net(data.layers, data.shape, choice=choice, fusing=not flags.no_fuse, seed=flags.seed, init=flags.init, strict=flags.strict)
     tiles, weights = start.tiles(net.mode, net.precision, net.device_name), train_run.take_weights(net, start)
     net.tiles.update(tiles)
+    phases.mark("the network")
     say(describe.compiling(net))
     session = TrainingSession(
         net,
@@ -68,6 +81,7 @@ def train(given: SimpleNamespace, team: Team, held: ExitStack) -> int:
         tune=tune if flags.tune and not tiles else None,
         team=team,
         sync_stats=flags.sync_stats,
+        mark=phases.mark,
     )
     if flags.nvtx:
         session.mark = ranges.nvtx() or ranges.nothing
@@ -94,15 +108,19 @@ def train(given: SimpleNamespace, team: Team, held: ExitStack) -> int:
         team=team,
     )
     if start.checkpoint:
-        for line in trainer.resume(start.checkpoint, new_epochs="epochs" in flags.given):
+        told = trainer.resume(start.checkpoint, new_epochs="epochs" in flags.given)
+        for line in [*told, *train_run.other_compilers(start, net.device_name)]:
             say(f"nbcnn: warning: {line}", always=team.leads)
         if team.leads:
             train_run.record_epochs(trainer.run, flags.epochs)
     elif team.leads:
         trainer.run.rewrite([])  # of a run that was killed before its first checkpoint
         trainer.run.write_config(train_run.config(flags, data, net, session, weights))
+    phases.mark("the run folder")
     ready = time.perf_counter() - STARTED
     say(describe.header(flags, data, session, trainer.run, ready))
+    if flags.verbose:
+        say(phases.text())
     result = trainer.fit()
     session.close()
     if team.leads:

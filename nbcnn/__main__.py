@@ -17,6 +17,7 @@ from nbcnn.files.suggest import nearest
 
 COMMANDS = {
     "env": "versions, driver and GPU; what works on this machine and what to install",
+    "cache": "compiled kernels on disk: list, clear, or compile those of ready-made models in advance",
     "classify": "train and judge a support vector machine on extracted features",
     "gradcheck": "check every op of every mode against its float64 reference",
     "ladder": "climb from the NumPy path to the fastest kernels: table, chart, JSON",

@@ -147,11 +147,12 @@ def _studied(flags: SimpleNamespace) -> tuple[str, str, float]:
 
 def first_calls(flags: SimpleNamespace) -> dict[str, Any] | None:
     """The part of the warm-up study that runs in fresh processes; None where there is no GPU for it. Before this process opens the GPU."""
-    from nbcnn.gpu.compiler import SIMULATOR, missing, numba_cuda
+    from nbcnn.gpu.compiler import SIMULATOR
+    from nbcnn.gpu.device import gpu_missing
     from nbcnn.lab.measure import fresh
 
     choice = choices(flags)[0]
-    if choice.mode != "cpu" and not SIMULATOR and (missing() or not numba_cuda().is_available()):
+    if choice.mode != "cpu" and not SIMULATOR and gpu_missing():
         return None
     return fresh.study(choice.label, *_studied(flags), _say)
 

@@ -41,7 +41,8 @@ def report() -> dict[str, Any]:
     """Everything that the command prints, ready for JSON."""
     versions = {"nbcnn": __version__, "python": platform.python_version()} | {name: version(name) for name in PACKAGES}
     toolkit = {name: version(name) for name in _toolkit_wheels()}
-    from nbcnn.gpu.compiler import missing
+    from nbcnn.gpu import kernel_store
+    from nbcnn.gpu.compiler import SIMULATOR, missing
 
     driver, gpus, problem = _driver(), *_gpus()
     compiles = _compile_problem()
@@ -57,6 +58,10 @@ def report() -> dict[str, Any]:
         "toolkit": toolkit,
         "driver": driver,
         "gpus": gpus,
+        "kernels": {
+            "kept": None if SIMULATOR else kernel_store.summary(kernel_store.folder()),
+            "precompiled": None if SIMULATOR or kernel_store.precompiled() is None else kernel_store.summary(kernel_store.precompiled()),
+        },
         "works": {name: reason is None for name, reason in works.items()},
         "reasons": {name: reason for name, reason in works.items() if reason is not None},
         "advice": _advice(driver, problem, compiles),
@@ -71,6 +76,9 @@ def text(found: dict[str, Any]) -> str:
         f"  GPU {at}          {gpu['name']}, compute capability {gpu['compute_capability']}, {gpu['memory_bytes'] / 2**30:.1f} GiB"
         for at, gpu in enumerate(found["gpus"])
     ]
+    kinds = {"kept": "kept here", "precompiled": "precompiled"}
+    lines += ["", "compiled kernels (python -m nbcnn cache list)"]
+    lines += [f"  {kinds[kind]:14} {_kernels(kept)}" for kind, kept in found["kernels"].items()]
     titles = {
         "cpu": "--mode cpu",
         "gpu": "GPU modes (naive, tiled, im2col; tensorcore from compute capability 8.0 on)",
@@ -83,6 +91,14 @@ def text(found: dict[str, Any]) -> str:
         f"  {'yes' if works else 'no ':4} {titles[name]}{'' if works else ': ' + found['reasons'][name]}" for name, works in found["works"].items()
     ]
     return "\n".join([*lines, "", "advice", *(f"  {line}" for line in found["advice"])])
+
+
+def _kernels(kept: dict[str, Any] | None) -> str:
+    if kept is None:
+        return "none"
+    if kept["path"] is None:
+        return "nowhere: no folder of this user's can be written, so every start compiles"
+    return f"{kept['kernels']} in {kept['path']}, {kept['bytes'] / 2**20:.1f} MiB"
 
 
 def _table(versions: dict[str, str | None]) -> list[str]:
@@ -114,7 +130,7 @@ def _driver() -> str | None:
 
 def _gpus() -> tuple[list[dict[str, Any]], str | None]:
     """The visible GPUs, and None or the reason why kernels cannot run on one."""
-    from nbcnn.gpu.compiler import numba_cuda
+    from nbcnn.gpu import driver
     from nbcnn.gpu.device import gpu_missing
     from nbcnn.gpu.language import SIMULATOR
 
@@ -123,13 +139,7 @@ def _gpus() -> tuple[list[dict[str, Any]], str | None]:
         return [], " ".join(missing.split())
     if SIMULATOR:
         return [], "NUMBA_ENABLE_CUDASIM=1 puts the simulator in the GPU's place"
-    made = []
-    for device in numba_cuda().gpus:
-        with device:
-            total = numba_cuda().current_context().get_memory_info().total
-            name = device.name.decode() if isinstance(device.name, bytes) else str(device.name)
-            made.append({"name": name, "compute_capability": ".".join(map(str, device.compute_capability)), "memory_bytes": int(total)})
-    return made, None
+    return driver.all_gpus(), None
 
 
 def _nccl_problem() -> str | None:

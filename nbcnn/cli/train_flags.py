@@ -117,6 +117,7 @@ OTHERS: dict[str, Any] = {
     "save_every": 0,
     "json": False,
     "quiet": False,
+    "verbose": False,
 }
 
 FREE_ON_RESUME = frozenset(
@@ -129,6 +130,7 @@ FREE_ON_RESUME = frozenset(
         "save_every",
         "json",
         "quiet",
+        "verbose",
         "explain",
         "resume",
     }
@@ -212,6 +214,7 @@ def parser() -> Parser:
     group = made.add_argument_group("system")
     flag(group, "--json", bool, "print the summary as one line of JSON", "off")
     flag(group, "--quiet", bool, "no header and no progress on stderr", "off")
+    flag(group, "--verbose", bool, "print where the time before the first training step went", "off")
     return made
 
 
@@ -272,7 +275,7 @@ def from_run(given: SimpleNamespace, saved: Mapping[str, Any], run: Path, resolv
     """
     chosen = {name: value for name, value in vars(given).items() if value is not None}
     saved = {name: value for name, value in saved.items() if name in {*OTHERS, *RECIPES["default"], "recipe"}}
-    values = {**OTHERS, **saved, **resolved, "explain": False, "json": False, "quiet": False}
+    values = {**OTHERS, **saved, **resolved, "explain": False, "json": False, "quiet": False, "verbose": False}
     for name, value in chosen.items():
         if name not in FREE_ON_RESUME and value not in (values[name], saved.get(name)):
             words = f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}")

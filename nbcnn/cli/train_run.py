@@ -27,7 +27,7 @@ from nbcnn.train import checkpoint, runlog
 from nbcnn.train.runlog import RunError, RunFolder
 
 FORMAT = "nbcnn-training-1"
-_UNSAVED = frozenset({"given", "explain", "json", "quiet", "out", "resume"})
+_UNSAVED = frozenset({"given", "explain", "json", "quiet", "verbose", "out", "resume"})
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,29 @@ def identity(flags: SimpleNamespace, data: Material, row: Any) -> dict[str, str]
 
 def notes(net: Any, session: Any) -> dict[str, str]:
     """How it was computed, for its checkpoints."""
-    return {"device": net.device_name, "tiles": json.dumps(session.tiles()), "nbcnn": __version__}
+    return {"device": net.device_name, "tiles": json.dumps(session.tiles()), "compilers": json.dumps(compilers()), "nbcnn": __version__}
+
+
+def compilers() -> list[dict[str, str]]:
+    """The versions that compiled the kernels which are loaded, one entry where all have the same; nothing on a CPU. Equal versions, GPUs and
+    tiles give equal bits."""
+    from nbcnn.gpu.kernel_store import compilers_used
+
+    return compilers_used()
+
+
+def other_compilers(start: Start, device: str) -> list[str]:
+    """What to say of a resumed run whose kernels were compiled by other versions than these on the same device: mostly nothing."""
+    if start.notes.get("device") != device or "compilers" not in start.notes:
+        return []
+    before = document.parse(start.notes["compilers"], f"{start.checkpoint}: its note of compilers")
+    document.fits(before, [{str: str}], f"{start.checkpoint}: compilers")
+    now = compilers()
+    if before == now:
+        return []
+    was, here = (sorted({f"{package} {version}" for each in all_of for package, version in each.items()}) for all_of in (before, now))
+    gone, new = (", ".join(item for item in one if item not in other) or "the same" for one, other in ((was, here), (here, was)))
+    return [f"{start.checkpoint} was trained with kernels compiled by {gone}, these are compiled by {new}: the last bits may differ"]
 
 
 def config(flags: SimpleNamespace, data: Material, net: Any, session: Any, weights: str) -> dict[str, Any]:
@@ -210,6 +232,7 @@ def config(flags: SimpleNamespace, data: Material, net: Any, session: Any, weigh
         "parameters": net.params.count,
         "planned_bytes": session.planned_bytes,
         "tiles": session.tiles(),
+        "compilers": compilers(),
         "versions": {"nbcnn": __version__, "python": platform.python_version()} | {name: version(name) for name in ("numpy", "numba", "numba-cuda")},
         "command": sys.argv,
     }

@@ -1,7 +1,8 @@
-"""Capturing launches into one CUDA graph, in one line or with a side branch, and with moments in it whose times can be read.
+"""Capturing launches into one CUDA graph, in one line or with a side branch.
 
 A captured graph replays every kernel with one host call, about a microsecond each. Small kernels leave most of the GPU
-idle: what does not depend on each other may then run at the same time, as two branches of the graph.
+idle: what does not depend on each other may then run at the same time, as two branches of the graph. A `driver.Event` among the launches
+becomes a node of the graph, so that the time between two kernels can be read.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from nbcnn.gpu.compiler import bindings
+from nbcnn.gpu.driver import Event, checked, device, nothing_freed
 
 MAIN, SIDE, JOIN = "main", "side", "join"
 """Where a launch runs: on the main branch; on the side branch, after everything before it on the main one; on the main
@@ -17,84 +18,57 @@ branch, after everything before it on both."""
 
 
 class CapturedGraph:
-    """A captured CUDA graph. `streams` are the main and the side stream; `lanes` says for every launch where it runs.
+    """A captured CUDA graph. `streams` (`driver.Stream`) are the main and the side stream; `lanes` says for every launch where it runs.
 
-    Raises RuntimeError if the driver refuses.
+    Raises DriverError if the driver refuses.
     """
 
     def __init__(self, streams: tuple[Any, Any], launches: Sequence[Any], lanes: Sequence[str]) -> None:
-        self._runtime = runtime = bindings("runtime")
-        self._main, self._side = (int(getattr(stream.handle, "value", stream.handle)) for stream in streams)
-        mode = runtime.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
+        self._api = api = device().api
+        self._main = streams[0].handle
+        mode = api.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
         streams[0].synchronize()
-        checked(runtime.cudaStreamBeginCapture(self._main, mode), "begin a graph capture")
-        try:
-            self._record(streams, launches, lanes)
-        finally:
-            ended = runtime.cudaStreamEndCapture(self._main)
+        self._events: list[Event] = []
+        with nothing_freed():
+            checked(api.cuStreamBeginCapture(self._main, mode), "begin a graph capture")
+            try:
+                self._record(streams, launches, lanes)
+            finally:
+                ended = api.cuStreamEndCapture(self._main)
         self._graph = checked(ended, "end a graph capture")
-        self._executable = checked(runtime.cudaGraphInstantiate(self._graph, 0), "instantiate a CUDA graph")
+        self._executable = checked(api.cuGraphInstantiate(self._graph, 0), "instantiate a CUDA graph")
 
     def _record(self, streams: tuple[Any, Any], launches: Sequence[Any], lanes: Sequence[str]) -> None:
+        main, side = streams
         behind = True  # the side branch has not seen the newest launch of the main one
         forked = False
         for launch, lane in zip(launches, lanes, strict=True):
             if lane == SIDE:
                 if behind:
-                    self._wait(self._side, self._main)
-                launch.run(streams[1])
+                    self._wait(side, main)
+                launch.run(side)
                 behind, forked = False, True
                 continue
             if lane == JOIN and forked:
-                self._wait(self._main, self._side)
+                self._wait(main, side)
                 forked = False
-            launch.run(streams[0])
+            launch.run(main)
             behind = True
         if forked:
-            self._wait(self._main, self._side)
+            self._wait(main, side)
 
-    def _wait(self, waiting: int, awaited: int) -> None:
+    def _wait(self, waiting: Any, awaited: Any) -> None:
         """Let the stream `waiting` go on only when what is now on `awaited` is done."""
-        event = checked(self._runtime.cudaEventCreateWithFlags(self._runtime.cudaEventDisableTiming), "create an event")
-        checked(self._runtime.cudaEventRecord(event, awaited), "record an event")
-        checked(self._runtime.cudaStreamWaitEvent(waiting, event, 0), "wait for an event")
+        event = Event(timing=False)
+        self._events.append(event)
+        checked(self._api.cuEventRecord(event.handle, awaited.handle), "record an event")
+        checked(self._api.cuStreamWaitEvent(waiting.handle, event.handle, 0), "wait for an event")
 
     def close(self) -> None:
         """Destroy the graph; it must not be running."""
-        checked(self._runtime.cudaGraphExecDestroy(self._executable), "destroy an executable CUDA graph")
-        checked(self._runtime.cudaGraphDestroy(self._graph), "destroy a CUDA graph")
+        checked(self._api.cuGraphExecDestroy(self._executable), "destroy an executable CUDA graph")
+        checked(self._api.cuGraphDestroy(self._graph), "destroy a CUDA graph")
 
     def __call__(self) -> None:
         """Run the graph once, asynchronously, on the main stream."""
-        checked(self._runtime.cudaGraphLaunch(self._executable, self._main), "launch a CUDA graph")
-
-
-class Moment:
-    """A point between launches, to be run and captured like one. Every replay of the graph says anew when it came there."""
-
-    def __init__(self) -> None:
-        self._runtime = bindings("runtime")
-        self._event = checked(self._runtime.cudaEventCreate(), "create an event")
-
-    def run(self, stream: Any) -> None:
-        """Record the event on `stream`; in a capture, make it a node of the graph. Raises RuntimeError if the driver refuses."""
-        handle = int(getattr(stream.handle, "value", stream.handle))
-        status = checked(self._runtime.cudaStreamIsCapturing(handle), "ask for a stream's capture")
-        idle = self._runtime.cudaStreamCaptureStatus.cudaStreamCaptureStatusNone
-        flags = self._runtime.cudaEventRecordDefault if status == idle else self._runtime.cudaEventRecordExternal
-        checked(self._runtime.cudaEventRecordWithFlags(self._event, handle, flags), "record an event")
-
-    def until(self, later: Moment) -> float:
-        """Milliseconds from this moment to a later one, both past."""
-        return float(checked(self._runtime.cudaEventElapsedTime(self._event, later._event), "read the time between two events"))
-
-    def close(self) -> None:
-        """Let the event go, when no graph holds it any more."""
-        checked(self._runtime.cudaEventDestroy(self._event), "destroy an event")
-
-
-def checked(result: tuple[Any, ...], doing: str) -> Any:
-    """The value of a CUDA call, or RuntimeError with the driver's word for what failed."""
-    if int(result[0]) != 0:
-        raise RuntimeError(f"could not {doing}: {result[0]}")
-    return result[1] if len(result) > 1 else None
+        checked(self._api.cuGraphLaunch(self._executable, self._main), "launch a CUDA graph")

@@ -1,118 +1,257 @@
 """Compiling kernels in several processes: Numba holds one lock while it compiles, so threads would wait for each other.
 
-Each worker compiles what it is given and hands it back; this process alone writes the disk cache (`nbcnn.gpu.kernel_cache`),
-whose index several writers would spoil.
+A worker is told what a kernel is (`nbcnn.gpu.identity`), makes it again, compiles it without a GPU and answers with the file for the store
+(`nbcnn.gpu.kernel_store`), which this process checks, writes and loads. Workers stay until this process ends, so that the next kernels find
+them with Numba imported. What takes longest to compile comes first, by the size of its code.
 """
 
 from __future__ import annotations
 
+import atexit
 import base64
+import json
 import os
-import pickle
 import queue
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import nbcnn
-from nbcnn.gpu.compiler import SIMULATOR, adopt, argument_types, compile_apart, loaded_kernel, numba_cuda
+from nbcnn.gpu import driver, identity
+from nbcnn.gpu.compiler import SIMULATOR
 from nbcnn.gpu.kernel_cache import locked
-from nbcnn.gpu.language import resolved
+from nbcnn.gpu.kernel_store import Stored, Wanted, compile_now, find, folder, keep, key_of, load, parsed, trim
 
 MOST_WORKERS = 12
 WORTH_A_WORKER = 2
 """Kernels a worker should have: starting one takes as long as compiling about that many."""
 
-Job = tuple[Any, tuple[Any, ...]]
-"""A kernel as Numba knows it, and the Numba types of its arguments."""
+Say = Callable[[str], None]
 
 
-def missing(launches: Iterable[Any]) -> list[Job]:
-    """The kernels of `launches` that are neither loaded nor on disk, each once. Those on disk are loaded."""
-    jobs: dict[tuple[int, tuple[Any, ...]], Job] = {}
+@dataclass(frozen=True)
+class Job:
+    """A kernel that is to be compiled, and its key; an empty key for one that cannot be kept."""
+
+    wanted: Wanted
+    key: str
+
+
+def missing(launches: Iterable[Any], arch: str | None = None, only: Path | None = None) -> list[Job]:
+    """The kernels of `launches` that are neither loaded nor on disk (`only`: in this folder), each once. Those on disk are loaded.
+
+    With `arch` nothing is loaded: that is for compiling for a GPU that need not be here.
+    """
+    jobs: dict[tuple[int, tuple[str, ...]], Job] = {}
     for launch in launches:
         if SIMULATOR or getattr(launch, "kernel", None) is None:
             continue
-        kernel = resolved(launch.kernel)
-        types = argument_types(kernel, launch.args)
-        key = (id(kernel), types)
-        if key not in jobs and not loaded_kernel(kernel, types):
-            jobs[key] = (kernel, types)
+        types = driver.signature(launch.args)
+        if (id(launch.kernel), types) in jobs or (arch is None and types in launch.kernel.loaded):
+            continue
+        wanted = Wanted(launch.kernel, types, arch or driver.arch())
+        key = key_of(wanted) or ""
+        stored = find(wanted, key, only) if key else None
+        if stored is not None and arch is None:
+            with suppress(driver.DriverError):  # another driver's precompiled kernel: compiled here instead
+                load(wanted, stored)
+                continue
+        if stored is None or arch is None:
+            jobs[id(launch.kernel), types] = Job(wanted, key)
     return list(jobs.values())
 
 
-def compile_all(launches: Iterable[Any], say: Callable[[str], None] | None = None) -> int:
-    """Compile what `launches` need and has not been compiled before; returns how many kernels that were.
+def compile_all(launches: Iterable[Any], say: Say | None = None) -> int:
+    """Compile what `launches` need and has not been compiled before, and load it; returns how many kernels that were.
 
-    `say` is told how far it is. What a worker could not do is left to the launch itself, whose error then has a place.
+    `say` is told how far it is. What a worker could not do this process does, whose error then has a place.
     """
     launches = list(launches)
     if not missing(launches):
         return 0
     with locked():
         # Ranks of one job start together; those that had to wait find what the first compiled.
-        return _compile(missing(launches), say)
+        return _compile(missing(launches), say, load)
 
 
-def _compile(jobs: list[Job], say: Callable[[str], None] | None) -> int:
-    workers = min(MOST_WORKERS, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1, len(jobs) // WORTH_A_WORKER)
-    if workers > 1:
-        _share_out(jobs, workers, say)
-    for at, (kernel, types) in enumerate(jobs):
-        if types in kernel.overloads:
-            continue
+def compile_for(launches: Iterable[Any], arch: str, place: Path | None = None, say: Say | None = None) -> list[Stored]:
+    """Compile what `launches` need on a GPU of `arch`, which need not be here, into `place` or the user's folder; returns what was compiled."""
+    made: list[Stored] = []
+
+    def take(wanted: Wanted, stored: Stored) -> None:
+        if place is not None:
+            keep(wanted, stored, place)
+        made.append(stored)
+
+    with locked():
+        jobs = missing(launches, arch, place)
+        # What this machine's compiler made for the user is as good.
+        for job in list(jobs) if place is not None else ():
+            if job.key and folder() is not None and (stored := find(job.wanted, job.key, folder())) is not None:
+                keep(job.wanted, stored, place)
+                jobs.remove(job)
+        _compile(jobs, say, take)
+    return made
+
+
+def sizes(launches: Iterable[Any], arch: str, place: Path | None = None) -> list[int]:
+    """Bytes of each kernel of `launches` for `arch` that is on disk, in `place` or where this process looks."""
+    found = {}
+    for launch in launches:
+        if getattr(launch, "kernel", None) is not None:
+            wanted = Wanted(launch.kernel, driver.signature(launch.args), arch)
+            if (key := key_of(wanted)) and key not in found and (stored := find(wanted, key, place)) is not None:
+                found[key] = len(stored.content())
+    return list(found.values())
+
+
+def _compile(jobs: list[Job], say: Say | None, take: Callable[[Wanted, Stored], Any]) -> int:
+    began, done = time.perf_counter(), 0
+    jobs.sort(key=_effort, reverse=True)
+    answered: set[int] = set()
+
+    def finish(at: int, stored: Stored, where: str) -> None:
+        nonlocal done
+        answered.add(at)
+        done += 1
+        if jobs[at].key:
+            keep(jobs[at].wanted, stored)
+        take(jobs[at].wanted, stored)
         if say:
-            say(f"compiling kernel {at + 1} of {len(jobs)}: {kernel.py_func.__name__}")
-        kernel.compile(types)
+            seconds = time.perf_counter() - began
+            say(f"compiled {done} of {len(jobs)} kernels in {seconds:.1f} s{where}: {stored.header['name']} took {stored.header['seconds']:.1f} s")
+
+    workers = min(MOST_WORKERS, _cores(), len(jobs) // WORTH_A_WORKER)
+    if workers > 1:
+        _share_out(jobs, workers, lambda at, stored: finish(at, stored, f" in {workers} processes"))
+        if say and not answered:
+            say("no worker process could compile; going on in this one")
+    for at, job in enumerate(jobs):
+        if at not in answered:
+            if say:
+                say(f"compiling kernel {done + 1} of {len(jobs)}: {job.wanted.name}")
+            finish(at, compile_now(job.wanted, job.key), "")
+    trim()
     return len(jobs)
 
 
-def _share_out(jobs: list[Job], workers: int, say: Callable[[str], None] | None) -> None:
-    """Let `workers` processes take one job after another, until none is left."""
-    waiting: queue.SimpleQueue[Job] = queue.SimpleQueue()
-    for job in jobs:
-        waiting.put(job)
-    lock, done = threading.Lock(), [0]
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
 
-    started: list[subprocess.Popen[bytes]] = []
-    # A worker's own words are nobody's: what fails there fails again here.
-    command = [sys.executable, "-m", __name__]
-    # The package need not be installed, and the working directory need not be its own.
-    paths = [str(Path(nbcnn.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+
+# What takes long
+
+
+def _effort(job: Job) -> float:
+    """How long a kernel takes to compile, beside others."""
+    return identity.size(job.wanted.kernel)
+
+
+# Workers
+
+
+class _Worker:
+    """A process that compiles. Raises OSError if it cannot be started."""
+
+    def __init__(self) -> None:
+        # The package need not be installed, and the working directory need not be its own.
+        paths = [str(Path(nbcnn.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+        # It sees no GPU: compiling needs none, and opening one would take memory of it.
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "CUDA_VISIBLE_DEVICES": ""}
+        # A worker's own words are nobody's: what fails there fails again here.
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        self.process = subprocess.Popen([sys.executable, "-m", __name__], env=environment, **pipes)
+
+    def ask(self, request: bytes) -> bytes | None:
+        """The answer to a line; None from a worker that has ended."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        try:
+            self.process.stdin.write(request + b"\n")
+            self.process.stdin.flush()
+            return self.process.stdout.readline() or None
+        except OSError:
+            return None
+
+    def end(self) -> None:
+        """Kill it and forget it."""
+        self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe:
+                with suppress(OSError):
+                    pipe.close()
+
+
+_idle: list[_Worker] = []
+"""Workers that wait for the next kernels."""
+
+
+def warm_up(kernels: int = 2 * MOST_WORKERS) -> None:
+    """Start the workers for about so many kernels, which then import Numba while this process does other things. Without effect on one core."""
+    for _ in range(min(MOST_WORKERS, _cores(), kernels // WORTH_A_WORKER) - len(_idle) if _cores() > 1 and not SIMULATOR else 0):
+        with suppress(OSError):
+            _idle.append(_Worker())
+
+
+def warm_up_if_empty() -> None:
+    """`warm_up` where the store holds next to nothing, so that there will be much to compile."""
+    place = folder()
+    if place is None or sum(1 for _ in zip(place.glob("*.kernel"), range(8), strict=False)) < 8:
+        warm_up()
+
+
+@atexit.register
+def dismiss() -> None:
+    """End the workers that wait for kernels."""
+    while _idle:
+        _idle.pop().end()
+
+
+def _share_out(jobs: list[Job], workers: int, done: Callable[[int, Stored], None]) -> None:
+    """Let `workers` processes take one job after another, until none is left; `done` hears of each that compiled, one at a time."""
+    waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for at, job in enumerate(jobs):
+        if job.key:
+            waiting.put(at)
+    lock = threading.Lock()
+    busy: list[_Worker] = []
+    failed: list[BaseException] = []
 
     def feed() -> None:
-        with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as worker:
-            started.append(worker)
-            assert worker.stdin is not None
-            assert worker.stdout is not None
-            while True:
-                try:
-                    kernel, types = waiting.get_nowait()
-                except queue.Empty:
-                    break
-                try:
-                    worker.stdin.write(_line(pickle.dumps((kernel, types))))
-                    worker.stdin.flush()
-                except BrokenPipeError:
-                    break
-                answer = worker.stdout.readline()
-                if not answer:
-                    break
-                with lock:
-                    if compiled := base64.b64decode(answer):
-                        adopt(kernel, types, compiled)
-                    done[0] += 1
-                    if say:
-                        say(f"compiled {done[0]} of {len(jobs)} kernels in {workers} processes")
+        with lock:
+            worker = _idle.pop() if _idle else _Worker()
+            busy.append(worker)
+        while True:
             try:
-                worker.stdin.close()
-            except BrokenPipeError:
+                at = waiting.get_nowait()
+            except queue.Empty:
+                break
+            wanted, key = jobs[at].wanted, jobs[at].key
+            try:
+                request = {"recipe": identity.recipe(wanted.kernel), "types": wanted.types, "arch": wanted.arch, "key": key}
+            except identity.Unknown:  # this process compiles it
+                continue
+            answer = worker.ask(json.dumps(request).encode())
+            if answer is None:
                 return
+            stored = parsed(base64.b64decode(answer))
+            if stored is not None and stored.header["key"] == key:
+                with lock:
+                    try:
+                        done(at, stored)
+                    except BaseException as error:  # loading it failed: for the thread that waits
+                        failed.append(error)
+                        return
+        with lock:
+            busy.remove(worker)
+            _idle.append(worker)
 
     feeders = [threading.Thread(target=feed, daemon=True) for _ in range(workers)]
     try:
@@ -121,32 +260,38 @@ def _share_out(jobs: list[Job], workers: int, say: Callable[[str], None] | None)
         for feeder in feeders:
             feeder.join()
     finally:
-        # An interrupt leaves here: the workers go, and one that is only starting finds nothing to do.
+        # An interrupt leaves here: the workers that are at work go, and one that is only starting finds nothing to do.
         with suppress(queue.Empty):
             while True:
                 waiting.get_nowait()
-        for worker in started:
-            worker.kill()
-    if say and not done[0]:
-        say("no worker process could compile; going on in this one")
-
-
-def _line(content: bytes) -> bytes:
-    return base64.b64encode(content) + b"\n"
+        for worker in list(busy):
+            worker.end()
+    if failed:
+        raise failed[0]
 
 
 def main() -> int:
-    """A worker: one pickled job a line on stdin, answered by a line on stdout: the kernel, or nothing if it does not compile."""
+    """A worker: one request a line on stdin, in JSON, answered by a line on stdout: the file for the store in base64, or nothing if the
+    kernel does not compile here."""
+    from nbcnn.gpu.compiler import numba_cuda
+
     numba_cuda()
     for line in sys.stdin.buffer:
         try:
-            answer = compile_apart(*pickle.loads(base64.b64decode(line)))  # noqa: S301 - from the process that started this one
+            asked = json.loads(line)
+            wanted = Wanted(identity.made_again(asked["recipe"]), tuple(asked["types"]), asked["arch"])
+            if wanted.key() != asked["key"]:
+                raise ValueError("another kernel")
+            answer = compile_now(wanted, asked["key"]).content()
         except Exception:  # whatever it is, the parent meets it again where it can say what it was doing
             answer = b""
-        sys.stdout.buffer.write(_line(answer))
+        sys.stdout.buffer.write(base64.b64encode(answer) + b"\n")
         sys.stdout.buffer.flush()
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    # As the module that others import, not a second one named __main__.
+    from nbcnn.gpu import compile_pool
+
+    sys.exit(compile_pool.main())

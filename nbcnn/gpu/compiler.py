@@ -9,18 +9,16 @@ from __future__ import annotations
 import hashlib
 import importlib
 import os
-import pickle
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from operator import attrgetter
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu import kernel_cache, simulator
+from nbcnn.gpu import simulator
 
 INSTALL = 'install the extra cu13, or cu12 for drivers before 580: pip install "nbcnn[cu13]"'
 """What brings Numba-CUDA and the CUDA toolkit."""
@@ -43,21 +41,12 @@ def _simulating() -> bool:
 SIMULATOR = _simulating()
 """True when NUMBA_ENABLE_CUDASIM=1: kernels run as Python threads, without a GPU."""
 
-_NOT_IN_SIMULATOR = ("launch_bounds", "max_registers", "lto", "cache")
-
-
-@cache
-def _folder() -> Path | None:
-    return kernel_cache.folder()
+_NOT_IN_SIMULATOR = ("launch_bounds", "max_registers", "lto")
 
 
 @cache
 def _opened() -> tuple[Any, str]:
     """The module `numba.cuda`, made ready; or None, and the reason why it cannot be imported."""
-    # Read when Numba is imported; and set for worker processes, which shall look in the same place.
-    folder = _folder()
-    if folder is not None:
-        os.environ["NUMBA_CACHE_DIR"] = str(folder)
     try:
         from numba import cuda
         from numba.cuda.core import config, errors
@@ -66,8 +55,6 @@ def _opened() -> tuple[Any, str]:
         return None, f"Numba-CUDA {found}: {INSTALL}"
     except Exception as error:  # a version of NumPy or of Numba that it does not go with: each fails in its own way
         return None, f"Numba-CUDA cannot be imported ({type(error).__name__}: {error}): {INSTALL}"
-    if folder is not None:
-        config.CACHE_DIR = str(folder)  # Numba may have been imported by somebody else before
     # One block of a small test shape is no performance problem, and users cannot act on the message.
     warnings.simplefilter("ignore", errors.NumbaPerformanceWarning)
     if bool(config.ENABLE_CUDASIM) != SIMULATOR:
@@ -111,13 +98,8 @@ def named(path: str) -> Any:
 
 
 def dispatcher(function: Callable[..., Any], options: Mapping[str, Any]) -> Any:
-    """`cuda.jit(**options)(function)` with numbers of 32 bits (`typing32`), less the options that the simulator does not know.
-
-    Compiled kernels are kept on disk.
-    """
+    """`cuda.jit(**options)(function)` with numbers of 32 bits (`typing32`), less the options that the simulator does not know."""
     cuda, chosen = numba_cuda(), dict(options)
-    if not chosen.get("device"):
-        chosen.setdefault("cache", _folder() is not None)
     if SIMULATOR:
         for name in _NOT_IN_SIMULATOR:
             chosen.pop(name, None)
@@ -125,11 +107,6 @@ def dispatcher(function: Callable[..., Any], options: Mapping[str, Any]) -> Any:
     from nbcnn.gpu.typing32 import narrow
 
     return cuda.jit(**chosen)(narrow(function))
-
-
-def argument_types(kernel: Any, args: Sequence[Any]) -> tuple[Any, ...]:
-    """Numba's types of a launch's arguments."""
-    return tuple(kernel.typeof_pyval(value) for value in args)
 
 
 def scalar_type(dtype: np.dtype | type | str) -> Any:
@@ -142,53 +119,29 @@ def array_type(dtype: np.dtype | type | str) -> Any:
     return named("types.Array")(scalar_type(dtype), 1, "C")
 
 
-def function_of(kernel: Any, args: Sequence[Any]) -> Any:
-    """The driver's function of `kernel`, compiled for `args`: `handle` and `attrs`."""
-    return kernel._compile_for_args(*args)._codelibrary.get_cufunc()
+def types_of(names: Sequence[str]) -> tuple[Any, ...]:
+    """Numba's types of a signature such as ("float32[]", "int32"): flat arrays and scalars (`driver.signature`)."""
+    return tuple(array_type(name[:-2]) if name.endswith("[]") else scalar_type("bool" if name == "boolean" else name) for name in names)
 
 
-def blocks_together(kernel: Any, args: Sequence[Any], threads: int) -> int:
-    """How many blocks of `kernel`, compiled for `args`, the GPU holds at once."""
-    return int(kernel._compile_for_args(*args).max_cooperative_grid_blocks(threads))
-
-
-def loaded_kernel(kernel: Any, types: tuple[Any, ...]) -> bool:
-    """True if `kernel` is ready for these Numba types: compiled here before, or now loaded from the disk cache."""
-    if types in kernel.overloads:
-        return True
-    found = kernel._cache.load_overload(types, kernel.targetctx)
-    if found is None:
-        return False
-    kernel.add_overload(found, types)
-    return True
-
-
-def compile_apart(kernel: Any, types: tuple[Any, ...]) -> bytes:
-    """`kernel` compiled for these Numba types, in a form that `adopt` takes in another process; this one's cache is left alone."""
-    from numba.cuda.core.caching import dumps
-    from numba.cuda.dispatcher import _Kernel
-
-    made = _Kernel(kernel.py_func, types, **kernel.targetoptions)
-    made.bind()
-    return bytes(dumps(made._reduce_states()))
-
-
-def adopt(kernel: Any, types: tuple[Any, ...], compiled: bytes) -> None:
-    """Take over what another process compiled, and keep it in the disk cache."""
-    from numba.cuda.dispatcher import _Kernel
-
-    made = _Kernel._rebuild(**pickle.loads(compiled))  # noqa: S301 - from a worker that this process started
-    made.target_context = kernel.targetctx  # which a rebuilt kernel lacks, and the cache's key is made of
-    kernel._cache.save_overload(types, made)
-    kernel.add_overload(made, types)
+def compiled(kernel: Any, types: Sequence[str], arch: str) -> tuple[bytes, str]:
+    """The cubin of `kernel` for a signature and an architecture, and the name of the kernel in it. Raises as `cubin`."""
+    library, code = _linked(kernel, types_of(types), arch)
+    if library.use_cooperative:
+        raise NotImplementedError(f"{kernel.py_func.__name__} needs a cooperative launch, which nbcnn does not make")
+    return code, str(library._entry_name)
 
 
 def cubin(kernel: Any, types: tuple[Any, ...], arch: str) -> bytes:
     """`kernel` compiled for these Numba types and an architecture such as "75" or "90a" the way Numba does it at run time (NVVM link-time
     IR, then nvJitLink), without a GPU. Raises whatever Numba, NVVM or nvJitLink raise."""
+    return _linked(kernel, types, arch)[1]
+
+
+def _linked(kernel: Any, types: tuple[Any, ...], arch: str) -> tuple[Any, bytes]:
     library, cc = _library(kernel, types, arch, lto=True)
     library._lto, library._max_registers = True, kernel.targetoptions.get("max_registers")
-    return bytes(library.get_cubin(cc=cc).code)
+    return library, bytes(library.get_cubin(cc=cc).code)
 
 
 def ptx(kernel: Any, types: tuple[Any, ...], arch: str) -> str:
@@ -226,9 +179,8 @@ def _library(kernel: Any, args: tuple[Any, ...], arch: str, lto: bool) -> tuple[
     return library, cc
 
 
-# Intrinsics. The names given to Numba are derived from the instruction's text: Numba pickles a closure to find a kernel in the disk cache,
-# and an intrinsic's default identity is random, so that the cache would never hit. For the same reason the closures here hold names of types
-# only: llvmlite's types change their pickle once they have been printed, and Numba's tuples are numbered in the order in which they are made.
+# Intrinsics. The names given to Numba are derived from the instruction's text: an intrinsic's default identity is random, and would make the
+# code of a kernel another one in every process.
 
 LETTERS = {"uint16": "h", "uint32": "r", "int32": "r", "uint64": "l", "int64": "l", "float32": "f"}
 """Constraint letters of inline PTX."""

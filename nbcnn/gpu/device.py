@@ -14,17 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu import compiler, memory
-from nbcnn.gpu.capture import MAIN, CapturedGraph, checked
-from nbcnn.gpu.compiler import SIMULATOR, bindings, blocks_together, function_of, numba_cuda
+from nbcnn.gpu import compiler, driver, memory
+from nbcnn.gpu.capture import MAIN, CapturedGraph
+from nbcnn.gpu.compiler import SIMULATOR, numba_cuda
 from nbcnn.plan.storage import numpy_dtype
 
 _SHARED_OF_HOPPER = 227 * 1024
 
 POLL_SECONDS = 50e-6
 """How often `Gpu.wait` looks."""
-
-_SHARED_WITHOUT_ASKING = 48 * 1024
 
 
 class GpuUnavailable(RuntimeError):
@@ -42,15 +40,14 @@ def shared_of_block() -> int:
     """Bytes of shared memory that a block may have on this GPU; those of an H200 where there is no GPU."""
     if SIMULATOR or gpu_missing():
         return _SHARED_OF_HOPPER
-    return int(numba_cuda().get_current_device().MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
+    return driver.device().attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN")
 
 
 def capability_of_gpu() -> tuple[int, int]:
     """The compute capability of the current GPU, which must be there; 7.5 in the simulator."""
     if SIMULATOR:
         return 7, 5
-    major, minor = numba_cuda().get_current_device().compute_capability
-    return int(major), int(minor)
+    return driver.device().capability
 
 
 @cache
@@ -61,48 +58,28 @@ def has_tma() -> bool:
 
 def gpu_missing() -> str | None:
     """None if kernels can run here (a GPU, or the simulator), else the reason in words: the GPU's, or the extra that is not installed."""
-    if (reason := compiler.missing()) is not None or SIMULATOR:
-        return reason
-    if not numba_cuda().is_available():
-        error = " ".join(str(numba_cuda().cuda_error() or "").split())
-        return f"no usable CUDA driver ({error})" if error else "no CUDA GPU visible"
-    try:
-        numba_cuda().current_context()
-    except Exception as error:  # a driver without a device, or a device in a bad state, raises many types
-        return f"the CUDA device cannot be opened ({error})"
-    return None
-
-
-def allow_shared(kernel: Any, args: Sequence[Any], nbytes: int) -> None:
-    """Let `kernel`, compiled for `args`, be launched with `nbytes` of dynamic shared memory.
-
-    A GPU has more than 48 KiB a block, but a kernel must ask for it, and numba-cuda does not (its issue 94).
-    Raises RuntimeError if the GPU has less than `nbytes`.
-    """
-    if SIMULATOR or nbytes <= _SHARED_WITHOUT_ASKING:
-        return
-    driver, function = bindings("driver"), function_of(kernel, args)
-    attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-    device = driver.CUdevice(int(numba_cuda().get_current_device().id))
-    checked(driver.cuKernelSetAttribute(attribute, nbytes, function.handle, device), f"take {nbytes} bytes of shared memory")
-
-
-def check_together(kernel: Any, args: Sequence[Any], grid: int | tuple[int, ...], block: int) -> None:
-    """Raise RuntimeError if `grid` blocks of `kernel`, compiled for `args`, are more than the GPU holds at once: they would wait forever.
-
-    The simulator holds one; there only blocks that wait for nobody may be given.
-    """
     if SIMULATOR:
-        return
-    fit = blocks_together(kernel, args, block)
-    wanted = int(np.prod(grid))
-    if wanted > fit:
-        raise RuntimeError(f"{kernel.py_func.__name__}: its {wanted} blocks wait for each other, and the GPU holds {fit} of them at once")
+        return compiler.missing()
+    try:
+        driver.device()
+    except driver.DriverMissing as error:
+        return str(error)
+    return None
 
 
 def constant(values: np.ndarray) -> Any:
     """`values` on the device, in an allocation of their own (256-byte aligned), for a launch to keep; the array itself without a GPU."""
-    return values if gpu_missing() or SIMULATOR else numba_cuda().to_device(values)
+    return values if SIMULATOR or gpu_missing() else driver.upload(values)
+
+
+def event(timing: bool = True) -> Any:
+    """An event, to be recorded on a place's stream: `driver.Event`, or the simulator's."""
+    return numba_cuda().event(timing=timing) if SIMULATOR else driver.Event(timing)
+
+
+def elapsed_ms(before: Any, behind: Any) -> float:
+    """Milliseconds between two events that are past."""
+    return float(numba_cuda().event_elapsed_time(before, behind)) if SIMULATOR else float(before.until(behind))
 
 
 def _run_all(launches: Sequence[Any], stream: Any) -> None:
@@ -185,9 +162,9 @@ class Gpu:
         reason = gpu_missing()
         if reason:
             raise GpuUnavailable(reason)
-        self.stream: Any = 0 if SIMULATOR else numba_cuda().stream()
+        self.stream: Any = 0 if SIMULATOR else driver.Stream()
         self._side: Any = None
-        self.multiprocessors = 2 if SIMULATOR else int(numba_cuda().get_current_device().MULTIPROCESSOR_COUNT)
+        self.multiprocessors = 2 if SIMULATOR else driver.device().attribute("MULTIPROCESSOR_COUNT")
         self.capability = capability_of_gpu()
 
     @property
@@ -195,13 +172,12 @@ class Gpu:
         """The GPU's name and compute capability."""
         if SIMULATOR:
             return "CUDA simulator"
-        device = numba_cuda().get_current_device()
-        title = device.name.decode() if isinstance(device.name, bytes) else str(device.name)
-        return f"{title} (compute capability {device.compute_capability[0]}.{device.compute_capability[1]})"
+        return f"{driver.device().name} (compute capability {self.capability[0]}.{self.capability[1]})"
 
     def empty(self, count: int, dtype: str) -> Any:
         """`count` uninitialised elements of `dtype` on the device, 1-D (at least one, so that a view exists)."""
-        return numba_cuda().device_array(max(count, 1), numpy_dtype(dtype))
+        made = numba_cuda().device_array if SIMULATOR else driver.empty
+        return made(max(count, 1), numpy_dtype(dtype))
 
     def view(self, raw: Any, offset: int, count: int, dtype: str) -> Any:
         """`count` elements of `dtype` that start `offset` bytes into the uint8 device array `raw`."""
@@ -210,7 +186,8 @@ class Gpu:
 
     def upload(self, target: Any, values: np.ndarray) -> None:
         """Copy host `values` into device `target`; sizes must agree. Returns when `values` may be reused."""
-        target.copy_to_device(np.ascontiguousarray(values, target.dtype).reshape(-1), stream=self.stream)
+        flat = np.ascontiguousarray(values, target.dtype).reshape(-1)  # which must live until the stream has read it
+        target.copy_to_device(flat, stream=self.stream)
         self.synchronize()
 
     def download(self, source: Any) -> np.ndarray:
@@ -228,7 +205,7 @@ class Gpu:
             return partial(_run_all, list(launches), self.stream)
         _run_all(launches, self.stream)
         if self._side is None:
-            self._side = numba_cuda().stream()
+            self._side = driver.Stream()
         return CapturedGraph((self.stream, self._side), launches, lanes or [MAIN] * len(launches))
 
     def synchronize(self) -> None:
@@ -243,7 +220,7 @@ class Gpu:
         """
         if SIMULATOR:
             return
-        reached, until = numba_cuda().event(timing=False), time.monotonic() + timeout
+        reached, until = driver.Event(timing=False), time.monotonic() + timeout
         reached.record(self.stream)
         while not reached.query():
             check()
@@ -255,18 +232,18 @@ class Gpu:
         """The GPU's peaks at its highest clock; None in the simulator, and for a GPU whose tensor cores are not in the table."""
         if SIMULATOR or (self.capability >= (8, 0) and self.capability not in _TENSOR_FLOPS):
             return None
-        device = numba_cuda().get_current_device()
-        clock, cores = device.CLOCK_RATE * 1e3, self.multiprocessors
+        ask = driver.device().attribute
+        clock, cores = ask("CLOCK_RATE") * 1e3, self.multiprocessors
         fp32 = clock * cores * (256 if self.capability not in ((7, 5), (8, 0)) else 128)
         tensor = clock * cores * _TENSOR_FLOPS.get(self.capability, 0)
-        bandwidth = 2 * device.MEMORY_CLOCK_RATE * 1e3 * device.GLOBAL_MEMORY_BUS_WIDTH / 8
+        bandwidth = 2 * ask("MEMORY_CLOCK_RATE") * 1e3 * ask("GLOBAL_MEMORY_BUS_WIDTH") / 8
         return Ceilings({"fp32": fp32, "tf32": tensor / 2 or fp32, "bf16": tensor or fp32, "fp32 split": tensor / 6 or fp32}, bandwidth)
 
     def free_bytes(self) -> int:
         """Bytes of device memory that can still be allocated."""
-        return 1 << 34 if SIMULATOR else int(numba_cuda().current_context().get_memory_info().free)
+        return 1 << 34 if SIMULATOR else driver.device().memory()[0]
 
     def used_bytes(self) -> dict[str, int | None]:
         """What this program held of the host at its most, and what all programs hold of the GPU now (None in the simulator), by name."""
-        found = None if SIMULATOR else numba_cuda().current_context().get_memory_info()
-        return {"host, at its most": memory.peak(), GPU_MEMORY: int(found.total - found.free) if found else None}
+        free, whole = (0, 0) if SIMULATOR else driver.device().memory()
+        return {"host, at its most": memory.peak(), GPU_MEMORY: None if SIMULATOR else whole - free}

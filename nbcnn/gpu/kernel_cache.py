@@ -1,9 +1,7 @@
-"""Where compiled kernels are kept between runs: one folder per version of the kernels' sources.
+"""The folder in which compiled kernels are kept between runs (`nbcnn.gpu.kernel_store`): one for each version of the kernels' sources.
 
-Numba finds a cached kernel by its own file, its code and its closure, and does not notice that a device function or an
-intrinsic in another file has changed. A folder named after a hash of all sources cannot hold a stale kernel.
-
-Numba unpickles what it finds there, which can run anything: so only a folder is used in which nobody else can write.
+The sources are those that can change code: `ops` and the compiler's door. Kernels are run as code, so only a folder is used in which nobody
+else can write.
 """
 
 from __future__ import annotations
@@ -28,13 +26,19 @@ KEPT = 3
 """Folders of other versions that stay: switching between branches does not compile everything again."""
 
 
+SOURCE_PATHS = ("ops/", "gpu/compiler.py", "gpu/language.py", "gpu/typing32.py")
+"""What can change the code of a kernel: kernels and device functions, and what makes code of them."""
+
+
 def source_hash() -> str:
-    """A hash of everything that kernels are made of: nbcnn/ops and nbcnn/gpu."""
+    """A hash of the sources that can change code."""
     package = Path(nbcnn.__file__).parent
+    files = [path for path in (package / name for name in SOURCE_PATHS) if path.is_file()]
     digest = hashlib.sha256()
-    for path in sorted(path for folder in ("ops", "gpu") for path in (package / folder).rglob("*.py")):
-        digest.update(f"{path.relative_to(package).as_posix()} {path.stat().st_size}\n".encode())
-        digest.update(path.read_bytes())
+    for path in sorted([*(package / "ops").rglob("*.py"), *files]):
+        content = path.read_bytes()
+        digest.update(f"{path.relative_to(package).as_posix()} {len(content)}\n".encode())
+        digest.update(content)
     return digest.hexdigest()[:16]
 
 
@@ -93,7 +97,7 @@ def _closed(path: Path) -> bool:
 
 
 def exposed(path: Path) -> str | None:
-    """How others can put something into the folder `path` or have done so, in words; None if they cannot. Numba unpickles what it finds there."""
+    """How others can put something into the folder `path` or have done so, in words; None if they cannot."""
     if not hasattr(os, "geteuid"):  # not a Unix: rights are not in the mode
         return None
     me, own = os.geteuid(), path.stat()
@@ -122,7 +126,7 @@ def _entries(path: Path | str) -> Iterator[os.DirEntry[str]]:
 
 @contextmanager
 def locked() -> Iterator[None]:
-    """Within, no other process of this user compiles: Numba's index of cached kernels does not stand several writers at once.
+    """Within, no other process of this user compiles: ranks of one job start together and need the same kernels, which one of them compiles.
 
     Without effect where nothing is kept on disk, and on systems and file systems that know no such locks.
     """
@@ -141,3 +145,17 @@ def _forget_old(root: Path) -> None:
     by_use = sorted(root.glob("kernels-*"), key=lambda path: path.stat().st_mtime, reverse=True)
     for path in by_use[KEPT + 1 :]:
         shutil.rmtree(path, ignore_errors=True)
+
+
+def clear() -> tuple[int, int]:
+    """Delete every kernel that is kept, of all versions; returns how many, and their bytes. Files that are no kernels stay."""
+    place = folder()
+    if place is None:
+        return 0, 0
+    folders = set(place.parent.glob("kernels-*")) if place.name.startswith("kernels-") else {place}
+    found = [path for each in folders for path in each.glob("*.kernel")]
+    nbytes = 0
+    for path in found:
+        nbytes += path.stat().st_size
+        path.unlink(missing_ok=True)
+    return len(found), nbytes

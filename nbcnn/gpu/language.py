@@ -11,9 +11,11 @@ Number types cast on the host, too, as Numba's do: `i4(7)` is `np.int32(7)`. Eve
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 from collections.abc import Callable, Iterator
-from types import CellType, CodeType, FunctionType, ModuleType
+from contextlib import contextmanager
+from types import CellType, CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -100,6 +102,7 @@ class Intrinsic(Description):
 
     def __init__(self, name: str, make: Callable[..., Any], *args: Any) -> None:
         self.__name__, self._make, self._args, self._real = name, make, args, None
+        self.made_by = [make.__name__, *args]
 
     def __repr__(self) -> str:
         return f"<instruction {self.__name__}>"
@@ -119,11 +122,17 @@ class Function(Description):
     A kernel is launched as `kernel[grid, block, stream, shared_bytes](*args)`, device functions are called by kernels.
     """
 
-    def __init__(self, function: Callable[..., Any], options: dict[str, Any]) -> None:
+    def __init__(self, function: Callable[..., Any], options: dict[str, Any], factory: tuple[str, str, dict[str, Any]] | None = None) -> None:
         functools.update_wrapper(self, function)
         self.py_func: Any = function
         self.options = options
+        self.factory = factory
+        """Module, name and arguments of the call that made it; None at module level, and where nobody can call that again."""
         self._real: Any = None
+        self.loaded: dict[tuple[str, ...], Any] = {}
+        """`driver.Kernel` by the types of the arguments (`kernel_store`)."""
+        for heard in _LISTENING:
+            heard.append(self)
 
     @property
     def _kind(self) -> str:
@@ -141,7 +150,12 @@ class Function(Description):
         """The kernel with its grid and block, and as they may be the stream and the bytes of shared memory: to be called with its arguments."""
         if self.options.get("device"):
             raise TypeError(f"the host cannot launch {self!r}: it is called by kernels")
-        return self.resolve()[launch]
+        if SIMULATOR:
+            return self.resolve()[launch]
+        from nbcnn.gpu.kernel_store import loaded
+
+        grid, block, stream, shared = (*launch, None, 0)[:4] if len(launch) < 4 else launch
+        return lambda *args: loaded(self, args).bind(grid, block, args, shared).run(stream)
 
     def resolve(self) -> Any:
         """Numba's dispatcher (the simulator's kernel) of a copy of the function that has the real things in place of descriptions."""
@@ -168,6 +182,40 @@ class Function(Description):
                     if outermost:
                         _UNDER_WAY.clear()
             return self._real
+
+
+_LISTENING: list[list[Function]] = []
+
+
+@contextmanager
+def listening() -> Iterator[list[Function]]:
+    """Within, the list has every kernel and device function that is made."""
+    heard: list[Function] = []
+    _LISTENING.append(heard)
+    try:
+        yield heard
+    finally:
+        # Not `remove`, which compares: two lists may be equal.
+        _LISTENING[:] = [each for each in _LISTENING if each is not heard]
+
+
+_VARARGS, _VARKEYWORDS = 0x04, 0x08
+
+
+def _factory_call(function: Any, frame: FrameType | None) -> tuple[str, str, dict[str, Any]] | None:
+    """(module, factory, arguments) of the outermost function in which `function` is being defined; None if it is defined at module level,
+    or where that call has ended."""
+    outer, inner, _ = function.__code__.co_qualname.partition(".<locals>.")
+    while inner and frame is not None:
+        code = frame.f_code
+        if code.co_qualname == outer and frame.f_globals.get("__name__") == function.__module__:
+            if code.co_flags & (_VARARGS | _VARKEYWORDS):
+                return None
+            values = frame.f_locals
+            names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+            return function.__module__, outer, {name: values[name] for name in names if name in values}
+        frame = frame.f_back
+    return None
 
 
 def _fill(known: dict[str, Any], cells: tuple[CellType, ...], function: Any) -> None:
@@ -229,7 +277,7 @@ def jit(**options: Any) -> Callable[[Callable[..., Any]], Any]:
     `launch_bounds=(threads, blocks)` says what the compiler may count on. Nothing is compiled before the first launch; compiled kernels are
     kept on disk (`nbcnn.gpu.kernel_cache`). The simulator leaves out the options that it does not know.
     """
-    return lambda function: Function(function, options)
+    return lambda function: Function(function, options, _factory_call(function, sys._getframe(1)))
 
 
 cuda: Any = Name("cuda")

@@ -101,13 +101,11 @@ class Nccl:
         self._communicator.broadcast(array, array, 0, stream=_handle(stream))
 
     def barrier(self, stream: Any = 0) -> None:
-        from nbcnn.gpu.compiler import numba_cuda
+        from nbcnn.gpu import driver
 
-        token = numba_cuda().to_device(np.zeros(1, np.float32))
+        token = driver.upload(np.zeros(1, np.float32))
         self._communicator.allreduce(token, token, self._sum, stream=_handle(stream))
-        token.copy_to_host(stream=stream)
-        if stream:
-            stream.synchronize()
+        token.copy_to_host(stream=stream)  # which waits
 
     def destroy(self) -> None:
         self._communicator.destroy()
@@ -124,6 +122,6 @@ class _NcclSum:
 
 
 def _handle(stream: Any) -> int:
-    """The driver's number of a Numba stream."""
+    """The driver's number of a stream."""
     handle = getattr(stream, "handle", stream)
     return int(getattr(handle, "value", handle) or 0)

@@ -21,7 +21,7 @@ from nbcnn.files import document
 from nbcnn.files.atomic import replace_bytes
 from nbcnn.gpu import kernel_cache
 from nbcnn.gpu.compile_pool import compile_all
-from nbcnn.gpu.compiler import numba_cuda
+from nbcnn.gpu.device import elapsed_ms, event
 from nbcnn.ops.kernel.call import bare_call
 from nbcnn.plan.bounds import parity_bound
 from nbcnn.plan.flops import conv_shape
@@ -161,10 +161,10 @@ def _milliseconds(bound: Bound, place: Any) -> float:
     replay()
     spent = []
     for _ in range(SAMPLES):
-        start, end = numba_cuda().event(), numba_cuda().event()
+        start, end = event(), event()
         start.record(place.stream)
         replay()
         end.record(place.stream)
         place.synchronize()
-        spent.append(numba_cuda().event_elapsed_time(start, end))
+        spent.append(elapsed_ms(start, end))
     return min(spent) / REPEATS

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.compiler import numba_cuda
+from nbcnn.gpu.device import elapsed_ms, event
 from nbcnn.gpu.language import SIMULATOR, cuda, jit, u4
 from nbcnn.gpu.ranges import Mark, nothing
 from nbcnn.ops.kernel.call import Launch
@@ -57,7 +57,7 @@ def watch(program: Program, mark: Mark = nothing) -> Callable[[], dict[str, Any]
     if program.place.name == "host" or SIMULATOR:
         return _watch_host(program, mark)
     stream = program.place.stream
-    marks = [(numba_cuda().event(), numba_cuda().event()) for _ in program.launches]
+    marks = [(event(), event()) for _ in program.launches]
     wait_launch(1.5 * program.enqueue_ms).run(stream)
     began, at = time.perf_counter(), iter(marks)
     for item, launches in program.bound:
@@ -71,8 +71,8 @@ def watch(program: Program, mark: Mark = nothing) -> Callable[[], dict[str, Any]
 
     def result() -> dict[str, Any]:
         marks[-1][1].synchronize()
-        spent = [float(numba_cuda().event_elapsed_time(*pair)) for pair in marks]
-        return _sums(program, spent, float(numba_cuda().event_elapsed_time(marks[0][0], marks[-1][1])), host_ms)
+        spent = [elapsed_ms(*pair) for pair in marks]
+        return _sums(program, spent, elapsed_ms(marks[0][0], marks[-1][1]), host_ms)
 
     return result
 

@@ -15,8 +15,10 @@ import pytest
 from nbcnn.gpu import compile_pool
 from nbcnn.gpu.compile_pool import compile_all, missing
 from nbcnn.gpu.device import Host
+from nbcnn.gpu.kernel_store import Wanted
 from nbcnn.ops.activations.relu import RELU
 from nbcnn.ops.kernel.call import Call, HostCall
+from nbcnn.run.timeline import wait_kernel
 from nbcnn.train.interrupt import Unwinding
 
 ROOT = Path(__file__).parents[2]
@@ -40,7 +42,7 @@ def test_an_interrupt_ends_the_workers(monkeypatch):
 
     monkeypatch.setattr(compile_pool.subprocess, "Popen", start)
     with pytest.raises(SystemExit), Unwinding():
-        compile_pool._share_out([(None, ())] * 4, 2, None)
+        compile_pool._share_out([compile_pool.Job(Wanted(wait_kernel, (), "80"), "key")] * 4, 2, lambda at, stored: None)
     assert [worker.wait(30) for worker in started] == [-signal.SIGKILL] * 2
 
 

@@ -157,9 +157,8 @@ class Session:
 
 
 def test_steps_are_timed_between_moments_of_a_graph_behind_replays(monkeypatch):
-    events = SimpleNamespace(event=Event, event_elapsed_time=lambda a, b: a.until(b))
-    monkeypatch.setattr("nbcnn.lab.measure.timing.numba_cuda", lambda: events)
-    monkeypatch.setattr(steps, "Moment", Event)
+    monkeypatch.setattr("nbcnn.lab.measure.timing.new_event", Event)
+    monkeypatch.setattr(steps, "Event", Event)
     monkeypatch.setattr("nbcnn.lab.measure.timing.SIMULATOR", False)
     monkeypatch.setattr(steps, "WARM_SECONDS", 0.0)
     session = Session()

@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.compiler import numba_cuda
+from nbcnn.gpu import driver
+from nbcnn.gpu.device import elapsed_ms, event
 from nbcnn.gpu.language import SIMULATOR, cuda, jit
 from nbcnn.ops.kernel.call import Launch
 from nbcnn.ops.ptx.vector import store4
@@ -35,7 +36,7 @@ SPAN = 16 * 4 * THREADS
 def cache_bytes(place: Any) -> int:
     """Bytes of the GPU's second-level cache; 32 MiB are taken for a host's last level."""
     on_host = place.name == "host" or SIMULATOR
-    return 32 * 2**20 if on_host else int(numba_cuda().get_current_device().L2_CACHE_SIZE)
+    return 32 * 2**20 if on_host else driver.device().attribute("L2_CACHE_SIZE")
 
 
 def sets_for(nbytes: int, place: Any) -> int:
@@ -102,7 +103,7 @@ class Calls:
         self._next = 0
         self._replays: dict[int, Iterator[Callable[[], None]]] = {}
         self._by_events = place.name == "gpu" and not SIMULATOR
-        self._events = (numba_cuda().event(), numba_cuda().event()) if self._by_events else None
+        self._events = (event(), event()) if self._by_events else None
         self.host_ms = 0.0
         """Milliseconds that the host needed to launch one call, in the last repetition."""
 
@@ -161,4 +162,4 @@ class Calls:
         self.host_ms = (time.perf_counter() - start) * 1e3 / n
         behind.record(self._place.stream)
         behind.synchronize()
-        return float(numba_cuda().event_elapsed_time(before, behind)) / n
+        return elapsed_ms(before, behind) / n

@@ -15,7 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from nbcnn.gpu.compiler import bindings, numba_cuda
+from nbcnn.gpu import driver
+from nbcnn.gpu.compiler import bindings
 from nbcnn.gpu.language import SIMULATOR
 
 PERIOD = 0.05
@@ -137,7 +138,7 @@ def source_for(place: Any) -> Any:
     """`Nvml` or `Smi` of the GPU that `place` is; None for a host, the simulator, or a GPU that neither can see."""
     if place.name == "host" or SIMULATOR:
         return None
-    uuid = str(numba_cuda().get_current_device().uuid)
+    uuid = driver.device().uuid
     for kind in (Nvml, Smi):
         with suppress(Exception):  # a missing library, a device that it does not show: each binding has errors of its own
             return kind(uuid)

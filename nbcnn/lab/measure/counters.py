@@ -114,9 +114,10 @@ def _worst(steps: Sequence[Mapping[str, Any]], key: str) -> str:
 
 def cache_of(place: Any) -> int:
     """Bytes of the second-level cache."""
-    from nbcnn.gpu.compiler import numba_cuda
+    from nbcnn.gpu.compiler import SIMULATOR
+    from nbcnn.gpu.driver import device
 
-    return int(getattr(numba_cuda().get_current_device(), "L2_CACHE_SIZE", 0))
+    return 0 if SIMULATOR else device().attribute("L2_CACHE_SIZE")
 
 
 def validate(session: Any) -> dict[str, Any]:
@@ -138,7 +139,7 @@ def validate(session: Any) -> dict[str, Any]:
 
 def main(argv: Sequence[str]) -> int:
     """The training step that is counted: the third one, launch by launch, after two replays of the graph."""
-    from nbcnn.gpu.compiler import numba_cuda
+    from nbcnn.gpu.driver import device
     from nbcnn.lab.measure.rung import session_for
 
     mode, precision, batch, fusing = argv
@@ -147,10 +148,10 @@ def main(argv: Sequence[str]) -> int:
     for _ in range(2):
         session.step()
         session.begin_epoch(0)
-    numba_cuda().profile_start()
+    device().profile(True)
     session.step(Program.run)
     place.synchronize()
-    numba_cuda().profile_stop()
+    device().profile(False)
     return 0
 
 

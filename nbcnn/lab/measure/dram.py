@@ -72,7 +72,7 @@ def table(rows: Sequence[dict[str, Any]], of: dict[str, float]) -> list[str]:
 
 def main(argv: Sequence[str]) -> int:
     """Run the calls that are counted, warm, each group between the profiler's start and stop."""
-    from nbcnn.gpu.compiler import numba_cuda
+    from nbcnn.gpu.driver import device
     from nbcnn.lab.measure.op import Choice, prepare
     from nbcnn.lab.measure.opcases import problem
 
@@ -82,9 +82,9 @@ def main(argv: Sequence[str]) -> int:
         work = made.work(cache)
         for n in COUNTED:
             work.repeat(len(made.bounds))
-            numba_cuda().profile_start()
+            device().profile(True)
             work.repeat(n)
-            numba_cuda().profile_stop()
+            device().profile(False)
     return 0
 
 

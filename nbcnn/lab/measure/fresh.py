@@ -82,7 +82,6 @@ def main(argv: Sequence[str]) -> int:
         phases[name], last = (now - last) * 1e3, now
 
     from nbcnn.gpu.compile_pool import compile_all
-    from nbcnn.gpu.compiler import numba_cuda
     from nbcnn.gpu.device import Gpu, Host
     from nbcnn.lab.measure.caches import Calls
     from nbcnn.lab.measure.clocks import source_for
@@ -90,8 +89,6 @@ def main(argv: Sequence[str]) -> int:
     from nbcnn.lab.measure.opcases import problem
 
     choice = Choice.parse(words)
-    if choice.mode != "cpu":
-        numba_cuda()
     mark("imports")
     place: Any = Host() if choice.mode == "cpu" else Gpu()
     mark("context")

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from nbcnn.gpu.compiler import numba_cuda
+from nbcnn.gpu.device import elapsed_ms, event
 from nbcnn.gpu.language import SIMULATOR
 from nbcnn.lab.measure.sampling import sample, state_of
 from nbcnn.lab.measure.steady import Warm
@@ -40,7 +40,7 @@ class Steps:
         self._session, self._place = session, session.net.place
         self._run = one_by_one if launched else Program.replay
         self._by_events = self._place.name == "gpu" and not SIMULATOR
-        self._events = (numba_cuda().event(), numba_cuda().event()) if self._by_events else None
+        self._events = (event(), event()) if self._by_events else None
 
     def repeat(self, n: int) -> float:
         """Run n steps; milliseconds of one, between events on a GPU, by the clock on a host."""
@@ -66,7 +66,7 @@ class Steps:
         self._enqueue(count)
         behind.record(self._place.stream)
         behind.synchronize()
-        return float(numba_cuda().event_elapsed_time(before, behind))
+        return elapsed_ms(before, behind)
 
     def _enqueue(self, count: int) -> None:
         for _ in range(count):

@@ -5,9 +5,8 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from nbcnn.gpu.capture import checked
-from nbcnn.gpu.compiler import bindings, function_of, numba_cuda
-from nbcnn.gpu.language import SIMULATOR, resolved
+from nbcnn.gpu.driver import device
+from nbcnn.gpu.language import SIMULATOR
 from nbcnn.lab.measure.occupancy import WARP, arch_of, occupancy
 from nbcnn.ops.kernel.call import Launch
 
@@ -21,22 +20,21 @@ def resources(launch: Any) -> dict[str, Any] | None:
     """
     if SIMULATOR or not isinstance(launch, Launch):
         return None
-    driver, compiled = bindings("driver"), function_of(resolved(launch.kernel), launch.args)
-    threads = _product(launch.block)
-    function = checked(driver.cuKernelGetFunction(compiled.handle), "look up a kernel")
-    blocks = int(checked(driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(function, threads, launch.shared), "work out an occupancy"))
-    arch, shared = arch_of(numba_cuda().get_current_device().compute_capability), compiled.attrs.shared + launch.shared
+    kernel, threads = launch.load(), _product(launch.block)
+    blocks = kernel.blocks_per_multiprocessor(threads, launch.shared)
+    registers, shared = kernel.attribute("NUM_REGS"), kernel.attribute("SHARED_SIZE_BYTES") + launch.shared
+    listed = arch_of(device().capability)
     return {
         "kernel": launch.name,
         "blocks": _product(launch.grid),
         "threads": threads,
-        "registers": compiled.attrs.regs,
-        "local_bytes": compiled.attrs.local,
+        "registers": registers,
+        "local_bytes": kernel.attribute("LOCAL_SIZE_BYTES"),
         "shared_bytes": shared,
         "resident_blocks": blocks,
         "resident_warps": blocks * -(-threads // WARP),
-        "occupancy": blocks * threads / numba_cuda().get_current_device().MAX_THREADS_PER_MULTIPROCESSOR,
-        "limited_by": occupancy(arch, threads, compiled.attrs.regs, shared).limit if arch else None,
+        "occupancy": blocks * threads / device().attribute("MAX_THREADS_PER_MULTIPROCESSOR"),
+        "limited_by": occupancy(listed, threads, registers, shared).limit if listed else None,
     }
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.capture import Moment
-from nbcnn.gpu.compiler import numba_cuda
+from nbcnn.gpu.device import elapsed_ms, event
+from nbcnn.gpu.driver import Event
 from nbcnn.lab.measure.timing import Timing, sensible_count, summarise, time_calls
 from nbcnn.run.program import Program
 from nbcnn.run.timeline import wait_launch
@@ -62,18 +62,18 @@ def time_steps(session: Any, seconds: float = 1.0) -> StepTimes:
 
 
 class Marked:
-    """A plan's launches in one CUDA graph, with a `Moment` before the first step and after each (`inside`), or only after the last.
+    """A plan's launches in one CUDA graph, with a `Event` before the first step and after each (`inside`), or only after the last.
 
     Making it runs the launches once.
     """
 
     def __init__(self, program: Program, inside: bool) -> None:
-        self._place, self._moments = program.place, [Moment()]
+        self._place, self._moments = program.place, [Event()]
         todo: list[Any] = [*self._moments]
         for at, (_, launches) in enumerate(program.bound, 1):
             todo += launches
             if inside or at == len(program.bound):
-                self._moments.append(Moment())
+                self._moments.append(Event())
                 todo.append(self._moments[-1])
         self._graph = program.place.replayable(todo)
 
@@ -105,14 +105,14 @@ def time_alone(session: Any, rounds: int = 7, rest: float = 0.02) -> list[float]
         for _, launches in program.bound:
             place.synchronize()
             time.sleep(rest)
-            pair = (numba_cuda().event(), numba_cuda().event())
+            pair = (event(), event())
             wait_launch(AHEAD_MS).run(stream)
             pair[0].record(stream)
             for launch in launches:
                 launch.run(stream)
             pair[1].record(stream)
             pair[1].synchronize()
-            spent.append(float(numba_cuda().event_elapsed_time(*pair)))
+            spent.append(elapsed_ms(*pair))
         rows.append(spent)
 
     for _ in range(rounds):

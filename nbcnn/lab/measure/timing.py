@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.compiler import numba_cuda
+from nbcnn.gpu.device import elapsed_ms
+from nbcnn.gpu.device import event as new_event
 from nbcnn.gpu.language import SIMULATOR
 
 WARM_SECONDS = 0.5
@@ -66,13 +67,13 @@ def time_calls(call: Callable[[], None], place: Any, count: int, warm_seconds: f
             call()
             spent.append((time.perf_counter() - start) * 1e3)
         return summarise(spent)
-    events = [numba_cuda().event() for _ in range(count + 1)]
+    events = [new_event() for _ in range(count + 1)]
     events[0].record(place.stream)
     for event in events[1:]:
         call()
         event.record(place.stream)
     place.synchronize()
-    return summarise([numba_cuda().event_elapsed_time(a, b) for a, b in pairwise(events)])
+    return summarise([elapsed_ms(a, b) for a, b in pairwise(events)])
 
 
 def sensible_count(estimate_ms: float, seconds: float = 1.0, least: int = 5, most: int = 300) -> int:

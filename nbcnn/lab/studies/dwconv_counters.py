@@ -58,8 +58,8 @@ def count(shape: dwconv.Series, variants: Sequence[str], padding: str, multiproc
 
 def main(argv: Sequence[str]) -> int:
     """Run what is counted: every variant and path once, after a first time that compiles, each on series that the one before did not touch."""
-    from nbcnn.gpu.compiler import numba_cuda
     from nbcnn.gpu.device import Gpu
+    from nbcnn.gpu.driver import device
     from nbcnn.lab.studies import dwconv_times
 
     size, padding, names = argv
@@ -72,11 +72,11 @@ def main(argv: Sequence[str]) -> int:
     for launch in made:
         launch.run(place.stream)
     place.synchronize()
-    numba_cuda().profile_start()
+    device().profile(True)
     for launch in made:
         launch.run(place.stream)
     place.synchronize()
-    numba_cuda().profile_stop()
+    device().profile(False)
     return 0
 
 

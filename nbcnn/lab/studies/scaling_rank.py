@@ -113,15 +113,16 @@ def _between(place: Any, call: Callable[[], None], count: int) -> list[float]:
             call()
             marks.append(time.perf_counter())
         return [(b - a) * 1e3 for a, b in pairwise(marks)]
-    from nbcnn.gpu.compiler import numba_cuda
+    from nbcnn.gpu.device import elapsed_ms
+    from nbcnn.gpu.device import event as new_event
 
-    events = [numba_cuda().event() for _ in range(count + 1)]
+    events = [new_event() for _ in range(count + 1)]
     events[0].record(place.stream)
     for event in events[1:]:
         call()
         event.record(place.stream)
     place.synchronize()
-    return [float(numba_cuda().event_elapsed_time(a, b)) for a, b in pairwise(events)]
+    return [elapsed_ms(a, b) for a, b in pairwise(events)]
 
 
 def time_all_reduce(team: Team, session: TrainingSession) -> dict[str, Any]:

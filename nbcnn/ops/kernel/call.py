@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.device import allow_shared, check_together
+from nbcnn.gpu.compiler import SIMULATOR
+from nbcnn.gpu.kernel_store import loaded
 from nbcnn.gpu.language import resolved
 from nbcnn.ops.kernel.traffic import Traffic
 
@@ -111,18 +112,24 @@ class Launch:
     ) -> None:
         self.keep, self.together = keep, together
         self.kernel, self.grid, self.block, self.args, self.shared = kernel, grid, block, tuple(args), shared
-        self._real: Any = None
+        self._bound: Any = None
         self.name = name or getattr(getattr(kernel, "py_func", kernel), "__name__", "kernel")
 
     def run(self, stream: Any = 0) -> None:
         """Enqueue the kernel on `stream` (the first run compiles it). Raises RuntimeError if blocks that need each other would not meet."""
-        if self._real is None:
-            real = resolved(self.kernel)
-            allow_shared(real, self.args, self.shared)
+        if SIMULATOR:
+            resolved(self.kernel)[self.grid, self.block, stream, self.shared](*self.args)
+            return
+        if self._bound is None:
+            kernel = loaded(self.kernel, self.args)
             if self.together:
-                check_together(real, self.args, self.grid, self.block)
-            self._real = real
-        self._real[self.grid, self.block, stream, self.shared](*self.args)
+                kernel.check_together(self.grid, self.block)
+            self._bound = kernel.bind(self.grid, self.block, self.args, self.shared)
+        self._bound.run(stream)
+
+    def load(self) -> Any:
+        """The kernel on the GPU, compiled if need be (`nbcnn.gpu.driver.Kernel`)."""
+        return loaded(self.kernel, self.args)
 
 
 class HostCall:

@@ -1,0 +1,139 @@
+"""`python -m nbcnn cache`: the compiled kernels that are kept on disk: list, clear, or compile those of ready-made models in advance."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from nbcnn.cli.errors import OK, guarded
+from nbcnn.cli.flags import Parser, count, flag, one_of, some_of
+from nbcnn.files.errors import UsageError
+from nbcnn.files.suggest import nearest
+
+ACTIONS = {
+    "list": "every kernel that is kept, with architecture, bytes, seconds of compiling, and compilers",
+    "clear": "delete all kernels that are kept, of this and of other versions",
+    "warm": "compile what MODEL… launch with the defaults of their recipes, so that their first start compiles nothing",
+}
+MODELS = ("autoencoder", "mnist-cnn", "mnist-cnn-b0", "s4convd")
+"""Those of `nbcnn.cli.ready_models`, which takes longer to import than `--help` may."""
+ARCHITECTURES = ("75", "80", "86", "89", "90a", "100", "120")
+EXAMPLES = (
+    "python -m nbcnn cache list                            what is kept, and where",
+    "python -m nbcnn cache warm autoencoder mnist-cnn      for the GPU of this machine",
+    "python -m nbcnn cache warm autoencoder --arch 80,90a --multiprocessors 108,132",
+    "python -m nbcnn cache warm autoencoder --arch 90a --into wheel/nbcnn_kernels     for a wheel; needs no GPU",
+    "python -m nbcnn cache clear",
+)
+
+
+def parser() -> Parser:
+    made = Parser("python -m nbcnn cache", "Compiled kernels on disk: list, clear, or compile in advance.", EXAMPLES, "{list,clear,warm} [MODEL …]")
+    made.add_argument("action", metavar="ACTION", type=one_of(*ACTIONS), help="; ".join(f"{name}: {text}" for name, text in ACTIONS.items()))
+    made.add_argument("models", metavar="MODEL", nargs="*", help=f"for warm: {', '.join(MODELS)}")
+    group = made.add_argument_group("warm")
+    flag(group, "--arch", some_of(*ARCHITECTURES), "compile for GPUs of these architectures, which need not be here", "this machine's GPU")
+    numbers = "choose tiles for GPUs of so many multiprocessors; with --arch"
+    flag(group, "--multiprocessors", _counts, numbers, "132, an H200's", metavar="N,…")
+    flag(group, "--into", str, "write to a folder for the package nbcnn_kernels instead of this user's", "this user's folder", metavar="DIR")
+    flag(made.add_argument_group("output"), "--json", bool, "print one line of JSON", "off")
+    return made
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    return tuple(count(1)(part) for part in text.split(","))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the action; returns the exit code."""
+    flags = parser().parse_args(argv)
+    actions = {"list": _list, "clear": _clear, "warm": _warm}
+    return guarded(lambda: actions[flags.action](flags), without_gpu="--arch 90a (or another) compiles for a GPU that is not here")
+
+
+def _nothing_for(flags: SimpleNamespace) -> None:
+    for name in ("models", "arch", "multiprocessors", "into"):
+        if getattr(flags, name):
+            raise UsageError(f"{'MODEL' if name == 'models' else '--' + name} belongs to `cache warm`, this is `cache {flags.action}`")
+
+
+def _list(flags: SimpleNamespace) -> int:
+    from nbcnn.gpu import kernel_store
+
+    _nothing_for(flags)
+    found: dict[str, Any] = {}
+    for kind, place in (("kept", kernel_store.folder()), ("precompiled", kernel_store.precompiled())):
+        kernels = []
+        for path in kernel_store.files_in(place):
+            stored = kernel_store.parsed(path.read_bytes())
+            kernels.append({"file": path.name, "bytes": path.stat().st_size} | (dict(stored.header) if stored else {"damaged": True}))
+        found[kind] = kernel_store.summary(place) | {"files": kernels}
+    if flags.json:
+        print(json.dumps(found))
+        return OK
+    for kind, kept in found.items():
+        if kept["path"] is None:
+            print(f"{kind}: " + ("none" if kind == "precompiled" else "nothing can be kept, no folder of this user's can be written"))
+            continue
+        print(f"{kind}: {kept['kernels']} kernels, {kept['bytes'] / 2**20:.1f} MiB in {kept['path']}")
+        for each in sorted(kept["files"], key=lambda row: (row.get("module", ""), row["file"])):
+            if "damaged" in each:
+                print(f"  {each['file']}: damaged; it is compiled again when it is needed")
+                continue
+            where = each["module"].removeprefix("nbcnn.")
+            print(f"  sm_{each['arch']:4} {each['bytes']:8,} bytes {each['seconds']:6.1f} s  {where}.{each['name']}({', '.join(each['types'])})")
+        made_by = sorted(
+            {", ".join(f"{name} {version}" for name, version in row["compilers"].items()) for row in kept["files"] if "compilers" in row}
+        )
+        for line in made_by:
+            print(f"  compiled by {line}")
+    return OK
+
+
+def _clear(flags: SimpleNamespace) -> int:
+    from nbcnn.gpu import kernel_cache
+
+    _nothing_for(flags)
+    deleted, nbytes = kernel_cache.clear()
+    print(json.dumps({"deleted": deleted, "bytes": nbytes}) if flags.json else f"deleted {deleted} kernels, {nbytes / 2**20:.1f} MiB")
+    return OK
+
+
+def _warm(flags: SimpleNamespace) -> int:
+    if not flags.models:
+        raise UsageError(f"cache warm needs at least one MODEL: {', '.join(MODELS)}")
+    for model in flags.models:
+        if model not in MODELS:
+            raise UsageError(f"no model {model!r} (there are {', '.join(MODELS)}){nearest(model, MODELS)}")
+    if flags.multiprocessors and not flags.arch:
+        raise UsageError("--multiprocessors goes with --arch: without it tiles are chosen for the GPU of this machine")
+    from nbcnn.gpu import compile_pool, driver, kernel_store
+
+    targets = [(arch, number) for arch in flags.arch or () for number in flags.multiprocessors or (132,)]
+    targets = targets or [(driver.arch(), driver.device().attribute("MULTIPROCESSOR_COUNT"))]
+    if flags.into is None and kernel_store.folder() is None:
+        raise UsageError("no folder of this user's can be written, so nothing can be kept: name one with NUMBA_CACHE_DIR")
+    into = kernel_store.package_folder(Path(flags.into)) if flags.into else None
+    compile_pool.warm_up()
+    from nbcnn.cli import ready_models
+
+    rows = []
+    for model in flags.models:
+        for arch, number in targets:
+            launched = list(ready_models.launches(model, arch, number))
+            made = compile_pool.compile_for(launched, arch, into, lambda text: print(text, file=sys.stderr, flush=True))
+            sizes = compile_pool.sizes(launched, arch, into)
+            rows.append({"model": model, "arch": arch, "multiprocessors": number, "compiled": len(made), "kernels": len(sizes), "bytes": sum(sizes)})
+    place = kernel_store.summary(into or kernel_store.folder())
+    if flags.json:
+        print(json.dumps({"rows": rows, **place}))
+        return OK
+    for row in rows:
+        words = "{model}, sm_{arch}, {multiprocessors} multiprocessors: {kernels} kernels, {mib:.2f} MiB, of which {compiled} were compiled now"
+        print(words.format(**row, mib=row["bytes"] / 2**20))
+    print(f"{place['kernels']} kernels, {place['bytes'] / 2**20:.1f} MiB in {place['path']}")
+    return OK

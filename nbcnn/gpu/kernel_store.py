@@ -1,0 +1,255 @@
+"""The store of compiled kernels: a checked file for each, found by what the kernel is and loaded through the driver. Numba is not needed.
+
+A kernel's *key* is the hash of its digest (`nbcnn.gpu.identity`), its module and name, the types of its arguments, the architecture, and the
+sources that can change code. A file is one line with the SHA-256 of the rest, one line of JSON (`HEADER`), and the cubin. Nothing is unpickled.
+A file that is damaged, cut short, or another kernel's is as good as absent: the kernel is compiled and the file replaced. Files are
+replaced as a whole, so processes may fill the store at the same time.
+
+First the precompiled kernels are looked at (the package `nbcnn_kernels`, if it is installed), whatever compiled them; then the user's folder
+(`kernel_cache.folder`), of which a file counts only if this machine's compiler made it. Each file says which versions compiled it, and
+`compilers_used` which of them this process has loaded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import platform
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from nbcnn.files import document
+from nbcnn.files.atomic import temporary
+from nbcnn.gpu import driver, identity, kernel_cache
+from nbcnn.gpu.compiler import compiled
+from nbcnn.gpu.language import Function
+
+MAGIC = b"nbcnn-kernel-1 "
+SUFFIX = ".kernel"
+LIMIT = 256 << 20
+"""Bytes that the user's folder may take; beyond, what has not been loaded for longest goes. A training of the default recipe takes about 2 MB."""
+_FRESH = 24 * 3600.0
+"""Seconds after which a loaded file is marked as used again."""
+HEADER = {"key": str, "name": str, "module": str, "types": [str], "arch": str, "entry": str, "compilers": {str: str}, "seconds": (int, float)}
+_PACKAGES = ("numba", "numba-cuda", "llvmlite", "nvidia-nvvm", "nvidia-cuda-nvcc-cu12", "nvidia-nvjitlink", "nvidia-nvjitlink-cu12")
+
+
+@cache
+def compilers() -> dict[str, str]:
+    """The versions of what compiles here, by package, and Python's; packages that are not installed are left out."""
+    found = {"python": ".".join(platform.python_version_tuple()[:2])}
+    for package in _PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
+    return found
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A kernel for types of arguments and an architecture."""
+
+    kernel: Function
+    types: tuple[str, ...]
+    arch: str
+
+    @property
+    def name(self) -> str:
+        return str(self.kernel.py_func.__name__)
+
+    def key(self) -> str:
+        """Raises identity.Unknown for a kernel of which nobody knows all that its code depends on."""
+        function = self.kernel.py_func
+        whole = [kernel_cache.SOURCES, function.__module__, function.__code__.co_qualname, identity.digest(self.kernel), self.types, self.arch]
+        return hashlib.sha256(json.dumps(whole).encode()).hexdigest()
+
+    def file_name(self, key: str) -> str:
+        """Of the file in the store: for people the kernel's name and architecture, then the key."""
+        return f"{self.name}-sm_{self.arch}-{key[:32]}{SUFFIX}"
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A compiled kernel: the cubin, and the header of its file (`HEADER`)."""
+
+    header: Mapping[str, Any]
+    cubin: bytes = field(repr=False)
+
+    def content(self) -> bytes:
+        """The file."""
+        rest = json.dumps(dict(self.header), sort_keys=True).encode() + b"\n" + self.cubin
+        return MAGIC + hashlib.sha256(rest).hexdigest().encode() + b"\n" + rest
+
+
+def parsed(content: bytes) -> Stored | None:
+    """The kernel that a file holds; None if it is no such file, or not as it was written."""
+    first, _, rest = content.partition(b"\n")
+    if first != MAGIC + hashlib.sha256(rest).hexdigest().encode():
+        return None
+    line, _, cubin = rest.partition(b"\n")
+    try:
+        header = document.parse(line, "header")
+        document.fits(header, HEADER, "header")
+    except document.DocumentError:
+        return None
+    return Stored(header, cubin) if cubin else None
+
+
+@cache
+def folder() -> Path | None:
+    """The user's folder; None where nothing can be kept. Raises UsageError for a folder that others can write (`kernel_cache.folder`)."""
+    return kernel_cache.folder()
+
+
+@cache
+def precompiled() -> Path | None:
+    """The folder of the package `nbcnn_kernels`, whose kernels were compiled for these sources elsewhere; None without it."""
+    found = importlib.util.find_spec("nbcnn_kernels")
+    if found is None or not found.submodule_search_locations:
+        return None
+    path = Path(next(iter(found.submodule_search_locations))) / kernel_cache.SOURCES
+    return path if path.is_dir() else None
+
+
+def find(wanted: Wanted, key: str, only: Path | None = None) -> Stored | None:
+    """The kernel on disk, precompiled or compiled by this machine's compiler; None if there is none, or only damaged or foreign files.
+
+    `only` looks into this folder and no other.
+    """
+    for place, own in ((precompiled(), False), (folder(), True)) if only is None else ((only, True),):
+        if place is None:
+            continue
+        path = place / wanted.file_name(key)
+        try:
+            stored = parsed(path.read_bytes())
+        except OSError:
+            continue
+        if stored is None or stored.header["key"] != key:
+            continue
+        # Where no compiler is installed, what one made here before is still good.
+        if own and stored.header["compilers"] != compilers() and "numba" in compilers():
+            continue
+        if own:
+            with suppress(OSError):
+                if time.time() - path.stat().st_mtime > _FRESH:
+                    os.utime(path)
+        return stored
+    return None
+
+
+def keep(wanted: Wanted, stored: Stored, place: Path | None = None) -> None:
+    """Write a compiled kernel to the user's folder, or to another. Where the disk is full or read-only it is not kept."""
+    place = place or folder()
+    if place is not None:
+        path = place / wanted.file_name(stored.header["key"])
+        partial = temporary(path)
+        try:
+            # Not flushed to the disk one by one: after a power cut the checksum tells, and the kernel is compiled again.
+            partial.write_bytes(stored.content())
+            partial.replace(path)
+        except OSError:
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
+
+
+def trim(limit: int = LIMIT) -> None:
+    """Delete the kernels of the user's folder that have not been used for longest, until `limit` bytes are left."""
+    with suppress(OSError):
+        files = sorted(((path.stat(), path) for path in files_in(folder())), key=lambda each: each[0].st_mtime, reverse=True)
+        kept = 0
+        for status, path in files:
+            kept += status.st_size
+            if kept > limit:
+                path.unlink(missing_ok=True)
+
+
+def files_in(place: Path | None) -> Iterator[Path]:
+    """The kernels' files of a folder, in order."""
+    return iter(sorted(place.glob(f"*{SUFFIX}")) if place is not None else ())
+
+
+def compile_now(wanted: Wanted, key: str) -> Stored:
+    """Compile in this process, without a GPU. Raises CompilerMissing, and whatever Numba, NVVM and nvJitLink raise."""
+    began = time.perf_counter()
+    cubin, entry = compiled(wanted.kernel.resolve(), wanted.types, wanted.arch)
+    header = {
+        "key": key,
+        "name": wanted.name,
+        "module": wanted.kernel.py_func.__module__,
+        "types": list(wanted.types),
+        "arch": wanted.arch,
+        "entry": entry,
+        "compilers": compilers(),
+        "seconds": round(time.perf_counter() - began, 3),
+    }
+    return Stored(header, cubin)
+
+
+def package_folder(place: Path) -> Path:
+    """The folder of these sources in a package `nbcnn_kernels` that is being made at `place`."""
+    made = place / kernel_cache.SOURCES
+    made.mkdir(parents=True, exist_ok=True)
+    (place / "__init__.py").write_text('"""Compiled kernels of nbcnn, in a folder named after the sources that they were compiled from."""\n')
+    return made
+
+
+def summary(place: Path | None) -> dict[str, Any]:
+    """A folder of kernels in numbers: path (None where nothing can be kept), how many, bytes in all."""
+    sizes = [path.stat().st_size for path in files_in(place)]
+    return {"path": None if place is None else str(place), "kernels": len(sizes), "bytes": sum(sizes)}
+
+
+# What this process has loaded
+
+_LOADING = threading.Lock()
+_used: dict[str, Mapping[str, str]] = {}
+"""Of every kernel that is loaded, by its key, the versions that compiled it."""
+
+
+def load(wanted: Wanted, stored: Stored) -> Any:
+    """Load a kernel into the GPU, for all launches of these types. Raises driver.DriverError if the driver refuses it."""
+    with _LOADING:
+        known = wanted.kernel.loaded.get(wanted.types)
+        if known is None:
+            known = wanted.kernel.loaded[wanted.types] = driver.Kernel(stored.cubin, stored.header["entry"])
+            _used[stored.header["key"]] = stored.header["compilers"]
+        return known
+
+
+def loaded(kernel: Function, args: Sequence[Any]) -> Any:
+    """The `driver.Kernel` for a launch's arguments: loaded before, or from the store, or compiled now."""
+    types = driver.signature(args)
+    found = kernel.loaded.get(types)
+    if found is not None:
+        return found
+    wanted = Wanted(kernel, types, driver.arch())
+    key = key_of(wanted)
+    stored = find(wanted, key) if key else None
+    if stored is not None:
+        with suppress(driver.DriverError):  # a precompiled kernel that this driver does not take is compiled here
+            return load(wanted, stored)
+    stored = compile_now(wanted, key or "")
+    if key:
+        keep(wanted, stored)
+    return load(wanted, stored)
+
+
+def key_of(wanted: Wanted) -> str | None:
+    """The key; None for a kernel that cannot be kept."""
+    try:
+        return wanted.key()
+    except identity.Unknown:
+        return None
+
+
+def compilers_used() -> list[dict[str, str]]:
+    """The versions that compiled the kernels which this process has loaded: one entry, or several where kernels differ in it."""
+    return [dict(json.loads(each)) for each in sorted({json.dumps(dict(versions), sort_keys=True) for versions in _used.values()})]
