@@ -64,6 +64,10 @@ def parser() -> Parser:
 
 def extract(flags: SimpleNamespace, team: Team) -> int:
     """Write the features that the flags describe, each rank of `team` a part of the rows; returns the exit code."""
+    from nbcnn.gpu import driver
+
+    if flags.mode != "cpu":
+        driver.open_ahead()  # beside the imports below
     from nbcnn import datasets
     from nbcnn.classify.features import Origin, publish
     from nbcnn.cli import describe, train_run

@@ -33,7 +33,6 @@ def train(given: SimpleNamespace, team: Team, held: ExitStack) -> int:
     phases = Phases(STARTED)
     from nbcnn.cli import describe, train_data, train_run
     from nbcnn.gpu import compile_pool, ranges
-    from nbcnn.run.autotune import tune
     from nbcnn.run.net import Net
     from nbcnn.run.rows import choose_mode
     from nbcnn.run.session import TrainingSession
@@ -66,6 +65,9 @@ def train(given: SimpleNamespace, team: Team, held: ExitStack) -> int:
     net.tiles.update(tiles)
     phases.mark("the network")
     say(describe.compiling(net))
+    tune = None
+    if flags.tune and not tiles:
+        from nbcnn.run.autotune import tune
     session = TrainingSession(
         net,
         data.train,
@@ -78,7 +80,7 @@ def train(given: SimpleNamespace, team: Team, held: ExitStack) -> int:
         labels=data.labels,
         test_labels=data.test_labels,
         say=say,
-        tune=tune if flags.tune and not tiles else None,
+        tune=tune,
         team=team,
         sync_stats=flags.sync_stats,
         mark=phases.mark,

@@ -148,11 +148,11 @@ def _studied(flags: SimpleNamespace) -> tuple[str, str, float]:
 def first_calls(flags: SimpleNamespace) -> dict[str, Any] | None:
     """The part of the warm-up study that runs in fresh processes; None where there is no GPU for it. Before this process opens the GPU."""
     from nbcnn.gpu.compiler import SIMULATOR
-    from nbcnn.gpu.device import gpu_missing
+    from nbcnn.gpu.driver import visible
     from nbcnn.lab.measure import fresh
 
     choice = choices(flags)[0]
-    if choice.mode != "cpu" and not SIMULATOR and gpu_missing():
+    if choice.mode != "cpu" and not SIMULATOR and not visible():
         return None
     return fresh.study(choice.label, *_studied(flags), _say)
 

@@ -40,6 +40,36 @@ def checked(result: tuple[Any, ...], doing: str) -> Any:
     return result[1] if len(result) == 2 else result[1:] or None
 
 
+def _usable() -> Any:
+    """The driver's functions, where it has at least one GPU. Opens none. Raises DriverMissing."""
+    try:
+        api = bindings("driver")
+    except ModuleNotFoundError as error:
+        raise DriverMissing(f"NVIDIA's cuda-bindings is not installed ({error}): {INSTALL}") from None
+    except Exception as error:  # a version that this Python does not go with: each fails in its own way
+        raise DriverMissing(f"NVIDIA's cuda-bindings cannot be imported ({type(error).__name__}: {error}): {INSTALL}") from None
+    try:
+        status = api.cuInit(0)[0]
+    except Exception as error:  # libcuda is absent: each version of the bindings raises its own kind
+        text = " ".join(str(error).split())
+        raise DriverMissing(f"no usable CUDA driver ({text})") from None
+    if int(status) != 0:
+        name = getattr(status, "name", str(status))
+        raise DriverMissing("no CUDA GPU visible" if name == "CUDA_ERROR_NO_DEVICE" else f"no usable CUDA driver ({name})")
+    if not checked(api.cuDeviceGetCount(), "count the GPUs"):
+        raise DriverMissing("no CUDA GPU visible")
+    return api
+
+
+def visible() -> bool:
+    """True if there is a GPU; it is not opened, so another process can measure what opening costs."""
+    try:
+        _usable()
+    except (DriverMissing, DriverError):
+        return False
+    return True
+
+
 class Device:
     """The GPU that this process sees first, and its primary context, which is retained until the process ends.
 
@@ -48,22 +78,7 @@ class Device:
 
     def __init__(self) -> None:
         try:
-            self.api: Any = bindings("driver")
-        except ModuleNotFoundError as error:
-            raise DriverMissing(f"NVIDIA's cuda-bindings is not installed ({error}): {INSTALL}") from None
-        except Exception as error:  # a version that this Python does not go with: each fails in its own way
-            raise DriverMissing(f"NVIDIA's cuda-bindings cannot be imported ({type(error).__name__}: {error}): {INSTALL}") from None
-        try:
-            status = self.api.cuInit(0)[0]
-        except Exception as error:  # libcuda is absent: each version of the bindings raises its own kind
-            text = " ".join(str(error).split())
-            raise DriverMissing(f"no usable CUDA driver ({text})") from None
-        if int(status) != 0:
-            name = getattr(status, "name", str(status))
-            raise DriverMissing("no CUDA GPU visible" if name == "CUDA_ERROR_NO_DEVICE" else f"no usable CUDA driver ({name})")
-        try:
-            if not checked(self.api.cuDeviceGetCount(), "count the GPUs"):
-                raise DriverMissing("no CUDA GPU visible")
+            self.api = _usable()
             self.device = checked(self.api.cuDeviceGet(0), "find the GPU")
             self.context = checked(self.api.cuDevicePrimaryCtxRetain(self.device), "open the GPU")
         except DriverError as error:

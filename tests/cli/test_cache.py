@@ -1,0 +1,137 @@
+"""`python -m nbcnn cache`, `--verbose`, and what runs say of the compilers of their kernels."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from nbcnn.cli import cache, ready_models, train_run
+from nbcnn.cli.phases import Phases
+from nbcnn.gpu import compile_pool, device, driver, kernel_store
+from nbcnn.gpu.kernel_store import Stored
+from nbcnn.run.timeline import wait_launch
+
+pytestmark = pytest.mark.skipif(device.SIMULATOR, reason="the simulator compiles nothing")
+
+
+@pytest.fixture
+def store(tmp_path, monkeypatch):
+    (tmp_path / "kernels").mkdir(mode=0o700)
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "kernels"))
+    kernel_store.folder.cache_clear()
+    yield tmp_path / "kernels"
+    kernel_store.folder.cache_clear()
+
+
+@pytest.fixture
+def warmed(store, monkeypatch):
+    """cache(words): a command whose models launch the waiting kernel alone, and whose compiler takes no time."""
+
+    def compile_now(wanted, key):
+        header = {"key": key, "name": wanted.name, "module": "nbcnn.run.timeline", "types": list(wanted.types), "arch": wanted.arch, "entry": "e"}
+        return Stored(header | {"compilers": kernel_store.compilers(), "seconds": 1.5}, b"\x7fELF")
+
+    monkeypatch.setattr(compile_pool, "compile_now", compile_now)
+    monkeypatch.setattr(compile_pool, "warm_up", lambda: None)
+    monkeypatch.setattr(ready_models, "launches", lambda model, arch, number: [wait_launch(1), wait_launch(2)])
+    return lambda *words: cache.main(list(words))
+
+
+def test_what_is_warmed_is_listed_and_cleared(warmed, store, capsys):
+    assert warmed("warm", "autoencoder", "--arch", "80,90a", "--json") == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [(row["arch"], row["kernels"], row["compiled"], row["multiprocessors"]) for row in rows] == [("80", 1, 1, 132), ("90a", 1, 1, 132)]
+    assert warmed("warm", "autoencoder", "--arch", "80") == 0
+    assert "1 kernels, 0.00 MiB, of which 0 were compiled now" in capsys.readouterr().out
+    (store / "wait_kernel-sm_80-x.kernel").write_bytes(b"spoilt")
+    assert warmed("list") == 0
+    out = capsys.readouterr().out
+    assert out.startswith("kept: 3 kernels")
+    assert "run.timeline.wait_kernel(int32)" in out
+    assert "wait_kernel-sm_80-x.kernel: damaged" in out
+    assert f"numba-cuda {kernel_store.compilers()['numba-cuda']}" in out
+    (store / "tiles.json").write_text("{}")
+    assert warmed("clear", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["deleted"] == 3
+    assert [path.name for path in store.iterdir() if path.name != "lock"] == ["tiles.json"]
+
+
+def test_a_package_of_kernels_is_filled_and_then_found(warmed, store, tmp_path, monkeypatch, capsys):
+    assert warmed("warm", "autoencoder", "--arch", "90a", "--into", str(tmp_path / "nbcnn_kernels")) == 0
+    assert warmed("clear") == 0
+    monkeypatch.syspath_prepend(tmp_path)
+    kernel_store.precompiled.cache_clear()
+    assert compile_pool.missing([wait_launch(1)], "90a") == []
+    assert len(compile_pool.missing([wait_launch(1)], "80")) == 1
+    kernel_store.precompiled.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("warm",), "at least one MODEL"),
+        (("warm", "autoencodr"), "did you mean|autoencoder"),
+        (("warm", "autoencoder", "--multiprocessors", "80"), "goes with --arch"),
+        (("list", "autoencoder"), "MODEL belongs to `cache warm`"),
+        (("clear", "--arch", "80"), "--arch belongs to `cache warm`"),
+    ],
+)
+def test_mistakes_of_usage(store, words, reason, capsys):
+    assert cache.main(list(words)) == 2
+    assert reason.split("|")[-1] in capsys.readouterr().err
+
+
+def test_without_a_gpu_warm_says_what_works(store, monkeypatch, capsys):
+    monkeypatch.setattr(driver, "bindings", lambda name: (_ for _ in ()).throw(ModuleNotFoundError("no bindings")))
+    driver._device.cache_clear()
+    driver.arch.cache_clear()
+    assert cache.main(["warm", "autoencoder"]) == 4
+    assert "--arch 90a" in capsys.readouterr().err
+
+
+def test_the_models_are_those_that_exist():
+    assert cache.MODELS == ready_models.READY
+    from nbcnn.lab.measure.kernels import ARCHITECTURES
+
+    assert tuple(ARCHITECTURES) == cache.ARCHITECTURES
+
+
+def test_every_kernel_of_a_ready_made_model_can_be_made_again():
+    """What a worker needs: no kernel of the autoencoder is left to the process that wants it."""
+    jobs = compile_pool.missing(ready_models.launches("autoencoder", "90a", 132), "90a", Path("nowhere"))
+    assert len(jobs) > 20
+    assert all(job.key for job in jobs)
+    from nbcnn.gpu import identity
+
+    assert all(identity.recipe(job.wanted.kernel) for job in jobs)
+
+
+# What runs say
+
+
+def start(notes):
+    return train_run.Start(None, checkpoint=Path("run/checkpoint-last.safetensors"), notes=notes)
+
+
+def test_a_resume_with_other_compilers_says_so(monkeypatch):
+    old, new = {"numba": "0.67", "python": "3.11"}, {"numba": "0.68", "python": "3.11"}
+    monkeypatch.setattr(train_run, "compilers", lambda: [new])
+    notes = {"device": "H200", "compilers": json.dumps([old])}
+    (line,) = train_run.other_compilers(start(notes), "H200")
+    assert "compiled by numba 0.67, these are compiled by numba 0.68: the last bits may differ" in line
+    assert train_run.other_compilers(start(notes | {"compilers": json.dumps([new])}), "H200") == []
+    assert train_run.other_compilers(start(notes), "A100") == []
+    assert train_run.other_compilers(start({"device": "H200"}), "H200") == []
+
+
+def test_phases_add_up():
+    phases = Phases(time.perf_counter())
+    time.sleep(0.02)
+    phases.mark("imports")
+    phases.mark("data")
+    assert phases.seconds["imports"] >= 0.02 > phases.seconds["data"] >= 0
+    assert phases.text().startswith("  start ")
+    assert phases.text().index("imports") < phases.text().index("data")
