@@ -83,7 +83,7 @@ def train(given: SimpleNamespace, team: Team, held: ExitStack) -> int:
         tune=tune,
         team=team,
         sync_stats=flags.sync_stats,
-        mark=phases.mark,
+        phase=phases.mark,
     )
     if flags.nvtx:
         session.mark = ranges.nvtx() or ranges.nothing

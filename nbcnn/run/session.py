@@ -60,7 +60,7 @@ class TrainingSession:
     say             is told what takes long: kernels being compiled, tiles being tried.
     team            the ranks that train together; `batch` is of all of them, and all must call the same methods in the same order.
     sync_stats      take the statistics of a batch over all ranks, as one process would, instead of over each rank's own part.
-    mark            is told the name of every stage that has ended: planning, memory and launches, kernels, graphs.
+    phase           is told the name of every stage that has ended: planning, memory and launches, kernels, graphs.
     tune            `nbcnn.run.autotune.tune`, to choose the tiles of a full training batch by measurement; None takes all from the committed tables.
 
     `mark` makes ranges around the plan's steps in `step_watched`, for profilers (`nbcnn.gpu.ranges`).
@@ -85,12 +85,12 @@ class TrainingSession:
         tune: Callable[..., Mapping[str, Any]] | None = None,
         team: Team = ALONE,
         sync_stats: bool = False,
-        mark: Callable[[str], None] | None = None,
+        phase: Callable[[str], None] | None = None,
     ) -> None:
         self.net, self.optimizer, self.seed, self.batch, self.team = net, optimizer, seed, batch, team
         given = {"train": (images, labels), "test": (test_images, test_labels)}
         sets = {split: resident(*data) for split, data in given.items() if data[0] is not None}
-        self.count, self._say, phase = len(images), say, mark or (lambda name: None)
+        self.count, self._say, ended = len(images), say, phase or (lambda name: None)
         self.mark: Mark = nothing
         self._rates = np.ascontiguousarray(learning_rates, np.float32)
         self.training = Training(net, sets, optimizer, batch, len(self._rates), flip, team, sync_stats)
@@ -107,8 +107,8 @@ class TrainingSession:
             self.plans = self.training.plans()
         self.planned_bytes = self.training.memory(self.plans)
         self.training.fit(self.planned_bytes)
-        phase("planning")
-        self._allocate(phase)
+        ended("planning")
+        self._allocate(ended)
 
     def explain(self) -> str:
         """The training plan as a table: op, shapes, implementation, GFLOP, MB, floor, arena offset."""
@@ -121,17 +121,17 @@ class TrainingSession:
 
     # -- memory and programs
 
-    def _allocate(self, phase: Callable[[str], None]) -> None:
+    def _allocate(self, ended: Callable[[str], None]) -> None:
         self._held = self.training.allocate(self.plans)
-        phase("memory and launches")
+        ended("memory and launches")
         # Not one of the plan's: `step_watched` launches it before them.
         waiting = [wait_launch(0)] if self.net.place.name == "gpu" else []
         self.compiled = self._held.compile(self._say, waiting)
-        phase("kernels")
+        ended("kernels")
         self._capture()
         self._held.upload("rates", self._rates)
         self.begin_epoch(0)
-        phase("graphs")
+        ended("graphs")
 
     def _capture(self) -> None:
         """Capture every program. This runs each once, so weights and state are put back afterwards."""
