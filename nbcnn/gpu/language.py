@@ -154,7 +154,7 @@ class Function(Description):
             return self.resolve()[launch]
         from nbcnn.gpu.kernel_store import loaded
 
-        grid, block, stream, shared = (*launch, None, 0)[:4] if len(launch) < 4 else launch
+        grid, block, stream, shared = (*launch, *(None, 0)[len(launch) - 2 :])
         return lambda *args: loaded(self, args).bind(grid, block, args, shared).run(stream)
 
     def resolve(self) -> Any:

@@ -196,6 +196,10 @@ def test_kernels_on_disk_are_loaded_without_the_compiler(store, monkeypatch):
     assert compile_pool.missing([launch]) == []
     launch.run(driver.Stream())
     assert played_driver.launched[-1][0] == (1, 1, 1, 32, 1, 1, 0)
+    array, stream = launch.args[0], driver.Stream()
+    for words, shared in (((2, 64), 0), ((2, 64, stream), 0), ((2, 64, stream, 128), 128)):
+        kernel[words](array)
+        assert played_driver.launched[-1][0] == (2, 1, 1, 64, 1, 1, shared)
     assert kernel_store.compilers() in kernel_store.compilers_used()
     for kept in (driver._device, driver.arch):
         kept.cache_clear()
