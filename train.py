@@ -50,8 +50,8 @@ def train(given: SimpleNamespace, team: Team, held: ExitStack) -> int:
     flags.quiet = flags.quiet or not team.leads
     choice = choose_mode(flags.mode, flags.precision, flags.engine, dwconv=flags.dwconv, strict=flags.strict)
     row = choice.row
-    phases.mark("opening the GPU" if row.place == "gpu" else "choosing the mode")
-    if row.place == "gpu":
+    phases.mark("opening the GPU" if row.device == "gpu" else "choosing the mode")
+    if row.device == "gpu":
         compile_pool.warm_up_if_empty()  # workers import the compiler beside what follows
     else:
         say(train_flags.on_cpu(flags), always=team.leads)

@@ -66,12 +66,12 @@ def _list(flags: SimpleNamespace) -> int:
 
     _nothing_for(flags)
     found: dict[str, Any] = {}
-    for kind, place in (("kept", kernel_store.folder()), ("precompiled", kernel_store.precompiled())):
+    for kind, device in (("kept", kernel_store.folder()), ("precompiled", kernel_store.precompiled())):
         kernels = []
-        for path in kernel_store.files_in(place):
+        for path in kernel_store.files_in(device):
             stored = kernel_store.parsed(path.read_bytes())
             kernels.append({"file": path.name, "bytes": path.stat().st_size} | (dict(stored.header) if stored else {"damaged": True}))
-        found[kind] = kernel_store.summary(place) | {"files": kernels}
+        found[kind] = kernel_store.summary(device) | {"files": kernels}
     if flags.json:
         print(json.dumps(found))
         return OK
@@ -128,12 +128,12 @@ def _warm(flags: SimpleNamespace) -> int:
             made = compile_pool.compile_for(launched, arch, into, lambda text: print(text, file=sys.stderr, flush=True))
             sizes = compile_pool.sizes(launched, arch, into)
             rows.append({"model": model, "arch": arch, "multiprocessors": number, "compiled": len(made), "kernels": len(sizes), "bytes": sum(sizes)})
-    place = kernel_store.summary(into or kernel_store.folder())
+    device = kernel_store.summary(into or kernel_store.folder())
     if flags.json:
-        print(json.dumps({"rows": rows, **place}))
+        print(json.dumps({"rows": rows, **device}))
         return OK
     for row in rows:
         words = "{model}, sm_{arch}, {multiprocessors} multiprocessors: {kernels} kernels, {mib:.2f} MiB, of which {compiled} were compiled now"
         print(words.format(**row, mib=row["bytes"] / 2**20))
-    print(f"{place['kernels']} kernels, {place['bytes'] / 2**20:.1f} MiB in {place['path']}")
+    print(f"{device['kernels']} kernels, {device['bytes'] / 2**20:.1f} MiB in {device['path']}")
     return OK

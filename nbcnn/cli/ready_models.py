@@ -36,11 +36,11 @@ def launches(model: str, arch: str, multiprocessors: int) -> Iterator[Any]:
     capability = capability_of(arch)
     mode = "tensorcore" if capability >= TENSOR_CORES else "im2col"
     choice = Choice(MODES[mode, DEFAULT_PRECISION[mode]], "the fastest mode there")
-    place = Absent(capability, multiprocessors)
+    device = Absent(capability, multiprocessors)
     with as_if_on(arch):
         yield wait_launch(0)
         data = _data(flags)
-        net = Net(data.layers, data.shape, choice=choice, place=place)
+        net = Net(data.layers, data.shape, choice=choice, device=device)
         sets = {"train": resident(data.train, data.labels), "test": resident(data.test, data.test_labels)}
         training = Training(net, sets, train_run.optimizer(flags), flags.batch, train_run.rates(flags, len(data.train)).size)
         for program in training.allocate(training.plans()).programs.values():
@@ -48,7 +48,7 @@ def launches(model: str, arch: str, multiprocessors: int) -> Iterator[Any]:
         for batch in _predictions(data, model):
             yield from _predicting(net, batch)
         if model in models.CODES:
-            encoder = Net(models.encoder(data.layers, models.code(model)), data.shape, choice=choice, place=place)
+            encoder = Net(models.encoder(data.layers, models.code(model)), data.shape, choice=choice, device=device)
             for batch in sorted({EXTRACTED, len(data.train) % EXTRACTED, len(data.test) % EXTRACTED} - {0}):
                 yield from _predicting(encoder, batch)
 

@@ -247,4 +247,4 @@ def record_epochs(run: RunFolder, epochs: int) -> None:
 
 def record_memory(run: RunFolder, net: Any) -> None:
     """Add what the run took of memory to its config.json, beside what was planned."""
-    run.write_config(run.read_config() | {"used_bytes": net.place.used_bytes()})
+    run.write_config(run.read_config() | {"used_bytes": net.device.used_bytes()})

@@ -18,12 +18,12 @@ branch, after everything before it on both."""
 
 
 class CapturedGraph:
-    """A captured CUDA graph. `streams` (`driver.Stream`) are the main and the side stream; `lanes` says for every launch where it runs.
+    """A captured CUDA graph. `streams` (`driver.Stream`) are the main and the side stream; `branches` says for every launch where it runs.
 
     Raises DriverError if the driver refuses.
     """
 
-    def __init__(self, streams: tuple[Any, Any], launches: Sequence[Any], lanes: Sequence[str]) -> None:
+    def __init__(self, streams: tuple[Any, Any], launches: Sequence[Any], branches: Sequence[str]) -> None:
         self._api = api = device().api
         self._main = streams[0].handle
         mode = api.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
@@ -32,24 +32,24 @@ class CapturedGraph:
         with nothing_freed():
             checked(api.cuStreamBeginCapture(self._main, mode), "begin a graph capture")
             try:
-                self._record(streams, launches, lanes)
+                self._record(streams, launches, branches)
             finally:
                 ended = api.cuStreamEndCapture(self._main)
         self._graph = checked(ended, "end a graph capture")
         self._executable = checked(api.cuGraphInstantiate(self._graph, 0), "instantiate a CUDA graph")
 
-    def _record(self, streams: tuple[Any, Any], launches: Sequence[Any], lanes: Sequence[str]) -> None:
+    def _record(self, streams: tuple[Any, Any], launches: Sequence[Any], branches: Sequence[str]) -> None:
         main, side = streams
         behind = True  # the side branch has not seen the newest launch of the main one
         forked = False
-        for launch, lane in zip(launches, lanes, strict=True):
-            if lane == SIDE:
+        for launch, branch in zip(launches, branches, strict=True):
+            if branch == SIDE:
                 if behind:
                     self._wait(side, main)
                 launch.run(side)
                 behind, forked = False, True
                 continue
-            if lane == JOIN and forked:
+            if branch == JOIN and forked:
                 self._wait(main, side)
                 forked = False
             launch.run(main)

@@ -112,12 +112,12 @@ def _worst(steps: Sequence[Mapping[str, Any]], key: str) -> str:
     return f"{worst[key] / worst['ncu_ms'] - 1:+.1%} ({worst['scope']} {worst['op']})"
 
 
-def cache_of(place: Any) -> int:
+def cache_of(device: Any) -> int:
     """Bytes of the second-level cache."""
     from nbcnn.gpu.compiler import SIMULATOR
-    from nbcnn.gpu.driver import device
+    from nbcnn.gpu.driver import device as driver_device
 
-    return 0 if SIMULATOR else device().attribute("L2_CACHE_SIZE")
+    return 0 if SIMULATOR else driver_device().attribute("L2_CACHE_SIZE")
 
 
 def validate(session: Any) -> dict[str, Any]:
@@ -127,7 +127,7 @@ def validate(session: Any) -> dict[str, Any]:
     each alone (`alone_ms`), and by ncu, which runs kernels one by one (`ncu_ms`).
     """
     net, program = session.net, session.program
-    cache = cache_of(net.place)
+    cache = cache_of(net.device)
     kernels = compare(program, count(net.mode, net.precision, session.batch, net.fusing), cache)
     at, steps = iter(kernels), []
     running = [timing.median for timing in time_steps(session).steps]
@@ -139,19 +139,19 @@ def validate(session: Any) -> dict[str, Any]:
 
 def main(argv: Sequence[str]) -> int:
     """The training step that is counted: the third one, launch by launch, after two replays of the graph."""
-    from nbcnn.gpu.driver import device
+    from nbcnn.gpu.driver import device as driver_device
     from nbcnn.lab.measure.rung import session_for
 
     mode, precision, batch, fusing = argv
     session = session_for(int(batch), int(batch), mode=mode, precision=precision, fusing=fusing == "1")
-    place = session.net.place
+    device = session.net.device
     for _ in range(2):
         session.step()
         session.begin_epoch(0)
-    device().profile(True)
+    driver_device().profile(True)
     session.step(Program.run)
-    place.synchronize()
-    device().profile(False)
+    device.synchronize()
+    driver_device().profile(False)
     return 0
 
 

@@ -59,24 +59,24 @@ def count(shape: dwconv.Series, variants: Sequence[str], padding: str, multiproc
 def main(argv: Sequence[str]) -> int:
     """Run what is counted: every variant and path once, after a first time that compiles, each on series that the one before did not touch."""
     from nbcnn.gpu.device import Gpu
-    from nbcnn.gpu.driver import device
+    from nbcnn.gpu.driver import device as driver_device
     from nbcnn.lab.studies import dwconv_times
 
     size, padding, names = argv
     n, c, length, taps = map(int, size.split("x"))
-    shape, place = (n, c, length, taps), Gpu()
-    operands = dwconv_times.Operands(shape, place)
-    keys = [(variant, path) for variant, path, _ in launched(shape, names.split(","), padding, place.multiprocessors)]
-    sets = dwconv_times.ready(keys, shape, padding, operands, place)
+    shape, device = (n, c, length, taps), Gpu()
+    operands = dwconv_times.Operands(shape, device)
+    keys = [(variant, path) for variant, path, _ in launched(shape, names.split(","), padding, device.multiprocessors)]
+    sets = dwconv_times.ready(keys, shape, padding, operands, device)
     made = [launch for at, key in enumerate(keys) for launch in sets[key][at % operands.count]]
     for launch in made:
-        launch.run(place.stream)
-    place.synchronize()
-    device().profile(True)
+        launch.run(device.stream)
+    device.synchronize()
+    driver_device().profile(True)
     for launch in made:
-        launch.run(place.stream)
-    place.synchronize()
-    device().profile(False)
+        launch.run(device.stream)
+    device.synchronize()
+    driver_device().profile(False)
     return 0
 
 
