@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.files.errors import UsageError
+from nbcnn.gpu import faults
 from nbcnn.gpu.language import SIMULATOR
 from nbcnn.ranks.team import ALONE, Team
 from nbcnn.train import checkpoint
@@ -166,7 +167,7 @@ class Trainer:
         Signals are handled only in the main thread, and as before after return. Raises Diverged, and OSError if a
         checkpoint cannot be written; the last good checkpoint stands. Raises CallbackError if a callback does; the state is saved then, but of
         several ranks only as of the last checkpoint. Raises FileExistsError, before training, if the folder holds the metrics of a run that this
-        one does not continue, `lock.Held` if another process writes in it.
+        one does not continue, `lock.Held` if another process writes in it, `faults.GpuFault` if the GPU fails.
         """
         with self.run.held() if self.team.leads else nullcontext():
             return self._fit()
@@ -182,9 +183,11 @@ class Trainer:
                         break
                 result = self._result()
                 self._tell("end", self, result)
-            except BaseException:
+            except BaseException as error:
                 with suppress(CallbackError):  # what ended the training counts
                     self._tell("close")
+                if fault := faults.explained(error):
+                    raise faults.GpuFault(f"{fault}; {self._left()}", fault.exit_code) from error
                 raise
             self._tell("close")
             return result
@@ -364,6 +367,10 @@ class Trainer:
     def _keep(self) -> None:
         """Remember the state in host memory: where `_origin` starts from."""
         self._kept = (self.step, self._now(), self.session.state())
+
+    def _left(self) -> str:
+        """What an ended training has left, in words."""
+        return f"the last checkpoint is {self._saved}, which --resume continues" if self._saved else "no checkpoint had been saved yet"
 
     def _diverged(self) -> Diverged:
         saved = f"the last good checkpoint is {self._saved}" if self._saved else "no checkpoint had been saved yet"

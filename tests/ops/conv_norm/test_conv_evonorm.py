@@ -131,6 +131,7 @@ def test_warpgroups_share_small_batches():
     assert [(chosen(n).parts, chosen(n).blocks) for n in (1, 64, 128, 256, 1024)] == [(4, 2), (4, 128), (2, 128), (1, 128), (1, 132)]
 
 
+@pytest.mark.sampled
 @pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
 @pytest.mark.parametrize(
     ("precision", "tile"), [("bf16", None), ("tf32", None), *full(("bf16", ImageTile(4, 2, 1, 2)), ("tf32", ImageTile(4, 1, 1, 2)))]

@@ -153,6 +153,7 @@ def test_real_batch_equals_the_reference_bit_for_bit(gpu, rng):
         np.testing.assert_array_equal(x, expected)
 
 
+@pytest.mark.sampled
 @on_every_arch
 @pytest.mark.parametrize("shape", [(3, 4, 4), (3, 3, 3)])
 def test_gather_kernels_compile_without_a_stack_frame(rng, arch, shape):
