@@ -84,6 +84,8 @@ def guarded(command: Callable[[], int], without_gpu: str = MODE_CPU) -> int:
         if os.environ.get("NBCNN_DEBUG", "0") not in ("", "0"):
             traceback.print_exc()
         print(f"nbcnn: error: {message(error, without_gpu)}", file=sys.stderr)
+        if faults.explained(error):
+            faults.freed_in_silence()
         return exit_code(error)
     if lost := unwritten():
         print(f"nbcnn: error: stdout could not be written: {lost.strerror}; what the command has saved stands", file=sys.stderr)

@@ -3,8 +3,8 @@
 A captured graph replays every kernel with one host call, about a microsecond each. Small kernels leave most of the GPU
 idle: what does not depend on each other may then run at the same time, as two branches of the graph.
 
-While a thread captures, no other may use the legacy default stream, which waits for every other stream: the driver would end the capture.
-`LEGACY_STREAM` is held by either.
+Several threads may each have a model. While one captures, no other may use the legacy default stream, which waits for every other stream: the
+driver would end the capture. And numba-cuda fails if two threads load the same kernel at the same time. `ALONE` is held by whoever does one of these.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 
 from nbcnn.gpu.compiler import bindings
 
-LEGACY_STREAM = threading.RLock()
-"""Held while a thread captures, and while one uses the legacy default stream."""
+ALONE = threading.RLock()
+"""Held while a thread loads kernels, captures, or uses the legacy default stream."""
 
 MAIN, SIDE, JOIN = "main", "side", "join"
 """Where a launch runs: on the main branch; on the side branch, after everything before it on the main one; on the main
@@ -34,7 +34,7 @@ class CapturedGraph:
         self._main, self._side = (int(getattr(stream.handle, "value", stream.handle)) for stream in streams)
         mode = runtime.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
         streams[0].synchronize()
-        with LEGACY_STREAM:
+        with ALONE:
             checked(runtime.cudaStreamBeginCapture(self._main, mode), "begin a graph capture")
             try:
                 self._record(streams, launches, lanes)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu import compiler, faults, memory
-from nbcnn.gpu.capture import LEGACY_STREAM, MAIN, CapturedGraph, checked
+from nbcnn.gpu.capture import ALONE, MAIN, CapturedGraph, checked
 from nbcnn.gpu.compiler import SIMULATOR, bindings, blocks_together, function_of, numba_cuda
 from nbcnn.plan.storage import numpy_dtype
 
@@ -118,7 +118,7 @@ def constant(values: np.ndarray) -> Any:
     """`values` on the device, in an allocation of their own (256-byte aligned), for a launch to keep; the array itself without a GPU."""
     if gpu_missing() or SIMULATOR:
         return values
-    with LEGACY_STREAM:
+    with ALONE:
         return numba_cuda().to_device(values)
 
 
@@ -243,10 +243,11 @@ class Gpu:
         """
         if SIMULATOR:
             return partial(_run_all, list(launches), self.stream)
-        _run_all(launches, self.stream)
-        if self._side is None:
-            self._side = numba_cuda().stream()
-        return CapturedGraph((self.stream, self._side), launches, lanes or [MAIN] * len(launches))
+        with ALONE:
+            _run_all(launches, self.stream)
+            if self._side is None:
+                self._side = numba_cuda().stream()
+            return CapturedGraph((self.stream, self._side), launches, lanes or [MAIN] * len(launches))
 
     def synchronize(self) -> None:
         """Wait until the stream is empty."""

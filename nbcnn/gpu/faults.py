@@ -7,7 +7,9 @@ read here, so this module imports nothing of CUDA.
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+import sys
+from types import TracebackType
+from typing import Any, NamedTuple
 
 
 class GpuFault(RuntimeError):
@@ -81,3 +83,18 @@ def explained(error: BaseException) -> GpuFault | None:
                     return GpuFault(meaning.sentence.format(name=found), meaning.exit_code)
         seen = seen.__cause__
     return None
+
+
+def freed_in_silence() -> None:
+    """From here on nothing is printed about what cannot be freed at the end of this process: after a fault the driver refuses that, too."""
+    before, unraisable = sys.excepthook, sys.unraisablehook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if explained(error) is None:
+            before(kind, error, trace)
+
+    def in_a_destructor(what: Any) -> None:
+        if what.exc_value is None or explained(what.exc_value) is None:
+            unraisable(what)
+
+    sys.excepthook, sys.unraisablehook = hook, in_a_destructor
