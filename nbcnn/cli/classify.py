@@ -1,4 +1,4 @@
-"""python -m nbcnn classify FEATURES: an exact RBF support vector machine on extracted features, and what it is worth."""
+"""`python -m nbcnn classify FEATURES` trains an exact RBF support vector machine on extracted features and reports its accuracy."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _run(args: Any, team: Team) -> int:
 
     sources: dict[str, Load] = {ENCODER: held.pop}
     if args.baselines:
-        # Looked for now: a data set that is missing should not be found out after minutes.
+        # The data set is looked for now, so that a missing one is reported at once and not after minutes.
         mode = "cpu" if args.device == "cpu" else "auto"
         layers, note = _untrained_encoder(origin)
         if note and not args.quiet:
@@ -134,7 +134,7 @@ def _run(args: Any, team: Team) -> int:
 
 
 def _open(folder: Path, limit: int | None, verify: bool = True) -> tuple[list[tuple[np.ndarray, np.ndarray]], np.ndarray, np.ndarray, Origin, str]:
-    """The first `limit` features in a list of one, to be taken out and freed; their labels, origin and hash."""
+    """The first `limit` features, in a list of one so that the caller can free them; their labels, origin and hash."""
     from nbcnn.classify.features import read_features
     from nbcnn.datasets import DataMissing
 
@@ -153,7 +153,7 @@ def _engine(device: str) -> tuple[Engine, str]:
     from nbcnn.gpu.device import gpu_missing
     from nbcnn.gpu.language import SIMULATOR
 
-    # A CPU's run does not pay for the compiler's import.
+    # Imported here, so that a run on the CPU does not pay for the compiler's import.
     missing = None if device == "cpu" else "the simulator is no GPU" if SIMULATOR else gpu_missing()
     if device == "gpu" or (device == "auto" and not missing):
         from nbcnn.classify.gpu import GpuEngine
@@ -194,7 +194,7 @@ def _data_dir(origin: Origin) -> Path:
 
 
 def _untrained_encoder(origin: Origin) -> tuple[list[Any], str]:
-    """The layers that made the features; and what was assumed of them, if the features do not say which model they are of.
+    """The layers that made the features, and a note of what was assumed if the features do not name their model.
 
     Raises UsageError if these layers do not make features of the same shape, or the model is not known.
     """

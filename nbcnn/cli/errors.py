@@ -1,4 +1,4 @@
-"""Exit codes, and the one place where an exception becomes a message and an exit code.
+"""This module defines the exit codes, and turns an exception into a message and an exit code.
 
 Of the package only what the standard library suffices for is imported, so that `--help` never pays for it: an exception says its own code in
 an `exit_code` attribute, and `nbcnn.gpu.faults` knows the driver's errors by their names.
@@ -31,7 +31,7 @@ MEANINGS = {
 }
 
 MODE_CPU = "--mode cpu (or --mode auto, which takes the CPU by itself)"
-"""What to do without a GPU, for commands with a --mode."""
+"""The advice where there is no GPU, for commands with a --mode."""
 
 
 def exit_code(error: BaseException) -> int:

@@ -1,4 +1,4 @@
-"""The vocabulary: layers of images and vectors, and the losses. Normalisations stand in `norms.py`, layers of series in `series_layers.py`.
+"""This module defines the layers of images and vectors, and the losses; normalisations stand in `norms.py`, layers of series in `series_layers.py`.
 
 A layer is a frozen dataclass. `build(tape, x, scope)` records its forward and returns (y, backward); `backward(dy)`
 records its backward and returns dx. `params()` names its parameters, `state()`, where a layer has it, what training updates
@@ -33,7 +33,7 @@ class Param:
 
 
 def constant(value: float) -> Callable[[Any, tuple[int, ...]], Any]:
-    """For `Param.first`: every element is `value`."""
+    """A function for `Param.first` that sets every element to `value`."""
     return lambda random, shape: np.full(shape, value)
 
 
@@ -50,7 +50,7 @@ def images(x: Buf, scope: str) -> tuple[int, int, int, int]:
 
 
 def _fitting(scope: str, x: Buf, make: Any) -> Any:
-    """`make()`, with an error that names the layer and its input if the shape does not fit."""
+    """The result of `make()`; its error names the layer and its input if the shape does not fit."""
     try:
         return make()
     except ValueError as error:
@@ -312,7 +312,7 @@ def add_input(tape: Tape, body: Sequence[Named], x: Buf, scope: str) -> Built:
 
 
 def add_gradient(tape: Tape, inner: Buf, dy: Buf, scope: str) -> Buf:
-    """Record the gradient of what is body(x) + x: that of the body and that of the sum."""
+    """Record the gradient of body(x) + x: the body's gradient plus the sum's."""
     dx = tape.temp(f"{scope}.dx", inner.shape)
     tape.emit("add", [inner, dy], [dx], scope)
     return dx
@@ -361,7 +361,7 @@ def parameters(layers: Sequence[Any]) -> dict[str, Param]:
 
 
 def states(layers: Sequence[Any]) -> dict[str, Param]:
-    """What layers update in place while they train (running statistics), under full names like parameters."""
+    """All states of a list of layers, which training updates in place (running statistics), under full names like parameters."""
     made: dict[str, Param] = {}
     for name, layer in named(layers):
         own = layer.state() if hasattr(layer, "state") else {}

@@ -1,4 +1,4 @@
-"""The networks that come with nbcnn, as lists of layers."""
+"""This module defines the networks that come with nbcnn, as lists of layers."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def s4convd(
 
 
 LOSSES = ("log-mse", "rmsle")
-"""What `s4convd` can be trained for."""
+"""The losses that `s4convd` can be trained with."""
 
 MODELS: Mapping[str, Callable[..., list[Any]]] = {
     "autoencoder": lambda channels, height, width: autoencoder(channels),

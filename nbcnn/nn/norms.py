@@ -16,7 +16,7 @@ from nbcnn.nn.layers import Built, Param, constant, images
 from nbcnn.plan.graph import Backward, Buf, ShapeError, Tape
 
 Emit = Callable[..., None]
-"""(op, ins, outs, **attrs): what records a step."""
+"""A function (op, ins, outs, **attrs) that records a step."""
 Forward = Callable[[Emit], None]
 
 FIRST = {"gamma": 1.0, "beta": 0.0, "v": 1.0}
@@ -46,10 +46,10 @@ class _EvoNorm(ABC):
 
     @abstractmethod
     def record(self, tape: Tape, x: Buf, y: Buf, scope: str) -> tuple[Forward, Backward]:
-        """How to record y = norm(x), by an `emit` that may make another op of it, and the backward. Raises ShapeError."""
+        """Returns (forward, backward): forward(emit) records y = norm(x) by `emit`, which may make another op of it. Raises ShapeError."""
 
     def weights(self, tape: Tape, scope: str) -> list[Buf]:
-        """γ, β, v."""
+        """The parameters γ, β, v as Bufs."""
         return [tape.param(scope, name, (self.channels,)) for name in FIRST]
 
 

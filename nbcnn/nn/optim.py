@@ -1,4 +1,4 @@
-"""Optimizers: one launch over the flat parameter buffer, learning rates from a table indexed by the training step."""
+"""This module defines the optimizers: each is one launch over the flat parameter buffer; learning rates come from a table by training step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layers of series (N, C, L), and the losses of forecasts. What a layer is stands in `layers.py`."""
+"""This module defines the layers of series (N, C, L) and the losses of forecasts; `layers.py` says what a layer is."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class PointwiseConv1d:
 
 
 def pointwise_backward(tape: Tape, x: Buf, params: Sequence[Buf], scope: str) -> Backward:
-    """Of a pointwise convolution of x by `params`, w (K, C) and perhaps b (K)."""
+    """The function that records the backward of a pointwise convolution of x by `params`, w (K, C) and perhaps b (K)."""
 
     def backward(dy: Buf) -> Buf:
         tape.emit("pwconv1d_wgrad", [x, dy], map(tape.grad, params), scope)
@@ -174,7 +174,7 @@ class StateSpaceConv1d:
     def build(self, tape: Tape, x: Buf, scope: str, together: bool = False) -> Built:
         _series(x, scope, self.channels)
         *states, skip = (tape.param(scope, name, param.shape) for name, param in self.params().items())
-        # Of one axis: rows of lower precision round what has two, and a filter is a weight.
+        # The Buf has one axis, because rows of lower precision round temporaries of two, and a filter is a weight, which stays fp32.
         filters = tape.temp(f"{scope}.filter", (self.channels * self.taps,)).reshaped((self.channels, self.taps))
         tape.emit("s4kernel_fprop", states, [filters], scope)
         y, convolution_backward = depthwise(tape, x, [filters, skip], scope, "causal", together)
@@ -211,7 +211,7 @@ class GLU(_NoParams):
 
 
 def glu_backward(tape: Tape, x: Buf, scope: str) -> Backward:
-    """Of GLU of x."""
+    """The function that records the backward of GLU of x."""
 
     def backward(dy: Buf) -> Buf:
         dx = tape.temp(f"{scope}.dx", x.shape)
@@ -223,7 +223,7 @@ def glu_backward(tape: Tape, x: Buf, scope: str) -> Backward:
 
 @dataclass(frozen=True)
 class LastStep(_NoParams):
-    """(N, C, L) → (N, C): what a causal network knows at the end."""
+    """(N, C, L) → (N, C): the last time step, where a causal network has seen the whole series."""
 
     kind: ClassVar[str] = "last"
 
@@ -263,7 +263,7 @@ class ForecastMSE(_Forecast):
 class RMSLE(_Forecast):
     """Root mean squared logarithmic error of unit·y against the target, over the batch (ops/losses/rmsle.py); no gradient where unit·y ≤ 0.
 
-    `of_batch`: it is no mean over examples, so parts of a batch do not add up to it.
+    `of_batch`: the loss is no mean over examples, so the losses of parts of a batch do not add up to it.
     """
 
     unit: float = 1.0

@@ -1,4 +1,4 @@
-"""What a run shows while it trains: progress on stderr, pictures in its folder."""
+"""This module defines the callbacks that show a training run: progress on stderr, pictures in the run folder."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from nbcnn.train.events import Callback, Epoch, Reading, Result
 from nbcnn.train.trainer import Trainer
 
 LINE_SECONDS = 10.0
-"""Without a terminal, and without `--log-every`, a progress line at most this often."""
+"""Shortest time between two progress lines without a terminal and without `--log-every`."""
 
 REDRAW_SECONDS = 30.0
-"""The pictures are drawn anew after an epoch if the last time is this long ago, and at the end."""
+"""The pictures are drawn after an epoch if they were last drawn this long ago, and at the end."""
 
 
 class Progress(Callback):
@@ -89,10 +89,10 @@ class Progress(Callback):
 
 
 class Pictures(Callback):
-    """What a run draws, and what else it has to say about its weights.
+    """The callback that draws a run's pictures and scores its weights; this base class draws nothing.
 
     files    the names of what it writes into the run folder.
-    command  what can be done with the run then, less the folder; empty if there is nothing.
+    command  the command that uses the finished run, less its folder; empty if there is none.
     outcome  further results of the ended run, for --json.
     """
 
@@ -103,11 +103,11 @@ class Pictures(Callback):
         self.outcome: dict[str, Any] = {}
 
     def scores(self) -> dict[str, float]:
-        """For `Trainer`: what to note after every epoch besides the losses; nothing here."""
+        """The numbers that `Trainer` adds to the metrics after every epoch, by name; none here."""
         return {}
 
     def lines(self) -> list[str]:
-        """`outcome` in words."""
+        """The lines that tell `outcome` in words."""
         return []
 
 

@@ -1,4 +1,4 @@
-"""What a trainer tells while it trains, and who may listen."""
+"""This module defines the events that a trainer reports (a reading of the loss, an epoch, the end) and the callback that receives them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Reading:
-    """What is known between two training steps. Losses are means over images; `loss` over the epoch so far."""
+    """A reading of the loss between two training steps. Losses are means over images; `loss` is the mean over the epoch so far."""
 
     epoch: int
     epochs: int
@@ -31,7 +31,7 @@ class Epoch:
     """One row of the metrics. `seconds` is the training alone, `test_seconds` the evaluation.
 
     `time` says where the time of one of its training steps went (`timeline.watch`); None if that step was taken before a resume.
-    `scores` by name.
+    `scores` are further numbers about the weights, by name.
     """
 
     epoch: int
@@ -73,7 +73,7 @@ class Result:
 
 
 class Callback:
-    """What a trainer tells about itself; override what is of interest."""
+    """The receiver of a trainer's events; override the methods of the events that are of interest."""
 
     def reading(self, trainer: Trainer, reading: Reading) -> None:
         """The loss was read between two training steps."""

@@ -1,4 +1,4 @@
-"""The pictures of a run. Matplotlib without pyplot: no global state, no window, no thread is disturbed."""
+"""This module draws the pictures of a run. It uses Matplotlib without pyplot, so it touches no global state, window or thread."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def confusion(path: Path, counts: np.ndarray, names: Sequence[str], title: str) 
 
 
 MISTAKES = 40
-"""Pictures of `mistakes` at most."""
+"""The largest number of images that `mistakes` draws."""
 
 
 def mistakes(path: Path, images: np.ndarray, labels: np.ndarray, logits: np.ndarray, names: Sequence[str], title: str) -> None:

@@ -1,4 +1,4 @@
-"""A run's folder: config.json, metrics.csv and metrics.jsonl, the names of its checkpoints and pictures; what must agree among them.
+"""This module reads and writes the run folder (config.json, metrics, names of checkpoints and pictures) and checks that its files agree.
 
 A checkpoint says in its metadata which flags its run has and which metrics it counts on, so that a file that was edited, or is another run's, is
 noticed before it changes what a resumed run computes.
@@ -25,7 +25,7 @@ Row = dict[str, Any]
 
 
 _FORM = {"flags": {"model": str, "data_dir": str}, "data": {"name": str}}
-"""What every reader of config.json needs; each command asks for more by itself."""
+"""The form that every reader of config.json checks; each command checks further entries itself."""
 
 
 class RunError(Exception):
@@ -52,7 +52,7 @@ class RunFolder:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Be the only writer of the folder, which is made if need be. Within, the same object may hold it again. Raises `lock.Held`."""
+        """A context in which this process is the folder's only writer; makes the folder if need be; may be nested. Raises `lock.Held`."""
         if self._held:
             yield
             return
@@ -123,7 +123,7 @@ class RunFolder:
         return [row for row in self._lines() if row is not None]
 
     def _lines(self) -> list[Row | None]:
-        """What every line of the metrics says, None where that is not one epoch's."""
+        """The row of every line of the metrics, None for a line that holds no row."""
         try:
             return [_row(line) for line in self._jsonl.read_bytes().splitlines()]
         except FileNotFoundError:

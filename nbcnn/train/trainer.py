@@ -1,4 +1,4 @@
-"""The training loop around a session: epochs, readings, checkpoints, interrupts, divergence.
+"""This module is the training loop around a session: epochs, readings of the loss, checkpoints, interrupts, divergence.
 
 A session (`nbcnn.run.session.TrainingSession`) owns every array and every launch; the trainer owns the order of things and what is kept on disk.
 At an epoch's end the state is copied out *before* the evaluation, so that an evaluation can be abandoned at any time. In the simulator, where a
@@ -33,7 +33,7 @@ from nbcnn.train.interrupt import Interrupted, Interrupts
 from nbcnn.train.runlog import Row, RunFolder, rows_digest
 
 READING_SECONDS = 1.0
-"""How often the loss is read when `log_every` is 0."""
+"""Time between two readings of the loss when `log_every` is 0."""
 
 
 class Diverged(Exception):
@@ -175,7 +175,7 @@ class Trainer:
     def _fit(self) -> Result:
         if self.team.leads and len(self.run.rows()) != self.epochs_done:
             raise FileExistsError(errno.EEXIST, "holds the metrics of another run", str(self.run.path))
-        # NaN and Inf are looked for here, on every place alike; NumPy's warnings would only come in between.
+        # The trainer itself looks for NaN and Inf, on every device alike, so NumPy's warnings are not needed.
         with Interrupts() as interrupts, np.errstate(over="ignore", invalid="ignore"):
             try:
                 while self.epochs_done < self.epochs:
@@ -202,7 +202,7 @@ class Trainer:
             self._keep()
         self._start_clock()
         while self.step < start + steps:
-            # Ranks that are talking must not be interrupted.
+            # A rank must not be interrupted in a collective: the others would wait for it.
             try:
                 with interrupts.at_once() if SIMULATOR and self.team.size == 1 else nullcontext():
                     self._take_step(watched=self.step == start + steps // 2)
@@ -224,7 +224,7 @@ class Trainer:
         return True
 
     def _stopping(self, interrupts: Interrupts) -> int | None:
-        """The signal that ends the training: a process of its own heeds it at once, ranks where they meet."""
+        """The signal that ends the training, if any: a single process obeys it at once, several ranks at their next reading."""
         if self.team.size == 1:
             self._stop = interrupts.signal
         return self._stop
@@ -283,7 +283,7 @@ class Trainer:
             found = self.session.evaluate_share()
             self._scored = dict(self._scores()) if self._scores else {}
             part = found
-        # Not within: ranks that are talking must not be interrupted.
+        # Outside of that context, because a rank must not be interrupted in a collective: the others would wait for it.
         if not self.team.least(part is not None) or part is None:
             return None
         loss, count = self.team.sum(part)
@@ -327,7 +327,7 @@ class Trainer:
         try:
             self._tell("reading", self, reading)
         except CallbackError:
-            if self.team.size == 1:  # the others would have to take part
+            if self.team.size == 1:  # of several ranks all must take part in a snapshot
                 self._save(self._snapshot(), self.run.last)
             raise
         return status
@@ -347,7 +347,7 @@ class Trainer:
             raise failed[0]
 
     def _snapshot(self) -> Tensors:
-        """The session's state, checked: a checkpoint with NaN must never replace a good one."""
+        """The session's state. Raises Diverged if it is not finite: a checkpoint with NaN must never replace a good one."""
         tensors = self.session.state()
         for tensor in tensors.values():
             if tensor.dtype.kind == "f" and not np.isfinite(tensor).all():
@@ -358,14 +358,14 @@ class Trainer:
 
     def _save(self, tensors: Tensors, path: Path) -> None:
         position = {"step": self.step, "epochs_done": self.epochs_done, "epoch_seconds": self._epoch_seconds}
-        # What the checkpoint counts on; the last line also itself, because a crash may cost the end of a file.
+        # The checkpoint holds the digest of its metrics, and a copy of the last row, because a crash may cost the end of a file.
         metrics = {"metrics": rows_digest(self.rows)} | ({"row": json.dumps(self.rows[-1])} if self.rows else {})
         if self.team.leads:
             checkpoint.save(path, tensors, {**self.notes, **self.identity, **metrics, **{name: str(value) for name, value in position.items()}})
         self._saved = path
 
     def _keep(self) -> None:
-        """Remember the state in host memory: where `_origin` starts from."""
+        """Copy the state into host memory, from where `_origin` starts."""
         self._kept = (self.step, self._now(), self.session.state())
 
     def _left(self) -> str:
@@ -378,7 +378,7 @@ class Trainer:
         return Diverged(f"training diverged: NaN or Inf in epoch {self.epochs_done + 1}, {self._origin()}; {saved}; {advice}")
 
     def _origin(self) -> str:
-        """What was NaN or Inf first: the training steps since the last kept state are taken again, each one watched."""
+        """Find what was NaN or Inf first, by repeating the training steps since the last kept state and checking each."""
         start, _, tensors = self._kept
         self.session.load_state(tensors)
         for step in range(start, self.step):
