@@ -20,6 +20,13 @@ u2, u8 = types.uint16, types.uint64
 
 
 @jit(device=True)
+def fence_maps(maps):
+    """The thread that fetches, once: the maps came to the device by an ordinary copy, which TMA must not have missed."""
+    fence_tensor_map(maps)
+    fence_tensor_map(maps + u8(ROW_BYTES))
+
+
+@jit(device=True)
 def load_k_tile(maps, to, barrier, image, h, w, n0, r, s, c, C, S):
     """One thread: have channels c … c + 63 of tap (r, s) fetched to shared address `to`; their 32 KiB count at `barrier`."""
     mbarrier_arrive_expect_tx(barrier, u4(STAGE_BYTES))
@@ -62,8 +69,7 @@ def tma_kernel(maps, y, GM, C, P, Q, K, S, stride, top, left, across, steps):
     if t == 0:
         mbarrier_init(full, u4(1))
         fence_mbarrier_init()
-        fence_tensor_map(source)
-        fence_tensor_map(source + u8(ROW_BYTES))
+        fence_maps(source)
     cuda.syncthreads()
     acc = cuda.local.array(SUMS, f4)
     for i in range(SUMS):

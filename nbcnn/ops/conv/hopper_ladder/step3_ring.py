@@ -8,29 +8,24 @@ from __future__ import annotations
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, f4, jit, types, u4
+from nbcnn.gpu.language import cuda, f4, jit, u4
 from nbcnn.ops.conv.hopper_ladder.mma_product import multiply, store_sums
 from nbcnn.ops.conv.hopper_ladder.parts import A_BYTES, BLOCKS, BM, BN, STAGE_BYTES, SUMS, THREADS, WARPS, aligned, first_corner, tma_step
-from nbcnn.ops.conv.hopper_ladder.step2_tma import load_k_tile, next_k_tile
-from nbcnn.ops.kernel.tensor_maps import ROW_BYTES
+from nbcnn.ops.conv.hopper_ladder.step2_tma import fence_maps, load_k_tile, next_k_tile
 from nbcnn.ops.ptx.asm import byte_address_global, byte_address_shared
 from nbcnn.ops.ptx.mbarrier import fence_mbarrier_init, mbarrier_arrive, mbarrier_init, mbarrier_wait
-from nbcnn.ops.ptx.tma import fence_tensor_map
 
-u8 = types.uint64
 STAGES = 3
 """96 KiB: with two blocks on a multiprocessor, which has 228 KiB, there is no room for a fourth."""
 
 
 @jit(device=True)
-def make_ring(ring, source):
+def make_ring(ring):
     """One thread: the barriers behind the stages, `full` (one arrival, and TMA's bytes) and `empty` (an arrival of each warp)."""
     for stage in range(STAGES):
         mbarrier_init(ring + (STAGES * STAGE_BYTES + 8 * stage), u4(1))
         mbarrier_init(ring + (STAGES * STAGE_BYTES + 8 * STAGES + 8 * stage), u4(WARPS))
     fence_mbarrier_init()
-    fence_tensor_map(source)
-    fence_tensor_map(source + u8(ROW_BYTES))
 
 
 @jit(device=True)
@@ -64,7 +59,8 @@ def ring_kernel(maps, y, GM, C, P, Q, K, S, stride, top, left, across, steps):
     image, h, w = first_corner(m0, P, Q, stride, top, left)
     source = byte_address_global(maps)
     if t == 0:
-        make_ring(ring, source)
+        make_ring(ring)
+        fence_maps(source)
     cuda.syncthreads()
     acc = cuda.local.array(SUMS, f4)
     for i in range(SUMS):

@@ -13,7 +13,7 @@ import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, jit, types, u4
 from nbcnn.ops.conv.hopper_ladder.parts import A_BYTES, BLOCKS, BM, BN, STAGE_BYTES, SUMS, THREADS, aligned, first_corner, tma_step
-from nbcnn.ops.conv.hopper_ladder.step2_tma import load_k_tile, next_k_tile
+from nbcnn.ops.conv.hopper_ladder.step2_tma import fence_maps, load_k_tile, next_k_tile
 from nbcnn.ops.conv.hopper_ladder.step3_ring import STAGES, make_ring, next_stage
 from nbcnn.ops.kernel.tensor_maps import ROW_BYTES
 from nbcnn.ops.ptx.asm import byte_address_global, byte_address_shared
@@ -72,7 +72,8 @@ def wgmma_kernel(maps, y, GM, C, P, Q, K, S, stride, top, left, across, steps):
     image, h, w = first_corner(m0, P, Q, stride, top, left)
     source = byte_address_global(maps)
     if t == 0:
-        make_ring(ring, source)
+        make_ring(ring)
+        fence_maps(source)
     cuda.syncthreads()
     acc = cuda.local.array(SUMS, f4)
     for i in range(SUMS):

@@ -11,16 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, f4, jit, types, u4
+from nbcnn.gpu.language import cuda, f4, jit, u4
 from nbcnn.ops.conv.hopper_ladder.parts import A_BYTES, BLOCKS, BM, BN, STAGE_BYTES, SUMS, THREADS, WARPS, aligned, first_corner, tma_step
-from nbcnn.ops.conv.hopper_ladder.step2_tma import load_k_tile, next_k_tile
+from nbcnn.ops.conv.hopper_ladder.step2_tma import fence_maps, load_k_tile, next_k_tile
 from nbcnn.ops.conv.hopper_ladder.step3_ring import STAGES, make_ring, next_stage
 from nbcnn.ops.conv.hopper_ladder.step4_wgmma import GROUP_BYTES, multiply, store_sums, wait_for_products
 from nbcnn.ops.ptx.asm import byte_address_global, byte_address_shared
 from nbcnn.ops.ptx.mbarrier import mbarrier_arrive, mbarrier_wait
 from nbcnn.ops.ptx.wgmma import wgmma_wait
 
-u8 = types.uint64
 WITH_PRODUCER = THREADS + 32
 """Two blocks of 288 threads leave 112 registers each. The sums are 64 of them, so no `setmaxnreg` has to move registers from warp to warp."""
 wait_for_all_but_one: Any = wgmma_wait(1)
@@ -31,6 +30,7 @@ def produce(source, ring, m0, n0, C, P, Q, S, stride, top, left, steps):
     """One thread: fetch every k-tile, each as soon as its stage is empty."""
     full = ring + STAGES * STAGE_BYTES
     empty = full + 8 * STAGES
+    fence_maps(source)
     image, h, w = first_corner(m0, P, Q, stride, top, left)
     r, s, c, stage, parity = 0, 0, 0, 0, u4(1)
     for _ in range(steps):
@@ -76,7 +76,7 @@ def roles_kernel(maps, y, GM, C, P, Q, K, S, stride, top, left, across, steps):
     m0, n0 = cuda.blockIdx.x // across * BM, cuda.blockIdx.x % across * BN
     source = byte_address_global(maps)
     if t == 0:
-        make_ring(ring, source)
+        make_ring(ring)
     cuda.syncthreads()
     if warp == WARPS:
         if lane == 0:

@@ -74,7 +74,7 @@ def epilogue_kernel(maps, b, GM, C, P, Q, K, S, stride, top, left, across, steps
     m0, n0 = cuda.blockIdx.x // across * BM, cuda.blockIdx.x % across * BN
     source = byte_address_global(maps)
     if t == 0:
-        make_ring(ring, source)
+        make_ring(ring)
         fence_tensor_map(source + u8(2 * ROW_BYTES))
     cuda.syncthreads()
     if warp == WARPS:
