@@ -35,6 +35,7 @@ FILES = (
     "test_evonorm_held.py",
     "test_gather.py",
     "test_gemm.py",
+    "test_hopper_ladder.py",
     "test_inference.py",
     "test_losses.py",
     "test_net.py",

@@ -30,7 +30,9 @@ from nbcnn.nn.norms import EvoNormB0, EvoNormS0
 from nbcnn.nn.optim import SGD, Adam
 from nbcnn.nn.params import ParameterLayout
 from nbcnn.nn.series_layers import DepthwiseConv1d, ForecastMSE, LastStep, PointwiseConv1d
-from nbcnn.ops.kernel.call import Impl, bare_call
+from nbcnn.ops.conv import hopper_ladder
+from nbcnn.ops.conv.frame.correlation import pack
+from nbcnn.ops.kernel.call import Call, Impl, bare_call
 from nbcnn.ops.products.gemm import launch_gemm_nt
 from nbcnn.ops.products.rbf import launch_rbf
 from nbcnn.ops.series.dwconv1d import VARIANTS as DWCONV
@@ -158,6 +160,7 @@ USERS = (
     User("DepthwiseConv1d (long)", "layer, series of a thousand hours", _forecast(PointwiseConv1d(4, 64), DepthwiseConv1d(64, 33)), (4, 1024)),
     User("gemm", "products of matrices, an op of every row; of kernel matrices only im2col's so far"),
     User("classify", "kernel matrices of the support vector machines"),
+    User("ladder --hopper", "teaching: one convolution in six kernels on the tensors of tensorcore bf16; nothing trains by them"),
 )
 
 
@@ -272,6 +275,8 @@ def uses() -> tuple[Use, ...]:
                 found += _of_row(row, arch, recorded)
                 if row.mode == "im2col":
                     found += _kernel_matrices(row, arch)
+                if (row.mode, row.precision, arch) == ("tensorcore", "bf16", "90a"):
+                    found += _hopper_ladder(row, arch)
     return tuple(found)
 
 
@@ -286,6 +291,21 @@ def _kernel_matrices(row: Row, arch: str) -> list[Use]:
     a, b, c, norms_a, norms_b = (_Array(size, np.float32) for size in (2**20, 2**20, 2**20, 1024, 1024))
     made = (("gemm", launch_gemm_nt(a, b, c, 1024, 1024, 1024)), ("rbf", launch_rbf(norms_a, norms_b, c, 1024, 1024, 0.1)))
     return [Use(classify, row, arch, op, launch) for op, launch in made]
+
+
+def _hopper_ladder(row: Row, arch: str) -> list[Use]:
+    """The steps of `nbcnn.ops.conv.hopper_ladder`, on 3×3 filters of 64 channels."""
+    ladder = next(user for user in USERS if user.name == "ladder --hopper")
+    images, filters, bias = (1, 64, 8, 8), (64, 64, 3, 3), (64,)
+    arrays = (_Array(numel(images), np.uint16), _Array(numel(filters), np.uint16), _Array(64, np.float32))
+    found = []
+    for each in hopper_ladder.STEPS:
+        count = 3 if each.op == "conv_relu_fprop" else 2
+        shapes = (images, filters, bias)[:count]
+        call = Call(each.op, arrays[:count], (_Array(numel(images), np.uint16),), shapes, (images,), {"stride": 1, "pad": 1}, "NHWC")
+        packed = _Array(pack(call).size, np.uint16)
+        found += [Use(ladder, row, arch, each.op, launch) for launch in each.impl.bind(replace(call, packed=packed))]
+    return found
 
 
 def files() -> dict[str, str]:

@@ -13,9 +13,9 @@ from typing import Any
 
 from nbcnn.lab.measure import schema
 from nbcnn.lab.measure.results import RESULTS
+from nbcnn.lab.report import hopper, readme_scaling
 from nbcnn.lab.report import readme_fusion as fusion
 from nbcnn.lab.report import readme_laboratory as laboratory
-from nbcnn.lab.report import readme_scaling
 from nbcnn.lab.report import readme_series as series
 from nbcnn.lab.report import readme_tensorcore as tensorcore
 from nbcnn.lab.report.tables import GPU, footer, markdown, measured, section
@@ -150,13 +150,13 @@ for _name, _table, _section in (
 
 
 def rewritten(text: str) -> str:
-    """A README's text with every table made anew. Raises KeyError for a table or section that does not exist."""
-    tables = {**TABLES, "schema": schema.table}
+    """A page's text with every table made anew. Raises KeyError for a table or section that does not exist."""
+    tables = {**TABLES, **hopper.TABLES, "schema": schema.table}
     return _BLOCK.sub(lambda block: block[1] + tables[block[2]]() + block[3], text)
 
 
 def main() -> int:
-    for document in (README, RESULTS / "README.md"):
+    for document in (README, hopper.PAGE, RESULTS / "README.md"):
         document.write_text(rewritten(document.read_text()))
     tensorcore.chart(RESULTS / "precisions.png")
     laboratory.charts(RESULTS)
