@@ -84,6 +84,10 @@ class Allocated:
             if buf.home == "state" and name not in but:
                 self.upload(name, np.zeros(buf.shape, buf.dtype))
 
+    def array(self, name: str) -> Any:
+        """The flat array of a Buf, on the device."""
+        return self._arrays[name]
+
     def upload(self, name: str, values: np.ndarray) -> None:
         """Copy `values` into the array of a Buf; sizes must agree."""
         # A GPU's array of nothing has one element (`Gpu.empty`).

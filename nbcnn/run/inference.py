@@ -18,12 +18,13 @@ if TYPE_CHECKING:
 
 def outputs(net: Net, inputs: np.ndarray, batch: int) -> Iterator[np.ndarray]:
     """Yield the output of `inputs` batch by batch. Raises UsageError if they have another shape or dtype than the net's."""
-    name, dtype = ("series", np.float32) if net.is_series else ("images", np.uint8)
-    if inputs.dtype != dtype or inputs.shape[1:] != net.input_shape:
-        raise UsageError(f"{name} must be {dtype.__name__} (M, {', '.join(map(str, net.input_shape))}), got {inputs.dtype} {inputs.shape}")
+    name, dtypes = ("series", ("float32",)) if net.is_series else ("images", ("uint8", "float32"))
+    if inputs.dtype.name not in dtypes or inputs.shape[1:] != net.input_shape:
+        shape = ", ".join(map(str, net.input_shape))
+        raise UsageError(f"{name} must be {' or '.join(dtypes)} (M, {shape}), got {inputs.dtype} {inputs.shape}")
     for start in range(0, len(inputs), batch):
         part = inputs[start : start + batch]
-        held = _prepared(net, len(part))
+        held = _prepared(net, len(part), inputs.dtype.name)
         held.upload("images", part)
         held.programs["predict"].replay()
         yield held.download("output").reshape(held.bufs["output"].shape)
@@ -44,10 +45,10 @@ def _bytes(plan: Plan, io: Mapping[str, Buf]) -> dict[str, int]:
     return {"arena": plan.arena_bytes, "images and output": sum(buf.nbytes for buf in io.values())}
 
 
-def _prepared(net: Net, batch: int) -> Allocated:
-    """One walk down, once for each size of batch: record → lower → check → allocate, upload, compile."""
-    if batch not in net.prepared:
-        recorded = net.record_predict(batch)
+def _prepared(net: Net, batch: int, dtype: str = "uint8") -> Allocated:
+    """One walk down, once for each size of batch and dtype of images: record → lower → check → allocate, upload, compile."""
+    if (batch, dtype) not in net.prepared:
+        recorded = net.record_predict(batch, dtype)
         plan = net.lower(recorded)
         check_memory(net.place, _bytes(plan, recorded.io), f"a batch of {batch}", largest_batch(batch, lambda size: planned_bytes(net, size)))
         # A GPU runs a plan once before it captures it, so what that run reads must be there.
@@ -56,8 +57,8 @@ def _prepared(net: Net, batch: int) -> Allocated:
             first["order"] = np.arange(batch, dtype=np.int32)
         held = Allocated(net, {"predict": plan}, recorded.io, first)
         held.compile()
-        net.prepared[batch] = held
-    return net.prepared[batch]
+        net.prepared[batch, dtype] = held
+    return net.prepared[batch, dtype]
 
 
 def gradients(net: Net, x: np.ndarray, labels: np.ndarray | None = None) -> tuple[float, dict[str, np.ndarray]]:

@@ -13,15 +13,17 @@ Before `allocate` nothing of a plan is allocated or compiled, so all plans of a 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from nbcnn.datasets.augment import NOTHING, Augment
 from nbcnn.files.errors import UsageError
 from nbcnn.plan.graph import Buf, Plan, Sync, Tape, drop_dead
 from nbcnn.ranks.team import ALONE, Team
+from nbcnn.run import streaming
 from nbcnn.run.allocation import Allocated, check_memory, largest_batch
 from nbcnn.run.net import Net, Recorded
 from nbcnn.run.resident import Images, Series
@@ -42,7 +44,7 @@ class Training:
     optimizer: Any
     batch: int
     steps: int
-    flip: bool = False
+    augment: Augment = NOTHING
     team: Team = ALONE
     sync_stats: bool = False
 
@@ -76,8 +78,8 @@ class Training:
         made = {f"optim.{name}": Buf(f"optim.{name}", (size,), home="state") for name in self.optimizer.moments}
         made["rates"] = Buf("learning rates", (self.steps,), home="io")
         for split, data in self.sets.items():
-            for name, array in data.arrays().items():
-                made[f"{split}.{name}"] = Buf(name, array.shape, array.dtype.name, "io")
+            for name, (shape, dtype) in data.held().items():
+                made[f"{split}.{name}"] = Buf(name, shape, dtype, "io")
             made[f"{split}.order"] = Buf("order", self.places[split].shape, "int32", "io")
             made[f"{split}.state"] = Buf("state", (8,), "int64", "state")
             made[f"{split}.sums"] = Buf("sums", (4,), "float64", "state")
@@ -89,8 +91,8 @@ class Training:
         sync = Sync(self.team.rank, self.team.size, share.count, share.weight) if self.sync_stats and self.team.size > 1 else None
         tape = Tape(training, sync)
         state, sums, order = (bufs[f"{split}.{name}"] for name in ("state", "sums", "order"))
-        held = {name: bufs[f"{split}.{name}"] for name in data.arrays()}
-        x, y = data.record(tape, held, order, state, share.images, self.flip and training)
+        held = {name: bufs[f"{split}.{name}"] for name in data.held()}
+        x, y = data.record(tape, held, order, state, share.images, self.augment if training else NOTHING)
         value, dy, backward = net.record_loss(tape, x, y)
         if training:
             backward(dy)
@@ -122,7 +124,7 @@ class Training:
 
     def memory(self, plans: Plans) -> dict[str, int]:
         """Bytes that `plans` and everything resident take, by name."""
-        held = sum(array.nbytes for data in self.sets.values() for array in data.arrays().values())
+        held = sum(self.bufs[f"{split}.{name}"].nbytes for split, data in self.sets.items() for name in data.held())
         tables = sum(b.nbytes for name, b in self.bufs.items() if name.endswith((".order", ".state", ".sums")))
         return {
             "arena": max(plan.arena_bytes for plan in plans.values()),
@@ -132,6 +134,25 @@ class Training:
             "data set": held,
             "tables": tables + self.bufs["rates"].nbytes,
         }
+
+    def streamed(self) -> Training:
+        """The same training on data sets that stay on the host (`nbcnn.run.streaming`). Raises UsageError for series."""
+        sets = {}
+        for split, data in self.sets.items():
+            if not isinstance(data, Images):
+                raise UsageError("--resident no streams images; series take little memory and are always resident")
+            share = self.team.share(min(len(data), self.batch)).images
+            sets[split] = replace(data, streamed=streaming.chunk_rows(share, data.row_bytes))
+        return replace(self, sets=sets)
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of page-locked host memory that streaming takes; 0 if everything is resident."""
+        return sum(data.host_bytes for data in self.sets.values() if isinstance(data, Images))
+
+    def fits(self, planned: Mapping[str, int]) -> bool:
+        """True if the device has `planned` bytes free."""
+        return sum(planned.values()) <= self.net.place.free_bytes()
 
     def fit(self, planned: Mapping[str, int]) -> None:
         """Raise MemoryPlanError, with the largest batch that fits, if `planned` bytes are more than there are."""
