@@ -15,7 +15,7 @@ import numpy as np
 from nbcnn.files.errors import UsageError
 from nbcnn.gpu.device import Gpu, Host
 from nbcnn.nn.fuse import fuse
-from nbcnn.nn.layers import parameters, states
+from nbcnn.nn.layers import parameters, sized, states
 from nbcnn.nn.params import ParameterBuffer
 from nbcnn.ops.kernel.call import Impl
 from nbcnn.plan.graph import Buf, Plan, Step, Tape, drop_dead, named, trace
@@ -38,7 +38,8 @@ class Recorded:
 class Net:
     """A list of layers on one mode.
 
-    layers       `nbcnn.nn.layers`, the loss last (an encoder cut off an autoencoder has none and can only predict).
+    layers       `nbcnn.nn.layers`, the loss last (an encoder cut off an autoencoder has none and can only predict); sizes of inputs
+                 that are left out are filled in.
     input_shape  (C, H, W) for images, (F,) for vectors (both uint8, 255 becomes 1), or (F, L) for series of floats.
     mode         auto, cpu, naive, tiled, im2col, tensorcore; `precision` None takes the mode's own.
     engine       auto, wgmma, mma: which of tensorcore's kernels.
@@ -69,7 +70,7 @@ class Net:
         choice: Choice | None = None,
         place: Any = None,
     ) -> None:
-        self.layers, self.input_shape, self.strict = list(layers), tuple(input_shape), strict
+        self.layers, self.input_shape, self.strict = sized(layers, tuple(input_shape)), tuple(input_shape), strict
         self.fusing = fusing
         self.row, self.why = choice or choose_mode(mode, precision, engine, dwconv=dwconv, strict=strict)
         self.mode, self.precision = self.row.mode, self.row.precision
