@@ -82,7 +82,9 @@ class Net:
         self.flat_weights = Buf("all weights", (self.params.layout.size,), home="param")
         self.flat_grads = Buf("all gradients", (self.params.layout.size,), home="grad")
         self.prepared: dict[int, Allocated] = {}  # inference plans in memory, by size of batch
-        self.lower(self.record_predict(1))  # a shape that does not fit is an error now, not at the first step
+        recorded = self.record_predict(1)
+        self.lower(recorded)  # a shape that does not fit is an error now, not at the first step
+        self.output_shape = recorded.io["output"].shape[1:]
 
     def join(self, team: Team) -> None:
         """Let plans hold the step `all_reduce` (gradients, in place; attribute `weight`) among the ranks of `team`."""
@@ -98,6 +100,11 @@ class Net:
     def label_dtype(self) -> str:
         """What the loss takes beside the output: int32 classes, or float32 values."""
         return getattr(self.layers[-1], "label_dtype", "int32")
+
+    @property
+    def takes_classes(self) -> bool:
+        """Its loss wants one class per example."""
+        return self.has_loss and self.layers[-1].needs_labels and self.label_dtype == "int32"
 
     @property
     def is_series(self) -> bool:
