@@ -200,6 +200,7 @@ def _untrained_encoder(origin: Origin) -> tuple[list[Any], str]:
     """
     from nbcnn.files.errors import UsageError
     from nbcnn.nn import models
+    from nbcnn.nn.layers import sized
     from nbcnn.plan.graph import Buf, Tape, named, trace
 
     (channels, *_), run_model, note = origin.image_shape, _run_flags(origin).get("model"), ""
@@ -211,6 +212,7 @@ def _untrained_encoder(origin: Origin) -> tuple[list[Any], str]:
         layers = models.encoder(models.MODELS[model](*origin.image_shape), cut)
     else:
         layers = models.encoder(models.autoencoder(channels, code=origin.code_shape[0]), models.code("autoencoder"))
+    layers = sized(layers, origin.image_shape)
     made, _ = trace(Tape(training=False), named(layers), Buf("x", (1, *origin.image_shape)))
     if made.shape[1:] != origin.code_shape:
         what = f"the encoder of {model or 'the autoencoder'} makes codes of {made.shape[1:]}, these features are of {origin.code_shape}"

@@ -42,7 +42,7 @@ FLAGS = ("--dataset", "shapes", "--mode", MODE, "--limit", "2", "--batch", "1", 
 
 def small(channels: int, *_: int) -> list[Any]:
     """An autoencoder whose training steps take about as long as its checkpoints."""
-    return [Conv2d(channels, 4, 3, pad=1), ReLU(), Conv2d(4, channels, 3, pad=1), MSE()]
+    return [Conv2d(4, 3, padding=1, in_channels=channels), ReLU(), Conv2d(channels, 3, padding=1, in_channels=4), MSE()]
 
 
 def begun(words: Sequence[Any], *, quick: bool) -> Any:
