@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+import nbcnn
+
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), ROOT / "data" / "README.md", ROOT / "nbcnn" / "lab" / "results" / "README.md", *ROOT.glob("docs/**/*.md")])
 LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -52,3 +54,11 @@ def test_the_site_names_every_page():
     nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:")[2]
     named = set(re.findall(r": (\S+\.md)$", nav, re.M))
     assert named == {str(path.relative_to(ROOT / "docs")) for path in ROOT.glob("docs/**/*.md")}
+
+
+def test_the_citation_names_this_version():
+    assert re.search(r"^version: (.*)$", (ROOT / "CITATION.cff").read_text(encoding="utf-8"), re.M)[1] == nbcnn.__version__
+
+
+def test_type_checkers_read_the_annotations():
+    assert (Path(nbcnn.__file__).parent / "py.typed").is_file()

@@ -83,8 +83,7 @@ def chart(path: Path) -> None:
         row = next(row for row in section(GPU, name)[0] if row["form"] == "PyTorch compile")
         peers[f"PyTorch {precision}, compiled"] = row["images_per_second"]
     every = sorted([*bars, *peers.items()], key=lambda one: one[1])
-    title = f"training images per second, batch {BATCH}, {section(GPU, f'ladder-{BATCH}')[1]['device'].split(' (')[0]}"
-    picture = svg.bars([(name, rate, f"{rate:,.0f}") for name, rate in every], title, second=peers)
+    picture = svg.bars([(name, rate, f"{rate:,.0f}") for name, rate in every], "training images per second", second=peers)
     atomic.replace_bytes(path, svg.standalone(picture).encode())
 
 
