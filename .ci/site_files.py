@@ -1,7 +1,7 @@
 """A hook of MkDocs (mkdocs.yml): links of pages to files of the repository outside docs become links to copies of them in the site.
 
-So the pages read the same on GitHub and in the site, which has no repository behind it. Text is copied as .txt, which every browser shows.
-A link whose file does not exist stays as it is, and a strict build fails on it.
+So the pages read the same on GitHub and in the site, which has no repository behind it. Text is copied as .txt, which every browser shows;
+of a folder, the list of its files. A link whose file does not exist stays as it is, and a strict build fails on it.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _PICTURES = {".png", ".svg"}
 
 
 def _target(link: str, page: File, docs: Path) -> Path | None:
-    """The file outside docs that a link of a page means; None for anything else."""
+    """The file or folder outside docs that a link of a page means; None for anything else."""
     path = (docs / Path(page.src_uri).parent / link).resolve()
-    return path if path.is_file() and docs.parent in path.parents and docs not in path.parents else None
+    return path if path.exists() and docs.parent in path.parents and docs not in path.parents else None
 
 
 def _copy(path: Path, docs: Path) -> str:
@@ -36,7 +36,9 @@ def on_files(files: Files, config: Any) -> Files:
         for link, _ in _LINK.findall(page.content_string):
             path = _target(link, page, docs)
             if path and not files.get_file_from_path(_copy(path, docs)):
-                files.append(File.generated(config, _copy(path, docs), abs_src_path=str(path)))
+                listing = "\n".join(sorted(each.name for each in path.iterdir() if each.name[0] not in "._")) if path.is_dir() else None
+                source = {"abs_src_path": str(path)} if listing is None else {"content": listing + "\n"}
+                files.append(File.generated(config, _copy(path, docs), **source))
     return files
 
 
