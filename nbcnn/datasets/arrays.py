@@ -31,11 +31,8 @@ def images(values: Any, *, channels_last: bool | None = None, shape: tuple[int, 
     if not given.size:
         raise UsageError(f"there are no {name}: the array is {given.shape}")
     ordered = _channels_first(given, channels_last, shape, name)
-    return np.ascontiguousarray(_pixels(ordered, name)) if not _passes(ordered) else ordered
-
-
-def _passes(array: np.ndarray) -> bool:
-    return array.dtype == np.uint8 and array.flags.c_contiguous
+    made = _pixels(ordered, name)
+    return made if made.flags.c_contiguous else np.ascontiguousarray(made)
 
 
 def _one_array(values: Any, name: str) -> np.ndarray:
