@@ -3,6 +3,7 @@
     train_images, train_labels, test_images, test_labels     also x_train, y_train, x_test, y_test
     images, labels                                           also x, y: a share is set aside for tests
     classes                                                  names of the classes, if there are any
+    channels_last                                            true for images (M, H, W, C), false for (M, C, H, W), where their shape leaves it open
 
 What arrays may hold is said in `nbcnn.datasets.arrays`. Nothing is unpickled.
 """
@@ -30,6 +31,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "images": ("images", "x", "X"),
     "labels": ("labels", "y", "Y"),
     "classes": ("classes", "class_names"),
+    "channels_last": ("channels_last",),
 }
 SEED = 0
 
@@ -37,9 +39,10 @@ SEED = 0
 def load(own: Own) -> Dataset:
     """The arrays at `own.path`. Raises DataMissing, and DataError naming the array that cannot be used."""
     found = _read(own.path)
+    channels_last = bool(np.all(found["channels_last"])) if "channels_last" in found else None
 
     def images(name: str) -> np.ndarray:
-        return _checked(own.path, name, partial(arrays.images, found[name], name=name))
+        return _checked(own.path, name, partial(arrays.images, found[name], channels_last=channels_last, name=name))
 
     if {"train_images", "test_images"} <= found.keys():
         if own.test_share is not None:

@@ -323,6 +323,8 @@ def test_arrays_are_shared_out_and_named_by_their_text(stored, rng):
     assert data.classes == ("cat", "dog")
     np.testing.assert_array_equal(data.test_images[:, 0, 0, 0] % 2, data.test_labels)
     assert sorted([*data.train_images[:, 0, 0, 0], *data.test_images[:, 0, 0, 0]]) == list(range(20))
+    narrow = stored(images=images.reshape(20, 4, 16, 1)[:, :, :2], channels_last=True)
+    assert datasets.load(narrow).train_images.shape == (18, 1, 4, 2)
     names = datasets.load(stored(images=images, labels=np.zeros(20, int), classes=np.array(["a", "b"])))
     assert names.classes == ("a", "b")
 
