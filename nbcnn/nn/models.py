@@ -87,8 +87,8 @@ LOSSES = ("log-mse", "rmsle")
 
 MODELS: Mapping[str, Callable[..., list[Any]]] = {
     "autoencoder": lambda channels, height, width, classes=10: autoencoder(channels),
-    "mnist-cnn": mnist_cnn,
-    "mnist-cnn-b0": lambda channels, height, width, classes=10: mnist_cnn(channels, height, width, classes, norm="b0"),
+    "mnist-cnn": lambda channels, height, width, classes=10: mnist_cnn(classes),
+    "mnist-cnn-b0": lambda channels, height, width, classes=10: mnist_cnn(classes, norm="b0"),
 }
 """Networks of images by the name that `--model` takes: from channels, height and width of the images, and the number of classes, to the layers.
 `s4convd` takes series."""
