@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from nbcnn import datasets
+from nbcnn.cli import own_model
+from nbcnn.files.errors import UsageError
 from nbcnn.nn import models
 from nbcnn.train.callbacks import Classification, Forecasts, Pictures, Plots
 
@@ -56,7 +58,12 @@ def material(flags: SimpleNamespace) -> Material:
         return _series(flags)
     data = datasets.load(flags.dataset, data_dir=flags.data_dir, limit=flags.limit, progress=not flags.quiet)
     images = data.train_images
-    layers = models.MODELS[flags.model](*images.shape[1:])
+    layers = own_model.layers_of(flags.model, images.shape[1:]) if own_model.is_own(flags.model) else models.MODELS[flags.model](*images.shape[1:])
+    if layers[-1].needs_labels and data.classes is None:
+        raise UsageError(
+            f"--model {flags.model} classifies, and {data.name} has no labels: --dataset digits and shapes have some and need no network; "
+            "cifar10, mnist and fashion-mnist are downloaded"
+        )
     checksum = f"{len(images)} images, CRC-32 {zlib.crc32(images.data):08x}"
     labels = {"labels": data.train_labels, "test_labels": data.test_labels}
     others = _crc(data.test_images, data.train_labels, data.test_labels)

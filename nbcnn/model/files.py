@@ -82,8 +82,6 @@ def described(saved: Saved, more: Sequence[type] = ()) -> dict[str, Any]:
     """
     if description.KEY in saved.metadata:
         return description.loads(saved.metadata[description.KEY], f"{saved.path}: its note of the network", more)
-    if saved.metadata.get("model") not in models.MODELS:
-        raise CheckpointError(f"{saved.path} does not say which network its weights are of, so only load_weights can take them")
     config = RunFolder(saved.path.parent).read_config()
     shape = config["data"].get("image_shape")
     if config["flags"]["model"] not in models.MODELS or not isinstance(shape, list) or not all(isinstance(n, int) for n in shape) or len(shape) != 3:

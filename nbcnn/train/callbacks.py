@@ -124,7 +124,7 @@ class Pictures(Callback):
     """What a run draws, and what else it has to say about its weights.
 
     files    the names of what it writes into the run folder.
-    command  what can be done with the run then, less the folder; empty if there is nothing.
+    command  the command of nbcnn that can do something with the run then; empty if there is none.
     outcome  further results of the ended run, for --json.
     """
 
@@ -150,7 +150,7 @@ class Plots(Pictures):
     images  a few uint8 test images (n, C, H, W) to reconstruct.
     """
 
-    files, command = "curves.png, reconstructions.png", "python extract_features.py"
+    files, command = "curves.png, reconstructions.png", "extract"
 
     def __init__(self, title: str, images: np.ndarray) -> None:
         super().__init__()
