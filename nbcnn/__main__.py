@@ -19,6 +19,7 @@ COMMANDS = {
     "train": "train a network on images or series; python train.py is the same",
     "extract": "write the features that a run's encoder makes; python extract_features.py is the same",
     "predict": "apply a trained network to image files: classes, probabilities, reconstructions",
+    "pipeline": "train, extract and classify, one after the other, in one folder",
     "env": "versions, driver and GPU; what works on this machine and what to install",
     "classify": "train and judge a support vector machine on extracted features",
     "gradcheck": "check every op of every mode against its float64 reference",

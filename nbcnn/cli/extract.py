@@ -178,7 +178,7 @@ def cut(config: dict[str, Any], at: str | None) -> str:
 
     model = config["flags"]["model"]
     if at is None and model not in models.CODES:
-        raise UsageError(f"which layer of {model!r} makes a code is not known: name it by --at, for instance --at pool1")
+        raise UsageError(f"which layer of model {model!r} makes a code is not known: name it by --at, for instance --at pool1")
     return at or models.code(model)
 
 

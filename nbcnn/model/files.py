@@ -21,8 +21,9 @@ from nbcnn.model.arrays import Form
 from nbcnn.nn import description, models
 from nbcnn.nn.optim import Schedule
 from nbcnn.nn.params import ParameterError
+from nbcnn.run import rows
 from nbcnn.run.net import Net
-from nbcnn.run.rows import Choice, choose_mode
+from nbcnn.run.rows import Choice
 from nbcnn.train import checkpoint
 from nbcnn.train.checkpoint import BEST, LAST, CheckpointError, Saved
 from nbcnn.train.runlog import RunFolder
@@ -92,11 +93,11 @@ def described(saved: Saved, more: Sequence[type] = ()) -> dict[str, Any]:
 def choice_of(mode: str, precision: str | None, noted: str | None) -> Choice:
     """The row for `mode` and `precision`; None takes the file's precision, or the mode's own where it does not have that one."""
     try:
-        return choose_mode(mode, precision or noted)
+        return rows.choose_mode(mode, precision or noted)
     except UsageError:
         if precision is not None:
             raise
-        return choose_mode(mode, None)
+        return rows.choose_mode(mode, None)
 
 
 def weights_of(saved: Saved) -> dict[str, np.ndarray]:

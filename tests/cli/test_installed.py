@@ -45,6 +45,7 @@ def test_the_wheel_is_the_package_and_the_console_script_its_main():
 @pytest.mark.full
 def test_everything_works_where_only_the_package_is(installed, tmp_path):
     before = files(installed)
+    assert "digits, 40 training and 40 test images" in run(installed, tmp_path, "pipeline", *QUICK, "--out", "all")
     told = run(installed, tmp_path, "train", *QUICK, "--out", "run")
     assert "next: python -m nbcnn extract run" in told
     told = run(installed, tmp_path, "extract", "run", "--mode", "cpu", "--quiet")
@@ -54,4 +55,4 @@ def test_everything_works_where_only_the_package_is(installed, tmp_path):
     assert run(installed, tmp_path, "launch", "--nproc", "2", "train", *QUICK, "--out", "two")
     assert "report.html" in run(installed, tmp_path, "report", "run")
     assert files(installed) == before
-    assert {path.name for path in tmp_path.iterdir()} == {"run", "two", "features"}
+    assert {path.name for path in tmp_path.iterdir()} == {"all", "run", "two", "features"}
