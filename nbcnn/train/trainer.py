@@ -198,7 +198,7 @@ class Trainer:
         """Raise DiskFull now if the disk has no room for this run's checkpoints: both, and the new one beside the old while it is written."""
         if isinstance(self.run, InMemory) or not self.team.leads:
             return
-        each = sum(tensor.nbytes for tensor in self.session.state().values())
+        each = sum(tensor.nbytes for tensor in self._kept[2].values())
         there = sum(path.exists() for path in (self.run.last, self.run.best))
         needed, free = each * (3 - there), shutil.disk_usage(self.run.path).free
         if free < needed:
@@ -207,8 +207,6 @@ class Trainer:
     def _fit(self) -> Result:
         if self.team.leads and len(self.run.rows()) != self.epochs_done:
             raise FileExistsError(errno.EEXIST, "holds the metrics of another run", str(self.run.path))
-        if self.epochs_done < self.epochs and self.team.size == 1:
-            self._check_disk()
         # NaN and Inf are looked for here, on every place alike; NumPy's warnings would only come in between.
         with Interrupts() as interrupts, np.errstate(over="ignore", invalid="ignore"):
             try:
@@ -232,6 +230,8 @@ class Trainer:
             self.session.begin_epoch(self.first_epoch + self.epochs_done)
             self._epoch_seconds = 0.0
             self._keep()
+            if self._saved is None:
+                self._check_disk()
         self._start_clock()
         while self.step < start + steps:
             # Ranks that are talking must not be interrupted.
