@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 
 from nbcnn import datasets
+from nbcnn.cli import own_model
 from nbcnn.datasets import own
 from nbcnn.datasets.augment import Augment
 from nbcnn.datasets.normalisation import Normalisation
+from nbcnn.files.errors import UsageError
 from nbcnn.nn import models
 from nbcnn.train.callbacks import Classification, Forecasts, Pictures, Plots
 
@@ -67,7 +69,13 @@ def material(flags: SimpleNamespace) -> Material:
     data = datasets.load(own.named(flags.dataset, flags.size, flags.test_share), data_dir=flags.data_dir, limit=flags.limit, progress=not flags.quiet)
     images = data.train_images
     classes = {"classes": len(data.classes)} if own.is_own(data.name) and data.classes else {}
-    layers = models.MODELS[flags.model](*images.shape[1:], **classes)
+    shape = images.shape[1:]
+    layers = own_model.layers_of(flags.model, shape) if own_model.is_own(flags.model) else models.MODELS[flags.model](*shape, **classes)
+    if layers[-1].needs_labels and data.classes is None:
+        raise UsageError(
+            f"--model {flags.model} classifies, and {data.name} has no labels: --dataset digits and shapes have some and need no network; "
+            "cifar10, mnist and fashion-mnist are downloaded"
+        )
     checksum = f"{len(images)} images, CRC-32 {zlib.crc32(images.data):08x}"
     labels = {"labels": data.train_labels, "test_labels": data.test_labels}
     others = _crc(data.test_images, data.train_labels, data.test_labels)

@@ -7,7 +7,7 @@ import platform
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,18 +16,20 @@ from typing import Any
 import numpy as np
 
 from nbcnn import __version__, datasets
-from nbcnn.cli import train_flags
+from nbcnn.cli import own_model, train_flags
 from nbcnn.cli.env import version
 from nbcnn.cli.train_data import Material
 from nbcnn.files import document
 from nbcnn.files.errors import UsageError
-from nbcnn.nn.optim import SGD, Adam, learning_rates
+from nbcnn.model.files import OWN
+from nbcnn.nn import description
+from nbcnn.nn.optim import FROZEN, MOST_STEPS, SGD, Adam, Factor, learning_rates, matching
 from nbcnn.nn.params import ParameterError
 from nbcnn.train import checkpoint, runlog
 from nbcnn.train.runlog import RunError, RunFolder
 
 FORMAT = "nbcnn-training-1"
-_UNSAVED = frozenset({"given", "explain", "json", "quiet", "out", "resume"})
+_UNSAVED = frozenset({"given", "explain", "json", "quiet", "out", "resume", "config", "device"})
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,7 @@ def _resumed(given: SimpleNamespace, held: ExitStack, leads: bool) -> Start:
         if leads:
             held.enter_context(folder.held())
             config = folder.read_config()  # read again, because the folder's last writer may have finished since
+    _check_data_is_kept(folder, config)
     absent = sorted(
         vars(train_flags.fill(train_flags.parse([]))).keys()
         - _UNSAVED
@@ -106,12 +109,18 @@ def _resumed(given: SimpleNamespace, held: ExitStack, leads: bool) -> Start:
 def check(folder: RunFolder, config: Mapping[str, Any], saved: Path, notes: Mapping[str, str], free: frozenset[str] = frozenset()) -> None:
     """Raise RunError unless config.json describes a run, and that of the checkpoint `saved` with the metadata `notes`, but for the flags `free`."""
     runlog.agree(folder, config, saved, notes, free)
+    _check_data_is_kept(folder, config)
     try:
         train_flags.check(config["flags"])
         if not datasets.is_known(config["data"]["name"]):
             raise ValueError(f"there is no data set {config['data']['name']!r}")
     except ValueError as error:
         raise RunError(f"{folder.config_path} is no description of a run: {error}") from None
+
+
+def _check_data_is_kept(folder: RunFolder, config: Mapping[str, Any]) -> None:
+    if config["flags"]["model"] == OWN:
+        raise RunError(f"{folder.path} was made by Model.fit with arrays, which are not kept: go on with nbcnn.load({str(folder.path)!r}).fit(…)")
 
 
 def claimed(start: Start, data: Material, mode: str, held: ExitStack) -> RunFolder:
@@ -167,7 +176,7 @@ def optimizer(flags: SimpleNamespace) -> SGD | Adam:
 def rates(flags: SimpleNamespace, images: int) -> np.ndarray:
     """The learning rate of every training step of the run, float32, for a training set of so many images or windows."""
     per_epoch = -(-images // flags.batch)
-    return learning_rates(flags.schedule, flags.lr, flags.epochs * per_epoch, round(flags.warmup * per_epoch))
+    return learning_rates(flags.schedule, flags.lr, flags.epochs * per_epoch, round(min(flags.warmup * per_epoch, MOST_STEPS)))
 
 
 def identity(flags: SimpleNamespace, data: Material, row: Any) -> dict[str, str]:
@@ -183,14 +192,28 @@ def identity(flags: SimpleNamespace, data: Material, row: Any) -> dict[str, str]
         "optimizer": flags.optimizer,
         "mode": row.mode,
         "precision": row.precision,
-        "flags": json.dumps({name: value for name, value in sorted(vars(flags).items()) if name not in free}),
+        "flags": json.dumps({name: value for name, value in sorted(vars(flags).items()) if name not in free and not _silent(name, value)}),
+        **({"layers": own_model.digest(data.layers)} if own_model.is_own(flags.model) else {}),
     }
 
 
-def notes(net: Any, session: Any) -> dict[str, str]:
-    """The strings that tell, in the run's checkpoints, how it was computed."""
-    made = {"device": net.device_name, "tiles": json.dumps(session.tiles()), "nbcnn": __version__}
-    return made | ({"normalisation": net.normalisation.text()} if net.normalisation else {})
+def _silent(name: str, value: Any) -> bool:
+    return value is None and name in train_flags.LATEST
+
+
+def factors(flags: SimpleNamespace, net: Any) -> dict[str, Factor]:
+    """The parameters that --freeze leaves as they are. Raises UsageError for a pattern that matches none."""
+    patterns = [word.strip() for word in (flags.freeze or "").split(",") if word.strip()]
+    return {name: FROZEN for pattern in patterns for name in matching(pattern, net.params.layout.names)}
+
+
+def notes(net: Any, session: Any, data: Material) -> dict[str, str]:
+    """The strings that tell, in the run's checkpoints, how it was computed and of which network the weights are."""
+    about = {"precision": net.precision, "classes": list(data.data.classes) if getattr(data.data, "classes", None) else None}
+    network = {"normalisation": net.normalisation.text()} if net.normalisation else {}
+    with suppress(TypeError):  # layers of one's own whose fields are no JSON: the weights are kept all the same
+        network[description.KEY] = description.dumps(net.layers, net.input_shape, **about)
+    return {"device": net.device_name, "tiles": json.dumps(session.tiles()), "nbcnn": __version__, **network}
 
 
 def config(flags: SimpleNamespace, data: Material, net: Any, session: Any, weights: str) -> dict[str, Any]:

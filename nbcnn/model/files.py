@@ -21,8 +21,9 @@ from nbcnn.model.arrays import Form
 from nbcnn.nn import description, models
 from nbcnn.nn.optim import Schedule
 from nbcnn.nn.params import ParameterError
+from nbcnn.run import rows
 from nbcnn.run.net import Net
-from nbcnn.run.rows import Choice, choose_mode
+from nbcnn.run.rows import Choice
 from nbcnn.train import checkpoint
 from nbcnn.train.checkpoint import BEST, LAST, CheckpointError, Saved
 from nbcnn.train.runlog import RunFolder
@@ -82,8 +83,6 @@ def described(saved: Saved, more: Sequence[type] = ()) -> dict[str, Any]:
     """
     if description.KEY in saved.metadata:
         return description.loads(saved.metadata[description.KEY], f"{saved.path}: its note of the network", more)
-    if saved.metadata.get("model") not in models.MODELS:
-        raise CheckpointError(f"{saved.path} does not say which network its weights are of, so only load_weights can take them")
     config = RunFolder(saved.path.parent).read_config()
     shape = config["data"].get("image_shape")
     if config["flags"]["model"] not in models.MODELS or not isinstance(shape, list) or not all(isinstance(n, int) for n in shape) or len(shape) != 3:
@@ -94,11 +93,11 @@ def described(saved: Saved, more: Sequence[type] = ()) -> dict[str, Any]:
 def choice_of(mode: str, precision: str | None, noted: str | None) -> Choice:
     """The row for `mode` and `precision`; None takes the file's precision, or the mode's own where it does not have that one."""
     try:
-        return choose_mode(mode, precision or noted)
+        return rows.choose_mode(mode, precision or noted)
     except UsageError:
         if precision is not None:
             raise
-        return choose_mode(mode, None)
+        return rows.choose_mode(mode, None)
 
 
 def weights_of(saved: Saved) -> dict[str, np.ndarray]:

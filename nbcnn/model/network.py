@@ -446,6 +446,24 @@ class Model:
         self._net, self._encoders, self._trained = None, {}, None
         gc.collect()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle, copy and joblib: the description and the weights; the optimizer's state is not kept."""
+        made = {name: value for name, value in vars(self).items() if name not in ("_net", "_encoders", "_trained")}
+        held = None if self._net is None else (self._net.input_shape, self._net.precision, self._net.params.as_dict())
+        return made | {"held": held}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Make the network again, on a machine that may have another mode."""
+        held = state.pop("held")
+        vars(self).update(state, _net=None, _encoders={}, _trained=None)
+        if held:
+            shape, precision, weights = held
+            choice = files.choice_of(self._mode if self._mode == "cpu" else "auto", None, precision)
+            self._mode, self._precision, factors = choice.row.mode, choice.row.precision, self._factors
+            self._factors, self._wanted = {}, []
+            self.build(shape).net.params.load_dict(weights)
+            self._factors = factors
+
     def __enter__(self) -> Self:
         return self
 

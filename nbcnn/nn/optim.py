@@ -15,6 +15,8 @@ from nbcnn.files.suggest import nearest
 from nbcnn.plan.graph import Buf, Tape
 
 SCHEDULES = ("cosine", "constant")
+MOST_STEPS = 1e15
+"""A warm-up that is longer is so long: its rates are 0 in float32 either way, and its steps are still a whole number."""
 
 
 def check_number(owner: str, name: str, value: Any, least: float = 0.0, below: float = math.inf, exclusive: bool = False) -> None:
@@ -44,7 +46,7 @@ class Schedule:
 
     def rates(self, steps: int, steps_per_epoch: int) -> np.ndarray:
         """The rate of every training step of a run of so many, (steps,) float32."""
-        return learning_rates(self.name, self.lr, steps, round(min(self.warmup * steps_per_epoch, steps)))
+        return learning_rates(self.name, self.lr, steps, round(min(self.warmup * steps_per_epoch, MOST_STEPS)))
 
 
 class Cosine(Schedule):

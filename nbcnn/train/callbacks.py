@@ -124,7 +124,7 @@ class Pictures(Callback):
     """The callback that draws a run's pictures and scores its weights; this base class draws nothing.
 
     files    the names of what it writes into the run folder.
-    command  the command that uses the finished run, less its folder; empty if there is none.
+    command  the command of nbcnn that can use the finished run; empty if there is none.
     outcome  further results of the ended run, for --json.
     """
 
@@ -150,7 +150,7 @@ class Plots(Pictures):
     images  a few uint8 test images (n, C, H, W) to reconstruct.
     """
 
-    files, command = "curves.png, reconstructions.png", "python extract_features.py"
+    files, command = "curves.png, reconstructions.png", "extract"
 
     def __init__(self, title: str, images: np.ndarray) -> None:
         super().__init__()

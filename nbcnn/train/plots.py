@@ -110,6 +110,20 @@ def mistakes(path: Path, images: np.ndarray, labels: np.ndarray, logits: np.ndar
     write_png(figure, path)
 
 
+def captioned(path: Path, images: np.ndarray, captions: Sequence[str], title: str) -> None:
+    """Images with what was found of each below it, as a PNG at `path`; uint8 (n, C, H, W) with C 1, 3 or 4."""
+    columns = min(8, len(images))
+    rows = -(-len(images) // columns)
+    figure = Figure(figsize=(1.6 * columns + 0.4, 1.8 * rows + 0.6), layout="constrained", dpi=120)
+    for axes, at in zip(figure.subplots(rows, columns, squeeze=False).flat, (*range(len(images)), *[None] * columns), strict=False):
+        axes.set_axis_off()
+        if at is not None:
+            axes.imshow(_pixels(images[at]), cmap="gray", vmin=0, vmax=255, interpolation="nearest")
+            axes.set_title(captions[at], fontsize=7, y=-0.16)
+    figure.suptitle(title, fontsize=10)
+    write_png(figure, path)
+
+
 def forecast(path: Path, predicted: np.ndarray, readings: np.ndarray, title: str) -> None:
     """Forecasts and readings of one meter, hour by hour, as a PNG at `path`; both (hours)."""
     figure = Figure(figsize=(9, 3.6), layout="constrained")

@@ -13,6 +13,7 @@ from __future__ import annotations
 import errno
 import json
 import math
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
@@ -22,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from nbcnn.files.atomic import DiskFull
 from nbcnn.files.errors import UsageError
 from nbcnn.gpu import faults
 from nbcnn.gpu.language import SIMULATOR
@@ -193,6 +195,16 @@ class Trainer:
         with self.run.held() if self.team.leads else nullcontext():
             return self._fit()
 
+    def _check_disk(self) -> None:
+        """Raise DiskFull now if the disk has no room for this run's checkpoints: both, and the new one beside the old while it is written."""
+        if isinstance(self.run, InMemory) or not self.team.leads:
+            return
+        each = sum(tensor.nbytes for tensor in self._kept[2].values())
+        there = sum(path.exists() for path in (self.run.last, self.run.best))
+        needed, free = each * (3 - there), shutil.disk_usage(self.run.path).free
+        if free < needed:
+            raise DiskFull(f"{self.run.path} needs {needed:,} bytes for checkpoints of {each:,} each, {free:,} are free; nothing is trained yet")
+
     def _fit(self) -> Result:
         if self.team.leads and len(self.run.rows()) != self.epochs_done:
             raise FileExistsError(errno.EEXIST, "holds the metrics of another run", str(self.run.path))
@@ -221,6 +233,8 @@ class Trainer:
             self.session.begin_epoch(self.first_epoch + self.epochs_done)
             self._epoch_seconds = 0.0
             self._keep()
+            if self._saved is None:
+                self._check_disk()
         self._start_clock()
         while self.step < start + steps:
             # A rank must not be interrupted in a collective: the others would wait for it.
@@ -416,7 +430,10 @@ class Trainer:
                 for _ in range(start, step):
                     self.session.step()
                 return f"training step {step + 1:,}, first in {self.session.first_nonfinite()}"
-        return f"not in the training steps {start + 1:,} to {self.step:,}, which are finite when repeated: in the evaluation"
+        if start == self.step:
+            return f"in the evaluation after training step {self.step:,}"
+        steps = f"steps {start + 1:,} to {self.step:,}, which are" if self.step > start + 1 else f"step {self.step:,}, which is"
+        return f"not in the training {steps} finite when repeated: in the evaluation"
 
     def _result(self) -> Result:
         best = min(self.rows, key=loss_of, default=None)
