@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from nbcnn.datasets.normalisation import Normalisation
 from nbcnn.files.errors import UsageError
 from nbcnn.files.suggest import nearest
 from nbcnn.model import files
@@ -45,6 +46,8 @@ class Model:
     input_shape  (C, H, W) or (F,) of an example; None takes it from the first data.
     classes      names of the classes, for pictures and files.
     fuse         put layers together where the mode has a kernel for them.
+    normalisation  mean and deviation of the channels, `nbcnn.Normalisation.of(images)`: taken off and divided by while the pixels are read, here
+                 and wherever the saved model is used; the target of loss "mse" is the normalised image. None divides bytes by 255.
 
     Images are uint8 or floats, see `nbcnn.model.arrays`. A model is a context manager: `close` lets its GPU memory go. One process trains on
     one GPU; several train together by `nbcnn launch` alone. Raises UsageError for layers, losses and names that do not go together,
@@ -72,6 +75,7 @@ class Model:
         input_shape: Sequence[int] | None = None,
         classes: Sequence[str] | None = None,
         fuse: bool = True,
+        normalisation: Normalisation | None = None,
     ) -> None:
         if isinstance(layers, str) or not isinstance(layers, Sequence):
             raise UsageError(f"layers must be a list of layers, got {type(layers).__name__}")
@@ -89,7 +93,7 @@ class Model:
             raise UsageError(f"no initialisation {init!r}; one of {', '.join(INITS)}{nearest(str(init), INITS)}")
         check_number("Model", "seed", seed, below=2**63)
         self._layers, self._mode, self._precision, self._fuse = body, mode, precision, fuse
-        self.seed, self.init = int(seed), init
+        self.seed, self.init, self.normalisation = int(seed), init, normalisation
         self.classes = None if classes is None else tuple(str(name) for name in classes)
         self.form: Form | None = None
         self._learnt = False
@@ -132,7 +136,8 @@ class Model:
             if self._net.input_shape != shape:
                 raise UsageError(f"the network is built for {self._net.input_shape}, not for {shape}")
             return self
-        self._net = Net(self._layers, shape, mode=self._mode, precision=self._precision, fusing=self._fuse, seed=self.seed, init=self.init)
+        options: dict[str, Any] = {"fusing": self._fuse, "seed": self.seed, "init": self.init, "normalisation": self.normalisation}
+        self._net = Net(self._layers, shape, mode=self._mode, precision=self._precision, **options)
         self.form = self.form or Form(shape)
         for pattern, factor in self._wanted:
             self._set(pattern, factor)
@@ -374,7 +379,8 @@ class Model:
             part = images[start : start + batch_size]
             output = self.net.predict(part, batch_size).astype(np.float64)
             if labels is None:
-                total += float(((output - part / 255.0) ** 2).reshape(len(part), -1).mean(1).sum())
+                target = self.normalisation.done(part) if self.normalisation else part / 255.0
+                total += float(((output - target) ** 2).reshape(len(part), -1).mean(1).sum())
                 continue
             known = labels[start : start + batch_size]
             highest = output.max(1, keepdims=True)
@@ -387,7 +393,8 @@ class Model:
         """The output of the layer `at` (conv1, relu1, pool1, …, as `summary` names them), float32 (N, …). Raises UsageError for another name."""
         net = self.net
         if at not in self._encoders:
-            made = Net(models.encoder(net.layers, at), net.input_shape, mode=self._mode, precision=net.precision, fusing=self._fuse)
+            options: dict[str, Any] = {"precision": net.precision, "fusing": self._fuse, "normalisation": self.normalisation}
+            made = Net(models.encoder(net.layers, at), net.input_shape, mode=self._mode, **options)
             self._encoders[at] = made
         encoder = self._encoders[at]
         weights = net.params.as_dict()
