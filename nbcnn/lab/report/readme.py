@@ -14,10 +14,10 @@ from typing import Any
 
 from nbcnn.lab.measure import schema
 from nbcnn.lab.measure.results import RESULTS
+from nbcnn.lab.report import hopper, readme_scaling
 from nbcnn.lab.report import readme_front as front
 from nbcnn.lab.report import readme_fusion as fusion
 from nbcnn.lab.report import readme_laboratory as laboratory
-from nbcnn.lab.report import readme_scaling
 from nbcnn.lab.report import readme_series as series
 from nbcnn.lab.report import readme_tensorcore as tensorcore
 from nbcnn.lab.report.tables import GPU, footer, markdown, measured, section
@@ -161,7 +161,7 @@ def documents() -> Mapping[Path, str]:
 
 def rewritten(text: str) -> str:
     """A document's text with every table made anew. Raises KeyError for a table or section that does not exist."""
-    tables = {**TABLES, "schema": schema.table}
+    tables = {**TABLES, **hopper.TABLES, "schema": schema.table}
     return _BLOCK.sub(lambda block: block[1] + tables[block[2]]() + block[3], text)
 
 
