@@ -9,8 +9,8 @@ import numpy as np
 
 from nbcnn.files.errors import UsageError
 
-CHANNELS = (1, 3, 4)
-"""How many channels an axis has that is taken for the one of channels: grey, colour, colour with alpha."""
+CHANNELS = 4
+"""An axis of so many entries at most is taken for the one of channels: grey, colour, colour with alpha."""
 
 
 def images(values: Any, *, channels_last: bool | None = None, shape: tuple[int, ...] | None = None, name: str = "images") -> np.ndarray:
@@ -18,7 +18,7 @@ def images(values: Any, *, channels_last: bool | None = None, shape: tuple[int, 
 
     values         an array, a memory map, or a list of images of one size. Bytes stay bytes (0 … 255); booleans become 0 and 255; other integers
                    must lie in 0 … 255, and become bytes; floats become float32, and must be finite.
-    channels_last  True for (M, H, W, C), False for (M, C, H, W). None finds out: from `shape`, or else from which axis has 1, 3 or 4 entries.
+    channels_last  True for (M, H, W, C), False for (M, C, H, W). None finds out: from `shape`, or else from which axis has 1 to 4 entries.
     shape          the (C, H, W), or (F,), that a network takes. One image, without the axis M, is then a batch of one.
 
     Without `shape`, three axes are grey images (M, H, W) and two are vectors (M, F). Raises UsageError for what is empty, ambiguous, of another
@@ -31,11 +31,8 @@ def images(values: Any, *, channels_last: bool | None = None, shape: tuple[int, 
     if not given.size:
         raise UsageError(f"there are no {name}: the array is {given.shape}")
     ordered = _channels_first(given, channels_last, shape, name)
-    return np.ascontiguousarray(_pixels(ordered, name)) if not _passes(ordered) else ordered
-
-
-def _passes(array: np.ndarray) -> bool:
-    return array.dtype == np.uint8 and array.flags.c_contiguous
+    made = _pixels(ordered, name)
+    return made if made.flags.c_contiguous else np.ascontiguousarray(made)
 
 
 def _one_array(values: Any, name: str) -> np.ndarray:
@@ -63,9 +60,9 @@ def _channels_first(array: np.ndarray, channels_last: bool | None, shape: tuple[
     if array.ndim != 4:
         raise UsageError(f"{name} must be (M, C, H, W), (M, H, W, C), grey (M, H, W) or vectors (M, F), not {array.shape}")
     if channels_last is None:
-        first, last = array.shape[1] in CHANNELS, array.shape[3] in CHANNELS
+        first, last = array.shape[1] <= CHANNELS, array.shape[3] <= CHANNELS
         if first == last:
-            why = "both its second and its last axis could be channels" if first else "neither its second nor its last axis has 1, 3 or 4 entries"
+            why = "both its second and its last axis could be channels" if first else "neither its second nor its last axis has 1 to 4 entries"
             raise UsageError(f"{name} are {array.shape}, and {why}: say channels_last=True for (M, H, W, C), channels_last=False for (M, C, H, W)")
         channels_last = last
     return array.transpose(0, 3, 1, 2) if channels_last else array

@@ -81,5 +81,7 @@ class Augment:
         return {"flip": self.flip} | {name: getattr(self, name) for name in ("crop", "cutout") if getattr(self, name)}
 
 
+parse = Augment.parse
+
 NOTHING = Augment()
 """Images as they are."""

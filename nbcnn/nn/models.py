@@ -86,11 +86,12 @@ LOSSES = ("log-mse", "rmsle")
 """The losses that `s4convd` can be trained with."""
 
 MODELS: Mapping[str, Callable[..., list[Any]]] = {
-    "autoencoder": lambda channels, height, width: autoencoder(channels),
-    "mnist-cnn": lambda channels, height, width: mnist_cnn(),
-    "mnist-cnn-b0": lambda channels, height, width: mnist_cnn(norm="b0"),
+    "autoencoder": lambda channels, height, width, classes=10: autoencoder(channels),
+    "mnist-cnn": lambda channels, height, width, classes=10: mnist_cnn(classes),
+    "mnist-cnn-b0": lambda channels, height, width, classes=10: mnist_cnn(classes, norm="b0"),
 }
-"""Networks of images by the name that `--model` takes: from the channels, height and width of the images to the layers. `s4convd` takes series."""
+"""Networks of images by the name that `--model` takes: from channels, height and width of the images, and the number of classes, to the layers.
+`s4convd` takes series."""
 
 
 CODES: Mapping[str, str] = {"autoencoder": "pool2", "mnist-cnn": "pool2", "mnist-cnn-b0": "pool2"}

@@ -126,11 +126,6 @@ class Net:
         """`layers` with their names, fused as far as the row has the ops."""
         return fuse(named(layers), self.row.ops if self.fusing else ())
 
-    @property
-    def classes(self) -> int:
-        """How many values the network makes of an input: with a loss of classes, their number."""
-        return numel(self.record_predict(1).io["output"].shape)
-
     def record_predict(self, batch: int, dtype: str = "uint8") -> Recorded:
         """Gather `batch` images of `dtype`, forward, output: io `images`, `order`, `state`, `output`; series come as they are, as `images`."""
         tape = Tape(training=False)

@@ -56,8 +56,6 @@ class Images:
             raise UsageError(f"the loss {loss} needs one label per {part} image")
         if net.label_dtype != "int32":
             raise UsageError(f"the loss {loss} needs series with their targets, not images")
-        if net.layers[-1].needs_labels and self.labels is not None:
-            check_labels(self.labels, net.classes, part)
 
     @property
     def ring(self) -> int:
@@ -95,16 +93,6 @@ class Images:
         y = tape.temp("batch labels", (batch,), "int32")
         tape.emit("gather_labels", [bufs["labels"], order, state], [y], "input")
         return x, y
-
-
-def check_labels(labels: np.ndarray, classes: int, part: str = "training") -> None:
-    """Raise UsageError unless `labels` (M) are whole numbers from 0 to `classes` − 1."""
-    if labels.dtype != np.int32 or labels.ndim != 1:
-        raise UsageError(f"{part} labels must be int32 (M,), got {labels.dtype} {labels.shape}; nbcnn.datasets.arrays.labels converts others")
-    wrong = (labels < 0) | (labels >= classes)
-    if wrong.any():
-        at = int(wrong.argmax())
-        raise UsageError(f"{part} label {labels[at]} (of image {at}) is none of the network's {classes} classes, 0 to {classes - 1}")
 
 
 @dataclass(frozen=True)

@@ -32,9 +32,9 @@ PATIENCE = 5.0
 """Seconds of polling for a copy after which ranks ask whether the others are still there."""
 
 
-def chunk_rows(batch: int, row_bytes: int) -> int:
-    """How many images a chunk has: a multiple of `batch`."""
-    return batch * max(1, CHUNK_BYTES // max(1, batch * row_bytes))
+def chunk_rows(batch: int, row_bytes: int, count: int) -> int:
+    """How many images a chunk has: a multiple of `batch`, and no more batches than `count` images are."""
+    return batch * max(1, min(CHUNK_BYTES // max(1, batch * row_bytes), -(-count // batch)))
 
 
 def workers() -> int:

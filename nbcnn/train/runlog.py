@@ -210,7 +210,7 @@ def agree(folder: RunFolder, config: Mapping[str, Any], path: Path, notes: Mappi
     flags = config["flags"]
     told = [(name, json.dumps(flags[name]), json.dumps(value)) for name, value in flags_of(path, notes).items() if name in flags]
     told += [(name, str(flags[name]), notes[name]) for name in ("model", "batch", "optimizer", "epochs") if name in notes and name in flags]
-    told += [("data", str(config["data"]["name"]), notes["data"].split(",")[0])] if "data" in notes else []
+    told += [("data", str(config["data"]["name"]), notes["data"].rsplit(", ", 2)[0])] if "data" in notes else []
     for name, here, there in told:
         if here != there and name not in free:
             raise RunError(

@@ -8,7 +8,6 @@ from teams import together
 
 from nbcnn.datasets.augment import Augment
 from nbcnn.datasets.normalisation import Normalisation
-from nbcnn.files.errors import UsageError
 from nbcnn.nn.layers import Flatten, Linear, ReLU, SoftmaxCrossEntropy
 from nbcnn.nn.optim import SGD
 from nbcnn.ranks.team import ALONE
@@ -155,15 +154,6 @@ def test_an_error_of_a_worker_reaches_the_training(monkeypatch):
     with pytest.raises(OSError, match="the disk is gone"):
         made.step()
     made.close()
-
-
-@pytest.mark.parametrize(("label", "message"), [(3, "train label 3 .of image 4. is none of the network's 3 classes"), (-1, "train label -1")])
-def test_labels_out_of_range_are_refused(label, message):
-    labels = np.zeros(COUNT, np.int32)
-    labels[4] = label
-    net = Net([Flatten(), Linear(72, 3), SoftmaxCrossEntropy()], SHAPE, mode="cpu")
-    with pytest.raises(UsageError, match=message):
-        TrainingSession(net, pictures(), labels=labels, optimizer=SGD(), learning_rates=np.ones(1, np.float32), batch=1)
 
 
 def test_predictions_take_bytes_and_floats_alike():

@@ -34,8 +34,11 @@ from nbcnn.ops.conv import hopper_ladder
 from nbcnn.ops.conv.frame.correlation import pack
 from nbcnn.ops.kernel.call import Call, Impl, bare_call
 from nbcnn.ops.products.gemm import launch_gemm_nt
+from nbcnn.ops.products.gram_wgmma import launch_gram
+from nbcnn.ops.products.parts import launch_product
 from nbcnn.ops.products.rbf import launch_rbf
 from nbcnn.ops.series.dwconv1d import VARIANTS as DWCONV
+from nbcnn.ops.svm import rows, smo
 from nbcnn.plan.graph import Buf, Planned, Resolution, Step, Sync, Tape, drop_dead, lower, named, trace
 from nbcnn.plan.shapes import numel
 from nbcnn.plan.storage import numpy_dtype
@@ -164,7 +167,7 @@ USERS = (
         (4, 1024),
     ),
     User("gemm", "products of matrices, an op of every row; of kernel matrices only im2col's so far"),
-    User("classify", "kernel matrices of the support vector machines"),
+    User("classify", "support vector machines"),
     User("ladder --hopper", "teaching: one convolution in six kernels on the tensors of tensorcore bf16; nothing trains by them"),
 )
 
@@ -292,10 +295,24 @@ def _architectures(row: Row) -> tuple[str, ...]:
 
 
 def _kernel_matrices(row: Row, arch: str) -> list[Use]:
-    """What `nbcnn.classify.gpu` launches for a panel; its arrays and kernels are those of the fp32 rows."""
+    """What `nbcnn.classify.gpu` launches; its arrays and kernels are those of the fp32 rows."""
     classify = next(user for user in USERS if user.name == "classify")
-    a, b, c, norms_a, norms_b = (_Array(size, np.float32) for size in (2**20, 2**20, 2**20, 1024, 1024))
-    made = (("gemm", launch_gemm_nt(a, b, c, 1024, 1024, 1024)), ("rbf", launch_rbf(norms_a, norms_b, c, 1024, 1024, 0.1)))
+    f, d, i, h = (_Array(2**20, kind) for kind in (np.float32, np.float64, np.int32, np.uint16))
+    offsets, halves = _Array(45, np.int64), (h, f, 1024)
+    pairs = (f, offsets, i, d, f, f)
+    made = [
+        ("rows", rows.launch_place_rows(f, i, f, 1024, 1024, 1024)),
+        ("rows", rows.launch_moments(f, i, d, d, d, 1024, 1024, 1024, 64)),
+        ("rows", rows.launch_standardise(f, i, f, f, 1024, 1024, 1024)),
+        ("rows", rows.launch_norms(f, d, f, f, 1024, 1024)),
+        ("gemm", launch_gemm_nt(f, f, f, 1024, 1024, 1024)),
+        ("rbf", launch_rbf(f, f, f, 1024, 1024, 0.1)),
+        ("smo", smo.launch_smo((*pairs, i, f), 45, 10_048, 10.0, 1e-3, 20_000)),
+        ("smo", smo.launch_refresh(pairs, 45, 10_048)),
+        ("votes", launch_product(f, f, f, 1024, 45, 1024, (1024, 1024, 45))),
+    ]
+    if arch == "90a":
+        made += [("rows", rows.launch_halves(f, h, 64.0, 2**20)), ("rbf", launch_gram(halves, halves, f, (1024, 1024, 1024), 1024, 0.1, 1.0, 132))]
     return [Use(classify, row, arch, op, launch) for op, launch in made]
 
 
