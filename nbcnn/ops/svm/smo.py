@@ -323,7 +323,8 @@ def smo_kernel_for(threads: int, quads: int) -> Any:
         keep(f, lost, high, rest, first, places)
         if tid == 0:
             steps[pair] = step
-            gaps[pair] = gap
+            # Without a number among the f no sample may rise or fall, which is no solution.
+            gaps[pair] = gap if gap > LEAST else -2.0 * LEAST
 
     return smo_kernel
 
