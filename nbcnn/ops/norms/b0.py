@@ -42,7 +42,7 @@ def planes_kernel(kind: str, slab: Slab) -> Any:
         """shift, std of every plane.
 
         grid N·slabs, block 32–256; owns: a block up to 32 planes of an image, a thread pixels of one of them.
-        shared 4 bytes a thread; moves 4·x bytes (the second read meets in L1).
+        shared 4 bytes a thread; moves 4·x bytes (the second read hits L1).
         """
         values = cuda.shared.array(THREADS, f4)
         tid = cuda.threadIdx.x
