@@ -150,6 +150,7 @@ USERS = (
     *(User(f"s4convd --dwconv {name}", "teaching", s4convd, HOURS, dwconv=name) for name in DWCONV if name != "best"),
     User("mnist-cnn-b0 --sync-stats", "several ranks, each with a part of the batch", lambda: MODELS["mnist-cnn-b0"](*DIGITS), DIGITS, ranks=2),
     User("Net.gradients", "a network on the caller's own floats", lambda: MODELS["autoencoder"](*COLOUR), gathered=False),
+    User("ladder --hopper", "teaching: one convolution in six kernels on the tensors of tensorcore bf16; nothing trains by them"),
     *_others(),
     User("Linear + Sigmoid", "layers that become one op", _classifier(Flatten(), Linear(numel(SMALL), 64), Sigmoid()), SMALL),
     User("Linear + Swish", "layers that become one op", _classifier(Flatten(), Linear(numel(SMALL), 64), Swish()), SMALL),
@@ -160,7 +161,6 @@ USERS = (
     User("DepthwiseConv1d (long)", "layer, series of a thousand hours", _forecast(PointwiseConv1d(4, 64), DepthwiseConv1d(64, 33)), (4, 1024)),
     User("gemm", "products of matrices, an op of every row; of kernel matrices only im2col's so far"),
     User("classify", "kernel matrices of the support vector machines"),
-    User("ladder --hopper", "teaching: one convolution in six kernels on the tensors of tensorcore bf16; nothing trains by them"),
 )
 
 
@@ -280,19 +280,6 @@ def uses() -> tuple[Use, ...]:
     return tuple(found)
 
 
-def _architectures(row: Row) -> tuple[str, ...]:
-    """Those of `ARCHITECTURES` that a row is planned for, Hopper's first; none for a row of the host."""
-    return () if row.place != "gpu" else ("90a", "80") if row.mode == "tensorcore" else ("90a", "75")
-
-
-def _kernel_matrices(row: Row, arch: str) -> list[Use]:
-    """What `nbcnn.classify.gpu` launches for a panel; its arrays and kernels are those of the fp32 rows."""
-    classify = next(user for user in USERS if user.name == "classify")
-    a, b, c, norms_a, norms_b = (_Array(size, np.float32) for size in (2**20, 2**20, 2**20, 1024, 1024))
-    made = (("gemm", launch_gemm_nt(a, b, c, 1024, 1024, 1024)), ("rbf", launch_rbf(norms_a, norms_b, c, 1024, 1024, 0.1)))
-    return [Use(classify, row, arch, op, launch) for op, launch in made]
-
-
 def _hopper_ladder(row: Row, arch: str) -> list[Use]:
     """The steps of `nbcnn.ops.conv.hopper_ladder`, on 3×3 filters of 64 channels."""
     ladder = next(user for user in USERS if user.name == "ladder --hopper")
@@ -306,6 +293,19 @@ def _hopper_ladder(row: Row, arch: str) -> list[Use]:
         packed = _Array(pack(call).size, np.uint16)
         found += [Use(ladder, row, arch, each.op, launch) for launch in each.impl.bind(replace(call, packed=packed))]
     return found
+
+
+def _architectures(row: Row) -> tuple[str, ...]:
+    """Those of `ARCHITECTURES` that a row is planned for, Hopper's first; none for a row of the host."""
+    return () if row.place != "gpu" else ("90a", "80") if row.mode == "tensorcore" else ("90a", "75")
+
+
+def _kernel_matrices(row: Row, arch: str) -> list[Use]:
+    """What `nbcnn.classify.gpu` launches for a panel; its arrays and kernels are those of the fp32 rows."""
+    classify = next(user for user in USERS if user.name == "classify")
+    a, b, c, norms_a, norms_b = (_Array(size, np.float32) for size in (2**20, 2**20, 2**20, 1024, 1024))
+    made = (("gemm", launch_gemm_nt(a, b, c, 1024, 1024, 1024)), ("rbf", launch_rbf(norms_a, norms_b, c, 1024, 1024, 0.1)))
+    return [Use(classify, row, arch, op, launch) for op, launch in made]
 
 
 def files() -> dict[str, str]:

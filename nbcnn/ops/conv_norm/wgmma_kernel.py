@@ -1,6 +1,6 @@
 """The kernel of a convolution with its EvoNorm on Hopper's tensor cores: a warpgroup makes all pixels of 64 filters of an image, or of a part.
 
-The product is transposed: its rows are 64 filters, its columns the pixels of a few lines of the image, so that a thread has two
+The product is turned around: its rows are 64 filters, its columns the pixels of a few lines of the image, so that a thread has two
 channels and nothing but sums of their pixels to make statistics of. The source comes line by line with its border, as TMA brings it,
 and the columns run through the border too: column p of tap (r, s) is then row p + r·PW + s of what lies in shared memory, for every tap,
 and the few columns between two lines are thrown away. Where all of an image's (or part's) results fit into shared memory, they stay there
@@ -101,8 +101,8 @@ def conv_norm_kernel(form: Form) -> Any:
     BARRIERS = SPARE + ROW_BYTES
     KEEPS, NORMALISES, KEPT = form.epilogue in ("s0", "planes"), form.epilogue != "planes", form.kept > 0
     STORES = BF16 and (KEEPS or not KEPT)
-    ALL_MOMENTS, ALL_SCALES, GROUP_MOMENTS = GROUPS * MOMENTS * FILTERS, GROUPS * FILTERS, MOMENTS * FILTERS
-    multiply, put, all_done, fetch_filters = _multiply_tap(form), put_tile(form), wgmma_wait_all(SUMS), _filter_loads(form)
+    ALL_MOMENTS, ALL_SCALES, OWN = GROUPS * MOMENTS * FILTERS, GROUPS * FILTERS, MOMENTS * FILTERS
+    multiply, finish, all_done, bring_filters = _multiply_tap(form), put_tile(form), wgmma_wait_all(SUMS), _filter_loads(form)
     numbers, normalise, over_pixels, over_parts = channel_numbers(form), normaliser(form), merged_lanes(4), merged_lanes(PARTS)
     first_group, second_group = bar_sync(1, WARPGROUP), bar_sync(2, WARPGROUP)
 
@@ -114,11 +114,11 @@ def conv_norm_kernel(form: Form) -> Any:
             second_group()
 
     @jit(launch_bounds=(THREADS, 1))
-    def conv_evonorm_wgmma_kernel(maps, b, gamma, beta, v, running, raw, y, shift, std, messages, N, C, K, P, pad, slabs, share, eps):
+    def conv_evonorm_wgmma_kernel(maps, b, gamma, beta, v, running, raw, y, shift, std, packets, N, C, K, P, pad, slabs, share, eps):
         """raw = conv(x, w) + b; y = γ·raw·σ(v·raw)/s + β or γ·raw/max(√(running + eps), v·raw + s) + β; shift, std of every group.
 
         gemm    64 filters × P·(Q + S − 1) pixels with the borders between lines × R·S·C, for every image.
-        grid    a multiple of `slabs` = K/64; the warpgroups of a slab's blocks take images in sequence, or `share` lines each of the same.
+        grid    a multiple of `slabs` = K/64; the warpgroups of a slab's blocks take images in turn, or `share` lines each of the same.
         block   two warpgroups that multiply, each with a warp that has its source fetched.
         owns    a warpgroup an image's 64 channels (or a part); a tile of `lines` lines at a time, a thread two channels of a quarter of it.
         shared  `form.shared_bytes`: all taps of 64 filters, `buffers` tiles of source for each warpgroup, results.
@@ -162,8 +162,8 @@ def conv_norm_kernel(form: Form) -> Any:
         slot, parity = i4(0), u4(0)
         if not multiplies:
             if lane == i4(0):
-                # The first source is requested before the filters, which arrive tap by tap: so the first product waits for the fewest bytes.
-                fetches_filters = group == i4(0)
+                # The first source goes ahead of the filters, which arrive tap by tap: the first product waits for as little as can be.
+                brings_filters = group == i4(0)
                 while image < N:
                     line = first_line
                     while line < last_line:
@@ -174,9 +174,9 @@ def conv_norm_kernel(form: Form) -> Any:
                             load_tile_4d(
                                 patches + u4(slot * i4(PATCH)), source_map, i4(chunk * CHANNELS), i4(-pad), i4(line - pad), image, full + here
                             )
-                            if fetches_filters:
-                                fetch_filters(base, filter_map, C, k0, taps_full)
-                                fetches_filters = False
+                            if brings_filters:
+                                bring_filters(base, filter_map, C, k0, taps_full)
+                                brings_filters = False
                             slot = i4(slot + i4(1))
                             if slot == i4(BUFFERS):
                                 slot = i4(0)
@@ -198,8 +198,8 @@ def conv_norm_kernel(form: Form) -> Any:
                 for i in range(7):
                     sums[i] = f4(0)
                 if PARTS > 1:
-                    image_messages = i4((image * K + k0) * i4(PARTS) + own)
-                    sequence = i4(messages[i4(4) * (image_messages + part * i4(FILTERS)) + i4(1)] + i4(1))
+                    image_packets = i4((image * K + k0) * i4(PARTS) + own)
+                    turn = i4(packets[i4(4) * (image_packets + part * i4(FILTERS)) + i4(1)] + i4(1))
                 line, stage = first_line, stages
                 while line < last_line:
                     for i in range(SUMS):
@@ -233,7 +233,7 @@ def conv_norm_kernel(form: Form) -> Any:
                             wait_stores_read()
                         join(group)
                     to = i4((image * P + line) * i4(Q) * K + k0 + own)
-                    put(acc, sums, stage, base + u4(SPARE), raw, to, lane, chunk_of_row, i4(min(i4(LINES), i4(last_line - line))), K)
+                    finish(acc, sums, stage, base + u4(SPARE), raw, to, lane, chunk_of_row, i4(min(i4(LINES), i4(last_line - line))), K)
                     if STORES:
                         fence_async_shared()
                         join(group)
@@ -246,37 +246,37 @@ def conv_norm_kernel(form: Form) -> Any:
                 if NORMALISES:
                     numbers(of_channels, gamma, beta, v, running, k0, in_group, eps)
 
-                # Each of four neighbouring lanes has a quarter of a channel's pixels; one of them receives what the other parts of the image send.
+                # Of each channel a quarter of the pixels is in each of four neighbouring lanes; what a part sends, one of them receives.
                 for h in range(2):
                     away = divide(sums[2 + 3 * h], max(sums[0], f4(1)))
                     n, mean, squares = over_pixels(sums[0], sums[1 + 3 * h] + away, sums[3 + 3 * h] - sums[2 + 3 * h] * away)
                     if lane & i4(3) == i4(0):
                         if PARTS > 1:
-                            send(messages, i4(image_messages + part * i4(FILTERS) + i4(8 * h)), sequence, mean, squares)
-                        at_ = i4(group * i4(GROUP_MOMENTS) + own + i4(8 * h))
+                            send(packets, i4(image_packets + part * i4(FILTERS) + i4(8 * h)), turn, mean, squares)
+                        at_ = i4(group * i4(OWN) + own + i4(8 * h))
                         moments[at_], moments[at_ + i4(FILTERS)], moments[at_ + i4(2 * FILTERS)] = sums[1 + 3 * h], mean, squares
                 if PARTS > 1:
                     of = i4(lane & i4(PARTS - 1))
                     each = f4(i4(min(share, i4(P - of * share)) * i4(Q)))
                     for h in range(2):
-                        mean, squares = receive(messages, i4(image_messages + of * i4(FILTERS) + i4(8 * h)), sequence)
+                        mean, squares = receive(packets, i4(image_packets + of * i4(FILTERS) + i4(8 * h)), turn)
                         n, mean, squares = over_parts(each, mean, squares)
                         if lane & i4(3) == i4(0):
-                            at_ = i4(group * i4(GROUP_MOMENTS) + own + i4(8 * h))
+                            at_ = i4(group * i4(OWN) + own + i4(8 * h))
                             moments[at_ + i4(FILTERS)], moments[at_ + i4(2 * FILTERS)] = mean, squares
                 join(group)
                 if in_group < i4(FILTERS):
                     lead = i4(u4(in_group) // u4(GROUP)) * i4(GROUP)
                     n, mean, squares, each = f4(0), f4(0), f4(0), f4(i4(P * i4(Q)))
                     for i in range(GROUP):
-                        at_ = i4(group * i4(GROUP_MOMENTS) + lead + i4(i))
+                        at_ = i4(group * i4(OWN) + lead + i4(i))
                         n, mean, squares = merge(n, mean, squares, each, moments[at_ + i4(FILTERS)], moments[at_ + i4(2 * FILTERS)])
                     # Rounding may leave less than 0; not max, which drops a NaN.
                     s_ = f4(math.sqrt((f4(0) if squares < f4(0) else squares) / n + eps))
                     scales[group * i4(FILTERS) + in_group] = s_
                     if KEEPS and part == i4(0) and in_group == lead:
                         to = i4(image * i4(u4(K) // u4(GROUP)) + i4(u4(k0 + lead) // u4(GROUP)))
-                        shift[to] = mean - moments[group * i4(GROUP_MOMENTS) + lead]
+                        shift[to] = mean - moments[group * i4(OWN) + lead]
                         std[to] = s_
                 if STORES and NORMALISES and not KEPT and in_group == i4(0):
                     wait_stores()

@@ -15,9 +15,9 @@ Ops = dict[str, Impl]
 class Row:
     """What one mode and precision run.
 
-    place   the device: "host" or "gpu".
+    place   "host" or "gpu".
     layout  how images are stored between the layers.
-    parts   (name, ops), the first choice and its fallbacks, in the order in which a step looks for an implementation that supports it.
+    parts   (name, ops) in the order in which a step looks for an implementation that supports it.
     own     the parts that count as the mode itself: a step that ends in another is reported. Empty: the mode's name.
     """
 

@@ -72,8 +72,8 @@ else:
 
 
 @jit(device=True)
-def arrive(counters, place, count):
-    """Count the block in at `place`; 1 in the thread 0 of the last of `count` blocks, else 0. What it wrote before, the last block sees.
+def arrive(counters, index, count):
+    """Count the block in at counters[index]; 1 in thread 0 of the last of `count` blocks, else 0. What it wrote before, the last block sees.
 
     All threads of the block must call it.
     """
@@ -81,8 +81,8 @@ def arrive(counters, place, count):
     cuda.syncthreads()
     if cuda.threadIdx.x == 0:
         cuda.threadfence()
-        if cuda.atomic.add(counters, place, 1) == count - 1:
-            counters[place] = 0
+        if cuda.atomic.add(counters, index, 1) == count - 1:
+            counters[index] = 0
             cuda.threadfence()
             last = 1
     return last
