@@ -27,14 +27,11 @@ from nbcnn.ops.norms.quads import PIXELS
 from nbcnn.ops.ptx.shuffle import WARP
 
 _CHANNELS = (32, 64, 16)
-"""Channels of a slab, the first that are whole groups and fit: 128 neighbouring bytes of a Winograd-domain value; more for a wide group.
-
-Slabs of fewer channels are slower.
-"""
-_RESERVED = 1024
-"""Bytes of shared memory that are reserved for every block; a multiprocessor has about as many more than its largest block."""
+"""Channels of a slab, the first that are whole groups and fit: 128 neighbouring bytes of a point; more for a wide group; fewer move slower."""
+_OWN = 1024
+"""Bytes of shared memory that a block takes for itself; a multiprocessor has about as many more than its largest block."""
 _WARPS, _MOST_BLOCKS = 4 * 5, 3
-"""Warps of a multiprocessor: a scheduler has 96 registers a thread for five; fewer do not hold all Winograd-domain values of an item."""
+"""Warps of a multiprocessor: a scheduler has 96 registers a thread for five; fewer registers do not hold all points of an item in flight."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +61,7 @@ def slabs(call: Call) -> list[tuple[int, int, int]]:
             for turns in (fewest, fewest + 1):
                 one = channels, ceil_div(items, WARP * turns) * WARP, blocks
                 used = slab_of(call, NormTile(0, 0, 0, 0, 0, 1, *one)).shared_bytes
-                if blocks * (used + _RESERVED) <= device.shared_of_block() + _RESERVED and one not in made:
+                if blocks * (used + _OWN) <= device.shared_of_block() + _OWN and one not in made:
                     made.append(one)
         if made:
             break
@@ -115,7 +112,7 @@ def launches(call: Call, epilogue: str, z: Any = None, y: Any = None, running: A
 
 
 def bytes_of(call: Call) -> Sequence[Traffic]:
-    """Bytes of every launch: the last ones read Winograd-domain values, and write an image tensor, or two, and the groups' statistics."""
+    """Bytes of every launch: the last ones read points, and write an image tensor, or two, and the groups' statistics."""
     conv, training, b0 = convolution_of(call), call.op.endswith("_fprop"), "groups" not in call.attrs
     c, tensors = im2col.shape_of(conv), 2 if training and not b0 else 1
     kept = traffic.STATISTICS * c.K // group_of(call) if training else 0

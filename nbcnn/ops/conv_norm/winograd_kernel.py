@@ -1,8 +1,8 @@
 """Winograd's last kernel with EvoNorm behind it: a block makes all pixels of a slab of channels of an image, and keeps them in shared memory.
 
 Neighbouring lanes have neighbouring quads of channels, as in the plain kernel (winograd/transform.py): a slab of 32 channels reads 128
-neighbouring bytes of every Winograd-domain value of a tile and stores as many of a pixel; meanwhile other blocks of the multiprocessor make
-statistics and normalise. A thread has one quad of channels all along, so statistics are its own sums, put together by Chan's formula; and
+neighbouring bytes of every point of a tile, stores as many of a pixel, and other blocks of the multiprocessor do so while this one makes
+statistics and normalises. A thread has one quad of channels all along, so statistics are its own sums, put together by Chan's formula; and
 it reads back only what it has kept itself.
 
 What the kernel then writes is its `epilogue`:
