@@ -67,6 +67,7 @@ def extract(flags: SimpleNamespace, team: Team) -> int:
     from nbcnn import datasets
     from nbcnn.classify.features import Origin, publish
     from nbcnn.cli import describe, train_run
+    from nbcnn.datasets import own
     from nbcnn.nn import models
     from nbcnn.plan.shapes import numel
     from nbcnn.ranks.team import LONG
@@ -97,7 +98,7 @@ def extract(flags: SimpleNamespace, team: Team) -> int:
     code = next(net.predict_batches(data.train_images[:batch], batch)).shape[1:]
     say(f"{net.mode} {net.precision} on {net.device_name}, {data.name}, {saved.path}; ready in {time.perf_counter() - started:.2f} s")
 
-    out, storage, width = Path(flags.out or f"features/{data.name}"), flags.format or "npy", numel(code)
+    out, storage, width = Path(flags.out or f"features/{own.short(data.name)}"), flags.format or "npy", numel(code)
     team.agree(
         "checkpoint, data or mode", json.dumps([saved.sha256, data.source, len(data.train_images), net.mode, net.precision, str(out)]).encode()
     )
@@ -172,6 +173,7 @@ def encoder(config: dict[str, Any], saved: Saved, mode: str, precision: str | No
     `precision` None takes the checkpoint's, or the mode's own where the mode does not have that one.
     Raises CheckpointError if the weights do not fit.
     """
+    from nbcnn.cli import train_data
     from nbcnn.files.errors import UsageError
     from nbcnn.nn import models
     from nbcnn.nn.params import ParameterError
@@ -188,7 +190,7 @@ def encoder(config: dict[str, Any], saved: Saved, mode: str, precision: str | No
         if precision is not None:
             raise
         choice = choose_mode(mode, None)
-    net = Net(layers, shape, choice=choice)
+    net = Net(layers, shape, choice=choice, normalisation=train_data.noted(notes))
     try:
         net.params.load_dict({name: tensors[f"param.{name}"] for name in net.params.names if f"param.{name}" in tensors})
     except ParameterError as error:

@@ -49,7 +49,16 @@ def train(given: SimpleNamespace, team: Team, held: ExitStack) -> int:
         data = train_data.material(flags)
     rates, identity = train_run.rates(flags, data.count), train_run.identity(flags, data, row)
     team.agree("mode, flags or data", json.dumps([row.mode, row.precision, identity, vars(flags) | {"quiet": None}], default=str).encode())
-    net = Net(data.layers, data.shape, choice=choice, fusing=not flags.no_fuse, seed=flags.seed, init=flags.init, strict=flags.strict)
+    net = Net(
+        data.layers,
+        data.shape,
+        choice=choice,
+        fusing=not flags.no_fuse,
+        seed=flags.seed,
+        init=flags.init,
+        strict=flags.strict,
+        normalisation=data.normalisation,
+    )
     tiles, weights = start.tiles(net.mode, net.precision, net.device_name), train_run.take_weights(net, start)
     net.tiles.update(tiles)
     say(describe.compiling(net))
@@ -68,6 +77,7 @@ def train(given: SimpleNamespace, team: Team, held: ExitStack) -> int:
         tune=tune if flags.tune and not tiles else None,
         team=team,
         sync_stats=flags.sync_stats,
+        **train_data.streaming(flags),
     )
     if flags.nvtx:
         session.mark = ranges.nvtx() or ranges.nothing
@@ -80,7 +90,7 @@ def train(given: SimpleNamespace, team: Team, held: ExitStack) -> int:
 
     run = train_run.claimed(start, data, net.mode, held) if team.leads else start.folder or "runs"
     progress = [] if flags.quiet else [Progress(every_reading=flags.log_every > 0, noun=data.noun)]
-    pictures = data.pictures(f"{data.name}, {flags.model}, {net.mode} {net.precision}", net)
+    pictures = data.pictures(f"{data.short}, {flags.model}, {net.mode} {net.precision}", net)
     trainer = Trainer(
         session,
         run,

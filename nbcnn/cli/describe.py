@@ -1,4 +1,4 @@
-"""What train.py says: the header before, the summary after."""
+"""This module writes what train.py prints: the header before training, the summary after it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def explanation(session: Any) -> str:
 
 
 def compiling(net: Any) -> str:
-    """What to say before the first launch, which may take long; empty where nothing is compiled."""
+    """The line to print before the first launch, which may take long; empty where nothing is compiled."""
     if net.mode == "cpu":
         return ""
     return f"preparing the {net.mode} kernels; compiling them at the first start takes up to a minute"
@@ -51,13 +51,26 @@ def header(flags: SimpleNamespace, data: Material, session: Any, run: RunFolder,
         f"  model    {flags.model}, {net.params.count:,} parameters, {flags.init} initialisation, seed {flags.seed}",
         f"  recipe   {flags.recipe}: {flags.optimizer}, lr {flags.lr:g} {flags.schedule}{warmup}{extra}",
         f"           batch {flags.batch}, {counted(flags.epochs, 'epoch')}{', images mirrored at random' if flags.flip else ''}",
-        f"  memory   {planned:,.1f} MiB planned, of which the data set {resident:,.1f}",
+        *([f"           augmented: {flags.augment}"] if flags.augment else []),
+        *([f"           normalised: {_normalised(net.normalisation)}"] if net.normalisation else []),
+        f"  memory   {planned:,.1f} MiB planned, of which the data set {resident:,.1f}{_streamed(session)}",
         f"  steps    {session.steps_per_epoch:,} training steps per epoch",
         f"  run      {run.path}",
         f"  ready    after {ready:.1f} s, {counted(session.compiled, 'kernel')} compiled",
     ]
     lines += [f"  note     {fallback}" for fallback in net.fallbacks(session.plans["train", flags.batch])]
     return "\n".join(lines)
+
+
+def _normalised(normalisation: Any) -> str:
+    mean, deviation = (", ".join(f"{value:.4g}" for value in values) for values in (normalisation.mean, normalisation.deviation))
+    return f"mean {mean}; deviation {deviation}"
+
+
+def _streamed(session: Any) -> str:
+    """Where the images are if they are not resident."""
+    held = session.streamed_bytes
+    return f"; images are streamed through {held / 2**20:,.1f} MiB of page-locked host memory" if held else ""
 
 
 def _ranks(team: Any) -> str:

@@ -1,4 +1,4 @@
-"""`python -m nbcnn ladder`: every mode of this machine, whole training step and passes, as table, chart and JSON."""
+"""`python -m nbcnn ladder` times every mode on this machine, whole training step and passes, as table, chart and JSON; or the ladder for Hopper."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""The flags of train.py: what they are, the recipes behind their defaults, and what a resumed run takes over."""
+"""This module defines the flags of train.py, the recipes behind their defaults, and the flags that a resumed run takes over."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -73,7 +74,7 @@ RECIPES: dict[str, dict[str, Any]] = {
         "init": "torch",
     },
 }
-"""What a run does where no flag says otherwise. A learning rate of None is the optimizer's own, below."""
+"""The settings of a run where no flag says otherwise. A learning rate of None means the optimizer's own, below."""
 
 MODEL_RECIPES = {"mnist-cnn": "classifier", "mnist-cnn-b0": "classifier", "s4convd": "forecast"}
 """The recipe of a model that has one of its own, where --recipe does not say otherwise."""
@@ -99,6 +100,11 @@ OTHERS: dict[str, Any] = {
     "loss": "log-mse",
     "kernel_init": "s4d-lin",
     "flip": False,
+    "size": None,
+    "test_share": None,
+    "augment": None,
+    "normalise": False,
+    "resident": "auto",
     "sync_stats": False,
     "seed": 0,
     "mode": "auto",
@@ -131,14 +137,18 @@ FREE_ON_RESUME = frozenset(
         "quiet",
         "explain",
         "resume",
+        "resident",
     }
 )
 """Flags that a resumed run may set anew: where it ends, where its data lie (their content must be the same), and what it says and checks."""
 
+UNBOUND_BY_DEFAULT = frozenset({"size", "test_share", "augment", "normalise"})
+"""Flags that earlier versions did not have, and that a run's identity names only where they are set: its older checkpoints stay its own."""
+
 RESOLVED = frozenset({"dataset", "mode", "precision"})
 """Flags that may leave to the machine what a resumed run must then keep: its checkpoint knows what was taken."""
 
-ADDED_LATER = frozenset({"weights"})
+ADDED_LATER = frozenset({"weights", "resident", *UNBOUND_BY_DEFAULT})
 """Flags that earlier versions did not have; their runs resume with the default."""
 
 
@@ -148,11 +158,28 @@ def parser() -> Parser:
     base = RECIPES["default"]
 
     group = made.add_argument_group("data")
-    names = one_of("auto", "cifar10", "mnist", "fashion-mnist", "photos", "digits", "shapes", "energy")
-    flag(group, "--dataset", names, "data set; auto: CIFAR-10 if it is there or can be had quickly, else photos; energy for s4convd", "auto")
+    flag(
+        group,
+        "--dataset",
+        dataset,
+        "data set; auto: CIFAR-10 if it is there or can be had quickly, else photos; energy for s4convd; folder:PATH for images of your own, "
+        "a subfolder a class; npz:PATH for arrays",
+        "auto",
+    )
+    flag(group, "--size", size, "scale the images of folder:PATH to this many pixels: 64, or 48x64 (rows×columns)", "as they are", metavar="N")
+    flag(group, "--test-share", real(0, below=1, exclusive=True), "part of the images set aside for tests, where there is no test/", 0.1)
     flag(group, "--data-dir", str, "folder with the data set's files; downloads go there", "data", metavar="DIR")
     flag(group, "--limit", count(1), "use only the first N images of each split", "all", "images")
     flag(group, "--flip", bool, "mirror each training image with probability 1/2", "off")
+    flag(group, "--augment", augment, "change training images at random: flip, flip:alternate, crop:4 (shift up to 4 pixels), cutout:8", "off")
+    flag(group, "--normalise", bool, "take each channel's mean off and divide by its deviation, both of the training images", "divide by 255")
+    flag(
+        group,
+        "--resident",
+        one_of("auto", "yes", "no"),
+        "keep images in the GPU's memory; no: stream them from the host, with the same results; auto: as they fit",
+        "auto",
+    )
 
     group = made.add_argument_group("model")
     flag(
@@ -215,6 +242,42 @@ def parser() -> Parser:
     return made
 
 
+DATASETS = ("auto", "cifar10", "mnist", "fashion-mnist", "photos", "digits", "shapes", "energy")
+
+
+def dataset(text: str) -> str:
+    """A converter to the name of a data set; folder:PATH and npz:PATH are looked for later."""
+    kind, colon, path = text.partition(":")
+    if colon and path and kind in ("folder", "npz"):
+        return text
+    return one_of(*DATASETS, "folder:PATH", "npz:PATH")(text)
+
+
+dataset.metavar = "{" + ",".join((*DATASETS, "folder:PATH", "npz:PATH")) + "}"  # type: ignore[attr-defined]
+
+
+def size(text: str) -> str:
+    """A converter to a size of images, in the words that were given."""
+    return _valid("nbcnn.datasets.own", "size_of", text)
+
+
+def augment(text: str) -> str:
+    """A converter to an augmentation, in the words that were given."""
+    return _valid("nbcnn.datasets.augment", "parse", text)
+
+
+augment.metavar = "NAME,…"  # type: ignore[attr-defined]
+
+
+def _valid(module: str, function: str, text: str) -> str:
+    """`text`, if a function of a module that is imported only when it is needed takes it."""
+    try:
+        getattr(import_module(module), function)(text)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
 def parse(argv: Sequence[str] | None = None) -> SimpleNamespace:
     """The flags given on the command line: every name, None where not given. Exits 2 with a suggestion on a mistake."""
     return SimpleNamespace(**vars(parser().parse_args(argv)))
@@ -244,8 +307,12 @@ def _network(chosen: Mapping[str, Any]) -> dict[str, str]:
         dataset = "energy"
     if (model == "s4convd") != (dataset == "energy"):
         raise UsageError(f"--model {model} does not go with --dataset {dataset}: s4convd forecasts energy, the others take images")
-    if model == "s4convd" and ("flip" in chosen or "recipe" in chosen):
-        raise UsageError(f"--{'flip' if 'flip' in chosen else 'recipe'} is for images, s4convd forecasts series")
+    for_images = [name for name in ("flip", "recipe", "size", "test_share", "augment", "normalise") if name in chosen]
+    if model == "s4convd" and for_images:
+        raise UsageError(f"--{for_images[0].replace('_', '-')} is for images, s4convd forecasts series")
+    if ("size" in chosen or "test_share" in chosen) and ":" not in dataset:
+        name = "size" if "size" in chosen else "test-share"
+        raise UsageError(f"--{name} is for --dataset folder:PATH and npz:PATH, this is {dataset}")
     alien = [name for name in FOR_SERIES if name in chosen and model != "s4convd"]
     if alien:
         raise UsageError(f"--{alien[0].replace('_', '-')} belongs to --model s4convd, this is {model}")

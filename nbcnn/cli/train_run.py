@@ -1,4 +1,4 @@
-"""What train.py needs between its flags and its Trainer: the run folder, where a resumed run starts, what is written down."""
+"""This module prepares a run of train.py: its folder, the checkpoint that it resumes from, and the description that it writes down."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _resumed(given: SimpleNamespace, held: ExitStack, leads: bool) -> Start:
         folder.check_writable()
         if leads:
             held.enter_context(folder.held())
-            config = folder.read_config()  # once more, because its last writer may only just have finished
+            config = folder.read_config()  # read again, because the folder's last writer may have finished since
     absent = sorted(
         vars(train_flags.fill(train_flags.parse([]))).keys()
         - _UNSAVED
@@ -108,7 +108,7 @@ def check(folder: RunFolder, config: Mapping[str, Any], saved: Path, notes: Mapp
     runlog.agree(folder, config, saved, notes, free)
     try:
         train_flags.check(config["flags"])
-        if config["data"]["name"] not in (*datasets.NAMES, *datasets.SERIES):
+        if not datasets.is_known(config["data"]["name"]):
             raise ValueError(f"there is no data set {config['data']['name']!r}")
     except ValueError as error:
         raise RunError(f"{folder.config_path} is no description of a run: {error}") from None
@@ -121,7 +121,7 @@ def claimed(start: Start, data: Material, mode: str, held: ExitStack) -> RunFold
     """
     folder = start.folder
     if folder is None:
-        name = f"{time.strftime('%Y%m%d-%H%M%S')}-{data.name}-{mode}"
+        name = f"{time.strftime('%Y%m%d-%H%M%S')}-{data.short}-{mode}"
         folder = next(filter(_made, (RunFolder(Path("runs") / (name + (f"-{number}" if number > 1 else ""))) for number in range(1, 1000))))
     held.enter_context(folder.held())
     if not start.config and folder.is_taken():
@@ -171,8 +171,9 @@ def rates(flags: SimpleNamespace, images: int) -> np.ndarray:
 
 
 def identity(flags: SimpleNamespace, data: Material, row: Any) -> dict[str, str]:
-    """Which run this is, for its checkpoints: a resumed run must agree in all of it."""
+    """The strings that identify this run in its checkpoints; a resumed run must agree in all of them."""
     free = _UNSAVED | train_flags.FREE_ON_RESUME | train_flags.RESOLVED
+    free |= {name for name in train_flags.UNBOUND_BY_DEFAULT if getattr(flags, name) == train_flags.OTHERS[name]}
     return {
         "format": FORMAT,
         "model": flags.model,
@@ -187,8 +188,9 @@ def identity(flags: SimpleNamespace, data: Material, row: Any) -> dict[str, str]
 
 
 def notes(net: Any, session: Any) -> dict[str, str]:
-    """How it was computed, for its checkpoints."""
-    return {"device": net.device_name, "tiles": json.dumps(session.tiles()), "nbcnn": __version__}
+    """The strings that tell, in the run's checkpoints, how it was computed."""
+    made = {"device": net.device_name, "tiles": json.dumps(session.tiles()), "nbcnn": __version__}
+    return made | ({"normalisation": net.normalisation.text()} if net.normalisation else {})
 
 
 def config(flags: SimpleNamespace, data: Material, net: Any, session: Any, weights: str) -> dict[str, Any]:
@@ -206,6 +208,8 @@ def config(flags: SimpleNamespace, data: Material, net: Any, session: Any, weigh
         "precision": net.precision,
         "device": net.device_name,
         **({"weights_sha256": weights} if weights else {}),
+        **({"normalisation": json.loads(net.normalisation.text())} if net.normalisation else {}),
+        **({"classes": list(data.data.classes)} if getattr(data.data, "classes", None) else {}),
         "ranks": session.team.size,
         "parameters": net.params.count,
         "planned_bytes": session.planned_bytes,
@@ -223,5 +227,5 @@ def record_epochs(run: RunFolder, epochs: int) -> None:
 
 
 def record_memory(run: RunFolder, net: Any) -> None:
-    """Add what the run took of memory to its config.json, beside what was planned."""
+    """Add the bytes of memory that the run took to its config.json, beside the planned ones."""
     run.write_config(run.read_config() | {"used_bytes": net.place.used_bytes()})
