@@ -89,7 +89,7 @@ def windows(count: int, taps: int, extent: int, stride: int = 1, first: int = 0,
 
 @cache
 def met(count: int, taps: int, extent: int, stride: int = 1, first: int = 0, dilate: int = 1) -> tuple[int, int]:
-    """Of the same windows: (those with a tap inside, taps that are inside some window)."""
+    """Counts of the same windows: (windows with a tap inside, taps that are inside some window)."""
     inside = {(i, tap) for i in range(count) for tap in range(taps) if (at := stride * i - first + tap) % dilate == 0 and 0 <= at // dilate < extent}
     return len({i for i, _ in inside}), len({tap for _, tap in inside})
 

@@ -18,7 +18,7 @@ from nbcnn.ops.norms.quads import QUAD
 from nbcnn.ops.ptx.fast import larger, reciprocal
 
 _THREADS, _PIXELS = 256, 8
-"""Of a block, at most; pixels that a thread has in flight."""
+"""Threads of a block, at most; pixels that a thread has in flight."""
 
 
 def serves(call: Call) -> bool:

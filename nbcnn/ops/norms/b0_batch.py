@@ -20,7 +20,7 @@ from nbcnn.ops.ptx.grid import receive
 from nbcnn.ops.ptx.shuffle import WARP, warp_sum_everywhere
 
 PLANE_BYTES = 12
-"""Of a plane: shift, std and, at most, its first element, from which shift counts."""
+"""Bytes of a plane's statistics: shift, std and, at most, its first element, from which shift counts."""
 LAUNCH_BYTES = 16 << 20
 """What the second-level cache gives away (5 TB/s on an H200) in the 3 µs that a launch of a few small blocks takes at least."""
 

@@ -35,7 +35,7 @@ OTHER_REGISTERS = 32
 MOST_IMAGES = 65535
 """What the second axis of a grid has."""
 REGISTERS, THREADS, BLOCKS = 65536, 1024, 16
-"""Of a multiprocessor, on every GPU from compute capability 7.5 on."""
+"""Limits of a multiprocessor, on every GPU from compute capability 7.5 on."""
 ENOUGH_WARPS = 24
 """Warps on a multiprocessor beyond which longer work for each is worth more than further ones (NCHW; measured on an H200)."""
 ENOUGH_THREADS = 256

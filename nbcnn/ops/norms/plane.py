@@ -1,4 +1,4 @@
-"""How the threads of a block share a slab of one image (some channels, all pixels), in both layouts, and how they add.
+"""Slabs of one image (some channels, all pixels): the threads of a block share one, in both layouts, and add their sums.
 
 A block has COLUMNS × ROWS threads, thread = row·COLUMNS + column: columns walk the channels of the slab, rows its pixels. Element
 (c, pixel) of image n lies at n·C·H·W + c·step_c + pixel·step_p. In NCHW a block has one column, so that neighbours read

@@ -12,7 +12,7 @@ from nbcnn.ops.ptx.shuffle import WARP, sum_over
 QUAD, PIXELS = 4, 4
 """Channels of a thread; pixels of a tile."""
 MOMENTS = 3
-"""Of what a warp has of a group: mean, Σ (x − mean)², count."""
+"""Numbers that a warp has for a group: mean, Σ (x − mean)², count."""
 
 
 @cache

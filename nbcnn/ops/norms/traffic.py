@@ -1,4 +1,4 @@
-"""What the EvoNorm kernels ask memory for (`nbcnn.ops.kernel.traffic`).
+"""Bytes that the EvoNorm kernels ask memory for (`nbcnn.ops.kernel.traffic`).
 
 Left out besides what that file names: the first element of a plane, which every thread loads to take it off the others, and what idle
 threads load in its place (an element that they never use). Statistics and partial sums of planes count once for every kernel that
