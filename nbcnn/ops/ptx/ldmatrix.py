@@ -17,7 +17,7 @@ ldmatrix_x4 = instruction("ldmatrix_x4", "ldmatrix.sync.aligned" + _X4.format(""
 ldmatrix_x2 = instruction("ldmatrix_x2", "ldmatrix.sync.aligned" + _X2.format(""), (u4,) * 2, (u4,))
 """(shared byte address; lanes 0 … 15) -> a word of each of two matrices."""
 ldmatrix_x4_trans = instruction("ldmatrix_x4_trans", "ldmatrix.sync.aligned" + _X4.format(".trans"), (u4,) * 4, (u4,))
-"""(shared byte address of this lane's row) -> a word of each of four transposed matrices, for operands whose k runs down the rows; 16-bit elements."""
+"""(shared byte address of this lane's row) -> a word of each of four transposed matrices, where k runs down the rows; 16-bit elements."""
 ldmatrix_x2_trans = instruction("ldmatrix_x2_trans", "ldmatrix.sync.aligned" + _X2.format(".trans"), (u4,) * 2, (u4,))
 """(shared byte address; lanes 0 … 15) -> a word of each of two matrices, transposed."""
 stmatrix_x2_trans = instruction("stmatrix_x2_trans", "stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [$0], {$1,$2};", None, (u4, u4, u4))
