@@ -1,4 +1,4 @@
-"""Exact RBF support vector machines on all features: 50,000 × 8,192 in minutes and under 8 GiB of host memory.
+"""This package trains exact RBF support vector machines on all features: 50,000 × 8,192 in minutes and under 8 GiB of host memory.
 
 scikit-learn's `SVC(kernel="rbf")` would compute every kernel value in double precision, on one core, again and again as its
 cache overflows: hours. But libsvm trains several classes one against one, and what it does for a pair of classes depends

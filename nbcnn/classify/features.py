@@ -1,4 +1,4 @@
-"""Features on disk: what `extract_features.py` writes and `python -m nbcnn classify` reads.
+"""This module stores features on disk: `extract_features.py` writes them and `python -m nbcnn classify` reads them.
 
 A folder with, for each split of "train" and "test":
 
@@ -243,7 +243,7 @@ class FeaturePart:
         self._file.seek(_HEADER_BYTES + 4 * first * width)
 
     def write(self, offset: int, block: np.ndarray) -> None:
-        """As `FeatureWriter.write`."""
+        """Append rows like `FeatureWriter.write`."""
         if offset != self.rows or block.shape[1:] != (self._width,):
             raise ValueError(f"{self.split}: rows {offset} of shape {block.shape} where row {self.rows} of {self._width} values is due")
         self._file.write(np.ascontiguousarray(block, "<f4").data)

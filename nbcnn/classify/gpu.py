@@ -1,4 +1,4 @@
-"""Kernel values from the GPU: this package's own GEMM, then `rbf` in place."""
+"""This module computes kernel values on the GPU: this package's own GEMM, then `rbf` in place."""
 
 from __future__ import annotations
 

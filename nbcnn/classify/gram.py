@@ -1,4 +1,4 @@
-"""Fill the kernel matrix: for each pair of classes one product of all samples with all samples, then exp(-gamma d²).
+"""This module fills the kernel matrix: for each pair of classes one product of all samples with all samples, then exp(-gamma d²).
 
 The product is a GEMM with GK = F: 2·n²/2·F = 20.5 TFLOP for 50,000 × 8,192, and 8.2 for 10,000 test images. `HostEngine`
 leaves it to BLAS (which uses SYRK on the diagonal), `gpu.GpuEngine` to this package's own kernels.

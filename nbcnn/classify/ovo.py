@@ -1,4 +1,4 @@
-"""One against one: a machine for each pair of classes, and the vote of all of them, exactly as libsvm does it.
+"""This module is the one-against-one classifier: a machine for each pair of classes, and the vote of all of them, exactly as libsvm does it.
 
 libsvm groups the samples by class, in their order, and trains class i (+1) against class j (-1) for all i < j. A decision
 value > 0 is a vote for i, else for j; most votes win, and a tie goes to the class that comes first.
@@ -99,7 +99,7 @@ def solve_pair(shared: tuple[Blocks, float], pair: tuple[int, int]) -> PairMachi
     kernel[ni:, :ni] = kernel[:ni, ni:].T
     labels = np.repeat([0, 1], (ni, nj))
     svc = SVC(kernel="precomputed", C=C, cache_size=CACHE_MIB).fit(kernel, labels)
-    # With two classes scikit-learn turns libsvm's signs round, so that positive means the second class. Turn them back.
+    # With two classes scikit-learn negates libsvm's signs, so that positive means the second class; they are negated back here.
     return PairMachine(svc.support_, -svc.dual_coef_[0], -float(svc.intercept_[0]), int(svc.n_iter_[0]))
 
 

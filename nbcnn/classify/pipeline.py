@@ -1,4 +1,4 @@
-"""From features to a trained machine and its predictions: scale, kernel matrix, pairs, votes."""
+"""This module runs the classifier from features to predictions: scale, kernel matrix, pairs, votes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Report = Callable[[str, int], gram.Progress]
 
 @dataclass(frozen=True)
 class Settings:
-    """What decides the outcome. `gamma` None means "scale": 1 / (F · variance of the scaled training features)."""
+    """The settings that decide the outcome. `gamma` None means "scale": 1 / (F · variance of the scaled training features)."""
 
     C: float = 10.0
     gamma: float | None = None
@@ -99,7 +99,7 @@ def classify(
 
 
 def assist(train_labels: np.ndarray, test_count: int, *, settings: Settings, scratch: Path, team: Team, jobs: int | None = None) -> None:
-    """What the other ranks do while rank 0 is in `classify`: solve their part of the pairs. They need no features."""
+    """Solve this rank's part of the pairs while rank 0 is in `classify`; this rank needs no features."""
     classes, sizes = np.unique(train_labels, return_counts=True)
     with Blocks(tuple(sizes.tolist()), test_count, scratch) as blocks:
         all_pairs = ovo.all_pairs(len(classes))

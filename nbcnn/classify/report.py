@@ -1,4 +1,4 @@
-"""What a classifier is worth, for people and for programs: accuracies, confusion matrix, its picture, the model file."""
+"""This module reports a classifier to people and programs: accuracies, confusion matrix, its picture, the model file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Standardisation as scikit-learn's StandardScaler does it, and gamma="scale", without float64 copies of the features."""
+"""This module standardises features as scikit-learn's StandardScaler does, and computes gamma="scale", without float64 copies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""python -m nbcnn classify FEATURES: an exact RBF support vector machine on extracted features, and what it is worth."""
+"""`python -m nbcnn classify FEATURES` trains an exact RBF support vector machine on extracted features and reports its accuracy."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _run(args: Any, team: Team) -> int:
 
     sources: dict[str, Load] = {ENCODER: held.pop}
     if args.baselines:
-        # Looked for now: a data set that is missing should not be found out after minutes.
+        # The data set is looked for now, so that a missing one is reported at once and not after minutes.
         mode = "cpu" if args.device == "cpu" else "auto"
         layers, note = _untrained_encoder(origin)
         if note and not args.quiet:
@@ -134,7 +134,7 @@ def _run(args: Any, team: Team) -> int:
 
 
 def _open(folder: Path, limit: int | None, verify: bool = True) -> tuple[list[tuple[np.ndarray, np.ndarray]], np.ndarray, np.ndarray, Origin, str]:
-    """The first `limit` features in a list of one, to be taken out and freed; their labels, origin and hash."""
+    """The first `limit` features, in a list of one so that the caller can free them; their labels, origin and hash."""
     from nbcnn.classify.features import read_features
     from nbcnn.datasets import DataMissing
 
@@ -153,7 +153,7 @@ def _engine(device: str) -> tuple[Engine, str]:
     from nbcnn.gpu.device import gpu_missing
     from nbcnn.gpu.language import SIMULATOR
 
-    # A CPU's run does not pay for the compiler's import.
+    # Imported here, so that a run on the CPU does not pay for the compiler's import.
     missing = None if device == "cpu" else "the simulator is no GPU" if SIMULATOR else gpu_missing()
     if device == "gpu" or (device == "auto" and not missing):
         from nbcnn.classify.gpu import GpuEngine
@@ -194,12 +194,13 @@ def _data_dir(origin: Origin) -> Path:
 
 
 def _untrained_encoder(origin: Origin) -> tuple[list[Any], str]:
-    """The layers that made the features; and what was assumed of them, if the features do not say which model they are of.
+    """The layers that made the features, and a note of what was assumed if the features do not name their model.
 
     Raises UsageError if these layers do not make features of the same shape, or the model is not known.
     """
     from nbcnn.files.errors import UsageError
     from nbcnn.nn import models
+    from nbcnn.nn.layers import sized
     from nbcnn.plan.graph import Buf, Tape, named, trace
 
     (channels, *_), run_model, note = origin.image_shape, _run_flags(origin).get("model"), ""
@@ -211,6 +212,7 @@ def _untrained_encoder(origin: Origin) -> tuple[list[Any], str]:
         layers = models.encoder(models.MODELS[model](*origin.image_shape), cut)
     else:
         layers = models.encoder(models.autoencoder(channels, code=origin.code_shape[0]), models.code("autoencoder"))
+    layers = sized(layers, origin.image_shape)
     made, _ = trace(Tape(training=False), named(layers), Buf("x", (1, *origin.image_shape)))
     if made.shape[1:] != origin.code_shape:
         what = f"the encoder of {model or 'the autoencoder'} makes codes of {made.shape[1:]}, these features are of {origin.code_shape}"

@@ -1,4 +1,4 @@
-"""`python -m nbcnn compare A B`: two modes, engines, parts or tiles for one op."""
+"""`python -m nbcnn compare A B` compares two modes, engines or tiles of one op: results, times, registers, roofline."""
 
 from __future__ import annotations
 

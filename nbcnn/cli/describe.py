@@ -1,4 +1,4 @@
-"""What train.py says: the header before, the summary after."""
+"""This module writes what train.py prints: the header before training, the summary after it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def explanation(session: Any) -> str:
 
 
 def compiling(net: Any) -> str:
-    """What to say before the first launch, which may take long; empty where nothing is compiled."""
+    """The line to print before the first launch, which may take long; empty where nothing is compiled."""
     if net.mode == "cpu":
         return ""
     return f"preparing the {net.mode} kernels; compiling them at the first start takes up to a minute"

@@ -1,4 +1,4 @@
-"""The command-line parser of every command: groups, defaults and units in the help, examples, the nearest right name.
+"""This module is the command-line parser of every command: groups, defaults and units in the help, examples, the nearest right name.
 
 Only the standard library is imported, so that `--help` answers at once.
 """

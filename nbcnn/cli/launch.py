@@ -1,4 +1,4 @@
-"""python -m nbcnn launch --nproc N COMMAND …: start the ranks of one program, and end them together. Standard library only.
+"""`python -m nbcnn launch --nproc N COMMAND …` starts the ranks of one program and ends them together; it needs the standard library only.
 
 Every rank runs in a session of its own, so that Ctrl-C on the terminal reaches only this process, which passes it on, once.
 """
@@ -31,7 +31,7 @@ EXAMPLES = (
     "NBCNN_TOKEN_FILE=nbcnn-token python -m nbcnn launch --nproc 8 --nodes 2 --node 0 --address gpu01 train.py    --node 1 on the other machine",
 )
 SHARED = ("classify",)
-"""The commands of nbcnn that ranks share among them."""
+"""The commands of nbcnn that several ranks can run together."""
 
 PATIENCE = 2.0
 """Seconds that ranks have to end by themselves when one has failed; then they get SIGTERM, and as long after that SIGKILL."""
@@ -68,7 +68,7 @@ def main(argv: list[str]) -> int:
 
 
 def words(command: Sequence[str]) -> list[str]:
-    """The words of one rank's process: a script by this interpreter, a command of nbcnn by its module, else a program as it stands."""
+    """The argument list of one rank's process: a script runs in this interpreter, a command of nbcnn by its module, a program as it stands."""
     if command[0] in SHARED:
         return [sys.executable, "-m", "nbcnn", *command]
     return [sys.executable, *command] if command[0].endswith(".py") else list(command)
@@ -80,7 +80,7 @@ def environments(nproc: int, nodes: int = 1, node: int = 0, address: str | None 
     if nodes == 1:
         shared["NBCNN_TOKEN"] = secrets.token_hex(32)
     else:
-        token(os.environ)  # which the ranks find there; without one none need be started
+        token(os.environ)  # the ranks read it from the environment; without one there is no use in starting any
     if nodes == 1 and port is None:
         shared |= dict(zip(("MASTER_PORT", "NBCNN_PORT"), free_ports(2), strict=True))
     else:
@@ -189,7 +189,7 @@ class Ranks:
 
 
 def _die_with_parent() -> Callable[[], None] | None:
-    """Something for a new process to run first, by which Linux ends it when this one is gone; None elsewhere."""
+    """A function that a new process runs first, so that Linux ends it when this process is gone; None on other systems."""
     if not sys.platform.startswith("linux"):
         return None
     import ctypes

@@ -1,4 +1,4 @@
-"""`python -m nbcnn study dwconv`: depthwise convolution by bytes, intensity and ceilings; with times where there is a GPU."""
+"""`python -m nbcnn study dwconv` studies depthwise convolution by bytes, intensity and ceilings, and by times where there is a GPU."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def _torch(flags: SimpleNamespace) -> bool:
 
 
 def _sizes(flags: SimpleNamespace, place: Any) -> list[dict[str, Any]]:
-    """Every size, verified and timed."""
+    """Verify and time every size."""
     from nbcnn.lab.measure import ceilings
     from nbcnn.lab.peers import dwconv as dwconv_peers
     from nbcnn.lab.studies import dwconv_times
@@ -202,7 +202,7 @@ def _show(flags: SimpleNamespace, found: list[dict[str, Any]], times: str) -> No
 
 
 def _json(flags: SimpleNamespace, found: list[dict[str, Any]], steps: list[dict[str, Any]]) -> None:
-    """One line, if it is wanted."""
+    """Print one line of JSON if --json asks for it."""
     from nbcnn.lab.studies.dwconv import gains
 
     if flags.json:

@@ -1,4 +1,4 @@
-"""What train.py trains on, images or series, as one kind of thing: what the session takes, the layers that fit, what is drawn."""
+"""This module gives train.py images and series as one class: the session's data, the layers that fit, the pictures to draw."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def noted(metadata: Mapping[str, str]) -> Normalisation | None:
 
 
 def _crc(*arrays: np.ndarray | None) -> int:
-    """CRC-32 of those arrays that are there."""
+    """CRC-32 of the given arrays, less those that are None."""
     made = 0
     for array in arrays:
         made = zlib.crc32(b"" if array is None else np.ascontiguousarray(array).data, made)

@@ -1,4 +1,4 @@
-"""The flags of train.py: what they are, the recipes behind their defaults, and what a resumed run takes over."""
+"""This module defines the flags of train.py, the recipes behind their defaults, and the flags that a resumed run takes over."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ RECIPES: dict[str, dict[str, Any]] = {
         "init": "torch",
     },
 }
-"""What a run does where no flag says otherwise. A learning rate of None is the optimizer's own, below."""
+"""The settings of a run where no flag says otherwise. A learning rate of None means the optimizer's own, below."""
 
 MODEL_RECIPES = {"mnist-cnn": "classifier", "mnist-cnn-b0": "classifier", "s4convd": "forecast"}
 """The recipe of a model that has one of its own, where --recipe does not say otherwise."""

@@ -1,4 +1,4 @@
-"""What train.py needs between its flags and its Trainer: the run folder, where a resumed run starts, what is written down."""
+"""This module prepares a run of train.py: its folder, the checkpoint that it resumes from, and the description that it writes down."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _resumed(given: SimpleNamespace, held: ExitStack, leads: bool) -> Start:
         folder.check_writable()
         if leads:
             held.enter_context(folder.held())
-            config = folder.read_config()  # once more, because its last writer may only just have finished
+            config = folder.read_config()  # read again, because the folder's last writer may have finished since
     absent = sorted(
         vars(train_flags.fill(train_flags.parse([]))).keys()
         - _UNSAVED
@@ -171,7 +171,7 @@ def rates(flags: SimpleNamespace, images: int) -> np.ndarray:
 
 
 def identity(flags: SimpleNamespace, data: Material, row: Any) -> dict[str, str]:
-    """Which run this is, for its checkpoints: a resumed run must agree in all of it."""
+    """The strings that identify this run in its checkpoints; a resumed run must agree in all of them."""
     free = _UNSAVED | train_flags.FREE_ON_RESUME | train_flags.RESOLVED
     free |= {name for name in train_flags.UNBOUND_BY_DEFAULT if getattr(flags, name) == train_flags.OTHERS[name]}
     return {
@@ -188,7 +188,7 @@ def identity(flags: SimpleNamespace, data: Material, row: Any) -> dict[str, str]
 
 
 def notes(net: Any, session: Any) -> dict[str, str]:
-    """How it was computed, for its checkpoints."""
+    """The strings that tell, in the run's checkpoints, how it was computed."""
     made = {"device": net.device_name, "tiles": json.dumps(session.tiles()), "nbcnn": __version__}
     return made | ({"normalisation": net.normalisation.text()} if net.normalisation else {})
 
@@ -227,5 +227,5 @@ def record_epochs(run: RunFolder, epochs: int) -> None:
 
 
 def record_memory(run: RunFolder, net: Any) -> None:
-    """Add what the run took of memory to its config.json, beside what was planned."""
+    """Add the bytes of memory that the run took to its config.json, beside the planned ones."""
     run.write_config(run.read_config() | {"used_bytes": net.place.used_bytes()})

@@ -1,4 +1,4 @@
-"""Data sets: `load(name)` gives uint8 images and labels in memory, whatever the set; one file of this package per set.
+"""This package loads data sets: `load(name)` gives uint8 images and labels in memory; each set has one file of this package.
 
 Nothing here unpickles and nothing unpacks an archive. Importing the package brings in NumPy only.
 """

@@ -1,4 +1,4 @@
-"""What every data set becomes, and the errors that say why it could not."""
+"""This module defines `Dataset`, the images and labels of a data set in memory, and the errors of missing and corrupt data."""
 
 from __future__ import annotations
 

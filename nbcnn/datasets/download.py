@@ -1,4 +1,4 @@
-"""One file from the first of several mirrors that delivers it: resumed where it stopped, checked, and then renamed into place.
+"""This module downloads one file from the first of several mirrors that delivers it: resumed, checked, then renamed into place.
 
 Mirrors need not be trusted: a file is kept only if its size and MD5 are the published ones. Standard library only.
 """

@@ -1,4 +1,4 @@
-"""MNIST, or any set of grey images with labels 0..9 in its idx format, plain or gzipped, from local files.
+"""This module reads MNIST, or any set of grey images with labels 0..9 in its idx format, from local files, plain or gzipped.
 
 An idx file starts with two zero bytes, a type byte (8: uint8), the number of dimensions, and each dimension as a big-endian uint32.
 Source: Y. LeCun, C. Cortes, C. J. C. Burges, "The MNIST database of handwritten digits", 1998.

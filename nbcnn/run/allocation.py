@@ -62,9 +62,17 @@ class Allocated:
     plans   by any key, which is their program's in `programs`.
     bufs    the Bufs that no layer owns (io, and state of the optimizer and of the data), by the names that `upload` and `download` take.
     values  what some of them hold at first; of the others, those whose home is state hold zeros, and the rest is not initialised.
+    parts   Bufs that are elements [start, stop) of another, of the caller's or of the flat parameters.
     """
 
-    def __init__(self, net: Net, plans: Mapping[Any, Plan], bufs: Mapping[str, Buf], values: Mapping[str, np.ndarray]) -> None:
+    def __init__(
+        self,
+        net: Net,
+        plans: Mapping[Any, Plan],
+        bufs: Mapping[str, Buf],
+        values: Mapping[str, np.ndarray],
+        parts: Mapping[Buf, tuple[Buf, int, int]] | None = None,
+    ) -> None:
         self.place, self.bufs = net.place, dict(bufs)
         self.arena = self.place.empty(max(plan.arena_bytes for plan in plans.values()), "uint8")
         self._arrays = {name: self.place.empty(numel(buf.shape), buf.dtype) for name, buf in bufs.items()}
@@ -72,6 +80,7 @@ class Allocated:
         for name, array in values.items():
             self.upload(name, array)
         fixed = net.fixed() | {buf: self._arrays[name] for name, buf in bufs.items()}
+        fixed |= {part: fixed[owner][start:stop] for part, (owner, start, stop) in (parts or {}).items()}
         self.programs = {key: Program(plan, net.params, self.arena, fixed) for key, plan in plans.items()}
 
     def compile(self, say: Callable[[str], None] | None = None, also: Iterable[Any] = ()) -> int:

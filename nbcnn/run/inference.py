@@ -10,18 +10,25 @@ import numpy as np
 from nbcnn.files.errors import UsageError
 from nbcnn.plan.graph import Buf, Plan
 from nbcnn.run.allocation import Allocated, check_memory, largest_batch
+from nbcnn.run.labels import classes_of
 from nbcnn.run.program import Program
 
 if TYPE_CHECKING:
     from nbcnn.run.net import Net
 
 
+KEPT_PLANS = 8
+"""Plans that a net keeps in memory, one for each size of a batch; the oldest goes first."""
+
+
 def outputs(net: Net, inputs: np.ndarray, batch: int) -> Iterator[np.ndarray]:
-    """Yield the output of `inputs` batch by batch. Raises UsageError if they have another shape or dtype than the net's."""
+    """Yield the output of `inputs` batch by batch. Raises UsageError if they are none, or have another shape or dtype than the net's."""
     name, dtypes = ("series", ("float32",)) if net.is_series else ("images", ("uint8", "float32"))
     if inputs.dtype.name not in dtypes or inputs.shape[1:] != net.input_shape:
         shape = ", ".join(map(str, net.input_shape))
         raise UsageError(f"{name} must be {' or '.join(dtypes)} (M, {shape}), got {inputs.dtype} {inputs.shape}")
+    if not len(inputs):
+        raise UsageError(f"there are no {name} to compute: the array is {inputs.shape}")
     for start in range(0, len(inputs), batch):
         part = inputs[start : start + batch]
         held = _prepared(net, len(part), inputs.dtype.name)
@@ -48,6 +55,8 @@ def _bytes(plan: Plan, io: Mapping[str, Buf]) -> dict[str, int]:
 def _prepared(net: Net, batch: int, dtype: str = "uint8") -> Allocated:
     """One walk down, once for each size of batch and dtype of images: record → lower → check → allocate, upload, compile."""
     if (batch, dtype) not in net.prepared:
+        while len(net.prepared) >= KEPT_PLANS:
+            del net.prepared[next(iter(net.prepared))]
         recorded = net.record_predict(batch, dtype)
         plan = net.lower(recorded)
         check_memory(net.place, _bytes(plan, recorded.io), f"a batch of {batch}", largest_batch(batch, lambda size: planned_bytes(net, size)))
@@ -67,6 +76,16 @@ def gradients(net: Net, x: np.ndarray, labels: np.ndarray | None = None) -> tupl
     For tests and for `gradcheck`: allocates on every call. Arena and gradients start as NaN; the net's own weights, gradients and states
     (the running statistics of a norm) are afterwards what they were.
     """
+    if not net.has_loss:
+        raise UsageError("this net has no loss, so it has no gradients")
+    if net.takes_classes:
+        labels = classes_of(labels, len(x), net.output_shape[0], "image")
+    elif net.layers[-1].needs_labels and (labels is None or len(labels) != len(x)):
+        raise UsageError(
+            f"the loss {type(net.layers[-1]).__name__} needs one target per example, and there are {0 if labels is None else len(labels)}"
+        )
+    if not len(x):
+        raise UsageError("gradients need at least one example, got none")
     recorded = net.record_gradients(len(x))
     given = {"x": x.astype(np.float32), "labels": np.zeros(len(x), net.label_dtype) if labels is None else labels}
     held = Allocated(net, {"gradients": net.lower(recorded)}, recorded.io, given)

@@ -16,7 +16,7 @@ from nbcnn.datasets.normalisation import Normalisation
 from nbcnn.files.errors import UsageError
 from nbcnn.gpu.device import Gpu, Host
 from nbcnn.nn.fuse import fuse
-from nbcnn.nn.layers import parameters, states
+from nbcnn.nn.layers import parameters, sized, states
 from nbcnn.nn.params import ParameterBuffer
 from nbcnn.ops.kernel.call import Impl
 from nbcnn.plan.graph import Buf, Plan, Step, Tape, drop_dead, named, trace
@@ -40,7 +40,8 @@ class Recorded:
 class Net:
     """A list of layers on one mode.
 
-    layers       `nbcnn.nn.layers`, the loss last (an encoder cut off an autoencoder has none and can only predict).
+    layers       `nbcnn.nn.layers`, the loss last (an encoder cut off an autoencoder has none and can only predict); sizes of inputs
+                 that are left out are filled in.
     input_shape  (C, H, W) for images, (F,) for vectors (both uint8, 255 becomes 1), or (F, L) for series of floats.
     mode         auto, cpu, naive, tiled, im2col, tensorcore; `precision` None takes the mode's own.
     engine       auto, wgmma, mma: which of tensorcore's kernels.
@@ -73,7 +74,7 @@ class Net:
         place: Any = None,
         normalisation: Normalisation | None = None,
     ) -> None:
-        self.layers, self.input_shape, self.strict = list(layers), tuple(input_shape), strict
+        self.layers, self.input_shape, self.strict = sized(layers, tuple(input_shape)), tuple(input_shape), strict
         self.fusing, self.normalisation = fusing, normalisation
         self.row, self.why = choice or choose_mode(mode, precision, engine, dwconv=dwconv, strict=strict)
         self.mode, self.precision = self.row.mode, self.row.precision
@@ -87,7 +88,9 @@ class Net:
         self.prepared: dict[tuple[int, str], Allocated] = {}  # inference plans in memory, by size of batch and dtype of the images
         if normalisation and (len(self.input_shape) not in (1, 3) or len(normalisation.mean) != self.input_shape[0]):
             raise UsageError(f"a normalisation of {len(normalisation.mean)} channels does not fit inputs of {self.input_shape}")
-        self.lower(self.record_predict(1))  # a shape that does not fit is an error now, not at the first step
+        recorded = self.record_predict(1)
+        self.lower(recorded)  # a shape that does not fit is an error now, not at the first step
+        self.output_shape = recorded.io["output"].shape[1:]
 
     def join(self, team: Team) -> None:
         """Let plans hold the step `all_reduce` (gradients, in place; attribute `weight`) among the ranks of `team`."""
@@ -103,6 +106,11 @@ class Net:
     def label_dtype(self) -> str:
         """What the loss takes beside the output: int32 classes, or float32 values."""
         return getattr(self.layers[-1], "label_dtype", "int32")
+
+    @property
+    def takes_classes(self) -> bool:
+        """Its loss wants one class per example."""
+        return self.has_loss and self.layers[-1].needs_labels and self.label_dtype == "int32"
 
     @property
     def is_series(self) -> bool:

@@ -18,10 +18,12 @@ import numpy as np
 from nbcnn.datasets.augment import Augment
 from nbcnn.files.errors import UsageError
 from nbcnn.gpu.ranges import Mark, nothing
+from nbcnn.nn.optim import Factors
 from nbcnn.nn.params import ParameterError
 from nbcnn.ops.update.advance import COUNT, EPOCH, LAST_LOSS, LOSS_SUM, NONFINITE, POSITION, SEED, STEP
 from nbcnn.ranks.team import ALONE, Team
 from nbcnn.run.explain import explain
+from nbcnn.run.labels import classes_of
 from nbcnn.run.net import Net
 from nbcnn.run.planning import Training
 from nbcnn.run.program import Program
@@ -66,6 +68,7 @@ class TrainingSession:
     say             is told what takes long: kernels being compiled, tiles being tried.
     team            the ranks that train together; `batch` is of all of them, and all must call the same methods in the same order.
     sync_stats      take the statistics of a batch over all ranks, as one process would, instead of over each rank's own part.
+    factors         of learning rate and weight decay by parameter (`nbcnn.nn.optim.Factor`); a parameter whose rate is 0 is frozen.
     tune            `nbcnn.run.autotune.tune`, to choose the tiles of a full training batch by measurement; None takes all from the committed tables.
 
     `mark` makes ranges around the plan's steps in `step_watched`, for profilers (`nbcnn.gpu.ranges`).
@@ -92,8 +95,12 @@ class TrainingSession:
         sync_stats: bool = False,
         augment: Augment | None = None,
         resident: bool | None = None,
+        factors: Factors | None = None,
     ) -> None:
         self.net, self.optimizer, self.seed, self.batch, self.team = net, optimizer, seed, batch, team
+        if net.takes_classes and isinstance(images, np.ndarray):
+            labels = classes_of(labels, len(images), net.output_shape[0], "train image")
+            test_labels = None if test_images is None else classes_of(test_labels, len(test_images), net.output_shape[0], "test image")
         given = {"train": (images, labels), "test": (test_images, test_labels)}
         sets = {split: data_of(*data, net.normalisation) for split, data in given.items() if data[0] is not None}
         self.count, self._say = len(images), say
@@ -102,7 +109,7 @@ class TrainingSession:
         augment = augment or Augment()
         if flip and not augment.flip:
             augment = replace(augment, flip=True)
-        self.training = Training(net, sets, optimizer, batch, len(self._rates), augment, team, sync_stats)
+        self.training = Training(net, sets, optimizer, batch, len(self._rates), augment, team, sync_stats, dict(factors or {}))
         self.training.check()
         if resident is False:
             self.training = self.training.streamed()
@@ -154,7 +161,8 @@ class TrainingSession:
         waiting = [wait_launch(0)] if self.net.place.name == "gpu" else []
         self.compiled = self._held.compile(self._say, waiting)
         self._capture()
-        self._held.upload("rates", self._rates)
+        for name, factor in self.training.rates.items():
+            self._held.upload(name, self._rates * np.float32(factor))
         self._feeders = {
             split: Feeder(self.net.place, self._held.array(f"{split}.images"), data.images, data.streamed, lambda: self.team.wait(self.net.place))
             for split, data in self.training.sets.items()
@@ -211,6 +219,11 @@ class TrainingSession:
         results: list[Callable[[], dict[str, Any]]] = []
         self.step(lambda program: results.append(watch(program, self.mark)))
         return results[0]
+
+    @property
+    def has_tests(self) -> bool:
+        """There are test images to evaluate."""
+        return "test" in self.training.sets
 
     @property
     def steps_left(self) -> int:
@@ -335,6 +348,18 @@ class TrainingSession:
             parts = np.array([sum(parts)] + [np.zeros(4)] * (self.team.size - 1))
         self._held.upload("train.sums", parts[self.team.rank])
         self._upload_order(int(state[EPOCH]), int(own[POSITION]))
+
+    def go_on(self, moments: Mapping[str, np.ndarray], step: int) -> None:
+        """Continue, with the weights that the net has now, from the optimizer's state ("optim.*" of `state`) after `step` training steps.
+
+        The table of learning rates must count from the first of these. Raises ParameterError if a tensor does not fit.
+        """
+        layout = self.net.params.layout
+        for moment in self.optimizer.moments:
+            self._held.upload(f"optim.{moment}", layout.join(_under(f"optim.{moment}.", moments)))
+        state = self._held.download("train.state")
+        state[STEP] = step
+        self._held.upload("train.state", state)
 
     def close(self) -> None:
         """Let the captured graphs go, which hold on to the ranks' connection, and end the threads that stream images."""

@@ -1,4 +1,4 @@
-"""The pictures of a run. Matplotlib without pyplot: no global state, no window, no thread is disturbed."""
+"""This module draws the pictures of a run. It uses Matplotlib without pyplot, so it touches no global state, window or thread."""
 
 from __future__ import annotations
 
@@ -24,10 +24,14 @@ def curves(path: Path, rows: Sequence[dict[str, Any]], title: str) -> None:
     axes = figure.add_subplot()
     epochs = [row["epoch"] for row in rows]
     axes.plot(epochs, [row["train_loss"] for row in rows], color=TRAIN, marker="o", markersize=4, label="training")
-    axes.plot(epochs, [row["test_loss"] for row in rows], color=TEST, marker="s", markersize=4, linestyle="--", label="test")
-    best = min(rows, key=lambda row: row["test_loss"])
+    tested = [row for row in rows if "test_loss" in row]
+    if tested:
+        at = [row["epoch"] for row in tested]
+        axes.plot(at, [row["test_loss"] for row in tested], color=TEST, marker="s", markersize=4, linestyle="--", label="test")
+    which = "test_loss" if tested else "train_loss"
+    best = min(tested or rows, key=lambda row: row[which])
     axes.set(yscale="log", xlabel="epoch", ylabel="loss (mean)")
-    axes.set_title(f"{title}\nbest test loss {best['test_loss']:.5f} after epoch {best['epoch']}", fontsize=10)
+    axes.set_title(f"{title}\nbest {which.replace('_', ' ')} {best[which]:.5f} after epoch {best['epoch']}", fontsize=10)
     axes.yaxis.set_major_formatter(LogFormatter())
     axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(3, 1)))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -81,7 +85,7 @@ def confusion(path: Path, counts: np.ndarray, names: Sequence[str], title: str) 
 
 
 MISTAKES = 40
-"""Pictures of `mistakes` at most."""
+"""The largest number of images that `mistakes` draws."""
 
 
 def mistakes(path: Path, images: np.ndarray, labels: np.ndarray, logits: np.ndarray, names: Sequence[str], title: str) -> None:

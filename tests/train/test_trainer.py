@@ -23,7 +23,7 @@ from nbcnn.train.events import Callback
 from nbcnn.train.runlog import RunError, RunFolder
 from nbcnn.train.trainer import CallbackError, Diverged, Trainer
 
-LAYERS = [Conv2d(3, 4, 3, pad=1), ReLU(), MaxPool2d(2), Upsample2d(2), Conv2d(4, 3, 3, pad=1), MSE()]
+LAYERS = [Conv2d(4, 3, padding=1, in_channels=3), ReLU(), MaxPool2d(2), Upsample2d(2), Conv2d(3, 3, padding=1, in_channels=4), MSE()]
 EPOCHS, IMAGES, BATCH, STEPS = 3, 22, 8, 3
 
 

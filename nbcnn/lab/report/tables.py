@@ -1,4 +1,4 @@
-"""What the README's tables are made of: a section of a results file, Markdown, and the line below that says where from."""
+"""What the documentation's tables are made of: a section of a results file, Markdown, and the line below that says where from."""
 
 from __future__ import annotations
 

@@ -243,6 +243,7 @@ def test_a_ring_is_read_by_position_and_augmented_by_image(run, rng):
     np.testing.assert_array_equal(streamed, whole)
 
 
+@pytest.mark.sampled
 @on_every_arch
 @pytest.mark.parametrize("shape", [(3, 4, 4), (3, 3, 3)])
 def test_gather_kernels_compile_without_a_stack_frame(rng, arch, shape):

@@ -227,6 +227,7 @@ def real_launches():
     return list(made.values())
 
 
+@pytest.mark.sampled
 @pytest.mark.skipif(device.SIMULATOR, reason="the simulator compiles nothing")
 @pytest.mark.parametrize(("layout", "launch"), [] if device.SIMULATOR else real_launches(), ids=lambda value: getattr(value, "name", value))
 def test_held_kernels_compile_without_spills(layout, launch):
