@@ -12,6 +12,7 @@ part of each pair as a precomputed kernel: the same problems, the same solver, t
     workers.py    processes that solve pairs, as many as memory allows
     ovo.py        a pair, the machine of all pairs, its votes
     pipeline.py   features -> machine and predictions
+    ridge.py      kernel ridge regression instead: one Cholesky factor, by our products on a GPU, else LAPACK
     classifier.py the trained classifier's file, and its use on new features and images
     report.py     accuracy, confusion matrix, tables
 

@@ -6,6 +6,8 @@ classes[pairs[p, 0]] (positive) against classes[pairs[p, 1]] by the sum over off
 
     dual · exp(−gamma |z(x) − z(training features[support])|²), plus intercept[p], with z(x) = (x − mean) / scale
 
+Of kernel ridge, `dual` is (samples, classes), every training sample takes part, and the class of the largest sum is predicted.
+
 Support vectors are rows of the training features, which are found by the folder and hash in the file; `classify --portable` puts them into the
 file instead, 4 bytes a value.
 
@@ -28,12 +30,14 @@ import numpy as np
 from nbcnn.classify.features import Origin, read_features
 from nbcnn.classify.ovo import Machine
 from nbcnn.classify.pipeline import Outcome, finite
+from nbcnn.classify.ridge import RidgeMachine
 from nbcnn.classify.scale import Scaler, squared_norms
 from nbcnn.ops.products.rbf import rbf
 from nbcnn.train import checkpoint
 
 NAME = "classifier.safetensors"
 _FORMAT, _VERSION = "nbcnn-classifier", "1"
+_SVC, _RIDGE = "C-SVC, one against one", "kernel ridge"
 _ROWS = 256
 
 
@@ -67,7 +71,7 @@ class Classifier:
         return len(self.scaler.mean)
 
     def decisions(self, features: np.ndarray) -> np.ndarray:
-        """Decision value of every pair, float64 (n, pairs), for features (n, F) of any type of numbers.
+        """Decision value of every pair (of kernel ridge: of every class), float64 (n, pairs), for features (n, F) of any type of numbers.
 
         Raises ValueError for features of another width, or that are NaN or Inf.
         """
@@ -76,7 +80,7 @@ class Classifier:
             raise ValueError(f"the classifier takes (n, {self.width}) features, got an array of shape {features.shape}")
         finite(features)
         vectors = self.scaler.applied(self.vectors)
-        norms, made = squared_norms(vectors).astype(np.float32), np.empty((len(features), len(self.pairs)))
+        norms, made = squared_norms(vectors).astype(np.float32), np.empty((len(features), self.dual.shape[1]))
         for first in range(0, len(features), _ROWS):
             rows = self.scaler.applied(features[first : first + _ROWS])
             k = rows @ vectors.T
@@ -86,7 +90,9 @@ class Classifier:
 
     def predict(self, features: np.ndarray) -> np.ndarray:
         """Class numbers, int32 (n,), of features (n, F); raises as `decisions`."""
-        return Machine(self.classes, [], self.pairs, []).vote(self.decisions(features)).astype(np.int32)
+        values = self.decisions(features)
+        votes = Machine(self.classes, [], self.pairs, []).vote(values) if self.pairs else self.classes[values.argmax(1)]
+        return votes.astype(np.int32)
 
     def predict_images(self, images: np.ndarray, mode: str = "auto") -> np.ndarray:
         """Class numbers, int32 (n,), of uint8 images (n, C, H, W), by the encoder that made the training features.
@@ -128,32 +134,37 @@ def save(path: Path, outcome: Outcome, origin: Origin, features: os.PathLike[str
     """
     machine = outcome.machine
     support = machine.supports()
-    tensors: dict[str, np.ndarray] = {
-        "classes": machine.classes.astype(np.int32),
-        "pairs": np.array(machine.pairs, np.int32),
-        "support": np.concatenate([machine.support_positions(at) for at in range(len(machine.pairs))]).astype(np.int32),
-        "dual": np.concatenate([pair.dual for pair in machine.machines]).astype(np.float64),
-        "offsets": np.cumsum([0, *(len(pair.support) for pair in machine.machines)]).astype(np.int64),
-        "intercept": np.array([pair.intercept for pair in machine.machines]),
-        "mean": outcome.scaler.mean,
-        "scale": outcome.scaler.scale,
-    }
+    tensors: dict[str, np.ndarray] = {"classes": machine.classes.astype(np.int32), "mean": outcome.scaler.mean, "scale": outcome.scaler.scale}
+    if isinstance(machine, RidgeMachine):
+        tensors["dual"] = machine.beta
+    else:
+        tensors |= _pairs_of(machine)
     if vectors is not None:
         tensors["vectors"] = np.ascontiguousarray(vectors[support], np.float32)
     metadata = {
         "format": _FORMAT,
         "version": _VERSION,
-        "machine": "C-SVC, one against one",
+        "machine": _RIDGE if isinstance(machine, RidgeMachine) else _SVC,
         "kernel": "rbf",
         "processing": json.dumps(["centre", "scale"]),
         "gamma": repr(outcome.gamma),
         "C": repr(outcome.C),
-        "samples": str(sum(map(len, machine.members))),
+        "samples": str(len(outcome.train_predicted)),
         "features": str(Path(features).resolve()),
         "features_sha256": features_sha256,
         "origin": json.dumps({field.name: getattr(origin, field.name) for field in fields(Origin)}),
     }
     return checkpoint.save(path, tensors, metadata)
+
+
+def _pairs_of(machine: Machine) -> dict[str, np.ndarray]:
+    return {
+        "pairs": np.array(machine.pairs, np.int32),
+        "support": np.concatenate([machine.support_positions(at) for at in range(len(machine.pairs))]).astype(np.int32),
+        "dual": np.concatenate([pair.dual for pair in machine.machines]).astype(np.float64),
+        "offsets": np.cumsum([0, *(len(pair.support) for pair in machine.machines)]).astype(np.int64),
+        "intercept": np.array([pair.intercept for pair in machine.machines]),
+    }
 
 
 def load(path: str | os.PathLike[str], features: str | os.PathLike[str] | None = None) -> Classifier:
@@ -177,7 +188,17 @@ def load(path: str | os.PathLike[str], features: str | os.PathLike[str] | None =
 
 
 def _made(path: Path, tensors: dict[str, np.ndarray], found: dict[str, str], features: str | os.PathLike[str] | None) -> Classifier:
-    pairs, support, offsets, samples = tensors["pairs"], tensors["support"], tensors["offsets"], int(found["samples"])
+    samples = int(found["samples"])
+    if found["machine"] == _RIDGE:
+        # As pairs: every class one, to which all samples belong.
+        count = len(tensors["classes"])
+        tensors["support"], tensors["offsets"] = np.tile(np.arange(samples), count), np.arange(count + 1) * samples
+        if tensors["dual"].shape != (samples, count):
+            raise ValueError("its arrays do not belong together")
+        tensors["dual"], tensors["intercept"], tensors["pairs"] = tensors["dual"].T.reshape(-1), np.zeros(count), np.zeros((count, 2), np.int32)
+    elif found["machine"] != _SVC:
+        raise ValueError(f"machine {found['machine']!r} is not known")
+    pairs, support, offsets = tensors["pairs"], tensors["support"], tensors["offsets"]
     gamma, C, origin = float(found["gamma"]), float(found["C"]), json.loads(found["origin"])
     classes, mean, scale = tensors["classes"], tensors["mean"], tensors["scale"]
     fits = (
@@ -208,7 +229,7 @@ def _made(path: Path, tensors: dict[str, np.ndarray], found: dict[str, str], fea
     for at in range(len(pairs)):
         part = slice(offsets[at], offsets[at + 1])
         dual[np.searchsorted(used, support[part]), at] = tensors["dual"][part]
-    numbered = [(int(i), int(j)) for i, j in pairs]
+    numbered = [] if found["machine"] == _RIDGE else [(int(i), int(j)) for i, j in pairs]
     return Classifier(
         classes, numbered, vectors, dual, tensors["intercept"], Scaler(mean, scale), gamma, C, Origin(**origin), found["features_sha256"]
     )

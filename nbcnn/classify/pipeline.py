@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,6 +14,9 @@ from nbcnn.classify import gram, ovo, pairs
 from nbcnn.classify.blocks import Blocks
 from nbcnn.classify.scale import Scaler, gamma_of, gamma_scale, scaler_of, squared_norms
 from nbcnn.ranks.team import ALONE, Team
+
+if TYPE_CHECKING:
+    from nbcnn.classify.ridge import RidgeMachine
 
 Load = Callable[[], tuple[np.ndarray, np.ndarray]]
 """Gives (train, test) features; called once, so that they can be let go before the workers need the memory."""
@@ -36,10 +40,11 @@ class Settings:
 class Outcome:
     """A trained machine, what it predicts, and the seconds of each stage ("kernel", "fit", "predict").
 
-    `train_predicted`, `test_predicted` are class numbers, int32; decision values are (n, pairs) in the order of `machine.pairs`.
+    `train_predicted`, `test_predicted` are class numbers, int32; decision values are (n, pairs) in the order of `machine.pairs`,
+    or of kernel ridge (n, classes).
     """
 
-    machine: ovo.Machine
+    machine: ovo.Machine | RidgeMachine
     scaler: Scaler
     gamma: float
     C: float

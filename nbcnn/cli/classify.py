@@ -39,6 +39,8 @@ def add_parser() -> Parser:
     flag(data, "--baselines", bool, "also classify raw pixels and the code of an untrained encoder", "off")
     flag(data, "--data-dir", Path, "where the images are, for --baselines", "the run's", metavar="DIR")
     model = parser.add_argument_group("model")
+    flag(model, "--machine", one_of("svm", "ridge"), "svm: exact, one class against one; ridge: least squares, one matrix", "svm")
+    flag(model, "--lambda", real(0, exclusive=True), "of ridge: what is added to the kernel's diagonal", 0.1)
     flag(model, "--c", real(0, exclusive=True), "penalty of a margin violation", 10)
     flag(model, "--gamma", _gamma, "width of the RBF kernel; scale is 1 / (features · variance of the training set)", "scale")
     flag(model, "--scale", one_of("standard", "none"), "subtract each feature's mean and divide by its deviation, or not", "standard")
@@ -79,9 +81,13 @@ def _run(args: Any, team: Team) -> int:
     from nbcnn.classify import classifier, pipeline, report
     from nbcnn.classify.features import read_features
     from nbcnn.classify.gram import HostEngine
+    from nbcnn.files.errors import UsageError
     from nbcnn.train.plots import confusion as draw_confusion
 
     out = args.out or args.features / "classify"
+    ridge = (vars(args)["lambda"] or 0.1) if args.machine == "ridge" else None
+    if ridge is not None and args.search:
+        raise UsageError("--search chooses C and gamma of --machine svm; ridge has --lambda and --gamma")
     on_gpu, why = _on_gpu(args.device or "auto")
     team.agree("device", str(on_gpu).encode())
     held, train_labels, test_labels, origin, sha256, verified = _open(args.features, args.limit, verify=team.leads, beside=on_gpu)
@@ -91,18 +97,23 @@ def _run(args: Any, team: Team) -> int:
     scratch.mkdir(parents=True, exist_ok=True)
     if not team.leads:
         # On a GPU the pairs are solved in less time than they could be sent.
-        for _ in range(0 if on_gpu else 3 if args.baselines else 1):
+        for _ in range(0 if on_gpu or ridge is not None else 3 if args.baselines else 1):
             settings = pipeline.Settings(args.c or 10.0)
             pipeline.assist(train_labels, len(test_labels), settings=settings, scratch=scratch, team=team, jobs=args.jobs)
         return OK
     names = origin.classes or ()
     settings = pipeline.Settings(args.c or 10.0, args.gamma, (args.scale or "standard") == "standard")
     if not args.quiet:
-        _header(args.features, origin, len(train_labels), len(test_labels), settings, on_gpu, why, scratch)
+        _header(args.features, origin, len(train_labels), len(test_labels), settings, on_gpu, why, scratch, ridge)
 
     host = {"engine": HostEngine(), "scratch": scratch, "jobs": args.jobs}
 
     def trained(load: Load, labels: np.ndarray, settings: pipeline.Settings, **more: Any) -> pipeline.Outcome:
+        if ridge is not None:
+            from nbcnn.classify.ridge import classify
+            from nbcnn.gpu.device import Gpu
+
+            return classify(load, labels, settings=settings, ridge=ridge, place=Gpu() if on_gpu else None, report=more["report"])
         if on_gpu:
             from nbcnn.classify import gpu
 
@@ -136,6 +147,8 @@ def _run(args: Any, team: Team) -> int:
         "features": str(args.features),
         "features_sha256": sha256,
         "scale": "standard" if settings.scale else "none",
+        "machine": "svm" if ridge is None else "ridge",
+        "lambda": ridge,
         "model": str(out / classifier.NAME),
         "confusion_matrix": str(out / "confusion.png"),
         "classifiers": {},
@@ -158,7 +171,8 @@ def _run(args: Any, team: Team) -> int:
             if name == ENCODER:
                 rows_of = read_features(args.features, verify=False).train if args.portable else None
                 classifier.save(out / classifier.NAME, outcome, origin, args.features, sha256, rows_of)
-                title = f"{origin.dataset}: RBF SVM on {outcome.width:,} features, {scores.test:.2%} of {len(test_labels):,} test images"
+                name_of = "RBF SVM" if ridge is None else "kernel ridge"
+                title = f"{origin.dataset}: {name_of} on {outcome.width:,} features, {scores.test:.2%} of {len(test_labels):,} test images"
                 draw_confusion(out / "confusion.png", scores.confusion, names, title)
             report.save_json(out / "classify.json", result)
 
@@ -205,14 +219,15 @@ def _on_gpu(device: str) -> tuple[bool, str]:
     return on_gpu, "as asked" if device != "auto" else missing or "a GPU is there"
 
 
-def _header(folder: Path, origin: Origin, train: int, test: int, settings: Any, on_gpu: bool, why: str, scratch: Path) -> None:
+def _header(folder: Path, origin: Origin, train: int, test: int, settings: Any, on_gpu: bool, why: str, scratch: Path, ridge: float | None) -> None:
     gamma = "scale" if settings.gamma is None else f"{settings.gamma:g}"
     scaling = "standardised" if settings.scale else "centred"
+    what = f"one-against-one RBF SVM, C = {settings.C:g}" if ridge is None else f"kernel ridge, lambda = {ridge:g}"
     kernel = f"GPU ({why})" if on_gpu else f"BLAS ({why}), kept in {scratch} while it is needed"
     lines = (
         f"features  {folder} ({scaling}), from {origin.checkpoint}",
         f"data      {origin.dataset} ({origin.source}): {train:,} training, {test:,} test images, {len(origin.classes or ())} classes",
-        f"model     one-against-one RBF SVM, C = {settings.C:g}, gamma = {gamma}",
+        f"model     {what}, gamma = {gamma}",
         f"kernel    {kernel}",
     )
     print("\n".join(lines), file=sys.stderr)
