@@ -55,7 +55,8 @@ def _prepared(net: Net, batch: int) -> Allocated:
     """One walk down, once for each size of batch: record → lower → check → allocate, upload, compile."""
     if batch not in net.prepared:
         while len(net.prepared) >= KEPT_PLANS:
-            del net.prepared[next(iter(net.prepared))]
+            net.place.synchronize()
+            net.prepared.pop(next(iter(net.prepared))).close()
         recorded = net.record_predict(batch)
         plan = net.lower(recorded)
         check_memory(net.place, _bytes(plan, recorded.io), f"a batch of {batch}", largest_batch(batch, lambda size: planned_bytes(net, size)))

@@ -311,8 +311,7 @@ class TrainingSession:
     def close(self) -> None:
         """Let the captured graphs go, which hold on to the ranks' connection."""
         self.net.place.synchronize()
-        for program in self._held.programs.values():
-            program.close()
+        self._held.close()
 
 
 def _under(prefix: str, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
