@@ -34,6 +34,15 @@ LOSSES: dict[str, Callable[[], Any]] = {"cross_entropy": SoftmaxCrossEntropy, "m
 """Losses by the names that `Model` takes."""
 
 
+class Shown(str):
+    """A text that an interactive session shows as it is, not with its quotes."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
 class Model:
     """A network: layers, a loss, and the form of its data.
 
@@ -147,19 +156,19 @@ class Model:
         """Take examples of `form`, instead of the form of the first data."""
         self.form, self._learnt = form, True
 
-    def summary(self) -> str:
+    def summary(self) -> Shown:
         """Layers, shapes of their outputs without the batch, parameters; as text. Raises UsageError before it is built."""
         net = self.net
         frozen = sum(1 for name in net.params.layout.names if not self._factors.get(name, Factor()).lr)
         note = f"\n{frozen} of {len(net.params.layout.names)} parameters frozen" if frozen else ""
-        return f"{summary(net.layers, net.input_shape)}{note}\n{net.mode} {net.precision} on {net.device_name} ({net.why})"
+        return Shown(f"{summary(net.layers, net.input_shape)}{note}\n{net.mode} {net.precision} on {net.device_name} ({net.why})")
 
-    def explain(self, batch_size: int = 256) -> str:
+    def explain(self, batch_size: int = 256) -> Shown:
         """Every step of the plan of a batch's forward and backward pass: op, shapes, kernel, flops, bytes, floor; as text."""
         net = self.net
         plan = net.lower(net.record_gradients(batch_size) if self.loss else net.record_predict(batch_size))
         peak = "fp32 split" if net.mode == "tensorcore" and net.precision == "fp32" else net.precision
-        return explain(plan, peak, net.place.ceilings())
+        return Shown(explain(plan, peak, net.place.ceilings()))
 
     def __repr__(self) -> str:
         kinds = ", ".join(type(layer).__name__ for layer in self._layers)
@@ -297,6 +306,7 @@ class Model:
             del session, trainer
             if net.place.name == "gpu":
                 gc.collect()
+                net.place.release()
         return History(rows, result)
 
     def _pictures(self, title: str, images: np.ndarray, labels: np.ndarray | None) -> Plots:
@@ -448,10 +458,15 @@ class Model:
 
     def close(self) -> None:
         """Let the memory of the network go, on a GPU its GPU memory. The model can be saved or used no more."""
-        if self._net is not None:
-            self._net.place.synchronize()
+        place = self._net.place if self._net else None
+        for net in (self._net, *self._encoders.values()):
+            if net:
+                net.close()
+        net = None
         self._net, self._encoders, self._trained = None, {}, None
         gc.collect()
+        if place:
+            place.release()
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle, copy and joblib: the description and the weights; the optimizer's state is not kept."""
