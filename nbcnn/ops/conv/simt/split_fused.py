@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, f4, i4, i8, jit
+from nbcnn.gpu.language import cuda, f4, i8, jit
 from nbcnn.ops.conv.frame.pooling import PATCH, store_pooled, window_offsets
 from nbcnn.ops.conv.frame.split import launch_sum_planes, sum_of_planes, sum_planes_traffic
 from nbcnn.ops.kernel.call import Launch, blocks
@@ -33,7 +33,7 @@ def sum_pooled(vector: bool, bias: bool) -> Any:
         grid: ceil(windows·quads / 256), quads = ceil(GN / 4); owns: a thread one window of four channels.
         moves: 4·windows·GN·(4·planes + 1) bytes. Rows of the partial results are numbered by windows (pooling.py).
         """
-        i = i4(cuda.grid(1))
+        i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
         if i >= windows * quads:
             return
         window = i // quads

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from nbcnn.gpu.language import cuda, f4, i4, i8, jit
+from nbcnn.gpu.language import cuda, f4, i8, jit
 from nbcnn.ops.activations.relu import relu
 from nbcnn.ops.conv.frame.pooling import store_pooled
 from nbcnn.ops.kernel.loops import quotient
@@ -123,7 +123,7 @@ def points_kernel(kind: str) -> Any:
         grid ceil(tiles·groups / 256), block 256, groups = C/4; a thread owns four channels of a tile
         moves 4·(1 + points/STEP²)·H·W·C bytes an image; the rereads of overlapping tiles meet in the cache
         """
-        i = i4(cuda.grid(1))
+        i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
         if i >= tiles * groups:
             return
         t, group = split(i, groups)
@@ -159,7 +159,7 @@ def filter_points_kernel(kind: str) -> Any:
         grid ceil(count / 256), block 256, count = rows·groups, groups = columns/4; a thread owns four filters
         moves 4·(9 + points)·rows·columns bytes
         """
-        i = i4(cuda.grid(1))
+        i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
         if i >= count:
             return
         row, group = split(i, groups)
@@ -211,7 +211,7 @@ def image_kernel(kind: str, bias: bool, after: str) -> Any:
         grid ceil(tiles·groups / 256), block 256, groups = K/4; a thread owns four channels of a tile of 2×2 pixels
         moves 4·(points/4 + 1)·H·W·K bytes an image (4·(points/4 + 1/4) if pooled). other: what masks, or the index that pooling writes
         """
-        i = i4(cuda.grid(1))
+        i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
         if i >= tiles * groups:
             return
         t, group = split(i, groups)
