@@ -58,7 +58,7 @@ def halo_pitch(side: int) -> int:
 def image_kernel(path: str, R: int, S: int, stride: int, warps: int, with_bias: bool) -> Any:
     """The kernel of fprop (source x, target y) or dgrad (source dy, target dx).
 
-    At stride 1 dgrad is fprop with the filters turned by half a circle, which is how both stage them. At stride 2 it
+    At stride 1 dgrad is fprop with the filters flipped, by 180 degrees, which is how both stage them. At stride 2 it
     reads a source with a zero between every two pixels, and skips the taps that fall on those.
     """
     IS_FPROP = path == "fprop"
@@ -100,8 +100,8 @@ def image_kernel(path: str, R: int, S: int, stride: int, warps: int, with_bias: 
             value = 0.0
             if c < depth and target + j < CT:
                 value = w[at * TAPS + tap]
-            turned = tap if IS_FPROP else TAPS - 1 - tap
-            staged[(c * TAPS + turned) * WEIGHT_PITCH + j] = value
+            flipped = tap if IS_FPROP else TAPS - 1 - tap
+            staged[(c * TAPS + flipped) * WEIGHT_PITCH + j] = value
 
     @jit(device=True)
     def add_tap(acc, pixels, weights, pixel, weight):

@@ -1,6 +1,6 @@
 """The kernel of a convolution with its EvoNorm on Hopper's tensor cores: a warpgroup makes all pixels of 64 filters of an image, or of a part.
 
-The product is turned around: its rows are 64 filters, its columns the pixels of a few lines of the image, so that a thread has two
+The product is transposed: its rows are 64 filters, its columns the pixels of a few lines of the image, so that a thread has two
 channels and nothing but sums of their pixels to make statistics of. The source comes line by line with its border, as TMA brings it,
 and the columns run through the border too: column p of tap (r, s) is then row p + r·PW + s of what lies in shared memory, for every tap,
 and the few columns between two lines are thrown away. Where all of an image's (or part's) results fit into shared memory, they stay there
@@ -25,7 +25,8 @@ import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, jit, types, u4
 from nbcnn.ops.activations.sigmoid import divide
-from nbcnn.ops.conv.wgmma.tile import ALIGNMENT, KINDS, WARPGROUP
+from nbcnn.ops.conv.wgmma.ring import aligned, claim_stage, init_ring, next_stage
+from nbcnn.ops.conv.wgmma.tile import KINDS, WARPGROUP
 from nbcnn.ops.conv_norm.wgmma_ends import channel_numbers, finish_tile, merge, merged_lanes, normaliser
 from nbcnn.ops.conv_norm.wgmma_form import FILTER_BYTES, FILTERS, GROUPS, MOMENTS, THREADS, Form
 from nbcnn.ops.kernel.loops import quotient, unrolled
@@ -104,6 +105,7 @@ def conv_norm_kernel(form: Form) -> Any:
     ALL_MOMENTS, ALL_SCALES, OWN = GROUPS * MOMENTS * FILTERS, GROUPS * FILTERS, MOMENTS * FILTERS
     multiply, finish, all_done, bring_filters = _multiply_tap(form), finish_tile(form), wgmma_wait_all(SUMS), _filter_loads(form)
     numbers, normalise, over_pixels, over_parts = channel_numbers(form), normaliser(form), merged_lanes(4), merged_lanes(PARTS)
+    init, claim, advance = init_ring(BUFFERS, 4), claim_stage(PATCH_LOAD), next_stage(BUFFERS)
     first_group, second_group = bar_sync(1, WARPGROUP), bar_sync(2, WARPGROUP)
 
     @jit(device=True)
@@ -118,7 +120,7 @@ def conv_norm_kernel(form: Form) -> Any:
         """raw = conv(x, w) + b; y = γ·raw·σ(v·raw)/s + β or γ·raw/max(√(running + eps), v·raw + s) + β; shift, std of every group.
 
         gemm    64 filters × P·(Q + S − 1) pixels with the borders between lines × R·S·C, for every image.
-        grid    a multiple of `slabs` = K/64; the warpgroups of a slab's blocks take images in turn, or `share` lines each of the same.
+        grid    a multiple of `slabs` = K/64; the warpgroups of a slab's blocks take images one after another, or `share` lines each of the same.
         block   two warpgroups that multiply, each with a warp that has its source fetched.
         owns    a warpgroup an image's 64 channels (or a part); a tile of `lines` lines at a time, a thread two channels of a quarter of it.
         shared  `form.shared_bytes`: all taps of 64 filters, `buffers` tiles of source for each warpgroup, results.
@@ -128,7 +130,7 @@ def conv_norm_kernel(form: Form) -> Any:
         memory = cuda.shared.array(0, np.uint8)
         moments = cuda.shared.array(ALL_MOMENTS, f4)
         scales = cuda.shared.array(ALL_SCALES, f4)
-        base = (byte_address_shared(memory) + (ALIGNMENT - 1)) & u4(0xFFFFFFFF - ALIGNMENT + 1)
+        base = aligned(byte_address_shared(memory))
         taps_full = base + BARRIERS
         t = cuda.threadIdx.x
         lane, warp = t & 31, t >> 5
@@ -143,10 +145,9 @@ def conv_norm_kernel(form: Form) -> Any:
         if t == 0:
             for tap in range(CHUNKS * TAPS):
                 mbarrier_init(taps_full + tap * 8, u4(1))
-            for slot in range(GROUPS * BUFFERS):
-                even = taps_full + (8 * CHUNKS * TAPS + slot // BUFFERS * BUFFERS * 16 + slot % BUFFERS * 8)
-                mbarrier_init(even, u4(1))
-                mbarrier_init(even + BUFFERS * 8, u4(4))
+            for ring in range(GROUPS):
+                first_full = taps_full + (8 * CHUNKS * TAPS + ring * BUFFERS * 16)
+                init(first_full, first_full + BUFFERS * 8)
             fence_mbarrier_init()
         elif not multiplies and lane == 0:
             fence_tensor_map(source_map)
@@ -160,29 +161,25 @@ def conv_norm_kernel(form: Form) -> Any:
         step = quotient(cuda.gridDim.x // slabs * GROUPS, PARTS)
         first_line = part * share
         last_line = min(P, first_line + share)
-        slot, parity = 0, u4(0)
         if not multiplies:
             if lane == 0:
+                buffer, parity = 0, 1
                 # The first source goes ahead of the filters, which arrive tap by tap: the first product waits for as little as can be.
                 brings_filters = group == 0
                 while image < N:
                     line = first_line
                     while line < last_line:
                         for chunk in range(CHUNKS):
-                            here = u4(slot * 8)
-                            mbarrier_wait(empty + here, parity ^ 1)
-                            mbarrier_arrive_expect_tx(full + here, u4(PATCH_LOAD))
-                            load_tile_4d(patches + slot * PATCH, source_map, chunk * CHANNELS, -pad, line - pad, image, full + here)
+                            barrier = claim(full, empty, buffer, parity)
+                            load_tile_4d(patches + buffer * PATCH, source_map, chunk * CHANNELS, -pad, line - pad, image, barrier)
                             if brings_filters:
                                 bring_filters(base, filter_map, C, k0, taps_full)
                                 brings_filters = False
-                            slot += 1
-                            if slot == BUFFERS:
-                                slot = 0
-                                parity ^= 1
+                            buffer, parity = advance(buffer, parity)
                         line += LINES
                     image += step
         else:
+            buffer, parity = 0, 0
             acc = cuda.local.array(SUMS, f4)
             sums = cuda.local.array(7, f4)
             of_channels = cuda.local.array(16, f4)
@@ -206,8 +203,8 @@ def conv_norm_kernel(form: Form) -> Any:
                     filters, tap_full = base, taps_full
                     chunk_at = 0
                     while chunk_at < CHUNKS:
-                        mbarrier_wait(full + slot * 8, parity)
-                        at = patches + slot * PATCH
+                        mbarrier_wait(full + buffer * 8, parity)
+                        at = patches + buffer * PATCH
                         # Right before the products: with sums touched behind a fence, ptxas waits for every product before it issues the next.
                         wgmma_fence()
                         r = 0
@@ -221,11 +218,8 @@ def conv_norm_kernel(form: Form) -> Any:
                             r += 1
                         all_done(acc)
                         if lane == 0:
-                            mbarrier_arrive(empty + slot * 8)
-                        slot += 1
-                        if slot == BUFFERS:
-                            slot = 0
-                            parity ^= 1
+                            mbarrier_arrive(empty + buffer * 8)
+                        buffer, parity = advance(buffer, parity)
                         chunk_at += 1
                     if BF16:
                         if STORES and in_group == 0:
