@@ -156,7 +156,7 @@ def sum_pooled_traffic(windows: int, GN: int, planes: int) -> Traffic:
 
 
 def exchanged_traffic(window: int, K: int, C: int, planes: int, bias: bool = True) -> list[Traffic]:
-    """Bytes of `launch_sum_flipped` (a window of 9) and `launch_sum_points` (16)."""
+    """Bytes of `launch_sum_flipped` (a window of 9) and `launch_sum_winograd` (16)."""
     count = window * K * C
     summed = 1 if planes > FEW_PLANES else planes
     first = [sum_planes_traffic(count, planes)] if summed < planes else []
