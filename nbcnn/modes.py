@@ -86,7 +86,7 @@ _IM2COL = (
         | COMMON
         | {"gemm": gemm.IMPL}
         | DWCONV["best"]
-        | pwconv1d.turned(im2col.OPS)
+        | pwconv1d.transposed(im2col.OPS)
         | conv_evonorm.two_ops(im2col.OPS["conv_fprop"]),
     ),
 )
@@ -113,8 +113,10 @@ def _tensorcore(precision: str) -> Row:
     first = for_few_pixels(general) | {op: general[op] for op in MMA_FIRST.get(precision, ())}
     common = COMMON | DWCONV["best"] | {"unpool": unpool.IMPL, "gemm": gemm.SIMPLE}
     hopper = wgmma.ops(precision)
-    hopper |= pwconv1d.turned(hopper) | {"gemm": gemm.engine(hopper["conv_fprop"]) if precision == "fp32" else gemm_wgmma.implementation(precision)}
-    general |= pwconv1d.turned(general) | {"gemm": gemm.engine(general["conv_fprop"])}
+    hopper |= pwconv1d.transposed(hopper) | {
+        "gemm": gemm.engine(hopper["conv_fprop"]) if precision == "fp32" else gemm_wgmma.implementation(precision)
+    }
+    general |= pwconv1d.transposed(general) | {"gemm": gemm.engine(general["conv_fprop"])}
     norms = conv_wgmma.ops(precision) if precision in conv_wgmma.PRECISIONS else {}
     own = (*thin_parts, ("mma", first), ("wgmma", hopper), ("mma", general))
     two_ops = [(name, conv_evonorm.two_ops(ops["conv_fprop"])) for name, ops in own if "conv_fprop" in ops]

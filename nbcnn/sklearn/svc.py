@@ -61,7 +61,7 @@ class RBFSVC(ClassifierMixin, BaseEstimator):
 
     def fit(self, X: Any, y: Any) -> Self:
         """Train on X and its classes y, of any type. Raises ValueError for one class, or parameters out of range."""
-        from nbcnn.classify import pipeline
+        from nbcnn.classify import ovo, pipeline
 
         if not self.C > 0 or not (self.gamma == "scale" or (not isinstance(self.gamma, str) and self.gamma > 0)):
             raise UsageError(f"C and gamma must be more than 0 (gamma may be 'scale'), got {self.C!r} and {self.gamma!r}")
@@ -87,6 +87,7 @@ class RBFSVC(ClassifierMixin, BaseEstimator):
                 jobs = self.jobs or (1 if len(rows) < 5000 else None)
                 outcome = pipeline.classify(load, numbers.astype(np.int32), settings=settings, engine=HostEngine(), scratch=Path(scratch), jobs=jobs)
         machine = outcome.machine
+        assert isinstance(machine, ovo.Machine)  # the settings ask for no other
         self.support_ = machine.supports()
         self.support_vectors_ = rows[self.support_].copy()
         outcome.scaler.apply(self.support_vectors_)

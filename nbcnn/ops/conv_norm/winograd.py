@@ -27,11 +27,11 @@ from nbcnn.ops.norms.quads import PIXELS
 from nbcnn.ops.ptx.shuffle import WARP
 
 _CHANNELS = (32, 64, 16)
-"""Channels of a slab, the first that are whole groups and fit: 128 neighbouring bytes of a point; more for a wide group; fewer move slower."""
+"""Channels of a slab, the first that are whole groups and fit: 128 neighbouring bytes of a position; more for a wide group; fewer move slower."""
 _OWN = 1024
 """Bytes of shared memory that a block takes for itself; a multiprocessor has about as many more than its largest block."""
 _WARPS, _MOST_BLOCKS = 4 * 5, 3
-"""Warps of a multiprocessor: a scheduler has 96 registers a thread for five; fewer registers do not hold all points of an item in flight."""
+"""Warps of a multiprocessor: a scheduler has 96 registers a thread for five; fewer registers do not hold all values of an item in flight."""
 
 
 @dataclass(frozen=True)
@@ -112,14 +112,14 @@ def launches(call: Call, epilogue: str, z: Any = None, y: Any = None, running: A
 
 
 def bytes_of(call: Call) -> Sequence[Traffic]:
-    """Bytes of every launch: the last ones read points, and write an image tensor, or two, and the groups' statistics."""
+    """Bytes of every launch: the last ones read Winograd-domain values, and write an image tensor, or two, and the groups' statistics."""
     conv, training, b0 = convolution_of(call), call.op.endswith("_fprop"), "groups" not in call.attrs
     c, tensors = im2col.shape_of(conv), 2 if training and not b0 else 1
     kept = traffic.STATISTICS * c.K // group_of(call) if training else 0
 
     def last(tiles: int) -> Traffic:
         images = tiles * PIXELS // (c.H * c.W)
-        return once(4 * winograd.POINTS * tiles * c.K, 4 * PIXELS * tiles * c.K * tensors + images * kept)
+        return once(4 * winograd.VALUES * tiles * c.K, 4 * PIXELS * tiles * c.K * tensors + images * kept)
 
     made = winograd.traffic_of(conv, last)
     return [*made, *traffic.b0_behind_planes(call, image=1)] if b0 and training else made

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, f4, i4, jit
+from nbcnn.gpu.language import cuda, f4, jit
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks, host
 from nbcnn.ops.kernel.elementwise import copy, supports
 from nbcnn.ops.kernel.stored import kinds, scalar_io
@@ -79,7 +79,7 @@ def transpose_narrow_kernel(source: str, target: str) -> Any:
 
     @jit()
     def transpose_narrow_kernel(x, y, count, rows, cols):
-        i = i4(cuda.grid(1))
+        i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
         if i < count:
             rest, row = split(i, rows)
             matrix, col = split(rest, cols)

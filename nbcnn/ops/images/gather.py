@@ -35,7 +35,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.device import constant
-from nbcnn.gpu.language import cuda, f4, i4, i8, jit, types, u4
+from nbcnn.gpu.language import cuda, f4, i8, jit, types, u4
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks, host
 from nbcnn.ops.kernel.case import Case
 from nbcnn.ops.kernel.stored import kinds, scalar_io, vector_io
@@ -273,7 +273,7 @@ def gather_labels_kernel(labels, order, state, y, count):
 
     grid ceil(N / 256), block 256, a thread owns a label; moves 12·N bytes.
     """
-    n = i4(cuda.grid(1))
+    n = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
     if n < count:
         y[n] = labels[order[state[POSITION] + i8(n)]]
 

@@ -99,7 +99,7 @@ def fprop_kernel(kind: str, lanes: int, size: int, stride: int) -> Any:
 
     @jit()
     def maxpool_fprop_kernel(x, y, index, count, H, W, P, Q, groups):
-        i = i4(cuda.grid(1))
+        i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
         if i >= count:
             return
         o, p, q, group = position(i, P, Q, groups)
@@ -132,7 +132,7 @@ def dgrad_kernel(kind: str, lanes: int, size: int, stride: int) -> Any:
 
     @jit()
     def maxpool_dgrad_kernel(dy, index, dx, count, H, W, P, Q, groups):
-        i = i4(cuda.grid(1))
+        i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
         if i >= count:
             return
         o, h, w, group = position(i, H, W, groups)
@@ -172,7 +172,7 @@ def dgrad_tile_kernel(kind: str, lanes: int, size: int) -> Any:
 
     @jit()
     def maxpool_dgrad_tile_kernel(dy, index, dx, count, H, W, P, Q, groups, tiles_h, tiles_w):
-        i = i4(cuda.grid(1))
+        i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
         if i >= count:
             return
         o, p, q, group = position(i, tiles_h, tiles_w, groups)
@@ -212,7 +212,7 @@ def fprop_rows_kernel(kind: str) -> Any:
 
     @jit()
     def maxpool_fprop_rows_kernel(x, y, index, count, H, W, P, quads):
-        i = i4(cuda.grid(1))
+        i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
         if i >= count:
             return
         rest, quad = split(i, quads)
@@ -244,7 +244,7 @@ def dgrad_rows_kernel(kind: str) -> Any:
 
     @jit()
     def maxpool_dgrad_rows_kernel(dy, index, dx, count, H, W, P, pairs, tiles_h):
-        i = i4(cuda.grid(1))
+        i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
         if i >= count:
             return
         rest, pair = split(i, pairs)

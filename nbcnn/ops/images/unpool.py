@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, f4, i4, jit, u4
+from nbcnn.gpu.language import cuda, f4, jit, u4
 from nbcnn.ops.kernel import elementwise
 from nbcnn.ops.kernel.call import Call, Impl, Launch
 from nbcnn.ops.kernel.stored import kinds
@@ -38,7 +38,7 @@ def unpool_pairs_kernel(dy, index, dx, count, P, Q, groups):
     owns    thread: 8 channels of one 2 × 2 window
     moves   (2 + 1/4)·dy + 2·dx bytes, 16 at a time
     """
-    i = i4(cuda.grid(1))
+    i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
     if i >= count:
         return
     n, p, q, group = position(i, P, Q, groups)
@@ -65,7 +65,7 @@ def unpool_kernel(kind: str, lanes: int) -> Any:
 
     @jit()
     def unpool_kernel(dy, index, dx, count, P, Q, groups):
-        i = i4(cuda.grid(1))
+        i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
         if i >= count:
             return
         n, p, q, group = position(i, P, Q, groups)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, f4, i4, jit
+from nbcnn.gpu.language import cuda, f4, jit
 from nbcnn.ops.kernel.call import Call, Launch, Shape
 from nbcnn.ops.kernel.stored import kinds, scalar_io, vector_io
 from nbcnn.ops.kernel.traffic import Traffic, element, outputs, size
@@ -51,7 +51,7 @@ def sum_kernel(kind: str, lanes: int, size: int, stride: int) -> Any:
 
     @jit()
     def window_sum_kernel(large, small, count, scale, H, W, P, Q, groups):
-        i = i4(cuda.grid(1))
+        i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
         if i >= count:
             return
         o, p, q, group = position(i, P, Q, groups)
@@ -84,7 +84,7 @@ def spread_kernel(kind: str, lanes: int, size: int, stride: int) -> Any:
 
     @jit()
     def window_spread_kernel(small, large, count, scale, H, W, P, Q, groups):
-        i = i4(cuda.grid(1))
+        i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
         if i >= count:
             return
         o, h, w, group = position(i, H, W, groups)
@@ -123,7 +123,7 @@ def tile_kernel(kind: str, lanes: int, size: int) -> Any:
 
     @jit()
     def window_tile_kernel(small, large, count, scale, H, W, P, Q, groups, tiles_h, tiles_w):
-        i = i4(cuda.grid(1))
+        i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
         if i >= count:
             return
         o, p, q, group = position(i, tiles_h, tiles_w, groups)
@@ -153,7 +153,7 @@ def row_sum_kernel(kind: str) -> Any:
 
     @jit()
     def window_row_sum_kernel(large, small, count, scale, H, W, P, quads):
-        i = i4(cuda.grid(1))
+        i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
         if i >= count:
             return
         rest, quad = split(i, quads)
@@ -181,7 +181,7 @@ def row_spread_kernel(kind: str) -> Any:
 
     @jit()
     def window_row_spread_kernel(small, large, count, scale, H, W, P, pairs, tiles_h):
-        i = i4(cuda.grid(1))
+        i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
         if i >= count:
             return
         rest, pair = split(i, pairs)

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, f4, i4, jit, types
+from nbcnn.gpu.language import cuda, f4, jit, types
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks, host
 from nbcnn.ops.kernel.case import Case, Gradient, Shapes, normal
 from nbcnn.ops.kernel.reduce import THREADS, add_partials, block_sum, f8, group_reduction, larger, partial_bytes, plus
@@ -112,7 +112,7 @@ def dgrad_kernel(kind: str) -> Any:
 
     @jit()
     def softmax_xent_dgrad_kernel(p, labels, dlogits, rows, classes, scale):
-        i = i4(cuda.grid(1))
+        i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
         if i < rows * classes:
             row = i // classes
             value = load(p, i)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, i4, i8, jit
+from nbcnn.gpu.language import cuda, i8, jit
 from nbcnn.ops.kernel.call import Launch, blocks
 
 THREADS = 256
@@ -41,7 +41,7 @@ def rbf_kernel(row_norms, col_norms, k, N, pitch, count, gamma):
     grid   ⌈M·N / 256⌉; block 256; a thread owns one value
     moves  8·M·N + 4·(M + N) bytes
     """
-    at = i4(cuda.grid(1))
+    at = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
     if at < count:
         row = at // N
         to = i8(row) * pitch + (at - row * N)
