@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, f4, jit, types, u4
+from nbcnn.gpu.language import cuda, f4, jit, types
 from nbcnn.ops.activations.sigmoid import divide
 from nbcnn.ops.conv.wgmma.ring import aligned, claim_stage, init_ring, next_stage
 from nbcnn.ops.conv.wgmma.tile import KINDS, WARPGROUP
@@ -59,7 +59,7 @@ def _multiply_tap(form: Form) -> Any:
 
         @jit(device=True)
         def run(acc, a, b):
-            product(acc, a + u8(MORE), b + u8(MORE), u4(1))
+            product(acc, a + u8(MORE), b + u8(MORE), 1)
 
         return run
 
@@ -83,9 +83,9 @@ def _filter_loads(form: Form) -> Any:
         for chunk in range(CHUNKS):
             for tap in range(TAPS):
                 at = chunk * TAPS + tap
-                full = barriers + u4(at * 8)
-                mbarrier_arrive_expect_tx(full, u4(FILTER_BYTES))
-                load_tile_2d(to + u4(at * FILTER_BYTES), filter_map, tap * C + chunk * CHANNELS, k0, full)
+                full = barriers + at * 8
+                mbarrier_arrive_expect_tx(full, FILTER_BYTES)
+                load_tile_2d(to + at * FILTER_BYTES, filter_map, tap * C + chunk * CHANNELS, k0, full)
 
     return run
 
@@ -144,7 +144,7 @@ def conv_norm_kernel(form: Form) -> Any:
         raw_map = filter_map + u8(ROW_BYTES)
         if t == 0:
             for tap in range(CHUNKS * TAPS):
-                mbarrier_init(taps_full + tap * 8, u4(1))
+                mbarrier_init(taps_full + tap * 8, 1)
             for ring in range(GROUPS):
                 first_full = taps_full + (8 * CHUNKS * TAPS + ring * BUFFERS * 16)
                 init(first_full, first_full + BUFFERS * 8)
@@ -211,7 +211,7 @@ def conv_norm_kernel(form: Form) -> Any:
                         while r < R:
                             s = 0
                             while s < S:
-                                mbarrier_wait(tap_full, u4(0))
+                                mbarrier_wait(tap_full, 0)
                                 multiply(acc, filters, at + (r * PW + s) * ROW_BYTES)
                                 filters, tap_full = filters + FILTER_BYTES, tap_full + 8
                                 s += 1

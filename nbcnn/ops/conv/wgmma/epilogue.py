@@ -50,7 +50,7 @@ def put_fragments(tile: Tile, kind_name: str) -> Any:
     @jit(device=True)
     def run(acc, floor, stage, group, warp, lane):
         row = group * ROWS + (warp & 3) * 16 + (lane >> 2)
-        at = stage + u4(row * PITCH + (lane & 3) * (2 * ELEMENT))
+        at = stage + (row * PITCH + (lane & 3) * (2 * ELEMENT))
         for j in range(EIGHTS):
             for half in range(HALVES):
                 for h in range(2):
@@ -71,8 +71,8 @@ def moves(kind_name: str) -> tuple[Any, Any, Any]:
 
         @jit(device=True)
         def keep_halves(word, x):
-            low = word & u4(0xFFFF) if bf16_low(x) > 0.0 else u4(0)
-            high = word & u4(0xFFFF0000) if bf16_high(x) > 0.0 else u4(0)
+            low = word & 0xFFFF if bf16_low(x) > 0.0 else u4(0)
+            high = word & 0xFFFF0000 if bf16_high(x) > 0.0 else u4(0)
             return low | high
 
         return load_bf16x8_if, keep_halves, store_bf16x8
@@ -113,7 +113,7 @@ def store_rows(tile: Tile, kind_name: str, mask: bool, interleaved: bool) -> Any
         row = t >> CHUNKS
         chunk = t & LAST
         channel = n0 + chunk * CHUNK
-        start = stage + u4(row * PITCH + chunk * 16)
+        start = stage + (row * PITCH + chunk * 16)
         # A pixel beyond the last, or a channel, fails this one comparison.
         end = GM if channel < K else 0
         for batch in range(BATCHES):
@@ -149,10 +149,10 @@ def largest_of_four(kind_name: str) -> Any:
             # Not negative, so ordered as integers; the row in the lower bits lets the first of equals win, and comes out with the maximum.
             low, high = u4(0), u4(0)
             for i in range(4):
-                low = max(low, words[4 * i + q] << 16 | u4(3 - i))
-                high = max(high, words[4 * i + q] & u4(0xFFFF0000) | 3 - i)
-            word = low >> 16 | high & u4(0xFFFF0000)
-            return word, (3 - (low & u4(3))) | (3 - (high & u4(3))) << 2
+                low = max(low, words[4 * i + q] << 16 | 3 - i)
+                high = max(high, words[4 * i + q] & 0xFFFF0000 | 3 - i)
+            word = low >> 16 | high & 0xFFFF0000
+            return word, (3 - (low & 3)) | (3 - (high & 3)) << 2
     else:
 
         @jit(device=True)
@@ -213,7 +213,7 @@ def store_pooled(tile: Tile, kind_name: str) -> Any:
             pair = pooled // across
             row = pair * 2 * Q + (pooled - pair * across) * 2
             if m0 + row < GM and channel < K:
-                first = stage + u4(row * PITCH + chunk * 16)
+                first = stage + (row * PITCH + chunk * 16)
                 below = first + Q * PITCH
                 words[0], words[1], words[2], words[3] = load_words_4(first)
                 words[4], words[5], words[6], words[7] = load_words_4(first + PITCH)

@@ -38,10 +38,10 @@ def put_fragments(tile: PatchTile, kind_name: str, mask: bool) -> Any:
         for half in range(HALVES):
             for j in range(EIGHTS):
                 if BF16:
-                    at = stage + u4((half * COLUMNS + j // 8) * BLOCK_BYTES) + ((j % 8 ^ swizzle) << 4) + (pair << 2)
+                    at = stage + (half * COLUMNS + j // 8) * BLOCK_BYTES + ((j % 8 ^ swizzle) << 4) + (pair << 2)
                 else:
                     chunk = 2 * (j % 4) + (pair >> 1)
-                    at = stage + u4((half * COLUMNS + j // 4) * BLOCK_BYTES) + ((chunk ^ swizzle) << 4) + ((pair & 1) << 3)
+                    at = stage + (half * COLUMNS + j // 4) * BLOCK_BYTES + ((chunk ^ swizzle) << 4) + ((pair & 1) << 3)
                 for h in range(2):
                     to = at + row * ROW_BYTES + 8 * h * ROW_BYTES
                     v0 = acc[(half * EIGHTS + j) * 4 + 2 * h]
@@ -85,7 +85,7 @@ def store_pooled(tile: PatchTile, kind_name: str) -> Any:
             pooled = (item >> CHUNKS) & 15
             half = item >> CHUNKS + 4
             ph, pw = pooled >> 2, pooled & 3
-            here = stage + u4((half * COLUMNS + (chunk >> 3)) * BLOCK_BYTES + (ph * 16 + pw * 2) * ROW_BYTES)
+            here = stage + ((half * COLUMNS + (chunk >> 3)) * BLOCK_BYTES + (ph * 16 + pw * 2) * ROW_BYTES)
             # Rows 16·ph + 2·pw and the next are 2·pw and 2·pw + 1 modulo 8, eight rows further down the same.
             even = here + (u4((chunk & 7) ^ (pw * 2)) << 4)
             odd = here + ROW_BYTES + (u4((chunk & 7) ^ (pw * 2 + 1)) << 4)

@@ -62,7 +62,7 @@ def _multiply_tap(tile: PatchTile, kind_name: str, w: Window) -> Any:
 
         @jit(device=True)
         def run(acc, a0, a1, b):
-            product(acc, (a1 if SECOND else a0) + u8(MORE), b + u8(MORE), u4(1))
+            product(acc, (a1 if SECOND else a0) + u8(MORE), b + u8(MORE), 1)
 
         return run
 
@@ -216,7 +216,7 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, finish: str) -
                             acc[(half * EIGHTS + j) * 4 + 2 * h + 1] = b1
                 if MASK and in_group == 0:
                     wait_stores_read()
-                    mbarrier_arrive_expect_tx(mask_full + group * 8, u4(MINE))
+                    mbarrier_arrive_expect_tx(mask_full + group * 8, MINE)
                     for half in range(HALVES):
                         mine = square + half
                         wx = w0 + (mine & (1 << ACROSS) - 1) * SQUARE

@@ -42,7 +42,7 @@ def add_pixels(tile: PixelTile, columns: int) -> Any:
 
     @jit(device=True)
     def read(start, inside, pixel):
-        return load_words_4(start + u4(pixel * ROW_BYTES) + ((inside ^ pixel) & 7) * 16)
+        return load_words_4(start + pixel * ROW_BYTES + ((inside ^ pixel) & 7) * 16)
 
     @jit(device=True)
     def add(sums, words):
@@ -52,9 +52,9 @@ def add_pixels(tile: PixelTile, columns: int) -> Any:
 
     @jit(device=True)
     def add_rest(sums, start, inside, wanted, base):
-        while wanted != u4(0):
+        while wanted != 0:
             add(sums, read(start, inside, cuda.ffs(wanted) + base))
-            wanted &= wanted - u4(1)
+            wanted &= wanted - 1
 
     @jit(device=True)
     def run(sums, at, lane, wanted0, wanted1):
@@ -69,29 +69,29 @@ def add_pixels(tile: PixelTile, columns: int) -> Any:
             base_other = base_one
             if TEAMS == 4:
                 mine &= u4(0xFFFF0000) if team >= 2 else u4(0x0000FFFF)
-            one, other = mine & u4(0x00FF00FF), mine & u4(0xFF00FF00)
+            one, other = mine & 0x00FF00FF, mine & 0xFF00FF00
         if chunk >= CHUNKS:
             one, other = u4(0), u4(0)
-        start = at + u4((chunk >> 3) * PANEL_BYTES)
+        start = at + (chunk >> 3) * PANEL_BYTES
         inside = chunk & 7
         # Eight reads are under way at a time, found along two independent chains.
         while cuda.popc(one) >= 4 and cuda.popc(other) >= 4:
             a = cuda.ffs(one) + base_one
             e = cuda.ffs(other) + base_other
-            one &= one - u4(1)
-            other &= other - u4(1)
+            one &= one - 1
+            other &= other - 1
             b = cuda.ffs(one) + base_one
             f = cuda.ffs(other) + base_other
-            one &= one - u4(1)
-            other &= other - u4(1)
+            one &= one - 1
+            other &= other - 1
             c = cuda.ffs(one) + base_one
             g = cuda.ffs(other) + base_other
-            one &= one - u4(1)
-            other &= other - u4(1)
+            one &= one - 1
+            other &= other - 1
             d = cuda.ffs(one) + base_one
             h = cuda.ffs(other) + base_other
-            one &= one - u4(1)
-            other &= other - u4(1)
+            one &= one - 1
+            other &= other - 1
             wa, wb, wc, wd = read(start, inside, a), read(start, inside, b), read(start, inside, c), read(start, inside, d)
             we, wf, wg, wh = read(start, inside, e), read(start, inside, f), read(start, inside, g), read(start, inside, h)
             add(sums, wa)
@@ -120,7 +120,7 @@ def store_sums(columns: int) -> Any:
 
     @jit(device=True)
     def run(sums, partials_b, meeting, helper, lane, at):
-        mine = meeting + u4((helper * WARP + lane) * 32)
+        mine = meeting + (helper * WARP + lane) * 32
         store_words_4(mine, float_bits(sums[0]), float_bits(sums[1]), float_bits(sums[2]), float_bits(sums[3]))
         store_words_4(mine + 16, float_bits(sums[4]), float_bits(sums[5]), float_bits(sums[6]), float_bits(sums[7]))
         helpers_meet()

@@ -35,11 +35,11 @@ def transpose_panel(tile: PixelTile) -> Any:
 
     @jit(device=True)
     def run(values, at, lane):
-        column = at + u4((lane >> 2) * 16 + (lane & 3) * 4)
+        column = at + ((lane >> 2) * 16 + (lane & 3) * 4)
         for pixel in range(32):
             values[pixel] = bits_float(load_words_1((column ^ (pixel & 7) * 16) + pixel * 128))
         cuda.syncwarp()
-        row = at + u4(lane * 128 + (lane & 7) * 16)
+        row = at + (lane * 128 + (lane & 7) * 16)
         for q in range(8):
             a, b, c, d = values[4 * q], values[4 * q + 1], values[4 * q + 2], values[4 * q + 3]
             to = row ^ q * 16
@@ -63,14 +63,14 @@ def _add_eight(first: int) -> Any:
     def run(values, wanted):
         eight = u4(wanted) >> FIRST & 0xFF
         # Where an even number of columns makes every other pixel wanted, or none, this is short.
-        if eight == u4(0x55):
+        if eight == 0x55:
             return (values[FIRST] + values[FIRST + 2]) + (values[FIRST + 4] + values[FIRST + 6])
-        if eight == u4(0xAA):
+        if eight == 0xAA:
             return (values[FIRST + 1] + values[FIRST + 3]) + (values[FIRST + 5] + values[FIRST + 7])
         total = 0.0
-        if eight != u4(0):
+        if eight != 0:
             for i in range(8):
-                total += values[FIRST + i] if eight & 1 << i != u4(0) else 0.0
+                total += values[FIRST + i] if eight & 1 << i != 0 else 0.0
         return total
 
     return run
@@ -106,7 +106,7 @@ def _transpose_share(tile: PixelTile, bias: str, i: int) -> Any:
         values = cuda.local.array(32, f4)
         panel = warp + FIRST
         if panel < PANELS:
-            transpose(values, here + u4(panel * PANEL_BYTES), lane)
+            transpose(values, here + panel * PANEL_BYTES, lane)
             if STATIONARY and panel < PANELS_A and due:
                 sums[SHARE] += add_pixels(values, u4(_ALL))
             if SHIFTED and panel >= PANELS_A and due:
