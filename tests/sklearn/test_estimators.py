@@ -5,6 +5,7 @@ from __future__ import annotations
 import joblib
 import numpy as np
 import pytest
+import sklearn
 from sklearn.base import clone
 from sklearn.datasets import load_digits
 from sklearn.model_selection import GridSearchCV, cross_val_score
@@ -35,8 +36,8 @@ ESTIMATORS = {
 }
 EXPECTED: dict[str, dict[str, str]] = {name: {} for name in ESTIMATORS}
 """By the estimator, the checks that fail and why."""
-LEAST = {"ConvAutoencoder": 40, "ConvClassifier": 45, "RBFSVC": 45}
-"""How many checks scikit-learn 1.5 to 1.9 has at least for each."""
+LEAST = {"ConvAutoencoder": 46, "ConvClassifier": 53, "RBFSVC": 53}
+"""How many checks pass for each with scikit-learn 1.9; two at most are skipped by itself (array API, data that is no array)."""
 
 
 def digits(count=200):
@@ -51,7 +52,8 @@ def test_scikit_learns_checks_pass_and_are_as_many_as_known(name):
     failed = [(each["check_name"], repr(each["exception"])) for each in results if each["status"] == "failed"]
     assert not failed, failed
     passed = [each for each in results if each["status"] == "passed"]
-    assert len(passed) >= LEAST[name]
+    assert len(passed) >= LEAST[name] or tuple(map(int, sklearn.__version__.split(".")[:2])) < (1, 9)
+    assert len([each for each in results if each["status"] == "skipped"]) <= 2
     assert {each["check_name"] for each in results if each["status"] == "xfail"} == set(EXPECTED[name])
 
 
