@@ -87,7 +87,7 @@ class Net:
         """Let plans hold the step `all_reduce` (gradients, in place; attribute `weight`) among the ranks of `team`."""
         team.connect(self.place)
         reduce = Impl(lambda call: [team.all_reduce(call.ins[0], call.attrs["weight"])])
-        self.row = replace(self.row, parts=(*self.row.parts, ("ranks", {"all_reduce": reduce})))
+        self.row = replace(self.row, fallbacks=(*self.row.fallbacks, ("ranks", {"all_reduce": reduce})))
 
     @property
     def has_loss(self) -> bool:

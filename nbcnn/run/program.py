@@ -80,16 +80,16 @@ class Program:
 
     def prepare(self) -> None:
         """Make the plan ready to replay. On a GPU this runs it once, so what it writes is overwritten."""
-        self._replay = self.place.replayable(self.launches, self._lanes())
+        self._replay = self.place.replayable(self.launches, self._branches())
 
-    def _lanes(self) -> list[str]:
+    def _branches(self) -> list[str]:
         """For every launch, the branch of the graph that it runs on."""
         joined = join(self.plan.steps)
-        lanes = []
+        branches = []
         for at, (item, launches) in enumerate(self.bound):
-            lane = SIDE if item.side else JOIN if at == joined else MAIN
-            lanes += [lane] * len(launches)
-        return lanes
+            branch = SIDE if item.side else JOIN if at == joined else MAIN
+            branches += [branch] * len(launches)
+        return branches
 
     def replay(self) -> None:
         """Run the whole plan asynchronously: one CUDA graph on a GPU. Prepares on first use."""

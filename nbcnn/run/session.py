@@ -225,9 +225,9 @@ class TrainingSession:
             return "no step is left in this epoch to repeat"
         at, name = self._held.programs["train", n].first_nonfinite(self.team.size > 1) or (_NEVER, "")
         # A rank that found nothing of its own meets another's NaN in their sum: the earliest is the origin.
-        words = self.team.gathered(f"{at:06} {name}".encode())
+        words = self.team.gather(f"{at:06} {name}".encode())
         return (
-            self.team.told(min(words, default=b""))[7:].decode()
+            self.team.broadcast(min(words, default=b""))[7:].decode()
             or "every step's result is finite now (the loss or the weights were not finite before)"
         )
 

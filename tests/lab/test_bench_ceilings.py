@@ -68,7 +68,7 @@ def test_a_wait_lasts_as_long_as_it_says(place):
 
 
 def test_ceilings_are_rates(gpu, monkeypatch):
-    for name, value in (("LEAST", 0.0), ("MOST", 0.01), ("WINDOW", 0.001)):
+    for name, value in (("MIN_SECONDS", 0.0), ("MAX_SECONDS", 0.01), ("WINDOW", 0.001)):
         monkeypatch.setattr(steady, name, value)
     found = ceilings.measure(gpu)
     assert set(found) == ({"fp32", "copy"} if gpu.capability < (8, 0) else {"fp32", "tf32", "bf16", "copy"})

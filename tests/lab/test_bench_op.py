@@ -32,8 +32,8 @@ SHAPES = {
 @pytest.fixture
 def quick(monkeypatch):
     """Warm-up and sampling in milliseconds."""
-    monkeypatch.setattr(steady, "LEAST", 0.0)
-    monkeypatch.setattr(steady, "MOST", 0.002)
+    monkeypatch.setattr(steady, "MIN_SECONDS", 0.0)
+    monkeypatch.setattr(steady, "MAX_SECONDS", 0.002)
     monkeypatch.setattr(steady, "WINDOW", 0.0005)
     monkeypatch.setattr(caches, "FLUSH_AT_LEAST", 1 << 16)
     monkeypatch.setattr(caches, "cache_bytes", lambda place: 1 << 12)
@@ -126,7 +126,7 @@ def test_a_wrong_op_is_not_timed(monkeypatch):
     def wrong(x, y):
         np.multiply(x, 1.01, out=y)
 
-    monkeypatch.setitem(modes.MODES, ("cpu", "fp32"), replace(row, parts=(("cpu", row.parts[0][1] | {"relu_fprop": host(wrong)}),)))
+    monkeypatch.setitem(modes.MODES, ("cpu", "fp32"), replace(row, fallbacks=(("cpu", row.fallbacks[0][1] | {"relu_fprop": host(wrong)}),)))
     with pytest.raises(NotTimed, match=r"cpu fp32 relu_fprop .* is not timed: error"):
         prepare(Choice("cpu"), opcases.problem("relu_fprop", "2,3,4,4"))
 
@@ -156,7 +156,7 @@ def test_graphs_are_captured_for_every_start(quick):
     class Place(Host):
         name, captured, stream = "gpu", 0, 0
 
-        def replayable(self, launches, lanes=None):
+        def replayable(self, launches, branches=None):
             Place.captured += 1
             return super().replayable(launches)
 

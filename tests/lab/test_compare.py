@@ -15,7 +15,7 @@ from nbcnn.lab.measure.op import Choice, prepare
 
 @pytest.fixture
 def quick(monkeypatch):
-    for name, value in (("LEAST", 0.0), ("MOST", 0.002), ("WINDOW", 0.0005)):
+    for name, value in (("MIN_SECONDS", 0.0), ("MAX_SECONDS", 0.002), ("WINDOW", 0.0005)):
         monkeypatch.setattr(steady, name, value)
 
 

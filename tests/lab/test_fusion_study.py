@@ -149,7 +149,7 @@ def test_shapes_are_products():
 
 @pytest.mark.skipif(not device.SIMULATOR, reason="where there is a GPU the command itself is run (nbcnn/lab/LOG.md)")
 def test_one_small_work_from_end_to_end(monkeypatch):
-    for name in ("LEAST", "MOST", "WINDOW"):
+    for name in ("MIN_SECONDS", "MAX_SECONDS", "WINDOW"):
         monkeypatch.setattr(steady, name, 0.0)
     monkeypatch.setattr(caches, "cache_bytes", lambda place: 1)
     place = device.Gpu()

@@ -24,8 +24,8 @@ ROOF = dwconv.Ceiling(60e12, 4e12)
 @pytest.fixture
 def quick(monkeypatch):
     """Warm-up and sampling in milliseconds, one set of operands."""
-    monkeypatch.setattr(steady, "LEAST", 0.0)
-    monkeypatch.setattr(steady, "MOST", 0.002)
+    monkeypatch.setattr(steady, "MIN_SECONDS", 0.0)
+    monkeypatch.setattr(steady, "MAX_SECONDS", 0.002)
     monkeypatch.setattr(steady, "WINDOW", 0.0005)
     monkeypatch.setattr(steady, "_calls", lambda work: 1)
     monkeypatch.setattr(sampling, "FEWEST", 1)

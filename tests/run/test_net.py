@@ -314,10 +314,10 @@ def test_an_engine_that_cannot_be_is_refused(monkeypatch, mode, engine, capabili
 def test_a_forced_engine_leaves_the_other_out(monkeypatch):
     monkeypatch.setattr("nbcnn.run.rows.gpu_missing", lambda: None)
     row, _ = choose_mode("tensorcore", None, "mma", (9, 0))
-    assert "wgmma" not in [part for part, _ in row.parts]
+    assert "wgmma" not in [part for part, _ in row.fallbacks]
     row, _ = choose_mode("tensorcore", None, "wgmma", (9, 0))
     assert "mma" not in row.own
-    assert "mma" in [part for part, _ in row.parts]
+    assert "mma" in [part for part, _ in row.fallbacks]
     row, _ = choose_mode("tensorcore", "tf32", "wgmma", (9, 0))
     assert [part for part, _ in row.chain("upconv_wgrad")][-2:] == ["wgmma", "mma"]
 

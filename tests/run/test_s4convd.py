@@ -112,7 +112,7 @@ def test_a_residual_is_fused_inside():
 def test_fused_and_plain_networks_are_one(rng, monkeypatch, length):
     row = MODES["cpu", "fp32"]
     fused_ops = {name: host(function) for name, function in REFERENCES.items()}
-    monkeypatch.setitem(MODES, ("cpu", "fp32"), replace(row, parts=(("cpu", row.parts[0][1] | fused_ops),)))
+    monkeypatch.setitem(MODES, ("cpu", "fp32"), replace(row, fallbacks=(("cpu", row.fallbacks[0][1] | fused_ops),)))
     x, target = rng.standard_normal((2, 3, length)).astype(np.float32), np.array([0.5, 2.0], np.float32)
     plain, fused = (Net(small(), x.shape[1:], mode="cpu", fusing=fusing) for fusing in (False, True))
     (loss, wanted), (fused_loss, got) = plain.gradients(x, target), fused.gradients(x, target)

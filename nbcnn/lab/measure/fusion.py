@@ -27,8 +27,8 @@ from nbcnn.lab.measure.steady import warm_up
 
 LAUNCHES = ("host", "graph")
 TARGET_MS = 2.0
-"""One repetition lasts about so long, but has at most `MOST` calls."""
-MOST = 100
+"""One repetition lasts about so long, but has at most `MAX_CALLS` calls."""
+MAX_CALLS = 100
 WARM_SECONDS = 0.1
 """Before one case and way to launch: the GPU is warm from the case before. Too short to tell a steady state by, so `stood_still` asks the samples."""
 FEWEST_OF_CONV = 0.25
@@ -148,7 +148,7 @@ def measure(cases: Iterator[Case], place: Any, watch: Any, seconds: float, study
 def _rows(case: Case, launch: str, limit: Roof, watch: Any, seconds: float, study: str, say: Callable[[str], None]) -> Iterator[dict[str, Any]]:
     works = [variant.works(launch == "graph") for variant in case.variants]
     warm = warm_up(works, watch, min(WARM_SECONDS, seconds))
-    calls = int(max(2, min(MOST, TARGET_MS / max(warm.ms / len(works), 1e-4))))
+    calls = int(max(2, min(MAX_CALLS, TARGET_MS / max(warm.ms / len(works), 1e-4))))
     found = timed_in_turn(works, calls, warm, watch, seconds)
     rows = []
     for variant, measured in zip(case.variants, found, strict=True):

@@ -229,7 +229,7 @@ def _of_row(row: Row, arch: str, recorded: Callable[..., tuple[list[Step], Buf]]
         if user.dwconv not in known:
             chosen = row if user.dwconv == "auto" else with_dwconv(row, user.dwconv)
             # Ranks add up by another library, or through the host: no kernel of this package.
-            chosen = replace(chosen, parts=(*chosen.parts, ("ranks", {"all_reduce": Impl(lambda call: [])})))
+            chosen = replace(chosen, fallbacks=(*chosen.fallbacks, ("ranks", {"all_reduce": Impl(lambda call: [])})))
             known[user.dwconv] = chosen, _remembering(resolver(chosen, H200, capability_of(arch)))
         (chosen, resolve), seen = known[user.dwconv], set()
         for batch in user.batches if user.layers else ():

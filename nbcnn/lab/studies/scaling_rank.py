@@ -42,7 +42,7 @@ def session_for(team: Team, batch: int, steps: int, **options: Any) -> TrainingS
 
 def agreed(team: Team, value: float) -> float:
     """Rank 0's value."""
-    return float(np.frombuffer(team.told(np.float64(value).tobytes()))[0])
+    return float(np.frombuffer(team.broadcast(np.float64(value).tobytes()))[0])
 
 
 def check(team: Team, batch: int, options: dict[str, Any], steps: int) -> dict[str, Any]:

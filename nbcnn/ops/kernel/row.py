@@ -13,19 +13,19 @@ Ops = dict[str, Impl]
 
 @dataclass(frozen=True)
 class Row:
-    """What one mode and precision run.
+    """One mode and precision: where it runs, and its implementations of every op.
 
-    place   "host" or "gpu".
-    layout  how images are stored between the layers.
-    parts   (name, ops) in the order in which a step looks for an implementation that supports it.
-    own     the parts that count as the mode itself: a step that ends in another is reported. Empty: the mode's name.
+    place      "host" or "gpu".
+    layout     how images are stored between the layers.
+    fallbacks  (name, ops) in the order in which a step looks for an implementation that supports it.
+    own        the names of the fallbacks that count as the mode itself: a step that ends in another is reported. Empty: the mode's name.
     """
 
     mode: str
     precision: str
     place: str
     layout: str
-    parts: tuple[tuple[str, Ops], ...]
+    fallbacks: tuple[tuple[str, Ops], ...]
     own: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -37,10 +37,10 @@ class Row:
         return STORE[self.precision]
 
     def chain(self, op: str) -> Iterator[tuple[str, Impl]]:
-        """The implementations of `op` in this row, first choice first, with the name of the part they come from."""
-        return ((name, ops[op]) for name, ops in self.parts if op in ops)
+        """The implementations of `op` in this row, first choice first, with the name of the fallback they come from."""
+        return ((name, ops[op]) for name, ops in self.fallbacks if op in ops)
 
     @property
     def ops(self) -> list[str]:
         """The names of all ops in this row."""
-        return sorted({op for _, ops in self.parts for op in ops})
+        return sorted({op for _, ops in self.fallbacks for op in ops})

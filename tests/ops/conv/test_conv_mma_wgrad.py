@@ -55,7 +55,7 @@ def bare(case: Case, precision: str, tile: PixelTile | None = None) -> Call:
 def test_parity(gpu, precision):
     row, wrong = row_for(precision), []
     for case in cases():
-        error, limit = gradcheck.parity(row, row.parts[0][1][case.op], case, gpu), gradcheck.bound(case, precision)
+        error, limit = gradcheck.parity(row, row.fallbacks[0][1][case.op], case, gpu), gradcheck.bound(case, precision)
         if not error <= limit:
             wrong.append((case.op, case.label, error, limit))
     assert not wrong

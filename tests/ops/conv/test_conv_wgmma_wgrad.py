@@ -61,7 +61,7 @@ def test_parity(gpu, precision):
     row = row_of(precision)
     wrong = []
     for case in cases():
-        error = gradcheck.parity(row, row.parts[0][1][case.op], case, gpu)
+        error = gradcheck.parity(row, row.fallbacks[0][1][case.op], case, gpu)
         if not error <= gradcheck.bound(case, precision):
             wrong.append((case.op, case.label, error))
     assert not wrong, wrong
@@ -72,7 +72,7 @@ def test_every_candidate_is_right(gpu, precision):
     row = row_of(precision)
     for shape, make in ((SHAPES["ragged channels"], conv_cases), (UP_SHAPES["ragged channels"], up_cases)):
         case = next(case for case in make(shape) if case.op.endswith("wgrad"))
-        impl = row.parts[0][1][case.op]
+        impl = row.fallbacks[0][1][case.op]
         for tile in {replace(tile, split=min(tile.split, 3)) for tile in impl.candidates(bare(case, row.store), 132)}:
             assert gradcheck.parity(row, impl, case, gpu, tile) <= gradcheck.bound(case, precision), tile
 

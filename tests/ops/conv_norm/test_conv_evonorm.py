@@ -173,7 +173,7 @@ def fusing_cpu(monkeypatch):
     """The cpu row with the references of all fused ops."""
     row = modes.MODES["cpu", "fp32"]
     fused = {name: host(function) for name, function in modes.REFERENCES.items()}
-    monkeypatch.setitem(modes.MODES, ("cpu", "fp32"), replace(row, parts=(("cpu", row.parts[0][1] | fused),)))
+    monkeypatch.setitem(modes.MODES, ("cpu", "fp32"), replace(row, fallbacks=(("cpu", row.fallbacks[0][1] | fused),)))
 
 
 def test_the_classifier_fuses():

@@ -135,7 +135,7 @@ def runnable():
     """One case of each op, part and tile that the part runs, the first with each number of operands."""
     seen, row = set(), MODES["im2col", "fp32"]
     for part, case, tile in simulated():
-        impl = row.parts[part][1].get(case.op)
+        impl = row.fallbacks[part][1].get(case.op)
         key = (part, case.op, tile, len(case.ins), len(case.outs), part == 0 and case.ins[0].shape[1] < 4)
         if impl is not None and impl.traffic is not None and key not in seen:
             seen.add(key)
