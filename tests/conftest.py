@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scripts import TINY, exits, train
 
-from nbcnn.gpu import device
+from nbcnn.gpu import device as gpu_device
 
 
 def pytest_collection_modifyitems(items):
@@ -17,20 +17,20 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(scope="session")
-def place():
+def device():
     """A `Gpu` (real, or simulated when NUMBA_ENABLE_CUDASIM=1); skips with the reason where kernels cannot run."""
-    reason = device.gpu_missing()
+    reason = gpu_device.gpu_missing()
     if reason:
         pytest.skip(f"{reason}; NUMBA_ENABLE_CUDASIM=1 runs the small cases in the simulator")
-    return device.Gpu()
+    return gpu_device.Gpu()
 
 
 @pytest.fixture(scope="session")
-def gpu(place):
+def gpu(device):
     """A real `Gpu`; skips in the simulator, where real sizes would take hours."""
-    if device.SIMULATOR:
+    if gpu_device.SIMULATOR:
         pytest.skip("real sizes need a real GPU")
-    return place
+    return device
 
 
 @pytest.fixture(autouse=True)

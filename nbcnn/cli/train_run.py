@@ -224,4 +224,4 @@ def record_epochs(run: RunFolder, epochs: int) -> None:
 
 def record_memory(run: RunFolder, net: Any) -> None:
     """Add the bytes of memory that the run took to its config.json, beside the planned ones."""
-    run.write_config(run.read_config() | {"used_bytes": net.place.used_bytes()})
+    run.write_config(run.read_config() | {"used_bytes": net.device.used_bytes()})

@@ -1,7 +1,7 @@
 """The processes that train together, and what each of them does: one rank of several, or all of it.
 
     team = join()            the ranks have met; a process of its own is a team of one, and every word below is then for nothing
-    team.connect(place)      NCCL for a GPU, sockets elsewhere
+    team.connect(device)     NCCL for a GPU, sockets elsewhere
     …
     team.leave(0)
 
@@ -83,19 +83,19 @@ class Team:
         """Which of so many equal tasks are this rank's: every `size`-th."""
         return range(self.rank, tasks, self.size)
 
-    def connect(self, place: Any) -> None:
-        """Make ready for `all_reduce` on arrays of `place`."""
+    def connect(self, device: Any) -> None:
+        """Make ready for `all_reduce` on arrays of `device`."""
 
     def all_reduce(self, array: Any, weight: float) -> Any:
         """See `dist.Collective.all_reduce`."""
         raise TeamError("a process of its own has nobody to add its gradients to")
 
-    def wait(self, place: Any) -> None:
-        """As `place.synchronize()`, but raises RankLost if a rank is lost meanwhile.
+    def wait(self, device: Any) -> None:
+        """As `device.synchronize()`, but raises RankLost if a rank is lost meanwhile.
 
         The GPU waits for that rank for ever, so the process must then end, by `os._exit`; if it does not, it is ended after `wire.GRACE` seconds.
         """
-        place.synchronize()
+        device.synchronize()
 
     def sum(self, values: np.ndarray) -> np.ndarray:
         """Σ over ranks, in their order, of float64 arrays of one shape."""
@@ -145,20 +145,20 @@ class Ranks(Team):
         """What every rank gave, by rank. No content may hold a zero byte."""
         return self.broadcast(b"\0".join(self.gather(mine))).split(b"\0")
 
-    def connect(self, place: Any) -> None:
+    def connect(self, device: Any) -> None:
         from nbcnn.gpu.language import SIMULATOR
         from nbcnn.ranks.collectives import Nccl, Sockets
 
-        self.agree("place", place.name.encode())
+        self.agree("device", device.name.encode())
         if self._collective is None:
-            self._collective = Nccl(self._star) if place.name == "gpu" and not SIMULATOR else Sockets(self._star, place)
+            self._collective = Nccl(self._star) if device.name == "gpu" and not SIMULATOR else Sockets(self._star, device)
 
     def all_reduce(self, array: Any, weight: float) -> Any:
         return self._collective.all_reduce(array, weight)
 
-    def wait(self, place: Any) -> None:
+    def wait(self, device: Any) -> None:
         try:
-            place.wait(self._star.check, self._star.rank.timeout)
+            device.wait(self._star.check, self._star.rank.timeout)
         except TimeoutError:
             raise RankLost(f"rank {self.rank} waited {self._star.rank.timeout:.0f} s for its GPU: another rank is stuck") from None
 

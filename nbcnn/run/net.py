@@ -47,7 +47,7 @@ class Net:
     strict       refuse a net of which a step does not run in the asked mode.
     tiles        tiles of an earlier run (`TrainingSession.tiles`), so that a resumed run repeats its bits.
     choice       a row that `choose_mode` has chosen already: mode, precision, engine and dwconv then say nothing.
-    place        where arrays are, if not on the row's own GPU or host: plans are made for its size and capability.
+    device       where arrays are, if not on the row's own GPU or host: plans are made for its size and capability.
 
     Raises UsageError, GpuUnavailable, and ShapeError if the layers do not fit each other.
     """
@@ -67,16 +67,16 @@ class Net:
         strict: bool = False,
         tiles: Tiles | None = None,
         choice: Choice | None = None,
-        place: Any = None,
+        device: Any = None,
     ) -> None:
         self.layers, self.input_shape, self.strict = list(layers), tuple(input_shape), strict
         self.fusing = fusing
         self.row, self.why = choice or choose_mode(mode, precision, engine, dwconv=dwconv, strict=strict)
         self.mode, self.precision = self.row.mode, self.row.precision
-        self.place: Any = place or (Gpu() if self.row.place == "gpu" else Host())
-        self.device_name = self.place.device_name
+        self.device: Any = device or (Gpu() if self.row.device == "gpu" else Host())
+        self.device_name = self.device.device_name
         self.tiles = dict(tiles or {})
-        self.params = ParameterBuffer(parameters(self.layers), self.place, states(self.layers))
+        self.params = ParameterBuffer(parameters(self.layers), self.device, states(self.layers))
         self.params.initialise(seed, init)
         self.flat_weights = Buf("all weights", (self.params.layout.size,), home="param")
         self.flat_grads = Buf("all gradients", (self.params.layout.size,), home="grad")
@@ -85,7 +85,7 @@ class Net:
 
     def join(self, team: Team) -> None:
         """Let plans hold the step `all_reduce` (gradients, in place; attribute `weight`) among the ranks of `team`."""
-        team.connect(self.place)
+        team.connect(self.device)
         reduce = Impl(lambda call: [team.all_reduce(call.ins[0], call.attrs["weight"])])
         self.row = replace(self.row, fallbacks=(*self.row.fallbacks, ("ranks", {"all_reduce": reduce})))
 
@@ -158,8 +158,8 @@ class Net:
             self.row,
             recorded.steps,
             self.flat_weights,
-            multiprocessors=self.place.multiprocessors,
-            capability=self.place.capability,
+            multiprocessors=self.device.multiprocessors,
+            capability=self.device.capability,
             tiles=self.tiles,
             branching=branching,
         )

@@ -137,7 +137,7 @@ class Training:
         """Raise MemoryPlanError, with the largest batch that fits, if `planned` bytes are more than there are."""
         ranks = self.team.size
         each = largest_batch(self.batch // ranks, lambda size: self.memory(self.plans(size * ranks)))
-        check_memory(self.net.place, planned, f"batch {self.batch}", lambda free: (each(free) or 0) * ranks or None)
+        check_memory(self.net.device, planned, f"batch {self.batch}", lambda free: (each(free) or 0) * ranks or None)
 
     def allocate(self, plans: Plans) -> Allocated:
         """`plans` in memory, with the data sets and this rank's orders; learning rates and all state are zero."""

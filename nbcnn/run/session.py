@@ -95,7 +95,7 @@ class TrainingSession:
         self.training.check()
         if team.size > 1:
             net.join(team)
-            team.agree("first weights", net.place.download(net.params.weights).tobytes())
+            team.agree("first weights", net.device.download(net.params.weights).tobytes())
         self.steps_per_epoch = -(-self.count // batch)
         self.plans = self.training.plans()
         if tune is not None:
@@ -110,7 +110,7 @@ class TrainingSession:
     def explain(self) -> str:
         """The training plan as a table: op, shapes, implementation, GFLOP, MB, floor, arena offset."""
         peak = "fp32 split" if self.net.row.mode == "tensorcore" and self.net.precision == "fp32" else self.net.precision
-        return explain(self.plans["train", self.batch], peak, self.net.place.ceilings())
+        return explain(self.plans["train", self.batch], peak, self.net.device.ceilings())
 
     def tiles(self) -> dict[str, dict[str, int]]:
         """Every resolved tile, for config.json, the checkpoint, and `Net(tiles=…)` of a resumed run."""
@@ -121,7 +121,7 @@ class TrainingSession:
     def _allocate(self) -> None:
         self._held = self.training.allocate(self.plans)
         # Not one of the plan's: `step_watched` launches it before them.
-        waiting = [wait_launch(0)] if self.net.place.name == "gpu" else []
+        waiting = [wait_launch(0)] if self.net.device.name == "gpu" else []
         self.compiled = self._held.compile(self._say, waiting)
         self._capture()
         self._held.upload("rates", self._rates)
@@ -187,7 +187,7 @@ class TrainingSession:
 
     def _parts(self) -> tuple[np.ndarray, np.ndarray]:
         """StepState of all ranks, and by rank what each has of the sums, (ranks, 4): they add up, and the last of them is 0."""
-        self.team.wait(self.net.place)
+        self.team.wait(self.net.device)
         state, sums = self._held.download("train.state"), self._held.download("train.sums")
         sums[LAST_LOSS] *= self.team.share(self._latest).weight if self._latest else 1.0
         parts = np.zeros((self.team.size, len(sums)))
@@ -285,7 +285,7 @@ class TrainingSession:
 
     def close(self) -> None:
         """Let the captured graphs go, which hold on to the ranks' connection."""
-        self.net.place.synchronize()
+        self.net.device.synchronize()
         for program in self._held.programs.values():
             program.close()
 

@@ -285,7 +285,7 @@ def _with_tiles(path: Path) -> dict[str, Any]:
     changed = replace(row, fallbacks=(("cpu", dict(row.fallbacks[0][1]) | {"conv_fprop": impl}),))
     kept = autotune.cache_path, autotune._milliseconds
     modes.MODES["cpu", "fp32"] = changed
-    autotune.cache_path, autotune._milliseconds = (lambda device: path), (lambda bound, place: float(bound.call.tile.size))
+    autotune.cache_path, autotune._milliseconds = (lambda device: path), (lambda bound, device: float(bound.call.tile.size))
     try:
         net = Net([Conv2d(3, 3, 3, pad=1), MSE()], (3, 4, 4), mode="cpu")
         return autotune.tune(net, [net.lower(net.record_gradients(2))])

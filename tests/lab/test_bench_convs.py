@@ -22,7 +22,7 @@ SMALL = {"conv1": ConvShape(1, 2, 4, 4, 4, 3, 3, 1, 1), "conv4": ConvShape(1, 4,
 
 
 @pytest.fixture
-def small_layers(monkeypatch, place):
+def small_layers(monkeypatch, device):
     monkeypatch.setattr(convs, "LAYERS", SMALL)
     monkeypatch.setattr(convs, "CALLS", 1)
     monkeypatch.setattr(convs, "SECONDS", 0.01)
@@ -68,7 +68,7 @@ def test_a_wrong_op_is_not_timed(small_layers, monkeypatch):
 def test_parity_takes_as_many_images_as_the_implementation_wants(monkeypatch):
     tried = []
 
-    def parity(row, impl, case, place, tile):
+    def parity(row, impl, case, device, tile):
         tried.append(len(case.ins[0]))
         if tried[-1] < 16:
             raise Unsupported("too few images")

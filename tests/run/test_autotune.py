@@ -43,7 +43,7 @@ def tiled_cpu(monkeypatch, tmp_path):
     monkeypatch.setitem(modes.MODES, ("cpu", "fp32"), replace(row, fallbacks=(("cpu", changed),)))
     timed = []
 
-    def milliseconds(bound, place):
+    def milliseconds(bound, device):
         bound.run()
         timed.append(bound.call.tile.size)
         return {1: 1.0, 3: 1.5, 4: 0.5}[bound.call.tile.size]
@@ -101,7 +101,7 @@ def test_a_tile_that_nobody_offers_is_measured_anew(tiled_cpu, tmp_path):
 
 
 def test_a_small_gain_is_no_gain(tiled_cpu, monkeypatch):
-    monkeypatch.setattr(autotune, "_milliseconds", lambda bound, place: {1: 1.0, 3: 1.5, 4: 0.99}[bound.call.tile.size])
+    monkeypatch.setattr(autotune, "_milliseconds", lambda bound, device: {1: 1.0, 3: 1.5, 4: 0.99}[bound.call.tile.size])
     net = small()
     assert set(map(str, tune(net, [net.lower(net.record_gradients(2))]).values())) == {"{'size': 1}"}
 

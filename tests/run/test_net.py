@@ -239,7 +239,7 @@ def test_a_state_that_does_not_fit_names_the_tensor_and_changes_nothing(change, 
 
 def test_a_batch_that_does_not_fit_says_which_would(monkeypatch):
     net = Net(small_autoencoder(), (3, 8, 8), mode="cpu")
-    monkeypatch.setattr(net.place, "free_bytes", lambda: 200_000, raising=False)
+    monkeypatch.setattr(net.device, "free_bytes", lambda: 200_000, raising=False)
     with pytest.raises(MemoryPlanError, match=r"batch 64 needs .* free; the largest batch that fits is \d+") as error:
         session_of(net, count=64, batch=64)
     fits = int(str(error.value).split()[-1])
@@ -250,7 +250,7 @@ def test_a_batch_that_does_not_fit_says_which_would(monkeypatch):
 
 def test_a_batch_to_predict_that_does_not_fit_says_which_would(monkeypatch):
     net = Net(small_autoencoder(), (3, 8, 8), mode="cpu")
-    monkeypatch.setattr(net.place, "free_bytes", lambda: 50_000, raising=False)
+    monkeypatch.setattr(net.device, "free_bytes", lambda: 50_000, raising=False)
     images = np.zeros((64, 3, 8, 8), np.uint8)
     with pytest.raises(MemoryPlanError, match=r"a batch of 64 needs .* free; the largest batch that fits is \d+") as error:
         net.predict(images, batch=64)

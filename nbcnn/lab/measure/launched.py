@@ -277,7 +277,7 @@ def uses() -> tuple[Use, ...]:
 
 def _architectures(row: Row) -> tuple[str, ...]:
     """Those of `ARCHITECTURES` that a row is planned for, Hopper's first; none for a row of the host."""
-    return () if row.place != "gpu" else ("90a", "80") if row.mode == "tensorcore" else ("90a", "75")
+    return () if row.device != "gpu" else ("90a", "80") if row.mode == "tensorcore" else ("90a", "75")
 
 
 def _kernel_matrices(row: Row, arch: str) -> list[Use]:

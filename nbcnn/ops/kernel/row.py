@@ -15,7 +15,7 @@ Ops = dict[str, Impl]
 class Row:
     """One mode and precision: where it runs, and its implementations of every op.
 
-    place      "host" or "gpu".
+    device     "host" or "gpu".
     layout     how images are stored between the layers.
     fallbacks  (name, ops) in the order in which a step looks for an implementation that supports it.
     own        the names of the fallbacks that count as the mode itself: a step that ends in another is reported. Empty: the mode's name.
@@ -23,7 +23,7 @@ class Row:
 
     mode: str
     precision: str
-    place: str
+    device: str
     layout: str
     fallbacks: tuple[tuple[str, Ops], ...]
     own: tuple[str, ...] = ()

@@ -81,7 +81,7 @@ def test_repeats_bit_for_bit(gpu):
     from nbcnn.check.one_op import run_op
 
     case = next(case for case in conv_cases(SHAPES["conv3"]) if case.op == "conv_wgrad")
-    options = {"attrs": case.attrs, "place": gpu, "layout": "NHWC", "store": "bfloat16"}
+    options = {"attrs": case.attrs, "device": gpu, "layout": "NHWC", "store": "bfloat16"}
     one, other = (run_op(wgrad.ops("bf16")[case.op], case.op, case.ins, case.outs, **options) for _ in range(2))
     assert all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
 

@@ -38,10 +38,10 @@ def run(request):
 
     def with_impl(op, ins, outs, **options):
         if request.param == "reference":
-            return run_op(host(getattr(gather, op)), op, ins, outs, place=Host(), **options)
+            return run_op(host(getattr(gather, op)), op, ins, outs, device=Host(), **options)
         impl = {"gather": gather.OPS["gather"], "gather_labels": gather.OPS["gather_labels"]}[op]
         layout = request.param.split()[0]
-        return run_op(impl, op, ins, outs, place=request.getfixturevalue("place"), layout=layout, **options)
+        return run_op(impl, op, ins, outs, device=request.getfixturevalue("device"), layout=layout, **options)
 
     return with_impl
 
@@ -63,11 +63,11 @@ def test_philox_gives_the_published_answers(counter, key, expected):
 
 
 @pytest.mark.parametrize(("counter", "key", "expected"), KNOWN_ANSWERS)
-def test_philox_gives_the_published_answers_in_a_kernel(place, counter, key, expected):
-    inputs, words = place.empty(6, "uint32"), place.empty(4, "uint32")
-    place.upload(inputs, np.array([*counter, *key], np.uint32))
-    philox_kernel[1, 1, place.stream](inputs, words)
-    assert tuple(int(word) for word in place.download(words)) == expected
+def test_philox_gives_the_published_answers_in_a_kernel(device, counter, key, expected):
+    inputs, words = device.empty(6, "uint32"), device.empty(4, "uint32")
+    device.upload(inputs, np.array([*counter, *key], np.uint32))
+    philox_kernel[1, 1, device.stream](inputs, words)
+    assert tuple(int(word) for word in device.download(words)) == expected
 
 
 def test_philox_of_arrays_is_philox_of_their_elements():
@@ -149,7 +149,7 @@ def test_real_batch_equals_the_reference_bit_for_bit(gpu, rng):
     gather.gather(images, order, state, expected, flip=True)
     for layout in ("NCHW", "NHWC"):
         outs = [((1024, 3, 32, 32), "float32")]
-        (x,) = run_op(gather.OPS["gather"], "gather", [images, order, state], outs, place=gpu, attrs={"flip": True}, layout=layout)
+        (x,) = run_op(gather.OPS["gather"], "gather", [images, order, state], outs, device=gpu, attrs={"flip": True}, layout=layout)
         np.testing.assert_array_equal(x, expected)
 
 
@@ -157,10 +157,10 @@ def test_real_batch_equals_the_reference_bit_for_bit(gpu, rng):
 @pytest.mark.parametrize("shape", [(3, 4, 4), (3, 3, 3)])
 def test_gather_kernels_compile_without_a_stack_frame(rng, arch, shape):
     images, order = data(rng, 2, shape)
-    launches = Bound(gather.OPS["gather_labels"], "gather_labels", [order, order, state_at()], [((2,), "int32")], place=Host()).launches
+    launches = Bound(gather.OPS["gather_labels"], "gather_labels", [order, order, state_at()], [((2,), "int32")], device=Host()).launches
     for layout in ("NCHW", "NHWC"):
         for flip in (False, True):
-            options = {"layout": layout, "attrs": {"flip": flip}, "place": Host()}
+            options = {"layout": layout, "attrs": {"flip": flip}, "device": Host()}
             launches += Bound(gather.OPS["gather"], "gather", [images, order, state_at()], [((2, *shape), "float32")], **options).launches
     for launch in launches:
         assert_lean(launch, arch, registers=32)
