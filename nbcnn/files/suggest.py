@@ -1,4 +1,4 @@
-"""The nearest right name for a wrong one: modes, data sets, flags, commands."""
+"""This module finds the nearest right name for a wrong one: modes, data sets, flags, commands."""
 
 from __future__ import annotations
 
