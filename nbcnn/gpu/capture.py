@@ -1,4 +1,4 @@
-"""Capturing launches into one CUDA graph, in one line or with a side branch, and with moments in it whose times can be read.
+"""This module captures launches into one CUDA graph, with or without a side branch, and with moments in it whose times can be read.
 
 A captured graph replays every kernel with one host call, about a microsecond each. Small kernels leave most of the GPU
 idle: what does not depend on each other may then run at the same time, as two branches of the graph.

@@ -1,4 +1,4 @@
-"""The two places a plan can run, `Host` and `Gpu`, and what a GPU is capable of.
+"""This module defines the two devices on which a plan can run, `Host` and `Gpu`, and asks for a GPU's capabilities.
 
 `Host` and `Gpu` offer the same few methods (allocate, view, copy, replay), so that what runs a plan need not ask which one it holds.
 Kernels take flat C-contiguous 1-D arrays and 32-bit scalars; a view is an offset into one of a few large allocations.
@@ -158,7 +158,7 @@ class Host:
         """Wait until everything recorded has run (nothing to wait for on the host)."""
 
     def wait(self, check: Callable[[], None], timeout: float) -> None:
-        """As `synchronize`."""
+        """Wait like `synchronize`: nothing is awaited on the host."""
 
     def ceilings(self) -> Ceilings | None:
         """None: what a host reaches is measured (`python -m nbcnn ladder`), not known."""
@@ -237,7 +237,7 @@ class Gpu:
             self.stream.synchronize()
 
     def wait(self, check: Callable[[], None], timeout: float) -> None:
-        """As `synchronize`, but calls `check` while it waits, which may raise; raises TimeoutError after `timeout` seconds.
+        """Wait like `synchronize`, but call `check`, which may raise, meanwhile; raises TimeoutError after `timeout` seconds.
 
         Signals are handled meanwhile, too: in the driver's own wait Python does not see them.
         """
