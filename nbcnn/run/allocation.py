@@ -1,4 +1,4 @@
-"""Memory of plans: whether what is planned fits, the largest batch that would, and plans allocated, filled, bound and compiled."""
+"""This module checks that plans fit into memory, finds the largest batch that would, and allocates, fills, binds and compiles plans."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def check_memory(device: Any, planned: Mapping[str, int], what: str, largest: Ca
 
 
 def largest_batch(tried: int, planned: Callable[[int], Mapping[str, int]]) -> Callable[[int], int | None]:
-    """For `check_memory`: a search for the largest batch below `tried` whose `planned` bytes fit into a given number."""
+    """A function for `check_memory` that searches the largest batch below `tried` whose `planned` bytes fit into a given number."""
 
     def search(free: int) -> int | None:
         low, high = 0, tried
@@ -86,7 +86,7 @@ class Allocated:
 
     def upload(self, name: str, values: np.ndarray) -> None:
         """Copy `values` into the array of a Buf; sizes must agree."""
-        # A GPU's array of nothing has one element (`Gpu.empty`).
+        # On a GPU an array of zero elements has one (`Gpu.empty`).
         if values.size:
             self.device.upload(self._arrays[name], values)
 

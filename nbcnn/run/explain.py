@@ -1,4 +1,4 @@
-"""A plan as a table that people read: op, shapes, implementation, GFLOP, MB, floor, arena offset."""
+"""This module prints a plan as a table: op, shapes, implementation, GFLOP, MB, floor, arena offset."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A net applied to arrays of the caller: its outputs batch by batch, and the gradients of one batch. Neither changes the net."""
+"""This module applies a net to arrays of the caller: outputs batch by batch, and the gradients of one batch. Neither changes the net."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _bytes(plan: Plan, io: Mapping[str, Buf]) -> dict[str, int]:
 
 
 def _prepared(net: Net, batch: int) -> Allocated:
-    """One walk down, once for each size of batch: record → lower → check → allocate, upload, compile."""
+    """The bound inference plan of one batch size, made once: record → lower → check → allocate, upload, compile."""
     if batch not in net.prepared:
         recorded = net.record_predict(batch)
         plan = net.lower(recorded)

@@ -1,4 +1,4 @@
-"""Net: layers on one row of the op table, with their parameters. Records what is to be computed, and plans it on the row.
+"""This module defines `Net`: layers on one row of the op table, with their parameters. It records what is to be computed and plans it on the row.
 
 Choosing the row is `rows`, finding an implementation for every step `resolve`; predictions and gradients of arrays are `inference`, training is
 `session`.
@@ -95,12 +95,12 @@ class Net:
 
     @property
     def label_dtype(self) -> str:
-        """What the loss takes beside the output: int32 classes, or float32 values."""
+        """The type of the targets that the loss takes: int32 for classes, or float32 for values."""
         return getattr(self.layers[-1], "label_dtype", "int32")
 
     @property
     def is_series(self) -> bool:
-        """Its inputs are float32 series (F, L), not uint8 images."""
+        """Whether its inputs are float32 series (F, L), not uint8 images."""
         return len(self.input_shape) == 2
 
     @property

@@ -1,4 +1,4 @@
-"""Planning a training, one walk down from layers to programs; every method of `Training` is a stage of it, in this order.
+"""This module plans a training, one walk down from layers to programs; every method of `Training` is a stage of it, in this order.
 
     check      does what is to be trained fit together?
     record     layers, fused → the steps of one training step: gather, forward, loss, backward, update, bookkeeping; dead ones dropped
@@ -30,12 +30,12 @@ BRANCHING = 64
 """Up to this batch size weight gradients run beside the rest of the backward pass: single kernels do not fill the GPU there."""
 
 Plans = dict[tuple[str, int], Plan]
-"""By the split, "train" or "test", and the size of the batch."""
+"""A plan's key: the split, "train" or "test", and the size of the batch."""
 
 
 @dataclass(frozen=True)
 class Training:
-    """What is trained, on what and how, as `nbcnn.run.session.TrainingSession` was told; `steps` is the length of its table of learning rates."""
+    """What is trained, on what and how, as given to `nbcnn.run.session.TrainingSession`; `steps` is the length of its table of learning rates."""
 
     net: Net
     sets: Mapping[str, Images | Series]
@@ -66,7 +66,7 @@ class Training:
 
     @cached_property
     def places(self) -> dict[str, np.ndarray]:
-        """By split, the places in an epoch's order that are this rank's."""
+        """By split, the positions in an epoch's order that this rank computes."""
         return {split: self.team.places(len(data), min(len(data), self.batch)) for split, data in self.sets.items()}
 
     @cached_property

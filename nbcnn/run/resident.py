@@ -1,4 +1,4 @@
-"""What a session keeps resident to train on, images or windows of series, and how a batch of it is recorded."""
+"""This module keeps a data set resident, images or windows of series, and records how a batch of it is gathered."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def record_gather(tape: Tape, images: Buf, order: Buf, state: Buf, batch: int, f
 
 @dataclass(frozen=True)
 class Images:
-    """uint8 images (M, C, H, W), or vectors (M, F), and int32 labels (M) or None."""
+    """A resident set of uint8 images (M, C, H, W), or vectors (M, F), and int32 labels (M) or None."""
 
     images: np.ndarray
     labels: np.ndarray | None = None

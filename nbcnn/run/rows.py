@@ -1,4 +1,4 @@
-"""Choosing the row of the op table on which a network runs: mode and precision, then the overlays for engine and depthwise convolution."""
+"""This module chooses the row of the op table on which a network runs: mode and precision, then the overlays for engine and series."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def choose_mode(
     Raises UsageError for what does not exist or does not go together, GpuUnavailable if the row needs a GPU and there is none.
     """
     known = sorted({name for name, _ in MODES})
-    # A CPU's run does not pay for the compiler's import.
+    # Imported here, so that a run on the CPU does not pay for the compiler's import.
     missing = None if mode == "cpu" else gpu_missing()
     if mode not in ("auto", *known):
         raise UsageError(f"no mode {mode!r} (there are auto, {', '.join(known)}){nearest(mode, ['auto', *known])}")

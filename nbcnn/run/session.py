@@ -1,4 +1,4 @@
-"""TrainingSession: a data set resident beside the weights, and programs that train on it, one graph replay a step.
+"""This module defines `TrainingSession`: a data set resident beside the weights, and programs that train on it, one graph replay a step.
 
 Everything is allocated before the first step. What changes between steps lives in one device StepState, so a captured
 graph stays valid; the host only counts positions to know when the smaller last batch is due.
@@ -57,7 +57,7 @@ class TrainingSession:
     batch           images per training step; the last step of an epoch takes what is left.
     flip            mirror each image with probability 1/2, drawn from (seed, epoch, image).
     labels          int32 (M,), needed if the loss needs them; `test_labels` likewise.
-    say             is told what takes long: kernels being compiled, tiles being tried.
+    say             is called with a line about what takes long: kernels being compiled, tiles being tried.
     team            the ranks that train together; `batch` is of all of them, and all must call the same methods in the same order.
     sync_stats      take the statistics of a batch over all ranks, as one process would, instead of over each rank's own part.
     tune            `nbcnn.run.autotune.tune`, to choose the tiles of a full training batch by measurement; None takes all from the committed tables.
@@ -120,7 +120,7 @@ class TrainingSession:
 
     def _allocate(self) -> None:
         self._held = self.training.allocate(self.plans)
-        # Not one of the plan's: `step_watched` launches it before them.
+        # The waiting kernel is no step of the plan: `step_watched` launches it before them.
         waiting = [wait_launch(0)] if self.net.device.name == "gpu" else []
         self.compiled = self._held.compile(self._say, waiting)
         self._capture()
@@ -181,7 +181,7 @@ class TrainingSession:
         return Status(int(state[STEP]), int(state[EPOCH]), int(state[POSITION]), float(mean), float(sums[LAST_LOSS]), bool(state[NONFINITE]))
 
     def _together(self) -> tuple[np.ndarray, np.ndarray]:
-        """StepState and sums of all ranks: the same on each."""
+        """StepState and sums over all ranks, equal on each."""
         state, parts = self._parts()
         return state, sum(parts)
 
@@ -284,7 +284,7 @@ class TrainingSession:
         self._held.upload("train.order", epoch_order(self.seed, int(state[EPOCH]), self.count)[places])
 
     def close(self) -> None:
-        """Let the captured graphs go, which hold on to the ranks' connection."""
+        """Free the captured graphs, which hold the ranks' connection."""
         self.net.device.synchronize()
         for program in self._held.programs.values():
             program.close()
