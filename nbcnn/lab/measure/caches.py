@@ -1,4 +1,4 @@
-"""Where the operands are when a call begins: in no cache, in the caches, or where training would leave them.
+"""This module decides where the operands are when a timed call begins: in no cache, in the caches, or where training would leave them.
 
 hot     every call works on the same operands: what fits into the second-level cache stays there.
 rotate  calls walk through enough sets of operands that each was evicted since its last use: at least three times the cache in all.
@@ -25,7 +25,7 @@ CACHES = ("cold", "hot", "rotate")
 FLUSH_AT_LEAST = 128 * 2**20
 MOST_SETS = 64
 """Sets of operands that `rotate` makes at most: of less than a twentieth of the cache each, some stay in it."""
-MOST_FILLERS = 200
+MAX_BUSY_LAUNCHES = 200
 """Launches that `enqueue` makes at most, one by one: five milliseconds of the host's time."""
 THREADS = 256
 SPAN = 16 * 4 * THREADS
@@ -137,7 +137,7 @@ class Calls:
             for _ in range(-(-n // size)):
                 next(self._replays[size])()
         elif self._by_events:
-            for launch in islice(self._walk(n), MOST_FILLERS):
+            for launch in islice(self._walk(n), MAX_BUSY_LAUNCHES):
                 launch.run(self._device.stream)
 
     def repeat(self, n: int) -> float:

@@ -1,4 +1,4 @@
-"""Who launches which kernel: every use that stands in `USERS`, planned and bound for every GPU row of MODES without a GPU.
+"""This module finds out who launches which kernel: it plans and binds every use in `USERS` for every GPU row of MODES, without a GPU.
 
 A kernel is a function that `jit` makes one of, named by its module and its qualified name, whatever tiles and types are frozen into it. One that no
 user launches is dead. Users are the ready models, what `train.py` does with them on demand, public layers at shapes of their own, and the kernel
@@ -162,7 +162,7 @@ USERS = (
 
 
 class _Array:
-    """An array that is not there: of a 1-D array what `bind` looks at."""
+    """A stand-in for a 1-D array without memory, with the attributes that `bind` reads."""
 
     ndim = 1
 
@@ -276,7 +276,7 @@ def uses() -> tuple[Use, ...]:
 
 
 def _architectures(row: Row) -> tuple[str, ...]:
-    """Those of `ARCHITECTURES` that a row is planned for, Hopper's first; none for a row of the host."""
+    """The architectures that a row is planned for, Hopper's first; none for a row of the host."""
     return () if row.device != "gpu" else ("90a", "80") if row.mode == "tensorcore" else ("90a", "75")
 
 
