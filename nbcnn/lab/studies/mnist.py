@@ -1,4 +1,4 @@
-"""`study mnist`: the classifier trained over several seeds, fused and unfused, and its training step beside PyTorch's.
+"""This study, `study mnist`, trains the classifier over several seeds, fused and unfused, and times its training step beside PyTorch's.
 
 The recipe is train.py's for `mnist-cnn`: He init, batch 128, Adam at 0.001, cosine to zero. An epoch's time is the training alone, from its
 permutation to its last step, the smaller last batch included; accuracy is the share of the test images whose largest logit is right.
@@ -30,7 +30,7 @@ STEPS = 200
 
 @dataclass(frozen=True)
 class Way:
-    """How it is trained."""
+    """How the classifier is trained: the flags of one form."""
 
     choice: Choice
     norm: str = "s0"
