@@ -1,4 +1,4 @@
-"""The sections of a run: headline, environment, commands, curves, reconstructions, memory, confusion matrix.
+"""This module makes the report's sections of a run: headline, environment, commands, curves, reconstructions, memory, confusion matrix.
 
 Every section is a function of the source that yields HTML, and `Missing` for what was not measured. Of results without a run it
 tells what they hold instead.

@@ -1,4 +1,4 @@
-"""Charts as inline SVG: no script, no font, no colour of their own (the page's style gives them), 400 units wide."""
+"""This module draws charts as inline SVG, 400 units wide, without scripts, fonts or colours of their own (the page's style gives them)."""
 
 from __future__ import annotations
 

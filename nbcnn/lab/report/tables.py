@@ -1,4 +1,4 @@
-"""What the README's tables are made of: a section of a results file, Markdown, and the line below that says where from."""
+"""This module makes Markdown tables from sections of a results file, and the line below each that names its origin."""
 
 from __future__ import annotations
 
