@@ -281,7 +281,7 @@ class Tile:
 def _with_tiles(path: Path) -> dict[str, Any]:
     """Tune a small net whose convolution has three tiles, with the cache at `path`."""
     row = modes.MODES["cpu", "fp32"]
-    impl = replace(row.parts[0][1]["conv_fprop"], tile=lambda call, cores: Tile(1), candidates=lambda call, cores: [Tile(n) for n in (1, 2, 3)])
+    impl = replace(row.fallbacks[0][1]["conv_fprop"], tile=lambda call, cores: Tile(1), candidates=lambda call, cores: [Tile(n) for n in (1, 2, 3)])
     changed = replace(row, fallbacks=(("cpu", dict(row.fallbacks[0][1]) | {"conv_fprop": impl}),))
     kept = autotune.cache_path, autotune._milliseconds
     modes.MODES["cpu", "fp32"] = changed

@@ -74,7 +74,7 @@ def call_of(op: str, ins, outs, tile=None, **attrs) -> Call:
 
 
 def test_streaming_ops_by_hand():
-    common = dict(MODES["im2col", "fp32"].parts[-1][1])
+    common = dict(MODES["im2col", "fp32"].fallbacks[-1][1])
     image = (2, 4, 6, 6)
     assert common["relu_dgrad"].traffic(call_of("relu_dgrad", (image, image), (image,))) == [Traffic(2 * 1152, 1152, 2 * 1152)]
     up = call_of("upsample_fprop", (image,), ((2, 4, 12, 12),), factor=2)
@@ -146,7 +146,7 @@ def runnable():
 def test_counts_are_those_of_the_kernels(part, case: Case, tile, device, monkeypatch):
     if not gpu_device.SIMULATOR:
         pytest.skip("a GPU does not say what its threads load; NUMBA_ENABLE_CUDASIM=1 does")
-    impl = MODES["im2col", "fp32"].parts[part][1][case.op]
+    impl = MODES["im2col", "fp32"].fallbacks[part][1][case.op]
     # Winograd's kernels refuse what is too small to be worth it, not what they cannot do.
     impl = replace(impl, supports=lambda call: None) if part == 1 else impl
     try:
@@ -173,7 +173,7 @@ def test_counts_of_the_plain_convolutions(mode, shape, device, monkeypatch):
     for case in conv_cases(shape):
         # The bias is not counted; its gradient is.
         if (len(case.ins), len(case.outs)) != ((3, 1) if case.op == "conv_fprop" else (2, 1) if case.op == "conv_wgrad" else ()):
-            assert_counted(MODES[mode, "fp32"].parts[0][1][case.op], case, device, monkeypatch)
+            assert_counted(MODES[mode, "fp32"].fallbacks[0][1][case.op], case, device, monkeypatch)
 
 
 @pytest.mark.parametrize(("count", "terms"), [(260, 1), (60, 6)])
@@ -182,7 +182,7 @@ def test_counts_of_packed_weights(count, terms, device, monkeypatch):
         pytest.skip("a GPU does not say what its threads load; NUMBA_ENABLE_CUDASIM=1 does")
     index = np.arange(terms * count, dtype=np.int32).reshape(terms, count)
     case = Case("pack_weights", "", (np.ones(index.size, np.float32), index), (((count,), "float32"),))
-    assert_counted(MODES["im2col", "fp32"].parts[-1][1]["pack_weights"], case, device, monkeypatch)
+    assert_counted(MODES["im2col", "fp32"].fallbacks[-1][1]["pack_weights"], case, device, monkeypatch)
 
 
 def assert_counted(impl, case, device, monkeypatch):
