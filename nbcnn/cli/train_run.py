@@ -182,7 +182,7 @@ def rates(flags: SimpleNamespace, images: int) -> np.ndarray:
 def identity(flags: SimpleNamespace, data: Material, row: Any) -> dict[str, str]:
     """The strings that identify this run in its checkpoints; a resumed run must agree in all of them."""
     free = _UNSAVED | train_flags.FREE_ON_RESUME | train_flags.RESOLVED
-    free |= {name for name in train_flags.UNBOUND_BY_DEFAULT if getattr(flags, name) == train_flags.OTHERS[name]}
+    free |= {name for name in train_flags.UNBOUND_BY_DEFAULT if getattr(flags, name) == train_flags.DEFAULTS[name]}
     return {
         "format": FORMAT,
         "model": flags.model,
@@ -251,4 +251,4 @@ def record_epochs(run: RunFolder, epochs: int) -> None:
 
 def record_memory(run: RunFolder, net: Any) -> None:
     """Add the bytes of memory that the run took to its config.json, beside the planned ones."""
-    run.write_config(run.read_config() | {"used_bytes": net.place.used_bytes()})
+    run.write_config(run.read_config() | {"used_bytes": net.device.used_bytes()})

@@ -154,7 +154,7 @@ class Model:
         net = self.net
         plan = net.lower(net.record_gradients(batch_size) if self.loss else net.record_predict(batch_size))
         peak = "fp32 split" if net.mode == "tensorcore" and net.precision == "fp32" else net.precision
-        return explain(plan, peak, net.place.ceilings())
+        return explain(plan, peak, net.device.ceilings())
 
     def __repr__(self) -> str:
         kinds = ", ".join(type(layer).__name__ for layer in self._layers)
@@ -290,7 +290,7 @@ class Model:
             self._trained = (type(optimizer).__name__, moments, before + trainer.step, first_epoch + trainer.epochs_done)
             session.close()
             del session, trainer
-            if net.place.name == "gpu":
+            if net.device.name == "gpu":
                 gc.collect()
         return History(rows, result)
 
@@ -442,7 +442,7 @@ class Model:
     def close(self) -> None:
         """Let the memory of the network go, on a GPU its GPU memory. The model can be saved or used no more."""
         if self._net is not None:
-            self._net.place.synchronize()
+            self._net.device.synchronize()
         self._net, self._encoders, self._trained = None, {}, None
         gc.collect()
 

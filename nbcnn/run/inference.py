@@ -59,7 +59,7 @@ def _prepared(net: Net, batch: int, dtype: str = "uint8") -> Allocated:
             del net.prepared[next(iter(net.prepared))]
         recorded = net.record_predict(batch, dtype)
         plan = net.lower(recorded)
-        check_memory(net.place, _bytes(plan, recorded.io), f"a batch of {batch}", largest_batch(batch, lambda size: planned_bytes(net, size)))
+        check_memory(net.device, _bytes(plan, recorded.io), f"a batch of {batch}", largest_batch(batch, lambda size: planned_bytes(net, size)))
         # A GPU runs a plan once before it captures it, so what that run reads must be there.
         first = {"images": np.zeros(recorded.io["images"].shape, recorded.io["images"].dtype)}
         if "order" in recorded.io:
@@ -91,7 +91,7 @@ def gradients(net: Net, x: np.ndarray, labels: np.ndarray | None = None) -> tupl
     held = Allocated(net, {"gradients": net.lower(recorded)}, recorded.io, given)
     held.compile()
     with net.params.kept():
-        held.place.upload(held.arena, np.full(held.arena.size, 0xFF, np.uint8))
+        held.device.upload(held.arena, np.full(held.arena.size, 0xFF, np.uint8))
         net.params.poison_grads()
         held.programs["gradients"].run()
         return float(held.download("loss")[0]), net.params.grads_dict()

@@ -40,10 +40,10 @@ SHAPES = (
 )
 
 
-def test_step_1_has_parity_in_the_simulator(place):
+def test_step_1_has_parity_in_the_simulator(device):
     if not nb.SIMULATOR:
         pytest.skip("the GPU tests every step")
-    assert parity(BF16, STEPS[0].impl, hopper.case_of(STEPS[0], SMALL), place) <= bound(hopper.case_of(STEPS[0], SMALL), "bf16")
+    assert parity(BF16, STEPS[0].impl, hopper.case_of(STEPS[0], SMALL), device) <= bound(hopper.case_of(STEPS[0], SMALL), "bf16")
 
 
 @by_step
@@ -60,7 +60,7 @@ def test_parity(gpu, step, shape):
 @pytest.mark.parametrize("step", [STEPS[0], STEPS[2], STEPS[4], STEPS[5], *full(STEPS[1], STEPS[3])], ids=lambda step: step.name)
 def test_a_step_compiles_for_hopper_without_spills(step):
     case = hopper.case_of(step, ConvShape(1, 64, 8, 8, 64, 3, 3, 1, 1))
-    bound_here = Bound(step.impl, case.op, case.ins, case.outs, attrs=case.attrs, layout="NHWC", place=nb.Host(), store="bfloat16")
+    bound_here = Bound(step.impl, case.op, case.ins, case.outs, attrs=case.attrs, layout="NHWC", device=nb.Host(), store="bfloat16")
     [launch] = bound_here.launches
     report = compile_launch(launch, "90a")
     # Registers come in eights a thread: of 65,536, two blocks of 256 threads have 128 each, of 288 threads 112.
@@ -72,7 +72,7 @@ def test_a_bias_waits_for_step_6():
     case = next(case for case in hopper.conv_cases(SMALL) if len(case.ins) == 3)
     for step in STEPS[:5]:
         with pytest.raises(Unsupported, match="a bias is added in step 6"):
-            Bound(step.impl, case.op, case.ins, case.outs, attrs=case.attrs, layout="NHWC", place=nb.Host(), store="bfloat16")
+            Bound(step.impl, case.op, case.ins, case.outs, attrs=case.attrs, layout="NHWC", device=nb.Host(), store="bfloat16")
 
 
 def test_every_file_is_short_and_every_step_is_one():
