@@ -13,9 +13,13 @@ from collections.abc import Sequence
 
 from nbcnn import __version__
 from nbcnn.cli.errors import USAGE
-from nbcnn.files.suggest import nearest
+from nbcnn.files.suggest import call_as, nearest
 
 COMMANDS = {
+    "train": "train a network on images or series; python train.py is the same",
+    "extract": "write the features that a run's encoder makes; python extract_features.py is the same",
+    "predict": "apply a trained network to image files: classes, probabilities, reconstructions",
+    "pipeline": "train, extract and classify, one after the other, in one folder",
     "env": "versions, driver and GPU; what works on this machine and what to install",
     "classify": "train and judge a support vector machine on extracted features",
     "gradcheck": "check every op of every mode against its float64 reference",
@@ -25,7 +29,7 @@ COMMANDS = {
     "bench": "time ops, training steps and convolutions beside PyTorch and cuDNN",
     "study": "one question each: depthwise variants, GEMM, fused norms; tables, CSV, charts",
     "compare": "two modes, kernels or tiles for one op: results, paired times, registers, roofline",
-    "launch": "run train.py, extract_features.py or classify as several ranks, one per GPU",
+    "launch": "run train, extract or classify as several ranks, one per GPU",
     "report": "one self-contained HTML file of a run or of a device's results",
 }
 """The commands; each is the module nbcnn.cli.COMMAND with `main(argv) -> exit code`."""
@@ -34,11 +38,9 @@ HELP = "\n".join(
     (
         f"nbcnn {__version__}: convolutional networks trained by Numba-CUDA kernels",
         "",
-        "usage: python -m nbcnn COMMAND [flags]      (COMMAND --help lists its flags)",
+        "usage: nbcnn COMMAND [flags]      (or python -m nbcnn COMMAND; COMMAND --help lists its flags)",
         "",
         *(f"  {name:12} {text}" for name, text in COMMANDS.items()),
-        "",
-        "to train: python train.py        to extract features: python extract_features.py RUN",
     )
 )
 
@@ -64,8 +66,10 @@ def console() -> int:
     from nbcnn.cli import process
 
     process.begin()
+    call_as("nbcnn")
     return main()
 
 
 if __name__ == "__main__":
+    call_as("python -m nbcnn")
     sys.exit(main())

@@ -8,7 +8,7 @@ part of each pair as a precomputed kernel: the same problems, the same solver, t
     scale.py      StandardScaler, and gamma="scale"
     blocks.py     the kernel matrix on disk, one block per two classes
     gram.py       filling it: products from BLAS, then exp(-gamma d²)
-    gpu.py        the same from our GPU GEMM
+    gpu.py        where a GPU is, all of it there instead: scaling, kernel matrix, pairs, sums of the votes
     workers.py    processes that solve pairs, as many as memory allows
     ovo.py        a pair, the machine of all pairs, its votes
     pipeline.py   features -> machine and predictions

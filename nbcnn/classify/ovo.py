@@ -24,13 +24,16 @@ _READ_VALUES = 1 << 22
 class PairMachine:
     """Class i against class j: decision = Σ dual·K(support, ·) + intercept, positive for i.
 
-    `support` (int32) counts within the samples of i followed by those of j; `dual` is float64, y·alpha.
+    `support` (int32) counts within the samples of i followed by those of j; `dual` is float64, y·alpha. `gap` is how far the conditions of an
+    optimum are from holding, `objective` the dual objective; None where the solver does not say.
     """
 
     support: np.ndarray
     dual: np.ndarray
     intercept: float
     iterations: int
+    gap: float | None = None
+    objective: float | None = None
 
 
 @dataclass(frozen=True)

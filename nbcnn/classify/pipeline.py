@@ -11,11 +11,13 @@ import numpy as np
 
 from nbcnn.classify import gram, ovo, pairs
 from nbcnn.classify.blocks import Blocks
-from nbcnn.classify.scale import Scaler, gamma_scale, identity, squared_norms, standard
+from nbcnn.classify.scale import Scaler, gamma_of, gamma_scale, scaler_of, squared_norms
 from nbcnn.ranks.team import ALONE, Team
 
 Load = Callable[[], tuple[np.ndarray, np.ndarray]]
 """Gives (train, test) features; called once, so that they can be let go before the workers need the memory."""
+
+_CHECKED = 1024
 
 Report = Callable[[str, int], gram.Progress]
 """(what is being done, how many units it has) -> what to call with the units done."""
@@ -48,6 +50,38 @@ class Outcome:
     seconds: dict[str, float]
     engine: str
     jobs: int
+    notes: tuple[str, ...] = ()
+
+
+def by_class(labels: np.ndarray, count: int) -> tuple[np.ndarray, list[np.ndarray]]:
+    """The classes of `count` training samples and each one's positions. Raises ValueError for labels of another count, or of one class."""
+    if labels.shape != (count,):
+        raise ValueError(f"{count} training samples need {count} labels, got an array of shape {labels.shape}")
+    classes = np.unique(labels)
+    if len(classes) < 2:
+        raise ValueError(f"a classifier needs at least two classes, the {len(labels)} training labels hold {len(classes)}")
+    return classes, [np.flatnonzero(labels == c) for c in classes]
+
+
+def finite(features: np.ndarray) -> None:
+    """Raise ValueError, naming the first of them, if a value is NaN or Inf."""
+    for start in range(0, len(features), _CHECKED):
+        wrong = np.argwhere(~np.isfinite(features[start : start + _CHECKED]))
+        if len(wrong):
+            row, column = wrong[0]
+            raise ValueError(f"feature {column} of sample {start + row} is {features[start + row, column]}: a classifier needs finite numbers")
+
+
+def resolution_note(machine: ovo.Machine, gamma: float, largest: float) -> str:
+    """Words for a kernel that float32 cannot resolve: where its rounding, added over a pair's coefficients, is a tenth of the margin.
+
+    A kernel value is right to ε·(2 + 4·gamma·|x|²) with |x|² at most `largest`; roundings of different samples are independent.
+    """
+    rounding = float(np.finfo(np.float32).eps) * (2 + 4 * gamma * largest)
+    worst = rounding * max(float(np.sqrt((pair.dual**2).sum())) for pair in machine.machines)
+    if worst < 0.1:
+        return ""
+    return f"the kernel is computed in float32, whose rounding moves decisions by up to {worst:.2g} here (the margin is 1): a smaller --c or --gamma"
 
 
 def classify(
@@ -67,20 +101,22 @@ def classify(
     takes as many processes as cores and memory allow.
     The other ranks of `team` must call `assist` meanwhile. Raises ValueError for fewer than two classes, DiskFull, MemoryError.
     """
-    classes = np.unique(train_labels)
-    if len(classes) < 2:
-        raise ValueError(f"a classifier needs at least two classes, the {len(train_labels)} training labels hold {len(classes)}")
-    members = [np.flatnonzero(train_labels == c) for c in classes]
     begun = time.perf_counter()
     train, test = load()
+    classes, members = by_class(train_labels, len(train))
     blocks = Blocks(tuple(len(index) for index in members), len(test), scratch)
     width = train.shape[1]
     with blocks:
-        scaler = standard(train) if settings.scale else identity(width)
+        scaler = scaler_of(train, settings.scale)
+        if not (np.isfinite(scaler.mean).all() and np.isfinite(scaler.spread)):
+            finite(train)
+        finite(test)
         rows = gram.scaled_classes(train, members, test, scaler)
         del train, test
         norms = [squared_norms(part) for part in rows]
-        gamma = settings.gamma if settings.gamma is not None else gamma_scale(rows[:-1], norms[:-1])
+        scale = gamma_scale(rows[:-1], norms[:-1]) if settings.scale else gamma_of(scaler, width, 0.0, False)
+        gamma = settings.gamma if settings.gamma is not None else scale
+        largest = float(max(part.max(initial=0) for part in norms[:-1]))
         gram.fill(blocks, rows, norms, gamma, engine, report(f"kernel ({engine.name})", blocks.nbytes // 4))
         del rows
         filled = time.perf_counter()
@@ -95,7 +131,8 @@ def classify(
         train_values, test_values = ovo.decisions(blocks, whole, report("predict", blocks.nbytes // 4))
         train_predicted, test_predicted = whole.vote(train_values), whole.vote(test_values)
     seconds = {"kernel": filled - begun, "fit": fitted - filled, "predict": time.perf_counter() - fitted}
-    return Outcome(whole, scaler, gamma, settings.C, width, train_predicted, test_predicted, test_values, seconds, engine.name, jobs)
+    notes = tuple(filter(None, (resolution_note(whole, gamma, largest),)))
+    return Outcome(whole, scaler, gamma, settings.C, width, train_predicted, test_predicted, test_values, seconds, engine.name, jobs, notes)
 
 
 def assist(train_labels: np.ndarray, test_count: int, *, settings: Settings, scratch: Path, team: Team, jobs: int | None = None) -> None:

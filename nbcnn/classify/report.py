@@ -53,12 +53,14 @@ def summary(outcome: Outcome, scores: Scores) -> dict[str, Any]:
         "seconds": {stage: round(value, 3) for stage, value in outcome.seconds.items()},
         "kernel_from": outcome.engine,
         "processes": outcome.jobs,
+        "notes": list(outcome.notes),
     }
 
 
 def table(rows: dict[str, dict[str, Any]]) -> str:
     """One line for each classifier: `rows` maps what it was trained on to its `summary`."""
-    lines = [f"{'trained on':<16}{'features':>9}{'train':>9}{'test':>9}{'kernel':>10}{'fit':>10}{'predict':>10}{'total':>10}"]
+    stages = [*dict.fromkeys(stage for row in rows.values() for stage in row["seconds"]), "total"]
+    lines = [f"{'trained on':<16}{'features':>9}{'train':>9}{'test':>9}" + "".join(f"{stage:>10}" for stage in stages)]
     for name, row in rows.items():
         seconds = row["seconds"]
         times = "".join(f"{value:>8.1f} s" for value in (*seconds.values(), sum(seconds.values())))

@@ -113,7 +113,7 @@ def _hand_out(channel: Any, waiting: Iterator[tuple[int, Any]], running: dict[An
 
 def _lost(worker: Any, jobs: int, flag: str) -> Exception:
     worker.join()
-    if worker.exitcode == -signal.SIGKILL:
+    if worker.exitcode == -getattr(signal, "SIGKILL", 9):
         advice = f"; try {flag} {max(1, jobs // 2)}" if flag else ""
         return MemoryError(f"one of {jobs} worker processes was killed, most likely for memory{advice}")
     return RuntimeError(f"a worker process ended with exit code {worker.exitcode}")

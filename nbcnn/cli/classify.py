@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     import numpy as np
 
     from nbcnn.classify.features import Origin
-    from nbcnn.classify.gram import Engine
     from nbcnn.classify.pipeline import Load, Report
     from nbcnn.ranks.team import Team
 
@@ -47,9 +46,16 @@ def add_parser() -> Parser:
     flag(output, "--json", bool, "print one line of JSON instead of tables", "off")
     flag(output, "--quiet", bool, "print no header and no progress", "off")
     system = parser.add_argument_group("system")
-    flag(system, "--device", one_of("auto", "cpu", "gpu"), "where the kernel matrix is computed", "auto")
-    flag(system, "--jobs", count(1), "processes that train pairs of classes", "as many as cores and 8 GiB of memory allow")
-    flag(system, "--scratch", Path, "folder for the kernel matrix while it is needed; 7.5 GB for CIFAR-10", "the --out folder", metavar="DIR")
+    flag(system, "--device", one_of("auto", "cpu", "gpu"), "where the machine is trained", "auto")
+    flag(system, "--jobs", count(1), "without a GPU: processes that train pairs of classes", "as many as cores and 8 GiB of memory allow")
+    flag(
+        system,
+        "--scratch",
+        Path,
+        "without a GPU: folder for the kernel matrix; 7.5 GB for CIFAR-10",
+        "the --out folder",
+        metavar="DIR",
+    )
     return parser
 
 
@@ -68,6 +74,7 @@ def main(argv: list[str]) -> int:
 
 def _run(args: Any, team: Team) -> int:
     from nbcnn.classify import pipeline, report
+    from nbcnn.classify.gram import HostEngine
     from nbcnn.train.plots import confusion as draw_confusion
 
     out = args.out or args.features / "classify"
@@ -76,16 +83,18 @@ def _run(args: Any, team: Team) -> int:
     out.mkdir(parents=True, exist_ok=True)
     scratch = args.scratch or out
     scratch.mkdir(parents=True, exist_ok=True)
+    on_gpu, why = _on_gpu(args.device or "auto")
+    team.agree("device", str(on_gpu).encode())
     if not team.leads:
-        for _ in range(3 if args.baselines else 1):
+        # On a GPU the pairs are solved in less time than they could be sent.
+        for _ in range(0 if on_gpu else 3 if args.baselines else 1):
             settings = pipeline.Settings(args.c or 10.0)
             pipeline.assist(train_labels, len(test_labels), settings=settings, scratch=scratch, team=team, jobs=args.jobs)
         return OK
-    engine, why = _engine(args.device or "auto")
     names = origin.classes or ()
     settings = pipeline.Settings(args.c or 10.0, args.gamma, (args.scale or "standard") == "standard")
     if not args.quiet:
-        _header(args.features, origin, len(train_labels), len(test_labels), settings, engine, why, scratch)
+        _header(args.features, origin, len(train_labels), len(test_labels), settings, on_gpu, why, scratch)
 
     sources: dict[str, Load] = {ENCODER: held.pop}
     if args.baselines:
@@ -113,9 +122,16 @@ def _run(args: Any, team: Team) -> int:
     tables: dict[str, str] = {}
     with _bars(args.quiet) as bars:
         for name, load in sources.items():
-            outcome = pipeline.classify(
-                load, train_labels, settings=settings, engine=engine, scratch=scratch, jobs=args.jobs, report=bars(name), team=team
-            )
+            if on_gpu:
+                from nbcnn.classify import gpu
+
+                outcome = gpu.classify(load, train_labels, settings=settings, report=bars(name))
+            else:
+                host = {"engine": HostEngine(), "scratch": scratch, "jobs": args.jobs, "team": team}
+                outcome = pipeline.classify(load, train_labels, settings=settings, report=bars(name), **host)
+            if not args.quiet:
+                for note in outcome.notes:
+                    print(f"note      {name}: {note}", file=sys.stderr)
             scores = report.score(outcome, train_labels, test_labels, len(names))
             rows[name], tables[name] = report.summary(outcome, scores), report.class_table(scores, names)
             if name == ENCODER:
@@ -148,30 +164,28 @@ def _open(folder: Path, limit: int | None, verify: bool = True) -> tuple[list[tu
     return [(features.train[:limit], features.test[:limit])], train_labels, test_labels, features.origin, features.sha256
 
 
-def _engine(device: str) -> tuple[Engine, str]:
-    """What computes the kernel matrix, and why. Raises GpuUnavailable if `device` is "gpu" and there is none."""
-    from nbcnn.gpu.device import gpu_missing
+def _on_gpu(device: str) -> tuple[bool, str]:
+    """Whether the machine is trained on a GPU, and why. Raises GpuUnavailable if `device` is "gpu" and there is none."""
+    from nbcnn.gpu.device import GpuUnavailable, gpu_missing
     from nbcnn.gpu.language import SIMULATOR
 
     # Imported here, so that a run on the CPU does not pay for the compiler's import.
-    missing = None if device == "cpu" else "the simulator is no GPU" if SIMULATOR else gpu_missing()
-    if device == "gpu" or (device == "auto" and not missing):
-        from nbcnn.classify.gpu import GpuEngine
-
-        return GpuEngine(), "as asked" if device == "gpu" else "a GPU is there"
-    from nbcnn.classify.gram import HostEngine
-
-    return HostEngine(), "as asked" if device == "cpu" else str(missing)
+    missing = None if device == "cpu" else gpu_missing() or ("the simulator is no GPU" if SIMULATOR and device == "auto" else None)
+    if device == "gpu" and missing:
+        raise GpuUnavailable(missing)
+    on_gpu = device != "cpu" and not missing
+    return on_gpu, "as asked" if device != "auto" else missing or "a GPU is there"
 
 
-def _header(folder: Path, origin: Origin, train: int, test: int, settings: Any, engine: Engine, why: str, scratch: Path) -> None:
+def _header(folder: Path, origin: Origin, train: int, test: int, settings: Any, on_gpu: bool, why: str, scratch: Path) -> None:
     gamma = "scale" if settings.gamma is None else f"{settings.gamma:g}"
-    scaling = "standardised" if settings.scale else "as they are"
+    scaling = "standardised" if settings.scale else "centred"
+    kernel = f"GPU ({why})" if on_gpu else f"BLAS ({why}), kept in {scratch} while it is needed"
     lines = (
         f"features  {folder} ({scaling}), from {origin.checkpoint}",
         f"data      {origin.dataset} ({origin.source}): {train:,} training, {test:,} test images, {len(origin.classes or ())} classes",
         f"model     one-against-one RBF SVM, C = {settings.C:g}, gamma = {gamma}",
-        f"kernel    {engine.name} ({why}), kept in {scratch} while it is needed",
+        f"kernel    {kernel}",
     )
     print("\n".join(lines), file=sys.stderr)
 
@@ -200,6 +214,7 @@ def _untrained_encoder(origin: Origin) -> tuple[list[Any], str]:
     """
     from nbcnn.files.errors import UsageError
     from nbcnn.nn import models
+    from nbcnn.nn.layers import sized
     from nbcnn.plan.graph import Buf, Tape, named, trace
 
     (channels, *_), run_model, note = origin.image_shape, _run_flags(origin).get("model"), ""
@@ -211,6 +226,7 @@ def _untrained_encoder(origin: Origin) -> tuple[list[Any], str]:
         layers = models.encoder(models.MODELS[model](*origin.image_shape), cut)
     else:
         layers = models.encoder(models.autoencoder(channels, code=origin.code_shape[0]), models.code("autoencoder"))
+    layers = sized(layers, origin.image_shape)
     made, _ = trace(Tape(training=False), named(layers), Buf("x", (1, *origin.image_shape)))
     if made.shape[1:] != origin.code_shape:
         what = f"the encoder of {model or 'the autoencoder'} makes codes of {made.shape[1:]}, these features are of {origin.code_shape}"

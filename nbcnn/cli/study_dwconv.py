@@ -82,7 +82,10 @@ def _study(flags: SimpleNamespace) -> int:
     missing = "--no-times" if flags.no_times else "the simulator's times mean nothing" if SIMULATOR else gpu_missing()
     if missing:
         found = _modelled(flags, dwconv)
-        _show(flags, found, f"none ({missing}); modelled ms take every logical byte from memory")
+        assumed = {"--tflops": flags.tflops or TFLOPS, "--tbs": flags.tbs or TBS}
+        whose = "as given" if flags.tflops and flags.tbs else "an H200's where no flag says otherwise: --tflops, --tbs"
+        ceilings = f"ceilings assumed: {assumed['--tflops']:g} TFLOP/s, {assumed['--tbs']:g} TB/s ({whose})"
+        _show(flags, found, f"none ({missing}); {ceilings}; modelled ms take every logical byte from memory")
         _json(flags, found, [])
         return 0
     device = Gpu()

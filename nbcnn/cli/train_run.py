@@ -7,7 +7,7 @@ import platform
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,18 +16,20 @@ from typing import Any
 import numpy as np
 
 from nbcnn import __version__, datasets
-from nbcnn.cli import train_flags
+from nbcnn.cli import own_model, train_flags
 from nbcnn.cli.env import version
 from nbcnn.cli.train_data import Material
 from nbcnn.files import document
 from nbcnn.files.errors import UsageError
-from nbcnn.nn.optim import SGD, Adam, learning_rates
+from nbcnn.model.files import OWN_MODEL
+from nbcnn.nn import description
+from nbcnn.nn.optim import FROZEN, MOST_STEPS, SGD, Adam, Factor, learning_rates, matching
 from nbcnn.nn.params import ParameterError
 from nbcnn.train import checkpoint, runlog
 from nbcnn.train.runlog import RunError, RunFolder
 
 FORMAT = "nbcnn-training-1"
-_UNSAVED = frozenset({"given", "explain", "json", "quiet", "out", "resume"})
+_UNSAVED = frozenset({"given", "explain", "json", "quiet", "out", "resume", "config", "device"})
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,7 @@ def _resumed(given: SimpleNamespace, held: ExitStack, leads: bool) -> Start:
         if leads:
             held.enter_context(folder.held())
             config = folder.read_config()  # read again, because the folder's last writer may have finished since
+    _check_data_is_kept(folder, config)
     absent = sorted(
         vars(train_flags.fill(train_flags.parse([]))).keys()
         - _UNSAVED
@@ -106,12 +109,18 @@ def _resumed(given: SimpleNamespace, held: ExitStack, leads: bool) -> Start:
 def check(folder: RunFolder, config: Mapping[str, Any], saved: Path, notes: Mapping[str, str], free: frozenset[str] = frozenset()) -> None:
     """Raise RunError unless config.json describes a run, and that of the checkpoint `saved` with the metadata `notes`, but for the flags `free`."""
     runlog.agree(folder, config, saved, notes, free)
+    _check_data_is_kept(folder, config)
     try:
         train_flags.check(config["flags"])
-        if config["data"]["name"] not in (*datasets.NAMES, *datasets.SERIES):
+        if not datasets.is_known(config["data"]["name"]):
             raise ValueError(f"there is no data set {config['data']['name']!r}")
     except ValueError as error:
         raise RunError(f"{folder.config_path} is no description of a run: {error}") from None
+
+
+def _check_data_is_kept(folder: RunFolder, config: Mapping[str, Any]) -> None:
+    if config["flags"]["model"] == OWN_MODEL:
+        raise RunError(f"{folder.path} was made by Model.fit with arrays, which are not kept: go on with nbcnn.load({str(folder.path)!r}).fit(…)")
 
 
 def claimed(start: Start, data: Material, mode: str, held: ExitStack) -> RunFolder:
@@ -121,7 +130,7 @@ def claimed(start: Start, data: Material, mode: str, held: ExitStack) -> RunFold
     """
     folder = start.folder
     if folder is None:
-        name = f"{time.strftime('%Y%m%d-%H%M%S')}-{data.name}-{mode}"
+        name = f"{time.strftime('%Y%m%d-%H%M%S')}-{data.short}-{mode}"
         folder = next(filter(_made, (RunFolder(Path("runs") / (name + (f"-{number}" if number > 1 else ""))) for number in range(1, 1000))))
     held.enter_context(folder.held())
     if not start.config and folder.is_taken():
@@ -167,12 +176,13 @@ def optimizer(flags: SimpleNamespace) -> SGD | Adam:
 def rates(flags: SimpleNamespace, images: int) -> np.ndarray:
     """The learning rate of every training step of the run, float32, for a training set of so many images or windows."""
     per_epoch = -(-images // flags.batch)
-    return learning_rates(flags.schedule, flags.lr, flags.epochs * per_epoch, round(flags.warmup * per_epoch))
+    return learning_rates(flags.schedule, flags.lr, flags.epochs * per_epoch, round(min(flags.warmup * per_epoch, MOST_STEPS)))
 
 
 def identity(flags: SimpleNamespace, data: Material, row: Any) -> dict[str, str]:
     """The strings that identify this run in its checkpoints; a resumed run must agree in all of them."""
     free = _UNSAVED | train_flags.FREE_ON_RESUME | train_flags.RESOLVED
+    free |= {name for name in train_flags.UNBOUND_BY_DEFAULT if getattr(flags, name) == train_flags.DEFAULTS[name]}
     return {
         "format": FORMAT,
         "model": flags.model,
@@ -182,13 +192,28 @@ def identity(flags: SimpleNamespace, data: Material, row: Any) -> dict[str, str]
         "optimizer": flags.optimizer,
         "mode": row.mode,
         "precision": row.precision,
-        "flags": json.dumps({name: value for name, value in sorted(vars(flags).items()) if name not in free}),
+        "flags": json.dumps({name: value for name, value in sorted(vars(flags).items()) if name not in free and not _silent(name, value)}),
+        **({"layers": own_model.digest(data.layers)} if own_model.is_own(flags.model) else {}),
     }
 
 
-def notes(net: Any, session: Any) -> dict[str, str]:
-    """The strings that tell, in the run's checkpoints, how it was computed."""
-    return {"device": net.device_name, "tiles": json.dumps(session.tiles()), "nbcnn": __version__}
+def _silent(name: str, value: Any) -> bool:
+    return value is None and name in train_flags.LATEST
+
+
+def factors(flags: SimpleNamespace, net: Any) -> dict[str, Factor]:
+    """The parameters that --freeze leaves as they are. Raises UsageError for a pattern that matches none."""
+    patterns = [word.strip() for word in (flags.freeze or "").split(",") if word.strip()]
+    return {name: FROZEN for pattern in patterns for name in matching(pattern, net.params.layout.names)}
+
+
+def notes(net: Any, session: Any, data: Material) -> dict[str, str]:
+    """The strings that tell, in the run's checkpoints, how it was computed and of which network the weights are."""
+    about = {"precision": net.precision, "classes": list(data.data.classes) if getattr(data.data, "classes", None) else None}
+    network = {"normalisation": net.normalisation.text()} if net.normalisation else {}
+    with suppress(TypeError):  # layers of one's own whose fields are no JSON: the weights are kept all the same
+        network[description.KEY] = description.dumps(net.layers, net.input_shape, **about)
+    return {"device": net.device_name, "tiles": json.dumps(session.tiles()), "nbcnn": __version__, **network}
 
 
 def config(flags: SimpleNamespace, data: Material, net: Any, session: Any, weights: str) -> dict[str, Any]:
@@ -206,6 +231,8 @@ def config(flags: SimpleNamespace, data: Material, net: Any, session: Any, weigh
         "precision": net.precision,
         "device": net.device_name,
         **({"weights_sha256": weights} if weights else {}),
+        **({"normalisation": json.loads(net.normalisation.text())} if net.normalisation else {}),
+        **({"classes": list(data.data.classes)} if getattr(data.data, "classes", None) else {}),
         "ranks": session.team.size,
         "parameters": net.params.count,
         "planned_bytes": session.planned_bytes,

@@ -64,7 +64,9 @@ def replace(path: Path, nbytes: int, write: Callable[[BinaryIO], None]) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Write a folder's names to the disk (fsync)."""
+    """Have the names in a folder on the disk; Windows does that by itself, and opens no folder."""
+    if os.name == "nt":
+        return
     opened = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(opened)

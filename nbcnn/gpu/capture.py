@@ -2,14 +2,21 @@
 
 A captured graph replays every kernel with one host call, about a microsecond each. Small kernels leave most of the GPU
 idle: what does not depend on each other may then run at the same time, as two branches of the graph.
+
+Several threads may each have a model. While one captures, no other may use the legacy default stream, which waits for every other stream: the
+driver would end the capture. And numba-cuda fails if two threads load the same kernel at the same time. `ALONE` is held by whoever does one of these.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
 from nbcnn.gpu.compiler import bindings
+
+ALONE = threading.RLock()
+"""Held while a thread loads kernels, captures, or uses the legacy default stream."""
 
 MAIN, SIDE, JOIN = "main", "side", "join"
 """Where a launch runs: on the main branch; on the side branch, after everything before it on the main one; on the main
@@ -27,11 +34,12 @@ class CapturedGraph:
         self._main, self._side = (int(getattr(stream.handle, "value", stream.handle)) for stream in streams)
         mode = runtime.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
         streams[0].synchronize()
-        checked(runtime.cudaStreamBeginCapture(self._main, mode), "begin a graph capture")
-        try:
-            self._record(streams, launches, branches)
-        finally:
-            ended = runtime.cudaStreamEndCapture(self._main)
+        with ALONE:
+            checked(runtime.cudaStreamBeginCapture(self._main, mode), "begin a graph capture")
+            try:
+                self._record(streams, launches, branches)
+            finally:
+                ended = runtime.cudaStreamEndCapture(self._main)
         self._graph = checked(ended, "end a graph capture")
         self._executable = checked(runtime.cudaGraphInstantiate(self._graph, 0), "instantiate a CUDA graph")
 
@@ -96,5 +104,5 @@ class Moment:
 def checked(result: tuple[Any, ...], doing: str) -> Any:
     """The value of a CUDA call, or RuntimeError with the driver's word for what failed."""
     if int(result[0]) != 0:
-        raise RuntimeError(f"could not {doing}: {result[0]}")
+        raise RuntimeError(f"could not {doing}: {getattr(result[0], 'name', result[0])}")
     return result[1] if len(result) > 1 else None

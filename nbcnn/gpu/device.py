@@ -6,6 +6,7 @@ Kernels take flat C-contiguous 1-D arrays and 32-bit scalars; a view is an offse
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu import compiler, memory
-from nbcnn.gpu.capture import MAIN, CapturedGraph, checked
+from nbcnn.gpu import compiler, faults, memory
+from nbcnn.gpu.capture import ALONE, MAIN, CapturedGraph, checked
 from nbcnn.gpu.compiler import SIMULATOR, bindings, blocks_together, function_of, numba_cuda
 from nbcnn.plan.storage import numpy_dtype
 
@@ -59,17 +60,30 @@ def has_tma() -> bool:
     return not SIMULATOR and (bool(gpu_missing()) or capability_of_gpu() >= (9, 0))
 
 
+_opened_by: int | None = None  # the process that has used the GPU
+
+
 def gpu_missing() -> str | None:
-    """None if kernels can run here (a GPU, or the simulator), else the reason in words: the GPU's, or the extra that is not installed."""
+    """None if kernels can run here (a GPU, or the simulator), else the reason in words: the GPU's, or the extra that is not installed.
+
+    Raises `faults.GpuFault` where a GPU is and this process cannot use it: other processes hold its memory, or this one was forked from one that
+    has used it. Mode auto would train on the CPU otherwise, without being asked to.
+    """
+    global _opened_by
     if (reason := compiler.missing()) is not None or SIMULATOR:
         return reason
+    if _opened_by not in (None, os.getpid()):
+        raise faults.explained(RuntimeError(faults.FORKED)) or AssertionError
     if not numba_cuda().is_available():
         error = " ".join(str(numba_cuda().cuda_error() or "").split())
         return f"no usable CUDA driver ({error})" if error else "no CUDA GPU visible"
     try:
         numba_cuda().current_context()
     except Exception as error:  # a driver without a device, or a device in a bad state, raises many types
+        if (fault := faults.explained(error)) and fault.exit_code == faults.NO_MEMORY:
+            raise fault from error
         return f"the CUDA device cannot be opened ({error})"
+    _opened_by = os.getpid()
     return None
 
 
@@ -102,7 +116,10 @@ def check_together(kernel: Any, args: Sequence[Any], grid: int | tuple[int, ...]
 
 def constant(values: np.ndarray) -> Any:
     """`values` on the device, in an allocation of their own (256-byte aligned), for a launch to keep; the array itself without a GPU."""
-    return values if gpu_missing() or SIMULATOR else numba_cuda().to_device(values)
+    if gpu_missing() or SIMULATOR:
+        return values
+    with ALONE:
+        return numba_cuda().to_device(values)
 
 
 def _run_all(launches: Sequence[Any], stream: Any) -> None:
@@ -216,7 +233,7 @@ class Gpu:
     def download(self, source: Any) -> np.ndarray:
         """A fresh host copy of `source`, after everything on the stream has run."""
         self.synchronize()
-        return source.copy_to_host()
+        return source.copy_to_host(stream=self.stream)
 
     def replayable(self, launches: Sequence[Any], branches: Sequence[str] | None = None) -> Callable[[], None]:
         """Capture `launches` into one CUDA graph and return the function that replays it on the stream.
@@ -226,10 +243,11 @@ class Gpu:
         """
         if SIMULATOR:
             return partial(_run_all, list(launches), self.stream)
-        _run_all(launches, self.stream)
-        if self._side is None:
-            self._side = numba_cuda().stream()
-        return CapturedGraph((self.stream, self._side), launches, branches or [MAIN] * len(launches))
+        with ALONE:
+            _run_all(launches, self.stream)
+            if self._side is None:
+                self._side = numba_cuda().stream()
+            return CapturedGraph((self.stream, self._side), launches, branches or [MAIN] * len(launches))
 
     def synchronize(self) -> None:
         """Wait until the stream is empty."""

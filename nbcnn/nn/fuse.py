@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from nbcnn.nn.fuse_series import DepthwiseTogether, GatedPointwise, LastOfResidual, ends_hourly, few_taps, gates
-from nbcnn.nn.layers import MSE, Built, Conv2d, Linear, MaxPool2d, Param, ReLU, Residual, Sigmoid, Swish, Upsample2d, add_gradient, add_input
+from nbcnn.nn.layers import MSE, Built, Conv2d, Linear, MaxPool2d, Param, ReLU, Residual, Sigmoid, Swish, Upsample2d, add_gradient, add_input, known
 from nbcnn.nn.norms import EvoNormB0, EvoNormS0
 from nbcnn.nn.series_layers import GLU, DepthwiseConv1d, LastStep, PointwiseConv1d, StateSpaceConv1d
 from nbcnn.plan.graph import Buf, Named, ShapeError, Tape, named, trace
@@ -120,7 +120,7 @@ class LinearReLU(_Fused):
         linear, (w, b) = self.conv, self._weights(tape)
         if x.shape[1:] != (linear.in_features,):
             raise ShapeError(f"{scope} takes (N, {linear.in_features}), got {x.shape}; Flatten makes vectors of images")
-        n, k, c = x.shape[0], linear.out_features, linear.in_features
+        n, k, c = x.shape[0], linear.out_features, known(linear)
         pixels, filters, attrs = x.reshaped((n, c, 1, 1)), w.reshaped((k, c, 1, 1)), {"stride": 1, "pad": 0}
         y = tape.temp(f"{scope}.y", (n, k, 1, 1), after_relu=self.activation == "relu")
         tape.emit(f"conv_{self.activation}_fprop", [pixels, filters, b], [y], scope, **attrs)
@@ -312,13 +312,13 @@ class FusedResidual:
 def _plain(parts: Sequence[Any]) -> bool:
     """Whether the convolution (or linear layer) has a bias, and pooling, where there is any, takes 2×2 windows."""
     conv, *_, last = parts
-    return conv.bias and (not isinstance(last, MaxPool2d) or (last.size, last.stride or last.size) == (2, 2))
+    return conv.bias and (not isinstance(last, MaxPool2d) or (last.kernel_size, last.stride or last.kernel_size) == (2, 2))
 
 
 def _folds(parts: Sequence[Any]) -> bool:
     """Whether the image is doubled and a 3×3 convolution keeps its size: the algebra of the folded form holds for these alone."""
     up, conv, *_ = parts
-    return up.factor == 2 and conv.bias and conv.kernel in (3, (3, 3)) and (conv.stride, conv.pad) == (1, 1)
+    return up.scale_factor == 2 and conv.bias and conv.kernel_size in (3, (3, 3)) and (conv.stride, conv.padding) == (1, 1)
 
 
 @dataclass(frozen=True)

@@ -111,7 +111,7 @@ def ends_hourly(parts: Sequence[Any]) -> bool:
 
 def few_taps(parts: Sequence[Any]) -> bool:
     """Whether the gradient of the filter fits into the registers of one kernel."""
-    return parts[0].taps <= FUSED_TAPS
+    return parts[0].kernel_size <= FUSED_TAPS
 
 
 def gates(parts: Sequence[Any]) -> bool:

@@ -19,6 +19,11 @@ _ALIGN = 64
 INITS = ("torch", "he")
 
 
+def padded(count: int) -> int:
+    """The elements that a parameter of so many takes in the flat buffer."""
+    return -(-count // _ALIGN) * _ALIGN
+
+
 class ParameterError(ValueError):
     """A tensor does not fit the network: missing, unknown, or of the wrong shape; the message names it."""
 
@@ -36,7 +41,7 @@ class ParameterLayout:
             for name, param in self.params.items():
                 if param.decay is decayed:
                     self.offsets[name] = at
-                    at += -(-numel(param.shape) // _ALIGN) * _ALIGN
+                    at += padded(numel(param.shape))
             self.decayed = at if decayed else self.decayed
         self.size = at
         self.count = sum(numel(param.shape) for param in self.params.values())

@@ -62,9 +62,17 @@ class Allocated:
     plans   by any key, which is their program's in `programs`.
     bufs    the Bufs that no layer owns (io, and state of the optimizer and of the data), by the names that `upload` and `download` take.
     values  what some of them hold at first; of the others, those whose home is state hold zeros, and the rest is not initialised.
+    parts   Bufs that are elements [start, stop) of another, of the caller's or of the flat parameters.
     """
 
-    def __init__(self, net: Net, plans: Mapping[Any, Plan], bufs: Mapping[str, Buf], values: Mapping[str, np.ndarray]) -> None:
+    def __init__(
+        self,
+        net: Net,
+        plans: Mapping[Any, Plan],
+        bufs: Mapping[str, Buf],
+        values: Mapping[str, np.ndarray],
+        parts: Mapping[Buf, tuple[Buf, int, int]] | None = None,
+    ) -> None:
         self.device, self.bufs = net.device, dict(bufs)
         self.arena = self.device.empty(max(plan.arena_bytes for plan in plans.values()), "uint8")
         self._arrays = {name: self.device.empty(numel(buf.shape), buf.dtype) for name, buf in bufs.items()}
@@ -72,6 +80,7 @@ class Allocated:
         for name, array in values.items():
             self.upload(name, array)
         fixed = net.fixed() | {buf: self._arrays[name] for name, buf in bufs.items()}
+        fixed |= {part: fixed[owner][start:stop] for part, (owner, start, stop) in (parts or {}).items()}
         self.programs = {key: Program(plan, net.params, self.arena, fixed) for key, plan in plans.items()}
 
     def compile(self, say: Callable[[str], None] | None = None, also: Iterable[Any] = ()) -> int:
@@ -83,6 +92,10 @@ class Allocated:
         for name, buf in self.bufs.items():
             if buf.home == "state" and name not in but:
                 self.upload(name, np.zeros(buf.shape, buf.dtype))
+
+    def array(self, name: str) -> Any:
+        """The flat array of a Buf, on the device."""
+        return self._arrays[name]
 
     def upload(self, name: str, values: np.ndarray) -> None:
         """Copy `values` into the array of a Buf; sizes must agree."""

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from nbcnn.files.errors import UsageError
 from nbcnn.files.suggest import nearest
 from nbcnn.gpu.device import GpuUnavailable, capability_of_gpu, gpu_missing
+from nbcnn.gpu.select import refused
 from nbcnn.modes import DEFAULT_PRECISION, ENGINES, MODES, only_engine, with_dwconv
 from nbcnn.ops.kernel.row import Row
 
@@ -38,7 +39,7 @@ def choose_mode(
     """
     known = sorted({name for name, _ in MODES})
     # Imported here, so that a run on the CPU does not pay for the compiler's import.
-    missing = None if mode == "cpu" else gpu_missing()
+    missing = None if mode == "cpu" else refused() or gpu_missing()
     if mode not in ("auto", *known):
         raise UsageError(f"no mode {mode!r} (there are auto, {', '.join(known)}){nearest(mode, ['auto', *known])}")
     if capability is None:

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from nbcnn.files import atomic, document, lock
-from nbcnn.train.checkpoint import BEST, LAST
+from nbcnn.train import checkpoint
+from nbcnn.train.checkpoint import BEST, LAST, Metadata, Tensors
 
 Row = dict[str, Any]
 """One epoch's metrics; "epoch" counts from 1."""
@@ -63,6 +64,14 @@ class RunFolder:
                 yield
             finally:
                 self._held = False
+
+    def prepare(self) -> None:
+        """Make the folder if need be."""
+        self.path.mkdir(parents=True, exist_ok=True)
+
+    def keep(self, path: Path, tensors: Tensors, metadata: Metadata) -> None:
+        """Put a checkpoint in place of `path`, as `checkpoint.save`."""
+        checkpoint.save(path, tensors, metadata)
 
     def has_checkpoint(self) -> bool:
         """Whether there is any checkpoint, whole or not."""
@@ -165,6 +174,34 @@ class RunFolder:
         atomic.replace_bytes(self._csv, _csv_lines(rows, header=True).encode())
 
 
+class InMemory(RunFolder):
+    """A run of which nothing is written: its metrics are the trainer's, its checkpoints `kept`, by their names."""
+
+    def __init__(self) -> None:
+        super().__init__("memory")
+        self.kept: dict[str, Tensors] = {}
+
+    def prepare(self) -> None:
+        """Nothing: there is no folder."""
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Nothing: nobody else can write here."""
+        yield
+
+    def keep(self, path: Path, tensors: Tensors, metadata: Metadata) -> None:
+        """Keep the best tensors, in place of the ones before. The last ones are the session's, which is still there."""
+        if path.name == BEST:
+            self.kept[path.name] = tensors
+
+    def append(self, row: Row) -> None:
+        """Nothing: the trainer has the row."""
+
+    def rows(self) -> list[Row]:
+        """None: a run in memory is never continued from its folder."""
+        return []
+
+
 def agree(folder: RunFolder, config: Mapping[str, Any], path: Path, notes: Mapping[str, str], free: frozenset[str] = frozenset()) -> None:
     """Raise RunError unless the checkpoint `path` with the metadata `notes` is of the run that `config` describes, but for the flags `free`.
 
@@ -173,7 +210,7 @@ def agree(folder: RunFolder, config: Mapping[str, Any], path: Path, notes: Mappi
     flags = config["flags"]
     told = [(name, json.dumps(flags[name]), json.dumps(value)) for name, value in flags_of(path, notes).items() if name in flags]
     told += [(name, str(flags[name]), notes[name]) for name in ("model", "batch", "optimizer", "epochs") if name in notes and name in flags]
-    told += [("data", str(config["data"]["name"]), notes["data"].split(",")[0])] if "data" in notes else []
+    told += [("data", str(config["data"]["name"]), notes["data"].rsplit(", ", 2)[0])] if "data" in notes else []
     for name, here, there in told:
         if here != there and name not in free:
             raise RunError(
@@ -204,7 +241,7 @@ def _row(line: bytes) -> Row | None:
         row = document.parse(line, "a line of metrics")
     except document.DocumentError:
         return None
-    needed = ("epoch", "step", "train_loss", "test_loss", "seconds")
+    needed = ("epoch", "step", "train_loss", "seconds")
     return row if isinstance(row, dict) and all(type(row.get(name)) in (int, float) for name in needed) else None
 
 

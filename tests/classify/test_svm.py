@@ -206,22 +206,6 @@ def test_blocks_from_blas_follow_the_definition(tmp_path, monkeypatch, panel):
         assert (np.abs(got - expected) <= bound).all()
 
 
-def test_blocks_from_the_gpu_follow_the_definition(device, tmp_path):
-    from nbcnn.classify.gpu import GpuEngine
-
-    for got, expected, bound in filled(GpuEngine(), tmp_path, (3, 5), 2, 8):
-        assert (np.abs(got - expected) <= bound).all()
-
-
-def test_a_gpu_predicts_what_blas_does(gpu, tmp_path):
-    from nbcnn.classify.gpu import GpuEngine
-
-    features, labels = overlapping(0.25)
-    host, device = (classify(features, labels, tmp_path, engine) for engine in (gram.HostEngine(), GpuEngine()))
-    np.testing.assert_array_equal(device.test_predicted, host.test_predicted)
-    np.testing.assert_allclose(device.test_decisions, host.test_decisions, atol=LIBSVM_TOLERANCE, rtol=0)
-
-
 def test_the_matrix_needs_room(tmp_path):
     with pytest.raises(DiskFull, match=r"needs 6,000,\d{3},\d{3},\d{3} bytes"):
         Blocks((1_000_000,), 500_000, tmp_path)

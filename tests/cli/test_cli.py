@@ -303,7 +303,7 @@ def test_a_read_only_disk_exits_1_before_training(disk, capsys):
 def test_a_full_disk_exits_1_and_says_how_much_it_needs(disk, capsys):
     folder = disk("size=1m")
     text = message(capsys, 1, exits(train, [*TINY, "--out", folder / "run"]))
-    assert "needs 6,0" in text
+    assert "checkpoints of 6,0" in text
     assert not list((folder / "run").glob(".*")), "our own temporary is gone"
 
 

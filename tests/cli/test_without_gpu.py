@@ -30,6 +30,7 @@ REFUSED = {
     "compare": ("compare", "im2col", "tiled"),
     "compare, cpu and gpu": ("compare", "cpu", "im2col"),
     "gradcheck": ("gradcheck", "--mode", "naive"),
+    "ladder --hopper": ("ladder", "--hopper", "--json"),
     "roofline": ("roofline",),
     "study gemm": ("study", "gemm"),
     "study evonorm": ("study", "evonorm", "--json"),

@@ -35,6 +35,7 @@ FILES = (
     "test_evonorm_held.py",
     "test_gather.py",
     "test_gemm.py",
+    "test_hopper_ladder.py",
     "test_inference.py",
     "test_losses.py",
     "test_net.py",
@@ -56,9 +57,11 @@ WHOLE_COMMANDS = ("test_bench_convs.py", "test_bench_op.py", "test_compare.py", 
 
 @pytest.mark.skipif(device.SIMULATOR, reason="this is the simulator already")
 @pytest.mark.parametrize("file", [*FILES, *full(*WHOLE_COMMANDS)])
-def test_file_passes_in_the_simulator(file):
+def test_file_passes_in_the_simulator(file, pytestconfig):
     [path] = TESTS.rglob(file)
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", str(path)]
+    # The same marks as here: a sample of the cases, or all.
+    marked = pytestconfig.getoption("markexpr")
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-m", marked, str(path)]
     done = subprocess.run(command, cwd=TESTS.parent, env={**os.environ, "NUMBA_ENABLE_CUDASIM": "1"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-4000:]
     passed = re.search(r"(\d+) passed", done.stdout)

@@ -75,7 +75,8 @@ def stands_still(windows: Sequence[Window]) -> bool:
 def warm_up(works: Sequence[Work], watch: Any, seconds: float | None = None, bounds: tuple[float, float] | None = None) -> Warm:
     """Run `works` in turn until they are steady, or for `seconds` (0: once).
 
-    `bounds` are the shortest and the longest time in seconds; None means `MIN_SECONDS`, `MAX_SECONDS`."""
+    `bounds` are the shortest and the longest time in seconds; None means `MIN_SECONDS`, `MAX_SECONDS`.
+    """
     start = time.perf_counter()
     least, most = bounds or (MIN_SECONDS, MAX_SECONDS)
     for work in works:

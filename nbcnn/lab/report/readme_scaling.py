@@ -1,4 +1,4 @@
-"""The README's tables of training on several GPUs: what was measured on one machine, and what that lets expect of many.
+"""Tables of training on several GPUs for the documentation: what was measured on one machine, and what that lets expect of many.
 
 Empty as long as it was not measured, like the tables of `readme_laboratory`.
 """

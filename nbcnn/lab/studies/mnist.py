@@ -45,8 +45,8 @@ def session_of(data: Dataset, way: Way, seed: int, epochs: int) -> TrainingSessi
     """The session of one run. Raises ValueError for a data set without labels."""
     if data.train_labels is None or data.test_labels is None or data.classes is None:
         raise ValueError(f"{data.name} has no labels")
-    channels, height, width = shape = data.train_images.shape[1:]
-    layers = mnist_cnn(channels, height, width, classes=len(data.classes), norm=way.norm)
+    shape = data.train_images.shape[1:]
+    layers = mnist_cnn(classes=len(data.classes), norm=way.norm)
     net = Net(layers, shape, choice=way.choice, fusing=way.fusing, seed=seed, init="he")
     rates = learning_rates("cosine", RATE, epochs * -(-len(data.train_images) // BATCH))
     return TrainingSession(

@@ -51,7 +51,7 @@ def slab_of(call: Call, tile: NormTile) -> Slab:
 
 def slabs(call: Call) -> list[tuple[int, int, int]]:
     """(channels, threads, blocks) of the last kernel, fewest blocks on a multiprocessor first, because large ones won at every batch
-    (nbcnn/lab/LOG.md); empty where no block keeps an image's pixels of whole groups.
+    (docs/log/winograd.md); empty where no block keeps an image's pixels of whole groups.
     """
     c, group, made = im2col.shape_of(convolution_of(call)), group_of(call), []
     for channels in _CHANNELS:

@@ -159,6 +159,7 @@ def test_a_tensor_beyond_int32_is_refused():
         assert "32-bit" in COMMON[op].supports(call(elementwise.LIMIT + 1)), op
 
 
+@pytest.mark.sampled
 @on_every_arch
 @pytest.mark.parametrize("launch", launches(), ids=lambda launch: launch.name)
 def test_kernels_compile_without_spills(launch, arch):

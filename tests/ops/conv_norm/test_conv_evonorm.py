@@ -131,6 +131,7 @@ def test_warpgroups_share_small_batches():
     assert [(chosen(n).parts, chosen(n).blocks) for n in (1, 64, 128, 256, 1024)] == [(4, 2), (4, 128), (2, 128), (1, 128), (1, 132)]
 
 
+@pytest.mark.sampled
 @pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
 @pytest.mark.parametrize(
     ("precision", "tile"), [("bf16", None), ("tf32", None), *full(("bf16", ImageTile(4, 2, 1, 2)), ("tf32", ImageTile(4, 1, 1, 2)))]
@@ -181,13 +182,13 @@ def test_the_classifier_fuses():
     assert [made.count(kind) for kind in (ConvEvoNorm, LinearReLU, Conv2d)] == [2, 1, 0]
     made = [type(layer) for _, layer in fuse(named(mnist_cnn(norm="b0")), ROW.ops)]
     assert [made.count(kind) for kind in (ConvEvoNorm, EvoNormB0, Conv2d)] == [2, 0, 0]
-    assert type(fuse(named([Conv2d(1, 8, 3, bias=False), EvoNormS0(8, 4)]), ROW.ops)[0][1]) is Conv2d
+    assert type(fuse(named([Conv2d(8, 3, bias=False, in_channels=1), EvoNormS0(4, channels=8)]), ROW.ops)[0][1]) is Conv2d
 
 
 @pytest.mark.parametrize("norm", ["s0", "b0"])
 def test_fused_and_plain_classifiers_agree(norm, fusing_cpu, rng):
     x, labels = rng.standard_normal((3, 1, 8, 8)).astype(np.float32), np.array([1, 7, 2], np.int32)
-    plain, fused = (Net(mnist_cnn(1, 8, 8, norm=norm), (1, 8, 8), mode="cpu", init="he", fusing=fusing) for fusing in (False, True))
+    plain, fused = (Net(mnist_cnn(norm=norm), (1, 8, 8), mode="cpu", init="he", fusing=fusing) for fusing in (False, True))
     assert f"conv_evonorm_{norm}_fprop" in {step.op for step in fused.record_gradients(3).steps}
     (loss, grads), (fused_loss, fused_grads) = plain.gradients(x, labels), fused.gradients(x, labels)
     # The same float32 operations, but for the order in which BLAS adds at most 288 terms, in 8 layers.
@@ -201,9 +202,17 @@ def test_fused_and_plain_classifiers_agree(norm, fusing_cpu, rng):
     np.testing.assert_allclose(fused.predict(images), plain.predict(images), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("norm", [lambda: EvoNormS0(8, 4), lambda: EvoNormB0(8)])
+@pytest.mark.parametrize("norm", [lambda: EvoNormS0(4, channels=8), lambda: EvoNormB0(channels=8)])
 def test_inference_has_half_the_intermediate_images_and_training_keeps_the_convolutions(norm, fusing_cpu):
-    layers = [Conv2d(3, 8, 3, pad=1), norm(), Conv2d(8, 8, 3, pad=1), norm(), Flatten(), Linear(8 * 6 * 6, 4), SoftmaxCrossEntropy()]
+    layers = [
+        Conv2d(8, 3, padding=1, in_channels=3),
+        norm(),
+        Conv2d(8, 3, padding=1, in_channels=8),
+        norm(),
+        Flatten(),
+        Linear(4, in_features=8 * 6 * 6),
+        SoftmaxCrossEntropy(),
+    ]
     plain, fused = (Net(layers, (3, 6, 6), mode="cpu", fusing=fusing) for fusing in (False, True))
 
     def made(tape):

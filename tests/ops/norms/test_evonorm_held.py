@@ -227,6 +227,7 @@ def real_launches():
     return list(made.values())
 
 
+@pytest.mark.sampled
 @pytest.mark.skipif(gpu_device.SIMULATOR, reason="the simulator compiles nothing")
 @pytest.mark.parametrize(("layout", "launch"), [] if gpu_device.SIMULATOR else real_launches(), ids=lambda value: getattr(value, "name", value))
 def test_held_kernels_compile_without_spills(layout, launch):

@@ -231,6 +231,7 @@ def test_kernels_are_lean(op, arch):
         assert_lean(launch, arch)
 
 
+@pytest.mark.sampled
 @on_every_arch
 @pytest.mark.parametrize(("op", "impl"), [("s4kernel_fprop", s4kernel.OPS["s4kernel_fprop"]), ("s4kernel_dgrad", s4kernel.OPS["s4kernel_dgrad"])])
 def test_the_state_space_kernels_compile(op, impl, arch):

@@ -1,0 +1,64 @@
+"""The documents: a README of one page, links that lead somewhere, a site that names every page."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import nbcnn
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = sorted([*ROOT.glob("*.md"), ROOT / "data" / "README.md", ROOT / "nbcnn" / "lab" / "results" / "README.md", *ROOT.glob("docs/**/*.md")])
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+FENCE = re.compile(r"^```.*?^```", re.M | re.S)
+
+
+def text_of(path: Path) -> str:
+    """A document without its blocks of code."""
+    return FENCE.sub("", path.read_text(encoding="utf-8"))
+
+
+def anchors(path: Path) -> set[str]:
+    """The names that GitHub and MkDocs give the headings of a document."""
+    headings = re.findall(r"^#+ (.*)$", text_of(path), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+def test_the_readme_is_one_page():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+
+
+def test_the_readme_has_the_two_commands_and_the_example():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    command = r"^python3 -m venv .*"
+    assert re.search(r"```\n(" + command + r")\n```", text, re.M), "the first command trains"
+    assert re.search(r"<!-- test command -->\n```\n(" + command + r"&& python -m pytest)\n```", text, re.M)
+    (example,) = re.findall(r"<!-- python example -->\n```python\n(.*?)```", text, re.S)
+    compile(example, "README.md", "exec")
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_link_of_a_document_leads_somewhere(document):
+    for link in LINK.findall(text_of(document)):
+        if link.startswith(("https://", "http://", "mailto:")):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (document.parent / path).resolve() if path else document
+        assert target.exists(), f"{document.relative_to(ROOT)}: {link}"
+        assert not anchor or anchor in anchors(target), f"{document.relative_to(ROOT)}: {link}"
+
+
+def test_the_site_names_every_page():
+    nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:")[2]
+    named = set(re.findall(r": (\S+\.md)$", nav, re.M))
+    assert named == {str(path.relative_to(ROOT / "docs")) for path in ROOT.glob("docs/**/*.md")}
+
+
+def test_the_citation_names_this_version():
+    assert re.search(r"^version: (.*)$", (ROOT / "CITATION.cff").read_text(encoding="utf-8"), re.M)[1] == nbcnn.__version__
+
+
+def test_type_checkers_read_the_annotations():
+    assert (Path(nbcnn.__file__).parent / "py.typed").is_file()
