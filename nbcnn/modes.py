@@ -144,10 +144,10 @@ ENGINES = names.ENGINES
 def only_engine(row: Row, engine: str) -> Row:
     """`row` with its own engines but `engine` left out; what `engine` does not support runs elsewhere, and is reported."""
     if engine == "wgmma":
-        at = [part for part, _ in row.parts].index("wgmma")
-        parts = (*(part for part in row.parts[:at] if part[0] != "mma"), *row.parts[at:])
-        return replace(row, parts=parts, own=tuple(part for part in row.own if part != "mma"))
-    return replace(row, parts=tuple(part for part in row.parts if part[0] != "wgmma"))
+        at = [part for part, _ in row.fallbacks].index("wgmma")
+        fallbacks = (*(part for part in row.fallbacks[:at] if part[0] != "mma"), *row.fallbacks[at:])
+        return replace(row, fallbacks=fallbacks, own=tuple(part for part in row.own if part != "mma"))
+    return replace(row, fallbacks=tuple(part for part in row.fallbacks if part[0] != "wgmma"))
 
 
 def with_dwconv(row: Row, variant: str) -> Row:
@@ -155,5 +155,5 @@ def with_dwconv(row: Row, variant: str) -> Row:
 
     The fused backward belongs to "best": under another variant the row does without, so that its own kernels run.
     """
-    kept = [(part, {op: impl for op, impl in ops.items() if op != "dwconv1d_bwd"}) for part, ops in row.parts]
-    return replace(row, parts=((variant, DWCONV[variant]), *kept), own=(*row.own, variant))
+    kept = [(part, {op: impl for op, impl in ops.items() if op != "dwconv1d_bwd"}) for part, ops in row.fallbacks]
+    return replace(row, fallbacks=((variant, DWCONV[variant]), *kept), own=(*row.own, variant))

@@ -113,7 +113,7 @@ def _run(args: Any, team: Team) -> int:
             from nbcnn.classify.ridge import classify
             from nbcnn.gpu.device import Gpu
 
-            return classify(load, labels, settings=settings, ridge=ridge, place=Gpu() if on_gpu else None, report=more["report"])
+            return classify(load, labels, settings=settings, ridge=ridge, device=Gpu() if on_gpu else None, report=more["report"])
         if on_gpu:
             from nbcnn.classify import gpu
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from nbcnn.ranks.sockets import Star, gathered, told
+from nbcnn.ranks.sockets import Star, broadcast, gather
 
 MISSING = "training on more than one GPU needs NCCL: pip install 'nbcnn[nccl]' (nccl4py and nvidia-nccl-cu13)"
 
@@ -40,20 +40,20 @@ class Collective(Protocol):
 
 
 class Sockets:
-    """Over TCP, through rank 0, added in rank order: without GPUs, and in the simulator. `place` is where the arrays are (`nbcnn.gpu.device`)."""
+    """Over TCP, through rank 0, added in rank order: without GPUs, and in the simulator. `device` is where the arrays are (`nbcnn.gpu.device`)."""
 
-    def __init__(self, star: Star, place: Any) -> None:
-        self._star, self._place = star, place
+    def __init__(self, star: Star, device: Any) -> None:
+        self._star, self._device = star, device
 
     def all_reduce(self, array: Any, weight: float) -> Any:
-        return _SocketSum(self._star, self._place, array, np.float32(weight))
+        return _SocketSum(self._star, self._device, array, np.float32(weight))
 
     def broadcast(self, array: Any, stream: Any = 0) -> None:
-        self._place.upload(array, np.frombuffer(told(self._star, self._place.download(array).tobytes()), np.float32))
+        self._device.upload(array, np.frombuffer(broadcast(self._star, self._device.download(array).tobytes()), np.float32))
 
     def barrier(self, stream: Any = 0) -> None:
-        gathered(self._star, b"")
-        told(self._star, b"")
+        gather(self._star, b"")
+        broadcast(self._star, b"")
 
     def destroy(self) -> None:
         """Nothing: the connections are the team's."""
@@ -62,15 +62,15 @@ class Sockets:
 class _SocketSum:
     name = "all_reduce"
 
-    def __init__(self, star: Star, place: Any, array: Any, weight: np.float32) -> None:
-        self._star, self._place, self._array, self._weight = star, place, array, weight
+    def __init__(self, star: Star, device: Any, array: Any, weight: np.float32) -> None:
+        self._star, self._device, self._array, self._weight = star, device, array, weight
 
     def run(self, stream: Any = 0) -> None:
-        mine = self._weight * self._place.download(self._array)
-        parts = gathered(self._star, mine.tobytes())
+        mine = self._weight * self._device.download(self._array)
+        parts = gather(self._star, mine.tobytes())
         for part in parts[1:]:
             mine += np.frombuffer(part, np.float32)
-        self._place.upload(self._array, np.frombuffer(told(self._star, mine.tobytes()), np.float32))
+        self._device.upload(self._array, np.frombuffer(broadcast(self._star, mine.tobytes()), np.float32))
 
 
 class Nccl:
@@ -86,7 +86,7 @@ class Nccl:
         from nccl.core import SUM, Communicator, UniqueId, get_unique_id
 
         me = star.rank
-        identity = told(star, bytes(get_unique_id()) if me.rank == 0 else b"")
+        identity = broadcast(star, bytes(get_unique_id()) if me.rank == 0 else b"")
         self._sum = SUM
         self._communicator: Any = Communicator.init(me.size, me.rank, UniqueId.from_bytes(identity))
         self._weighted: dict[float, Any] = {}

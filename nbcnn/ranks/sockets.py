@@ -24,8 +24,8 @@ LENGTH = struct.Struct("<Q")
 END = struct.Struct("<Ii")
 """Which rank ended, and its exit code; VANISHED if it did not say one."""
 VANISHED = -1
-MOST, PIECE = 1 << 32, 1 << 20
-"""No frame is longer than MOST bytes. Memory for one is taken as its pieces arrive, not when its length does."""
+MAX_FRAME_BYTES, PIECE = 1 << 32, 1 << 20
+"""No frame is longer than MAX_FRAME_BYTES bytes. Memory for one is taken as its pieces arrive, not when its length does."""
 GRACE = 3.0
 """Seconds that a rank has to end by itself once another is lost."""
 SLICE = 0.2
@@ -148,7 +148,7 @@ def _send(peer: socket.socket, content: Any) -> None:
 def _receive(peer: socket.socket, waiting: Callable[[], None]) -> bytes:
     """A frame; `waiting` is called now and then, and may raise."""
     (count,) = LENGTH.unpack(_exactly(peer, LENGTH.size, waiting))
-    if count > MOST:
+    if count > MAX_FRAME_BYTES:
         raise ConnectionError(f"a frame of {count} bytes")
     return _exactly(peer, count, waiting)
 
@@ -176,7 +176,7 @@ def _exactly(peer: socket.socket, count: int, waiting: Callable[[], None] | None
     return bytes(made)
 
 
-def gathered(star: Star, mine: bytes, patience: float | None = None) -> Sequence[bytes]:
+def gather(star: Star, mine: bytes, patience: float | None = None) -> Sequence[bytes]:
     """What every rank gave, by rank, on rank 0; an empty list elsewhere."""
     if star.rank.rank:
         star.send(0, mine)
@@ -184,7 +184,7 @@ def gathered(star: Star, mine: bytes, patience: float | None = None) -> Sequence
     return [mine, *(star.receive(r, patience) for r in range(1, star.rank.size))]
 
 
-def told(star: Star, content: bytes, patience: float | None = None) -> bytes:
+def broadcast(star: Star, content: bytes, patience: float | None = None) -> bytes:
     """Rank 0's `content`, on every rank."""
     if star.rank.rank:
         return star.receive(0, patience)

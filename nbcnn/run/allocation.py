@@ -22,12 +22,12 @@ class MemoryPlanError(RuntimeError):
     exit_code = 5
 
 
-def check_memory(place: Any, planned: Mapping[str, int], what: str, largest: Callable[[int], int | None] | None = None) -> None:
-    """Raise MemoryPlanError if the sum of `planned` bytes is more than `place` has free.
+def check_memory(device: Any, planned: Mapping[str, int], what: str, largest: Callable[[int], int | None] | None = None) -> None:
+    """Raise MemoryPlanError if the sum of `planned` bytes is more than `device` has free.
 
     `largest(free)` gives the largest batch that fits into `free` bytes, None if none does; it is asked only on failure.
     """
-    needed, free = sum(planned.values()), place.free_bytes()
+    needed, free = sum(planned.values()), device.free_bytes()
     if needed <= free:
         return
     message = f"{what} needs {gib(needed)}, {gib(free)} free"
@@ -73,9 +73,9 @@ class Allocated:
         values: Mapping[str, np.ndarray],
         parts: Mapping[Buf, tuple[Buf, int, int]] | None = None,
     ) -> None:
-        self.place, self.bufs = net.place, dict(bufs)
-        self.arena = self.place.empty(max(plan.arena_bytes for plan in plans.values()), "uint8")
-        self._arrays = {name: self.place.empty(numel(buf.shape), buf.dtype) for name, buf in bufs.items()}
+        self.device, self.bufs = net.device, dict(bufs)
+        self.arena = self.device.empty(max(plan.arena_bytes for plan in plans.values()), "uint8")
+        self._arrays = {name: self.device.empty(numel(buf.shape), buf.dtype) for name, buf in bufs.items()}
         self.clear_state(but=values)
         for name, array in values.items():
             self.upload(name, array)
@@ -106,8 +106,8 @@ class Allocated:
         """Copy `values` into the array of a Buf; sizes must agree."""
         # A GPU's array of nothing has one element (`Gpu.empty`).
         if values.size:
-            self.place.upload(self._arrays[name], values)
+            self.device.upload(self._arrays[name], values)
 
     def download(self, name: str) -> np.ndarray:
         """A host copy of a Buf's array, flat, after everything enqueued has run."""
-        return self.place.download(self._arrays[name])[: numel(self.bufs[name].shape)]
+        return self.device.download(self._arrays[name])[: numel(self.bufs[name].shape)]

@@ -241,13 +241,13 @@ class Training:
 
     def fits(self, planned: Mapping[str, int]) -> bool:
         """True if the device has `planned` bytes free."""
-        return sum(planned.values()) <= self.net.place.free_bytes()
+        return sum(planned.values()) <= self.net.device.free_bytes()
 
     def fit(self, planned: Mapping[str, int]) -> None:
         """Raise MemoryPlanError, with the largest batch that fits, if `planned` bytes are more than there are."""
         ranks = self.team.size
         each = largest_batch(self.batch // ranks, lambda size: self.memory(self.plans(size * ranks)))
-        check_memory(self.net.place, planned, f"batch {self.batch}", lambda free: (each(free) or 0) * ranks or None)
+        check_memory(self.net.device, planned, f"batch {self.batch}", lambda free: (each(free) or 0) * ranks or None)
 
     def allocate(self, plans: Plans) -> Allocated:
         """`plans` in memory, with the data sets and this rank's orders; learning rates and all state are zero."""

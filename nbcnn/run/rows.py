@@ -58,7 +58,7 @@ def choose_mode(
     if (mode, precision) not in MODES:
         raise UsageError(f"mode {mode} has no precision {precision!r}; it has {', '.join(p for m, p in MODES if m == mode)}")
     row = MODES[mode, precision]
-    if row.place == "gpu" and missing:
+    if row.device == "gpu" and missing:
         raise GpuUnavailable(missing)
     if engine != "auto":
         if mode != "tensorcore":
@@ -68,7 +68,7 @@ def choose_mode(
             raise UsageError(f"--engine {engine} needs compute capability {needed}, this GPU has {own}")
         row = only_engine(row, engine)
     if dwconv != "auto":
-        if row.place != "gpu":
+        if row.device != "gpu":
             raise UsageError(f"--dwconv {dwconv} chooses among kernels for a GPU, this is mode {mode}")
         row = with_dwconv(row, dwconv)
     return Choice(row, why)

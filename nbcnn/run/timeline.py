@@ -54,9 +54,9 @@ def watch(program: Program, mark: Mark = nothing) -> Callable[[], dict[str, Any]
 
     mark: makes a range around every step of the plan (`nbcnn.gpu.ranges`).
     """
-    if program.place.name == "host" or SIMULATOR:
+    if program.device.name == "host" or SIMULATOR:
         return _watch_host(program, mark)
-    stream = program.place.stream
+    stream = program.device.stream
     marks = [(numba_cuda().event(), numba_cuda().event()) for _ in program.launches]
     wait_launch(1.5 * program.enqueue_ms).run(stream)
     began, at = time.perf_counter(), iter(marks)
@@ -84,7 +84,7 @@ def _watch_host(program: Program, mark: Mark) -> Callable[[], dict[str, Any]]:
         with mark(f"{item.step.scope}.{item.step.op}"):
             for launch in launches:
                 start = time.perf_counter()
-                launch.run(getattr(program.place, "stream", 0))
+                launch.run(getattr(program.device, "stream", 0))
                 spent.append((time.perf_counter() - start) * 1e3)
     whole = (time.perf_counter() - began) * 1e3
     found = _sums(program, spent, whole, 0.0)

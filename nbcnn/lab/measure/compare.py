@@ -14,13 +14,13 @@ from nbcnn.lab.measure.resources import resources
 
 
 def compare(a: Choice, b: Choice, problem: Problem, watch_for: Any, *, caches: Sequence[str], iterations: int, cap: float = 3.0) -> dict[str, Any]:
-    """Everything that `text` shows. `watch_for(place)` gives the context manager that reads clocks.
+    """Everything that `text` shows. `watch_for(device)` gives the context manager that reads clocks.
 
     Raises NotTimed if one of them fails parity.
     """
     made = [prepare(choice, problem, rotate="rotate" in caches) for choice in (a, b)]
     outputs = difference(*made)
-    gpu = next((each.place for each in made if each.place.name == "gpu"), made[0].place)
+    gpu = next((each.device for each in made if each.device.name == "gpu"), made[0].device)
     with watch_for(gpu) as watch:
         rows = list(study(made, watch, caches=caches, iterations=(iterations,), graphs=(gpu.name == "gpu",), cap=cap))
     return {

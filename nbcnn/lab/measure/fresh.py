@@ -93,14 +93,14 @@ def main(argv: Sequence[str]) -> int:
     if choice.mode != "cpu":
         numba_cuda()
     mark("imports")
-    place: Any = Host() if choice.mode == "cpu" else Gpu()
+    device: Any = Host() if choice.mode == "cpu" else Gpu()
     mark("context")
     first = bound_of(choice, problem(op, shape or None)).first
     mark("operands")
     compiled = compile_all(first.launches)
     mark("kernels")
-    source = source_for(place)
-    work = Calls(op, first.place, [first.launches])
+    source = source_for(device)
+    work = Calls(op, first.device, [first.launches])
 
     def clock() -> float | None:
         reading = source.read() if source else None

@@ -49,7 +49,7 @@ def capability_of(arch: str) -> tuple[int, int]:
 
 def rows(mode: str | None, precision: str | None) -> list[Row]:
     """The GPU rows that are asked for."""
-    return [row for row in MODES.values() if row.place == "gpu" and mode in (None, row.mode) and precision in (None, row.precision)]
+    return [row for row in MODES.values() if row.device == "gpu" and mode in (None, row.mode) and precision in (None, row.precision)]
 
 
 def launches(row: Row, arch: str, op: str | None = None) -> Iterator[tuple[str, str, Any]]:
@@ -72,7 +72,7 @@ def launches(row: Row, arch: str, op: str | None = None) -> Iterator[tuple[str, 
             if impl.lacks(capability) is None:
                 try:
                     with as_if_on(arch):
-                        bound = Bound(impl, case.op, case.ins, case.outs, attrs=case.attrs, place=Host(), layout=row.layout, store=row.store)
+                        bound = Bound(impl, case.op, case.ins, case.outs, attrs=case.attrs, device=Host(), layout=row.layout, store=row.store)
                 except Unsupported:
                     continue
                 if (part, case.op) not in covered:

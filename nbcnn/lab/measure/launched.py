@@ -241,7 +241,7 @@ def _of_row(row: Row, arch: str, recorded: Callable[..., tuple[list[Step], Buf]]
         if user.dwconv not in known:
             chosen = row if user.dwconv == "auto" else with_dwconv(row, user.dwconv)
             # Ranks add up by another library, or through the host: no kernel of this package.
-            chosen = replace(chosen, parts=(*chosen.parts, ("ranks", {"all_reduce": Impl(lambda call: [])})))
+            chosen = replace(chosen, fallbacks=(*chosen.fallbacks, ("ranks", {"all_reduce": Impl(lambda call: [])})))
             known[user.dwconv] = chosen, _remembering(resolver(chosen, H200, capability_of(arch)))
         (chosen, resolve), seen = known[user.dwconv], set()
         for batch in user.batches if user.layers else ():
@@ -291,7 +291,7 @@ def uses() -> tuple[Use, ...]:
 
 def _architectures(row: Row) -> tuple[str, ...]:
     """Those of `ARCHITECTURES` that a row is planned for, Hopper's first; none for a row of the host."""
-    return () if row.place != "gpu" else ("90a", "80") if row.mode == "tensorcore" else ("90a", "75")
+    return () if row.device != "gpu" else ("90a", "80") if row.mode == "tensorcore" else ("90a", "75")
 
 
 def _kernel_matrices(row: Row, arch: str) -> list[Use]:

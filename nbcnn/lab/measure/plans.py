@@ -32,7 +32,7 @@ def training(row: Row, batch: int, *, capability: tuple[int, int] = (9, 0), mult
 
     Raises UsageError if `row` cannot run a step on a GPU of that capability.
     """
-    net = Net(autoencoder(), IMAGE, choice=Choice(row, "as asked"), place=Absent(capability, multiprocessors), fusing=fusing)
+    net = Net(autoencoder(), IMAGE, choice=Choice(row, "as asked"), device=Absent(capability, multiprocessors), fusing=fusing)
     return Training(net, {"train": Images(np.zeros((batch, *IMAGE), np.uint8))}, SGD(), batch, steps=1)
 
 

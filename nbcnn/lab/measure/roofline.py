@@ -78,7 +78,7 @@ def measure(session: Any, measured: Roofs) -> dict[str, Any]:
         "batch": session.batch,
         "device": net.device_name,
         "points": points,
-        "ceilings": {"measured": dict(measured), "datasheet": datasheet(net.place.ceilings())},
+        "ceilings": {"measured": dict(measured), "datasheet": datasheet(net.device.ceilings())},
         "whole_step_ms": times.whole.median,
         "sum_ms": sum(timing.median for timing in times.steps),
         "event_ms": round(times.event_ms, 6),

@@ -114,7 +114,7 @@ def error(form: str, path: str, shape: tuple[int, int, int, int], padding: str, 
     return gradcheck.relative_error(got, want), 2 * gradcheck.bound(small)
 
 
-def works(shape: tuple[int, int, int, int], padding: str, place: Any, sets: int) -> dict[tuple[str, str], Calls]:
+def works(shape: tuple[int, int, int, int], padding: str, device: Any, sets: int) -> dict[tuple[str, str], Calls]:
     """By (form, path), on `sets` sets of series, as CUDA graphs. Raises RuntimeError for a form that computes something else."""
     torch, _ = peers._prepare("fp32")
     n, c, length, taps = shape
@@ -128,5 +128,5 @@ def works(shape: tuple[int, int, int, int], padding: str, place: Any, sets: int)
             if not off <= limit:
                 raise RuntimeError(f"PyTorch's {form} {path} is not ours: it is off by {off:.1e}, twice our bound is {limit:.1e}")
             calls = [[peers.TorchCall(each[path], pair)] for each, pair in zip(passes, series, strict=True)]
-            made[form, path] = peers.TorchCalls(f"PyTorch {form} {path}", place, calls, graph=True)
+            made[form, path] = peers.TorchCalls(f"PyTorch {form} {path}", device, calls, graph=True)
     return made

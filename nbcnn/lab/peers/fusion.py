@@ -59,7 +59,7 @@ def prepare(precision: str) -> None:
 
 
 def variant(
-    label: str, function: Function, operands: Callable[[], Sequence[Any]], sets: int, place: Any, precision: str, want: Any = None
+    label: str, function: Function, operands: Callable[[], Sequence[Any]], sets: int, device: Any, precision: str, want: Any = None
 ) -> Variant:
     """`function` on `sets` sets of operands. Raises PeerDiffers unless its result is `want` (array, bound), if that is given."""
     import torch
@@ -81,7 +81,7 @@ def variant(
             raise PeerDiffers(f"{label} differs from ours by {error:.1e}; both bounds together allow {bound:.1e}")
     del got
     calls = [[peers.TorchCall(function, each)] for each in made]
-    return Variant(label, lambda graph: peers.TorchCalls(label, place, calls, graph=graph), precision, memory, error)
+    return Variant(label, lambda graph: peers.TorchCalls(label, device, calls, graph=graph), precision, memory, error)
 
 
 class Difference:

@@ -269,9 +269,9 @@ def works(prepared: Prepared, problem: Problem) -> Callable[[str, bool], list[Ca
 
     def made(cache: str, graph: bool) -> list[Calls]:
         used = sets if cache == "rotate" else sets[:1]
-        flush = Flush(prepared.place) if cache == "cold" else None
+        flush = Flush(prepared.device) if cache == "cold" else None
         return [
-            peers.TorchCalls(label, prepared.place, [[peers.TorchCall(form, each)] for each in used], graph=graph, flush=flush)
+            peers.TorchCalls(label, prepared.device, [[peers.TorchCall(form, each)] for each in used], graph=graph, flush=flush)
             for label, form in forms.items()
         ]
 

@@ -89,7 +89,7 @@ class Peer:
 
     def _first(self, value: float) -> float:
         """Rank 0's value: every step is a collective, so all ranks must take as many."""
-        return float(self._team.told(repr(value).encode()))
+        return float(self._team.broadcast(repr(value).encode()))
 
 
 def between(call: Callable[[], Any], count: int) -> list[float]:

@@ -66,7 +66,7 @@ def planned(kernel: tuple[str, str], found: Sequence[Use]) -> tuple[str, ...]:
 
 def _modes(found: set[tuple[str, str]]) -> str:
     """Rows of the op table in words."""
-    gpu = [key for key, row in MODES.items() if row.place == "gpu"]
+    gpu = [key for key, row in MODES.items() if row.device == "gpu"]
     if found == set(gpu):
         return "all"
     said = []

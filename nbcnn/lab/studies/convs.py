@@ -54,8 +54,8 @@ def passes(
             made = prepare(Choice(mode, precision, engine), conv_problem(op, shape))
             works = [made.work("rotate", graph=True)]
             if beside_cudnn:
-                works.append(peers.convolution(shape, path, made.row.precision, made.place))
-            with Watch(made.place) as watch:
+                works.append(peers.convolution(shape, path, made.row.precision, made.device))
+            with Watch(made.device) as watch:
                 warm = warm_up(works, watch)
                 ours, *peer = timed_in_turn(works, max(CALLS, len(made.bounds)), warm, watch, SECONDS)
             timing = ours.timing

@@ -64,18 +64,18 @@ def main(argv: Sequence[str]) -> int:
 
     size, padding, names = argv
     n, c, length, taps = map(int, size.split("x"))
-    shape, place = (n, c, length, taps), Gpu()
-    operands = dwconv_times.Operands(shape, place)
-    keys = [(variant, path) for variant, path, _ in launched(shape, names.split(","), padding, place.multiprocessors)]
-    sets = dwconv_times.ready(keys, shape, padding, operands, place)
+    shape, device = (n, c, length, taps), Gpu()
+    operands = dwconv_times.Operands(shape, device)
+    keys = [(variant, path) for variant, path, _ in launched(shape, names.split(","), padding, device.multiprocessors)]
+    sets = dwconv_times.ready(keys, shape, padding, operands, device)
     made = [launch for at, key in enumerate(keys) for launch in sets[key][at % operands.count]]
     for launch in made:
-        launch.run(place.stream)
-    place.synchronize()
+        launch.run(device.stream)
+    device.synchronize()
     numba_cuda().profile_start()
     for launch in made:
-        launch.run(place.stream)
-    place.synchronize()
+        launch.run(device.stream)
+    device.synchronize()
     numba_cuda().profile_stop()
     return 0
 

@@ -37,7 +37,7 @@ def climb(batch: int, say: Callable[[str], None]) -> Iterator[dict[str, Any]]:
     if no_gpu:
         say(f"the GPU's modes are left out: {no_gpu}")
     for mode, precision in RUNGS:
-        if MODES[mode, precision].place == "gpu" and no_gpu:
+        if MODES[mode, precision].device == "gpu" and no_gpu:
             continue
         if mode == "tensorcore" and Gpu().capability < TENSOR_CORES:
             say(f"{mode} {precision}: left out (this GPU has no tensor cores that it can use)")

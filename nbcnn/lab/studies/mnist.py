@@ -66,12 +66,12 @@ def train(data: Dataset, way: Way, seed: int, epochs: int) -> dict[str, Any]:
     session = session_of(data, way, seed, epochs)
     net, spent = session.net, []
     for epoch in range(epochs):
-        net.place.synchronize()
+        net.device.synchronize()
         start = time.perf_counter()
         session.begin_epoch(epoch)
         while session.steps_left:
             session.step()
-        net.place.synchronize()
+        net.device.synchronize()
         spent.append((time.perf_counter() - start) * 1e3)
     predicted = net.predict(data.test_images, 1000).argmax(1)
     return {
@@ -91,20 +91,20 @@ def train(data: Dataset, way: Way, seed: int, epochs: int) -> dict[str, Any]:
 def steps(data: Dataset, way: Way) -> dict[str, Any]:
     """The training step on full batches, replayed; not the reading of its loss."""
     session = session_of(data, way, 0, 1)
-    place = session.net.place
+    device = session.net.device
     session.begin_epoch(0)
     count = min(STEPS, session.count // BATCH)
     for _ in range(min(20, count)):
         session.step()
-    place.synchronize()
+    device.synchronize()
     spent = []
     for _ in range(5):
         session.begin_epoch(0)
-        place.synchronize()
+        device.synchronize()
         start = time.perf_counter()
         for _ in range(count):
             session.step()
-        place.synchronize()
+        device.synchronize()
         spent.append((time.perf_counter() - start) * 1e3 / count)
     return step_row(f"nbcnn {session.net.mode} {session.net.precision} {way.form}", spent)
 
