@@ -14,6 +14,7 @@ TYPE_CHECKING = False  # typing itself takes longer to import than all of this
 if TYPE_CHECKING:
     from typing import Any
 
+    from nbcnn.datasets.normalisation import Normalisation
     from nbcnn.files.errors import UsageError
     from nbcnn.gpu.device import GpuUnavailable
     from nbcnn.gpu.select import use_device
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "datasets.normalisation": ("Normalisation",),
     "files.errors": ("UsageError",),
     "gpu.device": ("GpuUnavailable",),
     "gpu.select": ("use_device",),
@@ -118,6 +120,7 @@ __all__ = [
     "MaxPool2d",
     "MemoryPlanError",
     "Model",
+    "Normalisation",
     "PointwiseConv1d",
     "Progress",
     "ReLU",

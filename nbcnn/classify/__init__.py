@@ -12,7 +12,9 @@ part of each pair as a precomputed kernel: the same problems, the same solver, t
     workers.py    processes that solve pairs, as many as memory allows
     ovo.py        a pair, the machine of all pairs, its votes
     pipeline.py   features -> machine and predictions
-    report.py     accuracy, confusion matrix, picture
+    ridge.py      kernel ridge regression instead: one Cholesky factor, by our products on a GPU, else LAPACK
+    classifier.py the trained classifier's file, and its use on new features and images
+    report.py     accuracy, confusion matrix, tables
 
 Nothing is imported here, so that worker processes load neither Numba nor Matplotlib.
 """

@@ -318,9 +318,14 @@ def starts_of(members: list[np.ndarray]) -> tuple[list[int], int]:
     return ends[:-1].tolist(), int(ends[-1])
 
 
+def pitch_of(width: int) -> int:
+    """Floats of a row of samples with so many features."""
+    return _WIDTH * ceil_div(width, _WIDTH)
+
+
 def needed_bytes(train: int, test: int, width: int, classes: int) -> int:
     """Device memory without any kernel value: rows and halves of both sets (rows are let go between), staging."""
-    pitch, count = _WIDTH * ceil_div(width, _WIDTH), max(train + ALIGNED * classes, test)
+    pitch, count = pitch_of(width), max(train + ALIGNED * classes, test)
     return 4 * pitch * (2 * count + min(train, test)) + 2 * _STAGED_BYTES
 
 
@@ -342,7 +347,7 @@ def classify(
     train, test = load()
     classes, members = by_class(train_labels, len(train))
     n, width = train.shape
-    pitch, free = _WIDTH * ceil_div(width, _WIDTH), kernel.device.free_bytes()
+    pitch, free = pitch_of(width), kernel.device.free_bytes()
     if (need := needed_bytes(n, len(test), width, len(classes))) > _GPU_SHARE * free:
         raise MemoryError(
             f"{n:,} + {len(test):,} samples of {width:,} features need {need:,} bytes, the GPU has {free:,} free; --device cpu, or --limit"
@@ -352,7 +357,7 @@ def classify(
     for start, index in zip(starts, members, strict=True):
         places[index] = start + np.arange(len(index))
     progress = report("features to the GPU", n + len(test))
-    values, scaler = _scaled(kernel, train, places, count, pitch, settings, progress)
+    values, scaler = scaled(kernel, train, places, count, pitch, settings, progress)
     brought = time.perf_counter()
     operand = kernel.operand(values, count, pitch)
     del values
@@ -371,7 +376,7 @@ def classify(
     train_values = (machine.sums(coefficients, len(pairs), None) + intercepts)[places]
     test_values = np.empty((0, len(pairs)))
     if len(test):
-        there, _ = _scaled(kernel, test, np.arange(len(test)), len(test), pitch, settings, progress, scaler)
+        there, _ = scaled(kernel, test, np.arange(len(test)), len(test), pitch, settings, progress, scaler)
         test_values = machine.sums(coefficients, len(pairs), kernel.operand(there, len(test), pitch)) + intercepts
     seconds = {"load": brought - begun, "kernel": filled - brought, "fit": fitted - filled, "predict": time.perf_counter() - fitted}
     notes = [note for note in (resolution_note(whole, gamma, float(operand.exact.max())), gap_note(whole, tolerance)) if note]
@@ -391,7 +396,7 @@ def gap_note(machine: ovo.Machine, tolerance: float) -> str:
     )
 
 
-def _scaled(
+def scaled(
     kernel: Kernel,
     features: np.ndarray,
     places: np.ndarray,

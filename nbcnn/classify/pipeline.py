@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,6 +14,9 @@ from nbcnn.classify import gram, ovo, pairs
 from nbcnn.classify.blocks import Blocks
 from nbcnn.classify.scale import Scaler, gamma_of, gamma_scale, scaler_of, squared_norms
 from nbcnn.ranks.team import ALONE, Team
+
+if TYPE_CHECKING:
+    from nbcnn.classify.ridge import RidgeMachine
 
 Load = Callable[[], tuple[np.ndarray, np.ndarray]]
 """Gives (train, test) features; called once, so that they can be let go before the workers need the memory."""
@@ -36,10 +40,11 @@ class Settings:
 class Outcome:
     """A trained machine, what it predicts, and the seconds of each stage ("kernel", "fit", "predict").
 
-    `train_predicted`, `test_predicted` are class numbers, int32; decision values are (n, pairs) in the order of `machine.pairs`.
+    `train_predicted`, `test_predicted` are class numbers, int32; decision values are (n, pairs) in the order of `machine.pairs`,
+    or of kernel ridge (n, classes).
     """
 
-    machine: ovo.Machine
+    machine: ovo.Machine | RidgeMachine
     scaler: Scaler
     gamma: float
     C: float
@@ -133,6 +138,60 @@ def classify(
     seconds = {"kernel": filled - begun, "fit": fitted - filled, "predict": time.perf_counter() - fitted}
     notes = tuple(filter(None, (resolution_note(whole, gamma, largest),)))
     return Outcome(whole, scaler, gamma, settings.C, width, train_predicted, test_predicted, test_values, seconds, engine.name, jobs, notes)
+
+
+SEARCHED = {"C": (1.0, 3.0, 30.0), "gamma": (0.5, 2.0)}
+"""What a search tries beside the given settings: values of C, multiples of the given gamma."""
+HELD_OUT = 10
+"""One of so many training samples of a class judges the settings of a search."""
+
+Trial = Callable[[Load, np.ndarray, Settings], Outcome]
+"""Trains on features and labels with settings; predicts the features that come second."""
+
+
+def split(labels: np.ndarray, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Positions of the training samples that a search trains on and of those that judge it: of each class every tenth, drawn at random.
+
+    Raises ValueError for a class of a single sample.
+    """
+    rng, held = np.random.default_rng(seed), []
+    for c in np.unique(labels):
+        mine = rng.permutation(np.flatnonzero(labels == c))
+        if len(mine) < 2:
+            raise ValueError(f"class {c} has one training sample: a search needs one to train on and one to judge by")
+        held.append(mine[: max(1, len(mine) // HELD_OUT)])
+    judges = np.sort(np.concatenate(held))
+    return np.setdiff1d(np.arange(len(labels)), judges), judges
+
+
+def search(
+    features: np.ndarray, labels: np.ndarray, settings: Settings, names: tuple[str, ...], trial: Trial
+) -> tuple[Settings, list[dict[str, float]]]:
+    """The settings of the highest accuracy on held-out training samples, and what was tried: C, gamma and accuracy of each.
+
+    `names` ("gamma", "C") are searched one after the other, in that order; of equal accuracies the given value, then the smaller one stays.
+    Test samples take no part. gamma="scale" is that of the samples that are trained on.
+    """
+    inside, judges = split(labels)
+    tried: list[dict[str, float]] = []
+
+    def accuracy(which: Settings) -> float:
+        outcome = trial(lambda: (features[inside], features[judges]), labels[inside], which)
+        found = float((outcome.test_predicted == labels[judges]).mean())
+        tried.append({"C": outcome.C, "gamma": outcome.gamma, "accuracy": found})
+        return found
+
+    best, highest = settings, accuracy(settings)
+    scale = tried[0]["gamma"]
+    for name in ("gamma", "C"):
+        if name not in names:
+            continue
+        start = best
+        for value in SEARCHED[name]:
+            other = replace(start, C=value) if name == "C" else replace(start, gamma=value * scale)
+            if other != start and (found := accuracy(other)) > highest:
+                best, highest = other, found
+    return best, tried
 
 
 def assist(train_labels: np.ndarray, test_count: int, *, settings: Settings, scratch: Path, team: Team, jobs: int | None = None) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nbcnn.cli.errors import OK
-from nbcnn.cli.flags import Parser, count, flag, one_of, real
+from nbcnn.cli.flags import Parser, count, flag, one_of, real, some_of
 from nbcnn.cli.together import together
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ SUMMARY = "Train an exact RBF SVM on extracted features; accuracies and confusio
 EXAMPLES = (
     "python -m nbcnn classify features/cifar10                    all images, the GPU if there is one",
     "python -m nbcnn classify features/digits --baselines         beside raw pixels and an untrained encoder",
+    "python -m nbcnn classify features/cifar10 --search C,gamma   settings by a validation split",
     "python -m nbcnn classify features/cifar10 --limit 5000 --device cpu --json",
 )
 ENCODER, PIXELS, RANDOM = "encoder", "raw pixels", "random encoder"
@@ -38,11 +39,15 @@ def add_parser() -> Parser:
     flag(data, "--baselines", bool, "also classify raw pixels and the code of an untrained encoder", "off")
     flag(data, "--data-dir", Path, "where the images are, for --baselines", "the run's", metavar="DIR")
     model = parser.add_argument_group("model")
+    flag(model, "--machine", one_of("svm", "ridge"), "svm: exact, one class against one; ridge: least squares, one matrix", "svm")
+    flag(model, "--lambda", real(0, exclusive=True), "of ridge: what is added to the kernel's diagonal", 0.1)
     flag(model, "--c", real(0, exclusive=True), "penalty of a margin violation", 10)
     flag(model, "--gamma", _gamma, "width of the RBF kernel; scale is 1 / (features · variance of the training set)", "scale")
     flag(model, "--scale", one_of("standard", "none"), "subtract each feature's mean and divide by its deviation, or not", "standard")
+    flag(model, "--search", some_of("C", "gamma"), "choose these by a tenth of the training images, never by the test images", "off")
     output = parser.add_argument_group("output")
-    flag(output, "--out", Path, "folder for classify.json, confusion.png and model.npz", "FEATURES/classify", metavar="DIR")
+    flag(output, "--out", Path, "folder for classify.json, confusion.png and classifier.safetensors", "FEATURES/classify", metavar="DIR")
+    flag(output, "--portable", bool, "put the support vectors into the classifier's file, which then needs no features", "off")
     flag(output, "--json", bool, "print one line of JSON instead of tables", "off")
     flag(output, "--quiet", bool, "print no header and no progress", "off")
     system = parser.add_argument_group("system")
@@ -73,28 +78,56 @@ def main(argv: list[str]) -> int:
 
 
 def _run(args: Any, team: Team) -> int:
-    from nbcnn.classify import pipeline, report
+    from nbcnn.classify import classifier, pipeline, report
+    from nbcnn.classify.features import read_features
     from nbcnn.classify.gram import HostEngine
+    from nbcnn.files.errors import UsageError
     from nbcnn.train.plots import confusion as draw_confusion
 
     out = args.out or args.features / "classify"
-    held, train_labels, test_labels, origin, sha256 = _open(args.features, args.limit, verify=team.leads)
+    ridge = (vars(args)["lambda"] or 0.1) if args.machine == "ridge" else None
+    if ridge is not None and args.search:
+        raise UsageError("--search chooses C and gamma of --machine svm; ridge has --lambda and --gamma")
+    on_gpu, why = _on_gpu(args.device or "auto")
+    team.agree("device", str(on_gpu).encode())
+    held, train_labels, test_labels, origin, sha256, verified = _open(args.features, args.limit, verify=team.leads, beside=on_gpu)
     team.agree("features", f"{sha256} {args.limit}".encode())
     out.mkdir(parents=True, exist_ok=True)
     scratch = args.scratch or out
     scratch.mkdir(parents=True, exist_ok=True)
-    on_gpu, why = _on_gpu(args.device or "auto")
-    team.agree("device", str(on_gpu).encode())
     if not team.leads:
         # On a GPU the pairs are solved in less time than they could be sent.
-        for _ in range(0 if on_gpu else 3 if args.baselines else 1):
+        for _ in range(0 if on_gpu or ridge is not None else 3 if args.baselines else 1):
             settings = pipeline.Settings(args.c or 10.0)
             pipeline.assist(train_labels, len(test_labels), settings=settings, scratch=scratch, team=team, jobs=args.jobs)
         return OK
     names = origin.classes or ()
     settings = pipeline.Settings(args.c or 10.0, args.gamma, (args.scale or "standard") == "standard")
     if not args.quiet:
-        _header(args.features, origin, len(train_labels), len(test_labels), settings, on_gpu, why, scratch)
+        _header(args.features, origin, len(train_labels), len(test_labels), settings, on_gpu, why, scratch, ridge)
+
+    host = {"engine": HostEngine(), "scratch": scratch, "jobs": args.jobs}
+
+    def trained(load: Load, labels: np.ndarray, settings: pipeline.Settings, **more: Any) -> pipeline.Outcome:
+        if ridge is not None:
+            from nbcnn.classify.ridge import classify
+            from nbcnn.gpu.device import Gpu
+
+            return classify(load, labels, settings=settings, ridge=ridge, device=Gpu() if on_gpu else None, report=more["report"])
+        if on_gpu:
+            from nbcnn.classify import gpu
+
+            return gpu.classify(load, labels, settings=settings, report=more["report"])
+        return pipeline.classify(load, labels, settings=settings, **host, **more)
+
+    tried: list[dict[str, float]] = []
+    if args.search:
+        with _bars(args.quiet) as bars:
+            settings, tried = pipeline.search(held[0][0], train_labels, settings, args.search, lambda *trial: trained(*trial, report=bars("search")))
+        if not args.quiet:
+            found = max(each["accuracy"] for each in tried)
+            gamma = "scale" if settings.gamma is None else f"{settings.gamma:g}"
+            print(f"search    {len(tried)} settings tried: C = {settings.C:g}, gamma = {gamma}, {found:.2%} of the held-out images", file=sys.stderr)
 
     sources: dict[str, Load] = {ENCODER: held.pop}
     if args.baselines:
@@ -114,29 +147,32 @@ def _run(args: Any, team: Team) -> int:
         "features": str(args.features),
         "features_sha256": sha256,
         "scale": "standard" if settings.scale else "none",
-        "model": str(out / "model.npz"),
+        "machine": "svm" if ridge is None else "ridge",
+        "lambda": ridge,
+        "model": str(out / classifier.NAME),
         "confusion_matrix": str(out / "confusion.png"),
         "classifiers": {},
+        "search": tried,
     }
     rows = result["classifiers"]
     tables: dict[str, str] = {}
     with _bars(args.quiet) as bars:
         for name, load in sources.items():
-            if on_gpu:
-                from nbcnn.classify import gpu
-
-                outcome = gpu.classify(load, train_labels, settings=settings, report=bars(name))
-            else:
-                host = {"engine": HostEngine(), "scratch": scratch, "jobs": args.jobs, "team": team}
-                outcome = pipeline.classify(load, train_labels, settings=settings, report=bars(name), **host)
+            try:
+                outcome = trained(load, train_labels, settings, report=bars(name), **({} if on_gpu else {"team": team}))
+            finally:
+                # Damaged features explain what may have been raised; and nothing is written that was made of them.
+                verified()
             if not args.quiet:
                 for note in outcome.notes:
                     print(f"note      {name}: {note}", file=sys.stderr)
             scores = report.score(outcome, train_labels, test_labels, len(names))
             rows[name], tables[name] = report.summary(outcome, scores), report.class_table(scores, names)
             if name == ENCODER:
-                report.save_model(out / "model.npz", outcome, sha256)
-                title = f"{origin.dataset}: RBF SVM on {outcome.width:,} features, {scores.test:.2%} of {len(test_labels):,} test images"
+                rows_of = read_features(args.features, verify=False).train if args.portable else None
+                classifier.save(out / classifier.NAME, outcome, origin, args.features, sha256, rows_of)
+                name_of = "RBF SVM" if ridge is None else "kernel ridge"
+                title = f"{origin.dataset}: {name_of} on {outcome.width:,} features, {scores.test:.2%} of {len(test_labels):,} test images"
                 draw_confusion(out / "confusion.png", scores.confusion, names, title)
             report.save_json(out / "classify.json", result)
 
@@ -145,23 +181,29 @@ def _run(args: Any, team: Team) -> int:
     else:
         print(f"{origin.dataset}, {len(train_labels):,} training and {len(test_labels):,} test images\n")
         print(report.table(rows), "", tables[ENCODER], "", sep="\n")
-        print(f"{out / 'classify.json'}\n{out / 'confusion.png'}\n{out / 'model.npz'}")
+        print(f"{out / 'classify.json'}\n{out / 'confusion.png'}\n{out / classifier.NAME}")
     return OK
 
 
-def _open(folder: Path, limit: int | None, verify: bool = True) -> tuple[list[tuple[np.ndarray, np.ndarray]], np.ndarray, np.ndarray, Origin, str]:
-    """The first `limit` features, in a list of one so that the caller can free them; their labels, origin and hash."""
-    from nbcnn.classify.features import read_features
+def _open(
+    folder: Path, limit: int | None, verify: bool = True, beside: bool = False
+) -> tuple[list[tuple[np.ndarray, np.ndarray]], np.ndarray, np.ndarray, Origin, str, Callable[[], None]]:
+    """The first `limit` features in a list of one, to be taken out and freed; their labels, origin and hash; what waits until they are verified.
+
+    They are verified before, or `beside` what is done with them.
+    """
+    from nbcnn.classify.features import Verification, read_features
     from nbcnn.datasets import DataMissing
 
-    features = read_features(folder, verify=verify)
+    features = read_features(folder, verify=verify and not beside)
+    verified = Verification(folder, features).finish if verify and beside else lambda: None
     if features.train_labels is None or features.test_labels is None:
         raise DataMissing(f"{folder} holds features of {features.origin.dataset}, which has no labels; --dataset digits and cifar10 have")
     train_labels, test_labels = features.train_labels[:limit], features.test_labels[:limit]
     for split, labels, least in (("training", train_labels, 2), ("test", test_labels, 1)):
         if len(set(labels.tolist())) < least:
             raise DataMissing(f"{folder} holds {len(labels)} {split} images of {len(set(labels.tolist()))} classes; at least {least} are needed")
-    return [(features.train[:limit], features.test[:limit])], train_labels, test_labels, features.origin, features.sha256
+    return [(features.train[:limit], features.test[:limit])], train_labels, test_labels, features.origin, features.sha256, verified
 
 
 def _on_gpu(device: str) -> tuple[bool, str]:
@@ -177,14 +219,15 @@ def _on_gpu(device: str) -> tuple[bool, str]:
     return on_gpu, "as asked" if device != "auto" else missing or "a GPU is there"
 
 
-def _header(folder: Path, origin: Origin, train: int, test: int, settings: Any, on_gpu: bool, why: str, scratch: Path) -> None:
+def _header(folder: Path, origin: Origin, train: int, test: int, settings: Any, on_gpu: bool, why: str, scratch: Path, ridge: float | None) -> None:
     gamma = "scale" if settings.gamma is None else f"{settings.gamma:g}"
     scaling = "standardised" if settings.scale else "centred"
+    what = f"one-against-one RBF SVM, C = {settings.C:g}" if ridge is None else f"kernel ridge, lambda = {ridge:g}"
     kernel = f"GPU ({why})" if on_gpu else f"BLAS ({why}), kept in {scratch} while it is needed"
     lines = (
         f"features  {folder} ({scaling}), from {origin.checkpoint}",
         f"data      {origin.dataset} ({origin.source}): {train:,} training, {test:,} test images, {len(origin.classes or ())} classes",
-        f"model     one-against-one RBF SVM, C = {settings.C:g}, gamma = {gamma}",
+        f"model     {what}, gamma = {gamma}",
         f"kernel    {kernel}",
     )
     print("\n".join(lines), file=sys.stderr)

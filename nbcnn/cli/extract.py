@@ -191,7 +191,7 @@ def encoder(
     `precision` None takes the checkpoint's, or the mode's own where the mode does not have that one.
     Raises CheckpointError if the weights do not fit.
     """
-    from nbcnn.cli import train_data
+    from nbcnn.datasets.normalisation import Normalisation
     from nbcnn.model import files
     from nbcnn.nn import models
     from nbcnn.run.net import Net
@@ -199,7 +199,8 @@ def encoder(
     noted = saved.metadata  # a run resumed by an earlier version may have changed its precision: the checkpoint knows
     about = files.described(saved)
     choice = files.choice_of(mode, precision, noted.get("precision", config.get("precision")))
-    net = Net(models.encoder(about["layers"], cut(config, at)), shape or about["input_shape"], choice=choice, normalisation=train_data.noted(noted))
+    layers, normal = models.encoder(about["layers"], cut(config, at)), Normalisation.noted(noted)
+    net = Net(layers, shape or about["input_shape"], choice=choice, normalisation=normal)
     files.fill(net, saved)
     return net
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -100,11 +99,6 @@ def material(flags: SimpleNamespace) -> Material:
 def streaming(flags: SimpleNamespace) -> dict[str, Any]:
     """What --augment and --resident are for `TrainingSession`."""
     return {"augment": Augment.parse(flags.augment or ""), "resident": {"auto": None, "yes": True, "no": False}[flags.resident]}
-
-
-def noted(metadata: Mapping[str, str]) -> Normalisation | None:
-    """The normalisation that the metadata of a checkpoint tells of."""
-    return Normalisation.parse(metadata["normalisation"]) if "normalisation" in metadata else None
 
 
 def _crc(*arrays: np.ndarray | None) -> int:

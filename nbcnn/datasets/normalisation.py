@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,6 +64,12 @@ class Normalisation:
         scale = 255.0 if dtype == "uint8" else 1.0
         return {"shift": tuple(scale * mean for mean in self.mean), "factor": tuple(1 / (scale * deviation) for deviation in self.deviation)}
 
+    def done(self, images: np.ndarray) -> np.ndarray:
+        """What a network sees of `images` (N, C, …), uint8 or float32: float64 of the same shape."""
+        by_channel = (1, -1, *(1,) * (images.ndim - 2))
+        mean, deviation = (np.array(values).reshape(by_channel) for values in (self.mean, self.deviation))
+        return np.asarray((images / (255.0 if images.dtype == np.uint8 else 1.0) - mean) / deviation)
+
     def undone(self, outputs: np.ndarray) -> np.ndarray:
         """`outputs` (N, C, …) of a network that reconstructs what it sees, as values of pixels, float32."""
         by_channel = (1, -1, *(1,) * (outputs.ndim - 2))
@@ -73,6 +79,11 @@ class Normalisation:
     def text(self) -> str:
         """The normalisation as one line of JSON, for the metadata of a checkpoint; `parse` reads it."""
         return json.dumps({"mean": self.mean, "deviation": self.deviation})
+
+    @classmethod
+    def noted(cls, metadata: Mapping[str, str]) -> Normalisation | None:
+        """The normalisation that the metadata of a checkpoint tells of. Raises UsageError if it is no normalisation."""
+        return cls.parse(metadata["normalisation"]) if "normalisation" in metadata else None
 
     @classmethod
     def parse(cls, text: str) -> Normalisation:

@@ -171,6 +171,9 @@ class Host:
         """A function that runs `launches` in order (a host has no branches, so `branches` do not matter)."""
         return partial(_run_all, list(launches), 0)
 
+    def release(self) -> None:
+        """Give back the memory of arrays that are gone (Python has done so already)."""
+
     def synchronize(self) -> None:
         """Wait until everything recorded has run (nothing to wait for on the host)."""
 
@@ -248,6 +251,12 @@ class Gpu:
             if self._side is None:
                 self._side = numba_cuda().stream()
             return CapturedGraph((self.stream, self._side), launches, branches or [MAIN] * len(launches))
+
+    def release(self) -> None:
+        """Give back the memory of arrays that are gone now: Numba keeps it for later, up to a fifth of the GPU's memory."""
+        if not SIMULATOR:
+            self.synchronize()
+            numba_cuda().current_context().deallocations.clear()
 
     def synchronize(self) -> None:
         """Wait until the stream is empty."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nbcnn import __version__
+from nbcnn.datasets.normalisation import Normalisation
 from nbcnn.files.errors import UsageError
 from nbcnn.model.arrays import Form
 from nbcnn.nn import description, models
@@ -66,7 +67,8 @@ def save(model: Model, path: Path) -> Path:
     tensors = {f"param.{name}": tensor for name, tensor in model.net.params.as_dict().items()}
     versions = {"nbcnn": __version__, "numpy": np.__version__, "python": platform.python_version()}
     path.parent.mkdir(parents=True, exist_ok=True)
-    checkpoint.save(path, tensors, {"format": FORMAT, description.KEY: note(model), "mode": model.net.mode, **versions})
+    normal = {"normalisation": model.normalisation.text()} if model.normalisation else {}
+    checkpoint.save(path, tensors, {"format": FORMAT, description.KEY: note(model), "mode": model.net.mode, **normal, **versions})
     return path
 
 
@@ -132,7 +134,8 @@ def load(path: Path | str, *, layers: Sequence[type] = (), mode: str = "auto", p
     saved = read(found(path, checkpoint))
     about = described(saved, layers)
     choice = choice_of(mode, precision, about.get("precision"))
-    model = Model(about["layers"], mode=choice.row.mode, precision=choice.row.precision, classes=about.get("classes"))
+    normal = Normalisation.noted(saved.metadata)
+    model = Model(about["layers"], mode=choice.row.mode, precision=choice.row.precision, classes=about.get("classes"), normalisation=normal)
     scale = about.get("scale")
     model.learn(Form(about["input_shape"], bool(about.get("channels_last")), tuple(scale) if scale else None))
     fill(model.build(about["input_shape"]).net, saved)

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from nbcnn.datasets.normalisation import Normalisation
 from nbcnn.files.errors import UsageError
 from nbcnn.files.suggest import nearest
 from nbcnn.model import files
@@ -33,6 +34,15 @@ LOSSES: dict[str, Callable[[], Any]] = {"cross_entropy": SoftmaxCrossEntropy, "m
 """Losses by the names that `Model` takes."""
 
 
+class Shown(str):
+    """A text that an interactive session shows as it is, not with its quotes."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
 class Model:
     """A network: layers, a loss, and the form of its data.
 
@@ -45,6 +55,8 @@ class Model:
     input_shape  (C, H, W) or (F,) of an example; None takes it from the first data.
     classes      names of the classes, for pictures and files.
     fuse         put layers together where the mode has a kernel for them.
+    normalisation  mean and deviation of the channels, `nbcnn.Normalisation.of(images)`: taken off and divided by while the pixels are read, here
+                 and wherever the saved model is used; the target of loss "mse" is the normalised image. None divides bytes by 255.
 
     Images are uint8 or floats, see `nbcnn.model.arrays`. A model is a context manager: `close` lets its GPU memory go. One process trains on
     one GPU; several train together by `nbcnn launch` alone. Raises UsageError for layers, losses and names that do not go together,
@@ -72,6 +84,7 @@ class Model:
         input_shape: Sequence[int] | None = None,
         classes: Sequence[str] | None = None,
         fuse: bool = True,
+        normalisation: Normalisation | None = None,
     ) -> None:
         if isinstance(layers, str) or not isinstance(layers, Sequence):
             raise UsageError(f"layers must be a list of layers, got {type(layers).__name__}")
@@ -89,7 +102,7 @@ class Model:
             raise UsageError(f"no initialisation {init!r}; one of {', '.join(INITS)}{nearest(str(init), INITS)}")
         check_number("Model", "seed", seed, below=2**63)
         self._layers, self._mode, self._precision, self._fuse = body, mode, precision, fuse
-        self.seed, self.init = int(seed), init
+        self.seed, self.init, self.normalisation = int(seed), init, normalisation
         self.classes = None if classes is None else tuple(str(name) for name in classes)
         self.form: Form | None = None
         self._learnt = False
@@ -132,7 +145,8 @@ class Model:
             if self._net.input_shape != shape:
                 raise UsageError(f"the network is built for {self._net.input_shape}, not for {shape}")
             return self
-        self._net = Net(self._layers, shape, mode=self._mode, precision=self._precision, fusing=self._fuse, seed=self.seed, init=self.init)
+        options: dict[str, Any] = {"fusing": self._fuse, "seed": self.seed, "init": self.init, "normalisation": self.normalisation}
+        self._net = Net(self._layers, shape, mode=self._mode, precision=self._precision, **options)
         self.form = self.form or Form(shape)
         for pattern, factor in self._wanted:
             self._set(pattern, factor)
@@ -142,19 +156,19 @@ class Model:
         """Take examples of `form`, instead of the form of the first data."""
         self.form, self._learnt = form, True
 
-    def summary(self) -> str:
+    def summary(self) -> Shown:
         """Layers, shapes of their outputs without the batch, parameters; as text. Raises UsageError before it is built."""
         net = self.net
         frozen = sum(1 for name in net.params.layout.names if not self._factors.get(name, Factor()).lr)
         note = f"\n{frozen} of {len(net.params.layout.names)} parameters frozen" if frozen else ""
-        return f"{summary(net.layers, net.input_shape)}{note}\n{net.mode} {net.precision} on {net.device_name} ({net.why})"
+        return Shown(f"{summary(net.layers, net.input_shape)}{note}\n{net.mode} {net.precision} on {net.device_name} ({net.why})")
 
-    def explain(self, batch_size: int = 256) -> str:
+    def explain(self, batch_size: int = 256) -> Shown:
         """Every step of the plan of a batch's forward and backward pass: op, shapes, kernel, flops, bytes, floor; as text."""
         net = self.net
         plan = net.lower(net.record_gradients(batch_size) if self.loss else net.record_predict(batch_size))
         peak = "fp32 split" if net.mode == "tensorcore" and net.precision == "fp32" else net.precision
-        return explain(plan, peak, net.device.ceilings())
+        return Shown(explain(plan, peak, net.device.ceilings()))
 
     def __repr__(self) -> str:
         kinds = ", ".join(type(layer).__name__ for layer in self._layers)
@@ -292,6 +306,7 @@ class Model:
             del session, trainer
             if net.device.name == "gpu":
                 gc.collect()
+                net.device.release()
         return History(rows, result)
 
     def _pictures(self, title: str, images: np.ndarray, labels: np.ndarray | None) -> Plots:
@@ -374,7 +389,8 @@ class Model:
             part = images[start : start + batch_size]
             output = self.net.predict(part, batch_size).astype(np.float64)
             if labels is None:
-                total += float(((output - part / 255.0) ** 2).reshape(len(part), -1).mean(1).sum())
+                target = self.normalisation.done(part) if self.normalisation else part / 255.0
+                total += float(((output - target) ** 2).reshape(len(part), -1).mean(1).sum())
                 continue
             known = labels[start : start + batch_size]
             highest = output.max(1, keepdims=True)
@@ -387,7 +403,8 @@ class Model:
         """The output of the layer `at` (conv1, relu1, pool1, …, as `summary` names them), float32 (N, …). Raises UsageError for another name."""
         net = self.net
         if at not in self._encoders:
-            made = Net(models.encoder(net.layers, at), net.input_shape, mode=self._mode, precision=net.precision, fusing=self._fuse)
+            options: dict[str, Any] = {"precision": net.precision, "fusing": self._fuse, "normalisation": self.normalisation}
+            made = Net(models.encoder(net.layers, at), net.input_shape, mode=self._mode, **options)
             self._encoders[at] = made
         encoder = self._encoders[at]
         weights = net.params.as_dict()
@@ -441,10 +458,15 @@ class Model:
 
     def close(self) -> None:
         """Let the memory of the network go, on a GPU its GPU memory. The model can be saved or used no more."""
-        if self._net is not None:
-            self._net.device.synchronize()
+        device = self._net.device if self._net else None
+        for net in (self._net, *self._encoders.values()):
+            if net:
+                net.close()
+        net = None
         self._net, self._encoders, self._trained = None, {}, None
         gc.collect()
+        if device:
+            device.release()
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle, copy and joblib: the description and the weights; the optimizer's state is not kept."""

@@ -87,6 +87,11 @@ class Allocated:
         """Compile what the programs launch, and the launches in `also`; returns how many kernels that were (`compile_pool.compile_all`)."""
         return compile_all([*also, *(launch for program in self.programs.values() for launch in program.launches)], say)
 
+    def close(self) -> None:
+        """Let the captured graphs of the programs go, which nothing else does; they must not be running."""
+        for program in self.programs.values():
+            program.close()
+
     def clear_state(self, but: Iterable[str] = ()) -> None:
         """Zeros into every Buf whose home is state, except those named in `but`."""
         for name, buf in self.bufs.items():

@@ -56,7 +56,8 @@ def _prepared(net: Net, batch: int, dtype: str = "uint8") -> Allocated:
     """One walk down, once for each size of batch and dtype of images: record → lower → check → allocate, upload, compile."""
     if (batch, dtype) not in net.prepared:
         while len(net.prepared) >= KEPT_PLANS:
-            del net.prepared[next(iter(net.prepared))]
+            net.device.synchronize()
+            net.prepared.pop(next(iter(net.prepared))).close()
         recorded = net.record_predict(batch, dtype)
         plan = net.lower(recorded)
         check_memory(net.device, _bytes(plan, recorded.io), f"a batch of {batch}", largest_batch(batch, lambda size: planned_bytes(net, size)))

@@ -199,6 +199,13 @@ class Net:
         """Yield the output of `images` batch by batch. Raises UsageError if `images` has another shape or dtype."""
         return inference.outputs(self, images, batch)
 
+    def close(self) -> None:
+        """Let the plans of predictions go, their memory and their captured graphs; the next prediction makes them again."""
+        self.device.synchronize()
+        for held in self.prepared.values():
+            held.close()
+        self.prepared = {}
+
     def gradients(self, x: np.ndarray, labels: np.ndarray | None = None) -> tuple[float, dict[str, np.ndarray]]:
         """Loss and parameter gradients for float32 inputs `x`: `inference.gradients`."""
         return inference.gradients(self, x, labels)

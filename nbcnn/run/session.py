@@ -366,8 +366,7 @@ class TrainingSession:
         self.net.device.synchronize()
         for feeder in self._feeders.values():
             feeder.close()
-        for program in self._held.programs.values():
-            program.close()
+        self._held.close()
 
 
 def _under(prefix: str, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

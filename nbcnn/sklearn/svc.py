@@ -22,8 +22,8 @@ class RBFSVC(ClassifierMixin, BaseEstimator):
     C       penalty of a margin violation, more than 0.
     gamma   "scale" (1 / (features · variance of the scaled X)) or a number more than 0.
     scale   subtract each feature's mean and divide by its deviation first, as `nbcnn classify` does.
-    device  "auto", "cpu", "gpu": where the kernel matrix is computed.
-    jobs    processes that train pairs of classes; None: as many as cores and memory allow.
+    device  "auto", "cpu", "gpu": where the machine is trained.
+    jobs    processes that train pairs of classes on the CPU; None: as many as cores and memory allow.
 
     X is (n, features), or images (n, C, H, W), which are flattened; it is kept as float32. Fitted: `classes_`, `support_`, `support_vectors_`,
     `n_features_in_`. Differs from `SVC` in that the kernel is float32, and in scaling by itself.
@@ -50,19 +50,14 @@ class RBFSVC(ClassifierMixin, BaseEstimator):
             raise ValueError("X holds values beyond float32")
         return (flat, checked[1]) if y else flat
 
-    def _engine(self) -> Any:
-        from nbcnn.classify.gram import HostEngine
+    def _on_gpu(self) -> bool:
         from nbcnn.gpu.device import gpu_missing
         from nbcnn.gpu.language import SIMULATOR
         from nbcnn.gpu.select import refused
 
         if self.device not in ("auto", "cpu", "gpu"):
             raise UsageError(f"device is auto, cpu or gpu, got {self.device!r}")
-        if self.device == "cpu" or (self.device == "auto" and (SIMULATOR or refused() or gpu_missing())):
-            return HostEngine()
-        from nbcnn.classify.gpu import GpuEngine
-
-        return GpuEngine()
+        return self.device == "gpu" or (self.device == "auto" and not (SIMULATOR or refused() or gpu_missing()))
 
     def fit(self, X: Any, y: Any) -> Self:
         """Train on X and its classes y, of any type. Raises ValueError for one class, or parameters out of range."""
@@ -77,15 +72,20 @@ class RBFSVC(ClassifierMixin, BaseEstimator):
             raise ValueError(f"a classifier needs at least two classes, y holds {len(self.classes_)} class")
         gamma = None if self.gamma == "scale" else float(self.gamma)
         settings = pipeline.Settings(float(self.C), gamma, bool(self.scale))
-        with tempfile.TemporaryDirectory(prefix="nbcnn-svc-") as scratch:
-            outcome = pipeline.classify(
-                lambda: (rows.copy(), rows[:1].copy()),
-                numbers.astype(np.int32),
-                settings=settings,
-                engine=self._engine(),
-                scratch=Path(scratch),
-                jobs=self.jobs or (1 if len(rows) < 5000 else None),
-            )
+
+        def load() -> tuple[np.ndarray, np.ndarray]:
+            return rows.copy(), rows[:1].copy()
+
+        if self._on_gpu():
+            from nbcnn.classify import gpu
+
+            outcome = gpu.classify(load, numbers.astype(np.int32), settings=settings)
+        else:
+            from nbcnn.classify.gram import HostEngine
+
+            with tempfile.TemporaryDirectory(prefix="nbcnn-svc-") as scratch:
+                jobs = self.jobs or (1 if len(rows) < 5000 else None)
+                outcome = pipeline.classify(load, numbers.astype(np.int32), settings=settings, engine=HostEngine(), scratch=Path(scratch), jobs=jobs)
         machine = outcome.machine
         self.support_ = machine.supports()
         self.support_vectors_ = rows[self.support_].copy()

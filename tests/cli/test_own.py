@@ -15,7 +15,7 @@ from PIL import Image
 from scripts import ROOT, TINY, exits, extract, message, train
 
 import nbcnn
-from nbcnn.cli import compare, launch, predict, train_flags
+from nbcnn.cli import compare, launch, predict, study_dwconv, train_flags
 from nbcnn.files.errors import UsageError
 from nbcnn.model import pictures
 from nbcnn.train import checkpoint, trainer
@@ -319,3 +319,23 @@ def test_the_cpu_mode_needs_nothing_of_unix(tmp_path):
     run("train", *QUICK[:8], "--epochs", "1", "--quiet", "--model", "my_model.py:layers", "--out", "run")
     Image.fromarray(np.zeros((32, 32, 3), np.uint8)).save(tmp_path / "a.png")
     assert "%" in run("predict", "run", "a.png")
+
+
+def test_a_study_without_a_gpu_names_its_assumed_ceilings(capsys):
+    assert exits(study_dwconv.main, ["--no-step", "--no-times", "--shapes", "8x8x16x4"]) == 0
+    said = "".join(capsys.readouterr())
+    assert "ceilings assumed: 67 TFLOP/s, 4.3 TB/s (an H200's where no flag says otherwise: --tflops, --tbs)" in said
+    assert exits(study_dwconv.main, ["--no-step", "--no-times", "--shapes", "8x8x16x4", "--tflops", "15.6", "--tbs", "1.5"]) == 0
+    assert "15.6 TFLOP/s, 1.5 TB/s (as given)" in "".join(capsys.readouterr())
+
+
+def test_a_checkpoint_of_an_earlier_version_is_loaded_by_its_config(copied, tmp_path):
+    """Earlier checkpoints do not say which network they are of; the config.json beside them does."""
+    whole = nbcnn.load(copied, mode="cpu")
+    tensors, metadata = checkpoint.load(copied / checkpoint.LAST)
+    checkpoint.save(copied / checkpoint.LAST, tensors, {name: value for name, value in metadata.items() if name != "network"})
+    x = np.zeros((1, 3, 32, 32), np.uint8)
+    np.testing.assert_array_equal(nbcnn.load(copied, mode="cpu").predict(x), whole.predict(x))
+    assert exits(extract, [copied, "--out", tmp_path / "f", "--mode", "cpu", "--quiet"]) == 0
+    assert exits(train, ["--resume", copied, "--epochs", "2", "--quiet"]) == 0
+    assert nbcnn.load(copied, mode="cpu", checkpoint="best").layers == whole.layers

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import nbcnn
@@ -12,6 +13,7 @@ import nbcnn
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), ROOT / "data" / "README.md", ROOT / "nbcnn" / "lab" / "results" / "README.md", *ROOT.glob("docs/**/*.md")])
 LINK = re.compile(r"\]\(([^)\s]+)\)")
+EXAMPLE = re.compile(r"<!-- python example -->\n```python\n(.*?)```", re.S)
 FENCE = re.compile(r"^```.*?^```", re.M | re.S)
 
 
@@ -35,8 +37,18 @@ def test_the_readme_has_the_two_commands_and_the_example():
     command = r"^python3 -m venv .*"
     assert re.search(r"```\n(" + command + r")\n```", text, re.M), "the first command trains"
     assert re.search(r"<!-- test command -->\n```\n(" + command + r"&& python -m pytest)\n```", text, re.M)
-    (example,) = re.findall(r"<!-- python example -->\n```python\n(.*?)```", text, re.S)
+    (example,) = EXAMPLE.findall(text)
     compile(example, "README.md", "exec")
+
+
+def test_the_example_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (example,) = EXAMPLE.findall((ROOT / "README.md").read_text(encoding="utf-8"))
+    x = np.random.default_rng(0).integers(0, 256, (8, 3, 8, 8), dtype=np.uint8)
+    found = {"x": x, "y": np.arange(8) % 10, "xt": x, "yt": np.arange(8) % 10, "new": x[:2]}
+    exec(compile(example.replace("batch_size=256", "batch_size=4"), "README.md", "exec"), found)
+    assert len(found["history"].history["loss"]) == 5
+    np.testing.assert_array_equal(found["again"].predict(x), found["model"].predict(x))
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))

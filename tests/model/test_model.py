@@ -493,3 +493,16 @@ def test_devices_are_chosen_by_number():
     assert run("cuda:1", "4,7").stdout.splitlines()[0] == "7"
     assert "shows 2" in run("cuda:2", "4,7").stderr
     assert run("cpu", "0").stdout.splitlines()[1] == "use_device('cpu') was called"
+
+
+def test_a_normalised_model_is_saved_and_used_with_its_normalisation(tmp_path):
+    rng = np.random.default_rng(0)
+    x = rng.integers(100, 140, (32, 3, 5, 6), np.uint8)
+    normal = nbcnn.Normalisation.of(x)
+    model = nbcnn.Model([nbcnn.Conv2d(3, 1)], loss="mse", mode="cpu", normalisation=normal)
+    model.fit(x, epochs=2, batch_size=8, verbose=0)
+    assert model.evaluate(x)["loss"] == pytest.approx(float(((model.predict(x) - normal.done(x)) ** 2).mean()), rel=1e-5)
+    again = nbcnn.load(model.save(tmp_path / "net"), mode="cpu")
+    assert again.normalisation == normal
+    np.testing.assert_array_equal(again.predict(x), model.predict(x))
+    np.testing.assert_array_equal(again.features(x, at="conv1"), model.predict(x))

@@ -28,7 +28,7 @@ def small_chunks(monkeypatch):
 
 def session(images, resident, mode="cpu", team=ALONE, augment="flip,crop:2,cutout:2", **options):
     labels = (np.arange(len(images)) % 3).astype(np.int32)
-    layers = [Flatten(), Linear(72, 8), ReLU(), Linear(8, 3), SoftmaxCrossEntropy()]
+    layers = [Flatten(), Linear(8), ReLU(), Linear(3), SoftmaxCrossEntropy()]
     net = Net(layers, SHAPE, mode=mode, seed=1, normalisation=Normalisation((0.5, 0.4), (0.25, 0.5)))
     tests = min(19, len(images) // 2)
     test_set = {"test_images": images[:tests], "test_labels": labels[:tests]}
@@ -158,6 +158,6 @@ def test_an_error_of_a_worker_reaches_the_training(monkeypatch):
 
 def test_predictions_take_bytes_and_floats_alike():
     images = pictures()
-    net = Net([Flatten(), Linear(72, 3)], SHAPE, mode="cpu", normalisation=Normalisation((0.5, 0.4), (0.25, 0.5)))
+    net = Net([Flatten(), Linear(3)], SHAPE, mode="cpu", normalisation=Normalisation((0.5, 0.4), (0.25, 0.5)))
     # (v − 255m)·(1/255d) and (v/255 − m)·(1/d): a few roundings of terms up to 3, through 72 products of weights below 0.12.
     np.testing.assert_allclose(net.predict(pictures(np.float32)), net.predict(images), atol=4 * 2**-24 * 3 * 72 * 0.12)

@@ -17,7 +17,7 @@ from nbcnn.train.runlog import RunFolder
 
 def tiny(channels=1, height=28, width=28, classes=10, norm="s0"):
     """A classifier that takes milliseconds in place of mnist-cnn."""
-    return [Conv2d(channels, 4, 3, stride=2, pad=1), Flatten(), Linear(4 * (height // 2) * (width // 2), classes), SoftmaxCrossEntropy()]
+    return [Conv2d(4, 3, stride=2, padding=1), Flatten(), Linear(classes), SoftmaxCrossEntropy()]
 
 
 @pytest.fixture

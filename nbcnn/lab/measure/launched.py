@@ -167,7 +167,7 @@ USERS = (
         (4, 1024),
     ),
     User("gemm", "products of matrices, an op of every row; of kernel matrices only im2col's so far"),
-    User("classify", "support vector machines"),
+    User("classify", "support vector machines, kernel ridge"),
     User("ladder --hopper", "teaching: one convolution in six kernels on the tensors of tensorcore bf16; nothing trains by them"),
 )
 
@@ -305,6 +305,8 @@ def _kernel_matrices(row: Row, arch: str) -> list[Use]:
         ("rows", rows.launch_moments(f, i, d, d, d, 1024, 1024, 1024, 64)),
         ("rows", rows.launch_standardise(f, i, f, f, 1024, 1024, 1024)),
         ("rows", rows.launch_norms(f, d, f, f, 1024, 1024)),
+        ("rows", rows.launch_copy(f, f, 1024, 256, 1024, 0)),
+        ("rows", rows.launch_isolate(f, 1024, 1000)),
         ("gemm", launch_gemm_nt(f, f, f, 1024, 1024, 1024)),
         ("rbf", launch_rbf(f, f, f, 1024, 1024, 0.1)),
         ("smo", smo.launch_smo((*pairs, i, f), 45, 10_048, 10.0, 1e-3, 20_000)),

@@ -142,6 +142,7 @@ TABLES: dict[str, Callable[[], str]] = {
     **readme_scaling.TABLES,
     **fusion.TABLES,
     **series.TABLES,
+    **hopper.TABLES,
 }
 for _name, _table, _section in (
     ("layers", tensorcore.layers, "convs-fused-tensorcore-bf16-1024"),
@@ -161,7 +162,7 @@ def documents() -> Mapping[Path, str]:
 
 def rewritten(text: str) -> str:
     """A document's text with every table made anew. Raises KeyError for a table or section that does not exist."""
-    tables = {**TABLES, **hopper.TABLES, "schema": schema.table}
+    tables = {**TABLES, "schema": schema.table}
     return _BLOCK.sub(lambda block: block[1] + tables[block[2]]() + block[3], text)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from nbcnn.lab.measure import results
 from nbcnn.lab.measure.counters import LONG_MS
-from nbcnn.lab.report.tables import GPU, footer, markdown, measured, section
+from nbcnn.lab.report.tables import GPU, footer, kept, markdown, measured, section
 
 ROOFLINE, WARMUP = "roofline.png", "warmup.png"
 _PICTURES = "../../nbcnn/lab/results"
@@ -19,7 +19,7 @@ _PICTURES = "../../nbcnn/lab/results"
 
 def named(kind: str) -> list[str]:
     """The names of the measured sections of a kind, in order."""
-    return results.of_kind(results.load(results.RESULTS / GPU), kind)
+    return results.of_kind(kept(GPU), kind)
 
 
 def folded(title: str, content: str) -> str:

@@ -1,7 +1,4 @@
-"""Charts as inline SVG: no script, no font, no colour of their own (the page's style gives them), 400 units wide.
-
-`standalone` makes a file of one, with the style inside.
-"""
+"""This module draws charts as inline SVG, 400 units wide, without scripts, fonts or colours of their own (the page's style gives them)."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ and the few columns between two lines are thrown away. Where all of an image's (
 until its statistics are known, and are then normalised. Else the convolution's own output goes to memory, or rather to the second-level cache,
 and the warpgroup reads back what it has written, while the other one multiplies.
 
-What it then writes is the `end`:
+What the kernel then writes is its `epilogue`:
 
     "s0"        y of EvoNorm-S0, z (the convolution's own output, which the gradients want), shift and std of groups
     "s0 infer"  y of EvoNorm-S0 alone
@@ -26,7 +26,7 @@ import numpy as np
 from nbcnn.gpu.language import cuda, f4, i4, jit, types, u4
 from nbcnn.ops.activations.sigmoid import divide
 from nbcnn.ops.conv.wgmma.tile import ALIGNMENT, KINDS, WARPGROUP
-from nbcnn.ops.conv_norm.wgmma_ends import channel_numbers, finish_tile, merge, merged_lanes, normaliser
+from nbcnn.ops.conv_norm.wgmma_epilogue import channel_numbers, merge, merged_lanes, normaliser, put_tile
 from nbcnn.ops.conv_norm.wgmma_form import FILTER_BYTES, FILTERS, GROUPS, MOMENTS, THREADS, Form
 from nbcnn.ops.kernel.loops import unrolled
 from nbcnn.ops.kernel.tensor_maps import ROW_BYTES
@@ -99,10 +99,10 @@ def conv_norm_kernel(form: Form) -> Any:
     PATCHES, STAGES, STAGES_OF_GROUP = ALL_FILTERS, ALL_FILTERS + GROUPS * BUFFERS * PATCH, STAGE * form.stages
     SPARE = STAGES + GROUPS * STAGES_OF_GROUP
     BARRIERS = SPARE + ROW_BYTES
-    KEEPS, NORMALISES, KEPT = form.end in ("s0", "planes"), form.end != "planes", form.kept > 0
+    KEEPS, NORMALISES, KEPT = form.epilogue in ("s0", "planes"), form.epilogue != "planes", form.kept > 0
     STORES = BF16 and (KEEPS or not KEPT)
     ALL_MOMENTS, ALL_SCALES, OWN = GROUPS * MOMENTS * FILTERS, GROUPS * FILTERS, MOMENTS * FILTERS
-    multiply, finish, all_done, bring_filters = _multiply_tap(form), finish_tile(form), wgmma_wait_all(SUMS), _filter_loads(form)
+    multiply, finish, all_done, bring_filters = _multiply_tap(form), put_tile(form), wgmma_wait_all(SUMS), _filter_loads(form)
     numbers, normalise, over_pixels, over_parts = channel_numbers(form), normaliser(form), merged_lanes(4), merged_lanes(PARTS)
     first_group, second_group = bar_sync(1, WARPGROUP), bar_sync(2, WARPGROUP)
 

@@ -17,7 +17,7 @@ from nbcnn.gpu import device
 from nbcnn.ops.conv.simt import im2col
 from nbcnn.ops.conv.winograd import engine as winograd
 from nbcnn.ops.conv.winograd.engine import WinogradTile
-from nbcnn.ops.conv_norm.two_ops import by_end, convolution_of, group_of
+from nbcnn.ops.conv_norm.two_ops import by_epilogue, convolution_of, group_of
 from nbcnn.ops.conv_norm.winograd_kernel import Slab, image_norm_kernel
 from nbcnn.ops.kernel.call import Call, Impl, Launch
 from nbcnn.ops.kernel.loops import ceil_div
@@ -98,15 +98,15 @@ def tile(call: Call, multiprocessors: int) -> NormTile:
     return candidates(call, multiprocessors)[0]
 
 
-def launches(call: Call, end: str, z: Any = None, y: Any = None, running: Any = None, shift: Any = None, std: Any = None) -> list[Launch]:
-    """All launches, of which the last of every few images ends in `end`; arrays that this end does not touch may be left out."""
+def launches(call: Call, epilogue: str, z: Any = None, y: Any = None, running: Any = None, shift: Any = None, std: Any = None) -> list[Launch]:
+    """All launches; the last one for every few images has the `epilogue`. Arrays that this epilogue does not touch may be left out."""
     (_, _, b, gamma, beta, v, *_), slab, eps = call.ins, slab_of(call, call.tile), np.float32(call.attrs["eps"])
     arrays = tuple(b if array is None else array for array in (running, z, y, shift, std))  # None is never looked at
 
     def last(m: Any, first: int, tiles: int) -> Launch:
         grid, args = tiles // slab.tiles * (slab.K // slab.channels), (m, b, gamma, beta, v, *arrays)
         sizes = np.int32(first // slab.tiles), np.int32(tiles)
-        return Launch(image_norm_kernel(slab, end), grid, slab.threads, (*args, *sizes, eps), slab.shared_bytes)
+        return Launch(image_norm_kernel(slab, epilogue), grid, slab.threads, (*args, *sizes, eps), slab.shared_bytes)
 
     return winograd.transformed(convolution_of(call), last)
 
@@ -137,5 +137,5 @@ def _implementation(bind: Callable[[Call], list[Launch]]) -> Impl:
     )
 
 
-OPS = {op: _implementation(bind) for op, bind in by_end(launches).items()}
+OPS = {op: _implementation(bind) for op, bind in by_epilogue(launches).items()}
 """The fused ops wherever Winograd's convolution runs and a block can keep an image's pixels of whole groups, if it makes y of them."""

@@ -5,7 +5,7 @@ neighbouring bytes of every point of a tile, stores as many of a pixel, and othe
 statistics and normalises. A thread has one quad of channels all along, so statistics are its own sums, put together by Chan's formula; and
 it reads back only what it has kept itself.
 
-What it then writes is the `end`:
+What the kernel then writes is its `epilogue`:
 
     "s0"        y of EvoNorm-S0, z (the convolution's own output, which the gradients want), shift and std of groups
     "s0 infer"  y of EvoNorm-S0 alone
@@ -84,10 +84,10 @@ class Slab:
 
 
 @cache
-def _making(slab: Slab, stores: bool) -> Any:
+def _transforming(slab: Slab, stores: bool) -> Any:
     """Device function (memory, sums, z, points, b, tid, image, n, c, tiles) -> items: makes the thread's items, to z if `stores`, and keeps them.
 
-    sums: of each of the thread's channels a lead (its first value), Σ (x − lead), Σ (x − lead)².
+    sums: for each of the thread's channels a lead (its first value), Σ (x − lead), Σ (x − lead)².
     """
     H, W, K, QUADS, TILES, ITEMS, THREADS = slab.H, slab.W, slab.K, slab.quads, slab.tiles, slab.items, slab.threads
     ACROSS, KEEPS, STORES, make = slab.W // 2, slab.keeps, stores, tile_of_points("winograd", True)
@@ -124,12 +124,12 @@ def _making(slab: Slab, stores: bool) -> Any:
 
 
 @cache
-def _joining(slab: Slab, tells: bool) -> Any:
-    """Device function (memory, shift, std, tid, at, eps): s of the block's groups to `memory`; shift, std from `at` on if `tells`.
+def _merging(slab: Slab, stores: bool) -> Any:
+    """Device function (memory, shift, std, tid, at, eps): s of the block's groups to `memory`; shift, std from `at` on if `stores`.
 
     A warp takes a group, a lane what one warp knows of it: Chan's formula.
     """
-    GROUPS, WARPS, TELLS, FIRST, LEADS = slab.groups, slab.threads // WARP, tells, slab.kept, slab.kept + slab.moments
+    GROUPS, WARPS, STORES, FIRST, LEADS = slab.groups, slab.threads // WARP, stores, slab.kept, slab.kept + slab.moments
     ALL, COUNT, TURNS, SCALES = GROUPS * WARPS, slab.group * slab.H * slab.W, -(-GROUPS // WARPS), LEADS + slab.groups
     across = sum_over(WARP - 1)
 
@@ -147,7 +147,7 @@ def _joining(slab: Slab, tells: bool) -> Any:
             s = f4(math.sqrt(across(squares + count * away * away) * f4(1 / COUNT) + eps))
             if lane == 0 and group < GROUPS:
                 memory[SCALES + group] = s
-                if TELLS:
+                if STORES:
                     shift[at + group], std[at + group] = mean - memory[LEADS + group], s
 
     return run
@@ -192,12 +192,12 @@ def _normalising(slab: Slab, s0: bool) -> Any:
 
 
 @cache
-def image_norm_kernel(slab: Slab, end: str) -> Any:
-    """The kernel of one slab and end. Raises ValueError if the end normalises what the slab does not keep."""
-    TELLS, NORMALISES, S0, RUNS = end in ("s0", "planes"), end != "planes", end in ("s0", "s0 infer"), end == "b0 infer"
+def image_norm_kernel(slab: Slab, epilogue: str) -> Any:
+    """The kernel of one slab and epilogue. Raises ValueError if the epilogue normalises what the slab does not keep."""
+    STORES, NORMALISES, S0, RUNS = epilogue in ("s0", "planes"), epilogue != "planes", epilogue in ("s0", "s0 infer"), epilogue == "b0 infer"
     if bool(slab.keeps) != NORMALISES:
-        raise ValueError(f"a slab that keeps {slab.kept} floats for a kernel that ends in {end}")
-    make, join, normalise = _making(slab, TELLS), _joining(slab, TELLS), _normalising(slab, S0)
+        raise ValueError(f"a slab that keeps {slab.kept} floats for a kernel whose epilogue is {epilogue}")
+    make, join, normalise = _transforming(slab, STORES), _merging(slab, STORES), _normalising(slab, S0)
     spread = spreading(slab.channels, slab.group, slab.threads, slab.kept)
     QUADS, CHANNELS, GROUP, SLABS, SUMS = slab.quads, slab.channels, slab.group, slab.K // slab.channels, MOMENTS * QUAD
     GROUPS_OF_IMAGE, LEADS, SCALES = slab.K // slab.group, slab.kept + slab.moments, slab.kept + slab.moments + slab.groups
@@ -218,7 +218,7 @@ def image_norm_kernel(slab: Slab, end: str) -> Any:
         quad = tid & QUADS - 1
         n, c = first + image, c0 + quad * QUAD
         items = make(memory, sums, z, points, b, tid, image, n, c, tiles)
-        if TELLS and tid < QUADS:
+        if STORES and tid < QUADS:
             # The image's first pixel, and of its channels those that begin a group.
             for q in range(QUAD):
                 own = quad * QUAD + q

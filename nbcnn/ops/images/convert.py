@@ -1,7 +1,7 @@
 """Change of layout between NCHW and NHWC: for every image, the transpose of its (C, H·W) matrix.
 
 Logical shapes are (N,C,H,W) on both sides, so the reference is a copy; only the order in memory differs, and how elements are
-stored: float32 outside the doors of a net, what its row wants inside.
+stored: float32 where a network takes and returns tensors, what its row stores between the layers.
 
     convert           x (N,C,H,W) -> y (N,C,H,W)                                              source, target layouts
 """
@@ -52,7 +52,7 @@ def transpose_kernel(source: str, target: str) -> Any:
         matrix, row_tile = split(rest, row_tiles)
         base = matrix * rows * cols
         row0, col0 = row_tile * TILE, col_tile * TILE
-        # Load always, from a clamped place: a load under a branch would wait for the one before.
+        # Load always, from a clamped index: a load under a branch would wait for the one before.
         col = min(col0 + tx, cols - 1)
         for k in range(0, TILE, TILE_ROWS):
             row = min(row0 + ty + k, rows - 1)

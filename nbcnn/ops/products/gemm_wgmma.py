@@ -169,7 +169,7 @@ def _four_words(first: int) -> Any:
 def _store(tile: Tile, kind_name: str) -> Any:
     """Device function (acc, c, m0, n0, M, N, group, warp, lane): a thread's sums to c, from registers."""
     ROWS, EIGHTS, BF16 = tile.BM // tile.groups, tile.BN // 8, KINDS[kind_name].result == 2
-    HALVES, OWN = ROWS // 64, 8 if BF16 else 2
+    HALVES, LANE_COLUMNS = ROWS // 64, 8 if BF16 else 2
 
     def row_of_fours(half: int, h: int) -> Any:
         def four(j: int) -> Any:
@@ -209,7 +209,7 @@ def _store(tile: Tile, kind_name: str) -> Any:
     @jit(device=True)
     def run(acc, c, m0, n0, M, N, group, warp, lane):
         m = m0 + group * ROWS + (warp & 3) * 16 + (lane >> 2)
-        rows(acc, c, m, n0 + (lane & 3) * OWN, M, N, lane)
+        rows(acc, c, m, n0 + (lane & 3) * LANE_COLUMNS, M, N, lane)
 
     return run
 

@@ -8,7 +8,7 @@ added to the total on the CUDA cores, which round to nearest.
 
 A Gram matrix is symmetric: its tiles on and above the diagonal are computed, and stored twice.
 
-    rbf_values    halves of a (M,K) and b (N,K), |a|², |b|² -> k (M,N) = exp(−γ |a − b|²), or added to k
+    rbf_values    halves of a (M,K) and b (N,K), |a|², |b|² -> k (M,N) = exp(−γ |a − b|²), or added to k; or k −= a·bᵀ
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ SIDE = 128
 COLUMNS = ROW_BYTES // 2
 """Features of a step; the width of the halves is a multiple of this."""
 GROUPS, STAGES, BAND = 2, 3, 16
+SUBTRACTED = 2
+"""What `added` is where the products themselves are subtracted from k."""
 THREADS, WARPS = GROUPS * WARPGROUP + 32, GROUPS * 4
 TILE_BYTES = SIDE * ROW_BYTES
 STAGE_BYTES = 4 * TILE_BYTES
@@ -138,8 +140,10 @@ def gram_kernel() -> Any:
         def run(total, k, norms_a, norms_b, m, n, M, N, pitch, unscale, power, symmetric, added):
             row, column = m + DOWN, n + ACROSS
             if row < M and column < N and (symmetric == 0 or column >= row):
-                squared = norms_a[row] + norms_b[column] - 2.0 * (total[AT] * unscale)
-                value = 1.0 if symmetric != 0 and row == column else exp2(power * max(squared, 0.0))
+                value = -(total[AT] * unscale)
+                if added != SUBTRACTED:
+                    squared = norms_a[row] + norms_b[column] + 2.0 * value
+                    value = 1.0 if symmetric != 0 and row == column else exp2(power * max(squared, 0.0))
                 at = i8(row) * pitch + column
                 k[at] = value + k[at] if added != 0 else value
                 if symmetric != 0 and column != row:
@@ -152,7 +156,7 @@ def gram_kernel() -> Any:
 
     @jit(launch_bounds=(THREADS, 1))
     def gram_wgmma_kernel(maps, order, norms_a, norms_b, k, count, steps, rows_a, rows_b, M, N, pitch, unscale, power, symmetric, added):
-        """k[m][n] = exp(−γ max(|a[m]|² + |b[n]|² − 2·Σ a[m]·b[n], 0)), or that added to what is there.
+        """k[m][n] = exp(−γ max(|a[m]|² + |b[n]|² − 2·Σ a[m]·b[n], 0)), or that added to what is there, or what is there minus Σ a[m]·b[n].
 
         gemm    GM, GN, GK = M, N, 3 products of K features; K in `steps` of 64.
         grid    as many blocks as multiprocessors; block i takes the tiles i, i + grid, … of `order`.
@@ -221,11 +225,13 @@ def launch_gram(
     first: tuple[int, int] = (0, 0),
     symmetric: bool = False,
     added: bool = False,
+    subtract: bool = False,
 ) -> Launch:
     """Launch of `gram_wgmma_kernel` for rows `first` … of a and b, `sizes` = M, N and the width.
 
     a and b are (halves, norms, rows): halves a flat uint16 array of hi and then lo, rows × width each; norms float32, from the first row of the
     product on. `unscale` is one over the product of the powers of two that their rows were scaled by. k is a flat float32 array.
+    With `subtract` the products are subtracted from it (norms and γ do not matter then).
     """
     (halves_a, norms_a, rows_a), (halves_b, norms_b, rows_b), (M, N, width) = a, b, sizes
     if width % COLUMNS:
@@ -238,6 +244,12 @@ def launch_gram(
     )
     order_there = constant(order.reshape(-1))
     whole = (len(order), width // COLUMNS, rows_a, rows_b, M, N, pitch)
-    scalars = (*(np.int32(v) for v in whole), np.float32(unscale), np.float32(-gamma * LOG2E), np.int32(symmetric), np.int32(added))
+    scalars = (
+        *(np.int32(v) for v in whole),
+        np.float32(unscale),
+        np.float32(-gamma * LOG2E),
+        np.int32(symmetric),
+        np.int32(SUBTRACTED if subtract else added),
+    )
     args = (maps, order_there, norms_a, norms_b, k, *scalars)
     return Launch(gram_kernel(), min(len(order), multiprocessors), THREADS, args, SHARED_BYTES, keep=(maps, order_there, halves_a, halves_b))

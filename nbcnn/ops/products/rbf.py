@@ -1,6 +1,6 @@
 """RBF kernel values from dot products: k = exp(-gamma |a - b|²), |a - b|² = |a|² + |b|² - 2 a·b.
 
-It finishes a GEMM: the Gram matrix of a support vector machine is one product and one of these, in place.
+It is the epilogue of a GEMM as a kernel of its own: the Gram matrix of a support vector machine is one product and one of these, in place.
 """
 
 from __future__ import annotations

@@ -7,6 +7,8 @@ is left alone.
     moments        rows, places, a centre -> Σ (x − centre) and Σ (x − centre)² of every feature, in parts, float64
     standardise    rows, places, mean, deviation -> (x − mean) / deviation, in place
     norms          rows -> |x|² (float64 and float32) and the largest |value| of every row
+    copy_rows      rows of a panel -> a part of a matrix
+    isolate        kernel values -> 0 between the samples and the room behind them, 1 of room with itself
     halves         rows -> float16(s·x) and float16(s·x − float16(s·x))
 """
 
@@ -55,6 +57,17 @@ def norms(rows: np.ndarray, exact: np.ndarray, rounded: np.ndarray, largest: np.
     np.einsum("nf,nf->n", rows, rows, dtype=np.float64, out=exact)
     rounded[...] = exact
     np.abs(rows).max(1, out=largest)
+
+
+def copy_rows(panel: np.ndarray, part: np.ndarray) -> None:
+    """part = panel, (n, w), where `part` is a view of a matrix."""
+    part[...] = panel
+
+
+def isolate(k: np.ndarray, *, real: int) -> None:
+    """k (n, n): rows and columns from `real` on become those of the identity."""
+    k[real:], k[:, real:] = 0, 0
+    k[range(real, len(k)), range(real, len(k))] = 1
 
 
 def halves(rows: np.ndarray, split: np.ndarray, *, scale: float) -> None:
@@ -118,6 +131,23 @@ def norms_kernel(rows, exact, rounded, largest, count, pitch):
 
 
 @jit()
+def copy_rows_kernel(panel, matrix, width, pitch, first):
+    """matrix[first + r·pitch + c] = panel[r·width + c]. grid: rows, block 256; owns: a block a row; shared none; moves 8·width bytes a row."""
+    for c in range(cuda.threadIdx.x, width, THREADS):
+        matrix[first + i8(cuda.blockIdx.x) * pitch + c] = panel[i8(cuda.blockIdx.x) * width + c]
+
+
+@jit()
+def isolate_kernel(k, n, real):
+    """Rows and columns of k from `real` on become those of the identity. grid (⌈n/256⌉, n − real), block 256; shared none; moves 8 bytes a thread."""
+    other, room = cuda.blockIdx.x * THREADS + cuda.threadIdx.x, real + cuda.blockIdx.y
+    if other < n:
+        value = 1.0 if other == room else 0.0
+        k[i8(room) * n + other] = value
+        k[i8(other) * n + room] = value
+
+
+@jit()
 def halves_kernel(rows, split, scale, count, stride):
     """split = float16(scale·x) and, `count` further, float16 of the rest. grid: at most 65,535 blocks of 256, which step; moves 8 bytes a value."""
     at = i8(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x
@@ -148,6 +178,16 @@ def launch_standardise(rows: Any, places: Any, mean: Any, deviation: Any, count:
 def launch_norms(rows: Any, exact: Any, rounded: Any, largest: Any, count: int, pitch: int) -> Launch:
     """Launch of `norms_kernel`; exact float64, rounded and largest float32."""
     return Launch(norms_kernel, blocks(count, THREADS // WARP), THREADS, (rows, exact, rounded, largest, np.int32(count), np.int32(pitch)))
+
+
+def launch_copy(panel: Any, matrix: Any, count: int, width: int, pitch: int, first: int) -> Launch:
+    """Launch of `copy_rows_kernel` of `count` rows."""
+    return Launch(copy_rows_kernel, count, THREADS, (panel, matrix, np.int32(width), np.int32(pitch), np.int64(first)))
+
+
+def launch_isolate(k: Any, n: int, real: int) -> Launch:
+    """Launch of `isolate_kernel`; real < n."""
+    return Launch(isolate_kernel, (ceil_div(n, THREADS), n - real), THREADS, (k, np.int32(n), np.int32(real)))
 
 
 def launch_halves(rows: Any, split: Any, scale: float, count: int) -> Launch:

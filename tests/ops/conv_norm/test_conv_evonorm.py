@@ -115,13 +115,13 @@ def test_bytes_on_tensor_cores_by_hand():
     # Seven tiles of four lines read two lines more each, but for the two outside; z goes out and comes back.
     read = line * (7 * 6 - 2) + 128 * filters + image
     assert conv_wgmma.bytes_of(call, "bf16") == [Traffic(read, 2 * image + kept, 2 * image + filters)]
-    # Four warpgroups share an image: each sends a packet of 16 bytes a channel, and receives those of all four.
-    call, packets = replace(call, tile=ImageTile(4, 2, 4, 512)), 16 * 256 * 64 * 4
+    # Four warpgroups share an image: each sends a message of 16 bytes a channel, and receives those of all four.
+    call, messages = replace(call, tile=ImageTile(4, 2, 4, 512)), 16 * 256 * 64 * 4
     # Its two tiles stay in shared memory; in inference the convolution's own output never leaves it.
-    read = line * (7 * 6 - 2) + 512 * filters + 4 * packets
-    assert conv_wgmma.bytes_of(call, "bf16") == [Traffic(read, 2 * image + kept + packets, image + filters + packets)]
+    read = line * (7 * 6 - 2) + 512 * filters + 4 * messages
+    assert conv_wgmma.bytes_of(call, "bf16") == [Traffic(read, 2 * image + kept + messages, image + filters + messages)]
     infer = replace(call, op="conv_evonorm_s0_infer", out_shapes=call.out_shapes[:1], out_dtypes=call.out_dtypes[:1])
-    assert conv_wgmma.bytes_of(infer, "bf16") == [Traffic(read, image + packets, image + filters + packets)]
+    assert conv_wgmma.bytes_of(infer, "bf16") == [Traffic(read, image + messages, image + filters + messages)]
 
 
 def test_warpgroups_share_small_batches():
@@ -146,11 +146,11 @@ def test_the_sums_of_a_warpgroup_stay_in_registers_without_spills(precision, til
 
 
 def test_results_stay_in_shared_memory_where_they_have_room():
-    def kept(tile, precision="bf16", end="s0", size=28):
-        return conv_wgmma.form_of(bare(n=64, c=64, size=size), precision, tile, end).kept
+    def kept(tile, precision="bf16", epilogue="s0", size=28):
+        return conv_wgmma.form_of(bare(n=64, c=64, size=size), precision, tile, epilogue).kept
 
     quarter = ImageTile(4, 2, 4, 128)
-    assert (kept(quarter), kept(quarter, end="s0 infer"), kept(quarter, end="planes"), kept(quarter, "tf32")) == (2, 2, 0, 0)
+    assert (kept(quarter), kept(quarter, epilogue="s0 infer"), kept(quarter, epilogue="planes"), kept(quarter, "tf32")) == (2, 2, 0, 0)
     assert kept(ImageTile(4, 2, 1, 32)) == 0
     assert kept(ImageTile(8, 2, 1, 32), size=8) == 1
 

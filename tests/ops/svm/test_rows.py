@@ -65,6 +65,19 @@ def test_norms(device, matrix):
     np.testing.assert_array_equal(device.download(got[2]), expected[2])
 
 
+def test_a_panel_is_copied_and_room_is_isolated(device, rng):
+    k, panel = rng.random((5, 8)).astype(np.float32), rng.random((3, 2)).astype(np.float32)
+    there = on(device, k)
+    rows.launch_copy(on(device, panel), there, 3, 2, 8, 8 + 4).run(device.stream)
+    rows.copy_rows(panel, k[1:4, 4:6])
+    np.testing.assert_array_equal(device.download(there).reshape(k.shape), k)
+    square = rng.random((5, 5)).astype(np.float32)
+    there = on(device, square)
+    rows.launch_isolate(there, 5, 3).run(device.stream)
+    rows.isolate(square, real=3)
+    np.testing.assert_array_equal(device.download(there).reshape(5, 5), square)
+
+
 def test_halves_hold_22_bits(device, matrix):
     split = on(device, np.zeros(2 * matrix.size, np.uint16))
     rows.launch_halves(on(device, matrix), split, 64.0, matrix.size).run(device.stream)
@@ -106,7 +119,7 @@ def test_tiles_are_taken_once(symmetric):
     assert (found[:80, 0] < gram_wgmma.BAND).all()
 
 
-def values_on(gpu, a, b, gamma, *, symmetric=False, added=False, k=None):
+def values_on(gpu, a, b, gamma, *, symmetric=False, added=False, subtract=False, k=None):
     """Kernel values of a and b, from their halves."""
 
     def prepared(x):
@@ -119,7 +132,7 @@ def values_on(gpu, a, b, gamma, *, symmetric=False, added=False, k=None):
     there = on(gpu, np.zeros((len(a), len(b)), np.float32) if k is None else k)
     sizes = len(a), len(b), -(-a.shape[1] // 64) * 64
     launch = gram_wgmma.launch_gram(
-        prepared(a), prepared(b), there, sizes, len(b), gamma, 64.0**-2, gpu.multiprocessors, symmetric=symmetric, added=added
+        prepared(a), prepared(b), there, sizes, len(b), gamma, 64.0**-2, gpu.multiprocessors, symmetric=symmetric, added=added, subtract=subtract
     )
     launch.run(gpu.stream)
     return gpu.download(there).reshape(len(a), len(b))
@@ -146,6 +159,12 @@ def test_kernel_values_of_the_tensor_cores(gpu, rng, M, N, K):
     same, (k, terms) = values_on(gpu, a, a, gamma, symmetric=True), exact(a, a)
     np.testing.assert_array_equal(same, same.T)
     assert (same.diagonal() == 1).all()
+    k0 = rng.standard_normal((M, M)).astype(np.float32)
+    less = values_on(gpu, a, a, gamma, symmetric=True, subtract=True, k=k0 + k0.T)
+    wide = a.astype(np.float64)
+    # 22 bits of each operand, and sums that round like a kernel value's.
+    products = EPS * (4 + 2 * 12 * 64 / max(K, 64) + np.sqrt(K / 64)) * (np.abs(wide) @ np.abs(wide).T + 8)
+    assert (np.abs(less - (k0 + k0.T - wide @ wide.T)) <= products).all()
     assert (np.abs(same - k) <= EPS * (4 + gamma * terms * (6 + 2 * 12 * 64 / max(K, 64) + np.sqrt(K / 64)))).all()
 
 

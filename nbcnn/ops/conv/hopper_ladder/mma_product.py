@@ -1,4 +1,4 @@
-"""What steps 1 … 3 do with a k-tile in shared memory: fragments by `ldmatrix`, products by `mma.sync`; and their sums written from registers.
+"""The product of steps 1 … 3: fragments of a k-tile by `ldmatrix`, products by `mma.sync`, sums written from registers.
 
 Eight warps share the tile as 2 × 4: each has 64 rows and 32 columns, four fragments of 16 rows by four of 8 columns. Rows of the k-tile have
 128 bytes, swizzled: chunk c (16 bytes) of row i lies at c ^ (i mod 8). In the simulator a thread computes its own sums with NumPy.

@@ -1,4 +1,4 @@
-"""What all steps share and none teaches: the tile, the operands' extents, tensor maps, and how a step becomes an implementation of an op."""
+"""Shared parts of the steps, which none of them teaches: tile, extents, tensor maps, and how a step becomes an implementation of an op."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def next_k_tile(r, s, c, C, S):
 
 @jit(launch_bounds=(THREADS, BLOCKS))
 def tma_kernel(maps, y, GM, C, P, Q, K, S, stride, top, left, across, steps):
-    """As `im2col_kernel`: y[m,n] = Σ_k A[m,k]·B[n,k], in `steps` k-tiles.
+    """y[m,n] = Σ_k A[m,k]·B[n,k], A and B as in step 1, in `steps` k-tiles.
 
     grid    ⌈GM/BM⌉·⌈K/BN⌉, block 256.
     owns    as step 1.

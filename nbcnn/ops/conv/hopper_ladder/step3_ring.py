@@ -40,7 +40,7 @@ def next_stage(stage, parity):
 
 @jit(launch_bounds=(THREADS, BLOCKS))
 def ring_kernel(maps, y, GM, C, P, Q, K, S, stride, top, left, across, steps):
-    """As `im2col_kernel`: y[m,n] = Σ_k A[m,k]·B[n,k], in `steps` k-tiles, two of which are under way while one is multiplied.
+    """y[m,n] = Σ_k A[m,k]·B[n,k], A and B as in step 1, in `steps` k-tiles, two of which are under way while one is multiplied.
 
     grid    ⌈GM/BM⌉·⌈K/BN⌉, block 256.
     owns    as step 1.

@@ -53,7 +53,7 @@ def store_sums(acc, y, m0, n0, warp, lane, GM, K):
 
 @jit(launch_bounds=(THREADS, BLOCKS))
 def wgmma_kernel(maps, y, GM, C, P, Q, K, S, stride, top, left, across, steps):
-    """As `im2col_kernel`: y[m,n] = Σ_k A[m,k]·B[n,k], in `steps` k-tiles, two of which are under way while one is multiplied.
+    """y[m,n] = Σ_k A[m,k]·B[n,k], A and B as in step 1, in `steps` k-tiles, two of which are under way while one is multiplied.
 
     grid    ⌈GM/BM⌉·⌈K/BN⌉, block 256: two warpgroups.
     owns    block 128 × 128 of y, warpgroup 64 × 128, thread 2 columns of 8, two rows of 16.

@@ -60,7 +60,7 @@ def consume(acc, ring, warp, lane, steps):
 
 @jit(launch_bounds=(WITH_PRODUCER, BLOCKS))
 def roles_kernel(maps, y, GM, C, P, Q, K, S, stride, top, left, across, steps):
-    """As `im2col_kernel`: y[m,n] = Σ_k A[m,k]·B[n,k], in `steps` k-tiles.
+    """y[m,n] = Σ_k A[m,k]·B[n,k], A and B as in step 1, in `steps` k-tiles.
 
     grid    ⌈GM/BM⌉·⌈K/BN⌉, block 288: warps 0 … 7 consume, warp 8 produces.
     owns    as step 4.
