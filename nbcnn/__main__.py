@@ -5,7 +5,7 @@ from __future__ import annotations
 if __name__ == "__main__":
     from nbcnn.cli import process
 
-    process.begin()  # first: from here on a signal or a closed output ends nothing without a word
+    process.begin()  # first of all, so that no signal and no closed output ends the process without a message
 
 import importlib
 import sys
@@ -32,7 +32,7 @@ COMMANDS = {
     "launch": "run train, extract or classify as several ranks, one per GPU",
     "report": "one self-contained HTML file of a run or of a device's results",
 }
-"""What there is; each is the module nbcnn.cli.COMMAND with `main(argv) -> exit code`."""
+"""The commands; each is the module nbcnn.cli.COMMAND with `main(argv) -> exit code`."""
 
 HELP = "\n".join(
     (

@@ -1,4 +1,4 @@
-"""MODES: the one table. A row is what a mode and precision run for each op; read it from top to bottom.
+"""This module is the table of modes, MODES. A row says what a mode and precision run for each op; read it from top to bottom.
 
 An op has one name and one signature, which stands in the docstring of its module with logical shapes: inputs, outputs, attributes. Its module
 exports what belongs to it:
@@ -9,7 +9,7 @@ exports what belongs to it:
     GRADIENTS    backward op -> which forward op it is the derivative of
     cases()      its test cases; real_cases(): larger ones
 
-and stands in MODULES. An op whose kernels differ from row to row stands in the parts of the rows. GPU rows keep images in one layout
+and stands in MODULES. An op whose kernels differ from row to row stands in the fallbacks of the rows. GPU rows keep images in one layout
 throughout; `convert` stands only at the two doors of a net.
 """
 
@@ -97,8 +97,8 @@ _NAIVE = naive.OPS | COMMON | DWCONV["naive"] | pwconv1d.straight(naive.OPS) | {
 _TILED = tiled.OPS | COMMON | DWCONV["shared"] | pwconv1d.straight(tiled.OPS) | {"gemm": gemm.IMPL}
 
 MMA_FIRST: Mapping[str, tuple[str, ...]] = {"tf32": ("upconv_wgrad",)}
-"""What the portable engine does faster than Hopper's own, beside few pixels: in tf32 wgmma must have both panels of a weight gradient
-turned in shared memory."""
+"""What the portable engine does faster than Hopper's own, beside few pixels: in tf32 wgmma needs both panels of a weight gradient
+transposed in shared memory."""
 
 
 def _tensorcore(precision: str) -> Row:
@@ -146,10 +146,10 @@ ENGINES = names.ENGINES
 def only_engine(row: Row, engine: str) -> Row:
     """`row` with its own engines but `engine` left out; what `engine` does not support runs elsewhere, and is reported."""
     if engine == "wgmma":
-        at = [part for part, _ in row.parts].index("wgmma")
-        parts = (*(part for part in row.parts[:at] if part[0] != "mma"), *row.parts[at:])
-        return replace(row, parts=parts, own=tuple(part for part in row.own if part != "mma"))
-    return replace(row, parts=tuple(part for part in row.parts if part[0] != "wgmma"))
+        at = [part for part, _ in row.fallbacks].index("wgmma")
+        fallbacks = (*(part for part in row.fallbacks[:at] if part[0] != "mma"), *row.fallbacks[at:])
+        return replace(row, fallbacks=fallbacks, own=tuple(part for part in row.own if part != "mma"))
+    return replace(row, fallbacks=tuple(part for part in row.fallbacks if part[0] != "wgmma"))
 
 
 def with_dwconv(row: Row, variant: str) -> Row:
@@ -157,5 +157,5 @@ def with_dwconv(row: Row, variant: str) -> Row:
 
     The fused backward belongs to "best": under another variant the row does without, so that its own kernels run.
     """
-    kept = [(part, {op: impl for op, impl in ops.items() if op != "dwconv1d_bwd"}) for part, ops in row.parts]
-    return replace(row, parts=((variant, DWCONV[variant]), *kept), own=(*row.own, variant))
+    kept = [(part, {op: impl for op, impl in ops.items() if op != "dwconv1d_bwd"}) for part, ops in row.fallbacks]
+    return replace(row, fallbacks=((variant, DWCONV[variant]), *kept), own=(*row.own, variant))

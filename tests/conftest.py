@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scripts import TINY, exits, train
 
-from nbcnn.gpu import device
+from nbcnn.gpu import device as gpu_device
 
 SMALL_FAMILY = 6
 """A test with so many cases or fewer is run with all of them by pytest alone, too."""
@@ -27,32 +27,32 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: item.path.name != "test_simulator.py")
     families = defaultdict(list)
     for item in items:
-        if item.get_closest_marker("sampled") or (device.SIMULATOR and "place" in item.fixturenames):
+        if item.get_closest_marker("sampled") or (gpu_device.SIMULATOR and "device" in item.fixturenames):
             families[item.path, item.originalname].append(item)
     for family in families.values():
-        if device.SIMULATOR and len(family) <= SMALL_FAMILY:
+        if gpu_device.SIMULATOR and len(family) <= SMALL_FAMILY:
             continue
         # By a hash, since every third would be the same value of a parameter that has three.
         family.sort(key=lambda item: crc32(item.name.encode()))
-        for item in family[ceil(len(family) / (4 if device.SIMULATOR else 2)) :]:
+        for item in family[ceil(len(family) / (4 if gpu_device.SIMULATOR else 2)) :]:
             item.add_marker(pytest.mark.full)
 
 
 @pytest.fixture(scope="session")
-def place():
+def device():
     """A `Gpu` (real, or simulated when NUMBA_ENABLE_CUDASIM=1); skips with the reason where kernels cannot run."""
-    reason = device.gpu_missing()
+    reason = gpu_device.gpu_missing()
     if reason:
         pytest.skip(f"{reason}; NUMBA_ENABLE_CUDASIM=1 runs the small cases in the simulator")
-    return device.Gpu()
+    return gpu_device.Gpu()
 
 
 @pytest.fixture(scope="session")
-def gpu(place):
+def gpu(device):
     """A real `Gpu`; skips in the simulator, where real sizes would take hours."""
-    if device.SIMULATOR:
+    if gpu_device.SIMULATOR:
         pytest.skip("real sizes need a real GPU")
-    return place
+    return device
 
 
 @pytest.fixture(autouse=True)

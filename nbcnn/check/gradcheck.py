@@ -1,4 +1,4 @@
-"""Every implementation against the float64 reference, and every backward against its forward.
+"""This module checks every implementation against the float64 reference, and every backward against its forward.
 
 parity       ‖got − ref‖ / ‖ref‖ ≤ 4·ε·√terms: rounding errors of a sum of `terms` products grow like a random walk.
              In tf32 and bf16 the reference gets operands already rounded to that precision, whose products are exact in
@@ -53,7 +53,7 @@ def _wide(array: np.ndarray) -> np.ndarray:
 
 
 def rounded(case: Case, precision: str) -> Case:
-    """`case` with its images, vectors and filters rounded to `precision`: what a kernel of that precision multiplies."""
+    """`case` with its images, vectors and filters rounded to `precision`, as a kernel of that precision multiplies them."""
     kind = STORE[precision]
     if kind == "float32" or case.op == "convert":
         return case
@@ -71,7 +71,7 @@ def reference(case: Case) -> list[np.ndarray]:
     ins = [_wide(array) for array in case.ins]
     outs = [o if isinstance(o, int) else (o[0], "float64" if o[1] == "float32" else o[1]) for o in case.outs]
     impl = reference_impl(case.op)
-    return run_op(impl, case.op, ins, outs, attrs=case.attrs, place=Host())
+    return run_op(impl, case.op, ins, outs, attrs=case.attrs, device=Host())
 
 
 def relative_error(got: np.ndarray, ref: np.ndarray) -> float:
@@ -83,10 +83,10 @@ def relative_error(got: np.ndarray, ref: np.ndarray) -> float:
     return difference / size if size else difference
 
 
-def parity(row: Row, impl: Any, case: Case, place: Any, tile: Any = None) -> float:
+def parity(row: Row, impl: Any, case: Case, device: Any, tile: Any = None) -> float:
     """The largest relative error of the outputs of one case on one implementation; `tile` None takes its own choice."""
     case = rounded(case, row.precision)
-    got = run_op(impl, case.op, case.ins, case.outs, attrs=case.attrs, place=place, layout=row.layout, store=row.store, tile=tile)
+    got = run_op(impl, case.op, case.ins, case.outs, attrs=case.attrs, device=device, layout=row.layout, store=row.store, tile=tile)
     return max(relative_error(g, r) for g, r in zip(got, reference(case), strict=True))
 
 
@@ -100,7 +100,7 @@ GRADIENTS: dict[str, Gradient] = exported("GRADIENTS")
 _FORWARD_ONLY = ("eps", "momentum")
 
 
-def dot_product(row: Row, op: str, impl: Any, forward: Case, place: Any) -> tuple[float, float]:
+def dot_product(row: Row, op: str, impl: Any, forward: Case, device: Any) -> tuple[float, float]:
     """(error, bound) of ⟨v, J u⟩ − ⟨Jᵀ v, u⟩ over ‖Jᵀv‖·‖u‖ for backward `op` at the point of the `forward` case."""
     rng = np.random.default_rng(22)
     forward = rounded(forward, row.precision)
@@ -122,7 +122,7 @@ def dot_product(row: Row, op: str, impl: Any, forward: Case, place: Any) -> tupl
     ins = tuple(a.astype(np.float32) if a.dtype == np.float64 and a.ndim else a for a in ins)
     outs_wanted: list[Any] = [*((u.shape, "float32") for u in us), *(((us[0].shape[axis],), "float32") for axis in gradient.beside)]
     attrs = {name: value for name, value in forward.attrs.items() if name not in _FORWARD_ONLY}
-    made = run_op(impl, op, ins, outs_wanted, attrs=attrs, place=place, layout=row.layout, store=row.store)
+    made = run_op(impl, op, ins, outs_wanted, attrs=attrs, device=device, layout=row.layout, store=row.store)
     got, u = (np.concatenate([a.reshape(-1) for a in arrays]).astype(np.float64) for arrays in (made[: len(us)], us))
     backward_side = float(np.vdot(got, u))
     scale = float(np.linalg.norm(got)) * float(np.linalg.norm(u)) or 1.0
@@ -130,12 +130,12 @@ def dot_product(row: Row, op: str, impl: Any, forward: Case, place: Any) -> tupl
     return abs(forward_side - backward_side) / scale, bound(replace(forward, terms=terms), row.precision) + _DIFFERENCE_ERROR
 
 
-def check_row(row: Row, place: Any, cases: list[Case]) -> Iterator[Finding]:
+def check_row(row: Row, device: Any, cases: list[Case]) -> Iterator[Finding]:
     """All findings of one row: parity of every implementation that supports a case, then every backward."""
     for case in cases:
-        for part, impl in distinct(row, case.op, place):
+        for part, impl in distinct(row, case.op, device):
             try:
-                error = parity(row, impl, case, place)
+                error = parity(row, impl, case, device)
             except Unsupported:
                 continue
             yield Finding(row.mode, row.precision, case.op, f"parity ({part})", case.label, error, bound(case, row.precision))
@@ -143,22 +143,22 @@ def check_row(row: Row, place: Any, cases: list[Case]) -> Iterator[Finding]:
         for forward in (case for case in cases if case.op == gradient.forward):
             if len(forward.ins) == 3 and forward.op == "conv_fprop":
                 continue  # the bias-free case has the same derivative
-            for part, impl in distinct(row, op, place):
+            for part, impl in distinct(row, op, device):
                 try:
-                    error, limit = dot_product(row, op, impl, forward, place)
+                    error, limit = dot_product(row, op, impl, forward, device)
                 except Unsupported:
                     continue
                 yield Finding(row.mode, row.precision, op, f"dot product ({part})", forward.label, error, limit)
 
 
-def runnable(row: Row, op: str, place: Any) -> list[tuple[str, Impl]]:
+def runnable(row: Row, op: str, device: Any) -> list[tuple[str, Impl]]:
     """The implementations of `op` in `row` that this GPU can run."""
-    return [(part, impl) for part, impl in row.chain(op) if impl.lacks(place.capability) is None]
+    return [(part, impl) for part, impl in row.chain(op) if impl.lacks(device.capability) is None]
 
 
-def distinct(row: Row, op: str, place: Any) -> list[tuple[str, Impl]]:
-    """As `runnable`, each kernel once: a row may name one twice, first for the few shapes for which it comes before another."""
-    return list({impl.bind: (part, impl) for part, impl in runnable(row, op, place)}.values())
+def distinct(row: Row, op: str, device: Any) -> list[tuple[str, Impl]]:
+    """The implementations of `runnable`, each kernel once: a row may name one twice, first for the few shapes for which it comes before another."""
+    return list({impl.bind: (part, impl) for part, impl in runnable(row, op, device)}.values())
 
 
 def all_cases() -> list[Case]:
@@ -169,15 +169,15 @@ def all_cases() -> list[Case]:
 def left_out() -> str:
     """The modes that `check` passes over here, and why; empty if there are none."""
     missing = gpu_missing()
-    modes = dict.fromkeys(row.mode for row in MODES.values() if row.place == "gpu")
+    modes = dict.fromkeys(row.mode for row in MODES.values() if row.device == "gpu")
     return f"{', '.join(modes)} ({missing})" if missing else ""
 
 
 def check(mode: str | None = None) -> Iterator[Finding]:
     """Findings of every row that can run here (or of `mode` alone)."""
     for row in MODES.values():
-        if mode in (None, row.mode) and not (row.place == "gpu" and gpu_missing()):
-            yield from check_row(row, Gpu() if row.place == "gpu" else Host(), all_cases())
+        if mode in (None, row.mode) and not (row.device == "gpu" and gpu_missing()):
+            yield from check_row(row, Gpu() if row.device == "gpu" else Host(), all_cases())
 
 
 def worst(findings: list[Finding]) -> list[Finding]:

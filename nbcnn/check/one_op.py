@@ -1,4 +1,4 @@
-"""Run one implementation of one op on NumPy arrays: what parity tests, `gradcheck` and benchmarks are made of.
+"""This module runs one implementation of one op on NumPy arrays, for parity tests, `gradcheck` and benchmarks.
 
 Outputs, scratch and packed weights are filled with NaN first, so an element that a kernel forgets cannot pass.
 """
@@ -47,7 +47,7 @@ class Unsupported(ValueError):
 
 
 class Bound:
-    """One op bound to arrays of `place`: run it as often as wanted, then read its outputs.
+    """One op bound to arrays of `device`: run it as often as wanted, then read its outputs.
 
     `ins` are NumPy arrays of logical shape; `outs` says what to allocate. `store` is how activations are kept
     (`nbcnn.plan.storage`): float32 inputs are rounded to it, outputs are read back from it. Raises Unsupported if the
@@ -61,14 +61,14 @@ class Bound:
         ins: Sequence[np.ndarray],
         outs: Sequence[Out],
         *,
-        place: Any,
+        device: Any,
         attrs: Mapping[str, Any] | None = None,
         layout: str = "NCHW",
         tile: Any = None,
         multiprocessors: int = 132,
         store: str = "float32",
     ) -> None:
-        self.op, self.layout, self.place = op, layout, place
+        self.op, self.layout, self.device = op, layout, device
         in_shapes = tuple(array.shape for array in ins)
         out_specs = [(ins[o].shape, ins[o].dtype.name) if isinstance(o, int) else o for o in outs]
         out_shapes = tuple(shape for shape, _ in out_specs)
@@ -93,14 +93,14 @@ class Bound:
 
         self._impl, self._weight, self._outs = impl, ins[1] if impl.pack is not None else None, tuple(outs)
         arrays = tuple(self._put(stored(i, a)) for i, a in enumerate(ins))
-        made = [arrays[o] if isinstance(o, int) else place.empty(numel(o[0]), dtypes["out_dtypes"][i]) for i, o in enumerate(outs)]
+        made = [arrays[o] if isinstance(o, int) else device.empty(numel(o[0]), dtypes["out_dtypes"][i]) for i, o in enumerate(outs)]
         self._bind(replace(bare, ins=arrays, outs=tuple(made), tile=tile))
         self.poison()
 
     def _put(self, flat: np.ndarray) -> Any:
-        array = self.place.empty(flat.size, flat.dtype.name)
+        array = self.device.empty(flat.size, flat.dtype.name)
         if flat.size:
-            self.place.upload(array, flat)
+            self.device.upload(array, flat)
         return array
 
     def _bind(self, call: Call, scratch: Any = None) -> None:
@@ -118,7 +118,7 @@ class Bound:
         for array, out, shape, kind in zip(self.call.outs, self._outs, self.call.out_shapes, self.call.out_dtypes, strict=True):
             if not isinstance(out, int) and numel(shape):
                 one = poison(np.empty(1, out[1]))
-                self.place.upload(array, np.repeat(encode(one, kind) if kind != out[1] else one, numel(shape)))
+                self.device.upload(array, np.repeat(encode(one, kind) if kind != out[1] else one, numel(shape)))
 
     def with_tiles(self, tiles: Sequence[Any]) -> list[Bound]:
         """The same op on the same operands with each of `tiles`.
@@ -145,20 +145,20 @@ class Bound:
     def run(self) -> None:
         """Enqueue the op once."""
         for launch in self.launches:
-            launch.run(getattr(self.place, "stream", 0))
+            launch.run(getattr(self.device, "stream", 0))
 
     def results(self) -> list[np.ndarray]:
         """Host copies of the outputs, of logical shape."""
         read = []
         for i, (array, shape) in enumerate(zip(self.call.outs, self.call.out_shapes, strict=True)):
             layout = self.layout if follows_layout(self.op, "out", i, shape) else "NCHW"
-            flat = decode(self.place.download(array)[: numel(shape)], self.call.out_dtypes[i])
+            flat = decode(self.device.download(array)[: numel(shape)], self.call.out_dtypes[i])
             read.append(from_layout(flat, shape, layout))
         return read
 
 
 def _scratch_bytes(impl: Impl, call: Call) -> int:
-    """What `call` asks for, in whole float64 elements, so that it can be viewed as any type."""
+    """Bytes of scratch that `call` asks for, rounded up to whole float64 elements, so that they can be viewed as any type."""
     return -(-impl.scratch(call) // 8) * 8
 
 

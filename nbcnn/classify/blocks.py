@@ -59,7 +59,7 @@ class Blocks:
             return self
         if team.beside < team.size:
             raise TeamError("ranks on several machines cannot share the kernel matrix: launch classify on one machine")
-        path = team.told(f"/proc/{os.getpid()}/fd/{self._file.fileno()}".encode(), LONG)
+        path = team.broadcast(f"/proc/{os.getpid()}/fd/{self._file.fileno()}".encode(), LONG)
         if not team.leads:
             self._file.close()
             self._file = open(path, "r+b", buffering=0)  # noqa: SIM115

@@ -54,44 +54,44 @@ class Rows:
 class Kernel:
     """RBF kernel values on the device, by wgmma where the GPU has it, else by CUDA cores and `rbf`."""
 
-    def __init__(self, place: Any) -> None:
-        self.place, self.wgmma = place, place.capability == (9, 0)
+    def __init__(self, device: Any) -> None:
+        self.device, self.wgmma = device, device.capability == (9, 0)
 
-    def device(self, values: np.ndarray) -> Any:
+    def uploaded(self, values: np.ndarray) -> Any:
         """`values` in an array on the device."""
-        array = self.place.empty(values.size, str(values.dtype))
+        array = self.device.empty(values.size, str(values.dtype))
         if values.size:
-            self.place.upload(array, values)
+            self.device.upload(array, values)
         return array
 
     def bring(self, features: np.ndarray, places: np.ndarray, count: int, pitch: int, progress: Callable[[int], object]) -> Any:
         """`count` rows of zeros with `features` (n, F) at `places`; each value is read once, in order."""
         n, width = features.shape
-        target = self.device(np.zeros(0, np.float32)) if not count else self.place.empty(count * pitch, "float32")
+        target = self.uploaded(np.zeros(0, np.float32)) if not count else self.device.empty(count * pitch, "float32")
         step = max(1, _STAGED_BYTES // (4 * width))
-        staged, there = self.place.empty(min(n, step) * width, "float32"), self.device(places.astype(np.int32))
+        staged, there = self.device.empty(min(n, step) * width, "float32"), self.uploaded(places.astype(np.int32))
         # Rows of room come from one staged row of zeros.
         room = np.setdiff1d(np.arange(count), places).astype(np.int32)
         if len(room):
-            empty = self.device(np.zeros(width * len(room), np.float32))
-            rows.launch_place_rows(empty, self.device(room), target, len(room), width, pitch).run(self.place.stream)
+            empty = self.uploaded(np.zeros(width * len(room), np.float32))
+            rows.launch_place_rows(empty, self.uploaded(room), target, len(room), width, pitch).run(self.device.stream)
         for first in range(0, n, step):
             part = np.ascontiguousarray(features[first : first + step], np.float32)
-            self.place.upload(staged[: part.size], part)
-            rows.launch_place_rows(staged, there[first:], target, len(part), width, pitch).run(self.place.stream)
+            self.device.upload(staged[: part.size], part)
+            rows.launch_place_rows(staged, there[first:], target, len(part), width, pitch).run(self.device.stream)
             progress(len(part))
-        self.place.synchronize()
+        self.device.synchronize()
         return target
 
     def moments(self, values: Any, places: np.ndarray, width: int, pitch: int) -> tuple[np.ndarray, np.ndarray]:
         """Mean and variance of every feature of the samples at `places`, float64: two passes, as `scale.measured`."""
         n = len(places)
         parts = min(rows.PARTS, n)
-        there, sums, squares = self.device(places.astype(np.int32)), *(self.place.empty(parts * width, "float64") for _ in range(2))
+        there, sums, squares = self.uploaded(places.astype(np.int32)), *(self.device.empty(parts * width, "float64") for _ in range(2))
 
         def added(centre: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            rows.launch_moments(values, there, self.device(centre), sums, squares, n, width, pitch, parts).run(self.place.stream)
-            first, second = (self.place.download(array).reshape(parts, width).sum(0) for array in (sums, squares))
+            rows.launch_moments(values, there, self.uploaded(centre), sums, squares, n, width, pitch, parts).run(self.device.stream)
+            first, second = (self.device.download(array).reshape(parts, width).sum(0) for array in (sums, squares))
             return first, second
 
         mean = added(np.zeros(width))[0] / n
@@ -100,28 +100,28 @@ class Kernel:
 
     def standardise(self, values: Any, places: np.ndarray, scaler: Scaler, pitch: int) -> None:
         """Scale the samples at `places` in place."""
-        mean, deviation = self.device(scaler.mean.astype(np.float32)), self.device(scaler.scale)
-        there = self.device(places.astype(np.int32))
-        rows.launch_standardise(values, there, mean, deviation, len(places), len(scaler.mean), pitch).run(self.place.stream)
-        self.place.synchronize()
+        mean, deviation = self.uploaded(scaler.mean.astype(np.float32)), self.uploaded(scaler.scale)
+        there = self.uploaded(places.astype(np.int32))
+        rows.launch_standardise(values, there, mean, deviation, len(places), len(scaler.mean), pitch).run(self.device.stream)
+        self.device.synchronize()
 
     def operand(self, values: Any, count: int, pitch: int) -> Rows:
         """What kernel values of these rows are made from; the rows themselves are let go where halves take their place."""
-        place = self.place
-        exact, rounded, largest = place.empty(count, "float64"), place.empty(count, "float32"), place.empty(count, "float32")
-        rows.launch_norms(values, exact, rounded, largest, count, pitch).run(place.stream)
-        most = float(place.download(largest)[:count].max(initial=0.0))
+        device = self.device
+        exact, rounded, largest = device.empty(count, "float64"), device.empty(count, "float32"), device.empty(count, "float32")
+        rows.launch_norms(values, exact, rounded, largest, count, pitch).run(device.stream)
+        most = float(device.download(largest)[:count].max(initial=0.0))
         if not self.wgmma:
-            return Rows(count, pitch, values, None, place.download(exact)[:count], rounded, 1.0)
+            return Rows(count, pitch, values, None, device.download(exact)[:count], rounded, 1.0)
         # The largest value becomes one in 2^13 … 2^14: float16 goes to 65,504, and what lies 2^28 below still is no subnormal.
         scale = 2.0 ** (13 - math.floor(math.log2(most))) if most > 0 else 1.0
-        halves = place.empty(2 * count * pitch, "uint16")
-        rows.launch_halves(values, halves, scale, count * pitch).run(place.stream)
-        return Rows(count, pitch, None, halves, place.download(exact)[:count], rounded, scale)
+        halves = device.empty(2 * count * pitch, "uint16")
+        rows.launch_halves(values, halves, scale, count * pitch).run(device.stream)
+        return Rows(count, pitch, None, halves, device.download(exact)[:count], rounded, scale)
 
     def block(self, a: Rows, b: Rows, k: Any, first: tuple[int, int], size: tuple[int, int], pitch: int, gamma: float) -> None:
         """k (M, N) with rows of `pitch` values: kernel values of rows first … of a and of b."""
-        place, (M, N) = self.place, size
+        device, (M, N) = self.device, size
         norms = a.norms[first[0] : first[0] + M], b.norms[first[1] : first[1] + N]
         if self.wgmma:
             same = a is b and first[0] == first[1] and M == N
@@ -133,20 +133,20 @@ class Kernel:
                 pitch,
                 gamma,
                 1 / (a.scale * b.scale),
-                place.multiprocessors,
+                device.multiprocessors,
                 first=first,
                 symmetric=same,
-            ).run(place.stream)
+            ).run(device.stream)
             return
         step = max(1, (_INDEX_LIMIT - 1) // max(N, a.pitch))
         for top in range(0, M, step):
             height, part = min(step, M - top), k[top * pitch :]
             at = (first[0] + top) * a.pitch, first[1] * b.pitch
             if pitch == N and N * b.pitch < _INDEX_LIMIT:
-                launch_gemm_nt(a.values[at[0] :], b.values[at[1] :], part, height, N, a.pitch).run(place.stream)
+                launch_gemm_nt(a.values[at[0] :], b.values[at[1] :], part, height, N, a.pitch).run(device.stream)
             else:
-                launch_product(a.values, b.values, part, height, N, a.pitch, (a.pitch, b.pitch, pitch), (*at, 0)).run(place.stream)
-            launch_rbf(norms[0][top:], norms[1], part, height, N, gamma, pitch).run(place.stream)
+                launch_product(a.values, b.values, part, height, N, a.pitch, (a.pitch, b.pitch, pitch), (*at, 0)).run(device.stream)
+            launch_rbf(norms[0][top:], norms[1], part, height, N, gamma, pitch).run(device.stream)
 
 
 @dataclass
@@ -186,7 +186,7 @@ class Solved:
         return ovo.PairMachine(support.astype(np.int32), (y[real] * alpha)[support], -rho, self.steps, self.gap(C), self.objective())
 
 
-def solve(place: Any, K: Any, pairs: list[smo.Pair], C: float, tolerance: float, done: Callable[[int], object]) -> list[Solved]:
+def solve(device: Any, K: Any, pairs: list[smo.Pair], C: float, tolerance: float, done: Callable[[int], object]) -> list[Solved]:
     """The optima of `pairs`, whose kernel values are in the flat device array K.
 
     Launches take at most `STEPS` steps; when every gap is below the tolerance, f is computed anew from α in float64, and pairs whose gap then is
@@ -207,8 +207,8 @@ def solve(place: Any, K: Any, pairs: list[smo.Pair], C: float, tolerance: float,
         np.zeros(len(pairs), np.int32),
         np.zeros(len(pairs), np.float32),
     ):
-        arrays.append(place.empty(values.size, str(values.dtype)))
-        place.upload(arrays[-1], values)
+        arrays.append(device.empty(values.size, str(values.dtype)))
+        device.upload(arrays[-1], values)
     given = (K, *arrays)
     # A little less than is asked for, so that what float32 rounds does not leave a pair just above.
     step = smo.launch_smo(given, len(pairs), stride, C, 0.98 * tolerance, STEPS)
@@ -216,16 +216,16 @@ def solve(place: Any, K: Any, pairs: list[smo.Pair], C: float, tolerance: float,
     taken, ready, found = np.zeros(len(pairs), np.int64), np.zeros(len(pairs), bool), []
     for _ in range(ROUNDS):
         while True:
-            step.run(place.stream)
-            steps, gaps = (place.download(array)[: len(pairs)] for array in arrays[5:7])
+            step.run(device.stream)
+            steps, gaps = (device.download(array)[: len(pairs)] for array in arrays[5:7])
             taken += steps
             busy = (steps == STEPS) & (gaps >= 0.98 * tolerance)
             done(int((~busy & ~ready).sum()))
             ready |= ~busy
             if not busy.any() or taken.max() >= _MOST_STEPS:
                 break
-        anew.run(place.stream)
-        alpha, f, lost = (place.download(arrays[at])[: high.size].reshape(high.shape) for at in (2, 3, 4))
+        anew.run(device.stream)
+        alpha, f, lost = (device.download(arrays[at])[: high.size].reshape(high.shape) for at in (2, 3, 4))
         f = f.astype(np.float64) - lost
         found = [Solved(pair, alpha[at, : pair.places], f[at, : pair.places], int(taken[at])) for at, pair in enumerate(pairs)]
         if all(each.gap(C) < tolerance for each in found) or taken.max() >= _MOST_STEPS or not np.isfinite(f).all():
@@ -238,16 +238,16 @@ class Machine:
 
     def __init__(self, kernel: Kernel, members: list[np.ndarray], operand: Rows, gamma: float) -> None:
         self.kernel, self.members, self.operand, self.gamma = kernel, members, operand, gamma
-        self.place = kernel.place
+        self.device = kernel.device
         self.starts, self.count = starts_of(members)
         self.matrix: Any = None
         if 4 * self.count**2 <= self._free():
-            self.matrix = self.place.empty(self.count**2, "float32")
+            self.matrix = self.device.empty(self.count**2, "float32")
             kernel.block(operand, operand, self.matrix, (0, 0), (self.count, self.count), self.count, gamma)
-        self.place.synchronize()
+        self.device.synchronize()
 
     def _free(self) -> int:
-        return int(_GPU_SHARE * self.place.free_bytes())
+        return int(_GPU_SHARE * self.device.free_bytes())
 
     def fit(self, C: float, tolerance: float, done: Callable[[int], object]) -> list[Solved]:
         """The optima of all pairs of classes, in libsvm's order. Raises MemoryError if a pair's kernel matrix does not fit."""
@@ -255,7 +255,7 @@ class Machine:
         sizes = [len(index) for index in self.members]
         if self.matrix is not None:
             whole = [smo.Pair(self.starts[i], sizes[i], self.starts[j], sizes[j], self.count) for i, j in pairs]
-            return solve(self.place, self.matrix, whole, C, tolerance, done)
+            return solve(self.device, self.matrix, whole, C, tolerance, done)
         found: list[Solved] = []
         room = self._free() // 4
         waiting = [(i, j, *(ALIGNED * ceil_div(sizes[c], ALIGNED) for c in (i, j))) for i, j in pairs]
@@ -270,10 +270,10 @@ class Machine:
                 raise MemoryError(
                     f"the kernel matrix of two classes takes {4 * a * a:,} bytes, the GPU has {4 * room:,} to spare; --limit takes fewer samples"
                 )
-            matrix = self.place.empty(offset, "float32")
+            matrix = self.device.empty(offset, "float32")
             for i, j, pair in taken:
                 self._pair_matrix(matrix[pair.offset :], i, j, pair)
-            found += solve(self.place, matrix, [pair for *_, pair in taken], C, tolerance, done)
+            found += solve(self.device, matrix, [pair for *_, pair in taken], C, tolerance, done)
             del matrix
         return found
 
@@ -293,23 +293,23 @@ class Machine:
             first = pair.support < split
             dense[at, self.starts[i] + pair.support[first]] = pair.dual[first]
             dense[at, self.starts[j] + pair.support[~first] - split] = pair.dual[~first]
-        return self.kernel.device(dense.reshape(-1))
+        return self.kernel.uploaded(dense.reshape(-1))
 
     def sums(self, coefficients: Any, outputs: int, samples: Rows | None) -> np.ndarray:
         """Σ coefficient·k of every output for `samples` (None: the training rows), float64 (samples, outputs)."""
-        place, mine = self.place, samples or self.operand
-        made = place.empty(mine.count * outputs, "float32")
+        device, mine = self.device, samples or self.operand
+        made = device.empty(mine.count * outputs, "float32")
         pitches = (self.count, self.count, outputs)
         if samples is None and self.matrix is not None:
-            launch_product(self.matrix, coefficients, made, mine.count, outputs, self.count, pitches).run(place.stream)
-            return place.download(made)[: mine.count * outputs].reshape(mine.count, outputs).astype(np.float64)
+            launch_product(self.matrix, coefficients, made, mine.count, outputs, self.count, pitches).run(device.stream)
+            return device.download(made)[: mine.count * outputs].reshape(mine.count, outputs).astype(np.float64)
         step = min(mine.count, max(1, min(_PANEL_VALUES, self._free() // 4) // self.count))
-        panel = place.empty(step * self.count, "float32")
+        panel = device.empty(step * self.count, "float32")
         for first in range(0, mine.count, step):
             height = min(step, mine.count - first)
             self.kernel.block(mine, self.operand, panel, (first, 0), (height, self.count), self.count, self.gamma)
-            launch_product(panel, coefficients, made[first * outputs :], height, outputs, self.count, pitches).run(place.stream)
-        return place.download(made)[: mine.count * outputs].reshape(mine.count, outputs).astype(np.float64)
+            launch_product(panel, coefficients, made[first * outputs :], height, outputs, self.count, pitches).run(device.stream)
+        return device.download(made)[: mine.count * outputs].reshape(mine.count, outputs).astype(np.float64)
 
 
 def starts_of(members: list[np.ndarray]) -> tuple[list[int], int]:
@@ -334,17 +334,20 @@ def classify(
     train_labels: np.ndarray,
     *,
     settings: Settings,
-    place: Any = None,
+    device: Any = None,
     report: Report = lambda what, count: lambda done: None,
     tolerance: float = 1e-3,
 ) -> Outcome:
-    """As `pipeline.classify`, everything on the GPU. Raises GpuUnavailable without one, MemoryError (exit code 5) if features do not fit."""
+    """Train and predict like `pipeline.classify`, everything on the GPU.
+
+    Raises GpuUnavailable without one, MemoryError (exit code 5) if features do not fit.
+    """
     begun = time.perf_counter()
-    kernel = Kernel(place or Gpu())
+    kernel = Kernel(device or Gpu())
     train, test = load()
     classes, members = by_class(train_labels, len(train))
     n, width = train.shape
-    pitch, free = pitch_of(width), kernel.place.free_bytes()
+    pitch, free = pitch_of(width), kernel.device.free_bytes()
     if (need := needed_bytes(n, len(test), width, len(classes))) > _GPU_SHARE * free:
         raise MemoryError(
             f"{n:,} + {len(test):,} samples of {width:,} features need {need:,} bytes, the GPU has {free:,} free; --device cpu, or --limit"

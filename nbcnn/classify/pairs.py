@@ -35,7 +35,7 @@ def solve(blocks: Blocks, C: float, pairs: Sequence[tuple[int, int]], jobs: int,
             found[mine[position]] = machine
             done(1)
     if team.size > 1:
-        for part in team.gathered(_packed(found), LONG):
+        for part in team.gather(_packed(found), LONG):
             found |= _unpacked(part)
     return [found[at] for at in range(len(pairs))] if team.leads else []
 

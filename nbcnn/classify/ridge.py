@@ -80,7 +80,7 @@ def _not_positive(ridge: float) -> str:
 class Factor:
     """L with L·Lᵀ = K + λI, n × n on the device, below the diagonal; Lᵀ above it. `inverses` are those of its diagonal blocks."""
 
-    place: Any
+    device: Any
     matrix: Any
     n: int
     block: int
@@ -88,32 +88,32 @@ class Factor:
 
     def solve(self, Y: np.ndarray) -> np.ndarray:
         """(L·Lᵀ)⁻¹ Y, float64 (n, outputs) from float32 products."""
-        place, n, nb, count = self.place, self.n, self.block, Y.shape[1]
-        turned = place.empty(count * n, "float32")
-        place.upload(turned, np.ascontiguousarray(Y.T, np.float32))
-        part = place.empty(count * nb, "float32")
+        device, n, nb, count = self.device, self.n, self.block, Y.shape[1]
+        turned = device.empty(count * n, "float32")
+        device.upload(turned, np.ascontiguousarray(Y.T, np.float32))
+        part = device.empty(count * nb, "float32")
         starts = list(range(0, n, nb))
         for j, inverse in zip(starts, self.inverses, strict=True):
             w = min(nb, n - j)
-            launch_product(turned, inverse[0], part, count, w, w, (n, w, w), (j, 0, 0)).run(place.stream)
+            launch_product(turned, inverse[0], part, count, w, w, (n, w, w), (j, 0, 0)).run(device.stream)
             self._put(part, turned, count, w, j)
             if j + w < n:
                 # Rows below take L·z of this block.
                 args = (turned, self.matrix, turned, count, n - j - w, w, (n, n, n), (j, (j + w) * n + j, j + w))
-                launch_product(*args, subtract=True).run(place.stream)
+                launch_product(*args, subtract=True).run(device.stream)
         for j, inverse in zip(reversed(starts), reversed(self.inverses), strict=True):
             w = min(nb, n - j)
-            launch_product(turned, inverse[1], part, count, w, w, (n, w, w), (j, 0, 0)).run(place.stream)
+            launch_product(turned, inverse[1], part, count, w, w, (n, w, w), (j, 0, 0)).run(device.stream)
             self._put(part, turned, count, w, j)
             if j:
-                launch_product(turned, self.matrix, turned, count, j, w, (n, n, n), (j, j, 0), subtract=True).run(place.stream)
-        return place.download(turned)[: count * n].reshape(count, n).T.astype(np.float64)
+                launch_product(turned, self.matrix, turned, count, j, w, (n, n, n), (j, j, 0), subtract=True).run(device.stream)
+        return device.download(turned)[: count * n].reshape(count, n).T.astype(np.float64)
 
     def _put(self, part: Any, turned: Any, count: int, w: int, j: int) -> None:
-        rows.launch_copy(part, turned, count, w, self.n, j).run(self.place.stream)
+        rows.launch_copy(part, turned, count, w, self.n, j).run(self.device.stream)
 
 
-def factorise(place: Any, matrix: Any, n: int, ridge: float, *, block: int = BLOCK, wgmma: bool = False) -> Factor:
+def factorise(device: Any, matrix: Any, n: int, ridge: float, *, block: int = BLOCK, wgmma: bool = False) -> Factor:
     """L of K + λI: `matrix` is K, flat float32 n × n on the device, and becomes L and Lᵀ. n and `block` are multiples of 4. Raises NotPositive.
 
     With `wgmma` what a panel takes from the rest is a product of float16 halves, as good as in float32.
@@ -121,15 +121,15 @@ def factorise(place: Any, matrix: Any, n: int, ridge: float, *, block: int = BLO
     from scipy.linalg import LinAlgError, cholesky, solve_triangular
 
     inverses = []
-    panel = place.empty(n * block, "float32")
-    halves = place.empty(2 * n * block, "uint16") if wgmma else None
-    norms = place.empty(n, "float32") if wgmma else None
+    panel = device.empty(n * block, "float32")
+    halves = device.empty(2 * n * block, "uint16") if wgmma else None
+    norms = device.empty(n, "float32") if wgmma else None
     for j in range(0, n, block):
         w = min(block, n - j)
         corner = np.empty((w, w))
         for row in range(w):
             at = (j + row) * n + j
-            corner[row] = place.download(matrix[at : at + w])[:w]
+            corner[row] = device.download(matrix[at : at + w])[:w]
         corner[np.diag_indices(w)] += ridge
         try:
             lower = cholesky(corner, lower=True, check_finite=True)
@@ -138,32 +138,32 @@ def factorise(place: Any, matrix: Any, n: int, ridge: float, *, block: int = BLO
         inverse = solve_triangular(lower, np.eye(w), lower=True).astype(np.float32)
         there = []
         for values in (inverse, np.ascontiguousarray(inverse.T)):
-            there.append(place.empty(w * w, "float32"))
-            place.upload(there[-1], values)
+            there.append(device.empty(w * w, "float32"))
+            device.upload(there[-1], values)
         inverses.append((there[0], there[1]))
         rest = n - j - w
         if not rest:
             break
         below, right, corner_of_rest = (j + w) * n + j, j * n + j + w, (j + w) * n + j + w
         # L21 = A21·L11⁻ᵀ, and its transpose to the right of the corner.
-        launch_product(matrix, there[0], panel, rest, w, w, (n, w, w), (below, 0, 0)).run(place.stream)
-        launch_product(there[0], matrix, matrix, w, rest, w, (w, n, n), (0, below, right)).run(place.stream)
-        rows.launch_copy(panel, matrix, rest, w, n, below).run(place.stream)
+        launch_product(matrix, there[0], panel, rest, w, w, (n, w, w), (below, 0, 0)).run(device.stream)
+        launch_product(there[0], matrix, matrix, w, rest, w, (w, n, n), (0, below, right)).run(device.stream)
+        rows.launch_copy(panel, matrix, rest, w, n, below).run(device.stream)
         if wgmma:
             # |L| is at most √(1 + λ): scaled to 2¹².
-            rows.launch_halves(panel, halves, 4096.0, rest * w).run(place.stream)
+            rows.launch_halves(panel, halves, 4096.0, rest * w).run(device.stream)
             operand, sizes = (halves, norms, rest), (rest, rest, w)
             tiles = launch_gram(
-                operand, operand, matrix[corner_of_rest:], sizes, n, 0.0, 4096.0**-2, place.multiprocessors, symmetric=True, subtract=True
+                operand, operand, matrix[corner_of_rest:], sizes, n, 0.0, 4096.0**-2, device.multiprocessors, symmetric=True, subtract=True
             )
-            tiles.run(place.stream)
+            tiles.run(device.stream)
             continue
         for first in range(0, rest, STRIP):
             width, height = min(STRIP, rest - first), rest - first
             at = corner_of_rest + first * n + first
-            launch_product(panel, panel, matrix, height, width, w, (w, w, n), (first * w, first * w, at), subtract=True).run(place.stream)
-    place.synchronize()
-    return Factor(place, matrix, n, block, inverses)
+            launch_product(panel, panel, matrix, height, width, w, (w, w, n), (first * w, first * w, at), subtract=True).run(device.stream)
+    device.synchronize()
+    return Factor(device, matrix, n, block, inverses)
 
 
 @dataclass(frozen=True)
@@ -189,11 +189,11 @@ def classify(
     *,
     settings: Settings,
     ridge: float,
-    place: Any = None,
+    device: Any = None,
     report: Report = lambda what, count: lambda done: None,
     block: int = BLOCK,
 ) -> Outcome:
-    """Train on the features that `load` gives, labelled `train_labels`, and predict both; on the GPU `place`, or by LAPACK if it is None.
+    """Train on the features that `load` gives, labelled `train_labels`, and predict both; on the GPU `device`, or by LAPACK if it is None.
 
     `settings.C` takes no part. Raises ValueError for fewer than two classes or what is not finite, MemoryError (exit code 5), NotPositive.
     """
@@ -203,8 +203,8 @@ def classify(
     classes, _ = by_class(train_labels, len(train))
     Y = targets(train_labels, classes)
     width = train.shape[1]
-    if place is not None:
-        return _on_gpu(place, train, test, classes, Y, settings, ridge, report, block, begun)
+    if device is not None:
+        return _on_gpu(device, train, test, classes, Y, settings, ridge, report, block, begun)
     scaler = scaler_of(train, settings.scale)
     finite(train)
     finite(test)
@@ -225,7 +225,7 @@ def classify(
 
 
 def _on_gpu(
-    place: Any,
+    device: Any,
     train: np.ndarray,
     test: np.ndarray,
     classes: np.ndarray,
@@ -238,12 +238,12 @@ def _on_gpu(
 ) -> Outcome:
     from nbcnn.classify import gpu
 
-    kernel, clock, (n, width) = gpu.Kernel(place), time.perf_counter, train.shape
+    kernel, clock, (n, width) = gpu.Kernel(device), time.perf_counter, train.shape
     progress = report("features to the GPU", n + len(test))
     members, places = [np.arange(n)], np.arange(n)
     _, count = gpu.starts_of(members)
     pitch = gpu.pitch_of(width)
-    free, need = place.free_bytes(), gpu.needed_bytes(n, len(test), width, 1) + 4 * count**2 + 8 * count * block
+    free, need = device.free_bytes(), gpu.needed_bytes(n, len(test), width, 1) + 4 * count**2 + 8 * count * block
     if need > free:
         raise MemoryError(f"{n:,} samples of {width:,} features need {need:,} bytes for ridge, the GPU has {free:,} free; --device cpu, or --limit")
     values, scaler = gpu.scaled(kernel, train, places, count, pitch, settings, progress)
@@ -257,13 +257,13 @@ def _on_gpu(
     report("fit (GPU)", 1)
     matrix, machine.matrix = machine.matrix, None  # it becomes the factor; kernel values are made again where they are needed
     if count > n:
-        rows.launch_isolate(matrix, count, n).run(place.stream)
-    factor = factorise(place, matrix, count, ridge, block=block, wgmma=kernel.wgmma)
+        rows.launch_isolate(matrix, count, n).run(device.stream)
+    factor = factorise(device, matrix, count, ridge, block=block, wgmma=kernel.wgmma)
     padded = np.zeros((count, len(classes)))
     padded[:n] = Y
     beta = factor.solve(padded)
     residual = padded - ridge * beta
-    residual[:n] -= machine.sums(kernel.device(np.ascontiguousarray(beta.T, np.float32).reshape(-1)), len(classes), None)[:n]
+    residual[:n] -= machine.sums(kernel.uploaded(np.ascontiguousarray(beta.T, np.float32).reshape(-1)), len(classes), None)[:n]
     residual[n:] = 0
     made = RidgeMachine(classes, (beta + factor.solve(residual))[:n], ridge)
     del factor, matrix
@@ -271,7 +271,7 @@ def _on_gpu(
     report("predict", 1)
     padded[:n] = made.beta
     there, _ = gpu.scaled(kernel, test, np.arange(len(test)), len(test), pitch, settings, progress, scaler)
-    coefficients = kernel.device(np.ascontiguousarray(padded.T, np.float32).reshape(-1))
+    coefficients = kernel.uploaded(np.ascontiguousarray(padded.T, np.float32).reshape(-1))
     test_values = machine.sums(coefficients, len(classes), kernel.operand(there, len(test), pitch))
     predicted = made.vote(Y - ridge * made.beta), made.vote(test_values)
     seconds = {"load": brought - begun, "kernel": filled - brought, "fit": fitted - filled, "predict": clock() - fitted}

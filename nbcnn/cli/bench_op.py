@@ -47,13 +47,13 @@ def op(flags: SimpleNamespace) -> Rows:
         prepared.append(bench.prepare(choice, problem, rotate="rotate" in caches))
         made = prepared[-1]
         print(f"{choice.label}: error {made.error:.1e} (bound {made.limit:.1e}), runs as {made.part}", file=sys.stderr)
-    if len({each.row.place for each in prepared}) > 1 and flags.graph:
+    if len({each.row.device for each in prepared}) > 1 and flags.graph:
         print("a host captures no graph: --graph counts for the GPU's variants only", file=sys.stderr)
-    beside = peers_ops.works(prepared[0], problem) if flags.peer == "torch" and prepared[0].place.name == "gpu" else None
+    beside = peers_ops.works(prepared[0], problem) if flags.peer == "torch" and prepared[0].device.name == "gpu" else None
     if flags.peer == "torch" and beside is None:
         print(f"PyTorch has no {flags.what} of its own that could be timed beside {wanted[0].label}", file=sys.stderr)
     rows = []
-    with Watch(next((each.place for each in prepared if each.place.name == "gpu"), prepared[0].place)) as watch:
+    with Watch(next((each.device for each in prepared if each.device.name == "gpu"), prepared[0].device)) as watch:
         how: dict[str, Any] = {"caches": caches, "iterations": flags.iters or ITERATIONS, "graphs": (False, True) if flags.graph else (False,)}
         how |= {"warmup": None if flags.warmup == "auto" else flags.warmup, "cap": flags.seconds or 3.0}
         for row in bench.study(prepared, watch, peers=beside, **how):
@@ -121,12 +121,12 @@ def selftest(flags: SimpleNamespace) -> Rows:
     from nbcnn.lab.measure import ceilings
     from nbcnn.lab.measure import selftest as known
 
-    place, rows = Gpu(), []
-    for row in known.checks(place):
+    device, rows = Gpu(), []
+    for row in known.checks(device):
         rows.append(row)
         print(known.text([row]), file=sys.stderr)
-    peaks = place.ceilings()
-    for name, rate in ceilings.measure(place).items():
+    peaks = device.ceilings()
+    for name, rate in ceilings.measure(device).items():
         sheet = (peaks.bandwidth if name == "copy" else peaks.flops[name]) if peaks else None
         wanted = f"datasheet {sheet / 1e12:.1f}" if sheet else ""
         unit = "TB/s" if name == "copy" else "TF/s"

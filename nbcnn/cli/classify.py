@@ -113,7 +113,7 @@ def _run(args: Any, team: Team) -> int:
             from nbcnn.classify.ridge import classify
             from nbcnn.gpu.device import Gpu
 
-            return classify(load, labels, settings=settings, ridge=ridge, place=Gpu() if on_gpu else None, report=more["report"])
+            return classify(load, labels, settings=settings, ridge=ridge, device=Gpu() if on_gpu else None, report=more["report"])
         if on_gpu:
             from nbcnn.classify import gpu
 
@@ -211,7 +211,7 @@ def _on_gpu(device: str) -> tuple[bool, str]:
     from nbcnn.gpu.device import GpuUnavailable, gpu_missing
     from nbcnn.gpu.language import SIMULATOR
 
-    # A CPU's run does not pay for the compiler's import.
+    # Imported here, so that a run on the CPU does not pay for the compiler's import.
     missing = None if device == "cpu" else gpu_missing() or ("the simulator is no GPU" if SIMULATOR and device == "auto" else None)
     if device == "gpu" and missing:
         raise GpuUnavailable(missing)

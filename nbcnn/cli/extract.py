@@ -116,7 +116,7 @@ def extract(flags: SimpleNamespace, team: Team) -> int:
     with writers(team, out, data, width, storage, batch) as (train, test):
         for writer, images in ((train, data.train_images), (test, data.test_images)):
             computing += write_split(net, writer, images[rows_of(team, len(images), batch)], batch, flags.quiet)
-        computing = -team.least(-computing)
+        computing = -team.all_min(-computing)
         if team.leads:
             team.barrier(LONG)
             for writer, count in ((train, train_count), (test, test_count)):
@@ -163,10 +163,10 @@ def writers(team: Team, out: Path, data: Any, width: int, storage: str, batch: i
             whole.enter_context(lock.writing(out))
             labels = {"train": data.train_labels, "test": data.test_labels}
             made = [whole.enter_context(FeatureWriter(out, split, n, width, labels=labels[split], storage=storage)) for split, n in counts.items()]
-            team.told(json.dumps([writer.partial.name for writer in made]).encode())
+            team.broadcast(json.dumps([writer.partial.name for writer in made]).encode())
             yield made[0], made[1]
             return
-        names = dict(zip(counts, json.loads(team.told(b"")), strict=True))
+        names = dict(zip(counts, json.loads(team.broadcast(b"")), strict=True))
         with ExitStack() as parts:
             mine = [parts.enter_context(FeaturePart(out / names[split], split, rows_of(team, n, batch).start, width)) for split, n in counts.items()]
             yield mine[0], mine[1]

@@ -44,7 +44,7 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("--version", action="version", version=__version__, help="print the version and stop")
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
-        """As argparse, but an unknown flag is answered with the nearest known one."""
+        """Parse like argparse, but an unknown flag is answered with the nearest known one."""
         parsed, unknown = self.parse_known_args(args, namespace)
         if unknown:
             name = unknown[0].split("=")[0]

@@ -88,18 +88,18 @@ def _study(flags: SimpleNamespace) -> int:
         _show(flags, found, f"none ({missing}); {ceilings}; modelled ms take every logical byte from memory")
         _json(flags, found, [])
         return 0
-    place = Gpu()
+    device = Gpu()
     if flags.save:
-        results.opened(place.device_name, flags.results)
-    found = _sizes(flags, place)
-    _show(flags, found, place.device_name)
+        results.opened(device.device_name, flags.results)
+    found = _sizes(flags, device)
+    _show(flags, found, device.device_name)
     if flags.save:
-        results.save(f"dwconv-{flags.padding}", found, place.device_name, flags.results)
+        results.save(f"dwconv-{flags.padding}", found, device.device_name, flags.results)
 
     def keep(steps: list[dict[str, Any]]) -> None:
         if flags.save:
             named = [steps[0]["mode"], *([steps[0]["precision"]] if steps[0]["mode"] == "tensorcore" else []), str(flags.batch)]
-            results.save("-".join(["s4convd", *named]), steps, place.device_name, flags.results)
+            results.save("-".join(["s4convd", *named]), steps, device.device_name, flags.results)
 
     steps = [] if flags.no_step else _steps(flags, found, keep)
     _json(flags, found, steps)
@@ -137,20 +137,20 @@ def _torch(flags: SimpleNamespace) -> bool:
     return there
 
 
-def _sizes(flags: SimpleNamespace, place: Any) -> list[dict[str, Any]]:
+def _sizes(flags: SimpleNamespace, device: Any) -> list[dict[str, Any]]:
     """Verify and time every size."""
     from nbcnn.lab.measure import ceilings
     from nbcnn.lab.peers import dwconv as dwconv_peers
     from nbcnn.lab.studies import dwconv_times
 
     works = dwconv_peers.works if _torch(flags) else None
-    _say(f"{dwconv_times.compile_sizes(flags.shapes, flags.variants, flags.padding, place)} kernels compiled")
+    _say(f"{dwconv_times.compile_sizes(flags.shapes, flags.variants, flags.padding, device)} kernels compiled")
     _say("measuring what this GPU can do …")
-    ceiling = _ceiling(flags, ceilings.measure(place, ("fp32", "copy")))
+    ceiling = _ceiling(flags, ceilings.measure(device, ("fp32", "copy")))
     found = []
     for shape in flags.shapes:
         _say(f"{'×'.join(map(str, shape))}: verifying and timing {', '.join(flags.variants)}, {', '.join(dwconv_times.SLOW)} less often …")
-        found.append(dwconv_times.measure(shape, flags.variants, flags.padding, ceiling, place, works))
+        found.append(dwconv_times.measure(shape, flags.variants, flags.padding, ceiling, device, works))
     return found
 
 
@@ -178,12 +178,12 @@ def _counted(flags: SimpleNamespace) -> int:
     from nbcnn.lab.measure import results
     from nbcnn.lab.studies import dwconv_counters
 
-    place = Gpu()
+    device = Gpu()
     shape = flags.shapes[0]
     _say(f"{'×'.join(map(str, shape))}: counting with ncu …")
-    rows = dwconv_counters.count(shape, flags.variants, flags.padding, place.multiprocessors)
+    rows = dwconv_counters.count(shape, flags.variants, flags.padding, device.multiprocessors)
     if flags.save:
-        results.save(f"dwcounters-{flags.padding}", [{"shape": list(shape), "kernels": rows}], place.device_name, flags.results)
+        results.save(f"dwcounters-{flags.padding}", [{"shape": list(shape), "kernels": rows}], device.device_name, flags.results)
     print(json.dumps(rows) if flags.json else "\n".join(dwconv_counters.table(rows)))
     return 0
 

@@ -103,7 +103,7 @@ def _measure(study: str, flags: SimpleNamespace) -> int:
     from nbcnn.lab.measure.clocks import Watch
     from nbcnn.lab.peers import torch_step as peers
 
-    place = Gpu()
+    device = Gpu()
     peer = flags.peer != "none" and peers.available()
     if flags.peer != "none" and not peer:
         print(peers.MISSING, file=sys.stderr)
@@ -111,9 +111,9 @@ def _measure(study: str, flags: SimpleNamespace) -> int:
     def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
-    kept = results.keeping(section(study, flags), place.device_name, flags.results, wanted=bool(flags.save))
-    with Watch(place) as watch, kept as rows:
-        for row in fusion.measure(cases(study, flags, place, peer), place, watch, flags.seconds or 0.5, study, say):
+    kept = results.keeping(section(study, flags), device.device_name, flags.results, wanted=bool(flags.save))
+    with Watch(device) as watch, kept as rows:
+        for row in fusion.measure(cases(study, flags, device, peer), device, watch, flags.seconds or 0.5, study, say):
             rows.append(row)
         print(json.dumps(rows) if flags.json else "\n".join(lines(rows)))
     if flags.out:
@@ -129,19 +129,19 @@ def section(study: str, flags: SimpleNamespace) -> str:
     return "-".join(["fusion", study, *(word for name in ("norms", "paths", "forms", "nets", "precision") for word in getattr(flags, name) or ())])
 
 
-def cases(study: str, flags: SimpleNamespace, place: Any, peer: bool) -> Iterator[Any]:
+def cases(study: str, flags: SimpleNamespace, device: Any, peer: bool) -> Iterator[Any]:
     """The works of a study, as the flags limit them."""
     from nbcnn.lab.studies import fusion_cases as made
     from nbcnn.lab.studies import fusion_sweep as sweep
 
     if study == "gemm":
-        return made.products(place, flags.shapes or made.PRODUCTS, flags.precision or PRECISIONS, peer)
+        return made.products(device, flags.shapes or made.PRODUCTS, flags.precision or PRECISIONS, peer)
     if study == "elementwise":
-        return made.activations(place, flags.ops or made.ACTIVATIONS, flags.sides or made.SIDES, peer)
+        return made.activations(device, flags.ops or made.ACTIVATIONS, flags.sides or made.SIDES, peer)
     if study == "evonorm":
         chosen = (flags.norms or ("s0", "b0"), flags.paths or ("fwd", "bwd"), flags.forms or ("alone", "conv"))
-        return made.norms(place, *chosen, flags.batches or made.BATCHES, peer, flags.precision or ("fp32",))
-    return sweep.networks(place, flags.nets or tuple(sweep.NETS), flags.batches or sweep.BATCHES, flags.precision or ("fp32",), peer)
+        return made.norms(device, *chosen, flags.batches or made.BATCHES, peer, flags.precision or ("fp32",))
+    return sweep.networks(device, flags.nets or tuple(sweep.NETS), flags.batches or sweep.BATCHES, flags.precision or ("fp32",), peer)
 
 
 def lines(rows: list[dict[str, Any]]) -> list[str]:

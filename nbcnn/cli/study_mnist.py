@@ -55,7 +55,7 @@ def _measure(flags: SimpleNamespace) -> int:
 
     choice = choose_mode(flags.mode or "im2col", flags.precision)
     row = choice.row
-    device = Gpu().device_name if row.place == "gpu" else "CPU"
+    device = Gpu().device_name if row.device == "gpu" else "CPU"
     data = datasets.load(flags.dataset or "mnist", data_dir=flags.data_dir or "data", limit=flags.limit, progress=False)
     if len(data.train_images) < mnist.BATCH:
         raise UsageError(f"{len(data.train_images)} training images are fewer than a batch of {mnist.BATCH}")
@@ -66,9 +66,9 @@ def _measure(flags: SimpleNamespace) -> int:
         for seed in range(flags.seeds or 5):
             rows.append(mnist.train(data, way, seed, flags.epochs or 10))
             print(f"{way.form}, seed {seed}: {rows[-1]['accuracy']:.2%}", file=sys.stderr, flush=True)
-        if row.place == "gpu":
+        if row.device == "gpu":
             rows.append(mnist.steps(data, way))
-    if flags.peer != "none" and row.place == "gpu":
+    if flags.peer != "none" and row.device == "gpu":
         if peers.available():
             rows += mnist.torch_steps(data)
         else:

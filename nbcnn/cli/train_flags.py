@@ -93,7 +93,7 @@ ON_CPU = {"epochs": 3, "limit": 1024}
 FORECAST_ON_CPU = {"epochs": 3, "limit": 65536, "batch": 128, "width": 32, "blocks": 2, "lr": 0.012}
 """The same for s4convd."""
 
-OTHERS: dict[str, Any] = {
+DEFAULTS: dict[str, Any] = {
     "dataset": "auto",
     "data_dir": "data",
     "limit": None,
@@ -203,10 +203,10 @@ def parser() -> Parser:
         "network; mnist-cnn classifies, with EvoNorm-S0 or B0; s4convd forecasts; or one of your own: file.py:function, package.module:function",
         "autoencoder, s4convd for energy",
     )
-    flag(group, "--width", count(1), "channels inside s4convd", OTHERS["width"])
-    flag(group, "--blocks", count(1), "blocks of s4convd", OTHERS["blocks"])
-    flag(group, "--loss", one_of("log-mse", "rmsle"), "what s4convd is trained for", OTHERS["loss"])
-    flag(group, "--kernel-init", one_of("s4d-lin", "repo"), "first filters of s4convd; repo: one frequency for all states", OTHERS["kernel_init"])
+    flag(group, "--width", count(1), "channels inside s4convd", DEFAULTS["width"])
+    flag(group, "--blocks", count(1), "blocks of s4convd", DEFAULTS["blocks"])
+    flag(group, "--loss", one_of("log-mse", "rmsle"), "what s4convd is trained for", DEFAULTS["loss"])
+    flag(group, "--kernel-init", one_of("s4d-lin", "repo"), "first filters of s4convd; repo: one frequency for all states", DEFAULTS["kernel_init"])
     flag(group, "--init", one_of("torch", "he"), "first weights; torch: U(±1/√fan_in), he: N(0, 2/fan_in)", base["init"])
     flag(group, "--weights", str, "start from the weights of this run, or of this checkpoint of a run, of the same network", "--init", metavar="RUN")
     flag(group, "--freeze", str, "leave these parameters as they are: conv1, conv*, *.bias; several with commas", "none", metavar="PATTERN")
@@ -328,7 +328,7 @@ def fill(given: SimpleNamespace) -> SimpleNamespace:
     chosen = {name: value for name, value in vars(given).items() if value is not None}
     network = _network(chosen)
     recipe = chosen.get("recipe", MODEL_RECIPES.get(network["model"], "default"))
-    values = {"recipe": recipe, **OTHERS, **RECIPES[recipe], **chosen, **network}
+    values = {"recipe": recipe, **DEFAULTS, **RECIPES[recipe], **chosen, **network}
     if values["lr"] is None:
         values["lr"] = LEARNING_RATES[values["optimizer"]]
     if values["optimizer"] == "adam":
@@ -342,7 +342,7 @@ def _network(chosen: Mapping[str, Any]) -> dict[str, str]:
     """Model and data set: each says what the other is by default. Raises UsageError if they do not go together."""
     series = chosen.get("dataset") == "energy"
     model = chosen.get("model", "s4convd" if series else "autoencoder")
-    dataset = chosen.get("dataset", "energy" if model == "s4convd" else OTHERS["dataset"])
+    dataset = chosen.get("dataset", "energy" if model == "s4convd" else DEFAULTS["dataset"])
     if dataset == "auto" and model == "s4convd":
         dataset = "energy"
     if (model == "s4convd") != (dataset == "energy"):
@@ -378,8 +378,8 @@ def from_run(given: SimpleNamespace, saved: Mapping[str, Any], run: Path, resolv
     what the run computes: it would no longer be the same run.
     """
     chosen = {name: value for name, value in vars(given).items() if value is not None}
-    saved = {name: value for name, value in saved.items() if name in {*OTHERS, *RECIPES["default"], "recipe"}}
-    values = {**OTHERS, **saved, **resolved, "explain": False, "json": False, "quiet": False}
+    saved = {name: value for name, value in saved.items() if name in {*DEFAULTS, *RECIPES["default"], "recipe"}}
+    values = {**DEFAULTS, **saved, **resolved, "explain": False, "json": False, "quiet": False}
     for name, value in chosen.items():
         if name not in FREE_ON_RESUME and value not in (values[name], saved.get(name)):
             words = f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}")
@@ -395,7 +395,7 @@ def check(saved: Mapping[str, Any]) -> None:
     """Raise ValueError, naming the flag, unless every one of `saved` could have been given on a command line."""
     for action in parser()._actions:
         name, value = action.dest, saved.get(action.dest)
-        if name not in saved or (value is None and (name in OTHERS and OTHERS[name] is None)):
+        if name not in saved or (value is None and (name in DEFAULTS and DEFAULTS[name] is None)):
             continue
         if not callable(action.type):  # a flag without a value
             good = isinstance(value, bool)

@@ -21,7 +21,7 @@ from nbcnn.cli.env import version
 from nbcnn.cli.train_data import Material
 from nbcnn.files import document
 from nbcnn.files.errors import UsageError
-from nbcnn.model.files import OWN
+from nbcnn.model.files import OWN_MODEL
 from nbcnn.nn import description
 from nbcnn.nn.optim import FROZEN, MOST_STEPS, SGD, Adam, Factor, learning_rates, matching
 from nbcnn.nn.params import ParameterError
@@ -119,7 +119,7 @@ def check(folder: RunFolder, config: Mapping[str, Any], saved: Path, notes: Mapp
 
 
 def _check_data_is_kept(folder: RunFolder, config: Mapping[str, Any]) -> None:
-    if config["flags"]["model"] == OWN:
+    if config["flags"]["model"] == OWN_MODEL:
         raise RunError(f"{folder.path} was made by Model.fit with arrays, which are not kept: go on with nbcnn.load({str(folder.path)!r}).fit(…)")
 
 
@@ -182,7 +182,7 @@ def rates(flags: SimpleNamespace, images: int) -> np.ndarray:
 def identity(flags: SimpleNamespace, data: Material, row: Any) -> dict[str, str]:
     """The strings that identify this run in its checkpoints; a resumed run must agree in all of them."""
     free = _UNSAVED | train_flags.FREE_ON_RESUME | train_flags.RESOLVED
-    free |= {name for name in train_flags.UNBOUND_BY_DEFAULT if getattr(flags, name) == train_flags.OTHERS[name]}
+    free |= {name for name in train_flags.UNBOUND_BY_DEFAULT if getattr(flags, name) == train_flags.DEFAULTS[name]}
     return {
         "format": FORMAT,
         "model": flags.model,
@@ -251,4 +251,4 @@ def record_epochs(run: RunFolder, epochs: int) -> None:
 
 def record_memory(run: RunFolder, net: Any) -> None:
     """Add the bytes of memory that the run took to its config.json, beside the planned ones."""
-    run.write_config(run.read_config() | {"used_bytes": net.place.used_bytes()})
+    run.write_config(run.read_config() | {"used_bytes": net.device.used_bytes()})

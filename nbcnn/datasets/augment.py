@@ -1,4 +1,4 @@
-"""What is done at random to every training image while it is gathered: mirrored, shifted, a square cut out (`nbcnn.ops.images.gather`)."""
+"""This module describes augmentation: every gathered training image is mirrored, shifted or cut at random (`nbcnn.ops.images.gather`)."""
 
 from __future__ import annotations
 

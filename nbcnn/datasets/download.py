@@ -85,7 +85,7 @@ def fetch(urls: Sequence[str], target: Path, *, size: int, md5: str, passes: Seq
 
 
 def _fetch(urls: Sequence[str], target: Path, size: int, md5: str, passes: Sequence[Patience], log: Log | None) -> Path:
-    """As `fetch`, by the only one who writes `target`."""
+    """Download like `fetch`, which holds the lock of `target`."""
     part = target.with_name(target.name + ".part")
     if _bytes_in(part) >= size and _finish(part, target, size, md5):
         return target

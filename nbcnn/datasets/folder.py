@@ -129,7 +129,7 @@ def _parts(own: Own, log: Log) -> tuple[tuple[str, ...], list[File], list[File]]
 
 
 def _shared(files: Sequence[File], share: float, classes: Sequence[str], log: Log) -> tuple[list[File], list[File]]:
-    """Of each class the first in the order of the keys are for tests: `share` of them, at least one, but never all."""
+    """Split off the test images: of each class the first in the order of the keys, `share` of them, at least one, but never all."""
     train: list[File] = []
     test: list[File] = []
     for label in range(max(1, len(classes))):

@@ -105,7 +105,7 @@ def read_idx(path: Path, ndim: int) -> np.ndarray:
 
 
 def _read_idx(file: IO[bytes] | gzip.GzipFile, path: Path, ndim: int, most: int) -> np.ndarray:
-    """As `read_idx`; the file has at most `most` bytes when it is not compressed."""
+    """Read like `read_idx` from an open file, which has at most `most` bytes when it is not compressed."""
     header = file.read(4 + 4 * ndim)
     magic = bytes((0, 0, 8, ndim))
     if header[:4] != magic:

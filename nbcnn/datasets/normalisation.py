@@ -77,7 +77,7 @@ class Normalisation:
         return np.asarray(outputs * deviation + mean, np.float32)
 
     def text(self) -> str:
-        """As one line of JSON, for the metadata of a checkpoint; `parse` reads it."""
+        """The normalisation as one line of JSON, for the metadata of a checkpoint; `parse` reads it."""
         return json.dumps({"mean": self.mean, "deviation": self.deviation})
 
     @classmethod

@@ -85,7 +85,7 @@ def _read(path: Path) -> dict[str, np.ndarray]:
 
 
 def _present(names: Mapping[str, object]) -> dict[str, str]:
-    """Of each of `NAMES` the first form that is there."""
+    """The first form that is there of each of `NAMES`."""
     return {name: form for name, forms in NAMES.items() for form in reversed(forms) if form in names}
 
 

@@ -1,4 +1,4 @@
-"""Replace a file so that neither a crash, a signal nor a full disk can cost the old one.
+"""This module replaces a file so that neither a crash, a signal nor a full disk can cost the old one.
 
 The new content goes to a temporary name in the same folder, is fsynced and renamed over the old file; then the folder is
 fsynced, so that the rename itself survives a power cut.

@@ -1,4 +1,4 @@
-"""Capturing launches into one CUDA graph, in one line or with a side branch, and with moments in it whose times can be read.
+"""This module captures launches into one CUDA graph, with or without a side branch, and with moments in it whose times can be read.
 
 A captured graph replays every kernel with one host call, about a microsecond each. Small kernels leave most of the GPU
 idle: what does not depend on each other may then run at the same time, as two branches of the graph.
@@ -24,12 +24,12 @@ branch, after everything before it on both."""
 
 
 class CapturedGraph:
-    """A captured CUDA graph. `streams` are the main and the side stream; `lanes` says for every launch where it runs.
+    """A captured CUDA graph. `streams` are the main and the side stream; `branches` says for every launch where it runs.
 
     Raises RuntimeError if the driver refuses.
     """
 
-    def __init__(self, streams: tuple[Any, Any], launches: Sequence[Any], lanes: Sequence[str]) -> None:
+    def __init__(self, streams: tuple[Any, Any], launches: Sequence[Any], branches: Sequence[str]) -> None:
         self._runtime = runtime = bindings("runtime")
         self._main, self._side = (int(getattr(stream.handle, "value", stream.handle)) for stream in streams)
         mode = runtime.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
@@ -37,23 +37,23 @@ class CapturedGraph:
         with ALONE:
             checked(runtime.cudaStreamBeginCapture(self._main, mode), "begin a graph capture")
             try:
-                self._record(streams, launches, lanes)
+                self._record(streams, launches, branches)
             finally:
                 ended = runtime.cudaStreamEndCapture(self._main)
         self._graph = checked(ended, "end a graph capture")
         self._executable = checked(runtime.cudaGraphInstantiate(self._graph, 0), "instantiate a CUDA graph")
 
-    def _record(self, streams: tuple[Any, Any], launches: Sequence[Any], lanes: Sequence[str]) -> None:
+    def _record(self, streams: tuple[Any, Any], launches: Sequence[Any], branches: Sequence[str]) -> None:
         behind = True  # the side branch has not seen the newest launch of the main one
         forked = False
-        for launch, lane in zip(launches, lanes, strict=True):
-            if lane == SIDE:
+        for launch, branch in zip(launches, branches, strict=True):
+            if branch == SIDE:
                 if behind:
                     self._wait(self._side, self._main)
                 launch.run(streams[1])
                 behind, forked = False, True
                 continue
-            if lane == JOIN and forked:
+            if branch == JOIN and forked:
                 self._wait(self._main, self._side)
                 forked = False
             launch.run(streams[0])

@@ -1,4 +1,4 @@
-"""Compiling kernels in several processes: Numba holds one lock while it compiles, so threads would wait for each other.
+"""This module compiles kernels in several processes: Numba holds one lock while it compiles, so threads would wait for each other.
 
 Each worker compiles what it is given and hands it back; this process alone writes the disk cache (`nbcnn.gpu.kernel_cache`),
 whose index several writers would spoil.

@@ -1,4 +1,4 @@
-"""The two places a plan can run, `Host` and `Gpu`, and what a GPU is capable of.
+"""This module defines the two devices on which a plan can run, `Host` and `Gpu`, and asks for a GPU's capabilities.
 
 `Host` and `Gpu` offer the same few methods (allocate, view, copy, replay), so that what runs a plan need not ask which one it holds.
 Kernels take flat C-contiguous 1-D arrays and 32-bit scalars; a view is an offset into one of a few large allocations.
@@ -167,8 +167,8 @@ class Host:
         """A fresh host copy of `source`."""
         return source.copy()
 
-    def replayable(self, launches: Sequence[Any], lanes: Sequence[str] | None = None) -> Callable[[], None]:
-        """A function that runs `launches` in order (a host has no branches, so `lanes` do not matter)."""
+    def replayable(self, launches: Sequence[Any], branches: Sequence[str] | None = None) -> Callable[[], None]:
+        """A function that runs `launches` in order (a host has no branches, so `branches` do not matter)."""
         return partial(_run_all, list(launches), 0)
 
     def release(self) -> None:
@@ -178,7 +178,7 @@ class Host:
         """Wait until everything recorded has run (nothing to wait for on the host)."""
 
     def wait(self, check: Callable[[], None], timeout: float) -> None:
-        """As `synchronize`."""
+        """Wait like `synchronize`: nothing is awaited on the host."""
 
     def ceilings(self) -> Ceilings | None:
         """None: what a host reaches is measured (`python -m nbcnn ladder`), not known."""
@@ -238,10 +238,10 @@ class Gpu:
         self.synchronize()
         return source.copy_to_host(stream=self.stream)
 
-    def replayable(self, launches: Sequence[Any], lanes: Sequence[str] | None = None) -> Callable[[], None]:
+    def replayable(self, launches: Sequence[Any], branches: Sequence[str] | None = None) -> Callable[[], None]:
         """Capture `launches` into one CUDA graph and return the function that replays it on the stream.
 
-        `lanes` says which may run beside others (`nbcnn.gpu.capture`). Runs them once before, because a kernel cannot be compiled
+        `branches` says which may run beside others (`nbcnn.gpu.capture`). Runs them once before, because a kernel cannot be compiled
         or loaded during a capture. The graph holds the arrays' addresses, so they must stay alive and in place.
         """
         if SIMULATOR:
@@ -250,7 +250,7 @@ class Gpu:
             _run_all(launches, self.stream)
             if self._side is None:
                 self._side = numba_cuda().stream()
-            return CapturedGraph((self.stream, self._side), launches, lanes or [MAIN] * len(launches))
+            return CapturedGraph((self.stream, self._side), launches, branches or [MAIN] * len(launches))
 
     def release(self) -> None:
         """Give back the memory of arrays that are gone now: Numba keeps it for later, up to a fifth of the GPU's memory."""
@@ -264,7 +264,7 @@ class Gpu:
             self.stream.synchronize()
 
     def wait(self, check: Callable[[], None], timeout: float) -> None:
-        """As `synchronize`, but calls `check` while it waits, which may raise; raises TimeoutError after `timeout` seconds.
+        """Wait like `synchronize`, but call `check`, which may raise, meanwhile; raises TimeoutError after `timeout` seconds.
 
         Signals are handled meanwhile, too: in the driver's own wait Python does not see them.
         """

@@ -1,4 +1,4 @@
-"""What an error of the CUDA driver means: what happened, what can be done, and the exit code.
+"""This module explains errors of the CUDA driver: what happened, what can be done, and the exit code.
 
 A driver's error arrives as an exception of numba-cuda or of `capture.checked`, whose text has the driver's name for it. Only these names are
 read here, so this module imports nothing of CUDA.

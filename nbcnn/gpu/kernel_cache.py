@@ -1,4 +1,4 @@
-"""Where compiled kernels are kept between runs: one folder per version of the kernels' sources.
+"""This module keeps compiled kernels between runs, in one folder for each version of the kernels' sources.
 
 Numba finds a cached kernel by its own file, its code and its closure, and does not notice that a device function or an
 intrinsic in another file has changed. A folder named after a hash of all sources cannot hold a stale kernel.

@@ -1,4 +1,4 @@
-"""How much host memory can still be taken, and how much this program took."""
+"""This module says how much host memory is available, and how much this program took."""
 
 from __future__ import annotations
 

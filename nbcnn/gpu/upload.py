@@ -11,14 +11,14 @@ from nbcnn.plan.storage import numpy_dtype
 
 
 class Uploads:
-    """Copies from the host to arrays of `place` (`nbcnn.gpu.device`), asynchronous on a GPU; on a host, and in the simulator, each is done at once.
+    """Copies from the host to arrays of `device` (`nbcnn.gpu.device`), asynchronous on a GPU; on a host, and in the simulator, each is done at once.
 
     An event is what `mark` and `copy` return: a point that one stream has reached or not. On a host every event is in the past.
     """
 
-    def __init__(self, place: Any) -> None:
-        self._place = place
-        self._beside = place.name == "gpu" and not SIMULATOR
+    def __init__(self, device: Any) -> None:
+        self._device = device
+        self._beside = device.name == "gpu" and not SIMULATOR
         self._stream: Any = numba_cuda().stream() if self._beside else None
 
     def pinned(self, count: int, dtype: str) -> np.ndarray:
@@ -30,7 +30,7 @@ class Uploads:
     def copy(self, target: Any, source: np.ndarray, after: Any = None) -> Any:
         """Copy `source`, which `pinned` made, to `target` of the same size once the event `after` has happened; returns the event of its end."""
         if not self._beside:
-            self._place.upload(target, source)
+            self._device.upload(target, source)
             return None
         if after is not None:
             after.wait(self._stream)
@@ -39,12 +39,12 @@ class Uploads:
 
     def mark(self) -> Any:
         """The event that everything enqueued so far on the stream of the kernels has run."""
-        return self._recorded(self._place.stream) if self._beside else None
+        return self._recorded(self._device.stream) if self._beside else None
 
     def hold(self, event: Any) -> None:
         """Let the kernels that are enqueued from now on wait for `event`."""
         if event is not None:
-            event.wait(self._place.stream)
+            event.wait(self._device.stream)
 
     def done(self, event: Any) -> bool:
         """True if `event` has happened."""

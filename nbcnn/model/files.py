@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 FORMAT = "nbcnn-model-1"
 TRAINING = "nbcnn-training-1"
-OWN = "own"
+OWN_MODEL = "own"
 """What a run's config.json calls a network that is no ready-made one."""
 
 
@@ -169,7 +169,7 @@ def words(
     net = model.net
     identity = {
         "format": TRAINING,
-        "model": OWN,
+        "model": OWN_MODEL,
         "data": f"{name}, {len(images)} examples, CRC-32 {zlib.crc32(images.data):08x}",
         "batch": str(batch),
         "optimizer": type(optimizer).__name__.lower(),
@@ -187,7 +187,7 @@ def config(
     schedule = rate if isinstance(rate, Schedule) else None
     numbers = {key: value for key, value in vars(optimizer).items() if key != "lr"}
     flags = {
-        "model": OWN,
+        "model": OWN_MODEL,
         "dataset": name,
         "data_dir": "data",
         "epochs": epochs,

@@ -1,4 +1,4 @@
-"""What a training has said of its epochs: as a dict, a table, a picture."""
+"""This module keeps the history of a training, the metrics of its epochs, as a dict, a table, a picture."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nbcnn.train.events import Result
 from nbcnn.train.runlog import Row
 
 NAMES = {"train_loss": "loss", "test_loss": "val_loss", "test_accuracy": "val_accuracy"}
-"""Of the metrics' names, those that Keras's histories have others for."""
+"""Names of metrics that Keras's histories call otherwise."""
 
 
 class History:

@@ -168,7 +168,7 @@ class Model:
         net = self.net
         plan = net.lower(net.record_gradients(batch_size) if self.loss else net.record_predict(batch_size))
         peak = "fp32 split" if net.mode == "tensorcore" and net.precision == "fp32" else net.precision
-        return Shown(explain(plan, peak, net.place.ceilings()))
+        return Shown(explain(plan, peak, net.device.ceilings()))
 
     def __repr__(self) -> str:
         kinds = ", ".join(type(layer).__name__ for layer in self._layers)
@@ -304,9 +304,9 @@ class Model:
             self._trained = (type(optimizer).__name__, moments, before + trainer.step, first_epoch + trainer.epochs_done)
             session.close()
             del session, trainer
-            if net.place.name == "gpu":
+            if net.device.name == "gpu":
                 gc.collect()
-                net.place.release()
+                net.device.release()
         return History(rows, result)
 
     def _pictures(self, title: str, images: np.ndarray, labels: np.ndarray | None) -> Plots:
@@ -458,15 +458,15 @@ class Model:
 
     def close(self) -> None:
         """Let the memory of the network go, on a GPU its GPU memory. The model can be saved or used no more."""
-        place = self._net.place if self._net else None
+        device = self._net.device if self._net else None
         for net in (self._net, *self._encoders.values()):
             if net:
                 net.close()
         net = None
         self._net, self._encoders, self._trained = None, {}, None
         gc.collect()
-        if place:
-            place.release()
+        if device:
+            device.release()
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle, copy and joblib: the description and the weights; the optimizer's state is not kept."""

@@ -13,7 +13,7 @@ SUFFIXES = frozenset((".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", 
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 """Pillow's mode for so many channels."""
 MOST_PIXELS = 1 << 28
-"""Of one file; a larger one is refused before it is decoded."""
+"""The most that one file may have; a larger one is refused before it is decoded."""
 
 
 def files_in(paths: Sequence[Path | str]) -> list[Path]:

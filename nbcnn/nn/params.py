@@ -101,17 +101,17 @@ class ParameterLayout:
 
 
 class ParameterBuffer:
-    """The weights and gradients of one network on one place (`Host` or `Gpu`), and the states of its layers; with their layouts.
+    """The weights and gradients of one network on one device (`Host` or `Gpu`), and the states of its layers; with their layouts.
 
     States (running statistics) are saved and loaded like parameters, but no optimizer touches them.
     """
 
-    def __init__(self, params: Mapping[str, Param], place: Any, states: Mapping[str, Param] | None = None) -> None:
+    def __init__(self, params: Mapping[str, Param], device: Any, states: Mapping[str, Param] | None = None) -> None:
         self.layout, self.states = ParameterLayout(params), ParameterLayout(states or {})
-        self.place = place
-        self.weights = place.empty(self.layout.size, "float32")
-        self.grads = place.empty(self.layout.size, "float32")
-        self.state = place.empty(self.states.size, "float32")
+        self.device = device
+        self.weights = device.empty(self.layout.size, "float32")
+        self.grads = device.empty(self.layout.size, "float32")
+        self.state = device.empty(self.states.size, "float32")
         self._upload(self.grads, np.zeros(self.layout.size, np.float32))
 
     @property
@@ -150,7 +150,7 @@ class ParameterBuffer:
 
     def grads_dict(self) -> dict[str, np.ndarray]:
         """Host copies of all gradients by name."""
-        return self.layout.split(self.place.download(self.grads))
+        return self.layout.split(self.device.download(self.grads))
 
     def poison_grads(self) -> None:
         """Write NaN into every gradient, so that one that is never written shows. The padding between them stays zero: an update reads it too."""
@@ -159,7 +159,7 @@ class ParameterBuffer:
     @contextmanager
     def kept(self) -> Iterator[None]:
         """A context that restores weights, gradients and states when it ends, also when it ends in an error."""
-        weights_and_states, grads = self.download(), self.place.download(self.grads)[: self.layout.size]
+        weights_and_states, grads = self.download(), self.device.download(self.grads)[: self.layout.size]
         try:
             yield
         finally:
@@ -177,7 +177,7 @@ class ParameterBuffer:
 
     def download(self) -> tuple[np.ndarray, np.ndarray]:
         """Host copies of the flat weights and states."""
-        return self.place.download(self.weights)[: self.layout.size], self.place.download(self.state)[: self.states.size]
+        return self.device.download(self.weights)[: self.layout.size], self.device.download(self.state)[: self.states.size]
 
     def upload(self, flat: tuple[np.ndarray, np.ndarray]) -> None:
         """Replace the flat weights and states."""
@@ -187,4 +187,4 @@ class ParameterBuffer:
     def _upload(self, target: Any, values: np.ndarray) -> None:
         # On a GPU an array of zero elements has one (`Gpu.empty`).
         if values.size:
-            self.place.upload(target, values)
+            self.device.upload(target, values)

@@ -1,6 +1,6 @@
-"""The collectives of data-parallel training, in two forms: NCCL between GPUs, sockets between processes without.
+"""This module has the collectives of data-parallel training, in two forms: NCCL between GPUs, sockets between processes without.
 
-Both have the same four verbs. `all_reduce` gives work to run, like a kernel's launch, so that it can stand in a plan and be captured in
+Both have the same four methods. `all_reduce` gives work to run, like a kernel's launch, so that it can stand in a plan and be captured in
 its CUDA graph; the array becomes Σ_r weight_r · array_r on every rank, the same bits everywhere.
 """
 
@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from nbcnn.ranks.sockets import Star, gathered, told
+from nbcnn.ranks.sockets import Star, broadcast, gather
 
 MISSING = "training on more than one GPU needs NCCL: pip install 'nbcnn[nccl]' (nccl4py and nvidia-nccl-cu13)"
 
@@ -24,7 +24,7 @@ class NcclMissing(RuntimeError):
 
 
 class Collective(Protocol):
-    """What data-parallel training asks of the ranks' connection. Every rank must call the same verbs in the same order."""
+    """The collectives that data-parallel training needs. Every rank must call the same ones in the same order."""
 
     def all_reduce(self, array: Any, weight: float) -> Any:
         """Work with `run(stream)` and a `name`: the flat float32 `array` ← Σ over ranks of weight · array."""
@@ -40,37 +40,40 @@ class Collective(Protocol):
 
 
 class Sockets:
-    """Over TCP, through rank 0, added in rank order: without GPUs, and in the simulator. `place` is where the arrays are (`nbcnn.gpu.device`)."""
+    """The collectives over TCP, through rank 0, which adds in rank order: without GPUs, and in the simulator.
 
-    def __init__(self, star: Star, place: Any) -> None:
-        self._star, self._place = star, place
+    `device` is where the arrays are (`nbcnn.gpu.device`).
+    """
+
+    def __init__(self, star: Star, device: Any) -> None:
+        self._star, self._device = star, device
 
     def all_reduce(self, array: Any, weight: float) -> Any:
-        return _SocketSum(self._star, self._place, array, np.float32(weight))
+        return _SocketSum(self._star, self._device, array, np.float32(weight))
 
     def broadcast(self, array: Any, stream: Any = 0) -> None:
-        self._place.upload(array, np.frombuffer(told(self._star, self._place.download(array).tobytes()), np.float32))
+        self._device.upload(array, np.frombuffer(broadcast(self._star, self._device.download(array).tobytes()), np.float32))
 
     def barrier(self, stream: Any = 0) -> None:
-        gathered(self._star, b"")
-        told(self._star, b"")
+        gather(self._star, b"")
+        broadcast(self._star, b"")
 
     def destroy(self) -> None:
-        """Nothing: the connections are the team's."""
+        """Do nothing: the team owns the connections."""
 
 
 class _SocketSum:
     name = "all_reduce"
 
-    def __init__(self, star: Star, place: Any, array: Any, weight: np.float32) -> None:
-        self._star, self._place, self._array, self._weight = star, place, array, weight
+    def __init__(self, star: Star, device: Any, array: Any, weight: np.float32) -> None:
+        self._star, self._device, self._array, self._weight = star, device, array, weight
 
     def run(self, stream: Any = 0) -> None:
-        mine = self._weight * self._place.download(self._array)
-        parts = gathered(self._star, mine.tobytes())
+        mine = self._weight * self._device.download(self._array)
+        parts = gather(self._star, mine.tobytes())
         for part in parts[1:]:
             mine += np.frombuffer(part, np.float32)
-        self._place.upload(self._array, np.frombuffer(told(self._star, mine.tobytes()), np.float32))
+        self._device.upload(self._array, np.frombuffer(broadcast(self._star, mine.tobytes()), np.float32))
 
 
 class Nccl:
@@ -86,13 +89,13 @@ class Nccl:
         from nccl.core import SUM, Communicator, UniqueId, get_unique_id
 
         me = star.rank
-        identity = told(star, bytes(get_unique_id()) if me.rank == 0 else b"")
+        identity = broadcast(star, bytes(get_unique_id()) if me.rank == 0 else b"")
         self._sum = SUM
         self._communicator: Any = Communicator.init(me.size, me.rank, UniqueId.from_bytes(identity))
         self._weighted: dict[float, Any] = {}
 
     def all_reduce(self, array: Any, weight: float) -> Any:
-        # NCCL multiplies each rank's part as it reads it: no pass over the array of its own.
+        # NCCL multiplies each rank's part as it reads it, which spares a pass over the array.
         if weight not in self._weighted:
             self._weighted[weight] = self._communicator.create_pre_mul_sum(np.array([weight], np.float32))
         return _NcclSum(self._communicator, array, self._weighted[weight])

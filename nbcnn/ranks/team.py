@@ -1,7 +1,7 @@
-"""The processes that train together, and what each of them does: one rank of several, or all of it.
+"""This module defines the team of processes that train together, and the share of the work of each.
 
-    team = join()            the ranks have met; a process of its own is a team of one, and every word below is then for nothing
-    team.connect(place)      NCCL for a GPU, sockets elsewhere
+    team = join()            the ranks have met; a process of its own is a team of one, for which every call below does nothing
+    team.connect(device)     NCCL for a GPU, sockets elsewhere
     …
     team.leave(0)
 
@@ -23,7 +23,7 @@ import numpy as np
 
 from nbcnn.ranks import environment as ranks
 from nbcnn.ranks.meeting import RankLost
-from nbcnn.ranks.sockets import Star, gathered, told
+from nbcnn.ranks.sockets import Star, broadcast, gather
 
 LONG = 86_400.0
 """Seconds to wait for a rank that downloads or computes something for the others."""
@@ -55,10 +55,10 @@ def share(batch: int, rank: int, size: int) -> Share:
 
 
 class Team:
-    """A process of its own: rank 0 of 1."""
+    """The team of a single process: rank 0 of 1."""
 
     rank, size, local, beside = 0, 1, 0, 1
-    """Which of how many, which on this machine, and how many there are on it."""
+    """This rank, the number of ranks, this rank's number on its machine, and the number of ranks there."""
 
     @property
     def leads(self) -> bool:
@@ -70,7 +70,7 @@ class Team:
         return share(batch, self.rank, self.size)
 
     def places(self, count: int, batch: int) -> np.ndarray:
-        """Which places of an order of `count` images this rank computes in batches of `batch`, ascending, int64.
+        """The positions in an order of `count` images that this rank computes in batches of `batch`, ascending, int64.
 
         One more follows where there are several ranks: a last batch may be too small for a part for each, and is then computed for nothing.
         """
@@ -83,33 +83,33 @@ class Team:
         """Which of so many equal tasks are this rank's: every `size`-th."""
         return range(self.rank, tasks, self.size)
 
-    def connect(self, place: Any) -> None:
-        """Make ready for `all_reduce` on arrays of `place`."""
+    def connect(self, device: Any) -> None:
+        """Make ready for `all_reduce` on arrays of `device`."""
 
     def all_reduce(self, array: Any, weight: float) -> Any:
-        """See `dist.Collective.all_reduce`."""
+        """The work that adds up `array` over all ranks; see `collectives.Collective.all_reduce`."""
         raise TeamError("a process of its own has nobody to add its gradients to")
 
-    def wait(self, place: Any) -> None:
-        """As `place.synchronize()`, but raises RankLost if a rank is lost meanwhile.
+    def wait(self, device: Any) -> None:
+        """Wait like `device.synchronize()`, but raise RankLost if a rank is lost meanwhile.
 
-        The GPU waits for that rank for ever, so the process must then end, by `os._exit`; if it does not, it is ended after `wire.GRACE` seconds.
+        The GPU waits for that rank for ever, so the process must then end, by `os._exit`; if it does not, it is ended after `sockets.GRACE` seconds.
         """
-        place.synchronize()
+        device.synchronize()
 
     def sum(self, values: np.ndarray) -> np.ndarray:
         """Σ over ranks, in their order, of float64 arrays of one shape."""
         return values
 
-    def told(self, content: bytes, patience: float | None = None) -> bytes:
+    def broadcast(self, content: bytes, patience: float | None = None) -> bytes:
         """Rank 0's `content`; `patience` as in `barrier`."""
         return content
 
-    def gathered(self, content: bytes, patience: float | None = None) -> list[bytes]:
-        """Everyone's `content` by rank, on rank 0; elsewhere an empty list. `patience` as in `barrier`."""
+    def gather(self, content: bytes, patience: float | None = None) -> list[bytes]:
+        """Every rank's `content`, by rank, on rank 0; elsewhere an empty list. `patience` as in `barrier`."""
         return [content]
 
-    def least(self, value: float) -> float:
+    def all_min(self, value: float) -> float:
         """The least of all ranks' values."""
         return value
 
@@ -121,18 +121,18 @@ class Team:
 
     @contextmanager
     def first_on_machine(self) -> Iterator[None]:
-        """Within, the first rank of each machine does what the others then find done."""
+        """A context that the first rank of each machine enters first; the others find its work done."""
         yield
 
     def leave(self, code: int) -> None:
-        """End: with 0 when all have done their part, else to let the others end with `code`, too."""
+        """Leave the team: with 0 when all have done their part, else to let the others end with `code`, too."""
 
 
 ALONE = Team()
 
 
 class Ranks(Team):
-    """One rank of several. Raises as `wire.Star`."""
+    """One rank of several. Raises as `sockets.Star`."""
 
     def __init__(self, me: ranks.Rank) -> None:
         self.rank, self.size, self.local = me.rank, me.size, me.local
@@ -143,41 +143,41 @@ class Ranks(Team):
 
     def _everyones(self, mine: bytes) -> list[bytes]:
         """What every rank gave, by rank. No content may hold a zero byte."""
-        return self.told(b"\0".join(self.gathered(mine))).split(b"\0")
+        return self.broadcast(b"\0".join(self.gather(mine))).split(b"\0")
 
-    def connect(self, place: Any) -> None:
+    def connect(self, device: Any) -> None:
         from nbcnn.gpu.language import SIMULATOR
         from nbcnn.ranks.collectives import Nccl, Sockets
 
-        self.agree("place", place.name.encode())
+        self.agree("device", device.name.encode())
         if self._collective is None:
-            self._collective = Nccl(self._star) if place.name == "gpu" and not SIMULATOR else Sockets(self._star, place)
+            self._collective = Nccl(self._star) if device.name == "gpu" and not SIMULATOR else Sockets(self._star, device)
 
     def all_reduce(self, array: Any, weight: float) -> Any:
         return self._collective.all_reduce(array, weight)
 
-    def wait(self, place: Any) -> None:
+    def wait(self, device: Any) -> None:
         try:
-            place.wait(self._star.check, self._star.rank.timeout)
+            device.wait(self._star.check, self._star.rank.timeout)
         except TimeoutError:
             raise RankLost(f"rank {self.rank} waited {self._star.rank.timeout:.0f} s for its GPU: another rank is stuck") from None
 
     def sum(self, values: np.ndarray) -> np.ndarray:
-        parts = self.gathered(np.ascontiguousarray(values, np.float64).tobytes())
+        parts = self.gather(np.ascontiguousarray(values, np.float64).tobytes())
         total = np.zeros(values.shape)
         for part in parts:
             total += np.frombuffer(part).reshape(values.shape)
-        return np.frombuffer(self.told(total.tobytes())).reshape(values.shape).copy()
+        return np.frombuffer(self.broadcast(total.tobytes())).reshape(values.shape).copy()
 
-    def told(self, content: bytes, patience: float | None = None) -> bytes:
-        return told(self._star, content, patience)
+    def broadcast(self, content: bytes, patience: float | None = None) -> bytes:
+        return broadcast(self._star, content, patience)
 
-    def gathered(self, content: bytes, patience: float | None = None) -> list[bytes]:
-        return list(gathered(self._star, content, patience))
+    def gather(self, content: bytes, patience: float | None = None) -> list[bytes]:
+        return list(gather(self._star, content, patience))
 
-    def least(self, value: float) -> float:
-        least = min((float(np.frombuffer(part)[0]) for part in self.gathered(np.float64(value).tobytes())), default=value)
-        return float(np.frombuffer(self.told(np.float64(least).tobytes()))[0])
+    def all_min(self, value: float) -> float:
+        least = min((float(np.frombuffer(part)[0]) for part in self.gather(np.float64(value).tobytes())), default=value)
+        return float(np.frombuffer(self.broadcast(np.float64(least).tobytes()))[0])
 
     def agree(self, what: str, content: bytes) -> None:
         sums = self._everyones(b"%08x" % zlib.crc32(content))
@@ -186,8 +186,8 @@ class Ranks(Team):
             raise TeamError(f"rank {other} differs from rank 0 in its {what}: every rank must see the same program, flags, data and kind of GPU")
 
     def barrier(self, patience: float | None = None) -> None:
-        gathered(self._star, b"", patience)
-        told(self._star, b"", patience)
+        gather(self._star, b"", patience)
+        broadcast(self._star, b"", patience)
 
     @contextmanager
     def first_on_machine(self) -> Iterator[None]:

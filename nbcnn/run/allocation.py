@@ -1,4 +1,4 @@
-"""Memory of plans: whether what is planned fits, the largest batch that would, and plans allocated, filled, bound and compiled."""
+"""This module checks that plans fit into memory, finds the largest batch that would, and allocates, fills, binds and compiles plans."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class MemoryPlanError(RuntimeError):
     exit_code = 5
 
 
-def check_memory(place: Any, planned: Mapping[str, int], what: str, largest: Callable[[int], int | None] | None = None) -> None:
-    """Raise MemoryPlanError if the sum of `planned` bytes is more than `place` has free.
+def check_memory(device: Any, planned: Mapping[str, int], what: str, largest: Callable[[int], int | None] | None = None) -> None:
+    """Raise MemoryPlanError if the sum of `planned` bytes is more than `device` has free.
 
     `largest(free)` gives the largest batch that fits into `free` bytes, None if none does; it is asked only on failure.
     """
-    needed, free = sum(planned.values()), place.free_bytes()
+    needed, free = sum(planned.values()), device.free_bytes()
     if needed <= free:
         return
     message = f"{what} needs {gib(needed)}, {gib(free)} free"
@@ -36,7 +36,7 @@ def check_memory(place: Any, planned: Mapping[str, int], what: str, largest: Cal
 
 
 def largest_batch(tried: int, planned: Callable[[int], Mapping[str, int]]) -> Callable[[int], int | None]:
-    """For `check_memory`: a search for the largest batch below `tried` whose `planned` bytes fit into a given number."""
+    """A function for `check_memory` that searches the largest batch below `tried` whose `planned` bytes fit into a given number."""
 
     def search(free: int) -> int | None:
         low, high = 0, tried
@@ -73,9 +73,9 @@ class Allocated:
         values: Mapping[str, np.ndarray],
         parts: Mapping[Buf, tuple[Buf, int, int]] | None = None,
     ) -> None:
-        self.place, self.bufs = net.place, dict(bufs)
-        self.arena = self.place.empty(max(plan.arena_bytes for plan in plans.values()), "uint8")
-        self._arrays = {name: self.place.empty(numel(buf.shape), buf.dtype) for name, buf in bufs.items()}
+        self.device, self.bufs = net.device, dict(bufs)
+        self.arena = self.device.empty(max(plan.arena_bytes for plan in plans.values()), "uint8")
+        self._arrays = {name: self.device.empty(numel(buf.shape), buf.dtype) for name, buf in bufs.items()}
         self.clear_state(but=values)
         for name, array in values.items():
             self.upload(name, array)
@@ -104,10 +104,10 @@ class Allocated:
 
     def upload(self, name: str, values: np.ndarray) -> None:
         """Copy `values` into the array of a Buf; sizes must agree."""
-        # A GPU's array of nothing has one element (`Gpu.empty`).
+        # On a GPU an array of zero elements has one (`Gpu.empty`).
         if values.size:
-            self.place.upload(self._arrays[name], values)
+            self.device.upload(self._arrays[name], values)
 
     def download(self, name: str) -> np.ndarray:
         """A host copy of a Buf's array, flat, after everything enqueued has run."""
-        return self.place.download(self._arrays[name])[: numel(self.bufs[name].shape)]
+        return self.device.download(self._arrays[name])[: numel(self.bufs[name].shape)]

@@ -1,4 +1,4 @@
-"""Choosing tiles by measurement: every candidate of every step is verified, then timed, and the fastest is kept.
+"""This module chooses tiles by measurement: every candidate of every step is verified, then timed, and the fastest is kept.
 
 What was found is kept in the user's cache folder, under the GPU, the versions and the kernels' sources, so that the same
 shape is measured once. A tuned run may differ from an untuned one in the last bits: another split of a sum is another order
@@ -92,7 +92,7 @@ def _shape_key(net: Net, item: Planned) -> str:
 
 def _candidates(net: Net, item: Planned) -> list[Any]:
     """The tiles of one step, without its default."""
-    offered = item.how.impl.candidates(bare_call(item.step, net.row.layout), net.place.multiprocessors)
+    offered = item.how.impl.candidates(bare_call(item.step, net.row.layout), net.device.multiprocessors)
     return [tile for tile in offered if tile != item.how.tile]
 
 
@@ -104,14 +104,14 @@ def _fastest(net: Net, item: Planned, say: Callable[[str], None] | None) -> dict
         return None
     ins = [_operand(buf.shape, buf.dtype, seed) for seed, buf in enumerate(step.ins)]
     outs = [(buf.shape, "float32" if buf.dtype in ("bfloat16", "tfloat32") else buf.dtype) for buf in step.outs]
-    options: dict[str, Any] = {"place": net.place, "attrs": step.attrs, "layout": net.row.layout, "store": net.row.store}
-    options["multiprocessors"] = net.place.multiprocessors
+    options: dict[str, Any] = {"device": net.device, "attrs": step.attrs, "layout": net.row.layout, "store": net.row.store}
+    options["multiprocessors"] = net.device.multiprocessors
     first = Bound(impl, step.op, ins, outs, tile=default, **options)
     trials = dict(zip(candidates, first.with_tiles(candidates), strict=True))
     if say:
         say(f"{step.scope}.{step.op}: {len(trials) + 1} tiles")
     compile_all(launch for bound in (first, *trials.values()) for launch in bound.launches)
-    times = {default: _milliseconds(first, net.place)}
+    times = {default: _milliseconds(first, net.device)}
     expected = first.results()
     shape = conv_shape(step)
     path = next((path for path in ("dgrad", "wgrad") if path in step.op), "fprop")
@@ -126,7 +126,7 @@ def _fastest(net: Net, item: Planned, say: Callable[[str], None] | None) -> dict
                 say(f"{step.scope}.{step.op}: tile {asdict(tile)} does not run here ({error})")
             continue
         if all(_apart(got, want) <= limit for got, want in zip(found, expected, strict=True)):
-            times[tile] = _milliseconds(trial, net.place)
+            times[tile] = _milliseconds(trial, net.device)
         elif say:
             say(f"{step.scope}.{step.op}: tile {asdict(tile)} is wrong here and left out")
     best = min(times, key=lambda tile: times[tile])
@@ -148,23 +148,23 @@ def _operand(shape: tuple[int, ...], dtype: str, seed: int) -> np.ndarray:
 
 def _apart(got: np.ndarray, want: np.ndarray) -> float:
     if got.dtype.kind in "iu":
-        # Places of maxima: two sums of normal values come as close as float32 rounds less than once in a thousand windows.
+        # An argmax may differ: two sums of normal values come as close as float32 rounds less than once in a thousand windows.
         return float(np.mean(got != want) > 1e-3)
     difference = got.astype(np.float64) - want
     return float(np.linalg.norm(difference.reshape(-1)) / (np.linalg.norm(want.reshape(-1).astype(np.float64)) or 1.0))
 
 
-def _milliseconds(bound: Bound, place: Any) -> float:
+def _milliseconds(bound: Bound, device: Any) -> float:
     """The shortest of a few replays of a captured graph, per run."""
     bound.run()
-    replay = place.replayable(bound.launches * REPEATS)
+    replay = device.replayable(bound.launches * REPEATS)
     replay()
     spent = []
     for _ in range(SAMPLES):
         start, end = numba_cuda().event(), numba_cuda().event()
-        start.record(place.stream)
+        start.record(device.stream)
         replay()
-        end.record(place.stream)
-        place.synchronize()
+        end.record(device.stream)
+        device.synchronize()
         spent.append(numba_cuda().event_elapsed_time(start, end))
     return min(spent) / REPEATS

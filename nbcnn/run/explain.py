@@ -1,4 +1,4 @@
-"""A plan as a table that people read: op, shapes, implementation, GFLOP, MB, floor, arena offset."""
+"""This module prints a plan as a table: op, shapes, implementation, GFLOP, MB, floor, arena offset."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def _row(plan: Plan, item: Planned, floor: float) -> tuple[str, ...]:
     shapes = [" ".join("×".join(map(str, b.shape)) or "1" for b in bufs[:2]) for bufs in (step.ins, step.outs)]
     tile = "" if item.how.tile is None else "/".join(str(v) for v in vars(item.how.tile).values())
     offset = plan.offsets.get(step.outs[0].root)
-    place = step.outs[0].root.home if offset is None else f"{offset}"
+    where = step.outs[0].root.home if offset is None else f"{offset}"
     counts = (f"{flops / 1e9:.3f}" if flops else "", f"{step_bytes(step) / 1e6:.2f}", f"{floor:.1f}" if floor else "")
-    return (step.scope, step.op, *shapes, item.how.mode, tile, *counts, place)
+    return (step.scope, step.op, *shapes, item.how.mode, tile, *counts, where)
 
 
 def summary(layers: Sequence[Any], input_shape: tuple[int, ...]) -> str:

@@ -1,4 +1,4 @@
-"""A net applied to arrays of the caller: its outputs batch by batch, and the gradients of one batch. Neither changes the net."""
+"""This module applies a net to arrays of the caller: outputs batch by batch, and the gradients of one batch. Neither changes the net."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ def _prepared(net: Net, batch: int, dtype: str = "uint8") -> Allocated:
     """One walk down, once for each size of batch and dtype of images: record → lower → check → allocate, upload, compile."""
     if (batch, dtype) not in net.prepared:
         while len(net.prepared) >= KEPT_PLANS:
-            net.place.synchronize()
+            net.device.synchronize()
             net.prepared.pop(next(iter(net.prepared))).close()
         recorded = net.record_predict(batch, dtype)
         plan = net.lower(recorded)
-        check_memory(net.place, _bytes(plan, recorded.io), f"a batch of {batch}", largest_batch(batch, lambda size: planned_bytes(net, size)))
+        check_memory(net.device, _bytes(plan, recorded.io), f"a batch of {batch}", largest_batch(batch, lambda size: planned_bytes(net, size)))
         # A GPU runs a plan once before it captures it, so what that run reads must be there.
         first = {"images": np.zeros(recorded.io["images"].shape, recorded.io["images"].dtype)}
         if "order" in recorded.io:
@@ -92,7 +92,7 @@ def gradients(net: Net, x: np.ndarray, labels: np.ndarray | None = None) -> tupl
     held = Allocated(net, {"gradients": net.lower(recorded)}, recorded.io, given)
     held.compile()
     with net.params.kept():
-        held.place.upload(held.arena, np.full(held.arena.size, 0xFF, np.uint8))
+        held.device.upload(held.arena, np.full(held.arena.size, 0xFF, np.uint8))
         net.params.poison_grads()
         held.programs["gradients"].run()
         return float(held.download("loss")[0]), net.params.grads_dict()

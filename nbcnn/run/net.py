@@ -1,4 +1,4 @@
-"""Net: layers on one row of the op table, with their parameters. Records what is to be computed, and plans it on the row.
+"""This module defines `Net`: layers on one row of the op table, with their parameters. It records what is to be computed and plans it on the row.
 
 Choosing the row is `rows`, finding an implementation for every step `resolve`; predictions and gradients of arrays are `inference`, training is
 `session`.
@@ -50,7 +50,7 @@ class Net:
     strict       refuse a net of which a step does not run in the asked mode.
     tiles        tiles of an earlier run (`TrainingSession.tiles`), so that a resumed run repeats its bits.
     choice       a row that `choose_mode` has chosen already: mode, precision, engine and dwconv then say nothing.
-    place        where arrays are, if not on the row's own GPU or host: plans are made for its size and capability.
+    device       where arrays are, if not on the row's own GPU or host: plans are made for its size and capability.
     normalisation   `nbcnn.datasets.normalisation.Normalisation` of the images, in training and in predictions; None: bytes are divided by 255.
 
     Raises UsageError, GpuUnavailable, and ShapeError if the layers do not fit each other.
@@ -71,17 +71,17 @@ class Net:
         strict: bool = False,
         tiles: Tiles | None = None,
         choice: Choice | None = None,
-        place: Any = None,
+        device: Any = None,
         normalisation: Normalisation | None = None,
     ) -> None:
         self.layers, self.input_shape, self.strict = sized(layers, tuple(input_shape)), tuple(input_shape), strict
         self.fusing, self.normalisation = fusing, normalisation
         self.row, self.why = choice or choose_mode(mode, precision, engine, dwconv=dwconv, strict=strict)
         self.mode, self.precision = self.row.mode, self.row.precision
-        self.place: Any = place or (Gpu() if self.row.place == "gpu" else Host())
-        self.device_name = self.place.device_name
+        self.device: Any = device or (Gpu() if self.row.device == "gpu" else Host())
+        self.device_name = self.device.device_name
         self.tiles = dict(tiles or {})
-        self.params = ParameterBuffer(parameters(self.layers), self.place, states(self.layers))
+        self.params = ParameterBuffer(parameters(self.layers), self.device, states(self.layers))
         self.params.initialise(seed, init)
         self.flat_weights = Buf("all weights", (self.params.layout.size,), home="param")
         self.flat_grads = Buf("all gradients", (self.params.layout.size,), home="grad")
@@ -94,9 +94,9 @@ class Net:
 
     def join(self, team: Team) -> None:
         """Let plans hold the step `all_reduce` (gradients, in place; attribute `weight`) among the ranks of `team`."""
-        team.connect(self.place)
+        team.connect(self.device)
         reduce = Impl(lambda call: [team.all_reduce(call.ins[0], call.attrs["weight"])])
-        self.row = replace(self.row, parts=(*self.row.parts, ("ranks", {"all_reduce": reduce})))
+        self.row = replace(self.row, fallbacks=(*self.row.fallbacks, ("ranks", {"all_reduce": reduce})))
 
     @property
     def has_loss(self) -> bool:
@@ -104,7 +104,7 @@ class Net:
 
     @property
     def label_dtype(self) -> str:
-        """What the loss takes beside the output: int32 classes, or float32 values."""
+        """The type of the targets that the loss takes: int32 for classes, or float32 for values."""
         return getattr(self.layers[-1], "label_dtype", "int32")
 
     @property
@@ -114,7 +114,7 @@ class Net:
 
     @property
     def is_series(self) -> bool:
-        """Its inputs are float32 series (F, L), not uint8 images."""
+        """Whether its inputs are float32 series (F, L), not uint8 images."""
         return len(self.input_shape) == 2
 
     @property
@@ -174,8 +174,8 @@ class Net:
             self.row,
             recorded.steps,
             self.flat_weights,
-            multiprocessors=self.place.multiprocessors,
-            capability=self.place.capability,
+            multiprocessors=self.device.multiprocessors,
+            capability=self.device.capability,
             tiles=self.tiles,
             branching=branching,
         )
@@ -201,7 +201,7 @@ class Net:
 
     def close(self) -> None:
         """Let the plans of predictions go, their memory and their captured graphs; the next prediction makes them again."""
-        self.place.synchronize()
+        self.device.synchronize()
         for held in self.prepared.values():
             held.close()
         self.prepared = {}

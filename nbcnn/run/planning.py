@@ -1,4 +1,4 @@
-"""Planning a training, one walk down from layers to programs; every method of `Training` is a stage of it, in this order.
+"""This module plans a training, one walk down from layers to programs; every method of `Training` is a stage of it, in this order.
 
     check      does what is to be trained fit together?
     record     layers, fused → the steps of one training step: gather, forward, loss, backward, update, bookkeeping; dead ones dropped
@@ -44,12 +44,12 @@ class Update(NamedTuple):
 
 
 Plans = dict[tuple[str, int], Plan]
-"""By the split, "train" or "test", and the size of the batch."""
+"""A plan's key: the split, "train" or "test", and the size of the batch."""
 
 
 @dataclass(frozen=True)
 class Training:
-    """What is trained, on what and how, as `nbcnn.run.session.TrainingSession` was told; `steps` is the length of its table of learning rates.
+    """What is trained, on what and how, as given to `nbcnn.run.session.TrainingSession`; `steps` is the length of its table of learning rates.
 
     factors  of the learning rate and the weight decay, by parameter. Where there are any, every run of parameters with equal factors in the
              flat buffer has an update of its own, and what is frozen has none: its gradients are not even computed.
@@ -91,7 +91,7 @@ class Training:
 
     @cached_property
     def places(self) -> dict[str, np.ndarray]:
-        """By split, the places in an epoch's order that are this rank's."""
+        """By split, the positions in an epoch's order that this rank computes."""
         return {split: self.team.places(len(data), min(len(data), self.batch)) for split, data in self.sets.items()}
 
     @cached_property
@@ -241,13 +241,13 @@ class Training:
 
     def fits(self, planned: Mapping[str, int]) -> bool:
         """True if the device has `planned` bytes free."""
-        return sum(planned.values()) <= self.net.place.free_bytes()
+        return sum(planned.values()) <= self.net.device.free_bytes()
 
     def fit(self, planned: Mapping[str, int]) -> None:
         """Raise MemoryPlanError, with the largest batch that fits, if `planned` bytes are more than there are."""
         ranks = self.team.size
         each = largest_batch(self.batch // ranks, lambda size: self.memory(self.plans(size * ranks)))
-        check_memory(self.net.place, planned, f"batch {self.batch}", lambda free: (each(free) or 0) * ranks or None)
+        check_memory(self.net.device, planned, f"batch {self.batch}", lambda free: (each(free) or 0) * ranks or None)
 
     def allocate(self, plans: Plans) -> Allocated:
         """`plans` in memory, with the data sets and this rank's orders; learning rates and all state are zero."""

@@ -1,4 +1,4 @@
-"""A plan bound to memory: every step with its launches, run one by one or replayed as one CUDA graph."""
+"""This module binds a plan to memory: every step with its launches, run one by one or replayed as one CUDA graph."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class Program:
     """
 
     def __init__(self, plan: Plan, params: ParameterBuffer, arena: Any, fixed: Mapping[Buf, Any]) -> None:
-        self.plan, self.place = plan, params.place
+        self.plan, self.device = plan, params.device
         self._params, self._arena, self._fixed = params, arena, dict(fixed)
         for packed, pack_map in plan.packs.items():
             index = pack_index(plan, packed, params.layout)
-            self._fixed[pack_map] = self.place.empty(index.size, "int32")
-            self.place.upload(self._fixed[pack_map], index.reshape(-1))
+            self._fixed[pack_map] = self.device.empty(index.size, "int32")
+            self.device.upload(self._fixed[pack_map], index.reshape(-1))
         self.bound: list[tuple[Planned, list[Any]]] = [(item, list(item.how.impl.bind(self._call(item)))) for item in plan.steps]
         self._replay: Callable[[], None] | None = None
         self.enqueue_ms = 0.05 * len(self.launches)
@@ -47,7 +47,7 @@ class Program:
             return self._fixed[root]
         if root.home in ("param", "grad", "state"):
             return self._params.view(root.home, root.name)
-        return self.place.view(self._arena, self.plan.offsets[root], numel(root.shape), root.dtype)
+        return self.device.view(self._arena, self.plan.offsets[root], numel(root.shape), root.dtype)
 
     def _call(self, item: Planned) -> Call:
         step = item.step
@@ -74,22 +74,22 @@ class Program:
 
     def run(self) -> None:
         """Enqueue every launch, one by one."""
-        stream = getattr(self.place, "stream", 0)
+        stream = getattr(self.device, "stream", 0)
         for launch in self.launches:
             launch.run(stream)
 
     def prepare(self) -> None:
         """Make the plan ready to replay. On a GPU this runs it once, so what it writes is overwritten."""
-        self._replay = self.place.replayable(self.launches, self._lanes())
+        self._replay = self.device.replayable(self.launches, self._branches())
 
-    def _lanes(self) -> list[str]:
+    def _branches(self) -> list[str]:
         """For every launch, the branch of the graph that it runs on."""
         joined = join(self.plan.steps)
-        lanes = []
+        branches = []
         for at, (item, launches) in enumerate(self.bound):
-            lane = SIDE if item.side else JOIN if at == joined else MAIN
-            lanes += [lane] * len(launches)
-        return lanes
+            branch = SIDE if item.side else JOIN if at == joined else MAIN
+            branches += [branch] * len(launches)
+        return branches
 
     def replay(self) -> None:
         """Run the whole plan asynchronously: one CUDA graph on a GPU. Prepares on first use."""
@@ -102,13 +102,13 @@ class Program:
 
         `to_end`: run the steps after it all the same, because in one of them other ranks wait for this one.
         """
-        stream = getattr(self.place, "stream", 0)
+        stream = getattr(self.device, "stream", 0)
         found = None
         for at, (item, launches) in enumerate(self.bound):
             for launch in launches:
                 launch.run(stream)
             for buf in item.step.outs if found is None else ():
-                if _floating(buf) and not np.isfinite(decode(self.place.download(self.array(buf)), buf.dtype)).all():
+                if _floating(buf) and not np.isfinite(decode(self.device.download(self.array(buf)), buf.dtype)).all():
                     found = at, f"{item.step.scope}.{item.step.op} ({buf.name})"
                     break
             if found and not to_end:
@@ -116,7 +116,7 @@ class Program:
         return found
 
     def close(self) -> None:
-        """Let the captured graph go, and with it what it holds of other libraries' resources; the next replay captures anew."""
+        """Free the captured graph, and with it what it holds of other libraries' resources; the next replay captures anew."""
         if close := getattr(self._replay, "close", None):
             close()
         self._replay = None

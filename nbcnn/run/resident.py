@@ -1,4 +1,4 @@
-"""What a session trains on, images or windows of series: what of it is on the device, and how a batch of it is recorded."""
+"""This module holds what a session trains on, images or windows of series, resident or streamed, and records how a batch is gathered."""
 
 from __future__ import annotations
 

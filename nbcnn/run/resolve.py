@@ -1,4 +1,4 @@
-"""Resolving: which implementation of a row's chain runs a step, with which tile; and so the plan of recorded steps on a row."""
+"""This module resolves steps: it chooses the implementation of a row that runs a step, and its tile, and so plans recorded steps on a row."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def resolver(row: Row, multiprocessors: int, capability: tuple[int, int], tiles:
 
 
 def tile_key(step: Step, part: str) -> str:
-    """The name under which a step's tile is saved: layer, op, batch size, and the part of the row that it is a tile of."""
+    """The name under which a step's tile is saved: layer, op, batch size, and the fallback of the row that it is a tile of."""
     return f"{step.scope}.{step.op}.n{step.ins[0].shape[0]}.{part}"
 
 

@@ -1,4 +1,4 @@
-"""Choosing the row of the op table on which a network runs: mode and precision, then the overlays for engine and depthwise convolution."""
+"""This module chooses the row of the op table on which a network runs: mode and precision, then the overlays for engine and series."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def choose_mode(
     Raises UsageError for what does not exist or does not go together, GpuUnavailable if the row needs a GPU and there is none.
     """
     known = sorted({name for name, _ in MODES})
-    # A CPU's run does not pay for the compiler's import.
+    # Imported here, so that a run on the CPU does not pay for the compiler's import.
     missing = None if mode == "cpu" else refused() or gpu_missing()
     if mode not in ("auto", *known):
         raise UsageError(f"no mode {mode!r} (there are auto, {', '.join(known)}){nearest(mode, ['auto', *known])}")
@@ -58,7 +58,7 @@ def choose_mode(
     if (mode, precision) not in MODES:
         raise UsageError(f"mode {mode} has no precision {precision!r}; it has {', '.join(p for m, p in MODES if m == mode)}")
     row = MODES[mode, precision]
-    if row.place == "gpu" and missing:
+    if row.device == "gpu" and missing:
         raise GpuUnavailable(missing)
     if engine != "auto":
         if mode != "tensorcore":
@@ -68,7 +68,7 @@ def choose_mode(
             raise UsageError(f"--engine {engine} needs compute capability {needed}, this GPU has {own}")
         row = only_engine(row, engine)
     if dwconv != "auto":
-        if row.place != "gpu":
+        if row.device != "gpu":
             raise UsageError(f"--dwconv {dwconv} chooses among kernels for a GPU, this is mode {mode}")
         row = with_dwconv(row, dwconv)
     return Choice(row, why)

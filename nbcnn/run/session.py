@@ -65,7 +65,7 @@ class TrainingSession:
     resident        True keeps the images on the device, False streams them from the host (`nbcnn.run.streaming`), with the same bits; None streams
                     them if they would not fit.
     labels          int32 (M,), needed if the loss needs them; `test_labels` likewise.
-    say             is told what takes long: kernels being compiled, tiles being tried.
+    say             is called with a line about what takes long: kernels being compiled, tiles being tried.
     team            the ranks that train together; `batch` is of all of them, and all must call the same methods in the same order.
     sync_stats      take the statistics of a batch over all ranks, as one process would, instead of over each rank's own part.
     factors         of learning rate and weight decay by parameter (`nbcnn.nn.optim.Factor`); a parameter whose rate is 0 is frozen.
@@ -115,7 +115,7 @@ class TrainingSession:
             self.training = self.training.streamed()
         if team.size > 1:
             net.join(team)
-            team.agree("first weights", net.place.download(net.params.weights).tobytes())
+            team.agree("first weights", net.device.download(net.params.weights).tobytes())
         self.steps_per_epoch = -(-self.count // batch)
         self.plans = self.training.plans()
         if tune is not None:
@@ -147,7 +147,7 @@ class TrainingSession:
     def explain(self) -> str:
         """The training plan as a table: op, shapes, implementation, GFLOP, MB, floor, arena offset."""
         peak = "fp32 split" if self.net.row.mode == "tensorcore" and self.net.precision == "fp32" else self.net.precision
-        return explain(self.plans["train", self.batch], peak, self.net.place.ceilings())
+        return explain(self.plans["train", self.batch], peak, self.net.device.ceilings())
 
     def tiles(self) -> dict[str, dict[str, int]]:
         """Every resolved tile, for config.json, the checkpoint, and `Net(tiles=…)` of a resumed run."""
@@ -157,14 +157,14 @@ class TrainingSession:
 
     def _allocate(self) -> None:
         self._held = self.training.allocate(self.plans)
-        # Not one of the plan's: `step_watched` launches it before them.
-        waiting = [wait_launch(0)] if self.net.place.name == "gpu" else []
+        # The waiting kernel is no step of the plan: `step_watched` launches it before them.
+        waiting = [wait_launch(0)] if self.net.device.name == "gpu" else []
         self.compiled = self._held.compile(self._say, waiting)
         self._capture()
         for name, factor in self.training.rates.items():
             self._held.upload(name, self._rates * np.float32(factor))
         self._feeders = {
-            split: Feeder(self.net.place, self._held.array(f"{split}.images"), data.images, data.streamed, lambda: self.team.wait(self.net.place))
+            split: Feeder(self.net.device, self._held.array(f"{split}.images"), data.images, data.streamed, lambda: self.team.wait(self.net.device))
             for split, data in self.training.sets.items()
             if isinstance(data, Images) and data.streamed
         }
@@ -242,13 +242,13 @@ class TrainingSession:
         return Status(int(state[STEP]), int(state[EPOCH]), int(state[POSITION]), float(mean), float(sums[LAST_LOSS]), bool(state[NONFINITE]))
 
     def _together(self) -> tuple[np.ndarray, np.ndarray]:
-        """StepState and sums of all ranks: the same on each."""
+        """StepState and sums over all ranks, equal on each."""
         state, parts = self._parts()
         return state, sum(parts)
 
     def _parts(self) -> tuple[np.ndarray, np.ndarray]:
         """StepState of all ranks, and by rank what each has of the sums, (ranks, 4): they add up, and the last of them is 0."""
-        self.team.wait(self.net.place)
+        self.team.wait(self.net.device)
         state, sums = self._held.download("train.state"), self._held.download("train.sums")
         sums[LAST_LOSS] *= self.team.share(self._latest).weight if self._latest else 1.0
         parts = np.zeros((self.team.size, len(sums)))
@@ -291,9 +291,9 @@ class TrainingSession:
         self._feed("train", self._position)
         at, name = self._held.programs["train", n].first_nonfinite(self.team.size > 1) or (_NEVER, "")
         # A rank that found nothing of its own meets another's NaN in their sum: the earliest is the origin.
-        words = self.team.gathered(f"{at:06} {name}".encode())
+        words = self.team.gather(f"{at:06} {name}".encode())
         return (
-            self.team.told(min(words, default=b""))[7:].decode()
+            self.team.broadcast(min(words, default=b""))[7:].decode()
             or "every step's result is finite now (the loss or the weights were not finite before)"
         )
 
@@ -363,7 +363,7 @@ class TrainingSession:
 
     def close(self) -> None:
         """Let the captured graphs go, which hold on to the ranks' connection, and end the threads that stream images."""
-        self.net.place.synchronize()
+        self.net.device.synchronize()
         for feeder in self._feeders.values():
             feeder.close()
         self._held.close()

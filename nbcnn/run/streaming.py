@@ -57,10 +57,10 @@ class Feeder:
     patient      called while a copy takes longer than PATIENCE; it may raise.
     """
 
-    def __init__(self, place: Any, ring: Any, source: np.ndarray, rows: int, patient: Callable[[], None] = lambda: None) -> None:
-        self._place, self._rows, self._patient = place, rows, patient
+    def __init__(self, device: Any, ring: Any, source: np.ndarray, rows: int, patient: Callable[[], None] = lambda: None) -> None:
+        self._device, self._rows, self._patient = device, rows, patient
         self._source = source.reshape(len(source), -1)
-        self._uploads = Uploads(place)
+        self._uploads = Uploads(device)
         size = rows * self._source.shape[1]
         self._slots = [ring[k * size : (k + 1) * size] for k in range(RING)]
         self._pinned = [self._uploads.pinned(size, self._source.dtype.name) for _ in range(PINNED)]
@@ -105,7 +105,7 @@ class Feeder:
             if self._current >= 0:
                 self._read[self._current] = self._uploads.mark()
             if not self._next_copy - RING <= chunk <= self._next_copy:  # a step that is repeated elsewhere than where training went on
-                self._place.synchronize()
+                self._device.synchronize()
                 self._forget(chunk)
             self._current = chunk
             while self._next_copy <= chunk:

@@ -120,7 +120,7 @@ class RBFSVC(ClassifierMixin, BaseEstimator):
         return votes
 
     def decision_function(self, X: Any) -> np.ndarray:
-        """Of two classes (n,), positive for the second; of more (n, classes): votes, and among equal votes the sum of the decision values."""
+        """Decision values: (n,), positive for the second of two classes; else (n, classes), votes, and among equal votes the sum of decisions."""
         decisions = self._decisions(X)
         if len(self.classes_) == 2:
             return -decisions[:, 0]

@@ -266,7 +266,7 @@ class Trainer:
 
     def _agree_to_stop(self, interrupts: Interrupts) -> None:
         """Stop if any rank got a signal."""
-        self._stop = -int(self.team.least(-(interrupts.signal or 0))) or None
+        self._stop = -int(self.team.all_min(-(interrupts.signal or 0))) or None
 
     def _take_step(self, watched: bool) -> None:
         """One training step, the watched one launch by launch: the same kernels."""
@@ -310,7 +310,7 @@ class Trainer:
         self._save(snapshot, self.run.last)
         self._tell("epoch", self, epoch)
         if self.team.size > 1:  # the callbacks are rank 0's
-            self._stopped = self.team.told(self._stopped.encode()).decode()
+            self._stopped = self.team.broadcast(self._stopped.encode()).decode()
         return not self._stopping(interrupts)
 
     def _evaluate(self, interrupts: Interrupts) -> float | None:
@@ -321,14 +321,14 @@ class Trainer:
             self._scored = dict(self._scores()) if self._scores else {}
             part = found
         # Outside of that context, because a rank must not be interrupted in a collective: the others would wait for it.
-        if not self.team.least(part is not None) or part is None:
+        if not self.team.all_min(part is not None) or part is None:
             return None
         loss, count = self.team.sum(part)
         return float(loss / count)
 
     def _now(self) -> float:
         """Rank 0's clock, in seconds."""
-        return float(np.frombuffer(self.team.told(np.float64(time.perf_counter()).tobytes()))[0])
+        return float(np.frombuffer(self.team.broadcast(np.float64(time.perf_counter()).tobytes()))[0])
 
     def _start_clock(self) -> None:
         self._mark = (self._now(), self.step)

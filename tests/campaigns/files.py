@@ -281,11 +281,11 @@ class Tile:
 def _with_tiles(path: Path) -> dict[str, Any]:
     """Tune a small net whose convolution has three tiles, with the cache at `path`."""
     row = modes.MODES["cpu", "fp32"]
-    impl = replace(row.parts[0][1]["conv_fprop"], tile=lambda call, cores: Tile(1), candidates=lambda call, cores: [Tile(n) for n in (1, 2, 3)])
-    changed = replace(row, parts=(("cpu", dict(row.parts[0][1]) | {"conv_fprop": impl}),))
+    impl = replace(row.fallbacks[0][1]["conv_fprop"], tile=lambda call, cores: Tile(1), candidates=lambda call, cores: [Tile(n) for n in (1, 2, 3)])
+    changed = replace(row, fallbacks=(("cpu", dict(row.fallbacks[0][1]) | {"conv_fprop": impl}),))
     kept = autotune.cache_path, autotune._milliseconds
     modes.MODES["cpu", "fp32"] = changed
-    autotune.cache_path, autotune._milliseconds = (lambda device: path), (lambda bound, place: float(bound.call.tile.size))
+    autotune.cache_path, autotune._milliseconds = (lambda device: path), (lambda bound, device: float(bound.call.tile.size))
     try:
         net = Net([Conv2d(3, 3, padding=1, in_channels=3), MSE()], (3, 4, 4), mode="cpu")
         return autotune.tune(net, [net.lower(net.record_gradients(2))])

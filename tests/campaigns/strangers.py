@@ -26,7 +26,7 @@ from nbcnn.ranks.environment import Rank
 from nbcnn.ranks.team import Ranks
 
 TIMEOUT = 20.0
-MOST = 50_000_000
+MAX_BYTES = 50_000_000
 """Bytes that an attempt may allocate."""
 RESET = struct.pack("ii", 1, 0)
 """SO_LINGER: closing sends a reset."""
@@ -216,4 +216,4 @@ def attack(seed: int, folder: Path) -> None:
     assert not any(member.is_alive() for member in members), f"a rank hangs among {what}"
     assert [member.found for member in members] == [[2.0, 1.0]] * 2, f"{[member.found for member in members]} among {what}"
     assert taken < TIMEOUT, f"it took {taken:.1f} s among {what}"
-    assert peak < MOST, f"{peak:,} bytes were allocated among {what}"
+    assert peak < MAX_BYTES, f"{peak:,} bytes were allocated among {what}"

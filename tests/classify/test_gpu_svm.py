@@ -9,7 +9,7 @@ from sklearn.svm import SVC
 from nbcnn.classify import gpu as device_svm
 from nbcnn.classify import gram, pipeline
 from nbcnn.classify.pipeline import Settings
-from nbcnn.gpu import device
+from nbcnn.gpu import device as gpu_device
 
 TOLERANCE = 1e-3
 
@@ -21,10 +21,10 @@ def overlapping(count, width, classes, separation, seed=5):
     return np.maximum(latent @ rng.standard_normal((40, width)), 0).astype(np.float32), labels
 
 
-def both(place, tmp_path, train, labels, test, **settings):
+def both(device, tmp_path, train, labels, test, **settings):
     options = Settings(**settings)
     host = pipeline.classify(lambda: (train, test), labels, settings=options, engine=gram.HostEngine(), scratch=tmp_path, jobs=1)
-    return host, device_svm.classify(lambda: (train, test), labels, settings=options, place=place)
+    return host, device_svm.classify(lambda: (train, test), labels, settings=options, device=device)
 
 
 def compare(host, found, same=0.999):
@@ -38,14 +38,14 @@ def compare(host, found, same=0.999):
 
 
 @pytest.mark.full  # a minute in the simulator
-@pytest.mark.skipif(not device.SIMULATOR, reason="the small case is the simulator's; a GPU has the large ones")
+@pytest.mark.skipif(not gpu_device.SIMULATOR, reason="the small case is the simulator's; a GPU has the large ones")
 @pytest.mark.parametrize("fits", [True, False])
-def test_a_small_machine(place, tmp_path, monkeypatch, fits):
+def test_a_small_machine(device, tmp_path, monkeypatch, fits):
     features, labels = overlapping(24, 6, 2, 0.5)
     if not fits:
         monkeypatch.setattr(device_svm.Machine, "_free", lambda self: 4 * (64**2 - 1) if not hasattr(self, "matrix") or self.matrix is None else 0)
         monkeypatch.setattr(device_svm, "ALIGNED", 8)
-    host, found = both(place, tmp_path, features[:18], labels[:18], features[18:])
+    host, found = both(device, tmp_path, features[:18], labels[:18], features[18:])
     compare(host, found)
     assert found.gamma == pytest.approx(host.gamma, rel=1e-6)
 
@@ -61,9 +61,9 @@ def test_a_gpu_predicts_what_the_cpu_does(gpu, tmp_path, scale, C):
 
 def test_a_matrix_that_does_not_fit_is_made_by_pairs(gpu, tmp_path, monkeypatch):
     features, labels = overlapping(1500, 100, 5, 0.3)
-    whole = device_svm.classify(lambda: (features[:1200], features[1200:]), labels[:1200], settings=Settings(), place=gpu)
+    whole = device_svm.classify(lambda: (features[:1200], features[1200:]), labels[:1200], settings=Settings(), device=gpu)
     monkeypatch.setattr(device_svm.Machine, "_free", lambda self: 4 * 900**2)
-    parts = device_svm.classify(lambda: (features[:1200], features[1200:]), labels[:1200], settings=Settings(), place=gpu)
+    parts = device_svm.classify(lambda: (features[:1200], features[1200:]), labels[:1200], settings=Settings(), device=gpu)
     assert "does not fit" in parts.notes[0]
     compare(whole, parts)
 
@@ -72,4 +72,4 @@ def test_a_pair_that_does_not_fit_says_so(gpu, monkeypatch):
     features, labels = overlapping(300, 100, 2, 0.3)
     monkeypatch.setattr(device_svm.Machine, "_free", lambda self: 4 * 100**2)
     with pytest.raises(MemoryError, match="--limit takes fewer"):
-        device_svm.classify(lambda: (features, features), labels, settings=Settings(), place=gpu)
+        device_svm.classify(lambda: (features, features), labels, settings=Settings(), device=gpu)

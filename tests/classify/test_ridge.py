@@ -10,7 +10,7 @@ from sklearn.kernel_ridge import KernelRidge
 
 from nbcnn.classify import classifier, ridge
 from nbcnn.classify.pipeline import Settings
-from nbcnn.gpu import device
+from nbcnn.gpu import device as gpu_device
 
 EPS = float(np.finfo(np.float32).eps)
 
@@ -43,12 +43,12 @@ def test_a_matrix_that_is_not_positive_asks_for_a_larger_lambda():
 
 
 @pytest.mark.parametrize(("n", "block"), [(20, 8), (8, 8)])
-def test_a_factor_in_blocks(place, n, block):
+def test_a_factor_in_blocks(device, n, block):
     x, _ = samples(n)
     K, Y = kernel_of(x, 0.05), ridge.targets(np.arange(n) % 3, np.arange(3))
-    there = place.empty(n * n, "float32")
-    place.upload(there, K.astype(np.float32))
-    got = ridge.factorise(place, there, n, 0.1, block=block).solve(Y)
+    there = device.empty(n * n, "float32")
+    device.upload(there, K.astype(np.float32))
+    got = ridge.factorise(device, there, n, 0.1, block=block).solve(Y)
     expected = np.linalg.solve(K + 0.1 * np.eye(n), Y)
     assert np.abs(got - expected).max() <= 8 * EPS * n / 0.1 * np.abs(expected).max()
 
@@ -56,12 +56,12 @@ def test_a_factor_in_blocks(place, n, block):
 @pytest.mark.parametrize("count", [1000, 3001])
 def test_a_gpu_solves_what_lapack_does(gpu, count):
     (x, labels), (t, _) = samples(count, 200, 10), samples(500, 200, 10, seed=3)
-    host, found = (ridge.classify(lambda: (x, t), labels, settings=Settings(), ridge=0.1, place=place) for place in (None, gpu))
+    host, found = (ridge.classify(lambda: (x, t), labels, settings=Settings(), ridge=0.1, device=device) for device in (None, gpu))
     np.testing.assert_allclose(found.test_decisions, host.test_decisions, atol=count / 0.1 * 4 * EPS)
     assert (found.test_predicted == host.test_predicted).mean() >= 0.998
 
 
-@pytest.mark.skipif(device.SIMULATOR, reason="runs no kernel: once is enough")
+@pytest.mark.skipif(gpu_device.SIMULATOR, reason="runs no kernel: once is enough")
 def test_the_file_decides_as_the_machine(tmp_path):
     (x, labels), (t, _) = samples(60), samples(30, seed=3)
     found = ridge.classify(lambda: (x, t), labels, settings=Settings(), ridge=0.1)
@@ -73,7 +73,7 @@ def test_the_file_decides_as_the_machine(tmp_path):
     np.testing.assert_array_equal(loaded.predict(t), found.test_predicted)
 
 
-@pytest.mark.skipif(device.SIMULATOR, reason="runs no kernel: once is enough")
+@pytest.mark.skipif(gpu_device.SIMULATOR, reason="runs no kernel: once is enough")
 def test_the_command_and_what_does_not_go_together(tmp_path, capsys):
     from test_classify import ORIGIN, write
 

@@ -158,18 +158,18 @@ def test_rbf_of_equal_samples_is_at_most_one():
 
 
 @pytest.mark.parametrize(("M", "N"), [(1, 1), (5, 7), (3, 130)])
-def test_rbf_kernel_equals_its_reference(place, rng, M, N):
+def test_rbf_kernel_equals_its_reference(device, rng, M, N):
     row_norms, col_norms = rng.random(M, np.float32) * 9, rng.random(N, np.float32) * 9
     dots = ((row_norms[:, None] + col_norms) / 2 * rng.random((M, N))).astype(np.float32)
     arrays = []
     for values in (row_norms, col_norms, dots):
-        arrays.append(place.empty(values.size, "float32"))
-        place.upload(arrays[-1], values)
-    rbf.launch_rbf(*arrays, M, N, 0.3).run(place.stream)
+        arrays.append(device.empty(values.size, "float32"))
+        device.upload(arrays[-1], values)
+    rbf.launch_rbf(*arrays, M, N, 0.3).run(device.stream)
     expected = dots.astype(np.float64)
     rbf.rbf(row_norms, col_norms, expected, gamma=0.3)
     terms = row_norms[:, None] + col_norms + 2 * np.abs(dots)
-    error = np.abs(place.download(arrays[2]).reshape(M, N) - expected)
+    error = np.abs(device.download(arrays[2]).reshape(M, N) - expected)
     assert (error <= EPS * (2 + 4 * 0.3 * terms)).all()
 
 

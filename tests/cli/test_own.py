@@ -21,7 +21,7 @@ from nbcnn.model import pictures
 from nbcnn.train import checkpoint, trainer
 from nbcnn.train.runlog import RunFolder
 
-OWN = """
+MODEL_FILE = """
 from nbcnn import Conv2d, Flatten, Linear, MaxPool2d, MSE, ReLU, SoftmaxCrossEntropy
 
 
@@ -51,7 +51,7 @@ QUICK = ["--dataset", "shapes", "--mode", "cpu", "--limit", "6", "--batch", "3",
 def own(tmp_path_factory):
     """A folder with my_model.py and a run of its function layers."""
     folder = tmp_path_factory.mktemp("own")
-    (folder / "my_model.py").write_text(OWN)
+    (folder / "my_model.py").write_text(MODEL_FILE)
     assert exits(train, [*QUICK, "--model", f"{folder}/my_model.py:layers", "--out", folder / "run"]) == 0
     return folder
 
@@ -92,9 +92,9 @@ def test_a_network_of_ones_own_is_trained_resumed_loaded_and_extracted(own, tmp_
 
 def test_a_changed_network_is_not_resumed(own, tmp_path, capsys):
     file = tmp_path / "other.py"
-    file.write_text(OWN)
+    file.write_text(MODEL_FILE)
     assert exits(train, [*QUICK, "--model", f"{file}:layers", "--out", tmp_path / "run"]) == 0
-    file.write_text(OWN.replace("stride=4", "stride=4, bias=True").replace("ReLU(), MaxPool2d(2)", "MaxPool2d(2), ReLU()"))
+    file.write_text(MODEL_FILE.replace("stride=4", "stride=4, bias=True").replace("ReLU(), MaxPool2d(2)", "MaxPool2d(2), ReLU()"))
     assert "its layers is" in message(capsys, 3, exits(train, ["--resume", tmp_path / "run", "--epochs", "3", "--quiet"]))
 
 
@@ -315,7 +315,7 @@ def test_the_cpu_mode_needs_nothing_of_unix(tmp_path):
         assert done.returncode == 0, done.stderr[-2000:]
         return done.stdout
 
-    (tmp_path / "my_model.py").write_text(OWN)
+    (tmp_path / "my_model.py").write_text(MODEL_FILE)
     run("train", *QUICK[:8], "--epochs", "1", "--quiet", "--model", "my_model.py:layers", "--out", "run")
     Image.fromarray(np.zeros((32, 32, 3), np.uint8)).save(tmp_path / "a.png")
     assert "%" in run("predict", "run", "a.png")

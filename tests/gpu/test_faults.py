@@ -212,10 +212,10 @@ def test_fork_after_cuda_has_started(gpu):
         session = session_for(4, 8, mode="im2col")
         session.begin_epoch(0)
         session.step()
-        session.net.place.synchronize()
+        session.net.device.synchronize()
         def old():
             session.step()
-            session.net.place.synchronize()
+            session.net.device.synchronize()
             return 0
         def new():
             session_for(4, 8, mode="auto")
@@ -227,7 +227,7 @@ def test_fork_after_cuda_has_started(gpu):
                 os._exit(guarded(what))
             print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
         session.step()
-        session.net.place.synchronize()
+        session.net.device.synchronize()
         print("parent goes on")
     """
     done = run(code)
@@ -245,7 +245,7 @@ def alone(mode):
     session.begin_epoch(0)
     for _ in range(3):
         session.step()
-    session.net.place.synchronize()
+    session.net.device.synchronize()
     return b"".join(tensor.tobytes() for _, tensor in sorted(session.state().items()))
 
 

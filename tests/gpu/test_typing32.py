@@ -169,7 +169,7 @@ def test_no_naive_convolution_is_wide_unasked():
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("row", [row for row in MODES.values() if row.place == "gpu"], ids=lambda row: f"{row.mode} {row.precision}")
+@pytest.mark.parametrize("row", [row for row in MODES.values() if row.device == "gpu"], ids=lambda row: f"{row.mode} {row.precision}")
 def test_no_kernel_is_wide_unasked(row):
     with typing32.watching() as found:
         for _, _, launch in kernels.launches(row, "90a"):

@@ -7,7 +7,7 @@ import pytest
 from compiled import assert_lean, on_every_arch
 
 from nbcnn.check.static import compile_launch
-from nbcnn.gpu import device
+from nbcnn.gpu import device as gpu_device
 from nbcnn.lab.measure import caches, ceilings, selftest, steady
 from nbcnn.lab.measure import ceiling_kernels as kernels
 from nbcnn.lab.measure.caches import SPAN, Calls, Flush, fill_kernel
@@ -26,7 +26,7 @@ def test_kernels_keep_everything_in_registers(arch):
     assert_lean(Launch(fill_kernel(), 1, caches.THREADS, (X, np.float32(0))), arch)
 
 
-@pytest.mark.skipif(device.SIMULATOR, reason="the simulator compiles nothing")
+@pytest.mark.skipif(gpu_device.SIMULATOR, reason="the simulator compiles nothing")
 @pytest.mark.parametrize("precision", ["bf16", "tf32"])
 def test_tensor_kernels_keep_everything_in_registers(precision):
     for arch in ("80", "120"):
@@ -36,39 +36,39 @@ def test_tensor_kernels_keep_everything_in_registers(precision):
     assert 0 < report.shared_bytes <= 48 * 1024
 
 
-def test_multiply_adds_are_counted_right(place):
+def test_multiply_adds_are_counted_right(device):
     """x ← x·1 + 1, turns · UNROLLED times, from x + chain in each of CHAINS chains, then their sum."""
-    if not device.SIMULATOR:
+    if not gpu_device.SIMULATOR:
         pytest.skip("1,024 threads are enough in the simulator; `bench selftest` runs the real size")
-    x, watch = place.empty(2, "float32"), place.empty(2, "int64")
-    place.upload(x, np.array([0.0, 10.0], np.float32))
-    Launch(kernels.fma_kernel(), 1, 2, (x, watch, np.float32(1), np.float32(1), np.int32(3))).run(place.stream)
+    x, watch = device.empty(2, "float32"), device.empty(2, "int64")
+    device.upload(x, np.array([0.0, 10.0], np.float32))
+    Launch(kernels.fma_kernel(), 1, 2, (x, watch, np.float32(1), np.float32(1), np.int32(3))).run(device.stream)
     chains, steps = kernels.CHAINS, 3 * kernels.UNROLLED
     wanted = [chains * (first + steps) + sum(range(chains)) for first in (0, 10)]
-    assert place.download(x).tolist() == wanted
-    assert (place.download(watch) > 0).all()
+    assert device.download(x).tolist() == wanted
+    assert (device.download(watch) > 0).all()
 
 
-def test_a_flush_writes_all_of_its_buffer(place):
-    if not device.SIMULATOR:
+def test_a_flush_writes_all_of_its_buffer(device):
+    if not gpu_device.SIMULATOR:
         pytest.skip("the simulator fills one block")
-    flush = Flush(place)
-    assert place.download(flush._buffer).size == SPAN
-    place.upload(flush._buffer, np.ones(SPAN, np.float32))
+    flush = Flush(device)
+    assert device.download(flush._buffer).size == SPAN
+    device.upload(flush._buffer, np.ones(SPAN, np.float32))
     flush()
-    assert not place.download(flush._buffer).any()
+    assert not device.download(flush._buffer).any()
 
 
-def test_a_wait_lasts_as_long_as_it_says(place):
-    target = place.empty(2, "int64")
-    work = Calls("spin", place, [[Launch(kernels.spin_kernel(), 1, 1, (target, np.int64(3_000_000)))]])
+def test_a_wait_lasts_as_long_as_it_says(device):
+    target = device.empty(2, "int64")
+    work = Calls("spin", device, [[Launch(kernels.spin_kernel(), 1, 1, (target, np.int64(3_000_000)))]])
     work.repeat(1)
     assert work.repeat(2) >= 3.0
-    assert place.download(target)[1] >= 3_000_000
+    assert device.download(target)[1] >= 3_000_000
 
 
 def test_ceilings_are_rates(gpu, monkeypatch):
-    for name, value in (("LEAST", 0.0), ("MOST", 0.01), ("WINDOW", 0.001)):
+    for name, value in (("MIN_SECONDS", 0.0), ("MAX_SECONDS", 0.01), ("WINDOW", 0.001)):
         monkeypatch.setattr(steady, name, value)
     found = ceilings.measure(gpu)
     assert set(found) == ({"fp32", "copy"} if gpu.capability < (8, 0) else {"fp32", "tf32", "bf16", "copy"})
@@ -91,23 +91,23 @@ def test_three_measurements_are_taken_in_blocks(monkeypatch):
     """A GPU that is 4 % slower for one block of the fifteen does not change any of the medians."""
     monkeypatch.setattr(selftest, "SIMULATOR", False)
     monkeypatch.setattr(selftest, "BLOCKS", 5)
-    monkeypatch.setattr(ceilings, "copying", lambda place: None)
+    monkeypatch.setattr(ceilings, "copying", lambda device: None)
     seconds = [1.0] * 15
     for slow, ok in (({7}, True), ({1, 4, 7}, False)):
         times = iter([1.04 if at in slow else one for at, one in enumerate(seconds)])
-        monkeypatch.setattr(ceilings, "timed", lambda probe, place, watch, **how: Found(next(times)))  # noqa: B023
+        monkeypatch.setattr(ceilings, "timed", lambda probe, device, watch, **how: Found(next(times)))  # noqa: B023
         assert selftest._again(None, None)["ok"] is ok
 
 
 def test_the_copy_is_judged_by_the_datasheet(monkeypatch):
-    class Place:
+    class Device:
         def ceilings(self):
-            return device.Ceilings({}, 4.8e12)
+            return gpu_device.Ceilings({}, 4.8e12)
 
     for rate, ok in ((4.2e12, True), (3.0e12, False), (4.79e12, False)):
-        monkeypatch.setattr(ceilings, "copying", lambda place: ceilings.Probe(None, 1 << 30))
-        monkeypatch.setattr(ceilings, "timed", lambda probe, place, watch, rate=rate: Found((1 << 30) / rate))
-        row = selftest._copy(Place(), None)
+        monkeypatch.setattr(ceilings, "copying", lambda device: ceilings.Probe(None, 1 << 30))
+        monkeypatch.setattr(ceilings, "timed", lambda probe, device, watch, rate=rate: Found((1 << 30) / rate))
+        row = selftest._copy(Device(), None)
         assert row["ok"] is ok
         assert row["value"] == pytest.approx(rate / 1e12)
         assert ("FAILED" in selftest.text([row])) is not ok
@@ -123,7 +123,7 @@ class Found:
 
 
 def test_multiply_adds_are_judged_by_the_kernels_own_clock(monkeypatch):
-    class Place:
+    class Device:
         capability, multiprocessors = (9, 0), 132
 
         def download(self, array):
@@ -132,9 +132,9 @@ def test_multiply_adds_are_judged_by_the_kernels_own_clock(monkeypatch):
     monkeypatch.setattr(selftest, "SIMULATOR", False)
     peak = 2 * 128 * 132 * 1.7e9
     for part, ok in ((0.95, True), (0.85, False), (1.2, False)):
-        monkeypatch.setattr(ceilings, "fma", lambda place: ceilings.Probe(None, int(1e12)))
-        monkeypatch.setattr(ceilings, "timed", lambda probe, place, watch, part=part: Found(1e12 / (part * peak)))
-        rows = list(selftest._fma(Place(), Watch(device.Host())))
+        monkeypatch.setattr(ceilings, "fma", lambda device: ceilings.Probe(None, int(1e12)))
+        monkeypatch.setattr(ceilings, "timed", lambda probe, device, watch, part=part: Found(1e12 / (part * peak)))
+        rows = list(selftest._fma(Device(), Watch(gpu_device.Host())))
         assert rows[0]["ok"] is ok
         assert rows[0]["value"] == pytest.approx(100 * part)
         assert rows[1]["value"] == pytest.approx(1700)

@@ -22,12 +22,12 @@ SMALL = {"conv1": ConvShape(1, 2, 4, 4, 4, 3, 3, 1, 1), "conv4": ConvShape(1, 4,
 
 
 @pytest.fixture
-def small_layers(monkeypatch, place):
+def small_layers(monkeypatch, device):
     monkeypatch.setattr(convs, "LAYERS", SMALL)
     monkeypatch.setattr(convs, "CALLS", 1)
     monkeypatch.setattr(convs, "SECONDS", 0.01)
     monkeypatch.setattr(caches, "MOST_SETS", 2)
-    for name, value in (("LEAST", 0.0), ("MOST", 0.002), ("WINDOW", 0.0005)):
+    for name, value in (("MIN_SECONDS", 0.0), ("MAX_SECONDS", 0.002), ("WINDOW", 0.0005)):
         monkeypatch.setattr(steady, name, value)
 
 
@@ -49,7 +49,7 @@ def test_fused_layers_are_cases_of_the_same_convolution():
 
 def test_a_wrong_op_is_not_timed(small_layers, monkeypatch):
     row = modes.MODES["naive", "fp32"]
-    right = row.parts[0][1]["conv_fprop"]
+    right = row.fallbacks[0][1]["conv_fprop"]
 
     class Wrong(Launch):
         def run(self, stream=0):
@@ -59,8 +59,8 @@ def test_a_wrong_op_is_not_timed(small_layers, monkeypatch):
     def bind(call):
         return [Wrong(launch.kernel, launch.grid, launch.block, launch.args) for launch in right.bind(call)]
 
-    changed = dict(row.parts[0][1]) | {"conv_fprop": replace(right, bind=bind)}
-    monkeypatch.setitem(modes.MODES, ("naive", "fp32"), replace(row, parts=(("naive", changed),)))
+    changed = dict(row.fallbacks[0][1]) | {"conv_fprop": replace(right, bind=bind)}
+    monkeypatch.setitem(modes.MODES, ("naive", "fp32"), replace(row, fallbacks=(("naive", changed),)))
     with pytest.raises(RuntimeError, match=r"naive fp32 conv_fprop .* is not timed"):
         list(convs.passes("naive", 2, ("conv1",), beside_cudnn=False))
 
@@ -68,7 +68,7 @@ def test_a_wrong_op_is_not_timed(small_layers, monkeypatch):
 def test_parity_takes_as_many_images_as_the_implementation_wants(monkeypatch):
     tried = []
 
-    def parity(row, impl, case, place, tile):
+    def parity(row, impl, case, device, tile):
         tried.append(len(case.ins[0]))
         if tried[-1] < 16:
             raise Unsupported("too few images")

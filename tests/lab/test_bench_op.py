@@ -32,11 +32,11 @@ SHAPES = {
 @pytest.fixture
 def quick(monkeypatch):
     """Warm-up and sampling in milliseconds."""
-    monkeypatch.setattr(steady, "LEAST", 0.0)
-    monkeypatch.setattr(steady, "MOST", 0.002)
+    monkeypatch.setattr(steady, "MIN_SECONDS", 0.0)
+    monkeypatch.setattr(steady, "MAX_SECONDS", 0.002)
     monkeypatch.setattr(steady, "WINDOW", 0.0005)
     monkeypatch.setattr(caches, "FLUSH_AT_LEAST", 1 << 16)
-    monkeypatch.setattr(caches, "cache_bytes", lambda place: 1 << 12)
+    monkeypatch.setattr(caches, "cache_bytes", lambda device: 1 << 12)
 
 
 # -- shapes
@@ -50,7 +50,7 @@ def test_every_op_has_operands_of_the_shape_asked_for(name):
     assert any(6 in array.shape or 7 in array.shape or 101 in array.shape for array in ins)
     impl = gradcheck.reference_impl(name)
     case = replace(problem.small, ins=tuple(ins), outs=tuple(outs))
-    assert len(gradcheck.run_op(impl, name, case.ins, case.outs, attrs=case.attrs, place=Host())) == len(outs)
+    assert len(gradcheck.run_op(impl, name, case.ins, case.outs, attrs=case.attrs, device=Host())) == len(outs)
 
 
 @pytest.mark.parametrize("name", [name for name in opcases.OPS if name in modes.MODES["cpu", "fp32"].ops])
@@ -126,7 +126,7 @@ def test_a_wrong_op_is_not_timed(monkeypatch):
     def wrong(x, y):
         np.multiply(x, 1.01, out=y)
 
-    monkeypatch.setitem(modes.MODES, ("cpu", "fp32"), replace(row, parts=(("cpu", row.parts[0][1] | {"relu_fprop": host(wrong)}),)))
+    monkeypatch.setitem(modes.MODES, ("cpu", "fp32"), replace(row, fallbacks=(("cpu", row.fallbacks[0][1] | {"relu_fprop": host(wrong)}),)))
     with pytest.raises(NotTimed, match=r"cpu fp32 relu_fprop .* is not timed: error"):
         prepare(Choice("cpu"), opcases.problem("relu_fprop", "2,3,4,4"))
 
@@ -156,7 +156,7 @@ def test_graphs_are_captured_for_every_start(quick):
     class Place(Host):
         name, captured, stream = "gpu", 0, 0
 
-        def replayable(self, launches, lanes=None):
+        def replayable(self, launches, branches=None):
             Place.captured += 1
             return super().replayable(launches)
 
@@ -172,7 +172,7 @@ def test_graphs_are_captured_for_every_start(quick):
 
 
 def test_enough_sets_to_leave_the_cache(monkeypatch):
-    monkeypatch.setattr(caches, "cache_bytes", lambda place: 60 << 20)
+    monkeypatch.setattr(caches, "cache_bytes", lambda device: 60 << 20)
     assert caches.sets_for(10 << 20, None) == 18
     assert caches.sets_for(1 << 30, None) == 2
     assert caches.sets_for(1, None) == caches.MOST_SETS
@@ -204,10 +204,10 @@ def test_flops_of_a_convolution_are_the_direct_ones():
     assert row["roofline"] is None, "a host's peak is not known"
 
 
-def test_a_gpu_times_two_modes_in_turn(quick, place):
+def test_a_gpu_times_two_modes_in_turn(quick, device):
     problem = opcases.problem("relu_fprop", "2,3,4,4")
     made = [prepare(Choice(mode), problem, sets=2) for mode in ("naive", "im2col")]
-    with Watch(made[0].place) as watch:
+    with Watch(made[0].device) as watch:
         rows = list(op.study(made, watch, caches=("cold", "rotate"), iterations=(2,), graphs=(False, True), cap=0.01))
     assert [row["variant"] for row in rows] == ["naive", "im2col"] * 4
     assert [row["graph"] for row in rows[::2]] == [False, True] * 2

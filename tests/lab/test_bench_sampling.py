@@ -105,7 +105,7 @@ def test_steady_means_that_time_and_clock_stand_still(pairs, still):
 
 def test_warming_up_waits_for_the_clock(monkeypatch):
     monkeypatch.setattr(steady, "WINDOW", 0.002)
-    monkeypatch.setattr(steady, "LEAST", 0.02)
+    monkeypatch.setattr(steady, "MIN_SECONDS", 0.02)
     ramp = Clocks(*(reading(mhz) for mhz in (345, 345, 700, 1200, 1700, 1980)))
     warm = warm_up([Fake([1.0], 0.001)], ramp)
     assert warm.steady
@@ -116,8 +116,8 @@ def test_warming_up_waits_for_the_clock(monkeypatch):
 
 def test_what_never_settles_is_called_not_steady(monkeypatch):
     monkeypatch.setattr(steady, "WINDOW", 0.001)
-    monkeypatch.setattr(steady, "LEAST", 0.0)
-    monkeypatch.setattr(steady, "MOST", 0.05)
+    monkeypatch.setattr(steady, "MIN_SECONDS", 0.0)
+    monkeypatch.setattr(steady, "MAX_SECONDS", 0.05)
     warm = warm_up([Fake(np.linspace(1, 50, 2000), 0.001)], Clocks(reading(1980)))
     assert not warm.steady
     assert warm.seconds == pytest.approx(0.05, abs=0.05)

@@ -121,7 +121,7 @@ def test_bins_are_logarithmic():
 
 
 def test_the_study_runs_on_the_numpy_path(monkeypatch, capsys, tmp_path):
-    for name, value in (("LEAST", 0.0), ("MOST", 0.002), ("WINDOW", 0.0005)):
+    for name, value in (("MIN_SECONDS", 0.0), ("MAX_SECONDS", 0.002), ("WINDOW", 0.0005)):
         monkeypatch.setattr(steady, name, value)
     monkeypatch.setattr(warmup, "CURVE_SECONDS", 0.02)
     monkeypatch.setattr(fresh, "study", lambda *asked: fresh.summary([process(9), process(7)]))

@@ -15,7 +15,7 @@ from nbcnn.lab.measure.op import Choice, prepare
 
 @pytest.fixture
 def quick(monkeypatch):
-    for name, value in (("LEAST", 0.0), ("MOST", 0.002), ("WINDOW", 0.0005)):
+    for name, value in (("MIN_SECONDS", 0.0), ("MAX_SECONDS", 0.002), ("WINDOW", 0.0005)):
         monkeypatch.setattr(steady, name, value)
 
 
@@ -104,7 +104,7 @@ def test_the_command_compares_two_on_the_cpu(quick, capsys, tmp_path):
     assert json.loads(capsys.readouterr().out)["outputs"] == [{"relative": 0.0, "largest": 0.0}]
 
 
-def test_two_modes_of_a_gpu_agree(place, quick):
+def test_two_modes_of_a_gpu_agree(device, quick):
     problem = opcases.problem("conv_fprop", "1,3,4,4,4")
     got = compare.compare(Choice("naive"), Choice("tiled"), problem, Watch, caches=("hot",), iterations=1, cap=0.01)
     assert got["outputs"][0]["relative"] <= got["bound"]

@@ -11,7 +11,7 @@ import samples
 from scripts import exits
 
 from nbcnn.cli import study, study_fusion
-from nbcnn.gpu import device
+from nbcnn.gpu import device as gpu_device
 from nbcnn.lab.measure import caches, fusion, results, schema, steady
 from nbcnn.lab.measure.clocks import Reading, Watch
 from nbcnn.lab.measure.timing import summarise
@@ -85,7 +85,7 @@ def test_what_is_faster_than_the_datasheet_is_a_fault_and_no_figure(monkeypatch)
     said = []
     works = {"nbcnn": 3.0, "nbcnn conv alone": 1.0, "wrong": 1e-4, "right": 4.0}
     variants = tuple(fusion.Variant(label, lambda graph, ms=ms: Still(ms), "fp32", None) for label, ms in works.items())
-    with Watch(device.Host()) as watch:
+    with Watch(gpu_device.Host()) as watch:
         rows = list(fusion._rows(fusion.Case("product", 2 * 10**9, 0, 1, "flop", variants), "graph", roof, watch, 0.0, "gemm", said.append))
     assert [(row["variant"], row["times_the_peer"]) for row in rows] == [("nbcnn", 4 / 3), ("nbcnn conv alone", 4), ("right", 1)]
     assert len(said) == 1
@@ -112,8 +112,8 @@ def test_steady_rows_are_those_whose_time_and_clock_stood_still(first, second, c
 def test_pytorch_works_on_the_stream_that_is_timed(monkeypatch):
     lent = []
     monkeypatch.setattr(peers, "_share_stream", lent.append)
-    first, second = device.Host(), device.Host()
-    calls = [peers.TorchCalls("", place, [[peers.TorchCall(lambda: None, ())]]) for place in (first, second)]
+    first, second = gpu_device.Host(), gpu_device.Host()
+    calls = [peers.TorchCalls("", device, [[peers.TorchCall(lambda: None, ())]]) for device in (first, second)]
     for one in calls:
         one.repeat(1)
     calls[0].enqueue(1)
@@ -147,16 +147,16 @@ def test_shapes_are_products():
     assert left.value.code == 2
 
 
-@pytest.mark.skipif(not device.SIMULATOR, reason="where there is a GPU the command itself is run (docs/log/norms.md)")
+@pytest.mark.skipif(not gpu_device.SIMULATOR, reason="where there is a GPU the command itself is run (docs/log/norms.md)")
 def test_one_small_work_from_end_to_end(monkeypatch):
-    for name in ("LEAST", "MOST", "WINDOW"):
+    for name in ("MIN_SECONDS", "MAX_SECONDS", "WINDOW"):
         monkeypatch.setattr(steady, name, 0.0)
-    monkeypatch.setattr(caches, "cache_bytes", lambda place: 1)
-    place = device.Gpu()
-    monkeypatch.setattr(fusion, "roof", lambda place, watch: fusion.Roof({"fp32": 1e12}, 1e12))
-    cases = fusion_cases.products(place, ((4, 8, 4),), ("fp32",), False)
-    with Watch(place) as watch:
-        rows = list(fusion.measure(cases, place, watch, 0.0, "gemm", lambda text: None))
+    monkeypatch.setattr(caches, "cache_bytes", lambda device: 1)
+    device = gpu_device.Gpu()
+    monkeypatch.setattr(fusion, "roof", lambda device, watch: fusion.Roof({"fp32": 1e12}, 1e12))
+    cases = fusion_cases.products(device, ((4, 8, 4),), ("fp32",), False)
+    with Watch(device) as watch:
+        rows = list(fusion.measure(cases, device, watch, 0.0, "gemm", lambda text: None))
     assert [r["launch"] for r in rows] == ["host", "graph"]
     assert rows[0]["error"] < 1e-5
     assert rows[0]["memory_bytes"] >= 4 * (4 * 8 + 4 * 8 + 4 * 4)
@@ -164,7 +164,7 @@ def test_one_small_work_from_end_to_end(monkeypatch):
     assert "4×8×4" in "\n".join(study_fusion.lines(rows))
 
 
-@pytest.mark.skipif(device.SIMULATOR, reason="runs no kernel: once is enough")
+@pytest.mark.skipif(gpu_device.SIMULATOR, reason="runs no kernel: once is enough")
 def test_the_classifier_over_seeds_on_a_cpu(capsys):
     words = ["mnist", "--dataset", "digits", "--mode", "cpu", "--seeds", "1", "--epochs", "1", "--limit", "128", "--forms", "fused", "--json"]
     assert study.main(words) == 0

@@ -21,8 +21,8 @@ class Session:
 
     batch = 4
 
-    def __init__(self, place):
-        self.net = SimpleNamespace(place=place)
+    def __init__(self, device):
+        self.net = SimpleNamespace(device=device)
         self.ran, self.begun, self.steps_left = [], 0, 5
 
     def begin_epoch(self, number):
@@ -47,8 +47,8 @@ def test_a_gpu_runs_both_ways_in_turn_and_a_host_one(monkeypatch):
     monkeypatch.setattr(in_a_row, "numba_cuda", None)  # times are the host's here
     monkeypatch.setattr(in_a_row, "SIMULATOR", True)
     gpu = SimpleNamespace(name="gpu", synchronize=lambda: None)
-    for place, forms in ((gpu, ["2 in a row", "2 in a row, launch by launch"]), (Host(), ["2 in a row"])):
-        rows = in_a_row.in_a_row(Session(place), (2,), True, WARM, Watch(Host()), 0.01)
+    for device, forms in ((gpu, ["2 in a row", "2 in a row, launch by launch"]), (Host(), ["2 in a row"])):
+        rows = in_a_row.in_a_row(Session(device), (2,), True, WARM, Watch(Host()), 0.01)
         assert [row["form"] for row in rows] == forms
         assert all(row["images_per_second"] > 0 and row["iterations"] == 2 for row in rows)
         assert all(("over_graph" in row) is (at == 1) for at, row in enumerate(rows))

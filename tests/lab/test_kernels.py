@@ -17,7 +17,7 @@ from nbcnn.__main__ import main
 from nbcnn.check.instructions import GROUPS, count_ptx, count_sass, disassembler
 from nbcnn.cli import kernels as command
 from nbcnn.cli.process import ENDED
-from nbcnn.gpu import device
+from nbcnn.gpu import device as gpu_device
 from nbcnn.lab.measure import kernels
 from nbcnn.lab.measure.occupancy import LIMITS, arch_of, occupancy
 from nbcnn.lab.measure.op import Choice, bound_of
@@ -92,18 +92,18 @@ def test_blocks_on_a_multiprocessor_by_hand(arch, threads, registers, shared, bl
     assert found.part == warps / LIMITS[arch].warps
 
 
-def test_the_driver_says_the_same_occupancy(place):
-    if device.SIMULATOR or arch_of(place.capability) is None:
+def test_the_driver_says_the_same_occupancy(device):
+    if gpu_device.SIMULATOR or arch_of(device.capability) is None:
         pytest.skip("needs a GPU whose limits are listed")
     for op, shape in (("relu_fprop", "2,4,8,8"), ("conv_fprop", "8,64,16,16,64"), ("sgd", "5000"), ("softmax_xent_fprop", "64,10")):
         for launch in bound_of(Choice("im2col"), problem(op, shape)).first.launches:
-            launch.run(place.stream)
+            launch.run(device.stream)
             found = resources(launch)
-            ours = occupancy(arch_of(place.capability), found["threads"], found["registers"], found["shared_bytes"])
+            ours = occupancy(arch_of(device.capability), found["threads"], found["registers"], found["shared_bytes"])
             assert (ours.blocks, ours.warps) == (found["resident_blocks"], found["resident_warps"]), launch.name
 
 
-@pytest.mark.skipif(device.SIMULATOR, reason="the simulator makes no tensor maps")
+@pytest.mark.skipif(gpu_device.SIMULATOR, reason="the simulator makes no tensor maps")
 def test_kernels_are_planned_where_their_engine_exists():
     row = MODES["tensorcore", "bf16"]
     parts = {arch: {part for part, _, _ in kernels.launches(row, arch)} for arch in ("80", "90a", "120")}
@@ -116,7 +116,7 @@ def test_kernels_are_planned_where_their_engine_exists():
     assert all(launch.shared <= limit for _, op, launch in kernels.launches(row, "120") if "wgrad" in op)
 
 
-@pytest.mark.skipif(device.SIMULATOR, reason="the simulator compiles nothing")
+@pytest.mark.skipif(gpu_device.SIMULATOR, reason="the simulator compiles nothing")
 def test_one_op_for_two_architectures(capsys, monkeypatch):
     monkeypatch.setattr(kernels.os, "sched_getaffinity", lambda process: {0}, raising=False)
     assert main(["kernels", "--mode", "naive", "--op", "relu_fprop", "--arch", "75,90a", "--json"]) == 0
@@ -145,7 +145,7 @@ def test_a_kernel_that_does_not_compile_is_a_row_with_its_error():
     assert "HMMA" not in text
 
 
-@pytest.mark.skipif(device.SIMULATOR, reason="the simulator compiles nothing")
+@pytest.mark.skipif(gpu_device.SIMULATOR, reason="the simulator compiles nothing")
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -159,7 +159,7 @@ def test_wrong_names_are_usage_errors(arguments, said, capsys):
 
 
 @pytest.mark.full
-@pytest.mark.skipif(device.SIMULATOR, reason="the simulator compiles nothing")
+@pytest.mark.skipif(gpu_device.SIMULATOR, reason="the simulator compiles nothing")
 @pytest.mark.skipif(len(psutil.Process().cpu_affinity() if hasattr(psutil.Process, "cpu_affinity") else []) < 2, reason="one core compiles alone")
 @pytest.mark.parametrize(("number", "code", "group"), [(signal.SIGINT, 130, True), (signal.SIGINT, 130, False), (signal.SIGTERM, 143, False)])
 def test_an_interrupt_ends_the_processes_that_compile(number, code, group):

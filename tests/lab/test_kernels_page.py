@@ -24,7 +24,7 @@ def test_every_kernel_is_launched_by_a_model_a_teaching_mode_or_a_layer():
 
 
 def test_every_op_of_a_gpu_row_is_planned_by_somebody():
-    assert {op for row in MODES.values() if row.place == "gpu" for op in row.ops} - {use.op for use in launched.uses()} == set()
+    assert {op for row in MODES.values() if row.device == "gpu" for op in row.ops} - {use.op for use in launched.uses()} == set()
 
 
 def test_every_user_launches_something():

@@ -34,7 +34,7 @@ def ours(problem):
     """Our op's outputs, by its NumPy reference."""
     impl = gradcheck.reference_impl(problem.op)
     ins, outs = problem.operands()
-    return gradcheck.run_op(impl, problem.op, ins, outs, attrs=problem.small.attrs, place=Host())
+    return gradcheck.run_op(impl, problem.op, ins, outs, attrs=problem.small.attrs, device=Host())
 
 
 @pytest.mark.parametrize("op", opcases.OPS)

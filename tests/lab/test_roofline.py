@@ -130,7 +130,7 @@ class Session:
     """Two steps of 1 and 2 ms; a graph replay of 3."""
 
     steps_per_epoch = 8
-    net = SimpleNamespace(place=SimpleNamespace(stream=0, name="gpu", synchronize=lambda: None, replayable=Graph))
+    net = SimpleNamespace(device=SimpleNamespace(stream=0, name="gpu", synchronize=lambda: None, replayable=Graph))
 
     def __init__(self):
         def work(ms):
@@ -139,7 +139,7 @@ class Session:
 
             return SimpleNamespace(run=run)
 
-        self.program = SimpleNamespace(place=self.net.place, bound=[(None, [work(0.5), work(0.5)]), (None, [work(2.0)])])
+        self.program = SimpleNamespace(device=self.net.device, bound=[(None, [work(0.5), work(0.5)]), (None, [work(2.0)])])
         self.steps_left, self.replayed, self.recorded = 8, 0, 0
 
     def begin_epoch(self, epoch):

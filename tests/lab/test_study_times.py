@@ -24,19 +24,19 @@ ROOF = dwconv.Ceiling(60e12, 4e12)
 @pytest.fixture
 def quick(monkeypatch):
     """Warm-up and sampling in milliseconds, one set of operands."""
-    monkeypatch.setattr(steady, "LEAST", 0.0)
-    monkeypatch.setattr(steady, "MOST", 0.002)
+    monkeypatch.setattr(steady, "MIN_SECONDS", 0.0)
+    monkeypatch.setattr(steady, "MAX_SECONDS", 0.002)
     monkeypatch.setattr(steady, "WINDOW", 0.0005)
     monkeypatch.setattr(steady, "_calls", lambda work: 1)
     monkeypatch.setattr(sampling, "FEWEST", 1)
-    monkeypatch.setattr(dwconv_times, "sets_for", lambda nbytes, place: 1)
+    monkeypatch.setattr(dwconv_times, "sets_for", lambda nbytes, device: 1)
     monkeypatch.setattr(dwconv_times, "CALLS", 1)
     monkeypatch.setattr(dwconv_times, "SECONDS", 0.001)
     monkeypatch.setattr(dwconv_times, "SLOW_SECONDS", 0.001)
 
 
-def test_every_path_is_verified_and_timed(place, quick):
-    found = dwconv_times.measure(SHAPE, ("naive", "best"), "causal", ROOF, place, None)
+def test_every_path_is_verified_and_timed(device, quick):
+    found = dwconv_times.measure(SHAPE, ("naive", "best"), "causal", ROOF, device, None)
     assert [(row["variant"], row["path"]) for row in found["rows"]] == [("naive", p) for p in dwconv.TRIO] + [("best", p) for p in dwconv.PATHS]
     for row in found["rows"]:
         assert row["ms"]["least"] <= row["ms"]["median"]
@@ -50,13 +50,13 @@ def test_every_path_is_verified_and_timed(place, quick):
     assert "measured" in text
 
 
-def test_a_wrong_kernel_has_no_time(place, quick, monkeypatch):
+def test_a_wrong_kernel_has_no_time(device, quick, monkeypatch):
     right = DWCONV["naive"]["dwconv1d_fprop"]
     monkeypatch.setitem(
         DWCONV["naive"], "dwconv1d_fprop", replace(right, bind=lambda call: right.bind(replace(call, ins=(call.ins[0], call.ins[0]))))
     )
     with pytest.raises(NotTimed, match="naive fprop"):
-        dwconv_times.ready([("naive", "fprop")], SHAPE, "causal", dwconv_times.Operands(SHAPE, place), place)
+        dwconv_times.ready([("naive", "fprop")], SHAPE, "causal", dwconv_times.Operands(SHAPE, device), device)
     assert isinstance(right, Impl)
 
 
@@ -113,7 +113,7 @@ def test_first_losses_go_on_over_epochs(monkeypatch):
     losses = forecast_step.first_losses(session, 3)
     assert len(losses) == 3
     assert np.isfinite(losses).all()
-    assert isinstance(session.net.place, Host)
+    assert isinstance(session.net.device, Host)
 
 
 def test_pictures_are_drawn(tmp_path):

@@ -37,8 +37,8 @@ ALL_OPS = {op for rule in RULES for op in rule.fused.ops}
 def fusing_cpu(monkeypatch):
     """The cpu row with the references of the fused ops, which the real one leaves out because NumPy gains nothing."""
     row = modes.MODES["cpu", "fp32"]
-    parts = (("cpu", row.parts[0][1] | {name: host(function) for name, function in modes.REFERENCES.items()}),)
-    monkeypatch.setitem(modes.MODES, ("cpu", "fp32"), replace(row, parts=parts))
+    parts = (("cpu", row.fallbacks[0][1] | {name: host(function) for name, function in modes.REFERENCES.items()}),)
+    monkeypatch.setitem(modes.MODES, ("cpu", "fp32"), replace(row, fallbacks=parts))
 
 
 def kinds(layers, available=ALL_OPS):

@@ -13,7 +13,7 @@ from nbcnn.check import gradcheck
 from nbcnn.check.cases import mean_cases
 from nbcnn.check.one_op import Bound, Unsupported
 from nbcnn.check.static import ptx_of_launch, signature_of
-from nbcnn.gpu import device
+from nbcnn.gpu import device as gpu_device
 from nbcnn.gpu.device import Host
 from nbcnn.lab.measure import kernels
 from nbcnn.modes import COMMON, MODES, REFERENCES
@@ -24,11 +24,11 @@ from nbcnn.ops.kernel.case import Case
 
 def _here(row):
     """A row's place, or a skip with the reason."""
-    if row.place == "gpu":
-        reason = device.gpu_missing()
+    if row.device == "gpu":
+        reason = gpu_device.gpu_missing()
         if reason:
             pytest.skip(f"{reason}; the simulator runs the small cases")
-        return device.Gpu()
+        return gpu_device.Gpu()
     return Host()
 
 
@@ -52,7 +52,7 @@ def test_every_backward_op_is_checked_against_its_forward():
     assert backward - {"evonorm_b0_dgrad"} <= set(gradcheck.GRADIENTS)
 
 
-@pytest.mark.skipif(device.SIMULATOR, reason="the simulator runs the small cases, below")
+@pytest.mark.skipif(gpu_device.SIMULATOR, reason="the simulator runs the small cases, below")
 @pytest.mark.parametrize("key", MODES, ids="-".join)
 def test_row_is_within_its_bounds(key):
     row = MODES[key]
@@ -63,20 +63,20 @@ def test_row_is_within_its_bounds(key):
 
 # -- without a GPU: every row, every op, every implementation, whether or not somebody has written a test for it
 
-GPU_ROWS = [key for key, row in MODES.items() if row.place == "gpu"]
+GPU_ROWS = [key for key, row in MODES.items() if row.device == "gpu"]
 SMALLEST_FIRST = sorted(mean_cases(), key=lambda case: (case.ins[0].size < 10, sum(array.size for array in case.ins)))
 """Small cases, those last that have a handful of elements."""
 SLOW = ("evonorm", "softmax_xent", "rmsle", "grad_norm")
 """Parts of the names of common ops whose kernels let threads wait for each other: a thread of the simulator is a Python thread."""
 
 
-def taken(row, op, impl, place):
-    """The small cases of an op that an implementation supports, the smallest first, bound to `place`."""
+def taken(row, op, impl, device):
+    """The small cases of an op that an implementation supports, the smallest first, bound to `device`."""
     for case in SMALLEST_FIRST:
         if case.op == op:
             rounded = gradcheck.rounded(case, row.precision)
             with contextlib.suppress(Unsupported):
-                yield case, Bound(impl, op, rounded.ins, case.outs, attrs=case.attrs, place=place, layout=row.layout, store=row.store)
+                yield case, Bound(impl, op, rounded.ins, case.outs, attrs=case.attrs, device=device, layout=row.layout, store=row.store)
 
 
 def general(case):
@@ -111,9 +111,9 @@ def implementations(row):
     return [impl for op in row.ops for _, impl in row.chain(op)]
 
 
-@pytest.mark.skipif(not device.SIMULATOR, reason="a GPU runs all cases, above")
+@pytest.mark.skipif(not gpu_device.SIMULATOR, reason="a GPU runs all cases, above")
 @pytest.mark.parametrize("key", GPU_ROWS, ids="-".join)
-def test_what_a_row_adds_is_right_in_the_simulator(key, place):
+def test_what_a_row_adds_is_right_in_the_simulator(key, device):
     """Kernels that every GPU can run: common ones on four small cases (on two in the second layout; their own files have the rest), slow ones on
     the smallest, others on those that tell most.
     """
@@ -122,7 +122,7 @@ def test_what_a_row_adds_is_right_in_the_simulator(key, place):
         if impl.lacks((0, 0)):
             continue  # tensor cores and TMA: compiled, below
         common = op in COMMON and not any(name in op for name in SLOW)
-        found = taken(row, op, impl, place)
+        found = taken(row, op, impl, device)
         slow = any(name in op for name in SLOW)
         for case, bound in islice(found, 4 if key == GPU_ROWS[0] else 2) if common else islice(found, 1) if slow else telling(found):
             bound.run()
@@ -134,7 +134,7 @@ def test_what_a_row_adds_is_right_in_the_simulator(key, place):
     assert run >= simulated - others - {"convert"}
 
 
-@pytest.mark.skipif(device.SIMULATOR, reason="the simulator makes no tensor maps")
+@pytest.mark.skipif(gpu_device.SIMULATOR, reason="the simulator makes no tensor maps")
 @pytest.mark.parametrize("key", GPU_ROWS, ids="-".join)
 def test_every_op_of_a_row_is_planned(key):
     """Bound to host memory as on the GPU that each implementation needs: tile, scratch, packed weights, a grid, and a count of bytes a launch."""
@@ -169,7 +169,7 @@ def beyond_the_simulator(key):
 
 
 @pytest.mark.full
-@pytest.mark.skipif(device.SIMULATOR, reason="the simulator compiles nothing")
+@pytest.mark.skipif(gpu_device.SIMULATOR, reason="the simulator compiles nothing")
 @pytest.mark.parametrize("key", GPU_ROWS, ids="-".join)
 def test_what_the_simulator_cannot_run_compiles(key):
     """Every kernel function that no row before has, once: Numba and NVVM take it. Registers and spills are the business of the kernels' own tests."""

@@ -95,9 +95,9 @@ def test_the_ranks_talk():
         team.agree("flags", b"same")
         with team.first_on_machine():
             first = time.perf_counter()
-        told = team.told(b"from 0" if team.leads else b"ignored")
+        told = team.broadcast(b"from 0" if team.leads else b"ignored")
         return (
-            *(team.sum(np.array([1.0, team.rank])).tolist(), told, team.gathered(bytes([team.rank])), team.least(5.0 - team.rank)),
+            *(team.sum(np.array([1.0, team.rank])).tolist(), told, team.gather(bytes([team.rank])), team.all_min(5.0 - team.rank)),
             *(team.beside, list(team.mine(5)), first),
         )
 
@@ -137,7 +137,7 @@ def test_alone_there_is_nobody_to_wait_for():
     assert join({}) is ALONE
     assert ALONE.leads
     assert ALONE.sum(np.ones(2)).tolist() == [1, 1]
-    assert ALONE.gathered(b"a") == [b"a"]
+    assert ALONE.gather(b"a") == [b"a"]
     assert ALONE.places(5, 2).tolist() == list(range(5))
     with pytest.raises(TeamError):
         ALONE.all_reduce(np.zeros(1, np.float32), 1.0)

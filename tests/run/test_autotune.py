@@ -28,7 +28,7 @@ class Tile:
 def tiled_cpu(monkeypatch, tmp_path):
     """A cpu row whose conv_fprop has tiles: 1 is the default, 2 is wrong, 3 is slower, 4 is faster."""
     row = modes.MODES["cpu", "fp32"]
-    plain = row.parts[0][1]["conv_fprop"]
+    plain = row.fallbacks[0][1]["conv_fprop"]
 
     def bind(call):
         class Wrong:
@@ -39,11 +39,11 @@ def tiled_cpu(monkeypatch, tmp_path):
         return [*plain.bind(call), Wrong()]
 
     impl = replace(plain, bind=bind, tile=lambda call, cores: Tile(1), candidates=lambda call, cores: [Tile(n) for n in (1, 2, 3, 4)])
-    changed = dict(row.parts[0][1]) | {"conv_fprop": impl}
-    monkeypatch.setitem(modes.MODES, ("cpu", "fp32"), replace(row, parts=(("cpu", changed),)))
+    changed = dict(row.fallbacks[0][1]) | {"conv_fprop": impl}
+    monkeypatch.setitem(modes.MODES, ("cpu", "fp32"), replace(row, fallbacks=(("cpu", changed),)))
     timed = []
 
-    def milliseconds(bound, place):
+    def milliseconds(bound, device):
         bound.run()
         timed.append(bound.call.tile.size)
         return {1: 1.0, 3: 1.5, 4: 0.5}[bound.call.tile.size]
@@ -101,7 +101,7 @@ def test_a_tile_that_nobody_offers_is_measured_anew(tiled_cpu, tmp_path):
 
 
 def test_a_small_gain_is_no_gain(tiled_cpu, monkeypatch):
-    monkeypatch.setattr(autotune, "_milliseconds", lambda bound, place: {1: 1.0, 3: 1.5, 4: 0.99}[bound.call.tile.size])
+    monkeypatch.setattr(autotune, "_milliseconds", lambda bound, device: {1: 1.0, 3: 1.5, 4: 0.99}[bound.call.tile.size])
     net = small()
     assert set(map(str, tune(net, [net.lower(net.record_gradients(2))]).values())) == {"{'size': 1}"}
 

@@ -9,7 +9,7 @@ import pytest
 
 from nbcnn.cli import train_flags
 from nbcnn.files.errors import UsageError
-from nbcnn.gpu import device
+from nbcnn.gpu import device as gpu_device
 from nbcnn.modes import DWCONV, MODES, with_dwconv
 from nbcnn.nn.fuse import DepthwiseTogether, fuse
 from nbcnn.nn.layers import MSE, Residual, Swish
@@ -28,8 +28,8 @@ LAYERS = [
     DepthwiseConv1d(4, channels=3),
     MSE(),
 ]
-CHOICES = [(mode, precision, variant) for (mode, precision), row in MODES.items() if row.place == "gpu" for variant in ("auto", *DWCONV)]
-if device.SIMULATOR:
+CHOICES = [(mode, precision, variant) for (mode, precision), row in MODES.items() if row.device == "gpu" for variant in ("auto", *DWCONV)]
+if gpu_device.SIMULATOR:
     CHOICES = [("im2col", "fp32", "auto"), ("naive", "fp32", "warp")]
 
 
@@ -38,8 +38,8 @@ def gradients(x, **net):
 
 
 @pytest.mark.parametrize(("mode", "precision", "variant"), CHOICES)
-def test_every_variant_lands_where_numpy_does(mode, precision, variant, place, rng):
-    if mode == "tensorcore" and place.capability < (8, 0):
+def test_every_variant_lands_where_numpy_does(mode, precision, variant, device, rng):
+    if mode == "tensorcore" and device.capability < (8, 0):
         pytest.skip("tensorcore needs compute capability 8.0")
     x = rng.standard_normal((3, *SERIES)).astype(np.float32)
     x = decode(encode(x, STORE[precision]), STORE[precision])

@@ -54,11 +54,11 @@ def test_training_after_a_gradient_query_is_training_without_it(row, clip_norm):
 @ROWS
 def test_a_gradient_query_changes_nothing_of_the_net(row):
     net = net_or_skip(normed(), SHAPE, row)
-    before, grads = net.params.as_dict(), net.place.download(net.params.grads)
+    before, grads = net.params.as_dict(), net.device.download(net.params.grads)
     net.gradients(IMAGES.astype(np.float32) / 255)
     for name, tensor in net.params.as_dict().items():
         np.testing.assert_array_equal(tensor, before[name], err_msg=name)
-    np.testing.assert_array_equal(net.place.download(net.params.grads), grads)
+    np.testing.assert_array_equal(net.device.download(net.params.grads), grads)
 
 
 def test_a_gradient_that_is_not_written_is_nan():

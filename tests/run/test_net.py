@@ -248,7 +248,7 @@ def test_a_state_that_does_not_fit_names_the_tensor_and_changes_nothing(change, 
 
 def test_a_batch_that_does_not_fit_says_which_would(monkeypatch):
     net = Net(small_autoencoder(), (3, 8, 8), mode="cpu")
-    monkeypatch.setattr(net.place, "free_bytes", lambda: 200_000, raising=False)
+    monkeypatch.setattr(net.device, "free_bytes", lambda: 200_000, raising=False)
     with pytest.raises(MemoryPlanError, match=r"batch 64 needs .* free; the largest batch that fits is \d+") as error:
         session_of(net, count=64, batch=64)
     fits = int(str(error.value).split()[-1])
@@ -259,7 +259,7 @@ def test_a_batch_that_does_not_fit_says_which_would(monkeypatch):
 
 def test_a_batch_to_predict_that_does_not_fit_says_which_would(monkeypatch):
     net = Net(small_autoencoder(), (3, 8, 8), mode="cpu")
-    monkeypatch.setattr(net.place, "free_bytes", lambda: 50_000, raising=False)
+    monkeypatch.setattr(net.device, "free_bytes", lambda: 50_000, raising=False)
     images = np.zeros((64, 3, 8, 8), np.uint8)
     with pytest.raises(MemoryPlanError, match=r"a batch of 64 needs .* free; the largest batch that fits is \d+") as error:
         net.predict(images, batch=64)
@@ -323,10 +323,10 @@ def test_an_engine_that_cannot_be_is_refused(monkeypatch, mode, engine, capabili
 def test_a_forced_engine_leaves_the_other_out(monkeypatch):
     monkeypatch.setattr("nbcnn.run.rows.gpu_missing", lambda: None)
     row, _ = choose_mode("tensorcore", None, "mma", (9, 0))
-    assert "wgmma" not in [part for part, _ in row.parts]
+    assert "wgmma" not in [part for part, _ in row.fallbacks]
     row, _ = choose_mode("tensorcore", None, "wgmma", (9, 0))
     assert "mma" not in row.own
-    assert "mma" in [part for part, _ in row.parts]
+    assert "mma" in [part for part, _ in row.fallbacks]
     row, _ = choose_mode("tensorcore", "tf32", "wgmma", (9, 0))
     assert [part for part, _ in row.chain("upconv_wgrad")][-2:] == ["wgmma", "mma"]
 

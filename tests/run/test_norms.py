@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from test_net import depth_bound
 
-from nbcnn.gpu import device
+from nbcnn.gpu import device as gpu_device
 from nbcnn.modes import MODES
 from nbcnn.nn.layers import MSE, Conv2d, Residual
 from nbcnn.nn.norms import EvoNormB0, EvoNormS0
@@ -122,9 +122,9 @@ def test_what_does_not_fit_is_named():
             wrong()
 
 
-@pytest.mark.parametrize("key", [key for key, row in MODES.items() if row.place == "gpu"], ids="-".join)
-def test_every_mode_takes_two_steps_like_the_reference(key, place):
-    if device.SIMULATOR and key[0] != "im2col":
+@pytest.mark.parametrize("key", [key for key, row in MODES.items() if row.device == "gpu"], ids="-".join)
+def test_every_mode_takes_two_steps_like_the_reference(key, device):
+    if gpu_device.SIMULATOR and key[0] != "im2col":
         pytest.skip("in the simulator only the layout differs from the other modes that run there")
     net, reference = Net(layers(), SHAPE, mode=key[0], precision=key[1]), Net(layers(), SHAPE, mode="cpu")
     assert net.fallbacks(net.lower(net.record_gradients(3))) == []

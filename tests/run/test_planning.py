@@ -55,7 +55,7 @@ def test_the_plan_without_a_gpu_is_that_of_a_session(batch):
     net = Net(autoencoder(), IMAGE, mode="cpu")
     images = np.zeros((batch, *IMAGE), np.uint8)
     session = TrainingSession(net, images, optimizer=SGD(), learning_rates=np.zeros(1, np.float32), batch=batch)
-    found = training_plan(MODES["cpu", "fp32"], batch, capability=net.place.capability, multiprocessors=net.place.multiprocessors)
+    found = training_plan(MODES["cpu", "fp32"], batch, capability=net.device.capability, multiprocessors=net.device.multiprocessors)
     assert written(found) == written(session.plans["train", batch])
 
 

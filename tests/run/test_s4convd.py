@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from nbcnn.files.errors import UsageError
-from nbcnn.gpu import device
+from nbcnn.gpu import device as gpu_device
 from nbcnn.lab.studies import forecast_step
 from nbcnn.modes import MODES, REFERENCES
 from nbcnn.nn.fuse import fuse
@@ -23,7 +23,7 @@ from nbcnn.run.net import Net
 from nbcnn.run.resolve import resolver
 
 SHAPE = (3, 8)
-ROWS = [("im2col", "fp32")] if device.SIMULATOR else [key for key, row in MODES.items() if row.place == "gpu"]
+ROWS = [("im2col", "fp32")] if gpu_device.SIMULATOR else [key for key, row in MODES.items() if row.device == "gpu"]
 
 
 def small(**options):
@@ -76,9 +76,9 @@ def test_gradients_by_differences(rng, loss, kernel_init):
 
 
 @pytest.mark.parametrize("row", ROWS, ids="-".join)
-@pytest.mark.parametrize("loss", LOSSES[:1] if device.SIMULATOR else LOSSES)
-def test_every_mode_lands_where_numpy_does(row, loss, place, rng):
-    if row[0] == "tensorcore" and place.capability < (8, 0):
+@pytest.mark.parametrize("loss", LOSSES[:1] if gpu_device.SIMULATOR else LOSSES)
+def test_every_mode_lands_where_numpy_does(row, loss, device, rng):
+    if row[0] == "tensorcore" and device.capability < (8, 0):
         pytest.skip("tensorcore needs compute capability 8.0")
     x, target = batch(rng)
     x = decode(encode(x, STORE[row[1]]), STORE[row[1]])
@@ -113,7 +113,7 @@ def test_a_residual_is_fused_inside():
 def test_fused_and_plain_networks_are_one(rng, monkeypatch, length):
     row = MODES["cpu", "fp32"]
     fused_ops = {name: host(function) for name, function in REFERENCES.items()}
-    monkeypatch.setitem(MODES, ("cpu", "fp32"), replace(row, parts=(("cpu", row.parts[0][1] | fused_ops),)))
+    monkeypatch.setitem(MODES, ("cpu", "fp32"), replace(row, fallbacks=(("cpu", row.fallbacks[0][1] | fused_ops),)))
     x, target = rng.standard_normal((2, 3, length)).astype(np.float32), np.array([0.5, 2.0], np.float32)
     plain, fused = (Net(small(), x.shape[1:], mode="cpu", fusing=fusing) for fusing in (False, True))
     (loss, wanted), (fused_loss, got) = plain.gradients(x, target), fused.gradients(x, target)

@@ -63,7 +63,7 @@ def assert_same(one, other):
 @pytest.mark.parametrize("mode", MODES)
 def test_streamed_training_has_the_bits_of_resident_training(request, mode, dtype):
     count, epochs = COUNT, 2
-    if mode != "cpu" and request.getfixturevalue("place").device_name == "CUDA simulator":
+    if mode != "cpu" and request.getfixturevalue("device").device_name == "CUDA simulator":
         count, epochs = 9, 1  # two full steps and one of a single image take a quarter of a minute there
     images = pictures(dtype, count)
     ends = []

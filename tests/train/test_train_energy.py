@@ -82,7 +82,7 @@ def test_a_state_taken_in_the_middle_goes_on_bit_for_bit():
 
 
 @pytest.mark.parametrize("mode", ["naive", "im2col"])
-def test_training_steps_of_a_gpu_land_where_numpy_does(mode, place):
+def test_training_steps_of_a_gpu_land_where_numpy_does(mode, device):
     windows = energy.load(Path("nowhere")).cut(3).windows("train")
     rows = windows.rows[: windows.starts[0] + 60]
     windows = Windows(rows, np.ascontiguousarray(rows[:, 0]), windows.starts[:1] - np.arange(3, dtype=np.int32), length=6)

@@ -1,4 +1,4 @@
-"""Where the operands are when a call begins: in no cache, in the caches, or where training would leave them.
+"""This module decides where the operands are when a timed call begins: in no cache, in the caches, or where training would leave them.
 
 hot     every call works on the same operands: what fits into the second-level cache stays there.
 rotate  calls walk through enough sets of operands that each was evicted since its last use: at least three times the cache in all.
@@ -25,22 +25,22 @@ CACHES = ("cold", "hot", "rotate")
 FLUSH_AT_LEAST = 128 * 2**20
 MOST_SETS = 64
 """Sets of operands that `rotate` makes at most: of less than a twentieth of the cache each, some stay in it."""
-MOST_FILLERS = 200
+MAX_BUSY_LAUNCHES = 200
 """Launches that `enqueue` makes at most, one by one: five milliseconds of the host's time."""
 THREADS = 256
 SPAN = 16 * 4 * THREADS
 """Elements that a block fills: sixteen groups of four a thread."""
 
 
-def cache_bytes(place: Any) -> int:
+def cache_bytes(device: Any) -> int:
     """Bytes of the GPU's second-level cache; 32 MiB are taken for a host's last level."""
-    on_host = place.name == "host" or SIMULATOR
+    on_host = device.name == "host" or SIMULATOR
     return 32 * 2**20 if on_host else int(numba_cuda().get_current_device().L2_CACHE_SIZE)
 
 
-def sets_for(nbytes: int, place: Any) -> int:
+def sets_for(nbytes: int, device: Any) -> int:
     """Sets of operands of `nbytes` each that together are three times the cache, at least two."""
-    return int(max(2, min(MOST_SETS, -(-3 * cache_bytes(place) // max(1, nbytes)))))
+    return int(max(2, min(MOST_SETS, -(-3 * cache_bytes(device) // max(1, nbytes)))))
 
 
 @cache
@@ -62,19 +62,19 @@ def fill_kernel() -> Any:
 
 
 class Flush:
-    """Overwrites twice the cache of `place`: enqueued on its stream, or done at once on a host."""
+    """Overwrites twice the cache of `device`: enqueued on its stream, or done at once on a host."""
 
-    def __init__(self, place: Any) -> None:
-        nbytes = 4 * SPAN if SIMULATOR else max(FLUSH_AT_LEAST, 2 * cache_bytes(place))
+    def __init__(self, device: Any) -> None:
+        nbytes = 4 * SPAN if SIMULATOR else max(FLUSH_AT_LEAST, 2 * cache_bytes(device))
         count = -(-nbytes // (4 * SPAN)) * SPAN
-        self._place, self._buffer = place, place.empty(count, "float32")
-        self._launch = None if place.name == "host" else Launch(fill_kernel(), count // SPAN, THREADS, (self._buffer, np.float32(0)))
+        self._device, self._buffer = device, device.empty(count, "float32")
+        self._launch = None if device.name == "host" else Launch(fill_kernel(), count // SPAN, THREADS, (self._buffer, np.float32(0)))
 
     def __call__(self) -> None:
         if self._launch is None:
             self._buffer.fill(0)
         else:
-            self._launch.run(self._place.stream)
+            self._launch.run(self._device.stream)
 
 
 class Calls:
@@ -82,26 +82,26 @@ class Calls:
 
     graph   n calls are captured once as one CUDA graph and replayed, instead of launched from Python one by one.
     flush   run before every call, outside the timed part (then every call is timed alone, with an event before and behind it).
-    capture launches -> a function that replays them; None: as a graph of `place`.
+    capture launches -> a function that replays them; None: as a graph of `device`.
     """
 
     def __init__(
         self,
         label: str,
-        place: Any,
+        device: Any,
         sets: Sequence[Sequence[Any]],
         *,
         graph: bool = False,
         flush: Callable[[], None] | None = None,
         capture: Callable[[Sequence[Any]], Callable[[], None]] | None = None,
     ) -> None:
-        self.label, self._place, self._flush = label, place, flush
-        self._capture = capture or place.replayable
+        self.label, self._device, self._flush = label, device, flush
+        self._capture = capture or device.replayable
         self._sets = [list(launches) for launches in sets]
-        self._graph = graph and place.name == "gpu" and not SIMULATOR
+        self._graph = graph and device.name == "gpu" and not SIMULATOR
         self._next = 0
         self._replays: dict[int, Iterator[Callable[[], None]]] = {}
-        self._by_events = place.name == "gpu" and not SIMULATOR
+        self._by_events = device.name == "gpu" and not SIMULATOR
         self._events = (numba_cuda().event(), numba_cuda().event()) if self._by_events else None
         self.host_ms = 0.0
         """Milliseconds that the host needed to launch one call, in the last repetition."""
@@ -116,7 +116,7 @@ class Calls:
     def _ready(self, n: int) -> Callable[[], None]:
         """A function that starts n calls."""
         if not self._graph:
-            stream = getattr(self._place, "stream", 0)
+            stream = getattr(self._device, "stream", 0)
             launches = self._walk(n)
 
             def run() -> None:
@@ -137,8 +137,8 @@ class Calls:
             for _ in range(-(-n // size)):
                 next(self._replays[size])()
         elif self._by_events:
-            for launch in islice(self._walk(n), MOST_FILLERS):
-                launch.run(self._place.stream)
+            for launch in islice(self._walk(n), MAX_BUSY_LAUNCHES):
+                launch.run(self._device.stream)
 
     def repeat(self, n: int) -> float:
         """Run n calls; milliseconds of one. On a GPU between two events, on a host by its clock."""
@@ -146,7 +146,7 @@ class Calls:
 
     def _once(self, n: int) -> float:
         start_all = self._ready(n)
-        self._place.synchronize()
+        self._device.synchronize()
         if self._flush:
             self._flush()
         if self._events is None:
@@ -155,10 +155,10 @@ class Calls:
             self.host_ms = spent = (time.perf_counter() - start) * 1e3 / n
             return spent
         before, behind = self._events
-        before.record(self._place.stream)
+        before.record(self._device.stream)
         start = time.perf_counter()
         start_all()
         self.host_ms = (time.perf_counter() - start) * 1e3 / n
-        behind.record(self._place.stream)
+        behind.record(self._device.stream)
         behind.synchronize()
         return float(numba_cuda().event_elapsed_time(before, behind)) / n

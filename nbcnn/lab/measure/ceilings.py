@@ -1,4 +1,4 @@
-"""What this GPU reaches, measured with kernels that do nothing else: the roofs of a roofline.
+"""This module measures the ceilings of a roofline: the rates that this GPU reaches in kernels that do nothing else.
 
 The datasheet's peaks (`Gpu.ceilings`) assume the highest clock; under full load power may not allow it. These are the rates that the best
 possible kernel of each kind gets here and now.
@@ -23,12 +23,13 @@ from nbcnn.run.rows import TENSOR_CORES
 
 HOPPER = (9, 0)
 COPY_GROUPS = 1
-"""Of 1, 2, 4, 8 groups a thread and 256, 512, 1,024 threads, one group and 256 copy fastest on an H200: as fast as the driver's own copy."""
+"""Groups of four that a thread copies. Among 1, 2, 4, 8 groups and 256, 512, 1,024 threads, one group and 256 threads copy fastest on an H200:
+as fast as the driver's own copy."""
 FMA_TURNS, MMA_TURNS, WGMMA_TURNS = (2, 2, 2) if SIMULATOR else (16_384, 32_768, 4_096)
-"""Turns of the kernels' loops: two to three milliseconds on an H200."""
+"""Iterations of the kernels' loops, which take two to three milliseconds on an H200."""
 
 REPETITION_MS = 5.0
-"""Milliseconds between two events, at least."""
+"""Shortest time between two events, in milliseconds."""
 
 
 @dataclass(frozen=True)
@@ -40,64 +41,64 @@ class Probe:
     watch: Any = None
 
 
-def fma(place: Any) -> Probe:
+def fma(device: Any) -> Probe:
     """Multiply-adds on CUDA cores."""
-    blocks = 8 * place.multiprocessors
-    x, watch = _floats(place, blocks * kernels.FMA_THREADS), place.empty(2, "int64")
+    blocks = 8 * device.multiprocessors
+    x, watch = _floats(device, blocks * kernels.FMA_THREADS), device.empty(2, "int64")
     args = (x, watch, np.float32(0.999), np.float32(0.001), np.int32(FMA_TURNS))
     return Probe(Launch(kernels.fma_kernel(), blocks, kernels.FMA_THREADS, args), 2 * blocks * kernels.FMA_THREADS * kernels.FMAS * FMA_TURNS, watch)
 
 
-def tensor(place: Any, precision: str) -> Probe:
+def tensor(device: Any, precision: str) -> Probe:
     """Products on tensor cores: wgmma on compute capability 9.0, mma.sync on others."""
     k = 16 if precision == "bf16" else 8
-    if place.capability == HOPPER:
-        blocks, threads, turns = place.multiprocessors, kernels.WGMMA_THREADS, WGMMA_TURNS
+    if device.capability == HOPPER:
+        blocks, threads, turns = device.multiprocessors, kernels.WGMMA_THREADS, WGMMA_TURNS
         kernel, each = kernels.wgmma_kernel(precision), 4 * 2 * 64 * kernels.WGMMA_N * k
         count = blocks * threads // 128
     else:
-        blocks, threads, turns = 4 * place.multiprocessors, kernels.MMA_THREADS, MMA_TURNS
+        blocks, threads, turns = 4 * device.multiprocessors, kernels.MMA_THREADS, MMA_TURNS
         kernel, each = kernels.mma_kernel(precision), kernels.MMA_TILES * 2 * 16 * 8 * k
         count = blocks * threads // 32
-    x = _floats(place, blocks * threads)
+    x = _floats(device, blocks * threads)
     return Probe(Launch(kernel, blocks, threads, (x, np.int32(turns))), count * each * turns)
 
 
-def copying(place: Any) -> Probe:
+def copying(device: Any) -> Probe:
     """One large array to another, at least eight times the cache together, 2 GiB where they fit."""
     block = 4 * kernels.COPY_THREADS * COPY_GROUPS
-    wanted = 4 * block if SIMULATOR else int(min(max(4 * cache_bytes(place), 2**30), place.free_bytes() // 4))
+    wanted = 4 * block if SIMULATOR else int(min(max(4 * cache_bytes(device), 2**30), device.free_bytes() // 4))
     count = max(1, wanted // (4 * block)) * block
-    args = (_floats(place, count), _floats(place, count))
+    args = (_floats(device, count), _floats(device, count))
     return Probe(Launch(kernels.copy_kernel(COPY_GROUPS), count // block, kernels.COPY_THREADS, args), 8 * count)
 
 
-def _floats(place: Any, count: int) -> Any:
-    array = place.empty(count, "float32")
-    place.upload(array, np.resize(np.random.default_rng(0).random(min(count, 1 << 20), np.float32), count))
+def _floats(device: Any, count: int) -> Any:
+    array = device.empty(count, "float32")
+    device.upload(array, np.resize(np.random.default_rng(0).random(min(count, 1 << 20), np.float32), count))
     return array
 
 
 KINDS = ("fp32", "tf32", "bf16", "copy")
 
 
-def probes(place: Any, kinds: tuple[str, ...] = KINDS) -> dict[str, Probe]:
-    """Of `kinds`: fp32 and copy; tf32 and bf16 where there are tensor cores that this project uses (compute capability 8.0)."""
-    there = [kind for kind in KINDS if kind in kinds and (kind in ("fp32", "copy") or place.capability >= TENSOR_CORES)]
-    return {kind: fma(place) if kind == "fp32" else copying(place) if kind == "copy" else tensor(place, kind) for kind in there}
+def probes(device: Any, kinds: tuple[str, ...] = KINDS) -> dict[str, Probe]:
+    """The probes of `kinds`: fp32 and copy; tf32 and bf16 where there are tensor cores that this project uses (compute capability 8.0)."""
+    there = [kind for kind in KINDS if kind in kinds and (kind in ("fp32", "copy") or device.capability >= TENSOR_CORES)]
+    return {kind: fma(device) if kind == "fp32" else copying(device) if kind == "copy" else tensor(device, kind) for kind in there}
 
 
-def timed(probe: Probe, place: Any, watch: Any, seconds: float = 0.5, bounds: tuple[float, float] | None = None) -> Samples:
+def timed(probe: Probe, device: Any, watch: Any, seconds: float = 0.5, bounds: tuple[float, float] | None = None) -> Samples:
     """Samples of one probe, warm (`bounds`: as `warm_up` takes them): so many runs between two events that launching the first one does not count.
 
     Alone between its events a run begins only when the host has launched it, 10 to 50 µs late: of the copy's 500 µs up to a tenth.
     """
-    work = Calls(probe.launch.name, place, [[probe.launch]])
+    work = Calls(probe.launch.name, device, [[probe.launch]])
     warm = warm_up([work], watch, bounds=bounds)
     return sample([work], max(1, ceil(REPETITION_MS / warm.ms)), warm, watch, seconds)
 
 
-def measure(place: Any, kinds: tuple[str, ...] = KINDS) -> dict[str, float]:
+def measure(device: Any, kinds: tuple[str, ...] = KINDS) -> dict[str, float]:
     """flop/s of "fp32" (CUDA cores), "tf32" and "bf16" (tensor cores, where there are some), byte/s of "copy" (read and written): of `kinds`."""
-    with Watch(place) as watch:
-        return {name: probe.work / (float(np.median(timed(probe, place, watch).ms)) / 1e3) for name, probe in probes(place, kinds).items()}
+    with Watch(device) as watch:
+        return {name: probe.work / (float(np.median(timed(probe, device, watch).ms)) / 1e3) for name, probe in probes(device, kinds).items()}

@@ -1,4 +1,4 @@
-"""What the GPU's clock, temperature, power and throttling are, read while it works: through NVML, else nvidia-smi, else not at all.
+"""This module reads the GPU's clock, temperature, power and throttling while it works: through NVML, else nvidia-smi, else not at all.
 
 NVML comes with the driver; its Python bindings with `cuda.bindings` (which numba-cuda needs anyway) or as `pynvml`. A watch reads in a
 thread of its own, so that timing never waits for it.
@@ -133,9 +133,9 @@ def parse(line: str) -> Reading | None:
         return None
 
 
-def source_for(place: Any) -> Any:
-    """`Nvml` or `Smi` of the GPU that `place` is; None for a host, the simulator, or a GPU that neither can see."""
-    if place.name == "host" or SIMULATOR:
+def source_for(device: Any) -> Any:
+    """`Nvml` or `Smi` of the GPU that `device` is; None for a host, the simulator, or a GPU that neither can see."""
+    if device.name == "host" or SIMULATOR:
         return None
     uuid = str(numba_cuda().get_current_device().uuid)
     for kind in (Nvml, Smi):
@@ -145,13 +145,13 @@ def source_for(place: Any) -> Any:
 
 
 class Watch:
-    """A thread that reads the clocks every `PERIOD` seconds while it is entered (`with Watch(place) as watch:`).
+    """A thread that reads the clocks every `PERIOD` seconds while it is entered (`with Watch(device) as watch:`).
 
-    `source` None finds one for `place`; `watch.source` is its name, None where nothing can be read (then no reading ever comes).
+    `source` None finds one for `device`; `watch.source` is its name, None where nothing can be read (then no reading ever comes).
     """
 
-    def __init__(self, place: Any, source: Any = None) -> None:
-        self._from = source or source_for(place)
+    def __init__(self, device: Any, source: Any = None) -> None:
+        self._from = source or source_for(device)
         self.source: str | None = self._from.source if self._from else None
         self._readings: list[Reading] = []
         self._stop = threading.Event()

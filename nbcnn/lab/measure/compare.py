@@ -1,4 +1,4 @@
-"""Two ways to run one op, side by side: how far apart their results are, their times, what their kernels take, and the roofline."""
+"""This module compares two ways to run one op: the difference of their results, their times, their kernels' resources, and the roofline."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from nbcnn.lab.measure.resources import resources
 
 
 def compare(a: Choice, b: Choice, problem: Problem, watch_for: Any, *, caches: Sequence[str], iterations: int, cap: float = 3.0) -> dict[str, Any]:
-    """Everything that `text` shows. `watch_for(place)` gives the context manager that reads clocks.
+    """Everything that `text` shows. `watch_for(device)` gives the context manager that reads clocks.
 
     Raises NotTimed if one of them fails parity.
     """
     made = [prepare(choice, problem, rotate="rotate" in caches) for choice in (a, b)]
     outputs = difference(*made)
-    gpu = next((each.place for each in made if each.place.name == "gpu"), made[0].place)
+    gpu = next((each.device for each in made if each.device.name == "gpu"), made[0].device)
     with watch_for(gpu) as watch:
         rows = list(study(made, watch, caches=caches, iterations=(iterations,), graphs=(gpu.name == "gpu",), cap=cap))
     return {

@@ -1,4 +1,4 @@
-"""The model of traffic beside NVIDIA's counters: DRAM bytes of every kernel of a training step as ncu counts them.
+"""This module checks the model of traffic against NVIDIA's counters: DRAM bytes of every kernel of a training step as ncu counts them.
 
 `python -m nbcnn.lab.measure.counters MODE PRECISION BATCH FUSING` runs one training step launch by launch between the profiler's start and stop;
 ncu runs it, and what it counts is matched with the launches of the plan in their order.
@@ -26,7 +26,7 @@ TWICE = 1.25
 LONG_MS = 0.2
 """Milliseconds from which on event times should agree with ncu's durations."""
 L2_TIMES = 4
-"""How many times L2 the bytes of a kernel must be for DRAM's to be a test of the model."""
+"""How many times the size of L2 a kernel's bytes must be, so that those of DRAM test the model."""
 
 
 def count(mode: str, precision: str, batch: int, fusing: bool, timeout: float = 400.0) -> list[dict[str, float]]:
@@ -112,7 +112,7 @@ def _worst(steps: Sequence[Mapping[str, Any]], key: str) -> str:
     return f"{worst[key] / worst['ncu_ms'] - 1:+.1%} ({worst['scope']} {worst['op']})"
 
 
-def cache_of(place: Any) -> int:
+def cache_of(device: Any) -> int:
     """Bytes of the second-level cache."""
     from nbcnn.gpu.compiler import numba_cuda
 
@@ -126,7 +126,7 @@ def validate(session: Any) -> dict[str, Any]:
     each alone (`alone_ms`), and by ncu, which runs kernels one by one (`ncu_ms`).
     """
     net, program = session.net, session.program
-    cache = cache_of(net.place)
+    cache = cache_of(net.device)
     kernels = compare(program, count(net.mode, net.precision, session.batch, net.fusing), cache)
     at, steps = iter(kernels), []
     running = [timing.median for timing in time_steps(session).steps]
@@ -143,13 +143,13 @@ def main(argv: Sequence[str]) -> int:
 
     mode, precision, batch, fusing = argv
     session = session_for(int(batch), int(batch), mode=mode, precision=precision, fusing=fusing == "1")
-    place = session.net.place
+    device = session.net.device
     for _ in range(2):
         session.step()
         session.begin_epoch(0)
     numba_cuda().profile_start()
     session.step(Program.run)
-    place.synchronize()
+    device.synchronize()
     numba_cuda().profile_stop()
     return 0
 

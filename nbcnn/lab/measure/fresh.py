@@ -1,4 +1,4 @@
-"""The first calls of a fresh process, phase by phase: what a program pays that runs an op once and ends.
+"""This module times the first calls of a fresh process, phase by phase, as a program pays them that runs an op once and ends.
 
 Every sample is a process of its own (`python -m nbcnn.lab.measure.fresh OP SHAPE CHOICE SECONDS`), after a rest; the process that asks must not
 have opened the GPU yet, else it stays awake. A first process, which does not count, compiles what is not on disk.
@@ -26,7 +26,7 @@ PHASES = {
     "operands": "making operands and uploading them",
     "kernels": "loading kernels from disk",
 }
-"""What comes before the first call."""
+"""The phases before the first call."""
 
 
 def study(choice: str, op: str, shape: str, sleep: float, say: Callable[[str], None]) -> dict[str, Any] | None:
@@ -93,14 +93,14 @@ def main(argv: Sequence[str]) -> int:
     if choice.mode != "cpu":
         numba_cuda()
     mark("imports")
-    place: Any = Host() if choice.mode == "cpu" else Gpu()
+    device: Any = Host() if choice.mode == "cpu" else Gpu()
     mark("context")
     first = bound_of(choice, problem(op, shape or None)).first
     mark("operands")
     compiled = compile_all(first.launches)
     mark("kernels")
-    source = source_for(place)
-    work = Calls(op, first.place, [first.launches])
+    source = source_for(device)
+    work = Calls(op, first.device, [first.launches])
 
     def clock() -> float | None:
         reading = source.read() if source else None

@@ -1,4 +1,4 @@
-"""The study of fused kernels: small works, ours beside PyTorch's and Triton's, as called from Python and replayed as a CUDA graph.
+"""This module times the cases of the study of fused kernels, ours beside PyTorch's and Triton's, called from Python and replayed as a CUDA graph.
 
     latency      of one call, from the median of calls between two events: "host" launches each from Python, "graph" replays
     memory       bytes of operands, results and scratch (PyTorch: what its allocator held at most during a call, operands included)
@@ -27,8 +27,8 @@ from nbcnn.lab.measure.steady import warm_up
 
 LAUNCHES = ("host", "graph")
 TARGET_MS = 2.0
-"""One repetition lasts about so long, but has at most `MOST` calls."""
-MOST = 100
+"""One repetition lasts about so long, but has at most `MAX_CALLS` calls."""
+MAX_CALLS = 100
 WARM_SECONDS = 0.1
 """Before one case and way to launch: the GPU is warm from the case before. Too short to tell a steady state by, so `stood_still` asks the samples."""
 FEWEST_OF_CONV = 0.25
@@ -57,7 +57,7 @@ class Case:
     unit: str
     variants: tuple[Variant, ...]
     missing: tuple[str, ...] = ()
-    """Variants that are not there, each with the reason."""
+    """Variants that are left out, each with the reason."""
     fewest: float = 1.0
     """Part of `flops` that no algorithm gets by without."""
 
@@ -90,15 +90,15 @@ class Roof:
         return f"{milliseconds * 1e3:.2f} µs, but the datasheet allows no less than {least * 1e3:.2f}: a fault of the measurement, not a figure"
 
 
-def roof(place: Any, watch: Any) -> Roof:
+def roof(device: Any, watch: Any) -> Roof:
     """The roof of this GPU; the copy is measured, which takes a second."""
-    probe = ceilings.copying(place)
-    milliseconds = median(ceilings.timed(probe, place, watch, 0.3).ms[:, 0])
-    peaks = place.ceilings()
+    probe = ceilings.copying(device)
+    milliseconds = median(ceilings.timed(probe, device, watch, 0.3).ms[:, 0])
+    peaks = device.ceilings()
     bandwidth = probe.work / (milliseconds / 1e3)
     if peaks is None:
         return Roof({"fp32": float("inf")}, bandwidth)
-    return Roof(dict(peaks.flops), bandwidth, peaks.bandwidth, cache_bytes(place))
+    return Roof(dict(peaks.flops), bandwidth, peaks.bandwidth, cache_bytes(device))
 
 
 def ours(label: str, prepared: Prepared) -> Variant:
@@ -114,7 +114,7 @@ Link = tuple[Prepared, dict[int, int]]
 
 
 def chained(label: str, links: Sequence[Link]) -> Variant:
-    """Ops one behind the other, set by set."""
+    """Several ops that run one after the other, set by set."""
     prepared = [op for op, _ in links]
     sets: list[list[Any]] = []
     counted: dict[int, int] = {}
@@ -129,14 +129,14 @@ def chained(label: str, links: Sequence[Link]) -> Variant:
         if at == 0:
             arrays = (array for call in calls for array in (*call.ins, *call.outs, call.packed, call.scratch) if array is not None)
             counted = {id(array): array.size * array.dtype.itemsize for array in arrays}
-    place, precision = prepared[0].place, prepared[0].row.precision
+    device, precision = prepared[0].device, prepared[0].row.precision
     error = max(op.error for op in prepared)
-    return Variant(label, lambda graph: Calls(label, place, sets, graph=graph), precision, sum(counted.values()), error)
+    return Variant(label, lambda graph: Calls(label, device, sets, graph=graph), precision, sum(counted.values()), error)
 
 
-def measure(cases: Iterator[Case], place: Any, watch: Any, seconds: float, study: str, say: Callable[[str], None]) -> Iterator[dict[str, Any]]:
+def measure(cases: Iterator[Case], device: Any, watch: Any, seconds: float, study: str, say: Callable[[str], None]) -> Iterator[dict[str, Any]]:
     """Rows for every case, launch and variant; `seconds` is the cap for one case and launch."""
-    limit = roof(place, watch)
+    limit = roof(device, watch)
     for case in cases:
         for reason in case.missing:
             say(f"{case.name}: {reason}")
@@ -148,7 +148,7 @@ def measure(cases: Iterator[Case], place: Any, watch: Any, seconds: float, study
 def _rows(case: Case, launch: str, limit: Roof, watch: Any, seconds: float, study: str, say: Callable[[str], None]) -> Iterator[dict[str, Any]]:
     works = [variant.works(launch == "graph") for variant in case.variants]
     warm = warm_up(works, watch, min(WARM_SECONDS, seconds))
-    calls = int(max(2, min(MOST, TARGET_MS / max(warm.ms / len(works), 1e-4))))
+    calls = int(max(2, min(MAX_CALLS, TARGET_MS / max(warm.ms / len(works), 1e-4))))
     found = timed_in_turn(works, calls, warm, watch, seconds)
     rows = []
     for variant, measured in zip(case.variants, found, strict=True):

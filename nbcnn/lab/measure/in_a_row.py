@@ -1,4 +1,4 @@
-"""Training steps and epochs in a row: what `bench step` and `bench epoch` do with --iters, --warmup and --graph.
+"""This module times training steps and epochs in a row, for `bench step` and `bench epoch` with --iters, --warmup and --graph.
 
 A step reads other images every time, as `rotate` does for an op; so there is no --cache for it but that one. A step is one captured CUDA
 graph; launch by launch the host enqueues every kernel, so the difference of the two is what the graph spares.
@@ -26,7 +26,7 @@ EPOCHS = 7
 def one_by_one(program: Program) -> None:
     """Enqueue every launch of a plan by itself."""
     for launch in program.launches:
-        launch.run(program.place.stream)
+        launch.run(program.device.stream)
 
 
 class Steps:
@@ -37,9 +37,9 @@ class Steps:
 
     def __init__(self, session: Any, launched: bool = False) -> None:
         self.label = "launch by launch" if launched else "one graph a step"
-        self._session, self._place = session, session.net.place
+        self._session, self._device = session, session.net.device
         self._run = one_by_one if launched else Program.replay
-        self._by_events = self._place.name == "gpu" and not SIMULATOR
+        self._by_events = self._device.name == "gpu" and not SIMULATOR
         self._events = (numba_cuda().event(), numba_cuda().event()) if self._by_events else None
 
     def repeat(self, n: int) -> float:
@@ -49,7 +49,7 @@ class Steps:
             if self._session.steps_left == 0:
                 self._session.begin_epoch(0)
             stretch = min(left, self._session.steps_left)
-            self._place.synchronize()
+            self._device.synchronize()
             spent += self._stretch(stretch)
             left -= stretch
         return spent / n
@@ -59,12 +59,12 @@ class Steps:
         if self._events is None:
             start = time.perf_counter()
             self._enqueue(count)
-            self._place.synchronize()
+            self._device.synchronize()
             return (time.perf_counter() - start) * 1e3
         before, behind = self._events
-        before.record(self._place.stream)
+        before.record(self._device.stream)
         self._enqueue(count)
-        behind.record(self._place.stream)
+        behind.record(self._device.stream)
         behind.synchronize()
         return float(numba_cuda().event_elapsed_time(before, behind))
 
@@ -80,7 +80,7 @@ class Steps:
 
 def in_a_row(session: Any, counts: Sequence[int], launched: bool, warm: Warm, watch: Any, cap: float) -> list[dict[str, Any]]:
     """A row for every number of steps, and both ways to run them in turn if `launched` (a host has only one)."""
-    works = [Steps(session), *([Steps(session, launched=True)] if launched and session.net.place.name == "gpu" else [])]
+    works = [Steps(session), *([Steps(session, launched=True)] if launched and session.net.device.name == "gpu" else [])]
     rows: list[dict[str, Any]] = []
     for n in counts:
         found = sample(works, n, warm, watch, cap)
@@ -99,19 +99,19 @@ def epochs(session: Any, counts: Sequence[int], warmup: float | None, watch: Any
 
     warmup: seconds of epochs that do not count; None: two epochs, none on a host, where one takes minutes and is measured once.
     """
-    place, number = session.net.place, 0
-    on_host = place.name == "host"
+    device, number = session.net.device, 0
+    on_host = device.name == "host"
 
     def run(n: int) -> float:
         nonlocal number
-        place.synchronize()
+        device.synchronize()
         start = time.perf_counter()
         for _ in range(n):
             session.begin_epoch(number)
             number += 1
             while session.steps_left:
                 session.step()
-        place.synchronize()
+        device.synchronize()
         return (time.perf_counter() - start) * 1e3 / n
 
     until = time.perf_counter() + (warmup or 0.0)

@@ -1,4 +1,4 @@
-"""The static report: what compilers make of every kernel, for any GPU and without one.
+"""This module makes the static report: it compiles every kernel for any GPU, without one.
 
 Of each row the kernels of the autoencoder's training plans (fused and not), with the tiles that an H200's number of multiprocessors gives,
 and one kernel of every other op. A kernel is compiled where a GPU of that architecture would run it: wgmma for sm_90a alone, tensor cores from
@@ -49,7 +49,7 @@ def capability_of(arch: str) -> tuple[int, int]:
 
 def rows(mode: str | None, precision: str | None) -> list[Row]:
     """The GPU rows that are asked for."""
-    return [row for row in MODES.values() if row.place == "gpu" and mode in (None, row.mode) and precision in (None, row.precision)]
+    return [row for row in MODES.values() if row.device == "gpu" and mode in (None, row.mode) and precision in (None, row.precision)]
 
 
 def launches(row: Row, arch: str, op: str | None = None) -> Iterator[tuple[str, str, Any]]:
@@ -72,7 +72,7 @@ def launches(row: Row, arch: str, op: str | None = None) -> Iterator[tuple[str, 
             if impl.lacks(capability) is None:
                 try:
                     with as_if_on(arch):
-                        bound = Bound(impl, case.op, case.ins, case.outs, attrs=case.attrs, place=Host(), layout=row.layout, store=row.store)
+                        bound = Bound(impl, case.op, case.ins, case.outs, attrs=case.attrs, device=Host(), layout=row.layout, store=row.store)
                 except Unsupported:
                     continue
                 if (part, case.op) not in covered:
@@ -83,7 +83,7 @@ def launches(row: Row, arch: str, op: str | None = None) -> Iterator[tuple[str, 
 
 @contextlib.contextmanager
 def as_if_on(arch: str) -> Iterator[None]:
-    """What tiles are chosen by, as it is on a GPU of the architecture."""
+    """A context in which the properties by which tiles are chosen are those of a GPU of the architecture."""
     with (
         mock.patch.object(device, "shared_of_block", return_value=1024 * ARCHITECTURES[arch]),
         mock.patch.object(device, "has_tma", return_value=capability_of(arch) >= (9, 0)),
@@ -100,7 +100,7 @@ def _new(part: str, op: str, made: Sequence[Any], seen: set[Any]) -> Iterator[tu
 
 
 def report(mode: str | None, precision: str | None, archs: Sequence[str], op: str | None, say: Callable[[str], None]) -> Iterator[dict[str, Any]]:
-    """One row a kernel and architecture; `say` is told what is being compiled and what is left out.
+    """One row a kernel and architecture; `say` is called with what is being compiled and what is left out.
 
     Several rows and architectures are shared out among as many processes as there are cores.
     """

@@ -1,4 +1,4 @@
-"""Who launches which kernel: every use that stands in `USERS`, planned and bound for every GPU row of MODES without a GPU.
+"""This module finds out who launches which kernel: it plans and binds every use in `USERS` for every GPU row of MODES, without a GPU.
 
 A kernel is a function that `jit` makes one of, named by its module and its qualified name, whatever tiles and types are frozen into it. One that no
 user launches is dead. Users are the ready models, what `train.py` does with them on demand, public layers at shapes of their own, and the kernel
@@ -173,7 +173,7 @@ USERS = (
 
 
 class _Array:
-    """An array that is not there: of a 1-D array what `bind` looks at."""
+    """A stand-in for a 1-D array without memory, with the attributes that `bind` reads."""
 
     ndim = 1
 
@@ -241,7 +241,7 @@ def _of_row(row: Row, arch: str, recorded: Callable[..., tuple[list[Step], Buf]]
         if user.dwconv not in known:
             chosen = row if user.dwconv == "auto" else with_dwconv(row, user.dwconv)
             # Ranks add up by another library, or through the host: no kernel of this package.
-            chosen = replace(chosen, parts=(*chosen.parts, ("ranks", {"all_reduce": Impl(lambda call: [])})))
+            chosen = replace(chosen, fallbacks=(*chosen.fallbacks, ("ranks", {"all_reduce": Impl(lambda call: [])})))
             known[user.dwconv] = chosen, _remembering(resolver(chosen, H200, capability_of(arch)))
         (chosen, resolve), seen = known[user.dwconv], set()
         for batch in user.batches if user.layers else ():
@@ -290,8 +290,8 @@ def uses() -> tuple[Use, ...]:
 
 
 def _architectures(row: Row) -> tuple[str, ...]:
-    """Those of `ARCHITECTURES` that a row is planned for, Hopper's first; none for a row of the host."""
-    return () if row.place != "gpu" else ("90a", "80") if row.mode == "tensorcore" else ("90a", "75")
+    """The architectures that a row is planned for, Hopper's first; none for a row of the host."""
+    return () if row.device != "gpu" else ("90a", "80") if row.mode == "tensorcore" else ("90a", "75")
 
 
 def _kernel_matrices(row: Row, arch: str) -> list[Use]:

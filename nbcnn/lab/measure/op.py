@@ -1,4 +1,4 @@
-"""One op, verified and made ready to be timed, in any mode, engine, part or tile; and several of them timed in turn."""
+"""This module verifies one op in any mode, engine or tile, makes it ready to be timed, and times several of them in turn."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Choice:
 
     @property
     def label(self) -> str:
-        """As `parse` takes it."""
+        """The choice as text, which `parse` reads."""
         words = [self.mode, *([self.precision] if self.precision else []), *([self.engine] if self.engine != "auto" else [])]
         return ":".join(words) + (f"/{self.part}" if self.part else "") + (f"@{','.join(map(str, self.tile))}" if self.tile else "")
 
@@ -69,7 +69,7 @@ class Prepared:
     op: str
     row: Row
     part: str
-    place: Any
+    device: Any
     bounds: tuple[Bound, ...]
     error: float
     limit: float
@@ -87,7 +87,7 @@ class Prepared:
     @property
     def floor_ms(self) -> float | None:
         """Milliseconds below which it cannot run, by the datasheet: flops at their peak, compulsory bytes at the bandwidth."""
-        peaks = self.place.ceilings()
+        peaks = self.device.ceilings()
         if peaks is None:
             return None
         return max(fewest_flops(self.step) / peaks.flops[self.row.precision], step_bytes(self.step) / peaks.bandwidth) * 1e3
@@ -95,8 +95,8 @@ class Prepared:
     def work(self, cache: str, *, graph: bool = False) -> Calls:
         """The op as work in a cache mode: "cold", "hot" or "rotate"."""
         bounds = self.bounds if cache == "rotate" else self.bounds[:1]
-        flush = Flush(self.place) if cache == "cold" else None
-        return Calls(self.label, self.place, [bound.launches for bound in bounds], graph=graph, flush=flush)
+        flush = Flush(self.device) if cache == "cold" else None
+        return Calls(self.label, self.device, [bound.launches for bound in bounds], graph=graph, flush=flush)
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class BoundOp:
     row: Row
     part: str
     impl: Impl
-    place: Any
+    device: Any
     first: Bound
     more: Callable[[int], Iterator[Bound]]
 
@@ -115,13 +115,13 @@ def bound_of(choice: Choice, problem: Problem) -> BoundOp:
     """Bind the op of `problem`, with the tile of its full size. Raises UsageError for a mode, part or tile that there is not."""
     variant = choice.part if choice.part in DWCONV and problem.op in DWCONV[choice.part] else "auto"
     row, _ = choose_mode(choice.mode, choice.precision, choice.engine, dwconv=variant)
-    place = Gpu() if row.place == "gpu" else Host()
+    device = Gpu() if row.device == "gpu" else Host()
     ins, outs = problem.operands()
-    options: dict[str, Any] = {"attrs": problem.small.attrs, "place": place, "layout": row.layout, "store": row.store}
-    options["multiprocessors"] = place.multiprocessors
+    options: dict[str, Any] = {"attrs": problem.small.attrs, "device": device, "layout": row.layout, "store": row.store}
+    options["multiprocessors"] = device.multiprocessors
     part, impl, first = _first(row, choice, problem, ins, outs, options)
     options["tile"] = first.call.tile
-    return BoundOp(row, part, impl, place, first, lambda n: (Bound(impl, problem.op, ins, outs, **options) for _ in range(n)))
+    return BoundOp(row, part, impl, device, first, lambda n: (Bound(impl, problem.op, ins, outs, **options) for _ in range(n)))
 
 
 def prepare(choice: Choice, problem: Problem, *, rotate: bool = True, sets: int | None = None) -> Prepared:
@@ -131,18 +131,18 @@ def prepare(choice: Choice, problem: Problem, *, rotate: bool = True, sets: int 
     """
     made = bound_of(choice, problem)
     row, first = made.row, made.first
-    error, limit = _verified(row, made.impl, problem, made.place, first.call.tile)
+    error, limit = _verified(row, made.impl, problem, made.device, first.call.tile)
     if not error <= limit:
         raise NotTimed(f"{row.mode} {row.precision} {problem.op} {problem.small.label} is not timed: error {error:.1e} is over its bound {limit:.1e}")
     moved = sum(array.size * array.dtype.itemsize for array in (*first.call.ins, *first.call.outs))
-    count = sets or (sets_for(moved, made.place) if rotate else 1)
-    return Prepared(choice.label, problem.op, row, made.part, made.place, (first, *made.more(count - 1)), error, limit)
+    count = sets or (sets_for(moved, made.device) if rotate else 1)
+    return Prepared(choice.label, problem.op, row, made.part, made.device, (first, *made.more(count - 1)), error, limit)
 
 
 def _first(row: Row, choice: Choice, problem: Problem, ins: Any, outs: Any, options: dict[str, Any]) -> tuple[str, Impl, Bound]:
     """The part that runs the op on the full operands here, its implementation, and the bound op."""
     reasons = []
-    for part, impl in gradcheck.runnable(row, problem.op, options["place"]):
+    for part, impl in gradcheck.runnable(row, problem.op, options["device"]):
         if choice.part not in (None, part):
             continue
         try:
@@ -157,7 +157,7 @@ def _first(row: Row, choice: Choice, problem: Problem, ins: Any, outs: Any, opti
             return part, impl, Bound(impl, problem.op, ins, outs, **options, tile=tile)
         except ValueError as error:  # the part may have a second implementation, with other tiles
             reasons.append(f"{part}: {error}")
-    parts = tuple(part for part, _ in gradcheck.runnable(row, problem.op, options["place"]))
+    parts = tuple(part for part, _ in gradcheck.runnable(row, problem.op, options["device"]))
     if choice.part is not None and choice.part not in parts:
         raise UsageError(f"{row.mode} {row.precision} runs {problem.op} in no part {choice.part!r}{nearest(choice.part, parts)}; it has {parts}")
     raise UsageError(
@@ -175,11 +175,11 @@ def tile_of(impl: Impl, bound: Bound, numbers: tuple[int, ...], multiprocessors:
     raise ValueError(f"no tile of {len(numbers)} numbers here; its own is {bound.call.tile}")
 
 
-def _verified(row: Row, impl: Impl, problem: Problem, place: Any, tile: Any) -> tuple[float, float]:
+def _verified(row: Row, impl: Impl, problem: Problem, device: Any, tile: Any) -> tuple[float, float]:
     """(error, bound) on few images, or on as many more as the implementation of the full batch wants (Winograd's does)."""
     while True:
         try:
-            return gradcheck.parity(row, impl, problem.small, place, tile), gradcheck.bound(problem.small, row.precision)
+            return gradcheck.parity(row, impl, problem.small, device, tile), gradcheck.bound(problem.small, row.precision)
         except Unsupported:
             images = len(problem.small.ins[0])
             if problem.batch is None or images >= problem.batch:

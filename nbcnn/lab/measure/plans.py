@@ -1,4 +1,4 @@
-"""The autoencoder's training step for any GPU, planned without one; and the same plan bound to host memory, whose kernels can be compiled."""
+"""This module plans the autoencoder's training step for any GPU, without one, and binds the plan to host memory, whose kernels can be compiled."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def training(row: Row, batch: int, *, capability: tuple[int, int] = (9, 0), mult
 
     Raises UsageError if `row` cannot run a step on a GPU of that capability.
     """
-    net = Net(autoencoder(), IMAGE, choice=Choice(row, "as asked"), place=Absent(capability, multiprocessors), fusing=fusing)
+    net = Net(autoencoder(), IMAGE, choice=Choice(row, "as asked"), device=Absent(capability, multiprocessors), fusing=fusing)
     return Training(net, {"train": Images(np.zeros((batch, *IMAGE), np.uint8))}, SGD(), batch, steps=1)
 
 

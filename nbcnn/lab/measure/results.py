@@ -1,4 +1,7 @@
-"""Results files: one JSON per device, a section per study, each with its versions, date and command; results/README.md describes them."""
+"""This module reads and writes results files: one JSON per device, a section per study, each with versions, date and command.
+
+results/README.md describes them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One rung of the ladder: the autoencoder's whole training step and its passes, in one mode at one batch size.
+"""This module times one rung of the ladder: the autoencoder's whole training step and its passes, in one mode at one batch size.
 
 Run as `python -m nbcnn.lab.measure.rung MODE BATCH [PRECISION [ENGINE]]`, it prints one line of JSON. A process of its own, so that its peak memory
 is the rung's and nobody else's.
@@ -65,7 +65,7 @@ def measure(
     options = {"mode": mode, "precision": precision, "engine": engine}
     session = session_for(batch, images - images % batch, **options)
     check_against_numpy(options)
-    place = session.net.place
+    device = session.net.device
 
     def step() -> None:
         if session.steps_left == 0:
@@ -74,15 +74,15 @@ def measure(
 
     start = time.perf_counter()
     step()
-    place.synchronize()
+    device.synchronize()
     estimate = (time.perf_counter() - start) * 1e3
     per_epoch = session.steps_per_epoch
     count = min(sensible_count(estimate, seconds), per_epoch - 1) if per_epoch > 4 else sensible_count(estimate, seconds)
-    with Watch(place) as watch:
-        warm = warm_up([Steps(session)], watch, 0.0 if place.name == "host" else warmup)
+    with Watch(device) as watch:
+        warm = warm_up([Steps(session)], watch, 0.0 if device.name == "host" else warmup)
         session.begin_epoch(0)
         begin = time.perf_counter()
-        whole = time_calls(step, place, count, 0.0)
+        whole = time_calls(step, device, count, 0.0)
         readings = watch.since(begin)
         rows = in_a_row(session, counts, launched, warm, watch, seconds)
     passes = {name: time_pass(session, name, estimate, seconds).as_dict() for name in PASSES}
@@ -103,7 +103,7 @@ def measure(
         "planned_bytes": session.planned_bytes,
         "sgemm_gflops": sgemm_gflops() if mode == "cpu" else None,
         "host_peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        "gpu_used_bytes": place.used_bytes().get(GPU_MEMORY),
+        "gpu_used_bytes": device.used_bytes().get(GPU_MEMORY),
         **state_of(readings),
         "steady": warm.steady and not spoilt(readings, warm),
         **({"in_a_row": rows} if counts else {}),
@@ -121,7 +121,7 @@ def measure_epoch(
     session = session_for(batch, EPOCH_IMAGES, **options)
     check_against_numpy(options)
     which = {"mode": mode, "precision": session.net.precision, "engine": engine, "batch": batch}
-    with Watch(session.net.place) as watch:
+    with Watch(session.net.device) as watch:
         found = epochs(session, counts, warmup, watch)
     return [which | {"images": session.count, "steps": session.steps_per_epoch} | row for row in found]
 
@@ -146,8 +146,8 @@ def time_pass(session: TrainingSession, path: str, estimate: float, seconds: flo
     """Time the convolutions of one pass alone, back to back, as the whole step runs them."""
     program = session.program
     launches = [launch for item, launches in program.bound if conv_shape(item.step) and path in item.step.op for launch in launches]
-    replay = program.place.replayable(launches)
-    return time_calls(replay, program.place, sensible_count(estimate / 3, seconds / 2), 0.0 if session.net.mode == "cpu" else 0.2)
+    replay = program.device.replayable(launches)
+    return time_calls(replay, program.device, sensible_count(estimate / 3, seconds / 2), 0.0 if session.net.mode == "cpu" else 0.2)
 
 
 def check_against_numpy(options: Mapping[str, Any]) -> None:

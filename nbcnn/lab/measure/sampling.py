@@ -1,4 +1,4 @@
-"""Samples enough to know the median, in sets that a falling clock cannot spoil, of all variants in turn.
+"""This module takes samples of all variants in turn until the median is known, in sets that a falling clock cannot spoil.
 
 A repetition times n calls of every variant, A B C C B A A B C …: drift of clock or temperature meets all of them alike, and ratios are
 taken within a repetition. Repetitions come in sets; when the clock fell during one, or throttling began, the whole set is thrown
@@ -31,7 +31,7 @@ FALLEN = 0.98
 """A set counts only if the SM clock stayed above this part of the steady one."""
 DISCARDS = 5
 """Sets thrown away before what comes next is kept after all, and called not steady."""
-FILLER_MS = 5.0
+BUSY_MS = 5.0
 """Work that keeps the GPU busy while the host looks at a set."""
 
 
@@ -76,7 +76,7 @@ def sample(works: Sequence[Work], n: int, warm: Warm, watch: Any, cap: float = 3
     """Time `n` calls of every work again and again, until their medians are known or `cap` seconds are over."""
     for work in works:
         work.repeat(n)  # not counted: graphs are captured, and what that takes the GPU spends idle
-    works[0].repeat(_filling(works[0].repeat(1)))
+    works[0].repeat(_busy_calls(works[0].repeat(1)))
     start = time.perf_counter()
     kept: list[list[float]] = []
     seen: list[Reading] = []
@@ -85,7 +85,7 @@ def sample(works: Sequence[Work], n: int, warm: Warm, watch: Any, cap: float = 3
         begin = time.perf_counter()
         rows = [in_turn(works, n, backwards=turn % 2 == 1) for turn in range(count)]
         took = time.perf_counter() - begin
-        works[0].enqueue(_filling(rows[-1][0]))
+        works[0].enqueue(_busy_calls(rows[-1][0]))
         readings = watch.since(begin)
         bad = spoilt(readings, warm)
         if bad and discarded < DISCARDS:
@@ -109,9 +109,9 @@ def in_turn(works: Sequence[Work], n: int, backwards: bool) -> list[float]:
     return [work.repeat(n) for work in works]
 
 
-def _filling(milliseconds: float) -> int:
-    """Calls of `milliseconds` that keep the GPU busy for `FILLER_MS`."""
-    return int(min(1000, max(1, FILLER_MS / max(milliseconds, 1e-4))))
+def _busy_calls(milliseconds: float) -> int:
+    """Calls of `milliseconds` that keep the GPU busy for `BUSY_MS`."""
+    return int(min(1000, max(1, BUSY_MS / max(milliseconds, 1e-4))))
 
 
 def median_interval(values: np.ndarray) -> tuple[float, float, float]:

@@ -1,4 +1,4 @@
-"""What a results file must look like, and the check of it, on load and before saving.
+"""This module defines the form of a results file, and checks it on load and before saving.
 
 Forms are written as `nbcnn.files.document` says. `python -m nbcnn.lab.measure.schema` prints the table that stands in results/README.md.
 """

@@ -1,4 +1,4 @@
-"""Is this benchmark right about what is known beforehand? A copy, multiply-adds, a wait of known length, an empty launch, itself again."""
+"""This module tests the benchmark on what is known beforehand: a copy, multiply-adds, a wait of known length, an empty launch, a repetition."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ def _row(what: str, value: float, unit: str, wanted: str, ok: bool | None) -> di
     return {"what": what, "value": value, "unit": unit, "wanted": wanted, "ok": ok}
 
 
-def checks(place: Any) -> Iterator[dict[str, Any]]:
+def checks(device: Any) -> Iterator[dict[str, Any]]:
     """One row a figure: what, value, unit, what is wanted, and whether it holds (None: for information)."""
-    with Watch(place) as watch:
+    with Watch(device) as watch:
         yield _alone(watch)
-        yield _copy(place, watch)
-        yield from _fma(place, watch)
-        yield _spin(place, watch)
-        yield from _launches(place, watch)
-        yield _again(place, watch)
+        yield _copy(device, watch)
+        yield from _fma(device, watch)
+        yield _spin(device, watch)
+        yield from _launches(device, watch)
+        yield _again(device, watch)
 
 
 def _alone(watch: Any) -> dict[str, Any]:
@@ -50,24 +50,24 @@ def _alone(watch: Any) -> dict[str, Any]:
     )
 
 
-def _copy(place: Any, watch: Any) -> dict[str, Any]:
-    probe = ceilings.copying(place)
-    rate = probe.work / _seconds(ceilings.timed(probe, place, watch))
-    peaks = place.ceilings()
+def _copy(device: Any, watch: Any) -> dict[str, Any]:
+    probe = ceilings.copying(device)
+    rate = probe.work / _seconds(ceilings.timed(probe, device, watch))
+    peaks = device.ceilings()
     low, high = (part * peaks.bandwidth for part in COPY_PART) if peaks else (0.0, float("inf"))
     wanted = f"{low / 1e12:.1f} … {high / 1e12:.1f} (of {peaks.bandwidth / 1e12:.1f})" if peaks else ""
     return _row("copy of a large array", rate / 1e12, "TB/s", wanted, low <= rate <= high if peaks else None)
 
 
-def _fma(place: Any, watch: Any) -> Iterator[dict[str, Any]]:
+def _fma(device: Any, watch: Any) -> Iterator[dict[str, Any]]:
     """Multiply-adds against 2 · lanes · multiprocessors · clock, the clock taken from the kernel's own counters."""
-    probe = ceilings.fma(place)
-    found = ceilings.timed(probe, place, watch)
+    probe = ceilings.fma(device)
+    found = ceilings.timed(probe, device, watch)
     rate = probe.work / _seconds(found)
-    cycles, nanoseconds = place.download(probe.watch)
+    cycles, nanoseconds = device.download(probe.watch)
     clock = cycles / nanoseconds * 1e9
-    lanes = 64 if place.capability in ((7, 5), (8, 0)) else 128
-    part = rate / (2 * lanes * place.multiprocessors * clock)
+    lanes = 64 if device.capability in ((7, 5), (8, 0)) else 128
+    part = rate / (2 * lanes * device.multiprocessors * clock)
     yield _row("multiply-adds of the clock's peak", part * 100, "%", f"≥ {FMA_PART * 100:.0f}", None if SIMULATOR else bool(FMA_PART <= part <= 1.01))
     yield _row("SM clock by the kernel's counters", clock / 1e6, "MHz", "", None)
     read = clock_of(found.readings)
@@ -75,35 +75,35 @@ def _fma(place: Any, watch: Any) -> Iterator[dict[str, Any]]:
         yield _row(f"SM clock by {watch.source}", read, "MHz", "within 2 % of that", bool(abs(read * 1e6 / clock - 1) <= 0.02))
 
 
-def _spin(place: Any, watch: Any) -> dict[str, Any]:
-    target = place.empty(2, "int64")
-    work = Calls("spin", place, [[Launch(kernels.spin_kernel(), 1, 1, (target, np.int64(SPIN_NS)))]])
+def _spin(device: Any, watch: Any) -> dict[str, Any]:
+    target = device.empty(2, "int64")
+    work = Calls("spin", device, [[Launch(kernels.spin_kernel(), 1, 1, (target, np.int64(SPIN_NS)))]])
     found = sample([work], SPINS, warm_up([work], watch), watch, 0.5)
     error = _seconds(found) / (SPIN_NS / 1e9) - 1
     return _row(f"wait of {SPIN_NS / 1e6:g} ms is off by", error * 100, "%", "within ± 2", None if SIMULATOR else bool(abs(error) <= SPIN_ERROR))
 
 
-def _launches(place: Any, watch: Any) -> Iterator[dict[str, Any]]:
+def _launches(device: Any, watch: Any) -> Iterator[dict[str, Any]]:
     """Microseconds of an empty kernel: alone, in a row from Python, and in a captured graph."""
-    x = place.empty(1, "float32")
+    x = device.empty(1, "float32")
     launch = Launch(kernels.empty_kernel(), 1, 1, (x,))
     for what, graph, n in (("one empty launch", False, 1), ("empty launches in a row", False, 100), ("empty launches in a graph", True, 100)):
-        work = Calls(what, place, [[launch]], graph=graph)
+        work = Calls(what, device, [[launch]], graph=graph)
         found = sample([work], n, warm_up([work], watch, 0.1), watch, 0.5)
         yield _row(what, _seconds(found) * 1e6, "µs", "", None)
 
 
-def _again(place: Any, watch: Any) -> dict[str, Any]:
+def _again(device: Any, watch: Any) -> dict[str, Any]:
     """How far apart the medians of one kernel are, measured three times.
 
     Each measurement is `BLOCKS` blocks, in turn with those of the others and each once times stand still: what a GPU does for a second
     (another program on the machine, a governor of its clocks) meets all three.
     """
-    probe = ceilings.copying(place)
+    probe = ceilings.copying(device)
     measurements: list[list[float]] = [[], [], []]
     for _ in range(BLOCKS):
         for values in measurements:
-            values.append(_seconds(ceilings.timed(probe, place, watch, seconds=0.1, bounds=(0.0, 1.0))))
+            values.append(_seconds(ceilings.timed(probe, device, watch, seconds=0.1, bounds=(0.0, 1.0))))
     medians = [float(np.median(values)) for values in measurements]
     apart = max(medians) / min(medians) - 1
     return _row("medians of the copy, measured three times, are apart by", apart * 100, "%", "< 1", None if SIMULATOR else bool(apart < REPEAT_ERROR))

@@ -1,4 +1,4 @@
-"""Is the GPU warm? Work runs back to back until its time and the SM clock stand still.
+"""This module warms the GPU up: work runs back to back until its time and the SM clock stand still.
 
 A GPU that nobody uses lowers its clocks (an H200 without a process on it: 345 instead of 1,980 MHz), and heavy work lowers them again
 once the power limit is reached; what is timed in between is another GPU. So windows of 50 ms are compared: when over the last five
@@ -22,7 +22,7 @@ PLATEAU = 5
 """Windows that must agree."""
 CHANGE = 0.01
 """How far they may be apart, as a part of the smallest."""
-LEAST, MOST = 0.5, 5.0
+MIN_SECONDS, MAX_SECONDS = 0.5, 5.0
 """Seconds of warm-up at least and at most."""
 
 
@@ -73,9 +73,12 @@ def stands_still(windows: Sequence[Window]) -> bool:
 
 
 def warm_up(works: Sequence[Work], watch: Any, seconds: float | None = None, bounds: tuple[float, float] | None = None) -> Warm:
-    """Run `works` in turn until they are steady, (least, most) seconds long (`bounds`, None: `LEAST`, `MOST`); or for `seconds` (0: once)."""
+    """Run `works` in turn until they are steady, or for `seconds` (0: once).
+
+    `bounds` are the shortest and the longest time in seconds; None means `MIN_SECONDS`, `MAX_SECONDS`.
+    """
     start = time.perf_counter()
-    least, most = bounds or (LEAST, MOST)
+    least, most = bounds or (MIN_SECONDS, MAX_SECONDS)
     for work in works:
         work.repeat(1)
     calls = [_calls(work) for work in works]

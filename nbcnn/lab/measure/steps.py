@@ -1,4 +1,4 @@
-"""The steps of a training plan timed where they run: between the others, with what those left in the caches."""
+"""This module times the steps of a training plan where they run: between the others, with what those left in the caches."""
 
 from __future__ import annotations
 
@@ -68,14 +68,14 @@ class Marked:
     """
 
     def __init__(self, program: Program, inside: bool) -> None:
-        self._place, self._moments = program.place, [Moment()]
+        self._device, self._moments = program.device, [Moment()]
         todo: list[Any] = [*self._moments]
         for at, (_, launches) in enumerate(program.bound, 1):
             todo += launches
             if inside or at == len(program.bound):
                 self._moments.append(Moment())
                 todo.append(self._moments[-1])
-        self._graph = program.place.replayable(todo)
+        self._graph = program.device.replayable(todo)
 
     def replay(self, program: Program) -> None:
         """Run the graph, of this very program."""
@@ -83,11 +83,11 @@ class Marked:
 
     def spent(self) -> list[float]:
         """Milliseconds between neighbouring moments of the last replay, once it is done."""
-        self._place.synchronize()
+        self._device.synchronize()
         return [a.until(b) for a, b in pairwise(self._moments)]
 
     def close(self) -> None:
-        """Let the graph and its events go."""
+        """Free the graph and its events."""
         self._graph.close()
         for moment in self._moments:
             moment.close()
@@ -98,12 +98,12 @@ def time_alone(session: Any, rounds: int = 7, rest: float = 0.02) -> list[float]
 
     Before each the GPU waits until the host has enqueued its launches.
     """
-    place, stream, rows = session.net.place, session.net.place.stream, []
+    device, stream, rows = session.net.device, session.net.device.stream, []
 
     def one_by_one(program: Program) -> None:
         spent = []
         for _, launches in program.bound:
-            place.synchronize()
+            device.synchronize()
             time.sleep(rest)
             pair = (numba_cuda().event(), numba_cuda().event())
             wait_launch(AHEAD_MS).run(stream)
@@ -145,4 +145,4 @@ def _replays(session: Any, count: int) -> None:
 def _whole(session: Any, count: int) -> Timing:
     """`count` training steps in a row."""
     session.begin_epoch(0)
-    return time_calls(session.step, session.net.place, count - 1, 0.0)
+    return time_calls(session.step, session.net.device, count - 1, 0.0)

@@ -1,4 +1,4 @@
-"""Timing that can be trusted: everything compiled first, clocks warmed by the work itself, one event at every boundary."""
+"""This module times calls: everything is compiled first, the work itself warms the clocks, and an event stands at every boundary."""
 
 from __future__ import annotations
 
@@ -47,19 +47,19 @@ def summarise(milliseconds: Sequence[float]) -> Timing:
     return Timing(median, p5, p95, float(values.min()), len(values), float(values.max()), mean, float(values.std()) / mean if mean else 0.0)
 
 
-def time_calls(call: Callable[[], None], place: Any, count: int, warm_seconds: float = WARM_SECONDS) -> Timing:
+def time_calls(call: Callable[[], None], device: Any, count: int, warm_seconds: float = WARM_SECONDS) -> Timing:
     """Time `count` calls one after another, after warming up for `warm_seconds`.
 
     On a GPU by events at every boundary, so that gaps between launches count; on the host by the wall clock.
     """
     until = time.perf_counter() + warm_seconds
     call()
-    place.synchronize()
+    device.synchronize()
     while time.perf_counter() < until:
         for _ in range(4):
             call()
-        place.synchronize()
-    if place.name == "host" or SIMULATOR:
+        device.synchronize()
+    if device.name == "host" or SIMULATOR:
         spent = []
         for _ in range(count):
             start = time.perf_counter()
@@ -67,11 +67,11 @@ def time_calls(call: Callable[[], None], place: Any, count: int, warm_seconds: f
             spent.append((time.perf_counter() - start) * 1e3)
         return summarise(spent)
     events = [numba_cuda().event() for _ in range(count + 1)]
-    events[0].record(place.stream)
+    events[0].record(device.stream)
     for event in events[1:]:
         call()
-        event.record(place.stream)
-    place.synchronize()
+        event.record(device.stream)
+    device.synchronize()
     return summarise([numba_cuda().event_elapsed_time(a, b) for a, b in pairwise(events)])
 
 

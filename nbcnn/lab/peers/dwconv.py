@@ -1,4 +1,4 @@
-"""PyTorch's forms of a depthwise convolution of series, fp32: each verified against the reference, then work on our stream.
+"""This module has PyTorch's forms of a depthwise convolution of series, fp32, each verified against the reference, then timed on our stream.
 
 conv1d padded   padded first, then conv1d(groups=C) without padding; the padded series is kept for the gradients, as autograd keeps it
 conv1d cropped  conv1d(groups=C) with padding, its output cropped: what most code writes
@@ -80,7 +80,7 @@ def _cropped(torch: Any, w: Any, x: Any, padding: str) -> Passes:
 def _transformed(torch: Any, w: Any, x: Any, padding: str) -> Passes:
     fft, length, taps = torch.fft, x.shape[-1], w.shape[1]
     size = 2 * length if taps <= length else length + taps
-    # A causal filter delays; one of padding "same" looks ⌊T/2⌋ ahead of its first tap: its transform is turned by that much.
+    # A causal filter delays; one of padding "same" looks ⌊T/2⌋ ahead of its first tap: its transform is multiplied by the phase of that shift.
     filters = w if padding == "causal" else torch.roll(torch.nn.functional.pad(w.flip(-1), (0, size - taps)), -(taps - 1 - taps // 2), -1)
 
     def back(product: Any, count: int) -> Any:
@@ -114,7 +114,7 @@ def error(form: str, path: str, shape: tuple[int, int, int, int], padding: str, 
     return gradcheck.relative_error(got, want), 2 * gradcheck.bound(small)
 
 
-def works(shape: tuple[int, int, int, int], padding: str, place: Any, sets: int) -> dict[tuple[str, str], Calls]:
+def works(shape: tuple[int, int, int, int], padding: str, device: Any, sets: int) -> dict[tuple[str, str], Calls]:
     """By (form, path), on `sets` sets of series, as CUDA graphs. Raises RuntimeError for a form that computes something else."""
     torch, _ = peers._prepare("fp32")
     n, c, length, taps = shape
@@ -128,5 +128,5 @@ def works(shape: tuple[int, int, int, int], padding: str, place: Any, sets: int)
             if not off <= limit:
                 raise RuntimeError(f"PyTorch's {form} {path} is not ours: it is off by {off:.1e}, twice our bound is {limit:.1e}")
             calls = [[peers.TorchCall(each[path], pair)] for each, pair in zip(passes, series, strict=True)]
-            made[form, path] = peers.TorchCalls(f"PyTorch {form} {path}", place, calls, graph=True)
+            made[form, path] = peers.TorchCalls(f"PyTorch {form} {path}", device, calls, graph=True)
     return made

@@ -1,4 +1,4 @@
-"""PyTorch's DistributedDataParallel as a peer of training on several GPUs: in the same processes, on the same GPUs, timed the same way."""
+"""This module times PyTorch's DistributedDataParallel beside our training on several GPUs: in the same processes, on the same GPUs."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Peer:
 
     def _first(self, value: float) -> float:
         """Rank 0's value: every step is a collective, so all ranks must take as many."""
-        return float(self._team.told(repr(value).encode()))
+        return float(self._team.broadcast(repr(value).encode()))
 
 
 def between(call: Callable[[], Any], count: int) -> list[float]:

@@ -1,4 +1,4 @@
-"""PyTorch as a peer, if it is installed: the same training step and convolutions, timed the same way (single ops: `peers_ops`).
+"""This module times PyTorch's training step and convolutions the way ours are timed, if PyTorch is installed (single ops: `peers.ops`).
 
 fp32 means fp32: TF32 is off; it runs in NCHW, which is faster there. tf32 and bf16 run in channels_last; bf16 is autocast
 with fp32 weights in a training step, and bf16 operands in a single convolution. cuDNN chooses its algorithm by trying
@@ -159,7 +159,7 @@ def training_step(batch: int, precision: str = "fp32", forms: tuple[str, ...] = 
     return rows
 
 
-def convolution(shape: ConvShape, path: str, precision: str, place: Any) -> Calls:
+def convolution(shape: ConvShape, path: str, precision: str, device: Any) -> Calls:
     """cuDNN's form of one pass as work on our stream: bias in fprop only, operands rotated past the second-level cache, graph replay."""
     torch, layout = _prepare(precision)
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
@@ -177,16 +177,16 @@ def convolution(shape: ConvShape, path: str, precision: str, place: Any) -> Call
         geometry = ([shape.stride] * 2, [shape.pad] * 2, [1, 1])
         return aten.convolution_backward(dy, x, w, [shape.K], *geometry, False, [0, 0], 1, mask)
 
-    count = sets_for(shape.bytes(dtype.itemsize), place)
+    count = sets_for(shape.bytes(dtype.itemsize), device)
     sets = [[TorchCall(run, (random(shape.x_shape), random(shape.y_shape)))] for _ in range(count)]
-    return TorchCalls("cuDNN", place, sets, graph=True)
+    return TorchCalls("cuDNN", device, sets, graph=True)
 
 
-def _share_stream(place: Any) -> None:
-    """Let PyTorch work on the stream of `place`, so that our events are around its kernels."""
+def _share_stream(device: Any) -> None:
+    """Let PyTorch work on the stream of `device`, so that our events are around its kernels."""
     import torch
 
-    stream = place.stream
+    stream = device.stream
     torch.cuda.set_stream(torch.cuda.ExternalStream(int(getattr(stream.handle, "value", stream.handle))))
 
 
@@ -206,19 +206,19 @@ class TorchCall:
 
 
 class TorchCalls(Calls):
-    """PyTorch's calls as work on the stream of `place`, on which the events around them are.
+    """PyTorch's calls as work on the stream of `device`, on which the events around them are.
 
-    Whoever starts them makes that stream PyTorch's first. It has one at a time, and another place may have lent it its own since: events on a
+    Whoever starts them makes that stream PyTorch's first. PyTorch has one current stream, and another device may have set its own since: events on a
     stream that nothing runs on measure nothing.
     """
 
-    def __init__(self, label: str, place: Any, sets: Sequence[Sequence[TorchCall]], *, graph: bool = False, flush: Any = None) -> None:
-        super().__init__(label, place, sets, graph=graph, flush=flush, capture=_capture)
+    def __init__(self, label: str, device: Any, sets: Sequence[Sequence[TorchCall]], *, graph: bool = False, flush: Any = None) -> None:
+        super().__init__(label, device, sets, graph=graph, flush=flush, capture=_capture)
 
     def repeat(self, n: int) -> float:
-        _share_stream(self._place)
+        _share_stream(self._device)
         return super().repeat(n)
 
     def enqueue(self, n: int) -> None:
-        _share_stream(self._place)
+        _share_stream(self._device)
         super().enqueue(n)

@@ -1,4 +1,4 @@
-"""The page of all kernels, `python -m nbcnn kernels --page docs/kernels.md`: where each stands, who launches it, what the compiler makes of it.
+"""This module writes docs/kernels.md (`python -m nbcnn kernels --page`): where each kernel stands, who launches it, what the compiler makes of it.
 
 The first columns are planned, without a compiler (`nbcnn.lab.measure.launched`), and a test compares them with the code; registers are of
 one launch of a kernel, the first there, compiled without a GPU (`nbcnn.check.static`).
@@ -66,7 +66,7 @@ def planned(kernel: tuple[str, str], found: Sequence[Use]) -> tuple[str, ...]:
 
 def _modes(found: set[tuple[str, str]]) -> str:
     """Rows of the op table in words."""
-    gpu = [key for key, row in MODES.items() if row.place == "gpu"]
+    gpu = [key for key, row in MODES.items() if row.device == "gpu"]
     if found == set(gpu):
         return "all"
     said = []

@@ -1,4 +1,4 @@
-"""The report's HTML: skeleton, style, tables, pictures. Everything that is not markup here is escaped."""
+"""This module writes the report's HTML: skeleton, style, tables, pictures. Everything that is not markup here is escaped."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from nbcnn.lab.report.tables import GPU, footer, markdown, measured, section
 
 PICTURE = "ladder.svg"
 BATCH = 256
-"""Of the picture; the ladder's cpu rung has a batch of its own."""
+"""The batch size of the picture; the ladder's cpu rung has a batch of its own."""
 STEPS = (
     ("tensorcore", "bf16", "step-tensorcore-bf16-1024"),
     ("tensorcore", "bf16", "step-tensorcore-bf16-64"),

@@ -1,4 +1,4 @@
-"""What a report is made from: a run folder with what was classified from it, and a results file."""
+"""This module opens the source of a report: a run folder with what was classified from it, and a results file."""
 
 from __future__ import annotations
 

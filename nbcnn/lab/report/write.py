@@ -1,4 +1,4 @@
-"""All sections of a report in their order, and last what was not measured."""
+"""This module writes a report: all sections in their order, and last what was not measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The study's bytes beside NVIDIA's counters: every variant and path once, as ncu counts it.
+"""This study sets the modelled bytes of depthwise convolutions beside NVIDIA's counters: every variant and path once, as ncu counts it.
 
 `python -m nbcnn.lab.studies.dwconv_counters NxCxLxT PADDING VARIANT,…` runs them between the profiler's start and stop; ncu runs that. Reads from
 DRAM lie between the different bytes of a launch (`distinct`: caches served every repetition) and all that it asks for (`read`).
@@ -57,25 +57,25 @@ def count(shape: dwconv.Series, variants: Sequence[str], padding: str, multiproc
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run what is counted: every variant and path once, after a first time that compiles, each on series that the one before did not touch."""
+    """Run every variant and path once to be counted, after a first run that compiles, each on series that the one before did not touch."""
     from nbcnn.gpu.compiler import numba_cuda
     from nbcnn.gpu.device import Gpu
     from nbcnn.lab.studies import dwconv_times
 
     size, padding, names = argv
     n, c, length, taps = map(int, size.split("x"))
-    shape, place = (n, c, length, taps), Gpu()
-    operands = dwconv_times.Operands(shape, place)
-    keys = [(variant, path) for variant, path, _ in launched(shape, names.split(","), padding, place.multiprocessors)]
-    sets = dwconv_times.ready(keys, shape, padding, operands, place)
+    shape, device = (n, c, length, taps), Gpu()
+    operands = dwconv_times.Operands(shape, device)
+    keys = [(variant, path) for variant, path, _ in launched(shape, names.split(","), padding, device.multiprocessors)]
+    sets = dwconv_times.ready(keys, shape, padding, operands, device)
     made = [launch for at, key in enumerate(keys) for launch in sets[key][at % operands.count]]
     for launch in made:
-        launch.run(place.stream)
-    place.synchronize()
+        launch.run(device.stream)
+    device.synchronize()
     numba_cuda().profile_start()
     for launch in made:
-        launch.run(place.stream)
-    place.synchronize()
+        launch.run(device.stream)
+    device.synchronize()
     numba_cuda().profile_stop()
     return 0
 

@@ -1,4 +1,4 @@
-"""The study's times: every variant and path of one size in turn, the three paths in sequence, and PyTorch's forms beside them.
+"""This study times depthwise convolutions: every variant and path of one size in turn, the three paths in sequence, and PyTorch's forms.
 
 What takes longest, naive and coalesced, is timed apart from the others and less often.
 
@@ -34,28 +34,28 @@ CALLS = 10
 SECONDS, SLOW_SECONDS = 2.0, 0.5
 """All figures of one size are sampled together for at most so long; those of `SLOW` variants apart, with fewer repetitions."""
 SLOW = ("naive", "coalesced")
-"""A turn of these takes longer than one of everything else: with them, twenty turns of the paper's size would take half a minute."""
+"""Variants of which one repetition takes longer than one of everything else: twenty repetitions of the paper's size would take half a minute."""
 IN_SEQUENCE = {"best": ("fprop", "bwd")}
 """The paths of a training step; of all other variants the three."""
 
 
 class Operands:
-    """The series of one size on `place`, `count` sets of them: x, dy and one to write to; filters and their gradient."""
+    """The series of one size on `device`, `count` sets of them: x, dy and one to write to; filters and their gradient."""
 
-    def __init__(self, shape: Series, place: Any) -> None:
+    def __init__(self, shape: Series, device: Any) -> None:
         n, c, length, taps = shape
         size, fresh = n * c * length, np.random.default_rng(0).standard_normal(1 << 20, np.float32)
-        self.count = sets_for(3 * 4 * size, place)
+        self.count = sets_for(3 * 4 * size, device)
 
         def put(values: np.ndarray, length: int) -> Any:
-            array = place.empty(length, "float32")
-            place.upload(array, np.resize(values, length))
+            array = device.empty(length, "float32")
+            device.upload(array, np.resize(values, length))
             return array
 
         self.x = [put(fresh, size) for _ in range(self.count)]
         self.dy = [put(fresh[::-1], size) for _ in range(self.count)]
-        self.out = [place.empty(size, "float32") for _ in range(self.count)]
-        self.w, self.dw = put(fresh[: c * taps] * np.float32(taps**-0.5), c * taps), place.empty(c * taps, "float32")
+        self.out = [device.empty(size, "float32") for _ in range(self.count)]
+        self.w, self.dw = put(fresh[: c * taps] * np.float32(taps**-0.5), c * taps), device.empty(c * taps, "float32")
 
     def of(self, path: str, at: int) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """(inputs, outputs) of a path on set `at`."""
@@ -68,77 +68,77 @@ class Operands:
         }[path]
 
 
-def planned(variant: str, path: str, shape: Series, padding: str, place: Any) -> Call:
+def planned(variant: str, path: str, shape: Series, padding: str, device: Any) -> Call:
     """The call without arrays, with its tile."""
     op = f"dwconv1d_{path}"
     call = dwconv.call_of(op, shape, padding)
-    return replace(call, tile=DWCONV[variant][op].tile(call, place.multiprocessors))
+    return replace(call, tile=DWCONV[variant][op].tile(call, device.multiprocessors))
 
 
-def verify(variant: str, call: Call, shape: Series, padding: str, place: Any) -> None:
+def verify(variant: str, call: Call, shape: Series, padding: str, device: Any) -> None:
     """Raise NotTimed unless the call is right on a few series, with the tile of the full size."""
     op, impl = call.op, DWCONV[variant][call.op]
     n, c, length, taps = shape
     small = series_problem(op, (n, min(c, VERIFIED), length, taps), padding).small
-    error, limit = gradcheck.parity(MODES["naive", "fp32"], impl, small, place, call.tile), gradcheck.bound(small)
+    error, limit = gradcheck.parity(MODES["naive", "fp32"], impl, small, device, call.tile), gradcheck.bound(small)
     if not error <= limit:
         path = op.removeprefix("dwconv1d_")
         raise NotTimed(f"{variant} {path} of {small.label} is not timed: error {error:.1e} is over its bound {limit:.1e}")
 
 
-def compile_sizes(shapes: Sequence[Series], variants: Sequence[str], padding: str, place: Any, say: Callable[[str], None] | None = None) -> int:
+def compile_sizes(shapes: Sequence[Series], variants: Sequence[str], padding: str, device: Any, say: Callable[[str], None] | None = None) -> int:
     """Compile the kernels of all sizes side by side, and not those of one size behind those of another; returns how many that were."""
-    if place.name != "gpu" or SIMULATOR:
+    if device.name != "gpu" or SIMULATOR:
         return 0
-    few = Operands((1, 1, 1, 1), place)  # a kernel is compiled for the types of its operands, whatever their extents
+    few = Operands((1, 1, 1, 1), device)  # a kernel is compiled for the types of its operands, whatever their extents
     keys = [(shape, variant, path) for shape in shapes for variant in variants for path in PATHS if f"dwconv1d_{path}" in DWCONV[variant]]
-    calls = [(variant, planned(variant, path, shape, padding, place)) for shape, variant, path in keys]
+    calls = [(variant, planned(variant, path, shape, padding, device)) for shape, variant, path in keys]
     taken = [(variant, call) for variant, call in calls if not DWCONV[variant][call.op].supports(call)]
-    return compile_all([launch for variant, call in taken for launch in launches(variant, call, few, 0, place)], say)
+    return compile_all([launch for variant, call in taken for launch in launches(variant, call, few, 0, device)], say)
 
 
-def ready(keys: Sequence[tuple[str, str]], shape: Series, padding: str, operands: Operands, place: Any) -> dict[tuple[str, str], list[list[Any]]]:
+def ready(keys: Sequence[tuple[str, str]], shape: Series, padding: str, operands: Operands, device: Any) -> dict[tuple[str, str], list[list[Any]]]:
     """The launches of every (variant, path) on each set of operands: compiled side by side, then verified. Raises NotTimed."""
-    calls = {key: planned(*key, shape, padding, place) for key in keys}
-    made = {key: [launches(key[0], call, operands, at, place) for at in range(operands.count)] for key, call in calls.items()}
-    if place.name == "gpu" and not SIMULATOR:
+    calls = {key: planned(*key, shape, padding, device) for key in keys}
+    made = {key: [launches(key[0], call, operands, at, device) for at in range(operands.count)] for key, call in calls.items()}
+    if device.name == "gpu" and not SIMULATOR:
         compile_all([launch for sets in made.values() for launch in sets[0]], None)
     for (variant, _), call in calls.items():
-        verify(variant, call, shape, padding, place)
+        verify(variant, call, shape, padding, device)
     return made
 
 
-def launches(variant: str, call: Call, operands: Operands, at: int, place: Any) -> list[Any]:
+def launches(variant: str, call: Call, operands: Operands, at: int, device: Any) -> list[Any]:
     """The launches of a verified call on set `at`."""
     impl = DWCONV[variant][call.op]
     nbytes = impl.scratch(call)
     ins, outs = operands.of(call.op.removeprefix("dwconv1d_"), at)
-    scratch = place.empty(-(-nbytes // 8) * 8, "uint8") if nbytes else None
+    scratch = device.empty(-(-nbytes // 8) * 8, "uint8") if nbytes else None
     return list(impl.bind(replace(call, ins=ins, outs=outs, scratch=scratch)))
 
 
 def measure(
-    shape: Series, variants: Sequence[str], padding: str, ceiling: Ceiling, place: Any, peers: Callable[..., dict[tuple[str, str], Calls]] | None
+    shape: Series, variants: Sequence[str], padding: str, ceiling: Ceiling, device: Any, peers: Callable[..., dict[tuple[str, str], Calls]] | None
 ) -> dict[str, Any]:
     """One size: `rows` of every variant and path, `sequences` of a training step's paths, `peers` of PyTorch, and the GPU's state.
 
-    peers: (shape, padding, place, sets) -> works by (form, path), already verified; None for none.
+    peers: (shape, padding, device, sets) -> works by (form, path), already verified; None for none.
     """
-    operands = Operands(shape, place)
-    rows = list(dwconv.models(shape, variants, padding, ceiling, place.multiprocessors))
-    made = ready([(row["variant"], row["path"]) for row in rows], shape, padding, operands, place)
-    works = {key: Calls(" ".join(key), place, sets, graph=True) for key, sets in made.items()}
+    operands = Operands(shape, device)
+    rows = list(dwconv.models(shape, variants, padding, ceiling, device.multiprocessors))
+    made = ready([(row["variant"], row["path"]) for row in rows], shape, padding, operands, device)
+    works = {key: Calls(" ".join(key), device, sets, graph=True) for key, sets in made.items()}
     for variant in variants:
         paths = [path for path in IN_SEQUENCE.get(variant, TRIO) if (variant, path) in made]
         if set(paths) >= set(IN_SEQUENCE.get(variant, TRIO)):
             sets = [[launch for path in paths for launch in made[variant, path][at]] for at in range(operands.count)]
-            works[variant, "sequence"] = Calls(f"{variant} in sequence", place, sets, graph=True)
-    theirs = peers(shape, padding, place, operands.count) if peers else {}
+            works[variant, "sequence"] = Calls(f"{variant} in sequence", device, sets, graph=True)
+    theirs = peers(shape, padding, device, operands.count) if peers else {}
     everything = works | theirs
     quick = [key for key in everything if key[0] not in SLOW] or list(everything)
     slow = [key for key in everything if key not in quick]
-    calls = operands.count * max(1, CALLS // operands.count if 8 * operands.x[0].size <= cache_bytes(place) else 1)
-    with Watch(place) as watch:
+    calls = operands.count * max(1, CALLS // operands.count if 8 * operands.x[0].size <= cache_bytes(device) else 1)
+    with Watch(device) as watch:
         warm = warm_up([everything[key] for key in quick], watch)
         found = timed_in_turn([everything[key] for key in quick], calls, warm, watch, SECONDS)
         if slow:

@@ -1,4 +1,4 @@
-"""S4ConvD's whole training step with every variant of the depthwise convolution, beside what Amdahl's law says, and PyTorch.
+"""This study times S4ConvD's whole training step with every variant of the depthwise convolution, beside Amdahl's prediction and PyTorch.
 
 Between two variants only the depthwise convolutions change. From naive's step, the share s of it that they take (by events around
 the launches of its plan), and a variant's speed-up S of the three paths alone, the law predicts naive · (1 − s + s / S).
@@ -94,7 +94,7 @@ def curves_apart(variants: Sequence[str], **options: Any) -> dict[str, float]:
 def measure_variant(data: SeriesDataset, batch: int, variant: str, seconds: float = 1.0, **options: Any) -> dict[str, Any]:
     """One variant's step: whole as a CUDA graph, and every part of its decomposition."""
     session = session_for(data, batch, dwconv=variant, **options)
-    place = session.net.place
+    device = session.net.device
 
     def step() -> None:
         _room(session)
@@ -102,9 +102,9 @@ def measure_variant(data: SeriesDataset, batch: int, variant: str, seconds: floa
 
     start = time.perf_counter()
     step()
-    place.synchronize()
+    device.synchronize()
     count = sensible_count((time.perf_counter() - start) * 1e3, seconds)
-    whole = time_calls(step, place, count)
+    whole = time_calls(step, device, count)
     parts = parts_of([_watched(session) for _ in range(WATCHED)])
     return {
         "form": f"nbcnn {variant}",

@@ -1,4 +1,4 @@
-"""The works of `study gemm`, `study elementwise` and `study evonorm`: each verified first, then PyTorch's and Triton's forms of the same."""
+"""This module makes the cases of `study gemm`, `study elementwise` and `study evonorm`: ours, verified first, then PyTorch's and Triton's forms."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nbcnn.plan.flops import step_bytes, step_flops
 
 PUBLISHED = ((128, 128, 128), (256, 128, 128), (256, 256, 256), (512, 256, 256), (512, 256, 512), (1024, 512, 256))
 PRODUCTS = (*PUBLISHED, (2048, 2048, 2048), (4096, 4096, 4096), (8192, 8192, 8192))
-"""M, K, N."""
+"""The sizes M, K, N of matrix products."""
 ACTIVATIONS = ("relu", "sigmoid", "swish")
 SIDES = (1024, 4096)
 BATCHES = (16, 32, 64, 256, 1024)
@@ -37,7 +37,7 @@ def _made(op: str, shape: Sequence[int], mode: str = "im2col", precision: str | 
     moved = 4 * sum(array.size for array in problem.operands()[0])
     choice = Choice(mode, precision)
     first = prepare(choice, problem, sets=1)
-    return prepare(choice, problem, sets=min(FEW_SETS, sets_for(moved, first.place))), problem
+    return prepare(choice, problem, sets=min(FEW_SETS, sets_for(moved, first.device))), problem
 
 
 def _want(made: Prepared, problem: opcases.Problem) -> tuple[np.ndarray, float]:
@@ -46,7 +46,7 @@ def _want(made: Prepared, problem: opcases.Problem) -> tuple[np.ndarray, float]:
     return made.bounds[0].results()[0], 2 * full_bound(problem, made.row.precision)
 
 
-def products(place: Any, sizes: Sequence[Sequence[int]], precisions: Sequence[str], peer: bool) -> Iterator[Case]:
+def products(device: Any, sizes: Sequence[Sequence[int]], precisions: Sequence[str], peer: bool) -> Iterator[Case]:
     """Matrix products M×K×N in every precision, beside cuBLAS."""
     for size in sizes:
         variants, first = [], None
@@ -78,7 +78,7 @@ def _cublas(made: Prepared, problem: opcases.Problem) -> Variant:
     def operands() -> list[Any]:
         return [torch.from_numpy(array).cuda().to(dtype) for array in ins]
 
-    return fusion_peers.variant(f"cuBLAS {precision}", run, operands, len(made.bounds), made.place, precision, _want(made, problem))
+    return fusion_peers.variant(f"cuBLAS {precision}", run, operands, len(made.bounds), made.device, precision, _want(made, problem))
 
 
 def _peers_behind(variants: Sequence[Variant]) -> list[Variant]:
@@ -86,7 +86,7 @@ def _peers_behind(variants: Sequence[Variant]) -> list[Variant]:
     return sorted(variants, key=lambda variant: not variant.label.startswith("nbcnn"))
 
 
-def activations(place: Any, names: Sequence[str], sides: Sequence[int], peer: bool) -> Iterator[Case]:
+def activations(device: Any, names: Sequence[str], sides: Sequence[int], peer: bool) -> Iterator[Case]:
     """Elementwise activations of side×side numbers."""
     missing = () if not peer or has_triton() else (TRITON_MISSING,)
     for side in sides:
@@ -130,13 +130,13 @@ def _torch_forms(
         return [torch.from_numpy(np.ascontiguousarray(array)).cuda() for array in ins]
 
     return [
-        fusion_peers.variant(label, form, operands, len(made.bounds), made.place, "fp32", (want[0].reshape(-1), want[1]))
+        fusion_peers.variant(label, form, operands, len(made.bounds), made.device, "fp32", (want[0].reshape(-1), want[1]))
         for label, form in forms.items()
     ]
 
 
 def norms(
-    place: Any,
+    device: Any,
     kinds: Sequence[str],
     paths: Sequence[str],
     forms: Sequence[str],
@@ -238,8 +238,8 @@ def _differences(made: Prepared, problem: opcases.Problem, function: Any, arrays
             return [*points(), torch.from_numpy(np.ascontiguousarray(ins[-1])).cuda()]
 
         want = _want(made, problem) if check else None
-        both = fusion_peers.variant(label, fusion_peers.backward(form), whole, len(made.bounds), made.place, "fp32", want)
-        forward = fusion_peers.variant(label, form, points, len(made.bounds), made.place, "fp32")
+        both = fusion_peers.variant(label, fusion_peers.backward(form), whole, len(made.bounds), made.device, "fp32", want)
+        forward = fusion_peers.variant(label, form, points, len(made.bounds), made.device, "fp32")
         variants.append(fusion_peers.difference(label, both, forward))
     return variants
 

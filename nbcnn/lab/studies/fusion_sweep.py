@@ -1,4 +1,4 @@
-"""The works of `study sweep`: whole networks forward, from resident uint8 images to outputs, fused and unfused, at many batch sizes.
+"""This module makes the cases of `study sweep`: whole networks forward, from resident uint8 images to outputs, at many batch sizes.
 
 mlp        256 → 256 → 256, each linear layer with a bias and a Swish (the published sweep does not say what it ran; its memory grows by
            512 floats an image, which this one's does too)
@@ -36,7 +36,7 @@ TERMS = 3136
 """Products behind one result of the widest layer."""
 
 
-def networks(place: Any, names: Sequence[str], batches: Sequence[int], precisions: Sequence[str], peer: bool) -> Iterator[Case]:
+def networks(device: Any, names: Sequence[str], batches: Sequence[int], precisions: Sequence[str], peer: bool) -> Iterator[Case]:
     """Every network at every batch size: ours fused and unfused in every precision, then PyTorch's forms."""
     for name in names:
         made, shape = NETS[name]
@@ -56,7 +56,7 @@ def networks(place: Any, names: Sequence[str], batches: Sequence[int], precision
                         flops = sum(step_flops(item.step) for item in inference.program(net, batch).plan.steps)
                         moved = images.size + 4 * want.size + 4 * net.params.layout.size
             if peer and first is not None and want is not None:
-                variants += _torch(first, images, want, first.place)
+                variants += _torch(first, images, want, first.device)
             yield Case(f"{name} {batch}", flops, moved, batch, "image", tuple(variants), (), FEWEST_OF_CONV)
 
 
@@ -66,7 +66,7 @@ def _ours(label: str, net: Net, images: np.ndarray, want: np.ndarray | None) -> 
     error = None if want is None else _error(got, want, net.precision, label)
     memory = sum(inference.planned_bytes(net, len(images)).values()) + 4 * net.params.layout.size
     launches = inference.program(net, len(images)).launches
-    return Variant(label, lambda graph: Calls(label, net.place, [launches], graph=graph), net.precision, memory, error)
+    return Variant(label, lambda graph: Calls(label, net.device, [launches], graph=graph), net.precision, memory, error)
 
 
 def _error(got: np.ndarray, want: np.ndarray, precision: str, label: str) -> float:
@@ -77,7 +77,7 @@ def _error(got: np.ndarray, want: np.ndarray, precision: str, label: str) -> flo
     return error
 
 
-def _torch(net: Net, images: np.ndarray, want: np.ndarray, place: Any) -> list[Variant]:
+def _torch(net: Net, images: np.ndarray, want: np.ndarray, device: Any) -> list[Variant]:
     """PyTorch's eager and compiled forward pass with the net's weights, fp32."""
     import torch
 
@@ -94,7 +94,7 @@ def _torch(net: Net, images: np.ndarray, want: np.ndarray, place: Any) -> list[V
                 with torch.no_grad():
                     return form(x)
 
-            made.append(fusion_peers.variant(label, run, lambda: [resident.clone()], 1, place, "fp32", (want, limit)))
+            made.append(fusion_peers.variant(label, run, lambda: [resident.clone()], 1, device, "fp32", (want, limit)))
     return made
 
 

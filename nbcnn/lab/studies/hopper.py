@@ -50,10 +50,10 @@ def call_of(step: Step, call: Call) -> Call:
     return replace(call, op=step.op, ins=call.ins[:count], in_shapes=call.in_shapes[:count], in_dtypes=call.in_dtypes[:count], tile=None)
 
 
-def verified(step: Step, row: Row, place: Any, shape: ConvShape) -> tuple[float, float]:
+def verified(step: Step, row: Row, device: Any, shape: ConvShape) -> tuple[float, float]:
     """(error, bound) of a step on few images against the NumPy reference. Raises NotTimed if the error is over its bound."""
     case = case_of(step, replace(shape, N=min(shape.N, PARITY_IMAGES)))
-    error, limit = gradcheck.parity(row, step.impl, case, place), gradcheck.bound(case, row.precision)
+    error, limit = gradcheck.parity(row, step.impl, case, device), gradcheck.bound(case, row.precision)
     if not error <= limit:
         raise NotTimed(f"step {step.name} is not timed: error {error:.1e} is over its bound {limit:.1e}")
     return error, limit

@@ -1,4 +1,4 @@
-"""`study mnist`: the classifier trained over several seeds, fused and unfused, and its training step beside PyTorch's.
+"""This study, `study mnist`, trains the classifier over several seeds, fused and unfused, and times its training step beside PyTorch's.
 
 The recipe is train.py's for `mnist-cnn`: He init, batch 128, Adam at 0.001, cosine to zero. An epoch's time is the training alone, from its
 permutation to its last step, the smaller last batch included; accuracy is the share of the test images whose largest logit is right.
@@ -30,7 +30,7 @@ STEPS = 200
 
 @dataclass(frozen=True)
 class Way:
-    """How it is trained."""
+    """How the classifier is trained: the flags of one form."""
 
     choice: Choice
     norm: str = "s0"
@@ -66,12 +66,12 @@ def train(data: Dataset, way: Way, seed: int, epochs: int) -> dict[str, Any]:
     session = session_of(data, way, seed, epochs)
     net, spent = session.net, []
     for epoch in range(epochs):
-        net.place.synchronize()
+        net.device.synchronize()
         start = time.perf_counter()
         session.begin_epoch(epoch)
         while session.steps_left:
             session.step()
-        net.place.synchronize()
+        net.device.synchronize()
         spent.append((time.perf_counter() - start) * 1e3)
     predicted = net.predict(data.test_images, 1000).argmax(1)
     return {
@@ -91,20 +91,20 @@ def train(data: Dataset, way: Way, seed: int, epochs: int) -> dict[str, Any]:
 def steps(data: Dataset, way: Way) -> dict[str, Any]:
     """The training step on full batches, replayed; not the reading of its loss."""
     session = session_of(data, way, 0, 1)
-    place = session.net.place
+    device = session.net.device
     session.begin_epoch(0)
     count = min(STEPS, session.count // BATCH)
     for _ in range(min(20, count)):
         session.step()
-    place.synchronize()
+    device.synchronize()
     spent = []
     for _ in range(5):
         session.begin_epoch(0)
-        place.synchronize()
+        device.synchronize()
         start = time.perf_counter()
         for _ in range(count):
             session.step()
-        place.synchronize()
+        device.synchronize()
         spent.append((time.perf_counter() - start) * 1e3 / count)
     return step_row(f"nbcnn {session.net.mode} {session.net.precision} {way.form}", spent)
 

@@ -1,4 +1,4 @@
-"""One rank of the scaling benchmark: `python -m nbcnn.lab.studies.scaling_rank SPEC`, started by `scaling.py`; rank 0 prints a row of JSON a line.
+"""This module is one rank of the scaling study: `scaling.py` starts `python -m nbcnn.lab.studies.scaling_rank SPEC`; rank 0 prints rows as JSON.
 
 Every step is a collective, so nothing here may depend on one rank's clock: numbers of repetitions are rank 0's.
 """
@@ -42,7 +42,7 @@ def session_for(team: Team, batch: int, steps: int, **options: Any) -> TrainingS
 
 def agreed(team: Team, value: float) -> float:
     """Rank 0's value."""
-    return float(np.frombuffer(team.told(np.float64(value).tobytes()))[0])
+    return float(np.frombuffer(team.broadcast(np.float64(value).tobytes()))[0])
 
 
 def check(team: Team, batch: int, options: dict[str, Any], steps: int) -> dict[str, Any]:
@@ -62,14 +62,14 @@ def check(team: Team, batch: int, options: dict[str, Any], steps: int) -> dict[s
     }
     gradients, weights = {}, {}
     for name, session in sessions.items():
-        place = session.net.place
+        device = session.net.device
         session.step()
-        gradients[name] = place.download(session.net.params.grads).astype(np.float64)
+        gradients[name] = device.download(session.net.params.grads).astype(np.float64)
         for step in range(1, steps):
             if not session.steps_left:
                 session.begin_epoch(step // CHECKED_EPOCH)
             session.step()
-        weights[name] = place.download(session.net.params.weights).astype(np.float64)
+        weights[name] = device.download(session.net.params.weights).astype(np.float64)
         session.close()
     precision = alone.net.precision
     error, bound = _distance(gradients["ranks"], gradients["alone"]), DEPTH * parity_bound(TERMS, precision)
@@ -91,11 +91,11 @@ def _distance(got: np.ndarray, expected: np.ndarray) -> float:
 
 def time_steps(team: Team, session: TrainingSession, seconds: float, warm: float) -> Timing:
     """Milliseconds of one training step of all ranks, warmed up for `warm` seconds: whole epochs, without their first steps."""
-    place = session.net.place
+    device = session.net.device
 
     def epoch() -> list[float]:
         session.begin_epoch(0)
-        return _between(place, session.step, session.steps_per_epoch)[SETTLE:]
+        return _between(device, session.step, session.steps_per_epoch)[SETTLE:]
 
     begun = time.perf_counter()
     epoch()
@@ -105,9 +105,9 @@ def time_steps(team: Team, session: TrainingSession, seconds: float, warm: float
     return summarise([ms for _ in range(max(1, int(seconds / each))) for ms in epoch()])
 
 
-def _between(place: Any, call: Callable[[], None], count: int) -> list[float]:
+def _between(device: Any, call: Callable[[], None], count: int) -> list[float]:
     """Milliseconds of each of `count` calls, by events at every boundary; by the wall clock on a host."""
-    if place.name == "host":
+    if device.name == "host":
         marks = [time.perf_counter()]
         for _ in range(count):
             call()
@@ -116,23 +116,23 @@ def _between(place: Any, call: Callable[[], None], count: int) -> list[float]:
     from nbcnn.gpu.compiler import numba_cuda
 
     events = [numba_cuda().event() for _ in range(count + 1)]
-    events[0].record(place.stream)
+    events[0].record(device.stream)
     for event in events[1:]:
         call()
-        event.record(place.stream)
-    place.synchronize()
+        event.record(device.stream)
+    device.synchronize()
     return [float(numba_cuda().event_elapsed_time(a, b)) for a, b in pairwise(events)]
 
 
 def time_all_reduce(team: Team, session: TrainingSession) -> dict[str, Any]:
     """The all-reduce of the gradients alone, many in one captured graph."""
-    place, grads = session.net.place, session.net.params.grads
-    place.upload(grads, np.zeros(session.net.params.layout.size, np.float32))
-    replay = place.replayable([team.all_reduce(grads, 1 / team.size)] * CALLS)
-    on_gpu = place.name == "gpu"
+    device, grads = session.net.device, session.net.params.grads
+    device.upload(grads, np.zeros(session.net.params.layout.size, np.float32))
+    replay = device.replayable([team.all_reduce(grads, 1 / team.size)] * CALLS)
+    on_gpu = device.name == "gpu"
     team.barrier()
-    _between(place, replay, 1)
-    timing = summarise(_between(place, replay, REPLAYS if on_gpu else 2)[1:]).per(CALLS)
+    _between(device, replay, 1)
+    timing = summarise(_between(device, replay, REPLAYS if on_gpu else 2)[1:]).per(CALLS)
     if close := getattr(replay, "close", None):
         close()
     return {"what": "all-reduce", "form": "nbcnn", "ranks": team.size, "bytes": 4 * session.net.params.layout.size, "ms": timing.as_dict()}

@@ -1,4 +1,4 @@
-"""Why does a kernel measured alone look slower than inside a training run? The study that answers it with this GPU's own figures.
+"""This study answers why a kernel measured alone looks slower than inside a training run, with this GPU's own figures.
 
 Five experiments on one op: the first calls of fresh processes (`fresh`, run before this one opens the GPU); its time and the SM clock from the
 first launch on, after a pause; bursts of 1 … 1,000 calls after a pause and warm; the same operands against rotating ones; and what each
@@ -32,14 +32,14 @@ CLOCK_NS = 30_000
 class ClockProbe:
     """The SM clock in MHz, from cycles and nanoseconds that a short waiting kernel counts: it sees the clock of this moment."""
 
-    def __init__(self, place: Any) -> None:
-        self._place, self._target = place, place.empty(2, "int64")
+    def __init__(self, device: Any) -> None:
+        self._device, self._target = device, device.empty(2, "int64")
         self._launch = Launch(spin_kernel(), 1, 1, (self._target, np.int64(CLOCK_NS)))
         self.read()
 
     def read(self) -> float:
-        self._launch.run(self._place.stream)
-        cycles, nanoseconds = self._place.download(self._target)
+        self._launch.run(self._device.stream)
+        cycles, nanoseconds = self._device.download(self._target)
         return float(cycles / nanoseconds * 1e3)
 
 
@@ -60,9 +60,9 @@ def study(
     Raises NotTimed if the op fails parity.
     """
     made = prepare(choice, problem(op, shape))
-    place = made.place
-    probe = ClockProbe(place) if place.name == "gpu" else None
-    with Watch(place) as watch:
+    device = made.device
+    probe = ClockProbe(device) if device.name == "gpu" else None
+    with Watch(device) as watch:
         hot, rotate = made.work("hot"), made.work("rotate")
         alone = made.work("hot", graph=True)
         alone.repeat(1)

@@ -15,17 +15,17 @@ Ops = dict[str, Impl]
 class Row:
     """What one mode and precision run.
 
-    place   "host" or "gpu".
+    device  "host" or "gpu".
     layout  how images are stored between the layers.
-    parts   (name, ops) in the order in which a step looks for an implementation that supports it.
+    fallbacks  (name, ops) in the order in which a step looks for an implementation that supports it.
     own     the parts that count as the mode itself: a step that ends in another is reported. Empty: the mode's name.
     """
 
     mode: str
     precision: str
-    place: str
+    device: str
     layout: str
-    parts: tuple[tuple[str, Ops], ...]
+    fallbacks: tuple[tuple[str, Ops], ...]
     own: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -38,9 +38,9 @@ class Row:
 
     def chain(self, op: str) -> Iterator[tuple[str, Impl]]:
         """The implementations of `op` in this row, first choice first, with the name of the part they come from."""
-        return ((name, ops[op]) for name, ops in self.parts if op in ops)
+        return ((name, ops[op]) for name, ops in self.fallbacks if op in ops)
 
     @property
     def ops(self) -> list[str]:
         """The names of all ops in this row."""
-        return sorted({op for _, ops in self.parts for op in ops})
+        return sorted({op for _, ops in self.fallbacks for op in ops})

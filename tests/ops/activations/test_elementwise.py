@@ -105,35 +105,35 @@ def test_nan_is_not_hidden(name):
 
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("name", ACTIVATIONS)
-def test_kernels_match_the_reference(name, count, place, rng):
+def test_kernels_match_the_reference(name, count, device, rng):
     attrs = ACTIVATIONS[name].parameters
     x, dy = (rng.standard_normal(count).astype(np.float32) * 3 for _ in range(2))
-    (y,) = run_op(OPS[f"{name}_fprop"], f"{name}_fprop", [x], [((count,), "float32")], place=place, attrs=attrs)
+    (y,) = run_op(OPS[f"{name}_fprop"], f"{name}_fprop", [x], [((count,), "float32")], device=device, attrs=attrs)
     exact = x.astype(np.float64)
     # exp and one division, each right to 2 ulp, and a product.
     assert np.linalg.norm(y - forward(name, exact)) <= 4 * EPS * np.linalg.norm(forward(name, exact))
     read = saved(name, x)
-    (dx,) = run_op(OPS[f"{name}_dgrad"], f"{name}_dgrad", [dy, read], [((count,), "float32")], place=place, attrs=attrs)
+    (dx,) = run_op(OPS[f"{name}_dgrad"], f"{name}_dgrad", [dy, read], [((count,), "float32")], device=device, attrs=attrs)
     wanted = np.empty_like(exact)
     ACTIVATIONS[name].dgrad(dy.astype(np.float64), read.astype(np.float64), wanted, **attrs)
     assert np.linalg.norm(dx - wanted) <= 4 * EPS * np.linalg.norm(dy)
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
-def test_kernels_at_the_ends(name, place):
+def test_kernels_at_the_ends(name, device):
     attrs = ACTIVATIONS[name].parameters
     x = np.array([np.nan, -1e4, -200.0, -0.0, 0.0, 200.0, 1e4, 1.0], np.float32)
-    (y,) = run_op(OPS[f"{name}_fprop"], f"{name}_fprop", [x], [(x.shape, "float32")], place=place, attrs=attrs)
+    (y,) = run_op(OPS[f"{name}_fprop"], f"{name}_fprop", [x], [(x.shape, "float32")], device=device, attrs=attrs)
     np.testing.assert_allclose(y, forward(name, x), rtol=4 * EPS)
 
 
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
-def test_add(layout, place, rng):
+def test_add(layout, device, rng):
     a, b = (rng.standard_normal((2, 3, 5, 7)).astype(np.float32) for _ in range(2))
     wanted = np.full_like(a, np.nan)
     add.add(a, b, wanted)
     assert (wanted == a + b).all()
-    (y,) = run_op(add.OPS["add"], "add", [a, b], [(a.shape, "float32")], place=place, layout=layout)
+    (y,) = run_op(add.OPS["add"], "add", [a, b], [(a.shape, "float32")], device=device, layout=layout)
     assert (y == wanted).all()
 
 

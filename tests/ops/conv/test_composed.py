@@ -15,7 +15,7 @@ from nbcnn.ops.conv.fused import REFERENCES
 from nbcnn.ops.kernel.call import host
 
 CPU = modes.MODES["cpu", "fp32"]
-PLAIN = dict(CPU.parts[0][1])
+PLAIN = dict(CPU.fallbacks[0][1])
 
 
 def needing_scratch(impl):

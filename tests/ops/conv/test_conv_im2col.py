@@ -10,7 +10,7 @@ from compiled import full
 
 from nbcnn.check.one_op import Bound, run_op
 from nbcnn.check.static import compile_launch
-from nbcnn.gpu import device
+from nbcnn.gpu import device as gpu_device
 from nbcnn.ops.conv import reference
 from nbcnn.ops.conv.simt.im2col import OPS
 from nbcnn.ops.conv.simt.tiles import Tile
@@ -54,7 +54,7 @@ def operands(op: str, c: ConvShape, bias: bool):
     return (c.x_shape, c.y_shape), (c.w_shape, *b)
 
 
-def check_parity(place, rng, op: str, c: ConvShape, tile: Tile | None, bias: bool = True) -> None:
+def check_parity(device, rng, op: str, c: ConvShape, tile: Tile | None, bias: bool = True) -> None:
     """‖got - ref‖ ≤ 4·eps·√GK·‖ref‖: rounding errors of GK additions that add up like a random walk, with room for 4 of them."""
     in_shapes, out_shapes = operands(op, c, bias)
     ins = [rng.standard_normal(shape).astype(np.float32) for shape in in_shapes]
@@ -62,7 +62,7 @@ def check_parity(place, rng, op: str, c: ConvShape, tile: Tile | None, bias: boo
     want = [np.full(shape, np.nan) for shape in out_shapes]
     getattr(reference, op)(*(array.astype(np.float64) for array in ins), *want, **attrs)
     outs = [(shape, "float32") for shape in out_shapes]
-    got = run_op(OPS[op], op, ins, outs, place=place, attrs=attrs, layout="NHWC", tile=tile)
+    got = run_op(OPS[op], op, ins, outs, device=device, attrs=attrs, layout="NHWC", tile=tile)
     GK = c.gemm(op.removeprefix("conv_"))[2]
     for g, w in zip(got, want, strict=True):
         assert np.linalg.norm(g - w) <= 4 * np.finfo(np.float32).eps * np.sqrt(GK) * np.linalg.norm(w)
@@ -70,19 +70,19 @@ def check_parity(place, rng, op: str, c: ConvShape, tile: Tile | None, bias: boo
 
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("c", MEAN_SHAPES.values(), ids=MEAN_SHAPES)
-def test_mean_shapes(place, rng, op, c):
-    check_parity(place, rng, op, c, TINY)
+def test_mean_shapes(device, rng, op, c):
+    check_parity(device, rng, op, c, TINY)
 
 
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("split", [2, 5])
-def test_split_gk(place, rng, op, split):
-    check_parity(place, rng, op, MEAN_SHAPES["one tap a tile"], replace(TINY, split=split))
+def test_split_gk(device, rng, op, split):
+    check_parity(device, rng, op, MEAN_SHAPES["one tap a tile"], replace(TINY, split=split))
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_without_bias(place, rng, op):
-    check_parity(place, rng, op, ConvShape(1, 4, 3, 3, 4, 3, 3, 1, 1), TINY, bias=False)
+def test_without_bias(device, rng, op):
+    check_parity(device, rng, op, ConvShape(1, 4, 3, 3, 4, 3, 3, 1, 1), TINY, bias=False)
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -97,7 +97,7 @@ def test_a_run_repeats_bit_for_bit(gpu, rng, op):
     in_shapes, out_shapes = operands(op, c, True)
     ins = [rng.standard_normal(shape).astype(np.float32) for shape in in_shapes]
     outs = [(shape, "float32") for shape in out_shapes]
-    bound = Bound(OPS[op], op, ins, outs, place=gpu, attrs={"stride": 1, "pad": 1}, layout="NHWC")
+    bound = Bound(OPS[op], op, ins, outs, device=gpu, attrs={"stride": 1, "pad": 1}, layout="NHWC")
     bound.run()
     first = bound.results()
     bound.run()
@@ -155,7 +155,7 @@ def test_tiles_that_cannot_be_laid_out_are_refused(sizes):
 
 
 @pytest.mark.sampled
-@pytest.mark.skipif(device.SIMULATOR, reason="the simulator compiles nothing")
+@pytest.mark.skipif(gpu_device.SIMULATOR, reason="the simulator compiles nothing")
 @pytest.mark.parametrize("arch", ["75", "90a"])
 @pytest.mark.parametrize("batch", [256, *full(1, 64)])
 @pytest.mark.parametrize("op", OPS)

@@ -11,7 +11,7 @@ from compiled import full
 from nbcnn.check import gradcheck
 from nbcnn.check.one_op import Bound
 from nbcnn.check.static import compile_launch
-from nbcnn.gpu import device
+from nbcnn.gpu import device as gpu_device
 from nbcnn.gpu.device import Host
 from nbcnn.modes import Row
 from nbcnn.ops.conv import fused
@@ -40,21 +40,21 @@ TINY_CASES = [
 ]
 
 
-def check(case, place, tile=None):
-    error = gradcheck.parity(ROW, FUSED[case.op], case, place, tile)
+def check(case, device, tile=None):
+    error = gradcheck.parity(ROW, FUSED[case.op], case, device, tile)
     assert error <= gradcheck.bound(case), (case.op, case.label, error)
 
 
 @pytest.mark.parametrize("case", TINY_CASES, ids=lambda case: f"{case.op} {case.label}")
-def test_small_shapes(case, place):
-    check(case, place, TINY)
+def test_small_shapes(case, device):
+    check(case, device, TINY)
 
 
 @pytest.mark.parametrize("op", sorted({case.op for case in TINY_CASES}))
-def test_split_sums_end_the_same_way(op, place):
-    for case in [case for case in TINY_CASES if case.op == op][:: 1 if not device.SIMULATOR else 2]:
+def test_split_sums_end_the_same_way(op, device):
+    for case in [case for case in TINY_CASES if case.op == op][:: 1 if not gpu_device.SIMULATOR else 2]:
         # More planes of partial gradients than one kernel adds by itself.
-        check(case, place, replace(TINY, split=5 if "wgrad" in op else 2))
+        check(case, device, replace(TINY, split=5 if "wgrad" in op else 2))
 
 
 def test_every_fused_op_is_served():
@@ -69,13 +69,13 @@ def test_chosen_tiles(op, gpu):
 
 
 @pytest.mark.sampled
-@pytest.mark.skipif(device.SIMULATOR, reason="the simulator compiles nothing")
+@pytest.mark.skipif(gpu_device.SIMULATOR, reason="the simulator compiles nothing")
 @pytest.mark.parametrize("op", ["conv_relu_pool_fprop", "upconv_relu_fprop", *full("upconv_dgrad_relu", "upconv_wgrad")])
 def test_large_tiles_keep_to_their_registers_when_compiled(op):
     shape = ConvShape(1, 128, 8, 8, 256, 3, 3, 1, 1)
     case = next(c for c in (*pooled_cases(shape), *up_cases(shape)) if c.op == op)
     tile = Tile(128, 128, 16, 8, 8)
-    bound = Bound(FUSED[op], op, case.ins, case.outs, place=Host(), attrs=case.attrs, layout="NHWC", tile=tile)
+    bound = Bound(FUSED[op], op, case.ins, case.outs, device=Host(), attrs=case.attrs, layout="NHWC", tile=tile)
     for launch in bound.launches:
         report = compile_launch(launch, "90a")
         assert report.frame_bytes == 0, launch.name
@@ -84,7 +84,7 @@ def test_large_tiles_keep_to_their_registers_when_compiled(op):
 
 def test_the_folded_filters_hold_every_tap_once_a_phase():
     case = next(c for c in TINY_CASES if c.op == "upconv_fprop")
-    call = Bound(FUSED["upconv_fprop"], case.op, case.ins, case.outs, place=Host(), layout="NHWC", tile=TINY).call
+    call = Bound(FUSED["upconv_fprop"], case.op, case.ins, case.outs, device=Host(), layout="NHWC", tile=TINY).call
     index = FUSED["upconv_fprop"].pack(call)
     counts = np.bincount(index[index >= 0], minlength=case.ins[1].size)
     assert (counts == 4).all()

@@ -55,7 +55,7 @@ def bare(case: Case, precision: str, tile: PixelTile | None = None) -> Call:
 def test_parity(gpu, precision):
     row, wrong = row_for(precision), []
     for case in cases():
-        error, limit = gradcheck.parity(row, row.parts[0][1][case.op], case, gpu), gradcheck.bound(case, precision)
+        error, limit = gradcheck.parity(row, row.fallbacks[0][1][case.op], case, gpu), gradcheck.bound(case, precision)
         if not error <= limit:
             wrong.append((case.op, case.label, error, limit))
     assert not wrong
@@ -69,13 +69,13 @@ def test_every_tile_is_right(gpu, precision):
         next(c for c in up_cases(ConvShape(1, 72, 4, 4, 136, 3, 3, 1, 1)) if c.op == "upconv_wgrad"),
     ):
         for tile in TILES[precision]:
-            error = gradcheck.parity(row, row.parts[0][1][case.op], case, gpu, replace(tile, split=2))
+            error = gradcheck.parity(row, row.fallbacks[0][1][case.op], case, gpu, replace(tile, split=2))
             assert error <= gradcheck.bound(case, precision), tile
 
 
 def test_repeats_bit_for_bit(gpu):
     case = next(case for case in conv_cases(ConvShape(4, 128, 8, 8, 128, 3, 3, 1, 1)) if case.op == "conv_wgrad")
-    options = {"attrs": case.attrs, "place": gpu, "layout": "NHWC", "store": "tfloat32"}
+    options = {"attrs": case.attrs, "device": gpu, "layout": "NHWC", "store": "tfloat32"}
     one, other = (run_op(wgrad.IMPLS["tf32"], case.op, case.ins, case.outs, **options) for _ in range(2))
     assert all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
 
@@ -94,8 +94,8 @@ def test_lanes_that_read_together_find_different_banks(kind, columns):
 
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
 def test_rows_of_a_fragment_are_all_its_channels(precision):
-    place = row_of(KINDS[precision]).py_func
-    assert sorted(int(place(np.int32(h), np.int32(g))) for h in range(2) for g in range(COLUMNS)) == list(range(ROWS))
+    row = row_of(KINDS[precision]).py_func
+    assert sorted(int(row(np.int32(h), np.int32(g))) for h in range(2) for g in range(COLUMNS)) == list(range(ROWS))
 
 
 def test_bits_inside_the_image():

@@ -65,30 +65,30 @@ def exact(function, ins, *out_shapes, attrs):
     return outs
 
 
-def check_fprop(ops, shape, rng, place):
+def check_fprop(ops, shape, rng, device):
     x, w, b, _, attrs = operands(shape, rng)
     for ins in ((x, w, b), (x, w)):
-        (got,) = run_op(ops["conv_fprop"], "conv_fprop", ins, [(shape.y_shape, "float32")], place=place, attrs=attrs)
+        (got,) = run_op(ops["conv_fprop"], "conv_fprop", ins, [(shape.y_shape, "float32")], device=device, attrs=attrs)
         assert_near(got, *exact(conv_fprop, ins, shape.y_shape, attrs=attrs), shape, "fprop")
 
 
-def check_dgrad(ops, shape, rng, place):
+def check_dgrad(ops, shape, rng, device):
     _, w, _, dy, attrs = operands(shape, rng)
-    (got,) = run_op(ops["conv_dgrad"], "conv_dgrad", (dy, w), [(shape.x_shape, "float32")], place=place, attrs=attrs)
+    (got,) = run_op(ops["conv_dgrad"], "conv_dgrad", (dy, w), [(shape.x_shape, "float32")], device=device, attrs=attrs)
     assert_near(got, *exact(conv_dgrad, (dy, w), shape.x_shape, attrs=attrs), shape, "dgrad")
 
 
-def check_wgrad(ops, shape, rng, place):
+def check_wgrad(ops, shape, rng, device):
     x, _, _, dy, attrs = operands(shape, rng)
     outs = [(shape.w_shape, "float32"), ((shape.K,), "float32")]
-    bound = Bound(ops["conv_wgrad"], "conv_wgrad", (x, dy), outs, place=place, attrs=attrs)
+    bound = Bound(ops["conv_wgrad"], "conv_wgrad", (x, dy), outs, device=device, attrs=attrs)
     bound.run()
     dw, db = bound.results()
     expected_dw, expected_db = exact(conv_wgrad, (x, dy), shape.w_shape, (shape.K,), attrs=attrs)
     assert_near(dw, expected_dw, shape, "wgrad")
     assert_near(db, expected_db, shape, "wgrad")
     assert len(bound.launches) == 2
-    without_bias = Bound(ops["conv_wgrad"], "conv_wgrad", (x, dy), outs[:1], place=place, attrs=attrs)
+    without_bias = Bound(ops["conv_wgrad"], "conv_wgrad", (x, dy), outs[:1], device=device, attrs=attrs)
     assert len(without_bias.launches) == 1
 
 
@@ -98,15 +98,15 @@ CHECKS = {"fprop": check_fprop, "dgrad": check_dgrad, "wgrad": check_wgrad}
 @pytest.mark.parametrize("path", CHECKS)
 @pytest.mark.parametrize("shape", TINY, ids=str)
 @pytest.mark.parametrize("row", ROWS)
-def test_tiny_shapes(row, shape, path, rng, place):
-    CHECKS[path](ROWS[row], shape, rng, place)
+def test_tiny_shapes(row, shape, path, rng, device):
+    CHECKS[path](ROWS[row], shape, rng, device)
 
 
 @pytest.mark.parametrize("path", ["fprop", "dgrad"])
 @pytest.mark.parametrize("shape", TINY_DEEP, ids=str)
 @pytest.mark.parametrize("row", ROWS)
-def test_tiny_shapes_of_many_channels(row, shape, path, rng, place):
-    CHECKS[path](ROWS[row], shape, rng, place)
+def test_tiny_shapes_of_many_channels(row, shape, path, rng, device):
+    CHECKS[path](ROWS[row], shape, rng, device)
 
 
 @pytest.mark.gpu
@@ -123,13 +123,13 @@ def test_gradients_repeat_bit_for_bit(row, rng, gpu):
     shape = AUTOENCODER[1]
     x, _, _, dy, attrs = operands(shape, rng)
     outs = [(shape.w_shape, "float32"), ((shape.K,), "float32")]
-    first, second = (run_op(ROWS[row]["conv_wgrad"], "conv_wgrad", (x, dy), outs, place=gpu, attrs=attrs) for _ in range(2))
+    first, second = (run_op(ROWS[row]["conv_wgrad"], "conv_wgrad", (x, dy), outs, device=gpu, attrs=attrs) for _ in range(2))
     for one, other in zip(first, second, strict=True):
         np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_warp_sum_adds_each_warp_by_itself(dtype, rng, place):
+def test_warp_sum_adds_each_warp_by_itself(dtype, rng, device):
     @jit()
     def sums_kernel(values, sums):
         total = warp_sum(values[cuda.threadIdx.x])
@@ -137,14 +137,14 @@ def test_warp_sum_adds_each_warp_by_itself(dtype, rng, place):
             sums[cuda.threadIdx.x // WARP] = total
 
     values = rng.standard_normal(3 * WARP).astype(dtype)
-    source, target = place.empty(values.size, dtype), place.empty(3, dtype)
-    place.upload(source, values)
-    Launch(sums_kernel, 1, values.size, (source, target)).run(place.stream)
+    source, target = device.empty(values.size, dtype), device.empty(3, dtype)
+    device.upload(source, values)
+    Launch(sums_kernel, 1, values.size, (source, target)).run(device.stream)
     terms = values.reshape(3, WARP)
     # The shuffles halve the warp: lane i takes lane i + 16, then i + 8, and so on.
     for half in (16, 8, 4, 2, 1):
         terms = terms[:, :half] + terms[:, half : 2 * half]
-    np.testing.assert_array_equal(place.download(target), terms[:, 0])
+    np.testing.assert_array_equal(device.download(target), terms[:, 0])
 
 
 BEYOND_TILED = [
@@ -155,10 +155,10 @@ BEYOND_TILED = [
 
 @pytest.mark.parametrize("path", CHECKS)
 @pytest.mark.parametrize(("shape", "reason"), BEYOND_TILED, ids=str)
-def test_naive_takes_what_tiled_refuses(shape, reason, path, rng, place):
-    CHECKS[path](naive.OPS, shape, rng, place)
+def test_naive_takes_what_tiled_refuses(shape, reason, path, rng, device):
+    CHECKS[path](naive.OPS, shape, rng, device)
     with pytest.raises(ValueError, match=reason):
-        CHECKS[path](tiled.OPS, shape, rng, place)
+        CHECKS[path](tiled.OPS, shape, rng, device)
 
 
 def stand_ins(shape, *, bias=True):

@@ -10,7 +10,7 @@ from compiled import full
 
 from nbcnn.check.one_op import run_op
 from nbcnn.check.static import compile_launch
-from nbcnn.gpu import device
+from nbcnn.gpu import device as gpu_device
 from nbcnn.ops.conv import reference
 from nbcnn.ops.conv.thin.gather import GatherTile
 from nbcnn.ops.conv.thin.plain import OPS
@@ -55,10 +55,10 @@ def operands(op, shape, bias, rng):
     return [x, dy], [(shape.w_shape, "float32"), ((shape.K,), "float32")][: 1 + bias]
 
 
-def assert_parity(op, shape, bias, rng, place, tile=None):
+def assert_parity(op, shape, bias, rng, device, tile=None):
     ins, outs = operands(op, shape, bias, rng)
     attrs = {"stride": 1, "pad": shape.pad}
-    got = run_op(OPS[op], op, ins, outs, place=place, attrs=attrs, layout="NHWC", tile=tile)
+    got = run_op(OPS[op], op, ins, outs, device=device, attrs=attrs, layout="NHWC", tile=tile)
     expected = [np.full(out, np.nan) for out, _ in outs]
     getattr(reference, op)(*(a.astype(np.float64) for a in ins), *expected, **attrs)
     limit = 4 * EPS * np.sqrt(shape.gemm(PATH[op])[2])
@@ -80,13 +80,13 @@ def bare_call(op, shape, bias=True, layout="NHWC"):
 @pytest.mark.parametrize(
     ("op", "bias"), [("conv_fprop", False), ("conv_fprop", True), ("conv_dgrad", False), ("conv_wgrad", False), ("conv_wgrad", True)]
 )
-def test_parity_on_mean_shapes(op, bias, shape, rng, place):
-    assert_parity(op, shape, bias, rng, place)
+def test_parity_on_mean_shapes(op, bias, shape, rng, device):
+    assert_parity(op, shape, bias, rng, device)
 
 
 @pytest.mark.parametrize(("op", "which", "tile"), [(op, *case) for op in STEPPING for case in STEPPING[op]], ids=str)
-def test_parity_of_blocks_that_take_many_steps(op, which, tile, rng, place):
-    assert_parity(op, MEAN_SHAPES[which], op != "conv_dgrad", rng, place, tile)
+def test_parity_of_blocks_that_take_many_steps(op, which, tile, rng, device):
+    assert_parity(op, MEAN_SHAPES[which], op != "conv_dgrad", rng, device, tile)
 
 
 @pytest.mark.parametrize("batch", [1, 64, 1024])
@@ -126,7 +126,7 @@ def test_refusals_name_the_reason(op, shape, layout, reason):
 
 
 @pytest.mark.sampled
-@pytest.mark.skipif(device.SIMULATOR, reason="the simulator compiles nothing")
+@pytest.mark.skipif(gpu_device.SIMULATOR, reason="the simulator compiles nothing")
 @pytest.mark.parametrize(
     ("shape", "batch", "arch"),
     [

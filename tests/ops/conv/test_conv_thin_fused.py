@@ -8,7 +8,7 @@ from compiled import full
 from nbcnn.check import gradcheck
 from nbcnn.check.one_op import Bound, Unsupported
 from nbcnn.check.static import compile_launch
-from nbcnn.gpu import device
+from nbcnn.gpu import device as gpu_device
 from nbcnn.gpu.device import Host
 from nbcnn.modes import Row
 from nbcnn.ops.conv.fused import REAL_POOLED, REAL_UP, pooled_cases, relu_cases, up_cases
@@ -28,7 +28,7 @@ def cases_of(first: ConvShape, last: ConvShape):
 
 
 def bare(case):
-    return Bound(FUSED[case.op], case.op, case.ins, case.outs, place=Host(), attrs=case.attrs, layout="NHWC")
+    return Bound(FUSED[case.op], case.op, case.ins, case.outs, device=Host(), attrs=case.attrs, layout="NHWC")
 
 
 def refused(case) -> bool:
@@ -54,8 +54,8 @@ def tile_of(case):
     return WgradTile(4, 28, 2, 4, 4, 32, 4, 2, 1)
 
 
-def check(case, place, tile=None):
-    error = gradcheck.parity(ROW, FUSED[case.op], case, place, tile)
+def check(case, device, tile=None):
+    error = gradcheck.parity(ROW, FUSED[case.op], case, device, tile)
     assert error <= gradcheck.bound(case), (case.op, case.label, error)
 
 
@@ -64,15 +64,15 @@ def test_the_small_cases_cover_every_op():
 
 
 @pytest.mark.parametrize("case", SMALL, ids=lambda case: f"{case.op} {case.label}")
-def test_small_shapes(case, place):
-    check(case, place, tile_of(case))
+def test_small_shapes(case, device):
+    check(case, device, tile_of(case))
 
 
 @pytest.mark.parametrize("split", [4])
-def test_split_products_are_collected_in_order(split, place):
+def test_split_products_are_collected_in_order(split, device):
     for case in SMALL:
         if case.op == "upconv_mse_fprop":
-            check(case, place, ScatterTile(4, 14, 2, 16, 8, 1, split))
+            check(case, device, ScatterTile(4, 14, 2, 16, 8, 1, split))
 
 
 @pytest.mark.parametrize("case", [*LARGER, *REAL], ids=lambda case: f"{case.op} {case.label}")
@@ -88,14 +88,14 @@ def test_a_wide_pair_of_sides_is_refused(op):
 
 
 @pytest.mark.sampled
-@pytest.mark.skipif(device.SIMULATOR, reason="the simulator compiles nothing")
+@pytest.mark.skipif(gpu_device.SIMULATOR, reason="the simulator compiles nothing")
 @pytest.mark.parametrize("op", ["conv_relu_pool_fprop", "conv_pool_wgrad", "upconv_wgrad", *full("upconv_mse_fprop", "upconv_dgrad_relu")])
 def test_kernels_of_a_large_batch_compile_without_spills(op):
     case = next(case for case in REAL if case.op == op)
     # The tile of a large batch, on the operands of a small one.
     few = 1
     tile = FUSED[op].tile(bare(case).call, few)
-    bound = Bound(FUSED[op], op, case.ins, case.outs, place=Host(), attrs=case.attrs, layout="NHWC", tile=tile)
+    bound = Bound(FUSED[op], op, case.ins, case.outs, device=Host(), attrs=case.attrs, layout="NHWC", tile=tile)
     for launch in bound.launches[:2]:
         report = compile_launch(launch, "90a")
         assert report.frame_bytes == 0, launch.name

@@ -79,7 +79,7 @@ def test_every_candidate_is_right(gpu, precision):
 
 def test_repeats_bit_for_bit(gpu):
     case = next(case for case in pooled_cases(REAL_POOLED[0]) if case.op == "conv_pool_wgrad")
-    options = {"attrs": case.attrs, "place": gpu, "layout": "NHWC", "store": "bfloat16"}
+    options = {"attrs": case.attrs, "device": gpu, "layout": "NHWC", "store": "bfloat16"}
     one, other = (run_op(ops("bf16")[case.op], case.op, case.ins, case.outs, **options) for _ in range(2))
     assert all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
 

@@ -54,7 +54,7 @@ def test_parity_of_tiles_that_walk(gpu, precision):
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_loss_and_gradient_repeat_bit_for_bit(gpu, precision):
     case = next(case for case in up_cases(REAL_UP) if case.op == "upconv_mse_fprop")
-    options = {"place": gpu, "attrs": case.attrs, "layout": "NHWC", "store": STORE[precision]}
+    options = {"device": gpu, "attrs": case.attrs, "layout": "NHWC", "store": STORE[precision]}
     first, second = (run_op(ops(precision)[case.op], case.op, case.ins, case.outs, **options) for _ in range(2))
     for one, other in zip(first, second, strict=True):
         np.testing.assert_array_equal(one, other)

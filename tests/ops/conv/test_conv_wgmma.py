@@ -146,7 +146,7 @@ def bound_on_host(case: Case, precision: str, tile: Tile | PatchTile | None = No
         case.outs,
         attrs=case.attrs,
         layout="NHWC",
-        place=nb.Host(),
+        device=nb.Host(),
         tile=tile,
         store=STORE[precision],
     )

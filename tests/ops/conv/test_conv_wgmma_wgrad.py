@@ -61,7 +61,7 @@ def test_parity(gpu, precision):
     row = row_of(precision)
     wrong = []
     for case in cases():
-        error = gradcheck.parity(row, row.parts[0][1][case.op], case, gpu)
+        error = gradcheck.parity(row, row.fallbacks[0][1][case.op], case, gpu)
         if not error <= gradcheck.bound(case, precision):
             wrong.append((case.op, case.label, error))
     assert not wrong, wrong
@@ -72,7 +72,7 @@ def test_every_candidate_is_right(gpu, precision):
     row = row_of(precision)
     for shape, make in ((SHAPES["ragged channels"], conv_cases), (UP_SHAPES["ragged channels"], up_cases)):
         case = next(case for case in make(shape) if case.op.endswith("wgrad"))
-        impl = row.parts[0][1][case.op]
+        impl = row.fallbacks[0][1][case.op]
         for tile in {replace(tile, split=min(tile.split, 3)) for tile in impl.candidates(bare(case, row.store), 132)}:
             assert gradcheck.parity(row, impl, case, gpu, tile) <= gradcheck.bound(case, precision), tile
 
@@ -81,7 +81,7 @@ def test_repeats_bit_for_bit(gpu):
     from nbcnn.check.one_op import run_op
 
     case = next(case for case in conv_cases(SHAPES["conv3"]) if case.op == "conv_wgrad")
-    options = {"attrs": case.attrs, "place": gpu, "layout": "NHWC", "store": "bfloat16"}
+    options = {"attrs": case.attrs, "device": gpu, "layout": "NHWC", "store": "bfloat16"}
     one, other = (run_op(wgrad.ops("bf16")[case.op], case.op, case.ins, case.outs, **options) for _ in range(2))
     assert all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
 

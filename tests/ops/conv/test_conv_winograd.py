@@ -10,7 +10,7 @@ from compiled import full
 from nbcnn.check import gradcheck
 from nbcnn.check.one_op import Bound
 from nbcnn.check.static import compile_launch
-from nbcnn.gpu import device
+from nbcnn.gpu import device as gpu_device
 from nbcnn.gpu.device import Host
 from nbcnn.modes import Row
 from nbcnn.ops.conv.fused import pooled_cases, relu_cases, up_cases
@@ -31,14 +31,14 @@ def cases_of(shape: ConvShape):
     return [case for case in cases if case.op in IMPLS]
 
 
-SMALL = cases_of(ConvShape(3, 16, 8, 8, 16, 3, 3, 1, 1)) if not device.SIMULATOR else cases_of(ConvShape(1, 16, 8, 8, 16, 3, 3, 1, 1))
+SMALL = cases_of(ConvShape(3, 16, 8, 8, 16, 3, 3, 1, 1)) if not gpu_device.SIMULATOR else cases_of(ConvShape(1, 16, 8, 8, 16, 3, 3, 1, 1))
 REAL = [case for shape in (ConvShape(8, 256, 16, 16, 128, 3, 3, 1, 1), ConvShape(8, 128, 8, 8, 48, 3, 3, 1, 1)) for case in cases_of(shape)]
 
 
-def check(case, place, tile=None):
+def check(case, device, tile=None):
     # Transforms add to the rounding errors of the products: 4.4e-7 of the output's norm where the direct form has 2.2e-7
     # (256 channels, measured in float64); the bound for the sum, 4·eps·√(9·C), has room for both.
-    error = gradcheck.parity(ROW, IMPLS[case.op], case, place, tile)
+    error = gradcheck.parity(ROW, IMPLS[case.op], case, device, tile)
     assert error <= gradcheck.bound(case), (case.op, case.label, error)
 
 
@@ -47,9 +47,9 @@ def test_every_op_has_a_case():
 
 
 @pytest.mark.parametrize("case", SMALL, ids=lambda case: f"{case.op} {case.label}")
-def test_small_shapes(case, place):
+def test_small_shapes(case, device):
     # Once with more planes of partial gradients than one kernel adds by itself.
-    check(case, place, replace(TINY, split=5) if case.op == "conv_wgrad" and len(case.outs) == 2 else TINY)
+    check(case, device, replace(TINY, split=5) if case.op == "conv_wgrad" and len(case.outs) == 2 else TINY)
 
 
 @pytest.mark.parametrize("case", REAL, ids=lambda case: f"{case.op} {case.label}")
@@ -68,16 +68,16 @@ def test_real_shapes(case, gpu):
 )
 def test_refusals_name_the_reason(shape, reason):
     case = next(conv_cases(shape))
-    call = Bound(IMPLS["conv_fprop"], case.op, case.ins, case.outs, place=Host(), attrs=case.attrs, layout="NHWC", tile=TINY).call
+    call = Bound(IMPLS["conv_fprop"], case.op, case.ins, case.outs, device=Host(), attrs=case.attrs, layout="NHWC", tile=TINY).call
     assert reason in supports(call)
 
 
 @pytest.mark.sampled
-@pytest.mark.skipif(device.SIMULATOR, reason="the simulator compiles nothing")
+@pytest.mark.skipif(gpu_device.SIMULATOR, reason="the simulator compiles nothing")
 @pytest.mark.parametrize("op", ["conv_wgrad", "upconv_relu_fprop", *full("conv_relu_pool_fprop")])
 def test_kernels_compile_without_spills(op):
     case = next(case for case in REAL if case.op == op)
-    bound = Bound(IMPLS[op], op, case.ins, case.outs, place=Host(), attrs=case.attrs, layout="NHWC")
+    bound = Bound(IMPLS[op], op, case.ins, case.outs, device=Host(), attrs=case.attrs, layout="NHWC")
     kernels = {launch.kernel: launch for launch in bound.launches}
     for launch in kernels.values():
         report = compile_launch(launch, "90a")

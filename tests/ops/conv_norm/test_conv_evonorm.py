@@ -38,8 +38,8 @@ DIRECT = conv_evonorm.two_ops(im2col.OPS["conv_fprop"])
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.op} {case.label}")
-def test_two_ops_on_small_shapes(case, place):
-    error = gradcheck.parity(ROW, DIRECT[case.op], case, place)
+def test_two_ops_on_small_shapes(case, device):
+    error = gradcheck.parity(ROW, DIRECT[case.op], case, device)
     assert error <= gradcheck.bound(case), error
 
 
@@ -83,7 +83,7 @@ def test_a_pixel_that_is_nan_reaches_all_of_its_image_on_tensor_cores(op, precis
     x[1, 3, 20, 20] = np.nan
     impl, options = conv_wgmma.ops(precision)[op], {"attrs": case.attrs, "layout": "NHWC", "store": STORE[precision]}
     for tile in (None, ImageTile(4, 1, 1, 2), ImageTile(4, 1, 2, 3)):
-        bound = Bound(impl, op, (x, *others), case.outs, place=gpu, tile=tile, **options)
+        bound = Bound(impl, op, (x, *others), case.outs, device=gpu, tile=tile, **options)
         bound.run()
         gpu.synchronize()
         other = float(op.endswith("b0_fprop"))
@@ -139,7 +139,7 @@ def test_warpgroups_share_small_batches():
 def test_the_sums_of_a_warpgroup_stay_in_registers_without_spills(precision, tile):
     case = next(conv_norm_cases([(ConvShape(4, 64, 28, 28, 64, 3, 3, 1, 1), 32)]))
     impl = conv_wgmma.ops(precision)[case.op]
-    bound = Bound(impl, case.op, case.ins, case.outs, place=Host(), attrs=case.attrs, layout="NHWC", store=STORE[precision], tile=tile)
+    bound = Bound(impl, case.op, case.ins, case.outs, device=Host(), attrs=case.attrs, layout="NHWC", store=STORE[precision], tile=tile)
     (launch,) = bound.launches
     report = compile_launch(launch)
     assert (report.frame_bytes, report.registers <= 168) == (0, True), report
@@ -174,7 +174,7 @@ def fusing_cpu(monkeypatch):
     """The cpu row with the references of all fused ops."""
     row = modes.MODES["cpu", "fp32"]
     fused = {name: host(function) for name, function in modes.REFERENCES.items()}
-    monkeypatch.setitem(modes.MODES, ("cpu", "fp32"), replace(row, parts=(("cpu", row.parts[0][1] | fused),)))
+    monkeypatch.setitem(modes.MODES, ("cpu", "fp32"), replace(row, fallbacks=(("cpu", row.fallbacks[0][1] | fused),)))
 
 
 def test_the_classifier_fuses():

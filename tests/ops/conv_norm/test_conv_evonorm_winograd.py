@@ -13,7 +13,7 @@ from nbcnn import modes
 from nbcnn.check import gradcheck
 from nbcnn.check.one_op import Bound
 from nbcnn.check.static import compile_launch
-from nbcnn.gpu import device
+from nbcnn.gpu import device as gpu_device
 from nbcnn.gpu.device import Host
 from nbcnn.ops.conv_norm.two_ops import conv_norm_cases
 from nbcnn.ops.conv_norm.winograd import OPS, NormTile, candidates, slab_of, slabs, supports
@@ -49,20 +49,20 @@ REAL = (
 
 
 @pytest.mark.parametrize(("shape", "groups", "tile"), SMALL, ids=lambda value: str(value) if isinstance(value, int) else "")
-def test_small_shapes(shape, groups, tile, place):
+def test_small_shapes(shape, groups, tile, device):
     cases = list(conv_norm_cases([(shape, groups)]))
     # In training on two images, in inference on one; the others in one op each: the simulator is slow.
     for case in cases[::2] if shape is SMALL[0][0] else cases[1::2] if shape is SMALL[1][0] else cases[:1]:
-        error = gradcheck.parity(ROW, IMPLS[case.op], case, place, tile)
+        error = gradcheck.parity(ROW, IMPLS[case.op], case, device, tile)
         assert error <= gradcheck.bound(case), (case.op, case.label, error)
 
 
-def test_statistics_far_from_zero(place):
+def test_statistics_far_from_zero(device):
     """b of 2000 leaves z few digits; of what it has left the statistics keep all. Filters of zeros: a plane of one value."""
     case = next(conv_norm_cases([(ConvShape(1, 16, 4, 6, 16, 3, 3, 1, 1), 16)]))
     x, w, b, *channels = case.ins
     ins = (x, np.where(np.arange(16) < 8, w.T, 0).T.copy(), b + np.float32(2000), *channels)
-    bound = Bound(IMPLS[case.op], case.op, ins, case.outs, place=place, attrs=case.attrs, layout="NHWC", tile=tiny(16, 32))
+    bound = Bound(IMPLS[case.op], case.op, ins, case.outs, device=device, attrs=case.attrs, layout="NHWC", tile=tiny(16, 32))
     bound.run()
     _, z, shift, std = bound.results()
     planes = z[0].astype(np.float64).reshape(16, -1)
@@ -75,22 +75,22 @@ def test_statistics_far_from_zero(place):
     np.testing.assert_array_equal(planes[8:].var(axis=1), 0)
 
 
-@pytest.mark.parametrize("op", ["conv_evonorm_b0_infer"] if device.SIMULATOR else OPS)
-def test_a_pixel_that_is_nan_reaches_what_its_statistics_make(op, place):
+@pytest.mark.parametrize("op", ["conv_evonorm_b0_infer"] if gpu_device.SIMULATOR else OPS)
+def test_a_pixel_that_is_nan_reaches_what_its_statistics_make(op, device):
     """All of its image; in B0's training all images."""
     shape, groups, tile = SMALL[0]
     case = next(case for case in conv_norm_cases([(shape, groups)]) if case.op == op)
     x, *others = case.ins
     x = x.copy()
     x[1, 3, 3, 3] = np.nan
-    bound = Bound(IMPLS[op], op, (x, *others), case.outs, place=place, attrs=case.attrs, layout="NHWC", tile=tile)
+    bound = Bound(IMPLS[op], op, (x, *others), case.outs, device=device, attrs=case.attrs, layout="NHWC", tile=tile)
     bound.run()
-    place.synchronize()
+    device.synchronize()
     np.testing.assert_array_equal(np.isnan(bound.results()[0]).mean((1, 2, 3)), [op.endswith("b0_fprop"), 1])
 
 
 def bound_of(case, tile=None):
-    return Bound(IMPLS[case.op], case.op, case.ins, case.outs, place=Host(), attrs=case.attrs, layout="NHWC", tile=tile)
+    return Bound(IMPLS[case.op], case.op, case.ins, case.outs, device=Host(), attrs=case.attrs, layout="NHWC", tile=tile)
 
 
 @pytest.mark.parametrize(("shape", "groups"), REAL, ids=lambda value: str(value) if isinstance(value, int) else "")
@@ -180,7 +180,7 @@ def chosen(call):
 
 
 @pytest.mark.sampled
-@pytest.mark.skipif(device.SIMULATOR, reason="the simulator compiles nothing")
+@pytest.mark.skipif(gpu_device.SIMULATOR, reason="the simulator compiles nothing")
 @pytest.mark.parametrize(("op", "tiles"), [("conv_evonorm_s0_fprop", 1), ("conv_evonorm_b0_fprop", 1), *full(*((op, None) for op in OPS))])
 def test_items_stay_in_registers_until_they_are_kept(op, tiles):
     case = next(case for case in conv_norm_cases([(ConvShape(4, 64, 28, 28, 64, 3, 3, 1, 1), 32)]) if case.op == op)
@@ -203,10 +203,10 @@ def test_bytes_by_hand():
     assert OPS[call.op].traffic(call)[3] == Traffic(64 * 4 * image, 64 * image, 64 * 4 * image)
 
 
-@pytest.mark.skipif(not device.SIMULATOR, reason="only the simulator tells loads and stores one by one")
-def test_bytes_load_by_load(place, monkeypatch):
+@pytest.mark.skipif(not gpu_device.SIMULATOR, reason="only the simulator tells loads and stores one by one")
+def test_bytes_load_by_load(device, monkeypatch):
     case = next(conv_norm_cases([(ConvShape(1, 16, 4, 4, 16, 3, 3, 1, 1), 8)]))
-    bound = Bound(IMPLS[case.op], case.op, case.ins, case.outs, place=place, attrs=case.attrs, layout="NHWC", tile=tiny(16, 32))
+    bound = Bound(IMPLS[case.op], case.op, case.ins, case.outs, device=device, attrs=case.attrs, layout="NHWC", tile=tiny(16, 32))
     *others, last = bound.launches
     for launch in others:
         launch.run()

@@ -38,10 +38,10 @@ def run(request):
 
     def with_impl(op, ins, outs, **options):
         if request.param == "reference":
-            return run_op(host(getattr(gather, op)), op, ins, outs, place=Host(), **options)
+            return run_op(host(getattr(gather, op)), op, ins, outs, device=Host(), **options)
         impl = {"gather": gather.OPS["gather"], "gather_labels": gather.OPS["gather_labels"]}[op]
         layout = request.param.split()[0]
-        return run_op(impl, op, ins, outs, place=request.getfixturevalue("place"), layout=layout, **options)
+        return run_op(impl, op, ins, outs, device=request.getfixturevalue("device"), layout=layout, **options)
 
     return with_impl
 
@@ -63,11 +63,11 @@ def test_philox_gives_the_published_answers(counter, key, expected):
 
 
 @pytest.mark.parametrize(("counter", "key", "expected"), KNOWN_ANSWERS)
-def test_philox_gives_the_published_answers_in_a_kernel(place, counter, key, expected):
-    inputs, words = place.empty(6, "uint32"), place.empty(4, "uint32")
-    place.upload(inputs, np.array([*counter, *key], np.uint32))
-    philox_kernel[1, 1, place.stream](inputs, words)
-    assert tuple(int(word) for word in place.download(words)) == expected
+def test_philox_gives_the_published_answers_in_a_kernel(device, counter, key, expected):
+    inputs, words = device.empty(6, "uint32"), device.empty(4, "uint32")
+    device.upload(inputs, np.array([*counter, *key], np.uint32))
+    philox_kernel[1, 1, device.stream](inputs, words)
+    assert tuple(int(word) for word in device.download(words)) == expected
 
 
 def test_philox_of_arrays_is_philox_of_their_elements():
@@ -149,7 +149,7 @@ def test_real_batch_equals_the_reference_bit_for_bit(gpu, rng):
     gather.gather(images, order, state, expected, flip=True)
     for layout in ("NCHW", "NHWC"):
         outs = [((1024, 3, 32, 32), "float32")]
-        (x,) = run_op(gather.OPS["gather"], "gather", [images, order, state], outs, place=gpu, attrs={"flip": True}, layout=layout)
+        (x,) = run_op(gather.OPS["gather"], "gather", [images, order, state], outs, device=gpu, attrs={"flip": True}, layout=layout)
         np.testing.assert_array_equal(x, expected)
 
 
@@ -203,10 +203,10 @@ def test_shifts_are_uniform():
 # Every option together, at the mean shapes of `gather.cases`; the kernel's arithmetic has no step that may be contracted, so bits are equal.
 @pytest.mark.parametrize("case", [case for case in gather.cases() if case.op == "gather"], ids=lambda case: case.label)
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
-def test_every_option_equals_the_reference_bit_for_bit(place, case, layout):
+def test_every_option_equals_the_reference_bit_for_bit(device, case, layout):
     expected = np.empty(case.outs[0][0], np.float32)
     gather.gather(*case.ins, expected, **case.attrs)
-    (x,) = run_op(gather.OPS["gather"], "gather", case.ins, case.outs, place=place, attrs=case.attrs, layout=layout)
+    (x,) = run_op(gather.OPS["gather"], "gather", case.ins, case.outs, device=device, attrs=case.attrs, layout=layout)
     np.testing.assert_array_equal(x, expected)
 
 
@@ -217,7 +217,7 @@ def test_a_real_augmented_batch_equals_the_reference_bit_for_bit(gpu, rng):
     expected = np.empty(outs[0][0], np.float32)
     gather.gather(images, order, state, expected, **attrs)
     for layout in ("NCHW", "NHWC"):
-        (x,) = run_op(gather.OPS["gather"], "gather", [images, order, state], outs, place=gpu, attrs=attrs, layout=layout)
+        (x,) = run_op(gather.OPS["gather"], "gather", [images, order, state], outs, device=gpu, attrs=attrs, layout=layout)
         np.testing.assert_array_equal(x, expected)
 
 
@@ -248,15 +248,15 @@ def test_a_ring_is_read_by_position_and_augmented_by_image(run, rng):
 @pytest.mark.parametrize("shape", [(3, 4, 4), (3, 3, 3)])
 def test_gather_kernels_compile_without_a_stack_frame(rng, arch, shape):
     images, order = data(rng, 2, shape)
-    launches = Bound(gather.OPS["gather_labels"], "gather_labels", [order, order, state_at()], [((2,), "int32")], place=Host()).launches
+    launches = Bound(gather.OPS["gather_labels"], "gather_labels", [order, order, state_at()], [((2,), "int32")], device=Host()).launches
     for layout in ("NCHW", "NHWC"):
         for flip in (False, True):
-            options = {"layout": layout, "attrs": {"flip": flip}, "place": Host()}
+            options = {"layout": layout, "attrs": {"flip": flip}, "device": Host()}
             launches += Bound(gather.OPS["gather"], "gather", [images, order, state_at()], [((2, *shape), "float32")], **options).launches
     for launch in launches:
         assert_lean(launch, arch, registers=32)
     attrs = {"flip": True, "crop": 4, "cutout": 8, "shift": (1.0,) * 3, "factor": (2.0,) * 3, "ring": 4}
-    options = {"layout": "NHWC", "attrs": attrs, "place": Host()}
+    options = {"layout": "NHWC", "attrs": attrs, "device": Host()}
     (launch,) = Bound(gather.OPS["gather"], "gather", [images, order, state_at()], [((2, *shape), "float32")], **options).launches
     # Compute capability 7.5 takes 50 registers, and has 64 for each of its 1,024 threads a multiprocessor; 9.0 takes 26.
     assert_lean(launch, arch, registers=64)

@@ -134,15 +134,15 @@ def test_flatten_and_convert_references(rng):
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(("size", "stride"), WINDOWS)
-def test_maxpool_kernels(size, stride, shape, layout, place, rng):
+def test_maxpool_kernels(size, stride, shape, layout, device, rng):
     x, attrs = images(rng, shape), {"size": size, "stride": stride}
     wanted_y, wanted_index = maxpool_pair(x, size, stride)
     outs = [(wanted_y.shape, "float32"), (wanted_y.shape, "uint8")]
-    y, index = run_op(Impl(maxpool.bind_fprop), "maxpool_fprop", [x], outs, place=place, attrs=attrs, layout=layout)
+    y, index = run_op(Impl(maxpool.bind_fprop), "maxpool_fprop", [x], outs, device=device, attrs=attrs, layout=layout)
     assert (y == wanted_y).all()
     assert (index == wanted_index).all()
     dy = rng.standard_normal(y.shape).astype(np.float32)
-    (dx,) = run_op(Impl(maxpool.bind_dgrad), "maxpool_dgrad", [dy, index], [(shape, "float32")], place=place, attrs=attrs, layout=layout)
+    (dx,) = run_op(Impl(maxpool.bind_dgrad), "maxpool_dgrad", [dy, index], [(shape, "float32")], device=device, attrs=attrs, layout=layout)
     wanted = np.empty_like(x)
     maxpool.maxpool_dgrad(dy, index, wanted, size=size, stride=stride)
     # The same sums in the same order: no tolerance.
@@ -151,14 +151,14 @@ def test_maxpool_kernels(size, stride, shape, layout, place, rng):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("shape", "size"), [((1, 4, 3, 8), 2), ((1, 4, 17, 18), 17)])
-def test_maxpool_kernels_with_an_int32_index(shape, size, layout, place, rng):
+def test_maxpool_kernels_with_an_int32_index(shape, size, layout, device, rng):
     x, attrs = rng.standard_normal(shape).astype(np.float32), {"size": size, "stride": size}
     wanted_y, wanted_index = maxpool_pair(x, size, size, "int32")
     outs = [(wanted_y.shape, "float32"), (wanted_y.shape, "int32")]
-    y, index = run_op(Impl(maxpool.bind_fprop), "maxpool_fprop", [x], outs, place=place, attrs=attrs, layout=layout)
+    y, index = run_op(Impl(maxpool.bind_fprop), "maxpool_fprop", [x], outs, device=device, attrs=attrs, layout=layout)
     assert (y == wanted_y).all()
     assert (index == wanted_index).all()
-    (dx,) = run_op(Impl(maxpool.bind_dgrad), "maxpool_dgrad", [y, index], [(x.shape, "float32")], place=place, attrs=attrs, layout=layout)
+    (dx,) = run_op(Impl(maxpool.bind_dgrad), "maxpool_dgrad", [y, index], [(x.shape, "float32")], device=device, attrs=attrs, layout=layout)
     wanted = np.empty_like(x)
     maxpool.maxpool_dgrad(y, index, wanted, **attrs)
     assert (dx == wanted).all()
@@ -166,11 +166,11 @@ def test_maxpool_kernels_with_an_int32_index(shape, size, layout, place, rng):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("shape", [(1, 1, 2, 8), (1, 4, 2, 8)])
-def test_maxpool_kernels_keep_nan_and_minus_infinity(shape, layout, place):
+def test_maxpool_kernels_keep_nan_and_minus_infinity(shape, layout, device):
     x = np.empty(shape, np.float32)
     x[:, :, 0], x[:, :, 1] = [1, 1, 5, np.nan, -np.inf, -np.inf, -np.inf, 2], [1, 1, np.nan, 9, -np.inf, -np.inf, np.nan, np.inf]
     outs = [((*shape[:2], 1, 4), "float32"), ((*shape[:2], 1, 4), "uint8")]
-    y, index = run_op(Impl(maxpool.bind_fprop), "maxpool_fprop", [x], outs, place=place, attrs={"size": 2, "stride": 2}, layout=layout)
+    y, index = run_op(Impl(maxpool.bind_fprop), "maxpool_fprop", [x], outs, device=device, attrs={"size": 2, "stride": 2}, layout=layout)
     np.testing.assert_array_equal(y[0, -1, 0], [1, np.nan, -np.inf, np.nan])
     assert index[0, -1, 0].tolist() == [0, 1, 0, 2]
 
@@ -178,25 +178,25 @@ def test_maxpool_kernels_keep_nan_and_minus_infinity(shape, layout, place):
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(("size", "stride"), WINDOWS)
-def test_avgpool_kernels(size, stride, shape, layout, place, rng):
+def test_avgpool_kernels(size, stride, shape, layout, device, rng):
     x, attrs, small = rng.standard_normal(shape).astype(np.float32), {"size": size, "stride": stride}, pooled(shape, size, stride)
-    (y,) = run_op(Impl(avgpool.bind_fprop), "avgpool_fprop", [x], [(small, "float32")], place=place, attrs=attrs, layout=layout)
+    (y,) = run_op(Impl(avgpool.bind_fprop), "avgpool_fprop", [x], [(small, "float32")], device=device, attrs=attrs, layout=layout)
     # The same sums in the same order, then one product: no tolerance.
     assert (y == apply(avgpool.avgpool_fprop, x, small, **attrs)).all()
-    (dx,) = run_op(Impl(avgpool.bind_dgrad), "avgpool_dgrad", [y], [(shape, "float32")], place=place, attrs=attrs, layout=layout)
+    (dx,) = run_op(Impl(avgpool.bind_dgrad), "avgpool_dgrad", [y], [(shape, "float32")], device=device, attrs=attrs, layout=layout)
     assert (dx == apply(avgpool.avgpool_dgrad, y, shape, **attrs)).all()
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("shape", [(1, 1, 3, 5), (2, 3, 2, 4), (1, 4, 3, 8)])
 @pytest.mark.parametrize("factor", FACTORS)
-def test_upsample_kernels(factor, shape, layout, place, rng):
+def test_upsample_kernels(factor, shape, layout, device, rng):
     x, large = rng.standard_normal(shape).astype(np.float32), scaled(shape, factor)
     attrs = {"factor": factor}
-    (y,) = run_op(Impl(upsample.bind_fprop), "upsample_fprop", [x], [(large, "float32")], place=place, attrs=attrs, layout=layout)
+    (y,) = run_op(Impl(upsample.bind_fprop), "upsample_fprop", [x], [(large, "float32")], device=device, attrs=attrs, layout=layout)
     assert (y == apply(upsample.upsample_fprop, x, large, factor=factor)).all()
     dy = rng.standard_normal(large).astype(np.float32)
-    (dx,) = run_op(Impl(upsample.bind_dgrad), "upsample_dgrad", [dy], [(shape, "float32")], place=place, attrs=attrs, layout=layout)
+    (dx,) = run_op(Impl(upsample.bind_dgrad), "upsample_dgrad", [dy], [(shape, "float32")], device=device, attrs=attrs, layout=layout)
     # The same sums in the same order: no tolerance.
     assert (dx == apply(upsample.upsample_dgrad, dy, shape, factor=factor)).all()
 
@@ -207,23 +207,23 @@ MATRICES = [(2, 1, 3, 3), (2, 5, 1, 1), (2, 3, 5, 7), (1, 40, 2, 3), (2, 9, 3, 5
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("shape", MATRICES)
-def test_flatten_kernels(shape, layout, place, rng):
+def test_flatten_kernels(shape, layout, device, rng):
     x, flat = rng.standard_normal(shape).astype(np.float32), (shape[0], numel(shape[1:]))
-    (y,) = run_op(Impl(flatten.bind_fprop), "flatten_fprop", [x], [(flat, "float32")], place=place, layout=layout)
+    (y,) = run_op(Impl(flatten.bind_fprop), "flatten_fprop", [x], [(flat, "float32")], device=device, layout=layout)
     assert (y == x.reshape(flat)).all()
-    (dx,) = run_op(Impl(flatten.bind_dgrad), "flatten_dgrad", [y], [(shape, "float32")], place=place, layout=layout)
+    (dx,) = run_op(Impl(flatten.bind_dgrad), "flatten_dgrad", [y], [(shape, "float32")], device=device, layout=layout)
     assert (dx == x).all()
 
 
 @pytest.mark.parametrize("source", LAYOUTS)
 @pytest.mark.parametrize("target", LAYOUTS)
 @pytest.mark.parametrize("shape", MATRICES)
-def test_convert_kernels(shape, source, target, place, rng):
+def test_convert_kernels(shape, source, target, device, rng):
     x = rng.standard_normal(shape).astype(np.float32)
     # `run_op` hands convert's input over as it is, so store it in the source layout here.
     stored = to_layout(x, source).reshape(shape)
     attrs = {"source": source, "target": target}
-    (y,) = run_op(Impl(convert.bind), "convert", [stored], [(shape, "float32")], place=place, attrs=attrs, layout=target)
+    (y,) = run_op(Impl(convert.bind), "convert", [stored], [(shape, "float32")], device=device, attrs=attrs, layout=target)
     assert (y == x).all()
 
 

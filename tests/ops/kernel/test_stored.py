@@ -9,7 +9,7 @@ from compiled import assert_lean
 from nbcnn.check import gradcheck
 from nbcnn.check.cases import mean_cases
 from nbcnn.check.one_op import Bound, run_op, to_layout
-from nbcnn.gpu import device
+from nbcnn.gpu import device as gpu_device
 from nbcnn.modes import COMMON
 from nbcnn.plan.bounds import STORE
 from nbcnn.plan.storage import encode
@@ -28,15 +28,15 @@ def test_the_cases_cover_the_ops_that_touch_activations():
 def cases_of(op):
     """All cases of an op; in the simulator, where a thread is a Python thread, the first and the last."""
     cases = [case for case in CASES if case.op == op]
-    return cases[:: max(1, len(cases) - 1)] if device.SIMULATOR and not op.startswith("softmax") else cases[: 2 if device.SIMULATOR else None]
+    return cases[:: max(1, len(cases) - 1)] if gpu_device.SIMULATOR and not op.startswith("softmax") else cases[: 2 if gpu_device.SIMULATOR else None]
 
 
 @pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("layout", ["NHWC"] if device.SIMULATOR else ["NCHW", "NHWC"])
+@pytest.mark.parametrize("layout", ["NHWC"] if gpu_device.SIMULATOR else ["NCHW", "NHWC"])
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_op_is_within_its_bound_and_rounds_what_it_writes(precision, layout, op, place):
+def test_op_is_within_its_bound_and_rounds_what_it_writes(precision, layout, op, device):
     for case in (gradcheck.rounded(case, precision) for case in cases_of(op)):
-        bound = Bound(COMMON[op], op, case.ins, case.outs, place=place, attrs=case.attrs, layout=layout, store=STORE[precision])
+        bound = Bound(COMMON[op], op, case.ins, case.outs, device=device, attrs=case.attrs, layout=layout, store=STORE[precision])
         bound.run()
         for got, wanted, kind in zip(bound.results(), gradcheck.reference(case), bound.call.out_dtypes, strict=True):
             assert gradcheck.relative_error(got, wanted) <= gradcheck.bound(case, precision), case.label
@@ -46,25 +46,25 @@ def test_op_is_within_its_bound_and_rounds_what_it_writes(precision, layout, op,
 
 @pytest.mark.parametrize("shape", [(2, 3, 5, 7), (1, 33, 5, 7), (2, 1, 2, 2)])
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_convert_at_the_doors(precision, shape, place, rng):
+def test_convert_at_the_doors(precision, shape, device, rng):
     store = STORE[precision]
     x = rng.standard_normal(shape).astype(np.float32)
     inward, outward = {"source": "NCHW", "target": "NHWC"}, {"source": "NHWC", "target": "NCHW"}
-    options = {"place": place, "layout": "NHWC", "store": store}
+    options = {"device": device, "layout": "NHWC", "store": store}
     (y,) = run_op(COMMON["convert"], "convert", [x], [(shape, "float32")], attrs=inward, **options)
     np.testing.assert_array_equal(encode(y, store), encode(x, store))
     # `run_op` hands convert's input over as it is, so store it in the source layout here; outside stand plain floats in NCHW.
     bound = Bound(COMMON["convert"], "convert", [to_layout(y, "NHWC").reshape(shape)], [(shape, "float32")], attrs=outward, **options)
     bound.run()
     assert bound.call.out_dtypes == ("float32",)
-    np.testing.assert_array_equal(place.download(bound.call.outs[0]).reshape(shape), y)
+    np.testing.assert_array_equal(device.download(bound.call.outs[0]).reshape(shape), y)
 
 
 @pytest.mark.sampled
-@pytest.mark.skipif(device.SIMULATOR, reason="the simulator compiles nothing")
+@pytest.mark.skipif(gpu_device.SIMULATOR, reason="the simulator compiles nothing")
 @pytest.mark.parametrize("op", ["relu_dgrad", "maxpool_dgrad", "gather"])
 def test_bfloat16_kernels_compile_without_spills(op):
     case = next(c for c in CASES if c.op == op and (len(c.outs[0][0]) < 2 or c.outs[0][0][1] % 4 == 0 or op == "gather"))
-    bound = Bound(COMMON[op], op, case.ins, case.outs, place=device.Host(), attrs=case.attrs, layout="NHWC", store="bfloat16")
+    bound = Bound(COMMON[op], op, case.ins, case.outs, device=gpu_device.Host(), attrs=case.attrs, layout="NHWC", store="bfloat16")
     for launch in bound.launches:
         assert_lean(launch, "80")

@@ -12,7 +12,7 @@ from counted import counted
 
 from nbcnn.check.cases import mean_cases
 from nbcnn.check.one_op import Bound, Unsupported
-from nbcnn.gpu import device
+from nbcnn.gpu import device as gpu_device
 from nbcnn.lab.measure.plans import training_plan, training_program
 from nbcnn.modes import MODES
 from nbcnn.ops.conv.fused import pooled_cases, relu_cases, up_cases
@@ -31,7 +31,7 @@ ROWS = [(mode, "fp32", (7, 5)) for mode in ("naive", "tiled", "im2col")]
 ROWS += [("tensorcore", p, cc) for p in ("bf16", "tf32", "fp32") for cc in ((8, 0), (9, 0))]
 
 
-@pytest.mark.skipif(device.SIMULATOR, reason="nothing runs here: once without the simulator is enough")
+@pytest.mark.skipif(gpu_device.SIMULATOR, reason="nothing runs here: once without the simulator is enough")
 @pytest.mark.parametrize(("mode", "precision", "capability"), ROWS)
 @pytest.mark.parametrize("fusing", [True, False])
 @pytest.mark.parametrize("batch", [1, 4, 64, 1024])
@@ -48,7 +48,7 @@ def test_every_step_of_a_training_plan_has_a_count(mode, precision, capability, 
         assert total(launches).logical >= 0.999 * step_bytes(item.step) - filters - 64 * 1024, (item.step.scope, item.step.op)
 
 
-@pytest.mark.skipif(device.SIMULATOR, reason="the simulator makes no tensor maps")
+@pytest.mark.skipif(gpu_device.SIMULATOR, reason="the simulator makes no tensor maps")
 @pytest.mark.parametrize(("mode", "precision", "capability"), ROWS)
 @pytest.mark.parametrize("batch", [1, 256])
 def test_a_count_for_every_launch(mode, precision, capability, batch):
@@ -74,7 +74,7 @@ def call_of(op: str, ins, outs, tile=None, **attrs) -> Call:
 
 
 def test_streaming_ops_by_hand():
-    common = dict(MODES["im2col", "fp32"].parts[-1][1])
+    common = dict(MODES["im2col", "fp32"].fallbacks[-1][1])
     image = (2, 4, 6, 6)
     assert common["relu_dgrad"].traffic(call_of("relu_dgrad", (image, image), (image,))) == [Traffic(2 * 1152, 1152, 2 * 1152)]
     up = call_of("upsample_fprop", (image,), ((2, 4, 12, 12),), factor=2)
@@ -135,7 +135,7 @@ def runnable():
     """One case of each op, part and tile that the part runs, the first with each number of operands."""
     seen, row = set(), MODES["im2col", "fp32"]
     for part, case, tile in simulated():
-        impl = row.parts[part][1].get(case.op)
+        impl = row.fallbacks[part][1].get(case.op)
         key = (part, case.op, tile, len(case.ins), len(case.outs), part == 0 and case.ins[0].shape[1] < 4)
         if impl is not None and impl.traffic is not None and key not in seen:
             seen.add(key)
@@ -143,14 +143,14 @@ def runnable():
 
 
 @pytest.mark.parametrize(("part", "case", "tile"), list(runnable()))
-def test_counts_are_those_of_the_kernels(part, case: Case, tile, place, monkeypatch):
-    if not device.SIMULATOR:
+def test_counts_are_those_of_the_kernels(part, case: Case, tile, device, monkeypatch):
+    if not gpu_device.SIMULATOR:
         pytest.skip("a GPU does not say what its threads load; NUMBA_ENABLE_CUDASIM=1 does")
-    impl = MODES["im2col", "fp32"].parts[part][1][case.op]
+    impl = MODES["im2col", "fp32"].fallbacks[part][1][case.op]
     # Winograd's kernels refuse what is too small to be worth it, not what they cannot do.
     impl = replace(impl, supports=lambda call: None) if part == 1 else impl
     try:
-        bound = Bound(impl, case.op, case.ins, case.outs, place=place, attrs=case.attrs, layout="NHWC", tile=tile)
+        bound = Bound(impl, case.op, case.ins, case.outs, device=device, attrs=case.attrs, layout="NHWC", tile=tile)
     except Unsupported as refused:
         pytest.skip(str(refused))
     uncounted = {id(bound.call.ins[at]) for at in UNCOUNTED.get(case.op, ()) if at < len(bound.call.ins)}
@@ -167,27 +167,27 @@ PLAIN = (ConvShape(1, 1, 3, 4, 2, 3, 2, 1, 1), ConvShape(2, 1, 5, 4, 2, 3, 3, 2,
 
 @pytest.mark.parametrize("mode", ["naive", "tiled"])
 @pytest.mark.parametrize("shape", PLAIN, ids=str)
-def test_counts_of_the_plain_convolutions(mode, shape, place, monkeypatch):
-    if not device.SIMULATOR:
+def test_counts_of_the_plain_convolutions(mode, shape, device, monkeypatch):
+    if not gpu_device.SIMULATOR:
         pytest.skip("a GPU does not say what its threads load; NUMBA_ENABLE_CUDASIM=1 does")
     for case in conv_cases(shape):
         # The bias is not counted; its gradient is.
         if (len(case.ins), len(case.outs)) != ((3, 1) if case.op == "conv_fprop" else (2, 1) if case.op == "conv_wgrad" else ()):
-            assert_counted(MODES[mode, "fp32"].parts[0][1][case.op], case, place, monkeypatch)
+            assert_counted(MODES[mode, "fp32"].fallbacks[0][1][case.op], case, device, monkeypatch)
 
 
 @pytest.mark.parametrize(("count", "terms"), [(260, 1), (60, 6)])
-def test_counts_of_packed_weights(count, terms, place, monkeypatch):
-    if not device.SIMULATOR:
+def test_counts_of_packed_weights(count, terms, device, monkeypatch):
+    if not gpu_device.SIMULATOR:
         pytest.skip("a GPU does not say what its threads load; NUMBA_ENABLE_CUDASIM=1 does")
     index = np.arange(terms * count, dtype=np.int32).reshape(terms, count)
     case = Case("pack_weights", "", (np.ones(index.size, np.float32), index), (((count,), "float32"),))
-    assert_counted(MODES["im2col", "fp32"].parts[-1][1]["pack_weights"], case, place, monkeypatch)
+    assert_counted(MODES["im2col", "fp32"].fallbacks[-1][1]["pack_weights"], case, device, monkeypatch)
 
 
-def assert_counted(impl, case, place, monkeypatch):
+def assert_counted(impl, case, device, monkeypatch):
     """The counts of `impl` are the loads and stores of its kernels, every one."""
-    bound = Bound(impl, case.op, case.ins, case.outs, place=place, attrs=case.attrs)
+    bound = Bound(impl, case.op, case.ins, case.outs, device=device, attrs=case.attrs)
     expected = impl.traffic(replace(bound.call, ins=(), outs=()))
     assert len(expected) == len(bound.launches)
     for launch, count in zip(bound.launches, expected, strict=True):

@@ -28,8 +28,8 @@ def run(request):
     def with_impl(op, ins, outs, **options):
         reference, kernels = IMPLS[op]
         if request.param == "reference":
-            return run_op(reference, op, ins, outs, place=Host(), **options)
-        return run_op(kernels, op, ins, outs, place=request.getfixturevalue("place"), **options)
+            return run_op(reference, op, ins, outs, device=Host(), **options)
+        return run_op(kernels, op, ins, outs, device=request.getfixturevalue("device"), **options)
 
     return with_impl
 
@@ -98,12 +98,12 @@ def test_mse_of_a_value_that_is_not_finite_is_not_finite(run, rng, bad):
 
 def test_mse_of_one_small_image_is_one_launch():
     image = np.zeros((1, 3, 32, 32), np.float32)
-    assert len(Bound(mse.FPROP, "mse_fprop", [image, image], [one_loss()], place=Host()).launches) == 1
+    assert len(Bound(mse.FPROP, "mse_fprop", [image, image], [one_loss()], device=Host()).launches) == 1
 
 
 def test_mse_of_a_large_batch_repeats_bit_for_bit(gpu, rng):
     y, target = pair(rng, (1024, 3, 32, 32))
-    bound = Bound(mse.FPROP, "mse_fprop", [y, target], [one_loss()], place=gpu)
+    bound = Bound(mse.FPROP, "mse_fprop", [y, target], [one_loss()], device=gpu)
     values = []
     for _ in range(3):
         bound.run()
@@ -195,7 +195,7 @@ def test_logit_that_is_not_finite_makes_the_loss_nan(run, rng, bad):
 
 def test_softmax_of_a_large_batch_repeats_bit_for_bit(gpu, rng):
     logits, labels = batch(rng, 1024, 1000)
-    bound = Bound(softmax_xent.OPS["softmax_xent_fprop"], "softmax_xent_fprop", [logits, labels], [(logits.shape, "float32"), one_loss()], place=gpu)
+    bound = Bound(softmax_xent.OPS["softmax_xent_fprop"], "softmax_xent_fprop", [logits, labels], [(logits.shape, "float32"), one_loss()], device=gpu)
     bound.run()
     p, loss = bound.results()
     bound.run()
@@ -206,7 +206,7 @@ def test_softmax_of_a_large_batch_repeats_bit_for_bit(gpu, rng):
 
 
 def launches_of(impl: Impl, op: str, ins, outs):
-    return Bound(impl, op, ins, outs, place=Host()).launches
+    return Bound(impl, op, ins, outs, device=Host()).launches
 
 
 @pytest.mark.sampled

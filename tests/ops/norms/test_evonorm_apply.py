@@ -27,18 +27,18 @@ def case_of(shape, values="normal"):
     return next(case for case in norm_cases([(shape, 1, values)]) if case.op == "evonorm_b0_fprop")
 
 
-def bound_of(case, place):
+def bound_of(case, device):
     apart = replace(b0.FPROP, tile=lambda call, multiprocessors: None)
-    return Bound(apart, case.op, case.ins, case.outs, place=place, attrs=case.attrs, layout="NHWC")
+    return Bound(apart, case.op, case.ins, case.outs, device=device, attrs=case.attrs, layout="NHWC")
 
 
 @pytest.mark.parametrize("shape", SMALL, ids=str)
-def test_small_images(shape, place):
+def test_small_images(shape, device):
     case = case_of(shape)
-    bound = bound_of(case, place)
+    bound = bound_of(case, device)
     assert bound.launches[-1].name == LAST
     bound.run()
-    place.synchronize()
+    device.synchronize()
     errors = [gradcheck.relative_error(got, want) for got, want in zip(bound.results(), gradcheck.reference(case), strict=True)]
     assert max(errors) <= gradcheck.bound(case)
 
@@ -48,7 +48,7 @@ def test_a_large_batch(precision, gpu):
     row = modes.MODES["im2col" if precision == "fp32" else "tensorcore", precision]
     case = case_of(LARGE)
     tile = next(held for held in b0.FPROP.candidates(bound_of(case, Host()).call, 132) if not held.together)
-    large = Bound(b0.FPROP, case.op, case.ins, case.outs, place=Host(), attrs=case.attrs, layout="NHWC", tile=tile)
+    large = Bound(b0.FPROP, case.op, case.ins, case.outs, device=Host(), attrs=case.attrs, layout="NHWC", tile=tile)
     assert large.launches[-1].name == LAST
     assert gradcheck.parity(row, b0.FPROP, case, gpu, tile) <= gradcheck.bound(case, precision)
 
@@ -62,9 +62,9 @@ def test_which_calls_it_serves():
 
 
 @pytest.mark.skipif(not SIMULATOR, reason="only the simulator tells loads and stores one by one")
-def test_bytes_load_by_load(place, monkeypatch):
+def test_bytes_load_by_load(device, monkeypatch):
     """x and y once; statistics of planes are left out here, and a block whose rows all have pixels loads none twice."""
-    bound = bound_of(case_of((2, 12, 17, 40)), place)  # 680 pixels: one block of 85 rows of eight
+    bound = bound_of(case_of((2, 12, 17, 40)), device)  # 680 pixels: one block of 85 rows of eight
     *others, last = bound.launches
     for launch in others:
         launch.run()

@@ -14,7 +14,7 @@ from counted import counted
 
 from nbcnn.check import gradcheck
 from nbcnn.check.one_op import Bound
-from nbcnn.gpu import device
+from nbcnn.gpu import device as gpu_device
 from nbcnn.modes import COMMON, MODES
 from nbcnn.ops.kernel.call import Call
 from nbcnn.ops.norms import b0_batch
@@ -87,23 +87,23 @@ def test_what_cannot_be_held_is_not():
 
 @pytest.mark.parametrize("layout", ROWS)
 @pytest.mark.parametrize("op", OPS)
-def test_held_kernels_against_the_reference(op, layout, place):
+def test_held_kernels_against_the_reference(op, layout, device):
     row, case, impl = ROWS[layout], SMALL[op], COMMON[op]
     tile = next(held for held in impl.candidates(bare(op, (2, 4, 3, 4), layout, 2), 2) if not held.together)
-    error = gradcheck.parity(row, impl, case, place, tile)
+    error = gradcheck.parity(row, impl, case, device, tile)
     assert error <= gradcheck.bound(case), error
 
 
 @pytest.mark.parametrize("layout", ROWS)
 @pytest.mark.parametrize("values", ["normal", "constant planes", "offset 2000"])
 @pytest.mark.parametrize("apart", [False, True], ids=["in the pass", "in a launch of its own"])
-def test_the_batch_behind_planes(layout, values, apart, place, monkeypatch):
+def test_the_batch_behind_planes(layout, values, apart, device, monkeypatch):
     (case,) = (case for case in norm_cases((((3, 8, 2, 4), 4, values),)) if case.op == "evonorm_b0_fprop")
     impl, row = COMMON[case.op], ROWS[layout]
     held = next(held for held in impl.candidates(bare(case.op, (3, 8, 2, 4), layout, 4), 2) if not held.together)
     monkeypatch.setattr(b0_batch, "LAUNCH_BYTES", 0 if apart else b0_batch.LAUNCH_BYTES)
     assert len(bound(replace(bare(case.op, (3, 8, 2, 4), layout, 4), tile=held))) == (3 if apart else 2)
-    error = gradcheck.parity(row, impl, case, place, held)
+    error = gradcheck.parity(row, impl, case, device, held)
     assert error <= gradcheck.bound(case), error
 
 
@@ -123,8 +123,8 @@ def test_blocks_make_the_batch_where_that_reads_less_than_a_launch_takes():
     [("NCHW", SMALL, Held(1, 2, 64, 1, 1, 16, 1)), ("NCHW", SMALL, Held(1, 2, 64, 1, 2, 16, 1)), ("NHWC", ONE, Held(8, 1, 32, 2, 2, 16, 1))],
     ids=["a batch in a block", "and its gradient", "an image"],
 )
-def test_one_launch_against_the_reference(op, layout, cases, held, place):
-    error = gradcheck.parity(ROWS[layout], COMMON[op], cases[op], place, held)
+def test_one_launch_against_the_reference(op, layout, cases, held, device):
+    error = gradcheck.parity(ROWS[layout], COMMON[op], cases[op], device, held)
     assert error <= gradcheck.bound(cases[op]), error
 
 
@@ -157,54 +157,54 @@ def diverged(case, plane=(1, 2)):
     return replace(case, ins=tuple(ins))
 
 
-def assert_nan_where_the_reference_has_it(impl, case, place, layout, tile=None):
-    bound = Bound(impl, case.op, case.ins, case.outs, place=place, attrs=case.attrs, layout=layout, tile=tile)
+def assert_nan_where_the_reference_has_it(impl, case, device, layout, tile=None):
+    bound = Bound(impl, case.op, case.ins, case.outs, device=device, attrs=case.attrs, layout=layout, tile=tile)
     bound.run()
-    place.synchronize()
+    device.synchronize()
     for number, (got, want) in enumerate(zip(bound.results(), gradcheck.reference(case), strict=True)):
         np.testing.assert_array_equal(np.isnan(got), np.isnan(want), err_msg=f"output {number}")
 
 
 @pytest.mark.parametrize("layout", ROWS)
 @pytest.mark.parametrize("op", [op for op in SMALL if "b0" in op])
-def test_nan_reaches_what_its_statistics_make(op, layout, place):
+def test_nan_reaches_what_its_statistics_make(op, layout, device):
     """With the kernels that hold no slab."""
     impl, case = replace(COMMON[op], tile=lambda call, multiprocessors: None), diverged(SMALL[op])
     assert np.isnan(gradcheck.reference(case)[0]).sum() == TOUCHED[op]
-    assert_nan_where_the_reference_has_it(impl, case, place, layout)
+    assert_nan_where_the_reference_has_it(impl, case, device, layout)
 
 
 @pytest.mark.parametrize("layout", ROWS)
 @pytest.mark.parametrize("op", [op for op in OPS if "b0" in op])
-def test_nan_reaches_what_its_statistics_make_in_held_slabs(op, layout, place):
+def test_nan_reaches_what_its_statistics_make_in_held_slabs(op, layout, device):
     impl = COMMON[op]
     tile = next(held for held in impl.candidates(bare(op, (2, 4, 3, 4), layout, 2), 2) if not held.together)
-    assert_nan_where_the_reference_has_it(impl, diverged(SMALL[op]), place, layout, tile)
+    assert_nan_where_the_reference_has_it(impl, diverged(SMALL[op]), device, layout, tile)
 
 
 @pytest.mark.parametrize("op", ["evonorm_b0_fprop", "evonorm_b0_grads"])
-def test_nan_reaches_what_its_statistics_make_in_one_launch(op, place):
-    assert_nan_where_the_reference_has_it(COMMON[op], diverged(SMALL[op]), place, "NCHW", Held(1, 2, 64, 1, 1, 16, 1))
+def test_nan_reaches_what_its_statistics_make_in_one_launch(op, device):
+    assert_nan_where_the_reference_has_it(COMMON[op], diverged(SMALL[op]), device, "NCHW", Held(1, 2, 64, 1, 1, 16, 1))
 
 
 @pytest.mark.parametrize("layout", ROWS)
 @pytest.mark.parametrize("held", [False, True])
 @pytest.mark.parametrize("at", [3, 4], ids=["v", "running"])
-def test_nan_of_a_parameter_reaches_its_channel(at, held, layout, place):
+def test_nan_of_a_parameter_reaches_its_channel(at, held, layout, device):
     case, impl = SMALL["evonorm_b0_infer"], COMMON["evonorm_b0_infer"]
     case = replace(case, ins=tuple(np.where(np.arange(4) == 1, np.nan, a).astype(np.float32) if i == at else a for i, a in enumerate(case.ins)))
     tile = impl.candidates(bare(case.op, (2, 4, 3, 4), layout, 2), 2)[-1]
     assert not tile.together
     impl = impl if held else replace(impl, tile=lambda call, multiprocessors: None)
-    assert_nan_where_the_reference_has_it(impl, case, place, layout, tile if held else None)
+    assert_nan_where_the_reference_has_it(impl, case, device, layout, tile if held else None)
 
 
 @pytest.mark.parametrize(
     ("layout", "shape", "groups", "held"), [("NHWC", (1, 8, 2, 4), 1, Held(8, 1, 32, 2, 1, 16)), ("NCHW", (1, 3, 2, 4), 3, Held(1, 1, 32, 1, 1, 16))]
 )
-def test_one_warp_may_have_the_only_group(layout, shape, groups, held, place):
+def test_one_warp_may_have_the_only_group(layout, shape, groups, held, device):
     case = next(case for case in norm_cases(((shape, groups, "normal"),)) if case.op == "evonorm_s0_fprop")
-    error = gradcheck.parity(ROWS[layout], COMMON[case.op], case, place, held)
+    error = gradcheck.parity(ROWS[layout], COMMON[case.op], case, device, held)
     assert error <= gradcheck.bound(case), error
 
 
@@ -228,21 +228,21 @@ def real_launches():
 
 
 @pytest.mark.sampled
-@pytest.mark.skipif(device.SIMULATOR, reason="the simulator compiles nothing")
-@pytest.mark.parametrize(("layout", "launch"), [] if device.SIMULATOR else real_launches(), ids=lambda value: getattr(value, "name", value))
+@pytest.mark.skipif(gpu_device.SIMULATOR, reason="the simulator compiles nothing")
+@pytest.mark.parametrize(("layout", "launch"), [] if gpu_device.SIMULATOR else real_launches(), ids=lambda value: getattr(value, "name", value))
 def test_held_kernels_compile_without_spills(layout, launch):
     assert_lean(launch, "90a", registers=128)
     if "s0_fprop" in launch.name:
         assert_lean(launch, "75", registers=128)
 
 
-@pytest.mark.skipif(not device.SIMULATOR, reason="a GPU does not say what its threads load; NUMBA_ENABLE_CUDASIM=1 does")
+@pytest.mark.skipif(not gpu_device.SIMULATOR, reason="a GPU does not say what its threads load; NUMBA_ENABLE_CUDASIM=1 does")
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("held", [False, True])
-def test_counts_are_those_of_the_kernels(op, held, place, monkeypatch):
+def test_counts_are_those_of_the_kernels(op, held, device, monkeypatch):
     case, impl = SMALL[op], COMMON[op]
     tile = impl.candidates(bare(op, (2, 4, 3, 4), "NCHW", 2), 2)[0] if held else None
-    made = Bound(impl, op, case.ins, case.outs, place=place, attrs=case.attrs, layout="NCHW", tile=tile)
+    made = Bound(impl, op, case.ins, case.outs, device=device, attrs=case.attrs, layout="NCHW", tile=tile)
     expected = impl.traffic(replace(made.call, ins=(), outs=(), packed=None, scratch=None))
     channels = {id(array) for array, shape in zip(made.call.ins, made.call.in_shapes, strict=True) if len(shape) == 1}
     assert len(expected) == len(made.launches)

@@ -38,7 +38,7 @@ def test_a_large_product_takes_the_largest_tile_and_a_small_one_many():
 def test_refuses_what_tma_cannot_address(precision, sizes, reason):
     assert reason in implementation(precision).supports(call(*sizes))
     assert implementation(precision).supports(call(9, 16, 8)) is None
-    assert sum("gemm" in part for _, part in MODES["tensorcore", precision].parts) == 3  # others serve it
+    assert sum("gemm" in part for _, part in MODES["tensorcore", precision].fallbacks) == 3  # others serve it
 
 
 def test_a_tile_is_read_by_all_that_need_it():

@@ -47,23 +47,23 @@ def vector_kernel(x, y, z):
         store_bf16x4(z, i4(12), e, f)
 
 
-def test_rounding_is_that_of_storage(place, rng):
+def test_rounding_is_that_of_storage(device, rng):
     x = np.concatenate([np.array(EDGES), rng.standard_normal(51)]).astype(np.float32)
-    sent = [place.empty(x.size, kind) for kind in ("float32", "bfloat16", "float32", "float32")]
-    place.upload(sent[0], x)
-    Launch(round_kernel, 1, 64, (*sent, np.int32(x.size))).run(place.stream)
-    halves, tens, back = (place.download(a) for a in sent[1:])
+    sent = [device.empty(x.size, kind) for kind in ("float32", "bfloat16", "float32", "float32")]
+    device.upload(sent[0], x)
+    Launch(round_kernel, 1, 64, (*sent, np.int32(x.size))).run(device.stream)
+    halves, tens, back = (device.download(a) for a in sent[1:])
     np.testing.assert_array_equal(decode(halves, "bfloat16"), decode(encode(x, "bfloat16"), "bfloat16"))
     np.testing.assert_array_equal(tens, encode(x, "tfloat32"))
     np.testing.assert_array_equal(back, decode(halves, "bfloat16"))
 
 
-def test_vectors_keep_their_order(place, rng):
+def test_vectors_keep_their_order(device, rng):
     x = encode(rng.standard_normal(16).astype(np.float32), "bfloat16")
-    sent = [place.empty(16, "bfloat16") for _ in range(3)]
-    place.upload(sent[0], x)
-    Launch(vector_kernel, 1, 2, tuple(sent)).run(place.stream)
-    y, z = place.download(sent[1]), place.download(sent[2])
+    sent = [device.empty(16, "bfloat16") for _ in range(3)]
+    device.upload(sent[0], x)
+    Launch(vector_kernel, 1, 2, tuple(sent)).run(device.stream)
+    y, z = device.download(sent[1]), device.download(sent[2])
     np.testing.assert_array_equal(y, x.reshape(-1, 2)[:, ::-1].reshape(-1))
     np.testing.assert_array_equal(z, np.where(np.arange(16) < 12, x, 0))
 

@@ -11,7 +11,7 @@ from counted import counted
 
 from nbcnn.check import gradcheck
 from nbcnn.check.one_op import Bound, run_op
-from nbcnn.gpu import device
+from nbcnn.gpu import device as gpu_device
 from nbcnn.lab.studies import dwconv
 from nbcnn.modes import MODES
 from nbcnn.nn import fuse_series
@@ -28,7 +28,7 @@ from nbcnn.plan.shapes import numel
 KERNELS = [(variant, op) for variant, ops in VARIANTS.items() for op in ops]
 PASSES = ("dwconv1d_fprop", "dwconv1d_dgrad", "dwconv1d_wgrad")
 PADDINGS = ["causal", "same"]
-SHAPES = [(2, 3, 5, 9), (1, 4, 24, 5)] if device.SIMULATOR else [*MEAN_SERIES, (2, 1, 48, 48), (1, 1, 150, 7), *REAL_SERIES]
+SHAPES = [(2, 3, 5, 9), (1, 4, 24, 5)] if gpu_device.SIMULATOR else [*MEAN_SERIES, (2, 1, 48, 48), (1, 1, 150, 7), *REAL_SERIES]
 
 
 def by_loops(x, w, d, padding):
@@ -90,14 +90,14 @@ def test_the_correlation_form_is_the_same_sum(case):
 def chosen(op, shape):
     """The cases of an op; in the simulator, where a thread is a Python thread, those with a skip, which differ from the others in one tap."""
     cases = [*series_cases(*shape), *series_backward_cases(*shape)]
-    return [case for case in cases if case.op == op and (not device.SIMULATOR or "skip" in case.label)]
+    return [case for case in cases if case.op == op and (not gpu_device.SIMULATOR or "skip" in case.label)]
 
 
 @pytest.mark.parametrize(("variant", "op"), KERNELS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_kernels_are_within_their_bounds(variant, op, shape, place):
+def test_kernels_are_within_their_bounds(variant, op, shape, device):
     for case in chosen(op, shape):
-        assert gradcheck.parity(MODES["naive", "fp32"], VARIANTS[variant][op], case, place) <= gradcheck.bound(case), case.label
+        assert gradcheck.parity(MODES["naive", "fp32"], VARIANTS[variant][op], case, device) <= gradcheck.bound(case), case.label
 
 
 # Tiles of one series in neighbouring rows; more parts than there is work for; strips of several tiles.
@@ -105,22 +105,22 @@ TILES = [("dwconv1d_fprop", Sliding(1, 4)), ("dwconv1d_bwd", Sliding(2, 2, 3)), 
 
 
 @pytest.mark.parametrize(("op", "tile"), TILES)
-def test_other_tiles_of_the_best_variant(op, tile, place):
+def test_other_tiles_of_the_best_variant(op, tile, device):
     for case in chosen(op, (9, 1, 52, 7)):
-        assert gradcheck.parity(MODES["naive", "fp32"], VARIANTS["best"][op], case, place, tile) <= gradcheck.bound(case), case.label
+        assert gradcheck.parity(MODES["naive", "fp32"], VARIANTS["best"][op], case, device, tile) <= gradcheck.bound(case), case.label
 
 
 # Two groups of results and a tap too few for its quad; more taps than elements; a strip of two turns; more parts than there are series.
 WHOLE = [((3, 2, 20, 7), Whole(1)), ((2, 1, 12, 15), Whole(1)), ((129, 1, 4, 2), Whole(1)), ((5, 1, 8, 8), Whole(3))]
-if not device.SIMULATOR:
+if not gpu_device.SIMULATOR:
     WHOLE += [(shape, Whole(2)) for shape in ((37, 8, 48, 48), (300, 3, 64, 64), (65, 2, 20, 33), (200, 2, 52, 5))]
 
 
 @pytest.mark.parametrize("op", VARIANTS["best"])
 @pytest.mark.parametrize(("shape", "tile"), WHOLE, ids=str)
-def test_series_that_lie_whole_in_registers(op, shape, tile, place):
+def test_series_that_lie_whole_in_registers(op, shape, tile, device):
     for case in chosen(op, shape):
-        assert gradcheck.parity(MODES["naive", "fp32"], VARIANTS["best"][op], case, place, tile) <= gradcheck.bound(case), case.label
+        assert gradcheck.parity(MODES["naive", "fp32"], VARIANTS["best"][op], case, device, tile) <= gradcheck.bound(case), case.label
 
 
 # What TMA moves: channels that leave lanes idle; strips of several boxes a warp; more parts than there is work; several warps' worth of a series;
@@ -132,7 +132,7 @@ BY_TMA += [((2, 2, 1024, 7), Segments(1, 1)), ((3, 2, 2048, 48), Segments(1, 3))
 @pytest.mark.parametrize("op", VARIANTS["best"])
 @pytest.mark.parametrize(("shape", "tile"), BY_TMA, ids=str)
 def test_series_that_tma_moves(op, shape, tile, gpu):
-    if device.SIMULATOR or not device.has_tma():
+    if gpu_device.SIMULATOR or not gpu_device.has_tma():
         pytest.skip("no TMA here")
     for case in chosen(op, shape):
         assert gradcheck.parity(MODES["naive", "fp32"], VARIANTS["best"][op], case, gpu, tile) <= gradcheck.bound(case), case.label
@@ -149,7 +149,7 @@ KINDS = [
 
 @pytest.mark.parametrize(("shape", "kind"), KINDS, ids=str)
 def test_tma_moves_what_it_can(shape, kind, monkeypatch):
-    monkeypatch.setattr(device, "has_tma", lambda: True)
+    monkeypatch.setattr(gpu_device, "has_tma", lambda: True)
     for op, impl in VARIANTS["best"].items():
         call = dwconv.call_of(op, shape, "causal")
         assert isinstance(impl.tile(call, 132), kind), op
@@ -182,7 +182,7 @@ def test_what_segments_fetch(length, taps, left):
 
 
 def test_short_series_are_taken_whole_where_they_are_many(monkeypatch):
-    monkeypatch.setattr(device, "has_tma", lambda: False)
+    monkeypatch.setattr(gpu_device, "has_tma", lambda: False)
     for op, impl in VARIANTS["best"].items():
         for shape, kind in (((512, 128, 48, 48), Whole), ((8, 128, 48, 48), Sliding), ((512, 128, 50, 48), Sliding), ((512, 8, 256, 48), Sliding)):
             call = dwconv.call_of(op, shape, "causal")
@@ -201,9 +201,9 @@ def test_parts_keep_every_multiprocessor_busy_and_leave_no_series_out():
 
 
 @pytest.mark.parametrize("op", ["dwconv1d_fprop", "dwconv1d_wgrad"])
-def test_more_taps_than_are_staged_at_once(op, place):
+def test_more_taps_than_are_staged_at_once(op, device):
     for case in chosen(op, (1, 1, 20, 150)):
-        assert gradcheck.parity(MODES["naive", "fp32"], VARIANTS["best"][op], case, place) <= gradcheck.bound(case), case.label
+        assert gradcheck.parity(MODES["naive", "fp32"], VARIANTS["best"][op], case, device) <= gradcheck.bound(case), case.label
 
 
 def test_the_fused_backward_knows_its_limit():
@@ -216,16 +216,16 @@ def test_the_fused_backward_knows_its_limit():
 @pytest.mark.parametrize(("variant", "op"), [(v, op) for v, op in KERNELS if op != "dwconv1d_fprop"])
 def test_gradients_repeat_bit_for_bit(variant, op, gpu):
     case = chosen(op, (37, 8, 48, 48))[-1]
-    first, second = (run_op(VARIANTS[variant][op], op, case.ins, case.outs, attrs=case.attrs, place=gpu) for _ in range(2))
+    first, second = (run_op(VARIANTS[variant][op], op, case.ins, case.outs, attrs=case.attrs, device=gpu) for _ in range(2))
     assert all((one == other).all() for one, other in zip(first, second, strict=True))
 
 
 @pytest.mark.parametrize("kind", ["tfloat32", "bfloat16"])
 @pytest.mark.parametrize(("variant", "op"), KERNELS)
-def test_kernels_of_stored_series(variant, op, kind, place):
+def test_kernels_of_stored_series(variant, op, kind, device):
     precision = {"tfloat32": "tf32", "bfloat16": "bf16"}[kind]
     for case in chosen(op, (2, 2, 12, 5))[-1:]:
-        error = gradcheck.parity(MODES["tensorcore", precision], VARIANTS[variant][op], case, place)
+        error = gradcheck.parity(MODES["tensorcore", precision], VARIANTS[variant][op], case, device)
         assert error <= gradcheck.bound(case, precision), case.label
 
 
@@ -244,13 +244,13 @@ def test_products_are_counted_one_by_one(shape, padding):
 
 @pytest.mark.parametrize(("variant", "op"), KERNELS)
 @pytest.mark.parametrize("shape", [(3, 2, 5, 9), (2, 1, 12, 3)])
-def test_counts_are_those_of_the_kernels(variant, op, shape, place, monkeypatch):
-    if not device.SIMULATOR:
+def test_counts_are_those_of_the_kernels(variant, op, shape, device, monkeypatch):
+    if not gpu_device.SIMULATOR:
         pytest.skip("a GPU does not say what its threads load; NUMBA_ENABLE_CUDASIM=1 does")
     impl = VARIANTS[variant][op]
     tiles = [None, Whole(1)] if variant == "best" and shape[2] % 4 == 0 else [None]
     for case, tile in ((case, tile) for case in chosen(op, shape) for tile in tiles):
-        bound = Bound(impl, op, case.ins, case.outs, place=place, attrs=case.attrs, tile=tile)
+        bound = Bound(impl, op, case.ins, case.outs, device=device, attrs=case.attrs, tile=tile)
         wanted = impl.traffic(bound.call)
         assert len(wanted) == len(bound.launches)
         for launch, count in zip(bound.launches, wanted, strict=True):
@@ -276,7 +276,7 @@ def stand_in(op, variant, shape, padding, skip, kind="float32"):
 
 
 @pytest.mark.sampled
-@pytest.mark.skipif(device.SIMULATOR, reason="the simulator compiles nothing")
+@pytest.mark.skipif(gpu_device.SIMULATOR, reason="the simulator compiles nothing")
 @pytest.mark.parametrize(
     ("variant", "op", "arch"),
     [
@@ -285,7 +285,7 @@ def stand_in(op, variant, shape, padding, skip, kind="float32"):
     ],
 )
 def test_kernels_compile_without_spills(variant, op, arch, monkeypatch):
-    monkeypatch.setattr(device, "has_tma", lambda: arch == "90a")
+    monkeypatch.setattr(gpu_device, "has_tma", lambda: arch == "90a")
     # Best, tiles: twelve sums twice and two windows of elements. 80 registers leave 768 threads on a multiprocessor.
     tiled = 80 if variant == "best" and op in ("dwconv1d_wgrad", "dwconv1d_bwd") else 64
     # Best, whole series: 48 elements and twelve sums, or 48 sums, or both; RESIDENT blocks have as many (whole.py, whole_backward.py).

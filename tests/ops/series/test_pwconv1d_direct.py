@@ -9,7 +9,7 @@ from counted import counted
 
 from nbcnn.check import gradcheck
 from nbcnn.check.one_op import Bound
-from nbcnn.gpu import device
+from nbcnn.gpu import device as gpu_device
 from nbcnn.modes import MODES
 from nbcnn.ops.conv.simt.tiles import EFFICIENCY, Tile
 from nbcnn.ops.kernel.call import Call
@@ -25,16 +25,16 @@ MEAN = {"a series of two tiles": (2, 8, 16, 4), "odd channels": (3, 5, 16, 19)}
 REAL = {"S4ConvD": (37, 128, 48, 256), "its first layer": (37, 4, 48, 128), "odd": (5, 37, 80, 131), "long": (2, 24, 4096, 40)}
 
 
-def check(place, case, tile):
-    error = gradcheck.parity(MODES["naive", "fp32"], OPS[case.op], case, place, tile)
+def check(device, case, tile):
+    error = gradcheck.parity(MODES["naive", "fp32"], OPS[case.op], case, device, tile)
     assert error <= gradcheck.bound(case), (case.op, case.label)
 
 
 @pytest.mark.parametrize("sizes", MEAN.values(), ids=MEAN)
-def test_mean_shapes(place, sizes):
+def test_mean_shapes(device, sizes):
     for case in pointwise_cases(*sizes):
         if "bias" in case.label or case.op.endswith("dgrad"):
-            check(place, case, replace(TINY, split=2 if case.op.endswith("wgrad") else 1))
+            check(device, case, replace(TINY, split=2 if case.op.endswith("wgrad") else 1))
 
 
 @pytest.mark.parametrize("tile", EFFICIENCY, ids=str)
@@ -44,29 +44,29 @@ def test_real_shapes_in_every_tile(gpu, tile):
             check(gpu, case, replace(tile, split=7 if case.op.endswith("wgrad") else 1))
 
 
-def test_gates_in_the_epilogue(place):
-    for case in gated_cases() if device.SIMULATOR else gated_cases(((2, 3, 8, 5), *REAL_GATED)):
-        error = gradcheck.parity(MODES["naive", "fp32"], GATED, case, place, GATES if device.SIMULATOR else None)
+def test_gates_in_the_epilogue(device):
+    for case in gated_cases() if gpu_device.SIMULATOR else gated_cases(((2, 3, 8, 5), *REAL_GATED)):
+        error = gradcheck.parity(MODES["naive", "fp32"], GATED, case, device, GATES if gpu_device.SIMULATOR else None)
         assert error <= gradcheck.bound(case), case.label
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_counts_are_those_of_the_kernels(op, place, monkeypatch):
-    if not device.SIMULATOR:
+def test_counts_are_those_of_the_kernels(op, device, monkeypatch):
+    if not gpu_device.SIMULATOR:
         pytest.skip("a GPU does not say what its threads load; NUMBA_ENABLE_CUDASIM=1 does")
     case = next(case for case in pointwise_cases(3, 5, 16, 7) if case.op == op)
     tile = replace(TINY, split=2 if op.endswith("wgrad") else 1)
-    bound = Bound(OPS[op], op, case.ins, case.outs, place=place, attrs=case.attrs, tile=tile)
+    bound = Bound(OPS[op], op, case.ins, case.outs, device=device, attrs=case.attrs, tile=tile)
     for launch, count in zip(bound.launches, OPS[op].traffic(bound.call), strict=True):
         with monkeypatch.context() as patch:
             assert counted(launch, patch) == count, launch.name
 
 
-def test_gates_are_counted(place, monkeypatch):
-    if not device.SIMULATOR:
+def test_gates_are_counted(device, monkeypatch):
+    if not gpu_device.SIMULATOR:
         pytest.skip("a GPU does not say what its threads load; NUMBA_ENABLE_CUDASIM=1 does")
     case = list(gated_cases())[-1]
-    bound = Bound(GATED, case.op, case.ins, case.outs, place=place, tile=GATES)
+    bound = Bound(GATED, case.op, case.ins, case.outs, device=device, tile=GATES)
     (count,), (launch,) = GATED.traffic(bound.call), bound.launches
     found, bias = counted(launch, monkeypatch), 4 * 10
     lanes = 8 * ceil_div(2 * 8, GATES.BN)  # every thread reads the biases of its channels

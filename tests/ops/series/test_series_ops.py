@@ -14,7 +14,7 @@ from nbcnn.check import gradcheck
 from nbcnn.check.cases import mean_cases
 from nbcnn.check.one_op import Bound, Unsupported, run_op
 from nbcnn.check.static import compile_launch
-from nbcnn.gpu import device
+from nbcnn.gpu import device as gpu_device
 from nbcnn.gpu.device import Host
 from nbcnn.modes import COMMON, MODES
 from nbcnn.ops.activations import gelu
@@ -38,7 +38,7 @@ def test_erfc_is_right_to_a_few_roundings(dtype):
 
 def wide_range(dtype):
     """Both signs from where Φ is ½ to where the dtype has nothing left of it, and far beyond."""
-    near = np.linspace(-45, 45, 3601 if not device.SIMULATOR else 361)
+    near = np.linspace(-45, 45, 3601 if not gpu_device.SIMULATOR else 361)
     return np.concatenate([near, [1e3, -1e3, 1e10, -1e10, 1e30, -1e30, 1e38, -1e38]]).astype(dtype)
 
 
@@ -46,9 +46,9 @@ def gelu_of(run, x, request):
     """y and dy/dx of x by the reference in x's dtype, or by the kernels."""
     one = np.ones_like(x)
     if run == "kernel":
-        place, out = request.getfixturevalue("place"), [(x.shape, "float32")]
-        fprop = run_op(COMMON["gelu_fprop"], "gelu_fprop", [x], out, place=place)
-        return *fprop, *run_op(COMMON["gelu_dgrad"], "gelu_dgrad", [one, x], out, place=place)
+        device, out = request.getfixturevalue("device"), [(x.shape, "float32")]
+        fprop = run_op(COMMON["gelu_fprop"], "gelu_fprop", [x], out, device=device)
+        return *fprop, *run_op(COMMON["gelu_dgrad"], "gelu_dgrad", [one, x], out, device=device)
     y, dx = np.empty_like(x), np.empty_like(x)
     gelu.gelu_fprop(x, y)
     gelu.gelu_dgrad(one, x, dx)
@@ -113,30 +113,30 @@ def test_rmsle_of_a_perfect_prediction_has_no_gradient():
     y = np.array([[1.0], [2.0]], np.float32)
     case = [y, 2 * y]
     row = MODES["cpu", "fp32"]
-    (loss,) = run_op(next(row.chain("rmsle_fprop"))[1], "rmsle_fprop", case, [((), "float64")], place=Host(), attrs={"unit": 2.0})
-    (dy,) = run_op(next(row.chain("rmsle_dgrad"))[1], "rmsle_dgrad", [*case, loss], [(y.shape, "float32")], place=Host(), attrs={"unit": 2.0})
+    (loss,) = run_op(next(row.chain("rmsle_fprop"))[1], "rmsle_fprop", case, [((), "float64")], device=Host(), attrs={"unit": 2.0})
+    (dy,) = run_op(next(row.chain("rmsle_dgrad"))[1], "rmsle_dgrad", [*case, loss], [(y.shape, "float32")], device=Host(), attrs={"unit": 2.0})
     assert loss == 0
     np.testing.assert_array_equal(dy, np.zeros_like(y))
 
 
-def test_a_prediction_that_is_nan_makes_the_loss_nan(place):
+def test_a_prediction_that_is_nan_makes_the_loss_nan(device):
     y, target = np.array([[1.0], [np.nan]], np.float32), np.ones((2, 1), np.float32)
-    (loss,) = run_op(rmsle.OPS["rmsle_fprop"], "rmsle_fprop", [y, target], [((), "float64")], place=place, attrs={"unit": 1.0})
+    (loss,) = run_op(rmsle.OPS["rmsle_fprop"], "rmsle_fprop", [y, target], [((), "float64")], device=device, attrs={"unit": 1.0})
     assert np.isnan(loss)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.op} {case.label}")
-def test_kernels_are_within_their_bounds(case, place):
-    if device.SIMULATOR and "conv" in case.op and case.label not in SMALL:
+def test_kernels_are_within_their_bounds(case, device):
+    if gpu_device.SIMULATOR and "conv" in case.op and case.label not in SMALL:
         pytest.skip("a thread of the simulator is a Python thread")
-    keys = [("naive", "fp32"), ("im2col", "fp32")] if device.SIMULATOR else [key for key, row in MODES.items() if row.place == "gpu"]
+    keys = [("naive", "fp32"), ("im2col", "fp32")] if gpu_device.SIMULATOR else [key for key, row in MODES.items() if row.device == "gpu"]
     for key in keys:
         if case.op not in MODES[key].ops:
             continue  # a fused op that only some rows have
         ran = []
-        for part, impl in gradcheck.runnable(MODES[key], case.op, place):
+        for part, impl in gradcheck.runnable(MODES[key], case.op, device):
             try:
-                error = gradcheck.parity(MODES[key], impl, case, place)
+                error = gradcheck.parity(MODES[key], impl, case, device)
             except Unsupported:  # an engine for whole tiles; the row has another for every shape
                 continue
             assert error <= gradcheck.bound(case, key[1]), (key, part)
@@ -145,39 +145,39 @@ def test_kernels_are_within_their_bounds(case, place):
 
 
 @pytest.mark.parametrize("mode", ["naive", "im2col"])
-def test_every_backward_fits_its_forward(mode, place):
-    if device.SIMULATOR and mode == "im2col":
+def test_every_backward_fits_its_forward(mode, device):
+    if gpu_device.SIMULATOR and mode == "im2col":
         pytest.skip("its own kernels, the best depthwise ones, are compared with the reference in test_dwconv1d.py; the others are naive's")
-    cases = [c for c in CASES if not (device.SIMULATOR and "conv" in c.op and c.label not in SMALL)]
-    findings = [f for f in gradcheck.check_row(MODES[mode, "fp32"], place, cases) if f.check.startswith("dot")]
+    cases = [c for c in CASES if not (gpu_device.SIMULATOR and "conv" in c.op and c.label not in SMALL)]
+    findings = [f for f in gradcheck.check_row(MODES[mode, "fp32"], device, cases) if f.check.startswith("dot")]
     assert len(findings) >= 15
     assert [str(f) for f in findings if not f.ok] == []
 
 
-def test_large_angles_keep_their_digits(place, rng):
+def test_large_angles_keep_their_digits(device, rng):
     """S4D-Lin's fastest state turns 470 radians in 48 hours; the bound is that of a few roundings all the same."""
-    states = 8 if device.SIMULATOR else 32
+    states = 8 if gpu_device.SIMULATOR else 32
     params = [np.array([np.log(0.1)]), np.full((1, states), np.log(0.5)), np.pi * np.arange(32 - states, 32.0)[None]]
     params = [p.astype(np.float32) for p in (*params, *rng.standard_normal((2, 1, states)))]
     want, dk = np.empty((1, 48)), rng.standard_normal((1, 48)).astype(np.float32)
     s4kernel.s4kernel_fprop(*params, want)
-    (k,) = run_op(s4kernel.OPS["s4kernel_fprop"], "s4kernel_fprop", params, [((1, 48), "float32")], place=place)
+    (k,) = run_op(s4kernel.OPS["s4kernel_fprop"], "s4kernel_fprop", params, [((1, 48), "float32")], device=device)
     assert gradcheck.relative_error(k, want) <= 2**-23
     wants = [np.empty(p.shape) for p in params]
     s4kernel.s4kernel_dgrad(dk, *params, *wants)
-    got = run_op(s4kernel.OPS["s4kernel_dgrad"], "s4kernel_dgrad", [dk, *params], [(p.shape, "float32") for p in params], place=place)
+    got = run_op(s4kernel.OPS["s4kernel_dgrad"], "s4kernel_dgrad", [dk, *params], [(p.shape, "float32") for p in params], device=device)
     assert max(map(gradcheck.relative_error, got, wants)) <= 2**-23
 
 
 @pytest.mark.parametrize(
     "op", ["s4kernel_fprop", "s4kernel_dgrad", "glu_fprop", "glu_dgrad", "last_fprop", "last_dgrad", "rmsle_fprop", "gelu_dgrad"]
 )
-def test_counts_are_those_of_the_kernels(op, place, monkeypatch):
-    if not device.SIMULATOR:
+def test_counts_are_those_of_the_kernels(op, device, monkeypatch):
+    if not gpu_device.SIMULATOR:
         pytest.skip("a GPU does not say what its threads load; NUMBA_ENABLE_CUDASIM=1 does")
     impl = next(impl for _, impl in MODES["naive", "fp32"].chain(op))
     case = [case for case in CASES if case.op == op][1]
-    bound = Bound(impl, op, case.ins, case.outs, place=place, attrs=case.attrs)
+    bound = Bound(impl, op, case.ins, case.outs, device=device, attrs=case.attrs)
     for launch, count in zip(bound.launches, impl.traffic(bound.call), strict=True):
         with monkeypatch.context() as patch:
             assert counted(launch, patch) == count, launch.name

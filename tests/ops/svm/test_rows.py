@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from compiled import assert_lean, on_every_arch
 
-from nbcnn.gpu import device
+from nbcnn.gpu import device as gpu_device
 from nbcnn.ops.products import gram_wgmma, parts
 from nbcnn.ops.svm import rows
 
@@ -15,9 +15,9 @@ PLACES = np.array([4, 0, 1, 6], np.int32)
 WIDTH, PITCH, ROWS = 5, 64, 7
 
 
-def on(place, values):
-    array = place.empty(values.size, str(values.dtype))
-    place.upload(array, values)
+def on(device, values):
+    array = device.empty(values.size, str(values.dtype))
+    device.upload(array, values)
     return array
 
 
@@ -28,77 +28,77 @@ def matrix(rng):
     return made
 
 
-def test_rows_come_to_their_places(place, matrix):
+def test_rows_come_to_their_places(device, matrix):
     staged, expected = np.ascontiguousarray(matrix[PLACES, :WIDTH]), np.full_like(matrix, 7)
-    there = on(place, expected)
-    rows.launch_place_rows(on(place, staged), on(place, PLACES), there, 4, WIDTH, PITCH).run(place.stream)
+    there = on(device, expected)
+    rows.launch_place_rows(on(device, staged), on(device, PLACES), there, 4, WIDTH, PITCH).run(device.stream)
     rows.place_rows(staged, PLACES, expected)
-    np.testing.assert_array_equal(place.download(there).reshape(expected.shape), expected)
+    np.testing.assert_array_equal(device.download(there).reshape(expected.shape), expected)
 
 
-def test_moments(place, matrix, rng):
+def test_moments(device, matrix, rng):
     centre = rng.standard_normal(WIDTH)
-    there, got = on(place, matrix), [on(place, np.zeros(3 * WIDTH)) for _ in range(2)]
-    rows.launch_moments(there, on(place, PLACES), on(place, centre), *got, 4, WIDTH, PITCH, 3).run(place.stream)
+    there, got = on(device, matrix), [on(device, np.zeros(3 * WIDTH)) for _ in range(2)]
+    rows.launch_moments(there, on(device, PLACES), on(device, centre), *got, 4, WIDTH, PITCH, 3).run(device.stream)
     expected = np.zeros((3, WIDTH)), np.zeros((3, WIDTH))
     rows.moments(matrix, PLACES, centre, *expected)
     for one, other in zip(got, expected, strict=True):
         # A float64 sum of two terms.
-        np.testing.assert_allclose(place.download(one).reshape(other.shape), other, rtol=1e-14, atol=1e-14)
+        np.testing.assert_allclose(device.download(one).reshape(other.shape), other, rtol=1e-14, atol=1e-14)
 
 
-def test_standardised(place, matrix, rng):
+def test_standardised(device, matrix, rng):
     mean, deviation = rng.standard_normal(WIDTH).astype(np.float32), (rng.random(WIDTH) + 0.5).astype(np.float32)
-    there = on(place, matrix)
-    rows.launch_standardise(there, on(place, PLACES), on(place, mean), on(place, deviation), 4, WIDTH, PITCH).run(place.stream)
+    there = on(device, matrix)
+    rows.launch_standardise(there, on(device, PLACES), on(device, mean), on(device, deviation), 4, WIDTH, PITCH).run(device.stream)
     rows.standardise(matrix, PLACES, mean, deviation)
-    np.testing.assert_allclose(place.download(there).reshape(matrix.shape), matrix, rtol=EPS, atol=0)
+    np.testing.assert_allclose(device.download(there).reshape(matrix.shape), matrix, rtol=EPS, atol=0)
 
 
-def test_norms(place, matrix):
-    got = [on(place, np.zeros(ROWS, kind)) for kind in (np.float64, np.float32, np.float32)]
-    rows.launch_norms(on(place, matrix), *got, ROWS, PITCH).run(place.stream)
+def test_norms(device, matrix):
+    got = [on(device, np.zeros(ROWS, kind)) for kind in (np.float64, np.float32, np.float32)]
+    rows.launch_norms(on(device, matrix), *got, ROWS, PITCH).run(device.stream)
     expected = np.zeros(ROWS), np.zeros(ROWS, np.float32), np.zeros(ROWS, np.float32)
     rows.norms(matrix, *expected)
-    np.testing.assert_allclose(place.download(got[0]), expected[0], rtol=1e-14)
-    np.testing.assert_allclose(place.download(got[1]), expected[1], rtol=EPS)
-    np.testing.assert_array_equal(place.download(got[2]), expected[2])
+    np.testing.assert_allclose(device.download(got[0]), expected[0], rtol=1e-14)
+    np.testing.assert_allclose(device.download(got[1]), expected[1], rtol=EPS)
+    np.testing.assert_array_equal(device.download(got[2]), expected[2])
 
 
-def test_a_panel_is_copied_and_room_is_isolated(place, rng):
+def test_a_panel_is_copied_and_room_is_isolated(device, rng):
     k, panel = rng.random((5, 8)).astype(np.float32), rng.random((3, 2)).astype(np.float32)
-    there = on(place, k)
-    rows.launch_copy(on(place, panel), there, 3, 2, 8, 8 + 4).run(place.stream)
+    there = on(device, k)
+    rows.launch_copy(on(device, panel), there, 3, 2, 8, 8 + 4).run(device.stream)
     rows.copy_rows(panel, k[1:4, 4:6])
-    np.testing.assert_array_equal(place.download(there).reshape(k.shape), k)
+    np.testing.assert_array_equal(device.download(there).reshape(k.shape), k)
     square = rng.random((5, 5)).astype(np.float32)
-    there = on(place, square)
-    rows.launch_isolate(there, 5, 3).run(place.stream)
+    there = on(device, square)
+    rows.launch_isolate(there, 5, 3).run(device.stream)
     rows.isolate(square, real=3)
-    np.testing.assert_array_equal(place.download(there).reshape(5, 5), square)
+    np.testing.assert_array_equal(device.download(there).reshape(5, 5), square)
 
 
-def test_halves_hold_22_bits(place, matrix):
-    split = on(place, np.zeros(2 * matrix.size, np.uint16))
-    rows.launch_halves(on(place, matrix), split, 64.0, matrix.size).run(place.stream)
+def test_halves_hold_22_bits(device, matrix):
+    split = on(device, np.zeros(2 * matrix.size, np.uint16))
+    rows.launch_halves(on(device, matrix), split, 64.0, matrix.size).run(device.stream)
     expected = np.zeros((2, *matrix.shape), np.uint16)
     rows.halves(matrix, expected, scale=64.0)
-    found = place.download(split).reshape(expected.shape)
+    found = device.download(split).reshape(expected.shape)
     np.testing.assert_array_equal(found, expected)
     together = found.view(np.float16).astype(np.float64).sum(0) / 64
     np.testing.assert_allclose(together, matrix, rtol=2**-22, atol=2**-25 / 64)
 
 
 @pytest.mark.parametrize(("M", "N", "K", "subtract"), [(5, 3, 8, False), (70, 66, 40, True)])
-def test_a_product_of_parts(place, rng, M, N, K, subtract):
+def test_a_product_of_parts(device, rng, M, N, K, subtract):
     a, b, c = (rng.standard_normal((rows, pitch)).astype(np.float32) for rows, pitch in ((M + 1, K + 8), (N + 2, K + 4), (M, N + 3)))
-    there = on(place, c)
+    there = on(device, c)
     pitches, first = (K + 8, K + 4, N + 3), (K + 8, 2 * (K + 4), 1)
-    parts.launch_product(on(place, a), on(place, b), there, M, N, K, pitches, first, subtract).run(place.stream)
+    parts.launch_product(on(device, a), on(device, b), there, M, N, K, pitches, first, subtract).run(device.stream)
     expected = c.astype(np.float64)
     parts.product_of_parts(a[1:, :K], b[2:, :K], expected[:, 1 : N + 1], subtract=subtract)
     terms = np.abs(a[1:, :K]) @ np.abs(b[2:, :K]).T + np.abs(c[:, 1 : N + 1])
-    error = np.abs(place.download(there).reshape(c.shape) - expected)
+    error = np.abs(device.download(there).reshape(c.shape) - expected)
     # 32 float32 sums and products, half a rounding each, and the last rounding.
     assert (error[:, 1 : N + 1] <= EPS * (np.sqrt(32) + 2) * terms).all()
     assert not error[:, 0].any()
@@ -168,7 +168,7 @@ def test_kernel_values_of_the_tensor_cores(gpu, rng, M, N, K):
     assert (np.abs(same - k) <= EPS * (4 + gamma * terms * (6 + 2 * 12 * 64 / max(K, 64) + np.sqrt(K / 64)))).all()
 
 
-@pytest.mark.skipif(device.SIMULATOR, reason="the simulator compiles nothing")
+@pytest.mark.skipif(gpu_device.SIMULATOR, reason="the simulator compiles nothing")
 def test_the_product_of_halves_leaves_no_sum_in_memory():
     words, floats = np.zeros(8, np.uint16), np.zeros(8, np.float32)
     assert_lean(gram_wgmma.launch_gram((words, floats, 9), (words, floats, 9), floats, (9, 9, 64), 9, 1.0, 1.0, 132), "90a", 168)

@@ -53,7 +53,7 @@ def test_the_reference_reaches_the_optimum_of_libsvm(C):
     assert 0.5 < steps / svc.n_iter_[0] < 2
 
 
-def arrays_of(place, matrices, pairs):
+def arrays_of(device, matrices, pairs):
     """K and descriptions on the device, α = 0, f = −y."""
     offsets, segments, stride = smo.described(pairs)
     high = np.zeros((len(pairs), stride), np.float32)
@@ -62,8 +62,8 @@ def arrays_of(place, matrices, pairs):
     host = (matrices.reshape(-1), offsets, segments, np.zeros(high.size), high.reshape(-1), np.zeros(high.size, np.float32))
     made = []
     for values in (*host, np.zeros(len(pairs), np.int32), np.zeros(len(pairs), np.float32)):
-        made.append(place.empty(values.size, str(values.dtype)))
-        place.upload(made[-1], values)
+        made.append(device.empty(values.size, str(values.dtype)))
+        device.upload(made[-1], values)
     return tuple(made), stride
 
 
@@ -78,32 +78,32 @@ def padded(K, count_a, room):
     return whole
 
 
-def solved_on(place, K, y, C, sizes, budget, block=None):
+def solved_on(device, K, y, C, sizes, budget, block=None):
     """α of the only pair, from launches of `budget` steps each with f made anew between them; steps of the first launch."""
     a, b = sizes
     room = -a % 4
     whole = padded(K, a, room)
     whole = np.pad(whole, (0, -len(whole) % 4))
     pair = Pair(0, a, a + room, b, whole.shape[1])
-    arrays, stride = arrays_of(place, whole, [pair])
+    arrays, stride = arrays_of(device, whole, [pair])
     first = None
     for _ in range(40):
-        smo.launch_smo(arrays, 1, stride, C, TOLERANCE, budget, block).run(place.stream)
-        steps, left = int(place.download(arrays[6])[0]), float(place.download(arrays[7])[0])
-        first = first or (steps, place.download(arrays[4])[:stride].astype(float) - place.download(arrays[5])[:stride])
+        smo.launch_smo(arrays, 1, stride, C, TOLERANCE, budget, block).run(device.stream)
+        steps, left = int(device.download(arrays[6])[0]), float(device.download(arrays[7])[0])
+        first = first or (steps, device.download(arrays[4])[:stride].astype(float) - device.download(arrays[5])[:stride])
         if left < TOLERANCE:
             break
-        smo.launch_refresh(arrays[:6], 1, stride).run(place.stream)
-    return place.download(arrays[3])[:stride][pair.order() >= 0], first, pair
+        smo.launch_refresh(arrays[:6], 1, stride).run(device.stream)
+    return device.download(arrays[3])[:stride][pair.order() >= 0], first, pair
 
 
 @pytest.mark.parametrize(("C", "block"), [(1.0, (32, 2)), (10.0, (64, 1))])
-def test_the_kernel_takes_the_steps_of_the_reference(place, C, block):
+def test_the_kernel_takes_the_steps_of_the_reference(device, C, block):
     K, y = overlapping(22, seed=7)
     sizes = int((y > 0).sum()), int((y < 0).sum())
     alpha, f = np.zeros(22), -y
     steps, _ = smo.smo(K.astype(np.float64), y, C, TOLERANCE, alpha, f, 12)
-    got, (taken, high), pair = solved_on(place, K, y, C, sizes, 12, block)
+    got, (taken, high), pair = solved_on(device, K, y, C, sizes, 12, block)
     assert taken == min(steps, 12)
     # f is a float32 and what it lost, so a step adds what its own product rounds: ε·C, twice (of the difference, of the product).
     np.testing.assert_allclose(high[pair.order() >= 0], f, atol=12 * 2 * EPS * C, rtol=0)
@@ -113,16 +113,16 @@ def test_the_kernel_takes_the_steps_of_the_reference(place, C, block):
     assert objective(K, y, got) == pytest.approx(objective(K, y, alpha), rel=1e-4)
 
 
-def test_f_made_anew_is_its_definition(place):
+def test_f_made_anew_is_its_definition(device):
     K, y = overlapping(30)
     pair = Pair(0, 12, 12, 18, 32)
-    arrays, stride = arrays_of(place, np.pad(K, ((0, 2), (0, 2))), [pair])
+    arrays, stride = arrays_of(device, np.pad(K, ((0, 2), (0, 2))), [pair])
     alpha = np.random.default_rng(0).random(stride) * 1e3
-    place.upload(arrays[3], alpha)
-    smo.launch_refresh(arrays[:6], 1, stride).run(place.stream)
+    device.upload(arrays[3], alpha)
+    smo.launch_refresh(arrays[:6], 1, stride).run(device.stream)
     expected = np.empty(30)
     smo.refresh(K.astype(np.float64), y, alpha[pair.order() >= 0], expected)
-    found = (place.download(arrays[4]).astype(float) - place.download(arrays[5]))[pair.order() >= 0]
+    found = (device.download(arrays[4]).astype(float) - device.download(arrays[5]))[pair.order() >= 0]
     # Two float32 hold 48 bits: ε² of f, which is at most Σα.
     np.testing.assert_allclose(found, expected, atol=EPS**2 * alpha.sum() * 4, rtol=0)
 
@@ -139,13 +139,13 @@ def test_a_gpu_solves_many_pairs_at_once(gpu, sizes):
     assert gap(K, y, alpha, 10.0) < TOLERANCE * 1.01
 
 
-def test_a_kernel_value_that_is_no_number_ends_the_pair(place):
+def test_a_kernel_value_that_is_no_number_ends_the_pair(device):
     K, _ = overlapping(8)
     K = np.full_like(K, np.nan)
-    arrays, stride = arrays_of(place, K[:8], [Pair(0, 3, 4, 4, 8)])
-    smo.launch_smo(arrays, 1, stride, 1.0, TOLERANCE, 50, (32, 1)).run(place.stream)
-    assert place.download(arrays[6])[0] <= 2
-    assert not place.download(arrays[7])[0] < TOLERANCE
+    arrays, stride = arrays_of(device, K[:8], [Pair(0, 3, 4, 4, 8)])
+    smo.launch_smo(arrays, 1, stride, 1.0, TOLERANCE, 50, (32, 1)).run(device.stream)
+    assert device.download(arrays[6])[0] <= 2
+    assert not device.download(arrays[7])[0] < TOLERANCE
 
 
 @pytest.mark.parametrize(("places", "block"), [(10_048, (256, 10)), (2000, (512, 1)), (40, (32, 1)), (40_000, (1024, 10))])

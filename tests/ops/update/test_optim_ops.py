@@ -33,8 +33,8 @@ def bind(request):
     def bound(op, ins, outs, **options):
         reference, kernels = IMPLS[op]
         if request.param == "reference":
-            return Bound(reference, op, ins, outs, place=Host(), **options)
-        return Bound(kernels, op, ins, outs, place=request.getfixturevalue("place"), **options)
+            return Bound(reference, op, ins, outs, device=Host(), **options)
+        return Bound(kernels, op, ins, outs, device=request.getfixturevalue("device"), **options)
 
     return bound
 
@@ -54,12 +54,12 @@ def update(bind, op, w, gradients, rates, *, first_step=0, norms=None, moments=N
         ins.append(np.array(norms[0]))
     bound = bind(op, ins, [0, *range(2, 1 + n), 2 + n], attrs=attrs)
     for i, gradient in enumerate(gradients):
-        bound.place.upload(bound.call.ins[1], gradient)
+        bound.device.upload(bound.call.ins[1], gradient)
         state = bound.results()[-1]
         state[STEP] = first_step + i
-        bound.place.upload(bound.call.ins[2 + n], state)
+        bound.device.upload(bound.call.ins[2 + n], state)
         if norms is not None:
-            bound.place.upload(bound.call.ins[3 + n], np.array([norms[i]]))
+            bound.device.upload(bound.call.ins[3 + n], np.array([norms[i]]))
         bound.run()
     return bound.results()
 
@@ -250,7 +250,7 @@ def test_grad_norm_of_a_nan_is_nan(bind):
 
 
 def test_grad_norm_repeats_bit_for_bit(gpu, rng):
-    bound = Bound(grad_norm.OPS["grad_norm"], "grad_norm", [rng.standard_normal(751_875).astype(np.float32)], [((), "float64")], place=gpu)
+    bound = Bound(grad_norm.OPS["grad_norm"], "grad_norm", [rng.standard_normal(751_875).astype(np.float32)], [((), "float64")], device=gpu)
     values = set()
     for _ in range(3):
         bound.run()
@@ -272,7 +272,7 @@ def test_advance_counts_steps_images_and_loss(bind):
     loss, state, sums = np.array(0.5), step_state(7), np.zeros(4)
     bound = bind("advance", [loss, state, sums], [1, 2], attrs={"count": 3})
     bound.run()
-    bound.place.upload(bound.call.ins[0], np.array([0.25]))
+    bound.device.upload(bound.call.ins[0], np.array([0.25]))
     bound.run()
     state, sums = bound.results()
     assert (state[STEP], state[POSITION], state[NONFINITE]) == (9, 6, 0)
@@ -284,7 +284,7 @@ def test_loss_that_is_not_finite_raises_a_flag_that_stays(bind, bad):
     bound = bind("advance", [np.array(bad), step_state(), np.zeros(4)], [1, 2], attrs={"count": 3})
     bound.run()
     assert bound.results()[0][NONFINITE] == 1
-    bound.place.upload(bound.call.ins[0], np.array([1.0]))
+    bound.device.upload(bound.call.ins[0], np.array([1.0]))
     bound.run()
     assert bound.results()[0][NONFINITE] == 1
 
@@ -305,7 +305,7 @@ def test_optimizer_kernels_compile_without_a_stack_frame(rng, arch):
         (advance.OPS["advance"], "advance", [norm, state, np.zeros(4)], [1, 2], {"count": 1}),
     ]
     for impl, op, ins, outs, attrs in cases:
-        for launch in Bound(impl, op, ins, outs, place=Host(), attrs=attrs).launches:
+        for launch in Bound(impl, op, ins, outs, device=Host(), attrs=attrs).launches:
             assert_lean(launch, arch)
 
 
@@ -339,7 +339,7 @@ def test_one_update_of_a_real_network_agrees_with_the_reference(gpu, rng):
     for op in ("sgd", "adam"):
         ins = [w, gradients[0], *moments[: MOMENTS[op]], np.ones(1, np.float32), step_state(9)]
         outs = [0, *range(2, 2 + MOMENTS[op]), 3 + MOMENTS[op]]
-        reference, kernel = (run_op(impl, op, ins, outs, place=place) for impl, place in zip(IMPLS[op], (Host(), gpu)))
+        reference, kernel = (run_op(impl, op, ins, outs, device=device) for impl, device in zip(IMPLS[op], (Host(), gpu)))
         for want, got in zip(reference, kernel, strict=True):
             # One step of the bound in the scalar tests: at most 10 roundings.
             assert np.linalg.norm((got - want).astype(np.float64)) <= 10 * EPS / 2 * np.linalg.norm(want.astype(np.float64))
