@@ -308,7 +308,7 @@ def test_a_saved_model_has_everything(tmp_path):
     x, y = examples()
     model = nbcnn.Model(network(), loss="cross_entropy", mode="cpu", classes=["a", "b", "c"])
     model.fit((x.transpose(0, 2, 3, 1) / 16.0).astype(np.float32), y, epochs=1, batch_size=8, verbose=0)
-    again = nbcnn.load(model.save(tmp_path / "net"))
+    again = nbcnn.load(model.save(tmp_path / "net"), mode="cpu")
     assert again.classes == ("a", "b", "c")
     assert again.form == model.form
     assert again.form.channels_last
@@ -347,7 +347,7 @@ def test_an_unknown_layer_is_named_and_can_be_given(tmp_path):
     with pytest.raises(description.DescriptionError, match=r"a Mine, which nbcnn does not have: .*layers=\[Mine\]"):
         nbcnn.load(path)
     x = examples()[0]
-    np.testing.assert_array_equal(nbcnn.load(path, layers=[Mine]).predict(x), model.predict(x))
+    np.testing.assert_array_equal(nbcnn.load(path, layers=[Mine], mode="cpu").predict(x), model.predict(x))
 
 
 def test_a_damaged_file_is_refused(tmp_path):
