@@ -121,6 +121,7 @@ class Ranks:
         self._lock = threading.Lock()
         self._pumps: list[threading.Thread] = []
         self._signals: list[int] = []
+        self._passed: int | None = None
 
     def run(self) -> int:
         """Start all, wait for all; the exit code of the first that failed, 128 + the signal's number if that was killed, else 0.
@@ -173,6 +174,7 @@ class Ranks:
         """Give every rank the signals that came, each once. Those that came before the last rank had been started wait for it."""
         while self._signals:
             number = self._signals.pop(0)
+            self._passed = self._passed or number
             for process in self._running.values():
                 process.send_signal(number)
 
@@ -190,6 +192,8 @@ class Ranks:
                         end(process)
                 continue
             del self._running[rank]
+            if code == 1 and self._passed:  # Python's own code where a signal interrupts its start
+                code = 128 + self._passed
             if code and not first:
                 now = time.monotonic()
                 steps = [(now + PATIENCE, subprocess.Popen.terminate), (now + 2 * PATIENCE, subprocess.Popen.kill)]

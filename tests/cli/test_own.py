@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -239,7 +240,8 @@ def test_numbers_out_of_range(words, says, capsys):
 def test_a_rate_that_diverges_in_its_only_step_says_where(capsys, tmp_path):
     words = [*TINY, "--batch", "4", "--lr", "1e10", "--warmup", "0", "--out", tmp_path / "run", "--quiet"]
     text = message(capsys, 6, exits(train, words))
-    assert "in the evaluation after training step 1" in text or "training step 1, first in" in text
+    # Whether the state was kept after the step depends on how long it took.
+    assert re.search(r"in the evaluation after training step 1|training step 1, first in|not in the training step 1, .*: in the evaluation", text)
     assert "steps 2 to 1" not in text
 
 

@@ -19,44 +19,52 @@ from nbcnn.gpu import device
 TESTS = Path(__file__).parents[1]
 FILES = (
     "test_bench_ceilings.py",
-    "test_conv_evonorm.py",
-    "test_conv_evonorm_winograd.py",
     "test_compiler_door.py",
     "test_conv_im2col.py",
-    "test_conv_im2col_fused.py",
     "test_conv_naive_tiled.py",
+    "test_dwconv1d.py",
+    "test_gather.py",
+    "test_gemm.py",
+    "test_hopper_ladder.py",
+    "test_losses.py",
+    "test_optim_ops.py",
+    "test_parity.py",
+    "test_ptx_cvt.py",
+    "test_series_ops.py",
+    "test_smo.py",
+    "test_stored.py",
+    "test_turns.py",
+    "test_unpool_pack.py",
+)
+"""Every row's kernels (test_parity.py) and the basic ones."""
+FURTHER = (
+    "test_conv_evonorm.py",
+    "test_conv_evonorm_winograd.py",
+    "test_conv_im2col_fused.py",
     "test_conv_thin.py",
     "test_conv_thin_fused.py",
     "test_conv_winograd.py",
-    "test_dwconv1d.py",
     "test_dwconv1d_layer.py",
     "test_elementwise.py",
     "test_evonorm_apply.py",
     "test_evonorm_held.py",
-    "test_gather.py",
-    "test_gemm.py",
-    "test_hopper_ladder.py",
+    "test_gpu_svm.py",
     "test_inference.py",
-    "test_losses.py",
     "test_net.py",
     "test_norms.py",
-    "test_optim_ops.py",
-    "test_parity.py",
-    "test_ptx_cvt.py",
     "test_resampling.py",
-    "test_series_ops.py",
-    "test_stored.py",
+    "test_rows.py",
+    "test_streaming.py",
     "test_svm.py",
     "test_traffic.py",
-    "test_turns.py",
-    "test_unpool_pack.py",
 )
+"""Kernels that test_parity.py runs, too, in more shapes: ten minutes of a core."""
 WHOLE_COMMANDS = ("test_bench_convs.py", "test_bench_op.py", "test_compare.py", "test_fusion_study.py", "test_s4convd.py", "test_study_times.py")
 """Commands and networks from end to end on simulated kernels: the kernels themselves have their cases in FILES."""
 
 
 @pytest.mark.skipif(device.SIMULATOR, reason="this is the simulator already")
-@pytest.mark.parametrize("file", [*FILES, *full(*WHOLE_COMMANDS)])
+@pytest.mark.parametrize("file", [*FILES, *full(*FURTHER, *WHOLE_COMMANDS)])
 def test_file_passes_in_the_simulator(file, pytestconfig):
     [path] = TESTS.rglob(file)
     # The same marks as here: a sample of the cases, or all.

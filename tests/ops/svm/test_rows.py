@@ -168,6 +168,7 @@ def test_kernel_values_of_the_tensor_cores(gpu, rng, M, N, K):
     assert (np.abs(same - k) <= EPS * (4 + gamma * terms * (6 + 2 * 12 * 64 / max(K, 64) + np.sqrt(K / 64)))).all()
 
 
+@pytest.mark.full
 @pytest.mark.skipif(gpu_device.SIMULATOR, reason="the simulator compiles nothing")
 def test_the_product_of_halves_leaves_no_sum_in_memory():
     words, floats = np.zeros(8, np.uint16), np.zeros(8, np.float32)
