@@ -1,7 +1,7 @@
-"""Arrays of the caller as what a network trains on: uint8 images (N, C, H, W), or vectors (N, F).
+"""Arrays of the caller as what a network trains on: images (N, C, H, W) or vectors (N, F), uint8 or float32.
 
-uint8 comes as it is, and the network sees value/255. Floats are kept in 8 bits too: (x − low)/(high − low) is rounded to 255 steps, where low and
-high are 0 and 1 if the training data lie between them, else their least and greatest value. What lies outside of them later is cut to them.
+Bytes come as they are, and the network sees value/255. Floats, and integers beyond a byte, become float32 (x − low)/(high − low), where low and
+high are 0 and 1 if the training data lie between them, else their least and greatest value; later data may lie outside of them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Form:
     scale: tuple[float, float] | None = None
 
     def take(self, x: Any, channels_last: bool | None = None) -> np.ndarray:
-        """`x`, examples or a single one, as uint8 (N, *shape). Raises UsageError if they have another form."""
+        """`x`, examples or a single one, as uint8 or float32 (N, *shape). Raises UsageError if they have another form."""
         given = array_of(x)
         last = self.channels_last if channels_last is None else channels_last
         if given.shape in (self.shape, self.outer(last)) or (given.ndim == 2 and self.shape == (1, *given.shape)):
@@ -40,7 +40,7 @@ class Form:
         placed = _channels_first(given, last, self.shape)
         if placed.shape[1:] != self.shape:
             raise UsageError(f"this network takes examples of {self.outer(last)}, got an array of {given.shape}")
-        return np.ascontiguousarray(_bytes(placed, self.scale))
+        return np.ascontiguousarray(_pixels(placed, self.scale))
 
     def outer(self, channels_last: bool) -> tuple[int, ...]:
         """The shape of an example as the caller has it."""
@@ -99,17 +99,26 @@ def _channels_first(given: np.ndarray, channels_last: bool, shape: tuple[int, ..
     return given.transpose(0, 3, 1, 2) if given.ndim == 4 and channels_last else given
 
 
-def _bytes(x: np.ndarray, scale: tuple[float, float] | None) -> np.ndarray:
-    """`x` as uint8, by blocks, so that floats are not held a second time."""
-    if x.dtype == np.uint8 and scale is None:
-        return x
+def seen(pixels: np.ndarray) -> np.ndarray:
+    """What a network sees of `Form.take`'s arrays, float64: a byte of 255 is 1."""
+    return pixels / (255.0 if pixels.dtype == np.uint8 else 1.0)
+
+
+def _pixels(x: np.ndarray, scale: tuple[float, float] | None) -> np.ndarray:
+    """`x` as uint8, or as float32 from `scale`; by blocks, so that it is not held in float64 as a whole."""
     if x.dtype.kind == "b":
         return x.astype(np.uint8) * np.uint8(255)
+    if x.dtype == np.uint8 and scale in (None, (0.0, 1.0)):
+        return x
+    if x.dtype.kind in "iu" and scale is None and x.min() >= 0 and x.max() <= 255:
+        return x.astype(np.uint8)
     low, high = scale or (0.0, 1.0 if x.dtype.kind == "f" else 255.0)
-    made, rows = np.empty(x.shape, np.uint8), max(1, _BLOCK // max(1, x[:1].size))
+    made, rows = np.empty(x.shape, np.float32), max(1, _BLOCK // max(1, x[:1].size))
     for start in range(0, len(x), rows):
         block = x[start : start + rows].astype(np.float64)
         if not np.isfinite(block).all():
             raise UsageError("the examples hold NaN or Inf")
-        made[start : start + rows] = np.rint(np.clip((block - low) * (255 / (high - low)), 0, 255))
+        made[start : start + rows] = (block - low) / (high - low)
+    if not np.isfinite(made).all():
+        raise UsageError(f"the examples lie too far outside of the {low:g} to {high:g} of the first ones for float32")
     return made

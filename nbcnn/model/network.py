@@ -15,7 +15,7 @@ from nbcnn.datasets.normalisation import Normalisation
 from nbcnn.files.errors import UsageError
 from nbcnn.files.suggest import nearest
 from nbcnn.model import files
-from nbcnn.model.arrays import Form, array_of, form_of
+from nbcnn.model.arrays import Form, array_of, form_of, seen
 from nbcnn.model.history import History
 from nbcnn.nn import models
 from nbcnn.nn.layers import MSE, SoftmaxCrossEntropy
@@ -389,7 +389,7 @@ class Model:
             part = images[start : start + batch_size]
             output = self.net.predict(part, batch_size).astype(np.float64)
             if labels is None:
-                target = self.normalisation.done(part) if self.normalisation else part / 255.0
+                target = self.normalisation.done(part) if self.normalisation else seen(part)
                 total += float(((output - target) ** 2).reshape(len(part), -1).mean(1).sum())
                 continue
             known = labels[start : start + batch_size]

@@ -12,6 +12,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from nbcnn.files.errors import UsageError
+from nbcnn.model.arrays import seen
 from nbcnn.model.network import Model, softmax
 from nbcnn.nn.layers import Conv2d, Flatten, Linear, MaxPool2d, ReLU, Upsample2d
 from nbcnn.nn.optim import SGD, Adam
@@ -121,7 +122,7 @@ class ConvAutoencoder(TransformerMixin, _Network):
     epochs, batch_size, optimizer ("adam", "sgd"), lr, mode, precision, random_state, verbose: as `nbcnn.Model.fit`.
 
     Fitted: `model_` (`nbcnn.Model`), `loss_curve_`, `n_iter_`, `n_features_in_`. `transform` gives float32 (n, features), `reconstruction_error`
-    each example's mean squared error in 0..1. X is kept in 8 bits between its least and greatest value (`nbcnn.model.arrays`).
+    each example's mean squared error in 0..1. X is scaled from its least and greatest value to 0 and 1 (`nbcnn.model.arrays`).
 
     Example: `ConvAutoencoder(image_shape=(1, 8, 8), epochs=5).fit_transform(X)`.
     """
@@ -190,7 +191,7 @@ class ConvAutoencoder(TransformerMixin, _Network):
         rows = self._examples(X, reset=False)
         made = self._in_batches(rows, lambda part: self.model_.predict(part, batch_size=FIXED_BATCH, channels_last=False))
         assert self.model_.form is not None
-        given = self.model_.form.take(rows, False) / 255.0
+        given = seen(self.model_.form.take(rows, False))
         return ((made - given) ** 2).reshape(len(rows), -1).mean(1)
 
 
@@ -201,8 +202,8 @@ class ConvClassifier(ClassifierMixin, _Network):
     layers       a list of layers whose output is (n, classes), or a function of (shape, classes) that makes one; None: a small one.
     epochs, batch_size, optimizer ("adam", "sgd"), lr, mode, precision, random_state, verbose: as `nbcnn.Model.fit`.
 
-    Fitted: `classes_`, `model_` (`nbcnn.Model`), `loss_curve_`, `n_iter_`, `n_features_in_`. X is kept in 8 bits between its least and greatest
-    value (`nbcnn.model.arrays`).
+    Fitted: `classes_`, `model_` (`nbcnn.Model`), `loss_curve_`, `n_iter_`, `n_features_in_`. X is scaled from its least and greatest
+    value to 0 and 1 (`nbcnn.model.arrays`).
 
     Example: `cross_val_score(ConvClassifier(image_shape=(1, 8, 8), epochs=5), X, y)`.
     """

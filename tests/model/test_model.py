@@ -127,7 +127,19 @@ def test_floats_between_0_and_1_are_the_bytes_that_they_stand_for():
         model = nbcnn.Model(network(), loss="cross_entropy", mode="cpu")
         model.fit(data, y, epochs=1, batch_size=8, verbose=0)
         made.append(model.predict(data))
-    np.testing.assert_array_equal(*made)
+    # A byte is multiplied by the float32 nearest to 1/255, which is one rounding off; three training steps keep that small.
+    np.testing.assert_allclose(*made, rtol=1e-4, atol=1e-6)
+
+
+def test_floats_are_not_rounded_to_bytes():
+    x = np.linspace(-3, 5, 1000, dtype=np.float32).reshape(-1, 1, 1, 1)
+    model = nbcnn.Model([Conv2d(1, 1, bias=False)], loss="mse", mode="cpu")
+    model.fit(x, epochs=1, batch_size=100, verbose=0)
+    assert len(np.unique(model.predict(x))) == 1000
+    inside, outside = model.predict(x[-1:]), model.predict(x[-1:] + 8)
+    np.testing.assert_allclose(outside, 2 * inside, rtol=1e-5)  # (x − low)/(high − low) is 1 and 2
+    with pytest.raises(nbcnn.UsageError, match="NaN or Inf"):
+        model.predict(np.full((1, 1, 1, 1), np.inf, np.float32))
 
 
 def test_a_second_fit_goes_on_as_one_longer_would():
