@@ -102,6 +102,8 @@ def summary(
     if result.interrupted:
         return f"stopped at training step {result.step:,} and saved; continue with\n  {called('train')} --resume {run.path}"
     epochs = counted(result.epochs, "epoch")
+    # Features of images without labels lead no further: there is nothing to classify them by.
+    command = "report" if pictures.command == "extract" and getattr(data.data, "classes", None) is None else pictures.command
     return "\n".join(
         (
             f"{data.name}, {net.mode} {net.precision}, {epochs}: test loss {result.test_loss:.5f}, train loss {result.train_loss:.5f}",
@@ -111,6 +113,6 @@ def summary(
             f"trained {counted(result.step, 'step')} in {duration(result.seconds)}, {rate(result.images_per_second)} {data.noun}/s",
             *(pictures.lines() if pictures.outcome else []),
             f"run folder {run.path}: metrics.csv, {pictures.files}, checkpoints",
-            *([f"next: {called(pictures.command, run.path)}"] if pictures.command else []),
+            *([f"next: {called(command, run.path)}"] if command else []),
         )
     )
