@@ -11,11 +11,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from nbcnn.cli.flags import MODES, Parser, count, device, flag, one_of
+from nbcnn.cli.flags import Parser, count, flag, inference_flags, one_of
 from nbcnn.cli.together import together
 from nbcnn.files.errors import UsageError
 from nbcnn.files.suggest import called
-from nbcnn.plan.names import PRECISIONS
 
 if TYPE_CHECKING:
     from nbcnn.ranks.team import Team
@@ -42,11 +41,7 @@ def parser() -> Parser:
     flag(group, "--at", str, "layer whose output the features are (conv1, pool2, …)", "the code of a ready-made model", metavar="LAYER")
     flag(group, "--data-dir", str, "folder with the data set's files", "the run's", metavar="DIR")
     flag(group, "--limit", count(1), "only the first N images of each split", "as many as the run took", "images")
-    group = made.add_argument_group("kernels")
-    flag(group, "--mode", one_of("auto", *MODES), "how layers are computed; auto: the fastest here that has the precision", "auto")
-    flag(group, "--precision", one_of(*PRECISIONS), "what multiplications round to", "the run's, where this machine has it")
-    flag(group, "--batch", count(1), "images at a time", 256, "images")
-    device(group)
+    inference_flags(made, "the run's, where this machine has it")
     group = made.add_argument_group("output")
     flag(
         group,

@@ -72,6 +72,15 @@ def device(group: Any) -> None:
     flag(group, "--device", str, "cpu, or a GPU by its number: cuda:0, cuda:1, …", "the first GPU that is visible, else the CPU", metavar="NAME")
 
 
+def inference_flags(made: Any, precision: str) -> None:
+    """Add the group of flags that say how a trained network is computed; `precision` says in words which one is the default."""
+    group = made.add_argument_group("kernels")
+    flag(group, "--mode", one_of("auto", *MODES), "how layers are computed; auto: the fastest here that has the precision", "auto")
+    flag(group, "--precision", one_of(*names.PRECISIONS), "what multiplications round to", precision)
+    flag(group, "--batch", count(1), "images at a time", 256, "images")
+    device(group)
+
+
 def results_flags(group: Any) -> None:
     """Add the flags of commands that measure: --save, --results, --json."""
     flag(group, "--save", bool, "keep the rows in the device's results file (nbcnn/lab/results)", "off")

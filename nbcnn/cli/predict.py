@@ -10,9 +10,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from nbcnn.cli.errors import DATA, OK, guarded
-from nbcnn.cli.flags import MODES, Parser, count, device, flag, one_of
+from nbcnn.cli.flags import Parser, count, flag, inference_flags, one_of
 from nbcnn.files.suggest import called
-from nbcnn.plan.names import PRECISIONS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,11 +34,7 @@ def parser() -> Parser:
     made.add_argument("images", metavar="IMAGES", nargs="+", help="image files, or folders of them")
     group = made.add_argument_group("model")
     flag(group, "--checkpoint", one_of("best", "last"), "of a run folder; best: lowest test loss", "last")
-    group = made.add_argument_group("kernels")
-    flag(group, "--mode", one_of("auto", *MODES), "how layers are computed; auto: the fastest here that has the precision", "auto")
-    flag(group, "--precision", one_of(*PRECISIONS), "what multiplications round to", "the file's, where this machine has it")
-    flag(group, "--batch", count(1), "images at a time", 256, "images")
-    device(group)
+    inference_flags(made, "the file's, where this machine has it")
     group = made.add_argument_group("output")
     flag(group, "--top", count(1), "of a classifier: so many classes for each image", 1, "classes")
     flag(group, "--csv", Path, "also write the results into this file", "none", metavar="FILE")

@@ -152,16 +152,13 @@ FREE_ON_RESUME = frozenset(
 )
 """Flags that a resumed run may set anew: where it ends, where its data lie (their content must be the same), and what it says and checks."""
 
-UNBOUND_BY_DEFAULT = frozenset({"size", "test_share", "augment", "normalise"})
+UNBOUND_BY_DEFAULT = frozenset({"size", "test_share", "augment", "normalise", "freeze"})
 """Flags that earlier versions did not have, and that a run's identity names only where they are set: its older checkpoints stay its own."""
 
 RESOLVED = frozenset({"dataset", "mode", "precision"})
 """Flags that may leave to the machine what a resumed run must then keep: its checkpoint knows what was taken."""
 
-LATEST = frozenset({"freeze", "patience", "device"})
-"""Flags that are no part of a run's identity where they were not given, so that runs of earlier versions are resumed."""
-
-ADDED_LATER = frozenset({"weights", "resident", *UNBOUND_BY_DEFAULT, *LATEST})
+ADDED_LATER = frozenset({"weights", "resident", "patience", "device", *UNBOUND_BY_DEFAULT})
 """Flags that earlier versions did not have; their runs resume with the default."""
 
 

@@ -24,7 +24,7 @@ from nbcnn.files.errors import UsageError
 from nbcnn.model.files import OWN_MODEL
 from nbcnn.nn import description
 from nbcnn.nn.optim import FROZEN, MOST_STEPS, SGD, Adam, Factor, learning_rates, matching
-from nbcnn.nn.params import ParameterError
+from nbcnn.nn.params import ParameterError, under
 from nbcnn.train import checkpoint, runlog
 from nbcnn.train.runlog import RunError, RunFolder
 
@@ -161,7 +161,7 @@ def take_weights(net: Any, start: Start) -> str:
     if start.config.get("weights_sha256", saved.sha256) != saved.sha256:
         raise checkpoint.CheckpointError(f"{path} has changed since the run that is to start again began with its weights: start a new run")
     try:
-        net.params.load_dict({name[len("param.") :]: tensor for name, tensor in saved.tensors.items() if name.startswith("param.")})
+        net.params.load_dict(under("param.", saved.tensors))
     except ParameterError as error:
         raise checkpoint.CheckpointError(f"{path} is of another network than this --model: {error}") from error
     return saved.sha256
@@ -192,13 +192,9 @@ def identity(flags: SimpleNamespace, data: Material, row: Any) -> dict[str, str]
         "optimizer": flags.optimizer,
         "mode": row.mode,
         "precision": row.precision,
-        "flags": json.dumps({name: value for name, value in sorted(vars(flags).items()) if name not in free and not _silent(name, value)}),
+        "flags": json.dumps({name: value for name, value in sorted(vars(flags).items()) if name not in free}),
         **({"layers": own_model.digest(data.layers)} if own_model.is_own(flags.model) else {}),
     }
-
-
-def _silent(name: str, value: Any) -> bool:
-    return value is None and name in train_flags.LATEST
 
 
 def factors(flags: SimpleNamespace, net: Any) -> dict[str, Factor]:

@@ -73,7 +73,7 @@ def gpu_missing() -> str | None:
     if (reason := compiler.missing()) is not None or SIMULATOR:
         return reason
     if _opened_by not in (None, os.getpid()):
-        raise faults.explained(RuntimeError(faults.FORKED)) or AssertionError
+        raise faults.forked()
     if not numba_cuda().is_available():
         error = " ".join(str(numba_cuda().cuda_error() or "").split())
         return f"no usable CUDA driver ({error})" if error else "no CUDA GPU visible"

@@ -32,6 +32,16 @@ class _Meaning(NamedTuple):
     names: str  # of the driver and of the runtime, without CUDA_ERROR_ and cudaError, underscores and case
     sentence: str
 
+    def fault(self, name: str) -> GpuFault:
+        """The fault that the driver calls `name`."""
+        return GpuFault(self.sentence.format(name=name), self.exit_code)
+
+
+_FORKED = _Meaning(
+    4,
+    "notinitialized initializationerror",
+    "CUDA cannot be used in a process that was forked from one which uses it ({name}): start processes with multiprocessing's method spawn",
+)
 
 _MEANINGS = (
     _Meaning(
@@ -39,11 +49,7 @@ _MEANINGS = (
         "outofmemory memoryallocation",
         "the GPU has no memory left ({name}): what other processes hold cannot be planned for; nvidia-smi lists them, a smaller --batch needs less",
     ),
-    _Meaning(
-        4,
-        "notinitialized initializationerror",
-        "CUDA cannot be used in a process that was forked from one which uses it ({name}): start processes with multiprocessing's method spawn",
-    ),
+    _FORKED,
     _Meaning(
         1,
         "illegaladdress misalignedaddress illegalinstruction invalidpc invalidaddressspace hardwarestackerror assert launchfailed launchfailure"
@@ -59,9 +65,6 @@ _MEANINGS = (
     ),
 )
 
-FORKED = "CUDA initialized before forking"
-"""What numba-cuda says in a process that was forked from one which uses the GPU."""
-
 _NAME = re.compile(r"CUDA_ERROR_[A-Z_]+|cudaError[A-Z][A-Za-z]+")
 
 
@@ -75,14 +78,20 @@ def explained(error: BaseException) -> GpuFault | None:
     while seen is not None:
         if isinstance(seen, GpuFault):
             return seen
-        match = _NAME.search(str(seen))
-        if found := match[0] if match else "CUDA_ERROR_NOT_INITIALIZED" if FORKED in str(seen) else None:
-            word = found.removeprefix("CUDA_ERROR_").removeprefix("cudaError").replace("_", "").lower()
+        if "CUDA initialized before forking" in str(seen):  # numba-cuda's words
+            return forked()
+        if match := _NAME.search(str(seen)):
+            word = match[0].removeprefix("CUDA_ERROR_").removeprefix("cudaError").replace("_", "").lower()
             for meaning in _MEANINGS:
                 if word in meaning.names.split():
-                    return GpuFault(meaning.sentence.format(name=found), meaning.exit_code)
+                    return meaning.fault(match[0])
         seen = seen.__cause__
     return None
+
+
+def forked() -> GpuFault:
+    """The fault of a process that was forked from one which uses the GPU."""
+    return _FORKED.fault("CUDA_ERROR_NOT_INITIALIZED")
 
 
 def freed_in_silence() -> None:

@@ -21,7 +21,7 @@ from nbcnn.files.errors import UsageError
 from nbcnn.model.arrays import Form
 from nbcnn.nn import description, models
 from nbcnn.nn.optim import Schedule
-from nbcnn.nn.params import ParameterError
+from nbcnn.nn.params import ParameterError, under
 from nbcnn.run import rows
 from nbcnn.run.net import Net
 from nbcnn.run.rows import Choice
@@ -102,16 +102,11 @@ def choice_of(mode: str, precision: str | None, noted: str | None) -> Choice:
         return rows.choose_mode(mode, None)
 
 
-def weights_of(saved: Saved) -> dict[str, np.ndarray]:
-    """The parameters of a file by their names."""
-    return {name.removeprefix("param."): tensor for name, tensor in saved.tensors.items() if name.startswith("param.")}
-
-
 def fill(net: Net, saved: Saved) -> None:
     """Give `net` the weights of a file. Raises CheckpointError if one does not fit."""
     known = set(net.params.names)
     try:
-        net.params.load_dict({name: tensor for name, tensor in weights_of(saved).items() if name in known})
+        net.params.load_dict({name: tensor for name, tensor in under("param.", saved.tensors).items() if name in known})
     except ParameterError as error:
         raise CheckpointError(f"{saved.path} does not fit this network: {error}") from error
 
@@ -150,7 +145,7 @@ def read(path: Path) -> Saved:
 def load_weights(net: Net, path: Path, partial: bool) -> Loaded:
     """See `Model.load_weights`."""
     saved = read(found(path))
-    given, own = weights_of(saved), net.params.as_dict()
+    given, own = under("param.", saved.tensors), net.params.as_dict()
     other = tuple(name for name in own if name in given and (given[name].shape != own[name].shape or given[name].dtype != own[name].dtype))
     taken = tuple(name for name in own if name in given and name not in other)
     result = Loaded(taken, tuple(name for name in own if name not in given), tuple(name for name in given if name not in own), other)

@@ -19,6 +19,11 @@ _ALIGN = 64
 INITS = ("torch", "he")
 
 
+def under(prefix: str, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The tensors whose names begin with `prefix`, by the rest of their names: of a checkpoint's, "param." gives the parameters."""
+    return {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
 def padded(count: int) -> int:
     """The elements that a parameter of so many takes in the flat buffer."""
     return -(-count // _ALIGN) * _ALIGN

@@ -19,7 +19,7 @@ from nbcnn.datasets.augment import Augment
 from nbcnn.files.errors import UsageError
 from nbcnn.gpu.ranges import Mark, nothing
 from nbcnn.nn.optim import Factors
-from nbcnn.nn.params import ParameterError
+from nbcnn.nn.params import ParameterError, under
 from nbcnn.ops.update.advance import COUNT, EPOCH, LAST_LOSS, LOSS_SUM, NONFINITE, POSITION, SEED, STEP
 from nbcnn.ranks.team import ALONE, Team
 from nbcnn.run.explain import explain
@@ -320,10 +320,10 @@ class TrainingSession:
     def load_state(self, tensors: Mapping[str, np.ndarray]) -> None:
         """Continue where `state()` was taken. Raises ParameterError naming the tensor, and changes nothing, if one does not fit."""
         layout = self.net.params.layout
-        params, flat = self.net.params.flat(_under("param.", tensors)), {}
+        params, flat = self.net.params.flat(under("param.", tensors)), {}
         for moment in self.optimizer.moments:
             try:
-                flat[moment] = layout.join(_under(f"optim.{moment}.", tensors))
+                flat[moment] = layout.join(under(f"optim.{moment}.", tensors))
             except ParameterError as error:
                 raise ParameterError(f"optimizer state {moment!r}: {error}") from None
         state = _expect(tensors, "step_state", (8,), "int64")
@@ -356,7 +356,7 @@ class TrainingSession:
         """
         layout = self.net.params.layout
         for moment in self.optimizer.moments:
-            self._held.upload(f"optim.{moment}", layout.join(_under(f"optim.{moment}.", moments)))
+            self._held.upload(f"optim.{moment}", layout.join(under(f"optim.{moment}.", moments)))
         state = self._held.download("train.state")
         state[STEP] = step
         self._held.upload("train.state", state)
@@ -367,10 +367,6 @@ class TrainingSession:
         for feeder in self._feeders.values():
             feeder.close()
         self._held.close()
-
-
-def _under(prefix: str, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def _expect(tensors: Mapping[str, np.ndarray], name: str, shape: Sequence[int], dtype: str) -> np.ndarray:

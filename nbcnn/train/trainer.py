@@ -27,6 +27,7 @@ from nbcnn.files.atomic import DiskFull
 from nbcnn.files.errors import UsageError
 from nbcnn.gpu import faults
 from nbcnn.gpu.language import SIMULATOR
+from nbcnn.nn.params import under
 from nbcnn.ranks.team import ALONE, Team
 from nbcnn.train import checkpoint
 from nbcnn.train.checkpoint import BEST, CheckpointError, Tensors
@@ -122,7 +123,7 @@ class Trainer:
     def take_best(self) -> None:
         """Give the network the weights of the best epoch. Raises CheckpointError if the run's folder has lost them."""
         kept = self.run.kept[BEST] if isinstance(self.run, InMemory) else checkpoint.read(self.run.best).tensors
-        self.session.net.params.load_dict({name.removeprefix("param."): tensor for name, tensor in kept.items() if name.startswith("param.")})
+        self.session.net.params.load_dict(under("param.", kept))
 
     @property
     def epochs_done(self) -> int:
