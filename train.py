@@ -1,4 +1,4 @@
-"""Train a network: flags → data, net, session → Trainer. `python train.py --help` lists the flags."""
+"""Train a network: `python train.py --help` lists the flags. It is `nbcnn train` (nbcnn/cli/train.py) under its older name."""
 
 from __future__ import annotations
 
@@ -7,140 +7,9 @@ if __name__ == "__main__":
 
     process.begin()  # first: from here on a signal or a closed output ends nothing without a word
 
-import json
 import sys
-import time
-from contextlib import ExitStack
-from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
-from nbcnn.cli import train_flags
-from nbcnn.cli.phases import Phases
-from nbcnn.cli.together import together
-
-if TYPE_CHECKING:
-    from nbcnn.ranks.team import Team
-
-STARTED = time.perf_counter()
-
-
-def train(given: SimpleNamespace, team: Team, held: ExitStack) -> int:
-    """Run the training that the flags describe, as one rank of `team`; returns the exit code. The run folder is this program's until `held` ends."""
-    from nbcnn.gpu import driver
-
-    if given.mode != "cpu":
-        driver.open_ahead()  # beside the imports below
-    phases = Phases(STARTED)
-    from nbcnn.cli import describe, train_data, train_run
-    from nbcnn.gpu import compile_pool, ranges
-    from nbcnn.run.net import Net
-    from nbcnn.run.rows import choose_mode
-    from nbcnn.run.session import TrainingSession
-    from nbcnn.train.callbacks import Progress
-    from nbcnn.train.trainer import Trainer
-
-    def say(text: str, always: bool = False) -> None:
-        if text and (always or not flags.quiet):
-            print(text, file=sys.stderr, flush=True)
-
-    phases.mark("imports")
-    start = train_run.start(given, held, team.leads)
-    flags = start.flags
-    phases.mark("flags")
-    flags.quiet = flags.quiet or not team.leads
-    choice = choose_mode(flags.mode, flags.precision, flags.engine, dwconv=flags.dwconv, strict=flags.strict)
-    row = choice.row
-    phases.mark("opening the GPU" if row.device == "gpu" else "choosing the mode")
-    if row.device == "gpu":
-        compile_pool.warm_up_if_empty()  # workers import the compiler beside what follows
-    else:
-        say(train_flags.on_cpu(flags), always=team.leads)
-    with team.first_on_machine():
-        data = train_data.material(flags)
-    phases.mark("reading the data")
-    rates, identity = train_run.rates(flags, data.count), train_run.identity(flags, data, row)
-    team.agree("mode, flags or data", json.dumps([row.mode, row.precision, identity, vars(flags) | {"quiet": None}], default=str).encode())
-    net = Net(data.layers, data.shape, choice=choice, fusing=not flags.no_fuse, seed=flags.seed, init=flags.init, strict=flags.strict)
-    tiles, weights = start.tiles(net.mode, net.precision, net.device_name), train_run.take_weights(net, start)
-    net.tiles.update(tiles)
-    phases.mark("the network")
-    say(describe.compiling(net))
-    tune = None
-    if flags.tune and not tiles:
-        from nbcnn.run.autotune import tune
-    session = TrainingSession(
-        net,
-        data.train,
-        optimizer=train_run.optimizer(flags),
-        learning_rates=rates,
-        batch=flags.batch,
-        seed=flags.seed,
-        flip=flags.flip,
-        test_images=data.test,
-        labels=data.labels,
-        test_labels=data.test_labels,
-        say=say,
-        tune=tune,
-        team=team,
-        sync_stats=flags.sync_stats,
-        phase=phases.mark,
-    )
-    if flags.nvtx:
-        session.mark = ranges.nvtx() or ranges.nothing
-        if session.mark is ranges.nothing:
-            say(ranges.MISSING)
-    if flags.explain:
-        if team.leads:
-            print(describe.explanation(session))
-        return 0
-
-    run = train_run.claimed(start, data, net.mode, held) if team.leads else start.folder or "runs"
-    progress = [] if flags.quiet else [Progress(every_reading=flags.log_every > 0, noun=data.noun)]
-    pictures = data.pictures(f"{data.name}, {flags.model}, {net.mode} {net.precision}", net)
-    trainer = Trainer(
-        session,
-        run,
-        learning_rates=rates,
-        log_every=flags.log_every,
-        save_every=flags.save_every,
-        identity=identity,
-        notes=train_run.notes(net, session),
-        callbacks=[*progress, pictures],
-        scores=pictures.scores,
-        team=team,
-    )
-    if start.checkpoint:
-        told = trainer.resume(start.checkpoint, new_epochs="epochs" in flags.given)
-        for line in [*told, *train_run.other_compilers(start, net.device_name)]:
-            say(f"nbcnn: warning: {line}", always=team.leads)
-        if team.leads:
-            train_run.record_epochs(trainer.run, flags.epochs)
-    elif team.leads:
-        trainer.run.rewrite([])  # of a run that was killed before its first checkpoint
-        trainer.run.write_config(train_run.config(flags, data, net, session, weights))
-    phases.mark("the run folder")
-    ready = time.perf_counter() - STARTED
-    say(describe.header(flags, data, session, trainer.run, ready))
-    if flags.verbose:
-        say(phases.text())
-    result = trainer.fit()
-    session.close()
-    if team.leads:
-        train_run.record_memory(trainer.run, net)
-        print(describe.summary(result, data, session, trainer.run, ready, flags.json, pictures, trainer.scored))
-    return result.exit_code
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Parse `argv` and train; returns the exit code."""
-    given = train_flags.parse(argv)
-
-    def run(team: Team) -> int:
-        with ExitStack() as held:
-            return train(given, team, held)
-
-    return together(run)
-
+from nbcnn.cli.train import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,3 +1,157 @@
-"""nbcnn: convolutional networks trained by Numba-CUDA kernels a student can read."""
+"""nbcnn: convolutional networks trained by Numba-CUDA kernels a student can read.
+
+    >>> import nbcnn
+    >>> from nbcnn import Conv2d, Flatten, Linear, MaxPool2d, ReLU
+    >>> model = nbcnn.Model([Conv2d(64, 3, padding=1), ReLU(), MaxPool2d(2), Flatten(), Linear(10)], loss="cross_entropy")
+
+`Model` trains and predicts, `load` reads what was saved; the rest are its layers, optimizers, schedules and callbacks. A name is imported when it
+is first used, so that `import nbcnn` costs next to nothing.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False  # typing itself takes longer to import than all of this
+if TYPE_CHECKING:
+    from typing import Any
+
+    from nbcnn.datasets.normalisation import Normalisation
+    from nbcnn.files.errors import UsageError
+    from nbcnn.gpu.device import GpuUnavailable
+    from nbcnn.gpu.select import use_device
+    from nbcnn.model.arrays import Form
+    from nbcnn.model.files import Loaded, load
+    from nbcnn.model.history import History
+    from nbcnn.model.network import Model
+    from nbcnn.nn.layers import (
+        MSE,
+        AvgPool2d,
+        Conv2d,
+        Flatten,
+        LeakyReLU,
+        Linear,
+        MaxPool2d,
+        ReLU,
+        Residual,
+        Sigmoid,
+        SoftmaxCrossEntropy,
+        Swish,
+        Upsample2d,
+    )
+    from nbcnn.nn.models import autoencoder, mnist_cnn, s4convd
+    from nbcnn.nn.norms import EvoNormB0, EvoNormS0
+    from nbcnn.nn.optim import SGD, Adam, Constant, Cosine
+    from nbcnn.nn.series_layers import GELU, GLU, RMSLE, DepthwiseConv1d, ForecastMSE, LastStep, PointwiseConv1d, StateSpaceConv1d
+    from nbcnn.plan.graph import ShapeError
+    from nbcnn.run.allocation import MemoryPlanError
+    from nbcnn.train.callbacks import EarlyStopping, Progress
+    from nbcnn.train.checkpoint import CheckpointError
+    from nbcnn.train.events import Callback, Epoch, Reading, Result
+    from nbcnn.train.trainer import CallbackError, Diverged
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    "datasets.normalisation": ("Normalisation",),
+    "files.errors": ("UsageError",),
+    "gpu.device": ("GpuUnavailable",),
+    "gpu.select": ("use_device",),
+    "model.arrays": ("Form",),
+    "model.files": ("Loaded", "load"),
+    "model.history": ("History",),
+    "model.network": ("Model",),
+    "nn.layers": (
+        "MSE",
+        "AvgPool2d",
+        "Conv2d",
+        "Flatten",
+        "LeakyReLU",
+        "Linear",
+        "MaxPool2d",
+        "ReLU",
+        "Residual",
+        "Sigmoid",
+        "SoftmaxCrossEntropy",
+        "Swish",
+        "Upsample2d",
+    ),
+    "nn.models": ("autoencoder", "mnist_cnn", "s4convd"),
+    "nn.norms": ("EvoNormB0", "EvoNormS0"),
+    "nn.optim": ("SGD", "Adam", "Constant", "Cosine"),
+    "nn.series_layers": ("GELU", "GLU", "RMSLE", "DepthwiseConv1d", "ForecastMSE", "LastStep", "PointwiseConv1d", "StateSpaceConv1d"),
+    "plan.graph": ("ShapeError",),
+    "run.allocation": ("MemoryPlanError",),
+    "train.callbacks": ("EarlyStopping", "Progress"),
+    "train.checkpoint": ("CheckpointError",),
+    "train.events": ("Callback", "Epoch", "Reading", "Result"),
+    "train.trainer": ("CallbackError", "Diverged"),
+}
+"""The module of every public name; the imports above say the same to type checkers, and a test compares them."""
+_MODULE = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "GELU",
+    "GLU",
+    "MSE",
+    "RMSLE",
+    "SGD",
+    "Adam",
+    "AvgPool2d",
+    "Callback",
+    "CallbackError",
+    "CheckpointError",
+    "Constant",
+    "Conv2d",
+    "Cosine",
+    "DepthwiseConv1d",
+    "Diverged",
+    "EarlyStopping",
+    "Epoch",
+    "EvoNormB0",
+    "EvoNormS0",
+    "Flatten",
+    "ForecastMSE",
+    "Form",
+    "GpuUnavailable",
+    "History",
+    "LastStep",
+    "LeakyReLU",
+    "Linear",
+    "Loaded",
+    "MaxPool2d",
+    "MemoryPlanError",
+    "Model",
+    "Normalisation",
+    "PointwiseConv1d",
+    "Progress",
+    "ReLU",
+    "Reading",
+    "Residual",
+    "Result",
+    "ShapeError",
+    "Sigmoid",
+    "SoftmaxCrossEntropy",
+    "StateSpaceConv1d",
+    "Swish",
+    "Upsample2d",
+    "UsageError",
+    "__version__",
+    "autoencoder",
+    "load",
+    "mnist_cnn",
+    "s4convd",
+    "use_device",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE:
+        raise AttributeError(f"module 'nbcnn' has no attribute {name!r}")
+    import importlib
+
+    value = getattr(importlib.import_module(f"nbcnn.{_MODULE[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_MODULE])

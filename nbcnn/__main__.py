@@ -5,7 +5,7 @@ from __future__ import annotations
 if __name__ == "__main__":
     from nbcnn.cli import process
 
-    process.begin()  # first: from here on a signal or a closed output ends nothing without a word
+    process.begin()  # first of all, so that no signal and no closed output ends the process without a message
 
 import importlib
 import sys
@@ -13,9 +13,13 @@ from collections.abc import Sequence
 
 from nbcnn import __version__
 from nbcnn.cli.errors import USAGE
-from nbcnn.files.suggest import nearest
+from nbcnn.files.suggest import call_as, nearest
 
 COMMANDS = {
+    "train": "train a network on images or series; python train.py is the same",
+    "extract": "write the features that a run's encoder makes; python extract_features.py is the same",
+    "predict": "apply a trained network to image files: classes, probabilities, reconstructions",
+    "pipeline": "train, extract and classify, one after the other, in one folder",
     "env": "versions, driver and GPU; what works on this machine and what to install",
     "cache": "compiled kernels on disk: list, clear, or compile those of ready-made models in advance",
     "classify": "train and judge a support vector machine on extracted features",
@@ -26,20 +30,18 @@ COMMANDS = {
     "bench": "time ops, training steps and convolutions beside PyTorch and cuDNN",
     "study": "one question each: depthwise variants, GEMM, fused norms; tables, CSV, charts",
     "compare": "two modes, kernels or tiles for one op: results, paired times, registers, roofline",
-    "launch": "run train.py, extract_features.py or classify as several ranks, one per GPU",
+    "launch": "run train, extract or classify as several ranks, one per GPU",
     "report": "one self-contained HTML file of a run or of a device's results",
 }
-"""What there is; each is the module nbcnn.cli.COMMAND with `main(argv) -> exit code`."""
+"""The commands; each is the module nbcnn.cli.COMMAND with `main(argv) -> exit code`."""
 
 HELP = "\n".join(
     (
         f"nbcnn {__version__}: convolutional networks trained by Numba-CUDA kernels",
         "",
-        "usage: python -m nbcnn COMMAND [flags]      (COMMAND --help lists its flags)",
+        "usage: nbcnn COMMAND [flags]      (or python -m nbcnn COMMAND; COMMAND --help lists its flags)",
         "",
         *(f"  {name:12} {text}" for name, text in COMMANDS.items()),
-        "",
-        "to train: python train.py        to extract features: python extract_features.py RUN",
     )
 )
 
@@ -65,8 +67,10 @@ def console() -> int:
     from nbcnn.cli import process
 
     process.begin()
+    call_as("nbcnn")
     return main()
 
 
 if __name__ == "__main__":
+    call_as("python -m nbcnn")
     sys.exit(main())

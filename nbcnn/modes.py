@@ -1,4 +1,4 @@
-"""MODES: the one table. A row is what a mode and precision run for each op; read it from top to bottom.
+"""This module is the table of modes, MODES. A row says what a mode and precision run for each op; read it from top to bottom.
 
 An op has one name and one signature, which stands in the docstring of its module with logical shapes: inputs, outputs, attributes. Its module
 exports what belongs to it:
@@ -9,7 +9,7 @@ exports what belongs to it:
     GRADIENTS    backward op -> which forward op it is the derivative of
     cases()      its test cases; real_cases(): larger ones
 
-and stands in MODULES. An op whose kernels differ from row to row stands in the parts of the rows. GPU rows keep images in one layout
+and stands in MODULES. An op whose kernels differ from row to row stands in the fallbacks of the rows. GPU rows keep images in one layout
 throughout; `convert` stands only at the two doors of a net.
 """
 
@@ -86,7 +86,7 @@ _IM2COL = (
         | COMMON
         | {"gemm": gemm.IMPL}
         | DWCONV["best"]
-        | pwconv1d.turned(im2col.OPS)
+        | pwconv1d.transposed(im2col.OPS)
         | conv_evonorm.two_ops(im2col.OPS["conv_fprop"]),
     ),
 )
@@ -97,8 +97,8 @@ _NAIVE = naive.OPS | COMMON | DWCONV["naive"] | pwconv1d.straight(naive.OPS) | {
 _TILED = tiled.OPS | COMMON | DWCONV["shared"] | pwconv1d.straight(tiled.OPS) | {"gemm": gemm.IMPL}
 
 MMA_FIRST: Mapping[str, tuple[str, ...]] = {"tf32": ("upconv_wgrad",)}
-"""What the portable engine does faster than Hopper's own, beside few pixels: in tf32 wgmma must have both panels of a weight gradient
-turned in shared memory."""
+"""What the portable engine does faster than Hopper's own, beside few pixels: in tf32 wgmma needs both panels of a weight gradient
+transposed in shared memory."""
 
 
 def _tensorcore(precision: str) -> Row:
@@ -113,8 +113,10 @@ def _tensorcore(precision: str) -> Row:
     first = for_few_pixels(general) | {op: general[op] for op in MMA_FIRST.get(precision, ())}
     common = COMMON | DWCONV["best"] | {"unpool": unpool.IMPL, "gemm": gemm.SIMPLE}
     hopper = wgmma.ops(precision)
-    hopper |= pwconv1d.turned(hopper) | {"gemm": gemm.engine(hopper["conv_fprop"]) if precision == "fp32" else gemm_wgmma.implementation(precision)}
-    general |= pwconv1d.turned(general) | {"gemm": gemm.engine(general["conv_fprop"])}
+    hopper |= pwconv1d.transposed(hopper) | {
+        "gemm": gemm.engine(hopper["conv_fprop"]) if precision == "fp32" else gemm_wgmma.implementation(precision)
+    }
+    general |= pwconv1d.transposed(general) | {"gemm": gemm.engine(general["conv_fprop"])}
     norms = conv_wgmma.ops(precision) if precision in conv_wgmma.PRECISIONS else {}
     own = (*thin_parts, ("mma", first), ("wgmma", hopper), ("mma", general))
     two_ops = [(name, conv_evonorm.two_ops(ops["conv_fprop"])) for name, ops in own if "conv_fprop" in ops]

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import signal
+from collections import defaultdict
+from math import ceil
+from zlib import crc32
 
 import numpy as np
 import pytest
@@ -10,10 +13,29 @@ from scripts import TINY, exits, train
 
 from nbcnn.gpu import device as gpu_device
 
+SMALL_FAMILY = 6
+"""A test with so many cases or fewer is run with all of them by pytest alone, too."""
 
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """What takes longest comes first, so that several processes end together."""
+    """What takes longest comes first, so that several processes end together.
+
+    Of the many cases of a test that compiles for a GPU (marker `sampled`) or runs kernels in the simulator, pytest alone takes a part, the same
+    every time, and .ci/full takes all: together they need half an hour of two cores.
+    """
     items.sort(key=lambda item: item.path.name != "test_simulator.py")
+    families = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("sampled") or (gpu_device.SIMULATOR and "device" in item.fixturenames):
+            families[item.path, item.originalname].append(item)
+    for family in families.values():
+        if gpu_device.SIMULATOR and len(family) <= SMALL_FAMILY:
+            continue
+        # By a hash, since every third would be the same value of a parameter that has three.
+        family.sort(key=lambda item: crc32(item.name.encode()))
+        for item in family[ceil(len(family) / 4) :]:
+            item.add_marker(pytest.mark.full)
 
 
 @pytest.fixture(scope="session")

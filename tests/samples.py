@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from nbcnn.lab.measure import results
 
 DEVICE = "NVIDIA H200 (compute capability 9.0)"
@@ -36,6 +38,15 @@ def rung(mode, precision, per_second, **more):
         "planned_bytes": {"arena": 800 << 20, "data set": 150 << 20},
     }
     return row | more
+
+
+def hopper(tflops=(50.0, 150.0, 200.0, 300.0, 500.0, 600.0, 640.0, 660.0)):
+    """A climb of the ladder for Hopper."""
+    names = ("mode im2col", "1 im2col", "2 TMA", "3 ring", "4 wgmma", "5 roles", "6 epilogue", "engine")
+    row = {"idea": "idea", "layer": "conv2", "op": "conv_fprop", "batch": 1024, "precision": "bf16", "error": 0.001, "bound": 0.015}
+    row |= {"percent_of_peak": 50.0, "registers": 90, "local_bytes": 0, "shared_bytes": 99392, "blocks": 2}
+    over = [None, *(mine / before for before, mine in pairwise(tflops))]
+    return [row | {"variant": n, "tflops": t, "ms": timing(154.6 / t), "over_before": o} for n, t, o in zip(names, tflops, over, strict=True)]
 
 
 def point(scope, op, flops, nbytes, ms, limiter):
@@ -176,6 +187,7 @@ def every_kind():
     counted_steps = [{"scope": "relu1", "op": "relu_fprop", "event_ms": 0.52, "alone_ms": 0.505, "ncu_ms": 0.5}]
     return series() | {
         "ladder-256": rungs,
+        "hopper-1024": hopper(),
         "step-256": [step(6.5, mode="im2col"), step(9.3, "PyTorch compile", ratio=9.3 / 6.5)],
         "epoch-256": [{"mode": "im2col", "batch": 256, "images": 50_000, "steps": 196, "seconds": timing(1.2)}],
         "convs-256": [conv, conv | {"path": "wgrad", "cudnn_ms": None, "ratio": None}],

@@ -1,23 +1,16 @@
-"""The scripts of the repository's root as functions, for the tests of the commands."""
+"""The commands as functions, for their tests."""
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
+
+from nbcnn.cli.extract import main as extract
+from nbcnn.cli.train import main as train
+
+__all__ = ["ROOT", "TINY", "exits", "extract", "message", "train"]
 
 ROOT = Path(__file__).parent.parent
 TINY = ["--dataset", "shapes", "--mode", "cpu", "--limit", "4", "--batch", "2", "--epochs", "1"]
-
-
-def script(name):
-    """A script of the repository's root as a module."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-train, extract = script("train").main, script("extract_features").main
 
 
 def exits(main, argv):

@@ -1,1 +1,1 @@
-"""Is it right? The gradient check, its cases, one op run alone, kernels compiled without a GPU."""
+"""This package checks kernels: the gradient check, its cases, one op run alone, kernels compiled without a GPU."""

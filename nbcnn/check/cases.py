@@ -1,4 +1,4 @@
-"""The cases of every op, gathered from the modules of the table: what `gradcheck` and the parity tests compare with the float64 reference."""
+"""This module collects the cases of every op from the modules of the table, for `gradcheck` and the parity tests."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from nbcnn.ops.kernel.case import Case
 
 
 def mean_cases() -> Iterator[Case]:
-    """Every op on shapes that are mean on purpose, and small enough for the simulator."""
+    """Cases of every op on shapes that are mean on purpose, and small enough for the simulator."""
     return _gathered("cases")
 
 
 def real_cases() -> Iterator[Case]:
-    """Shapes of real networks, for ops in which they may find what small ones do not."""
+    """Cases on shapes of real networks, for ops in which they may find errors that small ones do not."""
     return _gathered("real_cases")
 
 

@@ -1,4 +1,4 @@
-"""Every implementation against the float64 reference, and every backward against its forward.
+"""This module checks every implementation against the float64 reference, and every backward against its forward.
 
 parity       ‖got − ref‖ / ‖ref‖ ≤ 4·ε·√terms: rounding errors of a sum of `terms` products grow like a random walk.
              In tf32 and bf16 the reference gets operands already rounded to that precision, whose products are exact in
@@ -53,7 +53,7 @@ def _wide(array: np.ndarray) -> np.ndarray:
 
 
 def rounded(case: Case, precision: str) -> Case:
-    """`case` with its images, vectors and filters rounded to `precision`: what a kernel of that precision multiplies."""
+    """`case` with its images, vectors and filters rounded to `precision`, as a kernel of that precision multiplies them."""
     kind = STORE[precision]
     if kind == "float32" or case.op == "convert":
         return case
@@ -157,7 +157,7 @@ def runnable(row: Row, op: str, device: Any) -> list[tuple[str, Impl]]:
 
 
 def distinct(row: Row, op: str, device: Any) -> list[tuple[str, Impl]]:
-    """As `runnable`, each kernel once: a row may name one twice, first for the few shapes for which it comes before another."""
+    """The implementations of `runnable`, each kernel once: a row may name one twice, first for the few shapes for which it comes before another."""
     return list({impl.bind: (part, impl) for part, impl in runnable(row, op, device)}.values())
 
 

@@ -1,4 +1,4 @@
-"""What a compiled kernel is made of: instructions of interest, counted in its SASS where NVIDIA's disassembler is found, else in its PTX.
+"""This module counts instructions of a compiled kernel, in its SASS where NVIDIA's disassembler is found, else in its PTX.
 
 Counts are of the program text: an instruction inside a loop counts once.
 """
@@ -15,8 +15,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 GROUPS = ("FFMA", "HMMA", "HGMMA", "LDG", "STG", "LDGSTS", "TMA", "LDS", "STS", "LDSM", "LDL", "STL", "BAR")
-"""Multiply-adds of CUDA cores; products of tensor cores (mma.sync, wgmma); loads and stores of global memory, copies from there to shared
-memory (by threads, by TMA); of shared memory, of matrices in it; of local memory, which is where spilled registers go; barriers."""
+"""The counted groups of instructions: multiply-adds of CUDA cores; products of tensor cores (mma.sync, wgmma); loads and stores of global
+memory, copies from there to shared memory (by threads, by TMA); of shared memory, of matrices in it; of local memory, which is where spilled
+registers go; barriers."""
 
 _SASS_PREFIXES = {"UTMALDG": "TMA", "UTMASTG": "TMA", "UBLKCP": "TMA"}
 _SASS = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)")

@@ -1,4 +1,4 @@
-"""Run one implementation of one op on NumPy arrays: what parity tests, `gradcheck` and benchmarks are made of.
+"""This module runs one implementation of one op on NumPy arrays, for parity tests, `gradcheck` and benchmarks.
 
 Outputs, scratch and packed weights are filled with NaN first, so an element that a kernel forgets cannot pass.
 """
@@ -158,7 +158,7 @@ class Bound:
 
 
 def _scratch_bytes(impl: Impl, call: Call) -> int:
-    """What `call` asks for, in whole float64 elements, so that it can be viewed as any type."""
+    """Bytes of scratch that `call` asks for, rounded up to whole float64 elements, so that they can be viewed as any type."""
     return -(-impl.scratch(call) // 8) * 8
 
 

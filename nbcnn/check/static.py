@@ -1,4 +1,4 @@
-"""What the compiler made of a kernel, without a GPU: registers, stack frame, shared memory, read from the cubin.
+"""This module compiles a kernel without a GPU and reads its registers, stack frame and shared memory from the cubin.
 
 A kernel is compiled the way Numba compiles it at run time (NVVM link-time IR, then nvJitLink), for any architecture.
 A stack frame is local memory: spilled registers, or a local array that the compiler could not keep in registers.
@@ -48,7 +48,7 @@ def compile_kernel(kernel: Any, args: tuple[Any, ...], arch: str = "90a") -> Sta
 
 
 def ptx_of_launch(launch: Launch, arch: str = "90a") -> str:
-    """The PTX of a bound launch's kernel, which registers are given out to only later. Raises as `compile_kernel`."""
+    """The PTX of a bound launch's kernel, before registers are allocated. Raises as `compile_kernel`."""
     return ptx(resolved(launch.kernel), signature_of(launch), arch)
 
 

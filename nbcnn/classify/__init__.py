@@ -1,4 +1,4 @@
-"""Exact RBF support vector machines on all features: 50,000 × 8,192 in minutes and under 8 GiB of host memory.
+"""This package trains exact RBF support vector machines on all features: 50,000 × 8,192 in minutes and under 8 GiB of host memory.
 
 scikit-learn's `SVC(kernel="rbf")` would compute every kernel value in double precision, on one core, again and again as its
 cache overflows: hours. But libsvm trains several classes one against one, and what it does for a pair of classes depends
@@ -8,11 +8,13 @@ part of each pair as a precomputed kernel: the same problems, the same solver, t
     scale.py      StandardScaler, and gamma="scale"
     blocks.py     the kernel matrix on disk, one block per two classes
     gram.py       filling it: products from BLAS, then exp(-gamma d²)
-    gpu.py        the same from our GPU GEMM
+    gpu.py        where a GPU is, all of it there instead: scaling, kernel matrix, pairs, sums of the votes
     workers.py    processes that solve pairs, as many as memory allows
     ovo.py        a pair, the machine of all pairs, its votes
     pipeline.py   features -> machine and predictions
-    report.py     accuracy, confusion matrix, picture
+    ridge.py      kernel ridge regression instead: one Cholesky factor, by our products on a GPU, else LAPACK
+    classifier.py the trained classifier's file, and its use on new features and images
+    report.py     accuracy, confusion matrix, tables
 
 Nothing is imported here, so that worker processes load neither Numba nor Matplotlib.
 """

@@ -1,4 +1,4 @@
-"""The kernel matrix on disk: symmetric, so one block for each two classes i ≤ j, and one for (test images, class j).
+"""This module keeps the kernel matrix on disk. It is symmetric: one block for each two classes i ≤ j, and one for (test images, class j).
 
 With 50,000 images in ten classes it is 5.5 GB + 2 GB of float32. That is too much to hold in memory, but each consumer needs
 little at a time: a pair of classes needs three blocks, prediction a few rows. Plain reads and writes, no memory map: a full
@@ -37,7 +37,7 @@ class Blocks:
         if free < self.nbytes:
             raise DiskFull(f"the kernel matrix needs {self.nbytes:,} bytes in {folder}, {free:,} are free; --scratch takes another folder")
         self._folder = folder
-        # Ours to close, in close().
+        # `close` closes it.
         self._file: Any = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115
 
     def _place(self) -> None:

@@ -1,4 +1,4 @@
-"""Features on disk: what `extract_features.py` writes and `python -m nbcnn classify` reads.
+"""This module stores features on disk: `extract_features.py` writes them and `python -m nbcnn classify` reads them.
 
 A folder with, for each split of "train" and "test":
 
@@ -20,6 +20,7 @@ import math
 import os
 import re
 import shutil
+import threading
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
@@ -243,7 +244,7 @@ class FeaturePart:
         self._file.seek(_HEADER_BYTES + 4 * first * width)
 
     def write(self, offset: int, block: np.ndarray) -> None:
-        """As `FeatureWriter.write`."""
+        """Append rows like `FeatureWriter.write`."""
         if offset != self.rows or block.shape[1:] != (self._width,):
             raise ValueError(f"{self.split}: rows {offset} of shape {block.shape} where row {self.rows} of {self._width} values is due")
         self._file.write(np.ascontiguousarray(block, "<f4").data)
@@ -329,6 +330,34 @@ def read_features(folder: str | os.PathLike[str], *, verify: bool = True) -> Fea
         arrays[name] = features, labels
     (train, train_labels), (test, test_labels) = arrays["train"], arrays["test"]
     return Features(train, test, train_labels, test_labels, origin, index["sha256"])
+
+
+class Verification:
+    """The reading of every value of `features`, which `read_features` did not verify, in a thread beside whatever uses them meanwhile.
+
+    Hashing takes a core and the disk; training a machine on a GPU takes neither. `finish` must be called before what was made is believed.
+    """
+
+    def __init__(self, folder: Path, features: Features) -> None:
+        self._folder, self._features = folder, features
+        self._error: BaseException | None = None
+        # A daemon: a command that fails or is interrupted meanwhile does not wait for it.
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            index, found = _read_index(self._folder), self._features
+            for name, values, labels in (("train", found.train, found.train_labels), ("test", found.test, found.test_labels)):
+                _verify(self._folder, name, index, values, labels)
+        except BaseException as error:
+            self._error = error
+
+    def finish(self) -> None:
+        """Wait until every value was read; raises DataCorrupt if they are not what features.json describes. May be called again."""
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
 
 
 def _read_index(folder: Path) -> dict[str, Any]:

@@ -1,60 +1,422 @@
-"""Kernel values from the GPU: this package's own GEMM, then `rbf` in place."""
+"""This module trains and asks the whole machine on the GPU: features come up once; standardising, kernel values, pairs and votes stay there.
+
+Samples are sorted by class, so that a pair's kernel values are two runs of each row. Where the kernel matrix does not fit into the GPU's
+memory, each pair gets its own when its turn comes, as many pairs at a time as fit.
+"""
 
 from __future__ import annotations
 
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from nbcnn.classify.gram import PANEL_VALUES
+from nbcnn.classify import ovo
+from nbcnn.classify.pipeline import Load, Outcome, Report, Settings, by_class, finite, resolution_note
+from nbcnn.classify.scale import Scaler, gamma_of, scaler_of
 from nbcnn.gpu.device import Gpu
+from nbcnn.ops.kernel.loops import ceil_div
 from nbcnn.ops.products.gemm import launch_gemm_nt
+from nbcnn.ops.products.gram_wgmma import launch_gram
+from nbcnn.ops.products.parts import launch_product
 from nbcnn.ops.products.rbf import launch_rbf
+from nbcnn.ops.svm import rows, smo
 
-_GPU_SHARE = 0.8
+ALIGNED = 32
+"""Samples of a class take a multiple of this many rows: kernel values of a class then begin at whole lines of the cache."""
+_WIDTH = 64
+_STAGED_BYTES = 1 << 26
 _INDEX_LIMIT = 2**31
+_GPU_SHARE = 0.9
+STEPS = 20_000
+"""Steps of a launch: about a tenth of a second, after which an interrupt is heeded."""
+ROUNDS = 12
+_MOST_STEPS = 10_000_000
+_PANEL_VALUES = 1 << 30
 
 
-class GpuEngine:
-    """Two launches a panel on the GPU: the GEMM, then `rbf` in place.
+@dataclass
+class Rows:
+    """Samples on the device: `count` rows of `pitch` floats, what products are made of (halves or the rows themselves) and their norms."""
 
-    Raises GpuUnavailable without a GPU; `panel_rows` raises MemoryError if the GPU has no room for the columns and one row.
-    """
+    count: int
+    pitch: int
+    values: Any
+    halves: Any
+    exact: np.ndarray
+    norms: Any
+    scale: float
 
-    name = "GPU"
 
-    def __init__(self) -> None:
-        self._device: Any = Gpu()
-        self._arrays: dict[str, Any] = {}
+class Kernel:
+    """RBF kernel values on the device, by wgmma where the GPU has it, else by CUDA cores and `rbf`."""
 
-    def panel_rows(self, columns: int, width: int) -> int:
-        if columns * width >= _INDEX_LIMIT:
-            raise MemoryError(f"{columns:,} × {width:,} features of one class have 2^31 values or more, kernels index with 32 bits; --device cpu")
-        held = sum(array.size for array in self._arrays.values())
-        free = int(_GPU_SHARE * (self._device.free_bytes() + 4 * held)) // 4
-        rows = min(PANEL_VALUES // columns, (free - columns * (width + 1)) // (width + columns + 1))
-        if rows < 1:
-            raise MemoryError(f"the features of one class take {4 * columns * width:,} bytes, the GPU has {4 * free:,} to spare; --device cpu")
-        return rows
+    def __init__(self, device: Any) -> None:
+        self.device, self.wgmma = device, device.capability == (9, 0)
 
-    def _held(self, name: str, values: int) -> Any:
-        """A device array of at least `values` floats, kept from call to call."""
-        if name not in self._arrays or self._arrays[name].size < values:
-            self._arrays.pop(name, None)
-            self._arrays[name] = self._device.empty(values, "float32")
-        return self._arrays[name][:values]
-
-    def _put(self, name: str, values: np.ndarray) -> Any:
-        array = self._held(name, values.size)
-        self._device.upload(array, values)
+    def uploaded(self, values: np.ndarray) -> Any:
+        """`values` in an array on the device."""
+        array = self.device.empty(values.size, str(values.dtype))
+        if values.size:
+            self.device.upload(array, values)
         return array
 
-    def columns(self, b: np.ndarray, norms: np.ndarray) -> None:
-        self._b, self._col_norms = self._put("b", b), self._put("column norms", norms)
+    def bring(self, features: np.ndarray, places: np.ndarray, count: int, pitch: int, progress: Callable[[int], object]) -> Any:
+        """`count` rows of zeros with `features` (n, F) at `places`; each value is read once, in order."""
+        n, width = features.shape
+        target = self.uploaded(np.zeros(0, np.float32)) if not count else self.device.empty(count * pitch, "float32")
+        step = max(1, _STAGED_BYTES // (4 * width))
+        staged, there = self.device.empty(min(n, step) * width, "float32"), self.uploaded(places.astype(np.int32))
+        # Rows of room come from one staged row of zeros.
+        room = np.setdiff1d(np.arange(count), places).astype(np.int32)
+        if len(room):
+            empty = self.uploaded(np.zeros(width * len(room), np.float32))
+            rows.launch_place_rows(empty, self.uploaded(room), target, len(room), width, pitch).run(self.device.stream)
+        for first in range(0, n, step):
+            part = np.ascontiguousarray(features[first : first + step], np.float32)
+            self.device.upload(staged[: part.size], part)
+            rows.launch_place_rows(staged, there[first:], target, len(part), width, pitch).run(self.device.stream)
+            progress(len(part))
+        self.device.synchronize()
+        return target
 
-    def panel(self, a: np.ndarray, norms: np.ndarray, gamma: float) -> np.ndarray:
-        M, N = len(a), self._col_norms.size
-        device_a, row_norms, k = self._put("a", a), self._put("row norms", norms), self._held("k", M * N)
-        launch_gemm_nt(device_a, self._b, k, M, N, a.shape[1]).run(self._device.stream)
-        launch_rbf(row_norms, self._col_norms, k, M, N, gamma).run(self._device.stream)
-        return self._device.download(k).reshape(M, N)
+    def moments(self, values: Any, places: np.ndarray, width: int, pitch: int) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and variance of every feature of the samples at `places`, float64: two passes, as `scale.measured`."""
+        n = len(places)
+        parts = min(rows.PARTS, n)
+        there, sums, squares = self.uploaded(places.astype(np.int32)), *(self.device.empty(parts * width, "float64") for _ in range(2))
+
+        def added(centre: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            rows.launch_moments(values, there, self.uploaded(centre), sums, squares, n, width, pitch, parts).run(self.device.stream)
+            first, second = (self.device.download(array).reshape(parts, width).sum(0) for array in (sums, squares))
+            return first, second
+
+        mean = added(np.zeros(width))[0] / n
+        correction, variance = added(mean)
+        return mean, (variance - correction**2 / n) / n
+
+    def standardise(self, values: Any, places: np.ndarray, scaler: Scaler, pitch: int) -> None:
+        """Scale the samples at `places` in place."""
+        mean, deviation = self.uploaded(scaler.mean.astype(np.float32)), self.uploaded(scaler.scale)
+        there = self.uploaded(places.astype(np.int32))
+        rows.launch_standardise(values, there, mean, deviation, len(places), len(scaler.mean), pitch).run(self.device.stream)
+        self.device.synchronize()
+
+    def operand(self, values: Any, count: int, pitch: int) -> Rows:
+        """What kernel values of these rows are made from; the rows themselves are let go where halves take their place."""
+        device = self.device
+        exact, rounded, largest = device.empty(count, "float64"), device.empty(count, "float32"), device.empty(count, "float32")
+        rows.launch_norms(values, exact, rounded, largest, count, pitch).run(device.stream)
+        most = float(device.download(largest)[:count].max(initial=0.0))
+        if not self.wgmma:
+            return Rows(count, pitch, values, None, device.download(exact)[:count], rounded, 1.0)
+        # The largest value becomes one in 2^13 … 2^14: float16 goes to 65,504, and what lies 2^28 below still is no subnormal.
+        scale = 2.0 ** (13 - math.floor(math.log2(most))) if most > 0 else 1.0
+        halves = device.empty(2 * count * pitch, "uint16")
+        rows.launch_halves(values, halves, scale, count * pitch).run(device.stream)
+        return Rows(count, pitch, None, halves, device.download(exact)[:count], rounded, scale)
+
+    def block(self, a: Rows, b: Rows, k: Any, first: tuple[int, int], size: tuple[int, int], pitch: int, gamma: float) -> None:
+        """k (M, N) with rows of `pitch` values: kernel values of rows first … of a and of b."""
+        device, (M, N) = self.device, size
+        norms = a.norms[first[0] : first[0] + M], b.norms[first[1] : first[1] + N]
+        if self.wgmma:
+            same = a is b and first[0] == first[1] and M == N
+            launch_gram(
+                (a.halves, norms[0], a.count),
+                (b.halves, norms[1], b.count),
+                k,
+                (M, N, a.pitch),
+                pitch,
+                gamma,
+                1 / (a.scale * b.scale),
+                device.multiprocessors,
+                first=first,
+                symmetric=same,
+            ).run(device.stream)
+            return
+        step = max(1, (_INDEX_LIMIT - 1) // max(N, a.pitch))
+        for top in range(0, M, step):
+            height, part = min(step, M - top), k[top * pitch :]
+            at = (first[0] + top) * a.pitch, first[1] * b.pitch
+            if pitch == N and N * b.pitch < _INDEX_LIMIT:
+                launch_gemm_nt(a.values[at[0] :], b.values[at[1] :], part, height, N, a.pitch).run(device.stream)
+            else:
+                launch_product(a.values, b.values, part, height, N, a.pitch, (a.pitch, b.pitch, pitch), (*at, 0)).run(device.stream)
+            launch_rbf(norms[0][top:], norms[1], part, height, N, gamma, pitch).run(device.stream)
+
+
+@dataclass
+class Solved:
+    """What a pair's optimum is, in its own order: α and f of every place (f = K·(yα) − y, from α in float64), steps."""
+
+    pair: smo.Pair
+    alpha: np.ndarray
+    f: np.ndarray
+    steps: int
+
+    def gap(self, C: float) -> float:
+        """How far the conditions of an optimum are from holding (libsvm's m(α) − M(α))."""
+        up, low = self._may(C)
+        return float(np.where(low, self.f, -np.inf).max() - np.where(up, self.f, np.inf).min())
+
+    def _may(self, C: float) -> tuple[np.ndarray, np.ndarray]:
+        y = self.pair.signs()
+        return ((y > 0) & (self.alpha < C)) | ((y < 0) & (self.alpha > 0)), ((y > 0) & (self.alpha > 0)) | ((y < 0) & (self.alpha < C))
+
+    def objective(self) -> float:
+        """The dual objective that is maximised: Σα − ½ Σ yα·K·yα."""
+        y = self.pair.signs()
+        return float(self.alpha.sum() - 0.5 * (y * self.alpha * (self.f + y)).sum())
+
+    def machine(self, C: float) -> ovo.PairMachine:
+        """Support vectors, coefficients, intercept, as libsvm: the mean of f over the free ones, or the middle of what is allowed."""
+        y, real = self.pair.signs(), self.pair.order() >= 0
+        free = (self.alpha > 0) & (self.alpha < C)
+        if free.any():
+            rho = float(self.f[free].mean())
+        else:
+            up, low = self._may(C)
+            rho = float(np.where(low, self.f, -np.inf).max() + np.where(up, self.f, np.inf).min()) / 2
+        alpha = self.alpha[real]
+        support = np.flatnonzero(alpha)
+        return ovo.PairMachine(support.astype(np.int32), (y[real] * alpha)[support], -rho, self.steps, self.gap(C), self.objective())
+
+
+def solve(device: Any, K: Any, pairs: list[smo.Pair], C: float, tolerance: float, done: Callable[[int], object]) -> list[Solved]:
+    """The optima of `pairs`, whose kernel values are in the flat device array K.
+
+    Launches take at most `STEPS` steps; when every gap is below the tolerance, f is computed anew from α in float64, and pairs whose gap then is
+    not go on. What is not solved after 12 such rounds, or ten million steps, is returned as it is: its gap says so.
+    """
+    offsets, segments, stride = smo.described(pairs)
+    high = np.zeros((len(pairs), stride), np.float32)
+    for row, pair in zip(high, pairs, strict=True):
+        row[: pair.places] = -pair.signs()
+    zeros = np.zeros(high.size)
+    arrays = []
+    for values in (
+        offsets,
+        segments,
+        zeros,
+        high.reshape(-1),
+        zeros.astype(np.float32),
+        np.zeros(len(pairs), np.int32),
+        np.zeros(len(pairs), np.float32),
+    ):
+        arrays.append(device.empty(values.size, str(values.dtype)))
+        device.upload(arrays[-1], values)
+    given = (K, *arrays)
+    # A little less than is asked for, so that what float32 rounds does not leave a pair just above.
+    step = smo.launch_smo(given, len(pairs), stride, C, 0.98 * tolerance, STEPS)
+    anew = smo.launch_refresh(given[:6], len(pairs), stride)
+    taken, ready, found = np.zeros(len(pairs), np.int64), np.zeros(len(pairs), bool), []
+    for _ in range(ROUNDS):
+        while True:
+            step.run(device.stream)
+            steps, gaps = (device.download(array)[: len(pairs)] for array in arrays[5:7])
+            taken += steps
+            busy = (steps == STEPS) & (gaps >= 0.98 * tolerance)
+            done(int((~busy & ~ready).sum()))
+            ready |= ~busy
+            if not busy.any() or taken.max() >= _MOST_STEPS:
+                break
+        anew.run(device.stream)
+        alpha, f, lost = (device.download(arrays[at])[: high.size].reshape(high.shape) for at in (2, 3, 4))
+        f = f.astype(np.float64) - lost
+        found = [Solved(pair, alpha[at, : pair.places], f[at, : pair.places], int(taken[at])) for at, pair in enumerate(pairs)]
+        if all(each.gap(C) < tolerance for each in found) or taken.max() >= _MOST_STEPS or not np.isfinite(f).all():
+            break
+    return found
+
+
+class Machine:
+    """Training samples on the device, sorted by class, and their kernel matrix if it fits."""
+
+    def __init__(self, kernel: Kernel, members: list[np.ndarray], operand: Rows, gamma: float) -> None:
+        self.kernel, self.members, self.operand, self.gamma = kernel, members, operand, gamma
+        self.device = kernel.device
+        self.starts, self.count = starts_of(members)
+        self.matrix: Any = None
+        if 4 * self.count**2 <= self._free():
+            self.matrix = self.device.empty(self.count**2, "float32")
+            kernel.block(operand, operand, self.matrix, (0, 0), (self.count, self.count), self.count, gamma)
+        self.device.synchronize()
+
+    def _free(self) -> int:
+        return int(_GPU_SHARE * self.device.free_bytes())
+
+    def fit(self, C: float, tolerance: float, done: Callable[[int], object]) -> list[Solved]:
+        """The optima of all pairs of classes, in libsvm's order. Raises MemoryError if a pair's kernel matrix does not fit."""
+        pairs = ovo.all_pairs(len(self.members))
+        sizes = [len(index) for index in self.members]
+        if self.matrix is not None:
+            whole = [smo.Pair(self.starts[i], sizes[i], self.starts[j], sizes[j], self.count) for i, j in pairs]
+            return solve(self.device, self.matrix, whole, C, tolerance, done)
+        found: list[Solved] = []
+        room = self._free() // 4
+        waiting = [(i, j, *(ALIGNED * ceil_div(sizes[c], ALIGNED) for c in (i, j))) for i, j in pairs]
+        while waiting:
+            taken, offset = [], 0
+            while waiting and offset + (waiting[0][2] + waiting[0][3]) ** 2 <= room:
+                i, j, a, b = waiting.pop(0)
+                taken.append((i, j, smo.Pair(0, sizes[i], a, sizes[j], a + b, offset)))
+                offset += (a + b) ** 2
+            if not taken:
+                a = waiting[0][2] + waiting[0][3]
+                raise MemoryError(
+                    f"the kernel matrix of two classes takes {4 * a * a:,} bytes, the GPU has {4 * room:,} to spare; --limit takes fewer samples"
+                )
+            matrix = self.device.empty(offset, "float32")
+            for i, j, pair in taken:
+                self._pair_matrix(matrix[pair.offset :], i, j, pair)
+            found += solve(self.device, matrix, [pair for *_, pair in taken], C, tolerance, done)
+            del matrix
+        return found
+
+    def _pair_matrix(self, k: Any, i: int, j: int, pair: smo.Pair) -> None:
+        a = pair.first_b
+        b = pair.pitch - a
+        for row, down, height in ((i, 0, a), (j, a, b)):
+            for column, across, width in ((i, 0, a), (j, a, b)):
+                first = (self.starts[row], self.starts[column])
+                self.kernel.block(self.operand, self.operand, k[down * pair.pitch + across :], first, (height, width), pair.pitch, self.gamma)
+
+    def coefficients(self, machine: ovo.Machine) -> Any:
+        """Coefficient of every row for every pair on the device, float32 (pairs, rows)."""
+        dense = np.zeros((len(machine.pairs), self.count), np.float32)
+        for at, ((i, j), pair) in enumerate(zip(machine.pairs, machine.machines, strict=True)):
+            split = len(self.members[i])
+            first = pair.support < split
+            dense[at, self.starts[i] + pair.support[first]] = pair.dual[first]
+            dense[at, self.starts[j] + pair.support[~first] - split] = pair.dual[~first]
+        return self.kernel.uploaded(dense.reshape(-1))
+
+    def sums(self, coefficients: Any, outputs: int, samples: Rows | None) -> np.ndarray:
+        """Σ coefficient·k of every output for `samples` (None: the training rows), float64 (samples, outputs)."""
+        device, mine = self.device, samples or self.operand
+        made = device.empty(mine.count * outputs, "float32")
+        pitches = (self.count, self.count, outputs)
+        if samples is None and self.matrix is not None:
+            launch_product(self.matrix, coefficients, made, mine.count, outputs, self.count, pitches).run(device.stream)
+            return device.download(made)[: mine.count * outputs].reshape(mine.count, outputs).astype(np.float64)
+        step = min(mine.count, max(1, min(_PANEL_VALUES, self._free() // 4) // self.count))
+        panel = device.empty(step * self.count, "float32")
+        for first in range(0, mine.count, step):
+            height = min(step, mine.count - first)
+            self.kernel.block(mine, self.operand, panel, (first, 0), (height, self.count), self.count, self.gamma)
+            launch_product(panel, coefficients, made[first * outputs :], height, outputs, self.count, pitches).run(device.stream)
+        return device.download(made)[: mine.count * outputs].reshape(mine.count, outputs).astype(np.float64)
+
+
+def starts_of(members: list[np.ndarray]) -> tuple[list[int], int]:
+    """First row of every class, and rows in all."""
+    ends = np.cumsum([0, *(ALIGNED * ceil_div(len(index), ALIGNED) for index in members)])
+    return ends[:-1].tolist(), int(ends[-1])
+
+
+def pitch_of(width: int) -> int:
+    """Floats of a row of samples with so many features."""
+    return _WIDTH * ceil_div(width, _WIDTH)
+
+
+def needed_bytes(train: int, test: int, width: int, classes: int) -> int:
+    """Device memory without any kernel value: rows and halves of both sets (rows are let go between), staging."""
+    pitch, count = pitch_of(width), max(train + ALIGNED * classes, test)
+    return 4 * pitch * (2 * count + min(train, test)) + 2 * _STAGED_BYTES
+
+
+def classify(
+    load: Load,
+    train_labels: np.ndarray,
+    *,
+    settings: Settings,
+    device: Any = None,
+    report: Report = lambda what, count: lambda done: None,
+    tolerance: float = 1e-3,
+) -> Outcome:
+    """Train and predict like `pipeline.classify`, everything on the GPU.
+
+    Raises GpuUnavailable without one, MemoryError (exit code 5) if features do not fit.
+    """
+    begun = time.perf_counter()
+    kernel = Kernel(device or Gpu())
+    train, test = load()
+    classes, members = by_class(train_labels, len(train))
+    n, width = train.shape
+    pitch, free = pitch_of(width), kernel.device.free_bytes()
+    if (need := needed_bytes(n, len(test), width, len(classes))) > _GPU_SHARE * free:
+        raise MemoryError(
+            f"{n:,} + {len(test):,} samples of {width:,} features need {need:,} bytes, the GPU has {free:,} free; --device cpu, or --limit"
+        )
+    starts, count = starts_of(members)
+    places = np.empty(n, np.int64)
+    for start, index in zip(starts, members, strict=True):
+        places[index] = start + np.arange(len(index))
+    progress = report("features to the GPU", n + len(test))
+    values, scaler = scaled(kernel, train, places, count, pitch, settings, progress)
+    brought = time.perf_counter()
+    operand = kernel.operand(values, count, pitch)
+    del values
+    gamma = settings.gamma if settings.gamma is not None else gamma_of(scaler, width, float(operand.exact.sum()) / (n * width), settings.scale)
+    machine = Machine(kernel, members, operand, gamma)
+    filled = time.perf_counter()
+
+    pairs = ovo.all_pairs(len(classes))
+    solved = machine.fit(settings.C, tolerance, report("fit (GPU)", len(pairs)))
+    whole = ovo.Machine(classes, members, pairs, [each.machine(settings.C) for each in solved])
+    fitted = time.perf_counter()
+
+    report("predict", 1)
+    coefficients = machine.coefficients(whole)
+    intercepts = np.array([pair.intercept for pair in whole.machines])
+    train_values = (machine.sums(coefficients, len(pairs), None) + intercepts)[places]
+    test_values = np.empty((0, len(pairs)))
+    if len(test):
+        there, _ = scaled(kernel, test, np.arange(len(test)), len(test), pitch, settings, progress, scaler)
+        test_values = machine.sums(coefficients, len(pairs), kernel.operand(there, len(test), pitch)) + intercepts
+    seconds = {"load": brought - begun, "kernel": filled - brought, "fit": fitted - filled, "predict": time.perf_counter() - fitted}
+    notes = [note for note in (resolution_note(whole, gamma, float(operand.exact.max())), gap_note(whole, tolerance)) if note]
+    if machine.matrix is None:
+        notes.insert(0, f"the kernel matrix of {4 * count**2:,} bytes does not fit into the GPU's memory: pairs got their own, some at a time")
+    predicted = whole.vote(train_values), whole.vote(test_values)
+    return Outcome(whole, scaler, gamma, settings.C, width, *predicted, test_values, seconds, "GPU", 0, tuple(notes))
+
+
+def gap_note(machine: ovo.Machine, tolerance: float) -> str:
+    """Words for pairs that were not solved; empty if all were."""
+    gaps = [pair.gap for pair in machine.machines if pair.gap is not None and not pair.gap < tolerance]
+    return (
+        f"{len(gaps)} of {len(machine.pairs)} pairs were not solved to {tolerance:g} (the largest gap is {max(gaps):.3g}): a smaller --c"
+        if gaps
+        else ""
+    )
+
+
+def scaled(
+    kernel: Kernel,
+    features: np.ndarray,
+    places: np.ndarray,
+    count: int,
+    pitch: int,
+    settings: Settings,
+    progress: Callable[[int], object],
+    scaler: Scaler | None = None,
+) -> tuple[Any, Scaler]:
+    """Features on the device, scaled by `scaler` or by their own. What is no float32 is scaled on the host, before it is rounded."""
+    if features.dtype != np.float32:
+        scaler = scaler or scaler_of(features, settings.scale)
+        brought = scaler.applied(features)
+        finite(brought)
+        return kernel.bring(brought, places, count, pitch, progress), scaler
+    values = kernel.bring(features, places, count, pitch, progress)
+    if scaler is None:
+        mean, variance = kernel.moments(values, places, features.shape[1], pitch)
+        if not (np.isfinite(mean).all() and np.isfinite(variance).all()):
+            finite(features)
+        scaler = Scaler.of(mean, variance, len(features), settings.scale)
+    kernel.standardise(values, places, scaler, pitch)
+    return values, scaler

@@ -1,4 +1,4 @@
-"""One against one: a machine for each pair of classes, and the vote of all of them, exactly as libsvm does it.
+"""This module is the one-against-one classifier: a machine for each pair of classes, and the vote of all of them, exactly as libsvm does it.
 
 libsvm groups the samples by class, in their order, and trains class i (+1) against class j (-1) for all i < j. A decision
 value > 0 is a vote for i, else for j; most votes win, and a tie goes to the class that comes first.
@@ -24,13 +24,16 @@ _READ_VALUES = 1 << 22
 class PairMachine:
     """Class i against class j: decision = Σ dual·K(support, ·) + intercept, positive for i.
 
-    `support` (int32) counts within the samples of i followed by those of j; `dual` is float64, y·alpha.
+    `support` (int32) counts within the samples of i followed by those of j; `dual` is float64, y·alpha. `gap` is how far the conditions of an
+    optimum are from holding, `objective` the dual objective; None where the solver does not say.
     """
 
     support: np.ndarray
     dual: np.ndarray
     intercept: float
     iterations: int
+    gap: float | None = None
+    objective: float | None = None
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,7 @@ def solve_pair(shared: tuple[Blocks, float], pair: tuple[int, int]) -> PairMachi
     kernel[ni:, :ni] = kernel[:ni, ni:].T
     labels = np.repeat([0, 1], (ni, nj))
     svc = SVC(kernel="precomputed", C=C, cache_size=CACHE_MIB).fit(kernel, labels)
-    # With two classes scikit-learn turns libsvm's signs round, so that positive means the second class. Turn them back.
+    # With two classes scikit-learn negates libsvm's signs, so that positive means the second class; they are negated back here.
     return PairMachine(svc.support_, -svc.dual_coef_[0], -float(svc.intercept_[0]), int(svc.n_iter_[0]))
 
 

@@ -1,4 +1,4 @@
-"""Solving all pairs of classes: shared among the ranks of a team, and by each among its processes."""
+"""This module solves all pairs of classes: ranks share them, and each rank shares its part among its processes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def default_jobs(sizes: tuple[int, ...], pairs: int, team: Team) -> int:
 
 
 def solve(blocks: Blocks, C: float, pairs: Sequence[tuple[int, int]], jobs: int, team: Team, done: Callable[[int], object]) -> list[ovo.PairMachine]:
-    """The machines of `pairs`, in their order, on rank 0; elsewhere an empty list. `done` is told of each that this rank has solved."""
+    """The machines of `pairs`, in their order, on rank 0; elsewhere an empty list. `done` is called for each that this rank has solved."""
     # The longest first, so that no process starts on one when the others are finished.
     order = sorted(range(len(pairs)), key=lambda at: -sum(blocks.sizes[c] for c in pairs[at]))
     mine = [order[place] for place in team.mine(len(pairs))]

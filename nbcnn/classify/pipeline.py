@@ -1,21 +1,27 @@
-"""From features to a trained machine and its predictions: scale, kernel matrix, pairs, votes."""
+"""This module runs the classifier from features to predictions: scale, kernel matrix, pairs, votes."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from nbcnn.classify import gram, ovo, pairs
 from nbcnn.classify.blocks import Blocks
-from nbcnn.classify.scale import Scaler, gamma_scale, identity, squared_norms, standard
+from nbcnn.classify.scale import Scaler, gamma_of, gamma_scale, scaler_of, squared_norms
 from nbcnn.ranks.team import ALONE, Team
+
+if TYPE_CHECKING:
+    from nbcnn.classify.ridge import RidgeMachine
 
 Load = Callable[[], tuple[np.ndarray, np.ndarray]]
 """Gives (train, test) features; called once, so that they can be let go before the workers need the memory."""
+
+_CHECKED = 1024
 
 Report = Callable[[str, int], gram.Progress]
 """(what is being done, how many units it has) -> what to call with the units done."""
@@ -23,7 +29,7 @@ Report = Callable[[str, int], gram.Progress]
 
 @dataclass(frozen=True)
 class Settings:
-    """What decides the outcome. `gamma` None means "scale": 1 / (F · variance of the scaled training features)."""
+    """The settings that decide the outcome. `gamma` None means "scale": 1 / (F · variance of the scaled training features)."""
 
     C: float = 10.0
     gamma: float | None = None
@@ -34,10 +40,11 @@ class Settings:
 class Outcome:
     """A trained machine, what it predicts, and the seconds of each stage ("kernel", "fit", "predict").
 
-    `train_predicted`, `test_predicted` are class numbers, int32; decision values are (n, pairs) in the order of `machine.pairs`.
+    `train_predicted`, `test_predicted` are class numbers, int32; decision values are (n, pairs) in the order of `machine.pairs`,
+    or of kernel ridge (n, classes).
     """
 
-    machine: ovo.Machine
+    machine: ovo.Machine | RidgeMachine
     scaler: Scaler
     gamma: float
     C: float
@@ -48,6 +55,38 @@ class Outcome:
     seconds: dict[str, float]
     engine: str
     jobs: int
+    notes: tuple[str, ...] = ()
+
+
+def by_class(labels: np.ndarray, count: int) -> tuple[np.ndarray, list[np.ndarray]]:
+    """The classes of `count` training samples and each one's positions. Raises ValueError for labels of another count, or of one class."""
+    if labels.shape != (count,):
+        raise ValueError(f"{count} training samples need {count} labels, got an array of shape {labels.shape}")
+    classes = np.unique(labels)
+    if len(classes) < 2:
+        raise ValueError(f"a classifier needs at least two classes, the {len(labels)} training labels hold {len(classes)}")
+    return classes, [np.flatnonzero(labels == c) for c in classes]
+
+
+def finite(features: np.ndarray) -> None:
+    """Raise ValueError, naming the first of them, if a value is NaN or Inf."""
+    for start in range(0, len(features), _CHECKED):
+        wrong = np.argwhere(~np.isfinite(features[start : start + _CHECKED]))
+        if len(wrong):
+            row, column = wrong[0]
+            raise ValueError(f"feature {column} of sample {start + row} is {features[start + row, column]}: a classifier needs finite numbers")
+
+
+def resolution_note(machine: ovo.Machine, gamma: float, largest: float) -> str:
+    """Words for a kernel that float32 cannot resolve: where its rounding, added over a pair's coefficients, is a tenth of the margin.
+
+    A kernel value is right to ε·(2 + 4·gamma·|x|²) with |x|² at most `largest`; roundings of different samples are independent.
+    """
+    rounding = float(np.finfo(np.float32).eps) * (2 + 4 * gamma * largest)
+    worst = rounding * max(float(np.sqrt((pair.dual**2).sum())) for pair in machine.machines)
+    if worst < 0.1:
+        return ""
+    return f"the kernel is computed in float32, whose rounding moves decisions by up to {worst:.2g} here (the margin is 1): a smaller --c or --gamma"
 
 
 def classify(
@@ -67,20 +106,22 @@ def classify(
     takes as many processes as cores and memory allow.
     The other ranks of `team` must call `assist` meanwhile. Raises ValueError for fewer than two classes, DiskFull, MemoryError.
     """
-    classes = np.unique(train_labels)
-    if len(classes) < 2:
-        raise ValueError(f"a classifier needs at least two classes, the {len(train_labels)} training labels hold {len(classes)}")
-    members = [np.flatnonzero(train_labels == c) for c in classes]
     begun = time.perf_counter()
     train, test = load()
+    classes, members = by_class(train_labels, len(train))
     blocks = Blocks(tuple(len(index) for index in members), len(test), scratch)
     width = train.shape[1]
     with blocks:
-        scaler = standard(train) if settings.scale else identity(width)
+        scaler = scaler_of(train, settings.scale)
+        if not (np.isfinite(scaler.mean).all() and np.isfinite(scaler.spread)):
+            finite(train)
+        finite(test)
         rows = gram.scaled_classes(train, members, test, scaler)
         del train, test
         norms = [squared_norms(part) for part in rows]
-        gamma = settings.gamma if settings.gamma is not None else gamma_scale(rows[:-1], norms[:-1])
+        scale = gamma_scale(rows[:-1], norms[:-1]) if settings.scale else gamma_of(scaler, width, 0.0, False)
+        gamma = settings.gamma if settings.gamma is not None else scale
+        largest = float(max(part.max(initial=0) for part in norms[:-1]))
         gram.fill(blocks, rows, norms, gamma, engine, report(f"kernel ({engine.name})", blocks.nbytes // 4))
         del rows
         filled = time.perf_counter()
@@ -95,11 +136,66 @@ def classify(
         train_values, test_values = ovo.decisions(blocks, whole, report("predict", blocks.nbytes // 4))
         train_predicted, test_predicted = whole.vote(train_values), whole.vote(test_values)
     seconds = {"kernel": filled - begun, "fit": fitted - filled, "predict": time.perf_counter() - fitted}
-    return Outcome(whole, scaler, gamma, settings.C, width, train_predicted, test_predicted, test_values, seconds, engine.name, jobs)
+    notes = tuple(filter(None, (resolution_note(whole, gamma, largest),)))
+    return Outcome(whole, scaler, gamma, settings.C, width, train_predicted, test_predicted, test_values, seconds, engine.name, jobs, notes)
+
+
+SEARCHED = {"C": (1.0, 3.0, 30.0), "gamma": (0.5, 2.0)}
+"""What a search tries beside the given settings: values of C, multiples of the given gamma."""
+HELD_OUT = 10
+"""One of so many training samples of a class judges the settings of a search."""
+
+Trial = Callable[[Load, np.ndarray, Settings], Outcome]
+"""Trains on features and labels with settings; predicts the features that come second."""
+
+
+def split(labels: np.ndarray, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Positions of the training samples that a search trains on and of those that judge it: of each class every tenth, drawn at random.
+
+    Raises ValueError for a class of a single sample.
+    """
+    rng, held = np.random.default_rng(seed), []
+    for c in np.unique(labels):
+        mine = rng.permutation(np.flatnonzero(labels == c))
+        if len(mine) < 2:
+            raise ValueError(f"class {c} has one training sample: a search needs one to train on and one to judge by")
+        held.append(mine[: max(1, len(mine) // HELD_OUT)])
+    judges = np.sort(np.concatenate(held))
+    return np.setdiff1d(np.arange(len(labels)), judges), judges
+
+
+def search(
+    features: np.ndarray, labels: np.ndarray, settings: Settings, names: tuple[str, ...], trial: Trial
+) -> tuple[Settings, list[dict[str, float]]]:
+    """The settings of the highest accuracy on held-out training samples, and what was tried: C, gamma and accuracy of each.
+
+    `names` ("gamma", "C") are searched one after the other, in that order; of equal accuracies the given value, then the smaller one stays.
+    Test samples take no part. gamma="scale" is that of the samples that are trained on.
+    """
+    inside, judges = split(labels)
+    tried: list[dict[str, float]] = []
+
+    def accuracy(which: Settings) -> float:
+        outcome = trial(lambda: (features[inside], features[judges]), labels[inside], which)
+        found = float((outcome.test_predicted == labels[judges]).mean())
+        tried.append({"C": outcome.C, "gamma": outcome.gamma, "accuracy": found})
+        return found
+
+    best, highest = settings, accuracy(settings)
+    scale = tried[0]["gamma"]
+    for name in ("gamma", "C"):
+        if name not in names:
+            continue
+        start = best
+        for value in SEARCHED[name]:
+            other = replace(start, C=value) if name == "C" else replace(start, gamma=value * scale)
+            if other != start and (found := accuracy(other)) > highest:
+                best, highest = other, found
+    return best, tried
 
 
 def assist(train_labels: np.ndarray, test_count: int, *, settings: Settings, scratch: Path, team: Team, jobs: int | None = None) -> None:
-    """What the other ranks do while rank 0 is in `classify`: solve their part of the pairs. They need no features."""
+    """Solve this rank's part of the pairs while rank 0 is in `classify`; this rank needs no features."""
     classes, sizes = np.unique(train_labels, return_counts=True)
     with Blocks(tuple(sizes.tolist()), test_count, scratch) as blocks:
         all_pairs = ovo.all_pairs(len(classes))

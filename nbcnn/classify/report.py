@@ -1,8 +1,7 @@
-"""What a classifier is worth, for people and for programs: accuracies, confusion matrix, its picture, the model file."""
+"""This module reports what a classifier is worth to people and to programs: accuracies, confusion matrix."""
 
 from __future__ import annotations
 
-import io
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +11,6 @@ import numpy as np
 
 from nbcnn.classify.pipeline import Outcome
 from nbcnn.files.atomic import replace_bytes
-
-MODEL_VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -53,12 +50,14 @@ def summary(outcome: Outcome, scores: Scores) -> dict[str, Any]:
         "seconds": {stage: round(value, 3) for stage, value in outcome.seconds.items()},
         "kernel_from": outcome.engine,
         "processes": outcome.jobs,
+        "notes": list(outcome.notes),
     }
 
 
 def table(rows: dict[str, dict[str, Any]]) -> str:
     """One line for each classifier: `rows` maps what it was trained on to its `summary`."""
-    lines = [f"{'trained on':<16}{'features':>9}{'train':>9}{'test':>9}{'kernel':>10}{'fit':>10}{'predict':>10}{'total':>10}"]
+    stages = [*dict.fromkeys(stage for row in rows.values() for stage in row["seconds"]), "total"]
+    lines = [f"{'trained on':<16}{'features':>9}{'train':>9}{'test':>9}" + "".join(f"{stage:>10}" for stage in stages)]
     for name, row in rows.items():
         seconds = row["seconds"]
         times = "".join(f"{value:>8.1f} s" for value in (*seconds.values(), sum(seconds.values())))
@@ -81,30 +80,3 @@ def class_table(scores: Scores, names: tuple[str, ...]) -> str:
 def save_json(path: Path, result: dict[str, Any]) -> None:
     """Write `result` for programs to read."""
     replace_bytes(path, (json.dumps(result, indent=1) + "\n").encode())
-
-
-def save_model(path: Path, outcome: Outcome, features_sha256: str) -> None:
-    """Write the machine as plain arrays (npz, no pickle).
-
-    Pair p decides classes[pairs[p, 0]] (positive) against classes[pairs[p, 1]] by the sum over its slice
-    offsets[p]:offsets[p+1] of dual · exp(-gamma |z(x) - z(train[support])|²), plus intercept[p], with z(x) = (x - mean) / scale and
-    `support` rows of the training features whose hash is `features_sha256`.
-    """
-    machine = outcome.machine
-    arrays = {
-        "version": np.int64(MODEL_VERSION),
-        "classes": machine.classes,
-        "pairs": np.array(machine.pairs, np.int32),
-        "support": np.concatenate([machine.support_positions(at) for at in range(len(machine.pairs))]).astype(np.int32),
-        "dual": np.concatenate([pair.dual for pair in machine.machines]),
-        "offsets": np.cumsum([0, *(len(pair.support) for pair in machine.machines)]),
-        "intercept": np.array([pair.intercept for pair in machine.machines]),
-        "mean": outcome.scaler.mean,
-        "scale": outcome.scaler.scale,
-        "gamma": np.float64(outcome.gamma),
-        "C": np.float64(outcome.C),
-        "features_sha256": np.array(features_sha256),
-    }
-    buffer = io.BytesIO()
-    np.savez(buffer, **arrays)  # type: ignore[arg-type]
-    replace_bytes(path, buffer.getvalue())

@@ -1,8 +1,9 @@
-"""Standardisation as scikit-learn's StandardScaler does it, and gamma="scale", without float64 copies of the features."""
+"""This module standardises features as scikit-learn's StandardScaler does, and computes gamma="scale", without float64 copies."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -11,10 +12,26 @@ _CHUNK_VALUES = 1 << 21
 
 @dataclass(frozen=True)
 class Scaler:
-    """x ↦ (x - mean) / scale; `mean` and `scale` are float32 (F,)."""
+    """x ↦ (x - mean) / scale; `mean` and `scale` are (F,), float32, or the mean float64 for features that are no float32.
+
+    `spread` is the variance of all values of the training features as they were.
+    """
 
     mean: np.ndarray
     scale: np.ndarray
+    spread: float = 1.0
+
+    @classmethod
+    def of(cls, mean: np.ndarray, variance: np.ndarray, n: int, scale: bool = True, dtype: Any = np.float32) -> Scaler:
+        """From mean and variance of every feature of n samples (float64): to mean 0, and if `scale` to variance 1.
+
+        Without `scale` features are centred all the same: the kernel depends on differences only, and float32 has no digits left for them
+        behind a large mean. A feature that is constant, up to the rounding of its variance, is only centred (scikit-learn's rule and bound).
+        """
+        eps = np.finfo(np.float64).eps
+        constant = variance <= n * eps * variance + (n * mean * eps) ** 2
+        deviation = np.where(constant | (not scale), 1, np.sqrt(variance))
+        return cls(mean.astype(dtype), deviation.astype(np.float32), float(variance.mean() + mean.var()))
 
     def apply(self, rows: np.ndarray) -> None:
         """Scale float32 `rows` (n, F) in place."""
@@ -24,17 +41,17 @@ class Scaler:
             part -= self.mean
             part /= self.scale
 
+    def applied(self, rows: np.ndarray) -> np.ndarray:
+        """Scaled float32 copy of `rows` (n, F) of any type, whose values are rounded after the mean is gone."""
+        made = np.empty(rows.shape, np.float32)
+        step = _rows(rows)
+        for start in range(0, len(rows), step):
+            made[start : start + step] = (rows[start : start + step] - self.mean.astype(np.float64)) / self.scale
+        return made
 
-def identity(width: int) -> Scaler:
-    """The scaler that changes nothing (`--scale none`)."""
-    return Scaler(np.zeros(width, np.float32), np.ones(width, np.float32))
 
-
-def standard(train: np.ndarray) -> Scaler:
-    """Mean 0 and variance 1 for every column of `train` (n, F): two passes in float64, as StandardScaler.
-
-    A column that is constant, up to the rounding of its variance, is only centred (scikit-learn's rule and bound).
-    """
+def measured(train: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and variance of every column of `train` (n, F), float64, in two passes as StandardScaler."""
     n, width = train.shape
     step = _rows(train)
     chunks = [slice(start, start + step) for start in range(0, n, step)]
@@ -47,10 +64,23 @@ def standard(train: np.ndarray) -> Scaler:
         centred = train[chunk] - mean
         variance += np.einsum("nf,nf->f", centred, centred)
         correction += centred.sum(axis=0)
-    variance = (variance - correction**2 / n) / n
-    eps = np.finfo(np.float64).eps
-    constant = variance <= n * eps * variance + (n * mean * eps) ** 2
-    return Scaler(mean.astype(np.float32), np.where(constant, 1, np.sqrt(variance)).astype(np.float32))
+    return mean, (variance - correction**2 / n) / n
+
+
+def scaler_of(train: np.ndarray, scale: bool) -> Scaler:
+    """The scaler of training features (n, F) of any type of numbers."""
+    return Scaler.of(*measured(train), len(train), scale, np.float32 if train.dtype == np.float32 else np.float64)
+
+
+def standard(train: np.ndarray) -> Scaler:
+    """Mean 0 and variance 1 for every column of `train` (n, F)."""
+    return scaler_of(train, True)
+
+
+def gamma_of(scaler: Scaler, width: int, mean_square: float, scaled: bool) -> float:
+    """gamma="scale": 1 / (F · variance of all values), for scaled features whose columns are centred: their mean square is the variance."""
+    variance = mean_square if scaled else scaler.spread
+    return 1 / (width * variance) if variance > 0 else 1.0
 
 
 def squared_norms(rows: np.ndarray) -> np.ndarray:

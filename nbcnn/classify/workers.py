@@ -1,4 +1,4 @@
-"""Run tasks in parallel processes that never outlive the caller, as many as memory allows.
+"""This module runs tasks in parallel processes that never outlive the caller, as many as memory allows.
 
 Own processes and pipes instead of a pool, for three promises: Ctrl-C ends them at once, the death of a worker (the kernel
 kills when memory runs out) is an error and not a hang, and workers whose parent is gone end by themselves.
@@ -84,9 +84,9 @@ def parallel(
 def _interrupts_wait() -> Iterator[None]:
     """Hold SIGINT and SIGTERM back; processes started within never see them. Either may reach the whole group, and the parent ends the workers.
 
-    Here they are heeded at the end, so that no process is started and then forgotten.
+    This process handles them at the end of the context, so that no process is started and then forgotten.
     """
-    # Starting this helper process lifts the mask, so it must run before.
+    # Starting the resource tracker's process lifts the mask, so it must run before.
     resource_tracker.ensure_running()
     came: list[int] = []
     handlers: dict[int, Any] = {}
@@ -113,14 +113,14 @@ def _hand_out(channel: Any, waiting: Iterator[tuple[int, Any]], running: dict[An
 
 def _lost(worker: Any, jobs: int, flag: str) -> Exception:
     worker.join()
-    if worker.exitcode == -signal.SIGKILL:
+    if worker.exitcode == -getattr(signal, "SIGKILL", 9):
         advice = f"; try {flag} {max(1, jobs // 2)}" if flag else ""
         return MemoryError(f"one of {jobs} worker processes was killed, most likely for memory{advice}")
     return RuntimeError(f"a worker process ended with exit code {worker.exitcode}")
 
 
 def _serve(channel: Any, function: Callable[[Any, Any], Any], shared: Any) -> None:
-    """A worker's life: tasks in, results out, until the parent closes its end or dies."""
+    """The main function of a worker: it takes tasks and sends results until the parent closes its end or dies."""
     while True:
         try:
             task = channel.recv()

@@ -1,1 +1,1 @@
-"""The commands: flags, messages, exit codes. Nothing here is imported by the library."""
+"""This package is the command line: flags, messages, exit codes. The library imports nothing of it."""

@@ -1,4 +1,4 @@
-"""`python -m nbcnn bench`: ops, training steps and convolutions of this machine, beside PyTorch and cuDNN in the same run."""
+"""`python -m nbcnn bench` times ops, training steps and convolutions on this machine, with PyTorch and cuDNN in the same run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ EXAMPLES = (
 LAYERS = tuple(f"conv{number}" for number in range(1, 6))
 FORMS = ("eager", "graph", "compile", "compile-max")
 RANKS = (1, 2)
-"""Processes of `bench scaling`, where no flag says otherwise."""
+"""Numbers of processes of `bench scaling`, where no flag says otherwise."""
 STUDIES = ("step", "convs", "epoch", "scaling", "warmup", "selftest")
 BELONGS = {
     **dict.fromkeys(("iters", "cache", "warmup"), ("an op", "step", "epoch")),
@@ -43,7 +43,7 @@ BELONGS = {
     "ranks": ("scaling",),
     "forms": ("step",),
 }
-"""Flags that not everything takes."""
+"""Flags that only some benchmarks take, with those that do."""
 WHAT = (
     "an op, such as conv_fprop; the whole training step; every layer and pass (convs); a real epoch of 50,000 images with shuffling and the last"
     " batch; training on several GPUs (scaling);"
@@ -52,7 +52,7 @@ WHAT = (
 
 
 def warmup_time(text: str) -> str | float:
-    """auto, none or seconds."""
+    """A converter of --warmup: auto, none or seconds."""
     return "auto" if text == "auto" else 0.0 if text == "none" else real(0.0)(text)
 
 
@@ -150,7 +150,7 @@ def _measure(flags: SimpleNamespace) -> int:
 
 
 def _refuse_strangers(flags: SimpleNamespace, what: str) -> None:
-    """A flag that would be ignored is a mistake: say where it belongs."""
+    """Raise UsageError for a flag that this benchmark would ignore, and say which benchmarks take it."""
     for name, owners in BELONGS.items():
         if getattr(flags, name) is not None and what not in owners:
             why = " (its steps are captured graphs as they are: bench step --graph times them launch by launch, too)" if what == "epoch" else ""

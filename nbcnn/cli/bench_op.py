@@ -1,4 +1,4 @@
-"""`bench OP`, `bench selftest` and `bench warmup`: rows and lines of the laboratory's own measurements."""
+"""This module is `bench OP`, `bench selftest` and `bench warmup`: it measures rows and formats them as lines."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
 
 
 def selftest(flags: SimpleNamespace) -> Rows:
-    """What the benchmark measures of things known beforehand; the measured ceilings with them."""
+    """Measure quantities whose values are known beforehand, and the ceilings of the GPU."""
     from nbcnn.gpu.device import Gpu
     from nbcnn.lab.measure import ceilings
     from nbcnn.lab.measure import selftest as known
@@ -141,12 +141,12 @@ def _say(words: str) -> None:
 
 
 def _studied(flags: SimpleNamespace) -> tuple[str, str, float]:
-    """Op, shape and seconds of rest of the warm-up study."""
+    """The op, its shape and the seconds of cooling down of the warm-up study."""
     return flags.op or "conv_fprop", flags.shape or "conv4@64", 5.0 if flags.sleep is None else flags.sleep
 
 
 def first_calls(flags: SimpleNamespace) -> dict[str, Any] | None:
-    """The part of the warm-up study that runs in fresh processes; None where there is no GPU for it. Before this process opens the GPU."""
+    """Run the part of the warm-up study that needs fresh processes, before this process opens the GPU; None without a GPU."""
     from nbcnn.gpu.compiler import SIMULATOR
     from nbcnn.gpu.driver import visible
     from nbcnn.lab.measure import fresh

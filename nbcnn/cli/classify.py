@@ -1,4 +1,4 @@
-"""python -m nbcnn classify FEATURES: an exact RBF support vector machine on extracted features, and what it is worth."""
+"""`python -m nbcnn classify FEATURES` trains an exact RBF support vector machine on extracted features and reports its accuracy."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nbcnn.cli.errors import OK
-from nbcnn.cli.flags import Parser, count, flag, one_of, real
+from nbcnn.cli.flags import Parser, count, flag, one_of, real, some_of
 from nbcnn.cli.together import together
 
 if TYPE_CHECKING:
     import numpy as np
 
     from nbcnn.classify.features import Origin
-    from nbcnn.classify.gram import Engine
     from nbcnn.classify.pipeline import Load, Report
     from nbcnn.ranks.team import Team
 
@@ -25,6 +24,7 @@ SUMMARY = "Train an exact RBF SVM on extracted features; accuracies and confusio
 EXAMPLES = (
     "python -m nbcnn classify features/cifar10                    all images, the GPU if there is one",
     "python -m nbcnn classify features/digits --baselines         beside raw pixels and an untrained encoder",
+    "python -m nbcnn classify features/cifar10 --search C,gamma   settings by a validation split",
     "python -m nbcnn classify features/cifar10 --limit 5000 --device cpu --json",
 )
 ENCODER, PIXELS, RANDOM = "encoder", "raw pixels", "random encoder"
@@ -39,17 +39,28 @@ def add_parser() -> Parser:
     flag(data, "--baselines", bool, "also classify raw pixels and the code of an untrained encoder", "off")
     flag(data, "--data-dir", Path, "where the images are, for --baselines", "the run's", metavar="DIR")
     model = parser.add_argument_group("model")
+    flag(model, "--machine", one_of("svm", "ridge"), "svm: exact, one class against one; ridge: least squares, one matrix", "svm")
+    flag(model, "--lambda", real(0, exclusive=True), "of ridge: what is added to the kernel's diagonal", 0.1)
     flag(model, "--c", real(0, exclusive=True), "penalty of a margin violation", 10)
     flag(model, "--gamma", _gamma, "width of the RBF kernel; scale is 1 / (features · variance of the training set)", "scale")
     flag(model, "--scale", one_of("standard", "none"), "subtract each feature's mean and divide by its deviation, or not", "standard")
+    flag(model, "--search", some_of("C", "gamma"), "choose these by a tenth of the training images, never by the test images", "off")
     output = parser.add_argument_group("output")
-    flag(output, "--out", Path, "folder for classify.json, confusion.png and model.npz", "FEATURES/classify", metavar="DIR")
+    flag(output, "--out", Path, "folder for classify.json, confusion.png and classifier.safetensors", "FEATURES/classify", metavar="DIR")
+    flag(output, "--portable", bool, "put the support vectors into the classifier's file, which then needs no features", "off")
     flag(output, "--json", bool, "print one line of JSON instead of tables", "off")
     flag(output, "--quiet", bool, "print no header and no progress", "off")
     system = parser.add_argument_group("system")
-    flag(system, "--device", one_of("auto", "cpu", "gpu"), "where the kernel matrix is computed", "auto")
-    flag(system, "--jobs", count(1), "processes that train pairs of classes", "as many as cores and 8 GiB of memory allow")
-    flag(system, "--scratch", Path, "folder for the kernel matrix while it is needed; 7.5 GB for CIFAR-10", "the --out folder", metavar="DIR")
+    flag(system, "--device", one_of("auto", "cpu", "gpu"), "where the machine is trained", "auto")
+    flag(system, "--jobs", count(1), "without a GPU: processes that train pairs of classes", "as many as cores and 8 GiB of memory allow")
+    flag(
+        system,
+        "--scratch",
+        Path,
+        "without a GPU: folder for the kernel matrix; 7.5 GB for CIFAR-10",
+        "the --out folder",
+        metavar="DIR",
+    )
     return parser
 
 
@@ -67,29 +78,60 @@ def main(argv: list[str]) -> int:
 
 
 def _run(args: Any, team: Team) -> int:
-    from nbcnn.classify import pipeline, report
+    from nbcnn.classify import classifier, pipeline, report
+    from nbcnn.classify.features import read_features
+    from nbcnn.classify.gram import HostEngine
+    from nbcnn.files.errors import UsageError
     from nbcnn.train.plots import confusion as draw_confusion
 
     out = args.out or args.features / "classify"
-    held, train_labels, test_labels, origin, sha256 = _open(args.features, args.limit, verify=team.leads)
+    ridge = (vars(args)["lambda"] or 0.1) if args.machine == "ridge" else None
+    if ridge is not None and args.search:
+        raise UsageError("--search chooses C and gamma of --machine svm; ridge has --lambda and --gamma")
+    on_gpu, why = _on_gpu(args.device or "auto")
+    team.agree("device", str(on_gpu).encode())
+    held, train_labels, test_labels, origin, sha256, verified = _open(args.features, args.limit, verify=team.leads, beside=on_gpu)
     team.agree("features", f"{sha256} {args.limit}".encode())
     out.mkdir(parents=True, exist_ok=True)
     scratch = args.scratch or out
     scratch.mkdir(parents=True, exist_ok=True)
     if not team.leads:
-        for _ in range(3 if args.baselines else 1):
+        # On a GPU the pairs are solved in less time than they could be sent.
+        for _ in range(0 if on_gpu or ridge is not None else 3 if args.baselines else 1):
             settings = pipeline.Settings(args.c or 10.0)
             pipeline.assist(train_labels, len(test_labels), settings=settings, scratch=scratch, team=team, jobs=args.jobs)
         return OK
-    engine, why = _engine(args.device or "auto")
     names = origin.classes or ()
     settings = pipeline.Settings(args.c or 10.0, args.gamma, (args.scale or "standard") == "standard")
     if not args.quiet:
-        _header(args.features, origin, len(train_labels), len(test_labels), settings, engine, why, scratch)
+        _header(args.features, origin, len(train_labels), len(test_labels), settings, on_gpu, why, scratch, ridge)
+
+    host = {"engine": HostEngine(), "scratch": scratch, "jobs": args.jobs}
+
+    def trained(load: Load, labels: np.ndarray, settings: pipeline.Settings, **more: Any) -> pipeline.Outcome:
+        if ridge is not None:
+            from nbcnn.classify.ridge import classify
+            from nbcnn.gpu.device import Gpu
+
+            return classify(load, labels, settings=settings, ridge=ridge, device=Gpu() if on_gpu else None, report=more["report"])
+        if on_gpu:
+            from nbcnn.classify import gpu
+
+            return gpu.classify(load, labels, settings=settings, report=more["report"])
+        return pipeline.classify(load, labels, settings=settings, **host, **more)
+
+    tried: list[dict[str, float]] = []
+    if args.search:
+        with _bars(args.quiet) as bars:
+            settings, tried = pipeline.search(held[0][0], train_labels, settings, args.search, lambda *trial: trained(*trial, report=bars("search")))
+        if not args.quiet:
+            found = max(each["accuracy"] for each in tried)
+            gamma = "scale" if settings.gamma is None else f"{settings.gamma:g}"
+            print(f"search    {len(tried)} settings tried: C = {settings.C:g}, gamma = {gamma}, {found:.2%} of the held-out images", file=sys.stderr)
 
     sources: dict[str, Load] = {ENCODER: held.pop}
     if args.baselines:
-        # Looked for now: a data set that is missing should not be found out after minutes.
+        # The data set is looked for now, so that a missing one is reported at once and not after minutes.
         mode = "cpu" if args.device == "cpu" else "auto"
         layers, note = _untrained_encoder(origin)
         if note and not args.quiet:
@@ -105,22 +147,32 @@ def _run(args: Any, team: Team) -> int:
         "features": str(args.features),
         "features_sha256": sha256,
         "scale": "standard" if settings.scale else "none",
-        "model": str(out / "model.npz"),
+        "machine": "svm" if ridge is None else "ridge",
+        "lambda": ridge,
+        "model": str(out / classifier.NAME),
         "confusion_matrix": str(out / "confusion.png"),
         "classifiers": {},
+        "search": tried,
     }
     rows = result["classifiers"]
     tables: dict[str, str] = {}
     with _bars(args.quiet) as bars:
         for name, load in sources.items():
-            outcome = pipeline.classify(
-                load, train_labels, settings=settings, engine=engine, scratch=scratch, jobs=args.jobs, report=bars(name), team=team
-            )
+            try:
+                outcome = trained(load, train_labels, settings, report=bars(name), **({} if on_gpu else {"team": team}))
+            finally:
+                # Damaged features explain what may have been raised; and nothing is written that was made of them.
+                verified()
+            if not args.quiet:
+                for note in outcome.notes:
+                    print(f"note      {name}: {note}", file=sys.stderr)
             scores = report.score(outcome, train_labels, test_labels, len(names))
             rows[name], tables[name] = report.summary(outcome, scores), report.class_table(scores, names)
             if name == ENCODER:
-                report.save_model(out / "model.npz", outcome, sha256)
-                title = f"{origin.dataset}: RBF SVM on {outcome.width:,} features, {scores.test:.2%} of {len(test_labels):,} test images"
+                rows_of = read_features(args.features, verify=False).train if args.portable else None
+                classifier.save(out / classifier.NAME, outcome, origin, args.features, sha256, rows_of)
+                name_of = "RBF SVM" if ridge is None else "kernel ridge"
+                title = f"{origin.dataset}: {name_of} on {outcome.width:,} features, {scores.test:.2%} of {len(test_labels):,} test images"
                 draw_confusion(out / "confusion.png", scores.confusion, names, title)
             report.save_json(out / "classify.json", result)
 
@@ -129,49 +181,54 @@ def _run(args: Any, team: Team) -> int:
     else:
         print(f"{origin.dataset}, {len(train_labels):,} training and {len(test_labels):,} test images\n")
         print(report.table(rows), "", tables[ENCODER], "", sep="\n")
-        print(f"{out / 'classify.json'}\n{out / 'confusion.png'}\n{out / 'model.npz'}")
+        print(f"{out / 'classify.json'}\n{out / 'confusion.png'}\n{out / classifier.NAME}")
     return OK
 
 
-def _open(folder: Path, limit: int | None, verify: bool = True) -> tuple[list[tuple[np.ndarray, np.ndarray]], np.ndarray, np.ndarray, Origin, str]:
-    """The first `limit` features in a list of one, to be taken out and freed; their labels, origin and hash."""
-    from nbcnn.classify.features import read_features
+def _open(
+    folder: Path, limit: int | None, verify: bool = True, beside: bool = False
+) -> tuple[list[tuple[np.ndarray, np.ndarray]], np.ndarray, np.ndarray, Origin, str, Callable[[], None]]:
+    """The first `limit` features in a list of one, to be taken out and freed; their labels, origin and hash; what waits until they are verified.
+
+    They are verified before, or `beside` what is done with them.
+    """
+    from nbcnn.classify.features import Verification, read_features
     from nbcnn.datasets import DataMissing
 
-    features = read_features(folder, verify=verify)
+    features = read_features(folder, verify=verify and not beside)
+    verified = Verification(folder, features).finish if verify and beside else lambda: None
     if features.train_labels is None or features.test_labels is None:
         raise DataMissing(f"{folder} holds features of {features.origin.dataset}, which has no labels; --dataset digits and cifar10 have")
     train_labels, test_labels = features.train_labels[:limit], features.test_labels[:limit]
     for split, labels, least in (("training", train_labels, 2), ("test", test_labels, 1)):
         if len(set(labels.tolist())) < least:
             raise DataMissing(f"{folder} holds {len(labels)} {split} images of {len(set(labels.tolist()))} classes; at least {least} are needed")
-    return [(features.train[:limit], features.test[:limit])], train_labels, test_labels, features.origin, features.sha256
+    return [(features.train[:limit], features.test[:limit])], train_labels, test_labels, features.origin, features.sha256, verified
 
 
-def _engine(device: str) -> tuple[Engine, str]:
-    """What computes the kernel matrix, and why. Raises GpuUnavailable if `device` is "gpu" and there is none."""
-    from nbcnn.gpu.device import gpu_missing
+def _on_gpu(device: str) -> tuple[bool, str]:
+    """Whether the machine is trained on a GPU, and why. Raises GpuUnavailable if `device` is "gpu" and there is none."""
+    from nbcnn.gpu.device import GpuUnavailable, gpu_missing
     from nbcnn.gpu.language import SIMULATOR
 
-    # A CPU's run does not pay for the compiler's import.
-    missing = None if device == "cpu" else "the simulator is no GPU" if SIMULATOR else gpu_missing()
-    if device == "gpu" or (device == "auto" and not missing):
-        from nbcnn.classify.gpu import GpuEngine
-
-        return GpuEngine(), "as asked" if device == "gpu" else "a GPU is there"
-    from nbcnn.classify.gram import HostEngine
-
-    return HostEngine(), "as asked" if device == "cpu" else str(missing)
+    # Imported here, so that a run on the CPU does not pay for the compiler's import.
+    missing = None if device == "cpu" else gpu_missing() or ("the simulator is no GPU" if SIMULATOR and device == "auto" else None)
+    if device == "gpu" and missing:
+        raise GpuUnavailable(missing)
+    on_gpu = device != "cpu" and not missing
+    return on_gpu, "as asked" if device != "auto" else missing or "a GPU is there"
 
 
-def _header(folder: Path, origin: Origin, train: int, test: int, settings: Any, engine: Engine, why: str, scratch: Path) -> None:
+def _header(folder: Path, origin: Origin, train: int, test: int, settings: Any, on_gpu: bool, why: str, scratch: Path, ridge: float | None) -> None:
     gamma = "scale" if settings.gamma is None else f"{settings.gamma:g}"
-    scaling = "standardised" if settings.scale else "as they are"
+    scaling = "standardised" if settings.scale else "centred"
+    what = f"one-against-one RBF SVM, C = {settings.C:g}" if ridge is None else f"kernel ridge, lambda = {ridge:g}"
+    kernel = f"GPU ({why})" if on_gpu else f"BLAS ({why}), kept in {scratch} while it is needed"
     lines = (
         f"features  {folder} ({scaling}), from {origin.checkpoint}",
         f"data      {origin.dataset} ({origin.source}): {train:,} training, {test:,} test images, {len(origin.classes or ())} classes",
-        f"model     one-against-one RBF SVM, C = {settings.C:g}, gamma = {gamma}",
-        f"kernel    {engine.name} ({why}), kept in {scratch} while it is needed",
+        f"model     {what}, gamma = {gamma}",
+        f"kernel    {kernel}",
     )
     print("\n".join(lines), file=sys.stderr)
 
@@ -194,12 +251,13 @@ def _data_dir(origin: Origin) -> Path:
 
 
 def _untrained_encoder(origin: Origin) -> tuple[list[Any], str]:
-    """The layers that made the features; and what was assumed of them, if the features do not say which model they are of.
+    """The layers that made the features, and a note of what was assumed if the features do not name their model.
 
     Raises UsageError if these layers do not make features of the same shape, or the model is not known.
     """
     from nbcnn.files.errors import UsageError
     from nbcnn.nn import models
+    from nbcnn.nn.layers import sized
     from nbcnn.plan.graph import Buf, Tape, named, trace
 
     (channels, *_), run_model, note = origin.image_shape, _run_flags(origin).get("model"), ""
@@ -211,6 +269,7 @@ def _untrained_encoder(origin: Origin) -> tuple[list[Any], str]:
         layers = models.encoder(models.MODELS[model](*origin.image_shape), cut)
     else:
         layers = models.encoder(models.autoencoder(channels, code=origin.code_shape[0]), models.code("autoencoder"))
+    layers = sized(layers, origin.image_shape)
     made, _ = trace(Tape(training=False), named(layers), Buf("x", (1, *origin.image_shape)))
     if made.shape[1:] != origin.code_shape:
         what = f"the encoder of {model or 'the autoencoder'} makes codes of {made.shape[1:]}, these features are of {origin.code_shape}"

@@ -1,4 +1,4 @@
-"""`python -m nbcnn compare A B`: two modes, engines, parts or tiles for one op."""
+"""`python -m nbcnn compare A B` compares two modes, engines or tiles of one op: results, times, registers, roofline."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 
 from nbcnn.cli.errors import OK, guarded
-from nbcnn.cli.flags import Parser, count, flag, real, results_flags, some_of
+from nbcnn.cli.flags import MODES, Parser, count, flag, real, results_flags, some_of
+from nbcnn.files.errors import UsageError
+from nbcnn.files.suggest import nearest
 
 EXAMPLES = (
     "python -m nbcnn compare im2col tensorcore:bf16 --shape conv4@1024",
@@ -49,6 +51,10 @@ def _compare(flags: SimpleNamespace) -> int:
     from nbcnn.lab.measure.opcases import problem
 
     a, b = Choice.parse(flags.a), Choice.parse(flags.b)
+    for choice in (a, b):
+        # Before the GPU is asked for: a mistyped mode should not be told that there is none.
+        if choice.mode not in MODES:
+            raise UsageError(f"no mode {choice.mode!r} (there are {', '.join(MODES)}){nearest(choice.mode, MODES)}")
     op = flags.op or "conv_fprop"
     caches, calls, cap = flags.cache or ("rotate",), flags.iters or 100, flags.seconds or 3.0
     device = "CPU" if {a.mode, b.mode} == {"cpu"} else Gpu().device_name

@@ -1,4 +1,4 @@
-"""What train.py says: the header before, the summary after."""
+"""This module writes what train.py prints: the header before training, the summary after it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 from nbcnn import __version__
 from nbcnn.cli.train_data import Material
+from nbcnn.files.suggest import called
 from nbcnn.run.explain import summary as layer_table
 from nbcnn.train.callbacks import Pictures, duration, rate
 from nbcnn.train.events import Result
@@ -26,7 +27,7 @@ def explanation(session: Any) -> str:
 
 
 def compiling(net: Any) -> str:
-    """What to say before the first launch, which may take long; empty where nothing is compiled."""
+    """The line to print before the first launch, which may take long; empty where nothing is compiled."""
     if net.mode == "cpu":
         return ""
     return f"preparing the {net.mode} kernels; compiling them at the first start takes up to a minute"
@@ -51,13 +52,26 @@ def header(flags: SimpleNamespace, data: Material, session: Any, run: RunFolder,
         f"  model    {flags.model}, {net.params.count:,} parameters, {flags.init} initialisation, seed {flags.seed}",
         f"  recipe   {flags.recipe}: {flags.optimizer}, lr {flags.lr:g} {flags.schedule}{warmup}{extra}",
         f"           batch {flags.batch}, {counted(flags.epochs, 'epoch')}{', images mirrored at random' if flags.flip else ''}",
-        f"  memory   {planned:,.1f} MiB planned, of which the data set {resident:,.1f}",
-        f"  steps    {session.steps_per_epoch:,} training steps per epoch",
+        *([f"           augmented: {flags.augment}"] if flags.augment else []),
+        *([f"           normalised: {_normalised(net.normalisation)}"] if net.normalisation else []),
+        f"  memory   {planned:,.1f} MiB planned, of which the data set {resident:,.1f}{_streamed(session)}",
+        f"  steps    {counted(session.steps_per_epoch, 'training step')} per epoch",
         f"  run      {run.path}",
         f"  ready    after {ready:.1f} s, {counted(session.compiled, 'kernel')} compiled",
     ]
     lines += [f"  note     {fallback}" for fallback in net.fallbacks(session.plans["train", flags.batch])]
     return "\n".join(lines)
+
+
+def _normalised(normalisation: Any) -> str:
+    mean, deviation = (", ".join(f"{value:.4g}" for value in values) for values in (normalisation.mean, normalisation.deviation))
+    return f"mean {mean}; deviation {deviation}"
+
+
+def _streamed(session: Any) -> str:
+    """Where the images are if they are not resident."""
+    held = session.streamed_bytes
+    return f"; images are streamed through {held / 2**20:,.1f} MiB of page-locked host memory" if held else ""
 
 
 def _ranks(team: Any) -> str:
@@ -67,7 +81,8 @@ def _ranks(team: Any) -> str:
 
 def counted(number: float, noun: str) -> str:
     """A number with its noun: 1 epoch, 2 epochs."""
-    return f"{number:g} {noun}{'s' if number != 1 else ''}"
+    text = f"{number:,}" if isinstance(number, int) else f"{number:g}"
+    return f"{text} {noun}{'s' if number != 1 else ''}"
 
 
 def _memory(session: Any) -> list[str]:
@@ -85,16 +100,19 @@ def summary(
         begun = {"ready_seconds": round(ready, 2), "kernels_compiled": session.compiled}
         return json.dumps(where | begun | asdict(result) | dict(scores) | pictures.outcome)
     if result.interrupted:
-        return f"stopped at training step {result.step:,} and saved; continue with\n  python train.py --resume {run.path}"
+        return f"stopped at training step {result.step:,} and saved; continue with\n  {called('train')} --resume {run.path}"
     epochs = counted(result.epochs, "epoch")
+    # Features of images without labels lead no further: there is nothing to classify them by.
+    command = "report" if pictures.command == "extract" and getattr(data.data, "classes", None) is None else pictures.command
     return "\n".join(
         (
             f"{data.name}, {net.mode} {net.precision}, {epochs}: test loss {result.test_loss:.5f}, train loss {result.train_loss:.5f}",
+            *([f"ended early: {result.stopped}; checkpoint-best has the best weights"] if result.stopped else []),
             *(f"{name.replace('_', ' ')} {value:.2%}" for name, value in scores.items()),
             f"best test loss {result.best_loss:.5f}, epoch {result.best_epoch}",
-            f"trained {result.step:,} steps in {duration(result.seconds)}, {rate(result.images_per_second)} {data.noun}/s",
+            f"trained {counted(result.step, 'step')} in {duration(result.seconds)}, {rate(result.images_per_second)} {data.noun}/s",
             *(pictures.lines() if pictures.outcome else []),
             f"run folder {run.path}: metrics.csv, {pictures.files}, checkpoints",
-            *([f"next: {pictures.command} {run.path}"] if pictures.command else []),
+            *([f"next: {called(command, run.path)}"] if command else []),
         )
     )

@@ -1,4 +1,4 @@
-"""`python -m nbcnn env`: versions, driver and GPU; what works on this machine, and what to install for the rest."""
+"""`python -m nbcnn env` reports versions, driver and GPU, what works on this machine, and what to install for the rest."""
 
 from __future__ import annotations
 

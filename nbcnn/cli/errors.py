@@ -1,7 +1,7 @@
-"""Exit codes, and the one place where an exception becomes a message and an exit code.
+"""This module defines the exit codes, and turns an exception into a message and an exit code.
 
 Of the package only what the standard library suffices for is imported, so that `--help` never pays for it: an exception says its own code in
-an `exit_code` attribute.
+an `exit_code` attribute, and `nbcnn.gpu.faults` knows the driver's errors by their names.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable
 
 from nbcnn.cli.process import ENDED, unwritten
+from nbcnn.gpu import faults
 from nbcnn.train.interrupt import Unwinding
 
 OK, RUNTIME, USAGE, DATA, NO_GPU, MEMORY, DIVERGED = range(7)
@@ -30,7 +31,7 @@ MEANINGS = {
 }
 
 MODE_CPU = "--mode cpu (or --mode auto, which takes the CPU by itself)"
-"""What to do without a GPU, for commands with a --mode."""
+"""The advice where there is no GPU, for commands with a --mode."""
 
 
 def exit_code(error: BaseException) -> int:
@@ -38,11 +39,15 @@ def exit_code(error: BaseException) -> int:
     own = getattr(error, "exit_code", None)
     if isinstance(own, int):
         return own
-    return MEMORY if isinstance(error, MemoryError) or "CUDA_ERROR_OUT_OF_MEMORY" in str(error) else RUNTIME
+    if fault := faults.explained(error):
+        return fault.exit_code
+    return MEMORY if isinstance(error, MemoryError) else RUNTIME
 
 
 def message(error: BaseException, without_gpu: str = MODE_CPU) -> str:
     """What went wrong, where, and what to do; without a traceback."""
+    if not hasattr(error, "exit_code"):
+        error = faults.explained(error) or error
     code, text = exit_code(error), str(error) or type(error).__name__
     if code == NO_GPU:
         return "\n".join(
@@ -79,6 +84,8 @@ def guarded(command: Callable[[], int], without_gpu: str = MODE_CPU) -> int:
         if os.environ.get("NBCNN_DEBUG", "0") not in ("", "0"):
             traceback.print_exc()
         print(f"nbcnn: error: {message(error, without_gpu)}", file=sys.stderr)
+        if faults.explained(error):
+            faults.freed_in_silence()
         return exit_code(error)
     if lost := unwritten():
         print(f"nbcnn: error: stdout could not be written: {lost.strerror}; what the command has saved stands", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""The command-line parser of every command: groups, defaults and units in the help, examples, the nearest right name.
+"""This module is the command-line parser of every command: groups, defaults and units in the help, examples, the nearest right name.
 
 Only the standard library is imported, so that `--help` answers at once.
 """
@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+from nbcnn import __version__
 from nbcnn.cli import errors
 from nbcnn.files.suggest import nearest
 from nbcnn.plan import names
@@ -40,9 +41,10 @@ class Parser(argparse.ArgumentParser):
             formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=28, width=110),
             allow_abbrev=False,
         )
+        self.add_argument("--version", action="version", version=__version__, help="print the version and stop")
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
-        """As argparse, but an unknown flag is answered with the nearest known one."""
+        """Parse like argparse, but an unknown flag is answered with the nearest known one."""
         parsed, unknown = self.parse_known_args(args, namespace)
         if unknown:
             name = unknown[0].split("=")[0]
@@ -63,6 +65,20 @@ def flag(group: Any, name: str, kind: Any, text: str, default: Any, unit: str = 
         group.add_argument(name, action="store_const", const=True, default=None, help=text)
     else:
         group.add_argument(name, type=kind, default=None, help=text, metavar=metavar or getattr(kind, "metavar", name[2:].upper().replace("-", "_")))
+
+
+def device(group: Any) -> None:
+    """Add --device, which GPU of several this process uses (`nbcnn.gpu.select.use_device`)."""
+    flag(group, "--device", str, "cpu, or a GPU by its number: cuda:0, cuda:1, …", "the first GPU that is visible, else the CPU", metavar="NAME")
+
+
+def inference_flags(made: Any, precision: str) -> None:
+    """Add the group of flags that say how a trained network is computed; `precision` says in words which one is the default."""
+    group = made.add_argument_group("kernels")
+    flag(group, "--mode", one_of("auto", *MODES), "how layers are computed; auto: the fastest here that has the precision", "auto")
+    flag(group, "--precision", one_of(*names.PRECISIONS), "what multiplications round to", precision)
+    flag(group, "--batch", count(1), "images at a time", 256, "images")
+    device(group)
 
 
 def results_flags(group: Any) -> None:
@@ -100,8 +116,8 @@ def some_of(*names: str) -> Callable[[str], tuple[str, ...]]:
     return convert
 
 
-def count(least: int) -> Callable[[str], int]:
-    """A converter to an int of at least `least`; 1,024 and 1_024 are fine."""
+def count(least: int, below: int | None = None) -> Callable[[str], int]:
+    """A converter to an int of at least `least`, and less than `below`; 1,024 and 1_024 are fine."""
 
     def convert(text: str) -> int:
         try:
@@ -110,6 +126,8 @@ def count(least: int) -> Callable[[str], int]:
             raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
         if value < least:
             raise argparse.ArgumentTypeError(f"{value} is below {least}")
+        if below is not None and value >= below:
+            raise argparse.ArgumentTypeError(f"{text} is not below {below:,}")
         return value
 
     convert.metavar = "N"  # type: ignore[attr-defined]
@@ -124,7 +142,9 @@ def real(least: float, below: float = math.inf, exclusive: bool = False) -> Call
             value = float(text)
         except ValueError:
             raise argparse.ArgumentTypeError(f"{text!r} is no number") from None
-        if not math.isfinite(value) or value < least or value >= below or (exclusive and value == least):
+        if math.isinf(value):
+            raise argparse.ArgumentTypeError(f"{text} is not finite")
+        if math.isnan(value) or value < least or value >= below or (exclusive and value == least):
             bounds = f"{'more than' if exclusive else 'at least'} {least:g}" + (f" and less than {below:g}" if below < math.inf else "")
             raise argparse.ArgumentTypeError(f"{text} is not {bounds}")
         return value

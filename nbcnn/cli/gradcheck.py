@@ -1,4 +1,4 @@
-"""`python -m nbcnn gradcheck`: every op of every row against the float64 reference and the dot-product gradient check."""
+"""`python -m nbcnn gradcheck` checks every op of every row against the float64 reference and by the dot-product gradient check."""
 
 from __future__ import annotations
 

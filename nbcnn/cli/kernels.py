@@ -1,4 +1,4 @@
-"""`python -m nbcnn kernels`: what the compiler makes of every kernel, for any architecture, without a GPU."""
+"""`python -m nbcnn kernels` compiles every kernel for any architecture, without a GPU, and reports registers, spills and instructions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nbcnn.files.suggest import nearest
 from nbcnn.plan.names import PRECISIONS
 
 ARCHITECTURES = ("75", "80", "86", "89", "90a", "100", "120")
-"""Those of `nbcnn.lab.measure.kernels`, which takes longer to import than `--help` may."""
+"""A copy of the architectures of `nbcnn.lab.measure.kernels`, which takes longer to import than `--help` may."""
 
 EXAMPLES = (
     "python -m nbcnn kernels --mode tensorcore --precision bf16 --arch 90a",

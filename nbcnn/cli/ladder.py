@@ -1,4 +1,4 @@
-"""`python -m nbcnn ladder`: every mode of this machine, whole training step and passes, as table, chart and JSON."""
+"""`python -m nbcnn ladder` times every mode on this machine, whole training step and passes, as table, chart and JSON; or the ladder for Hopper."""
 
 from __future__ import annotations
 
@@ -10,19 +10,22 @@ from types import SimpleNamespace
 
 from nbcnn.cli.errors import OK, RUNTIME, guarded
 from nbcnn.cli.flags import Parser, compare_flag, count, flag, results_flags
+from nbcnn.files.errors import UsageError
 
 EXAMPLES = (
     "python -m nbcnn ladder",
     "python -m nbcnn ladder --batch 1 --json",
     "python -m nbcnn ladder --save --chart nbcnn/lab/results/ladder.png",
     "python -m nbcnn ladder --compare nbcnn/lab/results/nvidia-h200.json",
+    "python -m nbcnn ladder --hopper --save",
 )
 
 
 def parser() -> Parser:
     made = Parser("python -m nbcnn ladder", "Climb from the NumPy path to the fastest kernels on this machine.", EXAMPLES)
     group = made.add_argument_group("model")
-    flag(group, "--batch", count(1), "images per training step", 256, "images")
+    flag(group, "--batch", count(1), "images per training step", "256, with --hopper 1024", "images")
+    flag(group, "--hopper", bool, "one convolution instead, in six kernels from im2col to TMA, wgmma and warp roles (docs/hopper-ladder.md)", "off")
     group = made.add_argument_group("output")
     flag(group, "--chart", str, "write the chart to this PNG file", "none", metavar="FILE")
     results_flags(group)
@@ -31,9 +34,27 @@ def parser() -> Parser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure and print; returns 0, or 1 if no rung could be measured or --compare finds something slower."""
+    """Measure and print; returns 0, or 1 if no rung could be measured or --compare finds something slower. --hopper exits 4 without such a GPU."""
     flags = parser().parse_args(argv)
+    if flags.hopper:
+        return guarded(lambda: _hopper(flags), without_gpu="python -m nbcnn ladder --batch 1 climbs what this machine has, from the NumPy path up")
     return guarded(lambda: _climb(flags))
+
+
+def _hopper(flags: SimpleNamespace) -> int:
+    from nbcnn.gpu.device import Gpu
+    from nbcnn.lab.measure import regressions, results
+    from nbcnn.lab.studies import hopper
+
+    if flags.chart:
+        raise UsageError("--chart belongs to the ladder of modes: --hopper draws none")
+    batch = flags.batch or 1024
+    device, section = Gpu().device_name, f"hopper-{batch}"
+    before = regressions.baseline(flags, section, device)
+    with results.keeping(section, device, flags.results, wanted=bool(flags.save)) as rows:
+        rows += hopper.climb(batch, lambda text: print(text, file=sys.stderr, flush=True))
+        print(json.dumps(rows) if flags.json else hopper.table(rows))
+    return RUNTIME if before is not None and before.regressed(rows, flags) else OK
 
 
 def _climb(flags: SimpleNamespace) -> int:

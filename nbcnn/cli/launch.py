@@ -1,4 +1,4 @@
-"""python -m nbcnn launch --nproc N COMMAND …: start the ranks of one program, and end them together. Standard library only.
+"""`python -m nbcnn launch --nproc N COMMAND …` starts the ranks of one program and ends them together; it needs the standard library only.
 
 Every rank runs in a session of its own, so that Ctrl-C on the terminal reaches only this process, which passes it on, once.
 """
@@ -21,17 +21,21 @@ from typing import BinaryIO
 
 from nbcnn.cli.errors import guarded
 from nbcnn.cli.flags import Parser, count, flag
+from nbcnn.files.errors import UsageError
+from nbcnn.files.suggest import nearest
 from nbcnn.ranks.environment import token
 from nbcnn.ranks.meeting import LOST
 
 SUMMARY = "Run a command as several ranks that train together: one process per GPU."
 EXAMPLES = (
-    "python -m nbcnn launch --nproc 8 train.py --batch 8192       eight GPUs of this machine",
-    "python -m nbcnn launch --nproc 2 train.py --mode cpu         two processes without a GPU",
-    "NBCNN_TOKEN_FILE=nbcnn-token python -m nbcnn launch --nproc 8 --nodes 2 --node 0 --address gpu01 train.py    --node 1 on the other machine",
+    "python -m nbcnn launch --nproc 8 train --batch 8192       eight GPUs of this machine",
+    "python -m nbcnn launch --nproc 2 train --mode cpu         two processes without a GPU",
+    "NBCNN_TOKEN_FILE=nbcnn-token python -m nbcnn launch --nproc 8 --nodes 2 --node 0 --address gpu01 train    --node 1 on the other machine",
 )
-SHARED = ("classify",)
-"""The commands of nbcnn that ranks share among them."""
+SHARED = ("train", "extract", "classify")
+"""The commands of nbcnn that several ranks can run together."""
+AROUND = ("python", "python3", "nsys", "ncu", "compute-sanitizer", "env", "nice", "numactl", "taskset", "strace", "gdb")
+"""Programs that are known to start another one; a program of one's own is given with its path."""
 
 PATIENCE = 2.0
 """Seconds that ranks have to end by themselves when one has failed; then they get SIGTERM, and as long after that SIGKILL."""
@@ -40,7 +44,9 @@ PATIENCE = 2.0
 def add_parser() -> Parser:
     """The parser of this command."""
     parser = Parser("python -m nbcnn launch", SUMMARY, EXAMPLES, "--nproc N [flags] COMMAND …")
-    parser.add_argument("command", metavar="COMMAND", nargs=argparse.REMAINDER, help="a script (train.py …) or a command of nbcnn (classify …)")
+    parser.add_argument(
+        "command", metavar="COMMAND", nargs=argparse.REMAINDER, help="train, extract or classify with their flags, or a script (train.py …)"
+    )
     group = parser.add_argument_group("ranks")
     flag(group, "--nproc", count(1), "processes to start on this machine, one per GPU", None)
     group = parser.add_argument_group("more than one machine, each with the same secret in NBCNN_TOKEN or in the file NBCNN_TOKEN_FILE")
@@ -58,7 +64,7 @@ def main(argv: list[str]) -> int:
     if not args.nproc:
         parser.error("--nproc is missing: how many processes, one per GPU?")
     if not args.command:
-        parser.error("what is to be launched? For instance: python -m nbcnn launch --nproc 2 train.py")
+        parser.error("what is to be launched? For instance: python -m nbcnn launch --nproc 2 train")
     nodes, node = args.nodes or 1, args.node or 0
     if node >= nodes:
         parser.error(f"--node {node} of --nodes {nodes}: machines count from 0")
@@ -68,9 +74,16 @@ def main(argv: list[str]) -> int:
 
 
 def words(command: Sequence[str]) -> list[str]:
-    """The words of one rank's process: a script by this interpreter, a command of nbcnn by its module, else a program as it stands."""
-    if command[0] in SHARED:
+    """The argument list of one rank's process: a script runs in this interpreter, a command of nbcnn by its module, a program as it stands.
+
+    Raises UsageError for a word that is none of these: what is no rank would run several times and meet nobody.
+    """
+    first = command[0]
+    if first in SHARED:
         return [sys.executable, "-m", "nbcnn", *command]
+    if not first.endswith(".py") and first not in AROUND and os.sep not in first:
+        known = f"{', '.join(SHARED)}, or a script (train.py …); another program is given with its path, as ./{first}"
+        raise UsageError(f"{first!r} is nothing that ranks share: {known}{nearest(first, SHARED)}")
     return [sys.executable, *command] if command[0].endswith(".py") else list(command)
 
 
@@ -80,7 +93,7 @@ def environments(nproc: int, nodes: int = 1, node: int = 0, address: str | None 
     if nodes == 1:
         shared["NBCNN_TOKEN"] = secrets.token_hex(32)
     else:
-        token(os.environ)  # which the ranks find there; without one none need be started
+        token(os.environ)  # the ranks read it from the environment; without one there is no use in starting any
     if nodes == 1 and port is None:
         shared |= dict(zip(("MASTER_PORT", "NBCNN_PORT"), free_ports(2), strict=True))
     else:
@@ -108,6 +121,7 @@ class Ranks:
         self._lock = threading.Lock()
         self._pumps: list[threading.Thread] = []
         self._signals: list[int] = []
+        self._passed: int | None = None
 
     def run(self) -> int:
         """Start all, wait for all; the exit code of the first that failed, 128 + the signal's number if that was killed, else 0.
@@ -160,6 +174,7 @@ class Ranks:
         """Give every rank the signals that came, each once. Those that came before the last rank had been started wait for it."""
         while self._signals:
             number = self._signals.pop(0)
+            self._passed = self._passed or number
             for process in self._running.values():
                 process.send_signal(number)
 
@@ -177,6 +192,8 @@ class Ranks:
                         end(process)
                 continue
             del self._running[rank]
+            if code == 1 and self._passed:  # Python's own code where a signal interrupts its start
+                code = 128 + self._passed
             if code and not first:
                 now = time.monotonic()
                 steps = [(now + PATIENCE, subprocess.Popen.terminate), (now + 2 * PATIENCE, subprocess.Popen.kill)]
@@ -189,7 +206,7 @@ class Ranks:
 
 
 def _die_with_parent() -> Callable[[], None] | None:
-    """Something for a new process to run first, by which Linux ends it when this one is gone; None elsewhere."""
+    """A function that a new process runs first, so that Linux ends it when this process is gone; None on other systems."""
     if not sys.platform.startswith("linux"):
         return None
     import ctypes

@@ -1,4 +1,4 @@
-"""What the process of a command has from its first line on: outputs whose reader may leave, and signals that end it with a sentence.
+"""This module prepares the process of a command: its outputs survive a reader that leaves, and signals end it with a message.
 
 `begin` is called before anything else is imported, by scripts and never by a library; so this module imports little, and nothing of the package.
 """
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from typing import Any
 
 ENDED = {signal.SIGINT: "nbcnn: interrupted (SIGINT)", signal.SIGTERM: "nbcnn: terminated (SIGTERM)"}
-"""What a process says that a signal ends."""
+"""The message of a process that a signal ends."""
 
 
 class Output(io.FileIO):
-    """A standard output that fails nobody: what cannot be written is dropped, and the first reason for that is kept in `lost`.
+    """A standard output that never raises: what cannot be written is dropped, and the first reason for that is kept in `lost`.
 
     The reader of a pipe may leave (`… | head`), a terminal hang up and the disk of a log be full; a training goes on and saves all the same.
     """
@@ -66,7 +66,7 @@ def unwritten() -> OSError | None:
 
 
 def _lasting(number: int, stream: Any) -> Any:
-    """What stands for `stream` (None if it was closed from the start), with its settings. One that is no file is its owner's."""
+    """An `Output` in place of `stream` (None if it was closed from the start), with its settings; a stream that is no file stays as it is."""
     if not isinstance(stream, io.TextIOWrapper | None):
         return stream
     raw = Output(number, "w", closefd=False)

@@ -1,4 +1,4 @@
-"""`python -m nbcnn report RUN|BENCH`: one HTML file of a training run or of a device's results."""
+"""`python -m nbcnn report RUN|BENCH` writes one HTML file of a training run or of a device's results."""
 
 from __future__ import annotations
 

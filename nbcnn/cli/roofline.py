@@ -1,4 +1,4 @@
-"""`python -m nbcnn roofline`: every step of the training plan under the ceilings of this GPU, without counters; and once beside them."""
+"""`python -m nbcnn roofline` sets every step of the training plan beside the ceilings of this GPU; --ncu compares its bytes with counters."""
 
 from __future__ import annotations
 

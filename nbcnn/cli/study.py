@@ -1,4 +1,4 @@
-"""`python -m nbcnn study WHAT`: picks the study's module and lets it parse the rest."""
+"""`python -m nbcnn study WHAT` picks the study's module and lets it parse the rest."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ STUDIES = {
     "sweep": "small networks, fused and unfused, batch 1 to 16,384",
     "mnist": "the MNIST classifier over several seeds, fused and unfused; its step beside PyTorch's",
 }
-"""What there is; each is the module nbcnn.cli.study_WHAT with `main(argv) -> exit code`."""
+"""The studies; each is the module nbcnn.cli.study_WHAT with `main(argv) -> exit code`."""
 SHARED = dict.fromkeys(("gemm", "elementwise", "evonorm", "sweep"), "study_fusion")
-"""Studies of one module, whose `main(argv, study)` is told which."""
+"""Studies that share one module, whose `main(argv, study)` takes the study's name too."""
 EXAMPLES = (
     "python -m nbcnn study dwconv                          every variant at four sizes, and the step of S4ConvD",
     "python -m nbcnn study evonorm --out pictures          heatmaps, and a CSV beside each",

@@ -1,4 +1,4 @@
-"""`python -m nbcnn study dwconv`: depthwise convolution by bytes, intensity and ceilings; with times where there is a GPU."""
+"""`python -m nbcnn study dwconv` studies depthwise convolution by bytes, intensity and ceilings, and by times where there is a GPU."""
 
 from __future__ import annotations
 
@@ -82,7 +82,10 @@ def _study(flags: SimpleNamespace) -> int:
     missing = "--no-times" if flags.no_times else "the simulator's times mean nothing" if SIMULATOR else gpu_missing()
     if missing:
         found = _modelled(flags, dwconv)
-        _show(flags, found, f"none ({missing}); modelled ms take every logical byte from memory")
+        assumed = {"--tflops": flags.tflops or TFLOPS, "--tbs": flags.tbs or TBS}
+        whose = "as given" if flags.tflops and flags.tbs else "an H200's where no flag says otherwise: --tflops, --tbs"
+        ceilings = f"ceilings assumed: {assumed['--tflops']:g} TFLOP/s, {assumed['--tbs']:g} TB/s ({whose})"
+        _show(flags, found, f"none ({missing}); {ceilings}; modelled ms take every logical byte from memory")
         _json(flags, found, [])
         return 0
     device = Gpu()
@@ -135,7 +138,7 @@ def _torch(flags: SimpleNamespace) -> bool:
 
 
 def _sizes(flags: SimpleNamespace, device: Any) -> list[dict[str, Any]]:
-    """Every size, verified and timed."""
+    """Verify and time every size."""
     from nbcnn.lab.measure import ceilings
     from nbcnn.lab.peers import dwconv as dwconv_peers
     from nbcnn.lab.studies import dwconv_times
@@ -202,7 +205,7 @@ def _show(flags: SimpleNamespace, found: list[dict[str, Any]], times: str) -> No
 
 
 def _json(flags: SimpleNamespace, found: list[dict[str, Any]], steps: list[dict[str, Any]]) -> None:
-    """One line, if it is wanted."""
+    """Print one line of JSON if --json asks for it."""
     from nbcnn.lab.studies.dwconv import gains
 
     if flags.json:

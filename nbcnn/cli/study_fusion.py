@@ -1,4 +1,4 @@
-"""`study gemm|elementwise|evonorm|sweep`: fused kernels and small works beside PyTorch and Triton, as tables, CSV files and heatmaps."""
+"""`study gemm|elementwise|evonorm|sweep` times fused kernels and small networks beside PyTorch and Triton: tables, CSV files, heatmaps."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ BELONGS = {
     "batches": ("evonorm", "sweep"),
     "nets": ("sweep",),
 }
-"""Flags that not every study takes."""
+"""Flags that only some studies take, with those that do."""
 
 
 def sizes(text: str) -> tuple[tuple[int, ...], ...]:
-    """MxKxN, several with commas between them."""
+    """A converter to sizes MxKxN with commas between them."""
     made = []
     for part in text.replace("×", "x").split(","):
         numbers = part.split("x")
@@ -54,7 +54,7 @@ def sizes(text: str) -> tuple[tuple[int, ...], ...]:
 
 
 def counts(text: str) -> tuple[int, ...]:
-    """Whole numbers with commas between them."""
+    """A converter to whole numbers with commas between them."""
     return tuple(count(1)(part) for part in text.split(","))
 
 

@@ -1,4 +1,4 @@
-"""`study mnist`: the classifier over several seeds, fused and unfused, and its training step beside PyTorch's CUDA-graphed one."""
+"""`study mnist` trains the classifier over several seeds, fused and unfused, and times its training step beside PyTorch's CUDA graph."""
 
 from __future__ import annotations
 

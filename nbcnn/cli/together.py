@@ -1,4 +1,4 @@
-"""Running a command as one rank of several, or alone: what `guarded` is for a single process."""
+"""This module runs a command as one rank of several, or alone, with the messages and exit codes of `guarded`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def together(command: Callable[[Any], int], without_gpu: str = MODE_CPU) -> int:
                 team.barrier()
                 team.leave(0)
             except BaseException as error:
-                # With its frames live their arrays: giving one back waits for the GPU, and that perhaps for a lost rank.
+                # The traceback's frames keep arrays alive: freeing one waits for the GPU, which perhaps waits for a lost rank.
                 kept.append(error)
                 raise
             return int(done[0])
@@ -47,7 +47,7 @@ def together(command: Callable[[Any], int], without_gpu: str = MODE_CPU) -> int:
 
 
 def _end(code: int) -> NoReturn:
-    """End at once: a GPU that waits for a lost rank would keep Python's own end waiting."""
+    """End the process at once: a GPU that waits for a lost rank would keep Python's own shutdown waiting."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

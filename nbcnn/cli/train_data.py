@@ -1,4 +1,4 @@
-"""What train.py trains on, images or series, as one kind of thing: what the session takes, the layers that fit, what is drawn."""
+"""This module gives train.py images and series as one class: the session's data, the layers that fit, the pictures to draw."""
 
 from __future__ import annotations
 
@@ -10,6 +10,11 @@ from typing import Any
 import numpy as np
 
 from nbcnn import datasets
+from nbcnn.cli import own_model
+from nbcnn.datasets import own
+from nbcnn.datasets.augment import Augment
+from nbcnn.datasets.normalisation import Normalisation
+from nbcnn.files.errors import UsageError
 from nbcnn.nn import models
 from nbcnn.train.callbacks import Classification, Forecasts, Pictures, Plots
 
@@ -19,7 +24,8 @@ class Material:
     """train, test  what `TrainingSession` takes; for series the test of every epoch is on the validation months.
     shape  of one example. noun  what there are `count` and `test_count` of. checksum  of what is trained on, in words. others  CRC-32 of the rest.
     layers  the network of the flags. labels, test_labels  classes (int32) of images that have them.
-    pictures  the callback that draws them, given a title and the net.
+    pictures  the callback that draws them, given a title and the net. normalisation  what --normalise found, None without it.
+    short  the name as a part of file names and titles.
     """
 
     name: str
@@ -35,6 +41,11 @@ class Material:
     data: Any
     labels: Any = None
     test_labels: Any = None
+    normalisation: Normalisation | None = None
+
+    @property
+    def short(self) -> str:
+        return own.short(self.name)
 
     @property
     def count(self) -> int:
@@ -54,19 +65,44 @@ def material(flags: SimpleNamespace) -> Material:
     """The data set and the network that the flags name. Raises DataError."""
     if flags.dataset in datasets.SERIES:
         return _series(flags)
-    data = datasets.load(flags.dataset, data_dir=flags.data_dir, limit=flags.limit, progress=not flags.quiet)
+    data = datasets.load(own.named(flags.dataset, flags.size, flags.test_share), data_dir=flags.data_dir, limit=flags.limit, progress=not flags.quiet)
     images = data.train_images
-    layers = models.MODELS[flags.model](*images.shape[1:])
+    classes = {"classes": len(data.classes)} if own.is_own(data.name) and data.classes else {}
+    shape = images.shape[1:]
+    layers = own_model.layers_of(flags.model, shape) if own_model.is_own(flags.model) else models.MODELS[flags.model](*shape, **classes)
+    if layers[-1].needs_labels and data.classes is None:
+        raise UsageError(
+            f"--model {flags.model} classifies, and {data.name} has no labels: --dataset digits and shapes have some and need no network; "
+            "cifar10, mnist and fashion-mnist are downloaded"
+        )
     checksum = f"{len(images)} images, CRC-32 {zlib.crc32(images.data):08x}"
     labels = {"labels": data.train_labels, "test_labels": data.test_labels}
     others = _crc(data.test_images, data.train_labels, data.test_labels)
+    normalisation = Normalisation.of(images) if flags.normalise else None
     return Material(
-        data.name, data.source, images, data.test_images, images.shape[1:], "images", "test images", checksum, others, layers, data, **labels
+        data.name,
+        data.source,
+        images,
+        data.test_images,
+        images.shape[1:],
+        "images",
+        "test images",
+        checksum,
+        others,
+        layers,
+        data,
+        **labels,
+        normalisation=normalisation,
     )
 
 
+def streaming(flags: SimpleNamespace) -> dict[str, Any]:
+    """What --augment and --resident are for `TrainingSession`."""
+    return {"augment": Augment.parse(flags.augment or ""), "resident": {"auto": None, "yes": True, "no": False}[flags.resident]}
+
+
 def _crc(*arrays: np.ndarray | None) -> int:
-    """CRC-32 of those arrays that are there."""
+    """CRC-32 of the given arrays, less those that are None."""
     made = 0
     for array in arrays:
         made = zlib.crc32(b"" if array is None else np.ascontiguousarray(array).data, made)

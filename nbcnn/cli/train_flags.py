@@ -1,22 +1,26 @@
-"""The flags of train.py: what they are, the recipes behind their defaults, and what a resumed run takes over."""
+"""This module defines the flags of train.py, the recipes behind their defaults, and the flags that a resumed run takes over."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from nbcnn.cli.flags import ENGINES, MODES, OWN_PRECISION, Parser, count, flag, one_of, real
+from nbcnn.cli import settings
+from nbcnn.cli.flags import ENGINES, MODES, OWN_PRECISION, Parser, count, device, flag, one_of, real
 from nbcnn.files.errors import UsageError
+from nbcnn.files.suggest import called
 from nbcnn.plan.names import DWCONV, MODELS, PRECISIONS
 
 EXAMPLES = (
-    "python train.py                                             the fastest mode here; CIFAR-10 if it can be had",
-    "python train.py --dataset digits --limit 512 --epochs 2     a minute on a CPU, no network",
-    "python train.py --model mnist-cnn --dataset mnist           a classifier: accuracy, confusion matrix, mistakes",
-    "python train.py --mode im2col --batch 256 --explain         the plan as a table, without training",
+    "                                              the fastest mode here; CIFAR-10 if it can be had",
+    "--dataset digits --limit 512 --epochs 2       a minute on a CPU, no network",
+    "--model mnist-cnn --dataset mnist             a classifier: accuracy, confusion matrix, mistakes",
+    "--model my_model.py:layers --config run.toml  a network of one's own, settings from a file",
+    "--mode im2col --batch 256 --explain           the plan as a table, without training",
 )
 
 RECIPES: dict[str, dict[str, Any]] = {
@@ -73,7 +77,7 @@ RECIPES: dict[str, dict[str, Any]] = {
         "init": "torch",
     },
 }
-"""What a run does where no flag says otherwise. A learning rate of None is the optimizer's own, below."""
+"""The settings of a run where no flag says otherwise. A learning rate of None means the optimizer's own, below."""
 
 MODEL_RECIPES = {"mnist-cnn": "classifier", "mnist-cnn-b0": "classifier", "s4convd": "forecast"}
 """The recipe of a model that has one of its own, where --recipe does not say otherwise."""
@@ -99,6 +103,11 @@ DEFAULTS: dict[str, Any] = {
     "loss": "log-mse",
     "kernel_init": "s4d-lin",
     "flip": False,
+    "size": None,
+    "test_share": None,
+    "augment": None,
+    "normalise": False,
+    "resident": "auto",
     "sync_stats": False,
     "seed": 0,
     "mode": "auto",
@@ -111,6 +120,10 @@ DEFAULTS: dict[str, Any] = {
     "nvtx": False,
     "explain": False,
     "weights": None,
+    "freeze": None,
+    "patience": None,
+    "device": None,
+    "config": None,
     "out": None,
     "resume": None,
     "log_every": 0,
@@ -133,35 +146,60 @@ FREE_ON_RESUME = frozenset(
         "verbose",
         "explain",
         "resume",
+        "resident",
+        "patience",
+        "device",
+        "config",
     }
 )
 """Flags that a resumed run may set anew: where it ends, where its data lie (their content must be the same), and what it says and checks."""
 
+UNBOUND_BY_DEFAULT = frozenset({"size", "test_share", "augment", "normalise", "freeze"})
+"""Flags that earlier versions did not have, and that a run's identity names only where they are set: its older checkpoints stay its own."""
+
 RESOLVED = frozenset({"dataset", "mode", "precision"})
 """Flags that may leave to the machine what a resumed run must then keep: its checkpoint knows what was taken."""
 
-ADDED_LATER = frozenset({"weights"})
+ADDED_LATER = frozenset({"weights", "resident", "patience", "device", *UNBOUND_BY_DEFAULT})
 """Flags that earlier versions did not have; their runs resume with the default."""
 
 
 def parser() -> Parser:
     """The parser of train.py; a flag that is not given parses as None."""
-    made = Parser("python train.py", "Train a convolutional network on this machine's GPU, or on its CPU.", EXAMPLES)
+    examples = [f"{called('train')} {example}" for example in EXAMPLES]
+    made = Parser(called("train"), "Train a convolutional network on this machine's GPU, or on its CPU.", examples)
     base = RECIPES["default"]
 
     group = made.add_argument_group("data")
-    names = one_of("auto", "cifar10", "mnist", "fashion-mnist", "photos", "digits", "shapes", "energy")
-    flag(group, "--dataset", names, "data set; auto: CIFAR-10 if it is there or can be had quickly, else photos; energy for s4convd", "auto")
+    flag(
+        group,
+        "--dataset",
+        dataset,
+        "data set; auto: CIFAR-10 if it is there or can be had quickly, else photos; energy for s4convd; folder:PATH for images of your own, "
+        "a subfolder a class; npz:PATH for arrays",
+        "auto",
+    )
+    flag(group, "--size", size, "scale the images of folder:PATH to this many pixels: 64, or 48x64 (rows×columns)", "as they are", metavar="N")
+    flag(group, "--test-share", real(0, below=1, exclusive=True), "part of the images set aside for tests, where there is no test/", 0.1)
     flag(group, "--data-dir", str, "folder with the data set's files; downloads go there", "data", metavar="DIR")
     flag(group, "--limit", count(1), "use only the first N images of each split", "all", "images")
     flag(group, "--flip", bool, "mirror each training image with probability 1/2", "off")
+    flag(group, "--augment", augment, "change training images at random: flip, flip:alternate, crop:4 (shift up to 4 pixels), cutout:8", "off")
+    flag(group, "--normalise", bool, "take each channel's mean off and divide by its deviation, both of the training images", "divide by 255")
+    flag(
+        group,
+        "--resident",
+        one_of("auto", "yes", "no"),
+        "keep images in the GPU's memory; no: stream them from the host, with the same results; auto: as they fit",
+        "auto",
+    )
 
     group = made.add_argument_group("model")
     flag(
         group,
         "--model",
-        one_of(*MODELS),
-        "network; mnist-cnn classifies, with EvoNorm-S0 or B0; s4convd forecasts",
+        _model,
+        "network; mnist-cnn classifies, with EvoNorm-S0 or B0; s4convd forecasts; or one of your own: file.py:function, package.module:function",
         "autoencoder, s4convd for energy",
     )
     flag(group, "--width", count(1), "channels inside s4convd", DEFAULTS["width"])
@@ -170,7 +208,8 @@ def parser() -> Parser:
     flag(group, "--kernel-init", one_of("s4d-lin", "repo"), "first filters of s4convd; repo: one frequency for all states", DEFAULTS["kernel_init"])
     flag(group, "--init", one_of("torch", "he"), "first weights; torch: U(±1/√fan_in), he: N(0, 2/fan_in)", base["init"])
     flag(group, "--weights", str, "start from the weights of this run, or of this checkpoint of a run, of the same network", "--init", metavar="RUN")
-    flag(group, "--seed", count(0), "seed of first weights, order of images and flips", 0)
+    flag(group, "--freeze", str, "leave these parameters as they are: conv1, conv*, *.bias; several with commas", "none", metavar="PATTERN")
+    flag(group, "--seed", count(0, 2**63), "seed of first weights, order of images and flips", 0)
 
     group = made.add_argument_group("optimisation")
     flag(
@@ -185,6 +224,14 @@ def parser() -> Parser:
     )
     flag(group, "--batch", count(1), "images per training step, of all ranks together", base["batch"], "images")
     flag(group, "--sync-stats", bool, "several ranks: statistics of a batch (EvoNorm-B0) over all of them, not over each rank's part", "off")
+    flag(
+        group,
+        "--patience",
+        count(1),
+        "end when the test loss has not fallen for so many epochs; checkpoint-best has the best weights",
+        "off",
+        "epochs",
+    )
     flag(group, "--optimizer", one_of("sgd", "adam"), "update rule", base["optimizer"])
     flag(group, "--lr", real(0, exclusive=True), "learning rate of the first training step", "0.1 for sgd, 0.001 for adam")
     flag(group, "--momentum", real(0, below=1), "momentum of sgd", base["momentum"])
@@ -212,15 +259,68 @@ def parser() -> Parser:
     flag(group, "--save-every", count(0), "save within an epoch every N training steps; 0: after each epoch", 0, "steps")
 
     group = made.add_argument_group("system")
+    flag(group, "--config", str, "settings from this TOML file: flags by their names; the command line goes first", "none", metavar="FILE")
+    device(group)
     flag(group, "--json", bool, "print the summary as one line of JSON", "off")
     flag(group, "--quiet", bool, "no header and no progress on stderr", "off")
     flag(group, "--verbose", bool, "print where the time before the first training step went", "off")
     return made
 
 
+DATASETS = ("auto", "cifar10", "mnist", "fashion-mnist", "photos", "digits", "shapes", "energy")
+
+
+def dataset(text: str) -> str:
+    """A converter to the name of a data set; folder:PATH and npz:PATH are looked for later."""
+    kind, colon, path = text.partition(":")
+    if colon and path and kind in ("folder", "npz"):
+        return text
+    return one_of(*DATASETS, "folder:PATH", "npz:PATH")(text)
+
+
+dataset.metavar = "{" + ",".join((*DATASETS, "folder:PATH", "npz:PATH")) + "}"  # type: ignore[attr-defined]
+
+
+def size(text: str) -> str:
+    """A converter to a size of images, in the words that were given."""
+    return _valid("nbcnn.datasets.own", "size_of", text)
+
+
+def augment(text: str) -> str:
+    """A converter to an augmentation, in the words that were given."""
+    return _valid("nbcnn.datasets.augment", "parse", text)
+
+
+augment.metavar = "NAME,…"  # type: ignore[attr-defined]
+
+
+def _valid(module: str, function: str, text: str) -> str:
+    """`text`, if a function of a module that is imported only when it is needed takes it."""
+    try:
+        getattr(import_module(module), function)(text)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
 def parse(argv: Sequence[str] | None = None) -> SimpleNamespace:
     """The flags given on the command line: every name, None where not given. Exits 2 with a suggestion on a mistake."""
-    return SimpleNamespace(**vars(parser().parse_args(argv)))
+    made = parser()
+    given = made.parse_args(argv)
+    if given.config:
+        settings.merge(made, given, given.config)
+    return SimpleNamespace(**vars(given))
+
+
+def _model(text: str) -> str:
+    """A converter to the name of a model, or of a function that makes one; the function is looked for when its data's shape is known."""
+    where, colon, name = text.rpartition(":")
+    if colon and where and name.isidentifier():
+        return text
+    return one_of(*MODELS)(text)
+
+
+_model.metavar = "{" + ",".join(MODELS) + ",FILE:FUNCTION}"  # type: ignore[attr-defined]
 
 
 def fill(given: SimpleNamespace) -> SimpleNamespace:
@@ -247,8 +347,12 @@ def _network(chosen: Mapping[str, Any]) -> dict[str, str]:
         dataset = "energy"
     if (model == "s4convd") != (dataset == "energy"):
         raise UsageError(f"--model {model} does not go with --dataset {dataset}: s4convd forecasts energy, the others take images")
-    if model == "s4convd" and ("flip" in chosen or "recipe" in chosen):
-        raise UsageError(f"--{'flip' if 'flip' in chosen else 'recipe'} is for images, s4convd forecasts series")
+    for_images = [name for name in ("flip", "recipe", "size", "test_share", "augment", "normalise") if name in chosen]
+    if model == "s4convd" and for_images:
+        raise UsageError(f"--{for_images[0].replace('_', '-')} is for images, s4convd forecasts series")
+    if ("size" in chosen or "test_share" in chosen) and ":" not in dataset:
+        name = "size" if "size" in chosen else "test-share"
+        raise UsageError(f"--{name} is for --dataset folder:PATH and npz:PATH, this is {dataset}")
     alien = [name for name in FOR_SERIES if name in chosen and model != "s4convd"]
     if alien:
         raise UsageError(f"--{alien[0].replace('_', '-')} belongs to --model s4convd, this is {model}")
@@ -281,7 +385,7 @@ def from_run(given: SimpleNamespace, saved: Mapping[str, Any], run: Path, resolv
             words = f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}")
             raise UsageError(
                 f"{words} cannot change in a resumed run ({run} has {values[name]}); leave it out, or start a new run from its weights:\n"
-                f"  python train.py --weights {run} {words} …"
+                f"  {called('train')} --weights {run} {words} …"
             )
     values.update({name: value for name, value in chosen.items() if name in FREE_ON_RESUME})
     return SimpleNamespace(**values, given=sorted(chosen))

@@ -1,4 +1,4 @@
-"""What train.py needs between its flags and its Trainer: the run folder, where a resumed run starts, what is written down."""
+"""This module prepares a run of train.py: its folder, the checkpoint that it resumes from, and the description that it writes down."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import platform
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,18 +16,20 @@ from typing import Any
 import numpy as np
 
 from nbcnn import __version__, datasets
-from nbcnn.cli import train_flags
+from nbcnn.cli import own_model, train_flags
 from nbcnn.cli.env import version
 from nbcnn.cli.train_data import Material
 from nbcnn.files import document
 from nbcnn.files.errors import UsageError
-from nbcnn.nn.optim import SGD, Adam, learning_rates
-from nbcnn.nn.params import ParameterError
+from nbcnn.model.files import OWN_MODEL
+from nbcnn.nn import description
+from nbcnn.nn.optim import FROZEN, MOST_STEPS, SGD, Adam, Factor, learning_rates, matching
+from nbcnn.nn.params import ParameterError, under
 from nbcnn.train import checkpoint, runlog
 from nbcnn.train.runlog import RunError, RunFolder
 
 FORMAT = "nbcnn-training-1"
-_UNSAVED = frozenset({"given", "explain", "json", "quiet", "verbose", "out", "resume"})
+_UNSAVED = frozenset({"given", "explain", "json", "quiet", "verbose", "out", "resume", "config", "device"})
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,8 @@ def _resumed(given: SimpleNamespace, held: ExitStack, leads: bool) -> Start:
         folder.check_writable()
         if leads:
             held.enter_context(folder.held())
-            config = folder.read_config()  # once more, because its last writer may only just have finished
+            config = folder.read_config()  # read again, because the folder's last writer may have finished since
+    _check_data_is_kept(folder, config)
     absent = sorted(
         vars(train_flags.fill(train_flags.parse([]))).keys()
         - _UNSAVED
@@ -106,12 +109,18 @@ def _resumed(given: SimpleNamespace, held: ExitStack, leads: bool) -> Start:
 def check(folder: RunFolder, config: Mapping[str, Any], saved: Path, notes: Mapping[str, str], free: frozenset[str] = frozenset()) -> None:
     """Raise RunError unless config.json describes a run, and that of the checkpoint `saved` with the metadata `notes`, but for the flags `free`."""
     runlog.agree(folder, config, saved, notes, free)
+    _check_data_is_kept(folder, config)
     try:
         train_flags.check(config["flags"])
-        if config["data"]["name"] not in (*datasets.NAMES, *datasets.SERIES):
+        if not datasets.is_known(config["data"]["name"]):
             raise ValueError(f"there is no data set {config['data']['name']!r}")
     except ValueError as error:
         raise RunError(f"{folder.config_path} is no description of a run: {error}") from None
+
+
+def _check_data_is_kept(folder: RunFolder, config: Mapping[str, Any]) -> None:
+    if config["flags"]["model"] == OWN_MODEL:
+        raise RunError(f"{folder.path} was made by Model.fit with arrays, which are not kept: go on with nbcnn.load({str(folder.path)!r}).fit(…)")
 
 
 def claimed(start: Start, data: Material, mode: str, held: ExitStack) -> RunFolder:
@@ -121,7 +130,7 @@ def claimed(start: Start, data: Material, mode: str, held: ExitStack) -> RunFold
     """
     folder = start.folder
     if folder is None:
-        name = f"{time.strftime('%Y%m%d-%H%M%S')}-{data.name}-{mode}"
+        name = f"{time.strftime('%Y%m%d-%H%M%S')}-{data.short}-{mode}"
         folder = next(filter(_made, (RunFolder(Path("runs") / (name + (f"-{number}" if number > 1 else ""))) for number in range(1, 1000))))
     held.enter_context(folder.held())
     if not start.config and folder.is_taken():
@@ -152,7 +161,7 @@ def take_weights(net: Any, start: Start) -> str:
     if start.config.get("weights_sha256", saved.sha256) != saved.sha256:
         raise checkpoint.CheckpointError(f"{path} has changed since the run that is to start again began with its weights: start a new run")
     try:
-        net.params.load_dict({name[len("param.") :]: tensor for name, tensor in saved.tensors.items() if name.startswith("param.")})
+        net.params.load_dict(under("param.", saved.tensors))
     except ParameterError as error:
         raise checkpoint.CheckpointError(f"{path} is of another network than this --model: {error}") from error
     return saved.sha256
@@ -167,12 +176,13 @@ def optimizer(flags: SimpleNamespace) -> SGD | Adam:
 def rates(flags: SimpleNamespace, images: int) -> np.ndarray:
     """The learning rate of every training step of the run, float32, for a training set of so many images or windows."""
     per_epoch = -(-images // flags.batch)
-    return learning_rates(flags.schedule, flags.lr, flags.epochs * per_epoch, round(flags.warmup * per_epoch))
+    return learning_rates(flags.schedule, flags.lr, flags.epochs * per_epoch, round(min(flags.warmup * per_epoch, MOST_STEPS)))
 
 
 def identity(flags: SimpleNamespace, data: Material, row: Any) -> dict[str, str]:
-    """Which run this is, for its checkpoints: a resumed run must agree in all of it."""
+    """The strings that identify this run in its checkpoints; a resumed run must agree in all of them."""
     free = _UNSAVED | train_flags.FREE_ON_RESUME | train_flags.RESOLVED
+    free |= {name for name in train_flags.UNBOUND_BY_DEFAULT if getattr(flags, name) == train_flags.DEFAULTS[name]}
     return {
         "format": FORMAT,
         "model": flags.model,
@@ -183,12 +193,23 @@ def identity(flags: SimpleNamespace, data: Material, row: Any) -> dict[str, str]
         "mode": row.mode,
         "precision": row.precision,
         "flags": json.dumps({name: value for name, value in sorted(vars(flags).items()) if name not in free}),
+        **({"layers": own_model.digest(data.layers)} if own_model.is_own(flags.model) else {}),
     }
 
 
-def notes(net: Any, session: Any) -> dict[str, str]:
-    """How it was computed, for its checkpoints."""
-    return {"device": net.device_name, "tiles": json.dumps(session.tiles()), "compilers": json.dumps(compilers()), "nbcnn": __version__}
+def factors(flags: SimpleNamespace, net: Any) -> dict[str, Factor]:
+    """The parameters that --freeze leaves as they are. Raises UsageError for a pattern that matches none."""
+    patterns = [word.strip() for word in (flags.freeze or "").split(",") if word.strip()]
+    return {name: FROZEN for pattern in patterns for name in matching(pattern, net.params.layout.names)}
+
+
+def notes(net: Any, session: Any, data: Material) -> dict[str, str]:
+    """The strings that tell, in the run's checkpoints, how it was computed and of which network the weights are."""
+    about = {"precision": net.precision, "classes": list(data.data.classes) if getattr(data.data, "classes", None) else None}
+    network = {"normalisation": net.normalisation.text()} if net.normalisation else {}
+    with suppress(TypeError):  # layers of one's own whose fields are no JSON: the weights are kept all the same
+        network[description.KEY] = description.dumps(net.layers, net.input_shape, **about)
+    return {"device": net.device_name, "tiles": json.dumps(session.tiles()), "compilers": json.dumps(compilers()), "nbcnn": __version__, **network}
 
 
 def compilers() -> list[dict[str, str]]:
@@ -228,6 +249,8 @@ def config(flags: SimpleNamespace, data: Material, net: Any, session: Any, weigh
         "precision": net.precision,
         "device": net.device_name,
         **({"weights_sha256": weights} if weights else {}),
+        **({"normalisation": json.loads(net.normalisation.text())} if net.normalisation else {}),
+        **({"classes": list(data.data.classes)} if getattr(data.data, "classes", None) else {}),
         "ranks": session.team.size,
         "parameters": net.params.count,
         "planned_bytes": session.planned_bytes,
@@ -246,5 +269,5 @@ def record_epochs(run: RunFolder, epochs: int) -> None:
 
 
 def record_memory(run: RunFolder, net: Any) -> None:
-    """Add what the run took of memory to its config.json, beside what was planned."""
+    """Add the bytes of memory that the run took to its config.json, beside the planned ones."""
     run.write_config(run.read_config() | {"used_bytes": net.device.used_bytes()})

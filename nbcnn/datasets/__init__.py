@@ -1,4 +1,4 @@
-"""Data sets: `load(name)` gives uint8 images and labels in memory, whatever the set; one file of this package per set.
+"""This package loads data sets: `load(name)` gives uint8 images and labels in memory; each set has one file of this package.
 
 Nothing here unpickles and nothing unpacks an archive. Importing the package brings in NumPy only.
 """
@@ -10,8 +10,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from nbcnn.datasets import cifar10, digits, energy, mnist, photos, shapes
-from nbcnn.datasets.dataset import DataCorrupt, DataError, DataMissing, Dataset, Log
+from nbcnn.datasets import cifar10, digits, energy, folder, mnist, npz, own, photos, shapes
+from nbcnn.datasets.dataset import DataCorrupt, DataError, DataMissing, Dataset, DataTooLarge, Log
 from nbcnn.datasets.series import SeriesDataset
 from nbcnn.files.suggest import nearest
 
@@ -22,9 +22,11 @@ __all__ = [
     "DataCorrupt",
     "DataError",
     "DataMissing",
+    "DataTooLarge",
     "Dataset",
     "SeriesDataset",
     "UnknownDataset",
+    "is_known",
     "load",
     "load_series",
     "log_to_stderr",
@@ -56,23 +58,32 @@ def load(
     log: Log = log_to_stderr,
     progress: bool = True,
 ) -> Dataset:
-    """Data set `name`, one of `NAMES`; `limit` cuts training and test set to that many images each.
+    """Data set `name`, one of `NAMES`, or folder:PATH or npz:PATH; `limit` cuts training and test set to that many images each.
 
     Files are looked for in `data_dir`, and downloads go there; `photos`, `digits` and `shapes` need none. `download=False` or the
     environment variable NBCNN_OFFLINE=1 keeps it from the network. "auto" is CIFAR-10 if it is there or can be had quickly, else
     `photos`, with a notice through `log`; "cifar10" never is anything else. `progress=False` silences downloads, not the notice.
 
+    Behind a path, ?size=64x48&test-share=0.2 says how it is read (`nbcnn.datasets.own`); the name of what comes back has the path in full.
+
     Raises UnknownDataset, DataMissing, DataCorrupt (both DataError, as is a file without permission), ValueError if `limit` < 1.
     """
-    if name not in NAMES:
-        raise UnknownDataset(f"no data set {name!r} (there are {', '.join(NAMES)}){nearest(name, NAMES)}")
+    if name not in NAMES and not own.is_own(name):
+        raise UnknownDataset(f"no data set {name!r} (there are {', '.join(NAMES)}, folder:PATH, npz:PATH){nearest(name, NAMES)}")
     if limit is not None and limit < 1:
         raise ValueError(f"limit must be at least 1, got {limit}")
     allowed = download and os.environ.get(OFFLINE_VARIABLE, "0") in ("", "0")
     try:
+        if own.is_own(name):
+            return _load_own(own.Own.parse(name), limit, log, log if progress else None).cut(limit)
         return _load(name, Path(data_dir), allowed, log, log if progress else None).cut(limit)
     except OSError as error:
         raise DataError(f"{error.filename or data_dir} cannot be read: {error.strerror or error}. Check the path and its permissions.") from error
+
+
+def is_known(name: str) -> bool:
+    """True for the name of a data set: of `NAMES` or `SERIES`, folder:PATH, npz:PATH."""
+    return name in NAMES or name in SERIES or own.is_own(name)
 
 
 def load_series(name: str, *, data_dir: str | os.PathLike[str] = DATA_DIR, limit: int | None = None) -> SeriesDataset:
@@ -84,13 +95,17 @@ def load_series(name: str, *, data_dir: str | os.PathLike[str] = DATA_DIR, limit
         raise UnknownDataset(f"no data set of series {name!r} (there is {', '.join(SERIES)}){nearest(name, SERIES)}")
     if limit is not None and limit < 1:
         raise ValueError(f"limit must be at least 1, got {limit}")
-    folder = Path(data_dir)
-    if folder != Path(DATA_DIR) and not folder.is_dir():
-        raise DataMissing(f"{folder} is no folder. Leave --data-dir out to use generated data.")
-    return energy.load(folder).cut(limit)
+    where = Path(data_dir)
+    if where != Path(DATA_DIR) and not where.is_dir():
+        raise DataMissing(f"{where} is no folder. Leave --data-dir out to use generated data.")
+    return energy.load(where).cut(limit)
 
 
-def _load(name: str, folder: Path, allowed: bool, log: Log, progress: Log | None) -> Dataset:
+def _load_own(given: own.Own, limit: int | None, log: Log, progress: Log | None) -> Dataset:
+    return folder.load(given, limit, log, progress) if given.kind == "folder" else npz.load(given)
+
+
+def _load(name: str, where: Path, allowed: bool, log: Log, progress: Log | None) -> Dataset:
     match name:
         case "photos":
             return photos.load()
@@ -99,11 +114,11 @@ def _load(name: str, folder: Path, allowed: bool, log: Log, progress: Log | None
         case "shapes":
             return shapes.load()
         case "mnist" | "fashion-mnist":
-            return mnist.load(folder, name)
+            return mnist.load(where, name)
     # A mistyped folder must not become a new one with a download in it; only the default one is made when needed.
-    if folder != Path(DATA_DIR) and not folder.is_dir():
-        raise cifar10.missing(folder)
-    return _auto(folder, allowed, log, progress) if name == "auto" else cifar10.load(folder, allowed, progress)
+    if where != Path(DATA_DIR) and not where.is_dir():
+        raise cifar10.missing(where)
+    return _auto(where, allowed, log, progress) if name == "auto" else cifar10.load(where, allowed, progress)
 
 
 def _auto(folder: Path, allowed: bool, log: Log, progress: Log | None) -> Dataset:

@@ -1,4 +1,4 @@
-"""CIFAR-10 in its official binary layout: six plain files, or the archive they come in, read without unpacking it.
+"""This module reads CIFAR-10 in its official binary layout: six plain files, or the archive they come in, without unpacking it.
 
 A record is 1 label byte (0..9) and 3,072 pixel bytes: 1,024 red, 1,024 green, 1,024 blue, each row by row. A file holds 10,000 records.
 Source: A. Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009, https://www.cs.toronto.edu/~kriz/cifar.html

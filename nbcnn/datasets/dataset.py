@@ -1,4 +1,4 @@
-"""What every data set becomes, and the errors that say why it could not."""
+"""This module defines `Dataset`, the images and labels of a data set in memory, and the errors of missing and corrupt data."""
 
 from __future__ import annotations
 
@@ -22,6 +22,12 @@ class DataMissing(DataError):
     """Files were looked for and are not there."""
 
 
+class DataTooLarge(DataError):
+    """The data would not fit into host memory."""
+
+    exit_code = 5
+
+
 class DataCorrupt(DataError):
     """A file is there and wrong: `path`, and `offset`, the byte of the file at which the problem shows."""
 
@@ -35,8 +41,9 @@ class DataCorrupt(DataError):
 class Dataset:
     """Images of one data set in host memory, training and test apart.
 
-    `train_images` and `test_images` are uint8 (M, C, H, W), C-contiguous, values 0..255; `train_labels` and `test_labels` are
-    int32 (M), or all None with `classes` when the set has no labels. `source` says in words where the images came from.
+    `train_images` and `test_images` are uint8 (M, C, H, W), C-contiguous, values 0..255, or both float32 as the network is to see them;
+    `train_labels` and `test_labels` are int32 (M), or all None with `classes` when the set has no labels. `source` says in words where the
+    images came from. `name` is what `load` takes to read the same again.
 
     Raises ValueError if arrays do not fit each other or this description.
     """
@@ -52,12 +59,16 @@ class Dataset:
     def __post_init__(self) -> None:
         if self.train_images.shape[1:] != self.test_images.shape[1:]:
             raise ValueError(f"{self.name}: training images are {self.train_images.shape[1:]}, test images {self.test_images.shape[1:]}")
+        if self.train_images.dtype != self.test_images.dtype:
+            raise ValueError(f"{self.name}: training images are {self.train_images.dtype}, test images {self.test_images.dtype}")
         for split, images, labels in (
             ("training", self.train_images, self.train_labels),
             ("test", self.test_images, self.test_labels),
         ):
-            if images.dtype != np.uint8 or images.ndim != 4 or not images.flags.c_contiguous or images.size == 0:
-                raise ValueError(f"{self.name}: {split} images must be uint8 (M, C, H, W), C-contiguous and not empty: {images.dtype} {images.shape}")
+            if images.dtype not in (np.uint8, np.float32) or images.ndim != 4 or not images.flags.c_contiguous or images.size == 0:
+                raise ValueError(
+                    f"{self.name}: {split} images must be uint8 or float32 (M, C, H, W), C-contiguous and not empty: {images.dtype} {images.shape}"
+                )
             if (labels is None) != (self.classes is None):
                 raise ValueError(f"{self.name}: {split} labels and class names go together")
             if labels is not None and (labels.dtype != np.int32 or labels.shape != images.shape[:1]):

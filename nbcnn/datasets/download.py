@@ -1,4 +1,4 @@
-"""One file from the first of several mirrors that delivers it: resumed where it stopped, checked, and then renamed into place.
+"""This module downloads one file from the first of several mirrors that delivers it: resumed, checked, then renamed into place.
 
 Mirrors need not be trusted: a file is kept only if its size and MD5 are the published ones. Standard library only.
 """
@@ -85,7 +85,7 @@ def fetch(urls: Sequence[str], target: Path, *, size: int, md5: str, passes: Seq
 
 
 def _fetch(urls: Sequence[str], target: Path, size: int, md5: str, passes: Sequence[Patience], log: Log | None) -> Path:
-    """As `fetch`, by the only one who writes `target`."""
+    """Download like `fetch`, which holds the lock of `target`."""
     part = target.with_name(target.name + ".part")
     if _bytes_in(part) >= size and _finish(part, target, size, md5):
         return target

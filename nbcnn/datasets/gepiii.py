@@ -1,4 +1,4 @@
-"""ASHRAE's Great Energy Predictor III (2016, kaggle.com/c/ashrae-energy-prediction): three csv files, read line by line.
+"""This module reads ASHRAE's Great Energy Predictor III (2016, kaggle.com/c/ashrae-energy-prediction): three csv files, line by line.
 
     train.csv              building_id, meter, timestamp, meter_reading
     weather_train.csv      site_id, timestamp, air_temperature, cloud_coverage, dew_temperature, …

@@ -1,4 +1,4 @@
-"""MNIST, or any set of grey images with labels 0..9 in its idx format, plain or gzipped, from local files.
+"""This module reads MNIST, or any set of grey images with labels 0..9 in its idx format, from local files, plain or gzipped.
 
 An idx file starts with two zero bytes, a type byte (8: uint8), the number of dimensions, and each dimension as a big-endian uint32.
 Source: Y. LeCun, C. Cortes, C. J. C. Burges, "The MNIST database of handwritten digits", 1998.
@@ -105,7 +105,7 @@ def read_idx(path: Path, ndim: int) -> np.ndarray:
 
 
 def _read_idx(file: IO[bytes] | gzip.GzipFile, path: Path, ndim: int, most: int) -> np.ndarray:
-    """As `read_idx`; the file has at most `most` bytes when it is not compressed."""
+    """Read like `read_idx` from an open file, which has at most `most` bytes when it is not compressed."""
     header = file.read(4 + 4 * ndim)
     magic = bytes((0, 0, 8, ndim))
     if header[:4] != magic:

@@ -1,4 +1,4 @@
-"""What a data set of hourly series becomes: one table of rows, and windows into it for each part of the year."""
+"""This module keeps a data set of hourly series: one table of rows, and windows into it for each part of the year."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nbcnn.datasets.dataset import DataError
 WINDOW = 48
 """Hours that a forecast sees."""
 TRAIN_DAYS, VALIDATION_DAYS = 213, 61
-"""Of a leap year: January to July, and August and September; the rest is for the test."""
+"""Days of a leap year: January to July for training, August and September for validation; the rest is for the test."""
 PARTS = ("train", "validation", "test")
 
 

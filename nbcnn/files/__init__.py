@@ -1,1 +1,1 @@
-"""Files that are replaced whole, names that are suggested, the error of a caller."""
+"""This package replaces files whole, locks folders, checks JSON documents, suggests names, and defines the error of a wrong call."""

@@ -1,4 +1,4 @@
-"""Replace a file so that neither a crash, a signal nor a full disk can cost the old one.
+"""This module replaces a file so that neither a crash, a signal nor a full disk can cost the old one.
 
 The new content goes to a temporary name in the same folder, is fsynced and renamed over the old file; then the folder is
 fsynced, so that the rename itself survives a power cut.
@@ -64,7 +64,9 @@ def replace(path: Path, nbytes: int, write: Callable[[BinaryIO], None]) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Have the names in a folder on the disk."""
+    """Have the names in a folder on the disk; Windows does that by itself, and opens no folder."""
+    if os.name == "nt":
+        return
     opened = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(opened)

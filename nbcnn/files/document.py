@@ -1,4 +1,4 @@
-"""JSON documents of others: read within bounds, and held against a form before anything is made of them.
+"""This module reads JSON documents of others: within bounds, and checked against a form before they are used.
 
 A form is written as data: `str`, `int`, `float` (any finite number), `bool`, `object` (anything); `[form]` a list; `{"name": form}` an
 object with at least these names (`"name?"` may be absent); `{str: form}` an object with any names; a tuple `(a, b)` one of several;
@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 LARGEST = 1 << 26
-"""Bytes of a document; the largest that this project writes, a device's results, has less than a megabyte."""
+"""Most bytes of a document; the largest that this project writes, a device's results, has less than a megabyte."""
 DEEPEST = 64
-"""Lists and objects within each other; ours have less than ten."""
+"""Deepest nesting of lists and objects; ours have less than ten levels."""
 
 
 class DocumentError(ValueError):

@@ -1,4 +1,4 @@
-"""The error of a caller who asked for what cannot be done. Nothing is imported here, so that a command line can raise it at once."""
+"""This module defines the error of a caller who asks for what cannot be done. It imports nothing, so that a command line can raise it at once."""
 
 from __future__ import annotations
 

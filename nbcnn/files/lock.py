@@ -1,4 +1,4 @@
-"""One writer at a time: a lock on a folder, or on one file of it, that says who holds it.
+"""This module locks a folder, or one file of it, for one writer at a time, and says who holds the lock.
 
 Two hidden files stand beside what is locked while it is: NAME.lock, which the operating system locks (`filelock`), and NAME, one line of JSON
 with the owner's process, host, start and command. The system lets go of a lock whose process has died, whatever killed it, so on one host a dead
@@ -34,9 +34,9 @@ class Held(UsageError):
 
 @contextmanager
 def writing(folder: Path, name: str = WRITER, waiting: Callable[[str], None] | None = None) -> Iterator[None]:
-    """Be the only one that writes in `folder`, which must exist; or, with another `name`, what that stands for.
+    """A context that holds the lock of `folder`, which must exist, or of what `name` stands for in it.
 
-    Whoever comes second raises Held, or with `waiting` waits until the first is done, and tells `waiting` for whom. The owner of a whole folder
+    A second writer raises Held, or with `waiting` calls it with the owner and waits until the first is done. The owner of a whole folder
     removes the temporary files of dead ones. Raises OSError if the folder cannot be written.
     """
     from filelock import FileLock, SoftFileLock, Timeout

@@ -1,9 +1,24 @@
-"""The nearest right name for a wrong one: modes, data sets, flags, commands."""
+"""The nearest right name for a wrong one: modes, data sets, flags, commands; and how a command is called."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
+
+DOORS = {"train": "python train.py", "extract": "python extract_features.py"}
+"""Commands that are scripts too, in the folder of the repository."""
+_program: list[str] = []
+
+
+def call_as(program: str) -> None:
+    """From now on commands are told to be called as those of `program`: "nbcnn" or "python -m nbcnn"."""
+    _program[:] = [program]
+
+
+def called(command: str, rest: object = "") -> str:
+    """How `command` is called, the way this program was called itself, with the words of `rest` behind it."""
+    program = f"{_program[0]} {command}" if _program else DOORS.get(command, f"python -m nbcnn {command}")
+    return f"{program} {rest}" if rest else program
 
 
 def nearest(name: str, known: Sequence[str]) -> str:

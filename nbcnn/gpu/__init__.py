@@ -1,1 +1,1 @@
-"""What kernels are written in (`language`), and what compiles and launches them (`compiler`, the only module that imports Numba)."""
+"""This package is the language of kernels (`language`), the door to their compiler (`compiler` alone imports Numba), and the device."""

@@ -1,16 +1,23 @@
-"""Capturing launches into one CUDA graph, in one line or with a side branch.
+"""This module captures launches into one CUDA graph, with or without a side branch.
 
 A captured graph replays every kernel with one host call, about a microsecond each. Small kernels leave most of the GPU
 idle: what does not depend on each other may then run at the same time, as two branches of the graph. A `driver.Event` among the launches
 becomes a node of the graph, so that the time between two kernels can be read.
+
+Several threads may each have a model. While one captures, no other may use the legacy default stream, which waits for every other stream: the
+driver would end the capture. `ALONE` is held by whoever does one of these.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
 from nbcnn.gpu.driver import Event, checked, device, nothing_freed
+
+ALONE = threading.RLock()
+"""Held while a thread loads kernels, captures, or uses the legacy default stream."""
 
 MAIN, SIDE, JOIN = "main", "side", "join"
 """Where a launch runs: on the main branch; on the side branch, after everything before it on the main one; on the main
@@ -29,7 +36,7 @@ class CapturedGraph:
         mode = api.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
         streams[0].synchronize()
         self._events: list[Event] = []
-        with nothing_freed():
+        with ALONE, nothing_freed():
             checked(api.cuStreamBeginCapture(self._main, mode), "begin a graph capture")
             try:
                 self._record(streams, launches, branches)
@@ -62,7 +69,7 @@ class CapturedGraph:
         event = Event(timing=False)
         self._events.append(event)
         checked(self._api.cuEventRecord(event.handle, awaited.handle), "record an event")
-        checked(self._api.cuStreamWaitEvent(waiting.handle, event.handle, 0), "wait for an event")
+        event.wait(waiting)
 
     def close(self) -> None:
         """Destroy the graph; it must not be running."""

@@ -1,4 +1,4 @@
-"""The one door to the compiler: no other module imports Numba, llvmlite or NVIDIA's bindings, and this one does so at the first use.
+"""This module is the one door to the compiler: it alone imports Numba, llvmlite and NVIDIA's bindings, and only at the first use.
 
 What kernels are made of is described in `nbcnn.gpu.language`; here the descriptions become Numba's own things: dispatchers,
 intrinsics, types. A *dispatcher* is what Numba's `cuda.jit` returns, or in the simulator what stands in its place.

@@ -1,4 +1,4 @@
-"""The two places a plan can run, `Host` and `Gpu`, and what a GPU is capable of.
+"""This module defines the two devices on which a plan can run, `Host` and `Gpu`, and asks for a GPU's capabilities.
 
 `Host` and `Gpu` offer the same few methods (allocate, view, copy, replay), so that what runs a plan need not ask which one it holds.
 Kernels take flat C-contiguous 1-D arrays and 32-bit scalars; a view is an offset into one of a few large allocations.
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu import compiler, driver, memory
-from nbcnn.gpu.capture import MAIN, CapturedGraph
+from nbcnn.gpu.capture import ALONE, MAIN, CapturedGraph
 from nbcnn.gpu.compiler import SIMULATOR, numba_cuda
 from nbcnn.plan.storage import numpy_dtype
 
@@ -57,7 +57,11 @@ def has_tma() -> bool:
 
 
 def gpu_missing() -> str | None:
-    """None if kernels can run here (a GPU, or the simulator), else the reason in words: the GPU's, or the extra that is not installed."""
+    """None if kernels can run here (a GPU, or the simulator), else the reason in words: the GPU's, or the extra that is not installed.
+
+    Raises `faults.GpuFault` where a GPU is and this process cannot use it: other processes hold its memory, or this one was forked from one that
+    has used it. Mode auto would train on the CPU otherwise, without being asked to.
+    """
     if SIMULATOR:
         return compiler.missing()
     try:
@@ -69,7 +73,10 @@ def gpu_missing() -> str | None:
 
 def constant(values: np.ndarray) -> Any:
     """`values` on the device, in an allocation of their own (256-byte aligned), for a launch to keep; the array itself without a GPU."""
-    return values if SIMULATOR or gpu_missing() else driver.upload(values)
+    if SIMULATOR or gpu_missing():
+        return values
+    with ALONE:  # an upload uses the default stream
+        return driver.upload(values)
 
 
 def event(timing: bool = True) -> Any:
@@ -135,7 +142,7 @@ class Host:
         """Wait until everything recorded has run (nothing to wait for on the host)."""
 
     def wait(self, check: Callable[[], None], timeout: float) -> None:
-        """As `synchronize`."""
+        """Wait like `synchronize`: nothing is awaited on the host."""
 
     def ceilings(self) -> Ceilings | None:
         """None: what a host reaches is measured (`python -m nbcnn ladder`), not known."""
@@ -193,7 +200,7 @@ class Gpu:
     def download(self, source: Any) -> np.ndarray:
         """A fresh host copy of `source`, after everything on the stream has run."""
         self.synchronize()
-        return source.copy_to_host()
+        return source.copy_to_host(stream=self.stream)
 
     def replayable(self, launches: Sequence[Any], branches: Sequence[str] | None = None) -> Callable[[], None]:
         """Capture `launches` into one CUDA graph and return the function that replays it on the stream.
@@ -203,10 +210,11 @@ class Gpu:
         """
         if SIMULATOR:
             return partial(_run_all, list(launches), self.stream)
-        _run_all(launches, self.stream)
-        if self._side is None:
-            self._side = driver.Stream()
-        return CapturedGraph((self.stream, self._side), launches, branches or [MAIN] * len(launches))
+        with ALONE:
+            _run_all(launches, self.stream)
+            if self._side is None:
+                self._side = driver.Stream()
+            return CapturedGraph((self.stream, self._side), launches, branches or [MAIN] * len(launches))
 
     def synchronize(self) -> None:
         """Wait until the stream is empty."""
@@ -214,7 +222,7 @@ class Gpu:
             self.stream.synchronize()
 
     def wait(self, check: Callable[[], None], timeout: float) -> None:
-        """As `synchronize`, but calls `check` while it waits, which may raise; raises TimeoutError after `timeout` seconds.
+        """Wait like `synchronize`, but call `check`, which may raise, meanwhile; raises TimeoutError after `timeout` seconds.
 
         Signals are handled meanwhile, too: in the driver's own wait Python does not see them.
         """

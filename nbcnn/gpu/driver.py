@@ -7,20 +7,30 @@ The primary context is the one that Numba, PyTorch and NCCL use, too.
 
 from __future__ import annotations
 
+import ctypes
+import os
 import sys
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache
+from functools import cache, partial
 from math import prod
 from typing import Any
 
 import numpy as np
 
+from nbcnn.gpu import faults
 from nbcnn.gpu.compiler import INSTALL, SIMULATOR, bindings
 
 WARP = 32
+
+_asked = False
+
+
+def in_use() -> bool:
+    """True once this process has asked the driver for its devices, which it does only once (`nbcnn.gpu.select`)."""
+    return _asked
 
 
 class DriverError(RuntimeError):
@@ -41,13 +51,15 @@ def checked(result: tuple[Any, ...], doing: str) -> Any:
 
 
 def _usable() -> Any:
-    """The driver's functions, where it has at least one GPU. Opens none. Raises DriverMissing."""
+    """The driver's functions, where it has at least one GPU. Opens none. Raises DriverMissing, or GpuFault in a forked process."""
+    global _asked
     try:
         api = bindings("driver")
     except ModuleNotFoundError as error:
         raise DriverMissing(f"NVIDIA's cuda-bindings is not installed ({error}): {INSTALL}") from None
     except Exception as error:  # a version that this Python does not go with: each fails in its own way
         raise DriverMissing(f"NVIDIA's cuda-bindings cannot be imported ({type(error).__name__}: {error}): {INSTALL}") from None
+    _asked = True
     try:
         status = api.cuInit(0)[0]
     except Exception as error:  # libcuda is absent: each version of the bindings raises its own kind
@@ -55,6 +67,8 @@ def _usable() -> Any:
         raise DriverMissing(f"no usable CUDA driver ({text})") from None
     if int(status) != 0:
         name = getattr(status, "name", str(status))
+        if name == "CUDA_ERROR_NOT_INITIALIZED":
+            raise faults.forked()
         raise DriverMissing("no CUDA GPU visible" if name == "CUDA_ERROR_NO_DEVICE" else f"no usable CUDA driver ({name})")
     if not checked(api.cuDeviceGetCount(), "count the GPUs"):
         raise DriverMissing("no CUDA GPU visible")
@@ -73,15 +87,18 @@ def visible() -> bool:
 class Device:
     """The GPU that this process sees first, and its primary context, which is retained until the process ends.
 
-    Raises DriverMissing.
+    Raises DriverMissing, or GpuFault where other processes hold the GPU's memory.
     """
 
     def __init__(self) -> None:
+        self.process = os.getpid()
         try:
             self.api = _usable()
             self.device = checked(self.api.cuDeviceGet(0), "find the GPU")
             self.context = checked(self.api.cuDevicePrimaryCtxRetain(self.device), "open the GPU")
         except DriverError as error:
+            if (fault := faults.explained(error)) and fault.exit_code == faults.NO_MEMORY:
+                raise fault from error
             raise DriverMissing(f"the CUDA device cannot be opened ({error})") from None
         self._threads = threading.local()
 
@@ -147,9 +164,15 @@ def _device() -> Device:
 
 
 def device() -> Device:
-    """The GPU, opened at the first call, its context the calling thread's. Raises DriverMissing."""
+    """The GPU, opened at the first call, its context the calling thread's.
+
+    Raises DriverMissing, or GpuFault where a GPU is and this process cannot use it: others hold its memory, or this process was forked from one
+    that uses it.
+    """
     with _OPENING:
         found = _device()
+    if found.process != os.getpid():
+        raise faults.forked()
     found.enter()
     return found
 
@@ -174,17 +197,17 @@ def arch() -> str:
 
 # Memory
 
-_held_back: list[int] | None = None
+_held_back: list[Callable[[], Any]] | None = None
 
 
-def _free(address: int) -> None:
+def _free(give_back: Callable[[], Any]) -> None:
     """Give memory back; during a capture, whose thread must not free any, when it has ended."""
     if _held_back is not None:
-        _held_back.append(address)
+        _held_back.append(give_back)
     elif not sys.is_finalizing():
         with suppress(Exception):  # at the end of the process the driver may have gone first
-            gpu = device()
-            gpu.api.cuMemFree(gpu.api.CUdeviceptr(address))
+            device()
+            give_back()
 
 
 @contextmanager
@@ -196,8 +219,8 @@ def nothing_freed() -> Iterator[None]:
         yield
     finally:
         waiting, _held_back = _held_back, None
-        for address in waiting:
-            _free(address)
+        for give_back in waiting:
+            _free(give_back)
 
 
 class Array:
@@ -276,8 +299,10 @@ class _Allocation:
     """Device memory that is given back when nothing refers to it any more."""
 
     def __init__(self, nbytes: int) -> None:
-        self.address = int(checked(device().api.cuMemAlloc(nbytes), f"allocate {nbytes:,} bytes of GPU memory"))
-        weakref.finalize(self, _free, self.address).atexit = False
+        api = device().api
+        pointer = checked(api.cuMemAlloc(nbytes), f"allocate {nbytes:,} bytes of GPU memory")
+        self.address = int(pointer)
+        weakref.finalize(self, _free, partial(api.cuMemFree, pointer)).atexit = False
 
 
 def empty(size: int, dtype: Any) -> Array:
@@ -293,6 +318,18 @@ def upload(values: np.ndarray) -> Array:
     made.copy_to_device(flat)
     synchronize()
     return made
+
+
+def pinned(size: int, dtype: Any) -> np.ndarray:
+    """`size` uninitialised elements of page-locked host memory, 1-D, which the GPU copies from without the host. Raises MemoryError."""
+    api, nbytes = device().api, max(1, size * np.dtype(dtype).itemsize)
+    try:
+        address = int(checked(api.cuMemHostAlloc(nbytes, 0), f"allocate {nbytes:,} bytes of page-locked memory"))
+    except DriverError as error:
+        raise MemoryError(str(error)) from None
+    held = (ctypes.c_uint8 * nbytes).from_address(address)
+    weakref.finalize(held, _free, partial(api.cuMemFreeHost, address)).atexit = False
+    return np.frombuffer(held, np.dtype(dtype), size)
 
 
 # Streams and events
@@ -345,6 +382,10 @@ class Event:
         checked(self._api.cuEventRecordWithFlags(self.handle, handle, int(flag)), "record an event")
 
     run = record
+
+    def wait(self, stream: Any) -> None:
+        """Let what is put on `stream` from now on wait for the event."""
+        checked(self._api.cuStreamWaitEvent(_handle(stream), self.handle, 0), "wait for an event")
 
     def query(self) -> bool:
         """True if the GPU has come there."""

@@ -1,4 +1,4 @@
-"""The folder in which compiled kernels are kept between runs (`nbcnn.gpu.kernel_store`): one for each version of the kernels' sources.
+"""This module names the folder in which compiled kernels are kept between runs (`nbcnn.gpu.kernel_store`), one for each version of the sources.
 
 The sources are those that can change code: `ops` and the compiler's door. Kernels are run as code, so only a folder is used in which nobody
 else can write.

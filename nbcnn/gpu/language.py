@@ -1,4 +1,4 @@
-"""What kernels are written in: `jit`, `cuda`, `types`, `f4`, `i4`, `u4`, `i8`. Nothing here imports Numba.
+"""This module is the language of kernels: `jit`, `cuda`, `types`, `f4`, `i4`, `u4`, `i8`. Nothing here imports Numba.
 
 Each of them is a *description* of something of the compiler's. A kernel is a Python function whose globals and closure name
 descriptions; when it is first launched or compiled, a copy of the function is made that has the real things in their places
@@ -241,7 +241,7 @@ def _names(code: CodeType) -> Iterator[str]:
 
 
 def _inside(value: Any, names: dict[str, None], seen: tuple[ModuleType, ...] = ()) -> Any:
-    """As `resolved`; of a module with descriptions among `names`, a copy with those attributes."""
+    """`resolved(value)`; for a module with descriptions among `names`, a copy with those attributes resolved."""
     if not isinstance(value, ModuleType):
         return resolved(value)
     if value in seen:

@@ -1,8 +1,7 @@
-"""How much host memory can still be taken, and how much this program took."""
+"""This module says how much host memory is available, and how much this program took."""
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
@@ -16,7 +15,9 @@ def available() -> int:
         lines = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
         free = int(lines["MemAvailable"].split()[0]) << 10
     else:
-        free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        import psutil  # installed where there is no /proc: macOS, Windows
+
+        free = int(psutil.virtual_memory().available)
     try:
         limit = int((_GROUP / "memory.max").read_text())
         statistics = dict(line.split() for line in (_GROUP / "memory.stat").read_text().splitlines())

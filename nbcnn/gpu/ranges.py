@@ -1,4 +1,4 @@
-"""NVTX ranges: names that NVIDIA's profilers show over the kernels between two calls of the host. Through the package nvtx, if it is installed."""
+"""This module makes NVTX ranges, names that NVIDIA's profilers show over kernels, by the package nvtx if it is installed."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 Mark = Callable[[str], AbstractContextManager[Any]]
-"""Called with a name, a range for `with`."""
+"""A function from a name to a range, a context manager."""
 
 MISSING = "no NVTX ranges: the package nvtx is not installed (pip install nvtx)"
 
 
 def nothing(name: str) -> AbstractContextManager[Any]:
-    """No range."""
+    """A range that does nothing."""
     return nullcontext()
 
 

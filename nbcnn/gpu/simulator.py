@@ -1,4 +1,4 @@
-"""Numba's simulator, made quick: threads of a block take turns, and what was looked up at every call is looked up once.
+"""This module makes Numba's simulator quick: threads of a block run in turn, and names are looked up once instead of at every call.
 
 As Numba has it, every thread of a block is a Python thread, all run at the same time, and one more asks them without pause whether they
 wait. Here one runs at a time, in the order of their numbers, until it reaches a barrier or its end: no processor time goes into waiting,

@@ -1,4 +1,4 @@
-"""How wide numbers in kernels are: integers 32 bits and floats float32, and no cast says so. Changes Numba's type inference for our kernels.
+"""This module makes numbers in kernels 32 bits wide without casts: it changes Numba's type inference for our kernels.
 
 Numba types every int literal, and every result of int32 arithmetic, as int64, and every float literal as float64. In functions that
 `narrow` marks it does not: their types, and the code of `a + b`, follow the rules below. Other functions are compiled as ever.

@@ -1,1 +1,1 @@
-"""Layers, losses, ready-made models, fusion, parameters and optimizers. They know no device."""
+"""This package defines layers, losses, ready-made models, fusion, parameters and optimizers; none of it knows a device."""

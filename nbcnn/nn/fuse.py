@@ -1,26 +1,26 @@
-"""Fused layers, and the rules that put them in the place of the plain ones.
+"""This module defines the fused layers, and the rules by which they replace plain layers.
 
 `fuse` rewrites a list of named layers: wherever the plain layers of a rule stand in a row, one fused layer takes their
 place, if the row of the op table has its ops. A fused layer is an ordinary layer: its parameters and its name are those of
 the convolution inside, its reference is the composition of its parts, and it records them one by one where a shape does
 not fit (an odd image cannot be pooled in a convolution's epilogue).
 
-    Conv2d, ReLU, MaxPool2d      ConvReLUPool    writes the pooled output and two bits that say where each maximum was
+    Conv2d, ReLU, MaxPool2d      ConvReLUPool    writes the pooled output and the argmax of each window, two bits
     Conv2d, ReLU                 ConvReLU
     Conv2d, EvoNormS0 or B0      ConvEvoNorm     writes the normalised output, and the convolution's own for the gradients
     Linear, ReLU                 LinearReLU      a 1×1 ConvReLU of 1×1 images
     Linear, Sigmoid              LinearSigmoid
-    Linear, Swish                LinearSwish     in inference: the gradient of a Swish wants what the linear layer made
+    Linear, Swish                LinearSwish     in inference alone: the gradient of a Swish reads the linear layer's output
     Upsample2d, Conv2d, MSE      UpConvMSE       neither the doubled image nor the network's output is ever stored
     Upsample2d, Conv2d, ReLU     UpConvReLU
     Upsample2d, Conv2d           UpConv
     DepthwiseConv1d              DepthwiseTogether   both gradients from one load of x and dy; StateSpaceConv1d likewise
     PointwiseConv1d, GLU         GatedPointwise  stores the gated series, and at the end of a Residual's body adds its input on the way
-    Residual, LastStep           LastOfResidual  the layers at the body's end that treat every hour by itself see the last one only
+    Residual, LastStep           LastOfResidual  the layers at the body's end that treat every hour by itself compute the last hour only
 
 The body of a Residual is fused as a list of its own.
 
-Backward, a fused layer multiplies its input's gradient by the ReLU mask of whoever made that input (`Buf.after_relu`): the
+In the backward pass a fused layer multiplies its input's gradient by the ReLU mask of the layer that made that input (`Buf.after_relu`): the
 gradient arrives there masked, and the pass that plain layers need for it vanishes.
 """
 
@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from nbcnn.nn.fuse_series import DepthwiseTogether, GatedPointwise, LastOfResidual, ends_hourly, few_taps, gates
-from nbcnn.nn.layers import MSE, Built, Conv2d, Linear, MaxPool2d, Param, ReLU, Residual, Sigmoid, Swish, Upsample2d, add_gradient, add_input
+from nbcnn.nn.layers import MSE, Built, Conv2d, Linear, MaxPool2d, Param, ReLU, Residual, Sigmoid, Swish, Upsample2d, add_gradient, add_input, known
 from nbcnn.nn.norms import EvoNormB0, EvoNormS0
 from nbcnn.nn.series_layers import GLU, DepthwiseConv1d, LastStep, PointwiseConv1d, StateSpaceConv1d
 from nbcnn.plan.graph import Buf, Named, ShapeError, Tape, named, trace
@@ -54,7 +54,7 @@ class _Fused:
 
     @property
     def scope(self) -> str:
-        """The convolution's name: under it stand the parameters."""
+        """The convolution's name, which is the prefix of the parameters' names."""
         return next(name for name, layer in self.parts if isinstance(layer, Conv2d | Linear))
 
     def params(self) -> dict[str, Param]:
@@ -69,7 +69,7 @@ class _Fused:
 
 
 def _unmasked(tape: Tape, dy: Buf, y: Buf, scope: str) -> Buf:
-    """dy where y > 0: a step only if the layer behind has not seen to it."""
+    """dy where y > 0, else 0: a step is recorded only if the following layer has not masked dy already."""
     if dy.masked:
         return dy
     dz = tape.temp(f"{scope}.dz", y.shape, masked=True)
@@ -120,7 +120,7 @@ class LinearReLU(_Fused):
         linear, (w, b) = self.conv, self._weights(tape)
         if x.shape[1:] != (linear.in_features,):
             raise ShapeError(f"{scope} takes (N, {linear.in_features}), got {x.shape}; Flatten makes vectors of images")
-        n, k, c = x.shape[0], linear.out_features, linear.in_features
+        n, k, c = x.shape[0], linear.out_features, known(linear)
         pixels, filters, attrs = x.reshaped((n, c, 1, 1)), w.reshaped((k, c, 1, 1)), {"stride": 1, "pad": 0}
         y = tape.temp(f"{scope}.y", (n, k, 1, 1), after_relu=self.activation == "relu")
         tape.emit(f"conv_{self.activation}_fprop", [pixels, filters, b], [y], scope, **attrs)
@@ -134,7 +134,7 @@ class LinearReLU(_Fused):
         return y.reshaped((n, k)), backward
 
     def _before(self, tape: Tape, dy: Buf, y: Buf, scope: str) -> Buf:
-        """The gradient before the activation."""
+        """Record the gradient of the activation's input."""
         return _unmasked(tape, dy, y, scope)
 
 
@@ -169,7 +169,7 @@ class ConvEvoNorm(_Fused):
     In training it is kept: both norms' gradients read it, and it cannot be read off y, because γ·x·σ(v·x) takes most values twice (B0 the
     same below its least deviation). So training keeps x, the convolution's output and y, as the plain layers do.
 
-    A B0 whose statistics are of all ranks stays a layer of its own: the ranks meet in the middle of it.
+    A B0 whose statistics are taken over all ranks stays a layer of its own: the ranks add their sums in the middle of it.
     """
 
     kind: ClassVar[str] = "conv"
@@ -310,15 +310,15 @@ class FusedResidual:
 
 
 def _plain(parts: Sequence[Any]) -> bool:
-    """A convolution (or linear layer) with a bias, pooled 2×2 if it is pooled."""
+    """Whether the convolution (or linear layer) has a bias, and pooling, where there is any, takes 2×2 windows."""
     conv, *_, last = parts
-    return conv.bias and (not isinstance(last, MaxPool2d) or (last.size, last.stride or last.size) == (2, 2))
+    return conv.bias and (not isinstance(last, MaxPool2d) or (last.kernel_size, last.stride or last.kernel_size) == (2, 2))
 
 
 def _folds(parts: Sequence[Any]) -> bool:
-    """A doubled image and a 3×3 convolution that keeps its size: the algebra of the folded form holds for these alone."""
+    """Whether the image is doubled and a 3×3 convolution keeps its size: the algebra of the folded form holds for these alone."""
     up, conv, *_ = parts
-    return up.factor == 2 and conv.bias and conv.kernel in (3, (3, 3)) and (conv.stride, conv.pad) == (1, 1)
+    return up.scale_factor == 2 and conv.bias and conv.kernel_size in (3, (3, 3)) and (conv.stride, conv.padding) == (1, 1)
 
 
 @dataclass(frozen=True)
@@ -347,7 +347,7 @@ RULES = (
     Rule((DepthwiseConv1d,), DepthwiseTogether, few_taps),
     Rule((StateSpaceConv1d,), DepthwiseTogether, few_taps),
 )
-"""Tried in this order at every place of the list."""
+"""The rules, tried in this order at every position of the list."""
 
 
 def _inside(name: str, layer: Any, ops: Container[str]) -> Any:

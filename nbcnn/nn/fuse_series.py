@@ -1,4 +1,4 @@
-"""Fused layers of series; the rules that put them in place stand in `fuse.py`.
+"""This module defines the fused layers of series; their rules stand in `fuse.py`.
 
 DepthwiseTogether   both gradients of a depthwise convolution are one op
 GatedPointwise      glu(pointwise(x)), and perhaps the input of the Residual around it, are one op
@@ -54,7 +54,7 @@ class GatedPointwise(_Fused):
 
     @staticmethod
     def takes(x: Buf) -> bool:
-        """Whether the fused op does: whole loads of four hours."""
+        """Whether the fused op takes x: it loads four hours at a time, so L must be a multiple of four."""
         return x.shape[-1] % 4 == 0
 
     def build(self, tape: Tape, x: Buf, scope: str, plus: Buf | None = None) -> Built:
@@ -99,21 +99,21 @@ class LastOfResidual(_Fused):
 
 
 def hourly_from(layers: Sequence[Any]) -> int:
-    """Where the layers at the end begin that treat every hour by itself; their number if there are none."""
+    """Index of the first of the layers at the end that treat every hour by itself; the number of layers if there are none."""
     return next((at + 1 for at in reversed(range(len(layers))) if type(layers[at]) not in AT_EACH_HOUR), 0)
 
 
 def ends_hourly(parts: Sequence[Any]) -> bool:
-    """A Residual (and what follows it) that has such layers."""
+    """Whether the Residual's body ends with layers that treat every hour by itself."""
     layers = [layer for _, layer in parts[0].named_body("")]
     return hourly_from(layers) < len(layers)
 
 
 def few_taps(parts: Sequence[Any]) -> bool:
-    """A filter whose gradient fits into the registers of one kernel."""
-    return parts[0].taps <= FUSED_TAPS
+    """Whether the gradient of the filter fits into the registers of one kernel."""
+    return parts[0].kernel_size <= FUSED_TAPS
 
 
 def gates(parts: Sequence[Any]) -> bool:
-    """A bias, and halves of the channels."""
+    """Whether the pointwise convolution has a bias and an even number of output channels, which GLU halves."""
     return parts[0].bias and parts[0].out_channels % 2 == 0

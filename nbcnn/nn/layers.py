@@ -1,19 +1,22 @@
-"""The vocabulary: layers of images and vectors, and the losses. Normalisations stand in `norms.py`, layers of series in `series_layers.py`.
+"""This module defines the layers of images and vectors, and the losses; normalisations stand in `norms.py`, layers of series in `series_layers.py`.
 
-A layer is a frozen dataclass. `build(tape, x, scope)` records its forward and returns (y, backward); `backward(dy)`
-records its backward and returns dx. `params()` names its parameters, `state()`, where a layer has it, what training updates
-in place (norms.py). A loss is the last layer of a list: its
+A layer is a frozen dataclass whose arguments have PyTorch's names. What its input's size is may be left out (`in_channels`, `in_features`,
+`channels`: None), and `sized` fills it in from the shape of one example. `build(tape, x, scope)` records its forward and returns
+(y, backward); `backward(dy)` records its backward and returns dx. `params()` names its parameters, `state()`, where a layer has it,
+what training updates in place (norms.py). A loss is the last layer of a list: its
 `build(tape, y, target, scope)` returns (value, dy). Shapes are logical: images (N, C, H, W), vectors (N, F), series (N, C, L).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
 
+from nbcnn.files.errors import UsageError
 from nbcnn.plan.graph import Backward, Buf, Named, ShapeError, Tape, named, trace
 from nbcnn.plan.shapes import ConvShape, numel, window_extent
 
@@ -33,8 +36,24 @@ class Param:
 
 
 def constant(value: float) -> Callable[[Any, tuple[int, ...]], Any]:
-    """For `Param.first`: every element is `value`."""
+    """A function for `Param.first` that sets every element to `value`."""
     return lambda random, shape: np.full(shape, value)
+
+
+def unsized() -> Any:
+    """The field of a layer that holds the size of its input, by keyword only; None until `sized` knows it."""
+    return field(default=None, kw_only=True)
+
+
+def counts(layer: Any, *names: str, least: int = 1) -> None:
+    """Raise UsageError unless the fields `names` of `layer` are whole numbers, or pairs of them, of at least `least`; None is no number yet."""
+    for name in names:
+        value = getattr(layer, name)
+        for each in value if isinstance(value, tuple) else (value,):
+            if value is not None and (isinstance(each, bool) or not isinstance(each, int) or each < least):
+                raise UsageError(f"{type(layer).__name__} needs a whole number of at least {least} as {name}, got {value!r}")
+        if isinstance(value, tuple) and len(value) != 2:
+            raise UsageError(f"{type(layer).__name__} takes one {name} or a pair, got {value!r}")
 
 
 def _pair(value: int | tuple[int, int]) -> tuple[int, int]:
@@ -50,7 +69,7 @@ def images(x: Buf, scope: str) -> tuple[int, int, int, int]:
 
 
 def _fitting(scope: str, x: Buf, make: Any) -> Any:
-    """`make()`, with an error that names the layer and its input if the shape does not fit."""
+    """The result of `make()`; its error names the layer and its input if the shape does not fit."""
     try:
         return make()
     except ValueError as error:
@@ -59,21 +78,31 @@ def _fitting(scope: str, x: Buf, make: Any) -> Any:
 
 @dataclass(frozen=True)
 class Conv2d:
-    """2-D convolution (cross-correlation), zero padding: in_channels × R×S → out_channels.
+    """2-D convolution (cross-correlation), zero padding: (N, in_channels, H, W) → (N, out_channels, P, Q), P = (H + 2·padding − R)/stride + 1.
 
-    `kernel`: R×S or one int for both; `stride` and `pad` count for both axes; `bias` is optional.
+    `kernel_size`: (R, S), or one int for both; `stride` and `padding` count for both axes; `bias` is optional. `in_channels` None is the
+    input's. As torch.nn.Conv2d without dilation and groups. Raises UsageError for sizes below 1 or a negative padding.
+
+    Example: `Conv2d(64, 3, padding=1)` keeps height and width.
     """
 
-    in_channels: int
     out_channels: int
-    kernel: int | tuple[int, int] = 3
+    kernel_size: int | tuple[int, int] = 3
     stride: int = 1
-    pad: int = 0
+    padding: int = 0
     bias: bool = True
+    in_channels: int | None = unsized()
     kind: ClassVar[str] = "conv"
+    size_of_input: ClassVar[str] = "in_channels"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.kernel_size, list):
+            object.__setattr__(self, "kernel_size", tuple(self.kernel_size))
+        counts(self, "out_channels", "kernel_size", "stride", "in_channels")
+        counts(self, "padding", least=0)
 
     def params(self) -> dict[str, Param]:
-        shape = (self.out_channels, self.in_channels, *_pair(self.kernel))
+        shape = (self.out_channels, known(self), *_pair(self.kernel_size))
         fan_in = numel(shape[1:])
         made = {"weight": Param(shape, fan_in)}
         return made | {"bias": Param((self.out_channels,), fan_in, bias=True)} if self.bias else made
@@ -83,9 +112,9 @@ class Conv2d:
         n, c, h, w = images(x, scope)
         if c != self.in_channels:
             raise ShapeError(f"{scope} takes {self.in_channels} channels, got {c} (its input is {x.shape})")
-        r, s = _pair(self.kernel)
+        r, s = _pair(self.kernel_size)
         h, w = (2 * h, 2 * w) if doubled else (h, w)
-        return _fitting(scope, x, lambda: ConvShape(n, c, h, w, self.out_channels, r, s, self.stride, self.pad))
+        return _fitting(scope, x, lambda: ConvShape(n, c, h, w, self.out_channels, r, s, self.stride, self.padding))
 
     def build(self, tape: Tape, x: Buf, scope: str) -> Built:
         return _conv(self, tape, x, scope, self.shape(x, scope))
@@ -93,22 +122,30 @@ class Conv2d:
 
 @dataclass(frozen=True)
 class Linear:
-    """y = x wᵀ + b: (N, in_features) → (N, out_features); a 1×1 convolution of 1×1 images."""
+    """y = x wᵀ + b: (N, in_features) → (N, out_features); a 1×1 convolution of 1×1 images. `in_features` None is the input's.
 
-    in_features: int
+    Raises UsageError for sizes below 1. Example: `Linear(10)`.
+    """
+
     out_features: int
     bias: bool = True
+    in_features: int | None = unsized()
     kind: ClassVar[str] = "linear"
+    size_of_input: ClassVar[str] = "in_features"
+
+    def __post_init__(self) -> None:
+        counts(self, "out_features", "in_features")
 
     def params(self) -> dict[str, Param]:
-        made = {"weight": Param((self.out_features, self.in_features), self.in_features)}
-        return made | {"bias": Param((self.out_features,), self.in_features, bias=True)} if self.bias else made
+        size = known(self)
+        made = {"weight": Param((self.out_features, size), size)}
+        return made | {"bias": Param((self.out_features,), size, bias=True)} if self.bias else made
 
     def build(self, tape: Tape, x: Buf, scope: str) -> Built:
         if x.shape[1:] != (self.in_features,):
             raise ShapeError(f"{scope} takes (N, {self.in_features}), got {x.shape}; Flatten makes vectors of images")
         n = x.shape[0]
-        y, backward = _conv(self, tape, x.reshaped((*x.shape, 1, 1)), scope, ConvShape(n, self.in_features, 1, 1, self.out_features, 1, 1))
+        y, backward = _conv(self, tape, x.reshaped((*x.shape, 1, 1)), scope, ConvShape(n, known(self), 1, 1, self.out_features, 1, 1))
         return y.reshaped((n, self.out_features)), lambda dy: backward(dy.reshaped(y.shape)).reshaped(x.shape)
 
 
@@ -147,8 +184,12 @@ class Elementwise(_NoParams):
     kind: ClassVar[str]
     reads: ClassVar[str] = "x"
 
+    def attrs(self) -> dict[str, Any]:
+        """The op's parameters: the fields, by their names."""
+        return asdict(self)
+
     def build(self, tape: Tape, x: Buf, scope: str) -> Built:
-        attrs = asdict(self)
+        attrs = self.attrs()
         y = tape.temp(f"{scope}.y", x.shape, after_relu=self.kind == "relu")
         tape.emit(f"{self.kind}_fprop", [x], [y], scope, **attrs)
 
@@ -173,15 +214,18 @@ class ReLU(Elementwise):
 
 @dataclass(frozen=True)
 class LeakyReLU(Elementwise):
-    """x where x > 0, else slope·x; slope > 0."""
+    """x where x > 0, else negative_slope·x. Raises UsageError unless negative_slope > 0."""
 
-    slope: float = 0.01
+    negative_slope: float = 0.01
     kind: ClassVar[str] = "leaky_relu"
     reads: ClassVar[str] = "y"
 
     def __post_init__(self) -> None:
-        if self.slope <= 0:
-            raise ValueError(f"LeakyReLU needs a positive slope, got {self.slope}; ReLU is the layer for 0")
+        if not 0 < self.negative_slope < math.inf:
+            raise UsageError(f"LeakyReLU needs a positive, finite negative_slope, got {self.negative_slope}; ReLU is the layer for 0")
+
+    def attrs(self) -> dict[str, Any]:
+        return {"slope": self.negative_slope}
 
 
 @dataclass(frozen=True)
@@ -201,16 +245,22 @@ class Swish(Elementwise):
 
 @dataclass(frozen=True)
 class MaxPool2d(_NoParams):
-    """Maximum over size×size windows; ties go to the first in (h, w) order. `stride` defaults to `size`; no padding."""
+    """Maximum over kernel_size×kernel_size windows; ties go to the first in (h, w) order. `stride` None is `kernel_size`; no padding.
 
-    size: int = 2
+    (N, C, H, W) → (N, C, P, Q), P = (H − kernel_size)/stride + 1. Raises UsageError for sizes below 1.
+    """
+
+    kernel_size: int = 2
     stride: int | None = None
     kind: ClassVar[str] = "pool"
+
+    def __post_init__(self) -> None:
+        counts(self, "kernel_size", "stride")
 
     def build(self, tape: Tape, x: Buf, scope: str) -> Built:
         shape, attrs = _window(self, x, scope)
         y = tape.temp(f"{scope}.y", shape)
-        index = tape.temp(f"{scope}.index", shape, "uint8" if self.size**2 <= 256 else "int32")
+        index = tape.temp(f"{scope}.index", shape, "uint8" if self.kernel_size**2 <= 256 else "int32")
         tape.emit("maxpool_fprop", [x], [y, index], scope, **attrs)
 
         def backward(dy: Buf) -> Buf:
@@ -223,11 +273,17 @@ class MaxPool2d(_NoParams):
 
 @dataclass(frozen=True)
 class AvgPool2d(_NoParams):
-    """Mean over size×size windows. `stride` defaults to `size`; no padding."""
+    """Mean over kernel_size×kernel_size windows. `stride` None is `kernel_size`; no padding.
 
-    size: int = 2
+    (N, C, H, W) → (N, C, P, Q), P = (H − kernel_size)/stride + 1. Raises UsageError for sizes below 1.
+    """
+
+    kernel_size: int = 2
     stride: int | None = None
     kind: ClassVar[str] = "avgpool"
+
+    def __post_init__(self) -> None:
+        counts(self, "kernel_size", "stride")
 
     def build(self, tape: Tape, x: Buf, scope: str) -> Built:
         shape, attrs = _window(self, x, scope)
@@ -236,9 +292,9 @@ class AvgPool2d(_NoParams):
 
 def _window(layer: MaxPool2d | AvgPool2d, x: Buf, scope: str) -> tuple[tuple[int, ...], dict[str, int]]:
     n, c, h, w = images(x, scope)
-    stride = layer.stride or layer.size
-    extent = _fitting(scope, x, lambda: [window_extent(edge, layer.size, stride) for edge in (h, w)])
-    return (n, c, *extent), {"size": layer.size, "stride": stride}
+    stride = layer.stride or layer.kernel_size
+    extent = _fitting(scope, x, lambda: [window_extent(edge, layer.kernel_size, stride) for edge in (h, w)])
+    return (n, c, *extent), {"size": layer.kernel_size, "stride": stride}
 
 
 def _linear_map(tape: Tape, x: Buf, scope: str, op: str, shape: tuple[int, ...], **attrs: Any) -> Built:
@@ -256,14 +312,17 @@ def _linear_map(tape: Tape, x: Buf, scope: str, op: str, shape: tuple[int, ...],
 
 @dataclass(frozen=True)
 class Upsample2d(_NoParams):
-    """Nearest neighbour: every pixel becomes factor×factor pixels."""
+    """Nearest neighbour: every pixel becomes scale_factor×scale_factor pixels. Raises UsageError unless that is a whole number of at least 1."""
 
-    factor: int = 2
+    scale_factor: int = 2
     kind: ClassVar[str] = "up"
+
+    def __post_init__(self) -> None:
+        counts(self, "scale_factor")
 
     def build(self, tape: Tape, x: Buf, scope: str) -> Built:
         n, c, h, w = images(x, scope)
-        return _linear_map(tape, x, scope, "upsample", (n, c, h * self.factor, w * self.factor), factor=self.factor)
+        return _linear_map(tape, x, scope, "upsample", (n, c, h * self.scale_factor, w * self.scale_factor), factor=self.scale_factor)
 
 
 @dataclass(frozen=True)
@@ -312,7 +371,7 @@ def add_input(tape: Tape, body: Sequence[Named], x: Buf, scope: str) -> Built:
 
 
 def add_gradient(tape: Tape, inner: Buf, dy: Buf, scope: str) -> Buf:
-    """Record the gradient of what is body(x) + x: that of the body and that of the sum."""
+    """Record the gradient of body(x) + x: the body's gradient plus the sum's."""
     dx = tape.temp(f"{scope}.dx", inner.shape)
     tape.emit("add", [inner, dy], [dx], scope)
     return dx
@@ -361,9 +420,49 @@ def parameters(layers: Sequence[Any]) -> dict[str, Param]:
 
 
 def states(layers: Sequence[Any]) -> dict[str, Param]:
-    """What layers update in place while they train (running statistics), under full names like parameters."""
+    """All states of a list of layers, which training updates in place (running statistics), under full names like parameters."""
     made: dict[str, Param] = {}
     for name, layer in named(layers):
         own = layer.state() if hasattr(layer, "state") else {}
         made.update({f"{name}.{inner}": state for inner, state in own.items()})
     return made
+
+
+def known(layer: Any) -> int:
+    """The size of the layer's input. Raises UsageError if it was left out and nothing has filled it in."""
+    size = getattr(layer, layer.size_of_input)
+    if size is None:
+        raise UsageError(f"{type(layer).__name__} does not know its {layer.size_of_input} yet: build the network for a shape first, or give it")
+    return int(size)
+
+
+def sized(layers: Sequence[Any], shape: tuple[int, ...]) -> list[Any]:
+    """`layers` with the sizes of their inputs filled in, for examples of `shape`: (C, H, W), (F,) or (F, L). A loss stays as it is.
+
+    Raises UsageError for no layers, or a loss that is not the last of them; ShapeError if a layer does not take what it gets.
+    """
+    if not [layer for layer in layers if not hasattr(layer, "needs_labels")]:
+        raise UsageError("a network needs at least one layer besides its loss")
+    early = [at for at, layer in enumerate(layers[:-1]) if hasattr(layer, "needs_labels")]
+    if early:
+        raise UsageError(f"the loss {type(layers[early[0]]).__name__} is layer {early[0] + 1} of {len(layers)}: a loss must be the last")
+    made, x, tape = [], Buf("x", (1, *shape)), Tape(training=False)
+    for name, layer in named(layers):
+        if hasattr(layer, "needs_labels"):
+            made.append(layer)
+            continue
+        made.append(_filled(layer, x, name))
+        x, _ = made[-1].build(tape, x, name)
+    return made
+
+
+def _filled(layer: Any, x: Buf, scope: str) -> Any:
+    """`layer` with the size of its input `x`."""
+    if type(layer) is Residual:
+        return Residual(*sized(layer.body, x.shape[1:]))
+    name = getattr(layer, "size_of_input", None)
+    if name is None or getattr(layer, name) is not None:
+        return layer
+    if name == "in_features" and len(x.shape) != 2:
+        raise ShapeError(f"{scope} takes vectors (N, F), got {x.shape}; Flatten makes vectors of images")
+    return replace(layer, **{name: x.shape[1]})

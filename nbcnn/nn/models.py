@@ -1,4 +1,4 @@
-"""The networks that come with nbcnn, as lists of layers."""
+"""This module defines the networks that come with nbcnn, as lists of layers."""
 
 from __future__ import annotations
 
@@ -18,43 +18,43 @@ def autoencoder(channels: int = 3, wide: int = 256, code: int = 128) -> list[Any
     With the defaults: 751,875 parameters; images 3×32×32 become a code of 128×8×8 = 8,192 features.
     """
     return [
-        Conv2d(channels, wide, 3, pad=1),
+        Conv2d(wide, 3, padding=1),
         ReLU(),
         MaxPool2d(2),
-        Conv2d(wide, code, 3, pad=1),
+        Conv2d(code, 3, padding=1),
         ReLU(),
         MaxPool2d(2),
-        Conv2d(code, code, 3, pad=1),
+        Conv2d(code, 3, padding=1),
         ReLU(),
         Upsample2d(2),
-        Conv2d(code, wide, 3, pad=1),
+        Conv2d(wide, 3, padding=1),
         ReLU(),
         Upsample2d(2),
-        Conv2d(wide, channels, 3, pad=1),
+        Conv2d(channels, 3, padding=1),
         MSE(),
     ]
 
 
-def mnist_cnn(channels: int = 1, height: int = 28, width: int = 28, classes: int = 10, norm: str = "s0") -> list[Any]:
+def mnist_cnn(classes: int = 10, norm: str = "s0") -> list[Any]:
     """A small classifier: two 3×3 convolutions (32 and 64 filters), each normalised by EvoNorm and pooled 2×2, then 128 units.
 
-    `norm`: "s0" (groups of two channels) or "b0". With the defaults 421,930 parameters, 288 of them EvoNorm's.
+    `norm`: "s0" (groups of two channels) or "b0". With the defaults, on images 1×28×28, 421,930 parameters, 288 of them EvoNorm's.
     """
 
     def evonorm(filters: int) -> EvoNormS0 | EvoNormB0:
-        return EvoNormS0(filters, groups=filters // 2) if norm == "s0" else EvoNormB0(filters)
+        return EvoNormS0(groups=filters // 2) if norm == "s0" else EvoNormB0()
 
     return [
-        Conv2d(channels, 32, 3, pad=1),
+        Conv2d(32, 3, padding=1),
         evonorm(32),
         MaxPool2d(2),
-        Conv2d(32, 64, 3, pad=1),
+        Conv2d(64, 3, padding=1),
         evonorm(64),
         MaxPool2d(2),
         Flatten(),
-        Linear(64 * (height // 4) * (width // 4), 128),
+        Linear(128),
         ReLU(),
-        Linear(128, classes),
+        Linear(classes),
         SoftmaxCrossEntropy(),
     ]
 
@@ -77,20 +77,21 @@ def s4convd(
     """
     if loss not in LOSSES:
         raise ValueError(f"no loss {loss!r}; one of {', '.join(LOSSES)}")
-    block = (StateSpaceConv1d(wide, taps, states, kernel_init), GELU(), PointwiseConv1d(wide, 2 * wide), GLU())
-    ends = [LastStep(), Linear(wide, 1), RMSLE(unit) if loss == "rmsle" else ForecastMSE()]
-    return [PointwiseConv1d(channels, wide), *(Residual(*block) for _ in range(blocks)), *ends]
+    block = (StateSpaceConv1d(taps, states, kernel_init), GELU(), PointwiseConv1d(2 * wide), GLU())
+    ends = [LastStep(), Linear(1), RMSLE(unit) if loss == "rmsle" else ForecastMSE()]
+    return [PointwiseConv1d(wide, in_channels=channels), *(Residual(*block) for _ in range(blocks)), *ends]
 
 
 LOSSES = ("log-mse", "rmsle")
-"""What `s4convd` can be trained for."""
+"""The losses that `s4convd` can be trained with."""
 
 MODELS: Mapping[str, Callable[..., list[Any]]] = {
-    "autoencoder": lambda channels, height, width: autoencoder(channels),
-    "mnist-cnn": mnist_cnn,
-    "mnist-cnn-b0": lambda channels, height, width: mnist_cnn(channels, height, width, norm="b0"),
+    "autoencoder": lambda channels, height, width, classes=10: autoencoder(channels),
+    "mnist-cnn": lambda channels, height, width, classes=10: mnist_cnn(classes),
+    "mnist-cnn-b0": lambda channels, height, width, classes=10: mnist_cnn(classes, norm="b0"),
 }
-"""Networks of images by the name that `--model` takes: from the channels, height and width of the images to the layers. `s4convd` takes series."""
+"""Networks of images by the name that `--model` takes: from channels, height and width of the images, and the number of classes, to the layers.
+`s4convd` takes series."""
 
 
 CODES: Mapping[str, str] = {"autoencoder": "pool2", "mnist-cnn": "pool2", "mnist-cnn-b0": "pool2"}

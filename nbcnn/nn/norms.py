@@ -6,17 +6,19 @@ weight decay. Formulas: `nbcnn.ops.norms`.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
-from nbcnn.nn.layers import Built, Param, constant, images
+from nbcnn.files.errors import UsageError
+from nbcnn.nn.layers import Built, Param, constant, counts, images, known, unsized
 from nbcnn.plan.graph import Backward, Buf, ShapeError, Tape
 
 Emit = Callable[..., None]
-"""(op, ins, outs, **attrs): what records a step."""
+"""A function (op, ins, outs, **attrs) that records a step."""
 Forward = Callable[[Emit], None]
 
 FIRST = {"gamma": 1.0, "beta": 0.0, "v": 1.0}
@@ -25,11 +27,12 @@ FIRST = {"gamma": 1.0, "beta": 0.0, "v": 1.0}
 
 @dataclass(frozen=True)
 class _EvoNorm(ABC):
-    channels: int
+    channels: int | None = unsized()
     kind: ClassVar[str] = "evonorm"
+    size_of_input: ClassVar[str] = "channels"
 
     def params(self) -> dict[str, Param]:
-        return {name: Param((self.channels,), 1, decay=False, first=constant(value)) for name, value in FIRST.items()}
+        return {name: Param((known(self),), 1, decay=False, first=constant(value)) for name, value in FIRST.items()}
 
     def check(self, x: Buf, scope: str) -> tuple[int, int, int, int]:
         """x's shape; raises ShapeError if x is no batch of images with the layer's channels."""
@@ -46,26 +49,27 @@ class _EvoNorm(ABC):
 
     @abstractmethod
     def record(self, tape: Tape, x: Buf, y: Buf, scope: str) -> tuple[Forward, Backward]:
-        """How to record y = norm(x), by an `emit` that may make another op of it, and the backward. Raises ShapeError."""
+        """Returns (forward, backward): forward(emit) records y = norm(x) by `emit`, which may make another op of it. Raises ShapeError."""
 
     def weights(self, tape: Tape, scope: str) -> list[Buf]:
-        """γ, β, v."""
-        return [tape.param(scope, name, (self.channels,)) for name in FIRST]
+        """The parameters γ, β, v as Bufs."""
+        return [tape.param(scope, name, (known(self),)) for name in FIRST]
 
 
 @dataclass(frozen=True)
 class EvoNormS0(_EvoNorm):
     """γ·x·σ(v·x)/s + β, s the deviation of a group of channels of one image; the same in training and inference.
 
-    `groups` divides `channels`; `eps` is added to the variance. Raises ValueError otherwise.
+    `groups` divides `channels`, which None takes from the input; `eps` is added to the variance. Raises UsageError otherwise.
     """
 
     groups: int = 32
     eps: float = 1e-5
 
     def __post_init__(self) -> None:
-        if self.groups < 1 or self.channels % self.groups or self.eps <= 0:
-            raise ValueError(f"EvoNormS0 needs groups that divide its {self.channels} channels and eps > 0, got {self.groups} and {self.eps}")
+        counts(self, "groups", "channels")
+        if (self.channels or self.groups) % self.groups or not 0 < self.eps < math.inf:
+            raise UsageError(f"EvoNormS0 needs groups that divide its {self.channels} channels and eps > 0, got {self.groups} and {self.eps}")
 
     def record(self, tape: Tape, x: Buf, y: Buf, scope: str) -> tuple[Forward, Backward]:
         n, *_ = self.check(x, scope)
@@ -97,11 +101,12 @@ class EvoNormB0(_EvoNorm):
     momentum: float = 0.1
 
     def __post_init__(self) -> None:
-        if self.eps <= 0 or not 0 <= self.momentum <= 1:
-            raise ValueError(f"EvoNormB0 needs eps > 0 and a momentum in [0, 1], got {self.eps} and {self.momentum}")
+        counts(self, "channels")
+        if not 0 < self.eps < math.inf or not 0 <= self.momentum <= 1:
+            raise UsageError(f"EvoNormB0 needs eps > 0 and a momentum in [0, 1], got {self.eps} and {self.momentum}")
 
     def state(self) -> dict[str, Param]:
-        return {"running": Param((self.channels,), 1, first=constant(1.0))}
+        return {"running": Param((known(self),), 1, first=constant(1.0))}
 
     def record(self, tape: Tape, x: Buf, y: Buf, scope: str) -> tuple[Forward, Backward]:
         n, c, *_ = self.check(x, scope)

@@ -1,46 +1,147 @@
-"""Optimizers: one launch over the flat parameter buffer, learning rates from a table indexed by the training step."""
+"""This module defines the optimizers: each is one launch over the flat parameter buffer; learning rates come from a table by training step."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from nbcnn.files.errors import UsageError
+from nbcnn.files.suggest import nearest
 from nbcnn.plan.graph import Buf, Tape
 
 SCHEDULES = ("cosine", "constant")
+MOST_STEPS = 1e15
+"""A warm-up that is longer is so long: its rates are 0 in float32 either way, and its steps are still a whole number."""
+
+
+def check_number(owner: str, name: str, value: Any, least: float = 0.0, below: float = math.inf, exclusive: bool = False) -> None:
+    """Raise UsageError unless `value` is a finite number of at least `least` (more than it, if `exclusive`) and less than `below`."""
+    number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+    if not number or not least <= value < below or (exclusive and value == least):
+        bounds = f"{'more than' if exclusive else 'at least'} {least:g}" + (f" and less than {below:g}" if below < math.inf else ", and finite")
+        raise UsageError(f"{owner}: {name} must be a number of {bounds}, got {value!r}")
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The learning rate over a run: `lr` after a ramp over the first `warmup` epochs.
+
+    lr      of the first training step after the ramp.
+    warmup  epochs, which may be a fraction, over which the rate rises to its value (Goyal et al., 2017).
+    Raises UsageError unless `lr` > 0 and `warmup` ≥ 0, both finite.
+    """
+
+    lr: float
+    warmup: float = 0.0
+    name: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        check_number(type(self).__name__, "lr", self.lr, exclusive=True)
+        check_number(type(self).__name__, "warmup", self.warmup)
+
+    def rates(self, steps: int, steps_per_epoch: int) -> np.ndarray:
+        """The rate of every training step of a run of so many, (steps,) float32."""
+        return learning_rates(self.name, self.lr, steps, round(min(self.warmup * steps_per_epoch, MOST_STEPS)))
+
+
+class Cosine(Schedule):
+    """Half a cosine from `lr` at the first step towards 0 after the last (Loshchilov and Hutter, arXiv:1608.03983).
+
+    Example: `nbcnn.SGD(lr=nbcnn.Cosine(0.1, warmup=1), momentum=0.9)`.
+    """
+
+    name = "cosine"
+
+
+class Constant(Schedule):
+    """`lr` throughout. A plain number as an optimizer's `lr` means the same."""
+
+    name = "constant"
+
+
+class Factor(NamedTuple):
+    """What a parameter's learning rate and weight decay are multiplied by; a rate of 0 leaves the parameter as it is (frozen)."""
+
+    lr: float = 1.0
+    weight_decay: float = 1.0
+
+
+FROZEN = Factor(0.0, 0.0)
+PLAIN = Factor()
+Factors = Mapping[str, Factor]
+"""By the full name of a parameter; one that is not named is PLAIN."""
+
+
+def matching(pattern: str, known: Sequence[str]) -> list[str]:
+    """The names in `known` that `pattern` means: shell wildcards, or the name of a layer for all its parameters. Raises UsageError for none.
+
+    "conv1" is conv1.weight and conv1.bias, "conv*" those of all convolutions, "*.bias" every bias.
+    """
+    found = [name for name in known if fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")]
+    if not found:
+        words = [*known, *dict.fromkeys(name.rsplit(".", 1)[0] for name in known)]
+        raise UsageError(f"no parameter matches {pattern!r}{nearest(pattern, words)}; there are {', '.join(known) or 'none'}")
+    return found
 
 
 @dataclass(frozen=True)
 class _Optimizer:
-    """What all optimizers share: gradient clipping and L2 weight decay, off at 0. They apply in this order (`nbcnn.ops.update.sgd`):
+    """What all optimizers share: the learning rate, gradient clipping and L2 weight decay, off at 0. These apply in this order
+    (`nbcnn.ops.update.sgd`):
 
     clip_norm     first the whole gradient is scaled down to this Euclidean norm if it is longer.
     clip_value    then every gradient element is cut to [−clip_value, clip_value].
     weight_decay  last, weight_decay · w is added to the gradient of the parameters that decay (`nbcnn.nn.layers.Param`).
     """
 
-    weight_decay: float = 0.0
-    clip_value: float = 0.0
-    clip_norm: float = 0.0
+    lr: float | Schedule | None = None
+    weight_decay: float = field(default=0.0, kw_only=True)
+    clip_value: float = field(default=0.0, kw_only=True)
+    clip_norm: float = field(default=0.0, kw_only=True)
     op: ClassVar[str]
     moments: ClassVar[tuple[str, ...]]
+    own_lr: ClassVar[float]
 
     def __post_init__(self) -> None:
+        if self.lr is not None and not isinstance(self.lr, Schedule):
+            check_number(type(self).__name__, "lr", self.lr, exclusive=True)
         for name in ("weight_decay", "clip_value", "clip_norm"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+            check_number(type(self).__name__, name, getattr(self, name))
 
-    def record(self, tape: Tape, weights: Buf, grads: Buf, moments: Sequence[Buf], rates: Buf, state: Buf, decayed: int) -> None:
-        """Record the update of the flat buffer: the gradient's norm if it is clipped, then one step."""
-        ins = [weights, grads, *moments, rates, state]
-        if self.clip_norm:
-            norm = tape.temp("grad_norm", (), "float64")
-            tape.emit("grad_norm", [grads], [norm], "update")
-            ins.append(norm)
-        tape.emit(self.op, ins, [weights, *moments, state], "update", decayed=decayed, **self.attrs())
+    def rates(self, steps: int, steps_per_epoch: int) -> np.ndarray:
+        """The learning rate of every training step, (steps,) float32; `lr` None is the optimizer's own, constant."""
+        schedule = self.lr if isinstance(self.lr, Schedule) else Constant(self.own_lr if self.lr is None else self.lr)
+        return schedule.rates(steps, steps_per_epoch)
+
+    def norm(self, tape: Tape, grads: Buf) -> list[Buf]:
+        """Record the norm of all gradients, where they are clipped by it; nothing otherwise."""
+        if not self.clip_norm:
+            return []
+        norm = tape.temp("grad_norm", (), "float64")
+        tape.emit("grad_norm", [grads], [norm], "update")
+        return [norm]
+
+    def record(
+        self,
+        tape: Tape,
+        weights: Buf,
+        grads: Buf,
+        moments: Sequence[Buf],
+        rates: Buf,
+        state: Buf,
+        decayed: int,
+        norm: Sequence[Buf] | None = None,
+        decay_factor: float = 1.0,
+    ) -> None:
+        """Record the update of a flat buffer: the gradient's norm if it is clipped (and `norm` does not hold it), then one step."""
+        ins = [weights, grads, *moments, rates, state, *(self.norm(tape, grads) if norm is None else norm)]
+        attrs = self.attrs()
+        tape.emit(self.op, ins, [weights, *moments, state], "update", decayed=decayed, **attrs | {"weight_decay": decay_factor * self.weight_decay})
 
     def attrs(self) -> dict[str, Any]:
         return {"weight_decay": self.weight_decay, "clip_value": self.clip_value, "clip_norm": self.clip_norm}
@@ -48,11 +149,21 @@ class _Optimizer:
 
 @dataclass(frozen=True)
 class SGD(_Optimizer):
-    """m = momentum·m + g; w −= lr·m (as torch.optim.SGD)."""
+    """m = momentum·m + g; w −= lr·m (as torch.optim.SGD).
 
-    momentum: float = 0.9
+    lr        a number, or a schedule (`Cosine`, `Constant`); None is 0.1.
+    momentum  at least 0 and less than 1.
+    Raises UsageError for a number out of its range. Example: `nbcnn.SGD(lr=nbcnn.Cosine(0.1), momentum=0.9)`.
+    """
+
+    momentum: float = field(default=0.9, kw_only=True)
     op: ClassVar[str] = "sgd"
     moments: ClassVar[tuple[str, ...]] = ("m",)
+    own_lr: ClassVar[float] = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number("SGD", "momentum", self.momentum, below=1.0)
 
     def attrs(self) -> dict[str, Any]:
         return {"momentum": self.momentum, **super().attrs()}
@@ -60,13 +171,25 @@ class SGD(_Optimizer):
 
 @dataclass(frozen=True)
 class Adam(_Optimizer):
-    """Adam with bias correction (Kingma and Ba, 2015; as torch.optim.Adam)."""
+    """Adam with bias correction (Kingma and Ba, 2015; as torch.optim.Adam).
 
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-8
+    lr            a number, or a schedule (`Cosine`, `Constant`); None is 0.001.
+    beta1, beta2  at least 0 and less than 1. eps  more than 0.
+    Raises UsageError for a number out of its range. Example: `nbcnn.Adam(lr=0.001)`.
+    """
+
+    beta1: float = field(default=0.9, kw_only=True)
+    beta2: float = field(default=0.999, kw_only=True)
+    eps: float = field(default=1e-8, kw_only=True)
     op: ClassVar[str] = "adam"
     moments: ClassVar[tuple[str, ...]] = ("m", "v")
+    own_lr: ClassVar[float] = 0.001
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number("Adam", "beta1", self.beta1, below=1.0)
+        check_number("Adam", "beta2", self.beta2, below=1.0)
+        check_number("Adam", "eps", self.eps, exclusive=True)
 
     def attrs(self) -> dict[str, Any]:
         return {"beta1": self.beta1, "beta2": self.beta2, "eps": self.eps, **super().attrs()}

@@ -1,4 +1,4 @@
-"""One flat float32 buffer for all parameters, one for the states of layers: layout, first values, views by name.
+"""This module keeps all parameters in one flat float32 buffer and the states of layers in another: layout, first values, views by name.
 
 Weights, gradients and optimizer state are arrays of the same layout, so that one launch updates everything. Decayed
 parameters come first; every parameter starts at a 256-byte offset; the padding between them holds zeros and stays zero.
@@ -19,6 +19,16 @@ _ALIGN = 64
 INITS = ("torch", "he")
 
 
+def under(prefix: str, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The tensors whose names begin with `prefix`, by the rest of their names: of a checkpoint's, "param." gives the parameters."""
+    return {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def padded(count: int) -> int:
+    """The elements that a parameter of so many takes in the flat buffer."""
+    return -(-count // _ALIGN) * _ALIGN
+
+
 class ParameterError(ValueError):
     """A tensor does not fit the network: missing, unknown, or of the wrong shape; the message names it."""
 
@@ -36,7 +46,7 @@ class ParameterLayout:
             for name, param in self.params.items():
                 if param.decay is decayed:
                     self.offsets[name] = at
-                    at += -(-numel(param.shape) // _ALIGN) * _ALIGN
+                    at += padded(numel(param.shape))
             self.decayed = at if decayed else self.decayed
         self.size = at
         self.count = sum(numel(param.shape) for param in self.params.values())
@@ -125,7 +135,7 @@ class ParameterBuffer:
         return self.layout.names + self.states.names
 
     def initialise(self, seed: int, init: str) -> None:
-        """First values of everything: `ParameterLayout.initial`."""
+        """Set all parameters and states to their first values (`ParameterLayout.initial`)."""
         self.upload((self.layout.initial(seed, init), self.states.initial(seed, init)))
 
     def view(self, home: str, name: str) -> Any:
@@ -148,12 +158,12 @@ class ParameterBuffer:
         return self.layout.split(self.device.download(self.grads))
 
     def poison_grads(self) -> None:
-        """NaN into every gradient, so that one that is not written shows. The padding between them stays zero: an update reads it too."""
+        """Write NaN into every gradient, so that one that is never written shows. The padding between them stays zero: an update reads it too."""
         self._upload(self.grads, self.layout.join({name: np.full(param.shape, np.nan, np.float32) for name, param in self.layout.params.items()}))
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """A context after which weights, gradients and states are what they were before it, also where it ends in an error."""
+        """A context that restores weights, gradients and states when it ends, also when it ends in an error."""
         weights_and_states, grads = self.download(), self.device.download(self.grads)[: self.layout.size]
         try:
             yield
@@ -180,6 +190,6 @@ class ParameterBuffer:
         self._upload(self.state, flat[1])
 
     def _upload(self, target: Any, values: np.ndarray) -> None:
-        # A GPU's array of nothing has one element (`Gpu.empty`).
+        # On a GPU an array of zero elements has one (`Gpu.empty`).
         if values.size:
             self.device.upload(target, values)

@@ -1,4 +1,4 @@
-"""Layers of series (N, C, L), and the losses of forecasts. What a layer is stands in `layers.py`."""
+"""This module defines the layers of series (N, C, L) and the losses of forecasts; `layers.py` says what a layer is."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from nbcnn.nn.layers import Built, Elementwise, Param, _linear_map, _NoParams
+from nbcnn.files.errors import UsageError
+from nbcnn.nn.layers import Built, Elementwise, Param, _linear_map, _NoParams, counts, known, unsized
 from nbcnn.plan.graph import Backward, Buf, ShapeError, Tape
+from nbcnn.plan.shapes import numel
 
 KERNEL_INITS = ("s4d-lin", "repo")
 _LOG_STEPS = math.log(1e-3), math.log(1e-1)
@@ -25,9 +27,9 @@ def _series(x: Buf, scope: str, channels: int | None = None) -> tuple[int, int, 
 
 @dataclass(frozen=True)
 class DepthwiseConv1d:
-    """A filter of `taps` for each channel of series (N, C, L), zeros outside; `skip` adds d[c]·x.
+    """A filter of `kernel_size` taps for each channel of series (N, C, L), zeros outside; `skip` adds d[c]·x. `channels` None is the input's.
 
-    The parameter `weight` is w (channels, taps), `skip` is d (channels). The two paddings number the taps in opposite directions:
+    The parameter `weight` is w (channels, taps), taps = kernel_size, `skip` is d (channels). The two paddings number the taps in opposite directions:
 
         "causal"  y[t] = Σ_j w[j]·x[t − j]              sees x[t−taps+1 .. t]; w[0] belongs to the newest value, a convolution
         "same"    y[t] = Σ_j w[j]·x[t + j − ⌊taps/2⌋]   sees both sides; w[0] belongs to the oldest value, a cross-correlation
@@ -42,19 +44,21 @@ class DepthwiseConv1d:
     PyTorch's layer has no skip: add d to the tap of the value itself, w[:, 0] or w[:, taps // 2].
     """
 
-    channels: int
-    taps: int
+    kernel_size: int
     padding: str = "causal"
     skip: bool = False
+    channels: int | None = unsized()
     kind: ClassVar[str] = "dwconv"
+    size_of_input: ClassVar[str] = "channels"
 
     def __post_init__(self) -> None:
+        counts(self, "kernel_size", "channels")
         if self.padding not in ("causal", "same"):
-            raise ValueError(f"padding is causal or same, got {self.padding!r}")
+            raise UsageError(f"padding is causal or same, got {self.padding!r}")
 
     def params(self) -> dict[str, Param]:
-        made = {"weight": Param((self.channels, self.taps), self.taps)}
-        return made | {"skip": Param((self.channels,), self.taps, decay=False)} if self.skip else made
+        made = {"weight": Param((known(self), self.kernel_size), self.kernel_size)}
+        return made | {"skip": Param((known(self),), self.kernel_size, decay=False)} if self.skip else made
 
     def build(self, tape: Tape, x: Buf, scope: str, together: bool = False) -> Built:
         if len(x.shape) != 3 or x.shape[1] != self.channels:
@@ -91,14 +95,19 @@ def depthwise(
 class PointwiseConv1d:
     """y[n,k,l] = Σ_c w[k,c]·x[n,c,l] + b[k]: the same Linear at every time."""
 
-    in_channels: int
     out_channels: int
     bias: bool = True
+    in_channels: int | None = unsized()
     kind: ClassVar[str] = "pointwise"
+    size_of_input: ClassVar[str] = "in_channels"
+
+    def __post_init__(self) -> None:
+        counts(self, "out_channels", "in_channels")
 
     def params(self) -> dict[str, Param]:
-        made = {"weight": Param((self.out_channels, self.in_channels), self.in_channels)}
-        return made | {"bias": Param((self.out_channels,), self.in_channels, bias=True)} if self.bias else made
+        size = known(self)
+        made = {"weight": Param((self.out_channels, size), size)}
+        return made | {"bias": Param((self.out_channels,), size, bias=True)} if self.bias else made
 
     def build(self, tape: Tape, x: Buf, scope: str) -> Built:
         n, _, length = _series(x, scope, self.in_channels)
@@ -109,7 +118,7 @@ class PointwiseConv1d:
 
 
 def pointwise_backward(tape: Tape, x: Buf, params: Sequence[Buf], scope: str) -> Backward:
-    """Of a pointwise convolution of x by `params`, w (K, C) and perhaps b (K)."""
+    """The function that records the backward of a pointwise convolution of x by `params`, w (K, C) and perhaps b (K)."""
 
     def backward(dy: Buf) -> Buf:
         tape.emit("pwconv1d_wgrad", [x, dy], map(tape.grad, params), scope)
@@ -136,51 +145,56 @@ def gated(tape: Tape, x: Buf, layers: tuple[PointwiseConv1d, GLU], scopes: tuple
 
 @dataclass(frozen=True)
 class StateSpaceConv1d:
-    """Causal depthwise convolution whose filters of `taps` are those of a diagonal state space model, plus d[c]·x (ops/series/s4kernel.py).
+    """Causal depthwise convolution whose filters of `kernel_size` taps are those of a diagonal state space model, plus d[c]·x
+    (ops/series/s4kernel.py).
 
     `states` complex states a channel stand for twice as many. Learnt are each channel's step dt, every state's decay and frequency
     (A) and weight (C), and d. init: "s4d-lin" starts with the frequencies π·s and the decay ½ (Gu et al., 2022); "repo" with
     frequency 1 and decays exp(N(0, 1)) everywhere, as the published code does. dt is 0.001 to 0.1, uniform in its logarithm.
     """
 
-    channels: int
-    taps: int
+    kernel_size: int
     states: int = 32
     init: str = "s4d-lin"
+    channels: int | None = unsized()
     kind: ClassVar[str] = "s4d"
+    size_of_input: ClassVar[str] = "channels"
 
     def __post_init__(self) -> None:
+        counts(self, "kernel_size", "states", "channels")
         if self.init not in KERNEL_INITS:
-            raise ValueError(f"init is {' or '.join(KERNEL_INITS)}, got {self.init!r}")
+            raise UsageError(f"init is {' or '.join(KERNEL_INITS)}, got {self.init!r}")
 
     def params(self) -> dict[str, Param]:
-        each, lin = (self.channels, self.states), self.init == "s4d-lin"
+        channels = known(self)
+        each, lin = (channels, self.states), self.init == "s4d-lin"
 
         def made(shape: tuple[int, ...], first: Any) -> Param:
-            return Param(shape, self.taps, decay=False, first=first)
+            return Param(shape, self.kernel_size, decay=False, first=first)
 
         def normal(random: Any, shape: tuple[int, ...]) -> Any:
             return random.standard_normal(shape)
 
         return {
-            "log_dt": made((self.channels,), lambda random, shape: random.uniform(*_LOG_STEPS, shape)),
+            "log_dt": made((channels,), lambda random, shape: random.uniform(*_LOG_STEPS, shape)),
             "a_re": made(each, (lambda random, shape: np.full(shape, math.log(0.5))) if lin else normal),
             "a_im": made(each, lambda random, shape: np.broadcast_to(math.pi * np.arange(shape[1]) if lin else 1.0, shape)),
             "c_re": made(each, normal),
             "c_im": made(each, normal),
-            "skip": made((self.channels,), normal),
+            "skip": made((channels,), normal),
         }
 
     def build(self, tape: Tape, x: Buf, scope: str, together: bool = False) -> Built:
         _series(x, scope, self.channels)
         *states, skip = (tape.param(scope, name, param.shape) for name, param in self.params().items())
-        # Of one axis: rows of lower precision round what has two, and a filter is a weight.
-        filters = tape.temp(f"{scope}.filter", (self.channels * self.taps,)).reshaped((self.channels, self.taps))
+        shape = known(self), self.kernel_size
+        # The Buf has one axis, because rows of lower precision round temporaries of two, and a filter is a weight, which stays fp32.
+        filters = tape.temp(f"{scope}.filter", (numel(shape),)).reshaped(shape)
         tape.emit("s4kernel_fprop", states, [filters], scope)
         y, convolution_backward = depthwise(tape, x, [filters, skip], scope, "causal", together)
 
         def backward(dy: Buf) -> Buf:
-            gradient = tape.temp(f"{scope}.dfilter", (self.channels * self.taps,)).reshaped(filters.shape)
+            gradient = tape.temp(f"{scope}.dfilter", (numel(shape),)).reshaped(shape)
             dx = convolution_backward(dy, [gradient, tape.grad(skip)])
             tape.emit("s4kernel_dgrad", [gradient, *states], map(tape.grad, states), scope)
             return dx
@@ -211,7 +225,7 @@ class GLU(_NoParams):
 
 
 def glu_backward(tape: Tape, x: Buf, scope: str) -> Backward:
-    """Of GLU of x."""
+    """The function that records the backward of GLU of x."""
 
     def backward(dy: Buf) -> Buf:
         dx = tape.temp(f"{scope}.dx", x.shape)
@@ -223,7 +237,7 @@ def glu_backward(tape: Tape, x: Buf, scope: str) -> Backward:
 
 @dataclass(frozen=True)
 class LastStep(_NoParams):
-    """(N, C, L) → (N, C): what a causal network knows at the end."""
+    """(N, C, L) → (N, C): the last time step, where a causal network has seen the whole series."""
 
     kind: ClassVar[str] = "last"
 
@@ -263,7 +277,7 @@ class ForecastMSE(_Forecast):
 class RMSLE(_Forecast):
     """Root mean squared logarithmic error of unit·y against the target, over the batch (ops/losses/rmsle.py); no gradient where unit·y ≤ 0.
 
-    `of_batch`: it is no mean over examples, so parts of a batch do not add up to it.
+    `of_batch`: the loss is no mean over examples, so the losses of parts of a batch do not add up to it.
     """
 
     unit: float = 1.0

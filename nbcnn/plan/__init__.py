@@ -1,1 +1,1 @@
-"""The plan: recorded steps, shapes, storage types, bounds of error. It knows neither arrays nor devices."""
+"""This package plans: recorded steps, shapes, storage types, bounds of error. It knows neither arrays nor devices."""

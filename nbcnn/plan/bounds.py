@@ -1,11 +1,11 @@
-"""How far a right result may be from another: the bounds that gradcheck, the tests and the autotuner share."""
+"""This module says how far a right result may be from the reference: the bounds that gradcheck, the tests and the autotuner share."""
 
 from __future__ import annotations
 
 from nbcnn.plan.storage import UNIT_ROUNDOFF
 
 STORE = {"fp32": "float32", "tf32": "tfloat32", "bf16": "bfloat16"}
-"""How a row of a precision stores activations and their gradients: rounded as its multiplications want them."""
+"""By precision, the type in which a row stores activations and their gradients: rounded as its products take them."""
 
 EPS = 2.0**-23
 """Float32's machine epsilon."""

@@ -1,4 +1,4 @@
-"""What a step means in multiplications, additions and bytes, whatever kernel runs it."""
+"""This module counts the multiplications, additions and bytes of a step, whatever kernel runs it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from nbcnn.plan.shapes import ConvShape, numel
 
 
 def conv_shape(step: Step) -> ConvShape | None:
-    """The convolution that a step computes a pass of, fused or not; None for another op.
+    """The convolution of which a step computes a pass, fused or not; None for another op.
 
-    Of a convolution with a folded upsampling, the direct one: on the doubled image.
+    Of a folded convolution it is the direct one, on the doubled image.
     """
     if "conv" not in step.op or step.op == "convert" or step.op.startswith("dwconv1d"):
         return None
@@ -26,7 +26,7 @@ def conv_shape(step: Step) -> ConvShape | None:
 
 
 def step_flops(step: Step) -> int:
-    """Multiplications and additions that the step means, in direct form; 0 for everything that is no convolution and no matrix product."""
+    """Multiplications and additions of the step in direct form; 0 for everything that is no convolution and no matrix product."""
     if step.op == "gemm":
         return 2 * numel(step.ins[0].shape) * step.ins[1].shape[0]
     if step.op.startswith("dwconv1d"):
@@ -36,7 +36,7 @@ def step_flops(step: Step) -> int:
 
 
 def dwconv1d_flops(step: Step) -> int:
-    """A product and a sum for every tap that meets the series, and of every pass that the step computes."""
+    """Flops of a depthwise convolution: a product and a sum for every tap inside the series, for every pass that the step computes."""
     (n, c, length), both = step.ins[0].shape, step.op == "dwconv1d_bwd"
     taps = (step.outs[0] if step.op.endswith("wgrad") else step.ins[2 if both else 1]).shape[1]
     right = 0 if step.attrs["padding"] == "causal" else taps - 1 - taps // 2
@@ -45,7 +45,7 @@ def dwconv1d_flops(step: Step) -> int:
 
 
 def fewest_flops(step: Step) -> int:
-    """What the step needs in direct form, and behind an upsampling nine of its 36 products (difference and box form).
+    """The fewest flops of a step: those of the direct form, and behind an upsampling nine of its 36 products (difference and box form).
 
     Winograd's form, which fp32 takes in large batches, needs 16 of 36 and does not count here.
     """
@@ -53,6 +53,6 @@ def fewest_flops(step: Step) -> int:
 
 
 def step_bytes(step: Step) -> int:
-    """Compulsory bytes: every operand once. A gather counts the images that it takes, not the resident set."""
+    """Compulsory bytes of a step: every operand once. A gather counts the images that it takes, not the resident set."""
     ins = step.ins if not step.op.startswith("gather") else ()
     return sum(buf.nbytes for buf in (*ins, *step.outs))

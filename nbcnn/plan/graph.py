@@ -1,4 +1,4 @@
-"""Recording a network as a flat list of steps, and planning where its temporaries live. No arrays, no device.
+"""This module records a network as a flat list of steps and plans where its temporaries lie; it knows no arrays and no device.
 
 `Tape` records; `trace` runs the layers over it, forward and then backward; `drop_dead` removes what nobody reads;
 `lower` fits the list to a row of the op table; `plan_arena` gives every temporary an offset in one block of memory.
@@ -15,7 +15,7 @@ from nbcnn.plan.shapes import numel
 from nbcnn.plan.storage import ITEMSIZE
 
 ALIGNMENT = 256
-"""Bytes; every Buf in the arena starts at a multiple of it."""
+"""Every Buf in the arena starts at a multiple of so many bytes."""
 
 _KEPT_HOMES = frozenset({"param", "grad", "state", "io"})
 
@@ -67,7 +67,7 @@ class Buf:
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One sentence of the plan: an op, what it reads, what it writes, and the layer that said it."""
+    """One step of the plan: an op, what it reads, what it writes, and the layer that recorded it."""
 
     op: str
     ins: tuple[Buf, ...]
@@ -81,7 +81,7 @@ Backward = Callable[[Buf], Buf]
 
 @dataclass(frozen=True)
 class Sync:
-    """Statistics of a batch are to be those of all ranks: this is `rank` of `ranks`, with `images` of the batch, `weight` of 1."""
+    """Statistics of a batch are taken over all ranks: this is `rank` of `ranks`, which has `images` of the batch, a part of `weight`."""
 
     rank: int
     ranks: int
@@ -99,7 +99,7 @@ class Tape:
         self.states: dict[str, Buf] = {}
 
     def temp(self, name: str, shape: Shape, dtype: str = "float32", *, after_relu: bool = False, masked: bool = False) -> Buf:
-        """A new temporary; its facts as in `Buf`."""
+        """A new temporary; `Buf` explains `after_relu` and `masked`."""
         return Buf(name, shape, dtype, after_relu=after_relu, masked=masked)
 
     def param(self, scope: str, name: str, shape: Shape) -> Buf:
@@ -113,7 +113,7 @@ class Tape:
         return self.states.setdefault(full, Buf(full, shape, home="state"))
 
     def grad(self, param: Buf) -> Buf:
-        """The place of `param`'s gradient."""
+        """The Buf of `param`'s gradient."""
         return Buf(param.name, param.shape, home="grad")
 
     def emit(self, op: str, ins: Iterable[Buf], outs: Iterable[Buf], scope: str = "", **attrs: Any) -> None:
@@ -174,7 +174,7 @@ def drop_dead(steps: Sequence[Step], outputs: Iterable[Buf] = ()) -> list[Step]:
 class Resolution:
     """How one step runs: the implementation, its tile, and what it needs besides its operands.
 
-    mode     the part of the row that the implementation comes from.
+    mode     the name of the row's fallback that the implementation comes from.
     packs    (terms, elements) of the packed weight that it reads, and `packed` its dtype; None if it reads no packed weight.
     reasons  why earlier implementations of the chain were passed over, in words.
     """
@@ -321,7 +321,7 @@ def _align(count: int, to: int) -> int:
 
 
 def join(planned: Sequence[Planned]) -> int:
-    """The first step that reads a gradient: steps beside the others must be done by then."""
+    """The number of the first step that reads a gradient: the side branch must have ended by then."""
     return next((at for at, item in enumerate(planned) if any(buf.root.home == "grad" for buf in item.step.ins)), len(planned))
 
 
@@ -345,7 +345,7 @@ def lifetimes(planned: Sequence[Planned]) -> dict[Buf, tuple[int, int]]:
 
 
 def plan_arena(planned: Sequence[Planned]) -> tuple[dict[Buf, int], int]:
-    """Offsets in bytes for all temporaries, and the arena's size: greedy by size over lifetimes first use..last use.
+    """Returns offsets in bytes for all temporaries, and the arena's size: greedy by size over lifetimes first use..last use.
 
     Largest first, each at the lowest offset that is free during its whole life (best known simple heuristic for offline
     allocation; Pisarchyk and Lee, "Efficient memory management for deep neural net inference", 2020).

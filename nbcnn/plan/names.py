@@ -1,4 +1,4 @@
-"""The names that the command line offers. They stand apart from what they name, so that `--help` answers without importing NumPy or a kernel.
+"""This module lists the names that the command line offers, so that `--help` answers without importing NumPy or a kernel.
 
 `nbcnn.modes` refuses to be imported if its rows are others than MODES, and tests hold the other names against what they name.
 """
@@ -15,7 +15,7 @@ MODES = {
 """Modes, each faster than the one before, with their precisions; the first is the default, the others are slower."""
 
 PRECISIONS = ("fp32", "tf32", "bf16")
-"""What a multiplication can round to."""
+"""The formats to which operands of a product can be rounded."""
 
 ENGINES = {"wgmma": (9, 0), "mma": (8, 0)}
 """Tensor-core engines that `--engine` can force, with the compute capability that each needs."""

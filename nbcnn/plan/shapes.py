@@ -1,4 +1,4 @@
-"""Shapes and counts of a 2-D convolution: output size, GEMM extents, flops and compulsory bytes.
+"""This module computes shapes and counts of a 2-D convolution: output size, GEMM extents, flops and compulsory bytes.
 
 No arrays and no device here. Names follow the field: images (N, C, H, W), filters (K, C, R, S), output (N, K, P, Q).
 """

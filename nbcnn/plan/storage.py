@@ -1,4 +1,4 @@
-"""How values are kept in memory: float32, tfloat32 (a float32 already rounded to tf32's 10 mantissa bits), bfloat16.
+"""This module defines how values are stored: float32, tfloat32 (a float32 already rounded to tf32's 10 mantissa bits), bfloat16.
 
 The dtype of a Buf says how whoever writes it rounds. A tensor-core kernel can then take its operands as they lie.
 bfloat16 is kept as uint16 (NumPy has no such type): the upper half of a float32. tfloat32 is kept as float32.

@@ -1,1 +1,1 @@
-"""Several processes, one per GPU: who they are, how they meet, what they exchange."""
+"""This package lets several processes, one per GPU, train together: their environment, their meeting, their collectives."""

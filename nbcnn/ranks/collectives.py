@@ -1,6 +1,6 @@
-"""The collectives of data-parallel training, in two forms: NCCL between GPUs, sockets between processes without.
+"""This module has the collectives of data-parallel training, in two forms: NCCL between GPUs, sockets between processes without.
 
-Both have the same four verbs. `all_reduce` gives work to run, like a kernel's launch, so that it can stand in a plan and be captured in
+Both have the same four methods. `all_reduce` gives work to run, like a kernel's launch, so that it can stand in a plan and be captured in
 its CUDA graph; the array becomes Σ_r weight_r · array_r on every rank, the same bits everywhere.
 """
 
@@ -24,7 +24,7 @@ class NcclMissing(RuntimeError):
 
 
 class Collective(Protocol):
-    """What data-parallel training asks of the ranks' connection. Every rank must call the same verbs in the same order."""
+    """The collectives that data-parallel training needs. Every rank must call the same ones in the same order."""
 
     def all_reduce(self, array: Any, weight: float) -> Any:
         """Work with `run(stream)` and a `name`: the flat float32 `array` ← Σ over ranks of weight · array."""
@@ -40,7 +40,10 @@ class Collective(Protocol):
 
 
 class Sockets:
-    """Over TCP, through rank 0, added in rank order: without GPUs, and in the simulator. `device` is where the arrays are (`nbcnn.gpu.device`)."""
+    """The collectives over TCP, through rank 0, which adds in rank order: without GPUs, and in the simulator.
+
+    `device` is where the arrays are (`nbcnn.gpu.device`).
+    """
 
     def __init__(self, star: Star, device: Any) -> None:
         self._star, self._device = star, device
@@ -56,7 +59,7 @@ class Sockets:
         broadcast(self._star, b"")
 
     def destroy(self) -> None:
-        """Nothing: the connections are the team's."""
+        """Do nothing: the team owns the connections."""
 
 
 class _SocketSum:
@@ -92,7 +95,7 @@ class Nccl:
         self._weighted: dict[float, Any] = {}
 
     def all_reduce(self, array: Any, weight: float) -> Any:
-        # NCCL multiplies each rank's part as it reads it: no pass over the array of its own.
+        # NCCL multiplies each rank's part as it reads it, which spares a pass over the array.
         if weight not in self._weighted:
             self._weighted[weight] = self._communicator.create_pre_mul_sum(np.array([weight], np.float32))
         return _NcclSum(self._communicator, array, self._weighted[weight])

@@ -1,4 +1,4 @@
-"""Which of several processes this one is, from what torchrun, SLURM and Open MPI put into the environment.
+"""This module finds out which rank this process is, from the variables that torchrun, SLURM and Open MPI put into the environment.
 
 Without any of their variables a process is alone. The names in the order in which they are looked for:
 
@@ -22,9 +22,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 MASTER_PORT = 29500
-"""The default of torchrun, too."""
+"""The default of MASTER_PORT, which is torchrun's."""
 LEAST_TOKEN, LONGEST_TOKEN = 16, 4096
-"""Characters of a token: fewer could be guessed."""
+"""Fewest characters of a token: shorter ones could be guessed."""
 NO_TOKEN = """NBCNN_TOKEN is not set: ranks let nobody in without a secret that all of them know
   on one machine:      python -m nbcnn launch --nproc N COMMAND … makes one by itself
   else, once:          (umask 077; python -c "import secrets; print(secrets.token_hex(32))" > nbcnn-token), and copy that file to every machine

@@ -1,4 +1,4 @@
-"""How the ranks of one job meet at rank 0's port, where strangers may call, too.
+"""This module connects the ranks of one job at rank 0's port, where strangers may call, too.
 
 Both sides of a connection prove that they know the job's token, without saying it:
 
@@ -7,8 +7,8 @@ Both sides of a connection prove that they know the job's token, without saying 
     rank 0 → rank    HMAC-SHA256(token, "zero" and the same)
     rank 0 → rank    MET, on the connection `talk`, when everyone has come
 
-The nonces are new for every connection, so that a recorded packet proves nothing. Every message has a fixed length, so that nothing is allocated
-on the word of a stranger, and rank 0 hears all callers at once, so that a silent or slow one keeps nobody waiting. One deadline, `timeout` seconds
+The nonces are new for every connection, so that a recorded message proves nothing. Every message has a fixed length, so that nothing is allocated
+for a stranger, and rank 0 reads from all callers at once, so that a silent or slow one keeps nobody waiting. One deadline, `timeout` seconds
 after the start, holds for the whole meeting. What is said after it is neither encrypted nor signed: that takes a network of one's own.
 """
 
@@ -35,11 +35,11 @@ GREETING = struct.Struct("<8s32s")
 HELLO = struct.Struct("<4sII32s32s")
 PROOF_SIZE = 32
 PROOF_SECONDS = 5.0
-"""How long a caller may take to prove that it is one of us."""
+"""How long a caller may take to prove that it belongs to the job."""
 CALL_SECONDS, ANSWER_SECONDS = 5.0, 30.0
 """How long a rank waits at rank 0's port for a connection, and then for a proof, before it calls again."""
 CROWD = 256
-"""So many callers may be without a proof at a time; then the oldest has to go, and comes again if it is one of us."""
+"""So many callers may be without a proof at a time; then the oldest has to go, and calls again if it belongs to the job."""
 BACKLOG = 4096
 """Connections that the kernel may hold until they are accepted; a rank that finds no room there tries again after a second."""
 RETRY = 0.05
@@ -154,7 +154,7 @@ class _Host:
             self._refuse(peer)
 
     def _hear(self, peer: socket.socket) -> None:
-        """Take what a caller says; let it in when that proves that it is one of us."""
+        """Read what a caller sends; accept it when that proves that it belongs to the job."""
         caller, me = self._callers[peer], self._me
         try:
             heard = peer.recv(HELLO.size - len(caller.said))
@@ -221,7 +221,7 @@ def _listener(me: Rank) -> socket.socket:
         except OSError as error:
             problem = error
             if error.errno == errno.EADDRINUSE:
-                break  # the next address of this name would be another place than where the others call first
+                break  # the name's next address would be another than the one that the other ranks call first
     if problem.errno == errno.EADDRNOTAVAIL:
         todo = f"this machine has no such address: {advice}"
     else:
@@ -330,7 +330,7 @@ def _exactly(peer: socket.socket, count: int, until: float) -> bytes:
 
 
 def _prepare(made: socket.socket) -> None:
-    """Blocking, without delay for small frames, and asking now and then whether the other machine is still there."""
+    """Make a connected socket blocking, without delay for small frames, and with keep-alive probes of the other machine."""
     made.settimeout(None)
     made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -1,4 +1,4 @@
-"""A star of TCP connections: every rank to rank 0. What a few hundred bytes, and at worst a small network's gradients, need.
+"""This module connects every rank to rank 0 by TCP, a star, which is enough for a few hundred bytes and for a small network's gradients.
 
 Each rank has two connections. On `talk` the ranks exchange frames: eight bytes of length, then the content, raw and never unpickled. On
 `watch` nothing is said until a rank ends, so that the others learn at once how: a byte with its exit code, or nothing at all if it
@@ -25,7 +25,7 @@ END = struct.Struct("<Ii")
 """Which rank ended, and its exit code; VANISHED if it did not say one."""
 VANISHED = -1
 MAX_FRAME_BYTES, PIECE = 1 << 32, 1 << 20
-"""No frame is longer than MAX_FRAME_BYTES bytes. Memory for one is taken as its pieces arrive, not when its length does."""
+"""A frame has at most MAX_FRAME_BYTES. Its memory is allocated piece by piece as it arrives, not when its length does."""
 GRACE = 3.0
 """Seconds that a rank has to end by itself once another is lost."""
 SLICE = 0.2
@@ -146,7 +146,7 @@ def _send(peer: socket.socket, content: Any) -> None:
 
 
 def _receive(peer: socket.socket, waiting: Callable[[], None]) -> bytes:
-    """A frame; `waiting` is called now and then, and may raise."""
+    """Receive a frame; `waiting` is called now and then, and may raise."""
     (count,) = LENGTH.unpack(_exactly(peer, LENGTH.size, waiting))
     if count > MAX_FRAME_BYTES:
         raise ConnectionError(f"a frame of {count} bytes")
@@ -177,7 +177,7 @@ def _exactly(peer: socket.socket, count: int, waiting: Callable[[], None] | None
 
 
 def gather(star: Star, mine: bytes, patience: float | None = None) -> Sequence[bytes]:
-    """What every rank gave, by rank, on rank 0; an empty list elsewhere."""
+    """Every rank's content, by rank, on rank 0; an empty list elsewhere."""
     if star.rank.rank:
         star.send(0, mine)
         return []

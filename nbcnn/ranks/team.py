@@ -1,6 +1,6 @@
-"""The processes that train together, and what each of them does: one rank of several, or all of it.
+"""This module defines the team of processes that train together, and the share of the work of each.
 
-    team = join()            the ranks have met; a process of its own is a team of one, and every word below is then for nothing
+    team = join()            the ranks have met; a process of its own is a team of one, for which every call below does nothing
     team.connect(device)     NCCL for a GPU, sockets elsewhere
     …
     team.leave(0)
@@ -55,10 +55,10 @@ def share(batch: int, rank: int, size: int) -> Share:
 
 
 class Team:
-    """A process of its own: rank 0 of 1."""
+    """The team of a single process: rank 0 of 1."""
 
     rank, size, local, beside = 0, 1, 0, 1
-    """Which of how many, which on this machine, and how many there are on it."""
+    """This rank, the number of ranks, this rank's number on its machine, and the number of ranks there."""
 
     @property
     def leads(self) -> bool:
@@ -70,7 +70,7 @@ class Team:
         return share(batch, self.rank, self.size)
 
     def places(self, count: int, batch: int) -> np.ndarray:
-        """Which places of an order of `count` images this rank computes in batches of `batch`, ascending, int64.
+        """The positions in an order of `count` images that this rank computes in batches of `batch`, ascending, int64.
 
         One more follows where there are several ranks: a last batch may be too small for a part for each, and is then computed for nothing.
         """
@@ -87,13 +87,13 @@ class Team:
         """Make ready for `all_reduce` on arrays of `device`."""
 
     def all_reduce(self, array: Any, weight: float) -> Any:
-        """See `dist.Collective.all_reduce`."""
+        """The work that adds up `array` over all ranks; see `collectives.Collective.all_reduce`."""
         raise TeamError("a process of its own has nobody to add its gradients to")
 
     def wait(self, device: Any) -> None:
-        """As `device.synchronize()`, but raises RankLost if a rank is lost meanwhile.
+        """Wait like `device.synchronize()`, but raise RankLost if a rank is lost meanwhile.
 
-        The GPU waits for that rank for ever, so the process must then end, by `os._exit`; if it does not, it is ended after `wire.GRACE` seconds.
+        The GPU waits for that rank for ever, so the process must then end, by `os._exit`; if it does not, it is ended after `sockets.GRACE` seconds.
         """
         device.synchronize()
 
@@ -106,7 +106,7 @@ class Team:
         return content
 
     def gather(self, content: bytes, patience: float | None = None) -> list[bytes]:
-        """Everyone's `content` by rank, on rank 0; elsewhere an empty list. `patience` as in `barrier`."""
+        """Every rank's `content`, by rank, on rank 0; elsewhere an empty list. `patience` as in `barrier`."""
         return [content]
 
     def all_min(self, value: float) -> float:
@@ -121,18 +121,18 @@ class Team:
 
     @contextmanager
     def first_on_machine(self) -> Iterator[None]:
-        """Within, the first rank of each machine does what the others then find done."""
+        """A context that the first rank of each machine enters first; the others find its work done."""
         yield
 
     def leave(self, code: int) -> None:
-        """End: with 0 when all have done their part, else to let the others end with `code`, too."""
+        """Leave the team: with 0 when all have done their part, else to let the others end with `code`, too."""
 
 
 ALONE = Team()
 
 
 class Ranks(Team):
-    """One rank of several. Raises as `wire.Star`."""
+    """One rank of several. Raises as `sockets.Star`."""
 
     def __init__(self, me: ranks.Rank) -> None:
         self.rank, self.size, self.local = me.rank, me.size, me.local

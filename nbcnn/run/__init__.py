@@ -1,1 +1,1 @@
-"""A network on a device: choosing a row, planning, compiling, training sessions, explanations."""
+"""This package runs a network on a device: it chooses a row, plans, compiles, trains and explains."""

@@ -1,4 +1,4 @@
-"""Memory of plans: whether what is planned fits, the largest batch that would, and plans allocated, filled, bound and compiled."""
+"""This module checks that plans fit into memory, finds the largest batch that would, and allocates, fills, binds and compiles plans."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def check_memory(device: Any, planned: Mapping[str, int], what: str, largest: Ca
 
 
 def largest_batch(tried: int, planned: Callable[[int], Mapping[str, int]]) -> Callable[[int], int | None]:
-    """For `check_memory`: a search for the largest batch below `tried` whose `planned` bytes fit into a given number."""
+    """A function for `check_memory` that searches the largest batch below `tried` whose `planned` bytes fit into a given number."""
 
     def search(free: int) -> int | None:
         low, high = 0, tried
@@ -62,9 +62,17 @@ class Allocated:
     plans   by any key, which is their program's in `programs`.
     bufs    the Bufs that no layer owns (io, and state of the optimizer and of the data), by the names that `upload` and `download` take.
     values  what some of them hold at first; of the others, those whose home is state hold zeros, and the rest is not initialised.
+    parts   Bufs that are elements [start, stop) of another, of the caller's or of the flat parameters.
     """
 
-    def __init__(self, net: Net, plans: Mapping[Any, Plan], bufs: Mapping[str, Buf], values: Mapping[str, np.ndarray]) -> None:
+    def __init__(
+        self,
+        net: Net,
+        plans: Mapping[Any, Plan],
+        bufs: Mapping[str, Buf],
+        values: Mapping[str, np.ndarray],
+        parts: Mapping[Buf, tuple[Buf, int, int]] | None = None,
+    ) -> None:
         self.device, self.bufs = net.device, dict(bufs)
         self.arena = self.device.empty(max(plan.arena_bytes for plan in plans.values()), "uint8")
         self._arrays = {name: self.device.empty(numel(buf.shape), buf.dtype) for name, buf in bufs.items()}
@@ -72,11 +80,17 @@ class Allocated:
         for name, array in values.items():
             self.upload(name, array)
         fixed = net.fixed() | {buf: self._arrays[name] for name, buf in bufs.items()}
+        fixed |= {part: fixed[owner][start:stop] for part, (owner, start, stop) in (parts or {}).items()}
         self.programs = {key: Program(plan, net.params, self.arena, fixed) for key, plan in plans.items()}
 
     def compile(self, say: Callable[[str], None] | None = None, also: Iterable[Any] = ()) -> int:
         """Compile what the programs launch, and the launches in `also`; returns how many kernels that were (`compile_pool.compile_all`)."""
         return compile_all([*also, *(launch for program in self.programs.values() for launch in program.launches)], say)
+
+    def close(self) -> None:
+        """Let the captured graphs of the programs go, which nothing else does; they must not be running."""
+        for program in self.programs.values():
+            program.close()
 
     def clear_state(self, but: Iterable[str] = ()) -> None:
         """Zeros into every Buf whose home is state, except those named in `but`."""
@@ -84,9 +98,13 @@ class Allocated:
             if buf.home == "state" and name not in but:
                 self.upload(name, np.zeros(buf.shape, buf.dtype))
 
+    def array(self, name: str) -> Any:
+        """The flat array of a Buf, on the device."""
+        return self._arrays[name]
+
     def upload(self, name: str, values: np.ndarray) -> None:
         """Copy `values` into the array of a Buf; sizes must agree."""
-        # A GPU's array of nothing has one element (`Gpu.empty`).
+        # On a GPU an array of zero elements has one (`Gpu.empty`).
         if values.size:
             self.device.upload(self._arrays[name], values)
 

@@ -1,4 +1,4 @@
-"""Choosing tiles by measurement: every candidate of every step is verified, then timed, and the fastest is kept.
+"""This module chooses tiles by measurement: every candidate of every step is verified, then timed, and the fastest is kept.
 
 What was found is kept in the user's cache folder, under the GPU, the versions and the kernels' sources, so that the same
 shape is measured once. A tuned run may differ from an untuned one in the last bits: another split of a sum is another order
@@ -148,7 +148,7 @@ def _operand(shape: tuple[int, ...], dtype: str, seed: int) -> np.ndarray:
 
 def _apart(got: np.ndarray, want: np.ndarray) -> float:
     if got.dtype.kind in "iu":
-        # Places of maxima: two sums of normal values come as close as float32 rounds less than once in a thousand windows.
+        # An argmax may differ: two sums of normal values come as close as float32 rounds less than once in a thousand windows.
         return float(np.mean(got != want) > 1e-3)
     difference = got.astype(np.float64) - want
     return float(np.linalg.norm(difference.reshape(-1)) / (np.linalg.norm(want.reshape(-1).astype(np.float64)) or 1.0))

@@ -1,4 +1,4 @@
-"""A plan as a table that people read: op, shapes, implementation, GFLOP, MB, floor, arena offset."""
+"""This module prints a plan as a table: op, shapes, implementation, GFLOP, MB, floor, arena offset."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from nbcnn.gpu.device import Ceilings
-from nbcnn.nn.layers import parameters
+from nbcnn.nn.layers import parameters, sized
 from nbcnn.plan.flops import fewest_flops, step_bytes, step_flops
 from nbcnn.plan.graph import Buf, Plan, Planned, Step, Tape, live_bytes, named, trace
 from nbcnn.plan.shapes import numel
@@ -50,7 +50,7 @@ def _row(plan: Plan, item: Planned, floor: float) -> tuple[str, ...]:
 
 def summary(layers: Sequence[Any], input_shape: tuple[int, ...]) -> str:
     """One line per layer: name, output shape without the batch, parameters."""
-    body = [layer for layer in layers if not hasattr(layer, "needs_labels")]
+    body = [layer for layer in sized(layers, input_shape) if not hasattr(layer, "needs_labels")]
     counts = parameters(body)
     lines, x = [], Buf("x", (1, *input_shape))
     for at, (name, layer) in enumerate(named(body), 1):

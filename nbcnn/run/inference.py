@@ -1,4 +1,4 @@
-"""A net applied to arrays of the caller: its outputs batch by batch, and the gradients of one batch. Neither changes the net."""
+"""This module applies a net to arrays of the caller: outputs batch by batch, and the gradients of one batch. Neither changes the net."""
 
 from __future__ import annotations
 
@@ -10,20 +10,28 @@ import numpy as np
 from nbcnn.files.errors import UsageError
 from nbcnn.plan.graph import Buf, Plan
 from nbcnn.run.allocation import Allocated, check_memory, largest_batch
+from nbcnn.run.labels import classes_of
 from nbcnn.run.program import Program
 
 if TYPE_CHECKING:
     from nbcnn.run.net import Net
 
 
+KEPT_PLANS = 8
+"""Plans that a net keeps in memory, one for each size of a batch; the oldest goes first."""
+
+
 def outputs(net: Net, inputs: np.ndarray, batch: int) -> Iterator[np.ndarray]:
-    """Yield the output of `inputs` batch by batch. Raises UsageError if they have another shape or dtype than the net's."""
-    name, dtype = ("series", np.float32) if net.is_series else ("images", np.uint8)
-    if inputs.dtype != dtype or inputs.shape[1:] != net.input_shape:
-        raise UsageError(f"{name} must be {dtype.__name__} (M, {', '.join(map(str, net.input_shape))}), got {inputs.dtype} {inputs.shape}")
+    """Yield the output of `inputs` batch by batch. Raises UsageError if they are none, or have another shape or dtype than the net's."""
+    name, dtypes = ("series", ("float32",)) if net.is_series else ("images", ("uint8", "float32"))
+    if inputs.dtype.name not in dtypes or inputs.shape[1:] != net.input_shape:
+        shape = ", ".join(map(str, net.input_shape))
+        raise UsageError(f"{name} must be {' or '.join(dtypes)} (M, {shape}), got {inputs.dtype} {inputs.shape}")
+    if not len(inputs):
+        raise UsageError(f"there are no {name} to compute: the array is {inputs.shape}")
     for start in range(0, len(inputs), batch):
         part = inputs[start : start + batch]
-        held = _prepared(net, len(part))
+        held = _prepared(net, len(part), inputs.dtype.name)
         held.upload("images", part)
         held.programs["predict"].replay()
         yield held.download("output").reshape(held.bufs["output"].shape)
@@ -44,10 +52,13 @@ def _bytes(plan: Plan, io: Mapping[str, Buf]) -> dict[str, int]:
     return {"arena": plan.arena_bytes, "images and output": sum(buf.nbytes for buf in io.values())}
 
 
-def _prepared(net: Net, batch: int) -> Allocated:
-    """One walk down, once for each size of batch: record → lower → check → allocate, upload, compile."""
-    if batch not in net.prepared:
-        recorded = net.record_predict(batch)
+def _prepared(net: Net, batch: int, dtype: str = "uint8") -> Allocated:
+    """One walk down, once for each size of batch and dtype of images: record → lower → check → allocate, upload, compile."""
+    if (batch, dtype) not in net.prepared:
+        while len(net.prepared) >= KEPT_PLANS:
+            net.device.synchronize()
+            net.prepared.pop(next(iter(net.prepared))).close()
+        recorded = net.record_predict(batch, dtype)
         plan = net.lower(recorded)
         check_memory(net.device, _bytes(plan, recorded.io), f"a batch of {batch}", largest_batch(batch, lambda size: planned_bytes(net, size)))
         # A GPU runs a plan once before it captures it, so what that run reads must be there.
@@ -56,8 +67,8 @@ def _prepared(net: Net, batch: int) -> Allocated:
             first["order"] = np.arange(batch, dtype=np.int32)
         held = Allocated(net, {"predict": plan}, recorded.io, first)
         held.compile()
-        net.prepared[batch] = held
-    return net.prepared[batch]
+        net.prepared[batch, dtype] = held
+    return net.prepared[batch, dtype]
 
 
 def gradients(net: Net, x: np.ndarray, labels: np.ndarray | None = None) -> tuple[float, dict[str, np.ndarray]]:
@@ -66,6 +77,16 @@ def gradients(net: Net, x: np.ndarray, labels: np.ndarray | None = None) -> tupl
     For tests and for `gradcheck`: allocates on every call. Arena and gradients start as NaN; the net's own weights, gradients and states
     (the running statistics of a norm) are afterwards what they were.
     """
+    if not net.has_loss:
+        raise UsageError("this net has no loss, so it has no gradients")
+    if net.takes_classes:
+        labels = classes_of(labels, len(x), net.output_shape[0], "image")
+    elif net.layers[-1].needs_labels and (labels is None or len(labels) != len(x)):
+        raise UsageError(
+            f"the loss {type(net.layers[-1]).__name__} needs one target per example, and there are {0 if labels is None else len(labels)}"
+        )
+    if not len(x):
+        raise UsageError("gradients need at least one example, got none")
     recorded = net.record_gradients(len(x))
     given = {"x": x.astype(np.float32), "labels": np.zeros(len(x), net.label_dtype) if labels is None else labels}
     held = Allocated(net, {"gradients": net.lower(recorded)}, recorded.io, given)

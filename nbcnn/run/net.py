@@ -1,4 +1,4 @@
-"""Net: layers on one row of the op table, with their parameters. Records what is to be computed, and plans it on the row.
+"""This module defines `Net`: layers on one row of the op table, with their parameters. It records what is to be computed and plans it on the row.
 
 Choosing the row is `rows`, finding an implementation for every step `resolve`; predictions and gradients of arrays are `inference`, training is
 `session`.
@@ -12,13 +12,15 @@ from typing import Any
 
 import numpy as np
 
+from nbcnn.datasets.normalisation import Normalisation
 from nbcnn.files.errors import UsageError
 from nbcnn.gpu.device import Gpu, Host
 from nbcnn.nn.fuse import fuse
-from nbcnn.nn.layers import parameters, states
+from nbcnn.nn.layers import parameters, sized, states
 from nbcnn.nn.params import ParameterBuffer
 from nbcnn.ops.kernel.call import Impl
 from nbcnn.plan.graph import Buf, Plan, Step, Tape, drop_dead, named, trace
+from nbcnn.plan.shapes import numel
 from nbcnn.ranks.team import Team
 from nbcnn.run import inference
 from nbcnn.run.allocation import Allocated
@@ -38,7 +40,8 @@ class Recorded:
 class Net:
     """A list of layers on one mode.
 
-    layers       `nbcnn.nn.layers`, the loss last (an encoder cut off an autoencoder has none and can only predict).
+    layers       `nbcnn.nn.layers`, the loss last (an encoder cut off an autoencoder has none and can only predict); sizes of inputs
+                 that are left out are filled in.
     input_shape  (C, H, W) for images, (F,) for vectors (both uint8, 255 becomes 1), or (F, L) for series of floats.
     mode         auto, cpu, naive, tiled, im2col, tensorcore; `precision` None takes the mode's own.
     engine       auto, wgmma, mma: which of tensorcore's kernels.
@@ -48,6 +51,7 @@ class Net:
     tiles        tiles of an earlier run (`TrainingSession.tiles`), so that a resumed run repeats its bits.
     choice       a row that `choose_mode` has chosen already: mode, precision, engine and dwconv then say nothing.
     device       where arrays are, if not on the row's own GPU or host: plans are made for its size and capability.
+    normalisation   `nbcnn.datasets.normalisation.Normalisation` of the images, in training and in predictions; None: bytes are divided by 255.
 
     Raises UsageError, GpuUnavailable, and ShapeError if the layers do not fit each other.
     """
@@ -68,9 +72,10 @@ class Net:
         tiles: Tiles | None = None,
         choice: Choice | None = None,
         device: Any = None,
+        normalisation: Normalisation | None = None,
     ) -> None:
-        self.layers, self.input_shape, self.strict = list(layers), tuple(input_shape), strict
-        self.fusing = fusing
+        self.layers, self.input_shape, self.strict = sized(layers, tuple(input_shape)), tuple(input_shape), strict
+        self.fusing, self.normalisation = fusing, normalisation
         self.row, self.why = choice or choose_mode(mode, precision, engine, dwconv=dwconv, strict=strict)
         self.mode, self.precision = self.row.mode, self.row.precision
         self.device: Any = device or (Gpu() if self.row.device == "gpu" else Host())
@@ -80,8 +85,12 @@ class Net:
         self.params.initialise(seed, init)
         self.flat_weights = Buf("all weights", (self.params.layout.size,), home="param")
         self.flat_grads = Buf("all gradients", (self.params.layout.size,), home="grad")
-        self.prepared: dict[int, Allocated] = {}  # inference plans in memory, by size of batch
-        self.lower(self.record_predict(1))  # a shape that does not fit is an error now, not at the first step
+        self.prepared: dict[tuple[int, str], Allocated] = {}  # inference plans in memory, by size of batch and dtype of the images
+        if normalisation and (len(self.input_shape) not in (1, 3) or len(normalisation.mean) != self.input_shape[0]):
+            raise UsageError(f"a normalisation of {len(normalisation.mean)} channels does not fit inputs of {self.input_shape}")
+        recorded = self.record_predict(1)
+        self.lower(recorded)  # a shape that does not fit is an error now, not at the first step
+        self.output_shape = recorded.io["output"].shape[1:]
 
     def join(self, team: Team) -> None:
         """Let plans hold the step `all_reduce` (gradients, in place; attribute `weight`) among the ranks of `team`."""
@@ -95,12 +104,17 @@ class Net:
 
     @property
     def label_dtype(self) -> str:
-        """What the loss takes beside the output: int32 classes, or float32 values."""
+        """The type of the targets that the loss takes: int32 for classes, or float32 for values."""
         return getattr(self.layers[-1], "label_dtype", "int32")
 
     @property
+    def takes_classes(self) -> bool:
+        """Its loss wants one class per example."""
+        return self.has_loss and self.layers[-1].needs_labels and self.label_dtype == "int32"
+
+    @property
     def is_series(self) -> bool:
-        """Its inputs are float32 series (F, L), not uint8 images."""
+        """Whether its inputs are float32 series (F, L), not uint8 images."""
         return len(self.input_shape) == 2
 
     @property
@@ -112,19 +126,21 @@ class Net:
         """`layers` with their names, fused as far as the row has the ops."""
         return fuse(named(layers), self.row.ops if self.fusing else ())
 
-    def record_predict(self, batch: int) -> Recorded:
-        """Gather `batch` images, forward, output: io `images`, `order`, `state`, `output`; series come as they are, as `images`."""
+    def record_predict(self, batch: int, dtype: str = "uint8") -> Recorded:
+        """Gather `batch` images of `dtype`, forward, output: io `images`, `order`, `state`, `output`; series come as they are, as `images`."""
         tape = Tape(training=False)
         if self.is_series:
             x = Buf("series", (batch, *self.input_shape), home="io")
             io = {"images": x}
         else:
+            shape = (batch, *self.input_shape)
             io = {
-                "images": Buf("images", (batch, *self.input_shape), "uint8", "io"),
+                "images": Buf("images", shape if dtype == "uint8" else (numel(shape),), dtype, "io"),
                 "order": Buf("order", (batch,), "int32", "io"),
                 "state": Buf("state", (8,), "int64", "state"),
             }
-            x = record_gather(tape, io["images"], io["order"], io["state"], batch)
+            normal = self.normalisation.attributes(dtype) if self.normalisation else {}
+            x = record_gather(tape, io["images"], io["order"], io["state"], shape, **normal)
         y, _ = trace(tape, self._fused(self.body), x)
         output = Buf("output", y.shape, home="io")
         return Recorded(tuple(_substitute(tape.steps, y.root, output)), io | {"output": output})
@@ -176,12 +192,19 @@ class Net:
         return {self.flat_weights: self.params.weights, self.flat_grads: self.params.grads}
 
     def predict(self, images: np.ndarray, batch: int = 256) -> np.ndarray:
-        """The network's output, float32, for uint8 `images` (M, C, H, W) or (M, F), or float32 series (M, F, L), in batches of `batch`."""
+        """The network's output, float32, for uint8 or float32 `images` (M, C, H, W) or (M, F), or float32 series (M, F, L), in batches of `batch`."""
         return np.concatenate(list(self.predict_batches(images, batch)))
 
     def predict_batches(self, images: np.ndarray, batch: int = 256) -> Iterator[np.ndarray]:
         """Yield the output of `images` batch by batch. Raises UsageError if `images` has another shape or dtype."""
         return inference.outputs(self, images, batch)
+
+    def close(self) -> None:
+        """Let the plans of predictions go, their memory and their captured graphs; the next prediction makes them again."""
+        self.device.synchronize()
+        for held in self.prepared.values():
+            held.close()
+        self.prepared = {}
 
     def gradients(self, x: np.ndarray, labels: np.ndarray | None = None) -> tuple[float, dict[str, np.ndarray]]:
         """Loss and parameter gradients for float32 inputs `x`: `inference.gradients`."""

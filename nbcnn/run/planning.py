@@ -1,4 +1,4 @@
-"""Planning a training, one walk down from layers to programs; every method of `Training` is a stage of it, in this order.
+"""This module plans a training, one walk down from layers to programs; every method of `Training` is a stage of it, in this order.
 
     check      does what is to be trained fit together?
     record     layers, fused → the steps of one training step: gather, forward, loss, backward, update, bookkeeping; dead ones dropped
@@ -13,15 +13,19 @@ Before `allocate` nothing of a plan is allocated or compiled, so all plans of a 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from nbcnn.datasets.augment import NOTHING, Augment
 from nbcnn.files.errors import UsageError
+from nbcnn.nn.optim import PLAIN, Factor, Factors
+from nbcnn.nn.params import padded
 from nbcnn.plan.graph import Buf, Plan, Sync, Tape, drop_dead
 from nbcnn.ranks.team import ALONE, Team
+from nbcnn.run import streaming
 from nbcnn.run.allocation import Allocated, check_memory, largest_batch
 from nbcnn.run.net import Net, Recorded
 from nbcnn.run.resident import Images, Series
@@ -29,22 +33,37 @@ from nbcnn.run.resident import Images, Series
 BRANCHING = 64
 """Up to this batch size weight gradients run beside the rest of the backward pass: single kernels do not fill the GPU there."""
 
+
+class Update(NamedTuple):
+    """One step of the optimizer, on elements [start, stop) of the flat buffer, of which the first `decayed` decay."""
+
+    start: int
+    stop: int
+    decayed: int
+    factor: Factor
+
+
 Plans = dict[tuple[str, int], Plan]
-"""By the split, "train" or "test", and the size of the batch."""
+"""A plan's key: the split, "train" or "test", and the size of the batch."""
 
 
 @dataclass(frozen=True)
 class Training:
-    """What is trained, on what and how, as `nbcnn.run.session.TrainingSession` was told; `steps` is the length of its table of learning rates."""
+    """What is trained, on what and how, as given to `nbcnn.run.session.TrainingSession`; `steps` is the length of its table of learning rates.
+
+    factors  of the learning rate and the weight decay, by parameter. Where there are any, every run of parameters with equal factors in the
+             flat buffer has an update of its own, and what is frozen has none: its gradients are not even computed.
+    """
 
     net: Net
     sets: Mapping[str, Images | Series]
     optimizer: Any
     batch: int
     steps: int
-    flip: bool = False
+    augment: Augment = NOTHING
     team: Team = ALONE
     sync_stats: bool = False
+    factors: Factors = field(default_factory=dict)
 
     def check(self) -> None:
         """Raise UsageError for what cannot be trained."""
@@ -58,15 +77,21 @@ class Training:
         if team.size > 1 and getattr(net.layers[-1], "of_batch", False):
             name = type(net.layers[-1]).__name__
             raise UsageError(f"the loss {name} is no mean over the batch, so ranks cannot share one: use another loss, or one process")
+        if self.net.params.layout.names and not self.updates:
+            raise UsageError("every parameter is frozen, so there is nothing to train")
         if odd := batch % team.size:
             near = " or ".join(str(n) for n in (batch - odd, batch - odd + team.size) if n)
             raise UsageError(f"batch {batch} does not divide among {team.size} ranks, of which each takes the same part: {near} would")
         if not 1 <= batch <= count:
-            raise UsageError(f"batch {batch} is not between 1 and the {count} {self.sets['train'].noun} of the training set")
+            least = team.size
+            largest = count - count % least
+            raise UsageError(
+                f"batch {batch} is not between 1 and the {count} {self.sets['train'].noun} of the training set; the largest batch is {largest}"
+            )
 
     @cached_property
     def places(self) -> dict[str, np.ndarray]:
-        """By split, the places in an epoch's order that are this rank's."""
+        """By split, the positions in an epoch's order that this rank computes."""
         return {split: self.team.places(len(data), min(len(data), self.batch)) for split, data in self.sets.items()}
 
     @cached_property
@@ -74,14 +99,56 @@ class Training:
         """The Bufs that no layer owns, by name: moments of the optimizer, learning rates; of each split its data, order, StepState and sums."""
         size = self.net.params.layout.size
         made = {f"optim.{name}": Buf(f"optim.{name}", (size,), home="state") for name in self.optimizer.moments}
-        made["rates"] = Buf("learning rates", (self.steps,), home="io")
+        made |= {name: Buf("learning rates", (self.steps,), home="io") for name in self.rates}
         for split, data in self.sets.items():
-            for name, array in data.arrays().items():
-                made[f"{split}.{name}"] = Buf(name, array.shape, array.dtype.name, "io")
+            for name, (shape, dtype) in data.held().items():
+                made[f"{split}.{name}"] = Buf(name, shape, dtype, "io")
             made[f"{split}.order"] = Buf("order", self.places[split].shape, "int32", "io")
             made[f"{split}.state"] = Buf("state", (8,), "int64", "state")
             made[f"{split}.sums"] = Buf("sums", (4,), "float64", "state")
         return made
+
+    @cached_property
+    def updates(self) -> list[Update]:
+        """The runs of parameters in the flat buffer that are updated alike, in its order; one without factors, none of frozen parameters."""
+        layout, made = self.net.params.layout, list[Update]()
+        if not any(self.factors.get(name, PLAIN) != PLAIN for name in layout.names):
+            return [Update(0, layout.size, layout.decayed, PLAIN)]
+        for name in sorted(layout.names, key=layout.offsets.__getitem__):
+            factor, start = self.factors.get(name, PLAIN), layout.offsets[name]
+            stop, last = start + padded(layout.slice(name).stop - start), made[-1] if made else None
+            decayed = stop - start if start < layout.decayed else 0
+            if last and last.stop == start and last.factor == factor and bool(last.decayed) == bool(decayed):
+                made[-1] = Update(last.start, stop, last.decayed + decayed, factor)
+            elif factor.lr:
+                made.append(Update(start, stop, decayed, factor))
+        return made
+
+    @cached_property
+    def frozen(self) -> frozenset[str]:
+        """The parameters that are not updated."""
+        return frozenset(name for name, factor in self.factors.items() if not factor.lr)
+
+    @cached_property
+    def rates(self) -> dict[str, float]:
+        """The tables of learning rates that the updates read, by the name of their Buf, and what they are multiplied by."""
+        return {"rates": 1.0} | {f"rates·{each.factor.lr:g}": each.factor.lr for each in self.updates if each.factor.lr != 1}
+
+    @cached_property
+    def parts(self) -> dict[Buf, tuple[Buf, int, int]]:
+        """The Bufs of `updates`, parts of the flat buffers."""
+        return {part: (whole, each.start, each.stop) for each, bufs in self._parts.items() for part, whole in bufs}
+
+    @cached_property
+    def _parts(self) -> dict[Update, list[tuple[Buf, Buf]]]:
+        """For each update the parts of weights, gradients and moments that it is of, each beside the whole; nothing for the whole of them."""
+        whole = [self.net.flat_weights, self.net.flat_grads, *(self.bufs[f"optim.{name}"] for name in self.optimizer.moments)]
+        size = self.net.params.layout.size
+        return {
+            each: [(Buf(f"{buf.name}[{each.start}:{each.stop}]", (each.stop - each.start,), buf.dtype, buf.home), buf) for buf in whole]
+            for each in self.updates
+            if (each.start, each.stop) != (0, size)
+        }
 
     def record(self, split: str, batch: int) -> Recorded:
         """Gather, forward, loss; for the training set also backward and update; then advance the split's StepState."""
@@ -89,11 +156,12 @@ class Training:
         sync = Sync(self.team.rank, self.team.size, share.count, share.weight) if self.sync_stats and self.team.size > 1 else None
         tape = Tape(training, sync)
         state, sums, order = (bufs[f"{split}.{name}"] for name in ("state", "sums", "order"))
-        held = {name: bufs[f"{split}.{name}"] for name in data.arrays()}
-        x, y = data.record(tape, held, order, state, share.images, self.flip and training)
+        held = {name: bufs[f"{split}.{name}"] for name in data.held()}
+        x, y = data.record(tape, held, order, state, share.images, self.augment if training else NOTHING)
         value, dy, backward = net.record_loss(tape, x, y)
         if training:
             backward(dy)
+            self._leave_frozen(tape)
             self._record_update(tape, state, share.weight)
         tape.emit("advance", [value, state, sums], [state, sums], "advance", count=share.count)
         return Recorded(tuple(drop_dead(tape.steps)), bufs)
@@ -106,7 +174,30 @@ class Training:
         if self.team.size > 1:
             tape.emit("all_reduce", [grads], [grads], "update", weight=weight)
         moments = [self.bufs[f"optim.{name}"] for name in self.optimizer.moments]
-        self.optimizer.record(tape, self.net.flat_weights, grads, moments, self.bufs["rates"], state, layout.decayed)
+        norm = self.optimizer.norm(tape, grads)
+        for each in self.updates:
+            bufs = [part for part, _ in self._parts.get(each, [])] or [self.net.flat_weights, grads, *moments]
+            rates = self.bufs["rates" if each.factor.lr == 1 else f"rates·{each.factor.lr:g}"]
+            self.optimizer.record(tape, bufs[0], bufs[1], bufs[2:], rates, state, each.decayed, norm, each.factor.weight_decay)
+
+    def _leave_frozen(self, tape: Tape) -> None:
+        """Drop the steps that only make gradients of frozen parameters, whose gradients so stay the zeros of the beginning.
+
+        Raises UsageError if a step makes such a gradient beside others and gradients are clipped by their norm, of which it would be a part.
+        """
+        if not self.frozen:
+            return
+        kept = []
+        for step in tape.steps:
+            made = {out.root.name for out in step.outs if out.root.home == "grad"}
+            if made and all(out.root.home == "grad" and out.root.name in self.frozen for out in step.outs):
+                continue
+            if self.optimizer.clip_norm and made & self.frozen:
+                raise UsageError(
+                    f"clip_norm would count the gradient of the frozen {min(made & self.frozen)}: freeze all of its layer, or clip by value"
+                )
+            kept.append(step)
+        tape.steps = kept
 
     def plan(self, split: str, batch: int) -> Plan:
         """The plan of one training step on `batch` images, or of the evaluation of as many of the test set."""
@@ -122,7 +213,7 @@ class Training:
 
     def memory(self, plans: Plans) -> dict[str, int]:
         """Bytes that `plans` and everything resident take, by name."""
-        held = sum(array.nbytes for data in self.sets.values() for array in data.arrays().values())
+        held = sum(self.bufs[f"{split}.{name}"].nbytes for split, data in self.sets.items() for name in data.held())
         tables = sum(b.nbytes for name, b in self.bufs.items() if name.endswith((".order", ".state", ".sums")))
         return {
             "arena": max(plan.arena_bytes for plan in plans.values()),
@@ -130,8 +221,27 @@ class Training:
             "optimizer": sum(b.nbytes for name, b in self.bufs.items() if name.startswith("optim.")),
             "packing maps": sum(index.nbytes for plan in plans.values() for index in plan.packs.values()),
             "data set": held,
-            "tables": tables + self.bufs["rates"].nbytes,
+            "tables": tables + sum(self.bufs[name].nbytes for name in self.rates),
         }
+
+    def streamed(self) -> Training:
+        """The same training on data sets that stay on the host (`nbcnn.run.streaming`). Raises UsageError for series."""
+        sets = {}
+        for split, data in self.sets.items():
+            if not isinstance(data, Images):
+                raise UsageError("--resident no streams images; series take little memory and are always resident")
+            share = self.team.share(min(len(data), self.batch)).images
+            sets[split] = replace(data, streamed=streaming.chunk_rows(share, data.row_bytes, len(self.places[split])))
+        return replace(self, sets=sets)
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of page-locked host memory that streaming takes; 0 if everything is resident."""
+        return sum(data.host_bytes for data in self.sets.values() if isinstance(data, Images))
+
+    def fits(self, planned: Mapping[str, int]) -> bool:
+        """True if the device has `planned` bytes free."""
+        return sum(planned.values()) <= self.net.device.free_bytes()
 
     def fit(self, planned: Mapping[str, int]) -> None:
         """Raise MemoryPlanError, with the largest batch that fits, if `planned` bytes are more than there are."""
@@ -141,8 +251,8 @@ class Training:
 
     def allocate(self, plans: Plans) -> Allocated:
         """`plans` in memory, with the data sets and this rank's orders; learning rates and all state are zero."""
-        values = {"rates": np.zeros(self.steps, np.float32)}
+        values = {name: np.zeros(self.steps, np.float32) for name in self.rates}
         for split, data in self.sets.items():
             values |= {f"{split}.{name}": array for name, array in data.arrays().items()}
             values[f"{split}.order"] = self.places[split].astype(np.int32)
-        return Allocated(self.net, plans, self.bufs, values)
+        return Allocated(self.net, plans, self.bufs, values, self.parts)

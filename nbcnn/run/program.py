@@ -1,4 +1,4 @@
-"""A plan bound to memory: every step with its launches, run one by one or replayed as one CUDA graph."""
+"""This module binds a plan to memory: every step with its launches, run one by one or replayed as one CUDA graph."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class Program:
         return found
 
     def close(self) -> None:
-        """Let the captured graph go, and with it what it holds of other libraries' resources; the next replay captures anew."""
+        """Free the captured graph, and with it what it holds of other libraries' resources; the next replay captures anew."""
         if close := getattr(self._replay, "close", None):
             close()
         self._replay = None

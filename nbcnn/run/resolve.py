@@ -1,4 +1,4 @@
-"""Resolving: which implementation of a row's chain runs a step, with which tile; and so the plan of recorded steps on a row."""
+"""This module resolves steps: it chooses the implementation of a row that runs a step, and its tile, and so plans recorded steps on a row."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ def plan_on(
     `tiles` as in `resolver`, `branching` as in `graph.lower`. Raises UsageError if a Buf is too large or no implementation supports a step.
     """
     for step in steps:
-        for buf in (*step.ins, *step.outs):
+        # A data set may be larger: the gather kernel has 64 bits for the image, and 32 within it.
+        for buf in (*step.ins[step.op == "gather" :], *step.outs):
             if numel(buf.shape) >= _INDEX_LIMIT:
                 raise UsageError(f"{buf.name} {buf.shape} has 2^31 elements or more, kernels index with 32 bits: choose a smaller batch")
     return lower(steps, row.layout, resolver(row, multiprocessors, capability, tiles), weights, row.store, branching)
@@ -75,7 +76,7 @@ def resolver(row: Row, multiprocessors: int, capability: tuple[int, int], tiles:
 
 
 def tile_key(step: Step, part: str) -> str:
-    """The name under which a step's tile is saved: layer, op, batch size, and the part of the row that it is a tile of."""
+    """The name under which a step's tile is saved: layer, op, batch size, and the fallback of the row that it is a tile of."""
     return f"{step.scope}.{step.op}.n{step.ins[0].shape[0]}.{part}"
 
 

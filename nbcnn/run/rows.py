@@ -1,4 +1,4 @@
-"""Choosing the row of the op table on which a network runs: mode and precision, then the overlays for engine and depthwise convolution."""
+"""This module chooses the row of the op table on which a network runs: mode and precision, then the overlays for engine and series."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import NamedTuple
 from nbcnn.files.errors import UsageError
 from nbcnn.files.suggest import nearest
 from nbcnn.gpu.device import GpuUnavailable, capability_of_gpu, gpu_missing
+from nbcnn.gpu.select import refused
 from nbcnn.modes import DEFAULT_PRECISION, ENGINES, MODES, only_engine, with_dwconv
 from nbcnn.ops.kernel.row import Row
 
@@ -37,8 +38,8 @@ def choose_mode(
     Raises UsageError for what does not exist or does not go together, GpuUnavailable if the row needs a GPU and there is none.
     """
     known = sorted({name for name, _ in MODES})
-    # A CPU's run does not pay for the compiler's import.
-    missing = None if mode == "cpu" else gpu_missing()
+    # Imported here, so that a run on the CPU does not pay for the compiler's import.
+    missing = None if mode == "cpu" else refused() or gpu_missing()
     if mode not in ("auto", *known):
         raise UsageError(f"no mode {mode!r} (there are auto, {', '.join(known)}){nearest(mode, ['auto', *known])}")
     if capability is None:

@@ -1,4 +1,4 @@
-"""TrainingSession: a data set resident beside the weights, and programs that train on it, one graph replay a step.
+"""TrainingSession: a data set resident beside the weights, or streamed to them, and programs that train on it, one graph replay a step.
 
 Everything is allocated before the first step. What changes between steps lives in one device StepState, so a captured
 graph stays valid; the host only counts positions to know when the smaller last batch is due.
@@ -10,22 +10,27 @@ between the backward pass and the update. Batches, positions and losses are of a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from nbcnn.datasets.augment import Augment
 from nbcnn.files.errors import UsageError
 from nbcnn.gpu.ranges import Mark, nothing
-from nbcnn.nn.params import ParameterError
+from nbcnn.nn.optim import Factors
+from nbcnn.nn.params import ParameterError, under
 from nbcnn.ops.update.advance import COUNT, EPOCH, LAST_LOSS, LOSS_SUM, NONFINITE, POSITION, SEED, STEP
 from nbcnn.ranks.team import ALONE, Team
 from nbcnn.run.explain import explain
+from nbcnn.run.labels import classes_of
 from nbcnn.run.net import Net
 from nbcnn.run.planning import Training
 from nbcnn.run.program import Program
-from nbcnn.run.resident import resident
+from nbcnn.run.resident import Images
+from nbcnn.run.resident import resident as data_of
 from nbcnn.run.resolve import resolved_tiles
+from nbcnn.run.streaming import Feeder
 from nbcnn.run.timeline import wait_launch, watch
 
 _NEVER = 999_999
@@ -50,17 +55,21 @@ def epoch_order(seed: int, epoch: int, count: int) -> np.ndarray:
 
 
 class TrainingSession:
-    """Training of `net` on resident uint8 images (M, C, H, W), or windows of series (`nbcnn.datasets.series.Windows`).
+    """Training of `net` on images (M, C, H, W), uint8 or float32, C-contiguous, or on windows of series (`nbcnn.datasets.series.Windows`).
 
     optimizer       `nbcnn.nn.optim.SGD` or `Adam`.
     learning_rates  float32, one per training step of the whole run.
     batch           images per training step; the last step of an epoch takes what is left.
-    flip            mirror each image with probability 1/2, drawn from (seed, epoch, image).
+    flip            mirror each image with probability 1/2, drawn from (seed, epoch, image): short for Augment(flip=True).
+    augment         `nbcnn.datasets.augment.Augment`: what else is done at random to training images, drawn from (seed, epoch, image).
+    resident        True keeps the images on the device, False streams them from the host (`nbcnn.run.streaming`), with the same bits; None streams
+                    them if they would not fit.
     labels          int32 (M,), needed if the loss needs them; `test_labels` likewise.
-    say             is told what takes long: kernels being compiled, tiles being tried.
+    say             is called with a line about what takes long: kernels being compiled, tiles being tried.
     team            the ranks that train together; `batch` is of all of them, and all must call the same methods in the same order.
     sync_stats      take the statistics of a batch over all ranks, as one process would, instead of over each rank's own part.
-    phase           is told the name of every stage that has ended: planning, memory and launches, kernels, graphs.
+    phase           is called with the name of every stage that has ended: planning, memory and launches, kernels, graphs.
+    factors         of learning rate and weight decay by parameter (`nbcnn.nn.optim.Factor`); a parameter whose rate is 0 is frozen.
     tune            `nbcnn.run.autotune.tune`, to choose the tiles of a full training batch by measurement; None takes all from the committed tables.
 
     `mark` makes ranges around the plan's steps in `step_watched`, for profilers (`nbcnn.gpu.ranges`).
@@ -86,15 +95,26 @@ class TrainingSession:
         team: Team = ALONE,
         sync_stats: bool = False,
         phase: Callable[[str], None] | None = None,
+        augment: Augment | None = None,
+        resident: bool | None = None,
+        factors: Factors | None = None,
     ) -> None:
         self.net, self.optimizer, self.seed, self.batch, self.team = net, optimizer, seed, batch, team
+        if net.takes_classes and isinstance(images, np.ndarray):
+            labels = classes_of(labels, len(images), net.output_shape[0], "train image")
+            test_labels = None if test_images is None else classes_of(test_labels, len(test_images), net.output_shape[0], "test image")
         given = {"train": (images, labels), "test": (test_images, test_labels)}
-        sets = {split: resident(*data) for split, data in given.items() if data[0] is not None}
+        sets = {split: data_of(*data, net.normalisation) for split, data in given.items() if data[0] is not None}
         self.count, self._say, ended = len(images), say, phase or (lambda name: None)
         self.mark: Mark = nothing
         self._rates = np.ascontiguousarray(learning_rates, np.float32)
-        self.training = Training(net, sets, optimizer, batch, len(self._rates), flip, team, sync_stats)
+        augment = augment or Augment()
+        if flip and not augment.flip:
+            augment = replace(augment, flip=True)
+        self.training = Training(net, sets, optimizer, batch, len(self._rates), augment, team, sync_stats, dict(factors or {}))
         self.training.check()
+        if resident is False:
+            self.training = self.training.streamed()
         if team.size > 1:
             net.join(team)
             team.agree("first weights", net.device.download(net.params.weights).tobytes())
@@ -106,9 +126,26 @@ class TrainingSession:
             net.tiles.update(tune(net, [full], say))
             self.plans = self.training.plans()
         self.planned_bytes = self.training.memory(self.plans)
+        if resident is None and not self.training.fits(self.planned_bytes):
+            self._stream_instead()
         self.training.fit(self.planned_bytes)
         ended("planning")
         self._allocate(ended)
+
+    def _stream_instead(self) -> None:
+        """Stream the data set, if that makes the training fit."""
+        if not all(isinstance(data, Images) for data in self.training.sets.values()):
+            return
+        streamed = self.training.streamed()
+        plans = streamed.plans()
+        planned = streamed.memory(plans)
+        if streamed.fits(planned):
+            self.training, self.plans, self.planned_bytes = streamed, plans, planned
+
+    @property
+    def streamed_bytes(self) -> int:
+        """Bytes of page-locked host memory through which the data set is streamed; 0 if it is resident."""
+        return self.training.host_bytes
 
     def explain(self) -> str:
         """The training plan as a table: op, shapes, implementation, GFLOP, MB, floor, arena offset."""
@@ -124,12 +161,18 @@ class TrainingSession:
     def _allocate(self, ended: Callable[[str], None]) -> None:
         self._held = self.training.allocate(self.plans)
         ended("memory and launches")
-        # Not one of the plan's: `step_watched` launches it before them.
+        # The waiting kernel is no step of the plan: `step_watched` launches it before them.
         waiting = [wait_launch(0)] if self.net.device.name == "gpu" else []
         self.compiled = self._held.compile(self._say, waiting)
         ended("kernels")
         self._capture()
-        self._held.upload("rates", self._rates)
+        for name, factor in self.training.rates.items():
+            self._held.upload(name, self._rates * np.float32(factor))
+        self._feeders = {
+            split: Feeder(self.net.device, self._held.array(f"{split}.images"), data.images, data.streamed, lambda: self.team.wait(self.net.device))
+            for split, data in self.training.sets.items()
+            if isinstance(data, Images) and data.streamed
+        }
         self.begin_epoch(0)
         ended("graphs")
 
@@ -150,8 +193,20 @@ class TrainingSession:
         state[[EPOCH, POSITION, SEED]] = epoch, 0, self.seed
         self._held.upload("train.state", state)
         self._held.upload("train.sums", np.zeros(4))
-        self._held.upload("train.order", epoch_order(self.seed, epoch, self.count)[self.training.places["train"]])
+        self._upload_order(epoch, 0)
         self._position, self._latest = 0, 0
+
+    def _upload_order(self, epoch: int, position: int) -> None:
+        """This rank's part of the permutation of `epoch` goes to the device, and to what streams images, from its own `position` on."""
+        order = epoch_order(self.seed, epoch, self.count)[self.training.places["train"]]
+        self._held.upload("train.order", order)
+        if "train" in self._feeders:
+            self._feeders["train"].begin(order, position)
+
+    def _feed(self, split: str, position: int) -> None:
+        """Have the images of the step at `position` (of all ranks) on their way, if they are streamed."""
+        if split in self._feeders:
+            self._feeders[split].ready(int(np.searchsorted(self.training.places[split], position)))
 
     def step(self, run: Callable[[Program], None] = Program.replay) -> None:
         """One training step, asynchronously. Raises UsageError at the end of an epoch.
@@ -161,6 +216,7 @@ class TrainingSession:
         n = min(self.batch, self.count - self._position)
         if n <= 0:
             raise UsageError("the epoch is over: call begin_epoch")
+        self._feed("train", self._position)
         run(self._held.programs["train", n])
         self._position, self._latest = self._position + n, n
 
@@ -169,6 +225,11 @@ class TrainingSession:
         results: list[Callable[[], dict[str, Any]]] = []
         self.step(lambda program: results.append(watch(program, self.mark)))
         return results[0]
+
+    @property
+    def has_tests(self) -> bool:
+        """There are test images to evaluate."""
+        return "test" in self.training.sets
 
     @property
     def steps_left(self) -> int:
@@ -187,7 +248,7 @@ class TrainingSession:
         return Status(int(state[STEP]), int(state[EPOCH]), int(state[POSITION]), float(mean), float(sums[LAST_LOSS]), bool(state[NONFINITE]))
 
     def _together(self) -> tuple[np.ndarray, np.ndarray]:
-        """StepState and sums of all ranks: the same on each."""
+        """StepState and sums over all ranks, equal on each."""
         state, parts = self._parts()
         return state, sum(parts)
 
@@ -216,19 +277,24 @@ class TrainingSession:
         self._held.upload("test.state", np.zeros(8, np.int64))
         self._held.upload("test.sums", np.zeros(4))
         size = max(n for split, n in self.plans if split == "test")
+        if "test" in self._feeders:
+            self._feeders["test"].begin(self.training.places["test"], 0)
         for start in range(0, count, size):
+            self._feed("test", start)
             self._held.programs["test", min(size, count - start)].replay()
         return self._held.download("test.sums")[[LOSS_SUM, COUNT]]
 
     def reconstruct(self, images: np.ndarray) -> np.ndarray:
-        """The network's output for a few uint8 images, float32."""
-        return self.net.predict(images, batch=len(images))
+        """The network's output for a few images, float32, as values of pixels: a byte of 255 is 1."""
+        outputs = self.net.predict(images, batch=len(images))
+        return self.net.normalisation.undone(outputs) if self.net.normalisation else outputs
 
     def first_nonfinite(self) -> str:
         """Repeat the step at the present position launch by launch; name the first result that is not finite."""
         n = min(self.batch, self.count - self._position)
         if n == 0:
             return "no step is left in this epoch to repeat"
+        self._feed("train", self._position)
         at, name = self._held.programs["train", n].first_nonfinite(self.team.size > 1) or (_NEVER, "")
         # A rank that found nothing of its own meets another's NaN in their sum: the earliest is the origin.
         words = self.team.gather(f"{at:06} {name}".encode())
@@ -260,10 +326,10 @@ class TrainingSession:
     def load_state(self, tensors: Mapping[str, np.ndarray]) -> None:
         """Continue where `state()` was taken. Raises ParameterError naming the tensor, and changes nothing, if one does not fit."""
         layout = self.net.params.layout
-        params, flat = self.net.params.flat(_under("param.", tensors)), {}
+        params, flat = self.net.params.flat(under("param.", tensors)), {}
         for moment in self.optimizer.moments:
             try:
-                flat[moment] = layout.join(_under(f"optim.{moment}.", tensors))
+                flat[moment] = layout.join(under(f"optim.{moment}.", tensors))
             except ParameterError as error:
                 raise ParameterError(f"optimizer state {moment!r}: {error}") from None
         state = _expect(tensors, "step_state", (8,), "int64")
@@ -287,17 +353,26 @@ class TrainingSession:
         if len(parts) != self.team.size:
             parts = np.array([sum(parts)] + [np.zeros(4)] * (self.team.size - 1))
         self._held.upload("train.sums", parts[self.team.rank])
-        self._held.upload("train.order", epoch_order(self.seed, int(state[EPOCH]), self.count)[places])
+        self._upload_order(int(state[EPOCH]), int(own[POSITION]))
+
+    def go_on(self, moments: Mapping[str, np.ndarray], step: int) -> None:
+        """Continue, with the weights that the net has now, from the optimizer's state ("optim.*" of `state`) after `step` training steps.
+
+        The table of learning rates must count from the first of these. Raises ParameterError if a tensor does not fit.
+        """
+        layout = self.net.params.layout
+        for moment in self.optimizer.moments:
+            self._held.upload(f"optim.{moment}", layout.join(under(f"optim.{moment}.", moments)))
+        state = self._held.download("train.state")
+        state[STEP] = step
+        self._held.upload("train.state", state)
 
     def close(self) -> None:
-        """Let the captured graphs go, which hold on to the ranks' connection."""
+        """Let the captured graphs go, which hold on to the ranks' connection, and end the threads that stream images."""
         self.net.device.synchronize()
-        for program in self._held.programs.values():
-            program.close()
-
-
-def _under(prefix: str, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+        for feeder in self._feeders.values():
+            feeder.close()
+        self._held.close()
 
 
 def _expect(tensors: Mapping[str, np.ndarray], name: str, shape: Sequence[int], dtype: str) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Where the time of one training step went: the launches of the plan one by one, with an event before and after each.
+"""This module measures where the time of one training step goes: it runs the launches of the plan one by one, between events.
 
 The kernels and their order are those of the CUDA graph that other training steps replay, so the bits are the same. A graph has its
 launches ready; here the host must enqueue each, and would come too late: so the GPU first waits, in a kernel that does nothing, for
@@ -22,7 +22,7 @@ from nbcnn.plan.graph import Step
 from nbcnn.run.program import Program
 
 SLEEP_NS = 50_000
-"""One nap of the waiting kernel; the GPU takes between none and twice of it."""
+"""The length of one nap of the waiting kernel, of which the GPU takes between none and twice."""
 LONGEST_MS = 20.0
 PASSES = ("fprop", "dgrad", "wgrad")
 
@@ -78,7 +78,7 @@ def watch(program: Program, mark: Mark = nothing) -> Callable[[], dict[str, Any]
 
 
 def _watch_host(program: Program, mark: Mark) -> Callable[[], dict[str, Any]]:
-    """The same by the wall clock, where launches run at once."""
+    """Watch a program of the host, whose launches run at once, by the wall clock."""
     began, spent = time.perf_counter(), []
     for item, launches in program.bound:
         with mark(f"{item.step.scope}.{item.step.op}"):

@@ -1,1 +1,1 @@
-"""The training loop with its callbacks, checkpoints, interrupts, logs and pictures."""
+"""This package trains: the training loop with its callbacks, checkpoints, interrupts, logs and pictures."""

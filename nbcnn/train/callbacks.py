@@ -1,8 +1,9 @@
-"""What a run shows while it trains: progress on stderr, pictures in its folder."""
+"""This module defines the callbacks that show a training run: progress on stderr, pictures in the run folder."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import time
@@ -10,15 +11,16 @@ from typing import Any, ClassVar, TextIO
 
 import numpy as np
 
+from nbcnn.nn.optim import check_number
 from nbcnn.run import timeline
 from nbcnn.train.events import Callback, Epoch, Reading, Result
-from nbcnn.train.trainer import Trainer
+from nbcnn.train.trainer import Trainer, loss_of
 
 LINE_SECONDS = 10.0
-"""Without a terminal, and without `--log-every`, a progress line at most this often."""
+"""Shortest time between two progress lines without a terminal and without `--log-every`."""
 
 REDRAW_SECONDS = 30.0
-"""The pictures are drawn anew after an epoch if the last time is this long ago, and at the end."""
+"""The pictures are drawn after an epoch if they were last drawn this long ago, and at the end."""
 
 
 class Progress(Callback):
@@ -48,9 +50,10 @@ class Progress(Callback):
         self.close()
         self._printed = time.perf_counter()
         scores = "".join(f"{name.replace('_', ' ')} {value:.2%}  " for name, value in epoch.scores.items())
+        tested = "" if epoch.test_loss is None else f"test loss {epoch.test_loss:.5f}  "
         self._print(
-            f"epoch {epoch.epoch}/{trainer.epochs}  train loss {epoch.train_loss:.5f}  test loss {epoch.test_loss:.5f}  {scores}"
-            f"{duration(epoch.seconds)} + {duration(epoch.test_seconds)} test  {rate(epoch.images_per_second)} {self.noun}/s"
+            f"epoch {epoch.epoch}/{trainer.epochs}  train loss {epoch.train_loss:.5f}  {tested}{scores}"
+            f"{duration(epoch.seconds)}{f' + {duration(epoch.test_seconds)} test' if tested else ''}  {rate(epoch.images_per_second)} {self.noun}/s"
         )
         if epoch.time is not None:
             self._print(f"  where the time went: {timeline.line(epoch.time)}")
@@ -88,11 +91,40 @@ class Progress(Callback):
         self._bar.refresh()
 
 
+class EarlyStopping(Callback):
+    """Ends a training whose loss no longer falls, and gives the network the weights of its best epoch.
+
+    patience      epochs without a lower loss after which the training ends; at least 1. The loss is the test loss, or without a test set the
+                  training loss.
+    min_delta     by how much the loss must be lower to count; at least 0.
+    restore_best  put the weights of the best epoch into the network at the end, also where it was not stopped. In a run folder
+                  checkpoint-best.safetensors has them either way.
+    Raises UsageError for numbers out of range. Example: `model.fit(x, y, validation_data=(xt, yt), callbacks=[nbcnn.EarlyStopping(3)])`.
+    """
+
+    def __init__(self, patience: int = 3, *, min_delta: float = 0.0, restore_best: bool = True) -> None:
+        check_number("EarlyStopping", "patience", patience, least=1)
+        check_number("EarlyStopping", "min_delta", min_delta)
+        self.patience, self.min_delta, self.restore_best = int(patience), float(min_delta), restore_best
+
+    def epoch(self, trainer: Trainer, epoch: Epoch) -> None:
+        best, since = math.inf, 0
+        for row in trainer.rows:  # from the first: a resumed run has those of before
+            loss = loss_of(row)
+            best, since = (loss, 0) if loss < best - self.min_delta else (best, since + 1)
+        if since >= self.patience and epoch.epoch < trainer.epochs:
+            trainer.stop(f"the loss has not fallen for {since} epoch{'s' if since > 1 else ''}")
+
+    def end(self, trainer: Trainer, result: Result) -> None:
+        if self.restore_best and result.best_epoch not in (None, result.epochs) and not result.interrupted:
+            trainer.take_best()
+
+
 class Pictures(Callback):
-    """What a run draws, and what else it has to say about its weights.
+    """The callback that draws a run's pictures and scores its weights; this base class draws nothing.
 
     files    the names of what it writes into the run folder.
-    command  what can be done with the run then, less the folder; empty if there is nothing.
+    command  the command of nbcnn that can use the finished run; empty if there is none.
     outcome  further results of the ended run, for --json.
     """
 
@@ -103,11 +135,11 @@ class Pictures(Callback):
         self.outcome: dict[str, Any] = {}
 
     def scores(self) -> dict[str, float]:
-        """For `Trainer`: what to note after every epoch besides the losses; nothing here."""
+        """The numbers that `Trainer` adds to the metrics after every epoch, by name; none here."""
         return {}
 
     def lines(self) -> list[str]:
-        """`outcome` in words."""
+        """The lines that tell `outcome` in words."""
         return []
 
 
@@ -118,7 +150,7 @@ class Plots(Pictures):
     images  a few uint8 test images (n, C, H, W) to reconstruct.
     """
 
-    files, command = "curves.png, reconstructions.png", "python extract_features.py"
+    files, command = "curves.png, reconstructions.png", "extract"
 
     def __init__(self, title: str, images: np.ndarray) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Checkpoints: one safetensors file, written so that nothing can be lost, read with suspicion.
+"""This module writes and reads checkpoints, one safetensors file each: writing loses nothing, reading trusts nothing.
 
 The format (https://github.com/huggingface/safetensors): 8 bytes, the little-endian length of the header; the header, a JSON
 object {name: {"dtype", "shape", "data_offsets": [begin, end]}, …} with string metadata under "__metadata__"; then the raw
@@ -122,7 +122,7 @@ def read(path: Path) -> Saved:
 
 
 def _read(path: Path) -> Saved:
-    """As `read`, with errors that name the tensor but not the file."""
+    """Read a checkpoint like `read`, with errors that name the tensor but not the file."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -210,7 +210,7 @@ def _counts(values: Any) -> bool:
 
 
 def _alternative(path: Path) -> str:
-    """Words that name the newest other checkpoint of the folder that can be read; empty if there is none."""
+    """The end of an error message, which names the newest other readable checkpoint of the folder or says that there is none."""
     good = []
     for other in sorted(path.parent.glob("checkpoint-*.safetensors")):
         if other.name != path.name:

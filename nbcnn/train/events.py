@@ -1,4 +1,4 @@
-"""What a trainer tells while it trains, and who may listen."""
+"""This module defines the events that a trainer reports (a reading of the loss, an epoch, the end) and the callback that receives them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Reading:
-    """What is known between two training steps. Losses are means over images; `loss` over the epoch so far."""
+    """A reading of the loss between two training steps. Losses are means over images; `loss` is the mean over the epoch so far."""
 
     epoch: int
     epochs: int
@@ -31,14 +31,14 @@ class Epoch:
     """One row of the metrics. `seconds` is the training alone, `test_seconds` the evaluation.
 
     `time` says where the time of one of its training steps went (`timeline.watch`); None if that step was taken before a resume.
-    `scores` by name.
+    `scores` are further numbers about the weights, by name. Without a test set `test_loss` is None, and the row has none.
     """
 
     epoch: int
     step: int
     learning_rate: float
     train_loss: float
-    test_loss: float
+    test_loss: float | None
     seconds: float
     test_seconds: float
     images_per_second: float
@@ -48,12 +48,22 @@ class Epoch:
     def row(self) -> Row:
         """The row of the metrics: these numbers, then the scores."""
         row = asdict(self)
+        if self.test_loss is None:
+            del row["test_loss"]
         return row | row.pop("scores")
+
+    @property
+    def loss(self) -> float:
+        """What the best epoch has the least of: the test loss, or without a test set the training loss."""
+        return self.train_loss if self.test_loss is None else self.test_loss
 
 
 @dataclass(frozen=True)
 class Result:
-    """How a run ended. `epochs` counts finished ones; losses are None before the first; `seconds` is training alone."""
+    """How a run ended. `epochs` counts finished ones; losses are None before the first; `seconds` is training alone.
+
+    `stopped` says in words why a callback ended it before its last epoch (`Trainer.stop`), empty if none did.
+    """
 
     interrupted: bool
     signal: int | None
@@ -65,6 +75,7 @@ class Result:
     best_epoch: int | None
     seconds: float
     images_per_second: float
+    stopped: str = ""
 
     @property
     def exit_code(self) -> int:
@@ -73,7 +84,7 @@ class Result:
 
 
 class Callback:
-    """What a trainer tells about itself; override what is of interest."""
+    """The receiver of a trainer's events; override the methods of the events that are of interest."""
 
     def reading(self, trainer: Trainer, reading: Reading) -> None:
         """The loss was read between two training steps."""

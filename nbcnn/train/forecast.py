@@ -1,4 +1,4 @@
-"""How good forecasts are: the root mean squared logarithmic error (RMSLE) of a network beside those of naive forecasts.
+"""This module scores forecasts: the root mean squared logarithmic error (RMSLE) of a network beside those of naive forecasts.
 
 last value   the reading of the hour before
 day before   the reading of 24 hours before

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM. In training the first is remembered until a good moment, the second leaves at once.
+"""This module handles SIGINT and SIGTERM: a training remembers the first until it can save, and leaves at once at the second.
 
 Elsewhere either unwinds the program, so that temporary files and worker processes go with it.
 """
@@ -18,7 +18,7 @@ _NOTICE = b"\nnbcnn: %s; once more to leave at once\n"
 
 
 class Interrupted(BaseException):
-    """Raised inside `Interrupts.at_once` by the first signal. Not an Exception: no handler on the way should swallow it."""
+    """The first signal raises this inside `Interrupts.at_once`. It is no Exception, so that no handler on the way swallows it."""
 
 
 class _Signals:
@@ -42,7 +42,7 @@ class _Signals:
         self.restore()
 
     def restore(self) -> None:
-        """Give the signals back to those that had them before."""
+        """Restore the handlers that were installed before."""
         for number, handler in self._previous.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         self._previous = {}
@@ -52,7 +52,7 @@ class _Signals:
 
 
 class Interrupts(_Signals):
-    """Within, the first SIGINT or SIGTERM only sets `signal`.
+    """A context in which the first SIGINT or SIGTERM only sets `signal`.
 
     The second is left to the previous handlers, which from then on have both; where these let it pass, it raises KeyboardInterrupt or
     SystemExit(143).
@@ -78,7 +78,7 @@ class Interrupts(_Signals):
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """Within, the first signal (also one that came before) raises Interrupted: for long work that may be abandoned."""
+        """A context in which the first signal (also one that came before) raises Interrupted: for long work that may be abandoned."""
         if self.signal is not None:
             raise Interrupted
         self._raising = True
@@ -89,7 +89,7 @@ class Interrupts(_Signals):
 
 
 class Unwinding(_Signals):
-    """Within, SIGINT raises KeyboardInterrupt and SIGTERM SystemExit(143), each time, and `signal` is the first that came.
+    """A context in which each SIGINT raises KeyboardInterrupt and each SIGTERM SystemExit(143); `signal` is the first that came.
 
     Whatever leaves the context then, leaves it for the signal: C code on the way may make an ImportError of what was raised in it.
     """
@@ -121,7 +121,8 @@ class Unwinding(_Signals):
 
 
 class _Pressed(KeyboardInterrupt):
-    """Ctrl-C. Once KeyboardInterrupt itself has left an exec(), as of a dataclass, `python -m` ends by SIGINT whatever exit code is chosen."""
+    """What SIGINT raises in place of KeyboardInterrupt, because `python -m` ends by SIGINT, whatever exit code is chosen, once
+    KeyboardInterrupt itself has left an exec(), as of a dataclass."""
 
 
 def _leave(number: int) -> NoReturn:

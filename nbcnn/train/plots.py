@@ -1,4 +1,4 @@
-"""The pictures of a run. Matplotlib without pyplot: no global state, no window, no thread is disturbed."""
+"""This module draws the pictures of a run. It uses Matplotlib without pyplot, so it touches no global state, window or thread."""
 
 from __future__ import annotations
 
@@ -24,10 +24,14 @@ def curves(path: Path, rows: Sequence[dict[str, Any]], title: str) -> None:
     axes = figure.add_subplot()
     epochs = [row["epoch"] for row in rows]
     axes.plot(epochs, [row["train_loss"] for row in rows], color=TRAIN, marker="o", markersize=4, label="training")
-    axes.plot(epochs, [row["test_loss"] for row in rows], color=TEST, marker="s", markersize=4, linestyle="--", label="test")
-    best = min(rows, key=lambda row: row["test_loss"])
+    tested = [row for row in rows if "test_loss" in row]
+    if tested:
+        at = [row["epoch"] for row in tested]
+        axes.plot(at, [row["test_loss"] for row in tested], color=TEST, marker="s", markersize=4, linestyle="--", label="test")
+    which = "test_loss" if tested else "train_loss"
+    best = min(tested or rows, key=lambda row: row[which])
     axes.set(yscale="log", xlabel="epoch", ylabel="loss (mean)")
-    axes.set_title(f"{title}\nbest test loss {best['test_loss']:.5f} after epoch {best['epoch']}", fontsize=10)
+    axes.set_title(f"{title}\nbest {which.replace('_', ' ')} {best[which]:.5f} after epoch {best['epoch']}", fontsize=10)
     axes.yaxis.set_major_formatter(LogFormatter())
     axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(3, 1)))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -39,17 +43,17 @@ def curves(path: Path, rows: Sequence[dict[str, Any]], title: str) -> None:
 def reconstructions(path: Path, images: np.ndarray, outputs: np.ndarray, title: str) -> None:
     """A grid of three rows as a PNG at `path`: inputs, outputs, error maps on one scale.
 
-    `images` uint8 (n, C, H, W) with C 1 or 3; `outputs` float32 of the same shape, 0..1 (values outside are shown as the
-    nearest inside). The error map is the absolute difference, mean over channels.
+    `images` uint8 or float32 (n, C, H, W) with C 1 or 3; `outputs` float32 of the same shape, 0..1 (values outside are shown as the
+    nearest inside), as are floats of `images`. The error map is the absolute difference, mean over channels.
     """
-    inputs = images.astype(np.float32) / 255
+    inputs = _floats(images)
     errors = np.abs(outputs - inputs).mean(axis=1)
     figure = Figure(figsize=(1.25 * len(images) + 1.2, 4.6), layout="constrained")
     axes = figure.subplots(3, len(images), squeeze=False)
     scale = max(float(errors.max()), 1e-6)
     shown: Any = None
     for column in range(len(images)):
-        for row, picture in enumerate((inputs[column], outputs[column].clip(0, 1))):
+        for row, picture in enumerate((inputs[column].clip(0, 1), outputs[column].clip(0, 1))):
             axes[row, column].imshow(_pixels(picture), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
         shown = axes[2, column].imshow(errors[column], cmap="viridis", vmin=0, vmax=scale, interpolation="nearest")
         axes[2, column].set_xlabel(f"MSE {np.mean((outputs[column] - inputs[column]) ** 2):.4f}", fontsize=8)
@@ -81,13 +85,13 @@ def confusion(path: Path, counts: np.ndarray, names: Sequence[str], title: str) 
 
 
 MISTAKES = 40
-"""Pictures of `mistakes` at most."""
+"""The largest number of images that `mistakes` draws."""
 
 
 def mistakes(path: Path, images: np.ndarray, labels: np.ndarray, logits: np.ndarray, names: Sequence[str], title: str) -> None:
     """Misclassified images as a PNG at `path`, the surest mistakes first: true class → predicted class, and its probability.
 
-    `images` uint8 (n, C, H, W) with C 1 or 3, `labels` int32 (n), `logits` (n, classes).
+    `images` uint8 or float32 (n, C, H, W) with C 1 or 3, `labels` int32 (n), `logits` (n, classes).
     """
     wrong = np.flatnonzero(logits.argmax(1) != labels)
     exponential = np.exp(logits[wrong] - logits[wrong].max(1, keepdims=True))
@@ -100,9 +104,23 @@ def mistakes(path: Path, images: np.ndarray, labels: np.ndarray, logits: np.ndar
         axes.set_axis_off()
         if at is not None:
             each = wrong[at]
-            axes.imshow(_pixels(images[each]), cmap="gray", vmin=0, vmax=255, interpolation="nearest")
+            axes.imshow(_pixels(_floats(images[each]).clip(0, 1)), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
             axes.set_title(f"{names[labels[each]]} → {names[logits[each].argmax()]}  {sure[at]:.0%}", fontsize=8)
     figure.suptitle(f"{title}; {len(wrong):,} of {len(images):,} wrong", fontsize=10)
+    write_png(figure, path)
+
+
+def captioned(path: Path, images: np.ndarray, captions: Sequence[str], title: str) -> None:
+    """Images with what was found of each below it, as a PNG at `path`; uint8 (n, C, H, W) with C 1, 3 or 4."""
+    columns = min(8, len(images))
+    rows = -(-len(images) // columns)
+    figure = Figure(figsize=(1.6 * columns + 0.4, 1.8 * rows + 0.6), layout="constrained", dpi=120)
+    for axes, at in zip(figure.subplots(rows, columns, squeeze=False).flat, (*range(len(images)), *[None] * columns), strict=False):
+        axes.set_axis_off()
+        if at is not None:
+            axes.imshow(_pixels(images[at]), cmap="gray", vmin=0, vmax=255, interpolation="nearest")
+            axes.set_title(captions[at], fontsize=7, y=-0.16)
+    figure.suptitle(title, fontsize=10)
     write_png(figure, path)
 
 
@@ -119,9 +137,14 @@ def forecast(path: Path, predicted: np.ndarray, readings: np.ndarray, title: str
     write_png(figure, path)
 
 
+def _floats(images: np.ndarray) -> np.ndarray:
+    """Bytes as floats in 0..1; floats as they are."""
+    return images.astype(np.float32) / 255 if images.dtype == np.uint8 else images
+
+
 def _pixels(image: np.ndarray) -> np.ndarray:
-    """(C, H, W) as Matplotlib wants it: (H, W, 3), or (H, W) for one channel."""
-    return image[0] if image.shape[0] == 1 else image.transpose(1, 2, 0)
+    """(C, H, W) as Matplotlib wants it: (H, W, 3), or (H, W) for any other number of channels, of which the first is shown."""
+    return image.transpose(1, 2, 0) if image.shape[0] == 3 else image[0]
 
 
 def write_png(figure: Figure, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A run's folder: config.json, metrics.csv and metrics.jsonl, the names of its checkpoints and pictures; what must agree among them.
+"""This module reads and writes the run folder (config.json, metrics, names of checkpoints and pictures) and checks that its files agree.
 
 A checkpoint says in its metadata which flags its run has and which metrics it counts on, so that a file that was edited, or is another run's, is
 noticed before it changes what a resumed run computes.
@@ -18,14 +18,15 @@ from pathlib import Path
 from typing import Any
 
 from nbcnn.files import atomic, document, lock
-from nbcnn.train.checkpoint import BEST, LAST
+from nbcnn.train import checkpoint
+from nbcnn.train.checkpoint import BEST, LAST, Metadata, Tensors
 
 Row = dict[str, Any]
 """One epoch's metrics; "epoch" counts from 1."""
 
 
 _FORM = {"flags": {"model": str, "data_dir": str}, "data": {"name": str}}
-"""What every reader of config.json needs; each command asks for more by itself."""
+"""The form that every reader of config.json checks; each command checks further entries itself."""
 
 
 class RunError(Exception):
@@ -52,7 +53,7 @@ class RunFolder:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Be the only writer of the folder, which is made if need be. Within, the same object may hold it again. Raises `lock.Held`."""
+        """A context in which this process is the folder's only writer; makes the folder if need be; may be nested. Raises `lock.Held`."""
         if self._held:
             yield
             return
@@ -63,6 +64,14 @@ class RunFolder:
                 yield
             finally:
                 self._held = False
+
+    def prepare(self) -> None:
+        """Make the folder if need be."""
+        self.path.mkdir(parents=True, exist_ok=True)
+
+    def keep(self, path: Path, tensors: Tensors, metadata: Metadata) -> None:
+        """Put a checkpoint in place of `path`, as `checkpoint.save`."""
+        checkpoint.save(path, tensors, metadata)
 
     def has_checkpoint(self) -> bool:
         """Whether there is any checkpoint, whole or not."""
@@ -123,7 +132,7 @@ class RunFolder:
         return [row for row in self._lines() if row is not None]
 
     def _lines(self) -> list[Row | None]:
-        """What every line of the metrics says, None where that is not one epoch's."""
+        """The row of every line of the metrics, None for a line that holds no row."""
         try:
             return [_row(line) for line in self._jsonl.read_bytes().splitlines()]
         except FileNotFoundError:
@@ -165,6 +174,34 @@ class RunFolder:
         atomic.replace_bytes(self._csv, _csv_lines(rows, header=True).encode())
 
 
+class InMemory(RunFolder):
+    """A run of which nothing is written: its metrics are the trainer's, its checkpoints `kept`, by their names."""
+
+    def __init__(self) -> None:
+        super().__init__("memory")
+        self.kept: dict[str, Tensors] = {}
+
+    def prepare(self) -> None:
+        """Nothing: there is no folder."""
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Nothing: nobody else can write here."""
+        yield
+
+    def keep(self, path: Path, tensors: Tensors, metadata: Metadata) -> None:
+        """Keep the best tensors, in place of the ones before. The last ones are the session's, which is still there."""
+        if path.name == BEST:
+            self.kept[path.name] = tensors
+
+    def append(self, row: Row) -> None:
+        """Nothing: the trainer has the row."""
+
+    def rows(self) -> list[Row]:
+        """None: a run in memory is never continued from its folder."""
+        return []
+
+
 def agree(folder: RunFolder, config: Mapping[str, Any], path: Path, notes: Mapping[str, str], free: frozenset[str] = frozenset()) -> None:
     """Raise RunError unless the checkpoint `path` with the metadata `notes` is of the run that `config` describes, but for the flags `free`.
 
@@ -173,7 +210,7 @@ def agree(folder: RunFolder, config: Mapping[str, Any], path: Path, notes: Mappi
     flags = config["flags"]
     told = [(name, json.dumps(flags[name]), json.dumps(value)) for name, value in flags_of(path, notes).items() if name in flags]
     told += [(name, str(flags[name]), notes[name]) for name in ("model", "batch", "optimizer", "epochs") if name in notes and name in flags]
-    told += [("data", str(config["data"]["name"]), notes["data"].split(",")[0])] if "data" in notes else []
+    told += [("data", str(config["data"]["name"]), notes["data"].rsplit(", ", 2)[0])] if "data" in notes else []
     for name, here, there in told:
         if here != there and name not in free:
             raise RunError(
@@ -204,7 +241,7 @@ def _row(line: bytes) -> Row | None:
         row = document.parse(line, "a line of metrics")
     except document.DocumentError:
         return None
-    needed = ("epoch", "step", "train_loss", "test_loss", "seconds")
+    needed = ("epoch", "step", "train_loss", "seconds")
     return row if isinstance(row, dict) and all(type(row.get(name)) in (int, float) for name in needed) else None
 
 

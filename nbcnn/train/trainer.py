@@ -1,4 +1,4 @@
-"""The training loop around a session: epochs, readings, checkpoints, interrupts, divergence.
+"""This module is the training loop around a session: epochs, readings of the loss, checkpoints, interrupts, divergence.
 
 A session (`nbcnn.run.session.TrainingSession`) owns every array and every launch; the trainer owns the order of things and what is kept on disk.
 At an epoch's end the state is copied out *before* the evaluation, so that an evaluation can be abandoned at any time. In the simulator, where a
@@ -13,6 +13,7 @@ from __future__ import annotations
 import errno
 import json
 import math
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
@@ -22,17 +23,20 @@ from typing import Any
 
 import numpy as np
 
+from nbcnn.files.atomic import DiskFull
 from nbcnn.files.errors import UsageError
+from nbcnn.gpu import faults
 from nbcnn.gpu.language import SIMULATOR
+from nbcnn.nn.params import under
 from nbcnn.ranks.team import ALONE, Team
 from nbcnn.train import checkpoint
-from nbcnn.train.checkpoint import CheckpointError, Tensors
+from nbcnn.train.checkpoint import BEST, CheckpointError, Tensors
 from nbcnn.train.events import Callback, Epoch, Reading, Result
 from nbcnn.train.interrupt import Interrupted, Interrupts
-from nbcnn.train.runlog import Row, RunFolder, rows_digest
+from nbcnn.train.runlog import InMemory, Row, RunFolder, rows_digest
 
 READING_SECONDS = 1.0
-"""How often the loss is read when `log_every` is 0."""
+"""Time between two readings of the loss when `log_every` is 0."""
 
 
 class Diverged(Exception):
@@ -59,6 +63,9 @@ class Trainer:
     notes           further strings for every checkpoint.
     scores          asked after every epoch for further numbers about the weights, by name, for the metrics.
     team            the ranks that train together (`nbcnn.ranks.team`), the session's.
+    first_epoch     the number that the first epoch's order of images is drawn from, for a training that goes on from an earlier one's weights.
+
+    A session without test images is trained without evaluation; its best epoch is then that of the least training loss.
 
     Raises ValueError if the table does not end with an epoch.
     """
@@ -76,7 +83,9 @@ class Trainer:
         callbacks: Sequence[Callback] = (),
         scores: Callable[[], Mapping[str, float]] | None = None,
         team: Team = ALONE,
+        first_epoch: int = 0,
     ) -> None:
+        self.first_epoch, self._tested = first_epoch, session.has_tests
         self.session, self.learning_rates, self.team = session, learning_rates, team
         self.epochs, odd = divmod(len(learning_rates), session.steps_per_epoch)
         if odd:
@@ -84,7 +93,7 @@ class Trainer:
         self.log_every, self.save_every = log_every, save_every
         self.run = run if isinstance(run, RunFolder) else RunFolder(run)
         if team.leads:
-            self.run.path.mkdir(parents=True, exist_ok=True)
+            self.run.prepare()
         self.callbacks = tuple(callbacks) if team.leads else ()
         self._scores, self._scored = scores if team.leads else None, dict[str, float]()
         self.notes = dict(notes or {})
@@ -99,6 +108,22 @@ class Trainer:
         self._interval = log_every or 1
         self._mark = (0.0, 0)
         self._stop: int | None = None
+        self._stopped = ""
+
+    def stop(self, why: str) -> None:
+        """For callbacks: end the training after the present epoch, which is not an interruption; `why` is told in the result."""
+        self._stopped = self._stopped or why
+
+    def go_back(self) -> None:
+        """Give the session the state of the last reading of the loss at which it was finite."""
+        self.step, _, tensors = self._kept
+        if tensors:
+            self.session.load_state(tensors)
+
+    def take_best(self) -> None:
+        """Give the network the weights of the best epoch. Raises CheckpointError if the run's folder has lost them."""
+        kept = self.run.kept[BEST] if isinstance(self.run, InMemory) else checkpoint.read(self.run.best).tensors
+        self.session.net.params.load_dict(under("param.", kept))
 
     @property
     def epochs_done(self) -> int:
@@ -166,25 +191,37 @@ class Trainer:
         Signals are handled only in the main thread, and as before after return. Raises Diverged, and OSError if a
         checkpoint cannot be written; the last good checkpoint stands. Raises CallbackError if a callback does; the state is saved then, but of
         several ranks only as of the last checkpoint. Raises FileExistsError, before training, if the folder holds the metrics of a run that this
-        one does not continue, `lock.Held` if another process writes in it.
+        one does not continue, `lock.Held` if another process writes in it, `faults.GpuFault` if the GPU fails.
         """
         with self.run.held() if self.team.leads else nullcontext():
             return self._fit()
 
+    def _check_disk(self) -> None:
+        """Raise DiskFull now if the disk has no room for this run's checkpoints: both, and the new one beside the old while it is written."""
+        if isinstance(self.run, InMemory) or not self.team.leads:
+            return
+        each = sum(tensor.nbytes for tensor in self._kept[2].values())
+        there = sum(path.exists() for path in (self.run.last, self.run.best))
+        needed, free = each * (3 - there), shutil.disk_usage(self.run.path).free
+        if free < needed:
+            raise DiskFull(f"{self.run.path} needs {needed:,} bytes for checkpoints of {each:,} each, {free:,} are free; nothing is trained yet")
+
     def _fit(self) -> Result:
         if self.team.leads and len(self.run.rows()) != self.epochs_done:
             raise FileExistsError(errno.EEXIST, "holds the metrics of another run", str(self.run.path))
-        # NaN and Inf are looked for here, on every place alike; NumPy's warnings would only come in between.
+        # The trainer itself looks for NaN and Inf, on every device alike, so NumPy's warnings are not needed.
         with Interrupts() as interrupts, np.errstate(over="ignore", invalid="ignore"):
             try:
-                while self.epochs_done < self.epochs:
+                while self.epochs_done < self.epochs and not self._stopped:
                     if not self._train_epoch(interrupts) or not self._finish_epoch(interrupts):
                         break
                 result = self._result()
                 self._tell("end", self, result)
-            except BaseException:
+            except BaseException as error:
                 with suppress(CallbackError):  # what ended the training counts
                     self._tell("close")
+                if fault := faults.explained(error):
+                    raise faults.GpuFault(f"{fault}; {self._left()}", fault.exit_code) from error
                 raise
             self._tell("close")
             return result
@@ -194,12 +231,14 @@ class Trainer:
         steps = self.session.steps_per_epoch
         start = self.epochs_done * steps
         if self.step == start:
-            self.session.begin_epoch(self.epochs_done)
+            self.session.begin_epoch(self.first_epoch + self.epochs_done)
             self._epoch_seconds = 0.0
             self._keep()
+            if self._saved is None:
+                self._check_disk()
         self._start_clock()
         while self.step < start + steps:
-            # Ranks that are talking must not be interrupted.
+            # A rank must not be interrupted in a collective: the others would wait for it.
             try:
                 with interrupts.at_once() if SIMULATOR and self.team.size == 1 else nullcontext():
                     self._take_step(watched=self.step == start + steps // 2)
@@ -221,7 +260,7 @@ class Trainer:
         return True
 
     def _stopping(self, interrupts: Interrupts) -> int | None:
-        """The signal that ends the training: a process of its own heeds it at once, ranks where they meet."""
+        """The signal that ends the training, if any: a single process obeys it at once, several ranks at their next reading."""
         if self.team.size == 1:
             self._stop = interrupts.signal
         return self._stop
@@ -243,15 +282,14 @@ class Trainer:
         time_spent, self._time = self._time and self._time(), None
         snapshot = self._snapshot()
         started = time.perf_counter()
-        test_loss = self._evaluate(interrupts)
+        test_loss = self._evaluate(interrupts) if self._tested else None
         self._agree_to_stop(interrupts)
-        if test_loss is None:
+        if test_loss is None and self._tested:
             self._save(snapshot, self.run.last)
             return False
-        if not math.isfinite(test_loss):
+        if test_loss is not None and not math.isfinite(test_loss):
             raise self._diverged()
         self._test_seconds = time.perf_counter() - started
-        best = all(test_loss < row["test_loss"] for row in self.rows)
         epoch = Epoch(
             self.epochs_done + 1,
             self.step,
@@ -264,6 +302,7 @@ class Trainer:
             time_spent,
             self._scored,
         )
+        best = all(epoch.loss < loss_of(row) for row in self.rows)
         self.rows.append(epoch.row())
         if self.team.leads:
             self.run.append(self.rows[-1])
@@ -271,6 +310,8 @@ class Trainer:
             self._save(snapshot, self.run.best)
         self._save(snapshot, self.run.last)
         self._tell("epoch", self, epoch)
+        if self.team.size > 1:  # the callbacks are rank 0's
+            self._stopped = self.team.broadcast(self._stopped.encode()).decode()
         return not self._stopping(interrupts)
 
     def _evaluate(self, interrupts: Interrupts) -> float | None:
@@ -280,7 +321,7 @@ class Trainer:
             found = self.session.evaluate_share()
             self._scored = dict(self._scores()) if self._scores else {}
             part = found
-        # Not within: ranks that are talking must not be interrupted.
+        # Outside of that context, because a rank must not be interrupted in a collective: the others would wait for it.
         if not self.team.all_min(part is not None) or part is None:
             return None
         loss, count = self.team.sum(part)
@@ -324,7 +365,7 @@ class Trainer:
         try:
             self._tell("reading", self, reading)
         except CallbackError:
-            if self.team.size == 1:  # the others would have to take part
+            if self.team.size == 1:  # of several ranks all must take part in a snapshot
                 self._save(self._snapshot(), self.run.last)
             raise
         return status
@@ -336,7 +377,10 @@ class Trainer:
             try:
                 getattr(callback, what)(*news)
             except Exception as error:
-                where = f"the checkpoints are in {self.run.path}" if self._saved or self.team.size == 1 else "no checkpoint had been saved yet"
+                saved = self._saved or self.team.size == 1
+                where = f"the checkpoints are in {self.run.path}" if saved else "no checkpoint had been saved yet"
+                if isinstance(self.run, InMemory):
+                    where = "nothing was written, and the weights are those of the last training step"
                 said = CallbackError(f"the callback {type(callback).__name__}.{what} raised {type(error).__name__}: {error}; {where}", error)
                 said.__cause__ = error
                 failed.append(said)
@@ -344,7 +388,7 @@ class Trainer:
             raise failed[0]
 
     def _snapshot(self) -> Tensors:
-        """The session's state, checked: a checkpoint with NaN must never replace a good one."""
+        """The session's state. Raises Diverged if it is not finite: a checkpoint with NaN must never replace a good one."""
         tensors = self.session.state()
         for tensor in tensors.values():
             if tensor.dtype.kind == "f" and not np.isfinite(tensor).all():
@@ -355,23 +399,29 @@ class Trainer:
 
     def _save(self, tensors: Tensors, path: Path) -> None:
         position = {"step": self.step, "epochs_done": self.epochs_done, "epoch_seconds": self._epoch_seconds}
-        # What the checkpoint counts on; the last line also itself, because a crash may cost the end of a file.
+        # The checkpoint holds the digest of its metrics, and a copy of the last row, because a crash may cost the end of a file.
         metrics = {"metrics": rows_digest(self.rows)} | ({"row": json.dumps(self.rows[-1])} if self.rows else {})
         if self.team.leads:
-            checkpoint.save(path, tensors, {**self.notes, **self.identity, **metrics, **{name: str(value) for name, value in position.items()}})
+            self.run.keep(path, tensors, {**self.notes, **self.identity, **metrics, **{name: str(value) for name, value in position.items()}})
         self._saved = path
 
     def _keep(self) -> None:
-        """Remember the state in host memory: where `_origin` starts from."""
+        """Copy the state into host memory, from where `_origin` starts."""
         self._kept = (self.step, self._now(), self.session.state())
+
+    def _left(self) -> str:
+        """What an ended training has left, in words."""
+        return f"the last checkpoint is {self._saved}, which --resume continues" if self._saved else "no checkpoint had been saved yet"
 
     def _diverged(self) -> Diverged:
         saved = f"the last good checkpoint is {self._saved}" if self._saved else "no checkpoint had been saved yet"
+        if isinstance(self.run, InMemory):
+            saved = "nothing was written"
         advice = "a smaller --lr, --clip-norm 1 or --init torch usually helps"
         return Diverged(f"training diverged: NaN or Inf in epoch {self.epochs_done + 1}, {self._origin()}; {saved}; {advice}")
 
     def _origin(self) -> str:
-        """What was NaN or Inf first: the training steps since the last kept state are taken again, each one watched."""
+        """Find what was NaN or Inf first, by repeating the training steps since the last kept state and checking each."""
         start, _, tensors = self._kept
         self.session.load_state(tensors)
         for step in range(start, self.step):
@@ -381,12 +431,15 @@ class Trainer:
                 for _ in range(start, step):
                     self.session.step()
                 return f"training step {step + 1:,}, first in {self.session.first_nonfinite()}"
-        return f"not in the training steps {start + 1:,} to {self.step:,}, which are finite when repeated: in the evaluation"
+        if start == self.step:
+            return f"in the evaluation after training step {self.step:,}"
+        steps = f"steps {start + 1:,} to {self.step:,}, which are" if self.step > start + 1 else f"step {self.step:,}, which is"
+        return f"not in the training {steps} finite when repeated: in the evaluation"
 
     def _result(self) -> Result:
-        best = min(self.rows, key=lambda row: row["test_loss"], default=None)
+        best = min(self.rows, key=loss_of, default=None)
         last = self.rows[-1] if self.rows else None
-        interrupted = self.epochs_done < self.epochs
+        interrupted = self.epochs_done < self.epochs and not self._stopped
         unfinished = self._epoch_seconds if interrupted else 0.0
         seconds = sum(row["seconds"] for row in self.rows)
         return Result(
@@ -395,9 +448,15 @@ class Trainer:
             self.epochs_done,
             self.step,
             last["train_loss"] if last else None,
-            last["test_loss"] if last else None,
-            best["test_loss"] if best else None,
+            last.get("test_loss") if last else None,
+            loss_of(best) if best else None,
             best["epoch"] if best else None,
             seconds + unfinished,
             self.session.count * self.step / self.session.steps_per_epoch / max(seconds + unfinished, 1e-9),
+            self._stopped if self.epochs_done < self.epochs else "",
         )
+
+
+def loss_of(row: Row) -> float:
+    """What the best epoch has the least of: the test loss of an epoch's metrics, or without a test set the training loss."""
+    return float(row["test_loss"] if "test_loss" in row else row["train_loss"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -17,7 +18,9 @@ def main() -> int:
     parser.add_argument("--only", default=",".join(CAMPAIGNS), help=f"campaigns, of {', '.join(CAMPAIGNS)} (default all)")
     parser.add_argument("--attempts", type=int, help="at most so many of each campaign")
     parser.add_argument("--first", type=int, default=0, help="the first attempt's seed (default 0)")
+    parser.add_argument("--mode", default="cpu", help="where `kills` and `signals` train (default cpu)")
     given = parser.parse_args()
+    os.environ["NBCNN_CAMPAIGN_MODE"] = given.mode
     names = given.only.split(",")
     if unknown := set(names) - set(CAMPAIGNS):
         parser.error(f"no campaign {', '.join(sorted(unknown))}; there are {', '.join(CAMPAIGNS)}")

@@ -287,7 +287,7 @@ def _with_tiles(path: Path) -> dict[str, Any]:
     modes.MODES["cpu", "fp32"] = changed
     autotune.cache_path, autotune._milliseconds = (lambda device: path), (lambda bound, device: float(bound.call.tile.size))
     try:
-        net = Net([Conv2d(3, 3, 3, pad=1), MSE()], (3, 4, 4), mode="cpu")
+        net = Net([Conv2d(3, 3, padding=1, in_channels=3), MSE()], (3, 4, 4), mode="cpu")
         return autotune.tune(net, [net.lower(net.record_gradients(2))])
     finally:
         modes.MODES["cpu", "fp32"] = row

@@ -10,6 +10,7 @@ import io
 import random
 import socket
 import struct
+import sys
 import threading
 import time
 import tracemalloc
@@ -17,11 +18,12 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, suppress
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
 from nbcnn.cli.launch import free_ports
-from nbcnn.ranks import meeting
+from nbcnn.ranks import meeting, sockets
 from nbcnn.ranks.environment import Rank
 from nbcnn.ranks.team import Ranks
 
@@ -188,7 +190,7 @@ class Member(threading.Thread):
 
 def attack(seed: int, folder: Path) -> None:
     """Two ranks meet among strangers."""
-    draw = random.Random(seed)
+    draw, exits = random.Random(seed), list[int]()
     port, token = int(free_ports(1)[0]), draw.randbytes(16).hex()
     first, second = (Rank(rank, 2, rank, "127.0.0.1", port, token, TIMEOUT) for rank in range(2))
     kinds = draw.sample(STRANGERS, draw.randint(1, 4))  # no two crowds: this process has files for one
@@ -199,6 +201,8 @@ def attack(seed: int, folder: Path) -> None:
     with ExitStack() as around:
         around.callback(tracemalloc.stop)
         around.enter_context(redirect_stderr(io.StringIO()))  # where rank 1 says that it was answered by a stranger
+        # A rank that lost the other ends its process, which is this one here.
+        around.enter_context(mock.patch.object(sockets.os, "_exit", lambda code: exits.append(code) or sys.exit()))
         members = []
         if squatted:
             listening = threading.Thread(target=answer, args=(draw, port, draw.randint(1, 4)))
@@ -213,6 +217,7 @@ def attack(seed: int, folder: Path) -> None:
             for member in members:
                 member.join(TIMEOUT)
         taken, peak = time.monotonic() - began, tracemalloc.get_traced_memory()[1]
+    assert not exits, f"a rank ended its process with {exits}, after {taken:.1f} s, {[member.found for member in members]}, among {what}"
     assert not any(member.is_alive() for member in members), f"a rank hangs among {what}"
     assert [member.found for member in members] == [[2.0, 1.0]] * 2, f"{[member.found for member in members]} among {what}"
     assert taken < TIMEOUT, f"it took {taken:.1f} s among {what}"

@@ -28,17 +28,21 @@ from unittest import mock
 from scripts import exits, train
 
 from nbcnn.datasets import shapes
+from nbcnn.gpu import compiler
 from nbcnn.nn import models
 from nbcnn.nn.layers import MSE, Conv2d, ReLU
 from nbcnn.train import callbacks, checkpoint
 from nbcnn.train.checkpoint import LAST
 
-FLAGS = ("--dataset", "shapes", "--mode", "cpu", "--limit", "2", "--batch", "1", "--epochs", "2", "--save-every", "1", "--log-every", "1")
+MODE = os.environ.get("NBCNN_CAMPAIGN_MODE", "cpu")
+"""Where it trains. On a GPU the attacking process must not use it, since its children are forked."""
+
+FLAGS = ("--dataset", "shapes", "--mode", MODE, "--limit", "2", "--batch", "1", "--epochs", "2", "--save-every", "1", "--log-every", "1")
 
 
 def small(channels: int, *_: int) -> list[Any]:
     """An autoencoder whose training steps take about as long as its checkpoints."""
-    return [Conv2d(channels, 4, 3, pad=1), ReLU(), Conv2d(4, channels, 3, pad=1), MSE()]
+    return [Conv2d(4, 3, padding=1, in_channels=channels), ReLU(), Conv2d(channels, 3, padding=1, in_channels=4), MSE()]
 
 
 def begun(words: Sequence[Any], *, quick: bool) -> Any:
@@ -69,8 +73,8 @@ def at_a_moment(choose: random.Random, run: Path, seconds: float, alive: Callabl
 
 
 def continued(run: Path) -> list[str]:
-    """The words that continue the training in `run`; where nothing has been saved, those that start it again."""
-    if (run / LAST).exists():
+    """The words that continue the training in `run`; where not even its settings have been saved, those that start it again."""
+    if (run / "config.json").exists():
         return ["--resume", str(run)]
     shutil.rmtree(run, ignore_errors=True)
     return [*FLAGS, "--out", str(run)]
@@ -93,7 +97,10 @@ def differences(found: dict[str, Any], asked: dict[str, Any]) -> str:
 def _prepare() -> None:
     """Import what a training imports, once, before the first process is forked."""
     with contextlib.redirect_stdout(io.StringIO()):
-        trained([*FLAGS, "--explain", "--quiet"], quick=True)
+        if MODE == "cpu":
+            trained([*FLAGS, "--explain", "--quiet"], quick=True)
+        else:  # to plan for a GPU uses it
+            compiler.missing()
 
 
 def trained(words: Sequence[str], *, quick: bool) -> int:

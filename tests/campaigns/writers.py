@@ -82,7 +82,7 @@ def only(folder: Path, *names: str) -> None:
 
 def trainer(run: Path, seed: int) -> Trainer:
     images = np.random.default_rng(1).integers(0, 256, (4, 3, 4, 4), np.uint8)
-    net = Net([Conv2d(3, 3, 3, pad=1), MSE()], (3, 4, 4), mode="cpu", seed=seed)
+    net = Net([Conv2d(3, 3, padding=1, in_channels=3), MSE()], (3, 4, 4), mode="cpu", seed=seed)
     rates = learning_rates("cosine", 0.2, EPOCHS * 2)
     session = TrainingSession(net, images, optimizer=SGD(), learning_rates=rates, batch=2, seed=seed, test_images=images)
     return Trainer(session, run, learning_rates=rates, save_every=1, identity={"seed": str(seed)})

@@ -1,4 +1,4 @@
-"""The recipes of CONTRIBUTING.md, each followed in a temporary copy of the package: as many files as they say, and what they add works."""
+"""The recipes of docs/howto, each followed in a temporary copy of the package: as many files as they say, and what they add works."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ import pytest
 from nbcnn.gpu import device
 
 ROOT = Path(__file__).parents[2]
-MOST_FILES = {"An element-wise op with its layer": 4, "A convolution mode": 4, "A model of one's own": 1}
+MOST_FILES = {"add-op": 4, "add-mode": 4, "own-model": 1}
 HELPERS = ("conftest.py", "compiled.py", "scripts.py", "ops/test_parity.py", "ops/activations/test_elementwise.py")
+PYTEST = ("-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider")
 pytestmark = pytest.mark.skipif(device.SIMULATOR, reason="starts the simulator itself")
 
 
-def recipe(title: str) -> list[tuple[str, str]]:
-    """(language, code) of the blocks of a recipe."""
-    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    section = re.search(rf"^### {re.escape(title)}.*?(?=^##)", text, re.M | re.S)
-    assert section, title
-    return re.findall(r"```(python|diff)\n(.*?)```", section[0], re.S)
+def recipe(page: str) -> list[tuple[str, str]]:
+    """(language, code) of the blocks of a page that name the file they belong to."""
+    text = (ROOT / "docs" / "howto" / f"{page}.md").read_text(encoding="utf-8")
+    found = re.findall(r"```(python|diff)\n((?:# |--- )\S+\n.*?)```", text, re.S)
+    assert found, page
+    return found
 
 
-def follow(title: str, copy: Path) -> set[str]:
+def follow(page: str, copy: Path) -> set[str]:
     """Follow a recipe in a copy of the package; returns the files that it touches."""
     shutil.copytree(ROOT / "nbcnn", copy / "nbcnn", ignore=shutil.ignore_patterns("__pycache__", "results"))
     for name in HELPERS:
@@ -36,7 +37,7 @@ def follow(title: str, copy: Path) -> set[str]:
     for name in ("pyproject.toml", "train.py", "extract_features.py"):
         shutil.copy(ROOT / name, copy)
     touched = set()
-    for language, code in recipe(title):
+    for language, code in recipe(page):
         head, body = code.split("\n", 1)
         path = head.removeprefix("# ").removeprefix("--- ")
         touched.add(path)
@@ -47,7 +48,7 @@ def follow(title: str, copy: Path) -> set[str]:
         else:
             for hunk in body.split("@@\n"):
                 patch(copy / path, hunk)
-    assert len(touched) <= MOST_FILES[title]
+    assert len(touched) <= MOST_FILES[page]
     return touched
 
 
@@ -69,9 +70,9 @@ def run(copy: Path, *command: str, simulator: bool = False) -> str:
 
 
 def test_an_op_with_its_layer(tmp_path):
-    touched = follow("An element-wise op with its layer", tmp_path)
+    touched = follow("add-op", tmp_path)
     assert "tests/ops/activations/test_hard_swish.py" in touched
-    options = ("-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-k", "hard_swish or every_activation or cases_cover", "tests")
+    options = (*PYTEST, "-k", "hard_swish or every_activation or cases_cover", "tests")
     assert "passed" in run(tmp_path, *options, simulator=True)
     findings = "from nbcnn.check import gradcheck as g; from nbcnn.gpu import device; row = g.REFERENCE; "
     findings += "cases = [c for c in g.all_cases() if 'hard_swish' in c.op]; "
@@ -80,15 +81,16 @@ def test_an_op_with_its_layer(tmp_path):
 
 
 def test_a_convolution_mode(tmp_path):
-    touched = follow("A convolution mode", tmp_path)
+    touched = follow("add-mode", tmp_path)
     assert "nbcnn/plan/names.py" in touched
-    options = ("-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "tests/ops/test_parity.py", "tests/ops/conv/test_conv_by_rows.py", "-k")
+    # Of a test with many cases pytest alone takes a part, in which those of the new row need not be.
+    options = (*PYTEST, "-m", "full or not full", "tests/ops/test_parity.py", "tests/ops/conv/test_conv_by_rows.py", "-k")
     assert "1 passed" in run(tmp_path, *options, "by-rows and simulator", simulator=True)
     assert "3 passed" in run(tmp_path, *options, "by-rows and planned or spills")  # compiled for two architectures
     assert "by-rows" in run(tmp_path, "-m", "nbcnn", "gradcheck", "--help")
 
 
 def test_a_model_of_ones_own(tmp_path):
-    assert follow("A model of one's own", tmp_path) == {"my_model.py"}
+    assert follow("own-model", tmp_path) == {"my_model.py"}
     said = run(tmp_path, "-c", "from my_model import train; print(train('run'))")
     assert float(said.split()[-1]) > 0.5  # ten classes; two short epochs recognise about 0.8

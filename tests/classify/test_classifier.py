@@ -10,7 +10,7 @@ from scripts import exits, extract, message, train
 
 from nbcnn import datasets
 from nbcnn.datasets import DataMissing, mnist
-from nbcnn.nn.layers import parameters
+from nbcnn.nn.layers import parameters, sized
 from nbcnn.nn.models import MODELS, mnist_cnn
 from nbcnn.nn.norms import EvoNormB0, EvoNormS0
 from nbcnn.nn.optim import Adam
@@ -48,7 +48,7 @@ def run(tmp_path_factory):
 
 
 def test_the_networks_parameters():
-    counts = [sum(numel(p.shape) for p in parameters(mnist_cnn(norm=norm)).values()) for norm in ("s0", "b0")]
+    counts = [sum(numel(p.shape) for p in parameters(sized(mnist_cnn(norm=norm), (1, 28, 28))).values()) for norm in ("s0", "b0")]
     assert counts == [421_642 + 288] * 2
     kinds = {name: {type(layer) for layer in MODELS[name](1, 28, 28)} for name in ("mnist-cnn", "mnist-cnn-b0")}
     assert EvoNormS0 in kinds["mnist-cnn"]
@@ -61,7 +61,7 @@ def test_the_networks_parameters():
 def test_a_few_images_are_overfit(norm):
     images = np.random.default_rng(0).integers(0, 256, (8, 1, 8, 8)).astype(np.uint8)
     labels = np.array([3, 1, 4, 1, 5, 9, 2, 6], np.int32)
-    net = Net(mnist_cnn(1, 8, 8, norm=norm), (1, 8, 8), mode="cpu", init="he")
+    net = Net(mnist_cnn(norm=norm), (1, 8, 8), mode="cpu", init="he")
     trained = TrainingSession(net, images, optimizer=Adam(), learning_rates=np.full(40, 2e-3), batch=8, labels=labels)
     for epoch in range(40):
         trained.begin_epoch(epoch)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from nbcnn import datasets
+from nbcnn.classify import pipeline
 from nbcnn.classify.features import FeatureWriter, Origin, publish
 from nbcnn.cli.classify import _data_dir, _untrained_encoder, main
 
@@ -61,7 +62,7 @@ def test_tables_and_files(digits, tmp_path, capsys):
     assert result["classifiers"]["encoder"]["test_accuracy"] > 0.9
     assert np.array(result["classifiers"]["encoder"]["confusion"]).sum() == len(datasets.load("digits").test_labels)
     assert (tmp_path / "confusion.png").read_bytes().startswith(b"\x89PNG")
-    assert {path.name for path in tmp_path.iterdir()} == {"classify.json", "confusion.png", "model.npz"}
+    assert {path.name for path in tmp_path.iterdir()} == {"classify.json", "confusion.png", "classifier.safetensors"}
 
 
 def test_json_is_one_line_and_quiet_is_quiet(digits, tmp_path, capsys):
@@ -74,6 +75,29 @@ def test_json_is_one_line_and_quiet_is_quiet(digits, tmp_path, capsys):
     assert (row["train_samples"], row["test_samples"], row["gamma"], row["C"]) == (300, 300, 0.001, 3.0)
     assert result["scale"] == "none"
     assert result == json.loads((tmp_path / "classify.json").read_text())
+
+
+def test_a_search_judges_by_training_images_alone(digits, tmp_path, capsys):
+    words = [str(digits), "--out", str(tmp_path), "--json", "--device", "cpu", "--limit", "150", "--jobs", "1", "--c", "3", "--search", "gamma,C"]
+    assert main(words) == 0
+    printed = capsys.readouterr()
+    result = json.loads(printed.out)
+    tried, row = result["search"], result["classifiers"]["encoder"]
+    # The given settings, two gammas, and two other values of C: 3 is given already.
+    assert len(tried) == 5
+    best = max(tried, key=lambda each: each["accuracy"])
+    assert row["C"] == best["C"]
+    assert row["train_samples"] == 150
+    assert "5 settings tried" in printed.err
+
+
+def test_a_split_holds_a_tenth_of_each_class_and_shares_nothing():
+    labels = np.repeat([4, 7, 9], [40, 2, 25])
+    inside, judges = pipeline.split(labels)
+    assert sorted([*inside, *judges]) == list(range(67))
+    assert np.bincount(labels[judges]).tolist() == [0, 0, 0, 0, 4, 0, 0, 1, 0, 2]
+    with pytest.raises(ValueError, match="class 1 has one training sample"):
+        pipeline.split(np.array([0, 0, 1]))
 
 
 def test_baselines_stand_in_the_same_table(digits, tmp_path, capsys):

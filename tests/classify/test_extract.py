@@ -8,11 +8,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from scripts import TINY, exits, extract, message, script, train
+from scripts import TINY, exits, extract, message, train
 
 from nbcnn import datasets
 from nbcnn.classify.features import read_features
 from nbcnn.cli import describe
+from nbcnn.cli.extract import encoder as encoder_of
 from nbcnn.nn.models import autoencoder, encoder
 from nbcnn.run import rows
 from nbcnn.run.net import Net
@@ -63,7 +64,8 @@ def test_the_last_words_fit_the_data(finished, tmp_path, capsys):
 
 
 def test_termination_leaves_no_temporary_file(finished, tmp_path, monkeypatch):
-    module = script("extract_features")
+    from nbcnn.cli import extract as module
+
     monkeypatch.setattr(module, "write_split", lambda *_: signal.raise_signal(signal.SIGTERM))
     assert exits(module.main, [finished, "--limit", "2", "--out", tmp_path / "f", "--mode", "cpu", "--quiet"]) == 143
     assert not list((tmp_path / "f").iterdir())
@@ -127,7 +129,7 @@ def test_features_are_made_in_a_precision_that_the_mode_has(finished, saved):
     config = RunFolder(finished).read_config()
     config = {name: value for name, value in config.items() if name != "precision"} | ({"precision": saved} if saved else {})
     shape = tuple(config["data"]["image_shape"])
-    net = script("extract_features").encoder(config, checkpoint.read(RunFolder(finished).last), "cpu", None, shape)
+    net = encoder_of(config, checkpoint.read(RunFolder(finished).last), "cpu", None, shape)
     assert net.precision == "fp32"
 
 
@@ -135,9 +137,7 @@ def test_the_checkpoint_knows_the_precision_of_a_resumed_run(finished, monkeypat
     asked, config = [], RunFolder(finished).read_config()
     choose = rows.choose_mode
     monkeypatch.setattr(rows, "choose_mode", lambda mode, precision, *rest, **more: asked.append(precision) or choose(mode, precision, *rest, **more))
-    script("extract_features").encoder(
-        config | {"precision": "bf16"}, checkpoint.read(RunFolder(finished).last), "cpu", None, tuple(config["data"]["image_shape"])
-    )
+    encoder_of(config | {"precision": "bf16"}, checkpoint.read(RunFolder(finished).last), "cpu", None, tuple(config["data"]["image_shape"]))
     assert set(asked) == {"fp32"}
 
 

@@ -9,7 +9,7 @@ import subprocess
 import numpy as np
 import pytest
 
-from nbcnn.classify.features import FeatureWriter, Origin, publish, read_features
+from nbcnn.classify.features import FeatureWriter, Origin, Verification, publish, read_features
 from nbcnn.datasets import DataCorrupt, DataMissing
 from nbcnn.files.atomic import DiskFull
 
@@ -279,3 +279,20 @@ def test_a_damaged_csv_is_named(tmp_path, rows, old, new, words):
     path.write_text(path.read_text().replace(old, new))
     with pytest.raises(DataCorrupt, match=words):
         read_features(tmp_path)
+
+
+@pytest.mark.parametrize("at", [None, 0, -1])
+def test_a_verification_beside_finds_what_one_before_finds(tmp_path, rows, at):
+    write(tmp_path, *rows)
+    path = tmp_path / "train_features.npy"
+    if at is not None:
+        content = bytearray(path.read_bytes())
+        content[128 if at == 0 else -1] ^= 1
+        path.write_bytes(content)
+    verification = Verification(tmp_path, read_features(tmp_path, verify=False))
+    if at is None:
+        verification.finish()
+        return
+    for _ in range(2):
+        with pytest.raises(DataCorrupt, match="train_features"):
+            verification.finish()

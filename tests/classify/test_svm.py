@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import multiprocessing.process
 import os
 import signal
@@ -206,22 +205,6 @@ def test_blocks_from_blas_follow_the_definition(tmp_path, monkeypatch, panel):
         assert (np.abs(got - expected) <= bound).all()
 
 
-def test_blocks_from_the_gpu_follow_the_definition(device, tmp_path):
-    from nbcnn.classify.gpu import GpuEngine
-
-    for got, expected, bound in filled(GpuEngine(), tmp_path, (3, 5), 2, 8):
-        assert (np.abs(got - expected) <= bound).all()
-
-
-def test_a_gpu_predicts_what_blas_does(gpu, tmp_path):
-    from nbcnn.classify.gpu import GpuEngine
-
-    features, labels = overlapping(0.25)
-    host, device = (classify(features, labels, tmp_path, engine) for engine in (gram.HostEngine(), GpuEngine()))
-    np.testing.assert_array_equal(device.test_predicted, host.test_predicted)
-    np.testing.assert_allclose(device.test_decisions, host.test_decisions, atol=LIBSVM_TOLERANCE, rtol=0)
-
-
 def test_the_matrix_needs_room(tmp_path):
     with pytest.raises(DiskFull, match=r"needs 6,000,\d{3},\d{3},\d{3} bytes"):
         Blocks((1_000_000,), 500_000, tmp_path)
@@ -325,22 +308,6 @@ def test_jobs_are_bounded_by_memory(monkeypatch):
 def test_a_full_size_pair_stays_in_its_budget():
     # 10,000 samples: 800 MB of float64 and the cache. Two of them and the parent are well under 8 GiB.
     assert 1e9 < ovo.worker_bytes(10_000) < 1.3e9
-
-
-@without_kernels
-def test_the_model_file_is_the_whole_machine(tmp_path):
-    features, labels = overlapping(0.25)
-    outcome = classify(features, labels, tmp_path)
-    report.save_model(tmp_path / "model.npz", outcome, "12" * 32)
-    model = np.load(io.BytesIO((tmp_path / "model.npz").read_bytes()), allow_pickle=False)
-    assert str(model["features_sha256"]) == "12" * 32
-    scaled = (features - model["mean"]) / model["scale"]
-    for pair, intercept in enumerate(model["intercept"]):
-        part = slice(*model["offsets"][pair : pair + 2])
-        tests, supports, gamma = scaled[TRAIN:], scaled[model["support"][part]], float(model["gamma"])
-        decisions = kernel_by_definition(tests, supports, gamma) @ model["dual"][part] + intercept
-        bound = rbf_error_bound(tests, supports, gamma) @ np.abs(model["dual"][part])
-        assert (np.abs(decisions - outcome.test_decisions[:, pair]) <= bound).all()
 
 
 def test_scores_count_what_was_predicted(tmp_path):

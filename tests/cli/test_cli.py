@@ -15,7 +15,7 @@ import pytest
 from scripts import ROOT, TINY, exits, extract, message, train
 
 from nbcnn import __main__
-from nbcnn.cli import errors
+from nbcnn.cli import errors, report
 from nbcnn.gpu import device
 from nbcnn.gpu.device import Host
 from nbcnn.train import checkpoint
@@ -119,6 +119,13 @@ def test_an_unknown_command_gets_the_nearest(capsys):
 
 
 # -- what a run writes and says
+
+
+def test_the_next_step_after_images_without_labels_is_a_report(tmp_path, capsys):
+    words = [word if word != "shapes" else "photos" for word in TINY]
+    assert exits(train, [*words, "--out", tmp_path / "run", "--quiet"]) == 0
+    assert f"next: python -m nbcnn report {tmp_path / 'run'}" in capsys.readouterr().out
+    assert exits(report.main, [tmp_path / "run", "--json"]) == 0
 
 
 def test_a_run_says_what_it_decided_and_where_things_are(tmp_path, capsys):
@@ -303,7 +310,7 @@ def test_a_read_only_disk_exits_1_before_training(disk, capsys):
 def test_a_full_disk_exits_1_and_says_how_much_it_needs(disk, capsys):
     folder = disk("size=1m")
     text = message(capsys, 1, exits(train, [*TINY, "--out", folder / "run"]))
-    assert "needs 6,0" in text
+    assert "checkpoints of 6,0" in text
     assert not list((folder / "run").glob(".*")), "our own temporary is gone"
 
 

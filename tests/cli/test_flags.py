@@ -23,7 +23,7 @@ from nbcnn.plan.bounds import STORE
 
 def test_every_flag_of_train_shows_its_default():
     for action in train_flags.parser()._actions:
-        if action.dest not in ("help", "resume"):
+        if action.dest not in ("help", "version", "resume"):
             assert "default" in action.help, action.option_strings
 
 
@@ -61,7 +61,14 @@ def test_help_gives_the_order_of_clipping_that_training_has():
 def test_help_names_what_weight_decay_counts():
     help_of = {action.dest: action.help for action in train_flags.parser()._actions}
     assert "weights and biases, not on norms, skips and state spaces" in help_of["weight_decay"]
-    layers = [Conv2d(1, 2), EvoNormB0(2), Flatten(), Linear(8, 3), DepthwiseConv1d(2, 3, skip=True), StateSpaceConv1d(2, 3)]
+    layers = [
+        Conv2d(2, in_channels=1),
+        EvoNormB0(channels=2),
+        Flatten(),
+        Linear(3, in_features=8),
+        DepthwiseConv1d(3, skip=True, channels=2),
+        StateSpaceConv1d(3, channels=2),
+    ]
     decays = {name: param.decay for name, param in parameters(layers).items()}
     wanted = {"conv1.weight", "conv1.bias", "linear1.weight", "linear1.bias", "dwconv1.weight"}
     assert {name for name, decay in decays.items() if decay} == wanted

@@ -30,6 +30,7 @@ REFUSED = {
     "compare": ("compare", "im2col", "tiled"),
     "compare, cpu and gpu": ("compare", "cpu", "im2col"),
     "gradcheck": ("gradcheck", "--mode", "naive"),
+    "ladder --hopper": ("ladder", "--hopper", "--json"),
     "roofline": ("roofline",),
     "study gemm": ("study", "gemm"),
     "study evonorm": ("study", "evonorm", "--json"),
@@ -47,7 +48,14 @@ DONE = {
     "report": ("report", "nvidia-h200", "--json"),
 }
 """What does its part on the CPU, each printing one line of JSON."""
-ELSEWHERE = {"classify": "test_classify.py", "launch": "test_launch.py"}
+ELSEWHERE = {
+    "train": "test_cli.py",
+    "extract": "test_extract.py",
+    "predict": "test_own.py",
+    "pipeline": "test_installed.py",
+    "classify": "test_classify.py",
+    "launch": "test_launch.py",
+}
 """What is tried with other tests' data, and where."""
 
 

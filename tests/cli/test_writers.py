@@ -33,7 +33,7 @@ def test_a_second_training_of_a_folder_is_refused(copied, tmp_path, words, capsy
 def test_a_folder_that_was_taken_meanwhile_is_not_written_over(copied, tmp_path):
     start = train_run.Start(SimpleNamespace(), train_run.RunFolder(copied))
     with ExitStack() as held, pytest.raises(ValueError, match="is there already"):
-        train_run.claimed(start, SimpleNamespace(name="shapes"), "cpu", held)
+        train_run.claimed(start, SimpleNamespace(name="shapes", short="shapes"), "cpu", held)
 
 
 def test_default_folders_never_collide(tmp_path, monkeypatch):
@@ -42,7 +42,7 @@ def test_default_folders_never_collide(tmp_path, monkeypatch):
 
     def claim(_):
         with ExitStack() as held:
-            return str(train_run.claimed(train_run.Start(SimpleNamespace()), SimpleNamespace(name="shapes"), "cpu", held).path)
+            return str(train_run.claimed(train_run.Start(SimpleNamespace()), SimpleNamespace(name="shapes", short="shapes"), "cpu", held).path)
 
     with ThreadPoolExecutor(8) as pool:
         made = list(pool.map(claim, range(8)))

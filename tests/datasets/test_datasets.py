@@ -265,6 +265,7 @@ def test_a_wrong_name_gets_the_nearest_right_one(wrong, near):
     "change",
     [
         {"train_images": np.zeros((2, 3, 4, 4), np.float32)},
+        {"train_images": np.zeros((2, 3, 4, 4)), "test_images": np.zeros((2, 3, 4, 4))},
         {"train_images": np.zeros((2, 4, 4, 3), np.uint8).transpose(0, 3, 1, 2)},
         {"test_images": np.zeros((2, 1, 4, 4), np.uint8)},
         {"train_labels": np.zeros(2, np.int64)},

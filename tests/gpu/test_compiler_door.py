@@ -147,9 +147,8 @@ for words in WORDS:
 @ONCE
 def test_training_extraction_and_classification_on_the_cpu_without_numba(without, tmp_path):
     tiny = [word if word != "shapes" else "digits" for word in TINY]
-    tiny[tiny.index("--limit") + 1] = "64"
-    for mode in ("cpu", "auto"):
-        tiny[tiny.index("--mode") + 1] = mode
+    for mode, images in (("cpu", "64"), ("auto", "4")):
+        tiny[tiny.index("--mode") + 1], tiny[tiny.index("--limit") + 1] = mode, images
         trained = without("train.py", *tiny, "--out", tmp_path / mode)
         assert trained.returncode == 0, trained.stderr
         assert "Traceback" not in trained.stderr

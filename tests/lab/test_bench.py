@@ -1,9 +1,11 @@
-"""Benchmarks: statistics, refusal to time what is wrong, results files, and a README that agrees with them."""
+"""Benchmarks: statistics, refusal to time what is wrong, results files, and documents that agree with them."""
 
 from __future__ import annotations
 
 import json
+import re
 from types import SimpleNamespace
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ import samples
 from nbcnn.gpu.device import Ceilings, Host
 from nbcnn.lab.measure import results, rung, timing
 from nbcnn.lab.report import readme
+from nbcnn.lab.report import readme_front as front
 from nbcnn.lab.studies import convs, ladder
 from nbcnn.modes import MODES
 
@@ -88,15 +91,25 @@ def test_a_results_file_of_another_schema_is_refused(tmp_path):
         results.load(path)
 
 
-def test_the_readme_agrees_with_the_results():
-    text = readme.README.read_text()
-    assert all(f"<!-- table {name} -->" in text for name in readme.TABLES)
-    assert readme.rewritten(text) == text, "run `python -m nbcnn.lab.report.readme`"
+def test_the_documents_agree_with_the_results():
+    found = readme.documents()
+    assert set(readme.TABLES) <= {name for text in found.values() for name in re.findall(r"<!-- table (\w+) -->", text)}
+    assert {"speed", "accuracy", "startup"} <= set(re.findall(r"<!-- table (\w+) -->", found[readme.README]))
+    for path, text in found.items():
+        assert readme.rewritten(text) == text, f"{path}: run `python -m nbcnn.lab.report.readme`"
+
+
+def test_the_picture_of_the_readme_agrees_with_the_results(tmp_path):
+    front.chart(tmp_path / front.PICTURE)
+    kept = readme.DOCS / "pictures" / front.PICTURE
+    assert (tmp_path / front.PICTURE).read_text() == kept.read_text(), "run `python -m nbcnn.lab.report.readme`"
+    assert f"(docs/pictures/{front.PICTURE})" in readme.README.read_text()
+    ElementTree.parse(kept)  # GitHub shows only what is well-formed
 
 
 def test_a_changed_figure_in_the_readme_is_noticed():
     text = readme.README.read_text()
-    start = text.index("<!-- table step -->")
+    start = text.index("<!-- table speed -->")
     at = next(i for i in range(start, len(text)) if text[i].isdigit() and text[i - 1] == ".")
     changed = text[:at] + str((int(text[at]) + 1) % 10) + text[at + 1 :]
     assert readme.rewritten(changed) == text != changed

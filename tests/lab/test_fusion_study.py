@@ -147,7 +147,7 @@ def test_shapes_are_products():
     assert left.value.code == 2
 
 
-@pytest.mark.skipif(not gpu_device.SIMULATOR, reason="where there is a GPU the command itself is run (nbcnn/lab/LOG.md)")
+@pytest.mark.skipif(not gpu_device.SIMULATOR, reason="where there is a GPU the command itself is run (docs/log/norms.md)")
 def test_one_small_work_from_end_to_end(monkeypatch):
     for name in ("MIN_SECONDS", "MAX_SECONDS", "WINDOW"):
         monkeypatch.setattr(steady, name, 0.0)

@@ -343,3 +343,52 @@ def test_the_numbers_beside_an_axis_leave_room_for_its_name():
         # In the widest font seen a digit takes 7 units, a point or comma half of that; the name takes the first 14.
         room = [float(attrs["x"]) - 7 * (len(text) - sum(map(text.count, ".,")) / 2) for attrs, text in zip(ends, texts, strict=True)]
         assert min(room) >= 14
+
+
+# -- runs of other networks
+
+
+def of_task(copied, model, data, scores, pictures):
+    """A finished run made to be one of `model`: its metrics with `scores`, its folder with `pictures`."""
+    run = RunFolder(copied)
+    config = run.read_config()
+    config["flags"] |= {"model": model, "epochs": 2}
+    config["data"] = {"name": "some", "source": "here"} | data
+    run.write_config(config)
+    row = run.rows()[-1]
+    (copied / "metrics.jsonl").write_text("".join(json.dumps(row | {"epoch": at} | scores) + "\n" for at in (1, 2)))
+    picture = run.reconstructions.read_bytes()
+    run.reconstructions.unlink()
+    for name in pictures:
+        (copied / name).write_bytes(picture)
+    return copied
+
+
+def test_a_classifiers_report_has_its_accuracy_and_pictures(copied):
+    images = {"training_images": 8, "test_images": 4}
+    made = of_task(copied, "mnist-cnn", images, {"test_accuracy": 0.9123}, ["confusion.png", "mistakes.png"])
+    text, missing = report(opened(made))
+    found = check(text)
+    assert missing == []
+    assert len(found.all("img")) == 2
+    for words in ("91.23%", "test accuracy on some", "% wrong", "Mistakes, the surest first"):
+        assert words in text
+    # Nothing of the autoencoder's: no ladder of it, no features of it to classify.
+    assert not {"ladder", "roofline", "benchmarks", "fusion"} & {attrs["id"] for attrs in found.all("section")}
+    (made / "mistakes.png").unlink()
+    _, (lost,) = report(opened(made))
+    assert (lost.what, lost.command) == ("mistakes", "")
+    assert "finished" in lost.why
+
+
+def test_a_forecasts_report_has_its_rmsle_and_speaks_of_windows(copied):
+    windows = {"training_windows": 800, "validation_windows": 80}
+    made = of_task(copied, "s4convd", windows, {}, ["forecast.png"])
+    (made / "forecast.json").write_text(json.dumps({"rmsle": {"network": 0.1234, "the hour before": 0.5}, "windows": 70}))
+    text, missing = report(opened(made))
+    found = check(text)
+    assert missing == []
+    assert len(found.all("img")) == 1
+    for words in ("0.1234", "the hour before", "800 training, 80 validation windows", "training windows per second"):
+        assert words in text
+    assert "images" not in "".join(found.texts["span"])

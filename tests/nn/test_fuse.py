@@ -23,6 +23,7 @@ from nbcnn.nn.layers import (
     Swish,
     Upsample2d,
     parameters,
+    sized,
 )
 from nbcnn.nn.models import autoencoder
 from nbcnn.ops.kernel.call import host
@@ -57,12 +58,12 @@ def test_the_autoencoder_becomes_five_layers():
 
 @pytest.mark.parametrize(("activation", "fused"), [(ReLU, LinearReLU), (Sigmoid, LinearSigmoid), (Swish, LinearSwish)])
 def test_a_linear_layer_takes_its_activation(activation, fused):
-    assert kinds([Flatten(), Linear(4, 3), activation(), Linear(3, 2), SoftmaxCrossEntropy()])[1] == ("linear1", fused)
-    assert kinds([Flatten(), Linear(4, 3, bias=False), ReLU(), SoftmaxCrossEntropy()])[1] == ("linear1", Linear)
+    assert kinds([Flatten(), Linear(3, in_features=4), activation(), Linear(2, in_features=3), SoftmaxCrossEntropy()])[1] == ("linear1", fused)
+    assert kinds([Flatten(), Linear(3, bias=False, in_features=4), ReLU(), SoftmaxCrossEntropy()])[1] == ("linear1", Linear)
 
 
 def test_a_fused_linear_layer_refuses_another_width():
-    (_, fused), x = fuse(named([Linear(4, 3), ReLU()]), ALL_OPS)[0], Buf("x", (2, 5))
+    (_, fused), x = fuse(named([Linear(3, in_features=4), ReLU()]), ALL_OPS)[0], Buf("x", (2, 5))
     with pytest.raises(ShapeError, match=r"linear1 takes \(N, 4\), got \(2, 5\)"):
         fused.build(Tape(True), x, "linear1")
 
@@ -75,11 +76,11 @@ def test_without_the_ops_nothing_is_fused():
 @pytest.mark.parametrize(
     "layers",
     [
-        [Conv2d(3, 4, 3, bias=False), ReLU()],
-        [Upsample2d(3), Conv2d(3, 4, 3, pad=1)],
-        [Upsample2d(2), Conv2d(3, 4, 5, pad=2)],
-        [Upsample2d(2), Conv2d(3, 4, 3)],
-        [Conv2d(3, 4, 3), AvgPool2d(2)],
+        [Conv2d(4, 3, bias=False, in_channels=3), ReLU()],
+        [Upsample2d(3), Conv2d(4, 3, padding=1, in_channels=3)],
+        [Upsample2d(2), Conv2d(4, 5, padding=2, in_channels=3)],
+        [Upsample2d(2), Conv2d(4, 3, in_channels=3)],
+        [Conv2d(4, 3, in_channels=3), AvgPool2d(2)],
     ],
 )
 def test_what_does_not_fit_a_rule_stays_as_it_is(layers):
@@ -87,28 +88,28 @@ def test_what_does_not_fit_a_rule_stays_as_it_is(layers):
 
 
 def test_other_pooling_windows_fuse_without_the_pool():
-    assert [kind for _, kind in kinds([Conv2d(3, 4, 3), ReLU(), MaxPool2d(3, 2)])] == [ConvReLU, MaxPool2d]
+    assert [kind for _, kind in kinds([Conv2d(4, 3, in_channels=3), ReLU(), MaxPool2d(3, 2)])] == [ConvReLU, MaxPool2d]
 
 
 def deep():
     """Every fused layer, a ReLU whose output two layers read, an odd image that cannot be pooled inside, plain layers between."""
     return [
-        Conv2d(3, 6, 3, pad=1),
+        Conv2d(6, 3, padding=1, in_channels=3),
         ReLU(),
         MaxPool2d(2),
-        Residual(Conv2d(6, 6, 3, pad=1), ReLU()),
-        Conv2d(6, 5, 3, pad=1),
+        Residual(Conv2d(6, 3, padding=1, in_channels=6), ReLU()),
+        Conv2d(5, 3, padding=1, in_channels=6),
         ReLU(),
         Upsample2d(2),
-        Conv2d(5, 4, 3, pad=1),
+        Conv2d(4, 3, padding=1, in_channels=5),
         ReLU(),
         Upsample2d(2),
-        Conv2d(4, 8, 3, pad=1),
-        Conv2d(8, 4, 2),
+        Conv2d(8, 3, padding=1, in_channels=4),
+        Conv2d(4, 2, in_channels=8),
         ReLU(),
         MaxPool2d(2),
         Flatten(),
-        Linear(4 * 7 * 11, 5),
+        Linear(5, in_features=4 * 7 * 11),
         ReLU(),
         SoftmaxCrossEntropy(),
     ]
@@ -116,16 +117,34 @@ def deep():
 
 def dense():
     """Linear layers with each activation."""
-    made = [Flatten(), Linear(288, 7), Sigmoid(), Linear(7, 6), Swish(), Linear(6, 5), ReLU(), Linear(5, 5)]
+    made = [
+        Flatten(),
+        Linear(7, in_features=288),
+        Sigmoid(),
+        Linear(6, in_features=7),
+        Swish(),
+        Linear(5, in_features=6),
+        ReLU(),
+        Linear(5, in_features=5),
+    ]
     return [*made, SoftmaxCrossEntropy()]
 
 
 def residual():
     """A ReLU behind a Residual that ends in one: the masked gradient of the first says nothing about the second."""
-    return [Residual(ReLU(), Conv2d(3, 3, 3, pad=1), ReLU()), ReLU(), Conv2d(3, 4, 3, pad=1), ReLU(), Conv2d(4, 3, 3, pad=1), MSE()]
+    return [
+        Residual(ReLU(), Conv2d(3, 3, padding=1, in_channels=3), ReLU()),
+        ReLU(),
+        Conv2d(4, 3, padding=1, in_channels=3),
+        ReLU(),
+        Conv2d(3, 3, padding=1, in_channels=4),
+        MSE(),
+    ]
 
 
-@pytest.mark.parametrize("layers", [autoencoder(3, 8, 4), deep(), residual(), dense()], ids=["autoencoder", "deep", "residual", "dense"])
+@pytest.mark.parametrize(
+    "layers", [sized(autoencoder(3, 8, 4), (3, 8, 8)), deep(), residual(), dense()], ids=["autoencoder", "deep", "residual", "dense"]
+)
 def test_fused_and_plain_nets_have_the_same_gradients(fusing_cpu, layers):
     rng = np.random.default_rng(1)
     shape = (3, 8, 12)
@@ -177,17 +196,17 @@ def test_an_evaluation_records_no_gradient(fusing_cpu):
 
 def test_a_loss_that_does_not_fit_says_so(fusing_cpu):
     with pytest.raises(ValueError, match=r"\(1, 3, 12, 12\).*\(1, 3, 8, 8\)|the network makes"):
-        Net([Conv2d(3, 3, 1), Upsample2d(2), Conv2d(3, 3, 3, pad=1), MSE()], (3, 8, 8), mode="cpu").record_gradients(1)
+        Net([Conv2d(3, 1, in_channels=3), Upsample2d(2), Conv2d(3, 3, padding=1, in_channels=3), MSE()], (3, 8, 8), mode="cpu").record_gradients(1)
 
 
 @pytest.mark.parametrize(
     "layers",
     [
-        [Conv2d(4, 8, 3, pad=1), ReLU()],
-        [Conv2d(4, 8, 3, pad=1), ReLU(), MaxPool2d(2)],
-        [Upsample2d(2), Conv2d(4, 8, 3, pad=1)],
-        [Upsample2d(2), Conv2d(4, 8, 3, pad=1), ReLU()],
-        [Upsample2d(2), Conv2d(4, 3, 3, pad=1), MSE()],
+        [Conv2d(8, 3, padding=1, in_channels=4), ReLU()],
+        [Conv2d(8, 3, padding=1, in_channels=4), ReLU(), MaxPool2d(2)],
+        [Upsample2d(2), Conv2d(8, 3, padding=1, in_channels=4)],
+        [Upsample2d(2), Conv2d(8, 3, padding=1, in_channels=4), ReLU()],
+        [Upsample2d(2), Conv2d(3, 3, padding=1, in_channels=4), MSE()],
     ],
 )
 def test_a_fused_convolution_refuses_other_channels_as_a_plain_one_does(fusing_cpu, layers):

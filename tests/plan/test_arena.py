@@ -91,7 +91,7 @@ def keeping(kinds, channels, out):
     """Layers of `kinds`; a convolution gives `out` channels. And the channels that come out."""
     made = []
     for kind in kinds:
-        made.append(Conv2d(channels, out, kind, pad=kind // 2) if isinstance(kind, int) else kind)
+        made.append(Conv2d(out, kind, padding=kind // 2, in_channels=channels) if isinstance(kind, int) else kind)
         channels = out if isinstance(kind, int) else channels
     return made, channels
 
@@ -102,16 +102,16 @@ def network(draw, channels, size):
     for _ in range(draw(st.integers(1, 4))):
         some, out = keeping(draw(st.lists(KEEPING, min_size=1, max_size=3)), channels, draw(st.integers(1, 5)))
         if draw(st.booleans()):
-            some, out = [Residual(*some, Conv2d(out, channels, 1))], channels
+            some, out = [Residual(*some, Conv2d(channels, 1, in_channels=out))], channels
         made, channels = made + some, out
         kind = draw(SCALING)
         if kind == "strided":
-            made.append(Conv2d(channels, channels, 3, stride=2, pad=1))
+            made.append(Conv2d(channels, 3, stride=2, padding=1, in_channels=channels))
             size = (size + 1) // 2
         elif isinstance(kind, Upsample2d) or size % 2 == 0:
             made.append(kind)
             size = size * 2 if isinstance(kind, Upsample2d) else size // 2
-    return [*made, Flatten(), Linear(channels * size * size, 3)] if draw(st.booleans()) else made
+    return [*made, Flatten(), Linear(3, in_features=channels * size * size)] if draw(st.booleans()) else made
 
 
 @st.composite

@@ -5,7 +5,21 @@ from __future__ import annotations
 import pytest
 
 from nbcnn.files.errors import UsageError
-from nbcnn.nn.layers import MSE, AvgPool2d, Conv2d, Flatten, LeakyReLU, Linear, MaxPool2d, ReLU, Residual, SoftmaxCrossEntropy, Upsample2d, parameters
+from nbcnn.nn.layers import (
+    MSE,
+    AvgPool2d,
+    Conv2d,
+    Flatten,
+    LeakyReLU,
+    Linear,
+    MaxPool2d,
+    ReLU,
+    Residual,
+    SoftmaxCrossEntropy,
+    Upsample2d,
+    parameters,
+    sized,
+)
 from nbcnn.nn.models import CODES, MODELS, autoencoder, code, encoder
 from nbcnn.plan.graph import (
     Buf,
@@ -32,7 +46,7 @@ def recorded_autoencoder(batch: int) -> list[Step]:
     tape = Tape(training=True)
     x = tape.temp("x", (batch, 3, 32, 32))
     tape.emit("gather", [], [x])
-    layers = autoencoder()
+    layers = sized(autoencoder(), (3, 32, 32))
     y, backward = trace(tape, named(layers[:-1]), x)
     _, dy = layers[-1].build(tape, y, x, "mse")
     backward(dy)
@@ -40,18 +54,26 @@ def recorded_autoencoder(batch: int) -> list[Step]:
 
 
 def test_autoencoder_has_the_published_number_of_parameters():
-    counts = parameters(autoencoder())
+    counts = parameters(sized(autoencoder(), (3, 32, 32)))
     assert sum(p.shape[0] * (p.fan_in if not p.bias else 1) for p in counts.values()) == 751_875
     assert list(counts)[:2] == ["conv1.weight", "conv1.bias"]
 
 
 def test_encoder_makes_8192_features():
-    y, _ = trace(Tape(False), named(encoder(autoencoder(), code("autoencoder"))), Buf("x", (2, 3, 32, 32)))
+    y, _ = trace(Tape(False), named(sized(encoder(autoencoder(), code("autoencoder")), (3, 32, 32))), Buf("x", (2, 3, 32, 32)))
     assert y.shape == (2, 128, 8, 8)
 
 
 def test_the_encoder_ends_where_its_code_is():
-    layers = [Conv2d(3, 4, 3, pad=1), MaxPool2d(2), Conv2d(4, 2, 3, stride=2, pad=1), ReLU(), Upsample2d(4), Conv2d(2, 3, 3, pad=1), MSE()]
+    layers = [
+        Conv2d(4, 3, padding=1, in_channels=3),
+        MaxPool2d(2),
+        Conv2d(2, 3, stride=2, padding=1, in_channels=4),
+        ReLU(),
+        Upsample2d(4),
+        Conv2d(3, 3, padding=1, in_channels=2),
+        MSE(),
+    ]
     assert encoder(layers, "relu1") == layers[:4]
     assert encoder(layers, "conv1") == layers[:1]
     for wrong in ("pool2", "mse1", ""):
@@ -100,7 +122,7 @@ def test_temporaries_that_live_together_never_overlap():
 def test_nhwc_rows_convert_only_at_the_doors():
     tape = Tape(training=True)
     x = Buf("x", (2, 3, 8, 8), home="io")
-    y, backward = trace(tape, named([Conv2d(3, 4, 3, pad=1), ReLU()]), x)
+    y, backward = trace(tape, named([Conv2d(4, 3, padding=1, in_channels=3), ReLU()]), x)
     dx = backward(y)
     steps = [Step(s.op, s.ins, tuple(Buf("dx", b.shape, home="io") if b is dx else b for b in s.outs), s.attrs, s.scope) for s in tape.steps]
     plan = lower(steps, "NHWC", lambda step: PLAIN)
@@ -144,7 +166,7 @@ def test_reshaped_bufs_share_their_roots_life_and_size():
 
 
 def test_residual_names_its_body_and_adds_gradients():
-    layers = [Residual(Conv2d(4, 4, 3, pad=1), ReLU()), MaxPool2d(2), Flatten(), Linear(16, 3), SoftmaxCrossEntropy()]
+    layers = [Residual(Conv2d(4, 3, padding=1, in_channels=4), ReLU()), MaxPool2d(2), Flatten(), Linear(3, in_features=16), SoftmaxCrossEntropy()]
     assert list(parameters(layers[:-1])) == ["residual1.conv1.weight", "residual1.conv1.bias", "linear1.weight", "linear1.bias"]
     tape = Tape(True)
     x = tape.temp("x", (2, 4, 4, 4))
@@ -155,7 +177,7 @@ def test_residual_names_its_body_and_adds_gradients():
 
 
 def test_names_count_each_kind():
-    assert names([Conv2d(1, 1), ReLU(), Conv2d(1, 1), AvgPool2d(), LeakyReLU(), Upsample2d()]) == [
+    assert names([Conv2d(1, in_channels=1), ReLU(), Conv2d(1, in_channels=1), AvgPool2d(), LeakyReLU(), Upsample2d()]) == [
         "conv1",
         "relu1",
         "conv2",
@@ -168,12 +190,12 @@ def test_names_count_each_kind():
 @pytest.mark.parametrize(
     ("layer", "shape", "words"),
     [
-        (Conv2d(3, 8, 3), (1, 4, 8, 8), "takes 3 channels, got 4"),
-        (Conv2d(3, 8, 9), (1, 3, 8, 8), "window of 9 does not fit"),
+        (Conv2d(8, 3, in_channels=3), (1, 4, 8, 8), "takes 3 channels, got 4"),
+        (Conv2d(8, 9, in_channels=3), (1, 3, 8, 8), "window of 9 does not fit"),
         (MaxPool2d(3), (1, 3, 2, 2), "window of 3 does not fit"),
-        (Linear(10, 2), (4, 9), r"takes \(N, 10\)"),
+        (Linear(2, in_features=10), (4, 9), r"takes \(N, 10\)"),
         (Flatten(), (4, 9), "takes images"),
-        (Residual(Conv2d(3, 4, 3, pad=1)), (1, 3, 4, 4), "cannot be added"),
+        (Residual(Conv2d(4, 3, padding=1, in_channels=3)), (1, 3, 4, 4), "cannot be added"),
     ],
 )
 def test_a_layer_that_does_not_fit_names_itself_and_the_shapes(layer, shape, words):

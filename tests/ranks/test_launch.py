@@ -170,7 +170,7 @@ def test_every_launch_on_one_machine_has_a_token_of_its_own():
 
 
 def test_a_program_that_is_not_there(capsys):
-    assert "no-such-program" in message(capsys, 1, exits(launch.main, ["--nproc", "1", "no-such-program"]))
+    assert "no-such-program" in message(capsys, 1, exits(launch.main, ["--nproc", "1", "./no-such-program"]))
 
 
 def test_what_each_rank_is_told(monkeypatch):
@@ -202,7 +202,7 @@ from nbcnn.nn.norms import EvoNormB0
 from nbcnn.nn.optim import SGD
 from nbcnn.run.session import TrainingSession
 images = np.random.default_rng(1).integers(0, 256, (3, 2, 4, 4), dtype=np.uint8)
-net, rates = Net([Conv2d(2, 2, pad=1), EvoNormB0(2), MSE()], (2, 4, 4), mode=MODE, seed=2), np.full(9, 0.1, np.float32)
+net, rates = Net([Conv2d(2, padding=1), EvoNormB0(), MSE()], (2, 4, 4), mode=MODE, seed=2), np.full(9, 0.1, np.float32)
 made = TrainingSession(net, images, optimizer=SGD(), learning_rates=rates, batch=2, flip=True, team=team, sync_stats=True)
 made.step()
 made.step()

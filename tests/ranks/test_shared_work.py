@@ -6,21 +6,36 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from scripts import exits, extract, script
+from scripts import exits
+from scripts import extract as run_extract
 from teams import together
 
 from nbcnn.classify import gram, pairs, pipeline
 from nbcnn.classify.blocks import Blocks
 from nbcnn.classify.features import FeaturePart, FeatureWriter, read_features
+from nbcnn.cli.extract import extract
 from nbcnn.ranks.team import ALONE, TeamError
 
-FLAGS = {"checkpoint": None, "data_dir": None, "limit": 5, "mode": "cpu", "precision": None, "batch": 2, "format": None, "json": None, "quiet": True}
+FLAGS = {
+    "images": None,
+    "at": None,
+    "device": None,
+    "checkpoint": None,
+    "data_dir": None,
+    "limit": 5,
+    "mode": "cpu",
+    "precision": None,
+    "batch": 2,
+    "format": None,
+    "json": None,
+    "quiet": True,
+}
 
 
 def test_ranks_write_the_features_of_one_process(finished, tmp_path, capsys):
     alone, shared = tmp_path / "alone", tmp_path / "shared"
-    assert exits(extract, [finished, "--mode", "cpu", "--batch", "2", "--limit", "5", "--out", alone, "--quiet"]) == 0
-    work = script("extract_features").extract
+    assert exits(run_extract, [finished, "--mode", "cpu", "--batch", "2", "--limit", "5", "--out", alone, "--quiet"]) == 0
+    work = extract
     # Of 5 images in batches of 2 three ranks have one each, and three none.
     codes = together(6, lambda team: work(SimpleNamespace(run=str(finished), out=str(shared), **FLAGS), team))
     assert codes == [0] * 6
@@ -33,7 +48,7 @@ def test_ranks_write_the_features_of_one_process(finished, tmp_path, capsys):
 
 
 def test_a_rank_that_fails_leaves_the_features_as_they_were(finished, tmp_path):
-    out, work = tmp_path / "features", script("extract_features").extract
+    out, work = tmp_path / "features", extract
 
     def fails(team):
         if team.rank == 1:
@@ -46,7 +61,7 @@ def test_a_rank_that_fails_leaves_the_features_as_they_were(finished, tmp_path):
 
 
 def test_several_ranks_cannot_write_csv(finished):
-    work = script("extract_features").extract
+    work = extract
     with pytest.raises(ValueError, match="several ranks cannot share it") as raised:
         work(SimpleNamespace(run=str(finished), out=None, **(FLAGS | {"format": "csv"})), SimpleNamespace(size=2, leads=True))
     assert raised.value.exit_code == 2

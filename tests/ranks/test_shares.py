@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripts import script
 
+from nbcnn.cli.extract import rows_of
 from nbcnn.ranks.team import Team, share
 
 SIZES = st.integers(1, 12)
 quick = settings(deadline=None, max_examples=60, derandomize=True)
-rows_of = script("extract_features").rows_of
 
 
 def teams(size):

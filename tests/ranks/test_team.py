@@ -143,7 +143,7 @@ def test_alone_there_is_nobody_to_wait_for():
         ALONE.all_reduce(np.zeros(1, np.float32), 1.0)
 
 
-LAYERS = [Conv2d(3, 4, pad=1), ReLU(), Conv2d(4, 3, pad=1), MSE()]
+LAYERS = [Conv2d(4, padding=1, in_channels=3), ReLU(), Conv2d(3, padding=1, in_channels=4), MSE()]
 IMAGES = np.random.default_rng(1).integers(0, 256, (11, 3, 6, 6), dtype=np.uint8)
 
 
@@ -230,7 +230,9 @@ def test_a_training_resumed_on_as_many_ranks_repeats_it_bit_for_bit(size):
 
 def test_running_statistics_are_saved_as_the_mean_of_the_ranks_and_become_it_when_an_epoch_ends():
     def work(team):
-        net = Net([Conv2d(3, 4, pad=1), EvoNormB0(4), Conv2d(4, 3, pad=1), MSE()], (3, 6, 6), mode="cpu", seed=2)
+        net = Net(
+            [Conv2d(4, padding=1, in_channels=3), EvoNormB0(channels=4), Conv2d(3, padding=1, in_channels=4), MSE()], (3, 6, 6), mode="cpu", seed=2
+        )
         made = TrainingSession(net, IMAGES, optimizer=SGD(), learning_rates=np.full(2, 0.1, np.float32), batch=6, team=team)
         found = []
         for _ in range(2):
@@ -249,7 +251,7 @@ def test_running_statistics_are_saved_as_the_mean_of_the_ranks_and_become_it_whe
 
 def normed(team, sync_stats=True, images=IMAGES):
     """(state of training and its gradients, loss) after two steps of a net with statistics of the batch."""
-    layers = [Conv2d(3, 4, pad=1), EvoNormB0(4), Conv2d(4, 3, pad=1), MSE()]
+    layers = [Conv2d(4, padding=1, in_channels=3), EvoNormB0(channels=4), Conv2d(3, padding=1, in_channels=4), MSE()]
     net, rates = Net(layers, (3, 6, 6), mode="cpu", seed=2), np.full(4, 0.1, np.float32)
     made = TrainingSession(net, images, optimizer=SGD(), learning_rates=rates, batch=6, seed=3, flip=True, team=team, sync_stats=sync_stats)
     made.step()

@@ -54,7 +54,7 @@ def tiled_cpu(monkeypatch, tmp_path):
 
 
 def small():
-    return Net([Conv2d(3, 4, 3, pad=1), ReLU(), Conv2d(4, 3, 3, pad=1), MSE()], (3, 6, 6), mode="cpu")
+    return Net([Conv2d(4, 3, padding=1, in_channels=3), ReLU(), Conv2d(3, 3, padding=1, in_channels=4), MSE()], (3, 6, 6), mode="cpu")
 
 
 def test_the_fastest_right_tile_is_kept_and_remembered(tiled_cpu):
@@ -131,7 +131,7 @@ def test_tuned_tiles_of_real_kernels_give_the_same_gradients(gpu, tmp_path, monk
 
 def test_a_session_without_candidates_trains_with_the_usual_tiles():
     images = np.random.default_rng(0).integers(0, 256, (6, 3, 8, 8)).astype(np.uint8)
-    net = Net([Conv2d(3, 3, 3, pad=1), MSE()], (3, 8, 8), mode="cpu")
+    net = Net([Conv2d(3, 3, padding=1, in_channels=3), MSE()], (3, 8, 8), mode="cpu")
     session = TrainingSession(net, images, optimizer=SGD(), learning_rates=learning_rates("constant", 0.1, 2), batch=4, tune=tune)
     session.step()
     assert net.tiles == {}

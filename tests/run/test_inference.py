@@ -26,7 +26,7 @@ CLASSES = np.array([0, 1, 2, 0, 1, 2], np.int32)
 
 def normed():
     """Parameters of fewer than 64 elements, so that there is padding between them, and a layer with state."""
-    return [Conv2d(2, 3, 3, pad=1), EvoNormB0(3), Conv2d(3, 2, 3, pad=1), MSE()]
+    return [Conv2d(3, 3, padding=1, in_channels=2), EvoNormB0(channels=3), Conv2d(2, 3, padding=1, in_channels=3), MSE()]
 
 
 def trained(net, images, steps=2, **options):
@@ -73,7 +73,7 @@ def test_a_gradient_that_is_not_written_is_nan():
 
 @ROWS
 def test_vectors_are_predicted_and_trained_on(row):
-    net = net_or_skip([Linear(5, 3), SoftmaxCrossEntropy()], (5,), row, simulated=row[0] in ("naive", "im2col"))
+    net = net_or_skip([Linear(3, in_features=5), SoftmaxCrossEntropy()], (5,), row, simulated=row[0] in ("naive", "im2col"))
     weights = net.params.as_dict()
     expected = VECTORS / 255 @ weights["linear1.weight"].T + weights["linear1.bias"]
     got = net.predict(VECTORS, batch=4)
@@ -91,7 +91,7 @@ def test_vectors_are_predicted_and_trained_on(row):
 
 @ROWS
 def test_mirrored_vectors_are_refused_in_words(row):
-    net = net_or_skip([Linear(5, 3), SoftmaxCrossEntropy()], (5,), row)
+    net = net_or_skip([Linear(3, in_features=5), SoftmaxCrossEntropy()], (5,), row)
     with pytest.raises(UsageError, match="--flip mirrors images; these are vectors of 5 values"):
         trained(net, VECTORS, labels=CLASSES, flip=True)
 

@@ -51,22 +51,31 @@ def depth_bound(layers, precision):
 
 
 def small_autoencoder():
-    return [Conv2d(3, 8, 3, pad=1), ReLU(), MaxPool2d(2), Conv2d(8, 4, 3, pad=1), ReLU(), Upsample2d(2), Conv2d(4, 3, 3, pad=1), MSE()]
+    return [
+        Conv2d(8, 3, padding=1, in_channels=3),
+        ReLU(),
+        MaxPool2d(2),
+        Conv2d(4, 3, padding=1, in_channels=8),
+        ReLU(),
+        Upsample2d(2),
+        Conv2d(3, 3, padding=1, in_channels=4),
+        MSE(),
+    ]
 
 
 def every_layer():
     return [
-        Conv2d(3, 6, (5, 3), stride=2, pad=2, bias=False),
+        Conv2d(6, (5, 3), stride=2, padding=2, bias=False, in_channels=3),
         LeakyReLU(0.1),
-        Residual(Conv2d(6, 6, 3, pad=1), Swish()),
+        Residual(Conv2d(6, 3, padding=1, in_channels=6), Swish()),
         AvgPool2d(3, 2),
-        Conv2d(6, 5, 1),
+        Conv2d(5, 1, in_channels=6),
         Sigmoid(),
         MaxPool2d(2, 1),
         Flatten(),
-        Linear(30, 7),
+        Linear(7, in_features=30),
         ReLU(),
-        Linear(7, 4, bias=False),
+        Linear(4, bias=False, in_features=7),
         SoftmaxCrossEntropy(),
     ]
 
@@ -269,7 +278,7 @@ def test_a_batch_to_predict_that_does_not_fit_says_which_would(monkeypatch):
         (lambda: session_of(Net(small_autoencoder(), (3, 8, 8), mode="cpu"), size=16), "images must be uint8"),
         (lambda: session_of(Net(encoder(small_autoencoder(), "pool1"), (3, 8, 8), mode="cpu")), "no loss"),
         (lambda: Net(small_autoencoder(), (3, 8, 8), mode="cpu").predict(np.zeros((1, 3, 9, 8), np.uint8)), "images must be uint8"),
-        (lambda: session_of(Net([Flatten(), Linear(192, 3), SoftmaxCrossEntropy()], (3, 8, 8), mode="cpu")), "needs one label"),
+        (lambda: session_of(Net([Flatten(), Linear(3, in_features=192), SoftmaxCrossEntropy()], (3, 8, 8), mode="cpu")), "needs one label"),
     ],
 )
 def test_what_cannot_be_done_is_said_in_words(make, words):
@@ -337,7 +346,7 @@ def test_few_pixels_run_in_the_portable_engine(monkeypatch, batch, part):
 
 def test_a_classifier_trains_on_labels():
     images, labels = shapes.generate(40, 2, size=8)
-    layers = [Conv2d(3, 8, 3, pad=1), ReLU(), MaxPool2d(2), Flatten(), Linear(128, 10), SoftmaxCrossEntropy()]
+    layers = [Conv2d(8, 3, padding=1, in_channels=3), ReLU(), MaxPool2d(2), Flatten(), Linear(10, in_features=128), SoftmaxCrossEntropy()]
     session = TrainingSession(
         Net(layers, (3, 8, 8), mode="cpu"),
         images,
@@ -357,8 +366,8 @@ def test_a_classifier_trains_on_labels():
 
 
 def test_a_step_that_runs_elsewhere_is_named_and_refused_when_strict():
-    layers = [Conv2d(3, 4, 9, pad=4), MSE()]
-    net = net_or_skip([Conv2d(3, 3, 9, pad=4), MSE()], (3, 8, 8), ("tiled", "fp32"))
+    layers = [Conv2d(4, 9, padding=4, in_channels=3), MSE()]
+    net = net_or_skip([Conv2d(3, 9, padding=4, in_channels=3), MSE()], (3, 8, 8), ("tiled", "fp32"))
     plan: Plan = net.lower(net.record_gradients(1))
     assert [line.split(" ")[0] for line in net.fallbacks(plan)] == ["conv1.conv_fprop", "conv1.conv_wgrad", "conv1.conv_dgrad"]
     with pytest.raises(UsageError, match="--strict"):
@@ -377,7 +386,7 @@ def test_a_net_chooses_strictly(monkeypatch):
     asked = []
     monkeypatch.setattr("nbcnn.run.net.choose_mode", lambda *_, strict, **__: asked.append(strict) or Choice(MODES["cpu", "fp32"], "as asked"))
     for strict in (True, False):
-        Net([Conv2d(3, 3, 1)], (3, 8, 8), strict=strict)
+        Net([Conv2d(3, 1, in_channels=3)], (3, 8, 8), strict=strict)
     assert asked == [True, False]
 
 

@@ -20,7 +20,13 @@ SHAPE = (2, 4, 4)
 
 
 def layers():
-    return [Conv2d(2, 4, 3, pad=1), EvoNormS0(4, groups=2), Residual(Conv2d(4, 4, 1), EvoNormB0(4)), Conv2d(4, 2, 1), MSE()]
+    return [
+        Conv2d(4, 3, padding=1, in_channels=2),
+        EvoNormS0(groups=2, channels=4),
+        Residual(Conv2d(4, 1, in_channels=4), EvoNormB0(channels=4)),
+        Conv2d(2, 1, in_channels=4),
+        MSE(),
+    ]
 
 
 def images(count=6):
@@ -105,8 +111,13 @@ def test_a_checkpoint_without_the_running_variance_is_refused():
 
 def test_what_does_not_fit_is_named():
     with pytest.raises(ShapeError, match="evonorm1 takes 3 channels, got 2"):
-        Net([EvoNormB0(3), MSE()], SHAPE, mode="cpu")
-    for wrong in (lambda: EvoNormS0(6, groups=4), lambda: EvoNormS0(4, 2, eps=0), lambda: EvoNormB0(4, eps=-1), lambda: EvoNormB0(4, momentum=2)):
+        Net([EvoNormB0(channels=3), MSE()], SHAPE, mode="cpu")
+    for wrong in (
+        lambda: EvoNormS0(groups=4, channels=6),
+        lambda: EvoNormS0(2, eps=0, channels=4),
+        lambda: EvoNormB0(eps=-1, channels=4),
+        lambda: EvoNormB0(momentum=2, channels=4),
+    ):
         with pytest.raises(ValueError, match="EvoNorm"):
             wrong()
 

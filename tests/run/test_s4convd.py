@@ -12,6 +12,7 @@ from nbcnn.gpu import device as gpu_device
 from nbcnn.lab.studies import forecast_step
 from nbcnn.modes import MODES, REFERENCES
 from nbcnn.nn.fuse import fuse
+from nbcnn.nn.layers import sized
 from nbcnn.nn.models import LOSSES, s4convd
 from nbcnn.nn.series_layers import GLU, ForecastMSE, LastStep, PointwiseConv1d, StateSpaceConv1d
 from nbcnn.ops.kernel.call import bare_call, host
@@ -26,7 +27,7 @@ ROWS = [("im2col", "fp32")] if gpu_device.SIMULATOR else [key for key, row in MO
 
 
 def small(**options):
-    return s4convd(3, wide=4, blocks=2, taps=7, states=2, **options)
+    return sized(s4convd(3, wide=4, blocks=2, taps=7, states=2, **options), SHAPE)
 
 
 def batch(rng, count=2):
@@ -134,14 +135,14 @@ def _recorded(layers):
 
 def test_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="s4d-lin"):
-        StateSpaceConv1d(4, 7, init="hippo")
+        StateSpaceConv1d(7, init="hippo", channels=4)
     with pytest.raises(ValueError, match="log-mse"):
         s4convd(loss="mae")
     for layers, shape in (
-        ([PointwiseConv1d(4, 3)], (3, 7)),
+        ([PointwiseConv1d(3, in_channels=4)], (3, 7)),
         ([GLU()], (3, 7)),
         ([LastStep()], (3, 7, 1)),
-        ([StateSpaceConv1d(4, 7)], (3, 7)),
+        ([StateSpaceConv1d(7, channels=4)], (3, 7)),
     ):
         with pytest.raises(ShapeError):
             Net(layers, shape, mode="cpu")
@@ -154,7 +155,7 @@ def test_what_does_not_fit_is_refused():
 @pytest.mark.parametrize(("mode", "precision"), [key for key in MODES if key[0] in ("im2col", "tensorcore")])
 def test_every_step_of_a_training_plan_has_a_count(mode, precision):
     row = MODES[mode, precision]
-    layers = fuse(named(s4convd()), row.ops)
+    layers = fuse(named(sized(s4convd(), (4, 48))), row.ops)
     tape = Tape(training=True)
     y, backward = trace(tape, layers[:-1], Buf("x", (64, 4, 48), home="io"))
     backward(layers[-1][1].build(tape, y, Buf("targets", (64,), home="io"), "loss")[1])

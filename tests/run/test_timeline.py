@@ -20,7 +20,7 @@ from nbcnn.run import timeline
 from nbcnn.run.net import Net
 from nbcnn.run.session import TrainingSession
 
-LAYERS = (Conv2d(3, 16, 3, pad=1), ReLU(), MaxPool2d(2), Upsample2d(2), Conv2d(16, 3, 3, pad=1), MSE())
+LAYERS = (Conv2d(16, 3, padding=1, in_channels=3), ReLU(), MaxPool2d(2), Upsample2d(2), Conv2d(3, 3, padding=1, in_channels=16), MSE())
 FOUND = {"kernels_ms": {"conv wgrad": 1.0, "conv fprop": 0.8, "sgd": 0.001}, "gaps_ms": 0.199, "host_ms": 1.25, "step_ms": 2.0}
 
 

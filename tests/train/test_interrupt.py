@@ -146,7 +146,7 @@ from nbcnn.train.trainer import Trainer
 
 folder, number, when = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 images = np.random.default_rng(1).integers(0, 256, (10, 3, 6, 6), np.uint8)
-net = Net([Conv2d(3, 4, 3, pad=1), ReLU(), Conv2d(4, 3, 3, pad=1), MSE()], (3, 6, 6), mode="cpu")
+net = Net([Conv2d(4, 3, padding=1), ReLU(), Conv2d(3, 3, padding=1), MSE()], (3, 6, 6), mode="cpu")
 rates = learning_rates("cosine", 0.2, 4 * 5)
 session = TrainingSession(net, images, optimizer=SGD(), learning_rates=rates, batch=2, test_images=images)
 trainer = Trainer(session, folder, learning_rates=rates, save_every=3)

@@ -65,7 +65,7 @@ def test_a_state_taken_in_the_middle_goes_on_bit_for_bit():
     windows = data.windows("train")
 
     def session():
-        net = Net([PointwiseConv1d(4, 3), LastStep(), Linear(3, 1), ForecastMSE()], windows.shape, mode="cpu")
+        net = Net([PointwiseConv1d(3, in_channels=4), LastStep(), Linear(1, in_features=3), ForecastMSE()], windows.shape, mode="cpu")
         return TrainingSession(net, windows, optimizer=Adam(), learning_rates=learning_rates("constant", 0.01, 3), batch=4, test_images=windows)
 
     first, second = session(), session()

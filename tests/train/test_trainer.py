@@ -23,7 +23,7 @@ from nbcnn.train.events import Callback
 from nbcnn.train.runlog import RunError, RunFolder
 from nbcnn.train.trainer import CallbackError, Diverged, Trainer
 
-LAYERS = [Conv2d(3, 4, 3, pad=1), ReLU(), MaxPool2d(2), Upsample2d(2), Conv2d(4, 3, 3, pad=1), MSE()]
+LAYERS = [Conv2d(4, 3, padding=1, in_channels=3), ReLU(), MaxPool2d(2), Upsample2d(2), Conv2d(3, 3, padding=1, in_channels=4), MSE()]
 EPOCHS, IMAGES, BATCH, STEPS = 3, 22, 8, 3
 
 
@@ -234,7 +234,7 @@ def test_divergence_keeps_the_last_good_checkpoint_and_names_step_and_layer(tmp_
 def fake(**changes):
     """A session that only counts."""
     state = {"w": np.zeros(2, np.float32)}
-    session = SimpleNamespace(steps_per_epoch=2, count=4, taken=0, first_nonfinite=lambda: "conv3.conv_wgrad (conv3.weight)")
+    session = SimpleNamespace(steps_per_epoch=2, count=4, taken=0, has_tests=True, first_nonfinite=lambda: "conv3.conv_wgrad (conv3.weight)")
     session.begin_epoch = lambda epoch: None
 
     def step():

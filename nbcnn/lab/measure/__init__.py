@@ -1,1 +1,1 @@
-"""Measuring: clocks, caches, sampling, rooflines, single ops and whole steps, results files."""
+"""This package measures: clocks, caches, sampling, rooflines, single ops and whole steps, results files."""

@@ -1,4 +1,4 @@
-"""Where the operands are when a call begins: in no cache, in the caches, or where training would leave them.
+"""This module decides where the operands are when a timed call begins: in no cache, in the caches, or where training would leave them.
 
 hot     every call works on the same operands: what fits into the second-level cache stays there.
 rotate  calls walk through enough sets of operands that each was evicted since its last use: at least three times the cache in all.

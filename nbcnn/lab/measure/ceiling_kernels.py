@@ -1,4 +1,4 @@
-"""Kernels that do one thing as fast as a GPU can: multiply and add, on CUDA cores or tensor cores; and one that only waits.
+"""This module has kernels that do one thing as fast as a GPU can: multiply and add, on CUDA cores or tensor cores, copy, or only wait.
 
 What they compute means nothing; operands are small random numbers, because zeros draw less power and run at higher clocks.
 """
@@ -18,7 +18,7 @@ from nbcnn.ops.ptx.wgmma import K_STEP, k_major, wgmma_bf16, wgmma_commit, wgmma
 CHAINS, UNROLLED = 8, 16
 FMA_THREADS = 256
 FMAS = CHAINS * UNROLLED
-"""Multiply-adds of a thread in one turn of its loop."""
+"""Multiply-adds of a thread in one iteration of its loop."""
 
 
 @cache
@@ -200,7 +200,7 @@ def spin_kernel() -> Any:
 
 @cache
 def empty_kernel() -> Any:
-    """Nothing: what a launch costs."""
+    """A kernel that does nothing: its time is what a launch costs."""
 
     @jit()
     def empty_launch_kernel(x):

@@ -1,4 +1,4 @@
-"""What this GPU reaches, measured with kernels that do nothing else: the roofs of a roofline.
+"""This module measures the ceilings of a roofline: the rates that this GPU reaches in kernels that do nothing else.
 
 The datasheet's peaks (`Gpu.ceilings`) assume the highest clock; under full load power may not allow it. These are the rates that the best
 possible kernel of each kind gets here and now.
@@ -23,12 +23,13 @@ from nbcnn.run.rows import TENSOR_CORES
 
 HOPPER = (9, 0)
 COPY_GROUPS = 1
-"""Of 1, 2, 4, 8 groups a thread and 256, 512, 1,024 threads, one group and 256 copy fastest on an H200: as fast as the driver's own copy."""
+"""Groups of four that a thread copies. Among 1, 2, 4, 8 groups and 256, 512, 1,024 threads, one group and 256 threads copy fastest on an H200:
+as fast as the driver's own copy."""
 FMA_TURNS, MMA_TURNS, WGMMA_TURNS = (2, 2, 2) if SIMULATOR else (16_384, 32_768, 4_096)
-"""Turns of the kernels' loops: two to three milliseconds on an H200."""
+"""Iterations of the kernels' loops, which take two to three milliseconds on an H200."""
 
 REPETITION_MS = 5.0
-"""Milliseconds between two events, at least."""
+"""Shortest time between two events, in milliseconds."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ KINDS = ("fp32", "tf32", "bf16", "copy")
 
 
 def probes(device: Any, kinds: tuple[str, ...] = KINDS) -> dict[str, Probe]:
-    """Of `kinds`: fp32 and copy; tf32 and bf16 where there are tensor cores that this project uses (compute capability 8.0)."""
+    """The probes of `kinds`: fp32 and copy; tf32 and bf16 where there are tensor cores that this project uses (compute capability 8.0)."""
     there = [kind for kind in KINDS if kind in kinds and (kind in ("fp32", "copy") or device.capability >= TENSOR_CORES)]
     return {kind: fma(device) if kind == "fp32" else copying(device) if kind == "copy" else tensor(device, kind) for kind in there}
 

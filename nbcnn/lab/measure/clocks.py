@@ -1,4 +1,4 @@
-"""What the GPU's clock, temperature, power and throttling are, read while it works: through NVML, else nvidia-smi, else not at all.
+"""This module reads the GPU's clock, temperature, power and throttling while it works: through NVML, else nvidia-smi, else not at all.
 
 NVML comes with the driver; its Python bindings with `cuda.bindings` (which numba-cuda needs anyway) or as `pynvml`. A watch reads in a
 thread of its own, so that timing never waits for it.

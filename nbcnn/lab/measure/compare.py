@@ -1,4 +1,4 @@
-"""Two ways to run one op, side by side: how far apart their results are, their times, what their kernels take, and the roofline."""
+"""This module compares two ways to run one op: the difference of their results, their times, their kernels' resources, and the roofline."""
 
 from __future__ import annotations
 

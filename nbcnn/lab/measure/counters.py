@@ -1,4 +1,4 @@
-"""The model of traffic beside NVIDIA's counters: DRAM bytes of every kernel of a training step as ncu counts them.
+"""This module checks the model of traffic against NVIDIA's counters: DRAM bytes of every kernel of a training step as ncu counts them.
 
 `python -m nbcnn.lab.measure.counters MODE PRECISION BATCH FUSING` runs one training step launch by launch between the profiler's start and stop;
 ncu runs it, and what it counts is matched with the launches of the plan in their order.
@@ -26,7 +26,7 @@ TWICE = 1.25
 LONG_MS = 0.2
 """Milliseconds from which on event times should agree with ncu's durations."""
 L2_TIMES = 4
-"""How many times L2 the bytes of a kernel must be for DRAM's to be a test of the model."""
+"""How many times the size of L2 a kernel's bytes must be, so that those of DRAM test the model."""
 
 
 def count(mode: str, precision: str, batch: int, fusing: bool, timeout: float = 400.0) -> list[dict[str, float]]:

@@ -1,4 +1,4 @@
-"""DRAM bytes of one op as NVIDIA's ncu counts them, beside the bytes that its operands have.
+"""This module sets the DRAM bytes of one op, as NVIDIA's ncu counts them, beside the bytes of its operands.
 
 The calls are made in a process of its own (`python -m nbcnn.lab.measure.dram OP SHAPE CHOICE`), which ncu runs.
 """
@@ -51,7 +51,7 @@ def model(step: Step) -> dict[str, float]:
 
 
 def table_rows(choice: str, op: str, shape: str, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """As `counted`; where ncu cannot count, no rows, and the reason said."""
+    """The rows of `counted`; where ncu cannot count, no rows, and `say` is called with the reason."""
     say(f"counting DRAM bytes of {', '.join(map(str, COUNTED))} calls of {choice}")
     try:
         return counted(op, shape, choice)

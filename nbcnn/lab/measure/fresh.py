@@ -1,4 +1,4 @@
-"""The first calls of a fresh process, phase by phase: what a program pays that runs an op once and ends.
+"""This module times the first calls of a fresh process, phase by phase, as a program pays them that runs an op once and ends.
 
 Every sample is a process of its own (`python -m nbcnn.lab.measure.fresh OP SHAPE CHOICE SECONDS`), after a rest; the process that asks must not
 have opened the GPU yet, else it stays awake. A first process, which does not count, compiles what is not on disk.
@@ -26,7 +26,7 @@ PHASES = {
     "operands": "making operands and uploading them",
     "kernels": "loading kernels from disk",
 }
-"""What comes before the first call."""
+"""The phases before the first call."""
 
 
 def study(choice: str, op: str, shape: str, sleep: float, say: Callable[[str], None]) -> dict[str, Any] | None:

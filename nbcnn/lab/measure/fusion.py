@@ -1,4 +1,4 @@
-"""The study of fused kernels: small works, ours beside PyTorch's and Triton's, as called from Python and replayed as a CUDA graph.
+"""This module times the cases of the study of fused kernels, ours beside PyTorch's and Triton's, called from Python and replayed as a CUDA graph.
 
     latency      of one call, from the median of calls between two events: "host" launches each from Python, "graph" replays
     memory       bytes of operands, results and scratch (PyTorch: what its allocator held at most during a call, operands included)
@@ -57,7 +57,7 @@ class Case:
     unit: str
     variants: tuple[Variant, ...]
     missing: tuple[str, ...] = ()
-    """Variants that are not there, each with the reason."""
+    """Variants that are left out, each with the reason."""
     fewest: float = 1.0
     """Part of `flops` that no algorithm gets by without."""
 
@@ -114,7 +114,7 @@ Link = tuple[Prepared, dict[int, int]]
 
 
 def chained(label: str, links: Sequence[Link]) -> Variant:
-    """Ops one behind the other, set by set."""
+    """Several ops that run one after the other, set by set."""
     prepared = [op for op, _ in links]
     sets: list[list[Any]] = []
     counted: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""Training steps and epochs in a row: what `bench step` and `bench epoch` do with --iters, --warmup and --graph.
+"""This module times training steps and epochs in a row, for `bench step` and `bench epoch` with --iters, --warmup and --graph.
 
 A step reads other images every time, as `rotate` does for an op; so there is no --cache for it but that one. A step is one captured CUDA
 graph; launch by launch the host enqueues every kernel, so the difference of the two is what the graph spares.

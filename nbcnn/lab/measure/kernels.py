@@ -1,4 +1,4 @@
-"""The static report: what compilers make of every kernel, for any GPU and without one.
+"""This module makes the static report: it compiles every kernel for any GPU, without one.
 
 Of each row the kernels of the autoencoder's training plans (fused and not), with the tiles that an H200's number of multiprocessors gives,
 and one kernel of every other op. A kernel is compiled where a GPU of that architecture would run it: wgmma for sm_90a alone, tensor cores from
@@ -83,7 +83,7 @@ def launches(row: Row, arch: str, op: str | None = None) -> Iterator[tuple[str, 
 
 @contextlib.contextmanager
 def as_if_on(arch: str) -> Iterator[None]:
-    """What tiles are chosen by, as it is on a GPU of the architecture."""
+    """A context in which the properties by which tiles are chosen are those of a GPU of the architecture."""
     with (
         mock.patch.object(device, "shared_of_block", return_value=1024 * ARCHITECTURES[arch]),
         mock.patch.object(device, "has_tma", return_value=capability_of(arch) >= (9, 0)),
@@ -100,7 +100,7 @@ def _new(part: str, op: str, made: Sequence[Any], seen: set[Any]) -> Iterator[tu
 
 
 def report(mode: str | None, precision: str | None, archs: Sequence[str], op: str | None, say: Callable[[str], None]) -> Iterator[dict[str, Any]]:
-    """One row a kernel and architecture; `say` is told what is being compiled and what is left out.
+    """One row a kernel and architecture; `say` is called with what is being compiled and what is left out.
 
     Several rows and architectures are shared out among as many processes as there are cores.
     """

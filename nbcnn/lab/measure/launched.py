@@ -1,4 +1,4 @@
-"""Who launches which kernel: every use that stands in `USERS`, planned and bound for every GPU row of MODES without a GPU.
+"""This module finds out who launches which kernel: it plans and binds every use in `USERS` for every GPU row of MODES, without a GPU.
 
 A kernel is a function that `jit` makes one of, named by its module and its qualified name, whatever tiles and types are frozen into it. One that no
 user launches is dead. Users are the ready models, what `train.py` does with them on demand, public layers at shapes of their own, and the kernel
@@ -24,16 +24,21 @@ from nbcnn.modes import MODES, Row, with_dwconv
 from nbcnn.nn import layers as plain_layers
 from nbcnn.nn import norms, series_layers
 from nbcnn.nn.fuse import fuse
-from nbcnn.nn.layers import MSE, AvgPool2d, Conv2d, Flatten, Linear, MaxPool2d, Sigmoid, SoftmaxCrossEntropy, Swish, Upsample2d, parameters
+from nbcnn.nn.layers import MSE, AvgPool2d, Conv2d, Flatten, Linear, MaxPool2d, Sigmoid, SoftmaxCrossEntropy, Swish, Upsample2d, parameters, sized
 from nbcnn.nn.models import MODELS, s4convd
 from nbcnn.nn.norms import EvoNormB0, EvoNormS0
 from nbcnn.nn.optim import SGD, Adam
 from nbcnn.nn.params import ParameterLayout
 from nbcnn.nn.series_layers import DepthwiseConv1d, ForecastMSE, LastStep, PointwiseConv1d
-from nbcnn.ops.kernel.call import Impl, bare_call
+from nbcnn.ops.conv import hopper_ladder
+from nbcnn.ops.conv.frame.correlation import pack
+from nbcnn.ops.kernel.call import Call, Impl, bare_call
 from nbcnn.ops.products.gemm import launch_gemm_nt
+from nbcnn.ops.products.gram_wgmma import launch_gram
+from nbcnn.ops.products.parts import launch_product
 from nbcnn.ops.products.rbf import launch_rbf
 from nbcnn.ops.series.dwconv1d import VARIANTS as DWCONV
+from nbcnn.ops.svm import rows, smo
 from nbcnn.plan.graph import Buf, Planned, Resolution, Step, Sync, Tape, drop_dead, lower, named, trace
 from nbcnn.plan.shapes import numel
 from nbcnn.plan.storage import numpy_dtype
@@ -102,23 +107,23 @@ def _classifier(*body: Any) -> Callable[[], list[Any]]:
     """`body` with a linear layer behind it, for ten classes of SMALL images."""
 
     def made() -> list[Any]:
-        y, _ = trace(Tape(training=True), named(body), Buf("x", (1, *SMALL)))
+        y, _ = trace(Tape(training=True), named(sized(body, SMALL)), Buf("x", (1, *SMALL)))
         flat = [Flatten()] if len(y.shape) == 4 else []
-        return [*body, *flat, Linear(numel(y.shape), 10), SoftmaxCrossEntropy()]
+        return [*body, *flat, Linear(10), SoftmaxCrossEntropy()]
 
     return made
 
 
 def _behind_conv(*layers: Any) -> Callable[[], list[Any]]:
-    return _classifier(Conv2d(3, 16, 3, pad=1), *layers)
+    return _classifier(Conv2d(16, 3, padding=1), *layers)
 
 
 def _between_convs(layer: Any) -> Callable[[], list[Any]]:
-    return lambda: [Conv2d(3, 16, 3, pad=1), layer, Conv2d(16, 3, 3, pad=1), MSE()]
+    return lambda: [Conv2d(16, 3, padding=1), layer, Conv2d(3, 3, padding=1), MSE()]
 
 
 def _forecast(*body: Any) -> Callable[[], list[Any]]:
-    return lambda: [*body, LastStep(), Linear(body[-1].channels, 1), ForecastMSE()]
+    return lambda: [*body, LastStep(), Linear(1), ForecastMSE()]
 
 
 def _kinds(layers: Sequence[Any]) -> Iterator[type]:
@@ -149,20 +154,26 @@ USERS = (
     User("mnist-cnn-b0 --sync-stats", "several ranks, each with a part of the batch", lambda: MODELS["mnist-cnn-b0"](*DIGITS), DIGITS, ranks=2),
     User("Net.gradients", "a network on the caller's own floats", lambda: MODELS["autoencoder"](*COLOUR), gathered=False),
     *_others(),
-    User("Linear + Sigmoid", "layers that become one op", _classifier(Flatten(), Linear(numel(SMALL), 64), Sigmoid()), SMALL),
-    User("Linear + Swish", "layers that become one op", _classifier(Flatten(), Linear(numel(SMALL), 64), Swish()), SMALL),
-    User("Upsample2d + Conv2d", "layers that become one op", _behind_conv(Upsample2d(2), Conv2d(16, 16, 3, pad=1)), SMALL),
+    User("Linear + Sigmoid", "layers that become one op", _classifier(Flatten(), Linear(64), Sigmoid()), SMALL),
+    User("Linear + Swish", "layers that become one op", _classifier(Flatten(), Linear(64), Swish()), SMALL),
+    User("Upsample2d + Conv2d", "layers that become one op", _behind_conv(Upsample2d(2), Conv2d(16, 3, padding=1)), SMALL),
     User("MaxPool2d + AvgPool2d", "layers, windows that overlap", _behind_conv(MaxPool2d(3, 2), AvgPool2d(3, 2)), SMALL),
-    User("EvoNormS0 (large)", "layer, images that no block holds", _between_convs(EvoNormS0(16, 8)), LARGE),
-    User("EvoNormB0 (large)", "layer, images that no block holds", _between_convs(EvoNormB0(16)), LARGE),
-    User("DepthwiseConv1d (long)", "layer, series of a thousand hours", _forecast(PointwiseConv1d(4, 64), DepthwiseConv1d(64, 33)), (4, 1024)),
+    User("EvoNormS0 (large)", "layer, images that no block holds", _between_convs(EvoNormS0(8)), LARGE),
+    User("EvoNormB0 (large)", "layer, images that no block holds", _between_convs(EvoNormB0()), LARGE),
+    User(
+        "DepthwiseConv1d (long)",
+        "layer, series of a thousand hours",
+        _forecast(PointwiseConv1d(64), DepthwiseConv1d(33)),
+        (4, 1024),
+    ),
     User("gemm", "products of matrices, an op of every row; of kernel matrices only im2col's so far"),
-    User("classify", "kernel matrices of the support vector machines"),
+    User("classify", "support vector machines, kernel ridge"),
+    User("ladder --hopper", "teaching: one convolution in six kernels on the tensors of tensorcore bf16; nothing trains by them"),
 )
 
 
 class _Array:
-    """An array that is not there: of a 1-D array what `bind` looks at."""
+    """A stand-in for a 1-D array without memory, with the attributes that `bind` reads."""
 
     ndim = 1
 
@@ -182,7 +193,8 @@ class _Array:
 def _record(user: User, batch: int, training: bool, fused: Sequence[str]) -> tuple[list[Step], Buf]:
     """The steps of a training step, or of an evaluation, and all weights; `fused`: the ops that layers may be put together for."""
     assert user.layers is not None
-    made, shape = user.layers(), user.shape
+    shape = user.shape
+    made = sized(user.layers(), shape)
     *body, (_, loss) = fuse(named(made), fused)
     tape = Tape(training, Sync(0, user.ranks, batch, 1 / user.ranks) if user.ranks > 1 else None)
     state, order = Buf("state", (8,), "int64", "state"), Buf("order", (batch,), "int32", "io")
@@ -272,20 +284,53 @@ def uses() -> tuple[Use, ...]:
                 found += _of_row(row, arch, recorded)
                 if row.mode == "im2col":
                     found += _kernel_matrices(row, arch)
+                if (row.mode, row.precision, arch) == ("tensorcore", "bf16", "90a"):
+                    found += _hopper_ladder(row, arch)
     return tuple(found)
 
 
 def _architectures(row: Row) -> tuple[str, ...]:
-    """Those of `ARCHITECTURES` that a row is planned for, Hopper's first; none for a row of the host."""
+    """The architectures that a row is planned for, Hopper's first; none for a row of the host."""
     return () if row.device != "gpu" else ("90a", "80") if row.mode == "tensorcore" else ("90a", "75")
 
 
 def _kernel_matrices(row: Row, arch: str) -> list[Use]:
-    """What `nbcnn.classify.gpu` launches for a panel; its arrays and kernels are those of the fp32 rows."""
+    """What `nbcnn.classify.gpu` launches; its arrays and kernels are those of the fp32 rows."""
     classify = next(user for user in USERS if user.name == "classify")
-    a, b, c, norms_a, norms_b = (_Array(size, np.float32) for size in (2**20, 2**20, 2**20, 1024, 1024))
-    made = (("gemm", launch_gemm_nt(a, b, c, 1024, 1024, 1024)), ("rbf", launch_rbf(norms_a, norms_b, c, 1024, 1024, 0.1)))
+    f, d, i, h = (_Array(2**20, kind) for kind in (np.float32, np.float64, np.int32, np.uint16))
+    offsets, halves = _Array(45, np.int64), (h, f, 1024)
+    pairs = (f, offsets, i, d, f, f)
+    made = [
+        ("rows", rows.launch_place_rows(f, i, f, 1024, 1024, 1024)),
+        ("rows", rows.launch_moments(f, i, d, d, d, 1024, 1024, 1024, 64)),
+        ("rows", rows.launch_standardise(f, i, f, f, 1024, 1024, 1024)),
+        ("rows", rows.launch_norms(f, d, f, f, 1024, 1024)),
+        ("rows", rows.launch_copy(f, f, 1024, 256, 1024, 0)),
+        ("rows", rows.launch_isolate(f, 1024, 1000)),
+        ("gemm", launch_gemm_nt(f, f, f, 1024, 1024, 1024)),
+        ("rbf", launch_rbf(f, f, f, 1024, 1024, 0.1)),
+        ("smo", smo.launch_smo((*pairs, i, f), 45, 10_048, 10.0, 1e-3, 20_000)),
+        ("smo", smo.launch_refresh(pairs, 45, 10_048)),
+        ("votes", launch_product(f, f, f, 1024, 45, 1024, (1024, 1024, 45))),
+    ]
+    if arch == "90a":
+        made += [("rows", rows.launch_halves(f, h, 64.0, 2**20)), ("rbf", launch_gram(halves, halves, f, (1024, 1024, 1024), 1024, 0.1, 1.0, 132))]
     return [Use(classify, row, arch, op, launch) for op, launch in made]
+
+
+def _hopper_ladder(row: Row, arch: str) -> list[Use]:
+    """The steps of `nbcnn.ops.conv.hopper_ladder`, on 3×3 filters of 64 channels."""
+    ladder = next(user for user in USERS if user.name == "ladder --hopper")
+    images, filters, bias = (1, 64, 8, 8), (64, 64, 3, 3), (64,)
+    arrays = (_Array(numel(images), np.uint16), _Array(numel(filters), np.uint16), _Array(64, np.float32))
+    found = []
+    for each in hopper_ladder.STEPS:
+        count = 3 if each.op == "conv_relu_fprop" else 2
+        shapes = (images, filters, bias)[:count]
+        call = Call(each.op, arrays[:count], (_Array(numel(images), np.uint16),), shapes, (images,), {"stride": 1, "pad": 1}, "NHWC")
+        packed = _Array(pack(call).size, np.uint16)
+        found += [Use(ladder, row, arch, each.op, launch) for launch in each.impl.bind(replace(call, packed=packed))]
+    return found
 
 
 def files() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""NVIDIA's ncu: it runs a module of ours and counts what its kernels do, with clocks and caches left alone.
+"""This module runs a module of ours under NVIDIA's ncu, which counts what its kernels do, with clocks and caches left alone.
 
 Only kernels between the profiler's start and stop (`cuda.profile_start`, `cuda.profile_stop`) are counted.
 """

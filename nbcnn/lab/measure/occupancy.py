@@ -1,4 +1,4 @@
-"""How many blocks and warps of a kernel fit on a multiprocessor at a time, from what the compiler says and without a GPU.
+"""This module computes how many blocks and warps of a kernel fit on a multiprocessor at a time, from the compiler's figures, without a GPU.
 
 Sources: the limits are table "Technical Specifications per Compute Capability" of the CUDA C++ Programming Guide 13.0; how registers and
 shared memory are given out is what `cuda_occupancy.h` of the CUDA toolkit 13.0 does. Registers go to warps in units of 256, and a warp
@@ -55,7 +55,7 @@ def arch_of(capability: tuple[int, int]) -> str | None:
 
 
 def occupancy(arch: str, threads: int, registers: int, shared: int) -> Occupancy:
-    """Of blocks of `threads`, `registers` a thread, `shared` bytes a block (static and dynamic), on sm_`arch` (a key of `LIMITS`).
+    """The occupancy by blocks of `threads`, `registers` a thread, `shared` bytes a block (static and dynamic), on sm_`arch` (a key of `LIMITS`).
 
     No block at all if one is too large; of several limits that are equal the first counts.
     """

@@ -1,4 +1,4 @@
-"""One op, verified and made ready to be timed, in any mode, engine, part or tile; and several of them timed in turn."""
+"""This module verifies one op in any mode, engine or tile, makes it ready to be timed, and times several of them in turn."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Choice:
 
     @property
     def label(self) -> str:
-        """As `parse` takes it."""
+        """The choice as text, which `parse` reads."""
         words = [self.mode, *([self.precision] if self.precision else []), *([self.engine] if self.engine != "auto" else [])]
         return ":".join(words) + (f"/{self.part}" if self.part else "") + (f"@{','.join(map(str, self.tile))}" if self.tile else "")
 

@@ -1,4 +1,4 @@
-"""One op at a shape of the user's: a small case to verify it on, and its operands at full size."""
+"""This module makes one op at a shape of the user's: a small case to verify it on, and its operands at full size."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ STATISTICS = {
     **dict.fromkeys((("conv_evonorm_s0_fprop", "out"), ("conv_evonorm_b0_fprop", "out")), (2, 3)),
     **dict.fromkeys((("evonorm_s0_grads", "in"), ("evonorm_b0_grads", "in")), (4, 5)),
 }
-"""Operands that have a number for every plane or group of every image."""
+"""Operands with one number for every channel or group of every image."""
 OPS = (*CONVS, *UPCONVS, *ACTIVATIONS, *RESAMPLING, *LOSSES, *ROWS, *NORMS, *CONV_NORMS, *SERIES, *POINTWISE, "gemm", "gather", *UPDATES)
 
 PARITY_IMAGES, NORM_IMAGES = 4, 8

@@ -1,4 +1,4 @@
-"""The autoencoder's training step for any GPU, planned without one; and the same plan bound to host memory, whose kernels can be compiled."""
+"""This module plans the autoencoder's training step for any GPU, without one, and binds the plan to host memory, whose kernels can be compiled."""
 
 from __future__ import annotations
 

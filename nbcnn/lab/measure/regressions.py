@@ -1,4 +1,4 @@
-"""What became slower since an older results file: the same section, the same rows, beyond the spread of both measurements.
+"""This module finds what became slower since an older results file: the same section and rows, beyond the spread of both measurements.
 
 Slower means that the new 5th percentile lies above the old 95th and that the medians are more than `DRIFT` apart; faster likewise. Two
 measurements of one kernel agree within `DRIFT`, however narrow their own spreads are. What PyTorch needed is compared too, as a sign of

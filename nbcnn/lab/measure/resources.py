@@ -1,4 +1,4 @@
-"""What a bound launch takes of a multiprocessor: registers, spilled bytes, shared memory, and how many of its blocks fit."""
+"""This module lists what a bound launch takes of a multiprocessor: registers, spilled bytes, shared memory, blocks per SM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Results files: one JSON per device, a section per study, each with its versions, date and command; results/README.md describes them."""
+"""This module reads and writes results files: one JSON per device, a section per study, each with versions, date and command.
+
+results/README.md describes them.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,8 @@ from nbcnn.files.document import DocumentError
 from nbcnn.lab.measure import schema
 
 RESULTS = Path(__file__).parents[1] / "results"
+SAVES = RESULTS if (RESULTS.parents[2] / "pyproject.toml").exists() else Path("nbcnn-results")
+"""Where results are saved: with the package's own in a checkout, in the present folder where the package is installed."""
 _NUMBER = re.compile("[0-9]{1,18}")
 PACKAGES = ("numpy", "numba", "numba-cuda", "llvmlite", "scikit-learn", "torch")
 
@@ -85,7 +90,7 @@ def load(path: Path) -> dict[str, Any]:
     try:
         found = document.load(path)
     except OSError as error:
-        raise DocumentError(f"{path} cannot be read ({error.strerror}); `--save` writes results files, by default into {RESULTS}") from None
+        raise DocumentError(f"{path} cannot be read ({error.strerror}); `--save` writes results files, by default into {SAVES}") from None
     return schema.check(found, str(path))
 
 
@@ -94,7 +99,7 @@ def opened(device: str, folder: str | Path | None = None) -> tuple[Path, dict[st
 
     Commands call it before they measure, so that nothing measured is lost to a file that cannot take it. Raises DocumentError or OSError.
     """
-    path = (Path(folder) if folder else RESULTS) / f"{slug(device)}.json"
+    path = (Path(folder) if folder else SAVES) / f"{slug(device)}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     if not os.access(path.parent, os.W_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path.parent))

@@ -1,4 +1,4 @@
-"""The roofline without counters: every step of a training plan as a point, under ceilings that were measured and ceilings of the datasheet.
+"""This module makes the roofline without counters: every step of a training plan is a point, under measured ceilings and the datasheet's.
 
 Flops are those that a step means (`flops.fewest_flops`: behind an upsampling nine of 36 products; Winograd's form needs fewer still, so its
 points may lie above the roof). Bytes come twice: *compulsory*, every operand once, and *logical*, what the kernels ask for with their tiles

@@ -1,4 +1,4 @@
-"""One rung of the ladder: the autoencoder's whole training step and its passes, in one mode at one batch size.
+"""This module times one rung of the ladder: the autoencoder's whole training step and its passes, in one mode at one batch size.
 
 Run as `python -m nbcnn.lab.measure.rung MODE BATCH [PRECISION [ENGINE]]`, it prints one line of JSON. A process of its own, so that its peak memory
 is the rung's and nobody else's.

@@ -1,4 +1,4 @@
-"""Samples enough to know the median, in sets that a falling clock cannot spoil, of all variants in turn.
+"""This module takes samples of all variants in turn until the median is known, in sets that a falling clock cannot spoil.
 
 A repetition times n calls of every variant, A B C C B A A B C …: drift of clock or temperature meets all of them alike, and ratios are
 taken within a repetition. Repetitions come in sets; when the clock fell during one, or throttling began, the whole set is thrown

@@ -1,4 +1,4 @@
-"""What a results file must look like, and the check of it, on load and before saving.
+"""This module defines the form of a results file, and checks it on load and before saving.
 
 Forms are written as `nbcnn.files.document` says. `python -m nbcnn.lab.measure.schema` prints the table that stands in results/README.md.
 """
@@ -103,6 +103,29 @@ KINDS: dict[str, tuple[str, Any]] = {
         [{"variant": str, "op": str, "cache": str, "iterations": int, "graph?": bool, "ms?": TIMING}],
     ),
     "ladder": ("every mode of the machine, from the NumPy path up", [_RUNG]),
+    "hopper": (
+        "the ladder for Hopper: one convolution in mode im2col, in six steps, and in the engine",
+        [
+            {
+                "variant": str,
+                "idea": str,
+                "layer": str,
+                "op": str,
+                "batch": int,
+                "precision": str,
+                "ms": TIMING,
+                "tflops": float,
+                "error": float,
+                "bound": float,
+                "percent_of_peak?": (float, None),
+                "over_before?": (float, None),
+                "registers?": (int, None),
+                "local_bytes?": (int, None),
+                "shared_bytes?": (int, None),
+                "blocks?": (int, None),
+            }
+        ],
+    ),
     "roofline": (
         "one training step: every step of the plan under measured and datasheet ceilings (flop/s, byte/s)",
         [

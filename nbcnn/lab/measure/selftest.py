@@ -1,4 +1,4 @@
-"""Is this benchmark right about what is known beforehand? A copy, multiply-adds, a wait of known length, an empty launch, itself again."""
+"""This module tests the benchmark on what is known beforehand: a copy, multiply-adds, a wait of known length, an empty launch, a repetition."""
 
 from __future__ import annotations
 

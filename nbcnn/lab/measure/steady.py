@@ -1,4 +1,4 @@
-"""Is the GPU warm? Work runs back to back until its time and the SM clock stand still.
+"""This module warms the GPU up: work runs back to back until its time and the SM clock stand still.
 
 A GPU that nobody uses lowers its clocks (an H200 without a process on it: 345 instead of 1,980 MHz), and heavy work lowers them again
 once the power limit is reached; what is timed in between is another GPU. So windows of 50 ms are compared: when over the last five

@@ -1,4 +1,4 @@
-"""The steps of a training plan timed where they run: between the others, with what those left in the caches."""
+"""This module times the steps of a training plan where they run: between the others, with what those left in the caches."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Marked:
         return [a.until(b) for a, b in pairwise(self._moments)]
 
     def close(self) -> None:
-        """Let the graph and its events go."""
+        """Free the graph and its events."""
         self._graph.close()
         for moment in self._moments:
             moment.close()

@@ -1,4 +1,4 @@
-"""Timing that can be trusted: everything compiled first, clocks warmed by the work itself, one event at every boundary."""
+"""This module times calls: everything is compiled first, the work itself warms the clocks, and an event stands at every boundary."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The same work done by PyTorch, Triton and others, to measure beside."""
+"""This package has the peers: the same work done by PyTorch, cuDNN and Triton, to be timed in the same run."""

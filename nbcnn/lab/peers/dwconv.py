@@ -1,4 +1,4 @@
-"""PyTorch's forms of a depthwise convolution of series, fp32: each verified against the reference, then work on our stream.
+"""This module has PyTorch's forms of a depthwise convolution of series, fp32, each verified against the reference, then timed on our stream.
 
 conv1d padded   padded first, then conv1d(groups=C) without padding; the padded series is kept for the gradients, as autograd keeps it
 conv1d cropped  conv1d(groups=C) with padding, its output cropped: what most code writes
@@ -80,7 +80,7 @@ def _cropped(torch: Any, w: Any, x: Any, padding: str) -> Passes:
 def _transformed(torch: Any, w: Any, x: Any, padding: str) -> Passes:
     fft, length, taps = torch.fft, x.shape[-1], w.shape[1]
     size = 2 * length if taps <= length else length + taps
-    # A causal filter delays; one of padding "same" looks ⌊T/2⌋ ahead of its first tap: its transform is turned by that much.
+    # A causal filter delays; one of padding "same" looks ⌊T/2⌋ ahead of its first tap: its transform is multiplied by the phase of that shift.
     filters = w if padding == "causal" else torch.roll(torch.nn.functional.pad(w.flip(-1), (0, size - taps)), -(taps - 1 - taps // 2), -1)
 
     def back(product: Any, count: int) -> Any:

@@ -1,4 +1,4 @@
-"""S4ConvD's training step in PyTorch, fp32 or tf32: the same formulas and first weights, checked against ours, then timed eager and compiled.
+"""This module is S4ConvD's training step in PyTorch, fp32 or tf32, with our formulas and first weights: checked, then timed eager and compiled.
 
     FFT      the state space convolution by rfft and irfft of twice the length, as the published code has it
     conv1d   the same as conv1d(groups=C) of the padded series

@@ -1,4 +1,4 @@
-"""PyTorch's eager and compiled forms of the study's works, and Triton's, where they are installed.
+"""This module has PyTorch's eager and compiled forms of the fusion study's cases, and Triton's, where they are installed.
 
 Backward passes are measured by difference: autograd replays them only together with their forward pass in one CUDA graph.
 """
@@ -85,7 +85,7 @@ def variant(
 
 
 class Difference:
-    """What `whole` takes longer than `part`: both run in every repetition, in turn."""
+    """Work whose time is that of `whole` less that of `part`; both run in every repetition, in turn."""
 
     def __init__(self, label: str, whole: Calls, part: Calls) -> None:
         self.label, self._whole, self._part = label, whole, part
@@ -101,12 +101,12 @@ class Difference:
 
 
 def difference(label: str, whole: Variant, part: Variant) -> Variant:
-    """The variant of what `whole` does beyond `part`."""
+    """A variant whose time is that of `whole` less that of `part`."""
     return Variant(label, lambda graph: Difference(label, whole.works(graph), part.works(graph)), whole.precision, whole.memory)
 
 
 def backward(function: Function) -> Function:
-    """Forward and backward: gradients of all operands but the last, which is the output's gradient."""
+    """A function that runs forward and backward: it returns the gradients of all operands but the last, which is the output's gradient."""
     import torch
 
     def run(*operands: Any) -> Any:

@@ -1,4 +1,4 @@
-"""PyTorch's form of single ops, on the operands of ours: eager and compiled, checked against ours, then work on our stream.
+"""This module has PyTorch's forms of single ops, eager and compiled, on our operands: checked against ours, then timed on our stream.
 
 A form is PyTorch's own function where it has one (aten's backward functions for gradients), else a composition of such, which
 torch.compile may fuse. Operands are those of our op in their order; where PyTorch wants more (the tensor whose gradient it makes, for its
@@ -22,7 +22,7 @@ from nbcnn.ops.update.advance import STEP
 
 Attrs = Mapping[str, Any]
 Function = Callable[..., Any]
-"""Of tensors; returns our op's outputs in their order, None for one that PyTorch does not keep; one output comes alone."""
+"""A function of tensors that returns our op's outputs in their order, None for one that PyTorch does not keep; a single output is no tuple."""
 KEPT_OTHERWISE = {"softmax_xent_fprop": 0, "maxpool_fprop": 1, "conv_relu_pool_fprop": 1}
 """Outputs for the backward pass that PyTorch keeps in a form of its own (log p, positions in the plane): made and timed, but not compared."""
 

@@ -1,4 +1,4 @@
-"""PyTorch's DistributedDataParallel as a peer of training on several GPUs: in the same processes, on the same GPUs, timed the same way."""
+"""This module times PyTorch's DistributedDataParallel beside our training on several GPUs: in the same processes, on the same GPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PyTorch as a peer, if it is installed: the same training step and convolutions, timed the same way (single ops: `peers_ops`).
+"""This module times PyTorch's training step and convolutions the way ours are timed, if PyTorch is installed (single ops: `peers.ops`).
 
 fp32 means fp32: TF32 is off; it runs in NCHW, which is faster there. tf32 and bf16 run in channels_last; bf16 is autocast
 with fp32 weights in a training step, and bf16 operands in a single convolution. cuDNN chooses its algorithm by trying
@@ -208,7 +208,7 @@ class TorchCall:
 class TorchCalls(Calls):
     """PyTorch's calls as work on the stream of `device`, on which the events around them are.
 
-    Whoever starts them makes that stream PyTorch's first. It has one at a time, and another place may have lent it its own since: events on a
+    Whoever starts them makes that stream PyTorch's first. PyTorch has one current stream, and another device may have set its own since: events on a
     stream that nothing runs on measure nothing.
     """
 

@@ -1,4 +1,4 @@
-"""Triton's form of the study's works, one launch each (EvoNorm-B0 also in two): peers, written as Triton's tutorials write such kernels.
+"""This module has Triton's forms of the fusion study's cases, one launch each (EvoNorm-B0 also in two), written as in Triton's tutorials.
 
 Imported only where Triton is installed; this file needs it.
 """

@@ -1,4 +1,4 @@
-"""One HTML file of a run or of a device's results: readable on a phone, light and dark, nothing fetched from a network.
+"""This package makes one HTML file of a run or of a device's results: readable on a phone, light and dark, with nothing fetched from a network.
 
 page      the skeleton, its style, tables and pictures
 svg       charts as inline SVG, coloured by the page's style

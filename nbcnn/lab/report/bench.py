@@ -1,4 +1,4 @@
-"""The sections of a device's results: ladder, roofline, where the time goes, and everything beside its peers."""
+"""This module makes the report's sections of a device's results: ladder, roofline, where the time goes, and everything beside its peers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of all kernels, `python -m nbcnn kernels --page docs/kernels.md`: where each stands, who launches it, what the compiler makes of it.
+"""This module writes docs/kernels.md (`python -m nbcnn kernels --page`): where each kernel stands, who launches it, what the compiler makes of it.
 
 The first columns are planned, without a compiler (`nbcnn.lab.measure.launched`), and a test compares them with the code; registers are of
 one launch of a kernel, the first there, compiled without a GPU (`nbcnn.check.static`).

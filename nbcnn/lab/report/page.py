@@ -1,4 +1,4 @@
-"""The report's HTML: skeleton, style, tables, pictures. Everything that is not markup here is escaped."""
+"""This module writes the report's HTML: skeleton, style, tables, pictures. Everything that is not markup here is escaped."""
 
 from __future__ import annotations
 
@@ -8,12 +8,23 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-STYLE = """
+PALETTE = """
 :root { color-scheme: light dark; --paper: #ffffff; --ink: #1c1e21; --muted: #5c6470; --line: #d9dde3; --card: #f4f6f8;
   --c1: #0072b2; --c2: #c4500a; --c3: #00805c; --c4: #8f4a86; --c5: #737a84; }
 @media (prefers-color-scheme: dark) { :root { --paper: #15181c; --ink: #e6e8eb; --muted: #9aa3ae; --line: #343a42; --card: #1e2329;
   --c1: #56b4e9; --c2: #f0894a; --c3: #35c79a; --c4: #d592cb; --c5: #9aa3ae; } }
-* { box-sizing: border-box; }
+"""
+CHARTS = """svg text { font: 11px system-ui, sans-serif; fill: var(--ink); }
+svg .muted { fill: var(--muted); }
+svg .grid { stroke: var(--line); stroke-width: 1; }
+svg .line { fill: none; stroke-width: 2; }
+.s1 { stroke: var(--c1); fill: var(--c1); } .s2 { stroke: var(--c2); fill: var(--c2); } .s3 { stroke: var(--c3); fill: var(--c3); }
+.s4 { stroke: var(--c4); fill: var(--c4); } .s5 { stroke: var(--c5); fill: var(--c5); }
+svg .hollow { fill: var(--paper); } svg .dash { stroke-dasharray: 5 4; }
+"""
+STYLE = (
+    PALETTE
+    + """* { box-sizing: border-box; }
 body { margin: 0 auto; max-width: 60rem; padding: 1rem; background: var(--paper); color: var(--ink);
   font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; overflow-wrap: anywhere; }
 h1 { font-size: 1.5rem; line-height: 1.25; margin: .5rem 0; }
@@ -38,15 +49,11 @@ td.share { background: color-mix(in srgb, var(--c1) calc(var(--s) * 70%), transp
 figure { margin: 1rem 0; max-width: 38rem; }
 svg, img { display: block; width: 100%; height: auto; }
 img { background: #ffffff; border-radius: .4rem; }
-svg text { font: 11px system-ui, sans-serif; fill: var(--ink); }
-svg .muted { fill: var(--muted); }
-svg .grid { stroke: var(--line); stroke-width: 1; }
-svg .line { fill: none; stroke-width: 2; }
-.s1 { stroke: var(--c1); fill: var(--c1); } .s2 { stroke: var(--c2); fill: var(--c2); } .s3 { stroke: var(--c3); fill: var(--c3); }
-.s4 { stroke: var(--c4); fill: var(--c4); } .s5 { stroke: var(--c5); fill: var(--c5); }
-svg .hollow { fill: var(--paper); } svg .dash { stroke-dasharray: 5 4; }
-@media print { body { max-width: none; } nav { display: none; } }
 """
+    + CHARTS
+    + """@media print { body { max-width: none; } nav { display: none; } }
+"""
+)
 
 
 def escape(text: Any) -> str:

@@ -1,26 +1,29 @@
-"""The README's tables and one picture, made from the results files: `python -m nbcnn.lab.report.readme` makes them anew; a test compares.
+"""The tables and pictures of the README and of the pages in docs, made from the results files.
 
-A table stands between `<!-- table NAME -->` and `<!-- end -->`; the functions below make one each.
+`python -m nbcnn.lab.report.readme` makes them anew, and a test compares. A table stands between `<!-- table NAME -->` and `<!-- end -->`, in
+any document of `documents`; the functions below make one each.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from nbcnn.lab.measure import schema
 from nbcnn.lab.measure.results import RESULTS
+from nbcnn.lab.report import hopper, readme_scaling
+from nbcnn.lab.report import readme_front as front
 from nbcnn.lab.report import readme_fusion as fusion
 from nbcnn.lab.report import readme_laboratory as laboratory
-from nbcnn.lab.report import readme_scaling
 from nbcnn.lab.report import readme_series as series
 from nbcnn.lab.report import readme_tensorcore as tensorcore
 from nbcnn.lab.report.tables import GPU, footer, markdown, measured, section
 
-README = Path(__file__).parents[3] / "README.md"
+ROOT = Path(__file__).parents[3]
+README, DOCS = ROOT / "README.md", ROOT / "docs"
 CPU = "cpu.json"
 _BLOCK = re.compile(r"(<!-- table (\w+) -->\n).*?(<!-- end -->)", re.S)
 
@@ -134,30 +137,39 @@ TABLES: dict[str, Callable[[], str]] = {
     "quality": quality,
     "tensorcore": tensorcore.step,
     "precisions": tensorcore.precisions,
+    **front.TABLES,
     **laboratory.TABLES,
     **readme_scaling.TABLES,
     **fusion.TABLES,
     **series.TABLES,
+    **hopper.TABLES,
 }
 for _name, _table, _section in (
     ("layers", tensorcore.layers, "convs-fused-tensorcore-bf16-1024"),
     ("engines", tensorcore.engines, "convs-tensorcore-bf16-mma-1024"),
     ("epoch", tensorcore.epoch, "epoch-tensorcore-bf16-1024"),
 ):
-    # A table that was measured must stand in the README; one that was not must not.
+    # A table that was measured must stand in a document; one that was not must not.
     if measured(GPU, _section):
         TABLES[_name] = _table
 
 
+def documents() -> Mapping[Path, str]:
+    """The documents in which tables stand, with their texts."""
+    pages = sorted(page for page in DOCS.rglob("*.md") if _BLOCK.search(page.read_text(encoding="utf-8")))
+    return {path: path.read_text(encoding="utf-8") for path in (README, RESULTS / "README.md", *pages)}
+
+
 def rewritten(text: str) -> str:
-    """A README's text with every table made anew. Raises KeyError for a table or section that does not exist."""
+    """A document's text with every table made anew. Raises KeyError for a table or section that does not exist."""
     tables = {**TABLES, "schema": schema.table}
     return _BLOCK.sub(lambda block: block[1] + tables[block[2]]() + block[3], text)
 
 
 def main() -> int:
-    for document in (README, RESULTS / "README.md"):
-        document.write_text(rewritten(document.read_text()))
+    for path, text in documents().items():
+        path.write_text(rewritten(text), encoding="utf-8")
+    front.chart(DOCS / "pictures" / front.PICTURE)
     tensorcore.chart(RESULTS / "precisions.png")
     laboratory.charts(RESULTS)
     series.charts(RESULTS)

@@ -1,4 +1,4 @@
-"""The README's tables of the fusion study: elementwise ops, EvoNorm, matrix products, the batch sweep, and the MNIST classifier.
+"""Tables of the fusion study for the documentation: elementwise ops, EvoNorm, matrix products, the batch sweep, and the MNIST classifier.
 
 Each is a whole paragraph with its title, and empty as long as it was not measured.
 """

@@ -1,6 +1,6 @@
-"""The README's tables of the laboratory: self-test, warm-up study, rooflines, and the model's bytes beside ncu's.
+"""Tables of the laboratory for the documentation: self-test, warm-up study, rooflines, and the model's bytes beside ncu's.
 
-Each is a whole paragraph, with its title, and empty as long as it was not measured: so its place stands in the README before its figures do.
+Each is a whole paragraph, with its title, and empty as long as it was not measured: so its place stands on a page before its figures do.
 """
 
 from __future__ import annotations
@@ -10,15 +10,16 @@ from typing import Any
 
 from nbcnn.lab.measure import results
 from nbcnn.lab.measure.counters import LONG_MS
-from nbcnn.lab.report.tables import GPU, footer, markdown, measured, section
+from nbcnn.lab.report.tables import GPU, footer, kept, markdown, measured, section
 
 ROOFLINE, WARMUP = "roofline.png", "warmup.png"
-_PICTURES = "nbcnn/lab/results"
+_PICTURES = "../../nbcnn/lab/results"
+"""Seen from docs/results, where the pages with pictures are."""
 
 
 def named(kind: str) -> list[str]:
     """The names of the measured sections of a kind, in order."""
-    return results.of_kind(results.load(results.RESULTS / GPU), kind)
+    return results.of_kind(kept(GPU), kind)
 
 
 def folded(title: str, content: str) -> str:

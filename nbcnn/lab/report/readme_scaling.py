@@ -1,4 +1,4 @@
-"""The README's tables of training on several GPUs: what was measured on one machine, and what that lets expect of many.
+"""Tables of training on several GPUs for the documentation: what was measured on one machine, and what that lets expect of many.
 
 Empty as long as it was not measured, like the tables of `readme_laboratory`.
 """
@@ -89,7 +89,7 @@ LINKS = (
 """Assumed, not measured."""
 MACHINES = (2, 8, 64)
 GRADIENT_BYTES = 3_007_744
-"""Of the autoencoder: 751,875 float32, and the padding between them."""
+"""Bytes of the autoencoder's gradients: 751,875 float32, and the padding between them."""
 STEPS = {"bf16": "step-tensorcore-bf16-1024", "fp32": "step-tensorcore-fp32-1024"}
 ASSUMED_INSIDE = 40e-6
 """Seconds of an all-reduce within a machine, as long as nobody has measured it."""

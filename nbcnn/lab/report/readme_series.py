@@ -1,4 +1,4 @@
-"""The README's tables of series: depthwise convolution, the model of its bytes beside ncu's, and the training step of S4ConvD.
+"""Tables of series for the documentation: depthwise convolution, the model of its bytes beside ncu's, and the training step of S4ConvD.
 
 As in `readme_laboratory`, each is a whole paragraph, and empty as long as it was not measured.
 """

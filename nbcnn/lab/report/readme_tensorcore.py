@@ -1,4 +1,4 @@
-"""The README's tables of mode tensorcore: whole steps, layers, the two engines, a real epoch, what precision costs."""
+"""Tables of mode tensorcore for the documentation: whole steps, layers, the two engines, a real epoch, what precision costs."""
 
 from __future__ import annotations
 
@@ -23,16 +23,21 @@ def step() -> str:
     for precision, batch in STEPS:
         if not measured(GPU, f"step-tensorcore-{precision}-{batch}"):
             continue
-        (ours, *peers), environment = section(GPU, f"step-tensorcore-{precision}-{batch}")
+        ours, best, figures, environment = beside_pytorch(f"step-tensorcore-{precision}-{batch}")
         environments.append(environment)
-        best = min(peers, key=lambda peer: peer["step_ms"]["median"])
-        mine, its = ours["step_ms"]["median"], best["step_ms"]["median"]
         planned = sum(v for k, v in ours["planned_bytes"].items() if k not in ("data set", "tables"))
-        name = _NAMES[best["form"].removeprefix("PyTorch ")]
-        figures = (f"**{mine:.3f}**", f"{ours['images_per_second']:,.0f}", f"{its:.3f} ({name})", f"**{its / mine:.2f}×**")
         rows.append((precision, str(batch), *figures, f"{planned / 2**20:,.0f} / {best['peak_bytes'] / 2**20:,.0f}"))
     head = ("precision", "batch", "nbcnn ms", "images/s", "fastest PyTorch, ms", "ours is", "MiB: nbcnn / it")
     return markdown(head, rows) + footer(*environments)
+
+
+def beside_pytorch(name: str) -> tuple[dict[str, Any], dict[str, Any], tuple[str, ...], dict[str, Any]]:
+    """Our row of a section of whole training steps, PyTorch's fastest one, four cells that compare them, and the environment."""
+    (ours, *peers), environment = section(GPU, name)
+    best = min(peers, key=lambda peer: peer["step_ms"]["median"])
+    mine, its = ours["step_ms"]["median"], best["step_ms"]["median"]
+    form = _NAMES[best["form"].removeprefix("PyTorch ")]
+    return ours, best, (f"**{mine:.3f}**", f"{ours['images_per_second']:,.0f}", f"{its:.3f} ({form})", f"**{its / mine:.2f}×**"), environment
 
 
 def layers() -> str:

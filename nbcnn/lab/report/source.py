@@ -1,4 +1,4 @@
-"""What a report is made from: a run folder with what was classified from it, and a results file."""
+"""This module opens the source of a report: a run folder with what was classified from it, and a results file."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from nbcnn.datasets import own
 from nbcnn.files import document
 from nbcnn.lab.measure import results
 from nbcnn.train.runlog import RunError, RunFolder
@@ -15,11 +16,13 @@ from nbcnn.train.runlog import RunError, RunFolder
 _CONFIG = {
     **dict.fromkeys(("device", "mode", "precision"), str),
     **{"versions": {str: (str, None)}, "command": (str, [str]), "planned_bytes": {str: int}, "parameters": int, "used_bytes?": {str: (int, None)}},
-    "data": {"source?": str, "training_images?": int, "test_images?": int},
+    "data": {"source?": str, "training_images?": int, "test_images?": int, "training_windows?": int, "validation_windows?": int},
+    "classes?": [str],
 }
 _TIME = {"kernels_ms": {str: float}, "gaps_ms": float, "host_ms": float, "step_ms": float}
 _LOSSES = dict.fromkeys(("train_loss", "test_loss", "seconds", "images_per_second"), float)
-_ROW = {"epoch": int, "step": int, **_LOSSES, "time?": (_TIME, None)}
+_ROW = {"epoch": int, "step": int, **_LOSSES, "test_accuracy?": float, "time?": (_TIME, None)}
+_FORECAST = {"rmsle": {str: float}, "windows": int}
 
 
 _SCORES = {"test_accuracy": float, "train_accuracy": float}
@@ -57,6 +60,7 @@ class Source:
 
     run           the run folder, None for results alone; `config` and `metrics` are its
     classified    the content of classify.json made from one of the run's checkpoints, or None
+    forecast      the content of the run's forecast.json, or None
     results       the content of a results file of the run's device, or None; `file` is where it stands
     """
 
@@ -64,6 +68,7 @@ class Source:
     config: dict[str, Any] = field(default_factory=dict)
     metrics: list[dict[str, Any]] = field(default_factory=list)
     classified: dict[str, Any] | None = None
+    forecast: dict[str, Any] | None = None
     results: dict[str, Any] | None = None
     file: Path | None = None
 
@@ -72,6 +77,29 @@ class Source:
         for name in results.of_kind(self.results, kind) if self.results else ():
             part = self.results["sections"][name]  # type: ignore[index]
             yield name, part["rows"], part["environment"]
+
+    @property
+    def task(self) -> str:
+        """What the run's network does: "forecast", "classify" or "reconstruct"."""
+        if "training_windows" in self.config.get("data", {}):
+            return "forecast"
+        scored = any("test_accuracy" in row for row in self.metrics) or str(self.config["flags"]["model"]).startswith("mnist-cnn")
+        return "classify" if scored else "reconstruct"
+
+    @property
+    def noun(self) -> str:
+        """What the run is trained on."""
+        return "windows" if self.task == "forecast" else "images"
+
+    @property
+    def finished(self) -> bool:
+        """The run has all its epochs."""
+        return len(self.metrics) >= int(self.config["flags"].get("epochs") or 1)
+
+    @property
+    def measured(self) -> bool:
+        """Ladder, roofline and benchmarks belong on the page: they are of the autoencoder, and say nothing of another network's run."""
+        return not self.run or self.file is not None or self.config["flags"]["model"] == "autoencoder"
 
     @property
     def device(self) -> str:
@@ -102,9 +130,20 @@ def opened(target: Path, file: Path | None = None, features: Path | None = None)
     document.fits(config, _CONFIG, str(run.config_path))
     metrics = run.rows()
     document.fits(metrics, [_ROW], f"{run.path / 'metrics.jsonl'}")
-    found = file or results.RESULTS / f"{results.slug(config['device'])}.json"
-    content = results.load(found) if file or found.is_file() else None
-    return Source(run, config, metrics, classification(run, config, features), content, found if content else None)
+    ours = results.RESULTS / f"{results.slug(config['device'])}.json"
+    found = file or (ours if config["flags"]["model"] == "autoencoder" else None)
+    content = results.load(found) if found and (file or found.is_file()) else None
+    return Source(run, config, metrics, classification(run, config, features), _forecast(run), content, found if content else None)
+
+
+def _forecast(run: RunFolder) -> dict[str, Any] | None:
+    """forecast.json of a run on series, if there is one."""
+    path = run.path / "forecast.json"
+    if not path.is_file():
+        return None
+    found: dict[str, Any] = document.load(path)
+    document.fits(found, _FORECAST, str(path))
+    return found
 
 
 def classification(run: RunFolder, config: dict[str, Any], features: Path | None) -> dict[str, Any] | None:
@@ -112,7 +151,7 @@ def classification(run: RunFolder, config: dict[str, Any], features: Path | None
 
     Raises RunError if `features` is given and is not that.
     """
-    folder = features or Path("features") / config["data"]["name"]
+    folder = features or Path("features") / own.short(config["data"]["name"])
     path = folder / "classify" / "classify.json"
     try:
         found: dict[str, Any] = document.load(path)

@@ -1,4 +1,4 @@
-"""The sections of a run: headline, environment, commands, curves, reconstructions, memory, confusion matrix.
+"""The sections of a run: headline, environment, commands, curves, what it makes of test data, memory, confusion matrix.
 
 Every section is a function of the source that yields HTML, and `Missing` for what was not measured. Of results without a run it
 tells what they hold instead.
@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Iterator
 from typing import Any
 
+from nbcnn.datasets import own
 from nbcnn.lab.report import page, svg
 from nbcnn.lab.report.source import Missing, Source
 from nbcnn.train.callbacks import duration, rate
@@ -31,9 +32,14 @@ def _run_cards(source: Source) -> list[tuple[str, str]]:
         facts += [
             (f"{best['test_loss']:.5f}", f"best test loss on {data}, epoch {best['epoch']} of {len(source.metrics)}"),
             (f"{last['train_loss']:.5f}", "training loss of the last epoch"),
-            (rate(last["images_per_second"]), "training images per second, last epoch"),
+            (rate(last["images_per_second"]), f"training {source.noun} per second, last epoch"),
             (duration(seconds), f"training of {last['step']:,} steps"),
         ]
+        scored = [row for row in source.metrics if "test_accuracy" in row]
+        if scored:
+            facts.insert(0, (f"{scored[-1]['test_accuracy']:.2%}", f"test accuracy on {data}, last epoch"))
+    if source.forecast and "network" in source.forecast["rmsle"]:
+        facts.insert(0, (f"{source.forecast['rmsle']['network']:.4f}", "RMSLE in the test months"))
     if source.classified:
         accuracy = source.classified["classifiers"]["encoder"]["test_accuracy"]
         facts.append((f"{accuracy:.2%}", "test accuracy of an RBF SVM on the features"))
@@ -64,6 +70,8 @@ def environment(source: Source) -> Parts:
     if source.run:
         config, data = source.config, source.config["data"]
         images = f"{data['training_images']:,} training, {data['test_images']:,} test images" if "training_images" in data else ""
+        if "training_windows" in data:
+            images = f"{data['training_windows']:,} training, {data.get('validation_windows', 0):,} validation windows"
         rows = [
             ("device", config["device"]),
             ("runs as", f"{config['mode']}, {config['precision']}"),
@@ -99,7 +107,7 @@ def command(source: Source) -> Parts:
     if source.run:
         words = source.config["command"]
         yield page.code(words if isinstance(words, str) else shlex.join(["python", *words]))
-        if source.results:
+        if source.results and source.measured:
             yield page.paragraph(
                 f"Ladder, roofline and benchmarks are not this run's: they were measured on {source.results['device']}, see their captions."
             )
@@ -121,6 +129,13 @@ def curves(source: Source) -> Parts:
             svg.Series("test", [(at, row["test_loss"]) for at, row in epochs], 2, dash=True),
         ]
         yield from _curves(drawn, f"Mean loss by epoch on {source.config['data']['name']}.")
+        wrong = [(at, 1 - row["test_accuracy"]) for at, row in epochs if "test_accuracy" in row]
+        if any(share > 0 for _, share in wrong):
+            shares = [(at, 100 * share) for at, share in wrong if share > 0]
+            yield page.figure(svg.lines([svg.Series("test", shares, 2)], "epoch", "% wrong", whole=True), "Test images that are classified wrongly.")
+        if wrong:
+            rows = [(at, f"{1 - share:.2%}") for at, share in wrong]
+            yield page.folded("test accuracy by epoch", page.table(("epoch", "test accuracy"), rows))
         return
     found = False
     for name, rows, where in source.sections("quality"):
@@ -151,15 +166,33 @@ def _curves(drawn: list[svg.Series], caption: str) -> Iterator[str]:
     yield f"<details><summary>as a table</summary>{page.table(('epoch', *names), by_epoch)}</details>"
 
 
-def reconstructions(source: Source) -> Parts:
-    """Inputs, outputs and their difference."""
+def results(source: Source) -> Parts:
+    """What the network makes of the test data, as far as the run drew it: reconstructions, classes and mistakes, or a forecast."""
     if not source.run:
         yield Missing("reconstructions", TRAIN)
-    elif not source.run.reconstructions.is_file():
-        yield Missing("reconstructions", f"python train.py --resume {source.run.path}", "the run is not finished")
+        return
+    run, data = source.run, source.config["data"]["name"]
+    if source.task == "reconstruct":
+        text = f"test images of {data}: input, output, absolute error"
+        wanted = [(run.reconstructions, "reconstructions", text, f"Rows: {text}.")]
+    elif source.task == "classify":
+        wanted = [
+            (run.confusion, "confusion matrix", f"confusion matrix of the test images of {data}", "True and predicted classes of the test images."),
+            (run.mistakes, "mistakes", f"test images of {data} that are classified wrongly", "Mistakes, the surest first: true class → predicted."),
+        ]
     else:
-        text = f"test images of {source.config['data']['name']}: input, output, absolute error"
-        yield page.figure(page.png(source.run.reconstructions, text), f"Rows: {text}.")
+        caption = "Forecasts and readings of one meter in the test months, hour by hour."
+        wanted = [(run.path / "forecast.png", "the forecast", f"forecasts and readings of {data}", caption)]
+        if source.forecast:
+            rows = [(name, f"{score:.4f}") for name, score in source.forecast["rmsle"].items()]
+            yield page.table(("forecast by", "RMSLE in the test months"), rows)
+    for path, what, alt, caption in wanted:
+        if path.is_file():
+            yield page.figure(page.png(path, alt), caption)
+        elif source.finished:
+            yield Missing(what, "", f"the run is finished, but {path.name} is not in its folder")
+        else:
+            yield Missing(what, f"python train.py --resume {run.path}", "the run is not finished")
 
 
 def memory(source: Source) -> Parts:
@@ -200,9 +233,12 @@ def confusion(source: Source) -> Parts:
     if source.run:
         found = source.classified
         if found is None:
+            if source.task != "reconstruct":
+                return  # The network is trained for something else; a classifier's own matrix stands above.
             data, run = source.config["data"]["name"], source.run.path
-            how = f"python extract_features.py {run} --out features/{data} && python -m nbcnn classify features/{data}"
-            unlabelled = data == "photos"
+            folder = f"features/{own.short(data)}"
+            how = f"python extract_features.py {run} --out {folder} && python -m nbcnn classify {folder}"
+            unlabelled = data == "photos" or (own.is_own(data) and "classes" not in source.config)
             yield Missing("confusion matrix", "" if unlabelled else how, f"{data} has no labels" if unlabelled else "")
             return
         yield from _confusion(found, f"RBF SVM on the features of {found['dataset']}")

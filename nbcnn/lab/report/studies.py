@@ -1,4 +1,4 @@
-"""The studies in a device's results: convolution of series and S4ConvD, fused and small works, the MNIST classifier, several GPUs."""
+"""This module makes the report's sections of studies: convolution of series and S4ConvD, fused kernels, the MNIST classifier, several GPUs."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _paths(size: Row) -> str:
 
 
 def _sequences(rows: Sequence[Row]) -> str:
-    """The paths of a training step one behind the other."""
+    """The table of the paths of a training step, timed one after the other."""
     table = [
         (row["variant"], " + ".join(f"{ms * 1e3:,.0f}" for ms in row["paths"].values()), f"{row['ms']['median'] * 1e3:,.1f}", f"{row['off']:+.1%}")
         for row in rows

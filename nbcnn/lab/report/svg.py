@@ -1,12 +1,13 @@
-"""Charts as inline SVG: no script, no font, no colour of their own (the page's style gives them), 400 units wide."""
+"""This module draws charts as inline SVG, 400 units wide, without scripts, fonts or colours of their own (the page's style gives them)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from nbcnn.lab.report.page import escape
+from nbcnn.lab.report.page import CHARTS, PALETTE, escape
 
 WIDTH, LEFT, RIGHT, TOP = 400, 58, 10, 12
 COLOURS = 5
@@ -77,6 +78,16 @@ def _svg(height: float, label: str, parts: Sequence[str]) -> str:
     return f'<svg viewBox="0 0 {WIDTH} {height:g}" role="img" aria-label="{escape(label)}">{"".join(parts)}</svg>'
 
 
+def standalone(chart: str) -> str:
+    """A chart of this module as a file of its own, for pages that show it as an image: with its style, light and dark, and a background."""
+    size = re.match(r'<svg viewBox="0 0 (\S+) (\S+)"', chart)
+    assert size, chart[:80]
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{2 * float(size[1]):g}" height="{2 * float(size[2]):g}" '
+    style = f'<style>{PALETTE}{CHARTS}</style><rect width="100%" height="100%" style="fill: var(--paper)"/>'
+    opened, _, rest = chart.removeprefix("<svg ").partition(">")
+    return f"{head}{opened}>{style}{rest}\n"
+
+
 def _text(x: float, y: float, text: str, anchor: str = "start", muted: bool = False) -> str:
     colour = ' class="muted"' if muted else ""
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{colour}>{escape(text)}</text>'
@@ -133,15 +144,16 @@ def lines(series: Sequence[Series], x_name: str, y_name: str, whole: bool = Fals
     return _svg(end + 8, f"{y_name} over {x_name}", [*parts, *legend])
 
 
-def bars(rows: Sequence[tuple[str, float, str]], x_name: str, log: bool = True) -> str:
-    """Horizontal bars: (label, value, text at its end), on a logarithmic axis unless told otherwise."""
+def bars(rows: Sequence[tuple[str, float, str]], x_name: str, log: bool = True, second: Collection[str] = ()) -> str:
+    """Horizontal bars: (label, value, text at its end), on a logarithmic axis unless told otherwise; labels in `second` take the second colour."""
     room, left = _margin([note for _, _, note in rows]), _margin([label for label, _, _ in rows])
     low, high = (min(v for _, v, _ in rows) / 2 if log else 0.0), max(v for _, v, _ in rows)
     x = scale(low, high, left, WIDTH - room, log)
     parts = []
     for at, (label, value, note) in enumerate(rows):
         top = TOP + at * 24
-        parts.append(f'<rect class="s1" x="{left:g}" y="{top}" width="{max(1.0, x(value) - left):.1f}" height="16"/>')
+        colour = 2 if label in second else 1
+        parts.append(f'<rect class="s{colour}" x="{left:g}" y="{top}" width="{max(1.0, x(value) - left):.1f}" height="16"/>')
         parts += [_text(left - 6, top + 12, label, "end"), _text(x(value) + 6, top + 12, note)]
     bottom = TOP + 24 * len(rows)
     parts.append(_text(left, bottom + 12, x_name + (", logarithmic" if log else ""), muted=True))

@@ -1,8 +1,10 @@
-"""What the README's tables are made of: a section of a results file, Markdown, and the line below that says where from."""
+"""This module makes Markdown tables from sections of a results file, and the line below each that names its origin."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from nbcnn.lab.measure import results
@@ -10,15 +12,27 @@ from nbcnn.lab.measure import results
 GPU = "nvidia-h200.json"
 
 
+def kept(file: str) -> dict[str, Any]:
+    """The content of a results file. The tables ask for it a hundred times, and checking the largest takes half a second: it is read once."""
+    path = results.RESULTS / file
+    stat = path.stat()
+    return _read(path, stat.st_mtime_ns, stat.st_size)
+
+
+@lru_cache(maxsize=4)
+def _read(path: Path, changed: int, size: int) -> dict[str, Any]:
+    return results.load(path)
+
+
 def section(file: str, name: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Rows and environment of one section. Raises KeyError if it was never measured."""
-    found = results.load(results.RESULTS / file)["sections"][name]
+    found = kept(file)["sections"][name]
     return found["rows"], found["environment"]
 
 
 def measured(file: str, name: str) -> bool:
     """True if the results file has the section."""
-    return name in results.load(results.RESULTS / file)["sections"]
+    return name in kept(file)["sections"]
 
 
 def markdown(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], left: int = 1) -> str:

@@ -1,4 +1,4 @@
-"""All sections of a report in their order, and last what was not measured."""
+"""This module writes a report: all sections in their order, and last what was not measured."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SECTIONS: tuple[tuple[str, str, Callable[[Source], story.Parts]], ...] = (
     ("environment", "Environment", story.environment),
     ("command", "Exact command", story.command),
     ("curves", "Curves", story.curves),
-    ("reconstructions", "Reconstructions", story.reconstructions),
+    ("results", "On test data", story.results),
     ("ladder", "Ladder", bench.ladder),
     ("roofline", "Roofline", bench.roofline),
     ("time", "Where the time goes", bench.time),
@@ -25,6 +25,8 @@ SECTIONS: tuple[tuple[str, str, Callable[[Source], story.Parts]], ...] = (
     ("fusion", "Fused and small works", studies.fusion),
     ("scaling", "Several GPUs", studies.scaling),
 )
+OF_THE_DEVICE = frozenset(("ladder", "roofline", "benchmarks", "series", "fusion", "scaling"))
+"""Sections of what was measured with the autoencoder and beside peers, which a run of another network does not show."""
 MISSING = ("missing", "What was not measured")
 
 
@@ -35,6 +37,8 @@ def report(source: Source) -> tuple[str, list[Missing]]:
     """
     shown, missing = [], []
     for name, title, section in SECTIONS:
+        if name in OF_THE_DEVICE and not source.measured:
+            continue
         try:
             parts = list(section(source))
         except (ArithmeticError, ValueError, TypeError, LookupError, AttributeError) as error:

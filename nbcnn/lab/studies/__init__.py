@@ -1,1 +1,1 @@
-"""Studies: one question each, with tables and charts."""
+"""This package has the studies: each answers one question with tables and charts."""

@@ -1,4 +1,4 @@
-"""Our convolutions beside cuDNN's, in turn: every layer of the autoencoder, every pass, verified and then timed."""
+"""This study times our convolutions beside cuDNN's, in turn: every layer and pass of the autoencoder, verified first."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FUSED = {
 }
 """The op that the fused autoencoder runs for each layer and pass."""
 CALLS = 10
-"""Calls in one captured graph, unless it takes more to walk through all sets of operands."""
+"""Calls in one captured graph, unless all sets of operands take more."""
 SECONDS = 0.5
 """A figure is sampled for at most so long."""
 

@@ -1,4 +1,4 @@
-"""The counter-free study of depthwise convolution: what every variant asks memory for on every path, and what that allows.
+"""This study models depthwise convolution without counters: the bytes that every variant asks for on every path, and the time that they allow.
 
 For each variant and path, from shapes and tiles alone (arXiv:2604.25422 models its kernels so; the formulas are ours):
 
@@ -26,7 +26,7 @@ from nbcnn.ops.kernel.traffic import Traffic, total
 from nbcnn.ops.series.dwconv1d.series import of_gradient
 
 Series = tuple[int, int, int, int]
-"""N, C, L, T: the paper's B, H, L, K."""
+"""The extents N, C, L, T of series and filters, which the paper calls B, H, L, K."""
 
 PAPER: Series = (16384, 128, 48, 48)
 SHAPES: tuple[Series, ...] = (PAPER, (512, 128, 48, 48), (256, 128, 1024, 48), (64, 256, 4096, 64))
@@ -62,20 +62,20 @@ def call_of(op: str, shape: Series, padding: str) -> Call:
 
 
 def flops(shape: Series, path: str, padding: str) -> int:
-    """Two for every tap that meets the series, twice that where both gradients are made."""
+    """Flops of a path: two for every tap inside the series, twice that where both gradients are made."""
     g = of_gradient(call_of("dwconv1d_wgrad", shape, padding))
     return 2 * g.rows * g.products() * (2 if path == "bwd" else 1)
 
 
 def compulsory(shape: Series, path: str) -> int:
-    """Every operand once: bytes read and written."""
+    """Compulsory bytes of a path: every operand read or written once."""
     n, c, length, taps = shape
     series, filters = 4 * n * c * length, 4 * c * taps
     return 3 * series + 2 * filters if path == "bwd" else 2 * series + filters
 
 
 def launches_of(variant: str, path: str, shape: Series, padding: str, multiprocessors: int) -> list[Traffic]:
-    """What every launch asks memory for. Raises ValueError if the variant does not take the shape."""
+    """The traffic of every launch. Raises ValueError if the variant does not take the shape."""
     impl = DWCONV[variant][f"dwconv1d_{path}"]
     call = call_of(f"dwconv1d_{path}", shape, padding)
     reason = impl.supports(call)

@@ -1,4 +1,4 @@
-"""The study's bytes beside NVIDIA's counters: every variant and path once, as ncu counts it.
+"""This study sets the modelled bytes of depthwise convolutions beside NVIDIA's counters: every variant and path once, as ncu counts it.
 
 `python -m nbcnn.lab.studies.dwconv_counters NxCxLxT PADDING VARIANT,…` runs them between the profiler's start and stop; ncu runs that. Reads from
 DRAM lie between the different bytes of a launch (`distinct`: caches served every repetition) and all that it asks for (`read`).
@@ -57,7 +57,7 @@ def count(shape: dwconv.Series, variants: Sequence[str], padding: str, multiproc
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run what is counted: every variant and path once, after a first time that compiles, each on series that the one before did not touch."""
+    """Run every variant and path once to be counted, after a first run that compiles, each on series that the one before did not touch."""
     from nbcnn.gpu.device import Gpu
     from nbcnn.gpu.driver import device as driver_device
     from nbcnn.lab.studies import dwconv_times

@@ -1,4 +1,4 @@
-"""The study of depthwise convolution as text and as a chart."""
+"""This module shows the study of depthwise convolution as text and as a chart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The study's times: every variant and path of one size in turn, the three paths in sequence, and PyTorch's forms beside them.
+"""This study times depthwise convolutions: every variant and path of one size in turn, the three paths in sequence, and PyTorch's forms.
 
 What takes longest, naive and coalesced, is timed apart from the others and less often.
 
@@ -34,7 +34,7 @@ CALLS = 10
 SECONDS, SLOW_SECONDS = 2.0, 0.5
 """All figures of one size are sampled together for at most so long; those of `SLOW` variants apart, with fewer repetitions."""
 SLOW = ("naive", "coalesced")
-"""A turn of these takes longer than one of everything else: with them, twenty turns of the paper's size would take half a minute."""
+"""Variants of which one repetition takes longer than one of everything else: twenty repetitions of the paper's size would take half a minute."""
 IN_SEQUENCE = {"best": ("fprop", "bwd")}
 """The paths of a training step; of all other variants the three."""
 

@@ -1,4 +1,4 @@
-"""S4ConvD's whole training step with every variant of the depthwise convolution, beside what Amdahl's law says, and PyTorch.
+"""This study times S4ConvD's whole training step with every variant of the depthwise convolution, beside Amdahl's prediction and PyTorch.
 
 Between two variants only the depthwise convolutions change. From naive's step, the share s of it that they take (by events around
 the launches of its plan), and a variant's speed-up S of the three paths alone, the law predicts naive · (1 − s + s / S).

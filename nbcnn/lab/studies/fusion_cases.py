@@ -1,4 +1,4 @@
-"""The works of `study gemm`, `study elementwise` and `study evonorm`: each verified first, then PyTorch's and Triton's forms of the same."""
+"""This module makes the cases of `study gemm`, `study elementwise` and `study evonorm`: ours, verified first, then PyTorch's and Triton's forms."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nbcnn.plan.flops import step_bytes, step_flops
 
 PUBLISHED = ((128, 128, 128), (256, 128, 128), (256, 256, 256), (512, 256, 256), (512, 256, 512), (1024, 512, 256))
 PRODUCTS = (*PUBLISHED, (2048, 2048, 2048), (4096, 4096, 4096), (8192, 8192, 8192))
-"""M, K, N."""
+"""The sizes M, K, N of matrix products."""
 ACTIVATIONS = ("relu", "sigmoid", "swish")
 SIDES = (1024, 4096)
 BATCHES = (16, 32, 64, 256, 1024)

@@ -1,4 +1,4 @@
-"""The works of `study sweep`: whole networks forward, from resident uint8 images to outputs, fused and unfused, at many batch sizes.
+"""This module makes the cases of `study sweep`: whole networks forward, from resident uint8 images to outputs, at many batch sizes.
 
 mlp        256 → 256 → 256, each linear layer with a bias and a Swish (the published sweep does not say what it ran; its memory grows by
            512 floats an image, which this one's does too)
@@ -25,8 +25,8 @@ from nbcnn.run.net import Net
 
 BATCHES = (1, 16, 64, 256, 1024, 4096, 16384)
 NETS: dict[str, tuple[Callable[[], list[Any]], tuple[int, int, int]]] = {
-    "mlp": (lambda: [Flatten(), Linear(256, 256), Swish(), Linear(256, 256), Swish()], (1, 16, 16)),
-    "mlp-relu": (lambda: [Flatten(), Linear(256, 256), ReLU(), Linear(256, 256), ReLU()], (1, 16, 16)),
+    "mlp": (lambda: [Flatten(), Linear(256, in_features=256), Swish(), Linear(256, in_features=256), Swish()], (1, 16, 16)),
+    "mlp-relu": (lambda: [Flatten(), Linear(256, in_features=256), ReLU(), Linear(256, in_features=256), ReLU()], (1, 16, 16)),
     "mnist-cnn": (mnist_cnn, (1, 28, 28)),
 }
 """Name -> (layers, image)."""

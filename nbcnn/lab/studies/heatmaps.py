@@ -1,4 +1,4 @@
-"""Annotated heatmaps of a study: rows are its cases, columns the variants, a panel for each metric and launch, and a ratio panel beside it.
+"""This module draws annotated heatmaps of a study: rows are its cases, columns the variants, with a panel of ratios beside each.
 
 Every picture has a CSV with the same name, which holds all its numbers and more.
 """

@@ -1,4 +1,4 @@
-"""The ladder: cpu → naive → tiled → im2col → tensorcore on this machine, the whole training step and its passes, and a chart.
+"""This study is the ladder: cpu → naive → tiled → im2col → tensorcore on this machine, the whole training step and its passes, and a chart.
 
 Each rung as a part of its peak: of the datasheet's for what it multiplies with (CUDA cores; tensor cores in tf32 or bf16, or a sixth of
 bf16 for fp32, which takes six products), and on the CPU of a large matrix product by BLAS. Flops are those of the direct convolutions.
@@ -60,7 +60,7 @@ def climb(batch: int, say: Callable[[str], None]) -> Iterator[dict[str, Any]]:
 
 
 def worth(row: dict[str, Any], before: dict[str, Any] | None, first: dict[str, Any] | None, ceilings: Ceilings | None) -> dict[str, Any]:
-    """What is said of a rung beside its own figures; None where there is nothing to compare with. `first` is the CPU's rung."""
+    """The ratios of a rung to others; None where there is nothing to compare with. `first` is the CPU's rung."""
     peak = peak_tflops(row, ceilings)
 
     def over(other: dict[str, Any] | None) -> float | None:

@@ -1,4 +1,4 @@
-"""`study mnist`: the classifier trained over several seeds, fused and unfused, and its training step beside PyTorch's.
+"""This study, `study mnist`, trains the classifier over several seeds, fused and unfused, and times its training step beside PyTorch's.
 
 The recipe is train.py's for `mnist-cnn`: He init, batch 128, Adam at 0.001, cosine to zero. An epoch's time is the training alone, from its
 permutation to its last step, the smaller last batch included; accuracy is the share of the test images whose largest logit is right.
@@ -30,7 +30,7 @@ STEPS = 200
 
 @dataclass(frozen=True)
 class Way:
-    """How it is trained."""
+    """How the classifier is trained: the flags of one form."""
 
     choice: Choice
     norm: str = "s0"
@@ -45,8 +45,8 @@ def session_of(data: Dataset, way: Way, seed: int, epochs: int) -> TrainingSessi
     """The session of one run. Raises ValueError for a data set without labels."""
     if data.train_labels is None or data.test_labels is None or data.classes is None:
         raise ValueError(f"{data.name} has no labels")
-    channels, height, width = shape = data.train_images.shape[1:]
-    layers = mnist_cnn(channels, height, width, classes=len(data.classes), norm=way.norm)
+    shape = data.train_images.shape[1:]
+    layers = mnist_cnn(classes=len(data.classes), norm=way.norm)
     net = Net(layers, shape, choice=way.choice, fusing=way.fusing, seed=seed, init="he")
     rates = learning_rates("cosine", RATE, epochs * -(-len(data.train_images) // BATCH))
     return TrainingSession(

@@ -1,4 +1,4 @@
-"""The main job as users run it, recorded: training, features, classification.
+"""This study records the main job as users run it: training, features, classification.
 
 `python -m nbcnn.lab.studies.quality main --data-dir DIR --scratch DIR`.
 

@@ -1,4 +1,4 @@
-"""Training on several GPUs: weak and strong scaling, the all-reduce alone, and PyTorch's DistributedDataParallel in the same run.
+"""This study measures training on several GPUs: weak and strong scaling, the all-reduce alone, and PyTorch's DistributedDataParallel.
 
 Each number of ranks is a set of processes of its own (`scaling_rank`), one set after another; PyTorch has its own, too. Weak scaling
 keeps the images per GPU, strong scaling those of the whole batch.
@@ -16,7 +16,7 @@ from typing import Any
 PRECISIONS = ("bf16", "tf32", "fp32")
 ON_GPU = {"checked": 1024, "steps": 50, "epoch": 16, "warm": 1.5}
 ON_CPU = {"checked": 4, "steps": 2, "epoch": 4, "warm": 0.0}
-"""How much: images in a batch of the parity check, and its training steps; steps in an epoch that is timed; seconds to warm up."""
+"""The sizes of the study: images in a batch of the parity check, and its training steps; steps in an epoch that is timed; seconds to warm up."""
 DRIFT = 2.0
 """How many times as far ranks may drift from one process as that does from itself with its weight gradients summed in other parts."""
 COMPILED = "bf16"

@@ -1,4 +1,4 @@
-"""One rank of the scaling benchmark: `python -m nbcnn.lab.studies.scaling_rank SPEC`, started by `scaling.py`; rank 0 prints a row of JSON a line.
+"""This module is one rank of the scaling study: `scaling.py` starts `python -m nbcnn.lab.studies.scaling_rank SPEC`; rank 0 prints rows as JSON.
 
 Every step is a collective, so nothing here may depend on one rank's clock: numbers of repetitions are rank 0's.
 """

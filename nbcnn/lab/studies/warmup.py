@@ -1,4 +1,4 @@
-"""Why does a kernel measured alone look slower than inside a training run? The study that answers it with this GPU's own figures.
+"""This study answers why a kernel measured alone looks slower than inside a training run, with this GPU's own figures.
 
 Five experiments on one op: the first calls of fresh processes (`fresh`, run before this one opens the GPU); its time and the SM clock from the
 first launch on, after a pause; bursts of 1 … 1,000 calls after a pause and warm; the same operands against rotating ones; and what each

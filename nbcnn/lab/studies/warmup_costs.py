@@ -1,4 +1,4 @@
-"""Which effect makes a call measured alone look slow, and by how much: every cost as a difference of two figures of the warm-up study.
+"""This module splits what makes a call measured alone look slow into costs, each a difference of two figures of the warm-up study.
 
 The reference is a call as training has it: many in a row, operands that no cache holds.
 """
@@ -17,7 +17,7 @@ SETTLED = 10
 
 @dataclass(frozen=True)
 class Cost:
-    """What it is, milliseconds it adds, to what (`once`: to a process; else to a call), and where the figure comes from."""
+    """One cost: its name, the milliseconds that it adds to a call (`once`: to a process), and where the figure comes from."""
 
     what: str
     ms: float

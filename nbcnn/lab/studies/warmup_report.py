@@ -1,4 +1,4 @@
-"""The warm-up study for people: tables, the answer in words from its own figures, and the picture."""
+"""This module shows the warm-up study: tables, the answer in words from its own figures, and the picture."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nbcnn.lab.measure.dram import COUNTED
 from nbcnn.lab.studies import warmup_costs
 
 DIFFERENT = 1.05
-"""Times further apart than this count as different in the answer."""
+"""Ratio of two times from which on the answer calls them different."""
 
 
 def text(found: dict[str, Any]) -> list[str]:
@@ -34,7 +34,7 @@ def text(found: dict[str, Any]) -> list[str]:
 
 
 def answer(found: dict[str, Any]) -> list[str]:
-    """Why it looks slower alone: which effect costs how much, then each in sentences that only say what was measured here."""
+    """The answer: which effect costs how much, then each effect in sentences that only say what was measured here."""
     first, settled = found["cold"][0], found["settled"]
     last = settled[-1]["hot"]["median"]
     alone = float(np.median(first["ms"])) / last

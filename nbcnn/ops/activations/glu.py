@@ -77,7 +77,7 @@ def fprop_kernel(kind: str, four: bool) -> Any:
         grid ⌈NCL/256⌉, or a fourth of it; block 256; a thread owns one y, or four neighbours.
         shared none; moves 12·NCL bytes of float32. source: the definition.
         """
-        i = u4(cuda.grid(1)) * (4 if four else 1)
+        i = u4(cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x) * (4 if four else 1)
         if i < u4(count):
             at = i + i // u4(volume) * volume
             if four:
@@ -102,7 +102,7 @@ def dgrad_kernel(kind: str, four: bool) -> Any:
         grid ⌈NCL/256⌉, or a fourth of it; block 256; a thread owns one dp and its dq, or four neighbours of each.
         shared none; moves 20·NCL bytes of float32. source: the definition.
         """
-        i = u4(cuda.grid(1)) * (4 if four else 1)
+        i = u4(cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x) * (4 if four else 1)
         if i < u4(count):
             at = i + i // u4(volume) * volume
             if four:

@@ -9,7 +9,7 @@ where always h = p·stride + r − pad and w = q·stride + s − pad, and terms 
 `conv_fprop`, `conv_dgrad`, `conv_wgrad` are the `cpu` row in float32 and the reference of every other row in float64.
 They copy windows into columns (im2col) or add columns into windows (col2im) around one matrix product, a few images at
 a time. The copy is the part that BLAS does not do; it grows with C·R·S. At stride 1 a convolution read backwards is a
-convolution again, with the filters turned and C and K exchanged, so each pass copies whichever of C and K is smaller.
+convolution again, with the filters flipped and C and K exchanged, so each pass copies whichever of C and K is smaller.
 Source: Chellapilla, Puri, Simard, "High performance convolutional neural networks for document processing", 2006.
 
     conv_fprop        x (N,C,H,W), w (K,C,R,S)[, b (K)] -> y (N,K,P,Q)                        stride, pad
@@ -41,7 +41,7 @@ def conv_fprop(x: np.ndarray, w: np.ndarray, *rest: np.ndarray, stride: int, pad
     """
     *bias, y = rest
     if _few_filters(w, stride):
-        _columns_to_windows(x, _turned(w), y, 1, _turned_pads(w, pad))
+        _columns_to_windows(x, _flipped(w), y, 1, _flipped_pads(w, pad))
     else:
         _windows_to_columns(x, w, y, stride, (pad, pad))
     for b in bias:
@@ -51,7 +51,7 @@ def conv_fprop(x: np.ndarray, w: np.ndarray, *rest: np.ndarray, stride: int, pad
 def conv_dgrad(dy: np.ndarray, w: np.ndarray, dx: np.ndarray, *, stride: int, pad: int) -> None:
     """dx from dy (N,K,P,Q) and w (K,C,R,S); dx (N,C,H,W) C-contiguous, all of one floating dtype."""
     if _few_filters(w, stride):
-        _windows_to_columns(dy, _turned(w), dx, 1, _turned_pads(w, pad))
+        _windows_to_columns(dy, _flipped(w), dx, 1, _flipped_pads(w, pad))
     else:
         _columns_to_windows(dy, w, dx, stride, (pad, pad))
 
@@ -62,9 +62,9 @@ def conv_wgrad(x: np.ndarray, dy: np.ndarray, dw: np.ndarray, *db: np.ndarray, s
     x (N,C,H,W), dy (N,K,P,Q), dw (K,C,R,S), db (K), all of one floating dtype.
     """
     if _few_filters(dw, stride):
-        turned = _turned(dw)
-        _columns_times_columns(dy, x, turned, 1, _turned_pads(dw, pad))
-        dw[...] = _turned(turned)
+        flipped = _flipped(dw)
+        _columns_times_columns(dy, x, flipped, 1, _flipped_pads(dw, pad))
+        dw[...] = _flipped(flipped)
     else:
         _columns_times_columns(x, dy, dw, stride, (pad, pad))
     for target in db:
@@ -76,12 +76,12 @@ def _few_filters(w: np.ndarray, stride: int) -> bool:
     return stride == 1 and w.shape[0] < w.shape[1]
 
 
-def _turned(w: np.ndarray) -> np.ndarray:
-    """(K,C,R,S) filters as the (C,K,R,S) filters that read the same convolution backwards: turned by half a circle."""
+def _flipped(w: np.ndarray) -> np.ndarray:
+    """(K,C,R,S) filters as the (C,K,R,S) filters that read the same convolution backwards: flipped, by 180 degrees."""
     return np.ascontiguousarray(w[:, :, ::-1, ::-1].swapaxes(0, 1))
 
 
-def _turned_pads(w: np.ndarray, pad: int) -> Pads:
+def _flipped_pads(w: np.ndarray, pad: int) -> Pads:
     return w.shape[2] - 1 - pad, w.shape[3] - 1 - pad
 
 

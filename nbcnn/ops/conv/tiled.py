@@ -18,6 +18,7 @@ from typing import Any
 from nbcnn.gpu.language import cuda, f4, i8, jit
 from nbcnn.ops.conv.naive import int32s, shape_of
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks
+from nbcnn.ops.kernel.loops import quotient
 from nbcnn.ops.kernel.traffic import Traffic, once, outputs, size, windows
 from nbcnn.ops.ptx.shuffle import WARP, warp_sum
 from nbcnn.plan.shapes import ConvShape, numel
@@ -57,7 +58,7 @@ def halo_pitch(side: int) -> int:
 def image_kernel(path: str, R: int, S: int, stride: int, warps: int, with_bias: bool) -> Any:
     """The kernel of fprop (source x, target y) or dgrad (source dy, target dx).
 
-    At stride 1 dgrad is fprop with the filters turned by half a circle, which is how both stage them. At stride 2 it
+    At stride 1 dgrad is fprop with the filters flipped, by 180 degrees, which is how both stage them. At stride 2 it
     reads a source with a zero between every two pixels, and skips the taps that fall on those.
     """
     IS_FPROP = path == "fprop"
@@ -75,13 +76,14 @@ def image_kernel(path: str, R: int, S: int, stride: int, warps: int, with_bias: 
     def stage_pixels(staged, source, image, channel, depth, HS, WS, row0, column0):
         """The halo of `depth` channels from `channel` on, with zeros outside the image."""
         for e in range(cuda.threadIdx.x, depth * AREA, THREADS):
-            c = e // AREA
-            r = (e - c * AREA) // COLUMNS
+            c = quotient(e, AREA)
+            r = quotient(e - c * AREA, COLUMNS)
             s = e - c * AREA - r * COLUMNS
             row, column = row0 + r, column0 + s
+            at = image + (((channel + c) * HS + row) * WS + column)
             value = 0.0
-            if 0 <= row < HS and column >= 0 and column < WS:
-                value = source[image + (((channel + c) * HS + row) * WS + column)]
+            if (row >= 0) & (row < HS) & (column >= 0) & (column < WS):
+                value = source[at]
             staged[c * PLANE + r * PITCH + s] = value
 
     @jit(device=True)
@@ -89,17 +91,17 @@ def image_kernel(path: str, R: int, S: int, stride: int, warps: int, with_bias: 
         """[c][tap][j]: weights from source channel channel + c to target channel target + j, zeros beyond the last."""
         for e in range(cuda.threadIdx.x, BK * BN * TAPS, THREADS):
             # Numbered as they lie in (K,C,R,S), so that neighbouring threads read neighbours.
-            pair = e // TAPS
+            pair = quotient(e, TAPS)
             tap = e - pair * TAPS
-            major = pair // (BK if IS_FPROP else BN)
+            major = quotient(pair, BK if IS_FPROP else BN)
             minor = pair - major * (BK if IS_FPROP else BN)
             c, j = (minor, major) if IS_FPROP else (major, minor)
             at = (target + j) * CS + channel + c if IS_FPROP else (channel + c) * CT + target + j
             value = 0.0
             if c < depth and target + j < CT:
                 value = w[at * TAPS + tap]
-            turned = tap if IS_FPROP else TAPS - 1 - tap
-            staged[(c * TAPS + turned) * WEIGHT_PITCH + j] = value
+            flipped = tap if IS_FPROP else TAPS - 1 - tap
+            staged[(c * TAPS + flipped) * WEIGHT_PITCH + j] = value
 
     @jit(device=True)
     def add_tap(acc, pixels, weights, pixel, weight):

@@ -85,10 +85,10 @@ def behind_planes(call: Call, first: Sequence[Launch]) -> list[Launch]:
     return [*first, *b0.behind_planes(replace(norm, tile=_apart(b0.FPROP, norm)))]
 
 
-def by_end(launches: Callable[..., list[Launch]]) -> dict[str, Callable[[Call], list[Launch]]]:
-    """By op how it is bound, where one kernel has the convolution's end: launches(call, end, z, y, running, shift, std) -> those up to it.
+def by_epilogue(launches: Callable[..., list[Launch]]) -> dict[str, Callable[[Call], list[Launch]]]:
+    """The `bind` of every op whose convolution and norm end in one kernel: launches(call, epilogue, z, y, running, shift, std) -> all up to it.
 
-    end: "s0", "s0 infer", "planes" (of B0 in training) or "b0 infer"; arrays that it does not touch are left out, z where it is not kept.
+    epilogue: "s0", "s0 infer", "planes" (of B0 in training) or "b0 infer"; arrays that it does not touch are left out, z where it is not kept.
     """
 
     def s0_fprop(call: Call) -> list[Launch]:
@@ -114,9 +114,9 @@ def _apart(norm: Impl, call: Call) -> Any:
 
 
 def composed(conv: Impl, norm: Impl) -> Impl:
-    """A fused op as `conv` (an implementation of conv_fprop), then `norm` (one of the EvoNorm op): any shape.
+    """A fused op as `conv` (an implementation of conv_fprop), then `norm` (one of the EvoNorm op), for any shape.
 
-    Where the op does not give z, the convolution writes to y, and the norm to the same place: its blocks read all of their slab first.
+    Where the op does not give z, the convolution writes to y, and the norm overwrites it: its blocks read all of their slab first.
     """
 
     def parts(call: Call) -> tuple[Call, Call, int]:

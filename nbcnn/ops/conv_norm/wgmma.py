@@ -13,7 +13,7 @@ import numpy as np
 from nbcnn.gpu.device import constant
 from nbcnn.ops.conv.frame import correlation
 from nbcnn.ops.conv.wgmma.tile import KINDS
-from nbcnn.ops.conv_norm.two_ops import by_end, group_of
+from nbcnn.ops.conv_norm.two_ops import by_epilogue, group_of
 from nbcnn.ops.conv_norm.wgmma_form import FILTERS, GROUPS, MOMENTS, THREADS, Form
 from nbcnn.ops.conv_norm.wgmma_kernel import conv_norm_kernel
 from nbcnn.ops.kernel import tensor_maps
@@ -47,12 +47,12 @@ def shape_of(call: Call) -> ConvShape:
     return ConvShape(N, C, H, W, K, R, S, call.attrs["stride"], call.attrs["pad"])
 
 
-def form_of(call: Call, precision: str, tile: ImageTile, end: str) -> Form:
+def form_of(call: Call, precision: str, tile: ImageTile, epilogue: str) -> Form:
     """What a call freezes into its kernel. Results are kept wherever they have room beside the tile's sources."""
     c = shape_of(call)
-    form = Form(end, precision, group_of(call), c.R, c.S, c.Q, c.C // KINDS[precision].channels, tile.lines, tile.buffers, tile.parts)
+    form = Form(epilogue, precision, group_of(call), c.R, c.S, c.Q, c.C // KINDS[precision].channels, tile.lines, tile.buffers, tile.parts)
     keeping = replace(form, kept=share_of(c, tile.lines, tile.parts) // tile.lines)
-    return keeping if end != "planes" and form.stage_bytes and keeping.shared_bytes <= _SHARED_OF_BLOCK else form
+    return keeping if epilogue != "planes" and form.stage_bytes and keeping.shared_bytes <= _SHARED_OF_BLOCK else form
 
 
 def share_of(c: ConvShape, lines: int, parts: int) -> int:
@@ -95,24 +95,26 @@ def candidates(call: Call, precision: str, multiprocessors: int) -> list[ImageTi
 
 
 def choose(call: Call, precision: str, multiprocessors: int) -> ImageTile:
-    """The most parts; of those the tile that multiplies for the shortest time, borders and lines that there are not included."""
+    """The most parts; of those the tile that multiplies for the shortest time, borders and lines beyond the image included."""
     c, made = shape_of(call), candidates(call, precision, multiprocessors)
 
     def time(tile: ImageTile) -> float:
-        # Of each product shared memory gives 64 rows of filters and the columns, at twice the rate at which columns are multiplied.
+        # For each product shared memory delivers 64 rows of filters and the columns, at twice the rate at which columns are multiplied.
         columns = form_of(call, precision, tile, "s0").columns
         return share_of(c, tile.lines, tile.parts) // tile.lines * max(columns, 32 + columns / 2)
 
     return min((tile for tile in made if tile.parts == made[0].parts), key=lambda tile: (time(tile), -tile.buffers))
 
 
-def launch(call: Call, precision: str, end: str, z: Any = None, y: Any = None, running: Any = None, shift: Any = None, std: Any = None) -> Launch:
-    """The launch that ends in `end`; arrays that this end does not touch may be left out.
+def launch(
+    call: Call, precision: str, epilogue: str, z: Any = None, y: Any = None, running: Any = None, shift: Any = None, std: Any = None
+) -> Launch:
+    """The launch with this `epilogue`; arrays that it does not touch may be left out.
 
-    Without z, what would be z lies in y's place until y is known.
+    Without z, the convolution's own output is kept in y until y is known.
     """
     c, tile, kind = shape_of(call), call.tile, KINDS[precision]
-    form, raw = form_of(call, precision, tile, end), y if z is None else z
+    form, raw = form_of(call, precision, tile, epilogue), y if z is None else z
     x, _, b, gamma, beta, v, *_ = call.ins
     source = tensor_maps.encode_tiled(x, (c.C, c.W, c.H, c.N), (kind.channels, form.PW, form.lines + c.R - 1, 1))
     filters = tensor_maps.encode_tiled(call.packed, (c.R * c.S * c.C, c.K), (kind.channels, FILTERS))
@@ -120,10 +122,10 @@ def launch(call: Call, precision: str, end: str, z: Any = None, y: Any = None, r
     if kind.result == 2:
         maps.append(tensor_maps.encode_tiled(raw, (c.K, c.Q, c.P, c.N), (FILTERS, c.Q, form.lines, 1)))
     uploaded, slabs = tensor_maps.upload(*maps), c.K // FILTERS
-    packets = constant(np.zeros(4 * c.N * c.K * tile.parts if tile.parts > 1 else 1, np.int32))
+    messages = constant(np.zeros(4 * c.N * c.K * tile.parts if tile.parts > 1 else 1, np.int32))
     arrays = (b if array is None else array for array in (running, raw, raw if y is None else y, shift, std))  # None is never looked at
     sizes = (c.N, c.C, c.K, c.P, c.pad, slabs, share_of(c, tile.lines, tile.parts))
-    args = (uploaded, b, gamma, beta, v, *arrays, packets, *map(np.int32, sizes), np.float32(call.attrs["eps"]))
+    args = (uploaded, b, gamma, beta, v, *arrays, messages, *map(np.int32, sizes), np.float32(call.attrs["eps"]))
     keep = (uploaded, x, call.packed, raw)
     return Launch(conv_norm_kernel(form), tile.blocks, THREADS, args, form.shared_bytes, name=call.op, keep=keep, together=tile.parts > 1)
 
@@ -140,14 +142,14 @@ def bytes_of(call: Call, precision: str) -> list[Traffic]:
     x, w, image = size(call, "in", 0), kind.element * numel(call.in_shapes[1]), size(call, "out", 0)
     seen = kind.element * c.N * c.W * c.C * _lines(c, tile) * (c.K // FILTERS)
     planes = traffic.STATISTICS * c.N * c.K // group_of(call)
-    packets = traffic.PACKET * c.N * c.K * tile.parts if tile.parts > 1 else 0
-    read, distinct = seen + w * tile.blocks * FILTERS // c.K + packets * tile.parts, x + w + packets
+    messages = traffic.MESSAGE * c.N * c.K * tile.parts if tile.parts > 1 else 0
+    read, distinct = seen + w * tile.blocks * FILTERS // c.K + messages * tile.parts, x + w + messages
     if call.op == "conv_evonorm_b0_fprop":
-        return [Traffic(read, image + planes + packets, distinct), *traffic.b0_behind_planes(call, image=1)]
+        return [Traffic(read, image + planes + messages, distinct), *traffic.b0_behind_planes(call, image=1)]
     kept = planes if call.op == "conv_evonorm_s0_fprop" else 0
     if form_of(call, precision, tile, "s0").kept:
-        return [Traffic(read, image * (2 if kept else 1) + kept + packets, distinct)]
-    return [Traffic(read + image, 2 * image + kept + packets, distinct + image)]
+        return [Traffic(read, image * (2 if kept else 1) + kept + messages, distinct)]
+    return [Traffic(read + image, 2 * image + kept + messages, distinct + image)]
 
 
 def _lines(c: ConvShape, tile: ImageTile) -> int:
@@ -161,7 +163,7 @@ def _lines(c: ConvShape, tile: ImageTile) -> int:
 
 def ops(precision: str) -> dict[str, Impl]:
     """The fused ops in "bf16" or "tf32"."""
-    bound = by_end(lambda call, end, **arrays: [launch(call, precision, end, **arrays)])
+    bound = by_epilogue(lambda call, epilogue, **arrays: [launch(call, precision, epilogue, **arrays)])
     return {
         name: Impl(
             bind,

@@ -1,4 +1,4 @@
-"""What the kernel of a convolution with its EvoNorm on tensor cores is made of: sizes that are frozen into it (wgmma_kernel.py)."""
+"""The compile-time sizes of the kernel of a convolution with its EvoNorm on tensor cores (wgmma_kernel.py)."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ MOMENTS = 3
 class Form:
     """What is frozen into the kernel.
 
-    end, kind  as wgmma_kernel.py says, and the tensor cores' precision. group: channels of a group.
+    epilogue   what is done with the sums, as wgmma_kernel.py says. kind: the tensor cores' precision. group: channels of a group.
     R, S, Q    taps and pixels of a line; chunks: rows of 128 bytes that a pixel's channels fill.
     lines      lines of a tile; buffers: tiles of source that a warpgroup has in flight; parts: warpgroups that share an image.
     kept       tiles of an image or part whose results stay in shared memory, all of them, or 0: then they are read back from memory.
     """
 
-    end: str
+    epilogue: str
     kind: str
     group: int
     R: int

@@ -1,13 +1,13 @@
 """The kernel of a convolution with its EvoNorm on Hopper's tensor cores: a warpgroup makes all pixels of 64 filters of an image, or of a part.
 
-The product is turned around: its rows are 64 filters, its columns the pixels of a few lines of the image, so that a thread has two
+The product is transposed: its rows are 64 filters, its columns the pixels of a few lines of the image, so that a thread has two
 channels and nothing but sums of their pixels to make statistics of. The source comes line by line with its border, as TMA brings it,
 and the columns run through the border too: column p of tap (r, s) is then row p + r·PW + s of what lies in shared memory, for every tap,
 and the few columns between two lines are thrown away. Where all of an image's (or part's) results fit into shared memory, they stay there
 until its statistics are known, and are then normalised. Else the convolution's own output goes to memory, or rather to the second-level cache,
 and the warpgroup reads back what it has written, while the other one multiplies.
 
-What it then writes is the `end`:
+What the kernel then writes is its `epilogue`:
 
     "s0"        y of EvoNorm-S0, z (the convolution's own output, which the gradients want), shift and std of groups
     "s0 infer"  y of EvoNorm-S0 alone
@@ -23,12 +23,13 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, f4, i4, jit, types, u4
+from nbcnn.gpu.language import cuda, f4, jit, types
 from nbcnn.ops.activations.sigmoid import divide
-from nbcnn.ops.conv.wgmma.tile import ALIGNMENT, KINDS, WARPGROUP
-from nbcnn.ops.conv_norm.wgmma_ends import channel_numbers, finish_tile, merge, merged_lanes, normaliser
+from nbcnn.ops.conv.wgmma.ring import aligned, claim_stage, init_ring, next_stage
+from nbcnn.ops.conv.wgmma.tile import KINDS, WARPGROUP
+from nbcnn.ops.conv_norm.wgmma_epilogue import channel_numbers, merge, merged_lanes, normaliser, put_tile
 from nbcnn.ops.conv_norm.wgmma_form import FILTER_BYTES, FILTERS, GROUPS, MOMENTS, THREADS, Form
-from nbcnn.ops.kernel.loops import unrolled
+from nbcnn.ops.kernel.loops import quotient, unrolled
 from nbcnn.ops.kernel.tensor_maps import ROW_BYTES
 from nbcnn.ops.ptx.asm import byte_address_global, byte_address_shared
 from nbcnn.ops.ptx.grid import receive, send
@@ -58,7 +59,7 @@ def _multiply_tap(form: Form) -> Any:
 
         @jit(device=True)
         def run(acc, a, b):
-            product(acc, a + u8(MORE), b + u8(MORE), u4(1))
+            product(acc, a + u8(MORE), b + u8(MORE), 1)
 
         return run
 
@@ -82,9 +83,9 @@ def _filter_loads(form: Form) -> Any:
         for chunk in range(CHUNKS):
             for tap in range(TAPS):
                 at = chunk * TAPS + tap
-                full = barriers + u4(at * 8)
-                mbarrier_arrive_expect_tx(full, u4(FILTER_BYTES))
-                load_tile_2d(to + u4(at * FILTER_BYTES), filter_map, i4(i4(tap) * C + i4(chunk * CHANNELS)), k0, full)
+                full = barriers + at * 8
+                mbarrier_arrive_expect_tx(full, FILTER_BYTES)
+                load_tile_2d(to + at * FILTER_BYTES, filter_map, tap * C + chunk * CHANNELS, k0, full)
 
     return run
 
@@ -99,16 +100,17 @@ def conv_norm_kernel(form: Form) -> Any:
     PATCHES, STAGES, STAGES_OF_GROUP = ALL_FILTERS, ALL_FILTERS + GROUPS * BUFFERS * PATCH, STAGE * form.stages
     SPARE = STAGES + GROUPS * STAGES_OF_GROUP
     BARRIERS = SPARE + ROW_BYTES
-    KEEPS, NORMALISES, KEPT = form.end in ("s0", "planes"), form.end != "planes", form.kept > 0
+    KEEPS, NORMALISES, KEPT = form.epilogue in ("s0", "planes"), form.epilogue != "planes", form.kept > 0
     STORES = BF16 and (KEEPS or not KEPT)
     ALL_MOMENTS, ALL_SCALES, OWN = GROUPS * MOMENTS * FILTERS, GROUPS * FILTERS, MOMENTS * FILTERS
-    multiply, finish, all_done, bring_filters = _multiply_tap(form), finish_tile(form), wgmma_wait_all(SUMS), _filter_loads(form)
+    multiply, finish, all_done, bring_filters = _multiply_tap(form), put_tile(form), wgmma_wait_all(SUMS), _filter_loads(form)
     numbers, normalise, over_pixels, over_parts = channel_numbers(form), normaliser(form), merged_lanes(4), merged_lanes(PARTS)
+    init, claim, advance = init_ring(BUFFERS, 4), claim_stage(PATCH_LOAD), next_stage(BUFFERS)
     first_group, second_group = bar_sync(1, WARPGROUP), bar_sync(2, WARPGROUP)
 
     @jit(device=True)
     def join(group):
-        if group == i4(0):
+        if group == 0:
             first_group()
         else:
             second_group()
@@ -118,7 +120,7 @@ def conv_norm_kernel(form: Form) -> Any:
         """raw = conv(x, w) + b; y = γ·raw·σ(v·raw)/s + β or γ·raw/max(√(running + eps), v·raw + s) + β; shift, std of every group.
 
         gemm    64 filters × P·(Q + S − 1) pixels with the borders between lines × R·S·C, for every image.
-        grid    a multiple of `slabs` = K/64; the warpgroups of a slab's blocks take images in turn, or `share` lines each of the same.
+        grid    a multiple of `slabs` = K/64; the warpgroups of a slab's blocks take images one after another, or `share` lines each of the same.
         block   two warpgroups that multiply, each with a warp that has its source fetched.
         owns    a warpgroup an image's 64 channels (or a part); a tile of `lines` lines at a time, a thread two channels of a quarter of it.
         shared  `form.shared_bytes`: all taps of 64 filters, `buffers` tiles of source for each warpgroup, results.
@@ -128,164 +130,155 @@ def conv_norm_kernel(form: Form) -> Any:
         memory = cuda.shared.array(0, np.uint8)
         moments = cuda.shared.array(ALL_MOMENTS, f4)
         scales = cuda.shared.array(ALL_SCALES, f4)
-        base = u4((byte_address_shared(memory) + u4(ALIGNMENT - 1)) & u4(0xFFFFFFFF - ALIGNMENT + 1))
-        taps_full = base + u4(BARRIERS)
-        t = i4(cuda.threadIdx.x)
-        lane, warp = i4(t & i4(31)), i4(t >> i4(5))
-        multiplies = warp < i4(4 * GROUPS)
-        group = i4(warp >> i4(2)) if multiplies else i4(warp - i4(4 * GROUPS))
-        patches = base + u4(PATCHES) + u4(group * i4(BUFFERS * PATCH))
-        full = taps_full + u4(8 * CHUNKS * TAPS) + u4(group * i4(BUFFERS * 16))
-        empty = full + u4(BUFFERS * 8)
+        base = aligned(byte_address_shared(memory))
+        taps_full = base + BARRIERS
+        t = cuda.threadIdx.x
+        lane, warp = t & 31, t >> 5
+        multiplies = warp < 4 * GROUPS
+        group = warp >> 2 if multiplies else warp - 4 * GROUPS
+        patches = base + PATCHES + group * (BUFFERS * PATCH)
+        full = taps_full + 8 * CHUNKS * TAPS + group * (BUFFERS * 16)
+        empty = full + BUFFERS * 8
         source_map = byte_address_global(maps)
         filter_map = source_map + u8(ROW_BYTES)
         raw_map = filter_map + u8(ROW_BYTES)
-        if t == i4(0):
+        if t == 0:
             for tap in range(CHUNKS * TAPS):
-                mbarrier_init(taps_full + u4(tap * 8), u4(1))
-            for slot in range(GROUPS * BUFFERS):
-                even = taps_full + u4(8 * CHUNKS * TAPS + slot // BUFFERS * BUFFERS * 16 + slot % BUFFERS * 8)
-                mbarrier_init(even, u4(1))
-                mbarrier_init(even + u4(BUFFERS * 8), u4(4))
+                mbarrier_init(taps_full + tap * 8, 1)
+            for ring in range(GROUPS):
+                first_full = taps_full + (8 * CHUNKS * TAPS + ring * BUFFERS * 16)
+                init(first_full, first_full + BUFFERS * 8)
             fence_mbarrier_init()
-        elif not multiplies and lane == i4(0):
+        elif not multiplies and lane == 0:
             fence_tensor_map(source_map)
             fence_tensor_map(filter_map)
         cuda.syncthreads()
-        number = i4(u4(cuda.blockIdx.x) // u4(slabs))
-        k0 = i4((i4(cuda.blockIdx.x) - number * slabs) * i4(FILTERS))
-        worker = i4(number * i4(GROUPS) + group)
-        image, part = i4(u4(worker) // u4(PARTS)), i4(u4(worker) % u4(PARTS))
-        step = i4(u4(u4(cuda.gridDim.x) // u4(slabs) * u4(GROUPS)) // u4(PARTS))
-        first_line = i4(part * share)
-        last_line = i4(min(P, i4(first_line + share)))
-        slot, parity = i4(0), u4(0)
+        number = cuda.blockIdx.x // slabs
+        k0 = (cuda.blockIdx.x - number * slabs) * FILTERS
+        worker = number * GROUPS + group
+        image = quotient(worker, PARTS)
+        part = worker - image * PARTS
+        step = quotient(cuda.gridDim.x // slabs * GROUPS, PARTS)
+        first_line = part * share
+        last_line = min(P, first_line + share)
         if not multiplies:
-            if lane == i4(0):
+            if lane == 0:
+                buffer, parity = 0, 1
                 # The first source goes ahead of the filters, which arrive tap by tap: the first product waits for as little as can be.
-                brings_filters = group == i4(0)
+                brings_filters = group == 0
                 while image < N:
                     line = first_line
                     while line < last_line:
                         for chunk in range(CHUNKS):
-                            here = u4(slot * i4(8))
-                            mbarrier_wait(empty + here, parity ^ u4(1))
-                            mbarrier_arrive_expect_tx(full + here, u4(PATCH_LOAD))
-                            load_tile_4d(
-                                patches + u4(slot * i4(PATCH)), source_map, i4(chunk * CHANNELS), i4(-pad), i4(line - pad), image, full + here
-                            )
+                            barrier = claim(full, empty, buffer, parity)
+                            load_tile_4d(patches + buffer * PATCH, source_map, chunk * CHANNELS, -pad, line - pad, image, barrier)
                             if brings_filters:
                                 bring_filters(base, filter_map, C, k0, taps_full)
                                 brings_filters = False
-                            slot = i4(slot + i4(1))
-                            if slot == i4(BUFFERS):
-                                slot = i4(0)
-                                parity = parity ^ u4(1)
-                        line = i4(line + i4(LINES))
-                    image = i4(image + step)
+                            buffer, parity = advance(buffer, parity)
+                        line += LINES
+                    image += step
         else:
+            buffer, parity = 0, 0
             acc = cuda.local.array(SUMS, f4)
             sums = cuda.local.array(7, f4)
             of_channels = cuda.local.array(16, f4)
-            in_group = i4(t & i4(WARPGROUP - 1))
-            own = i4((warp & i4(3)) * i4(16) + (lane >> i4(2)))
-            chunk_of_row = i4((warp & i4(3)) * i4(2) + ((lane >> i4(3)) & i4(1)))
-            stages = base + u4(STAGES) + u4(group * i4(STAGES_OF_GROUP))
-            b0, b1 = b[k0 + own], b[k0 + own + i4(8)]
-            if STORES and in_group == i4(0):
+            in_group = t & WARPGROUP - 1
+            own = (warp & 3) * 16 + (lane >> 2)
+            chunk_of_row = (warp & 3) * 2 + ((lane >> 3) & 1)
+            stages = base + STAGES + group * STAGES_OF_GROUP
+            b0, b1 = b[k0 + own], b[k0 + own + 8]
+            if STORES and in_group == 0:
                 fence_tensor_map(raw_map)
             while image < N:
                 for i in range(7):
-                    sums[i] = f4(0)
+                    sums[i] = 0.0
                 if PARTS > 1:
-                    image_packets = i4((image * K + k0) * i4(PARTS) + own)
-                    turn = i4(packets[i4(4) * (image_packets + part * i4(FILTERS)) + i4(1)] + i4(1))
+                    image_packets = (image * K + k0) * PARTS + own
+                    turn = packets[4 * (image_packets + part * FILTERS) + 1] + 1
                 line, stage = first_line, stages
                 while line < last_line:
                     for i in range(SUMS):
                         acc[i] = b1 if i & 2 else b0
                     filters, tap_full = base, taps_full
-                    chunk_at = i4(0)
-                    while chunk_at < i4(CHUNKS):
-                        mbarrier_wait(full + u4(slot * i4(8)), parity)
-                        at = patches + u4(slot * i4(PATCH))
+                    chunk_at = 0
+                    while chunk_at < CHUNKS:
+                        mbarrier_wait(full + buffer * 8, parity)
+                        at = patches + buffer * PATCH
                         # Right before the products: with sums touched behind a fence, ptxas waits for every product before it issues the next.
                         wgmma_fence()
-                        r = i4(0)
-                        while r < i4(R):
-                            s = i4(0)
-                            while s < i4(S):
-                                mbarrier_wait(tap_full, u4(0))
-                                multiply(acc, filters, at + u4((r * i4(PW) + s) * i4(ROW_BYTES)))
-                                filters, tap_full = filters + u4(FILTER_BYTES), tap_full + u4(8)
-                                s = i4(s + i4(1))
-                            r = i4(r + i4(1))
+                        r = 0
+                        while r < R:
+                            s = 0
+                            while s < S:
+                                mbarrier_wait(tap_full, 0)
+                                multiply(acc, filters, at + (r * PW + s) * ROW_BYTES)
+                                filters, tap_full = filters + FILTER_BYTES, tap_full + 8
+                                s += 1
+                            r += 1
                         all_done(acc)
-                        if lane == i4(0):
-                            mbarrier_arrive(empty + u4(slot * i4(8)))
-                        slot = i4(slot + i4(1))
-                        if slot == i4(BUFFERS):
-                            slot = i4(0)
-                            parity = parity ^ u4(1)
-                        chunk_at = i4(chunk_at + i4(1))
+                        if lane == 0:
+                            mbarrier_arrive(empty + buffer * 8)
+                        buffer, parity = advance(buffer, parity)
+                        chunk_at += 1
                     if BF16:
-                        if STORES and in_group == i4(0):
+                        if STORES and in_group == 0:
                             wait_stores_read()
                         join(group)
-                    to = i4((image * P + line) * i4(Q) * K + k0 + own)
-                    finish(acc, sums, stage, base + u4(SPARE), raw, to, lane, chunk_of_row, i4(min(i4(LINES), i4(last_line - line))), K)
+                    to = (image * P + line) * Q * K + k0 + own
+                    finish(acc, sums, stage, base + SPARE, raw, to, lane, chunk_of_row, min(LINES, last_line - line), K)
                     if STORES:
                         fence_async_shared()
                         join(group)
-                        if in_group == i4(0):
-                            store_tile_4d(raw_map, k0, i4(0), line, image, stage)
+                        if in_group == 0:
+                            store_tile_4d(raw_map, k0, 0, line, image, stage)
                             commit_stores()
                     if KEPT:
-                        stage = stage + u4(STAGE)
-                    line = i4(line + i4(LINES))
+                        stage += STAGE
+                    line += LINES
                 if NORMALISES:
                     numbers(of_channels, gamma, beta, v, running, k0, in_group, eps)
 
                 # Of each channel a quarter of the pixels is in each of four neighbouring lanes; what a part sends, one of them receives.
                 for h in range(2):
-                    away = divide(sums[2 + 3 * h], max(sums[0], f4(1)))
+                    away = divide(sums[2 + 3 * h], max(sums[0], 1.0))
                     n, mean, squares = over_pixels(sums[0], sums[1 + 3 * h] + away, sums[3 + 3 * h] - sums[2 + 3 * h] * away)
-                    if lane & i4(3) == i4(0):
+                    if lane & 3 == 0:
                         if PARTS > 1:
-                            send(packets, i4(image_packets + part * i4(FILTERS) + i4(8 * h)), turn, mean, squares)
-                        at_ = i4(group * i4(OWN) + own + i4(8 * h))
-                        moments[at_], moments[at_ + i4(FILTERS)], moments[at_ + i4(2 * FILTERS)] = sums[1 + 3 * h], mean, squares
+                            send(packets, image_packets + part * FILTERS + 8 * h, turn, mean, squares)
+                        at_ = group * OWN + own + 8 * h
+                        moments[at_], moments[at_ + FILTERS], moments[at_ + 2 * FILTERS] = sums[1 + 3 * h], mean, squares
                 if PARTS > 1:
-                    of = i4(lane & i4(PARTS - 1))
-                    each = f4(i4(min(share, i4(P - of * share)) * i4(Q)))
+                    of = lane & PARTS - 1
+                    each = f4(min(share, P - of * share) * Q)
                     for h in range(2):
-                        mean, squares = receive(packets, i4(image_packets + of * i4(FILTERS) + i4(8 * h)), turn)
+                        mean, squares = receive(packets, image_packets + of * FILTERS + 8 * h, turn)
                         n, mean, squares = over_parts(each, mean, squares)
-                        if lane & i4(3) == i4(0):
-                            at_ = i4(group * i4(OWN) + own + i4(8 * h))
-                            moments[at_ + i4(FILTERS)], moments[at_ + i4(2 * FILTERS)] = mean, squares
+                        if lane & 3 == 0:
+                            at_ = group * OWN + own + 8 * h
+                            moments[at_ + FILTERS], moments[at_ + 2 * FILTERS] = mean, squares
                 join(group)
-                if in_group < i4(FILTERS):
-                    lead = i4(u4(in_group) // u4(GROUP)) * i4(GROUP)
-                    n, mean, squares, each = f4(0), f4(0), f4(0), f4(i4(P * i4(Q)))
+                if in_group < FILTERS:
+                    lead = quotient(in_group, GROUP) * GROUP
+                    n, mean, squares, each = 0.0, 0.0, 0.0, f4(P * Q)
                     for i in range(GROUP):
-                        at_ = i4(group * i4(OWN) + lead + i4(i))
-                        n, mean, squares = merge(n, mean, squares, each, moments[at_ + i4(FILTERS)], moments[at_ + i4(2 * FILTERS)])
+                        at_ = group * OWN + lead + i
+                        n, mean, squares = merge(n, mean, squares, each, moments[at_ + FILTERS], moments[at_ + 2 * FILTERS])
                     # Rounding may leave less than 0; not max, which drops a NaN.
-                    s_ = f4(math.sqrt((f4(0) if squares < f4(0) else squares) / n + eps))
-                    scales[group * i4(FILTERS) + in_group] = s_
-                    if KEEPS and part == i4(0) and in_group == lead:
-                        to = i4(image * i4(u4(K) // u4(GROUP)) + i4(u4(k0 + lead) // u4(GROUP)))
-                        shift[to] = mean - moments[group * i4(OWN) + lead]
+                    s_ = f4(math.sqrt((0.0 if squares < 0.0 else squares) / n + eps))
+                    scales[group * FILTERS + in_group] = s_
+                    if KEEPS and part == 0 and in_group == lead:
+                        to = image * quotient(K, GROUP) + quotient(k0 + lead, GROUP)
+                        shift[to] = mean - moments[group * OWN + lead]
                         std[to] = s_
-                if STORES and NORMALISES and not KEPT and in_group == i4(0):
+                if STORES and NORMALISES and not KEPT and in_group == 0:
                     wait_stores()
                 join(group)
                 if NORMALISES:
-                    first, pixels = i4((image * P + first_line) * i4(Q)), i4((last_line - first_line) * i4(Q))
-                    normalise(raw, y, stages, scales, i4(group * i4(FILTERS)), of_channels, k0, in_group, first, pixels, K)
-                image = i4(image + step)
-            if STORES and in_group == i4(0):
+                    first, pixels = (image * P + first_line) * Q, (last_line - first_line) * Q
+                    normalise(raw, y, stages, scales, group * FILTERS, of_channels, k0, in_group, first, pixels, K)
+                image += step
+            if STORES and in_group == 0:
                 wait_stores_read()
 
     return conv_evonorm_wgmma_kernel

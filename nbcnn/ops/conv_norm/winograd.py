@@ -17,7 +17,7 @@ from nbcnn.gpu import device
 from nbcnn.ops.conv.simt import im2col
 from nbcnn.ops.conv.winograd import engine as winograd
 from nbcnn.ops.conv.winograd.engine import WinogradTile
-from nbcnn.ops.conv_norm.two_ops import by_end, convolution_of, group_of
+from nbcnn.ops.conv_norm.two_ops import by_epilogue, convolution_of, group_of
 from nbcnn.ops.conv_norm.winograd_kernel import Slab, image_norm_kernel
 from nbcnn.ops.kernel.call import Call, Impl, Launch
 from nbcnn.ops.kernel.loops import ceil_div
@@ -27,11 +27,11 @@ from nbcnn.ops.norms.quads import PIXELS
 from nbcnn.ops.ptx.shuffle import WARP
 
 _CHANNELS = (32, 64, 16)
-"""Channels of a slab, the first that are whole groups and fit: 128 neighbouring bytes of a point; more for a wide group; fewer move slower."""
+"""Channels of a slab, the first that are whole groups and fit: 128 neighbouring bytes of a position; more for a wide group; fewer move slower."""
 _OWN = 1024
 """Bytes of shared memory that a block takes for itself; a multiprocessor has about as many more than its largest block."""
 _WARPS, _MOST_BLOCKS = 4 * 5, 3
-"""Warps of a multiprocessor: a scheduler has 96 registers a thread for five; fewer registers do not hold all points of an item in flight."""
+"""Warps of a multiprocessor: a scheduler has 96 registers a thread for five; fewer registers do not hold all values of an item in flight."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def slab_of(call: Call, tile: NormTile) -> Slab:
 
 def slabs(call: Call) -> list[tuple[int, int, int]]:
     """(channels, threads, blocks) of the last kernel, fewest blocks on a multiprocessor first, because large ones won at every batch
-    (nbcnn/lab/LOG.md); empty where no block keeps an image's pixels of whole groups.
+    (docs/log/winograd.md); empty where no block keeps an image's pixels of whole groups.
     """
     c, group, made = im2col.shape_of(convolution_of(call)), group_of(call), []
     for channels in _CHANNELS:
@@ -98,28 +98,28 @@ def tile(call: Call, multiprocessors: int) -> NormTile:
     return candidates(call, multiprocessors)[0]
 
 
-def launches(call: Call, end: str, z: Any = None, y: Any = None, running: Any = None, shift: Any = None, std: Any = None) -> list[Launch]:
-    """All launches, of which the last of every few images ends in `end`; arrays that this end does not touch may be left out."""
+def launches(call: Call, epilogue: str, z: Any = None, y: Any = None, running: Any = None, shift: Any = None, std: Any = None) -> list[Launch]:
+    """All launches; the last one for every few images has the `epilogue`. Arrays that this epilogue does not touch may be left out."""
     (_, _, b, gamma, beta, v, *_), slab, eps = call.ins, slab_of(call, call.tile), np.float32(call.attrs["eps"])
     arrays = tuple(b if array is None else array for array in (running, z, y, shift, std))  # None is never looked at
 
     def last(m: Any, first: int, tiles: int) -> Launch:
         grid, args = tiles // slab.tiles * (slab.K // slab.channels), (m, b, gamma, beta, v, *arrays)
         sizes = np.int32(first // slab.tiles), np.int32(tiles)
-        return Launch(image_norm_kernel(slab, end), grid, slab.threads, (*args, *sizes, eps), slab.shared_bytes)
+        return Launch(image_norm_kernel(slab, epilogue), grid, slab.threads, (*args, *sizes, eps), slab.shared_bytes)
 
     return winograd.transformed(convolution_of(call), last)
 
 
 def bytes_of(call: Call) -> Sequence[Traffic]:
-    """Bytes of every launch: the last ones read points, and write an image tensor, or two, and the groups' statistics."""
+    """Bytes of every launch: the last ones read Winograd-domain values, and write an image tensor, or two, and the groups' statistics."""
     conv, training, b0 = convolution_of(call), call.op.endswith("_fprop"), "groups" not in call.attrs
     c, tensors = im2col.shape_of(conv), 2 if training and not b0 else 1
     kept = traffic.STATISTICS * c.K // group_of(call) if training else 0
 
     def last(tiles: int) -> Traffic:
         images = tiles * PIXELS // (c.H * c.W)
-        return once(4 * winograd.POINTS * tiles * c.K, 4 * PIXELS * tiles * c.K * tensors + images * kept)
+        return once(4 * winograd.VALUES * tiles * c.K, 4 * PIXELS * tiles * c.K * tensors + images * kept)
 
     made = winograd.traffic_of(conv, last)
     return [*made, *traffic.b0_behind_planes(call, image=1)] if b0 and training else made
@@ -137,5 +137,5 @@ def _implementation(bind: Callable[[Call], list[Launch]]) -> Impl:
     )
 
 
-OPS = {op: _implementation(bind) for op, bind in by_end(launches).items()}
+OPS = {op: _implementation(bind) for op, bind in by_epilogue(launches).items()}
 """The fused ops wherever Winograd's convolution runs and a block can keep an image's pixels of whole groups, if it makes y of them."""

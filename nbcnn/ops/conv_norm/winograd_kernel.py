@@ -1,11 +1,11 @@
 """Winograd's last kernel with EvoNorm behind it: a block makes all pixels of a slab of channels of an image, and keeps them in shared memory.
 
 Neighbouring lanes have neighbouring quads of channels, as in the plain kernel (winograd/transform.py): a slab of 32 channels reads 128
-neighbouring bytes of every point of a tile, stores as many of a pixel, and other blocks of the multiprocessor do so while this one makes
+neighbouring bytes at every position of a tile, stores as many of a pixel, and other blocks of the multiprocessor do so while this one makes
 statistics and normalises. A thread has one quad of channels all along, so statistics are its own sums, put together by Chan's formula; and
 it reads back only what it has kept itself.
 
-What it then writes is the `end`:
+What the kernel then writes is its `epilogue`:
 
     "s0"        y of EvoNorm-S0, z (the convolution's own output, which the gradients want), shift and std of groups
     "s0 infer"  y of EvoNorm-S0 alone
@@ -22,7 +22,7 @@ from typing import Any
 
 from nbcnn.gpu.language import cuda, f4, jit, u4
 from nbcnn.ops.activations.sigmoid import divide
-from nbcnn.ops.conv.winograd.transform import tile_of_points
+from nbcnn.ops.conv.winograd.transform import output_tile
 from nbcnn.ops.kernel.loops import unrolled
 from nbcnn.ops.norms.quads import MOMENTS, PIXELS, QUAD, spreading
 from nbcnn.ops.ptx.fast import LOG2E, exp2, larger, reciprocal
@@ -84,24 +84,24 @@ class Slab:
 
 
 @cache
-def _making(slab: Slab, stores: bool) -> Any:
-    """Device function (memory, sums, z, points, b, tid, image, n, c, tiles) -> items: makes the thread's items, to z if `stores`, and keeps them.
+def _transforming(slab: Slab, stores: bool) -> Any:
+    """Device function (memory, sums, z, values, b, tid, image, n, c, tiles) -> items: makes the thread's items, to z if `stores`, and keeps them.
 
-    sums: of each of the thread's channels a lead (its first value), Σ (x − lead), Σ (x − lead)².
+    sums: for each of the thread's channels a lead (its first value), Σ (x − lead), Σ (x − lead)².
     """
     H, W, K, QUADS, TILES, ITEMS, THREADS = slab.H, slab.W, slab.K, slab.quads, slab.tiles, slab.items, slab.threads
-    ACROSS, KEEPS, STORES, make = slab.W // 2, slab.keeps, stores, tile_of_points("winograd", True)
+    ACROSS, KEEPS, STORES, make = slab.W // 2, slab.keeps, stores, output_tile("winograd", True)
     FLOATS = QUAD * PIXELS
 
     @jit(device=True)
-    def run(memory, sums, z, points, b, tid, image, n, c, tiles):
+    def run(memory, sums, z, values, b, tid, image, n, c, tiles):
         out = cuda.local.array(FLOATS, f4)
         for i in range(MOMENTS * QUAD):
             sums[i] = 0.0
         item = tid
         while item < ITEMS:
             tile = item // QUADS
-            make(out, points, b, image * TILES + tile, c // QUAD, tiles, K // QUAD)
+            make(out, values, b, image * TILES + tile, c // QUAD, tiles, K // QUAD)
             if STORES:
                 # 2·line rows of W pixels, then 2·across pixels, with tile = line·W/2 + across.
                 pixel0 = 2 * (tile + tile // ACROSS * ACROSS)
@@ -124,12 +124,12 @@ def _making(slab: Slab, stores: bool) -> Any:
 
 
 @cache
-def _joining(slab: Slab, tells: bool) -> Any:
-    """Device function (memory, shift, std, tid, at, eps): s of the block's groups to `memory`; shift, std from `at` on if `tells`.
+def _merging(slab: Slab, stores: bool) -> Any:
+    """Device function (memory, shift, std, tid, at, eps): s of the block's groups to `memory`; shift, std from `at` on if `stores`.
 
     A warp takes a group, a lane what one warp knows of it: Chan's formula.
     """
-    GROUPS, WARPS, TELLS, FIRST, LEADS = slab.groups, slab.threads // WARP, tells, slab.kept, slab.kept + slab.moments
+    GROUPS, WARPS, STORES, FIRST, LEADS = slab.groups, slab.threads // WARP, stores, slab.kept, slab.kept + slab.moments
     ALL, COUNT, TURNS, SCALES = GROUPS * WARPS, slab.group * slab.H * slab.W, -(-GROUPS // WARPS), LEADS + slab.groups
     across = sum_over(WARP - 1)
 
@@ -147,7 +147,7 @@ def _joining(slab: Slab, tells: bool) -> Any:
             s = f4(math.sqrt(across(squares + count * away * away) * f4(1 / COUNT) + eps))
             if lane == 0 and group < GROUPS:
                 memory[SCALES + group] = s
-                if TELLS:
+                if STORES:
                     shift[at + group], std[at + group] = mean - memory[LEADS + group], s
 
     return run
@@ -192,19 +192,19 @@ def _normalising(slab: Slab, s0: bool) -> Any:
 
 
 @cache
-def image_norm_kernel(slab: Slab, end: str) -> Any:
-    """The kernel of one slab and end. Raises ValueError if the end normalises what the slab does not keep."""
-    TELLS, NORMALISES, S0, RUNS = end in ("s0", "planes"), end != "planes", end in ("s0", "s0 infer"), end == "b0 infer"
+def image_norm_kernel(slab: Slab, epilogue: str) -> Any:
+    """The kernel of one slab and epilogue. Raises ValueError if the epilogue normalises what the slab does not keep."""
+    STORES, NORMALISES, S0, RUNS = epilogue in ("s0", "planes"), epilogue != "planes", epilogue in ("s0", "s0 infer"), epilogue == "b0 infer"
     if bool(slab.keeps) != NORMALISES:
-        raise ValueError(f"a slab that keeps {slab.kept} floats for a kernel that ends in {end}")
-    make, join, normalise = _making(slab, TELLS), _joining(slab, TELLS), _normalising(slab, S0)
+        raise ValueError(f"a slab that keeps {slab.kept} floats for a kernel whose epilogue is {epilogue}")
+    make, join, normalise = _transforming(slab, STORES), _merging(slab, STORES), _normalising(slab, S0)
     spread = spreading(slab.channels, slab.group, slab.threads, slab.kept)
     QUADS, CHANNELS, GROUP, SLABS, SUMS = slab.quads, slab.channels, slab.group, slab.K // slab.channels, MOMENTS * QUAD
     GROUPS_OF_IMAGE, LEADS, SCALES = slab.K // slab.group, slab.kept + slab.moments, slab.kept + slab.moments + slab.groups
 
     @jit(launch_bounds=(slab.threads, slab.blocks))
-    def winograd_image_norm_kernel(points, b, gamma, beta, v, running, z, y, shift, std, first, tiles, eps):
-        """z = Aᵀ m A + b of points[point][t][k]; y = γ·z·σ(v·z)/s + β or γ·z/max(√(running + eps), v·z + s) + β; shift, std of every group.
+    def winograd_image_norm_kernel(values, b, gamma, beta, v, running, z, y, shift, std, first, tiles, eps):
+        """z = Aᵀ m A + b of values[position][t][k]; y = γ·z·σ(v·z)/s + β or γ·z/max(√(running + eps), v·z + s) + β; shift, std of every group.
 
         grid images · K/channels, block up to 640; owns: a block `channels` of the image first + …, a thread a quad of them of every few tiles
         shared 4 bytes a pixel and channel where y is made, 12 a group and warp; moves 4·(4 + 1)·H·W·K bytes an image, 4·H·W·K more with z and y
@@ -217,8 +217,8 @@ def image_norm_kernel(slab: Slab, end: str) -> Any:
         c0 = (block - image * SLABS) * CHANNELS
         quad = tid & QUADS - 1
         n, c = first + image, c0 + quad * QUAD
-        items = make(memory, sums, z, points, b, tid, image, n, c, tiles)
-        if TELLS and tid < QUADS:
+        items = make(memory, sums, z, values, b, tid, image, n, c, tiles)
+        if STORES and tid < QUADS:
             # The image's first pixel, and of its channels those that begin a group.
             for q in range(QUAD):
                 own = quad * QUAD + q

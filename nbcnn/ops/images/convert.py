@@ -1,7 +1,7 @@
 """Change of layout between NCHW and NHWC: for every image, the transpose of its (C, H·W) matrix.
 
 Logical shapes are (N,C,H,W) on both sides, so the reference is a copy; only the order in memory differs, and how elements are
-stored: float32 outside the doors of a net, what its row wants inside.
+stored: float32 where a network takes and returns tensors, what its row stores between the layers.
 
     convert           x (N,C,H,W) -> y (N,C,H,W)                                              source, target layouts
 """
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, f4, i4, jit
+from nbcnn.gpu.language import cuda, f4, jit
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks, host
 from nbcnn.ops.kernel.elementwise import copy, supports
 from nbcnn.ops.kernel.stored import kinds, scalar_io
@@ -52,7 +52,7 @@ def transpose_kernel(source: str, target: str) -> Any:
         matrix, row_tile = split(rest, row_tiles)
         base = matrix * rows * cols
         row0, col0 = row_tile * TILE, col_tile * TILE
-        # Load always, from a clamped place: a load under a branch would wait for the one before.
+        # Load always, from a clamped index: a load under a branch would wait for the one before.
         col = min(col0 + tx, cols - 1)
         for k in range(0, TILE, TILE_ROWS):
             row = min(row0 + ty + k, rows - 1)
@@ -79,7 +79,7 @@ def transpose_narrow_kernel(source: str, target: str) -> Any:
 
     @jit()
     def transpose_narrow_kernel(x, y, count, rows, cols):
-        i = i4(cuda.grid(1))
+        i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
         if i < count:
             rest, row = split(i, rows)
             matrix, col = split(rest, cols)

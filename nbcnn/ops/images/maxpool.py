@@ -22,7 +22,7 @@ from nbcnn.ops.kernel.call import Call, Impl, Launch, host
 from nbcnn.ops.kernel.case import IMAGES, Case, Gradient, Shapes, normal
 from nbcnn.ops.kernel.stored import kinds, scalar_io, vector_io
 from nbcnn.ops.kernel.traffic import Traffic, element, outputs, size
-from nbcnn.ops.kernel.windows import WINDOWS, in_rows, lane_io, lanes_of, launch, place, planes, pooled_shapes, position, reach_of, split, taps
+from nbcnn.ops.kernel.windows import WINDOWS, in_rows, lane_io, lanes_of, launch, offset_of, planes, pooled_shapes, position, reach_of, split, taps
 
 LOWEST = np.float32(-np.inf)
 
@@ -92,18 +92,18 @@ def fprop_kernel(kind: str, lanes: int, size: int, stride: int) -> Any:
 
     grid    ceil(count / 256), block 256, count = outer·P·Q·groups
     owns    thread: one group of one window
-    moves   4·(windows' part of x) + (4 + index bytes)·y bytes; overlapping windows meet in the cache
+    moves   4·(windows' part of x) + (4 + index bytes)·y bytes; overlapping windows hit the cache
     """
     load, store = lane_io(lanes, kind)
     _, store_index = index_io(lanes)
 
     @jit()
     def maxpool_fprop_kernel(x, y, index, count, H, W, P, Q, groups):
-        i = i4(cuda.grid(1))
+        i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
         if i >= count:
             return
         o, p, q, group = position(i, P, Q, groups)
-        first = place(o, p * stride, q * stride, group, H, W, groups)
+        first = offset_of(o, p * stride, q * stride, group, H, W, groups)
         value, best, winner = cuda.local.array(lanes, f4), cuda.local.array(lanes, f4), cuda.local.array(lanes, i4)
         for lane in range(lanes):
             best[lane], winner[lane] = LOWEST, 0
@@ -124,7 +124,7 @@ def dgrad_kernel(kind: str, lanes: int, size: int, stride: int) -> Any:
 
     grid    ceil(count / 256), block 256, count = outer·H·W·groups
     owns    thread: one group of one element of dx
-    moves   4·dx + (4 + index bytes)·dy bytes; rereads of dy and index meet in the cache
+    moves   4·dx + (4 + index bytes)·dy bytes; rereads of dy and index hit the cache
     """
     load, store = lane_io(lanes, kind)
     load_index, _ = index_io(lanes)
@@ -132,7 +132,7 @@ def dgrad_kernel(kind: str, lanes: int, size: int, stride: int) -> Any:
 
     @jit()
     def maxpool_dgrad_kernel(dy, index, dx, count, H, W, P, Q, groups):
-        i = i4(cuda.grid(1))
+        i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
         if i >= count:
             return
         o, h, w, group = position(i, H, W, groups)
@@ -145,9 +145,9 @@ def dgrad_kernel(kind: str, lanes: int, size: int, stride: int) -> Any:
             for k in range(reach):
                 p, q, r, s = p0 - j, q0 - k, r0 + j * stride, s0 + k * stride
                 inside = (r < size) & (s < size) & (p >= 0) & (p < P) & (q >= 0) & (q < Q)
-                # Load always, from a clamped place: a load under a branch would wait for the one before.
+                # Load always, from a clamped index: a load under a branch would wait for the one before.
                 near_p, near_q = min(max(p, 0), P - 1), min(max(q, 0), Q - 1)
-                window = place(o, near_p, near_q, group, P, Q, groups)
+                window = offset_of(o, near_p, near_q, group, P, Q, groups)
                 load(dy, window, part)
                 load_index(index, window, winner)
                 for lane in range(lanes):
@@ -172,12 +172,12 @@ def dgrad_tile_kernel(kind: str, lanes: int, size: int) -> Any:
 
     @jit()
     def maxpool_dgrad_tile_kernel(dy, index, dx, count, H, W, P, Q, groups, tiles_h, tiles_w):
-        i = i4(cuda.grid(1))
+        i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
         if i >= count:
             return
         o, p, q, group = position(i, tiles_h, tiles_w, groups)
         part, chosen, winner = cuda.local.array(lanes, f4), cuda.local.array(lanes, f4), cuda.local.array(lanes, i4)
-        window = place(o, min(p, P - 1), min(q, Q - 1), group, P, Q, groups)
+        window = offset_of(o, min(p, P - 1), min(q, Q - 1), group, P, Q, groups)
         load(dy, window, part)
         load_index(index, window, winner)
         inside = (p < P) & (q < Q)
@@ -187,7 +187,7 @@ def dgrad_tile_kernel(kind: str, lanes: int, size: int) -> Any:
                 for lane in range(lanes):
                     chosen[lane] = part[lane] if inside & (winner[lane] == r * size + s) else 0.0
                 if (h < H) & (w < W):
-                    store(dx, place(o, h, w, group, H, W, groups), chosen)
+                    store(dx, offset_of(o, h, w, group, H, W, groups), chosen)
 
     return maxpool_dgrad_tile_kernel
 
@@ -212,7 +212,7 @@ def fprop_rows_kernel(kind: str) -> Any:
 
     @jit()
     def maxpool_fprop_rows_kernel(x, y, index, count, H, W, P, quads):
-        i = i4(cuda.grid(1))
+        i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
         if i >= count:
             return
         rest, quad = split(i, quads)
@@ -244,7 +244,7 @@ def dgrad_rows_kernel(kind: str) -> Any:
 
     @jit()
     def maxpool_dgrad_rows_kernel(dy, index, dx, count, H, W, P, pairs, tiles_h):
-        i = i4(cuda.grid(1))
+        i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
         if i >= count:
             return
         rest, pair = split(i, pairs)

@@ -1,4 +1,4 @@
-"""Un-pooling: the gradient behind a 2×2 max pooling back to the places that its packed index names (NHWC).
+"""Un-pooling: the gradient behind a 2×2 max pooling goes back to the elements that its packed index names (NHWC).
 
     dx[n, 2p+r, 2q+s, k] = dy[n,p,q,k] if the index of (n,p,q,k) is 2r+s, else 0
 
@@ -13,20 +13,20 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, f4, i4, jit, u4
+from nbcnn.gpu.language import cuda, f4, jit, u4
 from nbcnn.ops.kernel import elementwise
 from nbcnn.ops.kernel.call import Call, Impl, Launch
 from nbcnn.ops.kernel.stored import kinds
 from nbcnn.ops.kernel.traffic import Traffic, outputs, size
-from nbcnn.ops.kernel.windows import lane_io, launch, place, position, split
+from nbcnn.ops.kernel.windows import lane_io, launch, offset_of, position, split
 from nbcnn.ops.ptx.vector import load_bf16x8, store_bf16x8
 
 
 @jit(device=True)
-def _kept(word, places, tap):
-    """The two bfloat16 of a word, each where its place (the lower and the next two bits of `places`) is `tap`, else 0."""
-    low = u4(0xFFFF) if (places & u4(3)) == tap else u4(0)
-    high = u4(0xFFFF0000) if ((places >> 2) & u4(3)) == tap else u4(0)
+def _kept(word, argmax, tap):
+    """The two bfloat16 of a word, each where its argmax (the lower and the next two bits of `argmax`) is `tap`, else 0."""
+    low = u4(0xFFFF) if (argmax & u4(3)) == tap else u4(0)
+    high = u4(0xFFFF0000) if ((argmax >> 2) & u4(3)) == tap else u4(0)
     return word & (low | high)
 
 
@@ -38,18 +38,18 @@ def unpool_pairs_kernel(dy, index, dx, count, P, Q, groups):
     owns    thread: 8 channels of one 2 × 2 window
     moves   (2 + 1/4)·dy + 2·dx bytes, 16 at a time
     """
-    i = i4(cuda.grid(1))
+    i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
     if i >= count:
         return
     n, p, q, group = position(i, P, Q, groups)
-    places = u4(index[i])
+    argmax = u4(index[i])
     a, b, c, d = load_bf16x8(dy, 8 * i)
     for r in range(2):
         for s in range(2):
             tap = u4(2 * r + s)
-            at = place(n, 2 * p + r, 2 * q + s, group, 2 * P, 2 * Q, groups)
-            kept_a, kept_b = _kept(a, places, tap), _kept(b, places >> 4, tap)
-            kept_c, kept_d = _kept(c, places >> 8, tap), _kept(d, places >> 12, tap)
+            at = offset_of(n, 2 * p + r, 2 * q + s, group, 2 * P, 2 * Q, groups)
+            kept_a, kept_b = _kept(a, argmax, tap), _kept(b, argmax >> 4, tap)
+            kept_c, kept_d = _kept(c, argmax >> 8, tap), _kept(d, argmax >> 12, tap)
             store_bf16x8(dx, 8 * at, kept_a, kept_b, kept_c, kept_d)
 
 
@@ -65,23 +65,23 @@ def unpool_kernel(kind: str, lanes: int) -> Any:
 
     @jit()
     def unpool_kernel(dy, index, dx, count, P, Q, groups):
-        i = i4(cuda.grid(1))
+        i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
         if i >= count:
             return
         n, p, q, group = position(i, P, Q, groups)
         value, kept = cuda.local.array(lanes, f4), cuda.local.array(lanes, f4)
         load(dy, i, value)
         if lanes == 4:
-            places = u4(index[i])
+            argmax = u4(index[i])
         else:
             window, channel = split(i, groups)
             bytes_a_window = groups + 3 >> 2
-            places = u4(index[window * bytes_a_window + (channel >> 2)]) >> u4(2) * (channel & 3)
+            argmax = u4(index[window * bytes_a_window + (channel >> 2)]) >> u4(2) * (channel & 3)
         for r in range(2):
             for s in range(2):
                 for lane in range(lanes):
-                    kept[lane] = value[lane] if ((places >> 2 * lane) & 3) == u4(2 * r + s) else 0.0
-                at = place(n, 2 * p + r, 2 * q + s, group, 2 * P, 2 * Q, groups)
+                    kept[lane] = value[lane] if ((argmax >> 2 * lane) & 3) == u4(2 * r + s) else 0.0
+                at = offset_of(n, 2 * p + r, 2 * q + s, group, 2 * P, 2 * Q, groups)
                 store(dx, at, kept)
 
     return unpool_kernel

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, f4, i4, jit
+from nbcnn.gpu.language import cuda, f4, jit
 from nbcnn.ops.kernel.call import Call, Launch, Shape
 from nbcnn.ops.kernel.stored import kinds, scalar_io, vector_io
 from nbcnn.ops.kernel.traffic import Traffic, element, outputs, size
 from nbcnn.ops.kernel.traffic import windows as windows_along
-from nbcnn.ops.kernel.windows import in_rows, lane_io, lanes_of, launch, place, planes, position, reach_of, split, taps
+from nbcnn.ops.kernel.windows import in_rows, lane_io, lanes_of, launch, offset_of, planes, position, reach_of, split, taps
 
 
 def sum_reference(large: np.ndarray, small: np.ndarray, size: int, stride: int, scale: float) -> None:
@@ -45,17 +45,17 @@ def sum_kernel(kind: str, lanes: int, size: int, stride: int) -> Any:
 
     grid    ceil(count / 256), block 256, count = outer·P·Q·groups
     owns    thread: one group of one window
-    moves   element size·(windows' part of large + small) bytes; overlapping windows meet in the cache
+    moves   element size·(windows' part of large + small) bytes; overlapping windows hit the cache
     """
     load, store = lane_io(lanes, kind)
 
     @jit()
     def window_sum_kernel(large, small, count, scale, H, W, P, Q, groups):
-        i = i4(cuda.grid(1))
+        i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
         if i >= count:
             return
         o, p, q, group = position(i, P, Q, groups)
-        first = place(o, p * stride, q * stride, group, H, W, groups)
+        first = offset_of(o, p * stride, q * stride, group, H, W, groups)
         total, part = cuda.local.array(lanes, f4), cuda.local.array(lanes, f4)
         for lane in range(lanes):
             total[lane] = 0.0
@@ -77,14 +77,14 @@ def spread_kernel(kind: str, lanes: int, size: int, stride: int) -> Any:
 
     grid    ceil(count / 256), block 256, count = outer·H·W·groups
     owns    thread: one group of one element of large
-    moves   element size·(small + large) bytes; rereads of small meet in the cache
+    moves   element size·(small + large) bytes; rereads of small hit the cache
     """
     load, store = lane_io(lanes, kind)
     reach = reach_of(size, stride)
 
     @jit()
     def window_spread_kernel(small, large, count, scale, H, W, P, Q, groups):
-        i = i4(cuda.grid(1))
+        i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
         if i >= count:
             return
         o, h, w, group = position(i, H, W, groups)
@@ -97,9 +97,9 @@ def spread_kernel(kind: str, lanes: int, size: int, stride: int) -> Any:
             for k in range(reach):
                 p, q = p0 - j, q0 - k
                 inside = (r0 + j * stride < size) & (s0 + k * stride < size) & (p >= 0) & (p < P) & (q >= 0) & (q < Q)
-                # Load always, from a clamped place: a load under a branch would wait for the one before.
+                # Load always, from a clamped index: a load under a branch would wait for the one before.
                 near_p, near_q = min(max(p, 0), P - 1), min(max(q, 0), Q - 1)
-                load(small, place(o, near_p, near_q, group, P, Q, groups), part)
+                load(small, offset_of(o, near_p, near_q, group, P, Q, groups), part)
                 for lane in range(lanes):
                     total[lane] += part[lane] if inside else 0.0
         for lane in range(lanes):
@@ -123,12 +123,12 @@ def tile_kernel(kind: str, lanes: int, size: int) -> Any:
 
     @jit()
     def window_tile_kernel(small, large, count, scale, H, W, P, Q, groups, tiles_h, tiles_w):
-        i = i4(cuda.grid(1))
+        i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
         if i >= count:
             return
         o, p, q, group = position(i, tiles_h, tiles_w, groups)
         value = cuda.local.array(lanes, f4)
-        load(small, place(o, min(p, P - 1), min(q, Q - 1), group, P, Q, groups), value)
+        load(small, offset_of(o, min(p, P - 1), min(q, Q - 1), group, P, Q, groups), value)
         inside = (p < P) & (q < Q)
         for lane in range(lanes):
             value[lane] = value[lane] * scale if inside else 0.0
@@ -136,7 +136,7 @@ def tile_kernel(kind: str, lanes: int, size: int) -> Any:
             for s in range(size):
                 h, w = p * size + r, q * size + s
                 if (h < H) & (w < W):
-                    store(large, place(o, h, w, group, H, W, groups), value)
+                    store(large, offset_of(o, h, w, group, H, W, groups), value)
 
     return window_tile_kernel
 
@@ -153,7 +153,7 @@ def row_sum_kernel(kind: str) -> Any:
 
     @jit()
     def window_row_sum_kernel(large, small, count, scale, H, W, P, quads):
-        i = i4(cuda.grid(1))
+        i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
         if i >= count:
             return
         rest, quad = split(i, quads)
@@ -181,7 +181,7 @@ def row_spread_kernel(kind: str) -> Any:
 
     @jit()
     def window_row_spread_kernel(small, large, count, scale, H, W, P, pairs, tiles_h):
-        i = i4(cuda.grid(1))
+        i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
         if i >= count:
             return
         rest, pair = split(i, pairs)

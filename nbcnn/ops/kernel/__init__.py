@@ -1,1 +1,1 @@
-"""What every kernel uses: calls and launches, traffic, storage types, reductions, windows, tensor maps, small loops."""
+"""Shared parts of all kernels: calls and launches, traffic, storage types, reductions, windows, tensor maps, small loops."""

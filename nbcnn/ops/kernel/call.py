@@ -1,4 +1,4 @@
-"""What an op is made of: `Call` (one step's operands), `Launch` and `HostCall` (work ready to run), `Impl` (a table entry).
+"""The parts of an op: `Call` (one step's operands), `Launch` and `HostCall` (work ready to run), `Impl` (a table entry).
 
 An op has one name and one signature, whatever the mode. Its NumPy reference takes shaped arrays: inputs, then outputs
 to write into, then attributes by keyword. Its `bind` takes a `Call`, whose arrays are flat, and returns what to run.

@@ -1,4 +1,4 @@
-"""What a test of an op is made of: `Case`, one call with its operands, and `Gradient`, which forward op a backward op belongs to.
+"""The parts of a test of an op: `Case`, one call with its operands, and `Gradient`, which forward op a backward op belongs to.
 
 Cases stand with the op: its module has `cases()`, shapes that are mean on purpose and small enough for the simulator (one image, one
 channel, odd heights and widths, filters that are no multiple of a tile, stride 2, windows that overlap or leave gaps), and where real

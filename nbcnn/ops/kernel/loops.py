@@ -90,7 +90,7 @@ def step_pixel(n, p, q, dn, dp, dq, P, Q):
 def keep_order():
     """Loads written before this call are issued before loads written after it.
 
-    The assembler otherwise moves a load whose value is needed only in the next turn of a loop to the end of this one,
+    The assembler otherwise moves a load whose value is needed only in the next iteration of a loop to the end of this one,
     where it is too late to hide its latency. A barrier of the warp costs one empty instruction and holds it in place.
     The simulator, which has no warps, needs none.
     """

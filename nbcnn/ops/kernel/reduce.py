@@ -38,18 +38,18 @@ def larger(a, b):
 
 
 @functools.cache
-def team_reduction(team: int, combine: Any) -> Any:
-    """A device function that combines the values of every `team` neighbouring threads (a power of two) of a block.
+def group_reduction(group: int, combine: Any) -> Any:
+    """A device function that combines the values of every `group` neighbouring threads (a power of two) of a block.
 
-    reduction(values, value) takes a shared array of one place a thread, and gives each thread the result of its team.
+    reduction(values, value) takes a shared array of one element a thread, and gives each thread the result of its group.
     All threads of the block must call it, each call with an array of its own.
     """
-    first_half = team // 2
+    first_half = group // 2
 
     @jit(device=True)
     def reduction(values, value):
         tid = cuda.threadIdx.x
-        lane = tid & team - 1
+        lane = tid & group - 1
         values[tid] = value
         cuda.syncthreads()
         half = first_half
@@ -63,7 +63,7 @@ def team_reduction(team: int, combine: Any) -> Any:
     return reduction
 
 
-block_sum = team_reduction(THREADS, plus)
+block_sum = group_reduction(THREADS, plus)
 
 
 @jit(device=True)

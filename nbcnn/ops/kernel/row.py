@@ -13,12 +13,12 @@ Ops = dict[str, Impl]
 
 @dataclass(frozen=True)
 class Row:
-    """What one mode and precision run.
+    """One mode and precision: where it runs, and its implementations of every op.
 
     device  "host" or "gpu".
     layout  how images are stored between the layers.
     fallbacks  (name, ops) in the order in which a step looks for an implementation that supports it.
-    own     the parts that count as the mode itself: a step that ends in another is reported. Empty: the mode's name.
+    own     the names of the fallbacks that count as the mode itself: a step that ends in another is reported. Empty: the mode's name.
     """
 
     mode: str
@@ -37,7 +37,7 @@ class Row:
         return STORE[self.precision]
 
     def chain(self, op: str) -> Iterator[tuple[str, Impl]]:
-        """The implementations of `op` in this row, first choice first, with the name of the part they come from."""
+        """The implementations of `op` in this row, first choice first, with the name of the fallback they come from."""
         return ((name, ops[op]) for name, ops in self.fallbacks if op in ops)
 
     @property

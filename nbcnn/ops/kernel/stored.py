@@ -1,4 +1,4 @@
-"""Device functions that read and write activations the way they are stored (`nbcnn.plan.storage`), as float32: whoever writes rounds.
+"""Device functions that read and write activations the way they are stored (`nbcnn.plan.storage`), as float32: a store rounds.
 
 A kernel factory takes the kind ("float32", "tfloat32", "bfloat16") and asks here for its accesses; for float32 these are the
 plain ones, so that a kernel of float32 is what it would be without this file. Four bfloat16 are one access of 8 bytes.

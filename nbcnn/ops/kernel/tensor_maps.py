@@ -1,4 +1,4 @@
-"""Tensor maps: what TMA must know of a tensor, encoded by the driver on the host, 128 bytes each, and kept on the device.
+"""Tensor maps: descriptions of tensors for TMA, which the driver encodes on the host, 128 bytes each, and which are kept on the device.
 
 All tiles are swizzled by 128 bytes and have rows of 128 bytes: 64 bfloat16 or 32 float32 channels. Elements outside the tensor
 read as zero, which is what padding wants. Without a GPU (arrays are then NumPy) a map is 128 zero bytes: enough to compile.

@@ -1,11 +1,11 @@
-"""What kernels ask memory for, worked out on the host from shape and tile: the twin of the line `moves` in a kernel's docstring.
+"""The bytes that kernels ask memory for, computed on the host from shape and tile, as the line `moves` of a kernel's docstring says them.
 
-Counted are the bytes of tensors that threads, or TMA for them, load from global memory and store to it: the *logical* bytes. What
+The bytes of tensors that threads, or TMA for them, load from global memory and store to it are counted: the *logical* bytes. What
 lies outside an image is not loaded and not counted; what is fetched ahead and never used is. Of the bytes read, `distinct` are
 different ones; the others are read again, mostly out of a cache. No kernel stores a byte twice. So, whatever the caches do, a launch
 that finds nothing in them reads between `distinct` and `read` bytes from memory. A docstring's `moves` says in words which of both it means.
 
-Not counted: biases, scalars, StepState, the table of learning rates, tensor maps; they are thousands of times smaller.
+Biases, scalars, StepState, the table of learning rates and tensor maps are not counted; they are thousands of times smaller.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def windows(count: int, taps: int, extent: int, stride: int = 1, first: int = 0,
 
 @cache
 def met(count: int, taps: int, extent: int, stride: int = 1, first: int = 0, dilate: int = 1) -> tuple[int, int]:
-    """Of the same windows: (those with a tap inside, taps that are inside some window)."""
+    """Counts of the same windows: (windows with a tap inside, taps that are inside some window)."""
     inside = {(i, tap) for i in range(count) for tap in range(taps) if (at := stride * i - first + tap) % dilate == 0 and 0 <= at // dilate < extent}
     return len({i for i, _ in inside}), len({tap for _, tap in inside})
 

@@ -1,4 +1,4 @@
-"""Windows that slide over images: what pooling and upsampling share.
+"""Sliding windows over images, as pooling and upsampling share them.
 
 Kernels see an image batch as (outer, H, W, inner), whatever its layout: NCHW is (N·C, H, W, 1) and NHWC is (N, H, W, C).
 Lanes are neighbours in `inner` that one thread handles in one access: 4 where C is a multiple of 4 in NHWC, else 1.
@@ -78,7 +78,7 @@ def position(i, H, W, groups):
 
 
 @jit(device=True)
-def place(o, h, w, group, H, W, groups):
+def offset_of(o, h, w, group, H, W, groups):
     """The element of an (outer, H, W, groups) array at (o, h, w, group): the inverse of `position`."""
     return ((o * H + h) * W + w) * groups + group
 

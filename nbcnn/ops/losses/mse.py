@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, i4, jit, types
+from nbcnn.gpu.language import cuda, jit, types
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks, host
 from nbcnn.ops.kernel.case import IMAGES, Case, Gradient, Shapes, label_of, normal
 from nbcnn.ops.kernel.reduce import QUADS, QUADS_PER_BLOCK, THREADS, add_partials, block_sum, f8, partial_bytes, sum_blocks
@@ -52,7 +52,7 @@ def fprop_kernel(kind: str, target_kind: str) -> Any:
         block = cuda.blockIdx.x
         quads = count >> 2
         mine = f8(0)
-        # Not a range: Numba counts its turns by a 64-bit division when the stride is no constant.
+        # Not a range: Numba counts its iterations by a 64-bit division when the stride is no constant.
         start = block * QUADS_PER_BLOCK
         while start < quads:
             for j in range(QUADS):
@@ -85,7 +85,7 @@ def dgrad_kernel(kind: str, target_kind: str) -> Any:
 
     @jit()
     def mse_dgrad_kernel(y, target, dy, count, scale):
-        thread = i4(cuda.grid(1))
+        thread = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
         quads = count >> 2
         if thread < quads:
             i = 4 * thread

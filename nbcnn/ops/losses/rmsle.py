@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, f4, i4, jit, types
+from nbcnn.gpu.language import cuda, f4, jit, types
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks, host
 from nbcnn.ops.kernel.case import Case, Gradient, normal
 from nbcnn.ops.kernel.reduce import MAX_BLOCKS, THREADS, block_sum, f8, partial_bytes, sum_of
@@ -64,7 +64,7 @@ def fprop_kernel(kind: str, target_kind: str) -> Any:
         grid min(⌈count/256⌉, 1024), block 256; a thread owns every (256·grid)th element. shared 2 KiB; moves 8·count bytes of float32.
         """
         sums = cuda.shared.array(THREADS, types.float64)
-        i = i4(cuda.grid(1))
+        i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
         mine = f8(0)
         while i < count:
             p = f4(unit * load(y, i))
@@ -101,7 +101,7 @@ def dgrad_kernel(kind: str, target_kind: str) -> Any:
 
         grid ⌈count/256⌉, block 256; a thread owns one element. shared none; moves 12·count bytes of float32.
         """
-        i = i4(cuda.grid(1))
+        i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
         if i < count:
             p = f4(unit * load(y, i))
             value = 0.0

@@ -20,10 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, f4, i4, jit, types
+from nbcnn.gpu.language import cuda, f4, jit, types
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks, host
 from nbcnn.ops.kernel.case import Case, Gradient, Shapes, normal
-from nbcnn.ops.kernel.reduce import THREADS, add_partials, block_sum, f8, larger, partial_bytes, plus, team_reduction
+from nbcnn.ops.kernel.reduce import THREADS, add_partials, block_sum, f8, group_reduction, larger, partial_bytes, plus
 from nbcnn.ops.kernel.stored import kinds, scalar_io
 from nbcnn.ops.kernel.traffic import Traffic, element, once, outputs, size
 
@@ -52,40 +52,40 @@ def softmax_xent_dgrad(p: np.ndarray, labels: np.ndarray, dlogits: np.ndarray) -
 
 
 @functools.cache
-def fprop_kernel(kind: str, team: int) -> Any:
-    """The forward kernel with `team` threads a row, a power of two up to 256; logits and p stored as `kind`."""
+def fprop_kernel(kind: str, group: int) -> Any:
+    """The forward kernel with `group` threads a row, a power of two up to 256; logits and p stored as `kind`."""
     load, store = scalar_io(kind)
-    rows_per_block = THREADS // team
-    team_max, team_sum = team_reduction(team, larger), team_reduction(team, plus)
+    rows_per_block = THREADS // group
+    group_max, group_sum = group_reduction(group, larger), group_reduction(group, plus)
 
     @jit()
     def softmax_xent_fprop_kernel(logits, labels, p, rows, classes, scale, total):
         """p = softmax(logits); total[block] = scale · Σ cross-entropy over the rows of the block.
 
-        grid ceil(N / (256 / team)), block 256, a team of threads owns a row; shared 4 KiB; moves 8·N·F bytes of
+        grid ceil(N / (256 / group)), block 256, a group of threads owns a row; shared 4 KiB; moves 8·N·F bytes of
         float32, and the row twice more from L1: its exponentials are made again once their sum is known, so that p is rounded once.
         """
         maxima = cuda.shared.array(THREADS, types.float32)
         sums = cuda.shared.array(THREADS, types.float32)
         losses = cuda.shared.array(THREADS, types.float64)
         tid = cuda.threadIdx.x
-        lane = tid & team - 1
-        n = cuda.blockIdx.x * rows_per_block + (tid - lane) // team
+        lane = tid & group - 1
+        n = cuda.blockIdx.x * rows_per_block + (tid - lane) // group
         start = n * classes
-        # A team without a row has nothing to read, but meets the others at the barriers.
+        # A group without a row has nothing to read, but meets the others at the barriers.
         width = classes if n < rows else 0
 
         biggest = f4(-math.inf)
-        for f in range(lane, width, team):
+        for f in range(lane, width, group):
             biggest = max(biggest, load(logits, start + f))
-        biggest = team_max(maxima, biggest)
+        biggest = group_max(maxima, biggest)
 
         whole = 0.0
-        for f in range(lane, width, team):
+        for f in range(lane, width, group):
             whole += f4(math.exp(load(logits, start + f) - biggest))
-        whole = team_sum(sums, whole)
+        whole = group_sum(sums, whole)
 
-        for f in range(lane, width, team):
+        for f in range(lane, width, group):
             store(p, start + f, f4(math.exp(load(logits, start + f) - biggest)) / whole)
 
         loss = f8(0)
@@ -112,7 +112,7 @@ def dgrad_kernel(kind: str) -> Any:
 
     @jit()
     def softmax_xent_dgrad_kernel(p, labels, dlogits, rows, classes, scale):
-        i = i4(cuda.grid(1))
+        i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
         if i < rows * classes:
             row = i // classes
             value = load(p, i)
@@ -123,14 +123,14 @@ def dgrad_kernel(kind: str) -> Any:
     return softmax_xent_dgrad_kernel
 
 
-def team_of(classes: int) -> int:
+def threads_of_row(classes: int) -> int:
     """Threads of a row: the power of two that covers the classes, at most a whole block."""
     return min(1 << (classes - 1).bit_length(), THREADS)
 
 
 def _grid(call: Call) -> int:
     rows, classes = call.in_shapes[0]
-    return blocks(rows, THREADS // team_of(classes))
+    return blocks(rows, THREADS // threads_of_row(classes))
 
 
 def scratch_fprop(call: Call) -> int:
@@ -140,7 +140,7 @@ def scratch_fprop(call: Call) -> int:
 def bind_fprop(call: Call) -> list[Launch]:
     (logits, labels), (p, loss) = call.ins, call.outs
     rows, classes = call.in_shapes[0]
-    kernel, grid = fprop_kernel(kinds(call)[0], team_of(classes)), _grid(call)
+    kernel, grid = fprop_kernel(kinds(call)[0], threads_of_row(classes)), _grid(call)
     single = grid == 1
     total = loss if single else call.scratch.view(np.float64)
     scale = np.float64(1 / rows if single else 1)

@@ -23,7 +23,7 @@ Kernels hold a slab of an image in registers where it fits, so that every elemen
 backward, and B0, whose channels want all images, is one launch as long as its blocks fit on the GPU together: each sends two numbers of
 every plane to the other blocks of the channel and waits for theirs.
 
-    reference.py  both layers in NumPy           held.py   slabs in registers: what a block, a team and a thread have
+    reference.py  both layers in NumPy           held.py   slabs in registers: what a block, a thread group and a thread have
     s0_held.py    S0 on held slabs               b0_held.py, b0_held_grads.py   B0 on held slabs, in one launch or in stages
     b0_batch.py   the batch's statistics, made by every block that needs them
     plane.py      how blocks share any image     s0.py, b0.py   the ops: held, or kernels for any shape      rows.py  sums over the images

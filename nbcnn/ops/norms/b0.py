@@ -42,7 +42,7 @@ def planes_kernel(kind: str, slab: Slab) -> Any:
         """shift, std of every plane.
 
         grid N·slabs, block 32–256; owns: a block up to 32 planes of an image, a thread pixels of one of them.
-        shared 4 bytes a thread; moves 4·x bytes (the second read meets in L1).
+        shared 4 bytes a thread; moves 4·x bytes (the second read hits L1).
         """
         values = cuda.shared.array(THREADS, f4)
         tid = cuda.threadIdx.x
@@ -157,7 +157,7 @@ def sums_kernel(kind: str, slab: Slab) -> Any:
 
     @jit()
     def evonorm_b0_sums_kernel(dy, x, gamma, v, std, batch_std, partials, own_sums, slabs, N, C, HW, step_c, step_p):
-        """Of every plane Σ g, Σ g·x/d, Σ M·q·x, Σ (1−M)·q in partials (4,N,C), and Σ M·q in own_sums (N,C).
+        """partials (4,N,C) = Σ g, Σ g·x/d, Σ M·q·x, Σ (1−M)·q of every plane; own_sums (N,C) = Σ M·q.
 
         grid N·slabs, block 32–256; owns: a block up to 32 planes of an image, a thread pixels of one of them.
         shared 4 bytes a thread; moves 8·x bytes.

@@ -17,8 +17,8 @@ from nbcnn.ops.kernel.stored import kinds, vector_io
 from nbcnn.ops.norms.quads import QUAD
 from nbcnn.ops.ptx.fast import larger, reciprocal
 
-_THREADS, _EACH = 256, 8
-"""Of a block, at most; pixels that a thread has in flight."""
+_THREADS, _PIXELS = 256, 8
+"""Threads of a block, at most; pixels that a thread has in flight."""
 
 
 def serves(call: Call) -> bool:
@@ -29,13 +29,13 @@ def serves(call: Call) -> bool:
 @cache
 def apply_wide_kernel(kind: str, quads: int) -> Any:
     load, store = vector_io(kind)
-    QUADS, ROWS, EACH, FLOATS = quads, _THREADS // quads, _EACH, QUAD * _EACH
+    QUADS, ROWS, PIXELS, FLOATS = quads, _THREADS // quads, _PIXELS, QUAD * _PIXELS
 
     @jit(launch_bounds=(quads * (_THREADS // quads), 4))
     def evonorm_b0_apply_wide_kernel(x, gamma, beta, v, std, batch_std, y, HW, parts):
         """y = γ·x/max(s_B, v·x + s_I) + β; x, y (N,H,W,C), C = 4·quads.
 
-        grid N·parts, block up to 256; owns: a block EACH·ROWS pixels of an image, a thread a quad of channels of EACH of them
+        grid N·parts, block up to 256; owns: a block PIXELS·ROWS pixels of an image, a thread a quad of channels of PIXELS of them
         moves x and y once, and of every block the statistics of its channels. source: arXiv:2004.02967
         """
         values = cuda.local.array(FLOATS, f4)
@@ -48,9 +48,9 @@ def apply_wide_kernel(kind: str, quads: int) -> Any:
         n = block // parts
         row = tid // QUADS
         c = (tid - row * QUADS) * QUAD
-        pixel = (block - n * parts) * (EACH * ROWS) + row
+        pixel = (block - n * parts) * (PIXELS * ROWS) + row
         at = (i8(n) * HW + pixel) * (QUAD * QUADS) + c
-        for j in range(EACH):
+        for j in range(PIXELS):
             # Beyond the last pixel an earlier one is read once more: loads without branches, all in flight.
             here = at + i8(j * ROWS * QUADS * QUAD) if pixel + j * ROWS < HW else i8(n) * HW * (QUAD * QUADS) + c
             values[4 * j], values[4 * j + 1], values[4 * j + 2], values[4 * j + 3] = load(x, here)
@@ -58,7 +58,7 @@ def apply_wide_kernel(kind: str, quads: int) -> Any:
             own = u4(c + q)
             factors[q], plus[q], slopes[q], leasts[q] = gamma[own], beta[own], v[own], batch_std[own]
             scales[q] = std[n * (QUAD * QUADS) + c + q]
-        for j in range(EACH):
+        for j in range(PIXELS):
             for q in range(QUAD):
                 value = values[4 * j + q]
                 values[4 * j + q] = factors[q] * (value * reciprocal(larger(leasts[q], slopes[q] * value + scales[q]))) + plus[q]
@@ -74,6 +74,6 @@ def launch(call: Call) -> Launch:
     n, c, h, w = call.in_shapes[0]
     quads = c // QUAD
     rows = _THREADS // quads
-    parts = ceil_div(h * w, _EACH * rows)
+    parts = ceil_div(h * w, _PIXELS * rows)
     args = (x, gamma, beta, v, std, batch_std, y, np.int32(h * w), np.int32(parts))
     return Launch(apply_wide_kernel(kinds(call)[0], quads), n * parts, quads * rows, args)

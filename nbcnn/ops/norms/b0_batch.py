@@ -1,6 +1,6 @@
 """The batch's statistics of a few channels, made by every block that needs them (b0_held.py): a warp a channel, a lane every 32nd image.
 
-What is known of a plane comes as a packet from whoever has just made it, or lies in memory behind a launch that made it. Then the blocks may do
+The statistics of a plane come as a message from the block that has just made them, or lie in memory since an earlier launch. Then the blocks may do
 without a launch in between that makes the batch's statistics once, at the price of reading the planes' again and again: `by_every_block`.
 """
 
@@ -20,7 +20,7 @@ from nbcnn.ops.ptx.grid import receive
 from nbcnn.ops.ptx.shuffle import WARP, warp_sum_everywhere
 
 PLANE_BYTES = 12
-"""Of a plane: shift, std and, at most, its first element, from which shift counts."""
+"""Bytes of a plane's statistics: shift, std and, at most, its first element, from which shift counts."""
 LAUNCH_BYTES = 16 << 20
 """What the second-level cache gives away (5 TB/s on an H200) in the 3 µs that a launch of a few small blocks takes at least."""
 
@@ -36,39 +36,39 @@ def by_every_block(shape: Shape, held: Held) -> bool:
 
 @cache
 def batch_statistics(kind: str, channels: int, warps: int, wide: bool, sent: bool) -> Any:
-    """Device function (leasts, x, shift, std, running, batch_shift, batch_std, packets, turn, first, party, N, C, HW, eps, momentum).
+    """Device function (leasts, x, shift, std, running, batch_shift, batch_std, messages, sequence, first, image_group, N, C, HW, eps, momentum).
 
-    leasts[i] = s_B of channel first + i, i < channels, shared; behind it comes a barrier. The block of party 0 also writes batch_shift and
-    batch_std, and running in place. sent: planes come as packets of this turn, else as shift and std. wide: NHWC.
+    leasts[i] = s_B of channel first + i, i < channels, shared; behind it comes a barrier. The block of image_group 0 also writes batch_shift and
+    batch_std, and running in place. sent: planes come as messages with this sequence number, else as shift and std. wide: NHWC.
     Planes of one size: mean = the mean of the means, M2 = Σ M2_n + H·W·Σ (mean_n − mean)². All threads of the block call it.
     """
     load, _ = scalar_io(kind)
-    CHANNELS, WARPS, WIDE, SENT, TURNS = channels, warps, wide, sent, -(-channels // warps)
+    CHANNELS, WARPS, WIDE, SENT, PASSES = channels, warps, wide, sent, -(-channels // warps)
 
     @jit(device=True)
-    def of_packet(x, shift, std, packets, turn, origin, n, c, at, N, C, eps):
-        return receive(packets, c * N + n, turn)
+    def of_message(x, shift, std, messages, sequence, origin, n, c, at, N, C, eps):
+        return receive(messages, c * N + n, sequence)
 
     @jit(device=True)
-    def of_memory(x, shift, std, packets, turn, origin, n, c, at, N, C, eps):
+    def of_memory(x, shift, std, messages, sequence, origin, n, c, at, N, C, eps):
         plane = u4(n * C + c)
         s = std[plane]
         return load(x, u4(at)) - origin + shift[plane], max(s * s - eps, 0.0)
 
-    plane = of_packet if sent else of_memory
+    plane = of_message if sent else of_memory
 
     @jit(device=True)
-    def make(leasts, x, shift, std, running, batch_shift, batch_std, packets, turn, first, party, N, C, HW, eps, momentum):
+    def make(leasts, x, shift, std, running, batch_shift, batch_std, messages, sequence, first, image_group, N, C, HW, eps, momentum):
         warp, lane = split(cuda.threadIdx.x, WARP)
-        for round in range(TURNS):
-            at = warp + round * WARPS
+        for each in range(PASSES):
+            at = warp + each * WARPS
             its = first + min(at, CHANNELS - 1)
             lead_at = its if WIDE else its * HW
             origin = 0.0 if SENT else load(x, u4(lead_at))
             # Welford's way over a lane's planes, Chan's over the lanes.
             count, centre, squares = 0.0, 0.0, 0.0
             for n in range(lane, N if at < CHANNELS else 0, WARP):
-                mean, variance = plane(x, shift, std, packets, turn, origin, n, its, n * C * HW + lead_at, N, C, eps)
+                mean, variance = plane(x, shift, std, messages, sequence, origin, n, its, n * C * HW + lead_at, N, C, eps)
                 count += 1.0
                 away = mean - centre
                 centre += divide(away, count)
@@ -79,7 +79,7 @@ def batch_statistics(kind: str, channels: int, warps: int, wide: bool, sent: boo
             if lane == 0 and at < CHANNELS:
                 deviation = f4(math.sqrt(variance + eps))
                 leasts[at] = deviation
-                if party == 0:
+                if image_group == 0:
                     batch_shift[its], batch_std[its] = mean, deviation
                     m = f4(N) * f4(HW)
                     running[its] = (1.0 - momentum) * running[its] + momentum * variance * (m / max(m - 1.0, 1.0))

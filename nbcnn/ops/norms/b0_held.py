@@ -21,7 +21,19 @@ from nbcnn.ops.activations.sigmoid import divide
 from nbcnn.ops.kernel.call import Call, Launch
 from nbcnn.ops.kernel.stored import kinds, scalar_io
 from nbcnn.ops.norms.b0_batch import batch_statistics
-from nbcnn.ops.norms.held import Held, block_place, elements_of, frozen, grid_of, joined, loading, place_of, spread_of, storing, team_of
+from nbcnn.ops.norms.held import (
+    Held,
+    block_position,
+    elements_of,
+    frozen,
+    grid_of,
+    joined,
+    loading,
+    plane_of_thread,
+    spread_of,
+    storing,
+    thread_group_of,
+)
 from nbcnn.ops.ptx.fast import larger, reciprocal
 from nbcnn.ops.ptx.grid import send
 from nbcnn.ops.ptx.shuffle import WARP
@@ -30,43 +42,43 @@ from nbcnn.ops.ptx.shuffle import WARP
 @cache
 def fprop_kernel(kind: str, layout: str, channels: int, held: Held, stage: str) -> Any:
     load, _ = scalar_io(kind)
-    team = team_of(held, layout, 1, channels)
-    place, elements, fill, put, spread, join = (
-        place_of(team),
-        elements_of(team),
-        loading(kind, team),
-        storing(kind, team),
-        spread_of(team, keep=team.planes * team.joint > 1),
-        joined(team),
+    threads = thread_group_of(held, layout, 1, channels)
+    plane_of, elements, fill, put, spread, join = (
+        plane_of_thread(threads),
+        elements_of(threads),
+        loading(kind, threads),
+        storing(kind, threads),
+        spread_of(threads, keep=threads.planes * threads.joint > 1),
+        joined(threads),
     )
-    CHANNELS, IMAGES, WIDE, FLOATS = held.channels, held.images, team.wide, team.floats
-    KEPT, LONE = 3 * team.planes * team.joint, team.joint == 1  # a warp has a whole plane
+    CHANNELS, IMAGES, WIDE, FLOATS = held.channels, held.images, threads.wide, threads.floats
+    KEPT, LONE = 3 * threads.planes * threads.joint, threads.joint == 1  # a warp has a whole plane
     ALL, BATCH, STATISTICS = stage == "all", stage in ("all", "batch"), stage not in ("batch", "apply")
     APPLY, INFER, KNOWN = stage != "statistics", stage == "infer", stage == "apply"
-    block, batch = block_place(WIDE), batch_statistics(kind, CHANNELS, held.threads // WARP, WIDE, ALL)
+    block, batch = block_position(WIDE), batch_statistics(kind, CHANNELS, held.threads // WARP, WIDE, ALL)
 
     @jit(launch_bounds=(held.threads, held.blocks))
-    def evonorm_b0_fprop_kernel(x, gamma, beta, v, running, y, shift, std, batch_shift, batch_std, packets, N, C, HW, eps, momentum):
+    def evonorm_b0_fprop_kernel(x, gamma, beta, v, running, y, shift, std, batch_shift, batch_std, messages, N, C, HW, eps, momentum):
         """y = γ·x/d + β, d = max(s_B, v·x + s_I), and every statistic; running ← (1 − momentum)·running + momentum·(unbiased variance).
 
         grid N/images × C/channels, block up to 512; owns: a block a slab, a thread up to 32 pixels of a channel, in registers.
-        shared 12 bytes a plane and warp; moves 8·x bytes (4·x where only statistics are made), and packets or statistics of the planes of its
+        shared 12 bytes a plane and warp; moves 8·x bytes (4·x where only statistics are made), and messages or statistics of the planes of its
         channels. source: arXiv:2004.02967.
         """
         kept = cuda.shared.array(KEPT, f4)
         leasts = cuda.shared.array(CHANNELS, f4)
         values = cuda.local.array(FLOATS, f4)
         tid = cuda.threadIdx.x
-        slab, party = block()
+        slab, image_group = block()
         first = slab * CHANNELS
-        channel, image, rank = place(tid)
-        n, own = party * IMAGES + image, first + channel
+        channel, image, rank = plane_of(tid)
+        n, own = image_group * IMAGES + image, first + channel
         start, tail = elements(n, own, rank, C, HW)
         fill(values, x, start, tail)
         at_channel, at_plane, lead_at = u4(own), u4(n * C + own), own if WIDE else own * HW
-        s, least, origin, turn, factor, bias, slope = 0.0, 0.0, 0.0, 0, 0.0, 0.0, 0.0
+        s, least, origin, sequence, factor, bias, slope = 0.0, 0.0, 0.0, 0, 0.0, 0.0, 0.0
         if ALL:
-            origin, turn = load(x, u4(lead_at)), packets[4 * (own * N + n) + 1] + 1
+            origin, sequence = load(x, u4(lead_at)), messages[4 * (own * N + n) + 1] + 1
         if APPLY:
             factor, bias, slope = gamma[at_channel], beta[at_channel], v[at_channel]
             if not STATISTICS:
@@ -84,12 +96,12 @@ def fprop_kernel(kind: str, layout: str, channels: int, held: Held, stage: str) 
                 cuda.syncthreads()
                 mean, variance = join(kept, image * CHANNELS + channel, f4(HW))
             if ALL and rank == 0:
-                send(packets, own * N + n, turn, lead - origin + mean, variance)
+                send(messages, own * N + n, sequence, lead - origin + mean, variance)
             s = f4(math.sqrt(variance + eps))
             if rank == 0 and not INFER:
                 shift[at_plane], std[at_plane] = mean, s
         if BATCH:
-            batch(leasts, x, shift, std, running, batch_shift, batch_std, packets, turn, first, party, N, C, HW, eps, momentum)
+            batch(leasts, x, shift, std, running, batch_shift, batch_std, messages, sequence, first, image_group, N, C, HW, eps, momentum)
             cuda.syncthreads()
             least = leasts[channel]
         if APPLY:
@@ -107,10 +119,10 @@ def launch(call: Call, stage: str) -> Launch:
     (n, c, h, w), held = call.in_shapes[0], call.tile
     y, shift, std, batch_shift, batch_std = (call.outs[0], *(running,) * 4) if stage == "infer" else call.outs[:5]  # infer touches y alone
     together = stage == "all"
-    slabs, parties = c // held.channels, n // held.images
-    packets = constant(np.zeros(4 * n * c if together else 1, np.int32))
+    slabs, image_groups = c // held.channels, n // held.images
+    messages = constant(np.zeros(4 * n * c if together else 1, np.int32))
     sizes = (np.int32(size) for size in (n, c, h * w))
     numbers = np.float32(call.attrs["eps"]), np.float32(call.attrs.get("momentum", 0))
-    args = (*call.ins, y, shift, std, batch_shift, batch_std, packets, *sizes, *numbers)
-    grid = grid_of(call.layout, slabs, parties)
+    args = (*call.ins, y, shift, std, batch_shift, batch_std, messages, *sizes, *numbers)
+    grid = grid_of(call.layout, slabs, image_groups)
     return Launch(fprop_kernel(kinds(call)[0], call.layout, frozen(call.layout, c), held, stage), grid, held.threads, args, together=together)

@@ -18,7 +18,19 @@ from nbcnn.ops.activations.sigmoid import divide
 from nbcnn.ops.kernel.call import Call, Launch
 from nbcnn.ops.kernel.stored import kinds, scalar_io
 from nbcnn.ops.kernel.windows import split
-from nbcnn.ops.norms.held import Held, adding, block_place, elements_of, frozen, grid_of, loading, place_of, storing, team_of, total_of
+from nbcnn.ops.norms.held import (
+    Held,
+    adding,
+    block_position,
+    elements_of,
+    frozen,
+    grid_of,
+    loading,
+    plane_of_thread,
+    storing,
+    thread_group_of,
+    total_of,
+)
 from nbcnn.ops.ptx.fast import larger, reciprocal
 from nbcnn.ops.ptx.grid import receive, send
 from nbcnn.ops.ptx.shuffle import WARP, warp_sum
@@ -30,23 +42,23 @@ PARTIALS = 5
 @cache
 def grads_kernel(kind: str, layout: str, channels: int, held: Held, stage: str) -> Any:
     load, _ = scalar_io(kind)
-    team = team_of(held, layout, 1, channels)
-    place, elements, fill, put, add, total_at = (
-        place_of(team),
-        elements_of(team),
-        loading(kind, team),
-        storing(kind, team),
-        adding(team),
-        total_of(team),
+    threads = thread_group_of(held, layout, 1, channels)
+    plane_of, elements, fill, put, add, total_at = (
+        plane_of_thread(threads),
+        elements_of(threads),
+        loading(kind, threads),
+        storing(kind, threads),
+        adding(threads),
+        total_of(threads),
     )
-    CHANNELS, IMAGES, WIDE, FLOATS, WARPS = held.channels, held.images, team.wide, team.floats, held.threads // WARP
-    BOTH, PLANES, SUMS = held.tensors > 1, team.planes, PARTIALS * team.planes * team.warps
-    TURNS, TOGETHER, MAKES, APPLIES = -(-CHANNELS // WARPS), stage == "all", stage != "apply", stage != "sums"
-    block = block_place(WIDE)
+    CHANNELS, IMAGES, WIDE, FLOATS, WARPS = held.channels, held.images, threads.wide, threads.floats, held.threads // WARP
+    BOTH, PLANES, SUMS = held.tensors > 1, threads.planes, PARTIALS * threads.planes * threads.warps
+    PASSES, TOGETHER, MAKES, APPLIES = -(-CHANNELS // WARPS), stage == "all", stage != "apply", stage != "sums"
+    block = block_position(WIDE)
 
     @jit(launch_bounds=(held.threads, held.blocks))
-    def evonorm_b0_grads_kernel(dy, x, gamma, v, shift, std, batch_shift, batch_std, dx, dgamma, dbeta, dv, partials, batch_sums, packets, N, C, HW):
-        """dx, dgamma, dbeta, dv. Σ g, Σ g·x/d, Σ M·q·x, Σ (1−M)·q of planes go to the channel's other blocks in two packets a plane.
+    def evonorm_b0_grads_kernel(dy, x, gamma, v, shift, std, batch_shift, batch_std, dx, dgamma, dbeta, dv, partials, batch_sums, messages, N, C, HW):
+        """dx, dgamma, dbeta, dv. Σ g, Σ g·x/d, Σ M·q·x, Σ (1−M)·q of planes go to the channel's other blocks in two messages a plane.
 
         In stages: these and Σ M·q in partials (5,N,C), and Σ (1−M)·q of channels in batch_sums.
         grid N/images × C/channels, block up to 512; owns: a block a slab, a thread up to 32 pixels of a channel, in registers.
@@ -57,19 +69,19 @@ def grads_kernel(kind: str, layout: str, channels: int, held: Held, stage: str) 
         values = cuda.local.array(FLOATS, f4)
         grads = cuda.local.array(FLOATS, f4)
         tid = cuda.threadIdx.x
-        slab, party = block()
+        slab, image_group = block()
         first = slab * CHANNELS
-        channel, image, rank = place(tid)
-        n, own = party * IMAGES + image, first + channel
+        channel, image, rank = plane_of(tid)
+        n, own = image_group * IMAGES + image, first + channel
         plane = image * CHANNELS + channel
         start, tail = elements(n, own, rank, C, HW)
         fill(values, x, start, tail)
         fill(grads, dy, start, tail)
         at_channel, at_plane, lead_at = u4(own), u4(n * C + own), own if WIDE else own * HW
         factor, slope, s, least = gamma[at_channel], v[at_channel], std[at_plane], batch_std[at_channel]
-        turn, own_sum, batch_sum = 0, 0.0, 0.0
+        sequence, own_sum, batch_sum = 0, 0.0, 0.0
         if TOGETHER:
-            turn = packets[8 * (own * N + n) + 1] + 1
+            sequence = messages[8 * (own * N + n) + 1] + 1
         if MAKES:
             sum_g, sum_x, sum_v, sum_batch, sum_own = 0.0, 0.0, 0.0, 0.0, 0.0
             # Behind the plane x and dy are zero, and add nothing.
@@ -93,8 +105,8 @@ def grads_kernel(kind: str, layout: str, channels: int, held: Held, stage: str) 
                 sum_g, sum_x = total_at(sums, plane), total_at(sums, PLANES + plane)
                 sum_v, sum_batch = -factor * total_at(sums, 2 * PLANES + plane), -factor * total_at(sums, 3 * PLANES + plane)
                 if TOGETHER:
-                    send(packets, 2 * (own * N + n), turn, sum_batch, sum_g)
-                    send(packets, 2 * (own * N + n) + 1, turn, sum_x, sum_v)
+                    send(messages, 2 * (own * N + n), sequence, sum_batch, sum_g)
+                    send(messages, 2 * (own * N + n) + 1, sequence, sum_x, sum_v)
                 else:
                     every = u4(N * C)
                     partials[at_plane], partials[every + at_plane] = sum_g, sum_x
@@ -102,11 +114,11 @@ def grads_kernel(kind: str, layout: str, channels: int, held: Held, stage: str) 
                     partials[4 * every + at_plane] = own_sum
         warp, lane = split(tid, WARP)
         if TOGETHER:
-            for round in range(TURNS):
-                at = warp + round * WARPS
+            for each in range(PASSES):
+                at = warp + each * WARPS
                 its, total = first + min(at, CHANNELS - 1), 0.0
                 for other in range(lane, N if at < CHANNELS else 0, WARP):
-                    pull, _ = receive(packets, 2 * (its * N + other), turn)
+                    pull, _ = receive(messages, 2 * (its * N + other), sequence)
                     total += pull
                 total = warp_sum(total)
                 if lane == 0 and at < CHANNELS:
@@ -129,14 +141,14 @@ def grads_kernel(kind: str, layout: str, channels: int, held: Held, stage: str) 
                 scale = reciprocal(larger(reach, least))
                 values[j] = h * scale * (s * scale if reach > least else 1.0) + (both * (value - lead) - offset)
             put(dx, values, start, tail)
-        if TOGETHER and party == 0:
-            for round in range(TURNS):
-                at = warp + round * WARPS
+        if TOGETHER and image_group == 0:
+            for each in range(PASSES):
+                at = warp + each * WARPS
                 its, all_g, all_x, all_v = first + min(at, CHANNELS - 1), 0.0, 0.0, 0.0
                 for other in range(lane, N if at < CHANNELS else 0, WARP):
-                    packet = 2 * (its * N + other)
-                    _, one_g = receive(packets, packet, turn)
-                    one_x, one_v = receive(packets, packet + 1, turn)
+                    message = 2 * (its * N + other)
+                    _, one_g = receive(messages, message, sequence)
+                    one_x, one_v = receive(messages, message + 1, sequence)
                     all_g, all_x, all_v = all_g + one_g, all_x + one_x, all_v + one_v
                 all_g, all_x, all_v = warp_sum(all_g), warp_sum(all_x), warp_sum(all_v)
                 if lane == 0 and at < CHANNELS:
@@ -146,7 +158,7 @@ def grads_kernel(kind: str, layout: str, channels: int, held: Held, stage: str) 
 
 
 def scratch_grads(call: Call) -> int:
-    """Bytes of five sums of every plane and one of every channel, in stages; the one launch keeps its packets."""
+    """Bytes of five sums of every plane and one of every channel, in stages; the one launch keeps its messages."""
     n, c = call.in_shapes[0][:2]
     return 0 if call.tile.together else 4 * (PARTIALS * n + 1) * c
 
@@ -154,11 +166,11 @@ def scratch_grads(call: Call) -> int:
 def launch(call: Call, stage: str) -> Launch:
     """The launch of one stage of evonorm_b0_grads."""
     (n, c, h, w), held = call.in_shapes[1], call.tile
-    slabs, parties, together = c // held.channels, n // held.images, stage == "all"
+    slabs, image_groups, together = c // held.channels, n // held.images, stage == "all"
     dx = call.outs[0]
     sums = dx if together else call.scratch[: scratch_grads(call)].view(np.float32)  # the one launch touches neither
     partials, batch_sums = (sums, sums) if together else (sums[: PARTIALS * n * c], sums[PARTIALS * n * c :])
-    packets = constant(np.zeros(8 * n * c if together else 1, np.int32))
-    args = (*call.ins, *call.outs, partials, batch_sums, packets, *(np.int32(size) for size in (n, c, h * w)))
-    grid = grid_of(call.layout, slabs, parties)
+    messages = constant(np.zeros(8 * n * c if together else 1, np.int32))
+    args = (*call.ins, *call.outs, partials, batch_sums, messages, *(np.int32(size) for size in (n, c, h * w)))
+    grid = grid_of(call.layout, slabs, image_groups)
     return Launch(grads_kernel(kinds(call)[0], call.layout, frozen(call.layout, c), held, stage), grid, held.threads, args, together=together)

@@ -1,10 +1,10 @@
-"""Slabs that stay in registers: every element is loaded once, whatever is made of it afterwards.
+"""Slabs of images that are kept in registers, so that every element is loaded once, however often it is used.
 
-A block holds `channels` channels of `images` images. A *plane* is one channel of one image; the threads that share it are a *team*, and
-thread `rank` of a team holds its elements rank, rank + ranks, …, `slots` of them. So a thread has one channel, and its numbers are scalars.
+A block holds `channels` channels of `images` images. A *plane* is one channel of one image; the threads that share it are a *thread group*;
+thread `rank` of a group holds its elements rank, rank + ranks, …, `slots` of them. So a thread has one channel, and its statistics are scalars.
 
-NCHW   an element is four neighbouring pixels, one access of 16 bytes; a team is whole warps
-NHWC   an element is a pixel; a team is every `channels`-th lane of every warp, so that the lanes of a warp read whole sectors
+NCHW   an element is four neighbouring pixels, one access of 16 bytes; a thread group is whole warps
+NHWC   an element is a pixel; a thread group is every `channels`-th lane of every warp, so that the lanes of a warp read whole sectors
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ SECTOR = 8
 MOST_FLOATS = 32
 """Numbers of a tensor that a thread holds at most."""
 LARGEST_BLOCK = 512
-OTHERS = 32
+OTHER_REGISTERS = 32
 """Registers of a thread besides what it holds, and four for every tensor."""
 MOST_IMAGES = 65535
 """What the second axis of a grid has."""
 REGISTERS, THREADS, BLOCKS = 65536, 1024, 16
-"""Of a multiprocessor, on every GPU from compute capability 7.5 on."""
-ENOUGH = 24
+"""Limits of a multiprocessor, on every GPU from compute capability 7.5 on."""
+ENOUGH_WARPS = 24
 """Warps on a multiprocessor beyond which longer work for each is worth more than further ones (NCHW; measured on an H200)."""
-BALANCED = 256
+ENOUGH_THREADS = 256
 """Threads of a block that a slab in NHWC should have at least: two warps for each scheduler."""
 
 
@@ -59,10 +59,10 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Team:
+class ThreadGroup:
     """The threads of a `Held` slab in one layout, as numbers that kernels freeze.
 
-    width  floats of an element. step: lanes from one of a team to the next. ranks: threads of a team.
+    width  floats of an element. step: lanes from one of a thread group to the next. ranks: threads of a thread group.
     warps  warps of which each has part of a plane. planes: of the block. group: channels of a group. floats: of a thread.
     stride floats from one element of a thread to the next.
     """
@@ -90,15 +90,15 @@ class Team:
         return self.planes // self.group
 
 
-def team_of(held: Held, layout: str, group: int, channels: int) -> Team:
-    """The team of a slab with groups of `group` channels, of images of so many channels."""
+def thread_group_of(held: Held, layout: str, group: int, channels: int) -> ThreadGroup:
+    """The thread group of a slab with groups of `group` channels, of images of so many channels."""
     wide = layout == "NHWC"
     planes = held.channels * held.images
     ranks, width = held.threads // planes, 1 if wide else 4
     warps = held.threads // WARP if wide else ranks // WARP
     step = held.channels if wide else 1
     stride = ranks * channels if wide else 4 * ranks
-    return Team(wide, width, step, ranks, warps, planes, held.channels, group, held.slots, width * held.slots, stride)
+    return ThreadGroup(wide, width, step, ranks, warps, planes, held.channels, group, held.slots, width * held.slots, stride)
 
 
 def frozen(layout: str, channels: int) -> int:
@@ -129,45 +129,45 @@ def slabs_of(shape: Shape, layout: str, group: int, tensors: Sequence[int], mult
             for warps in range(1, LARGEST_BLOCK // WARP + 1):
                 ranks = warps * WARP // channels if wide else warps * WARP
                 slots, threads = -(-h * w // (width * ranks)), ranks * planes
-                registers = held * (width * slots + 4) + OTHERS
+                registers = held * (width * slots + 4) + OTHER_REGISTERS
                 blocks, grid = min(THREADS // threads, REGISTERS // (threads * registers), BLOCKS), n * c // planes
                 fits = blocks * multiprocessors >= grid
                 if width * slots <= MOST_FLOATS and threads <= LARGEST_BLOCK and blocks and (fits or not at_once):
                     # A tensor that is read twice is not held, yet it takes registers while its sums are made.
-                    few = threads < BALANCED if wide else grid * threads < ENOUGH * WARP * multiprocessors
-                    order = (max(tensors) * width * slots > MOST_FLOATS, few, slots if few and not wide else -slots, abs(threads - BALANCED))
+                    few = threads < ENOUGH_THREADS if wide else grid * threads < ENOUGH_WARPS * WARP * multiprocessors
+                    order = (max(tensors) * width * slots > MOST_FLOATS, few, slots if few and not wide else -slots, abs(threads - ENOUGH_THREADS))
                     one = Held(channels, images, threads, slots, held, blocks, int(at_once))
                     made.setdefault((slots, images, held), (order, one))
     return [one for _, one in sorted(made.values(), key=lambda pair: pair[0])]
 
 
 @cache
-def block_place(wide: bool) -> Any:
-    """Device function () -> (slab of an image, party of images): in NCHW the images of a channel, which wait for each other, come one after
+def block_position(wide: bool) -> Any:
+    """Device function () -> (slab of an image, image_group of images): in NCHW the images of a channel, which wait for each other, come one after
     the other; in NHWC the slabs of an image, which share what memory moves at once.
     """
     WIDE = wide
 
     @jit(device=True)
-    def place():
+    def position():
         x, y = cuda.blockIdx.x, cuda.blockIdx.y
         return (x, y) if WIDE else (y, x)
 
-    return place
+    return position
 
 
-def grid_of(layout: str, slabs: int, parties: int) -> tuple[int, int]:
-    """The grid that `block_place` belongs to."""
-    return (slabs, parties) if layout == "NHWC" else (parties, slabs)
+def grid_of(layout: str, slabs: int, image_groups: int) -> tuple[int, int]:
+    """The grid that `block_position` belongs to."""
+    return (slabs, image_groups) if layout == "NHWC" else (image_groups, slabs)
 
 
 @cache
-def place_of(team: Team) -> Any:
-    """Device function (tid) -> (channel, image, rank): of the thread's plane within the slab, and the thread's number in its team."""
-    RANKS, WIDE, CHANNELS = team.ranks, team.wide, team.channels
+def plane_of_thread(threads: ThreadGroup) -> Any:
+    """Device function (tid) -> (channel, image, rank): of the thread's plane within the slab, and the thread's number in its thread group."""
+    RANKS, WIDE, CHANNELS = threads.ranks, threads.wide, threads.channels
 
     @jit(device=True)
-    def place(tid):
+    def plane(tid):
         if WIDE:
             rank, channel = split(tid, CHANNELS)
             return channel, 0, rank
@@ -175,13 +175,13 @@ def place_of(team: Team) -> Any:
         image, channel = split(of, CHANNELS)
         return channel, image, rank
 
-    return place
+    return plane
 
 
 @cache
-def elements_of(team: Team) -> Any:
+def elements_of(threads: ThreadGroup) -> Any:
     """Device function (n, c, rank, C, HW) -> (offset of the thread's first element, 1 if it has the last slot too)."""
-    WIDE, BEFORE = team.wide, (team.slots - 1) * team.ranks
+    WIDE, BEFORE = threads.wide, (threads.slots - 1) * threads.ranks
 
     @jit(device=True)
     def start(n, c, rank, C, HW):
@@ -193,9 +193,9 @@ def elements_of(team: Team) -> Any:
 
 
 @cache
-def loading(kind: str, team: Team) -> Any:
+def loading(kind: str, threads: ThreadGroup) -> Any:
     """Device function (held, array, start, tail): the thread's elements; zeros in the last slot if it has none there."""
-    WIDE, LAST, STRIDE = team.wide, team.slots - 1, team.stride
+    WIDE, LAST, STRIDE = threads.wide, threads.slots - 1, threads.stride
     load, (load4, _), load4_if = scalar_io(kind)[0], vector_io(kind), vector_load_if(kind)
 
     @jit(device=True)
@@ -214,9 +214,9 @@ def loading(kind: str, team: Team) -> Any:
 
 
 @cache
-def storing(kind: str, team: Team) -> Any:
+def storing(kind: str, threads: ThreadGroup) -> Any:
     """Device function (array, held, start, tail): the counterpart of `loading`."""
-    WIDE, SLOTS, STRIDE = team.wide, team.slots, team.stride
+    WIDE, SLOTS, STRIDE = threads.wide, threads.slots, threads.stride
     store, (_, store4) = scalar_io(kind)[1], vector_io(kind)
 
     @jit(device=True)
@@ -232,13 +232,21 @@ def storing(kind: str, team: Team) -> Any:
 
 
 @cache
-def spread_of(team: Team, keep: bool = True) -> Any:
+def spread_of(threads: ThreadGroup, keep: bool = True) -> Any:
     """Device function (kept, held, lead, rank, HW) -> (mean, squares): of what the thread's warp has of the thread's group the mean, as its
     distance from `lead`, and Σ (x − mean)²; both also go to kept (3, group, warp) with the count, for `joined`, if `keep`. Two passes over
     registers.
     """
-    WIDE, WIDTH, SLOTS, STEP, RANKS, WARPS, ALL = team.wide, team.width, team.slots, team.step, team.ranks, team.joint, team.groups * team.joint
-    LANES, BEFORE, FLOATS, GROUP = WARP // STEP, (SLOTS - 1) * RANKS, team.floats, team.group if team.wide else 1
+    WIDE, WIDTH, SLOTS, STEP, RANKS, WARPS, ALL = (
+        threads.wide,
+        threads.width,
+        threads.slots,
+        threads.step,
+        threads.ranks,
+        threads.joint,
+        threads.groups * threads.joint,
+    )
+    LANES, BEFORE, FLOATS, GROUP = WARP // STEP, (SLOTS - 1) * RANKS, threads.floats, threads.group if threads.wide else 1
     SAFE, PIECES = WIDTH * (SLOTS - 1), WIDTH * GROUP
     across = sum_over(WARP - STEP | GROUP - 1)
 
@@ -276,9 +284,9 @@ def spread_of(team: Team, keep: bool = True) -> Any:
 
 
 @cache
-def joined(team: Team) -> Any:
+def joined(threads: ThreadGroup) -> Any:
     """Device function (kept, group, count) -> the mean and the variance of a group, from its warps' (Chan's formula)."""
-    WARPS, ALL = team.joint, team.groups * team.joint
+    WARPS, ALL = threads.joint, threads.groups * threads.joint
 
     @jit(device=True)
     def join(kept, group, count):
@@ -296,12 +304,12 @@ def joined(team: Team) -> Any:
 
 
 @cache
-def adding(team: Team) -> Any:
+def adding(threads: ThreadGroup) -> Any:
     """Device function (sums, value, plane, part): the `value`-th sum of every thread, added over each warp, goes to sums (value, plane, warp).
 
     Behind a barrier `total_of` adds the warps'.
     """
-    STEP, WARPS, PLANES = team.step, team.warps, team.planes
+    STEP, WARPS, PLANES = threads.step, threads.warps, threads.planes
     across = sum_over(WARP - STEP)
 
     @jit(device=True)
@@ -315,9 +323,9 @@ def adding(team: Team) -> Any:
 
 
 @cache
-def total_of(team: Team) -> Any:
+def total_of(threads: ThreadGroup) -> Any:
     """Device function (sums, at) -> the sum of a plane: Σ over its warps of sums[at]; the order is fixed."""
-    WARPS = team.warps
+    WARPS = threads.warps
 
     @jit(device=True)
     def total(sums, at):

@@ -1,4 +1,4 @@
-"""How the threads of a block share a slab of one image (some channels, all pixels), in both layouts, and how they add.
+"""Slabs of one image (some channels, all pixels): the threads of a block share one, in both layouts, and add their sums.
 
 A block has COLUMNS × ROWS threads, thread = row·COLUMNS + column: columns walk the channels of the slab, rows its pixels. Element
 (c, pixel) of image n lies at n·C·H·W + c·step_c + pixel·step_p. In NCHW a block has one column, so that neighbours read
@@ -19,7 +19,7 @@ WIDEST = 32
 """Columns of a block at most: neighbouring float32 of a warp's load."""
 LARGEST_BLOCK = 256
 SMALLEST_BLOCK = 8 if SIMULATOR else 32
-EACH = 4
+ELEMENTS_PER_THREAD = 4
 """Elements that a thread should have before a block gets more threads."""
 
 
@@ -49,7 +49,7 @@ def slab_of(shape: Shape, layout: str, group: int) -> Slab:
     else:
         channels = min(max(WIDEST // group, 1) * group, c)
         columns = min(power_of_two(channels), WIDEST)
-    enough = power_of_two(-(-channels * h * w // EACH))
+    enough = power_of_two(-(-channels * h * w // ELEMENTS_PER_THREAD))
     return Slab(channels, group, columns, min(max(enough, columns, SMALLEST_BLOCK), LARGEST_BLOCK))
 
 

@@ -1,4 +1,4 @@
-"""Statistics of groups where neighbouring lanes have neighbouring quads of channels: what a warp has of each, from its threads' sums."""
+"""Statistics of groups where neighbouring lanes have neighbouring quads of channels: a warp's share of each group, from its threads' sums."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nbcnn.ops.ptx.shuffle import WARP, sum_over
 QUAD, PIXELS = 4, 4
 """Channels of a thread; pixels of a tile."""
 MOMENTS = 3
-"""Of what a warp has of a group: mean, Σ (x − mean)², count."""
+"""Numbers that a warp has for a group: mean, Σ (x − mean)², count."""
 
 
 @cache
@@ -22,8 +22,8 @@ def spreading(channels: int, group: int, threads: int, first: int) -> Any:
     A thread has one quad of `channels` in groups of `group`, of `items` tiles; sums: of each channel a lead, Σ (x − lead), Σ (x − lead)².
     """
     QUADS, GROUP, WARPS, ALL, FIRST = channels // QUAD, group, threads // WARP, channels // group * (threads // WARP), first
-    OWN, WIDE = min(GROUP, QUAD), max(GROUP // QUAD, 1)  # channels of a group that a thread has; lanes of a tile that share a group
-    PARTS = QUAD // OWN
+    CHANNELS, WIDE = min(GROUP, QUAD), max(GROUP // QUAD, 1)  # channels of a group that a thread has; lanes of a tile that share a group
+    PARTS = QUAD // CHANNELS
     across = sum_over(WARP - QUADS | WIDE - 1)
 
     @jit(device=True)
@@ -31,13 +31,13 @@ def spreading(channels: int, group: int, threads: int, first: int) -> Any:
         warp, lane = tid // WARP, tid & WARP - 1
         pixels = f4(items * PIXELS)
         share = divide(1.0, max(pixels, 1.0))
-        everywhere = across(pixels) * f4(OWN)
+        everywhere = across(pixels) * f4(CHANNELS)
         for part in range(PARTS):
             total, squares = 0.0, 0.0
-            for q in range(OWN * part, OWN * part + OWN):
+            for q in range(CHANNELS * part, CHANNELS * part + CHANNELS):
                 total += sums[q] + sums[QUAD + q] * share
             mean = divide(across(total * pixels), max(everywhere, 1.0))
-            for q in range(OWN * part, OWN * part + OWN):
+            for q in range(CHANNELS * part, CHANNELS * part + CHANNELS):
                 away = sums[q] + sums[QUAD + q] * share - mean
                 squares += max(sums[2 * QUAD + q] - sums[QUAD + q] * sums[QUAD + q] * share, 0.0) + pixels * away * away
             squares = across(squares)

@@ -73,7 +73,7 @@ def evonorm_b0_fprop(
 
 
 def evonorm_b0_infer(x: Array, gamma: Array, beta: Array, v: Array, running: Array, y: Array, *, eps: float) -> None:
-    """y = γ·x/d + β with the running variance in the place of the batch's; an image's own is still its own."""
+    """y = γ·x/d + β with the running variance instead of the batch's; an image's own stays its own."""
     centred, _ = _centred(x.reshape(*x.shape[:2], -1))
     _normalise(x, gamma, beta, v, np.sqrt(np.square(centred).mean(2) + eps), np.sqrt(running + eps), y)
 

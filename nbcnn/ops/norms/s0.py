@@ -37,7 +37,7 @@ def fprop_kernel(kind: str, slab: Slab) -> Any:
         """y = γ·x·σ(v·x)/s + β; shift, std of every group.
 
         grid N·slabs, block 32–256; owns: a block whole groups of an image, a thread pixels of one channel at a time.
-        shared 4 bytes a thread; moves 8·x bytes (two further reads of x meet in L1). source: arXiv:2004.02967.
+        shared 4 bytes a thread; moves 8·x bytes (two further reads of x hit L1). source: arXiv:2004.02967.
         """
         values = cuda.shared.array(THREADS, f4)
         tid = cuda.threadIdx.x
@@ -92,7 +92,7 @@ def grads_kernel(kind: str, slab: Slab) -> Any:
         """dx; and of every plane Σ g, Σ g·p/s, Σ h·x²σ(1−σ)/s, in partials (3,N,C).
 
         grid N·slabs, block 32–256; owns: a block whole groups of an image, a thread pixels of one channel at a time.
-        shared 4 bytes a thread; moves 12·x bytes (the second read of x and dy meets in L1). source: arXiv:2004.02967.
+        shared 4 bytes a thread; moves 12·x bytes (the second read of x and dy hits L1). source: arXiv:2004.02967.
         """
         values = cuda.shared.array(THREADS, f4)
         tid = cuda.threadIdx.x
@@ -110,8 +110,8 @@ def grads_kernel(kind: str, slab: Slab) -> Any:
         offset = shift[of_group] if working else 0.0
 
         pull = 0.0
-        for turn in range(0, channels, COLUMNS):
-            c = turn + column
+        for column0 in range(0, channels, COLUMNS):
+            c = column0 + column
             inside = c < channels
             sum_g, sum_p, sum_v = 0.0, 0.0, 0.0
             slope = v[first + c] if inside else 0.0

@@ -14,7 +14,7 @@ from nbcnn.ops.activations.sigmoid import divide
 from nbcnn.ops.kernel.call import Call, Launch
 from nbcnn.ops.kernel.stored import kinds, scalar_io
 from nbcnn.ops.kernel.windows import split
-from nbcnn.ops.norms.held import Held, adding, elements_of, frozen, joined, loading, place_of, spread_of, storing, team_of, total_of
+from nbcnn.ops.norms.held import Held, adding, elements_of, frozen, joined, loading, plane_of_thread, spread_of, storing, thread_group_of, total_of
 from nbcnn.ops.ptx.fast import LOG2E, exp2, reciprocal
 from nbcnn.ops.ptx.grid import arrive, fresh
 from nbcnn.ops.ptx.shuffle import WARP, warp_sum
@@ -26,16 +26,16 @@ PARTIALS = 3
 @cache
 def fprop_kernel(kind: str, layout: str, group: int, channels: int, held: Held) -> Any:
     load, _ = scalar_io(kind)
-    team = team_of(held, layout, group, channels)
-    place, elements, fill, put, spread, join = (
-        place_of(team),
-        elements_of(team),
-        loading(kind, team),
-        storing(kind, team),
-        spread_of(team),
-        joined(team),
+    threads = thread_group_of(held, layout, group, channels)
+    plane_of, elements, fill, put, spread, join = (
+        plane_of_thread(threads),
+        elements_of(threads),
+        loading(kind, threads),
+        storing(kind, threads),
+        spread_of(threads),
+        joined(threads),
     )
-    CHANNELS, GROUP, WIDE, FLOATS, KEPT = held.channels, group, team.wide, team.floats, 3 * team.groups * team.joint
+    CHANNELS, GROUP, WIDE, FLOATS, KEPT = held.channels, group, threads.wide, threads.floats, 3 * threads.groups * threads.joint
 
     @jit(launch_bounds=(held.threads, held.blocks))
     def evonorm_s0_fprop_kernel(x, gamma, beta, v, y, shift, std, C, HW, eps):
@@ -48,7 +48,7 @@ def fprop_kernel(kind: str, layout: str, group: int, channels: int, held: Held) 
         values = cuda.local.array(FLOATS, f4)
         n, slab = cuda.blockIdx.y, cuda.blockIdx.x
         first = slab * CHANNELS
-        channel, _, rank = place(cuda.threadIdx.x)
+        channel, _, rank = plane_of(cuda.threadIdx.x)
         start, tail = elements(n, first + channel, rank, C, HW)
         fill(values, x, start, tail)
         own, of = u4(first + channel), channel // GROUP
@@ -74,18 +74,24 @@ def fprop_kernel(kind: str, layout: str, group: int, channels: int, held: Held) 
 @cache
 def grads_kernel(kind: str, layout: str, group: int, channels: int, held: Held) -> Any:
     load, _ = scalar_io(kind)
-    team = team_of(held, layout, group, channels)
-    place, elements, fill, put, add, total_at = (
-        place_of(team),
-        elements_of(team),
-        loading(kind, team),
-        storing(kind, team),
-        adding(team),
-        total_of(team),
+    threads = thread_group_of(held, layout, group, channels)
+    plane_of, elements, fill, put, add, total_at = (
+        plane_of_thread(threads),
+        elements_of(threads),
+        loading(kind, threads),
+        storing(kind, threads),
+        adding(threads),
+        total_of(threads),
     )
-    CHANNELS, GROUP, WIDE, FLOATS, SUMS = held.channels, group, team.wide, team.floats, PARTIALS * team.planes * team.warps
+    CHANNELS, GROUP, WIDE, FLOATS, SUMS = (
+        held.channels,
+        group,
+        threads.wide,
+        threads.floats,
+        PARTIALS * threads.planes * threads.warps,
+    )
     ALL, WARPS, THREADS = PARTIALS * held.channels, held.threads // WARP, held.threads
-    TURNS = -(-ALL // WARPS)
+    PASSES = -(-ALL // WARPS)
 
     @jit(launch_bounds=(held.threads, held.blocks))
     def evonorm_s0_grads_kernel(dy, x, gamma, v, shift, std, dx, partials, dgamma, dbeta, dv, counters, N, C, HW):
@@ -101,7 +107,7 @@ def grads_kernel(kind: str, layout: str, group: int, channels: int, held: Held) 
         tid = cuda.threadIdx.x
         n, slab = cuda.blockIdx.y, cuda.blockIdx.x
         first = slab * CHANNELS
-        channel, _, rank = place(tid)
+        channel, _, rank = plane_of(tid)
         start, tail = elements(n, first + channel, rank, C, HW)
         fill(values, x, start, tail)
         fill(grads, dy, start, tail)
@@ -152,8 +158,8 @@ def grads_kernel(kind: str, layout: str, group: int, channels: int, held: Held) 
         cuda.syncthreads()
         if last[0] == 1:
             warp, lane = split(tid, WARP)
-            for turn in range(TURNS):
-                at = warp + turn * WARPS
+            for each in range(PASSES):
+                at = warp + each * WARPS
                 which, other = split(at, CHANNELS)
                 total = 0.0
                 for image in range(lane, N if at < ALL else 0, WARP):

@@ -1,4 +1,4 @@
-"""σ(z) and 1 − σ(z) for the kernels of EvoNorm-S0."""
+"""The sigmoid σ(z) and 1 − σ(z) for the kernels of EvoNorm-S0."""
 
 from __future__ import annotations
 

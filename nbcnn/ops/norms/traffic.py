@@ -1,4 +1,4 @@
-"""What the EvoNorm kernels ask memory for (`nbcnn.ops.kernel.traffic`).
+"""Bytes that the EvoNorm kernels ask memory for (`nbcnn.ops.kernel.traffic`).
 
 Left out besides what that file names: the first element of a plane, which every thread loads to take it off the others, and what idle
 threads load in its place (an element that they never use). Statistics and partial sums of planes count once for every kernel that
@@ -16,8 +16,8 @@ from nbcnn.plan.shapes import numel
 
 STATISTICS = 8
 """Bytes of shift and std of a plane, group or channel."""
-PACKET = 16
-"""Bytes of a packet from block to block (`nbcnn.ops.ptx.grid`)."""
+MESSAGE = 16
+"""Bytes of a message from block to block (`nbcnn.ops.ptx.grid`)."""
 
 
 def s0_fprop(call: Call) -> list[Traffic]:
@@ -37,13 +37,13 @@ def s0_grads(call: Call) -> list[Traffic]:
 
 
 def b0_fprop(call: Call) -> list[Traffic]:
-    """One launch: x once; every slab's packets by each of its blocks. Else planes (x, or twice), channels, y."""
+    """One launch: x once; every slab's messages by each of its blocks. Else planes (x, or twice), channels, y."""
     x, y = size(call, "in", 0), size(call, "out", 0)
     n, c = call.in_shapes[0][:2]
     planes, held = STATISTICS * n * c, call.tile
     if held is not None and held.together:
-        packets = PACKET * n * c
-        return [Traffic(x + n // held.images * packets, y + planes + packets + 3 * 4 * c, x + packets)]
+        messages = MESSAGE * n * c
+        return [Traffic(x + n // held.images * messages, y + planes + messages + 3 * 4 * c, x + messages)]
     return [Traffic(x if held is not None else 2 * x, planes, x), *b0_behind_planes(call)]
 
 
@@ -73,7 +73,7 @@ def b0_infer(call: Call) -> list[Traffic]:
 
 
 def b0_grads(call: Call) -> list[Traffic]:
-    """One launch: x and dy once (dy twice if it is not held), a packet of every plane by each of its channel's blocks, both by one of them.
+    """One launch: x and dy once (dy twice if it is not held), a message of every plane by each of its channel's blocks, both by one of them.
     Else sums of planes, of channels, dx."""
     n, c = call.in_shapes[0][:2]
     dy, x, dx = size(call, "in", 0), size(call, "in", 1), size(call, "out", 0)
@@ -81,8 +81,8 @@ def b0_grads(call: Call) -> list[Traffic]:
     kept = STATISTICS * n * c
     if held is not None and held.together:
         again = dy if held.tensors == 1 else 0
-        packets = PACKET * n * c
-        read = x + dy + again + kept + 2 * packets + n // held.images * packets
-        return [Traffic(read, dx + 2 * packets + 12 * c, x + dy + kept + 2 * packets)]
+        messages = MESSAGE * n * c
+        read = x + dy + again + kept + 2 * messages + n // held.images * messages
+        return [Traffic(read, dx + 2 * messages + 12 * c, x + dy + kept + 2 * messages)]
     sums = Traffic(x + dy + planes, 5 * planes, x + dy + planes)
     return [sums, once(4 * planes, 16 * c), Traffic(x + dy + kept + planes, dx, x + dy + kept + planes)]

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, i8, jit, types, u4
-from nbcnn.ops.conv.wgmma.mainloop import multiply_slot
-from nbcnn.ops.conv.wgmma.tile import ALIGNMENT, KINDS, WARPGROUP, Kind, Tile, slot_bytes
+from nbcnn.ops.conv.wgmma.mainloop import consumer
+from nbcnn.ops.conv.wgmma.ring import aligned, claim_stage, init_ring, next_stage
+from nbcnn.ops.conv.wgmma.tile import ALIGNMENT, KINDS, WARPGROUP, Kind, Tile, stage_bytes
 from nbcnn.ops.kernel import tensor_maps
 from nbcnn.ops.kernel.call import Call, Impl, Launch
 from nbcnn.ops.kernel.loops import ceil_div, unrolled
@@ -24,11 +25,10 @@ from nbcnn.ops.kernel.tensor_maps import ROW_BYTES
 from nbcnn.ops.kernel.traffic import Traffic, clipped
 from nbcnn.ops.ptx.asm import byte_address_global, byte_address_shared
 from nbcnn.ops.ptx.cvt import bf16x2, tf32
-from nbcnn.ops.ptx.mbarrier import fence_mbarrier_init, mbarrier_arrive, mbarrier_arrive_expect_tx, mbarrier_init, mbarrier_wait
+from nbcnn.ops.ptx.mbarrier import fence_mbarrier_init
 from nbcnn.ops.ptx.shuffle import exchange_word
 from nbcnn.ops.ptx.tma import fence_tensor_map, load_tile_2d
 from nbcnn.ops.ptx.vector import store2, store_bf16x8
-from nbcnn.ops.ptx.wgmma import wgmma_wait, wgmma_wait_all
 from nbcnn.plan.shapes import numel
 
 u8 = types.uint64
@@ -73,10 +73,10 @@ def _place(tile: Tile) -> Any:
 
 @cache
 def _producer(tile: Tile, kind_name: str) -> Any:
-    """Device function for one thread: fetch every step of every tile of this block into the ring, each as soon as its slot is empty."""
+    """Device function for one thread: fetch every step of every tile of this block into the ring, each as soon as its stage is empty."""
     kind = KINDS[kind_name]
-    SLOT, SLOTS, A_BYTES, COLUMNS = slot_bytes(tile, kind), tile.slots, tile.BM * ROW_BYTES, kind.channels
-    place = _place(tile)
+    STAGE, A_BYTES, COLUMNS = stage_bytes(tile, kind), tile.BM * ROW_BYTES, kind.channels
+    place, claim, advance = _place(tile), claim_stage(STAGE), next_stage(tile.slots)
 
     @jit(device=True)
     def run(maps, ring, full, empty, steps, down, across, band):
@@ -84,57 +84,20 @@ def _producer(tile: Tile, kind_name: str) -> Any:
         b_map = maps + u8(ROW_BYTES)
         fence_tensor_map(a_map)
         fence_tensor_map(b_map)
-        slot, parity = 0, u4(1)
+        stage, parity = 0, 1
         t, stride, tiles = cuda.blockIdx.x, cuda.gridDim.x, down * across
         while t < tiles:
             m0, n0 = place(t, down, across, band)
             step = 0
             while step < steps:
-                here = u4(slot * 8)
-                to = ring + u4(slot * SLOT)
-                mbarrier_wait(empty + here, parity)
-                mbarrier_arrive_expect_tx(full + here, u4(SLOT))
+                barrier = claim(full, empty, stage, parity)
+                to = ring + stage * STAGE
                 column = step * COLUMNS
-                load_tile_2d(to, a_map, column, m0, full + here)
-                load_tile_2d(to + A_BYTES, b_map, column, n0, full + here)
-                slot += 1
-                if slot == SLOTS:
-                    slot = 0
-                    parity ^= 1
+                load_tile_2d(to, a_map, column, m0, barrier)
+                load_tile_2d(to + A_BYTES, b_map, column, n0, barrier)
+                stage, parity = advance(stage, parity)
                 step += 1
             t += stride
-
-    return run
-
-
-@cache
-def _consumer(tile: Tile, kind_name: str) -> Any:
-    """Device function (acc, ring, full, empty, group, lane, steps, slot, parity) -> slot and parity behind the tile: acc = A·Bᵀ."""
-    kind = KINDS[kind_name]
-    SLOT, SLOTS, A_BYTES = slot_bytes(tile, kind), tile.slots, tile.BM * ROW_BYTES
-    GROUP_BYTES, SUMS = A_BYTES // tile.groups, tile.BM // tile.groups * tile.BN // WARPGROUP
-    multiply, one_running, all_done = multiply_slot(tile, kind_name), wgmma_wait(1), wgmma_wait_all(SUMS)
-
-    @jit(device=True)
-    def run(acc, ring, full, empty, group, lane, steps, slot, parity):
-        step, previous = 0, slot
-        while step < steps:
-            mbarrier_wait(full + u4(slot * 8), parity)
-            a = ring + u4(slot * SLOT)
-            multiply(acc, a + group * GROUP_BYTES, a + A_BYTES, u4(1) if step > 0 else u4(0))
-            one_running()
-            if lane == 0 and step > 0:
-                mbarrier_arrive(empty + u4(previous * 8))
-            previous = slot
-            slot += 1
-            if slot == SLOTS:
-                slot = 0
-                parity ^= u4(1)
-            step += 1
-        all_done(acc)
-        if lane == 0:
-            mbarrier_arrive(empty + u4(previous * 8))
-        return slot, parity
 
     return run
 
@@ -169,7 +132,7 @@ def _four_words(first: int) -> Any:
 def _store(tile: Tile, kind_name: str) -> Any:
     """Device function (acc, c, m0, n0, M, N, group, warp, lane): a thread's sums to c, from registers."""
     ROWS, EIGHTS, BF16 = tile.BM // tile.groups, tile.BN // 8, KINDS[kind_name].result == 2
-    HALVES, OWN = ROWS // 64, 8 if BF16 else 2
+    HALVES, LANE_COLUMNS = ROWS // 64, 8 if BF16 else 2
 
     def row_of_fours(half: int, h: int) -> Any:
         def four(j: int) -> Any:
@@ -209,7 +172,7 @@ def _store(tile: Tile, kind_name: str) -> Any:
     @jit(device=True)
     def run(acc, c, m0, n0, M, N, group, warp, lane):
         m = m0 + group * ROWS + (warp & 3) * 16 + (lane >> 2)
-        rows(acc, c, m, n0 + (lane & 3) * OWN, M, N, lane)
+        rows(acc, c, m, n0 + (lane & 3) * LANE_COLUMNS, M, N, lane)
 
     return run
 
@@ -217,9 +180,10 @@ def _store(tile: Tile, kind_name: str) -> Any:
 @cache
 def product_kernel(tile: Tile, kind_name: str) -> Any:
     """The kernel for one tile and precision."""
-    THREADS, WARPS, SLOTS = tile.threads, 4 * tile.groups, tile.slots
-    RING, SUMS = tile.slots * slot_bytes(tile, KINDS[kind_name]), tile.BM // tile.groups * tile.BN // WARPGROUP
-    place, produce, consume, store = _place(tile), _producer(tile, kind_name), _consumer(tile, kind_name), _store(tile, kind_name)
+    THREADS, WARPS, STAGES = tile.threads, 4 * tile.groups, tile.slots
+    RING, SUMS = tile.slots * stage_bytes(tile, KINDS[kind_name]), tile.BM // tile.groups * tile.BN // WARPGROUP
+    GROUP_BYTES, init, consume = tile.BM // tile.groups * ROW_BYTES, init_ring(STAGES, WARPS), consumer(tile, kind_name, persistent=True)
+    place, produce, store = _place(tile), _producer(tile, kind_name), _store(tile, kind_name)
 
     @jit(launch_bounds=(THREADS, tile.blocks))
     def gemm_wgmma_kernel(maps, c, M, N, steps, down, across, band):
@@ -229,22 +193,20 @@ def product_kernel(tile: Tile, kind_name: str) -> Any:
         grid    as many blocks as run together; block i takes the tiles i, i + grid, …, in bands of `band` rows of tiles.
         block   `groups` warpgroups that multiply, one warp of which a single thread has tiles fetched.
         owns    block BM × BN at a time, warpgroup BM/groups × BN, thread 2 columns of 8, every 8th row.
-        shared  the ring of slots, (BM + BN)·128 bytes each, and its barriers.
+        shared  the ring of stages, (BM + BN)·128 bytes each, and its barriers.
         moves   a once a column of tiles, b once a row of tiles, mostly out of L2; c once.
         needs   compute capability 9.0; rows of a and b of whole 16 bytes, N a multiple of 8.
         source  NVIDIA, PTX ISA, "Asynchronous warpgroup level matrix instructions"; CUTLASS, "Efficient GEMM in CUDA" (persistent, warp specialised).
         """
         memory = cuda.shared.array(0, np.uint8)
-        ring = (byte_address_shared(memory) + (ALIGNMENT - 1)) & u4(0xFFFFFFFF - ALIGNMENT + 1)
+        ring = aligned(byte_address_shared(memory))
         full = ring + RING
-        empty = full + SLOTS * 8
+        empty = full + STAGES * 8
         tid = cuda.threadIdx.x
         lane = tid & 31
         warp = tid >> 5
         if tid == 0:
-            for slot in range(SLOTS):
-                mbarrier_init(full + 8 * slot, u4(1))
-                mbarrier_init(empty + 8 * slot, u4(WARPS))
+            init(full, empty)
             fence_mbarrier_init()
         cuda.syncthreads()
         if warp == WARPS:
@@ -253,11 +215,11 @@ def product_kernel(tile: Tile, kind_name: str) -> Any:
         else:
             acc = cuda.local.array(SUMS, f4)
             group = warp >> 2
-            at, parity = 0, u4(0)
+            stage, parity = 0, 0
             t, stride, tiles = cuda.blockIdx.x, cuda.gridDim.x, down * across
             while t < tiles:
                 m0, n0 = place(t, down, across, band)
-                at, parity = consume(acc, ring, full, empty, group, lane, steps, at, parity)
+                stage, parity = consume(acc, ring, full, empty, group * GROUP_BYTES, lane, steps, stage, parity)
                 store(acc, c, m0, n0, M, N, group, warp, lane)
                 t += stride
 
@@ -266,7 +228,7 @@ def product_kernel(tile: Tile, kind_name: str) -> Any:
 
 def shared_bytes(tile: Tile, kind: Kind) -> int:
     """Dynamic shared memory of a block: room to align, the ring, its barriers."""
-    return ALIGNMENT + tile.slots * slot_bytes(tile, kind) + _BARRIERS
+    return ALIGNMENT + tile.slots * stage_bytes(tile, kind) + _BARRIERS
 
 
 _TILES = (Tile(128, 256, 2, 4, 1), Tile(128, 128, 2, 3, 2), Tile(128, 64, 2, 4, 2), Tile(64, 64, 1, 6, 2))

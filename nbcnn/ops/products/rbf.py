@@ -1,6 +1,6 @@
 """RBF kernel values from dot products: k = exp(-gamma |a - b|²), |a - b|² = |a|² + |b|² - 2 a·b.
 
-It finishes a GEMM: the Gram matrix of a support vector machine is one product and one of these, in place.
+It is the epilogue of a GEMM as a kernel of its own: the Gram matrix of a support vector machine is one product and one of these, in place.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, i4, jit
+from nbcnn.gpu.language import cuda, i8, jit
 from nbcnn.ops.kernel.call import Launch, blocks
 
 THREADS = 256
@@ -35,22 +35,23 @@ def rbf(row_norms: np.ndarray, col_norms: np.ndarray, k: np.ndarray, *, gamma: f
 
 
 @jit()
-def rbf_kernel(row_norms, col_norms, k, N, count, gamma):
-    """k = exp(-gamma · max(|a|² + |b|² - 2k, 0)), in place.
+def rbf_kernel(row_norms, col_norms, k, N, pitch, count, gamma):
+    """k = exp(-gamma · max(|a|² + |b|² - 2k, 0)), in place, in rows of `pitch` values of which the first N count.
 
     grid   ⌈M·N / 256⌉; block 256; a thread owns one value
     moves  8·M·N + 4·(M + N) bytes
     """
-    at = i4(cuda.grid(1))
+    at = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
     if at < count:
         row = at // N
-        squared = row_norms[row] + col_norms[at - row * N] - 2.0 * k[at]
-        k[at] = math.exp(-gamma * max(squared, 0.0))
+        to = i8(row) * pitch + (at - row * N)
+        squared = row_norms[row] + col_norms[at - row * N] - 2.0 * k[to]
+        k[to] = math.exp(-gamma * max(squared, 0.0))
 
 
-def launch_rbf(row_norms: Any, col_norms: Any, k: Any, M: int, N: int, gamma: float) -> Launch:
-    """`rbf` on flat float32 device arrays; M·N must be below 2^31."""
-    args = (row_norms, col_norms, k, np.int32(N), np.int32(M * N), np.float32(gamma))
+def launch_rbf(row_norms: Any, col_norms: Any, k: Any, M: int, N: int, gamma: float, pitch: int | None = None) -> Launch:
+    """`rbf` on flat float32 device arrays, k in rows of `pitch` values (N if None); M·N must be below 2^31."""
+    args = (row_norms, col_norms, k, np.int32(N), np.int32(pitch or N), np.int32(M * N), np.float32(gamma))
     return Launch(rbf_kernel, blocks(M * N, THREADS), THREADS, args)
 
 

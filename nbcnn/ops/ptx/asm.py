@@ -1,4 +1,4 @@
-"""How an inline-PTX instruction becomes a function that kernels can call.
+"""Inline-PTX instructions as functions that kernels can call.
 
 `instruction(name, asm, result, operands)` returns an intrinsic; `$0, $1, …` in `asm` are the results first, then the
 operands. `accumulating` makes one whose results are elements of a local array, kept in the registers they came in.

@@ -1,4 +1,5 @@
-"""Conversions between float32, bfloat16 and tf32: `cvt.rn.bf16x2`, `cvt.rna.tf32` (both need sm_80), and bit casts by `mov.b32`.
+"""Conversions between float32, float16, bfloat16 and tf32: `cvt.rn.f16`, `cvt.rn.bf16x2`, `cvt.rna.tf32` (the last two need sm_80), and bit
+casts by `mov.b32`.
 
 Two bfloat16 travel as one uint32 word, the one at the lower address in the lower half. The simulator does the same in NumPy.
 """
@@ -26,6 +27,14 @@ if SIMULATOR:
         return np.uint32(int(a) | int(b) << 16)
 
     @jit(device=True)
+    def f16(x):
+        return np.float16(x).view(np.uint16)
+
+    @jit(device=True)
+    def f16_float(half):
+        return np.float32(np.uint16(half).view(np.float16))
+
+    @jit(device=True)
     def unknown(x):
         return x
 
@@ -39,6 +48,10 @@ else:
     """The 32 bits of a float32, as uint32."""
     bits_float = instruction("bits_float", "mov.b32 $0, $1;", f4, (u4,), pure=True)
     """The float32 with these 32 bits."""
+    f16 = instruction("cvt_rn_f16_f32", "cvt.rn.f16.f32 $0, $1;", types.uint16, (f4,), pure=True)
+    """A float32 rounded to float16 (to nearest, ties to even), as the uint16 that an array keeps."""
+    f16_float = instruction("cvt_f32_f16", "cvt.f32.f16 $0, $1;", f4, (types.uint16,), pure=True)
+    """The float32 of a float16 (exact)."""
     unknown = instruction("unknown", "mov.b32 $0, $1;", i4, (i4,))
     """The same int32, of which the compiler knows nothing: what is made of it is made here, not kept in registers from before a loop."""
     _cvt_bf16x2 = instruction("cvt_rn_bf16x2_f32", "cvt.rn.bf16x2.f32 $0, $1, $2;", u4, (f4, f4), pure=True)

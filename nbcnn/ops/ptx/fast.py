@@ -1,4 +1,4 @@
-"""2^x, 1/x and tanh x as the GPU's special function unit makes them: `ex2.approx.ftz`, `rcp.approx.ftz`, `tanh.approx`.
+"""The special function unit's 2^x, 1/x and tanh x: `ex2.approx.ftz`, `rcp.approx.ftz`, `tanh.approx`.
 
 The first two are right to 2 ulp and take every operand: 2^x goes to 0 and ∞, 1/∞ is 0, NaN stays NaN; subnormal numbers count as 0. The
 compiler's own exp and division add steps for subnormal numbers, of which there are none in 1 + 2^x or in a deviation.

@@ -17,8 +17,8 @@ ldmatrix_x4 = instruction("ldmatrix_x4", "ldmatrix.sync.aligned" + _X4.format(""
 ldmatrix_x2 = instruction("ldmatrix_x2", "ldmatrix.sync.aligned" + _X2.format(""), (u4,) * 2, (u4,))
 """(shared byte address; lanes 0 … 15) -> a word of each of two matrices."""
 ldmatrix_x4_trans = instruction("ldmatrix_x4_trans", "ldmatrix.sync.aligned" + _X4.format(".trans"), (u4,) * 4, (u4,))
-"""As `ldmatrix_x4`, each matrix transposed: for operands whose k runs down the rows. 16-bit elements only."""
+"""(shared byte address of this lane's row) -> a word of each of four transposed matrices, where k runs down the rows; 16-bit elements."""
 ldmatrix_x2_trans = instruction("ldmatrix_x2_trans", "ldmatrix.sync.aligned" + _X2.format(".trans"), (u4,) * 2, (u4,))
-"""As `ldmatrix_x2`, each matrix transposed."""
+"""(shared byte address; lanes 0 … 15) -> a word of each of two matrices, transposed."""
 stmatrix_x2_trans = instruction("stmatrix_x2_trans", "stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [$0], {$1,$2};", None, (u4, u4, u4))
 """(shared byte address; lanes 0 … 15, word, word): two matrices, each stored transposed: lane 8i + j gives where column j of matrix i goes."""

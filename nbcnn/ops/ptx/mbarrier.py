@@ -2,7 +2,7 @@
 
 A barrier (8 bytes, 8-aligned, given by its shared byte address) runs through phases. A phase ends when `count` arrivals came
 and all expected bytes are there. `mbarrier_wait(barrier, parity)` returns once the phase of that parity has ended: of a fresh
-barrier, parity 1 counts as ended (so a producer passes at once through barriers of empty slots), parity 0 does not.
+barrier, parity 1 counts as ended (so a producer passes at once through barriers of empty stages), parity 0 does not.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Sum over a warp by shuffles: `shfl.sync.down`, registers only; and the barrier of a warp, `bar.warp.sync`.
+"""Sum over a warp, and its largest value with an index, by shuffles (registers only); and the barrier of a warp, `bar.warp.sync`.
 
 The simulator has no shuffles: there the same tree runs in shared memory between two block barriers, so every thread of
-the block must call `warp_sum` together, on a GPU too.
+the block must call `warp_sum` (and the others here) together, on a GPU too.
 """
 
 from __future__ import annotations
@@ -48,6 +48,18 @@ if SIMULATOR:
         return add
 
     @jit(device=True)
+    def warp_argmax(value, index):
+        values = cuda.shared.array(LARGEST_BLOCK, types.float64)
+        indices = cuda.shared.array(LARGEST_BLOCK, types.int32)
+        tid = cuda.threadIdx.x
+        cuda.syncthreads()
+        values[tid], indices[tid] = value, index
+        cuda.syncthreads()
+        first = tid - tid % WARP
+        best = max(range(first, first + WARP), key=lambda i: (values[i], -indices[i]))
+        return type(value)(values[best]), int(indices[best])
+
+    @jit(device=True)
     def warp_barrier():
         cuda.syncthreads()
 
@@ -79,6 +91,15 @@ else:
         for half in (16, 8, 4, 2, 1):
             value += cuda.shfl_xor_sync(_ALL_LANES, value, half)
         return value
+
+    @jit(device=True)
+    def warp_argmax(value, index):
+        """The largest `value` (float32) of a warp's lanes and its `index` (int32), of equal ones the lowest; the same in every lane."""
+        for half in (16, 8, 4, 2, 1):
+            other, at = cuda.shfl_xor_sync(_ALL_LANES, value, half), cuda.shfl_xor_sync(_ALL_LANES, index, half)
+            if other > value or (other == value and at < index):
+                value, index = other, at
+        return value, index
 
     @cache
     def sum_over(bits):

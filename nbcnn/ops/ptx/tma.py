@@ -36,6 +36,13 @@ load_im2col_4d = instruction(
 The pixels start at (image, row, column), the corner of the window, walk along the bounding box of the map, and from each the
 element `right` columns and `down` rows further is taken.
 """
+store_tile_2d = instruction(
+    "cp_async_bulk_tensor_2d_store",
+    "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [$0, {$1, $2}], [$3];",
+    None,
+    (_u8, i4, i4, u4),
+)
+"""(tensor_map, column, row, from): a box of shared memory to a matrix; what lies outside it is not written."""
 store_tile_3d = instruction(
     "cp_async_bulk_tensor_3d_store",
     "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [$0, {$1, $2, $3}], [$4];",

@@ -1,5 +1,5 @@
-"""128-bit loads and stores of four float32 or eight bfloat16 (uint16 arrays): `ld.global.v4`, `st.global.v4`, `ld.shared.v4`,
-`st.shared.v4`; 64-bit ones of four bfloat16; predicated loads.
+"""Loads and stores of 128 bits, four float32 or eight bfloat16 (uint16 arrays): `ld.global.v4`, `st.global.v4`, `ld.shared.v4`,
+`st.shared.v4`; of 64 bits, four bfloat16; and predicated loads.
 
 Each takes (array, element offset), never a raw address, and the offset must be a multiple of the elements moved: the same
 kernel source then runs in the simulator, where these are plain Python on the same arrays. bfloat16 come and go as uint32
@@ -128,7 +128,7 @@ else:
 
     @jit(device=True)
     def load4_if(array, offset, wanted):
-        """As `load4` through the read-only path, or four zeros where `wanted` is 0 (nothing is then read)."""
+        """array[offset : offset+4] as `load4` gives it, through the read-only path; four zeros where `wanted` is 0 (nothing is then read)."""
         return _ld_if(byte_address_global(array) + _u8(i8(offset) * 4), wanted)
 
     @jit(device=True)
@@ -168,7 +168,7 @@ else:
 
     @jit(device=True)
     def load_bf16x8_if(array, offset, wanted):
-        """As `load_bf16x8` through the read-only path, or zeros where `wanted` is 0 (nothing is then read)."""
+        """array[offset : offset+8] as `load_bf16x8` gives it, through the read-only path; zeros where `wanted` is 0 (nothing is then read)."""
         return _ldw4_if(byte_address_global(array) + _u8(i8(offset) * 2), wanted)
 
     @jit(device=True)
@@ -178,7 +178,7 @@ else:
 
     @jit(device=True)
     def load_bf16x4_if(array, offset, wanted):
-        """As `load_bf16x4` through the read-only path, or zeros where `wanted` is 0 (nothing is then read)."""
+        """array[offset : offset+4] as `load_bf16x4` gives it, through the read-only path; zeros where `wanted` is 0 (nothing is then read)."""
         return _ldw2_if(byte_address_global(array) + _u8(i8(offset) * 2), wanted)
 
     @jit(device=True)

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, i4, i8, jit, u4
+from nbcnn.gpu.language import cuda, i8, jit, u4
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks, host
 from nbcnn.ops.kernel.case import Case, normal
 from nbcnn.ops.kernel.stored import kinds, scalar_io
@@ -52,7 +52,7 @@ def gather_windows_kernel(kind: str) -> Any:
         grid ⌈NFL/256⌉, block 256; a thread owns one x, the first of a window also its y. Writes are contiguous; the reads of a
         window are L·F neighbours, which its F·L threads find in the cache. shared none; moves 8·NFL bytes of float32.
         """
-        i = i4(cuda.grid(1))
+        i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
         if i < count:
             # Unsigned: Numba's signed division is carried out in 64 bits.
             series = u4(i // L)

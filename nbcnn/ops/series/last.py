@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, i4, jit, u4
+from nbcnn.gpu.language import cuda, jit, u4
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks, host
 from nbcnn.ops.kernel.case import SERIES, Case, Gradient, label_of, normal
 from nbcnn.ops.kernel.stored import kinds, scalar_io
@@ -43,7 +43,7 @@ def fprop_kernel(kind: str) -> Any:
 
         grid ⌈NC/256⌉, block 256; a thread owns one y. shared none; moves 8·NC bytes of float32, in sectors of 32 read for each 4.
         """
-        i = i4(cuda.grid(1))
+        i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
         if i < count:
             store(y, u4(i), load(x, u4(i * L + L - 1)))
 
@@ -61,7 +61,7 @@ def dgrad_kernel(kind: str) -> Any:
 
         grid ⌈NCL/256⌉, block 256; a thread owns one dx. shared none; moves 4·NCL + 4·NC bytes of float32.
         """
-        i = i4(cuda.grid(1))
+        i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
         if i < count:
             row = u4(i // L)
             value = 0.0

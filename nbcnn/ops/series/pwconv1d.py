@@ -3,7 +3,7 @@
 It is a 1×1 convolution of images that are L pixels high and one wide, so every engine that convolves serves it:
 
     straight    of an engine for NCHW images: (N,C,L) is such an image already
-    turned      of an engine for NHWC images: x and dy are transposed into scratch, and y or dx out of it
+    transposed  of an engine for NHWC images: x and dy are transposed into scratch, and y or dx out of it
 
 Transposing costs two passes over memory; the depthwise convolution beside it wants its series with time last.
 
@@ -99,7 +99,7 @@ def _places(call: Call) -> list[tuple[str, int, int, int]]:
     return [*made, ("", 0, at, 0)]
 
 
-def _bind_turned(impl: Impl, call: Call) -> list[Any]:
+def _bind_transposed(impl: Impl, call: Call) -> list[Any]:
     """Transposes of what is read, the engine's launches, and the transpose of what is written."""
     ins, outs = list(call.ins), list(call.outs)
     before, after = [], []
@@ -107,20 +107,20 @@ def _bind_turned(impl: Impl, call: Call) -> list[Any]:
     for side, operand, first, nbytes in places:
         dtypes = call.in_dtypes if side == "in" else call.out_dtypes
         dtype = dtypes[operand] if dtypes else "float32"
-        turned = call.scratch[first : first + nbytes].view(numpy_dtype(dtype))
+        transposed = call.scratch[first : first + nbytes].view(numpy_dtype(dtype))
         n, c, length = (call.in_shapes if side == "in" else call.out_shapes)[operand]
         if side == "in":
-            before += _transpose(ins[operand], turned, dtype, n, c, length)
-            ins[operand] = turned
+            before += _transpose(ins[operand], transposed, dtype, n, c, length)
+            ins[operand] = transposed
         else:
-            after += _transpose(turned, outs[operand], dtype, n, length, c)
-            outs[operand] = turned
+            after += _transpose(transposed, outs[operand], dtype, n, length, c)
+            outs[operand] = transposed
     inner = replace(as_convolution(call, "NHWC"), ins=tuple(ins), outs=tuple(outs))
     rest = call.scratch[free : free + impl.scratch(inner)] if impl.scratch(inner) else None
     return [*before, *impl.bind(replace(inner, scratch=rest)), *after]
 
 
-def _turns(call: Call, side: str) -> list[Traffic]:
+def _traffic_of_transposes(call: Call, side: str) -> list[Traffic]:
     """Bytes of the transposes before ("in") or behind ("out") the engine."""
     made = []
     for at, operand, _, _ in _places(call)[:-1]:
@@ -128,8 +128,8 @@ def _turns(call: Call, side: str) -> list[Traffic]:
             shapes, dtypes = (call.in_shapes, call.in_dtypes) if side == "in" else (call.out_shapes, call.out_dtypes)
             (n, c, length), dtype = shapes[operand], dtypes[operand] if dtypes else "float32"
             rows, cols = (c, length) if side == "in" else (length, c)
-            turned = Call("convert", (), (), ((n, rows, cols),), ((n, cols, rows),), in_dtypes=(dtype,), out_dtypes=(dtype,))
-            made += traffic_transpose(turned, n, rows, cols)
+            transposed = Call("convert", (), (), ((n, rows, cols),), ((n, cols, rows),), in_dtypes=(dtype,), out_dtypes=(dtype,))
+            made += traffic_transpose(transposed, n, rows, cols)
     return made
 
 
@@ -149,14 +149,14 @@ def _through(impl: Impl, layout: str) -> Impl:
         """The engine's bytes, between those of the transposes."""
         assert impl.traffic is not None
         made = list(impl.traffic(as_convolution(call, layout)))
-        return made if layout == "NCHW" else [*_turns(call, "in"), *made, *_turns(call, "out")]
+        return made if layout == "NCHW" else [*_traffic_of_transposes(call, "in"), *made, *_traffic_of_transposes(call, "out")]
 
     if layout == "NCHW":
         bind, scratch = inner(impl.bind), inner(impl.scratch)
     else:
 
         def bind(call: Call) -> list[Any]:
-            return _bind_turned(impl, call)
+            return _bind_transposed(impl, call)
 
         def scratch(call: Call) -> int:
             return _places(call)[-1][2] + impl.scratch(as_convolution(call, layout))
@@ -178,7 +178,7 @@ def straight(ops: dict[str, Impl]) -> dict[str, Impl]:
     return {f"pwconv1d_{path}": _through(ops[f"conv_{path}"], "NCHW") for path in PATHS if f"conv_{path}" in ops}
 
 
-def turned(ops: dict[str, Impl]) -> dict[str, Impl]:
+def transposed(ops: dict[str, Impl]) -> dict[str, Impl]:
     """The three passes by an engine for NHWC images."""
     return {f"pwconv1d_{path}": _through(ops[f"conv_{path}"], "NHWC") for path in PATHS if f"conv_{path}" in ops}
 

@@ -9,7 +9,7 @@ pieces of L. wgrad sums along the hours of two tables of channels. Multiplying i
 weight gradient has few tiles and a long sum, which is cut into as many parts as the GPU holds blocks at once; they are added in order
 by conv/frame/split.py.
 
-Turning series into images and back, as pwconv1d.py does, moves 2·(C + K)·NL floats more in every pass: with 128 → 256 channels of
+Transposing series into images and back, as pwconv1d.py does, moves 2·(C + K)·NL floats more in every pass: with 128 → 256 channels of
 16,384·48 hours 2.4 GB, which take as long as half of the products.
 
 Source: as conv/simt/register_tile.py.

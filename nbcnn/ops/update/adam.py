@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, f4, i4, i8, jit, types
+from nbcnn.gpu.language import cuda, f4, i8, jit, types
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks, host
 from nbcnn.ops.kernel.case import Case, normal
 from nbcnn.ops.kernel.traffic import Traffic, size
@@ -99,7 +99,7 @@ def adam_kernel(w, g, m, v, lr, state, norm, count, beta1, beta2, eps, clip_norm
     cuda.syncthreads()
     scale, widen = corrections[0], corrections[1]
     factor = norm_factor(norm, clip_norm)
-    thread = i4(cuda.grid(1))
+    thread = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
     quads = count >> 2
     finite = True
     if thread < quads:

@@ -36,7 +36,7 @@ def square_sum_kernel(g, count, partials):
     block = cuda.blockIdx.x
     quads = count >> 2
     mine = f8(0)
-    # Not a range: Numba counts its turns by a 64-bit division when the stride is no constant.
+    # Not a range: Numba counts its iterations by a 64-bit division when the stride is no constant.
     start = block * QUADS_PER_BLOCK
     while start < quads:
         for j in range(QUADS):

@@ -24,8 +24,8 @@ from nbcnn.ops.ptx.vector import load1_if
 from nbcnn.plan.shapes import numel
 
 THREADS = 256
-EACH = 4
-"""Elements of a thread, THREADS apart: neighbouring lanes write neighbouring elements, whose sources mostly lie within a few lines."""
+ELEMENTS = 4
+"""Elements of one thread, THREADS apart: neighbouring lanes write neighbouring elements, whose sources mostly lie within a few lines."""
 TERMS = 4
 """Terms of a sum that are in flight at once, for each element."""
 
@@ -42,7 +42,7 @@ def pack_kernel(kind: str, terms: int) -> Any:
     """The kernel for `terms` terms an element and a copy stored as `kind`."""
     _, store = scalar_io(kind)
     CHUNK = min(terms, TERMS)
-    CHUNKS, PLACES = -(-terms // CHUNK), EACH * CHUNK
+    CHUNKS, INDICES = -(-terms // CHUNK), ELEMENTS * CHUNK
 
     @jit()
     def pack_weights_kernel(params, index, packed, count):
@@ -51,26 +51,26 @@ def pack_kernel(kind: str, terms: int) -> Any:
         grid ⌈n/1024⌉, block 256, a thread owns four elements; moves (4·terms + size of an element)·n bytes, and the
         gathered params, which mostly come from L2.
         """
-        first = cuda.blockIdx.x * (EACH * THREADS) + cuda.threadIdx.x
-        where = cuda.local.array(PLACES, i4)
-        value = cuda.local.array(PLACES, f4)
-        total = cuda.local.array(EACH, f4)
-        for j in range(EACH):
+        first = cuda.blockIdx.x * (ELEMENTS * THREADS) + cuda.threadIdx.x
+        where = cuda.local.array(INDICES, i4)
+        value = cuda.local.array(INDICES, f4)
+        total = cuda.local.array(ELEMENTS, f4)
+        for j in range(ELEMENTS):
             total[j] = 0.0
         for chunk in range(CHUNKS):
             for t in range(CHUNK):
                 row = chunk * CHUNK + t
-                for j in range(EACH):
+                for j in range(ELEMENTS):
                     # Beyond the end the last element's index is read again, and its sum not stored.
                     i = min(first + j * THREADS, count - 1)
-                    where[EACH * t + j] = index[min(row, terms - 1) * count + i]
+                    where[ELEMENTS * t + j] = index[min(row, terms - 1) * count + i]
                     if terms % CHUNK != 0 and row >= terms:
-                        where[EACH * t + j] = -1
-            for j in range(PLACES):
+                        where[ELEMENTS * t + j] = -1
+            for j in range(INDICES):
                 value[j] = load1_if(params, where[j], where[j] >= 0)
-            for j in range(PLACES):
-                total[j % EACH] += value[j]
-        for j in range(EACH):
+            for j in range(INDICES):
+                total[j % ELEMENTS] += value[j]
+        for j in range(ELEMENTS):
             i = first + j * THREADS
             if i < count:
                 store(packed, i, total[j])
@@ -83,7 +83,7 @@ def bind(call: Call) -> list[Launch]:
     (params, index), (packed,) = call.ins, call.outs
     count = numel(call.out_shapes[0])
     kernel = pack_kernel(kinds(call)[1], numel(call.in_shapes[1]) // count)
-    return [Launch(kernel, blocks(count, EACH * THREADS), THREADS, (params, index, packed, np.int32(count)))]
+    return [Launch(kernel, blocks(count, ELEMENTS * THREADS), THREADS, (params, index, packed, np.int32(count)))]
 
 
 def traffic(call: Call) -> list[Traffic]:
@@ -94,7 +94,7 @@ def traffic(call: Call) -> list[Traffic]:
     count = numel(call.out_shapes[0])
     terms = numel(call.in_shapes[1]) // count
     chunk = min(terms, TERMS)
-    threads = blocks(count, EACH * THREADS) * EACH * THREADS
+    threads = blocks(count, ELEMENTS * THREADS) * ELEMENTS * THREADS
     gathered = min(numel(call.in_shapes[0]), terms * count)
     return [Traffic(4 * threads * (ceil_div(terms, chunk) * chunk + terms), outputs(call), 4 * (terms * count + gathered))]
 

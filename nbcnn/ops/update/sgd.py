@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, f4, i4, i8, jit
+from nbcnn.gpu.language import cuda, f4, i8, jit
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks, host
 from nbcnn.ops.kernel.case import Case, normal
 from nbcnn.ops.kernel.traffic import Traffic, size
@@ -129,7 +129,7 @@ def sgd_kernel(w, g, m, lr, state, norm, count, momentum, clip_norm, clip_value,
     """
     rate = current_rate(lr, state)
     factor = norm_factor(norm, clip_norm)
-    thread = i4(cuda.grid(1))
+    thread = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
     quads = count >> 2
     finite = True
     if thread < quads:

@@ -154,6 +154,7 @@ def test_tiles_that_cannot_be_laid_out_are_refused(sizes):
         Tile(*sizes)
 
 
+@pytest.mark.sampled
 @pytest.mark.skipif(gpu_device.SIMULATOR, reason="the simulator compiles nothing")
 @pytest.mark.parametrize("arch", ["75", "90a"])
 @pytest.mark.parametrize("batch", [256, *full(1, 64)])

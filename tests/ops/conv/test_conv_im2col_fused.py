@@ -68,6 +68,7 @@ def test_chosen_tiles(op, gpu):
             check(case, gpu)
 
 
+@pytest.mark.sampled
 @pytest.mark.skipif(gpu_device.SIMULATOR, reason="the simulator compiles nothing")
 @pytest.mark.parametrize("op", ["conv_relu_pool_fprop", "upconv_relu_fprop", *full("upconv_dgrad_relu", "upconv_wgrad")])
 def test_large_tiles_keep_to_their_registers_when_compiled(op):

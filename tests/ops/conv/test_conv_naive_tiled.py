@@ -173,6 +173,7 @@ def stand_ins(shape, *, bias=True):
     return [Call(op, (one,) * len(ins), (one,) * len(outs), ins, outs, attrs) for op, (ins, outs) in signatures.items()]
 
 
+@pytest.mark.sampled
 @pytest.mark.skipif(SIMULATOR, reason="the simulator does not compile")
 @pytest.mark.parametrize("arch", ["75", "90a"])
 @pytest.mark.parametrize(

@@ -125,6 +125,7 @@ def test_refusals_name_the_reason(op, shape, layout, reason):
     assert reason in OPS[op].supports(bare_call(op, shape, layout=layout))
 
 
+@pytest.mark.sampled
 @pytest.mark.skipif(gpu_device.SIMULATOR, reason="the simulator compiles nothing")
 @pytest.mark.parametrize(
     ("shape", "batch", "arch"),

@@ -87,6 +87,7 @@ def test_a_wide_pair_of_sides_is_refused(op):
     assert refused(case)
 
 
+@pytest.mark.sampled
 @pytest.mark.skipif(gpu_device.SIMULATOR, reason="the simulator compiles nothing")
 @pytest.mark.parametrize("op", ["conv_relu_pool_fprop", "conv_pool_wgrad", "upconv_wgrad", *full("upconv_mse_fprop", "upconv_dgrad_relu")])
 def test_kernels_of_a_large_batch_compile_without_spills(op):

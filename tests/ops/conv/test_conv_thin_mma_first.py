@@ -149,6 +149,7 @@ def bound_launches(op: str, precision: str, batch: int):
     return impl.bind(call)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("op", "precision"), [("conv_relu_pool_fprop", "bf16"), ("conv_fprop", "tf32"), ("conv_pool_wgrad", "bf16"), ("conv_wgrad", "tf32")]
 )

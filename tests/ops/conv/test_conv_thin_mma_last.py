@@ -62,6 +62,7 @@ def test_packing_takes_every_weight_once(precision):
     assert sorted(index[index >= 0]) == list(range(numel(shape.w_shape)))
 
 
+@pytest.mark.sampled
 @pytest.mark.skipif(device.SIMULATOR, reason="the simulator compiles nothing")
 @pytest.mark.parametrize(("precision", "op"), [("bf16", "upconv_dgrad_relu"), ("bf16", "upconv_wgrad"), ("tf32", "upconv_dgrad_relu")])
 def test_compile_two_blocks_fit_a_multiprocessor(precision, op):

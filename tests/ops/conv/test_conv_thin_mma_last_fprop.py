@@ -85,6 +85,7 @@ def test_what_shared_memory_cannot_hold_is_refused_in_words():
     assert "rows of 2048 pixels" in ops("bf16")["conv_fprop"].supports(call)
 
 
+@pytest.mark.sampled
 @pytest.mark.skipif(device.SIMULATOR, reason="the simulator compiles nothing")
 @pytest.mark.parametrize("arch", ["80", "90a"])
 @pytest.mark.parametrize(("precision", "op"), [("bf16", "upconv_mse_fprop"), ("tf32", "conv_fprop")])

@@ -152,6 +152,7 @@ def bound_on_host(case: Case, precision: str, tile: Tile | PatchTile | None = No
     )
 
 
+@pytest.mark.sampled
 @pytest.mark.skipif(nb.SIMULATOR, reason="the simulator compiles nothing")
 @pytest.mark.parametrize(
     ("precision", "op", "tile"),

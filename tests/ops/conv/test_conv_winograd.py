@@ -72,6 +72,7 @@ def test_refusals_name_the_reason(shape, reason):
     assert reason in supports(call)
 
 
+@pytest.mark.sampled
 @pytest.mark.skipif(gpu_device.SIMULATOR, reason="the simulator compiles nothing")
 @pytest.mark.parametrize("op", ["conv_wgrad", "upconv_relu_fprop", *full("conv_relu_pool_fprop")])
 def test_kernels_compile_without_spills(op):

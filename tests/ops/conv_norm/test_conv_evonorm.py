@@ -115,13 +115,13 @@ def test_bytes_on_tensor_cores_by_hand():
     # Seven tiles of four lines read two lines more each, but for the two outside; z goes out and comes back.
     read = line * (7 * 6 - 2) + 128 * filters + image
     assert conv_wgmma.bytes_of(call, "bf16") == [Traffic(read, 2 * image + kept, 2 * image + filters)]
-    # Four warpgroups share an image: each sends a packet of 16 bytes a channel, and receives those of all four.
-    call, packets = replace(call, tile=ImageTile(4, 2, 4, 512)), 16 * 256 * 64 * 4
+    # Four warpgroups share an image: each sends a message of 16 bytes a channel, and receives those of all four.
+    call, messages = replace(call, tile=ImageTile(4, 2, 4, 512)), 16 * 256 * 64 * 4
     # Its two tiles stay in shared memory; in inference the convolution's own output never leaves it.
-    read = line * (7 * 6 - 2) + 512 * filters + 4 * packets
-    assert conv_wgmma.bytes_of(call, "bf16") == [Traffic(read, 2 * image + kept + packets, image + filters + packets)]
+    read = line * (7 * 6 - 2) + 512 * filters + 4 * messages
+    assert conv_wgmma.bytes_of(call, "bf16") == [Traffic(read, 2 * image + kept + messages, image + filters + messages)]
     infer = replace(call, op="conv_evonorm_s0_infer", out_shapes=call.out_shapes[:1], out_dtypes=call.out_dtypes[:1])
-    assert conv_wgmma.bytes_of(infer, "bf16") == [Traffic(read, image + packets, image + filters + packets)]
+    assert conv_wgmma.bytes_of(infer, "bf16") == [Traffic(read, image + messages, image + filters + messages)]
 
 
 def test_warpgroups_share_small_batches():
@@ -131,6 +131,7 @@ def test_warpgroups_share_small_batches():
     assert [(chosen(n).parts, chosen(n).blocks) for n in (1, 64, 128, 256, 1024)] == [(4, 2), (4, 128), (2, 128), (1, 128), (1, 132)]
 
 
+@pytest.mark.sampled
 @pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
 @pytest.mark.parametrize(
     ("precision", "tile"), [("bf16", None), ("tf32", None), *full(("bf16", ImageTile(4, 2, 1, 2)), ("tf32", ImageTile(4, 1, 1, 2)))]
@@ -145,11 +146,11 @@ def test_the_sums_of_a_warpgroup_stay_in_registers_without_spills(precision, til
 
 
 def test_results_stay_in_shared_memory_where_they_have_room():
-    def kept(tile, precision="bf16", end="s0", size=28):
-        return conv_wgmma.form_of(bare(n=64, c=64, size=size), precision, tile, end).kept
+    def kept(tile, precision="bf16", epilogue="s0", size=28):
+        return conv_wgmma.form_of(bare(n=64, c=64, size=size), precision, tile, epilogue).kept
 
     quarter = ImageTile(4, 2, 4, 128)
-    assert (kept(quarter), kept(quarter, end="s0 infer"), kept(quarter, end="planes"), kept(quarter, "tf32")) == (2, 2, 0, 0)
+    assert (kept(quarter), kept(quarter, epilogue="s0 infer"), kept(quarter, epilogue="planes"), kept(quarter, "tf32")) == (2, 2, 0, 0)
     assert kept(ImageTile(4, 2, 1, 32)) == 0
     assert kept(ImageTile(8, 2, 1, 32), size=8) == 1
 
@@ -181,13 +182,13 @@ def test_the_classifier_fuses():
     assert [made.count(kind) for kind in (ConvEvoNorm, LinearReLU, Conv2d)] == [2, 1, 0]
     made = [type(layer) for _, layer in fuse(named(mnist_cnn(norm="b0")), ROW.ops)]
     assert [made.count(kind) for kind in (ConvEvoNorm, EvoNormB0, Conv2d)] == [2, 0, 0]
-    assert type(fuse(named([Conv2d(1, 8, 3, bias=False), EvoNormS0(8, 4)]), ROW.ops)[0][1]) is Conv2d
+    assert type(fuse(named([Conv2d(8, 3, bias=False, in_channels=1), EvoNormS0(4, channels=8)]), ROW.ops)[0][1]) is Conv2d
 
 
 @pytest.mark.parametrize("norm", ["s0", "b0"])
 def test_fused_and_plain_classifiers_agree(norm, fusing_cpu, rng):
     x, labels = rng.standard_normal((3, 1, 8, 8)).astype(np.float32), np.array([1, 7, 2], np.int32)
-    plain, fused = (Net(mnist_cnn(1, 8, 8, norm=norm), (1, 8, 8), mode="cpu", init="he", fusing=fusing) for fusing in (False, True))
+    plain, fused = (Net(mnist_cnn(norm=norm), (1, 8, 8), mode="cpu", init="he", fusing=fusing) for fusing in (False, True))
     assert f"conv_evonorm_{norm}_fprop" in {step.op for step in fused.record_gradients(3).steps}
     (loss, grads), (fused_loss, fused_grads) = plain.gradients(x, labels), fused.gradients(x, labels)
     # The same float32 operations, but for the order in which BLAS adds at most 288 terms, in 8 layers.
@@ -201,9 +202,17 @@ def test_fused_and_plain_classifiers_agree(norm, fusing_cpu, rng):
     np.testing.assert_allclose(fused.predict(images), plain.predict(images), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("norm", [lambda: EvoNormS0(8, 4), lambda: EvoNormB0(8)])
+@pytest.mark.parametrize("norm", [lambda: EvoNormS0(4, channels=8), lambda: EvoNormB0(channels=8)])
 def test_inference_has_half_the_intermediate_images_and_training_keeps_the_convolutions(norm, fusing_cpu):
-    layers = [Conv2d(3, 8, 3, pad=1), norm(), Conv2d(8, 8, 3, pad=1), norm(), Flatten(), Linear(8 * 6 * 6, 4), SoftmaxCrossEntropy()]
+    layers = [
+        Conv2d(8, 3, padding=1, in_channels=3),
+        norm(),
+        Conv2d(8, 3, padding=1, in_channels=8),
+        norm(),
+        Flatten(),
+        Linear(4, in_features=8 * 6 * 6),
+        SoftmaxCrossEntropy(),
+    ]
     plain, fused = (Net(layers, (3, 6, 6), mode="cpu", fusing=fusing) for fusing in (False, True))
 
     def made(tape):

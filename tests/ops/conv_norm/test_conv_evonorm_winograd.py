@@ -179,6 +179,7 @@ def chosen(call):
     return tile.channels, tile.threads, tile.blocks
 
 
+@pytest.mark.sampled
 @pytest.mark.skipif(gpu_device.SIMULATOR, reason="the simulator compiles nothing")
 @pytest.mark.parametrize(("op", "tiles"), [("conv_evonorm_s0_fprop", 1), ("conv_evonorm_b0_fprop", 1), *full(*((op, None) for op in OPS))])
 def test_items_stay_in_registers_until_they_are_kept(op, tiles):

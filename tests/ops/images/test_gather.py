@@ -153,6 +153,97 @@ def test_real_batch_equals_the_reference_bit_for_bit(gpu, rng):
         np.testing.assert_array_equal(x, expected)
 
 
+AUGMENTED = [{"flip": flip, "crop": crop, "cutout": cutout} for flip in (False, True, "alternate") for crop, cutout in ((2, 0), (0, 3), (4, 2))]
+
+
+@pytest.mark.parametrize("attrs", AUGMENTED, ids=lambda attrs: "-".join(map(str, attrs.values())))
+def test_augmentation_is_the_definition_pixel_by_pixel(rng, attrs):
+    shape, position, epoch, seed = (2, 5, 6), 1, 3, (7 << 32) + 5
+    images, order = data(rng, 40, shape)
+    state = state_at(position, epoch, seed)
+    x = np.empty((39, *shape), np.float32)
+    gather.gather(images, order, state, x, **attrs)
+    _, H, W = shape
+    seen = set()
+    for got, index in zip(x, order[position:], strict=True):
+        a, b, c, d = (int(word) for word in gather.philox4x32((int(index), epoch, 1, 0), (5, 7)))
+        crop, side = attrs["crop"], attrs["cutout"]
+        down, right = ((word * (2 * crop + 1) >> 32) - crop for word in (a, b))
+        top, left = ((word * extent >> 32) - side // 2 for word, extent in ((c, H), (d, W)))
+        mirror = bool(gather.mirrored(np.array([index]), state, attrs["flip"])[0]) if attrs["flip"] else False
+        seen.add((down, right, top, left, mirror))
+        expected = np.zeros(shape, np.float32)
+        for h in range(H):
+            for w in range(W):
+                row, column = h + down, (W - 1 - w if mirror else w) + right
+                if 0 <= row < H and 0 <= column < W and not (top <= h < top + side and left <= w < left + side):
+                    expected[:, h, w] = images[index, :, row, column].astype(np.float32) * np.float32(1 / 255)
+        np.testing.assert_array_equal(got, expected)
+    assert len(seen) > 1
+
+
+def test_alternate_flip_mirrors_every_image_in_every_other_epoch():
+    index = np.arange(1000)
+    epochs = [gather.mirrored(index, state_at(epoch=epoch, seed=3), "alternate") for epoch in range(4)]
+    assert 400 < epochs[0].sum() < 600  # six standard deviations of 1,000 fair coins are 95
+    np.testing.assert_array_equal(epochs[1], ~epochs[0])
+    np.testing.assert_array_equal(epochs[2], epochs[0])
+    np.testing.assert_array_equal(epochs[3], epochs[1])
+
+
+def test_shifts_are_uniform():
+    words = gather.words_of(np.arange(9000), state_at(seed=8), 1)
+    for word in words:
+        counts = np.bincount(gather.uniform(word, 9), minlength=9)
+        # Six standard deviations of a count with mean 1,000: 6·√(1,000·8/9) = 179.
+        assert counts.size == 9
+        assert abs(counts - 1000).max() < 179
+
+
+# Every option together, at the mean shapes of `gather.cases`; the kernel's arithmetic has no step that may be contracted, so bits are equal.
+@pytest.mark.parametrize("case", [case for case in gather.cases() if case.op == "gather"], ids=lambda case: case.label)
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+def test_every_option_equals_the_reference_bit_for_bit(device, case, layout):
+    expected = np.empty(case.outs[0][0], np.float32)
+    gather.gather(*case.ins, expected, **case.attrs)
+    (x,) = run_op(gather.OPS["gather"], "gather", case.ins, case.outs, device=device, attrs=case.attrs, layout=layout)
+    np.testing.assert_array_equal(x, expected)
+
+
+def test_a_real_augmented_batch_equals_the_reference_bit_for_bit(gpu, rng):
+    images, order = data(rng, 2048, (3, 32, 32))
+    state, outs = state_at(position=512, epoch=7, seed=11), [((1024, 3, 32, 32), "float32")]
+    attrs = {"flip": True, "crop": 4, "cutout": 8, "shift": (125.3, 123.0, 113.9), "factor": (0.0158, 0.0161, 0.0150)}
+    expected = np.empty(outs[0][0], np.float32)
+    gather.gather(images, order, state, expected, **attrs)
+    for layout in ("NCHW", "NHWC"):
+        (x,) = run_op(gather.OPS["gather"], "gather", [images, order, state], outs, device=gpu, attrs=attrs, layout=layout)
+        np.testing.assert_array_equal(x, expected)
+
+
+def test_normalised_pixels_and_floats(run, rng):
+    images, order = data(rng, 5, (2, 3, 4))
+    shift, factor = (100.5, 3.25), (0.125, 1 / 3)
+    (x,) = run("gather", [images, order, state_at()], [((5, 2, 3, 4), "float32")], attrs={"shift": shift, "factor": factor})
+    by_channel = [np.array(values, np.float32)[:, None, None] for values in (shift, factor)]
+    np.testing.assert_array_equal(x, (images[order].astype(np.float32) - by_channel[0]) * by_channel[1])
+    floats = rng.standard_normal((5, 2, 3, 4)).astype(np.float32)
+    (x,) = run("gather", [floats.reshape(-1), order, state_at()], [((5, 2, 3, 4), "float32")])
+    np.testing.assert_array_equal(x, floats[order])
+
+
+def test_a_ring_is_read_by_position_and_augmented_by_image(run, rng):
+    images, order = data(rng, 12, (1, 2, 4))
+    ring = np.empty((5, 1, 2, 4), np.uint8)
+    for position in range(4, 8):
+        ring[position % 5] = images[order[position]]
+    outs, attrs = [((4, 1, 2, 4), "float32")], {"flip": True}
+    (whole,) = run("gather", [images, order, state_at(position=4, seed=2)], outs, attrs=attrs)
+    (streamed,) = run("gather", [ring, order, state_at(position=4, seed=2)], outs, attrs=attrs | {"ring": 5})
+    np.testing.assert_array_equal(streamed, whole)
+
+
+@pytest.mark.sampled
 @on_every_arch
 @pytest.mark.parametrize("shape", [(3, 4, 4), (3, 3, 3)])
 def test_gather_kernels_compile_without_a_stack_frame(rng, arch, shape):
@@ -164,3 +255,8 @@ def test_gather_kernels_compile_without_a_stack_frame(rng, arch, shape):
             launches += Bound(gather.OPS["gather"], "gather", [images, order, state_at()], [((2, *shape), "float32")], **options).launches
     for launch in launches:
         assert_lean(launch, arch, registers=32)
+    attrs = {"flip": True, "crop": 4, "cutout": 8, "shift": (1.0,) * 3, "factor": (2.0,) * 3, "ring": 4}
+    options = {"layout": "NHWC", "attrs": attrs, "device": Host()}
+    (launch,) = Bound(gather.OPS["gather"], "gather", [images, order, state_at()], [((2, *shape), "float32")], **options).launches
+    # Compute capability 7.5 takes 50 registers, and has 64 for each of its 1,024 threads a multiprocessor; 9.0 takes 26.
+    assert_lean(launch, arch, registers=64)

@@ -259,6 +259,7 @@ def launches() -> list[Launch]:
     return made
 
 
+@pytest.mark.sampled
 @on_every_arch
 @pytest.mark.parametrize("launch", launches(), ids=lambda launch: launch.name)
 def test_kernels_compile_without_spills(launch, arch):

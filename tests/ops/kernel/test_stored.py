@@ -60,6 +60,7 @@ def test_convert_at_the_doors(precision, shape, device, rng):
     np.testing.assert_array_equal(device.download(bound.call.outs[0]).reshape(shape), y)
 
 
+@pytest.mark.sampled
 @pytest.mark.skipif(gpu_device.SIMULATOR, reason="the simulator compiles nothing")
 @pytest.mark.parametrize("op", ["relu_dgrad", "maxpool_dgrad", "gather"])
 def test_bfloat16_kernels_compile_without_spills(op):

@@ -209,6 +209,7 @@ def launches_of(impl: Impl, op: str, ins, outs):
     return Bound(impl, op, ins, outs, device=Host()).launches
 
 
+@pytest.mark.sampled
 @on_every_arch
 def test_loss_kernels_compile_without_a_stack_frame(arch):
     image, labels = np.zeros((9, 1000), np.float32), np.zeros(9, np.int32)

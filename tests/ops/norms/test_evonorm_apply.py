@@ -75,6 +75,7 @@ def test_bytes_load_by_load(device, monkeypatch):
     assert (said.read - 4 * 2 * 12, said.write) == (image, image)
 
 
+@pytest.mark.sampled
 @on_every_arch
 def test_compiles_without_spills(arch):
     assert_lean(bound_of(case_of((4, 64, 4, 4)), Host()).launches[-1], arch, 64)

@@ -18,7 +18,7 @@ from nbcnn.gpu import device as gpu_device
 from nbcnn.modes import COMMON, MODES
 from nbcnn.ops.kernel.call import Call
 from nbcnn.ops.norms import b0_batch
-from nbcnn.ops.norms.held import BLOCKS, REGISTERS, THREADS, Held, slabs_of, team_of
+from nbcnn.ops.norms.held import BLOCKS, REGISTERS, THREADS, Held, slabs_of, thread_group_of
 from nbcnn.ops.norms.reference import norm_cases
 from nbcnn.ops.ptx.shuffle import WARP
 from nbcnn.plan.shapes import numel
@@ -65,13 +65,13 @@ def bound(call: Call):
 def test_slabs_cover_the_images_and_fit(shape, layout, at_once):
     n, c, h, w = shape
     for held in slabs_of(shape, layout, 1, (2, 1), 132, at_once):
-        team = team_of(held, layout, 1, c)
+        threads = thread_group_of(held, layout, 1, c)
         assert c % held.channels == n % held.images == held.threads % WARP == 0
-        elements = h * w // team.width
-        assert (held.slots - 1) * team.ranks < elements <= held.slots * team.ranks
+        elements = h * w // threads.width
+        assert (held.slots - 1) * threads.ranks < elements <= held.slots * threads.ranks
         assert held.blocks * held.threads <= THREADS
         assert held.blocks <= BLOCKS
-        assert held.blocks * held.threads * team.floats * held.tensors < REGISTERS
+        assert held.blocks * held.threads * threads.floats * held.tensors < REGISTERS
         if at_once:
             assert held.blocks * 132 * held.images * held.channels >= n * c
             assert held.together == 1
@@ -227,6 +227,7 @@ def real_launches():
     return list(made.values())
 
 
+@pytest.mark.sampled
 @pytest.mark.skipif(gpu_device.SIMULATOR, reason="the simulator compiles nothing")
 @pytest.mark.parametrize(("layout", "launch"), [] if gpu_device.SIMULATOR else real_launches(), ids=lambda value: getattr(value, "name", value))
 def test_held_kernels_compile_without_spills(layout, launch):

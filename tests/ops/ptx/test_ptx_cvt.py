@@ -68,6 +68,7 @@ def test_vectors_keep_their_order(device, rng):
     np.testing.assert_array_equal(z, np.where(np.arange(16) < 12, x, 0))
 
 
+@pytest.mark.sampled
 @pytest.mark.skipif(nb.SIMULATOR, reason="the simulator compiles nothing")
 @pytest.mark.parametrize("arch", ["80", "90a"])
 def test_conversions_compile(arch):

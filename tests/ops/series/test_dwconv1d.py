@@ -275,6 +275,7 @@ def stand_in(op, variant, shape, padding, skip, kind="float32"):
     return impl.bind(Call(**(vars(call) | {"ins": arrays[0], "outs": arrays[1], "scratch": np.zeros(nbytes, np.uint8) if nbytes else None})))
 
 
+@pytest.mark.sampled
 @pytest.mark.skipif(gpu_device.SIMULATOR, reason="the simulator compiles nothing")
 @pytest.mark.parametrize(
     ("variant", "op", "arch"),

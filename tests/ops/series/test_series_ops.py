@@ -190,9 +190,9 @@ def test_a_window_counts_its_rows_and_its_target():
 
 
 @pytest.mark.parametrize(("path", "shapes"), [("fprop", (((5, 8, 16), (12, 8)), ((5, 12, 16),))), ("wgrad", (((5, 8, 16), (5, 12, 16)), ((12, 8),)))])
-def test_a_turned_convolution_counts_its_transposes(path, shapes):
+def test_a_transposed_convolution_counts_its_transposes(path, shapes):
     call, op = Call(f"pwconv1d_{path}", (), (), *shapes), f"conv_{path}"
-    impl, engine = pwconv1d.turned(im2col.OPS)[call.op], im2col.OPS[op]
+    impl, engine = pwconv1d.transposed(im2col.OPS)[call.op], im2col.OPS[op]
     call = replace(call, tile=impl.tile(call, 132))
     made, bare = impl.traffic(call), engine.traffic(pwconv1d.as_convolution(call, "NHWC"))
     assert len(made) == len(bare) + 2
@@ -201,9 +201,9 @@ def test_a_turned_convolution_counts_its_transposes(path, shapes):
     assert sum(one.logical for one in made) >= sum(one.logical for one in bare) + 2 * sum(series)
 
 
-def test_scratch_of_a_turned_convolution_holds_both_series_aligned():
+def test_scratch_of_a_transposed_convolution_holds_both_series_aligned():
     call = Call("pwconv1d_fprop", (), (), ((2, 3, 5), (7, 3)), ((2, 7, 5),))
-    impl = pwconv1d.turned(im2col.OPS)["pwconv1d_fprop"]
+    impl = pwconv1d.transposed(im2col.OPS)["pwconv1d_fprop"]
     places = pwconv1d._places(call)
     assert [(side, operand, first) for side, operand, first, _ in places] == [("in", 0, 0), ("out", 0, 256), ("", 0, 768)]
     call = replace(call, tile=impl.tile(call, 132))
@@ -231,6 +231,7 @@ def test_kernels_are_lean(op, arch):
         assert_lean(launch, arch)
 
 
+@pytest.mark.sampled
 @on_every_arch
 @pytest.mark.parametrize(("op", "impl"), [("s4kernel_fprop", s4kernel.OPS["s4kernel_fprop"]), ("s4kernel_dgrad", s4kernel.OPS["s4kernel_dgrad"])])
 def test_the_state_space_kernels_compile(op, impl, arch):

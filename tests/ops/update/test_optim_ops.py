@@ -289,6 +289,7 @@ def test_loss_that_is_not_finite_raises_a_flag_that_stays(bind, bad):
     assert bound.results()[0][NONFINITE] == 1
 
 
+@pytest.mark.sampled
 @on_every_arch
 def test_optimizer_kernels_compile_without_a_stack_frame(rng, arch):
     w, (g,) = parameters(rng, steps=1)

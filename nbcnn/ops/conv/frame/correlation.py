@@ -3,7 +3,7 @@
     target[n, k, p, q] = Σ_{c,r,s} source[n, c, stride·p + r − top, stride·q + s − left] · filter[k, c, r, s]
 
     conv_fprop    source x, the filter itself
-    conv_dgrad    source dy, filters turned by 180 degrees with their channel axes exchanged, top = R − 1 − pad (stride 1 only)
+    conv_dgrad    source dy, filters flipped (turned by 180 degrees) with their channel axes exchanged, top = R − 1 − pad (stride 1 only)
     upconv_fprop  source x: output pixel (2i+r, 2j+s) of the doubled image sees 2×2 pixels of x. Four correlations, one per (r, s),
                   with filters V = T_r W T_sᵀ: sums of up to four taps, made when weights are packed. 16 products instead of 36.
     upconv_dgrad  source dy, one 4×4 correlation of stride 2 with G = S W Sᵀ: 16 products instead of 36.

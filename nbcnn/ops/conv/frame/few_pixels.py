@@ -2,7 +2,7 @@
 
 A wgmma tile is 64 to 256 pixels by 128 filters, so 256 pixels or fewer leave all but a few multiprocessors without work. At batch 1 on
 an H200 the portable engine with split sums is then faster in every forward convolution and input gradient: conv4's dgrad 5.9 µs against
-12.9, conv2's fprop 6.6 against 8.4 (nbcnn/lab/LOG.md).
+12.9, conv2's fprop 6.6 against 8.4 (docs/log/tensor-cores.md).
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from nbcnn.ops.ptx.vector import load1_if, load4_if, store4
 
 THREADS = 256
 IN_FLIGHT = 8
-MOST_TEAMS = 8
+MOST_GROUPS = 8
 
 
 @functools.cache
@@ -60,30 +60,30 @@ def sum_of_planes(vector: int) -> Any:
 
 
 @functools.cache
-def sum_planes(teams: int, vector: int, bias: bool, after: str) -> Any:
+def sum_planes(groups: int, vector: int, bias: bool, after: str) -> Any:
     add_planes = sum_of_planes(vector)
     ACTIVATES, MASK, activate = after in EPILOGUES, after == "mask", EPILOGUES.get(after, RELU).function
-    MEMBERS, FLOATS = THREADS // teams, vector * THREADS
+    MEMBERS, FLOATS = THREADS // groups, vector * THREADS
 
     @jit()
     def sum_planes_kernel(partials, b, other, y, count, GN, planes):
         """y[i] = Σ_z partials[z·count + i] (+ b[i mod GN]), then the activation, or zero where other[i] is not positive.
 
-        grid: blocks of vector·256/teams elements; team t of a block adds the planes t, t + teams, …, then team 0 adds the teams.
+        grid: blocks of vector·256/groups elements; group t of a block adds the planes t, t + groups, …, then group 0 adds the groups.
         shared: vector·1,024 bytes; moves: 4·count·(planes + 1) bytes. vector: 4 if GN is a multiple of 4, else 1.
         """
         shared = cuda.shared.array(FLOATS, f4, ALIGNMENT)
         total = cuda.local.array(vector, f4)
         tid = cuda.threadIdx.x
-        team = tid // MEMBERS
-        i = (cuda.blockIdx.x * MEMBERS + tid - team * MEMBERS) * vector
-        add_planes(total, partials, i, count, team, teams, planes if i < count else 0)
-        if teams > 1:
+        group = tid // MEMBERS
+        i = (cuda.blockIdx.x * MEMBERS + tid - group * MEMBERS) * vector
+        add_planes(total, partials, i, count, group, groups, planes if i < count else 0)
+        if groups > 1:
             for q in range(vector):
                 shared[tid * vector + q] = total[q]
             cuda.syncthreads()
-        if team == 0 and i < count:
-            for t in range(1, teams):
+        if group == 0 and i < count:
+            for t in range(1, groups):
                 for q in range(vector):
                     total[q] += shared[(tid + t * MEMBERS) * vector + q]
             if bias:
@@ -154,11 +154,11 @@ def channels_of_a_block(taps: int) -> int:
 
 def launch_sum_planes(partials: Any, b: Any, y: Any, count: int, GN: int, planes: int, after: str = "", other: Any = None) -> Launch:
     """Launch of `sum_planes_kernel`; b is None, or GN values to add to each row of y. after, other: as for `store_tile`."""
-    teams, vector = 1, 4 if GN % 4 == 0 else 1
-    while teams < MOST_TEAMS and planes >= 4 * teams:
-        teams *= 2
+    groups, vector = 1, 4 if GN % 4 == 0 else 1
+    while groups < MOST_GROUPS and planes >= 4 * groups:
+        groups *= 2
     args = (partials, y if b is None else b, y if other is None else other, y, np.int32(count), np.int32(GN), np.int32(planes))
-    return Launch(sum_planes(teams, vector, b is not None, after), blocks(count, vector * THREADS // teams), THREADS, args)
+    return Launch(sum_planes(groups, vector, b is not None, after), blocks(count, vector * THREADS // groups), THREADS, args)
 
 
 def launch_sum_filters(partials: Any, partials_b: Any, dw: Any, db: Any, K: int, C: int, taps: int, planes: int) -> Launch:

@@ -1,7 +1,7 @@
 """A weight gradient as a correlation of two images along their pixels: what the engines of mma and wgmma share.
 
-conv_wgrad    moved x, still dy: dw[k][c][r,s] = Σ dy[n,k,p,q] · x[n,c, stride·p + r − pad, stride·q + s − pad]
-upconv_wgrad  moved dy, still x: dG[u,v] = Σ dy[2i + u − 1, 2j + v − 1] · x[i, j], 16 products of small images instead of nine of
+conv_wgrad    shifted x, stationary dy: dw[k][c][r,s] = Σ dy[n,k,p,q] · x[n,c, stride·p + r − pad, stride·q + s − pad]
+upconv_wgrad  shifted dy, stationary x: dG[u,v] = Σ dy[2i + u − 1, 2j + v − 1] · x[i, j], 16 products of small images instead of nine of
               doubled ones (36 in the same measure); dW = Sᵀ dG S while the parts are added.
 """
 
@@ -18,7 +18,7 @@ def is_up(call: Call) -> bool:
 
 
 def correlation(call: Call) -> Correlation:
-    """The correlation behind a call: source = the moved operand, K = channels of the still one."""
+    """The correlation behind a call: source = the shifted operand, K = channels of the stationary one."""
     N, C, H, W = call.in_shapes[0]
     _, K, P, Q = call.in_shapes[1]
     if is_up(call):
@@ -28,6 +28,6 @@ def correlation(call: Call) -> Correlation:
 
 
 def operands(call: Call) -> tuple[Any, Any]:
-    """(still, moved)."""
+    """(stationary, shifted)."""
     x, dy = call.ins
     return (x, dy) if is_up(call) else (dy, x)

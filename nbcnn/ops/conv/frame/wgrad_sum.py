@@ -31,19 +31,19 @@ def sum_parts(taps: int, fold: bool, bias: bool) -> Any:
     SUMS, STAGED = LINES * taps * QUADS, max(LINES * taps * PITCH, threads_of_a_block(taps))
     WRITTEN = LINES * WIDTH * (9 if fold else taps)
     THREADS = threads_of_a_block(taps)
-    TEAMS = THREADS // _LANES
+    WARPS = THREADS // _LANES
 
     @jit(device=True)
     def sum_bias(partials_b, db, count, planes, block, t, shared, total):
-        """db[i] = Σ_z partials_b[z][i] of 32 elements; warp j adds the parts j, j + TEAMS, …, then the warps' sums are added in order."""
+        """db[i] = Σ_z partials_b[z][i] of 32 elements; warp j adds the parts j, j + WARPS, …, then the warps' sums are added in order."""
         i = block * _LANES + (t & _LANES - 1)
-        add_single(total, partials_b, i, count, t >> 5, TEAMS, planes if i < count else 0)
+        add_single(total, partials_b, i, count, t >> 5, WARPS, planes if i < count else 0)
         shared[t] = total[0]
         cuda.syncthreads()
         if t < _LANES and i < count:
             made = shared[t]
-            for team in range(1, TEAMS):
-                made += shared[t + team * _LANES]
+            for warp in range(1, WARPS):
+                made += shared[t + warp * _LANES]
             db[i] = made
 
     @jit(launch_bounds=(THREADS, 1))

@@ -5,7 +5,7 @@
 where a position outside the source, or one that `dilate` does not divide, counts as zero.
 
     conv_fprop    source x, the filter itself, dilate 1
-    conv_dgrad    source dy, filters turned by 180 degrees with their channel axes exchanged, top = R − 1 − pad, dilate = the stride
+    conv_dgrad    source dy, filters flipped (turned by 180 degrees) with their channel axes exchanged, top = R − 1 − pad, dilate = the stride
     upconv_fprop  source x, four phases with 2×2 filters V; phase (r, s) writes pixels (2i + r, 2j + s), with top = 1 − r, left = 1 − s
     upconv_dgrad  source dy, 4×4 filters G, stride 2, top = left = 1           (V and G: nbcnn.ops.conv.frame.folded)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from nbcnn.gpu.language import cuda, f4, i4, i8, jit
+from nbcnn.gpu.language import cuda, f4, i8, jit
 from nbcnn.ops.conv.frame.split import sum_of_planes
 from nbcnn.ops.conv.mma.finish import finish_pixel, finish_window, load_bias, load_mask
 from nbcnn.ops.conv.mma.tile import KINDS
@@ -29,7 +29,7 @@ def sum_pixels(kind_name: str, bias: bool, after: str, mask: bool) -> Any:
         """
         phases = 1 << 2 * up
         quads = K >> 2
-        i = i4(cuda.grid(1))
+        i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
         row = i // quads
         n = (i - row * quads) * 4
         if row >= GM * phases:
@@ -64,7 +64,7 @@ def sum_windows(kind_name: str, bias: bool) -> Any:
         moves: 4·GM·K·planes bytes, and y and index once.
         """
         quads = K >> 2
-        i = i4(cuda.grid(1))
+        i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
         window = i // quads
         n = (i - window * quads) * 4
         if window >= GM >> 2:

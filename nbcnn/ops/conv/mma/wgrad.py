@@ -1,9 +1,9 @@
 """Weight gradients on mma.sync, for every shape: conv_wgrad, and upconv_wgrad with the upsampling folded away; bias gradients on the way.
 
-Both are one correlation of a moved operand with a still one (`wgrad_kernel`), cut along the pixels, and an ordered sum of the parts.
+Both are one correlation of a shifted operand with a stationary one (`wgrad_kernel`), cut along the pixels, and an ordered sum of the parts.
 
-    conv_wgrad    moved x, still dy: dw[k][c][r,s] = Σ dy[n,k,p,q] · x[n,c, stride·p + r − pad, stride·q + s − pad]
-    upconv_wgrad  moved dy, still x: dG[u,v] = Σ dy[2i + u − 1, 2j + v − 1] · x[i, j], 16 products of small images instead of nine of
+    conv_wgrad    shifted x, stationary dy: dw[k][c][r,s] = Σ dy[n,k,p,q] · x[n,c, stride·p + r − pad, stride·q + s − pad]
+    upconv_wgrad  shifted dy, stationary x: dG[u,v] = Σ dy[2i + u − 1, 2j + v − 1] · x[i, j], 16 products of small images instead of nine of
                   doubled ones (36 in the same measure); dW = Sᵀ dG S while the parts are added.
 
 tf32 multiplies operands as they lie, rounded by whoever wrote them. fp32 splits each into two tf32, and makes three products of them.
@@ -71,7 +71,7 @@ def bind(call: Call, kind: Kind) -> list[Launch]:
     dn, rest = divmod(tile.BK, g.P * g.Q)
     sizes = (g.K, g.C, g.H, g.W, g.P, g.Q, g.R, g.S, g.stride, g.top, g.left, g.GM, tile.steps(g), columns, rows, dn, *divmod(rest, g.Q))
     widths = width_of(g.K, kind.element), width_of(g.C, kind.element)
-    kernel = pixel_product(wgrad_tile.unsplit(tile), kind.name, *widths, "" if not parts_b else "moved" if up else "still")
+    kernel = pixel_product(wgrad_tile.unsplit(tile), kind.name, *widths, "" if not parts_b else "shifted" if up else "stationary")
     args = (*operands(call), partials, partials_b, *map(np.int32, sizes))
     db = call.outs[1] if parts_b else None
     bias = partials_b, db, count_b, parts_b
@@ -82,18 +82,18 @@ def bind(call: Call, kind: Kind) -> list[Launch]:
 
 
 def traffic(call: Call, kind: Kind) -> list[Traffic]:
-    """Bytes of `bind`: the still operand once a column of tiles, the moved one once a row of tiles and tap."""
+    """Bytes of `bind`: the stationary operand once a column of tiles, the shifted one once a row of tiles and tap."""
     g, tile = correlation(call), call.tile
     down, rows = windows(g.P, g.R, g.H, g.stride, g.top)
     across, columns = windows(g.Q, g.S, g.W, g.stride, g.left)
-    still, moved = kind.element * g.GM * g.K, kind.element * g.N * g.C
+    stationary, shifted = kind.element * g.GM * g.K, kind.element * g.N * g.C
     parts_b, count_b = bias_planes(call, kind)
-    read = still * tile.column_tiles(g, kind) + moved * down * across * tile.row_tiles(g)
+    read = stationary * tile.column_tiles(g, kind) + shifted * down * across * tile.row_tiles(g)
     partials = 4 * tile.parts(g) * g.K * wgrad_tile.columns(g, kind)
     # The sum reads whole quads of channels.
     pitch = 4 * ceil_div(g.C, 4)
     total = sum_traffic(call, 4 * tile.parts(g) * g.K * g.R * g.S * pitch + 4 * parts_b * count_b)
-    return [Traffic(read, partials + 4 * parts_b * count_b, still + moved * rows * columns), total]
+    return [Traffic(read, partials + 4 * parts_b * count_b, stationary + shifted * rows * columns), total]
 
 
 def tile(call: Call, multiprocessors: int, kind: Kind) -> PixelTile:

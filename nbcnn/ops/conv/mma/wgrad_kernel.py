@@ -1,9 +1,9 @@
 """The product behind a weight gradient on mma.sync: both operands have the pixels they are summed over as rows, as images lie in memory.
 
-    D[m][(r,s), c] = Σ_(n,p,q) still[(n,p,q)][m] · moved[n, stride·p + r − top, stride·q + s − left][c]
+    D[m][(r,s), c] = Σ_(n,p,q) stationary[(n,p,q)][m] · shifted[n, stride·p + r − top, stride·q + s − left][c]
 
-`still` is read pixel by pixel, `moved` shifted by a tap (zero outside the image). conv_wgrad: still = dy, moved = x. upconv_wgrad:
-still = x, moved = dy, whose 4×4 taps of stride 2 see every pixel of the doubled image.
+`stationary` is read pixel by pixel, `shifted` a tap further (zero outside the image). conv_wgrad: stationary = dy, shifted = x.
+upconv_wgrad: stationary = x, shifted = dy, whose 4×4 taps of stride 2 see every pixel of the doubled image.
 
 A block keeps `stages` steps of BK pixels in shared memory: while its warps multiply one, copies of those behind are under way
 (wgrad_load). A warp loads fragments for one depth of pixels while it multiplies those before (wgrad_product), across the end of a step too.
@@ -17,7 +17,7 @@ from functools import cache
 from typing import Any
 
 from nbcnn.gpu.language import cuda, f4, i8, jit, types, u4
-from nbcnn.ops.conv.mma.wgrad_load import NEVER, copy_moved, copy_still, describe_pixel
+from nbcnn.ops.conv.mma.wgrad_load import NEVER, copy_shifted, copy_stationary, describe_pixel
 from nbcnn.ops.conv.mma.wgrad_product import COLUMNS, ROWS, add_pixels, lane_offset, load_a, load_b, multiply, row_of, store_sums
 from nbcnn.ops.conv.mma.wgrad_tile import ALIGNMENT, DESCRIPTOR, KINDS, Kind, PixelTile
 from nbcnn.ops.kernel.loops import split_pixel, step_pixel, unrolled
@@ -36,8 +36,8 @@ def is_inner(r, s):
 
 
 @cache
-def step_of_pixels(tile: PixelTile, kind: Kind, width_still: int, width_moved: int, bias: str) -> Any:
-    """Device function for one step: (acc, words, sums, turn, still_at, moved_at, still_next, moved_next, copy…): multiply, and copy a later one.
+def step_of_pixels(tile: PixelTile, kind: Kind, width_stationary: int, width_shifted: int, bias: str) -> Any:
+    """Device function (acc, words, sums, turn, a, b, next_a, next_b, copy…) for one step: multiply, and copy a later one.
 
     words holds two sets of fragments: one is multiplied while the other is loaded. The last depth of a step loads the first of the next,
     whose copies must have landed: there the block waits.
@@ -65,13 +65,13 @@ def step_of_pixels(tile: PixelTile, kind: Kind, width_still: int, width_moved: i
         fetch_b = load_b(kind, pitch_b, *shares(tile.WN // 16, loading, rounds - 1), following + words_a, (depth + 1) % depths)
         product = multiply(kind, tile.WN, i, i + 1, now, now + words_a)
         SUMMED = bias != "" and i == 0
-        add = add_pixels(kind, "B", tile.WN, now + words_a) if bias == "moved" else add_pixels(kind, "A", tile.WM, now)
+        add = add_pixels(kind, "B", tile.WN, now + words_a) if bias == "shifted" else add_pixels(kind, "A", tile.WM, now)
         copying = depth * rounds + i, (depths - 1) * rounds
-        copy_a = copy_still(kind.element, width_still, pitch_a, *shares(rows_a, *copying))
-        copy_b = copy_moved(kind.element, width_moved, pitch_b, *shares(rows_b, *copying))
+        copy_a = copy_stationary(kind.element, width_stationary, pitch_a, *shares(rows_a, *copying))
+        copy_b = copy_shifted(kind.element, width_shifted, pitch_b, *shares(rows_b, *copying))
 
         @jit(device=True)
-        def run(acc, words, sums, turn, a, b, next_a, next_b, still, moved, to_a, to_b, pixel, m, M, limit, table, delta, left, bits):
+        def run(acc, words, sums, turn, a, b, next_a, next_b, stationary, shifted, to_a, to_b, pixel, m, M, limit, table, delta, left, bits):
             if SUMMED and turn:
                 add(sums, words)
             if LAST:
@@ -83,8 +83,8 @@ def step_of_pixels(tile: PixelTile, kind: Kind, width_still: int, width_moved: i
             else:
                 fetch_b(words, b)
                 fetch_a(words, a)
-            copy_a(to_a, still, byte_address_global(still), pixel, m, M, limit)
-            copy_b(to_b, moved, byte_address_global(moved), table, delta, left, bits)
+            copy_a(to_a, stationary, byte_address_global(stationary), pixel, m, M, limit)
+            copy_b(to_b, shifted, byte_address_global(shifted), table, delta, left, bits)
             if COPIED:
                 cp_async_commit()
             product(acc, words)
@@ -97,16 +97,16 @@ def step_of_pixels(tile: PixelTile, kind: Kind, width_still: int, width_moved: i
 @cache
 def gather_sums(tile: PixelTile, kind: Kind, bias: str) -> tuple[Any, Any]:
     """Device functions: (sums, stage, lane, down, across) of every warp; then, after a barrier, (stage, column) -> the sum over the block."""
-    STILL = bias == "still"
-    SIDE, WARP_SIDE, OTHERS = (tile.BM, tile.WM, tile.BN // tile.WN) if STILL else (tile.BN, tile.WN, tile.BM // tile.WM)
+    STATIONARY = bias == "stationary"
+    SIDE, WARP_SIDE, OTHERS = (tile.BM, tile.WM, tile.BN // tile.WN) if STATIONARY else (tile.BN, tile.WN, tile.BM // tile.WM)
     COUNT, HOLDERS, place = WARP_SIDE // COLUMNS, 4 * OTHERS, row_of(kind)
 
     @jit(device=True)
     def put(sums, stage, lane, down, across):
-        own, other, g = (down, across, lane >> 2) if STILL else (across, down, lane >> 2)
+        own, other, g = (down, across, lane >> 2) if STATIONARY else (across, down, lane >> 2)
         holder = other * 4 + (lane & 3)
         for i in range(COUNT):
-            inside = i // 2 * ROWS + place(i % 2, g) if STILL else i * COLUMNS + g
+            inside = i // 2 * ROWS + place(i % 2, g) if STATIONARY else i * COLUMNS + g
             store_words_1(stage + u4((holder * SIDE + own * WARP_SIDE + inside) * 4), float_bits(sums[i]))
 
     @jit(device=True)
@@ -120,7 +120,7 @@ def gather_sums(tile: PixelTile, kind: Kind, bias: str) -> tuple[Any, Any]:
 
 
 @cache
-def pixel_product(tile: PixelTile, precision: str, width_still: int, width_moved: int, bias: str) -> Any:
+def pixel_product(tile: PixelTile, precision: str, width_stationary: int, width_shifted: int, bias: str) -> Any:
     kind = KINDS[precision]
     BM, BN, BK, WM, WN, STAGES, THREADS = tile.BM, tile.BN, tile.BK, tile.WM, tile.WN, tile.stages, tile.threads
     PITCH_A, PITCH_B, SLOT, CHUNK, ELEMENT = tile.pitch(BM, kind), tile.pitch(BN, kind), tile.slot_bytes(kind), kind.chunk, kind.element
@@ -129,27 +129,27 @@ def pixel_product(tile: PixelTile, precision: str, width_still: int, width_moved
     ROWS_A, ROWS_B = BK * ACROSS_A // THREADS, BK * ACROSS_B // THREADS
     WORDS_A, WORDS_B = WM // ROWS * 4, WN // COLUMNS * 2
     ACC, ALL_WORDS, SUMS = WM * WN // 32, 2 * (WORDS_A + WORDS_B), max(WM, WN) // COLUMNS
-    multiply_step = step_of_pixels(tile, kind, width_still, width_moved, bias)
-    copy_a = copy_still(kind.element, width_still, PITCH_A, 0, ROWS_A)
-    copy_b = copy_moved(kind.element, width_moved, PITCH_B, 0, ROWS_B)
+    multiply_step = step_of_pixels(tile, kind, width_stationary, width_shifted, bias)
+    copy_a = copy_stationary(kind.element, width_stationary, PITCH_A, 0, ROWS_A)
+    copy_b = copy_shifted(kind.element, width_shifted, PITCH_B, 0, ROWS_B)
     first_a, first_b = load_a(kind, PITCH_A, 0, WM // 16, 0, 0), load_b(kind, PITCH_B, 0, WN // 16, WORDS_A, 0)
     offset_a, offset_b = lane_offset(kind, PITCH_A, "A"), lane_offset(kind, PITCH_B, "B")
     store, landed, all_landed = store_sums(kind, WM, WN), cp_async_wait(STAGES - 2), cp_async_wait(0)
-    put_sums, total = gather_sums(tile, kind, bias or "still")
-    STILL, MOVED = bias == "still", bias == "moved"
+    put_sums, total = gather_sums(tile, kind, bias or "stationary")
+    STATIONARY, SHIFTED = bias == "stationary", bias == "shifted"
 
     @jit(launch_bounds=(THREADS, tile.blocks_by_registers(kind)))
     def pixel_product_kernel(
-        still, moved, partials, partials_b, M, C, H, W, P, Q, R, S, stride, top, left, pixels, steps, column_tiles, row_tiles, dn, dp, dq
+        stationary, shifted, partials, partials_b, M, C, H, W, P, Q, R, S, stride, top, left, pixels, steps, column_tiles, row_tiles, dn, dp, dq
     ):
-        """partials[z][m][(r,s)][c] = Σ_pixel still[pixel][m] · moved[pixel moved by (r,s)][c] over part z; bias sums of it in partials_b.
+        """partials[z][m][(r,s)][c] = Σ_pixel stationary[pixel][m] · shifted[pixel shifted by (r,s)][c] over part z; bias sums of it in partials_b.
 
         gemm: GM = M, GN = R·S·(C in whole chunks), GK = pixels; block tile BM × BN, BK pixels a step.
         grid: (row tiles × column tiles, split), columns first: blocks that run together read the same pixels, out of L2.
         block: warps of WM × WN; owns: a block BM × BN, a warp WM × WN, a thread what mma.sync gives it.
         shared: stages · BK · (BM + BN) elements and their padding; moves per block: steps·BK·(BM + BN) elements + 4·BM·BN bytes.
         needs: compute capability 8.0 (mma.sync, cp.async).
-        bias: "still" sums still, column tiles and warps taking turns: partials_b[z][column tile][m]; "moved" sums the inner four
+        bias: "stationary" sums that operand, column tiles and warps taking turns: partials_b[z][column tile][m]; "shifted" sums the inner four
         of 4×4 taps of stride 2, which see each pixel once, row tiles and warps taking turns: partials_b[z][row tile][inner tap][c].
         """
         shared = cuda.shared.array(0, types.uint8)
@@ -167,13 +167,13 @@ def pixel_product(tile: PixelTile, precision: str, width_still: int, width_moved
         first = z * steps
         limit = min((first + steps) * BK, pixels)
 
-        # What this thread copies of still: one chunk of channels, ROWS_A pixels in a row.
+        # What this thread copies of the stationary operand: one chunk of channels, ROWS_A pixels in a row.
         row_a = tid // ACROSS_A
         m = m0 + (tid - row_a * ACROSS_A) * CHUNK
         row_a *= ROWS_A
         limit_a = limit if m < M else 0
         into_a = u4(row_a * PITCH_A + (m - m0) * ELEMENT)
-        # And of moved: one chunk of one tap.
+        # And of the shifted one: one chunk of one tap.
         row_b = tid // ACROSS_B
         chunk = tid - row_b * ACROSS_B
         row_b *= ROWS_B
@@ -198,8 +198,8 @@ def pixel_product(tile: PixelTile, precision: str, width_still: int, width_moved
             image, p, q = step_pixel(image, p, q, dn, dp, dq, P, Q)
             pixel += BK
             cuda.syncthreads()
-            copy_a(slot + into_a, still, byte_address_global(still), step_pixels, m, M, limit_a)
-            copy_b(slot + into_b, moved, byte_address_global(moved), tables + even + row_b * DESCRIPTOR, delta, channels_left, bits)
+            copy_a(slot + into_a, stationary, byte_address_global(stationary), step_pixels, m, M, limit_a)
+            copy_b(slot + into_b, shifted, byte_address_global(shifted), tables + even + row_b * DESCRIPTOR, delta, channels_left, bits)
             cp_async_commit()
             slot += SLOT
             step_pixels += BK
@@ -209,7 +209,7 @@ def pixel_product(tile: PixelTile, precision: str, width_still: int, width_moved
 
         # A warp's own turn at the bias gradient: every `period`-th step from `due` on.
         due, period = first + column_tile * WARPS_ACROSS + across, column_tiles * WARPS_ACROSS
-        if MOVED:
+        if SHIFTED:
             due, period = _NO_STEP, row_tiles * WARPS_DOWN
             last_tap = (n0 + (across + 1) * WN - 1) // tap_columns
             tap = (n0 + across * WN) // tap_columns
@@ -247,7 +247,7 @@ def pixel_product(tile: PixelTile, precision: str, width_still: int, width_moved
             turn = step == due
             multiply_step(
                 acc, words, sums, turn, read + from_a, read + from_b, ahead + from_a, ahead + from_b,
-                still, moved, slot + into_a, slot + into_b, step_pixels, m, M, limit_a, table, delta, channels_left, bits,
+                stationary, shifted, slot + into_a, slot + into_b, step_pixels, m, M, limit_a, table, delta, channels_left, bits,
             )  # fmt: skip
             if turn:
                 due += period
@@ -257,13 +257,13 @@ def pixel_product(tile: PixelTile, precision: str, width_still: int, width_moved
             step += 1
 
         store(acc, partials, lane, z, m0 + down * WM, n0 + across * WN, M, R * S * tap_columns)
-        if STILL or MOVED:
+        if STATIONARY or SHIFTED:
             all_landed()
             cuda.syncthreads()
             put_sums(sums, ring, lane, down, across)
             cuda.syncthreads()
             i = tid
-            if STILL:
+            if STATIONARY:
                 while i < BM:
                     if m0 + i < M:
                         partials_b[i8(z * column_tiles + column_tile) * M + (m0 + i)] = total(ring, i)

@@ -84,7 +84,7 @@ def width_of(channels: int, element: int) -> int:
 
 
 @cache
-def copy_still(element: int, width: int, pitch: int, first: int, end: int) -> Any:
+def copy_stationary(element: int, width: int, pitch: int, first: int, end: int) -> Any:
     """Device function (to, array, base, pixel, channel, M, limit): rows first … end − 1 of the thread's chunk, from `pixel` on.
 
     Pixels from `limit` on are zeros.
@@ -102,7 +102,7 @@ def copy_still(element: int, width: int, pitch: int, first: int, end: int) -> An
 
 
 @cache
-def copy_moved(element: int, width: int, pitch: int, first: int, end: int) -> Any:
+def copy_shifted(element: int, width: int, pitch: int, first: int, end: int) -> Any:
     """Device function (to, array, base, table, delta, left, bits): rows first … end − 1 of the thread's chunk, by descriptors.
 
     delta: elements from a window's corner to the thread's tap and channel; bits: the row and column of the tap in a descriptor.

@@ -1,6 +1,6 @@
 """Fragments and products of the weight gradient on mma.sync: both operands lie as [pixel][channel], so k runs down the rows.
 
-A warp tile of `still` is A of one mma for every 16 channels, four words a lane; one of `moved` is B of one mma for every eight channels,
+A warp tile of `stationary` is A of one mma for every 16 channels, four words a lane; one of `shifted` is B of one mma for every eight channels,
 two words a lane. They are loaded straight into the registers next to each other that an mma takes:
 
     bf16        a transposing ldmatrix brings A for 16 channels, or B for twice eight
@@ -25,9 +25,9 @@ from nbcnn.ops.ptx.shared import load_words_1, load_words_2
 from nbcnn.ops.ptx.vector import store2
 
 ROWS = 16
-"""Channels of `still` that A of an mma holds."""
+"""Channels of `stationary` that A of an mma holds."""
 COLUMNS = 8
-"""Channels of `moved` that B of an mma holds."""
+"""Channels of `shifted` that B of an mma holds."""
 
 
 @cache

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, f4, i4, jit
+from nbcnn.gpu.language import cuda, f4, jit
 from nbcnn.ops.kernel.call import Launch, Shape, blocks
 from nbcnn.ops.kernel.traffic import Traffic
 from nbcnn.ops.kernel.traffic import windows as windows_along
@@ -34,7 +34,7 @@ def box_kernel(lanes: int) -> Any:
         grid ceil(count / 256), block 256, count = N·(H+1)·(W+1)·groups; a thread owns one group of one box.
         moves 4·(dy + s) bytes; the boxes' rereads meet in the cache.
         """
-        i = i4(cuda.grid(1))
+        i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
         if i >= count:
             return
         n, p, q, group = position(i, H + 1, W + 1, groups)

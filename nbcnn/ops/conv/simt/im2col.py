@@ -11,7 +11,7 @@ dgrad is the same kernel. From y[p] = Σ_r x[p·stride - pad + r] w[r] follows, 
 
     dx[h] = Σ_r' dy[(h - (R-1-pad) + r') / stride] · w[R-1-r']     where the division leaves no remainder,
 
-a convolution of dy, dilated by the stride, with the filters turned and C and K exchanged, at padding R-1-pad (which is
+a convolution of dy, dilated by the stride, with the filters flipped and C and K exchanged, at padding R-1-pad (which is
 negative where a forward window skips the border).
 
 Source: Chetlur et al., "cuDNN: Efficient Primitives for Deep Learning", 2014 (implicit GEMM).

@@ -23,7 +23,7 @@ from nbcnn.ops.conv.frame.folded import TERMS, phase_filters
 from nbcnn.ops.conv.simt import im2col, im2col_wgrad
 from nbcnn.ops.conv.simt.box import box_traffic, extents, launch_boxes
 from nbcnn.ops.conv.simt.im2col import Window, launches, padded, product_traffic, shape_of
-from nbcnn.ops.conv.simt.split_fused import exchanged_traffic, launch_sum_turned
+from nbcnn.ops.conv.simt.split_fused import exchanged_traffic, launch_sum_flipped
 from nbcnn.ops.conv.simt.tiles import Product, choices
 from nbcnn.ops.images import unpool
 from nbcnn.ops.kernel.call import Call, Impl, Launch
@@ -98,7 +98,7 @@ def bind_up_wgrad(call: Call) -> list[Launch]:
     box, sums, rest = _boxes(call, 1)
     product, partials, partials_b = im2col_wgrad.launch_product(replace(call, scratch=rest), exchanged(call), sums, x, "B")
     K, C = call.out_shapes[0][:2]
-    return [box, product, *launch_sum_turned(partials, partials_b, dw, db, K, C, call.tile.split)]
+    return [box, product, *launch_sum_flipped(partials, partials_b, dw, db, K, C, call.tile.split)]
 
 
 def pack_up_fprop(call: Call) -> np.ndarray:

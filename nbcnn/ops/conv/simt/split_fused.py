@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, f4, i4, i8, jit
+from nbcnn.gpu.language import cuda, f4, i8, jit
 from nbcnn.ops.conv.frame.pooling import PATCH, store_pooled, window_offsets
 from nbcnn.ops.conv.frame.split import launch_sum_planes, sum_of_planes, sum_planes_traffic
 from nbcnn.ops.kernel.call import Launch, blocks
@@ -33,7 +33,7 @@ def sum_pooled(vector: bool, bias: bool) -> Any:
         grid: ceil(windows·quads / 256), quads = ceil(GN / 4); owns: a thread one window of four channels.
         moves: 4·windows·GN·(4·planes + 1) bytes. Rows of the partial results are numbered by windows (pooling.py).
         """
-        i = i4(cuda.grid(1))
+        i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
         if i >= windows * quads:
             return
         window = i // quads
@@ -74,7 +74,7 @@ def launch_sum_pooled(partials: Any, b: Any, y: Any, index: Any, windows: int, G
 
 
 @jit(device=True)
-def turned(total, taps):
+def flipped(total, taps):
     """The taps of a 3×3 window in reverse order."""
     for tap in range(9):
         taps[tap] = total[8 - tap]
@@ -145,9 +145,9 @@ def launch_exchanged(kernel: Any, window: int, partials: Any, partials_b: Any, d
     return [*first, Launch(kernel, (blocks(K, LANES_K), blocks(C, LANES_C) + (db is not None)), THREADS, args)]
 
 
-def launch_sum_turned(partials: Any, partials_b: Any, dw: Any, db: Any, K: int, C: int, planes: int) -> list[Launch]:
+def launch_sum_flipped(partials: Any, partials_b: Any, dw: Any, db: Any, K: int, C: int, planes: int) -> list[Launch]:
     """dw[k][c][r,s] = Σ_z partials[z][c][2-r,2-s][k], db[k] = Σ_z partials_b[z][1,1][k]; partials are overwritten."""
-    return launch_exchanged(sum_exchanged(TAPS, False, turned, 4), TAPS, partials, partials_b, dw, db, K, C, planes)
+    return launch_exchanged(sum_exchanged(TAPS, False, flipped, 4), TAPS, partials, partials_b, dw, db, K, C, planes)
 
 
 def sum_pooled_traffic(windows: int, GN: int, planes: int) -> Traffic:
@@ -156,7 +156,7 @@ def sum_pooled_traffic(windows: int, GN: int, planes: int) -> Traffic:
 
 
 def exchanged_traffic(window: int, K: int, C: int, planes: int, bias: bool = True) -> list[Traffic]:
-    """Bytes of `launch_sum_turned` (a window of 9) and `launch_sum_points` (16)."""
+    """Bytes of `launch_sum_flipped` (a window of 9) and `launch_sum_winograd` (16)."""
     count = window * K * C
     summed = 1 if planes > FEW_PLANES else planes
     first = [sum_planes_traffic(count, planes)] if summed < planes else []

@@ -17,6 +17,7 @@ from nbcnn.gpu.language import cuda, f4, i4, i8, jit, u4
 from nbcnn.ops.activations.relu import relu
 from nbcnn.ops.conv.frame.pooling import PATCH, store_pooled
 from nbcnn.ops.conv.thin.shape import correlation, filter_index
+from nbcnn.ops.conv.thin.taps import fetch_taps
 from nbcnn.ops.kernel.call import Call, Launch
 from nbcnn.ops.kernel.loops import ALIGNMENT, ceil_div, split_pixel, step_pixel, unrolled
 from nbcnn.ops.kernel.traffic import Traffic, outputs, size, windows
@@ -28,7 +29,7 @@ SHARED_BYTES = 48 * 1024
 
 @dataclass(frozen=True)
 class GatherTile:
-    """BM pixels × BN channels a block, TM × TN a thread; `walkers` blocks share the pixel tiles, `resident` on a multiprocessor."""
+    """BM pixels × BN channels a block, TM × TN a thread; `walkers` persistent blocks share the pixel tiles, `resident` on a multiprocessor."""
 
     BM: int
     BN: int
@@ -63,18 +64,7 @@ def kernel(R: int, S: int, C: int, stride: int, has_bias: bool, after: str, tile
     STAGED, A_ELEMENTS, W_ELEMENTS = LOADS * C, GK * BM, (GK + 1) * BN
     WARPS_X, ROW_STEP, COL_STEP, VM, VN = TX // 8, TY * 4, TX * 4, TM // 4, TN // 4
 
-    @jit(device=True)
-    def fetch(staged, x, inside, n, p, q, group, H, W, top, left):
-        for i in range(LOADS):
-            tap = group + i * GROUPS
-            r = tap // S
-            h = p * stride + r - top
-            w = q * stride + tap - r * S - left
-            # As unsigned numbers, negative coordinates lie beyond any extent.
-            ok = inside & (tap < TAPS) & (u4(h) < u4(H)) & (u4(w) < u4(W))
-            at = (n * H + h) * W + w
-            for c in range(C):
-                staged[i * C + c] = load1_if(x, at * C + c, ok)
+    fetch = fetch_taps(R, S, C, stride, GROUPS)
 
     def make_product(k):
         @jit(device=True)
@@ -99,7 +89,7 @@ def kernel(R: int, S: int, C: int, stride: int, has_bias: bool, after: str, tile
         """y[m,k] = b[k] + Σ_{r,s,c} x[n, stride·p+r-top, stride·q+s-left, c] · w[(r,s,c), k], pixel m = (n,p,q).
 
         gemm   M = NPQ pixels × K channels × R·S·C
-        grid   (walkers over pixel tiles, ⌈K/BN⌉), block TX·TY; block owns BM×BN outputs a step, thread TM×TN
+        grid   (persistent blocks that walk over pixel tiles, ⌈K/BN⌉), block TX·TY; block owns BM×BN outputs a step, thread TM×TN
         shared 4·(R·S·C·(BM + BN) + BN) bytes
         moves  4·(M·C + M·K) bytes (4·(M·C + M·K/4) if it pools), and the filters once a block
         other  what masks, or the index that pooling writes; P and Q are then those of the pooled image, as are dn, dp, dq

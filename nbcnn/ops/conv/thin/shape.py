@@ -1,6 +1,6 @@
 """What the thin convolution kernels share: their view of a call, and what they refuse.
 
-With stride 1 the input gradient is itself a convolution: of dy with the filters turned by 180 degrees and their two
+With stride 1 the input gradient is itself a convolution: of dy with the filters flipped, by 180 degrees, and their two
 channel axes exchanged. So fprop and dgrad are both the correlation
 
     target[n,k,p,q] = Σ_{c,r,s} source[n,c,p+r-top,q+s-left] · filter[k,c,r,s]

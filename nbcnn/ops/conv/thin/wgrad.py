@@ -22,6 +22,7 @@ import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, i4, i8, jit, u4
 from nbcnn.ops.conv.thin.shape import THIN
+from nbcnn.ops.conv.thin.taps import fetch_taps
 from nbcnn.ops.conv.thin.wide import plain
 from nbcnn.ops.conv.thin.wide import pooled as wide_of_pooled
 from nbcnn.ops.kernel.call import Call, Launch, blocks
@@ -53,7 +54,7 @@ class WgradTile:
 
     def __post_init__(self) -> None:
         if self.CHUNK % (2 * self.SLICES * self.DEPTH) or self.threads % self.CHUNK or self.threads & (self.threads - 1):
-            raise ValueError(f"{self}: a chunk must be whole turns of 2·SLICES·DEPTH pixels, and the threads a power of two that shares it")
+            raise ValueError(f"{self}: a chunk must be whole iterations of 2·SLICES·DEPTH pixels, and the threads a power of two that shares it")
 
     @property
     def threads(self) -> int:
@@ -129,7 +130,7 @@ def partial_kernel(R: int, S: int, T: int, stride: int, pooled: bool, ones: bool
     load_wide, STAGED, PLACES, FIRST = side.load, side.floats, side.ints, side.first
     # Pixels numbered by windows are walked by windows; the place of a thread's pixel in its window never changes.
     UNIT, SCALE = (4, 2) if pooled else (1, 1)
-    TURN, ROUNDS, BUFFER = 2 * DEPTH * SLICES, CHUNK // (2 * SLICES * DEPTH), CHUNK * PITCH
+    ITERATION, ROUNDS, BUFFER = 2 * DEPTH * SLICES, CHUNK // (2 * SLICES * DEPTH), CHUNK * PITCH
     MEMORY, HALF_BLOCK = max(2 * BUFFER, THREADS * T), THREADS // 2
     # Threads that share the columns of one pixel, each with every SHARE-th tap.
     SHARE = THREADS // CHUNK
@@ -140,18 +141,7 @@ def partial_kernel(R: int, S: int, T: int, stride: int, pooled: bool, ones: bool
     def column(j):
         return u4(j // TN) * GROUP + j % TN
 
-    @jit(device=True)
-    def fetch(stage, thin, inside, n, h, w, share, P, Q, top, left):
-        for i in range(LOADS):
-            tap = share + i * SHARE
-            r = tap // S
-            p = h * stride + r - top
-            q = w * stride + tap - r * S - left
-            # As unsigned numbers, negative coordinates lie beyond any extent.
-            ok = inside & (tap < TAPS) & (u4(p) < u4(P)) & (u4(q) < u4(Q))
-            at = (n * P + p) * Q + q
-            for t in range(T):
-                stage[i * T + t] = load1_if(thin, i8(at) * T + t, ok)
+    fetch = fetch_taps(R, S, T, stride, SHARE)
 
     @jit(device=True)
     def stash(stage, shared, at, share, inside):
@@ -184,7 +174,7 @@ def partial_kernel(R: int, S: int, T: int, stride: int, pooled: bool, ones: bool
 
         return pixel
 
-    turn = unrolled([make_pixel(d) for d in range(2 * DEPTH)])
+    iteration = unrolled([make_pixel(d) for d in range(2 * DEPTH)])
 
     @jit(device=True)
     def sum_thin(thin, partial, shared, pixels, row, base):
@@ -263,8 +253,8 @@ def partial_kernel(R: int, S: int, T: int, stride: int, pooled: bool, ones: bool
             b = i4(half + slice * (FIRST * PITCH) + tx * GROUP)
             m = m0 + slice * FIRST
             for _ in range(ROUNDS):
-                turn(acc, stage, places, shared, (b, wide, index, c, C, m, M - 1))
-                b, m = b + TURN * PITCH, m + TURN
+                iteration(acc, stage, places, shared, (b, wide, index, c, C, m, M - 1))
+                b, m = b + ITERATION * PITCH, m + ITERATION
             half = BUFFER - half
             stash(stage_t, shared, half + pixel * PITCH, share, inside)
             cuda.syncthreads()

@@ -11,7 +11,7 @@ from nbcnn.ops.kernel.traffic import Traffic, outputs, windows
 def partial_traffic(g: ThinGradient, tile: WgradTile) -> Traffic:
     """Bytes of the first launch.
 
-    The TX threads that share channels each load them; a block has half a turn of pixels on their way that it does not use, and last
+    The TX threads that share channels each load them; a block has half an iteration of pixels on their way that it does not use, and last
     channels stand in for those beyond them.
     """
     across = ceil_div(g.C, tile.TM * tile.TY)

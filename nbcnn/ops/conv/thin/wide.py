@@ -1,6 +1,6 @@
 """How the wide side of a thin weight gradient (thin/wgrad.py) reaches a thread's registers: as it lies, or out of a pooling.
 
-A turn of a slice is 2·DEPTH pixels: while one half is multiplied, the other is on its way. `plain` walks over pixels in
+An iteration of a slice is 2·DEPTH pixels: while one half is multiplied, the other is on its way. `plain` walks over pixels in
 steps of SLICES. `pooled` reads the gradient behind a 2×2 pooling: the four pixels of a window, one after the other, have
 one value and one index between them, and the value counts for the pixel that the index names.
 """
@@ -19,9 +19,9 @@ from nbcnn.ops.ptx.vector import load4
 class Wide:
     """Device functions for TM channels in groups of four, STEP apart, of the pixels of one slice.
 
-    load(stage, places, half, wide, index, c, C, m, last)  issue the loads of half a turn that begins at pixel m
-    take[d](values, stage, places)                         the TM values of pixel d of the turn
-    distance[d]                                            pixels from the turn's first to pixel d
+    load(stage, places, half, wide, index, c, C, m, last)  issue the loads of half an iteration that begins at pixel m
+    take[d](values, stage, places)                         the TM values of pixel d of the iteration
+    distance[d]                                            pixels from the iteration's first to pixel d
     first                                                  pixels between the slices' first pixels
 
     `floats` and `ints` are the sizes of the register arrays `stage` and `places`.
@@ -57,14 +57,14 @@ def plain(TM: int, STEP: int, SLICES: int, DEPTH: int) -> Wide:
 
         return take
 
-    turn = range(2 * DEPTH)
-    return Wide(load, [make_take(d) for d in turn], [d * SLICES for d in turn], 1, 2 * DEPTH * TM, 1)
+    iteration = range(2 * DEPTH)
+    return Wide(load, [make_take(d) for d in iteration], [d * SLICES for d in iteration], 1, 2 * DEPTH * TM, 1)
 
 
 def pooled(TM: int, STEP: int, SLICES: int, DEPTH: int) -> Wide:
     """Pixels numbered window by window (pooling.py); DEPTH is a multiple of 4, so that a half is whole windows."""
     if DEPTH % 4:
-        raise ValueError(f"half a turn of {DEPTH} pixels is not whole windows of 4")
+        raise ValueError(f"half an iteration of {DEPTH} pixels is not whole windows of 4")
     VM, WINDOWS = TM // 4, DEPTH // 4
 
     @jit(device=True)
@@ -90,6 +90,6 @@ def pooled(TM: int, STEP: int, SLICES: int, DEPTH: int) -> Wide:
 
         return take
 
-    turn = range(2 * DEPTH)
-    distance = [d // 4 * 4 * SLICES + d % 4 for d in turn]
-    return Wide(load, [make_take(d) for d in turn], distance, 4, 2 * WINDOWS * TM, 2 * WINDOWS * VM)
+    iteration = range(2 * DEPTH)
+    distance = [d // 4 * 4 * SLICES + d % 4 for d in iteration]
+    return Wide(load, [make_take(d) for d in iteration], distance, 4, 2 * WINDOWS * TM, 2 * WINDOWS * VM)

@@ -91,6 +91,35 @@ def columns_bytes(E: int, PX: int, by_pixel: bool) -> int:
 
 
 @functools.cache
+def next_pixels(of_warp: int, steps: int) -> Any:
+    """Device function (ahead, left, stride) -> where the step of pixels behind that at `ahead` begins, and how many of its chunk are left then.
+
+    A warp takes `steps` steps, of_warp pixels, of a chunk; its chunks begin `stride` pixels apart.
+    """
+
+    @jit(device=True)
+    def run(ahead, left, stride):
+        ahead, left = ahead + STEP, left - 1
+        if left == 0:
+            ahead, left = ahead + stride - of_warp, steps
+        return ahead, left
+
+    return run
+
+
+@functools.cache
+def next_stage(stage: int, ring: int) -> Any:
+    """Device function (at, first) -> the stage behind that at `at`, of a ring of `ring` bytes that begins at the shared address `first`."""
+
+    @jit(device=True)
+    def run(at, first):
+        at += stage
+        return first if at == first + ring else at
+
+    return run
+
+
+@functools.cache
 def columns_of(E: int, R: int, K: int, F: int, PX: int, threads: int, by_pixel: bool, sums: bool) -> Any:
     """Device function build(to, dy, m0, M, H, W, total): the columns of pixels m0 … m0+PX−1 at shared address `to`, zeros from M on.
 

@@ -26,6 +26,8 @@ from nbcnn.ops.conv.thin_mma.last_columns import (
     gradient_reads,
     grid_y,
     last_tile,
+    next_pixels,
+    next_stage,
 )
 from nbcnn.ops.conv.thin_mma.last_shape import last_layer, pack_channels_by_columns, refusal, word_elements
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks
@@ -50,11 +52,12 @@ def dgrad_kernel(E: int, R: int, K: int, F: int, masked: bool, CW: int, PW: int,
     THREADS, BYTES, GROUP, TILES = 32 * CW * PW, 4 // E, 4 * E, 2 * E
     PITCH, BUFFER = columns_pitch(E, PX, True), columns_bytes(E, PX, True)
     PRODUCTS, OF_WARP, STAGE, AHEAD, SLOT = 4 // E, PX // PW, SLOTS * 16 * THREADS, STAGES - 1, 16 * THREADS
-    RING, SUMS, STEPS, WORDS = STAGES * STAGE, 4 * TILES, PX // PW // STEP, 4 * FRAGMENTS
+    SUMS, STEPS, WORDS = 4 * TILES, PX // PW // STEP, 4 * FRAGMENTS
     COLUMN_WORDS, QUADS = 2 * PRODUCTS, 2 * BUFFER // 16
     LOADS = COLUMN_WORDS // 4
     mma = mma_bf16 if E == 2 else mma_tf32
     build, fetch, wait = columns_of(E, R, K, F, PX, THREADS, True, False), fetch_of(E, THREADS), cp_async_wait(STAGES - 2)
+    further, advance = next_pixels(OF_WARP, STEPS), next_stage(STAGE, STAGES * STAGE)
 
     @jit(device=True)
     def pair(low, high, kept):
@@ -102,16 +105,14 @@ def dgrad_kernel(E: int, R: int, K: int, F: int, masked: bool, CW: int, PW: int,
         if masked:
             for s in range(AHEAD):
                 fetch(slots + s * STAGE, source, ahead, M, C, channel)
-                ahead, left = ahead + STEP, left - 1
-                if left == 0:
-                    ahead, left = ahead + stride - OF_WARP, STEPS
+                ahead, left = further(ahead, left, stride)
         for f in range(FRAGMENTS):
             v = load_4_words(packed, i8((block * FRAGMENTS + f) * 32 + lane) * 16, block < filter_blocks)
             filters[4 * f], filters[4 * f + 1], filters[4 * f + 2], filters[4 * f + 3] = v
         # Columns beyond the last tap are multiplied too, so they must hold zeros.
         i = tid
         while i < QUADS:
-            store_words_4(base + u4(i) * 16, u4(0), u4(0), u4(0), u4(0))
+            store_words_4(base + u4(i) * 16, 0, 0, 0, 0)
             i += THREADS
         cuda.syncthreads()
         build(base, dy, chunk * PX, M, H, W, nothing)
@@ -141,7 +142,7 @@ def dgrad_kernel(E: int, R: int, K: int, F: int, masked: bool, CW: int, PW: int,
                                 columns[2 * s], columns[2 * s + 1], acc[a], acc[a + 1], acc[a + 2], acc[a + 3],
                             )  # fmt: skip
                     for i in range(2):
-                        kept = (u4(0), u4(0), u4(0), u4(0))
+                        kept = (0, 0, 0, 0)
                         if masked:
                             kept = load_words_4(read + (2 * u + i) * SLOT)
                         pixel = m + (8 * u + i)
@@ -158,12 +159,8 @@ def dgrad_kernel(E: int, R: int, K: int, F: int, masked: bool, CW: int, PW: int,
                 if masked:
                     # The slots that are filled now were read a step ago.
                     fetch(write, source, ahead, M, C, channel)
-                    read, write = read + STAGE, write + STAGE
-                    read = slots if read == slots + RING else read
-                    write = slots if write == slots + RING else write
-                    ahead, left = ahead + STEP, left - 1
-                    if left == 0:
-                        ahead, left = ahead + stride - OF_WARP, STEPS
+                    read, write = advance(read, slots), advance(write, slots)
+                    ahead, left = further(ahead, left, stride)
                 m, at, step = m + STEP, at + STEP * PITCH, step + 1
             cuda.syncthreads()
             chunk, half = following, BUFFER - half

@@ -29,6 +29,8 @@ from nbcnn.ops.conv.thin_mma.last_columns import (
     gradient_reads,
     grid_y,
     last_tile,
+    next_pixels,
+    next_stage,
 )
 from nbcnn.ops.conv.thin_mma.last_shape import LastLayer, last_layer, refusal, word_elements
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks
@@ -54,10 +56,11 @@ def partial_kernel(E: int, R: int, K: int, F: int, bias: bool, CW: int, PW: int,
     THREADS, GROUP, GN = 32 * CW * PW, 4 * E, R * R * K
     PITCH, BUFFER = columns_pitch(E, PX, False), columns_bytes(E, PX, False)
     OF_WARP, STAGE, AHEAD, SLOT = PX // PW, SLOTS * 16 * THREADS, STAGES - 1, 16 * THREADS
-    RING, SUMS, STEPS, BESIDE = STAGES * STAGE, 8 * GROUP, PX // PW // STEP, 32 * CW
+    SUMS, STEPS, BESIDE = 8 * GROUP, PX // PW // STEP, 32 * CW
     PRODUCTS, QUADS, TASKS, SHARE = 2 // E, 2 * BUFFER // 16, -(-PX * K // THREADS), PX // 32
     mma = mma_bf16 if E == 2 else mma_tf32
     build, fetch, wait = columns_of(E, R, K, F, PX, THREADS, False, bias), fetch_of(E, THREADS), cp_async_wait(STAGES - 2)
+    further, advance = next_pixels(OF_WARP, STEPS), next_stage(STAGE, STAGES * STAGE)
     wait_all = cp_async_wait(0)
 
     @jit(launch_bounds=(THREADS, resident))
@@ -95,13 +98,11 @@ def partial_kernel(E: int, R: int, K: int, F: int, bias: bool, CW: int, PW: int,
         ahead, left = chunk * PX + down * OF_WARP + 2 * t, STEPS
         for s in range(AHEAD):
             fetch(slots + s * STAGE, source, ahead, M, C, channel)
-            ahead, left = ahead + STEP, left - 1
-            if left == 0:
-                ahead, left = ahead + stride - OF_WARP, STEPS
+            ahead, left = further(ahead, left, stride)
         # Rows beyond the last column are multiplied too; what they give is not stored, but must not trap as NaN in a sum.
         i = tid
         while i < QUADS:
-            store_words_4(base + u4(i) * 16, u4(0), u4(0), u4(0), u4(0))
+            store_words_4(base + u4(i) * 16, 0, 0, 0, 0)
             i += THREADS
         cuda.syncthreads()
         build(base, dy, chunk * PX, M, H, W, total)
@@ -137,12 +138,8 @@ def partial_kernel(E: int, R: int, K: int, F: int, bias: bool, CW: int, PW: int,
                             acc[c], acc[c + 1], acc[c + 2], acc[c + 3] = mma(
                                 columns[a], columns[a + 1], columns[a + 2], columns[a + 3], b0, b1, acc[c], acc[c + 1], acc[c + 2], acc[c + 3]
                             )
-                read, write = read + STAGE, write + STAGE
-                read = slots if read == slots + RING else read
-                write = slots if write == slots + RING else write
-                ahead, left = ahead + STEP, left - 1
-                if left == 0:
-                    ahead, left = ahead + stride - OF_WARP, STEPS
+                read, write = advance(read, slots), advance(write, slots)
+                ahead, left = further(ahead, left, stride)
                 at, step = at + STEP * 4 // E, step + 1
             cuda.syncthreads()
             chunk, half = following, BUFFER - half

@@ -24,16 +24,33 @@ def _log2(value: int) -> int:
 
 
 @cache
+def store_pair(kind_name: str) -> Any:
+    """Device function (to, a, b): two neighbouring results, rounded to what is stored, to the shared address `to`."""
+    BF16, ROUND = KINDS[kind_name].result == 2, kind_name == "tf32"
+
+    @jit(device=True)
+    def run(to, a, b):
+        if BF16:
+            store_words_1(to, bf16x2(a, b))
+        elif ROUND:
+            store_words_2(to, float_bits(tf32(a)), float_bits(tf32(b)))
+        else:
+            store_words_2(to, float_bits(a), float_bits(b))
+
+    return run
+
+
+@cache
 def put_fragments(tile: Tile, kind_name: str) -> Any:
     """Device function (acc, floor, stage, group, warp, lane): the sums, at least `floor`, rounded to what is stored, as rows at address `stage`."""
     kind = KINDS[kind_name]
     PITCH, EIGHTS, ROWS = pitch(tile, kind), tile.BN // 8, tile.BM // tile.groups
-    HALVES, ELEMENT, WORDS, ROUND = ROWS // 64, kind.result, kind.result // 2, kind_name == "tf32"
+    HALVES, ELEMENT, store = ROWS // 64, kind.result, store_pair(kind_name)
 
     @jit(device=True)
     def run(acc, floor, stage, group, warp, lane):
         row = group * ROWS + (warp & 3) * 16 + (lane >> 2)
-        at = stage + u4(row * PITCH + (lane & 3) * (2 * ELEMENT))
+        at = stage + (row * PITCH + (lane & 3) * (2 * ELEMENT))
         for j in range(EIGHTS):
             for half in range(HALVES):
                 for h in range(2):
@@ -42,12 +59,7 @@ def put_fragments(tile: Tile, kind_name: str) -> Any:
                     v0 = floor if v0 <= floor else v0
                     v1 = floor if v1 <= floor else v1
                     to = at + ((half * 64 + 8 * h) * PITCH + j * 8 * ELEMENT)
-                    if WORDS == 1:
-                        store_words_1(to, bf16x2(v0, v1))
-                    elif ROUND:
-                        store_words_2(to, float_bits(tf32(v0)), float_bits(tf32(v1)))
-                    else:
-                        store_words_2(to, float_bits(v0), float_bits(v1))
+                    store(to, v0, v1)
 
     return run
 
@@ -59,8 +71,8 @@ def moves(kind_name: str) -> tuple[Any, Any, Any]:
 
         @jit(device=True)
         def keep_halves(word, x):
-            low = word & u4(0xFFFF) if bf16_low(x) > 0.0 else u4(0)
-            high = word & u4(0xFFFF0000) if bf16_high(x) > 0.0 else u4(0)
+            low = word & 0xFFFF if bf16_low(x) > 0.0 else u4(0)
+            high = word & 0xFFFF0000 if bf16_high(x) > 0.0 else u4(0)
             return low | high
 
         return load_bf16x8_if, keep_halves, store_bf16x8
@@ -101,7 +113,7 @@ def store_rows(tile: Tile, kind_name: str, mask: bool, interleaved: bool) -> Any
         row = t >> CHUNKS
         chunk = t & LAST
         channel = n0 + chunk * CHUNK
-        start = stage + u4(row * PITCH + chunk * 16)
+        start = stage + (row * PITCH + chunk * 16)
         # A pixel beyond the last, or a channel, fails this one comparison.
         end = GM if channel < K else 0
         for batch in range(BATCHES):
@@ -129,27 +141,51 @@ def store_rows(tile: Tile, kind_name: str, mask: bool, interleaved: bool) -> Any
 
 @cache
 def largest_of_four(kind_name: str) -> Any:
-    """Device function (words, q) -> word q of the largest of four rows of four words, and at which row each channel in it was (2 bits)."""
+    """Device function (words, q) -> word q of the largest of four rows of four words, and the row of each channel's maximum (2 bits)."""
     if KINDS[kind_name].result == 2:
 
         @jit(device=True)
         def run(words, q):
-            # Not negative, so ordered as integers; the place in the lower bits lets the first of equals win, and comes out with the maximum.
+            # Not negative, so ordered as integers; the row in the lower bits lets the first of equals win, and comes out with the maximum.
             low, high = u4(0), u4(0)
             for i in range(4):
-                low = max(low, words[4 * i + q] << 16 | u4(3 - i))
-                high = max(high, words[4 * i + q] & u4(0xFFFF0000) | 3 - i)
-            word = low >> 16 | high & u4(0xFFFF0000)
-            return word, (3 - (low & u4(3))) | (3 - (high & u4(3))) << 2
+                low = max(low, words[4 * i + q] << 16 | 3 - i)
+                high = max(high, words[4 * i + q] & 0xFFFF0000 | 3 - i)
+            word = low >> 16 | high & 0xFFFF0000
+            return word, (3 - (low & 3)) | (3 - (high & 3)) << 2
     else:
 
         @jit(device=True)
         def run(words, q):
-            best, place = words[q], u4(0)
+            best, argmax = words[q], u4(0)
             for i in range(1, 4):
                 if words[4 * i + q] > best:
-                    best, place = words[4 * i + q], u4(i)
-            return best, place
+                    best, argmax = words[4 * i + q], u4(i)
+            return best, argmax
+
+    return run
+
+
+@cache
+def store_largest(kind_name: str) -> Any:
+    """Device function (words, y, index, at): the largest of four rows of 16 bytes to y[at …], and in which row each was (its argmax) to `index`.
+
+    The rows are the pixels of a window, words[4·i : 4·i + 4] row i, and not negative. index has 2 bits a channel, four channels a byte.
+    """
+    EIGHT, BITS = KINDS[kind_name].result == 2, 4 if KINDS[kind_name].result == 2 else 2
+    largest, store = largest_of_four(kind_name), moves(kind_name)[2]
+
+    @jit(device=True)
+    def run(words, y, index, at):
+        w0, a0 = largest(words, 0)
+        w1, a1 = largest(words, 1)
+        w2, a2 = largest(words, 2)
+        w3, a3 = largest(words, 3)
+        store(y, at, w0, w1, w2, w3)
+        argmax = u4(a0 | a1 << BITS | a2 << 2 * BITS | a3 << 3 * BITS)
+        index[at >> 2] = argmax & 0xFF
+        if EIGHT:
+            index[(at >> 2) + 1] = argmax >> 8
 
     return run
 
@@ -164,8 +200,7 @@ def store_pooled(tile: Tile, kind_name: str) -> Any:
     PITCH, THREADS, CHUNK = pitch(tile, kind), tile.groups * WARPGROUP, 16 // kind.result
     CHUNKS = _log2(tile.BN // CHUNK)
     STEP = THREADS >> CHUNKS
-    ROUNDS, LAST, BITS = tile.BM // 4 // STEP, (1 << CHUNKS) - 1, 4 if kind.result == 2 else 2
-    largest, store = largest_of_four(kind_name), moves(kind_name)[2]
+    WINDOWS, LAST, store = tile.BM // 4 // STEP, (1 << CHUNKS) - 1, store_largest(kind_name)
 
     @jit(device=True)
     def run(stage, y, index, t, m0, n0, GM, K, Q):
@@ -173,26 +208,17 @@ def store_pooled(tile: Tile, kind_name: str) -> Any:
         chunk = t & LAST
         channel = n0 + chunk * CHUNK
         across = Q >> 1
-        for i in range(ROUNDS):
+        for i in range(WINDOWS):
             pooled = (t >> CHUNKS) + i * STEP
             pair = pooled // across
             row = pair * 2 * Q + (pooled - pair * across) * 2
             if m0 + row < GM and channel < K:
-                first = stage + u4(row * PITCH + chunk * 16)
+                first = stage + (row * PITCH + chunk * 16)
                 below = first + Q * PITCH
                 words[0], words[1], words[2], words[3] = load_words_4(first)
                 words[4], words[5], words[6], words[7] = load_words_4(first + PITCH)
                 words[8], words[9], words[10], words[11] = load_words_4(below)
                 words[12], words[13], words[14], words[15] = load_words_4(below + PITCH)
-                w0, p0 = largest(words, 0)
-                w1, p1 = largest(words, 1)
-                w2, p2 = largest(words, 2)
-                w3, p3 = largest(words, 3)
-                at = ((m0 >> 2) + pooled) * K + channel
-                store(y, at, w0, w1, w2, w3)
-                places = u4(p0 | p1 << BITS | p2 << 2 * BITS | p3 << 3 * BITS)
-                index[at >> 2] = places & 0xFF
-                if CHUNK == 8:
-                    index[(at >> 2) + 1] = places >> 8
+                store(words, y, index, ((m0 >> 2) + pooled) * K + channel)
 
     return run

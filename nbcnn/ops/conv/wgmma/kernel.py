@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, f4, jit, u4
+from nbcnn.gpu.language import cuda, f4, jit
 from nbcnn.ops.conv.wgmma import epilogue
 from nbcnn.ops.conv.wgmma.mainloop import consumer, producer
-from nbcnn.ops.conv.wgmma.tile import ALIGNMENT, KINDS, WARPGROUP, Tile, shared_bytes, slot_bytes
+from nbcnn.ops.conv.wgmma.ring import aligned, init_ring
+from nbcnn.ops.conv.wgmma.tile import ALIGNMENT, KINDS, WARPGROUP, Tile, shared_bytes, stage_bytes
+from nbcnn.ops.kernel.tensor_maps import ROW_BYTES
 from nbcnn.ops.ptx.asm import byte_address_global, byte_address_shared
-from nbcnn.ops.ptx.mbarrier import bar_sync, fence_mbarrier_init, mbarrier_init
+from nbcnn.ops.ptx.mbarrier import bar_sync, fence_mbarrier_init
 from nbcnn.ops.ptx.vector import load1_if
 
 
@@ -20,11 +22,12 @@ from nbcnn.ops.ptx.vector import load1_if
 def correlate(tile: Tile, kind_name: str, finish: str) -> Any:
     """The kernel for one tile and precision. finish: "rows", "mask" (only where x > 0), "pool" or "interleave" (four phases)."""
     kind = KINDS[kind_name]
-    THREADS, WARPS, SLOTS, BM, BN = tile.threads, 4 * tile.groups, tile.slots, tile.BM, tile.BN
-    RING = max(tile.slots * slot_bytes(tile, kind), shared_bytes(tile, kind) - ALIGNMENT - 256)
+    THREADS, WARPS, STAGES, BM, BN = tile.threads, 4 * tile.groups, tile.slots, tile.BM, tile.BN
+    RING = max(tile.slots * stage_bytes(tile, kind), shared_bytes(tile, kind) - ALIGNMENT - 256)
     HALVES, EIGHTS = BM // tile.groups // 64, BN // 8
     SUMS = HALVES * EIGHTS * 4
-    produce, consume = producer(tile, kind_name), consumer(tile, kind_name)
+    init, produce, consume = init_ring(STAGES, WARPS), producer(tile, kind_name), consumer(tile, kind_name)
+    GROUP_BYTES = BM // tile.groups * ROW_BYTES
     put = epilogue.put_fragments(tile, kind_name)
     store = epilogue.store_rows(tile, kind_name, finish == "mask", finish == "interleave")
     store_pooled = epilogue.store_pooled(tile, kind_name)
@@ -39,15 +42,15 @@ def correlate(tile: Tile, kind_name: str, finish: str) -> Any:
         grid    ⌈GM/BM⌉ · phases · ⌈K/BN⌉ blocks, those of one BM rows next to each other, so that they read the source together.
         block   `groups` warpgroups that multiply, one warp of which a single thread has tiles fetched.
         owns    block BM × BN, warpgroup BM/groups × BN, thread 2 columns of 8, every 8th row.
-        shared  `shared_bytes(tile)`: the ring of slots, where results are put at the end, and its barriers.
+        shared  `shared_bytes(tile)`: the ring, where results are put at the end, and its barriers.
         moves   the source ⌈K/BN⌉·phases times, mostly out of L2 (its taps too), filters once a block out of L2, y once.
         needs   compute capability 9.0; channels of the source in whole rows of 128 bytes, K a multiple of 8.
         source  NVIDIA, PTX ISA, "Asynchronous warpgroup level matrix instructions" and "im2col mode".
         """
         memory = cuda.shared.array(0, np.uint8)
-        ring = (byte_address_shared(memory) + (ALIGNMENT - 1)) & u4(0xFFFFFFFF - ALIGNMENT + 1)
+        ring = aligned(byte_address_shared(memory))
         full = ring + RING
-        empty = full + SLOTS * 8
+        empty = full + STAGES * 8
         t = cuda.threadIdx.x
         lane = t & 31
         warp = t >> 5
@@ -61,9 +64,7 @@ def correlate(tile: Tile, kind_name: str, finish: str) -> Any:
             r, s = phase >> 1, phase & 1
         m0, n0 = tile_m * BM, tile_n * BN
         if t == 0:
-            for slot in range(SLOTS):
-                mbarrier_init(full + 8 * slot, u4(1))
-                mbarrier_init(empty + 8 * slot, u4(WARPS))
+            init(full, empty)
             fence_mbarrier_init()
         cuda.syncthreads()
         if warp == WARPS:
@@ -80,7 +81,7 @@ def correlate(tile: Tile, kind_name: str, finish: str) -> Any:
                         acc[(half * EIGHTS + j) * 4 + 2 * h] = b0
                         acc[(half * EIGHTS + j) * 4 + 2 * h + 1] = b1
             group = warp >> 2
-            consume(acc, ring, full, empty, group, lane, steps)
+            consume(acc, ring, full, empty, group * GROUP_BYTES, lane, steps, 0, 0)
             # Results overwrite the ring: every warpgroup must have read it.
             consumers()
             put(acc, floor, ring, group, warp, lane)

@@ -10,12 +10,12 @@ from functools import cache
 from typing import Any
 
 from nbcnn.gpu.language import cuda, jit, u4
-from nbcnn.ops.conv.wgmma.epilogue import largest_of_four, moves
+from nbcnn.ops.conv.wgmma.epilogue import store_largest, store_pair
 from nbcnn.ops.conv.wgmma.patch import SQUARE, PatchTile
 from nbcnn.ops.conv.wgmma.tile import KINDS, WARPGROUP
 from nbcnn.ops.kernel.tensor_maps import ROW_BYTES
-from nbcnn.ops.ptx.cvt import bf16_high, bf16_low, bf16x2, bits_float, float_bits, tf32
-from nbcnn.ops.ptx.shared import load_words_1, load_words_2, load_words_4, store_words_1, store_words_2
+from nbcnn.ops.ptx.cvt import bf16_high, bf16_low, bits_float
+from nbcnn.ops.ptx.shared import load_words_1, load_words_2, load_words_4
 
 BLOCK_BYTES = SQUARE * SQUARE * ROW_BYTES
 
@@ -28,7 +28,7 @@ def put_fragments(tile: PatchTile, kind_name: str, mask: bool) -> Any:
     """
     kind = KINDS[kind_name]
     EIGHTS, HALVES, COLUMNS = tile.BN // 8, tile.BM // tile.groups // 64, tile.BN * kind.result // ROW_BYTES
-    BF16, ROUND = kind.result == 2, kind_name == "tf32"
+    BF16, store = kind.result == 2, store_pair(kind_name)
 
     @jit(device=True)
     def run(acc, floor, stage, warp, lane):
@@ -38,10 +38,10 @@ def put_fragments(tile: PatchTile, kind_name: str, mask: bool) -> Any:
         for half in range(HALVES):
             for j in range(EIGHTS):
                 if BF16:
-                    at = stage + u4((half * COLUMNS + j // 8) * BLOCK_BYTES) + ((j % 8 ^ swizzle) << 4) + (pair << 2)
+                    at = stage + (half * COLUMNS + j // 8) * BLOCK_BYTES + ((j % 8 ^ swizzle) << 4) + (pair << 2)
                 else:
                     chunk = 2 * (j % 4) + (pair >> 1)
-                    at = stage + u4((half * COLUMNS + j // 4) * BLOCK_BYTES) + ((chunk ^ swizzle) << 4) + ((pair & 1) << 3)
+                    at = stage + (half * COLUMNS + j // 4) * BLOCK_BYTES + ((chunk ^ swizzle) << 4) + ((pair & 1) << 3)
                 for h in range(2):
                     to = at + row * ROW_BYTES + 8 * h * ROW_BYTES
                     v0 = acc[(half * EIGHTS + j) * 4 + 2 * h]
@@ -57,12 +57,7 @@ def put_fragments(tile: PatchTile, kind_name: str, mask: bool) -> Any:
                             x0, x1 = bits_float(word0), bits_float(word1)
                         v0 = v0 if x0 > 0.0 else 0.0
                         v1 = v1 if x1 > 0.0 else 0.0
-                    if BF16:
-                        store_words_1(to, bf16x2(v0, v1))
-                    elif ROUND:
-                        store_words_2(to, float_bits(tf32(v0)), float_bits(tf32(v1)))
-                    else:
-                        store_words_2(to, float_bits(v0), float_bits(v1))
+                    store(to, v0, v1)
 
     return run
 
@@ -76,21 +71,21 @@ def store_pooled(tile: PatchTile, kind_name: str) -> Any:
     """
     kind = KINDS[kind_name]
     HALVES, COLUMNS, CHUNK = tile.BM // tile.groups // 64, tile.BN * kind.result // ROW_BYTES, 16 // kind.result
-    CHUNKS, BITS = (tile.BN // CHUNK).bit_length() - 1, 4 if kind.result == 2 else 2
-    ROUNDS, LAST = (HALVES * 16 << CHUNKS) // WARPGROUP, (1 << CHUNKS) - 1
+    CHUNKS = (tile.BN // CHUNK).bit_length() - 1
+    ITEMS, LAST = (HALVES * 16 << CHUNKS) // WARPGROUP, (1 << CHUNKS) - 1
     ACROSS, DOWN = (tile.TW // SQUARE).bit_length() - 1, (tile.TH // SQUARE).bit_length() - 1
-    largest, store = largest_of_four(kind_name), moves(kind_name)[2]
+    store = store_largest(kind_name)
 
     @jit(device=True)
     def run(stage, y, index, t, square, image, h0, w0, n0, N, P, Q, K):
         words = cuda.local.array(16, u4)
-        for i in range(ROUNDS):
+        for i in range(ITEMS):
             item = t + i * WARPGROUP
             chunk = item & LAST
             pooled = (item >> CHUNKS) & 15
             half = item >> CHUNKS + 4
             ph, pw = pooled >> 2, pooled & 3
-            here = stage + u4((half * COLUMNS + (chunk >> 3)) * BLOCK_BYTES + (ph * 16 + pw * 2) * ROW_BYTES)
+            here = stage + ((half * COLUMNS + (chunk >> 3)) * BLOCK_BYTES + (ph * 16 + pw * 2) * ROW_BYTES)
             # Rows 16·ph + 2·pw and the next are 2·pw and 2·pw + 1 modulo 8, eight rows further down the same.
             even = here + (u4((chunk & 7) ^ (pw * 2)) << 4)
             odd = here + ROW_BYTES + (u4((chunk & 7) ^ (pw * 2 + 1)) << 4)
@@ -98,21 +93,12 @@ def store_pooled(tile: PatchTile, kind_name: str) -> Any:
             words[4], words[5], words[6], words[7] = load_words_4(odd)
             words[8], words[9], words[10], words[11] = load_words_4(even + 8 * ROW_BYTES)
             words[12], words[13], words[14], words[15] = load_words_4(odd + 8 * ROW_BYTES)
-            w0_, p0 = largest(words, 0)
-            w1_, p1 = largest(words, 1)
-            w2_, p2 = largest(words, 2)
-            w3_, p3 = largest(words, 3)
             mine = square + half
             column = ((w0 + (mine & (1 << ACROSS) - 1) * SQUARE) >> 1) + pw
             line = ((h0 + ((mine >> ACROSS) & (1 << DOWN) - 1) * SQUARE) >> 1) + ph
             n = image + (mine >> ACROSS + DOWN)
             channel = n0 + chunk * CHUNK
             if n < N and channel < K:
-                at = ((n * (P >> 1) + line) * (Q >> 1) + column) * K + channel
-                store(y, at, w0_, w1_, w2_, w3_)
-                places = u4(p0 | p1 << BITS | p2 << 2 * BITS | p3 << 3 * BITS)
-                index[at >> 2] = places & 0xFF
-                if CHUNK == 8:
-                    index[(at >> 2) + 1] = places >> 8
+                store(words, y, index, ((n * (P >> 1) + line) * (Q >> 1) + column) * K + channel)
 
     return run

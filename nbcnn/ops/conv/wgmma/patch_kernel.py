@@ -10,7 +10,8 @@ import numpy as np
 from nbcnn.gpu.language import cuda, f4, jit, types, u4
 from nbcnn.ops.conv.wgmma.patch import SQUARE, PatchTile, Window, patch_bytes, patch_extent, patch_load, stage_bytes
 from nbcnn.ops.conv.wgmma.patch_epilogue import BLOCK_BYTES, put_fragments, store_pooled
-from nbcnn.ops.conv.wgmma.tile import ALIGNMENT, KINDS, WARPGROUP
+from nbcnn.ops.conv.wgmma.ring import aligned, claim_stage, init_ring, next_stage
+from nbcnn.ops.conv.wgmma.tile import KINDS, WARPGROUP
 from nbcnn.ops.kernel.loops import unrolled
 from nbcnn.ops.kernel.tensor_maps import ROW_BYTES
 from nbcnn.ops.ptx.asm import byte_address_global, byte_address_shared
@@ -61,7 +62,7 @@ def _multiply_tap(tile: PatchTile, kind_name: str, w: Window) -> Any:
 
         @jit(device=True)
         def run(acc, a0, a1, b):
-            product(acc, (a1 if SECOND else a0) + u8(MORE), b + u8(MORE), u4(1))
+            product(acc, (a1 if SECOND else a0) + u8(MORE), b + u8(MORE), 1)
 
         return run
 
@@ -80,10 +81,10 @@ def _multiply_tap(tile: PatchTile, kind_name: str, w: Window) -> Any:
 def correlate_patches(tile: PatchTile, kind_name: str, w: Window, finish: str) -> Any:
     """The kernel for one tile, precision and window. finish: "rows", "mask" (only where x > 0), "pool" or "interleave" (four phases)."""
     kind = KINDS[kind_name]
-    THREADS, WARPS, SLOTS, BN, CHANNELS = tile.threads, 4 * tile.groups, tile.slots, tile.BN, kind.channels
+    THREADS, WARPS, STAGES, BN, CHANNELS = tile.threads, 4 * tile.groups, tile.slots, tile.BN, kind.channels
     PATCH, PATCH_LOAD, FILTERS, (PH, PW) = patch_bytes(tile, w), patch_load(tile, w), BN * ROW_BYTES, patch_extent(tile, w)
-    RING, STAGE = PATCHES * PATCH, PATCHES * PATCH + SLOTS * FILTERS
-    BARRIERS = STAGE + stage_bytes(tile, kind)
+    RING, RESULTS = PATCHES * PATCH, PATCHES * PATCH + STAGES * FILTERS
+    BARRIERS = RESULTS + stage_bytes(tile, kind)
     HALVES, EIGHTS, WIDE = tile.BM // tile.groups // 64, BN // 8, ROW_BYTES // kind.result
     COLUMNS = BN // WIDE
     SUMS, SECOND = HALVES * EIGHTS * 4, HALVES - 1
@@ -94,6 +95,8 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, finish: str) -
     OUTPUTS = 4 if INTERLEAVE else 2
     place, multiply = _place(tile), _multiply_tap(tile, kind_name, w)
     put, pool = put_fragments(tile, kind_name, MASK), store_pooled(tile, kind_name)
+    init_filters, claim_filters, next_filters = init_ring(STAGES, WARPS), claim_stage(FILTERS), next_stage(STAGES)
+    init_patches, claim_patch, next_patch = init_ring(PATCHES, WARPS), claim_stage(PATCH_LOAD), next_stage(PATCHES)
     one_running, all_done = wgmma_wait(1), wgmma_wait_all(SUMS)
     first_group, second_group = bar_sync(1, WARPGROUP), bar_sync(2, WARPGROUP)
 
@@ -125,11 +128,11 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, finish: str) -
         source  NVIDIA, PTX ISA, "Asynchronous warpgroup level matrix instructions": strides and swizzles of K-major operands.
         """
         memory = cuda.shared.array(0, np.uint8)
-        patches = (byte_address_shared(memory) + (ALIGNMENT - 1)) & u4(0xFFFFFFFF - ALIGNMENT + 1)
+        patches = aligned(byte_address_shared(memory))
         ring = patches + RING
         full = patches + BARRIERS
-        empty = full + SLOTS * 8
-        patch_full = empty + SLOTS * 8
+        empty = full + STAGES * 8
+        patch_full = empty + STAGES * 8
         patch_empty = patch_full + PATCHES * 8
         mask_full = patch_empty + PATCHES * 8
         t = cuda.threadIdx.x
@@ -141,19 +144,16 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, finish: str) -
         output_map = filter_map + u8(ROW_BYTES)
         mask_map = output_map + u8(ROW_BYTES)
         if t == 0:
-            for slot in range(SLOTS):
-                mbarrier_init(full + 8 * slot, u4(1))
-                mbarrier_init(empty + 8 * slot, u4(WARPS))
-            for slot in range(PATCHES):
-                mbarrier_init(patch_full + 8 * slot, u4(1))
-                mbarrier_init(patch_empty + 8 * slot, u4(WARPS))
-                mbarrier_init(mask_full + 8 * slot, u4(1))
+            init_filters(full, empty)
+            init_patches(patch_full, patch_empty)
+            for group in range(PATCHES):
+                mbarrier_init(mask_full + 8 * group, 1)
             fence_mbarrier_init()
         cuda.syncthreads()
-        slot, parity, patch, patch_parity = 0, u4(0), 0, u4(0)
         tile_at = cuda.blockIdx.x
         if warp == WARPS:
             if lane == 0:
+                stage, parity, patch, patch_parity = 0, 1, 0, 1
                 for i in range(SOURCES + 1):
                     fence_tensor_map(source_map + u8(i * ROW_BYTES))
                 while tile_at < tiles:
@@ -173,35 +173,27 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, finish: str) -
                         w_ = w0 + s0 + ((V - left) >> STRIDE - 1)
                         c = 0
                         while c < C:
-                            here = u4(patch * 8)
-                            mbarrier_wait(patch_empty + here, patch_parity ^ 1)
-                            mbarrier_arrive_expect_tx(patch_full + here, u4(PATCH_LOAD))
-                            load_tile_4d(patches + patch * PATCH, source_map + u8(source * ROW_BYTES), c, w_, h, image, patch_full + here)
-                            patch ^= 1
-                            if patch == 0:
-                                patch_parity ^= 1
+                            barrier = claim_patch(patch_full, patch_empty, patch, patch_parity)
+                            load_tile_4d(patches + patch * PATCH, source_map + u8(source * ROW_BYTES), c, w_, h, image, barrier)
+                            patch, patch_parity = next_patch(patch, patch_parity)
                             for r in range(R):
                                 for s in range(S):
                                     tap = (r * STRIDE + U) * ALL_S + s * STRIDE + V
-                                    here = u4(slot * 8)
-                                    mbarrier_wait(empty + here, parity ^ 1)
-                                    mbarrier_arrive_expect_tx(full + here, u4(FILTERS))
-                                    load_tile_2d(ring + slot * FILTERS, filter_map, tap * C + c, row, full + here)
-                                    slot += 1
-                                    if slot == SLOTS:
-                                        slot = 0
-                                        parity ^= 1
+                                    barrier = claim_filters(full, empty, stage, parity)
+                                    load_tile_2d(ring + stage * FILTERS, filter_map, tap * C + c, row, barrier)
+                                    stage, parity = next_filters(stage, parity)
                             c += CHANNELS
                     tile_at += cuda.gridDim.x
         else:
             acc = cuda.local.array(SUMS, f4)
+            stage, parity, patch, patch_parity = 0, 0, 0, 0
             group = warp >> 2
             in_group = t & WARPGROUP - 1
-            stage = patches + STAGE + group * MINE
+            results = patches + RESULTS + group * MINE
             square = group * HALVES
             rows0 = u4(square_rows(square) * ROW_BYTES)
             rows1 = u4(square_rows(square + SECOND) * ROW_BYTES)
-            mask_parity = u4(0)
+            mask_parity = 0
             steps = C // CHANNELS * SOURCES
             if in_group == 0 and not POOL:
                 for i in range(OUTPUTS):
@@ -224,14 +216,14 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, finish: str) -
                             acc[(half * EIGHTS + j) * 4 + 2 * h + 1] = b1
                 if MASK and in_group == 0:
                     wait_stores_read()
-                    mbarrier_arrive_expect_tx(mask_full + group * 8, u4(MINE))
+                    mbarrier_arrive_expect_tx(mask_full + group * 8, MINE)
                     for half in range(HALVES):
                         mine = square + half
                         wx = w0 + (mine & (1 << ACROSS) - 1) * SQUARE
                         hx = h0 + ((mine >> ACROSS) & (1 << DOWN) - 1) * SQUARE
                         nx = image + (mine >> ACROSS + DOWN)
                         for column in range(COLUMNS):
-                            to = stage + (half * COLUMNS + column) * BLOCK_BYTES
+                            to = results + (half * COLUMNS + column) * BLOCK_BYTES
                             load_tile_4d(to, mask_map, n0 + column * WIDE, wx, hx, nx, mask_full + group * 8)
                 previous, step = -1, 0
                 while step < steps:
@@ -242,26 +234,21 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, finish: str) -
                     while tap < R * S:
                         s = u4(0)
                         while s < u4(S * ROW_BYTES):
-                            mbarrier_wait(full + slot * 8, parity)
+                            mbarrier_wait(full + stage * 8, parity)
                             at = start + (line + s)
-                            multiply(acc, at + rows0, at + rows1, ring + slot * FILTERS)
+                            multiply(acc, at + rows0, at + rows1, ring + stage * FILTERS)
                             # The step before this one is done: its filters, and after the last tap its patch, may be overwritten.
                             one_running()
                             if lane == 0 and previous >= 0:
                                 mbarrier_arrive(empty + previous * 8)
                                 if tap == 0:
                                     mbarrier_arrive(patch_empty + (patch ^ 1) * 8)
-                            previous = slot
-                            slot += 1
-                            if slot == SLOTS:
-                                slot = 0
-                                parity ^= 1
+                            previous = stage
+                            stage, parity = next_filters(stage, parity)
                             s += u4(ROW_BYTES)
                             tap += 1
                         line += PW * ROW_BYTES
-                    patch ^= 1
-                    if patch == 0:
-                        patch_parity ^= 1
+                    patch, patch_parity = next_patch(patch, patch_parity)
                     step += 1
                 all_done(acc)
                 if lane == 0:
@@ -274,10 +261,10 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, finish: str) -
                     if in_group == 0 and not POOL:
                         wait_stores_read()
                     join(group)
-                put(acc, floor, stage, warp, lane)
+                put(acc, floor, results, warp, lane)
                 if POOL:
                     join(group)
-                    pool(stage, y, index, in_group, square, image, h0, w0, n0, N, P, Q, K)
+                    pool(results, y, index, in_group, square, image, h0, w0, n0, N, P, Q, K)
                 else:
                     fence_async_shared()
                     join(group)
@@ -288,7 +275,7 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, finish: str) -
                             hx = h0 + ((mine >> ACROSS) & (1 << DOWN) - 1) * SQUARE
                             nx = image + (mine >> ACROSS + DOWN)
                             for column in range(COLUMNS):
-                                at = stage + (half * COLUMNS + column) * BLOCK_BYTES
+                                at = results + (half * COLUMNS + column) * BLOCK_BYTES
                                 channel = n0 + column * WIDE
                                 store_tile_4d(output_map + u8(phase * ROW_BYTES), channel, wx, hx, nx, at)
                         commit_stores()

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, i4, jit
+from nbcnn.gpu.language import cuda, jit
 from nbcnn.ops.kernel.call import Launch, blocks
 from nbcnn.ops.kernel.traffic import Traffic, once
 from nbcnn.ops.ptx.cvt import bf16_high, bf16_low, bf16x2
@@ -29,7 +29,7 @@ def split_kernel(x, planes, count):
 
     grid: blocks of 1,024 elements; thread: four. moves: 10 bytes an element. count: a multiple of 4.
     """
-    i = i4(cuda.grid(1) * 4)
+    i = (cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x) * 4
     if i < count:
         a, b, c, d = load4(x, i)
         for plane in range(PLANES):

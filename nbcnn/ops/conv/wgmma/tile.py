@@ -18,7 +18,7 @@ _BARRIERS = 256
 
 @dataclass(frozen=True)
 class Tile:
-    """A block's tile BM × BN over GK in steps of 128 bytes; `groups` warpgroups share its rows; `slots` steps are in flight.
+    """A block's tile BM × BN over GK in steps of 128 bytes; `groups` warpgroups share its rows; `slots` steps are in flight, the stages of its ring.
 
     `blocks` blocks share a multiprocessor. BM is `groups` times 64 or 128.
     """
@@ -53,7 +53,7 @@ class Kind:
 KINDS = {"bf16": Kind("bf16", 2, 1, 2), "tf32": Kind("tf32", 4, 1, 4), "fp32": Kind("fp32", 2, 3, 4)}
 
 
-def slot_bytes(tile: Tile, kind: Kind) -> int:
+def stage_bytes(tile: Tile, kind: Kind) -> int:
     """Bytes of one step: the rows of both operands, in every plane."""
     return kind.planes * (tile.BM + tile.BN) * ROW_BYTES
 
@@ -65,7 +65,7 @@ def pitch(tile: Tile, kind: Kind) -> int:
 
 def shared_bytes(tile: Tile, kind: Kind) -> int:
     """Dynamic shared memory of a block: room to align, the ring (results reuse it), its barriers."""
-    return ALIGNMENT + max(tile.slots * slot_bytes(tile, kind), tile.BM * pitch(tile, kind)) + _BARRIERS
+    return ALIGNMENT + max(tile.slots * stage_bytes(tile, kind), tile.BM * pitch(tile, kind)) + _BARRIERS
 
 
 def fits(tile: Tile, kind: Kind) -> bool:

@@ -1,10 +1,10 @@
 """Weight gradients on wgmma and TMA: conv_wgrad, and upconv_wgrad with the upsampling folded away; bias gradients on the way.
 
-Both are one correlation of a moved operand with a still one (`wgrad_kernel`), cut along the pixels, and an ordered sum
+Both are one correlation of a shifted operand with a stationary one (`wgrad_kernel`), cut along the pixels, and an ordered sum
 of the parts (`wgrad_sum`).
 
-    conv_wgrad    moved x, still dy: dw[k][c][r,s] = Σ dy[n,k,p,q] · x[n,c, stride·p + r − pad, stride·q + s − pad]
-    upconv_wgrad  moved dy, still x: dG[u,v] = Σ dy[2i + u − 1, 2j + v − 1] · x[i, j], 16 products of small images instead of nine of
+    conv_wgrad    shifted x, stationary dy: dw[k][c][r,s] = Σ dy[n,k,p,q] · x[n,c, stride·p + r − pad, stride·q + s − pad]
+    upconv_wgrad  shifted dy, stationary x: dG[u,v] = Σ dy[2i + u − 1, 2j + v − 1] · x[i, j], 16 products of small images instead of nine of
                   doubled ones (36 in the same measure); dW = Sᵀ dG S while the parts are added.
 """
 
@@ -54,18 +54,18 @@ def refusal(call: Call, *, precision: str) -> str | None:
 def bind(call: Call) -> list[Launch]:
     """x (N,C,H,W), dy -> dw (K,C,R,S)[, db (K)]."""
     g, tile = correlation(call), call.tile
-    still, moved = operands(call)
+    stationary, shifted = operands(call)
     taps, up = g.R * g.S, is_up(call)
     parts_b, count_b = bias_planes(call)
     partials = call.scratch.view(np.float32)
     partials_b = partials[tile.parts(g) * g.K * taps * g.C :] if parts_b else partials
     maps = upload(
-        encode_tiled(still, (g.K, g.GM), (tile.panel, tile.BK)),
-        encode_im2col(moved, (g.N, g.H, g.W, g.C), *g.corners, g.stride, tile.panel, tile.BK),
+        encode_tiled(stationary, (g.K, g.GM), (tile.panel, tile.BK)),
+        encode_im2col(shifted, (g.N, g.H, g.W, g.C), *g.corners, g.stride, tile.panel, tile.BK),
     )
     columns = tile.column_tiles(g)
     sizes = (g.K, g.C, g.P, g.Q, g.R, g.S, g.stride, g.top, g.left, tile.pixel_steps(g), tile.steps(g), columns)
-    kernel = pixel_product(wgrad_tile.unsplit(tile), "" if not parts_b else "moved" if up else "still")
+    kernel = pixel_product(wgrad_tile.unsplit(tile), "" if not parts_b else "shifted" if up else "stationary")
     args = (maps, partials, partials_b, *map(np.int32, sizes))
     db = call.outs[1] if parts_b else None
     return [
@@ -82,7 +82,7 @@ def scratch(call: Call) -> int:
 
 
 def traffic(call: Call) -> list[Traffic]:
-    """Bytes of `bind`: the still operand once a column of tiles, the moved one once a row of tiles and tap.
+    """Bytes of `bind`: the stationary operand once a column of tiles, the shifted one once a row of tiles and tap.
 
     Panels beyond the last one of a last column of tiles bring that one again.
     """
@@ -92,12 +92,12 @@ def traffic(call: Call) -> list[Traffic]:
     panels = g.R * g.S * ceil_div(g.C, tile.panel)
     again = tile.column_tiles(g) * (tile.BN // tile.panel) - panels
     last = windows(g.P, 1, g.H, g.stride, g.top - g.R + 1)[0] * windows(g.Q, 1, g.W, g.stride, g.left - g.S + 1)[0]
-    moved = down * across * g.C + again * last * (g.C - (ceil_div(g.C, tile.panel) - 1) * tile.panel)
-    still = tile.element * g.GM * g.K
+    shifted = down * across * g.C + again * last * (g.C - (ceil_div(g.C, tile.panel) - 1) * tile.panel)
+    stationary = tile.element * g.GM * g.K
     parts_b, count_b = bias_planes(call)
     partials = 4 * (tile.parts(g) * g.K * g.R * g.S * g.C + parts_b * count_b)
-    read = still * tile.column_tiles(g) + tile.element * g.N * moved * tile.row_tiles(g)
-    product = Traffic(read, partials, still + tile.element * g.N * g.C * rows * columns)
+    read = stationary * tile.column_tiles(g) + tile.element * g.N * shifted * tile.row_tiles(g)
+    product = Traffic(read, partials, stationary + tile.element * g.N * g.C * rows * columns)
     return [product, sum_traffic(call, partials)]
 
 

@@ -3,10 +3,11 @@
 Helper warps read them while the tensor cores do: consumers of the ring like the others. Reading shared memory costs the tensor
 cores bandwidth, so the work is shared out evenly, and every pixel read once:
 
-    dy still (conv_wgrad)    all column tiles of a row of tiles see the same dy: they take turns, step by step.
-    dy moved (upconv_wgrad)  tap (u, v) of the 4×4 window of pixel (i, j) sees dy[2i + u − 1, 2j + v − 1]. A row of dy is seen by two u, from
-                             neighbouring i. u = 1 and 3 take it from even i, u = 0 and 2 from i as odd or even as H − 1: then each row is
-                             taken once (what they take outside the image is zero). The same for columns: a tap reads a quarter.
+    dy stationary (conv_wgrad)    all column tiles of a row of tiles see the same dy: they take turns, step by step.
+    dy shifted (upconv_wgrad)     tap (u, v) of the 4×4 window of pixel (i, j) sees dy[2i + u − 1, 2j + v − 1]. A row of dy is seen by two u,
+                                  from neighbouring i. u = 1 and 3 take it from even i, u = 0 and 2 from i as odd or even as H − 1: then
+                                  each row is taken once (what they take outside the image is zero). The same for columns: a tap reads a
+                                  quarter.
 
 Lane l owns 8 channels, 16 bytes of a pixel, which TMA has swizzled by the pixel; where 32 lanes are more than a pixel needs, they
 form teams, which share out the pixels.
@@ -18,6 +19,7 @@ from functools import cache
 from typing import Any
 
 from nbcnn.gpu.language import cuda, f4, i8, jit, u4
+from nbcnn.ops.conv.wgmma.ring import next_stage
 from nbcnn.ops.conv.wgmma.wgrad_tile import HELPERS, WARP, PixelTile
 from nbcnn.ops.kernel.loops import split_pixel
 from nbcnn.ops.kernel.tensor_maps import ROW_BYTES
@@ -40,7 +42,7 @@ def add_pixels(tile: PixelTile, columns: int) -> Any:
 
     @jit(device=True)
     def read(start, inside, pixel):
-        return load_words_4(start + u4(pixel * ROW_BYTES) + ((inside ^ pixel) & 7) * 16)
+        return load_words_4(start + pixel * ROW_BYTES + ((inside ^ pixel) & 7) * 16)
 
     @jit(device=True)
     def add(sums, words):
@@ -50,9 +52,9 @@ def add_pixels(tile: PixelTile, columns: int) -> Any:
 
     @jit(device=True)
     def add_rest(sums, start, inside, wanted, base):
-        while wanted != u4(0):
+        while wanted != 0:
             add(sums, read(start, inside, cuda.ffs(wanted) + base))
-            wanted &= wanted - u4(1)
+            wanted &= wanted - 1
 
     @jit(device=True)
     def run(sums, at, lane, wanted0, wanted1):
@@ -67,29 +69,29 @@ def add_pixels(tile: PixelTile, columns: int) -> Any:
             base_other = base_one
             if TEAMS == 4:
                 mine &= u4(0xFFFF0000) if team >= 2 else u4(0x0000FFFF)
-            one, other = mine & u4(0x00FF00FF), mine & u4(0xFF00FF00)
+            one, other = mine & 0x00FF00FF, mine & 0xFF00FF00
         if chunk >= CHUNKS:
             one, other = u4(0), u4(0)
-        start = at + u4((chunk >> 3) * PANEL_BYTES)
+        start = at + (chunk >> 3) * PANEL_BYTES
         inside = chunk & 7
         # Eight reads are under way at a time, found along two independent chains.
         while cuda.popc(one) >= 4 and cuda.popc(other) >= 4:
             a = cuda.ffs(one) + base_one
             e = cuda.ffs(other) + base_other
-            one &= one - u4(1)
-            other &= other - u4(1)
+            one &= one - 1
+            other &= other - 1
             b = cuda.ffs(one) + base_one
             f = cuda.ffs(other) + base_other
-            one &= one - u4(1)
-            other &= other - u4(1)
+            one &= one - 1
+            other &= other - 1
             c = cuda.ffs(one) + base_one
             g = cuda.ffs(other) + base_other
-            one &= one - u4(1)
-            other &= other - u4(1)
+            one &= one - 1
+            other &= other - 1
             d = cuda.ffs(one) + base_one
             h = cuda.ffs(other) + base_other
-            one &= one - u4(1)
-            other &= other - u4(1)
+            one &= one - 1
+            other &= other - 1
             wa, wb, wc, wd = read(start, inside, a), read(start, inside, b), read(start, inside, c), read(start, inside, d)
             we, wf, wg, wh = read(start, inside, e), read(start, inside, f), read(start, inside, g), read(start, inside, h)
             add(sums, wa)
@@ -108,17 +110,17 @@ def add_pixels(tile: PixelTile, columns: int) -> Any:
 
 @cache
 def store_sums(columns: int) -> Any:
-    """Device function (sums, partials_b, stage, helper, lane, at): the sums over all helpers and teams to partials_b[at …]; at < 0: nowhere.
+    """Device function (sums, partials_b, meeting, helper, lane, at): the sums over all helpers and teams to partials_b[at …]; at < 0: nowhere.
 
-    `at` is the lane's own; `stage` is the shared address at which the helpers meet.
+    `at` is the lane's own; `meeting` is the shared address at which the helpers meet.
     """
     CHUNKS = columns // 8
     TEAMS = 32 // CHUNKS
     helpers_meet = bar_sync(1, HELPERS * WARP)
 
     @jit(device=True)
-    def run(sums, partials_b, stage, helper, lane, at):
-        mine = stage + u4((helper * WARP + lane) * 32)
+    def run(sums, partials_b, meeting, helper, lane, at):
+        mine = meeting + (helper * WARP + lane) * 32
         store_words_4(mine, float_bits(sums[0]), float_bits(sums[1]), float_bits(sums[2]), float_bits(sums[3]))
         store_words_4(mine + 16, float_bits(sums[4]), float_bits(sums[5]), float_bits(sums[6]), float_bits(sums[7]))
         helpers_meet()
@@ -139,31 +141,31 @@ def store_sums(columns: int) -> Any:
 
 
 @cache
-def summer(tile: PixelTile, moved: bool) -> Any:
+def summer(tile: PixelTile, shifted: bool) -> Any:
     """Device function for the helper warps: add up the block's share of dy, taking turns, and store the sums in partials_b.
 
-    partials_b: [z][column tile][m] where dy is still, [z][tap][c] where it is moved.
+    partials_b: [z][column tile][m] where dy is stationary, [z][tap][c] where it is shifted.
     """
-    SLOT, SLOTS, BK = tile.slot_bytes, tile.slots, tile.BK
-    COLUMNS = tile.BN if moved else tile.BM
-    OFFSET = tile.BM // tile.panel * tile.panel_bytes if moved else 0
+    STAGE, BK, advance = tile.stage_bytes, tile.BK, next_stage(tile.slots)
+    COLUMNS = tile.BN if shifted else tile.BM
+    OFFSET = tile.BM // tile.panel * tile.panel_bytes if shifted else 0
     add, store = add_pixels(tile, COLUMNS), store_sums(COLUMNS)
 
     @jit(device=True)
-    def run(partials_b, ring, full, empty, stage, t, first, last, due, period, rows, columns, P, Q, at):
-        """due, period: the steps in which to add; stage: a shared address. rows, columns: all bits set if odd pixel rows (columns) are not
+    def run(partials_b, ring, full, empty, meeting, t, first, last, due, period, rows, columns, P, Q, at):
+        """due, period: the steps in which to add; meeting: a shared address. rows, columns: all bits set if odd pixel rows (columns) are not
         wanted, else 0."""
         helper, lane = t >> 5, t & 31
         due, period = due + helper * period, HELPERS * period
         sums = cuda.local.array(8, f4)
         for q in range(8):
             sums[q] = 0.0
-        slot, parity, step = 0, u4(0), first
+        stage, parity, step = 0, 0, first
         while step < last:
-            mbarrier_wait(full + u4(slot * 8), parity)
+            mbarrier_wait(full + stage * 8, parity)
             if step == due:
-                here = ring + u4(slot * SLOT) + OFFSET
-                if moved:
+                here = ring + stage * STAGE + OFFSET
+                if shifted:
                     _, p0, q0 = split_pixel(step * BK + lane, P, Q)
                     _, p1, q1 = split_pixel(step * BK + 32 + lane, P, Q)
                     rows0, columns0 = u4(cuda.ballot_sync(_ALL, p0 & 1)), u4(cuda.ballot_sync(_ALL, q0 & 1))
@@ -174,12 +176,9 @@ def summer(tile: PixelTile, moved: bool) -> Any:
                 due += period
             cuda.syncwarp()
             if lane == 0:
-                mbarrier_arrive(empty + u4(slot * 8))
-            slot += 1
-            if slot == SLOTS:
-                slot = 0
-                parity ^= 1
+                mbarrier_arrive(empty + stage * 8)
+            stage, parity = advance(stage, parity)
             step += 1
-        store(sums, partials_b, stage, helper, lane, at)
+        store(sums, partials_b, meeting, helper, lane, at)
 
     return run

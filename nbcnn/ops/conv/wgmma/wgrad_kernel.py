@@ -1,13 +1,13 @@
 """The product behind a weight gradient: both operands have the pixels they are summed over as rows, as images lie in memory.
 
-    D[m][(r,s), c] = Σ_(n,p,q) still[(n,p,q)][m] · moved[n, stride·p + r − top, stride·q + s − left][c]
+    D[m][(r,s), c] = Σ_(n,p,q) stationary[(n,p,q)][m] · shifted[n, stride·p + r − top, stride·q + s − left][c]
 
-`still` is read pixel by pixel, `moved` shifted by a tap (zero outside the image). conv_wgrad: still = dy, moved = x. upconv_wgrad:
-still = x, moved = dy, whose 4×4 taps of stride 2 see every pixel of the doubled image.
+`stationary` is read pixel by pixel, `shifted` a tap further (zero outside the image). conv_wgrad: stationary = dy, shifted = x.
+upconv_wgrad: stationary = x, shifted = dy, whose 4×4 taps of stride 2 see every pixel of the doubled image.
 
-One producer thread fills a ring of slots; a slot holds BK pixels: panels of `still` and of `moved`, each 128 bytes of one tap's channels.
+One producer thread fills a ring of stages (ring.py); a stage holds BK pixels: panels of both operands, each 128 bytes of one tap's channels.
 Column tiles are whole panels, so a tile may span taps. wgmma can sum over the rows of a tile of bfloat16 (MN-major), so TMA's
-tiles [pixels][channels] need no transpose; tiles of four-byte elements are turned on the way: `wgrad_turn`.
+tiles [pixels][channels] need no transpose; tiles of four-byte elements are transposed on the way: `wgrad_transpose`.
 
 The bias gradient comes out of the same tiles: `wgrad_bias`.
 """
@@ -18,64 +18,62 @@ from functools import cache, partial
 from typing import Any
 
 from nbcnn.gpu.language import cuda, f4, i4, i8, jit, types, u4
+from nbcnn.ops.conv.wgmma.ring import aligned, claim_stage, init_ring, next_stage, promoting_consumer
+from nbcnn.ops.conv.wgmma.ring import consumer as ring_consumer
+from nbcnn.ops.conv.wgmma.tile import WARPGROUP
 from nbcnn.ops.conv.wgmma.wgrad_bias import summer
 from nbcnn.ops.conv.wgmma.wgrad_place import panel_place
 from nbcnn.ops.conv.wgmma.wgrad_tile import BARRIERS, HELPERS, WARP, PixelTile
-from nbcnn.ops.conv.wgmma.wgrad_turn import turner
+from nbcnn.ops.conv.wgmma.wgrad_transpose import transposer
 from nbcnn.ops.kernel.loops import split_pixel, unrolled
 from nbcnn.ops.kernel.tensor_maps import ROW_BYTES
 from nbcnn.ops.ptx.asm import byte_address_global, byte_address_shared
-from nbcnn.ops.ptx.mbarrier import fence_mbarrier_init, mbarrier_arrive, mbarrier_arrive_expect_tx, mbarrier_init, mbarrier_wait
+from nbcnn.ops.ptx.mbarrier import fence_mbarrier_init, mbarrier_init
 from nbcnn.ops.ptx.tma import fence_tensor_map, load_im2col_4d, load_tile_2d
 from nbcnn.ops.ptx.vector import store2
-from nbcnn.ops.ptx.wgmma import K_STEP, MN_STEP, k_major, mn_major, wgmma_bf16, wgmma_commit, wgmma_fence, wgmma_tf32, wgmma_wait, wgmma_wait_all
+from nbcnn.ops.ptx.wgmma import K_STEP, MN_STEP, k_major, mn_major, wgmma_bf16, wgmma_commit, wgmma_fence, wgmma_tf32
 
 u8, u2 = types.uint64, types.uint16
 
 
 @cache
 def producer(tile: PixelTile) -> Any:
-    """Device function for one thread: fetch the steps first … last − 1 of a tile into the ring, each as soon as its slot is empty."""
-    SLOT, LANDED, SLOTS, PANEL_BYTES, BK, PANEL = tile.slot_bytes, tile.landed_bytes, tile.slots, tile.panel_bytes, tile.BK, tile.panel
+    """Device function for one thread: fetch the steps first … last − 1 of a tile into the ring, each as soon as its stage is empty."""
+    STAGE, PANEL_BYTES, BK, PANEL = tile.stage_bytes, tile.panel_bytes, tile.BK, tile.panel
     PANELS_A, PANELS_B = tile.BM // PANEL, tile.BN // PANEL
-    place = panel_place(PANEL)
+    place, claim, advance = panel_place(PANEL), claim_stage(tile.landed_bytes), next_stage(tile.slots)
 
     @jit(device=True)
     def run(maps, ring, full, empty, m0, panel0, panels, first, last, C, P, Q, S, stride, top, left):
-        moved_map = maps + u8(ROW_BYTES)
+        shifted_map = maps + u8(ROW_BYTES)
         fence_tensor_map(maps)
-        fence_tensor_map(moved_map)
+        fence_tensor_map(shifted_map)
         down = cuda.local.array(PANELS_B, u2)
         right = cuda.local.array(PANELS_B, u2)
         channel = cuda.local.array(PANELS_B, i4)
         for j in range(PANELS_B):
             r, s, channel[j] = place(panel0 + j, panels, C, S)
             down[j], right[j] = u2(r), u2(s)
-        slot, parity, step = 0, u4(1), first
+        stage, parity, step = 0, 1, first
         while step < last:
             pixel = step * BK
             image, p, q = split_pixel(pixel, P, Q)
             h, w = p * stride - top, q * stride - left
-            barrier = full + u4(slot * 8)
-            to = ring + u4(slot * SLOT)
-            mbarrier_wait(empty + u4(slot * 8), parity)
-            mbarrier_arrive_expect_tx(barrier, u4(LANDED))
+            barrier = claim(full, empty, stage, parity)
+            to = ring + stage * STAGE
             for i in range(PANELS_A):
                 load_tile_2d(to + i * PANEL_BYTES, maps, m0 + i * PANEL, pixel, barrier)
             for j in range(PANELS_B):
-                load_im2col_4d(to + (PANELS_A + j) * PANEL_BYTES, moved_map, channel[j], w, h, image, barrier, right[j], down[j])
-            slot += 1
-            if slot == SLOTS:
-                slot = 0
-                parity ^= 1
+                load_im2col_4d(to + (PANELS_A + j) * PANEL_BYTES, shifted_map, channel[j], w, h, image, barrier, right[j], down[j])
+            stage, parity = advance(stage, parity)
             step += 1
 
     return run
 
 
 @cache
-def _multiply_slot(tile: PixelTile) -> Any:
-    """Device function (acc, a, b, add): issue acc (+)= all products of one slot; a warpgroup's own rows start at a, all columns at b.
+def _multiply_stage(tile: PixelTile) -> Any:
+    """Device function (acc, a, b, add): issue acc (+)= all products of one stage; a warpgroup's own rows start at a, all columns at b.
 
     add 0 forgets the old sums.
     """
@@ -97,7 +95,7 @@ def _multiply_slot(tile: PixelTile) -> Any:
 
         @jit(device=True)
         def run(acc, a, b, add):
-            product(acc, a + u8(A_MORE), b + u8(B_MORE), add if STARTS else u4(1))
+            product(acc, a + u8(A_MORE), b + u8(B_MORE), add if STARTS else 1)
 
         return run
 
@@ -121,63 +119,10 @@ def _multiply_slot(tile: PixelTile) -> Any:
 
 @cache
 def consumer(tile: PixelTile) -> Any:
-    """Device function (acc, ring, ready, empty, t, first, last): acc += the products of every slot that is ready.
-
-    The tensor cores work on one slot while the next is issued; a slot is given back when the one after it is under way.
-    A block has at least one step. The loops end in the middle: a path around the products would have the sums copied.
-    """
-    SLOT, SLOTS, A_BYTES = tile.slot_bytes, tile.slots, tile.BM // tile.panel * tile.panel_bytes
-    GROUP_BYTES, SUMS = A_BYTES // tile.groups, tile.BM // tile.groups * tile.BN // 128
-    multiply, one_running, all_done = _multiply_slot(tile), wgmma_wait(1), wgmma_wait_all(SUMS)
-
-    @jit(device=True)
-    def run(acc, ring, ready, empty, t, first, last):
-        own = u4((t >> 7) * GROUP_BYTES)
-        slot, parity, step, previous = 0, u4(0), first, 0
-        while True:
-            mbarrier_wait(ready + u4(slot * 8), parity)
-            here = ring + u4(slot * SLOT)
-            multiply(acc, here + own, here + A_BYTES, u4(1))
-            one_running()
-            if t & 31 == 0 and step > first:
-                mbarrier_arrive(empty + u4(previous * 8))
-            previous = slot
-            slot += 1
-            if slot == SLOTS:
-                slot = 0
-                parity ^= 1
-            step += 1
-            if step >= last:
-                break
-        all_done(acc)
-
-    @jit(device=True)
-    def run_promoted(acc, ring, ready, empty, t, first, last):
-        own = u4((t >> 7) * GROUP_BYTES)
-        slot, parity, step = 0, u4(0), first
-        part = cuda.local.array(SUMS, f4)
-        for i in range(SUMS):
-            part[i] = 0.0
-        while True:
-            mbarrier_wait(ready + u4(slot * 8), parity)
-            here = ring + u4(slot * SLOT)
-            multiply(part, here + own, here + A_BYTES, u4(0))
-            all_done(part)
-            if t & 31 == 0:
-                mbarrier_arrive(empty + u4(slot * 8))
-            for i in range(SUMS):
-                acc[i] += part[i]
-            slot += 1
-            if slot == SLOTS:
-                slot = 0
-                parity ^= 1
-            step += 1
-            if step >= last:
-                break
-
-    # Tensor cores cut off what falls below a sum's last bit, always towards zero: over thousands of products that shows in float32.
-    # So in fp32 a sum leaves them after each step, and is added where additions round. Meanwhile the other warpgroup multiplies.
-    return run_promoted if tile.planes == 2 else run
+    """The ring's consumer for a tile, as `ring.consumer`; in fp32 sums are promoted after each step."""
+    sums, b_offset = tile.BM // tile.groups * tile.BN // WARPGROUP, tile.BM // tile.panel * tile.panel_bytes
+    make = promoting_consumer if tile.planes == 2 else ring_consumer
+    return make(_multiply_stage(tile), sums, tile.slots, tile.stage_bytes, b_offset)
 
 
 @cache
@@ -209,33 +154,35 @@ def store_product(tile: PixelTile) -> Any:
 
 @cache
 def pixel_product(tile: PixelTile, bias: str) -> Any:
-    SLOT, SLOTS, BM, PANEL, CONSUMERS = tile.slot_bytes, tile.slots, tile.BM, tile.panel, tile.consumers
-    ACC, PANELS_B, TURNED = tile.BM * tile.BN // tile.consumers, tile.BN // tile.panel, tile.element == 4
-    ARRIVALS = tile.consumers // WARP + (HELPERS if bias and not TURNED else 0)
-    produce, consume, store, turn = producer(tile), consumer(tile), store_product(tile), turner(tile, bias)
-    add_up, place = summer(tile, bias == "moved"), panel_place(tile.panel)
-    STILL, MOVED = bias == "still", bias == "moved"
+    STAGES, BM, PANEL, CONSUMERS = tile.slots, tile.BM, tile.panel, tile.consumers
+    RING, GROUP_BYTES = STAGES * tile.stage_bytes, tile.BM // tile.panel * tile.panel_bytes // tile.groups
+    ACC, PANELS_B, TRANSPOSED = tile.BM * tile.BN // tile.consumers, tile.BN // tile.panel, tile.element == 4
+    ARRIVALS = tile.consumers // WARP + (HELPERS if bias and not TRANSPOSED else 0)
+    init, produce, consume = init_ring(STAGES, ARRIVALS), producer(tile), consumer(tile)
+    store, transpose = store_product(tile), transposer(tile, bias)
+    add_up, place = summer(tile, bias == "shifted"), panel_place(tile.panel)
+    STATIONARY, SHIFTED = bias == "stationary", bias == "shifted"
     # 16 bytes of a pixel a lane; lanes beyond a pixel of few channels begin anew.
     CHUNK_BITS = min(31, tile.BN // 8 - 1) if tile.BN & (tile.BN - 1) == 0 else 31
 
     @jit(launch_bounds=(tile.threads(bias != ""), 1))
     def pixel_product_kernel(maps, partials, partials_b, M, C, P, Q, R, S, stride, top, left, pixel_steps, steps, column_tiles):
-        """partials[z][m][(r,s)][c] = Σ_pixel still[pixel][m] · moved[pixel moved by (r,s)][c] over part z; bias sums of it in partials_b.
+        """partials[z][m][(r,s)][c] = Σ_pixel stationary[pixel][m] · shifted[pixel shifted by (r,s)][c] over part z; bias sums of it in partials_b.
 
         gemm: GM = M, GN = R·S·C, GK = pixels; block tile BM × BN, BK pixels a step.
         grid: (row tiles × column tiles, split), columns first: blocks that run together read the same pixels, out of L2.
-        block: `groups` warpgroups that multiply, a warp whose first thread fetches; then three helper warps that turn tiles (tf32, fp32), or
+        block: `groups` warpgroups that multiply, a warp whose first thread fetches; then three helper warps that transpose tiles (tf32, fp32), or
         add up dy if there is a bias. owns: a block BM × BN, a warpgroup BM/groups rows of it.
         shared: slots · BK · (BM + BN) · element · planes bytes; moves per block: element·steps·BK·(BM + BN) + 4·BM·BN bytes.
         needs: compute capability 9.0 (wgmma, TMA).
-        bias: which operand is dy, "still" or "moved"; "" where no bias gradient is wanted.
+        bias: which operand is dy, "stationary" or "shifted"; "" where no bias gradient is wanted.
         """
-        shared = cuda.shared.array(0, types.uint8)
-        ring = (byte_address_shared(shared) + 1023) & 0xFFFFFC00
-        full = ring + SLOTS * SLOT
-        empty = full + SLOTS * 8
-        ready = full + SLOTS * 16 if TURNED else full
-        stage = full + BARRIERS
+        memory = cuda.shared.array(0, types.uint8)
+        ring = aligned(byte_address_shared(memory))
+        full = ring + RING
+        empty = full + STAGES * 8
+        ready = full + STAGES * 16 if TRANSPOSED else full
+        meeting = full + BARRIERS
         t = cuda.threadIdx.x
         row_tile = cuda.blockIdx.x // column_tiles
         column_tile = cuda.blockIdx.x - row_tile * column_tiles
@@ -245,27 +192,26 @@ def pixel_product(tile: PixelTile, bias: str) -> Any:
         first = z * steps
         last = min(first + steps, pixel_steps)
         if t == 0:
-            for slot in range(SLOTS):
-                mbarrier_init(full + slot * 8, u4(1))
-                mbarrier_init(empty + slot * 8, u4(ARRIVALS))
-                if TURNED:
-                    mbarrier_init(ready + slot * 8, u4(HELPERS))
+            init(full, empty)
+            if TRANSPOSED:
+                for stage in range(STAGES):
+                    mbarrier_init(ready + stage * 8, HELPERS)
             fence_mbarrier_init()
         cuda.syncthreads()
         if t >= CONSUMERS:
             if t == CONSUMERS:
                 produce(byte_address_global(maps), ring, full, empty, m0, panel0, panels, first, last, C, P, Q, S, stride, top, left)
             beside = t - (CONSUMERS + WARP)
-            if TURNED and beside >= 0:
-                turn(
+            if TRANSPOSED and beside >= 0:
+                transpose(
                     *(partials_b, ring, full, ready, beside, z, first, last, row_tile, column_tile, column_tiles),
                     *(m0, panel0, panels, M, C, P, Q, R, S),
                 )
-            if STILL and not TURNED and beside >= 0:
+            if STATIONARY and not TRANSPOSED and beside >= 0:
                 m = m0 + (beside & 31) * 8
                 at = i8(z * column_tiles + column_tile) * M + m if m < M else i8(-1)
-                add_up(partials_b, ring, full, empty, stage, beside, first, last, first + column_tile, column_tiles, u4(0), u4(0), P, Q, at)
-            if MOVED and not TURNED and beside >= 0:
+                add_up(partials_b, ring, full, empty, meeting, beside, first, last, first + column_tile, column_tiles, u4(0), u4(0), P, Q, at)
+            if SHIFTED and not TRANSPOSED and beside >= 0:
                 chunk = beside & CHUNK_BITS
                 panel = panel0 + (chunk >> 3)
                 r, s, c0 = place(panel, panels, C, S)
@@ -275,12 +221,12 @@ def pixel_product(tile: PixelTile, bias: str) -> Any:
                 rows = u4(0) if r & 1 == 0 and P & 1 == 0 else u4(0xFFFFFFFF)
                 columns = u4(0) if s & 1 == 0 and Q & 1 == 0 else u4(0xFFFFFFFF)
                 due = first if row_tile == 0 else last
-                add_up(partials_b, ring, full, empty, stage, beside, first, last, due, 1, rows, columns, P, Q, at)
+                add_up(partials_b, ring, full, empty, meeting, beside, first, last, due, 1, rows, columns, P, Q, at)
             return
         acc = cuda.local.array(ACC, f4)
         for i in range(ACC):
             acc[i] = 0.0
-        consume(acc, ring, ready, empty, t, first, last)
+        consume(acc, ring, ready, empty, (t >> 7) * GROUP_BYTES, t & 31, last - first, 0, 0)
         store(acc, partials, t, z, m0, panel0, panels, M, C, R * S, S)
 
     return pixel_product_kernel

@@ -26,9 +26,9 @@ MOST_SPLIT = 132
 
 @dataclass(frozen=True)
 class PixelTile:
-    """A block's tile BM × BN over pixels in steps of BK; `groups` warpgroups share its rows; `slots` steps are in flight.
+    """A block's tile BM × BN over pixels in steps of BK; `groups` warpgroups share its rows; `slots` steps are in flight, the stages of its ring.
 
-    element  bytes of an operand's element: 2 (bfloat16) or 4, whose tiles are turned in shared memory, 32 pixels a step.
+    element  bytes of an operand's element: 2 (bfloat16) or 4, whose tiles are transposed in shared memory, 32 pixels a step.
     planes   into how many tf32 values an element is split, 1 or 2.
     split    blocks that share one output tile.
 
@@ -55,7 +55,7 @@ class PixelTile:
         return self.groups * WARPGROUP
 
     def threads(self, bias: bool) -> int:
-        """The consumers, one producer warp, and three helper warps that turn tiles or add up the bias gradient, if either is to be done."""
+        """The consumers, one producer warp, and three helper warps that transpose tiles or add up the bias gradient, if either is to be done."""
         return self.consumers + WARP + (HELPERS * WARP if bias or self.element == 4 else 0)
 
     @property
@@ -68,14 +68,14 @@ class PixelTile:
         return (self.BM + self.BN) // self.panel * self.panel_bytes
 
     @property
-    def slot_bytes(self) -> int:
+    def stage_bytes(self) -> int:
         """Bytes of one step in the ring."""
         return self.planes * self.landed_bytes
 
     @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block: room to align, the ring, its barriers, the helpers' sums."""
-        return ALIGNMENT + self.slots * self.slot_bytes + BARRIERS + _HELPED
+        return ALIGNMENT + self.slots * self.stage_bytes + BARRIERS + _HELPED
 
     def row_tiles(self, g: Correlation) -> int:
         return ceil_div(g.K, self.BM)
@@ -140,11 +140,11 @@ _PARTS_A_CYCLE = 1760
 
 
 def _step_cycles(tile: PixelTile, precision: str) -> float:
-    """Cycles of a step: what TMA writes, what is read and written to turn it, and each 64 rows with all columns for every product."""
-    products, turned = (3 if tile.planes == 2 else 1), (1 + tile.planes if tile.element == 4 else 0)
+    """Cycles of a step: what TMA writes, what is read and written to transpose it, and each 64 rows with all columns for every product."""
+    products, transposed = (3 if tile.planes == 2 else 1), (1 + tile.planes if tile.element == 4 else 0)
     operands = tile.BM // 64 * (64 + tile.BN) * tile.BK * tile.element * products
     factor, stall = _STALLS[precision]
-    return factor * ((1 + turned) * tile.landed_bytes + operands) / _SHARED_A_CYCLE + stall
+    return factor * ((1 + transposed) * tile.landed_bytes + operands) / _SHARED_A_CYCLE + stall
 
 
 def _cycles(tile: PixelTile, g: Correlation, precision: str, multiprocessors: int) -> float:

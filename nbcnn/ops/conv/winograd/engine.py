@@ -4,12 +4,12 @@ An output of 2×2 pixels needs 4×4 pixels d of the input. With
 
     Bᵀ = [1 0 -1 0; 0 1 1 0; 0 -1 1 0; 0 1 0 -1]      G = [1 0 0; ½ ½ ½; ½ -½ ½; 0 0 1]      Aᵀ = [1 1 1 0; 0 1 -1 -1]
 
-    fprop   y = Aᵀ [ Σ_c (G w G^T) ⊙ (Bᵀ d B) ] A          16 points, at each a matrix product over the channels
+    fprop   y = Aᵀ [ Σ_c (G w G^T) ⊙ (Bᵀ d B) ] A          16 positions of a tile, at each a matrix product over the channels
     dgrad   the same, of dy with the filters turned and C and K exchanged
-    wgrad   dw = Gᵀ [ Σ_tiles (Bᵀ d B) ⊙ (A dy Aᵀ) ] G     16 matrix products over the tiles; point (1,1) of A dy Aᵀ sums a tile: db
+    wgrad   dw = Gᵀ [ Σ_tiles (Bᵀ d B) ⊙ (A dy Aᵀ) ] G     16 matrix products over the tiles; position (1,1) of A dy Aᵀ sums a tile: db
 
-Per call: filters to points, then for a few images at a time (so that their points need little memory, and stay near the
-cache) images to points, the products, points to images. The output tile is the window of a 2×2 pooling, which is why
+Per call: filters to Winograd-domain values, then for a few images at a time (so that their values need little memory, and stay near the
+cache) images to Winograd-domain values, the products, and the way back to images. The output tile is the window of a 2×2 pooling, which is why
 pooling costs nothing here. Rounding errors are about twice those of the direct form.
 
 Source: A. Lavin, S. Gray, "Fast Algorithms for Convolutional Neural Networks", arXiv:1509.09308; wgrad transposed from it.
@@ -27,15 +27,15 @@ from nbcnn.ops.conv.frame import composed
 from nbcnn.ops.conv.simt import im2col, im2col_wgrad
 from nbcnn.ops.conv.simt.split_fused import exchanged_traffic
 from nbcnn.ops.conv.simt.tiles import Tile
-from nbcnn.ops.conv.winograd.product import columns_traffic, launch_columns, launch_rows, launch_sum_points, rows_traffic
+from nbcnn.ops.conv.winograd.product import columns_traffic, launch_columns, launch_rows, launch_sum_winograd, rows_traffic
 from nbcnn.ops.conv.winograd.transform import (
     THREADS,
-    filter_points_kernel,
+    filter_kernel,
     filters_traffic,
     image_kernel,
     images_traffic,
-    points_kernel,
-    points_traffic,
+    input_kernel,
+    input_traffic,
 )
 from nbcnn.ops.images import unpool
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks
@@ -43,7 +43,7 @@ from nbcnn.ops.kernel.loops import ceil_div
 from nbcnn.ops.kernel.traffic import Traffic
 from nbcnn.plan.shapes import ConvShape, numel
 
-POINTS = 16
+VALUES = 16
 BYTES = 128 << 20
 """Points of the images that are worked on at a time, about."""
 LEAST_TILES = 2048
@@ -91,15 +91,15 @@ def supports(call: Call) -> str | None:
 
 
 def tile(call: Call, multiprocessors: int) -> WinogradTile:
-    """As many images at a time as `BYTES` hold the points of; large blocks, and parts of the tiles so that a wave is full."""
+    """As many images at a time as `BYTES` hold the Winograd-domain values of; large blocks, and parts of the tiles so that a wave is full."""
     c = shape_of(call)
-    images = max(1, min(c.N, BYTES // (4 * POINTS * (c.H * c.W // 4) * max(c.C, c.K))))
+    images = max(1, min(c.N, BYTES // (4 * VALUES * (c.H * c.W // 4) * max(c.C, c.K))))
     columns = c.C if "dgrad" in call.op else c.K
     sizes = (128, 128, 8, 8) if columns > 64 else (64, 64, 8, 4)
     if "wgrad" not in call.op:
         return WinogradTile(images, *sizes)
     product = Tile(sizes[0], sizes[1], 16, *sizes[2:])
-    blocks_of_part = product.grid(c.C, c.K)[0] * POINTS
+    blocks_of_part = product.grid(c.C, c.K)[0] * VALUES
     most = images * (c.H * c.W // 4) // product.BK
     split = max(1, min(most, product.blocks_per_multiprocessor * multiprocessors // blocks_of_part))
     return WinogradTile(images, *sizes, split)
@@ -122,42 +122,42 @@ class Scratch:
         return self._floats[self._used - count : self._used]
 
 
-def launch_points(kind: str, x: Any, points: Any, first: int, tiles: int, H: int, W: int, channels: int) -> Launch:
+def launch_input(kind: str, x: Any, values: Any, first: int, tiles: int, H: int, W: int, channels: int) -> Launch:
     """Points of the tiles `first` … of images of H×W."""
     sizes = (np.int32(v) for v in (first, tiles, H, W, channels // 4))
-    return Launch(points_kernel(kind), blocks(tiles * channels // 4, THREADS), THREADS, (x, points, *sizes))
+    return Launch(input_kernel(kind), blocks(tiles * channels // 4, THREADS), THREADS, (x, values, *sizes))
 
 
-def launch_filters(kind: str, packed: Any, points: Any, rows: int, columns: int) -> Launch:
+def launch_filters(kind: str, packed: Any, values: Any, rows: int, columns: int) -> Launch:
     """Points of the filters [3×3][rows][columns]."""
     count = rows * columns // 4
     sizes = (np.int32(v) for v in (count, rows, columns // 4))
-    return Launch(filter_points_kernel(kind), blocks(count, THREADS), THREADS, (packed, points, *sizes))
+    return Launch(filter_kernel(kind), blocks(count, THREADS), THREADS, (packed, values, *sizes))
 
 
-def launch_images(kind: str, points: Any, b: Any, after: str, other: Any, y: Any, first: int, tiles: int, H: int, W: int, K: int) -> Launch:
-    """y, of images of H×W before a pooling, from the points of the tiles `first` …; b and other are None where there is none."""
+def launch_images(kind: str, values: Any, b: Any, after: str, other: Any, y: Any, first: int, tiles: int, H: int, W: int, K: int) -> Launch:
+    """y, of images of H×W before a pooling, from the Winograd-domain values of the tiles `first` …; b and other are None where there is none."""
     sizes = (np.int32(v) for v in (first, tiles, H, W, K // 4))
-    args = (points, y if b is None else b, y if other is None else other, y, *sizes)
+    args = (values, y if b is None else b, y if other is None else other, y, *sizes)
     return Launch(image_kernel(kind, b is not None, after), blocks(tiles * K // 4, THREADS), THREADS, args)
 
 
 def _sizes(call: Call) -> tuple[int, int, int]:
-    """Floats of the points of the filters, of what a chunk reads, and of what it makes (in a weight gradient: of x and dy)."""
+    """Floats of the Winograd-domain values of the filters, of what a chunk reads, and of what it makes (in a weight gradient: of x and dy)."""
     c = shape_of(call)
-    chunk = POINTS * min(c.N, call.tile.images) * (c.H * c.W // 4)
+    chunk = VALUES * min(c.N, call.tile.images) * (c.H * c.W // 4)
     source, target = (c.K, c.C) if "dgrad" in call.op else (c.C, c.K)
-    return POINTS * c.C * c.K, chunk * source, chunk * target
+    return VALUES * c.C * c.K, chunk * source, chunk * target
 
 
 def scratch(call: Call) -> int:
-    """Bytes of the points."""
+    """Bytes of the Winograd-domain values."""
     return 4 * sum(_sizes(call))
 
 
 def transformed(call: Call, last: Callable[[Any, int, int], Launch]) -> list[Launch]:
-    """Launches of fprop or dgrad: filters to points; then, a few images at a time, their points, the products, and `last` (points, first tile,
-    tiles), which makes images of points."""
+    """Launches of fprop or dgrad: filters to Winograd-domain values; then, a few images at a time, their values, the products, and `last`
+    (values, first tile, tiles), which makes images of them."""
     c, tile = shape_of(call), call.tile
     source, target = (c.C, c.K) if "fprop" in call.op else (c.K, c.C)
     room = Scratch(call)
@@ -165,8 +165,8 @@ def transformed(call: Call, last: Callable[[Any, int, int], Launch]) -> list[Lau
     made = [launch_filters("winograd", call.packed, u, source, target)]
     for first, tiles in _chunks(c, tile.images):
         made += [
-            launch_points("winograd", call.ins[0], v, first, tiles, c.H, c.W, source),
-            launch_rows(v, u, m, POINTS, tiles, target, source, tile.product),
+            launch_input("winograd", call.ins[0], v, first, tiles, c.H, c.W, source),
+            launch_rows(v, u, m, VALUES, tiles, target, source, tile.product),
             last(m, first, tiles),
         ]
     return made
@@ -187,9 +187,9 @@ def _planes(call: Call) -> int:
 
 
 def scratch_wgrad(call: Call) -> int:
-    """Bytes of the points, of the partial gradients at the points, and of the partial sums of dy."""
+    """Bytes of the Winograd-domain values, of the partial gradients of them, and of the partial sums of dy."""
     c, (one, *images) = shape_of(call), _sizes(call)
-    return 4 * (sum(images) + _planes(call) * (one + POINTS * c.K))
+    return 4 * (sum(images) + _planes(call) * (one + VALUES * c.K))
 
 
 def bind_wgrad(call: Call) -> list[Launch]:
@@ -198,27 +198,27 @@ def bind_wgrad(call: Call) -> list[Launch]:
     (x, dy), dw = call.ins, call.outs[0]
     room, (one, *images) = Scratch(call), _sizes(call)
     v, g = (room.take(size) for size in images)
-    partials, partials_b = room.take(planes * one), room.take(planes * POINTS * c.K)
+    partials, partials_b = room.take(planes * one), room.take(planes * VALUES * c.K)
     made: list[Launch] = []
     for chunk, (first, tiles) in enumerate(_chunks(c, tile.images)):
         made += [
-            launch_points("winograd", x, v, first, tiles, c.H, c.W, c.C),
-            launch_points("gradient", dy, g, first, tiles, c.H, c.W, c.K),
+            launch_input("winograd", x, v, first, tiles, c.H, c.W, c.C),
+            launch_input("gradient", dy, g, first, tiles, c.H, c.W, c.K),
             launch_columns(v, g, partials, partials_b, tiles, c.C, c.K, chunk * tile.split, tile.product),
         ]
     db = call.outs[1] if len(call.outs) == 2 else None
-    return [*made, *launch_sum_points(partials, partials_b, dw, db, c.K, c.C, planes)]
+    return [*made, *launch_sum_winograd(partials, partials_b, dw, db, c.K, c.C, planes)]
 
 
 def traffic_of(call: Call, last: Callable[[int], Traffic]) -> list[Traffic]:
-    """Bytes of `transformed`; last: of what makes images of the points of so many tiles."""
+    """Bytes of `transformed`; last: of what makes images of the values of so many tiles."""
     c, tile = shape_of(call), call.tile
     source, target = (c.C, c.K) if "fprop" in call.op else (c.K, c.C)
     made = [filters_traffic("winograd", source, target)]
     for _, tiles in _chunks(c, tile.images):
         made += [
-            points_traffic("winograd", tiles, c.H, c.W, source),
-            rows_traffic(POINTS, tiles, target, source, tile.product),
+            input_traffic("winograd", tiles, c.H, c.W, source),
+            rows_traffic(VALUES, tiles, target, source, tile.product),
             last(tiles),
         ]
     return made
@@ -235,7 +235,7 @@ def traffic_wgrad(call: Call) -> list[Traffic]:
     c, tile = shape_of(call), call.tile
     made = []
     for _, tiles in _chunks(c, tile.images):
-        made += [points_traffic("winograd", tiles, c.H, c.W, c.C), points_traffic("gradient", tiles, c.H, c.W, c.K)]
+        made += [input_traffic("winograd", tiles, c.H, c.W, c.C), input_traffic("gradient", tiles, c.H, c.W, c.K)]
         made.append(columns_traffic(tiles, c.C, c.K, tile.product))
     return made + exchanged_traffic(16, c.K, c.C, _planes(call), len(call.out_shapes) == 2)
 

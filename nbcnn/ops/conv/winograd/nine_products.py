@@ -17,14 +17,14 @@ from __future__ import annotations
 import numpy as np
 
 from nbcnn.ops.conv.simt import im2col
-from nbcnn.ops.conv.winograd.engine import BYTES, LEAST_TILES, Scratch, WinogradTile, launch_filters, launch_images, launch_points
+from nbcnn.ops.conv.winograd.engine import BYTES, LEAST_TILES, Scratch, WinogradTile, launch_filters, launch_images, launch_input
 from nbcnn.ops.conv.winograd.product import launch_rows, rows_traffic
-from nbcnn.ops.conv.winograd.transform import filters_traffic, images_traffic, points_traffic
+from nbcnn.ops.conv.winograd.transform import filters_traffic, images_traffic, input_traffic
 from nbcnn.ops.kernel.call import Call, Impl, Launch
 from nbcnn.ops.kernel.traffic import Traffic
 from nbcnn.plan.shapes import numel
 
-POINTS = 9
+VALUES = 9
 
 
 def supports(call: Call) -> str | None:
@@ -42,21 +42,21 @@ def supports(call: Call) -> str | None:
 
 
 def tile(call: Call, multiprocessors: int) -> WinogradTile:
-    """As many images at a time as `BYTES` hold the points of; large blocks."""
+    """As many images at a time as `BYTES` hold the transformed values of; large blocks."""
     (N, C, H, W), K = call.in_shapes[0], call.in_shapes[1][0]
-    images = max(1, min(N, BYTES // (4 * POINTS * H * W * max(C, K))))
+    images = max(1, min(N, BYTES // (4 * VALUES * H * W * max(C, K))))
     return WinogradTile(images, 128, 128, 8, 8) if K > 64 else WinogradTile(images, 64, 64, 8, 4)
 
 
 def _sizes(call: Call) -> tuple[int, int, int]:
-    """Floats of the points of the filters, and of the images that are worked on at a time: read and made."""
+    """Floats of the transformed filters, and of the images that are worked on at a time: read and made."""
     (N, C, H, W), K = call.in_shapes[0], call.in_shapes[1][0]
-    chunk = POINTS * min(N, call.tile.images) * H * W
-    return POINTS * C * K, chunk * C, chunk * K
+    chunk = VALUES * min(N, call.tile.images) * H * W
+    return VALUES * C * K, chunk * C, chunk * K
 
 
 def scratch(call: Call) -> int:
-    """Bytes of the points."""
+    """Bytes of the transformed values."""
     return 4 * sum(_sizes(call))
 
 
@@ -69,8 +69,8 @@ def bind(call: Call) -> list[Launch]:
     for first in range(0, N * H * W, tile.images * H * W):
         tiles = min(tile.images * H * W, N * H * W - first)
         made += [
-            launch_points("doubled", call.ins[0], v, first, tiles, H, W, C),
-            launch_rows(v, u, m, POINTS, tiles, K, C, tile.product),
+            launch_input("doubled", call.ins[0], v, first, tiles, H, W, C),
+            launch_rows(v, u, m, VALUES, tiles, K, C, tile.product),
             launch_images("doubled", m, call.ins[2], after, None, call.outs[0], first, tiles, 2 * H, 2 * W, K),
         ]
     return made
@@ -88,8 +88,8 @@ def traffic(call: Call) -> list[Traffic]:
     for first in range(0, N * H * W, tile.images * H * W):
         tiles = min(tile.images * H * W, N * H * W - first)
         made += [
-            points_traffic("doubled", tiles, H, W, C),
-            rows_traffic(POINTS, tiles, K, C, tile.product),
+            input_traffic("doubled", tiles, H, W, C),
+            rows_traffic(VALUES, tiles, K, C, tile.product),
             images_traffic("doubled", tiles, K, "relu"),
         ]
     return made

@@ -1,8 +1,8 @@
-"""The transforms of Winograd's F(2×2, 3×3) between images or filters and their 16 points, and those of a folded upsampling's
+"""The transforms of Winograd's F(2×2, 3×3) between images or filters and their 16 Winograd-domain values, and those of a folded upsampling's
 nine (winograd.py and nine_products.py have the formulas).
 
-Every kernel moves float4s of neighbouring channels, one tile (or one filter) a thread: memory-bound. The points of an image
-lie as [point][tile][channel], those of a filter as [row][point][column]. Tiles are numbered image by image, line by line,
+Every kernel moves float4s of neighbouring channels, one tile (or one filter) a thread: memory-bound. The values of an image
+lie as [position][tile][channel], those of a filter as [row][position][column]. Tiles are numbered image by image, line by line,
 which is also how pooling numbers its windows (pooling.py); launches see a part of the images, from tile `first` on.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from nbcnn.gpu.language import cuda, f4, i4, i8, jit
+from nbcnn.gpu.language import cuda, f4, i8, jit
 from nbcnn.ops.activations.relu import relu
 from nbcnn.ops.conv.frame.pooling import store_pooled
 from nbcnn.ops.kernel.loops import quotient
@@ -20,7 +20,7 @@ from nbcnn.ops.kernel.windows import split
 from nbcnn.ops.ptx.vector import load4, load4_if, store4
 
 THREADS = 256
-POINTS = {"winograd": 16, "doubled": 9}
+VALUES = {"winograd": 16, "doubled": 9}
 
 
 def _both_ways(line: Any, n: int, m: int) -> Any:
@@ -97,8 +97,8 @@ _IMAGES = {"winograd": (_at, 4, 2), "doubled": (_q, 3, 2)}
 
 
 @jit(device=True)
-def filter_of_points(total, taps):
-    """The nine taps Gᵀ total G of 16 points."""
+def filter_of_values(total, taps):
+    """The nine taps Gᵀ total G of 16 Winograd-domain values."""
     middle = cuda.local.array(12, f4)
     for v in range(4):
         plus, minus = 0.5 * (total[4 + v] + total[8 + v]), 0.5 * (total[4 + v] - total[8 + v])
@@ -110,20 +110,20 @@ def filter_of_points(total, taps):
 
 
 @functools.cache
-def points_kernel(kind: str) -> Any:
+def input_kernel(kind: str) -> Any:
     """Points of image tiles: "winograd" (Bᵀ d B of 4×4) and "doubled" (3×3) for what a convolution reads, "gradient" (A dy Aᵀ of 2×2)."""
     line, size, wide, STEP, PAD = _TILES[kind]
     transform, COUNT = _both_ways(line, size, wide), wide * wide
     FLOATS, ALL = size * size * 4, COUNT * 4
 
     @jit(launch_bounds=(THREADS, 2))
-    def winograd_points_kernel(x, points, first, tiles, H, W, groups):
-        """points[point][t][c] of the tile t, which begins at pixel STEP·(i,j) - PAD of x (N,H,W,C); zero outside.
+    def winograd_input_kernel(x, values, first, tiles, H, W, groups):
+        """values[position][t][c] of the tile t, which begins at pixel STEP·(i,j) - PAD of x (N,H,W,C); zero outside.
 
         grid ceil(tiles·groups / 256), block 256, groups = C/4; a thread owns four channels of a tile
-        moves 4·(1 + points/STEP²)·H·W·C bytes an image; the rereads of overlapping tiles meet in the cache
+        moves 4·(1 + values/STEP²)·H·W·C bytes an image; the rereads of overlapping tiles meet in the cache
         """
-        i = i4(cuda.grid(1))
+        i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
         if i >= tiles * groups:
             return
         t, group = split(i, groups)
@@ -138,28 +138,28 @@ def points_kernel(kind: str) -> Any:
                 k = (a * size + b) * 4
                 d[k], d[k + 1], d[k + 2], d[k + 3] = load4_if(x, (((n * H + h) * W + w) * groups + group) * 4, inside)
         transform(p, d)
-        for point in range(COUNT):
-            at = ((point * tiles + t) * groups + group) * 4
-            store4(points, at, p[4 * point], p[4 * point + 1], p[4 * point + 2], p[4 * point + 3])
+        for position in range(COUNT):
+            at = ((position * tiles + t) * groups + group) * 4
+            store4(values, at, p[4 * position], p[4 * position + 1], p[4 * position + 2], p[4 * position + 3])
 
-    return winograd_points_kernel
+    return winograd_input_kernel
 
 
 @functools.cache
-def filter_points_kernel(kind: str) -> Any:
+def filter_kernel(kind: str) -> Any:
     """Points of filters, of kind "winograd" or "doubled"."""
     line, size, wide = _FILTERS[kind]
     transform, COUNT = _both_ways(line, size, wide), wide * wide
     ALL = COUNT * 4
 
     @jit(launch_bounds=(THREADS, 2))
-    def winograd_filter_kernel(w, points, count, rows, groups):
-        """points[row][point][column] = G w Gᵀ (or P w Pᵀ) of w [3×3][row][column].
+    def winograd_filter_kernel(w, values, count, rows, groups):
+        """values[row][position][column] = G w Gᵀ (or P w Pᵀ) of w [3×3][row][column].
 
         grid ceil(count / 256), block 256, count = rows·groups, groups = columns/4; a thread owns four filters
-        moves 4·(9 + points)·rows·columns bytes
+        moves 4·(9 + values)·rows·columns bytes
         """
-        i = i4(cuda.grid(1))
+        i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
         if i >= count:
             return
         row, group = split(i, groups)
@@ -169,25 +169,25 @@ def filter_points_kernel(kind: str) -> Any:
             at = ((tap * rows + row) * groups + group) * 4
             d[4 * tap], d[4 * tap + 1], d[4 * tap + 2], d[4 * tap + 3] = load4(w, at)
         transform(p, d)
-        for point in range(COUNT):
-            at = ((row * COUNT + point) * groups + group) * 4
-            store4(points, at, p[4 * point], p[4 * point + 1], p[4 * point + 2], p[4 * point + 3])
+        for position in range(COUNT):
+            at = ((row * COUNT + position) * groups + group) * 4
+            store4(values, at, p[4 * position], p[4 * position + 1], p[4 * position + 2], p[4 * position + 3])
 
     return winograd_filter_kernel
 
 
 @functools.cache
-def tile_of_points(kind: str, bias: bool) -> Any:
-    """Device function (out, points, b, t, group, tiles, groups): 2×2 pixels of four channels, Aᵀ m A or Q m Qᵀ (+ b), of points[point][t][group]."""
+def output_tile(kind: str, bias: bool) -> Any:
+    """Device function (out, values, b, t, group, tiles, groups): 2×2 pixels of four channels, Aᵀ m A or Q m Qᵀ (+ b), of the values of a tile."""
     line_of, size, _ = _IMAGES[kind]
     transform, COUNT, ALL, BIAS = _both_ways(line_of, size, 2), size * size, size * size * 4, bias
 
     @jit(device=True)
-    def run(out, points, b, t, group, tiles, groups):
+    def run(out, values, b, t, group, tiles, groups):
         m = cuda.local.array(ALL, f4)
-        for point in range(COUNT):
-            at = ((point * tiles + t) * groups + group) * 4
-            m[4 * point], m[4 * point + 1], m[4 * point + 2], m[4 * point + 3] = load4(points, at)
+        for position in range(COUNT):
+            at = ((position * tiles + t) * groups + group) * 4
+            m[4 * position], m[4 * position + 1], m[4 * position + 2], m[4 * position + 3] = load4(values, at)
         transform(out, m)
         if BIAS:
             v = load4(b, 4 * group)
@@ -200,23 +200,23 @@ def tile_of_points(kind: str, bias: bool) -> Any:
 
 @functools.cache
 def image_kernel(kind: str, bias: bool, after: str) -> Any:
-    """Images of points: Aᵀ m A or Q m Qᵀ (+ b), then nothing, "relu", "mask" or "pool" (im2col.Window says what these are)."""
-    make, store_window = tile_of_points(kind, bias), store_pooled(True)
+    """Images of Winograd-domain values: Aᵀ m A or Q m Qᵀ (+ b), then nothing, "relu", "mask" or "pool" (im2col.Window says what these are)."""
+    make, store_window = output_tile(kind, bias), store_pooled(True)
     RELU, MASK, POOL = after == "relu", after == "mask", after == "pool"
 
     @jit(launch_bounds=(THREADS, 2))
-    def winograd_image_kernel(points, b, other, y, first, tiles, H, W, groups):
-        """y (N,H,W,K) (or its pooled form) from points[point][t][k].
+    def winograd_image_kernel(values, b, other, y, first, tiles, H, W, groups):
+        """y (N,H,W,K) (or its pooled form) from values[position][t][k].
 
         grid ceil(tiles·groups / 256), block 256, groups = K/4; a thread owns four channels of a tile of 2×2 pixels
-        moves 4·(points/4 + 1)·H·W·K bytes an image (4·(points/4 + 1/4) if pooled). other: what masks, or the index that pooling writes
+        moves 4·(values/4 + 1)·H·W·K bytes an image (4·(values/4 + 1/4) if pooled). other: what masks, or the index that pooling writes
         """
-        i = i4(cuda.grid(1))
+        i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
         if i >= tiles * groups:
             return
         t, group = split(i, groups)
         out = cuda.local.array(16, f4)
-        make(out, points, b, t, group, tiles, groups)
+        make(out, values, b, t, group, tiles, groups)
         if POOL:
             at = (first + t) * groups + group
             store_window(out, y, other, i8(at) * 4, i8(at), 4)
@@ -238,8 +238,8 @@ def image_kernel(kind: str, bias: bool, after: str) -> Any:
     return winograd_image_kernel
 
 
-def points_traffic(kind: str, tiles: int, H: int, W: int, channels: int) -> Traffic:
-    """Bytes of `points_kernel` on the tiles of whole images of H×W: overlapping tiles read their common pixels twice or more."""
+def input_traffic(kind: str, tiles: int, H: int, W: int, channels: int) -> Traffic:
+    """Bytes of `input_kernel` on the tiles of whole images of H×W: overlapping tiles read their common pixels twice or more."""
     _, size, wide, step, pad = _TILES[kind]
     images = tiles // (H // step * (W // step))
     down, rows = windows(H // step, size, H, step, pad)
@@ -248,11 +248,11 @@ def points_traffic(kind: str, tiles: int, H: int, W: int, channels: int) -> Traf
 
 
 def filters_traffic(kind: str, rows: int, columns: int) -> Traffic:
-    """Bytes of `filter_points_kernel`."""
-    return once(4 * 9 * rows * columns, 4 * POINTS[kind] * rows * columns)
+    """Bytes of `filter_kernel`."""
+    return once(4 * 9 * rows * columns, 4 * VALUES[kind] * rows * columns)
 
 
 def images_traffic(kind: str, tiles: int, K: int, after: str) -> Traffic:
-    """Bytes of `image_kernel`: the points of tiles of 2×2 pixels; a pooled tile is one pixel, and a byte of index for four channels."""
-    read = 4 * POINTS[kind] * tiles * K + (16 * tiles * K if after == "mask" else 0)
+    """Bytes of `image_kernel`: Winograd-domain values of tiles of 2×2 pixels; a pooled tile is one pixel, and a byte of index for 4 channels."""
+    read = 4 * VALUES[kind] * tiles * K + (16 * tiles * K if after == "mask" else 0)
     return once(read, tiles * (4 * K + K // 4) if after == "pool" else 16 * tiles * K)

@@ -30,7 +30,7 @@ from nbcnn.ops.series.dwconv1d.staging import fill_filter, quads, row_loads, shi
 from nbcnn.ops.series.dwconv1d.whole import Whole
 
 MOST_TAPS = 128
-"""Taps that are staged at once; a longer filter takes several turns."""
+"""Taps that are staged at once; a longer filter takes several iterations."""
 
 
 @functools.cache
@@ -137,8 +137,8 @@ def series_loads(g: Correlation, tile: Sliding) -> int:
     """Elements of one series that the tiles stage, with their halos."""
     step = min(quads(g.T), MOST_TAPS)
     starts = range(0, g.L, tile.length)
-    turns = ((i0, min(step, quads(g.T - i0))) for i0 in range(0, g.T, step))
-    return sum(row_loads(g.L, starts, i0 - g.left - shift_of(g), tile.length + 4 + count) for i0, count in turns)
+    passes = ((i0, min(step, quads(g.T - i0))) for i0 in range(0, g.T, step))
+    return sum(row_loads(g.L, starts, i0 - g.left - shift_of(g), tile.length + 4 + count) for i0, count in passes)
 
 
 def traffic(call: Call) -> list[Traffic]:

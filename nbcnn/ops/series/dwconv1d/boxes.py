@@ -17,18 +17,19 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, f4, i4, jit, types, u4
+from nbcnn.gpu.language import cuda, f4, jit, types
 from nbcnn.ops.kernel import tensor_maps
 from nbcnn.ops.kernel.call import Call, Launch, blocks
 from nbcnn.ops.kernel.traffic import Traffic, element
 from nbcnn.ops.ptx.asm import byte_address_global, byte_address_shared
-from nbcnn.ops.ptx.mbarrier import fence_mbarrier_init, mbarrier_arrive_expect_tx, mbarrier_init, mbarrier_wait
+from nbcnn.ops.ptx.mbarrier import mbarrier_arrive_expect_tx, mbarrier_wait
 from nbcnn.ops.ptx.shuffle import WARP, warp_barrier
 from nbcnn.ops.ptx.tma import commit_stores, fence_async_shared, fence_tensor_map, load_tile_3d, store_tile_3d, wait_stores_read
 from nbcnn.ops.ptx.vector import load1_if
 from nbcnn.ops.series.dwconv1d import naive, whole
 from nbcnn.ops.series.dwconv1d.series import Correlation
 from nbcnn.ops.series.dwconv1d.sliding import odd_quads
+from nbcnn.ops.series.dwconv1d.staging import floats_before, init_two_barriers
 from nbcnn.ops.series.dwconv1d.whole import convolve, take
 
 WARPS = 8
@@ -131,6 +132,7 @@ def kernel_for(length: int, taps: int, left: int, flipped: bool, skip: bool) -> 
     TAPS = WARP * MY_TAPS
     BARRIERS = TAPS + 2 * WARPS * BOX
     stage_taps, take_row, run = fill_taps(taps, left, flipped, skip, THREADS), take(length), convolve(length, taps, left)
+    boxes_at = floats_before(128)
 
     @jit(launch_bounds=(THREADS, RESIDENT))
     def dwconv1d_boxes_kernel(maps, w, d, C, groups, strip):
@@ -144,7 +146,7 @@ def kernel_for(length: int, taps: int, left: int, flipped: bool, skip: bool) -> 
         """
         shared = cuda.shared.array(0, f4)
         base = byte_address_shared(shared)
-        start = i4((128 - (base & 127) & 127) >> 2)
+        start = boxes_at(base)
         tid = cuda.threadIdx.x
         lane, warp = tid & WARP - 1, tid // WARP
         part = cuda.blockIdx.x // groups
@@ -154,31 +156,29 @@ def kernel_for(length: int, taps: int, left: int, flipped: bool, skip: bool) -> 
         source, out = byte_address_global(maps), byte_address_global(maps) + types.uint64(MAP_BYTES)
         n = part * strip * WARPS + warp
         if lane == 0:
-            mbarrier_init(barrier, u4(1))
-            mbarrier_init(barrier + 8, u4(1))
-            fence_mbarrier_init()
+            init_two_barriers(barrier)
         # A fence a block is enough, and many cost time.
         if tid == 0:
             fence_tensor_map(source)
             fence_tensor_map(out)
         cuda.syncthreads()
         if lane == 0:
-            mbarrier_arrive_expect_tx(barrier, u4(4 * BOX))
+            mbarrier_arrive_expect_tx(barrier, 4 * BOX)
             load_tile_3d(base + at * 4, source, 0, c, n, barrier)
         stage_taps(shared, start, w, d, c, C, tid)
         cuda.syncthreads()
         row = cuda.local.array(L, f4)
-        turn = 0
-        while turn < strip:
-            half = turn & 1
+        iteration = 0
+        while iteration < strip:
+            half = iteration & 1
             mine = at + half * BOX
             own = mine + lane * PITCH
-            mbarrier_wait(barrier + half * 8, u4((turn >> 1) & 1))
+            mbarrier_wait(barrier + half * 8, (iteration >> 1) & 1)
             take_row(row, shared, own)
-            if lane == 0 and turn + 1 < strip:
+            if lane == 0 and iteration + 1 < strip:
                 other, to = barrier + (1 - half) * 8, at + (1 - half) * BOX
                 wait_stores_read()
-                mbarrier_arrive_expect_tx(other, u4(4 * BOX))
+                mbarrier_arrive_expect_tx(other, 4 * BOX)
                 load_tile_3d(base + to * 4, source, 0, c, n + WARPS, other)
             run(row, shared, start + lane * MY_TAPS, own)
             fence_async_shared()
@@ -187,7 +187,7 @@ def kernel_for(length: int, taps: int, left: int, flipped: bool, skip: bool) -> 
                 store_tile_3d(out, 0, c, n, base + mine * 4)
                 commit_stores()
             n += WARPS
-            turn += 1
+            iteration += 1
         wait_stores_read()
 
     return dwconv1d_boxes_kernel

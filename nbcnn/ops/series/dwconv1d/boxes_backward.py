@@ -12,18 +12,19 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, f4, i4, jit, types, u4
+from nbcnn.gpu.language import cuda, f4, jit, types
 from nbcnn.ops.kernel import tensor_maps
 from nbcnn.ops.kernel.call import Call, Launch
 from nbcnn.ops.kernel.traffic import Traffic, element
 from nbcnn.ops.ptx.asm import byte_address_global, byte_address_shared
-from nbcnn.ops.ptx.mbarrier import fence_mbarrier_init, mbarrier_arrive_expect_tx, mbarrier_init, mbarrier_wait
+from nbcnn.ops.ptx.mbarrier import mbarrier_arrive_expect_tx, mbarrier_wait
 from nbcnn.ops.ptx.shuffle import WARP, warp_barrier
 from nbcnn.ops.ptx.tma import commit_stores, fence_async_shared, fence_tensor_map, load_tile_3d, store_tile_3d, wait_stores_read
 from nbcnn.ops.series.dwconv1d import partials
 from nbcnn.ops.series.dwconv1d.boxes import MAP_BYTES, box_floats, fill_taps, groups, map_of, shared_bytes
 from nbcnn.ops.series.dwconv1d.series import Correlation
 from nbcnn.ops.series.dwconv1d.sliding import odd_quads
+from nbcnn.ops.series.dwconv1d.staging import floats_before, init_two_barriers
 from nbcnn.ops.series.dwconv1d.straight import gradient
 from nbcnn.ops.series.dwconv1d.whole import convolve, take
 
@@ -43,6 +44,7 @@ def kernel_for(length: int, taps: int, left: int, left_dx: int | None, flipped: 
     BARRIERS = TAPS + 4 * WARPS * BOX
     take_row, add = take(length), gradient(length, taps, left)
     stage_taps, run = fill_taps(taps, left_dx or 0, flipped, skip, THREADS), convolve(length, taps, left_dx or 0)
+    boxes_at = floats_before(128)
 
     @jit(launch_bounds=(THREADS, RESIDENT))
     def dwconv1d_bwd_boxes_kernel(maps, w, d, partial, C, groups, strip):
@@ -56,7 +58,7 @@ def kernel_for(length: int, taps: int, left: int, left_dx: int | None, flipped: 
         """
         shared = cuda.shared.array(0, f4)
         base = byte_address_shared(shared)
-        start = i4((128 - (base & 127) & 127) >> 2)
+        start = boxes_at(base)
         tid = cuda.threadIdx.x
         lane, warp = tid & WARP - 1, tid // WARP
         part = cuda.blockIdx.x // groups
@@ -67,9 +69,7 @@ def kernel_for(length: int, taps: int, left: int, left_dx: int | None, flipped: 
         x_map, dx_map = dy_map + types.uint64(MAP_BYTES), dy_map + types.uint64(2 * MAP_BYTES)
         n = part * strip * WARPS + warp
         if lane == 0:
-            mbarrier_init(barrier, u4(1))
-            mbarrier_init(barrier + 8, u4(1))
-            fence_mbarrier_init()
+            init_two_barriers(barrier)
         if tid == 0:
             fence_tensor_map(dy_map)
             fence_tensor_map(x_map)
@@ -77,7 +77,7 @@ def kernel_for(length: int, taps: int, left: int, left_dx: int | None, flipped: 
                 fence_tensor_map(dx_map)
         cuda.syncthreads()
         if lane == 0:
-            mbarrier_arrive_expect_tx(barrier, u4(8 * BOX))
+            mbarrier_arrive_expect_tx(barrier, 8 * BOX)
             load_tile_3d(base + at * 4, dy_map, 0, c, n, barrier)
             load_tile_3d(base + (at + BOX) * 4, x_map, 0, c, n, barrier)
         if WITH_DX:
@@ -86,19 +86,19 @@ def kernel_for(length: int, taps: int, left: int, left_dx: int | None, flipped: 
         row, sums = cuda.local.array(L, f4), cuda.local.array(T, f4)
         for i in range(T):
             sums[i] = 0.0
-        turn = 0
-        while turn < strip:
-            half = turn & 1
+        iteration = 0
+        while iteration < strip:
+            half = iteration & 1
             mine = at + half * (2 * BOX)
             own = mine + lane * PITCH
-            mbarrier_wait(barrier + half * 8, u4((turn >> 1) & 1))
+            mbarrier_wait(barrier + half * 8, (iteration >> 1) & 1)
             take_row(row, shared, own)
-            if lane == 0 and turn + 1 < strip:
+            if lane == 0 and iteration + 1 < strip:
                 other, to = barrier + (1 - half) * 8, base + (at + (1 - half) * (2 * BOX)) * 4
                 following = n + WARPS
                 if WITH_DX:
                     wait_stores_read()
-                mbarrier_arrive_expect_tx(other, u4(8 * BOX))
+                mbarrier_arrive_expect_tx(other, 8 * BOX)
                 load_tile_3d(to, dy_map, 0, c, following, other)
                 load_tile_3d(to + 4 * BOX, x_map, 0, c, following, other)
             add(sums, row, shared, own + BOX)
@@ -110,7 +110,7 @@ def kernel_for(length: int, taps: int, left: int, left_dx: int | None, flipped: 
                 store_tile_3d(dx_map, 0, c, n, base + mine * 4)
                 commit_stores()
             n += WARPS
-            turn += 1
+            iteration += 1
         # What was fetched is done with, and the last store has read: its place takes the sums of all lanes.
         if WITH_DX:
             wait_stores_read()

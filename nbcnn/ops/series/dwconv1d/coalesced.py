@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, i4, jit, u4
+from nbcnn.gpu.language import cuda, jit, u4
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks
 from nbcnn.ops.kernel.stored import kinds, scalar_io
 from nbcnn.ops.kernel.traffic import Traffic, element
@@ -39,7 +39,7 @@ def images_kernel(flipped: bool, skip: bool, source_kind: str, out_kind: str) ->
         grid ⌈NCL/256⌉, block 256; a thread owns one out, neighbours are neighbours in time: loads and stores coalesce.
         shared none; moves 8 bytes a product through the caches, and out once. source: arXiv:2604.25422, "GMC".
         """
-        at = i4(cuda.grid(1))
+        at = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
         if at < N * C * L:
             row = at // L
             t = at - row * L

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, i4, jit, u4
+from nbcnn.gpu.language import cuda, jit, u4
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks
 from nbcnn.ops.kernel.stored import kinds, scalar_io
 from nbcnn.ops.kernel.traffic import Traffic, element
@@ -35,7 +35,7 @@ def images_kernel(flipped: bool, skip: bool, source_kind: str, out_kind: str) ->
         grid ⌈NCL/256⌉, block 256; a thread owns one out, neighbours are series of the batch: no access coalesces.
         shared none; moves 8 bytes a product through the caches, and out once. source: the definition.
         """
-        i = i4(cuda.grid(1))
+        i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
         if i < N * C * L:
             rest = i // N
             n = i - rest * N
@@ -63,7 +63,7 @@ def wgrad_kernel(flipped: bool, skip: bool, kind: str) -> Any:
         grid ⌈CT/32⌉, block 32; a thread owns one weight and sums all its products alone.
         shared none; moves 8 bytes a product through the caches, and dw once. source: the definition.
         """
-        at = i4(cuda.grid(1))
+        at = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
         if at < C * T:
             c = at // T
             tap = at - c * T

@@ -17,18 +17,18 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, f4, i4, jit, types, u4
+from nbcnn.gpu.language import cuda, f4, jit, types
 from nbcnn.ops.kernel import tensor_maps
 from nbcnn.ops.kernel.call import Call, Launch, blocks
 from nbcnn.ops.kernel.traffic import Traffic, element
 from nbcnn.ops.ptx.asm import byte_address_global, byte_address_shared
-from nbcnn.ops.ptx.mbarrier import fence_mbarrier_init, mbarrier_arrive_expect_tx, mbarrier_init, mbarrier_wait
+from nbcnn.ops.ptx.mbarrier import mbarrier_arrive_expect_tx, mbarrier_wait
 from nbcnn.ops.ptx.shuffle import WARP, warp_barrier
 from nbcnn.ops.ptx.tma import commit_stores, fence_async_shared, fence_tensor_map, load_tile_3d, store_tile_3d, wait_stores_read
 from nbcnn.ops.ptx.vector import shared_load4, shared_store4
 from nbcnn.ops.series.dwconv1d import naive
 from nbcnn.ops.series.dwconv1d.series import Correlation
-from nbcnn.ops.series.dwconv1d.staging import fill_filter, quads
+from nbcnn.ops.series.dwconv1d.staging import fill_filter, floats_before, init_two_barriers, quads
 
 SEGMENT = 32
 """Elements of a lane: a row of 128 bytes."""
@@ -216,6 +216,7 @@ def kernel_for(taps: int, left: int, flipped: bool, skip: bool) -> Any:
     ENOUGH = min(LAST, FIRST + blocks(4 * reach.quads[0] - left + GROUP + taps - 1, 4))
     take_first, take_rest = take(FIRST, ENOUGH, 0), take(ENOUGH, LAST, 4 * (ENOUGH - FIRST))
     add_first, add_rest, put_first, put_rest = sums(taps, left, 0), sums(taps, left, GROUP), put(0), put(GROUP)
+    boxes_at = floats_before(1024)
 
     @jit(launch_bounds=(THREADS, RESIDENT))
     def dwconv1d_segments_kernel(maps, w, d, C, across, units, strip):
@@ -229,7 +230,7 @@ def kernel_for(taps: int, left: int, flipped: bool, skip: bool) -> Any:
         """
         shared = cuda.shared.array(0, f4)
         base = byte_address_shared(shared)
-        start = i4((1024 - (base & 1023) & 1023) >> 2)
+        start = boxes_at(base)
         tid = cuda.threadIdx.x
         lane, warp = tid & WARP - 1, tid // WARP
         part = cuda.blockIdx.x // C
@@ -241,9 +242,7 @@ def kernel_for(taps: int, left: int, flipped: bool, skip: bool) -> Any:
         unit = (part * WARPS + warp) * strip
         end = min(units, unit + strip)
         if lane == 0:
-            mbarrier_init(barrier, u4(1))
-            mbarrier_init(barrier + 8, u4(1))
-            fence_mbarrier_init()
+            init_two_barriers(barrier)
         # A fence a block is enough, and many cost time.
         if tid == 0:
             fence_tensor_map(source)
@@ -251,12 +250,12 @@ def kernel_for(taps: int, left: int, flipped: bool, skip: bool) -> Any:
         cuda.syncthreads()
         if lane == 0 and unit < end:
             n = unit // across
-            mbarrier_arrive_expect_tx(barrier, u4(BYTES))
+            mbarrier_arrive_expect_tx(barrier, BYTES)
             load_tile_3d(base + at * 4, source, 0, (unit - n * across) * WARP - BEFORE, n * C + c, barrier)
         stage_filter(shared, at_taps, w, d, c, T, 0, TAPS, LEFT, tid)
         cuda.syncthreads()
         window, acc = cuda.local.array(WINDOW, f4), cuda.local.array(GROUP, f4)
-        half, phase = 0, u4(0)
+        half, phase = 0, 0
         while unit < end:
             mine = at + half * BOX
             mbarrier_wait(barrier + half * 8, phase)
@@ -265,7 +264,7 @@ def kernel_for(taps: int, left: int, flipped: bool, skip: bool) -> Any:
                 other, place = barrier + (1 - half) * 8, at + (1 - half) * BOX
                 n = following // across
                 wait_stores_read()
-                mbarrier_arrive_expect_tx(other, u4(BYTES))
+                mbarrier_arrive_expect_tx(other, BYTES)
                 load_tile_3d(base + place * 4, source, 0, (following - n * across) * WARP - BEFORE, n * C + c, other)
             take_first(window, shared, mine, lane + BEFORE)
             clear(acc)

@@ -12,18 +12,19 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, f4, i4, jit, types, u4
+from nbcnn.gpu.language import cuda, f4, i4, jit, types
 from nbcnn.ops.kernel import tensor_maps
 from nbcnn.ops.kernel.call import Call, Launch, blocks
 from nbcnn.ops.kernel.traffic import Traffic, element
 from nbcnn.ops.ptx.asm import byte_address_global, byte_address_shared
-from nbcnn.ops.ptx.mbarrier import fence_mbarrier_init, mbarrier_arrive_expect_tx, mbarrier_init, mbarrier_wait
+from nbcnn.ops.ptx.mbarrier import mbarrier_arrive_expect_tx, mbarrier_wait
 from nbcnn.ops.ptx.shuffle import WARP, warp_barrier
 from nbcnn.ops.ptx.tma import fence_tensor_map, load_tile_3d
 from nbcnn.ops.ptx.vector import shared_load4
 from nbcnn.ops.series.dwconv1d import partials
 from nbcnn.ops.series.dwconv1d.segments import GROUP, MAP_BYTES, SEGMENT, UNIT, Reach, in_order, loads, map_of, shared_bytes, take, units
 from nbcnn.ops.series.dwconv1d.series import Correlation
+from nbcnn.ops.series.dwconv1d.staging import floats_before, init_two_barriers
 
 WARPS, RESIDENT = 4, 3
 """Warps of a block, and blocks that share a multiprocessor."""
@@ -93,6 +94,7 @@ def kernel_for(taps: int, left: int) -> Any:
     MINE = 2 * BOX
     BARRIERS = max(WARPS * MINE, THREADS * APART + 1)
     take_dy, add = take(0, SEGMENT // 4, 0), gradient(taps, left)
+    boxes_at = floats_before(1024)
 
     @jit(launch_bounds=(THREADS, RESIDENT))
     def dwconv1d_wgrad_segments_kernel(maps, partial, C, across, units, strip):
@@ -107,7 +109,7 @@ def kernel_for(taps: int, left: int) -> Any:
         """
         shared = cuda.shared.array(0, f4)
         base = byte_address_shared(shared)
-        start = i4((1024 - (base & 1023) & 1023) >> 2)
+        start = boxes_at(base)
         tid = cuda.threadIdx.x
         lane, warp = tid & WARP - 1, tid // WARP
         part = cuda.blockIdx.x // C
@@ -118,9 +120,7 @@ def kernel_for(taps: int, left: int) -> Any:
         unit = (part * WARPS + warp) * strip
         end = min(units, unit + strip)
         if lane == 0:
-            mbarrier_init(barrier, u4(1))
-            mbarrier_init(barrier + 8, u4(1))
-            fence_mbarrier_init()
+            init_two_barriers(barrier)
         if tid == 0:
             fence_tensor_map(dy_map)
             fence_tensor_map(x_map)
@@ -128,7 +128,7 @@ def kernel_for(taps: int, left: int) -> Any:
         if lane == 0 and unit < end:
             n = unit // across
             row = (unit - n * across) * WARP
-            mbarrier_arrive_expect_tx(barrier, u4(BYTES))
+            mbarrier_arrive_expect_tx(barrier, BYTES)
             load_tile_3d(base + at * 4, dy_map, 0, row, n * C + c, barrier)
             load_tile_3d(base + (at + DY) * 4, x_map, 0, row - BEFORE, n * C + c, barrier)
         cuda.syncthreads()
@@ -136,7 +136,7 @@ def kernel_for(taps: int, left: int) -> Any:
         for i in range(T):
             sums[i] = 0.0
         places[1] = lane + BEFORE
-        half, phase = 0, u4(0)
+        half, phase = 0, 0
         while unit < end:
             mine = at + half * BOX
             mbarrier_wait(barrier + half * 8, phase)
@@ -145,7 +145,7 @@ def kernel_for(taps: int, left: int) -> Any:
                 other, place = barrier + (1 - half) * 8, at + (1 - half) * BOX
                 n = following // across
                 row = (following - n * across) * WARP
-                mbarrier_arrive_expect_tx(other, u4(BYTES))
+                mbarrier_arrive_expect_tx(other, BYTES)
                 load_tile_3d(base + place * 4, dy_map, 0, row, n * C + c, other)
                 load_tile_3d(base + (place + DY) * 4, x_map, 0, row - BEFORE, n * C + c, other)
             take_dy(own, shared, mine, lane)

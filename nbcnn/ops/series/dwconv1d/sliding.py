@@ -3,7 +3,7 @@
     acc[m] += Σ_i factor[i] · element[i+m+shift]        m < 12
 
 Four products on, the window has moved by one quad of elements: a step loads that quad and a quad of factors, 16 bytes each, and
-does 48 multiply-adds, four times as long as the loads take. The window is a ring: nothing is moved, the steps of one turn differ in
+does 48 multiply-adds, four times as long as the loads take. The window is a ring: nothing is moved, the steps of one iteration differ in
 where they begin. `shift` (0 to 3) lets elements lie in shared memory where 16-byte loads want them, whatever the first tap is.
 
 Twelve is three quads, an odd number, so eight threads twelve elements apart in one row meet all banks; and so do rows whose
@@ -116,7 +116,7 @@ def slide(shift: int) -> Any:
     def begin(acc, window, shared, at_factor, at, i, last):
         only(acc, window, shared, at_factor, at, i)
 
-    turn = functools.reduce(then, range(1, WINDOW_QUADS), begin)
+    iteration = functools.reduce(then, range(1, WINDOW_QUADS), begin)
 
     @jit(device=True)
     def run(acc, shared, at_factor, at, first, last):
@@ -127,7 +127,7 @@ def slide(shift: int) -> Any:
                 window[4 * q], window[4 * q + 1], window[4 * q + 2], window[4 * q + 3] = a, b, c, d
             i = first
             while i < last:
-                turn(acc, window, shared, at_factor, at, i, last)
+                iteration(acc, window, shared, at_factor, at, i, last)
                 i += WINDOW
 
     return run

@@ -6,8 +6,9 @@ import functools
 from collections.abc import Iterable
 from typing import Any
 
-from nbcnn.gpu.language import cuda, f4, jit, u4
+from nbcnn.gpu.language import cuda, f4, i4, jit, u4
 from nbcnn.ops.kernel.stored import scalar_io, vector_load_if
+from nbcnn.ops.ptx.mbarrier import fence_mbarrier_init, mbarrier_init
 from nbcnn.ops.ptx.vector import shared_store4
 from nbcnn.ops.series.dwconv1d.series import Correlation
 
@@ -33,6 +34,25 @@ def bank_pitch(width: int) -> int:
 def row_loads(length: int, starts: Iterable[int], shift: int, width: int) -> int:
     """Elements inside a series that tiles of `width`, from `start + shift` on, hold together."""
     return sum(max(0, min(length, start + shift + width) - max(0, start + shift)) for start in starts)
+
+
+@functools.cache
+def floats_before(alignment: int) -> Any:
+    """A device function: floats from the shared address `base` to the next multiple of `alignment` bytes, where TMA may put a box."""
+
+    @jit(device=True)
+    def start(base):
+        return i4((alignment - (base & alignment - 1) & alignment - 1) >> 2)
+
+    return start
+
+
+@jit(device=True)
+def init_two_barriers(barrier):
+    """Initialise a warp's two barriers, at the shared address `barrier` and 8 bytes further, one for each of its boxes; for one lane."""
+    mbarrier_init(barrier, 1)
+    mbarrier_init(barrier + 8, 1)
+    fence_mbarrier_init()
 
 
 @functools.cache

@@ -63,7 +63,7 @@ def resident(length: int) -> int:
 
 
 def choose(g: Correlation, multiprocessors: int, warps: int, resident: int) -> Whole:
-    """The parts that finish first: rounds of resident blocks, times the strip of each, and half a turn to begin with."""
+    """The parts that finish first: rounds of resident blocks, times the strip of each, and half an iteration to begin with."""
 
     def cost(parts: int) -> tuple[float, int]:
         rounds = blocks(g.C * parts, multiprocessors * resident)
@@ -77,7 +77,7 @@ def mover(kind: str, length: int) -> tuple[Any, Any]:
     """Device functions stage(shared, at, source, n0, N, C, c, lane) and store(shared, at, out, n0, N, C, c, lane) of a warp: series
     n0 … n0+31 of channel c between memory, where they are stored as `kind`, and rows of `odd_quads(length)` floats.
 
-    A turn moves as many whole series as 32 lanes have quads for. Series beyond N are zeros, and are not stored.
+    An iteration moves as many whole series as 32 lanes have quads for. Series beyond N are zeros, and are not stored.
     """
     load4_if, (_, store4) = vector_load_if(kind), vector_io(kind)
     L, QUADS, PITCH = length, length // 4, odd_quads(length)
@@ -187,9 +187,9 @@ def kernel_for(length: int, taps: int, left: int, flipped: bool, skip: bool, sou
         stage_filter(shared, 0, w, d, c, T, 0, TAPS, LEFT, tid)
         cuda.syncthreads()
         row = cuda.local.array(L, f4)
-        turn = 0
-        while turn < strip:
-            n0 = ((part * strip + turn) * WARPS + warp) * WARP
+        iteration = 0
+        while iteration < strip:
+            n0 = ((part * strip + iteration) * WARPS + warp) * WARP
             stage(shared, at, source, n0, N, C, c, lane)
             warp_barrier()
             take_row(row, shared, own)
@@ -197,7 +197,7 @@ def kernel_for(length: int, taps: int, left: int, flipped: bool, skip: bool, sou
             warp_barrier()
             store(shared, at, out, n0, N, C, c, lane)
             warp_barrier()
-            turn += 1
+            iteration += 1
 
     return dwconv1d_whole_kernel
 

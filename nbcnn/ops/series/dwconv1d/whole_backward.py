@@ -65,9 +65,9 @@ def kernel_for(length: int, taps: int, left: int, left_dx: int | None, flipped: 
         row, sums = cuda.local.array(L, f4), cuda.local.array(T, f4)
         for i in range(T):
             sums[i] = 0.0
-        turn = 0
-        while turn < strip:
-            n0 = ((part * strip + turn) * WARPS + warp) * WARP
+        iteration = 0
+        while iteration < strip:
+            n0 = ((part * strip + iteration) * WARPS + warp) * WARP
             stage(shared, at_dy, dy, n0, N, C, c, lane)
             stage(shared, at_x, x, n0, N, C, c, lane)
             warp_barrier()
@@ -78,7 +78,7 @@ def kernel_for(length: int, taps: int, left: int, left_dx: int | None, flipped: 
                 warp_barrier()
                 store(shared, at_dy, dx, n0, N, C, c, lane)
             warp_barrier()
-            turn += 1
+            iteration += 1
         # What is staged is done with: its place takes the sums of all lanes.
         cuda.syncthreads()
         for i in range(T):

@@ -1,11 +1,11 @@
-"""Turning tiles in shared memory, for the weight gradient in tf32 and fp32; and the bias gradient while at it.
+"""Transposing tiles in shared memory, for the weight gradient in tf32 and fp32; and the bias gradient while at it.
 
 tf32 wgmma takes K-major operands alone, rows of the pixels it sums over; TMA brings rows of channels. Three warps stand between
 producer and consumers: one reads a panel of 32 pixels × 32 channels into its registers, a channel a lane, and writes it back to
-the same place, a channel a row, in the swizzle that wgmma expects. Neither way do lanes meet in a bank. Barrier `turned[slot]`
-then says what `full[slot]` says elsewhere.
+the same place, a channel a row, in the swizzle that wgmma expects. Neither way do lanes meet in a bank. Barrier `transposed[stage]`
+then says what `full[stage]` says elsewhere.
 
-fp32: an element leaves as two tf32 values, v = high + low within 2^-24·|v|, low in a second plane of the slot.
+fp32: an element leaves as two tf32 values, v = high + low within 2^-24·|v|, low in a second plane of the stage.
 
 A lane then holds 32 pixels of a channel of dy: the bias gradient is the sum of them, shared out as in `wgrad_bias`.
 """
@@ -16,6 +16,7 @@ from functools import cache
 from typing import Any
 
 from nbcnn.gpu.language import cuda, f4, i8, jit, u4
+from nbcnn.ops.conv.wgmma.ring import next_stage
 from nbcnn.ops.conv.wgmma.wgrad_place import panel_place
 from nbcnn.ops.conv.wgmma.wgrad_tile import HELPERS, PixelTile
 from nbcnn.ops.kernel.loops import split_pixel, unrolled
@@ -28,17 +29,17 @@ _ALL = 0xFFFFFFFF
 
 
 @cache
-def turn_panel(tile: PixelTile) -> Any:
-    """Device function (values, at, lane): the panel at `at` turned in place; values[0:32]: the pixels of this lane's channel."""
+def transpose_panel(tile: PixelTile) -> Any:
+    """Device function (values, at, lane): the panel at `at` transposed in place; values[0:32]: the pixels of this lane's channel."""
     SPLIT, LOW = tile.planes == 2, tile.landed_bytes
 
     @jit(device=True)
     def run(values, at, lane):
-        column = at + u4((lane >> 2) * 16 + (lane & 3) * 4)
+        column = at + ((lane >> 2) * 16 + (lane & 3) * 4)
         for pixel in range(32):
             values[pixel] = bits_float(load_words_1((column ^ (pixel & 7) * 16) + pixel * 128))
         cuda.syncwarp()
-        row = at + u4(lane * 128 + (lane & 7) * 16)
+        row = at + (lane * 128 + (lane & 7) * 16)
         for q in range(8):
             a, b, c, d = values[4 * q], values[4 * q + 1], values[4 * q + 2], values[4 * q + 3]
             to = row ^ q * 16
@@ -62,14 +63,14 @@ def _add_eight(first: int) -> Any:
     def run(values, wanted):
         eight = u4(wanted) >> FIRST & 0xFF
         # Where an even number of columns makes every other pixel wanted, or none, this is short.
-        if eight == u4(0x55):
+        if eight == 0x55:
             return (values[FIRST] + values[FIRST + 2]) + (values[FIRST + 4] + values[FIRST + 6])
-        if eight == u4(0xAA):
+        if eight == 0xAA:
             return (values[FIRST + 1] + values[FIRST + 3]) + (values[FIRST + 5] + values[FIRST + 7])
         total = 0.0
-        if eight != u4(0):
+        if eight != 0:
             for i in range(8):
-                total += values[FIRST + i] if eight & 1 << i != u4(0) else 0.0
+                total += values[FIRST + i] if eight & 1 << i != 0 else 0.0
         return total
 
     return run
@@ -85,13 +86,13 @@ def add_pixels(values, wanted):
 
 
 @cache
-def _turn_round(tile: PixelTile, bias: str, i: int) -> Any:
-    """Device function: turn panel 3i + warp of a slot; sums[i] += this step's share of the bias gradient."""
+def _transpose_share(tile: PixelTile, bias: str, i: int) -> Any:
+    """Device function: transpose panel 3i + warp of a stage; sums[i] += this step's share of the bias gradient."""
     BM, PANEL_BYTES = tile.BM, tile.panel_bytes
     PANELS_A, PANELS = BM // tile.panel, (BM + tile.BN) // tile.panel
-    FIRST, ROUND = i * HELPERS, i
-    STILL, MOVED = bias == "still", bias == "moved"
-    turn, place = turn_panel(tile), panel_place(tile.panel)
+    FIRST, SHARE = i * HELPERS, i
+    STATIONARY, SHIFTED = bias == "stationary", bias == "shifted"
+    transpose, place = transpose_panel(tile), panel_place(tile.panel)
 
     @jit(device=True)
     def wanted_of(r, s, P, Q, odd_rows, odd_columns):
@@ -105,77 +106,74 @@ def _turn_round(tile: PixelTile, bias: str, i: int) -> Any:
         values = cuda.local.array(32, f4)
         panel = warp + FIRST
         if panel < PANELS:
-            turn(values, here + u4(panel * PANEL_BYTES), lane)
-            if STILL and panel < PANELS_A and due:
-                sums[ROUND] += add_pixels(values, u4(_ALL))
-            if MOVED and panel >= PANELS_A and due:
+            transpose(values, here + panel * PANEL_BYTES, lane)
+            if STATIONARY and panel < PANELS_A and due:
+                sums[SHARE] += add_pixels(values, u4(_ALL))
+            if SHIFTED and panel >= PANELS_A and due:
                 r, s, _ = place(panel0 + panel - PANELS_A, panels, C, S)
-                sums[ROUND] += add_pixels(values, wanted_of(r, s, P, Q, odd_rows, odd_columns))
+                sums[SHARE] += add_pixels(values, wanted_of(r, s, P, Q, odd_rows, odd_columns))
 
     return run
 
 
 @cache
-def _store_round(tile: PixelTile, bias: str, i: int) -> Any:
-    """Device function: sums[i] to partials_b[z][column tile][m] where dy is still, [z][tap][c] where it is moved."""
+def _store_share(tile: PixelTile, bias: str, i: int) -> Any:
+    """Device function: sums[i] to partials_b[z][column tile][m] where dy is stationary, [z][tap][c] where it is shifted."""
     PANELS_A, PANELS, PANEL = tile.BM // tile.panel, (tile.BM + tile.BN) // tile.panel, tile.panel
-    FIRST, ROUND = i * HELPERS, i
-    STILL, MOVED = bias == "still", bias == "moved"
+    FIRST, SHARE = i * HELPERS, i
+    STATIONARY, SHIFTED = bias == "stationary", bias == "shifted"
     place = panel_place(tile.panel)
 
     @jit(device=True)
     def run(sums, partials_b, lane, warp, z, row_tile, column_tile, column_tiles, m0, panel0, panels, M, C, R, S):
         panel = warp + FIRST
-        if STILL:
+        if STATIONARY:
             m = m0 + panel * PANEL + lane
             if panel < PANELS_A and m < M:
-                partials_b[i8(z * column_tiles + column_tile) * M + m] = sums[ROUND]
-        if MOVED:
+                partials_b[i8(z * column_tiles + column_tile) * M + m] = sums[SHARE]
+        if SHIFTED:
             column_panel = panel0 + panel - PANELS_A
             r, s, c0 = place(column_panel, panels, C, S)
             c = c0 + lane
             if panel >= PANELS_A and panel < PANELS and column_panel < panels and c < C and row_tile == 0:
-                partials_b[i8(z * (R * S) + r * S + s) * C + c] = sums[ROUND]
+                partials_b[i8(z * (R * S) + r * S + s) * C + c] = sums[SHARE]
 
     return run
 
 
 @cache
-def turner(tile: PixelTile, bias: str) -> Any:
-    """Device function for the helper warps: turn every slot's panels, a third of them each; then store the bias gradient's share."""
-    SLOT, SLOTS, BK = tile.slot_bytes, tile.slots, tile.BK
-    ROUNDS = -(-(tile.BM + tile.BN) // tile.panel // HELPERS)
-    STILL, MOVED = bias == "still", bias == "moved"
-    turn = unrolled([_turn_round(tile, bias, i) for i in range(ROUNDS)])
-    store = unrolled([_store_round(tile, bias, i) for i in range(ROUNDS)])
+def transposer(tile: PixelTile, bias: str) -> Any:
+    """Device function for the helper warps: transpose the panels of every stage, a third of them each; then store the bias gradient's share."""
+    STAGE, BK, advance = tile.stage_bytes, tile.BK, next_stage(tile.slots)
+    SHARES = -(-(tile.BM + tile.BN) // tile.panel // HELPERS)
+    STATIONARY, SHIFTED = bias == "stationary", bias == "shifted"
+    transpose = unrolled([_transpose_share(tile, bias, i) for i in range(SHARES)])
+    store = unrolled([_store_share(tile, bias, i) for i in range(SHARES)])
 
     @jit(device=True)
-    def run(partials_b, ring, full, turned, t, z, first, last, row_tile, column_tile, column_tiles, m0, panel0, panels, M, C, P, Q, R, S):
+    def run(partials_b, ring, full, transposed, t, z, first, last, row_tile, column_tile, column_tiles, m0, panel0, panels, M, C, P, Q, R, S):
         lane, warp = t & 31, t >> 5
-        sums = cuda.local.array(ROUNDS, f4)
-        for i in range(ROUNDS):
+        sums = cuda.local.array(SHARES, f4)
+        for i in range(SHARES):
             sums[i] = 0.0
         next_due = first + column_tile
-        slot, parity, step = 0, u4(0), first
+        stage, parity, step = 0, 0, first
         while step < last:
             odd_rows, odd_columns, due = u4(0), u4(0), row_tile == 0
-            if STILL:
+            if STATIONARY:
                 due = step == next_due
                 next_due = next_due + column_tiles if due else next_due
-            if MOVED:
+            if SHIFTED:
                 _, p, q = split_pixel(step * BK + lane, P, Q)
                 odd_rows, odd_columns = u4(cuda.ballot_sync(_ALL, p & 1)), u4(cuda.ballot_sync(_ALL, q & 1))
-            mbarrier_wait(full + u4(slot * 8), parity)
-            turn(sums, ring + u4(slot * SLOT), lane, warp, due, panel0, panels, C, P, Q, S, odd_rows, odd_columns)
+            mbarrier_wait(full + stage * 8, parity)
+            transpose(sums, ring + stage * STAGE, lane, warp, due, panel0, panels, C, P, Q, S, odd_rows, odd_columns)
             # What this warp wrote must be seen by wgmma, which reads past the ordinary path.
             fence_async_shared()
             cuda.syncwarp()
             if lane == 0:
-                mbarrier_arrive(turned + u4(slot * 8))
-            slot += 1
-            if slot == SLOTS:
-                slot = 0
-                parity ^= 1
+                mbarrier_arrive(transposed + stage * 8)
+            stage, parity = advance(stage, parity)
             step += 1
         store(sums, partials_b, lane, warp, z, row_tile, column_tile, column_tiles, m0, panel0, panels, M, C, R, S)
 

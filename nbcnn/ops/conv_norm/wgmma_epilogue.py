@@ -1,5 +1,5 @@
-"""What a convolution with its EvoNorm on tensor cores does with its products (wgmma_kernel.py): results out and into sums, sums merged,
-the results read back and normalised.
+"""The epilogue of a convolution with its EvoNorm on tensor cores (wgmma_kernel.py): results are stored and summed, the sums merged, and the
+results read back and normalised.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from nbcnn.ops.ptx.fast import LOG2E, exp2, larger, reciprocal, tanh
 from nbcnn.ops.ptx.ldmatrix import stmatrix_x2_trans
 from nbcnn.ops.ptx.shared import load_words_2
 
-EACH = 8
-"""Accesses that a thread has in flight when it reads back from memory: sixteen bytes each."""
-EACH_KEPT = 4
-"""The same from shared memory, which answers sooner: eight bytes each."""
+MEMORY_ACCESSES = 8
+"""Accesses of sixteen bytes that a thread has in flight when it reads back from memory."""
+SHARED_ACCESSES = 4
+"""Accesses of eight bytes in flight from shared memory, which answers sooner."""
 
 QUADS = FILTERS // 4
 """Threads side by side that normalise a pixel."""
@@ -31,12 +31,12 @@ _STORED = {"bf16": "bfloat16", "tf32": "tfloat32"}
 
 
 @cache
-def finish_tile(form: Form) -> Any:
+def put_tile(form: Form) -> Any:
     """Device function (acc, sums, stage, spare, raw, at, lane, chunk, lines, K): a tile's results, rounded, to the stage or to raw[at …], and into
     `sums`.
 
     sums: of this thread's two channels, their number, then of each a lead, Σ (x − lead), Σ (x − lead)². chunk: 16 bytes of a row of the
-    stage. spare: a row for what lies outside the image. lines: those that there are.
+    stage. spare: a row for what lies outside the image. lines: those of the tile that lie inside the image.
     """
     Q, PW, BF16 = form.Q, form.PW, KINDS[form.kind].result == 2
 
@@ -133,7 +133,7 @@ def channel_numbers(form: Form) -> Any:
 
     t: the thread's number in its warpgroup.
     """
-    S0 = form.end != "b0 infer"
+    S0 = form.epilogue != "b0 infer"
     SCALE = 1.0 if not S0 else 0.5 if form.kind == "bf16" else -LOG2E
 
     @jit(device=True)
@@ -177,8 +177,8 @@ def normaliser(form: Form) -> Any:
     from own_scales on; of: the thread's `channel_numbers`.
     """
     read, (_, store) = _reader(form), vector_io(_STORED[form.kind])
-    ACCESSES = EACH_KEPT if form.kept else EACH * (2 if form.kind == "bf16" else 1)
-    FLOATS, ROWS, S0 = 4 * ACCESSES, WARPGROUP // QUADS, form.end != "b0 infer"
+    ACCESSES = SHARED_ACCESSES if form.kept else MEMORY_ACCESSES * (2 if form.kind == "bf16" else 1)
+    FLOATS, ROWS, S0 = 4 * ACCESSES, WARPGROUP // QUADS, form.epilogue != "b0 infer"
     sigmoid = _sigmoid_by_tanh if form.kind == "bf16" else _sigmoid_by_exp2
 
     @jit(device=True)

@@ -1,0 +1,286 @@
+"""nbcnn extract RUN: run a trained encoder over its data set, or over images of one's own, and write the features."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from nbcnn.cli.flags import Parser, count, flag, inference_flags, one_of
+from nbcnn.cli.together import together
+from nbcnn.files.errors import UsageError
+from nbcnn.files.suggest import called
+
+if TYPE_CHECKING:
+    from nbcnn.ranks.team import Team
+    from nbcnn.train.checkpoint import Saved
+
+EXAMPLES = (
+    "extract runs/20260101-120000-cifar10-im2col",
+    "extract RUN --checkpoint best --out features-best",
+    "extract RUN --limit 1000 --format csv --mode cpu",
+    "extract RUN --images photographs --out features/mine",
+)
+LINE_SECONDS = 10.0
+"""Without a terminal, a progress line at most this often."""
+
+
+def parser() -> Parser:
+    """The parser; a flag that is not given parses as None."""
+    summary = "Write the encoder's features of a run's own images, training and test, or of other images."
+    made = Parser(called("extract"), summary, [called(*example.split(" ", 1)) for example in EXAMPLES], "RUN")
+    made.add_argument("run", metavar="RUN", help="run folder")
+    group = made.add_argument_group("data")
+    flag(group, "--checkpoint", one_of("best", "last"), "whose weights; best: lowest test loss", "last")
+    flag(group, "--images", str, "image files or folders of them, with commas between, instead of the data set", "the run's", metavar="PATH")
+    flag(group, "--at", str, "layer whose output the features are (conv1, pool2, …)", "the code of a ready-made model", metavar="LAYER")
+    flag(group, "--data-dir", str, "folder with the data set's files", "the run's", metavar="DIR")
+    flag(group, "--limit", count(1), "only the first N images of each split", "as many as the run took", "images")
+    inference_flags(made, "the run's, where this machine has it")
+    group = made.add_argument_group("output")
+    flag(
+        group,
+        "--out",
+        str,
+        "folder for the features; features in it are replaced when the new ones are complete",
+        "features/<dataset>",
+        metavar="DIR",
+    )
+    flag(group, "--format", one_of("npy", "csv"), "npy: memory-mapped arrays; csv: large and slow, but text", "npy")
+    flag(group, "--json", bool, "print the summary as one line of JSON", "off")
+    flag(group, "--quiet", bool, "no progress on stderr", "off")
+    return made
+
+
+def extract(flags: SimpleNamespace, team: Team) -> int:
+    """Write the features that the flags describe, each rank of `team` a part of the rows; returns the exit code."""
+    from nbcnn.gpu import driver
+    from nbcnn.gpu.select import use_device
+
+    if flags.device:
+        if team.size > 1:
+            raise UsageError("--device is for one process: of several ranks each takes the GPU of its number")
+        use_device(flags.device)
+    if flags.mode != "cpu" and flags.device != "cpu":
+        driver.open_ahead()  # beside the imports below
+    from nbcnn import datasets
+    from nbcnn.classify.features import Origin, publish
+    from nbcnn.cli import describe, train_run
+    from nbcnn.datasets import own
+    from nbcnn.plan.shapes import numel
+    from nbcnn.ranks.team import LONG
+    from nbcnn.train import checkpoint
+    from nbcnn.train.runlog import RunFolder
+
+    def say(text: str) -> None:
+        if text and not flags.quiet:
+            print(text, file=sys.stderr, flush=True)
+
+    if team.size > 1 and flags.format == "csv":
+        raise UsageError("--format csv is one file of lines, written in order: several ranks cannot share it; use npy, or one process")
+    flags.quiet = flags.quiet or not team.leads
+    run = RunFolder(flags.run)
+    config = run.read_config()
+    # Read once, and hashed as it was read: a training may put a newer one in its place at any time.
+    saved = checkpoint.read(run.best if flags.checkpoint == "best" else run.last)
+    if flags.images:
+        return extract_files(flags, run, config, saved, team, say)
+    train_run.check(run, config, saved.path, saved.metadata)
+    cut(config, flags.at)  # a model without a code is refused before its data is loaded
+    data_dir = flags.data_dir or config["flags"]["data_dir"]
+    with team.first_on_machine():
+        data = datasets.load(config["data"]["name"], data_dir=data_dir, limit=flags.limit or config["flags"].get("limit"), progress=not flags.quiet)
+    net = encoder(config, saved, flags.mode or "auto", flags.precision, data.train_images.shape[1:], flags.at)
+
+    say(describe.compiling(net))
+    started = time.perf_counter()
+    batch = min(flags.batch or 256, len(data.train_images))
+    code = next(net.predict_batches(data.train_images[:batch], batch)).shape[1:]
+    say(f"{net.mode} {net.precision} on {net.device_name}, {data.name}, {saved.path}; ready in {time.perf_counter() - started:.2f} s")
+
+    out, storage, width = Path(flags.out or f"features/{own.short(data.name)}"), flags.format or "npy", numel(code)
+    team.agree(
+        "checkpoint, data or mode", json.dumps([saved.sha256, data.source, len(data.train_images), net.mode, net.precision, str(out)]).encode()
+    )
+    gpu = None if net.mode == "cpu" else net.device_name
+    where = (data.name, data.source, data.classes, data.train_images.shape[1:], code, net.mode, gpu, net.precision)
+    origin = Origin(str(run.path), saved.path.name, saved.sha256, *where, model=config["flags"]["model"])
+    started, computing = time.perf_counter(), 0.0
+    train_count, test_count = len(data.train_images), len(data.test_images)
+    with writers(team, out, data, width, storage, batch) as (train, test):
+        for writer, images in ((train, data.train_images), (test, data.test_images)):
+            computing += write_split(net, writer, images[rows_of(team, len(images), batch)], batch, flags.quiet)
+        computing = -team.all_min(-computing)
+        if team.leads:
+            team.barrier(LONG)
+            for writer, count in ((train, train_count), (test, test_count)):
+                writer.adopt(count)
+            identifier = publish(out, origin, train, test)
+    if not team.leads:
+        return 0
+    found = {
+        "features": str(out),
+        "dataset": data.name,
+        "labels": data.classes is not None,
+        "mode": net.mode,
+        "precision": net.precision,
+        "images": train_count + test_count,
+        "width": width,
+        "compute_seconds": computing,
+        "total_seconds": time.perf_counter() - started,
+        "sha256": identifier,
+    }
+    print(json.dumps(found) if flags.json else summary(found))
+    return 0
+
+
+def rows_of(team: Team, images: int, batch: int) -> slice:
+    """Which of so many images this rank computes: whole batches, so that an image has the same neighbours, and bits, on any number of ranks."""
+    share = team.share(-(-images // batch))
+    return slice(min(images, share.first * batch), min(images, (share.first + share.count) * batch))
+
+
+@contextmanager
+def writers(team: Team, out: Path, data: Any, width: int, storage: str, batch: int) -> Iterator[tuple[Any, Any]]:
+    """What writes this rank's training and test features into the one file of each; when it closes, all ranks have written.
+
+    Rank 0 holds the folder meanwhile. Raises `lock.Held` if another process writes in it.
+    """
+    from nbcnn.classify.features import FeaturePart, FeatureWriter
+    from nbcnn.files import lock
+    from nbcnn.ranks.team import LONG
+
+    counts = {"train": len(data.train_images), "test": len(data.test_images)}
+    with ExitStack() as whole:
+        if team.leads:
+            out.mkdir(parents=True, exist_ok=True)
+            whole.enter_context(lock.writing(out))
+            labels = {"train": data.train_labels, "test": data.test_labels}
+            made = [whole.enter_context(FeatureWriter(out, split, n, width, labels=labels[split], storage=storage)) for split, n in counts.items()]
+            team.broadcast(json.dumps([writer.partial.name for writer in made]).encode())
+            yield made[0], made[1]
+            return
+        names = dict(zip(counts, json.loads(team.broadcast(b"")), strict=True))
+        with ExitStack() as parts:
+            mine = [parts.enter_context(FeaturePart(out / names[split], split, rows_of(team, n, batch).start, width)) for split, n in counts.items()]
+            yield mine[0], mine[1]
+        team.barrier(LONG)
+
+
+def cut(config: dict[str, Any], at: str | None) -> str:
+    """The layer whose output the features are: `at`, or the code of a ready-made model. Raises UsageError where neither is known."""
+    from nbcnn.nn import models
+
+    model = config["flags"]["model"]
+    if at is None and model not in models.CODES:
+        raise UsageError(f"which layer of model {model!r} makes a code is not known: name it by --at, for instance --at pool1")
+    return at or models.code(model)
+
+
+def encoder(
+    config: dict[str, Any], saved: Saved, mode: str, precision: str | None, shape: tuple[int, ...] | None = None, at: str | None = None
+) -> Any:
+    """The encoder of the run's network up to the layer `at`, with the weights of the checkpoint `saved`; `shape` None takes the checkpoint's.
+
+    `precision` None takes the checkpoint's, or the mode's own where the mode does not have that one.
+    Raises CheckpointError if the weights do not fit.
+    """
+    from nbcnn.datasets.normalisation import Normalisation
+    from nbcnn.model import files
+    from nbcnn.nn import models
+    from nbcnn.run.net import Net
+
+    noted = saved.metadata  # a run resumed by an earlier version may have changed its precision: the checkpoint knows
+    about = files.described(saved)
+    choice = files.choice_of(mode, precision, noted.get("precision", config.get("precision")))
+    layers, normal = models.encoder(about["layers"], cut(config, at)), Normalisation.noted(noted)
+    net = Net(layers, shape or about["input_shape"], choice=choice, normalisation=normal)
+    files.fill(net, saved)
+    return net
+
+
+def extract_files(flags: SimpleNamespace, run: Any, config: dict[str, Any], saved: Saved, team: Team, say: Callable[[str], None]) -> int:
+    """Write the features of image files: OUT/features.npy (or .csv), a row for each file of OUT/images.txt. Exit 3 if one cannot be read."""
+    import io
+
+    import numpy as np
+
+    from nbcnn.cli import describe
+    from nbcnn.cli.errors import DATA
+    from nbcnn.files import atomic, lock
+    from nbcnn.model import pictures
+
+    if team.size > 1:
+        raise UsageError("--images is for one process: files are read one after the other")
+    paths = pictures.files_in(flags.images.split(","))[: flags.limit]
+    net = encoder(config, saved, flags.mode or "auto", flags.precision, None, flags.at)
+    say(describe.compiling(net))
+    say(f"{net.mode} {net.precision} on {net.device_name}, {len(paths):,} files, {saved.path}")
+    problems: list[str] = []
+    found, started = list(pictures.read_all(paths, net.input_shape, problems)), time.perf_counter()
+    for problem in problems:
+        print(f"nbcnn: error: {problem}", file=sys.stderr)
+    if not found:
+        return DATA
+    features = net.predict(np.stack([image for _, image in found]), flags.batch or 256).reshape(len(found), -1)
+    seconds, out = time.perf_counter() - started, Path(flags.out or "features/images")
+    out.mkdir(parents=True, exist_ok=True)
+    with lock.writing(out):
+        content: Any = io.BytesIO()
+        if flags.format == "csv":
+            np.savetxt(content, features, fmt="%.9g", delimiter=",")
+        else:
+            np.save(content, features)
+        file = out / f"features.{flags.format or 'npy'}"
+        atomic.replace_bytes(out / "images.txt", "".join(f"{path}\n" for path, _ in found).encode(errors="surrogateescape"))
+        atomic.replace_bytes(file, content.getvalue())
+    told = {"features": str(file), "images": len(found), "width": features.shape[1], "compute_seconds": seconds, "problems": problems}
+    print(json.dumps(told) if flags.json else f"{len(found):,} images × {features.shape[1]:,} features in {file}; images.txt names the rows")
+    return DATA if problems else 0
+
+
+def write_split(net: Any, writer: Any, images: Any, batch: int, quiet: bool | None) -> float:
+    """Write the features of `images`; returns the seconds of computing, disk excluded.
+
+    Progress goes to stderr: a bar on a terminal, a line in ten seconds elsewhere.
+    """
+    from tqdm import tqdm
+
+    computing, at, told = 0.0, 0, time.perf_counter()
+    first = writer.rows
+    blocks = net.predict_batches(images, batch)
+    with tqdm(total=len(images), desc=writer.split, unit=" images", leave=False, file=sys.stderr, disable=True if quiet else None) as bar:
+        while at < len(images):
+            started = time.perf_counter()
+            block = next(blocks)
+            computing += time.perf_counter() - started
+            writer.write(first + at, block.reshape(len(block), -1))
+            at += len(block)
+            bar.update(len(block))
+            if bar.disable and not quiet and time.perf_counter() - told > LINE_SECONDS:
+                told = time.perf_counter()
+                print(f"{writer.split}: {at:,} of {len(images):,} images", file=sys.stderr, flush=True)
+    return computing
+
+
+def summary(found: dict[str, Any]) -> str:
+    """What was written, how fast, and what can be done with it. Seconds exclude compiling."""
+    images, computing, total = found["images"], found["compute_seconds"], found["total_seconds"]
+    return "\n".join(
+        (
+            f"{found['dataset']}, {found['mode']}: {images:,} images × {found['width']:,} features in {found['features']}",
+            f"{computing:.2f} s disk excluded ({images / computing:,.0f} images/s), {total:.2f} s with it ({images / total:,.0f} images/s)",
+            f"next: {called('classify', found['features'])}" if found["labels"] else f"{found['dataset']} has no labels to classify by",
+        )
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Parse `argv` and extract; returns the exit code."""
+    flags = parser().parse_args(argv)
+    return together(lambda team: extract(flags, team))

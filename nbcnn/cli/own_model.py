@@ -1,0 +1,74 @@
+"""A network of the user's own for `--model`: file.py:function, or package.module:function."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from nbcnn.files.errors import UsageError
+from nbcnn.files.suggest import nearest
+
+
+def is_own(model: str) -> bool:
+    """`model` names a function of the user's, no ready-made network."""
+    return ":" in model
+
+
+def layers_of(model: str, shape: Sequence[int]) -> list[Any]:
+    """The layers that the function makes: it is called without arguments, or with channels, height and width if it takes some.
+
+    Raises UsageError if there is no such file, module or function, if it raises, or if what it returns is no list of layers with a loss.
+    """
+    where, _, name = model.rpartition(":")
+    module = _module(where)
+    function = getattr(module, name, None)
+    if not callable(function):
+        known = [key for key, value in vars(module).items() if inspect.isfunction(value) and value.__module__ == module.__name__]
+        raise UsageError(f"{where} has no function {name!r}{nearest(name, known)}; it has {', '.join(known) or 'none'}")
+    needed = [each for each in inspect.signature(function).parameters.values() if each.default is each.empty and each.kind < each.VAR_POSITIONAL]
+    try:
+        made = function(*shape) if needed else function()
+    except Exception as error:
+        raise UsageError(f"{model} raised {type(error).__name__}: {error}") from error
+    if not isinstance(made, list | tuple) or not made or not all(hasattr(layer, "build") for layer in made):
+        raise UsageError(f"{model} must return a list of layers, got {type(made).__name__}")
+    if not hasattr(made[-1], "needs_labels"):
+        raise UsageError(f"the last layer of {model} must be a loss (MSE, SoftmaxCrossEntropy), it is {type(made[-1]).__name__}")
+    return list(made)
+
+
+def digest(layers: Sequence[Any]) -> str:
+    """What a resumed run holds its layers against: it would not be the same run with others."""
+    from nbcnn.nn.description import as_data
+
+    return hashlib.sha256(json.dumps(as_data(layers), sort_keys=True).encode()).hexdigest()
+
+
+def _module(where: str) -> ModuleType:
+    try:
+        if not where.endswith(".py"):
+            if "" not in sys.path and str(Path.cwd()) not in sys.path:
+                sys.path.insert(0, str(Path.cwd()))  # a console script does not have the present folder there, `python -m` has
+            return importlib.import_module(where)
+        path = Path(where)
+        if not path.is_file():
+            raise UsageError(f"--model: there is no file {path}")
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules.setdefault(path.stem, module)  # where dataclasses look for it
+        spec.loader.exec_module(module)
+        return module
+    except UsageError:
+        raise
+    except Exception as error:
+        raise UsageError(f"--model: {where} cannot be imported: {type(error).__name__}: {error}") from error

@@ -1,0 +1,51 @@
+"""Settings of a command from a TOML file (`--config`): its flags by their names, where the command line does not say otherwise."""
+
+from __future__ import annotations
+
+import argparse
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from nbcnn.files.suggest import nearest
+
+
+def merge(parser: argparse.ArgumentParser, given: Any, path: str) -> None:
+    """Fill what is None in `given` from the file `path`; ends as a mistake on the command line does, naming file and setting.
+
+    A setting is a flag without its dashes (batch = 64, weight-decay = 1e-4, quiet = true); tables group them and have no meaning.
+    """
+    try:
+        held = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        parser.error(f"--config {path} cannot be read: {error.strerror}")
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        parser.error(f"--config {path} is no TOML: {error}")
+    actions = {action.dest: action for action in parser._actions if action.option_strings}
+    for name, value in _flat(held).items():
+        dest = name.replace("-", "_")
+        action = actions.get(dest)
+        if action is None or dest in ("help", "version", "config"):
+            parser.error(f"--config {path}: no setting {name!r}{nearest(name, [key.replace('_', '-') for key in actions])}")
+        if getattr(given, dest) is None:
+            setattr(given, dest, _converted(parser, action, name, value, path))
+
+
+def _flat(held: dict[str, Any]) -> dict[str, Any]:
+    made: dict[str, Any] = {}
+    for name, value in held.items():
+        made |= _flat(value) if isinstance(value, dict) else {name: value}
+    return made
+
+
+def _converted(parser: argparse.ArgumentParser, action: argparse.Action, name: str, value: Any, path: str) -> Any:
+    if not callable(action.type):  # a flag without a value
+        if not isinstance(value, bool):
+            parser.error(f"--config {path}: {name} is true or false, not {value!r}")
+        return True if value else None
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        parser.error(f"--config {path}: {name} is one value, not {value!r}")
+    try:
+        return action.type(str(value))
+    except (argparse.ArgumentTypeError, ValueError) as error:
+        parser.error(f"--config {path}: {name}: {error}")

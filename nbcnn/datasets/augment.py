@@ -1,0 +1,87 @@
+"""This module describes augmentation: every gathered training image is mirrored, shifted or cut at random (`nbcnn.ops.images.gather`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nbcnn.files.errors import UsageError
+from nbcnn.files.suggest import nearest
+from nbcnn.ops.images.gather import ALTERNATE
+
+FORMS = "flip, flip:alternate, crop:N, cutout:N"
+
+
+@dataclass(frozen=True)
+class Augment:
+    """flip    True mirrors an image with probability 1/2; "alternate" in every other epoch, from the first or the second on by a coin of the image.
+    crop    pads with so many zeros on every side and crops at random: shifts by −crop … crop pixels in both directions.
+    cutout  sets a square of this side, whose centre is anywhere in the image, to zero.
+
+    Random numbers follow from (seed, epoch, image) alone. Zero is what the network sees: black without normalisation, the mean colour with it.
+    Raises UsageError for other values.
+
+    >>> Augment.parse("flip,crop:4")
+    Augment(flip=True, crop=4, cutout=0)
+    """
+
+    flip: bool | str = False
+    crop: int = 0
+    cutout: int = 0
+
+    def __post_init__(self) -> None:
+        if self.flip not in (False, True, ALTERNATE):
+            raise UsageError(f"flip is False, True or {ALTERNATE!r}, got {self.flip!r}")
+        for name in ("crop", "cutout"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 15:
+                raise UsageError(f"{name} is a number of pixels, 0 or more, got {value!r}")
+
+    def __bool__(self) -> bool:
+        return bool(self.flip or self.crop or self.cutout)
+
+    @classmethod
+    def parse(cls, text: str) -> Augment:
+        """An augmentation in words with commas between them: flip, flip:alternate, crop:4, cutout:8. Raises UsageError."""
+        values: dict[str, bool | str | int] = {}
+        for part in filter(None, (part.strip() for part in text.split(","))):
+            name, _, value = part.partition(":")
+            if name not in ("flip", "crop", "cutout"):
+                raise UsageError(f"no augmentation {part!r} (there are {FORMS}){nearest(name, ('flip', 'crop', 'cutout'))}")
+            if name in values:
+                raise UsageError(f"{name} stands twice in {text!r}")
+            if name == "flip":
+                values[name] = value or True
+            elif value.isdecimal():
+                values[name] = int(value)
+            else:
+                raise UsageError(f"{part!r} needs a number of pixels, as in {name}:4")
+        return cls(**values)  # type: ignore[arg-type]
+
+    def text(self) -> str:
+        """In the words that `parse` takes; empty if nothing is done."""
+        words = ["flip" if self.flip is True else f"flip:{self.flip}"] if self.flip else []
+        return ",".join(words + [f"{name}:{getattr(self, name)}" for name in ("crop", "cutout") if getattr(self, name)])
+
+    def check(self, shape: tuple[int, ...]) -> None:
+        """Raise UsageError if inputs of `shape` are no images (C, H, W), or are smaller than a shift or the square."""
+        if not self:
+            return
+        if len(shape) != 3:
+            what = f"vectors of {shape[0]} values" if len(shape) == 1 else "series"
+            raise UsageError(f"{'--flip mirrors' if self.text() == 'flip' else '--augment changes'} images; these are {what}")
+        smallest = min(shape[1:])
+        for name in ("crop", "cutout"):
+            if getattr(self, name) >= smallest:
+                raise UsageError(
+                    f"--augment {name}:{getattr(self, name)} leaves nothing of images of {shape[1]}×{shape[2]}: it must be below {smallest}"
+                )
+
+    def attributes(self) -> dict[str, bool | str | int]:
+        """The attributes of the op `gather`; `flip` always, the others where they are on."""
+        return {"flip": self.flip} | {name: getattr(self, name) for name in ("crop", "cutout") if getattr(self, name)}
+
+
+parse = Augment.parse
+
+NOTHING = Augment()
+"""Images as they are."""

@@ -1,0 +1,291 @@
+"""`folder:PATH`: images in a folder, a subfolder for each class. Read with Pillow, by threads, into one array.
+
+    PATH/cats/*.png, PATH/dogs/*.jpg                 classes cats and dogs; a share of each is set aside for tests
+    PATH/train/cats/…, PATH/test/cats/…              training and test images apart (test may also be called val or validation)
+    PATH/*.png                                       images without labels
+
+What becomes of an image: turned as its EXIF data say; several frames: the first; 16 bits: rounded to 8 (v/257); transparent parts: on white; grey
+if all images are, else colour; with `size` scaled until it covers that, then cut at the centre. All else is an error that names the file.
+
+Test images are chosen by the SHA-256 of their path below PATH, class by class, and this is also the order in both parts: the same on every
+machine, and a file that is added moves no other one's place relative to a third.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nbcnn.datasets.dataset import DataError, DataMissing, Dataset, DataTooLarge, Log
+from nbcnn.datasets.own import TEST_SHARE, Own
+from nbcnn.gpu import memory
+
+SUFFIXES = frozenset((".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm", ".pbm"))
+TESTS = ("test", "val", "validation")
+_GREY = frozenset(("1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "I;16N"))
+_ORIENTATION, _SIDEWAYS = 0x0112, range(5, 9)
+_NAMED = 5
+"""Files that a message names; of the others it gives the number."""
+LINE_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class File:
+    """One image: its path, its path below the data set's folder, and the number of its class (0 without classes)."""
+
+    path: Path
+    below: str
+    label: int
+
+    @property
+    def key(self) -> bytes:
+        return hashlib.sha256(self.below.encode("utf-8", "surrogateescape")).digest()
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a file says of its image before it is read: size (height, width) once turned upright, and whether it is grey."""
+
+    size: tuple[int, int]
+    grey: bool
+
+
+def load(own: Own, limit: int | None, log: Log, progress: Log | None) -> Dataset:
+    """The images below `own.path`, uint8; `log` is told what is passed over, `progress` how far it is.
+
+    Raises DataMissing, DataTooLarge and other DataErrors.
+    """
+    root = own.path
+    if not root.is_dir():
+        raise DataMissing(
+            f"{root} is no folder{'; a file of arrays is npz:' + str(root) if root.is_file() else ''}. Check the path of --dataset folder:"
+        )
+    classes, train, test = _parts(own, log)
+    train, test = train[:limit], test[:limit]
+    headers = _each(partial(_guarded, _header), [*train, *test], "looking at", progress)
+    size = own.size or _one_size([*train, *test], headers)
+    channels = 1 if all(header.grey for header in headers) else 3
+    _check_memory(len(headers) * channels * size[0] * size[1], root)
+    images = np.empty((len(headers), channels, *size), np.uint8)
+
+    def read(item: tuple[File, Header, np.ndarray]) -> str | None:
+        return _guarded(_read, item[0], header=item[1], target=item[2], fit=own.size)
+
+    _each(read, list(zip([*train, *test], headers, images, strict=True)), "reading", progress)
+    labels = np.array([file.label for file in (*train, *test)], np.int32) if classes else None
+    source = f"images below {root.resolve()}, {'grey' if channels == 1 else 'colour'}" + (f", scaled to {size[0]}×{size[1]}" if own.size else "")
+    at = len(train)
+    return Dataset(
+        own.name,
+        source,
+        images[:at],
+        labels[:at] if labels is not None else None,
+        images[at:],
+        labels[at:] if labels is not None else None,
+        classes or None,
+    )
+
+
+def _parts(own: Own, log: Log) -> tuple[tuple[str, ...], list[File], list[File]]:
+    """Names of the classes, none without labels; files of the training and the test part, each in the order of their keys."""
+    root = own.path
+    folders = {entry.name for entry in root.iterdir() if entry.is_dir()}
+    tests = [name for name in TESTS if name in folders]
+    if "train" in folders and tests:
+        if own.test_share is not None:
+            raise DataError(f"{root} has its own {tests[0]}/, so a test share says nothing: leave --test-share out")
+        classes, train = _scan(root, root / "train", log)
+        names, test = _scan(root, root / tests[0], log)
+        if strange := sorted(set(names) - set(classes)):
+            raise DataError(f"{root / tests[0]} has classes that train/ has not: {', '.join(strange[:_NAMED])}. Their names must be the same")
+        if bool(names) != bool(classes):
+            raise DataError(f"train/ and {tests[0]}/ of {root} must both have class folders, or neither")
+        if lacking := [name for name in classes if name not in names]:
+            log(f"nbcnn: note: {root / tests[0]} has no images of {', '.join(lacking[:_NAMED])}")
+        test = [File(file.path, file.below, classes.index(names[file.label]) if names else 0) for file in test]
+    elif "train" in folders or "test" in folders:
+        raise DataError(
+            f"{root} has {'train' if 'train' in folders else 'test'}/ but not the other one: it needs train/ and test/, or class folders only"
+        )
+    else:
+        classes, files = _scan(root, root, log)
+        train, test = _shared(files, own.test_share or TEST_SHARE, classes, log)
+    for part, files in (("training", train), ("test", test)):
+        if not files:
+            raise DataMissing(f"{root} leaves no {part} images: it needs at least two images of a class")
+    if len(classes) == 1:
+        log(f"nbcnn: note: all images of {root} are of one class, {classes[0]}: there is nothing to tell apart, but an autoencoder can be trained")
+    return classes, sorted(train, key=lambda file: file.key), sorted(test, key=lambda file: file.key)
+
+
+def _shared(files: Sequence[File], share: float, classes: Sequence[str], log: Log) -> tuple[list[File], list[File]]:
+    """Split off the test images: of each class the first in the order of the keys, `share` of them, at least one, but never all."""
+    train: list[File] = []
+    test: list[File] = []
+    for label in range(max(1, len(classes))):
+        own = sorted((file for file in files if file.label == label), key=lambda file: file.key)
+        count = min(max(1, round(share * len(own))), len(own) - 1)
+        test += own[:count]
+        train += own[count:]
+        if count == 0 and classes:
+            log(f"nbcnn: note: {classes[label]} has one image, which is trained on; none is left to test")
+    return train, test
+
+
+def _scan(root: Path, folder: Path, log: Log) -> tuple[tuple[str, ...], list[File]]:
+    """Class names in alphabetical order, and the images of each; no names if `folder` holds images itself and no folders with any."""
+    beside, passed = _images(folder, deep=False)
+    subfolders = sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    found = {entry.name: _images(entry, deep=True) for entry in subfolders}
+    names = tuple(name for name, (paths, _) in found.items() if paths)
+    passed += [path for _, others in found.values() for path in others]
+    if passed:
+        log(f"nbcnn: note: passed over, because they are no images: {_some([path.relative_to(root).as_posix() for path in passed])}")
+    if not names:
+        if not beside:
+            raise DataMissing(f"{folder} holds no images ({', '.join(sorted(SUFFIXES))}), neither itself nor in class folders")
+        return (), [File(path, path.relative_to(root).as_posix(), 0) for path in beside]
+    if empty := [name for name, (paths, _) in found.items() if not paths]:
+        log(f"nbcnn: note: no classes, because they hold no images: {_some(empty)}")
+    if beside:
+        log(f"nbcnn: note: passed over, because they lie in no class folder: {_some([path.name for path in beside])}")
+    return names, [File(path, path.relative_to(root).as_posix(), at) for at, name in enumerate(names) for path in found[name][0]]
+
+
+def _images(folder: Path, deep: bool) -> tuple[list[Path], list[Path]]:
+    """The images in `folder`, and below it if `deep`, and the other files; hidden ones are neither."""
+    paths = []
+    for where, folders, names in os.walk(folder, onerror=_raise):
+        folders[:] = sorted(name for name in folders if deep and not name.startswith("."))
+        paths += [Path(where, name) for name in sorted(names) if not name.startswith(".") and name not in ("Thumbs.db", "desktop.ini")]
+    return [path for path in paths if path.suffix.lower() in SUFFIXES], [path for path in paths if path.suffix.lower() not in SUFFIXES]
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _one_size(files: Sequence[File], headers: Sequence[Header]) -> tuple[int, int]:
+    sizes = Counter(header.size for header in headers)
+    if len(sizes) == 1:
+        return headers[0].size
+    examples = [
+        f"{files[at].below} {size[0]}×{size[1]}" for size, at in ((size, [h.size for h in headers].index(size)) for size, _ in sizes.most_common(2))
+    ]
+    raise DataError(f"the images are of {len(sizes)} sizes (height×width), such as {' and '.join(examples)}: --size 64 makes them all 64×64")
+
+
+def _check_memory(needed: int, root: Path) -> None:
+    free = memory.available()
+    if needed > free:
+        raise DataTooLarge(
+            f"the images of {root} take {needed / 2**30:.1f} GiB as pixels, {free / 2**30:.1f} GiB of host memory are free: "
+            "use a smaller --size or --limit, or save them as .npy files, which npz:FOLDER reads from the disk as it goes"
+        )
+
+
+def _each(work: Callable[[Any], Any], items: Sequence[Any], doing: str, progress: Log | None) -> list[Any]:
+    """`work` on each of `items`, by threads. What comes back as text is an error; raises DataError with the first few."""
+    results: list[Any] = []
+    errors: list[str] = []
+    started = told = time.perf_counter()
+    with ThreadPoolExecutor(min(16, (os.cpu_count() or 1) + 2), thread_name_prefix="nbcnn-reader") as pool:
+        for result in pool.map(work, items, chunksize=16):
+            if isinstance(result, str):
+                errors.append(result)
+            else:
+                results.append(result)
+            done, now = len(results) + len(errors), time.perf_counter()
+            if progress and now - told >= LINE_SECONDS:
+                told = now
+                progress(f"{doing} images: {done:,} of {len(items):,}, {(len(items) - done) * (now - started) / done:.0f} s left")
+    if errors:
+        count = "1 image cannot" if len(errors) == 1 else f"{len(errors):,} images cannot"
+        more = f"\n  and {len(errors) - _NAMED:,} more" if len(errors) > _NAMED else ""
+        listed = "\n  ".join(errors[:_NAMED])
+        raise DataError(f"{count} be used:\n  {listed}{more}\nRepair them, or take them out of the folder.")
+    return results
+
+
+def _guarded(work: Callable[..., Any], file: File, **options: Any) -> Any:
+    """What `work` makes of `file`, or what is wrong with it, as text."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        return work(file, **options)
+    except FileNotFoundError:
+        return f"{file.path}: it was there a moment ago; the folder changes while it is read"
+    except UnidentifiedImageError:
+        return f"{file.path}: it is no image, or of a kind that Pillow does not know"
+    except Image.DecompressionBombError as error:
+        return f"{file.path}: {error}"
+    except (OSError, ValueError, SyntaxError, EOFError, IndexError, KeyError, TypeError, OverflowError) as error:
+        # Pillow raises all of these for damaged files.
+        return f"{file.path}: {str(error) or type(error).__name__}"
+
+
+def _header(file: File) -> Header:
+    from PIL import Image
+
+    with Image.open(file.path) as image:
+        width, height = image.size
+        # For EXIF data, Pillow would look behind the pixels of a PNG file, and so read them all.
+        sideways = (image.format != "PNG" or "exif" in image.info) and image.getexif().get(_ORIENTATION) in _SIDEWAYS
+        if image.mode == "F":
+            raise ValueError("its pixels are floats; save it with 8 or 16 bits, or the arrays as npz:")
+        return Header((width, height) if sideways else (height, width), image.mode in _GREY)
+
+
+def _read(file: File, header: Header, target: np.ndarray, fit: tuple[int, int] | None) -> None:
+    """Read the image of `file` into `target` uint8 (C, H, W)."""
+    from PIL import Image, ImageOps
+
+    with Image.open(file.path) as opened:
+        image: Any = ImageOps.exif_transpose(opened)
+        if (image.height, image.width) != header.size:
+            raise ValueError("its size changed since a moment ago; the folder changes while it is read")
+        if image.mode == "I" or image.mode.startswith("I;"):
+            image = _eight_bits(image)
+        image = _flat(image).convert("L" if len(target) == 1 else "RGB")
+        if fit:
+            image = ImageOps.fit(image, (fit[1], fit[0]), Image.Resampling.BILINEAR)
+        pixels = np.asarray(image, np.uint8)
+        target[...] = pixels[None] if len(target) == 1 else pixels.transpose(2, 0, 1)
+
+
+def _eight_bits(image: Any) -> Any:
+    """An image of 16 bits a pixel as one of 8."""
+    from PIL import Image
+
+    values = np.asarray(image).astype(np.int64)
+    if values.min() < 0 or values.max() > 65535:
+        raise ValueError(f"its values go from {values.min()} to {values.max()}; 16 bits hold 0 to 65535")
+    return Image.fromarray(((values + 128) // 257).astype(np.uint8))
+
+
+def _flat(image: Any) -> Any:
+    """`image` without transparency, on white."""
+    from PIL import Image
+
+    if not image.has_transparency_data:
+        return image
+    grey = image.mode in _GREY
+    front = image.convert("RGBA")
+    back = Image.new("RGBA", image.size, (255, 255, 255, 255))
+    back.alpha_composite(front)
+    return back.convert("L" if grey else "RGB")
+
+
+def _some(names: Iterable[str]) -> str:
+    listed = list(names)
+    return ", ".join(listed[:_NAMED]) + (f" and {len(listed) - _NAMED:,} more" if len(listed) > _NAMED else "")

@@ -1,0 +1,94 @@
+"""Tables and picture of the README: speed beside PyTorch, accuracy, the first start, and the modes as bars.
+
+The tables hold figures that other pages have in full; they are made from the same sections of the results files.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+from nbcnn.files import atomic
+from nbcnn.lab.report import svg
+from nbcnn.lab.report.readme_tensorcore import beside_pytorch
+from nbcnn.lab.report.tables import GPU, footer, markdown, measured, section
+
+PICTURE = "ladder.svg"
+BATCH = 256
+"""The batch size of the picture; the ladder's cpu rung has a batch of its own."""
+STEPS = (
+    ("tensorcore", "bf16", "step-tensorcore-bf16-1024"),
+    ("tensorcore", "bf16", "step-tensorcore-bf16-64"),
+    ("tensorcore", "tf32", "step-tensorcore-tf32-1024"),
+    ("tensorcore", "fp32", "step-tensorcore-fp32-1024"),
+    ("im2col", "fp32", "step-1024"),
+    ("im2col", "fp32", "step-64"),
+)
+
+
+def speed() -> str:
+    """The whole training step of several modes, each beside the fastest form of PyTorch of the same precision."""
+    rows: list[tuple[str, ...]] = []
+    environments = []
+    for mode, precision, name in STEPS:
+        ours, _, figures, environment = beside_pytorch(name)
+        environments.append(environment)
+        rows.append((mode, precision, f"{ours['batch']:,}", *figures))
+    head = ("mode", "precision", "batch", "nbcnn ms", "images/s", "fastest PyTorch, ms", "ours is")
+    return markdown(head, rows, 2) + footer(*environments)
+
+
+def accuracy() -> str:
+    """What the two ready-made image networks reach, and what the same classifier makes of features that nobody trained."""
+    rows = [row for job in ("main", "baselines") for row in section(GPU, f"quality-{job}")[0]]
+    environments = [section(GPU, f"quality-{job}")[1] for job in ("main", "baselines")]
+    trained = next(row for row in rows if row["what"] == "train")
+    network = f"autoencoder, {trained['epochs']} epochs, {trained['mode']} {trained['precision']}"
+    lines = [(network, "CIFAR-10", f"test MSE {trained['test_loss']:.5f}", f"{trained['seconds']:.1f} s of training")]
+    found: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        # The job `baselines` classifies the encoder's features once more; the figures shown are those of `main`, as on the page of results.
+        found = {**row.get("classifiers", {}), **found}
+    for name, what in {"encoder": "its 8,192 features", "random encoder": "features of a random encoder", "raw pixels": "raw pixels"}.items():
+        one = found[name]
+        lines.append((f"RBF SVM on {what}", "CIFAR-10", f"{100 * one['test_accuracy']:.2f} %", f"{sum(one['seconds'].values()):.1f} s"))
+    runs, environment = section(GPU, "mnist-im2col-fp32")
+    fused = [row for row in runs if row["what"] == "train" and row["form"] == "fused"]
+    score = f"{100 * mean(row['accuracy'] for row in fused):.2f} % (mean of {len(fused)} seeds)"
+    classifier = f"`mnist-cnn`, {fused[0]['epochs']} epochs, {fused[0]['mode']} {fused[0]['precision']}"
+    lines.append((classifier, "MNIST", score, f"{median(row['epoch_ms']['median'] for row in fused) / 1e3:.3f} s an epoch"))
+    return markdown(("what", "data", "test result", "time"), lines, 3) + footer(*environments, environment)
+
+
+def startup() -> str:
+    """How long a training takes to its first step, on an empty kernel cache and on a full one."""
+    if not measured(GPU, "quality-startup"):
+        return ""
+    (first, second), environment = section(GPU, "quality-startup")
+    cores, mode = environment["cpu_cores"], f"{first['mode']} {first['precision']}"
+    return (
+        f"A first start on an empty kernel cache reaches its first training step after {first['ready_seconds']:.1f} s on {cores} cores "
+        f"({mode}; {first['kernels_compiled']} kernels compiled in parallel), a second one after {second['ready_seconds']:.1f} s."
+        f"{footer(environment)}"
+    )
+
+
+def chart(path: Path) -> None:
+    """Images a second of every mode at batch 256, PyTorch's compiled step among them, as an SVG file at `path`."""
+    rungs = section(GPU, f"ladder-{BATCH}")[0]
+    bars = [(_name(row), row["images_per_second"]) for row in rungs]
+    peers = {}
+    for precision, name in (("fp32", f"step-{BATCH}"), ("bf16", f"step-tensorcore-bf16-{BATCH}")):
+        row = next(row for row in section(GPU, name)[0] if row["form"] == "PyTorch compile")
+        peers[f"PyTorch {precision}, compiled"] = row["images_per_second"]
+    every = sorted([*bars, *peers.items()], key=lambda one: one[1])
+    picture = svg.bars([(name, rate, f"{rate:,.0f}") for name, rate in every], "training images per second", second=peers)
+    atomic.replace_bytes(path, svg.standalone(picture).encode())
+
+
+def _name(row: dict[str, Any]) -> str:
+    return "cpu (NumPy)" if row["mode"] == "cpu" else f"{row['mode']} {row['precision']}" if row["mode"] == "tensorcore" else row["mode"]
+
+
+TABLES = {"speed": speed, "accuracy": accuracy, "startup": startup}

@@ -1,0 +1,217 @@
+"""Files of a model: one safetensors file with the network in its metadata, and what `Model.fit` writes into a run folder.
+
+Every checkpoint of a training has the same note of its network, so that `load` takes them all: a saved model, a checkpoint, a run folder.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nbcnn import __version__
+from nbcnn.datasets.normalisation import Normalisation
+from nbcnn.files.errors import UsageError
+from nbcnn.model.arrays import Form
+from nbcnn.nn import description, models
+from nbcnn.nn.optim import Schedule
+from nbcnn.nn.params import ParameterError, under
+from nbcnn.run import rows
+from nbcnn.run.net import Net
+from nbcnn.run.rows import Choice
+from nbcnn.train import checkpoint
+from nbcnn.train.checkpoint import BEST, LAST, CheckpointError, Saved
+from nbcnn.train.runlog import RunFolder
+
+if TYPE_CHECKING:
+    from nbcnn.model.network import Model
+
+FORMAT = "nbcnn-model-1"
+TRAINING = "nbcnn-training-1"
+OWN_MODEL = "own"
+"""What a run's config.json calls a network that is no ready-made one."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What `load_weights` did, by the names of parameters: taken, missing in the file, unused of the file, of another shape."""
+
+    taken: tuple[str, ...]
+    missing: tuple[str, ...]
+    unused: tuple[str, ...]
+    other_shape: tuple[str, ...]
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.taken)} parameters taken"]
+        parts = {"missing in the file": self.missing, "not of this network": self.unused, "of another shape": self.other_shape}
+        return "\n".join(lines + [f"{what}: {', '.join(names)}" for what, names in parts.items() if names])
+
+
+def note(model: Model) -> str:
+    """The network of `model`, for the metadata of a file."""
+    form, net = model.form or Form(model.net.input_shape), model.net
+    more = {"classes": list(model.classes) if model.classes else None, "scale": list(form.scale) if form.scale else None}
+    return description.dumps(net.layers, net.input_shape, precision=net.precision, channels_last=form.channels_last, **more)
+
+
+def save(model: Model, path: Path) -> Path:
+    """Write `model` to `path`; see `Model.save`."""
+    if path.suffix != ".safetensors":
+        path = path.with_name(f"{path.name}.safetensors")
+    tensors = {f"param.{name}": tensor for name, tensor in model.net.params.as_dict().items()}
+    versions = {"nbcnn": __version__, "numpy": np.__version__, "python": platform.python_version()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    normal = {"normalisation": model.normalisation.text()} if model.normalisation else {}
+    checkpoint.save(path, tensors, {"format": FORMAT, description.KEY: note(model), "mode": model.net.mode, **normal, **versions})
+    return path
+
+
+def found(path: Path, which: str = "last") -> Path:
+    """The file that `path` means: itself, or the checkpoint "last" or "best" of a run folder. Raises UsageError for another name."""
+    if which not in ("last", "best"):
+        raise UsageError(f"checkpoint is last or best, got {which!r}")
+    return path / (LAST if which == "last" else BEST) if path.is_dir() else path
+
+
+def described(saved: Saved, more: Sequence[type] = ()) -> dict[str, Any]:
+    """The network that a file holds, as `description.loads` gives it: its own note, or for a checkpoint of an earlier version what the
+    config.json beside it says. Raises CheckpointError, DescriptionError or RunError.
+    """
+    if description.KEY in saved.metadata:
+        return description.loads(saved.metadata[description.KEY], f"{saved.path}: its note of the network", more)
+    config = RunFolder(saved.path.parent).read_config()
+    shape = config["data"].get("image_shape")
+    if config["flags"]["model"] not in models.MODELS or not isinstance(shape, list) or not all(isinstance(n, int) for n in shape) or len(shape) != 3:
+        raise CheckpointError(f"{saved.path.parent}/config.json does not say which network the checkpoint is of")
+    return {"layers": models.MODELS[config["flags"]["model"]](*shape), "input_shape": tuple(shape), "precision": saved.metadata.get("precision")}
+
+
+def choice_of(mode: str, precision: str | None, noted: str | None) -> Choice:
+    """The row for `mode` and `precision`; None takes the file's precision, or the mode's own where it does not have that one."""
+    try:
+        return rows.choose_mode(mode, precision or noted)
+    except UsageError:
+        if precision is not None:
+            raise
+        return rows.choose_mode(mode, None)
+
+
+def fill(net: Net, saved: Saved) -> None:
+    """Give `net` the weights of a file. Raises CheckpointError if one does not fit."""
+    known = set(net.params.names)
+    try:
+        net.params.load_dict({name: tensor for name, tensor in under("param.", saved.tensors).items() if name in known})
+    except ParameterError as error:
+        raise CheckpointError(f"{saved.path} does not fit this network: {error}") from error
+
+
+def load(path: Path | str, *, layers: Sequence[type] = (), mode: str = "auto", precision: str | None = None, checkpoint: str = "last") -> Model:
+    """The model in a file: one that `Model.save` wrote, a checkpoint of a training, or a run folder.
+
+    layers      classes of one's own that the network has.
+    mode        how it is computed here; auto is the fastest that this machine has. precision  None is the file's where the mode has it.
+    checkpoint  "last" or "best", of a run folder.
+    Raises CheckpointError or DescriptionError (exit code 3) for a file that is missing, damaged or of an unknown layer, GpuUnavailable.
+
+    Example: `nbcnn.load("net.safetensors").predict(images)`.
+    """
+    from nbcnn.model.network import Model
+
+    path = Path(path)
+    if not path.exists():
+        raise CheckpointError(f"there is no file or run folder {path}")
+    saved = read(found(path, checkpoint))
+    about = described(saved, layers)
+    choice = choice_of(mode, precision, about.get("precision"))
+    normal = Normalisation.noted(saved.metadata)
+    model = Model(about["layers"], mode=choice.row.mode, precision=choice.row.precision, classes=about.get("classes"), normalisation=normal)
+    scale = about.get("scale")
+    model.learn(Form(about["input_shape"], bool(about.get("channels_last")), tuple(scale) if scale else None))
+    fill(model.build(about["input_shape"]).net, saved)
+    return model
+
+
+def read(path: Path) -> Saved:
+    """A checkpoint or saved model."""
+    return checkpoint.read(path)
+
+
+def load_weights(net: Net, path: Path, partial: bool) -> Loaded:
+    """See `Model.load_weights`."""
+    saved = read(found(path))
+    given, own = under("param.", saved.tensors), net.params.as_dict()
+    other = tuple(name for name in own if name in given and (given[name].shape != own[name].shape or given[name].dtype != own[name].dtype))
+    taken = tuple(name for name in own if name in given and name not in other)
+    result = Loaded(taken, tuple(name for name in own if name not in given), tuple(name for name in given if name not in own), other)
+    if not partial and (result.missing or result.unused or result.other_shape):
+        raise CheckpointError(f"{saved.path} is not of this network; partial=True takes what fits:\n{result}")
+    if not taken:
+        raise CheckpointError(f"nothing of {saved.path} fits this network:\n{result}")
+    net.params.load_dict(own | {name: given[name] for name in taken})
+    return result
+
+
+def words(
+    model: Model, session: Any, optimizer: Any, images: np.ndarray, epochs: int, batch: int, name: str
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Which training this is, and how it was computed, for its checkpoints."""
+    net = model.net
+    identity = {
+        "format": TRAINING,
+        "model": OWN_MODEL,
+        "data": f"{name}, {len(images)} examples, CRC-32 {zlib.crc32(images.data):08x}",
+        "batch": str(batch),
+        "optimizer": type(optimizer).__name__.lower(),
+        "mode": net.mode,
+        "precision": net.precision,
+    }
+    return identity, {"device": net.device_name, "nbcnn": __version__, description.KEY: note(model)}
+
+
+def config(
+    model: Model, session: Any, optimizer: Any, images: np.ndarray, test_images: np.ndarray | None, epochs: int, batch: int, name: str
+) -> Mapping[str, Any]:
+    """The content of a run's config.json."""
+    net, rate = model.net, optimizer.lr if optimizer.lr is not None else optimizer.own_lr
+    schedule = rate if isinstance(rate, Schedule) else None
+    numbers = {key: value for key, value in vars(optimizer).items() if key != "lr"}
+    flags = {
+        "model": OWN_MODEL,
+        "dataset": name,
+        "data_dir": "data",
+        "epochs": epochs,
+        "batch": batch,
+        "optimizer": type(optimizer).__name__.lower(),
+        "lr": float(schedule.lr if schedule else rate),
+        "schedule": schedule.name if schedule else "constant",
+        "warmup": float(schedule.warmup if schedule else 0.0),
+        "momentum": 0.0,
+        **numbers,
+        "init": model.init,
+        "seed": model.seed,
+    }
+    return {
+        "flags": flags,
+        "data": {
+            "name": name,
+            "source": "arrays given to Model.fit" if name == "arrays" else name,
+            "training_images": len(images),
+            "test_images": 0 if test_images is None else len(test_images),
+            "image_shape": list(net.input_shape),
+        },
+        "mode": net.mode,
+        "precision": net.precision,
+        "device": net.device_name,
+        "ranks": 1,
+        "parameters": net.params.count,
+        "planned_bytes": session.planned_bytes,
+        "tiles": session.tiles(),
+        "versions": {"nbcnn": __version__, "python": platform.python_version(), "numpy": np.__version__},
+        "command": sys.argv,
+    }

@@ -1,0 +1,526 @@
+"""`Model`: a list of layers with everything around it, so that a network of one's own takes a few lines."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Self
+
+import numpy as np
+
+from nbcnn.datasets.normalisation import Normalisation
+from nbcnn.files.errors import UsageError
+from nbcnn.files.suggest import nearest
+from nbcnn.model import files
+from nbcnn.model.arrays import Form, array_of, form_of, seen
+from nbcnn.model.history import History
+from nbcnn.nn import models
+from nbcnn.nn.layers import MSE, SoftmaxCrossEntropy
+from nbcnn.nn.optim import FROZEN, SGD, Adam, Factor, check_number, matching
+from nbcnn.nn.params import INITS
+from nbcnn.run.explain import explain, summary
+from nbcnn.run.labels import classes_of
+from nbcnn.run.net import Net
+from nbcnn.run.session import TrainingSession
+from nbcnn.train.callbacks import Classification, Plots, Progress
+from nbcnn.train.events import Callback
+from nbcnn.train.runlog import InMemory, RunFolder
+from nbcnn.train.trainer import Diverged, Trainer
+
+LOSSES: dict[str, Callable[[], Any]] = {"cross_entropy": SoftmaxCrossEntropy, "mse": MSE}
+"""Losses by the names that `Model` takes."""
+
+
+class Shown(str):
+    """A text that an interactive session shows as it is, not with its quotes."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+class Model:
+    """A network: layers, a loss, and the form of its data.
+
+    layers       a list of `nbcnn.nn.layers`; sizes of inputs may be left out.
+    loss         "cross_entropy" (labels are classes), "mse" (the target is the input), a loss layer, or None where the last layer is one or
+                 the network is only to predict.
+    mode         auto, cpu, naive, tiled, im2col, tensorcore: how layers are computed; auto is the fastest that this machine has.
+    precision    what multiplications round to (fp32, tf32, bf16); None is the mode's own.
+    seed, init   of the first weights ("torch" or "he"); the seed also of the order of examples.
+    input_shape  (C, H, W) or (F,) of an example; None takes it from the first data.
+    classes      names of the classes, for pictures and files.
+    fuse         put layers together where the mode has a kernel for them.
+    normalisation  mean and deviation of the channels, `nbcnn.Normalisation.of(images)`: taken off and divided by while the pixels are read, here
+                 and wherever the saved model is used; the target of loss "mse" is the normalised image. None divides bytes by 255.
+
+    Images are uint8 or floats, see `nbcnn.model.arrays`. A model is a context manager: `close` lets its GPU memory go. One process trains on
+    one GPU; several train together by `nbcnn launch` alone. Raises UsageError for layers, losses and names that do not go together,
+    GpuUnavailable for a GPU's mode without a GPU.
+
+    Example:
+        >>> import numpy as np, nbcnn
+        >>> from nbcnn import Conv2d, Flatten, Linear, MaxPool2d, ReLU
+        >>> x, y = np.zeros((8, 1, 6, 6), np.uint8), np.arange(8) % 2
+        >>> with nbcnn.Model([Conv2d(4, 3), ReLU(), MaxPool2d(2), Flatten(), Linear(2)], loss="cross_entropy", mode="cpu") as model:
+        ...     history = model.fit(x, y, epochs=2, batch_size=4, verbose=0)
+        ...     model.predict(x).shape
+        (8, 2)
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[Any],
+        loss: str | Any = None,
+        *,
+        mode: str = "auto",
+        precision: str | None = None,
+        seed: int = 0,
+        init: str = "torch",
+        input_shape: Sequence[int] | None = None,
+        classes: Sequence[str] | None = None,
+        fuse: bool = True,
+        normalisation: Normalisation | None = None,
+    ) -> None:
+        if isinstance(layers, str) or not isinstance(layers, Sequence):
+            raise UsageError(f"layers must be a list of layers, got {type(layers).__name__}")
+        strange = [layer for layer in layers if isinstance(layer, type) or not hasattr(layer, "build")]
+        if strange:
+            raise UsageError(f"{strange[0]!r} is no layer: a layer is made by its class, as in Linear(10)")
+        body = list(layers)
+        if loss is not None:
+            if body and hasattr(body[-1], "needs_labels"):
+                raise UsageError(f"the last layer {type(body[-1]).__name__} is a loss already: leave loss= or the layer out")
+            body.append(_loss(loss))
+        if not [layer for layer in body if not hasattr(layer, "needs_labels")]:
+            raise UsageError("a network needs at least one layer besides its loss")
+        if init not in INITS:
+            raise UsageError(f"no initialisation {init!r}; one of {', '.join(INITS)}{nearest(str(init), INITS)}")
+        check_number("Model", "seed", seed, below=2**63)
+        self._layers, self._mode, self._precision, self._fuse = body, mode, precision, fuse
+        self.seed, self.init, self.normalisation = int(seed), init, normalisation
+        self.classes = None if classes is None else tuple(str(name) for name in classes)
+        self.form: Form | None = None
+        self._learnt = False
+        self._net: Net | None = None
+        self._encoders: dict[str, Net] = {}
+        self._factors: dict[str, Factor] = {}
+        self._wanted: list[tuple[str, Factor]] = []
+        self._trained: tuple[str, dict[str, np.ndarray], int, int] | None = None
+        if input_shape is not None:
+            self.build(input_shape)
+
+    # -- what it is
+
+    @property
+    def net(self) -> Net:
+        """The engine's network (`nbcnn.run.net.Net`). Raises UsageError before `build` or the first `fit`, and after `close`."""
+        if self._net is None:
+            raise UsageError("the network is not built: its input's shape is not known yet; call build(shape) or fit")
+        return self._net
+
+    @property
+    def layers(self) -> list[Any]:
+        """The layers, loss included; with the sizes of their inputs once it is built."""
+        return list(self._net.layers if self._net else self._layers)
+
+    @property
+    def loss(self) -> Any:
+        """The loss layer, None without one."""
+        return self._layers[-1] if hasattr(self._layers[-1], "needs_labels") else None
+
+    def build(self, shape: Sequence[int]) -> Self:
+        """Make the network for examples of `shape`, (C, H, W) or (F,), with its first weights. Returns the model.
+
+        Raises UsageError if it is built for another shape, ShapeError (a UsageError's sibling, exit code 2) naming the layer that does not fit.
+        """
+        shape = tuple(int(n) for n in shape)
+        if len(shape) not in (1, 3) or min(shape) < 1:
+            raise UsageError(f"an example is (C, H, W) or (F,), each at least 1, got {shape}")
+        if self._net is not None:
+            if self._net.input_shape != shape:
+                raise UsageError(f"the network is built for {self._net.input_shape}, not for {shape}")
+            return self
+        options: dict[str, Any] = {"fusing": self._fuse, "seed": self.seed, "init": self.init, "normalisation": self.normalisation}
+        self._net = Net(self._layers, shape, mode=self._mode, precision=self._precision, **options)
+        self.form = self.form or Form(shape)
+        for pattern, factor in self._wanted:
+            self._set(pattern, factor)
+        return self
+
+    def learn(self, form: Form) -> None:
+        """Take examples of `form`, instead of the form of the first data."""
+        self.form, self._learnt = form, True
+
+    def summary(self) -> Shown:
+        """Layers, shapes of their outputs without the batch, parameters; as text. Raises UsageError before it is built."""
+        net = self.net
+        frozen = sum(1 for name in net.params.layout.names if not self._factors.get(name, Factor()).lr)
+        note = f"\n{frozen} of {len(net.params.layout.names)} parameters frozen" if frozen else ""
+        return Shown(f"{summary(net.layers, net.input_shape)}{note}\n{net.mode} {net.precision} on {net.device_name} ({net.why})")
+
+    def explain(self, batch_size: int = 256) -> Shown:
+        """Every step of the plan of a batch's forward and backward pass: op, shapes, kernel, flops, bytes, floor; as text."""
+        net = self.net
+        plan = net.lower(net.record_gradients(batch_size) if self.loss else net.record_predict(batch_size))
+        peak = "fp32 split" if net.mode == "tensorcore" and net.precision == "fp32" else net.precision
+        return Shown(explain(plan, peak, net.device.ceilings()))
+
+    def __repr__(self) -> str:
+        kinds = ", ".join(type(layer).__name__ for layer in self._layers)
+        if self._net is None:
+            return f"<Model [{kinds}], not built>"
+        shape = "×".join(map(str, self._net.input_shape))
+        return f"<Model [{kinds}], {shape}, {self._net.params.count:,} parameters, {self._net.mode} {self._net.precision}>"
+
+    def _repr_html_(self) -> str:
+        import html
+
+        return f"<pre>{html.escape(self.summary() if self._net else repr(self))}</pre>"
+
+    # -- training
+
+    def fit(
+        self,
+        x: Any,
+        y: Any = None,
+        *,
+        epochs: int = 1,
+        batch_size: int | None = None,
+        optimizer: SGD | Adam | None = None,
+        validation_data: Any = None,
+        callbacks: Sequence[Callback] = (),
+        run: Path | str | None = None,
+        flip: bool = False,
+        channels_last: bool | None = None,
+        verbose: int | bool = 1,
+    ) -> History:
+        """Train; a second call goes on from the first one's weights, and from the optimizer's state if that is of the same kind.
+
+        x, y             examples and their classes (whole numbers from 0); y is left out for the loss "mse", whose target is x. Or x is a
+                         data set of `nbcnn.datasets`, which brings its labels and, as validation data, its test images.
+        epochs           passes over the examples.
+        batch_size       examples a training step; None is 64, or all if there are fewer.
+        optimizer        `SGD(lr=…)` or `Adam(lr=…)`; None is SGD().
+        validation_data  (x, y), or x for "mse": evaluated after every epoch, never trained on.
+        callbacks        of `nbcnn.Callback`: reading, epoch, end, close. One that raises ends the training with CallbackError.
+        run              a new folder for config.json, metrics, checkpoints and pictures, as train.py makes them; None writes nothing.
+        flip             mirror each image with probability 1/2.
+        channels_last    whether images are (N, H, W, C); None finds out, and refuses what could be both.
+        verbose          0: no progress on stderr.
+
+        Ctrl-C ends it after the present step, and the history so far comes back with `interrupted`. Raises UsageError for what does not
+        fit, MemoryPlanError before anything large is allocated, Diverged (the weights are then the last finite ones).
+        """
+        if self.loss is None:
+            raise UsageError('the network has no loss: Model(layers, loss="cross_entropy") or loss="mse"')
+        check_number("fit", "epochs", epochs, least=1)
+        if batch_size is not None:
+            check_number("fit", "batch_size", batch_size, least=1)
+        optimizer = SGD() if optimizer is None else optimizer
+        if not isinstance(optimizer, SGD | Adam):
+            raise UsageError(f"optimizer must be nbcnn.SGD(…) or nbcnn.Adam(…), got {optimizer!r}")
+        x, y, validation_data, name = _from_dataset(x, y, validation_data)
+        if not self._learnt:
+            self.form = form_of(x, channels_last, self._net.input_shape if self._net else None)
+            self._learnt = True
+        assert self.form is not None
+        images = self.form.take(x, channels_last)
+        self.build(self.form.shape)
+        labels = self._labels(y, x, len(images), "training example")
+        test_images, test_labels = self._validation(validation_data, channels_last)
+        with ExitStack() as held:
+            folder = InMemory() if run is None else _new_folder(run, held)
+            return self._fit(images, labels, test_images, test_labels, int(epochs), batch_size, optimizer, callbacks, folder, flip, verbose, name)
+
+    def _fit(
+        self,
+        images: np.ndarray,
+        labels: np.ndarray | None,
+        test_images: np.ndarray | None,
+        test_labels: np.ndarray | None,
+        epochs: int,
+        batch_size: int | None,
+        optimizer: SGD | Adam,
+        callbacks: Sequence[Callback],
+        folder: RunFolder,
+        flip: bool,
+        verbose: int | bool,
+        name: str,
+    ) -> History:
+        net, batch = self.net, int(batch_size or min(64, len(images)))
+        steps = -(-len(images) // batch)
+        rates = optimizer.rates(epochs * steps, steps)
+        kind, moments, before, first_epoch = self._trained or ("", {}, 0, 0)
+        if kind != type(optimizer).__name__:
+            before = 0
+        session = TrainingSession(
+            net,
+            images,
+            optimizer=optimizer,
+            learning_rates=np.concatenate([np.zeros(before, np.float32), rates]),
+            batch=batch,
+            seed=self.seed,
+            flip=flip,
+            test_images=test_images,
+            labels=labels,
+            test_labels=test_labels,
+            factors=self._factors,
+        )
+        if before:
+            session.go_on(moments, before)
+        shown: list[Callback] = [Progress()] if verbose else []
+        scores = None
+        if test_images is not None:
+            title = f"{name}, {net.mode} {net.precision}"
+            pictures = self._pictures(title, test_images, test_labels)
+            scores = pictures.scores
+            shown += [pictures] if not isinstance(folder, InMemory) else []
+        identity, notes = files.words(self, session, optimizer, images, epochs, batch, name)
+        trainer = Trainer(
+            session,
+            folder,
+            learning_rates=rates,
+            identity=identity,
+            notes=notes,
+            callbacks=[*shown, *callbacks],
+            scores=scores,
+            first_epoch=first_epoch,
+        )
+        if not isinstance(folder, InMemory):
+            folder.write_config(files.config(self, session, optimizer, images, test_images, epochs, batch, name))
+        try:
+            result = trainer.fit()
+            rows = trainer.rows
+        except Diverged:
+            trainer.go_back()
+            raise
+        finally:
+            moments = {name: tensor for name, tensor in session.state().items() if name.startswith("optim.")}
+            self._trained = (type(optimizer).__name__, moments, before + trainer.step, first_epoch + trainer.epochs_done)
+            session.close()
+            del session, trainer
+            if net.device.name == "gpu":
+                gc.collect()
+        return History(rows, result)
+
+    def _pictures(self, title: str, images: np.ndarray, labels: np.ndarray | None) -> Plots:
+        if labels is None:
+            return Plots(title, images[:8])
+        names = self.classes or tuple(str(number) for number in range(self.net.output_shape[0]))
+        return Classification(title, self.net, SimpleNamespace(test_images=images, test_labels=labels, classes=names))
+
+    def _labels(self, y: Any, x: Any, count: int, what: str) -> np.ndarray | None:
+        """The labels of `count` examples as the loss takes them."""
+        if self.net.takes_classes:
+            return classes_of(y, count, self.net.output_shape[0], what)
+        if self.net.layers[-1].needs_labels:
+            raise UsageError(
+                f"the loss {type(self.net.layers[-1]).__name__} is for series, which Model does not train; see nbcnn train --model s4convd"
+            )
+        if y is not None and y is not x:
+            raise UsageError(f"the loss {type(self.net.layers[-1]).__name__} compares the output with the input: leave y out")
+        return None
+
+    def _validation(self, data: Any, channels_last: bool | None) -> tuple[np.ndarray | None, np.ndarray | None]:
+        if data is None:
+            return None, None
+        if isinstance(data, tuple | list) and len(data) == 2:
+            x, y = data
+        elif self.net.takes_classes or isinstance(data, tuple | list):
+            raise UsageError("validation_data must be (x, y)")
+        else:
+            x, y = data, None
+        assert self.form is not None
+        images = self.form.take(x, channels_last)
+        return images, self._labels(y, x, len(images), "validation example")
+
+    # -- what it knows
+
+    def predict(self, x: Any, *, batch_size: int = 256, channels_last: bool | None = None) -> np.ndarray:
+        """The network's output for examples or a single one, float32 (N, …): logits, reconstructions in 0..1, whatever its last layer makes.
+
+        Raises UsageError for arrays of another form, or before the network is built.
+        """
+        return self._outputs(self.net, x, batch_size, channels_last)
+
+    def _outputs(self, net: Net, x: Any, batch_size: int, channels_last: bool | None) -> np.ndarray:
+        check_number("predict", "batch_size", batch_size, least=1)
+        assert self.form is not None
+        if not array_of(x).size:
+            raise UsageError(f"there is nothing to predict: the array is {array_of(x).shape}")
+        return net.predict(self.form.take(x, channels_last), int(batch_size))
+
+    def predict_proba(self, x: Any, *, batch_size: int = 256, channels_last: bool | None = None) -> np.ndarray:
+        """The probability of every class, float32 (N, classes); rows sum to 1. Raises UsageError unless the loss is cross_entropy."""
+        self._classifies("predict_proba")
+        return softmax(self.predict(x, batch_size=batch_size, channels_last=channels_last))
+
+    def predict_classes(self, x: Any, *, batch_size: int = 256, channels_last: bool | None = None) -> np.ndarray:
+        """The most probable class of every example, int64 (N,). Raises UsageError unless the loss is cross_entropy."""
+        self._classifies("predict_classes")
+        return self.predict(x, batch_size=batch_size, channels_last=channels_last).argmax(1)
+
+    def _classifies(self, what: str) -> None:
+        if not self.net.takes_classes:
+            raise UsageError(f'{what} is for networks that classify (loss="cross_entropy"); predict gives the output of this one')
+
+    def evaluate(self, x: Any, y: Any = None, *, batch_size: int = 256, channels_last: bool | None = None) -> dict[str, float]:
+        """The mean loss over the examples, and for classes the accuracy: {"loss": …, "accuracy": …}. Nothing is changed.
+
+        The loss is summed in float64 from the network's float32 outputs. Raises UsageError as `predict`, and for labels that do not fit.
+        """
+        if self.loss is None:
+            raise UsageError("the network has no loss to evaluate")
+        x, y, *_ = _from_dataset(x, y, None, test=True)
+        assert self.form is not None
+        _ = self.net
+        images = self.form.take(x, channels_last)
+        if not len(images):
+            raise UsageError("there is nothing to evaluate: no examples")
+        labels = self._labels(y, x, len(images), "example")
+        total, right = 0.0, 0
+        for start in range(0, len(images), batch_size):
+            part = images[start : start + batch_size]
+            output = self.net.predict(part, batch_size).astype(np.float64)
+            if labels is None:
+                target = self.normalisation.done(part) if self.normalisation else seen(part)
+                total += float(((output - target) ** 2).reshape(len(part), -1).mean(1).sum())
+                continue
+            known = labels[start : start + batch_size]
+            highest = output.max(1, keepdims=True)
+            total += float((highest[:, 0] + np.log(np.exp(output - highest).sum(1)) - output[np.arange(len(known)), known]).sum())
+            right += int((output.argmax(1) == known).sum())
+        found = {"loss": total / len(images)}
+        return found if labels is None else found | {"accuracy": right / len(images)}
+
+    def features(self, x: Any, at: str, *, batch_size: int = 256, channels_last: bool | None = None) -> np.ndarray:
+        """The output of the layer `at` (conv1, relu1, pool1, …, as `summary` names them), float32 (N, …). Raises UsageError for another name."""
+        net = self.net
+        if at not in self._encoders:
+            options: dict[str, Any] = {"precision": net.precision, "fusing": self._fuse, "normalisation": self.normalisation}
+            made = Net(models.encoder(net.layers, at), net.input_shape, mode=self._mode, **options)
+            self._encoders[at] = made
+        encoder = self._encoders[at]
+        weights = net.params.as_dict()
+        encoder.params.load_dict({name: weights[name] for name in encoder.params.names})
+        return self._outputs(encoder, x, batch_size, channels_last)
+
+    # -- weights and files
+
+    def save(self, path: Path | str) -> Path:
+        """Write the network into one safetensors file: weights, layers, input's shape and form, class names, precision, versions.
+
+        The file is put in place whole or not at all. `nbcnn.load` makes the model of it again. Raises OSError if it cannot be written.
+        """
+        return files.save(self, Path(path))
+
+    def load_weights(self, path: Path | str, *, partial: bool = False) -> files.Loaded:
+        """Take the weights of a file, a checkpoint or a run folder, for parameters of the same name and shape.
+
+        partial  take what fits and leave the rest; else all must fit. What was taken, missing, unused and of another shape is in the result,
+                 whose text says it. Raises CheckpointError, and changes nothing, if not all fit (or nothing does) or the file is damaged.
+        """
+        return files.load_weights(self.net, Path(path), partial)
+
+    def freeze(self, pattern: str = "*") -> list[str]:
+        """Leave the parameters that match as they are in every later `fit`: a layer ("conv1"), or wildcards ("conv*", "*.bias").
+
+        Returns their names, empty before the network is built. Statistics of norms still move. Raises UsageError if nothing matches.
+        """
+        return self.set_factors(pattern, lr=0.0, weight_decay=0.0)
+
+    def unfreeze(self, pattern: str = "*") -> list[str]:
+        """Train the parameters that match again, at the optimizer's own rate."""
+        return self.set_factors(pattern)
+
+    def set_factors(self, pattern: str, *, lr: float = 1.0, weight_decay: float = 1.0) -> list[str]:
+        """Multiply learning rate and weight decay of the parameters that match (as in `freeze`) in every later `fit`. Returns their names."""
+        check_number("set_factors", "lr", lr)
+        check_number("set_factors", "weight_decay", weight_decay)
+        factor = Factor(float(lr), float(weight_decay)) if lr else FROZEN
+        if self._net is None:
+            self._wanted.append((pattern, factor))
+            return []
+        return self._set(pattern, factor)
+
+    def _set(self, pattern: str, factor: Factor) -> list[str]:
+        found = matching(pattern, self.net.params.layout.names)
+        self._factors.update(dict.fromkeys(found, factor))
+        return found
+
+    # -- memory
+
+    def close(self) -> None:
+        """Let the memory of the network go, on a GPU its GPU memory. The model can be saved or used no more."""
+        for net in (self._net, *self._encoders.values()):
+            if net:
+                net.close()
+        net = None
+        self._net, self._encoders, self._trained = None, {}, None
+        gc.collect()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle, copy and joblib: the description and the weights; the optimizer's state is not kept."""
+        made = {name: value for name, value in vars(self).items() if name not in ("_net", "_encoders", "_trained")}
+        held = None if self._net is None else (self._net.input_shape, self._net.precision, self._net.params.as_dict())
+        return made | {"held": held}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Make the network again, on a machine that may have another mode."""
+        held = state.pop("held")
+        vars(self).update(state, _net=None, _encoders={}, _trained=None)
+        if held:
+            shape, precision, weights = held
+            choice = files.choice_of(self._mode if self._mode == "cpu" else "auto", None, precision)
+            self._mode, self._precision, factors = choice.row.mode, choice.row.precision, self._factors
+            self._factors, self._wanted = {}, []
+            self.build(shape).net.params.load_dict(weights)
+            self._factors = factors
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """The probabilities of logits (N, F), float32; computed in float64, so that rows sum to 1 within float32's rounding."""
+    exponents = np.exp(logits.astype(np.float64) - logits.max(1, keepdims=True))
+    return (exponents / exponents.sum(1, keepdims=True)).astype(np.float32)
+
+
+def _loss(loss: Any) -> Any:
+    if isinstance(loss, str):
+        if loss not in LOSSES:
+            raise UsageError(f"no loss {loss!r}; there are {', '.join(LOSSES)}{nearest(loss, tuple(LOSSES))}")
+        return LOSSES[loss]()
+    if isinstance(loss, type) or not hasattr(loss, "needs_labels"):
+        raise UsageError(f"loss must be one of {', '.join(LOSSES)}, or a loss layer, got {loss!r}")
+    return loss
+
+
+def _from_dataset(x: Any, y: Any, validation: Any, test: bool = False) -> tuple[Any, Any, Any, str]:
+    """x, y, validation data and a name; of a data set (`nbcnn.datasets.Dataset`) its own, `test` its test images."""
+    if not hasattr(x, "train_images"):
+        return x, y, validation, "arrays"
+    if y is not None:
+        raise UsageError("a data set has its own labels: leave y out")
+    if test:
+        return x.test_images, x.test_labels, None, x.name
+    return x.train_images, x.train_labels, validation if validation is not None else (x.test_images, x.test_labels), x.name
+
+
+def _new_folder(run: Path | str, held: ExitStack) -> RunFolder:
+    """The folder `run`, held by this process. Raises UsageError if there is something in it."""
+    folder = RunFolder(run)
+    if folder.is_taken():
+        raise UsageError(f"run={str(run)!r} is there already: choose a new folder")
+    folder.check_writable()
+    held.enter_context(folder.held())
+    return folder

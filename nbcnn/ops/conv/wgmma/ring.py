@@ -1,0 +1,135 @@
+"""The ring between a thread that has tiles fetched and the warps that multiply them: stages in shared memory, with two barriers each.
+
+    full[stage]    its phase ends when TMA has written all bytes of the stage
+    empty[stage]   its phase ends when every consumer warp has finished reading the stage
+
+Each side keeps the number of its stage and the parity of the phase that it waits for next. Both start at stage 0, the producer with
+parity 1, which of a fresh barrier counts as ended, the consumers with parity 0. Barriers are 8 bytes apart.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from nbcnn.gpu.language import cuda, f4, jit
+from nbcnn.ops.conv.wgmma.tile import ALIGNMENT
+from nbcnn.ops.ptx.mbarrier import mbarrier_arrive, mbarrier_arrive_expect_tx, mbarrier_init, mbarrier_wait
+from nbcnn.ops.ptx.wgmma import wgmma_wait, wgmma_wait_all
+
+
+@jit(device=True)
+def aligned(address):
+    """The first multiple of ALIGNMENT from a shared address on, where a swizzled tile may start."""
+    return (address + (ALIGNMENT - 1)) & ~(ALIGNMENT - 1)
+
+
+@cache
+def init_ring(stages: int, arrivals: int) -> Any:
+    """Device function (full, empty) for one thread: initialise the barriers; `arrivals` warps empty a stage."""
+
+    @jit(device=True)
+    def run(full, empty):
+        for stage in range(stages):
+            mbarrier_init(full + stage * 8, 1)
+            mbarrier_init(empty + stage * 8, arrivals)
+
+    return run
+
+
+@cache
+def claim_stage(stage_bytes: int) -> Any:
+    """Device function (full, empty, stage, parity) -> the stage's full barrier: wait until the stage is empty, and announce `stage_bytes`."""
+
+    @jit(device=True)
+    def run(full, empty, stage, parity):
+        barrier = full + stage * 8
+        mbarrier_wait(empty + stage * 8, parity)
+        mbarrier_arrive_expect_tx(barrier, stage_bytes)
+        return barrier
+
+    return run
+
+
+@cache
+def next_stage(stages: int) -> Any:
+    """Device function (stage, parity) -> the next stage, and the parity to wait for there."""
+
+    @jit(device=True)
+    def run(stage, parity):
+        stage += 1
+        if stage == stages:
+            stage = 0
+            parity ^= 1
+        return stage, parity
+
+    return run
+
+
+@cache
+def consumer(multiply: Any, sums: int, stages: int, stage_bytes: int, b_offset: int, persistent: bool = False) -> Any:
+    """Device function (acc, ring, full, empty, own, lane, steps, stage, parity) -> stage and parity behind the tile: acc += A·Bᵀ over `steps` stages.
+
+    The tensor cores work on one stage while the products of the next are issued; a stage is given back when the one after it is under way.
+    There is at least one step. The loop ends in the middle: a path around the products would have the sums copied.
+
+    multiply    device function (acc, a, b, add) that issues all products of a stage; `add` 0 forgets the old sums
+    b_offset    bytes from the start of a stage to the tile of B; `own`: to the warpgroup's rows of A
+    persistent  tile follows tile: the first products of each forget the sums of the last, and its last stage is given back too
+    """
+    advance, one_running, all_done = next_stage(stages), wgmma_wait(1), wgmma_wait_all(sums)
+
+    @jit(device=True)
+    def run(acc, ring, full, empty, own, lane, steps, stage, parity):
+        step, previous = 0, 0
+        while True:
+            mbarrier_wait(full + stage * 8, parity)
+            here = ring + stage * stage_bytes
+            multiply(acc, here + own, here + b_offset, step > 0 if persistent else 1)
+            one_running()
+            if lane == 0 and step > 0:
+                mbarrier_arrive(empty + previous * 8)
+            previous = stage
+            stage, parity = advance(stage, parity)
+            step += 1
+            if step >= steps:
+                break
+        all_done(acc)
+        if persistent and lane == 0:
+            mbarrier_arrive(empty + previous * 8)
+        return stage, parity
+
+    return run
+
+
+@cache
+def promoting_consumer(multiply: Any, sums: int, stages: int, stage_bytes: int, b_offset: int) -> Any:
+    """As `consumer`, for products of float32: the sums leave the tensor cores after each step, and are added where additions round.
+
+    Tensor cores cut off what falls below a sum's last bit, always towards zero: over thousands of products that shows in float32.
+    Meanwhile another warpgroup multiplies.
+    """
+    advance, all_done = next_stage(stages), wgmma_wait_all(sums)
+
+    @jit(device=True)
+    def run(acc, ring, full, empty, own, lane, steps, stage, parity):
+        part = cuda.local.array(sums, f4)
+        for i in range(sums):
+            part[i] = 0.0
+        step = 0
+        while True:
+            mbarrier_wait(full + stage * 8, parity)
+            here = ring + stage * stage_bytes
+            multiply(part, here + own, here + b_offset, 0)
+            all_done(part)
+            if lane == 0:
+                mbarrier_arrive(empty + stage * 8)
+            for i in range(sums):
+                acc[i] += part[i]
+            stage, parity = advance(stage, parity)
+            step += 1
+            if step >= steps:
+                break
+        return stage, parity
+
+    return run

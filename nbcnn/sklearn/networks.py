@@ -1,0 +1,239 @@
+"""`ConvAutoencoder` and `ConvClassifier`: `nbcnn.Model` behind scikit-learn's interface."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+import numpy as np
+from sklearn.base import BaseEstimator, ClassifierMixin, TransformerMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from nbcnn.files.errors import UsageError
+from nbcnn.model.arrays import seen
+from nbcnn.model.network import Model, softmax
+from nbcnn.nn.layers import Conv2d, Flatten, Linear, MaxPool2d, ReLU, Upsample2d
+from nbcnn.nn.optim import SGD, Adam
+
+Layers = Sequence[Any] | Callable[..., Sequence[Any]] | None
+FIXED_BATCH = 64
+"""Examples are computed in batches of this size, the last one filled up: an example's result does not depend on how many come with it."""
+
+
+class _Network(BaseEstimator):
+    """What both estimators share: their parameters, and how X becomes what the network takes."""
+
+    def __init__(
+        self,
+        image_shape: tuple[int, int, int] | None = None,
+        layers: Layers = None,
+        *,
+        epochs: int = 20,
+        batch_size: int = 64,
+        optimizer: str = "adam",
+        lr: float = 0.002,
+        mode: str = "auto",
+        precision: str | None = None,
+        random_state: Any = 0,
+        verbose: int = 0,
+    ) -> None:
+        self.image_shape = image_shape
+        self.layers = layers
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.optimizer = optimizer
+        self.lr = lr
+        self.mode = mode
+        self.precision = precision
+        self.random_state = random_state
+        self.verbose = verbose
+
+    def _examples(self, X: Any, reset: bool, *y: Any) -> Any:
+        """X, checked, as examples of the network: (n, C, H, W) with an `image_shape`, else (n, F); with y if it is given."""
+        if self.image_shape is not None and getattr(X, "ndim", 2) == 4:
+            X = np.asarray(X).reshape(len(X), -1)
+        options = {"dtype": [np.float32, np.float64, np.uint8], "reset": reset}
+        checked = validate_data(self, X, *y, **options)
+        rows = checked[0] if y else checked
+        if self.image_shape is not None:
+            shape = tuple(int(each) for each in self.image_shape)
+            if int(np.prod(rows.shape[1:])) != int(np.prod(shape)):
+                raise ValueError(f"X has {int(np.prod(rows.shape[1:]))} features, image_shape {shape} has {int(np.prod(shape))}")
+            rows = rows.reshape(len(rows), *shape)
+        return (rows, checked[1]) if y else rows
+
+    def _list(self, default: Callable[..., Sequence[Any]], *given: Any) -> list[Any]:
+        """The layers: a list as it is, a function called with `given`, or the default ones."""
+        return list(default(*given) if self.layers is None else self.layers(*given) if callable(self.layers) else self.layers)
+
+    def _train(self, layers: list[Any], loss: str, X: np.ndarray, y: np.ndarray | None) -> Model:
+        if self.optimizer not in ("adam", "sgd"):
+            raise UsageError(f"optimizer is adam or sgd, got {self.optimizer!r}")
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        model = Model(layers, loss, mode=self.mode, precision=self.precision, seed=seed)
+        optimizer = (Adam if self.optimizer == "adam" else SGD)(lr=self.lr)
+        history = model.fit(
+            X, y, epochs=self.epochs, batch_size=min(self.batch_size, len(X)), optimizer=optimizer, channels_last=False, verbose=self.verbose
+        )
+        self.loss_curve_ = history.history.get("loss", [])
+        self.n_iter_ = len(history)
+        return model
+
+    def _in_batches(self, X: np.ndarray, function: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+        made = []
+        for start in range(0, len(X), FIXED_BATCH):
+            part = X[start : start + FIXED_BATCH]
+            whole = np.concatenate([part, np.repeat(part[-1:], FIXED_BATCH - len(part), axis=0)])
+            made.append(function(whole)[: len(part)])
+        return np.concatenate(made)
+
+
+def classifier_layers(shape: tuple[int, ...], classes: int) -> list[Any]:
+    """The default of `ConvClassifier`: of images two convolutions, pooled where they are large enough; of vectors 64 units."""
+    if len(shape) == 1:
+        return [Linear(64), ReLU(), Linear(classes)]
+    made: list[Any] = []
+    for filters, least in ((16, 4), (32, 8)):
+        made += [Conv2d(filters, 3, padding=1), ReLU(), *([MaxPool2d(2)] if min(shape[1:]) >= least else [])]
+    return [*made, Flatten(), Linear(classes)]
+
+
+def autoencoder_layers(shape: tuple[int, ...], code: int) -> list[Any]:
+    """The default of `ConvAutoencoder`: of images two convolutions to `code` channels, pooled where height and width are even, and two back;
+    of vectors two linear layers.
+    """
+    if len(shape) == 1:
+        return [Linear(code), ReLU(), Linear(shape[0])]
+    even = all(edge % 2 == 0 and edge >= 4 for edge in shape[1:])
+    down, up = ([MaxPool2d(2)], [Upsample2d(2)]) if even else ([], [])
+    return [Conv2d(32, 3, padding=1), ReLU(), *down, Conv2d(code, 3, padding=1), ReLU(), *up, Conv2d(shape[0], 3, padding=1)]
+
+
+class ConvAutoencoder(TransformerMixin, _Network):
+    """A transformer: examples become the code of an autoencoder that is trained to give them back.
+
+    image_shape   (C, H, W): X is (n, C·H·W) or (n, C, H, W); None: X is (n, F), and the layers take vectors.
+    layers        a list of layers whose output has the shape of their input, or a function of (shape, code) that makes one; None: a small one.
+    code          channels of the code (units, of vectors) that the default layers have.
+    at            the layer whose output is the code, as `nbcnn.Model.summary` names it; None: the narrowest activation of the default layers,
+                  or of one's own the output of the layer in the middle.
+    epochs, batch_size, optimizer ("adam", "sgd"), lr, mode, precision, random_state, verbose: as `nbcnn.Model.fit`.
+
+    Fitted: `model_` (`nbcnn.Model`), `loss_curve_`, `n_iter_`, `n_features_in_`. `transform` gives float32 (n, features), `reconstruction_error`
+    each example's mean squared error in 0..1. X is scaled from its least and greatest value to 0 and 1 (`nbcnn.model.arrays`).
+
+    Example: `ConvAutoencoder(image_shape=(1, 8, 8), epochs=5).fit_transform(X)`.
+    """
+
+    def __init__(
+        self,
+        image_shape: tuple[int, int, int] | None = None,
+        layers: Layers = None,
+        *,
+        code: int = 16,
+        at: str | None = None,
+        epochs: int = 20,
+        batch_size: int = 64,
+        optimizer: str = "adam",
+        lr: float = 0.002,
+        mode: str = "auto",
+        precision: str | None = None,
+        random_state: Any = 0,
+        verbose: int = 0,
+    ) -> None:
+        self.code = code
+        self.at = at
+        super().__init__(
+            image_shape,
+            layers,
+            epochs=epochs,
+            batch_size=batch_size,
+            optimizer=optimizer,
+            lr=lr,
+            mode=mode,
+            precision=precision,
+            random_state=random_state,
+            verbose=verbose,
+        )
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.transformer_tags.preserves_dtype = ["float32"]  # whatever X is, its code is float32
+        return tags
+
+    def fit(self, X: Any, y: Any = None) -> Self:
+        """Train on X; y is ignored. Raises ValueError for an X that does not fit `image_shape`."""
+        rows = self._examples(X, reset=True)
+        layers = self._list(autoencoder_layers, rows.shape[1:], self.code)
+        self.model_ = self._train(layers, "mse", rows, None)
+        self._cut = self.at or self._middle(layers)
+        return self
+
+    def _middle(self, layers: list[Any]) -> str:
+        from nbcnn.plan.graph import names
+
+        if self.layers is None:
+            return [name for name, layer in zip(names(layers), layers, strict=True) if isinstance(layer, ReLU)][-1]
+        return names(layers)[(len(layers) - 1) // 2]
+
+    def transform(self, X: Any) -> np.ndarray:
+        """The codes of X, float32 (n, features). Raises NotFittedError before `fit`."""
+        check_is_fitted(self, "model_")
+        rows = self._examples(X, reset=False)
+        codes = self._in_batches(rows, lambda part: self.model_.features(part, self._cut, batch_size=FIXED_BATCH, channels_last=False))
+        return codes.reshape(len(codes), -1)
+
+    def reconstruction_error(self, X: Any) -> np.ndarray:
+        """The mean squared error of every example's reconstruction, float64 (n,), of values between 0 and 1."""
+        check_is_fitted(self, "model_")
+        rows = self._examples(X, reset=False)
+        made = self._in_batches(rows, lambda part: self.model_.predict(part, batch_size=FIXED_BATCH, channels_last=False))
+        assert self.model_.form is not None
+        given = seen(self.model_.form.take(rows, False))
+        return ((made - given) ** 2).reshape(len(rows), -1).mean(1)
+
+
+class ConvClassifier(ClassifierMixin, _Network):
+    """A classifier: a network trained with softmax and cross-entropy.
+
+    image_shape  (C, H, W): X is (n, C·H·W) or (n, C, H, W); None: X is (n, F), and the layers take vectors.
+    layers       a list of layers whose output is (n, classes), or a function of (shape, classes) that makes one; None: a small one.
+    epochs, batch_size, optimizer ("adam", "sgd"), lr, mode, precision, random_state, verbose: as `nbcnn.Model.fit`.
+
+    Fitted: `classes_`, `model_` (`nbcnn.Model`), `loss_curve_`, `n_iter_`, `n_features_in_`. X is scaled from its least and greatest
+    value to 0 and 1 (`nbcnn.model.arrays`).
+
+    Example: `cross_val_score(ConvClassifier(image_shape=(1, 8, 8), epochs=5), X, y)`.
+    """
+
+    def fit(self, X: Any, y: Any) -> Self:
+        """Train on X and its classes y, of any type. Raises ValueError for one class, or an X that does not fit `image_shape`."""
+        rows, targets = self._examples(X, True, y)
+        check_classification_targets(targets)
+        self.classes_, numbers = np.unique(targets, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise ValueError(f"a classifier needs at least two classes, y holds {len(self.classes_)} class")
+        self.model_ = self._train(self._list(classifier_layers, rows.shape[1:], len(self.classes_)), "cross_entropy", rows, numbers)
+        return self
+
+    def decision_function(self, X: Any) -> np.ndarray:
+        """The logits, float32 (n, classes); of two classes (n,), the second one's less the first one's."""
+        check_is_fitted(self, "model_")
+        logits = self._logits(X)
+        return logits[:, 1] - logits[:, 0] if len(self.classes_) == 2 else logits
+
+    def _logits(self, X: Any) -> np.ndarray:
+        rows = self._examples(X, reset=False)
+        return self._in_batches(rows, lambda part: self.model_.predict(part, batch_size=FIXED_BATCH, channels_last=False))
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """The probability of every class in the order of `classes_`, float32 (n, classes)."""
+        check_is_fitted(self, "model_")
+        return softmax(self._logits(X))
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The most probable class of every example, (n,), of y's type."""
+        check_is_fitted(self, "model_")
+        return self.classes_[self._logits(X).argmax(1)]

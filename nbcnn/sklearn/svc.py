@@ -1,0 +1,136 @@
+"""`RBFSVC`: the exact one-against-one machine of `nbcnn classify` behind scikit-learn's interface."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from nbcnn.files.errors import UsageError
+
+_VALUES = 1 << 24
+
+
+class RBFSVC(ClassifierMixin, BaseEstimator):
+    """An exact support vector machine with the kernel exp(−gamma·|x − x'|²), one against one, as `sklearn.svm.SVC`.
+
+    C       penalty of a margin violation, more than 0.
+    gamma   "scale" (1 / (features · variance of the scaled X)) or a number more than 0.
+    scale   subtract each feature's mean and divide by its deviation first, as `nbcnn classify` does.
+    device  "auto", "cpu", "gpu": where the machine is trained.
+    jobs    processes that train pairs of classes on the CPU; None: as many as cores and memory allow.
+
+    X is (n, features), or images (n, C, H, W), which are flattened; it is kept as float32. Fitted: `classes_`, `support_`, `support_vectors_`,
+    `n_features_in_`. Differs from `SVC` in that the kernel is float32, and in scaling by itself.
+
+    Example: `RBFSVC(C=10).fit(X, y).score(Xt, yt)`.
+    """
+
+    def __init__(self, C: float = 10.0, gamma: float | str = "scale", *, scale: bool = True, device: str = "auto", jobs: int | None = None) -> None:
+        self.C = C
+        self.gamma = gamma
+        self.scale = scale
+        self.device = device
+        self.jobs = jobs
+
+    def _rows(self, X: Any, reset: bool, *y: Any) -> Any:
+        if getattr(X, "ndim", 2) == 4:
+            X = np.asarray(X).reshape(len(X), -1)
+        options = {"dtype": [np.float32, np.float64], "reset": reset}
+        checked = validate_data(self, X, *y, **options)
+        rows = checked[0] if y else checked
+        with np.errstate(over="ignore"):
+            flat = np.ascontiguousarray(rows.reshape(len(rows), -1), np.float32)
+        if not np.isfinite(flat).all():
+            raise ValueError("X holds values beyond float32")
+        return (flat, checked[1]) if y else flat
+
+    def _on_gpu(self) -> bool:
+        from nbcnn.gpu.device import gpu_missing
+        from nbcnn.gpu.language import SIMULATOR
+        from nbcnn.gpu.select import refused
+
+        if self.device not in ("auto", "cpu", "gpu"):
+            raise UsageError(f"device is auto, cpu or gpu, got {self.device!r}")
+        return self.device == "gpu" or (self.device == "auto" and not (SIMULATOR or refused() or gpu_missing()))
+
+    def fit(self, X: Any, y: Any) -> Self:
+        """Train on X and its classes y, of any type. Raises ValueError for one class, or parameters out of range."""
+        from nbcnn.classify import ovo, pipeline
+
+        if not self.C > 0 or not (self.gamma == "scale" or (not isinstance(self.gamma, str) and self.gamma > 0)):
+            raise UsageError(f"C and gamma must be more than 0 (gamma may be 'scale'), got {self.C!r} and {self.gamma!r}")
+        rows, targets = self._rows(X, True, y)
+        check_classification_targets(targets)
+        self.classes_, numbers = np.unique(targets, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise ValueError(f"a classifier needs at least two classes, y holds {len(self.classes_)} class")
+        gamma = None if self.gamma == "scale" else float(self.gamma)
+        settings = pipeline.Settings(float(self.C), gamma, bool(self.scale))
+
+        def load() -> tuple[np.ndarray, np.ndarray]:
+            return rows.copy(), rows[:1].copy()
+
+        if self._on_gpu():
+            from nbcnn.classify import gpu
+
+            outcome = gpu.classify(load, numbers.astype(np.int32), settings=settings)
+        else:
+            from nbcnn.classify.gram import HostEngine
+
+            with tempfile.TemporaryDirectory(prefix="nbcnn-svc-") as scratch:
+                jobs = self.jobs or (1 if len(rows) < 5000 else None)
+                outcome = pipeline.classify(load, numbers.astype(np.int32), settings=settings, engine=HostEngine(), scratch=Path(scratch), jobs=jobs)
+        machine = outcome.machine
+        assert isinstance(machine, ovo.Machine)  # the settings ask for no other
+        self.support_ = machine.supports()
+        self.support_vectors_ = rows[self.support_].copy()
+        outcome.scaler.apply(self.support_vectors_)
+        self._gamma, self._mean, self._scale = outcome.gamma, outcome.scaler.mean, outcome.scaler.scale
+        self._pairs = [tuple(pair) for pair in machine.pairs]
+        self._intercepts = np.array([pair.intercept for pair in machine.machines])
+        self._duals = np.zeros((len(self.support_), len(self._pairs)))
+        for at, pair in enumerate(machine.machines):
+            self._duals[np.searchsorted(self.support_, machine.support_positions(at)), at] = pair.dual
+        return self
+
+    def _decisions(self, X: Any) -> np.ndarray:
+        """Values of all pairs, float64 (n, pairs); positive is a vote for the first class of the pair."""
+        check_is_fitted(self, "support_vectors_")
+        rows = (self._rows(X, reset=False) - self._mean) / self._scale
+        supports = self.support_vectors_.astype(np.float64)
+        own, made = (supports**2).sum(1), np.empty((len(rows), len(self._pairs)))
+        step = max(1, _VALUES // max(1, len(supports)))
+        for start in range(0, len(rows), step):
+            part = rows[start : start + step].astype(np.float64)
+            distances = (part**2).sum(1)[:, None] + own - 2 * part @ supports.T
+            made[start : start + step] = np.exp(-self._gamma * np.maximum(distances, 0)) @ self._duals + self._intercepts
+        return made
+
+    def _votes(self, decisions: np.ndarray) -> np.ndarray:
+        votes = np.zeros((len(decisions), len(self.classes_)))
+        for at, (i, j) in enumerate(self._pairs):
+            votes[:, i] += decisions[:, at] > 0
+            votes[:, j] += decisions[:, at] <= 0
+        return votes
+
+    def decision_function(self, X: Any) -> np.ndarray:
+        """Decision values: (n,), positive for the second of two classes; else (n, classes), votes, and among equal votes the sum of decisions."""
+        decisions = self._decisions(X)
+        if len(self.classes_) == 2:
+            return -decisions[:, 0]
+        sums = np.zeros((len(decisions), len(self.classes_)))
+        for at, (i, j) in enumerate(self._pairs):
+            sums[:, i] += decisions[:, at]
+            sums[:, j] -= decisions[:, at]
+        return self._votes(decisions) + sums / (3 * (np.abs(sums) + 1))
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The class with most votes, (n,), of y's type; a tie goes to the class that comes first, as in libsvm."""
+        check_is_fitted(self, "support_vectors_")
+        return self.classes_[self._votes(self._decisions(X)).argmax(1)]

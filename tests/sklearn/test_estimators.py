@@ -1,0 +1,113 @@
+"""scikit-learn's own checks of the three estimators, counted; images, pipelines, searches, and files of fitted ones."""
+
+from __future__ import annotations
+
+import joblib
+import numpy as np
+import pytest
+import sklearn
+from sklearn.base import clone
+from sklearn.datasets import load_digits
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.svm import SVC
+from sklearn.utils.estimator_checks import check_estimator
+
+import nbcnn
+from nbcnn import Conv2d, Flatten, Linear, MaxPool2d, ReLU
+from nbcnn.sklearn import RBFSVC, ConvAutoencoder, ConvClassifier
+
+SMALL = {"mode": "cpu", "batch_size": 32}
+
+
+def small(shape, classes):
+    return [Linear(16), ReLU(), Linear(classes)]
+
+
+def convolution(shape, classes):
+    return [Conv2d(4, 3), ReLU(), MaxPool2d(2), Flatten(), Linear(classes)]
+
+
+ESTIMATORS = {
+    "ConvAutoencoder": lambda: ConvAutoencoder(code=4, epochs=2, **SMALL),
+    "ConvClassifier": lambda: ConvClassifier(layers=small, epochs=30, lr=0.03, **SMALL),
+    "RBFSVC": lambda: RBFSVC(device="cpu", jobs=1),
+}
+EXPECTED: dict[str, dict[str, str]] = {name: {} for name in ESTIMATORS}
+"""By the estimator, the checks that fail and why."""
+LEAST = {"ConvAutoencoder": 46, "ConvClassifier": 53, "RBFSVC": 53}
+"""How many checks pass for each with scikit-learn 1.9; two at most are skipped by itself (array API, data that is no array)."""
+
+
+def digits(count=200):
+    x, y = load_digits(return_X_y=True)
+    return x[:count].astype(np.float32), y[:count]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_scikit_learns_checks_pass_and_are_as_many_as_known(name):
+    results = check_estimator(ESTIMATORS[name](), expected_failed_checks=EXPECTED[name], on_fail=None, on_skip=None)
+    failed = [(each["check_name"], repr(each["exception"])) for each in results if each["status"] == "failed"]
+    assert not failed, failed
+    passed = [each for each in results if each["status"] == "passed"]
+    assert len(passed) >= LEAST[name] or tuple(map(int, sklearn.__version__.split(".")[:2])) < (1, 9)
+    assert len([each for each in results if each["status"] == "skipped"]) <= 2
+    assert {each["check_name"] for each in results if each["status"] == "xfail"} == set(EXPECTED[name])
+
+
+def test_the_machine_is_scikit_learns():
+    x, y = digits(300)
+    names = np.array(list("abcdefghij"))[y]
+    ours = RBFSVC(C=10, device="cpu").fit(x[:200], names[:200])
+    theirs = make_pipeline(StandardScaler(), SVC(C=10)).fit(x[:200], names[:200])
+    assert (ours.predict(x) == theirs.predict(x)).all()
+    binary = y < 5
+    ours, theirs = RBFSVC(C=10, device="cpu").fit(x[:200], binary[:200]), theirs.fit(x[:200], binary[:200])
+    # The kernel is float32: 2⁻²⁴ of at most 200 terms of size C.
+    np.testing.assert_allclose(ours.decision_function(x), theirs.decision_function(x), rtol=0, atol=2e-3)
+
+
+def test_images_in_both_forms_and_a_pipeline():
+    x, y = digits(120)
+    classifier = ConvClassifier(image_shape=(1, 8, 8), layers=convolution, epochs=30, **SMALL)
+    flat = clone(classifier).fit(x, y).predict_proba(x)
+    np.testing.assert_array_equal(clone(classifier).fit(x.reshape(-1, 1, 8, 8), y).predict_proba(x), flat)
+    chain = make_pipeline(ConvAutoencoder(image_shape=(1, 8, 8), code=4, epochs=3, **SMALL), RBFSVC(device="cpu"))
+    assert chain.fit(x, y).score(x, y) > 0.95
+    assert chain[0].transform(x).shape == (120, 4 * 4 * 4)
+    assert chain[0].reconstruction_error(x).shape == (120,)
+    with pytest.raises(ValueError, match=r"image_shape \(1, 8, 8\) has 64"):
+        clone(classifier).fit(x[:, :32], y)
+
+
+def test_validation_and_searches():
+    x, y = digits(90)
+    y = y % 2
+    estimator = ConvClassifier(epochs=2, **SMALL)
+    assert cross_val_score(estimator, x, y, cv=2).shape == (2,)
+    search = GridSearchCV(RBFSVC(device="cpu"), {"C": [0.01, 10]}, cv=2).fit(x, y)
+    assert search.best_params_ == {"C": 10}
+    assert set(estimator.get_params()) >= {"image_shape", "layers", "epochs", "batch_size", "optimizer", "lr", "mode", "random_state"}
+
+
+def test_a_fitted_estimator_goes_through_joblib(tmp_path):
+    x, y = digits(60)
+    for made in (ConvClassifier(epochs=1, **SMALL), ConvAutoencoder(code=4, epochs=1, **SMALL), RBFSVC(device="cpu")):
+        fitted = made.fit(x, y)
+        joblib.dump(fitted, tmp_path / "estimator")
+        again = joblib.load(tmp_path / "estimator")
+        apply = "transform" if hasattr(made, "transform") else "predict"
+        np.testing.assert_array_equal(getattr(again, apply)(x), getattr(fitted, apply)(x))
+
+
+def test_a_model_goes_through_joblib(tmp_path):
+    x, y = digits(40)
+    model = nbcnn.Model([Linear(8), ReLU(), Linear(10)], loss="cross_entropy", mode="cpu")
+    model.fit(x, y, verbose=0)
+    model.freeze("linear1")
+    joblib.dump(model, tmp_path / "model")
+    again = joblib.load(tmp_path / "model")
+    np.testing.assert_array_equal(again.predict(x), model.predict(x))
+    assert "2 of 4 parameters frozen" in again.summary()
