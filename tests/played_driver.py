@@ -116,6 +116,8 @@ FUNCTIONS = {
     "cuMemGetInfo": lambda: (OK, MEMORY, 2 * MEMORY),
     "cuMemAlloc": _allocate,
     "cuMemFree": _free,
+    "cuMemHostAlloc": lambda nbytes, flags: _allocate(nbytes),
+    "cuMemFreeHost": _free,
     "cuMemcpyHtoDAsync": _copy,
     "cuMemcpyDtoHAsync": _copy,
     "cuStreamCreate": lambda flags: (OK, next(_handles)),

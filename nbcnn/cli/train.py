@@ -77,7 +77,9 @@ def train(given: SimpleNamespace, team: Team, held: ExitStack) -> int:
     say(describe.compiling(net))
     tune = None
     if flags.tune and not tiles:
-        from nbcnn.run.autotune import tune
+        from nbcnn.run import autotune
+
+        tune = autotune.tune
     session = TrainingSession(
         net,
         data.train,

@@ -154,7 +154,8 @@ class Function(Description):
             return self.resolve()[launch]
         from nbcnn.gpu.kernel_store import loaded
 
-        grid, block, stream, shared = (*launch, *(None, 0)[len(launch) - 2 :])
+        grid, block, *rest = launch
+        stream, shared = rest + [None, 0][len(rest) :]
         return lambda *args: loaded(self, args).bind(grid, block, args, shared).run(stream)
 
     def resolve(self) -> Any:

@@ -9,7 +9,7 @@ import numpy as np
 import played_driver
 import pytest
 
-from nbcnn.gpu import device, driver
+from nbcnn.gpu import device, driver, faults
 from nbcnn.gpu.capture import JOIN, MAIN, SIDE
 
 pytestmark = pytest.mark.skipif(device.SIMULATOR, reason="the simulator has a host side of its own")
@@ -52,6 +52,20 @@ def test_memory_goes_up_and_down_and_is_given_back(played):
     assert len(played_driver._memory) == before  # the part is of the same allocation
     del part
     assert len(played_driver._memory) == before - 1
+
+
+def test_page_locked_memory_is_given_back_when_its_last_part_is_gone(played):
+    before = len(played_driver._memory)
+    array = driver.pinned(6, np.float32)
+    array[:] = np.arange(6)
+    part = array[2:4]
+    del array
+    assert part.tolist() == [2, 3]
+    assert len(played_driver._memory) == before + 1
+    del part
+    assert len(played_driver._memory) == before
+    with pytest.raises(MemoryError, match="page-locked"):
+        driver.pinned(played_driver.MEMORY, np.float32)
 
 
 def test_an_array_refuses_what_does_not_fit(played):
@@ -163,8 +177,8 @@ def test_another_thread_enters_the_same_context(played):
         (lambda api: setattr(api, "cuInit", lambda flags: (played_driver.CUresult.CUDA_ERROR_INVALID_VALUE,)), "no usable CUDA driver"),
         (lambda api: setattr(api, "cuDeviceGetCount", lambda: (played_driver.OK, 0)), "no CUDA GPU visible"),
         (
-            lambda api: setattr(api, "cuDevicePrimaryCtxRetain", lambda device: (played_driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY, None)),
-            r"the CUDA device cannot be opened \(could not open the GPU: CUDA_ERROR_OUT_OF_MEMORY\)",
+            lambda api: setattr(api, "cuDevicePrimaryCtxRetain", lambda device: (played_driver.CUresult.CUDA_ERROR_INVALID_VALUE, None)),
+            r"the CUDA device cannot be opened \(could not open the GPU: CUDA_ERROR_INVALID_VALUE\)",
         ),
     ],
     ids=["no driver", "no GPU", "not opened"],
@@ -178,4 +192,15 @@ def test_what_is_missing_is_said(monkeypatch, change, reason):
         driver.device()
     with pytest.raises(device.GpuUnavailable, match=reason):
         device.Gpu()
+    driver._device.cache_clear()
+
+
+def test_memory_that_others_hold_is_a_fault_not_a_missing_gpu(monkeypatch):
+    api = played_driver.module()
+    api.cuDevicePrimaryCtxRetain = lambda device: (played_driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY, None)
+    monkeypatch.setattr(driver, "bindings", lambda name: api)
+    driver._device.cache_clear()
+    with pytest.raises(faults.GpuFault, match="no memory left") as raised:
+        device.gpu_missing()
+    assert raised.value.exit_code == 5
     driver._device.cache_clear()
