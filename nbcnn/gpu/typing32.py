@@ -204,17 +204,24 @@ def watching() -> Iterator[list[str]]:
         _watched = None
 
 
-def widened(func_ir: Any, typemap: Any) -> Iterator[str]:
+def widened(func_ir: Any, typemap: Any, returns: Any) -> Iterator[str]:
     """The places of a function where a number becomes 64 bits wide though none of what it is made of is, and no cast asks for it.
 
     That is a sum of an unsigned and a signed number where two branches meet, a function of Python's or of math's, or a division of integers.
+    Branches meet in a variable or, by the bytecode of Python 3.13, only in the type `returns` of what the function returns.
     Casts, device functions, instructions and elements of wide arrays are meant to be what they are.
     """
 
-    def wide(variable: Any) -> bool:
-        found = typemap.get(variable.name)
+    def is_wide(found: Any) -> bool:
         return isinstance(found, types.Integer | types.Float) and found.bitwidth > 32
 
+    def wide(variable: Any) -> bool:
+        return is_wide(typemap.get(variable.name))
+
+    # What is returned has been cast to the type of all that is.
+    returned = [func_ir.get_definition(block.terminator.value) for block in func_ir.blocks.values() if isinstance(block.terminator, ir.Return)]
+    if is_wide(returns) and not any(wide(made.value) for made in returned if isinstance(made, ir.Expr) and made.op == "cast"):
+        yield f"{func_ir.loc.filename}:{func_ir.loc.line}: what it returns is {returns}"
     for block in func_ir.blocks.values():
         for made in block.find_insts(ir.Assign):
             value, sources = made.value, None
@@ -238,7 +245,7 @@ class Inferer32(typeinfer.TypeInferer):
     def unify(self, *args: Any, **named: Any) -> Any:
         found = super().unify(*args, **named)
         if self._marked and _watched is not None:
-            _watched.extend(widened(self.func_ir, found[0]))
+            _watched.extend(widened(self.func_ir, found[0], found[1]))
         return found
 
     def add_type(self, var: Any, tp: Any, *rest: Any, **named: Any) -> None:

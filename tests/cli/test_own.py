@@ -284,6 +284,7 @@ def test_a_run_of_the_library_is_not_for_train_py(tmp_path, capsys):
 
 
 ELSEWHERE = """
+import asyncio  # which filelock imports, and whose form for this system takes what goes here
 import os, pathlib, signal, sys, types
 
 for module, names in ((os, ("sysconf", "sched_getaffinity", "fork", "killpg", "getuid")), (signal, ("SIGKILL", "SIGHUP", "pthread_sigmask"))):

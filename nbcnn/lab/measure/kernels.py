@@ -22,6 +22,8 @@ from nbcnn.check.static import compile_launch, ptx_of_launch, signature_of
 from nbcnn.classify.workers import parallel
 from nbcnn.gpu import device
 from nbcnn.gpu.device import Host
+from nbcnn.gpu.driver import signature
+from nbcnn.gpu.kernel_store import Wanted, key_of
 from nbcnn.lab.measure.occupancy import LIMITS, occupancy
 from nbcnn.lab.measure.plans import training_program
 from nbcnn.lab.measure.roofline import aligned
@@ -102,17 +104,21 @@ def _new(part: str, op: str, made: Sequence[Any], seen: set[Any]) -> Iterator[tu
 def report(mode: str | None, precision: str | None, archs: Sequence[str], op: str | None, say: Callable[[str], None]) -> Iterator[dict[str, Any]]:
     """One row a kernel and architecture; `say` is called with what is being compiled and what is left out.
 
-    Several rows and architectures are shared out among as many processes as there are cores.
+    Architectures are shared out among as many processes as there are cores. Of one architecture a kernel that several rows launch with the same
+    types is compiled once.
     """
     if disassembler() is None:
         say("no nvdisasm or cuobjdump found: instructions are counted in PTX, before registers are given out")
     jobs = []
-    for row in rows(mode, precision):
-        for arch in archs:
+    for arch in archs:
+        names = []
+        for row in rows(mode, precision):
             if row.mode == "tensorcore" and capability_of(arch) < TENSOR_CORES:
                 say(f"{row.mode} {row.precision} sm_{arch}: left out, tensor cores are used from sm_80 on")
             else:
-                jobs.append((row.mode, row.precision, arch, op))
+                names.append((row.mode, row.precision))
+        if names:
+            jobs.append((tuple(names), arch, op))
     workers = min(len(jobs), len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
     if workers <= 1:
         for job in jobs:
@@ -122,19 +128,25 @@ def report(mode: str | None, precision: str | None, archs: Sequence[str], op: st
     found: dict[int, list[dict[str, Any]]] = {}
     with contextlib.closing(parallel(_job, None, jobs, workers, flag="")) as made:
         for at, found[at] in made:
-            say(f"{len(found)} of {len(jobs)}: {jobs[at][0]} {jobs[at][1]} sm_{jobs[at][2]}, {len(found[at])} kernels")
+            say(f"{len(found)} of {len(jobs)}: sm_{jobs[at][1]}, {len(found[at])} kernels")
     for at in range(len(jobs)):
         yield from found[at]
 
 
-def compiled(mode: str, precision: str, arch: str, op: str | None, say: Callable[[str], None]) -> Iterator[dict[str, Any]]:
-    """The rows of one row of MODES and one architecture."""
-    for number, (part, name, launch) in enumerate(launches(MODES[mode, precision], arch, op), 1):
-        say(f"{mode} {precision} sm_{arch}: {number} {name} …")
-        yield {"mode": mode, "precision": precision, "arch": f"sm_{arch}", "op": name, "runs_as": part} | examine(launch, arch)
+def compiled(names: Sequence[tuple[str, str]], arch: str, op: str | None, say: Callable[[str], None]) -> Iterator[dict[str, Any]]:
+    """The rows of the report for some (mode, precision) and one architecture."""
+    known: dict[Any, dict[str, Any]] = {}
+    for mode, precision in names:
+        for number, (part, name, launch) in enumerate(launches(MODES[mode, precision], arch, op), 1):
+            # What launches and kernel are: a kernel that nobody can identify is its own.
+            same = (key_of(Wanted(launch.kernel, signature(launch.args), arch)) or id(launch), launch.block, launch.shared)
+            if same not in known:
+                say(f"{mode} {precision} sm_{arch}: {number} {name} …")
+                known[same] = examine(launch, arch)
+            yield {"mode": mode, "precision": precision, "arch": f"sm_{arch}", "op": name, "runs_as": part} | known[same]
 
 
-def _job(_: None, job: tuple[str, str, str, str | None]) -> list[dict[str, Any]]:
+def _job(_: None, job: tuple[Sequence[tuple[str, str]], str, str | None]) -> list[dict[str, Any]]:
     return list(compiled(*job, lambda text: None))
 
 
