@@ -85,7 +85,7 @@ def _channels_first(array: np.ndarray, channels_last: bool | None, shape: tuple[
 
 
 def _of_shape(array: np.ndarray, channels_last: bool | None, shape: tuple[int, ...], name: str) -> tuple[np.ndarray, bool]:
-    """As `_channels_first`, (M, *shape): a batch or one image, channels first or last, grey with or without its axis of one."""
+    """`array`, a batch or one image, as (M, *shape), and whether its channels were last; grey images may lack their axis of one."""
     if len(shape) != 3:
         if array.shape[-1:] == shape and array.ndim in (1, 2):
             return array.reshape(-1, *shape), False

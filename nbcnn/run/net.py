@@ -154,7 +154,7 @@ class Net:
         """Forward, loss and backward on the caller's own floats: io `x`, `labels` (if the loss needs them), `loss`, `dx`."""
         tape = Tape(training=True)
         x = Buf("x", (batch, *self.input_shape), home="io")
-        labels = Buf("labels", (batch, *self.plane), self.label_dtype, "io")
+        labels = Buf("labels", (batch, *(self.plane if self.takes_classes else ())), self.label_dtype, "io")
         value, dy, backward = self.record_loss(tape, x, labels if self.layers[-1].needs_labels else None)
         dx = backward(dy)
         io = {"x": x, "labels": labels, "loss": Buf("loss", (), "float64", "io"), "dx": Buf("dx", x.shape, home="io")}

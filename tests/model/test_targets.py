@@ -12,8 +12,13 @@ from nbcnn import Conv2d, Flatten, Linear, ReLU
 from nbcnn.datasets.augment import Augment
 from nbcnn.datasets.normalisation import Normalisation
 from nbcnn.files.errors import UsageError
+from nbcnn.lab.measure.plans import Absent
+from nbcnn.modes import MODES
 from nbcnn.run import streaming
 from nbcnn.run.net import Net
+from nbcnn.run.planning import Training
+from nbcnn.run.resident import Images
+from nbcnn.run.rows import Choice
 from nbcnn.run.session import TrainingSession
 
 COUNT = 11
@@ -222,6 +227,24 @@ def test_a_network_that_cannot_give_its_input_back_needs_targets():
     with pytest.raises(UsageError, match="which are of another scale: leave crop out"):
         nbcnn.Model(larger, loss="mse", mode="cpu").fit(X, X.repeat(2, 2).repeat(2, 3), augment="crop:1", verbose=0)
     nbcnn.Model(larger, loss="mse", mode="cpu").fit(X, X.repeat(2, 2).repeat(2, 3), flip=True, verbose=0)
+
+
+@pytest.mark.parametrize("key", [key for key, row in MODES.items() if row.device == "gpu"], ids="-".join)
+def test_every_row_plans_every_kind_of_target(key):
+    """Without a GPU: what no row of the table lacks, and that vectors are not rounded to what activations are stored as."""
+    for kind, (layers, loss, y) in KINDS.items():
+        last = nbcnn.SoftmaxCrossEntropy() if loss == "cross_entropy" else nbcnn.MSE()
+        net = Net([*layers(), last], X.shape[1:], choice=Choice(MODES[key], "as asked"), device=Absent((9, 0), 132))
+        y = y.astype(np.int32) if kind == "classes" else y
+        data = Images(X, y, classes=net.takes_classes, streamed=4)
+        steps = Training(net, {"train": data}, nbcnn.SGD(), 4, 1, Augment(kind != "vectors")).plan("train", 4).steps
+        gathered = [item.step for item in steps if item.step.op in ("gather", "gather_labels")]
+        assert len(gathered) == (1 if y is None else 2), kind
+        if kind == "vectors":
+            assert gathered[1].outs[0].dtype == "float32"
+        if kind in ("pixels", "image"):
+            assert gathered[0].attrs["flip"] == gathered[1].attrs["flip"] is True
+            assert gathered[1].attrs["ring"] == 4 * streaming.RING
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])
