@@ -416,7 +416,7 @@ class Model:
             raise UsageError(f"the loss {type(net.layers[-1]).__name__} is for series, which Model does not train; see nbcnn train --model s4convd")
         if y is not None and y is not x:
             return arrays.targets(y, count, net.output_shape, channels_last=channels_last, name=name or "targets")
-        if net.output_shape != net.input_shape:
+        if net.needs_values:
             raise UsageError(f"the network makes {net.output_shape} of {net.input_shape}, so it cannot have its input as target: give y")
         return None
 

@@ -72,7 +72,8 @@ def _prepared(net: Net, batch: int, dtype: str = "uint8") -> Allocated:
 
 
 def gradients(net: Net, x: np.ndarray, labels: np.ndarray | None = None) -> tuple[float, dict[str, np.ndarray]]:
-    """Loss and parameter gradients for float32 inputs `x` (N, …); `labels` (N,) if the loss needs them.
+    """Loss and parameter gradients for float32 inputs `x` (N, …); `labels` (N,) or (N, H, W) if the loss needs them, or the targets (N, *output)
+    of a network that does not give its input back.
 
     For tests and for `gradcheck`: allocates on every call. Arena and gradients start as NaN; the net's own weights, gradients and states
     (the running statistics of a norm) are afterwards what they were.
@@ -81,6 +82,8 @@ def gradients(net: Net, x: np.ndarray, labels: np.ndarray | None = None) -> tupl
         raise UsageError("this net has no loss, so it has no gradients")
     if net.takes_classes:
         labels = arrays.labels(labels, len(x), net.output_shape[0], plane=net.plane).astype(np.int32)
+    elif net.needs_values:
+        labels = arrays.seen(arrays.targets(labels, len(x), net.output_shape)).astype(np.float32)
     elif net.layers[-1].needs_labels and (labels is None or len(labels) != len(x)):
         raise UsageError(
             f"the loss {type(net.layers[-1]).__name__} needs one target per example, and there are {0 if labels is None else len(labels)}"

@@ -229,6 +229,19 @@ def test_a_network_that_cannot_give_its_input_back_needs_targets():
     nbcnn.Model(larger, loss="mse", mode="cpu").fit(X, X.repeat(2, 2).repeat(2, 3), flip=True, verbose=0)
 
 
+def test_gradients_and_plans_of_a_network_with_targets_of_its_own():
+    model = nbcnn.Model(regressor(), loss="mse", mode="cpu", input_shape=X.shape[1:])
+    seen = X.astype(np.float32) / 255
+    loss, grads = model.net.gradients(seen, VECTORS)
+    apart = model.predict(X) - VECTORS
+    assert loss == pytest.approx(np.mean(apart.astype(np.float64) ** 2), rel=1e-6)
+    # 2/22 Σ apart·x: sums of 11 terms below 1.
+    np.testing.assert_allclose(grads["linear1.weight"], 2 / apart.size * apart.T @ seen.reshape(COUNT, -1), atol=11 * 2**-23)
+    assert "mse_fprop" in model.explain(4)
+    with pytest.raises(UsageError, match=r"there are no targets, and the network is to predict \(M, 2\)"):
+        model.net.gradients(seen)
+
+
 @pytest.mark.parametrize("key", [key for key, row in MODES.items() if row.device == "gpu"], ids="-".join)
 def test_every_row_plans_every_kind_of_target(key):
     """Without a GPU: what no row of the table lacks, and that vectors are not rounded to what activations are stored as."""
