@@ -14,11 +14,11 @@ TYPE_CHECKING = False  # typing itself takes longer to import than all of this
 if TYPE_CHECKING:
     from typing import Any
 
+    from nbcnn.datasets.arrays import Form
     from nbcnn.datasets.normalisation import Normalisation
     from nbcnn.files.errors import UsageError
     from nbcnn.gpu.device import GpuUnavailable
     from nbcnn.gpu.select import use_device
-    from nbcnn.model.arrays import Form
     from nbcnn.model.files import Loaded, load
     from nbcnn.model.history import History
     from nbcnn.model.network import Model
@@ -51,11 +51,11 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "datasets.arrays": ("Form",),
     "datasets.normalisation": ("Normalisation",),
     "files.errors": ("UsageError",),
     "gpu.device": ("GpuUnavailable",),
     "gpu.select": ("use_device",),
-    "model.arrays": ("Form",),
     "model.files": ("Loaded", "load"),
     "model.history": ("History",),
     "model.network": ("Model",),

@@ -16,7 +16,7 @@ from nbcnn.files.suggest import called
 if TYPE_CHECKING:
     import numpy as np
 
-SUMMARY = "Apply a trained network to image files; they are resized to what it takes."
+SUMMARY = "Apply a trained network to image files; they are scaled until they cover the size that it takes, and cut at the centre."
 EXAMPLES = (
     "predict runs/digits seven.png photographs",
     "predict net.safetensors photographs --csv found.csv --top 3",

@@ -60,8 +60,9 @@ def _data(flags: SimpleNamespace) -> Any:
 
         return train_data.material(flags)
     train, test, shape = IMAGES[flags.model]
-    labels = {"labels": np.zeros(train, np.int32), "test_labels": np.zeros(test, np.int32)}
     layers = models.MODELS[flags.model](*shape)
+    classified = layers[-1].needs_labels
+    labels = {name: np.zeros(count, np.int32) if classified else None for name, count in (("labels", train), ("test_labels", test))}
     return SimpleNamespace(layers=layers, shape=shape, train=np.zeros((train, *shape), np.uint8), test=np.zeros((test, *shape), np.uint8), **labels)
 
 

@@ -76,6 +76,26 @@ class Augment:
                     f"--augment {name}:{getattr(self, name)} leaves nothing of images of {shape[1]}×{shape[2]}: it must be below {smallest}"
                 )
 
+    def of_targets(self, shape: tuple[int, ...], target: tuple[int, ...], classes: bool) -> dict[str, bool | str | int]:
+        """The attributes of the op that gathers targets of the shape `target`, for inputs of `shape`: what moves the pixels of an input moves those
+        of its target. A class or a vector has none, and is left as it is.
+
+        `classes`: a target's pixels are classes (H, W). Raises UsageError for a crop of those, which would move pixels in that have no class, and
+        of images of another size than the inputs.
+        """
+        if classes and len(target) != 2:
+            return {}
+        if len(target) < 2 or not (self.flip or self.crop):
+            return {"flip": False}
+        if self.crop and classes:
+            raise UsageError(f"crop:{self.crop} moves pixels in from outside of the image, and they have no class: leave crop out, flip is possible")
+        if self.crop and target[1:] != shape[1:]:
+            raise UsageError(
+                f"crop:{self.crop} shifts inputs of {shape[1]}×{shape[2]} and targets of {target[1]}×{target[2]} alike, which are of another scale: "
+                "leave crop out, flip is possible"
+            )
+        return {"flip": self.flip} | ({"crop": self.crop} if self.crop else {})
+
     def attributes(self) -> dict[str, bool | str | int]:
         """The attributes of the op `gather`; `flip` always, the others where they are on."""
         return {"flip": self.flip} | {name: getattr(self, name) for name in ("crop", "cutout") if getattr(self, name)}

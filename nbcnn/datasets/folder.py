@@ -4,8 +4,7 @@
     PATH/train/cats/…, PATH/test/cats/…              training and test images apart (test may also be called val or validation)
     PATH/*.png                                       images without labels
 
-What becomes of an image: turned as its EXIF data say; several frames: the first; 16 bits: rounded to 8 (v/257); transparent parts: on white; grey
-if all images are, else colour; with `size` scaled until it covers that, then cut at the centre. All else is an error that names the file.
+What becomes of an image is said in `nbcnn.datasets.image_files`; grey if all images are, else colour. All else is an error that names the file.
 
 Test images are chosen by the SHA-256 of their path below PATH, class by class, and this is also the order in both parts: the same on every
 machine, and a file that is added moves no other one's place relative to a third.
@@ -20,20 +19,18 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from nbcnn.datasets import image_files
 from nbcnn.datasets.dataset import DataError, DataMissing, Dataset, DataTooLarge, Log
+from nbcnn.datasets.image_files import SUFFIXES, Header, guarded
 from nbcnn.datasets.own import TEST_SHARE, Own
 from nbcnn.gpu import memory
 
-SUFFIXES = frozenset((".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm", ".pbm"))
 TESTS = ("test", "val", "validation")
-_GREY = frozenset(("1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "I;16N"))
-_ORIENTATION, _SIDEWAYS = 0x0112, range(5, 9)
 _NAMED = 5
 """Files that a message names; of the others it gives the number."""
 LINE_SECONDS = 5.0
@@ -52,14 +49,6 @@ class File:
         return hashlib.sha256(self.below.encode("utf-8", "surrogateescape")).digest()
 
 
-@dataclass(frozen=True)
-class Header:
-    """What a file says of its image before it is read: size (height, width) once turned upright, and whether it is grey."""
-
-    size: tuple[int, int]
-    grey: bool
-
-
 def load(own: Own, limit: int | None, log: Log, progress: Log | None) -> Dataset:
     """The images below `own.path`, uint8; `log` is told what is passed over, `progress` how far it is.
 
@@ -72,14 +61,19 @@ def load(own: Own, limit: int | None, log: Log, progress: Log | None) -> Dataset
         )
     classes, train, test = _parts(own, log)
     train, test = train[:limit], test[:limit]
-    headers = _each(partial(_guarded, _header), [*train, *test], "looking at", progress)
+    headers = _each(lambda file: guarded(image_files.header, file.path), [*train, *test], "looking at", progress)
     size = own.size or _one_size([*train, *test], headers)
     channels = 1 if all(header.grey for header in headers) else 3
     _check_memory(len(headers) * channels * size[0] * size[1], root)
     images = np.empty((len(headers), channels, *size), np.uint8)
 
     def read(item: tuple[File, Header, np.ndarray]) -> str | None:
-        return _guarded(_read, item[0], header=item[1], target=item[2], fit=own.size)
+        file, header, target = item
+        made = guarded(image_files.read, file.path, channels=channels, fit=own.size, expected=header.size)
+        if isinstance(made, str):
+            return made
+        target[...] = made
+        return None
 
     _each(read, list(zip([*train, *test], headers, images, strict=True)), "reading", progress)
     labels = np.array([file.label for file in (*train, *test)], np.int32) if classes else None
@@ -215,75 +209,6 @@ def _each(work: Callable[[Any], Any], items: Sequence[Any], doing: str, progress
         listed = "\n  ".join(errors[:_NAMED])
         raise DataError(f"{count} be used:\n  {listed}{more}\nRepair them, or take them out of the folder.")
     return results
-
-
-def _guarded(work: Callable[..., Any], file: File, **options: Any) -> Any:
-    """What `work` makes of `file`, or what is wrong with it, as text."""
-    from PIL import Image, UnidentifiedImageError
-
-    try:
-        return work(file, **options)
-    except FileNotFoundError:
-        return f"{file.path}: it was there a moment ago; the folder changes while it is read"
-    except UnidentifiedImageError:
-        return f"{file.path}: it is no image, or of a kind that Pillow does not know"
-    except Image.DecompressionBombError as error:
-        return f"{file.path}: {error}"
-    except (OSError, ValueError, SyntaxError, EOFError, IndexError, KeyError, TypeError, OverflowError) as error:
-        # Pillow raises all of these for damaged files.
-        return f"{file.path}: {str(error) or type(error).__name__}"
-
-
-def _header(file: File) -> Header:
-    from PIL import Image
-
-    with Image.open(file.path) as image:
-        width, height = image.size
-        # For EXIF data, Pillow would look behind the pixels of a PNG file, and so read them all.
-        sideways = (image.format != "PNG" or "exif" in image.info) and image.getexif().get(_ORIENTATION) in _SIDEWAYS
-        if image.mode == "F":
-            raise ValueError("its pixels are floats; save it with 8 or 16 bits, or the arrays as npz:")
-        return Header((width, height) if sideways else (height, width), image.mode in _GREY)
-
-
-def _read(file: File, header: Header, target: np.ndarray, fit: tuple[int, int] | None) -> None:
-    """Read the image of `file` into `target` uint8 (C, H, W)."""
-    from PIL import Image, ImageOps
-
-    with Image.open(file.path) as opened:
-        image: Any = ImageOps.exif_transpose(opened)
-        if (image.height, image.width) != header.size:
-            raise ValueError("its size changed since a moment ago; the folder changes while it is read")
-        if image.mode == "I" or image.mode.startswith("I;"):
-            image = _eight_bits(image)
-        image = _flat(image).convert("L" if len(target) == 1 else "RGB")
-        if fit:
-            image = ImageOps.fit(image, (fit[1], fit[0]), Image.Resampling.BILINEAR)
-        pixels = np.asarray(image, np.uint8)
-        target[...] = pixels[None] if len(target) == 1 else pixels.transpose(2, 0, 1)
-
-
-def _eight_bits(image: Any) -> Any:
-    """An image of 16 bits a pixel as one of 8."""
-    from PIL import Image
-
-    values = np.asarray(image).astype(np.int64)
-    if values.min() < 0 or values.max() > 65535:
-        raise ValueError(f"its values go from {values.min()} to {values.max()}; 16 bits hold 0 to 65535")
-    return Image.fromarray(((values + 128) // 257).astype(np.uint8))
-
-
-def _flat(image: Any) -> Any:
-    """`image` without transparency, on white."""
-    from PIL import Image
-
-    if not image.has_transparency_data:
-        return image
-    grey = image.mode in _GREY
-    front = image.convert("RGBA")
-    back = Image.new("RGBA", image.size, (255, 255, 255, 255))
-    back.alpha_composite(front)
-    return back.convert("L" if grey else "RGB")
 
 
 def _some(names: Iterable[str]) -> str:

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nbcnn import __version__
+from nbcnn.datasets.arrays import Form
 from nbcnn.datasets.normalisation import Normalisation
 from nbcnn.files.errors import UsageError
-from nbcnn.model.arrays import Form
 from nbcnn.nn import description, models
 from nbcnn.nn.optim import Schedule
 from nbcnn.nn.params import ParameterError, under
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 FORMAT = "nbcnn-model-1"
 TRAINING = "nbcnn-training-1"
+CALLABLE = "a callable"
+"""The name of data that a callable yields, whose examples nobody has together."""
 OWN_MODEL = "own"
 """What a run's config.json calls a network that is no ready-made one."""
 
@@ -165,7 +167,7 @@ def words(
     identity = {
         "format": TRAINING,
         "model": OWN_MODEL,
-        "data": f"{name}, {len(images)} examples, CRC-32 {zlib.crc32(images.data):08x}",
+        "data": f"{name}, {len(images)} examples" + (f", CRC-32 {zlib.crc32(images.data):08x}" if name != CALLABLE else ""),
         "batch": str(batch),
         "optimizer": type(optimizer).__name__.lower(),
         "mode": net.mode,
@@ -200,7 +202,7 @@ def config(
         "flags": flags,
         "data": {
             "name": name,
-            "source": "arrays given to Model.fit" if name == "arrays" else name,
+            "source": f"{name} given to Model.fit" if name in ("arrays", CALLABLE) else name,
             "training_images": len(images),
             "test_images": 0 if test_images is None else len(test_images),
             "image_shape": list(net.input_shape),

@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Sized
 from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
 
 import numpy as np
 
+from nbcnn.datasets import arrays
+from nbcnn.datasets.arrays import Form, form_of, one_array, seen
+from nbcnn.datasets.augment import Augment
 from nbcnn.datasets.normalisation import Normalisation
 from nbcnn.files.errors import UsageError
 from nbcnn.files.suggest import nearest
 from nbcnn.model import files
-from nbcnn.model.arrays import Form, array_of, form_of, seen
 from nbcnn.model.history import History
 from nbcnn.nn import models
 from nbcnn.nn.layers import MSE, SoftmaxCrossEntropy
 from nbcnn.nn.optim import FROZEN, SGD, Adam, Factor, check_number, matching
 from nbcnn.nn.params import INITS
 from nbcnn.run.explain import explain, summary
-from nbcnn.run.labels import classes_of
 from nbcnn.run.net import Net
 from nbcnn.run.session import TrainingSession
-from nbcnn.train.callbacks import Classification, Plots, Progress
+from nbcnn.run.streaming import Batches
+from nbcnn.train.callbacks import ClassesOfPixels, Classification, Curves, Pictures, Plots, Progress
 from nbcnn.train.events import Callback
 from nbcnn.train.runlog import InMemory, RunFolder
 from nbcnn.train.trainer import Diverged, Trainer
@@ -47,8 +50,8 @@ class Model:
     """A network: layers, a loss, and the form of its data.
 
     layers       a list of `nbcnn.nn.layers`; sizes of inputs may be left out.
-    loss         "cross_entropy" (labels are classes), "mse" (the target is the input), a loss layer, or None where the last layer is one or
-                 the network is only to predict.
+    loss         "cross_entropy" (labels are classes, of images or of their pixels), "mse" (the target is a vector, another image, or the input),
+                 a loss layer, or None where the last layer is one or the network is only to predict.
     mode         auto, cpu, naive, tiled, im2col, tensorcore: how layers are computed; auto is the fastest that this machine has.
     precision    what multiplications round to (fp32, tf32, bf16); None is the mode's own.
     seed, init   of the first weights ("torch" or "he"); the seed also of the order of examples.
@@ -56,9 +59,10 @@ class Model:
     classes      names of the classes, for pictures and files.
     fuse         put layers together where the mode has a kernel for them.
     normalisation  mean and deviation of the channels, `nbcnn.Normalisation.of(images)`: taken off and divided by while the pixels are read, here
-                 and wherever the saved model is used; the target of loss "mse" is the normalised image. None divides bytes by 255.
+                 and wherever the saved model is used; where the target of loss "mse" is the input, it is the normalised image. None divides bytes
+                 by 255.
 
-    Images are uint8 or floats, see `nbcnn.model.arrays`. A model is a context manager: `close` lets its GPU memory go. One process trains on
+    Images are uint8 or floats, see `nbcnn.datasets.arrays`. A model is a context manager: `close` lets its GPU memory go. One process trains on
     one GPU; several train together by `nbcnn launch` alone. Raises UsageError for layers, losses and names that do not go together,
     GpuUnavailable for a GPU's mode without a GPU.
 
@@ -196,20 +200,32 @@ class Model:
         callbacks: Sequence[Callback] = (),
         run: Path | str | None = None,
         flip: bool = False,
+        augment: Augment | str = "",
+        shuffle: bool = True,
+        steps_per_epoch: int | None = None,
         channels_last: bool | None = None,
         verbose: int | bool = 1,
     ) -> History:
         """Train; a second call goes on from the first one's weights, and from the optimizer's state if that is of the same kind.
 
-        x, y             examples and their classes (whole numbers from 0); y is left out for the loss "mse", whose target is x. Or x is a
-                         data set of `nbcnn.datasets`, which brings its labels and, as validation data, its test images.
+        x, y             examples and what the network is to make of them. For the loss "cross_entropy" y is one class an image (N,), or one a pixel
+                         (N, H, W) where the output is (classes, H, W): whole numbers from 0, or one-hot. For "mse" y is what the output is to
+                         be: vectors (N, F) of floats as they are, or images, of which a byte of 255 is 1; without y the target is x itself.
+                         Or x is a data set of `nbcnn.datasets`, which brings its labels and, as validation data, its test images.
+                         Or x is a callable: x(epoch), of epoch 0, 1, …, starts an epoch and returns its batches, each (x, y), or x alone where
+                         there is no y. Batches are trained on as they come, none is shuffled; all have one size but for the last of an epoch. A
+                         thread reads them ahead, in order.
         epochs           passes over the examples.
-        batch_size       examples a training step; None is 64, or all if there are fewer.
+        batch_size       examples a training step; None is 64, or all if there are fewer. A callable's batches have their own.
         optimizer        `SGD(lr=…)` or `Adam(lr=…)`; None is SGD().
         validation_data  (x, y), or x for "mse": evaluated after every epoch, never trained on.
         callbacks        of `nbcnn.Callback`: reading, epoch, end, close. One that raises ends the training with CallbackError.
         run              a new folder for config.json, metrics, checkpoints and pictures, as train.py makes them; None writes nothing.
         flip             mirror each image with probability 1/2.
+        augment          what else is done at random to training images, as `nbcnn train --augment`: "flip:alternate,crop:4,cutout:8". What moves the
+                         pixels of an image moves those of a target that is one.
+        shuffle          take the examples of every epoch in a new order; False takes them as they come.
+        steps_per_epoch  batches of an epoch of a callable; None is len(x(epoch)).
         channels_last    whether images are (N, H, W, C); None finds out, and refuses what could be both.
         verbose          0: no progress on stderr.
 
@@ -224,35 +240,103 @@ class Model:
         optimizer = SGD() if optimizer is None else optimizer
         if not isinstance(optimizer, SGD | Adam):
             raise UsageError(f"optimizer must be nbcnn.SGD(…) or nbcnn.Adam(…), got {optimizer!r}")
-        x, y, validation_data, name = _from_dataset(x, y, validation_data)
+        augment = augment if isinstance(augment, Augment) else Augment.parse(augment)
+        batches = None
+        if callable(x) and not hasattr(x, "__array__"):
+            if y is not None:
+                raise UsageError("x is a callable, whose batches bring their y: leave y out")
+            images, targets, batches = self._callable(x, batch_size, steps_per_epoch, channels_last)
+            name = files.CALLABLE
+        else:
+            if steps_per_epoch is not None:
+                raise UsageError("steps_per_epoch is for a callable; arrays have as many steps as batches: leave it out")
+            x, y, validation_data, name = self._from_dataset(x, y, validation_data)
+            images = self._learn(x, channels_last).take(x, channels_last)
+            self.build(images.shape[1:])
+            targets = self._targets(y, x, len(images), channels_last)
+        test_images, test_targets = self._validation(validation_data, channels_last)
+        data = (images, targets, test_images, test_targets, batches)
+        with ExitStack() as held:
+            folder = InMemory() if run is None else _new_folder(run, held)
+            chances = {"flip": flip, "augment": augment, "shuffle": shuffle}
+            return self._fit(data, int(epochs), batch_size, optimizer, callbacks, folder, chances, verbose, name)
+
+    def _from_dataset(self, x: Any, y: Any, validation: Any, test: bool = False) -> tuple[Any, Any, Any, str]:
+        """x, y, validation data and a name; of a data set (`nbcnn.datasets.Dataset`) its own, `test` its test images."""
+        if not hasattr(x, "train_images"):
+            return x, y, validation, "arrays"
+        if y is not None:
+            raise UsageError("a data set has its own labels: leave y out")
+        train, tests = (x.train_labels, x.test_labels) if self.loss.needs_labels else (None, None)
+        if test:
+            return x.test_images, tests, None, x.name
+        return x.train_images, train, validation if validation is not None else (x.test_images, tests), x.name
+
+    def _learn(self, x: Any, channels_last: bool | None) -> Form:
+        """The form of examples, from `x` if they are the first."""
         if not self._learnt:
             self.form = form_of(x, channels_last, self._net.input_shape if self._net else None)
             self._learnt = True
         assert self.form is not None
-        images = self.form.take(x, channels_last)
-        self.build(self.form.shape)
-        labels = self._labels(y, x, len(images), "training example")
-        test_images, test_labels = self._validation(validation_data, channels_last)
-        with ExitStack() as held:
-            folder = InMemory() if run is None else _new_folder(run, held)
-            return self._fit(images, labels, test_images, test_labels, int(epochs), batch_size, optimizer, callbacks, folder, flip, verbose, name)
+        return self.form
+
+    def _callable(
+        self, start: Callable[[int], Any], batch_size: int | None, steps: int | None, channels_last: bool | None
+    ) -> tuple[np.ndarray, np.ndarray | None, Batches]:
+        """The batches of a callable, and arrays without memory that say the shapes and types of examples and targets."""
+        epoch = self._trained[3] if self._trained else 0
+        opened = start(epoch)
+        if not isinstance(opened, Iterable):
+            raise UsageError(f"x({epoch}) must return the batches of an epoch, a list or an iterator of them, got {type(opened).__name__}")
+        if steps is not None:
+            check_number("fit", "steps_per_epoch", steps, least=1)
+        elif not isinstance(opened, Sized):
+            raise UsageError(f"x({epoch}) has no len(): give the number of batches of an epoch by steps_per_epoch")
+        elif not len(opened):
+            raise UsageError(f"x({epoch}) is empty: an epoch needs at least one batch")
+        steps, items = int(steps or len(opened)), iter(opened)
+        first = next(items, None)
+        if first is None:
+            raise UsageError(f"x({epoch}) gave no batch: an epoch needs at least one")
+        x, _ = _pair(first)
+        form = self._learn(x, channels_last)
+        self.build(form.shape)
+
+        def read(item: Any, number: int) -> dict[str, np.ndarray]:
+            x, y = _pair(item)
+            images = form.take(x, channels_last, f"examples of batch {number + 1}")
+            if not len(images):
+                raise UsageError(f"batch {number + 1} of the epoch is empty")
+            targets = self._targets(y, x, len(images), channels_last, f"targets of batch {number + 1}")
+            made = {"images": images} | ({} if targets is None else {"targets": targets})
+            for name, array in made.items():
+                if name in kinds and array.dtype != kinds[name]:
+                    raise UsageError(f"the {name} of batch {number + 1} are {array.dtype}, of the first {kinds[name]}: give all of one type")
+            return made
+
+        kinds: dict[str, np.dtype] = {}
+        made = read(first, 0)
+        kinds |= {name: array.dtype for name, array in made.items()}
+        size = len(made["images"])
+        if batch_size not in (None, size):
+            raise UsageError(f"batch_size is {batch_size}, and the first batch of x({epoch}) has {size} examples: leave batch_size out")
+        hollow = {name: np.broadcast_to(np.zeros((), array.dtype), (steps * size, *array.shape[1:])) for name, array in made.items()}
+        return hollow["images"], hollow.get("targets"), Batches(start, read, size, steps, (epoch, chain([first], items)))
 
     def _fit(
         self,
-        images: np.ndarray,
-        labels: np.ndarray | None,
-        test_images: np.ndarray | None,
-        test_labels: np.ndarray | None,
+        data: tuple[np.ndarray, np.ndarray | None, np.ndarray | None, np.ndarray | None, Batches | None],
         epochs: int,
         batch_size: int | None,
         optimizer: SGD | Adam,
         callbacks: Sequence[Callback],
         folder: RunFolder,
-        flip: bool,
+        chances: dict[str, Any],
         verbose: int | bool,
         name: str,
     ) -> History:
-        net, batch = self.net, int(batch_size or min(64, len(images)))
+        images, targets, test_images, test_targets, batches = data
+        net, batch = self.net, batches.batch if batches else int(batch_size or min(64, len(images)))
         steps = -(-len(images) // batch)
         rates = optimizer.rates(epochs * steps, steps)
         kind, moments, before, first_epoch = self._trained or ("", {}, 0, 0)
@@ -265,11 +349,14 @@ class Model:
             learning_rates=np.concatenate([np.zeros(before, np.float32), rates]),
             batch=batch,
             seed=self.seed,
-            flip=flip,
             test_images=test_images,
-            labels=labels,
-            test_labels=test_labels,
+            labels=targets if net.takes_classes else None,
+            test_labels=test_targets if net.takes_classes else None,
+            targets=None if net.takes_classes else targets,
+            test_targets=None if net.takes_classes else test_targets,
             factors=self._factors,
+            batches=batches,
+            **chances,
         )
         if before:
             session.go_on(moments, before)
@@ -277,7 +364,7 @@ class Model:
         scores = None
         if test_images is not None:
             title = f"{name}, {net.mode} {net.precision}"
-            pictures = self._pictures(title, test_images, test_labels)
+            pictures = self._pictures(title, test_images, test_targets)
             scores = pictures.scores
             shown += [pictures] if not isinstance(folder, InMemory) else []
         identity, notes = files.words(self, session, optimizer, images, epochs, batch, name)
@@ -308,27 +395,36 @@ class Model:
                 gc.collect()
         return History(rows, result)
 
-    def _pictures(self, title: str, images: np.ndarray, labels: np.ndarray | None) -> Plots:
-        if labels is None:
-            return Plots(title, images[:8])
+    def _pictures(self, title: str, images: np.ndarray, targets: np.ndarray | None) -> Pictures:
+        if not self.net.takes_classes:
+            drawn = targets is None and images.ndim == 4 and images.shape[1] in (1, 3)
+            return Plots(title, images[:8]) if drawn else Curves(title)
+        assert targets is not None
+        if self.net.plane:
+            return ClassesOfPixels(title, self.net, images, targets)
         names = self.classes or tuple(str(number) for number in range(self.net.output_shape[0]))
-        return Classification(title, self.net, SimpleNamespace(test_images=images, test_labels=labels, classes=names))
+        return Classification(title, self.net, SimpleNamespace(test_images=images, test_labels=targets, classes=names))
 
-    def _labels(self, y: Any, x: Any, count: int, what: str) -> np.ndarray | None:
-        """The labels of `count` examples as the loss takes them."""
-        if self.net.takes_classes:
-            return classes_of(y, count, self.net.output_shape[0], what)
-        if self.net.layers[-1].needs_labels:
-            raise UsageError(
-                f"the loss {type(self.net.layers[-1]).__name__} is for series, which Model does not train; see nbcnn train --model s4convd"
-            )
+    def _targets(self, y: Any, x: Any, count: int, channels_last: bool | None, name: str = "") -> np.ndarray | None:
+        """What the loss compares the outputs of `count` examples with, checked; None where that is the input."""
+        net = self.net
+        if net.takes_classes:
+            if net.plane == (1, 1):
+                raise UsageError(f"the network's output is {net.output_shape}, one class a pixel of an image of 1×1: put Flatten() behind it")
+            return arrays.labels(y, count, net.output_shape[0], name or "labels", net.plane)
+        if net.layers[-1].needs_labels:
+            raise UsageError(f"the loss {type(net.layers[-1]).__name__} is for series, which Model does not train; see nbcnn train --model s4convd")
         if y is not None and y is not x:
-            raise UsageError(f"the loss {type(self.net.layers[-1]).__name__} compares the output with the input: leave y out")
+            return arrays.targets(y, count, net.output_shape, channels_last=channels_last, name=name or "targets")
+        if net.needs_values:
+            raise UsageError(f"the network makes {net.output_shape} of {net.input_shape}, so it cannot have its input as target: give y")
         return None
 
     def _validation(self, data: Any, channels_last: bool | None) -> tuple[np.ndarray | None, np.ndarray | None]:
         if data is None:
             return None, None
+        if callable(data) and not hasattr(data, "__array__"):
+            raise UsageError("validation_data must be arrays; only the training data may be a callable")
         if isinstance(data, tuple | list) and len(data) == 2:
             x, y = data
         elif self.net.takes_classes or isinstance(data, tuple | list):
@@ -336,8 +432,8 @@ class Model:
         else:
             x, y = data, None
         assert self.form is not None
-        images = self.form.take(x, channels_last)
-        return images, self._labels(y, x, len(images), "validation example")
+        images = self.form.take(x, channels_last, "validation examples")
+        return images, self._targets(y, x, len(images), channels_last, "validation " + ("labels" if self.net.takes_classes else "targets"))
 
     # -- what it knows
 
@@ -351,17 +447,21 @@ class Model:
     def _outputs(self, net: Net, x: Any, batch_size: int, channels_last: bool | None) -> np.ndarray:
         check_number("predict", "batch_size", batch_size, least=1)
         assert self.form is not None
-        if not array_of(x).size:
-            raise UsageError(f"there is nothing to predict: the array is {array_of(x).shape}")
+        given = one_array(x, "examples")
+        if not given.size:
+            raise UsageError(f"there is nothing to predict: the array is {given.shape}")
         return net.predict(self.form.take(x, channels_last), int(batch_size))
 
     def predict_proba(self, x: Any, *, batch_size: int = 256, channels_last: bool | None = None) -> np.ndarray:
-        """The probability of every class, float32 (N, classes); rows sum to 1. Raises UsageError unless the loss is cross_entropy."""
+        """The probability of every class, float32 (N, classes), or of pixels (N, classes, H, W), whose sum is 1.
+
+        Raises UsageError unless the loss is cross_entropy.
+        """
         self._classifies("predict_proba")
         return softmax(self.predict(x, batch_size=batch_size, channels_last=channels_last))
 
     def predict_classes(self, x: Any, *, batch_size: int = 256, channels_last: bool | None = None) -> np.ndarray:
-        """The most probable class of every example, int64 (N,). Raises UsageError unless the loss is cross_entropy."""
+        """The most probable class of every example, int64 (N,), or of every pixel, (N, H, W). Raises UsageError unless the loss is cross_entropy."""
         self._classifies("predict_classes")
         return self.predict(x, batch_size=batch_size, channels_last=channels_last).argmax(1)
 
@@ -376,27 +476,30 @@ class Model:
         """
         if self.loss is None:
             raise UsageError("the network has no loss to evaluate")
-        x, y, *_ = _from_dataset(x, y, None, test=True)
+        x, y, *_ = self._from_dataset(x, y, None, test=True)
         assert self.form is not None
         _ = self.net
         images = self.form.take(x, channels_last)
         if not len(images):
             raise UsageError("there is nothing to evaluate: no examples")
-        labels = self._labels(y, x, len(images), "example")
+        targets = self._targets(y, x, len(images), channels_last)
         total, right = 0.0, 0
         for start in range(0, len(images), batch_size):
             part = images[start : start + batch_size]
             output = self.net.predict(part, batch_size).astype(np.float64)
-            if labels is None:
-                target = self.normalisation.done(part) if self.normalisation else seen(part)
+            if not self.net.takes_classes:
+                own = self.normalisation.done(part) if self.normalisation else seen(part)
+                target = own if targets is None else seen(targets[start : start + batch_size])
                 total += float(((output - target) ** 2).reshape(len(part), -1).mean(1).sum())
                 continue
-            known = labels[start : start + batch_size]
+            assert targets is not None
+            known = targets[start : start + batch_size, None].astype(np.int64)
             highest = output.max(1, keepdims=True)
-            total += float((highest[:, 0] + np.log(np.exp(output - highest).sum(1)) - output[np.arange(len(known)), known]).sum())
-            right += int((output.argmax(1) == known).sum())
+            losses = highest + np.log(np.exp(output - highest).sum(1, keepdims=True)) - np.take_along_axis(output, known, 1)
+            total += float(losses.reshape(len(part), -1).mean(1).sum())
+            right += int((output.argmax(1) == known[:, 0]).sum())
         found = {"loss": total / len(images)}
-        return found if labels is None else found | {"accuracy": right / len(images)}
+        return found | {"accuracy": right / targets.size} if self.net.takes_classes and targets is not None else found
 
     def features(self, x: Any, at: str, *, batch_size: int = 256, channels_last: bool | None = None) -> np.ndarray:
         """The output of the layer `at` (conv1, relu1, pool1, …, as `summary` names them), float32 (N, …). Raises UsageError for another name."""
@@ -490,7 +593,7 @@ class Model:
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
-    """The probabilities of logits (N, F), float32; computed in float64, so that rows sum to 1 within float32's rounding."""
+    """The probabilities of logits (N, F, …), float32; computed in float64, so that they sum to 1 within float32's rounding."""
     exponents = np.exp(logits.astype(np.float64) - logits.max(1, keepdims=True))
     return (exponents / exponents.sum(1, keepdims=True)).astype(np.float32)
 
@@ -505,15 +608,13 @@ def _loss(loss: Any) -> Any:
     return loss
 
 
-def _from_dataset(x: Any, y: Any, validation: Any, test: bool = False) -> tuple[Any, Any, Any, str]:
-    """x, y, validation data and a name; of a data set (`nbcnn.datasets.Dataset`) its own, `test` its test images."""
-    if not hasattr(x, "train_images"):
-        return x, y, validation, "arrays"
-    if y is not None:
-        raise UsageError("a data set has its own labels: leave y out")
-    if test:
-        return x.test_images, x.test_labels, None, x.name
-    return x.train_images, x.train_labels, validation if validation is not None else (x.test_images, x.test_labels), x.name
+def _pair(batch: Any) -> tuple[Any, Any]:
+    """x and y of a callable's batch; y is None where it is x alone."""
+    if isinstance(batch, tuple | list) and len(batch) == 2:
+        return batch[0], batch[1]
+    if isinstance(batch, tuple):
+        raise UsageError(f"a batch must be (x, y), or x alone, got a tuple of {len(batch)}")
+    return batch, None
 
 
 def _new_folder(run: Path | str, held: ExitStack) -> RunFolder:

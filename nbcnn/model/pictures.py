@@ -1,4 +1,4 @@
-"""Image files as a network takes them: decoded by Pillow, turned as their EXIF says, in its channels and its size."""
+"""Image files for a trained network: which files are meant, and each in the channels and the size that the network takes."""
 
 from __future__ import annotations
 
@@ -7,13 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
+from nbcnn.datasets import image_files
+from nbcnn.datasets.image_files import SUFFIXES
 from nbcnn.files.errors import UsageError
-
-SUFFIXES = frozenset((".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"))
-MODES = {1: "L", 3: "RGB", 4: "RGBA"}
-"""Pillow's mode for so many channels."""
-MOST_PIXELS = 1 << 28
-"""The most that one file may have; a larger one is refused before it is decoded."""
 
 
 def files_in(paths: Sequence[Path | str]) -> list[Path]:
@@ -32,35 +28,17 @@ def files_in(paths: Sequence[Path | str]) -> list[Path]:
 
 
 def read(path: Path, shape: tuple[int, int, int]) -> np.ndarray:
-    """One file as uint8 (C, H, W): grey or colour as the network takes it, transparent parts on white, 16 bits as 8, resized (bilinear).
+    """One file as uint8 (C, H, W), as `folder:PATH` with --size reads it: scaled until it covers `shape`, then cut at the centre.
 
     Raises UsageError for a file that is no image, or of channels that no picture has.
     """
-    from PIL import Image, ImageOps
-
     channels, height, width = shape
-    if channels not in MODES:
+    if channels not in image_files.MODES:
         raise UsageError(f"the network takes {channels} channels, and pictures have 1, 3 or 4")
-    try:
-        with Image.open(path) as opened:
-            if opened.width * opened.height > MOST_PIXELS:
-                raise UsageError(f"{path} has {opened.width}×{opened.height} pixels, more than {MOST_PIXELS:,}")
-            picture = ImageOps.exif_transpose(opened)
-            picture.load()
-    except UsageError:
-        raise
-    except Exception as error:  # every decoder fails in its own way
-        raise UsageError(f"{path} cannot be read as an image: {error}") from None
-    if picture.mode.startswith("I") or picture.mode == "F":
-        values = np.asarray(picture, np.float64)
-        picture = Image.fromarray((np.clip(values, 0, 65535) / 257).round().astype(np.uint8))
-    if channels != 4 and (picture.mode in ("RGBA", "LA", "PA") or "transparency" in picture.info):
-        cut = picture.convert("RGBA")
-        picture = Image.alpha_composite(Image.new("RGBA", cut.size, "white"), cut)
-    picture = picture.convert(MODES[channels])
-    if picture.size != (width, height):
-        picture = picture.resize((width, height), Image.Resampling.BILINEAR)
-    return np.asarray(picture, np.uint8).reshape(height, width, channels).transpose(2, 0, 1)
+    made = image_files.guarded(image_files.read, path, channels=channels, fit=(height, width))
+    if isinstance(made, str):
+        raise UsageError(made)
+    return np.asarray(made)
 
 
 def read_all(paths: Sequence[Path], shape: tuple[int, int, int], problems: list[str]) -> Iterator[tuple[Path, np.ndarray]]:

@@ -379,7 +379,7 @@ def add_gradient(tape: Tape, inner: Buf, dy: Buf, scope: str) -> Buf:
 
 @dataclass(frozen=True)
 class MSE(_NoParams):
-    """mean((y − target)²) over all elements of the batch; the target is the network's own input (an autoencoder)."""
+    """mean((y − target)²) over all elements of the batch; without targets of its own, the target is the network's input (an autoencoder)."""
 
     kind: ClassVar[str] = "mse"
     needs_labels: ClassVar[bool] = False
@@ -395,14 +395,16 @@ class MSE(_NoParams):
 
 @dataclass(frozen=True)
 class SoftmaxCrossEntropy(_NoParams):
-    """−log softmax(y)[label], mean over the batch; y is (N, F), labels are int32 in 0..F−1."""
+    """−log softmax(y)[label], mean over the batch; y is (N, F), labels are int32 (N) in 0..F−1. Of pixels: y (N, F, H, W), labels (N, H, W)."""
 
     kind: ClassVar[str] = "xent"
     needs_labels: ClassVar[bool] = True
 
     def build(self, tape: Tape, y: Buf, target: Buf, scope: str) -> tuple[Buf, Buf]:
-        if len(y.shape) != 2 or target.shape != y.shape[:1]:
-            raise ShapeError(f"{scope} takes logits (N, F) and labels (N,), got {y.shape} and {target.shape}")
+        if len(y.shape) not in (2, 4) or target.shape != (y.shape[0], *y.shape[2:]):
+            raise ShapeError(
+                f"{scope} takes logits (N, F) and labels (N,), or of pixels (N, F, H, W) and (N, H, W), got {y.shape} and {target.shape}"
+            )
         p = tape.temp(f"{scope}.p", y.shape)
         value = tape.temp(f"{scope}.loss", (), "float64")
         tape.emit("softmax_xent_fprop", [y, target], [p, value], scope)

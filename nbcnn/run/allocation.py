@@ -81,7 +81,15 @@ class Allocated:
             self.upload(name, array)
         fixed = net.fixed() | {buf: self._arrays[name] for name, buf in bufs.items()}
         fixed |= {part: fixed[owner][start:stop] for part, (owner, start, stop) in (parts or {}).items()}
+        self._fixed, self._params = fixed, net.params
         self.programs = {key: Program(plan, net.params, self.arena, fixed) for key, plan in plans.items()}
+
+    def add(self, key: Any, plan: Plan) -> Program:
+        """Bind and compile one more plan, which nobody could know of before; it has an arena of its own only where the common one is too small."""
+        arena = self.arena if plan.arena_bytes <= self.arena.size else self.device.empty(plan.arena_bytes, "uint8")
+        made = self.programs[key] = Program(plan, self._params, arena, self._fixed)
+        compile_all(made.launches)
+        return made
 
     def compile(self, say: Callable[[str], None] | None = None, also: Iterable[Any] = ()) -> int:
         """Compile what the programs launch, and the launches in `also`; returns how many kernels that were (`compile_pool.compile_all`)."""

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from nbcnn.datasets import arrays
 from nbcnn.files.errors import UsageError
 from nbcnn.plan.graph import Buf, Plan
 from nbcnn.run.allocation import Allocated, check_memory, largest_batch
-from nbcnn.run.labels import classes_of
 from nbcnn.run.program import Program
 
 if TYPE_CHECKING:
@@ -72,7 +72,8 @@ def _prepared(net: Net, batch: int, dtype: str = "uint8") -> Allocated:
 
 
 def gradients(net: Net, x: np.ndarray, labels: np.ndarray | None = None) -> tuple[float, dict[str, np.ndarray]]:
-    """Loss and parameter gradients for float32 inputs `x` (N, …); `labels` (N,) if the loss needs them.
+    """Loss and parameter gradients for float32 inputs `x` (N, …); `labels` (N,) or (N, H, W) if the loss needs them, or the targets (N, *output)
+    of a network that does not give its input back.
 
     For tests and for `gradcheck`: allocates on every call. Arena and gradients start as NaN; the net's own weights, gradients and states
     (the running statistics of a norm) are afterwards what they were.
@@ -80,7 +81,9 @@ def gradients(net: Net, x: np.ndarray, labels: np.ndarray | None = None) -> tupl
     if not net.has_loss:
         raise UsageError("this net has no loss, so it has no gradients")
     if net.takes_classes:
-        labels = classes_of(labels, len(x), net.output_shape[0], "image")
+        labels = arrays.labels(labels, len(x), net.output_shape[0], plane=net.plane).astype(np.int32)
+    elif net.needs_values:
+        labels = arrays.seen(arrays.targets(labels, len(x), net.output_shape)).astype(np.float32)
     elif net.layers[-1].needs_labels and (labels is None or len(labels) != len(x)):
         raise UsageError(
             f"the loss {type(net.layers[-1]).__name__} needs one target per example, and there are {0 if labels is None else len(labels)}"
@@ -88,7 +91,7 @@ def gradients(net: Net, x: np.ndarray, labels: np.ndarray | None = None) -> tupl
     if not len(x):
         raise UsageError("gradients need at least one example, got none")
     recorded = net.record_gradients(len(x))
-    given = {"x": x.astype(np.float32), "labels": np.zeros(len(x), net.label_dtype) if labels is None else labels}
+    given = {"x": x.astype(np.float32), "labels": np.zeros(recorded.io["labels"].shape, net.label_dtype) if labels is None else labels}
     held = Allocated(net, {"gradients": net.lower(recorded)}, recorded.io, given)
     held.compile()
     with net.params.kept():

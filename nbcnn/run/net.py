@@ -113,6 +113,16 @@ class Net:
         return self.has_loss and self.layers[-1].needs_labels and self.label_dtype == "int32"
 
     @property
+    def needs_values(self) -> bool:
+        """Its loss takes no labels, and its output has another shape than its input, which so cannot be the target."""
+        return self.has_loss and not self.layers[-1].needs_labels and self.output_shape != self.input_shape
+
+    @property
+    def plane(self) -> tuple[int, ...]:
+        """(H, W) of an output that is an image, of which every pixel may have a class; () of vectors."""
+        return self.output_shape[1:] if len(self.output_shape) == 3 else ()
+
+    @property
     def is_series(self) -> bool:
         """Whether its inputs are float32 series (F, L), not uint8 images."""
         return len(self.input_shape) == 2
@@ -146,23 +156,26 @@ class Net:
         return Recorded(tuple(_substitute(tape.steps, y.root, output)), io | {"output": output})
 
     def record_gradients(self, batch: int) -> Recorded:
-        """Forward, loss and backward on the caller's own floats: io `x`, `labels` (if the loss needs them), `loss`, `dx`."""
+        """Forward, loss and backward on the caller's own floats: io `x`, `labels` (if the loss needs them, or the targets), `loss`, `dx`."""
         tape = Tape(training=True)
         x = Buf("x", (batch, *self.input_shape), home="io")
-        labels = Buf("labels", (batch,), self.label_dtype, "io")
-        value, dy, backward = self.record_loss(tape, x, labels)
+        if self.needs_values:
+            labels = Buf("labels", (batch, *self.output_shape), home="io")
+        else:
+            labels = Buf("labels", (batch, *(self.plane if self.takes_classes else ())), self.label_dtype, "io")
+        value, dy, backward = self.record_loss(tape, x, labels if self.needs_values or self.layers[-1].needs_labels else None)
         dx = backward(dy)
         io = {"x": x, "labels": labels, "loss": Buf("loss", (), "float64", "io"), "dx": Buf("dx", x.shape, home="io")}
         steps = _substitute(_substitute(tape.steps, value, io["loss"]), dx.root, io["dx"])
         return Recorded(tuple(drop_dead(steps)), io)
 
-    def record_loss(self, tape: Tape, x: Buf, labels: Buf) -> tuple[Buf, Buf, Callable[[Buf], Buf]]:
-        """Record forward and loss; return its value, its gradient, and the backward of the body."""
+    def record_loss(self, tape: Tape, x: Buf, target: Buf | None) -> tuple[Buf, Buf, Callable[[Buf], Buf]]:
+        """Record forward and loss; return its value, its gradient, and the backward of the body. A `target` of None is the input."""
         if not self.has_loss:
             raise UsageError("this net has no loss: the last entry of its layers must be one (MSE, SoftmaxCrossEntropy)")
         *body, (_, loss) = self._fused(self.layers)
         y, backward = trace(tape, body, x)
-        value, dy = loss.build(tape, y, labels if loss.needs_labels else x, loss.kind)
+        value, dy = loss.build(tape, y, x if target is None else target, loss.kind)
         return value, dy, backward
 
     def lower(self, recorded: Recorded, branching: bool = False) -> Plan:

@@ -231,7 +231,8 @@ class Training:
             if not isinstance(data, Images):
                 raise UsageError("--resident no streams images; series take little memory and are always resident")
             share = self.team.share(min(len(data), self.batch)).images
-            sets[split] = replace(data, streamed=streaming.chunk_rows(share, data.row_bytes, len(self.places[split])))
+            rows = data.batches.batch if data.batches else streaming.chunk_rows(share, data.row_bytes, len(self.places[split]))
+            sets[split] = replace(data, streamed=rows)
         return replace(self, sets=sets)
 
     @property

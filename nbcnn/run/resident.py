@@ -1,4 +1,4 @@
-"""This module holds what a session trains on, images or windows of series, resident or streamed, and records how a batch is gathered."""
+"""This module holds what a session trains on, images with their targets or windows of series, and records how a batch of it is gathered."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from nbcnn.run import streaming
 if TYPE_CHECKING:
     from nbcnn.run.net import Net
 
-Batch = tuple[Buf, Buf]
-"""A batch's inputs, and its labels or targets."""
+Batch = tuple[Buf, Buf | None]
+"""A batch's inputs, and its labels or targets; None where the target is the input."""
 
 
 def record_gather(tape: Tape, images: Buf, order: Buf, state: Buf, shape: tuple[int, ...], **attrs: Any) -> Buf:
@@ -31,15 +31,23 @@ def record_gather(tape: Tape, images: Buf, order: Buf, state: Buf, shape: tuple[
 
 @dataclass(frozen=True)
 class Images:
-    """Images (M, C, H, W), or vectors (M, F), uint8 or float32, and int32 labels (M) or None; what the network sees of them is normalised.
+    """Images (M, C, H, W), or vectors (M, F), uint8 or float32, with what the loss compares the outputs with; what the network sees is normalised.
 
-    `streamed`: 0 if the images are resident, else how many of them a chunk of a stream has (`nbcnn.run.streaming`).
+    targets   classes int32 (M), or of pixels uint8 or int32 (M, H, W); or values, uint8 or float32 (M, *output): a byte of 255 is 1, floats are
+              as they are. None: the target is the input.
+    classes   the targets are classes.
+    streamed  0 if everything is resident, else how many images a chunk of a stream has (`nbcnn.run.streaming`). One class an image is resident
+              then too, all other targets are streamed beside their images.
+    batches   where examples come from a callable, its batches (`streaming.Batches`); images and targets then have no memory behind them, and say
+              their shapes and types.
     """
 
     images: np.ndarray
-    labels: np.ndarray | None = None
+    targets: np.ndarray | None = None
     normalisation: Normalisation | None = None
     streamed: int = 0
+    classes: bool = True
+    batches: streaming.Batches | None = None
     noun: ClassVar[str] = "images"
 
     def __len__(self) -> int:
@@ -52,7 +60,7 @@ class Images:
             raise UsageError(f"{part} images must be uint8 or float32 (M, {net.input_shape}), got {images.dtype} {images.shape}")
         if not len(images):
             raise UsageError(f"there are no {part} images")
-        if net.layers[-1].needs_labels and (self.labels is None or len(self.labels) != len(images)):
+        if net.layers[-1].needs_labels and (self.targets is None or len(self.targets) != len(images)):
             raise UsageError(f"the loss {loss} needs one label per {part} image")
         if net.label_dtype != "int32":
             raise UsageError(f"the loss {loss} needs series with their targets, not images")
@@ -63,9 +71,19 @@ class Images:
         return self.streamed * streaming.RING
 
     @property
+    def _beside(self) -> bool:
+        """The targets are streamed beside the images, if these are."""
+        return self.targets is not None and (self.targets.ndim > 1 or self.batches is not None)
+
+    @property
+    def sources(self) -> dict[str, np.ndarray]:
+        """The arrays that are streamed, if any are, by the names of `held`."""
+        return {"images": self.images} | ({"targets": self.targets} if self.targets is not None and self._beside else {})
+
+    @property
     def row_bytes(self) -> int:
-        """Bytes of an image."""
-        return self.images.dtype.itemsize * numel(self.images.shape[1:])
+        """Bytes of an image, with its target where that is streamed."""
+        return sum(array.dtype.itemsize * numel(array.shape[1:]) for array in self.sources.values())
 
     @property
     def host_bytes(self) -> int:
@@ -74,24 +92,33 @@ class Images:
 
     def held(self) -> dict[str, tuple[tuple[int, ...], str]]:
         """Shape and dtype of what is on the device, by name; float32 images have one axis, so that no row of the op table rounds them."""
-        shape = (self.ring or len(self), *self.images.shape[1:])
-        dtype = self.images.dtype.name
-        return {"images": (shape if dtype == "uint8" else (numel(shape),), dtype), "labels": ((len(self),), "int32")}
+        made = {"images": self.images} | ({} if self.targets is None else {"targets": self.targets})
+        shapes = {name: (self.ring if self.ring and name in self.sources else len(self), *array.shape[1:]) for name, array in made.items()}
+        return {name: ((numel(shapes[name]),) if array.dtype == np.float32 else shapes[name], array.dtype.name) for name, array in made.items()}
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The content of what is resident, by the names of `held`."""
-        labels = {"labels": np.zeros(len(self), np.int32) if self.labels is None else self.labels}
-        return labels if self.streamed else {"images": self.images, **labels}
+        made = {"images": self.images} | ({} if self.targets is None else {"targets": self.targets})
+        return {name: array for name, array in made.items() if not (self.streamed and name in self.sources)}
 
     def record(self, tape: Tape, bufs: Mapping[str, Buf], order: Buf, state: Buf, batch: int, augment: Augment) -> Batch:
         """Record the gathering of a batch from `bufs`, of the names of `held`. Raises UsageError for what `augment` cannot do to them."""
-        shape = self.images.shape[1:]
+        shape, targets = self.images.shape[1:], self.targets
         augment.check(shape)
         normal = self.normalisation.attributes(self.images.dtype.name) if self.normalisation else {}
         ring = {"ring": self.ring} if self.ring else {}
         x = record_gather(tape, bufs["images"], order, state, (batch, *shape), **augment.attributes(), **normal, **ring)
-        y = tape.temp("batch labels", (batch,), "int32")
-        tape.emit("gather_labels", [bufs["labels"], order, state], [y], "input")
+        if targets is None:
+            return x, None
+        moved, ring = augment.of_targets(shape, targets.shape[1:], self.classes), ring if self._beside else {}
+        if self.classes:
+            y = tape.temp("batch labels", (batch, *targets.shape[1:]), "int32")
+            tape.emit("gather_labels", [bufs["targets"], order, state], [y], "input", **moved, **ring)
+        else:
+            # Vectors are made with one axis, so that no row of the op table rounds them; images are stored as their inputs are.
+            made = (batch, *targets.shape[1:])
+            y = tape.temp("batch targets", made if targets.ndim == 4 else (numel(made),)).reshaped(made)
+            tape.emit("gather", [bufs["targets"], order, state], [y], "input", **moved, **ring)
         return x, y
 
 
@@ -128,6 +155,8 @@ class Series:
         return x, y
 
 
-def resident(data: Any, labels: np.ndarray | None, normalisation: Normalisation | None = None) -> Images | Series:
-    """`data` as a resident set: an array of images with `labels`, or windows, which have their own targets."""
-    return Images(data, labels, normalisation) if isinstance(data, np.ndarray) else Series(data)
+def resident(
+    data: Any, targets: np.ndarray | None, normalisation: Normalisation | None = None, *, classes: bool = True, batches: Any = None
+) -> Images | Series:
+    """`data` as a resident set: an array of images with its `targets`, as in `Images`, or windows, which have their own."""
+    return Images(data, targets, normalisation, classes=classes, batches=batches) if isinstance(data, np.ndarray) else Series(data)

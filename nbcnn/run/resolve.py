@@ -33,8 +33,8 @@ def plan_on(
     `tiles` as in `resolver`, `branching` as in `graph.lower`. Raises UsageError if a Buf is too large or no implementation supports a step.
     """
     for step in steps:
-        # A data set may be larger: the gather kernel has 64 bits for the image, and 32 within it.
-        for buf in (*step.ins[step.op == "gather" :], *step.outs):
+        # A data set may be larger: the gather kernels have 64 bits for the image, and 32 within it.
+        for buf in (*step.ins[step.op in ("gather", "gather_labels") :], *step.outs):
             if numel(buf.shape) >= _INDEX_LIMIT:
                 raise UsageError(f"{buf.name} {buf.shape} has 2^31 elements or more, kernels index with 32 bits: choose a smaller batch")
     return lower(steps, row.layout, resolver(row, multiprocessors, capability, tiles), weights, row.store, branching)

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from nbcnn.datasets import arrays
 from nbcnn.datasets.augment import Augment
 from nbcnn.files.errors import UsageError
 from nbcnn.gpu.ranges import Mark, nothing
@@ -23,14 +24,13 @@ from nbcnn.nn.params import ParameterError, under
 from nbcnn.ops.update.advance import COUNT, EPOCH, LAST_LOSS, LOSS_SUM, NONFINITE, POSITION, SEED, STEP
 from nbcnn.ranks.team import ALONE, Team
 from nbcnn.run.explain import explain
-from nbcnn.run.labels import classes_of
 from nbcnn.run.net import Net
 from nbcnn.run.planning import Training
 from nbcnn.run.program import Program
 from nbcnn.run.resident import Images
 from nbcnn.run.resident import resident as data_of
 from nbcnn.run.resolve import resolved_tiles
-from nbcnn.run.streaming import Feeder
+from nbcnn.run.streaming import Batches, Feeder
 from nbcnn.run.timeline import wait_launch, watch
 
 _NEVER = 999_999
@@ -64,7 +64,11 @@ class TrainingSession:
     augment         `nbcnn.datasets.augment.Augment`: what else is done at random to training images, drawn from (seed, epoch, image).
     resident        True keeps the images on the device, False streams them from the host (`nbcnn.run.streaming`), with the same bits; None streams
                     them if they would not fit.
-    labels          int32 (M,), needed if the loss needs them; `test_labels` likewise.
+    labels          classes (M,), or of pixels (M, H, W), needed if the loss takes classes; `test_labels` likewise.
+    targets         uint8 or float32 (M, *output): values to be predicted by a network whose loss takes no classes, where they are not the images
+                    themselves; `test_targets` likewise.
+    shuffle         False: every epoch takes the images as they come.
+    batches         a callable's batches (`nbcnn.run.streaming.Batches`) instead of images; images and targets then only say shapes and types.
     say             is called with a line about what takes long: kernels being compiled, tiles being tried.
     team            the ranks that train together; `batch` is of all of them, and all must call the same methods in the same order.
     sync_stats      take the statistics of a batch over all ranks, as one process would, instead of over each rank's own part.
@@ -98,22 +102,30 @@ class TrainingSession:
         augment: Augment | None = None,
         resident: bool | None = None,
         factors: Factors | None = None,
+        targets: np.ndarray | None = None,
+        test_targets: np.ndarray | None = None,
+        shuffle: bool = True,
+        batches: Batches | None = None,
     ) -> None:
         self.net, self.optimizer, self.seed, self.batch, self.team = net, optimizer, seed, batch, team
+        self._shuffle, self._batches = shuffle and batches is None, batches
         if net.takes_classes and isinstance(images, np.ndarray):
-            labels = classes_of(labels, len(images), net.output_shape[0], "train image")
-            test_labels = None if test_images is None else classes_of(test_labels, len(test_images), net.output_shape[0], "test image")
-        given = {"train": (images, labels), "test": (test_images, test_labels)}
-        sets = {split: data_of(*data, net.normalisation) for split, data in given.items() if data[0] is not None}
+            targets = labels if batches else arrays.labels(labels, len(images), net.output_shape[0], "training labels", net.plane)
+            if test_images is not None:
+                test_targets = arrays.labels(test_labels, len(test_images), net.output_shape[0], "test labels", net.plane)
+        sets = {"train": data_of(images, targets, net.normalisation, classes=net.takes_classes, batches=batches)}
+        if test_images is not None:
+            sets["test"] = data_of(test_images, test_targets, net.normalisation, classes=net.takes_classes)
         self.count, self._say, ended = len(images), say, phase or (lambda name: None)
         self.mark: Mark = nothing
+        self._not_captured: set[int] = set()  # sizes of smaller last batches of a callable, which nobody knew before
         self._rates = np.ascontiguousarray(learning_rates, np.float32)
         augment = augment or Augment()
         if flip and not augment.flip:
             augment = replace(augment, flip=True)
         self.training = Training(net, sets, optimizer, batch, len(self._rates), augment, team, sync_stats, dict(factors or {}))
         self.training.check()
-        if resident is False:
+        if resident is False or batches:
             self.training = self.training.streamed()
         if team.size > 1:
             net.join(team)
@@ -169,7 +181,14 @@ class TrainingSession:
         for name, factor in self.training.rates.items():
             self._held.upload(name, self._rates * np.float32(factor))
         self._feeders = {
-            split: Feeder(self.net.device, self._held.array(f"{split}.images"), data.images, data.streamed, lambda: self.team.wait(self.net.device))
+            split: Feeder(
+                self.net.device,
+                {name: self._held.array(f"{split}.{name}") for name in data.sources},
+                data.sources,
+                data.streamed,
+                lambda: self.team.wait(self.net.device),
+                data.batches,
+            )
             for split, data in self.training.sets.items()
             if isinstance(data, Images) and data.streamed
         }
@@ -198,27 +217,40 @@ class TrainingSession:
 
     def _upload_order(self, epoch: int, position: int) -> None:
         """This rank's part of the permutation of `epoch` goes to the device, and to what streams images, from its own `position` on."""
-        order = epoch_order(self.seed, epoch, self.count)[self.training.places["train"]]
+        whole = epoch_order(self.seed, epoch, self.count) if self._shuffle else np.arange(self.count, dtype=np.int32)
+        order = whole[self.training.places["train"]]
         self._held.upload("train.order", order)
         if "train" in self._feeders:
-            self._feeders["train"].begin(order, position)
+            self._feeders["train"].begin(order, position, epoch)
 
-    def _feed(self, split: str, position: int) -> None:
-        """Have the images of the step at `position` (of all ranks) on their way, if they are streamed."""
-        if split in self._feeders:
-            self._feeders[split].ready(int(np.searchsorted(self.training.places[split], position)))
+    def _feed(self, split: str, position: int) -> int:
+        """Have the images of the step at `position` (of all ranks) on their way, if they are streamed; how many a callable's batch has, else 0."""
+        if split not in self._feeders:
+            return 0
+        size = self._feeders[split].ready(int(np.searchsorted(self.training.places[split], position)))
+        return size if self._batches and split == "train" else 0
 
     def step(self, run: Callable[[Program], None] = Program.replay) -> None:
         """One training step, asynchronously. Raises UsageError at the end of an epoch.
 
         `run` enqueues the bound plan, by default as one graph; the launches, and so the bits, are the same however it does that.
         """
-        n = min(self.batch, self.count - self._position)
-        if n <= 0:
+        left = min(self.batch, self.count - self._position)
+        if left <= 0:
             raise UsageError("the epoch is over: call begin_epoch")
-        self._feed("train", self._position)
-        run(self._held.programs["train", n])
-        self._position, self._latest = self._position + n, n
+        n = self._feed("train", self._position) or left
+        if ("train", n) not in self._held.programs:
+            self.plans["train", n] = self.training.plan("train", n)
+            self._held.add(("train", n), self.plans["train", n])
+            self._not_captured.add(n)
+        # Capturing runs a plan once, and so would train on this batch twice.
+        (Program.run if n in self._not_captured and run is Program.replay else run)(self._held.programs["train", n])
+        self._position, self._latest = self._position + n if n == left else self.count, n
+
+    @property
+    def repeats(self) -> bool:
+        """A training step can be taken again from an earlier state: a callable's batches are gone once they are trained on."""
+        return self._batches is None
 
     def step_watched(self) -> Callable[[], dict[str, Any]]:
         """One training step, launch by launch; the function that comes back waits for it and says where its time went (`timeline.watch`)."""

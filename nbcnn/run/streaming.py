@@ -4,6 +4,8 @@
     pinned   PINNED chunks, each whole batches in the order of the epoch, which threads fill
     GPU      a ring of RING chunks; the op `gather` reads row (POSITION mod ring) of it, and the captured graph never changes
 
+Targets that are streamed too have rings of their own, of as many rows. Where a callable yields the batches (`Batches`), a chunk is one of them.
+
 A chunk is copied to the GPU on a stream of its own, while the chunk before it is trained on. Two events keep the order: the kernels wait until
 their chunk is there, and a copy waits until the kernels have read what it overwrites. Order, augmentation and arithmetic are those of a
 resident data set, so every bit of the training is too.
@@ -13,13 +15,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
+from nbcnn.files.errors import UsageError
 from nbcnn.gpu.upload import Uploads
+from nbcnn.plan.shapes import numel
 
 CHUNK_BYTES = 8 << 20
 """A chunk has as many batches as fit into this, but at least one: large enough that a copy's fixed cost of about 20 µs is lost in its 150 µs."""
@@ -48,23 +52,83 @@ def host_bytes(rows: int, row_bytes: int) -> int:
     return PINNED * rows * row_bytes
 
 
-class Feeder:
-    """Fills a ring on the GPU with images of `source`, in the order that `begin` is given.
+class Batches:
+    """The batches that a callable yields, epoch by epoch, as arrays of one type; one thread reads them ahead.
 
-    place, ring  where, and its flat array of RING·rows images.
-    source       the images, C-contiguous, of any dtype; they must not change.
-    rows         images of a chunk (`chunk_rows`).
-    patient      called while a copy takes longer than PATIENCE; it may raise.
+    start   called with the number of an epoch, from 0; an iterable of its batches.
+    read    what an item of that is, by the names of a feeder's rings. A number of the batch goes with it, for messages.
+    batch   examples of a batch; only the last one of an epoch may have fewer.
+    steps   batches of an epoch; what `start` yields beyond them is left.
+    opened  an epoch that is begun already: its number, and the iterator of its batches.
+
+    Raises UsageError in `take` for batches of another size, and for an epoch that ends early.
     """
 
-    def __init__(self, device: Any, ring: Any, source: np.ndarray, rows: int, patient: Callable[[], None] = lambda: None) -> None:
-        self._device, self._rows, self._patient = device, rows, patient
-        self._source = source.reshape(len(source), -1)
+    def __init__(
+        self,
+        start: Callable[[int], Iterable[Any]],
+        read: Callable[[Any, int], Mapping[str, np.ndarray]],
+        batch: int,
+        steps: int,
+        opened: tuple[int, Iterator[Any]],
+    ) -> None:
+        self._start, self._read, self.batch, self.steps = start, read, batch, steps
+        self._opened: tuple[int, Iterator[Any]] | None = opened
+        self._epoch = opened[0]
+        self._items: Iterator[Any] | None = None
+        self.sizes: dict[int, int] = {}
+
+    def begin(self, epoch: int) -> None:
+        """The next batch is the first of `epoch`; nothing is read before it is asked for."""
+        self._epoch, self._items, self.sizes = epoch, None, {}
+
+    def take(self, number: int, into: Mapping[str, np.ndarray]) -> None:
+        """Read batch `number` of the epoch, the one after the last, into the first rows of arrays by name; its size is in `sizes` then."""
+        if self._items is None:
+            opened, self._opened = self._opened, None
+            self._items = opened[1] if opened and opened[0] == self._epoch else iter(self._start(self._epoch))
+        where = f"batch {number + 1:,} of epoch {self._epoch + 1}"
+        try:
+            item = next(self._items)
+        except StopIteration:
+            raise UsageError(f"epoch {self._epoch + 1} ended after {number:,} of {self.steps:,} batches: every epoch must have as many") from None
+        arrays = self._read(item, number)
+        sizes = {len(array) for array in arrays.values()}
+        size = sizes.pop()
+        if size > self.batch or (size < self.batch and number < self.steps - 1):
+            raise UsageError(f"{where} has {size:,} examples, the first had {self.batch:,}: only the last batch of an epoch may be smaller")
+        for name, array in arrays.items():
+            np.copyto(into[name][:size], array.reshape(size, -1), casting="no")
+        self.sizes[number] = size
+
+
+class Feeder:
+    """Fills rings on the GPU with images, and with their targets, of `sources`, in the order that `begin` is given.
+
+    place, rings  where, and by name flat arrays of RING·rows images or targets.
+    sources       by the same names arrays, C-contiguous, of any dtype; they must not change. With `batches` they only say shapes and dtypes.
+    rows          images of a chunk (`chunk_rows`).
+    patient       called while a copy takes longer than PATIENCE; it may raise.
+    batches       what a callable yields instead, a chunk each.
+    """
+
+    def __init__(
+        self,
+        device: Any,
+        rings: Mapping[str, Any],
+        sources: Mapping[str, np.ndarray],
+        rows: int,
+        patient: Callable[[], None] = lambda: None,
+        batches: Batches | None = None,
+    ) -> None:
+        self._device, self._rows, self._patient, self._batches = device, rows, patient, batches
+        self._sources = {} if batches else {name: source.reshape(len(source), -1) for name, source in sources.items()}
         self._uploads = Uploads(device)
-        size = rows * self._source.shape[1]
-        self._slots = [ring[k * size : (k + 1) * size] for k in range(RING)]
-        self._pinned = [self._uploads.pinned(size, self._source.dtype.name) for _ in range(PINNED)]
-        self._threads = workers()
+        sizes = {name: rows * numel(source.shape[1:]) for name, source in sources.items()}
+        self._slots = [{name: ring[k * sizes[name] : (k + 1) * sizes[name]] for name, ring in rings.items()} for k in range(RING)]
+        self._pinned = [{name: self._uploads.pinned(sizes[name], source.dtype.name) for name, source in sources.items()} for _ in range(PINNED)]
+        # One thread for batches of a callable: they have an order.
+        self._threads = 1 if batches else workers()
         self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="nbcnn-feeder")
         self._order = np.empty(0, np.int64)
         self._filling: dict[int, list[Future[None]]] = {}
@@ -89,16 +153,22 @@ class Feeder:
                     part.exception()
         self._uploads.synchronize()
 
-    def begin(self, order: np.ndarray, position: int) -> None:
-        """From now on row i of the epoch is image `order`[i]; the next step reads from `position` on. All steps enqueued must have run."""
+    def begin(self, order: np.ndarray, position: int, epoch: int = 0) -> None:
+        """From now on row i of the epoch is image `order`[i]; the next step reads from `position` on. All steps enqueued must have run.
+
+        A callable's `epoch` begins with the next step.
+        """
         self._order = np.asarray(order, np.int64)
         self._forget(position // self._rows)
-        self._fill_ahead()
+        if self._batches:
+            self._batches.begin(epoch)
+        else:
+            self._fill_ahead()
 
-    def ready(self, position: int) -> None:
+    def ready(self, position: int) -> int:
         """Call before a step that reads from `position` on is enqueued: its kernels will wait for their images, and later chunks are sent ahead.
 
-        Raises what a thread raised: an OSError if a file cannot be read.
+        Returns how many images the chunk has. Raises what a thread raised: an OSError if a file cannot be read, a callable's own errors.
         """
         chunk = position // self._rows
         if chunk != self._current:
@@ -115,6 +185,7 @@ class Feeder:
         while self._next_copy < chunk + RING and self._filled(self._next_copy):
             self._copy_next()
         self._fill_ahead()
+        return self._batches.sizes[chunk] if self._batches else self._rows
 
     def _copy_next(self) -> None:
         """Enqueue the next chunk's copy, after its filling."""
@@ -124,11 +195,13 @@ class Feeder:
         for part in self._filling.pop(chunk):
             part.result()
         after = self._read.pop(chunk - RING, None)
-        self._copied[chunk] = self._uploads.copy(self._slots[chunk % RING], self._pinned[chunk % PINNED], after)
+        for name, slot in self._slots[chunk % RING].items():
+            self._copied[chunk] = self._uploads.copy(slot, self._pinned[chunk % PINNED][name], after)
         self._next_copy += 1
 
     def _filled(self, chunk: int) -> bool:
-        return chunk in self._filling and all(part.done() for part in self._filling[chunk])
+        # What failed is asked for only when a step needs it: the steps before it are trained.
+        return chunk in self._filling and all(part.done() and not part.exception() for part in self._filling[chunk])
 
     def _fill_ahead(self) -> None:
         """Start filling every chunk whose page-locked memory is free."""
@@ -151,15 +224,22 @@ class Feeder:
             if time.monotonic() - asked > PATIENCE:
                 asked = time.monotonic()
                 self._patient()
-        rows = self._order[chunk * self._rows : (chunk + 1) * self._rows]
-        target = self._pinned[chunk % PINNED].reshape(self._rows, -1)
-        part = -(-len(rows) // self._threads)
-        self._filling[chunk] = [self._pool.submit(self._collect, rows[at : at + part], target[at : at + part]) for at in range(0, len(rows), part)]
+        targets = {name: pinned.reshape(self._rows, -1) for name, pinned in self._pinned[chunk % PINNED].items()}
         self._next_fill = chunk + 1
+        if self._batches:
+            self._filling[chunk] = [self._pool.submit(self._batches.take, chunk, targets)]
+            return
+        rows = self._order[chunk * self._rows : (chunk + 1) * self._rows]
+        part = -(-len(rows) // self._threads)
+        self._filling[chunk] = [
+            self._pool.submit(self._collect, source, rows[at : at + part], targets[name][at : at + part])
+            for name, source in self._sources.items()
+            for at in range(0, len(rows), part)
+        ]
 
-    def _collect(self, rows: np.ndarray, target: np.ndarray) -> None:
+    def _collect(self, source: np.ndarray, rows: np.ndarray, target: np.ndarray) -> None:
         # Not mode="raise", which would collect into a buffer of NumPy's and copy that.
-        np.take(self._source, rows, axis=0, out=target[: len(rows)], mode="clip")
+        np.take(source, rows, axis=0, out=target[: len(rows)], mode="clip")
 
     def close(self) -> None:
         """End the threads."""

@@ -11,8 +11,8 @@ from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from nbcnn.datasets.arrays import seen
 from nbcnn.files.errors import UsageError
-from nbcnn.model.arrays import seen
 from nbcnn.model.network import Model, softmax
 from nbcnn.nn.layers import Conv2d, Flatten, Linear, MaxPool2d, ReLU, Upsample2d
 from nbcnn.nn.optim import SGD, Adam
@@ -122,7 +122,7 @@ class ConvAutoencoder(TransformerMixin, _Network):
     epochs, batch_size, optimizer ("adam", "sgd"), lr, mode, precision, random_state, verbose: as `nbcnn.Model.fit`.
 
     Fitted: `model_` (`nbcnn.Model`), `loss_curve_`, `n_iter_`, `n_features_in_`. `transform` gives float32 (n, features), `reconstruction_error`
-    each example's mean squared error in 0..1. X is scaled from its least and greatest value to 0 and 1 (`nbcnn.model.arrays`).
+    each example's mean squared error in 0..1. X is scaled from its least and greatest value to 0 and 1 (`nbcnn.datasets.arrays`).
 
     Example: `ConvAutoencoder(image_shape=(1, 8, 8), epochs=5).fit_transform(X)`.
     """
@@ -203,7 +203,7 @@ class ConvClassifier(ClassifierMixin, _Network):
     epochs, batch_size, optimizer ("adam", "sgd"), lr, mode, precision, random_state, verbose: as `nbcnn.Model.fit`.
 
     Fitted: `classes_`, `model_` (`nbcnn.Model`), `loss_curve_`, `n_iter_`, `n_features_in_`. X is scaled from its least and greatest
-    value to 0 and 1 (`nbcnn.model.arrays`).
+    value to 0 and 1 (`nbcnn.datasets.arrays`).
 
     Example: `cross_val_score(ConvClassifier(image_shape=(1, 8, 8), epochs=5), X, y)`.
     """

@@ -143,18 +143,14 @@ class Pictures(Callback):
         return []
 
 
-class Plots(Pictures):
-    """curves.png and reconstructions.png of a run.
+class Curves(Pictures):
+    """curves.png of a run; `title` stands on it and should name the data set."""
 
-    title   stands on both; it should name the data set.
-    images  a few uint8 test images (n, C, H, W) to reconstruct.
-    """
+    files = "curves.png"
 
-    files, command = "curves.png, reconstructions.png", "extract"
-
-    def __init__(self, title: str, images: np.ndarray) -> None:
+    def __init__(self, title: str) -> None:
         super().__init__()
-        self.title, self.images = title, images
+        self.title = title
         self._drawn = time.perf_counter()
 
     def epoch(self, trainer: Trainer, epoch: Epoch) -> None:
@@ -169,8 +165,46 @@ class Plots(Pictures):
         from nbcnn.train import plots
 
         plots.curves(trainer.run.curves, trainer.rows, self.title)
-        plots.reconstructions(trainer.run.reconstructions, self.images, trainer.session.reconstruct(self.images), self.title)
         self._drawn = time.perf_counter()
+
+
+class Plots(Curves):
+    """curves.png and reconstructions.png of a run.
+
+    title   stands on both; it should name the data set.
+    images  a few uint8 test images (n, C, H, W) to reconstruct.
+    """
+
+    files, command = "curves.png, reconstructions.png", "extract"
+
+    def __init__(self, title: str, images: np.ndarray) -> None:
+        super().__init__(title)
+        self.images = images
+
+    def _draw(self, trainer: Trainer) -> None:
+        from nbcnn.train import plots
+
+        super()._draw(trainer)
+        plots.reconstructions(trainer.run.reconstructions, self.images, trainer.session.reconstruct(self.images), self.title)
+
+
+class ClassesOfPixels(Curves):
+    """The share of right pixels of the test images after every epoch; curves.png.
+
+    net: the net that is trained. images, labels: of the test set, the labels (M, H, W).
+    """
+
+    def __init__(self, title: str, net: Any, images: np.ndarray, labels: np.ndarray) -> None:
+        super().__init__(title)
+        self.net, self.images, self.labels = net, images, labels
+
+    def scores(self) -> dict[str, float]:
+        """The share of the test images' pixels whose largest logit is their label's."""
+        right = at = 0
+        for logits in self.net.predict_batches(self.images):
+            right += int((logits.argmax(1) == self.labels[at : at + len(logits)]).sum())
+            at += len(logits)
+        return {"test_accuracy": right / self.labels.size}
 
 
 class Classification(Plots):

@@ -423,6 +423,9 @@ class Trainer:
     def _origin(self) -> str:
         """Find what was NaN or Inf first, by repeating the training steps since the last kept state and checking each."""
         start, _, tensors = self._kept
+        if not self.session.repeats:
+            steps = f"steps {start + 1:,} to {self.step:,}" if self.step > start + 1 else f"step {self.step:,}"
+            return f"in training {steps}, which cannot be repeated to find out where: the batches came from a callable"
         self.session.load_state(tensors)
         for step in range(start, self.step):
             self.session.step()

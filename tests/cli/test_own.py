@@ -16,6 +16,7 @@ from PIL import Image
 from scripts import ROOT, TINY, exits, extract, message, train
 
 import nbcnn
+from nbcnn import datasets
 from nbcnn.cli import compare, launch, predict, study_dwconv, train_flags
 from nbcnn.files.errors import UsageError
 from nbcnn.model import pictures
@@ -188,7 +189,7 @@ def test_files_that_are_no_images_are_said_and_the_others_done(own, images, caps
     assert exits(predict.main, [own / "run", images, "--mode", "cpu", "--quiet"]) == 3
     captured = capsys.readouterr()
     assert len(captured.out.splitlines()) == 5
-    assert "bad.png cannot be read as an image" in captured.err
+    assert "bad.png: it is no image" in captured.err
     assert "there is no file or folder none" in message(capsys, 2, exits(predict.main, [own / "run", "none"]))
     (images.parent / "empty").mkdir()
     assert "no image in" in message(capsys, 2, exits(predict.main, [own / "run", images.parent / "empty"]))
@@ -202,6 +203,20 @@ def test_pictures_become_what_a_network_takes(images):
     np.testing.assert_array_equal(pictures.read(images / "d.png", (1, 40, 32))[0], colour[..., 0])
     np.testing.assert_array_equal(pictures.read(images / "e.png", (3, 32, 40)), np.rot90(colour, -1).transpose(2, 0, 1))
     assert pictures.read(images / "a.png", (1, 8, 8)).shape == (1, 8, 8)
+
+
+def test_pictures_are_fitted_as_a_data_set_of_them_is(tmp_path):
+    """What a network was trained on and what it is asked about must be cut alike: scaled until it covers the size, never stretched."""
+    wide = np.random.default_rng(2).integers(0, 256, (20, 60, 3)).astype(np.uint8)
+    for name in ("a", "b"):
+        Image.fromarray(wide).save(tmp_path / f"{name}.png")
+    trained_on = datasets.load(f"folder:{tmp_path}?size=10x10").train_images[0]
+    asked = pictures.read(tmp_path / "a.png", (3, 10, 10))
+    np.testing.assert_array_equal(asked, trained_on)
+    stripes = np.zeros((20, 60, 3), np.uint8)
+    stripes[:, 20:40] = 200  # the centre alone is seen
+    Image.fromarray(stripes).save(tmp_path / "a.png")
+    assert (pictures.read(tmp_path / "a.png", (3, 10, 10))[:, :, 1:-1] == 200).all()
 
 
 def test_features_of_files(finished, images, tmp_path, capsys):

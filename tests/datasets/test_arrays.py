@@ -77,10 +77,10 @@ def test_number_types(pixels):
         (np.zeros((2, 3, 9, 3), np.uint8), {}, "both its second and its last axis"),
         (np.zeros((2, 7, 9, 5), np.uint8), {}, "neither its second nor its last"),
         (np.zeros((2, 3, 3, 3), np.uint8), {"shape": (3, 3, 3)}, "channels first and channels last"),
-        (np.zeros((2, 3, 4, 5), np.uint8), {"shape": (3, 4, 4)}, r"the network takes \(M, 3, 4, 4\)"),
+        (np.zeros((2, 3, 4, 5), np.uint8), {"shape": (3, 4, 4)}, r"must be \(M, 3, 4, 4\)"),
         (np.zeros((2, 6), np.uint8), {"shape": (7,)}, "vectors"),
         (np.zeros(6, np.uint8), {}, r"must be \(M, C, H, W\)"),
-        (np.zeros((1, 2, 1, 3, 4, 4), np.uint8), {"shape": (3, 4, 4)}, "the network takes"),
+        (np.zeros((1, 2, 1, 3, 4, 4), np.uint8), {"shape": (3, 4, 4)}, "for this network"),
         (np.full((2, 3, 5, 5), 256, np.uint16), {}, "divide 16 bits by 65535"),
         (np.full((2, 3, 5, 5), -1), {}, "a byte holds 0 to 255"),
         (np.full((2, 3, 5, 5), np.nan, np.float32), {}, "no finite float32"),
@@ -126,3 +126,54 @@ def test_labels_become_int32(values):
 def test_what_cannot_be_labels(values, message):
     with pytest.raises(UsageError, match=message):
         arrays.labels(values, 3, 3)
+
+
+# -- classes of pixels, and values to be predicted
+
+
+@pytest.fixture
+def masks(rng):
+    return rng.integers(0, 3, (4, 6, 5))
+
+
+def test_classes_of_pixels_in_every_form(masks):
+    one_hot = np.eye(3)[masks]
+    for values in (masks, masks[:, None], masks[..., None], one_hot, one_hot.transpose(0, 3, 1, 2), masks.astype(np.float32)):
+        made = arrays.labels(values, 4, 3, plane=(6, 5))
+        assert made.dtype == np.uint8
+        np.testing.assert_array_equal(made, masks)
+    assert arrays.labels(masks, 4, 257, plane=(6, 5)).dtype == np.int32
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda masks: masks[:, :5], r"labels are \(4, 5, 5\), one class a pixel is \(M, 6, 5\)"),
+        (lambda masks: masks[:3], "there are 3 labels for 4 images"),
+        (lambda masks: masks * 2, r"labels\[\d, \d, \d\] is \d, and the 3 classes are 0 to 2"),
+        (lambda masks: np.eye(3)[masks] / 2, r"row \d, \d, \d is not one-hot"),
+        (lambda masks: np.eye(4)[masks], "one-hot rows of 4 classes, and there are 3"),
+        (lambda masks: None, "there are no labels"),
+    ],
+)
+def test_what_cannot_be_classes_of_pixels(masks, change, message):
+    with pytest.raises(UsageError, match=message):
+        arrays.labels(change(masks), 4, 3, plane=(6, 5))
+
+
+def test_one_hot_along_either_axis_is_not_guessed():
+    latin = np.eye(3)[[[[0, 1, 2], [1, 2, 0], [2, 0, 1]]]]
+    with pytest.raises(UsageError, match="one-hot along their second and their last axis"):
+        arrays.labels(latin, 1, 3, plane=(3, 3))
+
+
+def test_values_to_be_predicted(pixels):
+    for values in ([1, 2.5, -4], np.array([[1], [2.5], [-4]])):
+        made = arrays.targets(values, 3, (1,))
+        assert (made.dtype, made.shape) == (np.float32, (3, 1))
+        np.testing.assert_array_equal(made[:, 0], [1, 2.5, -4])
+    np.testing.assert_array_equal(arrays.targets(pixels.transpose(0, 2, 3, 1), 5, (3, 6, 8)), pixels)
+    with pytest.raises(UsageError, match=r"targets are \(5, 2\), and the network's output is \(M, 3\)$"):
+        arrays.targets(np.zeros((5, 2)), 5, (3,))
+    with pytest.raises(UsageError, match="targets are of dtype <U1"):
+        arrays.targets(list("abc"), 3, (1,))

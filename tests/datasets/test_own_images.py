@@ -217,17 +217,17 @@ def test_every_damaged_file_is_named_at_once(pets):
 
 def test_a_folder_that_changes_while_it_is_read(pets, monkeypatch):
     path, _ = pets
-    real = folder._header
+    real = folder.image_files.header
 
     def header(file):
         made = real(file)
-        if file.path.name == "03.png":
-            file.path.unlink()
-        if file.path.name == "04.png":
-            put(file.path, np.zeros((9, 9, 3), np.uint8))
+        if file.name == "03.png":
+            file.unlink()
+        if file.name == "04.png":
+            put(file, np.zeros((9, 9, 3), np.uint8))
         return made
 
-    monkeypatch.setattr(folder, "_header", header)
+    monkeypatch.setattr(folder.image_files, "header", header)
     with pytest.raises(DataError, match="2 images cannot be used") as error:
         load(path)
     assert "03.png: it was there a moment ago" in str(error.value)

@@ -199,7 +199,7 @@ def test_an_autoencoder_has_its_input_as_target():
     assert model.evaluate(x)["loss"] == pytest.approx(history.rows[-1]["val_loss"], rel=1e-5)
     with pytest.raises(UsageError, match="predict_proba is for networks that classify"):
         model.predict_proba(x)
-    with pytest.raises(UsageError, match="leave y out"):
+    with pytest.raises(UsageError, match=r"targets are \(24,\), and the network.s output is \(M, 1, 6, 6\); for classes, the loss is"):
         model.fit(x, np.zeros(len(x), int), verbose=0)
 
 
@@ -423,27 +423,31 @@ def misuse():
 
     one_hot = np.eye(3)[y]
     return [
-        (fit(x, y + 1), "label 3 of training example 2 is not from 0 to 2"),
-        (fit(x, y - 1), "label -1 of training example 0 is not from 0 to 2"),
-        (fit(x, y.astype(float)), "whole numbers from 0 to 2, got float64"),
-        (fit(x, one_hot), r"labels.argmax\(1\)"),
-        (fit(x, y[:5]), "24 training examples need 24 labels"),
-        (fit(x), "needs one label per training example"),
-        (fit(x, y, validation_data=(x, y + 5)), "label 5 of validation example 0"),
+        (fit(x, y + 1), r"labels\[2\] is 3, and the 3 classes are 0 to 2; classes are counted from 0"),
+        (fit(x, y - 1), r"labels\[0\] is -1, and the 3 classes are 0 to 2"),
+        (fit(x, y + 0.5), r"labels\[0\] is 0.5: a class is a whole number"),
+        (fit(x, one_hot / 2), "row 0 is not one-hot"),
+        (fit(x, np.eye(4)[y]), "one-hot rows of 4 classes, and there are 3"),
+        (fit(x, y[:5]), "there are 5 labels for 24 images: each image needs one"),
+        (fit(x), "there are no labels, and the loss needs them"),
+        (fit(x, y, validation_data=(x, y + 5)), r"validation labels\[0\] is 5"),
         (fit(x, y, validation_data=x), r"validation_data must be \(x, y\)"),
         (fit(x, y, batch_size=25), "the largest batch is 24"),
         (fit(x, y, epochs=0), "epochs must be a number of at least 1"),
         (fit(x, y, optimizer="sgd"), r"optimizer must be nbcnn.SGD"),
-        (fit(x[:0], y[:0]), "at least one"),
-        (fit(np.zeros((4, 3, 5, 3)), np.zeros(4, int)), r"could be \(C, H, W\) or \(H, W, C\)"),
+        (fit(x[:0], y[:0]), "there are no examples"),
+        (fit(np.zeros((4, 3, 5, 3)), np.zeros(4, int)), "both its second and its last axis could be channels"),
         (fit(np.full((4, 1, 6, 6), np.nan), np.zeros(4, int)), "NaN or Inf"),
-        (fit([["a"]], [0]), "examples must be numbers"),
+        (fit([["a"]], [0]), "examples are of dtype <U1: nbcnn takes bytes"),
         (lambda: trained().predict(x[:0]), "nothing to predict"),
-        (lambda: trained().predict(x[:, :, :5]), "takes examples of"),
+        (lambda: trained().evaluate(x[:0], y[:0]), "nothing to evaluate: no examples"),
+        (fit(x, list("abc") * 8), "number the classes first"),
+        (fit(x, np.where(y, y, np.nan)), "is nan: a class is a whole number"),
+        (lambda: trained().predict(x[:, :, :5]), r"must be \(M, 1, 6, 6\)"),
         (lambda: trained().features(x, at="pool9"), "no layer 'pool9'"),
         (lambda: nbcnn.Model(network(), loss="cross_entropy").predict(x), "not built"),
-        (lambda: trained().net.gradients(x.astype(np.float32) / 255), "needs one label per image"),
-        (lambda: trained().net.gradients(x.astype(np.float32) / 255, y + 1), "label 3 of image 2"),
+        (lambda: trained().net.gradients(x.astype(np.float32) / 255), "there are no labels"),
+        (lambda: trained().net.gradients(x.astype(np.float32) / 255, y + 1), r"labels\[2\] is 3"),
         (lambda: nbcnn.Model([]), "at least one layer"),
         (lambda: nbcnn.Model([SoftmaxCrossEntropy()]), "at least one layer"),
         (lambda: nbcnn.Model([SoftmaxCrossEntropy(), Linear(3)], mode="cpu").build((4,)), "a loss must be the last"),
@@ -457,6 +461,7 @@ def misuse():
         (lambda: Conv2d(4, (3, 0)), r"at least 1 as kernel_size, got \(3, 0\)"),
         (lambda: Conv2d(4, 3, padding=-1), "at least 0 as padding"),
         (lambda: MaxPool2d(0), "at least 1 as kernel_size"),
+        (lambda: nbcnn.AvgPool2d(0), "AvgPool2d needs a whole number of at least 1 as kernel_size, got 0"),
         (lambda: Linear(0), "at least 1 as out_features"),
         (lambda: nbcnn.Upsample2d(0), "at least 1 as scale_factor"),
         (lambda: nbcnn.Upsample2d(1.5), "at least 1 as scale_factor, got 1.5"),

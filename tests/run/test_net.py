@@ -278,7 +278,10 @@ def test_a_batch_to_predict_that_does_not_fit_says_which_would(monkeypatch):
         (lambda: session_of(Net(small_autoencoder(), (3, 8, 8), mode="cpu"), size=16), "images must be uint8"),
         (lambda: session_of(Net(encoder(small_autoencoder(), "pool1"), (3, 8, 8), mode="cpu")), "no loss"),
         (lambda: Net(small_autoencoder(), (3, 8, 8), mode="cpu").predict(np.zeros((1, 3, 9, 8), np.uint8)), "images must be uint8"),
-        (lambda: session_of(Net([Flatten(), Linear(3, in_features=192), SoftmaxCrossEntropy()], (3, 8, 8), mode="cpu")), "needs one label"),
+        (
+            lambda: session_of(Net([Flatten(), Linear(3, in_features=192), SoftmaxCrossEntropy()], (3, 8, 8), mode="cpu")),
+            "there are no training labels",
+        ),
     ],
 )
 def test_what_cannot_be_done_is_said_in_words(make, words):

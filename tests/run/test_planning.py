@@ -64,4 +64,4 @@ def test_a_plan_is_bound_to_host_memory_as_a_session_binds_it():
     program, work = training_program(row, 4), training(row, 4)
     assert written(program.plan) == written(work.plan("train", 4))
     assert len(program.bound) == len(program.plan.steps)
-    assert work.memory(work.plans())["data set"] == 4 * (3 * 32 * 32 + 4)
+    assert work.memory(work.plans())["data set"] == 4 * (3 * 32 * 32)

@@ -146,7 +146,7 @@ def test_what_does_not_fit_is_streamed_and_what_cannot_fit_is_refused(monkeypatc
 def test_an_error_of_a_worker_reaches_the_training(monkeypatch):
     made = session(pictures(), False)
 
-    def fails(self, rows, target):
+    def fails(self, source, rows, target):
         raise OSError("the disk is gone")
 
     monkeypatch.setattr(streaming.Feeder, "_collect", fails)

@@ -234,7 +234,9 @@ def test_divergence_keeps_the_last_good_checkpoint_and_names_step_and_layer(tmp_
 def fake(**changes):
     """A session that only counts."""
     state = {"w": np.zeros(2, np.float32)}
-    session = SimpleNamespace(steps_per_epoch=2, count=4, taken=0, has_tests=True, first_nonfinite=lambda: "conv3.conv_wgrad (conv3.weight)")
+    session = SimpleNamespace(
+        steps_per_epoch=2, count=4, taken=0, has_tests=True, repeats=True, first_nonfinite=lambda: "conv3.conv_wgrad (conv3.weight)"
+    )
     session.begin_epoch = lambda epoch: None
 
     def step():

@@ -1,8 +1,10 @@
-"""Gather: the batch's images and labels out of the data set, by the epoch's shuffled order, augmented and normalised on the way.
+"""Gather: the batch's images, and their labels or targets, out of the data set, by the epoch's shuffled order, augmented and normalised on the way.
 
     x[i, c, h, w] = (images[order[POSITION + i], c, h + down, w' + right] − shift[c]) · factor[c],  w' = W − 1 − w if mirrored, else w
     x[i, c, h, w] = 0 where the source lies outside the image, and inside the square that is cut out
-    y[i]          = labels[order[POSITION + i]]
+    y[i]          = labels[order[POSITION + i]]; of pixels y[i, h, w] = labels[order[POSITION + i], h, w']
+
+Targets that are images are gathered as images are, with the flip and crop of their inputs: the random numbers are the image's, not the array's.
 
     flip      False; True: mirrored if a coin of (image, epoch) says so; "alternate": in the even epochs or in the odd ones, by a coin of the image
     crop      down and right are uniform in −crop … crop: the image is padded by that many zeros on each side and cropped at random
@@ -23,7 +25,7 @@ T. DeVries and G. W. Taylor, arXiv:1708.04552. Alternating flip from K. Jordan, 
 
     gather            images (M,C,H,W) uint8, or flat float32; order (E) int32, state (8) int64 -> x (N,C,H,W)
                       flip, crop, cutout, shift, factor, ring
-    gather_labels     labels (M) int32, order (E) int32, state -> y (N) int32
+    gather_labels     labels (M) or (M,H,W) int32 or uint8, order (E) int32, state -> y (N) or (N,H,W) int32         flip, ring
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ from nbcnn.gpu.device import constant
 from nbcnn.gpu.language import cuda, f4, i8, jit, types, u4
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks, host
 from nbcnn.ops.kernel.case import Case
+from nbcnn.ops.kernel.loops import quotient
 from nbcnn.ops.kernel.stored import kinds, scalar_io, vector_io
 from nbcnn.ops.kernel.traffic import Traffic, once, outputs
 from nbcnn.ops.update.advance import EPOCH, POSITION, SEED, example_state
@@ -146,10 +149,15 @@ def _shifted(batch: np.ndarray, words: tuple[np.ndarray, ...], mirror: np.ndarra
     return moved.transpose(0, 3, 1, 2), outside
 
 
-def gather_labels(labels: np.ndarray, order: np.ndarray, state: np.ndarray, y: np.ndarray) -> None:
-    """y (N) = labels (M) int32 of the images that `gather` takes."""
+def gather_labels(labels: np.ndarray, order: np.ndarray, state: np.ndarray, y: np.ndarray, *, flip: bool | str = False, ring: int = 0) -> None:
+    """y (N) or (N,H,W) = labels (M) or (M,H,W), int32 or uint8, of the images that `gather` takes with the same `flip` and `ring`."""
     first = int(state[POSITION])
-    y[...] = labels[order[first : first + len(y)]]
+    chosen = order[first : first + len(y)]
+    batch = labels[np.arange(first, first + len(y)) % ring if ring else chosen]
+    if flip:
+        coins = mirrored(chosen, state, flip)
+        batch[coins] = batch[coins, :, ::-1]
+    np.copyto(y, batch)
 
 
 @jit(device=True)
@@ -267,15 +275,32 @@ def gather_kernel(kind: str, layout: str, flip: bool | str, width: int, crop: in
     return gather_kernel
 
 
-@jit()
-def gather_labels_kernel(labels, order, state, y, count):
-    """y[n] = labels[order[POSITION + n]].
+@functools.cache
+def gather_labels_kernel(flip: bool | str, ring: bool) -> Any:
+    """The kernel of labels with the options of this module."""
+    coin = alternate_of if flip == ALTERNATE else coin_of
+    mirrors = bool(flip)
 
-    grid ceil(N / 256), block 256, a thread owns a label; moves 12·N bytes.
-    """
-    n = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
-    if n < count:
-        y[n] = labels[order[state[POSITION] + i8(n)]]
+    @jit()
+    def gather_labels_kernel(labels, order, state, y, count, plane, W, rows):
+        """y[n, e] = labels[order[POSITION + n], e'] for the `plane` = H·W labels e of an image, of which there is 1 where the image itself has one.
+
+        grid ceil(N·plane / 256), block 256, a thread owns a label; moves 12·N·plane bytes. `rows` is the length of the ring.
+        """
+        i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
+        if i < count:
+            n = quotient(i, plane)
+            source = i - n * plane
+            index = order[state[POSITION] + i8(n)]
+            if mirrors and coin(index, state) != u4(0):
+                source = source + W - 1 - 2 * (source - quotient(source, W) * W)
+            if ring:
+                image = (state[POSITION] + i8(n)) % i8(rows)
+            else:
+                image = i8(index)
+            y[i] = labels[image * i8(plane) + i8(source)]
+
+    return gather_labels_kernel
 
 
 def bind(call: Call) -> list[Launch]:
@@ -296,8 +321,9 @@ def bind(call: Call) -> list[Launch]:
 
 def bind_labels(call: Call) -> list[Launch]:
     labels, order, state = call.ins
-    count = numel(call.out_shapes[0])
-    return [Launch(gather_labels_kernel, blocks(count, THREADS), THREADS, (labels, order, state, call.outs[0], np.int32(count)))]
+    shape, flip, ring = call.out_shapes[0], call.attrs.get("flip", False), int(call.attrs.get("ring", 0))
+    extents = (np.int32(extent) for extent in (numel(shape), numel(shape[1:]), shape[-1], ring))
+    return [Launch(gather_labels_kernel(flip, ring > 0), blocks(numel(shape), THREADS), THREADS, (labels, order, state, call.outs[0], *extents))]
 
 
 def traffic(call: Call) -> list[Traffic]:
@@ -307,8 +333,10 @@ def traffic(call: Call) -> list[Traffic]:
 
 
 def traffic_labels(call: Call) -> list[Traffic]:
-    """Bytes of `bind_labels`: places, labels, labels."""
-    return [once(2 * outputs(call), outputs(call))]
+    """Bytes of `bind_labels`: the place of its image for each label, labels, labels."""
+    shape = call.out_shapes[0]
+    labels = numel(shape) * ITEMSIZE[call.in_dtypes[0] if call.in_dtypes else "int32"]
+    return [Traffic(4 * numel(shape) + labels, outputs(call), 4 * shape[0] + labels)]
 
 
 HOST = {"gather": host(gather), "gather_labels": host(gather_labels)}
@@ -330,3 +358,6 @@ def cases(image: tuple[int, ...] = (3, 3, 5, 4)) -> Iterator[Case]:
     yield Case("gather", "floats in a ring", (floats, order, example_state()), ((image, "float32"),), {"ring": image[0] + 1})
     order = np.array([4, 0, 5, 1, 3, 2], np.int32)
     yield Case("gather_labels", "3 of 6", (labels, order, example_state()), (((3,), "int32"),))
+    pixels = np.random.default_rng(24).integers(0, 256, (6, 3, 5)).astype(np.uint8)
+    yield Case("gather_labels", "of pixels, mirrored", (pixels, order, example_state()), (((3, 3, 5), "int32"),), {"flip": True})
+    yield Case("gather_labels", "of pixels, in a ring", (pixels.astype(np.int32), order, example_state()), (((3, 3, 5), "int32"),), {"ring": 4})

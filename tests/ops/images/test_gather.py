@@ -243,12 +243,26 @@ def test_a_ring_is_read_by_position_and_augmented_by_image(run, rng):
     np.testing.assert_array_equal(streamed, whole)
 
 
+@pytest.mark.parametrize("attrs", [{"flip": True}, {"flip": "alternate"}, {"ring": 5}], ids=str)
+def test_labels_of_pixels_are_moved_as_the_pixels_are(run, rng, attrs):
+    """The first channel as classes, gathered beside the image: the same pixels, in a ring too."""
+    images, order = data(rng, 9, (2, 5, 4))
+    where = [order, state_at(position=2)]
+    given = np.random.default_rng(3).permutation(images)[:5] if "ring" in attrs else images
+    (x,) = run("gather", [given, *where], [((4, 2, 5, 4), "float32")], attrs={"flip": False} | attrs)
+    (y,) = run("gather_labels", [given[:, 0], *where], [((4, 5, 4), "int32")], attrs=attrs)
+    np.testing.assert_array_equal(y, np.rint(x[:, 0] * 255))
+
+
 @pytest.mark.sampled
 @on_every_arch
 @pytest.mark.parametrize("shape", [(3, 4, 4), (3, 3, 3)])
 def test_gather_kernels_compile_without_a_stack_frame(rng, arch, shape):
     images, order = data(rng, 2, shape)
     launches = Bound(gather.OPS["gather_labels"], "gather_labels", [order, order, state_at()], [((2,), "int32")], device=Host()).launches
+    masks, of_pixels = images[:, 0], [((2, *shape[1:]), "int32")]
+    for attrs in ({"flip": True}, {"flip": "alternate", "ring": 4}):
+        launches += Bound(gather.OPS["gather_labels"], "gather_labels", [masks, order, state_at()], of_pixels, attrs=attrs, device=Host()).launches
     for layout in ("NCHW", "NHWC"):
         for flip in (False, True):
             options = {"layout": layout, "attrs": {"flip": flip}, "device": Host()}

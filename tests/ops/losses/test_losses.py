@@ -149,6 +149,29 @@ def test_softmax_gradient_elements_are_within_three_roundings(run, rng, rows, cl
     assert np.all(np.abs(dlogits - exact) <= 1.5001 * EPS * np.abs(exact))
 
 
+# Fewer pixels than a block has threads; more (two launches).
+@pytest.mark.parametrize("shape", [(2, 3, 3, 5), (1, 5, 17, 19)])
+def test_pixels_have_the_loss_and_the_gradient_of_as_many_rows(request, run, rng, shape):
+    rows, classes = shape[0] * shape[2] * shape[3], shape[1]
+    logits, labels = batch(rng, rows, classes)
+
+    def pixels(of_rows):
+        return np.ascontiguousarray(np.moveaxis(of_rows.reshape(shape[0], *shape[2:], classes), -1, 1))
+
+    places = labels.reshape(shape[0], *shape[2:])
+    exact_p, exact_loss, spread = exact_softmax(logits, labels)
+    probable = pixels(exact_p).astype(np.float32)
+    exact = (probable.astype(np.float64) - np.eye(classes)[labels].reshape(shape[0], *shape[2:], -1).transpose(0, 3, 1, 2)) / rows
+    # The host has one layout.
+    for layout in ("NCHW", "NHWC")[: 2 if request.node.callspec.params["run"] == "kernel" else 1]:
+        p, loss = run("softmax_xent_fprop", [pixels(logits), places], [(shape, "float32"), one_loss()], layout=layout)
+        # The bound of rows, above: fewer classes than there.
+        assert np.all(np.abs(p - pixels(exact_p)) <= (spread + 11) * EPS * pixels(exact_p)), layout
+        assert abs(loss - exact_loss) <= (spread + 11) * EPS, layout
+        (dlogits,) = run("softmax_xent_dgrad", [probable, places], [(shape, "float32")], layout=layout)
+        assert np.all(np.abs(dlogits - exact) <= 1.5001 * EPS * np.abs(exact)), layout
+
+
 def test_softmax_gradient_is_the_slope_of_the_loss(rng):
     logits, along = rng.standard_normal((2, 6, 4))
     labels = rng.integers(0, 4, 6).astype(np.int32)
@@ -214,12 +237,15 @@ def launches_of(impl: Impl, op: str, ins, outs):
 def test_loss_kernels_compile_without_a_stack_frame(arch):
     image, labels = np.zeros((9, 1000), np.float32), np.zeros(9, np.int32)
     ten, ten_labels = np.zeros((90, 10), np.float32), np.zeros(90, np.int32)
+    pixels, classes = np.zeros((2, 5, 9, 9), np.float32), np.zeros((2, 9, 9), np.int32)
     launches = (
         launches_of(mse.FPROP, "mse_fprop", [image, image], [one_loss()])
         + launches_of(mse.DGRAD, "mse_dgrad", [image, image], [(image.shape, "float32")])
         + launches_of(softmax_xent.OPS["softmax_xent_fprop"], "softmax_xent_fprop", [image, labels], [(image.shape, "float32"), one_loss()])
         + launches_of(softmax_xent.OPS["softmax_xent_fprop"], "softmax_xent_fprop", [ten, ten_labels], [(ten.shape, "float32"), one_loss()])
         + launches_of(softmax_xent.OPS["softmax_xent_dgrad"], "softmax_xent_dgrad", [ten, ten_labels], [(ten.shape, "float32")])
+        + launches_of(softmax_xent.OPS["softmax_xent_fprop"], "softmax_xent_fprop", [pixels, classes], [(pixels.shape, "float32"), one_loss()])
+        + launches_of(softmax_xent.OPS["softmax_xent_dgrad"], "softmax_xent_dgrad", [pixels, classes], [(pixels.shape, "float32")])
     )
     for launch in launches:
         assert_lean(launch, arch)
