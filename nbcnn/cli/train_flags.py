@@ -38,7 +38,7 @@ RECIPES: dict[str, dict[str, Any]] = {
         "init": "torch",
     },
     "small": {
-        "epochs": 6,
+        "epochs": 10,
         "batch": 16,
         "optimizer": "adam",
         "lr": 0.003,
@@ -215,7 +215,7 @@ def parser() -> Parser:
         group,
         "--model",
         _model,
-        "network; small-autoencoder: 32 and 8 channels inside, not 256 and 128; "
+        "network; small-autoencoder: 32 and 4 channels inside, not 256 and 128; "
         "mnist-cnn classifies, with EvoNorm-S0 or B0; s4convd forecasts; or one of your own: file.py:function, package.module:function",
         "autoencoder, on a CPU small-autoencoder; s4convd for energy",
     )
@@ -233,7 +233,7 @@ def parser() -> Parser:
         group,
         "--recipe",
         one_of(*RECIPES),
-        "set of defaults; small: batch 16, adam, lr 0.003, 6 epochs; per-image: batch 1, lr 0.001, He init, clip-value 5, 20 epochs; "
+        "set of defaults; small: batch 16, adam, lr 0.003, 10 epochs; per-image: batch 1, lr 0.001, He init, clip-value 5, 20 epochs; "
         "classifier: batch 128, adam, He init, 10 epochs",
         "default; small-autoencoder: small; mnist-cnn: classifier",
     )

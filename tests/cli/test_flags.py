@@ -78,8 +78,8 @@ def test_help_names_what_weight_decay_counts():
 def test_the_small_recipe_on_a_cpu_unless_epochs_or_limit_are_given(argv, small):
     chosen = flags(*argv)
     notice = train_flags.on_cpu(chosen)
-    assert ("small-autoencoder, 6 epochs of 1,024 images" in notice) is small
-    assert ((chosen.epochs, chosen.limit) == (6, 1024)) is small
+    assert ("small-autoencoder, 10 epochs of 1,024 images" in notice) is small
+    assert ((chosen.epochs, chosen.limit) == (10, 1024)) is small
     assert chosen.model == ("small-autoencoder" if small else "autoencoder")
     if small:
         wanted = flags("--model", "small-autoencoder", *argv)
