@@ -72,6 +72,7 @@ def extract(flags: SimpleNamespace, team: Team) -> int:
     from nbcnn.classify.features import Origin, publish
     from nbcnn.cli import describe, train_run
     from nbcnn.datasets import own
+    from nbcnn.nn import models
     from nbcnn.plan.shapes import numel
     from nbcnn.ranks.team import LONG
     from nbcnn.train import checkpoint
@@ -135,7 +136,8 @@ def extract(flags: SimpleNamespace, team: Team) -> int:
         "total_seconds": time.perf_counter() - started,
         "sha256": identifier,
     }
-    print(json.dumps(found) if flags.json else summary(found))
+    ready = config["flags"]["model"] in models.CODES and flags.at in (None, models.CODES[config["flags"]["model"]])
+    print(json.dumps(found) if flags.json else summary(found, baselines=ready))
     return 0
 
 
@@ -268,14 +270,15 @@ def write_split(net: Any, writer: Any, images: Any, batch: int, quiet: bool | No
     return computing
 
 
-def summary(found: dict[str, Any]) -> str:
-    """What was written, how fast, and what can be done with it. Seconds exclude compiling."""
+def summary(found: dict[str, Any], baselines: bool = False) -> str:
+    """What was written, how fast, and what can be done with it: with the controls where `classify` has them. Seconds exclude compiling."""
+    controls = " --baselines" if baselines else ""
     images, computing, total = found["images"], found["compute_seconds"], found["total_seconds"]
     return "\n".join(
         (
             f"{found['dataset']}, {found['mode']}: {images:,} images × {found['width']:,} features in {found['features']}",
             f"{computing:.2f} s disk excluded ({images / computing:,.0f} images/s), {total:.2f} s with it ({images / total:,.0f} images/s)",
-            f"next: {called('classify', found['features'])}" if found["labels"] else f"{found['dataset']} has no labels to classify by",
+            f"next: {called('classify', found['features'])}{controls}" if found["labels"] else f"{found['dataset']} has no labels to classify by",
         )
     )
 

@@ -109,7 +109,7 @@ def train(given: SimpleNamespace, team: Team, held: ExitStack) -> int:
         return 0
 
     run = train_run.claimed(start, data, net.mode, held) if team.leads else start.folder or "runs"
-    progress = [] if flags.quiet else [Progress(every_reading=flags.log_every > 0, noun=data.noun)]
+    progress = [] if flags.quiet else [Progress(every_reading=flags.log_every > 0, noun=data.noun, every_time=flags.verbose)]
     pictures = data.pictures(f"{data.short}, {flags.model}, {net.mode} {net.precision}", net)
     trainer = Trainer(
         session,

@@ -17,7 +17,7 @@ from nbcnn.plan.names import DWCONV, MODELS, PRECISIONS
 
 EXAMPLES = (
     "                                              the fastest mode here; CIFAR-10 if it can be had",
-    "--dataset digits --limit 512 --epochs 2       a minute on a CPU, no network",
+    "--dataset digits                              under a minute on a CPU, no network",
     "--model mnist-cnn --dataset mnist             a classifier: accuracy, confusion matrix, mistakes",
     "--model my_model.py:layers --config run.toml  a network of one's own, settings from a file",
     "--mode im2col --batch 256 --explain           the plan as a table, without training",
@@ -32,6 +32,19 @@ RECIPES: dict[str, dict[str, Any]] = {
         "momentum": 0.9,
         "schedule": "cosine",
         "warmup": 1.0,
+        "weight_decay": 0.0,
+        "clip_value": 0.0,
+        "clip_norm": 0.0,
+        "init": "torch",
+    },
+    "small": {
+        "epochs": 10,
+        "batch": 16,
+        "optimizer": "adam",
+        "lr": 0.003,
+        "momentum": 0.0,
+        "schedule": "cosine",
+        "warmup": 0.0,
         "weight_decay": 0.0,
         "clip_value": 0.0,
         "clip_norm": 0.0,
@@ -79,7 +92,7 @@ RECIPES: dict[str, dict[str, Any]] = {
 }
 """The settings of a run where no flag says otherwise. A learning rate of None means the optimizer's own, below."""
 
-MODEL_RECIPES = {"mnist-cnn": "classifier", "mnist-cnn-b0": "classifier", "s4convd": "forecast"}
+MODEL_RECIPES = {"small-autoencoder": "small", "mnist-cnn": "classifier", "mnist-cnn-b0": "classifier", "s4convd": "forecast"}
 """The recipe of a model that has one of its own, where --recipe does not say otherwise."""
 
 LEARNING_RATES = {"sgd": 0.1, "adam": 0.001}
@@ -87,8 +100,11 @@ LEARNING_RATES = {"sgd": 0.1, "adam": 0.001}
 FOR_SERIES = ("width", "blocks", "loss", "kernel_init")
 """Flags that only s4convd has."""
 
+SMALL = "small-autoencoder"
+"""The network of a run on the CPU that names neither a network nor how it is optimised."""
+
 ON_CPU = {"epochs": 3, "limit": 1024}
-"""The fixed small recipe of a run on the CPU without explicit --epochs or --limit."""
+"""The fixed small recipe of a run on the CPU without explicit --epochs or --limit; the epochs of `SMALL` are those of its recipe."""
 
 FORECAST_ON_CPU = {"epochs": 3, "limit": 65536, "batch": 128, "width": 32, "blocks": 2, "lr": 0.012}
 """The same for s4convd."""
@@ -175,7 +191,7 @@ def parser() -> Parser:
         group,
         "--dataset",
         dataset,
-        "data set; auto: CIFAR-10 if it is there or can be had quickly, else photos; energy for s4convd; folder:PATH for images of your own, "
+        "data set; auto: CIFAR-10 if it is there or can be had quickly, else digits; energy for s4convd; folder:PATH for images of your own, "
         "a subfolder a class; npz:PATH for arrays",
         "auto",
     )
@@ -199,8 +215,9 @@ def parser() -> Parser:
         group,
         "--model",
         _model,
-        "network; mnist-cnn classifies, with EvoNorm-S0 or B0; s4convd forecasts; or one of your own: file.py:function, package.module:function",
-        "autoencoder, s4convd for energy",
+        "network; small-autoencoder: 32 and 4 channels inside, not 256 and 128; "
+        "mnist-cnn classifies, with EvoNorm-S0 or B0; s4convd forecasts; or one of your own: file.py:function, package.module:function",
+        "autoencoder, on a CPU small-autoencoder; s4convd for energy",
     )
     flag(group, "--width", count(1), "channels inside s4convd", DEFAULTS["width"])
     flag(group, "--blocks", count(1), "blocks of s4convd", DEFAULTS["blocks"])
@@ -216,11 +233,16 @@ def parser() -> Parser:
         group,
         "--recipe",
         one_of(*RECIPES),
-        "set of defaults; per-image: batch 1, lr 0.001, He init, clip-value 5, 20 epochs; classifier: batch 128, adam, He init, 10 epochs",
-        "default; mnist-cnn: classifier",
+        "set of defaults; small: batch 16, adam, lr 0.003, 10 epochs; per-image: batch 1, lr 0.001, He init, clip-value 5, 20 epochs; "
+        "classifier: batch 128, adam, He init, 10 epochs",
+        "default; small-autoencoder: small; mnist-cnn: classifier",
     )
     flag(
-        group, "--epochs", count(1), "passes over the training images", f"{base['epochs']}; on a CPU {ON_CPU['epochs']} of {ON_CPU['limit']:,} images"
+        group,
+        "--epochs",
+        count(1),
+        "passes over the training images",
+        f"{base['epochs']}; on a CPU {RECIPES['small']['epochs']} of {ON_CPU['limit']:,} images",
     )
     flag(group, "--batch", count(1), "images per training step, of all ranks together", base["batch"], "images")
     flag(group, "--sync-stats", bool, "several ranks: statistics of a batch (EvoNorm-B0) over all of them, not over each rank's part", "off")
@@ -263,7 +285,7 @@ def parser() -> Parser:
     device(group)
     flag(group, "--json", bool, "print the summary as one line of JSON", "off")
     flag(group, "--quiet", bool, "no header and no progress on stderr", "off")
-    flag(group, "--verbose", bool, "print where the time before the first training step went", "off")
+    flag(group, "--verbose", bool, "print where the start's time went, and after every epoch where a training step's went", "off")
     return made
 
 
@@ -360,14 +382,23 @@ def _network(chosen: Mapping[str, Any]) -> dict[str, str]:
 
 
 def on_cpu(flags: SimpleNamespace) -> str:
-    """Apply the small recipe unless the user chose --epochs or --limit; return the notice, empty if nothing changed."""
+    """Apply the small recipe unless the user chose --epochs or --limit; return the notice, empty if nothing changed.
+
+    Who chooses nothing of the network and of how it is optimised gets the small network with its recipe.
+    """
     if flags.resume or {"epochs", "limit"} & set(flags.given):
         return ""
     small, noun = (FORECAST_ON_CPU, "windows") if flags.model == "s4convd" else (ON_CPU, "images")
+    chosen = {"model", "recipe", "weights", "freeze", *RECIPES["small"]} - {"batch"}
+    if flags.model == DEFAULTS["model"] and not chosen & set(flags.given):
+        small = RECIPES["small"] | {"model": SMALL, "recipe": "small", "limit": ON_CPU["limit"]}
+    elif flags.model == SMALL:
+        small = {"limit": ON_CPU["limit"]}
     vars(flags).update({name: value for name, value in small.items() if name not in flags.given})
+    what = f" {SMALL}," if flags.model == SMALL else ""
     return (
-        f"NOTE: this runs on the CPU, so it is a small run: {flags.epochs} epochs of {flags.limit:,} {noun}.\n"
-        "      --epochs and --limit choose for themselves; the full recipe takes hours on a CPU, minutes on a GPU."
+        f"NOTE: this runs on the CPU, so it is a small run:{what} {flags.epochs} epochs of {flags.limit:,} {noun}.\n"
+        f"      --model, --epochs and --limit choose for themselves; the full recipe takes hours on a CPU, minutes on a GPU."
     )
 
 

@@ -62,7 +62,7 @@ def load(
 
     Files are looked for in `data_dir`, and downloads go there; `photos`, `digits` and `shapes` need none. `download=False` or the
     environment variable NBCNN_OFFLINE=1 keeps it from the network. "auto" is CIFAR-10 if it is there or can be had quickly, else
-    `photos`, with a notice through `log`; "cifar10" never is anything else. `progress=False` silences downloads, not the notice.
+    `digits`, with a notice through `log`; "cifar10" never is anything else. `progress=False` silences downloads, not the notice.
 
     Behind a path, ?size=64x48&test-share=0.2 says how it is read (`nbcnn.datasets.own`); the name of what comes back has the path in full.
 
@@ -122,7 +122,7 @@ def _load(name: str, where: Path, allowed: bool, log: Log, progress: Log | None)
 
 
 def _auto(folder: Path, allowed: bool, log: Log, progress: Log | None) -> Dataset:
-    """CIFAR-10 from `folder` or a fast mirror, else `photos`. Incomplete or damaged files of CIFAR-10 raise: nobody wants them passed over."""
+    """CIFAR-10 from `folder` or a fast mirror, else `digits`. Incomplete or damaged files of CIFAR-10 raise: nobody wants them passed over."""
     where = cifar10.find(folder)
     if where is None and allowed:
         try:
@@ -137,9 +137,9 @@ def _auto(folder: Path, allowed: bool, log: Log, progress: Log | None) -> Datase
         why += f"\n{cifar10.PICKLES}"
     bar = "!" * 100
     log(
-        f"{bar}\nNOT CIFAR-10: this run uses 'photos', patches of two photographs, without labels.\nWhy: {why}\n"
+        f"{bar}\nNOT CIFAR-10: this run uses 'digits', 1,797 handwritten digits of 8×8 pixels, with labels.\nWhy: {why}\n"
         f"For CIFAR-10, put {cifar10.ARCHIVE} (from {cifar10.MIRRORS[-1]}) into {folder}/,\n"
-        f"or run with --dataset cifar10, which waits for slow servers. --dataset digits has labels and needs no network.\n{bar}"
+        f"or run with --dataset cifar10, which waits for slow servers. --dataset photos and shapes need no network either.\n{bar}"
     )
-    chosen = photos.load()
+    chosen = digits.load()
     return replace(chosen, source=f"{chosen.source}; used because CIFAR-10 was not available")

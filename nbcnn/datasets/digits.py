@@ -1,4 +1,6 @@
-"""`digits`: the 1,797 handwritten digits that come with scikit-learn, enlarged to 3×32×32 so that the default network takes them."""
+"""`digits`: the 1,797 handwritten digits that come with scikit-learn, enlarged to 3×32×32 so that the default network
+takes them. What `auto` uses without CIFAR-10: it has labels and needs no network.
+"""
 
 from __future__ import annotations
 

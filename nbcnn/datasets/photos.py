@@ -1,4 +1,4 @@
-"""`photos`: 32×32 patches of the two photographs that come with scikit-learn; no labels. What `auto` uses without CIFAR-10.
+"""`photos`: 32×32 patches of the two photographs that come with scikit-learn; no labels.
 
 Test patches come from the right fifth of each photograph and training patches from the rest: they share no pixel.
 """

@@ -24,14 +24,16 @@ REDRAW_SECONDS = 30.0
 
 
 class Progress(Callback):
-    """Two lines per epoch, losses and where the time went; in between a bar on a terminal, progress lines elsewhere.
+    """A line per epoch, and at the end where the time of a training step went; in between a bar on a terminal, progress lines elsewhere.
 
     every_reading  print each reading of the loss (the user chose the pace), not only one in ten seconds. noun  what rates count.
+    every_time     say where the time went after every epoch, not only once at the end.
     """
 
-    def __init__(self, stream: TextIO | None = None, every_reading: bool = False, noun: str = "images") -> None:
+    def __init__(self, stream: TextIO | None = None, every_reading: bool = False, noun: str = "images", every_time: bool = False) -> None:
         self.stream, self.noun = stream or sys.stderr, noun
-        self.every_reading = every_reading
+        self.every_reading, self.every_time = every_reading, every_time
+        self._time: dict[str, Any] | None = None
         self.terminal = self.stream.isatty() and os.environ.get("TERM") != "dumb"
         self._bar: Any = None
         self._printed = time.perf_counter()
@@ -55,8 +57,19 @@ class Progress(Callback):
             f"epoch {epoch.epoch}/{trainer.epochs}  train loss {epoch.train_loss:.5f}  {tested}{scores}"
             f"{duration(epoch.seconds)}{f' + {duration(epoch.test_seconds)} test' if tested else ''}  {rate(epoch.images_per_second)} {self.noun}/s"
         )
-        if epoch.time is not None:
-            self._print(f"  where the time went: {timeline.line(epoch.time)}")
+        self._time = epoch.time
+        if self.every_time:
+            self._print_time()
+
+    def end(self, trainer: Trainer, result: Result) -> None:
+        self.close()
+        self._print_time()
+
+    def _print_time(self) -> None:
+        """Say where the last epoch's time went, unless that is not known or said already."""
+        if self._time is not None:
+            self._print(f"  where the time went: {timeline.line(self._time)}")
+        self._time = None
 
     def close(self) -> None:
         """Take the bar off the terminal."""

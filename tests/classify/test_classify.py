@@ -140,7 +140,7 @@ def test_features_that_do_not_name_their_model_say_what_is_assumed(digits, tmp_p
             {"code_shape": (16, 7, 7)},
             "the encoder of the autoencoder makes codes of (16, 8, 8), these features are of (16, 7, 7); the features",
         ),
-        ({"model": "own"}, "which layer of model 'own' makes a code is not known; it is for autoencoder, mnist-cnn, mnist-cnn-b0"),
+        ({"model": "own"}, "which layer of model 'own' makes a code is not known; it is for autoencoder, small-autoencoder, mnist-cnn, mnist-cnn-b0"),
     ],
 )
 def test_baselines_without_the_right_model_are_a_usage_error(tmp_path, capsys, change, words):

@@ -57,7 +57,9 @@ def test_a_missing_checkpoint_names_the_other(copied, capsys):
 
 def test_the_last_words_fit_the_data(finished, tmp_path, capsys):
     assert exits(extract, [finished, "--limit", "2", "--out", tmp_path / "f", "--mode", "cpu"]) == 0
-    assert f"next: python -m nbcnn classify {tmp_path / 'f'}" in capsys.readouterr().out
+    assert f"next: python -m nbcnn classify {tmp_path / 'f'} --baselines\n" in capsys.readouterr().out
+    assert exits(extract, [finished, "--limit", "2", "--out", tmp_path / "g", "--mode", "cpu", "--at", "pool1"]) == 0
+    assert f"next: python -m nbcnn classify {tmp_path / 'g'}\n" in capsys.readouterr().out, "controls are known at the model's code alone"
     assert exits(train, ["--dataset", "photos", *TINY[2:], "--out", tmp_path / "run", "--quiet"]) == 0
     assert exits(extract, [tmp_path / "run", "--limit", "2", "--out", tmp_path / "f", "--mode", "cpu"]) == 0
     assert capsys.readouterr().out.endswith("photos has no labels to classify by\n")

@@ -78,8 +78,28 @@ def test_help_names_what_weight_decay_counts():
 def test_the_small_recipe_on_a_cpu_unless_epochs_or_limit_are_given(argv, small):
     chosen = flags(*argv)
     notice = train_flags.on_cpu(chosen)
-    assert ("3 epochs of 1,024 images" in notice) is small
-    assert ((chosen.epochs, chosen.limit) == (3, 1024)) is small
+    assert ("small-autoencoder, 10 epochs of 1,024 images" in notice) is small
+    assert ((chosen.epochs, chosen.limit) == (10, 1024)) is small
+    assert chosen.model == ("small-autoencoder" if small else "autoencoder")
+    if small:
+        wanted = flags("--model", "small-autoencoder", *argv)
+        train_flags.on_cpu(wanted)
+        assert vars(chosen) | {"given": 0} == vars(wanted) | {"given": 0}, "the small network has the same recipe by name"
+        train_flags.check({name: value for name, value in vars(chosen).items() if name != "given"})
+
+
+@pytest.mark.parametrize("words", ["--model autoencoder", "--recipe default", "--lr 0.05", "--momentum 0.5", "--optimizer sgd", "--weights run"])
+def test_who_chooses_the_network_or_its_optimisation_keeps_the_large_one_on_a_cpu(words):
+    chosen, before = flags(*words.split()), vars(flags(*words.split()))
+    notice = train_flags.on_cpu(chosen)
+    assert "small run: 3 epochs of 1,024 images" in notice
+    assert vars(chosen) == before | {"epochs": 3, "limit": 1024}
+
+
+def test_another_model_on_a_cpu_keeps_its_recipe():
+    chosen = flags("--model", "mnist-cnn")
+    train_flags.on_cpu(chosen)
+    assert (chosen.model, chosen.recipe, chosen.batch, chosen.epochs, chosen.limit) == ("mnist-cnn", "classifier", 128, 3, 1024)
 
 
 def test_a_resumed_run_keeps_its_tiles_where_everything_is_as_it_was():

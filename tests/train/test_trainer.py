@@ -394,9 +394,17 @@ def test_progress_prints_lines_without_a_terminal_and_a_bar_on_one(tmp_path, mon
     assert lines[0].startswith("epoch 1/3  step 2/3  loss 0.")
     assert lines[0].endswith(" left")
     assert sum("test loss" in line for line in lines) == EPOCHS
+    assert plain.text.count("where the time went") == 1
+    assert "where the time went" in lines[-1]
     assert "\r" not in plain.text
     assert "67%" in bar.text
     assert "\x1b[3" not in bar.text, "NO_COLOR means no colour"
+
+
+def test_progress_says_after_every_epoch_where_the_time_went_if_asked(tmp_path):
+    stream = Stream(False)
+    make(tmp_path, "run", callbacks=[Progress(stream, every_time=True)]).fit()
+    assert stream.text.count("where the time went") == EPOCHS
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.4167, "0.42 s"), (12.34, "12.3 s"), (59.96, "60.0 s"), (245, "4 min 05 s"), (7620, "2 h 07 min")])

@@ -99,8 +99,10 @@ def _model(name: str) -> User:
     return User(name, "ready-made", lambda: MODELS[name](*shape), shape, BATCHES, Adam() if "mnist" in name else MOMENTUM)
 
 
-READY = (*map(_model, MODELS), User("s4convd", "ready-made", s4convd, HOURS, BATCHES, Adam(clip_norm=0.5)))
-"""The ready models with the update of their recipe."""
+_LARGE = [name for name in MODELS if name != "small-autoencoder"]
+
+READY = (*map(_model, _LARGE), User("s4convd", "ready-made", s4convd, HOURS, BATCHES, Adam(clip_norm=0.5)))
+"""The ready models with the update of their recipe, but for the small autoencoder: its layers are the large one's, and it is there for CPUs."""
 
 
 def _classifier(*body: Any) -> Callable[[], list[Any]]:
