@@ -25,6 +25,13 @@ class Form:
     shape          (C, H, W) or (F,), as the network takes it.
     channels_last  the caller's images are (H, W, C).
     scale          (low, high) of floats, None for whole numbers from 0 to 255.
+
+    `take(x)` makes uint8 or float32 (N, *shape) of what the caller has. Raises UsageError for examples of another form.
+
+    Example:
+        >>> import numpy as np, nbcnn
+        >>> nbcnn.Form((3, 8, 8), channels_last=True).take(np.zeros((5, 8, 8, 3), np.uint8)).shape
+        (5, 3, 8, 8)
     """
 
     shape: tuple[int, ...]
