@@ -284,8 +284,10 @@ def test_a_run_of_the_library_is_not_for_train_py(tmp_path, capsys):
 
 
 ELSEWHERE = """
-import os, pathlib, signal, sys, types
+import multiprocessing.popen_fork, os, pathlib, signal, sys, types
 
+# How the standard library itself ends a process here is its own business: on Windows it does so without signals.
+multiprocessing.popen_fork.signal = types.SimpleNamespace(**vars(signal))
 for module, names in ((os, ("sysconf", "sched_getaffinity", "fork", "killpg", "getuid")), (signal, ("SIGKILL", "SIGHUP", "pthread_sigmask"))):
     for name in names:
         if hasattr(module, name):
