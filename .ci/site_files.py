@@ -1,7 +1,8 @@
-"""A hook of MkDocs (mkdocs.yml): links of pages to files of the repository outside docs become links to copies of them in the site.
+"""A hook of MkDocs (mkdocs.yml): notebooks become pages, and links to files of the repository outside docs links to copies of them in the site.
 
 So the pages read the same on GitHub and in the site, which has no repository behind it. Text is copied as .txt, which every browser shows;
-of a folder, the list of its files. A link whose file does not exist stays as it is, and a strict build fails on it.
+of a folder, the list of its files. A link whose file does not exist stays as it is, and a strict build fails on it. A notebook becomes a page
+of the same name with the outputs that it has; nbconvert writes its Markdown, because mkdocs-jupyter needs another theme.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import nbconvert
 from mkdocs.structure.files import File, Files
 
 _LINK = re.compile(r"\]\((\.\./[^)#\s]+)(#[^)\s]*)?\)")
@@ -32,6 +34,11 @@ def _copy(path: Path, docs: Path) -> str:
 def on_files(files: Files, config: Any) -> Files:
     """Add what the pages link to."""
     docs = Path(config.docs_dir).resolve()
+    for notebook in sorted(docs.glob("notebooks/*.ipynb")):
+        text, _ = nbconvert.MarkdownExporter().from_filename(str(notebook))
+        title, _, rest = text.lstrip().partition("\n")
+        download = f'<a href="{notebook.name}" download>This page as a notebook</a>'
+        files.append(File.generated(config, f"notebooks/{notebook.stem}.md", content=f"{title}\n\n{download}\n{rest}"))
     for page in list(files.documentation_pages()):
         for link, _ in _LINK.findall(page.content_string):
             path = _target(link, page, docs)
@@ -51,4 +58,5 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         # A heading inside a copied text cannot be pointed to.
         return f"]({os.path.relpath(_copy(path, docs), Path(page.file.src_uri).parent)})" if path else found[0]
 
+    markdown = re.sub(r"(\]\([^)\s]*)\.ipynb\)", r"\1.md)", markdown)
     return _LINK.sub(replaced, markdown).replace("<details>", '<details markdown="1">')

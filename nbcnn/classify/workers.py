@@ -86,6 +86,9 @@ def _interrupts_wait() -> Iterator[None]:
 
     This process handles them at the end of the context, so that no process is started and then forgotten.
     """
+    if not hasattr(signal, "pthread_sigmask"):  # no Unix: a thread has no mask there, nor has multiprocessing a resource tracker
+        yield
+        return
     # Starting the resource tracker's process lifts the mask, so it must run before.
     resource_tracker.ensure_running()
     came: list[int] = []

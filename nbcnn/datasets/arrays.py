@@ -141,6 +141,13 @@ class Form:
 
     Bytes come as they are, and the network sees value/255. Floats, and integers beyond a byte, become float32 (x − low)/(high − low), where low
     and high are 0 and 1 if the first data lie between them, else their least and greatest value; later data may lie outside of them.
+
+    `take(x)` makes uint8 or float32 (N, *shape) of what the caller has. Raises UsageError for examples of another form.
+
+    Example:
+        >>> import numpy as np, nbcnn
+        >>> nbcnn.Form((3, 8, 8), channels_last=True).take(np.zeros((5, 8, 8, 3), np.uint8)).shape
+        (5, 3, 8, 8)
     """
 
     shape: tuple[int, ...]

@@ -20,10 +20,15 @@ _BLOCK = 1 << 24
 class Normalisation:
     """What a network sees is (value − mean) / deviation, by channel; a value is a byte divided by 255, or a float as it is.
 
+    mean, deviation  one float a channel, in multiples of 255 where the images are bytes. `of(images)` takes those of images (M, C, H, W), uint8 or
+                     float32.
     Raises UsageError unless there are as many means as deviations, all finite and the deviations positive.
 
-    >>> Normalisation.of(np.array([0, 255], np.uint8).reshape(2, 1, 1, 1))
-    Normalisation(mean=(0.5,), deviation=(0.5,))
+    Example:
+        >>> import numpy as np
+        >>> from nbcnn import Normalisation
+        >>> Normalisation.of(np.array([0, 255], np.uint8).reshape(2, 1, 1, 1))
+        Normalisation(mean=(0.5,), deviation=(0.5,))
     """
 
     mean: tuple[float, ...]

@@ -26,7 +26,20 @@ POLL_SECONDS = 50e-6
 
 
 class GpuUnavailable(RuntimeError):
-    """A GPU was asked for and there is no usable one; the message says what is missing."""
+    """A GPU was asked for and there is no usable one; the message says what is missing. On the command line the exit code is 4.
+
+    Mode "auto" never raises it: it takes the CPU then.
+
+    Example:
+        >>> import nbcnn
+        >>> def fastest(layers):
+        ...     try:
+        ...         return nbcnn.Model(layers, mode="tensorcore", input_shape=(3, 32, 32))
+        ...     except nbcnn.GpuUnavailable:
+        ...         return nbcnn.Model(layers, mode="cpu", input_shape=(3, 32, 32))
+        >>> nbcnn.GpuUnavailable.exit_code
+        4
+    """
 
     exit_code = 4
 

@@ -20,7 +20,13 @@ def use_device(name: str) -> None:
     "cpu" is what mode "auto" then takes; an explicit GPU mode is refused. Raises UsageError for another name, for a GPU that
     CUDA_VISIBLE_DEVICES does not show, and for another device once a GPU is in use: the CUDA driver looks for its devices only once.
 
-    Example: `nbcnn.use_device("cuda:1")`, before anything else.
+    name  "cpu", "cuda" or "cuda:N". `nbcnn --device` is the same.
+
+    Example, before anything else (`nbcnn.use_device("cuda:1")` is the second GPU):
+        >>> import nbcnn
+        >>> nbcnn.use_device("gpu")
+        Traceback (most recent call last):
+        nbcnn.files.errors.UsageError: no device 'gpu': cpu, cuda, or cuda:N with the number of a GPU
     """
     found = re.fullmatch(r"cpu|cuda(?::(\d+))?", name)
     if not found:

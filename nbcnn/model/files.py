@@ -42,7 +42,21 @@ OWN_MODEL = "own"
 
 @dataclass(frozen=True)
 class Loaded:
-    """What `load_weights` did, by the names of parameters: taken, missing in the file, unused of the file, of another shape."""
+    """What `load_weights` did, by the names of parameters.
+
+    taken        those that the network now has of the file.
+    missing      those of the network that the file lacks. unused  those of the file that the network lacks.
+    other_shape  those that both have, in different shapes.
+    Its text says the same. Raises nothing.
+
+    Example, weights of a network with two classes for one with three:
+        >>> import nbcnn
+        >>> layers = [nbcnn.Conv2d(4, 3), nbcnn.Flatten()]
+        >>> path = nbcnn.Model([*layers, nbcnn.Linear(2)], mode="cpu").build((1, 6, 6)).save("two.safetensors")
+        >>> print(nbcnn.Model([*layers, nbcnn.Linear(3)], mode="cpu").build((1, 6, 6)).load_weights(path, partial=True))
+        2 parameters taken
+        of another shape: linear1.weight, linear1.bias
+    """
 
     taken: tuple[str, ...]
     missing: tuple[str, ...]
@@ -116,12 +130,19 @@ def fill(net: Net, saved: Saved) -> None:
 def load(path: Path | str, *, layers: Sequence[type] = (), mode: str = "auto", precision: str | None = None, checkpoint: str = "last") -> Model:
     """The model in a file: one that `Model.save` wrote, a checkpoint of a training, or a run folder.
 
+    path        the file or folder.
     layers      classes of one's own that the network has.
     mode        how it is computed here; auto is the fastest that this machine has. precision  None is the file's where the mode has it.
     checkpoint  "last" or "best", of a run folder.
     Raises CheckpointError or DescriptionError (exit code 3) for a file that is missing, damaged or of an unknown layer, GpuUnavailable.
 
-    Example: `nbcnn.load("net.safetensors").predict(images)`.
+    Images that the loaded model takes have the shape and dtype of those it was trained on, uint8 or floats.
+
+    Example:
+        >>> import numpy as np, nbcnn
+        >>> path = nbcnn.Model([nbcnn.Linear(2)], "cross_entropy", mode="cpu").build((3,)).save("net.safetensors")
+        >>> nbcnn.load(path, mode="cpu").predict(np.zeros((5, 3), np.uint8)).shape
+        (5, 2)
     """
     from nbcnn.model.network import Model
 

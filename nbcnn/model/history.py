@@ -22,7 +22,15 @@ class History:
     stopped      why a callback ended it early, else empty.
     best_epoch   the number of the epoch with the least val_loss (or loss), None without a finished one.
 
-    Example: `model.fit(x, y).history["loss"][-1]`.
+    Losses are means over examples, `seconds` is the training alone. `result` is what the trainer told (`nbcnn.Result`). `plot` raises ValueError
+    without a finished epoch.
+
+    Example:
+        >>> import numpy as np, nbcnn
+        >>> model = nbcnn.Model([nbcnn.Linear(2)], "cross_entropy", mode="cpu")
+        >>> history = model.fit(np.zeros((4, 3), np.uint8), [0, 1, 0, 1], epochs=2, verbose=0)
+        >>> len(history), sorted(history.history)
+        (2, ['epoch', 'images_per_second', 'learning_rate', 'loss', 'seconds', 'step'])
     """
 
     def __init__(self, rows: Sequence[Row], result: Result) -> None:

@@ -531,18 +531,21 @@ class Model:
         return files.load_weights(self.net, Path(path), partial)
 
     def freeze(self, pattern: str = "*") -> list[str]:
-        """Leave the parameters that match as they are in every later `fit`: a layer ("conv1"), or wildcards ("conv*", "*.bias").
+        """Leave the parameters that match `pattern` as they are in every later `fit`: a layer ("conv1"), or wildcards ("conv*", "*.bias").
 
         Returns their names, empty before the network is built. Statistics of norms still move. Raises UsageError if nothing matches.
         """
         return self.set_factors(pattern, lr=0.0, weight_decay=0.0)
 
     def unfreeze(self, pattern: str = "*") -> list[str]:
-        """Train the parameters that match again, at the optimizer's own rate."""
+        """Train the parameters that match `pattern` again, at the optimizer's own rate. Returns their names."""
         return self.set_factors(pattern)
 
     def set_factors(self, pattern: str, *, lr: float = 1.0, weight_decay: float = 1.0) -> list[str]:
-        """Multiply learning rate and weight decay of the parameters that match (as in `freeze`) in every later `fit`. Returns their names."""
+        """Multiply learning rate and weight decay of the parameters that match `pattern` (as in `freeze`) in every later `fit`. Returns their names.
+
+        `lr` and `weight_decay` are the factors, at least 0; an `lr` of 0 freezes. Raises UsageError for other numbers, or if nothing matches.
+        """
         check_number("set_factors", "lr", lr)
         check_number("set_factors", "weight_decay", weight_decay)
         factor = Factor(float(lr), float(weight_decay)) if lr else FROZEN

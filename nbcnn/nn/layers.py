@@ -4,7 +4,8 @@ A layer is a frozen dataclass whose arguments have PyTorch's names. What its inp
 `channels`: None), and `sized` fills it in from the shape of one example. `build(tape, x, scope)` records its forward and returns
 (y, backward); `backward(dy)` records its backward and returns dx. `params()` names its parameters, `state()`, where a layer has it,
 what training updates in place (norms.py). A loss is the last layer of a list: its
-`build(tape, y, target, scope)` returns (value, dy). Shapes are logical: images (N, C, H, W), vectors (N, F), series (N, C, L).
+`build(tape, y, target, scope)` returns (value, dy). Shapes are logical: images (N, C, H, W), vectors (N, F), series (N, C, L); values are float32 as
+the caller sees them, whatever a mode stores.
 """
 
 from __future__ import annotations
@@ -78,12 +79,18 @@ def _fitting(scope: str, x: Buf, make: Any) -> Any:
 
 @dataclass(frozen=True)
 class Conv2d:
-    """2-D convolution (cross-correlation), zero padding: (N, in_channels, H, W) → (N, out_channels, P, Q), P = (H + 2·padding − R)/stride + 1.
+    """2-D convolution (cross-correlation) with zero padding, as torch.nn.Conv2d without dilation and groups.
 
-    `kernel_size`: (R, S), or one int for both; `stride` and `padding` count for both axes; `bias` is optional. `in_channels` None is the
-    input's. As torch.nn.Conv2d without dilation and groups. Raises UsageError for sizes below 1 or a negative padding.
+    Shapes: (N, in_channels, H, W) → (N, out_channels, P, Q), float32; P = ⌊(H + 2·padding − R)/stride⌋ + 1, Q likewise.
 
-    Example: `Conv2d(64, 3, padding=1)` keeps height and width.
+    `kernel_size`: (R, S), or one int for both; `stride` and `padding` count for both axes, in pixels; `bias` is optional. `in_channels` None is
+    the input's. Parameters: weight (out_channels, in_channels, R, S) and bias (out_channels,). Raises UsageError for sizes below 1 or a negative
+    padding, and, when the network is built, ShapeError where the window does not fit.
+
+    Example, which keeps height and width:
+        >>> import numpy as np, nbcnn
+        >>> nbcnn.Model([nbcnn.Conv2d(4, 3, padding=1)], mode="cpu").build((3, 8, 8)).predict(np.zeros((5, 3, 8, 8), np.uint8)).shape
+        (5, 4, 8, 8)
     """
 
     out_channels: int
@@ -122,9 +129,17 @@ class Conv2d:
 
 @dataclass(frozen=True)
 class Linear:
-    """y = x wᵀ + b: (N, in_features) → (N, out_features); a 1×1 convolution of 1×1 images. `in_features` None is the input's.
+    """y = x wᵀ + b, as torch.nn.Linear; computed as a 1×1 convolution of 1×1 images.
 
-    Raises UsageError for sizes below 1. Example: `Linear(10)`.
+    Shapes: (N, in_features) → (N, out_features), float32.
+
+    `in_features` None is the input's; `bias` is optional. Parameters: weight (out_features, in_features) and bias (out_features,). Raises
+    UsageError for sizes below 1, and, when the network is built, ShapeError for images: Flatten makes vectors of them.
+
+    Example:
+        >>> import numpy as np, nbcnn
+        >>> nbcnn.Model([nbcnn.Linear(10)], mode="cpu").build((7,)).predict(np.zeros((5, 7), np.uint8)).shape
+        (5, 10)
     """
 
     out_features: int
@@ -206,7 +221,15 @@ class Elementwise(_NoParams):
 
 @dataclass(frozen=True)
 class ReLU(Elementwise):
-    """max(x, 0)."""
+    """max(x, 0), element by element.
+
+    Shapes: any shape, float32, stays as it is. Raises nothing.
+
+    Example:
+        >>> import numpy as np, nbcnn
+        >>> nbcnn.Model([nbcnn.ReLU()], mode="cpu").build((2,)).predict(np.array([[0, 255]], np.uint8))
+        array([[0., 1.]], dtype=float32)
+    """
 
     kind: ClassVar[str] = "relu"
     reads: ClassVar[str] = "y"
@@ -214,7 +237,15 @@ class ReLU(Elementwise):
 
 @dataclass(frozen=True)
 class LeakyReLU(Elementwise):
-    """x where x > 0, else negative_slope·x. Raises UsageError unless negative_slope > 0."""
+    """x where x > 0, else negative_slope·x.
+
+    Shapes: any shape, float32, stays as it is. Raises UsageError unless `negative_slope` is positive and finite.
+
+    Example:
+        >>> import nbcnn
+        >>> nbcnn.LeakyReLU(0.1)
+        LeakyReLU(negative_slope=0.1)
+    """
 
     negative_slope: float = 0.01
     kind: ClassVar[str] = "leaky_relu"
@@ -230,7 +261,15 @@ class LeakyReLU(Elementwise):
 
 @dataclass(frozen=True)
 class Sigmoid(Elementwise):
-    """1 / (1 + exp(−x))."""
+    """1 / (1 + exp(−x)), element by element.
+
+    Shapes: any shape, float32, stays as it is. Raises nothing.
+
+    Example:
+        >>> import numpy as np, nbcnn
+        >>> nbcnn.Model([nbcnn.Sigmoid()], mode="cpu").build((1,)).predict(np.zeros((1, 1), np.uint8))
+        array([[0.5]], dtype=float32)
+    """
 
     kind: ClassVar[str] = "sigmoid"
     reads: ClassVar[str] = "y"
@@ -238,7 +277,15 @@ class Sigmoid(Elementwise):
 
 @dataclass(frozen=True)
 class Swish(Elementwise):
-    """x·sigmoid(x) (Ramachandran, Zoph and Le, 2017; also called SiLU)."""
+    """x·sigmoid(x) (Ramachandran, Zoph and Le, 2017; also called SiLU).
+
+    Shapes: any shape, float32, stays as it is. Raises nothing.
+
+    Example:
+        >>> import numpy as np, nbcnn
+        >>> nbcnn.Model([nbcnn.Swish()], mode="cpu").build((1,)).predict(np.zeros((1, 1), np.uint8))
+        array([[0.]], dtype=float32)
+    """
 
     kind: ClassVar[str] = "swish"
 
@@ -247,7 +294,13 @@ class Swish(Elementwise):
 class MaxPool2d(_NoParams):
     """Maximum over kernel_size×kernel_size windows; ties go to the first in (h, w) order. `stride` None is `kernel_size`; no padding.
 
-    (N, C, H, W) → (N, C, P, Q), P = (H − kernel_size)/stride + 1. Raises UsageError for sizes below 1.
+    Shapes: (N, C, H, W) → (N, C, P, Q), float32; P = ⌊(H − kernel_size)/stride⌋ + 1, Q likewise, sizes in pixels. Raises UsageError for sizes below
+    1, and, when the network is built, ShapeError where the window does not fit.
+
+    Example:
+        >>> import numpy as np, nbcnn
+        >>> nbcnn.Model([nbcnn.MaxPool2d(2)], mode="cpu").build((1, 2, 2)).predict(np.array([[[[0, 0], [255, 0]]]], np.uint8))
+        array([[[[1.]]]], dtype=float32)
     """
 
     kernel_size: int = 2
@@ -275,7 +328,13 @@ class MaxPool2d(_NoParams):
 class AvgPool2d(_NoParams):
     """Mean over kernel_size×kernel_size windows. `stride` None is `kernel_size`; no padding.
 
-    (N, C, H, W) → (N, C, P, Q), P = (H − kernel_size)/stride + 1. Raises UsageError for sizes below 1.
+    Shapes: (N, C, H, W) → (N, C, P, Q), float32; P = ⌊(H − kernel_size)/stride⌋ + 1, Q likewise, sizes in pixels. Raises UsageError for sizes below
+    1, and, when the network is built, ShapeError where the window does not fit.
+
+    Example:
+        >>> import numpy as np, nbcnn
+        >>> nbcnn.Model([nbcnn.AvgPool2d(2)], mode="cpu").build((1, 2, 2)).predict(np.array([[[[0, 0], [255, 255]]]], np.uint8))
+        array([[[[0.5]]]], dtype=float32)
     """
 
     kernel_size: int = 2
@@ -312,7 +371,16 @@ def _linear_map(tape: Tape, x: Buf, scope: str, op: str, shape: tuple[int, ...],
 
 @dataclass(frozen=True)
 class Upsample2d(_NoParams):
-    """Nearest neighbour: every pixel becomes scale_factor×scale_factor pixels. Raises UsageError unless that is a whole number of at least 1."""
+    """Nearest neighbour: every pixel becomes scale_factor×scale_factor pixels.
+
+    Shapes: (N, C, H, W) → (N, C, scale_factor·H, scale_factor·W), float32. Raises UsageError unless `scale_factor` is a whole number of at least 1,
+    and, when the network is built, ShapeError for what is no image.
+
+    Example:
+        >>> import numpy as np, nbcnn
+        >>> nbcnn.Model([nbcnn.Upsample2d(2)], mode="cpu").build((3, 8, 8)).predict(np.zeros((5, 3, 8, 8), np.uint8)).shape
+        (5, 3, 16, 16)
+    """
 
     scale_factor: int = 2
     kind: ClassVar[str] = "up"
@@ -327,7 +395,15 @@ class Upsample2d(_NoParams):
 
 @dataclass(frozen=True)
 class Flatten(_NoParams):
-    """(N, C, H, W) → (N, C·H·W), in C, H, W order whatever layout the mode stores."""
+    """Images as vectors, in C, H, W order whatever layout the mode stores.
+
+    Shapes: (N, C, H, W) → (N, C·H·W), float32. Raises ShapeError for what is no image, when the network is built.
+
+    Example:
+        >>> import numpy as np, nbcnn
+        >>> nbcnn.Model([nbcnn.Flatten()], mode="cpu").build((3, 8, 8)).predict(np.zeros((5, 3, 8, 8), np.uint8)).shape
+        (5, 192)
+    """
 
     kind: ClassVar[str] = "flatten"
 
@@ -338,7 +414,16 @@ class Flatten(_NoParams):
 
 @dataclass(frozen=True)
 class Residual:
-    """y = body(x) + x; the body must keep the shape."""
+    """y = body(x) + x (He et al., arXiv:1512.03385). `body` is any number of layers, given one after another.
+
+    Shapes: any shape that the body takes and keeps, float32. Raises ShapeError if the body changes it, when the network is built.
+
+    Example:
+        >>> import numpy as np, nbcnn
+        >>> block = nbcnn.Residual(nbcnn.Conv2d(3, 3, padding=1), nbcnn.ReLU())
+        >>> nbcnn.Model([block], mode="cpu").build((3, 8, 8)).predict(np.zeros((5, 3, 8, 8), np.uint8)).shape
+        (5, 3, 8, 8)
+    """
 
     body: tuple[Any, ...]
     kind: ClassVar[str] = "residual"
@@ -379,7 +464,16 @@ def add_gradient(tape: Tape, inner: Buf, dy: Buf, scope: str) -> Buf:
 
 @dataclass(frozen=True)
 class MSE(_NoParams):
-    """mean((y − target)²) over all elements of the batch; without targets of its own, the target is the network's input (an autoencoder)."""
+    """mean((y − target)²) over all elements of the batch; without targets of its own, the target is the network's input (an autoencoder).
+
+    `loss="mse"` means it. Shapes: y and target of any shape, the same for both, float32 → a float64 scalar. Raises ShapeError if they differ, when
+    the network is built.
+
+    Example:
+        >>> import nbcnn
+        >>> nbcnn.Model([nbcnn.Conv2d(3, 3, padding=1), nbcnn.MSE()], mode="cpu").build((3, 8, 8)).loss
+        MSE()
+    """
 
     kind: ClassVar[str] = "mse"
     needs_labels: ClassVar[bool] = False
@@ -395,7 +489,16 @@ class MSE(_NoParams):
 
 @dataclass(frozen=True)
 class SoftmaxCrossEntropy(_NoParams):
-    """−log softmax(y)[label], mean over the batch; y is (N, F), labels are int32 (N) in 0..F−1. Of pixels: y (N, F, H, W), labels (N, H, W)."""
+    """−log softmax(y)[label], mean over the batch, or over all pixels of the batch, in nats. `loss="cross_entropy"` means it.
+
+    Shapes: y (N, F), float32, and labels (N,), int32 in 0..F−1 → a float64 scalar; of pixels y (N, F, H, W) and labels (N, H, W). Raises ShapeError
+    for logits of another number of axes, when the network is built.
+
+    Example:
+        >>> import nbcnn
+        >>> nbcnn.Model([nbcnn.Linear(10), nbcnn.SoftmaxCrossEntropy()], mode="cpu").build((7,)).loss
+        SoftmaxCrossEntropy()
+    """
 
     kind: ClassVar[str] = "xent"
     needs_labels: ClassVar[bool] = True

@@ -15,7 +15,14 @@ from nbcnn.plan.graph import named
 def autoencoder(channels: int = 3, wide: int = 256, code: int = 128) -> list[Any]:
     """The convolutional autoencoder: channels→wide→code | code→wide→channels, 3×3 convolutions, 2×2 pooling/upsampling.
 
-    With the defaults: 751,875 parameters; images 3×32×32 become a code of 128×8×8 = 8,192 features.
+    Shapes: (N, channels, H, W) → (N, channels, H, W), float32; the code is (N, code, H/4, W/4), so H and W are multiples of 4. `wide` and `code`
+    are numbers of filters. With the defaults: 751,875 parameters; images 3×32×32 become a code of 128×8×8 = 8,192 features. Raises UsageError for
+    numbers below 1.
+
+    Example:
+        >>> import nbcnn
+        >>> nbcnn.Model(nbcnn.autoencoder(), mode="cpu", input_shape=(3, 32, 32))
+        <Model [Conv2d, ..., MSE], 3×32×32, 751,875 parameters, cpu fp32>
     """
     return [
         Conv2d(wide, 3, padding=1),
@@ -38,7 +45,13 @@ def autoencoder(channels: int = 3, wide: int = 256, code: int = 128) -> list[Any
 def mnist_cnn(classes: int = 10, norm: str = "s0") -> list[Any]:
     """A small classifier: two 3×3 convolutions (32 and 64 filters), each normalised by EvoNorm and pooled 2×2, then 128 units.
 
-    `norm`: "s0" (groups of two channels) or "b0". With the defaults, on images 1×28×28, 421,930 parameters, 288 of them EvoNorm's.
+    Shapes: (N, C, H, W) → logits (N, classes), float32. `norm`: "s0" (groups of two channels) or "b0". With the defaults, on images 1×28×28, 421,930
+    parameters, 288 of them EvoNorm's. Raises UsageError for a number of classes below 1.
+
+    Example:
+        >>> import nbcnn
+        >>> nbcnn.Model(nbcnn.mnist_cnn(), mode="cpu", input_shape=(1, 28, 28))
+        <Model [Conv2d, ..., SoftmaxCrossEntropy], 1×28×28, 421,930 parameters, cpu fp32>
     """
 
     def evonorm(filters: int) -> EvoNormS0 | EvoNormB0:
@@ -71,9 +84,16 @@ def s4convd(
 ) -> list[Any]:
     """S4ConvD: channels→wide | blocks of (state space convolution, GELU, 1×1 convolution, GLU) with residuals | last hour→1.
 
+    Shapes: (N, channels, L) → (N, 1), float32; L in hours. `taps` and `states` are those of `StateSpaceConv1d`, `kernel_init` its init.
     With the defaults, on series 4×48: 199,425 parameters. loss: "log-mse", for outputs and targets that are logarithms, or
     "rmsle", for readings predicted in multiples of `unit`. After github.com/MilanShao/S4ConvD (arXiv:2502.21035), without its
     dropout of 0.01. Raises ValueError for another loss or kernel_init.
+
+    Example:
+        >>> import nbcnn
+        >>> from nbcnn.run.net import Net
+        >>> Net(nbcnn.s4convd(), (4, 48), mode="cpu").params.count
+        199425
     """
     if loss not in LOSSES:
         raise ValueError(f"no loss {loss!r}; one of {', '.join(LOSSES)}")

@@ -58,9 +58,17 @@ class _EvoNorm(ABC):
 
 @dataclass(frozen=True)
 class EvoNormS0(_EvoNorm):
-    """γ·x·σ(v·x)/s + β, s the deviation of a group of channels of one image; the same in training and inference.
+    """γ·x·σ(v·x)/s + β, s the deviation of a group of channels of one image; the same in training and inference (arXiv:2004.02967).
 
-    `groups` divides `channels`, which None takes from the input; `eps` is added to the variance. Raises UsageError otherwise.
+    Shapes: (N, C, H, W), float32, stays as it is. Parameters: gamma, beta and v, each (C,).
+
+    `groups` divides `channels`, which None takes from the input; `eps` > 0 is added to the variance. Raises UsageError otherwise, and ShapeError
+    for what is no image, when the network is built.
+
+    Example:
+        >>> import numpy as np, nbcnn
+        >>> nbcnn.Model([nbcnn.EvoNormS0(groups=2)], mode="cpu").build((4, 8, 8)).predict(np.zeros((5, 4, 8, 8), np.uint8)).shape
+        (5, 4, 8, 8)
     """
 
     groups: int = 32
@@ -90,11 +98,19 @@ class EvoNormS0(_EvoNorm):
 
 @dataclass(frozen=True)
 class EvoNormB0(_EvoNorm):
-    """γ·x/max(s_B, v·x + s_I) + β; s_I the deviation of a channel of one image, s_B that of the channel over the batch.
+    """γ·x/max(s_B, v·x + s_I) + β; s_I the deviation of a channel of one image, s_B that of the channel over the batch (arXiv:2004.02967).
+
+    Shapes: (N, C, H, W), float32, stays as it is. Parameters: gamma, beta and v, each (C,); state: running (C,). `channels` None is the input's.
 
     In inference s_B is √(running + eps), where each training step moves the state `running` by `momentum` towards the batch's
     unbiased variance. `eps` is added to every variance. Of several ranks that train together each takes its own part of the batch
-    for the batch, unless the tape says `sync`.
+    for the batch, unless the tape says `sync`. Raises UsageError unless eps > 0 and 0 ≤ momentum ≤ 1, and ShapeError for what is no image, when the
+    network is built.
+
+    Example:
+        >>> import numpy as np, nbcnn
+        >>> nbcnn.Model([nbcnn.EvoNormB0()], mode="cpu").build((4, 8, 8)).predict(np.zeros((5, 4, 8, 8), np.uint8)).shape
+        (5, 4, 8, 8)
     """
 
     eps: float = 1e-3

@@ -52,14 +52,27 @@ class Schedule:
 class Cosine(Schedule):
     """Half a cosine from `lr` at the first step towards 0 after the last (Loshchilov and Hutter, arXiv:1608.03983).
 
-    Example: `nbcnn.SGD(lr=nbcnn.Cosine(0.1, warmup=1), momentum=0.9)`.
+    `lr` is the first step's rate after a ramp over `warmup` epochs. Raises UsageError unless `lr` > 0 and `warmup` ≥ 0, both finite.
+
+    Example (rates are float32, (steps,)):
+        >>> import nbcnn
+        >>> [round(float(rate), 3) for rate in nbcnn.Cosine(0.1).rates(steps=4, steps_per_epoch=2)]
+        [0.1, 0.085, 0.05, 0.015]
     """
 
     name = "cosine"
 
 
 class Constant(Schedule):
-    """`lr` throughout. A plain number as an optimizer's `lr` means the same."""
+    """`lr` throughout, after a ramp over `warmup` epochs. A plain number as an optimizer's `lr` means the same without a ramp.
+
+    Raises UsageError unless `lr` > 0 and `warmup` ≥ 0, both finite.
+
+    Example (rates are float32, (steps,)):
+        >>> import nbcnn
+        >>> nbcnn.Constant(0.5, warmup=1).rates(steps=4, steps_per_epoch=2).tolist()
+        [0.25, 0.5, 0.5, 0.5]
+    """
 
     name = "constant"
 
@@ -144,6 +157,7 @@ class _Optimizer:
         tape.emit(self.op, ins, [weights, *moments, state], "update", decayed=decayed, **attrs | {"weight_decay": decay_factor * self.weight_decay})
 
     def attrs(self) -> dict[str, Any]:
+        """The attributes of the op that updates the weights."""
         return {"weight_decay": self.weight_decay, "clip_value": self.clip_value, "clip_norm": self.clip_norm}
 
 
@@ -151,9 +165,17 @@ class _Optimizer:
 class SGD(_Optimizer):
     """m = momentum·m + g; w −= lr·m (as torch.optim.SGD).
 
-    lr        a number, or a schedule (`Cosine`, `Constant`); None is 0.1.
-    momentum  at least 0 and less than 1.
-    Raises UsageError for a number out of its range. Example: `nbcnn.SGD(lr=nbcnn.Cosine(0.1), momentum=0.9)`.
+    lr            a number, or a schedule (`Cosine`, `Constant`); None is 0.1.
+    momentum      at least 0 and less than 1.
+    weight_decay  at least 0: weight_decay·w is added to the gradient.
+    clip_norm     at least 0: the Euclidean length that the whole gradient is cut to, before everything else; 0 does not cut.
+    clip_value    at least 0: every element of the gradient is then cut to [−clip_value, clip_value]; 0 does not cut.
+    Weights, gradients and m are float32. Raises UsageError for a number out of its range.
+
+    Example:
+        >>> import nbcnn
+        >>> nbcnn.SGD(lr=nbcnn.Cosine(0.1), momentum=0.9, weight_decay=5e-4)
+        SGD(lr=Cosine(lr=0.1, warmup=0.0), weight_decay=0.0005, clip_value=0.0, clip_norm=0.0, momentum=0.9)
     """
 
     momentum: float = field(default=0.9, kw_only=True)
@@ -166,6 +188,7 @@ class SGD(_Optimizer):
         check_number("SGD", "momentum", self.momentum, below=1.0)
 
     def attrs(self) -> dict[str, Any]:
+        """The attributes of the op that updates the weights."""
         return {"momentum": self.momentum, **super().attrs()}
 
 
@@ -175,7 +198,15 @@ class Adam(_Optimizer):
 
     lr            a number, or a schedule (`Cosine`, `Constant`); None is 0.001.
     beta1, beta2  at least 0 and less than 1. eps  more than 0.
-    Raises UsageError for a number out of its range. Example: `nbcnn.Adam(lr=0.001)`.
+    weight_decay  at least 0: weight_decay·w is added to the gradient, as in torch.optim.Adam (not AdamW).
+    clip_norm     at least 0: the Euclidean length that the whole gradient is cut to, before everything else; 0 does not cut.
+    clip_value    at least 0: every element of the gradient is then cut to [−clip_value, clip_value]; 0 does not cut.
+    Weights, gradients and both moments are float32. Raises UsageError for a number out of its range.
+
+    Example:
+        >>> import nbcnn
+        >>> nbcnn.Adam(0.002, clip_norm=1.0).beta2
+        0.999
     """
 
     beta1: float = field(default=0.9, kw_only=True)
@@ -192,6 +223,7 @@ class Adam(_Optimizer):
         check_number("Adam", "eps", self.eps, exclusive=True)
 
     def attrs(self) -> dict[str, Any]:
+        """The attributes of the op that updates the weights."""
         return {"beta1": self.beta1, "beta2": self.beta2, "eps": self.eps, **super().attrs()}
 
 

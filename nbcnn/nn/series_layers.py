@@ -1,4 +1,7 @@
-"""This module defines the layers of series (N, C, L) and the losses of forecasts; `layers.py` says what a layer is."""
+"""This module defines the layers of series (N, C, L) and the losses of forecasts; `layers.py` says what a layer is.
+
+`nbcnn train --model s4convd` trains networks of series; `nbcnn.Model` takes images and vectors. So the examples here use `nbcnn.run.net.Net`.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,9 @@ def _series(x: Buf, scope: str, channels: int | None = None) -> tuple[int, int, 
 
 @dataclass(frozen=True)
 class DepthwiseConv1d:
-    """A filter of `kernel_size` taps for each channel of series (N, C, L), zeros outside; `skip` adds d[c]·x. `channels` None is the input's.
+    """A filter of `kernel_size` taps for each channel of a series, zeros outside; `skip` adds d[c]·x. `channels` None is the input's.
+
+    Shapes: (N, C, L) → (N, C, L), float32; L in time steps.
 
     The parameter `weight` is w (channels, taps), taps = kernel_size, `skip` is d (channels). The two paddings number the taps in opposite directions:
 
@@ -42,6 +47,14 @@ class DepthwiseConv1d:
         "same"    p = taps // 2   weight = w[:, None].copy()          w = weight[:, 0].copy()
 
     PyTorch's layer has no skip: add d to the tap of the value itself, w[:, 0] or w[:, taps // 2].
+
+    Raises UsageError for sizes below 1 or another `padding`, and ShapeError for what is no series, when the network is built.
+
+    Example:
+        >>> import nbcnn
+        >>> from nbcnn.run.net import Net
+        >>> Net([nbcnn.DepthwiseConv1d(24)], (4, 48), mode="cpu").output_shape
+        (4, 48)
     """
 
     kernel_size: int
@@ -93,7 +106,17 @@ def depthwise(
 
 @dataclass(frozen=True)
 class PointwiseConv1d:
-    """y[n,k,l] = Σ_c w[k,c]·x[n,c,l] + b[k]: the same Linear at every time."""
+    """y[n,k,l] = Σ_c w[k,c]·x[n,c,l] + b[k]: the same Linear at every time.
+
+    Shapes: (N, in_channels, L) → (N, out_channels, L), float32. `in_channels` None is the input's; `bias` is optional. Raises UsageError for sizes
+    below 1, and ShapeError for what is no series, when the network is built.
+
+    Example:
+        >>> import nbcnn
+        >>> from nbcnn.run.net import Net
+        >>> Net([nbcnn.PointwiseConv1d(8)], (4, 48), mode="cpu").output_shape
+        (8, 48)
+    """
 
     out_channels: int
     bias: bool = True
@@ -148,9 +171,18 @@ class StateSpaceConv1d:
     """Causal depthwise convolution whose filters of `kernel_size` taps are those of a diagonal state space model, plus d[c]·x
     (ops/series/s4kernel.py).
 
+    Shapes: (N, C, L) → (N, C, L), float32; L in time steps. `channels` None is the input's.
+
     `states` complex states a channel stand for twice as many. Learnt are each channel's step dt, every state's decay and frequency
     (A) and weight (C), and d. init: "s4d-lin" starts with the frequencies π·s and the decay ½ (Gu et al., 2022); "repo" with
-    frequency 1 and decays exp(N(0, 1)) everywhere, as the published code does. dt is 0.001 to 0.1, uniform in its logarithm.
+    frequency 1 and decays exp(N(0, 1)) everywhere, as the published code does. dt is 0.001 to 0.1, uniform in its logarithm. Raises UsageError for
+    sizes below 1 or another init, and ShapeError for what is no series, when the network is built.
+
+    Example:
+        >>> import nbcnn
+        >>> from nbcnn.run.net import Net
+        >>> Net([nbcnn.StateSpaceConv1d(48, states=8)], (4, 48), mode="cpu").output_shape
+        (4, 48)
     """
 
     kernel_size: int
@@ -204,14 +236,31 @@ class StateSpaceConv1d:
 
 @dataclass(frozen=True)
 class GELU(Elementwise):
-    """x·Φ(x), exact (Hendrycks and Gimpel, 2016); for tensors of any shape."""
+    """x·Φ(x), exact (Hendrycks and Gimpel, 2016).
+
+    Shapes: any shape, float32, stays as it is. Raises nothing.
+
+    Example:
+        >>> import numpy as np, nbcnn
+        >>> nbcnn.Model([nbcnn.GELU()], mode="cpu").build((1,)).predict(np.zeros((1, 1), np.uint8))
+        array([[0.]], dtype=float32)
+    """
 
     kind: ClassVar[str] = "gelu"
 
 
 @dataclass(frozen=True)
 class GLU(_NoParams):
-    """(N, 2C, L) → (N, C, L): the first half of the channels times the sigmoid of the second (Dauphin et al., 2016)."""
+    """The first half of the channels times the sigmoid of the second (Dauphin et al., 2016).
+
+    Shapes: (N, 2C, L) → (N, C, L), float32. Raises ShapeError for an odd number of channels, when the network is built.
+
+    Example:
+        >>> import nbcnn
+        >>> from nbcnn.run.net import Net
+        >>> Net([nbcnn.GLU()], (4, 48), mode="cpu").output_shape
+        (2, 48)
+    """
 
     kind: ClassVar[str] = "glu"
 
@@ -237,7 +286,16 @@ def glu_backward(tape: Tape, x: Buf, scope: str) -> Backward:
 
 @dataclass(frozen=True)
 class LastStep(_NoParams):
-    """(N, C, L) → (N, C): the last time step, where a causal network has seen the whole series."""
+    """The last time step, where a causal network has seen the whole series.
+
+    Shapes: (N, C, L) → (N, C), float32. Raises ShapeError for what is no series, when the network is built.
+
+    Example:
+        >>> import nbcnn
+        >>> from nbcnn.run.net import Net
+        >>> Net([nbcnn.LastStep()], (4, 48), mode="cpu").output_shape
+        (4,)
+    """
 
     kind: ClassVar[str] = "last"
 
@@ -261,7 +319,16 @@ class _Forecast(_NoParams):
 
 @dataclass(frozen=True)
 class ForecastMSE(_Forecast):
-    """mean((y − target)²) over the batch."""
+    """mean((y − target)²) over the batch, in the square of the targets' unit.
+
+    Shapes: y (N, 1) and targets (N,), float32 → a float64 scalar. Raises ShapeError for other predictions, when the network is built.
+
+    Example:
+        >>> import nbcnn
+        >>> from nbcnn.run.net import Net
+        >>> Net([nbcnn.LastStep(), nbcnn.Linear(1), nbcnn.ForecastMSE()], (4, 48), mode="cpu").output_shape
+        (1,)
+    """
 
     kind: ClassVar[str] = "mse"
 
@@ -277,7 +344,16 @@ class ForecastMSE(_Forecast):
 class RMSLE(_Forecast):
     """Root mean squared logarithmic error of unit·y against the target, over the batch (ops/losses/rmsle.py); no gradient where unit·y ≤ 0.
 
+    Shapes: y (N, 1), in multiples of `unit`, and targets (N,), in readings; both float32 → a float64 scalar. Raises ShapeError for other
+    predictions, when the network is built.
+
     `of_batch`: the loss is no mean over examples, so the losses of parts of a batch do not add up to it.
+
+    Example:
+        >>> import nbcnn
+        >>> from nbcnn.run.net import Net
+        >>> Net([nbcnn.LastStep(), nbcnn.Linear(1), nbcnn.RMSLE(unit=100.0)], (4, 48), mode="cpu").output_shape
+        (1,)
     """
 
     unit: float = 1.0

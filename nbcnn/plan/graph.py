@@ -23,7 +23,16 @@ Shape = tuple[int, ...]
 
 
 class ShapeError(ValueError):
-    """A layer was given an input that it cannot take; the message names the layer and both shapes."""
+    """A layer was given an input that it cannot take; the message names the layer and both shapes. On the command line the exit code is 2.
+
+    Example:
+        >>> import nbcnn
+        >>> try:
+        ...     nbcnn.Model([nbcnn.Conv2d(4, 9)], mode="cpu").build((3, 8, 8))
+        ... except nbcnn.ShapeError as error:
+        ...     print(error)
+        conv1: a window of 9 does not fit into 8 elements padded by 0 (its input is (1, 3, 8, 8))
+    """
 
     exit_code = 2
 

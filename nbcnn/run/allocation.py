@@ -17,7 +17,20 @@ if TYPE_CHECKING:
 
 
 class MemoryPlanError(RuntimeError):
-    """The plan needs more memory than there is; the message says how much, and the largest batch that fits."""
+    """The plan needs more memory than there is; the message says how many GiB, and the largest batch that fits.
+
+    On the command line the exit code is 5. Nothing large is allocated before it is raised, so the program can go on with a smaller batch.
+
+    Example:
+        >>> import nbcnn
+        >>> def fit(model, x, y, batch_size=1024):
+        ...     try:
+        ...         return model.fit(x, y, batch_size=batch_size)
+        ...     except nbcnn.MemoryPlanError:
+        ...         return fit(model, x, y, batch_size // 2)
+        >>> nbcnn.MemoryPlanError.exit_code
+        5
+    """
 
     exit_code = 5
 

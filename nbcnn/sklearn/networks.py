@@ -119,12 +119,21 @@ class ConvAutoencoder(TransformerMixin, _Network):
     code          channels of the code (units, of vectors) that the default layers have.
     at            the layer whose output is the code, as `nbcnn.Model.summary` names it; None: the narrowest activation of the default layers,
                   or of one's own the output of the layer in the middle.
-    epochs, batch_size, optimizer ("adam", "sgd"), lr, mode, precision, random_state, verbose: as `nbcnn.Model.fit`.
+    epochs, batch_size, optimizer ("adam", "sgd"), lr, verbose: as `nbcnn.Model.fit`; mode, precision: as `nbcnn.Model`; random_state: its seed.
+
+    X is uint8, float32 or float64.
 
     Fitted: `model_` (`nbcnn.Model`), `loss_curve_`, `n_iter_`, `n_features_in_`. `transform` gives float32 (n, features), `reconstruction_error`
     each example's mean squared error in 0..1. X is scaled from its least and greatest value to 0 and 1 (`nbcnn.datasets.arrays`).
 
-    Example: `ConvAutoencoder(image_shape=(1, 8, 8), epochs=5).fit_transform(X)`.
+    Raises ValueError for an X that does not fit `image_shape`, UsageError for another optimizer, NotFittedError before `fit`.
+
+    Example:
+        >>> from sklearn.datasets import load_digits
+        >>> from nbcnn.sklearn import ConvAutoencoder
+        >>> X, _ = load_digits(return_X_y=True)
+        >>> ConvAutoencoder(image_shape=(1, 8, 8), code=4, epochs=1, mode="cpu").fit_transform(X[:100]).shape
+        (100, 64)
     """
 
     def __init__(
@@ -200,12 +209,22 @@ class ConvClassifier(ClassifierMixin, _Network):
 
     image_shape  (C, H, W): X is (n, C·H·W) or (n, C, H, W); None: X is (n, F), and the layers take vectors.
     layers       a list of layers whose output is (n, classes), or a function of (shape, classes) that makes one; None: a small one.
-    epochs, batch_size, optimizer ("adam", "sgd"), lr, mode, precision, random_state, verbose: as `nbcnn.Model.fit`.
+    epochs, batch_size, optimizer ("adam", "sgd"), lr, verbose: as `nbcnn.Model.fit`; mode, precision: as `nbcnn.Model`; random_state: its seed.
+
+    X is uint8, float32 or float64.
 
     Fitted: `classes_`, `model_` (`nbcnn.Model`), `loss_curve_`, `n_iter_`, `n_features_in_`. X is scaled from its least and greatest
     value to 0 and 1 (`nbcnn.datasets.arrays`).
 
-    Example: `cross_val_score(ConvClassifier(image_shape=(1, 8, 8), epochs=5), X, y)`.
+    `predict_proba` is float32 (n, classes). Raises ValueError for one class or an X that does not fit `image_shape`, UsageError for another
+    optimizer, NotFittedError before `fit`.
+
+    Example:
+        >>> from sklearn.datasets import load_digits
+        >>> from nbcnn.sklearn import ConvClassifier
+        >>> X, y = load_digits(return_X_y=True)
+        >>> ConvClassifier(image_shape=(1, 8, 8), epochs=1, mode="cpu").fit(X[:200], y[:200]).predict_proba(X[200:205]).shape
+        (5, 10)
     """
 
     def fit(self, X: Any, y: Any) -> Self:

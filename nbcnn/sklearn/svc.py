@@ -28,7 +28,15 @@ class RBFSVC(ClassifierMixin, BaseEstimator):
     X is (n, features), or images (n, C, H, W), which are flattened; it is kept as float32. Fitted: `classes_`, `support_`, `support_vectors_`,
     `n_features_in_`. Differs from `SVC` in that the kernel is float32, and in scaling by itself.
 
-    Example: `RBFSVC(C=10).fit(X, y).score(Xt, yt)`.
+    `predict` is (n,) of y's type, `decision_function` float64. Raises ValueError for one class or values beyond float32, UsageError for parameters
+    out of range, NotFittedError before `fit`.
+
+    Example:
+        >>> from sklearn.datasets import load_digits
+        >>> from nbcnn.sklearn import RBFSVC
+        >>> X, y = load_digits(return_X_y=True)
+        >>> RBFSVC(C=10, device="cpu").fit(X[:200], y[:200]).score(X[200:400], y[200:400]) > 0.8
+        True
     """
 
     def __init__(self, C: float = 10.0, gamma: float | str = "scale", *, scale: bool = True, device: str = "auto", jobs: int | None = None) -> None:

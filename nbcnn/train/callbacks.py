@@ -26,8 +26,19 @@ REDRAW_SECONDS = 30.0
 class Progress(Callback):
     """A line per epoch, and at the end where the time of a training step went; in between a bar on a terminal, progress lines elsewhere.
 
-    every_reading  print each reading of the loss (the user chose the pace), not only one in ten seconds. noun  what rates count.
+    stream         where to print; None is stderr.
+    every_reading  print each reading of the loss (the user chose the pace), not only one in ten seconds.
+    noun           what rates count, per second.
     every_time     say where the time went after every epoch, not only once at the end.
+    Raises OSError where the stream cannot be written to. `Model.fit` adds one by itself unless verbose=0.
+
+    Example:
+        >>> import io, numpy as np, nbcnn
+        >>> shown = nbcnn.Progress(io.StringIO())
+        >>> model = nbcnn.Model([nbcnn.Linear(2)], "cross_entropy", mode="cpu")
+        >>> history = model.fit(np.zeros((4, 3), np.uint8), [0, 1, 0, 1], epochs=2, callbacks=[shown], verbose=0)
+        >>> shown.stream.getvalue().split("  ")[0]
+        'epoch 1/2'
     """
 
     def __init__(self, stream: TextIO | None = None, every_reading: bool = False, noun: str = "images", every_time: bool = False) -> None:
@@ -112,7 +123,14 @@ class EarlyStopping(Callback):
     min_delta     by how much the loss must be lower to count; at least 0.
     restore_best  put the weights of the best epoch into the network at the end, also where it was not stopped. In a run folder
                   checkpoint-best.safetensors has them either way.
-    Raises UsageError for numbers out of range. Example: `model.fit(x, y, validation_data=(xt, yt), callbacks=[nbcnn.EarlyStopping(3)])`.
+    Raises UsageError for numbers out of range.
+
+    Example, with a learning rate at which nothing falls any more:
+        >>> import numpy as np, nbcnn
+        >>> x, y = np.zeros((4, 3), np.uint8), [0, 1, 0, 1]
+        >>> model = nbcnn.Model([nbcnn.Linear(2, bias=False)], "cross_entropy", mode="cpu")
+        >>> model.fit(x, y, epochs=50, callbacks=[nbcnn.EarlyStopping(3)], verbose=0).stopped
+        'the loss has not fallen for 3 epochs'
     """
 
     def __init__(self, patience: int = 3, *, min_delta: float = 0.0, restore_best: bool = True) -> None:

@@ -42,7 +42,16 @@ Metadata = dict[str, str]
 
 
 class CheckpointError(Exception):
-    """A checkpoint is missing, corrupt, or of another network; the message names the file and the tensor."""
+    """A checkpoint is missing, corrupt, or of another network; the message names the file and the tensor. On the command line the exit code is 3.
+
+    Example:
+        >>> import nbcnn
+        >>> try:
+        ...     nbcnn.load("no-such-file.safetensors")
+        ... except nbcnn.CheckpointError as error:
+        ...     print(error)
+        there is no file or run folder no-such-file.safetensors
+    """
 
     exit_code = 3
 

@@ -14,7 +14,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Reading:
-    """A reading of the loss between two training steps. Losses are means over images; `loss` is the mean over the epoch so far."""
+    """A reading of the loss between two training steps, about once a second.
+
+    epoch, epochs      number of the present epoch, from 1, and of all.
+    step, steps        training steps done in this epoch, and of a whole one.
+    loss, last_loss    mean over the images of the epoch so far, and of the last step.
+    images_per_second  rate since the epoch began. remaining_seconds  until the end of the last epoch.
+    All are Python's numbers. Raises nothing.
+
+    Example, a callback that keeps the losses:
+        >>> import nbcnn
+        >>> class Losses(nbcnn.Callback):
+        ...     def __init__(self):
+        ...         self.seen = []
+        ...     def reading(self, trainer, reading):
+        ...         self.seen.append(reading.last_loss)
+        >>> losses = Losses()
+        >>> losses.reading(None, nbcnn.Reading(1, 5, 10, 100, loss=2.1, last_loss=1.9, images_per_second=1e4, remaining_seconds=3.0))
+        >>> losses.seen
+        [1.9]
+    """
 
     epoch: int
     epochs: int
@@ -28,10 +47,22 @@ class Reading:
 
 @dataclass(frozen=True)
 class Epoch:
-    """One row of the metrics. `seconds` is the training alone, `test_seconds` the evaluation.
+    """One row of the metrics.
 
-    `time` says where the time of one of its training steps went (`timeline.watch`); None if that step was taken before a resume.
-    `scores` are further numbers about the weights, by name. Without a test set `test_loss` is None, and the row has none.
+    epoch, step            number of the epoch, from 1, and of the training steps so far.
+    learning_rate          of its last step.
+    train_loss, test_loss  means over the images; without a test set `test_loss` is None, and the row has none.
+    seconds                of the training alone. test_seconds  of the evaluation.
+    images_per_second      of the training alone.
+    time                   where the time of one of its training steps went (`timeline.watch`); None if that step was taken before a resume.
+    scores                 further numbers about the weights, by name.
+    Raises nothing.
+
+    Example:
+        >>> import nbcnn
+        >>> epoch = nbcnn.Epoch(1, 100, 0.1, train_loss=0.9, test_loss=0.8, seconds=2.0, test_seconds=0.1, images_per_second=5e3)
+        >>> epoch.loss, epoch.row()["test_loss"]
+        (0.8, 0.8)
     """
 
     epoch: int
@@ -60,9 +91,19 @@ class Epoch:
 
 @dataclass(frozen=True)
 class Result:
-    """How a run ended. `epochs` counts finished ones; losses are None before the first; `seconds` is training alone.
+    """How a run ended.
 
-    `stopped` says in words why a callback ended it before its last epoch (`Trainer.stop`), empty if none did.
+    interrupted, signal                a signal ended it, and its number; else False and None.
+    epochs, step                       finished epochs, and training steps.
+    train_loss, test_loss, best_loss   means over the images, None before the first finished epoch; best_epoch  the epoch of the least.
+    seconds, images_per_second         of the training alone.
+    stopped                            why a callback ended it before its last epoch (`Trainer.stop`), in words; empty if none did.
+    Raises nothing.
+
+    Example:
+        >>> import nbcnn
+        >>> nbcnn.Result(True, 2, 3, 300, 0.9, 0.8, 0.8, 3, seconds=6.0, images_per_second=5e3).exit_code
+        130
     """
 
     interrupted: bool
@@ -84,7 +125,20 @@ class Result:
 
 
 class Callback:
-    """The receiver of a trainer's events; override the methods of the events that are of interest."""
+    """The receiver of a trainer's events; override the methods of the events that are of interest.
+
+    What a method raises ends the training with CallbackError, and what is trained is saved. `trainer.stop(reason)` ends it after the epoch.
+
+    Example:
+        >>> import numpy as np, nbcnn
+        >>> class Print(nbcnn.Callback):
+        ...     def epoch(self, trainer, epoch):
+        ...         print(f"epoch {epoch.epoch} of {trainer.epochs}")
+        >>> model = nbcnn.Model([nbcnn.Linear(2)], "cross_entropy", mode="cpu")
+        >>> history = model.fit(np.zeros((4, 3), np.uint8), [0, 1, 0, 1], epochs=2, callbacks=[Print()], verbose=0)
+        epoch 1 of 2
+        epoch 2 of 2
+    """
 
     def reading(self, trainer: Trainer, reading: Reading) -> None:
         """The loss was read between two training steps."""

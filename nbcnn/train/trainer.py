@@ -40,13 +40,41 @@ READING_SECONDS = 1.0
 
 
 class Diverged(Exception):
-    """The loss or a weight is NaN or Inf; the message says where it began and which checkpoint is the last good one."""
+    """The loss or a weight is NaN or Inf; the message says where it began and which checkpoint is the last good one.
+
+    After `Model.fit` raised it the model has the last finite weights. On the command line the exit code is 6.
+
+    Example:
+        >>> import numpy as np, nbcnn
+        >>> model = nbcnn.Model([nbcnn.Linear(4), nbcnn.Linear(3)], "mse", mode="cpu")
+        >>> x = np.ones((4, 3), np.float32)
+        >>> try:
+        ...     model.fit(x, epochs=60, optimizer=nbcnn.SGD(1e6), verbose=0)
+        ... except nbcnn.Diverged:
+        ...     print(all(np.isfinite(weights).all() for weights in model.net.params.as_dict().values()))
+        True
+    """
 
     exit_code = 6
 
 
 class CallbackError(Exception):
-    """A callback raised; the message says which, what, and what is saved. `exit_code` is that of what it raised."""
+    """A callback raised; the message says which, what, and what is saved.
+
+    `exit_code` is that of what it raised, else 1; 5 for MemoryError.
+
+    Example:
+        >>> import numpy as np, nbcnn
+        >>> class Broken(nbcnn.Callback):
+        ...     def epoch(self, trainer, epoch):
+        ...         raise ValueError("no such column")
+        >>> model = nbcnn.Model([nbcnn.Linear(2)], "cross_entropy", mode="cpu")
+        >>> try:
+        ...     model.fit(np.zeros((4, 3), np.uint8), [0, 1, 0, 1], callbacks=[Broken()], verbose=0)
+        ... except nbcnn.CallbackError as error:
+        ...     print(error.exit_code, "no such column" in str(error))
+        1 True
+    """
 
     def __init__(self, message: str, error: Exception) -> None:
         super().__init__(message)

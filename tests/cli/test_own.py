@@ -300,8 +300,10 @@ def test_a_run_of_the_library_is_not_for_train_py(tmp_path, capsys):
 
 ELSEWHERE = """
 import asyncio  # which filelock imports, and whose form for this system takes what goes here
-import os, pathlib, signal, sys, types
+import multiprocessing.popen_fork, os, pathlib, signal, sys, types
 
+# How the standard library itself ends a process here is its own business: on Windows it does so without signals.
+multiprocessing.popen_fork.signal = types.SimpleNamespace(**vars(signal))
 for module, names in ((os, ("sysconf", "sched_getaffinity", "fork", "killpg", "getuid")), (signal, ("SIGKILL", "SIGHUP", "pthread_sigmask"))):
     for name in names:
         if hasattr(module, name):
@@ -318,8 +320,9 @@ def read_text(self, *given, **more):
         raise FileNotFoundError(2, "not on this system", str(self))
     return read(self, *given, **more)
 pathlib.Path.read_text = read_text
-from nbcnn.__main__ import main
-sys.exit(main(sys.argv[1:]))
+if __name__ == "__main__":  # a process that multiprocessing spawns loses the same, and does what it is told
+    from nbcnn.__main__ import main
+    sys.exit(main(sys.argv[1:]))
 """
 
 
@@ -328,15 +331,37 @@ def test_the_cpu_mode_needs_nothing_of_unix(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
 
     def run(*words):
-        command = [sys.executable, "-c", ELSEWHERE, *map(str, words)]
+        command = [sys.executable, tmp_path / "elsewhere.py", *map(str, words)]
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr[-2000:]
         return done.stdout
 
+    (tmp_path / "elsewhere.py").write_text(ELSEWHERE)
     (tmp_path / "my_model.py").write_text(MODEL_FILE)
     run("train", *QUICK[:8], "--epochs", "1", "--quiet", "--model", "my_model.py:layers", "--out", "run")
     Image.fromarray(np.zeros((32, 32, 3), np.uint8)).save(tmp_path / "a.png")
     assert "%" in run("predict", "run", "a.png")
+
+
+@pytest.mark.full
+def test_features_svm_and_ladder_need_nothing_of_unix(tmp_path):
+    """Without Unix's calls: the machine's pairs are trained in two processes, a rung is timed, and what ranks do not share is refused."""
+    (tmp_path / "elsewhere.py").write_text(ELSEWHERE)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+    def run(*words, code=0):
+        command = [sys.executable, tmp_path / "elsewhere.py", *map(str, words)]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+        assert done.returncode == code, done.stderr[-2000:]
+        return done.stdout if code == 0 else done.stderr
+
+    run("train", *TINY, "--limit", "40", "--batch", "20", "--out", "run", "--quiet")
+    run("extract", "run", "--mode", "cpu", "--out", "features", "--quiet")
+    assert "40 training and 40 test images" in run("classify", "features", "--device", "cpu", "--jobs", "2", "--quiet")
+    assert "report.html" in run("report", "run")
+    assert "'ls' is nothing that ranks share" in run("launch", "--nproc", "2", "ls", code=2)
+    rung = "import runpy, sys; sys.modules['resource'] = None; from nbcnn.lab.measure import rung; assert rung.memory.peak() is None"
+    subprocess.run([sys.executable, "-c", rung], env=environment, check=True, timeout=120)
 
 
 def test_a_study_without_a_gpu_names_its_assumed_ceilings(capsys):

@@ -65,7 +65,11 @@ def test_every_link_of_a_document_leads_somewhere(document):
 def test_the_site_names_every_page():
     nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:")[2]
     named = set(re.findall(r": (\S+\.md)$", nav, re.M))
-    assert named == {str(path.relative_to(ROOT / "docs")) for path in ROOT.glob("docs/**/*.md")}
+    pages = [
+        *ROOT.glob("docs/**/*.md"),
+        *(path.with_suffix(".md") for path in ROOT.glob("docs/notebooks/*.ipynb")),
+    ]  # as .ci/site_files.py makes them
+    assert named == {str(path.relative_to(ROOT / "docs")) for path in pages}
 
 
 def test_the_citation_names_this_version():

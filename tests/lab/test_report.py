@@ -14,12 +14,13 @@ import samples
 from scripts import exits, message
 
 from nbcnn import __main__
-from nbcnn.lab.report import page, svg
+from nbcnn.lab.measure import schema
+from nbcnn.lab.report import page, svg, titles
 from nbcnn.lab.report.source import opened
 from nbcnn.lab.report.write import MISSING, SECTIONS, report
 from nbcnn.train.runlog import RunFolder
 
-ORDER = [name for name, _, _ in SECTIONS] + [MISSING[0]]
+ORDER = [section[0] for section in SECTIONS] + [MISSING[0]]
 VOID = {"meta", "img", "br", "hr", "link", "input"}
 TIME = {"kernels_ms": {"conv fprop": 2.0, "conv wgrad": 2.5}, "gaps_ms": 0.2, "host_ms": 0.1, "step_ms": 4.8}
 
@@ -81,6 +82,9 @@ def check(text):
     assert shown[-1] == MISSING[0]
     assert len(found.texts["h2"]) == len(shown)
     assert [attrs["href"] for attrs in found.all("a")] == [f"#{name}" for name in shown]
+    # One screen first: the summary, then the contents, then everything else.
+    assert shown[0] == "headline"
+    assert text.count("<section", 0, text.index("<nav")) == 1
     # A phone; light and dark.
     metas = {attrs["name"]: attrs["content"] for attrs in found.all("meta") if "name" in attrs}
     assert metas == {"viewport": "width=device-width, initial-scale=1", "color-scheme": "light dark"}
@@ -173,6 +177,36 @@ def test_reports_of_the_kept_results_hold_together(device):
     assert "python -m nbcnn ladder" in "".join(found.texts["code"])
 
 
+def test_a_devices_report_opens_with_a_summary_and_speaks_in_titles():
+    source = opened(Path("nvidia-h200"))
+    text, _ = report(source)
+    found = check(text)
+    summary = text[text.index('<section id="headline"') : text.index("<nav")]
+    for words in ("training images per second", "tensorcore bf16", "fastest PyTorch, ms", "Measured "):
+        assert words in summary
+    # One screen of a desk: at most eight cards and eight rows.
+    assert 3 <= summary.count('class="card"') <= 8
+    assert 2 <= summary.count("<tr>") <= 9
+    contents = text[text.index("<nav") : text.index("</nav>")]
+    assert "what limits each step of the plan" in contents
+    # No heading, summary or cell of a table is the name of a section of the file.
+    said = {each.strip() for tag in ("h2", "h3", "summary", "td", "th") for each in found.texts.get(tag, [])}
+    names = {name for name in source.results["sections"] if "-" in name}
+    assert not [name for name in names if any(each == name or each.startswith(f"{name}:") for each in said)]
+    assert "Training step: tensorcore bf16, batch 1,024" in said
+
+
+def test_titles_of_sections_are_for_people():
+    assert titles.KINDS.keys() == schema.KINDS.keys()
+    assert titles.titled("step-256", [{"mode": "im2col"}]) == "Training step: im2col, batch 256"
+    assert titles.titled("convs-fused-tensorcore-bf16-1024", [{"mode": "x"}]) == "Convolutions: layers fused, tensorcore bf16, batch 1,024"
+    assert titles.titled("convs-tensorcore-bf16-mma-1024") == "Convolutions: tensorcore bf16, engine mma, batch 1,024"
+    assert titles.titled("scaling-1-2-4") == "Several GPUs: 1, 2 and 4"
+    assert titles.titled("fusion-sweep-mnist-cnn-mlp") == "Fused kernels: small networks, mnist-cnn, MLP"
+    assert titles.titled("selftest") == "Self-test of the benchmark"
+    assert titles.titled("mine-7") == "mine-7"
+
+
 def test_results_of_every_kind_are_shown(tmp_path):
     text, missing = report(opened(samples.saved(tmp_path)))
     check(text)
@@ -182,7 +216,7 @@ def test_results_of_every_kind_are_shown(tmp_path):
     assert "sum to 1.630 ms; the whole training step takes 1.700 ms (96%)" in text
     assert "1.43×" in text
     # Series, S4ConvD, fused works, the classifier, several GPUs.
-    for words in ("N 512, C 128, L 48, T 48", "PyTorch FFT", "the training step of S4ConvD", "2 cases, µs a call", "99.10%", "97.6%"):
+    for words in ("N 512, C 128, L 48, T 48", "PyTorch FFT", "Training step of S4ConvD", "2 cases, µs a call", "99.10%", "97.6%"):
         assert words in text
 
 
@@ -256,7 +290,7 @@ def test_values_that_cannot_be_shown_are_the_files_fault(tmp_path, capsys):
     sections = {"step-256": samples.every_kind()["step-256"]}
     path = samples.saved(tmp_path, sections)
     path.write_text(re.sub(r'"(median|p5|p95|least)": [0-9.]+', r'"\1": 0', path.read_text()))
-    assert "nvidia-h200.json: the section 'Headline' cannot be made" in message(capsys, 3, exits(__main__.main, ["report", path]))
+    assert "nvidia-h200.json: the section 'Summary' cannot be made" in message(capsys, 3, exits(__main__.main, ["report", path]))
 
 
 def test_a_classification_of_another_run_is_not_shown(full):

@@ -7,7 +7,6 @@ is the rung's and nobody else's.
 from __future__ import annotations
 
 import json
-import resource
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.datasets import shapes
+from nbcnn.gpu import memory
 from nbcnn.gpu.device import GPU_MEMORY
 from nbcnn.lab.measure.clocks import Watch
 from nbcnn.lab.measure.in_a_row import Steps, epochs, in_a_row
@@ -102,7 +102,7 @@ def measure(
         "rest_ms": round(rest, 5),
         "planned_bytes": session.planned_bytes,
         "sgemm_gflops": sgemm_gflops() if mode == "cpu" else None,
-        "host_peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "host_peak_bytes": memory.peak() or 0,
         "gpu_used_bytes": device.used_bytes().get(GPU_MEMORY),
         **state_of(readings),
         "steady": warm.steady and not spoilt(readings, warm),

@@ -8,6 +8,7 @@ from typing import Any
 from nbcnn.lab.report import page, svg
 from nbcnn.lab.report.source import Missing, Source
 from nbcnn.lab.report.svg import Dot, Series
+from nbcnn.lab.report.titles import titled
 from nbcnn.lab.studies import warmup_costs
 
 Parts = Iterator[str | Missing]
@@ -19,7 +20,7 @@ def ladder(source: Source) -> Parts:
     found = False
     for name, rows, where in source.sections("ladder"):
         found = True
-        yield page.heading(f"{name}: the whole training step")
+        yield page.heading(titled(name, rows))
         bars = [(_mode(row), row["images_per_second"], f"{row['images_per_second']:,.0f}") for row in rows]
         yield page.figure(svg.bars(bars, "training images per second"), "Training images per second of every mode; higher is better.")
         head = ("mode", "batch", "ms", "fprop", "dgrad", "wgrad", "images/s", "TFLOP/s", "% of peak", "× before", "× cpu")
@@ -48,7 +49,7 @@ def roofline(source: Source) -> Parts:
     found = False
     for name, rows, where in source.sections("roofline"):
         found = True
-        yield page.heading(name)
+        yield page.heading(titled(name, rows))
         for row in rows:
             yield from _roofline(row)
         yield page.provenance(where)
@@ -119,7 +120,7 @@ def _counters(source: Source) -> Parts:
             ]
             head = ("step", "op", "kernel", "model MB", "DRAM read MB", "DRAM written MB", "model is off by", "")
             content = page.table(head, table, words=3) + page.provenance(where)
-            yield page.folded(f"{name}: the model's bytes beside ncu's", content)
+            yield page.folded(f"{titled(name)}; the model's bytes beside ncu's", content)
     if not found:
         yield Missing("the model's bytes beside DRAM's", "python -m nbcnn roofline --ncu --save")
 
@@ -142,7 +143,7 @@ def time(source: Source) -> Parts:
         )
         yield page.figure(svg.stacked(rows, "share of the training step"), caption)
         head = ("study", "runs as", "batch", "ms", "fprop", "dgrad", "wgrad", "rest")
-        yield page.table(head, [(name, _mode(row), f"{row['batch']:,}", *_milliseconds(row)) for name, row in rungs], words=2)
+        yield page.table(head, [(titled(name).split(":")[0], _mode(row), f"{row['batch']:,}", *_milliseconds(row)) for name, row in rungs], words=2)
     elif not source.run:
         yield Missing("where the time goes", "python -m nbcnn ladder --save")
 
@@ -197,7 +198,7 @@ def _steps(source: Source) -> Parts:
     found = False
     for name, rows, where in source.sections("step"):
         found = True
-        yield page.heading(name)
+        yield page.heading(titled(name, rows))
         table = [
             (row["form"], f"{row['step_ms']['median']:,.3f}", _spread(row["step_ms"]), f"{row['images_per_second']:,.0f}", f"{row['ratio']:.2f}×")
             for row in rows
@@ -214,7 +215,7 @@ def _spread(timing: dict[str, Any]) -> str:
 
 def _epochs(source: Source) -> Parts:
     rows = [
-        (name, f"{row['images']:,}", f"{row['seconds']['median']:.4f}", _spread(row["seconds"]))
+        (titled(name, found), f"{row['images']:,}", f"{row['seconds']['median']:.4f}", _spread(row["seconds"]))
         for name, found, _ in source.sections("epoch")
         for row in found
     ]
@@ -238,7 +239,7 @@ def _convs(source: Source) -> Parts:
             for row in rows
         ]
         content = page.table(head, table, words=2) + page.provenance(where)
-        yield page.folded(f"{name}: every layer and pass", content)
+        yield page.folded(f"{titled(name, rows)}; every layer and pass", content)
     if not found:
         yield Missing("single convolutions beside cuDNN", "python -m nbcnn bench convs --save")
 
@@ -249,7 +250,7 @@ def _ops(source: Source) -> Parts:
         timed = [each for row in rows for each in row.get("times", [row]) if "ms" in each]
         head = ("variant", "cache", "calls", "µs", "5 … 95 %", "GB/s of compulsory", "TFLOP/s", "% of roof", "time over the first", "")
         content = page.table(head, [_op(row) for row in timed]) + page.provenance(where)
-        yield page.folded(name, content)
+        yield page.folded(titled(name), content)
 
 
 def _op(row: dict[str, Any]) -> tuple[Any, ...]:
@@ -290,7 +291,7 @@ def _warmup(source: Source) -> Parts:
     for name, rows, where in source.sections("warmup"):
         for row in rows:
             found = True
-            yield page.heading(f"{name}: {row['op']} {row['shape']}, {row['variant']}")
+            yield page.heading(f"{titled(name)}, {row['op']} {row['shape']}, {row['variant']}")
             cold = [(each["iterations"], sorted(each["ms"])[len(each["ms"]) // 2]) for each in row["cold"]]
             warm = {each["iterations"]: each for each in row["settled"]}
             table = [

@@ -31,7 +31,11 @@ h1 { font-size: 1.5rem; line-height: 1.25; margin: .5rem 0; }
 h2 { font-size: 1.2rem; margin: 2.2rem 0 .6rem; padding-top: .8rem; border-top: 1px solid var(--line); }
 h3 { font-size: 1rem; margin: 1.4rem 0 .4rem; }
 p { margin: .5rem 0; }
-nav { display: flex; flex-wrap: wrap; gap: .3rem .9rem; font-size: .9rem; }
+#headline h2 { border-top: 0; margin-top: .4rem; padding-top: 0; }
+nav ul { columns: 20rem; column-gap: 2rem; list-style: none; margin: 1rem 0; padding: .7rem .9rem; background: var(--card); border-radius: .5rem;
+  font-size: .9rem; }
+nav li { break-inside: avoid; }
+nav span { color: var(--muted); }
 a { color: var(--c1); }
 code, pre { font: .85em/1.5 ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace; }
 pre { background: var(--card); padding: .7rem; border-radius: .4rem; white-space: pre-wrap; margin: .5rem 0; }
@@ -61,10 +65,13 @@ def escape(text: Any) -> str:
     return html.escape(str(text), quote=True)
 
 
-def page(title: str, below: str, sections: Sequence[tuple[str, str, str]], source: str) -> str:
-    """The whole file. `sections` are (id, title, HTML); `below` stands under the title and `source` at the end, both plain text."""
-    links = "".join(f'<a href="#{name}">{escape(head)}</a>' for name, head, _ in sections)
-    body = "\n".join(f'<section id="{name}">\n<h2>{escape(head)}</h2>\n{content}\n</section>' for name, head, content in sections)
+def page(title: str, below: str, sections: Sequence[tuple[str, str, str, str]], source: str) -> str:
+    """The whole file. `sections` are (id, title, what the contents say about it, HTML), the first of them the summary, above the contents;
+    `below` stands under the title and `source` at the end, both plain text.
+    """
+    links = "".join(f'<li><a href="#{name}">{escape(head)}</a> <span>{escape(about)}</span></li>' for name, head, about, _ in sections)
+    summary, *rest = (f'<section id="{name}">\n<h2>{escape(head)}</h2>\n{content}\n</section>' for name, head, _, content in sections)
+    body = "\n".join(rest)
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -79,9 +86,10 @@ def page(title: str, below: str, sections: Sequence[tuple[str, str, str]], sourc
 <header>
 <h1>{escape(title)}</h1>
 <p>{escape(below)}</p>
-<nav>{links}</nav>
 </header>
 <main>
+{summary}
+<nav aria-label="contents"><ul>{links}</ul></nav>
 {body}
 </main>
 <footer>

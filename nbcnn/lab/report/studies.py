@@ -9,6 +9,7 @@ from typing import Any
 from nbcnn.lab.report import page, svg
 from nbcnn.lab.report.bench import Parts
 from nbcnn.lab.report.source import Missing, Source
+from nbcnn.lab.report.titles import titled
 
 Row = dict[str, Any]
 
@@ -22,7 +23,7 @@ def series(source: Source) -> Parts:
     for name, sizes, where in source.sections("dwconv"):
         found = True
         for at, size in enumerate(sizes):
-            title = f"{name}: N {_size(size)}"
+            title = f"{titled(name)}; N {_size(size)}"
             chart = page.figure(svg.bars(_fprop(size), "µs of the forward pass"), "Microseconds of the forward pass by variant; less is better.")
             content = chart + _paths(size) + (_sequences(size["sequences"]) if size["sequences"] else "")
             yield page.heading(title) + content if at == 0 else page.folded(title, content)
@@ -34,7 +35,8 @@ def series(source: Source) -> Parts:
             head = ("variant", "path", "different MB", "asked for", "DRAM read", "written")
             sizes = ("least", "logical", "dram_read", "dram_write")
             table = [(each["variant"], each["path"], *(f"{each[size] / 1e6:,.1f}" for size in sizes)) for each in row["kernels"]]
-            yield page.folded(f"{name}: N {_size(row)}, the model's bytes beside ncu's", page.table(head, table, words=2) + page.provenance(where))
+            title = f"{titled(name)}; N {_size(row)}; the model's bytes beside ncu's"
+            yield page.folded(title, page.table(head, table, words=2) + page.provenance(where))
     yield from _steps(source)
 
 
@@ -75,7 +77,7 @@ def _steps(source: Source) -> Parts:
     found = False
     for name, rows, where in source.sections("s4convd"):
         found = True
-        yield page.heading(f"{name}: the training step of S4ConvD")
+        yield page.heading(titled(name))
         parts = list(dict.fromkeys(part for row in rows for part in row.get("parts_ms", {})))
         table = [
             (
@@ -105,8 +107,8 @@ def fusion(source: Source) -> Parts:
         for case in dict.fromkeys(row["case"] for row in shown):
             of = {row["variant"]: row for row in shown if row["case"] == case}
             table.append((case, *(f"{of[each]['ms']['median'] * 1e3:,.1f}" if each in of else None for each in variants), _ratio(list(of.values()))))
-        content = page.table((f"{name}, µs a call", *variants, "peers' fastest over ours"), table) + page.provenance(where)
-        yield page.folded(f"{name}: {len(table)} cases, µs a call in a replayed graph", content)
+        content = page.table(("case, µs a call", *variants, "peers' fastest over ours"), table) + page.provenance(where)
+        yield page.folded(f"{titled(name)}; {len(table)} cases, µs a call in a replayed graph", content)
     if not found:
         yield Missing("fused and small works", "python -m nbcnn study elementwise --save (and evonorm, gemm, sweep)")
     yield from _classifier(source)
@@ -127,7 +129,7 @@ def _classifier(source: Source) -> Parts:
     found = False
     for name, rows, where in source.sections("mnist"):
         found = True
-        yield page.heading(f"{name}: the MNIST classifier")
+        yield page.heading(titled(name))
         table: list[tuple[Any, ...]] = []
         for form in dict.fromkeys(row["form"] for row in rows if row["what"] == "train"):
             runs = [row for row in rows if row["what"] == "train" and row["form"] == form]

@@ -9,34 +9,36 @@ from nbcnn.files.document import DocumentError
 from nbcnn.lab.report import bench, page, story, studies
 from nbcnn.lab.report.source import Missing, Source
 
-SECTIONS: tuple[tuple[str, str, Callable[[Source], story.Parts]], ...] = (
-    ("headline", "Headline", story.headline),
-    ("environment", "Environment", story.environment),
-    ("command", "Exact command", story.command),
-    ("curves", "Curves", story.curves),
-    ("results", "On test data", story.results),
-    ("ladder", "Ladder", bench.ladder),
-    ("roofline", "Roofline", bench.roofline),
-    ("time", "Where the time goes", bench.time),
-    ("memory", "Memory planned and used", story.memory),
-    ("confusion", "Confusion matrix", story.confusion),
-    ("benchmarks", "Benchmarks", bench.peers),
-    ("series", "Convolution of series", studies.series),
-    ("fusion", "Fused and small works", studies.fusion),
-    ("scaling", "Several GPUs", studies.scaling),
+SECTIONS: tuple[tuple[str, str, str, Callable[[Source], story.Parts]], ...] = (
+    ("headline", "Summary", "", story.headline),
+    ("environment", "Machine and versions", "what a reader needs to repeat it", story.environment),
+    ("command", "Commands", "exactly as they were given", story.command),
+    ("curves", "Loss by epoch", "training and test", story.curves),
+    ("results", "On test data", "what the network makes of it", story.results),
+    ("ladder", "The ladder of modes", "what each mode gains over the one before", bench.ladder),
+    ("roofline", "Roofline", "what limits each step of the plan", bench.roofline),
+    ("time", "Where the time goes", "by kernel or by pass", bench.time),
+    ("memory", "Memory", "planned and used", story.memory),
+    ("confusion", "Confusion matrix", "of a support vector machine on the features", story.confusion),
+    ("benchmarks", "Beside PyTorch and cuDNN", "training steps, epochs, single convolutions", bench.peers),
+    ("series", "Series", "depthwise convolutions and S4ConvD", studies.series),
+    ("fusion", "Fused kernels and small networks", "beside PyTorch and Triton", studies.fusion),
+    ("scaling", "Several GPUs", "how a training scales", studies.scaling),
 )
+"""In the order of the page: id, title, what the contents say about it, and the function that makes it."""
 OF_THE_DEVICE = frozenset(("ladder", "roofline", "benchmarks", "series", "fusion", "scaling"))
 """Sections of what was measured with the autoencoder and beside peers, which a run of another network does not show."""
-MISSING = ("missing", "What was not measured")
+MISSING = ("missing", "What was not measured", "with the commands that measure it")
 
 
 def report(source: Source) -> tuple[str, list[Missing]]:
     """The HTML file of `source`, and what it could not show: the same list as in its last section.
 
-    A section of which nothing was measured is left out of the page, but for that list. Raises DocumentError for values that cannot be shown.
+    The page opens with the summary and the contents. A section of which nothing was measured is left out, but for that list.
+    Raises DocumentError for values that cannot be shown.
     """
     shown, missing = [], []
-    for name, title, section in SECTIONS:
+    for name, title, about, section in SECTIONS:
         if name in OF_THE_DEVICE and not source.measured:
             continue
         try:
@@ -48,7 +50,7 @@ def report(source: Source) -> tuple[str, list[Missing]]:
         missing += [part for part in parts if isinstance(part, Missing)]
         content = "\n".join(part for part in parts if isinstance(part, str))
         if content:
-            shown.append((name, title, content))
+            shown.append((name, title, about, content))
     rows = "".join(f"<li>{_item(each)}</li>" for each in missing)
     shown.append((*MISSING, f"<ul>{rows}</ul>" if missing else page.paragraph("Nothing: every section has its figures.")))
     return page.page(*_titles(source), shown, _origin(source)), missing
