@@ -31,7 +31,7 @@ def files_in(paths: Sequence[Path | str]) -> list[Path]:
     return found
 
 
-def read(path: Path, shape: tuple[int, int, int]) -> np.ndarray:
+def read(path: Path, shape: tuple[int, ...]) -> np.ndarray:
     """One file as uint8 (C, H, W): grey or colour as the network takes it, transparent parts on white, 16 bits as 8, resized (bilinear).
 
     Raises UsageError for a file that is no image, or of channels that no picture has.
@@ -63,7 +63,7 @@ def read(path: Path, shape: tuple[int, int, int]) -> np.ndarray:
     return np.asarray(picture, np.uint8).reshape(height, width, channels).transpose(2, 0, 1)
 
 
-def read_all(paths: Sequence[Path], shape: tuple[int, int, int], problems: list[str]) -> Iterator[tuple[Path, np.ndarray]]:
+def read_all(paths: Sequence[Path], shape: tuple[int, ...], problems: list[str]) -> Iterator[tuple[Path, np.ndarray]]:
     """Each of `paths` with its image; what cannot be read is left out, and said in `problems`."""
     for path in paths:
         try:
