@@ -447,7 +447,7 @@ def classify(
         sets, _ = scaled_sets(kernel, given, np.arange(len(test)), len(test), pitch, settings, progress, scaler)
         test_values = machine.sums(coefficients, len(pairs), kernel.operand(sets, given, len(test), pitch)) + intercepts
     seconds = {"load": brought - begun, "kernel": filled - brought, "fit": fitted - filled, "predict": time.perf_counter() - fitted}
-    notes = [note for note in (resolution_note(whole, gamma, operand.largest), gap_note(whole, tolerance)) if note]
+    notes = [note for note in (resolution_note([pair.dual for pair in whole.machines], gamma, operand.largest), gap_note(whole, tolerance)) if note]
     if machine.matrix is None:
         notes.insert(0, f"the kernel matrix of {4 * count**2:,} bytes does not fit into the GPU's memory: pairs got their own, some at a time")
     predicted = whole.vote(train_values), whole.vote(test_values)

@@ -78,24 +78,26 @@ def by_class(labels: np.ndarray, count: int) -> tuple[np.ndarray, list[np.ndarra
 
 
 def finite(features: np.ndarray) -> None:
-    """Raise ValueError, naming the first of them, if a value is NaN or Inf."""
+    """Raise ValueError, naming the first of them, if a value is NaN or Inf, or too large for float32."""
     for start in range(0, len(features), _CHECKED):
-        wrong = np.argwhere(~np.isfinite(features[start : start + _CHECKED]))
+        with np.errstate(over="ignore"):
+            wrong = np.argwhere(~np.isfinite(features[start : start + _CHECKED].astype(np.float32, copy=False)))
         if len(wrong):
             row, column = wrong[0]
-            raise ValueError(f"feature {column} of sample {start + row} is {features[start + row, column]}: a classifier needs finite numbers")
+            value = features[start + row, column]
+            raise ValueError(f"feature {column} of sample {start + row} is {value}: a classifier needs finite numbers of float32")
 
 
-def resolution_note(machine: ovo.Machine, gamma: float, largest: float) -> str:
-    """Words for a kernel that float32 cannot resolve: where its rounding, added over a pair's coefficients, is a tenth of the margin.
+def resolution_note(coefficients: list[np.ndarray], gamma: float, largest: float, advice: str = "a smaller --c or --gamma") -> str:
+    """Words for a kernel that float32 cannot resolve: where its rounding, added over a sum's `coefficients`, is a tenth of the margin.
 
     A kernel value is right to ε·(2 + 4·gamma·|x|²) with |x|² at most `largest`; roundings of different samples are independent.
     """
     rounding = float(np.finfo(np.float32).eps) * (2 + 4 * gamma * largest)
-    worst = rounding * max(float(np.sqrt((pair.dual**2).sum())) for pair in machine.machines)
+    worst = rounding * max(float(np.sqrt((each**2).sum())) for each in coefficients)
     if worst < 0.1:
         return ""
-    return f"the kernel is computed in float32, whose rounding moves decisions by up to {worst:.2g} here (the margin is 1): a smaller --c or --gamma"
+    return f"the kernel is computed in float32, whose rounding moves decisions by up to {worst:.2g} here (the margin is 1): {advice}"
 
 
 def classify(
@@ -143,7 +145,7 @@ def classify(
         train_values, test_values = ovo.decisions(blocks, whole, report("predict", blocks.nbytes // 4))
         train_predicted, test_predicted = whole.vote(train_values), whole.vote(test_values)
     seconds = {"kernel": filled - begun, "fit": fitted - filled, "predict": time.perf_counter() - fitted}
-    notes = tuple(filter(None, (resolution_note(whole, gamma, largest),)))
+    notes = tuple(filter(None, (resolution_note([pair.dual for pair in whole.machines], gamma, largest),)))
     return Outcome(whole, scaler, gamma, settings.C, width, train_predicted, test_predicted, test_values, seconds, "BLAS", jobs, notes, mirrored)
 
 

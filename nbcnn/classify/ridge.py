@@ -20,7 +20,7 @@ import numpy as np
 
 from nbcnn.classify import gram
 from nbcnn.classify.kernel import Samples, kernel
-from nbcnn.classify.pipeline import Load, Outcome, Report, Settings, by_class, finite, gamma_by_scale
+from nbcnn.classify.pipeline import Load, Outcome, Report, Settings, by_class, finite, gamma_by_scale, resolution_note
 from nbcnn.classify.scale import gamma_of, scaler_of
 from nbcnn.gpu import memory
 from nbcnn.ops.products.gram_wgmma import launch_gram
@@ -218,7 +218,14 @@ def classify(
     train_values, test_values = Y - ridge * machine.beta, host_kernel(others, own, gamma).astype(np.float64) @ machine.beta
     predicted = machine.vote(train_values), machine.vote(test_values)
     seconds = {"kernel": filled - begun, "fit": fitted - filled, "predict": clock() - fitted}
-    return Outcome(machine, scaler, gamma, settings.C, width, *predicted, test_values, seconds, "LAPACK", 1, mirrored=bool(mirrors))
+    return Outcome(
+        machine, scaler, gamma, settings.C, width, *predicted, test_values, seconds, "LAPACK", 1, _notes(machine, gamma, own.largest), bool(mirrors)
+    )
+
+
+def _notes(machine: RidgeMachine, gamma: float, largest: float) -> tuple[str, ...]:
+    note = resolution_note(list(machine.beta.T), gamma, largest, "a larger --lambda or a smaller --gamma")
+    return (note,) if note else ()
 
 
 def _on_gpu(
@@ -278,4 +285,6 @@ def _on_gpu(
     test_values = machine.sums(coefficients, len(classes), kernel.operand(sets, given, len(test), pitch))
     predicted = made.vote(Y - ridge * made.beta), made.vote(test_values)
     seconds = {"load": brought - begun, "kernel": filled - brought, "fit": fitted - filled, "predict": clock() - fitted}
-    return Outcome(made, scaler, gamma, settings.C, width, *predicted, test_values, seconds, "GPU", 0, mirrored=bool(mirrors))
+    return Outcome(
+        made, scaler, gamma, settings.C, width, *predicted, test_values, seconds, "GPU", 0, _notes(made, gamma, operand.largest), bool(mirrors)
+    )
