@@ -120,7 +120,8 @@ def weigh_kernel(k, row_factors, column_factors, columns, pitch, unit):
     factor = row_factors[row]
     for c in range(cuda.threadIdx.x, columns, THREADS):
         at = i8(row) * pitch + c
-        k[at] = 1.0 if unit != 0 and c == row else k[at] * factor * column_factors[c]
+        # The two factors first: a symmetric matrix then stays symmetric to the bit.
+        k[at] = 1.0 if unit != 0 and c == row else k[at] * (factor * column_factors[c])
 
 
 def launch_apart(rows: Any, mirrored: Any, squared: Any, count: int, pitch: int) -> Launch:
