@@ -206,16 +206,6 @@ def close(host, found, atol):
     assert found.mirrored
 
 
-@pytest.mark.full  # half a minute in the simulator
-@pytest.mark.skipif(not gpu_device.SIMULATOR, reason="the small case is the simulator's; a GPU has the large ones")
-def test_small_machines_in_the_simulator(device, tmp_path):
-    rows, mirrored, labels = overlapping(24, 6, 2)
-    features = (rows[:18], rows[18:], mirrored[:18], mirrored[18:])
-    host = pipeline.classify(lambda: features, labels[:18], settings=Settings(), scratch=tmp_path, jobs=1)
-    # Both are within the tolerance of the optimum, so a decision is within twice of it; three for the ends of the intercept.
-    close(host, device_svm.classify(lambda: features, labels[:18], settings=Settings(), device=device), 3e-3)
-
-
 @pytest.mark.parametrize("fits", [True, False])
 def test_a_gpu_trains_the_same_c_svc(gpu, tmp_path, monkeypatch, fits):
     rows, mirrored, labels = overlapping(2400, 300, 5)
@@ -236,29 +226,30 @@ def test_a_gpu_solves_the_same_ridge(gpu, count):
     close(host, found, count / 0.1 * 8 * EPS)
 
 
-@pytest.mark.parametrize("wgmma", [True, False])
-def test_kernel_values_of_a_gpu_are_those_of_the_cpu(gpu, wgmma):
-    rows, mirrored, _ = overlapping(330, 192)
-    kernels = device_svm.Kernel(gpu)
+# In the simulator it takes ten seconds of a core.
+@pytest.mark.parametrize("wgmma", [True, pytest.param(False, marks=[pytest.mark.full] if gpu_device.SIMULATOR else [])])
+def test_kernel_values_of_a_gpu_are_those_of_the_cpu(device, wgmma):
+    """All of a symmetric matrix and of another one: small in the simulator, which has no wgmma, larger on a GPU."""
+    kernels = device_svm.Kernel(device)
     if wgmma and not kernels.wgmma:
         pytest.skip("needs wgmma")
     kernels.wgmma = wgmma
-    a, b = Samples.of(rows[:200], mirrored[:200]), Samples.of(rows[200:], mirrored[200:])
-    made = [
-        kernels.operand(
-            [kernels.uploaded(each.rows.reshape(-1)), kernels.uploaded(each.mirror.rows.reshape(-1))], [each.rows, each.mirror.rows], len(each), 192
-        )
-        for each in (a, b)
-    ]
-    for each in made:
-        kernels.weigh(each, 0.004)
+    few, many, width = (6, 9, 8) if gpu_device.SIMULATOR else (200, 330, 192)
+    rows, mirrored, _ = overlapping(many, width)
+    a, b = Samples.of(rows[:few], mirrored[:few]), Samples.of(rows[few:], mirrored[few:])
+    made = []
+    for each in (a, b):
+        given = [each.rows, each.mirror.rows]
+        made.append(kernels.operand([kernels.uploaded(part.reshape(-1)) for part in given], given, len(each), width))
+        kernels.weigh(made[-1], 0.004)
     # A mean of four is as wrong as one: on the GPU as in test_rows.py (|x|² + |y|² is at most twice the largest), on the CPU
     # ε·(2 + 4γ·(|x|² + |y|²)); the factors and sums of both round a few times more.
-    bound = EPS * (14 + 0.004 * max(a.largest, b.largest) * (8 + 2 * (6 + 2 * 12 * 64 / 192 + np.sqrt(192 / 64))))
+    steps = 6 + 2 * 12 * 64 / max(width, 64) + np.sqrt(max(width, 64) / 64)
+    bound = EPS * (14 + 0.004 * max(a.largest, b.largest) * (8 + 2 * steps))
     for (x, left), (y, right) in (((a, made[0]), (a, made[0])), ((b, made[1]), (a, made[0]))):
-        k = gpu.empty(len(x) * len(y), "float32")
+        k = device.empty(len(x) * len(y), "float32")
         kernels.block(left, right, k, (0, 0), (len(x), len(y)), len(y), 0.004)
-        got = gpu.download(k).reshape(len(x), len(y))
+        got = device.download(k).reshape(len(x), len(y))
         assert np.abs(got - kernel.kernel(x, y, 0.004)).max() <= bound
         if x is y:
             assert not wgmma or (got == got.T).all()
