@@ -5,9 +5,11 @@ cache overflows: hours. But libsvm trains several classes one against one, and w
 only on the kernel values among those two. So the kernel matrix is computed once, by matrix products, and `SVC` gets the
 part of each pair as a precomputed kernel: the same problems, the same solver, the same votes.
 
+    features.py   the folder of features: its description, reading, verifying; feature_writer.py writes it
     scale.py      StandardScaler, and gamma="scale"
+    kernel.py     the kernel on the CPU: RBF, or its mean over mirrored images
     blocks.py     the kernel matrix on disk, one block per two classes
-    gram.py       filling it: products from BLAS, then exp(-gamma d²)
+    gram.py       filling it with kernel values
     gpu.py        where a GPU is, all of it there instead: scaling, kernel matrix, pairs, sums of the votes
     workers.py    processes that solve pairs, as many as memory allows
     ovo.py        a pair, the machine of all pairs, its votes

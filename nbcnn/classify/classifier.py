@@ -6,13 +6,14 @@ classes[pairs[p, 0]] (positive) against classes[pairs[p, 1]] by the sum over off
 
     dual · exp(−gamma |z(x) − z(training features[support])|²), plus intercept[p], with z(x) = (x − mean) / scale
 
+With the mirrored kernel (`kernel.py`) the exponential is its mean over mirrored images; such a file is of version 2, which earlier programs refuse.
 Of kernel ridge, `dual` is (samples, classes), every training sample takes part, and the class of the largest sum is predicted.
 
 Support vectors are rows of the training features, which are found by the folder and hash in the file; `classify --portable` puts them into the
-file instead, 4 bytes a value.
+file instead, 4 bytes a value (8 with the mirrored kernel).
 
     classifier = load("features/cifar10/classify/classifier.safetensors")
-    classifier.predict(features)          # float (n, F) -> class numbers int32 (n,)
+    classifier.predict(features)          # float (n, F) -> class numbers int32 (n,); of a mirrored kernel predict(features, mirrored)
     classifier.predict_images(images)     # uint8 (n, C, H, W), by the encoder of the run
 """
 
@@ -21,22 +22,26 @@ from __future__ import annotations
 import json
 import math
 import os
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from nbcnn.classify.features import Origin, read_features
+from nbcnn.classify.features import Features, Origin, read_features
+from nbcnn.classify.kernel import Samples, kernel
 from nbcnn.classify.ovo import Machine
 from nbcnn.classify.pipeline import Outcome, finite
 from nbcnn.classify.ridge import RidgeMachine
-from nbcnn.classify.scale import Scaler, squared_norms
-from nbcnn.ops.products.rbf import rbf
-from nbcnn.train import checkpoint
+from nbcnn.classify.scale import Scaler
+from nbcnn.nn import models
+from nbcnn.run.net import Net
+from nbcnn.train import checkpoint, saved_net
+from nbcnn.train.runlog import RunError
 
 NAME = "classifier.safetensors"
-_FORMAT, _VERSION = "nbcnn-classifier", "1"
+_FORMAT, _VERSION, _MIRRORED_VERSION = "nbcnn-classifier", "1", "2"
+_RBF, _MIRRORED = "rbf", "rbf, mean over mirrored images"
 _SVC, _RIDGE = "C-SVC, one against one", "kernel ridge"
 _ROWS = 256
 
@@ -49,9 +54,10 @@ class ClassifierError(Exception):
 
 @dataclass(frozen=True)
 class Classifier:
-    """A one-against-one RBF support vector machine on features that `origin` describes.
+    """A one-against-one RBF support vector machine, or kernel ridge (`pairs` is empty), on features that `origin` describes.
 
-    `vectors` are the support vectors as they were extracted, float32 (s, F); `dual` is float64 (s, pairs), `intercept` (pairs,).
+    `vectors` are the support vectors as they were extracted, float32 (s, F); `dual` is float64 (s, pairs), `intercept` (pairs,); of kernel ridge
+    (s, classes) and (classes,). `mirrored_vectors` are the features of their mirrored images, None where the kernel is the plain one.
     """
 
     classes: np.ndarray
@@ -64,74 +70,130 @@ class Classifier:
     C: float
     origin: Origin
     features_sha256: str
+    mirrored_vectors: np.ndarray | None = None
 
     @property
     def width(self) -> int:
         """Features of a sample."""
         return len(self.scaler.mean)
 
-    def decisions(self, features: np.ndarray) -> np.ndarray:
+    @property
+    def mirrored(self) -> bool:
+        """Whether the kernel is the mean over mirrored images, so that samples need the features of those too."""
+        return self.mirrored_vectors is not None
+
+    @cached_property
+    def _scaled(self) -> Samples:
+        """The support vectors, scaled once."""
+        return Samples.of(self.scaler.applied(self.vectors), None if self.mirrored_vectors is None else self.scaler.applied(self.mirrored_vectors))
+
+    def decisions(self, features: np.ndarray, mirrored: np.ndarray | None = None) -> np.ndarray:
         """Decision value of every pair (of kernel ridge: of every class), float64 (n, pairs), for features (n, F) of any type of numbers.
 
-        Raises ValueError for features of another width, or that are NaN or Inf.
+        `mirrored` are the features of the mirrored images, which a classifier with the mirrored kernel needs and no other takes.
+        Raises ValueError for features of another width, that are NaN or Inf, and for mirrored ones that are missing or not wanted.
         """
-        features = np.asarray(features)
-        if features.ndim != 2 or features.shape[1] != self.width:
-            raise ValueError(f"the classifier takes (n, {self.width}) features, got an array of shape {features.shape}")
-        finite(features)
-        vectors = self.scaler.applied(self.vectors)
-        norms, made = squared_norms(vectors).astype(np.float32), np.empty((len(features), self.dual.shape[1]))
-        for first in range(0, len(features), _ROWS):
-            rows = self.scaler.applied(features[first : first + _ROWS])
-            k = rows @ vectors.T
-            rbf(squared_norms(rows).astype(np.float32), norms, k, gamma=self.gamma)
-            made[first : first + _ROWS] = k.astype(np.float64) @ self.dual + self.intercept
+        if (mirrored is not None) != self.mirrored:
+            raise ValueError(
+                "the classifier's kernel is the mean over mirrored images: it takes their features, too"
+                if self.mirrored
+                else "the classifier takes no features of mirrored images"
+            )
+        sets = [np.asarray(each) for each in (features, mirrored) if each is not None]
+        for each in sets:
+            if each.ndim != 2 or each.shape[1] != self.width or len(each) != len(sets[0]):
+                raise ValueError(f"the classifier takes (n, {self.width}) features, got an array of shape {each.shape}")
+            finite(each)
+        made = np.empty((len(sets[0]), self.dual.shape[1]))
+        for first in range(0, len(made), _ROWS):
+            rows = Samples.of(*(self.scaler.applied(each[first : first + _ROWS]) for each in sets))
+            made[first : first + _ROWS] = kernel(rows, self._scaled, self.gamma).astype(np.float64) @ self.dual + self.intercept
         return made
 
-    def predict(self, features: np.ndarray) -> np.ndarray:
-        """Class numbers, int32 (n,), of features (n, F); raises as `decisions`."""
-        values = self.decisions(features)
-        votes = Machine(self.classes, [], self.pairs, []).vote(values) if self.pairs else self.classes[values.argmax(1)]
+    def predict(self, features: np.ndarray, mirrored: np.ndarray | None = None) -> np.ndarray:
+        """Class numbers, int32 (n,), of features (n, F); arguments and errors as `decisions`."""
+        return self.voted(self.decisions(features, mirrored))
+
+    def voted(self, decisions: np.ndarray) -> np.ndarray:
+        """Class numbers, int32 (n,), that decision values speak for: most votes of the pairs, or of kernel ridge the largest value."""
+        votes = Machine(self.classes, [], self.pairs, []).vote(decisions) if self.pairs else self.classes[decisions.argmax(1)]
         return votes.astype(np.int32)
+
+    def margins(self, decisions: np.ndarray) -> np.ndarray:
+        """How surely each of `classes` beats all others, float64 (n, classes): the least decision value of its pairs, seen from its side, or
+        of kernel ridge its value minus the largest of the others. More than 0 for at most one class. Not a probability.
+        """
+        count = len(self.classes)
+        made = np.full((len(decisions), count), np.inf)
+        if self.pairs:
+            for at, (i, j) in enumerate(self.pairs):
+                made[:, i] = np.minimum(made[:, i], decisions[:, at])
+                made[:, j] = np.minimum(made[:, j], -decisions[:, at])
+            return made
+        for c in range(count):
+            made[:, c] = decisions[:, c] - np.delete(decisions, c, 1).max(1)
+        return made
 
     def predict_images(self, images: np.ndarray, mode: str = "auto") -> np.ndarray:
         """Class numbers, int32 (n,), of uint8 images (n, C, H, W), by the encoder that made the training features.
 
         Raises ClassifierError if the run or its checkpoint is gone or is another one by now, ValueError for images of another shape.
         """
+        return self.predict(*self.features_of(self.encoder(mode=mode), images))
+
+    def features_of(self, net: Net, images: np.ndarray, batch: int = 256) -> tuple[np.ndarray, ...]:
+        """What `predict` takes, float32 (n, F), of uint8 images (n, C, H, W) by the encoder `net`. Raises ValueError for images of another shape."""
         images = np.asarray(images)
         if images.dtype != np.uint8 or images.shape[1:] != self.origin.image_shape:
             shape = "(n, " + ", ".join(map(str, self.origin.image_shape)) + ")"
             raise ValueError(f"the encoder takes uint8 images {shape}, got {images.dtype} of shape {images.shape}")
-        blocks = self._encoder(mode).predict_batches(images)
-        return self.predict(np.concatenate([block.reshape(len(block), -1) for block in blocks]) if len(images) else np.empty((0, self.width)))
+        sets = (images, images[..., ::-1]) if self.mirrored else (images,)
+        return tuple(
+            np.concatenate([block.reshape(len(block), -1) for block in net.predict_batches(each, batch)]) if len(each) else np.empty((0, self.width))
+            for each in sets
+        )
 
-    def _encoder(self, mode: str) -> Any:
-        from nbcnn.nn import models
-        from nbcnn.nn.params import ParameterError
-        from nbcnn.run.net import Net
+    def encoder(self, path: Path | None = None, mode: str = "auto", precision: str | None = None) -> Net:
+        """The encoder that made the training features, from the checkpoint `path` (None: the one that the file names).
 
-        path = Path(self.origin.run) / Path(self.origin.checkpoint).name
+        `precision` None takes that of the features where `mode` has it.
+        Raises ClassifierError if the checkpoint is gone, is another one than that, or is of a network that this version does not know.
+        """
+        from nbcnn.nn.description import DescriptionError
+
+        model = self.origin.model or "autoencoder"  # features that do not name their model are of the time when there was no other
+        if self.origin.layer is None and model not in models.CODES:
+            raise ClassifierError(f"the classifier's features do not say which layer of the model {model!r} made them: extract them again")
+        path = path or Path(self.origin.run) / Path(self.origin.checkpoint).name
         try:
             saved = checkpoint.read(path)
             if saved.sha256 != self.origin.checkpoint_sha256:
-                raise ClassifierError(f"{path} is not the checkpoint that made the classifier's features: its SHA-256 is another")
-            model = self.origin.model
-            if model is None or model not in models.MODELS:
-                raise ClassifierError(f"the classifier's features are of model {model!r}, which this version does not know")
-            layers = models.encoder(models.MODELS[model](*self.origin.image_shape), models.code(model))
-            net = Net(layers, self.origin.image_shape, mode=mode)
-            net.params.load_dict({name: saved.tensors[f"param.{name}"] for name in net.params.names if f"param.{name}" in saved.tensors})
-        except (checkpoint.CheckpointError, ParameterError) as error:
+                raise ClassifierError(
+                    f"{path} is not the checkpoint that made the classifier's features: its SHA-256 is {saved.sha256[:12]}…, "
+                    f"theirs is {self.origin.checkpoint_sha256[:12]}…. Extract the features of this one and classify them again"
+                )
+            layer = saved_net.cut(model, self.origin.layer)
+            return saved_net.encoder(saved, layer, mode, precision, self.origin.precision, self.origin.image_shape)
+        except (checkpoint.CheckpointError, DescriptionError, RunError) as error:
             raise ClassifierError(f"the encoder of the classifier cannot be loaded: {error}") from error
-        return net
 
 
-def save(path: Path, outcome: Outcome, origin: Origin, features: os.PathLike[str], features_sha256: str, vectors: np.ndarray | None = None) -> int:
+def save(
+    path: Path,
+    outcome: Outcome,
+    origin: Origin,
+    features: os.PathLike[str],
+    features_sha256: str,
+    vectors: np.ndarray | None = None,
+    mirrored_vectors: np.ndarray | None = None,
+) -> int:
     """Put the classifier of `outcome` in place of `path`, whole or not at all; returns its bytes.
 
-    `vectors` are the training features (n, F) whose support vectors the file shall hold; without, it names the folder `features`.
+    `vectors` are the training features (n, F) whose support vectors the file shall hold, and `mirrored_vectors` those of the mirrored images
+    where the kernel needs them; without, the file names the folder `features`. Raises ValueError where only one of them is given and both are due.
     """
+    if (vectors is not None and outcome.mirrored) != (mirrored_vectors is not None):
+        raise ValueError("vectors and mirrored vectors go together, and with the mirrored kernel")
     machine = outcome.machine
     support = machine.supports()
     tensors: dict[str, np.ndarray] = {"classes": machine.classes.astype(np.int32), "mean": outcome.scaler.mean, "scale": outcome.scaler.scale}
@@ -141,18 +203,20 @@ def save(path: Path, outcome: Outcome, origin: Origin, features: os.PathLike[str
         tensors |= _pairs_of(machine)
     if vectors is not None:
         tensors["vectors"] = np.ascontiguousarray(vectors[support], np.float32)
+    if mirrored_vectors is not None:
+        tensors["mirrored_vectors"] = np.ascontiguousarray(mirrored_vectors[support], np.float32)
     metadata = {
         "format": _FORMAT,
-        "version": _VERSION,
+        "version": _MIRRORED_VERSION if outcome.mirrored else _VERSION,
         "machine": _RIDGE if isinstance(machine, RidgeMachine) else _SVC,
-        "kernel": "rbf",
+        "kernel": _MIRRORED if outcome.mirrored else _RBF,
         "processing": json.dumps(["centre", "scale"]),
         "gamma": repr(outcome.gamma),
         "C": repr(outcome.C),
         "samples": str(len(outcome.train_predicted)),
         "features": str(Path(features).resolve()),
         "features_sha256": features_sha256,
-        "origin": json.dumps({field.name: getattr(origin, field.name) for field in fields(Origin)}),
+        "origin": json.dumps(origin.noted()),
     }
     return checkpoint.save(path, tensors, metadata)
 
@@ -178,8 +242,8 @@ def load(path: str | os.PathLike[str], features: str | os.PathLike[str] | None =
         found = saved.metadata
         if found.get("format") != _FORMAT:
             raise ClassifierError(f"{path} is no classifier of nbcnn; python -m nbcnn classify FEATURES writes one, {NAME}")
-        if found.get("version") != _VERSION:
-            raise ClassifierError(f"{path} is a classifier of version {found.get('version')}, this program reads {_VERSION}")
+        if found.get("version") not in (_VERSION, _MIRRORED_VERSION):
+            raise ClassifierError(f"{path} is a classifier of version {found.get('version')}, this program reads {_VERSION} and {_MIRRORED_VERSION}")
         return _made(path, saved.tensors, found, features)
     except checkpoint.CheckpointError as error:
         raise ClassifierError(str(error)) from None
@@ -188,7 +252,9 @@ def load(path: str | os.PathLike[str], features: str | os.PathLike[str] | None =
 
 
 def _made(path: Path, tensors: dict[str, np.ndarray], found: dict[str, str], features: str | os.PathLike[str] | None) -> Classifier:
-    samples = int(found["samples"])
+    samples, mirrored = int(found["samples"]), found["version"] == _MIRRORED_VERSION
+    if found["kernel"] != (_MIRRORED if mirrored else _RBF):
+        raise ValueError(f"kernel {found['kernel']!r} is not known")
     if found["machine"] == _RIDGE:
         # As pairs: every class one, to which all samples belong.
         count = len(tensors["classes"])
@@ -220,23 +286,27 @@ def _made(path: Path, tensors: dict[str, np.ndarray], found: dict[str, str], fea
     for name in ("classes", "image_shape", "code_shape"):
         origin[name] = None if origin[name] is None else tuple(origin[name])
     used = np.unique(support)
-    vectors = tensors.get("vectors")
+    vectors, mirrored_vectors = tensors.get("vectors"), tensors.get("mirrored_vectors")
     if vectors is None:
-        vectors = _vectors(path, Path(features or found["features"]), found["features_sha256"], used)
-    if vectors.shape != (len(used), len(mean)):
-        raise ValueError(f"support vectors of shape {vectors.shape} where {(len(used), len(mean))} are due")
+        stored = _features(path, Path(features or found["features"]), found["features_sha256"])
+        vectors = np.ascontiguousarray(stored.train[used])
+        mirrored_vectors = None if stored.train_mirrored is None or not mirrored else np.ascontiguousarray(stored.train_mirrored[used])
+    if (mirrored_vectors is not None) != mirrored:
+        raise ValueError("the kernel and the vectors of mirrored images do not go together")
+    for each in (vectors, mirrored_vectors):
+        if each is not None and each.shape != (len(used), len(mean)):
+            raise ValueError(f"support vectors of shape {each.shape} where {(len(used), len(mean))} are due")
     dual = np.zeros((len(used), len(pairs)))
     for at in range(len(pairs)):
         part = slice(offsets[at], offsets[at + 1])
         dual[np.searchsorted(used, support[part]), at] = tensors["dual"][part]
     numbered = [] if found["machine"] == _RIDGE else [(int(i), int(j)) for i, j in pairs]
-    return Classifier(
-        classes, numbered, vectors, dual, tensors["intercept"], Scaler(mean, scale), gamma, C, Origin(**origin), found["features_sha256"]
-    )
+    machine = (classes, numbered, vectors, dual, tensors["intercept"], Scaler(mean, scale), gamma, C)
+    return Classifier(*machine, Origin(**origin), found["features_sha256"], mirrored_vectors)
 
 
-def _vectors(path: Path, folder: Path, sha256: str, used: np.ndarray) -> np.ndarray:
-    """Rows `used` of the training features in `folder`."""
+def _features(path: Path, folder: Path, sha256: str) -> Features:
+    """The features in `folder`, which the classifier in `path` was trained on."""
     from nbcnn.datasets import DataCorrupt, DataMissing
 
     way = "give load() the folder, or classify with --portable"
@@ -246,4 +316,4 @@ def _vectors(path: Path, folder: Path, sha256: str, used: np.ndarray) -> np.ndar
         raise ClassifierError(f"{path} needs the features that it was trained on ({error}); {way}") from None
     if found.sha256 != sha256:
         raise ClassifierError(f"{folder} holds other features than {path} was trained on; {way}")
-    return np.ascontiguousarray(found.train[used])
+    return found

@@ -1,48 +1,46 @@
-"""This module stores features on disk: `extract_features.py` writes them and `python -m nbcnn classify` reads them.
+"""This module reads features on disk, which `nbcnn extract` writes (`feature_writer.py`) and `nbcnn classify` uses.
 
 A folder with, for each split of "train" and "test":
 
     train_features.npy      float32 (n, F), one row per image in the data set's order; read memory-mapped
     train_labels.npy        int32 (n,); absent if the data set has no labels
+    train_mirrored.npy      float32 (n, F), the same of the mirrored images; only after `extract --mirror`
     features.json           where all of it came from, and the SHA-256 of every array; written last
 
 With storage "csv" the arrays are `features_train.csv` and `features_test.csv` instead: one line per image, its label (-1 if
-there is none), then its F values, printed so that they read back as the same float32.
+there is none), then its F values, printed so that they read back as the same float32. Mirrored images are stored as npy only.
+
+A folder without mirrored images is of version 1 of the format, one with them of version 2, which earlier programs refuse.
 """
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import hashlib
 import json
 import math
 import os
 import re
-import shutil
 import threading
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
-from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 
 from nbcnn.datasets import DataCorrupt, DataMissing
 from nbcnn.files import document
-from nbcnn.files.atomic import DiskFull, replace_bytes, temporary
 
 SPLITS = ("train", "test")
 STORAGES = ("npy", "csv")
-_FORMAT, _VERSION, _INDEX = "nbcnn-features", 1, "features.json"
+FORMAT, INDEX = "nbcnn-features", "features.json"
+VERSION, MIRRORED_VERSION = 1, 2
 _AGAIN = "Extract the features again: python extract_features.py RUN"
-_HEADER_BYTES = 128
+HEADER_BYTES = 128
 # A float32 takes 15 characters and a comma at the most ("-1.23456789e-38,"), about 11 in the mean.
-_CSV_BYTES_PER_VALUE = 16
+CSV_BYTES_PER_VALUE = 16
 _MOST_VALUES = 1 << 46
-_SPLIT = {"count": int, "sha256": str, "labels_sha256": (str, None)}
+_SPLIT = {"count": int, "sha256": str, "labels_sha256": (str, None), "mirrored_sha256?": str}
 _FORM = {
     "storage": str,
     "width": int,
@@ -51,6 +49,7 @@ _FORM = {
     "origin": {
         **dict.fromkeys(("run", "checkpoint", "checkpoint_sha256", "dataset", "source", "mode"), str),
         **{"classes": ([str], None), "image_shape": [int], "code_shape": [int], "gpu": (str, None), "precision?": str, "model?": (str, None)},
+        "layer?": (str, None),
     },
 }
 _NPY_PREAMBLE, _LONGEST_HEADER = 10, 1 << 10
@@ -60,7 +59,7 @@ _NPY = re.compile(
     re.DOTALL,
 )
 """The header of an npy file of numbers, as NumPy has written it since version 1.0 of the format."""
-_CHUNK_BYTES = 1 << 24
+CHUNK_BYTES = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,8 @@ class Origin:
     `run` is the run folder, `checkpoint` the file in it with `checkpoint_sha256`; `source` says where the images were found;
     `classes` is None for a data set without labels; `code_shape` is the shape of one image's code before it was flattened.
     `precision` is fp32 for features that were written before there were others. `model` is the name of the network whose encoder made
-    them (`nbcnn.nn.models.MODELS`), None for features that were written before they said so.
+    them (`nbcnn.nn.models.MODELS`), None for features that were written before they said so. `layer` is the layer whose output they are
+    (`extract --at`), None for the code of a ready-made model.
     """
 
     run: str
@@ -85,13 +85,19 @@ class Origin:
     gpu: str | None
     precision: str = "fp32"
     model: str | None = None
+    layer: str | None = None
+
+    def noted(self) -> dict[str, Any]:
+        """The origin as a JSON object, without a layer that is None: earlier programs know no `layer`."""
+        return {name: value for name, value in asdict(self).items() if name != "layer" or value is not None}
 
 
 @dataclass(frozen=True)
 class Features:
     """Features of a data set: float32 (n, F) arrays (memory-mapped if stored as npy), int32 labels or None.
 
-    `sha256` identifies features and labels, whatever they were stored as.
+    `train_mirrored`, `test_mirrored` are the features of the mirrored images, None where they were not extracted. `sha256` identifies features
+    and labels, whatever they were stored as.
     """
 
     train: np.ndarray
@@ -100,212 +106,11 @@ class Features:
     test_labels: np.ndarray | None
     origin: Origin
     sha256: str
+    train_mirrored: np.ndarray | None = None
+    test_mirrored: np.ndarray | None = None
 
 
-class FeatureWriter:
-    """Writes one split of `count` rows of `width` features into `folder`; a context manager.
-
-        with FeatureWriter(folder, "train", 50000, 8192, labels=a) as train, FeatureWriter(folder, "test", 10000, 8192, labels=b) as test:
-            train.write(0, block)                   # rows in order, each once
-            …
-            publish(folder, origin, train, test)
-
-    Everything goes to temporary names (`partial`) until `publish`; leaving the context without it removes them, and features that were
-    in the folder before stay as they were. Whoever writes holds the folder (`nbcnn.files.lock`).
-
-    Raises ValueError for labels of another count or an unknown storage, DiskFull if the folder's file system has not the room.
-    """
-
-    def __init__(
-        self, folder: str | os.PathLike[str], split: str, count: int, width: int, *, labels: np.ndarray | None = None, storage: str = "npy"
-    ) -> None:
-        if split not in SPLITS or storage not in STORAGES:
-            raise ValueError(f"split must be one of {SPLITS} and storage one of {STORAGES}, got {split!r} and {storage!r}")
-        if labels is not None and labels.shape != (count,):
-            raise ValueError(f"{count} {split} images need {count} labels, got {labels.shape}")
-        self.folder, self.split, self.count, self.width, self.storage = Path(folder), split, count, width, storage
-        self.labels = None if labels is None else np.ascontiguousarray(labels, "<i4")
-        self.path = self.folder / (f"{split}_features.npy" if storage == "npy" else f"features_{split}.csv")
-        self.partial = temporary(self.path)
-        self.rows = 0
-        self._hash = hashlib.sha256()
-        self._line = "%d" + ",%.9g" * width + "\n"
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._check_room()
-        try:
-            self._file = open(self.partial, "wb")  # noqa: SIM115
-            if storage == "npy":
-                self._begin_npy()
-        except OSError as error:
-            self._abandon()
-            raise self._explained(error) from error
-        except BaseException:
-            self._abandon()
-            raise
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of disk that this split takes (an upper bound for csv)."""
-        per_value = 4 if self.storage == "npy" else _CSV_BYTES_PER_VALUE
-        return _HEADER_BYTES + self.count * (self.width * per_value + 12)
-
-    def _check_room(self) -> None:
-        free = shutil.disk_usage(self.folder).free
-        if free < self.nbytes:
-            raise DiskFull(f"{self.path} needs {self.nbytes:,} bytes, {free:,} are free; features already in {self.folder} are untouched")
-
-    def _begin_npy(self) -> None:
-        header = {"descr": "<f4", "fortran_order": False, "shape": (self.count, self.width)}
-        np.lib.format.write_array_header_1_0(self._file, header)
-        self._file.flush()
-        # Reserve everything now: the second split's check then sees what is really left.
-        if hasattr(os, "posix_fallocate") and self.count * self.width:
-            try:
-                os.posix_fallocate(self._file.fileno(), 0, self._file.tell() + 4 * self.count * self.width)
-            except OSError as error:
-                # File systems without reservation say so in several ways; only "full" is a reason to stop.
-                if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                    raise
-
-    def write(self, offset: int, block: np.ndarray) -> None:
-        """Append `block`, (n, width) floats, the rows from `offset` on; rows come in order.
-
-        Raises ValueError if they do not, or if they do not fit; DiskFull if the disk does not hold them.
-        """
-        if offset != self.rows or block.ndim != 2 or block.shape[1] != self.width or offset + len(block) > self.count:
-            raise ValueError(
-                f"{self.split}: rows {offset} to {offset + len(block)} of shape {block.shape} after {self.rows} of ({self.count}, {self.width})"
-            )
-        block = np.ascontiguousarray(block, "<f4")
-        self._hash.update(block.data)
-        try:
-            if self.storage == "npy":
-                self._file.write(block.data)
-            else:
-                labels = np.full(self.count, -1) if self.labels is None else self.labels
-                for label, row in zip(labels[offset:].tolist(), block, strict=False):
-                    self._file.write((self._line % (label, *row.tolist())).encode())
-        except OSError as error:
-            raise self._explained(error) from error
-        self.rows += len(block)
-
-    def adopt(self, end: int) -> None:
-        """Take the rows up to `end` as other ranks wrote them (`FeaturePart`), by reading them back. Raises ValueError if they are not there."""
-        with open(self.partial, "rb") as file:
-            file.seek(_HEADER_BYTES + 4 * self.rows * self.width)
-            left = 4 * (end - self.rows) * self.width
-            while left:
-                block = file.read(min(left, _CHUNK_BYTES))
-                if not block:
-                    raise ValueError(f"{self.split}: another rank's rows are missing; is {self.folder} the same folder for all ranks?")
-                self._hash.update(block)
-                left -= len(block)
-        self.rows = end
-
-    def _explained(self, error: OSError) -> OSError:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return DiskFull(f"{self.path} needs {self.nbytes:,} bytes and the disk is full; features already in {self.folder} are untouched")
-        return error
-
-    def _finish(self) -> dict[str, Any]:
-        """Make the temporary file durable and describe it. Raises ValueError if rows are missing."""
-        if self.rows != self.count:
-            raise ValueError(f"{self.split}: {self.rows} of {self.count} rows were written")
-        try:
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self._file.close()
-        except OSError as error:
-            raise self._explained(error) from error
-        labels = None if self.labels is None else hashlib.sha256(self.labels.data).hexdigest()
-        return {"count": self.count, "sha256": self._hash.hexdigest(), "labels_sha256": labels}
-
-    def _abandon(self) -> None:
-        if file := getattr(self, "_file", None):
-            # On a full disk the buffer cannot be flushed; the file goes away anyway.
-            with contextlib.suppress(OSError):
-                file.close()
-        self.partial.unlink(missing_ok=True)
-
-    def __enter__(self) -> FeatureWriter:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._abandon()
-
-
-class FeaturePart:
-    """The rows from `first` on that a rank writes into the npy file that rank 0's `FeatureWriter` has begun, as `partial`; on disk when this
-    context ends."""
-
-    def __init__(self, partial: Path, split: str, first: int, width: int) -> None:
-        self.split, self.rows, self._width = split, first, width
-        self._file = open(partial, "r+b")  # noqa: SIM115
-        self._file.seek(_HEADER_BYTES + 4 * first * width)
-
-    def write(self, offset: int, block: np.ndarray) -> None:
-        """Append rows like `FeatureWriter.write`."""
-        if offset != self.rows or block.shape[1:] != (self._width,):
-            raise ValueError(f"{self.split}: rows {offset} of shape {block.shape} where row {self.rows} of {self._width} values is due")
-        self._file.write(np.ascontiguousarray(block, "<f4").data)
-        self.rows += len(block)
-
-    def __enter__(self) -> FeaturePart:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with self._file:
-            self._file.flush()
-            os.fsync(self._file.fileno())
-
-
-def publish(folder: str | os.PathLike[str], origin: Origin, train: FeatureWriter, test: FeatureWriter) -> str:
-    """Put the written splits and their description in place of what `folder` held; return the features' SHA-256.
-
-    `features.json` comes last: until it describes the new arrays, readers report the folder as damaged instead of mixing
-    old and new. Raises ValueError if rows are missing or the splits do not belong together, DiskFull as `FeatureWriter`.
-    """
-    if train.width != test.width or train.storage != test.storage or (train.labels is None) != (test.labels is None):
-        raise ValueError("training and test features differ in width, storage, or in having labels")
-    if (origin.classes is None) != (train.labels is None):
-        raise ValueError("labels and class names go together")
-    folder = Path(folder)
-    writers = {"train": train, "test": test}
-    splits = {name: writer._finish() for name, writer in writers.items()}
-    index: dict[str, Any] = {
-        "format": _FORMAT,
-        "version": _VERSION,
-        "storage": train.storage,
-        "dtype": "float32",
-        "width": train.width,
-        "splits": splits,
-        "sha256": _identity(splits),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "origin": asdict(origin),
-    }
-    for name, writer in writers.items():
-        os.replace(writer.partial, writer.path)
-        if writer.storage == "npy" and writer.labels is not None:
-            replace_bytes(folder / f"{name}_labels.npy", _npy_bytes(writer.labels))
-    replace_bytes(folder / _INDEX, (json.dumps(index, indent=1) + "\n").encode())
-    for name in SPLITS:
-        stale = [f"features_{name}.csv"] if train.storage == "npy" else [f"{name}_features.npy", f"{name}_labels.npy"]
-        if train.labels is None:
-            stale.append(f"{name}_labels.npy")
-        for file in stale:
-            (folder / file).unlink(missing_ok=True)
-    return index["sha256"]
-
-
-def _npy_bytes(array: np.ndarray) -> bytes:
-    from io import BytesIO
-
-    buffer = BytesIO()
-    np.lib.format.write_array(buffer, array, allow_pickle=False)
-    return buffer.getvalue()
-
-
-def _identity(splits: dict[str, dict[str, Any]]) -> str:
+def identity(splits: dict[str, dict[str, Any]]) -> str:
     """One hash for features and labels of both splits."""
     return hashlib.sha256(json.dumps([splits[name] for name in SPLITS], sort_keys=True).encode()).hexdigest()
 
@@ -318,18 +123,28 @@ def read_features(folder: str | os.PathLike[str], *, verify: bool = True) -> Fea
     """
     folder = Path(folder)
     index = _read_index(folder)
-    arrays: dict[str, tuple[np.ndarray, np.ndarray | None]] = {}
+    arrays: dict[str, tuple[np.ndarray, np.ndarray | None, np.ndarray | None]] = {}
     origin = _read_origin(index)
     for name in SPLITS:
         features, labels = (_read_npy if index["storage"] == "npy" else _read_csv)(folder, name, index)
         if labels is not None and origin.classes is not None and labels.size and not 0 <= labels.min() <= labels.max() < len(origin.classes):
             bad = int(np.flatnonzero((labels < 0) | (labels >= len(origin.classes)))[0])
-            raise DataCorrupt(folder / _INDEX, 0, f"{name} image {bad} has label {labels[bad]}, there are {len(origin.classes)} classes", _AGAIN)
+            raise DataCorrupt(folder / INDEX, 0, f"{name} image {bad} has label {labels[bad]}, there are {len(origin.classes)} classes", _AGAIN)
+        mirrored = _map(mirrored_path(folder, name), "<f4", features.shape) if _has_mirrored(index) else None
         if verify:
-            _verify(folder, name, index, features, labels)
-        arrays[name] = features, labels
-    (train, train_labels), (test, test_labels) = arrays["train"], arrays["test"]
-    return Features(train, test, train_labels, test_labels, origin, index["sha256"])
+            _verify(folder, name, index, features, labels, mirrored)
+        arrays[name] = features, labels, mirrored
+    (train, train_labels, train_mirrored), (test, test_labels, test_mirrored) = arrays["train"], arrays["test"]
+    return Features(train, test, train_labels, test_labels, origin, index["sha256"], train_mirrored, test_mirrored)
+
+
+def mirrored_path(folder: Path, split: str) -> Path:
+    """The file of the features of the mirrored images of `split`."""
+    return folder / f"{split}_mirrored.npy"
+
+
+def _has_mirrored(index: dict[str, Any]) -> bool:
+    return index["version"] == MIRRORED_VERSION
 
 
 class Verification:
@@ -348,8 +163,8 @@ class Verification:
     def _run(self) -> None:
         try:
             index, found = _read_index(self._folder), self._features
-            for name, values, labels in (("train", found.train, found.train_labels), ("test", found.test, found.test_labels)):
-                _verify(self._folder, name, index, values, labels)
+            _verify(self._folder, "train", index, found.train, found.train_labels, found.train_mirrored)
+            _verify(self._folder, "test", index, found.test, found.test_labels, found.test_mirrored)
         except BaseException as error:
             self._error = error
 
@@ -361,22 +176,25 @@ class Verification:
 
 
 def _read_index(folder: Path) -> dict[str, Any]:
-    path = folder / _INDEX
+    path = folder / INDEX
     if not path.is_file():
-        what = "is not there" if not folder.exists() else f"has no {_INDEX}: no features were written there, or not to the end"
+        what = "is not there" if not folder.exists() else f"has no {INDEX}: no features were written there, or not to the end"
         raise DataMissing(f"{folder} {what}. To make them: python extract_features.py RUN")
     try:
         index = document.load(path)
         document.fits(index, {"format": str, "version": int}, '"features"')
-        if index["format"] != _FORMAT:
-            raise ValueError(f'"format" is {index["format"]!r}, not {_FORMAT!r}')
-        if index["version"] != _VERSION:
-            raise ValueError(f'"version" is {index["version"]!r}, this program reads {_VERSION}')
+        if index["format"] != FORMAT:
+            raise ValueError(f'"format" is {index["format"]!r}, not {FORMAT!r}')
+        if index["version"] not in (VERSION, MIRRORED_VERSION):
+            raise ValueError(f'"version" is {index["version"]!r}, this program reads {VERSION} and {MIRRORED_VERSION}')
         document.fits(index, _FORM, '"features"')
         counts = [index["splits"][name]["count"] for name in SPLITS]
         if index["storage"] not in STORAGES or index["width"] < 1 or min(counts) < 0 or max(counts) * index["width"] >= _MOST_VALUES:
             raise ValueError('"storage", "width" or "count" is not one of ours')
-        if index["sha256"] != _identity(index["splits"]):
+        mirrored = _has_mirrored(index)
+        if any(("mirrored_sha256" in index["splits"][name]) != mirrored for name in SPLITS) or (mirrored and index["storage"] != "npy"):
+            raise ValueError('"version", "storage" and "mirrored_sha256" do not go together')
+        if index["sha256"] != identity(index["splits"]):
             raise ValueError('"sha256" does not follow from "splits"')
         _check_origin(index["origin"], index["splits"])
     except ValueError as error:
@@ -415,7 +233,7 @@ def _map(path: Path, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
     Not by np.load, which reads archives and pickles too, and evaluates the header.
     """
     if not path.is_file():
-        raise DataMissing(f"{path} is missing beside {_INDEX}. {_AGAIN}")
+        raise DataMissing(f"{path} is missing beside {INDEX}. {_AGAIN}")
     with open(path, "rb") as file:
         found = _NPY.match(file.read(_LONGEST_HEADER))
     if found is None:
@@ -423,7 +241,7 @@ def _map(path: Path, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
     kind, columns, extents = found["kind"].decode(), found["columns"] == b"True", tuple(int(n) for n in found["shape"].split(b",") if n.strip())
     if kind != dtype or columns or extents != shape:
         order = " by columns" if columns else ""
-        raise DataCorrupt(path, 0, f"holds {_words(kind)} {extents}{order}, {_INDEX} says {_words(dtype)} {shape}", _AGAIN)
+        raise DataCorrupt(path, 0, f"holds {_words(kind)} {extents}{order}, {INDEX} says {_words(dtype)} {shape}", _AGAIN)
     nbytes, wanted = path.stat().st_size, found.end() + math.prod(shape) * 4
     if nbytes != wanted or int.from_bytes(found["length"], "little") != found.end() - _NPY_PREAMBLE:
         raise DataCorrupt(path, min(nbytes, wanted), f"truncated or too long: {nbytes:,} bytes, {shape} needs {wanted:,}", _AGAIN)
@@ -442,8 +260,8 @@ def _read_csv(folder: Path, name: str, index: dict[str, Any]) -> tuple[np.ndarra
     path = folder / f"features_{name}.csv"
     count, width = index["splits"][name]["count"], index["width"]
     if not path.is_file():
-        raise DataMissing(f"{path} is missing beside {_INDEX}. {_AGAIN}")
-    nbytes, most = path.stat().st_size, count * (width + 1) * _CSV_BYTES_PER_VALUE
+        raise DataMissing(f"{path} is missing beside {INDEX}. {_AGAIN}")
+    nbytes, most = path.stat().st_size, count * (width + 1) * CSV_BYTES_PER_VALUE
     if nbytes > most or (count and not nbytes):
         raise DataCorrupt(path, 0, f"has {nbytes:,} bytes; {count} lines of {width + 1} values have 1 to {most:,}", _AGAIN)
     table = np.empty((0, width + 1), np.float32)
@@ -453,7 +271,7 @@ def _read_csv(folder: Path, name: str, index: dict[str, Any]) -> tuple[np.ndarra
     except ValueError as error:
         raise DataCorrupt(path, 0, f"not a table of numbers ({error})", _AGAIN) from error
     if table.shape != (count, width + 1):
-        raise DataCorrupt(path, 0, f"holds {len(table)} lines of {table.shape[1]} values, {_INDEX} says {count} of {width + 1}", _AGAIN)
+        raise DataCorrupt(path, 0, f"holds {len(table)} lines of {table.shape[1]} values, {INDEX} says {count} of {width + 1}", _AGAIN)
     if index["splits"][name]["labels_sha256"] is None:
         return table[:, 1:], None
     labels = table[:, 0]
@@ -462,24 +280,33 @@ def _read_csv(folder: Path, name: str, index: dict[str, Any]) -> tuple[np.ndarra
     return table[:, 1:], labels.astype(np.int32)
 
 
-def _verify(folder: Path, name: str, index: dict[str, Any], features: np.ndarray, labels: np.ndarray | None) -> None:
+def _verify(
+    folder: Path, name: str, index: dict[str, Any], features: np.ndarray, labels: np.ndarray | None, mirrored: np.ndarray | None = None
+) -> None:
     """Raise DataCorrupt unless all values are finite and hash to what `index` says."""
-    split, digest = index["splits"][name], hashlib.sha256()
-    path = folder / (f"{name}_features.npy" if index["storage"] == "npy" else f"features_{name}.csv")
+    split, npy = index["splits"][name], index["storage"] == "npy"
+    path = folder / (f"{name}_features.npy" if npy else f"features_{name}.csv")
+    _verify_values(path, f"{name} image", features, split["sha256"], npy)
+    if mirrored is not None:
+        _verify_values(mirrored_path(folder, name), f"mirrored {name} image", mirrored, split["mirrored_sha256"], npy)
+    if labels is not None and hashlib.sha256(np.ascontiguousarray(labels, "<i4").data).hexdigest() != split["labels_sha256"]:
+        raise DataCorrupt(path, 0, f"the {name} labels are not those that {INDEX} describes (their SHA-256 differs)", _AGAIN)
+
+
+def _verify_values(path: Path, what: str, features: np.ndarray, sha256: str, npy: bool) -> None:
+    digest, width = hashlib.sha256(), features.shape[1]
     for start, rows in _chunks(features):
         if not np.isfinite(rows).all():
             row, column = np.argwhere(~np.isfinite(rows))[0]
-            offset = _HEADER_BYTES + 4 * ((start + int(row)) * index["width"] + int(column)) if index["storage"] == "npy" else 0
-            raise DataCorrupt(path, offset, f"value {column} of {name} image {start + row} is {rows[row, column]}", _AGAIN)
+            offset = HEADER_BYTES + 4 * ((start + int(row)) * width + int(column)) if npy else 0
+            raise DataCorrupt(path, offset, f"value {column} of {what} {start + row} is {rows[row, column]}", _AGAIN)
         digest.update(np.ascontiguousarray(rows, "<f4").data)
-    if digest.hexdigest() != split["sha256"]:
-        raise DataCorrupt(path, 0, f"is not the file that {_INDEX} describes (its SHA-256 differs)", _AGAIN)
-    if labels is not None and hashlib.sha256(np.ascontiguousarray(labels, "<i4").data).hexdigest() != split["labels_sha256"]:
-        raise DataCorrupt(path, 0, f"the {name} labels are not those that {_INDEX} describes (their SHA-256 differs)", _AGAIN)
+    if digest.hexdigest() != sha256:
+        raise DataCorrupt(path, 0, f"is not the file that {INDEX} describes (its SHA-256 differs)", _AGAIN)
 
 
 def _chunks(array: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
     """(first row, rows) pieces of about 16 MiB."""
-    rows = max(1, _CHUNK_BYTES // (4 * array.shape[1]))
+    rows = max(1, CHUNK_BYTES // (4 * array.shape[1]))
     for start in range(0, len(array), rows):
         yield start, array[start : start + rows]

@@ -1,7 +1,8 @@
 """This module trains and asks the whole machine on the GPU: features come up once; standardising, kernel values, pairs and votes stay there.
 
 Samples are sorted by class, so that a pair's kernel values are two runs of each row. Where the kernel matrix does not fit into the GPU's
-memory, each pair gets its own when its turn comes, as many pairs at a time as fit.
+memory, each pair gets its own when its turn comes, as many pairs at a time as fit. The mirrored kernel (`kernel.py`) is four such matrices,
+added where the first one lies.
 """
 
 from __future__ import annotations
@@ -23,24 +24,29 @@ from nbcnn.ops.products.gemm import launch_gemm_nt
 from nbcnn.ops.products.gram_wgmma import launch_gram
 from nbcnn.ops.products.parts import launch_product
 from nbcnn.ops.products.rbf import launch_rbf
-from nbcnn.ops.svm import rows, smo
+from nbcnn.ops.svm import mirror, rows, smo
 
 ALIGNED = 32
 """Samples of a class take a multiple of this many rows: kernel values of a class then begin at whole lines of the cache."""
 _WIDTH = 64
 _STAGED_BYTES = 1 << 26
 _INDEX_LIMIT = 2**31
-_GPU_SHARE = 0.9
+GPU_SHARE = 0.9
 STEPS = 20_000
 """Steps of a launch: about a tenth of a second, after which an interrupt is heeded."""
 ROUNDS = 12
 _MOST_STEPS = 10_000_000
 _PANEL_VALUES = 1 << 30
+_SPARE_VALUES = 1 << 26
 
 
 @dataclass
 class Rows:
-    """Samples on the device: `count` rows of `pitch` floats, what products are made of (halves or the rows themselves) and their norms."""
+    """Samples on the device: `count` rows of `pitch` floats, what products are made of (halves or the rows themselves) and their norms.
+
+    For the mirrored kernel also `mirror`, those of the mirrored images, `apart`, |x − x'|² of every row, and `factors` of a gamma
+    (`Kernel.weigh`).
+    """
 
     count: int
     pitch: int
@@ -49,6 +55,15 @@ class Rows:
     exact: np.ndarray
     norms: Any
     scale: float
+    mirror: Rows | None = None
+    apart: np.ndarray | None = None
+    factors: Any = None
+
+    @property
+    def largest(self) -> float:
+        """The largest |x|², mirrored images included."""
+        own = float(self.exact.max(initial=0.0))
+        return own if self.mirror is None else max(own, self.mirror.largest)
 
 
 class Kernel:
@@ -105,22 +120,61 @@ class Kernel:
         rows.launch_standardise(values, there, mean, deviation, len(places), len(scaler.mean), pitch).run(self.device.stream)
         self.device.synchronize()
 
-    def operand(self, values: Any, count: int, pitch: int) -> Rows:
-        """What kernel values of these rows are made from; the rows themselves are let go where halves take their place."""
+    def operand(self, sets: list[Any], features: list[np.ndarray], count: int, pitch: int) -> Rows:
+        """What kernel values are made from: of `sets`, the rows and for the mirrored kernel those of the mirrored images.
+
+        The list is emptied: rows are let go where halves take their place. Raises ValueError where `features`, from which the rows were made,
+        are not finite: their norms are then not, either.
+        """
+        between = None
+        if len(sets) > 1:
+            squared = self.device.empty(count, "float64")
+            mirror.launch_apart(sets[0], sets[1], squared, count, pitch).run(self.device.stream)
+            between = self.device.download(squared)[:count]
+        own, *mirrors = (self._operand(sets.pop(0), each, count, pitch) for each in features)
+        if mirrors:
+            own.mirror, own.apart = mirrors[0], between
+        return own
+
+    def weigh(self, samples: Rows, gamma: float) -> None:
+        """Make the factors that the mirrored kernel of `gamma` multiplies its sums with."""
+        if samples.apart is not None:
+            samples.factors = self.uploaded(mirror.factors(samples.apart, gamma))
+
+    def _operand(self, values: Any, features: np.ndarray, count: int, pitch: int) -> Rows:
         device = self.device
         exact, rounded, largest = device.empty(count, "float64"), device.empty(count, "float32"), device.empty(count, "float32")
         rows.launch_norms(values, exact, rounded, largest, count, pitch).run(device.stream)
-        most = float(device.download(largest)[:count].max(initial=0.0))
+        squared, most = device.download(exact)[:count], float(device.download(largest)[:count].max(initial=0.0))
+        if not np.isfinite(squared).all():
+            finite(features)
         if not self.wgmma:
-            return Rows(count, pitch, values, None, device.download(exact)[:count], rounded, 1.0)
+            return Rows(count, pitch, values, None, squared, rounded, 1.0)
         # The largest value becomes one in 2^13 … 2^14: float16 goes to 65,504, and what lies 2^28 below still is no subnormal.
         scale = 2.0 ** (13 - math.floor(math.log2(most))) if most > 0 else 1.0
         halves = device.empty(2 * count * pitch, "uint16")
         rows.launch_halves(values, halves, scale, count * pitch).run(device.stream)
-        return Rows(count, pitch, None, halves, device.download(exact)[:count], rounded, scale)
+        return Rows(count, pitch, None, halves, squared, rounded, scale)
 
     def block(self, a: Rows, b: Rows, k: Any, first: tuple[int, int], size: tuple[int, int], pitch: int, gamma: float) -> None:
         """k (M, N) with rows of `pitch` values: kernel values of rows first … of a and of b."""
+        if a.mirror is None or b.mirror is None:
+            self._rbf(a, b, k, first, size, pitch, gamma, False)
+            return
+        stream, (M, N) = self.device.stream, size
+        whole = a is b and first[0] == first[1] and M == N
+        more = [(a, b), (a.mirror, b.mirror)]
+        self._rbf(a, b.mirror, k, first, size, pitch, gamma, False)
+        if whole:  # the sum over (x', y) is its transpose, and the other two are symmetric: half of the products
+            mirror.launch_add_transpose(k, M, pitch).run(stream)
+        else:
+            more.append((a.mirror, b))
+        for x, y in more:
+            self._rbf(x, y, k, first, size, pitch, gamma, True)
+        mirror.launch_weigh(k, a.factors[first[0] :], b.factors[first[1] :], M, N, pitch, whole).run(stream)
+
+    def _rbf(self, a: Rows, b: Rows, k: Any, first: tuple[int, int], size: tuple[int, int], pitch: int, gamma: float, added: bool) -> None:
+        """k = exp(−γ |a − b|²) of these rows, or that added to k."""
         device, (M, N) = self.device, size
         norms = a.norms[first[0] : first[0] + M], b.norms[first[1] : first[1] + N]
         if self.wgmma:
@@ -136,7 +190,17 @@ class Kernel:
                 device.multiprocessors,
                 first=first,
                 symmetric=same,
+                added=added,
             ).run(device.stream)
+            return
+        if added:
+            step = max(1, min(M, _SPARE_VALUES // N))
+            spare = device.empty(step * N, "float32")
+            for top in range(0, M, step):
+                height = min(step, M - top)
+                self._rbf(a, b, spare, (first[0] + top, first[1]), (height, N), N, gamma, False)
+                mirror.launch_add_values(spare, k[top * pitch :], height, N, pitch).run(device.stream)
+            device.synchronize()  # before the spare values go
             return
         step = max(1, (_INDEX_LIMIT - 1) // max(N, a.pitch))
         for top in range(0, M, step):
@@ -241,13 +305,14 @@ class Machine:
         self.device = kernel.device
         self.starts, self.count = starts_of(members)
         self.matrix: Any = None
+        kernel.weigh(operand, gamma)
         if 4 * self.count**2 <= self._free():
             self.matrix = self.device.empty(self.count**2, "float32")
             kernel.block(operand, operand, self.matrix, (0, 0), (self.count, self.count), self.count, gamma)
         self.device.synchronize()
 
     def _free(self) -> int:
-        return int(_GPU_SHARE * self.device.free_bytes())
+        return int(GPU_SHARE * self.device.free_bytes())
 
     def fit(self, C: float, tolerance: float, done: Callable[[int], object]) -> list[Solved]:
         """The optima of all pairs of classes, in libsvm's order. Raises MemoryError if a pair's kernel matrix does not fit."""
@@ -298,6 +363,8 @@ class Machine:
     def sums(self, coefficients: Any, outputs: int, samples: Rows | None) -> np.ndarray:
         """Σ coefficient·k of every output for `samples` (None: the training rows), float64 (samples, outputs)."""
         device, mine = self.device, samples or self.operand
+        if samples is not None:
+            self.kernel.weigh(samples, self.gamma)
         made = device.empty(mine.count * outputs, "float32")
         pitches = (self.count, self.count, outputs)
         if samples is None and self.matrix is not None:
@@ -323,10 +390,10 @@ def pitch_of(width: int) -> int:
     return _WIDTH * ceil_div(width, _WIDTH)
 
 
-def needed_bytes(train: int, test: int, width: int, classes: int) -> int:
-    """Device memory without any kernel value: rows and halves of both sets (rows are let go between), staging."""
+def needed_bytes(train: int, test: int, width: int, classes: int, sets: int = 1) -> int:
+    """Device memory without any kernel value: rows and halves of both sets (rows are let go between), staging; twice the rows if mirrored."""
     pitch, count = pitch_of(width), max(train + ALIGNED * classes, test)
-    return 4 * pitch * (2 * count + min(train, test)) + 2 * _STAGED_BYTES
+    return 4 * pitch * sets * (2 * count + min(train, test)) + 2 * _STAGED_BYTES
 
 
 def classify(
@@ -344,11 +411,11 @@ def classify(
     """
     begun = time.perf_counter()
     kernel = Kernel(device or Gpu())
-    train, test = load()
+    train, test, *mirrors = load()
     classes, members = by_class(train_labels, len(train))
     n, width = train.shape
     pitch, free = pitch_of(width), kernel.device.free_bytes()
-    if (need := needed_bytes(n, len(test), width, len(classes))) > _GPU_SHARE * free:
+    if (need := needed_bytes(n, len(test), width, len(classes), 1 + bool(mirrors))) > GPU_SHARE * free:
         raise MemoryError(
             f"{n:,} + {len(test):,} samples of {width:,} features need {need:,} bytes, the GPU has {free:,} free; --device cpu, or --limit"
         )
@@ -356,11 +423,11 @@ def classify(
     places = np.empty(n, np.int64)
     for start, index in zip(starts, members, strict=True):
         places[index] = start + np.arange(len(index))
-    progress = report("features to the GPU", n + len(test))
-    values, scaler = scaled(kernel, train, places, count, pitch, settings, progress)
+    progress = report("features to the GPU", (n + len(test)) * (1 + bool(mirrors)))
+    given = [train, *mirrors[:1]]
+    sets, scaler = scaled_sets(kernel, given, places, count, pitch, settings, progress)
     brought = time.perf_counter()
-    operand = kernel.operand(values, count, pitch)
-    del values
+    operand = kernel.operand(sets, given, count, pitch)
     gamma = settings.gamma if settings.gamma is not None else gamma_of(scaler, width, float(operand.exact.sum()) / (n * width), settings.scale)
     machine = Machine(kernel, members, operand, gamma)
     filled = time.perf_counter()
@@ -376,14 +443,15 @@ def classify(
     train_values = (machine.sums(coefficients, len(pairs), None) + intercepts)[places]
     test_values = np.empty((0, len(pairs)))
     if len(test):
-        there, _ = scaled(kernel, test, np.arange(len(test)), len(test), pitch, settings, progress, scaler)
-        test_values = machine.sums(coefficients, len(pairs), kernel.operand(there, len(test), pitch)) + intercepts
+        given = [test, *mirrors[1:]]
+        sets, _ = scaled_sets(kernel, given, np.arange(len(test)), len(test), pitch, settings, progress, scaler)
+        test_values = machine.sums(coefficients, len(pairs), kernel.operand(sets, given, len(test), pitch)) + intercepts
     seconds = {"load": brought - begun, "kernel": filled - brought, "fit": fitted - filled, "predict": time.perf_counter() - fitted}
-    notes = [note for note in (resolution_note(whole, gamma, float(operand.exact.max())), gap_note(whole, tolerance)) if note]
+    notes = [note for note in (resolution_note([pair.dual for pair in whole.machines], gamma, operand.largest), gap_note(whole, tolerance)) if note]
     if machine.matrix is None:
         notes.insert(0, f"the kernel matrix of {4 * count**2:,} bytes does not fit into the GPU's memory: pairs got their own, some at a time")
     predicted = whole.vote(train_values), whole.vote(test_values)
-    return Outcome(whole, scaler, gamma, settings.C, width, *predicted, test_values, seconds, "GPU", 0, tuple(notes))
+    return Outcome(whole, scaler, gamma, settings.C, width, *predicted, test_values, seconds, "GPU", 0, tuple(notes), bool(mirrors))
 
 
 def gap_note(machine: ovo.Machine, tolerance: float) -> str:
@@ -394,6 +462,24 @@ def gap_note(machine: ovo.Machine, tolerance: float) -> str:
         if gaps
         else ""
     )
+
+
+def scaled_sets(
+    kernel: Kernel,
+    sets: list[np.ndarray],
+    places: np.ndarray,
+    count: int,
+    pitch: int,
+    settings: Settings,
+    progress: Callable[[int], object],
+    scaler: Scaler | None = None,
+) -> tuple[list[Any], Scaler]:
+    """Features of images, and perhaps of their mirrored ones, on the device; all scaled by `scaler`, or as the first set is."""
+    own, scaler = scaled(kernel, sets[0], places, count, pitch, settings, progress, scaler)
+    made = [own]
+    for features in sets[1:]:
+        made.append(scaled(kernel, features, places, count, pitch, settings, progress, scaler)[0])
+    return made, scaler
 
 
 def scaled(

@@ -1,64 +1,21 @@
-"""This module fills the kernel matrix: for each pair of classes one product of all samples with all samples, then exp(-gamma d²).
+"""This module fills the kernel matrix on the CPU: for each pair of classes the kernel values of all samples with all samples.
 
-The product is a GEMM with GK = F: 2·n²/2·F = 20.5 TFLOP for 50,000 × 8,192, and 8.2 for 10,000 test images. `HostEngine`
-leaves it to BLAS, which uses SYRK on the diagonal. On a GPU `gpu.classify` does all of it instead.
+Most of it is one product with GK = F: 2·n²/2·F = 20.5 TFLOP for 50,000 × 8,192, and 8.2 for 10,000 test images; BLAS uses SYRK on the
+diagonal. On a GPU `gpu.classify` does all of it instead.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 import numpy as np
 
 from nbcnn.classify.blocks import Blocks
+from nbcnn.classify.kernel import PANEL_VALUES, Samples, kernel
 from nbcnn.classify.scale import Scaler
-from nbcnn.ops.products.rbf import rbf
-
-# 2^25 kernel values are 128 MiB of float32: large enough for BLAS and for the GPU, small in memory.
-PANEL_VALUES = 1 << 25
 
 Progress = Callable[[int], object]
 """Called with the number of kernel values that have been computed since the last call."""
-
-
-class Engine(Protocol):
-    """Computes panels of kernel values against one set of columns at a time."""
-
-    name: str
-
-    def panel_rows(self, columns: int, width: int) -> int:
-        """The most rows that `panel` takes at a time."""
-
-    def columns(self, b: np.ndarray, norms: np.ndarray) -> None:
-        """Set the columns: `b` (N, F) float32 and its squared norms (N,) float32."""
-
-    def panel(self, a: np.ndarray, norms: np.ndarray, gamma: float) -> np.ndarray:
-        """exp(-gamma |a - b|²), (M, N) float32, for `a` (M, F); valid until the next call."""
-
-
-class HostEngine:
-    """BLAS on the CPU."""
-
-    name = "BLAS"
-
-    def __init__(self) -> None:
-        self._buffer = np.empty(0, np.float32)
-
-    def panel_rows(self, columns: int, width: int) -> int:
-        return max(1, PANEL_VALUES // columns)
-
-    def columns(self, b: np.ndarray, norms: np.ndarray) -> None:
-        self._b, self._norms = b, norms
-
-    def panel(self, a: np.ndarray, norms: np.ndarray, gamma: float) -> np.ndarray:
-        values = len(a) * len(self._b)
-        if self._buffer.size < values:
-            self._buffer = np.empty(values, np.float32)
-        k = self._buffer[:values].reshape(len(a), len(self._b))
-        np.matmul(a, self._b.T, out=k)
-        rbf(norms, self._norms, k, gamma=gamma)
-        return k
 
 
 def scaled_classes(train: np.ndarray, members: list[np.ndarray], test: np.ndarray, scaler: Scaler) -> list[np.ndarray]:
@@ -72,15 +29,26 @@ def scaled_classes(train: np.ndarray, members: list[np.ndarray], test: np.ndarra
     return rows
 
 
-def fill(blocks: Blocks, rows: list[np.ndarray], norms: list[np.ndarray], gamma: float, engine: Engine, progress: Progress) -> None:
-    """Compute every block from `rows`: (n_c, F) of each class and, last, the test samples; `norms` are their squared norms."""
-    single = [part.astype(np.float32) for part in norms]
+def samples_of(train: np.ndarray, members: list[np.ndarray], test: np.ndarray, mirrors: list[np.ndarray], scaler: Scaler) -> list[Samples]:
+    """Scaled samples of each class and, last, of the test set; `mirrors` are the training and test features of the mirrored images, or none."""
+    rows = scaled_classes(train, members, test, scaler)
+    if not mirrors:
+        return [Samples.of(part) for part in rows]
+    mirrored = scaled_classes(mirrors[0], members, mirrors[1], scaler)
+    return [Samples.of(part, other) for part, other in zip(rows, mirrored, strict=True)]
+
+
+def fill(blocks: Blocks, samples: list[Samples], gamma: float, progress: Progress) -> None:
+    """Compute every block from the `samples` of each class and, last, of the test set."""
+    buffer = np.empty(0, np.float32)
     for j in range(blocks.test_row):
-        step = engine.panel_rows(blocks.rows(j), rows[j].shape[1])
-        engine.columns(rows[j], single[j])
+        columns = blocks.rows(j)
+        step = max(1, PANEL_VALUES // columns)
         for i in (*range(j + 1), blocks.test_row):
             for first in range(0, blocks.rows(i), step):
-                part = slice(first, first + step)
-                k = engine.panel(rows[i][part], single[i][part], gamma)
+                rows = samples[i].part(slice(first, first + step))
+                if buffer.size < len(rows) * columns:
+                    buffer = np.empty(len(rows) * columns, np.float32)
+                k = kernel(rows, samples[j], gamma, buffer[: len(rows) * columns].reshape(len(rows), columns))
                 blocks.write(i, j, first, k)
                 progress(k.size)

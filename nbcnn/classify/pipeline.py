@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from nbcnn.classify import gram, ovo, pairs
 from nbcnn.classify.blocks import Blocks
-from nbcnn.classify.scale import Scaler, gamma_of, gamma_scale, scaler_of, squared_norms
+from nbcnn.classify.kernel import Samples
+from nbcnn.classify.scale import Scaler, gamma_of, gamma_scale, scaler_of
 from nbcnn.ranks.team import ALONE, Team
 
 if TYPE_CHECKING:
     from nbcnn.classify.ridge import RidgeMachine
 
-Load = Callable[[], tuple[np.ndarray, np.ndarray]]
-"""Gives (train, test) features; called once, so that they can be let go before the workers need the memory."""
+Load = Callable[[], tuple[np.ndarray, ...]]
+"""Gives (train, test) features, or for the mirrored kernel (train, test, mirrored train, mirrored test): those of the mirrored images.
+
+Called once, so that they can be let go before the workers need the memory.
+"""
 
 _CHECKED = 1024
 
@@ -29,11 +33,15 @@ Report = Callable[[str, int], gram.Progress]
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings that decide the outcome. `gamma` None means "scale": 1 / (F · variance of the scaled training features)."""
+    """The settings that decide the outcome. `gamma` None means "scale": 1 / (F · variance of the scaled training features).
+
+    C-SVC takes `C`, kernel ridge `ridge`, its λ. Mirrored images take part in neither the scaling nor in gamma="scale".
+    """
 
     C: float = 10.0
     gamma: float | None = None
     scale: bool = True
+    ridge: float = 0.1
 
 
 @dataclass(frozen=True)
@@ -41,7 +49,7 @@ class Outcome:
     """A trained machine, what it predicts, and the seconds of each stage ("kernel", "fit", "predict").
 
     `train_predicted`, `test_predicted` are class numbers, int32; decision values are (n, pairs) in the order of `machine.pairs`,
-    or of kernel ridge (n, classes).
+    or of kernel ridge (n, classes). `mirrored` says that the kernel is the mean over mirrored images.
     """
 
     machine: ovo.Machine | RidgeMachine
@@ -56,6 +64,7 @@ class Outcome:
     engine: str
     jobs: int
     notes: tuple[str, ...] = ()
+    mirrored: bool = False
 
 
 def by_class(labels: np.ndarray, count: int) -> tuple[np.ndarray, list[np.ndarray]]:
@@ -69,24 +78,26 @@ def by_class(labels: np.ndarray, count: int) -> tuple[np.ndarray, list[np.ndarra
 
 
 def finite(features: np.ndarray) -> None:
-    """Raise ValueError, naming the first of them, if a value is NaN or Inf."""
+    """Raise ValueError, naming the first of them, if a value is NaN or Inf, or too large for float32."""
     for start in range(0, len(features), _CHECKED):
-        wrong = np.argwhere(~np.isfinite(features[start : start + _CHECKED]))
+        with np.errstate(over="ignore"):
+            wrong = np.argwhere(~np.isfinite(features[start : start + _CHECKED].astype(np.float32, copy=False)))
         if len(wrong):
             row, column = wrong[0]
-            raise ValueError(f"feature {column} of sample {start + row} is {features[start + row, column]}: a classifier needs finite numbers")
+            value = features[start + row, column]
+            raise ValueError(f"feature {column} of sample {start + row} is {value}: a classifier needs finite numbers of float32")
 
 
-def resolution_note(machine: ovo.Machine, gamma: float, largest: float) -> str:
-    """Words for a kernel that float32 cannot resolve: where its rounding, added over a pair's coefficients, is a tenth of the margin.
+def resolution_note(coefficients: list[np.ndarray], gamma: float, largest: float, advice: str = "a smaller --c or --gamma") -> str:
+    """Words for a kernel that float32 cannot resolve: where its rounding, added over a sum's `coefficients`, is a tenth of the margin.
 
     A kernel value is right to ε·(2 + 4·gamma·|x|²) with |x|² at most `largest`; roundings of different samples are independent.
     """
     rounding = float(np.finfo(np.float32).eps) * (2 + 4 * gamma * largest)
-    worst = rounding * max(float(np.sqrt((pair.dual**2).sum())) for pair in machine.machines)
+    worst = rounding * max(float(np.sqrt((each**2).sum())) for each in coefficients)
     if worst < 0.1:
         return ""
-    return f"the kernel is computed in float32, whose rounding moves decisions by up to {worst:.2g} here (the margin is 1): a smaller --c or --gamma"
+    return f"the kernel is computed in float32, whose rounding moves decisions by up to {worst:.2g} here (the margin is 1): {advice}"
 
 
 def classify(
@@ -94,7 +105,6 @@ def classify(
     train_labels: np.ndarray,
     *,
     settings: Settings,
-    engine: gram.Engine,
     scratch: Path,
     jobs: int | None = None,
     report: Report = lambda what, count: lambda done: None,
@@ -107,7 +117,7 @@ def classify(
     The other ranks of `team` must call `assist` meanwhile. Raises ValueError for fewer than two classes, DiskFull, MemoryError.
     """
     begun = time.perf_counter()
-    train, test = load()
+    train, test, *mirrors = load()
     classes, members = by_class(train_labels, len(train))
     blocks = Blocks(tuple(len(index) for index in members), len(test), scratch)
     width = train.shape[1]
@@ -115,15 +125,14 @@ def classify(
         scaler = scaler_of(train, settings.scale)
         if not (np.isfinite(scaler.mean).all() and np.isfinite(scaler.spread)):
             finite(train)
-        finite(test)
-        rows = gram.scaled_classes(train, members, test, scaler)
-        del train, test
-        norms = [squared_norms(part) for part in rows]
-        scale = gamma_scale(rows[:-1], norms[:-1]) if settings.scale else gamma_of(scaler, width, 0.0, False)
-        gamma = settings.gamma if settings.gamma is not None else scale
-        largest = float(max(part.max(initial=0) for part in norms[:-1]))
-        gram.fill(blocks, rows, norms, gamma, engine, report(f"kernel ({engine.name})", blocks.nbytes // 4))
-        del rows
+        for part in (test, *mirrors):
+            finite(part)
+        samples = gram.samples_of(train, members, test, mirrors, scaler)
+        del train, test, mirrors[:]
+        gamma = settings.gamma if settings.gamma is not None else gamma_by_scale(samples[:-1], scaler, settings)
+        mirrored, largest = samples[0].mirror is not None, max(part.largest for part in samples[:-1])
+        gram.fill(blocks, samples, gamma, report("kernel (BLAS)", blocks.nbytes // 4))
+        del samples
         filled = time.perf_counter()
 
         all_pairs = ovo.all_pairs(len(classes))
@@ -136,12 +145,21 @@ def classify(
         train_values, test_values = ovo.decisions(blocks, whole, report("predict", blocks.nbytes // 4))
         train_predicted, test_predicted = whole.vote(train_values), whole.vote(test_values)
     seconds = {"kernel": filled - begun, "fit": fitted - filled, "predict": time.perf_counter() - fitted}
-    notes = tuple(filter(None, (resolution_note(whole, gamma, largest),)))
-    return Outcome(whole, scaler, gamma, settings.C, width, train_predicted, test_predicted, test_values, seconds, engine.name, jobs, notes)
+    notes = tuple(filter(None, (resolution_note([pair.dual for pair in whole.machines], gamma, largest),)))
+    return Outcome(whole, scaler, gamma, settings.C, width, train_predicted, test_predicted, test_values, seconds, "BLAS", jobs, notes, mirrored)
 
 
-SEARCHED = {"C": (1.0, 3.0, 30.0), "gamma": (0.5, 2.0)}
-"""What a search tries beside the given settings: values of C, multiples of the given gamma."""
+def gamma_by_scale(train: list[Samples], scaler: Scaler, settings: Settings) -> float:
+    """gamma="scale" of scaled training samples that come in parts."""
+    if not settings.scale:
+        return gamma_of(scaler, train[0].rows.shape[1], 0.0, False)
+    return gamma_scale([part.rows for part in train], [part.norms for part in train])
+
+
+SEARCHED = {"C": (1.0, 3.0, 30.0), "gamma": (0.5, 2.0), "lambda": (0.01, 0.03, 0.3)}
+"""What a search tries beside the given settings: values of C or lambda, multiples of the given gamma."""
+PENALTIES = {"C": "C", "lambda": "ridge"}
+"""The field of `Settings` that weighs errors against smoothness: C of C-SVC, lambda of kernel ridge."""
 HELD_OUT = 10
 """One of so many training samples of a class judges the settings of a search."""
 
@@ -165,30 +183,39 @@ def split(labels: np.ndarray, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 
 def search(
-    features: np.ndarray, labels: np.ndarray, settings: Settings, names: tuple[str, ...], trial: Trial
+    features: Sequence[np.ndarray], labels: np.ndarray, settings: Settings, names: tuple[str, ...], trial: Trial, penalty: str = "C"
 ) -> tuple[Settings, list[dict[str, float]]]:
-    """The settings of the highest accuracy on held-out training samples, and what was tried: C, gamma and accuracy of each.
+    """The settings of the highest accuracy on held-out training samples, and what was tried: penalty, gamma and accuracy of each.
 
-    `names` ("gamma", "C") are searched one after the other, in that order; of equal accuracies the given value, then the smaller one stays.
-    Test samples take no part. gamma="scale" is that of the samples that are trained on.
+    `features` are those of the training samples, and for the mirrored kernel of their mirrored images. `names` ("gamma", and `penalty`: "C" of
+    C-SVC or "lambda" of kernel ridge) are searched one after the other, in that order; of equal accuracies the given value, then the one that
+    comes first in `SEARCHED` stays. A lambda too small for float32 counts as an accuracy of 0. Test samples take no part. gamma="scale" is
+    that of the samples that are trained on.
     """
     inside, judges = split(labels)
+    field = PENALTIES[penalty]
     tried: list[dict[str, float]] = []
 
     def accuracy(which: Settings) -> float:
-        outcome = trial(lambda: (features[inside], features[judges]), labels[inside], which)
-        found = float((outcome.test_predicted == labels[judges]).mean())
-        tried.append({"C": outcome.C, "gamma": outcome.gamma, "accuracy": found})
+        try:
+            outcome = trial(lambda: tuple(each[part] for each in features for part in (inside, judges)), labels[inside], which)
+            found, gamma = float((outcome.test_predicted == labels[judges]).mean()), outcome.gamma
+        except ArithmeticError:
+            if not tried:
+                raise
+            found, gamma = 0.0, which.gamma or tried[0]["gamma"]
+        tried.append({penalty: getattr(which, field), "gamma": gamma, "accuracy": found})
         return found
 
     best, highest = settings, accuracy(settings)
     scale = tried[0]["gamma"]
-    for name in ("gamma", "C"):
+    for name in ("gamma", penalty):
         if name not in names:
             continue
         start = best
         for value in SEARCHED[name]:
-            other = replace(start, C=value) if name == "C" else replace(start, gamma=value * scale)
+            changed: dict[str, Any] = {"gamma": value * scale} if name == "gamma" else {field: value}
+            other = replace(start, **changed)
             if other != start and (found := accuracy(other)) > highest:
                 best, highest = other, found
     return best, tried

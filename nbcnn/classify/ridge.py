@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 
 from nbcnn.classify import gram
-from nbcnn.classify.pipeline import Load, Outcome, Report, Settings, by_class, finite
-from nbcnn.classify.scale import gamma_of, gamma_scale, scaler_of, squared_norms
+from nbcnn.classify.kernel import Samples, kernel
+from nbcnn.classify.pipeline import Load, Outcome, Report, Settings, by_class, finite, gamma_by_scale, resolution_note
+from nbcnn.classify.scale import gamma_of, scaler_of
 from nbcnn.gpu import memory
 from nbcnn.ops.products.gram_wgmma import launch_gram
 from nbcnn.ops.products.parts import launch_product
-from nbcnn.ops.products.rbf import rbf
 from nbcnn.ops.svm import rows
 
 BLOCK = 256
@@ -45,14 +45,12 @@ def targets(labels: np.ndarray, classes: np.ndarray) -> np.ndarray:
     return np.where(labels[:, None] == classes, 1.0, -1.0)
 
 
-def host_kernel(a: np.ndarray, b: np.ndarray, gamma: float) -> np.ndarray:
-    """Kernel values (M, N) float32 of scaled rows a and b. Raises MemoryError (exit code 5) where they do not fit."""
+def host_kernel(a: Samples, b: Samples, gamma: float) -> np.ndarray:
+    """Kernel values (M, N) float32 of scaled samples. Raises MemoryError (exit code 5) where they do not fit."""
     need, free = 4 * len(a) * len(b), memory.available()
     if need > free:
         raise MemoryError(f"{len(a):,} × {len(b):,} kernel values take {need:,} bytes, {free:,} are free; --limit takes fewer samples")
-    k = a @ b.T
-    rbf(squared_norms(a).astype(np.float32), squared_norms(b).astype(np.float32), k, gamma=gamma)
-    return k
+    return kernel(a, b, gamma)
 
 
 def solve_host(K: np.ndarray, Y: np.ndarray, ridge: float) -> np.ndarray:
@@ -188,7 +186,6 @@ def classify(
     train_labels: np.ndarray,
     *,
     settings: Settings,
-    ridge: float,
     device: Any = None,
     report: Report = lambda what, count: lambda done: None,
     block: int = BLOCK,
@@ -199,63 +196,75 @@ def classify(
     """
     clock = time.perf_counter
     begun = clock()
-    train, test = load()
+    features = load()
+    train, test, *mirrors = features
     classes, _ = by_class(train_labels, len(train))
-    Y = targets(train_labels, classes)
+    Y, ridge = targets(train_labels, classes), settings.ridge
     width = train.shape[1]
     if device is not None:
-        return _on_gpu(device, train, test, classes, Y, settings, ridge, report, block, begun)
+        return _on_gpu(device, features, classes, Y, settings, report, block, begun)
     scaler = scaler_of(train, settings.scale)
-    finite(train)
-    finite(test)
-    rows_train, rows_test = gram.scaled_classes(train, [np.arange(len(train))], test, scaler)
-    scale = gamma_scale([rows_train], [squared_norms(rows_train)]) if settings.scale else gamma_of(scaler, width, 0.0, False)
-    gamma = settings.gamma if settings.gamma is not None else scale
+    for part in features:
+        finite(part)
+    own, others = gram.samples_of(train, [np.arange(len(train))], test, mirrors, scaler)
+    gamma = settings.gamma if settings.gamma is not None else gamma_by_scale([own], scaler, settings)
     report("kernel (BLAS)", 1)
-    K = host_kernel(rows_train, rows_train, gamma)
+    K = host_kernel(own, own, gamma)
     filled = clock()
     report("fit (LAPACK)", 1)
     machine = RidgeMachine(classes, solve_host(K, Y, ridge), ridge)
     fitted = clock()
     # (K + λI) β = Y, so K·β is known.
-    train_values, test_values = Y - ridge * machine.beta, host_kernel(rows_test, rows_train, gamma).astype(np.float64) @ machine.beta
+    train_values, test_values = Y - ridge * machine.beta, host_kernel(others, own, gamma).astype(np.float64) @ machine.beta
     predicted = machine.vote(train_values), machine.vote(test_values)
     seconds = {"kernel": filled - begun, "fit": fitted - filled, "predict": clock() - fitted}
-    return Outcome(machine, scaler, gamma, settings.C, width, *predicted, test_values, seconds, "LAPACK", 1)
+    return Outcome(
+        machine, scaler, gamma, settings.C, width, *predicted, test_values, seconds, "LAPACK", 1, _notes(machine, gamma, own.largest), bool(mirrors)
+    )
+
+
+def _notes(machine: RidgeMachine, gamma: float, largest: float) -> tuple[str, ...]:
+    note = resolution_note(list(machine.beta.T), gamma, largest, "a larger --lambda or a smaller --gamma")
+    return (note,) if note else ()
 
 
 def _on_gpu(
     device: Any,
-    train: np.ndarray,
-    test: np.ndarray,
+    features: tuple[np.ndarray, ...],
     classes: np.ndarray,
     Y: np.ndarray,
     settings: Settings,
-    ridge: float,
     report: Report,
     block: int,
     begun: float,
 ) -> Outcome:
     from nbcnn.classify import gpu
 
-    kernel, clock, (n, width) = gpu.Kernel(device), time.perf_counter, train.shape
-    progress = report("features to the GPU", n + len(test))
+    train, test, *mirrors = features
+    kernel, clock, (n, width), ridge = gpu.Kernel(device), time.perf_counter, train.shape, settings.ridge
+    progress = report("features to the GPU", (n + len(test)) * (1 + bool(mirrors)))
     members, places = [np.arange(n)], np.arange(n)
     _, count = gpu.starts_of(members)
     pitch = gpu.pitch_of(width)
-    free, need = device.free_bytes(), gpu.needed_bytes(n, len(test), width, 1) + 4 * count**2 + 8 * count * block
+    work = 8 * count * block
+    free, need = device.free_bytes(), gpu.needed_bytes(n, len(test), width, 1, 1 + bool(mirrors)) + 4 * count**2 + work
     if need > free:
         raise MemoryError(f"{n:,} samples of {width:,} features need {need:,} bytes for ridge, the GPU has {free:,} free; --device cpu, or --limit")
-    values, scaler = gpu.scaled(kernel, train, places, count, pitch, settings, progress)
+    given = [train, *mirrors[:1]]
+    sets, scaler = gpu.scaled_sets(kernel, given, places, count, pitch, settings, progress)
     brought = clock()
-    operand = kernel.operand(values, count, pitch)
-    del values
+    operand = kernel.operand(sets, given, count, pitch)
     gamma = settings.gamma if settings.gamma is not None else gamma_of(scaler, width, float(operand.exact.sum()) / (n * width), settings.scale)
     machine = gpu.Machine(kernel, members, operand, gamma)
     assert machine.matrix is not None
     filled = clock()
     report("fit (GPU)", 1)
-    matrix, machine.matrix = machine.matrix, None  # it becomes the factor; kernel values are made again where they are needed
+    if 4 * count**2 + work < gpu.GPU_SHARE * device.free_bytes():
+        # The residual below reads the kernel values again: a copy of 10 GB takes 6 ms, making them anew 200, or 800 of mirrored images.
+        matrix = device.empty(count**2, "float32")
+        rows.launch_copy(machine.matrix, matrix, count, count, count, 0).run(device.stream)
+    else:
+        matrix, machine.matrix = machine.matrix, None
     if count > n:
         rows.launch_isolate(matrix, count, n).run(device.stream)
     factor = factorise(device, matrix, count, ridge, block=block, wgmma=kernel.wgmma)
@@ -270,9 +279,12 @@ def _on_gpu(
     fitted = clock()
     report("predict", 1)
     padded[:n] = made.beta
-    there, _ = gpu.scaled(kernel, test, np.arange(len(test)), len(test), pitch, settings, progress, scaler)
+    given = [test, *mirrors[1:]]
+    sets, _ = gpu.scaled_sets(kernel, given, np.arange(len(test)), len(test), pitch, settings, progress, scaler)
     coefficients = kernel.uploaded(np.ascontiguousarray(padded.T, np.float32).reshape(-1))
-    test_values = machine.sums(coefficients, len(classes), kernel.operand(there, len(test), pitch))
+    test_values = machine.sums(coefficients, len(classes), kernel.operand(sets, given, len(test), pitch))
     predicted = made.vote(Y - ridge * made.beta), made.vote(test_values)
     seconds = {"load": brought - begun, "kernel": filled - brought, "fit": fitted - filled, "predict": clock() - fitted}
-    return Outcome(made, scaler, gamma, settings.C, width, *predicted, test_values, seconds, "GPU", 0)
+    return Outcome(
+        made, scaler, gamma, settings.C, width, *predicted, test_values, seconds, "GPU", 0, _notes(made, gamma, operand.largest), bool(mirrors)
+    )

@@ -69,7 +69,9 @@ def measured(train: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def scaler_of(train: np.ndarray, scale: bool) -> Scaler:
     """The scaler of training features (n, F) of any type of numbers."""
-    return Scaler.of(*measured(train), len(train), scale, np.float32 if train.dtype == np.float32 else np.float64)
+    # NaN, Inf and what overflows show in the result, and the caller says which value it was.
+    with np.errstate(over="ignore", invalid="ignore"):
+        return Scaler.of(*measured(train), len(train), scale, np.float32 if train.dtype == np.float32 else np.float64)
 
 
 def standard(train: np.ndarray) -> Scaler:

@@ -25,8 +25,10 @@ EXAMPLES = (
     "python -m nbcnn classify features/cifar10                    all images, the GPU if there is one",
     "python -m nbcnn classify features/digits --baselines         beside raw pixels and an untrained encoder",
     "python -m nbcnn classify features/cifar10 --search C,gamma   settings by a validation split",
+    "python -m nbcnn classify features/cifar10 --machine ridge --search lambda,gamma",
     "python -m nbcnn classify features/cifar10 --limit 5000 --device cpu --json",
 )
+KERNELS = ("rbf", "mirrored")
 ENCODER, PIXELS, RANDOM = "encoder", "raw pixels", "random encoder"
 
 
@@ -44,7 +46,15 @@ def add_parser() -> Parser:
     flag(model, "--c", real(0, exclusive=True), "penalty of a margin violation", 10)
     flag(model, "--gamma", _gamma, "width of the RBF kernel; scale is 1 / (features · variance of the training set)", "scale")
     flag(model, "--scale", one_of("standard", "none"), "subtract each feature's mean and divide by its deviation, or not", "standard")
-    flag(model, "--search", some_of("C", "gamma"), "choose these by a tenth of the training images, never by the test images", "off")
+    flag(
+        model,
+        "--kernel",
+        one_of(*KERNELS),
+        "rbf: of the images alone; mirrored: its mean over them and their mirrored images (extract --mirror)",
+        "mirrored where the features have both, else rbf",
+    )
+    what = "choose these by a tenth of the training images, never by the test images; C of svm, lambda of ridge"
+    flag(model, "--search", some_of("C", "gamma", "lambda"), what, "off")
     output = parser.add_argument_group("output")
     flag(output, "--out", Path, "folder for classify.json, confusion.png and classifier.safetensors", "FEATURES/classify", metavar="DIR")
     flag(output, "--portable", bool, "put the support vectors into the classifier's file, which then needs no features", "off")
@@ -74,46 +84,49 @@ _gamma.metavar = "{scale,X}"  # type: ignore[attr-defined]
 def main(argv: list[str]) -> int:
     """Run the command with `argv`, the words after "classify"; return the exit code."""
     args = add_parser().parse_args(argv)
-    return together(lambda team: _run(args, team), without_gpu="--device cpu (or --device auto, which takes the CPU by itself)")
+    return together(lambda team: run(args, team), without_gpu="--device cpu (or --device auto, which takes the CPU by itself)")
 
 
-def _run(args: Any, team: Team) -> int:
+def run(args: Any, team: Team) -> int:
+    """Classify as `args` say, this rank of `team` its part; returns the exit code."""
     from nbcnn.classify import classifier, pipeline, report
     from nbcnn.classify.features import read_features
-    from nbcnn.classify.gram import HostEngine
     from nbcnn.files.errors import UsageError
     from nbcnn.train.plots import confusion as draw_confusion
 
     out = args.out or args.features / "classify"
-    ridge = (vars(args)["lambda"] or 0.1) if args.machine == "ridge" else None
-    if ridge is not None and args.search:
-        raise UsageError("--search chooses C and gamma of --machine svm; ridge has --lambda and --gamma")
+    ridge, penalty = args.machine == "ridge", "lambda" if args.machine == "ridge" else "C"
+    if wrong := [name for name in args.search or () if name not in (penalty, "gamma")]:
+        raise UsageError(
+            f"--search {wrong[0]} is of --machine {'svm' if ridge else 'ridge'}; --machine {args.machine or 'svm'} has {penalty} and gamma"
+        )
     on_gpu, why = _on_gpu(args.device or "auto")
     team.agree("device", str(on_gpu).encode())
-    held, train_labels, test_labels, origin, sha256, verified = _open(args.features, args.limit, verify=team.leads, beside=on_gpu)
-    team.agree("features", f"{sha256} {args.limit}".encode())
+    held, train_labels, test_labels, origin, sha256, verified = _open(args.features, args.limit, args.kernel, verify=team.leads, beside=on_gpu)
+    mirrored = len(held[0]) > 2
+    team.agree("features", f"{sha256} {args.limit} {mirrored}".encode())
     out.mkdir(parents=True, exist_ok=True)
     scratch = args.scratch or out
     scratch.mkdir(parents=True, exist_ok=True)
     if not team.leads:
         # On a GPU the pairs are solved in less time than they could be sent.
-        for _ in range(0 if on_gpu or ridge is not None else 3 if args.baselines else 1):
+        for _ in range(0 if on_gpu or ridge else 3 if args.baselines else 1):
             settings = pipeline.Settings(args.c or 10.0)
             pipeline.assist(train_labels, len(test_labels), settings=settings, scratch=scratch, team=team, jobs=args.jobs)
         return OK
     names = origin.classes or ()
-    settings = pipeline.Settings(args.c or 10.0, args.gamma, (args.scale or "standard") == "standard")
+    settings = pipeline.Settings(args.c or 10.0, args.gamma, (args.scale or "standard") == "standard", vars(args)["lambda"] or 0.1)
     if not args.quiet:
-        _header(args.features, origin, len(train_labels), len(test_labels), settings, on_gpu, why, scratch, ridge)
+        _header(args.features, origin, len(train_labels), len(test_labels), settings, on_gpu, why, scratch, ridge, mirrored)
 
-    host = {"engine": HostEngine(), "scratch": scratch, "jobs": args.jobs}
+    host = {"scratch": scratch, "jobs": args.jobs}
 
     def trained(load: Load, labels: np.ndarray, settings: pipeline.Settings, **more: Any) -> pipeline.Outcome:
-        if ridge is not None:
+        if ridge:
             from nbcnn.classify.ridge import classify
             from nbcnn.gpu.device import Gpu
 
-            return classify(load, labels, settings=settings, ridge=ridge, device=Gpu() if on_gpu else None, report=more["report"])
+            return classify(load, labels, settings=settings, device=Gpu() if on_gpu else None, report=more["report"])
         if on_gpu:
             from nbcnn.classify import gpu
 
@@ -123,11 +136,14 @@ def _run(args: Any, team: Team) -> int:
     tried: list[dict[str, float]] = []
     if args.search:
         with _bars(args.quiet) as bars:
-            settings, tried = pipeline.search(held[0][0], train_labels, settings, args.search, lambda *trial: trained(*trial, report=bars("search")))
+            settings, tried = pipeline.search(
+                held[0][::2], train_labels, settings, args.search, lambda *trial: trained(*trial, report=bars("search")), penalty
+            )
         if not args.quiet:
-            found = max(each["accuracy"] for each in tried)
+            best, chosen = max(each["accuracy"] for each in tried), getattr(settings, pipeline.PENALTIES[penalty])
             gamma = "scale" if settings.gamma is None else f"{settings.gamma:g}"
-            print(f"search    {len(tried)} settings tried: C = {settings.C:g}, gamma = {gamma}, {found:.2%} of the held-out images", file=sys.stderr)
+            words = f"{len(tried)} settings tried: {penalty} = {chosen:g}, gamma = {gamma}, {best:.2%} of the held-out images"
+            print(f"search    {words}", file=sys.stderr)
 
     sources: dict[str, Load] = {ENCODER: held.pop}
     if args.baselines:
@@ -136,7 +152,7 @@ def _run(args: Any, team: Team) -> int:
         layers, note = _untrained_encoder(origin)
         if note and not args.quiet:
             print(f"note      {note}", file=sys.stderr)
-        sources |= _baselines(origin, args.data_dir or _data_dir(origin), layers, mode, train_labels, test_labels)
+        sources |= _baselines(origin, args.data_dir or _data_dir(origin), layers, mode, train_labels, test_labels, mirrored)
 
     result: dict[str, Any] = {
         "dataset": origin.dataset,
@@ -147,8 +163,9 @@ def _run(args: Any, team: Team) -> int:
         "features": str(args.features),
         "features_sha256": sha256,
         "scale": "standard" if settings.scale else "none",
-        "machine": "svm" if ridge is None else "ridge",
-        "lambda": ridge,
+        "machine": "ridge" if ridge else "svm",
+        "kernel": KERNELS[mirrored],
+        "lambda": settings.ridge if ridge else None,
         "model": str(out / classifier.NAME),
         "confusion_matrix": str(out / "confusion.png"),
         "classifiers": {},
@@ -169,9 +186,10 @@ def _run(args: Any, team: Team) -> int:
             scores = report.score(outcome, train_labels, test_labels, len(names))
             rows[name], tables[name] = report.summary(outcome, scores), report.class_table(scores, names)
             if name == ENCODER:
-                rows_of = read_features(args.features, verify=False).train if args.portable else None
-                classifier.save(out / classifier.NAME, outcome, origin, args.features, sha256, rows_of)
-                name_of = "RBF SVM" if ridge is None else "kernel ridge"
+                stored = read_features(args.features, verify=False) if args.portable else None
+                vectors = (stored.train, stored.train_mirrored if mirrored else None) if stored else ()
+                classifier.save(out / classifier.NAME, outcome, origin, args.features, sha256, *vectors)
+                name_of = "kernel ridge" if ridge else "RBF SVM"
                 title = f"{origin.dataset}: {name_of} on {outcome.width:,} features, {scores.test:.2%} of {len(test_labels):,} test images"
                 draw_confusion(out / "confusion.png", scores.confusion, names, title)
             report.save_json(out / "classify.json", result)
@@ -186,11 +204,12 @@ def _run(args: Any, team: Team) -> int:
 
 
 def _open(
-    folder: Path, limit: int | None, verify: bool = True, beside: bool = False
-) -> tuple[list[tuple[np.ndarray, np.ndarray]], np.ndarray, np.ndarray, Origin, str, Callable[[], None]]:
+    folder: Path, limit: int | None, kernel: str | None, verify: bool = True, beside: bool = False
+) -> tuple[list[tuple[np.ndarray, ...]], np.ndarray, np.ndarray, Origin, str, Callable[[], None]]:
     """The first `limit` features in a list of one, to be taken out and freed; their labels, origin and hash; what waits until they are verified.
 
-    They are verified before, or `beside` what is done with them.
+    Those of the mirrored images follow if `kernel` is "mirrored", or None and the folder has them. They are verified before, or `beside` what
+    is done with them.
     """
     from nbcnn.classify.features import Verification, read_features
     from nbcnn.datasets import DataMissing
@@ -203,7 +222,12 @@ def _open(
     for split, labels, least in (("training", train_labels, 2), ("test", test_labels, 1)):
         if len(set(labels.tolist())) < least:
             raise DataMissing(f"{folder} holds {len(labels)} {split} images of {len(set(labels.tolist()))} classes; at least {least} are needed")
-    return [(features.train[:limit], features.test[:limit])], train_labels, test_labels, features.origin, features.sha256, verified
+    sets: tuple[np.ndarray, ...] = (features.train, features.test)
+    if features.train_mirrored is not None and features.test_mirrored is not None and kernel != "rbf":
+        sets += (features.train_mirrored, features.test_mirrored)
+    elif kernel == "mirrored":
+        raise DataMissing(f"{folder} has no features of mirrored images, which --kernel mirrored takes; nbcnn extract RUN --mirror stores them")
+    return [tuple(each[:limit] for each in sets)], train_labels, test_labels, features.origin, features.sha256, verified
 
 
 def _on_gpu(device: str) -> tuple[bool, str]:
@@ -219,15 +243,17 @@ def _on_gpu(device: str) -> tuple[bool, str]:
     return on_gpu, "as asked" if device != "auto" else missing or "a GPU is there"
 
 
-def _header(folder: Path, origin: Origin, train: int, test: int, settings: Any, on_gpu: bool, why: str, scratch: Path, ridge: float | None) -> None:
+def _header(
+    folder: Path, origin: Origin, train: int, test: int, settings: Any, on_gpu: bool, why: str, scratch: Path, ridge: bool, mirrored: bool
+) -> None:
     gamma = "scale" if settings.gamma is None else f"{settings.gamma:g}"
     scaling = "standardised" if settings.scale else "centred"
-    what = f"one-against-one RBF SVM, C = {settings.C:g}" if ridge is None else f"kernel ridge, lambda = {ridge:g}"
+    what = f"kernel ridge, lambda = {settings.ridge:g}" if ridge else f"one-against-one RBF SVM, C = {settings.C:g}"
     kernel = f"GPU ({why})" if on_gpu else f"BLAS ({why}), kept in {scratch} while it is needed"
     lines = (
         f"features  {folder} ({scaling}), from {origin.checkpoint}",
         f"data      {origin.dataset} ({origin.source}): {train:,} training, {test:,} test images, {len(origin.classes or ())} classes",
-        f"model     {what}, gamma = {gamma}",
+        f"model     {what}, gamma = {gamma}{', kernel: mean over mirrored images' if mirrored else ''}",
         f"kernel    {kernel}",
     )
     print("\n".join(lines), file=sys.stderr)
@@ -277,9 +303,12 @@ def _untrained_encoder(origin: Origin) -> tuple[list[Any], str]:
     return layers, note
 
 
-def _baselines(origin: Origin, data_dir: Path, layers: list[Any], mode: str, train_labels: np.ndarray, test_labels: np.ndarray) -> dict[str, Load]:
+def _baselines(
+    origin: Origin, data_dir: Path, layers: list[Any], mode: str, train_labels: np.ndarray, test_labels: np.ndarray, mirrored: bool
+) -> dict[str, Load]:
     """What makes features of the same images without training: their pixels, and the encoder's `layers` (in `mode`) as they were before.
 
+    If `mirrored`, those of the mirrored images follow.
     Raises DataMissing if the data set that is found has other images than those of `train_labels` and `test_labels`.
     """
     import numpy as np
@@ -294,7 +323,8 @@ def _baselines(origin: Origin, data_dir: Path, layers: list[Any], mode: str, tra
         return images[: len(known)]
 
     train, test = same(found.train_images, found.train_labels, train_labels), same(found.test_images, found.test_labels, test_labels)
-    return {PIXELS: lambda: (_pixels(train), _pixels(test)), RANDOM: lambda: _untrained(origin, layers, mode, train, test)}
+    sets = (train, test, train[..., ::-1], test[..., ::-1]) if mirrored else (train, test)
+    return {PIXELS: lambda: tuple(map(_pixels, sets)), RANDOM: lambda: _untrained(origin, layers, mode, sets)}
 
 
 def _pixels(images: np.ndarray) -> np.ndarray:
@@ -304,7 +334,7 @@ def _pixels(images: np.ndarray) -> np.ndarray:
     return images.reshape(len(images), -1).astype(np.float32) / np.float32(255)
 
 
-def _untrained(origin: Origin, layers: list[Any], mode: str, train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _untrained(origin: Origin, layers: list[Any], mode: str, sets: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
     """The code of uint8 images (n, C, H, W) by the encoder's `layers` with their first weights (seed 0), float32 (n, F)."""
     import numpy as np
 
@@ -320,7 +350,7 @@ def _untrained(origin: Origin, layers: list[Any], mode: str, train: np.ndarray, 
             first += len(block)
         return features
 
-    return code(train), code(test)
+    return tuple(map(code, sets))
 
 
 @contextmanager

@@ -24,6 +24,7 @@ EXAMPLES = (
     "extract runs/20260101-120000-cifar10-im2col",
     "extract RUN --checkpoint best --out features-best",
     "extract RUN --limit 1000 --format csv --mode cpu",
+    "extract RUN --mirror                          also of the mirrored images, which classify then takes too",
     "extract RUN --images photographs --out features/mine",
 )
 LINE_SECONDS = 10.0
@@ -39,6 +40,7 @@ def parser() -> Parser:
     flag(group, "--checkpoint", one_of("best", "last"), "whose weights; best: lowest test loss", "last")
     flag(group, "--images", str, "image files or folders of them, with commas between, instead of the data set", "the run's", metavar="PATH")
     flag(group, "--at", str, "layer whose output the features are (conv1, pool2, …)", "the code of a ready-made model", metavar="LAYER")
+    flag(group, "--mirror", bool, "also store the features of the mirrored images, for the mirrored kernel of classify", "off")
     flag(group, "--data-dir", str, "folder with the data set's files", "the run's", metavar="DIR")
     flag(group, "--limit", count(1), "only the first N images of each split", "as many as the run took", "images")
     inference_flags(made, "the run's, where this machine has it")
@@ -69,13 +71,14 @@ def extract(flags: SimpleNamespace, team: Team) -> int:
     if flags.mode != "cpu" and flags.device != "cpu":
         driver.open_ahead()  # beside the imports below
     from nbcnn import datasets
-    from nbcnn.classify.features import Origin, publish
+    from nbcnn.classify.feature_writer import publish
+    from nbcnn.classify.features import Origin
     from nbcnn.cli import describe, train_run
     from nbcnn.datasets import own
     from nbcnn.nn import models
     from nbcnn.plan.shapes import numel
     from nbcnn.ranks.team import LONG
-    from nbcnn.train import checkpoint
+    from nbcnn.train import checkpoint, saved_net
     from nbcnn.train.runlog import RunFolder
 
     def say(text: str) -> None:
@@ -84,6 +87,8 @@ def extract(flags: SimpleNamespace, team: Team) -> int:
 
     if team.size > 1 and flags.format == "csv":
         raise UsageError("--format csv is one file of lines, written in order: several ranks cannot share it; use npy, or one process")
+    if flags.mirror and (flags.format == "csv" or flags.images):
+        raise UsageError("--mirror is for a run's data set, stored as npy: leave --images and --format csv out")
     flags.quiet = flags.quiet or not team.leads
     run = RunFolder(flags.run)
     config = run.read_config()
@@ -92,11 +97,11 @@ def extract(flags: SimpleNamespace, team: Team) -> int:
     if flags.images:
         return extract_files(flags, run, config, saved, team, say)
     train_run.check(run, config, saved.path, saved.metadata)
-    cut(config, flags.at)  # a model without a code is refused before its data is loaded
+    layer = saved_net.cut(config["flags"]["model"], flags.at)  # a model without a code is refused before its data is loaded
     data_dir = flags.data_dir or config["flags"]["data_dir"]
     with team.first_on_machine():
         data = datasets.load(config["data"]["name"], data_dir=data_dir, limit=flags.limit or config["flags"].get("limit"), progress=not flags.quiet)
-    net = encoder(config, saved, flags.mode or "auto", flags.precision, data.train_images.shape[1:], flags.at)
+    net = saved_net.encoder(saved, layer, flags.mode or "auto", flags.precision, noted_precision(saved, config), data.train_images.shape[1:])
 
     say(describe.compiling(net))
     started = time.perf_counter()
@@ -105,23 +110,24 @@ def extract(flags: SimpleNamespace, team: Team) -> int:
     say(f"{net.mode} {net.precision} on {net.device_name}, {data.name}, {saved.path}; ready in {time.perf_counter() - started:.2f} s")
 
     out, storage, width = Path(flags.out or f"features/{own.short(data.name)}"), flags.format or "npy", numel(code)
-    team.agree(
-        "checkpoint, data or mode", json.dumps([saved.sha256, data.source, len(data.train_images), net.mode, net.precision, str(out)]).encode()
-    )
+    same = [saved.sha256, data.source, len(data.train_images), net.mode, net.precision, str(out), layer, bool(flags.mirror)]
+    team.agree("checkpoint, data or mode", json.dumps(same).encode())
     gpu = None if net.mode == "cpu" else net.device_name
     where = (data.name, data.source, data.classes, data.train_images.shape[1:], code, net.mode, gpu, net.precision)
-    origin = Origin(str(run.path), saved.path.name, saved.sha256, *where, model=config["flags"]["model"])
+    origin = Origin(str(run.path), saved.path.name, saved.sha256, *where, model=config["flags"]["model"], layer=flags.at)
     started, computing = time.perf_counter(), 0.0
-    train_count, test_count = len(data.train_images), len(data.test_images)
-    with writers(team, out, data, width, storage, batch) as (train, test):
-        for writer, images in ((train, data.train_images), (test, data.test_images)):
+    sets = [data.train_images, data.test_images]
+    if flags.mirror:
+        sets += [images[..., ::-1] for images in sets]
+    with writers(team, out, data, width, storage, batch, len(sets)) as made:
+        for writer, images in zip(made, sets, strict=True):
             computing += write_split(net, writer, images[rows_of(team, len(images), batch)], batch, flags.quiet)
         computing = -team.all_min(-computing)
         if team.leads:
             team.barrier(LONG)
-            for writer, count in ((train, train_count), (test, test_count)):
-                writer.adopt(count)
-            identifier = publish(out, origin, train, test)
+            for writer, images in zip(made, sets, strict=True):
+                writer.adopt(len(images))
+            identifier = publish(out, origin, made[0], made[1], (made[2], made[3]) if flags.mirror else None)
     if not team.leads:
         return 0
     found = {
@@ -130,7 +136,8 @@ def extract(flags: SimpleNamespace, team: Team) -> int:
         "labels": data.classes is not None,
         "mode": net.mode,
         "precision": net.precision,
-        "images": train_count + test_count,
+        "images": len(data.train_images) + len(data.test_images),
+        "mirrored": bool(flags.mirror),
         "width": width,
         "compute_seconds": computing,
         "total_seconds": time.perf_counter() - started,
@@ -141,6 +148,11 @@ def extract(flags: SimpleNamespace, team: Team) -> int:
     return 0
 
 
+def noted_precision(saved: Saved, config: dict[str, Any]) -> str | None:
+    """The precision that the checkpoint, or else its run, was trained in: a run resumed by an earlier version may have changed it."""
+    return saved.metadata.get("precision", config.get("precision"))
+
+
 def rows_of(team: Team, images: int, batch: int) -> slice:
     """Which of so many images this rank computes: whole batches, so that an image has the same neighbours, and bits, on any number of ranks."""
     share = team.share(-(-images // batch))
@@ -148,62 +160,36 @@ def rows_of(team: Team, images: int, batch: int) -> slice:
 
 
 @contextmanager
-def writers(team: Team, out: Path, data: Any, width: int, storage: str, batch: int) -> Iterator[tuple[Any, Any]]:
-    """What writes this rank's training and test features into the one file of each; when it closes, all ranks have written.
+def writers(team: Team, out: Path, data: Any, width: int, storage: str, batch: int, sets: int = 2) -> Iterator[list[Any]]:
+    """What writes this rank's part of so many `sets` of features: training, test, and of four the same of the mirrored images.
 
+    Each set is one file; when the context closes, all ranks have written.
     Rank 0 holds the folder meanwhile. Raises `lock.Held` if another process writes in it.
     """
-    from nbcnn.classify.features import FeaturePart, FeatureWriter
+    from nbcnn.classify.feature_writer import FeaturePart, FeatureWriter
     from nbcnn.files import lock
     from nbcnn.ranks.team import LONG
 
-    counts = {"train": len(data.train_images), "test": len(data.test_images)}
+    splits = [("train", data.train_images, data.train_labels), ("test", data.test_images, data.test_labels)]
+    kinds = [(split, len(images), None if at >= 2 else labels, at >= 2) for at, (split, images, labels) in enumerate((splits * 2)[:sets])]
     with ExitStack() as whole:
         if team.leads:
             out.mkdir(parents=True, exist_ok=True)
             whole.enter_context(lock.writing(out))
-            labels = {"train": data.train_labels, "test": data.test_labels}
-            made = [whole.enter_context(FeatureWriter(out, split, n, width, labels=labels[split], storage=storage)) for split, n in counts.items()]
+            made = [
+                whole.enter_context(FeatureWriter(out, split, n, width, labels=labels, storage=storage, mirrored=mirrored))
+                for split, n, labels, mirrored in kinds
+            ]
             team.broadcast(json.dumps([writer.partial.name for writer in made]).encode())
-            yield made[0], made[1]
+            yield made
             return
-        names = dict(zip(counts, json.loads(team.broadcast(b"")), strict=True))
+        names = json.loads(team.broadcast(b""))
         with ExitStack() as parts:
-            mine = [parts.enter_context(FeaturePart(out / names[split], split, rows_of(team, n, batch).start, width)) for split, n in counts.items()]
-            yield mine[0], mine[1]
+            yield [
+                parts.enter_context(FeaturePart(out / name, split, rows_of(team, n, batch).start, width))
+                for name, (split, n, *_) in zip(names, kinds, strict=True)
+            ]
         team.barrier(LONG)
-
-
-def cut(config: dict[str, Any], at: str | None) -> str:
-    """The layer whose output the features are: `at`, or the code of a ready-made model. Raises UsageError where neither is known."""
-    from nbcnn.nn import models
-
-    model = config["flags"]["model"]
-    if at is None and model not in models.CODES:
-        raise UsageError(f"which layer of model {model!r} makes a code is not known: name it by --at, for instance --at pool1")
-    return at or models.code(model)
-
-
-def encoder(
-    config: dict[str, Any], saved: Saved, mode: str, precision: str | None, shape: tuple[int, ...] | None = None, at: str | None = None
-) -> Any:
-    """The encoder of the run's network up to the layer `at`, with the weights of the checkpoint `saved`; `shape` None takes the checkpoint's.
-
-    `precision` None takes the checkpoint's, or the mode's own where the mode does not have that one.
-    Raises CheckpointError if the weights do not fit.
-    """
-    from nbcnn.datasets.normalisation import Normalisation
-    from nbcnn.model import files
-    from nbcnn.nn import models
-    from nbcnn.run.net import Net
-
-    noted = saved.metadata  # a run resumed by an earlier version may have changed its precision: the checkpoint knows
-    about = files.described(saved)
-    choice = files.choice_of(mode, precision, noted.get("precision", config.get("precision")))
-    layers, normal = models.encoder(about["layers"], cut(config, at)), Normalisation.noted(noted)
-    net = Net(layers, shape or about["input_shape"], choice=choice, normalisation=normal)
-    files.fill(net, saved)
-    return net
 
 
 def extract_files(flags: SimpleNamespace, run: Any, config: dict[str, Any], saved: Saved, team: Team, say: Callable[[str], None]) -> int:
@@ -216,11 +202,15 @@ def extract_files(flags: SimpleNamespace, run: Any, config: dict[str, Any], save
     from nbcnn.cli.errors import DATA
     from nbcnn.files import atomic, lock
     from nbcnn.model import pictures
+    from nbcnn.train import saved_net
 
     if team.size > 1:
         raise UsageError("--images is for one process: files are read one after the other")
     paths = pictures.files_in(flags.images.split(","))[: flags.limit]
-    net = encoder(config, saved, flags.mode or "auto", flags.precision, None, flags.at)
+    layer = saved_net.cut(config["flags"]["model"], flags.at)
+    net = saved_net.encoder(saved, layer, flags.mode or "auto", flags.precision, noted_precision(saved, config))
+    if len(net.input_shape) != 3:
+        raise UsageError(f"{run.path} takes examples of {net.input_shape}, which are no images")
     say(describe.compiling(net))
     say(f"{net.mode} {net.precision} on {net.device_name}, {len(paths):,} files, {saved.path}")
     problems: list[str] = []
@@ -276,7 +266,8 @@ def summary(found: dict[str, Any], baselines: bool = False) -> str:
     images, computing, total = found["images"], found["compute_seconds"], found["total_seconds"]
     return "\n".join(
         (
-            f"{found['dataset']}, {found['mode']}: {images:,} images × {found['width']:,} features in {found['features']}",
+            f"{found['dataset']}, {found['mode']}: {images:,} images × {found['width']:,} features in {found['features']}"
+            + (", and as many of the mirrored images" if found["mirrored"] else ""),
             f"{computing:.2f} s disk excluded ({images / computing:,.0f} images/s), {total:.2f} s with it ({images / total:,.0f} images/s)",
             f"next: {called('classify', found['features'])}{controls}" if found["labels"] else f"{found['dataset']} has no labels to classify by",
         )

@@ -32,8 +32,8 @@ EXAMPLES = (
     "python -m nbcnn launch --nproc 2 train --mode cpu         two processes without a GPU",
     "NBCNN_TOKEN_FILE=nbcnn-token python -m nbcnn launch --nproc 8 --nodes 2 --node 0 --address gpu01 train    --node 1 on the other machine",
 )
-SHARED = ("train", "extract", "classify")
-"""The commands of nbcnn that several ranks can run together."""
+SHARED = ("train", "extract", "classify", "pipeline")
+"""The commands of nbcnn that several ranks can run together. On a GPU rank 0 alone trains the classifier of the last two."""
 AROUND = ("python", "python3", "nsys", "ncu", "compute-sanitizer", "env", "nice", "numactl", "taskset", "strace", "gdb")
 """Programs that are known to start another one; a program of one's own is given with its path."""
 
@@ -45,7 +45,7 @@ def add_parser() -> Parser:
     """The parser of this command."""
     parser = Parser("python -m nbcnn launch", SUMMARY, EXAMPLES, "--nproc N [flags] COMMAND …")
     parser.add_argument(
-        "command", metavar="COMMAND", nargs=argparse.REMAINDER, help="train, extract or classify with their flags, or a script (train.py …)"
+        "command", metavar="COMMAND", nargs=argparse.REMAINDER, help="train, extract, classify or pipeline with their flags, or a script (train.py …)"
     )
     group = parser.add_argument_group("ranks")
     flag(group, "--nproc", count(1), "processes to start on this machine, one per GPU", None)

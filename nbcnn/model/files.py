@@ -19,15 +19,13 @@ from nbcnn import __version__
 from nbcnn.datasets.arrays import Form
 from nbcnn.datasets.normalisation import Normalisation
 from nbcnn.files.errors import UsageError
-from nbcnn.nn import description, models
+from nbcnn.nn import description
 from nbcnn.nn.optim import Schedule
-from nbcnn.nn.params import ParameterError, under
-from nbcnn.run import rows
+from nbcnn.nn.params import under
 from nbcnn.run.net import Net
-from nbcnn.run.rows import Choice
 from nbcnn.train import checkpoint
 from nbcnn.train.checkpoint import BEST, LAST, CheckpointError, Saved
-from nbcnn.train.runlog import RunFolder
+from nbcnn.train.saved_net import choice_of, described, fill
 
 if TYPE_CHECKING:
     from nbcnn.model.network import Model
@@ -93,38 +91,6 @@ def found(path: Path, which: str = "last") -> Path:
     if which not in ("last", "best"):
         raise UsageError(f"checkpoint is last or best, got {which!r}")
     return path / (LAST if which == "last" else BEST) if path.is_dir() else path
-
-
-def described(saved: Saved, more: Sequence[type] = ()) -> dict[str, Any]:
-    """The network that a file holds, as `description.loads` gives it: its own note, or for a checkpoint of an earlier version what the
-    config.json beside it says. Raises CheckpointError, DescriptionError or RunError.
-    """
-    if description.KEY in saved.metadata:
-        return description.loads(saved.metadata[description.KEY], f"{saved.path}: its note of the network", more)
-    config = RunFolder(saved.path.parent).read_config()
-    shape = config["data"].get("image_shape")
-    if config["flags"]["model"] not in models.MODELS or not isinstance(shape, list) or not all(isinstance(n, int) for n in shape) or len(shape) != 3:
-        raise CheckpointError(f"{saved.path.parent}/config.json does not say which network the checkpoint is of")
-    return {"layers": models.MODELS[config["flags"]["model"]](*shape), "input_shape": tuple(shape), "precision": saved.metadata.get("precision")}
-
-
-def choice_of(mode: str, precision: str | None, noted: str | None) -> Choice:
-    """The row for `mode` and `precision`; None takes the file's precision, or the mode's own where it does not have that one."""
-    try:
-        return rows.choose_mode(mode, precision or noted)
-    except UsageError:
-        if precision is not None:
-            raise
-        return rows.choose_mode(mode, None)
-
-
-def fill(net: Net, saved: Saved) -> None:
-    """Give `net` the weights of a file. Raises CheckpointError if one does not fit."""
-    known = set(net.params.names)
-    try:
-        net.params.load_dict({name: tensor for name, tensor in under("param.", saved.tensors).items() if name in known})
-    except ParameterError as error:
-        raise CheckpointError(f"{saved.path} does not fit this network: {error}") from error
 
 
 def load(path: Path | str, *, layers: Sequence[type] = (), mode: str = "auto", precision: str | None = None, checkpoint: str = "last") -> Model:

@@ -27,7 +27,7 @@ def files_in(paths: Sequence[Path | str]) -> list[Path]:
     return found
 
 
-def read(path: Path, shape: tuple[int, int, int]) -> np.ndarray:
+def read(path: Path, shape: tuple[int, ...]) -> np.ndarray:
     """One file as uint8 (C, H, W), as `folder:PATH` with --size reads it: scaled until it covers `shape`, then cut at the centre.
 
     Raises UsageError for a file that is no image, or of channels that no picture has.
@@ -41,7 +41,7 @@ def read(path: Path, shape: tuple[int, int, int]) -> np.ndarray:
     return np.asarray(made)
 
 
-def read_all(paths: Sequence[Path], shape: tuple[int, int, int], problems: list[str]) -> Iterator[tuple[Path, np.ndarray]]:
+def read_all(paths: Sequence[Path], shape: tuple[int, ...], problems: list[str]) -> Iterator[tuple[Path, np.ndarray]]:
     """Each of `paths` with its image; what cannot be read is left out, and said in `problems`."""
     for path in paths:
         try:

@@ -89,11 +89,9 @@ class RBFSVC(ClassifierMixin, BaseEstimator):
 
             outcome = gpu.classify(load, numbers.astype(np.int32), settings=settings)
         else:
-            from nbcnn.classify.gram import HostEngine
-
             with tempfile.TemporaryDirectory(prefix="nbcnn-svc-") as scratch:
                 jobs = self.jobs or (1 if len(rows) < 5000 else None)
-                outcome = pipeline.classify(load, numbers.astype(np.int32), settings=settings, engine=HostEngine(), scratch=Path(scratch), jobs=jobs)
+                outcome = pipeline.classify(load, numbers.astype(np.int32), settings=settings, scratch=Path(scratch), jobs=jobs)
         machine = outcome.machine
         assert isinstance(machine, ovo.Machine)  # the settings ask for no other
         self.support_ = machine.supports()

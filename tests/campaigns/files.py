@@ -29,7 +29,8 @@ from typing import Any
 import numpy as np
 
 from nbcnn import datasets, modes
-from nbcnn.classify.features import FeatureWriter, Origin, publish, read_features
+from nbcnn.classify.feature_writer import FeatureWriter, publish
+from nbcnn.classify.features import Origin, read_features
 from nbcnn.cli import classify
 from nbcnn.cli.errors import DATA, OK, exit_code, message
 from nbcnn.datasets import cifar10, gepiii, mnist

@@ -25,7 +25,8 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.classify.features import FeatureWriter, Origin, publish, read_features
+from nbcnn.classify.feature_writer import FeatureWriter, publish
+from nbcnn.classify.features import Origin, read_features
 from nbcnn.datasets import download
 from nbcnn.files import lock
 from nbcnn.nn.layers import MSE, Conv2d

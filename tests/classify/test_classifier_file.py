@@ -9,9 +9,10 @@ import pytest
 from scripts import exits, extract
 
 from nbcnn import datasets
-from nbcnn.classify import classifier, gram, pipeline
+from nbcnn.classify import classifier, pipeline
 from nbcnn.classify.classifier import ClassifierError
-from nbcnn.classify.features import FeatureWriter, Origin, publish, read_features
+from nbcnn.classify.feature_writer import FeatureWriter, publish
+from nbcnn.classify.features import Origin, read_features
 from nbcnn.cli.classify import main
 from nbcnn.train import checkpoint
 
@@ -31,7 +32,7 @@ def trained(tmp_path_factory):
         a.write(0, train)
         b.write(0, test)
         sha = publish(folder, ORIGIN, a, b)
-    done = pipeline.classify(lambda: (train, test), CLASSES, settings=pipeline.Settings(), engine=gram.HostEngine(), scratch=folder, jobs=1)
+    done = pipeline.classify(lambda: (train, test), CLASSES, settings=pipeline.Settings(), scratch=folder, jobs=1)
     return folder, sha, train, test, done
 
 
@@ -60,7 +61,7 @@ def test_features_of_another_width_or_not_finite_are_refused(trained, tmp_path):
     with pytest.raises(ValueError, match=r"takes \(n, 4\) features"):
         found.predict(test[:, :3])
     with pytest.raises(ValueError, match="uint8 images"):
-        found.predict_images(np.zeros((1, 1, 2, 2)))
+        found.features_of(None, np.zeros((1, 1, 2, 2)))
 
 
 def test_what_is_damaged_or_gone_is_named(trained, tmp_path):

@@ -16,7 +16,8 @@ import pytest
 
 from nbcnn import datasets
 from nbcnn.classify import pipeline
-from nbcnn.classify.features import FeatureWriter, Origin, publish
+from nbcnn.classify.feature_writer import FeatureWriter, publish
+from nbcnn.classify.features import Origin
 from nbcnn.cli.classify import _data_dir, _untrained_encoder, main
 
 ORIGIN = Origin(

@@ -13,11 +13,11 @@ from scripts import TINY, exits, extract, message, train
 from nbcnn import datasets
 from nbcnn.classify.features import read_features
 from nbcnn.cli import describe
-from nbcnn.cli.extract import encoder as encoder_of
+from nbcnn.cli.extract import noted_precision
 from nbcnn.nn.models import autoencoder, encoder
 from nbcnn.run import rows
 from nbcnn.run.net import Net
-from nbcnn.train import checkpoint
+from nbcnn.train import checkpoint, saved_net
 from nbcnn.train.checkpoint import BEST, LAST
 from nbcnn.train.runlog import RunFolder
 
@@ -47,6 +47,31 @@ def test_features_as_csv_and_json(finished, tmp_path, capsys):
     assert captured.err == ""
     assert json.loads(captured.out)["images"] == 4
     assert len((out / "features_train.csv").read_text().splitlines()) == 2
+
+
+def test_mirrored_images_have_features_of_their_own(finished, tmp_path, capsys):
+    out = tmp_path / "f"
+    words = [finished, "--limit", "3", "--out", out, "--batch", "2", "--mode", "cpu", "--quiet"]
+    assert exits(extract, [*words, "--mirror"]) == 0
+    assert "and as many of the mirrored images" in capsys.readouterr().out
+    features, data = read_features(out), datasets.load("shapes", limit=3)
+    saved = checkpoint.read(finished / LAST)
+    net = saved_net.encoder(saved, "pool2", "cpu", None, None)
+    for found, images in ((features.train_mirrored, data.train_images), (features.test_mirrored, data.test_images)):
+        np.testing.assert_array_equal(found, net.predict(np.ascontiguousarray(images[..., ::-1]), batch=2).reshape(3, -1))
+    # Damage of the second set is found like that of the first.
+    content = bytearray((out / "test_mirrored.npy").read_bytes())
+    content[-1] ^= 1
+    (out / "test_mirrored.npy").write_bytes(content)
+    with pytest.raises(datasets.DataCorrupt, match=r"test_mirrored\.npy.*SHA-256"):
+        read_features(out)
+    # Extracted again without them, the folder is what earlier versions wrote.
+    assert exits(extract, words) == 0
+    assert json.loads((out / "features.json").read_text())["version"] == 1
+    assert not list(out.glob("*_mirrored.npy"))
+    assert read_features(out).train_mirrored is None
+    text = message(capsys, 2, exits(extract, [*words, "--mirror", "--format", "csv"]))
+    assert "--mirror is for a run's data set, stored as npy" in text
 
 
 def test_a_missing_checkpoint_names_the_other(copied, capsys):
@@ -131,7 +156,8 @@ def test_features_are_made_in_a_precision_that_the_mode_has(finished, saved):
     config = RunFolder(finished).read_config()
     config = {name: value for name, value in config.items() if name != "precision"} | ({"precision": saved} if saved else {})
     shape = tuple(config["data"]["image_shape"])
-    net = encoder_of(config, checkpoint.read(RunFolder(finished).last), "cpu", None, shape)
+    saved = checkpoint.read(RunFolder(finished).last)
+    net = saved_net.encoder(saved, "pool2", "cpu", None, noted_precision(saved, config), shape)
     assert net.precision == "fp32"
 
 
@@ -139,7 +165,8 @@ def test_the_checkpoint_knows_the_precision_of_a_resumed_run(finished, monkeypat
     asked, config = [], RunFolder(finished).read_config()
     choose = rows.choose_mode
     monkeypatch.setattr(rows, "choose_mode", lambda mode, precision, *rest, **more: asked.append(precision) or choose(mode, precision, *rest, **more))
-    encoder_of(config | {"precision": "bf16"}, checkpoint.read(RunFolder(finished).last), "cpu", None, tuple(config["data"]["image_shape"]))
+    saved = checkpoint.read(RunFolder(finished).last)
+    saved_net.encoder(saved, "pool2", "cpu", None, noted_precision(saved, config | {"precision": "bf16"}))
     assert set(asked) == {"fp32"}
 
 

@@ -9,7 +9,8 @@ import subprocess
 import numpy as np
 import pytest
 
-from nbcnn.classify.features import FeatureWriter, Origin, Verification, publish, read_features
+from nbcnn.classify.feature_writer import FeatureWriter, publish
+from nbcnn.classify.features import Origin, Verification, read_features
 from nbcnn.datasets import DataCorrupt, DataMissing
 from nbcnn.files.atomic import DiskFull
 
@@ -248,7 +249,7 @@ DAMAGES = {
     "index cut": (lambda folder: (folder / "features.json").write_text('{"format"'), "features.json"),
     "index foreign": (lambda folder: (folder / "features.json").write_text('{"a": 1}'), "lacks 'format'"),
     "index list": (lambda folder: (folder / "features.json").write_text("[]"), "features.json"),
-    "index version": (lambda folder: edit_index(folder, version=2), "reads 1"),
+    "index version": (lambda folder: edit_index(folder, version=3), "reads 1 and 2"),
     "index width": (lambda folder: edit_index(folder, width="6"), "width"),
     "index origin": (lambda folder: edit_index(folder, origin={"run": "x"}), "origin"),
     "index hash": (lambda folder: edit_index(folder, sha256="0"), "does not follow"),

@@ -7,7 +7,7 @@ import pytest
 from sklearn.svm import SVC
 
 from nbcnn.classify import gpu as device_svm
-from nbcnn.classify import gram, pipeline
+from nbcnn.classify import pipeline
 from nbcnn.classify.pipeline import Settings
 from nbcnn.gpu import device as gpu_device
 
@@ -23,7 +23,7 @@ def overlapping(count, width, classes, separation, seed=5):
 
 def both(device, tmp_path, train, labels, test, **settings):
     options = Settings(**settings)
-    host = pipeline.classify(lambda: (train, test), labels, settings=options, engine=gram.HostEngine(), scratch=tmp_path, jobs=1)
+    host = pipeline.classify(lambda: (train, test), labels, settings=options, scratch=tmp_path, jobs=1)
     return host, device_svm.classify(lambda: (train, test), labels, settings=options, device=device)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from sklearn.kernel_ridge import KernelRidge
 
-from nbcnn.classify import classifier, ridge
+from nbcnn.classify import classifier, pipeline, ridge
 from nbcnn.classify.pipeline import Settings
 from nbcnn.gpu import device as gpu_device
 
@@ -28,7 +28,7 @@ def kernel_of(x, gamma):
 
 def test_lapack_solves_what_scikit_learn_does():
     (x, labels), (t, _) = samples(90), samples(40, seed=3)
-    found = ridge.classify(lambda: (x, t), labels, settings=Settings(scale=False), ridge=0.1)
+    found = ridge.classify(lambda: (x, t), labels, settings=Settings(scale=False))
     direct = KernelRidge(alpha=0.1, kernel="rbf", gamma=found.gamma).fit(x.astype(np.float64), ridge.targets(labels, np.arange(3)))
     # Refined once: β is right to ε times the condition number, at most (n + λ)/λ, and decisions to that of β.
     np.testing.assert_allclose(found.test_decisions, direct.predict(t.astype(np.float64)), atol=90 / 0.1 * 4 * EPS)
@@ -56,7 +56,7 @@ def test_a_factor_in_blocks(device, n, block):
 @pytest.mark.parametrize("count", [1000, 3001])
 def test_a_gpu_solves_what_lapack_does(gpu, count):
     (x, labels), (t, _) = samples(count, 200, 10), samples(500, 200, 10, seed=3)
-    host, found = (ridge.classify(lambda: (x, t), labels, settings=Settings(), ridge=0.1, device=device) for device in (None, gpu))
+    host, found = (ridge.classify(lambda: (x, t), labels, settings=Settings(), device=device) for device in (None, gpu))
     np.testing.assert_allclose(found.test_decisions, host.test_decisions, atol=count / 0.1 * 4 * EPS)
     assert (found.test_predicted == host.test_predicted).mean() >= 0.998
 
@@ -64,7 +64,7 @@ def test_a_gpu_solves_what_lapack_does(gpu, count):
 @pytest.mark.skipif(gpu_device.SIMULATOR, reason="runs no kernel: once is enough")
 def test_the_file_decides_as_the_machine(tmp_path):
     (x, labels), (t, _) = samples(60), samples(30, seed=3)
-    found = ridge.classify(lambda: (x, t), labels, settings=Settings(), ridge=0.1)
+    found = ridge.classify(lambda: (x, t), labels, settings=Settings())
     from test_classifier_file import ORIGIN
 
     classifier.save(tmp_path / "c", found, ORIGIN, tmp_path, "ab" * 32, x)
@@ -85,5 +85,26 @@ def test_the_command_and_what_does_not_go_together(tmp_path, capsys):
     result = json.loads(capsys.readouterr().out)
     assert (result["machine"], result["lambda"]) == ("ridge", 0.2)
     assert classifier.load(result["model"]).predict(t).shape == (30,)
-    assert main([str(tmp_path), "--machine", "ridge", "--search", "C"]) == 2
-    assert "--lambda" in capsys.readouterr().err
+    for words, says in ((["--machine", "ridge", "--search", "C"], "C is of --machine svm"), (["--search", "lambda"], "is of --machine ridge")):
+        assert main([str(tmp_path), *words]) == 2
+        assert says in capsys.readouterr().err
+    assert main([str(tmp_path), "--machine", "ridge", "--search", "lambda,gamma", "--device", "cpu", "--json", "--quiet"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    # The given settings, two gammas, three lambdas; none of them by the test images, which are half as many.
+    assert len(result["search"]) == 6
+    best = max(result["search"], key=lambda each: each["accuracy"])
+    assert (result["lambda"], result["classifiers"]["encoder"]["gamma"]) == (best["lambda"], pytest.approx(best["gamma"], rel=0.5))
+
+
+def test_a_lambda_too_small_for_float32_is_passed_over_in_a_search():
+    (x, labels), _ = samples(60), None
+
+    def trial(load, labels, settings):
+        if settings.ridge < 0.02:
+            raise ridge.NotPositive("too small")
+        return ridge.classify(load, labels, settings=settings)
+
+    found, tried = pipeline.search((x,), labels, Settings(), ("lambda",), trial, "lambda")
+    assert [each["lambda"] for each in tried] == [0.1, 0.01, 0.03, 0.3]
+    assert tried[1]["accuracy"] == 0
+    assert found.ridge != 0.01

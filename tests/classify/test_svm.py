@@ -19,6 +19,7 @@ from sklearn.svm import SVC
 from nbcnn.check import static
 from nbcnn.classify import gram, ovo, pipeline, report, workers
 from nbcnn.classify.blocks import Blocks
+from nbcnn.classify.kernel import Samples
 from nbcnn.classify.scale import gamma_scale, squared_norms, standard
 from nbcnn.files.atomic import DiskFull
 from nbcnn.gpu import device as cuda
@@ -49,13 +50,12 @@ def overlapping(separation):
 SETS = {"digits": digits, "hard": lambda: overlapping(0.25), "easy": lambda: overlapping(0.6)}
 
 
-def classify(features, labels, folder, engine=None, **options):
+def classify(features, labels, folder, **options):
     jobs = options.pop("jobs", None)
     return pipeline.classify(
         lambda: (features[:TRAIN], features[TRAIN:]),
         labels[:TRAIN],
         settings=pipeline.Settings(**options),
-        engine=engine or gram.HostEngine(),
         scratch=folder,
         jobs=jobs,
     )
@@ -182,14 +182,14 @@ def test_rbf_kernel_compiles_without_spills(arch):
     assert compiled.registers <= 32
 
 
-def filled(engine, folder, sizes, tests, width):
+def filled(folder, sizes, tests, width):
     """Every block of a small kernel matrix, and what it must be."""
     rng = np.random.default_rng(3)
     rows = [rng.standard_normal((n, width), dtype=np.float32) for n in (*sizes, tests)]
     gamma = 1 / width
     values = []
     with Blocks(sizes, tests, folder) as blocks:
-        gram.fill(blocks, rows, [squared_norms(part) for part in rows], gamma, engine, lambda done: values.append(done))
+        gram.fill(blocks, [Samples.of(part) for part in rows], gamma, lambda done: values.append(done))
         assert sum(values) * 4 == blocks.nbytes
         for j in range(len(sizes)):
             for i in (*range(j + 1), len(sizes)):
@@ -201,7 +201,7 @@ def filled(engine, folder, sizes, tests, width):
 @pytest.mark.parametrize("panel", [1, 40, 1 << 25])
 def test_blocks_from_blas_follow_the_definition(tmp_path, monkeypatch, panel):
     monkeypatch.setattr(gram, "PANEL_VALUES", panel)
-    for got, expected, bound in filled(gram.HostEngine(), tmp_path, (9, 1, 14), 6, 20):
+    for got, expected, bound in filled(tmp_path, (9, 1, 14), 6, 20):
         assert (np.abs(got - expected) <= bound).all()
 
 

@@ -14,7 +14,7 @@ import pytest
 from scripts import ROOT, exits, message, train
 from teams import TOKEN
 
-from nbcnn.cli import launch
+from nbcnn.cli import launch, pipeline
 from nbcnn.train import checkpoint
 
 TINY = ["train.py", "--mode", "cpu", "--dataset", "shapes", "--limit", "6", "--batch", "4", "--epochs", "2"]
@@ -287,3 +287,20 @@ def test_a_killed_rank_ends_the_training_and_costs_nothing_that_was_saved(tmp_pa
     assert "Traceback" not in err
     assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
     assert checkpoint.load(folder / checkpoint.LAST)[0]["step_state"][0] >= 2
+
+
+@pytest.mark.full  # two processes that train, extract and classify
+def test_two_ranks_go_through_the_pipeline_as_one_does(tmp_path):
+    flags = ["--dataset", "shapes", "--mode", "cpu", "--limit", "8", "--batch", "4", "--epochs", "1"]
+    out, err = ended(started("--nproc", "2", "pipeline", *flags, "--out", tmp_path / "two", NBCNN_TIMEOUT="60"), 0, within=300)
+    assert "[0] pipeline: all ranks train and extract together; rank 0 alone writes the files" in err
+    assert out.count("next: ") <= 2
+    assert "true class" in out
+    assert (tmp_path / "two" / "features" / "classify" / "classifier.safetensors").is_file()
+    assert exits(pipeline.main, [*flags, "--out", tmp_path / "one", "--quiet"]) == 0
+    (ours, _), (theirs, _) = (checkpoint.load(tmp_path / name / "run" / checkpoint.LAST) for name in ("two", "one"))
+    for name in (each for each in theirs if each.startswith("param.")):
+        # Two steps, each with the rounding of sums as in `near`.
+        assert np.linalg.norm(ours[name] - theirs[name]) <= 2 * 4 * 2.0**-23 * 64 * np.linalg.norm(theirs[name])
+    results = [json.loads((tmp_path / name / "features" / "classify" / "classify.json").read_text()) for name in ("one", "two")]
+    assert results[0]["classifiers"]["encoder"]["confusion"] == results[1]["classifiers"]["encoder"]["confusion"]

@@ -10,14 +10,16 @@ from scripts import exits
 from scripts import extract as run_extract
 from teams import together
 
-from nbcnn.classify import gram, pairs, pipeline
+from nbcnn.classify import pairs, pipeline
 from nbcnn.classify.blocks import Blocks
-from nbcnn.classify.features import FeaturePart, FeatureWriter, read_features
+from nbcnn.classify.feature_writer import FeaturePart, FeatureWriter
+from nbcnn.classify.features import read_features
 from nbcnn.cli.extract import extract
 from nbcnn.ranks.team import ALONE, TeamError
 
 FLAGS = {
     "images": None,
+    "mirror": True,
     "at": None,
     "device": None,
     "checkpoint": None,
@@ -34,7 +36,7 @@ FLAGS = {
 
 def test_ranks_write_the_features_of_one_process(finished, tmp_path, capsys):
     alone, shared = tmp_path / "alone", tmp_path / "shared"
-    assert exits(run_extract, [finished, "--mode", "cpu", "--batch", "2", "--limit", "5", "--out", alone, "--quiet"]) == 0
+    assert exits(run_extract, [finished, "--mode", "cpu", "--batch", "2", "--limit", "5", "--out", alone, "--quiet", "--mirror"]) == 0
     work = extract
     # Of 5 images in batches of 2 three ranks have one each, and three none.
     codes = together(6, lambda team: work(SimpleNamespace(run=str(finished), out=str(shared), **FLAGS), team))
@@ -42,6 +44,7 @@ def test_ranks_write_the_features_of_one_process(finished, tmp_path, capsys):
     expected, got = read_features(alone), read_features(shared)
     assert np.array_equal(got.train, expected.train)
     assert np.array_equal(got.test, expected.test)
+    assert np.array_equal(got.test_mirrored, expected.test_mirrored)
     assert got.sha256 == expected.sha256
     assert capsys.readouterr().out.count("images ×") == 2
     assert not list(shared.glob(".*"))
@@ -63,7 +66,7 @@ def test_a_rank_that_fails_leaves_the_features_as_they_were(finished, tmp_path):
 def test_several_ranks_cannot_write_csv(finished):
     work = extract
     with pytest.raises(ValueError, match="several ranks cannot share it") as raised:
-        work(SimpleNamespace(run=str(finished), out=None, **(FLAGS | {"format": "csv"})), SimpleNamespace(size=2, leads=True))
+        work(SimpleNamespace(run=str(finished), out=None, **(FLAGS | {"format": "csv", "mirror": None})), SimpleNamespace(size=2, leads=True))
     assert raised.value.exit_code == 2
 
 
@@ -94,7 +97,7 @@ def outcome(folder, team):
     settings = pipeline.Settings()
     if not team.leads:
         return pipeline.assist(labels, len(test), settings=settings, scratch=folder, team=team)
-    return pipeline.classify(lambda: (train, test), labels, settings=settings, engine=gram.HostEngine(), scratch=folder, team=team)
+    return pipeline.classify(lambda: (train, test), labels, settings=settings, scratch=folder, team=team)
 
 
 @pytest.mark.parametrize("size", [2, 5])

@@ -38,7 +38,7 @@ from nbcnn.ops.products.gram_wgmma import launch_gram
 from nbcnn.ops.products.parts import launch_product
 from nbcnn.ops.products.rbf import launch_rbf
 from nbcnn.ops.series.dwconv1d import VARIANTS as DWCONV
-from nbcnn.ops.svm import rows, smo
+from nbcnn.ops.svm import mirror, rows, smo
 from nbcnn.plan.graph import Buf, Planned, Resolution, Step, Sync, Tape, drop_dead, lower, named, trace
 from nbcnn.plan.shapes import numel
 from nbcnn.plan.storage import numpy_dtype
@@ -309,6 +309,10 @@ def _kernel_matrices(row: Row, arch: str) -> list[Use]:
         ("rows", rows.launch_norms(f, d, f, f, 1024, 1024)),
         ("rows", rows.launch_copy(f, f, 1024, 256, 1024, 0)),
         ("rows", rows.launch_isolate(f, 1024, 1000)),
+        ("mirror", mirror.launch_apart(f, f, d, 1024, 1024)),
+        ("mirror", mirror.launch_add_values(f, f, 1024, 1024, 1024)),
+        ("mirror", mirror.launch_add_transpose(f, 1024, 1024)),
+        ("mirror", mirror.launch_weigh(f, f, f, 1024, 1024, 1024, True)),
         ("gemm", launch_gemm_nt(f, f, f, 1024, 1024, 1024)),
         ("rbf", launch_rbf(f, f, f, 1024, 1024, 0.1)),
         ("smo", smo.launch_smo((*pairs, i, f), 45, 10_048, 10.0, 1e-3, 20_000)),

@@ -1,1 +1,1 @@
-"""Support vector machines: rows of features on the GPU, and the solver of the pairs of classes."""
+"""Support vector machines: rows of features on the GPU, the mirrored kernel, and the solver of the pairs of classes."""
