@@ -33,6 +33,16 @@ def test_host_calls_are_timed_one_by_one():
     assert len(calls) == 8
 
 
+def test_a_moment_stands_at_every_boundary_and_all_are_made_before_the_work():
+    done, now = [], iter(range(100))
+    timer = timing.Timer(
+        lambda: done.append("made") or {}, lambda m: done.append("mark") or m.update(at=next(now)), lambda a, b: b["at"] - a["at"], Host().synchronize
+    )
+    assert timing.each_ms(lambda: done.append("call"), 2, timer) == [1, 1]
+    assert done == ["made"] * 3 + ["mark", "call", "mark", "call", "mark"]
+    assert timing.stretch_ms(lambda: [next(now), next(now)], timer) == 3
+
+
 def test_the_cpu_rung_measures_the_whole_step_and_its_passes():
     row = rung.measure("cpu", 2, seconds=0.05)
     assert row["images_per_second"] == pytest.approx(2e3 / row["step_ms"]["median"])
