@@ -1,4 +1,4 @@
-"""Benchmarks: statistics, refusal to time what is wrong, results files, and documents that agree with them."""
+"""Tests of benchmarks: statistics, refusal to time what is wrong, results files, and documents that agree with them."""
 
 from __future__ import annotations
 

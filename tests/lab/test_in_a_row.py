@@ -1,4 +1,4 @@
-"""Training steps and epochs in a row: every one is run and timed once, whatever an epoch's end does to the count."""
+"""Tests of training steps and epochs in a row: every one is run and timed once, whatever an epoch's end does to the count."""
 
 from __future__ import annotations
 
