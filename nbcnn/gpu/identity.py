@@ -1,4 +1,4 @@
-"""What a kernel is, in words that another process understands: a digest of all that its code is made of, and how to make it again.
+"""This module says what a kernel is, so that another process understands it: a digest of all that its code is made of, and how to make it again.
 
 The *digest* covers what the compiler freezes: options, closure and globals of the function, and the same of every device function and
 instruction that they name. The code itself is covered by the hash of the sources (`kernel_cache.SOURCES`); of functions that stand elsewhere
@@ -44,7 +44,7 @@ def digest(kernel: Function) -> str:
 
 
 _digests: weakref.WeakKeyDictionary[Function, str] = weakref.WeakKeyDictionary()
-"""Of functions that name none of those that name them."""
+"""The digests of functions that name none of those that name them."""
 
 
 class _Walk:

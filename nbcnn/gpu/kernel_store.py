@@ -72,7 +72,7 @@ class Wanted:
         return hashlib.sha256(json.dumps(whole).encode()).hexdigest()
 
     def file_name(self, key: str) -> str:
-        """Of the file in the store: for people the kernel's name and architecture, then the key."""
+        """The name of the file in the store: for people the kernel's name and architecture, then the key."""
         return f"{self.name}-sm_{self.arch}-{key[:32]}{SUFFIX}"
 
 
@@ -211,7 +211,7 @@ def summary(device: Path | None) -> dict[str, Any]:
 
 _LOADING = threading.Lock()
 _used: dict[str, Mapping[str, str]] = {}
-"""Of every kernel that is loaded, by its key, the versions that compiled it."""
+"""The versions that compiled each kernel that is loaded, by its key."""
 
 
 def load(wanted: Wanted, stored: Stored) -> Any:

@@ -80,7 +80,7 @@ def check(team: Team, batch: int, options: dict[str, Any], steps: int) -> dict[s
 
 def _other_split(tile: dict[str, int]) -> dict[str, int]:
     """The tile of a weight gradient with half as many parts in its sums; what they are called depends on the kernel."""
-    parts = {name: tile[name] for name in ("split", "walkers", "blocks") if name in tile}
+    parts = {name: tile[name] for name in ("split", "blocks") if name in tile}
     return tile | {name: count // 2 if count > 1 else 2 for name, count in parts.items()}
 
 

@@ -82,11 +82,11 @@ def fprop_kernel(kind: str, group: int) -> Any:
 
         whole = 0.0
         for f in range(lane, width, group):
-            whole += f4(math.exp(load(logits, start + f) - biggest))
+            whole += math.exp(load(logits, start + f) - biggest)
         whole = group_sum(sums, whole)
 
         for f in range(lane, width, group):
-            store(p, start + f, f4(math.exp(load(logits, start + f) - biggest)) / whole)
+            store(p, start + f, math.exp(load(logits, start + f) - biggest) / whole)
 
         loss = f8(0)
         if lane == 0 and n < rows:

@@ -37,7 +37,7 @@ _BARRIERS = 256
 
 @dataclass(frozen=True)
 class ProductTile:
-    """As a convolution's `Tile`; `band` rows of tiles are taken together, and `resident` blocks run in all, each taking tile after tile."""
+    """The tile of a product; `band` rows of tiles are taken together, and `resident` blocks run in all, each taking tile after tile."""
 
     BM: int
     BN: int

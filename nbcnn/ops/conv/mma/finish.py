@@ -1,6 +1,6 @@
-"""What becomes of sums: bias, ReLU, mask or pooling, rounding to what is stored; four channels at a time, for the product and for the sum of parts.
+"""This module is the epilogue of the mma engine, four channels at a time: bias, ReLU, mask or pooling, then rounding to the stored format.
 
-The functions take float32 values; whoever calls them has them from shared memory or from partial results. `vector`: the number of
+The product and the sum of partials share it. The functions take float32 values, from shared memory or from partials. `vector`: the number of
 channels is a multiple of four, so that four are one access.
 """
 

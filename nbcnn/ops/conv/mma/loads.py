@@ -1,4 +1,4 @@
-"""How a k-tile comes to shared memory: the gathered rows of the source, and the rows of the packed filters.
+"""This module copies a k-tile to shared memory: the gathered rows of the source, and the rows of the packed filters.
 
 A row of a k-tile is 128 bytes, eight chunks of 16. Chunk j of row i lies at place j XOR (i mod 8) of its row: then the eight rows that
 `ldmatrix` reads together, at the same k, lie in different banks, and so do the eight chunks of a row that are written together.

@@ -1,4 +1,4 @@
-"""What a warp does with a k-tile in shared memory: fragments by `ldmatrix`, products by `mma.sync`, sums in registers.
+"""This module multiplies a k-tile in shared memory, warp by warp: fragments by `ldmatrix`, products by `mma.sync`, sums in registers.
 
 float32 operands are split in registers into two tf32, big = rna(x) and small = rna(x − big), which together hold 22 bits of the mantissa;
 small·big + big·small + big·big leaves out only the product of the smalls. Tensor cores cut off what they cannot keep of a sum instead of

@@ -98,8 +98,8 @@ def step_of_pixels(tile: PixelTile, kind: Kind, width_stationary: int, width_shi
 def gather_sums(tile: PixelTile, kind: Kind, bias: str) -> tuple[Any, Any]:
     """Device functions: (sums, stage, lane, down, across) of every warp; then, after a barrier, (stage, column) -> the sum over the block."""
     STATIONARY = bias == "stationary"
-    SIDE, WARP_SIDE, OTHERS = (tile.BM, tile.WM, tile.BN // tile.WN) if STATIONARY else (tile.BN, tile.WN, tile.BM // tile.WM)
-    COUNT, HOLDERS, place = WARP_SIDE // COLUMNS, 4 * OTHERS, row_of(kind)
+    SIDE, WARP_SIDE, OTHER_WARPS = (tile.BM, tile.WM, tile.BN // tile.WN) if STATIONARY else (tile.BN, tile.WN, tile.BM // tile.WM)
+    COUNT, HOLDERS, place = WARP_SIDE // COLUMNS, 4 * OTHER_WARPS, row_of(kind)
 
     @jit(device=True)
     def put(sums, stage, lane, down, across):

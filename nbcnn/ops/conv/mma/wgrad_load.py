@@ -1,4 +1,4 @@
-"""How the weight gradient on mma.sync brings pixels into shared memory, whatever their alignment: cp.async, zeros outside the image.
+"""This module copies pixels to shared memory for the weight gradient on mma.sync, whatever their alignment: cp.async, zeros outside the image.
 
 A tile in shared memory is [pixel][channel], as images lie in memory. Every thread copies one chunk (16 bytes) of a row, for some
 consecutive pixels. So it belongs to one tap, and what differs from pixel to pixel is where the window lies: `describe_pixels` works
@@ -47,7 +47,7 @@ def copy_chunk(element: int, width: int) -> Any:
 
     `width` is how many bytes the channels' alignment lets a copy have: 16, 4, or 2, which cp.async has not.
     """
-    PIECES, EACH, WIDTH, ELEMENT = CHUNK // width, width // element, width, element
+    PIECES, PIECE_ELEMENTS, WIDTH, ELEMENT = CHUNK // width, width // element, width, element
 
     @jit(device=True)
     def at_once(to, array, base, offset, left, wanted):
@@ -56,8 +56,8 @@ def copy_chunk(element: int, width: int) -> Any:
     @jit(device=True)
     def in_words(to, array, base, offset, left, wanted):
         for e in range(PIECES):
-            inside = wanted and left > e * EACH
-            cp_async_4(to + u4(e * WIDTH), base + u8(i8(offset + e * EACH) * ELEMENT), u4(WIDTH) if inside else u4(0))
+            inside = wanted and left > e * PIECE_ELEMENTS
+            cp_async_4(to + u4(e * WIDTH), base + u8(i8(offset + e * PIECE_ELEMENTS) * ELEMENT), u4(WIDTH) if inside else u4(0))
 
     @jit(device=True)
     def read(array, offset, wanted):

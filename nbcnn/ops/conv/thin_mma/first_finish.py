@@ -1,4 +1,4 @@
-"""What a lane does with one window's results: ReLU, 2×2 maximum and its place, rounding, stores.
+"""This module is the epilogue of a first layer's forward kernel, a window a lane: ReLU, 2×2 maximum with its argmax, rounding, stores.
 
 A lane holds the 4 pixels of a window for 4·E neighbouring filters: values[pixel · 4·E + filter], pixel = 2·row + column.
 Pooling compares what would be stored, rounded, as pooling after the convolution would.
@@ -93,7 +93,7 @@ def pooled(E: int, whole: bool) -> Any:
 
 @functools.cache
 def unpooled(E: int, whole: bool, after: str) -> Any:
-    """As `pooled` without pooling: the four pixels of the window, of P×Q. after: "", "relu", or "mask": zero where index, an image, is 0."""
+    """`pooled` without pooling: the four pixels of the window, of P×Q. after: "", "relu", or "mask": zero where index, an image, is 0."""
     FILTERS = 4 * E
     put, get = stores(E, whole), loads(E, whole)
     RELU, MASK = after == "relu", after == "mask"

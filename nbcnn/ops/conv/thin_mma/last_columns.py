@@ -1,4 +1,4 @@
-"""What a last layer's backward multiplies with: for every wide pixel, the thin gradients that its taps meet, as columns (r,s,k).
+"""This module makes the operand of a last layer's backward: for every wide pixel, the thin gradients that its taps meet, as columns (r,s,k).
 
     plain    D[m][(r,s,k)] = dy[n, h+r−R/2, w+s−R/2, k]
     folded   D[m][(r,s,k)] = Σ dy[n, 2h+r−1+i, 2w+s−1+j, k] over i, j ∈ {0,1}     (behind an upsampling, R = 3)

@@ -84,7 +84,7 @@ def _steps(layer: LastLayer, precision: str) -> int:
 
 
 def too_large(call: Call, precision: str) -> str | None:
-    """As `refusal`, and what shared memory cannot hold is refused too."""
+    """What `refusal` says, or that shared memory cannot hold the tile."""
     said = refusal(call, precision)
     if said is None and shared_bytes(last_layer(call), precision, 2) > gpu.shared_of_block():
         layer, limit = last_layer(call), gpu.shared_of_block() // 1024

@@ -1,4 +1,4 @@
-"""What becomes of a tile's sums: bias, ReLU and rounding in registers, then by way of shared memory to global memory, 16 bytes a thread.
+"""This module is the epilogue of a tile's sums: bias, ReLU and rounding in registers, then stores through shared memory, 16 bytes a thread.
 
 The way through shared memory turns the fragments that a warp holds (2 columns of 8 rows each) into whole rows; and pooling, masks and
 interleaving are plain work on rows. `words` below are 16 bytes of a row: 8 bfloat16 or 4 float32.

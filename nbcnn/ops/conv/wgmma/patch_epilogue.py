@@ -1,4 +1,4 @@
-"""What becomes of a warpgroup's sums in the patch kernel: mask or ReLU, rounding, and out through shared memory.
+"""This module is the epilogue of the patch kernel, a warpgroup at a time: mask or ReLU, rounding, and stores through shared memory.
 
 The stage holds squares (64 pixels) of 64 bfloat16 or 32 float32 channels, rows of 128 bytes, swizzled: 16 bytes c of row i lie at c ^ (i mod 8).
 TMA stores a square at a time, and leaves out what is outside the images. The mask comes the same way: TMA loads x to where the results will be.
