@@ -265,7 +265,7 @@ def conv_norm_kernel(form: Form) -> Any:
                         at_ = group * GROUP_MOMENTS + lead + i
                         n, mean, squares = merge(n, mean, squares, each, moments[at_ + FILTERS], moments[at_ + 2 * FILTERS])
                     # Rounding may leave less than 0; not max, which drops a NaN.
-                    s_ = f4(math.sqrt((0.0 if squares < 0.0 else squares) / n + eps))
+                    s_ = math.sqrt((0.0 if squares < 0.0 else squares) / n + eps)
                     scales[group * FILTERS + in_group] = s_
                     if KEEPS and part == 0 and in_group == lead:
                         to = image * quotient(K, GROUP) + quotient(k0 + lead, GROUP)

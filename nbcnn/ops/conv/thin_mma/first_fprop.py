@@ -106,9 +106,9 @@ def fprop_kernel(C: int, R: int, S: int, stride: int, E: int, bias: bool, after:
     def load_patches(rA, address, move, lane):
         for pixel in range(4):
             for k in range(HALVES):
-                rA[pixel * HALVES + k] = load_words_1(address[k] + move + u4((pixel // 2) * DOWN + (pixel % 2) * ACROSS))
+                rA[pixel * HALVES + k] = load_words_1(address[k] + move + ((pixel // 2) * DOWN + (pixel % 2) * ACROSS))
                 if bias and 4 * k + 3 >= WORDS:
-                    rA[pixel * HALVES + k] = rA[pixel * HALVES + k] if 4 * k + (lane & 3) < WORDS else u4(ONE)
+                    rA[pixel * HALVES + k] = rA[pixel * HALVES + k] if 4 * k + (lane & 3) < WORDS else ONE
 
     def make_group(s: int) -> Any:
         FIRST, SKIP = s * IN_GROUP, 4 * FILTERS * s
@@ -155,7 +155,7 @@ def fprop_kernel(C: int, R: int, S: int, stride: int, E: int, bias: bool, after:
             word = t + 4 * k
             r = word // IN_ROW
             at = r * WIDTH + (word - r * IN_ROW) * E if word < WORDS else 0
-            address[k] = byte_address_shared(shared) + u4(MARGIN + at) * 4 + u4(p0) * (2 * DOWN) + u4(q0) * (2 * ACROSS)
+            address[k] = byte_address_shared(shared) + (MARGIN + at) * 4 + p0 * (2 * DOWN) + q0 * (2 * ACROSS)
         sets = cuda.blockIdx.y * WARPS + set_of_filters
         load_filters(rB, packed, b, sets * TILES, tiles, lane, K)
         k0 = sets * (4 * FILTERS * GROUPS) + t * FILTERS
@@ -174,7 +174,7 @@ def fprop_kernel(C: int, R: int, S: int, stride: int, E: int, bias: bool, after:
             n, row, segment = place_of_unit(number, rows, across)
             top, left = row * (2 * ROWS * TURNS * stride) - pad, (segment * (32 * stride) - pad) * C
             fetch(stage, x, n, top, left, H, line, number < units)
-            move = u4(buffer) * (4 * BUFFER)
+            move = buffer * (4 * BUFFER)
             turn = 0
             while turn < turns:
                 load_patches(rA, address, move, lane)

@@ -92,9 +92,9 @@ def wgrad_kernel(C: int, R: int, S: int, stride: int, E: int, bias: bool, pooled
             for w in range(PIXEL_WORDS):
                 # In bf16 a word holds both pixels of a row of the window.
                 down, across = (w, 0) if E == 2 else (w // 2, w % 2)
-                rB[j * PIXEL_WORDS + w] = load_words_1(address[j] + move + u4(down * DOWN + across * ACROSS))
+                rB[j * PIXEL_WORDS + w] = load_words_1(address[j] + move + (down * DOWN + across * ACROSS))
                 if bias and j == TILES - 1:
-                    rB[j * PIXEL_WORDS + w] = u4(ONE) if ones else rB[j * PIXEL_WORDS + w]
+                    rB[j * PIXEL_WORDS + w] = ONE if ones else rB[j * PIXEL_WORDS + w]
 
     def make_tile(i: int) -> Any:
         take = gradient.take[i]
@@ -124,7 +124,7 @@ def wgrad_kernel(C: int, R: int, S: int, stride: int, E: int, bias: bool, pooled
             mask = cuda.local.array(MASKED, u4)
             rB = cuda.local.array(B_WORDS, u4)
             make_masks(mask, stage, FIRST)
-            load_columns(rB, address, buffer + u4(MOVE), ones)
+            load_columns(rB, address, buffer + MOVE, ones)
             multiply_all(acc, stage, FIRST, mask, rB)
             # The registers take the windows DEPTH steps ahead, which travel while those between are multiplied.
             n, p, q, filter = this if SAME_UNIT else next
@@ -174,7 +174,7 @@ def wgrad_kernel(C: int, R: int, S: int, stride: int, E: int, bias: bool, pooled
             column = 8 * j + g
             r = column // (S * C)
             at = r * WIDTH + column - r * (S * C) if column < CRS else 0
-            address[j] = byte_address_shared(shared) + u4(MARGIN + at) * 4 + u4(share) * (2 * DOWN) + u4(t) * (2 * ACROSS)
+            address[j] = byte_address_shared(shared) + (MARGIN + at) * 4 + share * (2 * DOWN) + t * (2 * ACROSS)
         ones = 8 * (TILES - 1) + g == CRS
         k0 = (cuda.blockIdx.y * WARPS + warp) * OF_WARP
         k = k0 + g * FILTERS
@@ -196,7 +196,7 @@ def wgrad_kernel(C: int, R: int, S: int, stride: int, E: int, bias: bool, pooled
             top, left = row * (2 * ROWS * TURNS * stride) - pad, (segment * (32 * stride) - pad) * C
             fetch(image, x, n, top, left, H, line, number < units)
             p, q = row * (ROWS * TURNS) + share, segment * 16 + t
-            move = u4(buffer) * (4 * BUFFER)
+            move = buffer * (4 * BUFFER)
             turn = turns
             while turn > 0:
                 this = (image_now, p_now, q_now, k)

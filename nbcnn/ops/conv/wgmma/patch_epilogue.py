@@ -33,8 +33,8 @@ def put_fragments(tile: PatchTile, kind_name: str, mask: bool) -> Any:
     @jit(device=True)
     def run(acc, floor, stage, warp, lane):
         row = (warp & 3) * 16 + (lane >> 2)
-        swizzle = u4(lane >> 2)
-        pair = u4(lane & 3)
+        swizzle = lane >> 2
+        pair = lane & 3
         for half in range(HALVES):
             for j in range(EIGHTS):
                 if BF16:
@@ -87,8 +87,8 @@ def store_pooled(tile: PatchTile, kind_name: str) -> Any:
             ph, pw = pooled >> 2, pooled & 3
             here = stage + ((half * COLUMNS + (chunk >> 3)) * BLOCK_BYTES + (ph * 16 + pw * 2) * ROW_BYTES)
             # Rows 16·ph + 2·pw and the next are 2·pw and 2·pw + 1 modulo 8, eight rows further down the same.
-            even = here + (u4((chunk & 7) ^ (pw * 2)) << 4)
-            odd = here + ROW_BYTES + (u4((chunk & 7) ^ (pw * 2 + 1)) << 4)
+            even = here + (((chunk & 7) ^ (pw * 2)) << 4)
+            odd = here + ROW_BYTES + (((chunk & 7) ^ (pw * 2 + 1)) << 4)
             words[0], words[1], words[2], words[3] = load_words_4(even)
             words[4], words[5], words[6], words[7] = load_words_4(odd)
             words[8], words[9], words[10], words[11] = load_words_4(even + 8 * ROW_BYTES)
