@@ -1,4 +1,4 @@
-"""What kernels must meet when they are compiled for real GPUs, which needs none."""
+"""This module checks kernels that are compiled for real GPUs, which needs none: registers, frames, instructions."""
 
 from __future__ import annotations
 

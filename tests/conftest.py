@@ -1,4 +1,4 @@
-"""Fixtures: the place where kernels run, random numbers that repeat, a finished run."""
+"""This module has the fixtures: the device where kernels run, random numbers that repeat, a finished run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a kernel asks memory for, load by load: the simulator's arrays tell."""
+"""This module counts what a kernel asks memory for, load by load, with arrays of the simulator."""
 
 from __future__ import annotations
 

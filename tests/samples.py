@@ -1,4 +1,4 @@
-"""Made-up results of every kind, for the tests of what is made from results files."""
+"""This module makes up results of every kind, for the tests of what is made from results files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands as functions, for their tests."""
+"""This module has the commands as functions, for their tests."""
 
 from __future__ import annotations
 

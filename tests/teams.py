@@ -1,4 +1,4 @@
-"""Several ranks as threads of one process, for the tests of what they do together."""
+"""This module runs several ranks as threads of one process, for the tests of what they do together."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ ACTIONS = {
     "warm": "compile what MODEL… launch with the defaults of their recipes, so that their first start compiles nothing",
 }
 MODELS = ("autoencoder", "mnist-cnn", "mnist-cnn-b0", "s4convd")
-"""The names of `nbcnn.cli.ready_models`, which takes longer to import than `--help` may."""
+"""A copy of the names of `nbcnn.cli.ready_models`, which takes longer to import than `--help` may."""
 ARCHITECTURES = ("75", "80", "86", "89", "90a", "100", "120")
 EXAMPLES = (
     "python -m nbcnn cache list                            what is kept, and where",

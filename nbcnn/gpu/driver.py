@@ -124,7 +124,7 @@ class Device:
 
     @property
     def uuid(self) -> str:
-        """The GPU's identity as nvidia-smi prints it: GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx."""
+        """The identity of the GPU as nvidia-smi prints it: GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx."""
         digits = bytes(checked(self.api.cuDeviceGetUuid(self.device), "ask for the GPU's identity").bytes).hex()
         return "GPU-" + "-".join(digits[a:b] for a, b in ((0, 8), (8, 12), (12, 16), (16, 20), (20, 32)))
 

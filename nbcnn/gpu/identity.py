@@ -44,7 +44,7 @@ def digest(kernel: Function) -> str:
 
 
 _digests: weakref.WeakKeyDictionary[Function, str] = weakref.WeakKeyDictionary()
-"""Digests of functions that name none of those that name them."""
+"""The digests of functions that name none of those that name them."""
 
 
 class _Walk:

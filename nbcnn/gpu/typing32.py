@@ -3,7 +3,8 @@
 Numba types every int literal, and every result of int32 arithmetic, as int64, and every float literal as float64. In functions that
 `narrow` marks it does not: their types, and the code of `a + b`, follow the rules below. Other functions are compiled as ever.
 
-1. A literal, or a frozen Python constant, is int32 if it fits (else int64) or float32. Beside uint32 an int literal is uint32.
+1. A literal, or a frozen Python constant, is int32 if it fits (else int64) or float32. Beside uint32 an int literal is uint32, in arithmetic,
+   comparison, and where two branches meet.
 2. int32 ∘ int32 is int32, with bools and smaller integers counted as int32; uint32 ∘ uint32 is uint32. A shift is of the left side's type.
 3. int32 ∘ uint32 is uint32 for + - * & | ^, and a TypingError for // and %: say u4(a) or i4(b).
 4. a // b and a % b round down, as in Python, and b must be positive. Where the compiler sees that a is not negative: an unsigned division.
@@ -154,6 +155,8 @@ class _Context32:
 
     def unify_pairs(self, first: Any, second: Any) -> Any:
         for one, other in ((first, second), (second, first)):
+            if _beside_unsigned(one, other) == u4 and other == u4:
+                return u4
             if one == f4 and isinstance(other, types.Integer) and _short(other):
                 return f4
         return self._real.unify_pairs(first, second)

@@ -40,6 +40,10 @@ def plan_on(
     return lower(steps, row.layout, resolver(row, multiprocessors, capability, tiles), weights, row.store, branching)
 
 
+_RENAMED = {"walkers": "blocks"}
+"""Fields of tiles, by the names that they have in checkpoints of earlier versions."""
+
+
 def resolver(row: Row, multiprocessors: int, capability: tuple[int, int], tiles: Tiles | None = None) -> Callable[[Step], Resolution]:
     """A function that says how a step runs on `row`: the first implementation of its chain that supports it.
 
@@ -61,6 +65,7 @@ def resolver(row: Row, multiprocessors: int, capability: tuple[int, int], tiles:
             tile = impl.tile(call, multiprocessors)
             saved = (tiles or {}).get(tile_key(step, part)) if tile is not None else None
             if saved is not None:
+                saved = {_RENAMED.get(name, name): value for name, value in saved.items()}
                 # An implementation may have more than one kind of tile; the names of the fields say which this one is.
                 kinds = {type(known) for known in (tile, *impl.candidates(call, multiprocessors))}
                 tile = next((kind(**saved) for kind in kinds if saved.keys() == {field.name for field in fields(kind)}), tile)

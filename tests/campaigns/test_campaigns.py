@@ -1,4 +1,4 @@
-"""A minute of all campaigns in .ci/run, ten in .ci/full; hours on demand: `python -m tests.campaigns --minutes 60`."""
+"""This test runs a minute of all campaigns in .ci/run, ten in .ci/full; hours on demand: `python -m tests.campaigns --minutes 60`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m nbcnn gradcheck`: its table, its exit codes, and what it says it left out."""
+"""Tests of `python -m nbcnn gradcheck`: its table, its exit codes, and what it says it left out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The recipes of docs/howto, each followed in a temporary copy of the package: as many files as they say, and what they add works."""
+"""Tests of the recipes of docs/howto, each followed in a temporary copy of the package: as many files as they say, and what they add works."""
 
 from __future__ import annotations
 

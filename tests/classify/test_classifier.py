@@ -1,4 +1,4 @@
-"""The classifiers end to end on the CPU: train.py, its pictures and metrics, resuming, features; and Fashion-MNIST's files."""
+"""Tests of the classifiers end to end on the CPU: train.py, its pictures and metrics, resuming, features; and Fashion-MNIST's files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The classifier's file: the whole machine, with or without its vectors; images; what is damaged or gone."""
+"""Tests of the classifier's file: the whole machine, with or without its vectors; images; what is damaged or gone."""
 
 from __future__ import annotations
 

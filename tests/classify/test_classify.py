@@ -1,4 +1,4 @@
-"""The classify command: what it prints and writes, its baselines, its exit codes, and Ctrl-C."""
+"""Tests of the classify command: what it prints and writes, its baselines, its exit codes, and Ctrl-C."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""extract_features.py: what it writes, what it says, and what an interrupt leaves behind."""
+"""Tests of extract_features.py: what it writes, what it says, and what an interrupt leaves behind."""
 
 from __future__ import annotations
 

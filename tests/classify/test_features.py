@@ -1,4 +1,4 @@
-"""Features on disk: what is written is what is read, nothing half-written stays, and damage is named."""
+"""Tests of features on disk: what is written is what is read, nothing half-written stays, and damage is named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The machine that is trained on a GPU: its parts beside the CPU path and scikit-learn, small in the simulator, at size on a GPU."""
+"""Tests of the machine that is trained on a GPU: its parts beside the CPU path and scikit-learn, small in the simulator, at size on a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernel ridge: LAPACK beside the definition, the GPU's factor beside LAPACK, the command and its file."""
+"""Tests of kernel ridge: LAPACK beside the definition, the GPU's factor beside LAPACK, the command and its file."""
 
 from __future__ import annotations
 

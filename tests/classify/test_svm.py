@@ -1,4 +1,4 @@
-"""The support vector machine: equal to one SVC on all classes, in pieces that are each equal to their definition."""
+"""Tests of the support vector machine: equal to one SVC on all classes, in pieces that are each equal to their definition."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m nbcnn cache`, `--verbose`, and what runs say of the compilers of their kernels."""
+"""Tests of `python -m nbcnn cache`, `--verbose`, and what runs say of the compilers of their kernels."""
 
 from __future__ import annotations
 

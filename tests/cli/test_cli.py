@@ -1,4 +1,4 @@
-"""The commands as people meet them: help, suggestions, exit codes, what goes to stdout and what to stderr."""
+"""Tests of the commands as people meet them: help, suggestions, exit codes, what goes to stdout and what to stderr."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m nbcnn env`: what it reports, and what it advises to install."""
+"""Tests of `python -m nbcnn env`: what it reports, and what it advises to install."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The defaults of train.py: recipes, what overrides them, and the small run of a machine without a GPU."""
+"""Tests of the defaults of train.py: recipes, what overrides them, and the small run of a machine without a GPU."""
 
 from __future__ import annotations
 

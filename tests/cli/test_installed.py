@@ -1,4 +1,4 @@
-"""The package alone, and the wheel itself: every step from an empty folder, and nothing written beside the package."""
+"""Tests of the package alone, and of the wheel itself: every step from an empty folder, and nothing written beside the package."""
 
 from __future__ import annotations
 

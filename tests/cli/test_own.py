@@ -1,4 +1,4 @@
-"""A network of one's own on the command line, settings from a file, predictions of image files, and the errors that people met."""
+"""Tests of a network of one's own on the command line, settings from a file, predictions of image files, and the errors that people met."""
 
 from __future__ import annotations
 

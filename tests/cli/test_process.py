@@ -1,4 +1,4 @@
-"""What the process of a command does with signals and closed outputs, from its first line to its last."""
+"""Tests of what the process of a command does with signals and closed outputs, from its first line to its last."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every command on a machine without a GPU, as a process of its own: it does its CPU part, or exits 4 with three helpful lines.
+"""Tests of every command on a machine without a GPU, as a process of its own: it does its CPU part, or exits 4 with three helpful lines.
 
 Where there is a GPU, it is hidden from the process.
 """

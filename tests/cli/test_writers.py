@@ -1,4 +1,4 @@
-"""Two commands and one folder: the second is refused, default names differ, and what is recorded is what was read."""
+"""Tests of two commands and one folder: the second is refused, default names differ, and what is recorded is what was read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A caller's own arrays: which are taken, as what, and what the others are told."""
+"""Tests of a caller's own arrays: which are taken, as what, and what the others are told."""
 
 from __future__ import annotations
 

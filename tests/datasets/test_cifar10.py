@@ -1,4 +1,4 @@
-"""CIFAR-10: good files and archives, every kind of bad one, and what "auto" makes of them. No test touches the network."""
+"""Tests of CIFAR-10: good files and archives, every kind of bad one, and what "auto" makes of them. No test touches the network."""
 
 import gzip
 import io

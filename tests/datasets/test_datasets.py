@@ -1,4 +1,4 @@
-"""The front door of the data sets, MNIST's files good and bad, and the embedded sets. No test touches the network."""
+"""Tests of the front door of the data sets, MNIST's files good and bad, and the embedded sets. No test touches the network."""
 
 import gzip
 import hashlib

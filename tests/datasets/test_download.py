@@ -1,4 +1,4 @@
-"""Downloads from servers on this machine that resume, do not resume, break off, dawdle, or serve something else."""
+"""Tests of downloads from servers on this machine that resume, do not resume, break off, dawdle, or serve something else."""
 
 import contextlib
 import gzip

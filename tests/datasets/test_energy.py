@@ -1,4 +1,4 @@
-"""The energy data: what is generated, the csv files of Great Energy Predictor III, windows, naive forecasts."""
+"""Tests of the energy data: what is generated, the csv files of Great Energy Predictor III, windows, naive forecasts."""
 
 from __future__ import annotations
 

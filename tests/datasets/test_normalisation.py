@@ -1,4 +1,4 @@
-"""Mean and deviation of channels, and the words of an augmentation."""
+"""Tests of mean and deviation of channels, and the words of an augmentation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Data sets of one's own, folders of images and files of arrays: what becomes of every kind of image, and what is said of everything else."""
+"""Tests of data sets of one's own, folders of images and files of arrays: what becomes of every kind of image, and what is said of everything
+else."""
 
 from __future__ import annotations
 

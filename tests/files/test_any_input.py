@@ -1,4 +1,5 @@
-"""What the parsers of files make of any input: their own result, or their own error with its exit code; never a traceback, never another code.
+"""Tests of what the parsers of files make of any input: their own result, or their own error with its exit code; never a traceback, never another
+code.
 
 `tests/campaigns/files.py` damages whole folders in ways that it was taught; here hypothesis looks for ways of its own, and makes them small.
 """

@@ -1,4 +1,4 @@
-"""One writer at a time: who comes second is told who holds the folder, and a dead owner's lock is taken over."""
+"""Tests of one writer at a time: who comes second is told who holds the folder, and a dead owner's lock is taken over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels compiled by workers end in the cache that the parent reads."""
+"""Tests that kernels compiled by workers end in the cache that the parent reads."""
 
 from __future__ import annotations
 

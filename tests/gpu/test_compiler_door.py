@@ -1,4 +1,4 @@
-"""The compiler behind one door: what works without it, what descriptions become, and what stays wrong to do with them."""
+"""Tests of the compiler behind one door: what works without it, what descriptions become, and what stays wrong to do with them."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def test_env_without_numba_names_the_extra(simulated, without):
 
 @ONCE
 def test_a_broken_numba_is_no_traceback_either():
-    """As numba-cuda 0.30 with NumPy 2.5: an AttributeError in the middle of the import."""
+    """An import that fails as that of numba-cuda 0.30 with NumPy 2.5 does: an AttributeError in the middle of the import."""
     broken = BLOCKED.replace('raise ModuleNotFoundError(f"No module named {name!r}", name=name)', 'raise AttributeError("no row_stack")')
     done = _python(
         broken + "from nbcnn.gpu.compiler import missing\nfrom nbcnn.gpu.device import gpu_missing\nprint(missing(), gpu_missing(), sep='\\n')"

@@ -1,4 +1,4 @@
-"""The host's side of CUDA on a driver that plays a GPU: memory, streams, events, launches and captures, without a compiler."""
+"""Tests of the host's side of CUDA on a driver that plays a GPU: memory, streams, events, launches and captures, without a compiler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A GPU that fails: the sentence and the exit code of every kind of fault, and checkpoints that stay intact.
+"""Tests of a GPU that fails: the sentence and the exit code of every kind of fault, and checkpoints that stay intact.
 
 On a GPU the faults are real: a process that holds the memory, a kernel that writes where it may not, a fork after CUDA has started.
 """

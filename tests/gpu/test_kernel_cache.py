@@ -1,4 +1,4 @@
-"""The disk cache of compiled kernels: one folder per version of the sources."""
+"""Tests of the disk cache of compiled kernels: one folder per version of the sources."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The store of compiled kernels: its files, what a kernel is known by, and what makes it another one. Nothing here compiles."""
+"""Tests of the store of compiled kernels: its files, what a kernel is known by, and what makes it another one. Nothing here compiles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Free host memory: the system's, or what a container may still take."""
+"""Tests of free host memory: the system's, or what a container may still take."""
 
 from __future__ import annotations
 

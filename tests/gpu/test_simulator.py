@@ -1,4 +1,4 @@
-"""The kernels in Numba's simulator: the test files that have small cases, each in a process of its own.
+"""Tests of the kernels in Numba's simulator: the test files that have small cases, each in a process of its own.
 
 NUMBA_ENABLE_CUDASIM is read when nbcnn is imported, so it cannot be switched within this process.
 """

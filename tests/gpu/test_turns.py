@@ -1,4 +1,4 @@
-"""The simulator's blocks: threads take turns, barriers hold for who has not ended, waiting ends, failures are raised."""
+"""Tests of the simulator's blocks: threads take turns, barriers hold for who has not ended, waiting ends, failures are raised."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers of kernels are 32 bits wide: the types that the compiler finds, division, and the workers that compile too."""
+"""Tests that numbers of kernels are 32 bits wide: the types that the compiler finds, division, and the workers that compile too."""
 
 from __future__ import annotations
 
@@ -75,6 +75,13 @@ def last_of(n):
     return last
 
 
+def bits_of(a, n):
+    bits = 0
+    for i in range(n):
+        bits = a << i if bits < 7 else bits
+    return bits
+
+
 RULES = {
     "sum": (lambda a, b: a + b, (i4, i4), i4),
     "literals and constants": (lambda a: a * SIZE + 1, (i4,), i4),
@@ -82,6 +89,8 @@ RULES = {
     "bits": (lambda a, b: (a << 3 | b >> 1) & 255, (i4, i4), i4),
     "a smaller integer": (lambda a: a >> 8, (u2,), i4),
     "a literal beside uint32": (lambda a: (a & 0xFFFFFFFF) + 1, (u4,), u4),
+    "a literal where a uint32 meets it": (lambda a: a if a > 3 else 0, (u4,), u4),
+    "a uint32 from 0": (bits_of, (u4, i4), u4),
     "unsigned division": (lambda a: a // 7 % 3, (u4,), u4),
     "mixed signs": (lambda a, b: a + b, (u4, i4), u4),
     "64 bits asked for": (lambda a, b: a + b, (i8, i4), i8),

@@ -1,4 +1,4 @@
-"""Benchmarks: statistics, refusal to time what is wrong, results files, and documents that agree with them."""
+"""Tests of benchmarks: statistics, refusal to time what is wrong, results files, and documents that agree with them."""
 
 from __future__ import annotations
 
@@ -31,6 +31,16 @@ def test_host_calls_are_timed_one_by_one():
     found = timing.time_calls(lambda: calls.append(1), Host(), 7, warm_seconds=0.0)
     assert found.count == 7
     assert len(calls) == 8
+
+
+def test_a_moment_stands_at_every_boundary_and_all_are_made_before_the_work():
+    done, now = [], iter(range(100))
+    timer = timing.Timer(
+        lambda: done.append("made") or {}, lambda m: done.append("mark") or m.update(at=next(now)), lambda a, b: b["at"] - a["at"], Host().synchronize
+    )
+    assert timing.each_ms(lambda: done.append("call"), 2, timer) == [1, 1]
+    assert done == ["made"] * 3 + ["mark", "call", "mark", "call", "mark"]
+    assert timing.stretch_ms(lambda: [next(now), next(now)], timer) == 3
 
 
 def test_the_cpu_rung_measures_the_whole_step_and_its_passes():

@@ -1,4 +1,4 @@
-"""The kernels that measure what a GPU can do: lean, run by the simulator, and judged against what is known."""
+"""Tests of the kernels that measure what a GPU can do: lean, run by the simulator, and judged against what is known."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`bench convs` from end to end on a place that runs kernels: verified, timed, and refused where an op is wrong."""
+"""Tests of `bench convs` from end to end on a device that runs kernels: verified, timed, and refused where an op is wrong."""
 
 from __future__ import annotations
 

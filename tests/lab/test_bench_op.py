@@ -1,4 +1,4 @@
-"""`bench OP`: every op at shapes of the user's, verified before it is timed, in turn with others, wherever its operands lie."""
+"""Tests of `bench OP`: every op at shapes of the user's, verified before it is timed, in turn with others, wherever its operands lie."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clocks, steadiness, sampling: what makes a time trustworthy, tried on work whose times are known."""
+"""Tests of clocks, steadiness, sampling: what makes a time trustworthy, tried on work whose times are known."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The warm-up study: its words follow from its figures, and its picture and tables show them."""
+"""Tests of the warm-up study: its words follow from its figures, and its picture and tables show them."""
 
 from __future__ import annotations
 

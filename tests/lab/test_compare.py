@@ -1,4 +1,4 @@
-"""`compare A B`: results, times and kernels of two ways to run one op."""
+"""Tests of `compare A B`: results, times and kernels of two ways to run one op."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The documents: a README of one page, links that lead somewhere, a site that names every page."""
+"""Tests of the documents: a README of one page, links that lead somewhere, a site that names every page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The study of fused kernels: its pictures and CSV files, its command, and in the simulator one small work of it from end to end."""
+"""Tests of the study of fused kernels: its pictures and CSV files, its command, and in the simulator one small work of it from end to end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training steps and epochs in a row: every one is run and timed once, whatever an epoch's end does to the count."""
+"""Tests of training steps and epochs in a row: every one is run and timed once, whatever an epoch's end does to the count."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_steps_go_on_where_an_epoch_ends():
 
 
 def test_a_gpu_runs_both_ways_in_turn_and_a_host_one(monkeypatch):
-    monkeypatch.setattr(in_a_row, "SIMULATOR", True)  # times are the host's here
+    monkeypatch.setattr(timing, "SIMULATOR", True)  # times are the host's here
     gpu = SimpleNamespace(name="gpu", synchronize=lambda: None)
     for device, forms in ((gpu, ["2 in a row", "2 in a row, launch by launch"]), (Host(), ["2 in a row"])):
         rows = in_a_row.in_a_row(Session(device), (2,), True, WARM, Watch(Host()), 0.01)

@@ -1,4 +1,4 @@
-"""The static report: instructions counted in text, kernels compiled without a GPU, and what the command refuses."""
+"""Tests of the static report: instructions counted in text, kernels compiled without a GPU, and what the command refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every kernel is launched by somebody, and docs/kernels.md says by whom, as the code is now."""
+"""Tests that every kernel is launched by somebody, and that docs/kernels.md says by whom, as the code is now."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ncu prints, and what it refuses."""
+"""Tests of how ncu's output is read, and of what is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PyTorch's forms of single ops compute what ours do; on the CPU, and only where PyTorch is installed."""
+"""Tests that PyTorch's forms of single ops compute what ours do; on the CPU, and only where PyTorch is installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The README's tables of the laboratory: nothing before they are measured, and then what was measured."""
+"""Tests of the README's tables of the laboratory: nothing before they are measured, and then what was measured."""
 
 from __future__ import annotations
 

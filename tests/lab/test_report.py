@@ -1,4 +1,4 @@
-"""The report: one file, whole without a network, its sections in order, right in light and dark and on a phone."""
+"""Tests of the report: one file, whole without a network, its sections in order, right in light and dark and on a phone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The report in a real browser, headless: laid out on a phone and on a desk, light and dark, fetching nothing. Skips where none is installed."""
+"""Tests of the report in a real browser, headless: laid out on a phone and on a desk, light and dark, fetching nothing. Skips where none is
+installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Results files: their schema, what is said of a file that breaks it, and what `--compare` calls a regression."""
+"""Tests of results files: their schema, what is said of a file that breaks it, and what `--compare` calls a regression."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rooflines: points, limits, tables and charts from plans made without a GPU; ncu's tables read and compared; the command."""
+"""Tests of rooflines: points, limits, tables and charts from plans made without a GPU; ncu's tables read and compared; the command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The scaling benchmark on the CPU with two processes, and the tables that are made of what it finds."""
+"""Tests of the scaling benchmark on the CPU with two processes, and the tables that are made of what it finds."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_drift_is_judged_by_that_of_other_sums():
 def test_other_splits_are_other():
     assert scaling_rank._other_split({"BM": 64, "split": 6}) == {"BM": 64, "split": 3}
     assert scaling_rank._other_split({"BM": 64, "split": 1}) == {"BM": 64, "split": 2}
-    assert scaling_rank._other_split({"walkers": 396, "PX": 8}) == {"walkers": 198, "PX": 8}
+    assert scaling_rank._other_split({"blocks": 396, "PX": 8}) == {"blocks": 198, "PX": 8}
     assert scaling_rank._other_split({"BM": 64}) == {"BM": 64}
 
 

@@ -1,4 +1,4 @@
-"""The counter-free study: its bytes and intensities against the paper's arithmetic, Amdahl's law, and the command."""
+"""Tests of the counter-free study: its bytes and intensities against the paper's arithmetic, Amdahl's law, and the command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The study's times where a GPU or the simulator is: verified, timed in turn, refused where wrong; and what is made of them."""
+"""Tests of the study's times where a GPU or the simulator is: verified, timed in turn, refused where wrong; and what is made of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`nbcnn.Model`: what the root exports, training, predicting, continuing, freezing, files, and what bad input is told."""
+"""Tests of `nbcnn.Model`: what the root exports, training, predicting, continuing, freezing, files, and what bad input is told."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fusion: which layers become one, that nothing changes in what is computed, and that the large tensors are gone."""
+"""Tests of fusion: which layers become one, that nothing changes in what is computed, and that the large tensors are gone."""
 
 from __future__ import annotations
 

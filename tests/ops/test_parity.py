@@ -1,4 +1,4 @@
-"""Every implementation of every row on every case, and every backward against its forward (the bounds are gradcheck's)."""
+"""Tests of every implementation of every row on every case, and every backward against its forward (the bounds are gradcheck's)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from nbcnn.ops.kernel.case import Case
 
 
 def _here(row):
-    """A row's place, or a skip with the reason."""
+    """The device of a row, or a skip with the reason."""
     if row.device == "gpu":
         reason = gpu_device.gpu_missing()
         if reason:
@@ -85,8 +85,8 @@ def general(case):
     return several, len(case.ins) > 2, case.attrs.get("stride", 1) > 1
 
 
-def telling(found):
-    """Of bound cases: the smallest, and the first of which each question of `general` is true."""
+def representative(found):
+    """The smallest of bound cases, and the first of which each question of `general` is true."""
     asked = set()
     for at, (case, bound) in enumerate(found):
         new = {i for i, is_so in enumerate(general(case)) if is_so} - asked
@@ -125,7 +125,7 @@ def test_what_a_row_adds_is_right_in_the_simulator(key, device, pytestconfig):
         common = op in COMMON and not any(name in op for name in SLOW)
         found = taken(row, op, impl, device)
         slow = any(name in op for name in SLOW)
-        for case, bound in islice(found, cases) if common else islice(found, 1) if slow else telling(found):
+        for case, bound in islice(found, cases) if common else islice(found, 1) if slow else representative(found):
             bound.run()
             run.add(op)
             for got, wanted in zip(bound.results(), gradcheck.reference(case), strict=True):

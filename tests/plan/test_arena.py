@@ -1,4 +1,4 @@
-"""The arena on random tapes and random networks: whatever is recorded, nothing that is still read is written over.
+"""Tests of the arena on random tapes and random networks: whatever is recorded, nothing that is still read is written over.
 
 The check runs a plan on a model of the memory, in which every byte holds the number of who wrote it last. It shares no code with the planner.
 """

@@ -1,4 +1,4 @@
-"""Recording, dead-step removal, lowering and the arena: no arrays, no device."""
+"""Tests of recording, dead-step removal, lowering and the arena: no arrays, no device."""
 
 from __future__ import annotations
 

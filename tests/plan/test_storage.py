@@ -1,4 +1,4 @@
-"""How values are stored: rounding to tf32 and bfloat16, and that it loses nothing it should keep."""
+"""Tests of how values are stored: rounding to tf32 and bfloat16, and that it loses nothing it should keep."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real processes: launched, trained with, interrupted and killed. On the CPU, so that it is tried wherever the tests run."""
+"""Tests of real processes: launched, trained with, interrupted and killed. On the CPU, so that it is tried wherever the tests run."""
 
 from __future__ import annotations
 

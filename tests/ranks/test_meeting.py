@@ -1,4 +1,4 @@
-"""How ranks meet: who is missing, who is let in, and what strangers at the port can do, which is nothing."""
+"""Tests of how ranks meet: who is missing, who is let in, and what strangers at the port can do, which is nothing."""
 
 from __future__ import annotations
 

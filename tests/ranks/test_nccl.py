@@ -1,4 +1,5 @@
-"""NCCL with a single rank, on one GPU: its all-reduce inside a captured graph, between our own kernels. With more GPUs see `bench scaling`."""
+"""Tests of NCCL with a single rank, on one GPU: its all-reduce inside a captured graph, between our own kernels. With more GPUs see `bench
+scaling`."""
 
 from __future__ import annotations
 

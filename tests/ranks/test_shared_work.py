@@ -1,4 +1,4 @@
-"""Features and classification shared among ranks: the files of one process, bit for bit."""
+"""Tests of features and classification shared among ranks: the files of one process, bit for bit."""
 
 from __future__ import annotations
 

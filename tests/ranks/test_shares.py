@@ -1,4 +1,4 @@
-"""How work is divided among ranks: for every number of images, batches, tasks and ranks, all of it, once, and as evenly as promised."""
+"""Tests of how work is divided among ranks: for every number of images, batches, tasks and ranks, all of it, once, and as evenly as promised."""
 
 from __future__ import annotations
 

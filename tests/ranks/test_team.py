@@ -1,4 +1,4 @@
-"""Several ranks: who they are, how they meet, what each computes, and that together they compute what one does."""
+"""Tests of several ranks: who they are, how they meet, what each computes, and that together they compute what one does."""
 
 from __future__ import annotations
 

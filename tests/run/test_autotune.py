@@ -1,4 +1,4 @@
-"""Choosing tiles by measuring: nothing wrong is kept, what was found is remembered, a saved tile is used as it is."""
+"""Tests of choosing tiles by measuring: nothing wrong is kept, what was found is remembered, a saved tile is used as it is."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nbcnn import modes
 from nbcnn.nn.layers import MSE, Conv2d, ReLU
 from nbcnn.nn.models import autoencoder
 from nbcnn.nn.optim import SGD, learning_rates
-from nbcnn.run import autotune
+from nbcnn.run import autotune, resolve
 from nbcnn.run.autotune import cache_path, tune
 from nbcnn.run.net import Net
 from nbcnn.run.resolve import resolved_tiles, tile_key
@@ -66,6 +66,13 @@ def test_the_fastest_right_tile_is_kept_and_remembered(tiled_cpu):
     assert sum("is wrong here and left out" in line for line in said) == 2
     assert tune(net, [plan]) == found
     assert len(tiled_cpu) == 6  # nothing was measured again
+
+
+def test_a_tile_of_an_earlier_version_is_found_by_the_names_of_its_fields(tiled_cpu, monkeypatch):
+    monkeypatch.setattr(resolve, "_RENAMED", {"walkers": "size"})
+    net = small()
+    net.tiles["conv1.conv_fprop.n2.cpu"] = {"walkers": 3}
+    assert resolved_tiles([net.lower(net.record_gradients(2))])["conv1.conv_fprop.n2.cpu"] == {"size": 3}
 
 
 def test_tiles_that_a_run_brings_with_it_are_left_alone(tiled_cpu):

@@ -1,4 +1,4 @@
-"""DepthwiseConv1d in a net: every mode and every variant lands where NumPy does, and `--dwconv` chooses the variant."""
+"""Tests of DepthwiseConv1d in a net: every mode and every variant lands where NumPy does, and `--dwconv` chooses the variant."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A net on the caller's arrays: a query leaves no trace in the net, inputs may be vectors, and a net needs no parameters."""
+"""Tests of a net on the caller's arrays: a query leaves no trace in the net, inputs may be vectors, and a net needs no parameters."""
 
 from __future__ import annotations
 

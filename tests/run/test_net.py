@@ -1,4 +1,4 @@
-"""Whole nets: every mode lands together, images are overfit, sessions repeat and resume bit for bit."""
+"""Tests of whole nets: every mode lands together, images are overfit, sessions repeat and resume bit for bit."""
 
 from __future__ import annotations
 

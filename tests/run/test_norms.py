@@ -1,4 +1,4 @@
-"""The EvoNorm layers in nets: gradients, running statistics in training, inference and checkpoints, and every mode like the reference."""
+"""Tests of the EvoNorm layers in nets: gradients, running statistics in training, inference and checkpoints, and every mode like the reference."""
 
 from __future__ import annotations
 

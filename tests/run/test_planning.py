@@ -1,4 +1,4 @@
-"""Planning a training: the row is chosen once, and a plan made without a GPU is the one that a session makes."""
+"""Tests of planning a training: the row is chosen once, and a plan made without a GPU is the one that a session makes."""
 
 from __future__ import annotations
 

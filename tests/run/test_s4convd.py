@@ -1,4 +1,4 @@
-"""S4ConvD as a net: its size, its two initialisations and losses, gradients by differences, every mode beside NumPy."""
+"""Tests of S4ConvD as a net: its size, its two initialisations and losses, gradients by differences, every mode beside NumPy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Images that stay on the host: the same bits as resident ones, in every situation in which the order is anything but simple."""
+"""Tests of images that stay on the host: the same bits as resident ones, in every situation in which the order is anything but simple."""
 
 from __future__ import annotations
 

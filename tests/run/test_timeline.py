@@ -1,4 +1,4 @@
-"""Where the time of a training step goes: every launch once, the same bits as the graph, and a line to read."""
+"""Tests of where the time of a training step goes: every launch once, the same bits as the graph, and a line to read."""
 
 from __future__ import annotations
 

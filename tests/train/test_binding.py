@@ -1,4 +1,5 @@
-"""Checkpoint, config.json and metrics belong together: what was edited, swapped or lost is noticed, or made whole, before a run goes on."""
+"""Tests that checkpoint, config.json and metrics belong together: what was edited, swapped or lost is noticed, or made whole, before a run goes
+on."""
 
 from __future__ import annotations
 

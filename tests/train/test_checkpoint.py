@@ -1,4 +1,4 @@
-"""The checkpoint file: its format, every way it can be wrong, and that writing never costs the old one."""
+"""Tests of the checkpoint file: its format, every way it can be wrong, and that writing never costs the old one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the first saves, the second leaves, and a resumed run ends where an uninterrupted one does."""
+"""Tests of Ctrl-C and SIGTERM: the first saves, the second leaves, and a resumed run ends where an uninterrupted one does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""train.py --model s4convd --dataset energy: from flags to forecasts, resumed as if never interrupted."""
+"""Tests of train.py --model s4convd --dataset energy: from flags to forecasts, resumed as if never interrupted."""
 
 from __future__ import annotations
 

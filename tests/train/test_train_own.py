@@ -1,4 +1,4 @@
-"""train.py on images of one's own: folders and arrays, augmented, normalised, streamed, resumed and extracted."""
+"""Tests of train.py on images of one's own: folders and arrays, augmented, normalised, streamed, resumed and extracted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The training loop: metrics, checkpoints, resume bit for bit, divergence. A small network on the CPU, and fakes where only order matters."""
+"""Tests of the training loop: metrics, checkpoints, resume bit for bit, divergence. A small network on the CPU, and fakes where only order
+matters."""
 
 from __future__ import annotations
 

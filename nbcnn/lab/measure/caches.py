@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu import driver
-from nbcnn.gpu.device import elapsed_ms, event
 from nbcnn.gpu.language import SIMULATOR, cuda, jit
+from nbcnn.lab.measure.timing import by_events, stretch_ms, timer_of
 from nbcnn.ops.kernel.call import Launch
 from nbcnn.ops.ptx.vector import store4
 
@@ -99,11 +99,10 @@ class Calls:
         self.label, self._device, self._flush = label, device, flush
         self._capture = capture or device.replayable
         self._sets = [list(launches) for launches in sets]
-        self._graph = graph and device.name == "gpu" and not SIMULATOR
+        self._graph = graph and by_events(device)
         self._next = 0
         self._replays: dict[int, Iterator[Callable[[], None]]] = {}
-        self._by_events = device.name == "gpu" and not SIMULATOR
-        self._events = (event(), event()) if self._by_events else None
+        self._timer = timer_of(device)
         self.host_ms = 0.0
         """Milliseconds that the host needed to launch one call, in the last repetition."""
 
@@ -137,7 +136,7 @@ class Calls:
             size = next(iter(self._replays))
             for _ in range(-(-n // size)):
                 next(self._replays[size])()
-        elif self._by_events:
+        elif by_events(self._device):
             for launch in islice(self._walk(n), MAX_BUSY_LAUNCHES):
                 launch.run(self._device.stream)
 
@@ -150,16 +149,10 @@ class Calls:
         self._device.synchronize()
         if self._flush:
             self._flush()
-        if self._events is None:
+
+        def run() -> None:
             start = time.perf_counter()
             start_all()
-            self.host_ms = spent = (time.perf_counter() - start) * 1e3 / n
-            return spent
-        before, behind = self._events
-        before.record(self._device.stream)
-        start = time.perf_counter()
-        start_all()
-        self.host_ms = (time.perf_counter() - start) * 1e3 / n
-        behind.record(self._device.stream)
-        behind.synchronize()
-        return elapsed_ms(before, behind) / n
+            self.host_ms = (time.perf_counter() - start) * 1e3 / n
+
+        return stretch_ms(run, self._timer) / n

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-from nbcnn.gpu.device import elapsed_ms, event
-from nbcnn.gpu.language import SIMULATOR
 from nbcnn.lab.measure.sampling import sample, state_of
 from nbcnn.lab.measure.steady import Warm
-from nbcnn.lab.measure.timing import summarise
+from nbcnn.lab.measure.timing import by_events, stretch_ms, summarise, timer_of, wall_ms
 from nbcnn.run.program import Program
 
 COUNTS = (1, 10, 100)
@@ -39,8 +38,7 @@ class Steps:
         self.label = "launch by launch" if launched else "one graph a step"
         self._session, self._device = session, session.net.device
         self._run = one_by_one if launched else Program.replay
-        self._by_events = self._device.name == "gpu" and not SIMULATOR
-        self._events = (event(), event()) if self._by_events else None
+        self._timer = timer_of(self._device)
 
     def repeat(self, n: int) -> float:
         """Run n steps; milliseconds of one, between events on a GPU, by the clock on a host."""
@@ -48,25 +46,11 @@ class Steps:
         while left:
             if self._session.steps_left == 0:
                 self._session.begin_epoch(0)
-            stretch = min(left, self._session.steps_left)
-            self._device.synchronize()
-            spent += self._stretch(stretch)
-            left -= stretch
+            count = min(left, self._session.steps_left)
+            self._timer.wait()
+            spent += stretch_ms(partial(self._enqueue, count), self._timer)
+            left -= count
         return spent / n
-
-    def _stretch(self, count: int) -> float:
-        """Milliseconds of `count` steps that the epoch has left."""
-        if self._events is None:
-            start = time.perf_counter()
-            self._enqueue(count)
-            self._device.synchronize()
-            return (time.perf_counter() - start) * 1e3
-        before, behind = self._events
-        before.record(self._device.stream)
-        self._enqueue(count)
-        behind.record(self._device.stream)
-        behind.synchronize()
-        return elapsed_ms(before, behind)
 
     def _enqueue(self, count: int) -> None:
         for _ in range(count):
@@ -74,7 +58,7 @@ class Steps:
 
     def enqueue(self, n: int) -> None:
         """Start up to n steps of what the epoch has left, without waiting; nothing on a host."""
-        if self._by_events:
+        if by_events(self._device):
             self._enqueue(min(n, self._session.steps_left))
 
 
@@ -102,17 +86,16 @@ def epochs(session: Any, counts: Sequence[int], warmup: float | None, watch: Any
     device, number = session.net.device, 0
     on_host = device.name == "host"
 
-    def run(n: int) -> float:
+    def train(n: int) -> None:
         nonlocal number
-        device.synchronize()
-        start = time.perf_counter()
         for _ in range(n):
             session.begin_epoch(number)
             number += 1
             while session.steps_left:
                 session.step()
-        device.synchronize()
-        return (time.perf_counter() - start) * 1e3 / n
+
+    def run(n: int) -> float:
+        return wall_ms(partial(train, n), device.synchronize) / n
 
     until = time.perf_counter() + (warmup or 0.0)
     for _ in range(2 if warmup is None and not on_host else 0):

@@ -21,7 +21,7 @@ from nbcnn.lab.measure.clocks import Watch
 from nbcnn.lab.measure.in_a_row import Steps, epochs, in_a_row
 from nbcnn.lab.measure.sampling import spoilt, state_of
 from nbcnn.lab.measure.steady import warm_up
-from nbcnn.lab.measure.timing import sensible_count, time_calls
+from nbcnn.lab.measure.timing import sensible_count, time_calls, wall_ms
 from nbcnn.nn.models import autoencoder
 from nbcnn.nn.optim import SGD, learning_rates
 from nbcnn.ops.update.advance import POSITION
@@ -72,10 +72,7 @@ def measure(
             session.begin_epoch(0)
         session.step()
 
-    start = time.perf_counter()
-    step()
-    device.synchronize()
-    estimate = (time.perf_counter() - start) * 1e3
+    estimate = wall_ms(step, device.synchronize)
     per_epoch = session.steps_per_epoch
     count = min(sensible_count(estimate, seconds), per_epoch - 1) if per_epoch > 4 else sensible_count(estimate, seconds)
     with Watch(device) as watch:

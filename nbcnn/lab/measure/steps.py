@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.device import elapsed_ms, event
 from nbcnn.gpu.driver import Event
-from nbcnn.lab.measure.timing import Timing, sensible_count, summarise, time_calls
+from nbcnn.lab.measure.timing import Timing, sensible_count, stretch_ms, summarise, time_calls, timer_of
 from nbcnn.run.program import Program
 from nbcnn.run.timeline import wait_launch
 
@@ -99,26 +100,26 @@ def time_alone(session: Any, rounds: int = 7, rest: float = 0.02) -> list[float]
     Before each the GPU waits until the host has enqueued its launches.
     """
     device, stream, rows = session.net.device, session.net.device.stream, []
+    timer = timer_of(device)
 
     def one_by_one(program: Program) -> None:
         spent = []
         for _, launches in program.bound:
             device.synchronize()
             time.sleep(rest)
-            pair = (event(), event())
             wait_launch(AHEAD_MS).run(stream)
-            pair[0].record(stream)
-            for launch in launches:
-                launch.run(stream)
-            pair[1].record(stream)
-            pair[1].synchronize()
-            spent.append(elapsed_ms(*pair))
+            spent.append(stretch_ms(partial(_run_all, launches, stream), timer))
         rows.append(spent)
 
     for _ in range(rounds):
         _replays(session, 0)
         session.step(one_by_one)
     return [float(ms) for ms in np.median(rows, 0)]
+
+
+def _run_all(launches: Sequence[Any], stream: Any) -> None:
+    for launch in launches:
+        launch.run(stream)
 
 
 def epoch_images(batch: int) -> int:

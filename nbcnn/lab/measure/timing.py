@@ -1,4 +1,8 @@
-"""This module times calls: everything is compiled first, the work itself warms the clocks, and an event stands at every boundary."""
+"""This module times calls: everything is compiled first, the work itself warms the clocks, and an event stands at every boundary.
+
+A `Timer` marks moments between calls: with CUDA events of a device's stream, with PyTorch's (`nbcnn.lab.peers.torch_step`), or with the host's clock.
+Every measurement of the laboratory is one of three: `each_ms` of several calls, a `stretch_ms` of work between two moments, or the host's `wall_ms`.
+"""
 
 from __future__ import annotations
 
@@ -48,32 +52,79 @@ def summarise(milliseconds: Sequence[float]) -> Timing:
     return Timing(median, p5, p95, float(values.min()), len(values), float(values.max()), mean, float(values.std()) / mean if mean else 0.0)
 
 
-def time_calls(call: Callable[[], None], device: Any, count: int, warm_seconds: float = WARM_SECONDS) -> Timing:
-    """Time `count` calls one after another, after warming up for `warm_seconds`.
+@dataclass(frozen=True)
+class Timer:
+    """What marks moments in a sequence of work.
 
-    On a GPU by events at every boundary, so that gaps between launches count; on the host by the wall clock.
+    moment   makes a moment that is not marked yet: events are made before the work, so that making them takes none of its time.
+    mark     marks a moment, behind the work that has been enqueued so far.
+    between  gives the milliseconds between two marked moments whose work is done.
+    wait     returns when all work that has been enqueued is done.
     """
-    until = time.perf_counter() + warm_seconds
-    call()
-    device.synchronize()
-    while time.perf_counter() < until:
-        for _ in range(4):
-            call()
-        device.synchronize()
-    if device.name == "host" or SIMULATOR:
-        spent = []
-        for _ in range(count):
-            start = time.perf_counter()
-            call()
-            spent.append((time.perf_counter() - start) * 1e3)
-        return summarise(spent)
-    events = [new_event() for _ in range(count + 1)]
-    events[0].record(device.stream)
-    for event in events[1:]:
+
+    moment: Callable[[], Any]
+    mark: Callable[[Any], None]
+    between: Callable[[Any, Any], float]
+    wait: Callable[[], None]
+
+
+def by_events(device: Any) -> bool:
+    """True if moments on `device` are CUDA events; on a host, and in the simulator, work is done when its call returns."""
+    return bool(device.name == "gpu" and not SIMULATOR)
+
+
+def timer_of(device: Any) -> Timer:
+    """The timer of a device: events of its stream, so that gaps between launches count, or the host's clock."""
+    if not by_events(device):
+        return Timer(lambda: [0.0], _look, lambda a, b: (b[0] - a[0]) * 1e3, device.synchronize)
+    return Timer(new_event, lambda moment: moment.record(device.stream), elapsed_ms, device.synchronize)
+
+
+def _look(moment: list[float]) -> None:
+    moment[0] = time.perf_counter()
+
+
+def each_ms(call: Callable[[], Any], count: int, timer: Timer) -> list[float]:
+    """Milliseconds of each of `count` calls one after another, with a moment at every boundary."""
+    moments = [timer.moment() for _ in range(count + 1)]
+    timer.mark(moments[0])
+    for moment in moments[1:]:
         call()
-        event.record(device.stream)
-    device.synchronize()
-    return summarise([elapsed_ms(a, b) for a, b in pairwise(events)])
+        timer.mark(moment)
+    timer.wait()
+    return [timer.between(a, b) for a, b in pairwise(moments)]
+
+
+def stretch_ms(run: Callable[[], Any], timer: Timer) -> float:
+    """Milliseconds of what `run` enqueues, between one moment before it and one behind it."""
+    return each_ms(run, 1, timer)[0]
+
+
+def wall_ms(run: Callable[[], Any], wait: Callable[[], None]) -> float:
+    """Milliseconds by the host's clock until what `run` starts is done, after waiting for what was started earlier."""
+    wait()
+    start = time.perf_counter()
+    run()
+    wait()
+    return (time.perf_counter() - start) * 1e3
+
+
+def warm(call: Callable[[], Any], wait: Callable[[], None], seconds: float, at_a_time: int = 4) -> None:
+    """Call once, and again until `seconds` have gone by."""
+    until = time.perf_counter() + seconds
+    call()
+    wait()
+    while time.perf_counter() < until:
+        for _ in range(at_a_time):
+            call()
+        wait()
+
+
+def time_calls(call: Callable[[], Any], device: Any, count: int, warm_seconds: float = WARM_SECONDS) -> Timing:
+    """Time `count` calls one after another, after warming up for `warm_seconds`."""
+    timer = timer_of(device)
+    warm(call, timer.wait, warm_seconds)
+    return summarise(each_ms(call, count, timer))
 
 
 def sensible_count(estimate_ms: float, seconds: float = 1.0, least: int = 5, most: int = 300) -> int:

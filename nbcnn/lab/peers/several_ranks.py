@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from itertools import pairwise
 from types import TracebackType
 from typing import Any
 
-from nbcnn.lab.measure.timing import Timing, summarise
-from nbcnn.lab.peers.torch_step import _prepare, autoencoder, noise, reconstruction_error
+from nbcnn.lab.measure.timing import Timing, each_ms, summarise
+from nbcnn.lab.peers.torch_step import _prepare, autoencoder, noise, reconstruction_error, timer
 from nbcnn.ranks.team import Team
 
 WARM_STEPS = 15
@@ -93,13 +92,5 @@ class Peer:
 
 
 def between(call: Callable[[], Any], count: int) -> list[float]:
-    """Milliseconds of each of `count` calls, by events at every boundary."""
-    import torch
-
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
-    events[0].record()
-    for event in events[1:]:
-        call()
-        event.record()
-    torch.cuda.synchronize()
-    return [a.elapsed_time(b) for a, b in pairwise(events)]
+    """Milliseconds of each of `count` calls, by PyTorch's events at every boundary."""
+    return each_ms(call, count, timer())

@@ -8,13 +8,12 @@ with fp32 weights in a training step, and bf16 operands in a single convolution.
 from __future__ import annotations
 
 import importlib.util
-import time
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from functools import partial
 from typing import Any
 
 from nbcnn.lab.measure.caches import Calls, sets_for
-from nbcnn.lab.measure.timing import WARM_SECONDS, Timing, sensible_count, summarise
+from nbcnn.lab.measure.timing import WARM_SECONDS, Timer, Timing, each_ms, sensible_count, summarise, wall_ms, warm
 from nbcnn.plan.shapes import ConvShape
 
 MISSING = "PyTorch with CUDA is not installed, so there is no peer to compare with: pip install torch"
@@ -39,24 +38,18 @@ def _prepare(precision: str) -> tuple[Any, Any]:
     return torch, torch.contiguous_format if precision == "fp32" else torch.channels_last
 
 
-def _time(call: Callable[[], Any], seconds: float = 0.7) -> Timing:
+def timer() -> Timer:
+    """Moments of PyTorch's current stream."""
     import torch
 
-    until = time.perf_counter() + WARM_SECONDS
-    while time.perf_counter() < until:
-        call()
-        torch.cuda.synchronize()
-    start = time.perf_counter()
-    call()
-    torch.cuda.synchronize()
-    count = sensible_count((time.perf_counter() - start) * 1e3, seconds)
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
-    events[0].record()
-    for event in events[1:]:
-        call()
-        event.record()
-    torch.cuda.synchronize()
-    return summarise([a.elapsed_time(b) for a, b in pairwise(events)])
+    cuda = torch.cuda
+    return Timer(partial(cuda.Event, enable_timing=True), lambda moment: moment.record(), lambda a, b: a.elapsed_time(b), cuda.synchronize)
+
+
+def _time(call: Callable[[], Any], seconds: float = 0.7) -> Timing:
+    clock = timer()
+    warm(call, clock.wait, WARM_SECONDS, at_a_time=1)
+    return summarise(each_ms(call, sensible_count(wall_ms(call, clock.wait), seconds), clock))
 
 
 def _captured(call: Callable[[], Any], warm: int = 3) -> Callable[[], None]:

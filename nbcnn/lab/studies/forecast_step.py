@@ -7,7 +7,6 @@ the launches of its plan), and a variant's speed-up S of the three paths alone, 
 from __future__ import annotations
 
 import gc
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import numpy as np
 
 from nbcnn.datasets import energy
 from nbcnn.datasets.series import WINDOW, SeriesDataset
-from nbcnn.lab.measure.timing import sensible_count, time_calls
+from nbcnn.lab.measure.timing import sensible_count, time_calls, wall_ms
 from nbcnn.lab.peers import forecast as forecast_peers
 from nbcnn.lab.studies.dwconv import amdahl
 from nbcnn.nn import models
@@ -100,11 +99,7 @@ def measure_variant(data: SeriesDataset, batch: int, variant: str, seconds: floa
         _room(session)
         session.step()
 
-    start = time.perf_counter()
-    step()
-    device.synchronize()
-    count = sensible_count((time.perf_counter() - start) * 1e3, seconds)
-    whole = time_calls(step, device, count)
+    whole = time_calls(step, device, sensible_count(wall_ms(step, device.synchronize), seconds))
     parts = parts_of([_watched(session) for _ in range(WATCHED)])
     return {
         "form": f"nbcnn {variant}",

@@ -6,16 +6,16 @@ permutation to its last step, the smaller last batch included; accuracy is the s
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from statistics import mean
 from typing import Any
 
 import numpy as np
 
 from nbcnn.datasets.dataset import Dataset
-from nbcnn.lab.measure.timing import summarise
+from nbcnn.lab.measure.timing import summarise, wall_ms
 from nbcnn.nn.models import mnist_cnn
 from nbcnn.nn.optim import Adam, learning_rates
 from nbcnn.run.net import Net
@@ -64,15 +64,14 @@ def session_of(data: Dataset, way: Way, seed: int, epochs: int) -> TrainingSessi
 def train(data: Dataset, way: Way, seed: int, epochs: int) -> dict[str, Any]:
     """One run: accuracy after the last epoch, milliseconds of its epochs (the first warms up and does not count, unless it is the only one)."""
     session = session_of(data, way, seed, epochs)
-    net, spent = session.net, []
-    for epoch in range(epochs):
-        net.device.synchronize()
-        start = time.perf_counter()
+    net = session.net
+
+    def one(epoch: int) -> None:
         session.begin_epoch(epoch)
         while session.steps_left:
             session.step()
-        net.device.synchronize()
-        spent.append((time.perf_counter() - start) * 1e3)
+
+    spent = [wall_ms(partial(one, epoch), net.device.synchronize) for epoch in range(epochs)]
     predicted = net.predict(data.test_images, 1000).argmax(1)
     return {
         "what": "train",
@@ -96,17 +95,17 @@ def steps(data: Dataset, way: Way) -> dict[str, Any]:
     count = min(STEPS, session.count // BATCH)
     for _ in range(min(20, count)):
         session.step()
-    device.synchronize()
+    spent = _spent(session.step, count, device.synchronize, lambda: session.begin_epoch(0))
+    return step_row(f"nbcnn {session.net.mode} {session.net.precision} {way.form}", spent)
+
+
+def _spent(step: Callable[[], Any], count: int, wait: Callable[[], None], before: Callable[[], Any] = lambda: None) -> list[float]:
+    """Milliseconds of a step in each of five rows of `count` steps; what `before` does between the rows does not count."""
     spent = []
     for _ in range(5):
-        session.begin_epoch(0)
-        device.synchronize()
-        start = time.perf_counter()
-        for _ in range(count):
-            session.step()
-        device.synchronize()
-        spent.append((time.perf_counter() - start) * 1e3 / count)
-    return step_row(f"nbcnn {session.net.mode} {session.net.precision} {way.form}", spent)
+        before()
+        spent.append(wall_ms(lambda: [step() for _ in range(count)], wait) / count)
+    return spent
 
 
 def step_row(form: str, milliseconds: list[float]) -> dict[str, Any]:
@@ -144,15 +143,7 @@ def _replayed(replay: Callable[[], None]) -> list[float]:
 
     for _ in range(20):
         replay()
-    spent = []
-    for _ in range(5):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        for _ in range(STEPS):
-            replay()
-        torch.cuda.synchronize()
-        spent.append((time.perf_counter() - start) * 1e3 / STEPS)
-    return spent
+    return _spent(replay, STEPS, torch.cuda.synchronize)
 
 
 def _module(data: Dataset) -> Any:

@@ -9,14 +9,13 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
-from itertools import pairwise
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from nbcnn.lab.measure.rung import DEPTH, IMAGE, TERMS
-from nbcnn.lab.measure.timing import Timing, summarise
+from nbcnn.lab.measure.timing import Timing, each_ms, summarise, timer_of
 from nbcnn.lab.studies.scaling import agrees
 from nbcnn.nn.models import autoencoder
 from nbcnn.nn.optim import SGD
@@ -81,7 +80,7 @@ def check(team: Team, batch: int, options: dict[str, Any], steps: int) -> dict[s
 
 def _other_split(tile: dict[str, int]) -> dict[str, int]:
     """The tile of a weight gradient with half as many parts in its sums; what they are called depends on the kernel."""
-    parts = {name: tile[name] for name in ("split", "walkers", "blocks") if name in tile}
+    parts = {name: tile[name] for name in ("split", "blocks") if name in tile}
     return tile | {name: count // 2 if count > 1 else 2 for name, count in parts.items()}
 
 
@@ -91,11 +90,11 @@ def _distance(got: np.ndarray, expected: np.ndarray) -> float:
 
 def time_steps(team: Team, session: TrainingSession, seconds: float, warm: float) -> Timing:
     """Milliseconds of one training step of all ranks, warmed up for `warm` seconds: whole epochs, without their first steps."""
-    device = session.net.device
+    timer = timer_of(session.net.device)
 
     def epoch() -> list[float]:
         session.begin_epoch(0)
-        return _between(device, session.step, session.steps_per_epoch)[SETTLE:]
+        return each_ms(session.step, session.steps_per_epoch, timer)[SETTLE:]
 
     begun = time.perf_counter()
     epoch()
@@ -105,26 +104,6 @@ def time_steps(team: Team, session: TrainingSession, seconds: float, warm: float
     return summarise([ms for _ in range(max(1, int(seconds / each))) for ms in epoch()])
 
 
-def _between(device: Any, call: Callable[[], None], count: int) -> list[float]:
-    """Milliseconds of each of `count` calls, by events at every boundary; by the wall clock on a host."""
-    if device.name == "host":
-        marks = [time.perf_counter()]
-        for _ in range(count):
-            call()
-            marks.append(time.perf_counter())
-        return [(b - a) * 1e3 for a, b in pairwise(marks)]
-    from nbcnn.gpu.device import elapsed_ms
-    from nbcnn.gpu.device import event as new_event
-
-    events = [new_event() for _ in range(count + 1)]
-    events[0].record(device.stream)
-    for event in events[1:]:
-        call()
-        event.record(device.stream)
-    device.synchronize()
-    return [elapsed_ms(a, b) for a, b in pairwise(events)]
-
-
 def time_all_reduce(team: Team, session: TrainingSession) -> dict[str, Any]:
     """The all-reduce of the gradients alone, many in one captured graph."""
     device, grads = session.net.device, session.net.params.grads
@@ -132,8 +111,9 @@ def time_all_reduce(team: Team, session: TrainingSession) -> dict[str, Any]:
     replay = device.replayable([team.all_reduce(grads, 1 / team.size)] * CALLS)
     on_gpu = device.name == "gpu"
     team.barrier()
-    _between(device, replay, 1)
-    timing = summarise(_between(device, replay, REPLAYS if on_gpu else 2)[1:]).per(CALLS)
+    timer = timer_of(device)
+    each_ms(replay, 1, timer)
+    timing = summarise(each_ms(replay, REPLAYS if on_gpu else 2, timer)[1:]).per(CALLS)
     if close := getattr(replay, "close", None):
         close()
     return {"what": "all-reduce", "form": "nbcnn", "ranks": team.size, "bytes": 4 * session.net.params.layout.size, "ms": timing.as_dict()}

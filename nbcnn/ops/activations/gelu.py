@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import f4, jit
+from nbcnn.gpu.language import jit
 from nbcnn.ops.kernel.elementwise import Activation
 
 _NEAR, _FAR = (0.0, 8.0), (8.0, 26.0)  # erfc(8) = 1e-29, and erfc(26) = 6e-296: nearly the smallest that float64 has all digits of
@@ -77,12 +77,12 @@ def gelu_dgrad(dy: np.ndarray, x: np.ndarray, dx: np.ndarray) -> None:
 @jit(device=True)
 def _gelu(x):
     # erfc keeps the digits of the left tail, where 1 + erf would lose them.
-    return x * (0.5 * math.erfc(x * f4(-_ROOT_HALF)))
+    return x * (0.5 * math.erfc(x * -_ROOT_HALF))
 
 
 @jit(device=True)
 def _gelu_gradient(dy, x):
-    return dy * (0.5 * math.erfc(x * f4(-_ROOT_HALF)) + x * (f4(_DENSITY) * math.exp(x * x * -0.5)))
+    return dy * (0.5 * math.erfc(x * -_ROOT_HALF) + x * (_DENSITY * math.exp(x * x * -0.5)))
 
 
 GELU = Activation("gelu", gelu_fprop, gelu_dgrad, _gelu, _gelu_gradient, reads="x")

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, f4, jit, u4
+from nbcnn.gpu.language import cuda, jit, u4
 from nbcnn.ops.activations.sigmoid import divide
 from nbcnn.ops.kernel.call import Call, Impl, Launch, Shape, blocks, host
 from nbcnn.ops.kernel.case import SERIES, Case, Gradient, label_of, normal
@@ -52,7 +52,7 @@ def glu_dgrad(dy: np.ndarray, x: np.ndarray, dx: np.ndarray) -> None:
 @jit(device=True)
 def gates_of(q):
     """σ(q) and 1 − σ(q)."""
-    e = f4(math.exp(-abs(q)))
+    e = math.exp(-abs(q))
     t = divide(1.0, 1.0 + e)
     return (e * t if q < 0.0 else t), (t if q < 0.0 else e * t)
 

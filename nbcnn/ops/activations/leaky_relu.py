@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import f4, jit
+from nbcnn.gpu.language import jit
 from nbcnn.ops.kernel.elementwise import Activation
 
 
@@ -32,7 +32,7 @@ def _function(slope: float) -> Any:
 
     @jit(device=True)
     def leaky_relu(x):
-        return x if x > 0.0 else x * f4(slope)
+        return x if x > 0.0 else x * slope
 
     return leaky_relu
 
@@ -43,7 +43,7 @@ def _gradient(slope: float) -> Any:
 
     @jit(device=True)
     def leaky_relu_gradient(dy, y):
-        return dy if y > 0.0 else dy * f4(slope)
+        return dy if y > 0.0 else dy * slope
 
     return leaky_relu_gradient
 

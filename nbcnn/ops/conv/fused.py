@@ -117,7 +117,7 @@ def upconv_dgrad(dy: np.ndarray, w: np.ndarray, dx: np.ndarray) -> None:
 
 
 def upconv_dgrad_relu(dy: np.ndarray, w: np.ndarray, x: np.ndarray, dx: np.ndarray) -> None:
-    """As `upconv_dgrad` where x > 0, else 0."""
+    """dx = that of `upconv_dgrad` where x > 0, else 0."""
     upconv_dgrad(dy, w, dx)
     dx *= x > 0
 

@@ -67,8 +67,8 @@ def put_tile(form: Form) -> Any:
                 x0, x1, y0, y1 = bf16_low(low), bf16_high(low), bf16_low(high), bf16_high(high)
                 to_line, to_column = place(lane & 7)
                 row = to_line * Q + to_column
-                to = stage + u4(row * ROW_BYTES) if (to_column < Q) & (to_line < lines) else spare
-                stmatrix_x2_trans(to + u4((chunk ^ (row & 7)) << 4), low, high)
+                to = stage + row * ROW_BYTES if (to_column < Q) & (to_line < lines) else spare
+                stmatrix_x2_trans(to + ((chunk ^ (row & 7)) << 4), low, high)
             else:
                 x0, x1, y0, y1 = tf32(acc[AT]), tf32(acc[AT + 1]), tf32(acc[AT + 2]), tf32(acc[AT + 3])
                 if inside:
@@ -141,8 +141,8 @@ def channel_numbers(form: Form) -> Any:
         quad = unknown(t) & QUADS - 1  # or all addresses are made at the kernel's start, and kept
         for e in range(4):
             c = k0 + quad * 4 + e
-            of[e], of[4 + e], of[8 + e] = gamma[c], beta[c], v[c] * f4(SCALE)
-            of[12 + e] = 0.0 if S0 else f4(math.sqrt(running[c] + eps))
+            of[e], of[4 + e], of[8 + e] = gamma[c], beta[c], v[c] * SCALE
+            of[12 + e] = 0.0 if S0 else math.sqrt(running[c] + eps)
 
     return run
 
@@ -162,8 +162,8 @@ def _reader(form: Form) -> Any:
     def of_shared(raw, kept, at, pixel, quad):
         row = u4(pixel)
         if GAP:
-            row += row // u4(TILE) * GAP
-        low, high = load_words_2(kept + row * ROW_BYTES + (((u4(quad) >> 1) ^ (row & 7)) << 4) + ((u4(quad) & 1) << 3))
+            row += row // TILE * GAP
+        low, high = load_words_2(kept + row * ROW_BYTES + (((u4(quad) >> 1) ^ (row & 7)) << 4) + ((quad & 1) << 3))
         return bf16_low(low), bf16_high(low), bf16_low(high), bf16_high(high)
 
     return of_shared if form.kept else of_memory

@@ -102,7 +102,7 @@ def conv_norm_kernel(form: Form) -> Any:
     BARRIERS = SPARE + ROW_BYTES
     KEEPS, NORMALISES, KEPT = form.epilogue in ("s0", "planes"), form.epilogue != "planes", form.kept > 0
     STORES = BF16 and (KEEPS or not KEPT)
-    ALL_MOMENTS, ALL_SCALES, OWN = GROUPS * MOMENTS * FILTERS, GROUPS * FILTERS, MOMENTS * FILTERS
+    ALL_MOMENTS, ALL_SCALES, GROUP_MOMENTS = GROUPS * MOMENTS * FILTERS, GROUPS * FILTERS, MOMENTS * FILTERS
     multiply, finish, all_done, bring_filters = _multiply_tap(form), put_tile(form), wgmma_wait_all(SUMS), _filter_loads(form)
     numbers, normalise, over_pixels, over_parts = channel_numbers(form), normaliser(form), merged_lanes(4), merged_lanes(PARTS)
     init, claim, advance = init_ring(BUFFERS, 4), claim_stage(PATCH_LOAD), next_stage(BUFFERS)
@@ -246,7 +246,7 @@ def conv_norm_kernel(form: Form) -> Any:
                     if lane & 3 == 0:
                         if PARTS > 1:
                             send(packets, image_packets + part * FILTERS + 8 * h, turn, mean, squares)
-                        at_ = group * OWN + own + 8 * h
+                        at_ = group * GROUP_MOMENTS + own + 8 * h
                         moments[at_], moments[at_ + FILTERS], moments[at_ + 2 * FILTERS] = sums[1 + 3 * h], mean, squares
                 if PARTS > 1:
                     of = lane & PARTS - 1
@@ -255,21 +255,21 @@ def conv_norm_kernel(form: Form) -> Any:
                         mean, squares = receive(packets, image_packets + of * FILTERS + 8 * h, turn)
                         n, mean, squares = over_parts(each, mean, squares)
                         if lane & 3 == 0:
-                            at_ = group * OWN + own + 8 * h
+                            at_ = group * GROUP_MOMENTS + own + 8 * h
                             moments[at_ + FILTERS], moments[at_ + 2 * FILTERS] = mean, squares
                 join(group)
                 if in_group < FILTERS:
                     lead = quotient(in_group, GROUP) * GROUP
                     n, mean, squares, each = 0.0, 0.0, 0.0, f4(P * Q)
                     for i in range(GROUP):
-                        at_ = group * OWN + lead + i
+                        at_ = group * GROUP_MOMENTS + lead + i
                         n, mean, squares = merge(n, mean, squares, each, moments[at_ + FILTERS], moments[at_ + 2 * FILTERS])
                     # Rounding may leave less than 0; not max, which drops a NaN.
-                    s_ = f4(math.sqrt((0.0 if squares < 0.0 else squares) / n + eps))
+                    s_ = math.sqrt((0.0 if squares < 0.0 else squares) / n + eps)
                     scales[group * FILTERS + in_group] = s_
                     if KEEPS and part == 0 and in_group == lead:
                         to = image * quotient(K, GROUP) + quotient(k0 + lead, GROUP)
-                        shift[to] = mean - moments[group * OWN + lead]
+                        shift[to] = mean - moments[group * GROUP_MOMENTS + lead]
                         std[to] = s_
                 if STORES and NORMALISES and not KEPT and in_group == 0:
                     wait_stores()

@@ -142,9 +142,9 @@ def _merging(slab: Slab, stores: bool) -> Any:
             if lane < WARPS and group < GROUPS:
                 of = u4(FIRST + group * WARPS + lane)
                 own, squares, count = memory[of], memory[ALL + of], memory[2 * ALL + of]
-            mean = across(own * count) * f4(1 / COUNT)
+            mean = across(own * count) * 1 / COUNT
             away = own - mean
-            s = f4(math.sqrt(across(squares + count * away * away) * f4(1 / COUNT) + eps))
+            s = math.sqrt(across(squares + count * away * away) * 1 / COUNT + eps)
             if lane == 0 and group < GROUPS:
                 memory[SCALES + group] = s
                 if STORES:
@@ -239,8 +239,8 @@ def image_norm_kernel(slab: Slab, epilogue: str) -> Any:
             for q in range(QUAD):
                 scales[q] = memory[SCALES + (quad * QUAD + q) // GROUP]
                 factors[q] = divide(gammas[q], scales[q]) if S0 else gammas[q]
-                slopes[q] = vs[q] * f4(-LOG2E) if S0 else vs[q]
-                leasts[q] = f4(math.sqrt(of_batch[q] + eps)) if RUNS else 0.0
+                slopes[q] = vs[q] * -LOG2E if S0 else vs[q]
+                leasts[q] = math.sqrt(of_batch[q] + eps) if RUNS else 0.0
             normalise(memory, y, tid, n, c, factors, plus, slopes, scales, leasts)
 
     return winograd_image_norm_kernel

@@ -162,7 +162,9 @@ def gather_labels(labels: np.ndarray, order: np.ndarray, state: np.ndarray, y: n
 
 @jit(device=True)
 def philox_words(c0, c1, c2, c3, k0, k1):
-    """The four uint32 words of Philox4x32-10 for uint32 counter and key words."""
+    """The four uint32 words of Philox4x32-10 for counter and key words, of which 32 bits count."""
+    # Ten rounds of unsigned 32-bit words and 64-bit products: the casts are the algorithm's own.
+    c0, c1, c2, c3, k0, k1 = u4(c0), u4(c1), u4(c2), u4(c3), u4(k0), u4(k1)
     for _ in range(ROUNDS):
         a = u8(u8(c0) * u8(M0))
         b = u8(u8(c2) * u8(M1))
@@ -177,24 +179,23 @@ def philox_words(c0, c1, c2, c3, k0, k1):
 
 @jit(device=True)
 def image_words(index, epoch, stream, state):
-    """The four random words of image `index` in `stream`; `epoch` and `stream` are uint32."""
+    """The four random words of image `index` in `stream`."""
     seed = state[SEED]
-    low, high = u4(seed & i8(LOW_WORD)), u4((seed >> i8(WORD_BITS)) & i8(LOW_WORD))
-    return philox_words(u4(index), epoch, stream, u4(0), low, high)
+    return philox_words(index, epoch, stream, 0, seed, seed >> i8(WORD_BITS))
 
 
 @jit(device=True)
 def coin_of(index, state):
     """Bit 0 of the first word of image `index` in this epoch, as uint32."""
-    word, _, _, _ = image_words(index, u4(state[EPOCH] & i8(LOW_WORD)), u4(0), state)
-    return word & u4(1)
+    word, _, _, _ = image_words(index, state[EPOCH], 0, state)
+    return word & 1
 
 
 @jit(device=True)
 def alternate_of(index, state):
     """1 in every other epoch, the even or the odd ones by a coin of image `index`, as uint32."""
-    word, _, _, _ = image_words(index, u4(0), u4(2), state)
-    return (word + u4(state[EPOCH] & i8(1))) & u4(1)
+    word, _, _, _ = image_words(index, 0, 2, state)
+    return (word + u4(state[EPOCH] & i8(1))) & 1
 
 
 @jit(device=True)
@@ -231,14 +232,14 @@ def gather_kernel(kind: str, layout: str, flip: bool | str, width: int, crop: in
                 image = (state[POSITION] + i8(n)) % i8(rows) * volume
             else:
                 image = i8(index) * volume
-            mirror = u4(0)
+            mirror = 0
             if mirrors:
                 mirror = coin(index, state)
             if moved:
                 # Where a difference would be negative, uint32 wraps around to more than any extent.
-                a, b, c, d = image_words(index, u4(state[EPOCH] & i8(LOW_WORD)), u4(1), state)
-                down, right = uniform_of(a, 2 * crop + 1) - u4(crop), uniform_of(b, 2 * crop + 1) - u4(crop)
-                top, left = uniform_of(c, H) - u4(half), uniform_of(d, W) - u4(half)
+                a, b, c, d = image_words(index, state[EPOCH], 1, state)
+                down, right = uniform_of(a, 2 * crop + 1) - crop, uniform_of(b, 2 * crop + 1) - crop
+                top, left = uniform_of(c, H) - half, uniform_of(d, W) - half
             values = cuda.local.array(4, types.float32)
             for j in range(width):
                 # Unsigned: Numba's signed division is carried out in 64 bits.
@@ -248,20 +249,20 @@ def gather_kernel(kind: str, layout: str, flip: bool | str, width: int, crop: in
                 if moved:
                     channel, pixel = source // plane, source % plane
                     row, column = pixel // W, pixel % W
-                    seen = not ((row - top < u4(cutout)) & (column - left < u4(cutout)))
-                    if mirror != u4(0):
+                    seen = not ((row - top < cutout) & (column - left < cutout))
+                    if mirror != 0:
                         column = W - 1 - column
                     row, column = row + down, column + right
                     seen = seen & (row < H) & (column < W)
                     source = channel * plane + row * W + column
-                elif mirrors and mirror != u4(0):
+                elif mirrors and mirror != 0:
                     # H·W is a multiple of W, so the column survives the modulus in any plane.
                     source = source + W - 1 - 2 * (source % W)
-                value = f4(0.0)
+                value = 0.0
                 if seen:
                     value = f4(images[image + i8(source)])
                     if bytes_:
-                        value = value * f4(SCALE)
+                        value = value * SCALE
                     if normalised:
                         # A difference, then a product: nothing that could be contracted to one rounding, so the reference has the same bits.
                         value = (value - shift[source // plane]) * factor[source // plane]

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, f4, i4, jit, u4
+from nbcnn.gpu.language import cuda, f4, i4, jit
 from nbcnn.ops.images.window_sum import spread_reads, sum_reads
 from nbcnn.ops.kernel.call import Call, Impl, Launch, host
 from nbcnn.ops.kernel.case import IMAGES, Case, Gradient, Shapes, normal
@@ -59,13 +59,13 @@ def index_io(lanes: int) -> tuple[Any, Any]:
 
         @jit(device=True)
         def load(index, i, into):
-            word = u4(index[i])
+            word = index[i]
             for lane in range(4):
-                into[lane] = i4((word >> 8 * lane) & 255)
+                into[lane] = (word >> 8 * lane) & 255
 
         @jit(device=True)
         def store(index, i, values):
-            index[i] = values[0] | u4(values[1]) << 8 | u4(values[2]) << 16 | u4(values[3]) << 24
+            index[i] = values[0] | values[1] << 8 | values[2] << 16 | values[3] << 24
     else:
 
         @jit(device=True)
@@ -227,7 +227,7 @@ def fprop_rows_kernel(kind: str) -> Any:
         y2, k2 = _largest(a4, a5, b4, b5)
         y3, k3 = _largest(a6, a7, b6, b7)
         store4(y, 4 * i, y0, y1, y2, y3)
-        index[i] = k0 | u4(k1) << 8 | u4(k2) << 16 | u4(k3) << 24
+        index[i] = k0 | k1 << 8 | k2 << 16 | k3 << 24
 
     return maxpool_fprop_rows_kernel
 

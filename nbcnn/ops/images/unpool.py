@@ -25,8 +25,8 @@ from nbcnn.ops.ptx.vector import load_bf16x8, store_bf16x8
 @jit(device=True)
 def _kept(word, argmax, tap):
     """The two bfloat16 of a word, each where its argmax (the lower and the next two bits of `argmax`) is `tap`, else 0."""
-    low = u4(0xFFFF) if (argmax & u4(3)) == tap else u4(0)
-    high = u4(0xFFFF0000) if ((argmax >> 2) & u4(3)) == tap else u4(0)
+    low = 0xFFFF if (argmax & 3) == tap else 0
+    high = u4(0xFFFF0000) if ((argmax >> 2) & 3) == tap else 0
     return word & (low | high)
 
 
@@ -42,11 +42,11 @@ def unpool_pairs_kernel(dy, index, dx, count, P, Q, groups):
     if i >= count:
         return
     n, p, q, group = position(i, P, Q, groups)
-    argmax = u4(index[i])
+    argmax = index[i]
     a, b, c, d = load_bf16x8(dy, 8 * i)
     for r in range(2):
         for s in range(2):
-            tap = u4(2 * r + s)
+            tap = 2 * r + s
             at = offset_of(n, 2 * p + r, 2 * q + s, group, 2 * P, 2 * Q, groups)
             kept_a, kept_b = _kept(a, argmax, tap), _kept(b, argmax >> 4, tap)
             kept_c, kept_d = _kept(c, argmax >> 8, tap), _kept(d, argmax >> 12, tap)
@@ -72,15 +72,15 @@ def unpool_kernel(kind: str, lanes: int) -> Any:
         value, kept = cuda.local.array(lanes, f4), cuda.local.array(lanes, f4)
         load(dy, i, value)
         if lanes == 4:
-            argmax = u4(index[i])
+            argmax = index[i]
         else:
             window, channel = split(i, groups)
             bytes_a_window = groups + 3 >> 2
-            argmax = u4(index[window * bytes_a_window + (channel >> 2)]) >> u4(2) * (channel & 3)
+            argmax = index[window * bytes_a_window + (channel >> 2)] >> 2 * (channel & 3)
         for r in range(2):
             for s in range(2):
                 for lane in range(lanes):
-                    kept[lane] = value[lane] if ((argmax >> 2 * lane) & 3) == u4(2 * r + s) else 0.0
+                    kept[lane] = value[lane] if ((argmax >> 2 * lane) & 3) == 2 * r + s else 0.0
                 at = offset_of(n, 2 * p + r, 2 * q + s, group, 2 * P, 2 * Q, groups)
                 store(dx, at, kept)
 

@@ -62,6 +62,12 @@ def quotient(a, b):
 
 
 @jit(device=True)
+def within(i, count):
+    """0 ≤ i < count for int32, by one unsigned comparison: a negative number is larger than any count as uint32."""
+    return u4(i) < u4(count)
+
+
+@jit(device=True)
 def split_pixel(m, P, Q):
     """(n, p, q) of pixel m of images of P×Q pixels; m ≥ 0."""
     plane = P * Q

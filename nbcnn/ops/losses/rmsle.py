@@ -49,7 +49,7 @@ def rmsle_dgrad(y: np.ndarray, target: np.ndarray, loss: np.ndarray, dy: np.ndar
 
 @jit(device=True)
 def _log_of(value):
-    return math.log1p(max(value, 0.0) + f4(EPSILON))
+    return math.log1p(max(value, 0.0) + EPSILON)
 
 
 @functools.cache
@@ -67,7 +67,7 @@ def fprop_kernel(kind: str, target_kind: str) -> Any:
         i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
         mine = f8(0)
         while i < count:
-            p = f4(unit * load(y, i))
+            p = unit * load(y, i)
             d = f8(_log_of(p) - _log_of(load_target(target, i)))
             # max drops a NaN: without this line a diverged network would look finite.
             mine += d * d if p == p else f8(p)
@@ -103,12 +103,12 @@ def dgrad_kernel(kind: str, target_kind: str) -> Any:
         """
         i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
         if i < count:
-            p = f4(unit * load(y, i))
+            p = unit * load(y, i)
             value = 0.0
             whole = loss[0]
             if p > 0.0 and whole > f8(0):
                 d = _log_of(p) - _log_of(load_target(target, i))
-                value = f4(scale / whole) * (d / (1.0 + p + f4(EPSILON)))
+                value = f4(scale / whole) * (d / (1.0 + p + EPSILON))
             store(dy, i, value)
 
     return rmsle_dgrad_kernel

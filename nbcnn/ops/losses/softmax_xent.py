@@ -103,11 +103,11 @@ def fprop_kernel(kind: str, group: int, planes: bool = False) -> Any:
 
         whole = 0.0
         for f in range(lane, width, group):
-            whole += f4(math.exp(load(logits, start + f * step) - biggest))
+            whole += math.exp(load(logits, start + f * step) - biggest)
         whole = group_sum(sums, whole)
 
         for f in range(lane, width, group):
-            store(p, start + f * step, f4(math.exp(load(logits, start + f * step) - biggest)) / whole)
+            store(p, start + f * step, math.exp(load(logits, start + f * step) - biggest) / whole)
 
         loss = f8(0)
         if lane == 0 and n < rows:

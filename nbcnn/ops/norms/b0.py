@@ -55,7 +55,7 @@ def planes_kernel(kind: str, slab: Slab) -> Any:
         total = 0.0
         for p in range(row, pixels, ROWS):
             total += load(x, start + p * step_p) - lead
-        offset = in_column(values, total) / f4(HW)
+        offset = in_column(values, total) / HW
         total = 0.0
         for p in range(row, pixels, ROWS):
             centred = load(x, start + p * step_p) - lead - offset
@@ -63,7 +63,7 @@ def planes_kernel(kind: str, slab: Slab) -> Any:
         total = in_column(values, total)
         if c < C and row == 0:
             shift[n * C + c] = offset
-            std[n * C + c] = f4(math.sqrt(total / f4(HW) + eps))
+            std[n * C + c] = math.sqrt(total / HW + eps)
 
     return evonorm_b0_planes_kernel
 
@@ -86,13 +86,13 @@ def over_images(kind: str, threads: int) -> Any:
         total = 0.0
         for n in range(tid, N, THREADS):
             total += load(x, n * C * HW + c * step_c) - lead + shift[n * C + c]
-        offset = in_block(values, total) / f4(N)
+        offset = in_block(values, total) / N
         total = 0.0
         for n in range(tid, N, THREADS):
             away = load(x, n * C * HW + c * step_c) - lead + shift[n * C + c] - offset
             s = std[n * C + c]
             total += max(s * s - eps, 0.0) + away * away
-        return offset, in_block(values, total) / f4(N)
+        return offset, in_block(values, total) / N
 
     return moments
 
@@ -113,8 +113,8 @@ def channels_kernel(kind: str, threads: int) -> Any:
         offset, variance = moments(values, x, shift, std, c, N, C, HW, step_c, eps)
         if cuda.threadIdx.x == 0:
             batch_shift[c] = offset
-            batch_std[c] = f4(math.sqrt(variance + eps))
-            m = f4(N) * f4(HW)
+            batch_std[c] = math.sqrt(variance + eps)
+            m = f4(N) * HW
             running[c] = (1.0 - momentum) * running[c] + momentum * variance * (m / max(m - 1.0, 1.0))
 
     return evonorm_b0_channels_kernel
@@ -139,7 +139,7 @@ def apply_kernel(kind: str, slab: Slab, infer: bool) -> Any:
         if c < C:
             factor, plus, slope, own, least = gamma[c], beta[c], v[c], std[n * C + c], batch[c]
             if infer:
-                least = f4(math.sqrt(least + eps))
+                least = math.sqrt(least + eps)
             start = n * C * HW + c * step_c
             for p in range(tid // COLUMNS, HW, ROWS):
                 at = start + p * step_p
@@ -221,8 +221,8 @@ def dgrad_kernel(kind: str, slab: Slab) -> Any:
             start = n * C * HW + c * step_c
             lead, batch_lead = load(x, start), load(x, c * step_c)
             offset, batch_offset = shift[plane], batch_shift[c]
-            pull = own_sums[plane] / (f4(HW) * own)
-            batch_pull = batch_sums[c] / (f4(N) * f4(HW) * least)
+            pull = own_sums[plane] / (HW * own)
+            batch_pull = batch_sums[c] / (f4(N) * HW * least)
             for p in range(tid // COLUMNS, HW, ROWS):
                 at = start + p * step_p
                 value, h = load(x, at), factor * load(dy, at)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, f4, i8, jit, u4
+from nbcnn.gpu.language import cuda, f4, i8, jit
 from nbcnn.ops.kernel.call import Call, Launch
 from nbcnn.ops.kernel.loops import ceil_div
 from nbcnn.ops.kernel.stored import kinds, vector_io
@@ -55,7 +55,7 @@ def apply_wide_kernel(kind: str, quads: int) -> Any:
             here = at + i8(j * ROWS * QUADS * QUAD) if pixel + j * ROWS < HW else i8(n) * HW * (QUAD * QUADS) + c
             values[4 * j], values[4 * j + 1], values[4 * j + 2], values[4 * j + 3] = load(x, here)
         for q in range(QUAD):
-            own = u4(c + q)
+            own = c + q
             factors[q], plus[q], slopes[q], leasts[q] = gamma[own], beta[own], v[own], batch_std[own]
             scales[q] = std[n * (QUAD * QUADS) + c + q]
         for j in range(PIXELS):

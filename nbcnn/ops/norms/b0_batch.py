@@ -10,7 +10,7 @@ import math
 from functools import cache
 from typing import Any
 
-from nbcnn.gpu.language import cuda, f4, jit, u4
+from nbcnn.gpu.language import cuda, f4, jit
 from nbcnn.ops.activations.sigmoid import divide
 from nbcnn.ops.kernel.call import Shape
 from nbcnn.ops.kernel.stored import scalar_io
@@ -51,9 +51,9 @@ def batch_statistics(kind: str, channels: int, warps: int, wide: bool, sent: boo
 
     @jit(device=True)
     def of_memory(x, shift, std, messages, sequence, origin, n, c, at, N, C, eps):
-        plane = u4(n * C + c)
+        plane = n * C + c
         s = std[plane]
-        return load(x, u4(at)) - origin + shift[plane], max(s * s - eps, 0.0)
+        return load(x, at) - origin + shift[plane], max(s * s - eps, 0.0)
 
     plane = of_message if sent else of_memory
 
@@ -64,7 +64,7 @@ def batch_statistics(kind: str, channels: int, warps: int, wide: bool, sent: boo
             at = warp + each * WARPS
             its = first + min(at, CHANNELS - 1)
             lead_at = its if WIDE else its * HW
-            origin = 0.0 if SENT else load(x, u4(lead_at))
+            origin = 0.0 if SENT else load(x, lead_at)
             # Welford's way over a lane's planes, Chan's over the lanes.
             count, centre, squares = 0.0, 0.0, 0.0
             for n in range(lane, N if at < CHANNELS else 0, WARP):
@@ -77,11 +77,11 @@ def batch_statistics(kind: str, channels: int, warps: int, wide: bool, sent: boo
             away = centre - mean
             variance = divide(warp_sum_everywhere(squares + count * away * away), f4(N))
             if lane == 0 and at < CHANNELS:
-                deviation = f4(math.sqrt(variance + eps))
+                deviation = math.sqrt(variance + eps)
                 leasts[at] = deviation
                 if image_group == 0:
                     batch_shift[its], batch_std[its] = mean, deviation
-                    m = f4(N) * f4(HW)
+                    m = f4(N) * HW
                     running[its] = (1.0 - momentum) * running[its] + momentum * variance * (m / max(m - 1.0, 1.0))
 
     return make

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.device import constant
-from nbcnn.gpu.language import cuda, f4, jit, u4
+from nbcnn.gpu.language import cuda, f4, jit
 from nbcnn.ops.activations.sigmoid import divide
 from nbcnn.ops.kernel.call import Call, Launch
 from nbcnn.ops.kernel.stored import kinds, scalar_io
@@ -75,10 +75,10 @@ def fprop_kernel(kind: str, layout: str, channels: int, held: Held, stage: str) 
         n, own = image_group * IMAGES + image, first + channel
         start, tail = elements(n, own, rank, C, HW)
         fill(values, x, start, tail)
-        at_channel, at_plane, lead_at = u4(own), u4(n * C + own), own if WIDE else own * HW
+        at_channel, at_plane, lead_at = own, n * C + own, own if WIDE else own * HW
         s, least, origin, sequence, factor, bias, slope = 0.0, 0.0, 0.0, 0, 0.0, 0.0, 0.0
         if ALL:
-            origin, sequence = load(x, u4(lead_at)), messages[4 * (own * N + n) + 1] + 1
+            origin, sequence = load(x, lead_at), messages[4 * (own * N + n) + 1] + 1
         if APPLY:
             factor, bias, slope = gamma[at_channel], beta[at_channel], v[at_channel]
             if not STATISTICS:
@@ -86,9 +86,9 @@ def fprop_kernel(kind: str, layout: str, channels: int, held: Held, stage: str) 
             if KNOWN:
                 least = batch_std[at_channel]
             if INFER:
-                least = f4(math.sqrt(running[at_channel] + eps))
+                least = math.sqrt(running[at_channel] + eps)
         if STATISTICS:
-            lead = load(x, u4(n * C * HW + lead_at))
+            lead = load(x, n * C * HW + lead_at)
             mean, variance = spread(kept, values, lead, rank, HW)
             if LONE:
                 variance = divide(variance, f4(HW))
@@ -97,7 +97,7 @@ def fprop_kernel(kind: str, layout: str, channels: int, held: Held, stage: str) 
                 mean, variance = join(kept, image * CHANNELS + channel, f4(HW))
             if ALL and rank == 0:
                 send(messages, own * N + n, sequence, lead - origin + mean, variance)
-            s = f4(math.sqrt(variance + eps))
+            s = math.sqrt(variance + eps)
             if rank == 0 and not INFER:
                 shift[at_plane], std[at_plane] = mean, s
         if BATCH:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.device import constant
-from nbcnn.gpu.language import cuda, f4, jit, u4
+from nbcnn.gpu.language import cuda, f4, jit
 from nbcnn.ops.activations.sigmoid import divide
 from nbcnn.ops.kernel.call import Call, Launch
 from nbcnn.ops.kernel.stored import kinds, scalar_io
@@ -77,7 +77,7 @@ def grads_kernel(kind: str, layout: str, channels: int, held: Held, stage: str) 
         start, tail = elements(n, own, rank, C, HW)
         fill(values, x, start, tail)
         fill(grads, dy, start, tail)
-        at_channel, at_plane, lead_at = u4(own), u4(n * C + own), own if WIDE else own * HW
+        at_channel, at_plane, lead_at = own, n * C + own, own if WIDE else own * HW
         factor, slope, s, least = gamma[at_channel], v[at_channel], std[at_plane], batch_std[at_channel]
         sequence, own_sum, batch_sum = 0, 0.0, 0.0
         if TOGETHER:
@@ -108,7 +108,7 @@ def grads_kernel(kind: str, layout: str, channels: int, held: Held, stage: str) 
                     send(messages, 2 * (own * N + n), sequence, sum_batch, sum_g)
                     send(messages, 2 * (own * N + n) + 1, sequence, sum_x, sum_v)
                 else:
-                    every = u4(N * C)
+                    every = N * C
                     partials[at_plane], partials[every + at_plane] = sum_g, sum_x
                     partials[2 * every + at_plane], partials[3 * every + at_plane] = sum_v, sum_batch
                     partials[4 * every + at_plane] = own_sum
@@ -130,8 +130,8 @@ def grads_kernel(kind: str, layout: str, channels: int, held: Held, stage: str) 
                 own_sum, batch_sum = partials[4 * N * C + at_plane], batch_sums[at_channel]
             # The numbers are read again: else the compiler keeps what it made of them and every x above in registers.
             factor, slope, s, least = gamma[at_channel], v[at_channel], std[at_plane], batch_std[at_channel]
-            lead, origin = load(x, u4(n * C * HW + lead_at)), load(x, u4(lead_at))
-            pull, batch_pull = divide(own_sum, f4(HW) * s), divide(batch_sum, f4(N) * f4(HW) * least)
+            lead, origin = load(x, n * C * HW + lead_at), load(x, lead_at)
+            pull, batch_pull = divide(own_sum, HW * s), divide(batch_sum, f4(N) * HW * least)
             both, offset = pull + batch_pull, pull * shift[at_plane] + batch_pull * (batch_shift[at_channel] - (lead - origin))
             if not BOTH:
                 fill(grads, dy, start, tail)

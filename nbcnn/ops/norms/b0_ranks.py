@@ -89,8 +89,8 @@ def join_kernel(kind: str) -> Any:
                 variance += parts[row] * (parts[row + 3 * C] + away * away)
             variance = variance / images
             batch_shift[c] = mean + (lead - load(x, c * step_c))
-            batch_std[c] = f4(math.sqrt(variance + eps))
-            m = images * f4(HW)
+            batch_std[c] = math.sqrt(variance + eps)
+            m = images * HW
             running[c] = (1.0 - momentum) * running[c] + momentum * variance * (m / max(m - 1.0, 1.0))
 
     return evonorm_b0_join_kernel

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from nbcnn.gpu.language import cuda, f4, i8, jit, types, u4
+from nbcnn.gpu.language import cuda, f4, i8, jit, types
 from nbcnn.ops.activations.sigmoid import divide
 from nbcnn.ops.kernel.call import Shape
 from nbcnn.ops.kernel.stored import scalar_io, vector_io, vector_load_if
@@ -276,7 +276,7 @@ def spread_of(threads: ThreadGroup, keep: bool = True) -> Any:
                     other += away * away
         squares = across(total + other)
         if keep and (lane < STEP and lane % GROUP == 0 if WIDE else lane == 0):
-            at = u4(lane // GROUP * WARPS + warp) if WIDE else u4(warp)
+            at = lane // GROUP * WARPS + warp if WIDE else warp
             kept[at], kept[ALL + at], kept[2 * ALL + at] = mean, squares, count
         return mean, squares
 
@@ -290,7 +290,7 @@ def joined(threads: ThreadGroup) -> Any:
 
     @jit(device=True)
     def join(kept, group, count):
-        first, scale = u4(group * WARPS), divide(1.0, count)
+        first, scale = group * WARPS, divide(1.0, count)
         total, squares = 0.0, 0.0
         for w in range(WARPS):
             total += kept[first + w] * kept[2 * ALL + first + w]
@@ -329,7 +329,7 @@ def total_of(threads: ThreadGroup) -> Any:
 
     @jit(device=True)
     def total(sums, at):
-        first, value = u4(at * WARPS), 0.0
+        first, value = at * WARPS, 0.0
         for w in range(WARPS):
             value += sums[first + w]
         return value

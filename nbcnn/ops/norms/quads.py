@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from nbcnn.gpu.language import f4, jit, u4
+from nbcnn.gpu.language import f4, jit
 from nbcnn.ops.activations.sigmoid import divide
 from nbcnn.ops.ptx.shuffle import WARP, sum_over
 
@@ -31,7 +31,7 @@ def spreading(channels: int, group: int, threads: int, first: int) -> Any:
         warp, lane = tid // WARP, tid & WARP - 1
         pixels = f4(items * PIXELS)
         share = divide(1.0, max(pixels, 1.0))
-        everywhere = across(pixels) * f4(CHANNELS)
+        everywhere = across(pixels) * CHANNELS
         for part in range(PARTS):
             total, squares = 0.0, 0.0
             for q in range(CHANNELS * part, CHANNELS * part + CHANNELS):
@@ -43,7 +43,7 @@ def spreading(channels: int, group: int, threads: int, first: int) -> Any:
             squares = across(squares)
             if lane < QUADS and lane & WIDE - 1 == 0:
                 group = lane * QUAD // GROUP + part
-                at = u4(FIRST + group * WARPS + warp)
+                at = FIRST + group * WARPS + warp
                 memory[at], memory[ALL + at], memory[2 * ALL + at] = mean, squares, everywhere
 
     return run

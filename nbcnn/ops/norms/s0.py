@@ -62,7 +62,7 @@ def fprop_kernel(kind: str, slab: Slab) -> Any:
             for p in range(row, HW, ROWS):
                 centred = load(x, start + (first + c) * step_c + p * step_p) - lead - offset
                 total += centred * centred
-        s = f4(math.sqrt(in_group(values, in_column(values, total)) / count + eps))
+        s = math.sqrt(in_group(values, in_column(values, total)) / count + eps)
         groups = C // GROUP
         if working and row == 0 and column == mine * GROUP:
             at = n * groups + first // GROUP + mine

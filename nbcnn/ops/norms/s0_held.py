@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.device import constant
-from nbcnn.gpu.language import cuda, f4, i4, jit, u4
+from nbcnn.gpu.language import cuda, f4, i4, jit
 from nbcnn.ops.activations.sigmoid import divide
 from nbcnn.ops.kernel.call import Call, Launch
 from nbcnn.ops.kernel.stored import kinds, scalar_io
@@ -51,16 +51,16 @@ def fprop_kernel(kind: str, layout: str, group: int, channels: int, held: Held) 
         channel, _, rank = plane_of(cuda.threadIdx.x)
         start, tail = elements(n, first + channel, rank, C, HW)
         fill(values, x, start, tail)
-        own, of = u4(first + channel), channel // GROUP
+        own, of = first + channel, channel // GROUP
         lead_at = first + of * GROUP
-        lead = load(x, u4(n * C * HW + (lead_at if WIDE else lead_at * HW)))
-        factor, bias, slope = gamma[own], beta[own], v[own] * f4(-LOG2E)
+        lead = load(x, n * C * HW + (lead_at if WIDE else lead_at * HW))
+        factor, bias, slope = gamma[own], beta[own], v[own] * -LOG2E
         spread(kept, values, lead, rank, HW)
         cuda.syncthreads()
-        mean, variance = join(kept, of, f4(GROUP) * f4(HW))
-        s = f4(math.sqrt(variance + eps))
+        mean, variance = join(kept, of, f4(GROUP) * HW)
+        s = math.sqrt(variance + eps)
         if rank == 0 and channel == of * GROUP:
-            at = u4(n * (C // GROUP) + first // GROUP + of)
+            at = n * (C // GROUP) + first // GROUP + of
             shift[at], std[at] = mean, s
         factor = divide(factor, s)
         for j in range(FLOATS):
@@ -111,17 +111,17 @@ def grads_kernel(kind: str, layout: str, group: int, channels: int, held: Held) 
         start, tail = elements(n, first + channel, rank, C, HW)
         fill(values, x, start, tail)
         fill(grads, dy, start, tail)
-        own, of = u4(first + channel), channel // GROUP
+        own, of = first + channel, channel // GROUP
         slab_group = n * (C // GROUP) + first // GROUP
         lead_at = first + of * GROUP
-        lead, mean = load(x, u4(n * C * HW + (lead_at if WIDE else lead_at * HW))), shift[slab_group + of]
+        lead, mean = load(x, n * C * HW + (lead_at if WIDE else lead_at * HW)), shift[slab_group + of]
         slope, scale = v[own], divide(1.0, std[slab_group + of])
         factor, sum_g, sum_p, sum_v = gamma[own] * scale, 0.0, 0.0, 0.0
         # What lies behind the plane is zero: it adds nothing.
         for j in range(FLOATS):
             value, g = values[j], grads[j]
             z = slope * value
-            e = exp2(-abs(z) * f4(LOG2E))
+            e = exp2(-abs(z) * LOG2E)
             near = reciprocal(1.0 + e)
             far = e * near
             sigma, rest = (far, near) if z < 0.0 else (near, far)
@@ -148,7 +148,7 @@ def grads_kernel(kind: str, layout: str, group: int, channels: int, held: Held) 
         for j in range(GROUP):
             other = of * GROUP + j
             pull += gamma[first + other] * total_at(sums, CHANNELS + other)
-        pull = divide(pull * scale * scale * scale, f4(GROUP) * f4(HW))
+        pull = divide(pull * scale * scale * scale, f4(GROUP) * HW)
         done = arrive(counters, slab, N)
         if tid == 0:
             last[0] = done

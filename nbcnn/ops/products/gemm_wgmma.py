@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, f4, i8, jit, types, u4
+from nbcnn.gpu.language import cuda, f4, i8, jit, types
 from nbcnn.ops.conv.wgmma.mainloop import consumer
 from nbcnn.ops.conv.wgmma.ring import aligned, claim_stage, init_ring, next_stage
 from nbcnn.ops.conv.wgmma.tile import ALIGNMENT, KINDS, WARPGROUP, Kind, Tile, stage_bytes
@@ -37,7 +37,7 @@ _BARRIERS = 256
 
 @dataclass(frozen=True)
 class ProductTile:
-    """As a convolution's `Tile`; `band` rows of tiles are taken together, and `resident` blocks run in all, each taking tile after tile."""
+    """The tile of a product; `band` rows of tiles are taken together, and `resident` blocks run in all, each taking tile after tile."""
 
     BM: int
     BN: int
@@ -115,12 +115,12 @@ def _four_words(first: int) -> Any:
         w0, w1 = bf16x2(acc[A], acc[A + 1]), bf16x2(acc[B], acc[B + 1])
         w2, w3 = bf16x2(acc[C], acc[C + 1]), bf16x2(acc[D], acc[D + 1])
         odd, upper = (lane & 1) != 0, (lane & 2) != 0
-        r0 = exchange_word(w0 if odd else w1, u4(1))
-        r1 = exchange_word(w2 if odd else w3, u4(1))
+        r0 = exchange_word(w0 if odd else w1, 1)
+        r1 = exchange_word(w2 if odd else w3, 1)
         w0, w1 = (r0, w1) if odd else (w0, r0)
         w2, w3 = (r1, w3) if odd else (w2, r1)
-        r0 = exchange_word(w0 if upper else w2, u4(2))
-        r1 = exchange_word(w1 if upper else w3, u4(2))
+        r0 = exchange_word(w0 if upper else w2, 2)
+        r1 = exchange_word(w1 if upper else w3, 2)
         w0, w1, w2, w3 = (r0, r1, w2, w3) if upper else (w0, w1, r0, r1)
         if wanted:
             store_bf16x8(c, at, w0, w1, w2, w3)

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.device import constant
-from nbcnn.gpu.language import cuda, f4, i8, jit, types, u4
+from nbcnn.gpu.language import cuda, f4, i8, jit, types
 from nbcnn.ops.conv.wgmma.tile import ALIGNMENT, WARPGROUP
 from nbcnn.ops.kernel import tensor_maps
 from nbcnn.ops.kernel.call import Launch
@@ -71,7 +71,7 @@ def _multiply() -> Any:
 
         @jit(device=True)
         def run(acc, a, b):
-            product(acc, a + u8(A_MORE), b + u8(B_MORE), u4(ADD))
+            product(acc, a + u8(A_MORE), b + u8(B_MORE), ADD)
 
         return run
 
@@ -96,17 +96,17 @@ def _producer() -> Any:
         b_map = maps + u8(ROW_BYTES)
         fence_tensor_map(a_map)
         fence_tensor_map(b_map)
-        stage, parity, t = 0, u4(1), cuda.blockIdx.x
+        stage, parity, t = 0, 1, cuda.blockIdx.x
         while t < count:
             m0, n0, step = order[2 * t] * SIDE, order[2 * t + 1] * SIDE, 0
             while step < steps:
-                to, barrier, column = ring + u4(stage * STAGE_BYTES), full + u4(stage * 8), step * COLUMNS
-                mbarrier_wait(empty + u4(stage * 8), parity)
-                mbarrier_arrive_expect_tx(barrier, u4(STAGE_BYTES))
+                to, barrier, column = ring + stage * STAGE_BYTES, full + stage * 8, step * COLUMNS
+                mbarrier_wait(empty + stage * 8, parity)
+                mbarrier_arrive_expect_tx(barrier, STAGE_BYTES)
                 load_tile_2d(to, a_map, column, m0, barrier)
-                load_tile_2d(to + u4(TILE_BYTES), a_map, column, m0 + rows_a, barrier)
-                load_tile_2d(to + u4(2 * TILE_BYTES), b_map, column, n0, barrier)
-                load_tile_2d(to + u4(3 * TILE_BYTES), b_map, column, n0 + rows_b, barrier)
+                load_tile_2d(to + TILE_BYTES, a_map, column, m0 + rows_a, barrier)
+                load_tile_2d(to + 2 * TILE_BYTES, b_map, column, n0, barrier)
+                load_tile_2d(to + 3 * TILE_BYTES, b_map, column, n0 + rows_b, barrier)
                 stage += 1
                 if stage == STAGES:
                     stage = 0
@@ -168,15 +168,15 @@ def gram_kernel() -> Any:
         source  H. Ootomo, R. Yokota, "Recovering single precision accuracy from tensor cores …", IJHPCA 36 (2022).
         """
         memory = cuda.shared.array(0, np.uint8)
-        ring = (byte_address_shared(memory) + (ALIGNMENT - 1)) & u4(0xFFFFFFFF - ALIGNMENT + 1)
+        ring = (byte_address_shared(memory) + (ALIGNMENT - 1)) & -ALIGNMENT
         full = ring + RING
         empty = full + STAGES * 8
         tid = cuda.threadIdx.x
         lane, warp = tid & 31, tid >> 5
         if tid == 0:
             for stage in range(STAGES):
-                mbarrier_init(full + 8 * stage, u4(1))
-                mbarrier_init(empty + 8 * stage, u4(WARPS))
+                mbarrier_init(full + 8 * stage, 1)
+                mbarrier_init(empty + 8 * stage, WARPS)
             fence_mbarrier_init()
         cuda.syncthreads()
         if warp == WARPS:
@@ -185,24 +185,24 @@ def gram_kernel() -> Any:
         else:
             acc = cuda.local.array(SUMS, f4)
             total = cuda.local.array(SUMS, f4)
-            group, stage, parity, t = warp >> 2, 0, u4(0), cuda.blockIdx.x
+            group, stage, parity, t = warp >> 2, 0, 0, cuda.blockIdx.x
             while t < count:
                 for j in range(SUMS):
                     total[j] = 0.0
                 step = 0
                 while step < steps:
-                    mbarrier_wait(full + u4(stage * 8), parity)
-                    a = ring + u4(stage * STAGE_BYTES)
-                    multiply(acc, a + u4(group * HALF), a + u4(2 * TILE_BYTES))
+                    mbarrier_wait(full + stage * 8, parity)
+                    a = ring + stage * STAGE_BYTES
+                    multiply(acc, a + group * HALF, a + 2 * TILE_BYTES)
                     all_done(acc)
                     if lane == 0:
-                        mbarrier_arrive(empty + u4(stage * 8))
+                        mbarrier_arrive(empty + stage * 8)
                     # Beside these additions the other warpgroup multiplies.
                     add(total, acc)
                     stage += 1
                     if stage == STAGES:
                         stage = 0
-                        parity ^= u4(1)
+                        parity ^= 1
                     step += 1
                 m = order[2 * t] * SIDE + group * (SIDE // GROUPS) + (warp & 3) * 16 + (lane >> 2)
                 n = order[2 * t + 1] * SIDE + (lane & 3) * 2

@@ -82,7 +82,7 @@ def product_of_parts_kernel(a, b, c, M, N, K, pitch_a, pitch_b, pitch_c, from_a,
             m, n = m0 + row + 16 * i, n0 + column + 16 * j
             if m < M and n < N:
                 at = from_c + i8(m) * pitch_c + n
-                c[at] = f4(f8(c[at]) - total[4 * i + j]) if subtract != 0 else f4(total[4 * i + j])
+                c[at] = f8(c[at]) - total[4 * i + j] if subtract != 0 else total[4 * i + j]
 
 
 def launch_product(

@@ -67,13 +67,13 @@ else:
 @jit(device=True)
 def bf16_low(word):
     """The bfloat16 in the lower half of a word, as float32 (exact)."""
-    return bits_float(u4(word) << 16)
+    return bits_float(word << 16)
 
 
 @jit(device=True)
 def bf16_high(word):
     """The bfloat16 in the upper half of a word, as float32 (exact)."""
-    return bits_float(u4(word) & 0xFFFF0000)
+    return bits_float(word & 0xFFFF0000)
 
 
 @jit(device=True)
@@ -85,4 +85,5 @@ def bf16(x):
 @jit(device=True)
 def bf16_float(half):
     """The float32 of a bfloat16 read from an array as uint16 (exact)."""
+    # In the simulator a uint16 stays one, and loses all its bits when it is shifted by 16.
     return bits_float(u4(half) << 16)

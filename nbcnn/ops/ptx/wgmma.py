@@ -69,13 +69,13 @@ def wgmma_bf16(n: int, first: int = 0, a_mn_major: bool = False, b_mn_major: boo
 
 @cache
 def wgmma_f16(n: int, first: int = 0) -> Any:
-    """As `wgmma_bf16` of float16, both operands K-major."""
+    """`wgmma_bf16` of float16, both operands K-major."""
     return _product("k16.f32.f16.f16", n, first, "1, 1, 0, 0")
 
 
 @cache
 def wgmma_tf32(n: int, first: int = 0) -> Any:
-    """As `wgmma_bf16` of tf32, m64 × n × k8; both operands K-major, there is no other form. Bits below tf32's are ignored."""
+    """`wgmma_bf16` of tf32, m64 × n × k8; both operands K-major, there is no other form. Bits below tf32's are ignored."""
     return _product("k8.f32.tf32.tf32", n, first, "1, 1")
 
 

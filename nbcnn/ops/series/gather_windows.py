@@ -17,9 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, i8, jit, u4
+from nbcnn.gpu.language import cuda, i8, jit
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks, host
 from nbcnn.ops.kernel.case import Case, normal
+from nbcnn.ops.kernel.loops import quotient
 from nbcnn.ops.kernel.stored import kinds, scalar_io
 from nbcnn.ops.kernel.traffic import Traffic, once, outputs
 from nbcnn.ops.update.advance import POSITION, example_state
@@ -54,14 +55,13 @@ def gather_windows_kernel(kind: str) -> Any:
         """
         i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
         if i < count:
-            # Unsigned: Numba's signed division is carried out in 64 bits.
-            series = u4(i // L)
+            series = quotient(i, L)
             at = i - series * L
-            n = series // u4(F)
+            n = quotient(series, F)
             f = series - n * F
             start = i8(starts[order[state[POSITION] + i8(n)]])
-            store(x, u4(i), rows[(start + i8(at)) * i8(F) + i8(f)])
-            if f == u4(0) and at == u4(0):
+            store(x, i, rows[(start + i8(at)) * i8(F) + i8(f)])
+            if f == 0 and at == 0:
                 y[n] = targets[start + i8(L)]
 
     return gather_windows_kernel

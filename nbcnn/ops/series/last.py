@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, jit, u4
+from nbcnn.gpu.language import cuda, jit
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks, host
 from nbcnn.ops.kernel.case import SERIES, Case, Gradient, label_of, normal
 from nbcnn.ops.kernel.stored import kinds, scalar_io
@@ -45,7 +45,7 @@ def fprop_kernel(kind: str) -> Any:
         """
         i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
         if i < count:
-            store(y, u4(i), load(x, u4(i * L + L - 1)))
+            store(y, i, load(x, i * L + L - 1))
 
     return last_fprop_kernel
 
@@ -63,11 +63,11 @@ def dgrad_kernel(kind: str) -> Any:
         """
         i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
         if i < count:
-            row = u4(i // L)
+            row = i // L
             value = 0.0
-            if i - row * L == u4(L - 1):
+            if i - row * L == L - 1:
                 value = load(dy, row)
-            store(dx, u4(i), value)
+            store(dx, i, value)
 
     return last_dgrad_kernel
 

@@ -63,7 +63,7 @@ def pwconv1d_glu_fprop(x: np.ndarray, w: np.ndarray, b: np.ndarray, *rest: np.nd
 
 HOST = {"pwconv1d_fprop": host(pwconv1d_fprop), "pwconv1d_dgrad": host(pwconv1d_dgrad), "pwconv1d_wgrad": host(pwconv1d_wgrad)}
 REFERENCES = {"pwconv1d_glu_fprop": pwconv1d_glu_fprop}
-"""Of the fused op, which only row im2col has (pwconv1d_gated.py)."""
+"""The reference of the fused op, which only row im2col has (pwconv1d_gated.py)."""
 
 
 def _as_image(shape: Shape) -> Shape:

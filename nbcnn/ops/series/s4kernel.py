@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, f4, jit, types, u4
+from nbcnn.gpu.language import cuda, jit, types
 from nbcnn.ops.kernel.call import Call, Impl, Launch, host
 from nbcnn.ops.kernel.case import Case, Gradient, normal
 from nbcnn.ops.kernel.reduce import f8
@@ -118,7 +118,7 @@ def fprop_kernel(states: int) -> Any:
         tid = cuda.threadIdx.x
         s = tid
         while s < states:
-            at = u4(channel * states + s)
+            at = channel * states + s
             _, _, _, zr, zi, _, _, br, bi = _state(log_dt[channel], a_re[at], a_im[at])
             cr, ci = f8(c_re[at]), f8(c_im[at])
             real_z[s], imag_z[s] = zr, zi
@@ -132,7 +132,7 @@ def fprop_kernel(states: int) -> Any:
                 angle = imag_z[state] * f8(t)
                 wave = real_c[state] * math.cos(angle) - imag_c[state] * math.sin(angle)
                 total += math.exp(real_z[state] * f8(t)) * wave
-            k[channel * T + t] = f4(f8(2) * total)
+            k[channel * T + t] = f8(2) * total
             t += FPROP_THREADS
 
     return s4kernel_fprop_kernel
@@ -154,7 +154,7 @@ def dgrad_kernel(states: int, threads: int) -> Any:
         tid = cuda.threadIdx.x
         s = tid
         while s < states:
-            at = u4(channel * states + s)
+            at = channel * states + s
             dt, ar, ai, _, _, er, ei, br, bi = _state(log_dt[channel], a_re[at], a_im[at])
             cr, ci = f8(c_re[at]), f8(c_im[at])
             # sums of dk·conj(e^{zl}) and of l·dk·conj(e^{zl})
@@ -170,7 +170,7 @@ def dgrad_kernel(states: int, threads: int) -> Any:
                 wr, wi = wr * er - wi * ei, wr * ei + wi * er
             sr, si = f8(2) * sr, f8(2) * si
             # G_C = G_C'·conj β,  G_β = G_C'·conj C
-            d_c_re[at], d_c_im[at] = f4(sr * br + si * bi), f4(si * br - sr * bi)
+            d_c_re[at], d_c_im[at] = sr * br + si * bi, si * br - sr * bi
             gr, gi = sr * cr + si * ci, si * cr - sr * ci
             # G_z = 2·conj(C')·moments + G_β·conj(e^z/A)
             pr, pi = cr * br - ci * bi, cr * bi + ci * br
@@ -180,8 +180,8 @@ def dgrad_kernel(states: int, threads: int) -> Any:
             zi = f8(2) * (pr * mi - pi * mr) + gi * qr - gr * qi
             # G_A = −G_β·conj(β/A) + G_z·dt
             qr, qi = (br * ar + bi * ai) * inverse, (bi * ar - br * ai) * inverse
-            d_a_re[at] = f4(ar * (zr * dt - (gr * qr + gi * qi)))
-            d_a_im[at] = f4(zi * dt - (gi * qr - gr * qi))
+            d_a_re[at] = ar * (zr * dt - (gr * qr + gi * qi))
+            d_a_im[at] = zi * dt - (gi * qr - gr * qi)
             terms[s] = dt * (zr * ar + zi * ai)
             s += threads
         cuda.syncthreads()
@@ -189,7 +189,7 @@ def dgrad_kernel(states: int, threads: int) -> Any:
             total = f8(0)
             for state in range(states):
                 total += terms[state]
-            d_log_dt[channel] = f4(total)
+            d_log_dt[channel] = total
 
     return s4kernel_dgrad_kernel
 

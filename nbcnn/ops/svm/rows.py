@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, f4, i8, jit, types
+from nbcnn.gpu.language import cuda, i8, jit, types
 from nbcnn.ops.kernel.call import Launch, blocks
 from nbcnn.ops.kernel.loops import ceil_div
 from nbcnn.ops.ptx.cvt import f16, f16_float
@@ -126,7 +126,7 @@ def norms_kernel(rows, exact, rounded, largest, count, pitch):
     most, _ = warp_argmax(most, 0)
     if lane == 0 and row < count:
         exact[row] = total
-        rounded[row] = f4(total)
+        rounded[row] = total
         largest[row] = most
 
 

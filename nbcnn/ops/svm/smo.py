@@ -363,7 +363,7 @@ def smo_refresh_kernel(K, offsets, segments, alpha, high, rest, stride, count):
         if lane == 0 and top + r < places:
             rounded = f4(total)
             high[first + top + r] = rounded
-            rest[first + top + r] = f4(f8(rounded) - total)
+            rest[first + top + r] = f8(rounded) - total
 
 
 def in_registers(threads: int, quads: int) -> bool:

@@ -77,9 +77,9 @@ def power(base, exponent):
 @jit(device=True)
 def adam_one(w, g, m, v, scale, widen, beta1, beta2, eps):
     """(w, m, v) of one element after an update with its effective gradient g."""
-    m = f4(m + f4(f8(1) - beta1) * (g - m))
-    v = f4(f4(beta2) * v + f4(f8(1) - beta2) * (g * g))
-    return f4(w - scale * (m / (f4(math.sqrt(v)) * widen + eps))), m, v
+    m = m + f4(f8(1) - beta1) * (g - m)
+    v = f4(beta2) * v + f4(f8(1) - beta2) * (g * g)
+    return w - scale * (m / (math.sqrt(v) * widen + eps)), m, v
 
 
 @jit()
@@ -94,8 +94,8 @@ def adam_kernel(w, g, m, v, lr, state, norm, count, beta1, beta2, eps, clip_norm
     # Once a block: float64 is slow on many GPUs.
     if cuda.threadIdx.x == 0:
         t = state[STEP] + i8(1)
-        corrections[0] = f4(f8(current_rate(lr, state)) / (f8(1) - power(beta1, t)))
-        corrections[1] = f4(f8(1) / math.sqrt(f8(1) - power(beta2, t)))
+        corrections[0] = f8(current_rate(lr, state)) / (f8(1) - power(beta1, t))
+        corrections[1] = f8(1) / math.sqrt(f8(1) - power(beta2, t))
     cuda.syncthreads()
     scale, widen = corrections[0], corrections[1]
     factor = norm_factor(norm, clip_norm)

@@ -92,7 +92,7 @@ def norm_factor(norm, clip_norm):
     """min(1, clip_norm / (norm + 1e-6)), NaN for a NaN; 1 where clip_norm is 0 (norm is then not read)."""
     factor = 1.0
     if clip_norm > 0.0:
-        factor = f4(clip_norm / (f4(norm[0]) + f4(NORM_EPS)))
+        factor = clip_norm / (f4(norm[0]) + NORM_EPS)
         if factor > 1.0:
             factor = 1.0
     return factor
@@ -101,23 +101,23 @@ def norm_factor(norm, clip_norm):
 @jit(device=True)
 def effective(g, w, index, factor, clip_value, weight_decay, decayed):
     """Element `index` of the gradient: factor · g, cut to ±clip_value unless that is 0, plus the weight decay."""
-    g = f4(factor * g)
+    g = factor * g
     # Comparisons, because min and max of a NaN would give the bound.
     if clip_value > 0.0:
         if g > clip_value:
             g = clip_value
         if g < -clip_value:
-            g = f4(-clip_value)
+            g = -clip_value
     if index < decayed:
-        g = f4(g + weight_decay * w)
+        g = g + weight_decay * w
     return g
 
 
 @jit(device=True)
 def sgd_one(w, g, m, rate, momentum):
     """(w, m) of one element after an update with its effective gradient g."""
-    m = f4(momentum * m + g)
-    return f4(w - rate * m), m
+    m = momentum * m + g
+    return w - rate * m, m
 
 
 @jit()

@@ -1,4 +1,4 @@
-"""Activations and addition: references against their formulas, gradients against differences, kernels against references."""
+"""Tests of activations and addition: references against their formulas, gradients against differences, kernels against references."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fused ops put together from plain ones give what the references give, with whatever scratch the parts need."""
+"""Tests that fused ops put together from plain ones give what the references give, with whatever scratch the parts need."""
 
 from __future__ import annotations
 

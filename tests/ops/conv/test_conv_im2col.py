@@ -1,4 +1,4 @@
-"""The implicit-GEMM convolutions (row `im2col`) against the float64 reference, and what the compiler makes of their tiles."""
+"""Tests of the implicit-GEMM convolutions (row `im2col`) against the float64 reference, and what the compiler makes of their tiles."""
 
 from __future__ import annotations
 

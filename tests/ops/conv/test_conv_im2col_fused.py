@@ -1,4 +1,4 @@
-"""The fused convolutions of row `im2col` against their references: small shapes anywhere, the autoencoder's on a GPU; what compiles."""
+"""Tests of the fused convolutions of row `im2col` against their references: small shapes anywhere, the autoencoder's on a GPU; what compiles."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_small_shapes(case, device):
 @pytest.mark.parametrize("op", sorted({case.op for case in TINY_CASES}))
 def test_split_sums_end_the_same_way(op, device):
     for case in [case for case in TINY_CASES if case.op == op][:: 1 if not gpu_device.SIMULATOR else 2]:
-        # More planes of partial gradients than one kernel adds by itself.
+        # More partial gradients than one kernel adds by itself.
         check(case, device, replace(TINY, split=5 if "wgrad" in op else 2))
 
 

@@ -1,4 +1,4 @@
-"""The portable tensor-core engine: every pass over images, of every shape, against the float64 reference; tiles, splits, registers."""
+"""Tests of the portable tensor-core engine: every pass over images, of every shape, against the float64 reference; tiles, splits, registers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weight gradients on mma.sync: against the float64 reference on a GPU; without one, what the compiler makes of them."""
+"""Tests of weight gradients on mma.sync: against the float64 reference on a GPU; without one, what the compiler makes of them."""
 
 from __future__ import annotations
 

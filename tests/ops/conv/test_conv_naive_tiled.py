@@ -1,4 +1,4 @@
-"""The naive and tiled convolutions against the float64 reference, on a GPU or in the simulator; and compiled without either."""
+"""Tests of the naive and tiled convolutions against the float64 reference, on a GPU or in the simulator; and compiled without either."""
 
 from __future__ import annotations
 

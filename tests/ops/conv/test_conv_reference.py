@@ -1,4 +1,4 @@
-"""The BLAS form of the convolution against its plain definition, and against itself transposed, in float64."""
+"""Tests of the BLAS form of the convolution against its plain definition, and against itself transposed, in float64."""
 
 from __future__ import annotations
 

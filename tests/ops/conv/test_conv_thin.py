@@ -1,4 +1,4 @@
-"""The thin convolution kernels against the NumPy reference, what they refuse, and what the compiler makes of them."""
+"""Tests of the thin convolution kernels against the NumPy reference, what they refuse, and what the compiler makes of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fused thin convolutions against their references: small shapes anywhere, the autoencoder's on a GPU; what compiles."""
+"""Tests of the fused thin convolutions against their references: small shapes anywhere, the autoencoder's on a GPU; what compiles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""First and last layers on tensor cores: parity of every pass on mean shapes and the autoencoder's, refusals in words, no spills."""
+"""Tests of first and last layers on tensor cores: parity of every pass on mean shapes and the autoencoder's, refusals in words, no spills."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""First layers on tensor cores: against the float64 reference on a GPU; without one, refusals, packing and what the compiler makes of them."""
+"""Tests of first layers on tensor cores: against the float64 reference on a GPU; without one, refusals, packing and what the compiler makes of
+them."""
 
 from __future__ import annotations
 
@@ -88,8 +89,8 @@ def test_a_tile_of_a_large_batch_starts_no_block_without_work():
     call = bare(next(case for case in conv_cases(FIRST) if case.op == "conv_wgrad"), "bf16")
     units = first_wgrad.work(FIRST, 4)[0]
     many, few = (replace(call, tile=first_wgrad.WgradTile(4, 1, 4, 1, 3, blocks)) for blocks in (396, units - 1))
-    assert first_wgrad.walkers(many) == units < 396
-    assert first_wgrad.walkers(few) == units - 1
+    assert first_wgrad.blocks_of(many) == units < 396
+    assert first_wgrad.blocks_of(few) == units - 1
     assert first_wgrad.scratch(many) * (units - 1) == first_wgrad.scratch(few) * units
 
 

@@ -1,4 +1,4 @@
-"""The backward kernels of a last layer: tiles that walk, repeat, end inside a warp; without a GPU, packing and what the compiler makes of them."""
+"""Tests of the backward kernels of a last layer: persistent blocks, tiles that repeat or end inside a warp, packing, and what compiles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The forward kernel of a last layer: blocks that cut images, walk or hold several; without a GPU, tiles, packing and what the compiler makes."""
+"""Tests of the forward kernel of a last layer: blocks with a part of an image, with several, or persistent; tiles, packing, and what compiles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Hopper engine: its correlations and packed filters in NumPy, its kernels compiled without a GPU, and all of it on one."""
+"""Tests of the Hopper engine: its correlations and packed filters in NumPy, its kernels compiled without a GPU, and all of it on one."""
 
 from __future__ import annotations
 

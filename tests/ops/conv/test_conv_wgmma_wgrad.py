@@ -1,4 +1,5 @@
-"""Weight gradients on wgmma: against the float64 reference on a GPU; without one, what the compiler makes of them and how parts are added."""
+"""Tests of weight gradients on wgmma: against the float64 reference on a GPU; without one, what the compiler makes of them and how parts are
+added."""
 
 from __future__ import annotations
 

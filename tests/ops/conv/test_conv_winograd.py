@@ -1,4 +1,4 @@
-"""Winograd's convolution and the nine products of an upsampling against the float64 reference, plain and fused; what compiles."""
+"""Tests of Winograd's convolution and the nine products of an upsampling against the float64 reference, plain and fused; what compiles."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_every_op_has_a_case():
 
 @pytest.mark.parametrize("case", SMALL, ids=lambda case: f"{case.op} {case.label}")
 def test_small_shapes(case, device):
-    # Once with more planes of partial gradients than one kernel adds by itself.
+    # Once with more partial gradients than one kernel adds by itself.
     check(case, device, replace(TINY, split=5) if case.op == "conv_wgrad" and len(case.outs) == 2 else TINY)
 
 

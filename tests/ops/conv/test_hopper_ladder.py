@@ -1,4 +1,5 @@
-"""The ladder for Hopper: step 1 in the simulator, every step compiled without a GPU and right on one, and a page that quotes what stands there."""
+"""Tests of the ladder for Hopper: step 1 in the simulator, every step compiled without a GPU and right on one, and a page that quotes what stands
+there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A convolution with its EvoNorm: the kernel and its stand-in against the reference, compiled, and in nets."""
+"""Tests of a convolution with its EvoNorm: the kernel and its stand-in against the reference, compiled, and in nets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Winograd's convolution with EvoNorm in its last kernel: against the reference, what it holds, what it moves, what compiles."""
+"""Tests of Winograd's convolution with EvoNorm in its last kernel: against the reference, what it holds, what it moves, what compiles."""
 
 from __future__ import annotations
 

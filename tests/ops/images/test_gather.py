@@ -1,4 +1,4 @@
-"""Gather: Philox against its published vectors, batches against a loop over images, kernels against the reference."""
+"""Tests of gather: Philox against its published vectors, batches against a loop over images, kernels against the reference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pooling, upsampling, flattening, layout changes: references against plain loops, transposes, kernels against references."""
+"""Tests of pooling, upsampling, flattening, layout changes: references against plain loops, transposes, kernels against references."""
 
 from __future__ import annotations
 

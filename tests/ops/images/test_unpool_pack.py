@@ -1,4 +1,4 @@
-"""Un-pooling and packing in every storage dtype: exact against their references, in the simulator and on a GPU."""
+"""Tests of un-pooling and packing in every storage dtype: exact against their references, in the simulator and on a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every common op on activations stored as bfloat16 and tf32, in both layouts: right to one rounding, and rounded by the writer."""
+"""Tests of every common op on activations stored as bfloat16 and tf32, in both layouts: right to one rounding, and rounded by the writer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What kernels ask memory for: every kernel of the two large rows has a count, counts agree with hand-made ones and, in the simulator, with
+"""Tests of what kernels ask memory for: every kernel of the two large rows has a count, counts agree with hand-made ones and, in the simulator, with
 every single load and store of the kernels themselves."""
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def test_a_gemm_by_hand():
     (one,) = product_traffic(Tile(32, 64, 16, 4, 4), 100, (1, 16, 4, 4, 4, 4, 1, 1), Window(3, 3))
     x, w, y = 4 * 16 * 16, 4 * 144 * 100, 4 * 16 * 100
     assert one == Traffic(2 * 4 * 16 * 100 + w, y, x + w)
-    # Two rows of blocks read the filters twice; two parts of GK leave two planes, which another launch adds.
+    # Two rows of blocks read the filters twice; two parts of GK leave two partials, which another launch adds.
     first, second = product_traffic(Tile(32, 64, 16, 4, 4, 2), 100, (4, 16, 4, 4, 4, 4, 1, 1), Window(3, 3, after="mask"))
     assert first == Traffic(4 * 2 * 4 * 16 * 100 + 2 * w, 2 * 4 * y, 4 * x + w)
     assert second == Traffic(3 * 4 * y, 4 * y, 3 * 4 * y)

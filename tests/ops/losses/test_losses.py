@@ -1,4 +1,4 @@
-"""Losses against their definitions in float64, their gradients against finite differences, kernels against both."""
+"""Tests of losses against their definitions in float64, their gradients against finite differences, kernels against both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""EvoNorm's references against the formulas in plain loops and against differences; its kernels compiled for real GPUs."""
+"""Tests of EvoNorm's references against the formulas in plain loops and against differences; its kernels compiled for real GPUs."""
 
 from __future__ import annotations
 

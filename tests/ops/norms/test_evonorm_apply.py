@@ -1,4 +1,5 @@
-"""EvoNorm-B0's y of images stored NHWC, a thread a quad of channels: parity in small and in large, which calls it serves, bytes, registers."""
+"""Tests of EvoNorm-B0's y of images stored NHWC, a thread a quad of channels: parity in small and in large, which calls it serves, bytes,
+registers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""EvoNorm on slabs held in registers: which slabs there are, the kernels against the reference, compiled, and what they ask memory for.
+"""Tests of EvoNorm on slabs held in registers: which slabs there are, the kernels against the reference, compiled, and what they ask memory for.
 
 In the simulator one block runs after another, so there a batch whose blocks would meet is one block (NCHW) or one image (NHWC).
 """
@@ -38,7 +38,7 @@ def bare(op: str, shape: tuple[int, ...], layout: str, groups: int, kind: str = 
 
     ins = tuple(grown(array.shape) for array in small.ins)
     outs = tuple((shape[1],) if isinstance(out, int) else grown(out[0]) for out in small.outs)
-    # Planes of one image are as many as channels: statistics are told by their place.
+    # Planes of one image are as many as channels: the position of a statistic says whose it is.
     at = {"evonorm_b0_fprop": ("out", 1), "evonorm_b0_grads": ("in", 4)}.get(op)
     if at:
         side = list(outs if at[0] == "out" else ins)

@@ -1,4 +1,4 @@
-"""The plain matrix product c = a·bᵀ against float64, at sizes that no tile divides."""
+"""Tests of the plain matrix product c = a·bᵀ against float64, at sizes that no tile divides."""
 
 from __future__ import annotations
 

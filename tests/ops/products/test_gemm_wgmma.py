@@ -1,4 +1,4 @@
-"""The product of Hopper's tensor cores: the tile it takes and the bytes it moves, what the compiler makes of it, and parity on a GPU."""
+"""Tests of the product of Hopper's tensor cores: the tile it takes and the bytes it moves, what the compiler makes of it, and parity on a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Conversions and vector accesses of bfloat16 and tf32 round as `nbcnn.plan.storage` does: in the simulator, on a GPU; they compile for sm_80."""
+"""Tests that conversions and vector accesses of bfloat16 and tf32 round as `nbcnn.plan.storage` does: in the simulator, on a GPU; they compile for
+sm_80."""
 
 from __future__ import annotations
 

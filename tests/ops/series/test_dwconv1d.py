@@ -1,4 +1,4 @@
-"""Depthwise convolution of series: the reference against plain loops, gradients against the forward, kernels against the reference."""
+"""Tests of depthwise convolution of series: the reference against plain loops, gradients against the forward, kernels against the reference."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_other_tiles_of_the_best_variant(op, tile, device):
         assert gradcheck.parity(MODES["naive", "fp32"], VARIANTS["best"][op], case, device, tile) <= gradcheck.bound(case), case.label
 
 
-# Two groups of results and a tap too few for its quad; more taps than elements; a strip of two turns; more parts than there are series.
+# Two groups of results and a tap too few for its quad; more taps than elements; a strip of two iterations; more parts than there are series.
 WHOLE = [((3, 2, 20, 7), Whole(1)), ((2, 1, 12, 15), Whole(1)), ((129, 1, 4, 2), Whole(1)), ((5, 1, 8, 8), Whole(3))]
 if not gpu_device.SIMULATOR:
     WHOLE += [(shape, Whole(2)) for shape in ((37, 8, 48, 48), (300, 3, 64, 64), (65, 2, 20, 33), (200, 2, 52, 5))]

@@ -1,4 +1,4 @@
-"""Pointwise convolutions straight from series, against the float64 reference, and their counts."""
+"""Tests of pointwise convolutions straight from series, against the float64 reference, and their counts."""
 
 from __future__ import annotations
 

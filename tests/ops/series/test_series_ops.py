@@ -1,4 +1,4 @@
-"""What an S4ConvD block is made of besides its depthwise convolution: references against definitions, kernels against references."""
+"""Tests of what an S4ConvD block is made of besides its depthwise convolution: references against definitions, kernels against references."""
 
 from __future__ import annotations
 

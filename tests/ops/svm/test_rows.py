@@ -1,4 +1,4 @@
-"""Rows of samples on the GPU: every kernel beside its reference."""
+"""Tests of rows of samples on the GPU: every kernel beside its reference."""
 
 from __future__ import annotations
 

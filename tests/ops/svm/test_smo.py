@@ -1,4 +1,4 @@
-"""The solver of pairs: its reference beside libsvm, its kernels beside the reference."""
+"""Tests of the solver of pairs: its reference beside libsvm, its kernels beside the reference."""
 
 from __future__ import annotations
 

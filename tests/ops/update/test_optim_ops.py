@@ -1,4 +1,4 @@
-"""SGD, Adam, gradient norm, packing and StepState: against loops over single numbers written from the formulas."""
+"""Tests of SGD, Adam, gradient norm, packing and StepState: against loops over single numbers written from the formulas."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What all convolution engines share: geometry, epilogues, split sums, fused ops composed of plain ones."""
+"""This package has the parts that all convolution engines share: geometry, epilogues, split sums, fused ops composed of plain ones."""

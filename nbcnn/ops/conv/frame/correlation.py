@@ -56,7 +56,7 @@ class Correlation:
 
     @property
     def corners(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Of the box in which the windows' first pixels lie, per axis (columns, rows): the first, and the last relative to the image's."""
+        """The box in which the windows' first pixels lie, per axis (columns, rows): its first pixel, and its last relative to the image's."""
 
         def last(first: int, count: int, size: int) -> int:
             return first + (count - 1) * self.stride + 1 - size

@@ -12,12 +12,12 @@ from dataclasses import replace
 
 from nbcnn.ops.kernel.call import Call, Impl
 
-MOST = 256
+MOST_PIXELS = 256
 """Pixels of all result images together, before pooling."""
 
 
 def for_few_pixels(ops: Mapping[str, Impl]) -> dict[str, Impl]:
-    """Those of `ops` that make images, for calls whose result has at most MOST pixels."""
+    """The implementations among `ops` that make images, for calls whose result has at most MOST_PIXELS pixels."""
     return {op: _limited(impl) for op, impl in ops.items() if op.endswith(("fprop", "dgrad", "dgrad_relu"))}
 
 
@@ -25,7 +25,7 @@ def _limited(impl: Impl) -> Impl:
     def supports(call: Call) -> str | None:
         n, _, height, width = next(shape for shape in call.out_shapes if len(shape) == 4)
         pixels = n * height * width * (4 if "pool" in call.op else 1)
-        if pixels > MOST:
+        if pixels > MOST_PIXELS:
             return f"{pixels} pixels are enough for larger tiles"
         return impl.supports(call)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from nbcnn.gpu.language import cuda, f4, i8, jit, types, u4
+from nbcnn.gpu.language import cuda, f4, i8, jit, types
 from nbcnn.ops.kernel.loops import quotient
 from nbcnn.ops.ptx.vector import store4
 
@@ -45,23 +45,23 @@ def store_pooled(vector: bool) -> Any:
     @jit(device=True)
     def store(patch, y, index, at, byte, left):
         best = cuda.local.array(4, f4)
-        places = u4(0)
+        places = 0
         for q in range(4):
-            largest, place = patch[q], u4(0)
+            largest, place = patch[q], 0
             for t in range(1, 4):
                 v = patch[4 * t + q]
                 # A NaN wins and stays.
                 wins = (not (v <= largest)) & (largest == largest)
                 largest = v if wins else largest
-                place = u4(t) if wins else place
+                place = t if wins else place
             # After the ReLU all elements of a window without a positive one are equal: the first wins.
             flat = largest <= 0.0
             best[q] = 0.0 if flat else largest
-            place = u4(0) if flat else place
+            place = 0 if flat else place
             if vector:
                 places |= place << 2 * q
             else:
-                places |= place << 2 * q if q < left else u4(0)
+                places |= place << 2 * q if q < left else 0
         if vector:
             store4(y, at, best[0], best[1], best[2], best[3])
         else:

@@ -45,12 +45,12 @@ else:
         One `ldmatrix` brings 16 rows × 16 k of A, or 16 columns × 16 k of B: lanes give the addresses of rows, chunk by chunk.
         """
         fb = cuda.local.array(WORDS_B, u4)
-        row_a = a + u4(((warp & 1) * ROWS + (lane & 15)) * ROW_BYTES)
-        row_b = b + u4(((warp >> 1) * COLUMNS + (lane & 7) + ((lane >> 4) << 3)) * ROW_BYTES)
+        row_a = a + ((warp & 1) * ROWS + (lane & 15)) * ROW_BYTES
+        row_b = b + ((warp >> 1) * COLUMNS + (lane & 7) + ((lane >> 4) << 3)) * ROW_BYTES
         chunk_a, chunk_b = (lane >> 4) ^ (lane & 7), ((lane >> 3) & 1) ^ (lane & 7)
         for k in range(BK // 16):
             # 16 further k are two chunks: with the swizzle, one XOR.
-            at_a, at_b = row_a + u4((chunk_a ^ (2 * k)) << 4), row_b + u4((chunk_b ^ (2 * k)) << 4)
+            at_a, at_b = row_a + ((chunk_a ^ (2 * k)) << 4), row_b + ((chunk_b ^ (2 * k)) << 4)
             for j in range(NI // 2):
                 fb[4 * j], fb[4 * j + 1], fb[4 * j + 2], fb[4 * j + 3] = ldmatrix_x4(at_b + 16 * ROW_BYTES * j)
             for i in range(MI):

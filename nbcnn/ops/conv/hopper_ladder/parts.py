@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import jit, u4
+from nbcnn.gpu.language import jit
 from nbcnn.ops.conv.frame.correlation import Correlation, correlation, pack, refusal
 from nbcnn.ops.kernel import tensor_maps
 from nbcnn.ops.kernel.call import Call, Impl, Launch
@@ -35,7 +35,7 @@ BARRIERS = 64
 @jit(device=True)
 def aligned(address):
     """The first multiple of ALIGNMENT at or behind a shared address."""
-    return (address + (ALIGNMENT - 1)) & u4(0xFFFFFFFF - ALIGNMENT + 1)
+    return (address + (ALIGNMENT - 1)) & -ALIGNMENT
 
 
 @jit(device=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, f4, jit, types, u4
+from nbcnn.gpu.language import cuda, f4, jit, types
 from nbcnn.ops.conv.hopper_ladder.mma_product import multiply, store_sums
 from nbcnn.ops.conv.hopper_ladder.parts import A_BYTES, BK, BLOCKS, BM, BN, STAGE_BYTES, SUMS, THREADS, aligned, first_corner, tma_step
 from nbcnn.ops.kernel.tensor_maps import ROW_BYTES
@@ -29,7 +29,7 @@ def fence_maps(maps):
 @jit(device=True)
 def load_k_tile(maps, to, barrier, image, h, w, n0, r, s, c, C, S):
     """One thread: have channels c … c + 63 of tap (r, s) fetched to shared address `to`; their 32 KiB count at `barrier`."""
-    mbarrier_arrive_expect_tx(barrier, u4(STAGE_BYTES))
+    mbarrier_arrive_expect_tx(barrier, STAGE_BYTES)
     load_im2col_4d(to, maps, c, w, h, image, barrier, u2(s), u2(r))
     load_tile_2d(to + A_BYTES, maps + u8(ROW_BYTES), (r * S + s) * C + c, n0, barrier)
 
@@ -67,14 +67,14 @@ def tma_kernel(maps, y, GM, C, P, Q, K, S, stride, top, left, across, steps):
     image, h, w = first_corner(m0, P, Q, stride, top, left)
     source = byte_address_global(maps)
     if t == 0:
-        mbarrier_init(full, u4(1))
+        mbarrier_init(full, 1)
         fence_mbarrier_init()
         fence_maps(source)
     cuda.syncthreads()
     acc = cuda.local.array(SUMS, f4)
     for i in range(SUMS):
         acc[i] = 0.0
-    r, s, c, parity = 0, 0, 0, u4(0)
+    r, s, c, parity = 0, 0, 0, 0
     for _ in range(steps):
         if t == 0:
             load_k_tile(source, tile, full, image, h, w, n0, r, s, c, C, S)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, f4, jit, u4
+from nbcnn.gpu.language import cuda, f4, jit
 from nbcnn.ops.conv.hopper_ladder.mma_product import multiply, store_sums
 from nbcnn.ops.conv.hopper_ladder.parts import A_BYTES, BLOCKS, BM, BN, STAGE_BYTES, SUMS, THREADS, WARPS, aligned, first_corner, tma_step
 from nbcnn.ops.conv.hopper_ladder.step2_tma import fence_maps, load_k_tile, next_k_tile
@@ -23,8 +23,8 @@ STAGES = 3
 def make_ring(ring):
     """One thread: the barriers behind the stages, `full` (one arrival, and TMA's bytes) and `empty` (an arrival of each warp)."""
     for stage in range(STAGES):
-        mbarrier_init(ring + (STAGES * STAGE_BYTES + 8 * stage), u4(1))
-        mbarrier_init(ring + (STAGES * STAGE_BYTES + 8 * STAGES + 8 * stage), u4(WARPS))
+        mbarrier_init(ring + (STAGES * STAGE_BYTES + 8 * stage), 1)
+        mbarrier_init(ring + (STAGES * STAGE_BYTES + 8 * STAGES + 8 * stage), WARPS)
     fence_mbarrier_init()
 
 
@@ -68,22 +68,22 @@ def ring_kernel(maps, y, GM, C, P, Q, K, S, stride, top, left, across, steps):
     r, s, c = 0, 0, 0
     # Of the k-tile that is fetched, and of the one that is multiplied. A fresh barrier counts as if a phase of parity 1 had ended:
     # the first wait for each empty stage returns at once.
-    ahead, ahead_parity, stage, parity = 0, u4(1), 0, u4(0)
+    ahead, ahead_parity, stage, parity = 0, 1, 0, 0
     for step in range(1 - STAGES, steps):
         if step + STAGES - 1 < steps:
             if t == 0:
-                mbarrier_wait(empty + u4(8 * ahead), ahead_parity)
-                load_k_tile(source, ring + u4(ahead * STAGE_BYTES), full + u4(8 * ahead), image, h, w, n0, r, s, c, C, S)
+                mbarrier_wait(empty + 8 * ahead, ahead_parity)
+                load_k_tile(source, ring + ahead * STAGE_BYTES, full + 8 * ahead, image, h, w, n0, r, s, c, C, S)
             r, s, c = next_k_tile(r, s, c, C, S)
             ahead, ahead_parity = next_stage(ahead, ahead_parity)
         if step >= 0:
-            tile = ring + u4(stage * STAGE_BYTES)
-            mbarrier_wait(full + u4(8 * stage), parity)
+            tile = ring + stage * STAGE_BYTES
+            mbarrier_wait(full + 8 * stage, parity)
             cuda.syncwarp()
             multiply(acc, tile, tile + A_BYTES, warp, lane)
             cuda.syncwarp()
             if lane == 0:
-                mbarrier_arrive(empty + u4(8 * stage))
+                mbarrier_arrive(empty + 8 * stage)
             stage, parity = next_stage(stage, parity)
     store_sums(acc, y, m0, n0, warp, lane, GM, K)
 

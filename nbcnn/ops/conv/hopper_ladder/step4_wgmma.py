@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, f4, jit, types, u4
+from nbcnn.gpu.language import cuda, f4, jit, types
 from nbcnn.ops.conv.hopper_ladder.parts import A_BYTES, BLOCKS, BM, BN, STAGE_BYTES, SUMS, THREADS, aligned, first_corner, tma_step
 from nbcnn.ops.conv.hopper_ladder.step2_tma import fence_maps, load_k_tile, next_k_tile
 from nbcnn.ops.conv.hopper_ladder.step3_ring import STAGES, make_ring, next_stage
@@ -33,10 +33,10 @@ def multiply(acc, a, b):
     """A warpgroup: start acc += A·Bᵀ of 64 rows of A at shared address a and BN rows of B at b, four products of 16 k, and do not wait."""
     left, right = k_major(a), k_major(b)
     wgmma_fence()
-    product(acc, left, right, u4(1))
-    product(acc, left + u8(K_STEP), right + u8(K_STEP), u4(1))
-    product(acc, left + u8(2 * K_STEP), right + u8(2 * K_STEP), u4(1))
-    product(acc, left + u8(3 * K_STEP), right + u8(3 * K_STEP), u4(1))
+    product(acc, left, right, 1)
+    product(acc, left + u8(K_STEP), right + u8(K_STEP), 1)
+    product(acc, left + u8(2 * K_STEP), right + u8(2 * K_STEP), 1)
+    product(acc, left + u8(3 * K_STEP), right + u8(3 * K_STEP), 1)
     wgmma_commit()
 
 
@@ -79,23 +79,23 @@ def wgmma_kernel(maps, y, GM, C, P, Q, K, S, stride, top, left, across, steps):
     for i in range(SUMS):
         acc[i] = 0.0
     r, s, c = 0, 0, 0
-    ahead, ahead_parity, stage, parity = 0, u4(1), 0, u4(0)
+    ahead, ahead_parity, stage, parity = 0, 1, 0, 0
     for step in range(1 - STAGES, steps):
         if step + STAGES - 1 < steps:
             if t == 0:
-                mbarrier_wait(empty + u4(8 * ahead), ahead_parity)
-                load_k_tile(source, ring + u4(ahead * STAGE_BYTES), full + u4(8 * ahead), image, h, w, n0, r, s, c, C, S)
+                mbarrier_wait(empty + 8 * ahead, ahead_parity)
+                load_k_tile(source, ring + ahead * STAGE_BYTES, full + 8 * ahead, image, h, w, n0, r, s, c, C, S)
             r, s, c = next_k_tile(r, s, c, C, S)
             ahead, ahead_parity = next_stage(ahead, ahead_parity)
         if step >= 0:
-            a = ring + u4(stage * STAGE_BYTES)
-            mbarrier_wait(full + u4(8 * stage), parity)
+            a = ring + stage * STAGE_BYTES
+            mbarrier_wait(full + 8 * stage, parity)
             cuda.syncwarp()
             multiply(acc, a + (warp >> 2) * GROUP_BYTES, a + A_BYTES)
             # The tensor cores read the stage until the products are done, and stand still until the next are issued.
             wait_for_products(acc)
             if lane == 0:
-                mbarrier_arrive(empty + u4(8 * stage))
+                mbarrier_arrive(empty + 8 * stage)
             stage, parity = next_stage(stage, parity)
     store_sums(acc, y, m0, n0, warp, lane, GM, K)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, f4, jit, u4
+from nbcnn.gpu.language import cuda, f4, jit
 from nbcnn.ops.conv.hopper_ladder.parts import A_BYTES, BLOCKS, BM, BN, STAGE_BYTES, SUMS, THREADS, WARPS, aligned, first_corner, tma_step
 from nbcnn.ops.conv.hopper_ladder.step2_tma import fence_maps, load_k_tile, next_k_tile
 from nbcnn.ops.conv.hopper_ladder.step3_ring import STAGES, make_ring, next_stage
@@ -32,10 +32,10 @@ def produce(source, ring, m0, n0, C, P, Q, S, stride, top, left, steps):
     empty = full + 8 * STAGES
     fence_maps(source)
     image, h, w = first_corner(m0, P, Q, stride, top, left)
-    r, s, c, stage, parity = 0, 0, 0, 0, u4(1)
+    r, s, c, stage, parity = 0, 0, 0, 0, 1
     for _ in range(steps):
-        mbarrier_wait(empty + u4(8 * stage), parity)
-        load_k_tile(source, ring + u4(stage * STAGE_BYTES), full + u4(8 * stage), image, h, w, n0, r, s, c, C, S)
+        mbarrier_wait(empty + 8 * stage, parity)
+        load_k_tile(source, ring + stage * STAGE_BYTES, full + 8 * stage, image, h, w, n0, r, s, c, C, S)
         r, s, c = next_k_tile(r, s, c, C, S)
         stage, parity = next_stage(stage, parity)
 
@@ -45,14 +45,14 @@ def consume(acc, ring, warp, lane, steps):
     """A warpgroup: acc += A·Bᵀ of every k-tile. The products of one are issued before the last one's are waited for."""
     full = ring + STAGES * STAGE_BYTES
     empty = full + 8 * STAGES
-    stage, parity, previous = 0, u4(0), 0
+    stage, parity, previous = 0, 0, 0
     for step in range(steps):
-        a = ring + u4(stage * STAGE_BYTES)
-        mbarrier_wait(full + u4(8 * stage), parity)
+        a = ring + stage * STAGE_BYTES
+        mbarrier_wait(full + 8 * stage, parity)
         multiply(acc, a + (warp >> 2) * GROUP_BYTES, a + A_BYTES)
         wait_for_all_but_one()
         if lane == 0 and step > 0:
-            mbarrier_arrive(empty + u4(8 * previous))
+            mbarrier_arrive(empty + 8 * previous)
         previous = stage
         stage, parity = next_stage(stage, parity)
     wait_for_products(acc)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, f4, jit, types, u4
+from nbcnn.gpu.language import cuda, f4, jit, types
 from nbcnn.ops.conv.frame.correlation import correlation
 from nbcnn.ops.conv.hopper_ladder import parts
 from nbcnn.ops.conv.hopper_ladder.parts import A_BYTES, BK, BLOCKS, BM, BN, SUMS, THREADS, WARPS, aligned
@@ -46,9 +46,9 @@ def begin_at_bias(acc, b, n0, lane, K):
 @jit(device=True)
 def put_results(acc, to, warp, lane):
     """max(acc, 0) in bfloat16 as boxes at shared address `to`: chunk c (16 bytes) of row i at c ^ (i mod 8), a thread 4 bytes of it."""
-    row, of_eight = to + u4((16 * warp + (lane >> 2)) * ROW_BYTES), lane >> 2
+    row, of_eight = to + (16 * warp + (lane >> 2)) * ROW_BYTES, lane >> 2
     for j in range(BN // 8):
-        at = row + u4(j // 8 * A_BYTES + ((j % 8 ^ of_eight) << 4) + 4 * (lane & 3))
+        at = row + (j // 8 * A_BYTES + ((j % 8 ^ of_eight) << 4) + 4 * (lane & 3))
         for h in range(2):
             v0, v1 = acc[4 * j + 2 * h], acc[4 * j + 2 * h + 1]
             # Not max(v, 0), which would turn NaN into 0 and hide where a training run broke.
@@ -93,7 +93,7 @@ def epilogue_kernel(maps, b, GM, C, P, Q, K, S, stride, top, left, across, steps
         if t == 0:
             for half in range(HALVES):
                 if n0 + half * BK < K:
-                    store_tile_2d(source + u8(2 * ROW_BYTES), n0 + half * BK, m0, ring + u4(half * A_BYTES))
+                    store_tile_2d(source + u8(2 * ROW_BYTES), n0 + half * BK, m0, ring + half * A_BYTES)
             commit_stores()
             # The block's shared memory must outlive the copy.
             wait_stores()

@@ -85,7 +85,7 @@ def _bind(call: Call, kind: Kind) -> list[Launch]:
     up = 1 if g.phases == 4 else 0
     scalars = (g.GM, g.K, g.C, g.H, g.W, g.P, g.Q, g.R, g.S, g.stride, g.top, g.left, up)
     walk = (k_tiles * ROW_BYTES, across, tile.part(k_tiles), k_tiles)
-    arrays = (call.ins[0], call.packed, _or(b, out), x, out, _or(index, out))
+    arrays = (call.ins[0], call.packed, _given(b, out), x, out, _given(index, out))
     args = (*arrays, *(np.int32(v) for v in (*scalars, *walk)))
     grid = (tile.tiles(g), tile.split)
     made = [Launch(kernel, grid, tile.threads, args, tile.shared_bytes, name=call.op)]
@@ -94,7 +94,7 @@ def _bind(call: Call, kind: Kind) -> list[Launch]:
     return made
 
 
-def _or(array: Any, stand_in: Any) -> Any:
+def _given(array: Any, stand_in: Any) -> Any:
     return stand_in if array is None else array
 
 
@@ -102,10 +102,10 @@ def _sum(g: Gather, kind: Kind, planes: int, partials: Any, b: Any, x: Any, y: A
     """The launch that adds the parts."""
     quads = g.phases * g.GM * g.K // 4
     if index is not None:
-        args = (partials, _or(b, partials), y, index, *(np.int32(v) for v in (g.GM, g.K, planes)))
+        args = (partials, _given(b, partials), y, index, *(np.int32(v) for v in (g.GM, g.K, planes)))
         return Launch(sum_windows(kind.name, b is not None), blocks(quads // 4, THREADS), THREADS, args)
     scalars = (g.GM, g.K, g.P, g.Q, 1 if g.phases == 4 else 0, planes)
-    args = (partials, _or(b, partials), x, y, *(np.int32(v) for v in scalars))
+    args = (partials, _given(b, partials), x, y, *(np.int32(v) for v in scalars))
     return Launch(sum_pixels(kind.name, b is not None, after, masked), blocks(quads, THREADS), THREADS, args)
 
 

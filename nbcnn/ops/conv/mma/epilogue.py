@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from nbcnn.gpu.language import cuda, f4, i4, i8, jit, u4
+from nbcnn.gpu.language import cuda, f4, i4, i8, jit
 from nbcnn.ops.conv.mma.finish import finish_pixel, finish_window, load_bias, load_mask
 from nbcnn.ops.conv.mma.tile import Kind, Tile
 from nbcnn.ops.ptx.cvt import bits_float, float_bits
@@ -32,7 +32,7 @@ def put_fragments(tile: Tile) -> Any:
         lane, warp = tid & 31, tid >> 5
         row = warp % WM * ROWS + (lane >> 2)
         column = warp // WM * COLS + (lane & 3) * 2
-        at = stage + u4(row * PITCH + column * 4)
+        at = stage + (row * PITCH + column * 4)
         for i in range(MI):
             for j in range(NI):
                 o = (i * NI + j) * 4
@@ -68,7 +68,7 @@ def store_partial(tile: Tile) -> Any:
         at = (i8(plane) * GM + (m0 + row)) * K + n
         for i in range(PASSES):
             if (m0 + row + i * STEP < GM) & (n < K):
-                _take(values, 0, stage + u4((row + i * STEP) * PITCH + quad * 16))
+                _take(values, 0, stage + ((row + i * STEP) * PITCH + quad * 16))
                 store4(partials, at + i8(i * STEP) * K, values[0], values[1], values[2], values[3])
 
     return run
@@ -99,12 +99,12 @@ def store_pixels(tile: Tile, kind: Kind, bias: bool, after: str, mask: bool, vec
             first = row + batch * BATCH * STEP
             # All loads of a batch before its stores: else each would wait for memory by itself.
             for i in range(BATCH):
-                targets[i] = i4(load_words_1(table + u4(8 * BM) + (first + i * STEP) * 4))
+                targets[i] = i4(load_words_1(table + 8 * BM + (first + i * STEP) * 4))
                 if mask:
                     get_mask(masks, 4 * i, x, targets[i], n, K)
             for i in range(BATCH):
                 if (targets[i] >= 0) & (n < K):
-                    _take(values, 0, stage + u4((first + i * STEP) * PITCH + quad * 16))
+                    _take(values, 0, stage + ((first + i * STEP) * PITCH + quad * 16))
                     finish(values, shift, masks, 4 * i, y, targets[i], n, K)
 
     return run
@@ -132,7 +132,7 @@ def store_windows(tile: Tile, kind: Kind, bias: bool, vector: bool) -> Any:
             window = first + i * STEP
             m = m0 + window * 4
             if (window < WINDOWS) & (m < GM) & (n < K):
-                at = stage + u4(window * (4 * PITCH) + quad * 16)
+                at = stage + (window * (4 * PITCH) + quad * 16)
                 for t in range(4):
                     _take(patch, 4 * t, at + t * PITCH)
                 finish(patch, shift, y, index, m >> 2, n, K)

@@ -1,6 +1,6 @@
-"""What becomes of sums: bias, ReLU, mask or pooling, rounding to what is stored; four channels at a time, for the product and for the sum of parts.
+"""This module is the epilogue of the mma engine, four channels at a time: bias, ReLU, mask or pooling, then rounding to the stored format.
 
-The functions take float32 values; whoever calls them has them from shared memory or from partial results. `vector`: the number of
+The product and the sum of partials share it. The functions take float32 values, from shared memory or from partials. `vector`: the number of
 channels is a multiple of four, so that four are one access.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from nbcnn.gpu.language import cuda, f4, i8, jit, types, u4
+from nbcnn.gpu.language import cuda, f4, i8, jit, types
 from nbcnn.ops.activations.table import EPILOGUES, RELU
 from nbcnn.ops.kernel.stored import scalar_io, vector_io, vector_load_if
 from nbcnn.ops.ptx.vector import load1_if
@@ -97,9 +97,9 @@ def finish_window(store: str, vector: bool) -> Any:
     @jit(device=True)
     def run(patch, shift, y, index, window, n, K):
         best = cuda.local.array(4, f4)
-        places = u4(0)
+        places = 0
         for q in range(4):
-            largest, place = 0.0, u4(0)
+            largest, place = 0.0, 0
             for t in range(4):
                 v = patch[4 * t + q] + shift[q]
                 v = 0.0 if v <= 0.0 else v
@@ -108,9 +108,9 @@ def finish_window(store: str, vector: bool) -> Any:
                 else:
                     wins = (not (v <= largest)) & (largest == largest)
                     largest = v if wins else largest
-                    place = u4(t) if wins else place
+                    place = t if wins else place
             best[q] = largest
-            places |= place << 2 * q if n + q < K else u4(0)
+            places |= place << 2 * q if n + q < K else 0
         put(best, y, window, n, K)
         index[i8(window) * (K + 3 >> 2) + (n >> 2)] = types.uint8(places)
 

@@ -1,4 +1,4 @@
-"""What every pass over images is to this engine: a product of gathered pixels with packed filters, in one or four phases.
+"""This module describes every pass over images to the mma engine as a product of gathered pixels with packed filters, in one or four phases.
 
     target[n, k, p, q] = Σ_(c,r,s) source[n, c, (stride·p − top + r) / dilate, (stride·q − left + s) / dilate] · filter[k, c, r, s]
 

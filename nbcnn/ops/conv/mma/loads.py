@@ -1,4 +1,4 @@
-"""How a k-tile comes to shared memory: the gathered rows of the source, and the rows of the packed filters.
+"""This module copies a k-tile to shared memory: the gathered rows of the source, and the rows of the packed filters.
 
 A row of a k-tile is 128 bytes, eight chunks of 16. Chunk j of row i lies at place j XOR (i mod 8) of its row: then the eight rows that
 `ldmatrix` reads together, at the same k, lie in different banks, and so do the eight chunks of a row that are written together.
@@ -12,7 +12,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from nbcnn.gpu.language import cuda, i4, i8, jit, types, u4
+from nbcnn.gpu.language import cuda, i4, i8, jit, types
 from nbcnn.ops.conv.mma.rows import COLUMNS
 from nbcnn.ops.conv.mma.tile import ROW_BYTES, Kind, Tile
 from nbcnn.ops.kernel.loops import quotient
@@ -53,7 +53,7 @@ def source_rows(tile: Tile, kind: Kind, width: int, whole: bool, dilate: int) ->
         tap[1] = number - tap[0] * S
         tap[2] = k - number * C
         for i in range(ROWS):
-            at = table + u4((quotient(tid, PLACES) + i * STEP) * 4)
+            at = table + (quotient(tid, PLACES) + i * STEP) * 4
             offsets[i] = i4(load_words_1(at)) + place
             masks[i] = load_words_1(at + 4 * BM)
 
@@ -95,19 +95,19 @@ def source_rows(tile: Tile, kind: Kind, width: int, whole: bool, dilate: int) ->
             delta = (r * W + s) * C + c
         if asynchronous:
             for i in range(ROWS):
-                inside = (masks[i] >> r) & (masks[i] >> s + COLUMNS) & u4(1)
+                inside = (masks[i] >> r) & (masks[i] >> s + COLUMNS) & 1
                 if not whole:
-                    inside = inside if r < R else u4(0)
+                    inside = inside if r < R else 0
                 at = row + i * STEP
-                to = slot + u4(at * ROW_BYTES + (((byte >> 4) ^ (at & 7)) << 4) + (byte & 15))
+                to = slot + (at * ROW_BYTES + (((byte >> 4) ^ (at & 7)) << 4) + (byte & 15))
                 copy(to, address + u8(i8(offsets[i] + delta) * ES), inside * BYTES)
         else:
             # cp.async copies 4 bytes or more; these two bytes go through registers, all of a thread's in flight at once.
             values = cuda.local.array(ROWS, types.uint16)
             for i in range(ROWS):
-                inside = (masks[i] >> r) & (masks[i] >> s + COLUMNS) & u4(1)
+                inside = (masks[i] >> r) & (masks[i] >> s + COLUMNS) & 1
                 values[i] = types.uint16(0)
-                if (inside != u4(0)) & (r < R):
+                if (inside != 0) & (r < R):
                     values[i] = x[offsets[i] + delta]
             for i in range(ROWS):
                 at = row + i * STEP
@@ -131,9 +131,9 @@ def filter_rows(tile: Tile) -> Any:
     def fetch(slot, address, pitch, rows):
         tid = cuda.threadIdx.x
         row = tid >> 3
-        to = slot + u4(row * ROW_BYTES + (((tid & 7) ^ (row & 7)) << 4))
+        to = slot + (row * ROW_BYTES + (((tid & 7) ^ (row & 7)) << 4))
         for i in range(ROWS):
-            size = u4(CHUNK) if i * STEP < rows else u4(0)
+            size = CHUNK if i * STEP < rows else 0
             cp_async_16(to + i * STEP * ROW_BYTES, address + u8(i8(i * STEP) * pitch), size)
 
     return fetch

@@ -1,4 +1,4 @@
-"""What a warp does with a k-tile in shared memory: fragments by `ldmatrix`, products by `mma.sync`, sums in registers.
+"""This module multiplies a k-tile in shared memory, warp by warp: fragments by `ldmatrix`, products by `mma.sync`, sums in registers.
 
 float32 operands are split in registers into two tf32, big = rna(x) and small = rna(x − big), which together hold 22 bits of the mantissa;
 small·big + big·small + big·big leaves out only the product of the smalls. Tensor cores cut off what they cannot keep of a sum instead of
@@ -37,7 +37,7 @@ def fragment_corners(tile: Tile) -> Any:
         swizzle = lane & 7
         chunk_a = ((lane >> 4) ^ swizzle) << 4
         chunk_b = (((lane >> 3) & 1) ^ swizzle) << 4
-        return u4(row * ROW_BYTES), u4(BM * ROW_BYTES + column * ROW_BYTES), u4(chunk_a), u4(chunk_b)
+        return row * ROW_BYTES, BM * ROW_BYTES + column * ROW_BYTES, chunk_a, chunk_b
 
     return run
 
@@ -60,7 +60,7 @@ def _step(tile: Tile, kind: Kind, k: int) -> Any:
     @jit(device=True)
     def load(fa, fb, a, b, chunk_a, chunk_b):
         # Step k is two chunks further; with the swizzle, that is one XOR.
-        at_a, at_b = a + (chunk_a ^ u4(32 * k)), b + (chunk_b ^ u4(32 * k))
+        at_a, at_b = a + (chunk_a ^ 32 * k), b + (chunk_b ^ 32 * k)
         for i in range(MI):
             fa[4 * i], fa[4 * i + 1], fa[4 * i + 2], fa[4 * i + 3] = ldmatrix_x4(at_a + 16 * ROW_BYTES * i)
         for j in range(PAIRS):

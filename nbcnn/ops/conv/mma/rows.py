@@ -25,13 +25,13 @@ def _inside(dilate: int) -> Any:
 
     @jit(device=True)
     def run(first, taps, size):
-        bits = u4(0)
+        bits = 0
         for t in range(LARGEST_FILTER):
             at = u4(first + t)
             inside = (at <= u4((size - 1) * dilate)) & (t < taps)
             if dilate > 1:
-                inside &= at % u4(dilate) == u4(0)
-            bits |= u4(1) << t if inside else u4(0)
+                inside &= at % u4(dilate) == 0
+            bits |= 1 << t if inside else 0
         return bits
 
     return run
@@ -67,7 +67,7 @@ def put_rows(tile: Tile, dilate: int, pooled: bool) -> Any:
         for i in range(PASSES):
             row = cuda.threadIdx.x + i * THREADS
             m = m0 + row
-            offset, mask, target = 0, u4(0), -1
+            offset, mask, target = 0, 0, -1
             if m < GM:
                 if pooled:
                     n, p, q = window_pixel(m, P, Q)
@@ -79,15 +79,15 @@ def put_rows(tile: Tile, dilate: int, pooled: bool) -> Any:
                 h = p * stride - top
                 w = q * stride - left
                 offset = ((n * H + floor(h)) * W + floor(w)) * C
-                mask = u4(inside(h, R, H) | inside(w, S, W) << COLUMNS)
+                mask = inside(h, R, H) | inside(w, S, W) << COLUMNS
                 if up > 0:
                     target = (n * 2 * P + 2 * p + r) * 2 * Q + 2 * q + s
                 else:
                     target = m
             if row < BM:
-                at = table + u4(row * 4)
-                store_words_1(at, u4(offset))
+                at = table + row * 4
+                store_words_1(at, offset)
                 store_words_1(at + 4 * BM, mask)
-                store_words_1(at + 8 * BM, u4(target))
+                store_words_1(at + 8 * BM, target)
 
     return run

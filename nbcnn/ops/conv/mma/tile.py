@@ -179,7 +179,7 @@ def choose(g: Gather, kind_name: str, multiprocessors: int) -> Tile:
 
 
 def worth_measuring(g: Gather, kind: Kind, multiprocessors: int) -> list[Tile]:
-    """Of each tile, the two splits with the least estimated times."""
+    """Each tile with its two splits of the least estimated times."""
     made: dict[Tile, list[Tile]] = {}
     for tile in sorted(candidates(g, kind), key=lambda tile: cycles(tile, g, kind, multiprocessors)):
         made.setdefault(unsplit(tile), []).append(tile)

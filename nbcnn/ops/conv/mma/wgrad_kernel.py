@@ -98,8 +98,8 @@ def step_of_pixels(tile: PixelTile, kind: Kind, width_stationary: int, width_shi
 def gather_sums(tile: PixelTile, kind: Kind, bias: str) -> tuple[Any, Any]:
     """Device functions: (sums, stage, lane, down, across) of every warp; then, after a barrier, (stage, column) -> the sum over the block."""
     STATIONARY = bias == "stationary"
-    SIDE, WARP_SIDE, OTHERS = (tile.BM, tile.WM, tile.BN // tile.WN) if STATIONARY else (tile.BN, tile.WN, tile.BM // tile.WM)
-    COUNT, HOLDERS, place = WARP_SIDE // COLUMNS, 4 * OTHERS, row_of(kind)
+    SIDE, WARP_SIDE, OTHER_WARPS = (tile.BM, tile.WM, tile.BN // tile.WN) if STATIONARY else (tile.BN, tile.WN, tile.BM // tile.WM)
+    COUNT, HOLDERS, place = WARP_SIDE // COLUMNS, 4 * OTHER_WARPS, row_of(kind)
 
     @jit(device=True)
     def put(sums, stage, lane, down, across):
@@ -107,13 +107,13 @@ def gather_sums(tile: PixelTile, kind: Kind, bias: str) -> tuple[Any, Any]:
         holder = other * 4 + (lane & 3)
         for i in range(COUNT):
             inside = i // 2 * ROWS + place(i % 2, g) if STATIONARY else i * COLUMNS + g
-            store_words_1(stage + u4((holder * SIDE + own * WARP_SIDE + inside) * 4), float_bits(sums[i]))
+            store_words_1(stage + (holder * SIDE + own * WARP_SIDE + inside) * 4, float_bits(sums[i]))
 
     @jit(device=True)
     def total(stage, column):
         made = 0.0
         for holder in range(HOLDERS):
-            made += bits_float(load_words_1(stage + u4((holder * SIDE + column) * 4)))
+            made += bits_float(load_words_1(stage + (holder * SIDE + column) * 4))
         return made
 
     return put, total
@@ -153,7 +153,7 @@ def pixel_product(tile: PixelTile, precision: str, width_stationary: int, width_
         of 4×4 taps of stride 2, which see each pixel once, row tiles and warps taking turns: partials_b[z][row tile][inner tap][c].
         """
         shared = cuda.shared.array(0, types.uint8)
-        ring = (byte_address_shared(shared) + (ALIGN - 1)) & u4(0xFFFFFFFF - ALIGN + 1)
+        ring = (byte_address_shared(shared) + (ALIGN - 1)) & -ALIGN
         tables = ring + STAGES * SLOT
         tid = cuda.threadIdx.x
         lane, warp = tid & 31, tid >> 5
@@ -172,7 +172,7 @@ def pixel_product(tile: PixelTile, precision: str, width_stationary: int, width_
         m = m0 + (tid - row_a * ACROSS_A) * CHUNK
         row_a *= ROWS_A
         limit_a = limit if m < M else 0
-        into_a = u4(row_a * PITCH_A + (m - m0) * ELEMENT)
+        into_a = row_a * PITCH_A + (m - m0) * ELEMENT
         # And of the shifted one: one chunk of one tap.
         row_b = tid // ACROSS_B
         chunk = tid - row_b * ACROSS_B
@@ -183,14 +183,14 @@ def pixel_product(tile: PixelTile, precision: str, width_stationary: int, width_
         r = tap // S
         s = tap - r * S
         delta, channels_left = (r * W + s) * C + c, C - c
-        bits = (u4(1) << r) | (u4(0x10000) << s) if r < R else u4(NEVER)
-        into_b = u4(A_BYTES + row_b * PITCH_B + chunk * 16)
+        bits = (u4(1) << r) | (u4(0x10000) << s) if r < R else NEVER
+        into_b = A_BYTES + row_b * PITCH_B + chunk * 16
 
         # The pixel that this thread describes, if it is one of the first BK (of a whole warp where BK is less).
         pixel = first * BK + tid
         image, p, q = split_pixel(pixel, P, Q)
         here = tables + tid * DESCRIPTOR
-        slot, even = ring, u4(0)
+        slot, even = ring, 0
         step_pixels = first * BK + row_a
         for _ in range(STAGES - 1):
             if tid < DESCRIBERS:
@@ -225,8 +225,8 @@ def pixel_product(tile: PixelTile, precision: str, width_stationary: int, width_
             acc[i] = 0.0
         for i in range(SUMS):
             sums[i] = 0.0
-        from_a = offset_a(lane) + u4(down * (WM * ELEMENT))
-        from_b = offset_b(lane) + u4(A_BYTES + across * (WN * ELEMENT))
+        from_a = offset_a(lane) + down * (WM * ELEMENT)
+        from_b = offset_b(lane) + (A_BYTES + across * (WN * ELEMENT))
         read, end = ring, ring + STAGES * SLOT
         landed()
         cuda.syncthreads()

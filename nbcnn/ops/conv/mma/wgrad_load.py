@@ -1,4 +1,4 @@
-"""How the weight gradient on mma.sync brings pixels into shared memory, whatever their alignment: cp.async, zeros outside the image.
+"""This module copies pixels to shared memory for the weight gradient on mma.sync, whatever their alignment: cp.async, zeros outside the image.
 
 A tile in shared memory is [pixel][channel], as images lie in memory. Every thread copies one chunk (16 bytes) of a row, for some
 consecutive pixels. So it belongs to one tap, and what differs from pixel to pixel is where the window lies: `describe_pixels` works
@@ -37,8 +37,8 @@ def describe_pixel(to, wanted, n, p, q, C, H, W, R, S, stride, top, left):
     # A barrier of the warp keeps this a branch, which warps that describe nothing skip.
     cuda.syncwarp()
     h, w = p * stride - top, q * stride - left
-    bits = u4(bits_inside(h, R, H)) | u4(bits_inside(w, S, W)) << 16
-    store_words_2(to, u4(((n * H + h) * W + w) * C), bits if wanted else u4(0))
+    bits = bits_inside(h, R, H) | bits_inside(w, S, W) << 16
+    store_words_2(to, ((n * H + h) * W + w) * C, bits if wanted else 0)
 
 
 @cache
@@ -47,33 +47,33 @@ def copy_chunk(element: int, width: int) -> Any:
 
     `width` is how many bytes the channels' alignment lets a copy have: 16, 4, or 2, which cp.async has not.
     """
-    PIECES, EACH, WIDTH, ELEMENT = CHUNK // width, width // element, width, element
+    PIECES, PIECE_ELEMENTS, WIDTH, ELEMENT = CHUNK // width, width // element, width, element
 
     @jit(device=True)
     def at_once(to, array, base, offset, left, wanted):
-        cp_async_16(to, base + u8(i8(offset) * ELEMENT), u4(CHUNK) if wanted else u4(0))
+        cp_async_16(to, base + u8(i8(offset) * ELEMENT), CHUNK if wanted else 0)
 
     @jit(device=True)
     def in_words(to, array, base, offset, left, wanted):
         for e in range(PIECES):
-            inside = wanted and left > e * EACH
-            cp_async_4(to + u4(e * WIDTH), base + u8(i8(offset + e * EACH) * ELEMENT), u4(WIDTH) if inside else u4(0))
+            inside = wanted and left > e * PIECE_ELEMENTS
+            cp_async_4(to + e * WIDTH, base + u8(i8(offset + e * PIECE_ELEMENTS) * ELEMENT), WIDTH if inside else 0)
 
     @jit(device=True)
     def read(array, offset, wanted):
-        return u4(array[i8(offset)]) if wanted else u4(0)
+        return array[i8(offset)] if wanted else 0
 
     @jit(device=True)
     def pair(array, offset, left, wanted):
         low, high = read(array, offset, wanted and left > 0), read(array, offset + 1, wanted and left > 1)
-        return low | u4(high << 16)
+        return low | high << 16
 
     @jit(device=True)
     def in_halves(to, array, base, offset, left, wanted):
         for e in range(2):
             first, second = offset + 4 * e, offset + (4 * e + 2)
             low, high = pair(array, first, left - 4 * e, wanted), pair(array, second, left - (4 * e + 2), wanted)
-            store_words_2(to + u4(8 * e), low, high)
+            store_words_2(to + 8 * e, low, high)
 
     return {16: at_once, 4: in_words, 2: in_halves}[width]
 
@@ -95,7 +95,7 @@ def copy_stationary(element: int, width: int, pitch: int, first: int, end: int) 
     def run(to, array, base, pixel, channel, M, limit):
         offset = (pixel + FIRST) * M + channel
         for i in range(COUNT):
-            copy(to + u4((FIRST + i) * PITCH), array, base, offset, M - channel, pixel + (FIRST + i) < limit)
+            copy(to + (FIRST + i) * PITCH, array, base, offset, M - channel, pixel + (FIRST + i) < limit)
             offset += M
 
     return run
@@ -112,7 +112,7 @@ def copy_shifted(element: int, width: int, pitch: int, first: int, end: int) -> 
     @jit(device=True)
     def run(to, array, base, table, delta, left, bits):
         for i in range(COUNT):
-            corner, inside = load_words_2(table + u4((FIRST + i) * DESCRIPTOR))
-            copy(to + u4((FIRST + i) * PITCH), array, base, i4(corner) + delta, left, (inside & bits) == bits)
+            corner, inside = load_words_2(table + (FIRST + i) * DESCRIPTOR)
+            copy(to + (FIRST + i) * PITCH, array, base, i4(corner) + delta, left, (inside & bits) == bits)
 
     return run

@@ -41,8 +41,8 @@ def lane_offset(kind: Kind, pitch: int, side: str) -> Any:
     def run(lane):
         if TRANSPOSED:
             pixel = (lane & 7) + (((lane >> PIXEL_BIT) & 1) << 3)
-            return u4(pixel * PITCH + ((lane >> CHANNEL_BIT) & 1) * CHUNK)
-        return u4((lane & 3) * PITCH + (lane >> 2) * WIDTH)
+            return pixel * PITCH + ((lane >> CHANNEL_BIT) & 1) * CHUNK
+        return (lane & 3) * PITCH + (lane >> 2) * WIDTH
 
     return run
 
@@ -56,7 +56,7 @@ def load_a(kind: Kind, pitch: int, start: int, end: int, first: int, step: int) 
     @jit(device=True)
     def run(words, at):
         for i in range(COUNT):
-            to, place = FIRST + 4 * i, at + u4(START + i * ACROSS)
+            to, place = FIRST + 4 * i, at + (START + i * ACROSS)
             if TRANSPOSED:
                 v = ldmatrix_x4_trans(place)
                 words[to], words[to + 1], words[to + 2], words[to + 3] = v[0], v[1], v[2], v[3]
@@ -78,13 +78,13 @@ def load_b(kind: Kind, pitch: int, start: int, end: int, first: int, step: int) 
         for j in range(COUNT):
             to, more = FIRST + 4 * j, START + 2 * j * ACROSS
             if TRANSPOSED:
-                v = ldmatrix_x4_trans(at + u4(more))
+                v = ldmatrix_x4_trans(at + more)
                 words[to], words[to + 1], words[to + 2], words[to + 3] = v[0], v[1], v[2], v[3]
             else:
-                words[to] = load_words_1(at + u4(more))
-                words[to + 1] = load_words_1(at + u4(more + HALF))
-                words[to + 2] = load_words_1(at + u4(more + ACROSS))
-                words[to + 3] = load_words_1(at + u4(more + ACROSS + HALF))
+                words[to] = load_words_1(at + more)
+                words[to + 1] = load_words_1(at + (more + HALF))
+                words[to + 2] = load_words_1(at + (more + ACROSS))
+                words[to + 3] = load_words_1(at + (more + ACROSS + HALF))
 
     return run
 

@@ -29,14 +29,14 @@ SHARED_BYTES = 48 * 1024
 
 @dataclass(frozen=True)
 class GatherTile:
-    """BM pixels × BN channels a block, TM × TN a thread; `walkers` persistent blocks share the pixel tiles, `resident` on a multiprocessor."""
+    """BM pixels × BN channels a block, TM × TN a thread; `blocks` persistent blocks share the pixel tiles, `resident` of them on a multiprocessor."""
 
     BM: int
     BN: int
     TM: int
     TN: int
     resident: int
-    walkers: int
+    blocks: int
 
     @property
     def threads(self) -> int:
@@ -102,8 +102,8 @@ def kernel(R: int, S: int, C: int, stride: int, has_bias: bool, after: str, tile
 
         t = cuda.threadIdx.x
         lane, warp = u4(t) & 31, u4(t) >> 5
-        col = i4((warp % u4(WARPS_X) * 8 + (lane & 7)) * 4)
-        row = i4((warp // u4(WARPS_X) * 4 + (lane >> 3)) * 4)
+        col = i4((warp % WARPS_X * 8 + (lane & 7)) * 4)
+        row = i4((warp // WARPS_X * 4 + (lane >> 3)) * 4)
         n0 = cuda.blockIdx.y * BN
         columns_left = K - n0 - col
 
@@ -222,10 +222,10 @@ def bind(call: Call, after: str = "") -> list[Launch]:
     bias = None if after == "mask" else third
     other = {"mask": third, "pool": call.outs[-1]}.get(after, call.packed)
     # The number of blocks is the grid's business: one kernel serves them all.
-    run = kernel(g.R, g.S, g.C, g.stride, bias is not None, after, replace(tile, walkers=1))
+    run = kernel(g.R, g.S, g.C, g.stride, bias is not None, after, replace(tile, blocks=1))
     pixels, unit = g.N * g.P * g.Q, 2 if after == "pool" else 1
     P, Q = g.P // unit, g.Q // unit
-    grid = (min(tile.walkers, -(-pixels // tile.BM)), -(-g.K // tile.BN))
+    grid = (min(tile.blocks, -(-pixels // tile.BM)), -(-g.K // tile.BN))
     image, rest = divmod(grid[0] * tile.BM // unit**2, P * Q)
     step = (image, *divmod(rest, Q))
     sizes = [np.int32(v) for v in (pixels, g.H, g.W, P, Q, g.K, g.top, g.left, *step)]
@@ -238,7 +238,7 @@ def traffic(call: Call, after: str = "") -> list[Traffic]:
     g, tile = correlation(call), call.tile
     down, rows = windows(g.P, g.R, g.H, g.stride, g.top)
     across, columns = windows(g.Q, g.S, g.W, g.stride, g.left)
-    walkers = min(tile.walkers, ceil_div(g.N * g.P * g.Q, tile.BM))
+    blocks = min(tile.blocks, ceil_div(g.N * g.P * g.Q, tile.BM))
     filters, mask = 4 * g.taps * g.C * g.K, size(call, "in", 2) if after == "mask" else 0
-    read = 4 * g.N * g.C * down * across * ceil_div(g.K, tile.BN) + filters * walkers
+    read = 4 * g.N * g.C * down * across * ceil_div(g.K, tile.BN) + filters * blocks
     return [Traffic(read + mask, outputs(call), 4 * g.N * g.C * rows * columns + filters + mask)]

@@ -1,4 +1,4 @@
-"""What the thin convolution kernels share: their view of a call, and what they refuse.
+"""This module has what the thin convolution kernels share: their view of a call, and what they refuse.
 
 With stride 1 the input gradient is itself a convolution: of dy with the filters flipped, by 180 degrees, and their two
 channel axes exchanged. So fprop and dgrad are both the correlation

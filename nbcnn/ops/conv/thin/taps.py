@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from nbcnn.gpu.language import i8, jit, u4
+from nbcnn.gpu.language import i8, jit
+from nbcnn.ops.kernel.loops import within
 from nbcnn.ops.ptx.vector import load1_if
 
 
@@ -26,7 +27,7 @@ def fetch_taps(R: int, S: int, channels: int, stride: int, sharing: int) -> Any:
             h = p * stride + r - top
             w = q * stride + tap - r * S - left
             # As unsigned numbers, negative coordinates lie beyond any extent.
-            ok = inside & (tap < TAPS) & (u4(h) < u4(H)) & (u4(w) < u4(W))
+            ok = inside & (tap < TAPS) & within(h, H) & within(w, W)
             at = (n * H + h) * W + w
             for c in range(channels):
                 staged[i * channels + c] = load1_if(thin, i8(at) * channels + c, ok)

@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, f4, i8, jit, types, u4
+from nbcnn.gpu.language import cuda, f4, i8, jit, types
 from nbcnn.ops.activations.relu import relu
 from nbcnn.ops.conv.thin import scatter as thin_scatter
 from nbcnn.ops.conv.thin.shape import correlation
 from nbcnn.ops.kernel.call import Call, Launch, blocks
-from nbcnn.ops.kernel.loops import split_pixel, unrolled
+from nbcnn.ops.kernel.loops import split_pixel, unrolled, within
 from nbcnn.ops.kernel.reduce import THREADS, add_partials, block_sum, f8
 from nbcnn.ops.kernel.traffic import Traffic, once, size
 from nbcnn.ops.ptx.vector import load1_if
@@ -42,7 +42,7 @@ def make_part(K: int, down: tuple[int, int, tuple[int, ...]], across: tuple[int,
     def part(acc, parts, m, first, where):
         i, j, H, W, plane = where
         # As unsigned numbers, negative coordinates lie beyond any extent.
-        ok = (u4(i + dh) < u4(H)) & (u4(j + dw) < u4(W))
+        ok = within(i + dh, H) & within(j + dw, W)
         at = first + i8(m + dh * W + dw) + i8(plane) * TAP
         for k in range(K):
             value = load1_if(parts, at + i8(plane) * k, ok)

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, f4, i4, i8, jit, u4
+from nbcnn.gpu.language import cuda, f4, i4, i8, jit
 from nbcnn.ops.conv.thin.shape import THIN
 from nbcnn.ops.conv.thin.taps import fetch_taps
 from nbcnn.ops.conv.thin.wide import plain
@@ -139,7 +139,7 @@ def partial_kernel(R: int, S: int, T: int, stride: int, pooled: bool, ones: bool
 
     @jit(device=True)
     def column(j):
-        return u4(j // TN) * GROUP + j % TN
+        return j // TN * GROUP + j % TN
 
     fetch = fetch_taps(R, S, T, stride, SHARE)
 
@@ -220,7 +220,7 @@ def partial_kernel(R: int, S: int, T: int, stride: int, pooled: bool, ones: bool
         stage_t = cuda.local.array(STAGED_T, f4)
         t = cuda.threadIdx.x
         ty, tx, slice = t % TY, t // TY % TX, t // (TX * TY)
-        c = i4(cuda.blockIdx.y * BM + ty * 4)
+        c = cuda.blockIdx.y * BM + ty * 4
         pixel, share = t % CHUNK, t // CHUNK
         m0 = cuda.blockIdx.x * per_split
         end = min(M, m0 + per_split)
@@ -230,7 +230,7 @@ def partial_kernel(R: int, S: int, T: int, stride: int, pooled: bool, ones: bool
                 acc[i, j] = 0.0
 
         load_wide(stage, places, 0, wide, index, c, C, m0 + slice * FIRST, M - 1)
-        down, across = i4(u4(pixel) >> 1 & 1) if pooled else 0, pixel & 1 if pooled else 0
+        down, across = pixel >> 1 & 1 if pooled else 0, pixel & 1 if pooled else 0
         n, h, w = split_pixel((m0 + pixel) // UNIT, H, W)
         dn, dh, dw = split_pixel(CHUNK // UNIT, H, W)
         inside = m0 + pixel < end
@@ -250,7 +250,7 @@ def partial_kernel(R: int, S: int, T: int, stride: int, pooled: bool, ones: bool
             n, h, w = step_pixel(n, h, w, dn, dh, dw, H, W)
             inside = m0 + CHUNK + pixel < end
             fetch(stage_t, thin, inside, n, h * SCALE + down, w * SCALE + across, share, P, Q, top, left)
-            b = i4(half + slice * (FIRST * PITCH) + tx * GROUP)
+            b = half + slice * (FIRST * PITCH) + tx * GROUP
             m = m0 + slice * FIRST
             for _ in range(ROUNDS):
                 iteration(acc, stage, places, shared, (b, wide, index, c, C, m, M - 1))
@@ -262,7 +262,7 @@ def partial_kernel(R: int, S: int, T: int, stride: int, pooled: bool, ones: bool
 
         base += i8(slice) * row
         for j in range(TN):
-            if i4(tx * TN + j) < COLUMNS:
+            if tx * TN + j < COLUMNS:
                 for v in range(VM):
                     if c + v * STEP < C:
                         k = 4 * v

@@ -1,4 +1,4 @@
-"""How the wide side of a thin weight gradient (thin/wgrad.py) reaches a thread's registers: as it lies, or out of a pooling.
+"""This module loads the wide side of a thin weight gradient (thin/wgrad.py) into a thread's registers: as it lies, or out of a pooling.
 
 An iteration of a slice is 2·DEPTH pixels: while one half is multiplied, the other is on its way. `plain` walks over pixels in
 steps of SLICES. `pooled` reads the gradient behind a 2×2 pooling: the four pixels of a window, one after the other, have
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from nbcnn.gpu.language import i8, jit, u4
+from nbcnn.gpu.language import i8, jit
 from nbcnn.ops.ptx.vector import load4
 
 
@@ -85,7 +85,7 @@ def pooled(TM: int, STEP: int, SLICES: int, DEPTH: int) -> Wide:
         def take(values, stage, places):
             for v in range(VM):
                 for q in range(4):
-                    here = ((u4(places[AT + v]) >> 2 * q) & 3) == u4(PLACE)
+                    here = ((places[AT + v] >> 2 * q) & 3) == PLACE
                     values[4 * v + q] = stage[4 * (AT + v) + q] if here else 0.0
 
         return take

@@ -1,4 +1,4 @@
-"""What a lane does with one window's results: ReLU, 2×2 maximum and its place, rounding, stores.
+"""This module is the epilogue of a first layer's forward kernel, a window a lane: ReLU, 2×2 maximum with its argmax, rounding, stores.
 
 A lane holds the 4 pixels of a window for 4·E neighbouring filters: values[pixel · 4·E + filter], pixel = 2·row + column.
 Pooling compares what would be stored, rounded, as pooling after the convolution would.
@@ -23,7 +23,7 @@ def pooled_bf16() -> Any:
 
     @jit(device=True)
     def run(out, values):
-        places = u4(0)
+        places = 0
         for j in range(4):
             a = relu_bf16x2(values[2 * j], values[2 * j + 1])
             b = relu_bf16x2(values[8 + 2 * j], values[9 + 2 * j])
@@ -50,7 +50,7 @@ def pooled_tf32() -> Any:
 
     @jit(device=True)
     def run(out, values):
-        places = u4(0)
+        places = 0
         for j in range(4):
             a = bits_float(float_bits(max(values[j], 0.0)) | 3)
             b = bits_float((float_bits(values[4 + j]) & 0xFFFFFFFC) | 2)
@@ -85,7 +85,7 @@ def pooled(E: int, whole: bool) -> Any:
                 for i in range(FILTERS // 4):
                     left = K - k - 4 * i
                     if left > 0:
-                        kept = u4(0xFF) if left >= 4 else u4((1 << (left * 2)) - 1)
+                        kept = 0xFF if left >= 4 else (1 << (left * 2)) - 1
                         index[byte + i8(i)] = u1((places >> 8 * i) & kept)
 
     return run
@@ -93,7 +93,7 @@ def pooled(E: int, whole: bool) -> Any:
 
 @functools.cache
 def unpooled(E: int, whole: bool, after: str) -> Any:
-    """As `pooled` without pooling: the four pixels of the window, of P×Q. after: "", "relu", or "mask": zero where index, an image, is 0."""
+    """`pooled` without pooling: the four pixels of the window, of P×Q. after: "", "relu", or "mask": zero where index, an image, is 0."""
     FILTERS = 4 * E
     put, get = stores(E, whole), loads(E, whole)
     RELU, MASK = after == "relu", after == "mask"
@@ -113,12 +113,12 @@ def unpooled(E: int, whole: bool, after: str) -> Any:
                 if E == 2:
                     out[j] = round_two(values[pixel * FILTERS + 2 * j], values[pixel * FILTERS + 2 * j + 1])
                     if MASK:
-                        out[j] = out[j] & greater_bf16x2(seen[j], u4(0))
+                        out[j] = out[j] & greater_bf16x2(seen[j], 0)
                 else:
                     value = values[pixel * FILTERS + j]
                     out[j] = float_bits(tf32(max(value, 0.0) if RELU else value))
                     if MASK and not bits_float(seen[j]) > 0.0:
-                        out[j] = u4(0)
+                        out[j] = 0
             if inside:
                 put(y, at, k, K, out)
 
@@ -158,7 +158,7 @@ def stores(E: int, whole: bool) -> Any:
             for i in range(4):
                 if E == 2:
                     if k + 2 * i < K:
-                        y[at + i8(2 * i)] = u2(words[i] & u4(0xFFFF))
+                        y[at + i8(2 * i)] = u2(words[i] & 0xFFFF)
                     if k + (2 * i + 1) < K:
                         y[at + i8(2 * i + 1)] = u2(words[i] >> 16)
                 elif k + i < K:

@@ -36,8 +36,8 @@ _PACKED = {"bf16": "bfloat16", "tf32": "tfloat32"}
 class FpropTile:
     """A warp owns 8 windows × GROUPS·16·E filters at a time; a block 16 windows in each of ROWS rows × WARPS such sets of filters.
 
-    A unit of work is TURNS times as many rows. `resident` blocks are to fit on a multiprocessor; `walkers` take turns with the units,
-    kernels are compiled for a tile with walkers 0.
+    A unit of work is TURNS times as many rows. `resident` blocks are to fit on a multiprocessor; `blocks` persistent blocks share the units;
+    kernels are compiled for a tile with blocks 0, since one kernel serves any number.
     """
 
     GROUPS: int
@@ -45,7 +45,7 @@ class FpropTile:
     ROWS: int
     TURNS: int
     resident: int
-    walkers: int = 0
+    blocks: int = 0
 
     @property
     def threads(self) -> int:
@@ -106,9 +106,9 @@ def fprop_kernel(C: int, R: int, S: int, stride: int, E: int, bias: bool, after:
     def load_patches(rA, address, move, lane):
         for pixel in range(4):
             for k in range(HALVES):
-                rA[pixel * HALVES + k] = load_words_1(address[k] + move + u4((pixel // 2) * DOWN + (pixel % 2) * ACROSS))
+                rA[pixel * HALVES + k] = load_words_1(address[k] + move + ((pixel // 2) * DOWN + (pixel % 2) * ACROSS))
                 if bias and 4 * k + 3 >= WORDS:
-                    rA[pixel * HALVES + k] = rA[pixel * HALVES + k] if 4 * k + (lane & 3) < WORDS else u4(ONE)
+                    rA[pixel * HALVES + k] = rA[pixel * HALVES + k] if 4 * k + (lane & 3) < WORDS else ONE
 
     def make_group(s: int) -> Any:
         FIRST, SKIP = s * IN_GROUP, 4 * FILTERS * s
@@ -155,7 +155,7 @@ def fprop_kernel(C: int, R: int, S: int, stride: int, E: int, bias: bool, after:
             word = t + 4 * k
             r = word // IN_ROW
             at = r * WIDTH + (word - r * IN_ROW) * E if word < WORDS else 0
-            address[k] = byte_address_shared(shared) + u4(MARGIN + at) * 4 + u4(p0) * (2 * DOWN) + u4(q0) * (2 * ACROSS)
+            address[k] = byte_address_shared(shared) + (MARGIN + at) * 4 + p0 * (2 * DOWN) + q0 * (2 * ACROSS)
         sets = cuda.blockIdx.y * WARPS + set_of_filters
         load_filters(rB, packed, b, sets * TILES, tiles, lane, K)
         k0 = sets * (4 * FILTERS * GROUPS) + t * FILTERS
@@ -174,7 +174,7 @@ def fprop_kernel(C: int, R: int, S: int, stride: int, E: int, bias: bool, after:
             n, row, segment = place_of_unit(number, rows, across)
             top, left = row * (2 * ROWS * TURNS * stride) - pad, (segment * (32 * stride) - pad) * C
             fetch(stage, x, n, top, left, H, line, number < units)
-            move = u4(buffer) * (4 * BUFFER)
+            move = buffer * (4 * BUFFER)
             turn = 0
             while turn < turns:
                 load_patches(rA, address, move, lane)
@@ -204,10 +204,10 @@ def work(layer: ConvShape, ROWS: int) -> tuple[int, int, int]:
     return layer.N * rows * across, rows, across
 
 
-def with_walkers(tile: FpropTile, layer: ConvShape, E: int, multiprocessors: int) -> FpropTile:
+def with_blocks(tile: FpropTile, layer: ConvShape, E: int, multiprocessors: int) -> FpropTile:
     """`tile` with as many blocks as fit on the GPU at a time, no more than there are units."""
     sets = -(-layer.K // tile.filters(E))
-    return replace(tile, walkers=min(work(layer, tile.ROWS * tile.TURNS)[0], max(1, tile.resident * multiprocessors // sets)))
+    return replace(tile, blocks=min(work(layer, tile.ROWS * tile.TURNS)[0], max(1, tile.resident * multiprocessors // sets)))
 
 
 def choose(layer: ConvShape, E: int, multiprocessors: int) -> FpropTile:
@@ -217,7 +217,7 @@ def choose(layer: ConvShape, E: int, multiprocessors: int) -> FpropTile:
         blocks = work(layer, larger.TURNS)[0] * -(-layer.K // larger.filters(E))
         if (tile.filters(E) < layer.K or larger.TURNS > tile.TURNS) and blocks >= (larger.resident if larger.TURNS > 1 else 1) * multiprocessors:
             tile = larger
-    return with_walkers(tile, layer, E, multiprocessors)
+    return with_blocks(tile, layer, E, multiprocessors)
 
 
 def bind(call: Call, E: int) -> list[Launch]:
@@ -225,12 +225,12 @@ def bind(call: Call, E: int) -> list[Launch]:
     layer, tile, after = first_layer(call), call.tile, _after(call)
     units, rows, across = work(layer, tile.ROWS * tile.TURNS)
     bias = len(call.ins) > 2 and after != "mask"
-    kernel = fprop_kernel(layer.C, layer.R, layer.S, layer.stride, E, bias, after, layer.K % (4 * E) == 0, replace(tile, walkers=0))
+    kernel = fprop_kernel(layer.C, layer.R, layer.S, layer.stride, E, bias, after, layer.K % (4 * E) == 0, replace(tile, blocks=0))
     P, Q = call.out_shapes[0][2:]
     y, index = call.outs[0], call.outs[1] if after == "pool" else call.ins[2] if after == "mask" else call.outs[0]
     numbers = (layer.H, layer.W, layer.K, P, Q, layer.pad, packed_tiles(layer.K, E), units, rows, across, tile.TURNS)
     args = (call.ins[0], call.packed, call.ins[2] if bias else call.packed, y, index, *map(np.int32, numbers))
-    return [Launch(kernel, (tile.walkers, -(-layer.K // tile.filters(E))), tile.threads, args)]
+    return [Launch(kernel, (tile.blocks, -(-layer.K // tile.filters(E))), tile.threads, args)]
 
 
 def traffic(call: Call, E: int) -> list[Traffic]:
@@ -240,7 +240,7 @@ def traffic(call: Call, E: int) -> list[Traffic]:
     read, different = image_reads(unit, call.in_shapes[0], layer.P, layer.Q, layer.pad)
     filters = 256 * packed_tiles(layer.K, E) * -(-image_words(layer.C, layer.R, layer.S, E) // 8)
     mask = size(call, "in", 2) if _after(call) == "mask" else 0
-    asked = 4 // E * read * -(-layer.K // tile.filters(E)) + 2 * tile.ROWS * tile.walkers * filters
+    asked = 4 // E * read * -(-layer.K // tile.filters(E)) + 2 * tile.ROWS * tile.blocks * filters
     return [Traffic(asked + mask, outputs(call), 4 // E * different + filters + mask)]
 
 
@@ -250,7 +250,7 @@ def implementation(precision: str) -> Impl:
 
     def candidates(call: Call, multiprocessors: int) -> Sequence[FpropTile]:
         sizes = ((1, 1, 1, 1, 8), (2, 2, 1, 1, 4), (4, 2, 1, 1, 3), (2, 2, 1, 4, 4), (4, 2, 1, 4, 3), (4, 2, 1, 4, 2), (2, 4, 1, 4, 2))
-        return [with_walkers(FpropTile(*size), first_layer(call), E, multiprocessors) for size in sizes]
+        return [with_blocks(FpropTile(*size), first_layer(call), E, multiprocessors) for size in sizes]
 
     return Impl(
         bind=lambda call: bind(call, E),

@@ -11,7 +11,7 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
-from nbcnn.gpu.language import i8, jit, u4
+from nbcnn.gpu.language import i8, jit
 from nbcnn.ops.kernel.loops import unrolled
 from nbcnn.ops.ptx.packed import permute_bytes
 from nbcnn.ops.ptx.words import load_4_words, load_byte, load_half, load_word
@@ -84,8 +84,8 @@ def dense(E: int, whole: bool) -> Gradient:
             if E == 2:
                 for pair in range(2):
                     one, other = stage[first + 8 * pair + i], stage[first + 8 * pair + 4 + i]
-                    rows[2 * pair] = permute_bytes(one, other, u4(0x5410))
-                    rows[2 * pair + 1] = permute_bytes(one, other, u4(0x7632))
+                    rows[2 * pair] = permute_bytes(one, other, 0x5410)
+                    rows[2 * pair + 1] = permute_bytes(one, other, 0x7632)
             else:
                 for pixel in range(4):
                     rows[2 * pixel], rows[2 * pixel + 1] = stage[first + 8 * pixel + 2 * i], stage[first + 8 * pixel + 2 * i + 1]
@@ -120,10 +120,10 @@ def pooled(E: int, whole: bool) -> Gradient:
     @jit(device=True)
     def masks(mask, stage, first):
         # Row bits of filters 3, 7, 2, 6 at the top of bytes 0 … 3, then those of 1, 5, 0, 4; column bits likewise; their complements.
-        places = u4(stage[first + WORDS] | (stage[first + WORDS] << 18))
+        places = stage[first + WORDS] | (stage[first + WORDS] << 18)
         mask[0], mask[1] = places, places << 4
         mask[2], mask[3] = places << 1, places << 5
-        mask[4], mask[5] = u4(~mask[2]), u4(~mask[3])
+        mask[4], mask[5] = ~mask[2], ~mask[3]
 
     def make_take(f: int) -> Any:
         HALF, WORD = f % 2, f // E
@@ -134,16 +134,16 @@ def pooled(E: int, whole: bool) -> Gradient:
 
         @jit(device=True)
         def take(rows, stage, first, mask):
-            row = permute_bytes(mask[LATE], mask[LATE], u4(FOUR))
+            row = permute_bytes(mask[LATE], mask[LATE], FOUR)
             if E == 2:
-                value = permute_bytes(stage[first + WORD], stage[first + WORD], u4(TWICE))
-                column = permute_bytes(mask[COLUMN], mask[NO_COLUMN], u4(TWO_AND_TWO))
+                value = permute_bytes(stage[first + WORD], stage[first + WORD], TWICE)
+                column = permute_bytes(mask[COLUMN], mask[NO_COLUMN], TWO_AND_TWO)
                 rows[HALF] = value & column & ~row
                 rows[2 + HALF] = value & column & row
             else:
                 value = stage[first + WORD]
-                column = permute_bytes(mask[COLUMN], mask[COLUMN], u4(FOUR))
-                rows[HALF] = u4(value & ~row & ~column)
+                column = permute_bytes(mask[COLUMN], mask[COLUMN], FOUR)
+                rows[HALF] = value & ~row & ~column
                 rows[2 + HALF] = value & ~row & column
                 rows[4 + HALF] = value & row & ~column
                 rows[6 + HALF] = value & row & column

@@ -11,8 +11,9 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
-from nbcnn.gpu.language import cuda, i8, jit, types, u4
+from nbcnn.gpu.language import cuda, i8, jit, types
 from nbcnn.ops.conv.thin_mma.first_shape import WINDOWS, Unit
+from nbcnn.ops.kernel.loops import within
 from nbcnn.ops.kernel.traffic import windows
 from nbcnn.ops.ptx.cvt import bits_float
 from nbcnn.ops.ptx.words import load_half, load_word
@@ -55,7 +56,7 @@ def stager(unit: Unit, pair: int, E: int, threads: int) -> Stager:
             dh = at // WIDTH
             p, q = h + dh, e + at - dh * WIDTH
             # As unsigned numbers, negative coordinates lie beyond any extent.
-            ok = wanted & (at < COUNT) & (u4(p) < u4(H)) & (u4(q) < u4(row))
+            ok = wanted & (at < COUNT) & within(p, H) & within(q, row)
             stage[j] = load(x, i8((n * H + p) * row + q) * BYTES, ok)
 
     @jit(device=True)

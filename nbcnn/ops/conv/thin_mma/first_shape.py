@@ -1,4 +1,4 @@
-"""What the kernels of a first layer share: their view of a call, its refusals, how pixels are grouped and filters packed.
+"""This module has what the kernels of a first layer share: their view of a call, its refusals, how pixels are grouped and filters packed.
 
 `E` is the number of elements in a 32-bit word, 2 of bfloat16 or 1 of tf32. Output pixels go in 2×2 windows, pooled or not; a unit of
 work is ROWS rows of 16 windows, and the patch of the image under it.

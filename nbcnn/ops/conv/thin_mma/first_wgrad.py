@@ -45,7 +45,7 @@ class WgradTile:
     """A block owns 64·WARPS filters of ROWS rows of windows at a time, and TURNS times as many make a unit of work.
 
     A lane has the gradients of DEPTH (1, 2 or 4) steps of four windows on their way.
-    `resident` blocks are to fit on a multiprocessor; `walkers` blocks take turns with the units.
+    `resident` blocks are to fit on a multiprocessor; `blocks` persistent blocks take turns with the units.
     """
 
     WARPS: int
@@ -53,7 +53,7 @@ class WgradTile:
     TURNS: int
     DEPTH: int
     resident: int
-    walkers: int = 0
+    blocks: int = 0
 
     @property
     def threads(self) -> int:
@@ -92,9 +92,9 @@ def wgrad_kernel(C: int, R: int, S: int, stride: int, E: int, bias: bool, pooled
             for w in range(PIXEL_WORDS):
                 # In bf16 a word holds both pixels of a row of the window.
                 down, across = (w, 0) if E == 2 else (w // 2, w % 2)
-                rB[j * PIXEL_WORDS + w] = load_words_1(address[j] + move + u4(down * DOWN + across * ACROSS))
+                rB[j * PIXEL_WORDS + w] = load_words_1(address[j] + move + (down * DOWN + across * ACROSS))
                 if bias and j == TILES - 1:
-                    rB[j * PIXEL_WORDS + w] = u4(ONE) if ones else rB[j * PIXEL_WORDS + w]
+                    rB[j * PIXEL_WORDS + w] = ONE if ones else rB[j * PIXEL_WORDS + w]
 
     def make_tile(i: int) -> Any:
         take = gradient.take[i]
@@ -124,7 +124,7 @@ def wgrad_kernel(C: int, R: int, S: int, stride: int, E: int, bias: bool, pooled
             mask = cuda.local.array(MASKED, u4)
             rB = cuda.local.array(B_WORDS, u4)
             make_masks(mask, stage, FIRST)
-            load_columns(rB, address, buffer + u4(MOVE), ones)
+            load_columns(rB, address, buffer + MOVE, ones)
             multiply_all(acc, stage, FIRST, mask, rB)
             # The registers take the windows DEPTH steps ahead, which travel while those between are multiplied.
             n, p, q, filter = this if SAME_UNIT else next
@@ -174,7 +174,7 @@ def wgrad_kernel(C: int, R: int, S: int, stride: int, E: int, bias: bool, pooled
             column = 8 * j + g
             r = column // (S * C)
             at = r * WIDTH + column - r * (S * C) if column < CRS else 0
-            address[j] = byte_address_shared(shared) + u4(MARGIN + at) * 4 + u4(share) * (2 * DOWN) + u4(t) * (2 * ACROSS)
+            address[j] = byte_address_shared(shared) + (MARGIN + at) * 4 + share * (2 * DOWN) + t * (2 * ACROSS)
         ones = 8 * (TILES - 1) + g == CRS
         k0 = (cuda.blockIdx.y * WARPS + warp) * OF_WARP
         k = k0 + g * FILTERS
@@ -196,7 +196,7 @@ def wgrad_kernel(C: int, R: int, S: int, stride: int, E: int, bias: bool, pooled
             top, left = row * (2 * ROWS * TURNS * stride) - pad, (segment * (32 * stride) - pad) * C
             fetch(image, x, n, top, left, H, line, number < units)
             p, q = row * (ROWS * TURNS) + share, segment * 16 + t
-            move = u4(buffer) * (4 * BUFFER)
+            move = buffer * (4 * BUFFER)
             turn = turns
             while turn > 0:
                 this = (image_now, p_now, q_now, k)
@@ -262,10 +262,10 @@ def sum_kernel(C: int, R: int, S: int, bias: bool) -> Any:
     return first_sum_kernel
 
 
-def with_walkers(tile: WgradTile, layer: ConvShape, multiprocessors: int) -> WgradTile:
+def with_blocks(tile: WgradTile, layer: ConvShape, multiprocessors: int) -> WgradTile:
     """`tile` with as many blocks as fit on the GPU at a time, no more than there are units."""
     sets = -(-layer.K // (OF_WARP * tile.WARPS))
-    return replace(tile, walkers=min(work(layer, tile.ROWS * tile.TURNS)[0], max(1, tile.resident * multiprocessors // sets)))
+    return replace(tile, blocks=min(work(layer, tile.ROWS * tile.TURNS)[0], max(1, tile.resident * multiprocessors // sets)))
 
 
 def choose(layer: ConvShape, E: int, pooled: bool, multiprocessors: int) -> WgradTile:
@@ -273,7 +273,7 @@ def choose(layer: ConvShape, E: int, pooled: bool, multiprocessors: int) -> Wgra
     WARPS = min(4, -(-layer.K // OF_WARP))
     DEPTH = 1 if E == 2 and not pooled else 2
     TURNS = 4 if work(layer, 4)[0] >= 4 * multiprocessors else 1
-    return with_walkers(WgradTile(WARPS, 1, TURNS, DEPTH, max(1, THREADS // (32 * WARPS))), layer, multiprocessors)
+    return with_blocks(WgradTile(WARPS, 1, TURNS, DEPTH, max(1, THREADS // (32 * WARPS))), layer, multiprocessors)
 
 
 def height(layer: ConvShape, tile: WgradTile) -> int:
@@ -282,15 +282,15 @@ def height(layer: ConvShape, tile: WgradTile) -> int:
     return -(-layer.K // of_block) * of_block
 
 
-def walkers(call: Call) -> int:
+def blocks_of(call: Call) -> int:
     """Blocks that share the units: a tile chosen for a larger batch may have more than there are units here."""
-    return min(call.tile.walkers, work(first_layer(call), call.tile.ROWS * call.tile.TURNS)[0])
+    return min(call.tile.blocks, work(first_layer(call), call.tile.ROWS * call.tile.TURNS)[0])
 
 
 def scratch(call: Call) -> int:
     """Bytes of all blocks' sums."""
     layer = first_layer(call)
-    return 4 * walkers(call) * height(layer, call.tile) * columns(layer, len(call.out_shapes) > 1)
+    return 4 * blocks_of(call) * height(layer, call.tile) * columns(layer, len(call.out_shapes) > 1)
 
 
 def bind(call: Call, E: int) -> list[Launch]:
@@ -298,13 +298,13 @@ def bind(call: Call, E: int) -> list[Launch]:
     layer, tile, pooled, bias = first_layer(call), call.tile, "pool" in call.op, len(call.outs) > 1
     C, R, S, K = layer.C, layer.R, layer.S, layer.K
     units, rows, across = work(layer, tile.ROWS * tile.TURNS)
-    kernel = wgrad_kernel(C, R, S, layer.stride, E, bias, pooled, K % 8 == 0, replace(tile, walkers=0))
+    kernel = wgrad_kernel(C, R, S, layer.stride, E, bias, pooled, K % 8 == 0, replace(tile, blocks=0))
     partials = call.scratch.view(np.float32)
     P, Q = call.in_shapes[1][2:]
     args = (call.ins[0], call.ins[1], call.ins[2] if pooled else call.ins[1], partials)
     numbers = (layer.H, layer.W, K, P, Q, layer.pad, units, rows, across, tile.TURNS)
-    product = Launch(kernel, (walkers(call), -(-K // (OF_WARP * tile.WARPS))), tile.threads, (*args, *map(np.int32, numbers)))
-    sums = (partials, call.outs[0], call.outs[1] if bias else call.outs[0], *map(np.int32, (K, height(layer, tile), walkers(call))))
+    product = Launch(kernel, (blocks_of(call), -(-K // (OF_WARP * tile.WARPS))), tile.threads, (*args, *map(np.int32, numbers)))
+    sums = (partials, call.outs[0], call.outs[1] if bias else call.outs[0], *map(np.int32, (K, height(layer, tile), blocks_of(call))))
     return [product, Launch(sum_kernel(C, R, S, bias), height(layer, tile) * columns(layer, bias) // 32, SUM_THREADS, sums)]
 
 
@@ -315,7 +315,7 @@ def traffic(call: Call, E: int) -> list[Traffic]:
     read, different = image_reads(unit, call.in_shapes[0], layer.P, layer.Q, layer.pad)
     gradient = sum(size(call, "in", at) for at in range(1, len(call.in_shapes)))
     asked = 4 // E * read * -(-layer.K // (OF_WARP * tile.WARPS)) + gradient
-    return [Traffic(asked, scratch(call), 4 // E * different + gradient), once(walkers(call) * outputs(call), outputs(call))]
+    return [Traffic(asked, scratch(call), 4 // E * different + gradient), once(blocks_of(call) * outputs(call), outputs(call))]
 
 
 def implementation(precision: str) -> Impl:
@@ -332,7 +332,7 @@ def implementation(precision: str) -> Impl:
             (ROWS, TURNS, DEPTH, threads) for ROWS, TURNS, threads in ((1, 4, 384), (1, 1, 512), (2, 2, 512), (4, 1, 512)) for DEPTH in (1, 2, 4)
         ]
         tiles = [WgradTile(most, ROWS, TURNS, DEPTH, max(1, threads // (32 * most * ROWS))) for ROWS, TURNS, DEPTH, threads in sizes]
-        return [with_walkers(tile, layer, multiprocessors) for tile in tiles]
+        return [with_blocks(tile, layer, multiprocessors) for tile in tiles]
 
     return Impl(
         bind=lambda call: bind(call, E),

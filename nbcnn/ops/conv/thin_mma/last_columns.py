@@ -1,4 +1,4 @@
-"""What a last layer's backward multiplies with: for every wide pixel, the thin gradients that its taps meet, as columns (r,s,k).
+"""This module makes the operand of a last layer's backward: for every wide pixel, the thin gradients that its taps meet, as columns (r,s,k).
 
     plain    D[m][(r,s,k)] = dy[n, h+r−R/2, w+s−R/2, k]
     folded   D[m][(r,s,k)] = Σ dy[n, 2h+r−1+i, 2w+s−1+j, k] over i, j ∈ {0,1}     (behind an upsampling, R = 3)
@@ -16,9 +16,9 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
-from nbcnn.gpu.language import cuda, f4, i8, jit, types, u4
+from nbcnn.gpu.language import cuda, f4, i8, jit, types
 from nbcnn.ops.conv.thin_mma.last_shape import COLUMNS, LastLayer, word_elements
-from nbcnn.ops.kernel.loops import power_of_two, split_pixel, unrolled
+from nbcnn.ops.kernel.loops import power_of_two, split_pixel, unrolled, within
 from nbcnn.ops.kernel.traffic import windows
 from nbcnn.ops.ptx.cp_async import cp_async_16, cp_async_commit
 from nbcnn.ops.ptx.cvt import bf16_low, bf16x2, bits_float, float_bits, tf32
@@ -161,12 +161,12 @@ def columns_of(E: int, R: int, K: int, F: int, PX: int, threads: int, by_pixel: 
                     for s in range(SIDE):
                         p, q = p0 + r, q0 + s
                         # As unsigned numbers, negative coordinates lie beyond any extent.
-                        inside = (u4(p) < u4(rows)) & (u4(q) < u4(columns)) & (m < M)
+                        inside = within(p, rows) & within(q, columns) & (m < M)
                         cells[r * SIDE + s] = value(dy, ((n * rows + p) * columns + q) * TAPS_K + k, inside)
                 place = pixel
                 if SPREAD:
                     place = (pixel & -8) | ((pixel & 1) << 2) | ((pixel >> 1) & 3)
-                at = to + u4(place) * TILE_AT + u4(k) * TILE_COLUMN
+                at = to + place * TILE_AT + k * TILE_COLUMN
                 for r in range(R):
                     for s in range(R):
                         c = cells[r * SIDE + s]
@@ -193,8 +193,8 @@ def fetch_of(E: int, threads: int) -> Any:
     def fetch(to, x, m, M, C, channel):
         for v in range(SLOTS):
             pixel = m + (8 * (v // 2) + v % 2)
-            wanted = u4(16) if (pixel < M) & (channel < C) else u4(0)
-            cp_async_16(to + u4(v * NEXT), x + u8(i8(pixel * C + channel) * BYTES), wanted)
+            wanted = 16 if (pixel < M) & (channel < C) else 0
+            cp_async_16(to + v * NEXT, x + u8(i8(pixel * C + channel) * BYTES), wanted)
         cp_async_commit()
 
     return fetch

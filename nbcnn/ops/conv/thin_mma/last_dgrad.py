@@ -65,7 +65,7 @@ def dgrad_kernel(E: int, R: int, K: int, F: int, masked: bool, CW: int, PW: int,
         if E == 2:
             word = bf16x2(low, high)
             if masked:
-                word &= greater_bf16x2(kept[0], u4(0))
+                word &= greater_bf16x2(kept[0], 0)
             return word, u4(0)
         if masked:
             low = low if bits_float(kept[0]) > 0.0 else 0.0
@@ -98,7 +98,7 @@ def dgrad_kernel(E: int, R: int, K: int, F: int, masked: bool, CW: int, PW: int,
         channel = block * (32 * E) + g * GROUP
         chunk = cuda.blockIdx.x
         stride = cuda.gridDim.x * PX
-        slots = base + 2 * BUFFER + u4(tid) * 16
+        slots = base + 2 * BUFFER + tid * 16
         read, write = slots, slots + AHEAD * STAGE
         # Where the next step to fetch begins for this thread, and how many of the chunk's steps are left.
         ahead, left = chunk * PX + down * OF_WARP + 2 * t, STEPS
@@ -112,13 +112,13 @@ def dgrad_kernel(E: int, R: int, K: int, F: int, masked: bool, CW: int, PW: int,
         # Columns beyond the last tap are multiplied too, so they must hold zeros.
         i = tid
         while i < QUADS:
-            store_words_4(base + u4(i) * 16, 0, 0, 0, 0)
+            store_words_4(base + i * 16, 0, 0, 0, 0)
             i += THREADS
         cuda.syncthreads()
         build(base, dy, chunk * PX, M, H, W, nothing)
         cuda.syncthreads()
-        half = u4(0)
-        row = (u4(down) * OF_WARP + (lane & 7)) * PITCH + u4(lane >> 3) * 16
+        half = 0
+        row = (down * OF_WARP + (lane & 7)) * PITCH + (lane >> 3) * 16
         while chunk < chunks:
             following = chunk + cuda.gridDim.x
             if following < chunks:

@@ -26,7 +26,7 @@ from nbcnn.ops.activations.relu import relu
 from nbcnn.ops.conv.thin.up import REACH
 from nbcnn.ops.conv.thin_mma.last_shape import LastLayer, last_layer, pack_columns_by_channels, refusal, word_elements
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks
-from nbcnn.ops.kernel.loops import split_pixel, unrolled
+from nbcnn.ops.kernel.loops import split_pixel, unrolled, within
 from nbcnn.ops.kernel.reduce import THREADS, add_partials, block_sum, f8
 from nbcnn.ops.kernel.stored import scalar_io
 from nbcnn.ops.kernel.traffic import Traffic, once, size
@@ -84,7 +84,7 @@ def _steps(layer: LastLayer, precision: str) -> int:
 
 
 def too_large(call: Call, precision: str) -> str | None:
-    """As `refusal`, and what shared memory cannot hold is refused too."""
+    """What `refusal` says, or that shared memory cannot hold the tile."""
     said = refusal(call, precision)
     if said is None and shared_bytes(last_layer(call), precision, 2) > gpu.shared_of_block():
         layer, limit = last_layer(call), gpu.shared_of_block() // 1024
@@ -112,11 +112,11 @@ def _make_part(R: int, K: int, F: int, down: tuple[int, int, tuple[int, ...]], a
     @jit(device=True)
     def part(out, sums, spot, i, j, H, W, ring):
         # As unsigned numbers, negative coordinates lie beyond any extent.
-        inside = (u4(i + dh) < u4(H)) & (u4(j + dw) < u4(W))
+        inside = within(i + dh, H) & within(j + dw, W)
         at = spot + dh * W + dw
         at = at + ring if at < 0 else at
         at = at - ring if at >= ring else at
-        value = bits_float(load_words_1(sums + u4(TAP * ring + at) * 4))
+        value = bits_float(load_words_1(sums + (TAP * ring + at) * 4))
         # A place outside the image may hold anything, NaN too.
         value = value if inside else 0.0
         out[FIRST] += value
@@ -148,8 +148,8 @@ def fprop_kernel(E: int, R: int, K: int, F: int, biased: bool, after: str, kind:
     def fetch(to, x, m, last, C, channel):
         for j in range(GROUPS):
             pixel = m + 8 * j
-            wanted = u4(16) if (pixel < last) & (channel < C) else u4(0)
-            cp_async_16(to + u4(j * SLOT), x + u8(i8(pixel * C + channel) * BYTES), wanted)
+            wanted = 16 if (pixel < last) & (channel < C) else 0
+            cp_async_16(to + j * SLOT, x + u8(i8(pixel * C + channel) * BYTES), wanted)
         cp_async_commit()
 
     @jit(launch_bounds=(THREADS, resident))
@@ -177,8 +177,8 @@ def fprop_kernel(E: int, R: int, K: int, F: int, biased: bool, after: str, kind:
         # No tap crosses from one image into another.
         first = max(m0 - around, m0 - m0 % image)
         last = min(m1 + around, (m1 - 1) // image * image + image)
-        slots = base + u4(steps) * (4 * STEP_WORDS) + u4(tid) * 16
-        parts = base + u4(steps) * (4 * STEP_WORDS) + RING
+        slots = base + steps * (4 * STEP_WORDS) + tid * 16
+        parts = base + steps * (4 * STEP_WORDS) + RING
         read, write = slots, slots + AHEAD * STAGE
         channel0 = t * CHANNELS
         # Where the next step to fetch begins for this thread.
@@ -191,7 +191,7 @@ def fprop_kernel(E: int, R: int, K: int, F: int, biased: bool, after: str, kind:
         i = tid
         while i < steps * (STEP_WORDS // 4):
             w = load_4_words(packed, i8(i) * 16, 1)
-            store_words_4(base + u4(i) * 16, w[0], w[1], w[2], w[3])
+            store_words_4(base + i * 16, w[0], w[1], w[2], w[3])
             i += THREADS
         cuda.syncthreads()
         squares = f8(0)
@@ -200,7 +200,7 @@ def fprop_kernel(E: int, R: int, K: int, F: int, biased: bool, after: str, kind:
         while begin < last:
             for j in range(SUMS):
                 acc[j] = 0.0
-            filters, step = base + u4(lane) * 16, 0
+            filters, step = base + lane * 16, 0
             while step < steps:
                 wait()
                 for j in range(GROUPS):
@@ -233,7 +233,7 @@ def fprop_kernel(E: int, R: int, K: int, F: int, biased: bool, after: str, kind:
                     for half in range(2):
                         column, e = 16 * tile + 8 * half + g, 4 * (2 * j + tile) + 2 * half
                         if column < GN:
-                            at = parts + u4(column * ring + spot + 2 * t) * 4
+                            at = parts + (column * ring + spot + 2 * t) * 4
                             store_words_2(at, float_bits(acc[e]), float_bits(acc[e + 1]))
             begin += PIXELS
             place += PIXELS
@@ -249,7 +249,7 @@ def fprop_kernel(E: int, R: int, K: int, F: int, biased: bool, after: str, kind:
                 for o in range(OUTPUTS):
                     out[o] = 0.0
                 spot = (m - first) % ring
-                collect(out, parts + u4(k * ring) * 4, spot, h, w_, H, W, ring)
+                collect(out, parts + k * ring * 4, spot, h, w_, H, W, ring)
                 b = bias[k] if biased else 0.0
                 for r in range(F):
                     row = ((n * H + h) * F + r) * (W * F) + F * w_

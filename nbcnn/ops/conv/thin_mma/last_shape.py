@@ -1,4 +1,4 @@
-"""What the kernels of a last layer share: their view of a call, its refusals, how filters are packed into fragments.
+"""This module has what the kernels of a last layer share: their view of a call, its refusals, how filters are packed into fragments.
 
 `E` is the number of elements in a 32-bit word, 2 of bfloat16 or 1 of tf32. All sizes below are in words or in 16 bytes, what one
 thread moves at once, and so the two precisions differ only in E: an m16n8 product takes 8·E of GK, a thread's load holds 4·E channels.

@@ -92,7 +92,7 @@ def partial_kernel(E: int, R: int, K: int, F: int, bias: bool, CW: int, PW: int,
         channel = first + g * GROUP
         chunk = cuda.blockIdx.x
         stride = cuda.gridDim.x * PX
-        slots = base + 2 * BUFFER + u4(tid) * 16
+        slots = base + 2 * BUFFER + tid * 16
         read, write = slots, slots + AHEAD * STAGE
         # Where the next step to fetch begins for this thread, and how many of the chunk's steps are left.
         ahead, left = chunk * PX + down * OF_WARP + 2 * t, STEPS
@@ -102,14 +102,14 @@ def partial_kernel(E: int, R: int, K: int, F: int, bias: bool, CW: int, PW: int,
         # Rows beyond the last column are multiplied too; what they give is not stored, but must not trap as NaN in a sum.
         i = tid
         while i < QUADS:
-            store_words_4(base + u4(i) * 16, 0, 0, 0, 0)
+            store_words_4(base + i * 16, 0, 0, 0, 0)
             i += THREADS
         cuda.syncthreads()
         build(base, dy, chunk * PX, M, H, W, total)
         cuda.syncthreads()
-        half = u4(0)
+        half = 0
         # Matrices of A: eight columns, the next eight, and both again four words further.
-        row_at = u4(lane & 15) * PITCH + u4(lane >> 4) * 16 + u4(down) * (OF_WARP * 4 // E)
+        row_at = (lane & 15) * PITCH + (lane >> 4) * 16 + down * (OF_WARP * 4 // E)
         while chunk < chunks:
             following = chunk + cuda.gridDim.x
             if following < chunks:
@@ -147,10 +147,10 @@ def partial_kernel(E: int, R: int, K: int, F: int, bias: bool, CW: int, PW: int,
         wait_all()
         cuda.syncthreads()
         # Warps of the same channels leave their sums in shared memory; the first of them adds, in order.
-        mine = base + u4(across * 32 + lane) * 4
+        mine = base + (across * 32 + lane) * 4
         if down > 0:
             for j in range(SUMS):
-                store_words_1(mine + u4((down - 1) * SUMS + j) * (4 * BESIDE), float_bits(acc[j]))
+                store_words_1(mine + ((down - 1) * SUMS + j) * (4 * BESIDE), float_bits(acc[j]))
         cuda.syncthreads()
         begin = i8(cuda.blockIdx.x) * row
         if down == 0:
@@ -170,12 +170,12 @@ def partial_kernel(E: int, R: int, K: int, F: int, bias: bool, CW: int, PW: int,
             for j in range(TASKS):
                 value = warp_sum(total[j])
                 if lane == 0:
-                    store_words_1(base + u4(j * (THREADS // 32) + warp) * 4, float_bits(value))
+                    store_words_1(base + (j * (THREADS // 32) + warp) * 4, float_bits(value))
             cuda.syncthreads()
             if tid < K:
                 value = 0.0
                 for j in range(SHARE):
-                    value += bits_float(load_words_1(base + u4(tid * SHARE + j) * 4))
+                    value += bits_float(load_words_1(base + (tid * SHARE + j) * 4))
                 partial[begin + i8(GN * C + tid)] = value
 
     return last_partial_kernel

@@ -140,13 +140,13 @@ def _bind_patches(call: Call, g: Correlation, kind: Kind) -> Launch:
     step, square = g.stride, (ROW_BYTES // kind.result, patch.SQUARE, patch.SQUARE, 1)
 
     def source(u: int, v: int) -> np.ndarray:
-        """Of the source, the lines and columns that meet the taps u, u + stride, … × v, v + stride, …"""
+        """The map of the source's lines and columns that meet the taps u, u + stride, … × v, v + stride, …"""
         first = ((u - g.top) % step * g.W + (v - g.left) % step) * g.C
         shape, strides = (g.C, g.W // step, g.H // step, g.N), (step * g.C, step * g.W * g.C, g.H * g.W * g.C)
         return tensor_maps.encode_tiled(call.ins[0], shape, (kind.channels, PW, PH, tile.TN), first=first, strides=strides)
 
     def output(array: Any, r: int, s: int, apart: int) -> np.ndarray:
-        """Of images, every `apart`-th pixel from (r, s) on, in squares."""
+        """The map of every `apart`-th pixel of images from (r, s) on, in squares."""
         line = apart * g.Q * g.K
         strides = (apart * g.K, apart * line, apart * g.P * line)
         return tensor_maps.encode_tiled(array, (g.K, g.Q, g.P, g.N), square, first=r * line + s * g.K, strides=strides)

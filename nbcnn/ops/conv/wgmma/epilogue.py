@@ -1,4 +1,4 @@
-"""What becomes of a tile's sums: bias, ReLU and rounding in registers, then by way of shared memory to global memory, 16 bytes a thread.
+"""This module is the epilogue of a tile's sums: bias, ReLU and rounding in registers, then stores through shared memory, 16 bytes a thread.
 
 The way through shared memory turns the fragments that a warp holds (2 columns of 8 rows each) into whole rows; and pooling, masks and
 interleaving are plain work on rows. `words` below are 16 bytes of a row: 8 bfloat16 or 4 float32.
@@ -71,8 +71,8 @@ def moves(kind_name: str) -> tuple[Any, Any, Any]:
 
         @jit(device=True)
         def keep_halves(word, x):
-            low = word & 0xFFFF if bf16_low(x) > 0.0 else u4(0)
-            high = word & 0xFFFF0000 if bf16_high(x) > 0.0 else u4(0)
+            low = word & 0xFFFF if bf16_low(x) > 0.0 else 0
+            high = word & 0xFFFF0000 if bf16_high(x) > 0.0 else 0
             return low | high
 
         return load_bf16x8_if, keep_halves, store_bf16x8
@@ -84,7 +84,7 @@ def moves(kind_name: str) -> tuple[Any, Any, Any]:
 
     @jit(device=True)
     def keep(word, x):
-        return u4(word) if bits_float(x) > 0.0 else u4(0)
+        return word if bits_float(x) > 0.0 else 0
 
     @jit(device=True)
     def store(y, at, a, b, c, d):
@@ -157,10 +157,10 @@ def largest_of_four(kind_name: str) -> Any:
 
         @jit(device=True)
         def run(words, q):
-            best, argmax = words[q], u4(0)
+            best, argmax = words[q], 0
             for i in range(1, 4):
                 if words[4 * i + q] > best:
-                    best, argmax = words[4 * i + q], u4(i)
+                    best, argmax = words[4 * i + q], i
             return best, argmax
 
     return run
@@ -182,7 +182,7 @@ def store_largest(kind_name: str) -> Any:
         w2, a2 = largest(words, 2)
         w3, a3 = largest(words, 3)
         store(y, at, w0, w1, w2, w3)
-        argmax = u4(a0 | a1 << BITS | a2 << 2 * BITS | a3 << 3 * BITS)
+        argmax = a0 | a1 << BITS | a2 << 2 * BITS | a3 << 3 * BITS
         index[at >> 2] = argmax & 0xFF
         if EIGHT:
             index[(at >> 2) + 1] = argmax >> 8

@@ -1,4 +1,4 @@
-"""What becomes of a warpgroup's sums in the patch kernel: mask or ReLU, rounding, and out through shared memory.
+"""This module is the epilogue of the patch kernel, a warpgroup at a time: mask or ReLU, rounding, and stores through shared memory.
 
 The stage holds squares (64 pixels) of 64 bfloat16 or 32 float32 channels, rows of 128 bytes, swizzled: 16 bytes c of row i lie at c ^ (i mod 8).
 TMA stores a square at a time, and leaves out what is outside the images. The mask comes the same way: TMA loads x to where the results will be.
@@ -33,8 +33,8 @@ def put_fragments(tile: PatchTile, kind_name: str, mask: bool) -> Any:
     @jit(device=True)
     def run(acc, floor, stage, warp, lane):
         row = (warp & 3) * 16 + (lane >> 2)
-        swizzle = u4(lane >> 2)
-        pair = u4(lane & 3)
+        swizzle = lane >> 2
+        pair = lane & 3
         for half in range(HALVES):
             for j in range(EIGHTS):
                 if BF16:
@@ -87,8 +87,8 @@ def store_pooled(tile: PatchTile, kind_name: str) -> Any:
             ph, pw = pooled >> 2, pooled & 3
             here = stage + ((half * COLUMNS + (chunk >> 3)) * BLOCK_BYTES + (ph * 16 + pw * 2) * ROW_BYTES)
             # Rows 16·ph + 2·pw and the next are 2·pw and 2·pw + 1 modulo 8, eight rows further down the same.
-            even = here + (u4((chunk & 7) ^ (pw * 2)) << 4)
-            odd = here + ROW_BYTES + (u4((chunk & 7) ^ (pw * 2 + 1)) << 4)
+            even = here + (((chunk & 7) ^ (pw * 2)) << 4)
+            odd = here + ROW_BYTES + (((chunk & 7) ^ (pw * 2 + 1)) << 4)
             words[0], words[1], words[2], words[3] = load_words_4(even)
             words[4], words[5], words[6], words[7] = load_words_4(odd)
             words[8], words[9], words[10], words[11] = load_words_4(even + 8 * ROW_BYTES)

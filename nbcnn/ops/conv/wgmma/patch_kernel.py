@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, f4, jit, types, u4
+from nbcnn.gpu.language import cuda, f4, jit, types
 from nbcnn.ops.conv.wgmma.patch import SQUARE, PatchTile, Window, patch_bytes, patch_extent, patch_load, stage_bytes
 from nbcnn.ops.conv.wgmma.patch_epilogue import BLOCK_BYTES, put_fragments, store_pooled
 from nbcnn.ops.conv.wgmma.ring import aligned, claim_stage, init_ring, next_stage
@@ -191,8 +191,8 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, finish: str) -
             in_group = t & WARPGROUP - 1
             results = patches + RESULTS + group * MINE
             square = group * HALVES
-            rows0 = u4(square_rows(square) * ROW_BYTES)
-            rows1 = u4(square_rows(square + SECOND) * ROW_BYTES)
+            rows0 = square_rows(square) * ROW_BYTES
+            rows1 = square_rows(square + SECOND) * ROW_BYTES
             mask_parity = 0
             steps = C // CHANNELS * SOURCES
             if in_group == 0 and not POOL:
@@ -230,10 +230,10 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, finish: str) -
                     mbarrier_wait(patch_full + patch * 8, patch_parity)
                     start = patches + patch * PATCH
                     tap = 0
-                    line = u4(0)
+                    line = 0
                     while tap < R * S:
-                        s = u4(0)
-                        while s < u4(S * ROW_BYTES):
+                        s = 0
+                        while s < S * ROW_BYTES:
                             mbarrier_wait(full + stage * 8, parity)
                             at = start + (line + s)
                             multiply(acc, at + rows0, at + rows1, ring + stage * FILTERS)
@@ -245,7 +245,7 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, finish: str) -
                                     mbarrier_arrive(patch_empty + (patch ^ 1) * 8)
                             previous = stage
                             stage, parity = next_filters(stage, parity)
-                            s += u4(ROW_BYTES)
+                            s += ROW_BYTES
                             tap += 1
                         line += PW * ROW_BYTES
                     patch, patch_parity = next_patch(patch, patch_parity)

@@ -104,7 +104,7 @@ def consumer(multiply: Any, sums: int, stages: int, stage_bytes: int, b_offset: 
 
 @cache
 def promoting_consumer(multiply: Any, sums: int, stages: int, stage_bytes: int, b_offset: int) -> Any:
-    """As `consumer`, for products of float32: the sums leave the tensor cores after each step, and are added where additions round.
+    """`consumer` for products of float32: the sums leave the tensor cores after each step, and are added where additions round.
 
     Tensor cores cut off what falls below a sum's last bit, always towards zero: over thousands of products that shows in float32.
     Meanwhile another warpgroup multiplies.

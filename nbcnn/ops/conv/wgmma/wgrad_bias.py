@@ -58,6 +58,8 @@ def add_pixels(tile: PixelTile, columns: int) -> Any:
 
     @jit(device=True)
     def run(sums, at, lane, wanted0, wanted1):
+        # Bits of pixels: unsigned, whatever made them.
+        wanted0, wanted1 = u4(wanted0), u4(wanted1)
         chunk, team = lane, 0
         if TEAMS > 1:
             chunk, team = lane & CHUNKS - 1, lane >> LOG_CHUNKS
@@ -68,10 +70,10 @@ def add_pixels(tile: PixelTile, columns: int) -> Any:
             base_one = (team & 1) * 32 - 1
             base_other = base_one
             if TEAMS == 4:
-                mine &= u4(0xFFFF0000) if team >= 2 else u4(0x0000FFFF)
+                mine &= u4(0xFFFF0000) if team >= 2 else 0x0000FFFF
             one, other = mine & 0x00FF00FF, mine & 0xFF00FF00
         if chunk >= CHUNKS:
-            one, other = u4(0), u4(0)
+            one, other = 0, 0
         start = at + (chunk >> 3) * PANEL_BYTES
         inside = chunk & 7
         # Eight reads are under way at a time, found along two independent chains.
@@ -168,11 +170,11 @@ def summer(tile: PixelTile, shifted: bool) -> Any:
                 if shifted:
                     _, p0, q0 = split_pixel(step * BK + lane, P, Q)
                     _, p1, q1 = split_pixel(step * BK + 32 + lane, P, Q)
-                    rows0, columns0 = u4(cuda.ballot_sync(_ALL, p0 & 1)), u4(cuda.ballot_sync(_ALL, q0 & 1))
-                    rows1, columns1 = u4(cuda.ballot_sync(_ALL, p1 & 1)), u4(cuda.ballot_sync(_ALL, q1 & 1))
+                    rows0, columns0 = cuda.ballot_sync(_ALL, p0 & 1), cuda.ballot_sync(_ALL, q0 & 1)
+                    rows1, columns1 = cuda.ballot_sync(_ALL, p1 & 1), cuda.ballot_sync(_ALL, q1 & 1)
                     add(sums, here, lane, (rows0 ^ rows) & (columns0 ^ columns), (rows1 ^ rows) & (columns1 ^ columns))
                 else:
-                    add(sums, here, lane, u4(_ALL), u4(_ALL))
+                    add(sums, here, lane, -1, -1)
                 due += period
             cuda.syncwarp()
             if lane == 0:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from functools import cache, partial
 from typing import Any
 
-from nbcnn.gpu.language import cuda, f4, i4, i8, jit, types, u4
+from nbcnn.gpu.language import cuda, f4, i4, i8, jit, types
 from nbcnn.ops.conv.wgmma.ring import aligned, claim_stage, init_ring, next_stage, promoting_consumer
 from nbcnn.ops.conv.wgmma.ring import consumer as ring_consumer
 from nbcnn.ops.conv.wgmma.tile import WARPGROUP
@@ -210,7 +210,7 @@ def pixel_product(tile: PixelTile, bias: str) -> Any:
             if STATIONARY and not TRANSPOSED and beside >= 0:
                 m = m0 + (beside & 31) * 8
                 at = i8(z * column_tiles + column_tile) * M + m if m < M else i8(-1)
-                add_up(partials_b, ring, full, empty, meeting, beside, first, last, first + column_tile, column_tiles, u4(0), u4(0), P, Q, at)
+                add_up(partials_b, ring, full, empty, meeting, beside, first, last, first + column_tile, column_tiles, 0, 0, P, Q, at)
             if SHIFTED and not TRANSPOSED and beside >= 0:
                 chunk = beside & CHUNK_BITS
                 panel = panel0 + (chunk >> 3)
@@ -218,8 +218,8 @@ def pixel_product(tile: PixelTile, bias: str) -> Any:
                 c = c0 + (chunk & 7) * 8
                 at = i8(z * (R * S) + r * S + s) * C + c if row_tile == 0 and panel < panels and c < C else i8(-1)
                 # Odd taps want even pixels; even taps want pixels as odd or even as the last.
-                rows = u4(0) if r & 1 == 0 and P & 1 == 0 else u4(0xFFFFFFFF)
-                columns = u4(0) if s & 1 == 0 and Q & 1 == 0 else u4(0xFFFFFFFF)
+                rows = 0 if r & 1 == 0 and P & 1 == 0 else -1
+                columns = 0 if s & 1 == 0 and Q & 1 == 0 else -1
                 due = first if row_tile == 0 else last
                 add_up(partials_b, ring, full, empty, meeting, beside, first, last, due, 1, rows, columns, P, Q, at)
             return

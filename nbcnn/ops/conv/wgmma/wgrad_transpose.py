@@ -15,7 +15,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from nbcnn.gpu.language import cuda, f4, i8, jit, u4
+from nbcnn.gpu.language import cuda, f4, i8, jit
 from nbcnn.ops.conv.wgmma.ring import next_stage
 from nbcnn.ops.conv.wgmma.wgrad_place import panel_place
 from nbcnn.ops.conv.wgmma.wgrad_tile import HELPERS, PixelTile
@@ -61,7 +61,7 @@ def _add_eight(first: int) -> Any:
 
     @jit(device=True)
     def run(values, wanted):
-        eight = u4(wanted) >> FIRST & 0xFF
+        eight = wanted >> FIRST & 0xFF
         # Where an even number of columns makes every other pixel wanted, or none, this is short.
         if eight == 0x55:
             return (values[FIRST] + values[FIRST + 2]) + (values[FIRST + 4] + values[FIRST + 6])
@@ -99,7 +99,7 @@ def _transpose_share(tile: PixelTile, bias: str, i: int) -> Any:
         # Odd taps want even pixels; even taps want pixels as odd or even as the last.
         rows = odd_rows if r & 1 == 0 and P & 1 == 0 else ~odd_rows
         columns = odd_columns if s & 1 == 0 and Q & 1 == 0 else ~odd_columns
-        return u4(rows & columns)
+        return rows & columns
 
     @jit(device=True)
     def run(sums, here, lane, warp, due, panel0, panels, C, P, Q, S, odd_rows, odd_columns):
@@ -108,7 +108,7 @@ def _transpose_share(tile: PixelTile, bias: str, i: int) -> Any:
         if panel < PANELS:
             transpose(values, here + panel * PANEL_BYTES, lane)
             if STATIONARY and panel < PANELS_A and due:
-                sums[SHARE] += add_pixels(values, u4(_ALL))
+                sums[SHARE] += add_pixels(values, -1)
             if SHIFTED and panel >= PANELS_A and due:
                 r, s, _ = place(panel0 + panel - PANELS_A, panels, C, S)
                 sums[SHARE] += add_pixels(values, wanted_of(r, s, P, Q, odd_rows, odd_columns))
@@ -159,13 +159,13 @@ def transposer(tile: PixelTile, bias: str) -> Any:
         next_due = first + column_tile
         stage, parity, step = 0, 0, first
         while step < last:
-            odd_rows, odd_columns, due = u4(0), u4(0), row_tile == 0
+            odd_rows, odd_columns, due = 0, 0, row_tile == 0
             if STATIONARY:
                 due = step == next_due
                 next_due = next_due + column_tiles if due else next_due
             if SHIFTED:
                 _, p, q = split_pixel(step * BK + lane, P, Q)
-                odd_rows, odd_columns = u4(cuda.ballot_sync(_ALL, p & 1)), u4(cuda.ballot_sync(_ALL, q & 1))
+                odd_rows, odd_columns = cuda.ballot_sync(_ALL, p & 1), cuda.ballot_sync(_ALL, q & 1)
             mbarrier_wait(full + stage * 8, parity)
             transpose(sums, ring + stage * STAGE, lane, warp, due, panel0, panels, C, P, Q, S, odd_rows, odd_columns)
             # What this warp wrote must be seen by wgmma, which reads past the ordinary path.

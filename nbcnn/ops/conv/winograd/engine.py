@@ -91,7 +91,7 @@ def supports(call: Call) -> str | None:
 
 
 def tile(call: Call, multiprocessors: int) -> WinogradTile:
-    """As many images at a time as `BYTES` hold the Winograd-domain values of; large blocks, and parts of the tiles so that a wave is full."""
+    """The tile: as many images at a time as `BYTES` hold the Winograd-domain values of; large blocks; parts of the tiles so that a wave is full."""
     c = shape_of(call)
     images = max(1, min(c.N, BYTES // (4 * VALUES * (c.H * c.W // 4) * max(c.C, c.K))))
     columns = c.C if "dgrad" in call.op else c.K

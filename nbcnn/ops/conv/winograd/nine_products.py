@@ -42,7 +42,7 @@ def supports(call: Call) -> str | None:
 
 
 def tile(call: Call, multiprocessors: int) -> WinogradTile:
-    """As many images at a time as `BYTES` hold the transformed values of; large blocks."""
+    """The tile: as many images at a time as `BYTES` hold the transformed values of; large blocks."""
     (N, C, H, W), K = call.in_shapes[0], call.in_shapes[1][0]
     images = max(1, min(N, BYTES // (4 * VALUES * H * W * max(C, K))))
     return WinogradTile(images, 128, 128, 8, 8) if K > 64 else WinogradTile(images, 64, 64, 8, 4)

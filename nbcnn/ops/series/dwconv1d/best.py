@@ -25,7 +25,7 @@ from nbcnn.ops.series.dwconv1d.boxes import Boxes
 from nbcnn.ops.series.dwconv1d.results import put_results, store_rows
 from nbcnn.ops.series.dwconv1d.segments import Segments
 from nbcnn.ops.series.dwconv1d.series import Correlation, of_images, supports
-from nbcnn.ops.series.dwconv1d.sliding import MOST_SEGMENTS, OVERRUN, OWN, ROWS, Sliding, choose, odd_quads, slide, stage_rows
+from nbcnn.ops.series.dwconv1d.sliding import MOST_SEGMENTS, OVERRUN, RESULTS, ROWS, Sliding, choose, odd_quads, slide, stage_rows
 from nbcnn.ops.series.dwconv1d.staging import fill_filter, quads, row_loads, shift_of
 from nbcnn.ops.series.dwconv1d.whole import Whole
 
@@ -58,9 +58,9 @@ def kernel_for(tile: Sliding, shift: int, vector: bool, flipped: bool, skip: boo
         c = cuda.blockIdx.x - rest * C
         batch = rest // tiles
         part0, n0 = (rest - batch * tiles) * PACK, batch * SERIES
-        begin = part0 * TILE + OWN * warp
-        acc = cuda.local.array(OWN, f4)
-        for m in range(OWN):
+        begin = part0 * TILE + RESULTS * warp
+        acc = cuda.local.array(RESULTS, f4)
+        for m in range(RESULTS):
             acc[m] = 0.0
         i0 = 0
         while i0 < T:
@@ -69,11 +69,11 @@ def kernel_for(tile: Sliding, shift: int, vector: bool, flipped: bool, skip: boo
             stage(shared, taps, pitch, source, n0, part0, i0 - left - shift, TILE + 4 + count, N, C, c, L, warp, lane)
             cuda.syncthreads()
             # Taps that meet a series in any of the warp's rows: not before the last tile's start, nor beyond the first tile's end.
-            first = max(0, left - i0 - begin - ((PACK - 1) * TILE + OWN - 1)) & -4
-            run(acc, shared, 0, taps + lane * pitch + OWN * warp, first, min(count, L + left - begin - i0))
+            first = max(0, left - i0 - begin - ((PACK - 1) * TILE + RESULTS - 1)) & -4
+            run(acc, shared, 0, taps + lane * pitch + RESULTS * warp, first, min(count, L + left - begin - i0))
             cuda.syncthreads()
             i0 += taps
-        put_results(acc, shared, taps + lane * pitch + OWN * warp)
+        put_results(acc, shared, taps + lane * pitch + RESULTS * warp)
         cuda.syncthreads()
         store(shared, taps, pitch, out, n0, part0, N, C, c, L, tid)
 
@@ -87,7 +87,7 @@ def staged(g: Correlation, tile: Sliding) -> tuple[int, int, int]:
     return taps, pitch, 4 * (taps + ROWS * pitch)
 
 
-OTHERS: dict[type, Any] = {Whole: whole, Boxes: boxes, Segments: segments}
+MODULES: dict[type, Any] = {Whole: whole, Boxes: boxes, Segments: segments}
 """Modules that bind the tiles which are not of this file."""
 Tile = Sliding | Whole | Boxes | Segments
 
@@ -107,12 +107,12 @@ def candidates(call: Call, multiprocessors: int) -> list[Tile]:
     made: list[Tile] = []
     last: list[Tile] = []
     if by_tma(call):
-        first, others = boxes.tiles(g, multiprocessors, boxes.WARPS, (boxes.ENOUGH, boxes.RESIDENT))
+        first, others = boxes.tiles(g, multiprocessors, boxes.WARPS, (boxes.BUSY_BLOCKS, boxes.RESIDENT))
         made, last = [*first], [*others]
         if segments.fits(g):
             made.append(segments.choose(g, multiprocessors, segments.WARPS, segments.RESIDENT))
     chosen = choose(g)
-    sliding = [chosen, *(Sliding(count, chosen.pack) for count in range(1, min(MOST_SEGMENTS, -(-g.L // OWN)) + 1))]
+    sliding = [chosen, *(Sliding(count, chosen.pack) for count in range(1, min(MOST_SEGMENTS, -(-g.L // RESULTS)) + 1))]
     if not whole.fits(g):
         return list(dict.fromkeys([*made, *sliding, *last]))
     own = whole.choose(g, multiprocessors, whole.WARPS, whole.resident(g.L))
@@ -123,7 +123,7 @@ def candidates(call: Call, multiprocessors: int) -> list[Tile]:
 def bind(call: Call) -> list[Launch]:
     """One launch: y from x, or dx from dy."""
     g, chosen = of_images(call), call.tile
-    other = OTHERS.get(type(chosen))
+    other = MODULES.get(type(chosen))
     if other:
         return other.bind(call, g)
     taps, pitch, nbytes = staged(g, chosen)
@@ -144,7 +144,7 @@ def series_loads(g: Correlation, tile: Sliding) -> int:
 def traffic(call: Call) -> list[Traffic]:
     """The source with a halo a tile, the filter once a block, out once."""
     g, one, chosen = of_images(call), element(call), call.tile
-    other = OTHERS.get(type(chosen))
+    other = MODULES.get(type(chosen))
     if other:
         return other.traffic(call, g)
     filters = 4 * g.C * (g.T + g.skip)

@@ -24,15 +24,15 @@ from nbcnn.ops.series.dwconv1d.boxes import Boxes
 from nbcnn.ops.series.dwconv1d.results import put_results, store_rows
 from nbcnn.ops.series.dwconv1d.segments import Segments
 from nbcnn.ops.series.dwconv1d.series import Correlation, of_backward, of_gradient, supports
-from nbcnn.ops.series.dwconv1d.sliding import MOST_SEGMENTS, OVERRUN, OWN, ROWS, Sliding, choose, odd_quads, slide, stage_rows
+from nbcnn.ops.series.dwconv1d.sliding import MOST_SEGMENTS, OVERRUN, RESULTS, ROWS, Sliding, choose, odd_quads, slide, stage_rows
 from nbcnn.ops.series.dwconv1d.staging import fill_filter, quads, row_loads, shift_of
 from nbcnn.ops.series.dwconv1d.whole import Whole
 
 RESIDENT = 768
 """Threads that a multiprocessor is to hold: up to 80 registers each."""
-FUSED_TAPS = OWN * MOST_SEGMENTS
+FUSED_TAPS = RESULTS * MOST_SEGMENTS
 """The longest filter whose gradients one kernel makes."""
-APART = OWN + 1
+APART = RESULTS + 1
 """Places between the sums of two lanes: an odd number, so that they lie in different banks."""
 
 
@@ -56,9 +56,9 @@ class Form:
 @functools.cache
 def kernel_for(tile: Sliding, form: Form, kind: str, out_kind: str) -> Any:
     """The kernel of the partial sums, and of dx if `form` says so; x and dy are stored as `kind`, dx as `out_kind`."""
-    SEGMENTS, PACK, TILE, TAP_SEGMENTS, TAPS = tile.segments, tile.pack, tile.length, form.taps, OWN * form.taps
+    SEGMENTS, PACK, TILE, TAP_SEGMENTS, TAPS = tile.segments, tile.pack, tile.length, form.taps, RESULTS * form.taps
     WARPS, SERIES, SHIFT_X, SHIFT_DY, WITH_DX = form.warps(tile), ROWS // PACK, form.shift_x, form.shift_dy, form.with_dx
-    THREADS, REACH = WARP * WARPS, (PACK - 1) * TILE + OWN - 1
+    THREADS, REACH = WARP * WARPS, (PACK - 1) * TILE + RESULTS - 1
     stage = stage_rows(kind, form.vector, WARPS, PACK, TILE)
     store = store_rows(out_kind, form.vector, WARPS, PACK, TILE)
     stage_filter, run, run_dx = fill_filter(form.flipped, form.skip, THREADS), slide(SHIFT_X), slide(SHIFT_DY)
@@ -78,14 +78,14 @@ def kernel_for(tile: Sliding, form: Form, kind: str, out_kind: str) -> Any:
         lane, warp = tid & WARP - 1, tid // WARP
         part = cuda.blockIdx.x // C
         c = cuda.blockIdx.x - part * C
-        own, base = OWN * warp, cuda.blockIdx.y * TAPS
+        own, base = RESULTS * warp, cuda.blockIdx.y * TAPS
         at_dy = T4
         at_x = at_dy + ROWS * pitch_dy
         halo = left_dx + SHIFT_DY if WITH_DX else 0
         if WITH_DX:
             stage_filter(shared, 0, w, d, c, T, 0, T4, left_dx, tid)
-        acc = cuda.local.array(OWN, f4)
-        for m in range(OWN):
+        acc = cuda.local.array(RESULTS, f4)
+        for m in range(RESULTS):
             acc[m] = 0.0
         unit = part * strip
         end = min(units, unit + strip)
@@ -104,8 +104,8 @@ def kernel_for(tile: Sliding, form: Form, kind: str, out_kind: str) -> Any:
                 last = min(TILE, min(L - start, L + left - base - own - start))
                 run(acc, shared, row_dy + halo, row_x + own, first, last)
             if WITH_DX:
-                made = cuda.local.array(OWN, f4)
-                for m in range(OWN):
+                made = cuda.local.array(RESULTS, f4)
+                for m in range(RESULTS):
                     made[m] = 0.0
                 if warp < SEGMENTS:
                     first = max(0, left_dx - start - own - REACH) & -4
@@ -120,15 +120,15 @@ def kernel_for(tile: Sliding, form: Form, kind: str, out_kind: str) -> Any:
         # What is staged is done with (by a part without rows too): its place takes the sums of all lanes.
         cuda.syncthreads()
         if warp < TAP_SEGMENTS:
-            for m in range(OWN):
+            for m in range(RESULTS):
                 shared[APART * tid + m] = acc[m]
         cuda.syncthreads()
         tap = tid
         while tap < TAPS and base + tap < T:
-            segment = tap // OWN
+            segment = tap // RESULTS
             total = 0.0
             for other in range(WARP):
-                total += shared[APART * (WARP * segment + other) + tap - OWN * segment]
+                total += shared[APART * (WARP * segment + other) + tap - RESULTS * segment]
             partial[(part * C + c) * T + base + tap] = total
             tap += THREADS
 
@@ -137,7 +137,7 @@ def kernel_for(tile: Sliding, form: Form, kind: str, out_kind: str) -> Any:
 
 def form_of(g: Correlation, towards: Correlation | None = None) -> Form:
     """The form for gradient `g`, and for the input's gradient `towards` if it is made too."""
-    segments = blocks(g.T, OWN)
+    segments = blocks(g.T, RESULTS)
     taps = blocks(segments, blocks(segments, MOST_SEGMENTS))
     vector = g.L % 4 == 0
     if towards is None:
@@ -148,7 +148,7 @@ def form_of(g: Correlation, towards: Correlation | None = None) -> Form:
 def staged(g: Correlation, tile: Sliding, form: Form) -> tuple[int, int, int, int]:
     """(floats of the filter, pitch of rows of x, pitch of rows of dy, bytes of shared memory)."""
     filters = quads(g.T) if form.with_dx else 0
-    pitch_x = odd_quads(tile.length + OWN * form.taps + OVERRUN)
+    pitch_x = odd_quads(tile.length + RESULTS * form.taps + OVERRUN)
     pitch_dy = odd_quads(tile.length + filters + OVERRUN if form.with_dx else tile.length)
     return filters, pitch_x, pitch_dy, 4 * (filters + ROWS * (pitch_x + pitch_dy))
 
@@ -162,7 +162,7 @@ def tiles(call: Call, g: Correlation, form: Form, multiprocessors: int) -> list[
     last: list[Tile] = []
     if by_tma(call):
         # Twice the arithmetic for one more series to move: both gradients want all warps that fit, the weights' alone fewer.
-        residents = (boxes_backward.RESIDENT, boxes_backward.ENOUGH) if form.with_dx else (boxes_backward.ENOUGH, boxes_backward.RESIDENT)
+        residents = (boxes_backward.RESIDENT, boxes_backward.BUSY_BLOCKS) if form.with_dx else (boxes_backward.BUSY_BLOCKS, boxes_backward.RESIDENT)
         first, rest = boxes.tiles(g, multiprocessors, boxes_backward.WARPS, residents)
         made, last = [*first], [*rest]
         if segments.fits(g):
@@ -181,7 +181,7 @@ def in_strips(g: Correlation, form: Form, multiprocessors: int) -> Sliding:
     chosen = choose(g)
     resident = max(1, RESIDENT // (WARP * form.warps(chosen)))
     units = chosen.batches(g) * chosen.tiles(g)
-    return replace(chosen, split=partials.strips(units, g.C * blocks(g.T, OWN * form.taps), multiprocessors, resident).split)
+    return replace(chosen, split=partials.strips(units, g.C * blocks(g.T, RESULTS * form.taps), multiprocessors, resident).split)
 
 
 def launches(call: Call, g: Correlation, form: Form, arrays: tuple[Any, ...], left_dx: int, dw: Any, dd: Any, kinds: tuple[str, str]) -> list[Launch]:
@@ -191,7 +191,7 @@ def launches(call: Call, g: Correlation, form: Form, arrays: tuple[Any, ...], le
     units = tile.batches(g) * tile.tiles(g)
     sizes = (g.N, g.C, g.L, g.T, g.left, left_dx, filters, pitch_x, pitch_dy, tile.tiles(g), units, blocks(units, tile.split))
     kernel = kernel_for(replace(tile, split=1), form, *kinds)
-    grid = (g.C * tile.split, blocks(g.T, OWN * form.taps))
+    grid = (g.C * tile.split, blocks(g.T, RESULTS * form.taps))
     numbers = tuple(np.int32(size) for size in sizes)
     first = Launch(kernel, grid, WARP * form.warps(tile), (*arrays, partial, *numbers), nbytes)
     return [first, partials.add(g, partial, dw, dd, tile.split)]
@@ -233,7 +233,7 @@ def traffic_wgrad(call: Call) -> list[Traffic]:
         return boxes_backward.traffic(call, g, False)
     if isinstance(call.tile, Whole):
         return whole_backward.traffic(call, g, False)
-    groups = blocks(g.T, OWN * form_of(g).taps)
+    groups = blocks(g.T, RESULTS * form_of(g).taps)
     read = element(call) * g.rows * (groups * g.L + x_loads(g, call.tile, form_of(g)))
     first = Traffic(read, partials.scratch_bytes(g, call.tile.split), 2 * element(call) * g.rows * g.L)
     return [first, partials.add_traffic(g, call.tile.split)]
@@ -241,7 +241,7 @@ def traffic_wgrad(call: Call) -> list[Traffic]:
 
 def x_loads(g: Correlation, tile: Sliding, form: Form) -> int:
     """Elements of one series of x that the tiles stage for all taps."""
-    starts, taps = range(0, g.L, tile.length), OWN * form.taps
+    starts, taps = range(0, g.L, tile.length), RESULTS * form.taps
     return sum(row_loads(g.L, starts, base - g.left - form.shift_x, tile.length + taps + 4) for base in range(0, g.T, taps))
 
 

@@ -36,7 +36,7 @@ WARPS = 8
 """Warps of a block."""
 RESIDENT = 2
 """Blocks that fit on a multiprocessor, in shared memory and by their registers."""
-ENOUGH = 1
+BUSY_BLOCKS = 1
 """Blocks that keep a multiprocessor's memory busy: two are 3 % slower at the paper's size."""
 FEWEST = 8
 """Boxes of a warp below which it does not pay what a block costs to begin with: tensor maps, barriers, taps of 32 channels."""
@@ -52,7 +52,7 @@ class Boxes:
 
     @property
     def split(self) -> int:
-        """As other tiles call the parts."""
+        """The parts, by the name that other tiles have for them."""
         return self.parts
 
     def strip(self, g: Correlation, warps: int) -> int:

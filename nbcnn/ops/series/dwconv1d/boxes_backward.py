@@ -32,7 +32,7 @@ WARPS = 4
 """Warps of a block."""
 RESIDENT = 2
 """Blocks that fit on a multiprocessor, in shared memory and by their registers."""
-ENOUGH = 1
+BUSY_BLOCKS = 1
 """Blocks that keep a multiprocessor's memory busy where only the weights' gradient is made: two are 7 % slower at the paper's size."""
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, jit, u4
+from nbcnn.gpu.language import cuda, jit
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks
 from nbcnn.ops.kernel.stored import kinds, scalar_io
 from nbcnn.ops.kernel.traffic import Traffic, element
@@ -44,11 +44,11 @@ def images_kernel(flipped: bool, skip: bool, source_kind: str, out_kind: str) ->
             row = at // L
             t = at - row * L
             c = row % C
-            total = d[c] * load(source, u4(at)) if skip else 0.0
+            total = d[c] * load(source, at) if skip else 0.0
             for tap in range(max(0, left - t), min(T, L + left - t)):
                 place = T - 1 - tap if flipped else tap
-                total += w[c * T + place] * load(source, u4(at + tap - left))
-            store(out, u4(at), total)
+                total += w[c * T + place] * load(source, at + tap - left)
+            store(out, at, total)
 
     return dwconv1d_coalesced_kernel
 
@@ -78,7 +78,7 @@ def wgrad_kernel(kind: str) -> Any:
                 row = (n * C + c) * L
                 t = first + lane
                 while t < last:
-                    total += load(dy, u4(row + t)) * load(x, u4(row + t + tap - left))
+                    total += load(dy, row + t) * load(x, row + t + tap - left)
                     t += WARP
         total = warp_sum(total)
         if lane == 0 and part < parts:

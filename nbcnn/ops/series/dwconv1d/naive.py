@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, jit, u4
+from nbcnn.gpu.language import cuda, jit
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks
 from nbcnn.ops.kernel.stored import kinds, scalar_io
 from nbcnn.ops.kernel.traffic import Traffic, element
@@ -42,11 +42,11 @@ def images_kernel(flipped: bool, skip: bool, source_kind: str, out_kind: str) ->
             t = rest // C
             c = rest - t * C
             row = (n * C + c) * L
-            total = d[c] * load(source, u4(row + t)) if skip else 0.0
+            total = d[c] * load(source, row + t) if skip else 0.0
             for tap in range(max(0, left - t), min(T, L + left - t)):
                 place = T - 1 - tap if flipped else tap
-                total += w[c * T + place] * load(source, u4(row + t + tap - left))
-            store(out, u4(row + t), total)
+                total += w[c * T + place] * load(source, row + t + tap - left)
+            store(out, row + t, total)
 
     return dwconv1d_naive_kernel
 
@@ -72,8 +72,8 @@ def wgrad_kernel(flipped: bool, skip: bool, kind: str) -> Any:
             for n in range(N):
                 row = (n * C + c) * L
                 for t in range(first, last):
-                    total += load(dy, u4(row + t)) * load(x, u4(row + t + tap - left))
-            dw[u4(c * T + (T - 1 - tap)) if flipped else u4(at)] = total
+                    total += load(dy, row + t) * load(x, row + t + tap - left)
+            dw[c * T + (T - 1 - tap) if flipped else at] = total
             if skip and tap == left:
                 dd[c] = total
 

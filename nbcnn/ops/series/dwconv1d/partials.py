@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, f4, jit, u4
+from nbcnn.gpu.language import cuda, f4, jit
 from nbcnn.ops.kernel.call import Call, Launch, blocks
 from nbcnn.ops.kernel.traffic import Traffic
 from nbcnn.ops.series.dwconv1d.series import Correlation
@@ -72,7 +72,7 @@ def total_kernel(flipped: bool, skip: bool) -> Any:
                 total += sums[other, lane]
             c = at // T
             tap = at - c * T
-            dw[u4(c * T + (T - 1 - tap)) if flipped else u4(at)] = total
+            dw[c * T + (T - 1 - tap) if flipped else at] = total
             if skip and tap == left:
                 dd[c] = total
 

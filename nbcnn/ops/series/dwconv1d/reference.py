@@ -80,7 +80,7 @@ def dwconv1d_bwd(dy: np.ndarray, x: np.ndarray, w: np.ndarray, *rest: np.ndarray
 
 HOST = {"dwconv1d_fprop": host(dwconv1d_fprop), "dwconv1d_dgrad": host(dwconv1d_dgrad), "dwconv1d_wgrad": host(dwconv1d_wgrad)}
 REFERENCES = {"dwconv1d_bwd": dwconv1d_bwd}
-"""Of the fused op, which NumPy gains nothing from."""
+"""The reference of the fused op, which NumPy gains nothing from."""
 GRADIENTS = {
     "dwconv1d_dgrad": Gradient("dwconv1d_fprop", lambda ins, outs, v: (v, *ins[1:])),
     "dwconv1d_wgrad": Gradient("dwconv1d_fprop", lambda ins, outs, v: (ins[0], v), of=(1,)),

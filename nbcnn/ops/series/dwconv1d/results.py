@@ -5,17 +5,17 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from nbcnn.gpu.language import jit, u4
+from nbcnn.gpu.language import jit
 from nbcnn.ops.kernel.stored import scalar_io, vector_io
 from nbcnn.ops.ptx.shuffle import WARP
 from nbcnn.ops.ptx.vector import shared_load4, shared_store4
-from nbcnn.ops.series.dwconv1d.sliding import OWN, ROWS
+from nbcnn.ops.series.dwconv1d.sliding import RESULTS, ROWS
 
 
 @jit(device=True)
 def put_results(acc, shared, to):
     """shared[to : to+12] = acc; `to` is a multiple of four."""
-    for q in range(OWN // 4):
+    for q in range(RESULTS // 4):
         shared_store4(shared, to + 4 * q, acc[4 * q], acc[4 * q + 1], acc[4 * q + 2], acc[4 * q + 3])
 
 
@@ -43,7 +43,7 @@ def store_rows(kind: str, vector: bool, warps: int, pack: int, tile: int) -> Any
                     a, b, c_, d = shared_load4(shared, at + row * pitch + s)
                     store4(out, (n * C + c) * L + t, a, b, c_, d)
                 else:
-                    store1(out, u4((n * C + c) * L + t), shared[at + row * pitch + s])
+                    store1(out, (n * C + c) * L + t, shared[at + row * pitch + s])
             e += THREADS
 
     return store

@@ -53,7 +53,7 @@ class Segments:
 
     @property
     def split(self) -> int:
-        """As other tiles call the parts."""
+        """The parts, by the name that other tiles have for them."""
         return self.parts
 
     def strip(self, g: Correlation, warps: int) -> int:
@@ -213,8 +213,8 @@ def kernel_for(taps: int, left: int, flipped: bool, skip: bool) -> Any:
     stage_filter = fill_filter(flipped, skip, THREADS)
     # The first results need no more of the window than this: registers are fewer if the rest comes when their taps are done.
     FIRST, LAST = -reach.quads[0], SEGMENT // 4 + reach.quads[1]
-    ENOUGH = min(LAST, FIRST + blocks(4 * reach.quads[0] - left + GROUP + taps - 1, 4))
-    take_first, take_rest = take(FIRST, ENOUGH, 0), take(ENOUGH, LAST, 4 * (ENOUGH - FIRST))
+    FIRST_END = min(LAST, FIRST + blocks(4 * reach.quads[0] - left + GROUP + taps - 1, 4))
+    take_first, take_rest = take(FIRST, FIRST_END, 0), take(FIRST_END, LAST, 4 * (FIRST_END - FIRST))
     add_first, add_rest, put_first, put_rest = sums(taps, left, 0), sums(taps, left, GROUP), put(0), put(GROUP)
     boxes_at = floats_before(1024)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, f4, jit, u4
+from nbcnn.gpu.language import cuda, f4, jit
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks
 from nbcnn.ops.kernel.stored import kinds, scalar_io
 from nbcnn.ops.kernel.traffic import Traffic, element
@@ -73,7 +73,7 @@ def images_kernel(GROUPS: int, shift: int, vector: bool, flipped: bool, skip: bo
             for g in range(GROUPS):
                 first = start + LANES * g + i - left
                 if first + (LANES + 2) >= 0 and first < L:
-                    e = u4(at + i + LANES * g)
+                    e = at + i + LANES * g
                     acc[g] += k0 * shared[e]
                     acc[g] += k1 * shared[e + 1]
                     acc[g] += k2 * shared[e + 2]
@@ -82,7 +82,7 @@ def images_kernel(GROUPS: int, shift: int, vector: bool, flipped: bool, skip: bo
         for g in range(GROUPS):
             t = start + LANES * g + lane
             if n < N and t < L:
-                store(out, u4(row + t), acc[g])
+                store(out, row + t, acc[g])
 
     return dwconv1d_shared_kernel
 
@@ -127,7 +127,7 @@ def wgrad_kernel(GROUPS: int, shift: int, vector: bool, kind: str) -> Any:
                     for g in range(GROUPS):
                         first = start + t + base + LANES * g - left
                         if first + (LANES + 2) >= 0 and first < L:
-                            e = u4(at_x + t + (LANES * g + SHIFT) + lane)
+                            e = at_x + t + (LANES * g + SHIFT) + lane
                             acc[g] += v0 * shared[e]
                             acc[g] += v1 * shared[e + 1]
                             acc[g] += v2 * shared[e + 2]

@@ -16,14 +16,15 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
-from nbcnn.gpu.language import cuda, f4, jit, u4
+from nbcnn.gpu.language import cuda, f4, jit
 from nbcnn.ops.kernel.call import blocks
+from nbcnn.ops.kernel.loops import within
 from nbcnn.ops.kernel.stored import scalar_io, vector_load_if
 from nbcnn.ops.ptx.shuffle import WARP
 from nbcnn.ops.ptx.vector import shared_load4, shared_store4
 from nbcnn.ops.series.dwconv1d.series import Correlation
 
-OWN = 12
+RESULTS = 12
 """Results of a thread."""
 ROWS = WARP
 """Rows that a block stages at once: a lane works in a row of its own."""
@@ -46,7 +47,7 @@ class Sliding:
     @property
     def length(self) -> int:
         """Elements of a tile."""
-        return OWN * self.segments
+        return RESULTS * self.segments
 
     def tiles(self, g: Correlation) -> int:
         """Blocks of rows that the tiles of one series give, `pack` at a time."""
@@ -61,11 +62,11 @@ def choose(g: Correlation, split: int = 1) -> Sliding:
     """The segments that waste least of their last tile and of the halos; few series give up lanes to more tiles of each."""
 
     def cost(segments: int) -> tuple[int, int]:
-        tile = OWN * segments
-        return blocks(g.L, tile) * (tile + OWN), -segments
+        tile = RESULTS * segments
+        return blocks(g.L, tile) * (tile + RESULTS), -segments
 
     segments, pack = min(range(1, MOST_SEGMENTS + 1), key=cost), 1
-    while pack < blocks(g.L, OWN * segments) and g.N * pack <= ROWS // 2:
+    while pack < blocks(g.L, RESULTS * segments) and g.N * pack <= ROWS // 2:
         pack *= 2
     return Sliding(segments, pack, split)
 
@@ -81,7 +82,7 @@ def slide(shift: int) -> Any:
 
     first is a multiple of four; up to three factors from `last` on count too. Elements start at `at`, factors at `at_factor`.
     """
-    WINDOW_QUADS = -(-(OWN + 3 + shift) // 4)
+    WINDOW_QUADS = -(-(RESULTS + 3 + shift) // 4)
     WINDOW = 4 * WINDOW_QUADS
 
     def step(q: int) -> Any:
@@ -90,7 +91,7 @@ def slide(shift: int) -> Any:
         @jit(device=True)
         def multiply(acc, window, shared, at_factor, at, i):
             k0, k1, k2, k3 = shared_load4(shared, at_factor + i + PLACE)
-            for m in range(OWN):
+            for m in range(RESULTS):
                 acc[m] += k0 * window[(BEGIN + m) % WINDOW]
                 acc[m] += k1 * window[(BEGIN + m + 1) % WINDOW]
                 acc[m] += k2 * window[(BEGIN + m + 2) % WINDOW]
@@ -146,7 +147,7 @@ def stage_rows(kind: str, vector: bool, warps: int, pack: int, tile: int) -> Any
 
     @jit(device=True)
     def one(source, at, wanted):
-        return load(source, u4(at)) if wanted else 0.0
+        return load(source, at) if wanted else 0.0
 
     @jit(device=True)
     def stage(shared, at, pitch, source, n0, part0, first, width, N, C, c, L, warp, lane):
@@ -160,7 +161,7 @@ def stage_rows(kind: str, vector: bool, warps: int, pack: int, tile: int) -> Any
                     n = n0 + (row >> SHIFT)
                     p = (part0 + (row & MASK)) * tile + first + s
                     # As an unsigned number a negative place lies beyond any length.
-                    inside = (row < ROWS) & (n < N) & (u4(p) < u4(L))
+                    inside = (row < ROWS) & (n < N) & within(p, L)
                     if vector:
                         v0, v1, v2, v3 = load4_if(source, (n * C + c) * L + p, inside)
                         values[4 * b], values[4 * b + 1], values[4 * b + 2], values[4 * b + 3] = v0, v1, v2, v3

@@ -6,7 +6,8 @@ import functools
 from collections.abc import Iterable
 from typing import Any
 
-from nbcnn.gpu.language import cuda, f4, i4, jit, u4
+from nbcnn.gpu.language import cuda, f4, i4, jit
+from nbcnn.ops.kernel.loops import within
 from nbcnn.ops.kernel.stored import scalar_io, vector_load_if
 from nbcnn.ops.ptx.mbarrier import fence_mbarrier_init, mbarrier_init
 from nbcnn.ops.ptx.vector import shared_store4
@@ -92,7 +93,7 @@ def fill_row(kind: str, lanes: int) -> Any:
         while s < width:
             p = first + s
             # As an unsigned number a negative place lies beyond any length.
-            shared[at + s] = load(source, u4(row + p)) if u4(p) < u4(length) else 0.0
+            shared[at + s] = load(source, row + p) if within(p, length) else 0.0
             s += lanes
 
     return stage
@@ -117,7 +118,7 @@ def stage_series(kind: str, vector: bool, lanes: int) -> Any:
             for b in range(AT_ONCE):
                 p = first + s + b * STEP
                 # As an unsigned number a negative place lies beyond any length.
-                inside = (s + b * STEP < width) & (u4(p) < u4(length))
+                inside = (s + b * STEP < width) & within(p, length)
                 v0, v1, v2, v3 = load4_if(source, row + p, inside)
                 values[4 * b], values[4 * b + 1], values[4 * b + 2], values[4 * b + 3] = v0, v1, v2, v3
             for b in range(AT_ONCE):

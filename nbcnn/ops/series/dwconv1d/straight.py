@@ -15,7 +15,7 @@ from typing import Any
 
 from nbcnn.gpu.language import jit
 from nbcnn.ops.ptx.vector import shared_load4
-from nbcnn.ops.series.dwconv1d.sliding import OWN
+from nbcnn.ops.series.dwconv1d.sliding import RESULTS
 from nbcnn.ops.series.dwconv1d.staging import quads
 
 Step = tuple[Any, int]
@@ -54,7 +54,7 @@ def _six(*steps: Step) -> Any:
 @functools.cache
 def results(length: int, taps: int, left: int, first: int) -> Any:
     """run(acc, row, shared, at): results first … first+11 of the series `row`; the taps start at shared[at], a multiple of four."""
-    own = min(OWN, length - first)
+    own = min(RESULTS, length - first)
 
     def span(tap: int) -> Span:
         """(first, behind the last) result that tap meets, and the element that it meets for result 0."""
@@ -70,13 +70,13 @@ def results(length: int, taps: int, left: int, first: int) -> Any:
 def _four_taps(*spans: Span) -> Any:
     (LOW0, HIGH0, AT0), (LOW1, HIGH1, AT1), (LOW2, HIGH2, AT2), (LOW3, HIGH3, AT3) = spans
 
-    if {span[:2] for span in spans} == {(0, OWN)}:
+    if {span[:2] for span in spans} == {(0, RESULTS)}:
 
         @jit(device=True)
         def whole_block(acc, row, shared, at):
             k = shared_load4(shared, at)
             for q in range(4):
-                for m in range(OWN):
+                for m in range(RESULTS):
                     acc[m] += k[q] * row[AT0 + q + m]
 
         return whole_block
@@ -103,11 +103,11 @@ def gradient(length: int, taps: int, left: int) -> Any:
     def span(first: int, element: int) -> Span:
         """(first, behind the last) of dy's elements first … first+11 that meet `element` of x, and the tap of the first of the twelve."""
         tap = element - first + left
-        return max(0, tap - taps + 1), min(OWN, length - first, tap + 1), tap
+        return max(0, tap - taps + 1), min(RESULTS, length - first, tap + 1), tap
 
     steps: list[Step] = []
     for element in range(0, length, 4):
-        for first in range(0, length, OWN):
+        for first in range(0, length, RESULTS):
             spans = [span(first, element + q) for q in range(4)]
             if any(low < high for low, high, _ in spans):
                 steps.append((_four_elements(first, *spans), element))
@@ -118,13 +118,13 @@ def _four_elements(first: int, *spans: Span) -> Any:
     (LOW0, HIGH0, TAP0), (LOW1, HIGH1, TAP1), (LOW2, HIGH2, TAP2), (LOW3, HIGH3, TAP3) = spans
     FIRST = first
 
-    if {span[:2] for span in spans} == {(0, OWN)}:
+    if {span[:2] for span in spans} == {(0, RESULTS)}:
 
         @jit(device=True)
         def whole_block(acc, row, shared, at):
             x = shared_load4(shared, at)
             for q in range(4):
-                for t in range(OWN):
+                for t in range(RESULTS):
                     acc[TAP0 + q - t] += row[FIRST + t] * x[q]
 
         return whole_block

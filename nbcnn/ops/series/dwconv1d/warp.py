@@ -22,7 +22,7 @@ from nbcnn.ops.kernel.traffic import Traffic, element
 from nbcnn.ops.ptx.shuffle import WARP, warp_barrier
 from nbcnn.ops.series.dwconv1d import naive, partials
 from nbcnn.ops.series.dwconv1d.series import Correlation, of_gradient, of_images, supports
-from nbcnn.ops.series.dwconv1d.sliding import OVERRUN, OWN, odd_quads, slide
+from nbcnn.ops.series.dwconv1d.sliding import OVERRUN, RESULTS, odd_quads, slide
 from nbcnn.ops.series.dwconv1d.staging import bank_pitch, fill_filter, quads, row_loads, shift_of, stage_series
 
 WARPS = 4
@@ -38,7 +38,7 @@ def lanes_for(count: int, halo: int) -> int:
     """Lanes a series, so that tiles of 12 results each waste least of the last one, and least on staging the halo."""
 
     def cost(lanes: int) -> float:
-        tile = OWN * lanes
+        tile = RESULTS * lanes
         return blocks(count, tile) * (tile + (tile + halo) / 8)
 
     return min(GROUPS, key=cost)
@@ -47,7 +47,7 @@ def lanes_for(count: int, halo: int) -> int:
 @functools.cache
 def images_kernel(lanes: int, shift: int, vector: bool, flipped: bool, skip: bool, source_kind: str, out_kind: str) -> Any:
     """The kernel of fprop and dgrad; vector: L is a multiple of four; flipped, skip as in `naive.images_kernel`."""
-    LANES, SERIES, TILE, SHIFT = lanes, WARP // lanes, OWN * lanes, shift
+    LANES, SERIES, TILE, SHIFT = lanes, WARP // lanes, RESULTS * lanes, shift
     stage_filter, stage, run = fill_filter(flipped, skip, WARP), stage_series(source_kind, vector, lanes), slide(shift)
     (_, store), (_, store4) = scalar_io(out_kind), vector_io(out_kind)
 
@@ -74,24 +74,24 @@ def images_kernel(lanes: int, shift: int, vector: bool, flipped: bool, skip: boo
         at = taps + T4 + series * pitch
         if batch < units:
             stage_filter(shared, taps, w, d, c, T, 0, T4, left, tid & WARP - 1)
-        acc = cuda.local.array(OWN, f4)
+        acc = cuda.local.array(RESULTS, f4)
         start = 0
         while start < L:
             stage(shared, at, source, row, start - left - SHIFT, length, TILE + 4 + T4, lane)
             warp_barrier()
-            for m in range(OWN):
+            for m in range(RESULTS):
                 acc[m] = 0.0
             # Taps that meet a series anywhere in the tile.
             first = max(0, left - start - (TILE - 1)) & -4
-            run(acc, shared, taps, at + OWN * lane, first, min(T, L + left - start))
+            run(acc, shared, taps, at + RESULTS * lane, first, min(T, L + left - start))
             warp_barrier()
-            t = start + OWN * lane
+            t = start + RESULTS * lane
             if vector:
-                for q in range(OWN // 4):
+                for q in range(RESULTS // 4):
                     if t + 4 * q < length:
                         store4(out, row + t + 4 * q, acc[4 * q], acc[4 * q + 1], acc[4 * q + 2], acc[4 * q + 3])
             else:
-                for m in range(OWN):
+                for m in range(RESULTS):
                     if t + m < length:
                         store(out, u4(row + t + m), acc[m])
             start += TILE
@@ -102,9 +102,9 @@ def images_kernel(lanes: int, shift: int, vector: bool, flipped: bool, skip: boo
 @functools.cache
 def wgrad_kernel(lanes: int, shift: int, vector: bool, kind: str) -> Any:
     """The kernel of the partial sums."""
-    LANES, SERIES, TILE, SHIFT = lanes, WARP // lanes, OWN * lanes, shift
+    LANES, SERIES, TILE, SHIFT = lanes, WARP // lanes, RESULTS * lanes, shift
     PITCH_DY, PITCH_X = odd_quads(TILE), bank_pitch(2 * TILE + OVERRUN)
-    EACH = SERIES * (PITCH_DY + PITCH_X)
+    WARP_FLOATS = SERIES * (PITCH_DY + PITCH_X)
     stage, run = stage_series(kind, vector, lanes), slide(shift)
 
     @jit(launch_bounds=(THREADS, RESIDENT))
@@ -124,11 +124,11 @@ def wgrad_kernel(lanes: int, shift: int, vector: bool, kind: str) -> Any:
         part = unit // C
         c = unit - part * C
         base = cuda.blockIdx.y * TILE
-        mine = warp * EACH
+        mine = warp * WARP_FLOATS
         at_dy = mine + series * PITCH_DY
         at_x = mine + SERIES * PITCH_DY + series * PITCH_X
-        acc = cuda.local.array(OWN, f4)
-        for m in range(OWN):
+        acc = cuda.local.array(RESULTS, f4)
+        for m in range(RESULTS):
             acc[m] = 0.0
         end = min(N, part * rows + rows)
         k = 0
@@ -144,12 +144,12 @@ def wgrad_kernel(lanes: int, shift: int, vector: bool, kind: str) -> Any:
                 # Elements of dy that meet x: not those before the first of x, nor after the last of either.
                 first = max(0, left - start - base - (TILE - 1)) & -4
                 last = min(TILE, min(L - start, L - start - base + left))
-                run(acc, shared, at_dy, at_x + OWN * lane, first, last)
+                run(acc, shared, at_dy, at_x + RESULTS * lane, first, last)
                 warp_barrier()
                 start += TILE
             k += SERIES
-        for m in range(OWN):
-            shared[at_dy + OWN * lane + m] = acc[m]
+        for m in range(RESULTS):
+            shared[at_dy + RESULTS * lane + m] = acc[m]
         warp_barrier()
         own = tid & WARP - 1
         while own < TILE:
@@ -166,7 +166,7 @@ def wgrad_kernel(lanes: int, shift: int, vector: bool, kind: str) -> Any:
 def plan_of_images(g: Correlation) -> tuple[int, int, int]:
     """(lanes a series, pitch of a staged row, bytes of shared memory)."""
     lanes = lanes_for(g.L, quads(g.T))
-    pitch = bank_pitch(OWN * lanes + quads(g.T) + OVERRUN)
+    pitch = bank_pitch(RESULTS * lanes + quads(g.T) + OVERRUN)
     return lanes, pitch, 4 * WARPS * (quads(g.T) + WARP // lanes * pitch)
 
 
@@ -210,8 +210,8 @@ def bind_wgrad(call: Call) -> list[Launch]:
     series = WARP // lanes
     rows = series * blocks(blocks(g.N, series), split)
     numbers = (*naive.sizes(g), np.int32(rows), np.int32(split))
-    grid = (blocks(g.C * split, WARPS), blocks(g.T, OWN * lanes))
-    nbytes = 4 * WARPS * series * (odd_quads(OWN * lanes) + bank_pitch(2 * OWN * lanes + OVERRUN))
+    grid = (blocks(g.C * split, WARPS), blocks(g.T, RESULTS * lanes))
+    nbytes = 4 * WARPS * series * (odd_quads(RESULTS * lanes) + bank_pitch(2 * RESULTS * lanes + OVERRUN))
     kernel = wgrad_kernel(lanes, shift_of(g), g.L % 4 == 0, kinds(call)[0])
     return [Launch(kernel, grid, THREADS, (x, dy, partial, *numbers), nbytes), partials.add(g, partial, dw, dd[0] if dd else dw, split)]
 
@@ -220,8 +220,8 @@ def traffic_images(call: Call) -> list[Traffic]:
     """The source with a halo a tile, the filter once a warp, out once."""
     g, one = of_images(call), element(call)
     lanes, _, _ = plan_of_images(g)
-    starts = range(0, g.L, OWN * lanes)
-    staged = one * g.rows * row_loads(g.L, starts, -g.left - shift_of(g), OWN * lanes + 4 + quads(g.T))
+    starts = range(0, g.L, RESULTS * lanes)
+    staged = one * g.rows * row_loads(g.L, starts, -g.left - shift_of(g), RESULTS * lanes + 4 + quads(g.T))
     filters = 4 * g.C * blocks(g.N, WARP // lanes) * (g.T + g.skip)
     return [Traffic(staged + filters, g.rows * g.L * element(call, "out"), one * g.rows * g.L + 4 * g.C * (g.T + g.skip))]
 
@@ -229,7 +229,7 @@ def traffic_images(call: Call) -> list[Traffic]:
 def traffic_wgrad(call: Call) -> list[Traffic]:
     """dy, and x with a halo a tile, for every group of taps; then the partial sums."""
     g, one, split = of_gradient(call), element(call), call.tile.split
-    tile = OWN * lanes_of_gradient(g)
+    tile = RESULTS * lanes_of_gradient(g)
     bases = range(0, g.T, tile)
     x_loads = sum(row_loads(g.L, range(0, g.L, tile), base - g.left - shift_of(g), 2 * tile + 4) for base in bases)
     first = Traffic(one * g.rows * (len(bases) * g.L + x_loads), partials.scratch_bytes(g, split), 2 * one * g.rows * g.L)

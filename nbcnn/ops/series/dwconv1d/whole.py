@@ -22,11 +22,11 @@ from nbcnn.ops.ptx.shuffle import WARP, warp_barrier
 from nbcnn.ops.ptx.vector import shared_load4, shared_store4
 from nbcnn.ops.series.dwconv1d import naive
 from nbcnn.ops.series.dwconv1d.series import Correlation
-from nbcnn.ops.series.dwconv1d.sliding import OWN, odd_quads
+from nbcnn.ops.series.dwconv1d.sliding import RESULTS, odd_quads
 from nbcnn.ops.series.dwconv1d.staging import fill_filter, quads
 from nbcnn.ops.series.dwconv1d.straight import results
 
-MOST = 64
+LONGEST = 64
 """Elements and taps that registers hold."""
 FEWEST = WARP
 """Series of a channel below which lanes would be idle."""
@@ -44,7 +44,7 @@ class Whole:
 
     @property
     def split(self) -> int:
-        """As other tiles call the parts."""
+        """The parts, by the name that other tiles have for them."""
         return self.parts
 
     def strip(self, g: Correlation, warps: int) -> int:
@@ -54,7 +54,7 @@ class Whole:
 
 def fits(g: Correlation) -> bool:
     """True if a lane holds a whole series and the filter is short."""
-    return g.L % 4 == 0 and g.L <= MOST and g.T <= MOST
+    return g.L % 4 == 0 and g.L <= LONGEST and g.T <= LONGEST
 
 
 def resident(length: int) -> int:
@@ -133,12 +133,12 @@ def convolve(length: int, taps: int, left: int) -> Any:
     """A device function run(row, shared, at_taps, at): shared[at : at+length] = the correlation of `row` with the taps, twelve at a time."""
 
     def group(first: int) -> Any:
-        run, FIRST, KEPT = results(length, taps, left, first), first, min(OWN, length - first) // 4
+        run, FIRST, KEPT = results(length, taps, left, first), first, min(RESULTS, length - first) // 4
 
         @jit(device=True)
         def make(row, shared, at_taps, at):
-            acc = cuda.local.array(OWN, f4)
-            for m in range(OWN):
+            acc = cuda.local.array(RESULTS, f4)
+            for m in range(RESULTS):
                 acc[m] = 0.0
             run(acc, row, shared, at_taps)
             for q in range(KEPT):
@@ -156,7 +156,7 @@ def convolve(length: int, taps: int, left: int) -> Any:
 
         return both
 
-    return functools.reduce(then, range(OWN, length, OWN), group(0))
+    return functools.reduce(then, range(RESULTS, length, RESULTS), group(0))
 
 
 @functools.cache
