@@ -1,6 +1,6 @@
 """This module locks a folder, or one file of it, for one writer at a time, and says who holds the lock.
 
-Two hidden files stand beside what is locked while it is: NAME.lock, which the operating system locks (`filelock`), and NAME, one line of JSON
+Two hidden files stand beside what is locked while it is: NAME.lock, which the operating system locks, and NAME, one line of JSON
 with the owner's process, host, start and command. The system lets go of a lock whose process has died, whatever killed it, so on one host a dead
 owner's lock is simply taken over, with what temporary files it left. Not every file system passes locks on to other hosts: there the owner's
 line keeps others out, and only a person can know that a process of another host is gone.
@@ -13,6 +13,7 @@ import json
 import os
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -22,14 +23,67 @@ from typing import Any
 from nbcnn.files import atomic
 from nbcnn.files.errors import UsageError
 
+try:
+    import fcntl
+except ImportError:  # not a Unix
+    fcntl = None  # type: ignore[assignment]
+
 WRITER = ".writer"
 """The owner's line of a whole folder."""
 _ATTEMPT_S, _POLL_S = 0.2, 0.02
-_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 
 
 class Held(UsageError):
     """Somebody else writes there; the message says who."""
+
+
+class _Flock:
+    """The system's lock of the file `path`, with the two methods of `filelock.FileLock`, whose import takes 0.1 s: it brings asyncio and ssl."""
+
+    def __init__(self, path: str) -> None:
+        self._path, self._held = path, -1
+
+    def acquire(self, timeout: float, poll_interval: float) -> None:
+        """Raises TimeoutError if another has it for `timeout` seconds, another OSError if the file cannot be opened or locked."""
+        until = time.monotonic() + timeout
+        while not self._taken():
+            if time.monotonic() >= until:
+                raise TimeoutError(errno.ETIMEDOUT, "another process holds the lock", self._path)
+            time.sleep(poll_interval)
+
+    def _taken(self) -> bool:
+        file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Its last owner may have removed the name meanwhile: then whoever comes next locks another file.
+            if os.fstat(file).st_nlink:
+                self._held = file
+        except (BlockingIOError, PermissionError):  # another has it
+            pass
+        finally:
+            if self._held != file:
+                os.close(file)
+        return self._held == file
+
+    def release(self) -> None:
+        file, self._held = self._held, -1
+        if file >= 0:
+            os.close(file)
+
+
+def _lock(path: str) -> Any:
+    if fcntl is not None:
+        return _Flock(path)
+    from filelock import FileLock
+
+    return FileLock(path)
+
+
+def _lock_by_existence(path: str) -> Any:
+    from filelock import SoftFileLock
+
+    return SoftFileLock(path)
 
 
 @contextmanager
@@ -39,25 +93,22 @@ def writing(folder: Path, name: str = WRITER, waiting: Callable[[str], None] | N
     A second writer raises Held, or with `waiting` calls it with the owner and waits until the first is done. The owner of a whole folder
     removes the temporary files of dead ones. Raises OSError if the folder cannot be written.
     """
-    from filelock import FileLock, SoftFileLock, Timeout
-
     path = folder / name
-    lock: Any = FileLock(f"{path}.lock")
-    told = False
+    lock, by_existence, told = _lock(f"{path}.lock"), False, False
     while True:
         try:
             lock.acquire(timeout=_ATTEMPT_S, poll_interval=_POLL_S)
-        except Timeout:
+        except TimeoutError:  # filelock's is one, too
             if waiting is None:
                 raise Held(_refusal(path, _owner(path))) from None
             if not told:
                 waiting(f"waiting for {_who(_owner(path))}, which writes in {folder}")
             told = True
         except OSError as error:
-            if error.errno not in _NO_LOCKS or isinstance(lock, SoftFileLock):
+            if error.errno not in _NO_LOCKS or by_existence:
                 raise
             # A file system that knows no locks (NFS without its lock daemon): the file's existence is the lock.
-            lock = SoftFileLock(f"{path}.lock")
+            lock, by_existence = _lock_by_existence(f"{path}.lock"), True
         else:
             break
     try:

@@ -14,12 +14,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from nbcnn.gpu.upload import Uploads
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 CHUNK_BYTES = 8 << 20
 """A chunk has as many batches as fit into this, but at least one: large enough that a copy's fixed cost of about 20 µs is lost in its 150 µs."""
@@ -62,6 +64,8 @@ class Feeder:
         self._source = source.reshape(len(source), -1)
         self._uploads = Uploads(device)
         size = rows * self._source.shape[1]
+        from concurrent.futures import ThreadPoolExecutor  # with logging, and most trainings stream nothing
+
         self._slots = [ring[k * size : (k + 1) * size] for k in range(RING)]
         self._pinned = [self._uploads.pinned(size, self._source.dtype.name) for _ in range(PINNED)]
         self._threads = workers()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -120,3 +121,35 @@ def test_a_folder_that_cannot_be_written_is_an_error_of_the_system(tmp_path):
 
 def test_temporary_names_are_never_shared(tmp_path):
     assert len({atomic.temporary(tmp_path / "file") for _ in range(100)}) == 100
+
+
+def test_where_the_system_knows_no_locks_the_files_existence_is_the_lock(tmp_path, monkeypatch):
+    def unknown(file, how):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(lock.fcntl, "flock", unknown)
+    with writing(tmp_path):
+        assert (tmp_path / f"{WRITER}.lock").stat().st_size  # filelock's own line
+        with pytest.raises(Held), writing(tmp_path):
+            pass
+    assert files(tmp_path) == []
+
+
+def test_a_lock_whose_file_was_removed_meanwhile_is_none(tmp_path, monkeypatch):
+    one, other, path = lock._lock(str(tmp_path / "a")), lock._lock(str(tmp_path / "a")), tmp_path / "a"
+    flock = lock.fcntl.flock
+    removals = [path]
+
+    def racing(file, how):
+        if removals:  # the last owner removes the file between another's opening and locking it
+            removals.pop().unlink()
+        flock(file, how)
+
+    monkeypatch.setattr(lock.fcntl, "flock", racing)
+    one.acquire(1, 0.01)
+    assert path.exists()
+    with pytest.raises(TimeoutError):
+        other.acquire(0.05, 0.01)
+    one.release()
+    other.acquire(1, 0.01)
+    other.release()
