@@ -27,15 +27,13 @@ from nbcnn.run.net import Net
 from nbcnn.run.rows import Choice
 from nbcnn.train import checkpoint
 from nbcnn.train.checkpoint import BEST, LAST, CheckpointError, Saved
-from nbcnn.train.runlog import RunFolder
+from nbcnn.train.runlog import OWN_MODEL, RunFolder
 
 if TYPE_CHECKING:
     from nbcnn.model.network import Model
 
 FORMAT = "nbcnn-model-1"
 TRAINING = "nbcnn-training-1"
-OWN_MODEL = "own"
-"""What a run's config.json calls a network that is no ready-made one."""
 
 
 @dataclass(frozen=True)
