@@ -7,11 +7,13 @@ import sys
 import threading
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from scripts import ROOT
 
 from nbcnn.cli import loading, train_flags
 from nbcnn.datasets import DataMissing
+from nbcnn.train.callbacks import Plots
 
 NOT_BEFORE_THE_FIRST_STEP = (
     *("numba", "llvmlite", "cuda", "torch"),
@@ -74,3 +76,15 @@ def test_images_that_are_here_are_read_ahead_as_they_are_read_otherwise():
     ahead, now = loading.reading(wanted)(), loading.load(wanted)
     assert (ahead.train_crc, ahead.others_crc) == (now.train_crc, now.others_crc)
     assert len(ahead.data.train_images) == 20
+
+
+def test_matplotlib_is_imported_beside_the_training():
+    before = sys.getswitchinterval()
+    pictures = Plots("title", np.zeros((1, 3, 8, 8), np.uint8))
+    pictures.reading(None, None)
+    importing = pictures._importing
+    pictures.reading(None, None)
+    assert pictures._importing is importing
+    importing.join(60)
+    assert "nbcnn.train.plots" in sys.modules
+    assert sys.getswitchinterval() == before
