@@ -44,7 +44,12 @@ def load(flags: SimpleNamespace) -> Loaded:
 
 def reading(flags: SimpleNamespace) -> Reading:
     """Begin to read the images that the flags name, if they are on this machine; the function that comes back waits for them, or reads them."""
-    return ahead(lambda: load(flags)) if _is_here(flags.dataset, Path(flags.data_dir)) else lambda: load(flags)
+    return ahead_if_here(flags.dataset, Path(flags.data_dir), lambda: load(flags))
+
+
+def ahead_if_here(name: str, folder: Path, task: Callable[[], T]) -> Callable[[], T]:
+    """`ahead(task)`, which reads the data set `name`, if nothing of it has to be downloaded into `folder`; else `task` itself."""
+    return ahead(task) if _is_here(name, folder) else task
 
 
 def ahead(task: Callable[[], T]) -> Callable[[], T]:

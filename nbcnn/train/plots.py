@@ -100,13 +100,23 @@ def mistakes(path: Path, images: np.ndarray, labels: np.ndarray, logits: np.ndar
     shown = np.argsort(-sure, kind="stable")[:MISTAKES]
     columns = 8
     rows = max(1, -(-len(shown) // columns))
-    figure = Figure(figsize=(1.3 * columns, 1.55 * rows + 0.9), layout="constrained", dpi=120)
-    for axes, at in zip(figure.subplots(rows, columns, squeeze=False).flat, (*shown, *[None] * columns), strict=False):
-        axes.set_axis_off()
-        if at is not None:
-            each = wrong[at]
-            axes.imshow(_pixels(_floats(images[each]).clip(0, 1)), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
-            axes.set_title(f"{names[labels[each]]} → {names[logits[each].argmax()]}  {sure[at]:.0%}", fontsize=8)
+    figure = Figure(figsize=(1.3 * columns, 1.5 * rows + 0.6), layout="constrained", dpi=120)
+    # All in one picture: Matplotlib takes 10 ms for the axes of each.
+    axes = figure.add_subplot()
+    axes.set_axis_off()
+    height, width = images.shape[2:]
+    step, above = width + _gap(width), max(1, round(0.22 * width))  # room for a line of text above each
+    blank = np.ones_like(_pixels(_floats(images[0])))
+    lines = []
+    for row in range(rows):
+        here = [_pixels(_floats(images[wrong[at]]).clip(0, 1)) for at in shown[row * columns : (row + 1) * columns]]
+        line = _in_a_row([*here, *[blank] * (columns - len(here))], 1.0)
+        lines += [np.ones((above, *line.shape[1:]), np.float32), line]
+    axes.imshow(np.concatenate(lines), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+    for number, at in enumerate(shown):
+        each, (row, column) = wrong[at], divmod(number, columns)
+        said = f"{names[labels[each]]} → {names[logits[each].argmax()]}  {sure[at]:.0%}"
+        axes.text(column * step + (width - 1) / 2, (row + 1) * above + row * height - 1, said, fontsize=6.5, ha="center", va="bottom")
     figure.suptitle(f"{title}; {len(wrong):,} of {len(images):,} wrong", fontsize=10)
     write_png(figure, path)
 
