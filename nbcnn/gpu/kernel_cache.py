@@ -33,7 +33,7 @@ SOURCE_PATHS = ("ops/", "gpu/compiler.py", "gpu/language.py", "gpu/typing32.py")
 def source_hash() -> str:
     """A hash of the sources that can change code."""
     package = str(Path(nbcnn.__file__).parent)
-    names = [name for name in SOURCE_PATHS if name.endswith(".py")]
+    names = [name for name in SOURCE_PATHS if os.path.isfile(os.path.join(package, name))]
     for folder, _, files in os.walk(os.path.join(package, "ops")):
         names += [os.path.join(os.path.relpath(folder, package), file).replace(os.sep, "/") for file in files if file.endswith(".py")]
     digest = hashlib.sha256()
