@@ -53,7 +53,11 @@ class _Flock:
             time.sleep(poll_interval)
 
     def _taken(self) -> bool:
-        file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+        made = True
+        try:
+            file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+        except FileExistsError:
+            made, file = False, os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # Its last owner may have removed the name meanwhile: then whoever comes next locks another file.
@@ -61,6 +65,10 @@ class _Flock:
                 self._held = file
         except (BlockingIOError, PermissionError):  # another has it
             pass
+        except OSError:
+            if made:  # where the file's existence is the lock, it would keep everybody out
+                os.unlink(self._path)
+            raise
         finally:
             if self._held != file:
                 os.close(file)
