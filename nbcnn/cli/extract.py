@@ -71,14 +71,9 @@ def extract(flags: SimpleNamespace, team: Team) -> int:
     if flags.mode != "cpu" and flags.device != "cpu":
         driver.open_ahead()  # beside the imports below
     from nbcnn import datasets
-    from nbcnn.classify.feature_writer import publish
-    from nbcnn.classify.features import Origin
-    from nbcnn.cli import describe, train_run
+    from nbcnn.cli import loading, train_run
     from nbcnn.datasets import own
-    from nbcnn.nn import models
-    from nbcnn.plan.shapes import numel
-    from nbcnn.ranks.team import LONG
-    from nbcnn.train import checkpoint, saved_net
+    from nbcnn.train import checkpoint
     from nbcnn.train.runlog import RunFolder
 
     def say(text: str) -> None:
@@ -97,10 +92,24 @@ def extract(flags: SimpleNamespace, team: Team) -> int:
     if flags.images:
         return extract_files(flags, run, config, saved, team, say)
     train_run.check(run, config, saved.path, saved.metadata)
+    name, data_dir, limit = config["data"]["name"], flags.data_dir or config["flags"]["data_dir"], flags.limit or config["flags"].get("limit")
+
+    def read() -> Any:
+        return datasets.load(name, data_dir=data_dir, limit=limit, progress=not flags.quiet)
+
+    if team.size == 1:
+        read = loading.ahead_if_here(name, Path(data_dir), read)  # beside the imports below
+    from nbcnn.classify.feature_writer import publish
+    from nbcnn.classify.features import Origin
+    from nbcnn.cli import describe
+    from nbcnn.nn import models
+    from nbcnn.plan.shapes import numel
+    from nbcnn.ranks.team import LONG
+    from nbcnn.train import saved_net
+
     layer = saved_net.cut(config["flags"]["model"], flags.at)  # a model without a code is refused before its data is loaded
-    data_dir = flags.data_dir or config["flags"]["data_dir"]
     with team.first_on_machine():
-        data = datasets.load(config["data"]["name"], data_dir=data_dir, limit=flags.limit or config["flags"].get("limit"), progress=not flags.quiet)
+        data = read()
     net = saved_net.encoder(saved, layer, flags.mode or "auto", flags.precision, noted_precision(saved, config), data.train_images.shape[1:])
 
     say(describe.compiling(net))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,8 @@ def merge(parser: argparse.ArgumentParser, given: Any, path: str) -> None:
 
     A setting is a flag without its dashes (batch = 64, weight-decay = 1e-4, quiet = true); tables group them and have no meaning.
     """
+    import tomllib  # with datetime and a dozen patterns to compile, and few runs have a file of settings
+
     try:
         held = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:

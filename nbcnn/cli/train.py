@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from nbcnn.cli import train_flags
 from nbcnn.cli.phases import Phases
 from nbcnn.cli.together import together
+from nbcnn.files.errors import UsageError
 
 if TYPE_CHECKING:
     from nbcnn.ranks.team import Team
@@ -29,8 +30,16 @@ def train(given: SimpleNamespace, team: Team, held: ExitStack) -> int:
     if given.mode != "cpu" and given.device != "cpu":
         driver.open_ahead()  # beside the imports below
     phases = Phases(STARTED)
-    from nbcnn.cli import describe, train_data, train_run
-    from nbcnn.files.errors import UsageError
+    from nbcnn.cli import loading, train_run
+
+    if given.device and team.size > 1:
+        raise UsageError("--device is for one process: of several ranks each takes the GPU of its number")
+    start = train_run.start(given, held, team.leads)
+    flags = start.flags
+    flags.quiet = flags.quiet or not team.leads
+    read = loading.reading(flags) if team.size == 1 else None  # beside the imports below; of several ranks the first reads first
+    phases.mark("flags")
+    from nbcnn.cli import describe, train_data
     from nbcnn.gpu import compile_pool, ranges
     from nbcnn.run.net import Net
     from nbcnn.run.rows import choose_mode
@@ -43,12 +52,6 @@ def train(given: SimpleNamespace, team: Team, held: ExitStack) -> int:
             print(text, file=sys.stderr, flush=True)
 
     phases.mark("imports")
-    if given.device and team.size > 1:
-        raise UsageError("--device is for one process: of several ranks each takes the GPU of its number")
-    start = train_run.start(given, held, team.leads)
-    flags = start.flags
-    phases.mark("flags")
-    flags.quiet = flags.quiet or not team.leads
     choice = choose_mode(flags.mode, flags.precision, flags.engine, dwconv=flags.dwconv, strict=flags.strict)
     row = choice.row
     phases.mark("opening the GPU" if row.device == "gpu" else "choosing the mode")
@@ -57,7 +60,7 @@ def train(given: SimpleNamespace, team: Team, held: ExitStack) -> int:
     else:
         say(train_flags.on_cpu(flags), always=team.leads)
     with team.first_on_machine():
-        data = train_data.material(flags)
+        data = train_data.material(flags, read)
     phases.mark("reading the data")
     rates, identity = train_run.rates(flags, data.count), train_run.identity(flags, data, row)
     team.agree("mode, flags or data", json.dumps([row.mode, row.precision, identity, vars(flags) | {"quiet": None}], default=str).encode())

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
-
 from nbcnn import datasets
-from nbcnn.cli import own_model
+from nbcnn.cli import loading, own_model
+from nbcnn.cli.loading import crc
 from nbcnn.datasets import own
 from nbcnn.datasets.augment import Augment
 from nbcnn.datasets.normalisation import Normalisation
@@ -61,11 +59,12 @@ class Material:
         return Classification(title, net, self.data) if self.layers[-1].needs_labels else Plots(title, self.test[:8])
 
 
-def material(flags: SimpleNamespace) -> Material:
-    """The data set and the network that the flags name. Raises DataError."""
+def material(flags: SimpleNamespace, read: loading.Reading | None = None) -> Material:
+    """The data set and the network that the flags name; `read` gives the images where they are being read already. Raises DataError."""
     if flags.dataset in datasets.SERIES:
         return _series(flags)
-    data = datasets.load(own.named(flags.dataset, flags.size, flags.test_share), data_dir=flags.data_dir, limit=flags.limit, progress=not flags.quiet)
+    loaded = read() if read else loading.load(flags)
+    data = loaded.data
     images = data.train_images
     classes = {"classes": len(data.classes)} if own.is_own(data.name) and data.classes else {}
     shape = images.shape[1:]
@@ -75,9 +74,8 @@ def material(flags: SimpleNamespace) -> Material:
             f"--model {flags.model} classifies, and {data.name} has no labels: --dataset digits and shapes have some and need no network; "
             "cifar10, mnist and fashion-mnist are downloaded"
         )
-    checksum = f"{len(images)} images, CRC-32 {zlib.crc32(images.data):08x}"
+    checksum = f"{len(images)} images, CRC-32 {loaded.train_crc:08x}"
     labels = {"labels": data.train_labels, "test_labels": data.test_labels}
-    others = _crc(data.test_images, data.train_labels, data.test_labels)
     normalisation = Normalisation.of(images) if flags.normalise else None
     return Material(
         data.name,
@@ -88,7 +86,7 @@ def material(flags: SimpleNamespace) -> Material:
         "images",
         "test images",
         checksum,
-        others,
+        loaded.others_crc,
         layers,
         data,
         **labels,
@@ -101,14 +99,6 @@ def streaming(flags: SimpleNamespace) -> dict[str, Any]:
     return {"augment": Augment.parse(flags.augment or ""), "resident": {"auto": None, "yes": True, "no": False}[flags.resident]}
 
 
-def _crc(*arrays: np.ndarray | None) -> int:
-    """CRC-32 of the given arrays, less those that are None."""
-    made = 0
-    for array in arrays:
-        made = zlib.crc32(b"" if array is None else np.ascontiguousarray(array).data, made)
-    return made
-
-
 def _series(flags: SimpleNamespace) -> Material:
     data = replace(datasets.load_series(flags.dataset, data_dir=flags.data_dir, limit=flags.limit), loss=flags.loss)
     train, validation = data.windows("train"), data.windows("validation")
@@ -116,5 +106,5 @@ def _series(flags: SimpleNamespace) -> Material:
     options = {"wide": flags.width, "blocks": flags.blocks, "kernel_init": flags.kernel_init, "loss": flags.loss, "unit": data.unit}
     layers = models.s4convd(features, taps=length, **options)
     checksum = f"{len(train)} windows, CRC-32 {data.checksum():08x}"
-    others = _crc(data.starts["validation"], data.starts["test"])
+    others = crc(data.starts["validation"], data.starts["test"])
     return Material(data.name, data.source, train, validation, train.shape, "windows", "validation windows", checksum, others, layers, data)

@@ -11,22 +11,23 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from nbcnn import __version__, datasets
 from nbcnn.cli import own_model, train_flags
 from nbcnn.cli.env import version
-from nbcnn.cli.train_data import Material
 from nbcnn.files import document
 from nbcnn.files.errors import UsageError
-from nbcnn.model.files import OWN_MODEL
 from nbcnn.nn import description
 from nbcnn.nn.optim import FROZEN, MOST_STEPS, SGD, Adam, Factor, learning_rates, matching
 from nbcnn.nn.params import ParameterError, under
 from nbcnn.train import checkpoint, runlog
-from nbcnn.train.runlog import RunError, RunFolder
+from nbcnn.train.runlog import OWN_MODEL, RunError, RunFolder
+
+if TYPE_CHECKING:
+    from nbcnn.cli.train_data import Material
 
 FORMAT = "nbcnn-training-1"
 _UNSAVED = frozenset({"given", "explain", "json", "quiet", "verbose", "out", "resume", "config", "device"})

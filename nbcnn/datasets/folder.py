@@ -17,7 +17,6 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -193,6 +192,8 @@ def _each(work: Callable[[Any], Any], items: Sequence[Any], doing: str, progress
     results: list[Any] = []
     errors: list[str] = []
     started = told = time.perf_counter()
+    from concurrent.futures import ThreadPoolExecutor  # with logging, and few runs have images of their own
+
     with ThreadPoolExecutor(min(16, (os.cpu_count() or 1) + 2), thread_name_prefix="nbcnn-reader") as pool:
         for result in pool.map(work, items, chunksize=16):
             if isinstance(result, str):

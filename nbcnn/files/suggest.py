@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 
 DOORS = {"train": "python train.py", "extract": "python extract_features.py"}
@@ -23,5 +22,7 @@ def called(command: str, rest: object = "") -> str:
 
 def nearest(name: str, known: Sequence[str]) -> str:
     """Words that offer the one of `known` closest to `name`; empty if none is close ("cpu" is not close to "gpu")."""
+    import difflib  # only for a wrong name
+
     close = difflib.get_close_matches(name.lower(), known, 1, 0.7)
     return f"; did you mean {close[0]}?" if close else ""

@@ -25,6 +25,7 @@ from nbcnn.nn.params import under
 from nbcnn.run.net import Net
 from nbcnn.train import checkpoint
 from nbcnn.train.checkpoint import BEST, LAST, CheckpointError, Saved
+from nbcnn.train.runlog import OWN_MODEL
 from nbcnn.train.saved_net import choice_of, described, fill
 
 if TYPE_CHECKING:
@@ -34,8 +35,6 @@ FORMAT = "nbcnn-model-1"
 TRAINING = "nbcnn-training-1"
 CALLABLE = "a callable"
 """The name of data that a callable yields, whose examples nobody has together."""
-OWN_MODEL = "own"
-"""What a run's config.json calls a network that is no ready-made one."""
 
 
 @dataclass(frozen=True)

@@ -16,14 +16,16 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from nbcnn.files.errors import UsageError
 from nbcnn.gpu.upload import Uploads
 from nbcnn.plan.shapes import numel
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 CHUNK_BYTES = 8 << 20
 """A chunk has as many batches as fit into this, but at least one: large enough that a copy's fixed cost of about 20 µs is lost in its 150 µs."""
@@ -124,6 +126,8 @@ class Feeder:
         self._device, self._rows, self._patient, self._batches = device, rows, patient, batches
         self._sources = {} if batches else {name: source.reshape(len(source), -1) for name, source in sources.items()}
         self._uploads = Uploads(device)
+        from concurrent.futures import ThreadPoolExecutor  # with logging, and most trainings stream nothing
+
         sizes = {name: rows * numel(source.shape[1:]) for name, source in sources.items()}
         self._slots = [{name: ring[k * sizes[name] : (k + 1) * sizes[name]] for name, ring in rings.items()} for k in range(RING)]
         self._pinned = [{name: self._uploads.pinned(sizes[name], source.dtype.name) for name, source in sources.items()} for _ in range(PINNED)]

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import sys
+import threading
 import time
 from typing import Any, ClassVar, TextIO
 
@@ -19,6 +20,8 @@ from nbcnn.train.trainer import Trainer, loss_of
 LINE_SECONDS = 10.0
 """Shortest time between two progress lines without a terminal and without `--log-every`."""
 
+SWITCH_SECONDS = 1e-4
+"""Python's switch interval while Matplotlib is imported beside a training."""
 REDRAW_SECONDS = 30.0
 """The pictures are drawn after an epoch if they were last drawn this long ago, and at the end."""
 
@@ -115,6 +118,17 @@ class Progress(Callback):
         self._bar.refresh()
 
 
+def _import_plots() -> None:
+    """Import what draws the pictures: 0.4 s that the end of the training then does not take."""
+    before = sys.getswitchinterval()
+    # A thread that wants Python's lock gets it after this time: 5 ms, were nothing said, in which the GPU would take 25 training steps.
+    sys.setswitchinterval(SWITCH_SECONDS)
+    try:
+        from nbcnn.train import plots  # noqa: F401
+    finally:
+        sys.setswitchinterval(before)
+
+
 class EarlyStopping(Callback):
     """Ends a training whose loss no longer falls, and gives the network the weights of its best epoch.
 
@@ -164,6 +178,12 @@ class Pictures(Callback):
 
     def __init__(self) -> None:
         self.outcome: dict[str, Any] = {}
+        self._importing: threading.Thread | None = None
+
+    def reading(self, trainer: Trainer, reading: Reading) -> None:
+        if self._importing is None:
+            self._importing = threading.Thread(target=_import_plots, name="importing Matplotlib", daemon=True)
+            self._importing.start()
 
     def scores(self) -> dict[str, float]:
         """The numbers that `Trainer` adds to the metrics after every epoch, by name; none here."""

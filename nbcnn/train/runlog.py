@@ -21,6 +21,8 @@ from nbcnn.files import atomic, document, lock
 from nbcnn.train import checkpoint
 from nbcnn.train.checkpoint import BEST, LAST, Metadata, Tensors
 
+OWN_MODEL = "own"
+"""What config.json calls a network that is no ready-made one."""
 Row = dict[str, Any]
 """One epoch's metrics; "epoch" counts from 1."""
 

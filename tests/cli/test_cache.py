@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
+import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+from scripts import ROOT
 
 from nbcnn.cli import cache, ready_models, train_run
 from nbcnn.cli.phases import Phases
+from nbcnn.datasets import cifar10, mnist
 from nbcnn.gpu import compile_pool, device, driver, kernel_store
 from nbcnn.gpu.kernel_store import Stored
 from nbcnn.run.timeline import wait_launch
@@ -107,6 +114,69 @@ def test_every_kernel_of_a_ready_made_model_can_be_made_again():
     from nbcnn.gpu import identity
 
     assert all(identity.recipe(job.wanted.kernel) for job in jobs)
+
+
+WITHOUT_A_COMPILER = """
+import sys
+import played_driver
+
+played_driver.install()
+sys.modules["numba"] = sys.modules["llvmlite"] = None
+from nbcnn.gpu import compile_pool
+from nbcnn.cli.train import main
+
+compile_pool.warm_up = lambda: None
+sys.exit(main())
+"""
+
+
+def official(model, folder):
+    """The flags of a training on files of the size and form that `model` is made for, all zeros."""
+    if model == "autoencoder":
+        for name in cifar10.FILES:
+            with open(folder / name, "wb") as file:
+                file.truncate(cifar10.RECORDS * cifar10.RECORD)
+        return ["--dataset", "cifar10"]
+    for name, extents in zip(mnist.FILES, ((60_000, 28, 28), (60_000,), (10_000, 28, 28), (10_000,)), strict=True):
+        header = np.array([8 << 8 | len(extents), *extents], ">u4").tobytes()
+        with open(folder / name, "wb") as file:
+            file.write(header)
+            file.truncate(len(header) + math.prod(extents))
+    return ["--dataset", "mnist"]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("model", ["autoencoder", "mnist-cnn"])
+def test_a_package_for_a_model_has_every_kernel_of_its_training(model, store, tmp_path, monkeypatch):
+    """Another process finds them by what they are: it has no compiler, and its GPU is played."""
+
+    def compile_now(wanted, key):
+        header = {"key": key, "name": wanted.name, "module": "m", "types": list(wanted.types), "arch": wanted.arch, "entry": "e", "seconds": 0.0}
+        return Stored(header | {"compilers": {"numba-cuda": "another"}}, b"\x7fELF")
+
+    monkeypatch.setattr(compile_pool, "compile_now", compile_now)
+    monkeypatch.setattr(compile_pool, "warm_up", lambda: None)
+    monkeypatch.setattr(compile_pool, "_cores", lambda: 1)
+    package, data = tmp_path / "site" / "nbcnn_kernels", tmp_path / "data"
+    data.mkdir()
+    assert cache.main(["warm", model, "--arch", "90a", "--into", str(package)]) == 0
+    assert cache.main(["clear"]) == 0
+    words = ["--model", model, *official(model, data), "--data-dir", str(data), "--explain"]
+    paths = os.pathsep.join([str(package.parent), str(ROOT), str(ROOT / "tests")])
+
+    def training():
+        environment = os.environ | {"PYTHONPATH": paths, "NUMBA_CACHE_DIR": str(store)}
+        return subprocess.run([sys.executable, "-c", WITHOUT_A_COMPILER, *words], env=environment, capture_output=True, text=True, timeout=300)
+
+    done = training()
+    assert done.returncode == 0, done.stderr
+    assert "one training step" in done.stdout
+    assert list(kernel_store.files_in(store)) == []
+    made = next(kernel_store.files_in(next(package.glob("*/"))))
+    made.unlink()
+    done = training()
+    assert done.returncode == 4, "without one of its kernels a compiler is asked for"
+    assert "Numba-CUDA" in done.stderr
 
 
 # What runs say

@@ -55,6 +55,7 @@ ELSEWHERE = {
     "pipeline": "test_installed.py",
     "classify": "test_classify.py",
     "launch": "test_launch.py",
+    "cache": "test_cache.py",
 }
 """What is tried with other tests' data, and where."""
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from nbcnn import datasets
-from nbcnn.datasets import DataCorrupt, DataMissing, Dataset, UnknownDataset, mnist, photos, shapes
+from nbcnn.datasets import DataCorrupt, DataMissing, Dataset, UnknownDataset, bundled, mnist, photos, shapes
 
 DATA = Path(__file__).parents[2] / "data"
 
@@ -162,15 +162,9 @@ def test_shapes_are_the_same_bytes_everywhere():
 
 
 def test_photos_train_and_test_share_no_pixel(monkeypatch):
-    import sklearn.datasets
-
     # Photographs in which every pixel knows its column.
-    column = np.broadcast_to(np.arange(200, dtype=np.uint8)[None, :, None], (100, 200, 3))
-
-    class Bunch:
-        images = (column, column)
-
-    monkeypatch.setattr(sklearn.datasets, "load_sample_images", Bunch)
+    column = np.broadcast_to(np.arange(200, dtype=np.uint8), (3, 100, 200))
+    monkeypatch.setattr(photos, "photographs", lambda: [column, column])
     data = photos.load()
     assert (len(data.train_images), len(data.test_images)) == (photos.TRAIN_COUNT, photos.TEST_COUNT)
     assert data.train_images.max() < 160 <= data.test_images.min()
@@ -184,6 +178,21 @@ def test_photos_have_no_labels_and_name_the_photographers():
     assert data.classes is None
     assert "danielbuechele" in data.source
     assert "CC BY" in data.source
+
+
+def test_photos_are_scikit_learns_photographs():
+    from sklearn.datasets import load_sample_images
+
+    for ours, theirs in zip(photos.photographs(), load_sample_images().images, strict=True):
+        np.testing.assert_array_equal(ours, theirs.transpose(2, 0, 1))
+
+
+def test_bundled_files_that_are_not_there_are_named(monkeypatch):
+    with pytest.raises(DataMissing, match=r"other\.csv is missing"):
+        bundled.path("data/other.csv")
+    monkeypatch.setattr(bundled.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(DataMissing, match="pip install scikit-learn"):
+        datasets.load("digits")
 
 
 def test_digits_are_scikit_learns_digits():
