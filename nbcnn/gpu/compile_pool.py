@@ -80,33 +80,33 @@ def compile_all(launches: Iterable[Any], say: Say | None = None) -> int:
         return _compile(missing(launches), say, load)
 
 
-def compile_for(launches: Iterable[Any], arch: str, device: Path | None = None, say: Say | None = None) -> list[Stored]:
-    """Compile what `launches` need on a GPU of `arch`, which need not be here, into `device` or the user's folder; returns what was compiled."""
+def compile_for(launches: Iterable[Any], arch: str, target: Path | None = None, say: Say | None = None) -> list[Stored]:
+    """Compile what `launches` need on a GPU of `arch`, which need not be here, into `target` or the user's folder; returns what was compiled."""
     made: list[Stored] = []
 
     def take(wanted: Wanted, stored: Stored) -> None:
-        if device is not None:
-            keep(wanted, stored, device)
+        if target is not None:
+            keep(wanted, stored, target)
         made.append(stored)
 
     with locked():
-        jobs = missing(launches, arch, device)
+        jobs = missing(launches, arch, target)
         # What this machine's compiler made for the user is as good.
-        for job in list(jobs) if device is not None else ():
+        for job in list(jobs) if target is not None else ():
             if job.key and folder() is not None and (stored := find(job.wanted, job.key, folder())) is not None:
-                keep(job.wanted, stored, device)
+                keep(job.wanted, stored, target)
                 jobs.remove(job)
         _compile(jobs, say, take)
     return made
 
 
-def sizes(launches: Iterable[Any], arch: str, device: Path | None = None) -> list[int]:
-    """Bytes of each kernel of `launches` for `arch` that is on disk, in `device` or where this process looks."""
+def sizes(launches: Iterable[Any], arch: str, target: Path | None = None) -> list[int]:
+    """Bytes of each kernel of `launches` for `arch` that is on disk, in `target` or where this process looks."""
     found = {}
     for launch in launches:
         if getattr(launch, "kernel", None) is not None:
             wanted = Wanted(launch.kernel, driver.signature(launch.args), arch)
-            if (key := key_of(wanted)) and key not in found and (stored := find(wanted, key, device)) is not None:
+            if (key := key_of(wanted)) and key not in found and (stored := find(wanted, key, target)) is not None:
                 found[key] = len(stored.content())
     return list(found.values())
 
@@ -202,8 +202,8 @@ def warm_up(kernels: int = 2 * MOST_WORKERS) -> None:
 
 def warm_up_if_empty() -> None:
     """`warm_up` where the store holds next to nothing, so that there will be much to compile."""
-    device = folder()
-    if device is None or sum(1 for _ in zip(device.glob("*.kernel"), range(8), strict=False)) < 8:
+    found = folder()
+    if found is None or sum(1 for _ in zip(found.glob("*.kernel"), range(8), strict=False)) < 8:
         warm_up()
 
 

@@ -124,10 +124,10 @@ def find(wanted: Wanted, key: str, only: Path | None = None) -> Stored | None:
 
     `only` looks into this folder and no other.
     """
-    for device, own in ((precompiled(), False), (folder(), True)) if only is None else ((only, True),):
-        if device is None:
+    for where, own in ((precompiled(), False), (folder(), True)) if only is None else ((only, True),):
+        if where is None:
             continue
-        path = device / wanted.file_name(key)
+        path = where / wanted.file_name(key)
         try:
             stored = parsed(path.read_bytes())
         except OSError:
@@ -145,11 +145,11 @@ def find(wanted: Wanted, key: str, only: Path | None = None) -> Stored | None:
     return None
 
 
-def keep(wanted: Wanted, stored: Stored, device: Path | None = None) -> None:
+def keep(wanted: Wanted, stored: Stored, target: Path | None = None) -> None:
     """Write a compiled kernel to the user's folder, or to another. Where the disk is full or read-only it is not kept."""
-    device = device or folder()
-    if device is not None:
-        path = device / wanted.file_name(stored.header["key"])
+    target = target or folder()
+    if target is not None:
+        path = target / wanted.file_name(stored.header["key"])
         partial = temporary(path)
         try:
             # Not flushed to the disk one by one: after a power cut the checksum tells, and the kernel is compiled again.
@@ -171,9 +171,9 @@ def trim(limit: int = LIMIT) -> None:
                 path.unlink(missing_ok=True)
 
 
-def files_in(device: Path | None) -> Iterator[Path]:
+def files_in(target: Path | None) -> Iterator[Path]:
     """The kernels' files of a folder, in order."""
-    return iter(sorted(device.glob(f"*{SUFFIX}")) if device is not None else ())
+    return iter(sorted(target.glob(f"*{SUFFIX}")) if target is not None else ())
 
 
 def compile_now(wanted: Wanted, key: str) -> Stored:
@@ -193,18 +193,18 @@ def compile_now(wanted: Wanted, key: str) -> Stored:
     return Stored(header, cubin)
 
 
-def package_folder(device: Path) -> Path:
-    """The folder of these sources in a package `nbcnn_kernels` that is being made at `device`."""
-    made = device / kernel_cache.SOURCES
+def package_folder(target: Path) -> Path:
+    """The folder of these sources in a package `nbcnn_kernels` that is being made at `target`."""
+    made = target / kernel_cache.SOURCES
     made.mkdir(parents=True, exist_ok=True)
-    (device / "__init__.py").write_text('"""Compiled kernels of nbcnn, in a folder named after the sources that they were compiled from."""\n')
+    (target / "__init__.py").write_text('"""Compiled kernels of nbcnn, in a folder named after the sources that they were compiled from."""\n')
     return made
 
 
-def summary(device: Path | None) -> dict[str, Any]:
+def summary(target: Path | None) -> dict[str, Any]:
     """A folder of kernels in numbers: path (None where nothing can be kept), how many, bytes in all."""
-    sizes = [path.stat().st_size for path in files_in(device)]
-    return {"path": None if device is None else str(device), "kernels": len(sizes), "bytes": sum(sizes)}
+    sizes = [path.stat().st_size for path in files_in(target)]
+    return {"path": None if target is None else str(target), "kernels": len(sizes), "bytes": sum(sizes)}
 
 
 # What this process has loaded

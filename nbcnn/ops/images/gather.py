@@ -293,7 +293,7 @@ def gather_labels_kernel(flip: bool | str, ring: bool) -> Any:
             n = quotient(i, plane)
             source = i - n * plane
             index = order[state[POSITION] + i8(n)]
-            if mirrors and coin(index, state) != u4(0):
+            if mirrors and coin(index, state) != 0:
                 source = source + W - 1 - 2 * (source - quotient(source, W) * W)
             if ring:
                 image = (state[POSITION] + i8(n)) % i8(rows)
