@@ -494,10 +494,9 @@ def scaled(
 ) -> tuple[Any, Scaler]:
     """Features on the device, scaled by `scaler` or by their own. What is no float32 is scaled on the host, before it is rounded."""
     if features.dtype != np.float32:
+        finite(features)
         scaler = scaler or scaler_of(features, settings.scale)
-        brought = scaler.applied(features)
-        finite(brought)
-        return kernel.bring(brought, places, count, pitch, progress), scaler
+        return kernel.bring(scaler.applied(features), places, count, pitch, progress), scaler
     values = kernel.bring(features, places, count, pitch, progress)
     if scaler is None:
         mean, variance = kernel.moments(values, places, features.shape[1], pitch)

@@ -38,6 +38,7 @@ def parser() -> Parser:
     flag(group, "--arch", some_of(*ARCHITECTURES), "architectures to compile for, sm_…", ",".join(ARCHITECTURES))
     flag(group, "--op", str, "only this op's kernels", "all ops", metavar="OP")
     group = made.add_argument_group("output")
+    flag(group, "--registers", bool, "count no instructions, which takes a second compilation where no nvdisasm is", "off")
     flag(group, "--quiet", bool, "no progress", "off")
     flag(group, "--json", bool, "print one line of JSON instead of the table", "off")
     flag(group, "--page", str, "write the page of all kernels and who launches them instead, a few minutes", "off", metavar="FILE")
@@ -62,7 +63,7 @@ def _report(flags: SimpleNamespace) -> int:
             print(text, file=sys.stderr, flush=True)
 
     if flags.page:
-        if flags.mode or flags.precision or flags.arch or flags.op or flags.json:
+        if flags.mode or flags.precision or flags.arch or flags.op or flags.json or flags.registers:
             raise UsageError("--page is of all kernels, modes and ops: it goes with --quiet alone")
         from nbcnn.lab.report import kernels_page
 
@@ -77,6 +78,6 @@ def _report(flags: SimpleNamespace) -> int:
         raise UsageError(f"no op {flags.op!r} in these modes{nearest(flags.op, known)}")
     numba_cuda()
 
-    found = list(kernels.report(flags.mode, flags.precision, flags.arch or ARCHITECTURES, flags.op, say))
+    found = list(kernels.report(flags.mode, flags.precision, flags.arch or ARCHITECTURES, flags.op, say, counting=not flags.registers))
     print(json.dumps(found) if flags.json else kernels.table(found))
     return RUNTIME if any("error" in row for row in found) else OK

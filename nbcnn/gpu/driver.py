@@ -197,16 +197,16 @@ def arch() -> str:
 
 # Memory
 
-_held_back: list[Callable[[], Any]] | None = None
+_held_back: list[tuple[Device, Callable[[], Any]]] | None = None
 
 
-def _free(give_back: Callable[[], Any]) -> None:
-    """Give memory back; during a capture, whose thread must not free any, when it has ended."""
+def _free(gpu: Device, give_back: Callable[[], Any]) -> None:
+    """Give memory of `gpu` back; during a capture, whose thread must not free any, when it has ended."""
     if _held_back is not None:
-        _held_back.append(give_back)
+        _held_back.append((gpu, give_back))
     elif not sys.is_finalizing():
         with suppress(Exception):  # at the end of the process the driver may have gone first
-            device()
+            gpu.enter()
             give_back()
 
 
@@ -219,8 +219,8 @@ def nothing_freed() -> Iterator[None]:
         yield
     finally:
         waiting, _held_back = _held_back, None
-        for give_back in waiting:
-            _free(give_back)
+        for gpu, give_back in waiting:
+            _free(gpu, give_back)
 
 
 class Array:
@@ -299,10 +299,10 @@ class _Allocation:
     """Device memory that is given back when nothing refers to it any more."""
 
     def __init__(self, nbytes: int) -> None:
-        api = device().api
-        pointer = checked(api.cuMemAlloc(nbytes), f"allocate {nbytes:,} bytes of GPU memory")
+        gpu = device()
+        pointer = checked(gpu.api.cuMemAlloc(nbytes), f"allocate {nbytes:,} bytes of GPU memory")
         self.address = int(pointer)
-        weakref.finalize(self, _free, partial(api.cuMemFree, pointer)).atexit = False
+        weakref.finalize(self, _free, gpu, partial(gpu.api.cuMemFree, pointer)).atexit = False
 
 
 def empty(size: int, dtype: Any) -> Array:
@@ -322,13 +322,13 @@ def upload(values: np.ndarray) -> Array:
 
 def pinned(size: int, dtype: Any) -> np.ndarray:
     """`size` uninitialised elements of page-locked host memory, 1-D, which the GPU copies from without the host. Raises MemoryError."""
-    api, nbytes = device().api, max(1, size * np.dtype(dtype).itemsize)
+    gpu, nbytes = device(), max(1, size * np.dtype(dtype).itemsize)
     try:
-        address = int(checked(api.cuMemHostAlloc(nbytes, 0), f"allocate {nbytes:,} bytes of page-locked memory"))
+        address = int(checked(gpu.api.cuMemHostAlloc(nbytes, 0), f"allocate {nbytes:,} bytes of page-locked memory"))
     except DriverError as error:
         raise MemoryError(str(error)) from None
     held = (ctypes.c_uint8 * nbytes).from_address(address)
-    weakref.finalize(held, _free, partial(api.cuMemFreeHost, address)).atexit = False
+    weakref.finalize(held, _free, gpu, partial(gpu.api.cuMemFreeHost, address)).atexit = False
     return np.frombuffer(held, np.dtype(dtype), size)
 
 

@@ -20,17 +20,11 @@ TESTS = Path(__file__).parents[1]
 FILES = (
     "test_bench_ceilings.py",
     "test_compiler_door.py",
-    "test_conv_im2col.py",
     "test_conv_naive_tiled.py",
-    "test_dwconv1d.py",
     "test_gemm.py",
-    "test_hopper_ladder.py",
-    "test_losses.py",
-    "test_optim_ops.py",
     "test_parity.py",
     "test_ptx_cvt.py",
     "test_smo.py",
-    "test_stored.py",
     "test_turns.py",
     "test_unpool_pack.py",
 )
@@ -38,27 +32,33 @@ FILES = (
 FURTHER = (
     "test_conv_evonorm.py",
     "test_conv_evonorm_winograd.py",
+    "test_conv_im2col.py",
     "test_conv_im2col_fused.py",
     "test_conv_thin.py",
     "test_conv_thin_fused.py",
     "test_conv_winograd.py",
+    "test_dwconv1d.py",
     "test_dwconv1d_layer.py",
     "test_elementwise.py",
     "test_evonorm_apply.py",
     "test_evonorm_held.py",
     "test_gather.py",
     "test_gpu_svm.py",
+    "test_hopper_ladder.py",
     "test_inference.py",
+    "test_losses.py",
     "test_net.py",
     "test_norms.py",
+    "test_optim_ops.py",
     "test_resampling.py",
     "test_rows.py",
     "test_series_ops.py",
+    "test_stored.py",
     "test_streaming.py",
     "test_svm.py",
     "test_traffic.py",
 )
-"""Kernels that test_parity.py runs, too, in more shapes: ten minutes of a core."""
+"""Kernels that test_parity.py runs, too, in more shapes, and the ladder for Hopper: fifteen minutes of a core."""
 WHOLE_COMMANDS = ("test_bench_convs.py", "test_bench_op.py", "test_compare.py", "test_fusion_study.py", "test_s4convd.py", "test_study_times.py")
 """Commands and networks from end to end on simulated kernels: the kernels themselves have their cases in FILES."""
 

@@ -101,13 +101,15 @@ def _new(part: str, op: str, made: Sequence[Any], seen: set[Any]) -> Iterator[tu
             yield part, op, launch
 
 
-def report(mode: str | None, precision: str | None, archs: Sequence[str], op: str | None, say: Callable[[str], None]) -> Iterator[dict[str, Any]]:
-    """One row a kernel and architecture; `say` is called with what is being compiled and what is left out.
+def report(
+    mode: str | None, precision: str | None, archs: Sequence[str], op: str | None, say: Callable[[str], None], counting: bool = True
+) -> Iterator[dict[str, Any]]:
+    """One row a kernel and architecture; `say` is called with what is being compiled and what is left out. Instructions only if `counting`.
 
     Architectures are shared out among as many processes as there are cores. Of one architecture a kernel that several rows launch with the same
     types is compiled once.
     """
-    if disassembler() is None:
+    if counting and disassembler() is None:
         say("no nvdisasm or cuobjdump found: instructions are counted in PTX, before registers are given out")
     jobs = []
     for arch in archs:
@@ -118,7 +120,7 @@ def report(mode: str | None, precision: str | None, archs: Sequence[str], op: st
             else:
                 names.append((row.mode, row.precision))
         if names:
-            jobs.append((tuple(names), arch, op))
+            jobs.append((tuple(names), arch, op, counting))
     workers = min(len(jobs), len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
     if workers <= 1:
         for job in jobs:
@@ -133,7 +135,7 @@ def report(mode: str | None, precision: str | None, archs: Sequence[str], op: st
         yield from found[at]
 
 
-def compiled(names: Sequence[tuple[str, str]], arch: str, op: str | None, say: Callable[[str], None]) -> Iterator[dict[str, Any]]:
+def compiled(names: Sequence[tuple[str, str]], arch: str, op: str | None, counting: bool, say: Callable[[str], None]) -> Iterator[dict[str, Any]]:
     """The rows of the report for some (mode, precision) and one architecture."""
     known: dict[Any, dict[str, Any]] = {}
     for mode, precision in names:
@@ -142,21 +144,21 @@ def compiled(names: Sequence[tuple[str, str]], arch: str, op: str | None, say: C
             same = (key_of(Wanted(launch.kernel, signature(launch.args), arch)) or id(launch), launch.block, launch.shared)
             if same not in known:
                 say(f"{mode} {precision} sm_{arch}: {number} {name} …")
-                known[same] = examine(launch, arch)
+                known[same] = examine(launch, arch, counting)
             yield {"mode": mode, "precision": precision, "arch": f"sm_{arch}", "op": name, "runs_as": part} | known[same]
 
 
-def _job(_: None, job: tuple[Sequence[tuple[str, str]], str, str | None]) -> list[dict[str, Any]]:
+def _job(_: None, job: tuple[Sequence[tuple[str, str]], str, str | None, bool]) -> list[dict[str, Any]]:
     return list(compiled(*job, lambda text: None))
 
 
-def examine(launch: Any, arch: str) -> dict[str, Any]:
-    """Registers, stack frame, shared memory, occupancy and instructions of one kernel; `error` where it does not compile."""
+def examine(launch: Any, arch: str, counting: bool = True) -> dict[str, Any]:
+    """Registers, stack frame, shared memory, occupancy and, if `counting`, instructions of one kernel; `error` where it does not compile."""
     kernel = getattr(getattr(launch.kernel, "py_func", launch.kernel), "__name__", launch.name)
     threads, with_sass = int(np.prod(launch.block)), disassembler() is not None
     try:
         made = compile_launch(launch, arch)
-        counts = count_sass(sass(made.cubin)) if with_sass else count_ptx(ptx_of_launch(launch, arch))
+        counts = {} if not counting else count_sass(sass(made.cubin)) if with_sass else count_ptx(ptx_of_launch(launch, arch))
     except Exception as error:  # whatever NVVM, ptxas or nvJitLink say, the other kernels are still to be reported
         return {"kernel": kernel, "threads": threads, "error": " ".join(str(error).split())[:300]}
     fits = occupancy(arch, threads, made.registers, made.shared_bytes + launch.shared)
@@ -192,8 +194,8 @@ def table(found: Sequence[dict[str, Any]]) -> str:
     text = aligned(lines, (*range(6), 13))
     spilled = sorted({f"{row['kernel']} on {row['arch']} ({row['frame_bytes']} B)" for row in good if row["frame_bytes"]})
     failed = [f"does not compile: {row['kernel']} ({row['op']}) for {row['arch']}: {row['error']}" for row in found if "error" in row]
-    where = good[0]["counted_in"] if good else "SASS"
-    text.append(f"{len(good)} kernels; instructions counted in {where}, once however often they run")
+    counted = f"instructions counted in {good[0]['counted_in']}, once however often they run" if groups else "instructions not counted"
+    text.append(f"{len(good)} kernels; {counted}")
     text.append("blocks and warps that fit on a multiprocessor at a time, the part of its warps, and what allows no more of them")
     text.append(f"with a stack frame (spilled registers, or arrays that are not in registers): {', '.join(spilled) or 'none'}")
     return "\n".join(line.rstrip() for line in [*text, *failed])

@@ -307,7 +307,7 @@ def _kernel_matrices(row: Row, arch: str) -> list[Use]:
         ("rows", rows.launch_moments(f, i, d, d, d, 1024, 1024, 1024, 64)),
         ("rows", rows.launch_standardise(f, i, f, f, 1024, 1024, 1024)),
         ("rows", rows.launch_norms(f, d, f, f, 1024, 1024)),
-        ("rows", rows.launch_copy(f, f, 1024, 256, 1024, 0)),
+        ("rows", rows.launch_copy(f, f, 1024, 256, to=(1024, 0))),
         ("rows", rows.launch_isolate(f, 1024, 1000)),
         ("mirror", mirror.launch_apart(f, f, d, 1024, 1024)),
         ("mirror", mirror.launch_add_values(f, f, 1024, 1024, 1024)),

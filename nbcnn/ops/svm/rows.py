@@ -131,10 +131,14 @@ def norms_kernel(rows, exact, rounded, largest, count, pitch):
 
 
 @jit()
-def copy_rows_kernel(panel, matrix, width, pitch, first):
-    """matrix[first + r·pitch + c] = panel[r·width + c]. grid: rows, block 256; owns: a block a row; shared none; moves 8·width bytes a row."""
+def copy_rows_kernel(source, target, width, from_pitch, from_first, pitch, first):
+    """target[first + r·pitch + c] = source[from_first + r·from_pitch + c], c < width.
+
+    grid: rows, block 256; owns: a block a row; shared none; moves 8·width bytes a row.
+    """
+    row = i8(cuda.blockIdx.x)
     for c in range(cuda.threadIdx.x, width, THREADS):
-        matrix[first + i8(cuda.blockIdx.x) * pitch + c] = panel[i8(cuda.blockIdx.x) * width + c]
+        target[first + row * pitch + c] = source[from_first + row * from_pitch + c]
 
 
 @jit()
@@ -180,9 +184,10 @@ def launch_norms(rows: Any, exact: Any, rounded: Any, largest: Any, count: int, 
     return Launch(norms_kernel, blocks(count, THREADS // WARP), THREADS, (rows, exact, rounded, largest, np.int32(count), np.int32(pitch)))
 
 
-def launch_copy(panel: Any, matrix: Any, count: int, width: int, pitch: int, first: int) -> Launch:
-    """Launch of `copy_rows_kernel` of `count` rows."""
-    return Launch(copy_rows_kernel, count, THREADS, (panel, matrix, np.int32(width), np.int32(pitch), np.int64(first)))
+def launch_copy(source: Any, target: Any, count: int, width: int, *, start: tuple[int, int] = (0, 0), to: tuple[int, int] = (0, 0)) -> Launch:
+    """Launch of `copy_rows_kernel` of `count` rows; `start` and `to` are (elements from row to row, first element); 0 from row to row is `width`."""
+    sizes = (np.int32(start[0] or width), np.int64(start[1]), np.int32(to[0] or width), np.int64(to[1]))
+    return Launch(copy_rows_kernel, count, THREADS, (source, target, np.int32(width), *sizes))
 
 
 def launch_isolate(k: Any, n: int, real: int) -> Launch:

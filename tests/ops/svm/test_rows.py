@@ -68,9 +68,12 @@ def test_norms(device, matrix):
 def test_a_panel_is_copied_and_room_is_isolated(device, rng):
     k, panel = rng.random((5, 8)).astype(np.float32), rng.random((3, 2)).astype(np.float32)
     there = on(device, k)
-    rows.launch_copy(on(device, panel), there, 3, 2, 8, 8 + 4).run(device.stream)
+    rows.launch_copy(on(device, panel), there, 3, 2, to=(8, 8 + 4)).run(device.stream)
     rows.copy_rows(panel, k[1:4, 4:6])
     np.testing.assert_array_equal(device.download(there).reshape(k.shape), k)
+    square = device.empty(9, "float32")
+    rows.launch_copy(there, square, 3, 3, start=(8, 2 * 8 + 1)).run(device.stream)
+    np.testing.assert_array_equal(device.download(square).reshape(3, 3), k[2:5, 1:4])
     square = rng.random((5, 5)).astype(np.float32)
     there = on(device, square)
     rows.launch_isolate(there, 5, 3).run(device.stream)
