@@ -8,6 +8,8 @@ import hashlib
 import json
 import os
 import shutil
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -31,6 +33,11 @@ from nbcnn.classify.features import (
 )
 from nbcnn.files.atomic import DiskFull, replace_bytes, temporary
 
+AHEAD = 8
+"""Blocks that wait to be hashed and written: the GPU makes the next ones meanwhile."""
+SYNC_BYTES = 256 << 20
+"""Bytes after which the disk is asked to keep what it has, so that little is left to wait for at the end."""
+
 
 class FeatureWriter:
     """Writes one split of `count` rows of `width` features into `folder`; a context manager.
@@ -43,6 +50,9 @@ class FeatureWriter:
     With `mirrored` the rows are those of the mirrored images, without labels and never as csv. Everything goes to temporary names (`partial`)
     until `publish`; leaving the context without it removes them, and features that were in the folder before stay as they were. Whoever writes
     holds the folder (`nbcnn.files.lock`).
+
+    One thread hashes the blocks and another writes them, beside what the caller does: of 2 GB hashing takes 1.4 s, writing 0.5 s and the disk
+    as long again, computing 0.3 s. An error of theirs is raised by a later `write`, or by `publish`.
 
     Raises ValueError for labels of another count, an unknown storage, or mirrored images as csv; DiskFull if the folder's file system has
     not the room.
@@ -72,6 +82,9 @@ class FeatureWriter:
         self.partial = temporary(self.path)
         self.rows = 0
         self._hash = hashlib.sha256()
+        self._threads = [ThreadPoolExecutor(1, thread_name_prefix=f"nbcnn-{what}") for what in ("hash", "write")]
+        self._waiting: deque[Future[None]] = deque()
+        self._unsynced = 0
         self._line = "%d" + ",%.9g" * width + "\n"
         self.folder.mkdir(parents=True, exist_ok=True)
         self._check_room()
@@ -111,29 +124,47 @@ class FeatureWriter:
                     raise
 
     def write(self, offset: int, block: np.ndarray) -> None:
-        """Append `block`, (n, width) floats, the rows from `offset` on; rows come in order.
+        """Append `block`, (n, width) floats, the rows from `offset` on; rows come in order. The block must not be changed afterwards.
 
-        Raises ValueError if they do not, or if they do not fit; DiskFull if the disk does not hold them.
+        Raises ValueError if they do not, or if they do not fit; DiskFull if the disk did not hold these or earlier ones.
         """
         if offset != self.rows or block.ndim != 2 or block.shape[1] != self.width or offset + len(block) > self.count:
             raise ValueError(
                 f"{self.split}: rows {offset} to {offset + len(block)} of shape {block.shape} after {self.rows} of ({self.count}, {self.width})"
             )
         block = np.ascontiguousarray(block, "<f4")
-        self._hash.update(block.data)
-        try:
-            if self.storage == "npy":
-                self._file.write(block.data)
-            else:
-                labels = np.full(self.count, -1) if self.labels is None else self.labels
-                for label, row in zip(labels[offset:].tolist(), block, strict=False):
-                    self._file.write((self._line % (label, *row.tolist())).encode())
-        except OSError as error:
-            raise self._explained(error) from error
+        for thread, work in zip(self._threads, (self._hash_block, self._write_block), strict=True):
+            self._waiting.append(thread.submit(work, offset, block))
+        self._settle(2 * AHEAD)
         self.rows += len(block)
+
+    def _hash_block(self, offset: int, block: np.ndarray) -> None:
+        self._hash.update(block.data)
+
+    def _write_block(self, offset: int, block: np.ndarray) -> None:
+        if self.storage == "npy":
+            self._file.write(block.data)
+            self._unsynced += block.nbytes
+            if self._unsynced >= SYNC_BYTES:
+                self._unsynced = 0
+                self._file.flush()
+                os.fsync(self._file.fileno())
+            return
+        labels = np.full(self.count, -1) if self.labels is None else self.labels
+        for label, row in zip(labels[offset:].tolist(), block, strict=False):
+            self._file.write((self._line % (label, *row.tolist())).encode())
+
+    def _settle(self, left: int = 0) -> None:
+        """Wait until at most `left` blocks wait to be hashed or written. Raises what a thread raised."""
+        while len(self._waiting) > left:
+            try:
+                self._waiting.popleft().result()
+            except OSError as error:
+                raise self._explained(error) from error
 
     def adopt(self, end: int) -> None:
         """Take the rows up to `end` as other ranks wrote them (`FeaturePart`), by reading them back. Raises ValueError if they are not there."""
+        self._settle()
         with open(self.partial, "rb") as file:
             file.seek(HEADER_BYTES + 4 * self.rows * self.width)
             left = 4 * (end - self.rows) * self.width
@@ -154,6 +185,7 @@ class FeatureWriter:
         """Make the temporary file durable and describe it. Raises ValueError if rows are missing."""
         if self.rows != self.count:
             raise ValueError(f"{self.split}: {self.rows} of {self.count} rows were written")
+        self._settle()
         try:
             self._file.flush()
             os.fsync(self._file.fileno())
@@ -164,6 +196,8 @@ class FeatureWriter:
         return {"count": self.count, "sha256": self._hash.hexdigest(), "labels_sha256": labels}
 
     def _abandon(self) -> None:
+        for thread in getattr(self, "_threads", ()):
+            thread.shutdown(wait=True, cancel_futures=True)
         if file := getattr(self, "_file", None):
             # On a full disk the buffer cannot be flushed; the file goes away anyway.
             with contextlib.suppress(OSError):
