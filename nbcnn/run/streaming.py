@@ -107,7 +107,7 @@ class Batches:
 class Feeder:
     """Fills rings on the GPU with images, and with their targets, of `sources`, in the order that `begin` is given.
 
-    place, rings  where, and by name flat arrays of RING·rows images or targets.
+    device, rings  where, and by name flat arrays of RING·rows images or targets.
     sources       by the same names arrays, C-contiguous, of any dtype; they must not change. With `batches` they only say shapes and dtypes.
     rows          images of a chunk (`chunk_rows`).
     patient       called while a copy takes longer than PATIENCE; it may raise.
