@@ -34,7 +34,7 @@ def pytest_collection_modifyitems(items):
             continue
         # By a hash, since every third would be the same value of a parameter that has three.
         family.sort(key=lambda item: crc32(item.name.encode()))
-        for item in family[ceil(len(family) / 5) :]:
+        for item in family[ceil(len(family) / 6) :]:
             item.add_marker(pytest.mark.full)
 
 
