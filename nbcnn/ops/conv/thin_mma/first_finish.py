@@ -23,7 +23,7 @@ def pooled_bf16() -> Any:
 
     @jit(device=True)
     def run(out, values):
-        places = 0
+        places = u4(0)
         for j in range(4):
             a = relu_bf16x2(values[2 * j], values[2 * j + 1])
             b = relu_bf16x2(values[8 + 2 * j], values[9 + 2 * j])
@@ -50,7 +50,7 @@ def pooled_tf32() -> Any:
 
     @jit(device=True)
     def run(out, values):
-        places = 0
+        places = u4(0)
         for j in range(4):
             a = bits_float(float_bits(max(values[j], 0.0)) | 3)
             b = bits_float((float_bits(values[4 + j]) & 0xFFFFFFFC) | 2)
