@@ -13,6 +13,7 @@ from nbcnn.cli.errors import OK, guarded
 from nbcnn.cli.flags import Parser, count, flag, one_of, some_of
 from nbcnn.files.errors import UsageError
 from nbcnn.files.suggest import nearest
+from nbcnn.plan.names import ARCHITECTURES
 
 ACTIONS = {
     "list": "every kernel that is kept, with architecture, bytes, seconds of compiling, and compilers",
@@ -21,7 +22,6 @@ ACTIONS = {
 }
 MODELS = ("autoencoder", "mnist-cnn", "mnist-cnn-b0", "s4convd")
 """A copy of the names of `nbcnn.cli.ready_models`, which takes longer to import than `--help` may."""
-ARCHITECTURES = ("75", "80", "86", "89", "90a", "100", "120")
 EXAMPLES = (
     "python -m nbcnn cache list                            what is kept, and where",
     "python -m nbcnn cache warm autoencoder mnist-cnn      for the GPU of this machine",

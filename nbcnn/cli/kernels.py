@@ -13,10 +13,7 @@ from nbcnn.cli.flags import GPU_MODES, Parser, flag, one_of, some_of
 from nbcnn.files import atomic
 from nbcnn.files.errors import UsageError
 from nbcnn.files.suggest import nearest
-from nbcnn.plan.names import PRECISIONS
-
-ARCHITECTURES = ("75", "80", "86", "89", "90a", "100", "120")
-"""A copy of the architectures of `nbcnn.lab.measure.kernels`, which takes longer to import than `--help` may."""
+from nbcnn.plan.names import ARCHITECTURES, PRECISIONS
 
 EXAMPLES = (
     "python -m nbcnn kernels --mode tensorcore --precision bf16 --arch 90a",

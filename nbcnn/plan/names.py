@@ -25,3 +25,6 @@ DWCONV = ("naive", "coalesced", "shared", "warp", "best")
 
 MODELS = ("autoencoder", "small-autoencoder", "mnist-cnn", "mnist-cnn-b0", "s4convd")
 """Ready-made models (`nbcnn.nn.models`)."""
+
+ARCHITECTURES = ("75", "80", "86", "89", "90a", "100", "120")
+"""GPU architectures, sm_…, for which kernels can be compiled without such a GPU (`nbcnn.lab.measure.occupancy.LIMITS`)."""

@@ -15,7 +15,6 @@ from scripts import ROOT
 
 from nbcnn.__main__ import main
 from nbcnn.check.instructions import GROUPS, count_ptx, count_sass, disassembler
-from nbcnn.cli import kernels as command
 from nbcnn.cli.process import ENDED
 from nbcnn.gpu import device as gpu_device
 from nbcnn.lab.measure import kernels
@@ -24,6 +23,7 @@ from nbcnn.lab.measure.op import Choice, bound_of
 from nbcnn.lab.measure.opcases import problem
 from nbcnn.lab.measure.resources import resources
 from nbcnn.modes import MODES
+from nbcnn.plan import names
 
 SASS = """
         /*0000*/                   MOV R1, c[0x0][0x28] ;
@@ -65,7 +65,7 @@ def test_ptx_is_counted_by_the_same_groups():
 
 
 def test_architectures_of_the_command_are_those_that_can_be_compiled_for():
-    assert tuple(kernels.ARCHITECTURES) == command.ARCHITECTURES
+    assert tuple(kernels.ARCHITECTURES) == names.ARCHITECTURES
     assert [kernels.capability_of(arch) for arch in ("75", "90a", "120")] == [(7, 5), (9, 0), (12, 0)]
 
 
