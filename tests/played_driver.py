@@ -121,6 +121,7 @@ FUNCTIONS = {
     "cuMemcpyHtoDAsync": _copy,
     "cuMemcpyDtoHAsync": _copy,
     "cuStreamCreate": lambda flags: (OK, next(_handles)),
+    "cuStreamDestroy": lambda stream: (OK,),
     "cuStreamSynchronize": _wait,
     "cuStreamBeginCapture": _begin,
     "cuStreamEndCapture": _end,

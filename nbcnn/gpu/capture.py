@@ -32,7 +32,7 @@ class CapturedGraph:
 
     def __init__(self, streams: tuple[Any, Any], launches: Sequence[Any], branches: Sequence[str]) -> None:
         self._api = api = device().api
-        self._main = streams[0].handle
+        self._streams, self._main = streams, streams[0].handle
         mode = api.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
         streams[0].synchronize()
         self._events: list[Event] = []

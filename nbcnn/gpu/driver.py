@@ -336,11 +336,12 @@ def pinned(size: int, dtype: Any) -> np.ndarray:
 
 
 class Stream:
-    """A stream of the device; `handle` is the driver's."""
+    """A stream of the device; `handle` is the driver's. It is destroyed when nothing refers to it any more: a stream holds about 0.5 MiB."""
 
     def __init__(self) -> None:
-        api = device().api
-        self.handle = checked(api.cuStreamCreate(0), "create a stream")
+        gpu = device()
+        self.handle = checked(gpu.api.cuStreamCreate(0), "create a stream")
+        weakref.finalize(self, _free, gpu, partial(gpu.api.cuStreamDestroy, self.handle)).atexit = False
 
     def __cuda_stream__(self) -> tuple[int, int]:
         return 0, int(self.handle)

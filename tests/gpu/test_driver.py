@@ -161,6 +161,21 @@ def test_events_are_timed(played):
     assert played_driver.calls["cuEventDestroy"] == 1
 
 
+def test_streams_are_destroyed_with_what_used_them(played):
+    """Fifty models after another kept a hundred streams and 50 MiB of GPU memory."""
+    gc.collect()
+    before = played_driver.calls["cuStreamDestroy"]
+    other = device.Gpu()
+    graph = other.replayable([driver.Event()])
+    del other
+    gc.collect()
+    assert played_driver.calls["cuStreamDestroy"] == before  # the graph runs on them
+    graph.close()
+    del graph
+    gc.collect()
+    assert played_driver.calls["cuStreamDestroy"] == before + 2
+
+
 def test_another_thread_enters_the_same_context(played):
     found = []
     thread = threading.Thread(target=lambda: found.append(played.download(played.empty(2, "uint8")).size))

@@ -6,7 +6,8 @@ where it counts. a·b = hi·hi + hi·lo + lo·hi; what is left out, lo·lo, is 2
 Tensor cores round sums down, which over 8,192 features would show in the fifth digit. So the products of 64 features are a sum of their own,
 added to the total on the CUDA cores, which round to nearest.
 
-A Gram matrix is symmetric: its tiles on and above the diagonal are computed, and stored twice.
+A Gram matrix is symmetric: its tiles on and above the diagonal are computed, and stored twice. What is subtracted from a symmetric matrix is
+subtracted on and below the diagonal alone, which is all that a Cholesky factorisation reads.
 
     rbf_values    halves of a (M,K) and b (N,K), |a|², |b|² -> k (M,N) = exp(−γ |a − b|²), or added to k; or k −= a·bᵀ
 """
@@ -45,6 +46,8 @@ STAGE_BYTES = 4 * TILE_BYTES
 SHARED_BYTES = ALIGNMENT + STAGES * STAGE_BYTES + 16 * STAGES
 SUMS = SIDE // GROUPS * SIDE // WARPGROUP
 _LO = TILE_BYTES
+ANY = 1 << 30
+"""More rows than there are: a matrix that is not symmetric is stored wherever its column is right of its row minus this."""
 # The small products first: they lose least to the large one.
 _PRODUCTS = ((1, 0), (0, 1), (0, 0))
 
@@ -141,26 +144,53 @@ def gram_kernel() -> Any:
 
     add = unrolled([adding(first) for first in range(0, SUMS, 16)])
 
-    def storing(j: int, h: int, e: int) -> Any:
-        AT, DOWN, ACROSS = 4 * j + 2 * h + e, 8 * h, 8 * j + e
+    def each(made: Any) -> Any:
+        """What `made` makes for each value of a thread: its number, its row and its column, counted from the thread's first."""
+        return unrolled([unrolled([made(4 * j + 2 * h + e, 8 * h, 8 * j + e) for h in range(2) for e in range(2)]) for j in range(EIGHTS)])
 
+    def kernel_value(AT: int, DOWN: int, ACROSS: int) -> Any:
         @jit(device=True)
-        def run(total, k, norms_a, norms_b, m, n, M, N, pitch, unscale, power, symmetric, added):
+        def run(total, norms_a, norms_b, m, n, M, N, unscale, power, symmetric):
             row, column = m + DOWN, n + ACROSS
-            if row < M and column < N and (symmetric == 0 or column >= row):
-                value = -(total[AT] * unscale)
-                if added != SUBTRACTED:
-                    squared = norms_a[row] + norms_b[column] + 2.0 * value
-                    value = 1.0 if symmetric != 0 and row == column else exp2(power * max(squared, 0.0))
-                at = i8(row) * pitch + column
-                k[at] = value + k[at] if added != 0 else value
-                if symmetric != 0 and column != row:
-                    at = i8(column) * pitch + row
-                    k[at] = value + k[at] if added != 0 else value
+            if row < M and column < N:
+                squared = norms_a[row] + norms_b[column] - 2.0 * (total[AT] * unscale)
+                total[AT] = 1.0 if symmetric != 0 and row == column else exp2(power * max(squared, 0.0))
 
         return run
 
-    store = unrolled([unrolled([storing(j, h, e) for h in range(2) for e in range(2)]) for j in range(EIGHTS)])
+    def negative(AT: int, DOWN: int, ACROSS: int) -> Any:
+        @jit(device=True)
+        def run(total, unscale):
+            total[AT] = -(total[AT] * unscale)
+
+        return run
+
+    def fetching(AT: int, DOWN: int, ACROSS: int) -> Any:
+        @jit(device=True)
+        def run(old, k, m, n, M, N, down, across, least):
+            row, column = m + DOWN, n + ACROSS
+            if row < M and column < N and column - row >= least:
+                old[AT] = k[i8(row) * down + i8(column) * across]
+
+        return run
+
+    def storing(AT: int, DOWN: int, ACROSS: int) -> Any:
+        @jit(device=True)
+        def run(total, old, k, m, n, M, N, down, across, least, added):
+            row, column = m + DOWN, n + ACROSS
+            if row < M and column < N and column - row >= least:
+                k[i8(row) * down + i8(column) * across] = total[AT] + old[AT] if added != 0 else total[AT]
+
+        return run
+
+    value, negate, fetch, store = each(kernel_value), each(negative), each(fetching), each(storing)
+
+    @jit(device=True)
+    def put(total, old, k, m, n, M, N, down, across, least, added):
+        # All loads come first: one latency, where a load behind every store would be 64 of them.
+        if added != 0:
+            fetch(old, k, m, n, M, N, down, across, least)
+        store(total, old, k, m, n, M, N, down, across, least, added)
 
     @jit(launch_bounds=(THREADS, 1))
     def gram_wgmma_kernel(maps, order, norms_a, norms_b, k, count, steps, rows_a, rows_b, M, N, pitch, unscale, power, symmetric, added):
@@ -171,7 +201,8 @@ def gram_kernel() -> Any:
         block   two warpgroups that multiply, one warp of which a single thread has tiles fetched.
         owns    block 128 × 128 at a time, warpgroup 64 × 128, thread 2 columns of 8, every 8th row: 64 sums of a step, 64 totals.
         shared  three stages of 64 KiB (both halves of 128 rows of a and of b), and their barriers.
-        moves   4 bytes a feature: a once a column of tiles, b once a row of tiles, out of L2; k once, symmetric tiles read half as often.
+        moves   4 bytes a feature: a once a column of tiles, b once a row of tiles, out of L2; symmetric tiles read half as often. k is written
+                once, and read once where it is added to.
         needs   compute capability 9.0; halves whose width is a multiple of 64.
         source  H. Ootomo, R. Yokota, "Recovering single precision accuracy from tensor cores …", IJHPCA 36 (2022).
         """
@@ -214,7 +245,16 @@ def gram_kernel() -> Any:
                     step += 1
                 m = order[2 * t] * SIDE + group * (SIDE // GROUPS) + (warp & 3) * 16 + (lane >> 2)
                 n = order[2 * t + 1] * SIDE + (lane & 3) * 2
-                store(total, k, norms_a, norms_b, m, n, M, N, pitch, unscale, power, symmetric, added)
+                if added == SUBTRACTED:
+                    negate(total, unscale)
+                else:
+                    value(total, norms_a, norms_b, m, n, M, N, unscale, power, symmetric)
+                if symmetric == 0:
+                    put(total, acc, k, m, n, M, N, pitch, 1, -ANY, added)
+                else:
+                    if added != SUBTRACTED:
+                        put(total, acc, k, m, n, M, N, pitch, 1, 0, added)
+                    put(total, acc, k, m, n, M, N, 1, pitch, 0 if added == SUBTRACTED else 1, added)
                 t += cuda.gridDim.x
 
     return gram_wgmma_kernel
@@ -239,7 +279,7 @@ def launch_gram(
 
     a and b are (halves, norms, rows): halves a flat uint16 array of hi and then lo, rows × width each; norms float32, from the first row of the
     product on. `unscale` is one over the product of the powers of two that their rows were scaled by. k is a flat float32 array.
-    With `subtract` the products are subtracted from it (norms and γ do not matter then).
+    With `subtract` the products are subtracted from it, of a symmetric one on and below the diagonal only (norms and γ do not matter then).
     """
     (halves_a, norms_a, rows_a), (halves_b, norms_b, rows_b), (M, N, width) = a, b, sizes
     if width % COLUMNS:
