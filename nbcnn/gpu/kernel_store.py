@@ -16,14 +16,13 @@ import hashlib
 import importlib.util
 import json
 import os
-import platform
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +45,9 @@ _PACKAGES = ("numba", "numba-cuda", "llvmlite", "nvidia-nvvm", "nvidia-cuda-nvcc
 @cache
 def compilers() -> dict[str, str]:
     """The versions of what compiles here, by package, and Python's; packages that are not installed are left out."""
-    found = {"python": ".".join(platform.python_version_tuple()[:2])}
+    from importlib import metadata  # 40 ms, which a program without a GPU does not need
+
+    found = {"python": f"{sys.version_info.major}.{sys.version_info.minor}"}
     for package in _PACKAGES:
         with suppress(metadata.PackageNotFoundError):
             found[package] = metadata.version(package)
