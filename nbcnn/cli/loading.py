@@ -63,7 +63,8 @@ def ahead(task: Callable[[], T]) -> Callable[[], T]:
         except BaseException as error:  # for whoever waits
             raised.append(error)
 
-    thread = threading.Thread(target=run, name="reading ahead", daemon=True)
+    # No daemon: it imports extension modules, and Python that ends meanwhile ends in a segmentation fault.
+    thread = threading.Thread(target=run, name="reading ahead")
     thread.start()
 
     def result() -> T:

@@ -70,9 +70,11 @@ def writing(folder: Path, name: str = WRITER, waiting: Callable[[str], None] | N
             atomic.replace_bytes(path, (json.dumps(_myself()) + "\n").encode())
             yield
         finally:
-            path.unlink(missing_ok=True)
-            # While it is held: whoever has opened it already notices that it has no name any more, and tries again.
-            Path(f"{path}.lock").unlink(missing_ok=True)
+            try:
+                path.unlink(missing_ok=True)
+            finally:
+                # While it is held: whoever has opened it already notices that it has no name any more, and tries again.
+                Path(f"{path}.lock").unlink(missing_ok=True)
     finally:
         lock.release()
 

@@ -185,7 +185,7 @@ def open_ahead() -> None:
             device()
 
     if not SIMULATOR:
-        threading.Thread(target=opening, name="opening the GPU", daemon=True).start()
+        threading.Thread(target=opening, name="opening the GPU").start()  # no daemon: Python must not end while it imports the bindings
 
 
 @cache

@@ -182,7 +182,8 @@ class Pictures(Callback):
 
     def reading(self, trainer: Trainer, reading: Reading) -> None:
         if self._importing is None:
-            self._importing = threading.Thread(target=_import_plots, name="importing Matplotlib", daemon=True)
+            # No daemon: Python 3.13 that ends while another thread imports an extension module ends in a segmentation fault.
+            self._importing = threading.Thread(target=_import_plots, name="importing Matplotlib")
             self._importing.start()
 
     def scores(self) -> dict[str, float]:
