@@ -80,6 +80,7 @@ def test_an_op_with_its_layer(tmp_path):
     run(tmp_path, "-c", findings)
 
 
+@pytest.mark.full
 def test_a_convolution_mode(tmp_path):
     touched = follow("add-mode", tmp_path)
     assert "nbcnn/plan/names.py" in touched

@@ -100,6 +100,7 @@ def test_what_needs_none_does_its_part(name, tmp_path):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.full
 def test_the_ladder_says_once_what_it_leaves_out(tmp_path):
     done = run(("-m", "nbcnn", "ladder", "--batch", "1"), tmp_path)
     assert done.returncode == 0, done.stderr

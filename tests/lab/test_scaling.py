@@ -17,6 +17,7 @@ from nbcnn.lab.studies import scaling, scaling_rank
 from nbcnn.ranks.team import ALONE
 
 
+@pytest.mark.full
 def test_two_processes_are_checked_timed_and_judged(capsys, tmp_path):
     words = ["scaling", "--mode", "cpu", "--batch", "2", "--seconds", "0.01", "--json", "--save", "--results", tmp_path]
     assert exits(bench.main, words) == 0

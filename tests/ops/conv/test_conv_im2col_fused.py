@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from compiled import full
 
 from nbcnn.check import gradcheck
 from nbcnn.check.one_op import Bound
@@ -68,9 +67,9 @@ def test_chosen_tiles(op, gpu):
             check(case, gpu)
 
 
-@pytest.mark.sampled
+@pytest.mark.full
 @pytest.mark.skipif(gpu_device.SIMULATOR, reason="the simulator compiles nothing")
-@pytest.mark.parametrize("op", ["conv_relu_pool_fprop", "upconv_relu_fprop", *full("upconv_dgrad_relu", "upconv_wgrad")])
+@pytest.mark.parametrize("op", ["conv_relu_pool_fprop", "upconv_relu_fprop", "upconv_dgrad_relu", "upconv_wgrad"])
 def test_large_tiles_keep_to_their_registers_when_compiled(op):
     shape = ConvShape(1, 128, 8, 8, 256, 3, 3, 1, 1)
     case = next(c for c in (*pooled_cases(shape), *up_cases(shape)) if c.op == op)

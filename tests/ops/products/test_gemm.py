@@ -34,7 +34,7 @@ def test_real_products(gpu, rng, sizes):
     check_product(gpu, rng, *sizes)
 
 
-@pytest.mark.sampled
+@pytest.mark.full
 @pytest.mark.skipif(gpu_device.SIMULATOR, reason="the simulator compiles nothing")
 @pytest.mark.parametrize("arch", ["75", "90a"])
 @pytest.mark.parametrize("K", [8192, 37])

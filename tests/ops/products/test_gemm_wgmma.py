@@ -49,7 +49,7 @@ def test_a_tile_is_read_by_all_that_need_it():
     assert implementation("tf32").traffic(call(200, 64, 136, tile)) == [Traffic(4 * (3 * a + 2 * b), 4 * c, 4 * (a + b))]
 
 
-@pytest.mark.sampled
+@pytest.mark.full
 @pytest.mark.skipif(nb.SIMULATOR, reason="the simulator compiles nothing")
 @pytest.mark.parametrize("precision", ["bf16", "tf32"])
 def test_the_largest_tile_leaves_no_sum_in_memory(precision):
