@@ -26,6 +26,8 @@ def ladder(source: Source) -> Parts:
         yield below(where)
     if not source.has("ladder"):
         yield Missing("the ladder", "python -m nbcnn ladder --save")
+    for name, rows, where in source.sections("hopper"):
+        yield page.folded(titled(name), sections.hopper(rows).html() + below(where))
 
 
 def _mode(row: dict[str, Any]) -> str:

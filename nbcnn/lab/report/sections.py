@@ -57,6 +57,26 @@ def _rung(row: Row, before: Row | None, first: Row | None) -> tuple[str, ...]:
     )
 
 
+def hopper(rows: Sequence[Row]) -> Table:
+    """Every kernel of the ladder for Hopper, from mode im2col to the engine."""
+
+    def shown(value: float | None, form: str) -> str:
+        return "" if value is None else f"{value:{form}}"
+
+    head = ("kernel", "idea", "µs", "TFLOP/s", "% of peak", "over the one before", "registers", "shared, KiB", "blocks on a multiprocessor")
+    lines = (
+        (
+            *(row["variant"], row["idea"], _micro(row["ms"]), f"{row['tflops']:.0f}", shown(row.get("percent_of_peak"), ".0f")),
+            f"{row['over_before']:.2f}×" if row.get("over_before") else "",
+            shown(row.get("registers"), "d"),
+            "" if row.get("shared_bytes") is None else f"{row['shared_bytes'] / 1024:.0f}",
+            shown(row.get("blocks"), "d"),
+        )
+        for row in rows
+    )
+    return Table(head, tuple(lines), 2)
+
+
 def planned_mib(row: Row) -> float:
     """MiB that were planned for a training but for the data set and the tables of its batches."""
     nbytes: int = sum(count for name, count in row["planned_bytes"].items() if name not in ("data set", "tables"))
