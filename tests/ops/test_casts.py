@@ -28,7 +28,7 @@ CASTS: dict[str, tuple[int, str]] = {
     "conv/mma/wgrad_load.py": (2, f"{BITS}; {SIGNED}"),
     "conv/thin/gather.py": (4, UNSIGNED),
     "conv/thin/scatter.py": (4, RANGE),
-    "conv/thin_mma/first_finish.py": (2, BITS),
+    "conv/thin_mma/first_epilogue.py": (2, BITS),
     "conv/thin_mma/last_dgrad.py": (1, BOTH),
     "conv/thin_mma/last_wgrad.py": (2, BITS),
     "conv/wgmma/epilogue.py": (2, BITS),

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from nbcnn.lab.report import page, svg
+from nbcnn.lab.report import page, sections, svg
 from nbcnn.lab.report.source import Missing, Source
 from nbcnn.lab.report.svg import Dot, Series
+from nbcnn.lab.report.tables import below, joined
 from nbcnn.lab.report.titles import titled
 from nbcnn.lab.studies import warmup_costs
 
@@ -17,43 +18,30 @@ COLOURS = {"compute": 1, "memory": 2}
 
 def ladder(source: Source) -> Parts:
     """Every mode of the machine, from NumPy up."""
-    found = False
     for name, rows, where in source.sections("ladder"):
-        found = True
         yield page.heading(titled(name, rows))
         bars = [(_mode(row), row["images_per_second"], f"{row['images_per_second']:,.0f}") for row in rows]
         yield page.figure(svg.bars(bars, "training images per second"), "Training images per second of every mode; higher is better.")
-        head = ("mode", "batch", "ms", "fprop", "dgrad", "wgrad", "images/s", "TFLOP/s", "% of peak", "× before", "× cpu")
-        yield page.table(head, [_rung(row, before, rows[0]) for row, before in zip(rows, [None, *rows[:-1]], strict=True)])
-        yield page.provenance(where)
-    if not found:
+        yield sections.ladder(rows).html()
+        yield below(where)
+    if not source.has("ladder"):
         yield Missing("the ladder", "python -m nbcnn ladder --save")
+    for name, rows, where in source.sections("hopper"):
+        yield page.folded(titled(name), sections.hopper(rows).html() + below(where))
 
 
 def _mode(row: dict[str, Any]) -> str:
     return f"{row['mode']} {row['precision']}" if row["mode"] == "tensorcore" else str(row["mode"])
 
 
-def _rung(row: dict[str, Any], before: dict[str, Any] | None, first: dict[str, Any]) -> tuple[Any, ...]:
-    passes = (f"{row['passes_ms'][name]['median']:,.3f}" for name in ("fprop", "dgrad", "wgrad"))
-    per_second = row["images_per_second"]
-    share = f"{row['percent_of_peak']:.1f}" if row.get("percent_of_peak") is not None else None
-    over = f"{per_second / before['images_per_second']:.2f}" if before else None
-    over_cpu = f"{per_second / first['images_per_second']:,.1f}" if before and first["mode"] == "cpu" else None
-    step = f"{row['step_ms']['median']:,.3f}"
-    return (_mode(row), f"{row['batch']:,}", step, *passes, f"{per_second:,.0f}", f"{row['tflops']:.2f}", share, over, over_cpu)
-
-
 def roofline(source: Source) -> Parts:
     """Every step of the plan under the roofs that its GPU was measured to have."""
-    found = False
     for name, rows, where in source.sections("roofline"):
-        found = True
         yield page.heading(titled(name, rows))
         for row in rows:
             yield from _roofline(row)
-        yield page.provenance(where)
-    if not found:
+        yield below(where)
+    if not source.has("roofline"):
         yield Missing("the roofline", "python -m nbcnn roofline --save")
     yield from _counters(source)
 
@@ -81,8 +69,7 @@ def _roofline(rows: dict[str, Any]) -> Iterator[str]:
         caption = "Filled: flops over compulsory bytes (every operand once); hollow: over logical bytes (what the kernels ask for). "
         caption += "Blue: compute is the limit; orange: memory; green: neither. Steps without flops stand in the table only."
         yield page.figure(svg.scatter(dots, roofs, "flop per byte", "TFLOP/s"), caption)
-    head = ("step", "op", "runs as", "µs", "attainable µs", "% of it", "limiter", "GFLOP", "compulsory MB", "logical MB", "GB/s of compulsory")
-    yield page.table(head, [_point(point) for point in rows["points"]], words=3)
+    yield sections.roofline(rows).html()
     total, whole = rows["sum_ms"], rows["whole_step_ms"]
     yield page.paragraph(f"The steps timed one by one sum to {total:.3f} ms; the whole training step takes {whole:.3f} ms ({total / whole:.0%}).")
 
@@ -94,34 +81,13 @@ def _roof(peak: float, bandwidth: float, low: float, high: float) -> list[tuple[
     return [(x, min(peak, bandwidth * x) / 1e12) for x in xs]
 
 
-def _point(point: dict[str, Any]) -> tuple[Any, ...]:
-    ms = point["ms"]["median"]
-    flops = f"{point['flops'] / 1e9:.3f}" if point["flops"] else None
-    sizes = (f"{point['compulsory_bytes'] / 1e6:.2f}", f"{point['logical_bytes'] / 1e6:.2f}" if point["logical_bytes"] else None)
-    limits = (f"{point['attainable_ms'] * 1e3:.1f}", f"{point['fraction']:.0%}", point["limiter"])
-    return (point["scope"], point["op"], point["runs_as"], f"{ms * 1e3:.1f}", *limits, flops, *sizes, f"{point['compulsory_bytes'] / ms / 1e6:,.0f}")
-
-
 def _counters(source: Source) -> Parts:
     """The model's bytes beside what ncu counted."""
-    found = False
     for name, rows, where in source.sections("counters"):
         for row in rows:
-            found = True
-            least = [kernel["distinct"] + kernel["write"] if "distinct" in kernel else None for kernel in row["kernels"]]
-            table = [
-                (
-                    *(kernel["scope"], kernel["op"], kernel["kernel"], f"{bytes_ / 1e6:.1f}" if bytes_ is not None else None),
-                    *(f"{kernel[side] / 1e6:.1f}" for side in ("dram_read", "dram_write")),
-                    f"{kernel['error']:+.1%}" if kernel.get("error") is not None else None,
-                    "streams" if kernel.get("streams") else None,
-                )
-                for kernel, bytes_ in zip(row["kernels"], least, strict=True)
-            ]
-            head = ("step", "op", "kernel", "model MB", "DRAM read MB", "DRAM written MB", "model is off by", "")
-            content = page.table(head, table, words=3) + page.provenance(where)
+            content = sections.counters(row).html() + below(where)
             yield page.folded(f"{titled(name)}; the model's bytes beside ncu's", content)
-    if not found:
+    if not source.has("counters"):
         yield Missing("the model's bytes beside DRAM's", "python -m nbcnn roofline --ncu --save")
 
 
@@ -195,52 +161,28 @@ def peers(source: Source) -> Parts:
 
 
 def _steps(source: Source) -> Parts:
-    found = False
     for name, rows, where in source.sections("step"):
-        found = True
         yield page.heading(titled(name, rows))
-        table = [
-            (row["form"], f"{row['step_ms']['median']:,.3f}", _spread(row["step_ms"]), f"{row['images_per_second']:,.0f}", f"{row['ratio']:.2f}×")
-            for row in rows
-        ]
-        yield page.table(("form", "ms/step", "5 … 95 %", "images/s", "time over ours"), table)
-        yield page.provenance(where)
-    if not found:
+        yield sections.steps(rows).html()
+        yield below(where)
+    if not source.has("step"):
         yield Missing("the training step beside PyTorch", "python -m nbcnn bench step --save")
 
 
-def _spread(timing: dict[str, Any]) -> str:
-    return f"{timing['p5']:,.3f} … {timing['p95']:,.3f}"
-
-
 def _epochs(source: Source) -> Parts:
-    rows = [
-        (titled(name, found), f"{row['images']:,}", f"{row['seconds']['median']:.4f}", _spread(row["seconds"]))
-        for name, found, _ in source.sections("epoch")
-        for row in found
-    ]
-    if rows:
+    found = [sections.epochs(rows).labelled("study", titled(name, rows)) for name, rows, _ in source.sections("epoch")]
+    if found:
         yield page.heading("Whole epochs")
-        yield page.table(("study", "images", "seconds", "5 … 95 %"), rows)
+        yield joined(found).html()
     else:
         yield Missing("whole epochs", "python -m nbcnn bench epoch --save")
 
 
 def _convs(source: Source) -> Parts:
-    found = False
     for name, rows, where in source.sections("convs"):
-        found = True
-        head = ("layer", "pass", "µs", "TFLOP/s", "cuDNN µs", "its time over ours")
-        table = [
-            (
-                *(row["layer"], row["path"], f"{row['ms']['median'] * 1e3:,.1f}", f"{row['tflops']:.1f}"),
-                *((f"{row['cudnn_ms']['median'] * 1e3:,.1f}", f"{row['ratio']:.2f}×") if row["cudnn_ms"] else (None, None)),
-            )
-            for row in rows
-        ]
-        content = page.table(head, table, words=2) + page.provenance(where)
+        content = sections.convs(rows).html() + below(where)
         yield page.folded(f"{titled(name, rows)}; every layer and pass", content)
-    if not found:
+    if not source.has("convs"):
         yield Missing("single convolutions beside cuDNN", "python -m nbcnn bench convs --save")
 
 
@@ -248,60 +190,26 @@ def _ops(source: Source) -> Parts:
     """Single ops, and comparisons of two ways to run one. Nobody misses them: there are too many to have them all."""
     for name, rows, where in (*source.sections("op"), *source.sections("compare")):
         timed = [each for row in rows for each in row.get("times", [row]) if "ms" in each]
-        head = ("variant", "cache", "calls", "µs", "5 … 95 %", "GB/s of compulsory", "TFLOP/s", "% of roof", "time over the first", "")
-        content = page.table(head, [_op(row) for row in timed]) + page.provenance(where)
+        content = sections.ops(timed).html() + below(where)
         yield page.folded(titled(name), content)
 
 
-def _op(row: dict[str, Any]) -> tuple[Any, ...]:
-    ms, ratio = row["ms"], row.get("times_the_first")
-    share = f"{row['roofline']:.0%}" if row.get("roofline") else None
-    interval = f"{ratio['ratio']:.3f} [{ratio['low']:.3f}, {ratio['high']:.3f}]" if ratio else None
-    spread = f"{ms['p5'] * 1e3:.2f} … {ms['p95'] * 1e3:.2f}"
-    rates = (f"{row['gbytes_per_second']:,.0f}" if row.get("gbytes_per_second") else None, f"{row['tflops']:.1f}" if row.get("tflops") else None)
-    calls = f"{row['iterations']:,}{' in a graph' if row.get('graph') else ''}"
-    return (
-        row["variant"],
-        row["cache"],
-        calls,
-        f"{ms['median'] * 1e3:.2f}",
-        spread,
-        *rates,
-        share,
-        interval,
-        None if row.get("steady", True) else "not steady",
-    )
-
-
 def _selftest(source: Source) -> Parts:
-    found = False
     for _, rows, where in source.sections("selftest"):
-        found = True
-        verdict = {True: "ok", False: "FAILED", None: ""}
         yield page.heading("What the benchmark says about things known beforehand")
-        table = [(row["what"], f"{row['value']:.4g}", row["unit"], row.get("wanted", ""), verdict[row["ok"]]) for row in rows]
-        yield page.table(("what", "value", "unit", "wanted", ""), table)
-        yield page.provenance(where)
-    if not found:
+        yield sections.selftest(rows).html()
+        yield below(where)
+    if not source.has("selftest"):
         yield Missing("the benchmark's self-test", "python -m nbcnn bench selftest --save")
 
 
 def _warmup(source: Source) -> Parts:
-    found = False
     for name, rows, where in source.sections("warmup"):
         for row in rows:
-            found = True
             yield page.heading(f"{titled(name)}, {row['op']} {row['shape']}, {row['variant']}")
-            cold = [(each["iterations"], sorted(each["ms"])[len(each["ms"]) // 2]) for each in row["cold"]]
-            warm = {each["iterations"]: each for each in row["settled"]}
-            table = [
-                (f"{n:,}", f"{ms * 1e3:.1f}", f"{warm[n]['hot']['median'] * 1e3:.2f}", f"{warm[n]['rotate']['median'] * 1e3:.2f}")
-                for n, ms in cold
-                if n in warm
-            ]
-            yield page.table(("calls", "µs a call after a rest", "warm, same data", "warm, rotating data"), table)
+            yield sections.warmup(row).html()
             yield page.paragraph(warmup_costs.paragraph(row))
             yield page.table(("what a single call may cost beside itself", "", "in warm calls", "from"), warmup_costs.table(row))
-            yield page.provenance(where)
-    if not found:
+            yield below(where)
+    if not source.has("warmup"):
         yield Missing("the warm-up study", "python -m nbcnn bench warmup --save")

@@ -7,7 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from nbcnn.lab.report.tables import GPU, footer, markdown, measured, section
+from nbcnn.lab.report import sections
+from nbcnn.lab.report.tables import GPU, footer, measured, section
 from nbcnn.ops.conv.hopper_ladder import STEPS
 
 PAGE = Path(__file__).parents[3] / "docs" / "hopper-ladder.md"
@@ -19,20 +20,7 @@ def climb() -> str:
     if not measured(GPU, SECTION):
         return ""
     rows, environment = section(GPU, SECTION)
-    head = ("kernel", "idea", "µs", "TFLOP/s", "% of peak", "over the one before", "registers", "shared, KiB", "blocks on a multiprocessor")
-    return markdown(head, [_cells(row) for row in rows], 2) + footer(environment)
-
-
-def _cells(row: dict[str, Any]) -> tuple[str, ...]:
-    def shown(value: float | None, form: str) -> str:
-        return "" if value is None else f"{value:{form}}"
-
-    shared = None if row.get("shared_bytes") is None else row["shared_bytes"] / 1024
-    return (
-        *(row["variant"], row["idea"], f"{row['ms']['median'] * 1e3:,.0f}", f"{row['tflops']:.0f}", shown(row.get("percent_of_peak"), ".0f")),
-        f"{row['over_before']:.2f}×" if row.get("over_before") else "",
-        *(shown(row.get("registers"), "d"), shown(shared, ".0f"), shown(row.get("blocks"), "d")),
-    )
+    return sections.hopper(rows).markdown() + footer(environment)
 
 
 def of_step(at: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import html
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,11 @@ def escape(text: Any) -> str:
     return html.escape(str(text), quote=True)
 
 
+def marked(text: Any) -> str:
+    """Text with Markdown's marks for code and for what is bold, as HTML: escaped first, so that nothing else becomes markup."""
+    return re.sub(r"\*\*([^*]+)\*\*", r"<b>\1</b>", re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text)))
+
+
 def page(title: str, below: str, sections: Sequence[tuple[str, str, str, str]], source: str) -> str:
     """The whole file. `sections` are (id, title, what the contents say about it, HTML), the first of them the summary, above the contents;
     `below` stands under the title and `source` at the end, both plain text.
@@ -122,7 +128,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Any]], words: int = 1) ->
 
 
 def _cell(value: Any) -> str:
-    return "" if value is None else escape(value)
+    return "" if value is None else marked(value)
 
 
 def pairs(rows: Sequence[tuple[str, Any]]) -> str:
@@ -172,11 +178,6 @@ def code(text: str) -> str:
     return f"<pre>{escape(text)}</pre>"
 
 
-def provenance(environment: dict[str, Any]) -> str:
-    """Where figures come from: device, driver, versions, date, revision, command."""
-    versions = environment["versions"]
-    driver = f"driver {environment['driver']}" if environment["driver"] else f"{environment['cpu_cores']} cores"
-    packages = [f"{name} {versions[name]}" for name in ("numba-cuda", "torch") if versions.get(name)]
-    revision = f"revision {environment['revision']}" if environment["revision"] else "no revision"
-    words = ", ".join([environment["device"], driver, *packages, environment["date"], revision])
-    return f'<p class="from">{escape(words)}: <code>{escape(environment["command"])}</code></p>'
+def small(text: str) -> str:
+    """The line below a table that says where it is from."""
+    return f'<p class="from">{marked(text)}</p>'

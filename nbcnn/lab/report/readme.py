@@ -10,17 +10,16 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from nbcnn.lab.measure import schema
 from nbcnn.lab.measure.results import RESULTS
-from nbcnn.lab.report import hopper, readme_scaling
+from nbcnn.lab.report import hopper, readme_scaling, sections
 from nbcnn.lab.report import readme_front as front
 from nbcnn.lab.report import readme_fusion as fusion
 from nbcnn.lab.report import readme_laboratory as laboratory
 from nbcnn.lab.report import readme_series as series
 from nbcnn.lab.report import readme_tensorcore as tensorcore
-from nbcnn.lab.report.tables import GPU, footer, markdown, measured, section
+from nbcnn.lab.report.tables import GPU, footer, joined, markdown, measured, section
 
 ROOT = Path(__file__).parents[3]
 README, DOCS = ROOT / "README.md", ROOT / "docs"
@@ -38,8 +37,7 @@ def step() -> str:
         mine = ours["step_ms"]["median"]
         times = {peer["form"].split()[-1]: peer["step_ms"]["median"] for peer in peers}
         cells = [f"{times[form]:.3f} ({times[form] / mine:.2f}×)" if form in times else "" for form in ("graph", "compile")]
-        planned = sum(v for k, v in ours["planned_bytes"].items() if k not in ("data set", "tables"))
-        memory = f"{planned / 2**20:,.0f} / {min(peer['peak_bytes'] for peer in peers) / 2**20:,.0f}"
+        memory = f"{sections.planned_mib(ours):,.0f} / {min(peer['peak_bytes'] for peer in peers) / 2**20:,.0f}"
         rows.append((str(batch), f"**{mine:.3f}**", f"{ours['images_per_second']:,.0f}", *cells, memory))
     head = ("batch", "nbcnn ms", "images/s", "CUDA graph", "torch.compile", "MiB: nbcnn / PyTorch at its least")
     return markdown(head, rows) + footer(*environments)
@@ -47,47 +45,18 @@ def step() -> str:
 
 def convs() -> str:
     """Every convolution beside cuDNN."""
-    rows: list[tuple[str, ...]] = []
-    environments = []
-    for batch in (1024,):
-        found, environment = section(GPU, f"convs-{batch}")
-        environments.append(environment)
-        for row in found:
-            ours, peer = row["ms"]["median"] * 1e3, row["cudnn_ms"]["median"] * 1e3
-            figures = (f"{ours:,.0f}", f"{row['tflops']:.1f}", f"{peer:,.0f}", f"{row['ratio']:.2f}×")
-            rows.append((str(batch), str(row["layer"]), str(row["path"]), *figures))
-    return markdown(("batch", "layer", "pass", "nbcnn µs", "TFLOP/s", "cuDNN µs", "ours is"), rows, 3) + footer(*environments)
+    rows, environment = section(GPU, "convs-1024")
+    return sections.convs(rows).labelled("batch", "1024").markdown() + footer(environment)
 
 
 def ladder() -> str:
     """cpu → naive → tiled → im2col → tensorcore, at batch 1 and 256."""
-    lines: list[tuple[str, ...]] = []
-    environments = []
-    for batch in (1, 256):
-        rows, environment = section(GPU, f"ladder-{batch}")
-        environments.append(environment)
-        first = rows[0] if rows[0]["mode"] == "cpu" else None
-        lines += [_rung(row, before, first) for row, before in zip(rows, (None, *rows), strict=False)]
-    head = (
-        *("mode", "precision", "batch", "ms/step", "fprop", "dgrad", "wgrad", "images/s", "s per 50,000", "% of peak"),
-        *("over the rung before", "over cpu", "GPU MiB", "host MiB"),
-    )
-    name = f" ({environment['cpu']})" if environment.get("cpu") else ""
-    cores = f" The cpu rung uses {environment['cpu_cores']} cores{name}."
-    return markdown(head, lines, 2) + footer(*environments).rstrip("\n") + cores + "\n"
-
-
-def _rung(row: dict[str, Any], before: dict[str, Any] | None, first: dict[str, Any] | None) -> tuple[str, ...]:
-    rate = row["images_per_second"]
-    gpu = sum(v for k, v in row["planned_bytes"].items() if k not in ("data set", "tables")) / 2**20
-    return (
-        *(row["mode"], row["precision"], str(row["batch"]), f"{row['step_ms']['median']:,.3f}"),
-        *(f"{row['passes_ms'][name]['median']:,.3f}" for name in ("fprop", "dgrad", "wgrad")),
-        *(f"{rate:,.0f}", f"{row['epoch_seconds']:,.2f}", f"{row['percent_of_peak']:.0f}" if row.get("percent_of_peak") is not None else ""),
-        f"{rate / before['images_per_second']:.1f}×" if before else "",
-        f"{rate / first['images_per_second']:,.0f}×" if before and first else "",
-        *("" if row["mode"] == "cpu" else f"{gpu:,.0f}", f"{row['host_peak_bytes'] / 2**20:,.0f}"),
-    )
+    found = [section(GPU, f"ladder-{batch}") for batch in (1, 256)]
+    environments = [environment for _, environment in found]
+    table = joined([sections.ladder(rows) for rows, _ in found]).without("TFLOP/s")
+    name = f" ({environments[-1]['cpu']})" if environments[-1].get("cpu") else ""
+    cores = f" The cpu rung uses {environments[-1]['cpu_cores']} cores{name}."
+    return table.markdown() + footer(*environments).rstrip("\n") + cores + "\n"
 
 
 def cpu() -> str:

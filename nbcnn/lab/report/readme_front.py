@@ -10,9 +10,8 @@ from statistics import mean, median
 from typing import Any
 
 from nbcnn.files import atomic
-from nbcnn.lab.report import svg
-from nbcnn.lab.report.readme_tensorcore import beside_pytorch
-from nbcnn.lab.report.tables import GPU, footer, markdown, measured, section
+from nbcnn.lab.report import sections, svg
+from nbcnn.lab.report.tables import GPU, footer, joined, markdown, measured, section
 
 PICTURE = "ladder.svg"
 BATCH = 256
@@ -29,14 +28,12 @@ STEPS = (
 
 def speed() -> str:
     """The whole training step of several modes, each beside the fastest form of PyTorch of the same precision."""
-    rows: list[tuple[str, ...]] = []
-    environments = []
+    tables, environments = [], []
     for mode, precision, name in STEPS:
-        ours, _, figures, environment = beside_pytorch(name)
+        rows, environment = section(GPU, name)
         environments.append(environment)
-        rows.append((mode, precision, f"{ours['batch']:,}", *figures))
-    head = ("mode", "precision", "batch", "nbcnn ms", "images/s", "fastest PyTorch, ms", "ours is")
-    return markdown(head, rows, 2) + footer(*environments)
+        tables.append(sections.beside_pytorch(rows).without(sections.MEMORY).labelled("precision", precision).labelled("mode", mode))
+    return joined(tables).markdown() + footer(*environments)
 
 
 def accuracy() -> str:

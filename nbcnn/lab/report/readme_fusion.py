@@ -5,12 +5,11 @@ Each is a whole paragraph with its title, and empty as long as it was not measur
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from statistics import mean
+from collections.abc import Callable
 from typing import Any
 
-from nbcnn.lab.report.readme_laboratory import folded, named
-from nbcnn.lab.report.tables import GPU, footer, markdown, section
+from nbcnn.lab.report import sections
+from nbcnn.lab.report.tables import GPU, folded, footer, joined, markdown, named, section
 
 TITLES = {
     "elementwise": "**Elementwise ops beside PyTorch and Triton** (µs a call, replayed as a CUDA graph, operands from memory):",
@@ -41,27 +40,9 @@ def study(name: str) -> str:
     shown, environments = replayed(name)
     if not shown:
         return ""
-    variants = list(dict.fromkeys(row["variant"] for row in shown))
-    lines = [_line(case, [row for row in shown if row["case"] == case], variants, name == "gemm") for case in dict.fromkeys(r["case"] for r in shown)]
-    best = "our fastest: peers' fastest ÷ it"
-    table = markdown((name, *variants, best), lines) + footer(*environments)
-    return f"{TITLES[name]}\n\n{table}" if len(lines) <= 12 else f"{TITLES[name]}\n\n" + folded(f"{len(lines)} cases", table)
-
-
-def _line(case: str, rows: Sequence[dict[str, Any]], variants: Sequence[str], rates: bool) -> tuple[str, ...]:
-    """The cells of one case. The ratio compares variants of one precision, unless there is only one; parts of a work do not count."""
-    found = {row["variant"]: row for row in rows}
-    cells = []
-    for variant in variants:
-        row = found.get(variant)
-        cells.append("" if row is None else f"{row['throughput'] / 1e12:.1f}" if rates else f"{row['ms']['median'] * 1e3:,.1f}")
-    ratios = []
-    for precision in dict.fromkeys(row["precision"] for row in rows):
-        of = [row for row in rows if row["precision"] == precision and "alone" not in row["variant"]]
-        ours, peers = ([row["ms"]["median"] for row in of if row["variant"].startswith("nbcnn") is mine] for mine in (True, False))
-        if ours and peers:
-            ratios.append(f"{min(peers) / min(ours):.2f}×")
-    return (case, *cells, ", ".join(ratios))
+    made = sections.cases(name, shown)
+    table = made.markdown() + footer(*environments)
+    return f"{TITLES[name]}\n\n{table}" if len(made.rows) <= 12 else f"{TITLES[name]}\n\n" + folded(f"{len(made.rows)} cases", table)
 
 
 def conv_evonorm() -> str:
@@ -92,22 +73,12 @@ def mnist() -> str:
     names = named("mnist")
     if not names:
         return ""
-    lines: list[tuple[str, ...]] = []
-    steps: list[str] = []
-    environment: dict[str, Any] = {}
-    for name in names:
-        rows, environment = section(GPU, name)
-        for form in dict.fromkeys(row["form"] for row in rows if row["what"] == "train"):
-            runs = [row for row in rows if row["what"] == "train" and row["form"] == form]
-            found = [100 * row["accuracy"] for row in runs]
-            seconds = sorted(row["epoch_ms"]["median"] / 1e3 for row in runs)[len(runs) // 2]
-            way = f"{runs[0]['mode']} {runs[0]['precision']}, {form}"
-            lines.append((way, str(len(runs)), f"{mean(found):.2f} %", f"{min(found):.2f} %", f"{seconds:.3f} s"))
-        steps += [f"{row['form']} {row['step_ms']['median'] * 1e3:,.0f} µs" for row in rows if row["what"] == "step"]
-    run = next(row for row in section(GPU, names[0])[0] if row["what"] == "train")
+    found = [section(GPU, name) for name in names]
+    steps = [f"{row['form']} {row['step_ms']['median'] * 1e3:,.0f} µs" for rows, _ in found for row in rows if row["what"] == "step"]
+    run = next(row for row in found[0][0] if row["what"] == "train")
     title = f"**MNIST classifier**, {run['epochs']} epochs of batch 128 (test accuracy; an epoch's training alone):\n\n"
-    table = markdown(("how", "seeds", "mean", "least", "an epoch"), lines)
-    return title + table + "\n\nOne training step, replayed: " + ", ".join(dict.fromkeys(steps)) + "." + footer(environment)
+    table = joined([sections.mnist(rows) for rows, _ in found]).without("epochs").markdown()
+    return title + table + "\n\nOne training step, replayed: " + ", ".join(dict.fromkeys(steps)) + "." + footer(found[-1][1])
 
 
 def _table(name: str) -> Callable[[], str]:

@@ -8,23 +8,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from nbcnn.lab.measure import results
 from nbcnn.lab.measure.counters import LONG_MS
-from nbcnn.lab.report.tables import GPU, footer, kept, markdown, measured, section
+from nbcnn.lab.report import sections
+from nbcnn.lab.report.tables import GPU, folded, footer, markdown, measured, named, section
 
 ROOFLINE, WARMUP = "roofline.png", "warmup.png"
 _PICTURES = "../../nbcnn/lab/results"
 """Seen from docs/results, where the pages with pictures are."""
-
-
-def named(kind: str) -> list[str]:
-    """The names of the measured sections of a kind, in order."""
-    return results.of_kind(kept(GPU), kind)
-
-
-def folded(title: str, content: str) -> str:
-    """Markdown that opens when its title is clicked."""
-    return f"<details><summary>{title}</summary>\n\n{content}\n</details>\n"
 
 
 def selftest() -> str:
@@ -32,10 +22,8 @@ def selftest() -> str:
     if not measured(GPU, "selftest"):
         return ""
     rows, environment = section(GPU, "selftest")
-    verdict = {True: "ok", False: "**failed**", None: ""}
-    lines = [(row["what"], f"{row['value']:,.4g} {row['unit']}", str(row.get("wanted") or ""), verdict[row["ok"]]) for row in rows]
     intro = "**Can the clock be trusted?** What the benchmark says about things known beforehand:\n\n"
-    return intro + markdown(("what", "found", "wanted", ""), lines) + footer(environment)
+    return intro + sections.selftest(rows).markdown() + footer(environment)
 
 
 def warmup() -> str:
@@ -45,14 +33,9 @@ def warmup() -> str:
     from nbcnn.lab.studies.warmup_report import answer
 
     (found, *_), environment = section(GPU, "warmup")
-    lines: list[tuple[str, ...]] = []
-    for cold, warm in zip(found["cold"], found["settled"], strict=True):
-        alone = sorted(cold["ms"])[len(cold["ms"]) // 2] * 1e3
-        lines.append((f"{cold['iterations']:,}", f"{alone:,.1f}", *(f"{warm[data]['median'] * 1e3:,.2f}" for data in ("hot", "rotate"))))
     intro = f"**Why a kernel measured alone looks slow** (`{found['op']}` {found['shape']}, {found['variant']}; µs a call):\n\n"
-    table = markdown(("calls between two events", f"after {found['sleep']:g} s of rest", "warm, same operands", "warm, rotating operands"), lines)
     picture = f"![time of a call and SM clock since the first launch]({_PICTURES}/{WARMUP})\n"
-    return intro + table + "\n\n" + " ".join(answer(found)) + "\n\n" + picture + footer(environment).removeprefix("\n")
+    return intro + sections.warmup(found).markdown() + "\n\n" + " ".join(answer(found)) + "\n\n" + picture + footer(environment).removeprefix("\n")
 
 
 def roofline() -> str:
@@ -80,8 +63,8 @@ def roofline() -> str:
                 limits,
             )
         )
-        columns = ("step", "op", "runs as", "µs", "attainable", "reached", "limiter", "GFLOP", "compulsory MB", "logical MB")
-        details.append(folded(f"every step of {name.removeprefix('roofline-')}", markdown(columns, [_point(row) for row in found["points"]], 3)))
+        points = sections.roofline(found).without("GB/s of compulsory")
+        details.append(folded(f"every step of {name.removeprefix('roofline-')}", points.markdown()))
     intro = (
         "**The roofline, without counters**: every step of the training plan timed in place, its flops and compulsory bytes (every operand once)\n"
         f"under *measured* ceilings ({_ceilings(found['ceilings']['measured'])}).\n\n"
@@ -89,12 +72,6 @@ def roofline() -> str:
     head = ("mode", "batch", "whole step, ms", "sum of the steps", "off by", "attainable", "of it", "steps limited by")
     picture = f"![the steps of {names[-1].removeprefix('roofline-')} under its roofs]({_PICTURES}/{ROOFLINE})\n\n"
     return intro + markdown(head, lines) + footer(*environments) + "\n" + picture + "\n".join(details)
-
-
-def _point(point: dict[str, Any]) -> tuple[str, ...]:
-    sizes = (f"{point['compulsory_bytes'] / 1e6:.2f}", f"{point['logical_bytes'] / 1e6:.2f}" if point["logical_bytes"] is not None else "")
-    times = (f"{point['ms']['median'] * 1e3:.1f}", f"{point['attainable_ms'] * 1e3:.1f}", f"{point['fraction']:.0%}", point["limiter"])
-    return (point["scope"], f"`{point['op']}`", point["runs_as"], *times, f"{point['flops'] / 1e9:.3f}" if point["flops"] else "", *sizes)
 
 
 def _ceilings(roofs: dict[str, float]) -> str:
@@ -121,8 +98,7 @@ def counters() -> str:
         long = [step for step in found["steps"] if step["ncu_ms"] >= LONG_MS]
         off = [_furthest(long, key) for key in ("alone_ms", "event_ms")]
         lines.append((name.removeprefix("counters-"), str(len(kernels)), str(len(streams)), worst, span, *off))
-        columns = ("step", "op", "kernel", "µs", "model MB", "DRAM read", "DRAM written", "model is off by", "")
-        details.append(folded(f"every kernel of {name.removeprefix('counters-')}", markdown(columns, [_kernel(row) for row in kernels], 3)))
+        details.append(folded(f"every kernel of {name.removeprefix('counters-')}", sections.counters(found).markdown()))
     intro = (
         "**Is the model of bytes right?** The different bytes that every kernel of a training step touches, beside those that `ncu` counts at DRAM\n"
         f"(clocks and caches left alone). Kernels that stream {found['l2_bytes'] * 4 / 1e6:,.0f} MB or more, four times the L2 cache, must agree.\n"
@@ -138,13 +114,6 @@ def _furthest(steps: list[dict[str, Any]], key: str) -> str:
     """How far the times `key` are from ncu's durations at most; nothing if they were not taken."""
     apart = [abs(step[key] / step["ncu_ms"] - 1) for step in steps if key in step]
     return f"{max(apart):.1%}" if apart else ""
-
-
-def _kernel(row: dict[str, Any]) -> tuple[str, ...]:
-    model = f"{(row['distinct'] + row['write']) / 1e6:.1f}" if "distinct" in row else ""
-    error = f"{row['error']:+.1%}" if row.get("error") is not None else ""
-    names = (row["scope"], f"`{row['op']}`", f"`{row['kernel']}`", f"{row['ms'] * 1e3:.1f}", model)
-    return (*names, f"{row['dram_read'] / 1e6:.1f}", f"{row['dram_write'] / 1e6:.1f}", error, "streams" if row.get("streams") else "")
 
 
 TABLES = {"selftest": selftest, "warmup": warmup, "roofline": roofline, "counters": counters}

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from math import ceil, log2
 from typing import Any
 
-from nbcnn.lab.report.readme_laboratory import named
-from nbcnn.lab.report.tables import GPU, footer, markdown, measured, section
+from nbcnn.lab.report import sections
+from nbcnn.lab.report.tables import GPU, footer, markdown, measured, named, section
 from nbcnn.lab.studies.scaling import DRIFT
 
 Row = dict[str, Any]
@@ -23,53 +23,13 @@ def scaling() -> str:
 
 
 def _measured(rows: Sequence[Row], environment: dict[str, Any]) -> str:
-    steps = [row for row in rows if "step_ms" in row]
-    lines = [_line(row, steps) for row in steps if row["form"] == "nbcnn"]
-    head = ("precision", "GPUs", "images a step", "ms/step", "images/s", "efficiency", "DistributedDataParallel eager", "compiled")
     most = max(row["ranks"] for row in rows)
     brackets = "in brackets PyTorch's own efficiency, and how many times as many images nbcnn trains a second"
     intro = f"**Measured on {most} GPUs of one machine** ({brackets}):\n\n"
-    return intro + markdown(head, lines) + "\n\n" + _checked(rows) + _reduced(rows) + footer(environment)
-
-
-def _line(row: Row, steps: Sequence[Row]) -> tuple[str, ...]:
-    cells = []
-    for form in ("PyTorch eager", "PyTorch compile"):
-        key = (form, row["what"], row["precision"], row["ranks"])
-        peer = next((other for other in steps if (other["form"], other["what"], other["precision"], other["ranks"]) == key), None)
-        ratio = f"{row['images_per_second'] / peer['images_per_second']:.2f}×" if peer else ""
-        cells.append(f"{peer['step_ms']['median']:.3f} ({peer['efficiency']:.1%}; {ratio})" if peer else "")
-    kind = "" if row["ranks"] == 1 else f" ({row['what']})"
-    return (
-        row["precision"],
-        f"{row['ranks']}{kind}",
-        f"{row['batch']:,}",
-        f"**{row['step_ms']['median']:.3f}**",
-        f"{row['images_per_second']:,.0f}",
-        f"{row['efficiency']:.1%}",
-        *cells,
-    )
-
-
-def _reduced(rows: Sequence[Row]) -> str:
-    found = [row for row in rows if row["what"] == "all-reduce"]
-    words = {"nbcnn": "in our graph", "PyTorch eager": "enqueued by PyTorch", "PyTorch graph": "in a graph of PyTorch's"}
-    times = ", ".join(f"{row['ms']['median'] * 1e3:.1f} µs {words.get(row['form'], row['form'])} on {row['ranks']} GPUs" for row in found)
-    return f"The all-reduce of the gradients ({found[0]['bytes'] / 1e6:.1f} MB) alone: {times}." if found else ""
-
-
-def _checked(rows: Sequence[Row]) -> str:
-    found = [row for row in rows if row["what"] == "parity"]
-    if not found:
-        return ""
-    lines = []
-    for row in found:
-        numbers = (f"{row[name]:.1e}" for name in ("gradient_error", "bound", "drift", "drift_of_splits"))
-        ratio = f"{row['drift'] / row['drift_of_splits']:.2f}" if row["drift_of_splits"] else ""
-        lines.append((row["precision"], str(row["ranks"]), f"{row['batch']:,}", *numbers, ratio))
-    head = ("precision", "GPUs", "images a step", "gradients of a step", "derived bound", f"weights after {found[0]['steps']} steps")
-    intro = f"**Checked before timing: how far the GPUs are from one** (‖difference‖ / ‖one GPU's‖). The last ratio may be {DRIFT:g}:"
-    return f"{intro}\n\n{markdown((*head, 'one GPU with other split-K counts', 'ratio'), lines)}\n\n"
+    checked = sections.parity(rows)
+    apart = "**Checked before timing: how far the GPUs are from one** (‖difference‖ / ‖one GPU's‖). The last ratio may be"
+    parity = f"{apart} {DRIFT:g}:\n\n{checked.markdown()}\n\n" if checked else ""
+    return intro + sections.scaling(rows).markdown() + "\n\n" + parity + sections.reduced(rows) + footer(environment)
 
 
 @dataclass(frozen=True)

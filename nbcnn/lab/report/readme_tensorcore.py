@@ -8,36 +8,19 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from nbcnn.lab.report.tables import GPU, footer, markdown, measured, section
+from nbcnn.lab.report import sections
+from nbcnn.lab.report.tables import GPU, footer, joined, markdown, measured, section
 from nbcnn.train.plots import write_png
 
 STEPS = (("bf16", 1024), ("bf16", 256), ("bf16", 64), ("bf16", 1), ("tf32", 1024), ("fp32", 1024))
 PRECISIONS = ("bf16", "tf32", "fp32")
-_NAMES = {"eager": "eager", "graph": "CUDA graph", "compile": "torch.compile", "compile-max": "max-autotune"}
 
 
 def step() -> str:
     """The whole training step beside the fastest PyTorch of the same precision."""
-    rows: list[tuple[str, ...]] = []
-    environments = []
-    for precision, batch in STEPS:
-        if not measured(GPU, f"step-tensorcore-{precision}-{batch}"):
-            continue
-        ours, best, figures, environment = beside_pytorch(f"step-tensorcore-{precision}-{batch}")
-        environments.append(environment)
-        planned = sum(v for k, v in ours["planned_bytes"].items() if k not in ("data set", "tables"))
-        rows.append((precision, str(batch), *figures, f"{planned / 2**20:,.0f} / {best['peak_bytes'] / 2**20:,.0f}"))
-    head = ("precision", "batch", "nbcnn ms", "images/s", "fastest PyTorch, ms", "ours is", "MiB: nbcnn / it")
-    return markdown(head, rows) + footer(*environments)
-
-
-def beside_pytorch(name: str) -> tuple[dict[str, Any], dict[str, Any], tuple[str, ...], dict[str, Any]]:
-    """Our row of a section of whole training steps, PyTorch's fastest one, four cells that compare them, and the environment."""
-    (ours, *peers), environment = section(GPU, name)
-    best = min(peers, key=lambda peer: peer["step_ms"]["median"])
-    mine, its = ours["step_ms"]["median"], best["step_ms"]["median"]
-    form = _NAMES[best["form"].removeprefix("PyTorch ")]
-    return ours, best, (f"**{mine:.3f}**", f"{ours['images_per_second']:,.0f}", f"{its:.3f} ({form})", f"**{its / mine:.2f}×**"), environment
+    found = [(precision, *section(GPU, name)) for precision, batch in STEPS if measured(GPU, name := f"step-tensorcore-{precision}-{batch}")]
+    table = joined([sections.beside_pytorch(rows).labelled("precision", precision) for precision, rows, _ in found])
+    return table.markdown() + footer(*(environment for *_, environment in found))
 
 
 def layers() -> str:
@@ -79,17 +62,9 @@ def engines() -> str:
 
 def epoch() -> str:
     """A real epoch: permutation, upload, every training step, the smaller last batch."""
-    lines: list[tuple[str, ...]] = []
-    environments = []
-    for precision in PRECISIONS:
-        if not measured(GPU, f"epoch-tensorcore-{precision}-1024"):
-            continue
-        (row,), environment = section(GPU, f"epoch-tensorcore-{precision}-1024")
-        environments.append(environment)
-        seconds = row["seconds"]
-        spread = f"{seconds['p5']:.4f} … {seconds['p95']:.4f}"
-        lines.append((precision, str(row["batch"]), f"{row['images']:,}", str(row["steps"]), f"**{seconds['median']:.4f}**", spread))
-    return markdown(("precision", "batch", "images", "training steps", "s per epoch", "5 … 95 %"), lines) + footer(*environments)
+    found = [(precision, *section(GPU, name)) for precision in PRECISIONS if measured(GPU, name := f"epoch-tensorcore-{precision}-1024")]
+    table = joined([sections.epochs(rows).labelled("precision", precision) for precision, rows, _ in found])
+    return table.markdown() + footer(*(environment for *_, environment in found))
 
 
 def by_mode(rows: list[dict[str, Any]], key: str) -> dict[str, np.ndarray]:

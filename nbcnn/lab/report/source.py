@@ -78,6 +78,10 @@ class Source:
             part = self.results["sections"][name]  # type: ignore[index]
             yield name, part["rows"], part["environment"]
 
+    def has(self, kind: str) -> bool:
+        """True if anything of that kind was measured."""
+        return any(True for _ in self.sections(kind))
+
     @property
     def task(self) -> str:
         """What the run's network does: "forecast", "classify" or "reconstruct"."""

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from nbcnn.datasets import own
-from nbcnn.lab.report import page, svg
+from nbcnn.lab.report import page, sections, svg
 from nbcnn.lab.report.source import Missing, Source
+from nbcnn.lab.report.tables import below, joined
 from nbcnn.lab.report.titles import titled
 from nbcnn.train.callbacks import duration, rate
 
@@ -70,20 +71,16 @@ def _device_cards(source: Source) -> list[tuple[str, str]]:
 
 def _beside(source: Source) -> Iterator[str]:
     """The fastest batch of every mode and precision beside PyTorch's fastest form, and the dates of all studies."""
-    best: dict[tuple[str, str], tuple[dict[str, Any], dict[str, Any]]] = {}
+    best: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for _, rows, _ in source.sections("step"):
         ours, *others = rows
         if others:
             key = str(ours.get("mode", ours["form"].removeprefix("nbcnn "))), str(ours.get("precision", ""))
             if key not in best or ours["images_per_second"] > best[key][0]["images_per_second"]:
-                best[key] = ours, min(others, key=lambda row: row["step_ms"]["median"])
+                best[key] = rows
     if best:
-        head = ("training step", "batch", "ms", "fastest PyTorch, ms", "its time over ours")
-        table = []
-        for (mode, precision), (ours, other) in sorted(best.items(), key=lambda item: -item[1][0]["images_per_second"]):
-            mine, theirs = ours["step_ms"]["median"], other["step_ms"]["median"]
-            table.append((f"{mode} {precision}", f"{ours['batch']:,}", f"{mine:,.3f}", f"{theirs:,.3f}", f"{theirs / mine:.2f}×"))
-        yield page.table(head, table)
+        fastest_first = sorted(best.items(), key=lambda item: -item[1][0]["images_per_second"])
+        yield joined([sections.beside_pytorch(rows).labelled("training step", " ".join(key)) for key, rows in fastest_first]).html()
     dates = sorted({part["environment"]["date"] for part in source.results["sections"].values()}) if source.results else []
     if dates:
         measured = dates[0] if len(dates) == 1 else f"between {dates[0]} and {dates[-1]}"
@@ -176,7 +173,7 @@ def curves(source: Source) -> Parts:
         if drawn:
             found = True
             yield from _curves(drawn, f"Test loss by epoch. {titled(name)}.")
-            yield page.provenance(where)
+            yield below(where)
     if not found:
         yield Missing("loss curves", TRAIN)
 
@@ -272,7 +269,7 @@ def confusion(source: Source) -> Parts:
         for row in rows:
             if "classifiers" in row and "encoder" in row["classifiers"]:
                 yield from _confusion(row, f"RBF SVM on the features, seed {row.get('seed', 0)}")
-                yield page.provenance(where)
+                yield below(where)
                 return
     yield Missing("confusion matrix", "python -m nbcnn.lab.studies.quality main --data-dir DIR --scratch DIR")
 
@@ -280,7 +277,6 @@ def confusion(source: Source) -> Parts:
 def _confusion(found: dict[str, Any], caption: str) -> Iterator[str]:
     encoder = found["classifiers"]["encoder"]
     names = found.get("classes") or [str(at) for at in range(len(encoder["confusion"]))]
-    rows = [(name, f"{row['test_accuracy']:.2%}", f"{row['train_accuracy']:.2%}") for name, row in found["classifiers"].items()]
-    yield page.table(("trained on", "test accuracy", "training accuracy"), rows)
+    yield sections.classified(found["classifiers"]).html()
     yield page.heading(f"{caption}: {encoder['test_accuracy']:.2%} of {encoder['test_samples']:,} test images")
     yield page.confusion(encoder["confusion"], names)

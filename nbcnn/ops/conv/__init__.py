@@ -5,5 +5,5 @@ naive.py, tiled.py       the teaching modes: a thread an element; tiles in share
 simt/                    implicit-im2col GEMM on CUDA cores: register tiles, loaders, split sums
 thin/, winograd/         few channels on one side; fewer multiplications for 3×3
 mma/, wgmma/, thin_mma/  tensor cores: the portable engine, Hopper's, first and last layers
-frame/                   what engines share: correlations, epilogues that pool, split sums, weight gradients' frame, composed ops
+frame/                   what engines share: the geometry of a pass, its epilogue, split sums, weight gradients, composed ops
 """

@@ -19,6 +19,7 @@ from nbcnn.ops.conv_norm.wgmma_kernel import conv_norm_kernel
 from nbcnn.ops.kernel import tensor_maps
 from nbcnn.ops.kernel.call import Call, Impl, Launch
 from nbcnn.ops.kernel.loops import ceil_div
+from nbcnn.ops.kernel.refusals import not_nhwc, too_large
 from nbcnn.ops.kernel.traffic import Traffic, size
 from nbcnn.ops.norms import traffic
 from nbcnn.plan.shapes import ConvShape, numel
@@ -63,17 +64,17 @@ def share_of(c: ConvShape, lines: int, parts: int) -> int:
 def supports(call: Call, precision: str) -> str | None:
     """None, or the reason in words."""
     c, channels = shape_of(call), KINDS[precision].channels
-    if call.layout != "NHWC":
-        return "the fused convolutions read images stored NHWC"
+    if reason := not_nhwc(call, "the fused convolutions read"):
+        return reason
     if c.C % channels or c.K % FILTERS or FILTERS % group_of(call):
         return f"{c.C} to {c.K} channels: a block takes multiples of {channels}, and has {FILTERS} filters, which must be whole groups"
     if c.stride != 1 or c.pad >= min(c.R, c.S):
         return f"a window of {c.R}×{c.S}, stride {c.stride}, padding {c.pad}: the kernel moves by one pixel, and pads less than the filter"
     if c.Q % 2 or c.S % 2 == 0 or c.Q < 8 or c.Q + c.S - 1 > _MOST_COLUMNS:
         return f"lines of {c.Q} pixels and filters of {c.S}: a thread takes pairs of pixels, 8 to {_MOST_COLUMNS} with the border"
-    if max(numel(c.x_shape), numel(c.y_shape)) >= 2**31:
-        return "an image tensor has 2^31 elements or more; element offsets are 32-bit"
-    return None if candidates(call, precision, FILTERS) else "all taps of 64 filters and the lines that they see do not fit into shared memory"
+    if not candidates(call, precision, FILTERS):
+        return "all taps of 64 filters and the lines that they see do not fit into shared memory"
+    return too_large(c.x_shape, c.y_shape)
 
 
 def candidates(call: Call, precision: str, multiprocessors: int) -> list[ImageTile]:

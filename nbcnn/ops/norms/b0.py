@@ -18,11 +18,10 @@ from nbcnn.ops.kernel import elementwise
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks
 from nbcnn.ops.kernel.loops import power_of_two
 from nbcnn.ops.kernel.stored import kinds, scalar_io
-from nbcnn.ops.kernel.windows import split
 from nbcnn.ops.norms import b0_apply, b0_held, b0_held_grads, traffic
 from nbcnn.ops.norms.b0_batch import by_every_block
 from nbcnn.ops.norms.held import Held, slabs_of
-from nbcnn.ops.norms.plane import Slab, column_sum, slab_of, steps
+from nbcnn.ops.norms.plane import Slab, column_sum, plane_position, slab_of, steps
 from nbcnn.ops.norms.rows import launch_rows
 from nbcnn.ops.ptx.fast import larger
 
@@ -34,8 +33,8 @@ CHANNEL_THREADS = 128
 @cache
 def planes_kernel(kind: str, slab: Slab) -> Any:
     load, _ = scalar_io(kind)
-    in_column = column_sum(slab.columns, slab.threads)
-    COLUMNS, ROWS, THREADS = slab.columns, slab.rows, slab.threads
+    position, in_column = plane_position(slab.columns), column_sum(slab.columns, slab.threads)
+    ROWS, THREADS = slab.rows, slab.threads
 
     @jit()
     def evonorm_b0_planes_kernel(x, shift, std, slabs, C, HW, step_c, step_p, eps):
@@ -45,10 +44,7 @@ def planes_kernel(kind: str, slab: Slab) -> Any:
         shared 4 bytes a thread; moves 4·x bytes (the second read hits L1).
         """
         values = cuda.shared.array(THREADS, f4)
-        tid = cuda.threadIdx.x
-        row = tid // COLUMNS
-        n, block = split(cuda.blockIdx.x, slabs)
-        c = block * COLUMNS + (tid & COLUMNS - 1)
+        n, c, row = position(slabs)
         pixels = HW if c < C else 0
         start = n * C * HW + min(c, C - 1) * step_c
         lead = load(x, start)
@@ -124,7 +120,7 @@ def channels_kernel(kind: str, threads: int) -> Any:
 def apply_kernel(kind: str, slab: Slab, infer: bool) -> Any:
     """`infer`: batch holds the running variances instead of the batch's deviations."""
     load, store = scalar_io(kind)
-    COLUMNS, ROWS = slab.columns, slab.rows
+    position, ROWS = plane_position(slab.columns), slab.rows
 
     @jit()
     def evonorm_b0_apply_kernel(x, gamma, beta, v, std, batch, y, slabs, C, HW, step_c, step_p, eps):
@@ -133,15 +129,13 @@ def apply_kernel(kind: str, slab: Slab, infer: bool) -> Any:
         grid N·slabs, block 32–256; owns: a block up to 32 planes of an image, a thread pixels of one of them.
         shared none; moves 8·x bytes.
         """
-        tid = cuda.threadIdx.x
-        n, block = split(cuda.blockIdx.x, slabs)
-        c = block * COLUMNS + (tid & COLUMNS - 1)
+        n, c, row = position(slabs)
         if c < C:
             factor, plus, slope, own, least = gamma[c], beta[c], v[c], std[n * C + c], batch[c]
             if infer:
                 least = math.sqrt(least + eps)
             start = n * C * HW + c * step_c
-            for p in range(tid // COLUMNS, HW, ROWS):
+            for p in range(row, HW, ROWS):
                 at = start + p * step_p
                 value = load(x, at)
                 store(y, at, factor * (value / larger(least, slope * value + own)) + plus)
@@ -152,8 +146,8 @@ def apply_kernel(kind: str, slab: Slab, infer: bool) -> Any:
 @cache
 def sums_kernel(kind: str, slab: Slab) -> Any:
     load, _ = scalar_io(kind)
-    in_column = column_sum(slab.columns, slab.threads)
-    COLUMNS, ROWS, THREADS = slab.columns, slab.rows, slab.threads
+    position, in_column = plane_position(slab.columns), column_sum(slab.columns, slab.threads)
+    ROWS, THREADS = slab.rows, slab.threads
 
     @jit()
     def evonorm_b0_sums_kernel(dy, x, gamma, v, std, batch_std, partials, own_sums, slabs, N, C, HW, step_c, step_p):
@@ -163,10 +157,7 @@ def sums_kernel(kind: str, slab: Slab) -> Any:
         shared 4 bytes a thread; moves 8·x bytes.
         """
         values = cuda.shared.array(THREADS, f4)
-        tid = cuda.threadIdx.x
-        row = tid // COLUMNS
-        n, block = split(cuda.blockIdx.x, slabs)
-        c = block * COLUMNS + (tid & COLUMNS - 1)
+        n, c, row = position(slabs)
         pixels = HW if c < C else 0
         near = min(c, C - 1)
         plane = n * C + near
@@ -203,7 +194,7 @@ def sums_kernel(kind: str, slab: Slab) -> Any:
 @cache
 def dgrad_kernel(kind: str, slab: Slab) -> Any:
     load, store = scalar_io(kind)
-    COLUMNS, ROWS = slab.columns, slab.rows
+    position, ROWS = plane_position(slab.columns), slab.rows
 
     @jit()
     def evonorm_b0_dgrad_kernel(dy, x, gamma, v, shift, std, batch_shift, batch_std, own_sums, batch_sums, dx, slabs, N, C, HW, step_c, step_p):
@@ -212,9 +203,7 @@ def dgrad_kernel(kind: str, slab: Slab) -> Any:
         grid N·slabs, block 32–256; owns: a block up to 32 planes of an image, a thread pixels of one of them.
         shared none; moves 12·x bytes.
         """
-        tid = cuda.threadIdx.x
-        n, block = split(cuda.blockIdx.x, slabs)
-        c = block * COLUMNS + (tid & COLUMNS - 1)
+        n, c, row = position(slabs)
         if c < C:
             plane = n * C + c
             factor, slope, own, least = gamma[c], v[c], std[plane], batch_std[c]
@@ -223,7 +212,7 @@ def dgrad_kernel(kind: str, slab: Slab) -> Any:
             offset, batch_offset = shift[plane], batch_shift[c]
             pull = own_sums[plane] / (HW * own)
             batch_pull = batch_sums[c] / (f4(N) * HW * least)
-            for p in range(tid // COLUMNS, HW, ROWS):
+            for p in range(row, HW, ROWS):
                 at = start + p * step_p
                 value, h = load(x, at), factor * load(dy, at)
                 reach = slope * value + own

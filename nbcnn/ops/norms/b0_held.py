@@ -24,14 +24,11 @@ from nbcnn.ops.norms.b0_batch import batch_statistics
 from nbcnn.ops.norms.held import (
     Held,
     block_position,
-    elements_of,
     frozen,
     grid_of,
     joined,
-    loading,
-    plane_of_thread,
+    reaching,
     spread_of,
-    storing,
     thread_group_of,
 )
 from nbcnn.ops.ptx.fast import larger, reciprocal
@@ -43,14 +40,8 @@ from nbcnn.ops.ptx.shuffle import WARP
 def fprop_kernel(kind: str, layout: str, channels: int, held: Held, stage: str) -> Any:
     load, _ = scalar_io(kind)
     threads = thread_group_of(held, layout, 1, channels)
-    plane_of, elements, fill, put, spread, join = (
-        plane_of_thread(threads),
-        elements_of(threads),
-        loading(kind, threads),
-        storing(kind, threads),
-        spread_of(threads, keep=threads.planes * threads.joint > 1),
-        joined(threads),
-    )
+    plane_of, elements, fill, put = reaching(kind, threads)
+    spread, join = spread_of(threads, keep=threads.planes * threads.joint > 1), joined(threads)
     CHANNELS, IMAGES, WIDE, FLOATS = held.channels, held.images, threads.wide, threads.floats
     KEPT, LONE = 3 * threads.planes * threads.joint, threads.joint == 1  # a warp has a whole plane
     ALL, BATCH, STATISTICS = stage == "all", stage in ("all", "batch"), stage not in ("batch", "apply")

@@ -22,12 +22,9 @@ from nbcnn.ops.norms.held import (
     Held,
     adding,
     block_position,
-    elements_of,
     frozen,
     grid_of,
-    loading,
-    plane_of_thread,
-    storing,
+    reaching,
     thread_group_of,
     total_of,
 )
@@ -43,14 +40,8 @@ PARTIALS = 5
 def grads_kernel(kind: str, layout: str, channels: int, held: Held, stage: str) -> Any:
     load, _ = scalar_io(kind)
     threads = thread_group_of(held, layout, 1, channels)
-    plane_of, elements, fill, put, add, total_at = (
-        plane_of_thread(threads),
-        elements_of(threads),
-        loading(kind, threads),
-        storing(kind, threads),
-        adding(threads),
-        total_of(threads),
-    )
+    plane_of, elements, fill, put = reaching(kind, threads)
+    add, total_at = adding(threads), total_of(threads)
     CHANNELS, IMAGES, WIDE, FLOATS, WARPS = held.channels, held.images, threads.wide, threads.floats, held.threads // WARP
     BOTH, PLANES, SUMS = held.tensors > 1, threads.planes, PARTIALS * threads.planes * threads.warps
     PASSES, TOGETHER, MAKES, APPLIES = -(-CHANNELS // WARPS), stage == "all", stage != "apply", stage != "sums"

@@ -231,6 +231,11 @@ def storing(kind: str, threads: ThreadGroup) -> Any:
     return put
 
 
+def reaching(kind: str, threads: ThreadGroup) -> tuple[Any, Any, Any, Any]:
+    """How a thread of a group reaches what it holds of arrays of `kind`: `plane_of_thread`, `elements_of`, `loading` and `storing`."""
+    return plane_of_thread(threads), elements_of(threads), loading(kind, threads), storing(kind, threads)
+
+
 @cache
 def spread_of(threads: ThreadGroup, keep: bool = True) -> Any:
     """Device function (kept, held, lead, rank, HW) -> (mean, squares): of what the thread's warp has of the thread's group the mean, as its

@@ -14,6 +14,7 @@ from typing import Any
 from nbcnn.gpu.language import SIMULATOR, cuda, jit
 from nbcnn.ops.kernel.call import Call, Shape
 from nbcnn.ops.kernel.loops import power_of_two
+from nbcnn.ops.kernel.windows import split
 
 WIDEST = 32
 """Columns of a block at most: neighbouring float32 of a warp's load."""
@@ -57,6 +58,37 @@ def steps(call: Call) -> tuple[int, int, int, int]:
     """(C, H·W, step_c, step_p) of the images of a call."""
     _, c, h, w = call.in_shapes[0]
     return (c, h * w, 1, c) if call.layout == "NHWC" else (c, h * w, h * w, 1)
+
+
+@cache
+def plane_position(columns: int) -> Any:
+    """Device function (slabs) -> (image, channel, row) of a thread where every plane is its own group; a last slab goes beyond the last channel."""
+
+    @jit(device=True)
+    def position(slabs):
+        tid = cuda.threadIdx.x
+        n, block = split(cuda.blockIdx.x, slabs)
+        return n, block * columns + (tid & columns - 1), tid // columns
+
+    return position
+
+
+@cache
+def slab_position(slab: Slab) -> Any:
+    """Device function (slabs, C) -> (image, its slab's first channel, column, row, the number of the thread's group in the slab, channels of the
+    slab).
+    """
+    columns, group, channels, one = slab.columns, slab.group, slab.channels, slab.channels == slab.group
+
+    @jit(device=True)
+    def position(slabs, C):
+        tid = cuda.threadIdx.x
+        column = tid & columns - 1
+        n, block = split(cuda.blockIdx.x, slabs)
+        first = block * channels
+        return n, first, column, tid // columns, 0 if one else column // group, min(channels, C - first)
+
+    return position
 
 
 @cache

@@ -15,10 +15,9 @@ from nbcnn.gpu.language import SIMULATOR, cuda, f4, jit
 from nbcnn.ops.kernel import elementwise
 from nbcnn.ops.kernel.call import Call, Impl, Launch
 from nbcnn.ops.kernel.stored import kinds, scalar_io
-from nbcnn.ops.kernel.windows import split
 from nbcnn.ops.norms import s0_held, traffic
 from nbcnn.ops.norms.held import Held, slabs_of
-from nbcnn.ops.norms.plane import Slab, column_sum, group_sum, slab_of, steps
+from nbcnn.ops.norms.plane import Slab, column_sum, group_sum, slab_of, slab_position, steps
 from nbcnn.ops.norms.rows import launch_rows
 from nbcnn.ops.norms.sigmoid import both_sides
 
@@ -29,8 +28,8 @@ PARTIALS = 3
 @cache
 def fprop_kernel(kind: str, slab: Slab) -> Any:
     load, store = scalar_io(kind)
-    in_column, in_group = column_sum(slab.columns, slab.threads), group_sum(slab)
-    CHANNELS, GROUP, COLUMNS, ROWS, THREADS = slab.channels, slab.group, slab.columns, slab.rows, slab.threads
+    position, in_column, in_group = slab_position(slab), column_sum(slab.columns, slab.threads), group_sum(slab)
+    GROUP, COLUMNS, ROWS, THREADS = slab.group, slab.columns, slab.rows, slab.threads
 
     @jit()
     def evonorm_s0_fprop_kernel(x, gamma, beta, v, y, shift, std, slabs, C, HW, step_c, step_p, eps):
@@ -40,14 +39,8 @@ def fprop_kernel(kind: str, slab: Slab) -> Any:
         shared 4 bytes a thread; moves 8·x bytes (two further reads of x hit L1). source: arXiv:2004.02967.
         """
         values = cuda.shared.array(THREADS, f4)
-        tid = cuda.threadIdx.x
-        column, row = tid & COLUMNS - 1, tid // COLUMNS
-        n, block = split(cuda.blockIdx.x, slabs)
-        first = block * CHANNELS
-        start = n * C * HW
-        mine = column // GROUP if CHANNELS > GROUP else 0
-        channels = min(CHANNELS, C - first)
-        working = column < channels
+        n, first, column, row, mine, channels = position(slabs, C)
+        start, working = n * C * HW, column < channels
         lead = load(x, start + (first + mine * GROUP) * step_c) if working else 0.0
 
         total = 0.0
@@ -84,8 +77,8 @@ def fprop_kernel(kind: str, slab: Slab) -> Any:
 @cache
 def grads_kernel(kind: str, slab: Slab) -> Any:
     load, store = scalar_io(kind)
-    in_column, in_group = column_sum(slab.columns, slab.threads), group_sum(slab)
-    CHANNELS, GROUP, COLUMNS, ROWS, THREADS = slab.channels, slab.group, slab.columns, slab.rows, slab.threads
+    position, in_column, in_group = slab_position(slab), column_sum(slab.columns, slab.threads), group_sum(slab)
+    GROUP, COLUMNS, ROWS, THREADS = slab.group, slab.columns, slab.rows, slab.threads
 
     @jit()
     def evonorm_s0_grads_kernel(dy, x, gamma, v, shift, std, dx, partials, slabs, N, C, HW, step_c, step_p):
@@ -95,14 +88,8 @@ def grads_kernel(kind: str, slab: Slab) -> Any:
         shared 4 bytes a thread; moves 12·x bytes (the second read of x and dy hits L1). source: arXiv:2004.02967.
         """
         values = cuda.shared.array(THREADS, f4)
-        tid = cuda.threadIdx.x
-        column, row = tid & COLUMNS - 1, tid // COLUMNS
-        n, block = split(cuda.blockIdx.x, slabs)
-        first = block * CHANNELS
-        start = n * C * HW
-        mine = column // GROUP if CHANNELS > GROUP else 0
-        channels = min(CHANNELS, C - first)
-        working = column < channels
+        n, first, column, row, mine, channels = position(slabs, C)
+        start, working = n * C * HW, column < channels
         groups = C // GROUP
         of_group = n * groups + first // GROUP + mine
         scale = 1.0 / std[of_group] if working else 0.0

@@ -14,7 +14,7 @@ from nbcnn.ops.activations.sigmoid import divide
 from nbcnn.ops.kernel.call import Call, Launch
 from nbcnn.ops.kernel.stored import kinds, scalar_io
 from nbcnn.ops.kernel.windows import split
-from nbcnn.ops.norms.held import Held, adding, elements_of, frozen, joined, loading, plane_of_thread, spread_of, storing, thread_group_of, total_of
+from nbcnn.ops.norms.held import Held, adding, frozen, joined, reaching, spread_of, thread_group_of, total_of
 from nbcnn.ops.ptx.fast import LOG2E, exp2, reciprocal
 from nbcnn.ops.ptx.grid import arrive, fresh
 from nbcnn.ops.ptx.shuffle import WARP, warp_sum
@@ -27,14 +27,8 @@ PARTIALS = 3
 def fprop_kernel(kind: str, layout: str, group: int, channels: int, held: Held) -> Any:
     load, _ = scalar_io(kind)
     threads = thread_group_of(held, layout, group, channels)
-    plane_of, elements, fill, put, spread, join = (
-        plane_of_thread(threads),
-        elements_of(threads),
-        loading(kind, threads),
-        storing(kind, threads),
-        spread_of(threads),
-        joined(threads),
-    )
+    plane_of, elements, fill, put = reaching(kind, threads)
+    spread, join = spread_of(threads), joined(threads)
     CHANNELS, GROUP, WIDE, FLOATS, KEPT = held.channels, group, threads.wide, threads.floats, 3 * threads.groups * threads.joint
 
     @jit(launch_bounds=(held.threads, held.blocks))
@@ -75,14 +69,8 @@ def fprop_kernel(kind: str, layout: str, group: int, channels: int, held: Held) 
 def grads_kernel(kind: str, layout: str, group: int, channels: int, held: Held) -> Any:
     load, _ = scalar_io(kind)
     threads = thread_group_of(held, layout, group, channels)
-    plane_of, elements, fill, put, add, total_at = (
-        plane_of_thread(threads),
-        elements_of(threads),
-        loading(kind, threads),
-        storing(kind, threads),
-        adding(threads),
-        total_of(threads),
-    )
+    plane_of, elements, fill, put = reaching(kind, threads)
+    add, total_at = adding(threads), total_of(threads)
     CHANNELS, GROUP, WIDE, FLOATS, SUMS = (
         held.channels,
         group,

@@ -23,14 +23,15 @@ from nbcnn.gpu.language import cuda, f4, i8, jit
 from nbcnn.ops.conv.frame.split import launch_sum_planes, sum_planes_traffic
 from nbcnn.ops.conv.simt.loaders import gather_rows
 from nbcnn.ops.conv.simt.register_tile import Loader, block_corner, block_part, matrix_product, shared_floats, store_tile
-from nbcnn.ops.conv.simt.tiles import Tile, choices, unsplit
+from nbcnn.ops.conv.simt.tiles import Tile, choices
 from nbcnn.ops.kernel.call import Call, Impl, Launch, host
 from nbcnn.ops.kernel.case import Case, Shapes, label_of, normal
 from nbcnn.ops.kernel.loops import ALIGNMENT, ceil_div
+from nbcnn.ops.kernel.refusals import too_large
 from nbcnn.ops.kernel.stored import kinds, scalar_io
+from nbcnn.ops.kernel.tiles import partial_bytes, unsplit
 from nbcnn.ops.kernel.traffic import Traffic, clipped, element, outputs
 from nbcnn.ops.ptx.vector import load4, shared_store1
-from nbcnn.plan.shapes import numel
 
 TILE = Tile(128, 128, 16, 8, 8)
 """For K a multiple of 16."""
@@ -176,13 +177,12 @@ def bind_simple(call: Call) -> list[Launch]:
 def scratch(call: Call) -> int:
     """Bytes of the parts of a split sum."""
     M, N, _ = extents(call)
-    return 4 * call.tile.split * M * N if call.tile.split > 1 else 0
+    return partial_bytes(call.tile.split, M * N)
 
 
 def supports(call: Call) -> str | None:
     """None, or the reason in words why 32-bit offsets do not reach."""
-    largest = max(numel(shape) for shape in (*call.in_shapes, *call.out_shapes))
-    return None if largest < 2**31 else f"a matrix of {largest:,} elements is more than 32-bit offsets reach"
+    return too_large(*call.in_shapes, *call.out_shapes, what="a matrix")
 
 
 def traffic(call: Call) -> list[Traffic]:

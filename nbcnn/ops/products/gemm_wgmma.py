@@ -21,6 +21,7 @@ from nbcnn.ops.conv.wgmma.tile import ALIGNMENT, KINDS, WARPGROUP, Kind, Tile, s
 from nbcnn.ops.kernel import tensor_maps
 from nbcnn.ops.kernel.call import Call, Impl, Launch
 from nbcnn.ops.kernel.loops import ceil_div, unrolled
+from nbcnn.ops.kernel.refusals import too_large
 from nbcnn.ops.kernel.tensor_maps import ROW_BYTES
 from nbcnn.ops.kernel.traffic import Traffic, clipped
 from nbcnn.ops.ptx.asm import byte_address_global, byte_address_shared
@@ -29,7 +30,6 @@ from nbcnn.ops.ptx.mbarrier import fence_mbarrier_init
 from nbcnn.ops.ptx.shuffle import exchange_word
 from nbcnn.ops.ptx.tma import fence_tensor_map, load_tile_2d
 from nbcnn.ops.ptx.vector import store2, store_bf16x8
-from nbcnn.plan.shapes import numel
 
 u8 = types.uint64
 _BARRIERS = 256
@@ -271,8 +271,7 @@ def _refusal(call: Call, kind: Kind) -> str | None:
         return f"rows of {K} elements are no multiple of 16 bytes, as TMA wants them"
     if N % 8:
         return f"{N} columns are not a multiple of 8"
-    largest = max(numel(shape) for shape in (*call.in_shapes, *call.out_shapes))
-    return None if largest < 2**31 else f"a matrix of {largest:,} elements is more than 32-bit offsets reach"
+    return too_large(*call.in_shapes, *call.out_shapes, what="a matrix")
 
 
 def _bind(call: Call, kind: Kind) -> list[Launch]:

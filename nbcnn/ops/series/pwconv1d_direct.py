@@ -31,14 +31,15 @@ from nbcnn.ops.conv.simt.im2col import padded
 from nbcnn.ops.conv.simt.im2col_wgrad import with_sums
 from nbcnn.ops.conv.simt.loaders import matrix
 from nbcnn.ops.conv.simt.register_tile import block_corner, block_part, matrix_product, shared_floats, store_tile, thread_corner
-from nbcnn.ops.conv.simt.tiles import EFFICIENCY, Tile, cycles, ranked, unsplit
+from nbcnn.ops.conv.simt.tiles import EFFICIENCY, Tile, cycles, ranked
 from nbcnn.ops.kernel.call import Call, Impl, Launch
 from nbcnn.ops.kernel.loops import ALIGNMENT, ceil_div, quotient
+from nbcnn.ops.kernel.refusals import too_large
+from nbcnn.ops.kernel.tiles import unsplit
 from nbcnn.ops.kernel.traffic import Traffic
 from nbcnn.ops.ptx.vector import store4
 from nbcnn.ops.series.loaders import series_columns, series_rows
 from nbcnn.ops.series.pwconv1d import as_convolution
-from nbcnn.plan.shapes import numel
 
 ALONG = 4
 """fprop and dgrad move so many hours at a time: L is a multiple of it."""
@@ -188,8 +189,7 @@ def scratch_wgrad(call: Call) -> int:
 def _refusal(call: Call, multiple: int) -> str | None:
     if _length(call) % multiple:
         return f"series of {_length(call)} are no multiple of {multiple}"
-    largest = max(numel(shape) for shape in (*call.in_shapes, *call.out_shapes))
-    return None if largest < 2**31 else f"series of {largest:,} elements are more than 32-bit offsets reach"
+    return too_large(*call.in_shapes, *call.out_shapes, what="a tensor of series")
 
 
 def supports_hours(call: Call) -> str | None:

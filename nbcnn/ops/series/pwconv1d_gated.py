@@ -21,9 +21,10 @@ from nbcnn.gpu.language import cuda, f4, jit
 from nbcnn.ops.activations.glu import gates_of
 from nbcnn.ops.conv.simt.loaders import matrix
 from nbcnn.ops.conv.simt.register_tile import block_part, matrix_product, shared_floats, thread_corner
-from nbcnn.ops.conv.simt.tiles import Tile, unsplit
+from nbcnn.ops.conv.simt.tiles import Tile
 from nbcnn.ops.kernel.call import Call, Impl, Launch
 from nbcnn.ops.kernel.loops import ALIGNMENT, ceil_div, quotient
+from nbcnn.ops.kernel.tiles import unsplit
 from nbcnn.ops.kernel.traffic import Traffic
 from nbcnn.ops.ptx.vector import load4, store4
 from nbcnn.ops.series import pwconv1d_direct

@@ -13,10 +13,10 @@ from nbcnn.check.static import compile_launch
 from nbcnn.gpu import device
 from nbcnn.modes import Row
 from nbcnn.ops.conv import fused
+from nbcnn.ops.conv.frame.correlation import correlation, pack
 from nbcnn.ops.conv.fused import REAL_POOLED, REAL_UP, linear_cases, pooled_cases, relu_cases, up_cases
 from nbcnn.ops.conv.mma import ops
 from nbcnn.ops.conv.mma.engine import IMAGE_OPS
-from nbcnn.ops.conv.mma.gather import gather_of, pack
 from nbcnn.ops.conv.mma.tile import KINDS, WHOLE, Tile, choose, worth_measuring
 from nbcnn.ops.conv.reference import MEAN_CONVS, REAL_CONVS, conv_cases
 from nbcnn.ops.kernel.call import Call
@@ -113,7 +113,7 @@ def launches(op: str, c: ConvShape, precision: str, tile: Tile | None = None):
 def test_every_shape_gets_a_tile_that_covers_it(c, precision):
     for op in ("conv_fprop", "conv_dgrad"):
         call = bare_call(op, c, precision)
-        g = gather_of(call)
+        g = correlation(call)
         for multiprocessors in (1, 40, 132):
             tile = choose(g, precision, multiprocessors)
             product, *sums = launches(op, c, precision, tile)
@@ -126,13 +126,13 @@ def test_every_shape_gets_a_tile_that_covers_it(c, precision):
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_one_image_reaches_half_of_the_multiprocessors(precision):
     for op, shape in (("conv_relu_pool_fprop", REAL_CONVS[1]), ("conv_dgrad_relu", REAL_CONVS[1]), ("upconv_relu_fprop", REAL_UP[0])):
-        g = gather_of(bare_call(op, replace(shape, N=1), precision))
+        g = correlation(bare_call(op, replace(shape, N=1), precision))
         tile = choose(g, precision, 132)
         assert tile.tiles(g) * tile.split >= 64, (op, tile)
 
 
 def test_a_tuner_gets_few_tiles():
-    g = gather_of(bare_call("conv_fprop", REAL_CONVS[1], "bf16"))
+    g = correlation(bare_call("conv_fprop", REAL_CONVS[1], "bf16"))
     tiles = worth_measuring(g, KINDS["bf16"], 132)
     assert choose(g, "bf16", 132) in tiles
     assert len(tiles) == len(set(tiles)) <= 2 * len(WHOLE["bf16"])
@@ -149,7 +149,7 @@ def test_large_filters_are_refused_in_words():
 
 
 def product_of_packed(case, g, packed):
-    """`case` from packed filters, by the formula at the top of gather.py, in float64."""
+    """`case` from packed filters, by the formula at the top of frame/correlation.py, in float64."""
     source = case.ins[0].transpose(0, 2, 3, 1)
     filters = packed.reshape(g.phases, g.K, -1)[..., : g.GK].reshape(g.phases, g.K, g.R, g.S, g.C)
     made = np.zeros((g.phases, g.N, g.P, g.Q, g.K))
@@ -173,7 +173,7 @@ def test_packed_filters_in_the_formula_give_the_op(shape):
         cases += [replace(case, ins=(x, w, np.zeros(shape.K, np.float32))) for case in up_cases(shape) if case.op == "upconv_fprop"]
     for case in cases:
         call = bare_call(case.op, shape, "bf16")
-        got = product_of_packed(case, gather_of(call), pack_array(case.ins[1].astype(np.float64), pack(call, 8)))
+        got = product_of_packed(case, correlation(call), pack_array(case.ins[1].astype(np.float64), pack(call, 8)))
         np.testing.assert_allclose(got, reference(case)[0], rtol=1e-10, atol=1e-10)
 
 

@@ -5,10 +5,9 @@ They stand last in a row's chain, for shapes that the truly fused kernels refuse
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
-
-import numpy as np
 
 from nbcnn.ops.kernel.call import Call, HostCall, Impl, Launch, Shape
 from nbcnn.ops.kernel.traffic import Traffic
@@ -61,6 +60,18 @@ def rest(call: Call, middle: Operand) -> Any:
     return call.scratch[middle.nbytes :] if call.scratch is not None and call.scratch.size > middle.nbytes else None
 
 
+def _asking(impl: Impl, inner_call: Callable[[Call], Call]) -> Impl:
+    """`impl` of which what it supports, its tiles and its packed weights are asked of an inner call."""
+    pack = impl.pack
+    return replace(
+        impl,
+        supports=lambda call: impl.supports(inner_call(call)),
+        tile=lambda call, multiprocessors: impl.tile(inner_call(call), multiprocessors),
+        candidates=lambda call, multiprocessors: impl.candidates(inner_call(call), multiprocessors),
+        pack=None if pack is None else lambda call: pack(inner_call(call)),
+    )
+
+
 def pool_wgrad(wgrad: Impl, unpool: Impl) -> Impl:
     """conv_pool_wgrad as `unpool`, then `wgrad` (an implementation of conv_wgrad)."""
 
@@ -89,15 +100,8 @@ def pool_wgrad(wgrad: Impl, unpool: Impl) -> Impl:
         assert wgrad.traffic is not None
         return [*unpool.traffic(first), *wgrad.traffic(second)]
 
-    return replace(
-        wgrad,
-        bind=bind,
-        traffic=traffic if wgrad.traffic is not None else None,
-        scratch=scratch,
-        supports=lambda call: wgrad.supports(parts(call)[1]),
-        tile=lambda call, multiprocessors: wgrad.tile(parts(call)[1], multiprocessors),
-        candidates=lambda call, multiprocessors: wgrad.candidates(parts(call)[1], multiprocessors),
-    )
+    around = _asking(wgrad, lambda call: parts(call)[1])
+    return replace(around, bind=bind, traffic=traffic if wgrad.traffic is not None else None, scratch=scratch)
 
 
 def upconv_mse(upconv: Impl, mse_fprop: Impl, mse_dgrad: Impl) -> Impl:
@@ -120,10 +124,6 @@ def upconv_mse(upconv: Impl, mse_fprop: Impl, mse_dgrad: Impl) -> Impl:
         first, second, _, y = parts(call)
         return y.nbytes + max(upconv.scratch(first), mse_fprop.scratch(second))
 
-    def pack(call: Call) -> np.ndarray:
-        assert upconv.pack is not None
-        return upconv.pack(parts(call)[0])
-
     def traffic(call: Call) -> list[Traffic]:
         first, second, third, _ = parts(call)
         assert upconv.traffic is not None
@@ -131,13 +131,5 @@ def upconv_mse(upconv: Impl, mse_fprop: Impl, mse_dgrad: Impl) -> Impl:
         assert mse_dgrad.traffic is not None
         return [*upconv.traffic(first), *mse_fprop.traffic(second), *mse_dgrad.traffic(third)]
 
-    return replace(
-        upconv,
-        bind=bind,
-        traffic=traffic if upconv.traffic is not None else None,
-        scratch=scratch,
-        supports=lambda call: upconv.supports(parts(call)[0]),
-        tile=lambda call, multiprocessors: upconv.tile(parts(call)[0], multiprocessors),
-        candidates=lambda call, multiprocessors: upconv.candidates(parts(call)[0], multiprocessors),
-        pack=pack if upconv.pack is not None else None,
-    )
+    around = _asking(upconv, lambda call: parts(call)[0])
+    return replace(around, bind=bind, traffic=traffic if upconv.traffic is not None else None, scratch=scratch)

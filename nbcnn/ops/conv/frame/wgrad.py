@@ -1,16 +1,27 @@
-"""A weight gradient as a correlation of two images along their pixels: what the engines of mma and wgmma share.
+"""This module is a weight gradient as a correlation of two images along their pixels: what the engines of mma and wgmma share on the host.
 
-conv_wgrad    shifted x, stationary dy: dw[k][c][r,s] = Σ dy[n,k,p,q] · x[n,c, stride·p + r − pad, stride·q + s − pad]
-upconv_wgrad  shifted dy, stationary x: dG[u,v] = Σ dy[2i + u − 1, 2j + v − 1] · x[i, j], 16 products of small images instead of nine of
-              doubled ones (36 in the same measure); dW = Sᵀ dG S while the parts are added.
+    conv_wgrad    shifted x, stationary dy: dw[k][c][r,s] = Σ dy[n,k,p,q] · x[n,c, stride·p + r − pad, stride·q + s − pad]
+    upconv_wgrad  shifted dy, stationary x: dG[u,v] = Σ dy[2i + u − 1, 2j + v − 1] · x[i, j], 16 products of small images instead of nine of
+                  doubled ones (36 in the same measure); dW = Sᵀ dG S while the parts are added.
+
+The GEMM is M filters × (taps of C channels) × pixels: few output tiles and a long sum. So the pixels are cut into `split` parts, as many as make
+one block for every place on the GPU, and a second launch adds the parts in order (wgrad_sum.py). The bias gradient comes out of the same tiles.
+
+The kernels are not shared: on mma.sync every thread copies, describes pixels and loads fragments; on wgmma one thread has TMA fetch panels, and
+helper warps transpose them or add up the bias gradient.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Generic, TypeVar
+
+import numpy as np
 
 from nbcnn.ops.conv.frame.correlation import Correlation
-from nbcnn.ops.kernel.call import Call
+from nbcnn.ops.conv.frame.wgrad_sum import launch_sum, sum_traffic
+from nbcnn.ops.kernel.call import Call, Impl, Launch
+from nbcnn.ops.kernel.loops import ceil_div
+from nbcnn.ops.kernel.traffic import Traffic, windows
 
 
 def is_up(call: Call) -> bool:
@@ -31,3 +42,127 @@ def operands(call: Call) -> tuple[Any, Any]:
     """(stationary, shifted)."""
     x, dy = call.ins
     return (x, dy) if is_up(call) else (dy, x)
+
+
+def bias_of(call: Call) -> str:
+    """Which operand is dy, whose sum is the bias gradient: "stationary" or "shifted"; "" where no bias gradient is wanted."""
+    if len(call.out_shapes) == 1:
+        return ""
+    return "shifted" if is_up(call) else "stationary"
+
+
+class OverPixels:
+    """What tiles over pixels have in common: rows of BM filters, steps of BK pixels, and `split` blocks that share one output tile."""
+
+    BM: int
+    BK: int
+    split: int
+
+    def row_tiles(self, g: Correlation) -> int:
+        return ceil_div(g.K, self.BM)
+
+    def pixel_steps(self, g: Correlation) -> int:
+        """Steps of BK over all pixels."""
+        return ceil_div(g.GM, self.BK)
+
+    def steps(self, g: Correlation) -> int:
+        """Steps that each of the `split` blocks makes (the last may make fewer)."""
+        return ceil_div(self.pixel_steps(g), self.split)
+
+    def parts(self, g: Correlation) -> int:
+        """Parts that have any steps: `split`, or fewer."""
+        return ceil_div(self.pixel_steps(g), self.steps(g))
+
+
+Tile = TypeVar("Tile", bound=OverPixels)
+
+
+class WeightGradient(Generic[Tile]):
+    """conv_wgrad and upconv_wgrad by one engine in one precision; an engine overrides the methods that raise NotImplementedError."""
+
+    element: int
+    """Bytes of an operand's element."""
+
+    def refusal(self, call: Call) -> str | None:
+        """None if the kernel serves the call, else the reason in words."""
+        raise NotImplementedError
+
+    def candidates(self, g: Correlation, multiprocessors: int) -> list[Tile]:
+        """The tiles that an autotuner should try."""
+        raise NotImplementedError
+
+    def choose(self, g: Correlation, multiprocessors: int) -> Tile:
+        """The tile for this shape and number of multiprocessors."""
+        raise NotImplementedError
+
+    def column_tiles(self, tile: Tile, g: Correlation) -> int:
+        """Tiles across all taps."""
+        raise NotImplementedError
+
+    def sums_of_shifted(self, tile: Tile, g: Correlation) -> int:
+        """Partial bias gradients of a part where dy is the shifted operand."""
+        raise NotImplementedError
+
+    def product(self, call: Call, g: Correlation, partials: Any, partials_b: Any) -> Launch:
+        """The launch of the product."""
+        raise NotImplementedError
+
+    def pitch(self, g: Correlation) -> int:
+        """Channels from one tap of a part to the next."""
+        return g.C
+
+    def read_again(self, tile: Tile, g: Correlation) -> int:
+        """Elements of one shifted image that a row of tiles reads besides its taps."""
+        return 0
+
+    def bias_planes(self, call: Call) -> tuple[int, int]:
+        """(parts, channels) of the partial bias gradients; no parts where no bias gradient is wanted."""
+        g, tile = correlation(call), call.tile
+        if not bias_of(call):
+            return 0, 0
+        return (tile.parts(g) * self.sums_of_shifted(tile, g), g.C) if is_up(call) else (tile.parts(g) * self.column_tiles(tile, g), g.K)
+
+    def part_sums(self, call: Call) -> int:
+        """Elements of all parts of the weight gradient."""
+        g = correlation(call)
+        return call.tile.parts(g) * g.K * g.taps * self.pitch(g)
+
+    def scratch(self, call: Call) -> int:
+        """Bytes of the parts of the weight gradient, and of those of the bias gradient behind them."""
+        parts, count = self.bias_planes(call)
+        return 4 * (self.part_sums(call) + parts * count)
+
+    def bind(self, call: Call) -> list[Launch]:
+        """x (N,C,H,W), dy -> dw (K,C,R,S)[, db (K)]."""
+        g, (parts_b, count_b) = correlation(call), self.bias_planes(call)
+        partials = call.scratch.view(np.float32)
+        partials_b = partials[self.part_sums(call) :] if parts_b else partials
+        bias = partials_b, call.outs[1] if parts_b else None, count_b, parts_b
+        total = launch_sum(partials, call.outs[0], g.K, g.C, g.taps, call.tile.parts(g), is_up(call), *bias, pitch=self.pitch(g))
+        return [self.product(call, g, partials, partials_b), total]
+
+    def traffic(self, call: Call) -> list[Traffic]:
+        """Bytes of `bind`: the stationary operand once a column of tiles, the shifted one once a row of tiles and tap."""
+        g, tile, (parts_b, count_b) = correlation(call), call.tile, self.bias_planes(call)
+        down, rows = windows(g.P, g.R, g.H, g.stride, g.top)
+        across, columns = windows(g.Q, g.S, g.W, g.stride, g.left)
+        stationary, image = self.element * g.GM * g.K, self.element * g.N
+        shifted = image * (down * across * g.C + self.read_again(tile, g))
+        read = stationary * self.column_tiles(tile, g) + shifted * tile.row_tiles(g)
+        product = Traffic(read, self.scratch(call), stationary + image * g.C * rows * columns)
+        # The sum reads whole quads of channels.
+        summed = 4 * tile.parts(g) * g.K * g.taps * 4 * ceil_div(g.C, 4)
+        return [product, sum_traffic(call, summed + 4 * parts_b * count_b)]
+
+    def impl(self, needs: tuple[int, int], exactly: bool = False) -> Impl:
+        """The table's entry for GPUs from compute capability `needs` on, or of exactly that one."""
+        return Impl(
+            self.bind,
+            self.scratch,
+            self.refusal,
+            lambda call, multiprocessors: self.choose(correlation(call), multiprocessors),
+            needs=needs,
+            candidates=lambda call, multiprocessors: self.candidates(correlation(call), multiprocessors),
+            traffic=self.traffic,
+            exactly=exactly,
+        )

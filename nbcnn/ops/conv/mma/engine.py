@@ -7,13 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.ops.activations.table import EPILOGUES, epilogue_of
-from nbcnn.ops.conv.mma.gather import Gather, gather_of, pack, refusal
+from nbcnn.ops.activations.table import EPILOGUES
+from nbcnn.ops.conv.frame.correlation import Correlation, correlation, pack
+from nbcnn.ops.conv.frame.epilogue import Epilogue, epilogue
 from nbcnn.ops.conv.mma.kernel import gather_product
+from nbcnn.ops.conv.mma.rows import LARGEST_FILTER
 from nbcnn.ops.conv.mma.sums import THREADS, sum_pixels, sum_windows
-from nbcnn.ops.conv.mma.tile import KINDS, ROW_BYTES, Kind, Tile, choose, unsplit, width, worth_measuring
+from nbcnn.ops.conv.mma.tile import KINDS, ROW_BYTES, Kind, Tile, choose, width, worth_measuring
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks
 from nbcnn.ops.kernel.loops import ceil_div
+from nbcnn.ops.kernel.refusals import not_nhwc, too_large
+from nbcnn.ops.kernel.tiles import partial_bytes, unsplit
 from nbcnn.ops.kernel.traffic import Traffic, once, outputs, size, windows
 
 IMAGE_OPS = (
@@ -29,6 +33,16 @@ IMAGE_OPS = (
 )
 
 
+def refusal(call: Call) -> str | None:
+    """None if the engine runs the call, else the reason in words."""
+    if reason := not_nhwc(call, "mma reads"):
+        return reason
+    g = correlation(call)
+    if max(g.R, g.S) > LARGEST_FILTER:
+        return f"a filter of {g.R}×{g.S} is larger than {LARGEST_FILTER}×{LARGEST_FILTER}"
+    return too_large(call.in_shapes[0], call.out_shapes[0])
+
+
 def implementations(precision: str) -> dict[str, Impl]:
     """The passes over images in one precision, by op."""
     kind = KINDS[precision]
@@ -37,14 +51,14 @@ def implementations(precision: str) -> dict[str, Impl]:
         return _bind(call, kind)
 
     def scratch(call: Call) -> int:
-        g = gather_of(call)
-        return 4 * call.tile.split * g.phases * g.GM * g.K if call.tile.split > 1 else 0
+        g = correlation(call)
+        return partial_bytes(call.tile.split, g.phases * g.GM * g.K)
 
     def tile(call: Call, multiprocessors: int) -> Tile:
-        return choose(gather_of(call), kind.name, multiprocessors)
+        return choose(correlation(call), kind.name, multiprocessors)
 
     def tiles(call: Call, multiprocessors: int) -> Sequence[Tile]:
-        return worth_measuring(gather_of(call), kind, multiprocessors)
+        return worth_measuring(correlation(call), kind, multiprocessors)
 
     def pack_filters(call: Call) -> np.ndarray:
         return pack(call, kind.channels)
@@ -57,17 +71,12 @@ def implementations(precision: str) -> dict[str, Impl]:
 
 
 def _bind(call: Call, kind: Kind) -> list[Launch]:
-    g, tile = gather_of(call), call.tile
+    g, tile = correlation(call), call.tile
     y, k_tiles = call.outs[0], g.k_tiles(kind.channels)
-    masked, biased, pooled = call.op.endswith("dgrad_relu"), "fprop" in call.op and len(call.ins) > 2, "pool" in call.op
-    after = "" if masked or pooled else epilogue_of(call.op)
+    e = epilogue(call)
+    pooled, split = e.kind == "pool", tile.split > 1
     # A kernel has one signature: arguments that it does not read get an array of the right type.
-    b = call.ins[2] if biased else None
-    x = call.ins[2] if masked else y
-    index = call.outs[1] if pooled else None
-    split = tile.split > 1
     out = call.scratch.view(np.float32) if split else y
-    finish = "partial" if split else "mask" if masked else "pool" if pooled else "pixels"
     copied = width(g, kind)
     kernel = gather_product(
         unsplit(tile),
@@ -75,9 +84,9 @@ def _bind(call: Call, kind: Kind) -> list[Launch]:
         copied,
         g.C % kind.channels == 0,
         g.dilate,
-        finish,
-        biased and not split,
-        "" if split else after,
+        "partial" if split else e.kind,
+        e.b is not None and not split,
+        "" if split else e.after,
         pooled,
         g.K % 4 == 0,
     )
@@ -85,12 +94,12 @@ def _bind(call: Call, kind: Kind) -> list[Launch]:
     up = 1 if g.phases == 4 else 0
     scalars = (g.GM, g.K, g.C, g.H, g.W, g.P, g.Q, g.R, g.S, g.stride, g.top, g.left, up)
     walk = (k_tiles * ROW_BYTES, across, tile.part(k_tiles), k_tiles)
-    arrays = (call.ins[0], call.packed, _given(b, out), x, out, _given(index, out))
+    arrays = (call.ins[0], call.packed, _given(e.b, out), _given(e.x, y), out, _given(e.index, out))
     args = (*arrays, *(np.int32(v) for v in (*scalars, *walk)))
     grid = (tile.tiles(g), tile.split)
     made = [Launch(kernel, grid, tile.threads, args, tile.shared_bytes, name=call.op)]
     if split:
-        made.append(_sum(g, kind, tile.split, out, b, x, y, index, after, masked))
+        made.append(_sum(g, kind, tile.split, out, y, e))
     return made
 
 
@@ -98,20 +107,20 @@ def _given(array: Any, stand_in: Any) -> Any:
     return stand_in if array is None else array
 
 
-def _sum(g: Gather, kind: Kind, planes: int, partials: Any, b: Any, x: Any, y: Any, index: Any, after: str, masked: bool) -> Launch:
+def _sum(g: Correlation, kind: Kind, planes: int, partials: Any, y: Any, e: Epilogue) -> Launch:
     """The launch that adds the parts."""
     quads = g.phases * g.GM * g.K // 4
-    if index is not None:
-        args = (partials, _given(b, partials), y, index, *(np.int32(v) for v in (g.GM, g.K, planes)))
-        return Launch(sum_windows(kind.name, b is not None), blocks(quads // 4, THREADS), THREADS, args)
+    if e.kind == "pool":
+        args = (partials, _given(e.b, partials), y, e.index, *(np.int32(v) for v in (g.GM, g.K, planes)))
+        return Launch(sum_windows(kind.name, e.b is not None), blocks(quads // 4, THREADS), THREADS, args)
     scalars = (g.GM, g.K, g.P, g.Q, 1 if g.phases == 4 else 0, planes)
-    args = (partials, _given(b, partials), x, y, *(np.int32(v) for v in scalars))
-    return Launch(sum_pixels(kind.name, b is not None, after, masked), blocks(quads, THREADS), THREADS, args)
+    args = (partials, _given(e.b, partials), _given(e.x, y), y, *(np.int32(v) for v in scalars))
+    return Launch(sum_pixels(kind.name, e.b is not None, e.after, e.kind == "mask"), blocks(quads, THREADS), THREADS, args)
 
 
 def traffic(call: Call, kind: Kind) -> list[Traffic]:
     """Bytes of the launches: the source once a tap and column of tiles, filters once a row of tiles, both mostly out of L2."""
-    g, tile = gather_of(call), call.tile
+    g, tile = correlation(call), call.tile
     shifts = (0, 1) if g.phases == 4 else (0,)
     down = [windows(g.P, g.R, g.H, g.stride, g.top - shift, g.dilate) for shift in shifts]
     across = [windows(g.Q, g.S, g.W, g.stride, g.left - shift, g.dilate) for shift in shifts]

@@ -1,7 +1,9 @@
-"""From the fragments that warps hold to rows of the target, by way of shared memory, where the k-tiles were.
+"""This module is the epilogue of the mma engine: from the fragments that warps hold to rows in shared memory, where the k-tiles were, and to y.
 
-A warp's fragment has two neighbouring columns of eight rows; memory wants whole rows. So the sums are laid out as rows of float32, and
-each thread then takes four columns of one row (or of the four rows of a pooling window) at a time.
+A warp's fragment has two neighbouring columns of eight rows; memory wants whole rows. So the sums are laid out as rows of float32, and each thread
+then takes four channels of one row (or of the four rows of a pooling window) at a time: bias, activation, mask or pooling, then rounding to the
+stored format. The sum of partials (sums.py) does the same with what it has added up. `vector`: the number of channels is a multiple of four, so that
+four are one access.
 """
 
 from __future__ import annotations
@@ -9,15 +11,118 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from nbcnn.gpu.language import cuda, f4, i4, i8, jit
-from nbcnn.ops.conv.mma.finish import finish_pixel, finish_window, load_bias, load_mask
+from nbcnn.gpu.language import cuda, f4, i4, i8, jit, types
+from nbcnn.ops.activations.table import EPILOGUES, RELU
 from nbcnn.ops.conv.mma.tile import Kind, Tile
+from nbcnn.ops.kernel.stored import scalar_io, vector_io, vector_load_if
 from nbcnn.ops.ptx.cvt import bits_float, float_bits
 from nbcnn.ops.ptx.shared import load_words_1, load_words_4, store_words_2
-from nbcnn.ops.ptx.vector import store4
+from nbcnn.ops.ptx.vector import load1_if, store4
 
 _BATCH = 4
 """Rows whose masks a thread has in flight."""
+
+
+@cache
+def load_bias(bias: bool) -> Any:
+    """Device function (shift, b, n, K): b[n … n+3] into shift[0 … 3]; zeros beyond K, or where there is no bias."""
+
+    @jit(device=True)
+    def run(shift, b, n, K):
+        for q in range(4):
+            shift[q] = load1_if(b, n + q, n + q < K) if bias else 0.0
+
+    return run
+
+
+@cache
+def load_mask(store: str, vector: bool) -> Any:
+    """Device function (masks, first, x, target, n, K): x of pixel `target` and channels n … into masks[first …]; zeros outside."""
+    load4 = vector_load_if(store)
+    load1 = scalar_io(store)[0]
+
+    @jit(device=True)
+    def run(masks, first, x, target, n, K):
+        at = target * K + n
+        inside = (target >= 0) & (n < K)
+        if vector:
+            masks[first], masks[first + 1], masks[first + 2], masks[first + 3] = load4(x, at, inside)
+        else:
+            for q in range(4):
+                masks[first + q] = load1(x, at + q) if inside & (n + q < K) else 0.0
+
+    return run
+
+
+@cache
+def _put(store: str, vector: bool) -> Any:
+    """Device function (values, y, target, n, K): values[0 … 3] to pixel `target`, channels n … of y, where there are such."""
+    store4, store1 = vector_io(store)[1], scalar_io(store)[1]
+
+    @jit(device=True)
+    def run(values, y, target, n, K):
+        at = i8(target) * K + n
+        if vector:
+            store4(y, at, values[0], values[1], values[2], values[3])
+        else:
+            for q in range(4):
+                if n + q < K:
+                    store1(y, at + i8(q), values[q])
+
+    return run
+
+
+@cache
+def pixel_epilogue(store: str, after: str, mask: bool, vector: bool) -> Any:
+    """Device function (values, shift, masks, first, y, target, n, K): four sums of a pixel with bias, activation or mask to y.
+
+    after: "" or one of EPILOGUES. masks[first …] as loaded.
+    """
+    put, ACTIVATES, activate = _put(store, vector), after in EPILOGUES, EPILOGUES.get(after, RELU).function
+
+    @jit(device=True)
+    def run(values, shift, masks, first, y, target, n, K):
+        for q in range(4):
+            v = values[q] + shift[q]
+            if ACTIVATES:
+                v = activate(v)
+            if mask:
+                v = v if masks[first + q] > 0.0 else 0.0
+            values[q] = v
+        put(values, y, target, n, K)
+
+    return run
+
+
+@cache
+def window_epilogue(store: str, vector: bool) -> Any:
+    """Device function (patch, shift, y, index, window, n, K): the sums of four pixels of a window, four channels each, to y and index.
+
+    The largest after bias and ReLU, and its place; a window without a positive element gives its first place, a NaN stays.
+    """
+    put = _put(store, vector)
+
+    @jit(device=True)
+    def run(patch, shift, y, index, window, n, K):
+        best = cuda.local.array(4, f4)
+        places = 0
+        for q in range(4):
+            largest, place = 0.0, 0
+            for t in range(4):
+                v = patch[4 * t + q] + shift[q]
+                v = 0.0 if v <= 0.0 else v
+                if t == 0:
+                    largest = v
+                else:
+                    wins = (not (v <= largest)) & (largest == largest)
+                    largest = v if wins else largest
+                    place = t if wins else place
+            best[q] = largest
+            places |= place << 2 * q if n + q < K else 0
+        put(best, y, window, n, K)
+        index[i8(window) * (K + 3 >> 2) + (n >> 2)] = types.uint8(places)
+
+    return run
 
 
 @cache
@@ -75,13 +180,13 @@ def store_partial(tile: Tile) -> Any:
 
 
 @cache
-def store_pixels(tile: Tile, kind: Kind, bias: bool, after: str, mask: bool, vector: bool) -> Any:
-    """Device function (stage, table, b, x, y, n0, K): the rows at `stage`, finished, to the pixels of y that the table of rows says."""
+def store_rows(tile: Tile, kind: Kind, bias: bool, after: str, mask: bool, vector: bool) -> Any:
+    """Device function (stage, table, b, x, y, n0, K): the rows at `stage` to the pixels of y that the table of rows says."""
     QUADS, PITCH, BM = tile.BN // 4, 4 * tile.pitch, tile.BM
     STEP = tile.threads // QUADS
     BATCH = min(_BATCH, BM // STEP)
     BATCHES, WORDS = BM // STEP // BATCH, 4 * BATCH
-    finish = finish_pixel(kind.store, after, mask, vector)
+    put = pixel_epilogue(kind.store, after, mask, vector)
     get_bias, get_mask = load_bias(bias), load_mask(kind.store, vector)
 
     @jit(device=True)
@@ -105,19 +210,19 @@ def store_pixels(tile: Tile, kind: Kind, bias: bool, after: str, mask: bool, vec
             for i in range(BATCH):
                 if (targets[i] >= 0) & (n < K):
                     _take(values, 0, stage + ((first + i * STEP) * PITCH + quad * 16))
-                    finish(values, shift, masks, 4 * i, y, targets[i], n, K)
+                    put(values, shift, masks, 4 * i, y, targets[i], n, K)
 
     return run
 
 
 @cache
-def store_windows(tile: Tile, kind: Kind, bias: bool, vector: bool) -> Any:
+def store_pooled(tile: Tile, kind: Kind, bias: bool, vector: bool) -> Any:
     """Device function (stage, b, y, index, m0, n0, GM, K): four rows at `stage` at a time, pooled, to a pixel of y and index."""
     QUADS, PITCH = tile.BN // 4, 4 * tile.pitch
     STEP = tile.threads // QUADS
     WINDOWS = tile.BM // 4
     PASSES = -(-WINDOWS // STEP)
-    finish, get_bias = finish_window(kind.store, vector), load_bias(bias)
+    put, get_bias = window_epilogue(kind.store, vector), load_bias(bias)
 
     @jit(device=True)
     def run(stage, b, y, index, m0, n0, GM, K):
@@ -135,6 +240,6 @@ def store_windows(tile: Tile, kind: Kind, bias: bool, vector: bool) -> Any:
                 at = stage + (window * (4 * PITCH) + quad * 16)
                 for t in range(4):
                     _take(patch, 4 * t, at + t * PITCH)
-                finish(patch, shift, y, index, m >> 2, n, K)
+                put(patch, shift, y, index, m >> 2, n, K)
 
     return run

@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 from nbcnn.gpu.language import cuda, f4, i4, i8, jit, types, u4
-from nbcnn.ops.conv.mma.epilogue import put_fragments, store_partial, store_pixels, store_windows
+from nbcnn.ops.conv.mma.epilogue import put_fragments, store_partial, store_pooled, store_rows
 from nbcnn.ops.conv.mma.loads import filter_rows, source_rows
 from nbcnn.ops.conv.mma.product import fragment_corners, multiply_tile
 from nbcnn.ops.conv.mma.rows import put_rows
@@ -26,15 +26,15 @@ u8 = types.uint64
 
 @cache
 def gather_product(
-    tile: Tile, kind_name: str, width: int, whole: bool, dilate: int, finish: str, bias: bool, after: str, pooled: bool, vector: bool
+    tile: Tile, kind_name: str, width: int, whole: bool, dilate: int, epilogue: str, bias: bool, after: str, pooled: bool, vector: bool
 ) -> Any:
     """The kernel for a tile (without its split), and for
 
-    width   elements of the source that are copied at once; whole: its channels are whole k-tiles; dilate: as in gather.py
-    finish  "pixels", "mask" (where x > 0), "pool" (2×2, with ReLU), or "partial": sums as they are, for a second kernel
-    after   "" or the activation of what is no partial sum
-    pooled  pixels are numbered window by window
-    vector  the target's channels are a multiple of four.
+    width     elements of the source that are copied at once; whole: its channels are whole k-tiles; dilate: as in frame/correlation.py
+    epilogue  "rows", "mask", "pool" or "partial", as in frame/epilogue.py; bias: there is one
+    after     "" or the activation of what is no partial sum
+    pooled    pixels are numbered window by window
+    vector    the target's channels are a multiple of four.
     """
     kind = KINDS[kind_name]
     BM, BN, STAGES, STAGE = tile.BM, tile.BN, tile.stages, tile.stage_bytes
@@ -44,14 +44,13 @@ def gather_product(
     start_source, fetch_source, ROWS = source_rows(tile, kind, width, whole, dilate)
     fetch_filters, corners, multiply = filter_rows(tile), fragment_corners(tile), multiply_tile(tile, kind)
     put, partial = put_fragments(tile), store_partial(tile)
-    pixels = store_pixels(tile, kind, bias, after, finish == "mask", vector)
-    windows = store_windows(tile, kind, bias, vector)
+    pixels, windows = store_rows(tile, kind, bias, after, epilogue == "mask", vector), store_pooled(tile, kind, bias, vector)
     wait, wait_all = cp_async_wait(tile.stages - 2), cp_async_wait(0)
-    is_partial, is_pool = finish == "partial", finish == "pool"
+    is_partial, is_pool = epilogue == "partial", epilogue == "pool"
 
     @jit(launch_bounds=(tile.threads, tile.blocks))
     def gather_product_kernel(x, w, b, mask, y, index, GM, K, C, H, W, P, Q, R, S, stride, top, left, up, pitch, across, part, k_tiles):
-        """y[pixel m][n] = finish(Σ_k x[pixel m moved by the tap of k][channel of k] · w[phase][n][k] + b[n]).
+        """y[pixel m][n] = epilogue(Σ_k x[pixel m moved by the tap of k][channel of k] · w[phase][n][k] + b[n]).
 
         gemm: GM pixels × K channels × k_tiles·128 bytes, in 4^up phases; w has rows of `pitch` bytes.
         grid: (phases · tiles of BN · tiles of BM, parts of `part` k-tiles); block: WM×WN warps.

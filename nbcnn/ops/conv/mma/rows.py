@@ -10,12 +10,13 @@ from typing import Any
 
 from nbcnn.gpu.language import cuda, jit, u4
 from nbcnn.ops.conv.frame.pooling import window_pixel
-from nbcnn.ops.conv.mma.gather import LARGEST_FILTER
 from nbcnn.ops.conv.mma.tile import Tile
 from nbcnn.ops.kernel.loops import quotient
 from nbcnn.ops.ptx.shared import store_words_1
 
-COLUMNS = 16
+LARGEST_FILTER = 16
+"""Rows and columns of a filter: the mask of a row has one bit for each."""
+COLUMNS = LARGEST_FILTER
 """The mask of a row: bit r says that tap row r lies inside the source, bit COLUMNS + s that tap column s does."""
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from nbcnn.gpu.language import cuda, f4, i8, jit
 from nbcnn.ops.conv.frame.split import sum_of_planes
-from nbcnn.ops.conv.mma.finish import finish_pixel, finish_window, load_bias, load_mask
+from nbcnn.ops.conv.mma.epilogue import load_bias, load_mask, pixel_epilogue, window_epilogue
 from nbcnn.ops.conv.mma.tile import KINDS
 from nbcnn.ops.ptx.vector import load4_if
 
@@ -18,11 +18,11 @@ THREADS = 64
 @cache
 def sum_pixels(kind_name: str, bias: bool, after: str, mask: bool) -> Any:
     store = KINDS[kind_name].store
-    finish, get_bias, get_mask, add = finish_pixel(store, after, mask, True), load_bias(bias), load_mask(store, True), sum_of_planes(4)
+    put, get_bias, get_mask, add = pixel_epilogue(store, after, mask, True), load_bias(bias), load_mask(store, True), sum_of_planes(4)
 
     @jit()
     def sum_pixels_kernel(partials, b, x, y, GM, K, P, Q, up, planes):
-        """y[pixel of (phase, m)][n] = finish(Σ_z partials[z][phase][m][n] + b[n]).
+        """y[pixel of (phase, m)][n] = epilogue(Σ_z partials[z][phase][m][n] + b[n]).
 
         grid: quads of four channels / 64; owns: a thread four channels of a pixel. K is a multiple of four.
         moves: 4·phases·GM·K·planes bytes, and y once (x too for a mask).
@@ -47,14 +47,14 @@ def sum_pixels(kind_name: str, bias: bool, after: str, mask: bool) -> Any:
         if mask:
             get_mask(masks, 0, x, target, n, K)
         add(total, partials, i * 4, GM * phases * K, 0, 1, planes)
-        finish(total, shift, masks, 0, y, target, n, K)
+        put(total, shift, masks, 0, y, target, n, K)
 
     return sum_pixels_kernel
 
 
 @cache
 def sum_windows(kind_name: str, bias: bool) -> Any:
-    finish, get_bias = finish_window(KINDS[kind_name].store, True), load_bias(bias)
+    put, get_bias = window_epilogue(KINDS[kind_name].store, True), load_bias(bias)
 
     @jit()
     def sum_windows_kernel(partials, b, y, index, GM, K, planes):
@@ -83,6 +83,6 @@ def sum_windows(kind_name: str, bias: bool) -> Any:
             for q in range(16):
                 patch[q] += values[q]
             z += 1
-        finish(patch, shift, y, index, window, n, K)
+        put(patch, shift, y, index, window, n, K)
 
     return sum_windows_kernel

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from nbcnn.ops.conv.mma.gather import Gather
+from nbcnn.ops.conv.frame.correlation import Correlation
+from nbcnn.ops.kernel.tiles import unsplit
 from nbcnn.ops.ptx.mma import mma_bf16, mma_tf32
 
 ROW_BYTES = 128
@@ -99,18 +100,13 @@ class Tile:
         """Dynamic shared memory of a block: the ring, and three words for every row."""
         return self.ring_bytes + 12 * self.BM
 
-    def tiles(self, g: Gather) -> int:
+    def tiles(self, g: Correlation) -> int:
         """Output tiles over all phases."""
         return -(-g.GM // self.BM) * -(-g.K // self.BN) * g.phases
 
     def part(self, k_tiles: int) -> int:
         """k-tiles of one of the `split` parts (the last may have fewer)."""
         return -(-k_tiles // self.split)
-
-
-def unsplit(tile: Tile) -> Tile:
-    """`tile` without its split, which is a matter of the grid: what kernels are compiled for."""
-    return replace(tile, split=1)
 
 
 _SMALL = (Tile(64, 64, 2, 2, 4, 3), Tile(32, 64, 2, 2, 4, 4), Tile(32, 32, 2, 2, 4, 4))
@@ -136,12 +132,12 @@ _BYTES_A_CYCLE = 20
 """What a multiprocessor moves of the parts."""
 
 
-def width(g: Gather, kind: Kind) -> int:
+def width(g: Correlation, kind: Kind) -> int:
     """Elements of the source that can be copied at once: 16 bytes' worth, a pair of bfloat16, or one."""
     return next(count for count in (16 // kind.element, 4 // kind.element, 1) if g.C % count == 0)
 
 
-def candidates(g: Gather, kind: Kind) -> list[Tile]:
+def candidates(g: Correlation, kind: Kind) -> list[Tile]:
     """Every tile that serves a gather, with every split."""
     k_tiles = g.k_tiles(kind.channels)
     shapes: Iterable[Tile] = WHOLE[kind.name] if width(g, kind) * kind.element == 16 else RAGGED
@@ -153,7 +149,7 @@ def candidates(g: Gather, kind: Kind) -> list[Tile]:
     return list(dict.fromkeys(made))
 
 
-def cycles(tile: Tile, g: Gather, kind: Kind, multiprocessors: int) -> float:
+def cycles(tile: Tile, g: Correlation, kind: Kind, multiprocessors: int) -> float:
     """Estimated time in cycles, without the launch."""
     blocks = tile.tiles(g) * tile.split
     steps = tile.part(g.k_tiles(kind.channels))
@@ -172,13 +168,13 @@ def cycles(tile: Tile, g: Gather, kind: Kind, multiprocessors: int) -> float:
 
 
 @cache
-def choose(g: Gather, kind_name: str, multiprocessors: int) -> Tile:
+def choose(g: Correlation, kind_name: str, multiprocessors: int) -> Tile:
     """The tile with the least estimated time."""
     kind = KINDS[kind_name]
     return min(candidates(g, kind), key=lambda tile: cycles(tile, g, kind, multiprocessors))
 
 
-def worth_measuring(g: Gather, kind: Kind, multiprocessors: int) -> list[Tile]:
+def worth_measuring(g: Correlation, kind: Kind, multiprocessors: int) -> list[Tile]:
     """Each tile with its two splits of the least estimated times."""
     made: dict[Tile, list[Tile]] = {}
     for tile in sorted(candidates(g, kind), key=lambda tile: cycles(tile, g, kind, multiprocessors)):

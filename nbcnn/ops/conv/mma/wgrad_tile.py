@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from nbcnn.gpu import device
 from nbcnn.ops.conv.frame.correlation import Correlation
+from nbcnn.ops.conv.frame.wgrad import OverPixels
 from nbcnn.ops.kernel.loops import ceil_div
 
 CHUNK = 16
@@ -50,7 +51,7 @@ KINDS = {"bf16": Kind("bf16", 2, 16, 16, 1), "tf32": Kind("tf32", 4, 8, 32, 1), 
 
 
 @dataclass(frozen=True)
-class PixelTile:
+class PixelTile(OverPixels):
     """A block's tile BM × BN over pixels in steps of BK, shared out in warp tiles WM × WN; `stages` steps are in shared memory.
 
     `split` blocks share one output tile. WM and WN are multiples of 32.
@@ -95,19 +96,8 @@ class PixelTile:
         by_shared = (device.shared_of_block() + _RESERVED) // (self.shared_bytes(kind) + _RESERVED)
         return max(1, min(by_shared, self.blocks_by_registers(kind)))
 
-    def row_tiles(self, g: Correlation) -> int:
-        return ceil_div(g.K, self.BM)
-
     def column_tiles(self, g: Correlation, kind: Kind) -> int:
         return ceil_div(columns(g, kind), self.BN)
-
-    def steps(self, g: Correlation) -> int:
-        """Steps of BK pixels that each of the `split` blocks makes (the last may make fewer)."""
-        return ceil_div(ceil_div(g.GM, self.BK), self.split)
-
-    def parts(self, g: Correlation) -> int:
-        """Parts that have any steps: `split`, or fewer."""
-        return ceil_div(ceil_div(g.GM, self.BK), self.steps(g))
 
 
 def padded_channels(g: Correlation, kind: Kind) -> int:
@@ -118,11 +108,6 @@ def padded_channels(g: Correlation, kind: Kind) -> int:
 def columns(g: Correlation, kind: Kind) -> int:
     """GN: the columns of all taps."""
     return g.R * g.S * padded_channels(g, kind)
-
-
-def unsplit(tile: PixelTile) -> PixelTile:
-    """`tile` without its split, which is a matter of the grid: what kernels are compiled for."""
-    return replace(tile, split=1)
 
 
 TILES = {

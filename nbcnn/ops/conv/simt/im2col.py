@@ -31,9 +31,10 @@ from nbcnn.ops.conv.simt import im2col_wgrad
 from nbcnn.ops.conv.simt.loaders import gather_rows, matrix
 from nbcnn.ops.conv.simt.register_tile import block_corner, block_part, matrix_product, pool_tile, shared_floats, store_tile
 from nbcnn.ops.conv.simt.split_fused import launch_sum_pooled, sum_pooled_traffic
-from nbcnn.ops.conv.simt.tiles import Product, Tile, choices, unsplit
+from nbcnn.ops.conv.simt.tiles import Product, Tile, choices
 from nbcnn.ops.kernel.call import Call, Impl, Launch
 from nbcnn.ops.kernel.loops import ALIGNMENT, ceil_div
+from nbcnn.ops.kernel.tiles import partial_bytes, unsplit
 from nbcnn.ops.kernel.traffic import Traffic, clipped, windows
 from nbcnn.plan.shapes import ConvShape, numel
 
@@ -212,7 +213,7 @@ def product(call: Call) -> Product:
 
 def scratch(call: Call) -> int:
     """Bytes of the partial outputs, if GK is split."""
-    return 4 * call.tile.split * numel(call.out_shapes[0]) if call.tile.split > 1 else 0
+    return partial_bytes(call.tile.split, numel(call.out_shapes[0]))
 
 
 OPS = {

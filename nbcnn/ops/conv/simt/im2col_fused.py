@@ -27,6 +27,8 @@ from nbcnn.ops.conv.simt.split_fused import exchanged_traffic, launch_sum_flippe
 from nbcnn.ops.conv.simt.tiles import Product, choices
 from nbcnn.ops.images import unpool
 from nbcnn.ops.kernel.call import Call, Impl, Launch
+from nbcnn.ops.kernel.refusals import not_nhwc
+from nbcnn.ops.kernel.tiles import partial_bytes
 from nbcnn.ops.kernel.traffic import Traffic
 from nbcnn.ops.losses import mse
 from nbcnn.plan.shapes import ConvShape, numel
@@ -36,7 +38,7 @@ ALIGNMENT = 256
 
 def supports(call: Call) -> str | None:
     """None, or the reason in words."""
-    return None if call.layout == "NHWC" else "the fused convolutions read images stored NHWC"
+    return not_nhwc(call, "the fused convolutions read")
 
 
 def bind_fprop(call: Call) -> list[Launch]:
@@ -130,7 +132,7 @@ def product_up_wgrad(call: Call) -> Product:
 def scratch(call: Call) -> int:
     """Bytes of the partial outputs, if GK is split: four times as many rows as y has, if those are pooled."""
     rows = 4 if call.op == "conv_relu_pool_fprop" else 1
-    return 4 * call.tile.split * rows * numel(call.out_shapes[0]) if call.tile.split > 1 else 0
+    return partial_bytes(call.tile.split, rows * numel(call.out_shapes[0]))
 
 
 def scratch_up_dgrad(call: Call) -> int:

@@ -21,9 +21,10 @@ from nbcnn.gpu.language import cuda, f4, i8, jit
 from nbcnn.ops.conv.frame.split import launch_sum_filters, sum_filters_traffic
 from nbcnn.ops.conv.simt.loaders import gather_columns, lines_of_a_tile, matrix
 from nbcnn.ops.conv.simt.register_tile import Loader, block_corner, block_part, matrix_product, shared_floats, store_tile
-from nbcnn.ops.conv.simt.tiles import Product, Tile, unsplit
+from nbcnn.ops.conv.simt.tiles import Product, Tile
 from nbcnn.ops.kernel.call import Call, Launch
 from nbcnn.ops.kernel.loops import ALIGNMENT, ceil_div
+from nbcnn.ops.kernel.tiles import unsplit
 from nbcnn.ops.kernel.traffic import Traffic, windows
 from nbcnn.plan.shapes import ConvShape
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nbcnn.ops.kernel.loops import ceil_div
+from nbcnn.ops.kernel.tiles import unsplit
 
 Product = tuple[int, int, int, bool, bool]
 
@@ -62,11 +63,6 @@ class Tile:
     def k_tiles(self, GK: int) -> int:
         """Steps of BK that one of the `split` blocks makes (the last may make fewer)."""
         return ceil_div(ceil_div(GK, self.BK), self.split)
-
-
-def unsplit(tile: Tile) -> Tile:
-    """`tile` without its split, which is a matter of the grid: what kernels are compiled for."""
-    return replace(tile, split=1)
 
 
 EFFICIENCY = {

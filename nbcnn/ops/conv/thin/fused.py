@@ -19,21 +19,10 @@ from functools import partial
 import numpy as np
 
 from nbcnn.ops.conv.frame.folded import TERMS, gradient_filters
-from nbcnn.ops.conv.thin import (
-    gather as thin_gather,
-)
-from nbcnn.ops.conv.thin import (
-    scatter as thin_scatter,
-)
-from nbcnn.ops.conv.thin import (
-    up as thin_up,
-)
-from nbcnn.ops.conv.thin import (
-    wgrad as thin_wgrad,
-)
-from nbcnn.ops.conv.thin import (
-    wgrad_traffic as thin_wgrad_traffic,
-)
+from nbcnn.ops.conv.thin import gather as thin_gather
+from nbcnn.ops.conv.thin import scatter as thin_scatter
+from nbcnn.ops.conv.thin import up as thin_up
+from nbcnn.ops.conv.thin import wgrad as thin_wgrad
 from nbcnn.ops.conv.thin.shape import correlation, refusal
 from nbcnn.ops.kernel.call import Call, Impl
 from nbcnn.plan.shapes import numel
@@ -73,7 +62,7 @@ def _gather(after: str, pack: Callable[[Call], np.ndarray] = thin_gather.pack) -
 
 
 _UP = Impl(thin_up.bind, thin_up.scratch, supports_up, thin_scatter.tile, thin_scatter.pack, traffic=thin_up.traffic)
-_WGRAD = Impl(thin_wgrad.bind, thin_wgrad.scratch, supports_wgrad, thin_wgrad.tile, traffic=thin_wgrad_traffic.traffic)
+_WGRAD = Impl(thin_wgrad.bind, thin_wgrad.scratch, supports_wgrad, thin_wgrad.tile, traffic=thin_wgrad.traffic)
 
 FUSED = {
     "conv_relu_fprop": _gather("relu"),

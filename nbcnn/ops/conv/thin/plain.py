@@ -21,7 +21,6 @@ import numpy as np
 from nbcnn.ops.conv.thin import gather as thin_gather
 from nbcnn.ops.conv.thin import scatter as thin_scatter
 from nbcnn.ops.conv.thin import wgrad as thin_wgrad
-from nbcnn.ops.conv.thin import wgrad_traffic as thin_wgrad_traffic
 from nbcnn.ops.conv.thin.shape import correlation, refusal
 from nbcnn.ops.kernel.call import Call, Impl, Launch
 from nbcnn.ops.kernel.traffic import Traffic
@@ -66,5 +65,5 @@ IMAGES = Impl(bind, scratch, supports, tile, pack, traffic=traffic)
 OPS: dict[str, Impl] = {
     "conv_fprop": IMAGES,
     "conv_dgrad": IMAGES,
-    "conv_wgrad": Impl(thin_wgrad.bind, thin_wgrad.scratch, supports_wgrad, thin_wgrad.tile, traffic=thin_wgrad_traffic.traffic),
+    "conv_wgrad": Impl(thin_wgrad.bind, thin_wgrad.scratch, supports_wgrad, thin_wgrad.tile, traffic=thin_wgrad.traffic),
 }

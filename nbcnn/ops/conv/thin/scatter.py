@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, i4, i8, jit, u4
-from nbcnn.ops.conv.thin.shape import Correlation, correlation, filter_index
+from nbcnn.ops.conv.frame.correlation import Correlation
+from nbcnn.ops.conv.thin.shape import correlation, filter_index
 from nbcnn.ops.kernel.call import Call, Launch, blocks
 from nbcnn.ops.kernel.loops import ALIGNMENT, ceil_div, keep_order, power_of_two, split_pixel, unrolled
 from nbcnn.ops.kernel.traffic import Traffic, once, outputs, windows

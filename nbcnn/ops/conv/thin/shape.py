@@ -10,11 +10,11 @@ and which kernel runs it depends only on which side has few channels: the source
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
+from nbcnn.ops.conv.frame.correlation import Correlation
 from nbcnn.ops.kernel.call import Call
+from nbcnn.ops.kernel.refusals import not_nhwc, too_large
 from nbcnn.plan.shapes import numel
 
 THIN = 4
@@ -23,42 +23,17 @@ WINDOW = 25
 """Most taps (R·S) of a filter here: all taps of all thin channels stay in registers and shared memory."""
 
 
-@dataclass(frozen=True)
-class Correlation:
-    """Extents of target = source ⋆ filter; source (N,C,H,W), target (N,K,P,Q), filter (K,C,R,S).
-
-    The stride is 1 but for the gradient behind a folded upsampling (folded.py).
-    """
-
-    N: int
-    C: int
-    H: int
-    W: int
-    K: int
-    P: int
-    Q: int
-    R: int
-    S: int
-    top: int
-    left: int
-    stride: int = 1
-
-    @property
-    def taps(self) -> int:
-        return self.R * self.S
-
-
 def correlation(call: Call) -> Correlation:
     """The correlation that an fprop or dgrad call computes, plain or fused; P and Q are those before a pooling."""
     (N, C, H, W), (_, K, P, Q) = call.in_shapes[0], call.out_shapes[1 if call.op == "upconv_mse_fprop" else 0]
     R, S = call.in_shapes[1][2:]
     if call.op.startswith("upconv_dgrad"):
-        return Correlation(N, C, H, W, K, P, Q, 4, 4, 1, 1, 2)
+        return Correlation(N, H, W, C, P, Q, K, 4, 4, 2, 1, 1)
     if "pool" in call.op:
         P, Q = 2 * P, 2 * Q
     pad = call.attrs.get("pad", 1)
     top, left = (pad, pad) if "fprop" in call.op else (R - 1 - pad, S - 1 - pad)
-    return Correlation(N, C, H, W, K, P, Q, R, S, top, left)
+    return Correlation(N, H, W, C, P, Q, K, R, S, 1, top, left)
 
 
 def filter_index(call: Call) -> np.ndarray:
@@ -72,8 +47,8 @@ def refusal(call: Call, filter_shape: tuple[int, ...], images: tuple[tuple[int, 
     """None if the thin kernels serve the call, else the reason in words. `filter_shape` is (K,C,R,S)."""
     K, C, R, S = filter_shape
     thin, wide = min(K, C), max(K, C)
-    if call.layout != "NHWC":
-        return "the thin kernels read images stored NHWC"
+    if reason := not_nhwc(call, "the thin kernels read"):
+        return reason
     if call.attrs.get("stride", 1) != 1:
         return f"the thin kernels have stride 1, not {call.attrs['stride']}"
     if thin > THIN:
@@ -82,6 +57,4 @@ def refusal(call: Call, filter_shape: tuple[int, ...], images: tuple[tuple[int, 
         return f"the wide side has {wide} channels, not a multiple of 4 that is at least {4 * THIN}"
     if R * S > WINDOW:
         return f"a window of {R}×{S} has more than {WINDOW} taps"
-    if max(numel(shape) for shape in images) >= 2**31:
-        return "an image tensor has 2^31 elements or more; element offsets are 32-bit"
-    return None
+    return too_large(*images)

@@ -15,7 +15,7 @@ Every slice of a block leaves its partial sums in scratch; a second kernel adds 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,9 @@ from nbcnn.ops.conv.thin.taps import fetch_taps
 from nbcnn.ops.conv.thin.wide import plain
 from nbcnn.ops.conv.thin.wide import pooled as wide_of_pooled
 from nbcnn.ops.kernel.call import Call, Launch, blocks
-from nbcnn.ops.kernel.loops import ALIGNMENT, keep_order, power_of_two, split_pixel, step_pixel, unrolled
+from nbcnn.ops.kernel.loops import ALIGNMENT, ceil_div, keep_order, power_of_two, split_pixel, step_pixel, unrolled
+from nbcnn.ops.kernel.tiles import unsplit
+from nbcnn.ops.kernel.traffic import Traffic, outputs, windows
 from nbcnn.ops.ptx.vector import load1_if, shared_load4, store4
 
 LANES, IN_FLIGHT = 16, 4
@@ -363,7 +365,7 @@ def bind(call: Call) -> list[Launch]:
     steps = -(-g.pixels // tile.CHUNK)
     per_split = -(-steps // tile.split) * tile.CHUNK
     # The split is the grid's business: one kernel serves them all.
-    product = partial_kernel(g.R, g.S, g.T, g.stride, g.pooled, g.thin_x and g.bias, g.sums, replace(tile, split=1))
+    product = partial_kernel(g.R, g.S, g.T, g.stride, g.pooled, g.thin_x and g.bias, g.sums, unsplit(tile))
     unit = 2 if g.pooled else 1
     values = (g.pixels, g.C, g.H // unit, g.W // unit, g.P, g.Q, g.top, g.left, per_split, g.row, g.N * g.P * g.Q)
     used = (9 * g.T if g.folded else g.columns) * g.C + (g.T if g.sums else 0)
@@ -376,3 +378,35 @@ def bind(call: Call) -> list[Launch]:
         Launch(product, grid, tile.threads, (wide, call.ins[2] if g.pooled else wide, thin, partial, *(np.int32(v) for v in values))),
         Launch(total, blocks(used, 32), 32 * lanes, (partial, dw, call.outs[1] if g.bias else dw, *sizes)),
     ]
+
+
+def partial_traffic(g: ThinGradient, tile: WgradTile) -> Traffic:
+    """Bytes of the first launch.
+
+    The TX threads that share channels each load them; a block has half an iteration of pixels on their way that it does not use, and last
+    channels stand in for those beyond them.
+    """
+    across = ceil_div(g.C, tile.TM * tile.TY)
+    pixels = ceil_div(g.pixels, tile.CHUNK) * tile.CHUNK + tile.split * tile.SLICES * tile.DEPTH
+    # Of a pooled gradient: four pixels have one value and, with three other channels, one byte of index.
+    wide, value = (4, 4 + 1 / 4) if g.pooled else (1, 4)
+    channels = across * tile.TM * tile.TY * tile.TX
+    down, rows = windows(g.H, g.R, g.P, g.stride, g.top)
+    right, columns = windows(g.W, g.S, g.Q, g.stride, g.left)
+    thin, sums = 4 * g.N * g.T * down * right * across, 4 * g.N * g.P * g.Q * g.T if g.sums else 0
+    read = int(pixels * channels / wide * value) + thin + sums
+    distinct = int(g.pixels * g.C / wide * value) + 4 * g.N * g.T * max(rows * columns, g.P * g.Q if g.sums else 0)
+    return Traffic(read, 4 * tile.split * tile.SLICES * (g.columns * g.C + (g.T if g.sums else 0)), distinct)
+
+
+def traffic(call: Call) -> list[Traffic]:
+    """Bytes of `bind`."""
+    g, tile = gradient(call), call.tile
+    return [partial_traffic(g, tile), total_traffic(call, g.R * g.S * g.T * g.C, g.T * g.C * 9, tile.split * tile.SLICES, g.folded)]
+
+
+def total_traffic(call: Call, sums: int, filters: int, rows: int, folded: bool) -> Traffic:
+    """Bytes of `total_kernel`: `rows` partial sums of each of `sums` products and of the bias; `folded`, a filter's tap adds up four of them."""
+    written = outputs(call)
+    bias = 4 * rows * (written // 4 - (filters if folded else sums))
+    return Traffic(4 * rows * (4 * filters if folded else sums) + bias, written, 4 * rows * sums + bias)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, i8, jit, types, u4
-from nbcnn.ops.conv.thin_mma.first_finish import pooled, unpooled
+from nbcnn.ops.conv.thin_mma.first_epilogue import pooled, unpooled
 from nbcnn.ops.conv.thin_mma.first_image import image_reads, place_of_unit, segments, stager, unit_rows
 from nbcnn.ops.conv.thin_mma.first_shape import ONES, Unit, first_layer, image_words, pack_filters, packed_tiles, refusal, word_elements
 from nbcnn.ops.kernel.call import Call, Impl, Launch
@@ -78,7 +78,7 @@ def fprop_kernel(C: int, R: int, S: int, stride: int, E: int, bias: bool, after:
     SLOTS, ENTRIES, MARGIN, BUFFER = stage_image.slots, stage_image.entries, stage_image.margin, stage_image.words
     NUMBER = types.uint16 if E == 2 else types.float32
     DOWN, ACROSS, WIDTH = 4 * stride * unit.width, 4 * stride * C, unit.width
-    finish = pooled(E, whole) if after == "pool" else unpooled(E, whole, after)
+    put = pooled(E, whole) if after == "pool" else unpooled(E, whole, after)
     mma = mma_bf16 if E == 2 else mma_tf32
     leading = bf16_part if E == 2 else tf32
 
@@ -124,7 +124,7 @@ def fprop_kernel(C: int, R: int, S: int, stride: int, E: int, bias: bool, after:
                         d = mma(rA[left], rA[right], rA[left + 1], rA[right + 1], rB[at], rB[at + 1], d[0], d[1], d[2], d[3])
                     values[2 * i * FILTERS + 2 * j], values[2 * i * FILTERS + 2 * j + 1] = d[0], d[1]
                     values[(2 * i + 1) * FILTERS + 2 * j], values[(2 * i + 1) * FILTERS + 2 * j + 1] = d[2], d[3]
-            finish(values, y, index, n, p, q, k + SKIP, P, Q, K)
+            put(values, y, index, n, p, q, k + SKIP, P, Q, K)
 
         return group
 

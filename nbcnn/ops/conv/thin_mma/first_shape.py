@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nbcnn.ops.kernel.call import Call, Shape, is_filter
+from nbcnn.ops.kernel.refusals import not_nhwc, too_large
 from nbcnn.plan.bounds import STORE
 from nbcnn.plan.shapes import ConvShape, window_extent
 
@@ -76,8 +77,8 @@ def refusal(call: Call, precision: str) -> str | None:
     P, Q = window_extent(H, R, stride, pad), window_extent(W, S, stride, pad)
     ones = "wgrad" in call.op and len(call.out_shapes) > 1
     words = MOST_COLUMNS // word_elements(precision)
-    if call.layout != "NHWC":
-        return "the thin tensor-core kernels read images stored NHWC"
+    if reason := not_nhwc(call, "the thin tensor-core kernels read"):
+        return reason
     if C * R * S + ones > MOST_COLUMNS:
         return f"{C} channels × {R}×{S} taps{' and a bias' if ones else ''} are more than {MOST_COLUMNS} columns"
     if image_words(C, R, S, word_elements(precision)) > words:
@@ -86,12 +87,10 @@ def refusal(call: Call, precision: str) -> str | None:
         return f"the thin tensor-core kernels have a stride of 1 or 2, not {stride}"
     if "pool" in call.op and (P % 2 or Q % 2):
         return f"{P}×{Q} outputs are not whole 2×2 windows"
-    if max(N * C * H * W, N * K * P * Q) >= 2**31:
-        return "an image tensor has 2^31 elements or more; element offsets are 32-bit"
     kinds = _image_dtypes(call)
     if kinds - {store}:
         return f"images are stored as {', '.join(sorted(kinds))}, not all as {store}"
-    return None
+    return too_large((N, C, H, W), (N, K, P, Q))
 
 
 def _image_dtypes(call: Call) -> set[str]:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from nbcnn.ops.kernel.call import Call
+from nbcnn.ops.kernel.refusals import not_nhwc, too_large
 from nbcnn.plan.bounds import STORE
-from nbcnn.plan.shapes import numel
 
 FILTERS = 4
 """Most filters of a last layer."""
@@ -70,8 +70,8 @@ def refusal(call: Call, precision: str) -> str | None:
     wide, (K, C, R, S), thin = images_and_filter(call)
     stride, pad = call.attrs.get("stride", 1), call.attrs.get("pad", 1)
     group, store = 4 * word_elements(precision), STORE[precision]
-    if call.layout != "NHWC":
-        return "the thin tensor-core kernels read images stored NHWC"
+    if reason := not_nhwc(call, "the thin tensor-core kernels read"):
+        return reason
     if K > FILTERS:
         return f"{K} filters are no thin last layer: at most {FILTERS}"
     if stride != 1:
@@ -82,11 +82,9 @@ def refusal(call: Call, precision: str) -> str | None:
         return f"{R}×{S} taps of {K} filters are {R * S * K} columns, more than {COLUMNS}"
     if C % group:
         return f"{C} channels are not whole groups of 16 bytes ({group} of {store})"
-    if max(numel(wide), numel(thin)) >= 2**31:
-        return "an image tensor has 2^31 elements or more; element offsets are 32-bit"
     if set(_image_dtypes(call)) - {store}:
         return f"images are stored as {', '.join(sorted(set(_image_dtypes(call))))}, not all as {store}"
-    return None
+    return too_large(wide, thin)
 
 
 def _image_dtypes(call: Call) -> Sequence[str]:

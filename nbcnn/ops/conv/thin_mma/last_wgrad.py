@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, i8, jit, types, u4
-from nbcnn.ops.conv.thin.wgrad import IN_FLIGHT, LANES, total_kernel
-from nbcnn.ops.conv.thin.wgrad_traffic import total_traffic
+from nbcnn.ops.conv.thin.wgrad import IN_FLIGHT, LANES, total_kernel, total_traffic
 from nbcnn.ops.conv.thin_mma.last_columns import (
     SLOTS,
     STEP,

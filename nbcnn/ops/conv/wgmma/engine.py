@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from nbcnn.gpu.device import constant
 from nbcnn.ops.conv.frame.correlation import Correlation, correlation, pack, refusal
+from nbcnn.ops.conv.frame.epilogue import Epilogue, epilogue
 from nbcnn.ops.conv.wgmma import patch
-from nbcnn.ops.conv.wgmma.engine_traffic import traffic
 from nbcnn.ops.conv.wgmma.kernel import correlate
 from nbcnn.ops.conv.wgmma.patch import PatchTile
 from nbcnn.ops.conv.wgmma.patch_kernel import correlate_patches
-from nbcnn.ops.conv.wgmma.split import PLANES, launch_split
+from nbcnn.ops.conv.wgmma.split import PLANES, launch_split, split_traffic
 from nbcnn.ops.conv.wgmma.tile import KINDS, Kind, Tile, candidates, choose, shared_bytes, tiles_of
 from nbcnn.ops.kernel import tensor_maps
 from nbcnn.ops.kernel.call import Call, Impl, Launch
+from nbcnn.ops.kernel.loops import ceil_div
 from nbcnn.ops.kernel.tensor_maps import ROW_BYTES
-from nbcnn.ops.kernel.traffic import Traffic
+from nbcnn.ops.kernel.traffic import Traffic, clipped, outputs, size, windows
 from nbcnn.plan.shapes import numel
 
 IMAGE_OPS = (
@@ -81,30 +81,15 @@ def _planes_bytes(g: Correlation) -> tuple[int, int]:
     return -(-source // _SPLIT_ALIGNMENT) * _SPLIT_ALIGNMENT, 2 * PLANES * g.phases * g.K * g.GK
 
 
-@dataclass(frozen=True)
-class _Epilogue:
-    """What a call wants done with its sums: bias (`biased` elements, K or none), the least result, and how they are written."""
-
-    finish: str
-    b: Any
-    biased: np.int32
-    floor: np.float32
-    x: Any
-    index: Any
+def _operands(call: Call, g: Correlation, e: Epilogue) -> tuple[Any, np.int32, np.float32, Any]:
+    """(bias, its elements: K or none, the least result, the mask) as kernels take them: there are no other activations than the ReLU here."""
+    b = constant(np.zeros(1, np.float32)) if e.b is None else e.b
+    return b, np.int32(0 if e.b is None else g.K), np.float32(0 if "relu_" in call.op else -np.inf), call.outs[0] if e.x is None else e.x
 
 
-def _epilogue(call: Call, g: Correlation) -> _Epilogue:
-    y = call.outs[0]
-    masked, biased = call.op.endswith("dgrad_relu"), "fprop" in call.op and len(call.ins) > 2
-    finish = "mask" if masked else "pool" if "pool" in call.op else "interleave" if g.phases > 1 else "rows"
-    return _Epilogue(
-        finish,
-        call.ins[2] if biased else constant(np.zeros(1, np.float32)),
-        np.int32(g.K if biased else 0),
-        np.float32(0 if "relu_" in call.op else -np.inf),
-        call.ins[2] if masked else y,
-        call.outs[1] if len(call.outs) > 1 else y,
-    )
+def _stored(g: Correlation, e: Epilogue) -> str:
+    """The epilogue as kernels take it: of four phases rows are interleaved."""
+    return "interleave" if e.kind == "rows" and g.phases > 1 else e.kind
 
 
 def _bind(call: Call, kind: Kind) -> list[Launch]:
@@ -119,7 +104,8 @@ def _bind(call: Call, kind: Kind) -> list[Launch]:
 
 def _bind_columns(call: Call, g: Correlation, kind: Kind, source: Any, filters: Any) -> Launch:
     """The kernel that takes any correlation: TMA's im2col makes the columns."""
-    tile, e, y = call.tile, _epilogue(call, g), call.outs[0]
+    tile, y, e = call.tile, call.outs[0], epilogue(call)
+    b, biased, floor, x = _operands(call, g, e)
     rows = g.phases * g.K
     lower, upper = g.corners
     maps = tensor_maps.upload(
@@ -128,14 +114,16 @@ def _bind_columns(call: Call, g: Correlation, kind: Kind, source: Any, filters: 
     )
     down, across = tiles_of(g, tile)
     scalars = (g.N, g.C, g.P, g.Q, g.K, rows, g.R, g.S, g.stride, g.top, g.left, across, g.GK // kind.channels)
-    args = (maps, e.b, e.biased, e.floor, e.x, y, e.index, *(np.int32(v) for v in scalars))
-    kernel = correlate(tile, kind.name, e.finish)
+    args = (maps, b, biased, floor, x, y, y if e.index is None else e.index, *(np.int32(v) for v in scalars))
+    kernel = correlate(tile, kind.name, _stored(g, e))
     return Launch(kernel, down * across, tile.threads, args, shared_bytes(tile, kind), keep=(maps, source, filters))
 
 
 def _bind_patches(call: Call, g: Correlation, kind: Kind) -> Launch:
     """The kernel that keeps patches of the source in shared memory."""
-    tile, e, y, w = call.tile, _epilogue(call, g), call.outs[0], patch.window(g)
+    tile, y, w, e = call.tile, call.outs[0], patch.window(g), epilogue(call)
+    b, biased, floor, x = _operands(call, g, e)
+    stored = _stored(g, e)
     PH, PW = patch.patch_extent(tile, w)
     step, square = g.stride, (ROW_BYTES // kind.result, patch.SQUARE, patch.SQUARE, 1)
 
@@ -151,17 +139,17 @@ def _bind_patches(call: Call, g: Correlation, kind: Kind) -> Launch:
         strides = (apart * g.K, apart * line, apart * g.P * line)
         return tensor_maps.encode_tiled(array, (g.K, g.Q, g.P, g.N), square, first=r * line + s * g.K, strides=strides)
 
-    outputs = [output(y, r, s, 2) for r in (0, 1) for s in (0, 1)] if e.finish == "interleave" else [output(y, 0, 0, 1), output(e.x, 0, 0, 1)]
+    outputs = [output(y, r, s, 2) for r in (0, 1) for s in (0, 1)] if stored == "interleave" else [output(y, 0, 0, 1), output(x, 0, 0, 1)]
     maps = tensor_maps.upload(
         *(source(u, v) for u in range(step) for v in range(step)),
         tensor_maps.encode_tiled(call.packed, (g.GK, g.phases * g.K), (kind.channels, tile.BN)),
-        *([] if e.finish == "pool" else outputs),
+        *([] if stored == "pool" else outputs),
     )
     down, across = patch.tiles_of(g, tile)
     scalars = (g.N, g.C, g.P, g.Q, g.K, g.top, g.left, across, down * across)
-    args = (maps, e.b, e.biased, e.floor, y, e.index, *(np.int32(v) for v in scalars))
-    kernel = correlate_patches(tile, kind.name, w, e.finish)
-    return Launch(kernel, tile.resident, tile.threads, args, patch.shared_bytes(tile, kind, w), keep=(maps, call.ins[0], call.packed, e.x))
+    args = (maps, b, biased, floor, y, y if e.index is None else e.index, *(np.int32(v) for v in scalars))
+    kernel = correlate_patches(tile, kind.name, w, stored)
+    return Launch(kernel, tile.resident, tile.threads, args, patch.shared_bytes(tile, kind, w), keep=(maps, call.ins[0], call.packed, x))
 
 
 def _split(call: Call, g: Correlation) -> tuple[Any, Any, list[Launch]]:
@@ -174,3 +162,40 @@ def _split(call: Call, g: Correlation) -> tuple[Any, Any, list[Launch]]:
         filters,
         [launch_split(call.ins[0], source, numel(call.in_shapes[0])), launch_split(call.packed, filters, g.phases * g.K * g.GK)],
     )
+
+
+def traffic(call: Call, kind: Kind) -> list[Traffic]:
+    """Bytes of every launch of a pass over images."""
+    g = correlation(call)
+    mask = size(call, "in", 2) if call.op.endswith("dgrad_relu") else 0
+    first = []
+    if kind.planes > 1:
+        first = [split_traffic(numel(call.in_shapes[0])), split_traffic(g.phases * g.K * g.GK)]
+    pixels, down = _patches(g, call.tile) if isinstance(call.tile, PatchTile) else _columns(g, call.tile)
+    source = kind.planes * kind.element * g.N * g.C
+    filters = kind.element * g.GK
+    rows = clipped(g.K, call.tile.BN, kind.planes * g.phases)
+    read = source * pixels * ceil_div(g.K, call.tile.BN) + filters * rows * down + mask
+    distinct = source * g.H * g.W + filters * kind.planes * g.phases * g.K + mask
+    return [*first, Traffic(read, outputs(call), distinct)]
+
+
+def _columns(g: Correlation, tile: Tile) -> tuple[int, int]:
+    """Pixels of an image that TMA's im2col brings to the tiles of one column of channels, in all phases, and rows of tiles."""
+    shifts = (0, 1) if g.phases == 4 else (0,)
+    down = sum(windows(g.P, g.R, g.H, g.stride, g.top - shift)[0] for shift in shifts)
+    across = sum(windows(g.Q, g.S, g.W, g.stride, g.left - shift)[0] for shift in shifts)
+    return down * across, tiles_of(g, tile)[0]
+
+
+def _patches(g: Correlation, tile: PatchTile) -> tuple[int, int]:
+    """The same of patches: every pixel of a patch once, however many taps see it; one patch for each parity of lines and columns."""
+    PH, PW = patch.patch_extent(tile, patch.window(g))
+    shifts = (0, 1) if g.phases == 4 else (0,)
+    parities = range(g.stride)
+
+    def along(count: int, extent: int, size: int, step: int, before: int) -> int:
+        firsts = (shift + (parity - before) // g.stride for shift in shifts for parity in parities)
+        return sum(windows(count // step, extent, size // g.stride, step, -first)[0] for first in firsts)
+
+    return along(g.P, PH, g.H, tile.TH, g.top) * along(g.Q, PW, g.W, tile.TW, g.left), patch.tiles_of(g, tile)[0]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, jit
-from nbcnn.ops.conv.wgmma import epilogue
+from nbcnn.ops.conv.wgmma import epilogue as stores
 from nbcnn.ops.conv.wgmma.mainloop import consumer, producer
 from nbcnn.ops.conv.wgmma.ring import aligned, init_ring
 from nbcnn.ops.conv.wgmma.tile import ALIGNMENT, KINDS, WARPGROUP, Tile, shared_bytes, stage_bytes
@@ -19,8 +19,8 @@ from nbcnn.ops.ptx.vector import load1_if
 
 
 @cache
-def correlate(tile: Tile, kind_name: str, finish: str) -> Any:
-    """The kernel for one tile and precision. finish: "rows", "mask" (only where x > 0), "pool" or "interleave" (four phases)."""
+def correlate(tile: Tile, kind_name: str, epilogue: str) -> Any:
+    """The kernel for one tile and precision. epilogue: "rows", "mask" (only where x > 0), "pool" or "interleave" (four phases)."""
     kind = KINDS[kind_name]
     THREADS, WARPS, STAGES, BM, BN = tile.threads, 4 * tile.groups, tile.slots, tile.BM, tile.BN
     RING = max(tile.slots * stage_bytes(tile, kind), shared_bytes(tile, kind) - ALIGNMENT - 256)
@@ -28,15 +28,15 @@ def correlate(tile: Tile, kind_name: str, finish: str) -> Any:
     SUMS = HALVES * EIGHTS * 4
     init, produce, consume = init_ring(STAGES, WARPS), producer(tile, kind_name), consumer(tile, kind_name)
     GROUP_BYTES = BM // tile.groups * ROW_BYTES
-    put = epilogue.put_fragments(tile, kind_name)
-    store = epilogue.store_rows(tile, kind_name, finish == "mask", finish == "interleave")
-    store_pooled = epilogue.store_pooled(tile, kind_name)
+    put = stores.put_fragments(tile, kind_name)
+    store = stores.store_rows(tile, kind_name, epilogue == "mask", epilogue == "interleave")
+    store_pooled = stores.store_pooled(tile, kind_name)
     consumers = bar_sync(1, tile.groups * WARPGROUP)
-    POOL, INTERLEAVE = finish == "pool", finish == "interleave"
+    POOL, INTERLEAVE = epilogue == "pool", epilogue == "interleave"
 
     @jit(launch_bounds=(THREADS, tile.blocks))
     def correlate_kernel(maps, b, biased, floor, x, y, index, N, C, P, Q, K, rows, R, S, stride, top, left, across, steps):
-        """y[m,n] = finish(max(floor, Σ_k source[m,k]·filter[n,k] + b[n])): see `correlation.py`. b has `biased` elements, K or none.
+        """y[m,n] = epilogue(max(floor, Σ_k source[m,k]·filter[n,k] + b[n])): see `correlation.py`. b has `biased` elements, K or none.
 
         gemm    GM = N·P·Q, GN = K (of each phase), GK = R·S·C.
         grid    ⌈GM/BM⌉ · phases · ⌈K/BN⌉ blocks, those of one BM rows next to each other, so that they read the source together.

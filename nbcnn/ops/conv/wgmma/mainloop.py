@@ -13,10 +13,9 @@ from nbcnn.gpu.language import jit, types
 from nbcnn.ops.conv.wgmma import ring
 from nbcnn.ops.conv.wgmma.ring import claim_stage, next_stage
 from nbcnn.ops.conv.wgmma.tile import KINDS, WARPGROUP, Tile, stage_bytes
-from nbcnn.ops.kernel.loops import unrolled
 from nbcnn.ops.kernel.tensor_maps import ROW_BYTES
 from nbcnn.ops.ptx.tma import fence_tensor_map, load_im2col_4d, load_tile_2d
-from nbcnn.ops.ptx.wgmma import K_STEP, k_major, wgmma_bf16, wgmma_commit, wgmma_fence, wgmma_tf32
+from nbcnn.ops.ptx.wgmma import K_STEP, k_major, wgmma_bf16, wgmma_tf32
 
 u8, u2 = types.uint64, types.uint16
 
@@ -77,34 +76,18 @@ def multiply_stage(tile: Tile, kind_name: str) -> Any:
     halves = tile.BM // tile.groups // 64
     products = _PRODUCTS if kind.planes == 3 else ((0, 0),)
 
-    def instruction(half: int, plane_a: int, plane_b: int, step: int, starts: bool) -> Any:
-        product = multiply(tile.BN, half * tile.BN // 2)
-        A_MORE = (plane_a * A_BYTES + half * 64 * ROW_BYTES >> 4) + step * K_STEP
-        B_MORE = (plane_b * B_BYTES >> 4) + step * K_STEP
-        STARTS = starts
-
-        @jit(device=True)
-        def run(acc, a, b, add):
-            product(acc, a + u8(A_MORE), b + u8(B_MORE), add if STARTS else 1)
-
-        return run
-
-    every = unrolled(
-        [
-            instruction(half, plane_a, plane_b, step, step == 0 and i == 0)
-            for half in range(halves)
-            for i, (plane_a, plane_b) in enumerate(products)
-            for step in range(4)
-        ]
-    )
-
-    @jit(device=True)
-    def run(acc, a, b, add):
-        wgmma_fence()
-        every(acc, k_major(a), k_major(b), add)
-        wgmma_commit()
-
-    return run
+    instructions = [
+        (
+            multiply(tile.BN, half * tile.BN // 2),
+            (plane_a * A_BYTES + half * 64 * ROW_BYTES >> 4) + step * K_STEP,
+            (plane_b * B_BYTES >> 4) + step * K_STEP,
+            step == 0 and i == 0,
+        )
+        for half in range(halves)
+        for i, (plane_a, plane_b) in enumerate(products)
+        for step in range(4)
+    ]
+    return ring.products_of_stage(instructions, k_major)
 
 
 @cache

@@ -78,8 +78,8 @@ def _multiply_tap(tile: PatchTile, kind_name: str, w: Window) -> Any:
 
 
 @cache
-def correlate_patches(tile: PatchTile, kind_name: str, w: Window, finish: str) -> Any:
-    """The kernel for one tile, precision and window. finish: "rows", "mask" (only where x > 0), "pool" or "interleave" (four phases)."""
+def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str) -> Any:
+    """The kernel for one tile, precision and window. epilogue: "rows", "mask" (only where x > 0), "pool" or "interleave" (four phases)."""
     kind = KINDS[kind_name]
     THREADS, WARPS, STAGES, BN, CHANNELS = tile.threads, 4 * tile.groups, tile.slots, tile.BN, kind.channels
     PATCH, PATCH_LOAD, FILTERS, (PH, PW) = patch_bytes(tile, w), patch_load(tile, w), BN * ROW_BYTES, patch_extent(tile, w)
@@ -91,7 +91,7 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, finish: str) -
     MINE = HALVES * COLUMNS * BLOCK_BYTES
     ACROSS, DOWN = (tile.TW // SQUARE).bit_length() - 1, (tile.TH // SQUARE).bit_length() - 1
     R, S, STRIDE, SOURCES, ALL_S = w.R, w.S, w.stride, w.stride * w.stride, w.S * w.stride
-    POOL, INTERLEAVE, MASK = finish == "pool", finish == "interleave", finish == "mask"
+    POOL, INTERLEAVE, MASK = epilogue == "pool", epilogue == "interleave", epilogue == "mask"
     OUTPUTS = 4 if INTERLEAVE else 2
     place, multiply = _place(tile), _multiply_tap(tile, kind_name, w)
     put, pool = put_fragments(tile, kind_name, MASK), store_pooled(tile, kind_name)
@@ -116,7 +116,7 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, finish: str) -
 
     @jit(launch_bounds=(THREADS, tile.blocks))
     def correlate_patches_kernel(maps, b, biased, floor, y, index, N, C, P, Q, K, top, left, across, tiles):
-        """y[m,n] = finish(max(floor, Σ_k source[m,k]·filter[n,k] + b[n])): see `correlation.py`, `patch.py`. b has `biased` elements, K or none.
+        """y[m,n] = epilogue(max(floor, Σ_k source[m,k]·filter[n,k] + b[n])): see `correlation.py`, `patch.py`. b has `biased` elements, K or none.
 
         gemm    GM = N·P·Q, GN = K (of each phase), GK = R·S·C.
         grid    `resident` blocks; each takes tiles blockIdx, blockIdx + gridDim, … of the tiles (pixels, phase, channels).

@@ -9,13 +9,17 @@ parity 1, which of a fresh barrier counts as ended, the consumers with parity 0.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from nbcnn.gpu.language import cuda, f4, jit
+from nbcnn.gpu.language import cuda, f4, jit, types
 from nbcnn.ops.conv.wgmma.tile import ALIGNMENT
+from nbcnn.ops.kernel.loops import unrolled
 from nbcnn.ops.ptx.mbarrier import mbarrier_arrive, mbarrier_arrive_expect_tx, mbarrier_init, mbarrier_wait
-from nbcnn.ops.ptx.wgmma import wgmma_wait, wgmma_wait_all
+from nbcnn.ops.ptx.wgmma import wgmma_commit, wgmma_fence, wgmma_wait, wgmma_wait_all
+
+u8 = types.uint64
 
 
 @jit(device=True)
@@ -62,6 +66,32 @@ def next_stage(stages: int) -> Any:
             stage = 0
             parity ^= 1
         return stage, parity
+
+    return run
+
+
+def products_of_stage(instructions: Sequence[tuple[Any, int, int, bool]], operand: Any) -> Any:
+    """Device function (acc, a, b, add): issue acc (+)= all products of one stage, whose tiles start at shared addresses a and b.
+
+    instructions  of each product its device function, how far its operands lie behind a and b in units of 16 bytes, and whether it is the first
+                  of its sums, which forgets the old ones where `add` is 0
+    operand       device function (address) -> descriptor
+    """
+
+    def instruction(product: Any, A_MORE: int, B_MORE: int, STARTS: bool) -> Any:
+        @jit(device=True)
+        def run(acc, a, b, add):
+            product(acc, a + u8(A_MORE), b + u8(B_MORE), add if STARTS else 1)
+
+        return run
+
+    every = unrolled([instruction(*each) for each in instructions])
+
+    @jit(device=True)
+    def run(acc, a, b, add):
+        wgmma_fence()
+        every(acc, operand(a), operand(b), add)
+        wgmma_commit()
 
     return run
 

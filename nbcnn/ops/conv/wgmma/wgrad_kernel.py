@@ -18,20 +18,20 @@ from functools import cache, partial
 from typing import Any
 
 from nbcnn.gpu.language import cuda, f4, i4, i8, jit, types
-from nbcnn.ops.conv.wgmma.ring import aligned, claim_stage, init_ring, next_stage, promoting_consumer
+from nbcnn.ops.conv.wgmma.ring import aligned, claim_stage, init_ring, next_stage, products_of_stage, promoting_consumer
 from nbcnn.ops.conv.wgmma.ring import consumer as ring_consumer
 from nbcnn.ops.conv.wgmma.tile import WARPGROUP
 from nbcnn.ops.conv.wgmma.wgrad_bias import summer
 from nbcnn.ops.conv.wgmma.wgrad_place import panel_place
 from nbcnn.ops.conv.wgmma.wgrad_tile import BARRIERS, HELPERS, WARP, PixelTile
 from nbcnn.ops.conv.wgmma.wgrad_transpose import transposer
-from nbcnn.ops.kernel.loops import split_pixel, unrolled
+from nbcnn.ops.kernel.loops import split_pixel
 from nbcnn.ops.kernel.tensor_maps import ROW_BYTES
 from nbcnn.ops.ptx.asm import byte_address_global, byte_address_shared
 from nbcnn.ops.ptx.mbarrier import fence_mbarrier_init, mbarrier_init
 from nbcnn.ops.ptx.tma import fence_tensor_map, load_im2col_4d, load_tile_2d
 from nbcnn.ops.ptx.vector import store2
-from nbcnn.ops.ptx.wgmma import K_STEP, MN_STEP, k_major, mn_major, wgmma_bf16, wgmma_commit, wgmma_fence, wgmma_tf32
+from nbcnn.ops.ptx.wgmma import K_STEP, MN_STEP, k_major, mn_major, wgmma_bf16, wgmma_tf32
 
 u8, u2 = types.uint64, types.uint16
 
@@ -88,33 +88,18 @@ def _multiply_stage(tile: PixelTile) -> Any:
     # Of (high + low)·(high + low) all but low·low, which is below float32's last bit; small sums first, they lose least so.
     products = ((1, 0), (0, 1), (0, 0)) if tile.planes == 2 else ((0, 0),)
 
-    def instruction(half: int, step: int, low_a: int, low_b: int, starts: bool) -> Any:
-        product = multiply(tile.BN, half * tile.BN // 2)
-        A_MORE, B_MORE = half * half_units + step * step_units + low_a * LOW, step * step_units + low_b * LOW
-        STARTS = starts
-
-        @jit(device=True)
-        def run(acc, a, b, add):
-            product(acc, a + u8(A_MORE), b + u8(B_MORE), add if STARTS else 1)
-
-        return run
-
-    every = unrolled(
-        [
-            instruction(half, step, *planes, step == 0 and i == 0)
-            for half in range(ROWS // 64)
-            for i, planes in enumerate(products)
-            for step in range(tile.BK // k)
-        ]
-    )
-
-    @jit(device=True)
-    def run(acc, a, b, add):
-        wgmma_fence()
-        every(acc, operand(a), operand(b), add)
-        wgmma_commit()
-
-    return run
+    instructions = [
+        (
+            multiply(tile.BN, half * tile.BN // 2),
+            half * half_units + step * step_units + low_a * LOW,
+            step * step_units + low_b * LOW,
+            step == 0 and i == 0,
+        )
+        for half in range(ROWS // 64)
+        for i, (low_a, low_b) in enumerate(products)
+        for step in range(tile.BK // k)
+    ]
+    return products_of_stage(instructions, operand)
 
 
 @cache

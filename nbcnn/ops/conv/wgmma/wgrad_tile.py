@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from nbcnn.ops.conv.frame.correlation import Correlation
+from nbcnn.ops.conv.frame.wgrad import OverPixels
 from nbcnn.ops.conv.wgmma.tile import ALIGNMENT, WARPGROUP
 from nbcnn.ops.kernel.loops import ceil_div
 from nbcnn.ops.kernel.tensor_maps import ROW_BYTES
@@ -25,7 +26,7 @@ MOST_SPLIT = 132
 
 
 @dataclass(frozen=True)
-class PixelTile:
+class PixelTile(OverPixels):
     """A block's tile BM × BN over pixels in steps of BK; `groups` warpgroups share its rows; `slots` steps are in flight, the stages of its ring.
 
     element  bytes of an operand's element: 2 (bfloat16) or 4, whose tiles are transposed in shared memory, 32 pixels a step.
@@ -77,9 +78,6 @@ class PixelTile:
         """Dynamic shared memory of a block: room to align, the ring, its barriers, the helpers' sums."""
         return ALIGNMENT + self.slots * self.stage_bytes + BARRIERS + _HELPED
 
-    def row_tiles(self, g: Correlation) -> int:
-        return ceil_div(g.K, self.BM)
-
     def column_tiles(self, g: Correlation) -> int:
         """Tiles across all panels; every tap has its own panels."""
         return ceil_div(g.R * g.S * ceil_div(g.C, self.panel), self.BN // self.panel)
@@ -87,23 +85,6 @@ class PixelTile:
     def blocks(self, g: Correlation) -> int:
         """Blocks of the product."""
         return self.row_tiles(g) * self.column_tiles(g) * self.split
-
-    def pixel_steps(self, g: Correlation) -> int:
-        """Steps over all pixels."""
-        return ceil_div(g.GM, self.BK)
-
-    def steps(self, g: Correlation) -> int:
-        """Steps that each of the `split` blocks makes (the last may make fewer)."""
-        return ceil_div(self.pixel_steps(g), self.split)
-
-    def parts(self, g: Correlation) -> int:
-        """Parts that have any steps: `split`, or fewer."""
-        return ceil_div(self.pixel_steps(g), self.steps(g))
-
-
-def unsplit(tile: PixelTile) -> PixelTile:
-    """`tile` without its split, which is a matter of the grid: what kernels are compiled for."""
-    return replace(tile, split=1)
 
 
 _TILES = {

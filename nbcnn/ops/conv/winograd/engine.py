@@ -40,8 +40,9 @@ from nbcnn.ops.conv.winograd.transform import (
 from nbcnn.ops.images import unpool
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks
 from nbcnn.ops.kernel.loops import ceil_div
+from nbcnn.ops.kernel.refusals import not_nhwc, too_large
 from nbcnn.ops.kernel.traffic import Traffic
-from nbcnn.plan.shapes import ConvShape, numel
+from nbcnn.plan.shapes import ConvShape
 
 VALUES = 16
 BYTES = 128 << 20
@@ -75,8 +76,8 @@ def shape_of(call: Call) -> ConvShape:
 def supports(call: Call) -> str | None:
     """None, or the reason in words."""
     c = shape_of(call)
-    if call.layout != "NHWC":
-        return "the Winograd kernels read images stored NHWC"
+    if reason := not_nhwc(call, "the Winograd kernels read"):
+        return reason
     if (c.R, c.S, c.stride, c.pad) != (3, 3, 1, 1):
         return f"a window of {c.R}×{c.S}, stride {c.stride}, padding {c.pad} is not 3×3, 1, 1"
     if c.H % 2 or c.W % 2 or c.C % 16 or c.K % 16:
@@ -85,9 +86,7 @@ def supports(call: Call) -> str | None:
         return f"{c.H * c.W // 4} tiles an image are not a multiple of 16"
     if c.N * c.H * c.W // 4 < LEAST_TILES:
         return f"{c.N * c.H * c.W // 4} output tiles are fewer than {LEAST_TILES}"
-    if max(numel(c.x_shape), numel(c.y_shape)) >= 2**31:
-        return "an image tensor has 2^31 elements or more; element offsets are 32-bit"
-    return None
+    return too_large(c.x_shape, c.y_shape)
 
 
 def tile(call: Call, multiprocessors: int) -> WinogradTile:

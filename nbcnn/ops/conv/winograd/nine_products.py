@@ -21,8 +21,8 @@ from nbcnn.ops.conv.winograd.engine import BYTES, LEAST_TILES, Scratch, Winograd
 from nbcnn.ops.conv.winograd.product import launch_rows, rows_traffic
 from nbcnn.ops.conv.winograd.transform import filters_traffic, images_traffic, input_traffic
 from nbcnn.ops.kernel.call import Call, Impl, Launch
+from nbcnn.ops.kernel.refusals import not_nhwc, too_large
 from nbcnn.ops.kernel.traffic import Traffic
-from nbcnn.plan.shapes import numel
 
 VALUES = 9
 
@@ -30,15 +30,13 @@ VALUES = 9
 def supports(call: Call) -> str | None:
     """None, or the reason in words."""
     (N, C, H, W), K = call.in_shapes[0], call.in_shapes[1][0]
-    if call.layout != "NHWC":
-        return "nine products are made of images stored NHWC"
+    if reason := not_nhwc(call, "nine products are made of"):
+        return reason
     if C % 16 or K % 16:
         return f"{C} to {K} channels: nine products need multiples of 16"
     if N * H * W < LEAST_TILES:
         return f"{N * H * W} pixels are fewer than {LEAST_TILES}"
-    if numel(call.out_shapes[0]) >= 2**31:
-        return "an image tensor has 2^31 elements or more; element offsets are 32-bit"
-    return None
+    return too_large(call.out_shapes[0])
 
 
 def tile(call: Call, multiprocessors: int) -> WinogradTile:

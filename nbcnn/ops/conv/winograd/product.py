@@ -12,10 +12,11 @@ from nbcnn.ops.conv.simt.im2col_wgrad import column_sums, with_sums
 from nbcnn.ops.conv.simt.loaders import gather_rows, matrix
 from nbcnn.ops.conv.simt.register_tile import block_corner, block_part, matrix_product, shared_floats, store_tile
 from nbcnn.ops.conv.simt.split_fused import launch_exchanged, sum_exchanged
-from nbcnn.ops.conv.simt.tiles import Tile, unsplit
+from nbcnn.ops.conv.simt.tiles import Tile
 from nbcnn.ops.conv.winograd.transform import filter_of_values
 from nbcnn.ops.kernel.call import Launch
 from nbcnn.ops.kernel.loops import ALIGNMENT, ceil_div, quotient
+from nbcnn.ops.kernel.tiles import unsplit
 from nbcnn.ops.kernel.traffic import Traffic, clipped
 
 VALUES = 16

@@ -20,11 +20,12 @@ from nbcnn.ops.kernel.call import Call, Impl, Launch
 from nbcnn.ops.kernel.stored import kinds
 from nbcnn.ops.kernel.traffic import Traffic, element
 from nbcnn.ops.ptx.shuffle import WARP
-from nbcnn.ops.series.dwconv1d import boxes, naive, segments, whole
+from nbcnn.ops.series.dwconv1d import boxes, naive, segments, short, whole
 from nbcnn.ops.series.dwconv1d.boxes import Boxes
 from nbcnn.ops.series.dwconv1d.results import put_results, store_rows
 from nbcnn.ops.series.dwconv1d.segments import Segments
 from nbcnn.ops.series.dwconv1d.series import Correlation, of_images, supports
+from nbcnn.ops.series.dwconv1d.short import Strips
 from nbcnn.ops.series.dwconv1d.sliding import MOST_SEGMENTS, OVERRUN, RESULTS, ROWS, Sliding, choose, odd_quads, slide, stage_rows
 from nbcnn.ops.series.dwconv1d.staging import fill_filter, quads, row_loads, shift_of
 from nbcnn.ops.series.dwconv1d.whole import Whole
@@ -113,7 +114,7 @@ def candidates(call: Call, multiprocessors: int) -> list[Tile]:
             made.append(segments.choose(g, multiprocessors, segments.WARPS, segments.RESIDENT))
     chosen = choose(g)
     sliding = [chosen, *(Sliding(count, chosen.pack) for count in range(1, min(MOST_SEGMENTS, -(-g.L // RESULTS)) + 1))]
-    if not whole.fits(g):
+    if not short.fits(g):
         return list(dict.fromkeys([*made, *sliding, *last]))
     own = whole.choose(g, multiprocessors, whole.WARPS, whole.resident(g.L))
     in_registers = [own, Whole(2 * own.parts)]
@@ -144,9 +145,10 @@ def series_loads(g: Correlation, tile: Sliding) -> int:
 def traffic(call: Call) -> list[Traffic]:
     """The source with a halo a tile, the filter once a block, out once."""
     g, one, chosen = of_images(call), element(call), call.tile
-    other = MODULES.get(type(chosen))
-    if other:
-        return other.traffic(call, g)
+    if isinstance(chosen, Segments):
+        return segments.traffic(call, g)
+    if isinstance(chosen, Strips):
+        return short.traffic(call, g)
     filters = 4 * g.C * (g.T + g.skip)
     read = one * g.rows * series_loads(g, chosen) + filters * chosen.batches(g) * chosen.tiles(g)
     return [Traffic(read, g.rows * g.L * element(call, "out"), one * g.rows * g.L + filters)]

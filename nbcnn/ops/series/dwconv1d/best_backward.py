@@ -16,14 +16,16 @@ import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, jit
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks
+from nbcnn.ops.kernel.tiles import unsplit
 from nbcnn.ops.kernel.traffic import Traffic, element
 from nbcnn.ops.ptx.shuffle import WARP
-from nbcnn.ops.series.dwconv1d import boxes, boxes_backward, partials, segments, segments_backward, whole, whole_backward
+from nbcnn.ops.series.dwconv1d import boxes, boxes_backward, partials, segments, segments_backward, short, whole, whole_backward
 from nbcnn.ops.series.dwconv1d.best import by_tma
 from nbcnn.ops.series.dwconv1d.boxes import Boxes
 from nbcnn.ops.series.dwconv1d.results import put_results, store_rows
 from nbcnn.ops.series.dwconv1d.segments import Segments
 from nbcnn.ops.series.dwconv1d.series import Correlation, of_backward, of_gradient, supports
+from nbcnn.ops.series.dwconv1d.short import Strips
 from nbcnn.ops.series.dwconv1d.sliding import MOST_SEGMENTS, OVERRUN, RESULTS, ROWS, Sliding, choose, odd_quads, slide, stage_rows
 from nbcnn.ops.series.dwconv1d.staging import fill_filter, quads, row_loads, shift_of
 from nbcnn.ops.series.dwconv1d.whole import Whole
@@ -154,6 +156,8 @@ def staged(g: Correlation, tile: Sliding, form: Form) -> tuple[int, int, int, in
 
 
 Tile = Sliding | Whole | Boxes | Segments
+IN_REGISTERS: dict[type, Any] = {Whole: whole_backward, Boxes: boxes_backward}
+"""The modules of tiles with which a lane has a whole series in registers."""
 
 
 def tiles(call: Call, g: Correlation, form: Form, multiprocessors: int) -> list[Tile]:
@@ -170,7 +174,7 @@ def tiles(call: Call, g: Correlation, form: Form, multiprocessors: int) -> list[
             parts_dx = segments.choose(g, multiprocessors, segments.WARPS, segments.RESIDENT).parts if form.with_dx else 0
             made.append(Segments(parts, parts_dx))
     others: list[Tile] = [in_strips(g, form, multiprocessors)]
-    if whole.fits(g):
+    if short.fits(g):
         own = whole.choose(g, multiprocessors, whole_backward.WARPS, whole_backward.resident(g.L, g.T, form.with_dx))
         others = [own, *others] if g.N >= whole.FEWEST else [*others, own]
     return [*made, *others, *last]
@@ -190,7 +194,7 @@ def launches(call: Call, g: Correlation, form: Form, arrays: tuple[Any, ...], le
     filters, pitch_x, pitch_dy, nbytes = staged(g, tile, form)
     units = tile.batches(g) * tile.tiles(g)
     sizes = (g.N, g.C, g.L, g.T, g.left, left_dx, filters, pitch_x, pitch_dy, tile.tiles(g), units, blocks(units, tile.split))
-    kernel = kernel_for(replace(tile, split=1), form, *kinds)
+    kernel = kernel_for(unsplit(tile), form, *kinds)
     grid = (g.C * tile.split, blocks(g.T, RESULTS * form.taps))
     numbers = tuple(np.int32(size) for size in sizes)
     first = Launch(kernel, grid, WARP * form.warps(tile), (*arrays, partial, *numbers), nbytes)
@@ -217,10 +221,8 @@ def bind_wgrad(call: Call) -> list[Launch]:
     arrays = (x, dy, dw, dw, dy)
     if isinstance(call.tile, Segments):
         return segments_backward.launches(call, g, x, dy, dw, dd[0] if dd else dw)
-    if isinstance(call.tile, Boxes):
-        return boxes_backward.launches(call, g, None, arrays, dw, dd[0] if dd else dw)
-    if isinstance(call.tile, Whole):
-        return whole_backward.launches(call, g, None, arrays, dw, dd[0] if dd else dw, (kind, kind))
+    if isinstance(call.tile, Strips):
+        return IN_REGISTERS[type(call.tile)].launches(call, g, None, arrays, dw, dd[0] if dd else dw)
     return launches(call, g, form_of(g), arrays, 0, dw, dd[0] if dd else dw, (kind, kind))
 
 
@@ -229,10 +231,8 @@ def traffic_wgrad(call: Call) -> list[Traffic]:
     g = of_gradient(call)
     if isinstance(call.tile, Segments):
         return segments_backward.traffic(call, g)
-    if isinstance(call.tile, Boxes):
-        return boxes_backward.traffic(call, g, False)
-    if isinstance(call.tile, Whole):
-        return whole_backward.traffic(call, g, False)
+    if isinstance(call.tile, Strips):
+        return short.traffic_backward(call, g, False)
     groups = blocks(g.T, RESULTS * form_of(g).taps)
     read = element(call) * g.rows * (groups * g.L + x_loads(g, call.tile, form_of(g)))
     first = Traffic(read, partials.scratch_bytes(g, call.tile.split), 2 * element(call) * g.rows * g.L)
@@ -273,10 +273,8 @@ def bind_fused(call: Call) -> list[Launch]:
         # Two kernels: what one alone would save, a second load of dy, is less than its registers would cost.
         dx_first = segments.launch(towards, Segments(call.tile.parts_dx), (dy, w, d[0] if d else w, dx))
         return [dx_first, *segments_backward.launches(call, g, x, dy, dw, dd[0] if dd else dw)]
-    if isinstance(call.tile, Boxes):
-        return boxes_backward.launches(call, g, towards, arrays, dw, dd[0] if dd else dw)
-    if isinstance(call.tile, Whole):
-        return whole_backward.launches(call, g, towards, arrays, dw, dd[0] if dd else dw, kinds)
+    if isinstance(call.tile, Strips):
+        return IN_REGISTERS[type(call.tile)].launches(call, g, towards, arrays, dw, dd[0] if dd else dw)
     return launches(call, g, form_of(g, towards), arrays, towards.left, dw, dd[0] if dd else dw, kinds)
 
 
@@ -285,10 +283,8 @@ def traffic_fused(call: Call) -> list[Traffic]:
     towards, g = of_backward(call)
     if isinstance(call.tile, Segments):
         return [segments.traffic_of(call, towards, Segments(call.tile.parts_dx)), *segments_backward.traffic(call, g)]
-    if isinstance(call.tile, Boxes):
-        return boxes_backward.traffic(call, g, True)
-    if isinstance(call.tile, Whole):
-        return whole_backward.traffic(call, g, True)
+    if isinstance(call.tile, Strips):
+        return short.traffic_backward(call, g, True)
     tile, form, one, filters = call.tile, form_of(g, towards), element(call), 4 * g.C * (g.T + g.skip)
     dy_loads = row_loads(g.L, range(0, g.L, tile.length), -towards.left - form.shift_dy, tile.length + 4 + quads(g.T))
     read = one * g.rows * (dy_loads + x_loads(g, tile, form)) + filters * tile.split

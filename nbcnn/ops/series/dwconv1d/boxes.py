@@ -12,7 +12,6 @@ and does not store it. So lanes meet different banks.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,17 +19,16 @@ import numpy as np
 from nbcnn.gpu.language import cuda, f4, jit, types
 from nbcnn.ops.kernel import tensor_maps
 from nbcnn.ops.kernel.call import Call, Launch, blocks
-from nbcnn.ops.kernel.traffic import Traffic, element
 from nbcnn.ops.ptx.asm import byte_address_global, byte_address_shared
 from nbcnn.ops.ptx.mbarrier import mbarrier_arrive_expect_tx, mbarrier_wait
 from nbcnn.ops.ptx.shuffle import WARP, warp_barrier
 from nbcnn.ops.ptx.tma import commit_stores, fence_async_shared, fence_tensor_map, load_tile_3d, store_tile_3d, wait_stores_read
 from nbcnn.ops.ptx.vector import load1_if
-from nbcnn.ops.series.dwconv1d import naive, whole
+from nbcnn.ops.series.dwconv1d import naive, short
 from nbcnn.ops.series.dwconv1d.series import Correlation
+from nbcnn.ops.series.dwconv1d.short import Strips, convolve, fewest_rounds, take
 from nbcnn.ops.series.dwconv1d.sliding import odd_quads
 from nbcnn.ops.series.dwconv1d.staging import floats_before, init_two_barriers
-from nbcnn.ops.series.dwconv1d.whole import convolve, take
 
 WARPS = 8
 """Warps of a block."""
@@ -44,16 +42,8 @@ MAP_BYTES = 128
 MOST_PARTS = 1024
 
 
-@dataclass(frozen=True)
-class Boxes:
-    """Blocks that share the series of 32 neighbouring channels."""
-
-    parts: int
-
-    @property
-    def split(self) -> int:
-        """The parts, by the name that other tiles have for them."""
-        return self.parts
+class Boxes(Strips):
+    """A unit is 32 neighbouring channels of one example: a box."""
 
     def strip(self, g: Correlation, warps: int) -> int:
         """Boxes that each warp takes."""
@@ -67,7 +57,7 @@ def groups(g: Correlation) -> int:
 
 def fits(g: Correlation) -> bool:
     """True if a lane holds a whole series and the filter is short, and most lanes have a channel."""
-    return whole.fits(g) and 3 * WARP * groups(g) <= 4 * g.C
+    return short.fits(g) and 3 * WARP * groups(g) <= 4 * g.C
 
 
 def tiles(g: Correlation, multiprocessors: int, warps: int, residents: tuple[int, int]) -> tuple[list[Boxes], list[Boxes]]:
@@ -78,12 +68,8 @@ def tiles(g: Correlation, multiprocessors: int, warps: int, residents: tuple[int
 
 
 def choose(g: Correlation, multiprocessors: int, warps: int, resident: int) -> Boxes:
-    """The parts that finish first: rounds of resident blocks, times the boxes of each warp, and two more to begin with."""
-
-    def cost(parts: int) -> tuple[int, int]:
-        return blocks(groups(g) * parts, multiprocessors * resident) * (Boxes(parts).strip(g, warps) + 2), parts
-
-    return Boxes(min(range(1, 1 + min(MOST_PARTS, blocks(g.N, warps))), key=cost))
+    """The parts that finish first; a block begins with the time of two boxes."""
+    return Boxes(fewest_rounds(groups(g), g.N, warps, multiprocessors * resident, 2, MOST_PARTS))
 
 
 @functools.cache
@@ -206,10 +192,3 @@ def bind(call: Call, g: Correlation) -> list[Launch]:
     numbers = (np.int32(g.C), np.int32(groups(g)), np.int32(tile.strip(g, WARPS)))
     nbytes = shared_bytes(box_floats(g.T), WARPS, g.L, 2)
     return [Launch(kernel, groups(g) * tile.parts, WARP * WARPS, (maps, w, d, *numbers), nbytes, keep=(maps, source, out))]
-
-
-def traffic(call: Call, g: Correlation) -> list[Traffic]:
-    """The source and out once, the filter once a block."""
-    one, filters = element(call), 4 * g.C * (g.T + g.skip)
-    read = one * g.rows * g.L
-    return [Traffic(read + filters * call.tile.parts, g.rows * g.L * element(call, "out"), read + filters)]

@@ -15,7 +15,6 @@ import numpy as np
 from nbcnn.gpu.language import cuda, f4, jit, types
 from nbcnn.ops.kernel import tensor_maps
 from nbcnn.ops.kernel.call import Call, Launch
-from nbcnn.ops.kernel.traffic import Traffic, element
 from nbcnn.ops.ptx.asm import byte_address_global, byte_address_shared
 from nbcnn.ops.ptx.mbarrier import mbarrier_arrive_expect_tx, mbarrier_wait
 from nbcnn.ops.ptx.shuffle import WARP, warp_barrier
@@ -23,10 +22,10 @@ from nbcnn.ops.ptx.tma import commit_stores, fence_async_shared, fence_tensor_ma
 from nbcnn.ops.series.dwconv1d import partials
 from nbcnn.ops.series.dwconv1d.boxes import MAP_BYTES, box_floats, fill_taps, groups, map_of, shared_bytes
 from nbcnn.ops.series.dwconv1d.series import Correlation
+from nbcnn.ops.series.dwconv1d.short import convolve, take
 from nbcnn.ops.series.dwconv1d.sliding import odd_quads
 from nbcnn.ops.series.dwconv1d.staging import floats_before, init_two_barriers
 from nbcnn.ops.series.dwconv1d.straight import gradient
-from nbcnn.ops.series.dwconv1d.whole import convolve, take
 
 WARPS = 4
 """Warps of a block."""
@@ -144,11 +143,3 @@ def launches(call: Call, g: Correlation, towards: Correlation | None, arrays: tu
     nbytes = shared_bytes(box_floats(g.T) if towards is not None else 0, WARPS, g.L, 4)
     first = Launch(kernel, groups(g) * tile.parts, WARP * WARPS, (maps, w, d, partial, *numbers), nbytes, keep=(maps, x, dy, dx))
     return [first, partials.add(g, partial, dw, dd, tile.parts)]
-
-
-def traffic(call: Call, g: Correlation, with_dx: bool) -> list[Traffic]:
-    """x and dy once, and for dx the filter once a block and dx once; then the partial sums."""
-    one, parts, filters = element(call), call.tile.parts, 4 * g.C * (g.T + g.skip) if with_dx else 0
-    read, made = 2 * one * g.rows * g.L, g.rows * g.L * element(call, "out") if with_dx else 0
-    first = Traffic(read + filters * parts, made + partials.scratch_bytes(g, parts), read + filters)
-    return [first, partials.add_traffic(g, parts)]

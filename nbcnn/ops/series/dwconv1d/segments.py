@@ -28,6 +28,7 @@ from nbcnn.ops.ptx.tma import commit_stores, fence_async_shared, fence_tensor_ma
 from nbcnn.ops.ptx.vector import shared_load4, shared_store4
 from nbcnn.ops.series.dwconv1d import naive
 from nbcnn.ops.series.dwconv1d.series import Correlation
+from nbcnn.ops.series.dwconv1d.short import Strips, fewest_rounds
 from nbcnn.ops.series.dwconv1d.staging import fill_filter, floats_before, init_two_barriers, quads
 
 SEGMENT = 32
@@ -45,16 +46,10 @@ MAP_BYTES = 128
 
 
 @dataclass(frozen=True)
-class Segments:
+class Segments(Strips):
     """Blocks that share the series of one channel; where both gradients are made, as many as `parts_dx` in the kernel of the input's."""
 
-    parts: int
     parts_dx: int = 0
-
-    @property
-    def split(self) -> int:
-        """The parts, by the name that other tiles have for them."""
-        return self.parts
 
     def strip(self, g: Correlation, warps: int) -> int:
         """Times 1,024 elements that each warp takes."""
@@ -107,12 +102,8 @@ def fits(g: Correlation) -> bool:
 
 
 def choose(g: Correlation, multiprocessors: int, warps: int, resident: int) -> Segments:
-    """The parts that finish first: rounds of resident blocks, times what each warp takes, and one more to begin with."""
-
-    def cost(parts: int) -> tuple[int, int]:
-        return blocks(g.C * parts, multiprocessors * resident) * (Segments(parts).strip(g, warps) + 1), parts
-
-    return Segments(min(range(1, 1 + blocks(units(g), warps)), key=cost))
+    """The parts that finish first."""
+    return Segments(fewest_rounds(g.C, units(g), warps, multiprocessors * resident, 1, units(g)))
 
 
 def in_order(steps: Sequence[Any]) -> Any:

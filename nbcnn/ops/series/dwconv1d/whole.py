@@ -8,7 +8,6 @@ lanes share. Warps of a block have only the filter in common and never wait for 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,17 +16,14 @@ from nbcnn.gpu.language import cuda, f4, jit
 from nbcnn.ops.kernel.call import Call, Launch, blocks
 from nbcnn.ops.kernel.loops import ALIGNMENT
 from nbcnn.ops.kernel.stored import kinds, vector_io, vector_load_if
-from nbcnn.ops.kernel.traffic import Traffic, element
 from nbcnn.ops.ptx.shuffle import WARP, warp_barrier
 from nbcnn.ops.ptx.vector import shared_load4, shared_store4
 from nbcnn.ops.series.dwconv1d import naive
 from nbcnn.ops.series.dwconv1d.series import Correlation
-from nbcnn.ops.series.dwconv1d.sliding import RESULTS, odd_quads
+from nbcnn.ops.series.dwconv1d.short import Strips, convolve, fewest_rounds, take
+from nbcnn.ops.series.dwconv1d.sliding import odd_quads
 from nbcnn.ops.series.dwconv1d.staging import fill_filter, quads
-from nbcnn.ops.series.dwconv1d.straight import results
 
-LONGEST = 64
-"""Elements and taps that registers hold."""
 FEWEST = WARP
 """Series of a channel below which lanes would be idle."""
 AT_ONCE = 8
@@ -36,25 +32,12 @@ WARPS = 4
 """Warps of a block."""
 
 
-@dataclass(frozen=True)
-class Whole:
-    """Blocks that share the series of one channel, and the parts that a weight gradient is summed in."""
-
-    parts: int
-
-    @property
-    def split(self) -> int:
-        """The parts, by the name that other tiles have for them."""
-        return self.parts
+class Whole(Strips):
+    """A unit is 32 series of one channel."""
 
     def strip(self, g: Correlation, warps: int) -> int:
         """Times 32 series that each warp takes."""
         return blocks(blocks(g.N, WARP), self.parts * warps)
-
-
-def fits(g: Correlation) -> bool:
-    """True if a lane holds a whole series and the filter is short."""
-    return g.L % 4 == 0 and g.L <= LONGEST and g.T <= LONGEST
 
 
 def resident(length: int) -> int:
@@ -63,13 +46,8 @@ def resident(length: int) -> int:
 
 
 def choose(g: Correlation, multiprocessors: int, warps: int, resident: int) -> Whole:
-    """The parts that finish first: rounds of resident blocks, times the strip of each, and half an iteration to begin with."""
-
-    def cost(parts: int) -> tuple[float, int]:
-        rounds = blocks(g.C * parts, multiprocessors * resident)
-        return rounds * (Whole(parts).strip(g, warps) + 0.5), parts
-
-    return Whole(min(range(1, 1 + min(64, blocks(g.N, WARP * warps))), key=cost))
+    """The parts that finish first."""
+    return Whole(fewest_rounds(g.C, blocks(g.N, WARP), warps, multiprocessors * resident, 0.5, 64))
 
 
 @functools.cache
@@ -112,51 +90,6 @@ def mover(kind: str, length: int) -> tuple[Any, Any]:
                 store4(out, ((n0 + row) * C + c) * L + quad, v0, v1, v2, v3)
 
     return stage, store
-
-
-@functools.cache
-def take(length: int) -> Any:
-    """A device function take(row, shared, at): row[:length] = shared[at : at+length], 16 bytes at a time."""
-    QUADS = length // 4
-
-    @jit(device=True)
-    def take_row(row, shared, at):
-        for q in range(QUADS):
-            a, b, c, d = shared_load4(shared, at + 4 * q)
-            row[4 * q], row[4 * q + 1], row[4 * q + 2], row[4 * q + 3] = a, b, c, d
-
-    return take_row
-
-
-@functools.cache
-def convolve(length: int, taps: int, left: int) -> Any:
-    """A device function run(row, shared, at_taps, at): shared[at : at+length] = the correlation of `row` with the taps, twelve at a time."""
-
-    def group(first: int) -> Any:
-        run, FIRST, KEPT = results(length, taps, left, first), first, min(RESULTS, length - first) // 4
-
-        @jit(device=True)
-        def make(row, shared, at_taps, at):
-            acc = cuda.local.array(RESULTS, f4)
-            for m in range(RESULTS):
-                acc[m] = 0.0
-            run(acc, row, shared, at_taps)
-            for q in range(KEPT):
-                shared_store4(shared, at + (FIRST + 4 * q), acc[4 * q], acc[4 * q + 1], acc[4 * q + 2], acc[4 * q + 3])
-
-        return make
-
-    def then(before: Any, first: int) -> Any:
-        last = group(first)
-
-        @jit(device=True)
-        def both(row, shared, at_taps, at):
-            before(row, shared, at_taps, at)
-            last(row, shared, at_taps, at)
-
-        return both
-
-    return functools.reduce(then, range(RESULTS, length, RESULTS), group(0))
 
 
 @functools.cache
@@ -207,10 +140,3 @@ def bind(call: Call, g: Correlation) -> list[Launch]:
     kernel = kernel_for(g.L, g.T, g.left, g.flipped, g.skip, *kinds(call))
     numbers = (np.int32(g.N), np.int32(g.C), np.int32(call.tile.strip(g, WARPS)))
     return [Launch(kernel, g.C * call.tile.parts, WARP * WARPS, (*naive.image_arrays(call), *numbers))]
-
-
-def traffic(call: Call, g: Correlation) -> list[Traffic]:
-    """The source and out once, the filter once a block."""
-    one, filters = element(call), 4 * g.C * (g.T + g.skip)
-    read = one * g.rows * g.L
-    return [Traffic(read + filters * call.tile.parts, g.rows * g.L * element(call, "out"), read + filters)]

@@ -15,14 +15,14 @@ import numpy as np
 from nbcnn.gpu.language import cuda, f4, jit
 from nbcnn.ops.kernel.call import Call, Launch
 from nbcnn.ops.kernel.loops import ALIGNMENT
-from nbcnn.ops.kernel.traffic import Traffic, element
 from nbcnn.ops.ptx.shuffle import WARP, warp_barrier
 from nbcnn.ops.series.dwconv1d import partials
 from nbcnn.ops.series.dwconv1d.series import Correlation
+from nbcnn.ops.series.dwconv1d.short import convolve, take
 from nbcnn.ops.series.dwconv1d.sliding import odd_quads
 from nbcnn.ops.series.dwconv1d.staging import fill_filter, quads
 from nbcnn.ops.series.dwconv1d.straight import gradient
-from nbcnn.ops.series.dwconv1d.whole import convolve, mover, take
+from nbcnn.ops.series.dwconv1d.whole import mover
 
 WARPS = 2
 """Warps of a block."""
@@ -95,20 +95,12 @@ def kernel_for(length: int, taps: int, left: int, left_dx: int | None, flipped: 
     return dwconv1d_bwd_whole_kernel
 
 
-def launches(
-    call: Call, g: Correlation, towards: Correlation | None, arrays: tuple[Any, ...], dw: Any, dd: Any, kinds: tuple[str, str]
-) -> list[Launch]:
+def launches(call: Call, g: Correlation, towards: Correlation | None, arrays: tuple[Any, ...], dw: Any, dd: Any) -> list[Launch]:
     """The kernel on x, dy, w, d and dx, then the sum of its partial sums."""
     partial, parts = partials.partial_sums(call), call.tile.parts
     direction = (None, False, False) if towards is None else (towards.left, towards.flipped, towards.skip)
-    kernel = kernel_for(g.L, g.T, g.left, *direction, *kinds)
+    kind = (call.in_dtypes or ("float32",))[0]
+    out_kind = kind if towards is None else (call.out_dtypes or ("float32",))[0]
+    kernel = kernel_for(g.L, g.T, g.left, *direction, kind, out_kind)
     numbers = (np.int32(g.N), np.int32(g.C), np.int32(call.tile.strip(g, WARPS)))
     return [Launch(kernel, g.C * parts, WARP * WARPS, (*arrays, partial, *numbers)), partials.add(g, partial, dw, dd, parts)]
-
-
-def traffic(call: Call, g: Correlation, with_dx: bool) -> list[Traffic]:
-    """x and dy once, and for dx the filter once a block and dx once; then the partial sums."""
-    one, parts, filters = element(call), call.tile.parts, 4 * g.C * (g.T + g.skip) if with_dx else 0
-    read, made = 2 * one * g.rows * g.L, g.rows * g.L * element(call, "out") if with_dx else 0
-    first = Traffic(read + filters * parts, made + partials.scratch_bytes(g, parts), read + filters)
-    return [first, partials.add_traffic(g, parts)]
