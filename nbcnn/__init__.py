@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from nbcnn.model.files import Loaded, load
     from nbcnn.model.history import History
     from nbcnn.model.network import Model
+    from nbcnn.nn.activations import ELU, HardSwish, PReLU, ReLU6, Tanh
     from nbcnn.nn.layers import (
         MSE,
         AvgPool2d,
@@ -37,9 +38,11 @@ if TYPE_CHECKING:
         Swish,
         Upsample2d,
     )
+    from nbcnn.nn.losses import L1, BCEWithLogits, Huber
     from nbcnn.nn.models import autoencoder, mnist_cnn, s4convd
     from nbcnn.nn.norms import EvoNormB0, EvoNormS0
-    from nbcnn.nn.optim import SGD, Adam, Constant, Cosine
+    from nbcnn.nn.optim import SGD, Adam, AdamW, Constant, Cosine, OneCycle, Piecewise, StepDecay
+    from nbcnn.nn.resampling import GlobalAvgPool2d, Resize
     from nbcnn.nn.series_layers import GELU, GLU, RMSLE, DepthwiseConv1d, ForecastMSE, LastStep, PointwiseConv1d, StateSpaceConv1d
     from nbcnn.plan.graph import ShapeError
     from nbcnn.run.allocation import MemoryPlanError
@@ -59,6 +62,7 @@ _HOMES = {
     "model.files": ("Loaded", "load"),
     "model.history": ("History",),
     "model.network": ("Model",),
+    "nn.activations": ("ELU", "HardSwish", "PReLU", "ReLU6", "Tanh"),
     "nn.layers": (
         "MSE",
         "AvgPool2d",
@@ -74,9 +78,11 @@ _HOMES = {
         "Swish",
         "Upsample2d",
     ),
+    "nn.losses": ("L1", "BCEWithLogits", "Huber"),
     "nn.models": ("autoencoder", "mnist_cnn", "s4convd"),
     "nn.norms": ("EvoNormB0", "EvoNormS0"),
-    "nn.optim": ("SGD", "Adam", "Constant", "Cosine"),
+    "nn.optim": ("SGD", "Adam", "AdamW", "Constant", "Cosine", "OneCycle", "Piecewise", "StepDecay"),
+    "nn.resampling": ("GlobalAvgPool2d", "Resize"),
     "nn.series_layers": ("GELU", "GLU", "RMSLE", "DepthwiseConv1d", "ForecastMSE", "LastStep", "PointwiseConv1d", "StateSpaceConv1d"),
     "plan.graph": ("ShapeError",),
     "run.allocation": ("MemoryPlanError",),
@@ -89,13 +95,17 @@ _HOMES = {
 _MODULE = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "ELU",
     "GELU",
     "GLU",
+    "L1",
     "MSE",
     "RMSLE",
     "SGD",
     "Adam",
+    "AdamW",
     "AvgPool2d",
+    "BCEWithLogits",
     "Callback",
     "CallbackError",
     "CheckpointError",
@@ -111,8 +121,11 @@ __all__ = [
     "Flatten",
     "ForecastMSE",
     "Form",
+    "GlobalAvgPool2d",
     "GpuUnavailable",
+    "HardSwish",
     "History",
+    "Huber",
     "LastStep",
     "LeakyReLU",
     "Linear",
@@ -121,17 +134,24 @@ __all__ = [
     "MemoryPlanError",
     "Model",
     "Normalisation",
+    "OneCycle",
+    "PReLU",
+    "Piecewise",
     "PointwiseConv1d",
     "Progress",
     "ReLU",
+    "ReLU6",
     "Reading",
     "Residual",
+    "Resize",
     "Result",
     "ShapeError",
     "Sigmoid",
     "SoftmaxCrossEntropy",
     "StateSpaceConv1d",
+    "StepDecay",
     "Swish",
+    "Tanh",
     "Upsample2d",
     "UsageError",
     "__version__",

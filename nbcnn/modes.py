@@ -20,7 +20,7 @@ from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
-from nbcnn.ops.activations import add, glu
+from nbcnn.ops.activations import add, glu, prelu
 from nbcnn.ops.activations import table as activations
 from nbcnn.ops.conv import fused, mma, naive, reference, thin_mma, tiled, wgmma
 from nbcnn.ops.conv.frame import composed
@@ -33,16 +33,16 @@ from nbcnn.ops.conv.winograd import nine_products
 from nbcnn.ops.conv_norm import two_ops as conv_evonorm
 from nbcnn.ops.conv_norm import wgmma as conv_wgmma
 from nbcnn.ops.conv_norm import winograd as conv_winograd
-from nbcnn.ops.images import avgpool, convert, flatten, gather, maxpool, unpool, upsample
+from nbcnn.ops.images import avgpool, convert, flatten, gather, global_mean, maxpool, pool, resize, unpool, upsample
 from nbcnn.ops.kernel.row import Ops, Row
-from nbcnn.ops.losses import mse, rmsle, softmax_xent
+from nbcnn.ops.losses import mse, pairs, rmsle, softmax_xent, weighted_xent
 from nbcnn.ops.norms import b0, b0_ranks, s0
 from nbcnn.ops.norms import reference as evonorm
 from nbcnn.ops.products import gemm, gemm_wgmma
 from nbcnn.ops.series import gather_windows, last, pwconv1d, pwconv1d_direct, pwconv1d_gated, s4kernel
 from nbcnn.ops.series.dwconv1d import VARIANTS as DWCONV
 from nbcnn.ops.series.dwconv1d import reference as dwconv1d
-from nbcnn.ops.update import adam, advance, grad_norm, pack_weights, sgd
+from nbcnn.ops.update import accumulate, adam, advance, ema, grad_norm, pack_weights, sgd
 from nbcnn.plan import names
 
 MODULES: tuple[ModuleType, ...] = (
@@ -51,7 +51,8 @@ MODULES: tuple[ModuleType, ...] = (
     *(activations, add, evonorm, s0, b0, b0_ranks),
     *(maxpool, avgpool, upsample, flatten, convert, gather),
     *(mse, softmax_xent, rmsle, gemm),
-    *(sgd, adam, grad_norm, pack_weights, advance),
+    *(pairs, weighted_xent, prelu, pool, global_mean, resize),
+    *(sgd, adam, grad_norm, pack_weights, advance, accumulate, ema),
 )
 """The modules of all ops: convolutions; series; element-wise and norms; images; losses and products; the update of the weights."""
 

@@ -38,7 +38,9 @@ def header(flags: SimpleNamespace, data: Material, session: Any, run: RunFolder,
     net = session.net
     warmup = f" after {counted(flags.warmup, 'epoch')} of warm-up" if flags.warmup else ""
     extras = {name: getattr(flags, name) for name in ("momentum", "weight_decay", "clip_value", "clip_norm")}
-    extra = "".join(f", {name.replace('_', '-')} {value:g}" for name, value in extras.items() if value)
+    extra = "".join(f", {name.replace('_', '-')} {value:g}" for name, value in extras.items() if value) + (", nesterov" if flags.nesterov else "")
+    together = f"{flags.accumulate} × " if flags.accumulate > 1 else ""
+    average = f", average of the weights with decay {flags.ema:g}" if flags.ema else ""
     shape = "×".join(map(str, net.input_shape))
     source = textwrap.fill(data.source, 100, initial_indent=" " * 11, subsequent_indent=" " * 11)
     planned, resident = sum(session.planned_bytes.values()) / 2**20, session.planned_bytes["data set"] / 2**20
@@ -51,7 +53,7 @@ def header(flags: SimpleNamespace, data: Material, session: Any, run: RunFolder,
         source,
         f"  model    {flags.model}, {net.params.count:,} parameters, {flags.init} initialisation, seed {flags.seed}",
         f"  recipe   {flags.recipe}: {flags.optimizer}, lr {flags.lr:g} {flags.schedule}{warmup}{extra}",
-        f"           batch {flags.batch}, {counted(flags.epochs, 'epoch')}{', images mirrored at random' if flags.flip else ''}",
+        f"           batch {together}{flags.batch}{average}, {counted(flags.epochs, 'epoch')}{', images mirrored at random' if flags.flip else ''}",
         *([f"           augmented: {flags.augment}"] if flags.augment else []),
         *([f"           normalised: {_normalised(net.normalisation)}"] if net.normalisation else []),
         f"  memory   {planned:,.1f} MiB planned, of which the data set {resident:,.1f}{_streamed(session)}",
@@ -59,7 +61,7 @@ def header(flags: SimpleNamespace, data: Material, session: Any, run: RunFolder,
         f"  run      {run.path}",
         f"  ready    after {ready:.1f} s, {counted(session.compiled, 'kernel')} compiled",
     ]
-    lines += [f"  note     {fallback}" for fallback in net.fallbacks(session.plans["train", flags.batch])]
+    lines += [f"  note     {fallback}" for fallback in net.fallbacks(session.plans["train", session.batch])]
     return "\n".join(lines)
 
 

@@ -99,6 +99,8 @@ def train(given: SimpleNamespace, team: Team, held: ExitStack) -> int:
         team=team,
         sync_stats=flags.sync_stats,
         factors=train_run.factors(flags, net),
+        accumulate=flags.accumulate,
+        ema=flags.ema,
         phase=phases.mark,
         **train_data.streaming(flags),
     )

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from nbcnn import datasets
-from nbcnn.cli import loading, own_model
+from nbcnn.cli import loading, own_model, train_loss
 from nbcnn.cli.loading import crc
 from nbcnn.datasets import own
 from nbcnn.datasets.augment import Augment
@@ -69,6 +69,7 @@ def material(flags: SimpleNamespace, read: loading.Reading | None = None) -> Mat
     classes = {"classes": len(data.classes)} if own.is_own(data.name) and data.classes else {}
     shape = images.shape[1:]
     layers = own_model.layers_of(flags.model, shape) if own_model.is_own(flags.model) else models.MODELS[flags.model](*shape, **classes)
+    layers = train_loss.with_loss(layers, flags)
     if layers[-1].needs_labels and data.classes is None:
         raise UsageError(
             f"--model {flags.model} classifies, and {data.name} has no labels: --dataset digits and shapes have some and need no network; "

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from nbcnn.cli import settings
+from nbcnn.cli import settings, train_loss
 from nbcnn.cli.flags import ENGINES, MODES, OWN_PRECISION, Parser, count, device, flag, one_of, real
 from nbcnn.files.errors import UsageError
 from nbcnn.files.suggest import called
@@ -95,9 +95,13 @@ RECIPES: dict[str, dict[str, Any]] = {
 MODEL_RECIPES = {"small-autoencoder": "small", "mnist-cnn": "classifier", "mnist-cnn-b0": "classifier", "s4convd": "forecast"}
 """The recipe of a model that has one of its own, where --recipe does not say otherwise."""
 
-LEARNING_RATES = {"sgd": 0.1, "adam": 0.001}
+LEARNING_RATES = {"sgd": 0.1, "adam": 0.001, "adamw": 0.001}
+DECOUPLED_DECAY = 0.01
+"""The weight decay of adamw where no flag says another."""
+OF_SCHEDULE = {"step_epochs": "step", "gamma": "step", "rise": "one-cycle", "points": "piecewise"}
+"""Flags of one schedule alone."""
 
-FOR_SERIES = ("width", "blocks", "loss", "kernel_init")
+FOR_SERIES = ("width", "blocks", "kernel_init")
 """Flags that only s4convd has."""
 
 SMALL = "small-autoencoder"
@@ -117,6 +121,17 @@ DEFAULTS: dict[str, Any] = {
     "width": 128,
     "blocks": 4,
     "loss": "log-mse",
+    "huber_delta": None,
+    "label_smoothing": 0.0,
+    "class_weights": None,
+    "ignore_index": None,
+    "nesterov": False,
+    "step_epochs": None,
+    "gamma": None,
+    "rise": None,
+    "points": None,
+    "accumulate": 1,
+    "ema": 0.0,
     "kernel_init": "s4d-lin",
     "flip": False,
     "size": None,
@@ -170,7 +185,12 @@ FREE_ON_RESUME = frozenset(
 )
 """Flags that a resumed run may set anew: where it ends, where its data lie (their content must be the same), and what it says and checks."""
 
-UNBOUND_BY_DEFAULT = frozenset({"size", "test_share", "augment", "normalise", "freeze"})
+UNBOUND_BY_DEFAULT = frozenset(
+    {
+        *("size", "test_share", "augment", "normalise", "freeze"),
+        *("huber_delta", "label_smoothing", "class_weights", "ignore_index", "nesterov", *OF_SCHEDULE, "accumulate", "ema"),
+    }
+)
 """Flags that earlier versions did not have, and that a run's identity names only where they are set: its older checkpoints stay its own."""
 
 RESOLVED = frozenset({"dataset", "mode", "precision"})
@@ -221,7 +241,17 @@ def parser() -> Parser:
     )
     flag(group, "--width", count(1), "channels inside s4convd", DEFAULTS["width"])
     flag(group, "--blocks", count(1), "blocks of s4convd", DEFAULTS["blocks"])
-    flag(group, "--loss", one_of("log-mse", "rmsle"), "what s4convd is trained for", DEFAULTS["loss"])
+    flag(
+        group,
+        "--loss",
+        one_of(*train_loss.OF_SERIES, *train_loss.OF_IMAGES),
+        "what is minimised; log-mse and rmsle are s4convd's; cross-entropy of networks that classify; mse, l1, huber, bce of those that make images",
+        f"{DEFAULTS['loss']} of s4convd, else the network's own",
+    )
+    flag(group, "--huber-delta", real(0, exclusive=True), "from which difference on --loss huber is a straight line", 1)
+    flag(group, "--label-smoothing", real(0, below=1), "cross-entropy: the part of every label that is spread over all classes", 0)
+    flag(group, "--class-weights", class_weights, "cross-entropy: how often an example of each class counts, with commas", "1 each")
+    flag(group, "--ignore-index", count(-(2**31) + 1, 2**31), "cross-entropy: a label whose examples count nothing", "none")
     flag(group, "--kernel-init", one_of("s4d-lin", "repo"), "first filters of s4convd; repo: one frequency for all states", DEFAULTS["kernel_init"])
     flag(group, "--init", one_of("torch", "he"), "first weights; torch: U(±1/√fan_in), he: N(0, 2/fan_in)", base["init"])
     flag(group, "--weights", str, "start from the weights of this run, or of this checkpoint of a run, of the same network", "--init", metavar="RUN")
@@ -254,12 +284,46 @@ def parser() -> Parser:
         "off",
         "epochs",
     )
-    flag(group, "--optimizer", one_of("sgd", "adam"), "update rule", base["optimizer"])
-    flag(group, "--lr", real(0, exclusive=True), "learning rate of the first training step", "0.1 for sgd, 0.001 for adam")
+    flag(
+        group,
+        "--accumulate",
+        count(1),
+        "add up the gradients of so many batches before one update: a batch so many times larger in the memory of one",
+        1,
+        "batches",
+    )
+    flag(group, "--ema", real(0, below=1), "evaluate and save an average of the weights over steps, of this decay, such as 0.999; 0: off", 0)
+    flag(group, "--optimizer", one_of("sgd", "adam", "adamw"), "update rule; adamw: adam whose weight decay is apart", base["optimizer"])
+    flag(group, "--lr", real(0, exclusive=True), "learning rate, the highest of the run", "0.1 for sgd, 0.001 for adam and adamw")
     flag(group, "--momentum", real(0, below=1), "momentum of sgd", base["momentum"])
-    flag(group, "--schedule", one_of("cosine", "constant"), "learning rate over the run; cosine falls to 0", base["schedule"])
-    flag(group, "--warmup", real(0), "the learning rate rises to its value over this many epochs", base["warmup"], "epochs")
-    flag(group, "--weight-decay", real(0), "L2 penalty on weights and biases, not on norms, skips and state spaces", base["weight_decay"])
+    flag(group, "--nesterov", bool, "Nesterov's momentum", "off")
+    flag(
+        group,
+        "--schedule",
+        one_of("cosine", "constant", "step", "one-cycle", "piecewise"),
+        "learning rate over the run; cosine falls to 0, step falls by --gamma every --step-epochs, one-cycle rises and falls to nearly 0, "
+        "piecewise follows --points",
+        base["schedule"],
+    )
+    flag(group, "--step-epochs", real(0, exclusive=True), "schedule step: epochs between two falls", 10, "epochs")
+    flag(group, "--gamma", real(0, below=1 + 1e-12, exclusive=True), "schedule step: what the rate is multiplied by", 0.1)
+    flag(group, "--rise", real(0, below=1, exclusive=True), "schedule one-cycle: the part of the run in which the rate rises", 0.3)
+    flag(group, "--points", points, "schedule piecewise: EPOCH:FACTOR of --lr, with commas; straight lines between them", "none")
+    flag(
+        group,
+        "--warmup",
+        real(0),
+        "the learning rate rises to its value over this many epochs",
+        f"{base['warmup']}; 0 for one-cycle and piecewise",
+        "epochs",
+    )
+    flag(
+        group,
+        "--weight-decay",
+        real(0),
+        "L2 penalty on weights and biases, not on norms, skips and state spaces; of adamw the decay itself",
+        f"{base['weight_decay']}, {DECOUPLED_DECAY} for adamw",
+    )
     flag(group, "--clip-value", real(0), "cut gradient elements to ±X, after --clip-norm; 0: off", base["clip_value"])
     flag(group, "--clip-norm", real(0), "scale a longer gradient to this Euclidean norm, before --clip-value; 0: off", base["clip_norm"])
 
@@ -316,6 +380,26 @@ def augment(text: str) -> str:
 augment.metavar = "NAME,…"  # type: ignore[attr-defined]
 
 
+def class_weights(text: str) -> str:
+    """A converter to weights of classes, in the words that were given."""
+    try:
+        train_loss.weights(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
+class_weights.metavar = "W,W,…"  # type: ignore[attr-defined]
+
+
+def points(text: str) -> str:
+    """A converter to points of a schedule, in the words that were given."""
+    return _valid("nbcnn.nn.optim", "points_of", text)
+
+
+points.metavar = "EPOCH:FACTOR,…"  # type: ignore[attr-defined]
+
+
 def _valid(module: str, function: str, text: str) -> str:
     """`text`, if a function of a module that is imported only when it is needed takes it."""
     try:
@@ -353,10 +437,22 @@ def fill(given: SimpleNamespace) -> SimpleNamespace:
     values = {"recipe": recipe, **DEFAULTS, **RECIPES[recipe], **chosen, **network}
     if values["lr"] is None:
         values["lr"] = LEARNING_RATES[values["optimizer"]]
-    if values["optimizer"] == "adam":
-        if "momentum" in chosen:
-            raise UsageError("--momentum belongs to --optimizer sgd; adam has its own two (0.9, 0.999)")
+    if values["optimizer"] != "sgd":
+        for name in ("momentum", "nesterov"):
+            if name in chosen:
+                raise UsageError(f"--{name} belongs to --optimizer sgd; {values['optimizer']} has its own two (0.9, 0.999)")
         values["momentum"] = 0.0
+    if values["nesterov"] and not values["momentum"]:
+        raise UsageError("--nesterov needs a --momentum above 0")
+    if values["optimizer"] == "adamw" and "weight_decay" not in chosen:
+        values["weight_decay"] = values["weight_decay"] or DECOUPLED_DECAY
+    for name, schedule in OF_SCHEDULE.items():
+        if name in chosen and values["schedule"] != schedule:
+            raise UsageError(f"--{name.replace('_', '-')} belongs to --schedule {schedule}, this is {values['schedule']}")
+    if values["schedule"] == "piecewise" and not values["points"]:
+        raise UsageError("--schedule piecewise needs --points EPOCH:FACTOR,… such as 0:0.1,2:1,10:0")
+    if values["schedule"] in ("one-cycle", "piecewise") and "warmup" not in chosen:
+        values["warmup"] = 0.0
     return SimpleNamespace(**values, given=sorted(chosen))
 
 
@@ -378,6 +474,7 @@ def _network(chosen: Mapping[str, Any]) -> dict[str, str]:
     alien = [name for name in FOR_SERIES if name in chosen and model != "s4convd"]
     if alien:
         raise UsageError(f"--{alien[0].replace('_', '-')} belongs to --model s4convd, this is {model}")
+    train_loss.check(chosen, model)
     return {"model": model, "dataset": dataset}
 
 

@@ -21,7 +21,21 @@ from nbcnn.cli.env import version
 from nbcnn.files import document
 from nbcnn.files.errors import UsageError
 from nbcnn.nn import description
-from nbcnn.nn.optim import FROZEN, MOST_STEPS, SGD, Adam, Factor, learning_rates, matching
+from nbcnn.nn.optim import (
+    FROZEN,
+    SGD,
+    Adam,
+    AdamW,
+    Constant,
+    Cosine,
+    Factor,
+    OneCycle,
+    Piecewise,
+    Schedule,
+    StepDecay,
+    matching,
+    points_of,
+)
 from nbcnn.nn.params import ParameterError, under
 from nbcnn.train import checkpoint, runlog
 from nbcnn.train.runlog import OWN_MODEL, RunError, RunFolder
@@ -171,13 +185,28 @@ def take_weights(net: Any, start: Start) -> str:
 def optimizer(flags: SimpleNamespace) -> SGD | Adam:
     """The optimizer that the flags describe."""
     shared = {"weight_decay": flags.weight_decay, "clip_value": flags.clip_value, "clip_norm": flags.clip_norm}
-    return Adam(**shared) if flags.optimizer == "adam" else SGD(momentum=flags.momentum, **shared)
+    if flags.optimizer == "sgd":
+        return SGD(momentum=flags.momentum, nesterov=flags.nesterov, **shared)
+    return (AdamW if flags.optimizer == "adamw" else Adam)(**shared)
+
+
+def schedule(flags: SimpleNamespace) -> Schedule:
+    """The schedule that the flags describe."""
+    given: dict[str, Any] = {"lr": flags.lr, "warmup": flags.warmup}
+    if flags.schedule == "step":
+        own = {"every": flags.step_epochs, "gamma": flags.gamma}
+        return StepDecay(**given, **{name: value for name, value in own.items() if value is not None})
+    if flags.schedule == "one-cycle":
+        return OneCycle(**given, **({} if flags.rise is None else {"rise": flags.rise}))
+    if flags.schedule == "piecewise":
+        return Piecewise(**given, points=points_of(flags.points))
+    return (Cosine if flags.schedule == "cosine" else Constant)(**given)
 
 
 def rates(flags: SimpleNamespace, images: int) -> np.ndarray:
     """The learning rate of every training step of the run, float32, for a training set of so many images or windows."""
-    per_epoch = -(-images // flags.batch)
-    return learning_rates(flags.schedule, flags.lr, flags.epochs * per_epoch, round(min(flags.warmup * per_epoch, MOST_STEPS)))
+    per_epoch = -(-images // (flags.batch * flags.accumulate))
+    return schedule(flags).rates(flags.epochs * per_epoch, per_epoch)
 
 
 def identity(flags: SimpleNamespace, data: Material, row: Any) -> dict[str, str]:

@@ -211,13 +211,21 @@ def _scaled(x: np.ndarray, scale: tuple[float, float] | None, name: str) -> np.n
     return made
 
 
-def labels(values: Any, count: int | None = None, classes: int | None = None, name: str = "labels", plane: tuple[int, ...] = ()) -> np.ndarray:
+def labels(
+    values: Any,
+    count: int | None = None,
+    classes: int | None = None,
+    name: str = "labels",
+    plane: tuple[int, ...] = (),
+    ignore: int | None = None,
+) -> np.ndarray:
     """`values` as class numbers, 0 to `classes` − 1 (no upper end where that is None): int32 (M), or of pixels (M, H, W).
 
     values  integers, booleans, or floats that are whole numbers, (M) or (M, 1); or one-hot rows (M, K), K > 1, of zeros and a single one.
             Of pixels (M, H, W), (M, 1, H, W), or (M, H, W, 1); or one-hot (M, K, H, W), or (M, H, W, K).
     count   how many there must be: one an image.
     plane   (H, W) where every pixel has a class, which are then uint8 if there are 256 classes or fewer; () for one class an image.
+    ignore  a number that labels may have besides, for what the loss ignores.
 
     Raises UsageError for what is none of this: soft labels, values with a fraction, text, numbers out of range, another count, another size, and
     for what could be one-hot along either of two axes.
@@ -250,13 +258,15 @@ def labels(values: Any, count: int | None = None, classes: int | None = None, na
             raise UsageError(
                 f"{name}[{_place(at)}] is {array[at]}: a class is a whole number; values to be predicted need a loss like MSE, not one of classes"
             )
-    if array.size:
-        low, high, end = int(array.min()), int(array.max()), classes if classes is not None else 1 << 31
+    taken = array if ignore is None else array[array != ignore]
+    if taken.size:
+        low, high, end = int(taken.min()), int(taken.max()), classes if classes is not None else 1 << 31
         if low < 0 or high >= end:
-            at = _first(array < 0 if low < 0 else array >= end)
+            at = _first((array < 0 if low < 0 else array >= end) & (array != ignore if ignore is not None else True))
             hint = "; classes are counted from 0" if high == end and low == 1 else ""
             raise UsageError(f"{name}[{_place(at)}] is {int(array[at])}, and the {end:,} classes are 0 to {end - 1:,}{hint}")
-    return np.ascontiguousarray(array, np.uint8 if plane and classes is not None and classes <= 256 else np.int32)
+    small = plane and classes is not None and classes <= 256 and 0 <= (ignore or 0) < 256
+    return np.ascontiguousarray(array, np.uint8 if small else np.int32)
 
 
 def _of_one_hot(array: np.ndarray, classes: int | None, plane: tuple[int, ...], name: str) -> np.ndarray:

@@ -179,6 +179,7 @@ def config(
         "lr": float(schedule.lr if schedule else rate),
         "schedule": schedule.name if schedule else "constant",
         "warmup": float(schedule.warmup if schedule else 0.0),
+        **({key: value for key, value in vars(schedule).items() if key not in ("lr", "warmup")} if schedule else {}),
         "momentum": 0.0,
         **numbers,
         "init": model.init,

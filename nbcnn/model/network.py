@@ -22,6 +22,7 @@ from nbcnn.model import files
 from nbcnn.model.history import History
 from nbcnn.nn import models
 from nbcnn.nn.layers import MSE, SoftmaxCrossEntropy
+from nbcnn.nn.losses import L1, BCEWithLogits, Huber
 from nbcnn.nn.optim import FROZEN, SGD, Adam, Factor, check_number, matching
 from nbcnn.nn.params import INITS
 from nbcnn.run.explain import explain, summary
@@ -33,7 +34,7 @@ from nbcnn.train.events import Callback
 from nbcnn.train.runlog import InMemory, RunFolder
 from nbcnn.train.trainer import Diverged, Trainer
 
-LOSSES: dict[str, Callable[[], Any]] = {"cross_entropy": SoftmaxCrossEntropy, "mse": MSE}
+LOSSES: dict[str, Callable[[], Any]] = {"cross_entropy": SoftmaxCrossEntropy, "mse": MSE, "bce": BCEWithLogits, "l1": L1, "huber": Huber}
 """Losses by the names that `Model` takes."""
 
 
@@ -50,8 +51,9 @@ class Model:
     """A network: layers, a loss, and the form of its data.
 
     layers       a list of `nbcnn.nn.layers`; sizes of inputs may be left out.
-    loss         "cross_entropy" (labels are classes, of images or of their pixels), "mse" (the target is a vector, another image, or the input),
-                 a loss layer, or None where the last layer is one or the network is only to predict.
+    loss         "cross_entropy" (labels are classes, of images or of their pixels), "mse", "l1", "huber" or "bce" (the target is a vector, another
+                 image, or the input), a loss layer such as SoftmaxCrossEntropy(label_smoothing=0.1), or None where the last layer is one or the
+                 network is only to predict.
     mode         auto, cpu, naive, tiled, im2col, tensorcore: how layers are computed; auto is the fastest that this machine has.
     precision    what multiplications round to (fp32, tf32, bf16); None is the mode's own.
     seed, init   of the first weights ("torch" or "he"); the seed also of the order of examples.
@@ -205,6 +207,8 @@ class Model:
         steps_per_epoch: int | None = None,
         channels_last: bool | None = None,
         verbose: int | bool = 1,
+        accumulate: int = 1,
+        ema: float = 0.0,
     ) -> History:
         """Train; a second call goes on from the first one's weights, and from the optimizer's state if that is of the same kind.
 
@@ -217,7 +221,7 @@ class Model:
                          thread reads them ahead, in order.
         epochs           passes over the examples.
         batch_size       examples a training step; None is 64, or all if there are fewer. A callable's batches have their own.
-        optimizer        `SGD(lr=…)` or `Adam(lr=…)`; None is SGD().
+        optimizer        `SGD(lr=…)`, `Adam(lr=…)` or `AdamW(lr=…)`; None is SGD().
         validation_data  (x, y), or x for "mse": evaluated after every epoch, never trained on.
         callbacks        of `nbcnn.Callback`: reading, epoch, end, close. One that raises ends the training with CallbackError.
         run              a new folder for config.json, metrics, checkpoints and pictures, as train.py makes them; None writes nothing.
@@ -228,6 +232,10 @@ class Model:
         steps_per_epoch  batches of an epoch of a callable; None is len(x(epoch)).
         channels_last    whether images are (N, H, W, C); None finds out, and refuses what could be both.
         verbose          0: no progress on stderr.
+        accumulate       batches whose gradients are added up before one update of the weights: as one batch of so many times batch_size examples,
+                         in the memory of one. Steps, and so learning rates, count updates. Not for a callable, which yields larger batches itself.
+        ema              decay of an exponential moving average of the weights, such as 0.999; less than 1. The network is evaluated and saved by
+                         the average and keeps it afterwards; a later fit goes on from it. 0 keeps none.
 
         Ctrl-C ends it after the present step, and the history so far comes back with `interrupted`. Raises UsageError for what does not
         fit, MemoryPlanError before anything large is allocated, Diverged (the weights are then the last finite ones).
@@ -235,11 +243,13 @@ class Model:
         if self.loss is None:
             raise UsageError('the network has no loss: Model(layers, loss="cross_entropy") or loss="mse"')
         check_number("fit", "epochs", epochs, least=1)
+        check_number("fit", "accumulate", accumulate, least=1)
+        check_number("fit", "ema", ema, below=1.0)
         if batch_size is not None:
             check_number("fit", "batch_size", batch_size, least=1)
         optimizer = SGD() if optimizer is None else optimizer
         if not isinstance(optimizer, SGD | Adam):
-            raise UsageError(f"optimizer must be nbcnn.SGD(…) or nbcnn.Adam(…), got {optimizer!r}")
+            raise UsageError(f"optimizer must be nbcnn.SGD(…), nbcnn.Adam(…) or nbcnn.AdamW(…), got {optimizer!r}")
         augment = augment if isinstance(augment, Augment) else Augment.parse(augment)
         batches = None
         if callable(x) and not hasattr(x, "__array__"):
@@ -258,7 +268,7 @@ class Model:
         data = (images, targets, test_images, test_targets, batches)
         with ExitStack() as held:
             folder = InMemory() if run is None else _new_folder(run, held)
-            chances = {"flip": flip, "augment": augment, "shuffle": shuffle}
+            chances = {"flip": flip, "augment": augment, "shuffle": shuffle, "accumulate": int(accumulate), "ema": float(ema)}
             return self._fit(data, int(epochs), batch_size, optimizer, callbacks, folder, chances, verbose, name)
 
     def _from_dataset(self, x: Any, y: Any, validation: Any, test: bool = False) -> tuple[Any, Any, Any, str]:
@@ -337,7 +347,7 @@ class Model:
     ) -> History:
         images, targets, test_images, test_targets, batches = data
         net, batch = self.net, batches.batch if batches else int(batch_size or min(64, len(images)))
-        steps = -(-len(images) // batch)
+        steps = -(-len(images) // (batch * chances["accumulate"]))
         rates = optimizer.rates(epochs * steps, steps)
         kind, moments, before, first_epoch = self._trained or ("", {}, 0, 0)
         if kind != type(optimizer).__name__:
@@ -367,7 +377,9 @@ class Model:
             pictures = self._pictures(title, test_images, test_targets)
             scores = pictures.scores
             shown += [pictures] if not isinstance(folder, InMemory) else []
+        further = {key: chances[key] for key in ("accumulate", "ema") if chances[key] not in (0, 1)}
         identity, notes = files.words(self, session, optimizer, images, epochs, batch, name)
+        identity |= {key: f"{value:g}" for key, value in further.items()}
         trainer = Trainer(
             session,
             folder,
@@ -379,7 +391,8 @@ class Model:
             first_epoch=first_epoch,
         )
         if not isinstance(folder, InMemory):
-            folder.write_config(files.config(self, session, optimizer, images, test_images, epochs, batch, name))
+            config = files.config(self, session, optimizer, images, test_images, epochs, batch, name)
+            folder.write_config({**config, "flags": {**config["flags"], **further}})
         try:
             result = trainer.fit()
             rows = trainer.rows
@@ -411,7 +424,7 @@ class Model:
         if net.takes_classes:
             if net.plane == (1, 1):
                 raise UsageError(f"the network's output is {net.output_shape}, one class a pixel of an image of 1×1: put Flatten() behind it")
-            return arrays.labels(y, count, net.output_shape[0], name or "labels", net.plane)
+            return arrays.labels(y, count, net.output_shape[0], name or "labels", net.plane, net.ignored)
         if net.layers[-1].needs_labels:
             raise UsageError(f"the loss {type(net.layers[-1]).__name__} is for series, which Model does not train; see nbcnn train --model s4convd")
         if y is not None and y is not x:
@@ -472,7 +485,8 @@ class Model:
     def evaluate(self, x: Any, y: Any = None, *, batch_size: int = 256, channels_last: bool | None = None) -> dict[str, float]:
         """The mean loss over the examples, and for classes the accuracy: {"loss": …, "accuracy": …}. Nothing is changed.
 
-        The loss is summed in float64 from the network's float32 outputs. Raises UsageError as `predict`, and for labels that do not fit.
+        The loss is summed in float64 from the network's float32 outputs; of ignored labels neither counts. Raises UsageError as `predict`, for labels
+        that do not fit, and for a loss of one's own without a method measure(outputs, targets) that gives the sum of losses and what it counts.
         """
         if self.loss is None:
             raise UsageError("the network has no loss to evaluate")
@@ -483,23 +497,25 @@ class Model:
         if not len(images):
             raise UsageError("there is nothing to evaluate: no examples")
         targets = self._targets(y, x, len(images), channels_last)
-        total, right = 0.0, 0
+        loss = self.net.layers[-1]
+        if not hasattr(loss, "measure"):
+            raise UsageError(f"the loss {type(loss).__name__} has no method measure(outputs, targets), which evaluate needs")
+        total, count, right, counted = 0.0, 0.0, 0, 0
         for start in range(0, len(images), batch_size):
             part = images[start : start + batch_size]
             output = self.net.predict(part, batch_size).astype(np.float64)
             if not self.net.takes_classes:
                 own = self.normalisation.done(part) if self.normalisation else seen(part)
                 target = own if targets is None else seen(targets[start : start + batch_size])
-                total += float(((output - target) ** 2).reshape(len(part), -1).mean(1).sum())
-                continue
-            assert targets is not None
-            known = targets[start : start + batch_size, None].astype(np.int64)
-            highest = output.max(1, keepdims=True)
-            losses = highest + np.log(np.exp(output - highest).sum(1, keepdims=True)) - np.take_along_axis(output, known, 1)
-            total += float(losses.reshape(len(part), -1).mean(1).sum())
-            right += int((output.argmax(1) == known[:, 0]).sum())
-        found = {"loss": total / len(images)}
-        return found | {"accuracy": right / targets.size} if self.net.takes_classes and targets is not None else found
+            else:
+                assert targets is not None
+                target = targets[start : start + batch_size]
+                known = target != self.net.ignored if self.net.ignored is not None else np.ones(target.shape, bool)
+                right, counted = right + int((output.argmax(1) == target)[known].sum()), counted + int(known.sum())
+            lost, weight = loss.measure(output, target)
+            total, count = total + lost, count + weight
+        found = {"loss": total / count if count else 0.0}
+        return found | {"accuracy": right / max(counted, 1)} if self.net.takes_classes else found
 
     def features(self, x: Any, at: str, *, batch_size: int = 256, channels_last: bool | None = None) -> np.ndarray:
         """The output of the layer `at` (conv1, relu1, pool1, …, as `summary` names them), float32 (N, …). Raises UsageError for another name."""

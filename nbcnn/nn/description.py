@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import Field, fields
 from typing import Any
 
 from nbcnn.files import document
+from nbcnn.nn import activations, losses, norms, resampling, series_layers
 from nbcnn.nn import layers as plain_layers
-from nbcnn.nn import norms, series_layers
 from nbcnn.nn.layers import Residual
 
 KEY = "network"
@@ -37,7 +37,7 @@ class DescriptionError(ValueError):
 
 def known_layers() -> dict[str, type]:
     """The layers and losses of this package by the name of their class."""
-    modules = (plain_layers, norms, series_layers)
+    modules = (plain_layers, norms, series_layers, activations, losses, resampling)
     found = [value for module in modules for value in vars(module).values() if isinstance(value, type) and value.__module__ == module.__name__]
     return {kind.__name__: kind for kind in found if hasattr(kind, "build") and hasattr(kind, "kind") and not kind.__name__.startswith("_")}
 
@@ -46,11 +46,16 @@ def as_data(layers: Sequence[Any]) -> list[dict[str, Any]]:
     """The layers, loss included, as objects of JSON."""
     made = []
     for layer in layers:
-        values = {each.name: getattr(layer, each.name) for each in fields(layer)}
+        values = {each.name: getattr(layer, each.name) for each in fields(layer) if not _left_out(layer, each)}
         if isinstance(layer, Residual):
             values = {"body": as_data(layer.body)}
         made.append({"layer": type(layer).__name__} | values)
     return made
+
+
+def _left_out(layer: Any, each: Field[Any]) -> bool:
+    """A field that layers of earlier versions did not have, where it is what they did (`layers.later`)."""
+    return bool(each.metadata.get("later")) and getattr(layer, each.name) == each.default
 
 
 def from_data(data: Any, more: Sequence[type] = ()) -> list[Any]:

@@ -312,7 +312,7 @@ class FusedResidual:
 def _plain(parts: Sequence[Any]) -> bool:
     """Whether the convolution (or linear layer) has a bias, and pooling, where there is any, takes 2×2 windows."""
     conv, *_, last = parts
-    return conv.bias and (not isinstance(last, MaxPool2d) or (last.kernel_size, last.stride or last.kernel_size) == (2, 2))
+    return conv.bias and (not isinstance(last, MaxPool2d) or (last.kernel_size, last.stride or last.kernel_size, last.padding) == (2, 2, 0))
 
 
 def _folds(parts: Sequence[Any]) -> bool:

@@ -19,7 +19,7 @@ import numpy as np
 
 from nbcnn.files.errors import UsageError
 from nbcnn.plan.graph import Backward, Buf, Named, ShapeError, Tape, named, trace
-from nbcnn.plan.shapes import ConvShape, numel, window_extent
+from nbcnn.plan.shapes import ConvShape, numel, pooled_extent
 
 Built = tuple[Buf, Backward]
 
@@ -44,6 +44,15 @@ def constant(value: float) -> Callable[[Any, tuple[int, ...]], Any]:
 def unsized() -> Any:
     """The field of a layer that holds the size of its input, by keyword only; None until `sized` knows it."""
     return field(default=None, kw_only=True)
+
+
+def later(default: Any, kw_only: bool = True) -> Any:
+    """A field that the layer of an earlier version did not have.
+
+    What a file says of a network leaves it out where it is `default` (`description.as_data`), so that older files, and the digests by which a run
+    knows its network, stay what they are.
+    """
+    return field(default=default, kw_only=kw_only, metadata={"later": True})
 
 
 def counts(layer: Any, *names: str, least: int = 1) -> None:
@@ -203,17 +212,22 @@ class Elementwise(_NoParams):
         """The op's parameters: the fields, by their names."""
         return asdict(self)
 
+    @property
+    def op(self) -> str:
+        """The name of the activation in the table."""
+        return self.kind
+
     def build(self, tape: Tape, x: Buf, scope: str) -> Built:
         attrs = self.attrs()
-        y = tape.temp(f"{scope}.y", x.shape, after_relu=self.kind == "relu")
-        tape.emit(f"{self.kind}_fprop", [x], [y], scope, **attrs)
+        y = tape.temp(f"{scope}.y", x.shape, after_relu=self.op == "relu")
+        tape.emit(f"{self.op}_fprop", [x], [y], scope, **attrs)
 
         def backward(dy: Buf) -> Buf:
             if dy.masked:
                 # A ReLU whose gradient arrives masked has nothing left to do; as the gradient of x it is not called masked, because the mask is y's.
                 return replace(dy, base=dy.root, masked=False)
             dx = tape.temp(f"{scope}.dx", x.shape)
-            tape.emit(f"{self.kind}_dgrad", [dy, y if self.reads == "y" else x], [dx], scope, **attrs)
+            tape.emit(f"{self.op}_dgrad", [dy, y if self.reads == "y" else x], [dx], scope, **attrs)
             return dx
 
         return y, backward
@@ -291,69 +305,106 @@ class Swish(Elementwise):
 
 
 @dataclass(frozen=True)
-class MaxPool2d(_NoParams):
-    """Maximum over kernel_size×kernel_size windows; ties go to the first in (h, w) order. `stride` None is `kernel_size`; no padding.
+class _Pool(_NoParams):
+    """Windows over images; `padding` and `ceil_mode` as in PyTorch."""
 
-    Shapes: (N, C, H, W) → (N, C, P, Q), float32; P = ⌊(H − kernel_size)/stride⌋ + 1, Q likewise, sizes in pixels. Raises UsageError for sizes below
-    1, and, when the network is built, ShapeError where the window does not fit.
+    kernel_size: int | tuple[int, int] = 2
+    stride: int | tuple[int, int] | None = None
+    padding: int | tuple[int, int] = later(0, kw_only=False)
+    ceil_mode: bool = later(False)
+
+    def __post_init__(self) -> None:
+        for name in ("kernel_size", "stride", "padding"):
+            value = getattr(self, name)
+            if isinstance(value, tuple | list):
+                # A pair of equals is one number, so that a layer has one description, and its windows the kernels of square ones.
+                object.__setattr__(self, name, value[0] if len(value) == 2 and value[0] == value[1] else tuple(value))
+        counts(self, "kernel_size", "stride")
+        counts(self, "padding", least=0)
+        if any(2 * pad > size for pad, size in zip(_pair(self.padding), _pair(self.kernel_size), strict=True)):
+            raise UsageError(f"{type(self).__name__} needs a padding of at most half of the kernel_size {self.kernel_size}, got {self.padding}")
+
+    def shape(self, x: Buf, scope: str) -> tuple[int, ...]:
+        """The shape of the output. Raises ShapeError if no window fits."""
+        n, c, *extent = images(x, scope)
+        size, stride, pad = self.geometry()
+        return n, c, *_fitting(scope, x, lambda: [pooled_extent(extent[at], size[at], stride[at], pad[at], self.ceil_mode) for at in (0, 1)])
+
+    def geometry(self) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
+        """Size, stride and padding of both axes."""
+        return _pair(self.kernel_size), _pair(self.stride or self.kernel_size), _pair(self.padding)
+
+    def square(self, x: Buf, scope: str) -> dict[str, int] | None:
+        """The attributes of the ops for square windows that lie inside, where these are such; else None."""
+        (size, across), (stride, along), pad = self.geometry()
+        inside = self.shape(x, scope) == replace(self, ceil_mode=False).shape(x, scope)
+        return {"size": size, "stride": stride} if size == across and stride == along and pad == (0, 0) and inside else None
+
+
+@dataclass(frozen=True)
+class MaxPool2d(_Pool):
+    """Maximum over windows of `kernel_size`; ties go to the first in (h, w) order (as torch.nn.MaxPool2d without dilation).
+
+    Shapes: (N, C, H, W) → (N, C, P, Q), float32; P = ⌊(H + 2·padding − kernel_size)/stride⌋ + 1, Q likewise, sizes in pixels.
+
+    `kernel_size`, `stride` (None is `kernel_size`) and `padding` are one int or a pair for (rows, columns); padding, at most half of the
+    kernel_size, is never the maximum. `ceil_mode` rounds P and Q up: a last window may hang over the edge. Raises UsageError for other sizes, and,
+    when the network is built, ShapeError where the window does not fit.
 
     Example:
         >>> import numpy as np, nbcnn
         >>> nbcnn.Model([nbcnn.MaxPool2d(2)], mode="cpu").build((1, 2, 2)).predict(np.array([[[[0, 0], [255, 0]]]], np.uint8))
         array([[[[1.]]]], dtype=float32)
+        >>> nbcnn.Model([nbcnn.MaxPool2d(3, 2, 1)], mode="cpu").build((1, 6, 7)).net.output_shape
+        (1, 3, 4)
     """
 
-    kernel_size: int = 2
-    stride: int | None = None
     kind: ClassVar[str] = "pool"
 
-    def __post_init__(self) -> None:
-        counts(self, "kernel_size", "stride")
-
     def build(self, tape: Tape, x: Buf, scope: str) -> Built:
-        shape, attrs = _window(self, x, scope)
+        shape, attrs = self.shape(x, scope), self.square(x, scope)
+        op = "window_max" if attrs is None else "maxpool"
+        used: dict[str, Any] = dict(zip(("size", "stride", "pad"), self.geometry(), strict=True)) if attrs is None else attrs
         y = tape.temp(f"{scope}.y", shape)
-        index = tape.temp(f"{scope}.index", shape, "uint8" if self.kernel_size**2 <= 256 else "int32")
-        tape.emit("maxpool_fprop", [x], [y, index], scope, **attrs)
+        index = tape.temp(f"{scope}.index", shape, "uint8" if numel(_pair(self.kernel_size)) <= 256 else "int32")
+        tape.emit(f"{op}_fprop", [x], [y, index], scope, **used)
 
         def backward(dy: Buf) -> Buf:
             dx = tape.temp(f"{scope}.dx", x.shape)
-            tape.emit("maxpool_dgrad", [dy, index], [dx], scope, **attrs)
+            tape.emit(f"{op}_dgrad", [dy, index], [dx], scope, **used)
             return dx
 
         return y, backward
 
 
 @dataclass(frozen=True)
-class AvgPool2d(_NoParams):
-    """Mean over kernel_size×kernel_size windows. `stride` None is `kernel_size`; no padding.
+class AvgPool2d(_Pool):
+    """Mean over windows of `kernel_size` (as torch.nn.AvgPool2d).
 
-    Shapes: (N, C, H, W) → (N, C, P, Q), float32; P = ⌊(H − kernel_size)/stride⌋ + 1, Q likewise, sizes in pixels. Raises UsageError for sizes below
-    1, and, when the network is built, ShapeError where the window does not fit.
+    Shapes: (N, C, H, W) → (N, C, P, Q), float32; P = ⌊(H + 2·padding − kernel_size)/stride⌋ + 1, Q likewise, sizes in pixels.
+
+    `kernel_size`, `stride` (None is `kernel_size`) and `padding` are one int or a pair for (rows, columns); padding is at most half of the
+    kernel_size. `ceil_mode` rounds P and Q up: a last window may hang over the edge. `count_include_pad`: the zeros of the padding count in the
+    mean; False takes the mean of what is inside. Raises UsageError for other sizes, and, when the network is built, ShapeError where the window does
+    not fit.
 
     Example:
         >>> import numpy as np, nbcnn
         >>> nbcnn.Model([nbcnn.AvgPool2d(2)], mode="cpu").build((1, 2, 2)).predict(np.array([[[[0, 0], [255, 255]]]], np.uint8))
         array([[[[0.5]]]], dtype=float32)
+        >>> nbcnn.Model([nbcnn.AvgPool2d((1, 3), ceil_mode=True)], mode="cpu").build((1, 6, 7)).net.output_shape
+        (1, 6, 3)
     """
 
-    kernel_size: int = 2
-    stride: int | None = None
+    count_include_pad: bool = later(True)
     kind: ClassVar[str] = "avgpool"
 
-    def __post_init__(self) -> None:
-        counts(self, "kernel_size", "stride")
-
     def build(self, tape: Tape, x: Buf, scope: str) -> Built:
-        shape, attrs = _window(self, x, scope)
-        return _linear_map(tape, x, scope, "avgpool", shape, **attrs)
-
-
-def _window(layer: MaxPool2d | AvgPool2d, x: Buf, scope: str) -> tuple[tuple[int, ...], dict[str, int]]:
-    n, c, h, w = images(x, scope)
-    stride = layer.stride or layer.kernel_size
-    extent = _fitting(scope, x, lambda: [window_extent(edge, layer.kernel_size, stride) for edge in (h, w)])
-    return (n, c, *extent), {"size": layer.kernel_size, "stride": stride}
+        shape, attrs = self.shape(x, scope), self.square(x, scope)
+        if attrs is not None:
+            return _linear_map(tape, x, scope, "avgpool", shape, **attrs)
+        size, stride, pad = self.geometry()
+        return _linear_map(tape, x, scope, "window_mean", shape, size=size, stride=stride, pad=pad, padded=self.count_include_pad)
 
 
 def _linear_map(tape: Tape, x: Buf, scope: str, op: str, shape: tuple[int, ...], **attrs: Any) -> Built:
@@ -463,7 +514,36 @@ def add_gradient(tape: Tape, inner: Buf, dy: Buf, scope: str) -> Buf:
 
 
 @dataclass(frozen=True)
-class MSE(_NoParams):
+class PairLoss(_NoParams):
+    """A loss that compares outputs and targets of one shape, element by element, by the ops KIND_fprop and KIND_dgrad; its fields are their
+    attributes."""
+
+    kind: ClassVar[str]
+    needs_labels: ClassVar[bool] = False
+
+    def attrs(self) -> dict[str, Any]:
+        """The attributes of both ops."""
+        return asdict(self)
+
+    def terms(self, outputs: np.ndarray, targets: np.ndarray) -> np.ndarray:
+        """The loss of every element, float64, for `Model.evaluate`."""
+        raise NotImplementedError
+
+    def measure(self, outputs: np.ndarray, targets: np.ndarray) -> tuple[float, float]:
+        """The sum over examples of their losses, in float64, and how many examples it is of."""
+        return float(self.terms(outputs, targets).reshape(len(outputs), -1).mean(1).sum()), len(outputs)
+
+    def build(self, tape: Tape, y: Buf, target: Buf, scope: str) -> tuple[Buf, Buf]:
+        if y.shape != target.shape:
+            raise ShapeError(f"{scope}: the network makes {y.shape}, the target is {target.shape}")
+        value, dy = tape.temp(f"{scope}.loss", (), "float64"), tape.temp(f"{scope}.dy", y.shape)
+        tape.emit(f"{self.kind}_fprop", [y, target], [value], scope, **self.attrs())
+        tape.emit(f"{self.kind}_dgrad", [y, target], [dy], scope, **self.attrs())
+        return value, dy
+
+
+@dataclass(frozen=True)
+class MSE(PairLoss):
     """mean((y − target)²) over all elements of the batch; without targets of its own, the target is the network's input (an autoencoder).
 
     `loss="mse"` means it. Shapes: y and target of any shape, the same for both, float32 → a float64 scalar. Raises ShapeError if they differ, when
@@ -476,32 +556,65 @@ class MSE(_NoParams):
     """
 
     kind: ClassVar[str] = "mse"
-    needs_labels: ClassVar[bool] = False
 
-    def build(self, tape: Tape, y: Buf, target: Buf, scope: str) -> tuple[Buf, Buf]:
-        if y.shape != target.shape:
-            raise ShapeError(f"{scope}: the network makes {y.shape}, the target is {target.shape}")
-        value, dy = tape.temp(f"{scope}.loss", (), "float64"), tape.temp(f"{scope}.dy", y.shape)
-        tape.emit("mse_fprop", [y, target], [value], scope)
-        tape.emit("mse_dgrad", [y, target], [dy], scope)
-        return value, dy
+    def terms(self, outputs: np.ndarray, targets: np.ndarray) -> np.ndarray:
+        return (outputs - targets) ** 2
 
 
 @dataclass(frozen=True)
 class SoftmaxCrossEntropy(_NoParams):
     """−log softmax(y)[label], mean over the batch, or over all pixels of the batch, in nats. `loss="cross_entropy"` means it.
 
-    Shapes: y (N, F), float32, and labels (N,), int32 in 0..F−1 → a float64 scalar; of pixels y (N, F, H, W) and labels (N, H, W). Raises ShapeError
-    for logits of another number of axes, when the network is built.
+    Shapes: y (N, F), float32, and labels (N,), int32 in 0..F−1 → a float64 scalar; of pixels y (N, F, H, W) and labels (N, H, W). The arguments are
+    those of torch.nn.CrossEntropyLoss:
 
-    Example:
-        >>> import nbcnn
-        >>> nbcnn.Model([nbcnn.Linear(10), nbcnn.SoftmaxCrossEntropy()], mode="cpu").build((7,)).loss
-        SoftmaxCrossEntropy()
+    weight           F numbers, at least 0: the mean counts an example of class c weight[c] times. None counts all once.
+    ignore_index     a label, of any class or of none, whose examples or pixels count nothing and get no gradient; None ignores none. Where nothing of
+                     a batch counts, its loss is 0 (PyTorch has NaN), and so is its gradient.
+    label_smoothing  at least 0 and less than 1: that part of every label is spread over all classes alike (arXiv:1512.00567, section 7).
+
+    With `weight` or `ignore_index` the mean is over what counts, of a batch of all ranks and of a whole epoch. Raises UsageError for numbers out of
+    range, and, when the network is built, ShapeError for logits of another number of axes or weights of another number of classes.
+
+    Example, of which the third label counts nothing:
+        >>> import numpy as np, nbcnn
+        >>> model = nbcnn.Model([nbcnn.Linear(2)], nbcnn.SoftmaxCrossEntropy(ignore_index=-1, label_smoothing=0.1), mode="cpu")
+        >>> history = model.fit(np.zeros((3, 4), np.uint8), [0, 1, -1], verbose=0)
+        >>> model.loss.label_smoothing
+        0.1
     """
 
+    weight: tuple[float, ...] | None = later(None)
+    ignore_index: int | None = later(None)
+    label_smoothing: float = later(0.0)
     kind: ClassVar[str] = "xent"
     needs_labels: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.weight is not None:
+            object.__setattr__(self, "weight", tuple(float(each) for each in self.weight))
+            if not self.weight or not all(0 <= each < math.inf for each in self.weight) or not any(self.weight):
+                raise UsageError(f"SoftmaxCrossEntropy needs finite weights of at least 0, not all of them 0, got {self.weight}")
+        if self.ignore_index is not None and (isinstance(self.ignore_index, bool) or not -(2**31) < int(self.ignore_index) < 2**31):
+            raise UsageError(f"SoftmaxCrossEntropy needs a 32-bit whole number as ignore_index, got {self.ignore_index!r}")
+        if not 0 <= self.label_smoothing < 1:
+            raise UsageError(f"SoftmaxCrossEntropy needs a label_smoothing of at least 0 and less than 1, got {self.label_smoothing!r}")
+
+    def counted(self, labels: np.ndarray) -> np.ndarray:
+        """Which of `labels` are not ignored, bool of their shape."""
+        return np.ones(labels.shape, bool) if self.ignore_index is None else labels != self.ignore_index
+
+    def measure(self, outputs: np.ndarray, targets: np.ndarray) -> tuple[float, float]:
+        """The sum of what examples, or pixels, lose, in float64, and what they count together."""
+        classes, labels, counted = outputs.shape[1], targets.astype(np.int64), self.counted(targets)
+        weights = np.ones(classes) if self.weight is None else np.array(self.weight)
+        highest = outputs.max(1, keepdims=True)
+        z = highest + np.log(np.exp(outputs - highest).sum(1, keepdims=True)) - outputs
+        own = np.where(counted, labels, 0)
+        lost = (1 - self.label_smoothing) * weights[own] * np.take_along_axis(z, own[:, None], 1)[:, 0]
+        if self.label_smoothing:
+            lost = lost + self.label_smoothing / classes * np.tensordot(weights, z, (0, 1))
+        return float(lost[counted].sum()), float(weights[own][counted].sum())
 
     def build(self, tape: Tape, y: Buf, target: Buf, scope: str) -> tuple[Buf, Buf]:
         if len(y.shape) not in (2, 4) or target.shape != (y.shape[0], *y.shape[2:]):
@@ -510,10 +623,30 @@ class SoftmaxCrossEntropy(_NoParams):
             )
         p = tape.temp(f"{scope}.p", y.shape)
         value = tape.temp(f"{scope}.loss", (), "float64")
-        tape.emit("softmax_xent_fprop", [y, target], [p, value], scope)
         dy = tape.temp(f"{scope}.dy", y.shape)
-        tape.emit("softmax_xent_dgrad", [p, target], [dy], scope)
+        if self.weight is None and self.ignore_index is None and not self.label_smoothing:
+            tape.emit("softmax_xent_fprop", [y, target], [p, value], scope)
+            tape.emit("softmax_xent_dgrad", [p, target], [dy], scope)
+            return value, dy
+        self._build_weighted(tape, y, target, p, value, dy, scope)
         return value, dy
+
+    def _build_weighted(self, tape: Tape, y: Buf, target: Buf, p: Buf, value: Buf, dy: Buf, scope: str) -> None:
+        """Record the loss whose mean is over what its labels count (`nbcnn.ops.losses.weighted_xent`)."""
+        each = self.weight or (1.0,) * y.shape[1]
+        if len(each) != y.shape[1]:
+            raise ShapeError(f"{scope} has weights of {len(each)} classes, the network makes {y.shape[1]} (its input is {y.shape})")
+        weights = tape.const(f"{scope}.weight", (*each, math.fsum(each)))
+        total, count = tape.temp(f"{scope}.total", (1,)), tape.temp(f"{scope}.count", (), "float64")
+        ignore = {"ignore": -(2**31) if self.ignore_index is None else int(self.ignore_index)}
+        attrs = {"smoothing": self.label_smoothing, "share": tape.part, **ignore}
+        tape.emit("xent_total", [target, weights], [total], scope, **ignore)
+        if tape.together:
+            # A rank that has no image of a last batch computes one for nothing.
+            tape.emit("all_reduce", [total], [total], scope, weight=float(tape.part > 0))
+        tape.emit("weighted_xent_fprop", [y, target, weights, total], [p, value, count], scope, **attrs)
+        tape.emit("weighted_xent_dgrad", [p, target, weights, total], [dy], scope, **attrs)
+        tape.count = count
 
 
 def parameters(layers: Sequence[Any]) -> dict[str, Param]:

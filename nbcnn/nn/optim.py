@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ from nbcnn.files.suggest import nearest
 from nbcnn.plan.graph import Buf, Tape
 
 SCHEDULES = ("cosine", "constant")
+"""The schedules that `learning_rates` knows by name."""
 MOST_STEPS = 1e15
 """A warm-up that is longer is so long: its rates are 0 in float32 either way, and its steps are still a whole number."""
 
@@ -46,7 +48,13 @@ class Schedule:
 
     def rates(self, steps: int, steps_per_epoch: int) -> np.ndarray:
         """The rate of every training step of a run of so many, (steps,) float32."""
-        return learning_rates(self.name, self.lr, steps, round(min(self.warmup * steps_per_epoch, MOST_STEPS)))
+        at = np.arange(steps)
+        ramp = np.minimum(1.0, (at + 1) / max(round(min(self.warmup * steps_per_epoch, MOST_STEPS)), 1))
+        return (self.lr * ramp * self.factors(at, steps, steps_per_epoch)).astype(np.float32)
+
+    def factors(self, at: np.ndarray, steps: int, steps_per_epoch: int) -> Any:
+        """What `lr` is multiplied by in the training steps `at`, (steps,) int64, besides the ramp."""
+        raise NotImplementedError
 
 
 class Cosine(Schedule):
@@ -62,6 +70,10 @@ class Cosine(Schedule):
 
     name = "cosine"
 
+    def factors(self, at: np.ndarray, steps: int, steps_per_epoch: int) -> Any:
+        """Half a cosine from 1 towards 0."""
+        return 0.5 * (1 + np.cos(np.pi * at / max(steps, 1)))
+
 
 class Constant(Schedule):
     """`lr` throughout, after a ramp over `warmup` epochs. A plain number as an optimizer's `lr` means the same without a ramp.
@@ -75,6 +87,122 @@ class Constant(Schedule):
     """
 
     name = "constant"
+
+    def factors(self, at: np.ndarray, steps: int, steps_per_epoch: int) -> Any:
+        """1 throughout."""
+        return 1.0
+
+
+@dataclass(frozen=True)
+class StepDecay(Schedule):
+    """`lr`, multiplied by `gamma` whenever `every` epochs are over (as torch.optim.lr_scheduler.StepLR); after a ramp over `warmup` epochs.
+
+    every  epochs, which may be a fraction, between two decays; more than 0. gamma  more than 0 and at most 1.
+    Raises UsageError unless `lr` > 0 and `warmup` ≥ 0, all finite, and for other numbers.
+
+    Example (rates are float32, (steps,)):
+        >>> import nbcnn
+        >>> nbcnn.StepDecay(0.5, every=1, gamma=0.5).rates(steps=6, steps_per_epoch=2).tolist()
+        [0.5, 0.5, 0.25, 0.25, 0.125, 0.125]
+    """
+
+    every: float = field(default=10.0, kw_only=True)
+    gamma: float = field(default=0.1, kw_only=True)
+    name = "step"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number("StepDecay", "every", self.every, exclusive=True)
+        check_number("StepDecay", "gamma", self.gamma, exclusive=True, below=1 + 1e-12)
+
+    def factors(self, at: np.ndarray, steps: int, steps_per_epoch: int) -> Any:
+        """gamma to the number of decays so far."""
+        return float(self.gamma) ** np.floor(at / (self.every * steps_per_epoch))
+
+
+@dataclass(frozen=True)
+class OneCycle(Schedule):
+    """Up to `lr` and down to nearly 0 along half cosines (L. N. Smith, N. Topin, arXiv:1708.07120; as torch.optim.lr_scheduler.OneCycleLR).
+
+    rise         part of the training steps in which the rate rises; more than 0 and less than 1.
+    div          the first rate is lr/div. final_div  the last one is lr/(div·final_div). Both at least 1.
+    warmup       epochs of a ramp besides; 0 leaves the rise alone.
+    The momentum of the optimizer stays (PyTorch moves it the other way unless cycle_momentum=False). Raises UsageError unless `lr` > 0 and
+    `warmup` ≥ 0, both finite, and for other numbers.
+
+    Example (rates are float32, (steps,)):
+        >>> import nbcnn
+        >>> [round(float(rate), 3) for rate in nbcnn.OneCycle(1.0, rise=0.4, div=10).rates(steps=10, steps_per_epoch=5)]
+        [0.1, 0.325, 0.775, 1.0, 0.933, 0.75, 0.5, 0.25, 0.067, 0.0]
+    """
+
+    rise: float = field(default=0.3, kw_only=True)
+    div: float = field(default=25.0, kw_only=True)
+    final_div: float = field(default=1e4, kw_only=True)
+    name = "one-cycle"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number("OneCycle", "rise", self.rise, exclusive=True, below=1.0)
+        check_number("OneCycle", "div", self.div, least=1.0)
+        check_number("OneCycle", "final_div", self.final_div, least=1.0)
+
+    def factors(self, at: np.ndarray, steps: int, steps_per_epoch: int) -> Any:
+        """Half a cosine from 1/div to 1, and another one to 1/(div·final_div)."""
+        top, last = self.rise * steps - 1, max(steps - 1, 1)
+        up, down = np.clip(at / max(top, 1e-12), 0, 1), np.clip((at - top) / max(last - top, 1e-12), 0, 1)
+        least, end = 1 / self.div, 1 / (self.div * self.final_div)
+        return np.where(at <= top, 1 + (least - 1) / 2 * (1 + np.cos(np.pi * up)), end + (1 - end) / 2 * (1 + np.cos(np.pi * down)))
+
+
+@dataclass(frozen=True)
+class Piecewise(Schedule):
+    """`lr` times a factor that is given at some epochs: constant up to the next one, or in a straight line to it.
+
+    points  (epoch, factor) in ascending order, epochs counted from 0 and perhaps fractions, factors at least 0 and not all 0. Before the first point
+            its factor counts, behind the last one the last.
+    linear  straight lines between the points; False holds every factor up to the next point.
+    warmup  epochs of a ramp besides.
+    Raises UsageError unless `lr` > 0 and `warmup` ≥ 0, both finite, and for points that are none.
+
+    Example, a triangle, and two drops (rates are float32, (steps,)):
+        >>> import nbcnn
+        >>> nbcnn.Piecewise(0.5, points=((0, 0), (1, 1), (3, 0))).rates(steps=6, steps_per_epoch=2).tolist()
+        [0.0, 0.25, 0.5, 0.375, 0.25, 0.125]
+        >>> nbcnn.Piecewise(0.5, points=((0, 1), (1, 0.5), (2, 0.25)), linear=False).rates(steps=6, steps_per_epoch=2).tolist()
+        [0.5, 0.5, 0.25, 0.25, 0.125, 0.125]
+    """
+
+    points: tuple[tuple[float, float], ...] = field(default=((0.0, 1.0),), kw_only=True)
+    linear: bool = field(default=True, kw_only=True)
+    name = "piecewise"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        try:
+            made = tuple((float(epoch), float(factor)) for epoch, factor in self.points)
+        except (TypeError, ValueError):
+            raise UsageError(f"Piecewise: points must be pairs (epoch, factor), got {self.points!r}") from None
+        finite = all(0 <= each < math.inf for point in made for each in point)
+        if not finite or not any(factor for _, factor in made) or any(a[0] >= b[0] for a, b in pairwise(made)):
+            raise UsageError(f"Piecewise: points must have ascending epochs from 0 and finite factors of at least 0, not all 0, got {self.points!r}")
+        object.__setattr__(self, "points", made)
+
+    def factors(self, at: np.ndarray, steps: int, steps_per_epoch: int) -> Any:
+        """The factor at the epoch of every step."""
+        epochs, values = np.array(self.points).T
+        if self.linear:
+            return np.interp(at / steps_per_epoch, epochs, values)
+        return values[np.maximum(np.searchsorted(epochs, at / steps_per_epoch, side="right") - 1, 0)]
+
+
+def points_of(text: str) -> tuple[tuple[float, float], ...]:
+    """The points of `Piecewise` in words, "0:0.1,2:1,10:0". Raises UsageError for what is none."""
+    try:
+        made = tuple((float(epoch), float(factor)) for epoch, factor in (word.split(":") for word in text.split(",")))
+    except ValueError:
+        raise UsageError(f"{text!r} is no list of EPOCH:FACTOR, such as 0:0.1,2:1,10:0") from None
+    return Piecewise(1.0, points=made).points
 
 
 class Factor(NamedTuple):
@@ -165,8 +293,9 @@ class _Optimizer:
 class SGD(_Optimizer):
     """m = momentum·m + g; w −= lr·m (as torch.optim.SGD).
 
-    lr            a number, or a schedule (`Cosine`, `Constant`); None is 0.1.
+    lr            a number, or a schedule (`Cosine`, `Constant`, `StepDecay`, `OneCycle`, `Piecewise`); None is 0.1.
     momentum      at least 0 and less than 1.
+    nesterov      w −= lr·(g + momentum·m) instead (Sutskever et al., ICML 2013); needs a momentum.
     weight_decay  at least 0: weight_decay·w is added to the gradient.
     clip_norm     at least 0: the Euclidean length that the whole gradient is cut to, before everything else; 0 does not cut.
     clip_value    at least 0: every element of the gradient is then cut to [−clip_value, clip_value]; 0 does not cut.
@@ -174,11 +303,12 @@ class SGD(_Optimizer):
 
     Example:
         >>> import nbcnn
-        >>> nbcnn.SGD(lr=nbcnn.Cosine(0.1), momentum=0.9, weight_decay=5e-4)
-        SGD(lr=Cosine(lr=0.1, warmup=0.0), weight_decay=0.0005, clip_value=0.0, clip_norm=0.0, momentum=0.9)
+        >>> nbcnn.SGD(lr=nbcnn.Cosine(0.1), momentum=0.9, weight_decay=5e-4, nesterov=True).lr
+        Cosine(lr=0.1, warmup=0.0)
     """
 
     momentum: float = field(default=0.9, kw_only=True)
+    nesterov: bool = field(default=False, kw_only=True)
     op: ClassVar[str] = "sgd"
     moments: ClassVar[tuple[str, ...]] = ("m",)
     own_lr: ClassVar[float] = 0.1
@@ -186,10 +316,12 @@ class SGD(_Optimizer):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_number("SGD", "momentum", self.momentum, below=1.0)
+        if self.nesterov and not self.momentum:
+            raise UsageError("SGD: nesterov needs a momentum above 0")
 
     def attrs(self) -> dict[str, Any]:
         """The attributes of the op that updates the weights."""
-        return {"momentum": self.momentum, **super().attrs()}
+        return {"momentum": self.momentum, **({"nesterov": True} if self.nesterov else {}), **super().attrs()}
 
 
 @dataclass(frozen=True)
@@ -198,7 +330,7 @@ class Adam(_Optimizer):
 
     lr            a number, or a schedule (`Cosine`, `Constant`); None is 0.001.
     beta1, beta2  at least 0 and less than 1. eps  more than 0.
-    weight_decay  at least 0: weight_decay·w is added to the gradient, as in torch.optim.Adam (not AdamW).
+    weight_decay  at least 0: weight_decay·w is added to the gradient, as in torch.optim.Adam; `AdamW` decays apart from it.
     clip_norm     at least 0: the Euclidean length that the whole gradient is cut to, before everything else; 0 does not cut.
     clip_value    at least 0: every element of the gradient is then cut to [−clip_value, clip_value]; 0 does not cut.
     Weights, gradients and both moments are float32. Raises UsageError for a number out of its range.
@@ -227,6 +359,31 @@ class Adam(_Optimizer):
         return {"beta1": self.beta1, "beta2": self.beta2, "eps": self.eps, **super().attrs()}
 
 
+@dataclass(frozen=True)
+class AdamW(Adam):
+    """Adam whose weight decay is apart from the gradient: w −= lr·weight_decay·w before Adam's step (arXiv:1711.05101; as torch.optim.AdamW).
+
+    lr            a number, or a schedule (`Cosine`, `OneCycle`, …); None is 0.001.
+    weight_decay  at least 0, of the parameters that decay (weights and biases, not those of norms): their part that is lost in a step is
+                  lr·weight_decay, whatever the gradient's scale.
+    beta1, beta2  at least 0 and less than 1. eps  more than 0.
+    clip_norm     at least 0: the Euclidean length that the whole gradient is cut to, before everything else; 0 does not cut.
+    clip_value    at least 0: every element of the gradient is then cut to [−clip_value, clip_value]; 0 does not cut.
+    Weights, gradients and both moments are float32. Raises UsageError for a number out of its range.
+
+    Example:
+        >>> import nbcnn
+        >>> nbcnn.AdamW(nbcnn.OneCycle(0.002), weight_decay=0.05).weight_decay
+        0.05
+    """
+
+    weight_decay: float = field(default=0.01, kw_only=True)
+
+    def attrs(self) -> dict[str, Any]:
+        """The attributes of the op that updates the weights."""
+        return {"decoupled": True, **super().attrs()}
+
+
 def learning_rates(schedule: str, rate: float, steps: int, warmup: int = 0) -> np.ndarray:
     """The learning rate of every training step, (steps,) float32.
 
@@ -237,7 +394,5 @@ def learning_rates(schedule: str, rate: float, steps: int, warmup: int = 0) -> n
     """
     if schedule not in SCHEDULES:
         raise ValueError(f"no schedule {schedule!r}; one of {', '.join(SCHEDULES)}")
-    at = np.arange(steps)
-    ramp = np.minimum(1.0, (at + 1) / max(warmup, 1))
-    shape = 1.0 if schedule == "constant" else 0.5 * (1 + np.cos(np.pi * at / max(steps, 1)))
-    return (rate * ramp * shape).astype(np.float32)
+    made = Cosine if schedule == "cosine" else Constant
+    return made(rate, warmup).rates(steps, 1)

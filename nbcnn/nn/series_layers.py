@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from nbcnn.files.errors import UsageError
-from nbcnn.nn.layers import Built, Elementwise, Param, _linear_map, _NoParams, counts, known, unsized
+from nbcnn.nn.layers import Built, Elementwise, Param, _linear_map, _NoParams, counts, known, later, unsized
 from nbcnn.plan.graph import Backward, Buf, ShapeError, Tape
 from nbcnn.plan.shapes import numel
 
@@ -236,9 +236,11 @@ class StateSpaceConv1d:
 
 @dataclass(frozen=True)
 class GELU(Elementwise):
-    """x·Φ(x), exact (Hendrycks and Gimpel, 2016).
+    """x·Φ(x) (Hendrycks and Gimpel, arXiv:1606.08415; as torch.nn.GELU).
 
-    Shapes: any shape, float32, stays as it is. Raises nothing.
+    Shapes: any shape, float32, stays as it is.
+
+    approximate  "none" is the exact function, "tanh" the form x·(1 + tanh(√(2/π)·(x + 0.044715·x³)))/2. Raises UsageError for another word.
 
     Example:
         >>> import numpy as np, nbcnn
@@ -246,7 +248,19 @@ class GELU(Elementwise):
         array([[0.]], dtype=float32)
     """
 
+    approximate: str = later("none")
     kind: ClassVar[str] = "gelu"
+
+    def __post_init__(self) -> None:
+        if self.approximate not in ("none", "tanh"):
+            raise UsageError(f'GELU takes approximate="none" or "tanh", got {self.approximate!r}')
+
+    def attrs(self) -> dict[str, Any]:
+        return {}
+
+    @property
+    def op(self) -> str:
+        return "gelu" if self.approximate == "none" else "gelu_tanh"
 
 
 @dataclass(frozen=True)

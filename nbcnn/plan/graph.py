@@ -44,6 +44,7 @@ class Buf:
     home  arena (a temporary), param, grad, state (updated in place, survives steps), io (the caller's data),
           const (made once when a plan is bound).
     base  the Buf whose memory this one shares, for the same elements under another shape; None for a Buf of its own.
+    values  what a const that a layer made holds (`Tape.const`).
 
     Two facts that let a layer fuse with its neighbour without knowing it:
     after_relu  the values came out of a ReLU: where they are 0, no gradient passes.
@@ -57,6 +58,7 @@ class Buf:
     base: Buf | None = None
     after_relu: bool = False
     masked: bool = False
+    values: tuple[float, ...] | None = None
 
     @property
     def root(self) -> Buf:
@@ -99,13 +101,21 @@ class Sync:
 
 
 class Tape:
-    """Records steps. `training` says which form a layer should record; `sync` whether statistics of a batch are of several ranks."""
+    """Records steps. `training` says which form a layer should record; `sync` whether statistics of a batch are of several ranks.
+
+    part      what this rank's examples count in the batch of all ranks, 0 to 1; in an evaluation, where ranks do not meet, 1, or 0 for a rank that
+              has no example of the batch.
+    together  several ranks train together, so that a loss whose mean is over something else than examples must add that up.
+    count     what the loss counts in the mean of an epoch, where a loss sets it (a float64 scalar); None: its examples.
+    """
 
     def __init__(self, training: bool, sync: Sync | None = None) -> None:
         self.training, self.sync = training, sync
         self.steps: list[Step] = []
         self.params: dict[str, Buf] = {}
         self.states: dict[str, Buf] = {}
+        self.part, self.together = 1.0, False
+        self.count: Buf | None = None
 
     def temp(self, name: str, shape: Shape, dtype: str = "float32", *, after_relu: bool = False, masked: bool = False) -> Buf:
         """A new temporary; `Buf` explains `after_relu` and `masked`."""
@@ -120,6 +130,10 @@ class Tape:
         """The layer state `scope.name`; the same Buf however often it is asked for."""
         full = f"{scope}.{name}"
         return self.states.setdefault(full, Buf(full, shape, home="state"))
+
+    def const(self, name: str, values: Sequence[float]) -> Buf:
+        """A float32 vector of constants, made when the plan is bound."""
+        return Buf(name, (len(values),), home="const", values=tuple(values))
 
     def grad(self, param: Buf) -> Buf:
         """The Buf of `param`'s gradient."""

@@ -25,6 +25,16 @@ def window_extent(size: int, window: int, stride: int, pad: int = 0) -> int:
     return span // stride + 1
 
 
+def pooled_extent(size: int, window: int, stride: int, pad: int = 0, ceil: bool = False) -> int:
+    """Positions of a pooling window, like `window_extent`; with `ceil` also those where a window hangs over the far edge, as in PyTorch.
+
+    A window must begin inside the elements or the padding before them. Raises ValueError if the window does not fit once.
+    """
+    count = window_extent(size, window, stride, pad)
+    beyond = (size + 2 * pad - window) % stride > 0
+    return count + (ceil and beyond and count * stride < size + pad)
+
+
 @dataclass(frozen=True)
 class ConvShape:
     """One convolution: N images of C×H×W, K filters of C×R×S, one stride and one zero padding for both axes."""

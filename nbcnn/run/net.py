@@ -113,6 +113,12 @@ class Net:
         return self.has_loss and self.layers[-1].needs_labels and self.label_dtype == "int32"
 
     @property
+    def ignored(self) -> int | None:
+        """The label that its loss ignores, None where it ignores none."""
+        found: int | None = getattr(self.layers[-1], "ignore_index", None)
+        return found
+
+    @property
     def needs_values(self) -> bool:
         """Its loss takes no labels, and its output has another shape than its input, which so cannot be the target."""
         return self.has_loss and not self.layers[-1].needs_labels and self.output_shape != self.input_shape

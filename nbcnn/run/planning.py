@@ -12,7 +12,7 @@ Before `allocate` nothing of a plan is allocated or compiled, so all plans of a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -53,6 +53,8 @@ class Training:
 
     factors  of the learning rate and the weight decay, by parameter. Where there are any, every run of parameters with equal factors in the
              flat buffer has an update of its own, and what is frozen has none: its gradients are not even computed.
+    micro    examples of a part of the batch, where one training step computes several and adds up their gradients; 0: the batch is one part.
+    ema      the decay of the average of the weights (`nbcnn.ops.update.ema`), 0 without one.
     """
 
     net: Net
@@ -64,10 +66,17 @@ class Training:
     team: Team = ALONE
     sync_stats: bool = False
     factors: Factors = field(default_factory=dict)
+    micro: int = 0
+    ema: float = 0.0
+
+    @property
+    def part(self) -> int:
+        """Examples, of all ranks, that are computed at once: of a batch of more the gradients are added up, part by part."""
+        return self.micro or self.batch
 
     def check(self) -> None:
         """Raise UsageError for what cannot be trained."""
-        net, team, batch, count = self.net, self.team, self.batch, len(self.sets["train"])
+        net, team, batch, count = self.net, self.team, self.part, len(self.sets["train"])
         if not net.has_loss:
             raise UsageError("this net has no loss, so it cannot be trained")
         if self.sync_stats and not net.params.states.size:
@@ -92,13 +101,21 @@ class Training:
     @cached_property
     def places(self) -> dict[str, np.ndarray]:
         """By split, the positions in an epoch's order that this rank computes."""
-        return {split: self.team.places(len(data), min(len(data), self.batch)) for split, data in self.sets.items()}
+        return {split: self.team.places(len(data), min(len(data), self.part)) for split, data in self.sets.items()}
+
+    def largest(self, split: str) -> int:
+        """Examples of the largest step of a split: a batch of the training set, or a part of one of the test set."""
+        return min(len(self.sets[split]), self.batch if split == "train" else self.part)
 
     @cached_property
     def bufs(self) -> dict[str, Buf]:
         """The Bufs that no layer owns, by name: moments of the optimizer, learning rates; of each split its data, order, StepState and sums."""
         size = self.net.params.layout.size
         made = {f"optim.{name}": Buf(f"optim.{name}", (size,), home="state") for name in self.optimizer.moments}
+        if self.part < self.batch:
+            made["optim.accumulated"] = Buf("accumulated gradients", (size,), home="state")
+        if self.ema:
+            made["optim.average"] = Buf("average of the weights", (size,), home="state")
         made |= {name: Buf("learning rates", (self.steps,), home="io") for name in self.rates}
         for split, data in self.sets.items():
             for name, (shape, dtype) in data.held().items():
@@ -151,20 +168,42 @@ class Training:
         }
 
     def record(self, split: str, batch: int) -> Recorded:
-        """Gather, forward, loss; for the training set also backward and update; then advance the split's StepState."""
-        net, bufs, data, share, training = self.net, self.bufs, self.sets[split], self.team.share(batch), split == "train"
-        sync = Sync(self.team.rank, self.team.size, share.count, share.weight) if self.sync_stats and self.team.size > 1 else None
-        tape = Tape(training, sync)
-        state, sums, order = (bufs[f"{split}.{name}"] for name in ("state", "sums", "order"))
-        held = {name: bufs[f"{split}.{name}"] for name in data.held()}
-        x, y = data.record(tape, held, order, state, share.images, self.augment if training else NOTHING)
-        value, dy, backward = net.record_loss(tape, x, y)
-        if training:
-            backward(dy)
-            self._leave_frozen(tape)
-            self._record_update(tape, state, share.weight)
-        tape.emit("advance", [value, state, sums], [state, sums], "advance", count=share.count)
+        """Gather, forward, loss; for the training set also backward and update; then advance the split's StepState.
+
+        A batch that is larger than a part is computed part by part. Every rank computes its share of every part, so that all have as many.
+        """
+        bufs, training, several = self.bufs, split == "train", self.team.size > 1
+        tape, state, sums = Tape(training), bufs[f"{split}.state"], bufs[f"{split}.sums"]
+        parts = [min(self.part, batch - at) for at in range(0, batch, self.part)]
+        for number, size in enumerate(parts, 1):
+            share, ends = self.team.share(size), number == len(parts)
+            tape.sync = Sync(self.team.rank, self.team.size, share.count, share.weight) if self.sync_stats and several else None
+            tape.part, tape.together, tape.count = share.weight if training else float(share.count > 0), training and several, None
+            value, backward = self._record_part(tape, split, share.images)
+            if training:
+                backward()
+                if len(parts) > 1:
+                    self._accumulate(tape, share.count / batch, number == 1, ends)
+                if ends:
+                    self._leave_frozen(tape)
+                    self._record_update(tape, state, share.weight if len(parts) == 1 else 1.0)
+            attrs = {"count": share.count} | ({} if ends else {"steps": 0})
+            tape.emit("advance", [value, state, sums, *([tape.count] if tape.count else [])], [state, sums], "advance", **attrs)
         return Recorded(tuple(drop_dead(tape.steps)), bufs)
+
+    def _record_part(self, tape: Tape, split: str, images: int) -> tuple[Buf, Callable[[], Any]]:
+        """Record gather, forward and loss of so many images; return the loss and what records the backward pass."""
+        bufs, data = self.bufs, self.sets[split]
+        held = {name: bufs[f"{split}.{name}"] for name in data.held()}
+        order, state = bufs[f"{split}.order"], bufs[f"{split}.state"]
+        x, y = data.record(tape, held, order, state, images, self.augment if tape.training else NOTHING)
+        value, dy, backward = self.net.record_loss(tape, x, y)
+        return value, lambda: backward(dy)
+
+    def _accumulate(self, tape: Tape, weight: float, first: bool, last: bool) -> None:
+        """Add `weight` times the gradients of a part to those of the parts before it; the last one's sum lies where the update reads gradients."""
+        grads, total = self.net.flat_grads, self.bufs["optim.accumulated"]
+        tape.emit("accumulate", [grads, total], [grads if last else total], "update", weight=weight, first=first)
 
     def _record_update(self, tape: Tape, state: Buf, weight: float) -> None:
         """Add the ranks' gradients, of which this one's counts `weight`, and update the weights; nothing where there are none."""
@@ -179,6 +218,9 @@ class Training:
             bufs = [part for part, _ in self._parts.get(each, [])] or [self.net.flat_weights, grads, *moments]
             rates = self.bufs["rates" if each.factor.lr == 1 else f"rates·{each.factor.lr:g}"]
             self.optimizer.record(tape, bufs[0], bufs[1], bufs[2:], rates, state, each.decayed, norm, each.factor.weight_decay)
+        if self.ema:
+            average = self.bufs["optim.average"]
+            tape.emit("ema", [average, self.net.flat_weights, state], [average], "update", decay=self.ema)
 
     def _leave_frozen(self, tape: Tape) -> None:
         """Drop the steps that only make gradients of frozen parameters, whose gradients so stay the zeros of the beginning.
@@ -201,15 +243,21 @@ class Training:
 
     def plan(self, split: str, batch: int) -> Plan:
         """The plan of one training step on `batch` images, or of the evaluation of as many of the test set."""
-        return self.net.lower(self.record(split, batch), branching=self.team.share(batch).images <= BRANCHING)
+        # A branch ends where gradients are first read, which of several parts is before the last has made its own.
+        branching = self.team.share(batch).images <= BRANCHING and batch <= self.part
+        return self.net.lower(self.record(split, batch), branching=branching)
 
     def plans(self, batch: int | None = None) -> Plans:
-        """Plans for full batches of the training and the test set, and their smaller last ones; `batch` None is the training's own."""
+        """Plans for full batches of the training and the test set, and their smaller last ones; `batch` None is the training's own.
+
+        Of a training whose batch has parts, `batch` is that of a part.
+        """
+        of = self if batch is None else replace(self, batch=batch * -(-self.batch // self.part), micro=batch)
         wanted = []
         for split, data in self.sets.items():
-            size = min(len(data), batch or self.batch)
+            size = of.largest(split)
             wanted += [(split, n) for n in (size, len(data) % size) if n]
-        return {(split, n): self.plan(split, n) for split, n in wanted}
+        return {(split, n): of.plan(split, n) for split, n in wanted}
 
     def memory(self, plans: Plans) -> dict[str, int]:
         """Bytes that `plans` and everything resident take, by name."""
@@ -230,7 +278,7 @@ class Training:
         for split, data in self.sets.items():
             if not isinstance(data, Images):
                 raise UsageError("--resident no streams images; series take little memory and are always resident")
-            share = self.team.share(min(len(data), self.batch)).images
+            share = self.team.share(self.largest(split)).images
             rows = data.batches.batch if data.batches else streaming.chunk_rows(share, data.row_bytes, len(self.places[split]))
             sets[split] = replace(data, streamed=rows)
         return replace(self, sets=sets)
@@ -247,8 +295,8 @@ class Training:
     def fit(self, planned: Mapping[str, int]) -> None:
         """Raise MemoryPlanError, with the largest batch that fits, if `planned` bytes are more than there are."""
         ranks = self.team.size
-        each = largest_batch(self.batch // ranks, lambda size: self.memory(self.plans(size * ranks)))
-        check_memory(self.net.device, planned, f"batch {self.batch}", lambda free: (each(free) or 0) * ranks or None)
+        each = largest_batch(self.part // ranks, lambda size: self.memory(self.plans(size * ranks)))
+        check_memory(self.net.device, planned, f"batch {self.part}", lambda free: (each(free) or 0) * ranks or None)
 
     def allocate(self, plans: Plans) -> Allocated:
         """`plans` in memory, with the data sets and this rank's orders; learning rates and all state are zero."""

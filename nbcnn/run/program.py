@@ -31,6 +31,9 @@ class Program:
             index = pack_index(plan, packed, params.layout)
             self._fixed[pack_map] = self.device.empty(index.size, "int32")
             self.device.upload(self._fixed[pack_map], index.reshape(-1))
+        for buf in {buf.root for item in plan.steps for buf in item.step.ins if buf.root.values is not None}:
+            self._fixed[buf] = self.device.empty(len(buf.values or ()), buf.dtype)
+            self.device.upload(self._fixed[buf], np.array(buf.values, buf.dtype))
         self.bound: list[tuple[Planned, list[Any]]] = [(item, list(item.how.impl.bind(self._call(item)))) for item in plan.steps]
         self._replay: Callable[[], None] | None = None
         self.enqueue_ms = 0.05 * len(self.launches)

@@ -9,7 +9,8 @@ between the backward pass and the update. Batches, positions and losses are of a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +20,7 @@ from nbcnn.datasets import arrays
 from nbcnn.datasets.augment import Augment
 from nbcnn.files.errors import UsageError
 from nbcnn.gpu.ranges import Mark, nothing
-from nbcnn.nn.optim import Factors
+from nbcnn.nn.optim import Factors, check_number
 from nbcnn.nn.params import ParameterError, under
 from nbcnn.ops.update.advance import COUNT, EPOCH, LAST_LOSS, LOSS_SUM, NONFINITE, POSITION, SEED, STEP
 from nbcnn.ranks.team import ALONE, Team
@@ -34,6 +35,8 @@ from nbcnn.run.streaming import Batches, Feeder
 from nbcnn.run.timeline import wait_launch, watch
 
 _NEVER = 999_999
+LAST_WEIGHTS = "optim.weights."
+"""The names of the weights of the last training step in a state whose "param." are their average."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,10 @@ class TrainingSession:
     optimizer       `nbcnn.nn.optim.SGD` or `Adam`.
     learning_rates  float32, one per training step of the whole run.
     batch           images per training step; the last step of an epoch takes what is left.
+    accumulate      so many batches make one training step: their gradients are added up, in order, before one update of the weights. `batch` of
+                    the session, as an attribute, is then the images of a whole step.
+    ema             the decay of an exponential moving average of the weights (`nbcnn.ops.update.ema`), by which the net is evaluated and saved, and
+                    which it keeps when the training has ended; 0 without one.
     flip            mirror each image with probability 1/2, drawn from (seed, epoch, image): short for Augment(flip=True).
     augment         `nbcnn.datasets.augment.Augment`: what else is done at random to training images, drawn from (seed, epoch, image).
     resident        True keeps the images on the device, False streams them from the host (`nbcnn.run.streaming`), with the same bits; None streams
@@ -106,13 +113,21 @@ class TrainingSession:
         test_targets: np.ndarray | None = None,
         shuffle: bool = True,
         batches: Batches | None = None,
+        accumulate: int = 1,
+        ema: float = 0.0,
     ) -> None:
+        check_number("TrainingSession", "accumulate", accumulate, least=1)
+        check_number("TrainingSession", "ema", ema, below=1.0)
+        if accumulate > 1 and batches:
+            raise UsageError("batches of a callable cannot be accumulated: let the callable yield larger ones, or give arrays")
+        micro, batch = batch, max(batch, min(batch * int(accumulate), len(images)))
         self.net, self.optimizer, self.seed, self.batch, self.team = net, optimizer, seed, batch, team
+        self._averaging = False  # the net has the average of its weights, and the session the weights
         self._shuffle, self._batches = shuffle and batches is None, batches
         if net.takes_classes and isinstance(images, np.ndarray):
-            targets = labels if batches else arrays.labels(labels, len(images), net.output_shape[0], "training labels", net.plane)
+            targets = labels if batches else arrays.labels(labels, len(images), net.output_shape[0], "training labels", net.plane, net.ignored)
             if test_images is not None:
-                test_targets = arrays.labels(test_labels, len(test_images), net.output_shape[0], "test labels", net.plane)
+                test_targets = arrays.labels(test_labels, len(test_images), net.output_shape[0], "test labels", net.plane, net.ignored)
         sets = {"train": data_of(images, targets, net.normalisation, classes=net.takes_classes, batches=batches)}
         if test_images is not None:
             sets["test"] = data_of(test_images, test_targets, net.normalisation, classes=net.takes_classes)
@@ -123,7 +138,8 @@ class TrainingSession:
         augment = augment or Augment()
         if flip and not augment.flip:
             augment = replace(augment, flip=True)
-        self.training = Training(net, sets, optimizer, batch, len(self._rates), augment, team, sync_stats, dict(factors or {}))
+        own = dict(factors or {})
+        self.training = Training(net, sets, optimizer, batch, len(self._rates), augment, team, sync_stats, own, micro, float(ema))
         self.training.check()
         if resident is False or batches:
             self.training = self.training.streamed()
@@ -192,6 +208,8 @@ class TrainingSession:
             for split, data in self.training.sets.items()
             if isinstance(data, Images) and data.streamed
         }
+        if self.training.ema:
+            self._held.upload("optim.average", self.net.params.download()[0])
         self.begin_epoch(0)
         ended("graphs")
 
@@ -276,7 +294,8 @@ class TrainingSession:
     def status(self) -> Status:
         """Where training stands, after everything enqueued has run."""
         state, sums = self._together()
-        mean = sums[LOSS_SUM] / sums[COUNT] if sums[COUNT] else float("nan")
+        # Batches of which no label counts have lost nothing.
+        mean = sums[LOSS_SUM] / sums[COUNT] if sums[COUNT] else 0.0 if state[POSITION] else float("nan")
         return Status(int(state[STEP]), int(state[EPOCH]), int(state[POSITION]), float(mean), float(sums[LAST_LOSS]), bool(state[NONFINITE]))
 
     def _together(self) -> tuple[np.ndarray, np.ndarray]:
@@ -297,9 +316,38 @@ class TrainingSession:
         return state, parts
 
     def evaluate(self) -> float:
-        """Mean loss over the test images; training state is not touched. Raises UsageError without a test set."""
-        loss, count = self.team.sum(self.evaluate_share())
-        return float(loss / count)
+        """Mean loss over the test images, by the average of the weights where there is one; training state is not touched.
+
+        Raises UsageError without a test set.
+        """
+        with self.averaged():
+            loss, count = self.team.sum(self.evaluate_share())
+        return float(loss / count) if count else 0.0
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """A context in which the net has the average of its weights, where the session keeps one, for evaluations and predictions."""
+        if not self.training.ema or self._averaging:
+            yield
+            return
+        self._exchange()
+        try:
+            yield
+        finally:
+            self._exchange()
+
+    def take_average(self) -> None:
+        """Give the net the average of its weights for good, where the session keeps one: the training has ended."""
+        if self.training.ema and not self._averaging:
+            self._exchange()
+
+    def _exchange(self) -> None:
+        """Let the net's weights and their average change places."""
+        params = self.net.params
+        (weights, states), average = params.download(), self._held.download("optim.average")
+        params.upload((average, states))
+        self._held.upload("optim.average", weights)
+        self._averaging = not self._averaging
 
     def evaluate_share(self) -> np.ndarray:
         """Sum of losses, and number, of this rank's test images, (2,) float64: what `evaluate` adds up. Others need not take part."""
@@ -349,7 +397,13 @@ class TrainingSession:
             running = (self.team.sum(running.astype(np.float64)) / self.team.size).astype(np.float32)
             if self._position == self.count:
                 params.upload((weights, running))
-        made = {f"param.{n}": t for n, t in (layout.split(weights) | params.states.split(running)).items()}
+        own = {}
+        if self.training.ema:
+            # What everybody loads from a checkpoint is the average; the weights are beside the optimizer's state.
+            other = self._held.download("optim.average")
+            weights, last = (weights, other) if self._averaging else (other, weights)
+            own = {f"{LAST_WEIGHTS}{n}": t for n, t in layout.split(last).items()}
+        made = {f"param.{n}": t for n, t in (layout.split(weights) | params.states.split(running)).items()} | own
         for moment in self.optimizer.moments:
             made |= {f"optim.{moment}.{n}": t for n, t in layout.split(self._held.download(f"optim.{moment}")).items()}
         state, parts = self._parts()
@@ -364,18 +418,27 @@ class TrainingSession:
                 flat[moment] = layout.join(under(f"optim.{moment}.", tensors))
             except ParameterError as error:
                 raise ParameterError(f"optimizer state {moment!r}: {error}") from None
+        last = None
+        if self.training.ema:
+            try:
+                last = layout.join(under(LAST_WEIGHTS, tensors))
+            except ParameterError as error:
+                raise ParameterError(f"weights beside their average: {error}") from None
         state = _expect(tensors, "step_state", (8,), "int64")
         # Of one rank (4,), of several (ranks, 4): as many ranks go on with their own, so that they add in the same order.
         ranks = np.shape(tensors.get("sums", ()))[:-1]
         parts = _expect(tensors, "sums", (*ranks[:1], 4), "float64").reshape(-1, 4)
-        known = ("param.", *(f"optim.{moment}." for moment in self.optimizer.moments))
+        known = ("param.", *(f"optim.{moment}." for moment in self.optimizer.moments), *([LAST_WEIGHTS] if self.training.ema else []))
         unknown = [name for name in tensors if not name.startswith(known) and name not in ("step_state", "sums")]
         if unknown:
             raise ParameterError(f"{unknown[0]!r} is no tensor of this training: another optimizer's, or not of a checkpoint")
         if not (0 <= state[POSITION] <= self.count and state[STEP] >= 0 and state[EPOCH] >= 0):
             raise ParameterError(f"step_state says position {state[POSITION]}, the training set has {self.count} images")
         self.seed = int(state[SEED])
-        self.net.params.upload(params)
+        self.net.params.upload(params if last is None else (last, params[1]))
+        if last is not None:
+            self._held.upload("optim.average", params[0])
+        self._averaging = False
         for moment in self.optimizer.moments:
             self._held.upload(f"optim.{moment}", flat[moment])
         self._position, self._latest, places = int(state[POSITION]), 0, self.training.places["train"]
@@ -400,8 +463,12 @@ class TrainingSession:
         self._held.upload("train.state", state)
 
     def close(self) -> None:
-        """Let the captured graphs go, which hold on to the ranks' connection, and end the threads that stream images."""
+        """Let the captured graphs go, which hold on to the ranks' connection, and end the threads that stream images.
+
+        The net has the average of its weights then, where there is one.
+        """
         self.net.device.synchronize()
+        self.take_average()
         for feeder in self._feeders.values():
             feeder.close()
         self._held.close()

@@ -240,8 +240,13 @@ class Plots(Curves):
         plots.reconstructions(trainer.run.reconstructions, self.images, trainer.session.reconstruct(self.images), self.title)
 
 
+def _counted(net: Any, labels: np.ndarray) -> np.ndarray:
+    """Which of `labels` the loss of `net` does not ignore."""
+    return np.ones(labels.shape, bool) if net.ignored is None else labels != net.ignored
+
+
 class ClassesOfPixels(Curves):
-    """The share of right pixels of the test images after every epoch; curves.png.
+    """The share of right pixels of the test images after every epoch; curves.png. What the loss ignores does not count.
 
     net: the net that is trained. images, labels: of the test set, the labels (M, H, W).
     """
@@ -253,10 +258,12 @@ class ClassesOfPixels(Curves):
     def scores(self) -> dict[str, float]:
         """The share of the test images' pixels whose largest logit is their label's."""
         right = at = 0
+        counted = _counted(self.net, self.labels)
         for logits in self.net.predict_batches(self.images):
-            right += int((logits.argmax(1) == self.labels[at : at + len(logits)]).sum())
+            part = slice(at, at + len(logits))
+            right += int((logits.argmax(1) == self.labels[part])[counted[part]].sum())
             at += len(logits)
-        return {"test_accuracy": right / self.labels.size}
+        return {"test_accuracy": right / max(int(counted.sum()), 1)}
 
 
 class Classification(Plots):
@@ -275,7 +282,8 @@ class Classification(Plots):
     def scores(self) -> dict[str, float]:
         """The share of the test images whose largest logit is their label's."""
         self.logits = self.net.predict(self.images)
-        return {"test_accuracy": float((self.logits.argmax(1) == self.labels).mean())}
+        counted = _counted(self.net, self.labels)
+        return {"test_accuracy": float((self.logits.argmax(1) == self.labels)[counted].mean()) if counted.any() else 0.0}
 
     def _draw(self, trainer: Trainer) -> None:
         from nbcnn.train import plots
@@ -284,11 +292,14 @@ class Classification(Plots):
         if not self.logits.size:  # resumed after its last epoch
             self.scores()
         plots.curves(run.curves, trainer.rows, self.title)
-        predicted = self.logits.argmax(1)
+        counted = _counted(self.net, self.labels)
+        images, labels, logits = (
+            (self.images, self.labels, self.logits) if counted.all() else (each[counted] for each in (self.images, self.labels, self.logits))
+        )
         counts = np.zeros((len(self.classes),) * 2, np.int64)
-        np.add.at(counts, (self.labels, predicted), 1)
+        np.add.at(counts, (labels, logits.argmax(1)), 1)
         plots.confusion(run.confusion, counts, self.classes, title)
-        plots.mistakes(run.mistakes, self.images, self.labels, self.logits, self.classes, title)
+        plots.mistakes(run.mistakes, images, labels, logits, self.classes, title)
         self._drawn = time.perf_counter()
 
 

@@ -243,6 +243,7 @@ class Trainer:
                 while self.epochs_done < self.epochs and not self._stopped:
                     if not self._train_epoch(interrupts) or not self._finish_epoch(interrupts):
                         break
+                self.session.take_average()
                 result = self._result()
                 self._tell("end", self, result)
             except BaseException as error:
@@ -345,7 +346,7 @@ class Trainer:
     def _evaluate(self, interrupts: Interrupts) -> float | None:
         """The mean loss over the test images, and on rank 0 the scores; None if a signal came meanwhile, to any rank."""
         part: np.ndarray | None = None
-        with suppress(Interrupted), interrupts.at_once():
+        with self.session.averaged(), suppress(Interrupted), interrupts.at_once():
             found = self.session.evaluate_share()
             self._scored = dict(self._scores()) if self._scores else {}
             part = found
@@ -353,7 +354,7 @@ class Trainer:
         if not self.team.all_min(part is not None) or part is None:
             return None
         loss, count = self.team.sum(part)
-        return float(loss / count)
+        return float(loss / count) if count else 0.0
 
     def _now(self) -> float:
         """Rank 0's clock, in seconds."""

@@ -71,11 +71,11 @@ def run(copy: Path, *command: str, simulator: bool = False) -> str:
 
 def test_an_op_with_its_layer(tmp_path):
     touched = follow("add-op", tmp_path)
-    assert "tests/ops/activations/test_hard_swish.py" in touched
-    options = (*PYTEST, "-k", "hard_swish or every_activation or cases_cover", "tests")
+    assert "tests/ops/activations/test_softsign.py" in touched
+    options = (*PYTEST, "-k", "softsign or every_activation or cases_cover", "tests")
     assert "passed" in run(tmp_path, *options, simulator=True)
     findings = "from nbcnn.check import gradcheck as g; from nbcnn.gpu import device; row = g.REFERENCE; "
-    findings += "cases = [c for c in g.all_cases() if 'hard_swish' in c.op]; "
+    findings += "cases = [c for c in g.all_cases() if 'softsign' in c.op]; "
     findings += "found = list(g.check_row(row, device.Host(), cases)); assert len(found) >= 12 and all(f.ok for f in found), found"
     run(tmp_path, "-c", findings)
 

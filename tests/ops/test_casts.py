@@ -41,6 +41,7 @@ CASTS: dict[str, tuple[int, str]] = {
     "kernel/loops.py": (5, f"{UNSIGNED}; {RANGE}"),
     "losses/rmsle.py": (1, SINGLE),
     "losses/softmax_xent.py": (1, SINGLE),
+    "losses/weighted_xent.py": (1, SINGLE),
     "norms/b0.py": (2, FLOAT),
     "norms/b0_batch.py": (3, FLOAT),
     "norms/b0_held.py": (2, FLOAT),
@@ -56,6 +57,7 @@ CASTS: dict[str, tuple[int, str]] = {
     "series/dwconv1d/warp.py": (1, UNSIGNED),
     "svm/smo.py": (2, SINGLE),
     "update/adam.py": (3, SINGLE),
+    "update/ema.py": (1, SINGLE),
     "update/sgd.py": (1, SINGLE),
 }
 

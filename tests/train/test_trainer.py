@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import threading
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
@@ -247,6 +248,7 @@ def fake(**changes):
     session.step_watched = lambda: step() or (lambda: None)
     session.status = lambda: SimpleNamespace(step=session.taken, loss_mean=0.5, last_loss=0.5, nonfinite=False)
     session.evaluate_share = lambda: np.array([0.25, 1.0])
+    session.averaged, session.take_average = nullcontext, lambda: None
     session.load_state = lambda tensors: None
     session.state = lambda: {name: tensor.copy() for name, tensor in state.items()}
     vars(session).update(changes)

@@ -21,15 +21,18 @@ from nbcnn import ops as package
 from nbcnn.lab.measure.kernels import as_if_on, capability_of
 from nbcnn.lab.measure.plans import H200
 from nbcnn.modes import MODES, Row, with_dwconv
+from nbcnn.nn import activations, norms, resampling, series_layers
 from nbcnn.nn import layers as plain_layers
-from nbcnn.nn import norms, series_layers
+from nbcnn.nn.activations import PReLU
 from nbcnn.nn.fuse import fuse
 from nbcnn.nn.layers import MSE, AvgPool2d, Conv2d, Flatten, Linear, MaxPool2d, Sigmoid, SoftmaxCrossEntropy, Swish, Upsample2d, parameters, sized
+from nbcnn.nn.losses import L1, BCEWithLogits, Huber
 from nbcnn.nn.models import MODELS, s4convd
 from nbcnn.nn.norms import EvoNormB0, EvoNormS0
-from nbcnn.nn.optim import SGD, Adam
+from nbcnn.nn.optim import SGD, Adam, AdamW
 from nbcnn.nn.params import ParameterLayout
-from nbcnn.nn.series_layers import DepthwiseConv1d, ForecastMSE, LastStep, PointwiseConv1d
+from nbcnn.nn.resampling import Resize
+from nbcnn.nn.series_layers import GELU, DepthwiseConv1d, ForecastMSE, LastStep, PointwiseConv1d
 from nbcnn.ops.conv import hopper_ladder
 from nbcnn.ops.conv.frame.correlation import pack
 from nbcnn.ops.kernel.call import Call, Impl, bare_call
@@ -65,6 +68,7 @@ class User:
     ranks      processes that train together and share the statistics of a batch.
     gathered   False: the caller hands in floats of its own, as to `Net.gradients`, instead of a resident data set.
     dwconv     the variant of depthwise convolution that is asked for.
+    ema        the decay of an average of the weights, 0 without one. parts: of a step's batch, whose gradients are added up.
     """
 
     name: str
@@ -76,6 +80,8 @@ class User:
     ranks: int = 1
     gathered: bool = True
     dwconv: str = "auto"
+    ema: float = 0.0
+    parts: int = 1
 
 
 @dataclass(frozen=True)
@@ -140,7 +146,7 @@ def _others() -> list[User]:
     ready = {kind for user in READY if user.layers for kind in _kinds(user.layers())}
     return [
         User(name, "layer", _behind_conv(layer()), SMALL)
-        for module in (plain_layers, norms, series_layers)
+        for module in (plain_layers, norms, series_layers, activations, resampling)
         for name, layer in vars(module).items()
         if isinstance(layer, type) and layer.__module__ == module.__name__ and hasattr(layer, "build") and not hasattr(layer, "needs_labels")
         if hasattr(layer, "kind")  # what several layers inherit from has none
@@ -149,6 +155,20 @@ def _others() -> list[User]:
     ]
 
 
+def _trained_for(loss: Any, optimizer: Any = MOMENTUM, ema: float = 0.0) -> User:
+    """A small network trained for `loss`; a loss of classes is that of a classifier, another one compares images."""
+    body = [Conv2d(16, 3, padding=1), *([Flatten(), Linear(10)] if loss.needs_labels else [Conv2d(3, 3, padding=1)]), loss]
+    return User(type(loss).__name__, "loss", lambda: body, SMALL, optimizer=optimizer, ema=ema)
+
+
+LOSSES_AND_UPDATES = (
+    _trained_for(L1()),
+    _trained_for(Huber(), SGD(momentum=0.9, nesterov=True)),
+    _trained_for(BCEWithLogits(), AdamW(clip_norm=1.0), ema=0.999),
+    replace(_trained_for(SoftmaxCrossEntropy(label_smoothing=0.1)), name="SoftmaxCrossEntropy (smoothed)", parts=3),
+)
+"""Networks for the losses, optimizers and averages of weights that no ready model has; `parts`: gradients are added up."""
+
 USERS = (
     *READY,
     User("s4convd (rmsle)", "ready-made, trained for its other loss", lambda: s4convd(loss="rmsle"), HOURS),
@@ -156,6 +176,11 @@ USERS = (
     User("mnist-cnn-b0 --sync-stats", "several ranks, each with a part of the batch", lambda: MODELS["mnist-cnn-b0"](*DIGITS), DIGITS, ranks=2),
     User("Net.gradients", "a network on the caller's own floats", lambda: MODELS["autoencoder"](*COLOUR), gathered=False),
     *_others(),
+    *LOSSES_AND_UPDATES,
+    User("PReLU (channels)", "layer, a slope for every channel", _behind_conv(PReLU(16)), SMALL),
+    User("GELU (tanh)", "layer", _behind_conv(GELU(approximate="tanh")), SMALL),
+    User("MaxPool2d, AvgPool2d (padded)", "layers", _behind_conv(MaxPool2d(3, 2, 1), AvgPool2d((2, 3), (2, 1))), SMALL),
+    User("Resize (bilinear, per axis)", "layers", _behind_conv(Resize(mode="bilinear"), Resize((1, 2))), SMALL),
     User("Linear + Sigmoid", "layers that become one op", _classifier(Flatten(), Linear(64), Sigmoid()), SMALL),
     User("Linear + Swish", "layers that become one op", _classifier(Flatten(), Linear(64), Swish()), SMALL),
     User("Upsample2d + Conv2d", "layers that become one op", _behind_conv(Upsample2d(2), Conv2d(16, 3, padding=1)), SMALL),
@@ -215,10 +240,16 @@ def _record(user: User, batch: int, training: bool, fused: Sequence[str]) -> tup
     weights, grads = Buf("all weights", (layout.size,), home="param"), Buf("all gradients", (layout.size,), home="grad")
     if training:
         backward(dy)
+        total, average = (Buf(name, (layout.size,), home="state") for name in ("accumulated gradients", "average of the weights"))
+        for part in range(1, user.parts + 1) if user.parts > 1 else ():
+            out = grads if part == user.parts else total
+            tape.emit("accumulate", [grads, total], [out], "update", weight=1 / user.parts, first=part == 1)
         moments = [Buf(f"optim.{name}", (layout.size,), home="state") for name in user.optimizer.moments]
         user.optimizer.record(tape, weights, grads, moments, Buf("rates", (1,), home="io"), state, layout.decayed)
+        if user.ema:
+            tape.emit("ema", [average, weights, state], [average], "update", decay=user.ema)
     sums = Buf("sums", (4,), "float64", "state")
-    tape.emit("advance", [value, state, sums], [state, sums], "advance", count=batch)
+    tape.emit("advance", [value, state, sums, *([tape.count] if tape.count else [])], [state, sums], "advance", count=batch)
     return drop_dead(tape.steps), weights
 
 

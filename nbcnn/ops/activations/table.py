@@ -5,8 +5,13 @@
     sigmoid_fprop     x -> y                              sigmoid_dgrad     dy, y -> dx
     swish_fprop       x -> y                              swish_dgrad       dy, x -> dx
     gelu_fprop        x -> y                              gelu_dgrad        dy, x -> dx
+    gelu_tanh_fprop   x -> y                              gelu_tanh_dgrad   dy, x -> dx
+    tanh_fprop        x -> y                              tanh_dgrad        dy, y -> dx
+    elu_fprop         x -> y   alpha                      elu_dgrad         dy, y -> dx       alpha
+    relu6_fprop       x -> y                              relu6_dgrad       dy, y -> dx
+    hard_swish_fprop  x -> y                              hard_swish_dgrad  dy, x -> dx
 
-Tensors have any shape. The layer of the same name stands in layers.py or series_layers.py.
+Tensors have any shape. The layer of the same name stands in layers.py, activations.py or series_layers.py of nbcnn/nn.
 """
 
 from __future__ import annotations
@@ -16,17 +21,22 @@ from typing import Any
 
 import numpy as np
 
+from nbcnn.ops.activations.elu import ELU
 from nbcnn.ops.activations.gelu import GELU
+from nbcnn.ops.activations.gelu_tanh import GELU_TANH
+from nbcnn.ops.activations.hard_swish import HARD_SWISH
 from nbcnn.ops.activations.leaky_relu import LEAKY_RELU
 from nbcnn.ops.activations.relu import RELU
+from nbcnn.ops.activations.relu6 import RELU6
 from nbcnn.ops.activations.sigmoid import SIGMOID
 from nbcnn.ops.activations.swish import SWISH
+from nbcnn.ops.activations.tanh import TANH
 from nbcnn.ops.kernel.call import Impl, host
 from nbcnn.ops.kernel.case import IMAGES, Case, Gradient, Shapes, label_of, normal
 from nbcnn.ops.kernel.elementwise import Activation, supports
 from nbcnn.ops.kernel.traffic import streamed
 
-ACTIVATIONS = {each.name: each for each in (RELU, LEAKY_RELU, SIGMOID, SWISH, GELU)}
+ACTIVATIONS = {each.name: each for each in (RELU, LEAKY_RELU, SIGMOID, SWISH, GELU, GELU_TANH, TANH, ELU, RELU6, HARD_SWISH)}
 """By name: the ops are NAME_fprop and NAME_dgrad."""
 
 EPILOGUES = {name: each for name, each in ACTIVATIONS.items() if each.epilogue}

@@ -80,7 +80,7 @@ def index_io(lanes: int) -> tuple[Any, Any]:
 
 
 @jit(device=True)
-def _larger(value, tap, best, winner):
+def larger_of(value, tap, best, winner):
     """(best, winner) after `value` at `tap`, by the rule of `maxpool_fprop`."""
     wins = (not (value <= best)) & (best == best)
     return (value if wins else best), (tap if wins else winner)
@@ -111,7 +111,7 @@ def fprop_kernel(kind: str, lanes: int, size: int, stride: int) -> Any:
             for s in range(size):
                 load(x, first + (r * W + s) * groups, value)
                 for lane in range(lanes):
-                    best[lane], winner[lane] = _larger(value[lane], r * size + s, best[lane], winner[lane])
+                    best[lane], winner[lane] = larger_of(value[lane], r * size + s, best[lane], winner[lane])
         store(y, i, best)
         store_index(index, i, winner)
 
@@ -195,9 +195,9 @@ def dgrad_tile_kernel(kind: str, lanes: int, size: int) -> Any:
 @jit(device=True)
 def _largest(a, b, c, d):
     """(largest, its tap) of the 2 × 2 window a b / c d."""
-    best, winner = _larger(b, 1, a, 0)
-    best, winner = _larger(c, 2, best, winner)
-    return _larger(d, 3, best, winner)
+    best, winner = larger_of(b, 1, a, 0)
+    best, winner = larger_of(c, 2, best, winner)
+    return larger_of(d, 3, best, winner)
 
 
 @cache

@@ -35,20 +35,20 @@ from nbcnn.plan.shapes import numel
 NAN = float("nan")
 
 
-def _rows(array: np.ndarray) -> np.ndarray:
+def in_rows(array: np.ndarray) -> np.ndarray:
     """`array` (N,F), or (B,F,H,W) as (B·H·W,F); a copy where it must be."""
     return np.moveaxis(array, 1, -1).reshape(-1, array.shape[1])
 
 
-def _like(rows: np.ndarray, array: np.ndarray) -> np.ndarray:
-    """The rows of `_rows` in the shape of `array`."""
+def like(rows: np.ndarray, array: np.ndarray) -> np.ndarray:
+    """The rows of `in_rows` in the shape of `array`."""
     return np.moveaxis(rows.reshape(array.shape[0], *array.shape[2:], -1), -1, 1)
 
 
 def softmax_xent_fprop(logits: np.ndarray, labels: np.ndarray, p: np.ndarray, loss: np.ndarray) -> None:
     """p (N,F) = softmax of each row of logits (N,F); loss () float64 = mean cross-entropy with labels (N) int32; or of pixels, (B,F,H,W), (B,H,W)."""
     np.copyto(p, logits)
-    made, labels = _rows(p), labels.reshape(-1)
+    made, labels = in_rows(p), labels.reshape(-1)
     rows, classes = made.shape
     np.subtract(made, made.max(axis=1, keepdims=True), out=made)
     known = (labels >= 0) & (labels < classes)
@@ -56,17 +56,17 @@ def softmax_xent_fprop(logits: np.ndarray, labels: np.ndarray, p: np.ndarray, lo
     np.exp(made, out=made)
     total = made.sum(axis=1, keepdims=True)
     np.divide(made, total, out=made)
-    np.copyto(p, _like(made, p))
+    np.copyto(p, like(made, p))
     loss[...] = np.where(known, np.log(total[:, 0], dtype=np.float64) - of_label, np.nan).mean()
 
 
 def softmax_xent_dgrad(p: np.ndarray, labels: np.ndarray, dlogits: np.ndarray) -> None:
     """dlogits = (p - onehot(labels)) / N, of rows or of pixels as above."""
-    made, labels = _rows(p).copy(), labels.reshape(-1)
+    made, labels = in_rows(p).copy(), labels.reshape(-1)
     rows, classes = made.shape
     (known,) = np.nonzero((labels >= 0) & (labels < classes))
     made[known, labels[known]] -= 1
-    np.multiply(_like(made, p), 1 / rows, out=dlogits)
+    np.multiply(like(made, p), 1 / rows, out=dlogits)
 
 
 @functools.cache
@@ -155,31 +155,31 @@ def threads_of_row(classes: int) -> int:
     return min(1 << (classes - 1).bit_length(), THREADS)
 
 
-def _extents(call: Call) -> tuple[int, int, int]:
+def extents_of(call: Call) -> tuple[int, int, int]:
     """Rows, classes, and H·W where the elements of a row lie in planes, else 0."""
     shape = call.in_shapes[0]
     pixels = numel(shape[2:])
     return shape[0] * pixels, shape[1], pixels if len(shape) == 4 and call.layout == "NCHW" else 0
 
 
-def _group(call: Call) -> int:
+def group_of(call: Call) -> int:
     """Threads of a row: one where it lies in planes, so that a warp reads neighbouring pixels."""
-    _, classes, plane = _extents(call)
+    _, classes, plane = extents_of(call)
     return 1 if plane else threads_of_row(classes)
 
 
-def _grid(call: Call) -> int:
-    return blocks(_extents(call)[0], THREADS // _group(call))
+def grid_of(call: Call) -> int:
+    return blocks(extents_of(call)[0], THREADS // group_of(call))
 
 
 def scratch_fprop(call: Call) -> int:
-    return partial_bytes(_grid(call))
+    return partial_bytes(grid_of(call))
 
 
 def bind_fprop(call: Call) -> list[Launch]:
     (logits, labels), (p, loss) = call.ins, call.outs
-    rows, classes, plane = _extents(call)
-    kernel, grid = fprop_kernel(kinds(call)[0], _group(call), plane > 0), _grid(call)
+    rows, classes, plane = extents_of(call)
+    kernel, grid = fprop_kernel(kinds(call)[0], group_of(call), plane > 0), grid_of(call)
     single = grid == 1
     total = loss if single else call.scratch.view(np.float64)
     scale = np.float64(1 / rows if single else 1)
@@ -189,15 +189,15 @@ def bind_fprop(call: Call) -> list[Launch]:
 
 def bind_dgrad(call: Call) -> list[Launch]:
     (p, labels), (dlogits,) = call.ins, call.outs
-    rows, classes, plane = _extents(call)
+    rows, classes, plane = extents_of(call)
     args = (p, labels, dlogits, np.int32(rows), np.int32(classes), np.int32(plane), np.float32(1 / rows))
     return [Launch(dgrad_kernel(kinds(call)[0], plane > 0), blocks(rows * classes, THREADS), THREADS, args)]
 
 
 def traffic_fprop(call: Call) -> list[Traffic]:
     """Bytes of `bind_fprop`: a row is read three times, and its label's element once more."""
-    logits, labels, grid = size(call, "in", 0), size(call, "in", 1), _grid(call)
-    picked = _extents(call)[0] * element(call)
+    logits, labels, grid = size(call, "in", 0), size(call, "in", 1), grid_of(call)
+    picked = extents_of(call)[0] * element(call)
     first = Traffic(3 * logits + labels + picked, size(call, "out", 0) + 8 * grid, logits + labels)
     return [first] if grid == 1 else [first, once(8 * grid, 8)]
 

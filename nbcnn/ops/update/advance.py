@@ -16,7 +16,10 @@ graph stays valid. StepState is two arrays:
 
 Whoever starts an epoch (the trainer) writes EPOCH, POSITION = 0 and zero sums between two training steps.
 
-    advance           loss () float64, state, sums (4) float64 -> state, sums   (in place)          count
+A training step that adds up the gradients of several parts of its batch advances once a part, and of all but the last by 0 steps. A loss whose
+mean is not over examples gives what it counts as `weight`.
+
+    advance           loss () float64, state, sums (4) float64[, weight () float64] -> state, sums   (in place)          count, steps
 """
 
 from __future__ import annotations
@@ -39,52 +42,61 @@ LOSS_SUM, COUNT, LAST_LOSS = range(3)
 f8: Any = types.float64
 
 
-def advance(loss: np.ndarray, state: np.ndarray, sums: np.ndarray, state_out: np.ndarray, sums_out: np.ndarray, *, count: int) -> None:
-    """Account for one training step on `count` images: loss () float64, state (8) int64, sums (4) float64.
+def advance(*operands: np.ndarray, count: int, steps: int = 1) -> None:
+    """Account for `steps` training steps on `count` images: loss () float64, state (8) int64, sums (4) float64[, weight () float64].
 
-    `state_out` and `sums_out` are `state` and `sums` themselves: the op works in place.
+    The last two operands, `state` and `sums` themselves, are written: the op works in place. The loss counts `weight`, without it `count`.
     """
-    state_out[STEP] = state[STEP] + 1
+    loss, state, sums, *weight = operands[:-2]
+    state_out, sums_out = operands[-2:]
+    counted = weight[0] if weight else count
+    state_out[STEP] = state[STEP] + steps
     state_out[POSITION] = state[POSITION] + count
-    sums_out[LOSS_SUM] = sums[LOSS_SUM] + loss * count
-    sums_out[COUNT] = sums[COUNT] + count
+    sums_out[LOSS_SUM] = sums[LOSS_SUM] + loss * counted
+    sums_out[COUNT] = sums[COUNT] + counted
     sums_out[LAST_LOSS] = loss
     if not np.isfinite(loss):
         state_out[NONFINITE] = 1
 
 
 @jit()
-def advance_kernel(loss, state, sums, count):
-    """STEP += 1, POSITION += count, LOSS_SUM += loss·count, COUNT += count, LAST_LOSS = loss.
+def advance_kernel(loss, state, sums, weight, count, steps, weighted):
+    """STEP += steps, POSITION += count, LOSS_SUM += loss·c, COUNT += c, LAST_LOSS = loss, where c is weight[0] if `weighted`, else count.
 
     grid 1, block 1; moves about 100 bytes.
     """
-    value = loss[0]
-    state[STEP] += i8(1)
+    value, counted = loss[0], f8(count)
+    if weighted != 0:
+        counted = weight[0]
+    state[STEP] += i8(steps)
     state[POSITION] += i8(count)
-    sums[LOSS_SUM] += value * f8(count)
-    sums[COUNT] += f8(count)
+    sums[LOSS_SUM] += value * counted
+    sums[COUNT] += counted
     sums[LAST_LOSS] = value
     if not math.isfinite(value):
         state[NONFINITE] = i8(1)
 
 
 def bind(call: Call) -> list[Launch]:
-    loss, state, sums = call.ins
-    return [Launch(advance_kernel, 1, 1, (loss, state, sums, np.int32(call.attrs["count"])))]
+    loss, state, sums, *weight = call.ins
+    numbers = (np.int32(call.attrs["count"]), np.int32(call.attrs.get("steps", 1)), np.int32(len(weight)))
+    # Without a weight the kernel reads none, and `loss` stands in for it.
+    return [Launch(advance_kernel, 1, 1, (loss, state, sums, weight[0] if weight else loss, *numbers))]
 
 
 def traffic(call: Call) -> list[Traffic]:
-    """Bytes of `bind`: the loss and two entries each of state and sums in, two and three of them out."""
-    return [once(8 + 16 + 16, 16 + 24)]
+    """Bytes of `bind`: the loss, its weight, two entries each of state and sums in, two and three of them out."""
+    return [once(8 * (len(call.in_shapes) - 2) + 16 + 16, 16 + 24)]
 
 
 HOST, OPS = {"advance": host(advance)}, {"advance": Impl(bind, traffic=traffic)}
 
 
 def cases() -> Iterator[Case]:
-    """One training step."""
+    """One training step; a part of one, whose loss counts more than its images."""
     yield Case("advance", "64 images", (np.array(0.5), example_state(), np.arange(4.0)), (1, 2), {"count": 64})
+    part = (np.array(0.5), example_state(), np.arange(4.0), np.array(7.5))
+    yield Case("advance", "a part of 4 images", part, (1, 2), {"count": 4, "steps": 0})
 
 
 def example_state() -> np.ndarray:

@@ -1,20 +1,22 @@
-"""SGD with momentum over the flat parameter buffer, as torch.optim.SGD (no dampening, no Nesterov):
+"""SGD with momentum over the flat parameter buffer, as torch.optim.SGD without dampening:
 
     g ← clipped g + weight_decay · w      (decay only for the first `decayed` elements)
     m ← momentum · m + g                  (m starts at 0, so the first m is g)
-    w ← w - lr · m
+    w ← w - lr · m, or with `nesterov` w ← w − lr · (g + momentum · m)
 
 `lr` is a table indexed by StepState's STEP; past its end it keeps its last value. Clipping comes before the decay:
 first by norm, g · min(1, clip_norm / (norm + 1e-6)) with the norm of the unclipped gradient, as
 torch.nn.utils.clip_grad_norm_; then by value to ±clip_value. 0 turns either off; a NaN stays a NaN.
 The zeros between two parameters of the buffer are updated like anything else, and stay zeros.
+Nesterov's momentum in this form: I. Sutskever et al., "On the importance of initialization and momentum in deep learning", ICML 2013.
 
-    sgd               w, g, m, lr (steps), state[, norm ()] -> w, m, state      (in place)          momentum, weight_decay, clip_value,
-                                                                                                clip_norm, decayed
+    sgd               w, g, m, lr (steps), state[, norm ()] -> w, m, state      (in place)          momentum, nesterov,
+                                                                      weight_decay, clip_value, clip_norm, decayed
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -65,18 +67,19 @@ def effective_gradient(
     return g
 
 
-def sgd(*operands: np.ndarray, momentum: float = 0.0, **regularisation: Any) -> None:
+def sgd(*operands: np.ndarray, momentum: float = 0.0, nesterov: bool = False, **regularisation: Any) -> None:
     """One update in place.
 
     Operands: w, g, m (P), lr (steps), state (8) int64[, norm () float64]; then the outputs w, m, state, the same arrays.
-    Keywords: momentum, and those of `effective_gradient`. Sets state[NONFINITE] to 1 if an updated weight is not finite.
+    Keywords: momentum, nesterov, and those of `effective_gradient`. Sets state[NONFINITE] to 1 if an updated weight is not finite.
     """
     w, g, m, lr, state, *norm = operands[:-3]
     w_out, m_out, state_out = operands[-3:]
     g = effective_gradient(g, w, norm[0] if norm else None, **regularisation)
     np.multiply(m, momentum, out=m_out)
     np.add(m_out, g, out=m_out)
-    np.subtract(w, learning_rate(lr, state) * m_out, out=w_out)
+    step = g + momentum * m_out if nesterov else m_out
+    np.subtract(w, learning_rate(lr, state) * step, out=w_out)
     if not np.isfinite(w_out).all():
         state_out[NONFINITE] = 1
 
@@ -120,42 +123,56 @@ def sgd_one(w, g, m, rate, momentum):
     return w - rate * m, m
 
 
-@jit()
-def sgd_kernel(w, g, m, lr, state, norm, count, momentum, clip_norm, clip_value, weight_decay, decayed):
-    """m ← momentum·m + effective g; w ← w - lr·m.
+@jit(device=True)
+def nesterov_one(w, g, m, rate, momentum):
+    """(w, m) of one element after an update with Nesterov's momentum and its effective gradient g."""
+    m = momentum * m + g
+    return w - rate * (g + momentum * m), m
 
-    grid ceil(P / 1024), block 256, a thread owns four neighbours, and the first threads one each of the last P % 4.
-    Moves 20·P bytes. 16-byte aligned w, g, m.
-    """
-    rate = current_rate(lr, state)
-    factor = norm_factor(norm, clip_norm)
-    thread = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
-    quads = count >> 2
-    finite = True
-    if thread < quads:
-        i = 4 * thread
-        w0, w1, w2, w3 = load4(w, i)
-        g0, g1, g2, g3 = load4(g, i)
-        m0, m1, m2, m3 = load4(m, i)
-        g0 = effective(g0, w0, i, factor, clip_value, weight_decay, decayed)
-        g1 = effective(g1, w1, i + 1, factor, clip_value, weight_decay, decayed)
-        g2 = effective(g2, w2, i + 2, factor, clip_value, weight_decay, decayed)
-        g3 = effective(g3, w3, i + 3, factor, clip_value, weight_decay, decayed)
-        w0, m0 = sgd_one(w0, g0, m0, rate, momentum)
-        w1, m1 = sgd_one(w1, g1, m1, rate, momentum)
-        w2, m2 = sgd_one(w2, g2, m2, rate, momentum)
-        w3, m3 = sgd_one(w3, g3, m3, rate, momentum)
-        store4(w, i, w0, w1, w2, w3)
-        store4(m, i, m0, m1, m2, m3)
-        finite = math.isfinite(w0) and math.isfinite(w1) and math.isfinite(w2) and math.isfinite(w3)
-    j = 4 * quads + thread
-    if j < count:
-        gj = effective(g[j], w[j], j, factor, clip_value, weight_decay, decayed)
-        w[j], m[j] = sgd_one(w[j], gj, m[j], rate, momentum)
-        finite = finite and math.isfinite(w[j])
-    # Whichever threads write, they write the same 1.
-    if not finite:
-        state[NONFINITE] = i8(1)
+
+@functools.cache
+def kernel_of(nesterov: bool) -> Any:
+    """The kernel of the update, plain or with Nesterov's momentum."""
+    one = nesterov_one if nesterov else sgd_one
+
+    @jit()
+    def sgd_kernel(w, g, m, lr, state, norm, count, momentum, clip_norm, clip_value, weight_decay, decayed):
+        """m ← momentum·m + effective g; w ← w - lr·m, or with Nesterov's momentum w ← w − lr·(effective g + momentum·m).
+
+        grid ceil(P / 1024), block 256, a thread owns four neighbours, and the first threads one each of the last P % 4.
+        Moves 20·P bytes. 16-byte aligned w, g, m.
+        """
+        rate = current_rate(lr, state)
+        factor = norm_factor(norm, clip_norm)
+        thread = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
+        quads = count >> 2
+        finite = True
+        if thread < quads:
+            i = 4 * thread
+            w0, w1, w2, w3 = load4(w, i)
+            g0, g1, g2, g3 = load4(g, i)
+            m0, m1, m2, m3 = load4(m, i)
+            g0 = effective(g0, w0, i, factor, clip_value, weight_decay, decayed)
+            g1 = effective(g1, w1, i + 1, factor, clip_value, weight_decay, decayed)
+            g2 = effective(g2, w2, i + 2, factor, clip_value, weight_decay, decayed)
+            g3 = effective(g3, w3, i + 3, factor, clip_value, weight_decay, decayed)
+            w0, m0 = one(w0, g0, m0, rate, momentum)
+            w1, m1 = one(w1, g1, m1, rate, momentum)
+            w2, m2 = one(w2, g2, m2, rate, momentum)
+            w3, m3 = one(w3, g3, m3, rate, momentum)
+            store4(w, i, w0, w1, w2, w3)
+            store4(m, i, m0, m1, m2, m3)
+            finite = math.isfinite(w0) and math.isfinite(w1) and math.isfinite(w2) and math.isfinite(w3)
+        j = 4 * quads + thread
+        if j < count:
+            gj = effective(g[j], w[j], j, factor, clip_value, weight_decay, decayed)
+            w[j], m[j] = one(w[j], gj, m[j], rate, momentum)
+            finite = finite and math.isfinite(w[j])
+        # Whichever threads write, they write the same 1.
+        if not finite:
+            state[NONFINITE] = i8(1)
+
+    return sgd_kernel
 
 
 def regularisation_args(call: Call, norm: list[Any]) -> tuple[Any, ...]:
@@ -176,7 +193,7 @@ def bind(call: Call) -> list[Launch]:
     scalars = (np.float32(call.attrs.get("momentum", 0)), *regularisation_args(call, norm))
     # Without clipping by norm the kernel reads no norm, and `lr` stands in for it.
     args = (w, g, m, lr, state, norm[0] if norm else lr, np.int32(count), *scalars)
-    return [Launch(sgd_kernel, blocks(count, 4 * THREADS), THREADS, args)]
+    return [Launch(kernel_of(bool(call.attrs.get("nesterov"))), blocks(count, 4 * THREADS), THREADS, args)]
 
 
 def traffic(call: Call) -> list[Traffic]:
@@ -203,3 +220,4 @@ def cases(count: int = 1003) -> Iterator[Case]:
     norm, momentum = np.array(np.linalg.norm(g.astype(np.float64))), {"momentum": 0.9}
     yield Case("sgd", "momentum", (w, g, m, example_rates(), state), (0, 2, 4), momentum | PLAIN, 4)
     yield Case("sgd", "clipped, decayed", (w, g, m, example_rates(), state, norm), (0, 2, 4), momentum | CLIPPED, 4)
+    yield Case("sgd", "Nesterov", (w, g, m, example_rates(), state, norm), (0, 2, 4), momentum | CLIPPED | {"nesterov": True}, 4)

@@ -10,7 +10,7 @@ from compiled import assert_lean, on_every_arch
 
 from nbcnn.check.one_op import run_op
 from nbcnn.modes import COMMON
-from nbcnn.nn import series_layers  # noqa: F401  # its layers are subclasses, too
+from nbcnn.nn import activations, series_layers  # noqa: F401  # their layers are subclasses, too
 from nbcnn.nn.layers import Elementwise
 from nbcnn.ops.activations import add
 from nbcnn.ops.activations.table import ACTIVATIONS, EPILOGUES, HOST, OPS, epilogue_of
@@ -23,6 +23,11 @@ FORMULAS = {
     "leaky_relu": lambda x: x if x > 0 else 0.1 * x,
     "sigmoid": lambda x: 1 / (1 + math.exp(-x)),
     "swish": lambda x: x / (1 + math.exp(-x)),
+    "gelu_tanh": lambda x: x * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2,
+    "tanh": math.tanh,
+    "elu": lambda x: x if x > 0 else 0.8 * (math.exp(x) - 1),
+    "relu6": lambda x: min(max(x, 0.0), 6.0),
+    "hard_swish": lambda x: x * min(max(x + 3, 0.0), 6.0) / 6,
 }
 # A scalar; fewer than one float4; one float4 and a tail; one block exactly; a block, a vector and a tail.
 COUNTS = [1, 3, 4, 7, elementwise.BLOCK, elementwise.BLOCK + 4 + 3]
@@ -47,10 +52,10 @@ def backward(name: str, dy: np.ndarray, x: np.ndarray) -> np.ndarray:
 
 def test_every_activation_has_its_ops_and_a_layer_that_reads_the_same():
     assert set(HOST) == set(OPS) == {f"{name}_{path}" for name in ACTIVATIONS for path in ("fprop", "dgrad")}
-    layers = {layer.kind: layer for layer in Elementwise.__subclasses__()}
+    layers = {made.op: made for made in (*(layer() for layer in Elementwise.__subclasses__()), series_layers.GELU(approximate="tanh"))}
     assert {name: layer.reads for name, layer in layers.items()} == {name: each.reads for name, each in ACTIVATIONS.items()}
     for name, layer in layers.items():
-        assert set(layer().attrs()) == set(ACTIVATIONS[name].parameters)
+        assert set(layer.attrs()) == set(ACTIVATIONS[name].parameters)
 
 
 def test_the_epilogue_is_read_off_the_name_of_an_op():
@@ -64,8 +69,9 @@ def test_the_epilogue_is_read_off_the_name_of_an_op():
 def test_reference_follows_the_formula(name, rng):
     x = rng.standard_normal((2, 3, 5, 4)) * 4
     wanted = np.array([FORMULAS[name](float(v)) for v in x.flat]).reshape(x.shape)
-    # Both sides are a handful of float64 operations, each right to one eps.
-    np.testing.assert_allclose(forward(name, x), wanted, rtol=8 * np.finfo(np.float64).eps)
+    # Both sides are a handful of float64 operations, each right to one eps; 1 + tanh(u) and exp(x) − 1 lose digits where they are near 0.
+    eps = np.finfo(np.float64).eps
+    np.testing.assert_allclose(forward(name, x), wanted, rtol=8 * eps, atol=8 * eps * np.abs(x).max() if name in ("gelu_tanh", "elu") else 0)
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
