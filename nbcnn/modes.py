@@ -20,7 +20,7 @@ from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
-from nbcnn.ops.activations import add, glu, prelu
+from nbcnn.ops.activations import add, glu, prelu, softmax
 from nbcnn.ops.activations import table as activations
 from nbcnn.ops.conv import fused, mma, naive, reference, thin_mma, tiled, wgmma
 from nbcnn.ops.conv.frame import composed
@@ -36,7 +36,7 @@ from nbcnn.ops.conv_norm import winograd as conv_winograd
 from nbcnn.ops.images import avgpool, convert, flatten, gather, global_mean, maxpool, pool, resize, unpool, upsample
 from nbcnn.ops.kernel.row import Ops, Row
 from nbcnn.ops.losses import mse, pairs, rmsle, softmax_xent, weighted_xent
-from nbcnn.ops.norms import b0, b0_ranks, s0
+from nbcnn.ops.norms import b0, b0_ranks, batch, dropout, fold, group, layer, s0
 from nbcnn.ops.norms import reference as evonorm
 from nbcnn.ops.products import gemm, gemm_wgmma
 from nbcnn.ops.series import gather_windows, last, pwconv1d, pwconv1d_direct, pwconv1d_gated, s4kernel
@@ -49,6 +49,7 @@ MODULES: tuple[ModuleType, ...] = (
     *(reference, fused, conv_evonorm),
     *(dwconv1d, pwconv1d, s4kernel, glu, last, gather_windows),
     *(activations, add, evonorm, s0, b0, b0_ranks),
+    *(batch, fold, group, layer, dropout, softmax),
     *(maxpool, avgpool, upsample, flatten, convert, gather),
     *(mse, softmax_xent, rmsle, gemm),
     *(pairs, weighted_xent, prelu, pool, global_mean, resize),

@@ -275,7 +275,13 @@ def parser() -> Parser:
         f"{base['epochs']}; on a CPU {RECIPES['small']['epochs']} of {ON_CPU['limit']:,} images",
     )
     flag(group, "--batch", count(1), "images per training step, of all ranks together", base["batch"], "images")
-    flag(group, "--sync-stats", bool, "several ranks: statistics of a batch (EvoNorm-B0) over all of them, not over each rank's part", "off")
+    flag(
+        group,
+        "--sync-stats",
+        bool,
+        "several ranks: statistics of a batch (BatchNorm2d, EvoNormB0) over all of them, not over each rank's part",
+        "off",
+    )
     flag(
         group,
         "--patience",

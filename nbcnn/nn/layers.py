@@ -11,6 +11,7 @@ the caller sees them, whatever a mode stores.
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar
@@ -464,6 +465,75 @@ class Flatten(_NoParams):
 
 
 @dataclass(frozen=True)
+class Softmax(_NoParams):
+    """exp(x)/Σ exp(x) along the channels of every pixel, or the features of every vector (J. S. Bridle, 1990).
+
+    Shapes: (N, F), (N, C, L) or (N, C, H, W), float32, stays as it is. The loss "cross_entropy" has a softmax of its own and wants what comes before
+    it. Raises ShapeError for another number of axes, when the network is built.
+
+    Example:
+        >>> import numpy as np, nbcnn
+        >>> nbcnn.Model([nbcnn.Softmax()], mode="cpu").build((2,)).predict(np.zeros((1, 2), np.uint8))
+        array([[0.5, 0.5]], dtype=float32)
+    """
+
+    kind: ClassVar[str] = "softmax"
+
+    def build(self, tape: Tape, x: Buf, scope: str) -> Built:
+        if len(x.shape) not in (2, 3, 4):
+            raise ShapeError(f"{scope} takes vectors, series or images, got {x.shape}")
+        y = tape.temp(f"{scope}.y", x.shape)
+        tape.emit("softmax_fprop", [x], [y], scope)
+
+        def backward(dy: Buf) -> Buf:
+            dx = tape.temp(f"{scope}.dx", x.shape)
+            tape.emit("softmax_dgrad", [dy, y], [dx], scope)
+            return dx
+
+        return y, backward
+
+
+@dataclass(frozen=True)
+class Dropout(_NoParams):
+    """In training every element becomes 0 with probability p, else x/(1 − p); in evaluation and prediction x itself (Srivastava et al., 2014).
+
+    Shapes: any shape (N, …), float32, stays as it is. The random numbers belong to the layer, the example and the epoch, so the mask is the same in
+    every mode, for every batch size, on any number of ranks and after a resume; it is computed again in the backward pass and never stored. A
+    network that is given arrays of the caller's own, as by `gradcheck`, knows no examples and epochs: it leaves the layer out. Raises UsageError
+    unless 0 ≤ p < 1.
+
+    Example:
+        >>> import numpy as np, nbcnn
+        >>> nbcnn.Model([nbcnn.Dropout(0.5)], mode="cpu").build((2,)).predict(np.array([[0, 255]], np.uint8))
+        array([[0., 1.]], dtype=float32)
+    """
+
+    p: float = 0.5
+    kind: ClassVar[str] = "dropout"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.p < 1:
+            raise UsageError(f"Dropout needs a probability p with 0 ≤ p < 1, got {self.p}")
+
+    def build(self, tape: Tape, x: Buf, scope: str) -> Built:
+        if not tape.training or tape.examples is None or not self.p:
+            return x, lambda dy: dy
+        # The highest bit keeps the stream apart from those of augmentation, which count from 0.
+        attrs = {"p": self.p, "stream": zlib.crc32(scope.encode()) | 1 << 31}
+        examples = tape.examples
+        # Where x is 0 after a ReLU, y is too, and a gradient that is masked for y stays masked.
+        y = tape.temp(f"{scope}.y", x.shape, after_relu=x.after_relu)
+        tape.emit("dropout_fprop", [x, *examples], [y], scope, **attrs)
+
+        def backward(dy: Buf) -> Buf:
+            dx = tape.temp(f"{scope}.dx", x.shape, masked=dy.masked)
+            tape.emit("dropout_dgrad", [dy, *examples], [dx], scope, **attrs)
+            return dx
+
+        return y, backward
+
+
+@dataclass(frozen=True)
 class Residual:
     """y = body(x) + x (He et al., arXiv:1512.03385). `body` is any number of layers, given one after another.
 
@@ -698,6 +768,8 @@ def _filled(layer: Any, x: Buf, scope: str) -> Any:
     """`layer` with the size of its input `x`."""
     if type(layer) is Residual:
         return Residual(*sized(layer.body, x.shape[1:]))
+    if hasattr(layer, "sized"):
+        return layer.sized(x.shape[1:])
     name = getattr(layer, "size_of_input", None)
     if name is None or getattr(layer, name) is not None:
         return layer

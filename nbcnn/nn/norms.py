@@ -1,7 +1,9 @@
-"""The normalisation layers: EvoNorm-B0 and EvoNorm-S0 (H. Liu, A. Brock, K. Simonyan, Q. V. Le, arXiv:2004.02967).
+"""The normalisation layers. Their parameters have no weight decay; formulas stand in `nbcnn.ops.norms`.
 
-Each normalises and activates, so no activation follows. Three parameters a channel, γ = 1, β = 0, v = 1 at first, without
-weight decay. Formulas: `nbcnn.ops.norms`.
+BatchNorm2d, GroupNorm, InstanceNorm2d and LayerNorm have PyTorch's names and conventions: weight = 1 and bias = 0 at first.
+
+EvoNormB0 and EvoNormS0 (H. Liu, A. Brock, K. Simonyan, Q. V. Le, arXiv:2004.02967) normalise and activate, so no activation follows. They have
+three parameters a channel, γ = 1, β = 0, v = 1 at first.
 """
 
 from __future__ import annotations
@@ -9,20 +11,25 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from nbcnn.files.errors import UsageError
-from nbcnn.nn.layers import Built, Param, constant, counts, images, known, unsized
-from nbcnn.plan.graph import Backward, Buf, ShapeError, Tape
+from nbcnn.nn.layers import Built, Param, _NoParams, constant, counts, images, known, unsized
+from nbcnn.plan.graph import Backward, Buf, ShapeError, Sync, Tape
+from nbcnn.plan.shapes import numel
 
 Emit = Callable[..., None]
 """A function (op, ins, outs, **attrs) that records a step."""
 Forward = Callable[[Emit], None]
 
 FIRST = {"gamma": 1.0, "beta": 0.0, "v": 1.0}
-"""The parameters' names and first values."""
+"""The names and first values of an EvoNorm's parameters."""
+AFFINE = {"weight": 1.0, "bias": 0.0}
+"""The names and first values of the parameters of the other norms."""
+RUNNING = {"running_mean": 0.0, "running_var": 1.0}
+"""The names and first values of the states of BatchNorm2d."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +137,7 @@ class EvoNormB0(_EvoNorm):
         running = tape.state(scope, "running", (c,))
         ins = [x, gamma, beta, v, running]
         if not tape.training:
-            return (lambda emit: emit("evonorm_b0_infer", ins, [y], eps=self.eps)), _no_backward
+            return (lambda emit: emit("evonorm_b0_infer", ins, [y], eps=self.eps)), no_backward
         shift, std = (tape.temp(f"{scope}.{name}", (n * c,)) for name in ("shift", "std"))
         batch_shift, batch_std = (tape.temp(f"{scope}.{name}", (c,)) for name in ("batch_shift", "batch_std"))
         attrs, sync = {"eps": self.eps, "momentum": self.momentum}, tape.sync
@@ -160,5 +167,259 @@ class EvoNormB0(_EvoNorm):
         return forward, backward
 
 
-def _no_backward(dy: Buf) -> Buf:
-    raise ValueError("this EvoNormB0 is recorded for inference: it has no backward")
+def no_backward(dy: Buf) -> Buf:
+    """The backward of a norm that is recorded for inference."""
+    raise ValueError("this norm is recorded for inference: it has no backward")
+
+
+class _Norm(_NoParams):
+    """A norm of images whose parameters, where it has any, are a weight and a bias of every channel."""
+
+    channels: int | None
+    size_of_input: ClassVar[str] = "channels"
+
+    def params(self) -> dict[str, Param]:
+        return {name: Param((known(self),), 1, decay=False, first=constant(value)) for name, value in AFFINE.items()}
+
+    def check(self, x: Buf, scope: str) -> tuple[int, int, int, int]:
+        """x's shape; raises ShapeError if x is no batch of images with the layer's channels."""
+        n, c, h, w = images(x, scope)
+        if c != self.channels:
+            raise ShapeError(f"{scope} takes {self.channels} channels, got {c} (its input is {x.shape})")
+        return n, c, h, w
+
+    def affine_of(self, tape: Tape, scope: str) -> list[Buf]:
+        """The parameters weight and bias as Bufs; none if the layer has none."""
+        return [tape.param(scope, name, param.shape) for name, param in self.params().items()]
+
+
+def _positive_eps(layer: Any) -> None:
+    if not 0 < layer.eps < math.inf:
+        raise UsageError(f"{type(layer).__name__} needs a positive, finite eps, got {layer.eps}")
+
+
+@dataclass(frozen=True)
+class BatchNorm2d(_Norm):
+    """weight·(x − μ)/√(σ² + eps) + bias, μ and σ² of a channel over the batch (S. Ioffe, C. Szegedy, arXiv:1502.03167).
+
+    Shapes: (N, C, H, W), float32, stays as it is. Parameters: weight and bias, each (C,); state: running_mean and running_var, each (C,).
+    `channels` None is the input's. The conventions are those of torch.nn.BatchNorm2d: each training step moves the running statistics by
+    `momentum` towards the batch's, the variance unbiased; evaluation and prediction normalise with them, and fold that into a convolution right
+    before the layer. `eps` is added to the variance. A ReLU or a GELU right behind the layer is computed with it, and so is the sum at the end of a
+    Residual whose body ends in this layer and which a ReLU follows. Of several ranks that train together each takes its own part of the batch for
+    the batch, unless statistics are shared (`--sync-stats`).
+
+    Raises UsageError unless eps > 0 and 0 ≤ momentum ≤ 1, and ShapeError for what is no image, when the network is built.
+
+    Example:
+        >>> import numpy as np, nbcnn
+        >>> body = [nbcnn.Conv2d(8, 3, padding=1, bias=False), nbcnn.BatchNorm2d(), nbcnn.ReLU()]
+        >>> nbcnn.Model(body, mode="cpu").build((3, 8, 8)).predict(np.zeros((5, 3, 8, 8), np.uint8)).shape
+        (5, 8, 8, 8)
+    """
+
+    eps: float = 1e-5
+    momentum: float = 0.1
+    channels: int | None = unsized()
+    kind: ClassVar[str] = "batchnorm"
+
+    def __post_init__(self) -> None:
+        counts(self, "channels")
+        _positive_eps(self)
+        if not 0 <= self.momentum <= 1:
+            raise UsageError(f"BatchNorm2d needs a momentum in [0, 1], got {self.momentum}")
+
+    def state(self) -> dict[str, Param]:
+        return {name: Param((known(self),), 1, first=constant(value)) for name, value in RUNNING.items()}
+
+    def running(self, tape: Tape, scope: str) -> list[Buf]:
+        """The states running_mean and running_var as Bufs."""
+        return [tape.state(scope, name, (known(self),)) for name in RUNNING]
+
+    def build(self, tape: Tape, x: Buf, scope: str) -> Built:
+        if tape.training and tape.sync is not None:
+            return self._together(tape, tape.sync, x, scope)
+        y, backward = self.normalise(tape, x, scope)
+        return y, lambda dy: backward(dy)[0]
+
+    def normalise(self, tape: Tape, x: Buf, scope: str, form: str = "", other: Buf | None = None) -> tuple[Buf, Callable[[Buf], list[Buf]]]:
+        """Record y, by the op batchnorm`form`: "" of the norm alone, "_relu" or "_gelu", or "_add_relu", which adds `other` first.
+
+        The backward returns the gradient of x and, if there is one, that of `other`.
+        """
+        _, c, *_ = self.check(x, scope)
+        affine, running = self.affine_of(tape, scope), self.running(tape, scope)
+        y = tape.temp(f"{scope}.y", x.shape)
+        ins = [x, *affine, *running, *([] if other is None else [other])]
+        if not tape.training:
+            tape.emit(f"batchnorm{form}_infer", ins, [y], scope, eps=self.eps)
+            return y, _no_backwards
+        kept = [tape.temp(f"{scope}.{name}", (c,)) for name in ("mean", "rstd")]
+        tape.emit(f"batchnorm{form}_fprop", ins, [y, *kept, *running], scope, eps=self.eps, momentum=self.momentum)
+
+        def backward(dy: Buf) -> list[Buf]:
+            grads = [tape.temp(f"{scope}.dx", x.shape), *([] if other is None else [tape.temp(f"{scope}.dother", x.shape)])]
+            read = [dy, x, *affine] if other is None else [dy, x, y, affine[0]]
+            tape.emit(f"batchnorm{form}_grads", [*read, *kept], [*grads, *map(tape.grad, affine)], scope)
+            return grads
+
+        return y, backward
+
+    def _together(self, tape: Tape, sync: Sync, x: Buf, scope: str) -> Built:
+        """Record the norm with the statistics of all ranks."""
+        _, c, *_ = self.check(x, scope)
+        affine, running = self.affine_of(tape, scope), self.running(tape, scope)
+        y, parts = tape.temp(f"{scope}.y", x.shape), tape.temp(f"{scope}.parts", (3 * sync.ranks * c,))
+        kept = [tape.temp(f"{scope}.{name}", (c,)) for name in ("mean", "rstd")]
+        tape.emit("batchnorm_statistics", [x], [parts], scope, ranks=sync.ranks, rank=sync.rank, images=sync.images)
+        tape.emit("all_reduce", [parts], [parts], scope, weight=1.0)
+        attrs = {"eps": self.eps, "momentum": self.momentum, "ranks": sync.ranks}
+        tape.emit("batchnorm_together", [x, *affine, *running, parts], [y, *kept, *running], scope, **attrs)
+
+        def backward(dy: Buf) -> Buf:
+            dx, sums = tape.temp(f"{scope}.dx", x.shape), tape.temp(f"{scope}.sums", (2 * c,))
+            tape.emit("batchnorm_sums", [dy, x, *affine, *kept], [sums, *map(tape.grad, affine)], scope)
+            tape.emit("all_reduce", [sums], [sums], scope, weight=sync.weight)
+            tape.emit("batchnorm_dgrad", [dy, x, *affine, *kept, sums], [dx], scope)
+            return dx
+
+        return y, backward
+
+
+def _no_backwards(dy: Buf) -> list[Buf]:
+    return [no_backward(dy)]
+
+
+class _GroupNorm(_Norm):
+    """What GroupNorm and InstanceNorm2d share."""
+
+    eps: float
+
+    def build(self, tape: Tape, x: Buf, scope: str) -> Built:
+        n, c, *_ = self.check(x, scope)
+        affine, attrs = self.affine_of(tape, scope), {"groups": self.groups_of(c)}
+        y = tape.temp(f"{scope}.y", x.shape)
+        kept = [tape.temp(f"{scope}.{name}", (n * attrs["groups"],)) for name in ("shift", "rstd")]
+        tape.emit("groupnorm_fprop", [x, *affine], [y, *kept], scope, eps=self.eps, **attrs)
+
+        def backward(dy: Buf) -> Buf:
+            dx = tape.temp(f"{scope}.dx", x.shape)
+            tape.emit("groupnorm_grads", [dy, x, *affine[:1], *kept], [dx, *map(tape.grad, affine)], scope, **attrs)
+            return dx
+
+        return y, backward
+
+    def groups_of(self, channels: int) -> int:
+        """Into how many groups an image with so many channels falls."""
+        return channels
+
+
+@dataclass(frozen=True)
+class GroupNorm(_GroupNorm):
+    """weight·(x − μ)/√(σ² + eps) + bias, μ and σ² of a group of channels of one image (Y. Wu, K. He, arXiv:1803.08494).
+
+    Shapes: (N, C, H, W), float32, stays as it is. Parameters: weight and bias, each (C,). The layer is the same in training and inference.
+
+    `num_groups` divides `channels`, which None takes from the input; `eps` > 0 is added to the variance. Raises UsageError otherwise, and
+    ShapeError for what is no image, or has channels that do not fall into the groups, when the network is built.
+
+    Example:
+        >>> import numpy as np, nbcnn
+        >>> nbcnn.Model([nbcnn.GroupNorm(2)], mode="cpu").build((4, 8, 8)).predict(np.zeros((5, 4, 8, 8), np.uint8)).shape
+        (5, 4, 8, 8)
+    """
+
+    num_groups: int
+    eps: float = 1e-5
+    channels: int | None = unsized()
+    kind: ClassVar[str] = "groupnorm"
+
+    def __post_init__(self) -> None:
+        counts(self, "num_groups", "channels")
+        _positive_eps(self)
+        if (self.channels or self.num_groups) % self.num_groups:
+            raise UsageError(f"GroupNorm needs groups that divide its {self.channels} channels, got {self.num_groups}")
+
+    def groups_of(self, channels: int) -> int:
+        return self.num_groups
+
+
+@dataclass(frozen=True)
+class InstanceNorm2d(_GroupNorm):
+    """(x − μ)/√(σ² + eps), μ and σ² of a channel of one image (D. Ulyanov, A. Vedaldi, V. Lempitsky, arXiv:1607.08022).
+
+    Shapes: (N, C, H, W), float32, stays as it is. Parameters, if `affine`: weight and bias, each (C,), by which the result is multiplied and to
+    which it is added. `channels` None is the input's; `eps` > 0 is added to the variance. The layer is the same in training and inference.
+
+    Raises UsageError unless eps > 0, and ShapeError for what is no image, when the network is built.
+
+    Example:
+        >>> import numpy as np, nbcnn
+        >>> nbcnn.Model([nbcnn.InstanceNorm2d()], mode="cpu").build((4, 8, 8)).predict(np.zeros((5, 4, 8, 8), np.uint8)).shape
+        (5, 4, 8, 8)
+    """
+
+    eps: float = 1e-5
+    affine: bool = False
+    channels: int | None = unsized()
+    kind: ClassVar[str] = "instancenorm"
+
+    def __post_init__(self) -> None:
+        counts(self, "channels")
+        _positive_eps(self)
+
+    def params(self) -> dict[str, Param]:
+        return super().params() if self.affine else {}
+
+
+@dataclass(frozen=True)
+class LayerNorm(_NoParams):
+    """weight·(x − μ)/√(σ² + eps) + bias, μ and σ² of all elements of one example (J. L. Ba, J. R. Kiros, G. E. Hinton, arXiv:1607.06450).
+
+    Shapes: any shape (N, …), float32, stays as it is. Parameters: weight and bias, each of the shape of one example. The layer is the same in
+    training and inference. `normalized_shape` is the shape of one example, as torch.nn.LayerNorm takes it; None is the input's. `eps` > 0 is
+    added to the variance.
+
+    Raises UsageError for another eps or sizes below 1, and ShapeError for examples of another shape, when the network is built.
+
+    Example:
+        >>> import numpy as np, nbcnn
+        >>> nbcnn.Model([nbcnn.LayerNorm()], mode="cpu").build((2,)).predict(np.array([[0, 255]], np.uint8)).round(3)
+        array([[-1.,  1.]], dtype=float32)
+    """
+
+    eps: float = 1e-5
+    normalized_shape: tuple[int, ...] | None = unsized()
+    kind: ClassVar[str] = "layernorm"
+
+    def __post_init__(self) -> None:
+        _positive_eps(self)
+        shape = self.normalized_shape
+        if shape is not None and (not shape or any(not isinstance(each, int) or each < 1 for each in shape)):
+            raise UsageError(f"LayerNorm needs the shape of one example as normalized_shape, got {shape!r}")
+
+    def sized(self, shape: tuple[int, ...]) -> LayerNorm:
+        """The layer with the shape of one example filled in, if it was left out."""
+        return self if self.normalized_shape else replace(self, normalized_shape=shape)
+
+    def params(self) -> dict[str, Param]:
+        if self.normalized_shape is None:
+            raise UsageError("LayerNorm does not know its normalized_shape yet: build the network for a shape first, or give it")
+        return {name: Param(tuple(self.normalized_shape), 1, decay=False, first=constant(value)) for name, value in AFFINE.items()}
+
+    def build(self, tape: Tape, x: Buf, scope: str) -> Built:
+        if x.shape[1:] != self.normalized_shape:
+            raise ShapeError(f"{scope} takes examples of {self.normalized_shape}, got {x.shape[1:]} (its input is {x.shape})")
+        size = (numel(x.shape[1:]),)
+        weight, bias = (tape.param(scope, name, param.shape) for name, param in self.params().items())
+        y = tape.temp(f"{scope}.y", x.shape)
+        kept = [tape.temp(f"{scope}.{name}", x.shape[:1]) for name in ("shift", "rstd")]
+        # Flat, because the ops take them so: what has two axes or more is an activation to a row that stores these rounded.
+        tape.emit("layernorm_fprop", [x, weight.reshaped(size), bias.reshaped(size)], [y, *kept], scope, eps=self.eps)
+
+        def backward(dy: Buf) -> Buf:
+            dx, grads = tape.temp(f"{scope}.dx", x.shape), [tape.grad(param).reshaped(size) for param in (weight, bias)]
+            tape.emit("layernorm_grads", [dy, x, weight.reshaped(size), *kept], [dx, *grads], scope)
+            return dx
+
+        return y, backward

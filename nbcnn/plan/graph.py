@@ -111,6 +111,8 @@ class Tape:
 
     def __init__(self, training: bool, sync: Sync | None = None) -> None:
         self.training, self.sync = training, sync
+        # (order, state): which examples the batch has, and which epoch it is, for layers that draw random numbers; None for a caller's own batch.
+        self.examples: tuple[Buf, Buf] | None = None
         self.steps: list[Step] = []
         self.params: dict[str, Buf] = {}
         self.states: dict[str, Buf] = {}
@@ -269,16 +271,20 @@ def lower(
         scratch = Buf(f"{step.scope}.{step.op}.scratch", (how.scratch_bytes,), "uint8") if how.scratch_bytes else None
         side = branching and all(buf.root.home == "grad" for buf in step.outs) and not any(buf.root.home == "grad" for buf in step.ins)
         planned.append(Planned(step, how, scratch, slot and (packed[how.packed], *slot), side))
+    planned = _pack_made(planned, maps, resolve)
     offsets, total = plan_arena(planned)
     return Plan(tuple(planned), offsets, total, maps, layout, store)
 
 
 def _place_packed(hows: Sequence[tuple[Step, Resolution]]) -> tuple[list[tuple[int, int] | None], dict[str, tuple[int, int]]]:
-    """(start, count) of every step's packed weight, and by dtype the (terms, elements) of all of them together."""
+    """(start, count) of every step's packed weight, and by dtype the (terms, elements) of all of them together.
+
+    A weight that another step makes is none of these: `_pack_made`.
+    """
     slots: list[tuple[int, int] | None] = []
     sizes: dict[str, tuple[int, int]] = {}
-    for _, how in hows:
-        if how.packs is None:
+    for step, how in hows:
+        if how.packs is None or step.ins[1].root.home != "param":
             slots.append(None)
             continue
         terms, count = how.packs
@@ -287,6 +293,21 @@ def _place_packed(hows: Sequence[tuple[Step, Resolution]]) -> tuple[list[tuple[i
         itemsize = ITEMSIZE[how.packed]
         sizes[how.packed] = max(most, terms), start + _align(count * itemsize, ALIGNMENT) // itemsize
     return slots, sizes
+
+
+def _pack_made(planned: Sequence[Planned], maps: dict[Buf, Buf], resolve: Callable[[Step], Resolution]) -> list[Planned]:
+    """The steps with a `pack_weights` step before each that wants a packed copy of a weight that a step makes (a folded norm); adds to `maps`."""
+    made: list[Planned] = []
+    for item in planned:
+        if item.how.packs is not None and item.packed is None:
+            weight, size, name = item.step.ins[1].root, item.how.packs, f"{item.step.scope}.packed weight"
+            packed, index = Buf(name, size[1:], item.how.packed), Buf(f"{name} map", size, "int32", "const")
+            maps[packed] = index
+            pack = Step("pack_weights", (weight, index), (packed,), {}, item.step.scope)
+            made.append(Planned(pack, resolve(pack)))
+            item = replace(item, packed=(packed, 0, size[1]))
+        made.append(item)
+    return made
 
 
 def _stored(steps: Sequence[Step], store: str) -> list[Step]:

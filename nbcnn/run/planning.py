@@ -80,7 +80,7 @@ class Training:
         if not net.has_loss:
             raise UsageError("this net has no loss, so it cannot be trained")
         if self.sync_stats and not net.params.states.size:
-            raise UsageError("--sync-stats is for networks with statistics of a batch (EvoNorm-B0); this one has none")
+            raise UsageError("--sync-stats is for networks with statistics of a batch (BatchNorm2d, EvoNormB0); this one has none")
         for split, data in self.sets.items():
             data.check(net, split)
         if team.size > 1 and getattr(net.layers[-1], "of_batch", False):

@@ -130,12 +130,16 @@ def _floating(buf: Buf) -> bool:
 
 
 def pack_index(plan: Plan, packed: Buf, layout: Any) -> np.ndarray:
-    """Where each element of the Buf `packed` comes from in the flat parameters, −1 for nothing; int32 (terms, elements)."""
+    """Where each element of the Buf `packed` comes from, −1 for nothing; int32 (terms, elements).
+
+    That is in the flat parameters, or in the weight itself if a step makes it.
+    """
     index = np.full(plan.packs[packed].shape, -1, np.int32)
     for item in plan.steps:
         if item.packed is not None and item.packed[0] is packed:
             _, start, count = item.packed
             inside = item.how.impl.pack(bare_call(item.step, plan.layout, item.how.tile)).reshape(-1, count)
-            weight = item.step.ins[1].root.name
-            index[: len(inside), start : start + count] = np.where(inside >= 0, inside + layout.offsets[weight], -1)
+            weight = item.step.ins[1].root
+            first = layout.offsets[weight.name] if weight.home == "param" else 0
+            index[: len(inside), start : start + count] = np.where(inside >= 0, inside + first, -1)
     return index

@@ -25,10 +25,25 @@ from nbcnn.nn import activations, norms, resampling, series_layers
 from nbcnn.nn import layers as plain_layers
 from nbcnn.nn.activations import PReLU
 from nbcnn.nn.fuse import fuse
-from nbcnn.nn.layers import MSE, AvgPool2d, Conv2d, Flatten, Linear, MaxPool2d, Sigmoid, SoftmaxCrossEntropy, Swish, Upsample2d, parameters, sized
+from nbcnn.nn.layers import (
+    MSE,
+    AvgPool2d,
+    Conv2d,
+    Flatten,
+    Linear,
+    MaxPool2d,
+    ReLU,
+    Residual,
+    Sigmoid,
+    SoftmaxCrossEntropy,
+    Swish,
+    Upsample2d,
+    parameters,
+    sized,
+)
 from nbcnn.nn.losses import L1, BCEWithLogits, Huber
 from nbcnn.nn.models import MODELS, s4convd
-from nbcnn.nn.norms import EvoNormB0, EvoNormS0
+from nbcnn.nn.norms import BatchNorm2d, EvoNormB0, EvoNormS0, GroupNorm
 from nbcnn.nn.optim import SGD, Adam, AdamW
 from nbcnn.nn.params import ParameterLayout
 from nbcnn.nn.resampling import Resize
@@ -185,6 +200,16 @@ USERS = (
     User("Linear + Swish", "layers that become one op", _classifier(Flatten(), Linear(64), Swish()), SMALL),
     User("Upsample2d + Conv2d", "layers that become one op", _behind_conv(Upsample2d(2), Conv2d(16, 3, padding=1)), SMALL),
     User("MaxPool2d + AvgPool2d", "layers, windows that overlap", _behind_conv(MaxPool2d(3, 2), AvgPool2d(3, 2)), SMALL),
+    User("Conv2d + BatchNorm2d + ReLU", "layers that become one op", _behind_conv(BatchNorm2d(), ReLU()), SMALL),
+    User("Conv2d + BatchNorm2d + GELU", "layers that become one op", _behind_conv(BatchNorm2d(), GELU()), SMALL),
+    User(
+        "Residual + ReLU",
+        "layers that become one op, a BatchNorm2d at the end of the residual's body",
+        _behind_conv(Residual(Conv2d(16, 3, padding=1), BatchNorm2d()), ReLU()),
+        SMALL,
+    ),
+    User("BatchNorm2d --sync-stats", "several ranks, each with a part of the batch", _behind_conv(BatchNorm2d()), SMALL, ranks=2),
+    User("GroupNorm", "layer", _behind_conv(GroupNorm(4)), SMALL),
     User("EvoNormS0 (large)", "layer, images that no block holds", _between_convs(EvoNormS0(8)), LARGE),
     User("EvoNormB0 (large)", "layer, images that no block holds", _between_convs(EvoNormB0()), LARGE),
     User(
@@ -225,6 +250,7 @@ def _record(user: User, batch: int, training: bool, fused: Sequence[str]) -> tup
     *body, (_, loss) = fuse(named(made), fused)
     tape = Tape(training, Sync(0, user.ranks, batch, 1 / user.ranks) if user.ranks > 1 else None)
     state, order = Buf("state", (8,), "int64", "state"), Buf("order", (batch,), "int32", "io")
+    tape.examples = (order, state) if user.gathered else None
     x, y = tape.temp("batch", (batch, *shape)), tape.temp("batch labels", (batch,), getattr(loss, "label_dtype", "int32"))
     if not user.gathered:
         x = Buf("x", x.shape, home="io")

@@ -1,4 +1,8 @@
-"""EvoNorm: normalisation and activation in one layer, found by search (H. Liu, A. Brock, K. Simonyan, Q. V. Le, "Evolving
+"""Norms, and dropout. Batch normalisation: batch.py, with its kernels in batch_kernels.py and how blocks share a batch in share.py, and fold.py,
+which folds it into a convolution. Group and instance normalisation: group.py; layer normalisation: layer.py; dropout.py. The other files are
+EvoNorm's.
+
+EvoNorm: normalisation and activation in one layer, found by search (H. Liu, A. Brock, K. Simonyan, Q. V. Le, "Evolving
 Normalization-Activation Layers", NeurIPS 2020, arXiv:2004.02967). Variances are biased, and x itself is never centred.
 
     B0   y = γ·x/d + β              d = max(s_B, v·x + s_I)    s_B, s_I: deviation of a channel over the batch, over one image

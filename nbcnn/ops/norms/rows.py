@@ -50,8 +50,8 @@ def rows_kernel(rows: int, columns: int, threads: int) -> Any:
 
 
 def launch_rows(partials: Any, outs: tuple[Any, ...], images: int, channels: int) -> Launch:
-    """The launch that fills `outs` (three or four arrays of `channels`) from partials (rows, images, channels)."""
-    arrays = (*outs, outs[-1])[:4]
+    """The launch that fills `outs` (two to four arrays of `channels`) from partials (rows, images, channels)."""
+    arrays = (*outs, outs[-1], outs[-1])[:4]
     columns = min(power_of_two(channels), WIDEST)
     threads = columns * min(power_of_two(images), AT_ONCE)
     args = (partials, *arrays, np.int32(images), np.int32(channels))

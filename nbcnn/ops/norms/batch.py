@@ -1,0 +1,445 @@
+"""Batch normalisation: y = weight·(x − μ)/√(σ² + eps) + bias, with μ and σ² of a channel over the batch (its variance biased).
+
+In inference μ and σ² are running statistics, which each training step moves by `momentum` towards the batch's, the variance unbiased, as PyTorch
+does. Source: S. Ioffe, C. Szegedy, "Batch Normalization", arXiv:1502.03167. With g = dy, x̂ = (x − μ)·rstd, rstd = 1/√(σ² + eps), M = N·H·W:
+
+    dbias = Σ g        dweight = Σ g·x̂        dx = weight·rstd·(g − dbias/M − x̂·dweight/M)
+
+The ops; x is (N,C,H,W), everything of a channel (C):
+
+    batchnorm_fprop  x, weight, bias, running_mean, running_var -> y, mean, rstd, running_mean, running_var (in place)     eps, momentum
+    batchnorm_infer  x, weight, bias, running_mean, running_var -> y                                                       eps
+    batchnorm_grads  dy, x, weight, bias, mean, rstd -> dx, dweight, dbias
+
+With the layers behind it in one op, in the rows that fuse: batchnorm_relu_* and batchnorm_gelu_* (y = f(norm); the gradient makes f's input of x once
+more, so nothing else is read), and batchnorm_add_relu_*, the end of a residual block:
+
+    batchnorm_add_relu_fprop  x, weight, bias, running_mean, running_var, other -> y, mean, rstd, running_mean, running_var
+    batchnorm_add_relu_infer  x, weight, bias, running_mean, running_var, other -> y
+    batchnorm_add_relu_grads  dy, x, y, weight, mean, rstd -> dx, dother, dweight, dbias
+
+With the statistics of all ranks that train together (`--sync-stats`), an all-reduce of `parts` and one of `sums` between the ops:
+
+    batchnorm_statistics  x -> parts (ranks·3·C): images, mean and variance of this rank in its row, zeros in the others    ranks, rank, images
+    batchnorm_together    x, weight, bias, running_mean, running_var, parts -> y, mean, rstd, running_mean, running_var     eps, momentum, ranks
+    batchnorm_sums        dy, x, weight, bias, mean, rstd -> sums (2·C): dbias, dweight; dweight, dbias
+    batchnorm_dgrad       dy, x, weight, bias, mean, rstd, sums -> dx
+
+A rank's gradients are those of its own mean loss, n_r of n images, so its share of the batch's sums over M elements is Σ_r (n_r/n)·sums_r over
+n_r·H·W, which is what dx divides by.
+
+The mean is kept as one float32, so x − μ loses as many digits as μ has more than σ, as in PyTorch; the variance loses none (batch_kernels.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from nbcnn.ops.activations.table import ACTIVATIONS
+from nbcnn.ops.kernel import elementwise
+from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks, host
+from nbcnn.ops.kernel.case import Case, Gradient, label_of, normal
+from nbcnn.ops.kernel.elementwise import Activation
+from nbcnn.ops.kernel.traffic import Traffic, once, size
+from nbcnn.ops.norms import batch_kernels as kernels
+from nbcnn.ops.norms.share import Extent, Share, shared_call
+
+Array = np.ndarray
+
+
+def batchnorm_fprop(
+    x: Array, weight: Array, bias: Array, running_mean: Array, running_var: Array, y: Array, mean: Array, rstd: Array,
+    running_mean_out: Array, running_var_out: Array, *, eps: float, momentum: float,
+) -> None:  # fmt: skip
+    """y = weight·(x − mean)·rstd + bias with the batch's statistics, which are kept; running statistics in place."""
+    middle, variance = _moments(x)
+    _keep(middle, variance, x.size // x.shape[1], (mean, rstd), (running_mean, running_var), (running_mean_out, running_var_out), eps, momentum)
+    y[...] = _normal(x, mean, rstd, weight, bias)
+
+
+def batchnorm_infer(x: Array, weight: Array, bias: Array, running_mean: Array, running_var: Array, y: Array, *, eps: float) -> None:
+    """y = weight·(x − running_mean)/√(running_var + eps) + bias."""
+    y[...] = _normal(x, running_mean, 1 / np.sqrt(running_var + eps), weight, bias)
+
+
+def batchnorm_grads(
+    dy: Array, x: Array, weight: Array, bias: Array, mean: Array, rstd: Array, dx: Array, dweight: Array, dbias: Array
+) -> None:  # fmt: skip
+    """dx, dweight, dbias from dy and what the forward pass read and kept."""
+    sums = np.empty(2 * x.shape[1], x.dtype)
+    batchnorm_sums(dy, x, weight, bias, mean, rstd, sums, dweight, dbias)
+    batchnorm_dgrad(dy, x, weight, bias, mean, rstd, sums, dx)
+
+
+def _activated(each: Activation) -> tuple[Callable[..., None], ...]:
+    """The references of a norm with an activation behind it."""
+
+    def fprop(
+        x: Array, weight: Array, bias: Array, running_mean: Array, running_var: Array, y: Array, *outs: Array, eps: float, momentum: float
+    ) -> None:  # fmt: skip
+        """y = f(`batchnorm_fprop`)."""
+        batchnorm_fprop(x, weight, bias, running_mean, running_var, y, *outs, eps=eps, momentum=momentum)
+        each.fprop(y, y)
+
+    def infer(x: Array, weight: Array, bias: Array, running_mean: Array, running_var: Array, y: Array, *, eps: float) -> None:
+        """y = f(`batchnorm_infer`)."""
+        batchnorm_infer(x, weight, bias, running_mean, running_var, y, eps=eps)
+        each.fprop(y, y)
+
+    def grads(dy: Array, x: Array, weight: Array, bias: Array, mean: Array, rstd: Array, dx: Array, dweight: Array, dbias: Array) -> None:
+        """`batchnorm_grads` of the gradient of f's input."""
+        saved, passed = _normal(x, mean, rstd, weight, bias), np.empty_like(dy)
+        if each.reads == "y":
+            each.fprop(saved, saved)
+        each.dgrad(dy, saved, passed)
+        batchnorm_grads(passed, x, weight, bias, mean, rstd, dx, dweight, dbias)
+
+    for function in (fprop, infer, grads):
+        function.__name__ = f"batchnorm_{each.name}_{function.__name__}"
+    return fprop, infer, grads
+
+
+def batchnorm_add_relu_fprop(
+    x: Array, weight: Array, bias: Array, running_mean: Array, running_var: Array, other: Array, y: Array, mean: Array, rstd: Array,
+    running_mean_out: Array, running_var_out: Array, *, eps: float, momentum: float,
+) -> None:  # fmt: skip
+    """relu of `batchnorm_fprop` plus other."""
+    outs = (y, mean, rstd, running_mean_out, running_var_out)
+    batchnorm_fprop(x, weight, bias, running_mean, running_var, *outs, eps=eps, momentum=momentum)
+    np.maximum(y + other, 0, out=y)
+
+
+def batchnorm_add_relu_infer(
+    x: Array, weight: Array, bias: Array, running_mean: Array, running_var: Array, other: Array, y: Array, *, eps: float
+) -> None:  # fmt: skip
+    """relu of `batchnorm_infer` plus other."""
+    batchnorm_infer(x, weight, bias, running_mean, running_var, y, eps=eps)
+    np.maximum(y + other, 0, out=y)
+
+
+def batchnorm_add_relu_grads(
+    dy: Array, x: Array, y: Array, weight: Array, mean: Array, rstd: Array, dx: Array, dother: Array, dweight: Array, dbias: Array
+) -> None:  # fmt: skip
+    """dother = dy where y > 0, and `batchnorm_grads` of it."""
+    dother[...] = np.where(y > 0, dy, 0)
+    batchnorm_grads(dother, x, weight, weight, mean, rstd, dx, dweight, dbias)
+
+
+def batchnorm_statistics(x: Array, parts: Array, *, ranks: int, rank: int, images: int) -> None:
+    """(images, mean, variance) of this rank's images in its row of parts (ranks,3,C), 0 in the others."""
+    rows = parts.reshape(ranks, 3, -1)
+    rows[...] = 0
+    rows[rank] = (np.full(x.shape[1], images), *_moments(x))
+
+
+def batchnorm_together(
+    x: Array, weight: Array, bias: Array, running_mean: Array, running_var: Array, parts: Array, y: Array, mean: Array, rstd: Array,
+    running_mean_out: Array, running_var_out: Array, *, eps: float, momentum: float, ranks: int,
+) -> None:  # fmt: skip
+    """`batchnorm_fprop` with the statistics of the batch that all ranks' rows of `parts` make."""
+    images, means, variances = parts.reshape(ranks, 3, -1).transpose(1, 0, 2)
+    count = images.sum(0)
+    middle = means[0] + (images * (means - means[0])).sum(0) / count
+    variance, m = (images * (variances + np.square(means - middle))).sum(0) / count, count * (x.shape[2] * x.shape[3])
+    _keep(middle, variance, m, (mean, rstd), (running_mean, running_var), (running_mean_out, running_var_out), eps, momentum)
+    y[...] = _normal(x, mean, rstd, weight, bias)
+
+
+def batchnorm_sums(
+    dy: Array, x: Array, weight: Array, bias: Array, mean: Array, rstd: Array, sums: Array, dweight: Array, dbias: Array
+) -> None:  # fmt: skip
+    """sums = dbias, dweight of the rank's own images."""
+    dbias[...] = dy.sum((0, 2, 3))
+    dweight[...] = (dy * (x - _wide(mean))).sum((0, 2, 3)) * rstd
+    sums[...] = np.concatenate([dbias, dweight])
+
+
+def batchnorm_dgrad(dy: Array, x: Array, weight: Array, bias: Array, mean: Array, rstd: Array, sums: Array, dx: Array) -> None:
+    """dx from the sums of `batchnorm_sums`, which count for as many images as x has."""
+    dbias, dweight = sums.reshape(2, -1) / (x.size // x.shape[1])
+    dx[...] = _wide(weight * rstd) * (dy - _wide(dbias) - (x - _wide(mean)) * _wide(rstd * dweight))
+
+
+def _moments(x: Array) -> tuple[Array, Array]:
+    """The mean and the biased variance of every channel."""
+    channels = x.transpose(1, 0, 2, 3).reshape(x.shape[1], -1)
+    away = channels - channels[:, :1]
+    offset = away.mean(1, keepdims=True)
+    return channels[:, 0] + offset[:, 0], np.square(away - offset).mean(1)
+
+
+def _keep(
+    middle: Array, variance: Array, m: Any, kept: tuple[Array, Array], running: tuple[Array, Array], outs: tuple[Array, Array], eps: float,
+    momentum: float,
+) -> None:  # fmt: skip
+    """The statistics of the batch to `kept`; `running`, moved towards them, to `outs`."""
+    kept[0][...], kept[1][...] = middle, 1 / np.sqrt(variance + eps)
+    outs[0][...] = (1 - momentum) * running[0] + momentum * middle
+    outs[1][...] = (1 - momentum) * running[1] + momentum * variance * (m / np.maximum(m - 1, 1))
+
+
+def _normal(x: Array, mean: Array, rstd: Array, weight: Array, bias: Array) -> Array:
+    return (x - _wide(mean)) * _wide(weight * rstd) + _wide(bias)
+
+
+def _wide(per_channel: Array) -> Array:
+    return per_channel[:, None, None]
+
+
+def _form(op: str) -> tuple[str, bool]:
+    """The activation of an op, "" without one, and whether it adds another tensor before."""
+    form = op.removeprefix("batchnorm").rpartition("_")[0].removeprefix("_")
+    return form.removeprefix("add_"), form.startswith("add_")
+
+
+def _scalars(extent: Extent) -> tuple[np.int32, ...]:
+    """(M, C, H·W, chunk) as kernels take them."""
+    return tuple(np.int32(each) for each in (extent.pixels, extent.channels, extent.plane, extent.chunk))
+
+
+def _partials(call: Call, extent: Extent) -> Any:
+    """The part of the scratch that holds two numbers of every channel and chunk."""
+    return call.scratch[: 8 * extent.channels * extent.chunks].view(np.float32)
+
+
+def scratch_fprop(call: Call) -> int:
+    """Bytes of two numbers of every channel and chunk."""
+    _, _, extent = shared_call(call, 0)
+    return 8 * extent.channels * extent.chunks
+
+
+def scratch_grads(call: Call) -> int:
+    """Bytes of two numbers of every channel and chunk, and of the two sums of every channel."""
+    _, _, extent = shared_call(call, 1)
+    return 8 * extent.channels * (extent.chunks + 1)
+
+
+def _apply(call: Call, kind: str, share: Share, extent: Extent, mean: Any, spread: Any) -> Launch:
+    """The launch that makes y of x and the statistics of every channel."""
+    activation, plus = _form(call.op)
+    x, weight, bias = call.ins[:3]
+    kernel = kernels.apply_kernel(kind, share, activation, plus, call.op.endswith("_infer"))
+    args = (x, call.ins[5] if plus else x, weight, bias, mean, spread, call.outs[0], *_scalars(extent), np.float32(call.attrs["eps"]))
+    return Launch(kernel, extent.grid, share.threads, args)
+
+
+def bind_fprop(call: Call) -> list[Launch]:
+    """Three launches: moments of the chunks, statistics of the channels, y."""
+    kind, share, extent = shared_call(call, 0)
+    (x, _, _, *_), (_, mean, rstd, *running) = call.ins, call.outs
+    m, c, hw, chunk = _scalars(extent)
+    partials, numbers = _partials(call, extent), (np.float32(call.attrs[name]) for name in ("eps", "momentum"))
+    args = (partials, mean, rstd, *running, m, c, chunk, np.int32(extent.chunks), *numbers)
+    return [
+        Launch(kernels.moments_kernel(kind, share), extent.grid, share.threads, (x, partials, m, c, hw, chunk)),
+        Launch(kernels.statistics_kernel(), extent.channels, kernels.CHANNEL_THREADS, args),
+        _apply(call, kind, share, extent, mean, rstd),
+    ]
+
+
+def bind_infer(call: Call) -> list[Launch]:
+    """One launch."""
+    return [_apply(call, *shared_call(call, 0), *call.ins[3:5])]
+
+
+def _sums(call: Call, sums: Any) -> list[Launch]:
+    """Two launches: the sums of the chunks, those of the channels. `sums`: where these go once more."""
+    activation, plus = _form(call.op)
+    kind, share, extent = shared_call(call, 1)
+    partials = _partials(call, extent)
+    dy, x = call.ins[:2]
+    dz = y = dy
+    if plus:
+        y, weight, mean, rstd = call.ins[2:6]
+        bias, dz = weight, call.outs[1]
+    else:
+        weight, bias, mean, rstd = call.ins[2:6]
+    dweight, dbias = call.outs[-2:]
+    args = (dy, x, y, weight, bias, mean, rstd, dz, partials, *_scalars(extent))
+    totals = (partials, rstd, dweight, dbias, sums, np.int32(extent.channels), np.int32(extent.chunks))
+    return [
+        Launch(kernels.sums_kernel(kind, share, "" if plus else activation, plus), extent.grid, share.threads, args),
+        Launch(kernels.totals_kernel(), extent.channels, kernels.CHANNEL_THREADS, totals),
+    ]
+
+
+def _dgrad(call: Call, activation: str, dy: Any, channels: Sequence[Any], sums: Any) -> Launch:
+    """The launch that makes dx of dy, x and the sums of every channel; `channels`: weight, bias, mean, rstd."""
+    kind, share, extent = shared_call(call, 1)
+    args = (dy, call.ins[1], *channels, sums, call.outs[0], *_scalars(extent))
+    return Launch(kernels.dgrad_kernel(kind, share, activation), extent.grid, share.threads, args)
+
+
+def bind_grads(call: Call) -> list[Launch]:
+    """Three launches: the sums of the chunks, those of the channels, dx."""
+    activation, plus = _form(call.op)
+    _, _, extent = shared_call(call, 1)
+    at = 8 * extent.channels * extent.chunks
+    sums = call.scratch[at : at + 8 * extent.channels].view(np.float32)
+    if plus:
+        weight, mean, rstd = call.ins[3:6]
+        return [*_sums(call, sums), _dgrad(call, "", call.outs[1], (weight, weight, mean, rstd), sums)]
+    return [*_sums(call, sums), _dgrad(call, activation, call.ins[0], call.ins[2:6], sums)]
+
+
+def bind_statistics(call: Call) -> list[Launch]:
+    """Two launches: moments of the chunks, this rank's statistics of the channels."""
+    kind, share, extent = shared_call(call, 0)
+    m, c, hw, chunk = _scalars(extent)
+    partials, attrs = _partials(call, extent), call.attrs
+    which = np.int32(attrs["ranks"]), np.int32(attrs["rank"]), np.float32(attrs["images"])
+    return [
+        Launch(kernels.moments_kernel(kind, share), extent.grid, share.threads, (call.ins[0], partials, m, c, hw, chunk)),
+        Launch(
+            kernels.part_kernel(), extent.channels, kernels.CHANNEL_THREADS, (partials, call.outs[0], m, c, chunk, np.int32(extent.chunks), *which)
+        ),
+    ]
+
+
+def bind_together(call: Call) -> list[Launch]:
+    """Two launches: statistics of the channels, y."""
+    kind, share, extent = shared_call(call, 0)
+    _, c, hw, _ = _scalars(extent)
+    _, mean, rstd, *running = call.outs
+    numbers = (np.float32(call.attrs[name]) for name in ("eps", "momentum"))
+    threads = kernels.CHANNEL_THREADS
+    args = (call.ins[5], mean, rstd, *running, np.int32(call.attrs["ranks"]), c, hw, *numbers)
+    return [Launch(kernels.together_kernel(), blocks(extent.channels, threads), threads, args), _apply(call, kind, share, extent, mean, rstd)]
+
+
+def bind_sums(call: Call) -> list[Launch]:
+    """Two launches: the sums of the chunks, those of the channels."""
+    return _sums(call, call.outs[0])
+
+
+def bind_dgrad(call: Call) -> list[Launch]:
+    """One launch."""
+    return [_dgrad(call, "", call.ins[0], call.ins[2:6], call.ins[6])]
+
+
+def _small(call: Call, image: int) -> tuple[int, int]:
+    """Bytes of the partials, and of one number of every channel."""
+    _, _, extent = shared_call(call, image)
+    return 8 * extent.channels * extent.chunks, 4 * extent.channels
+
+
+def traffic_fprop(call: Call) -> list[Traffic]:
+    """x; partials twice; x, and what is added to it, and y."""
+    x, (partials, channel) = size(call, "in", 0), _small(call, 0)
+    return [once(x, partials), Traffic(3 * partials // 2, 4 * channel, partials), _applied(call, channel)]
+
+
+def _applied(call: Call, channel: int) -> Traffic:
+    return once(size(call, "in", 0) + (size(call, "in", 5) if _form(call.op)[1] else 0) + 4 * channel, size(call, "out", 0))
+
+
+def traffic_infer(call: Call) -> list[Traffic]:
+    """x, and what is added to it; y."""
+    return [_applied(call, _small(call, 0)[1])]
+
+
+def traffic_grads(call: Call) -> list[Traffic]:
+    """dy and x, of a residual block y too, whose masked gradient is written; partials; the gradient and x once more, dx."""
+    (partials, channel), dy, x = _small(call, 1), size(call, "in", 0), size(call, "in", 1)
+    more = size(call, "out", 1) if _form(call.op)[1] else 0
+    first = once(dy + x + more + 2 * channel, partials + more)
+    return [first, once(partials + channel, 4 * channel), once((more or dy) + x + 6 * channel, size(call, "out", 0))]
+
+
+def traffic_statistics(call: Call) -> list[Traffic]:
+    """x; partials twice."""
+    partials, _ = _small(call, 0)
+    return [once(size(call, "in", 0), partials), Traffic(3 * partials // 2, size(call, "out", 0), partials)]
+
+
+def traffic_together(call: Call) -> list[Traffic]:
+    """parts, all but the variances twice; y from x."""
+    parts, (_, channel) = size(call, "in", 5), _small(call, 0)
+    return [Traffic(5 * parts // 3, 4 * channel, parts), _applied(call, channel)]
+
+
+def traffic_sums(call: Call) -> list[Traffic]:
+    """dy and x; partials."""
+    partials, channel = _small(call, 1)
+    return [once(size(call, "in", 0) + size(call, "in", 1) + channel, partials), once(partials + channel, 4 * channel)]
+
+
+def traffic_dgrad(call: Call) -> list[Traffic]:
+    """dy and x, dx."""
+    _, channel = _small(call, 1)
+    return [once(size(call, "in", 0) + size(call, "in", 1) + 6 * channel, size(call, "out", 0))]
+
+
+_FPROP = Impl(bind_fprop, scratch_fprop, elementwise.supports, traffic=traffic_fprop)
+_INFER = Impl(bind_infer, supports=elementwise.supports, traffic=traffic_infer)
+_GRADS = Impl(bind_grads, scratch_grads, elementwise.supports, traffic=traffic_grads)
+FUSED = ("relu", "gelu")
+"""The activations that a norm may apply: entries of the table of activations without parameters."""
+_FORMS = ("", *(f"_{name}" for name in FUSED), "_add_relu")
+OPS = {f"batchnorm{form}_{name}": each for form in _FORMS for name, each in (("fprop", _FPROP), ("infer", _INFER), ("grads", _GRADS))}
+OPS |= {
+    "batchnorm_statistics": Impl(bind_statistics, scratch_fprop, elementwise.supports, traffic=traffic_statistics),
+    "batchnorm_together": Impl(bind_together, supports=elementwise.supports, traffic=traffic_together),
+    "batchnorm_sums": Impl(bind_sums, scratch_grads, elementwise.supports, traffic=traffic_sums),
+    "batchnorm_dgrad": Impl(bind_dgrad, supports=elementwise.supports, traffic=traffic_dgrad),
+}
+_PLAIN = (batchnorm_fprop, batchnorm_infer, batchnorm_grads, batchnorm_statistics, batchnorm_together, batchnorm_sums, batchnorm_dgrad)
+HOST = {reference.__name__: host(reference) for reference in _PLAIN}
+REFERENCES = {
+    reference.__name__: reference
+    for reference in (
+        *(reference for name in FUSED for reference in _activated(ACTIVATIONS[name])),
+        *(batchnorm_add_relu_fprop, batchnorm_add_relu_infer, batchnorm_add_relu_grads),
+    )
+}
+GRADIENTS = {
+    f"batchnorm{form}_grads": Gradient(f"batchnorm{form}_fprop", lambda ins, outs, v: (v, *ins[:3], *outs[1:3]), beside=(1, 1))
+    for form in _FORMS[:-1]
+}
+GRADIENTS["batchnorm_add_relu_grads"] = Gradient(
+    "batchnorm_add_relu_fprop", lambda ins, outs, v: (v, ins[0], outs[0], ins[1], *outs[1:3]), of=(0, 5), beside=(1, 1)
+)
+
+SHAPES = ((2, 3, 3, 5), (2, 8, 3, 3), (1, 4, 5, 7), (5, 17, 1, 2), (3, 16, 4, 3))
+"""(N,C,H,W): channels one by one, in fours and in eights; one image; more channels than threads of a block; more pixels than rows."""
+
+
+def cases(shapes: Sequence[tuple[int, ...]] = SHAPES) -> Iterator[Case]:
+    """The ops on images of such shapes, one channel of which is far from zero and one narrow; as rank 1 of 3, of which the others have 2 and
+    no images.
+    """
+    for shape in shapes:
+        n, c, h, w = shape
+        x, dy, other = normal(60, *shape), normal(61, *shape), normal(62, *shape)
+        x[:, 0] += 3
+        x[:, -1] = 0.5 + 0.2 * x[:, -1]
+        weight, bias = 1 + 0.3 * normal(63, c), normal(64, c)
+        running_mean, running_var = normal(65, c), normal(66, c) ** 2
+        image, channel, label, terms = (shape, "float32"), ((c,), "float32"), label_of(shape), n * h * w
+        ins, outs, attrs = (x, weight, bias, running_mean, running_var), (image, channel, channel, 3, 4), {"eps": 1e-5, "momentum": 0.1}
+        made = [np.empty_like(x), *np.empty((4, c), np.float32)]
+        batchnorm_add_relu_fprop(*ins, other, *made, eps=1e-5, momentum=0.1)
+        y, mean, rstd = made[:3]
+        for form in _FORMS:
+            plus = (other,) if form == "_add_relu" else ()
+            yield Case(f"batchnorm{form}_fprop", label, (*ins, *plus), outs, attrs, terms)
+            yield Case(f"batchnorm{form}_infer", label, (*ins, *plus), (image,), {"eps": 1e-5}, 4)
+            if not plus:
+                yield Case(f"batchnorm{form}_grads", label, (dy, x, weight, bias, mean, rstd), (image, channel, channel), {}, terms)
+        yield Case("batchnorm_add_relu_grads", label, (dy, x, y, weight, mean, rstd), (image, image, channel, channel), {}, terms)
+        yield Case("batchnorm_statistics", label, (x,), (((9 * c,), "float32"),), {"ranks": 3, "rank": 1, "images": n}, terms)
+        rows = np.zeros((3, 3, c), np.float32)
+        rows[:, 0], rows[:, 1], rows[:, 2] = [[2], [n], [0]], normal(67, 3, c), normal(68, 3, c) ** 2
+        yield Case("batchnorm_together", label, (*ins, rows.reshape(-1)), outs, attrs | {"ranks": 3}, terms)
+        sums = np.empty(2 * c, np.float32)
+        batchnorm_sums(dy, x, weight, bias, mean, rstd, sums, *np.empty((2, c), np.float32))
+        yield Case("batchnorm_sums", label, (dy, x, weight, bias, mean, rstd), (((2 * c,), "float32"), channel, channel), {}, terms)
+        yield Case("batchnorm_dgrad", label, (dy, x, weight, bias, mean, rstd, sums), (image,), {}, terms)
+
+
+def real_cases() -> Iterator[Case]:
+    """More chunks than one, and channels that are no multiple of a tile: too many threads for the simulator."""
+    yield from cases(((16, 64, 28, 28), (9, 12, 33, 31), (4, 2056, 3, 3)))

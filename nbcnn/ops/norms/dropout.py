@@ -1,0 +1,123 @@
+"""Dropout: y = x/(1 − p) where a random number keeps the element, else 0, so that the mean stays. The op is its own transpose: dx is the same of dy.
+
+An element is kept where its word is at least p·2³². Words are those of Philox4x32-10 with key SEED and counter (image index, EPOCH, stream, e // 4),
+of whose four words e % 4 belongs to element e; elements of an image are numbered in H, W, C order, others as they lie. Image i of the batch is
+order[POSITION + i]. The mask depends on nothing else: it is the same in every mode and layout, for every batch size, on any number of ranks and
+after a resume, another one in every epoch, and the backward pass makes it again instead of reading it. `stream` is the layer's own, so that two
+layers have different masks.
+
+Sources: N. Srivastava et al., "Dropout: a simple way to prevent neural networks from overfitting", JMLR 2014; Philox: images/gather.py.
+
+    dropout_fprop     x (N, …), order (E) int32, state (8) int64 -> y                     p, stream
+    dropout_dgrad     dy, order, state -> dx                                              p, stream
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from nbcnn.gpu.language import cuda, i8, jit
+from nbcnn.ops.images.gather import LOW_WORD, WORD_BITS, key_of, philox4x32, philox_words
+from nbcnn.ops.kernel import elementwise
+from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks, host
+from nbcnn.ops.kernel.case import IMAGES, Case, Gradient, Shapes, label_of, normal
+from nbcnn.ops.kernel.stored import kinds, scalar_io, vector_io
+from nbcnn.ops.kernel.traffic import Traffic, once, size
+from nbcnn.ops.kernel.windows import split
+from nbcnn.ops.update.advance import EPOCH, POSITION, SEED, example_state
+from nbcnn.plan.shapes import numel
+
+THREADS = 256
+
+
+def threshold(p: float) -> int:
+    """The least word of an element that is kept."""
+    return min(round(p * 2**WORD_BITS), LOW_WORD)
+
+
+def dropout_fprop(x: np.ndarray, order: np.ndarray, state: np.ndarray, y: np.ndarray, *, p: float, stream: int) -> None:
+    """y = x/(1 − p) where the element is kept, else 0; any shape (N, …)."""
+    first, count = int(state[POSITION]), numel(x.shape[1:])
+    counter = (order[first : first + len(x), None], int(state[EPOCH]) & LOW_WORD, stream, np.arange(-(-count // 4))[None])
+    words = np.stack(philox4x32(counter, key_of(int(state[SEED]))), 2).reshape(len(x), -1)[:, :count]
+    if x.ndim == 4:
+        n, c, h, w = x.shape
+        words = words.reshape(n, h, w, c).transpose(0, 3, 1, 2)
+    y[...] = np.where(words.reshape(x.shape) >= threshold(p), x * x.dtype.type(1 / (1 - p)), 0)
+
+
+def dropout_dgrad(dy: np.ndarray, order: np.ndarray, state: np.ndarray, dx: np.ndarray, *, p: float, stream: int) -> None:
+    """dx = dy/(1 − p) where the element is kept, else 0."""
+    dropout_fprop(dy, order, state, dx, p=p, stream=stream)
+
+
+@cache
+def dropout_kernel(kind: str, width: int, planes: bool) -> Any:
+    """The kernel for tensors stored as `kind`, `width` neighbours (4 or 1) a thread; `planes`: of images whose channels are planes (NCHW)."""
+    (load, store), (load4, store4) = scalar_io(kind), vector_io(kind)
+    WIDTH, PLANES = width, planes
+
+    @jit()
+    def dropout_kernel(x, order, state, y, volume, C, HW, least, stream, scale):
+        """y[n, e] = scale·x[n, e] where the word of element e of the image is at least `least`, else 0.
+
+        grid (N, ⌈volume / (256·width)⌉), block 256; owns: a block 256·width neighbours of image blockIdx.x, a thread `width`.
+        shared none; moves 8·x bytes. A thread with four neighbours needs one block of random words for them.
+        """
+        n = cuda.blockIdx.x
+        first = (cuda.blockIdx.y * THREADS + cuda.threadIdx.x) * WIDTH
+        if first < volume:
+            number = first
+            if PLANES:
+                channel, pixel = split(first, HW)
+                number = pixel * C + channel
+            seed = state[SEED]
+            index = order[state[POSITION] + i8(n)]
+            a, b, c, d = philox_words(index, state[EPOCH], stream, number >> 2, seed, seed >> i8(WORD_BITS))
+            at = i8(n) * volume + first
+            if WIDTH == 4:
+                e, f, g, h = load4(x, at)
+                e, f = e * scale if a >= least else 0.0, f * scale if b >= least else 0.0
+                g, h = g * scale if c >= least else 0.0, h * scale if d >= least else 0.0
+                store4(y, at, e, f, g, h)
+            else:
+                lane = number & 3
+                word = d if lane == 3 else c if lane == 2 else b if lane == 1 else a
+                store(y, at, load(x, at) * scale if word >= least else 0.0)
+
+    return dropout_kernel
+
+
+def bind(call: Call) -> list[Launch]:
+    """One launch."""
+    shape, p = call.in_shapes[0], float(call.attrs["p"])
+    volume, planes = numel(shape[1:]), len(shape) == 4 and call.layout == "NCHW"
+    width = 4 if volume % 4 == 0 and not planes else 1
+    c, plane = (shape[1], shape[2] * shape[3]) if planes else (1, volume)
+    numbers = (np.int32(volume), np.int32(c), np.int32(plane), np.uint32(threshold(p)), np.uint32(call.attrs["stream"]), np.float32(1 / (1 - p)))
+    grid = (shape[0], blocks(volume, THREADS * width))
+    return [Launch(dropout_kernel(kinds(call)[0], width, planes), grid, THREADS, (*call.ins, *call.outs, *numbers))]
+
+
+def traffic(call: Call) -> list[Traffic]:
+    """x and y, and an index of every image."""
+    return [once(size(call, "in", 0) + 4 * call.in_shapes[0][0], size(call, "out", 0))]
+
+
+HOST = {"dropout_fprop": host(dropout_fprop), "dropout_dgrad": host(dropout_dgrad)}
+_IMPL = Impl(bind, supports=elementwise.supports, traffic=traffic)
+OPS = {"dropout_fprop": _IMPL, "dropout_dgrad": _IMPL}
+GRADIENTS = {"dropout_dgrad": Gradient("dropout_fprop", lambda ins, outs, v: (v, *ins[1:3]))}
+
+
+def cases(shapes: Shapes = (*IMAGES, (3, 5), (2, 3, 8))) -> Iterator[Case]:
+    """Images, vectors and series, of whole quads and not."""
+    order = np.random.default_rng(70).permutation(9).astype(np.int32)
+    for shape in shapes:
+        x, attrs, out = normal(71, *shape), {"p": 0.4, "stream": 2**31 + 5}, ((shape, "float32"),)
+        yield Case("dropout_fprop", label_of(shape), (x, order, example_state()), out, attrs)
+        yield Case("dropout_dgrad", label_of(shape), (x, order, example_state()), out, attrs)
