@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from nbcnn.model.files import Loaded, load
     from nbcnn.model.history import History
     from nbcnn.model.network import Model
+    from nbcnn.nn.corruption import KSparse, MaskSquares, Noise
     from nbcnn.nn.layers import (
         MSE,
         AvgPool2d,
@@ -37,10 +38,11 @@ if TYPE_CHECKING:
         Swish,
         Upsample2d,
     )
-    from nbcnn.nn.models import autoencoder, mnist_cnn, s4convd
+    from nbcnn.nn.models import autoencoder, mnist_cnn, patches, patches2, s4convd
     from nbcnn.nn.norms import EvoNormB0, EvoNormS0
     from nbcnn.nn.optim import SGD, Adam, Constant, Cosine
     from nbcnn.nn.series_layers import GELU, GLU, RMSLE, DepthwiseConv1d, ForecastMSE, LastStep, PointwiseConv1d, StateSpaceConv1d
+    from nbcnn.nn.whitening import Root, Whiten, WhitenPatches
     from nbcnn.plan.graph import ShapeError
     from nbcnn.run.allocation import MemoryPlanError
     from nbcnn.train.callbacks import EarlyStopping, Progress
@@ -59,6 +61,7 @@ _HOMES = {
     "model.files": ("Loaded", "load"),
     "model.history": ("History",),
     "model.network": ("Model",),
+    "nn.corruption": ("KSparse", "MaskSquares", "Noise"),
     "nn.layers": (
         "MSE",
         "AvgPool2d",
@@ -74,10 +77,11 @@ _HOMES = {
         "Swish",
         "Upsample2d",
     ),
-    "nn.models": ("autoencoder", "mnist_cnn", "s4convd"),
+    "nn.models": ("autoencoder", "mnist_cnn", "patches", "patches2", "s4convd"),
     "nn.norms": ("EvoNormB0", "EvoNormS0"),
     "nn.optim": ("SGD", "Adam", "Constant", "Cosine"),
     "nn.series_layers": ("GELU", "GLU", "RMSLE", "DepthwiseConv1d", "ForecastMSE", "LastStep", "PointwiseConv1d", "StateSpaceConv1d"),
+    "nn.whitening": ("Root", "Whiten", "WhitenPatches"),
     "plan.graph": ("ShapeError",),
     "run.allocation": ("MemoryPlanError",),
     "train.callbacks": ("EarlyStopping", "Progress"),
@@ -113,13 +117,16 @@ __all__ = [
     "Form",
     "GpuUnavailable",
     "History",
+    "KSparse",
     "LastStep",
     "LeakyReLU",
     "Linear",
     "Loaded",
+    "MaskSquares",
     "MaxPool2d",
     "MemoryPlanError",
     "Model",
+    "Noise",
     "Normalisation",
     "PointwiseConv1d",
     "Progress",
@@ -127,6 +134,7 @@ __all__ = [
     "Reading",
     "Residual",
     "Result",
+    "Root",
     "ShapeError",
     "Sigmoid",
     "SoftmaxCrossEntropy",
@@ -134,10 +142,14 @@ __all__ = [
     "Swish",
     "Upsample2d",
     "UsageError",
+    "Whiten",
+    "WhitenPatches",
     "__version__",
     "autoencoder",
     "load",
     "mnist_cnn",
+    "patches",
+    "patches2",
     "s4convd",
     "use_device",
 ]

@@ -33,7 +33,7 @@ from nbcnn.ops.conv.winograd import nine_products
 from nbcnn.ops.conv_norm import two_ops as conv_evonorm
 from nbcnn.ops.conv_norm import wgmma as conv_wgmma
 from nbcnn.ops.conv_norm import winograd as conv_winograd
-from nbcnn.ops.images import avgpool, convert, flatten, gather, maxpool, unpool, upsample
+from nbcnn.ops.images import avgpool, convert, corrupt, flatten, gather, ksparse, maxpool, patches, unpool, upsample, whiten
 from nbcnn.ops.kernel.row import Ops, Row
 from nbcnn.ops.losses import mse, rmsle, softmax_xent
 from nbcnn.ops.norms import b0, b0_ranks, s0
@@ -50,6 +50,7 @@ MODULES: tuple[ModuleType, ...] = (
     *(dwconv1d, pwconv1d, s4kernel, glu, last, gather_windows),
     *(activations, add, evonorm, s0, b0, b0_ranks),
     *(maxpool, avgpool, upsample, flatten, convert, gather),
+    *(whiten, patches, corrupt, ksparse),
     *(mse, softmax_xent, rmsle, gemm),
     *(sgd, adam, grad_norm, pack_weights, advance),
 )

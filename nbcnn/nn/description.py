@@ -13,8 +13,8 @@ from dataclasses import fields
 from typing import Any
 
 from nbcnn.files import document
+from nbcnn.nn import corruption, norms, series_layers, whitening
 from nbcnn.nn import layers as plain_layers
-from nbcnn.nn import norms, series_layers
 from nbcnn.nn.layers import Residual
 
 KEY = "network"
@@ -37,7 +37,7 @@ class DescriptionError(ValueError):
 
 def known_layers() -> dict[str, type]:
     """The layers and losses of this package by the name of their class."""
-    modules = (plain_layers, norms, series_layers)
+    modules = (plain_layers, norms, series_layers, whitening, corruption)
     found = [value for module in modules for value in vars(module).values() if isinstance(value, type) and value.__module__ == module.__name__]
     return {kind.__name__: kind for kind in found if hasattr(kind, "build") and hasattr(kind, "kind") and not kind.__name__.startswith("_")}
 

@@ -103,9 +103,13 @@ class Tape:
 
     def __init__(self, training: bool, sync: Sync | None = None) -> None:
         self.training, self.sync = training, sync
+        # (order, state): which examples the batch has, and which epoch it is, for layers that draw random numbers; None for a caller's own batch.
+        self.examples: tuple[Buf, Buf] | None = None
         self.steps: list[Step] = []
         self.params: dict[str, Buf] = {}
         self.states: dict[str, Buf] = {}
+        # The input as the layers in front leave it that prepare it (whitening), which an autoencoder gives back; None without such layers.
+        self.prepared: Buf | None = None
 
     def temp(self, name: str, shape: Shape, dtype: str = "float32", *, after_relu: bool = False, masked: bool = False) -> Buf:
         """A new temporary; `Buf` explains `after_relu` and `masked`."""

@@ -23,5 +23,8 @@ ENGINES = {"wgmma": (9, 0), "mma": (8, 0)}
 DWCONV = ("naive", "coalesced", "shared", "warp", "best")
 """Depthwise convolutions of series that `--dwconv` can choose (`nbcnn.ops.series.dwconv1d.VARIANTS`)."""
 
-MODELS = ("autoencoder", "small-autoencoder", "mnist-cnn", "mnist-cnn-b0", "s4convd")
+MODELS = ("autoencoder", "small-autoencoder", "mnist-cnn", "mnist-cnn-b0", "patches", "patches2", "s4convd")
 """Ready-made models (`nbcnn.nn.models`)."""
+
+FITTED = ("patches", "patches2")
+"""Those without a loss, which are fitted to images in one pass instead of being trained."""

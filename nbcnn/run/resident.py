@@ -103,7 +103,7 @@ class Images:
 
     def record(self, tape: Tape, bufs: Mapping[str, Buf], order: Buf, state: Buf, batch: int, augment: Augment) -> Batch:
         """Record the gathering of a batch from `bufs`, of the names of `held`. Raises UsageError for what `augment` cannot do to them."""
-        shape, targets = self.images.shape[1:], self.targets
+        shape, targets, tape.examples = self.images.shape[1:], self.targets, (order, state)
         augment.check(shape)
         normal = self.normalisation.attributes(self.images.dtype.name) if self.normalisation else {}
         ring = {"ring": self.ring} if self.ring else {}
@@ -150,6 +150,7 @@ class Series:
     def record(self, tape: Tape, bufs: Mapping[str, Buf], order: Buf, state: Buf, batch: int, augment: Augment) -> Batch:
         """Record the gathering of a batch from `bufs`, of the names of `held`. Raises UsageError for any augmentation."""
         augment.check(self.windows.shape)
+        tape.examples = (order, state)
         x, y = tape.temp("batch", (batch, *self.windows.shape)), tape.temp("batch targets", (batch,))
         tape.emit("gather_windows", [bufs["rows"], bufs["targets"], bufs["starts"], order, state], [x, y], "input")
         return x, y

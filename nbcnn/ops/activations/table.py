@@ -5,6 +5,7 @@
     sigmoid_fprop     x -> y                              sigmoid_dgrad     dy, y -> dx
     swish_fprop       x -> y                              swish_dgrad       dy, x -> dx
     gelu_fprop        x -> y                              gelu_dgrad        dy, x -> dx
+    root_fprop        x -> y   eps                        root_dgrad        dy, x -> dx       eps
 
 Tensors have any shape. The layer of the same name stands in layers.py or series_layers.py.
 """
@@ -19,6 +20,7 @@ import numpy as np
 from nbcnn.ops.activations.gelu import GELU
 from nbcnn.ops.activations.leaky_relu import LEAKY_RELU
 from nbcnn.ops.activations.relu import RELU
+from nbcnn.ops.activations.root import ROOT
 from nbcnn.ops.activations.sigmoid import SIGMOID
 from nbcnn.ops.activations.swish import SWISH
 from nbcnn.ops.kernel.call import Impl, host
@@ -26,7 +28,7 @@ from nbcnn.ops.kernel.case import IMAGES, Case, Gradient, Shapes, label_of, norm
 from nbcnn.ops.kernel.elementwise import Activation, supports
 from nbcnn.ops.kernel.traffic import streamed
 
-ACTIVATIONS = {each.name: each for each in (RELU, LEAKY_RELU, SIGMOID, SWISH, GELU)}
+ACTIVATIONS = {each.name: each for each in (RELU, LEAKY_RELU, SIGMOID, SWISH, GELU, ROOT)}
 """By name: the ops are NAME_fprop and NAME_dgrad."""
 
 EPILOGUES = {name: each for name, each in ACTIVATIONS.items() if each.epilogue}
