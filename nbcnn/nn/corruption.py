@@ -99,7 +99,7 @@ class MaskSquares(_TrainingOnly):
 
 @dataclass(frozen=True)
 class KSparse(_TrainingOnly):
-    """Of every pixel's channels only the `k` largest pass, and their gradients (k-sparse autoencoder: Makhzani and Frey, arXiv:1312.5663).
+    """The `k` largest channels of every pixel pass, and their gradients; the others are 0 (k-sparse autoencoder: Makhzani and Frey, arXiv:1312.5663).
 
     Shapes: images (N, C, H, W), float32, stay as they are. It acts in training and, because the decoder knows nothing but sparse codes, also where
     the whole network is evaluated or reconstructs; features are the code before it. Of equal values all pass or none. Raises UsageError unless `k` is

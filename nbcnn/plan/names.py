@@ -27,4 +27,4 @@ MODELS = ("autoencoder", "small-autoencoder", "mnist-cnn", "mnist-cnn-b0", "patc
 """Ready-made models (`nbcnn.nn.models`)."""
 
 FITTED = ("patches", "patches2")
-"""Those without a loss, which are fitted to images in one pass instead of being trained."""
+"""Models without a loss, which are fitted to images in one pass instead of being trained."""
