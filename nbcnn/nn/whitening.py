@@ -191,6 +191,9 @@ class Root(Elementwise):
         if not 0 < self.eps < math.inf:
             raise UsageError(f"Root needs a positive, finite eps, got {self.eps}")
 
+    def attrs(self) -> dict[str, Any]:
+        return {"offset": self.eps}
+
 
 def prepared(layers: Sequence[Named]) -> tuple[list[Named], list[Named]]:
     """(the layers in front that prepare the input, the others): an autoencoder gives back what the first ones make of its input."""

@@ -1,7 +1,7 @@
-"""Smoothed signed root: y = x / √(|x| + eps), which is sign(x)·√|x| where |x| is much larger than eps; dx = dy·(|x|/2 + eps) / (|x| + eps)^1.5.
+"""Smoothed signed root: y = x / √(|x| + offset), about sign(x)·√|x| for larger |x|; dx = dy·(|x|/2 + offset) / (|x| + offset)^1.5.
 
 It evens out features of very different size, as means of many rectified products are (F. Perronnin, J. Sánchez, T. Mensink, ECCV 2010). The root
-itself has no bounded slope at 0; with eps it is at most 1/√eps, and small features are multiplied by that.
+itself has no bounded slope at 0; with offset it is at most 1/√offset, and small features are multiplied by that.
 """
 
 from __future__ import annotations
@@ -16,36 +16,36 @@ from nbcnn.gpu.language import jit
 from nbcnn.ops.kernel.elementwise import Activation
 
 
-def root_fprop(x: np.ndarray, y: np.ndarray, *, eps: float) -> None:
-    """y = x / √(|x| + eps), any shape."""
-    np.divide(x, np.sqrt(np.abs(x) + eps), out=y)
+def root_fprop(x: np.ndarray, y: np.ndarray, *, offset: float) -> None:
+    """y = x / √(|x| + offset), any shape."""
+    np.divide(x, np.sqrt(np.abs(x) + offset), out=y)
 
 
-def root_dgrad(dy: np.ndarray, x: np.ndarray, dx: np.ndarray, *, eps: float) -> None:
-    """dx = dy·(|x|/2 + eps) / (|x| + eps)^1.5, any shape."""
-    size = np.abs(x) + eps
-    np.multiply(dy, (size + eps) / (2 * size * np.sqrt(size)), out=dx)
+def root_dgrad(dy: np.ndarray, x: np.ndarray, dx: np.ndarray, *, offset: float) -> None:
+    """dx = dy·(|x|/2 + offset) / (|x| + offset)^1.5, any shape."""
+    size = np.abs(x) + offset
+    np.multiply(dy, (size + offset) / (2 * size * np.sqrt(size)), out=dx)
 
 
 @functools.cache
-def root(eps: float) -> Any:
-    """The device function for this eps."""
+def root(offset: float) -> Any:
+    """The device function for this offset."""
 
     @jit(device=True)
     def root(x):
-        return x / math.sqrt(abs(x) + eps)
+        return x / math.sqrt(abs(x) + offset)
 
     return root
 
 
 @functools.cache
-def _root_gradient(eps: float) -> Any:
+def _root_gradient(offset: float) -> Any:
     @jit(device=True)
     def root_gradient(dy, x):
-        size = abs(x) + eps
-        return dy * ((size + eps) / (2.0 * size * math.sqrt(size)))
+        size = abs(x) + offset
+        return dy * ((size + offset) / (2.0 * size * math.sqrt(size)))
 
     return root_gradient
 
 
-ROOT = Activation("root", root_fprop, root_dgrad, root, _root_gradient, reads="x", parameters={"eps": 0.01})
+ROOT = Activation("root", root_fprop, root_dgrad, root, _root_gradient, reads="x", parameters={"offset": 0.01})

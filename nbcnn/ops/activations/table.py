@@ -5,7 +5,7 @@
     sigmoid_fprop     x -> y                              sigmoid_dgrad     dy, y -> dx
     swish_fprop       x -> y                              swish_dgrad       dy, x -> dx
     gelu_fprop        x -> y                              gelu_dgrad        dy, x -> dx
-    root_fprop        x -> y   eps                        root_dgrad        dy, x -> dx       eps
+    root_fprop        x -> y   offset                     root_dgrad        dy, x -> dx       offset
 
 Tensors have any shape. The layer of the same name stands in layers.py or series_layers.py.
 """
