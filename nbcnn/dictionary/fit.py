@@ -20,7 +20,7 @@ Say = Callable[[str], None]
 
 WHITENED = 20_000
 """Images that `Whiten` is fitted to, at most."""
-PATCHES = {"whiten": 300_000, "first": 400_000, "further": 150_000, "projected": 100_000, "start": 200_000, "wide": 60_000}
+PATCHES = {"whiten": 300_000, "first": 400_000, "further": 150_000, "projected": 40_000, "start": 200_000, "wide": 60_000}
 """Patches that are drawn, at most: for `Whiten`; for the first dictionary, for further ones, and for a projection; for first weights, and for those
 of more than `AXES` values."""
 PER_IMAGE = 100
