@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from nbcnn.model.history import History
     from nbcnn.model.network import Model
     from nbcnn.nn.activations import ELU, HardSwish, PReLU, ReLU6, Tanh
+    from nbcnn.nn.corruption import KSparse, MaskSquares, Noise
     from nbcnn.nn.layers import (
         MSE,
         AvgPool2d,
@@ -41,11 +42,12 @@ if TYPE_CHECKING:
         Upsample2d,
     )
     from nbcnn.nn.losses import L1, BCEWithLogits, Huber
-    from nbcnn.nn.models import autoencoder, mnist_cnn, s4convd
+    from nbcnn.nn.models import autoencoder, mnist_cnn, patches, patches2, s4convd
     from nbcnn.nn.norms import BatchNorm2d, EvoNormB0, EvoNormS0, GroupNorm, InstanceNorm2d, LayerNorm
     from nbcnn.nn.optim import SGD, Adam, AdamW, Constant, Cosine, OneCycle, Piecewise, StepDecay
     from nbcnn.nn.resampling import GlobalAvgPool2d, Resize
     from nbcnn.nn.series_layers import GELU, GLU, RMSLE, DepthwiseConv1d, ForecastMSE, LastStep, PointwiseConv1d, StateSpaceConv1d
+    from nbcnn.nn.whitening import Root, Whiten, WhitenPatches
     from nbcnn.plan.graph import ShapeError
     from nbcnn.run.allocation import MemoryPlanError
     from nbcnn.train.callbacks import EarlyStopping, Progress
@@ -65,6 +67,7 @@ _HOMES = {
     "model.history": ("History",),
     "model.network": ("Model",),
     "nn.activations": ("ELU", "HardSwish", "PReLU", "ReLU6", "Tanh"),
+    "nn.corruption": ("KSparse", "MaskSquares", "Noise"),
     "nn.layers": (
         "MSE",
         "AvgPool2d",
@@ -83,11 +86,12 @@ _HOMES = {
         "Upsample2d",
     ),
     "nn.losses": ("L1", "BCEWithLogits", "Huber"),
-    "nn.models": ("autoencoder", "mnist_cnn", "s4convd"),
+    "nn.models": ("autoencoder", "mnist_cnn", "s4convd", "patches", "patches2"),
     "nn.norms": ("EvoNormB0", "EvoNormS0", "BatchNorm2d", "GroupNorm", "InstanceNorm2d", "LayerNorm"),
     "nn.optim": ("SGD", "Adam", "AdamW", "Constant", "Cosine", "OneCycle", "Piecewise", "StepDecay"),
     "nn.resampling": ("GlobalAvgPool2d", "Resize"),
     "nn.series_layers": ("GELU", "GLU", "RMSLE", "DepthwiseConv1d", "ForecastMSE", "LastStep", "PointwiseConv1d", "StateSpaceConv1d"),
+    "nn.whitening": ("Root", "Whiten", "WhitenPatches"),
     "plan.graph": ("ShapeError",),
     "run.allocation": ("MemoryPlanError",),
     "train.callbacks": ("EarlyStopping", "Progress"),
@@ -134,14 +138,17 @@ __all__ = [
     "History",
     "Huber",
     "InstanceNorm2d",
+    "KSparse",
     "LastStep",
     "LayerNorm",
     "LeakyReLU",
     "Linear",
     "Loaded",
+    "MaskSquares",
     "MaxPool2d",
     "MemoryPlanError",
     "Model",
+    "Noise",
     "Normalisation",
     "OneCycle",
     "PReLU",
@@ -154,6 +161,7 @@ __all__ = [
     "Residual",
     "Resize",
     "Result",
+    "Root",
     "ShapeError",
     "Sigmoid",
     "Softmax",
@@ -164,10 +172,14 @@ __all__ = [
     "Tanh",
     "Upsample2d",
     "UsageError",
+    "Whiten",
+    "WhitenPatches",
     "__version__",
     "autoencoder",
     "load",
     "mnist_cnn",
+    "patches",
+    "patches2",
     "s4convd",
     "use_device",
 ]

@@ -33,7 +33,22 @@ from nbcnn.ops.conv.winograd import nine_products
 from nbcnn.ops.conv_norm import two_ops as conv_evonorm
 from nbcnn.ops.conv_norm import wgmma as conv_wgmma
 from nbcnn.ops.conv_norm import winograd as conv_winograd
-from nbcnn.ops.images import avgpool, convert, flatten, gather, global_mean, maxpool, pool, resize, unpool, upsample
+from nbcnn.ops.images import (
+    avgpool,
+    convert,
+    corrupt,
+    flatten,
+    gather,
+    global_mean,
+    ksparse,
+    maxpool,
+    patches,
+    pool,
+    resize,
+    unpool,
+    upsample,
+    whiten,
+)
 from nbcnn.ops.kernel.row import Ops, Row
 from nbcnn.ops.losses import mse, pairs, rmsle, softmax_xent, weighted_xent
 from nbcnn.ops.norms import b0, b0_ranks, batch, dropout, fold, group, layer, s0
@@ -51,6 +66,7 @@ MODULES: tuple[ModuleType, ...] = (
     *(activations, add, evonorm, s0, b0, b0_ranks),
     *(batch, fold, group, layer, dropout, softmax),
     *(maxpool, avgpool, upsample, flatten, convert, gather),
+    *(whiten, patches, corrupt, ksparse),
     *(mse, softmax_xent, rmsle, gemm),
     *(pairs, weighted_xent, prelu, pool, global_mean, resize),
     *(sgd, adam, grad_norm, pack_weights, advance, accumulate, ema),

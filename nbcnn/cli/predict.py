@@ -57,6 +57,7 @@ def _predict(flags: SimpleNamespace) -> int:
     from nbcnn.files.errors import UsageError
     from nbcnn.gpu.select import use_device
     from nbcnn.model import files, pictures
+    from nbcnn.run.colours import in_colours
 
     if flags.device:
         use_device(flags.device)
@@ -72,6 +73,8 @@ def _predict(flags: SimpleNamespace) -> int:
 
         def found(named: list[Path], images: np.ndarray) -> tuple[np.ndarray, list[dict[str, Any]]]:
             outputs = model.net.predict(images, len(images))
+            if outputs.shape == images.shape:
+                outputs = in_colours(model.net, outputs, images)
             return outputs, _rows(model, named, images, outputs, flags.top or 1)
 
         return _told(flags, paths, shape, found, f"{flags.run}, {model.net.mode} {model.net.precision}")

@@ -13,6 +13,7 @@ from nbcnn.cli import train_flags
 from nbcnn.cli.phases import Phases
 from nbcnn.cli.together import together
 from nbcnn.files.errors import UsageError
+from nbcnn.plan.names import FITTED
 
 if TYPE_CHECKING:
     from nbcnn.ranks.team import Team
@@ -39,7 +40,7 @@ def train(given: SimpleNamespace, team: Team, held: ExitStack) -> int:
     flags.quiet = flags.quiet or not team.leads
     read = loading.reading(flags) if team.size == 1 else None  # beside the imports below; of several ranks the first reads first
     phases.mark("flags")
-    from nbcnn.cli import describe, train_data
+    from nbcnn.cli import describe, train_data, train_fitted
     from nbcnn.gpu import compile_pool, ranges
     from nbcnn.run.net import Net
     from nbcnn.run.rows import choose_mode
@@ -53,6 +54,8 @@ def train(given: SimpleNamespace, team: Team, held: ExitStack) -> int:
 
     phases.mark("imports")
     choice = choose_mode(flags.mode, flags.precision, flags.engine, dwconv=flags.dwconv, strict=flags.strict)
+    if flags.model in FITTED:
+        choice = train_fitted.choice(choice, flags)
     row = choice.row
     phases.mark("opening the GPU" if row.device == "gpu" else "choosing the mode")
     if row.device == "gpu":
@@ -70,7 +73,7 @@ def train(given: SimpleNamespace, team: Team, held: ExitStack) -> int:
         choice=choice,
         fusing=not flags.no_fuse,
         seed=flags.seed,
-        init=flags.init,
+        init=train_fitted.random_init(flags),
         strict=flags.strict,
         normalisation=data.normalisation,
     )
@@ -78,6 +81,11 @@ def train(given: SimpleNamespace, team: Team, held: ExitStack) -> int:
     net.tiles.update(tiles)
     phases.mark("the network")
     say(describe.compiling(net))
+    if flags.model in FITTED:
+        return train_fitted.fitted(start, data, net, identity, team, held, say, STARTED)
+    if not start.checkpoint and not flags.explain:
+        train_fitted.prepare(net, data, flags, say)
+        phases.mark("fitting layers to the images")
     tune = None
     if flags.tune and not tiles:
         from nbcnn.run import autotune

@@ -14,6 +14,9 @@ from nbcnn.datasets.augment import Augment
 from nbcnn.datasets.normalisation import Normalisation
 from nbcnn.files.errors import UsageError
 from nbcnn.nn import models
+from nbcnn.nn.corruption import KSparse, MaskSquares, Noise
+from nbcnn.nn.whitening import Whiten
+from nbcnn.plan.graph import names
 from nbcnn.train.callbacks import Classification, Forecasts, Pictures, Plots
 
 
@@ -69,8 +72,8 @@ def material(flags: SimpleNamespace, read: loading.Reading | None = None) -> Mat
     classes = {"classes": len(data.classes)} if own.is_own(data.name) and data.classes else {}
     shape = images.shape[1:]
     layers = own_model.layers_of(flags.model, shape) if own_model.is_own(flags.model) else models.MODELS[flags.model](*shape, **classes)
-    layers = train_loss.with_loss(layers, flags)
-    if layers[-1].needs_labels and data.classes is None:
+    layers = harder(train_loss.with_loss(layers, flags), flags)
+    if getattr(layers[-1], "needs_labels", False) and data.classes is None:
         raise UsageError(
             f"--model {flags.model} classifies, and {data.name} has no labels: --dataset digits and shapes have some and need no network; "
             "cifar10, mnist and fashion-mnist are downloaded"
@@ -93,6 +96,23 @@ def material(flags: SimpleNamespace, read: loading.Reading | None = None) -> Mat
         **labels,
         normalisation=normalisation,
     )
+
+
+def harder(layers: list[Any], flags: SimpleNamespace) -> list[Any]:
+    """`layers` with those that --whiten, --noise, --mask and --sparse put in: in front, and behind the code of a ready-made model.
+
+    Raises UsageError for --sparse where it is not known which layer makes the code.
+    """
+    if flags.sparse:
+        if flags.model not in models.CODES:
+            raise UsageError(
+                f"--sparse stands behind the code, and which layer of {flags.model} makes one is not known: put KSparse among its layers"
+            )
+        at = names(layers).index(models.code(flags.model)) + 1
+        layers = [*layers[:at], KSparse(flags.sparse), *layers[at:]]
+    front: list[Any] = [Whiten()] if flags.whiten else []
+    front += [Noise(flags.noise)] if flags.noise else []
+    return [*front, *([MaskSquares(flags.mask)] if flags.mask else []), *layers]
 
 
 def streaming(flags: SimpleNamespace) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from nbcnn.cli import settings, train_loss
 from nbcnn.cli.flags import ENGINES, MODES, OWN_PRECISION, Parser, count, device, flag, one_of, real
 from nbcnn.files.errors import UsageError
 from nbcnn.files.suggest import called
-from nbcnn.plan.names import DWCONV, MODELS, PRECISIONS
+from nbcnn.plan.names import DWCONV, FITTED, MODELS, PRECISIONS
 
 EXAMPLES = (
     "                                              the fastest mode here; CIFAR-10 if it can be had",
@@ -89,8 +89,25 @@ RECIPES: dict[str, dict[str, Any]] = {
         "clip_norm": 0.5,
         "init": "torch",
     },
+    "features": {
+        "epochs": 23,
+        "batch": 256,
+        "optimizer": "adam",
+        "lr": 0.0002,
+        "momentum": 0.0,
+        "schedule": "cosine",
+        "warmup": 0.5,
+        "weight_decay": 0.0,
+        "clip_value": 0.0,
+        "clip_norm": 0.0,
+        "init": "kmeans",
+        "flip": True,
+        "whiten": True,
+        "sparse": 16,
+    },
 }
 """The settings of a run where no flag says otherwise. A learning rate of None means the optimizer's own, below."""
+RECIPES["plain"] = RECIPES["default"]
 
 MODEL_RECIPES = {"small-autoencoder": "small", "mnist-cnn": "classifier", "mnist-cnn-b0": "classifier", "s4convd": "forecast"}
 """The recipe of a model that has one of its own, where --recipe does not say otherwise."""
@@ -100,6 +117,12 @@ DECOUPLED_DECAY = 0.01
 """The weight decay of adamw where no flag says another."""
 OF_SCHEDULE = {"step_epochs": "step", "gamma": "step", "rise": "one-cycle", "points": "piecewise"}
 """Flags of one schedule alone."""
+
+HARDER = ("whiten", "noise", "mask", "sparse")
+"""Flags that put layers into a network of images."""
+
+TRAINED = (*RECIPES["default"], "recipe", "weights", "freeze", "patience", "flip", "augment", *HARDER)
+"""Flags that say how a network is trained by gradients, which those of `nbcnn.nn.models.FITTED` are not."""
 
 FOR_SERIES = ("width", "blocks", "kernel_init")
 """Flags that only s4convd has."""
@@ -138,6 +161,10 @@ DEFAULTS: dict[str, Any] = {
     "test_share": None,
     "augment": None,
     "normalise": False,
+    "whiten": False,
+    "noise": 0.0,
+    "mask": 0.0,
+    "sparse": None,
     "resident": "auto",
     "sync_stats": False,
     "seed": 0,
@@ -187,7 +214,7 @@ FREE_ON_RESUME = frozenset(
 
 UNBOUND_BY_DEFAULT = frozenset(
     {
-        *("size", "test_share", "augment", "normalise", "freeze"),
+        *("size", "test_share", "augment", "normalise", "freeze", "whiten", "noise", "mask", "sparse"),
         *("huber_delta", "label_smoothing", "class_weights", "ignore_index", "nesterov", *OF_SCHEDULE, "accumulate", "ema"),
     }
 )
@@ -222,6 +249,9 @@ def parser() -> Parser:
     flag(group, "--flip", bool, "mirror each training image with probability 1/2", "off")
     flag(group, "--augment", augment, "change training images at random: flip, flip:alternate, crop:4 (shift up to 4 pixels), cutout:8", "off")
     flag(group, "--normalise", bool, "take each channel's mean off and divide by its deviation, both of the training images", "divide by 255")
+    flag(group, "--whiten", bool, "whiten the images, by a convolution fitted to the training images; an autoencoder gives these back", "off")
+    flag(group, "--noise", real(0), "in training add Gaussian noise of this deviation to what the network sees; the target stays clean", "off")
+    flag(group, "--mask", real(0, below=1), "in training mask this part of the squares of 4×4 pixels; the target stays whole", "off")
     flag(
         group,
         "--resident",
@@ -236,7 +266,8 @@ def parser() -> Parser:
         "--model",
         _model,
         "network; small-autoencoder: 32 and 4 channels inside, not 256 and 128; "
-        "mnist-cnn classifies, with EvoNorm-S0 or B0; s4convd forecasts; or one of your own: file.py:function, package.module:function",
+        "mnist-cnn classifies, with EvoNorm-S0 or B0; patches and patches2: dictionaries of patches, fitted by k-means in one pass instead of being "
+        "trained; s4convd forecasts; or one of your own: file.py:function, package.module:function",
         "autoencoder, on a CPU small-autoencoder; s4convd for energy",
     )
     flag(group, "--width", count(1), "channels inside s4convd", DEFAULTS["width"])
@@ -253,9 +284,11 @@ def parser() -> Parser:
     flag(group, "--class-weights", class_weights, "cross-entropy: how often an example of each class counts, with commas", "1 each")
     flag(group, "--ignore-index", count(-(2**31) + 1, 2**31), "cross-entropy: a label whose examples count nothing", "none")
     flag(group, "--kernel-init", one_of("s4d-lin", "repo"), "first filters of s4convd; repo: one frequency for all states", DEFAULTS["kernel_init"])
-    flag(group, "--init", one_of("torch", "he"), "first weights; torch: U(±1/√fan_in), he: N(0, 2/fan_in)", base["init"])
+    inits = "first weights; torch: U(±1/√fan_in), he: N(0, 2/fan_in); kmeans: atoms of the images' patches, layer by layer, the decoder as torch"
+    flag(group, "--init", one_of("torch", "he", "kmeans"), inits, base["init"])
     flag(group, "--weights", str, "start from the weights of this run, or of this checkpoint of a run, of the same network", "--init", metavar="RUN")
     flag(group, "--freeze", str, "leave these parameters as they are: conv1, conv*, *.bias; several with commas", "none", metavar="PATTERN")
+    flag(group, "--sparse", count(1), "of the code's channels only the N largest of each pixel pass on to the decoder", "all", "channels")
     flag(group, "--seed", count(0, 2**63), "seed of first weights, order of images and flips", 0)
 
     group = made.add_argument_group("optimisation")
@@ -263,7 +296,9 @@ def parser() -> Parser:
         group,
         "--recipe",
         one_of(*RECIPES),
-        "set of defaults; small: batch 16, adam, lr 0.003, 10 epochs; per-image: batch 1, lr 0.001, He init, clip-value 5, 20 epochs; "
+        "set of defaults; plain: the default by its name, for the least error of reconstruction; features: for a code to classify by, of whitened "
+        "images, a k-means start, then k-sparse training, batch 256, adam, 23 epochs; small: batch 16, adam, lr 0.003, 10 epochs; per-image: batch "
+        "1, lr 0.001, He init, clip-value 5, 20 epochs; "
         "classifier: batch 128, adam, He init, 10 epochs",
         "default; small-autoencoder: small; mnist-cnn: classifier",
     )
@@ -471,12 +506,15 @@ def _network(chosen: Mapping[str, Any]) -> dict[str, str]:
         dataset = "energy"
     if (model == "s4convd") != (dataset == "energy"):
         raise UsageError(f"--model {model} does not go with --dataset {dataset}: s4convd forecasts energy, the others take images")
-    for_images = [name for name in ("flip", "recipe", "size", "test_share", "augment", "normalise") if name in chosen]
+    for_images = [name for name in ("flip", "recipe", "size", "test_share", "augment", "normalise", *HARDER) if name in chosen]
     if model == "s4convd" and for_images:
         raise UsageError(f"--{for_images[0].replace('_', '-')} is for images, s4convd forecasts series")
     if ("size" in chosen or "test_share" in chosen) and ":" not in dataset:
         name = "size" if "size" in chosen else "test-share"
         raise UsageError(f"--{name} is for --dataset folder:PATH and npz:PATH, this is {dataset}")
+    trained = [name for name in TRAINED if name in chosen and model in FITTED]
+    if trained:
+        raise UsageError(f"--{trained[0].replace('_', '-')} is for networks that are trained; --model {model} is fitted to the images in one pass")
     alien = [name for name in FOR_SERIES if name in chosen and model != "s4convd"]
     if alien:
         raise UsageError(f"--{alien[0].replace('_', '-')} belongs to --model s4convd, this is {model}")
@@ -492,6 +530,9 @@ def on_cpu(flags: SimpleNamespace) -> str:
     if flags.resume or {"epochs", "limit"} & set(flags.given):
         return ""
     small, noun = (FORECAST_ON_CPU, "windows") if flags.model == "s4convd" else (ON_CPU, "images")
+    if flags.model in FITTED:
+        flags.limit = ON_CPU["limit"]
+        return f"NOTE: this runs on the CPU, so it is fitted to {flags.limit:,} images; --limit chooses for itself."
     chosen = {"model", "recipe", "weights", "freeze", *RECIPES["small"]} - {"batch"}
     if flags.model == DEFAULTS["model"] and not chosen & set(flags.given):
         small = RECIPES["small"] | {"model": SMALL, "recipe": "small", "limit": ON_CPU["limit"]}

@@ -16,6 +16,7 @@ from nbcnn.datasets import arrays
 from nbcnn.datasets.arrays import Form, form_of, one_array, seen
 from nbcnn.datasets.augment import Augment
 from nbcnn.datasets.normalisation import Normalisation
+from nbcnn.dictionary import fit as dictionary
 from nbcnn.files.errors import UsageError
 from nbcnn.files.suggest import nearest
 from nbcnn.model import files
@@ -25,6 +26,8 @@ from nbcnn.nn.layers import MSE, SoftmaxCrossEntropy
 from nbcnn.nn.losses import L1, BCEWithLogits, Huber
 from nbcnn.nn.optim import FROZEN, SGD, Adam, Factor, check_number, matching
 from nbcnn.nn.params import INITS
+from nbcnn.nn.whitening import prepared
+from nbcnn.plan.graph import named
 from nbcnn.run.explain import explain, summary
 from nbcnn.run.net import Net
 from nbcnn.run.session import TrainingSession
@@ -348,6 +351,10 @@ class Model:
         images, targets, test_images, test_targets, batches = data
         net, batch = self.net, batches.batch if batches else int(batch_size or min(64, len(images)))
         steps = -(-len(images) // (batch * chances["accumulate"]))
+        if batches is None:
+            dictionary.fit(net, images, self.seed)
+        elif not dictionary.is_fitted(net):
+            raise UsageError("Whiten is fitted to images before training, and x is a callable: nbcnn.dictionary.fit.fit(model.net, images) does it")
         rates = optimizer.rates(epochs * steps, steps)
         kind, moments, before, first_epoch = self._trained or ("", {}, 0, 0)
         if kind != type(optimizer).__name__:
@@ -505,7 +512,7 @@ class Model:
             part = images[start : start + batch_size]
             output = self.net.predict(part, batch_size).astype(np.float64)
             if not self.net.takes_classes:
-                own = self.normalisation.done(part) if self.normalisation else seen(part)
+                own = self._prepared(part, batch_size)
                 target = own if targets is None else seen(targets[start : start + batch_size])
             else:
                 assert targets is not None
@@ -517,8 +524,19 @@ class Model:
         found = {"loss": total / count if count else 0.0}
         return found | {"accuracy": right / max(counted, 1)} if self.net.takes_classes else found
 
+    def _prepared(self, images: np.ndarray, batch: int) -> np.ndarray:
+        """What an autoencoder is to give back of `images`: what it sees of them, as the layers in front that prepare it leave it."""
+        first, _ = prepared(named(self.net.layers))
+        if first:
+            return self._encoder(first[-1][0]).predict(images, batch)
+        return self.normalisation.done(images) if self.normalisation else seen(images)
+
     def features(self, x: Any, at: str, *, batch_size: int = 256, channels_last: bool | None = None) -> np.ndarray:
         """The output of the layer `at` (conv1, relu1, pool1, …, as `summary` names them), float32 (N, …). Raises UsageError for another name."""
+        return self._outputs(self._encoder(at), x, batch_size, channels_last)
+
+    def _encoder(self, at: str) -> Net:
+        """The network up to the layer `at`, with the present weights."""
         net = self.net
         if at not in self._encoders:
             options: dict[str, Any] = {"precision": net.precision, "fusing": self._fuse, "normalisation": self.normalisation}
@@ -527,7 +545,7 @@ class Model:
         encoder = self._encoders[at]
         weights = net.params.as_dict()
         encoder.params.load_dict({name: weights[name] for name in encoder.params.names})
-        return self._outputs(encoder, x, batch_size, channels_last)
+        return encoder
 
     # -- weights and files
 

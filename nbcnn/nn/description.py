@@ -13,7 +13,7 @@ from dataclasses import Field, fields
 from typing import Any
 
 from nbcnn.files import document
-from nbcnn.nn import activations, losses, norms, resampling, series_layers
+from nbcnn.nn import activations, corruption, losses, norms, resampling, series_layers, whitening
 from nbcnn.nn import layers as plain_layers
 from nbcnn.nn.layers import Residual
 
@@ -37,7 +37,7 @@ class DescriptionError(ValueError):
 
 def known_layers() -> dict[str, type]:
     """The layers and losses of this package by the name of their class."""
-    modules = (plain_layers, norms, series_layers, activations, losses, resampling)
+    modules = (plain_layers, norms, series_layers, activations, losses, resampling, whitening, corruption)
     found = [value for module in modules for value in vars(module).values() if isinstance(value, type) and value.__module__ == module.__name__]
     return {kind.__name__: kind for kind in found if hasattr(kind, "build") and hasattr(kind, "kind") and not kind.__name__.startswith("_")}
 

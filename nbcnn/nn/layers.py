@@ -775,4 +775,4 @@ def _filled(layer: Any, x: Buf, scope: str) -> Any:
         return layer
     if name == "in_features" and len(x.shape) != 2:
         raise ShapeError(f"{scope} takes vectors (N, F), got {x.shape}; Flatten makes vectors of images")
-    return replace(layer, **{name: x.shape[1]})
+    return replace(layer, **{name: x.shape[1:] if name == "image" else x.shape[1]})

@@ -6,9 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from nbcnn.files.errors import UsageError
-from nbcnn.nn.layers import MSE, Conv2d, Flatten, Linear, MaxPool2d, ReLU, Residual, SoftmaxCrossEntropy, Upsample2d
+from nbcnn.nn.corruption import without
+from nbcnn.nn.layers import MSE, AvgPool2d, Conv2d, Flatten, Linear, MaxPool2d, ReLU, Residual, SoftmaxCrossEntropy, Upsample2d
 from nbcnn.nn.norms import EvoNormB0, EvoNormS0
 from nbcnn.nn.series_layers import GELU, GLU, RMSLE, ForecastMSE, LastStep, PointwiseConv1d, StateSpaceConv1d
+from nbcnn.nn.whitening import Root, WhitenPatches
 from nbcnn.plan.graph import named
 
 
@@ -102,6 +104,50 @@ def s4convd(
     return [PointwiseConv1d(wide, in_channels=channels), *(Residual(*block) for _ in range(blocks)), *ends]
 
 
+def patches(height: int = 32, width: int = 32, atoms: int = 1792, size: int = 6, cells: int = 3) -> list[Any]:
+    """An encoder of one dictionary: whitened patches, their products with `atoms` atoms above a threshold, means over cells × cells parts of it.
+
+    Shapes: (N, C, height, width) → (N, atoms, cells, cells), float32; patches have size × size pixels. It has no loss: `fit_encoder` of
+    `nbcnn.dictionary.fit`, and `nbcnn train --model patches`, fit it to images without labels. Raises UsageError for images that are too
+    small. Source: A. Coates, H. Lee, A. Y. Ng, AISTATS 2011.
+
+    Example:
+        >>> import nbcnn
+        >>> nbcnn.Model(nbcnn.patches(), mode="cpu", input_shape=(3, 32, 32)).net.output_shape
+        (1792, 3, 3)
+    """
+    least = min(height, width) - size + 1
+    if least < cells:
+        raise UsageError(f"images of {height}×{width} are too small for {cells}×{cells} parts of patches of {size}×{size}")
+    return [WhitenPatches(size), Conv2d(atoms, 1), ReLU(), _parts(least, cells)]
+
+
+def _parts(extent: int, cells: int) -> AvgPool2d:
+    """Means over cells × cells windows, as disjoint as can be, that cover the whole of `extent` positions."""
+    stride = extent // cells
+    return AvgPool2d(extent - (cells - 1) * stride, stride)
+
+
+def patches2(height: int = 32, width: int = 32, atoms: tuple[int, int] = (1024, 1792), projected: int = 96) -> list[Any]:
+    """An encoder of two dictionaries: the first one's products, as a fine grid of means, are the image that the second one has patches of.
+
+    Shapes: (N, C, height, width) → (N, atoms[1], 3, 3), float32, of images of 32×32. `projected` is the number of principal components of the first
+    dictionary's means. It has no loss: `nbcnn.dictionary.fit.fit_encoder` fits it. Raises UsageError for images that are too small. Source:
+    A. Coates, A. Y. Ng, "Selecting receptive fields in deep networks", NIPS 2011.
+
+    Example:
+        >>> import nbcnn
+        >>> nbcnn.Model(nbcnn.patches2(atoms=(8, 16), projected=4), mode="cpu", input_shape=(3, 32, 32)).net.output_shape
+        (16, 3, 3)
+    """
+    fine = (min(height, width) - 8) // 2 - 1  # positions of a patch of 3×3 means of 3×3 products of patches of 6×6 pixels
+    if fine < 3:
+        raise UsageError(f"images of {height}×{width} are too small for two layers of patches: they need 16×16 pixels")
+    first = [WhitenPatches(6), Conv2d(atoms[0], 1), ReLU(), AvgPool2d(3, 2), Root()]
+    second = [Conv2d(projected, 1), WhitenPatches(3, norm=1e-6), Conv2d(atoms[1], 1), ReLU(), _parts(fine, 3)]
+    return [*first, *second]
+
+
 LOSSES = ("log-mse", "rmsle")
 """The losses that `s4convd` can be trained with."""
 
@@ -110,6 +156,8 @@ MODELS: Mapping[str, Callable[..., list[Any]]] = {
     "small-autoencoder": lambda channels, height, width, classes=10: autoencoder(channels, wide=32, code=4),
     "mnist-cnn": lambda channels, height, width, classes=10: mnist_cnn(classes),
     "mnist-cnn-b0": lambda channels, height, width, classes=10: mnist_cnn(classes, norm="b0"),
+    "patches": lambda channels, height, width, classes=10: patches(height, width),
+    "patches2": lambda channels, height, width, classes=10: patches2(height, width),
 }
 """Networks of images by the name that `--model` takes: from channels, height and width of the images, and the number of classes, to the layers.
 `s4convd` takes series.
@@ -120,7 +168,10 @@ than four that were trained to restore the image (docs/log/training.md).
 """
 
 
-CODES: Mapping[str, str] = {"autoencoder": "pool2", "small-autoencoder": "pool2", "mnist-cnn": "pool2", "mnist-cnn-b0": "pool2"}
+CODES: Mapping[str, str] = {"autoencoder": "pool2", "small-autoencoder": "pool2", "mnist-cnn": "pool2", "mnist-cnn-b0": "pool2"} | {
+    "patches": "avgpool1",
+    "patches2": "avgpool2",
+}
 """By the same name, the layer whose output is the model's code."""
 
 
@@ -132,11 +183,12 @@ def code(model: str) -> str:
 
 
 def encoder(layers: Sequence[Any], code: str) -> list[Any]:
-    """The part of a network that makes its code: everything up to and including the layer `code`, by its name (conv1, pool2, …).
+    """The part of a network that makes its code: everything up to and including the layer `code`, by its name (conv1, pool2, …), but for
+    what is there for training alone.
 
     Raises UsageError if no layer has that name; the loss is none.
     """
     body = [name for name, layer in named(layers) if not hasattr(layer, "needs_labels")]
     if code not in body:
         raise UsageError(f"no layer {code!r} whose output could be the code; the layers are {', '.join(body)}")
-    return list(layers[: body.index(code) + 1])
+    return without(list(layers[: body.index(code) + 1]))

@@ -118,6 +118,8 @@ class Tape:
         self.states: dict[str, Buf] = {}
         self.part, self.together = 1.0, False
         self.count: Buf | None = None
+        # The input as the layers in front leave it that prepare it (whitening), which an autoencoder gives back; None without such layers.
+        self.prepared: Buf | None = None
 
     def temp(self, name: str, shape: Shape, dtype: str = "float32", *, after_relu: bool = False, masked: bool = False) -> Buf:
         """A new temporary; `Buf` explains `after_relu` and `masked`."""

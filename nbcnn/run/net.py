@@ -176,12 +176,15 @@ class Net:
         return Recorded(tuple(drop_dead(steps)), io)
 
     def record_loss(self, tape: Tape, x: Buf, target: Buf | None) -> tuple[Buf, Buf, Callable[[Buf], Buf]]:
-        """Record forward and loss; return its value, its gradient, and the backward of the body. A `target` of None is the input."""
+        """Record forward and loss; return its value, its gradient, and the backward of the body.
+
+        A `target` of None is the input, as the layers in front that prepare it leave it.
+        """
         if not self.has_loss:
             raise UsageError("this net has no loss: the last entry of its layers must be one (MSE, SoftmaxCrossEntropy)")
         *body, (_, loss) = self._fused(self.layers)
         y, backward = trace(tape, body, x)
-        value, dy = loss.build(tape, y, x if target is None else target, loss.kind)
+        value, dy = loss.build(tape, y, (tape.prepared or x) if target is None else target, loss.kind)
         return value, dy, backward
 
     def lower(self, recorded: Recorded, branching: bool = False) -> Plan:

@@ -22,8 +22,10 @@ from nbcnn.files.errors import UsageError
 from nbcnn.gpu.ranges import Mark, nothing
 from nbcnn.nn.optim import Factors, check_number
 from nbcnn.nn.params import ParameterError, under
+from nbcnn.nn.whitening import fixed
 from nbcnn.ops.update.advance import COUNT, EPOCH, LAST_LOSS, LOSS_SUM, NONFINITE, POSITION, SEED, STEP
 from nbcnn.ranks.team import ALONE, Team
+from nbcnn.run.colours import in_colours
 from nbcnn.run.explain import explain
 from nbcnn.run.net import Net
 from nbcnn.run.planning import Training
@@ -138,7 +140,7 @@ class TrainingSession:
         augment = augment or Augment()
         if flip and not augment.flip:
             augment = replace(augment, flip=True)
-        own = dict(factors or {})
+        own = fixed(net.layers) | dict(factors or {})
         self.training = Training(net, sets, optimizer, batch, len(self._rates), augment, team, sync_stats, own, micro, float(ema))
         self.training.check()
         if resident is False or batches:
@@ -366,8 +368,7 @@ class TrainingSession:
 
     def reconstruct(self, images: np.ndarray) -> np.ndarray:
         """The network's output for a few images, float32, as values of pixels: a byte of 255 is 1."""
-        outputs = self.net.predict(images, batch=len(images))
-        return self.net.normalisation.undone(outputs) if self.net.normalisation else outputs
+        return in_colours(self.net, self.net.predict(images, batch=len(images)), images)
 
     def first_nonfinite(self) -> str:
         """Repeat the step at the present position launch by launch; name the first result that is not finite."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from nbcnn import ops as package
 from nbcnn.lab.measure.kernels import as_if_on, capability_of
 from nbcnn.lab.measure.plans import H200
 from nbcnn.modes import MODES, Row, with_dwconv
-from nbcnn.nn import activations, norms, resampling, series_layers
+from nbcnn.nn import activations, corruption, norms, resampling, series_layers, whitening
 from nbcnn.nn import layers as plain_layers
 from nbcnn.nn.activations import PReLU
 from nbcnn.nn.fuse import fuse
@@ -55,9 +55,11 @@ from nbcnn.ops.products.gemm import launch_gemm_nt
 from nbcnn.ops.products.gram_wgmma import launch_gram
 from nbcnn.ops.products.parts import launch_product
 from nbcnn.ops.products.rbf import launch_rbf
+from nbcnn.ops.products.winners import launch_keep_winner
 from nbcnn.ops.series.dwconv1d import VARIANTS as DWCONV
 from nbcnn.ops.svm import mirror, rows, smo
 from nbcnn.plan.graph import Buf, Planned, Resolution, Step, Sync, Tape, drop_dead, lower, named, trace
+from nbcnn.plan.names import FITTED
 from nbcnn.plan.shapes import numel
 from nbcnn.plan.storage import numpy_dtype
 from nbcnn.run.resolve import resolver
@@ -82,6 +84,7 @@ class User:
     batches    images or series of a step.
     ranks      processes that train together and share the statistics of a batch.
     gathered   False: the caller hands in floats of its own, as to `Net.gradients`, instead of a resident data set.
+    trained    False: it is only applied.
     dwconv     the variant of depthwise convolution that is asked for.
     ema        the decay of an average of the weights, 0 without one. parts: of a step's batch, whose gradients are added up.
     """
@@ -94,6 +97,7 @@ class User:
     optimizer: Any = MOMENTUM
     ranks: int = 1
     gathered: bool = True
+    trained: bool = True
     dwconv: str = "auto"
     ema: float = 0.0
     parts: int = 1
@@ -120,7 +124,7 @@ def _model(name: str) -> User:
     return User(name, "ready-made", lambda: MODELS[name](*shape), shape, BATCHES, Adam() if "mnist" in name else MOMENTUM)
 
 
-_LARGE = [name for name in MODELS if name != "small-autoencoder"]
+_LARGE = [name for name in MODELS if name != "small-autoencoder" and name not in FITTED]
 
 READY = (*map(_model, _LARGE), User("s4convd", "ready-made", s4convd, HOURS, BATCHES, Adam(clip_norm=0.5)))
 """The ready models with the update of their recipe, but for the small autoencoder: its layers are the large one's, and it is there for CPUs."""
@@ -161,11 +165,11 @@ def _others() -> list[User]:
     ready = {kind for user in READY if user.layers for kind in _kinds(user.layers())}
     return [
         User(name, "layer", _behind_conv(layer()), SMALL)
-        for module in (plain_layers, norms, series_layers, activations, resampling)
+        for module in (plain_layers, norms, series_layers, activations, resampling, whitening, corruption)
         for name, layer in vars(module).items()
         if isinstance(layer, type) and layer.__module__ == module.__name__ and hasattr(layer, "build") and not hasattr(layer, "needs_labels")
         if hasattr(layer, "kind")  # what several layers inherit from has none
-        if not name.startswith("_") and layer not in ready
+        if not name.startswith("_") and layer not in ready and not hasattr(layer, "prepares")
         if all(p.default is not Parameter.empty for p in signature(layer).parameters.values())
     ]
 
@@ -183,6 +187,16 @@ LOSSES_AND_UPDATES = (
     replace(_trained_for(SoftmaxCrossEntropy(label_smoothing=0.1)), name="SoftmaxCrossEntropy (smoothed)", parts=3),
 )
 """Networks for the losses, optimizers and averages of weights that no ready model has; `parts`: gradients are added up."""
+
+
+def _features() -> list[Any]:
+    layers = MODELS["autoencoder"](*COLOUR)
+    return [whitening.Whiten(), corruption.Noise(), corruption.MaskSquares(), *layers[:6], corruption.KSparse(), *layers[6:]]
+
+
+def _dictionary(name: str) -> list[Any]:
+    return [*MODELS[name](*COLOUR), Flatten(), Linear(10), SoftmaxCrossEntropy()]
+
 
 USERS = (
     *READY,
@@ -218,8 +232,11 @@ USERS = (
         _forecast(PointwiseConv1d(64), DepthwiseConv1d(33)),
         (4, 1024),
     ),
+    User("autoencoder --recipe features", "ready-made, on whitened images, spoiled in every way", _features),
+    *(User(name, "ready-made, fitted by k-means", partial(_dictionary, name), trained=False) for name in FITTED),
     User("gemm", "products of matrices, an op of every row; of kernel matrices only im2col's so far"),
     User("classify", "support vector machines, kernel ridge"),
+    User("k-means", "dictionaries and first weights"),
     User("ladder --hopper", "teaching: one convolution in six kernels on the tensors of tensorcore bf16; nothing trains by them"),
 )
 
@@ -261,7 +278,7 @@ def _record(user: User, batch: int, training: bool, fused: Sequence[str]) -> tup
         tape.emit("gather", [Buf("images", (batch, *shape), "uint8", "io"), order, state], [x], "input", flip=False)
         tape.emit("gather_labels", [Buf("labels", (batch,), "int32", "io"), order, state], [y], "input")
     out, backward = trace(tape, body, x)
-    value, dy = loss.build(tape, out, y if loss.needs_labels else x, loss.kind)
+    value, dy = loss.build(tape, out, y if loss.needs_labels else tape.prepared or x, loss.kind)
     layout = ParameterLayout(parameters(made))
     weights, grads = Buf("all weights", (layout.size,), home="param"), Buf("all gradients", (layout.size,), home="grad")
     if training:
@@ -304,7 +321,7 @@ def _of_row(row: Row, arch: str, recorded: Callable[..., tuple[list[Step], Buf]]
             known[user.dwconv] = chosen, _remembering(resolver(chosen, H200, capability_of(arch)))
         (chosen, resolve), seen = known[user.dwconv], set()
         for batch in user.batches if user.layers else ():
-            for training in (True, False):
+            for training in (True, False) if user.trained else (False,):
                 for fused in (tuple(chosen.ops), ()):
                     steps, weights = recorded(user, batch, training, fused)
                     for item in lower(steps, row.layout, resolve, weights, row.store).steps:
@@ -378,7 +395,9 @@ def _kernel_matrices(row: Row, arch: str) -> list[Use]:
     ]
     if arch == "90a":
         made += [("rows", rows.launch_halves(f, h, 64.0, 2**20)), ("rbf", launch_gram(halves, halves, f, (1024, 1024, 1024), 1024, 0.1, 1.0, 132))]
-    return [Use(classify, row, arch, op, launch) for op, launch in made]
+    means = next(user for user in USERS if user.name == "k-means")
+    products = [("gemm", launch_gemm_nt(f, f, f, 1024, 1024, 108)), ("winners", launch_keep_winner(f, 1024, 1024))]
+    return [Use(classify, row, arch, op, launch) for op, launch in made] + [Use(means, row, arch, op, launch) for op, launch in products]
 
 
 def _hopper_ladder(row: Row, arch: str) -> list[Use]:

@@ -10,6 +10,7 @@
     elu_fprop         x -> y   alpha                      elu_dgrad         dy, y -> dx       alpha
     relu6_fprop       x -> y                              relu6_dgrad       dy, y -> dx
     hard_swish_fprop  x -> y                              hard_swish_dgrad  dy, x -> dx
+    root_fprop        x -> y   offset                     root_dgrad        dy, x -> dx       offset
 
 Tensors have any shape. The layer of the same name stands in layers.py, activations.py or series_layers.py of nbcnn/nn.
 """
@@ -28,6 +29,7 @@ from nbcnn.ops.activations.hard_swish import HARD_SWISH
 from nbcnn.ops.activations.leaky_relu import LEAKY_RELU
 from nbcnn.ops.activations.relu import RELU
 from nbcnn.ops.activations.relu6 import RELU6
+from nbcnn.ops.activations.root import ROOT
 from nbcnn.ops.activations.sigmoid import SIGMOID
 from nbcnn.ops.activations.swish import SWISH
 from nbcnn.ops.activations.tanh import TANH
@@ -36,7 +38,7 @@ from nbcnn.ops.kernel.case import IMAGES, Case, Gradient, Shapes, label_of, norm
 from nbcnn.ops.kernel.elementwise import Activation, supports
 from nbcnn.ops.kernel.traffic import streamed
 
-ACTIVATIONS = {each.name: each for each in (RELU, LEAKY_RELU, SIGMOID, SWISH, GELU, GELU_TANH, TANH, ELU, RELU6, HARD_SWISH)}
+ACTIVATIONS = {each.name: each for each in (RELU, LEAKY_RELU, SIGMOID, SWISH, GELU, GELU_TANH, TANH, ELU, RELU6, HARD_SWISH, ROOT)}
 """By name: the ops are NAME_fprop and NAME_dgrad."""
 
 EPILOGUES = {name: each for name, each in ACTIVATIONS.items() if each.epilogue}
