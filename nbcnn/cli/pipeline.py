@@ -147,7 +147,7 @@ class Job:
         return "cpu" in (self.given.mode, self.given.device)
 
     def named(self, *names: str) -> list[str]:
-        """Those of this command's flags that were given, as words."""
+        """The words of this command's flags of these names, of those that were given."""
         found: list[str] = []
         for name in names:
             value = getattr(self.own, name.replace("-", "_"))
