@@ -17,21 +17,23 @@ from typing import Any
 from nbcnn.gpu import kernel_store
 
 ABI_VERSION = 8
-"""The byte of an ELF file that says which version of the ABI it follows. nvJitLink of CUDA 12 writes 7 there, that of CUDA 13 writes 8, and what a
-driver of CUDA 12 cannot read it refuses."""
-NEWEST_FOR_CUDA_12 = 7
+"""The byte of an ELF file that says which version of the ABI it follows. For architectures before 10.0 nvJitLink of CUDA 12 writes 7 there and
+that of CUDA 13 writes 8, which drivers of CUDA 12 refuse; from 10.0 on both write 8, which the first drivers for these GPUs (CUDA 12.8) read."""
 _BLOCK = re.compile(r"(<!-- sizes of kernels, made by .ci/kernels_table.py -->\n).*?(<!-- end of sizes -->)", re.S)
 
 
-def versions(package: Path) -> set[int]:
-    """The ABI versions of all cubins of a package. Raises SystemExit for a file that is damaged."""
+def for_cuda_13(package: Path) -> list[str]:
+    """The architectures of a package whose cubins load on drivers of CUDA 13 only. Raises SystemExit for a file that is damaged."""
     found = set()
     for path in package.rglob(f"*{kernel_store.SUFFIX}"):
         stored = kernel_store.parsed(path.read_bytes())
         if stored is None:
             raise SystemExit(f"{path} is damaged")
-        found.add(stored.cubin[ABI_VERSION])
-    return found
+        arch = stored.header["arch"]
+        old = stored.cubin[ABI_VERSION] < 8 or (int(arch.rstrip("a")) >= 100 and "nvidia-nvjitlink-cu12" in stored.header["compilers"])
+        if not old:
+            found.add(arch)
+    return sorted(found)
 
 
 def table(rows: list[dict[str, Any]], package: Path) -> str:
@@ -57,12 +59,9 @@ def main(rows: Path, package: Path, page: Path | None = None) -> int:
     print(text)
     if page:
         page.write_text(_BLOCK.sub(lambda found: found[1] + text + found[2], page.read_text()))
-    newest = max(versions(package))
-    if newest > NEWEST_FOR_CUDA_12:
-        print(
-            f"these kernels (ABI version {newest}) load on drivers of CUDA 13 only (580 and later); the extra cu12 builds them for CUDA 12, too",
-            file=sys.stderr,
-        )
+    if newer := for_cuda_13(package):
+        words = f"the kernels of {', '.join(newer)} load on drivers of CUDA 13 only (580 and later); the extra cu12 builds them for CUDA 12, too"
+        print(words, file=sys.stderr)
         return 0 if os.environ.get("KERNELS_FOR_CUDA_13") else 1
     return 0
 
