@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import subprocess
+import sys
 import threading
 
 import numpy as np
 import pytest
-from scripts import exits, extract, message
+from scripts import ROOT, exits, extract, message
 
 from nbcnn.classify import classifier, kept
 from nbcnn.classify.features import Origin, read_features
 from nbcnn.cli import classify, part, pipeline, train
 from nbcnn.datasets import DataMissing
+from nbcnn.gpu.language import SIMULATOR
 from nbcnn.train import checkpoint
 from nbcnn.train.trainer import Trainer
 
@@ -144,6 +148,53 @@ def test_a_folder_without_a_pipeline_is_neither_resumed_nor_overwritten(tmp_path
     (tmp_path / "run" / "config.json").write_text("mine")
     assert "is there already" in message(capsys, 2, run(tmp_path, "--quiet"))
     assert (tmp_path / "run" / "config.json").read_text() == "mine"
+
+
+# On a GPU
+
+COMPILED_AHEAD = """
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+import numpy as np
+import played_driver
+
+played_driver.install()
+together, alone = played_driver.compile_nothing()
+from nbcnn.cli import pipeline, train_flags
+from nbcnn.cli.part import Behind
+from nbcnn.nn import models
+from nbcnn.run.net import Net
+
+layers = models.MODELS["autoencoder"](3, 32, 32)
+net = Net(layers, (3, 32, 32), mode="tensorcore")
+images = np.zeros((600, 3, 32, 32), np.uint8)
+data = SimpleNamespace(layers=layers, shape=images.shape[1:], train=images, test=images[:100], labels=np.arange(600) % 10)
+own, rest = pipeline.parser().parse_known_args(["--mirror"])
+behind = Behind()
+for compiled in (0, 1):
+    pipeline._compile_ahead(pipeline.Job(own, rest, train_flags.parse(rest), [], Path("out")), behind, net, data, compiled)
+    behind.wait()
+    print(len(together))
+encoder = Net(models.encoder(layers, "pool2"), images.shape[1:], mode="tensorcore")
+for part in (data.train, data.test):
+    for block in encoder.predict_batches(part):
+        pass
+print(len(together), *alone)
+"""
+
+
+@pytest.mark.full  # plans for a GPU, which is played
+@pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
+def test_what_the_next_parts_launch_is_compiled_beside_a_training_that_had_to_compile(tmp_path):
+    tmp_path.chmod(0o700)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]), "NUMBA_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", COMPILED_AHEAD], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    warm, cold, extracted = done.stdout.splitlines()
+    assert warm == "0"
+    assert int(cold) >= 15
+    assert extracted == cold, "the encoder launches a kernel that was not compiled before"
 
 
 # What the parts share
