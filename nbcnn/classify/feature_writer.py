@@ -34,7 +34,7 @@ from nbcnn.classify.features import (
 from nbcnn.files.atomic import DiskFull, replace_bytes, temporary
 
 AHEAD = 8
-"""Blocks that wait to be hashed and written: the GPU makes the next ones meanwhile."""
+"""Blocks that wait to be hashed and written: the GPU makes the next ones meanwhile. Blocks that stay in memory anyway may all wait."""
 SYNC_BYTES = 256 << 20
 """Bytes after which the disk is asked to keep what it has, so that little is left to wait for at the end."""
 
@@ -52,7 +52,7 @@ class FeatureWriter:
     holds the folder (`nbcnn.files.lock`).
 
     One thread hashes the blocks and another writes them, beside what the caller does: of 2 GB hashing takes 1.4 s, writing 0.5 s and the disk
-    as long again, computing 0.3 s. An error of theirs is raised by a later `write`, or by `publish`.
+    as long again, computing 0.3 s. `ahead` blocks may wait for each. An error of theirs is raised by a later `write`, or by `publish`.
 
     Raises ValueError for labels of another count, an unknown storage, or mirrored images as csv; DiskFull if the folder's file system has
     not the room.
@@ -68,6 +68,7 @@ class FeatureWriter:
         labels: np.ndarray | None = None,
         storage: str = "npy",
         mirrored: bool = False,
+        ahead: int = AHEAD,
     ) -> None:
         if split not in SPLITS or storage not in STORAGES:
             raise ValueError(f"split must be one of {SPLITS} and storage one of {STORAGES}, got {split!r} and {storage!r}")
@@ -81,6 +82,7 @@ class FeatureWriter:
         self.path = mirrored_path(self.folder, split) if mirrored else named
         self.partial = temporary(self.path)
         self.rows = 0
+        self._ahead = ahead
         self._hash = hashlib.sha256()
         self._threads = [ThreadPoolExecutor(1, thread_name_prefix=f"nbcnn-{what}") for what in ("hash", "write")]
         self._waiting: deque[Future[None]] = deque()
@@ -135,7 +137,7 @@ class FeatureWriter:
         block = np.ascontiguousarray(block, "<f4")
         for thread, work in zip(self._threads, (self._hash_block, self._write_block), strict=True):
             self._waiting.append(thread.submit(work, offset, block))
-        self._settle(2 * AHEAD)
+        self._settle(2 * self._ahead)
         self.rows += len(block)
 
     def _hash_block(self, offset: int, block: np.ndarray) -> None:

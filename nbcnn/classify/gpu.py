@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.classify import ovo
+from nbcnn.classify import ahead, ovo
 from nbcnn.classify.pipeline import Load, Outcome, Report, Settings, by_class, finite, resolution_note
 from nbcnn.classify.scale import Scaler, gamma_of, scaler_of
+from nbcnn.gpu.compile_pool import compile_all
 from nbcnn.gpu.device import Gpu
 from nbcnn.ops.kernel.loops import ceil_div
 from nbcnn.ops.products.gemm import launch_gemm_nt
@@ -419,6 +420,7 @@ def classify(
         raise MemoryError(
             f"{n:,} + {len(test):,} samples of {width:,} features need {need:,} bytes, the GPU has {free:,} free; --device cpu, or --limit"
         )
+    compile_all(ahead.launches(kernel.device.capability, [len(index) for index in members], mirrored=bool(mirrors)))
     starts, count = starts_of(members)
     places = np.empty(n, np.int64)
     for start, index in zip(starts, members, strict=True):

@@ -18,11 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.classify import gram
+from nbcnn.classify import ahead, gram
 from nbcnn.classify.kernel import Samples, kernel
 from nbcnn.classify.pipeline import Load, Outcome, Report, Settings, by_class, finite, gamma_by_scale, resolution_note
 from nbcnn.classify.scale import gamma_of, scaler_of
 from nbcnn.gpu import memory
+from nbcnn.gpu.compile_pool import compile_all
 from nbcnn.ops.products.gram_wgmma import launch_gram
 from nbcnn.ops.products.parts import launch_product
 from nbcnn.ops.svm import rows
@@ -241,6 +242,7 @@ def _on_gpu(
     train, test, *mirrors = features
     kernel, clock, (n, width), ridge = gpu.Kernel(device), time.perf_counter, train.shape, settings.ridge
     progress = report("features to the GPU", (n + len(test)) * (1 + bool(mirrors)))
+    compile_all(ahead.launches(device.capability, [n], mirrored=bool(mirrors), ridge=True))
     members, places = [np.arange(n)], np.arange(n)
     _, count = gpu.starts_of(members)
     pitch = gpu.pitch_of(width)

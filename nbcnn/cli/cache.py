@@ -20,8 +20,18 @@ ACTIONS = {
     "clear": "delete all kernels that are kept, of this and of other versions",
     "warm": "compile what MODEL… launch with the defaults of their recipes, so that their first start compiles nothing",
 }
-MODELS = ("autoencoder", "mnist-cnn", "mnist-cnn-b0", "s4convd")
+MODELS = ("autoencoder", "small-autoencoder", "mnist-cnn", "mnist-cnn-b0", "s4convd")
 """A copy of the names of `nbcnn.cli.ready_models`, which takes longer to import than `--help` may."""
+MULTIPROCESSORS = {
+    "75": (40, 72),  # T4; RTX 6000
+    "80": (108,),  # A100
+    "86": (72, 82, 84),  # A10; 3090; A40, A6000
+    "89": (58, 128, 142),  # L4; 4090; L40S
+    "90a": (114, 132),  # H100 PCIe; H100 SXM, H200, GH200
+    "100": (148,),  # B200
+    "120": (170, 188),  # 5090; RTX PRO 6000
+}
+"""By architecture, how many multiprocessors the usual GPUs have: tiles are chosen by it."""
 EXAMPLES = (
     "python -m nbcnn cache list                            what is kept, and where",
     "python -m nbcnn cache warm autoencoder mnist-cnn      for the GPU of this machine",
@@ -38,7 +48,7 @@ def parser() -> Parser:
     group = made.add_argument_group("warm")
     flag(group, "--arch", some_of(*ARCHITECTURES), "compile for GPUs of these architectures, which need not be here", "this machine's GPU")
     numbers = "choose tiles for GPUs of so many multiprocessors; with --arch"
-    flag(group, "--multiprocessors", _counts, numbers, "132, an H200's", metavar="N,…")
+    flag(group, "--multiprocessors", _counts, numbers, "those of the usual GPUs of each architecture", metavar="N,…")
     flag(group, "--into", str, "write to a folder for the package nbcnn_kernels instead of this user's", "this user's folder", metavar="DIR")
     flag(made.add_argument_group("output"), "--json", bool, "print one line of JSON", "off")
     return made
@@ -113,7 +123,9 @@ def _warm(flags: SimpleNamespace) -> int:
         raise UsageError("--multiprocessors goes with --arch: without it tiles are chosen for the GPU of this machine")
     from nbcnn.gpu import compile_pool, driver, kernel_store
 
-    targets = [(arch, number) for arch in flags.arch or () for number in flags.multiprocessors or (132,)]
+    # In this order, so that what 86 and 89 run of 80 is there before them.
+    asked = sorted(flags.arch or (), key=ARCHITECTURES.index)
+    targets = [(arch, number) for arch in asked for number in flags.multiprocessors or MULTIPROCESSORS[arch]]
     targets = targets or [(driver.arch(), driver.device().attribute("MULTIPROCESSOR_COUNT"))]
     if flags.into is None and kernel_store.folder() is None:
         raise UsageError("no folder of this user's can be written, so nothing can be kept: name one with NUMBA_CACHE_DIR")
@@ -121,13 +133,25 @@ def _warm(flags: SimpleNamespace) -> int:
     compile_pool.warm_up()
     from nbcnn.cli import ready_models
 
-    rows = []
-    for model in flags.models:
-        for arch, number in targets:
+    rows: list[dict[str, Any]] = []
+    met: set[str] = set()
+    for arch, number in targets:
+        for model in flags.models:
             launched = list(ready_models.launches(model, arch, number))
             made = compile_pool.compile_for(launched, arch, into, lambda text: print(text, file=sys.stderr, flush=True))
             sizes = compile_pool.sizes(launched, arch, into)
-            rows.append({"model": model, "arch": arch, "multiprocessors": number, "compiled": len(made), "kernels": len(sizes), "bytes": sum(sizes)})
+            row = {
+                "model": model,
+                "arch": arch,
+                "multiprocessors": number,
+                "compiled": len(made),
+                "kernels": len(sizes),
+                "bytes": sum(sizes.values()),
+            }
+            # What no row before this one has.
+            added = [nbytes for key, nbytes in sizes.items() if key not in met]
+            rows.append(row | {"added_kernels": len(added), "added_bytes": sum(added)})
+            met |= sizes.keys()
     device = kernel_store.summary(into or kernel_store.folder())
     if flags.json:
         print(json.dumps({"rows": rows, **device}))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,7 +16,9 @@ if TYPE_CHECKING:
     import numpy as np
 
     from nbcnn.classify.features import Origin
+    from nbcnn.classify.kept import Opened
     from nbcnn.classify.pipeline import Load, Report
+    from nbcnn.cli.part import Part
     from nbcnn.ranks.team import Team
 
 SUMMARY = "Train an exact RBF SVM on extracted features; accuracies and confusion matrix."
@@ -87,13 +88,18 @@ def main(argv: list[str]) -> int:
     return together(lambda team: run(args, team), without_gpu="--device cpu (or --device auto, which takes the CPU by itself)")
 
 
-def run(args: Any, team: Team) -> int:
-    """Classify as `args` say, this rank of `team` its part; returns the exit code."""
+def run(args: Any, team: Team, part: Part | None = None, given: Opened | None = None) -> int:
+    """Classify as `args` say, this rank of `team` its part; returns the exit code.
+
+    `part` takes the results where this is one of several; `given` are features in memory, which args.features names for the results only.
+    """
     from nbcnn.classify import classifier, pipeline, report
-    from nbcnn.classify.features import read_features
+    from nbcnn.cli.part import Part
     from nbcnn.files.errors import UsageError
     from nbcnn.train.plots import confusion as draw_confusion
 
+    part = part or Part()
+    part.phases.mark("imports")
     out = args.out or args.features / "classify"
     ridge, penalty = args.machine == "ridge", "lambda" if args.machine == "ridge" else "C"
     if wrong := [name for name in args.search or () if name not in (penalty, "gamma")]:
@@ -102,8 +108,10 @@ def run(args: Any, team: Team) -> int:
         )
     on_gpu, why = _on_gpu(args.device or "auto")
     team.agree("device", str(on_gpu).encode())
-    held, train_labels, test_labels, origin, sha256, verified = _open(args.features, args.limit, args.kernel, verify=team.leads, beside=on_gpu)
+    given = given or _open(args.features, args.limit, args.kernel, verify=team.leads, beside=on_gpu)
+    held, train_labels, test_labels, origin, sha256, verified = given
     mirrored = len(held[0]) > 2
+    portable = held[0][::2] if args.portable else ()
     team.agree("features", f"{sha256} {args.limit} {mirrored}".encode())
     out.mkdir(parents=True, exist_ok=True)
     scratch = args.scratch or out
@@ -178,35 +186,32 @@ def run(args: Any, team: Team) -> int:
             try:
                 outcome = trained(load, train_labels, settings, report=bars(name), **({} if on_gpu else {"team": team}))
             finally:
+                part.phases.mark("the classifier" if name == ENCODER else name)
                 # Damaged features explain what may have been raised; and nothing is written that was made of them.
-                verified()
+                result["features_sha256"] = sha256 = verified()
+                part.phases.mark("hashing")
             if not args.quiet:
                 for note in outcome.notes:
                     print(f"note      {name}: {note}", file=sys.stderr)
             scores = report.score(outcome, train_labels, test_labels, len(names))
             rows[name], tables[name] = report.summary(outcome, scores), report.class_table(scores, names)
             if name == ENCODER:
-                stored = read_features(args.features, verify=False) if args.portable else None
-                vectors = (stored.train, stored.train_mirrored if mirrored else None) if stored else ()
-                classifier.save(out / classifier.NAME, outcome, origin, args.features, sha256, *vectors)
                 name_of = "kernel ridge" if ridge else "RBF SVM"
                 title = f"{origin.dataset}: {name_of} on {outcome.width:,} features, {scores.test:.2%} of {len(test_labels):,} test images"
-                draw_confusion(out / "confusion.png", scores.confusion, names, title)
+                part.behind(draw_confusion, out / "confusion.png", scores.confusion, names, title)
+                classifier.save(out / classifier.NAME, outcome, origin, args.features, sha256, *portable)
             report.save_json(out / "classify.json", result)
+            part.phases.mark("results")
 
-    if args.json:
-        print(json.dumps(result))
-    else:
-        print(f"{origin.dataset}, {len(train_labels):,} training and {len(test_labels):,} test images\n")
-        print(report.table(rows), "", tables[ENCODER], "", sep="\n")
-        print(f"{out / 'classify.json'}\n{out / 'confusion.png'}\n{out / classifier.NAME}")
+    lines = [f"{origin.dataset}, {len(train_labels):,} training and {len(test_labels):,} test images\n"]
+    lines += [report.table(rows), "", tables[ENCODER], "", str(out / "classify.json"), str(out / "confusion.png"), str(out / classifier.NAME)]
+    part.results(result, "\n".join(lines), args.json)
     return OK
 
 
-def _open(
-    folder: Path, limit: int | None, kernel: str | None, verify: bool = True, beside: bool = False
-) -> tuple[list[tuple[np.ndarray, ...]], np.ndarray, np.ndarray, Origin, str, Callable[[], None]]:
-    """The first `limit` features in a list of one, to be taken out and freed; their labels, origin and hash; what waits until they are verified.
+def _open(folder: Path, limit: int | None, kernel: str | None, verify: bool = True, beside: bool = False) -> Opened:
+    """The first `limit` features in a list of one, to be taken out and freed; their labels, origin and hash; what waits until they are verified
+    and gives the hash again.
 
     Those of the mirrored images follow if `kernel` is "mirrored", or None and the folder has them. They are verified before, or `beside` what
     is done with them.
@@ -215,7 +220,13 @@ def _open(
     from nbcnn.datasets import DataMissing
 
     features = read_features(folder, verify=verify and not beside)
-    verified = Verification(folder, features).finish if verify and beside else lambda: None
+    verification = Verification(folder, features) if verify and beside else None
+
+    def verified() -> str:
+        if verification:
+            verification.finish()
+        return features.sha256
+
     if features.train_labels is None or features.test_labels is None:
         raise DataMissing(f"{folder} holds features of {features.origin.dataset}, which has no labels; --dataset digits and cifar10 have")
     train_labels, test_labels = features.train_labels[:limit], features.test_labels[:limit]

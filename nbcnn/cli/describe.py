@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import textwrap
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -92,15 +91,19 @@ def _memory(session: Any) -> list[str]:
     return [f"{name:40} {nbytes / 2**20:10,.1f} MiB" for name, nbytes in parts]
 
 
-def summary(
-    result: Result, data: Material, session: Any, run: RunFolder, ready: float, as_json: bool, pictures: Pictures, scores: Mapping[str, float]
-) -> str:
-    """How the run ended, with the scores of its last epoch and the outcome of its pictures: a few lines, or one line of JSON."""
+def results(
+    result: Result, data: Material, session: Any, run: RunFolder, ready: float, pictures: Pictures, scores: Mapping[str, float]
+) -> dict[str, Any]:
+    """How the run ended, with the scores of its last epoch and the outcome of its pictures, for --json."""
     net = session.net
-    if as_json:
-        where = {"run": str(run.path), "dataset": data.name, "mode": net.mode, "precision": net.precision, "device": net.device_name}
-        begun = {"ready_seconds": round(ready, 2), "kernels_compiled": session.compiled}
-        return json.dumps(where | begun | asdict(result) | dict(scores) | pictures.outcome)
+    where = {"run": str(run.path), "dataset": data.name, "mode": net.mode, "precision": net.precision, "device": net.device_name}
+    begun = {"ready_seconds": round(ready, 2), "kernels_compiled": session.compiled}
+    return where | begun | asdict(result) | dict(scores) | pictures.outcome
+
+
+def summary(result: Result, data: Material, session: Any, run: RunFolder, pictures: Pictures, scores: Mapping[str, float]) -> str:
+    """The same for people, in a few lines."""
+    net = session.net
     if result.interrupted:
         return f"stopped at training step {result.step:,} and saved; continue with\n  {called('train')} --resume {run.path}"
     epochs = counted(result.epochs, "epoch")

@@ -7,18 +7,22 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from nbcnn.cli.flags import Parser, count, flag, inference_flags, one_of
+from nbcnn.cli.part import Part
 from nbcnn.cli.together import together
 from nbcnn.files.errors import UsageError
 from nbcnn.files.suggest import called
 
 if TYPE_CHECKING:
+    from nbcnn.classify.features import Origin
     from nbcnn.ranks.team import Team
     from nbcnn.train.checkpoint import Saved
+    from nbcnn.train.runlog import RunFolder
 
 EXAMPLES = (
     "extract runs/20260101-120000-cifar10-im2col",
@@ -59,8 +63,108 @@ def parser() -> Parser:
     return made
 
 
-def extract(flags: SimpleNamespace, team: Team) -> int:
-    """Write the features that the flags describe, each rank of `team` a part of the rows; returns the exit code."""
+@dataclass(frozen=True)
+class Job:
+    """What is extracted: `sets` of images of `data` by the encoder `net`, `batch` at a time, `width` features of each.
+
+    `ready` says that the features are the code of a ready-made model, for which `classify` has controls.
+    """
+
+    net: Any
+    data: Any
+    sets: list[Any]
+    batch: int
+    width: int
+    out: Path
+    origin: Origin
+    ready: bool
+
+    def found(self, computing: float, started: float, sha256: str) -> dict[str, Any]:
+        """The results, for --json. `computing` are the seconds of that, `started` is when it began."""
+        return {
+            "features": str(self.out),
+            "dataset": self.data.name,
+            "labels": self.data.classes is not None,
+            "mode": self.net.mode,
+            "precision": self.net.precision,
+            "images": len(self.data.train_images) + len(self.data.test_images),
+            "mirrored": len(self.sets) > 2,
+            "width": self.width,
+            "compute_seconds": computing,
+            "total_seconds": time.perf_counter() - started,
+            "sha256": sha256,
+        }
+
+
+def extract(flags: SimpleNamespace, team: Team, part: Part | None = None) -> int:
+    """Write the features that the flags describe, each rank of `team` a part of the rows; returns the exit code.
+
+    `part` takes the results where this is one of several.
+    """
+    run, config, saved = opened(flags, team)
+    if flags.images:
+        return extract_files(flags, run, config, saved, team, say_of(flags))
+    job = prepared(flags, team, run, config, saved)
+    from nbcnn.classify.feature_writer import publish
+    from nbcnn.ranks.team import LONG
+
+    started, computing = time.perf_counter(), 0.0
+    with writers(team, job.out, job.data, job.width, flags.format or "npy", job.batch, len(job.sets)) as made:
+        for writer, images in zip(made, job.sets, strict=True):
+            computing += write_split(job.net, writer, images[rows_of(team, len(images), job.batch)], job.batch, flags.quiet)
+        computing = -team.all_min(-computing)
+        if team.leads:
+            team.barrier(LONG)
+            for writer, images in zip(made, job.sets, strict=True):
+                writer.adopt(len(images))
+            identifier = publish(job.out, job.origin, made[0], made[1], (made[2], made[3]) if flags.mirror else None)
+    if team.leads:
+        found = job.found(computing, started, identifier)
+        (part or Part()).results(found, summary(found, baselines=job.ready), flags.json)
+    return 0
+
+
+def remember(flags: SimpleNamespace, held: ExitStack, part: Part, data: Any = None, files: bool = False) -> int:
+    """Keep the features that the flags describe in memory, for the next part (`classify.kept.Kept`), by one process; returns the exit code.
+
+    They are hashed beside what follows, and with `files` written, too; both is done when `held` ends. `data` is the data set, where it is in
+    memory already.
+    """
+    from nbcnn.classify.kept import Kept, Rows
+    from nbcnn.ranks.team import ALONE
+
+    run, config, saved = opened(flags, ALONE)
+    job = prepared(flags, ALONE, run, config, saved, data)
+    part.phases.mark("the encoder")
+    started, computing = time.perf_counter(), 0.0
+    whole = sum(-(-len(images) // job.batch) for images in job.sets)
+    written = held.enter_context(writers(ALONE, job.out, job.data, job.width, "npy", job.batch, len(job.sets), whole)) if files else []
+    named = ("train", "test", "train, mirrored", "test, mirrored")
+    rows = [
+        Rows(name, len(images), job.width, writer) for name, images, writer in zip(named, job.sets, written or [None] * len(job.sets), strict=False)
+    ]
+    kept = held.enter_context(Kept(job.origin, (job.data.train_labels, job.data.test_labels), rows, written))
+    for each, images in zip(rows, job.sets, strict=True):
+        computing += write_split(job.net, each, images, job.batch, flags.quiet)
+    kept.publish(job.out)
+    job.net.close()
+    part.phases.mark("features")
+    part.results(job.found(computing, started, ""), "", True, kept)
+    return 0
+
+
+def say_of(flags: SimpleNamespace) -> Callable[[str], None]:
+    """What says a line on stderr, unless --quiet."""
+
+    def say(text: str) -> None:
+        if text and not flags.quiet:
+            print(text, file=sys.stderr, flush=True)
+
+    return say
+
+
+def opened(flags: SimpleNamespace, team: Team) -> tuple[RunFolder, dict[str, Any], Saved]:
+    """The run that the flags name, its config.json and its checkpoint. The GPU is being opened meanwhile."""
     from nbcnn.gpu import driver
     from nbcnn.gpu.select import use_device
 
@@ -70,15 +174,8 @@ def extract(flags: SimpleNamespace, team: Team) -> int:
         use_device(flags.device)
     if flags.mode != "cpu" and flags.device != "cpu":
         driver.open_ahead()  # beside the imports below
-    from nbcnn import datasets
-    from nbcnn.cli import loading, train_run
-    from nbcnn.datasets import own
     from nbcnn.train import checkpoint
     from nbcnn.train.runlog import RunFolder
-
-    def say(text: str) -> None:
-        if text and not flags.quiet:
-            print(text, file=sys.stderr, flush=True)
 
     if team.size > 1 and flags.format == "csv":
         raise UsageError("--format csv is one file of lines, written in order: several ranks cannot share it; use npy, or one process")
@@ -88,25 +185,30 @@ def extract(flags: SimpleNamespace, team: Team) -> int:
     run = RunFolder(flags.run)
     config = run.read_config()
     # Read once, and hashed as it was read: a training may put a newer one in its place at any time.
-    saved = checkpoint.read(run.best if flags.checkpoint == "best" else run.last)
-    if flags.images:
-        return extract_files(flags, run, config, saved, team, say)
+    return run, config, checkpoint.read(run.best if flags.checkpoint == "best" else run.last)
+
+
+def prepared(flags: SimpleNamespace, team: Team, run: RunFolder, config: dict[str, Any], saved: Saved, data: Any = None) -> Job:
+    """The images that the flags name, or `data`, and the encoder, which has computed its first batch. Every rank must call it."""
+    from nbcnn import datasets
+    from nbcnn.cli import loading, train_run
+    from nbcnn.datasets import own
+
     train_run.check(run, config, saved.path, saved.metadata)
     name, data_dir, limit = config["data"]["name"], flags.data_dir or config["flags"]["data_dir"], flags.limit or config["flags"].get("limit")
 
     def read() -> Any:
-        return datasets.load(name, data_dir=data_dir, limit=limit, progress=not flags.quiet)
+        return data or datasets.load(name, data_dir=data_dir, limit=limit, progress=not flags.quiet)
 
-    if team.size == 1:
+    if team.size == 1 and data is None:
         read = loading.ahead_if_here(name, Path(data_dir), read)  # beside the imports below
-    from nbcnn.classify.feature_writer import publish
     from nbcnn.classify.features import Origin
     from nbcnn.cli import describe
     from nbcnn.nn import models
     from nbcnn.plan.shapes import numel
-    from nbcnn.ranks.team import LONG
     from nbcnn.train import saved_net
 
+    say = say_of(flags)
     layer = saved_net.cut(config["flags"]["model"], flags.at)  # a model without a code is refused before its data is loaded
     with team.first_on_machine():
         data = read()
@@ -118,43 +220,17 @@ def extract(flags: SimpleNamespace, team: Team) -> int:
     code = next(net.predict_batches(data.train_images[:batch], batch)).shape[1:]
     say(f"{net.mode} {net.precision} on {net.device_name}, {data.name}, {saved.path}; ready in {time.perf_counter() - started:.2f} s")
 
-    out, storage, width = Path(flags.out or f"features/{own.short(data.name)}"), flags.format or "npy", numel(code)
+    out = Path(flags.out or f"features/{own.short(data.name)}")
     same = [saved.sha256, data.source, len(data.train_images), net.mode, net.precision, str(out), layer, bool(flags.mirror)]
     team.agree("checkpoint, data or mode", json.dumps(same).encode())
     gpu = None if net.mode == "cpu" else net.device_name
     where = (data.name, data.source, data.classes, data.train_images.shape[1:], code, net.mode, gpu, net.precision)
     origin = Origin(str(run.path), saved.path.name, saved.sha256, *where, model=config["flags"]["model"], layer=flags.at)
-    started, computing = time.perf_counter(), 0.0
     sets = [data.train_images, data.test_images]
     if flags.mirror:
         sets += [images[..., ::-1] for images in sets]
-    with writers(team, out, data, width, storage, batch, len(sets)) as made:
-        for writer, images in zip(made, sets, strict=True):
-            computing += write_split(net, writer, images[rows_of(team, len(images), batch)], batch, flags.quiet)
-        computing = -team.all_min(-computing)
-        if team.leads:
-            team.barrier(LONG)
-            for writer, images in zip(made, sets, strict=True):
-                writer.adopt(len(images))
-            identifier = publish(out, origin, made[0], made[1], (made[2], made[3]) if flags.mirror else None)
-    if not team.leads:
-        return 0
-    found = {
-        "features": str(out),
-        "dataset": data.name,
-        "labels": data.classes is not None,
-        "mode": net.mode,
-        "precision": net.precision,
-        "images": len(data.train_images) + len(data.test_images),
-        "mirrored": bool(flags.mirror),
-        "width": width,
-        "compute_seconds": computing,
-        "total_seconds": time.perf_counter() - started,
-        "sha256": identifier,
-    }
     ready = config["flags"]["model"] in models.CODES and flags.at in (None, models.CODES[config["flags"]["model"]])
-    print(json.dumps(found) if flags.json else summary(found, baselines=ready))
-    return 0
+    return Job(net, data, sets, batch, numel(code), out, origin, ready)
 
 
 def noted_precision(saved: Saved, config: dict[str, Any]) -> str | None:
@@ -169,13 +245,15 @@ def rows_of(team: Team, images: int, batch: int) -> slice:
 
 
 @contextmanager
-def writers(team: Team, out: Path, data: Any, width: int, storage: str, batch: int, sets: int = 2) -> Iterator[list[Any]]:
+def writers(team: Team, out: Path, data: Any, width: int, storage: str, batch: int, sets: int = 2, ahead: int | None = None) -> Iterator[list[Any]]:
     """What writes this rank's part of so many `sets` of features: training, test, and of four the same of the mirrored images.
+
+    `ahead` is that of `FeatureWriter`, None its default.
 
     Each set is one file; when the context closes, all ranks have written.
     Rank 0 holds the folder meanwhile. Raises `lock.Held` if another process writes in it.
     """
-    from nbcnn.classify.feature_writer import FeaturePart, FeatureWriter
+    from nbcnn.classify.feature_writer import AHEAD, FeaturePart, FeatureWriter
     from nbcnn.files import lock
     from nbcnn.ranks.team import LONG
 
@@ -186,7 +264,7 @@ def writers(team: Team, out: Path, data: Any, width: int, storage: str, batch: i
             out.mkdir(parents=True, exist_ok=True)
             whole.enter_context(lock.writing(out))
             made = [
-                whole.enter_context(FeatureWriter(out, split, n, width, labels=labels, storage=storage, mirrored=mirrored))
+                whole.enter_context(FeatureWriter(out, split, n, width, labels=labels, storage=storage, mirrored=mirrored, ahead=ahead or AHEAD))
                 for split, n, labels, mirrored in kinds
             ]
             team.broadcast(json.dumps([writer.partial.name for writer in made]).encode())

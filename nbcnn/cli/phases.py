@@ -8,12 +8,15 @@ from pathlib import Path
 
 
 class Phases:
-    """Seconds of one phase after another; the first is from the start of the process to `began`, a reading of time.perf_counter."""
+    """Seconds of one phase after another, from `began` on, a reading of time.perf_counter.
 
-    def __init__(self, began: float) -> None:
+    `whole`: the first phase is from the start of the process to `began`.
+    """
+
+    def __init__(self, began: float, whole: bool = True) -> None:
         self._last = began
         self.seconds: dict[str, float] = {}
-        if (before := _since_start(began)) is not None:
+        if whole and (before := _since_start(began)) is not None:
             self.seconds["Python"] = before
 
     def mark(self, name: str) -> None:
@@ -22,10 +25,15 @@ class Phases:
         self.seconds[name] = self.seconds.get(name, 0.0) + now - self._last
         self._last = now
 
-    def text(self) -> str:
-        """The phases in a line."""
+    def text(self, what: str = "start") -> str:
+        """The phases in a line, with the name of the whole."""
         parts = ", ".join(f"{name} {seconds:.2f}" for name, seconds in self.seconds.items())
-        return f"  start    {sum(self.seconds.values()):.2f} s: {parts}"
+        return f"  {what:8} {self.total:.2f} s: {parts}"
+
+    @property
+    def total(self) -> float:
+        """Seconds of all phases."""
+        return sum(self.seconds.values())
 
 
 def _since_start(moment: float) -> float | None:

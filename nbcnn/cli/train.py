@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from nbcnn.cli import train_flags
+from nbcnn.cli.part import Part
 from nbcnn.cli.phases import Phases
 from nbcnn.cli.together import together
 from nbcnn.files.errors import UsageError
@@ -21,8 +22,11 @@ if TYPE_CHECKING:
 STARTED = time.perf_counter()
 
 
-def train(given: SimpleNamespace, team: Team, held: ExitStack) -> int:
-    """Run the training that the flags describe, as one rank of `team`; returns the exit code. The run folder is this program's until `held` ends."""
+def train(given: SimpleNamespace, team: Team, held: ExitStack, part: Part | None = None) -> int:
+    """Run the training that the flags describe, as one rank of `team`; returns the exit code. The run folder is this program's until `held` ends.
+
+    `part` takes its results where it is one of several; the next part gets the data set, None of a series.
+    """
     from nbcnn.gpu import driver
     from nbcnn.gpu.select import use_device
 
@@ -30,7 +34,8 @@ def train(given: SimpleNamespace, team: Team, held: ExitStack) -> int:
         use_device(given.device)
     if given.mode != "cpu" and given.device != "cpu":
         driver.open_ahead()  # beside the imports below
-    phases = Phases(STARTED)
+    part = part or Part(Phases(STARTED))
+    phases = part.phases
     from nbcnn.cli import loading, train_run
 
     if given.device and team.size > 1:
@@ -64,6 +69,7 @@ def train(given: SimpleNamespace, team: Team, held: ExitStack) -> int:
         say(train_flags.on_cpu(flags), always=team.leads)
     with team.first_on_machine():
         data = train_data.material(flags, read)
+    part.check(data)
     phases.mark("reading the data")
     rates, identity = train_run.rates(flags, data.count), train_run.identity(flags, data, row)
     team.agree("mode, flags or data", json.dumps([row.mode, row.precision, identity, vars(flags) | {"quiet": None}], default=str).encode())
@@ -124,6 +130,7 @@ def train(given: SimpleNamespace, team: Team, held: ExitStack) -> int:
     run = train_run.claimed(start, data, net.mode, held) if team.leads else start.folder or "runs"
     progress = [] if flags.quiet else [Progress(every_reading=flags.log_every > 0, noun=data.noun, every_time=flags.verbose)]
     pictures = data.pictures(f"{data.short}, {flags.model}, {net.mode} {net.precision}", net)
+    pictures.behind = part.behind
     trainer = Trainer(
         session,
         run,
@@ -150,11 +157,16 @@ def train(given: SimpleNamespace, team: Team, held: ExitStack) -> int:
     say(describe.header(flags, data, session, trainer.run, ready))
     if flags.verbose:
         say(phases.text())
+    part.ready(net, data, session.compiled)
     result = trainer.fit()
+    phases.mark("training")
     session.close()
     if team.leads:
         train_run.record_memory(trainer.run, net)
-        print(describe.summary(result, data, session, trainer.run, ready, flags.json, pictures, trainer.scored))
+        about = (pictures, trainer.scored)
+        text = "" if flags.json else describe.summary(result, data, session, trainer.run, *about)
+        part.results(describe.results(result, data, session, trainer.run, ready, *about), text, flags.json, data.data)
+    phases.mark("what ends it")
     return result.exit_code
 
 

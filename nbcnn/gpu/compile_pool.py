@@ -26,7 +26,7 @@ import nbcnn
 from nbcnn.gpu import driver, identity
 from nbcnn.gpu.compiler import SIMULATOR
 from nbcnn.gpu.kernel_cache import locked
-from nbcnn.gpu.kernel_store import Stored, Wanted, compile_now, find, folder, keep, key_of, load, parsed, trim
+from nbcnn.gpu.kernel_store import Stored, Wanted, compile_now, compilers, find, folder, in_package, keep, key_of, load, own, parsed, trim
 
 MOST_WORKERS = 12
 WORTH_A_WORKER = 2
@@ -43,8 +43,8 @@ class Job:
     key: str
 
 
-def missing(launches: Iterable[Any], arch: str | None = None, only: Path | None = None) -> list[Job]:
-    """The kernels of `launches` that are neither loaded nor on disk (`only`: in this folder), each once. Those on disk are loaded.
+def missing(launches: Iterable[Any], arch: str | None = None, package: Path | None = None) -> list[Job]:
+    """The kernels of `launches` that are neither loaded nor on disk (`package`: in this one), each once. Those on disk are loaded.
 
     With `arch` nothing is loaded: that is for compiling for a GPU that need not be here.
     """
@@ -57,7 +57,9 @@ def missing(launches: Iterable[Any], arch: str | None = None, only: Path | None 
             continue
         wanted = Wanted(launch.kernel, types, arch or driver.arch())
         key = key_of(wanted) or ""
-        stored = find(wanted, key, only) if key else None
+        stored = (find(wanted, key) if package is None else in_package(wanted, key, package)) if key else None
+        if package is not None and stored is not None and stored.header["compilers"] != compilers():
+            stored = None  # a package is of one toolkit: what is left of another is replaced
         if stored is not None and arch is None:
             with suppress(driver.DriverError):  # another driver's precompiled kernel: compiled here instead
                 load(wanted, stored)
@@ -93,22 +95,24 @@ def compile_for(launches: Iterable[Any], arch: str, target: Path | None = None, 
         jobs = missing(launches, arch, target)
         # What this machine's compiler made for the user is as good.
         for job in list(jobs) if target is not None else ():
-            if job.key and folder() is not None and (stored := find(job.wanted, job.key, folder())) is not None:
+            if job.key and (stored := own(job.wanted, job.key)) is not None:
                 keep(job.wanted, stored, target)
                 jobs.remove(job)
         _compile(jobs, say, take)
     return made
 
 
-def sizes(launches: Iterable[Any], arch: str, target: Path | None = None) -> list[int]:
-    """Bytes of each kernel of `launches` for `arch` that is on disk, in `target` or where this process looks."""
-    found = {}
+def sizes(launches: Iterable[Any], arch: str, target: Path | None = None) -> dict[str, int]:
+    """Bytes of each kernel of `launches` for `arch` that is on disk, in the package `target` or where this process looks, by its file's key."""
+    found: dict[str, int] = {}
     for launch in launches:
         if getattr(launch, "kernel", None) is not None:
             wanted = Wanted(launch.kernel, driver.signature(launch.args), arch)
-            if (key := key_of(wanted)) and key not in found and (stored := find(wanted, key, target)) is not None:
-                found[key] = len(stored.content())
-    return list(found.values())
+            key = key_of(wanted)
+            stored = (find(wanted, key) if target is None else in_package(wanted, key, target)) if key else None
+            if stored is not None:
+                found[stored.header["key"]] = len(stored.content())
+    return found
 
 
 def _compile(jobs: list[Job], say: Say | None, take: Callable[[Wanted, Stored], Any]) -> int:

@@ -7,7 +7,7 @@ replaced as a whole, so processes may fill the store at the same time.
 
 First the precompiled kernels are looked at (the package `nbcnn_kernels`, if it is installed), whatever compiled them; then the user's folder
 (`kernel_cache.folder`), of which a file counts only if this machine's compiler made it. Each file says which versions compiled it, and
-`compilers_used` which of them this process has loaded.
+`compilers_used` which of them this process has loaded. In the package architectures of a family share a kernel that is the same in them (`RUNS`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,10 @@ LIMIT = 256 << 20
 _FRESH = 24 * 3600.0
 """Seconds after which a loaded file is marked as used again."""
 HEADER = {"key": str, "name": str, "module": str, "types": [str], "arch": str, "entry": str, "compilers": {str: str}, "seconds": (int, float)}
+RUNS = {"86": ("80",), "89": ("86", "80"), "100a": ("100",), "103a": ("100",), "120a": ("120",), "121a": ("120",)}
+"""By the architecture of a GPU, others whose cubins it runs, the nearest first: the same major number, a minor one that is not larger, and
+without the letter of what only one architecture has (CUDA's binary compatibility). Kernels differ all the same where tiles do, and those have
+other keys."""
 _PACKAGES = ("numba", "numba-cuda", "llvmlite", "nvidia-nvvm", "nvidia-cuda-nvcc-cu12", "nvidia-nvjitlink", "nvidia-nvjitlink-cu12")
 
 
@@ -120,30 +124,42 @@ def precompiled() -> Path | None:
     return path if path.is_dir() else None
 
 
-def find(wanted: Wanted, key: str, only: Path | None = None) -> Stored | None:
-    """The kernel on disk, precompiled or compiled by this machine's compiler; None if there is none, or only damaged or foreign files.
+def find(wanted: Wanted, key: str) -> Stored | None:
+    """The kernel on disk, precompiled or compiled by this machine's compiler; None if there is none, or only damaged or foreign files."""
+    found = in_package(wanted, key, package) if (package := precompiled()) is not None else None
+    return found or own(wanted, key)
 
-    `only` looks into this folder and no other.
-    """
-    for where, own in ((precompiled(), False), (folder(), True)) if only is None else ((only, True),):
-        if where is None:
-            continue
-        path = where / wanted.file_name(key)
-        try:
-            stored = parsed(path.read_bytes())
-        except OSError:
-            continue
-        if stored is None or stored.header["key"] != key:
-            continue
-        # Where no compiler is installed, what one made here before is still good.
-        if own and stored.header["compilers"] != compilers() and "numba" in compilers():
-            continue
-        if own:
-            with suppress(OSError):
-                if time.time() - path.stat().st_mtime > _FRESH:
-                    os.utime(path)
-        return stored
-    return None
+
+def own(wanted: Wanted, key: str) -> Stored | None:
+    """The kernel in the user's folder, if this machine's compiler made it."""
+    where = folder()
+    stored = _read(where, wanted, key) if where is not None else None
+    # Where no compiler is installed, what one made here before is still good.
+    if where is None or stored is None or (stored.header["compilers"] != compilers() and "numba" in compilers()):
+        return None
+    path = where / wanted.file_name(key)
+    with suppress(OSError):
+        if time.time() - path.stat().st_mtime > _FRESH:
+            os.utime(path)
+    return stored
+
+
+def in_package(wanted: Wanted, key: str, package: Path) -> Stored | None:
+    """The kernel in the folder of a package, for this architecture or for one whose cubins it runs (`RUNS`)."""
+    found = _read(package, wanted, key)
+    for arch in RUNS.get(wanted.arch, ()) if found is None else ():
+        other = replace(wanted, arch=arch)
+        if (found := _read(package, other, other.key())) is not None:
+            break
+    return found
+
+
+def _read(where: Path, wanted: Wanted, key: str) -> Stored | None:
+    try:
+        stored = parsed((where / wanted.file_name(key)).read_bytes())
+    except OSError:
+        return None
+    return stored if stored is not None and stored.header["key"] == key else None
 
 
 def keep(wanted: Wanted, stored: Stored, target: Path | None = None) -> None:

@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Any, ClassVar, TextIO
 
 import numpy as np
@@ -171,10 +172,12 @@ class Pictures(Callback):
     files    the names of what it writes into the run folder.
     command  the command of nbcnn that can use the finished run; empty if there is none.
     outcome  further results of the ended run, for --json.
+    behind   called with a function that draws and its arguments; it may draw beside what comes after the training. None: drawn at once.
     """
 
     files: ClassVar[str]
     command: ClassVar[str] = ""
+    behind: Callable[..., None] | None = None
 
     def __init__(self) -> None:
         self.outcome: dict[str, Any] = {}
@@ -185,6 +188,13 @@ class Pictures(Callback):
             # No daemon: Python 3.13 that ends while another thread imports an extension module ends in a segmentation fault.
             self._importing = threading.Thread(target=_import_plots, name="importing Matplotlib")
             self._importing.start()
+
+    def draw(self, function: Callable[..., None], *args: Any) -> None:
+        """Draw one picture."""
+        if self.behind is None:
+            function(*args)
+        else:
+            self.behind(function, *args)
 
     def scores(self) -> dict[str, float]:
         """The numbers that `Trainer` adds to the metrics after every epoch, by name; none here."""
@@ -216,7 +226,7 @@ class Curves(Pictures):
     def _draw(self, trainer: Trainer) -> None:
         from nbcnn.train import plots
 
-        plots.curves(trainer.run.curves, trainer.rows, self.title)
+        self.draw(plots.curves, trainer.run.curves, list(trainer.rows), self.title)
         self._drawn = time.perf_counter()
 
 
@@ -237,7 +247,7 @@ class Plots(Curves):
         from nbcnn.train import plots
 
         super()._draw(trainer)
-        plots.reconstructions(trainer.run.reconstructions, self.images, trainer.session.reconstruct(self.images), self.title)
+        self.draw(plots.reconstructions, trainer.run.reconstructions, self.images, trainer.session.reconstruct(self.images), self.title)
 
 
 def _counted(net: Any, labels: np.ndarray) -> np.ndarray:
@@ -291,15 +301,15 @@ class Classification(Plots):
         run, title = trainer.run, f"{self.title}\ntest accuracy {trainer.scored['test_accuracy']:.2%}"
         if not self.logits.size:  # resumed after its last epoch
             self.scores()
-        plots.curves(run.curves, trainer.rows, self.title)
+        self.draw(plots.curves, run.curves, list(trainer.rows), self.title)
         counted = _counted(self.net, self.labels)
         images, labels, logits = (
             (self.images, self.labels, self.logits) if counted.all() else (each[counted] for each in (self.images, self.labels, self.logits))
         )
         counts = np.zeros((len(self.classes),) * 2, np.int64)
         np.add.at(counts, (labels, logits.argmax(1)), 1)
-        plots.confusion(run.confusion, counts, self.classes, title)
-        plots.mistakes(run.mistakes, images, labels, logits, self.classes, title)
+        self.draw(plots.confusion, run.confusion, counts, self.classes, title)
+        self.draw(plots.mistakes, run.mistakes, images, labels, logits, self.classes, title)
         self._drawn = time.perf_counter()
 
 

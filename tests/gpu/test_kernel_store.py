@@ -48,6 +48,26 @@ def test_a_kept_kernel_is_found(store):
     assert kernel_store.summary(store) == {"path": str(store), "kernels": 1, "bytes": path.stat().st_size}
 
 
+def test_in_a_package_a_gpu_finds_what_it_runs_of_its_family(store, tmp_path, monkeypatch):
+    package = tmp_path / "package"
+    package.mkdir()
+    monkeypatch.setattr(kernel_store, "precompiled", lambda: package)
+    old, new = (Wanted(wait_kernel, ("int32",), arch) for arch in ("80", "100"))
+    for wanted in (old, new):
+        kernel_store.keep(wanted, stored(wanted, compilers={"elsewhere": "1"}), package)
+    found = {}
+    for arch in ("75", "80", "86", "89", "90a", "100a", "103a", "120a"):
+        wanted = Wanted(wait_kernel, ("int32",), arch)
+        kernel = kernel_store.find(wanted, wanted.key())
+        found[arch] = kernel and kernel.header["arch"]
+    assert found == {"75": None, "80": "80", "86": "80", "89": "80", "90a": None, "100a": "100", "103a": "100", "120a": None}
+    # In the user's own store every architecture has its own: there the compiler is at hand.
+    kernel_store.keep(old, stored(old))
+    monkeypatch.setattr(kernel_store, "precompiled", lambda: None)
+    wanted = Wanted(wait_kernel, ("int32",), "86")
+    assert kernel_store.find(wanted, wanted.key()) is None
+
+
 @pytest.mark.parametrize(
     "spoil",
     [
