@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nbcnn.cli.classify import steps
 from nbcnn.cli.errors import OK
 from nbcnn.cli.flags import Parser, flag
 from nbcnn.cli.together import together
@@ -35,6 +36,8 @@ def parser() -> Parser:
     made = Parser(called("pipeline"), SUMMARY, [called(*example.split(" ", 1)) for example in EXAMPLES], "[flags of train]")
     group = made.add_argument_group("output")
     flag(group, "--out", Path, "new folder, with run/, features/ and features/classify/ in it", "pipelines/<date-time>", metavar="DIR")
+    group = made.add_argument_group("classifier")
+    flag(group, "--process", steps, "steps before the kernel, as of nbcnn classify: blur+sqrt+cw1+l2", "none")
     return made
 
 
@@ -53,7 +56,8 @@ def main(argv: list[str] | None = None) -> int:
     device = ["--device", given.device] if given.device else []
     mode = ["--mode", given.mode] if given.mode else []
     engine = ["--device", "cpu"] if "cpu" in (given.mode, given.device) else []
-    return together(lambda team: _steps(team, rest, out, mode, device, engine, quiet))
+    process = ["--process", own.process] if own.process else []
+    return together(lambda team: _steps(team, rest, out, mode, device, [*engine, *process], quiet))
 
 
 def _steps(team: Team, rest: list[str], out: Path, mode: list[str], device: list[str], engine: list[str], quiet: list[str]) -> int:

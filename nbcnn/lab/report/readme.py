@@ -14,7 +14,7 @@ from typing import Any
 
 from nbcnn.lab.measure import schema
 from nbcnn.lab.measure.results import RESULTS
-from nbcnn.lab.report import hopper, readme_scaling
+from nbcnn.lab.report import hopper, learning, readme_scaling
 from nbcnn.lab.report import readme_front as front
 from nbcnn.lab.report import readme_fusion as fusion
 from nbcnn.lab.report import readme_laboratory as laboratory
@@ -143,6 +143,7 @@ TABLES: dict[str, Callable[[], str]] = {
     **fusion.TABLES,
     **series.TABLES,
     **hopper.TABLES,
+    **learning.TABLES,
 }
 for _name, _table, _section in (
     ("layers", tensorcore.layers, "convs-fused-tensorcore-bf16-1024"),
