@@ -173,6 +173,21 @@ def series():
     }
 
 
+def learned():
+    """A study of features: two encoders and their control, of which one has three seeds."""
+    row = {"what": "accuracy", "process": "blur+sqrt+cw1+l2", "features": 8192, "kernel": "mirrored", "penalty": 0.1, "gamma": 0.5}
+    row |= {"seconds": 2.0, "train_seconds": 9.0, "extract_seconds": 0.5}
+    rows = []
+    for encoder, process, level, seeds in (("raw pixels", "none", 0.55, 1), ("features recipe", "blur+sqrt+cw1+l2", 0.75, 3)):
+        for seed in range(seeds):
+            for classifier, more in (("C-SVC", 0.0), ("ridge", 0.02)):
+                for labels, less in ((50_000, 0.0), (100, 0.4)):
+                    accuracy = level + more - less + 0.001 * seed
+                    figures = {"encoder": encoder, "process": process, "seed": seed, "classifier": classifier, "labels": labels}
+                    rows.append(row | figures | {"accuracy": accuracy})
+    return [*rows, {"what": "skipped", "encoder": "patches2", "why": "this version has no --model patches2"}]
+
+
 def every_kind():
     """Sections of every kind that a report shows, by name."""
     ceilings = {"measured": {"fp32": 60e12, "tf32": 400e12, "bf16": 800e12, "copy": 4.2e12}}
@@ -196,6 +211,7 @@ def every_kind():
             {"l2_bytes": 62_914_560, "kernels": [counted("relu1", 1.02, True), counted("conv2", 0.4, False)], "steps": counted_steps}
         ],
         "quality-main": [train, classify],
+        "features": learned(),
         "selftest": [{"what": "copy of a large array", "value": 4.2, "unit": "TB/s", "wanted": "4.0 … 4.5", "ok": True}],
         "scaling-1-2": scaling(),
         "warmup": [warmup()],

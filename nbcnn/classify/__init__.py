@@ -7,6 +7,7 @@ part of each pair as a precomputed kernel: the same problems, the same solver, t
 
     features.py   the folder of features: its description, reading, verifying; feature_writer.py writes it
     scale.py      StandardScaler, and gamma="scale"
+    processing.py steps between features and kernel (blur, root, whitening), in NumPy; gpu_processing.py has them on a GPU
     kernel.py     the kernel on the CPU: RBF, or its mean over mirrored images
     blocks.py     the kernel matrix on disk, one block per two classes
     gram.py       filling it with kernel values
@@ -17,6 +18,7 @@ part of each pair as a precomputed kernel: the same problems, the same solver, t
     ridge.py      kernel ridge regression instead: one Cholesky factor, by our products on a GPU, else LAPACK
     classifier.py the trained classifier's file, and its use on new features and images
     report.py     accuracy, confusion matrix, tables
+    pictures.py   first filters, nearest neighbours, a map of the features
 
 Nothing is imported here, so that worker processes load neither Numba nor Matplotlib.
 """

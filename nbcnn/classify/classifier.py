@@ -7,6 +7,8 @@ classes[pairs[p, 0]] (positive) against classes[pairs[p, 1]] by the sum over off
     dual · exp(−gamma |z(x) − z(training features[support])|²), plus intercept[p], with z(x) = (x − mean) / scale
 
 With the mirrored kernel (`kernel.py`) the exponential is its mean over mirrored images; such a file is of version 2, which earlier programs refuse.
+With processing (`processing.py`) z(x) = (p(x) − mean) / scale; such a file is of version 3, whatever its kernel. It names the steps and the shape of
+a code, and holds their statistics as "process.2.mean" and the like.
 Of kernel ridge, `dual` is (samples, classes), every training sample takes part, and the class of the largest sum is predicted.
 
 Support vectors are rows of the training features, which are found by the folder and hash in the file; `classify --portable` puts them into the
@@ -22,7 +24,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -32,6 +34,7 @@ from nbcnn.classify.features import Features, Origin, read_features
 from nbcnn.classify.kernel import Samples, kernel
 from nbcnn.classify.ovo import Machine
 from nbcnn.classify.pipeline import Outcome, finite
+from nbcnn.classify.processing import Processing, parse
 from nbcnn.classify.ridge import RidgeMachine
 from nbcnn.classify.scale import Scaler
 from nbcnn.nn import models
@@ -40,7 +43,10 @@ from nbcnn.train import checkpoint, saved_net
 from nbcnn.train.runlog import RunError
 
 NAME = "classifier.safetensors"
-_FORMAT, _VERSION, _MIRRORED_VERSION = "nbcnn-classifier", "1", "2"
+_FORMAT, _VERSION, _MIRRORED_VERSION, _PROCESSED_VERSION = "nbcnn-classifier", "1", "2", "3"
+_VERSIONS = (_VERSION, _MIRRORED_VERSION, _PROCESSED_VERSION)
+_PROCESS = "process."
+"""What the names of the statistics of processing begin with."""
 _RBF, _MIRRORED = "rbf", "rbf, mean over mirrored images"
 _SVC, _RIDGE = "C-SVC, one against one", "kernel ridge"
 _ROWS = 256
@@ -58,6 +64,7 @@ class Classifier:
 
     `vectors` are the support vectors as they were extracted, float32 (s, F); `dual` is float64 (s, pairs), `intercept` (pairs,); of kernel ridge
     (s, classes) and (classes,). `mirrored_vectors` are the features of their mirrored images, None where the kernel is the plain one.
+    `process` are the steps before `scaler`, None where there are none.
     """
 
     classes: np.ndarray
@@ -71,6 +78,7 @@ class Classifier:
     origin: Origin
     features_sha256: str
     mirrored_vectors: np.ndarray | None = None
+    process: Processing | None = None
 
     @property
     def width(self) -> int:
@@ -84,8 +92,12 @@ class Classifier:
 
     @cached_property
     def _scaled(self) -> Samples:
-        """The support vectors, scaled once."""
-        return Samples.of(self.scaler.applied(self.vectors), None if self.mirrored_vectors is None else self.scaler.applied(self.mirrored_vectors))
+        """The support vectors, processed and scaled once."""
+        return Samples.of(self._ready(self.vectors), None if self.mirrored_vectors is None else self._ready(self.mirrored_vectors))
+
+    def _ready(self, rows: np.ndarray) -> np.ndarray:
+        """What the kernel takes, float32 (n, F), of features (n, F): processed, then scaled."""
+        return self.scaler.applied(rows if self.process is None else self.process.applied(rows))
 
     def decisions(self, features: np.ndarray, mirrored: np.ndarray | None = None) -> np.ndarray:
         """Decision value of every pair (of kernel ridge: of every class), float64 (n, pairs), for features (n, F) of any type of numbers.
@@ -106,7 +118,7 @@ class Classifier:
             finite(each)
         made = np.empty((len(sets[0]), self.dual.shape[1]))
         for first in range(0, len(made), _ROWS):
-            rows = Samples.of(*(self.scaler.applied(each[first : first + _ROWS]) for each in sets))
+            rows = Samples.of(*(self._ready(each[first : first + _ROWS]) for each in sets))
             made[first : first + _ROWS] = kernel(rows, self._scaled, self.gamma).astype(np.float64) @ self.dual + self.intercept
         return made
 
@@ -201,16 +213,20 @@ def save(
         tensors["dual"] = machine.beta
     else:
         tensors |= _pairs_of(machine)
+    process, version = outcome.process, _MIRRORED_VERSION if outcome.mirrored else _VERSION
+    if process is not None:
+        tensors |= {f"{_PROCESS}{name}": array for name, array in process.arrays.items()}
+        version = _PROCESSED_VERSION
     if vectors is not None:
         tensors["vectors"] = np.ascontiguousarray(vectors[support], np.float32)
     if mirrored_vectors is not None:
         tensors["mirrored_vectors"] = np.ascontiguousarray(mirrored_vectors[support], np.float32)
     metadata = {
         "format": _FORMAT,
-        "version": _MIRRORED_VERSION if outcome.mirrored else _VERSION,
+        "version": version,
         "machine": _RIDGE if isinstance(machine, RidgeMachine) else _SVC,
         "kernel": _MIRRORED if outcome.mirrored else _RBF,
-        "processing": json.dumps(["centre", "scale"]),
+        "processing": json.dumps([*(process.steps if process else ()), "centre", "scale"]),
         "gamma": repr(outcome.gamma),
         "C": repr(outcome.C),
         "samples": str(len(outcome.train_predicted)),
@@ -218,6 +234,8 @@ def save(
         "features_sha256": features_sha256,
         "origin": json.dumps(origin.noted()),
     }
+    if process is not None:
+        metadata |= {"process": process.name, "code_shape": json.dumps(process.shape)}
     return checkpoint.save(path, tensors, metadata)
 
 
@@ -242,8 +260,8 @@ def load(path: str | os.PathLike[str], features: str | os.PathLike[str] | None =
         found = saved.metadata
         if found.get("format") != _FORMAT:
             raise ClassifierError(f"{path} is no classifier of nbcnn; python -m nbcnn classify FEATURES writes one, {NAME}")
-        if found.get("version") not in (_VERSION, _MIRRORED_VERSION):
-            raise ClassifierError(f"{path} is a classifier of version {found.get('version')}, this program reads {_VERSION} and {_MIRRORED_VERSION}")
+        if found.get("version") not in _VERSIONS:
+            raise ClassifierError(f"{path} is a classifier of version {found.get('version')}, this program reads {', '.join(_VERSIONS)}")
         return _made(path, saved.tensors, found, features)
     except checkpoint.CheckpointError as error:
         raise ClassifierError(str(error)) from None
@@ -252,8 +270,9 @@ def load(path: str | os.PathLike[str], features: str | os.PathLike[str] | None =
 
 
 def _made(path: Path, tensors: dict[str, np.ndarray], found: dict[str, str], features: str | os.PathLike[str] | None) -> Classifier:
-    samples, mirrored = int(found["samples"]), found["version"] == _MIRRORED_VERSION
-    if found["kernel"] != (_MIRRORED if mirrored else _RBF):
+    samples, mirrored = int(found["samples"]), found["kernel"] == _MIRRORED
+    # The versions before processing say by themselves which kernel they have.
+    if found["kernel"] not in (_RBF, _MIRRORED) or (found["version"] != _PROCESSED_VERSION and mirrored != (found["version"] == _MIRRORED_VERSION)):
         raise ValueError(f"kernel {found['kernel']!r} is not known")
     if found["machine"] == _RIDGE:
         # As pairs: every class one, to which all samples belong.
@@ -302,7 +321,17 @@ def _made(path: Path, tensors: dict[str, np.ndarray], found: dict[str, str], fea
         dual[np.searchsorted(used, support[part]), at] = tensors["dual"][part]
     numbered = [] if found["machine"] == _RIDGE else [(int(i), int(j)) for i, j in pairs]
     machine = (classes, numbered, vectors, dual, tensors["intercept"], Scaler(mean, scale), gamma, C)
-    return Classifier(*machine, Origin(**origin), found["features_sha256"], mirrored_vectors)
+    process = _process_of(tensors, found, len(mean)) if found["version"] == _PROCESSED_VERSION else None
+    return Classifier(*machine, Origin(**origin), found["features_sha256"], mirrored_vectors, process)
+
+
+def _process_of(tensors: dict[str, np.ndarray], found: dict[str, str], width: int) -> Processing:
+    """The fitted steps in a file of features of `width` values. Raises ValueError."""
+    process = parse(found["process"], json.loads(found["code_shape"]))
+    if process is None or process.width != width:
+        raise ValueError(f"processing {found['process']!r} does not go with {width} features")
+    arrays = {name.removeprefix(_PROCESS): array for name, array in tensors.items() if name.startswith(_PROCESS)}
+    return replace(process, arrays=arrays).checked()
 
 
 def _features(path: Path, folder: Path, sha256: str) -> Features:

@@ -10,13 +10,15 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from nbcnn.classify import ahead, ovo
+from nbcnn.classify.gpu_processing import OnGpu
 from nbcnn.classify.pipeline import Load, Outcome, Report, Settings, by_class, finite, resolution_note
+from nbcnn.classify.processing import Processing, run
 from nbcnn.classify.scale import Scaler, gamma_of, scaler_of
 from nbcnn.gpu.compile_pool import compile_all
 from nbcnn.gpu.device import Gpu
@@ -427,7 +429,8 @@ def classify(
         places[index] = start + np.arange(len(index))
     progress = report("features to the GPU", (n + len(test)) * (1 + bool(mirrors)))
     given = [train, *mirrors[:1]]
-    sets, scaler = scaled_sets(kernel, given, places, count, pitch, settings, progress)
+    sets, scaler, process = scaled_sets(kernel, given, places, count, pitch, settings, progress)
+    settings = replace(settings, process=process)
     brought = time.perf_counter()
     operand = kernel.operand(sets, given, count, pitch)
     gamma = settings.gamma if settings.gamma is not None else gamma_of(scaler, width, float(operand.exact.sum()) / (n * width), settings.scale)
@@ -446,14 +449,14 @@ def classify(
     test_values = np.empty((0, len(pairs)))
     if len(test):
         given = [test, *mirrors[1:]]
-        sets, _ = scaled_sets(kernel, given, np.arange(len(test)), len(test), pitch, settings, progress, scaler)
+        sets, *_ = scaled_sets(kernel, given, np.arange(len(test)), len(test), pitch, settings, progress, scaler)
         test_values = machine.sums(coefficients, len(pairs), kernel.operand(sets, given, len(test), pitch)) + intercepts
     seconds = {"load": brought - begun, "kernel": filled - brought, "fit": fitted - filled, "predict": time.perf_counter() - fitted}
     notes = [note for note in (resolution_note([pair.dual for pair in whole.machines], gamma, operand.largest), gap_note(whole, tolerance)) if note]
     if machine.matrix is None:
         notes.insert(0, f"the kernel matrix of {4 * count**2:,} bytes does not fit into the GPU's memory: pairs got their own, some at a time")
     predicted = whole.vote(train_values), whole.vote(test_values)
-    return Outcome(whole, scaler, gamma, settings.C, width, *predicted, test_values, seconds, "GPU", 0, tuple(notes), bool(mirrors))
+    return Outcome(whole, scaler, gamma, settings.C, width, *predicted, test_values, seconds, "GPU", 0, tuple(notes), bool(mirrors), process)
 
 
 def gap_note(machine: ovo.Machine, tolerance: float) -> str:
@@ -475,13 +478,18 @@ def scaled_sets(
     settings: Settings,
     progress: Callable[[int], object],
     scaler: Scaler | None = None,
-) -> tuple[list[Any], Scaler]:
-    """Features of images, and perhaps of their mirrored ones, on the device; all scaled by `scaler`, or as the first set is."""
-    own, scaler = scaled(kernel, sets[0], places, count, pitch, settings, progress, scaler)
-    made = [own]
-    for features in sets[1:]:
-        made.append(scaled(kernel, features, places, count, pitch, settings, progress, scaler)[0])
-    return made, scaler
+) -> tuple[list[Any], Scaler, Processing | None]:
+    """Features of images, and perhaps of their mirrored ones, on the device, with the scaler and the fitted steps that they went through.
+
+    They are scaled by `scaler`, or as the first set is; steps of `settings` that are not fitted are fitted on the first set.
+    """
+    made = []
+    for features in sets:
+        values, scaler, process = scaled(kernel, features, places, count, pitch, settings, progress, scaler)
+        settings = replace(settings, process=process)
+        made.append(values)
+    assert scaler is not None  # there is at least one set
+    return made, scaler, settings.process
 
 
 def scaled(
@@ -493,17 +501,28 @@ def scaled(
     settings: Settings,
     progress: Callable[[int], object],
     scaler: Scaler | None = None,
-) -> tuple[Any, Scaler]:
-    """Features on the device, scaled by `scaler` or by their own. What is no float32 is scaled on the host, before it is rounded."""
+) -> tuple[Any, Scaler, Processing | None]:
+    """Features on the device, behind the steps of `settings`, scaled by `scaler` or by their own; the scaler; the steps, fitted.
+
+    What is no float32 is scaled on the host, before it is rounded, where there are no steps.
+    """
+    process = settings.process
     if features.dtype != np.float32:
         finite(features)
-        scaler = scaler or scaler_of(features, settings.scale)
-        return kernel.bring(scaler.applied(features), places, count, pitch, progress), scaler
+        if process is None:
+            scaler = scaler or scaler_of(features, settings.scale)
+            return kernel.bring(scaler.applied(features), places, count, pitch, progress), scaler, None
     values = kernel.bring(features, places, count, pitch, progress)
-    if scaler is None:
-        mean, variance = kernel.moments(values, places, features.shape[1], pitch)
-        if not (np.isfinite(mean).all() and np.isfinite(variance).all()):
-            finite(features)
-        scaler = Scaler.of(mean, variance, len(features), settings.scale)
+    try:
+        if process is not None:
+            process = run(OnGpu(kernel, values, places, pitch, process), process)
+        if scaler is None:
+            mean, variance = kernel.moments(values, places, features.shape[1], pitch)
+            if not (np.isfinite(mean).all() and np.isfinite(variance).all()):
+                finite(features)
+            scaler = Scaler.of(mean, variance, len(features), settings.scale)
+    except ValueError:
+        finite(features)  # which says which value it was that made statistics no numbers
+        raise
     kernel.standardise(values, places, scaler, pitch)
-    return values, scaler
+    return values, scaler, process

@@ -13,6 +13,7 @@ import numpy as np
 from nbcnn.classify import gram, ovo, pairs
 from nbcnn.classify.blocks import Blocks
 from nbcnn.classify.kernel import Samples
+from nbcnn.classify.processing import Processing, prepared
 from nbcnn.classify.scale import Scaler, gamma_of, gamma_scale, scaler_of
 from nbcnn.ranks.team import ALONE, Team
 
@@ -36,12 +37,14 @@ class Settings:
     """The settings that decide the outcome. `gamma` None means "scale": 1 / (F · variance of the scaled training features).
 
     C-SVC takes `C`, kernel ridge `ridge`, its λ. Mirrored images take part in neither the scaling nor in gamma="scale".
+    `process` are steps before the scaling; they are fitted on the training features, of which mirrored images are none, unless they are fitted.
     """
 
     C: float = 10.0
     gamma: float | None = None
     scale: bool = True
     ridge: float = 0.1
+    process: Processing | None = None
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,8 @@ class Outcome:
     """A trained machine, what it predicts, and the seconds of each stage ("kernel", "fit", "predict").
 
     `train_predicted`, `test_predicted` are class numbers, int32; decision values are (n, pairs) in the order of `machine.pairs`,
-    or of kernel ridge (n, classes). `mirrored` says that the kernel is the mean over mirrored images.
+    or of kernel ridge (n, classes). `mirrored` says that the kernel is the mean over mirrored images. `process` are the fitted steps before
+    `scaler`, None where there are none.
     """
 
     machine: ovo.Machine | RidgeMachine
@@ -65,6 +69,7 @@ class Outcome:
     jobs: int
     notes: tuple[str, ...] = ()
     mirrored: bool = False
+    process: Processing | None = None
 
 
 def by_class(labels: np.ndarray, count: int) -> tuple[np.ndarray, list[np.ndarray]]:
@@ -121,6 +126,7 @@ def classify(
     classes, members = by_class(train_labels, len(train))
     blocks = Blocks(tuple(len(index) for index in members), len(test), scratch)
     width = train.shape[1]
+    process, train, test, mirrors = processed(settings, train, test, mirrors)
     with blocks:
         scaler = scaler_of(train, settings.scale)
         if not (np.isfinite(scaler.mean).all() and np.isfinite(scaler.spread)):
@@ -146,7 +152,23 @@ def classify(
         train_predicted, test_predicted = whole.vote(train_values), whole.vote(test_values)
     seconds = {"kernel": filled - begun, "fit": fitted - filled, "predict": time.perf_counter() - fitted}
     notes = tuple(filter(None, (resolution_note([pair.dual for pair in whole.machines], gamma, largest),)))
-    return Outcome(whole, scaler, gamma, settings.C, width, train_predicted, test_predicted, test_values, seconds, "BLAS", jobs, notes, mirrored)
+    values = (train_predicted, test_predicted, test_values)
+    return Outcome(whole, scaler, gamma, settings.C, width, *values, seconds, "BLAS", jobs, notes, mirrored, process)
+
+
+def processed(
+    settings: Settings, train: np.ndarray, test: np.ndarray, mirrors: list[np.ndarray]
+) -> tuple[Processing | None, np.ndarray, np.ndarray, list[np.ndarray]]:
+    """The fitted steps of `settings`, and the features behind them (by NumPy); all as it is where there are none.
+
+    Raises ValueError, naming the first of them, if a value is NaN or Inf.
+    """
+    if settings.process is None:
+        return None, train, test, mirrors
+    for part in (train, test, *mirrors):
+        finite(part)
+    fitted, (train, test, *mirrors) = prepared(settings.process, (train, test, *mirrors))
+    return fitted, train, test, mirrors
 
 
 def gamma_by_scale(train: list[Samples], scaler: Scaler, settings: Settings) -> float:

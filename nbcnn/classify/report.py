@@ -45,6 +45,7 @@ def summary(outcome: Outcome, scores: Scores) -> dict[str, Any]:
         "train_samples": len(outcome.train_predicted),
         "test_samples": len(outcome.test_predicted),
         "support_vectors": len(outcome.machine.supports()),
+        "process": outcome.process.name if outcome.process else None,
         "gamma": outcome.gamma,
         "C": outcome.C,
         "seconds": {stage: round(value, 3) for stage, value in outcome.seconds.items()},

@@ -13,14 +13,14 @@ support vector machine classifiers" (1999).
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from nbcnn.classify import ahead, gram
 from nbcnn.classify.kernel import Samples, kernel
-from nbcnn.classify.pipeline import Load, Outcome, Report, Settings, by_class, finite, gamma_by_scale, resolution_note
+from nbcnn.classify.pipeline import Load, Outcome, Report, Settings, by_class, finite, gamma_by_scale, processed, resolution_note
 from nbcnn.classify.scale import gamma_of, scaler_of
 from nbcnn.gpu import memory
 from nbcnn.gpu.compile_pool import compile_all
@@ -202,8 +202,9 @@ def classify(
     width = train.shape[1]
     if device is not None:
         return _on_gpu(device, features, classes, Y, settings, report, block, begun)
+    process, train, test, mirrors = processed(settings, train, test, mirrors)
     scaler = scaler_of(train, settings.scale)
-    for part in features:
+    for part in (train, test, *mirrors):
         finite(part)
     own, others = gram.samples_of(train, [np.arange(len(train))], test, mirrors, scaler)
     gamma = settings.gamma if settings.gamma is not None else gamma_by_scale([own], scaler, settings)
@@ -217,9 +218,8 @@ def classify(
     train_values, test_values = Y - ridge * machine.beta, host_kernel(others, own, gamma).astype(np.float64) @ machine.beta
     predicted = machine.vote(train_values), machine.vote(test_values)
     seconds = {"kernel": filled - begun, "fit": fitted - filled, "predict": clock() - fitted}
-    return Outcome(
-        machine, scaler, gamma, settings.C, width, *predicted, test_values, seconds, "LAPACK", 1, _notes(machine, gamma, own.largest), bool(mirrors)
-    )
+    notes = _notes(machine, gamma, own.largest)
+    return Outcome(machine, scaler, gamma, settings.C, width, *predicted, test_values, seconds, "LAPACK", 1, notes, own.mirror is not None, process)
 
 
 def _notes(machine: RidgeMachine, gamma: float, largest: float) -> tuple[str, ...]:
@@ -251,7 +251,8 @@ def _on_gpu(
     if need > free:
         raise MemoryError(f"{n:,} samples of {width:,} features need {need:,} bytes for ridge, the GPU has {free:,} free; --device cpu, or --limit")
     given = [train, *mirrors[:1]]
-    sets, scaler = gpu.scaled_sets(kernel, given, places, count, pitch, settings, progress)
+    sets, scaler, process = gpu.scaled_sets(kernel, given, places, count, pitch, settings, progress)
+    settings = replace(settings, process=process)
     brought = clock()
     operand = kernel.operand(sets, given, count, pitch)
     gamma = settings.gamma if settings.gamma is not None else gamma_of(scaler, width, float(operand.exact.sum()) / (n * width), settings.scale)
@@ -280,11 +281,10 @@ def _on_gpu(
     report("predict", 1)
     padded[:n] = made.beta
     given = [test, *mirrors[1:]]
-    sets, _ = gpu.scaled_sets(kernel, given, np.arange(len(test)), len(test), pitch, settings, progress, scaler)
+    sets, *_ = gpu.scaled_sets(kernel, given, np.arange(len(test)), len(test), pitch, settings, progress, scaler)
     coefficients = kernel.uploaded(np.ascontiguousarray(padded.T, np.float32).reshape(-1))
     test_values = machine.sums(coefficients, len(classes), kernel.operand(sets, given, len(test), pitch))
     predicted = made.vote(Y - ridge * made.beta), made.vote(test_values)
     seconds = {"load": brought - begun, "kernel": filled - brought, "fit": fitted - filled, "predict": clock() - fitted}
-    return Outcome(
-        made, scaler, gamma, settings.C, width, *predicted, test_values, seconds, "GPU", 0, _notes(made, gamma, operand.largest), bool(mirrors)
-    )
+    notes = _notes(made, gamma, operand.largest)
+    return Outcome(made, scaler, gamma, settings.C, width, *predicted, test_values, seconds, "GPU", 0, notes, bool(mirrors), process)

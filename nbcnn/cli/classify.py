@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +19,10 @@ if TYPE_CHECKING:
 
     from nbcnn.classify.features import Origin
     from nbcnn.classify.kept import Opened
-    from nbcnn.classify.pipeline import Load, Report
+    from nbcnn.classify.pipeline import Load, Outcome, Report
     from nbcnn.cli.part import Part
     from nbcnn.ranks.team import Team
+    from nbcnn.run.net import Net
 
 SUMMARY = "Train an exact RBF SVM on extracted features; accuracies and confusion matrix."
 EXAMPLES = (
@@ -27,6 +30,7 @@ EXAMPLES = (
     "python -m nbcnn classify features/digits --baselines         beside raw pixels and an untrained encoder",
     "python -m nbcnn classify features/cifar10 --search C,gamma   settings by a validation split",
     "python -m nbcnn classify features/cifar10 --machine ridge --search lambda,gamma",
+    "python -m nbcnn classify features/cifar10 --process blur+sqrt+cw1+l2   maps blurred, rooted, whitened, of unit length",
     "python -m nbcnn classify features/cifar10 --limit 5000 --device cpu --json",
 )
 KERNELS = ("rbf", "mirrored")
@@ -40,13 +44,15 @@ def add_parser() -> Parser:
     data = parser.add_argument_group("data")
     flag(data, "--limit", count(1), "use the first N training and the first N test images", "all", "images")
     flag(data, "--baselines", bool, "also classify raw pixels and the code of an untrained encoder", "off")
-    flag(data, "--data-dir", Path, "where the images are, for --baselines", "the run's", metavar="DIR")
+    flag(data, "--data-dir", Path, "where the images are, for --baselines and --pictures", "the run's", metavar="DIR")
     model = parser.add_argument_group("model")
     flag(model, "--machine", one_of("svm", "ridge"), "svm: exact, one class against one; ridge: least squares, one matrix", "svm")
     flag(model, "--lambda", real(0, exclusive=True), "of ridge: what is added to the kernel's diagonal", 0.1)
     flag(model, "--c", real(0, exclusive=True), "penalty of a margin violation", 10)
     flag(model, "--gamma", _gamma, "width of the RBF kernel; scale is 1 / (features · variance of the training set)", "scale")
-    flag(model, "--scale", one_of("standard", "none"), "subtract each feature's mean and divide by its deviation, or not", "standard")
+    flag(model, "--process", steps, "steps before the kernel, joined by +: blur, sqrt, cw1 (or another number), std, l2", "none")
+    scaling = "subtract each feature's mean and divide by its deviation, or not"
+    flag(model, "--scale", one_of("standard", "none"), scaling, "standard; none behind --process")
     flag(
         model,
         "--kernel",
@@ -58,6 +64,7 @@ def add_parser() -> Parser:
     flag(model, "--search", some_of("C", "gamma", "lambda"), what, "off")
     output = parser.add_argument_group("output")
     flag(output, "--out", Path, "folder for classify.json, confusion.png and classifier.safetensors", "FEATURES/classify", metavar="DIR")
+    flag(output, "--pictures", bool, "draw filters.png, neighbours.png and map.png of the features, too", "off")
     flag(output, "--portable", bool, "put the support vectors into the classifier's file, which then needs no features", "off")
     flag(output, "--json", bool, "print one line of JSON instead of tables", "off")
     flag(output, "--quiet", bool, "print no header and no progress", "off")
@@ -82,6 +89,21 @@ def _gamma(text: str) -> float | None:
 _gamma.metavar = "{scale,X}"  # type: ignore[attr-defined]
 
 
+def steps(text: str) -> str:
+    """A converter that takes names of processing steps joined by +, or none."""
+    from nbcnn.classify.processing import names_of
+    from nbcnn.files.errors import UsageError
+
+    try:
+        names_of(text)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
+steps.metavar = "STEPS"  # type: ignore[attr-defined]
+
+
 def main(argv: list[str]) -> int:
     """Run the command with `argv`, the words after "classify"; return the exit code."""
     args = add_parser().parse_args(argv)
@@ -94,6 +116,7 @@ def run(args: Any, team: Team, part: Part | None = None, given: Opened | None = 
     `part` takes the results where this is one of several; `given` are features in memory, which args.features names for the results only.
     """
     from nbcnn.classify import classifier, pipeline, report
+    from nbcnn.classify.processing import parse
     from nbcnn.cli.part import Part
     from nbcnn.files.errors import UsageError
     from nbcnn.train.plots import confusion as draw_confusion
@@ -112,6 +135,7 @@ def run(args: Any, team: Team, part: Part | None = None, given: Opened | None = 
     held, train_labels, test_labels, origin, sha256, verified = given
     mirrored = len(held[0]) > 2
     portable = held[0][::2] if args.portable else ()
+    process = parse(args.process or "none", origin.code_shape)
     team.agree("features", f"{sha256} {args.limit} {mirrored}".encode())
     out.mkdir(parents=True, exist_ok=True)
     scratch = args.scratch or out
@@ -123,7 +147,8 @@ def run(args: Any, team: Team, part: Part | None = None, given: Opened | None = 
             pipeline.assist(train_labels, len(test_labels), settings=settings, scratch=scratch, team=team, jobs=args.jobs)
         return OK
     names = origin.classes or ()
-    settings = pipeline.Settings(args.c or 10.0, args.gamma, (args.scale or "standard") == "standard", vars(args)["lambda"] or 0.1)
+    scaling = (args.scale or ("none" if process else "standard")) == "standard"
+    settings = pipeline.Settings(args.c or 10.0, args.gamma, scaling, vars(args)["lambda"] or 0.1, process)
     if not args.quiet:
         _header(args.features, origin, len(train_labels), len(test_labels), settings, on_gpu, why, scratch, ridge, mirrored)
 
@@ -170,6 +195,7 @@ def run(args: Any, team: Team, part: Part | None = None, given: Opened | None = 
         "checkpoint_sha256": origin.checkpoint_sha256,
         "features": str(args.features),
         "features_sha256": sha256,
+        "process": process.name if process else None,
         "scale": "standard" if settings.scale else "none",
         "machine": "ridge" if ridge else "svm",
         "kernel": KERNELS[mirrored],
@@ -183,8 +209,10 @@ def run(args: Any, team: Team, part: Part | None = None, given: Opened | None = 
     tables: dict[str, str] = {}
     with _bars(args.quiet) as bars:
         for name, load in sources.items():
+            # The maps of pixels are the images themselves.
+            own = replace(settings, process=parse(process.name, origin.image_shape)) if process and name == PIXELS else settings
             try:
-                outcome = trained(load, train_labels, settings, report=bars(name), **({} if on_gpu else {"team": team}))
+                outcome = trained(load, train_labels, own, report=bars(name), **({} if on_gpu else {"team": team}))
             finally:
                 part.phases.mark("the classifier" if name == ENCODER else name)
                 # Damaged features explain what may have been raised; and nothing is written that was made of them.
@@ -200,6 +228,8 @@ def run(args: Any, team: Team, part: Part | None = None, given: Opened | None = 
                 title = f"{origin.dataset}: {name_of} on {outcome.width:,} features, {scores.test:.2%} of {len(test_labels):,} test images"
                 part.behind(draw_confusion, out / "confusion.png", scores.confusion, names, title)
                 classifier.save(out / classifier.NAME, outcome, origin, args.features, sha256, *portable)
+                if args.pictures:
+                    result["pictures"] = _pictures(out, args.features, outcome, args.data_dir or _data_dir(origin))
             report.save_json(out / "classify.json", result)
             part.phases.mark("results")
 
@@ -207,6 +237,34 @@ def run(args: Any, team: Team, part: Part | None = None, given: Opened | None = 
     lines += [report.table(rows), "", tables[ENCODER], "", str(out / "classify.json"), str(out / "confusion.png"), str(out / classifier.NAME)]
     part.results(result, "\n".join(lines), args.json)
     return OK
+
+
+def _pictures(out: Path, folder: Path, outcome: Outcome, data_dir: Path) -> dict[str, str]:
+    """Draw what the encoder learned into `out`; the pictures' paths by name. Raises DataMissing if the images of the features are not found."""
+    from nbcnn import datasets
+    from nbcnn.classify import pictures
+    from nbcnn.classify.features import read_features
+    from nbcnn.nn.params import under
+    from nbcnn.train import checkpoint
+
+    features = read_features(folder, verify=False)
+    origin = features.origin
+    found = datasets.load(origin.dataset, data_dir=data_dir)
+    _same(origin, found.source, found.train_images, found.train_labels, features.train_labels)
+    _same(origin, found.source, found.test_images, found.test_labels, features.test_labels)
+    saved = Path(origin.run) / origin.checkpoint
+    weights = under("param.", checkpoint.read(saved).tensors) if saved.is_file() else {}  # without the run there are no filters to show
+    return pictures.draw(out, weights, found, outcome.process, features.train, features.test, f"{origin.dataset}, {origin.model or 'encoder'}")
+
+
+def _same(origin: Origin, source: str, images: np.ndarray, labels: np.ndarray | None, known: np.ndarray | None) -> None:
+    """Raise DataMissing unless `labels` begin with those that are `known` of the features, and images are of their shape."""
+    import numpy as np
+
+    from nbcnn.datasets import DataMissing
+
+    if images.shape[1:] != origin.image_shape or labels is None or known is None or not np.array_equal(labels[: len(known)], known):
+        raise DataMissing(f"{origin.dataset} ({source}) holds other images than the features were made from; see --data-dir")
 
 
 def _open(folder: Path, limit: int | None, kernel: str | None, verify: bool = True, beside: bool = False) -> Opened:
@@ -258,7 +316,7 @@ def _header(
     folder: Path, origin: Origin, train: int, test: int, settings: Any, on_gpu: bool, why: str, scratch: Path, ridge: bool, mirrored: bool
 ) -> None:
     gamma = "scale" if settings.gamma is None else f"{settings.gamma:g}"
-    scaling = "standardised" if settings.scale else "centred"
+    scaling = " ".join([*([settings.process.name] if settings.process else []), "standardised" if settings.scale else "centred"])
     what = f"kernel ridge, lambda = {settings.ridge:g}" if ridge else f"one-against-one RBF SVM, C = {settings.C:g}"
     kernel = f"GPU ({why})" if on_gpu else f"BLAS ({why}), kept in {scratch} while it is needed"
     lines = (
@@ -322,15 +380,12 @@ def _baselines(
     If `mirrored`, those of the mirrored images follow.
     Raises DataMissing if the data set that is found has other images than those of `train_labels` and `test_labels`.
     """
-    import numpy as np
-
     from nbcnn import datasets
 
     found = datasets.load(origin.dataset, data_dir=data_dir)
 
     def same(images: np.ndarray, labels: np.ndarray | None, known: np.ndarray) -> np.ndarray:
-        if images.shape[1:] != origin.image_shape or labels is None or not np.array_equal(labels[: len(known)], known):
-            raise datasets.DataMissing(f"{origin.dataset} ({found.source}) holds other images than the features were made from; see --data-dir")
+        _same(origin, found.source, images, labels, known)
         return images[: len(known)]
 
     train, test = same(found.train_images, found.train_labels, train_labels), same(found.test_images, found.test_labels, test_labels)
@@ -346,12 +401,15 @@ def _pixels(images: np.ndarray) -> np.ndarray:
 
 
 def _untrained(origin: Origin, layers: list[Any], mode: str, sets: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
-    """The code of uint8 images (n, C, H, W) by the encoder's `layers` with their first weights (seed 0), float32 (n, F)."""
+    """The code of uint8 images (n, C, H, W) by the encoder's `layers` with their first weights (seed 0), float32 (n, F).
+
+    An encoder that was fitted to images before it was trained keeps that, so that the control gets the same images.
+    """
     import numpy as np
 
     from nbcnn.run.net import Net
 
-    net = Net(layers, origin.image_shape, mode=mode, seed=0)
+    net = _forgotten(origin, mode) or Net(layers, origin.image_shape, mode=mode, seed=0)
 
     def code(images: np.ndarray) -> np.ndarray:
         features = np.empty((len(images), int(np.prod(origin.code_shape))), np.float32)
@@ -362,6 +420,25 @@ def _untrained(origin: Origin, layers: list[Any], mode: str, sets: tuple[np.ndar
         return features
 
     return tuple(map(code, sets))
+
+
+def _forgotten(origin: Origin, mode: str) -> Net | None:
+    """The encoder of the features' checkpoint with first weights behind the layers that prepare images; None if it has none, or is gone."""
+    from nbcnn.nn.description import DescriptionError
+    from nbcnn.train import checkpoint, saved_net
+    from nbcnn.train.runlog import RunError
+
+    try:
+        saved = checkpoint.read(Path(origin.run) / Path(origin.checkpoint).name)
+        layers = saved_net.described(saved)["layers"]
+        if saved.sha256 != origin.checkpoint_sha256 or not any(getattr(layer, "prepares", False) for layer in layers):
+            return None
+        layer = saved_net.cut(origin.model or "autoencoder", origin.layer)
+        net = saved_net.encoder(saved, layer, mode, None, origin.precision, origin.image_shape)
+    except (checkpoint.CheckpointError, DescriptionError, RunError):
+        return None
+    saved_net.forget(net, 0)
+    return net
 
 
 @contextmanager

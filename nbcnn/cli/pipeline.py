@@ -22,6 +22,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from nbcnn.cli.classify import steps
 from nbcnn.cli.errors import DIVERGED, OK, USAGE, exit_code
 from nbcnn.cli.flags import Parser, flag, one_of, some_of
 from nbcnn.cli.part import Behind, Handed
@@ -67,6 +68,7 @@ def parser() -> Parser:
     flag(group, "--machine", one_of("svm", "ridge"), "svm: exact, one class against one; ridge: least squares, one matrix", "svm")
     what = "choose these by a tenth of the training images, never by the test images; C of svm, lambda of ridge"
     flag(group, "--search", some_of("C", "gamma", "lambda"), what, "off")
+    flag(group, "--process", steps, "steps before the kernel, as of nbcnn classify: blur+sqrt+cw1+l2", "none")
     flag(group, "--portable", bool, "put the support vectors into the classifier's file, which then needs no features", "off")
     group = made.add_argument_group("output")
     what = "folder, with run/, features/ and features/classify/ in it; a pipeline that was begun there continues"
@@ -321,7 +323,12 @@ def _extract_words(job: Job) -> list[str]:
 
 
 def _classify_words(job: Job) -> list[str]:
-    return [str(job.features), *(["--device", "cpu"] if job.on_cpu else []), *job.quiet, *job.named("baselines", "machine", "search", "portable")]
+    return [
+        str(job.features),
+        *(["--device", "cpu"] if job.on_cpu else []),
+        *job.quiet,
+        *job.named("baselines", "machine", "process", "search", "portable"),
+    ]
 
 
 def _in_memory(team: Team, job: Job, held: ExitStack, behind: Behind) -> int:

@@ -16,6 +16,7 @@ STUDIES = {
     "elementwise": "ReLU, Sigmoid and Swish beside PyTorch and Triton",
     "evonorm": "EvoNorm, forward and backward, alone and behind a convolution",
     "sweep": "small networks, fused and unfused, batch 1 to 16,384",
+    "features": "accuracy on features of trained encoders and of controls, by number of labels; pictures",
     "mnist": "the MNIST classifier over several seeds, fused and unfused; its step beside PyTorch's",
 }
 """The studies; each is the module nbcnn.cli.study_WHAT with `main(argv) -> exit code`."""

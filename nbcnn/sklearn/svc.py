@@ -21,7 +21,8 @@ class RBFSVC(ClassifierMixin, BaseEstimator):
 
     C       penalty of a margin violation, more than 0.
     gamma   "scale" (1 / (features · variance of the scaled X)) or a number more than 0.
-    scale   subtract each feature's mean and divide by its deviation first, as `nbcnn classify` does.
+    scale   subtract each feature's mean and divide by its deviation first, as `nbcnn classify` does; None: where there is no `process`.
+    process "blur+sqrt+cw1+l2" or other steps of `nbcnn.classify.processing` before that, or None; blur and cw1 take images (n, C, H, W).
     device  "auto", "cpu", "gpu": where the machine is trained.
     jobs    processes that train pairs of classes on the CPU; None: as many as cores and memory allow.
 
@@ -39,10 +40,20 @@ class RBFSVC(ClassifierMixin, BaseEstimator):
         True
     """
 
-    def __init__(self, C: float = 10.0, gamma: float | str = "scale", *, scale: bool = True, device: str = "auto", jobs: int | None = None) -> None:
+    def __init__(
+        self,
+        C: float = 10.0,
+        gamma: float | str = "scale",
+        *,
+        scale: bool | None = None,
+        process: str | None = None,
+        device: str = "auto",
+        jobs: int | None = None,
+    ) -> None:
         self.C = C
         self.gamma = gamma
         self.scale = scale
+        self.process = process
         self.device = device
         self.jobs = jobs
 
@@ -70,6 +81,7 @@ class RBFSVC(ClassifierMixin, BaseEstimator):
     def fit(self, X: Any, y: Any) -> Self:
         """Train on X and its classes y, of any type. Raises ValueError for one class, or parameters out of range."""
         from nbcnn.classify import ovo, pipeline
+        from nbcnn.classify.processing import parse
 
         if not self.C > 0 or not (self.gamma == "scale" or (not isinstance(self.gamma, str) and self.gamma > 0)):
             raise UsageError(f"C and gamma must be more than 0 (gamma may be 'scale'), got {self.C!r} and {self.gamma!r}")
@@ -79,7 +91,10 @@ class RBFSVC(ClassifierMixin, BaseEstimator):
         if len(self.classes_) < 2:
             raise ValueError(f"a classifier needs at least two classes, y holds {len(self.classes_)} class")
         gamma = None if self.gamma == "scale" else float(self.gamma)
-        settings = pipeline.Settings(float(self.C), gamma, bool(self.scale))
+        shape = np.shape(X)[1:] if np.ndim(X) == 4 else rows.shape[1:]
+        process = parse(self.process or "none", shape)
+        scale = process is None if self.scale is None else bool(self.scale)
+        settings = pipeline.Settings(float(self.C), gamma, scale, process=process)
 
         def load() -> tuple[np.ndarray, np.ndarray]:
             return rows.copy(), rows[:1].copy()
@@ -95,7 +110,8 @@ class RBFSVC(ClassifierMixin, BaseEstimator):
         machine = outcome.machine
         assert isinstance(machine, ovo.Machine)  # the settings ask for no other
         self.support_ = machine.supports()
-        self.support_vectors_ = rows[self.support_].copy()
+        self._process = outcome.process
+        self.support_vectors_ = self._processed(rows[self.support_].copy())
         outcome.scaler.apply(self.support_vectors_)
         self._gamma, self._mean, self._scale = outcome.gamma, outcome.scaler.mean, outcome.scaler.scale
         self._pairs = [tuple(pair) for pair in machine.pairs]
@@ -105,10 +121,13 @@ class RBFSVC(ClassifierMixin, BaseEstimator):
             self._duals[np.searchsorted(self.support_, machine.support_positions(at)), at] = pair.dual
         return self
 
+    def _processed(self, rows: np.ndarray) -> np.ndarray:
+        return rows if self._process is None else self._process.applied(rows)
+
     def _decisions(self, X: Any) -> np.ndarray:
         """Values of all pairs, float64 (n, pairs); positive is a vote for the first class of the pair."""
         check_is_fitted(self, "support_vectors_")
-        rows = (self._rows(X, reset=False) - self._mean) / self._scale
+        rows = (self._processed(self._rows(X, reset=False)) - self._mean) / self._scale
         supports = self.support_vectors_.astype(np.float64)
         own, made = (supports**2).sum(1), np.empty((len(rows), len(self._pairs)))
         step = max(1, _VALUES // max(1, len(supports)))

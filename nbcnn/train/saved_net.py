@@ -9,6 +9,7 @@ from nbcnn.datasets.normalisation import Normalisation
 from nbcnn.files.errors import UsageError
 from nbcnn.nn import description, models
 from nbcnn.nn.params import ParameterError, under
+from nbcnn.plan.graph import named
 from nbcnn.run import rows
 from nbcnn.run.net import Net
 from nbcnn.run.rows import Choice
@@ -66,3 +67,14 @@ def encoder(saved: Saved, code: str, mode: str, precision: str | None, noted: st
     net = Net(layers, shape or about["input_shape"], choice=choice, normalisation=normal)
     fill(net, saved)
     return net
+
+
+def forget(net: Net, seed: int) -> None:
+    """Give the layers of `net` first weights of `seed`, as if it had never been trained: the control of what training is worth.
+
+    Layers that prepare images (`prepares`), such as a whitening, stay as they were fitted: the control gets the same images.
+    """
+    first = tuple(f"{name}." for name, layer in named(net.layers) if getattr(layer, "prepares", False))
+    kept = {name: array for name, array in net.params.as_dict().items() if first and name.startswith(first)}
+    net.params.initialise(seed, "torch")
+    net.params.load_dict(net.params.as_dict() | kept)

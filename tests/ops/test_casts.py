@@ -55,6 +55,7 @@ CASTS: dict[str, tuple[int, str]] = {
     "ptx/wgmma.py": (2, DESCRIPTOR),
     "series/dwconv1d/staging.py": (1, SIGNED),
     "series/dwconv1d/warp.py": (1, UNSIGNED),
+    "svm/process.py": (1, SINGLE),
     "svm/smo.py": (2, SINGLE),
     "update/adam.py": (3, SINGLE),
     "update/ema.py": (1, SINGLE),

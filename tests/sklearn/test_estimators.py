@@ -16,6 +16,8 @@ from sklearn.utils.estimator_checks import check_estimator
 
 import nbcnn
 from nbcnn import Conv2d, Flatten, Linear, MaxPool2d, ReLU
+from nbcnn.classify.processing import parse, prepared
+from nbcnn.files.errors import UsageError
 from nbcnn.sklearn import RBFSVC, ConvAutoencoder, ConvClassifier
 
 SMALL = {"mode": "cpu", "batch_size": 32}
@@ -67,6 +69,20 @@ def test_the_machine_is_scikit_learns():
     ours, theirs = RBFSVC(C=10, device="cpu").fit(x[:200], binary[:200]), theirs.fit(x[:200], binary[:200])
     # The kernel is float32: 2⁻²⁴ of at most 200 terms of size C.
     np.testing.assert_allclose(ours.decision_function(x), theirs.decision_function(x), rtol=0, atol=2e-3)
+
+
+def test_a_machine_of_processed_images():
+    x, y = digits(200)
+    images = x.reshape(-1, 1, 8, 8)
+    steps = parse("blur+sqrt+l2", (1, 8, 8))
+    _, (ready,) = prepared(steps, [images.reshape(200, -1)])
+    found = RBFSVC(process=steps.name, device="cpu").fit(images[:150], y[:150])
+    # The means of l2 are those of what it is fitted on, so few samples of a margin may be of another class.
+    direct = RBFSVC(scale=False, device="cpu").fit(ready[:150], y[:150])
+    assert (found.predict(images) == direct.predict(ready)).mean() > 0.97
+    assert found.score(images[150:], y[150:]) > 0.8
+    with pytest.raises(UsageError, match="takes maps"):
+        RBFSVC(process="blur", device="cpu").fit(x[:150], y[:150])
 
 
 def test_images_in_both_forms_and_a_pipeline():

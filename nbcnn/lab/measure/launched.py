@@ -57,7 +57,7 @@ from nbcnn.ops.products.parts import launch_product
 from nbcnn.ops.products.rbf import launch_rbf
 from nbcnn.ops.products.winners import launch_keep_winner
 from nbcnn.ops.series.dwconv1d import VARIANTS as DWCONV
-from nbcnn.ops.svm import mirror, rows, smo
+from nbcnn.ops.svm import mirror, process, rows, smo
 from nbcnn.plan.graph import Buf, Planned, Resolution, Step, Sync, Tape, drop_dead, lower, named, trace
 from nbcnn.plan.names import FITTED
 from nbcnn.plan.shapes import numel
@@ -387,6 +387,12 @@ def _kernel_matrices(row: Row, arch: str) -> list[Use]:
         ("mirror", mirror.launch_add_values(f, f, 1024, 1024, 1024)),
         ("mirror", mirror.launch_add_transpose(f, 1024, 1024)),
         ("mirror", mirror.launch_weigh(f, f, f, 1024, 1024, 1024, True)),
+        ("process", process.launch_blur(f, i, 1024, (16, 8, 8), 1024)),
+        ("process", process.launch_signed_root(f, i, 1024, 1024, 1024)),
+        ("process", process.launch_centred(f, i, f, f, 1024, 1024, 1024)),
+        ("process", process.launch_channel_products(f, d, 1024, 16, 64)),
+        ("process", process.launch_whiten(f, f, f, i, 1024, 16, 64, 1024)),
+        ("process", process.launch_unit_rows(f, i, f, 1024, 1024, 1024)),
         ("gemm", launch_gemm_nt(f, f, f, 1024, 1024, 1024)),
         ("rbf", launch_rbf(f, f, f, 1024, 1024, 0.1)),
         ("smo", smo.launch_smo((*pairs, i, f), 45, 10_048, 10.0, 1e-3, 20_000)),

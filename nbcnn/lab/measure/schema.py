@@ -230,6 +230,28 @@ KINDS: dict[str, tuple[str, Any]] = {
             }
         ],
     ),
+    "features": (
+        "accuracy of classifiers on features of trained encoders and of controls, by number of labels; rows without `accuracy` were left out",
+        [
+            {
+                "what": str,
+                "encoder": str,
+                "process?": str,
+                "seed?": int,
+                "features?": int,
+                "classifier?": str,
+                "kernel?": str,
+                "labels?": int,
+                "accuracy?": float,
+                "penalty?": float,
+                "gamma?": float,
+                "seconds?": float,
+                "train_seconds?": float,
+                "extract_seconds?": float,
+                "why?": str,
+            }
+        ],
+    ),
     "quality": ("what the project's own commands printed: training, features, classification", [{"what": str, "seed?": int, "wall_seconds": float}]),
 }
 """By the first word of a section's name: what it is, and the shape of its rows. Rows of another word are objects of any form."""

@@ -39,7 +39,7 @@ def _unfit(found: dict[str, Any]) -> str | None:
 
 _CLASSIFIED = document.Named(
     "classification",
-    {"dataset": str, "run": str, "checkpoint_sha256": str, "classes?": ([str], None), "classifiers": {str: _SCORES}},
+    {"dataset": str, "run": str, "checkpoint_sha256": str, "classes?": ([str], None), "classifiers": {str: _SCORES}, "pictures?": {str: str}},
     _unfit,
 )
 """What the sections read of config.json, of a line of metrics.jsonl, and of classify.json; results have `nbcnn.lab.measure.schema`."""

@@ -25,6 +25,7 @@ KINDS: Mapping[str, str] = {
     "warmup": "Warm-up",
     "fusion": "Fused kernels",
     "mnist": "MNIST classifier",
+    "features": "Features and their controls",
     "quality": "Accuracy",
 }
 """What the first word of a section's name means; a test compares the words with those of `nbcnn.lab.measure.schema`."""

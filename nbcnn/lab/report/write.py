@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from nbcnn import __version__
 from nbcnn.files.document import DocumentError
-from nbcnn.lab.report import bench, page, story, studies
+from nbcnn.lab.report import bench, learning, page, story, studies
 from nbcnn.lab.report.source import Missing, Source
 
 SECTIONS: tuple[tuple[str, str, str, Callable[[Source], story.Parts]], ...] = (
@@ -20,6 +20,7 @@ SECTIONS: tuple[tuple[str, str, str, Callable[[Source], story.Parts]], ...] = (
     ("time", "Where the time goes", "by kernel or by pass", bench.time),
     ("memory", "Memory", "planned and used", story.memory),
     ("confusion", "Confusion matrix", "of a support vector machine on the features", story.confusion),
+    ("learned", "What the encoder learned", "its features, beside controls", learning.learned),
     ("benchmarks", "Beside PyTorch and cuDNN", "training steps, epochs, single convolutions", bench.peers),
     ("series", "Series", "depthwise convolutions and S4ConvD", studies.series),
     ("fusion", "Fused kernels and small networks", "beside PyTorch and Triton", studies.fusion),
