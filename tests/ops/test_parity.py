@@ -66,7 +66,7 @@ def test_row_is_within_its_bounds(key):
 GPU_ROWS = [key for key, row in MODES.items() if row.device == "gpu"]
 SMALLEST_FIRST = sorted(mean_cases(), key=lambda case: (case.ins[0].size < 10, sum(array.size for array in case.ins)))
 """Small cases, those last that have a handful of elements."""
-SLOW = ("norm", "softmax", "rmsle")
+SLOW = ("norm", "softmax", "xent", "rmsle", "prelu_wgrad", "l1_fprop", "huber_fprop", "bce_fprop")
 """Parts of the names of common ops whose kernels let threads wait for each other: a thread of the simulator is a Python thread."""
 
 
