@@ -1,7 +1,7 @@
 """This package shows what was measured: as one HTML file of a run or of a device's results, and as the tables of the pages in docs.
 
 sections  the rows of a results file's sections as tables, one function for each kind: the only place where cells are made
-tables    a table, written as Markdown or as HTML, and the line that names its origin
+tables    a table, written as Markdown or as HTML; origin: the line below it
 
 The HTML file is readable on a phone, light and dark, with nothing fetched from a network:
 

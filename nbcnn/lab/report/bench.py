@@ -8,7 +8,7 @@ from typing import Any
 from nbcnn.lab.report import page, sections, svg
 from nbcnn.lab.report.source import Missing, Source
 from nbcnn.lab.report.svg import Dot, Series
-from nbcnn.lab.report.tables import below, joined
+from nbcnn.lab.report.tables import joined
 from nbcnn.lab.report.titles import titled
 from nbcnn.lab.studies import warmup_costs
 
@@ -23,11 +23,11 @@ def ladder(source: Source) -> Parts:
         bars = [(_mode(row), row["images_per_second"], f"{row['images_per_second']:,.0f}") for row in rows]
         yield page.figure(svg.bars(bars, "training images per second"), "Training images per second of every mode; higher is better.")
         yield sections.ladder(rows).html()
-        yield below(where)
+        yield page.provenance(where)
     if not source.has("ladder"):
         yield Missing("the ladder", "python -m nbcnn ladder --save")
     for name, rows, where in source.sections("hopper"):
-        yield page.folded(titled(name), sections.hopper(rows).html() + below(where))
+        yield page.folded(titled(name), sections.hopper(rows).html() + page.provenance(where))
 
 
 def _mode(row: dict[str, Any]) -> str:
@@ -40,7 +40,7 @@ def roofline(source: Source) -> Parts:
         yield page.heading(titled(name, rows))
         for row in rows:
             yield from _roofline(row)
-        yield below(where)
+        yield page.provenance(where)
     if not source.has("roofline"):
         yield Missing("the roofline", "python -m nbcnn roofline --save")
     yield from _counters(source)
@@ -85,7 +85,7 @@ def _counters(source: Source) -> Parts:
     """The model's bytes beside what ncu counted."""
     for name, rows, where in source.sections("counters"):
         for row in rows:
-            content = sections.counters(row).html() + below(where)
+            content = sections.counters(row).html() + page.provenance(where)
             yield page.folded(f"{titled(name)}; the model's bytes beside ncu's", content)
     if not source.has("counters"):
         yield Missing("the model's bytes beside DRAM's", "python -m nbcnn roofline --ncu --save")
@@ -164,7 +164,7 @@ def _steps(source: Source) -> Parts:
     for name, rows, where in source.sections("step"):
         yield page.heading(titled(name, rows))
         yield sections.steps(rows).html()
-        yield below(where)
+        yield page.provenance(where)
     if not source.has("step"):
         yield Missing("the training step beside PyTorch", "python -m nbcnn bench step --save")
 
@@ -180,7 +180,7 @@ def _epochs(source: Source) -> Parts:
 
 def _convs(source: Source) -> Parts:
     for name, rows, where in source.sections("convs"):
-        content = sections.convs(rows).html() + below(where)
+        content = sections.convs(rows).html() + page.provenance(where)
         yield page.folded(f"{titled(name, rows)}; every layer and pass", content)
     if not source.has("convs"):
         yield Missing("single convolutions beside cuDNN", "python -m nbcnn bench convs --save")
@@ -190,7 +190,7 @@ def _ops(source: Source) -> Parts:
     """Single ops, and comparisons of two ways to run one. Nobody misses them: there are too many to have them all."""
     for name, rows, where in (*source.sections("op"), *source.sections("compare")):
         timed = [each for row in rows for each in row.get("times", [row]) if "ms" in each]
-        content = sections.ops(timed).html() + below(where)
+        content = sections.ops(timed).html() + page.provenance(where)
         yield page.folded(titled(name), content)
 
 
@@ -198,7 +198,7 @@ def _selftest(source: Source) -> Parts:
     for _, rows, where in source.sections("selftest"):
         yield page.heading("What the benchmark says about things known beforehand")
         yield sections.selftest(rows).html()
-        yield below(where)
+        yield page.provenance(where)
     if not source.has("selftest"):
         yield Missing("the benchmark's self-test", "python -m nbcnn bench selftest --save")
 
@@ -210,6 +210,6 @@ def _warmup(source: Source) -> Parts:
             yield sections.warmup(row).html()
             yield page.paragraph(warmup_costs.paragraph(row))
             yield page.table(("what a single call may cost beside itself", "", "in warm calls", "from"), warmup_costs.table(row))
-            yield below(where)
+            yield page.provenance(where)
     if not source.has("warmup"):
         yield Missing("the warm-up study", "python -m nbcnn bench warmup --save")

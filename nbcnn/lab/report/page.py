@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from nbcnn.lab.report.origin import origin
+
 PALETTE = """
 :root { color-scheme: light dark; --paper: #ffffff; --ink: #1c1e21; --muted: #5c6470; --line: #d9dde3; --card: #f4f6f8;
   --c1: #0072b2; --c2: #c4500a; --c3: #00805c; --c4: #8f4a86; --c5: #737a84; }
@@ -178,6 +180,6 @@ def code(text: str) -> str:
     return f"<pre>{escape(text)}</pre>"
 
 
-def small(text: str) -> str:
+def provenance(environment: dict[str, Any]) -> str:
     """The line below a table that says where it is from."""
-    return f'<p class="from">{marked(text)}</p>'
+    return f'<p class="from">{marked(origin(environment))}</p>'

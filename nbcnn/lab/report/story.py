@@ -13,7 +13,7 @@ from typing import Any
 from nbcnn.datasets import own
 from nbcnn.lab.report import page, sections, svg
 from nbcnn.lab.report.source import Missing, Source
-from nbcnn.lab.report.tables import below, joined
+from nbcnn.lab.report.tables import joined
 from nbcnn.lab.report.titles import titled
 from nbcnn.train.callbacks import duration, rate
 
@@ -173,7 +173,7 @@ def curves(source: Source) -> Parts:
         if drawn:
             found = True
             yield from _curves(drawn, f"Test loss by epoch. {titled(name)}.")
-            yield below(where)
+            yield page.provenance(where)
     if not found:
         yield Missing("loss curves", TRAIN)
 
@@ -269,7 +269,7 @@ def confusion(source: Source) -> Parts:
         for row in rows:
             if "classifiers" in row and "encoder" in row["classifiers"]:
                 yield from _confusion(row, f"RBF SVM on the features, seed {row.get('seed', 0)}")
-                yield below(where)
+                yield page.provenance(where)
                 return
     yield Missing("confusion matrix", "python -m nbcnn.lab.studies.quality main --data-dir DIR --scratch DIR")
 

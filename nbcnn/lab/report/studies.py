@@ -8,7 +8,6 @@ from nbcnn.lab.report import page, sections, svg
 from nbcnn.lab.report.bench import Parts
 from nbcnn.lab.report.sections import size_of
 from nbcnn.lab.report.source import Missing, Source
-from nbcnn.lab.report.tables import below
 from nbcnn.lab.report.titles import titled
 
 Row = dict[str, Any]
@@ -25,13 +24,13 @@ def series(source: Source) -> Parts:
             chart = page.figure(svg.bars(_fprop(size), "µs of the forward pass"), "Microseconds of the forward pass by variant; less is better.")
             content = chart + sections.dwconv(size).html() + (sections.sequences(size).html() if size["sequences"] else "")
             yield page.heading(title) + content if at == 0 else page.folded(title, content)
-        yield below(where)
+        yield page.provenance(where)
     if not source.has("dwconv"):
         yield Missing("depthwise convolution of series", "python -m nbcnn study dwconv --save")
     for name, rows, where in source.sections("dwcounters"):
         for row in rows:
             title = f"{titled(name)}; N {size_of(row)}; the model's bytes beside ncu's"
-            yield page.folded(title, sections.dwcounters(row).html() + below(where))
+            yield page.folded(title, sections.dwcounters(row).html() + page.provenance(where))
     yield from _steps(source)
 
 
@@ -45,7 +44,7 @@ def _steps(source: Source) -> Parts:
     for name, rows, where in source.sections("s4convd"):
         yield page.heading(titled(name))
         yield sections.s4convd(rows).html()
-        yield below(where)
+        yield page.provenance(where)
     if not source.has("s4convd"):
         yield Missing("the training step of S4ConvD", "python -m nbcnn study dwconv --save")
 
@@ -59,7 +58,7 @@ def fusion(source: Source) -> Parts:
         shown = [row for row in rows if row["launch"] == "graph"] or rows
         table, unit = sections.cases("case", shown), "TFLOP/s" if sections.is_products(shown) else "µs a call"
         title = f"{titled(name)}; {len(table.rows)} cases, {unit} in a replayed graph"
-        yield page.folded(title, table.html() + below(where))
+        yield page.folded(title, table.html() + page.provenance(where))
     if not source.has("fusion"):
         yield Missing("fused and small works", "python -m nbcnn study elementwise --save (and evonorm, gemm, sweep)")
     yield from _classifier(source)
@@ -74,7 +73,7 @@ def _classifier(source: Source) -> Parts:
         steps = [(row["form"], f"{row['batch']:,}", f"{row['step_ms']['median'] * 1e3:,.0f}") for row in rows if row["what"] == "step"]
         if steps:
             yield page.table(("training step", "batch", "µs"), steps)
-        yield below(where)
+        yield page.provenance(where)
     if not source.has("mnist"):
         yield Missing("the MNIST classifier", "python -m nbcnn study mnist --save")
 
@@ -96,7 +95,7 @@ def scaling(source: Source) -> Parts:
         if checked := sections.parity(rows):
             yield page.paragraph("Checked before timing: how far the GPUs are from one, as ‖difference‖ / ‖one GPU's‖.")
             yield checked.html()
-        yield below(where)
+        yield page.provenance(where)
     if not source.has("scaling"):
         yield Missing("training on several GPUs", "python -m nbcnn bench scaling --save")
 

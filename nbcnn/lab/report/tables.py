@@ -13,6 +13,7 @@ from typing import Any
 
 from nbcnn.lab.measure import results
 from nbcnn.lab.report import page
+from nbcnn.lab.report.origin import origin
 
 GPU = "nvidia-h200.json"
 
@@ -96,23 +97,6 @@ def folded(title: str, content: str) -> str:
     return f"<details><summary>{title}</summary>\n\n{content}\n</details>\n"
 
 
-def origin(*environments: dict[str, Any]) -> str:
-    """Device, versions, date and command of the last section of a table; the revisions of all."""
-    environment = environments[-1]
-    versions = environment["versions"]
-    driver = f"driver {environment['driver']}" if environment["driver"] else ""
-    packages = [f"{title} {versions[name]}" for name, title in (("numba-cuda", "numba-cuda"), ("torch", "PyTorch")) if versions.get(name)]
-    revisions = list(dict.fromkeys(one["revision"] for one in environments if one["revision"]))
-    revision = f"revision{'s' if len(revisions) > 1 else ''} {', '.join(revisions)}" if revisions else ""
-    words = (environment["device"].split(" (")[0], driver, *packages, environment["date"], revision, f"`{environment['command']}`")
-    return f"{', '.join(word for word in words if word)}."
-
-
 def footer(*environments: dict[str, Any]) -> str:
     """The origin of a table as the paragraph below it, in Markdown."""
     return f"\n\n{origin(*environments)}\n"
-
-
-def below(environment: dict[str, Any]) -> str:
-    """The origin of a table as the line below it, in HTML."""
-    return page.small(origin(environment))
