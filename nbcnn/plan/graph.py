@@ -281,16 +281,24 @@ def lower(
 def _place_packed(hows: Sequence[tuple[Step, Resolution]]) -> tuple[list[tuple[int, int] | None], dict[str, tuple[int, int]]]:
     """(start, count) of every step's packed weight, and by dtype the (terms, elements) of all of them together.
 
-    A weight that another step makes is none of these: `_pack_made`.
+    A weight that another step makes is none of these: `_pack_made`. Steps that run alike on one weight, as those of the parts of a batch do, share a
+    copy.
     """
     slots: list[tuple[int, int] | None] = []
     sizes: dict[str, tuple[int, int]] = {}
+    known: dict[Any, tuple[int, int]] = {}
     for step, how in hows:
         if how.packs is None or step.ins[1].root.home != "param":
             slots.append(None)
             continue
+        shapes = tuple(buf.shape for buf in (*step.ins, *step.outs))
+        key = (step.op, step.ins[1].root, how.packed, how.packs, id(how.impl), how.tile, shapes, tuple(sorted(step.attrs.items())))
+        if key in known:
+            slots.append(known[key])
+            continue
         terms, count = how.packs
         most, start = sizes.get(how.packed, (1, 0))
+        known[key] = start, count
         slots.append((start, count))
         itemsize = ITEMSIZE[how.packed]
         sizes[how.packed] = max(most, terms), start + _align(count * itemsize, ALIGNMENT) // itemsize

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scripts import TINY, exits, extract, train
@@ -57,6 +59,18 @@ def test_the_plan_without_a_gpu_is_that_of_a_session(batch):
     session = TrainingSession(net, images, optimizer=SGD(), learning_rates=np.zeros(1, np.float32), batch=batch)
     found = training_plan(MODES["cpu", "fp32"], batch, capability=net.device.capability, multiprocessors=net.device.multiprocessors)
     assert written(found) == written(session.plans["train", batch])
+
+
+def test_the_parts_of_a_batch_share_packed_weights_and_memory():
+    row = MODES["im2col", "fp32"]
+    one = training(row, 4)
+    parts = replace(one, batch=12, micro=4, sets={split: replace(data, images=np.zeros((12, *IMAGE), np.uint8)) for split, data in one.sets.items()})
+    alone, together = one.plan("train", 4), parts.plan("train", 12)
+    assert [index.shape for index in together.packs.values()] == [index.shape for index in alone.packs.values()]
+    assert together.arena_bytes <= alone.arena_bytes  # less where a small batch alone keeps more alive for its side branch
+    ops = [item.step.op for item in together.steps]
+    assert [ops.count(op) for op in ("gather", "accumulate", "sgd", "advance", "pack_weights")] == [3, 3, 1, 3, 1]
+    assert not any(item.side for item in together.steps)
 
 
 def test_a_plan_is_bound_to_host_memory_as_a_session_binds_it():
