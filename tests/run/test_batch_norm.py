@@ -218,6 +218,7 @@ def test_packed_copies_are_made_of_folded_filters_after_they_are_folded():
     assert sum(item.step.op == "batchnorm_fold" for item in plan.steps) == 2
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("key", [key for key, row in MODES.items() if row.device == "gpu"], ids="-".join)
 def test_every_mode_takes_two_steps_like_the_reference(key, device):
     if gpu_device.SIMULATOR and key[0] != "im2col":
