@@ -288,7 +288,7 @@ def _place_packed(hows: Sequence[tuple[Step, Resolution]]) -> tuple[list[tuple[i
     sizes: dict[str, tuple[int, int]] = {}
     known: dict[Any, tuple[int, int]] = {}
     for step, how in hows:
-        if how.packs is None or step.ins[1].root.home != "param":
+        if how.packs is None or _weight_made(step):
             slots.append(None)
             continue
         shapes = tuple(buf.shape for buf in (*step.ins, *step.outs))
@@ -305,11 +305,16 @@ def _place_packed(hows: Sequence[tuple[Step, Resolution]]) -> tuple[list[tuple[i
     return slots, sizes
 
 
+def _weight_made(step: Step) -> bool:
+    """Whether another step makes the weight that this one reads: a temporary of one axis, which no row rounds."""
+    return any(buf.root.home == "arena" and len(buf.root.shape) == 1 for buf in step.ins[1:2])
+
+
 def _pack_made(planned: Sequence[Planned], maps: dict[Buf, Buf], resolve: Callable[[Step], Resolution]) -> list[Planned]:
     """The steps with a `pack_weights` step before each that wants a packed copy of a weight that a step makes (a folded norm); adds to `maps`."""
     made: list[Planned] = []
     for item in planned:
-        if item.how.packs is not None and item.packed is None:
+        if item.how.packs is not None and _weight_made(item.step):
             weight, size, name = item.step.ins[1].root, item.how.packs, f"{item.step.scope}.packed weight"
             packed, index = Buf(name, size[1:], item.how.packed), Buf(f"{name} map", size, "int32", "const")
             maps[packed] = index
