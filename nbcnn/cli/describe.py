@@ -54,6 +54,7 @@ def header(flags: SimpleNamespace, data: Material, session: Any, run: RunFolder,
         f"  recipe   {flags.recipe}: {flags.optimizer}, lr {flags.lr:g} {flags.schedule}{warmup}{extra}",
         f"           batch {together}{flags.batch}{average}, {counted(flags.epochs, 'epoch')}{', images mirrored at random' if flags.flip else ''}",
         *([f"           augmented: {flags.augment}"] if flags.augment else []),
+        *([f"           {harder}"] if (harder := _harder(flags)) else []),
         *([f"           normalised: {_normalised(net.normalisation)}"] if net.normalisation else []),
         f"  memory   {planned:,.1f} MiB planned, of which the data set {resident:,.1f}{_streamed(session)}",
         f"  steps    {counted(session.steps_per_epoch, 'training step')} per epoch",
@@ -62,6 +63,14 @@ def header(flags: SimpleNamespace, data: Material, session: Any, run: RunFolder,
     ]
     lines += [f"  note     {fallback}" for fallback in net.fallbacks(session.plans["train", session.batch])]
     return "\n".join(lines)
+
+
+def _harder(flags: SimpleNamespace) -> str:
+    """What --whiten, --noise, --mask and --sparse put into the network, in words; empty if nothing."""
+    words = ["whitened images"] if flags.whiten else []
+    words += [f"noise of {flags.noise:g}"] if flags.noise else []
+    words += [f"{flags.mask:.0%} of the squares masked"] if flags.mask else []
+    return ", ".join([*words, *([f"{counted(flags.sparse, 'channel')} of a pixel of the code pass on"] if flags.sparse else [])])
 
 
 def _normalised(normalisation: Any) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-from compiled import assert_lean, on_every_arch
+import pytest
+from compiled import assert_lean
 
+from nbcnn.gpu import device as gpu_device
 from nbcnn.ops.products.winners import keep_winner, launch_keep_winner
 
 
@@ -25,7 +27,7 @@ def test_the_kernel_keeps_what_the_reference_keeps(device, rng):
     np.testing.assert_array_equal(got, r)
 
 
-@on_every_arch
-def test_the_kernel_is_lean(arch):
+@pytest.mark.skipif(gpu_device.SIMULATOR, reason="the simulator compiles nothing")
+def test_the_kernel_is_lean():
     f = np.zeros(1024, np.float32)
-    assert_lean(launch_keep_winner(f, 32, 32), arch, registers=32)
+    assert_lean(launch_keep_winner(f, 32, 32), "75", registers=32)
