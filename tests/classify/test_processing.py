@@ -20,6 +20,7 @@ from nbcnn.cli import predict
 from nbcnn.files.errors import UsageError
 from nbcnn.gpu import device as gpu_device
 from nbcnn.nn.layers import Conv2d
+from nbcnn.ops.svm import process
 from nbcnn.train import checkpoint
 
 EPS = float(np.finfo(np.float32).eps)
@@ -214,8 +215,10 @@ def test_the_random_encoder_gets_the_images_that_the_trained_one_gets(copied, tm
     assert command._forgotten(origin, "cpu") is None
 
 
-@pytest.mark.parametrize("text", ["blur+sqrt+cw1+l2", pytest.param("sqrt+std+l2", marks=pytest.mark.full)])
-def test_the_gpu_processes_as_the_reference(device, sets, text):
+@pytest.mark.full  # two minutes in the simulator
+@pytest.mark.parametrize("text", ["blur+sqrt+cw1+l2", "sqrt+std+l2"])
+def test_the_gpu_processes_as_the_reference(device, sets, text, monkeypatch):
+    monkeypatch.setattr(process, "BLOCKS", 2)
     (train, test, *_), *_ = sets
     train, test = train[:9], test[:4]
     kernel = device_svm.Kernel(device)
