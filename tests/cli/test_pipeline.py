@@ -21,7 +21,7 @@ from nbcnn.gpu.language import SIMULATOR
 from nbcnn.train import checkpoint, plots
 from nbcnn.train.trainer import Trainer
 
-TINY = ["--dataset", "shapes", "--model", "small-autoencoder", "--mode", "cpu", "--limit", "12", "--batch", "6"]
+TINY = ["--dataset", "shapes", "--model", "small-autoencoder", "--mode", "cpu", "--limit", "8", "--batch", "4"]
 
 
 def run(out, *words):
@@ -80,7 +80,7 @@ def test_a_pipeline_that_has_ended_tells_its_report_again(piped, capsys, monkeyp
         monkeypatch.setattr(module, name, not_again)
     assert run(piped, "--mirror") == 0
     out = capsys.readouterr().out
-    assert "24 images × 256, and as many of the mirrored images, not kept on disk" in out
+    assert "16 images × 256, and as many of the mirrored images, not kept on disk" in out
     assert "true class" in out
     assert f"next: python -m nbcnn report {piped / 'run'} --features {piped / 'features'}" in out
     assert exits(pipeline.main, ["--resume", piped, "--json", "--quiet"]) == 0
