@@ -18,14 +18,21 @@ from nbcnn.classify.features import Origin, read_features
 from nbcnn.cli import classify, part, pipeline, train
 from nbcnn.datasets import DataMissing
 from nbcnn.gpu.language import SIMULATOR
-from nbcnn.train import checkpoint
+from nbcnn.train import checkpoint, plots
 from nbcnn.train.trainer import Trainer
 
-TINY = ["--dataset", "shapes", "--model", "small-autoencoder", "--mode", "cpu", "--limit", "20", "--batch", "10"]
+TINY = ["--dataset", "shapes", "--model", "small-autoencoder", "--mode", "cpu", "--limit", "8", "--batch", "4"]
 
 
 def run(out, *words):
     return exits(pipeline.main, [*TINY, "--epochs", "1", "--out", out, *words])
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Pictures are not drawn: they take most of the time of so small a pipeline."""
+    for name in ("curves", "reconstructions", "confusion"):
+        monkeypatch.setattr(plots, name, lambda *_: None)
 
 
 def not_again(*_, **__):
@@ -37,6 +44,8 @@ def piped(tmp_path_factory):
     """The folder of a pipeline that has ended, with mirrored images and without files of features."""
     out = tmp_path_factory.mktemp("pipeline") / "out"
     assert run(out, "--mirror", "--quiet") == 0
+    assert {path.name for path in (out / "run").glob("*.png")} == {"curves.png", "reconstructions.png"}
+    assert (out / "features" / "classify" / "confusion.png").is_file()
     return out
 
 
@@ -44,7 +53,7 @@ def results(out):
     return json.loads((out / "features" / "classify" / "classify.json").read_text())
 
 
-def test_results_are_those_of_the_three_commands(piped, tmp_path, capsys):
+def test_results_are_those_of_the_three_commands(piped, tmp_path, capsys, undrawn):
     found = results(piped)
     assert not list((piped / "features").glob("*.json")) + list((piped / "features").glob("*.npy"))
     with pytest.raises(classifier.ClassifierError, match="needs the features"):
@@ -71,7 +80,7 @@ def test_a_pipeline_that_has_ended_tells_its_report_again(piped, capsys, monkeyp
         monkeypatch.setattr(module, name, not_again)
     assert run(piped, "--mirror") == 0
     out = capsys.readouterr().out
-    assert "40 images × 256, and as many of the mirrored images, not kept on disk" in out
+    assert "16 images × 256, and as many of the mirrored images, not kept on disk" in out
     assert "true class" in out
     assert f"next: python -m nbcnn report {piped / 'run'} --features {piped / 'features'}" in out
     assert exits(pipeline.main, ["--resume", piped, "--json", "--quiet"]) == 0
@@ -82,7 +91,7 @@ def test_a_pipeline_that_has_ended_tells_its_report_again(piped, capsys, monkeyp
     assert told["seconds"]["total"] >= told["seconds"]["train"] > 0
 
 
-def test_features_that_are_there_are_taken_if_their_hashes_fit(tmp_path, capsys, monkeypatch):
+def test_features_that_are_there_are_taken_if_their_hashes_fit(tmp_path, capsys, monkeypatch, undrawn):
     out, ran = tmp_path / "out", classify.run
     monkeypatch.setattr(classify, "run", lambda *_: (_ for _ in ()).throw(MemoryError("no room")))
     assert run(out, "--keep-features", "--baselines") == 5
@@ -109,7 +118,7 @@ def test_features_that_are_there_are_taken_if_their_hashes_fit(tmp_path, capsys,
     assert "--lr" not in json.loads((out / "pipeline.json").read_text())["words"]
 
 
-def test_an_interrupted_training_continues(tmp_path, capsys, monkeypatch):
+def test_an_interrupted_training_continues(tmp_path, capsys, monkeypatch, undrawn):
     words = ["--epochs", "2", "--quiet"]
     monkeypatch.setattr(classify, "run", lambda args, team, mine, given: mine.results({"features_sha256": given[-1]()}, "", False) or 0)
     assert exits(pipeline.main, [*TINY, *words, "--out", tmp_path / "whole"]) == 0
