@@ -12,7 +12,7 @@ from typing import Any
 from nbcnn.lab.report import page
 from nbcnn.lab.report.bench import Parts
 from nbcnn.lab.report.source import Missing, Source
-from nbcnn.lab.report.tables import GPU, Table, below, footer, measured, section
+from nbcnn.lab.report.tables import GPU, Table, footer, measured, section
 from nbcnn.lab.report.titles import titled
 from nbcnn.lab.studies.features import grouped, spread
 
@@ -94,7 +94,7 @@ def learned(source: Source) -> Parts:
         yield by_labels(rows).html()
         for words in _skipped(rows):
             yield page.paragraph(words)
-        yield below(where)
+        yield page.provenance(where)
     if not found:
         yield Missing("what features are worth beside their controls", "python -m nbcnn study features --save")
 
