@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from nbcnn.model.files import Loaded, load
     from nbcnn.model.history import History
     from nbcnn.model.network import Model
+    from nbcnn.nn.graphs import Graph, Input, Layer
+    from nbcnn.nn.joins import Add, Concat, Losses, Mul, Pad, Reshape
     from nbcnn.nn.layers import (
         MSE,
         AvgPool2d,
@@ -59,6 +61,8 @@ _HOMES = {
     "model.files": ("Loaded", "load"),
     "model.history": ("History",),
     "model.network": ("Model",),
+    "nn.graphs": ("Graph", "Input", "Layer"),
+    "nn.joins": ("Add", "Concat", "Losses", "Mul", "Pad", "Reshape"),
     "nn.layers": (
         "MSE",
         "AvgPool2d",
@@ -95,10 +99,12 @@ __all__ = [
     "RMSLE",
     "SGD",
     "Adam",
+    "Add",
     "AvgPool2d",
     "Callback",
     "CallbackError",
     "CheckpointError",
+    "Concat",
     "Constant",
     "Conv2d",
     "Cosine",
@@ -112,19 +118,26 @@ __all__ = [
     "ForecastMSE",
     "Form",
     "GpuUnavailable",
+    "Graph",
     "History",
+    "Input",
     "LastStep",
+    "Layer",
     "LeakyReLU",
     "Linear",
     "Loaded",
+    "Losses",
     "MaxPool2d",
     "MemoryPlanError",
     "Model",
+    "Mul",
     "Normalisation",
+    "Pad",
     "PointwiseConv1d",
     "Progress",
     "ReLU",
     "Reading",
+    "Reshape",
     "Residual",
     "Result",
     "ShapeError",

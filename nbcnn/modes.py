@@ -20,9 +20,9 @@ from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
-from nbcnn.ops.activations import add, glu
+from nbcnn.ops.activations import add, glu, mul
 from nbcnn.ops.activations import table as activations
-from nbcnn.ops.conv import fused, mma, naive, reference, thin_mma, tiled, wgmma
+from nbcnn.ops.conv import fused, grouped, mma, naive, reference, thin_mma, tiled, wgmma
 from nbcnn.ops.conv.frame import composed
 from nbcnn.ops.conv.frame.few_pixels import for_few_pixels
 from nbcnn.ops.conv.simt import im2col, im2col_fused
@@ -33,9 +33,9 @@ from nbcnn.ops.conv.winograd import nine_products
 from nbcnn.ops.conv_norm import two_ops as conv_evonorm
 from nbcnn.ops.conv_norm import wgmma as conv_wgmma
 from nbcnn.ops.conv_norm import winograd as conv_winograd
-from nbcnn.ops.images import avgpool, convert, flatten, gather, maxpool, unpool, upsample
+from nbcnn.ops.images import avgpool, concat, convert, flatten, gather, maxpool, pad, unpool, upsample
 from nbcnn.ops.kernel.row import Ops, Row
-from nbcnn.ops.losses import mse, rmsle, softmax_xent
+from nbcnn.ops.losses import mse, rmsle, softmax_xent, sum_losses
 from nbcnn.ops.norms import b0, b0_ranks, s0
 from nbcnn.ops.norms import reference as evonorm
 from nbcnn.ops.products import gemm, gemm_wgmma
@@ -50,10 +50,11 @@ MODULES: tuple[ModuleType, ...] = (
     *(dwconv1d, pwconv1d, s4kernel, glu, last, gather_windows),
     *(activations, add, evonorm, s0, b0, b0_ranks),
     *(maxpool, avgpool, upsample, flatten, convert, gather),
+    *(mul, concat, pad, sum_losses, grouped),
     *(mse, softmax_xent, rmsle, gemm),
     *(sgd, adam, grad_norm, pack_weights, advance),
 )
-"""The modules of all ops: convolutions; series; element-wise and norms; images; losses and products; the update of the weights."""
+"""The modules of all ops: convolutions; series; element-wise and norms; images; what graphs join; losses and products; the update of the weights."""
 
 
 def exported(name: str) -> dict[str, Any]:

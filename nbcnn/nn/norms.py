@@ -14,6 +14,7 @@ from functools import partial
 from typing import ClassVar
 
 from nbcnn.files.errors import UsageError
+from nbcnn.nn.graphs import Layer
 from nbcnn.nn.layers import Built, Param, constant, counts, images, known, unsized
 from nbcnn.plan.graph import Backward, Buf, ShapeError, Tape
 
@@ -26,7 +27,7 @@ FIRST = {"gamma": 1.0, "beta": 0.0, "v": 1.0}
 
 
 @dataclass(frozen=True)
-class _EvoNorm(ABC):
+class _EvoNorm(Layer, ABC):
     channels: int | None = unsized()
     kind: ClassVar[str] = "evonorm"
     size_of_input: ClassVar[str] = "channels"

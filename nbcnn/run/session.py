@@ -110,9 +110,9 @@ class TrainingSession:
         self.net, self.optimizer, self.seed, self.batch, self.team = net, optimizer, seed, batch, team
         self._shuffle, self._batches = shuffle and batches is None, batches
         if net.takes_classes and isinstance(images, np.ndarray):
-            targets = labels if batches else arrays.labels(labels, len(images), net.output_shape[0], "training labels", net.plane)
+            targets = labels if batches else arrays.labels(labels, len(images), net.classes, "training labels", net.plane)
             if test_images is not None:
-                test_targets = arrays.labels(test_labels, len(test_images), net.output_shape[0], "test labels", net.plane)
+                test_targets = arrays.labels(test_labels, len(test_images), net.classes, "test labels", net.plane)
         sets = {"train": data_of(images, targets, net.normalisation, classes=net.takes_classes, batches=batches)}
         if test_images is not None:
             sets["test"] = data_of(test_images, test_targets, net.normalisation, classes=net.takes_classes)
