@@ -22,7 +22,7 @@ from typing import Any
 
 from nbcnn.ops.activations import add, glu, mul
 from nbcnn.ops.activations import table as activations
-from nbcnn.ops.conv import fused, grouped, mma, naive, reference, thin_mma, tiled, wgmma
+from nbcnn.ops.conv import bias, fused, grouped, mma, naive, reference, thin_mma, tiled, wgmma
 from nbcnn.ops.conv.frame import composed
 from nbcnn.ops.conv.frame.few_pixels import for_few_pixels
 from nbcnn.ops.conv.simt import im2col, im2col_fused
@@ -50,7 +50,7 @@ MODULES: tuple[ModuleType, ...] = (
     *(dwconv1d, pwconv1d, s4kernel, glu, last, gather_windows),
     *(activations, add, evonorm, s0, b0, b0_ranks),
     *(maxpool, avgpool, upsample, flatten, convert, gather),
-    *(mul, concat, pad, sum_losses, grouped),
+    *(mul, concat, pad, sum_losses, grouped, bias),
     *(mse, softmax_xent, rmsle, gemm),
     *(sgd, adam, grad_norm, pack_weights, advance),
 )

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from nbcnn.files.errors import UsageError
 from nbcnn.nn.graphs import reshape, unpack
-from nbcnn.nn.layers import Built, _NoParams, images
+from nbcnn.nn.layers import Built, _NoParams, images, padded_images
 from nbcnn.plan.graph import Buf, ShapeError, Tape
 from nbcnn.plan.shapes import numel
 
@@ -149,21 +149,11 @@ class Pad(_NoParams):
         return tuple(self.padding) if isinstance(self.padding, tuple) else (self.padding,) * 4
 
     def build(self, tape: Tape, x: Buf, scope: str) -> Built:
-        n, c, h, w = images(x, scope)
+        _, _, h, w = images(x, scope)
         top, bottom, left, right = self.sides()
-        kept = (h + min(top, 0) + min(bottom, 0), w + min(left, 0) + min(right, 0))
-        if min(kept) < 1:
+        if min(h + min(top, 0) + min(bottom, 0), w + min(left, 0) + min(right, 0)) < 1:
             raise ShapeError(f"{scope} would crop all of its image: {x.shape} padded by {self.sides()}")
-        y = tape.temp(f"{scope}.y", (n, c, h + top + bottom, w + left + right))
-        attrs = {"top": top, "left": left}
-        tape.emit("pad_fprop", [x], [y], scope, **attrs, value=float(self.value))
-
-        def backward(dy: Buf) -> Buf:
-            dx = tape.temp(f"{scope}.dx", x.shape)
-            tape.emit("pad_dgrad", [dy], [dx], scope, **attrs)
-            return dx
-
-        return y, backward
+        return padded_images(tape, x, self.sides(), scope, self.value)
 
 
 @dataclass(frozen=True)

@@ -97,7 +97,8 @@ class Conv2d(Layer):
     `kernel_size`: (R, S), or one int for both; `stride` and `dilation` are ints or pairs (rows, columns), in pixels; `padding` is an int, a pair, or
     (top, bottom, left, right); `bias` is optional. `groups` divides both numbers of channels: each group of filters reads its own channels, one each
     where `groups` is in_channels (depthwise). `in_channels` None is the input's. Parameters: weight (out_channels, in_channels/groups, R, S) and bias
-    (out_channels,). The engines of a mode compute what has one group, no dilation and one stride; one general kernel for all modes computes the rest.
+    (out_channels,). The engines of a mode compute what has one group, no dilation and one stride, where borders are uneven of a padded copy; one
+    general kernel for all modes computes the rest.
     Raises UsageError for sizes below 1, a negative padding, or groups that divide not, and, when the network is built, ShapeError where the window
     does not fit.
 
@@ -166,7 +167,18 @@ class Conv2d(Layer):
         return n, c, h, w
 
     def build(self, tape: Tape, x: Buf, scope: str) -> Built:
-        return self._general(tape, x, scope) if self.general else _conv(self, tape, x, scope, self.shape(x, scope))
+        if not self.general:
+            return _conv(self, tape, x, scope, self.shape(x, scope))
+        if self.groups > 1 or self.dilation != 1 or isinstance(self.stride, tuple):
+            return self._general(tape, x, scope)
+        # Uneven borders alone: a padded copy costs two passes over the image, the general kernel many times the convolution of an engine.
+        self._taken(x, scope)
+        whole, back = padded_images(tape, x, self.borders, scope)
+        n, c, h, w = images(whole, scope)
+        r, s = _pair(self.kernel_size)
+        shape = _fitting(scope, x, lambda: ConvShape(n, c, h, w, self.out_channels, r, s, _pair(self.stride)[0], 0))
+        y, backward = _conv(self, tape, whole, scope, shape)
+        return y, lambda dy: back(backward(dy))
 
     def _general(self, tape: Tape, x: Buf, scope: str) -> Built:
         """Record the convolution by the ops that take everything (`nbcnn.ops.conv.grouped`)."""
@@ -186,6 +198,79 @@ class Conv2d(Layer):
             tape.emit("gconv_wgrad", [x, dy], [tape.grad(weight), *(tape.grad(b) for b in biases)], scope, **attrs)
             dx = tape.temp(f"{scope}.dx", x.shape)
             tape.emit("gconv_dgrad", [dy, weight], [dx], scope, **attrs)
+            return dx
+
+        return y, backward
+
+
+@dataclass(frozen=True)
+class ConvTranspose2d(Layer):
+    """2-D transposed convolution, the gradient of a Conv2d by its input, as torch.nn.ConvTranspose2d.
+
+    Shapes: (N, in_channels, H, W) → (N, out_channels, P, Q), float32; P = (H − 1)·stride − 2·padding + R + output_padding, Q likewise.
+
+    `kernel_size`: (R, S), or one int for both; `stride`, `padding` and `output_padding`, which is below `stride`, count for both axes, in pixels;
+    `bias` is optional. `in_channels` None is the input's. Parameters: weight (in_channels, out_channels, R, S) and bias (out_channels,). Raises
+    UsageError for sizes below 1, a negative padding or an output_padding that is too large, and, when the network is built, ShapeError where
+    nothing is left.
+
+    Example, which doubles height and width:
+        >>> import numpy as np, nbcnn
+        >>> nbcnn.Model([nbcnn.ConvTranspose2d(4, 2, stride=2)], mode="cpu").build((3, 8, 8)).predict(np.zeros((5, 3, 8, 8), np.uint8)).shape
+        (5, 4, 16, 16)
+    """
+
+    out_channels: int
+    kernel_size: int | tuple[int, int] = 3
+    stride: int = 1
+    padding: int = 0
+    output_padding: int = 0
+    bias: bool = True
+    in_channels: int | None = unsized()
+    kind: ClassVar[str] = "convt"
+    size_of_input: ClassVar[str] = "in_channels"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.kernel_size, list):
+            object.__setattr__(self, "kernel_size", tuple(self.kernel_size))
+        counts(self, "out_channels", "kernel_size", "in_channels")
+        for name, least in (("stride", 1), ("padding", 0), ("output_padding", 0)):
+            if isinstance(getattr(self, name), tuple | list):
+                raise UsageError(f"ConvTranspose2d takes one {name} for both axes, got {getattr(self, name)!r}")
+            counts(self, name, least=least)
+        if self.output_padding >= self.stride:
+            raise UsageError(f"ConvTranspose2d needs an output_padding below its stride, got {self.output_padding} and {self.stride}")
+
+    def params(self) -> dict[str, Param]:
+        shape = (known(self), self.out_channels, *_pair(self.kernel_size))
+        # PyTorch too takes the second and the further axes for the fan-in.
+        fan_in = numel(shape[1:])
+        made = {"weight": Param(shape, fan_in)}
+        return made | {"bias": Param((self.out_channels,), fan_in, bias=True)} if self.bias else made
+
+    def build(self, tape: Tape, x: Buf, scope: str) -> Built:
+        n, c, h, w = images(x, scope)
+        if c != self.in_channels:
+            raise ShapeError(f"{scope} takes {self.in_channels} channels, got {c} (its input is {x.shape})")
+        window = _pair(self.kernel_size)
+        p, q = ((size - 1) * self.stride - 2 * self.padding + r + self.output_padding for size, r in zip((h, w), window, strict=True))
+        shape = _fitting(scope, x, lambda: ConvShape(n, self.out_channels, p, q, c, *window, self.stride, self.padding))
+        params, attrs = self.params(), {"stride": self.stride, "pad": self.padding}
+        weight = tape.param(scope, "weight", params["weight"].shape)
+        bias = tape.param(scope, "bias", params["bias"].shape) if self.bias else None
+        y = tape.temp(f"{scope}.y", shape.x_shape)
+        tape.emit("conv_dgrad", [x, weight], [y], scope, **attrs)
+        if bias is not None:
+            product, y = y, tape.temp(f"{scope}.y", y.shape)
+            tape.emit("bias_fprop", [product, bias], [y], scope)
+
+        def backward(dy: Buf) -> Buf:
+            if bias is not None:
+                tape.emit("bias_wgrad", [dy], [tape.grad(bias)], scope)
+            # The convolution that this is the gradient of reads dy and makes x.
+            tape.emit("conv_wgrad", [dy, x], [tape.grad(weight)], scope, **attrs)
+            dx = tape.temp(f"{scope}.dx", x.shape)
+            tape.emit("conv_fprop", [dy, weight], [dx], scope, **attrs)
             return dx
 
         return y, backward
@@ -243,6 +328,20 @@ def _conv(layer: Conv2d | Linear, tape: Tape, x: Buf, scope: str, shape: ConvSha
         tape.emit("conv_wgrad", [x, dy], [dw, *(tape.grad(b) for b in biases)], scope, **geometry)
         dx = tape.temp(f"{scope}.dx", x.shape)
         tape.emit("conv_dgrad", [dy, w], [dx], scope, **geometry)
+        return dx
+
+    return y, backward
+
+
+def padded_images(tape: Tape, x: Buf, sides: tuple[int, ...], scope: str, value: float = 0.0) -> Built:
+    """Record images with `value` around them; `sides` are (top, bottom, left, right), and a negative one crops."""
+    (n, c, h, w), (top, bottom, left, right) = images(x, scope), sides
+    y, attrs = tape.temp(f"{scope}.padded", (n, c, h + top + bottom, w + left + right)), {"top": top, "left": left}
+    tape.emit("pad_fprop", [x], [y], scope, **attrs, value=float(value))
+
+    def backward(dy: Buf) -> Buf:
+        dx = tape.temp(f"{scope}.dx", x.shape)
+        tape.emit("pad_dgrad", [dy], [dx], scope, **attrs)
         return dx
 
     return y, backward

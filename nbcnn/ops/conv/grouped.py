@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, f4, jit, u4
+from nbcnn.gpu.language import cuda, f4, jit
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks, host
 from nbcnn.ops.kernel.case import Case, Gradient, normal
 from nbcnn.ops.kernel.elementwise import supports
@@ -111,7 +111,7 @@ def fprop_kernel(kind: str, nhwc: bool, with_bias: bool) -> Any:
         shared none; moves one pixel and one weight a product through the caches, and y once. source: the definition.
         """
         i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
-        if u4(i) < u4(count):
+        if within(i, count):
             if nhwc:
                 pixel = quotient(i, K)
                 k = i - pixel * K
@@ -155,7 +155,7 @@ def dgrad_kernel(kind: str, nhwc: bool) -> Any:
         shared none; moves one gradient and one weight a product through the caches, and dx once. source: the definition.
         """
         i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
-        if u4(i) < u4(count):
+        if within(i, count):
             if nhwc:
                 pixel = quotient(i, C)
                 c = i - pixel * C
@@ -247,7 +247,7 @@ def sum_kernel(with_bias: bool) -> Any:
         grid ⌈K·taps/256⌉, block 256; a thread owns one result. shared none; moves every partial and every result once.
         """
         i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
-        if u4(i) < u4(count):
+        if within(i, count):
             tap = quotient(i, K)
             k = i - tap * K
             total = 0.0
@@ -259,6 +259,11 @@ def sum_kernel(with_bias: bool) -> Any:
                 dw[k * weights + tap] = total
 
     return gconv_sum_kernel
+
+
+def parts_of(pixels: int) -> int:
+    """Parts of a sum over so many pixels."""
+    return max(1, min(PARTS, pixels // PIXELS))
 
 
 @dataclass(frozen=True)
@@ -282,7 +287,7 @@ class _Extents:
     @property
     def parts(self) -> int:
         """Parts of the weight gradient's sum."""
-        return max(1, min(PARTS, self.pixels // PIXELS))
+        return parts_of(self.pixels)
 
     @property
     def taps(self) -> int:

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, jit, u4
+from nbcnn.gpu.language import cuda, jit
 from nbcnn.ops.kernel.call import Call, Impl, Launch, Shape, blocks, host
 from nbcnn.ops.kernel.case import IMAGES, Case, Gradient, Shapes, label_of, normal
 from nbcnn.ops.kernel.elementwise import supports
-from nbcnn.ops.kernel.loops import quotient
+from nbcnn.ops.kernel.loops import quotient, within
 from nbcnn.ops.kernel.stored import kinds, scalar_io, vector_io
 from nbcnn.ops.kernel.traffic import Traffic, once, size
 from nbcnn.plan.shapes import numel
@@ -62,7 +62,7 @@ def columns_kernel(source: str, target: str, four: bool) -> Any:
     @jit()
     def columns_kernel(x, y, count, width, x_pitch, x_at, y_pitch, y_at):
         i = (cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x) * (4 if four else 1)
-        if u4(i) < u4(count):
+        if within(i, count):
             row = quotient(i, width)
             column = i - row * width
             at, to = row * x_pitch + x_at + column, row * y_pitch + y_at + column

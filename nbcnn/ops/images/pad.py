@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.language import cuda, jit, u4
+from nbcnn.gpu.language import cuda, jit
 from nbcnn.ops.kernel.call import Call, Impl, Launch, Shape, blocks, host
 from nbcnn.ops.kernel.case import IMAGES, Case, Gradient, Shapes, label_of, normal
 from nbcnn.ops.kernel.elementwise import supports
@@ -64,7 +64,7 @@ def pad_kernel(kind: str, four: bool, value: float) -> Any:
     @jit()
     def pad_kernel(x, y, count, P, Q, H, W, inner, top, left):
         i = (cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x) * (4 if four else 1)
-        if u4(i) < u4(count):
+        if within(i, count):
             pixel = quotient(i, inner)
             row = quotient(pixel, Q)
             outer = quotient(row, P)

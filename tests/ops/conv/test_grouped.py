@@ -89,6 +89,18 @@ def test_the_layer_takes_what_pytorch_takes():
     assert description.as_data([Conv2d(4, 3)])[0].keys() == {"layer", "out_channels", "kernel_size", "stride", "padding", "bias", "in_channels"}
 
 
+def test_uneven_borders_alone_are_a_padded_copy_for_the_engines():
+    """A border of (2, 1, 0, 3) is a convolution without padding of an image that has the border; the same steps, the same bits."""
+    layer, shape = Conv2d(4, 3, stride=2, padding=(2, 1, 0, 3)), (3, 6, 5)
+    net, plain = Net([layer, nbcnn.MSE()], shape, mode="cpu"), Net([nbcnn.Pad((2, 1, 0, 3)), Conv2d(4, 3, stride=2), nbcnn.MSE()], shape, mode="cpu")
+    assert {step.op for step in net.record_predict(1).steps} == {"gather", "pad_fprop", "conv_fprop"}
+    x, target = arrays((2, *shape), (2, *net.output_shape))
+    (loss, grads), (wanted_loss, wanted) = net.gradients(x, target), plain.gradients(x, target)
+    assert loss == wanted_loss
+    for name, grad in wanted.items():
+        np.testing.assert_array_equal(grads[name], grad)
+
+
 def test_a_general_convolution_is_not_fused():
     every = {op for rule in RULES for op in rule.fused.ops}
     kinds = [
