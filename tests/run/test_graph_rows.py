@@ -98,3 +98,22 @@ def test_several_inputs_and_outputs_agree_with_the_numpy_path(row):
         got, wanted = net.predict(x), reference.predict(x)
         assert got.shape == (2, 35)
         assert np.linalg.norm(got - wanted) <= limit * np.linalg.norm(wanted)
+
+
+@ROWS
+def test_training_with_several_inputs_and_outputs_lands_together(row):
+    """Targets are taken apart unrounded, whatever the row stores; a step of four layers, two of them behind a sum of gradients."""
+    rng = np.random.default_rng(6)
+    x, targets = rng.integers(0, 256, (6, 50)).astype(np.uint8), rng.standard_normal((6, 35)).astype(np.float32)
+    states = []
+    for of in (("cpu", "fp32"), row):
+        net = net_or_skip(joined(), (50,), of)
+        session = TrainingSession(net, x, targets=targets, optimizer=SGD(), learning_rates=np.full(1, 0.05, np.float32), batch=6, seed=2)
+        before = session.state()
+        session.step()
+        states.append(session.state())
+        session.close()
+    for name, tensor in states[0].items():
+        if name.startswith("param."):
+            update = np.linalg.norm(tensor - before[name])
+            assert np.linalg.norm(states[1][name] - tensor) <= limit_of(row[1], layers=4, switches=0) * update, name
