@@ -20,9 +20,9 @@ from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
-from nbcnn.ops.activations import add, glu, prelu, softmax
+from nbcnn.ops.activations import add, glu, mul, prelu, softmax
 from nbcnn.ops.activations import table as activations
-from nbcnn.ops.conv import fused, mma, naive, reference, thin_mma, tiled, wgmma
+from nbcnn.ops.conv import bias, fused, grouped, mma, naive, reference, thin_mma, tiled, wgmma
 from nbcnn.ops.conv.frame import composed
 from nbcnn.ops.conv.frame.few_pixels import for_few_pixels
 from nbcnn.ops.conv.simt import im2col, im2col_fused
@@ -35,6 +35,7 @@ from nbcnn.ops.conv_norm import wgmma as conv_wgmma
 from nbcnn.ops.conv_norm import winograd as conv_winograd
 from nbcnn.ops.images import (
     avgpool,
+    concat,
     convert,
     corrupt,
     flatten,
@@ -42,6 +43,7 @@ from nbcnn.ops.images import (
     global_mean,
     ksparse,
     maxpool,
+    pad,
     patches,
     pool,
     resize,
@@ -50,7 +52,7 @@ from nbcnn.ops.images import (
     whiten,
 )
 from nbcnn.ops.kernel.row import Ops, Row
-from nbcnn.ops.losses import mse, pairs, rmsle, softmax_xent, weighted_xent
+from nbcnn.ops.losses import mse, pairs, rmsle, softmax_xent, sum_losses, weighted_xent
 from nbcnn.ops.norms import b0, b0_ranks, batch, dropout, fold, group, layer, s0
 from nbcnn.ops.norms import reference as evonorm
 from nbcnn.ops.products import gemm, gemm_wgmma
@@ -67,11 +69,12 @@ MODULES: tuple[ModuleType, ...] = (
     *(batch, fold, group, layer, dropout, softmax),
     *(maxpool, avgpool, upsample, flatten, convert, gather),
     *(whiten, patches, corrupt, ksparse),
+    *(mul, concat, pad, sum_losses, grouped, bias),
     *(mse, softmax_xent, rmsle, gemm),
     *(pairs, weighted_xent, prelu, pool, global_mean, resize),
     *(sgd, adam, grad_norm, pack_weights, advance, accumulate, ema),
 )
-"""The modules of all ops: convolutions; series; element-wise and norms; images; losses and products; the update of the weights."""
+"""The modules of all ops: convolutions; series; element-wise and norms; images; what graphs join; losses and products; the update of the weights."""
 
 
 def exported(name: str) -> dict[str, Any]:

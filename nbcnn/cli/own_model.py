@@ -22,11 +22,16 @@ def is_own(model: str) -> bool:
     return ":" in model
 
 
-def layers_of(model: str, shape: Sequence[int]) -> list[Any]:
-    """The layers that the function makes: it is called without arguments, or with channels, height and width if it takes some.
+def layers_of(model: str, shape: Sequence[int]) -> Any:
+    """The layers that the function makes, a list or a `Graph` (of a `Model` its layers).
+
+    The function is called without arguments, or with channels, height and width if it takes some.
 
     Raises UsageError if there is no such file, module or function, if it raises, or if what it returns is no list of layers with a loss.
     """
+    from nbcnn.model.network import Model
+    from nbcnn.nn.graphs import Graph
+
     where, _, name = model.rpartition(":")
     module = _module(where)
     function = getattr(module, name, None)
@@ -38,18 +43,30 @@ def layers_of(model: str, shape: Sequence[int]) -> list[Any]:
         made = function(*shape) if needed else function()
     except Exception as error:
         raise UsageError(f"{model} raised {type(error).__name__}: {error}") from error
-    if not isinstance(made, list | tuple) or not made or not all(hasattr(layer, "build") for layer in made):
-        raise UsageError(f"{model} must return a list of layers, got {type(made).__name__}")
+    if isinstance(made, Model):
+        held, made = made, made.layers
+        held.close()
+    if not isinstance(made, list | tuple | Graph) or not made or not all(hasattr(layer, "build") for layer in made):
+        raise UsageError(f"{model} must return a list of layers, a Graph or a Model, got {type(made).__name__}")
     if not hasattr(made[-1], "needs_labels"):
         raise UsageError(f"the last layer of {model} must be a loss (MSE, SoftmaxCrossEntropy), it is {type(made[-1]).__name__}")
+    if isinstance(made, Graph):
+        if made.input_shape != tuple(shape):
+            raise UsageError(
+                f"the graph of {model} takes {made.input_shape}, and the images are {tuple(shape)}: let it take channels, height and width"
+            )
+        if len(made.inputs) > 1 or len(made.outputs) > 1:
+            raise UsageError(f"the graph of {model} has several inputs or outputs, and a data set has one array of each: train it by Model.fit")
+        return made
     return list(made)
 
 
 def digest(layers: Sequence[Any]) -> str:
     """What a resumed run holds its layers against: it would not be the same run with others."""
-    from nbcnn.nn.description import as_data
+    from nbcnn.nn.description import as_data, wiring
 
-    return hashlib.sha256(json.dumps(as_data(layers), sort_keys=True).encode()).hexdigest()
+    graph = wiring(layers)
+    return hashlib.sha256(json.dumps([as_data(layers), graph] if graph else as_data(layers), sort_keys=True).encode()).hexdigest()
 
 
 def _module(where: str) -> ModuleType:

@@ -15,6 +15,7 @@ from nbcnn.datasets.normalisation import Normalisation
 from nbcnn.files.errors import UsageError
 from nbcnn.nn import models
 from nbcnn.nn.corruption import KSparse, MaskSquares, Noise
+from nbcnn.nn.graphs import Graph
 from nbcnn.nn.whitening import Whiten
 from nbcnn.plan.graph import names
 from nbcnn.train.callbacks import Classification, Forecasts, Pictures, Plots
@@ -98,8 +99,8 @@ def material(flags: SimpleNamespace, read: loading.Reading | None = None) -> Mat
     )
 
 
-def harder(layers: list[Any], flags: SimpleNamespace) -> list[Any]:
-    """`layers` with those that --whiten, --noise, --mask and --sparse put in: in front, and behind the code of a ready-made model.
+def harder(layers: Any, flags: SimpleNamespace) -> Any:
+    """`layers`, a list or a graph, with those that --whiten, --noise, --mask and --sparse put in: in front, and behind a ready-made model's code.
 
     Raises UsageError for --sparse where it is not known which layer makes the code.
     """
@@ -112,7 +113,8 @@ def harder(layers: list[Any], flags: SimpleNamespace) -> list[Any]:
         layers = [*layers[:at], KSparse(flags.sparse), *layers[at:]]
     front: list[Any] = [Whiten()] if flags.whiten else []
     front += [Noise(flags.noise)] if flags.noise else []
-    return [*front, *([MaskSquares(flags.mask)] if flags.mask else []), *layers]
+    front += [MaskSquares(flags.mask)] if flags.mask else []
+    return layers.behind(front) if isinstance(layers, Graph) else [*front, *layers]
 
 
 def streaming(flags: SimpleNamespace) -> dict[str, Any]:

@@ -37,8 +37,12 @@ def weights(text: str) -> tuple[float, ...]:
     return made
 
 
-def with_loss(layers: Sequence[Any], flags: SimpleNamespace) -> list[Any]:
-    """`layers` with the loss of the flags; as they are without such flags. Raises UsageError for a loss that does not go with the network."""
+def with_loss(layers: Sequence[Any], flags: SimpleNamespace) -> Any:
+    """`layers`, a list or a graph, with the loss of the flags; as they are without such flags.
+
+    Raises UsageError for a loss that does not go with the network.
+    """
+    from nbcnn.nn.graphs import Graph
     from nbcnn.nn.layers import MSE, SoftmaxCrossEntropy
     from nbcnn.nn.losses import L1, BCEWithLogits, Huber
 
@@ -61,4 +65,5 @@ def with_loss(layers: Sequence[Any], flags: SimpleNamespace) -> list[Any]:
             flag for flag, value in zip(("class-weights", "ignore-index", "label-smoothing"), options.values(), strict=True) if value is not None
         )
         raise UsageError(f"--{name} belongs to networks that classify: the loss of {flags.model} is {type(own).__name__}")
-    return [*body, replace(own, **given) if given else own]
+    own = replace(own, **given) if given else own
+    return layers.with_loss(own) if isinstance(layers, Graph) else [*body, own]

@@ -169,6 +169,32 @@ class Form:
         return (*self.shape[1:], self.shape[0]) if channels_last and len(self.shape) == 3 else self.shape
 
 
+@dataclass(frozen=True)
+class Forms:
+    """The forms of the inputs of a network that has several: an example is a vector of all of them, each in C, H, W order.
+
+    Where all are bytes, so is the vector; else bytes become floats, value/255.
+    """
+
+    parts: tuple[Form, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape (F,) of an example as the network takes it."""
+        return (sum(int(np.prod(part.shape)) for part in self.parts),)
+
+    def take(self, x: Any, channels_last: bool | None = None, name: str = "examples") -> np.ndarray:
+        """`x`, an array for each input, as uint8 or float32 vectors (N, F). Raises UsageError for other forms, or arrays of different lengths."""
+        if not isinstance(x, list | tuple) or len(x) != len(self.parts):
+            raise UsageError(f"{name} must be {len(self.parts)} arrays, one for each input, in a tuple or a list")
+        made = [part.take(each, channels_last, f"{name} of input {at}") for at, (part, each) in enumerate(zip(self.parts, x, strict=True), 1)]
+        if len({len(each) for each in made}) > 1:
+            raise UsageError(f"{name} of several inputs must be as many: there are {', '.join(f'{len(each):,}' for each in made)}")
+        if any(each.dtype != np.uint8 for each in made):
+            made = [seen(each).astype(np.float32) for each in made]
+        return np.concatenate([each.reshape(len(each), -1) for each in made], axis=1)
+
+
 def form_of(x: Any, channels_last: bool | None = None, shape: tuple[int, ...] | None = None, name: str = "examples") -> Form:
     """The form of the examples `x`; `shape` is that of an example where it is known already.
 

@@ -10,6 +10,7 @@ import numpy as np
 from nbcnn.dictionary.kmeans import atoms_of, multiply, normalised
 from nbcnn.dictionary.statistics import components, covariance, drawn_of_all, mirrored_mean, zca
 from nbcnn.files.errors import UsageError
+from nbcnn.nn.graphs import Graph
 from nbcnn.nn.layers import Conv2d, Flatten, Linear, Residual, Upsample2d
 from nbcnn.nn.whitening import Whiten, WhitenPatches
 from nbcnn.plan.graph import names
@@ -38,7 +39,7 @@ def fit(net: Net, images: np.ndarray, seed: int = 0, say: Say = lambda text: Non
     """Fit every `Whiten` of `net` that is not fitted yet to `images` (M, C, H, W), uint8 or float32; True if there was one.
 
     Its filters are the central rows of a ZCA of patches; `size`, `eps` and `contrast` are the layer's. Raises UsageError for one that is not
-    the first layer.
+    the first layer, or in a graph of several inputs.
     """
     found = False
     for at, (name, layer) in enumerate(zip(names(net.layers), net.layers, strict=True)):
@@ -46,6 +47,8 @@ def fit(net: Net, images: np.ndarray, seed: int = 0, say: Say = lambda text: Non
             continue
         if at:
             raise UsageError(f"{name} is layer {at + 1}: Whiten is fitted to images, so it must be the first layer")
+        if isinstance(net.layers, Graph) and len(net.layers.inputs) > 1:
+            raise UsageError(f"{name} is fitted to the one input of a network, and this one has {len(net.layers.inputs)}")
         chosen = _chosen(images, WHITENED, seed)
         mean, filters = _whitening(layer, _seen(net, chosen), seed, net.device)
         _set(net, {f"{name}.mean": mean, f"{name}.filters": filters, f"{name}.fitted": np.array([len(chosen)])})
@@ -81,13 +84,15 @@ def start(net: Net, images: np.ndarray, seed: int = 0, say: Say = lambda text: N
 
     Every `Conv2d` before the first `Upsample2d`, `Flatten`, `Linear`, `Residual` or loss: its filters are atoms of the patches of its input, with the
     whitening folded in, scaled so that products have deviation 1; its biases let half of the products of every filter pass a ReLU. A `Whiten` must be
-    fitted before (`fit`). Raises UsageError if there is no such convolution.
+    fitted before (`fit`). One with groups or dilation keeps the weights it has. Raises UsageError if there is no such convolution, or for a graph.
     """
+    if isinstance(net.layers, Graph):
+        raise UsageError("--init kmeans goes from layer to layer of a list; a graph trains from --init torch or he")
     ends = (Upsample2d, Flatten, Linear, Residual)
     stop = next((at for at, layer in enumerate(net.layers) if isinstance(layer, ends) or hasattr(layer, "needs_labels")), len(net.layers))
     made: list[str] = []
     for at, (name, layer) in enumerate(zip(names(net.layers), net.layers[:stop], strict=False)):
-        if type(layer) is not Conv2d:
+        if type(layer) is not Conv2d or layer.general:
             continue
         shape = layer.params()["weight"].shape
         wide = int(np.prod(shape[1:])) > AXES
@@ -128,7 +133,7 @@ def fit_encoder(net: Net, images: np.ndarray, seed: int = 0, say: Say = lambda t
             codes = _patch_whitening(net, name, layer, _patches(net, at, images, (layer.size, layer.size), count, seed))
             say(f"{name}: whitening of {len(codes):,} patches of {codes.shape[1]:,} values")
         elif type(layer) is Conv2d:
-            if layer.params()["weight"].shape[2:] != (1, 1):
+            if layer.params()["weight"].shape[2:] != (1, 1) or layer.general:
                 raise UsageError(f"{name} is no 1×1 convolution: in a dictionary WhitenPatches takes the patches")
             if codes is None:
                 _projection(net, name, layer, _patches(net, at, images, (1, 1), PATCHES["projected"], seed))

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nbcnn import __version__
-from nbcnn.datasets.arrays import Form
+from nbcnn.datasets.arrays import Form, Forms
 from nbcnn.datasets.normalisation import Normalisation
 from nbcnn.files.errors import UsageError
 from nbcnn.nn import description
+from nbcnn.nn.graphs import Graph
 from nbcnn.nn.optim import Schedule
 from nbcnn.nn.params import under
 from nbcnn.run.net import Net
@@ -69,8 +70,28 @@ class Loaded:
 def note(model: Model) -> str:
     """The network of `model`, for the metadata of a file."""
     form, net = model.form or Form(model.net.input_shape), model.net
-    more = {"classes": list(model.classes) if model.classes else None, "scale": list(form.scale) if form.scale else None}
-    return description.dumps(net.layers, net.input_shape, precision=net.precision, channels_last=form.channels_last, **more)
+    classes = {"classes": list(model.classes) if model.classes else None}
+    if isinstance(form, Forms):
+        forms = [{"scale": list(part.scale) if part.scale else None, "channels_last": part.channels_last} for part in form.parts]
+        return description.dumps(net.layers, net.input_shape, precision=net.precision, **classes, forms=forms)
+    scale = list(form.scale) if form.scale else None
+    return description.dumps(net.layers, net.input_shape, precision=net.precision, channels_last=form.channels_last, **classes, scale=scale)
+
+
+def _form(about: Mapping[str, Any]) -> Form | Forms:
+    """The form of the examples that a file tells of. Raises DescriptionError where it has another number of them than its graph has inputs."""
+
+    def form(shape: tuple[int, ...], told: Mapping[str, Any]) -> Form:
+        scale = told.get("scale")
+        return Form(shape, bool(told.get("channels_last")), tuple(scale) if scale else None)
+
+    layers = about["layers"]
+    if not isinstance(layers, Graph) or len(layers.inputs) == 1:
+        return form(about["input_shape"], about)
+    told = about.get("forms") or [{}] * len(layers.inputs)
+    if len(told) != len(layers.inputs):
+        raise description.DescriptionError(f"the file has {len(told)} forms of examples for {len(layers.inputs)} inputs")
+    return Forms(tuple(map(form, layers.inputs, told)))
 
 
 def save(model: Model, path: Path) -> Path:
@@ -119,8 +140,7 @@ def load(path: Path | str, *, layers: Sequence[type] = (), mode: str = "auto", p
     choice = choice_of(mode, precision, about.get("precision"))
     normal = Normalisation.noted(saved.metadata)
     model = Model(about["layers"], mode=choice.row.mode, precision=choice.row.precision, classes=about.get("classes"), normalisation=normal)
-    scale = about.get("scale")
-    model.learn(Form(about["input_shape"], bool(about.get("channels_last")), tuple(scale) if scale else None))
+    model.learn(_form(about))
     fill(model.build(about["input_shape"]).net, saved)
     return model
 

@@ -1,4 +1,4 @@
-"""`Model`: a list of layers with everything around it, so that a network of one's own takes a few lines."""
+"""`Model`: a list or a graph of layers with everything around it, so that a network of one's own takes a few lines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, Self
 import numpy as np
 
 from nbcnn.datasets import arrays
-from nbcnn.datasets.arrays import Form, form_of, one_array, seen
+from nbcnn.datasets.arrays import Form, Forms, form_of, one_array, seen
 from nbcnn.datasets.augment import Augment
 from nbcnn.datasets.normalisation import Normalisation
 from nbcnn.dictionary import fit as dictionary
@@ -22,12 +22,14 @@ from nbcnn.files.suggest import nearest
 from nbcnn.model import files
 from nbcnn.model.history import History
 from nbcnn.nn import models
+from nbcnn.nn.graphs import Graph, Value
+from nbcnn.nn.joins import Losses
 from nbcnn.nn.layers import MSE, SoftmaxCrossEntropy
 from nbcnn.nn.losses import L1, BCEWithLogits, Huber
 from nbcnn.nn.optim import FROZEN, SGD, Adam, Factor, check_number, matching
 from nbcnn.nn.params import INITS
 from nbcnn.nn.whitening import prepared
-from nbcnn.plan.graph import named
+from nbcnn.plan.graph import joins, named
 from nbcnn.run.explain import explain, summary
 from nbcnn.run.net import Net
 from nbcnn.run.session import TrainingSession
@@ -53,10 +55,12 @@ class Shown(str):
 class Model:
     """A network: layers, a loss, and the form of its data.
 
-    layers       a list of `nbcnn.nn.layers`; sizes of inputs may be left out.
+    layers       a list of `nbcnn.nn.layers`; sizes of inputs may be left out. Or a `Graph`; or the inputs of one, values of `nbcnn.Input`, whose
+                 `outputs`, a value or a list of values that layers were called for, then follow: `Model(x, y, loss="mse")`. Several inputs or outputs
+                 are tuples of arrays wherever one is an array.
     loss         "cross_entropy" (labels are classes, of images or of their pixels), "mse", "l1", "huber" or "bce" (the target is a vector, another
                  image, or the input), a loss layer such as SoftmaxCrossEntropy(label_smoothing=0.1), or None where the last layer is one or the
-                 network is only to predict.
+                 network is only to predict. Of several outputs one for all of them, or a list with one for each; they are added.
     mode         auto, cpu, naive, tiled, im2col, tensorcore: how layers are computed; auto is the fastest that this machine has.
     precision    what multiplications round to (fp32, tf32, bf16); None is the mode's own.
     seed, init   of the first weights ("torch" or "he"); the seed also of the order of examples.
@@ -83,7 +87,8 @@ class Model:
 
     def __init__(
         self,
-        layers: Sequence[Any],
+        layers: Any,
+        outputs: Any = None,
         loss: str | Any = None,
         *,
         mode: str = "auto",
@@ -95,25 +100,22 @@ class Model:
         fuse: bool = True,
         normalisation: Normalisation | None = None,
     ) -> None:
-        if isinstance(layers, str) or not isinstance(layers, Sequence):
-            raise UsageError(f"layers must be a list of layers, got {type(layers).__name__}")
-        strange = [layer for layer in layers if isinstance(layer, type) or not hasattr(layer, "build")]
-        if strange:
-            raise UsageError(f"{strange[0]!r} is no layer: a layer is made by its class, as in Linear(10)")
-        body = list(layers)
-        if loss is not None:
-            if body and hasattr(body[-1], "needs_labels"):
-                raise UsageError(f"the last layer {type(body[-1]).__name__} is a loss already: leave loss= or the layer out")
-            body.append(_loss(loss))
-        if not [layer for layer in body if not hasattr(layer, "needs_labels")]:
-            raise UsageError("a network needs at least one layer besides its loss")
+        if _of_values(layers):
+            layers = Graph.of(layers, () if outputs is None else outputs)
+        elif outputs is not None:
+            # Of a list the second argument is the loss.
+            if loss is not None:
+                raise UsageError("outputs belong to inputs, values of nbcnn.Input; of a list of layers the second argument is the loss")
+            loss = outputs
+        body = _with_loss(layers, loss)
+        input_shape = body.input_shape if isinstance(body, Graph) and input_shape is None else input_shape
         if init not in INITS:
             raise UsageError(f"no initialisation {init!r}; one of {', '.join(INITS)}{nearest(str(init), INITS)}")
         check_number("Model", "seed", seed, below=2**63)
         self._layers, self._mode, self._precision, self._fuse = body, mode, precision, fuse
         self.seed, self.init, self.normalisation = int(seed), init, normalisation
         self.classes = None if classes is None else tuple(str(name) for name in classes)
-        self.form: Form | None = None
+        self.form: Form | Forms | None = None
         self._learnt = False
         self._net: Net | None = None
         self._encoders: dict[str, Net] = {}
@@ -133,9 +135,10 @@ class Model:
         return self._net
 
     @property
-    def layers(self) -> list[Any]:
-        """The layers, loss included; with the sizes of their inputs once it is built."""
-        return list(self._net.layers if self._net else self._layers)
+    def layers(self) -> Any:
+        """The list of layers, or the graph, loss included; with the sizes of their inputs once it is built."""
+        held = self._net.layers if self._net else self._layers
+        return held if isinstance(held, Graph) else list(held)
 
     @property
     def loss(self) -> Any:
@@ -156,12 +159,13 @@ class Model:
             return self
         options: dict[str, Any] = {"fusing": self._fuse, "seed": self.seed, "init": self.init, "normalisation": self.normalisation}
         self._net = Net(self._layers, shape, mode=self._mode, precision=self._precision, **options)
-        self.form = self.form or Form(shape)
+        inputs = self._net.layers.inputs if isinstance(self._net.layers, Graph) else [shape]
+        self.form = self.form or (Form(shape) if len(inputs) == 1 else Forms(tuple(map(Form, inputs))))
         for pattern, factor in self._wanted:
             self._set(pattern, factor)
         return self
 
-    def learn(self, form: Form) -> None:
+    def learn(self, form: Form | Forms) -> None:
         """Take examples of `form`, instead of the form of the first data."""
         self.form, self._learnt = form, True
 
@@ -285,9 +289,13 @@ class Model:
             return x.test_images, tests, None, x.name
         return x.train_images, train, validation if validation is not None else (x.test_images, tests), x.name
 
-    def _learn(self, x: Any, channels_last: bool | None) -> Form:
+    def _learn(self, x: Any, channels_last: bool | None) -> Form | Forms:
         """The form of examples, from `x` if they are the first."""
-        if not self._learnt:
+        if not self._learnt and isinstance(self.form, Forms):
+            self.form.take(x, channels_last)  # says what is wrong with them
+            pairs = enumerate(zip(self.form.parts, x, strict=True), 1)
+            self.learn(Forms(tuple(form_of(each, channels_last, part.shape, f"examples of input {at}") for at, (part, each) in pairs)))
+        elif not self._learnt:
             self.form = form_of(x, channels_last, self._net.input_shape if self._net else None)
             self._learnt = True
         assert self.form is not None
@@ -416,6 +424,8 @@ class Model:
         return History(rows, result)
 
     def _pictures(self, title: str, images: np.ndarray, targets: np.ndarray | None) -> Pictures:
+        if len(self.net.output_shapes) > 1:
+            return Curves(title)
         if not self.net.takes_classes:
             drawn = targets is None and images.ndim == 4 and images.shape[1] in (1, 3)
             return Plots(title, images[:8]) if drawn else Curves(title)
@@ -428,6 +438,8 @@ class Model:
     def _targets(self, y: Any, x: Any, count: int, channels_last: bool | None, name: str = "") -> np.ndarray | None:
         """What the loss compares the outputs of `count` examples with, checked; None where that is the input."""
         net = self.net
+        if len(net.output_shapes) > 1 and (y is not None or net.takes_classes):
+            return self._targets_of_several(y, count, channels_last, name)
         if net.takes_classes:
             if net.plane == (1, 1):
                 raise UsageError(f"the network's output is {net.output_shape}, one class a pixel of an image of 1×1: put Flatten() behind it")
@@ -439,6 +451,19 @@ class Model:
         if net.needs_values:
             raise UsageError(f"the network makes {net.output_shape} of {net.input_shape}, so it cannot have its input as target: give y")
         return None
+
+    def _targets_of_several(self, y: Any, count: int, channels_last: bool | None, name: str) -> np.ndarray:
+        """The targets of several outputs as one array: classes (N, outputs, 1), or values (N, F), each output's in C, H, W order."""
+        shapes = self.net.output_shapes
+        if not isinstance(y, list | tuple) or len(y) != len(shapes):
+            raise UsageError(f"the network has {len(shapes)} outputs: give y as a tuple of {len(shapes)} arrays")
+        names = [f"{name or 'targets'} of output {at}" for at in range(1, len(shapes) + 1)]
+        if self.net.takes_classes:
+            made = [arrays.labels(each, count, shape[0], called) for each, shape, called in zip(y, shapes, names, strict=True)]
+            return np.ascontiguousarray(np.stack(made, axis=1)[:, :, None])
+        parts = zip(y, shapes, names, strict=True)
+        values = [seen(arrays.targets(each, count, shape, channels_last=channels_last, name=called)) for each, shape, called in parts]
+        return np.concatenate([each.reshape(count, -1) for each in values], axis=1).astype(np.float32)
 
     def _validation(self, data: Any, channels_last: bool | None) -> tuple[np.ndarray | None, np.ndarray | None]:
         if data is None:
@@ -457,20 +482,19 @@ class Model:
 
     # -- what it knows
 
-    def predict(self, x: Any, *, batch_size: int = 256, channels_last: bool | None = None) -> np.ndarray:
+    def predict(self, x: Any, *, batch_size: int = 256, channels_last: bool | None = None) -> Any:
         """The network's output for examples or a single one, float32 (N, …): logits, reconstructions in 0..1, whatever its last layer makes.
 
-        Raises UsageError for arrays of another form, or before the network is built.
+        Of several outputs a tuple of arrays. Raises UsageError for arrays of another form, or before the network is built.
         """
         return self._outputs(self.net, x, batch_size, channels_last)
 
-    def _outputs(self, net: Net, x: Any, batch_size: int, channels_last: bool | None) -> np.ndarray:
+    def _outputs(self, net: Net, x: Any, batch_size: int, channels_last: bool | None) -> Any:
         check_number("predict", "batch_size", batch_size, least=1)
         assert self.form is not None
-        given = one_array(x, "examples")
-        if not given.size:
+        if isinstance(self.form, Form) and not (given := one_array(x, "examples")).size:
             raise UsageError(f"there is nothing to predict: the array is {given.shape}")
-        return net.predict(self.form.take(x, channels_last), int(batch_size))
+        return _split(net.predict(self.form.take(x, channels_last), int(batch_size)), net.output_shapes)
 
     def predict_proba(self, x: Any, *, batch_size: int = 256, channels_last: bool | None = None) -> np.ndarray:
         """The probability of every class, float32 (N, classes), or of pixels (N, classes, H, W), whose sum is 1.
@@ -488,6 +512,8 @@ class Model:
     def _classifies(self, what: str) -> None:
         if not self.net.takes_classes:
             raise UsageError(f'{what} is for networks that classify (loss="cross_entropy"); predict gives the output of this one')
+        if len(self.net.output_shapes) > 1:
+            raise UsageError(f"{what} is for networks with one output; predict gives a tuple of all outputs of this one")
 
     def evaluate(self, x: Any, y: Any = None, *, batch_size: int = 256, channels_last: bool | None = None) -> dict[str, float]:
         """The mean loss over the examples, and for classes the accuracy: {"loss": …, "accuracy": …}. Nothing is changed.
@@ -504,9 +530,10 @@ class Model:
         if not len(images):
             raise UsageError("there is nothing to evaluate: no examples")
         targets = self._targets(y, x, len(images), channels_last)
+        if len(self.net.output_shapes) > 1:
+            return self._evaluate_several(images, targets, batch_size)
         loss = self.net.layers[-1]
-        if not hasattr(loss, "measure"):
-            raise UsageError(f"the loss {type(loss).__name__} has no method measure(outputs, targets), which evaluate needs")
+        _measured(loss)
         total, count, right, counted = 0.0, 0.0, 0, 0
         for start in range(0, len(images), batch_size):
             part = images[start : start + batch_size]
@@ -530,6 +557,27 @@ class Model:
         if first:
             return self._encoder(first[-1][0]).predict(images, batch)
         return self.normalisation.done(images) if self.normalisation else seen(images)
+
+    def _evaluate_several(self, images: np.ndarray, targets: np.ndarray | None, batch_size: int) -> dict[str, float]:
+        """The sum of the losses of several outputs, and the mean of their accuracies."""
+        net = self.net
+        parts = net.layers[-1].parts if isinstance(net.layers[-1], Losses) else (net.layers[-1],)
+        if targets is None or len(parts) != len(net.output_shapes):
+            raise UsageError("evaluate needs y, and for each of several outputs a loss")
+        for part in parts:
+            _measured(part)
+        totals, right = np.zeros((len(parts), 2)), 0
+        for start in range(0, len(images), batch_size):
+            known = targets[start : start + batch_size]
+            made = _split(net.predict(images[start : start + batch_size], batch_size).astype(np.float64), net.output_shapes)
+            if net.takes_classes:
+                wanted = [known[:, at, 0] for at in range(len(parts))]
+                right += sum(int((y.argmax(1) == t).sum()) for y, t in zip(made, wanted, strict=True))
+            else:
+                wanted = _split(known.astype(np.float64), net.output_shapes)
+            totals += [part.measure(y, t) for part, y, t in zip(parts, made, wanted, strict=True)]
+        found = {"loss": float((totals[:, 0] / totals[:, 1]).sum())}
+        return found | ({"accuracy": right / targets.size} if net.takes_classes else {})
 
     def features(self, x: Any, at: str, *, batch_size: int = 256, channels_last: bool | None = None) -> np.ndarray:
         """The output of the layer `at` (conv1, relu1, pool1, …, as `summary` names them), float32 (N, …). Raises UsageError for another name."""
@@ -633,6 +681,56 @@ def softmax(logits: np.ndarray) -> np.ndarray:
     """The probabilities of logits (N, F, …), float32; computed in float64, so that they sum to 1 within float32's rounding."""
     exponents = np.exp(logits.astype(np.float64) - logits.max(1, keepdims=True))
     return (exponents / exponents.sum(1, keepdims=True)).astype(np.float32)
+
+
+def _measured(loss: Any) -> None:
+    """Raise UsageError for a loss that cannot be evaluated."""
+    if not hasattr(loss, "measure"):
+        raise UsageError(f"the loss {type(loss).__name__} has no method measure(outputs, targets), which evaluate needs")
+
+
+def _split(made: np.ndarray, shapes: Sequence[tuple[int, ...]]) -> Any:
+    """One output as it is; the vectors (N, F) of several as a tuple of arrays."""
+    if len(shapes) == 1:
+        return made
+    ends = np.cumsum([int(np.prod(shape)) for shape in shapes])[:-1]
+    return tuple(part.reshape(len(made), *shape) for part, shape in zip(np.split(made, ends, axis=1), shapes, strict=True))
+
+
+def _of_values(layers: Any) -> bool:
+    """Whether these are the inputs of a graph, and no list of layers."""
+    return isinstance(layers, Value) or (isinstance(layers, list | tuple) and bool(layers) and all(isinstance(each, Value) for each in layers))
+
+
+def _with_loss(layers: Any, loss: Any) -> Any:
+    """The list of layers, or the graph, with its loss. Raises UsageError for what is no network."""
+    if isinstance(layers, str) or not isinstance(layers, Sequence):
+        raise UsageError(f"layers must be a list of layers, got {type(layers).__name__}")
+    strange = [layer for layer in layers if isinstance(layer, type) or not hasattr(layer, "build")]
+    if strange:
+        raise UsageError(f"{strange[0]!r} is no layer: a layer is made by its class, as in Linear(10)")
+    has_loss = bool(layers) and hasattr(layers[-1], "needs_labels")
+    if loss is not None and has_loss:
+        raise UsageError(f"the last layer {type(layers[-1]).__name__} is a loss already: leave loss= or the layer out")
+    if isinstance(layers, Graph):
+        return layers if loss is None else layers.with_loss(_loss_of(loss, len(layers.outputs)))
+    body = [*layers, *(() if loss is None else (_loss(loss),))]
+    if not [layer for layer in body if not hasattr(layer, "needs_labels")]:
+        raise UsageError("a network needs at least one layer besides its loss")
+    if any(joins(layer) for layer in body):
+        name = next(type(layer).__name__ for layer in body if joins(layer))
+        raise UsageError(f"{name} joins several values, and a list of layers has one after the other: call layers on values of nbcnn.Input")
+    return body
+
+
+def _loss_of(loss: Any, outputs: int) -> Any:
+    """The loss of a graph with so many outputs."""
+    if outputs == 1 or isinstance(loss, Losses):
+        return _loss(loss)
+    parts = list(loss) if isinstance(loss, list | tuple) else [loss] * outputs
+    if len(parts) != outputs:
+        raise UsageError(f"the graph has {outputs} outputs, and there are {len(parts)} losses")
+    return Losses(tuple(map(_loss, parts)))
 
 
 def _loss(loss: Any) -> Any:

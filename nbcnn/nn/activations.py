@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from nbcnn.files.errors import UsageError
+from nbcnn.nn.graphs import Layer
 from nbcnn.nn.layers import Built, Elementwise, Param, constant, counts
 from nbcnn.plan.graph import Buf, ShapeError, Tape
 
@@ -80,7 +81,7 @@ class HardSwish(Elementwise):
 
 
 @dataclass(frozen=True)
-class PReLU:
+class PReLU(Layer):
     """x where x > 0, else a·x with a learnt slope a (He et al., arXiv:1502.01852; as torch.nn.PReLU).
 
     Shapes: (N, C), (N, C, L) or (N, C, H, W), float32, stays as it is. Parameter: weight (num_parameters,), without weight decay.

@@ -13,15 +13,12 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from nbcnn.files.errors import UsageError
-from nbcnn.nn.layers import Built, Param, counts, images
+from nbcnn.nn.layers import Built, _NoParams, counts, images
 from nbcnn.plan.graph import Buf, Tape
 
 
-class _TrainingOnly:
+class _TrainingOnly(_NoParams):
     training_only: ClassVar[bool] = True
-
-    def params(self) -> dict[str, Param]:
-        return {}
 
 
 def _stream(scope: str) -> int:
@@ -133,6 +130,11 @@ class KSparse(_TrainingOnly):
         return y, backward
 
 
+def training_only(layer: Any) -> bool:
+    """Whether a layer is there for training alone."""
+    return bool(getattr(layer, "training_only", False))
+
+
 def without(layers: list[Any]) -> list[Any]:
     """`layers` without those that are there for training alone. The names of the others stay, because a name counts layers of its own kind."""
-    return [layer for layer in layers if not getattr(layer, "training_only", False)]
+    return [layer for layer in layers if not training_only(layer)]

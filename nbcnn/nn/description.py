@@ -1,8 +1,8 @@
 """Layers as data: what a file says of a network, and the layers that are made of it again.
 
 A layer is an object with its class under "layer" and its fields, {"layer": "Conv2d", "out_channels": 64, "kernel_size": 3, …}; of a Residual
-"body" lists the layers inside. Nothing is executed on reading: names are looked up among the layers of this package and those that the
-caller gives.
+"body" lists the layers inside. A graph has "graph" beside "layers": the shapes of its inputs, its calls [layer, [values]], its outputs. Nothing is
+executed on reading: names are looked up among the layers of this package and those that the caller gives.
 """
 
 from __future__ import annotations
@@ -13,9 +13,13 @@ from dataclasses import Field, fields
 from typing import Any
 
 from nbcnn.files import document
-from nbcnn.nn import activations, corruption, losses, norms, resampling, series_layers, whitening
+from nbcnn.files.errors import UsageError
+from nbcnn.nn import activations, corruption, joins, losses, norms, resampling, series_layers, whitening
 from nbcnn.nn import layers as plain_layers
+from nbcnn.nn.graphs import Graph
+from nbcnn.nn.joins import Losses
 from nbcnn.nn.layers import Residual
+from nbcnn.plan.graph import ShapeError
 
 KEY = "network"
 """The name under which the metadata of a file holds a network."""
@@ -26,6 +30,8 @@ FORM = {
     "classes?": (None, [str]),
     "scale?": (None, [float]),
     "channels_last?": bool,
+    "graph?": {"inputs": [[int]], "calls": [object], "outputs": [int]},
+    "forms?": [{"scale": (None, [float]), "channels_last": bool}],
 }
 
 
@@ -37,7 +43,7 @@ class DescriptionError(ValueError):
 
 def known_layers() -> dict[str, type]:
     """The layers and losses of this package by the name of their class."""
-    modules = (plain_layers, norms, series_layers, activations, losses, resampling, whitening, corruption)
+    modules = (plain_layers, norms, series_layers, activations, losses, resampling, whitening, corruption, joins)
     found = [value for module in modules for value in vars(module).values() if isinstance(value, type) and value.__module__ == module.__name__]
     return {kind.__name__: kind for kind in found if hasattr(kind, "build") and hasattr(kind, "kind") and not kind.__name__.startswith("_")}
 
@@ -49,6 +55,8 @@ def as_data(layers: Sequence[Any]) -> list[dict[str, Any]]:
         values = {each.name: getattr(layer, each.name) for each in fields(layer) if not _left_out(layer, each)}
         if isinstance(layer, Residual):
             values = {"body": as_data(layer.body)}
+        if isinstance(layer, Losses):
+            values = {"parts": as_data(layer.parts)}
         made.append({"layer": type(layer).__name__} | values)
     return made
 
@@ -63,7 +71,7 @@ def from_data(data: Any, more: Sequence[type] = ()) -> list[Any]:
     known = known_layers() | {kind.__name__: kind for kind in more}
     if not isinstance(data, list):
         raise DescriptionError(f"layers must be a list, got {type(data).__name__}")
-    made = []
+    made = list[Any]()
     for at, item in enumerate(data, 1):
         if not isinstance(item, dict) or not isinstance(item.get("layer"), str):
             raise DescriptionError(f"layer {at} is no object with the name of a layer under 'layer'")
@@ -73,6 +81,8 @@ def from_data(data: Any, more: Sequence[type] = ()) -> list[Any]:
         try:
             if known[name] is Residual:
                 made.append(Residual(*from_data(values["body"], more)))
+            elif known[name] is Losses:
+                made.append(Losses(tuple(from_data(values["parts"], more))))
             else:
                 made.append(known[name](**{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}))
         except (TypeError, KeyError, ValueError) as error:
@@ -80,9 +90,38 @@ def from_data(data: Any, more: Sequence[type] = ()) -> list[Any]:
     return made
 
 
+def wiring(layers: Sequence[Any]) -> dict[str, Any]:
+    """What stands beside the layers of a graph; nothing of a list."""
+    if not isinstance(layers, Graph):
+        return {}
+    calls = [[layer, list(reads)] for layer, reads in layers.calls]
+    return {"graph": {"inputs": [list(shape) for shape in layers.inputs], "calls": calls, "outputs": list(layers.outputs)}}
+
+
+def _graph(layers: list[Any], found: Mapping[str, Any]) -> Graph:
+    """The graph of `layers`, loss last, that `wiring` described. Raises DescriptionError."""
+    loss = layers.pop() if layers and hasattr(layers[-1], "needs_labels") else None
+    calls = list[tuple[int, tuple[int, ...]]]()
+    for at, call in enumerate(found["calls"], 1):
+        try:
+            document.fits(call, [object], f"call {at}")
+            layer, reads = call
+            document.fits([layer, *reads], [int], f"call {at}")
+        except (document.DocumentError, ValueError, TypeError):
+            raise DescriptionError(f"call {at} of the graph must be [layer, [values]], not {call!r:.60}") from None
+        calls.append((layer, tuple(reads)))
+    inputs = tuple(tuple(shape) for shape in found["inputs"])
+    if not all(len(shape) in (1, 3) and min(shape) > 0 for shape in inputs):
+        raise DescriptionError(f"inputs of the graph must be (C, H, W) or (F,), each at least 1, not {found['inputs']!r:.60}")
+    try:
+        return Graph(inputs, tuple(layers), tuple(calls), tuple(found["outputs"]), loss).sized()
+    except (UsageError, ShapeError) as error:
+        raise DescriptionError(str(error)) from None
+
+
 def dumps(layers: Sequence[Any], input_shape: Sequence[int], **more: Any) -> str:
     """A network as one string, for the metadata of a file; `more` as in FORM."""
-    return json.dumps({"layers": as_data(layers), "input_shape": list(input_shape)} | more)
+    return json.dumps({"layers": as_data(layers), "input_shape": list(input_shape)} | wiring(layers) | more)
 
 
 def loads(text: str, where: str, more: Sequence[type] = ()) -> dict[str, Any]:
@@ -90,7 +129,9 @@ def loads(text: str, where: str, more: Sequence[type] = ()) -> dict[str, Any]:
     try:
         found: Mapping[str, Any] = document.parse(text, where)
         document.fits(found, FORM, where)
-        return {**found, "layers": from_data(found["layers"], more), "input_shape": tuple(found["input_shape"])}
+        layers = from_data(found["layers"], more)
+        made = _graph(layers, found["graph"]) if "graph" in found else layers
+        return {**found, "layers": made, "input_shape": tuple(found["input_shape"])}
     except document.DocumentError as error:
         raise DescriptionError(str(error)) from None
     except DescriptionError as error:

@@ -1,7 +1,8 @@
 """This module defines the fused layers, and the rules by which they replace plain layers.
 
-`fuse` rewrites a list of named layers: wherever the plain layers of a rule stand in a row, one fused layer takes their
-place, if the row of the op table has its ops. A fused layer is an ordinary layer: its parameters and its name are those of
+`fuse` rewrites a list of named layers, `fuse_nodes` a graph of them: wherever the plain layers of a rule follow each other, one fused layer takes
+their place, if the row of the op table has its ops. In a graph they follow each other where nobody else reads what is between them. A fused layer is
+an ordinary layer: its parameters and its name are those of
 the convolution inside, its reference is the composition of its parts, and it records them one by one where a shape does
 not fit (an odd image cannot be pooled in a convolution's epilogue).
 
@@ -21,6 +22,7 @@ not fit (an odd image cannot be pooled in a convolution's epilogue).
     Upsample2d, Conv2d           UpConv
     DepthwiseConv1d              DepthwiseTogether   both gradients from one load of x and dy; StateSpaceConv1d likewise
     PointwiseConv1d, GLU         GatedPointwise  stores the gated series, and at the end of a Residual's body adds its input on the way
+    Add, ReLU                    AddReLU         of two values; one step of the backward pass masks the gradient for both
     Residual, LastStep           LastOfResidual  the layers at the body's end that treat every hour by itself compute the last hour only
 
 The body of a Residual is fused as a list of its own.
@@ -31,15 +33,17 @@ gradient arrives there masked, and the pass that plain layers need for it vanish
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from nbcnn.nn.fuse_series import DepthwiseTogether, GatedPointwise, LastOfResidual, ends_hourly, few_taps, gates
+from nbcnn.nn.joins import Add, Joined
 from nbcnn.nn.layers import MSE, Built, Conv2d, Linear, MaxPool2d, Param, ReLU, Residual, Sigmoid, Swish, Upsample2d, add_gradient, add_input, known
 from nbcnn.nn.norms import BatchNorm2d, EvoNormB0, EvoNormS0, no_backward
 from nbcnn.nn.series_layers import GELU, GLU, DepthwiseConv1d, LastStep, PointwiseConv1d, StateSpaceConv1d
-from nbcnn.plan.graph import Buf, Named, ShapeError, Tape, named, trace
+from nbcnn.plan.graph import Buf, Named, Node, ShapeError, Tape, Wired, chain, named, trace
 from nbcnn.plan.shapes import numel
 
 FEW_TAPS = 31
@@ -292,6 +296,40 @@ class UpConvMSE(_Fused):
 
 
 @dataclass(frozen=True)
+class AddReLU:
+    """relu(a + b) in one launch; of more than two values the plain layers. `parts`: the two layers with their names."""
+
+    parts: tuple[Named, ...]
+    kind: ClassVar[str] = "add"
+    joins: ClassVar[bool] = True
+    ops: ClassVar[tuple[str, ...]] = ("add_relu",)
+
+    @property
+    def scope(self) -> str:
+        """The name of the sum."""
+        return self.parts[0][0]
+
+    def params(self) -> dict[str, Param]:
+        return {}
+
+    def build(self, tape: Tape, xs: Sequence[Buf], scope: str) -> Joined:
+        (name, add), (after, relu) = self.parts
+        if len(xs) != 2 or xs[0].shape != xs[1].shape:
+            total, add_backward = add.build(tape, xs, name)
+            y, relu_backward = relu.build(tape, total, after)
+            return y, lambda dy: add_backward(relu_backward(dy))
+        y = tape.temp(f"{scope}.y", xs[0].shape, after_relu=True)
+        tape.emit("add_relu", xs, [y], scope)
+
+        def backward(dy: Buf) -> list[Buf]:
+            dz = _unmasked(tape, dy, y, scope)
+            # The mask is y's: as the gradient of a and of b it is not called masked.
+            return [replace(dz, base=dz.root, masked=False)] * 2
+
+        return y, backward
+
+
+@dataclass(frozen=True)
 class FusedResidual:
     """A Residual with the layers of its body fused; they keep their names."""
 
@@ -441,21 +479,27 @@ def _always(parts: Sequence[Any]) -> bool:
     return True
 
 
+def _takes_norm(parts: Sequence[Any]) -> bool:
+    """Whether the convolution in front is not general: a norm is folded into the filters of the engines alone."""
+    return not parts[0].general
+
+
 def _exact(parts: Sequence[Any]) -> bool:
     """Whether the GELU at the end is the exact one, should there be others."""
     return getattr(parts[-1], "op", "gelu") == "gelu"
 
 
 def _plain(parts: Sequence[Any]) -> bool:
-    """Whether the convolution (or linear layer) has a bias, and pooling, where there is any, takes 2×2 windows."""
+    """Whether the convolution (or linear layer) has a bias and is not general, and pooling, where there is any, takes 2×2 windows."""
     conv, *_, last = parts
-    return conv.bias and (not isinstance(last, MaxPool2d) or (last.kernel_size, last.stride or last.kernel_size, last.padding) == (2, 2, 0))
+    pools = not isinstance(last, MaxPool2d) or (last.kernel_size, last.stride or last.kernel_size, last.padding) == (2, 2, 0)
+    return conv.bias and pools and not getattr(conv, "general", False)
 
 
 def _folds(parts: Sequence[Any]) -> bool:
     """Whether the image is doubled and a 3×3 convolution keeps its size: the algebra of the folded form holds for these alone."""
     up, conv, *_ = parts
-    return up.scale_factor == 2 and conv.bias and conv.kernel_size in (3, (3, 3)) and (conv.stride, conv.padding) == (1, 1)
+    return up.scale_factor == 2 and conv.bias and not conv.general and conv.kernel_size in (3, (3, 3)) and (conv.stride, conv.padding) == (1, 1)
 
 
 @dataclass(frozen=True)
@@ -475,9 +519,9 @@ RULES = (
     Rule((Conv2d, ReLU), ConvReLU, _plain),
     Rule((Conv2d, EvoNormS0), ConvEvoNorm, _plain),
     Rule((Conv2d, EvoNormB0), ConvEvoNorm, _plain),
-    Rule((Conv2d, BatchNorm2d, ReLU), ConvBatchNorm, _always),
+    Rule((Conv2d, BatchNorm2d, ReLU), ConvBatchNorm, _takes_norm),
     Rule((Conv2d, BatchNorm2d, GELU), ConvBatchNormGELU, _exact),
-    Rule((Conv2d, BatchNorm2d), ConvBatchNorm, _always),
+    Rule((Conv2d, BatchNorm2d), ConvBatchNorm, _takes_norm),
     Rule((BatchNorm2d, ReLU), BatchNormReLU, _always),
     Rule((BatchNorm2d, GELU), BatchNormGELU, _exact),
     Rule((Residual, ReLU), ResidualReLU, _ends_in_norm),
@@ -485,6 +529,7 @@ RULES = (
     Rule((Linear, ReLU), LinearReLU, _plain),
     Rule((Linear, Sigmoid), LinearSigmoid, _plain),
     Rule((Linear, Swish), LinearSwish, _plain),
+    Rule((Add, ReLU), AddReLU, _always),
     Rule((Residual, LastStep), LastOfResidual, ends_hourly),
     Rule((FusedResidual, LastStep), LastOfResidual, ends_hourly),
     Rule((PointwiseConv1d, GLU), GatedPointwise, gates),
@@ -504,20 +549,38 @@ def _inside(name: str, layer: Any, ops: Container[str]) -> Any:
 
 
 def fuse(layers: Sequence[Named], ops: Container[str]) -> list[Named]:
-    """`layers` with the fused layers whose ops are all among `ops`."""
-    made: list[Named] = []
-    at = 0
-    layers = [(name, _inside(name, layer, ops)) for name, layer in layers]
-    while at < len(layers):
+    """A list of `layers` with the fused layers whose ops are all among `ops`."""
+    return [(node.name, node.layer) for node in fuse_nodes(chain(layers), ops).nodes]
+
+
+def fuse_nodes(wired: Wired, ops: Container[str]) -> Wired:
+    """`wired` with the fused layers whose ops are all among `ops`; each stands where the first of its parts stood."""
+    nodes = [node._replace(layer=_inside(node.name, node.layer, ops)) for node in wired.nodes]
+    readers = Counter(at for node in nodes for at in node.reads) + Counter(wired.outputs)
+    reader = {at: node for node in nodes for at in node.reads}
+    made, gone = list[Node](), set[int]()
+    for node in nodes:
+        if node.writes in gone:
+            continue
         for rule in RULES:
-            parts = tuple(layers[at : at + len(rule.kinds)])
-            fits = len(parts) == len(rule.kinds) and all(type(layer) is kind for (_, layer), kind in zip(parts, rule.kinds, strict=True))
-            if fits and rule.fits([layer for _, layer in parts]) and all(op in ops for op in rule.fused.ops):
-                layer = rule.fused(parts)
-                made.append((parts[-1][0] if rule.fused is UpConvMSE else layer.scope, layer))
+            parts = _following(node, len(rule.kinds), readers, reader)
+            fits = len(parts) == len(rule.kinds) and all(type(part.layer) is kind for part, kind in zip(parts, rule.kinds, strict=True))
+            if fits and rule.fits([part.layer for part in parts]) and all(op in ops for op in rule.fused.ops):
+                layer = rule.fused(tuple((part.name, part.layer) for part in parts))
+                made.append(Node(parts[-1].name if rule.fused is UpConvMSE else layer.scope, layer, node.reads, parts[-1].writes))
+                gone |= {part.writes for part in parts}
                 break
         else:
-            parts = (layers[at],)
-            made.append(layers[at])
-        at += len(parts)
-    return made
+            made.append(node)
+    return replace(wired, nodes=tuple(made))
+
+
+def _following(node: Node, count: int, readers: Counter[int], reader: dict[int, Node]) -> list[Node]:
+    """`node` and up to `count` − 1 nodes that follow: each is the only reader of what the one before it writes, and reads nothing else."""
+    parts = [node]
+    while len(parts) < count and readers[parts[-1].writes] == 1:
+        after = reader.get(parts[-1].writes)
+        if after is None or len(after.reads) > 1:
+            break
+        parts.append(after)
+    return parts

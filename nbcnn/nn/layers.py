@@ -19,8 +19,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from nbcnn.files.errors import UsageError
+from nbcnn.nn.graphs import Graph, Layer, filled
 from nbcnn.plan.graph import Backward, Buf, Named, ShapeError, Tape, named, trace
-from nbcnn.plan.shapes import ConvShape, numel, pooled_extent
+from nbcnn.plan.shapes import ConvShape, numel, pooled_extent, window_extent
 
 Built = tuple[Buf, Backward]
 
@@ -87,15 +88,25 @@ def _fitting(scope: str, x: Buf, make: Any) -> Any:
         raise ShapeError(f"{scope}: {error} (its input is {x.shape})") from None
 
 
+def _even(value: Any) -> Any:
+    """A pair, or four, of one number as that number; lists, as files have them, as tuples."""
+    made = tuple(value) if isinstance(value, list | tuple) else value
+    return made[0] if isinstance(made, tuple) and len(made) in (2, 4) and len(set(made)) == 1 else made
+
+
 @dataclass(frozen=True)
-class Conv2d:
-    """2-D convolution (cross-correlation) with zero padding, as torch.nn.Conv2d without dilation and groups.
+class Conv2d(Layer):
+    """2-D convolution (cross-correlation) with zero padding, as torch.nn.Conv2d.
 
-    Shapes: (N, in_channels, H, W) → (N, out_channels, P, Q), float32; P = ⌊(H + 2·padding − R)/stride⌋ + 1, Q likewise.
+    Shapes: (N, in_channels, H, W) → (N, out_channels, P, Q), float32; P = ⌊(H + padding above and below − dilation·(R − 1) − 1)/stride⌋ + 1, Q alike.
 
-    `kernel_size`: (R, S), or one int for both; `stride` and `padding` count for both axes, in pixels; `bias` is optional. `in_channels` None is
-    the input's. Parameters: weight (out_channels, in_channels, R, S) and bias (out_channels,). Raises UsageError for sizes below 1 or a negative
-    padding, and, when the network is built, ShapeError where the window does not fit.
+    `kernel_size`: (R, S), or one int for both; `stride` and `dilation` are ints or pairs (rows, columns), in pixels; `padding` is an int, a pair, or
+    (top, bottom, left, right); `bias` is optional. `groups` divides both numbers of channels: each group of filters reads its own channels, one each
+    where `groups` is in_channels (depthwise). `in_channels` None is the input's. Parameters: weight (out_channels, in_channels/groups, R, S) and bias
+    (out_channels,). The engines of a mode compute what has one group, no dilation and one stride, where borders are uneven of a padded copy; one
+    general kernel for all modes computes the rest.
+    Raises UsageError for sizes below 1, a negative padding, or groups that divide not, and, when the network is built, ShapeError where the window
+    does not fit.
 
     Example, which keeps height and width:
         >>> import numpy as np, nbcnn
@@ -105,9 +116,11 @@ class Conv2d:
 
     out_channels: int
     kernel_size: int | tuple[int, int] = 3
-    stride: int = 1
-    padding: int = 0
+    stride: int | tuple[int, int] = 1
+    padding: int | tuple[int, ...] = 0
     bias: bool = True
+    dilation: int | tuple[int, int] = later(1)
+    groups: int = later(1)
     in_channels: int | None = unsized()
     kind: ClassVar[str] = "conv"
     size_of_input: ClassVar[str] = "in_channels"
@@ -115,30 +128,161 @@ class Conv2d:
     def __post_init__(self) -> None:
         if isinstance(self.kernel_size, list):
             object.__setattr__(self, "kernel_size", tuple(self.kernel_size))
-        counts(self, "out_channels", "kernel_size", "stride", "in_channels")
-        counts(self, "padding", least=0)
+        for name in ("stride", "padding", "dilation"):
+            object.__setattr__(self, name, _even(getattr(self, name)))
+        counts(self, "out_channels", "kernel_size", "stride", "dilation", "groups", "in_channels")
+        sides = self.padding if isinstance(self.padding, tuple) else (self.padding,)
+        if len(sides) == 1:
+            counts(self, "padding", least=0)
+        elif len(sides) not in (2, 4) or not all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in sides):
+            raise UsageError(f"Conv2d takes one padding of at least 0, a pair, or (top, bottom, left, right), got {self.padding!r}")
+        if self.out_channels % self.groups or (self.in_channels or 0) % self.groups:
+            raise UsageError(f"Conv2d needs groups that divide its channels, got {self.in_channels} → {self.out_channels} in {self.groups} groups")
+
+    @property
+    def general(self) -> bool:
+        """Whether it takes more than the engines of convolution do: groups, dilation, or strides and paddings that differ."""
+        return self.groups > 1 or self.dilation != 1 or isinstance(self.stride, tuple) or isinstance(self.padding, tuple)
+
+    @property
+    def borders(self) -> tuple[int, int, int, int]:
+        """The padding as (top, bottom, left, right)."""
+        sides = self.padding if isinstance(self.padding, tuple) else (self.padding,) * 2
+        top, bottom, left, right = sides if len(sides) == 4 else (sides[0], sides[0], sides[1], sides[1])
+        return top, bottom, left, right
 
     def params(self) -> dict[str, Param]:
-        shape = (self.out_channels, known(self), *_pair(self.kernel_size))
+        shape = (self.out_channels, known(self) // self.groups, *_pair(self.kernel_size))
         fan_in = numel(shape[1:])
         made = {"weight": Param(shape, fan_in)}
         return made | {"bias": Param((self.out_channels,), fan_in, bias=True)} if self.bias else made
 
     def shape(self, x: Buf, scope: str, doubled: bool = False) -> ConvShape:
-        """The convolution of `x`, or of the doubled `x`. Raises ShapeError if `x` does not fit."""
+        """The convolution of `x`, or of the doubled `x`, of a layer that is not general. Raises ShapeError if `x` does not fit."""
+        n, c, h, w = self._taken(x, scope)
+        r, s = _pair(self.kernel_size)
+        h, w = (2 * h, 2 * w) if doubled else (h, w)
+        stride, pad = _pair(self.stride)[0], self.borders[0]
+        return _fitting(scope, x, lambda: ConvShape(n, c, h, w, self.out_channels, r, s, stride, pad))
+
+    def _taken(self, x: Buf, scope: str) -> tuple[int, int, int, int]:
         n, c, h, w = images(x, scope)
         if c != self.in_channels:
             raise ShapeError(f"{scope} takes {self.in_channels} channels, got {c} (its input is {x.shape})")
-        r, s = _pair(self.kernel_size)
-        h, w = (2 * h, 2 * w) if doubled else (h, w)
-        return _fitting(scope, x, lambda: ConvShape(n, c, h, w, self.out_channels, r, s, self.stride, self.padding))
+        return n, c, h, w
 
     def build(self, tape: Tape, x: Buf, scope: str) -> Built:
-        return _conv(self, tape, x, scope, self.shape(x, scope))
+        if not self.general:
+            return _conv(self, tape, x, scope, self.shape(x, scope))
+        if self.groups > 1 or self.dilation != 1 or isinstance(self.stride, tuple):
+            return self._general(tape, x, scope)
+        # Uneven borders alone: a padded copy costs two passes over the image, the general kernel many times the convolution of an engine.
+        self._taken(x, scope)
+        whole, back = padded_images(tape, x, self.borders, scope)
+        n, c, h, w = images(whole, scope)
+        r, s = _pair(self.kernel_size)
+        shape = _fitting(scope, x, lambda: ConvShape(n, c, h, w, self.out_channels, r, s, _pair(self.stride)[0], 0))
+        y, backward = _conv(self, tape, whole, scope, shape)
+        return y, lambda dy: back(backward(dy))
+
+    def _general(self, tape: Tape, x: Buf, scope: str) -> Built:
+        """Record the convolution by the ops that take everything (`nbcnn.ops.conv.grouped`)."""
+        n, _, h, w = self._taken(x, scope)
+        window, stride, dilation = _pair(self.kernel_size), _pair(self.stride), _pair(self.dilation)
+        top, bottom, left, right = self.borders
+        whole = (h + top + bottom, w + left + right)
+        out = [_fitting(scope, x, lambda at=at: window_extent(whole[at], dilation[at] * (window[at] - 1) + 1, stride[at])) for at in (0, 1)]
+        params = self.params()
+        weight = tape.param(scope, "weight", params["weight"].shape)
+        biases = [tape.param(scope, "bias", params["bias"].shape)] if self.bias else []
+        y = tape.temp(f"{scope}.y", (n, self.out_channels, *out))
+        attrs = {"groups": self.groups, "stride": stride, "dilation": dilation, "pad": (top, left)}
+        tape.emit("gconv_fprop", [x, weight, *biases], [y], scope, **attrs)
+
+        def backward(dy: Buf) -> Buf:
+            tape.emit("gconv_wgrad", [x, dy], [tape.grad(weight), *(tape.grad(b) for b in biases)], scope, **attrs)
+            dx = tape.temp(f"{scope}.dx", x.shape)
+            tape.emit("gconv_dgrad", [dy, weight], [dx], scope, **attrs)
+            return dx
+
+        return y, backward
 
 
 @dataclass(frozen=True)
-class Linear:
+class ConvTranspose2d(Layer):
+    """2-D transposed convolution, the gradient of a Conv2d by its input, as torch.nn.ConvTranspose2d.
+
+    Shapes: (N, in_channels, H, W) → (N, out_channels, P, Q), float32; P = (H − 1)·stride − 2·padding + R + output_padding, Q likewise.
+
+    `kernel_size`: (R, S), or one int for both; `stride`, `padding` and `output_padding`, which is below `stride`, count for both axes, in pixels;
+    `bias` is optional. `in_channels` None is the input's. Parameters: weight (in_channels, out_channels, R, S) and bias (out_channels,). Raises
+    UsageError for sizes below 1, a negative padding or an output_padding that is too large, and, when the network is built, ShapeError where
+    nothing is left.
+
+    Example, which doubles height and width:
+        >>> import numpy as np, nbcnn
+        >>> nbcnn.Model([nbcnn.ConvTranspose2d(4, 2, stride=2)], mode="cpu").build((3, 8, 8)).predict(np.zeros((5, 3, 8, 8), np.uint8)).shape
+        (5, 4, 16, 16)
+    """
+
+    out_channels: int
+    kernel_size: int | tuple[int, int] = 3
+    stride: int = 1
+    padding: int = 0
+    output_padding: int = 0
+    bias: bool = True
+    in_channels: int | None = unsized()
+    kind: ClassVar[str] = "convt"
+    size_of_input: ClassVar[str] = "in_channels"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.kernel_size, list):
+            object.__setattr__(self, "kernel_size", tuple(self.kernel_size))
+        counts(self, "out_channels", "kernel_size", "in_channels")
+        for name, least in (("stride", 1), ("padding", 0), ("output_padding", 0)):
+            if isinstance(getattr(self, name), tuple | list):
+                raise UsageError(f"ConvTranspose2d takes one {name} for both axes, got {getattr(self, name)!r}")
+            counts(self, name, least=least)
+        if self.output_padding >= self.stride:
+            raise UsageError(f"ConvTranspose2d needs an output_padding below its stride, got {self.output_padding} and {self.stride}")
+
+    def params(self) -> dict[str, Param]:
+        shape = (known(self), self.out_channels, *_pair(self.kernel_size))
+        # PyTorch too takes the second and the further axes for the fan-in.
+        fan_in = numel(shape[1:])
+        made = {"weight": Param(shape, fan_in)}
+        return made | {"bias": Param((self.out_channels,), fan_in, bias=True)} if self.bias else made
+
+    def build(self, tape: Tape, x: Buf, scope: str) -> Built:
+        n, c, h, w = images(x, scope)
+        if c != self.in_channels:
+            raise ShapeError(f"{scope} takes {self.in_channels} channels, got {c} (its input is {x.shape})")
+        window = _pair(self.kernel_size)
+        p, q = ((size - 1) * self.stride - 2 * self.padding + r + self.output_padding for size, r in zip((h, w), window, strict=True))
+        shape = _fitting(scope, x, lambda: ConvShape(n, self.out_channels, p, q, c, *window, self.stride, self.padding))
+        params, attrs = self.params(), {"stride": self.stride, "pad": self.padding}
+        weight = tape.param(scope, "weight", params["weight"].shape)
+        bias = tape.param(scope, "bias", params["bias"].shape) if self.bias else None
+        y = tape.temp(f"{scope}.y", shape.x_shape)
+        tape.emit("conv_dgrad", [x, weight], [y], scope, **attrs)
+        if bias is not None:
+            product, y = y, tape.temp(f"{scope}.y", y.shape)
+            tape.emit("bias_fprop", [product, bias], [y], scope)
+
+        def backward(dy: Buf) -> Buf:
+            if bias is not None:
+                tape.emit("bias_wgrad", [dy], [tape.grad(bias)], scope)
+            # The convolution that this is the gradient of reads dy and makes x.
+            tape.emit("conv_wgrad", [dy, x], [tape.grad(weight)], scope, **attrs)
+            dx = tape.temp(f"{scope}.dx", x.shape)
+            tape.emit("conv_fprop", [dy, weight], [dx], scope, **attrs)
+            return dx
+
+        return y, backward
+
+
+@dataclass(frozen=True)
+class Linear(Layer):
     """y = x wᵀ + b, as torch.nn.Linear; computed as a 1×1 convolution of 1×1 images.
 
     Shapes: (N, in_features) → (N, out_features), float32.
@@ -194,7 +338,21 @@ def _conv(layer: Conv2d | Linear, tape: Tape, x: Buf, scope: str, shape: ConvSha
     return y, backward
 
 
-class _NoParams:
+def padded_images(tape: Tape, x: Buf, sides: tuple[int, ...], scope: str, value: float = 0.0) -> Built:
+    """Record images with `value` around them; `sides` are (top, bottom, left, right), and a negative one crops."""
+    (n, c, h, w), (top, bottom, left, right) = images(x, scope), sides
+    y, attrs = tape.temp(f"{scope}.padded", (n, c, h + top + bottom, w + left + right)), {"top": top, "left": left}
+    tape.emit("pad_fprop", [x], [y], scope, **attrs, value=float(value))
+
+    def backward(dy: Buf) -> Buf:
+        dx = tape.temp(f"{scope}.dx", x.shape)
+        tape.emit("pad_dgrad", [dy], [dx], scope, **attrs)
+        return dx
+
+    return y, backward
+
+
+class _NoParams(Layer):
     def params(self) -> dict[str, Param]:
         return {}
 
@@ -534,7 +692,7 @@ class Dropout(_NoParams):
 
 
 @dataclass(frozen=True)
-class Residual:
+class Residual(Layer):
     """y = body(x) + x (He et al., arXiv:1512.03385). `body` is any number of layers, given one after another.
 
     Shapes: any shape that the body takes and keeps, float32. Raises ShapeError if the body changes it, when the network is built.
@@ -561,6 +719,10 @@ class Residual:
     def named_body(self, scope: str) -> list[Named]:
         """The layers of the body with their names."""
         return named(self.body, f"{scope}.")
+
+    def sized(self, shape: tuple[int, ...]) -> Residual:
+        """The layer with the sizes of its body's inputs filled in, for examples of `shape`."""
+        return Residual(*sized(self.body, shape))
 
     def build(self, tape: Tape, x: Buf, scope: str) -> Built:
         return add_input(tape, self.named_body(scope), x, scope)
@@ -744,11 +906,13 @@ def known(layer: Any) -> int:
     return int(size)
 
 
-def sized(layers: Sequence[Any], shape: tuple[int, ...]) -> list[Any]:
-    """`layers` with the sizes of their inputs filled in, for examples of `shape`: (C, H, W), (F,) or (F, L). A loss stays as it is.
+def sized(layers: Sequence[Any], shape: tuple[int, ...]) -> Any:
+    """A list of `layers`, or a graph, with the sizes of inputs filled in, for examples of `shape`: (C, H, W), (F,) or (F, L). A loss stays as it is.
 
     Raises UsageError for no layers, or a loss that is not the last of them; ShapeError if a layer does not take what it gets.
     """
+    if isinstance(layers, Graph):
+        return layers.sized(shape)
     if not [layer for layer in layers if not hasattr(layer, "needs_labels")]:
         raise UsageError("a network needs at least one layer besides its loss")
     early = [at for at, layer in enumerate(layers[:-1]) if hasattr(layer, "needs_labels")]
@@ -759,20 +923,6 @@ def sized(layers: Sequence[Any], shape: tuple[int, ...]) -> list[Any]:
         if hasattr(layer, "needs_labels"):
             made.append(layer)
             continue
-        made.append(_filled(layer, x, name))
+        made.append(filled(layer, x, name))
         x, _ = made[-1].build(tape, x, name)
     return made
-
-
-def _filled(layer: Any, x: Buf, scope: str) -> Any:
-    """`layer` with the size of its input `x`."""
-    if type(layer) is Residual:
-        return Residual(*sized(layer.body, x.shape[1:]))
-    if hasattr(layer, "sized"):
-        return layer.sized(x.shape[1:])
-    name = getattr(layer, "size_of_input", None)
-    if name is None or getattr(layer, name) is not None:
-        return layer
-    if name == "in_features" and len(x.shape) != 2:
-        raise ShapeError(f"{scope} takes vectors (N, F), got {x.shape}; Flatten makes vectors of images")
-    return replace(layer, **{name: x.shape[1:] if name == "image" else x.shape[1]})

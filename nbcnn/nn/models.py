@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from nbcnn.files.errors import UsageError
-from nbcnn.nn.corruption import without
+from nbcnn.nn.corruption import training_only, without
+from nbcnn.nn.graphs import Graph
 from nbcnn.nn.layers import MSE, AvgPool2d, Conv2d, Flatten, Linear, MaxPool2d, ReLU, Residual, SoftmaxCrossEntropy, Upsample2d
 from nbcnn.nn.norms import EvoNormB0, EvoNormS0
 from nbcnn.nn.series_layers import GELU, GLU, RMSLE, ForecastMSE, LastStep, PointwiseConv1d, StateSpaceConv1d
@@ -182,12 +183,14 @@ def code(model: str) -> str:
     return CODES[model]
 
 
-def encoder(layers: Sequence[Any], code: str) -> list[Any]:
-    """The part of a network that makes its code: everything up to and including the layer `code`, by its name (conv1, pool2, …), but for
-    what is there for training alone.
+def encoder(layers: Sequence[Any], code: str) -> Any:
+    """The part of a network that makes its code: of a list everything up to and including the layer `code`, by its name (conv1, pool2, …), of a
+    graph what that layer's output depends on; of both without what is there for training alone.
 
     Raises UsageError if no layer has that name; the loss is none.
     """
+    if isinstance(layers, Graph):
+        return layers.cut(code).without(training_only)
     body = [name for name, layer in named(layers) if not hasattr(layer, "needs_labels")]
     if code not in body:
         raise UsageError(f"no layer {code!r} whose output could be the code; the layers are {', '.join(body)}")

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from nbcnn.files.errors import UsageError
+from nbcnn.nn.graphs import Layer
 from nbcnn.nn.layers import Built, Param, _NoParams, constant, counts, images, known, unsized
 from nbcnn.plan.graph import Backward, Buf, ShapeError, Sync, Tape
 from nbcnn.plan.shapes import numel
@@ -33,7 +34,7 @@ RUNNING = {"running_mean": 0.0, "running_var": 1.0}
 
 
 @dataclass(frozen=True)
-class _EvoNorm(ABC):
+class _EvoNorm(Layer, ABC):
     channels: int | None = unsized()
     kind: ClassVar[str] = "evonorm"
     size_of_input: ClassVar[str] = "channels"

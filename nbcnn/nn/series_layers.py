@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from nbcnn.files.errors import UsageError
+from nbcnn.nn.graphs import Layer
 from nbcnn.nn.layers import Built, Elementwise, Param, _linear_map, _NoParams, counts, known, later, unsized
 from nbcnn.plan.graph import Backward, Buf, ShapeError, Tape
 from nbcnn.plan.shapes import numel
@@ -29,7 +30,7 @@ def _series(x: Buf, scope: str, channels: int | None = None) -> tuple[int, int, 
 
 
 @dataclass(frozen=True)
-class DepthwiseConv1d:
+class DepthwiseConv1d(Layer):
     """A filter of `kernel_size` taps for each channel of a series, zeros outside; `skip` adds d[c]·x. `channels` None is the input's.
 
     Shapes: (N, C, L) → (N, C, L), float32; L in time steps.
@@ -105,7 +106,7 @@ def depthwise(
 
 
 @dataclass(frozen=True)
-class PointwiseConv1d:
+class PointwiseConv1d(Layer):
     """y[n,k,l] = Σ_c w[k,c]·x[n,c,l] + b[k]: the same Linear at every time.
 
     Shapes: (N, in_channels, L) → (N, out_channels, L), float32. `in_channels` None is the input's; `bias` is optional. Raises UsageError for sizes
@@ -167,7 +168,7 @@ def gated(tape: Tape, x: Buf, layers: tuple[PointwiseConv1d, GLU], scopes: tuple
 
 
 @dataclass(frozen=True)
-class StateSpaceConv1d:
+class StateSpaceConv1d(Layer):
     """Causal depthwise convolution whose filters of `kernel_size` taps are those of a diagonal state space model, plus d[c]·x
     (ops/series/s4kernel.py).
 

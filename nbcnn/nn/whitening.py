@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from nbcnn.files.errors import UsageError
+from nbcnn.nn.graphs import Layer
 from nbcnn.nn.layers import Built, Elementwise, Param, constant, counts, images, known, unsized
 from nbcnn.nn.optim import FROZEN, Factor
 from nbcnn.plan.graph import Buf, Named, ShapeError, Tape, named
@@ -49,7 +50,7 @@ def _prepares(tape: Tape, x: Buf, y: Buf, scope: str) -> Built:
 
 
 @dataclass(frozen=True)
-class Whiten:
+class Whiten(Layer):
     """Images of normalised contrast, without the mean image, decorrelated by a convolution that is fitted to training images (ZCA).
 
     Shapes: (N, C, H, W) → (N, C, H, W), float32, of deviation 1 once fitted. It must be the first layer; of an autoencoder the target is then the
@@ -112,7 +113,7 @@ class Whiten:
 
 
 @dataclass(frozen=True)
-class WhitenPatches:
+class WhitenPatches(Layer):
     """Every patch of size × size pixels as a vector: of normalised contrast, whitened, of length 1.
 
     Shapes: (N, C, H, W) → (N, D, H − size + 1, W − size + 1), float32, with D = C·size² values of a patch. What follows as a 1×1 convolution

@@ -7,11 +7,11 @@ from nbcnn.plan.shapes import ConvShape, numel
 
 
 def conv_shape(step: Step) -> ConvShape | None:
-    """The convolution of which a step computes a pass, fused or not; None for another op.
+    """The convolution of which a step computes a pass, fused or not; None for another op, and for one with groups or dilation.
 
     Of a folded convolution it is the direct one, on the doubled image.
     """
-    if "conv" not in step.op or step.op == "convert" or step.op.startswith("dwconv1d"):
+    if "conv" not in step.op or step.op == "convert" or step.op.startswith(("dwconv1d", "gconv")):
         return None
     weight_at = step.outs[0] if "wgrad" in step.op else step.ins[1]
     x = step.outs[0] if "dgrad" in step.op else step.ins[0]
@@ -31,6 +31,10 @@ def step_flops(step: Step) -> int:
         return 2 * numel(step.ins[0].shape) * step.ins[1].shape[0]
     if step.op.startswith("dwconv1d"):
         return dwconv1d_flops(step)
+    if step.op.startswith("gconv"):
+        # A product and a sum for every weight of a filter at every pixel of its output.
+        output, weight = (step.ins[1], step.outs[0]) if "wgrad" in step.op else (step.ins[0] if "dgrad" in step.op else step.outs[0], step.ins[1])
+        return 2 * numel(output.shape) * numel(weight.shape[1:])
     shape = conv_shape(step)
     return shape.flops() if shape else 0
 

@@ -1,15 +1,18 @@
 """This module records a network as a flat list of steps and plans where its temporaries lie; it knows no arrays and no device.
 
-`Tape` records; `trace` runs the layers over it, forward and then backward; `drop_dead` removes what nobody reads;
-`lower` fits the list to a row of the op table; `plan_arena` gives every temporary an offset in one block of memory.
+`Tape` records; `trace` and `trace_nodes` run the layers of a list or a graph over it, forward and then backward; `drop_dead` removes what nobody
+reads; `lower` fits the list to a row of the op table; `plan_arena` gives every temporary an offset in one block of memory.
 A backward closure mentions the Bufs it needs, and what it mentions stays alive: nothing is marked "save for backward".
+Gradients overwrite. Where a value or a parameter has a second gradient, whoever makes that one adds it to the first by a step of its own, so
+gradients are added in the order of the plan.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from nbcnn.plan.shapes import numel
 from nbcnn.plan.storage import ITEMSIZE
@@ -120,19 +123,24 @@ class Tape:
         self.count: Buf | None = None
         # The input as the layers in front leave it that prepare it (whitening), which an autoencoder gives back; None without such layers.
         self.prepared: Buf | None = None
+        self._graded: set[str] = set()
+
+    def begin_part(self) -> None:
+        """Begin another part of a batch: the network is recorded once more, and its gradients take the place of those of the part before."""
+        self.params, self._graded, self.count, self.prepared = {}, set(), None, None
 
     def temp(self, name: str, shape: Shape, dtype: str = "float32", *, after_relu: bool = False, masked: bool = False) -> Buf:
         """A new temporary; `Buf` explains `after_relu` and `masked`."""
         return Buf(name, shape, dtype, after_relu=after_relu, masked=masked)
 
     def param(self, scope: str, name: str, shape: Shape) -> Buf:
-        """The parameter `scope.name`; the same Buf however often it is asked for."""
-        full = f"{scope}.{name}"
+        """The parameter `scope.name`; the same Buf however often it is asked for, and by whichever call of a shared layer."""
+        full = f"{layer_of(scope)}.{name}"
         return self.params.setdefault(full, Buf(full, shape, home="param"))
 
     def state(self, scope: str, name: str, shape: Shape) -> Buf:
         """The layer state `scope.name`; the same Buf however often it is asked for."""
-        full = f"{scope}.{name}"
+        full = f"{layer_of(scope)}.{name}"
         return self.states.setdefault(full, Buf(full, shape, home="state"))
 
     def const(self, name: str, values: Sequence[float]) -> Buf:
@@ -144,12 +152,34 @@ class Tape:
         return Buf(param.name, param.shape, home="grad")
 
     def emit(self, op: str, ins: Iterable[Buf], outs: Iterable[Buf], scope: str = "", **attrs: Any) -> None:
-        """Record one step."""
-        self.steps.append(Step(op, tuple(ins), tuple(outs), attrs, scope))
+        """Record one step. A parameter's second gradient is made as a temporary, and the step that follows adds it to the first."""
+        ins, made, second = tuple(ins), list(outs), []
+        for at, buf in enumerate(made):
+            grad = buf.root
+            if grad.home != "grad" or any(each.root.name == grad.name for each in ins if each.root.home == "grad"):
+                continue
+            if grad.name in self._graded:
+                # One axis, so that no row of the op table rounds it.
+                temp = Buf(f"{grad.name}.second", (numel(grad.shape),))
+                made[at] = temp.reshaped(buf.shape)
+                second.append((grad.reshaped(temp.shape), temp))
+            self._graded.add(grad.name)
+        self.steps.append(Step(op, ins, tuple(made), attrs, scope))
+        self.steps += [Step("add", (first, temp), (first,), {}, scope) for first, temp in second]
+
+
+_CALL = re.compile(r"@\d+")
+
+
+def layer_of(scope: str) -> str:
+    """The name of the layer of which `scope` is a call: conv1 of conv1@2, the second call of a shared layer."""
+    return _CALL.sub("", scope)
 
 
 def names(layers: Sequence[Any]) -> list[str]:
-    """One name per layer: its kind and its number among that kind (conv1, relu1, pool1, conv2, …)."""
+    """One name per layer: its kind and its number among that kind (conv1, relu1, pool1, conv2, …); a graph knows those of its layers."""
+    if hasattr(layers, "names"):
+        return list(layers.names)
     seen: dict[str, int] = {}
     made = []
     for layer in layers:
@@ -167,19 +197,72 @@ def named(layers: Sequence[Any], prefix: str = "") -> list[Named]:
     return [(prefix + name, layer) for name, layer in zip(names(layers), layers, strict=True)]
 
 
+class Node(NamedTuple):
+    """One call of a layer: the name of the call, and by their numbers the values that it reads and the one that it writes."""
+
+    name: str
+    layer: Any
+    reads: tuple[int, ...]
+    writes: int
+
+
+@dataclass(frozen=True)
+class Wired:
+    """Layers and how they are wired: the nodes in the order of the plan, and the numbers of the outputs. Values 0, 1, … are the `inputs`."""
+
+    nodes: tuple[Node, ...]
+    outputs: tuple[int, ...]
+    inputs: int = 1
+
+
+def chain(layers: Sequence[Named]) -> Wired:
+    """A list of layers, each of which reads what the one before it writes."""
+    return Wired(tuple(Node(name, layer, (at,), at + 1) for at, (name, layer) in enumerate(layers)), (len(layers),))
+
+
 def trace(tape: Tape, layers: Sequence[Named], x: Buf) -> tuple[Buf, Backward]:
-    """Record `layers` forward from `x`; return the output and the function that records their backward in reverse."""
-    backwards = []
-    for name, layer in layers:
-        x, backward = layer.build(tape, x, name)
+    """Record a list of `layers` forward from `x`; return the output and the function that records their backward in reverse."""
+    (y,), backward = trace_nodes(tape, chain(layers), [x])
+    return y, lambda dy: backward([dy])[0]
+
+
+def trace_nodes(tape: Tape, wired: Wired, inputs: Sequence[Buf]) -> tuple[list[Buf], Callable[[Sequence[Buf]], list[Buf]]]:
+    """Record the calls of `wired` forward from `inputs`; return the outputs, and the function from their gradients to those of the inputs.
+
+    A layer that joins values (`joins`) takes a list of them and gives a gradient for each. A value that is read twice has two gradients: the
+    sum is recorded behind the one that is made later. A sum of gradients is masked only if both are (`Buf`).
+    """
+    values, backwards = dict(enumerate(inputs)), list[Callable[[Buf], Any]]()
+    for node in wired.nodes:
+        read = [values[at] for at in node.reads]
+        values[node.writes], backward = node.layer.build(tape, read if joins(node.layer) else read[0], node.name)
         backwards.append(backward)
 
-    def backward_all(dy: Buf) -> Buf:
-        for backward in reversed(backwards):
-            dy = backward(dy)
-        return dy
+    def backward_all(dys: Sequence[Buf]) -> list[Buf]:
+        grads: dict[int, Buf] = {}
 
-    return x, backward_all
+        def give(at: int, dy: Buf, scope: str) -> None:
+            if at in grads:
+                first = grads[at]
+                total = tape.temp(f"{scope}.sum", dy.shape, masked=first.masked and dy.masked)
+                tape.emit("add", [first, dy], [total], scope)
+                dy = total
+            grads[at] = dy
+
+        for at, dy in zip(wired.outputs, dys, strict=True):
+            give(at, dy, "outputs")
+        for node, backward in zip(reversed(wired.nodes), reversed(backwards), strict=True):
+            made = backward(grads.pop(node.writes))
+            for at, dx in zip(node.reads, made if joins(node.layer) else (made,), strict=True):
+                give(at, dx, node.name)
+        return [grads[at] for at in range(wired.inputs)]
+
+    return [values[at] for at in wired.outputs], backward_all
+
+
+def joins(layer: Any) -> bool:
+    """Whether a layer takes a list of values (Add, Mul, Concat)."""
+    return bool(getattr(layer, "joins", False))
 
 
 def drop_dead(steps: Sequence[Step], outputs: Iterable[Buf] = ()) -> list[Step]:
@@ -265,13 +348,15 @@ def lower(
     maps = {packed[dtype]: Buf(f"pack map {dtype}", size, "int32", "const") for dtype, size in sizes.items()}
     if maps and flat_params is None:
         raise ValueError("a plan that packs weights needs the flat parameter Buf")
+    # A shared layer's second gradient is added to its first within the backward pass: the side branch is joined there, and not opened again.
+    joined = next((at for at, (step, _) in enumerate(hows) if _reads_gradient(step)), len(hows))
     planned = []
     for buf, index in maps.items():
         pack = Step("pack_weights", (flat_params, index), (buf,), {}, "pack")  # type: ignore[arg-type]
         planned.append(Planned(pack, resolve(pack)))
-    for (step, how), slot in zip(hows, slots, strict=True):
+    for at, ((step, how), slot) in enumerate(zip(hows, slots, strict=True)):
         scratch = Buf(f"{step.scope}.{step.op}.scratch", (how.scratch_bytes,), "uint8") if how.scratch_bytes else None
-        side = branching and all(buf.root.home == "grad" for buf in step.outs) and not any(buf.root.home == "grad" for buf in step.ins)
+        side = branching and at < joined and all(buf.root.home == "grad" for buf in step.outs)
         planned.append(Planned(step, how, scratch, slot and (packed[how.packed], *slot), side))
     planned = _pack_made(planned, maps, resolve)
     offsets, total = plan_arena(planned)
@@ -381,7 +466,11 @@ def _align(count: int, to: int) -> int:
 
 def join(planned: Sequence[Planned]) -> int:
     """The number of the first step that reads a gradient: the side branch must have ended by then."""
-    return next((at for at, item in enumerate(planned) if any(buf.root.home == "grad" for buf in item.step.ins)), len(planned))
+    return next((at for at, item in enumerate(planned) if _reads_gradient(item.step)), len(planned))
+
+
+def _reads_gradient(step: Step) -> bool:
+    return any(buf.root.home == "grad" for buf in step.ins)
 
 
 def lifetimes(planned: Sequence[Planned]) -> dict[Buf, tuple[int, int]]:

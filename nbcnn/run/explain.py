@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from nbcnn.gpu.device import Ceilings
+from nbcnn.nn.graphs import Graph
 from nbcnn.nn.layers import parameters, sized
 from nbcnn.plan.flops import fewest_flops, step_bytes, step_flops
-from nbcnn.plan.graph import Buf, Plan, Planned, Step, Tape, live_bytes, named, trace
+from nbcnn.plan.graph import Buf, Plan, Planned, Step, Tape, live_bytes, named
 from nbcnn.plan.shapes import numel
 
 
@@ -49,13 +50,20 @@ def _row(plan: Plan, item: Planned, floor: float) -> tuple[str, ...]:
 
 
 def summary(layers: Sequence[Any], input_shape: tuple[int, ...]) -> str:
-    """One line per layer: name, output shape without the batch, parameters."""
-    body = [layer for layer in sized(layers, input_shape) if not hasattr(layer, "needs_labels")]
-    counts = parameters(body)
-    lines, x = [], Buf("x", (1, *input_shape))
-    for at, (name, layer) in enumerate(named(body), 1):
-        y, _ = trace(Tape(False), named(body[:at]), x)
+    """One line per layer: name, output shape without the batch, parameters; of a graph one line per call, and what it reads."""
+    made = sized(layers, input_shape)
+    if isinstance(made, Graph):
+        counts, rows = parameters(made), made.lines()
+    else:
+        body = [layer for layer in made if not hasattr(layer, "needs_labels")]
+        counts, rows, x, tape = parameters(body), [], Buf("x", (1, *input_shape)), Tape(False)
+        for name, layer in named(body):
+            x, _ = layer.build(tape, x, name)
+            rows.append((name, layer, x.shape[1:], ""))
+    lines = []
+    for name, layer, shape, reads in rows:
+        # A shared layer's parameters stand in the line of its first call.
         own = sum(numel(p.shape) for full, p in counts.items() if full.split(".")[0] == name)
-        lines.append(f"{name:12} {type(layer).__name__:12} {'×'.join(map(str, y.shape[1:])):14} {own:>10,}")
+        lines.append(f"{name:12} {type(layer).__name__:12} {'×'.join(map(str, shape)):14} {own:>10,}" + (f"  {reads}" if reads else ""))
     lines.append(f"{'total':40} {sum(numel(p.shape) for p in counts.values()):>10,}")
     return "\n".join(lines)

@@ -81,7 +81,7 @@ def gradients(net: Net, x: np.ndarray, labels: np.ndarray | None = None) -> tupl
     if not net.has_loss:
         raise UsageError("this net has no loss, so it has no gradients")
     if net.takes_classes:
-        labels = arrays.labels(labels, len(x), net.output_shape[0], plane=net.plane, ignore=net.ignored).astype(np.int32)
+        labels = arrays.labels(labels, len(x), net.classes, plane=net.plane, ignore=net.ignored).astype(np.int32)
     elif net.needs_values:
         labels = arrays.seen(arrays.targets(labels, len(x), net.output_shape)).astype(np.float32)
     elif net.layers[-1].needs_labels and (labels is None or len(labels) != len(x)):

@@ -15,11 +15,12 @@ import numpy as np
 from nbcnn.datasets.normalisation import Normalisation
 from nbcnn.files.errors import UsageError
 from nbcnn.gpu.device import Gpu, Host
-from nbcnn.nn.fuse import fuse
+from nbcnn.nn.fuse import fuse_nodes
+from nbcnn.nn.graphs import Graph, pack, unpack, wired
 from nbcnn.nn.layers import parameters, sized, states
 from nbcnn.nn.params import ParameterBuffer
 from nbcnn.ops.kernel.call import Impl
-from nbcnn.plan.graph import Buf, Plan, Step, Tape, drop_dead, named, trace
+from nbcnn.plan.graph import Buf, Plan, Step, Tape, Wired, drop_dead, trace_nodes
 from nbcnn.plan.shapes import numel
 from nbcnn.ranks.team import Team
 from nbcnn.run import inference
@@ -38,11 +39,12 @@ class Recorded:
 
 
 class Net:
-    """A list of layers on one mode.
+    """A list of layers, or a graph of them, on one mode.
 
-    layers       `nbcnn.nn.layers`, the loss last (an encoder cut off an autoencoder has none and can only predict); sizes of inputs
-                 that are left out are filled in.
-    input_shape  (C, H, W) for images, (F,) for vectors (both uint8, 255 becomes 1), or (F, L) for series of floats.
+    layers       `nbcnn.nn.layers`, the loss last (an encoder cut off an autoencoder has none and can only predict), or `nbcnn.nn.graphs.Graph`;
+                 sizes of inputs that are left out are filled in.
+    input_shape  (C, H, W) for images, (F,) for vectors (both uint8, 255 becomes 1), or (F, L) for series of floats. Several inputs of a graph are
+                 one vector, `Graph.input_shape`; several outputs are one vector too (`output_shapes` has theirs).
     mode         auto, cpu, naive, tiled, im2col, tensorcore; `precision` None takes the mode's own.
     engine       auto, wgmma, mma: which of tensorcore's kernels.
     dwconv       auto, or the variant of depthwise convolution (`nbcnn.modes.DWCONV`). fusing: put fused layers in, where the mode has them.
@@ -91,6 +93,7 @@ class Net:
         recorded = self.record_predict(1)
         self.lower(recorded)  # a shape that does not fit is an error now, not at the first step
         self.output_shape = recorded.io["output"].shape[1:]
+        self.output_shapes = self._output_shapes()
 
     def join(self, team: Team) -> None:
         """Let plans hold the step `all_reduce` (gradients, in place; attribute `weight`) among the ranks of `team`."""
@@ -125,7 +128,9 @@ class Net:
 
     @property
     def plane(self) -> tuple[int, ...]:
-        """(H, W) of an output that is an image, of which every pixel may have a class; () of vectors."""
+        """(H, W) of an output that is an image, of which every pixel may have a class; () of vectors; (outputs, 1) of several outputs."""
+        if len(self.output_shapes) > 1:
+            return (len(self.output_shapes), 1)
         return self.output_shape[1:] if len(self.output_shape) == 3 else ()
 
     @property
@@ -134,13 +139,36 @@ class Net:
         return len(self.input_shape) == 2
 
     @property
-    def body(self) -> list[Any]:
-        """The layers without the loss."""
+    def body(self) -> Any:
+        """The layers, or the graph, without the loss."""
+        if isinstance(self.layers, Graph):
+            return self.layers.body
         return self.layers[:-1] if self.has_loss else self.layers
 
-    def _fused(self, layers: Sequence[Any]) -> list[Any]:
-        """`layers` with their names, fused as far as the row has the ops."""
-        return fuse(named(layers), self.row.ops if self.fusing else ())
+    def _fused(self, layers: Sequence[Any]) -> Wired:
+        """`layers` with their names and wiring, fused as far as the row has the ops."""
+        return fuse_nodes(wired(layers), self.row.ops if self.fusing else ())
+
+    def _inputs(self) -> list[tuple[int, ...]]:
+        """The shapes of the inputs of an example."""
+        return list(self.layers.inputs) if isinstance(self.layers, Graph) else [self.input_shape]
+
+    @property
+    def classes(self) -> int:
+        """How many classes its output has scores of; of several outputs the most."""
+        return max(shape[0] for shape in self.output_shapes)
+
+    def _output_shapes(self) -> list[tuple[int, ...]]:
+        """The shapes of the outputs of an example."""
+        if not isinstance(self.layers, Graph):
+            return [self.output_shape]
+        shapes = self.layers.shapes()
+        return [shapes[at] for at in self.layers.outputs]
+
+    def _trace(self, tape: Tape, body: Wired, x: Buf) -> tuple[list[Buf], Callable[[Sequence[Buf]], Buf]]:
+        """Record `body` forward from `x`, which holds all of its inputs; return the outputs, and what records its backward and returns dx."""
+        ys, backward = trace_nodes(tape, body, unpack(tape, x, self._inputs(), "inputs"))
+        return ys, lambda dys: pack(tape, backward(dys), "inputs.dx")
 
     def record_predict(self, batch: int, dtype: str = "uint8") -> Recorded:
         """Gather `batch` images of `dtype`, forward, output: io `images`, `order`, `state`, `output`; series come as they are, as `images`."""
@@ -157,7 +185,8 @@ class Net:
             }
             normal = self.normalisation.attributes(dtype) if self.normalisation else {}
             x = record_gather(tape, io["images"], io["order"], io["state"], shape, **normal)
-        y, _ = trace(tape, self._fused(self.body), x)
+        ys, _ = self._trace(tape, self._fused(self.body), x)
+        y = pack(tape, ys, "outputs")
         output = Buf("output", y.shape, home="io")
         return Recorded(tuple(_substitute(tape.steps, y.root, output)), io | {"output": output})
 
@@ -175,17 +204,21 @@ class Net:
         steps = _substitute(_substitute(tape.steps, value, io["loss"]), dx.root, io["dx"])
         return Recorded(tuple(drop_dead(steps)), io)
 
-    def record_loss(self, tape: Tape, x: Buf, target: Buf | None) -> tuple[Buf, Buf, Callable[[Buf], Buf]]:
+    def record_loss(self, tape: Tape, x: Buf, target: Buf | None) -> tuple[Buf, Any, Callable[[Any], Buf]]:
         """Record forward and loss; return its value, its gradient, and the backward of the body.
 
-        A `target` of None is the input, as the layers in front that prepare it leave it.
+        A `target` of None is the input, as the layers in front that prepare it leave it. Of several outputs the gradient is a list.
         """
         if not self.has_loss:
             raise UsageError("this net has no loss: the last entry of its layers must be one (MSE, SoftmaxCrossEntropy)")
-        *body, (_, loss) = self._fused(self.layers)
-        y, backward = trace(tape, body, x)
-        value, dy = loss.build(tape, y, (tape.prepared or x) if target is None else target, loss.kind)
-        return value, dy, backward
+        fused = self._fused(self.layers)
+        *body, last = fused.nodes
+        loss = last.layer
+        ys, backward = self._trace(tape, Wired(tuple(body), last.reads, fused.inputs), x)
+        # Of several inputs a layer prepares one, and the target is all of them.
+        own = tape.prepared or x if fused.inputs == 1 else x
+        value, dy = loss.build(tape, ys if len(ys) > 1 else ys[0], own if target is None else target, loss.kind)
+        return value, dy, lambda dy: backward(dy if len(ys) > 1 else [dy])
 
     def lower(self, recorded: Recorded, branching: bool = False) -> Plan:
         """The plan of recorded steps on this net's row; `branching` as in `graph.lower`.

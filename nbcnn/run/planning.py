@@ -178,7 +178,8 @@ class Training:
         for number, size in enumerate(parts, 1):
             share, ends = self.team.share(size), number == len(parts)
             tape.sync = Sync(self.team.rank, self.team.size, share.count, share.weight) if self.sync_stats and several else None
-            tape.part, tape.together, tape.count = share.weight if training else float(share.count > 0), training and several, None
+            tape.begin_part()
+            tape.part, tape.together = share.weight if training else float(share.count > 0), training and several
             value, backward = self._record_part(tape, split, share.images)
             if training:
                 backward()

@@ -110,7 +110,9 @@ class Images:
         x = record_gather(tape, bufs["images"], order, state, (batch, *shape), **augment.attributes(), **normal, **ring)
         if targets is None:
             return x, None
-        moved, ring = augment.of_targets(shape, targets.shape[1:], self.classes), ring if self._beside else {}
+        # Classes of several outputs are (M, outputs, 1): no pixels, so nothing moves them.
+        plane = () if self.classes and targets.shape[2:] == (1,) else targets.shape[1:]
+        moved, ring = augment.of_targets(shape, plane, self.classes), ring if self._beside else {}
         if self.classes:
             y = tape.temp("batch labels", (batch, *targets.shape[1:]), "int32")
             tape.emit("gather_labels", [bufs["targets"], order, state], [y], "input", **moved, **ring)

@@ -127,9 +127,9 @@ class TrainingSession:
         self._averaging = False  # the net has the average of its weights, and the session the weights
         self._shuffle, self._batches = shuffle and batches is None, batches
         if net.takes_classes and isinstance(images, np.ndarray):
-            targets = labels if batches else arrays.labels(labels, len(images), net.output_shape[0], "training labels", net.plane, net.ignored)
+            targets = labels if batches else arrays.labels(labels, len(images), net.classes, "training labels", net.plane, net.ignored)
             if test_images is not None:
-                test_targets = arrays.labels(test_labels, len(test_images), net.output_shape[0], "test labels", net.plane, net.ignored)
+                test_targets = arrays.labels(test_labels, len(test_images), net.classes, "test labels", net.plane, net.ignored)
         sets = {"train": data_of(images, targets, net.normalisation, classes=net.takes_classes, batches=batches)}
         if test_images is not None:
             sets["test"] = data_of(test_images, test_targets, net.normalisation, classes=net.takes_classes)

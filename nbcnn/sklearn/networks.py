@@ -14,6 +14,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from nbcnn.datasets.arrays import seen
 from nbcnn.files.errors import UsageError
 from nbcnn.model.network import Model, softmax
+from nbcnn.nn.graphs import Graph
 from nbcnn.nn.layers import Conv2d, Flatten, Linear, MaxPool2d, ReLU, Upsample2d
 from nbcnn.nn.optim import SGD, Adam
 
@@ -64,9 +65,10 @@ class _Network(BaseEstimator):
             rows = rows.reshape(len(rows), *shape)
         return (rows, checked[1]) if y else rows
 
-    def _list(self, default: Callable[..., Sequence[Any]], *given: Any) -> list[Any]:
-        """The layers: a list as it is, a function called with `given`, or the default ones."""
-        return list(default(*given) if self.layers is None else self.layers(*given) if callable(self.layers) else self.layers)
+    def _list(self, default: Callable[..., Sequence[Any]], *given: Any) -> Any:
+        """The layers: a list or a graph as it is, a function called with `given`, or the default ones."""
+        made: Any = default(*given) if self.layers is None else self.layers(*given) if callable(self.layers) else self.layers
+        return made if isinstance(made, Graph) else list(made)
 
     def _train(self, layers: list[Any], loss: str, X: np.ndarray, y: np.ndarray | None) -> Model:
         if self.optimizer not in ("adam", "sgd"):

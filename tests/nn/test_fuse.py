@@ -8,7 +8,22 @@ import numpy as np
 import pytest
 
 from nbcnn import modes
-from nbcnn.nn.fuse import RULES, ConvReLU, ConvReLUPool, LinearReLU, LinearSigmoid, LinearSwish, UpConv, UpConvMSE, UpConvReLU, fuse
+from nbcnn.nn.fuse import (
+    RULES,
+    AddReLU,
+    ConvReLU,
+    ConvReLUPool,
+    LinearReLU,
+    LinearSigmoid,
+    LinearSwish,
+    UpConv,
+    UpConvMSE,
+    UpConvReLU,
+    fuse,
+    fuse_nodes,
+)
+from nbcnn.nn.graphs import Graph, Input, wired
+from nbcnn.nn.joins import Add, Concat
 from nbcnn.nn.layers import (
     MSE,
     AvgPool2d,
@@ -217,3 +232,50 @@ def test_a_fused_convolution_refuses_other_channels_as_a_plain_one_does(fusing_c
     (_, fused), x = fuse(named(layers), ALL_OPS)[-1], Buf("x", (1, 3, 8, 8))
     with pytest.raises(ShapeError, match="takes 4 channels, got 3"):
         fused.build(*((Tape(True), x, x, "mse") if hasattr(fused, "needs_labels") else (Tape(True), x, "conv1")))
+
+
+def two_readers():
+    """A value that came out of a ReLU with readers that mask its gradient (a convolution with a ReLU) and such that do not; sums with a ReLU."""
+    x = Input((3, 8, 12))
+    a = ReLU()(Conv2d(4, 3, padding=1)(x))
+    b = ReLU()(Conv2d(4, 3, padding=1)(a)) + a
+    c = ReLU()(b + Conv2d(4, 3, padding=1)(a))
+    shared = Conv2d(4, 3, padding=1)
+    d = ReLU()(shared(ReLU()(shared(c))) + c)
+    e = Concat()([MaxPool2d(2)(ReLU()(Conv2d(5, 3, padding=1)(d))), MaxPool2d(2)(c)])
+    return Graph.of(x, Linear(5)(Flatten()(e)), SoftmaxCrossEntropy())
+
+
+def test_fused_and_plain_graphs_have_the_same_gradients(fusing_cpu):
+    rng = np.random.default_rng(1)
+    x, labels = rng.standard_normal((2, 3, 8, 12)).astype(np.float32), np.array([1, 4], np.int32)
+    plain, fused = (Net(two_readers(), (3, 8, 12), mode="cpu", fusing=fusing) for fusing in (False, True))
+    (loss, grads), (fused_loss, fused_grads) = plain.gradients(x, labels), fused.gradients(x, labels)
+    limit = 8 * 4 * 2.0**-23 * 12
+    assert fused_loss == pytest.approx(loss, rel=limit)
+    assert fused_grads.keys() == grads.keys()
+    for name, grad in grads.items():
+        assert np.linalg.norm(fused_grads[name] - grad) <= limit * np.linalg.norm(grad), name
+
+
+def test_of_a_graph_only_what_nobody_else_reads_is_fused():
+    made = fuse_nodes(wired(two_readers()), ALL_OPS)
+    assert [(node.name, type(node.layer)) for node in made.nodes[:-1]] == [
+        ("conv1", ConvReLU),
+        ("conv2", ConvReLU),
+        ("add1", Add),  # what reads it is a sum, no ReLU
+        ("conv3", Conv2d),
+        ("add2", AddReLU),
+        ("conv4", ConvReLU),
+        ("conv4@2", Conv2d),
+        ("add3", AddReLU),
+        ("conv5", ConvReLUPool),
+        ("pool2", MaxPool2d),
+        ("concat1", Concat),
+        ("flatten1", Flatten),
+        ("linear1", Linear),
+    ]
+    x = Input((3, 8, 8))
+    y = Conv2d(3, 3, padding=1)(x)
+    kept = fuse_nodes(wired(Graph.of(x, [y, ReLU()(y)])), ALL_OPS)
+    assert [type(node.layer) for node in kept.nodes] == [Conv2d, ReLU]  # the output of the convolution is one of the network

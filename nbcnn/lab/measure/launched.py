@@ -21,14 +21,17 @@ from nbcnn import ops as package
 from nbcnn.lab.measure.kernels import as_if_on, capability_of
 from nbcnn.lab.measure.plans import H200
 from nbcnn.modes import MODES, Row, with_dwconv
-from nbcnn.nn import activations, corruption, norms, resampling, series_layers, whitening
+from nbcnn.nn import activations, corruption, joins, norms, resampling, series_layers, whitening
 from nbcnn.nn import layers as plain_layers
 from nbcnn.nn.activations import PReLU
-from nbcnn.nn.fuse import fuse
+from nbcnn.nn.fuse import fuse_nodes
+from nbcnn.nn.graphs import Graph, Input, unpack, wired
+from nbcnn.nn.joins import Concat, Losses
 from nbcnn.nn.layers import (
     MSE,
     AvgPool2d,
     Conv2d,
+    ConvTranspose2d,
     Flatten,
     Linear,
     MaxPool2d,
@@ -58,7 +61,7 @@ from nbcnn.ops.products.rbf import launch_rbf
 from nbcnn.ops.products.winners import launch_keep_winner
 from nbcnn.ops.series.dwconv1d import VARIANTS as DWCONV
 from nbcnn.ops.svm import mirror, process, rows, smo
-from nbcnn.plan.graph import Buf, Planned, Resolution, Step, Sync, Tape, drop_dead, lower, named, trace
+from nbcnn.plan.graph import Buf, Planned, Resolution, Step, Sync, Tape, Wired, drop_dead, lower, named, trace, trace_nodes
 from nbcnn.plan.names import FITTED
 from nbcnn.plan.shapes import numel
 from nbcnn.plan.storage import numpy_dtype
@@ -91,7 +94,7 @@ class User:
 
     name: str
     why: str
-    layers: Callable[[], list[Any]] | None = None
+    layers: Callable[[], Sequence[Any]] | None = None
     shape: tuple[int, ...] = COLOUR
     batches: tuple[int, ...] = BATCHES[:1]
     optimizer: Any = MOMENTUM
@@ -153,6 +156,16 @@ def _forecast(*body: Any) -> Callable[[], list[Any]]:
     return lambda: [*body, LastStep(), Linear(1), ForecastMSE()]
 
 
+def _graph() -> Graph:
+    """Two inputs, a shared layer, a sum with its ReLU, a product, a concatenation, and two outputs."""
+    a, b = Input((3, 16, 16)), Input((3, 16, 16))
+    conv = Conv2d(16, 3, padding=1)
+    p, q = conv(a), conv(b)
+    r = Concat()([ReLU()(p + q), p * Sigmoid()(q)])
+    first, second = (Linear(10)(Flatten()(MaxPool2d(2)(Conv2d(16, 3, padding=1)(r)))) for _ in range(2))
+    return Graph.of([a, b], [first, second], Losses((SoftmaxCrossEntropy(), SoftmaxCrossEntropy())))
+
+
 def _kinds(layers: Sequence[Any]) -> Iterator[type]:
     """The classes of layers, and of those inside them."""
     for layer in layers:
@@ -165,11 +178,11 @@ def _others() -> list[User]:
     ready = {kind for user in READY if user.layers for kind in _kinds(user.layers())}
     return [
         User(name, "layer", _behind_conv(layer()), SMALL)
-        for module in (plain_layers, norms, series_layers, activations, resampling, whitening, corruption)
+        for module in (plain_layers, norms, series_layers, activations, resampling, whitening, corruption, joins)
         for name, layer in vars(module).items()
         if isinstance(layer, type) and layer.__module__ == module.__name__ and hasattr(layer, "build") and not hasattr(layer, "needs_labels")
         if hasattr(layer, "kind")  # what several layers inherit from has none
-        if not name.startswith("_") and layer not in ready and not hasattr(layer, "prepares")
+        if not name.startswith("_") and layer not in ready and not hasattr(layer, "prepares") and not getattr(layer, "joins", False)
         if all(p.default is not Parameter.empty for p in signature(layer).parameters.values())
     ]
 
@@ -234,6 +247,9 @@ USERS = (
     ),
     User("autoencoder --recipe features", "ready-made, on whitened images, spoiled in every way", _features),
     *(User(name, "ready-made, fitted by k-means", partial(_dictionary, name), trained=False) for name in FITTED),
+    User("Conv2d (groups)", "layer, a depthwise convolution", _behind_conv(Conv2d(16, 3, padding=1, groups=16)), SMALL),
+    User("ConvTranspose2d", "layer, doubles height and width", _behind_conv(ConvTranspose2d(8, 2, stride=2)), SMALL),
+    User("Graph", "layers that join values; several inputs and outputs", _graph, (2 * 3 * 16 * 16,)),
     User("gemm", "products of matrices, an op of every row; of kernel matrices only im2col's so far"),
     User("classify", "support vector machines, kernel ridge"),
     User("k-means", "dictionaries and first weights"),
@@ -264,7 +280,8 @@ def _record(user: User, batch: int, training: bool, fused: Sequence[str]) -> tup
     assert user.layers is not None
     shape = user.shape
     made = sized(user.layers(), shape)
-    *body, (_, loss) = fuse(named(made), fused)
+    *body, last = fuse_nodes(wired(made), fused).nodes
+    loss, several = last.layer, isinstance(made, Graph) and len(made.inputs) > 1
     tape = Tape(training, Sync(0, user.ranks, batch, 1 / user.ranks) if user.ranks > 1 else None)
     state, order = Buf("state", (8,), "int64", "state"), Buf("order", (batch,), "int32", "io")
     tape.examples = (order, state) if user.gathered else None
@@ -276,17 +293,20 @@ def _record(user: User, batch: int, training: bool, fused: Sequence[str]) -> tup
         tape.emit("gather_windows", [rows, targets, starts, order, state], [x, y], "input")
     else:
         tape.emit("gather", [Buf("images", (batch, *shape), "uint8", "io"), order, state], [x], "input", flip=False)
-        tape.emit("gather_labels", [Buf("labels", (batch,), "int32", "io"), order, state], [y], "input")
-    out, backward = trace(tape, body, x)
-    value, dy = loss.build(tape, out, y if loss.needs_labels else tape.prepared or x, loss.kind)
+        if isinstance(loss, Losses):
+            y = tape.temp("batch labels", (batch, len(loss.parts), 1), "int32")
+        tape.emit("gather_labels", [Buf("labels", y.shape, "int32", "io"), order, state], [y], "input")
+    inputs = unpack(tape, x, made.inputs, "inputs") if several else [x]
+    outs, backward = trace_nodes(tape, Wired(tuple(body), last.reads, len(inputs)), inputs)
+    value, dys = loss.build(tape, outs if len(outs) > 1 else outs[0], y if loss.needs_labels else tape.prepared or x, loss.kind)
     layout = ParameterLayout(parameters(made))
     weights, grads = Buf("all weights", (layout.size,), home="param"), Buf("all gradients", (layout.size,), home="grad")
     if training:
-        backward(dy)
+        backward(dys if len(outs) > 1 else [dys])
         total, average = (Buf(name, (layout.size,), home="state") for name in ("accumulated gradients", "average of the weights"))
         for part in range(1, user.parts + 1) if user.parts > 1 else ():
-            out = grads if part == user.parts else total
-            tape.emit("accumulate", [grads, total], [out], "update", weight=1 / user.parts, first=part == 1)
+            result = grads if part == user.parts else total
+            tape.emit("accumulate", [grads, total], [result], "update", weight=1 / user.parts, first=part == 1)
         moments = [Buf(f"optim.{name}", (layout.size,), home="state") for name in user.optimizer.moments]
         user.optimizer.record(tape, weights, grads, moments, Buf("rates", (1,), home="io"), state, layout.decayed)
         if user.ema:
