@@ -69,6 +69,7 @@ def train(given: SimpleNamespace, team: Team, held: ExitStack, part: Part | None
         say(train_flags.on_cpu(flags), always=team.leads)
     with team.first_on_machine():
         data = train_data.material(flags, read)
+    say(data.note, always=team.leads)
     part.check(data)
     phases.mark("reading the data")
     rates, identity = train_run.rates(flags, data.count), train_run.identity(flags, data, row)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from nbcnn import datasets
-from nbcnn.cli import loading, own_model, train_loss
+from nbcnn.cli import loading, own_model, train_flags, train_loss
 from nbcnn.cli.loading import crc
 from nbcnn.datasets import own
 from nbcnn.datasets.augment import Augment
@@ -27,7 +27,7 @@ class Material:
     shape  of one example. noun  what there are `count` and `test_count` of. checksum  of what is trained on, in words. others  CRC-32 of the rest.
     layers  the network of the flags. labels, test_labels  classes (int32) of images that have them.
     pictures  the callback that draws them, given a title and the net. normalisation  what --normalise found, None without it.
-    short  the name as a part of file names and titles.
+    short  the name as a part of file names and titles. note  what the user is told of a network that was chosen for the data.
     """
 
     name: str
@@ -44,6 +44,7 @@ class Material:
     labels: Any = None
     test_labels: Any = None
     normalisation: Normalisation | None = None
+    note: str = ""
 
     @property
     def short(self) -> str:
@@ -70,6 +71,7 @@ def material(flags: SimpleNamespace, read: loading.Reading | None = None) -> Mat
     loaded = read() if read else loading.load(flags)
     data = loaded.data
     images = data.train_images
+    note = train_flags.on_digits(flags) if data.name == "digits" else ""
     classes = {"classes": len(data.classes)} if own.is_own(data.name) and data.classes else {}
     shape = images.shape[1:]
     layers = own_model.layers_of(flags.model, shape) if own_model.is_own(flags.model) else models.MODELS[flags.model](*shape, **classes)
@@ -96,6 +98,7 @@ def material(flags: SimpleNamespace, read: loading.Reading | None = None) -> Mat
         data,
         **labels,
         normalisation=normalisation,
+        note=note,
     )
 
 

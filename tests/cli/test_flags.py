@@ -156,3 +156,17 @@ def test_the_names_that_flags_offer_are_those_of_what_they_name():
     assert set(names.MODELS) == {*models.MODELS, "s4convd"}
     assert set(names.ENGINES) <= {part for _, row in modes.MODES.items() for part in row.own}
     assert flags_of_all.OWN_PRECISION == "bf16 for tensorcore, else fp32"
+
+
+@pytest.mark.parametrize(
+    ("words", "model"), [([], "small-autoencoder"), (["--epochs", "2"], "autoencoder"), (["--model", "autoencoder"], "autoencoder")]
+)
+def test_digits_that_stand_in_for_cifar_10_get_the_small_network(words, model):
+    """On a GPU, too: the features of the large one are worth less there than those of a random encoder."""
+    flags = train_flags.fill(train_flags.parse(words))
+    flags.resume = None
+    note = train_flags.on_digits(flags)
+    assert (flags.model, bool(note)) == (model, model == "small-autoencoder")
+    if note:
+        assert (flags.recipe, flags.epochs, flags.optimizer) == ("small", 10, "adam")
+        assert "digits stand in for CIFAR-10" in note
