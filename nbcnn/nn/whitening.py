@@ -34,7 +34,7 @@ def _central(size: int) -> Any:
 
 def _prepares(tape: Tape, x: Buf, y: Buf, scope: str) -> Built:
     """What `build` returns of a layer in front, which makes `y` of the input `x` and is not trained."""
-    before = [name for name in tape.params if not name.startswith(f"{scope}.")]
+    before = [name for name in tape.asked if not name.startswith(f"{scope}.")]
     if not before:
         tape.prepared = y
 

@@ -118,6 +118,8 @@ class Tape:
         self.examples: tuple[Buf, Buf] | None = None
         self.steps: list[Step] = []
         self.params: dict[str, Buf] = {}
+        # The names of those that layers of this part of a batch have asked for, in order.
+        self.asked: dict[str, None] = {}
         self.states: dict[str, Buf] = {}
         self.part, self.together = 1.0, False
         self.count: Buf | None = None
@@ -127,7 +129,7 @@ class Tape:
 
     def begin_part(self) -> None:
         """Begin another part of a batch: the network is recorded once more, and its gradients take the place of those of the part before."""
-        self.params, self._graded, self.count, self.prepared = {}, set(), None, None
+        self.asked, self._graded, self.count, self.prepared = {}, set(), None, None
 
     def temp(self, name: str, shape: Shape, dtype: str = "float32", *, after_relu: bool = False, masked: bool = False) -> Buf:
         """A new temporary; `Buf` explains `after_relu` and `masked`."""
@@ -136,6 +138,7 @@ class Tape:
     def param(self, scope: str, name: str, shape: Shape) -> Buf:
         """The parameter `scope.name`; the same Buf however often it is asked for, and by whichever call of a shared layer."""
         full = f"{layer_of(scope)}.{name}"
+        self.asked[full] = None
         return self.params.setdefault(full, Buf(full, shape, home="param"))
 
     def state(self, scope: str, name: str, shape: Shape) -> Buf:

@@ -146,6 +146,19 @@ def test_an_autoencoding_graph_gives_back_the_whitened_image():
     assert model.evaluate(images())["loss"] == pytest.approx(history.history["loss"][0], rel=BOUND)
 
 
+@pytest.mark.parametrize("fuse", [True, False])
+def test_parts_of_a_batch_add_up_with_shared_layers_and_whitening(fuse):
+    """The second part of a batch is no second call of a layer, and whitens its own images. Sums of 8 and of 4 + 4 examples differ by rounding."""
+    x = Input(IMAGE)
+    shared, white = Conv2d(3, 3, padding=1), Whiten(3)(x)
+    made = []
+    for options in ({"batch_size": 4, "accumulate": 2}, {"batch_size": 8}):
+        model = nbcnn.Model(Graph.of(x, shared(ReLU()(shared(white))) + Conv2d(3, 1)(x), nbcnn.MSE()), mode="cpu", fuse=fuse)
+        model.fit(images(), epochs=2, shuffle=False, optimizer=nbcnn.SGD(lr=0.05), verbose=0, **options)
+        made.append(model.predict(images(4, 1)))
+    np.testing.assert_allclose(*made, rtol=4 * BOUND, atol=4 * BOUND * np.abs(made[1]).max())
+
+
 def test_several_outputs_are_evaluated_by_the_losses_themselves():
     x = Input((4,))
     model = nbcnn.Model(x, [Linear(2)(x), Linear(3)(x)], loss=["l1", nbcnn.Huber(0.5)], mode="cpu")

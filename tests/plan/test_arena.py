@@ -131,7 +131,7 @@ def plans(draw):
 
     def resolve(step):
         scratch = draw(st.sampled_from([0, 0, 1, 1000]))
-        packs = (1, draw(st.integers(1, 500))) if step.op.startswith("conv") and draw(st.booleans()) else None
+        packs = (1, draw(st.integers(1, 500))) if step.op.startswith("conv_") and draw(st.booleans()) else None
         return resolutions.setdefault(step, Resolution(None, "test", None, scratch, packs, draw(st.sampled_from(["float32", "bfloat16"]))))
 
     layout, store = draw(st.sampled_from(["NCHW", "NHWC"])), draw(st.sampled_from(["float32", "bfloat16"]))
