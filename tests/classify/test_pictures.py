@@ -41,6 +41,7 @@ def test_queries_are_of_all_classes_in_turn():
     assert pictures.spread(labels, 0, 4).tolist() == []
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("channels", [1, 3])
 def test_pictures_are_drawn(tmp_path, channels):
     rng = np.random.default_rng(2)

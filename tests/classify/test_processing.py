@@ -176,6 +176,7 @@ def test_values_that_are_no_numbers_are_named(sets):
         ridge.classify(lambda: (bad, features[1]), labels, settings=Settings(process=parse("cw1", SHAPE)))
 
 
+@pytest.mark.full
 @once
 def test_the_commands_process_and_predict_alike(copied, tmp_path, capsys):
     out = tmp_path / "features"

@@ -63,6 +63,7 @@ def test_predictions_are_in_colours(features_run, tmp_path, capsys):
     assert (tmp_path / "found.png").stat().st_size > 1000
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["patches", "patches2"])
 def test_a_dictionary_is_fitted_and_extracts(name, tmp_path, monkeypatch, capsys):
     small = {

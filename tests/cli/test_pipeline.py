@@ -91,6 +91,7 @@ def test_a_pipeline_that_has_ended_tells_its_report_again(piped, capsys, monkeyp
     assert told["seconds"]["total"] >= told["seconds"]["train"] > 0
 
 
+@pytest.mark.full
 def test_features_that_are_there_are_taken_if_their_hashes_fit(tmp_path, capsys, monkeypatch, undrawn):
     out, ran = tmp_path / "out", classify.run
     monkeypatch.setattr(classify, "run", lambda *_: (_ for _ in ()).throw(MemoryError("no room")))
@@ -118,6 +119,7 @@ def test_features_that_are_there_are_taken_if_their_hashes_fit(tmp_path, capsys,
     assert "--lr" not in json.loads((out / "pipeline.json").read_text())["words"]
 
 
+@pytest.mark.full
 def test_an_interrupted_training_continues(tmp_path, capsys, monkeypatch, undrawn):
     words = ["--epochs", "2", "--quiet"]
     monkeypatch.setattr(classify, "run", lambda args, team, mine, given: mine.results({"features_sha256": given[-1]()}, "", False) or 0)

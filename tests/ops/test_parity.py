@@ -114,18 +114,18 @@ def implementations(row):
 @pytest.mark.skipif(not gpu_device.SIMULATOR, reason="a GPU runs all cases, above")
 @pytest.mark.parametrize("key", GPU_ROWS, ids="-".join)
 def test_what_a_row_adds_is_right_in_the_simulator(key, device, pytestconfig):
-    """Kernels that every GPU can run: common ones on two small cases (on one in the second layout; .ci/full takes twice as many, their own files
-    have the rest), slow ones on the smallest, others on those that tell most.
+    """Kernels that every GPU can run, on the smallest case. .ci/full takes more: of common ones four small cases (two in the second layout; their own
+    files have the rest), of others those that tell most.
     """
-    row, run = MODES[key], set()
-    cases = (2 if key == GPU_ROWS[0] else 1) * (1 if pytestconfig.getoption("markexpr") == "not full" else 2)
+    row, run, short = MODES[key], set(), pytestconfig.getoption("markexpr") == "not full"
+    cases = 1 if short else 4 if key == GPU_ROWS[0] else 2
     for op, part, impl in own(key):
         if impl.lacks((0, 0)):
             continue  # tensor cores and TMA: compiled, below
         common = op in COMMON and not any(name in op for name in SLOW)
         found = taken(row, op, impl, device)
         slow = any(name in op for name in SLOW)
-        for case, bound in islice(found, cases) if common else islice(found, 1) if slow else representative(found):
+        for case, bound in islice(found, cases) if common else islice(found, 1) if slow or short else representative(found):
             bound.run()
             run.add(op)
             for got, wanted in zip(bound.results(), gradcheck.reference(case), strict=True):
