@@ -69,6 +69,7 @@ def run(copy: Path, *command: str, simulator: bool = False) -> str:
     return done.stdout
 
 
+@pytest.mark.full
 def test_an_op_with_its_layer(tmp_path):
     touched = follow("add-op", tmp_path)
     assert "tests/ops/activations/test_softsign.py" in touched

@@ -11,6 +11,7 @@ import subprocess
 import sys
 
 import pytest
+from compiled import full
 from scripts import ROOT
 
 from nbcnn import __main__
@@ -80,6 +81,10 @@ def refused(done):
     return without.removeprefix("  without a GPU: ").strip()
 
 
+LONG = ("gradcheck", "ladder", "bench OP")
+"""Those of `DONE` that take more than ten seconds."""
+
+
 def test_every_command_is_tried():
     tried = {words[0] for words in (*REFUSED.values(), *DONE.values())} | ELSEWHERE.keys()
     assert set(__main__.COMMANDS) <= tried
@@ -91,7 +96,7 @@ def test_what_needs_a_gpu_exits_4_in_three_lines(name, tmp_path):
     assert "--mode cpu" in without or "python -m nbcnn " in without
 
 
-@pytest.mark.parametrize("name", [name for name, words in DONE.items() if words[0] in __main__.COMMANDS])
+@pytest.mark.parametrize("name", [*(name for name, words in DONE.items() if words[0] in __main__.COMMANDS and name not in LONG), *full(*LONG)])
 def test_what_needs_none_does_its_part(name, tmp_path):
     done = run(("-m", "nbcnn", *DONE[name]), tmp_path)
     assert done.returncode == 0, done.stderr

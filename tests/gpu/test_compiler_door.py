@@ -97,7 +97,7 @@ def _python(code, *words, **variables):
 
 
 @ONCE
-@pytest.mark.parametrize("blocked", [False, True], ids=["with Numba", "without"])
+@pytest.mark.parametrize("blocked", [pytest.param(False, id="with Numba", marks=pytest.mark.full), pytest.param(True, id="without")])
 def test_every_module_is_imported_without_the_compiler(blocked):
     done = _python(f"import json\nCOMPILER = {COMPILER}\n" + (BLOCKED if blocked else "") + IMPORT_ALL)
     assert done.returncode == 0, done.stderr

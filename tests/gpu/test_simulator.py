@@ -20,7 +20,6 @@ TESTS = Path(__file__).parents[1]
 FILES = (
     "test_bench_ceilings.py",
     "test_compiler_door.py",
-    "test_conv_naive_tiled.py",
     "test_gemm.py",
     "test_parity.py",
     "test_ptx_cvt.py",
@@ -34,6 +33,7 @@ FURTHER = (
     "test_conv_evonorm_winograd.py",
     "test_conv_im2col.py",
     "test_conv_im2col_fused.py",
+    "test_conv_naive_tiled.py",
     "test_conv_thin.py",
     "test_conv_thin_fused.py",
     "test_conv_winograd.py",

@@ -124,7 +124,7 @@ def launches(case: Case, precision: str, tile: PixelTile) -> list:
     return list(impl.bind(replace(call, scratch=np.zeros(impl.scratch(call), np.uint8), **arrays)))
 
 
-@pytest.mark.sampled
+@pytest.mark.full
 @pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
 @pytest.mark.parametrize(
     ("precision", "shape", "up", "tile"),

@@ -105,7 +105,7 @@ def test_taps_share_out_the_rows_of_a_doubled_image(size):
     assert sorted(row for row in taken if 0 <= row < 2 * size) == list(range(2 * size))
 
 
-@pytest.mark.sampled
+@pytest.mark.full
 @pytest.mark.skipif(device.SIMULATOR, reason="the simulator compiles nothing")
 @pytest.mark.parametrize(("precision", "op"), [("bf16", "conv_wgrad"), ("bf16", "upconv_wgrad"), ("tf32", "upconv_wgrad"), ("fp32", "conv_wgrad")])
 def test_compiles_without_spills(precision, op):

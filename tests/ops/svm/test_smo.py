@@ -154,7 +154,7 @@ def test_a_block_has_room_for_its_pair(places, block):
     assert 4 * block[0] * block[1] >= places
 
 
-@pytest.mark.sampled
+@pytest.mark.full
 @on_every_arch
 def test_the_kernels_compile_without_spills(arch):
     some = [np.zeros(8, kind) for kind in (np.float32, np.int64, np.int32, np.float64, np.float32, np.float32, np.int32, np.float32)]
