@@ -22,34 +22,17 @@ if TYPE_CHECKING:
     from nbcnn.model.files import Loaded, load
     from nbcnn.model.history import History
     from nbcnn.model.network import Model
-    from nbcnn.nn.activations import ELU, HardSwish, PReLU, ReLU6, Tanh
-    from nbcnn.nn.corruption import KSparse, MaskSquares, Noise
+    from nbcnn.nn.activations import ELU, GELU, HardSwish, LeakyReLU, PReLU, ReLU, ReLU6, Sigmoid, Softmax, Swish, Tanh
+    from nbcnn.nn.corruption import Dropout, KSparse, MaskSquares, Noise
     from nbcnn.nn.graphs import Graph, Input, Layer
     from nbcnn.nn.joins import Add, Concat, Losses, Mul, Pad, Reshape
-    from nbcnn.nn.layers import (
-        MSE,
-        AvgPool2d,
-        Conv2d,
-        ConvTranspose2d,
-        Dropout,
-        Flatten,
-        LeakyReLU,
-        Linear,
-        MaxPool2d,
-        ReLU,
-        Residual,
-        Sigmoid,
-        Softmax,
-        SoftmaxCrossEntropy,
-        Swish,
-        Upsample2d,
-    )
-    from nbcnn.nn.losses import L1, BCEWithLogits, Huber
+    from nbcnn.nn.layers import Conv2d, ConvTranspose2d, Flatten, Linear, Residual
+    from nbcnn.nn.losses import L1, MSE, RMSLE, BCEWithLogits, ForecastMSE, Huber, SoftmaxCrossEntropy
     from nbcnn.nn.models import autoencoder, mnist_cnn, patches, patches2, s4convd
     from nbcnn.nn.norms import BatchNorm2d, EvoNormB0, EvoNormS0, GroupNorm, InstanceNorm2d, LayerNorm
     from nbcnn.nn.optim import SGD, Adam, AdamW, Constant, Cosine, OneCycle, Piecewise, StepDecay
-    from nbcnn.nn.resampling import GlobalAvgPool2d, Resize
-    from nbcnn.nn.series_layers import GELU, GLU, RMSLE, DepthwiseConv1d, ForecastMSE, LastStep, PointwiseConv1d, StateSpaceConv1d
+    from nbcnn.nn.resampling import AvgPool2d, GlobalAvgPool2d, MaxPool2d, Resize, Upsample2d
+    from nbcnn.nn.series_layers import GLU, DepthwiseConv1d, LastStep, PointwiseConv1d, StateSpaceConv1d
     from nbcnn.nn.whitening import Root, Whiten, WhitenPatches
     from nbcnn.plan.graph import ShapeError
     from nbcnn.run.allocation import MemoryPlanError
@@ -69,34 +52,17 @@ _HOMES = {
     "model.files": ("Loaded", "load"),
     "model.history": ("History",),
     "model.network": ("Model",),
-    "nn.activations": ("ELU", "HardSwish", "PReLU", "ReLU6", "Tanh"),
-    "nn.corruption": ("KSparse", "MaskSquares", "Noise"),
+    "nn.activations": ("ELU", "GELU", "HardSwish", "LeakyReLU", "PReLU", "ReLU", "ReLU6", "Sigmoid", "Softmax", "Swish", "Tanh"),
+    "nn.corruption": ("Dropout", "KSparse", "MaskSquares", "Noise"),
     "nn.graphs": ("Graph", "Input", "Layer"),
     "nn.joins": ("Add", "Concat", "Losses", "Mul", "Pad", "Reshape"),
-    "nn.layers": (
-        "MSE",
-        "AvgPool2d",
-        "Conv2d",
-        "Dropout",
-        "ConvTranspose2d",
-        "Flatten",
-        "LeakyReLU",
-        "Linear",
-        "MaxPool2d",
-        "ReLU",
-        "Residual",
-        "Sigmoid",
-        "Softmax",
-        "SoftmaxCrossEntropy",
-        "Swish",
-        "Upsample2d",
-    ),
-    "nn.losses": ("L1", "BCEWithLogits", "Huber"),
+    "nn.layers": ("Conv2d", "ConvTranspose2d", "Flatten", "Linear", "Residual"),
+    "nn.losses": ("L1", "MSE", "RMSLE", "BCEWithLogits", "ForecastMSE", "Huber", "SoftmaxCrossEntropy"),
     "nn.models": ("autoencoder", "mnist_cnn", "s4convd", "patches", "patches2"),
     "nn.norms": ("EvoNormB0", "EvoNormS0", "BatchNorm2d", "GroupNorm", "InstanceNorm2d", "LayerNorm"),
     "nn.optim": ("SGD", "Adam", "AdamW", "Constant", "Cosine", "OneCycle", "Piecewise", "StepDecay"),
-    "nn.resampling": ("GlobalAvgPool2d", "Resize"),
-    "nn.series_layers": ("GELU", "GLU", "RMSLE", "DepthwiseConv1d", "ForecastMSE", "LastStep", "PointwiseConv1d", "StateSpaceConv1d"),
+    "nn.resampling": ("AvgPool2d", "GlobalAvgPool2d", "MaxPool2d", "Resize", "Upsample2d"),
+    "nn.series_layers": ("GLU", "DepthwiseConv1d", "LastStep", "PointwiseConv1d", "StateSpaceConv1d"),
     "nn.whitening": ("Root", "Whiten", "WhitenPatches"),
     "plan.graph": ("ShapeError",),
     "run.allocation": ("MemoryPlanError",),

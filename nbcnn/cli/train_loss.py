@@ -43,8 +43,7 @@ def with_loss(layers: Sequence[Any], flags: SimpleNamespace) -> Any:
     Raises UsageError for a loss that does not go with the network.
     """
     from nbcnn.nn.graphs import Graph
-    from nbcnn.nn.layers import MSE, SoftmaxCrossEntropy
-    from nbcnn.nn.losses import L1, BCEWithLogits, Huber
+    from nbcnn.nn.losses import L1, MSE, BCEWithLogits, Huber, SoftmaxCrossEntropy
 
     *body, own = layers
     if flags.loss not in OF_SERIES:

@@ -11,7 +11,8 @@ from nbcnn.dictionary.kmeans import atoms_of, multiply, normalised
 from nbcnn.dictionary.statistics import components, covariance, drawn_of_all, mirrored_mean, zca
 from nbcnn.files.errors import UsageError
 from nbcnn.nn.graphs import Graph
-from nbcnn.nn.layers import Conv2d, Flatten, Linear, Residual, Upsample2d
+from nbcnn.nn.layers import Conv2d, Flatten, Linear, Residual
+from nbcnn.nn.resampling import Upsample2d
 from nbcnn.nn.whitening import Whiten, WhitenPatches
 from nbcnn.plan.graph import names
 from nbcnn.run.net import Net

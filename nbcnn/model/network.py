@@ -24,8 +24,7 @@ from nbcnn.model.history import History
 from nbcnn.nn import models
 from nbcnn.nn.graphs import Graph, Value
 from nbcnn.nn.joins import Losses
-from nbcnn.nn.layers import MSE, SoftmaxCrossEntropy
-from nbcnn.nn.losses import L1, BCEWithLogits, Huber
+from nbcnn.nn.losses import L1, MSE, BCEWithLogits, Huber, SoftmaxCrossEntropy
 from nbcnn.nn.optim import FROZEN, SGD, Adam, Factor, check_number, matching
 from nbcnn.nn.params import INITS
 from nbcnn.nn.whitening import prepared

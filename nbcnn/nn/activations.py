@@ -1,15 +1,150 @@
-"""The element-wise layers Tanh, ELU, ReLU6, HardSwish and PReLU; the others stand in `layers.py`, GELU in `series_layers.py`."""
+"""This module defines the element-wise activations, and Softmax. `nbcnn.ops.activations.table` has their functions and gradients."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import asdict, dataclass, replace
+from typing import Any, ClassVar
 
 from nbcnn.files.errors import UsageError
 from nbcnn.nn.graphs import Layer
-from nbcnn.nn.layers import Built, Elementwise, Param, constant, counts
+from nbcnn.nn.layers import Built, NoParams, Param, constant, counts, later
 from nbcnn.plan.graph import Buf, ShapeError, Tape
+
+
+@dataclass(frozen=True)
+class Elementwise(NoParams):
+    """y = f(x) for every element of a tensor of any shape. A layer names its op in `kind`; its fields are f's parameters.
+
+    `reads`: what f′ reads, the input ("x") or the output ("y"), as the op's entry in the table of activations says.
+    """
+
+    kind: ClassVar[str]
+    reads: ClassVar[str] = "x"
+
+    def attrs(self) -> dict[str, Any]:
+        """The op's parameters: the fields, by their names."""
+        return asdict(self)
+
+    @property
+    def op(self) -> str:
+        """The name of the activation in the table."""
+        return self.kind
+
+    def build(self, tape: Tape, x: Buf, scope: str) -> Built:
+        attrs = self.attrs()
+        y = tape.temp(f"{scope}.y", x.shape, after_relu=self.op == "relu")
+        tape.emit(f"{self.op}_fprop", [x], [y], scope, **attrs)
+
+        def backward(dy: Buf) -> Buf:
+            if dy.masked:
+                # A ReLU whose gradient arrives masked has nothing left to do; as the gradient of x it is not called masked, because the mask is y's.
+                return replace(dy, base=dy.root, masked=False)
+            dx = tape.temp(f"{scope}.dx", x.shape)
+            tape.emit(f"{self.op}_dgrad", [dy, y if self.reads == "y" else x], [dx], scope, **attrs)
+            return dx
+
+        return y, backward
+
+
+@dataclass(frozen=True)
+class ReLU(Elementwise):
+    """max(x, 0), element by element.
+
+    Shapes: any shape, float32, stays as it is. Raises nothing.
+
+    Example:
+        >>> import numpy as np, nbcnn
+        >>> nbcnn.Model([nbcnn.ReLU()], mode="cpu").build((2,)).predict(np.array([[0, 255]], np.uint8))
+        array([[0., 1.]], dtype=float32)
+    """
+
+    kind: ClassVar[str] = "relu"
+    reads: ClassVar[str] = "y"
+
+
+@dataclass(frozen=True)
+class LeakyReLU(Elementwise):
+    """x where x > 0, else negative_slope·x.
+
+    Shapes: any shape, float32, stays as it is. Raises UsageError unless `negative_slope` is positive and finite.
+
+    Example:
+        >>> import nbcnn
+        >>> nbcnn.LeakyReLU(0.1)
+        LeakyReLU(negative_slope=0.1)
+    """
+
+    negative_slope: float = 0.01
+    kind: ClassVar[str] = "leaky_relu"
+    reads: ClassVar[str] = "y"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.negative_slope < math.inf:
+            raise UsageError(f"LeakyReLU needs a positive, finite negative_slope, got {self.negative_slope}; ReLU is the layer for 0")
+
+    def attrs(self) -> dict[str, Any]:
+        return {"slope": self.negative_slope}
+
+
+@dataclass(frozen=True)
+class Sigmoid(Elementwise):
+    """1 / (1 + exp(−x)), element by element.
+
+    Shapes: any shape, float32, stays as it is. Raises nothing.
+
+    Example:
+        >>> import numpy as np, nbcnn
+        >>> nbcnn.Model([nbcnn.Sigmoid()], mode="cpu").build((1,)).predict(np.zeros((1, 1), np.uint8))
+        array([[0.5]], dtype=float32)
+    """
+
+    kind: ClassVar[str] = "sigmoid"
+    reads: ClassVar[str] = "y"
+
+
+@dataclass(frozen=True)
+class Swish(Elementwise):
+    """x·sigmoid(x) (Ramachandran, Zoph and Le, 2017; also called SiLU).
+
+    Shapes: any shape, float32, stays as it is. Raises nothing.
+
+    Example:
+        >>> import numpy as np, nbcnn
+        >>> nbcnn.Model([nbcnn.Swish()], mode="cpu").build((1,)).predict(np.zeros((1, 1), np.uint8))
+        array([[0.]], dtype=float32)
+    """
+
+    kind: ClassVar[str] = "swish"
+
+
+@dataclass(frozen=True)
+class Softmax(NoParams):
+    """exp(x)/Σ exp(x) along the channels of every pixel, or the features of every vector (J. S. Bridle, 1990).
+
+    Shapes: (N, F), (N, C, L) or (N, C, H, W), float32, stays as it is. The loss "cross_entropy" has a softmax of its own and wants what comes before
+    it. Raises ShapeError for another number of axes, when the network is built.
+
+    Example:
+        >>> import numpy as np, nbcnn
+        >>> nbcnn.Model([nbcnn.Softmax()], mode="cpu").build((2,)).predict(np.zeros((1, 2), np.uint8))
+        array([[0.5, 0.5]], dtype=float32)
+    """
+
+    kind: ClassVar[str] = "softmax"
+
+    def build(self, tape: Tape, x: Buf, scope: str) -> Built:
+        if len(x.shape) not in (2, 3, 4):
+            raise ShapeError(f"{scope} takes vectors, series or images, got {x.shape}")
+        y = tape.temp(f"{scope}.y", x.shape)
+        tape.emit("softmax_fprop", [x], [y], scope)
+
+        def backward(dy: Buf) -> Buf:
+            dx = tape.temp(f"{scope}.dx", x.shape)
+            tape.emit("softmax_dgrad", [dy, y], [dx], scope)
+            return dx
+
+        return y, backward
 
 
 @dataclass(frozen=True)
@@ -121,3 +256,32 @@ class PReLU(Layer):
             return dx
 
         return y, backward
+
+
+@dataclass(frozen=True)
+class GELU(Elementwise):
+    """x·Φ(x) (Hendrycks and Gimpel, arXiv:1606.08415; as torch.nn.GELU).
+
+    Shapes: any shape, float32, stays as it is.
+
+    approximate  "none" is the exact function, "tanh" the form x·(1 + tanh(√(2/π)·(x + 0.044715·x³)))/2. Raises UsageError for another word.
+
+    Example:
+        >>> import numpy as np, nbcnn
+        >>> nbcnn.Model([nbcnn.GELU()], mode="cpu").build((1,)).predict(np.zeros((1, 1), np.uint8))
+        array([[0.]], dtype=float32)
+    """
+
+    approximate: str = later("none")
+    kind: ClassVar[str] = "gelu"
+
+    def __post_init__(self) -> None:
+        if self.approximate not in ("none", "tanh"):
+            raise UsageError(f'GELU takes approximate="none" or "tanh", got {self.approximate!r}')
+
+    def attrs(self) -> dict[str, Any]:
+        return {}
+
+    @property
+    def op(self) -> str:
+        return "gelu" if self.approximate == "none" else "gelu_tanh"

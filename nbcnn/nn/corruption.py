@@ -1,4 +1,4 @@
-"""This module defines layers that are there for training: they make an autoencoder's task harder, so that its code has to learn more.
+"""This module defines layers that change values in training only: Dropout, and those that make an autoencoder's task harder.
 
 The target stays the clean input. What is drawn at random follows from the seed, the epoch, the image's number and the layer's name, so it is the same
 on any number of ranks and after a resume (`nbcnn.ops.images.corrupt`). `nbcnn.nn.models.encoder`, which every extraction of features uses, leaves
@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from nbcnn.files.errors import UsageError
-from nbcnn.nn.layers import Built, _NoParams, counts, images
+from nbcnn.nn.layers import Built, NoParams, counts, images
 from nbcnn.plan.graph import Buf, Tape
 
 
-class _TrainingOnly(_NoParams):
+class _TrainingOnly(NoParams):
     training_only: ClassVar[bool] = True
 
 
@@ -138,3 +138,42 @@ def training_only(layer: Any) -> bool:
 def without(layers: list[Any]) -> list[Any]:
     """`layers` without those that are there for training alone. The names of the others stay, because a name counts layers of its own kind."""
     return [layer for layer in layers if not training_only(layer)]
+
+
+@dataclass(frozen=True)
+class Dropout(NoParams):
+    """In training every element becomes 0 with probability p, else x/(1 − p); in evaluation and prediction x itself (Srivastava et al., 2014).
+
+    Shapes: any shape (N, …), float32, stays as it is. The random numbers belong to the layer, the example and the epoch, so the mask is the same in
+    every mode, for every batch size, on any number of ranks and after a resume; it is computed again in the backward pass and never stored. A
+    network that is given arrays of the caller's own, as by `gradcheck`, knows no examples and epochs: it leaves the layer out. Raises UsageError
+    unless 0 ≤ p < 1.
+
+    Example:
+        >>> import numpy as np, nbcnn
+        >>> nbcnn.Model([nbcnn.Dropout(0.5)], mode="cpu").build((2,)).predict(np.array([[0, 255]], np.uint8))
+        array([[0., 1.]], dtype=float32)
+    """
+
+    p: float = 0.5
+    kind: ClassVar[str] = "dropout"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.p < 1:
+            raise UsageError(f"Dropout needs a probability p with 0 ≤ p < 1, got {self.p}")
+
+    def build(self, tape: Tape, x: Buf, scope: str) -> Built:
+        if not tape.training or tape.examples is None or not self.p:
+            return x, lambda dy: dy
+        attrs = {"p": self.p, "stream": _stream(scope)}
+        examples = tape.examples
+        # Where x is 0 after a ReLU, y is too, and a gradient that is masked for y stays masked.
+        y = tape.temp(f"{scope}.y", x.shape, after_relu=x.after_relu)
+        tape.emit("dropout_fprop", [x, *examples], [y], scope, **attrs)
+
+        def backward(dy: Buf) -> Buf:
+            dx = tape.temp(f"{scope}.dx", x.shape, masked=dy.masked)
+            tape.emit("dropout_dgrad", [dy, *examples], [dx], scope, **attrs)
+            return dx
+
+        return y, backward

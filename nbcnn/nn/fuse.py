@@ -38,11 +38,14 @@ from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from nbcnn.nn.activations import GELU, ReLU, Sigmoid, Swish
 from nbcnn.nn.fuse_series import DepthwiseTogether, GatedPointwise, LastOfResidual, ends_hourly, few_taps, gates
 from nbcnn.nn.joins import Add, Joined
-from nbcnn.nn.layers import MSE, Built, Conv2d, Linear, MaxPool2d, Param, ReLU, Residual, Sigmoid, Swish, Upsample2d, add_gradient, add_input, known
+from nbcnn.nn.layers import Built, Conv2d, Linear, Param, Residual, add_gradient, add_input, known
+from nbcnn.nn.losses import MSE
 from nbcnn.nn.norms import BatchNorm2d, EvoNormB0, EvoNormS0, no_backward
-from nbcnn.nn.series_layers import GELU, GLU, DepthwiseConv1d, LastStep, PointwiseConv1d, StateSpaceConv1d
+from nbcnn.nn.resampling import MaxPool2d, Upsample2d
+from nbcnn.nn.series_layers import GLU, DepthwiseConv1d, LastStep, PointwiseConv1d, StateSpaceConv1d
 from nbcnn.plan.graph import Buf, Named, Node, ShapeError, Tape, Wired, chain, named, trace
 from nbcnn.plan.shapes import numel
 

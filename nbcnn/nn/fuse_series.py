@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from nbcnn.nn.activations import GELU
 from nbcnn.nn.layers import Built, Param
-from nbcnn.nn.series_layers import GELU, GLU, PointwiseConv1d, gated
+from nbcnn.nn.series_layers import GLU, PointwiseConv1d, gated
 from nbcnn.plan.graph import Buf, Named, ShapeError, Tape, trace
 
 FUSED_TAPS = 96

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from nbcnn.files.errors import UsageError
 from nbcnn.nn.graphs import reshape, unpack
-from nbcnn.nn.layers import Built, _NoParams, images, padded_images
+from nbcnn.nn.layers import Built, NoParams, images, padded_images
 from nbcnn.plan.graph import Buf, ShapeError, Tape
 from nbcnn.plan.shapes import numel
 
@@ -26,7 +26,7 @@ def _alike(xs: Sequence[Buf], scope: str) -> None:
 
 
 @dataclass(frozen=True)
-class Add(_NoParams):
+class Add(NoParams):
     """The sum of two or more values, added from the left; `a + b` means it (shortcuts: He et al., arXiv:1512.03385).
 
     Shapes: any shape, float32, the same for all values; the sum has it too. Raises ShapeError if they differ.
@@ -52,7 +52,7 @@ class Add(_NoParams):
 
 
 @dataclass(frozen=True)
-class Mul(_NoParams):
+class Mul(NoParams):
     """The product of two values, element by element; `a * b` means it.
 
     Shapes: any shape, float32, the same for both; the product has it too. Raises ShapeError if they differ, or for another number of values.
@@ -85,7 +85,7 @@ class Mul(_NoParams):
 
 
 @dataclass(frozen=True)
-class Concat(_NoParams):
+class Concat(NoParams):
     """Values one behind the other along their channels, as torch.cat(…, dim=1) (U-Net: Ronneberger et al., arXiv:1505.04597).
 
     Shapes: (N, C₁, …), (N, C₂, …), … → (N, C₁ + C₂ + …, …), float32: images, series or vectors that differ in their channels alone. Raises ShapeError
@@ -118,7 +118,7 @@ class Concat(_NoParams):
 
 
 @dataclass(frozen=True)
-class Pad(_NoParams):
+class Pad(NoParams):
     """Images with a constant around them; a negative padding crops.
 
     Shapes: (N, C, H, W) → (N, C, H + top + bottom, W + left + right), float32. `padding`, in pixels, is one number for all sides, or (top, bottom,
@@ -157,7 +157,7 @@ class Pad(_NoParams):
 
 
 @dataclass(frozen=True)
-class Reshape(_NoParams):
+class Reshape(NoParams):
     """The elements of each example in another shape; their order is C, H, W whatever layout the mode stores.
 
     Shapes: (N, …) → (N, *shape), float32; `shape` is (F,) or (C, H, W), of as many elements. Raises UsageError for what is no shape, and, when the
@@ -188,7 +188,7 @@ class Reshape(_NoParams):
 
 
 @dataclass(frozen=True)
-class Losses(_NoParams):
+class Losses(NoParams):
     """The sum of losses, one for each output of a graph: `loss=["mse", "mse"]` means it.
 
     Shapes: outputs of any shape, float32 → a float64 scalar. `parts` are the losses in the order of the outputs, all of classes or all of values: the

@@ -1,18 +1,156 @@
-"""The losses L1, Huber and BCEWithLogits; MSE and SoftmaxCrossEntropy stand in `layers.py`, those of series in `series_layers.py`.
+"""This module defines the losses. A loss is the last layer of a list, and its `build(tape, y, target, scope)` returns (value, dy).
 
-Each is a mean over all elements of a batch, compared with targets of the output's shape: values, images, or without them the network's input.
+Values are means over a batch: over all elements for those that compare targets of the output's shape (values, images, or without them the network's
+input), over what the labels count for cross-entropy; RMSLE says what it is over.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 
 from nbcnn.files.errors import UsageError
-from nbcnn.nn.layers import PairLoss
+from nbcnn.nn.layers import NoParams, later
+from nbcnn.plan.graph import Buf, ShapeError, Tape
+
+
+@dataclass(frozen=True)
+class PairLoss(NoParams):
+    """A loss that compares outputs and targets of one shape, element by element, by the ops KIND_fprop and KIND_dgrad; its fields are their
+    attributes."""
+
+    kind: ClassVar[str]
+    needs_labels: ClassVar[bool] = False
+
+    def attrs(self) -> dict[str, Any]:
+        """The attributes of both ops."""
+        return asdict(self)
+
+    def terms(self, outputs: np.ndarray, targets: np.ndarray) -> np.ndarray:
+        """The loss of every element, float64, for `Model.evaluate`."""
+        raise NotImplementedError
+
+    def measure(self, outputs: np.ndarray, targets: np.ndarray) -> tuple[float, float]:
+        """The sum over examples of their losses, in float64, and how many examples it is of."""
+        return float(self.terms(outputs, targets).reshape(len(outputs), -1).mean(1).sum()), len(outputs)
+
+    def build(self, tape: Tape, y: Buf, target: Buf, scope: str) -> tuple[Buf, Buf]:
+        if y.shape != target.shape:
+            raise ShapeError(f"{scope}: the network makes {y.shape}, the target is {target.shape}")
+        value, dy = tape.temp(f"{scope}.loss", (), "float64"), tape.temp(f"{scope}.dy", y.shape)
+        tape.emit(f"{self.kind}_fprop", [y, target], [value], scope, **self.attrs())
+        tape.emit(f"{self.kind}_dgrad", [y, target], [dy], scope, **self.attrs())
+        return value, dy
+
+
+@dataclass(frozen=True)
+class MSE(PairLoss):
+    """mean((y − target)²) over all elements of the batch; without targets of its own, the target is the network's input (an autoencoder).
+
+    `loss="mse"` means it. Shapes: y and target of any shape, the same for both, float32 → a float64 scalar. Raises ShapeError if they differ, when
+    the network is built.
+
+    Example:
+        >>> import nbcnn
+        >>> nbcnn.Model([nbcnn.Conv2d(3, 3, padding=1), nbcnn.MSE()], mode="cpu").build((3, 8, 8)).loss
+        MSE()
+    """
+
+    kind: ClassVar[str] = "mse"
+
+    def terms(self, outputs: np.ndarray, targets: np.ndarray) -> np.ndarray:
+        return (outputs - targets) ** 2
+
+
+@dataclass(frozen=True)
+class SoftmaxCrossEntropy(NoParams):
+    """−log softmax(y)[label], mean over the batch, or over all pixels of the batch, in nats. `loss="cross_entropy"` means it.
+
+    Shapes: y (N, F), float32, and labels (N,), int32 in 0..F−1 → a float64 scalar; of pixels y (N, F, H, W) and labels (N, H, W). The arguments are
+    those of torch.nn.CrossEntropyLoss:
+
+    weight           F numbers, at least 0: the mean counts an example of class c weight[c] times. None counts all once.
+    ignore_index     a label, of any class or of none, whose examples or pixels count nothing and get no gradient; None ignores none. Where nothing of
+                     a batch counts, its loss is 0 (PyTorch has NaN), and so is its gradient.
+    label_smoothing  at least 0 and less than 1: that part of every label is spread over all classes alike (arXiv:1512.00567, section 7).
+
+    With `weight` or `ignore_index` the mean is over what counts, of a batch of all ranks and of a whole epoch. Raises UsageError for numbers out of
+    range, and, when the network is built, ShapeError for logits of another number of axes or weights of another number of classes.
+
+    Example, of which the third label counts nothing:
+        >>> import numpy as np, nbcnn
+        >>> model = nbcnn.Model([nbcnn.Linear(2)], nbcnn.SoftmaxCrossEntropy(ignore_index=-1, label_smoothing=0.1), mode="cpu")
+        >>> history = model.fit(np.zeros((3, 4), np.uint8), [0, 1, -1], verbose=0)
+        >>> model.loss.label_smoothing
+        0.1
+    """
+
+    weight: tuple[float, ...] | None = later(None)
+    ignore_index: int | None = later(None)
+    label_smoothing: float = later(0.0)
+    kind: ClassVar[str] = "xent"
+    needs_labels: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.weight is not None:
+            object.__setattr__(self, "weight", tuple(float(each) for each in self.weight))
+            if not self.weight or not all(0 <= each < math.inf for each in self.weight) or not any(self.weight):
+                raise UsageError(f"SoftmaxCrossEntropy needs finite weights of at least 0, not all of them 0, got {self.weight}")
+        if self.ignore_index is not None and (isinstance(self.ignore_index, bool) or not -(2**31) < int(self.ignore_index) < 2**31):
+            raise UsageError(f"SoftmaxCrossEntropy needs a 32-bit whole number as ignore_index, got {self.ignore_index!r}")
+        if not 0 <= self.label_smoothing < 1:
+            raise UsageError(f"SoftmaxCrossEntropy needs a label_smoothing of at least 0 and less than 1, got {self.label_smoothing!r}")
+
+    def counted(self, labels: np.ndarray) -> np.ndarray:
+        """Which of `labels` are not ignored, bool of their shape."""
+        return np.ones(labels.shape, bool) if self.ignore_index is None else labels != self.ignore_index
+
+    def measure(self, outputs: np.ndarray, targets: np.ndarray) -> tuple[float, float]:
+        """The sum of what examples, or pixels, lose, in float64, and what they count together."""
+        classes, labels, counted = outputs.shape[1], targets.astype(np.int64), self.counted(targets)
+        weights = np.ones(classes) if self.weight is None else np.array(self.weight)
+        highest = outputs.max(1, keepdims=True)
+        z = highest + np.log(np.exp(outputs - highest).sum(1, keepdims=True)) - outputs
+        own = np.where(counted, labels, 0)
+        lost = (1 - self.label_smoothing) * weights[own] * np.take_along_axis(z, own[:, None], 1)[:, 0]
+        if self.label_smoothing:
+            lost = lost + self.label_smoothing / classes * np.tensordot(weights, z, (0, 1))
+        return float(lost[counted].sum()), float(weights[own][counted].sum())
+
+    def build(self, tape: Tape, y: Buf, target: Buf, scope: str) -> tuple[Buf, Buf]:
+        if len(y.shape) not in (2, 4) or target.shape != (y.shape[0], *y.shape[2:]):
+            raise ShapeError(
+                f"{scope} takes logits (N, F) and labels (N,), or of pixels (N, F, H, W) and (N, H, W), got {y.shape} and {target.shape}"
+            )
+        p = tape.temp(f"{scope}.p", y.shape)
+        value = tape.temp(f"{scope}.loss", (), "float64")
+        dy = tape.temp(f"{scope}.dy", y.shape)
+        if self.weight is None and self.ignore_index is None and not self.label_smoothing:
+            tape.emit("softmax_xent_fprop", [y, target], [p, value], scope)
+            tape.emit("softmax_xent_dgrad", [p, target], [dy], scope)
+            return value, dy
+        self._build_weighted(tape, y, target, p, value, dy, scope)
+        return value, dy
+
+    def _build_weighted(self, tape: Tape, y: Buf, target: Buf, p: Buf, value: Buf, dy: Buf, scope: str) -> None:
+        """Record the loss whose mean is over what its labels count (`nbcnn.ops.losses.weighted_xent`)."""
+        each = self.weight or (1.0,) * y.shape[1]
+        if len(each) != y.shape[1]:
+            raise ShapeError(f"{scope} has weights of {len(each)} classes, the network makes {y.shape[1]} (its input is {y.shape})")
+        weights = tape.const(f"{scope}.weight", (*each, math.fsum(each)))
+        total, count = tape.temp(f"{scope}.total", (1,)), tape.temp(f"{scope}.count", (), "float64")
+        ignore = {"ignore": -(2**31) if self.ignore_index is None else int(self.ignore_index)}
+        attrs = {"smoothing": self.label_smoothing, "share": tape.part, **ignore}
+        tape.emit("xent_total", [target, weights], [total], scope, **ignore)
+        if tape.together:
+            # A rank that has no image of a last batch computes one for nothing.
+            tape.emit("all_reduce", [total], [total], scope, weight=float(tape.part > 0))
+        tape.emit("weighted_xent_fprop", [y, target, weights, total], [p, value, count], scope, **attrs)
+        tape.emit("weighted_xent_dgrad", [p, target, weights, total], [dy], scope, **attrs)
+        tape.count = count
 
 
 @dataclass(frozen=True)
@@ -81,3 +219,67 @@ class BCEWithLogits(PairLoss):
 
     def terms(self, outputs: np.ndarray, targets: np.ndarray) -> np.ndarray:
         return np.maximum(outputs, 0) - outputs * targets + np.log1p(np.exp(-np.abs(outputs)))
+
+
+@dataclass(frozen=True)
+class _Forecast(NoParams):
+    """A loss of one prediction an example, (N, 1), against one float32 target, (N)."""
+
+    needs_labels: ClassVar[bool] = True
+    label_dtype: ClassVar[str] = "float32"
+
+    def _target(self, y: Buf, target: Buf, scope: str) -> Buf:
+        if y.shape[1:] != (1,) or target.shape != y.shape[:1]:
+            raise ShapeError(f"{scope} takes predictions (N, 1) and targets (N,), got {y.shape} and {target.shape}")
+        return target.reshaped(y.shape)
+
+
+@dataclass(frozen=True)
+class ForecastMSE(_Forecast):
+    """mean((y − target)²) over the batch, in the square of the targets' unit.
+
+    Shapes: y (N, 1) and targets (N,), float32 → a float64 scalar. Raises ShapeError for other predictions, when the network is built.
+
+    Example:
+        >>> import nbcnn
+        >>> from nbcnn.run.net import Net
+        >>> Net([nbcnn.LastStep(), nbcnn.Linear(1), nbcnn.ForecastMSE()], (4, 48), mode="cpu").output_shape
+        (1,)
+    """
+
+    kind: ClassVar[str] = "mse"
+
+    def build(self, tape: Tape, y: Buf, target: Buf, scope: str) -> tuple[Buf, Buf]:
+        target = self._target(y, target, scope)
+        value, dy = tape.temp(f"{scope}.loss", (), "float64"), tape.temp(f"{scope}.dy", y.shape)
+        tape.emit("mse_fprop", [y, target], [value], scope)
+        tape.emit("mse_dgrad", [y, target], [dy], scope)
+        return value, dy
+
+
+@dataclass(frozen=True)
+class RMSLE(_Forecast):
+    """Root mean squared logarithmic error of unit·y against the target, over the batch (ops/losses/rmsle.py); no gradient where unit·y ≤ 0.
+
+    Shapes: y (N, 1), in multiples of `unit`, and targets (N,), in readings; both float32 → a float64 scalar. Raises ShapeError for other
+    predictions, when the network is built.
+
+    `of_batch`: the loss is no mean over examples, so the losses of parts of a batch do not add up to it.
+
+    Example:
+        >>> import nbcnn
+        >>> from nbcnn.run.net import Net
+        >>> Net([nbcnn.LastStep(), nbcnn.Linear(1), nbcnn.RMSLE(unit=100.0)], (4, 48), mode="cpu").output_shape
+        (1,)
+    """
+
+    unit: float = 1.0
+    of_batch: ClassVar[bool] = True
+    kind: ClassVar[str] = "rmsle"
+
+    def build(self, tape: Tape, y: Buf, target: Buf, scope: str) -> tuple[Buf, Buf]:
+        target = self._target(y, target, scope)
+        value, dy = tape.temp(f"{scope}.loss", (), "float64"), tape.temp(f"{scope}.dy", y.shape)
+        tape.emit("rmsle_fprop", [y, target], [value], scope, unit=self.unit)
+        tape.emit("rmsle_dgrad", [y, target, value], [dy], scope, unit=self.unit)
+        return value, dy

@@ -6,11 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from nbcnn.files.errors import UsageError
+from nbcnn.nn.activations import GELU, ReLU
 from nbcnn.nn.corruption import training_only, without
 from nbcnn.nn.graphs import Graph
-from nbcnn.nn.layers import MSE, AvgPool2d, Conv2d, Flatten, Linear, MaxPool2d, ReLU, Residual, SoftmaxCrossEntropy, Upsample2d
+from nbcnn.nn.layers import Conv2d, Flatten, Linear, Residual
+from nbcnn.nn.losses import MSE, RMSLE, ForecastMSE, SoftmaxCrossEntropy
 from nbcnn.nn.norms import EvoNormB0, EvoNormS0
-from nbcnn.nn.series_layers import GELU, GLU, RMSLE, ForecastMSE, LastStep, PointwiseConv1d, StateSpaceConv1d
+from nbcnn.nn.resampling import AvgPool2d, MaxPool2d, Upsample2d
+from nbcnn.nn.series_layers import GLU, LastStep, PointwiseConv1d, StateSpaceConv1d
 from nbcnn.nn.whitening import Root, WhitenPatches
 from nbcnn.plan.graph import named
 

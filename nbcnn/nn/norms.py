@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 from nbcnn.files.errors import UsageError
 from nbcnn.nn.graphs import Layer
-from nbcnn.nn.layers import Built, Param, _NoParams, constant, counts, images, known, unsized
+from nbcnn.nn.layers import Built, NoParams, Param, constant, counts, images, known, unsized
 from nbcnn.plan.graph import Backward, Buf, ShapeError, Sync, Tape
 from nbcnn.plan.shapes import numel
 
@@ -173,7 +173,7 @@ def no_backward(dy: Buf) -> Buf:
     raise ValueError("this norm is recorded for inference: it has no backward")
 
 
-class _Norm(_NoParams):
+class _Norm(NoParams):
     """A norm of images whose parameters, where it has any, are a weight and a bias of every channel."""
 
     channels: int | None
@@ -374,7 +374,7 @@ class InstanceNorm2d(_GroupNorm):
 
 
 @dataclass(frozen=True)
-class LayerNorm(_NoParams):
+class LayerNorm(NoParams):
     """weight·(x − μ)/√(σ² + eps) + bias, μ and σ² of all elements of one example (J. L. Ba, J. R. Kiros, G. E. Hinton, arXiv:1607.06450).
 
     Shapes: any shape (N, …), float32, stays as it is. Parameters: weight and bias, each of the shape of one example. The layer is the same in

@@ -1,4 +1,4 @@
-"""This module defines the layers of series (N, C, L) and the losses of forecasts; `layers.py` says what a layer is.
+"""This module defines the layers of series (N, C, L); `layers.py` says what a layer is.
 
 `nbcnn train --model s4convd` trains networks of series; `nbcnn.Model` takes images and vectors. So the examples here use `nbcnn.run.net.Net`.
 """
@@ -14,7 +14,7 @@ import numpy as np
 
 from nbcnn.files.errors import UsageError
 from nbcnn.nn.graphs import Layer
-from nbcnn.nn.layers import Built, Elementwise, Param, _linear_map, _NoParams, counts, known, later, unsized
+from nbcnn.nn.layers import Built, NoParams, Param, counts, known, linear_map, unsized
 from nbcnn.plan.graph import Backward, Buf, ShapeError, Tape
 from nbcnn.plan.shapes import numel
 
@@ -236,36 +236,7 @@ class StateSpaceConv1d(Layer):
 
 
 @dataclass(frozen=True)
-class GELU(Elementwise):
-    """x·Φ(x) (Hendrycks and Gimpel, arXiv:1606.08415; as torch.nn.GELU).
-
-    Shapes: any shape, float32, stays as it is.
-
-    approximate  "none" is the exact function, "tanh" the form x·(1 + tanh(√(2/π)·(x + 0.044715·x³)))/2. Raises UsageError for another word.
-
-    Example:
-        >>> import numpy as np, nbcnn
-        >>> nbcnn.Model([nbcnn.GELU()], mode="cpu").build((1,)).predict(np.zeros((1, 1), np.uint8))
-        array([[0.]], dtype=float32)
-    """
-
-    approximate: str = later("none")
-    kind: ClassVar[str] = "gelu"
-
-    def __post_init__(self) -> None:
-        if self.approximate not in ("none", "tanh"):
-            raise UsageError(f'GELU takes approximate="none" or "tanh", got {self.approximate!r}')
-
-    def attrs(self) -> dict[str, Any]:
-        return {}
-
-    @property
-    def op(self) -> str:
-        return "gelu" if self.approximate == "none" else "gelu_tanh"
-
-
-@dataclass(frozen=True)
-class GLU(_NoParams):
+class GLU(NoParams):
     """The first half of the channels times the sigmoid of the second (Dauphin et al., 2016).
 
     Shapes: (N, 2C, L) → (N, C, L), float32. Raises ShapeError for an odd number of channels, when the network is built.
@@ -300,7 +271,7 @@ def glu_backward(tape: Tape, x: Buf, scope: str) -> Backward:
 
 
 @dataclass(frozen=True)
-class LastStep(_NoParams):
+class LastStep(NoParams):
     """The last time step, where a causal network has seen the whole series.
 
     Shapes: (N, C, L) → (N, C), float32. Raises ShapeError for what is no series, when the network is built.
@@ -316,68 +287,4 @@ class LastStep(_NoParams):
 
     def build(self, tape: Tape, x: Buf, scope: str) -> Built:
         n, c, _ = _series(x, scope)
-        return _linear_map(tape, x, scope, "last", (n, c))
-
-
-@dataclass(frozen=True)
-class _Forecast(_NoParams):
-    """A loss of one prediction an example, (N, 1), against one float32 target, (N)."""
-
-    needs_labels: ClassVar[bool] = True
-    label_dtype: ClassVar[str] = "float32"
-
-    def _target(self, y: Buf, target: Buf, scope: str) -> Buf:
-        if y.shape[1:] != (1,) or target.shape != y.shape[:1]:
-            raise ShapeError(f"{scope} takes predictions (N, 1) and targets (N,), got {y.shape} and {target.shape}")
-        return target.reshaped(y.shape)
-
-
-@dataclass(frozen=True)
-class ForecastMSE(_Forecast):
-    """mean((y − target)²) over the batch, in the square of the targets' unit.
-
-    Shapes: y (N, 1) and targets (N,), float32 → a float64 scalar. Raises ShapeError for other predictions, when the network is built.
-
-    Example:
-        >>> import nbcnn
-        >>> from nbcnn.run.net import Net
-        >>> Net([nbcnn.LastStep(), nbcnn.Linear(1), nbcnn.ForecastMSE()], (4, 48), mode="cpu").output_shape
-        (1,)
-    """
-
-    kind: ClassVar[str] = "mse"
-
-    def build(self, tape: Tape, y: Buf, target: Buf, scope: str) -> tuple[Buf, Buf]:
-        target = self._target(y, target, scope)
-        value, dy = tape.temp(f"{scope}.loss", (), "float64"), tape.temp(f"{scope}.dy", y.shape)
-        tape.emit("mse_fprop", [y, target], [value], scope)
-        tape.emit("mse_dgrad", [y, target], [dy], scope)
-        return value, dy
-
-
-@dataclass(frozen=True)
-class RMSLE(_Forecast):
-    """Root mean squared logarithmic error of unit·y against the target, over the batch (ops/losses/rmsle.py); no gradient where unit·y ≤ 0.
-
-    Shapes: y (N, 1), in multiples of `unit`, and targets (N,), in readings; both float32 → a float64 scalar. Raises ShapeError for other
-    predictions, when the network is built.
-
-    `of_batch`: the loss is no mean over examples, so the losses of parts of a batch do not add up to it.
-
-    Example:
-        >>> import nbcnn
-        >>> from nbcnn.run.net import Net
-        >>> Net([nbcnn.LastStep(), nbcnn.Linear(1), nbcnn.RMSLE(unit=100.0)], (4, 48), mode="cpu").output_shape
-        (1,)
-    """
-
-    unit: float = 1.0
-    of_batch: ClassVar[bool] = True
-    kind: ClassVar[str] = "rmsle"
-
-    def build(self, tape: Tape, y: Buf, target: Buf, scope: str) -> tuple[Buf, Buf]:
-        target = self._target(y, target, scope)
-        value, dy = tape.temp(f"{scope}.loss", (), "float64"), tape.temp(f"{scope}.dy", y.shape)
-        tape.emit("rmsle_fprop", [y, target], [value], scope, unit=self.unit)
-        tape.emit("rmsle_dgrad", [y, target, value], [dy], scope, unit=self.unit)
-        return value, dy
+        return linear_map(tape, x, scope, "last", (n, c))

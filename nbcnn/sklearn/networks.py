@@ -14,9 +14,11 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from nbcnn.datasets.arrays import seen
 from nbcnn.files.errors import UsageError
 from nbcnn.model.network import Model, softmax
+from nbcnn.nn.activations import ReLU
 from nbcnn.nn.graphs import Graph
-from nbcnn.nn.layers import Conv2d, Flatten, Linear, MaxPool2d, ReLU, Upsample2d
+from nbcnn.nn.layers import Conv2d, Flatten, Linear
 from nbcnn.nn.optim import SGD, Adam
+from nbcnn.nn.resampling import MaxPool2d, Upsample2d
 
 Layers = Sequence[Any] | Callable[..., Sequence[Any]] | None
 FIXED_BATCH = 64

@@ -36,7 +36,8 @@ from nbcnn.cli.errors import DATA, OK, exit_code, message
 from nbcnn.datasets import cifar10, gepiii, mnist
 from nbcnn.lab.report.source import opened
 from nbcnn.lab.report.write import report
-from nbcnn.nn.layers import MSE, Conv2d
+from nbcnn.nn.layers import Conv2d
+from nbcnn.nn.losses import MSE
 from nbcnn.run import autotune
 from nbcnn.run.net import Net
 from nbcnn.train import checkpoint

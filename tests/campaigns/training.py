@@ -30,7 +30,9 @@ from scripts import exits, train
 from nbcnn.datasets import shapes
 from nbcnn.gpu import compiler
 from nbcnn.nn import models
-from nbcnn.nn.layers import MSE, Conv2d, ReLU
+from nbcnn.nn.activations import ReLU
+from nbcnn.nn.layers import Conv2d
+from nbcnn.nn.losses import MSE
 from nbcnn.train import callbacks, checkpoint
 from nbcnn.train.checkpoint import LAST
 

@@ -29,7 +29,8 @@ from nbcnn.classify.feature_writer import FeatureWriter, publish
 from nbcnn.classify.features import Origin, read_features
 from nbcnn.datasets import download
 from nbcnn.files import lock
-from nbcnn.nn.layers import MSE, Conv2d
+from nbcnn.nn.layers import Conv2d
+from nbcnn.nn.losses import MSE
 from nbcnn.nn.optim import SGD, learning_rates
 from nbcnn.run.net import Net
 from nbcnn.run.session import TrainingSession

@@ -18,7 +18,9 @@ from nbcnn.lab.report import learning, readme
 from nbcnn.lab.report.source import opened
 from nbcnn.lab.report.write import report
 from nbcnn.lab.studies import features
-from nbcnn.nn.layers import Conv2d, MaxPool2d, ReLU
+from nbcnn.nn.activations import ReLU
+from nbcnn.nn.layers import Conv2d
+from nbcnn.nn.resampling import MaxPool2d
 from nbcnn.run.net import Net
 from nbcnn.train import saved_net
 

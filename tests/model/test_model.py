@@ -348,7 +348,7 @@ def test_every_layer_is_data_and_back():
 def test_an_unknown_layer_is_named_and_can_be_given(tmp_path):
     from dataclasses import dataclass
 
-    from nbcnn.nn.layers import Elementwise
+    from nbcnn.nn.activations import Elementwise
 
     @dataclass(frozen=True)
     class Mine(Elementwise):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from nbcnn import modes
+from nbcnn.nn.activations import ReLU, Sigmoid, Swish
 from nbcnn.nn.fuse import (
     RULES,
     AddReLU,
@@ -24,23 +25,10 @@ from nbcnn.nn.fuse import (
 )
 from nbcnn.nn.graphs import Graph, Input, wired
 from nbcnn.nn.joins import Add, Concat
-from nbcnn.nn.layers import (
-    MSE,
-    AvgPool2d,
-    Conv2d,
-    Flatten,
-    Linear,
-    MaxPool2d,
-    ReLU,
-    Residual,
-    Sigmoid,
-    SoftmaxCrossEntropy,
-    Swish,
-    Upsample2d,
-    parameters,
-    sized,
-)
+from nbcnn.nn.layers import Conv2d, Flatten, Linear, Residual, parameters, sized
+from nbcnn.nn.losses import MSE, SoftmaxCrossEntropy
 from nbcnn.nn.models import autoencoder
+from nbcnn.nn.resampling import AvgPool2d, MaxPool2d, Upsample2d
 from nbcnn.ops.kernel.call import host
 from nbcnn.plan.graph import Buf, ShapeError, Tape, drop_dead, named
 from nbcnn.run.net import Net

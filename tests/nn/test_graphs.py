@@ -11,7 +11,7 @@ import nbcnn
 from nbcnn import Add, Concat, Conv2d, Flatten, Graph, Input, Linear, Losses, MaxPool2d, Mul, Pad, ReLU, Reshape, Residual, Sigmoid
 from nbcnn.nn import description
 from nbcnn.nn.graphs import wired
-from nbcnn.nn.layers import MSE, SoftmaxCrossEntropy
+from nbcnn.nn.losses import MSE, SoftmaxCrossEntropy
 from nbcnn.nn.models import encoder
 from nbcnn.plan.bounds import parity_bound
 from nbcnn.plan.graph import Buf, Resolution, Tape, join, lower, trace_nodes

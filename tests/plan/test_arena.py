@@ -9,7 +9,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nbcnn.nn.layers import MSE, AvgPool2d, Conv2d, Flatten, LeakyReLU, Linear, MaxPool2d, ReLU, Residual, Swish, Upsample2d
+from nbcnn.nn.activations import LeakyReLU, ReLU, Swish
+from nbcnn.nn.layers import Conv2d, Flatten, Linear, Residual
+from nbcnn.nn.losses import MSE
+from nbcnn.nn.resampling import AvgPool2d, MaxPool2d, Upsample2d
 from nbcnn.plan.graph import ALIGNMENT, Buf, Resolution, Step, Tape, drop_dead, lower, named, plan_arena, trace
 from nbcnn.plan.graph import Planned as Item
 

@@ -5,22 +5,11 @@ from __future__ import annotations
 import pytest
 
 from nbcnn.files.errors import UsageError
-from nbcnn.nn.layers import (
-    MSE,
-    AvgPool2d,
-    Conv2d,
-    Flatten,
-    LeakyReLU,
-    Linear,
-    MaxPool2d,
-    ReLU,
-    Residual,
-    SoftmaxCrossEntropy,
-    Upsample2d,
-    parameters,
-    sized,
-)
+from nbcnn.nn.activations import LeakyReLU, ReLU
+from nbcnn.nn.layers import Conv2d, Flatten, Linear, Residual, parameters, sized
+from nbcnn.nn.losses import MSE, SoftmaxCrossEntropy
 from nbcnn.nn.models import CODES, MODELS, autoencoder, code, encoder
+from nbcnn.nn.resampling import AvgPool2d, MaxPool2d, Upsample2d
 from nbcnn.plan.graph import (
     Buf,
     Planned,

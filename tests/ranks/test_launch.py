@@ -196,7 +196,8 @@ import json
 import numpy as np
 from nbcnn.ranks.team import join
 team = join()
-from nbcnn.nn.layers import MSE, Conv2d
+from nbcnn.nn.losses import MSE
+from nbcnn.nn.layers import Conv2d
 from nbcnn.run.net import Net
 from nbcnn.nn.norms import EvoNormB0
 from nbcnn.nn.optim import SGD

@@ -10,10 +10,11 @@ import pytest
 from teams import TOKEN, together
 
 from nbcnn.files.errors import UsageError
-from nbcnn.nn.layers import MSE, Conv2d, ReLU
+from nbcnn.nn.activations import ReLU
+from nbcnn.nn.layers import Conv2d
+from nbcnn.nn.losses import MSE, RMSLE
 from nbcnn.nn.norms import EvoNormB0
 from nbcnn.nn.optim import SGD
-from nbcnn.nn.series_layers import RMSLE
 from nbcnn.ops.update.advance import SEED
 from nbcnn.plan.bounds import parity_bound
 from nbcnn.ranks.environment import LaunchError, Rank, first_node, from_environment, visible_device

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from nbcnn import modes
-from nbcnn.nn.layers import MSE, Conv2d, ReLU
+from nbcnn.nn.activations import ReLU
+from nbcnn.nn.layers import Conv2d
+from nbcnn.nn.losses import MSE
 from nbcnn.nn.models import autoencoder
 from nbcnn.nn.optim import SGD, learning_rates
 from nbcnn.run import autotune, resolve

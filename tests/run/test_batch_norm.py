@@ -14,11 +14,13 @@ from nbcnn import modes
 from nbcnn.files.errors import UsageError
 from nbcnn.gpu import device as gpu_device
 from nbcnn.modes import MODES
+from nbcnn.nn.activations import GELU, ReLU
+from nbcnn.nn.corruption import Dropout
 from nbcnn.nn.fuse import BatchNormGELU, BatchNormReLU, ConvBatchNorm, ConvBatchNormGELU, ResidualReLU, fuse
-from nbcnn.nn.layers import MSE, Conv2d, Dropout, ReLU, Residual, sized
+from nbcnn.nn.layers import Conv2d, Residual, sized
+from nbcnn.nn.losses import MSE
 from nbcnn.nn.norms import BatchNorm2d, GroupNorm, InstanceNorm2d, LayerNorm
 from nbcnn.nn.optim import SGD
-from nbcnn.nn.series_layers import GELU
 from nbcnn.ops.kernel.call import host
 from nbcnn.plan.bounds import parity_bound
 from nbcnn.plan.graph import Buf, ShapeError, Tape, named

@@ -11,8 +11,10 @@ from nbcnn.cli import train_flags
 from nbcnn.files.errors import UsageError
 from nbcnn.gpu import device as gpu_device
 from nbcnn.modes import DWCONV, MODES, with_dwconv
+from nbcnn.nn.activations import Swish
 from nbcnn.nn.fuse import DepthwiseTogether, fuse
-from nbcnn.nn.layers import MSE, Residual, Swish
+from nbcnn.nn.layers import Residual
+from nbcnn.nn.losses import MSE
 from nbcnn.nn.series_layers import DepthwiseConv1d
 from nbcnn.plan.bounds import STORE, parity_bound
 from nbcnn.plan.flops import conv_shape, step_flops

@@ -8,10 +8,13 @@ from test_net import ROWS, net_or_skip
 
 from nbcnn.datasets import shapes
 from nbcnn.gpu import device
+from nbcnn.nn.activations import ReLU, Sigmoid
 from nbcnn.nn.graphs import Graph, Input
 from nbcnn.nn.joins import Concat, Losses, Pad, Reshape
-from nbcnn.nn.layers import MSE, Conv2d, Flatten, Linear, MaxPool2d, ReLU, Sigmoid, SoftmaxCrossEntropy
+from nbcnn.nn.layers import Conv2d, Flatten, Linear
+from nbcnn.nn.losses import MSE, SoftmaxCrossEntropy
 from nbcnn.nn.optim import SGD
+from nbcnn.nn.resampling import MaxPool2d
 from nbcnn.plan.bounds import STORE, parity_bound
 from nbcnn.plan.storage import UNIT_ROUNDOFF
 from nbcnn.run.net import Net

@@ -10,7 +10,9 @@ from test_net import ROWS, net_or_skip
 
 from nbcnn.files.errors import UsageError
 from nbcnn.gpu import device
-from nbcnn.nn.layers import MSE, Conv2d, Linear, ReLU, SoftmaxCrossEntropy
+from nbcnn.nn.activations import ReLU
+from nbcnn.nn.layers import Conv2d, Linear
+from nbcnn.nn.losses import MSE, SoftmaxCrossEntropy
 from nbcnn.nn.norms import EvoNormB0
 from nbcnn.nn.optim import SGD
 from nbcnn.plan.bounds import parity_bound

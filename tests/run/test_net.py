@@ -9,24 +9,13 @@ from nbcnn.datasets import shapes
 from nbcnn.files.errors import UsageError
 from nbcnn.gpu import device
 from nbcnn.modes import MODES
-from nbcnn.nn.layers import (
-    MSE,
-    AvgPool2d,
-    Conv2d,
-    Flatten,
-    LeakyReLU,
-    Linear,
-    MaxPool2d,
-    ReLU,
-    Residual,
-    Sigmoid,
-    SoftmaxCrossEntropy,
-    Swish,
-    Upsample2d,
-)
+from nbcnn.nn.activations import LeakyReLU, ReLU, Sigmoid, Swish
+from nbcnn.nn.layers import Conv2d, Flatten, Linear, Residual
+from nbcnn.nn.losses import MSE, SoftmaxCrossEntropy
 from nbcnn.nn.models import autoencoder, encoder
 from nbcnn.nn.optim import SGD, Adam, learning_rates
 from nbcnn.nn.params import ParameterError
+from nbcnn.nn.resampling import AvgPool2d, MaxPool2d, Upsample2d
 from nbcnn.ops.update.advance import POSITION
 from nbcnn.plan.bounds import STORE, parity_bound
 from nbcnn.plan.graph import Buf, Plan, Step

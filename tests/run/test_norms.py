@@ -8,7 +8,8 @@ from test_net import depth_bound
 
 from nbcnn.gpu import device as gpu_device
 from nbcnn.modes import MODES
-from nbcnn.nn.layers import MSE, Conv2d, Residual
+from nbcnn.nn.layers import Conv2d, Residual
+from nbcnn.nn.losses import MSE
 from nbcnn.nn.norms import EvoNormB0, EvoNormS0
 from nbcnn.nn.optim import SGD
 from nbcnn.nn.params import ParameterError

@@ -13,8 +13,9 @@ from nbcnn.lab.studies import forecast_step
 from nbcnn.modes import MODES, REFERENCES
 from nbcnn.nn.fuse import fuse
 from nbcnn.nn.layers import sized
+from nbcnn.nn.losses import ForecastMSE
 from nbcnn.nn.models import LOSSES, s4convd
-from nbcnn.nn.series_layers import GLU, ForecastMSE, LastStep, PointwiseConv1d, StateSpaceConv1d
+from nbcnn.nn.series_layers import GLU, LastStep, PointwiseConv1d, StateSpaceConv1d
 from nbcnn.ops.kernel.call import bare_call, host
 from nbcnn.plan.bounds import STORE, parity_bound
 from nbcnn.plan.graph import Buf, ShapeError, Tape, drop_dead, lower, named, trace

@@ -8,7 +8,9 @@ from teams import together
 
 from nbcnn.datasets.augment import Augment
 from nbcnn.datasets.normalisation import Normalisation
-from nbcnn.nn.layers import Flatten, Linear, ReLU, SoftmaxCrossEntropy
+from nbcnn.nn.activations import ReLU
+from nbcnn.nn.layers import Flatten, Linear
+from nbcnn.nn.losses import SoftmaxCrossEntropy
 from nbcnn.nn.optim import SGD
 from nbcnn.ranks.team import ALONE
 from nbcnn.run import streaming

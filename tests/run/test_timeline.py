@@ -13,8 +13,11 @@ import pytest
 from nbcnn.check.static import compile_launch
 from nbcnn.datasets import shapes
 from nbcnn.gpu import ranges
-from nbcnn.nn.layers import MSE, Conv2d, MaxPool2d, ReLU, Upsample2d
+from nbcnn.nn.activations import ReLU
+from nbcnn.nn.layers import Conv2d
+from nbcnn.nn.losses import MSE
 from nbcnn.nn.optim import SGD
+from nbcnn.nn.resampling import MaxPool2d, Upsample2d
 from nbcnn.plan.graph import Buf, Step
 from nbcnn.run import timeline
 from nbcnn.run.net import Net

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from scripts import TINY, exits, extract, message, train
 
-from nbcnn.nn.layers import MSE, Conv2d, ReLU
+from nbcnn.nn.activations import ReLU
+from nbcnn.nn.layers import Conv2d
+from nbcnn.nn.losses import MSE
 from nbcnn.nn.optim import SGD, learning_rates
 from nbcnn.run.net import Net
 from nbcnn.run.session import TrainingSession

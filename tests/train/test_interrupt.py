@@ -138,7 +138,9 @@ SMALL = """
 import os, signal, sys
 import numpy as np
 from nbcnn.files import atomic
-from nbcnn.nn.layers import MSE, Conv2d, ReLU
+from nbcnn.nn.losses import MSE
+from nbcnn.nn.layers import Conv2d
+from nbcnn.nn.activations import ReLU
 from nbcnn.nn.optim import SGD, learning_rates
 from nbcnn.run.net import Net
 from nbcnn.run.session import TrainingSession

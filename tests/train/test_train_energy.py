@@ -14,8 +14,9 @@ from nbcnn.datasets import energy
 from nbcnn.datasets.series import Windows
 from nbcnn.nn import models
 from nbcnn.nn.layers import Linear
+from nbcnn.nn.losses import ForecastMSE
 from nbcnn.nn.optim import Adam, learning_rates
-from nbcnn.nn.series_layers import ForecastMSE, LastStep, PointwiseConv1d
+from nbcnn.nn.series_layers import LastStep, PointwiseConv1d
 from nbcnn.run.net import Net
 from nbcnn.run.session import TrainingSession
 from nbcnn.train import checkpoint

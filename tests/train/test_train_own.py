@@ -10,7 +10,8 @@ from PIL import Image
 from scripts import exits, extract, message, train
 
 from nbcnn.nn import models
-from nbcnn.nn.layers import Conv2d, Flatten, Linear, SoftmaxCrossEntropy
+from nbcnn.nn.layers import Conv2d, Flatten, Linear
+from nbcnn.nn.losses import SoftmaxCrossEntropy
 from nbcnn.train import checkpoint
 from nbcnn.train.runlog import RunFolder
 

@@ -14,8 +14,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from nbcnn.nn.layers import MSE, Conv2d, MaxPool2d, ReLU, Upsample2d
+from nbcnn.nn.activations import ReLU
+from nbcnn.nn.layers import Conv2d
+from nbcnn.nn.losses import MSE
 from nbcnn.nn.optim import SGD, Adam, learning_rates
+from nbcnn.nn.resampling import MaxPool2d, Upsample2d
 from nbcnn.run.net import Net
 from nbcnn.run.session import TrainingSession
 from nbcnn.train import checkpoint

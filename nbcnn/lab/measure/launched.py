@@ -23,34 +23,18 @@ from nbcnn.lab.measure.plans import H200
 from nbcnn.modes import MODES, Row, with_dwconv
 from nbcnn.nn import activations, corruption, joins, norms, resampling, series_layers, whitening
 from nbcnn.nn import layers as plain_layers
-from nbcnn.nn.activations import PReLU
+from nbcnn.nn.activations import GELU, PReLU, ReLU, Sigmoid, Swish
 from nbcnn.nn.fuse import fuse_nodes
 from nbcnn.nn.graphs import Graph, Input, unpack, wired
 from nbcnn.nn.joins import Concat, Losses
-from nbcnn.nn.layers import (
-    MSE,
-    AvgPool2d,
-    Conv2d,
-    ConvTranspose2d,
-    Flatten,
-    Linear,
-    MaxPool2d,
-    ReLU,
-    Residual,
-    Sigmoid,
-    SoftmaxCrossEntropy,
-    Swish,
-    Upsample2d,
-    parameters,
-    sized,
-)
-from nbcnn.nn.losses import L1, BCEWithLogits, Huber
+from nbcnn.nn.layers import Conv2d, ConvTranspose2d, Flatten, Linear, Residual, parameters, sized
+from nbcnn.nn.losses import L1, MSE, BCEWithLogits, ForecastMSE, Huber, SoftmaxCrossEntropy
 from nbcnn.nn.models import MODELS, s4convd
 from nbcnn.nn.norms import BatchNorm2d, EvoNormB0, EvoNormS0, GroupNorm
 from nbcnn.nn.optim import SGD, Adam, AdamW
 from nbcnn.nn.params import ParameterLayout
-from nbcnn.nn.resampling import Resize
-from nbcnn.nn.series_layers import GELU, DepthwiseConv1d, ForecastMSE, LastStep, PointwiseConv1d
+from nbcnn.nn.resampling import AvgPool2d, MaxPool2d, Resize, Upsample2d
+from nbcnn.nn.series_layers import DepthwiseConv1d, LastStep, PointwiseConv1d
 from nbcnn.ops.conv import hopper_ladder
 from nbcnn.ops.conv.frame.correlation import pack
 from nbcnn.ops.kernel.call import Call, Impl, bare_call

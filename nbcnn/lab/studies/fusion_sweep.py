@@ -15,7 +15,8 @@ import numpy as np
 from nbcnn.lab.measure.caches import Calls
 from nbcnn.lab.measure.fusion import FEWEST_OF_CONV, Case, Variant
 from nbcnn.lab.studies.fusion_cases import MODE
-from nbcnn.nn.layers import Flatten, Linear, ReLU, Swish
+from nbcnn.nn.activations import ReLU, Swish
+from nbcnn.nn.layers import Flatten, Linear
 from nbcnn.nn.models import mnist_cnn
 from nbcnn.nn.norms import EvoNormS0
 from nbcnn.plan.bounds import parity_bound

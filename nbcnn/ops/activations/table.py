@@ -12,7 +12,7 @@
     hard_swish_fprop  x -> y                              hard_swish_dgrad  dy, x -> dx
     root_fprop        x -> y   offset                     root_dgrad        dy, x -> dx       offset
 
-Tensors have any shape. The layer of the same name stands in layers.py, activations.py or series_layers.py of nbcnn/nn.
+Tensors have any shape. The layer of the same name stands in nbcnn/nn/activations.py (Root: whitening.py).
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from compiled import assert_lean, on_every_arch
 from nbcnn.check.one_op import run_op
 from nbcnn.modes import COMMON
 from nbcnn.nn import activations, series_layers  # noqa: F401  # their layers are subclasses, too
-from nbcnn.nn.layers import Elementwise
+from nbcnn.nn.activations import Elementwise
 from nbcnn.ops.activations import add
 from nbcnn.ops.activations.table import ACTIVATIONS, EPILOGUES, HOST, OPS, epilogue_of
 from nbcnn.ops.kernel import elementwise

@@ -7,7 +7,7 @@ import pytest
 
 import nbcnn
 from nbcnn import Conv2d, ConvTranspose2d, Flatten, Linear
-from nbcnn.nn.layers import MSE
+from nbcnn.nn.losses import MSE
 from nbcnn.plan.bounds import parity_bound
 from nbcnn.run.net import Net
 

@@ -15,7 +15,8 @@ from nbcnn.check.static import compile_launch
 from nbcnn.gpu.device import Host
 from nbcnn.gpu.language import SIMULATOR
 from nbcnn.nn.fuse import ConvEvoNorm, LinearReLU, fuse
-from nbcnn.nn.layers import Conv2d, Flatten, Linear, SoftmaxCrossEntropy
+from nbcnn.nn.layers import Conv2d, Flatten, Linear
+from nbcnn.nn.losses import SoftmaxCrossEntropy
 from nbcnn.nn.models import mnist_cnn
 from nbcnn.nn.norms import EvoNormB0, EvoNormS0
 from nbcnn.ops.conv.simt import im2col

@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 
 from nbcnn.files.errors import UsageError
-from nbcnn.nn.layers import MSE, Conv2d, Dropout, ReLU
+from nbcnn.nn.activations import ReLU
+from nbcnn.nn.corruption import Dropout
+from nbcnn.nn.layers import Conv2d
+from nbcnn.nn.losses import MSE
 from nbcnn.nn.optim import SGD
 from nbcnn.ops.norms.dropout import dropout_dgrad, dropout_fprop
 from nbcnn.ops.update.advance import EPOCH, POSITION, SEED, STATE_SIZE
