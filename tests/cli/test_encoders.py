@@ -10,7 +10,7 @@ from scripts import exits, extract, message, train
 
 from nbcnn.__main__ import main
 from nbcnn.classify.features import read_features
-from nbcnn.cli import train_flags
+from nbcnn.cli import recipes, train_flags
 from nbcnn.nn import models
 from nbcnn.train import checkpoint
 
@@ -18,7 +18,7 @@ DATA = ["--dataset", "shapes", "--mode", "cpu", "--quiet"]
 
 
 def flags(*argv):
-    return train_flags.fill(train_flags.parse(argv))
+    return recipes.fill(train_flags.parse(argv))
 
 
 def test_recipes_have_their_names():
