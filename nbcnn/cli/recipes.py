@@ -26,6 +26,7 @@ BASE: dict[str, Any] = {
 """What every recipe sets. A learning rate of None means the optimizer's own, in LEARNING_RATES."""
 
 _ADAM = {"optimizer": "adam", "momentum": 0.0, "warmup": 0.0}
+_HARDER_TASK = {"flip": True, "whiten": True, "noise": 1.0, "sparse": 16}
 _SGD_OF_ONE = {"epochs": 20, "batch": 1, "lr": 0.001, "momentum": 0.0, "schedule": "constant", "warmup": 0.0, "clip_value": 5.0, "init": "he"}
 _DIFFERENCES: dict[str, dict[str, Any]] = {
     "default": {},
@@ -33,7 +34,7 @@ _DIFFERENCES: dict[str, dict[str, Any]] = {
     "per-image": _SGD_OF_ONE,
     "classifier": _ADAM | {"epochs": 10, "batch": 128, "init": "he"},
     "forecast": _ADAM | {"epochs": 10, "batch": 1024, "lr": 0.004, "warmup": 1.0, "clip_norm": 0.5},
-    "features": _ADAM | {"epochs": 23, "batch": 256, "lr": 0.0002, "warmup": 0.5, "init": "kmeans", "flip": True, "whiten": True, "sparse": 16},
+    "features": _ADAM | _HARDER_TASK | {"epochs": 23, "batch": 256, "lr": 0.0002, "warmup": 0.5, "init": "kmeans"},
     "plain": {},
 }
 RECIPES = {name: BASE | difference for name, difference in _DIFFERENCES.items()}

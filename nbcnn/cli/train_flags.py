@@ -137,7 +137,7 @@ def parser() -> Parser:
         "--recipe",
         one_of(*RECIPES),
         "set of defaults; plain: the default by its name, for the least error of reconstruction; features: for a code to classify by, of whitened "
-        "images, a k-means start, then k-sparse training, batch 256, adam, 23 epochs; small: batch 16, adam, lr 0.003, 10 epochs; per-image: batch "
+        "images, a k-means start, then k-sparse denoising, batch 256, adam, 23 epochs; small: batch 16, adam, lr 0.003, 10 epochs; per-image: batch "
         "1, lr 0.001, He init, clip-value 5, 20 epochs; "
         "classifier: batch 128, adam, He init, 10 epochs",
         "default; small-autoencoder: small; mnist-cnn: classifier",

@@ -25,7 +25,8 @@ def test_recipes_have_their_names():
     plain, default = (vars(flags("--recipe", name)) | {"recipe": "", "given": []} for name in ("plain", "default"))
     assert plain == default
     chosen = flags("--recipe", "features")
-    assert (chosen.init, chosen.whiten, chosen.sparse, chosen.batch, chosen.epochs, chosen.optimizer) == ("kmeans", True, 16, 256, 23, "adam")
+    assert (chosen.init, chosen.whiten, chosen.noise, chosen.sparse) == ("kmeans", True, 1.0, 16)
+    assert (chosen.batch, chosen.epochs, chosen.optimizer) == (256, 23, "adam")
     assert flags("--recipe", "features", "--sparse", "8").sparse == 8
     assert flags().sparse is None
 
