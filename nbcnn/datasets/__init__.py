@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from nbcnn.datasets import cifar10, digits, energy, folder, mnist, npz, own, photos, shapes
-from nbcnn.datasets.dataset import DataCorrupt, DataError, DataMissing, Dataset, DataTooLarge, Log
+from nbcnn.datasets.dataset import DataCorrupt, DataError, DataMissing, Dataset, DataTooLarge, Log, Masks
 from nbcnn.datasets.series import SeriesDataset
 from nbcnn.files.suggest import nearest
 
@@ -24,6 +24,7 @@ __all__ = [
     "DataMissing",
     "DataTooLarge",
     "Dataset",
+    "Masks",
     "SeriesDataset",
     "UnknownDataset",
     "is_known",
@@ -102,7 +103,7 @@ def load_series(name: str, *, data_dir: str | os.PathLike[str] = DATA_DIR, limit
 
 
 def _load_own(given: own.Own, limit: int | None, log: Log, progress: Log | None) -> Dataset:
-    return folder.load(given, limit, log, progress) if given.kind == "folder" else npz.load(given)
+    return folder.load(given, limit, log, progress) if given.kind == "folder" else npz.load(given, log)
 
 
 def _load(name: str, where: Path, allowed: bool, log: Log, progress: Log | None) -> Dataset:

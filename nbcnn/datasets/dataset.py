@@ -37,13 +37,43 @@ class DataCorrupt(DataError):
         self.offset = offset
 
 
+VOID = 255
+"""The value of a mask's pixel that is of no class: it is neither trained on nor counted, as in PASCAL VOC and Cityscapes."""
+
+
+@dataclass(frozen=True)
+class Masks:
+    """The class of every pixel of a data set's images: uint8 (M, H, W), numbers of `classes`, or VOID where a pixel has no class.
+
+    Raises ValueError for arrays that do not fit this description.
+    """
+
+    train: np.ndarray
+    test: np.ndarray
+    classes: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if not 2 <= len(self.classes) <= VOID:
+            raise ValueError(f"masks need 2 to {VOID} classes, got {len(self.classes)}")
+        for split, masks in (("training", self.train), ("test", self.test)):
+            if masks.dtype != np.uint8 or masks.ndim != 3 or not masks.flags.c_contiguous:
+                raise ValueError(f"{split} masks must be uint8 (M, H, W), C-contiguous: {masks.dtype} {masks.shape}")
+            if ((masks >= len(self.classes)) & (masks != VOID)).any():
+                raise ValueError(f"{split} masks have values that are neither one of {len(self.classes)} classes nor {VOID}, which is none")
+
+    @property
+    def has_void(self) -> bool:
+        """Whether a pixel has no class."""
+        return any(bool((masks == VOID).any()) for masks in (self.train, self.test))
+
+
 @dataclass(frozen=True)
 class Dataset:
     """Images of one data set in host memory, training and test apart.
 
     `train_images` and `test_images` are uint8 (M, C, H, W), C-contiguous, values 0..255, or both float32 as the network is to see them;
-    `train_labels` and `test_labels` are int32 (M), or all None with `classes` when the set has no labels. `source` says in words where the
-    images came from. `name` is what `load` takes to read the same again.
+    `train_labels` and `test_labels` are int32 (M), or all None with `classes` when the set has no labels. `masks` has the class of every pixel, None
+    where the set says none. `source` says in words where the images came from. `name` is what `load` takes to read the same again.
 
     Raises ValueError if arrays do not fit each other or this description.
     """
@@ -55,6 +85,7 @@ class Dataset:
     test_images: np.ndarray
     test_labels: np.ndarray | None
     classes: tuple[str, ...] | None
+    masks: Masks | None = None
 
     def __post_init__(self) -> None:
         if self.train_images.shape[1:] != self.test_images.shape[1:]:
@@ -73,6 +104,9 @@ class Dataset:
                 raise ValueError(f"{self.name}: {split} labels and class names go together")
             if labels is not None and (labels.dtype != np.int32 or labels.shape != images.shape[:1]):
                 raise ValueError(f"{self.name}: {split} labels must be int32 ({len(images)},): {labels.dtype} {labels.shape}")
+        for images, masks in ((self.train_images, self.masks.train), (self.test_images, self.masks.test)) if self.masks else ():
+            if masks.shape != (len(images), *images.shape[2:]):
+                raise ValueError(f"{self.name}: masks are {masks.shape} for images of {images.shape}")
 
     def cut(self, limit: int | None) -> Dataset:
         """The first `limit` images of each split (all of them if None or fewer). Raises ValueError if `limit` < 1."""
@@ -91,4 +125,5 @@ class Dataset:
             train_labels=None if self.train_labels is None else first(self.train_labels),
             test_images=first(self.test_images),
             test_labels=None if self.test_labels is None else first(self.test_labels),
+            masks=None if self.masks is None else replace(self.masks, train=first(self.masks.train), test=first(self.masks.test)),
         )

@@ -3,6 +3,7 @@
     PATH/cats/*.png, PATH/dogs/*.jpg                 classes cats and dogs; a share of each is set aside for tests
     PATH/train/cats/…, PATH/test/cats/…              training and test images apart (test may also be called val or validation)
     PATH/*.png                                       images without labels
+    PATH/images/*.jpg, PATH/masks/*.png              images with the class of every pixel (`nbcnn.datasets.masks`); also below train/ and test/
 
 What becomes of an image is said in `nbcnn.datasets.image_files`; grey if all images are, else colour. All else is an error that names the file.
 
@@ -17,14 +18,15 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from nbcnn.datasets import image_files
-from nbcnn.datasets.dataset import DataError, DataMissing, Dataset, DataTooLarge, Log
+from nbcnn.datasets import masks as mask_files
+from nbcnn.datasets.dataset import DataError, DataMissing, Dataset, DataTooLarge, Log, Masks
 from nbcnn.datasets.image_files import SUFFIXES, Header, guarded
 from nbcnn.datasets.own import TEST_SHARE, Own
 from nbcnn.gpu import memory
@@ -37,11 +39,12 @@ LINE_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class File:
-    """One image: its path, its path below the data set's folder, and the number of its class (0 without classes)."""
+    """One image: its path, its path below the data set's folder, the number of its class (0 without classes), and the path of its mask, if any."""
 
     path: Path
     below: str
     label: int
+    mask: Path | None = None
 
     @property
     def key(self) -> bytes:
@@ -63,7 +66,8 @@ def load(own: Own, limit: int | None, log: Log, progress: Log | None) -> Dataset
     headers = _each(lambda file: guarded(image_files.header, file.path), [*train, *test], "looking at", progress)
     size = own.size or _one_size([*train, *test], headers)
     channels = 1 if all(header.grey for header in headers) else 3
-    _check_memory(len(headers) * channels * size[0] * size[1], root)
+    planes = channels + (train[0].mask is not None)
+    _check_memory(len(headers) * planes * size[0] * size[1], root)
     images = np.empty((len(headers), channels, *size), np.uint8)
 
     def read(item: tuple[File, Header, np.ndarray]) -> str | None:
@@ -75,6 +79,7 @@ def load(own: Own, limit: int | None, log: Log, progress: Log | None) -> Dataset
         return None
 
     _each(read, list(zip([*train, *test], headers, images, strict=True)), "reading", progress)
+    masks = _masks([*train, *test], headers, size, own, len(train), log, progress) if train[0].mask else None
     labels = np.array([file.label for file in (*train, *test)], np.int32) if classes else None
     source = f"images below {root.resolve()}, {'grey' if channels == 1 else 'colour'}" + (f", scaled to {size[0]}×{size[1]}" if own.size else "")
     at = len(train)
@@ -86,7 +91,25 @@ def load(own: Own, limit: int | None, log: Log, progress: Log | None) -> Dataset
         images[at:],
         labels[at:] if labels is not None else None,
         classes or None,
+        masks,
     )
+
+
+def _masks(files: Sequence[File], headers: Sequence[Header], size: tuple[int, int], own: Own, at: int, log: Log, progress: Log | None) -> Masks:
+    """The masks of `files`, of which the first `at` are for training."""
+    made = np.empty((len(files), *size), np.uint8)
+
+    def read(item: tuple[File, Header, np.ndarray]) -> str | None:
+        file, header, target = item
+        assert file.mask is not None
+        mask = guarded(mask_files.read, file.mask, expected=header.size, fit=own.size)
+        if isinstance(mask, str):
+            return mask
+        target[...] = mask
+        return None
+
+    _each(read, list(zip(files, headers, made, strict=True)), "reading masks of", progress)
+    return mask_files.of(made[:at], made[at:], mask_files.names_in(own.path), str(own.path), log)
 
 
 def _parts(own: Own, log: Log) -> tuple[tuple[str, ...], list[File], list[File]]:
@@ -97,6 +120,8 @@ def _parts(own: Own, log: Log) -> tuple[tuple[str, ...], list[File], list[File]]
     if "train" in folders and tests:
         if own.test_share is not None:
             raise DataError(f"{root} has its own {tests[0]}/, so a test share says nothing: leave --test-share out")
+        if len({mask_files.is_masked(root / part) for part in ("train", tests[0])}) > 1:
+            raise DataError(f"train/ and {tests[0]}/ of {root} must both have images/ and masks/, or neither")
         classes, train = _scan(root, root / "train", log)
         names, test = _scan(root, root / tests[0], log)
         if strange := sorted(set(names) - set(classes)):
@@ -105,7 +130,7 @@ def _parts(own: Own, log: Log) -> tuple[tuple[str, ...], list[File], list[File]]
             raise DataError(f"train/ and {tests[0]}/ of {root} must both have class folders, or neither")
         if lacking := [name for name in classes if name not in names]:
             log(f"nbcnn: note: {root / tests[0]} has no images of {', '.join(lacking[:_NAMED])}")
-        test = [File(file.path, file.below, classes.index(names[file.label]) if names else 0) for file in test]
+        test = [replace(file, label=classes.index(names[file.label]) if names else 0) for file in test]
     elif "train" in folders or "test" in folders:
         raise DataError(
             f"{root} has {'train' if 'train' in folders else 'test'}/ but not the other one: it needs train/ and test/, or class folders only"
@@ -136,7 +161,10 @@ def _shared(files: Sequence[File], share: float, classes: Sequence[str], log: Lo
 
 
 def _scan(root: Path, folder: Path, log: Log) -> tuple[tuple[str, ...], list[File]]:
-    """Class names in alphabetical order, and the images of each; no names if `folder` holds images itself and no folders with any."""
+    """Class names in alphabetical order, and the images of each; no names if `folder` holds images with masks, or images itself and no folders with
+    any."""
+    if mask_files.is_masked(folder):
+        return (), _masked(root, folder, log)
     beside, passed = _images(folder, deep=False)
     subfolders = sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
     found = {entry.name: _images(entry, deep=True) for entry in subfolders}
@@ -153,6 +181,30 @@ def _scan(root: Path, folder: Path, log: Log) -> tuple[tuple[str, ...], list[Fil
     if beside:
         log(f"nbcnn: note: passed over, because they lie in no class folder: {_some([path.name for path in beside])}")
     return names, [File(path, path.relative_to(root).as_posix(), at) for at, name in enumerate(names) for path in found[name][0]]
+
+
+def _masked(root: Path, folder: Path, log: Log) -> list[File]:
+    """The images below images/ of `folder`, each with the mask of its name below masks/."""
+    places = [folder / name for name in (mask_files.IMAGES, mask_files.MASKS)]
+    (paths, others), (masks, strange) = (_images(place, deep=True) for place in places)
+    if passed := [*others, *strange]:
+        log(f"nbcnn: note: passed over, because they are no images: {_some([path.relative_to(root).as_posix() for path in passed])}")
+
+    def by_name(files: list[Path], place: Path) -> dict[str, Path]:
+        named: dict[str, Path] = {}
+        for path in files:
+            name = path.relative_to(place).with_suffix("").as_posix()
+            if name in named:
+                raise DataError(f"{place} has two files called {name}: a mask is found by its image's name, without the suffix")
+            named[name] = path
+        return named
+
+    images, known = (by_name(files, place) for files, place in zip((paths, masks), places, strict=True))
+    if lacking := [path.relative_to(root).as_posix() for name, path in images.items() if name not in known]:
+        raise DataError(f"images without a mask of their name in {places[1]}: {_some(lacking)}")
+    if idle := [name for name in known if name not in images]:
+        log(f"nbcnn: note: masks of no image in {places[0]}: {_some(idle)}")
+    return [File(path, path.relative_to(root).as_posix(), 0, known[name]) for name, path in images.items()]
 
 
 def _images(folder: Path, deep: bool) -> tuple[list[Path], list[Path]]:

@@ -2,7 +2,8 @@
 
     train_images, train_labels, test_images, test_labels     also x_train, y_train, x_test, y_test
     images, labels                                           also x, y: a share is set aside for tests
-    classes                                                  names of the classes, if there are any
+    train_masks, test_masks; masks                           the class of every pixel, (M, H, W), numbers up to 254; 255 is none
+    classes                                                  names of the classes, if there are any; mask_classes  those of the masks
     channels_last                                            true for images (M, H, W, C), false for (M, C, H, W), where their shape leaves it open
 
 What arrays may hold is said in `nbcnn.datasets.arrays`. Nothing is unpickled.
@@ -19,7 +20,8 @@ from pathlib import Path
 import numpy as np
 
 from nbcnn.datasets import arrays
-from nbcnn.datasets.dataset import DataError, DataMissing, Dataset
+from nbcnn.datasets.dataset import VOID, DataError, DataMissing, Dataset, Log, Masks
+from nbcnn.datasets.masks import of as masks_of
 from nbcnn.datasets.own import TEST_SHARE, Own
 from nbcnn.files.errors import UsageError
 
@@ -30,14 +32,18 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "test_labels": ("test_labels", "y_test", "Y_test"),
     "images": ("images", "x", "X"),
     "labels": ("labels", "y", "Y"),
+    "train_masks": ("train_masks",),
+    "test_masks": ("test_masks",),
+    "masks": ("masks",),
     "classes": ("classes", "class_names"),
+    "mask_classes": ("mask_classes",),
     "channels_last": ("channels_last",),
 }
 SEED = 0
 
 
-def load(own: Own) -> Dataset:
-    """The arrays at `own.path`. Raises DataMissing, and DataError naming the array that cannot be used."""
+def load(own: Own, log: Log) -> Dataset:
+    """The arrays at `own.path`; `log` is told how masks are read. Raises DataMissing, and DataError naming the array that cannot be used."""
     found = _read(own.path)
     channels_last = bool(np.all(found["channels_last"])) if "channels_last" in found else None
 
@@ -58,11 +64,28 @@ def load(own: Own) -> Dataset:
         raise DataMissing(f"{own.path} holds {', '.join(sorted(found)) or 'nothing known'}: it needs train_images and test_images, or images")
     if train.ndim != 4 or train.shape[1:] != test.shape[1:]:
         raise DataError(f"{own.path}: training images are {train.shape}, test images {test.shape}: they must be (M, C, H, W) of one size")
-    source = f"arrays of {own.path.resolve()}, {train.dtype}"
+    source, masks = f"arrays of {own.path.resolve()}, {train.dtype}", _masks(found, own, train, test, log)
     if given[0] is None:
-        return Dataset(own.name, source, train, None, test, None, None)
+        return Dataset(own.name, source, train, None, test, None, None, masks)
     (train_labels, test_labels), classes = _labels(given, (len(train), len(test)), found.get("classes"), own.path)
-    return Dataset(own.name, source, train, train_labels, test, test_labels, classes)
+    return Dataset(own.name, source, train, train_labels, test, test_labels, classes, masks)
+
+
+def _masks(found: Mapping[str, np.ndarray], own: Own, train: np.ndarray, test: np.ndarray, log: Log) -> Masks | None:
+    """The class of every pixel of `train` and `test`, None where the arrays have none."""
+    given = found.get("train_masks"), found.get("test_masks")
+    if "masks" in found and "images" in found:
+        given = _shared(found["masks"], None, own.test_share or TEST_SHARE, own.path)[:2]
+    if given[0] is None and given[1] is None:
+        return None
+    if given[0] is None or given[1] is None:
+        raise DataError(f"{own.path} has masks of one part only: it needs train_masks and test_masks, or neither")
+    parts = [
+        _checked(own.path, name, partial(arrays.labels, part, len(images), VOID, name, images.shape[2:], VOID))
+        for part, images, name in zip(given, (train, test), ("train_masks", "test_masks"), strict=True)
+    ]
+    names = found.get("mask_classes")
+    return masks_of(parts[0], parts[1], None if names is None else tuple(map(str, np.asarray(names).reshape(-1))), str(own.path), log)
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:
