@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from nbcnn.nn.joins import Add, Concat, Losses, Mul, Pad, Reshape
     from nbcnn.nn.layers import Conv2d, ConvTranspose2d, Flatten, Linear, Residual
     from nbcnn.nn.losses import L1, MSE, RMSLE, BCEWithLogits, ForecastMSE, Huber, SoftmaxCrossEntropy
-    from nbcnn.nn.models import autoencoder, mnist_cnn, patches, patches2, s4convd
+    from nbcnn.nn.models import autoencoder, mnist_cnn, mobilenet, patches, patches2, resnet18, s4convd, unet
     from nbcnn.nn.norms import BatchNorm2d, EvoNormB0, EvoNormS0, GroupNorm, InstanceNorm2d, LayerNorm
     from nbcnn.nn.optim import SGD, Adam, AdamW, Constant, Cosine, OneCycle, Piecewise, StepDecay
     from nbcnn.nn.resampling import AvgPool2d, GlobalAvgPool2d, MaxPool2d, Resize, Upsample2d
@@ -58,7 +58,7 @@ _HOMES = {
     "nn.joins": ("Add", "Concat", "Losses", "Mul", "Pad", "Reshape"),
     "nn.layers": ("Conv2d", "ConvTranspose2d", "Flatten", "Linear", "Residual"),
     "nn.losses": ("L1", "MSE", "RMSLE", "BCEWithLogits", "ForecastMSE", "Huber", "SoftmaxCrossEntropy"),
-    "nn.models": ("autoencoder", "mnist_cnn", "s4convd", "patches", "patches2"),
+    "nn.models": ("autoencoder", "mnist_cnn", "s4convd", "patches", "patches2", "resnet18", "mobilenet", "unet"),
     "nn.norms": ("EvoNormB0", "EvoNormS0", "BatchNorm2d", "GroupNorm", "InstanceNorm2d", "LayerNorm"),
     "nn.optim": ("SGD", "Adam", "AdamW", "Constant", "Cosine", "OneCycle", "Piecewise", "StepDecay"),
     "nn.resampling": ("AvgPool2d", "GlobalAvgPool2d", "MaxPool2d", "Resize", "Upsample2d"),
@@ -160,9 +160,12 @@ __all__ = [
     "autoencoder",
     "load",
     "mnist_cnn",
+    "mobilenet",
     "patches",
     "patches2",
+    "resnet18",
     "s4convd",
+    "unet",
     "use_device",
 ]
 

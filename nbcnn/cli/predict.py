@@ -1,11 +1,13 @@
-"""nbcnn predict RUN IMAGES…: apply a trained network to image files: classes and probabilities, or reconstructions."""
+"""nbcnn predict RUN IMAGES…: apply a trained network to image files: classes and probabilities, masks of classes, or reconstructions."""
 
 from __future__ import annotations
 
 import csv
 import json
+import math
 import sys
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -23,6 +25,7 @@ EXAMPLES = (
     "predict net.safetensors photographs --csv found.csv --top 3",
     "predict RUN photographs --checkpoint best --json --mode cpu",
     "predict RUN photographs --picture found.png         of an autoencoder its reconstructions",
+    "predict RUN photographs --masks found               of a network that classifies pixels a mask of each image",
     "predict RUN photographs --classifier features/digits/classify/classifier.safetensors",
 )
 SHOWN = 32
@@ -39,7 +42,8 @@ def parser() -> Parser:
     flag(group, "--classifier", Path, "classify by this file of nbcnn classify, on the features of RUN's encoder", "none", metavar="FILE")
     inference_flags(made, "the file's, where this machine has it")
     group = made.add_argument_group("output")
-    flag(group, "--top", count(1), "of a classifier: so many classes for each image", 1, "classes")
+    flag(group, "--top", count(1), "of a classifier: so many classes for each image", "1; of pixels all that are found", "classes")
+    flag(group, "--masks", Path, "of a network that classifies pixels: write a mask of each image, NAME.png, into this folder", "none", metavar="DIR")
     flag(group, "--csv", Path, "also write the results into this file", "none", metavar="FILE")
     flag(group, "--picture", Path, f"draw the first {SHOWN} images with their results, as PNG", "none", metavar="FILE")
     flag(group, "--json", bool, "print one line of JSON instead of the table", "off")
@@ -71,13 +75,54 @@ def _predict(flags: SimpleNamespace) -> int:
         if not flags.quiet:
             print(f"{model.net.mode} {model.net.precision} on {model.net.device_name}; {len(paths):,} files", file=sys.stderr, flush=True)
 
+        of_pixels = model.net.takes_classes and bool(model.net.plane)
+        if flags.masks:
+            _check_masks(flags, paths, of_pixels)
+
         def found(named: list[Path], images: np.ndarray) -> tuple[np.ndarray, list[dict[str, Any]]]:
             outputs = model.net.predict(images, len(images))
+            if of_pixels:
+                return (masks := outputs.argmax(1).astype("uint8")), _segmented(flags, model, named, masks)
             if outputs.shape == images.shape:
                 outputs = in_colours(model.net, outputs, images)
             return outputs, _rows(model, named, images, outputs, flags.top or 1)
 
-        return _told(flags, paths, shape, found, f"{flags.run}, {model.net.mode} {model.net.precision}")
+        # Logits of every pixel: a batch of them takes at most 256 MiB of host memory.
+        most = max(1, min(256, 2**26 // math.prod(model.net.output_shape)))
+        return _told(flags, paths, shape, found, f"{flags.run}, {model.net.mode} {model.net.precision}", most, _names(model))
+
+
+def _check_masks(flags: SimpleNamespace, paths: list[Path], of_pixels: bool) -> None:
+    """Raise UsageError unless the network makes masks, and each of its own name."""
+    from nbcnn.files.errors import UsageError
+
+    if not of_pixels:
+        raise UsageError(
+            f"--masks is for networks that classify pixels, such as nbcnn train --model unet makes on images with masks; {flags.run} does not"
+        )
+    twice = [name for name, count in Counter(path.stem for path in paths).items() if count > 1]
+    if twice:
+        raise UsageError(f"--masks calls a mask as its image, and several images are called {twice[0]}: predict them into several folders")
+
+
+def _segmented(flags: SimpleNamespace, model: Any, paths: list[Path], masks: np.ndarray) -> list[dict[str, Any]]:
+    """One dict for each image: the share of its pixels that each class has, and the path of its mask, where masks are written."""
+    import numpy as np
+
+    from nbcnn.datasets import image_files
+    from nbcnn.datasets import masks as mask_files
+
+    count, names = model.net.output_shape[0], _names(model)
+    rows: list[dict[str, Any]] = []
+    for path, mask in zip(paths, masks, strict=True):
+        shares = np.bincount(mask.reshape(-1), minlength=count) / mask.size
+        order = [at for at in np.argsort(-shares, kind="stable") if shares[at]][: flags.top]
+        rows.append({"image": str(path), "pixels": {names[at]: round(float(shares[at]), 6) for at in order}})
+        if flags.masks:
+            where = flags.masks / f"{path.stem}.png"
+            mask_files.write(where, mask, image_files.header(path).size)
+            rows[-1]["mask"] = str(where)
+    return rows
 
 
 def _classify(flags: SimpleNamespace, paths: list[Path]) -> int:
@@ -108,6 +153,11 @@ def _classify(flags: SimpleNamespace, paths: list[Path]) -> int:
     return _told(flags, paths, classifier.origin.image_shape, found, f"{flags.classifier}, {net.mode} {net.precision}")
 
 
+def _names(model: Any) -> Sequence[str]:
+    """The names of the classes that a model tells apart, else their numbers."""
+    return model.classes or [str(number) for number in range(model.net.output_shape[0])]
+
+
 def _name(names: tuple[str, ...] | None, number: Any) -> str:
     return names[int(number)] if names else str(int(number))
 
@@ -118,8 +168,13 @@ def _told(
     shape: tuple[int, ...],
     found: Callable[[list[Path], np.ndarray], tuple[np.ndarray, list[dict[str, Any]]]],
     title: str,
+    most: int = 256,
+    names: Sequence[str] = (),
 ) -> int:
-    """Read the images in batches, print and write what `found` says of each batch (outputs for a picture, and rows); returns the exit code."""
+    """Read the images in batches, print and write what `found` says of each batch (outputs for a picture, and rows); returns the exit code.
+
+    most  images of a batch where no flag says otherwise. names  of the classes, where pixels have some.
+    """
     import numpy as np
 
     from nbcnn.model import pictures
@@ -140,11 +195,11 @@ def _told(
 
     for item in pictures.read_all(paths, shape, problems):
         kept.append(item)
-        if len(kept) == (flags.batch or 256):
+        if len(kept) == (flags.batch or most):
             flush()
     flush()
     if rows and flags.picture:
-        _draw(flags.picture, rows, shown, title)
+        _draw(flags.picture, rows, shown, title, names)
     if rows and flags.csv:
         _write_csv(flags.csv, rows)
     if flags.json:
@@ -162,7 +217,7 @@ def _rows(model: Any, paths: list[Path], images: np.ndarray, outputs: np.ndarray
     from nbcnn.model.evaluation import softmax
 
     if model.net.takes_classes:
-        names = model.classes or [str(number) for number in range(outputs.shape[1])]
+        names = _names(model)
         chances = softmax(outputs)
         order = (-chances).argsort(1, kind="stable")[:, :top]
         return [
@@ -176,6 +231,8 @@ def _rows(model: Any, paths: list[Path], images: np.ndarray, outputs: np.ndarray
 
 
 def _line(row: dict[str, Any]) -> str:
+    if "pixels" in row:
+        return f"{row['image']}  " + "  ".join(f"{name} {share:.2%}" for name, share in row["pixels"].items())
     if "classes" in row:
         return f"{row['image']}  " + "  ".join(f"{each['class']} {_surely(each)}" for each in row["classes"])
     if "error" in row:
@@ -197,6 +254,10 @@ def _write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
     if "classes" in rows[0]:
         writer.writerow(["image", *(f"{word}_{number}" for number, each in enumerate(rows[0]["classes"], 1) for word in each)])
         writer.writerows([row["image"], *(value for each in row["classes"] for value in each.values())] for row in rows)
+    elif "pixels" in rows[0]:
+        names = sorted({name for row in rows for name in row["pixels"]})
+        writer.writerow(["image", *names])
+        writer.writerows([row["image"], *(row["pixels"].get(name, 0.0) for name in names)] for row in rows)
     elif "error" in rows[0]:
         writer.writerow(["image", "error"])
         writer.writerows([row["image"], row["error"]] for row in rows)
@@ -207,14 +268,17 @@ def _write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
     atomic.replace_bytes(path, text.getvalue().encode())
 
 
-def _draw(path: Path, rows: list[dict[str, Any]], shown: list[tuple[np.ndarray, np.ndarray]], title: str) -> None:
+def _draw(path: Path, rows: list[dict[str, Any]], shown: list[tuple[np.ndarray, np.ndarray]], title: str, names: Sequence[str]) -> None:
     import numpy as np
 
     from nbcnn.train import plots
 
     path.parent.mkdir(parents=True, exist_ok=True)
     images = np.stack([image for image, _ in shown])
+    outputs = np.stack([output for _, output in shown[:8]])
     if "error" in rows[0]:
-        plots.reconstructions(path, images[:8], np.stack([output for _, output in shown[:8]]), title)
+        plots.reconstructions(path, images[:8], outputs, title)
+    elif "pixels" in rows[0]:
+        plots.segmentation(path, images[:8], None, outputs, names, title)
     else:
         plots.captioned(path, images, [_line(row).split("  ", 1)[1] for row in rows[: len(images)]], title)

@@ -28,6 +28,7 @@ BASE: dict[str, Any] = {
 _ADAM = {"optimizer": "adam", "momentum": 0.0, "warmup": 0.0}
 _HARDER_TASK = {"flip": True, "whiten": True, "noise": 1.0, "sparse": 16}
 _SGD_OF_ONE = {"epochs": 20, "batch": 1, "lr": 0.001, "momentum": 0.0, "schedule": "constant", "warmup": 0.0, "clip_value": 5.0, "init": "he"}
+_ONE_CYCLE = {"lr": 0.4, "nesterov": True, "schedule": "one-cycle", "rise": 0.25, "warmup": 0.0}
 _DIFFERENCES: dict[str, dict[str, Any]] = {
     "default": {},
     "small": _ADAM | {"epochs": 10, "batch": 16, "lr": 0.003},
@@ -35,12 +36,18 @@ _DIFFERENCES: dict[str, dict[str, Any]] = {
     "classifier": _ADAM | {"epochs": 10, "batch": 128, "init": "he"},
     "forecast": _ADAM | {"epochs": 10, "batch": 1024, "lr": 0.004, "warmup": 1.0, "clip_norm": 0.5},
     "features": _ADAM | _HARDER_TASK | {"epochs": 23, "batch": 256, "lr": 0.0002, "warmup": 0.5, "init": "kmeans"},
+    "resnet": _ONE_CYCLE | {"epochs": 16, "batch": 512, "weight_decay": 5e-4, "label_smoothing": 0.1, "augment": "flip,crop:4", "normalise": True},
+    "unet": _ADAM | {"epochs": 15, "batch": 32, "warmup": 1.0, "init": "he"},
     "plain": {},
 }
 RECIPES = {name: BASE | difference for name, difference in _DIFFERENCES.items()}
 """The settings of a run where no flag says otherwise, by the name of a recipe."""
 
-MODEL_RECIPES = {"small-autoencoder": "small", "mnist-cnn": "classifier", "mnist-cnn-b0": "classifier", "s4convd": "forecast"}
+MODEL_RECIPES = {"small-autoencoder": "small", "mnist-cnn": "classifier", "mnist-cnn-b0": "classifier", "s4convd": "forecast"} | {
+    "resnet18": "resnet",
+    "mobilenet": "resnet",
+    "unet": "unet",
+}
 """The recipe of a model that has one of its own, where --recipe does not say otherwise."""
 
 LEARNING_RATES = {"sgd": 0.1, "adam": 0.001, "adamw": 0.001}
@@ -64,8 +71,18 @@ SMALL = "small-autoencoder"
 SMALL_RUN = RECIPES["small"] | {"model": SMALL, "recipe": "small"}
 """The flags of such a run."""
 
-ON_CPU = {"epochs": 3, "limit": 1024}
+ON_CPU: dict[str, Any] = {"epochs": 3, "limit": 1024}
 """The fixed small recipe of a run on the CPU without explicit --epochs or --limit; the epochs of `SMALL` are those of its recipe."""
+
+ON_CPU_BY_RECIPE: dict[str, dict[str, Any]] = {"resnet": {"batch": 32, "lr": 0.05}, "unet": {"batch": 16}}
+"""Further flags of such a run: 1,024 images are two batches of 512, in which nothing is learned."""
+
+OF_GRAPHS = ("resnet", "unet")
+"""Recipes that `on_images` fits to the images."""
+DENOISED = 0.1
+"""The deviation of the noise that `unet` learns to take off where neither masks nor --noise say otherwise: 25 of 255, as in arXiv:1608.03981."""
+FIGURES = ("digits", "mnist")
+"""Data sets whose images mean something else when they are mirrored, so that recipes mirror them not."""
 
 FORECAST_ON_CPU = {"epochs": 3, "limit": 65536, "batch": 128, "width": 32, "blocks": 2, "lr": 0.012}
 """The same for s4convd."""
@@ -138,7 +155,9 @@ def fill(given: SimpleNamespace) -> SimpleNamespace:
         for name in ("momentum", "nesterov"):
             if name in chosen:
                 raise UsageError(f"--{name} belongs to --optimizer sgd; {values['optimizer']} has its own two (0.9, 0.999)")
-        values["momentum"] = 0.0
+        values |= {"momentum": 0.0, "nesterov": False}
+        if RECIPES[recipe]["optimizer"] == "sgd" and "lr" not in chosen:
+            values["lr"] = LEARNING_RATES[values["optimizer"]]  # that of the recipe is sgd's
     if values["nesterov"] and not values["momentum"]:
         raise UsageError("--nesterov needs a --momentum above 0")
     if values["optimizer"] == "adamw" and "weight_decay" not in chosen:
@@ -185,7 +204,7 @@ def on_cpu(flags: SimpleNamespace) -> str:
     """
     if flags.resume or {"epochs", "limit"} & set(flags.given):
         return ""
-    small, noun = (FORECAST_ON_CPU, "windows") if flags.model == "s4convd" else (ON_CPU, "images")
+    small, noun = (FORECAST_ON_CPU, "windows") if flags.model == "s4convd" else (ON_CPU | ON_CPU_BY_RECIPE.get(flags.recipe, {}), "images")
     if flags.model in FITTED:
         flags.limit = ON_CPU["limit"]
         return f"NOTE: this runs on the CPU, so it is fitted to {flags.limit:,} images; --limit chooses for itself."
@@ -210,6 +229,32 @@ def on_digits(flags: SimpleNamespace) -> str:
         return ""
     vars(flags).update({name: value for name, value in SMALL_RUN.items() if name not in flags.given})
     return f"NOTE: digits stand in for CIFAR-10, so {SMALL} learns them: {flags.epochs} epochs; --model and --epochs choose for themselves."
+
+
+def on_images(flags: SimpleNamespace, name: str, count: int, segmented: bool) -> str:
+    """Apply what a recipe leaves to the images, unless the user chose; return what to say, or nothing.
+
+    The `count` training images are those of the data set `name`. `segmented`: the network is to classify pixels.
+    """
+    if flags.resume or flags.recipe not in OF_GRAPHS:
+        return ""
+    notes, most = [], max(min(count, 8), count // 8)
+    if flags.batch > most and "batch" not in flags.given:
+        if flags.optimizer == "sgd" and "lr" not in flags.given:
+            flags.lr *= most / flags.batch
+        flags.batch = most
+        notes.append(f"NOTE: there are {count:,} images, so a batch has {most}, with lr {flags.lr:.3g}; --batch and --lr choose for themselves.")
+    if flags.model == "unet" and segmented:
+        notes.append(f"NOTE: {name} has masks, so unet learns the class of every pixel; --loss mse has it take noise off images instead.")
+    elif flags.model == "unet" and not flags.noise and "noise" not in flags.given:
+        flags.noise = DENOISED
+        notes.append(
+            f"NOTE: unet learns to take noise off images, of deviation {DENOISED}; --noise chooses another. Of images with masks it learns these."
+        )
+    if name in FIGURES and flags.augment and "augment" not in flags.given and "flip" in flags.augment:
+        flags.augment = "crop:4"
+        notes.append(f"NOTE: {name} are not mirrored: --augment flip,crop:4 would.")
+    return "\n".join(notes)
 
 
 def _left_open(flags: SimpleNamespace) -> bool:

@@ -11,21 +11,23 @@ from nbcnn.cli import loading, own_model, recipes, train_loss
 from nbcnn.cli.loading import crc
 from nbcnn.datasets import own
 from nbcnn.datasets.augment import Augment
+from nbcnn.datasets.dataset import VOID, Dataset
 from nbcnn.datasets.normalisation import Normalisation
 from nbcnn.files.errors import UsageError
 from nbcnn.nn import models
 from nbcnn.nn.corruption import KSparse, MaskSquares, Noise
 from nbcnn.nn.graphs import Graph
+from nbcnn.nn.layers import sized
 from nbcnn.nn.whitening import Whiten
-from nbcnn.plan.graph import names
-from nbcnn.train.callbacks import Classification, Forecasts, Pictures, Plots
+from nbcnn.plan.graph import Buf, Tape, named, names, trace
+from nbcnn.train.callbacks import ClassesOfPixels, Classification, Forecasts, Pictures, Plots
 
 
 @dataclass(frozen=True)
 class Material:
     """train, test  what `TrainingSession` takes; for series the test of every epoch is on the validation months.
     shape  of one example. noun  what there are `count` and `test_count` of. checksum  of what is trained on, in words. others  CRC-32 of the rest.
-    layers  the network of the flags. labels, test_labels  classes (int32) of images that have them.
+    layers  the network of the flags. labels, test_labels  classes of images that have them, int32 (M), or of their pixels, uint8 (M, H, W).
     pictures  the callback that draws them, given a title and the net. normalisation  what --normalise found, None without it.
     short  the name as a part of file names and titles. note  what the user is told of a network that was chosen for the data.
     """
@@ -39,7 +41,7 @@ class Material:
     test_noun: str
     checksum: str
     others: int
-    layers: list[Any]
+    layers: Any
     data: Any
     labels: Any = None
     test_labels: Any = None
@@ -58,9 +60,22 @@ class Material:
     def test_count(self) -> int:
         return len(self.test)
 
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        """The names of the classes that the labels number."""
+        named: tuple[str, ...] | None = self.data.masks.classes if self.segmented else getattr(self.data, "classes", None)
+        return named
+
+    @property
+    def segmented(self) -> bool:
+        """Whether the labels are of pixels."""
+        return self.labels is not None and self.labels.ndim == 3
+
     def pictures(self, title: str, net: Any) -> Pictures:
         if self.noun == "windows":
             return Forecasts(title, self.data)
+        if self.segmented:
+            return ClassesOfPixels(title, net, self.test, self.test_labels, self.classes)
         return Classification(title, net, self.data) if self.layers[-1].needs_labels else Plots(title, self.test[:8])
 
 
@@ -72,17 +87,28 @@ def material(flags: SimpleNamespace, read: loading.Reading | None = None) -> Mat
     data = loaded.data
     images = data.train_images
     note = recipes.on_digits(flags) if data.name == "digits" else ""
-    classes = {"classes": len(data.classes)} if own.is_own(data.name) and data.classes else {}
-    shape = images.shape[1:]
-    layers = own_model.layers_of(flags.model, shape) if own_model.is_own(flags.model) else models.MODELS[flags.model](*shape, **classes)
+    layers = _network(flags, data)
+    pixels = getattr(layers[-1], "needs_labels", False) and (flags.model == "unet" or own_model.is_own(flags.model))
+    pixels = pixels and bool(_plane(layers, images.shape[1:]))
+    note = "\n".join(filter(None, (note, recipes.on_images(flags, data.name, len(images), pixels))))
+    if pixels and data.masks is None:
+        raise UsageError(
+            f"--model {flags.model} classifies pixels, and {data.name} has no masks: --dataset shapes has some, and so has folder:PATH with "
+            "images/ and masks/ in it"
+        )
+    if pixels and data.masks and data.masks.has_void and flags.ignore_index is None:
+        flags.ignore_index = VOID
     layers = harder(train_loss.with_loss(layers, flags), flags)
-    if getattr(layers[-1], "needs_labels", False) and data.classes is None:
+    if getattr(layers[-1], "needs_labels", False) and not pixels and data.classes is None:
         raise UsageError(
             f"--model {flags.model} classifies, and {data.name} has no labels: --dataset digits and shapes have some and need no network; "
             "cifar10, mnist and fashion-mnist are downloaded"
         )
+    labels, others = {"labels": data.train_labels, "test_labels": data.test_labels}, loaded.others_crc
+    if pixels and data.masks:
+        labels = {"labels": data.masks.train, "test_labels": data.masks.test}
+        others = crc(data.test_images, *labels.values())
     checksum = f"{len(images)} images, CRC-32 {loaded.train_crc:08x}"
-    labels = {"labels": data.train_labels, "test_labels": data.test_labels}
     normalisation = Normalisation.of(images) if flags.normalise else None
     return Material(
         data.name,
@@ -93,7 +119,7 @@ def material(flags: SimpleNamespace, read: loading.Reading | None = None) -> Mat
         "images",
         "test images",
         checksum,
-        loaded.others_crc,
+        others,
         layers,
         data,
         **labels,
@@ -102,16 +128,44 @@ def material(flags: SimpleNamespace, read: loading.Reading | None = None) -> Mat
     )
 
 
+def _network(flags: SimpleNamespace, data: Dataset) -> Any:
+    """The layers that --model names, for images and classes of `data`."""
+    shape = data.train_images.shape[1:]
+    if own_model.is_own(flags.model):
+        return own_model.layers_of(flags.model, shape)
+    if flags.model == "unet":
+        # Masks decide what it is for, unless --loss does.
+        if flags.loss == "cross-entropy" or (flags.loss in train_loss.OF_SERIES and data.masks):
+            return models.MODELS["unet"](*shape, classes=len(data.masks.classes) if data.masks else 2)
+        return models.MODELS["unet"](*shape)
+    classes = {"classes": len(data.classes)} if own.is_own(data.name) and data.classes else {}
+    return models.MODELS[flags.model](*shape, **classes)
+
+
+def _plane(layers: Any, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """(H, W) of the network's output where that is an image, of which every pixel has a class; else ()."""
+    if isinstance(layers, Graph):
+        made = layers.sized(shape)
+        output = made.shapes()[made.outputs[0]]
+    else:
+        *body, _ = sized(layers, shape)
+        y, _ = trace(Tape(training=False), named(body), Buf("x", (1, *shape)))
+        output = y.shape[1:]
+    return output[1:] if len(output) == 3 else ()
+
+
 def harder(layers: Any, flags: SimpleNamespace) -> Any:
     """`layers`, a list or a graph, with those that --whiten, --noise, --mask and --sparse put in: in front, and behind a ready-made model's code.
 
-    Raises UsageError for --sparse where it is not known which layer makes the code.
+    Raises UsageError for --sparse where it is not known which layer makes the code, and for --sparse of a graph.
     """
     if flags.sparse:
         if flags.model not in models.CODES:
             raise UsageError(
                 f"--sparse stands behind the code, and which layer of {flags.model} makes one is not known: put KSparse among its layers"
             )
+        if isinstance(layers, Graph):
+            raise UsageError(f"--sparse stands between the layers of a list, and {flags.model} is a graph: call KSparse in a model of your own")
         at = names(layers).index(models.code(flags.model)) + 1
         layers = [*layers[:at], KSparse(flags.sparse), *layers[at:]]
     front: list[Any] = [Whiten()] if flags.whiten else []

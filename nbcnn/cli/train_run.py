@@ -235,7 +235,7 @@ def factors(flags: SimpleNamespace, net: Any) -> dict[str, Factor]:
 
 def notes(net: Any, session: Any, data: Material) -> dict[str, str]:
     """The strings that tell, in the run's checkpoints, how it was computed and of which network the weights are."""
-    about = {"precision": net.precision, "classes": list(data.data.classes) if getattr(data.data, "classes", None) else None}
+    about = {"precision": net.precision, "classes": list(data.classes) if data.classes else None}
     network = {"normalisation": net.normalisation.text()} if net.normalisation else {}
     with suppress(TypeError):  # layers of one's own whose fields are no JSON: the weights are kept all the same
         network[description.KEY] = description.dumps(net.layers, net.input_shape, **about)
@@ -280,7 +280,7 @@ def config(flags: SimpleNamespace, data: Material, net: Any, session: Any, weigh
         "device": net.device_name,
         **({"weights_sha256": weights} if weights else {}),
         **({"normalisation": json.loads(net.normalisation.text())} if net.normalisation else {}),
-        **({"classes": list(data.data.classes)} if getattr(data.data, "classes", None) else {}),
+        **({"classes": list(data.classes)} if data.classes else {}),
         "ranks": session.team.size,
         "parameters": net.params.count,
         "planned_bytes": session.planned_bytes,

@@ -11,12 +11,14 @@ from nbcnn.datasets.arrays import seen
 from nbcnn.files.errors import UsageError
 from nbcnn.nn.joins import Losses
 from nbcnn.run.net import Net
+from nbcnn.train.pixels import counts_of, mean_iou
 
 
 def evaluated(
     net: Net, images: np.ndarray, targets: np.ndarray | None, batch: int, own_target: Callable[[np.ndarray], np.ndarray]
 ) -> dict[str, float]:
-    """{"loss": …}, for classes with "accuracy": of several outputs the sum of their losses, and the mean of their accuracies.
+    """{"loss": …}, for classes with "accuracy", of pixels also "iou" (`nbcnn.train.pixels`): of several outputs the sum of their losses, and the mean
+    of their accuracies.
 
     `targets` as the network's loss takes them, or None where `own_target` makes them of the images. Of ignored labels neither counts. Raises
     UsageError for a loss without `measure`, and for several outputs without a target and a loss each.
@@ -30,6 +32,7 @@ def evaluated(
         if not hasattr(part, "measure"):
             raise UsageError(f"the loss {type(part).__name__} has no method measure(outputs, targets), which evaluate needs")
     totals, right, counted = np.zeros((len(parts), 2)), 0, 0
+    pixels = np.zeros((net.classes, net.classes), np.int64) if net.takes_classes and net.plane and not several else None
     for start in range(0, len(images), batch):
         examples = images[start : start + batch]
         made = split(net.predict(examples, batch).astype(np.float64), shapes)
@@ -42,10 +45,14 @@ def evaluated(
             totals[at] += part.measure(output, target)
             if net.takes_classes:
                 counts = target != net.ignored if net.ignored is not None else np.ones(target.shape, bool)
-                right, counted = right + int((output.argmax(1) == target)[counts].sum()), counted + int(counts.sum())
+                predicted = output.argmax(1)
+                right, counted = right + int((predicted == target)[counts].sum()), counted + int(counts.sum())
+                if pixels is not None:
+                    pixels += counts_of(target, predicted, net.classes, counts)
     sums, weights = totals.T
     found = {"loss": float(np.divide(sums, weights, out=np.zeros_like(sums), where=weights > 0).sum())}
-    return found | {"accuracy": right / max(counted, 1)} if net.takes_classes else found
+    found |= {"accuracy": right / max(counted, 1)} if net.takes_classes else {}
+    return found if pixels is None else found | {"iou": mean_iou(pixels)}
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:

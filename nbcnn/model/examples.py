@@ -16,14 +16,17 @@ from nbcnn.run.net import Net
 from nbcnn.run.streaming import Batches
 
 
-def from_dataset(x: Any, y: Any, validation: Any, labelled: bool, test: bool = False) -> tuple[Any, Any, Any, str]:
-    """x, y, validation data and a name; of a data set (`nbcnn.datasets.Dataset`) its own, `test` its test images; without
-    `labelled` the labels are left out."""
+def from_dataset(x: Any, y: Any, validation: Any, labelled: bool, pixels: bool = False, test: bool = False) -> tuple[Any, Any, Any, str]:
+    """x, y, validation data and a name; of a data set (`nbcnn.datasets.Dataset`) its own, `test` its test images; without `labelled` the labels are
+    left out, for `pixels` they are its masks. Raises UsageError where it has none."""
     if not hasattr(x, "train_images"):
         return x, y, validation, "arrays"
     if y is not None:
         raise UsageError("a data set has its own labels: leave y out")
-    train, tests = (x.train_labels, x.test_labels) if labelled else (None, None)
+    if labelled and pixels and x.masks is None:
+        raise UsageError(f"{x.name} has no masks, and the network classifies pixels: give images and masks as x and y")
+    labels = (x.masks.train, x.masks.test) if pixels and x.masks else (x.train_labels, x.test_labels)
+    train, tests = labels if labelled else (None, None)
     if test:
         return x.test_images, tests, None, x.name
     return x.train_images, train, validation if validation is not None else (x.test_images, tests), x.name

@@ -9,7 +9,7 @@ from typing import Any
 from nbcnn.train.events import Result
 from nbcnn.train.runlog import Row
 
-NAMES = {"train_loss": "loss", "test_loss": "val_loss", "test_accuracy": "val_accuracy"}
+NAMES = {"train_loss": "loss", "test_loss": "val_loss", "test_accuracy": "val_accuracy", "test_iou": "val_iou"}
 """Names of metrics that Keras's histories call otherwise."""
 
 
@@ -17,7 +17,7 @@ class History:
     """The epochs of one `fit`.
 
     rows         one dict an epoch: epoch, step, learning_rate, loss, seconds, images_per_second, and val_loss and val_accuracy where there
-                 was validation data.
+                 was validation data; of pixels also val_iou, the mean intersection over union of their classes.
     interrupted  Ctrl-C ended it; the rows are those before.
     stopped      why a callback ended it early, else empty.
     best_epoch   the number of the epoch with the least val_loss (or loss), None without a finished one.

@@ -217,7 +217,8 @@ class Model:
         x, y             examples and what the network is to make of them. For the loss "cross_entropy" y is one class an image (N,), or one a pixel
                          (N, H, W) where the output is (classes, H, W): whole numbers from 0, or one-hot. For "mse" y is what the output is to
                          be: vectors (N, F) of floats as they are, or images, of which a byte of 255 is 1; without y the target is x itself.
-                         Or x is a data set of `nbcnn.datasets`, which brings its labels and, as validation data, its test images.
+                         Or x is a data set of `nbcnn.datasets`, which brings its labels, or its masks for an output (classes, H, W), and, as
+                         validation data, its test images.
                          Or x is a callable: x(epoch), of epoch 0, 1, …, starts an epoch and returns its batches, each (x, y), or x alone where
                          there is no y. Batches are trained on as they come, none is shuffled; all have one size but for the last of an epoch. A
                          thread reads them ahead, in order.
@@ -268,7 +269,9 @@ class Model:
         else:
             if steps_per_epoch is not None:
                 raise UsageError("steps_per_epoch is for a callable; arrays have as many steps as batches: leave it out")
-            x, y, validation_data, name = from_dataset(x, y, validation_data, self.loss.needs_labels)
+            if hasattr(x, "train_images"):  # whether its labels or its masks are wanted follows from the network's output
+                self.build(self._learn(x.train_images, channels_last).shape)
+            x, y, validation_data, name = from_dataset(x, y, validation_data, self.loss.needs_labels, self._of_pixels())
             images = self._learn(x, channels_last).take(x, channels_last)
             self.build(images.shape[1:])
             targets = targets_of(self.net, y, x, len(images), channels_last)
@@ -379,7 +382,7 @@ class Model:
             return Plots(title, images[:8]) if drawn else Curves(title)
         assert targets is not None
         if self.net.plane:
-            return ClassesOfPixels(title, self.net, images, targets)
+            return ClassesOfPixels(title, self.net, images, targets, self.classes)
         names = self.classes or tuple(str(number) for number in range(self.net.output_shape[0]))
         return Classification(title, self.net, SimpleNamespace(test_images=images, test_labels=targets, classes=names))
 
@@ -419,21 +422,26 @@ class Model:
             raise UsageError(f"{what} is for networks with one output; predict gives a tuple of all outputs of this one")
 
     def evaluate(self, x: Any, y: Any = None, *, batch_size: int = 256, channels_last: bool | None = None) -> dict[str, float]:
-        """The mean loss over the examples, and for classes the accuracy: {"loss": …, "accuracy": …}. Nothing is changed.
+        """The mean loss over the examples, and for classes the accuracy: {"loss": …, "accuracy": …}, of pixels also their mean intersection over
+        union by class, "iou". Nothing is changed.
 
         The loss is summed in float64 from the network's float32 outputs; of ignored labels neither counts. Raises UsageError as `predict`, for labels
         that do not fit, and for a loss of one's own without a method measure(outputs, targets) that gives the sum of losses and what it counts.
         """
         if self.loss is None:
             raise UsageError("the network has no loss to evaluate")
-        x, y, *_ = from_dataset(x, y, None, self.loss.needs_labels, test=True)
+        net = self.net
+        x, y, *_ = from_dataset(x, y, None, self.loss.needs_labels, self._of_pixels(), test=True)
         assert self.form is not None
-        _ = self.net
         images = self.form.take(x, channels_last)
         if not len(images):
             raise UsageError("there is nothing to evaluate: no examples")
-        targets = targets_of(self.net, y, x, len(images), channels_last)
-        return evaluated(self.net, images, targets, batch_size, lambda part: self._prepared(part, batch_size))
+        targets = targets_of(net, y, x, len(images), channels_last)
+        return evaluated(net, images, targets, batch_size, lambda part: self._prepared(part, batch_size))
+
+    def _of_pixels(self) -> bool:
+        """Whether it has one output, an image. Raises UsageError before it is built."""
+        return self._net is not None and len(self.net.output_shapes) == 1 and bool(self.net.plane)
 
     def _prepared(self, images: np.ndarray, batch: int) -> np.ndarray:
         """What an autoencoder is to give back of `images`: what it sees of them, as the layers in front that prepare it leave it."""

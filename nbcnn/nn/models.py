@@ -1,4 +1,4 @@
-"""This module defines the networks that come with nbcnn, as lists of layers."""
+"""This module defines the networks that come with nbcnn, as lists of layers or as graphs."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from nbcnn.files.errors import UsageError
-from nbcnn.nn.activations import GELU, ReLU
+from nbcnn.nn.activations import GELU, ReLU, ReLU6
 from nbcnn.nn.corruption import training_only, without
-from nbcnn.nn.graphs import Graph
-from nbcnn.nn.layers import Conv2d, Flatten, Linear, Residual
+from nbcnn.nn.graphs import Graph, Input, Value
+from nbcnn.nn.joins import Concat
+from nbcnn.nn.layers import Conv2d, ConvTranspose2d, Flatten, Linear, Residual
 from nbcnn.nn.losses import MSE, RMSLE, ForecastMSE, SoftmaxCrossEntropy
-from nbcnn.nn.norms import EvoNormB0, EvoNormS0
-from nbcnn.nn.resampling import AvgPool2d, MaxPool2d, Upsample2d
+from nbcnn.nn.norms import BatchNorm2d, EvoNormB0, EvoNormS0
+from nbcnn.nn.resampling import AvgPool2d, GlobalAvgPool2d, MaxPool2d, Upsample2d
 from nbcnn.nn.series_layers import GLU, LastStep, PointwiseConv1d, StateSpaceConv1d
 from nbcnn.nn.whitening import Root, WhitenPatches
 from nbcnn.plan.graph import named
@@ -152,19 +153,128 @@ def patches2(height: int = 32, width: int = 32, atoms: tuple[int, int] = (1024, 
     return [*first, *second]
 
 
+def _normalised(x: Value, filters: int, size: int = 3, stride: int = 1, groups: int = 1) -> Value:
+    """A convolution that keeps height and width where its stride is 1, and a BatchNorm2d, whose bias stands in for the convolution's."""
+    return BatchNorm2d()(Conv2d(filters, size, stride, padding=size // 2, bias=False, groups=groups)(x))
+
+
+def resnet18(channels: int = 3, height: int = 32, width: int = 32, classes: int = 10, filters: int = 64) -> Graph:
+    """ResNet-18 for small images: a first convolution of 3×3 and stride 1 without pooling, then four stages of two residual blocks.
+
+    Shapes: (N, channels, height, width) → logits (N, classes), float32; the stages have filters, 2·, 4· and 8·filters channels, the last three halve
+    height and width, and the mean of every channel, 8·filters features, goes into the classifier. A block is
+    relu(shortcut(x) + bn(conv(relu(bn(conv(x)))))); where it halves the image its shortcut is a 1×1 convolution of stride 2 with its BatchNorm2d
+    (option B). With the defaults: 11,173,962 parameters, 0.56·10⁹ multiplications an image. Raises UsageError for numbers below 1.
+
+    Source: K. He, X. Zhang, S. Ren, J. Sun, "Deep Residual Learning for Image Recognition", arXiv:1512.03385, with the first layer that is usual on
+    CIFAR-10 (github.com/kuangliu/pytorch-cifar), where that of ImageNet would leave 8×8 pixels.
+
+    Example:
+        >>> import nbcnn
+        >>> nbcnn.resnet18(classes=100, filters=8).shapes()[-2:]
+        [(64,), (100,)]
+    """
+
+    def block(x: Value, wide: int, stride: int) -> Value:
+        y = ReLU()(_normalised(x, wide, stride=stride))
+        y = _normalised(y, wide)
+        return ReLU()(y + (x if stride == 1 and x.shape[0] == wide else _normalised(x, wide, size=1, stride=stride)))
+
+    x = Input((channels, height, width))
+    y = ReLU()(_normalised(x, filters))
+    for stage in range(4):
+        y = block(y, filters << stage, stride=2 if stage else 1)
+        y = block(y, filters << stage, stride=1)
+    return Graph.of(x, Linear(classes)(GlobalAvgPool2d()(y)), SoftmaxCrossEntropy())
+
+
+MOBILE = ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), *((512, 1),) * 5, (1024, 2), (1024, 1))
+"""Channels behind each block of `mobilenet`, and the stride of its depthwise convolution (table 1 of the paper)."""
+
+
+def mobilenet(channels: int = 3, height: int = 32, width: int = 32, classes: int = 10, multiplier: float = 1.0) -> Graph:
+    """MobileNet for small images: a convolution of 3×3 and stride 1, then thirteen blocks of a depthwise and a pointwise convolution.
+
+    Shapes: (N, channels, height, width) → logits (N, classes), float32. A block is relu6(bn(pointwise(relu6(bn(depthwise 3×3(x)))))); four of them
+    halve height and width, so images of 32×32 end as 2×2 pixels, and the mean of every channel goes into the classifier. `multiplier` scales the
+    numbers of channels, 32 behind the first convolution to 1,024, and rounds them to at least 1. With the defaults: 3,217,226 parameters, 0.05·10⁹
+    multiplications an image, a twelfth of `resnet18`'s. Raises UsageError for numbers below 1 and for a multiplier that is not positive.
+
+    Source: A. G. Howard et al., "MobileNets", arXiv:1704.04861, whose first layer has stride 2; ReLU6 as in its published code.
+
+    Example:
+        >>> import nbcnn
+        >>> nbcnn.mobilenet(multiplier=0.25).shapes()[-2:]
+        [(256,), (10,)]
+    """
+    if not 0 < multiplier < 1024:
+        raise UsageError(f"mobilenet needs a multiplier above 0, such as 0.25, 0.5 or 1, got {multiplier!r}")
+
+    def scaled(wide: int) -> int:
+        return max(1, round(wide * multiplier))
+
+    x = Input((channels, height, width))
+    y = ReLU6()(_normalised(x, scaled(32)))
+    for wide, stride in MOBILE:
+        y = ReLU6()(_normalised(y, y.shape[0], stride=stride, groups=y.shape[0]))
+        y = ReLU6()(_normalised(y, scaled(wide), size=1))
+    return Graph.of(x, Linear(classes)(GlobalAvgPool2d()(y)), SoftmaxCrossEntropy())
+
+
+def unet(channels: int = 3, height: int = 32, width: int = 32, classes: int | None = None, filters: int = 64, depth: int = 4) -> Graph:
+    """U-Net: of every pixel its class, or of a noisy image the clean one.
+
+    Shapes: (N, channels, height, width), multiples of 2^depth → with `classes` logits of every pixel (N, classes, height, width), loss cross-entropy;
+    without them images (N, channels, height, width), loss MSE: what the network makes is then added to its input, so it learns the noise (arXiv:
+    1608.03981). float32. A stage is two convolutions of 3×3, each with BatchNorm2d and ReLU. The way down has depth + 1 of them, with filters,
+    2·filters, … channels, and halves by 2×2 pooling; the way up doubles by a transposed convolution, and each of its stages also reads what the stage
+    of its size on the way down made (Concat). A 1×1 convolution ends it. With the defaults: 31,037,763 parameters, 0.85·10⁹ multiplications for an
+    image of 32×32. Raises UsageError for numbers below 1 and for images of another height or width.
+
+    Source: O. Ronneberger, P. Fischer, T. Brox, "U-Net", arXiv:1505.04597, with padding, so that no border is lost, and BatchNorm2d.
+
+    Example:
+        >>> import nbcnn
+        >>> nbcnn.unet(classes=11, filters=8, depth=2).shapes()[-1]
+        (11, 32, 32)
+    """
+    step = 1 << depth
+    if depth < 1 or height % step or width % step:
+        raise UsageError(
+            f"unet halves images {depth} times, so height and width must be multiples of {step}, got {height}×{width}: --size scales them"
+        )
+
+    def stage(x: Value, wide: int) -> Value:
+        return ReLU()(_normalised(ReLU()(_normalised(x, wide)), wide))
+
+    x = Input((channels, height, width))
+    y, passed = stage(x, filters), []
+    for level in range(1, depth + 1):
+        passed.append(y)
+        y = stage(MaxPool2d(2)(y), filters << level)
+    for level in reversed(range(depth)):
+        y = stage(Concat()([passed[level], ConvTranspose2d(filters << level, 2, stride=2)(y)]), filters << level)
+    if classes is None:
+        return Graph.of(x, x + Conv2d(channels, 1)(y), MSE())
+    return Graph.of(x, Conv2d(classes, 1)(y), SoftmaxCrossEntropy())
+
+
 LOSSES = ("log-mse", "rmsle")
 """The losses that `s4convd` can be trained with."""
 
-MODELS: Mapping[str, Callable[..., list[Any]]] = {
+MODELS: Mapping[str, Callable[..., Any]] = {
     "autoencoder": lambda channels, height, width, classes=10: autoencoder(channels),
     "small-autoencoder": lambda channels, height, width, classes=10: autoencoder(channels, wide=32, code=4),
     "mnist-cnn": lambda channels, height, width, classes=10: mnist_cnn(classes),
     "mnist-cnn-b0": lambda channels, height, width, classes=10: mnist_cnn(classes, norm="b0"),
     "patches": lambda channels, height, width, classes=10: patches(height, width),
     "patches2": lambda channels, height, width, classes=10: patches2(height, width),
+    "resnet18": resnet18,
+    "mobilenet": mobilenet,
+    "unet": unet,
 }
 """Networks of images by the name that `--model` takes: from channels, height and width of the images, and the number of classes, to the layers.
-`s4convd` takes series.
+`unet` classifies pixels where it is given a number of classes; `s4convd` takes series.
 
 small-autoencoder is what a CPU trains by default: 4,251 parameters and 74 times fewer products than the autoencoder, and a code of 4×8×8 = 256
 features of an image of 32×32. A code so narrow is what training has to earn: four filters drawn at random lose more of what tells the images apart
@@ -175,6 +285,9 @@ than four that were trained to restore the image (docs/log/training.md).
 CODES: Mapping[str, str] = {"autoencoder": "pool2", "small-autoencoder": "pool2", "mnist-cnn": "pool2", "mnist-cnn-b0": "pool2"} | {
     "patches": "avgpool1",
     "patches2": "avgpool2",
+    "resnet18": "globalpool1",
+    "mobilenet": "globalpool1",
+    "unet": "relu10",
 }
 """By the same name, the layer whose output is the model's code."""
 

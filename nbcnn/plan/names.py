@@ -23,7 +23,7 @@ ENGINES = {"wgmma": (9, 0), "mma": (8, 0)}
 DWCONV = ("naive", "coalesced", "shared", "warp", "best")
 """Depthwise convolutions of series that `--dwconv` can choose (`nbcnn.ops.series.dwconv1d.VARIANTS`)."""
 
-MODELS = ("autoencoder", "small-autoencoder", "mnist-cnn", "mnist-cnn-b0", "patches", "patches2", "s4convd")
+MODELS = ("autoencoder", "small-autoencoder", "mnist-cnn", "mnist-cnn-b0", "patches", "patches2", "resnet18", "mobilenet", "unet", "s4convd")
 """Ready-made models (`nbcnn.nn.models`)."""
 
 ARCHITECTURES = ("75", "80", "86", "89", "90a", "100", "120")

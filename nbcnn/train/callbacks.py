@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, TextIO
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy as np
 from nbcnn.nn.optim import check_number
 from nbcnn.run import timeline
 from nbcnn.train.events import Callback, Epoch, Reading, Result
+from nbcnn.train.pixels import counts_of, mean_iou
 from nbcnn.train.trainer import Trainer, loss_of
 
 LINE_SECONDS = 10.0
@@ -256,24 +257,35 @@ def _counted(net: Any, labels: np.ndarray) -> np.ndarray:
 
 
 class ClassesOfPixels(Curves):
-    """The share of right pixels of the test images after every epoch; curves.png. What the loss ignores does not count.
+    """How well the pixels of the test images are classified after every epoch; curves.png, segmentation.png. What the loss ignores does not count.
 
-    net: the net that is trained. images, labels: of the test set, the labels (M, H, W).
+    net: the net that is trained. images, labels: of the test set, the labels (M, H, W). classes: their names, for the picture; None numbers them.
     """
 
-    def __init__(self, title: str, net: Any, images: np.ndarray, labels: np.ndarray) -> None:
+    files = "curves.png, segmentation.png"
+
+    def __init__(self, title: str, net: Any, images: np.ndarray, labels: np.ndarray, classes: Sequence[str] | None = None) -> None:
         super().__init__(title)
-        self.net, self.images, self.labels = net, images, labels
+        self.net, self.images, self.labels, self.classes = net, images, labels, classes
 
     def scores(self) -> dict[str, float]:
-        """The share of the test images' pixels whose largest logit is their label's."""
-        right = at = 0
-        counted = _counted(self.net, self.labels)
+        """test_accuracy, the share of the pixels whose largest logit is their label's; test_iou, `nbcnn.train.pixels.mean_iou`."""
+        classes, at, counted = self.net.output_shape[0], 0, _counted(self.net, self.labels)
+        counts = np.zeros((classes, classes), np.int64)
         for logits in self.net.predict_batches(self.images):
             part = slice(at, at + len(logits))
-            right += int((logits.argmax(1) == self.labels[part])[counted[part]].sum())
+            counts += counts_of(self.labels[part], logits.argmax(1), classes, counted[part])
             at += len(logits)
-        return {"test_accuracy": right / max(int(counted.sum()), 1)}
+        return {"test_accuracy": float(counts.trace() / max(int(counts.sum()), 1)), "test_iou": mean_iou(counts)}
+
+    def _draw(self, trainer: Trainer) -> None:
+        from nbcnn.train import plots
+
+        super()._draw(trainer)
+        few, names = self.images[:8], self.classes or [str(number) for number in range(self.net.output_shape[0])]
+        found = self.net.predict(few, len(few)).argmax(1)
+        title = f"{self.title}\ntest accuracy {trainer.scored['test_accuracy']:.2%}, mean intersection over union {trainer.scored['test_iou']:.2%}"
+        self.draw(plots.segmentation, trainer.run.segmentation, few, self.labels[:8], found, names, title)
 
 
 class Classification(Plots):

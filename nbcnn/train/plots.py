@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 from matplotlib.ticker import LogFormatter, MaxNLocator
 
+from nbcnn.datasets.masks import palette
 from nbcnn.files import atomic
 
 # Okabe and Ito's blue and vermilion: told apart with every kind of colour vision.
@@ -85,6 +87,8 @@ def confusion(path: Path, counts: np.ndarray, names: Sequence[str], title: str) 
     write_png(figure, path)
 
 
+LEGEND = 20
+"""The largest number of classes that `segmentation` names."""
 MISTAKES = 40
 """The largest number of images that `mistakes` draws."""
 
@@ -118,6 +122,28 @@ def mistakes(path: Path, images: np.ndarray, labels: np.ndarray, logits: np.ndar
         said = f"{names[labels[each]]} → {names[logits[each].argmax()]}  {sure[at]:.0%}"
         axes.text(column * step + (width - 1) / 2, (row + 1) * above + row * height - 1, said, fontsize=6.5, ha="center", va="bottom")
     figure.suptitle(f"{title}; {len(wrong):,} of {len(images):,} wrong", fontsize=10)
+    write_png(figure, path)
+
+
+def segmentation(path: Path, images: np.ndarray, labels: np.ndarray | None, found: np.ndarray, names: Sequence[str], title: str) -> None:
+    """Rows as a PNG at `path`: images, the true classes of their pixels unless None, the found ones; a legend names the classes that are shown.
+
+    `images` uint8 or float32 (n, C, H, W), `labels` and `found` (n, H, W), classes below len(names); a label that is none is white.
+    """
+    colours = palette() / 255
+    rows = {"image": [_pixels(_floats(image).clip(0, 1)) for image in images]}
+    if labels is not None:
+        rows["true"] = [*np.where((labels < len(names))[..., None], colours[labels.astype(np.int64) % 256], 1.0)]
+    rows["found"] = [*colours[found]]
+    figure = Figure(figsize=(1.25 * len(images) + 2.4, 1.4 * len(rows) + 0.5), layout="constrained")
+    for each, (name, pictures) in zip(figure.subplots(len(rows), 1), rows.items(), strict=True):
+        each.imshow(_in_a_row(pictures, 1.0), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+        each.set(ylabel=name, xticks=[], yticks=[])
+        each.spines[:].set_visible(False)
+    there = np.unique(np.concatenate([part.reshape(-1) for part in (labels, found) if part is not None]))
+    patches = [Patch(facecolor=colours[at], edgecolor="black", label=names[at]) for at in there if at < len(names)]
+    figure.legend(handles=patches[:LEGEND], loc="outside right center", fontsize=8)
+    figure.suptitle(title, fontsize=10)
     write_png(figure, path)
 
 

@@ -46,6 +46,7 @@ class RunFolder:
         self.last, self.best = self.path / LAST, self.path / BEST
         self.curves, self.reconstructions = self.path / "curves.png", self.path / "reconstructions.png"
         self.confusion, self.mistakes = self.path / "confusion.png", self.path / "mistakes.png"
+        self.segmentation = self.path / "segmentation.png"
         self._csv, self._jsonl = self.path / "metrics.csv", self.path / "metrics.jsonl"
         self._held = False
 

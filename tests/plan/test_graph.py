@@ -72,8 +72,8 @@ def test_the_encoder_ends_where_its_code_is():
 
 def test_every_model_of_images_says_where_its_code_is():
     assert CODES.keys() == MODELS.keys()
-    for name, build in MODELS.items():
-        assert isinstance(encoder(build(3, 32, 32), code(name))[-1], MaxPool2d | AvgPool2d)
+    for name in MODELS.keys() - {"resnet18", "mobilenet", "unet"}:  # graphs, in tests/nn/test_models.py
+        assert isinstance(encoder(MODELS[name](3, 32, 32), code(name))[-1], MaxPool2d | AvgPool2d)
     with pytest.raises(UsageError, match="which layer of model 's4convd' makes a code is not known"):
         code("s4convd")
 

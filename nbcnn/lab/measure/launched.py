@@ -111,10 +111,11 @@ def _model(name: str) -> User:
     return User(name, "ready-made", lambda: MODELS[name](*shape), shape, BATCHES, Adam() if "mnist" in name else MOMENTUM)
 
 
-_LARGE = [name for name in MODELS if name != "small-autoencoder" and name not in FITTED]
+_LARGE = [name for name in MODELS if name not in ("small-autoencoder", "resnet18", "mobilenet", "unet") and name not in FITTED]
 
 READY = (*map(_model, _LARGE), User("s4convd", "ready-made", s4convd, HOURS, BATCHES, Adam(clip_norm=0.5)))
-"""The ready models with the update of their recipe, but for the small autoencoder: its layers are the large one's, and it is there for CPUs."""
+"""The ready models with the update of their recipe, but for the small autoencoder, whose layers are the large one's, and the three graphs, whose
+layers stand below at sizes that are planned in a second."""
 
 
 def _classifier(*body: Any) -> Callable[[], list[Any]]:

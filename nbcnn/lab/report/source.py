@@ -21,7 +21,7 @@ _CONFIG = {
 }
 _TIME = {"kernels_ms": {str: float}, "gaps_ms": float, "host_ms": float, "step_ms": float}
 _LOSSES = dict.fromkeys(("train_loss", "test_loss", "seconds", "images_per_second"), float)
-_ROW = {"epoch": int, "step": int, **_LOSSES, "test_accuracy?": float, "time?": (_TIME, None)}
+_ROW = {"epoch": int, "step": int, **_LOSSES, "test_accuracy?": float, "test_iou?": float, "time?": (_TIME, None)}
 _FORECAST = {"rmsle": {str: float}, "windows": int}
 
 
@@ -84,10 +84,13 @@ class Source:
 
     @property
     def task(self) -> str:
-        """What the run's network does: "forecast", "classify" or "reconstruct"."""
+        """What the run's network does: "forecast", "classify", "segment" or "reconstruct"."""
         if "training_windows" in self.config.get("data", {}):
             return "forecast"
-        scored = any("test_accuracy" in row for row in self.metrics) or str(self.config["flags"]["model"]).startswith("mnist-cnn")
+        if any("test_iou" in row for row in self.metrics):
+            return "segment"
+        scored = any("test_accuracy" in row for row in self.metrics)
+        scored = scored or str(self.config["flags"]["model"]).startswith(("mnist-cnn", "resnet18", "mobilenet"))
         return "classify" if scored else "reconstruct"
 
     @property

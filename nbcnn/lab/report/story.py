@@ -197,6 +197,9 @@ def results(source: Source) -> Parts:
     if source.task == "reconstruct":
         text = f"test images of {data}: input, output, absolute error"
         wanted = [(run.reconstructions, "reconstructions", text, f"Rows: {text}.")]
+    elif source.task == "segment":
+        text = f"test images of {data}: image, true and found classes of its pixels"
+        wanted = [(run.path / "segmentation.png", "the segmentation", text, f"Rows: {text}.")]
     elif source.task == "classify":
         wanted = [
             (run.confusion, "confusion matrix", f"confusion matrix of the test images of {data}", "True and predicted classes of the test images."),
