@@ -18,6 +18,7 @@ STUDIES = {
     "sweep": "small networks, fused and unfused, batch 1 to 16,384",
     "features": "accuracy on features of trained encoders and of controls, by number of labels; pictures",
     "mnist": "the MNIST classifier over several seeds, fused and unfused; its step beside PyTorch's",
+    "resnet": "ResNet-18 on CIFAR-10 over several seeds, by the recipe of train: accuracy and seconds beside PyTorch's twin",
 }
 """The studies; each is the module nbcnn.cli.study_WHAT with `main(argv) -> exit code`."""
 SHARED = dict.fromkeys(("gemm", "elementwise", "evonorm", "sweep"), "study_fusion")
