@@ -44,6 +44,8 @@ NUMBA_SIMULATOR = not LOCKSTEP and _asked("NUMBA_ENABLE_CUDASIM")
 """True when NUMBA_ENABLE_CUDASIM=1: kernels run as Python threads in Numba's simulator."""
 SIMULATOR = LOCKSTEP or NUMBA_SIMULATOR
 """True when kernels run in either simulator."""
+SIMULATED_BY = "NBCNN_SIMULATOR=1" if LOCKSTEP else "NUMBA_ENABLE_CUDASIM=1"
+"""The variable of the environment that asks for the simulator."""
 
 _NOT_IN_SIMULATOR = ("launch_bounds", "max_registers", "lto")
 

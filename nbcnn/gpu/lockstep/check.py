@@ -461,7 +461,7 @@ class WatchedShared(Shared):
 
 @contextmanager
 def checking() -> Iterator[Found]:
-    """Within, every launch is checked and counted. A launch ends at its first access that is out of bounds or misaligned: a fault, too, not an exception.
+    """Within, every launch is checked and counted. A launch ends at its first access out of bounds or misaligned: that is a fault, not an exception.
 
     Needs the simulator (NBCNN_SIMULATOR=1): kernels run as lanes only there.
     """

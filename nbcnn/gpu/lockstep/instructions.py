@@ -16,6 +16,7 @@ from nbcnn.gpu.lockstep.lanes import I4, lane_array, now, truth
 from nbcnn.gpu.lockstep.launch import WARP, NotSimulated
 from nbcnn.gpu.lockstep.numbers import F4, U4, cast, where
 from nbcnn.gpu.lockstep.storage import Pointer
+from nbcnn.plan.storage import encode
 
 U2 = np.dtype(np.uint16)
 _KINDS = {"f32": F4, "b32": U4, "u32": U4, "b16": U2, "u8": np.dtype(np.uint8), "f64": np.dtype(np.float64)}
@@ -77,10 +78,7 @@ def _bits_float(word: Any) -> Any:
 
 def bf16(x: Any) -> Any:
     """float32 -> bfloat16 in the lower half of a uint32: to nearest, ties to even."""
-    x = np.asarray(cast(x, F4))
-    word = x.view(U4)
-    rounded = word + np.uint32(0x7FFF) + ((word >> np.uint32(16)) & np.uint32(1)) >> np.uint32(16)
-    return np.where(np.isnan(x), np.uint32(0x7FFF), rounded).astype(U4)[()]
+    return encode(np.asarray(cast(x, F4)).reshape(-1), "bfloat16").astype(U4).reshape(np.shape(x))[()]
 
 
 def _bf16x2(high: Any, low: Any) -> Any:
@@ -96,9 +94,7 @@ def _relu_bf16x2(high: Any, low: Any) -> Any:
 
 
 def _tf32(x: Any) -> Any:
-    word = np.asarray(cast(x, F4)).view(U4)
-    rounded = (word + np.uint32(0x1000)) & np.uint32(0xFFFFE000)
-    return np.where(np.isfinite(np.asarray(x)), rounded, word).astype(U4).view(F4)[()]
+    return encode(np.asarray(cast(x, F4)).reshape(-1), "tfloat32").reshape(np.shape(x))[()]
 
 
 def _halves(word: Any) -> tuple[Any, Any]:

@@ -374,6 +374,6 @@ class _Function:
         name, returns = self._fresh(), PREFIX + "returns"
         yield self._set(name, made)
         back = ast.Assign([self._mask(ast.Store())], self._name(PREFIX + "base"))
-        leave = ast.Return(self._method(returns, "last", self._name(name)))
-        yield ast.If(self._whole(), [back, leave], [])
+        merged = self._set(name, self._method(returns, "last", self._name(name)))
+        yield ast.If(self._whole(), [merged, back, ast.Return(self._name(name))], [])
         yield ast.Expr(self._method(returns, "give", self._name(name)))
