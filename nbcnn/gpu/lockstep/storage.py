@@ -79,10 +79,17 @@ class Memory:
         return self.shape[0]
 
     def merged(self, mask: np.ndarray, other: Any) -> Any:
-        """Both branches of an `if` name the same array."""
-        if other is self:
+        """The array in some lanes, and `other` in the others: it must be the same, or one that has just been made."""
+        if other is self or self.is_fresh(other):
             return self
         raise TypeError("a variable is one array in some threads and another in others")
+
+    def is_fresh(self, other: Any) -> bool:
+        """True if lanes that have `other` may have this one instead, because they have nothing in it that they could miss."""
+        if not isinstance(other, Memory) or (other.shape, other.dtype) != (self.shape, self.dtype):
+            return False
+        first, second = (array.flat.__array_interface__["data"][0] for array in (self, other))
+        return bool(first == second)
 
     def _refuse(self, i: Any) -> None:
         """Raise OutOfBounds for the first active lane whose index `i` is no element."""
@@ -244,6 +251,10 @@ class Local:
         return self.shape[0]
 
     merged = Memory.merged
+
+    def is_fresh(self, other: Any) -> bool:
+        """True for an array that the line has made again, in a loop."""
+        return isinstance(other, Local) and (other.shape, other.dtype) == (self.shape, self.dtype) and all(row is None for row in self.rows)
 
     def _at(self, i: Any) -> Any:
         if type(i) is tuple:
