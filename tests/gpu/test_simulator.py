@@ -26,7 +26,6 @@ FILES = (
     "test_parity.py",
     "test_planted_faults.py",
     "test_ptx_cvt.py",
-    "test_smo.py",
     "test_unpool_pack.py",
 )
 """Every row's kernels (test_parity.py) and the basic ones."""
@@ -58,6 +57,7 @@ FURTHER = (
     "test_resampling.py",
     "test_rows.py",
     "test_series_ops.py",
+    "test_smo.py",
     "test_stored.py",
     "test_streaming.py",
     "test_svm.py",
