@@ -18,7 +18,7 @@ from compiled import full
 from nbcnn.gpu import device
 
 TESTS = Path(__file__).parents[1]
-OWN, NUMBAS = "NBCNN_SIMULATOR", "NUMBA_ENABLE_CUDASIM"
+OURS, NUMBAS = "NBCNN_SIMULATOR", "NUMBA_ENABLE_CUDASIM"
 FILES = (
     "test_bench_ceilings.py",
     "test_gemm.py",
@@ -71,7 +71,7 @@ WHOLE_COMMANDS = ("test_bench_convs.py", "test_bench_op.py", "test_compare.py", 
 @pytest.mark.skipif(device.SIMULATOR, reason="this is the simulator already")
 @pytest.mark.parametrize("file", [*FILES, *full(*FURTHER, *WHOLE_COMMANDS)])
 def test_file_passes_in_the_simulator(file, pytestconfig):
-    passes(file, OWN, pytestconfig)
+    passes(file, OURS, pytestconfig)
 
 
 @pytest.mark.skipif(device.SIMULATOR, reason="this is the simulator already")

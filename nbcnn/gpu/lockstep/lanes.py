@@ -1,4 +1,4 @@
-"""Which lanes are active, and how threads part and meet again.
+"""The lanes that are active, and how threads part and meet again.
 
 A *lane* is a thread of one of the blocks that run together; a *mask* is a bool array with an element a lane, or None when all lanes are active. `now`
 has the mask of the statement that is being executed. The code that `rewrite` makes calls the rest: `split` for an `if`, `over` and `Loop` for loops,

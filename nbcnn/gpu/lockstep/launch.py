@@ -1,4 +1,4 @@
-"""A launch: the blocks of a grid run in step, as many at a time as make good use of NumPy, one group after the other.
+"""Launches: the blocks of a grid run in step, as many at a time as make good use of NumPy, one group after the other.
 
 Blocks are numbered x first, as threads are. That all blocks of a group reach a statement at the same time is one of the orders that a GPU may choose;
 the order is the same in every run.

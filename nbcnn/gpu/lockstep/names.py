@@ -1,4 +1,4 @@
-"""What `cuda`, `types`, `math` and Python's own functions are inside a simulated kernel.
+"""The names `cuda`, `types`, `math` and Python's own functions as a simulated kernel sees them.
 
 `named("cuda.shared.array")` is what `nbcnn.gpu.compiler.named` gives of Numba's; `stand_in` exchanges what a kernel names of Python's.
 """
@@ -158,7 +158,7 @@ def _atomic(change: Callable[[Any, Any], Any]) -> Callable[[Any, Any, Any], Any]
             index = array.flat_index(index)
         lanes, mask = active(), now.mask
         at, by = lane_array(index), lane_array(cast(value, array.dtype))
-        place = lane_array(array.place(index)) if hasattr(array, "place") else at
+        place = lane_array(array.position(index)) if hasattr(array, "position") else at
         old = np.zeros(now.lanes, array.dtype)
         wrong = (at[lanes] < 0) | (at[lanes] >= array.size)
         if wrong.any():

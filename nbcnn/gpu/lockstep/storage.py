@@ -201,7 +201,7 @@ class Shared(Memory):
         self.shape, self.size = shape, math.prod(shape)
         self.base = None if len(rows) == 1 else now.block.number * np.int64(self.pitch)
 
-    def place(self, i: Any) -> Any:
+    def position(self, i: Any) -> Any:
         """Where an index is in the flat array, of all blocks, for the lanes that are active."""
         if type(i) is np.ndarray:
             i = _index(i)
@@ -213,11 +213,11 @@ class Shared(Memory):
         return i if self.base is None else self.base + np.int64(i)
 
     def __getitem__(self, i: Any) -> Any:
-        i = self.place(self.flat_index(i) if type(i) is tuple else i)
+        i = self.position(self.flat_index(i) if type(i) is tuple else i)
         return self.flat.take(i) if type(i) is np.ndarray else self.flat[i]
 
     def __setitem__(self, i: Any, value: Any) -> None:
-        i = self.place(self.flat_index(i) if type(i) is tuple else i)
+        i = self.position(self.flat_index(i) if type(i) is tuple else i)
         value, mask = cast(value, self.flat.dtype), now.mask
         if type(i) is not np.ndarray:
             if type(value) is np.ndarray:
