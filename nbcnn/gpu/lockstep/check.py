@@ -144,7 +144,7 @@ class Watch:
         self.clock = 0
         blocks = math.prod(launching.grid)
         self.fenced, self.released = np.full(blocks, -1), np.full(blocks, -1)
-        """Of every block: when it last fenced; when it had last fenced at its last atomic update."""
+        """When every block last fenced; and when it had last fenced at its last atomic update."""
         self.released_at, self.acquired_at = np.full(blocks, np.iinfo(np.int64).max), np.full(blocks, -1)
         self.epochs: Any = None
         self._group: Any = None

@@ -19,7 +19,7 @@ from nbcnn.gpu.lockstep import numbers
 from nbcnn.gpu.lockstep.lanes import active, lane_array, now, truth
 from nbcnn.gpu.lockstep.launch import WARP, NotSimulated
 from nbcnn.gpu.lockstep.numbers import BOOL, F4, F8, I4, I8, U4, cast
-from nbcnn.gpu.lockstep.storage import Local
+from nbcnn.gpu.lockstep.storage import Global, Local
 
 
 class NumberType:
@@ -290,6 +290,8 @@ def stand_in(value: Any) -> Any:
         return _math
     if callable(value) and id(value) in _PYTHON:
         return _PYTHON[id(value)]
+    if isinstance(value, np.ndarray) and value.ndim:
+        return Global(value, "constant")
     return value
 
 

@@ -195,10 +195,10 @@ class _Function:
                     else:
                         parts.append(ast.Compare(first, [op], [second]))
                         first = second
-                made = parts[0]
+                whole: ast.expr = parts[0]
                 for part in parts[1:]:
-                    made = self._call("and_", made, part)  # type: ignore[assignment]
-                return made
+                    whole = self._call("and_", whole, part)
+                return whole
             case ast.BoolOp(op, values):
                 made = go(values[0])
                 for value in values[1:]:
