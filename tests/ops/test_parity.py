@@ -13,8 +13,10 @@ from nbcnn.check import gradcheck
 from nbcnn.check.cases import mean_cases
 from nbcnn.check.one_op import Bound, Unsupported
 from nbcnn.check.static import ptx_of_launch, signature_of
+from nbcnn.gpu import compiler
 from nbcnn.gpu import device as gpu_device
 from nbcnn.gpu.device import Host
+from nbcnn.gpu.lockstep.check import checking
 from nbcnn.lab.measure import kernels
 from nbcnn.modes import COMMON, MODES, REFERENCES
 from nbcnn.ops.conv import fused
@@ -115,9 +117,9 @@ def implementations(row):
 @pytest.mark.parametrize("key", GPU_ROWS, ids="-".join)
 def test_what_a_row_adds_is_right_in_the_simulator(key, device, pytestconfig):
     """Kernels that every GPU can run, on the smallest case. .ci/full takes more: of common ones four small cases (two in the second layout; their own
-    files have the rest), of others those that tell most.
+    files have the rest), of others those that tell most. One case of each implementation runs in the checking mode, too: no race, no access out of bounds.
     """
-    row, run, short = MODES[key], set(), pytestconfig.getoption("markexpr") == "not full"
+    row, run, checked, short = MODES[key], set(), set(), pytestconfig.getoption("markexpr") == "not full"
     cases = 1 if short else 4 if key == GPU_ROWS[0] else 2
     for op, part, impl in own(key):
         if impl.lacks((0, 0)):
@@ -131,6 +133,11 @@ def test_what_a_row_adds_is_right_in_the_simulator(key, device, pytestconfig):
             for got, wanted in zip(bound.results(), gradcheck.reference(case), strict=True):
                 error, limit = gradcheck.relative_error(got, wanted), gradcheck.bound(case, row.precision)
                 assert error <= limit, (part, op, case.label)
+            if compiler.LOCKSTEP and impl.bind not in checked:
+                checked.add(impl.bind)
+                with checking() as seen:
+                    bound.run()
+                assert not seen.faults, (part, op, case.label, *map(str, seen.faults))
     simulated, others = ({op for op, _, impl in own(key) if bool(impl.lacks((0, 0))) is lacks} for lacks in (False, True))
     assert run >= simulated - others - {"convert"}
 

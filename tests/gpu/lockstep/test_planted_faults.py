@@ -7,11 +7,13 @@ import pytest
 
 from nbcnn.gpu import compiler
 from nbcnn.gpu.language import cuda, f4, i4, jit, u4
+from nbcnn.ops.kernel.reduce import THREADS, add_partials_kernel
 from nbcnn.ops.ptx.vector import load4
 
 if not compiler.LOCKSTEP:
     pytest.skip("needs NBCNN_SIMULATOR=1", allow_module_level=True)
 
+from nbcnn.gpu.lockstep import names
 from nbcnn.gpu.lockstep.check import checking
 
 N = 64
@@ -238,3 +240,12 @@ def test_integers_of_a_kernel_are_of_32_bits():
     word = np.arange(N, dtype=np.uint32) * np.uint32(0x9E3779B9)
     assert y.tolist() == ((word >> np.uint32(16)).astype(np.int32) ^ word.astype(np.int32)).tolist()
     assert h.tolist() == (np.arange(N, dtype=np.float32) / np.float32(3) + np.float32(1)).tolist()
+
+
+def test_the_barriers_of_a_kernel_of_ours_are_needed(monkeypatch):
+    partials, total = np.arange(300, dtype=np.float64), np.zeros(1)
+    arguments = partials, np.int32(300), np.float64(2), total
+    assert found(add_partials_kernel, *arguments, block=THREADS).faults == []
+    assert total[0] == 2 * partials.sum()
+    monkeypatch.setattr(names.cuda, "syncthreads", lambda: None)
+    assert found(add_partials_kernel, *arguments, block=THREADS).kinds() == {"race"}
