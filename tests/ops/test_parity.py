@@ -68,6 +68,8 @@ def test_row_is_within_its_bounds(key):
 GPU_ROWS = [key for key, row in MODES.items() if row.device == "gpu"]
 SMALLEST_FIRST = sorted(mean_cases(), key=lambda case: (case.ins[0].size < 10, sum(array.size for array in case.ins)))
 """Small cases, those last that have a handful of elements."""
+SIMULATED = (8, 0) if compiler.LOCKSTEP else (0, 0)
+"""The compute capability of which a simulator has the instructions: ours has Ampere's tensor cores."""
 SLOW = ("norm", "softmax", "xent", "rmsle", "prelu_wgrad", "l1_fprop", "huber_fprop", "bce_fprop")
 """Parts of the names of common ops whose kernels let threads wait for each other: a thread of the simulator is a Python thread."""
 
@@ -116,14 +118,15 @@ def implementations(row):
 @pytest.mark.skipif(not gpu_device.SIMULATOR, reason="a GPU runs all cases, above")
 @pytest.mark.parametrize("key", GPU_ROWS, ids="-".join)
 def test_what_a_row_adds_is_right_in_the_simulator(key, device, pytestconfig):
-    """Kernels that every GPU can run, on the smallest case. .ci/full takes more: of common ones four small cases (two in the second layout; their own
-    files have the rest), of others those that tell most. One case of each implementation runs in the checking mode, too: no race, no access out of bounds.
+    """Kernels that the simulator can run, on the smallest case. .ci/full takes more: of common ones four small cases (two in the second layout; their own
+    files have the rest), of others those that tell most. A case of each implementation runs in the checking mode, too: no race, no access out of
+    bounds.
     """
     row, run, checked, short = MODES[key], set(), set(), pytestconfig.getoption("markexpr") == "not full"
     cases = 1 if short else 4 if key == GPU_ROWS[0] else 2
     for op, part, impl in own(key):
-        if impl.lacks((0, 0)):
-            continue  # tensor cores and TMA: compiled, below
+        if impl.lacks(SIMULATED):
+            continue  # wgmma and TMA, in Numba's simulator also mma: compiled, below
         common = op in COMMON and not any(name in op for name in SLOW)
         found = taken(row, op, impl, device)
         slow = any(name in op for name in SLOW)
@@ -138,7 +141,7 @@ def test_what_a_row_adds_is_right_in_the_simulator(key, device, pytestconfig):
                 with checking() as seen:
                     bound.run()
                 assert not seen.faults, (part, op, case.label, *map(str, seen.faults))
-    simulated, others = ({op for op, _, impl in own(key) if bool(impl.lacks((0, 0))) is lacks} for lacks in (False, True))
+    simulated, others = ({op for op, _, impl in own(key) if bool(impl.lacks(SIMULATED)) is lacks} for lacks in (False, True))
     assert run >= simulated - others - {"convert"}
 
 

@@ -189,10 +189,30 @@ def where(mask: np.ndarray, a: Any, b: Any) -> Any:
 
 
 def put(old: Any, new: Any) -> Any:
-    """A variable after an assignment: `new` in the active lanes, `old` in the others."""
-    if old is None or now.mask is None:
+    """A variable after an assignment: `new` in the active lanes, `old` in the others.
+
+    A name may be used again for something of another kind, an address behind a number: that is another variable, as it is to a compiler.
+    """
+    if old is None or now.mask is None or _kind(old) != _kind(new):
         return new
     return where(now.mask, new, old)
+
+
+def _kind(value: Any) -> Any:
+    """Numbers are of one kind, tuples of one for each length, addresses and arrays each of their own."""
+    if type(value) is np.ndarray or isinstance(value, _NUMBERS):
+        return "number"
+    return len(value) if type(value) is tuple else type(value)
+
+
+def element(values: Any, i: Any) -> Any:
+    """values[i], also of a tuple by an index that differs between lanes."""
+    if type(values) is not tuple or type(i) is not np.ndarray:
+        return values[i]
+    result = values[-1]
+    for k, value in enumerate(values[:-1]):
+        result = where(i == k, value, result)
+    return result
 
 
 def select(condition: Any, a: Any, b: Any) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import linecache
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import CodeType
 from typing import Any
 
@@ -30,7 +30,7 @@ OPERATORS = {
     ast.Pow: "power",
 }
 _FROM_LANES = ("now", "split", "Loop", "Returns", "over", "both", "either", "choose", "negated")
-_FROM_NUMBERS = (*OPERATORS.values(), "put", "select")
+_FROM_NUMBERS = (*OPERATORS.values(), "put", "select", "element")
 PREFIX = "lockstep_"
 RUNTIME: dict[str, Any] = {PREFIX + name: getattr(lanes, name) for name in _FROM_LANES}
 RUNTIME |= {PREFIX + name: getattr(numbers, name) for name in _FROM_NUMBERS}
@@ -98,6 +98,19 @@ def _leaves(nodes: Sequence[ast.stmt], loops: bool = True) -> bool:
     return False
 
 
+def _outlives(nodes: Iterable[ast.AST], own: frozenset[str]) -> Iterator[str]:
+    """Names that are read outside of the loops that count with them; `own` are those of the loops around."""
+    for node in nodes:
+        if isinstance(node, ast.For) and isinstance(node.target, ast.Name):
+            yield from _outlives([node.iter], own)
+            yield from _outlives(node.body, own | {node.target.id})
+        elif isinstance(node, ast.Name):
+            if isinstance(node.ctx, ast.Load) and node.id not in own:
+                yield node.id
+        else:
+            yield from _outlives(ast.iter_child_nodes(node), own)
+
+
 def _returns(nodes: Sequence[ast.stmt]) -> bool:
     return _leaves(nodes, False)
 
@@ -108,6 +121,7 @@ class _Function:
     def __init__(self, tree: ast.FunctionDef, file: str, is_kernel: bool) -> None:
         self.tree, self.file, self.is_kernel, self.count = tree, file, is_kernel, 0
         body = tree.body
+        self.outlive = set(_outlives(tree.body, frozenset()))
         self.early = _returns(body[:-1]) or (bool(body) and not isinstance(body[-1], ast.Return) and _returns(body[-1:]))
 
     # -- small parts
@@ -216,6 +230,8 @@ class _Function:
             case ast.Attribute(value, attr, ctx):
                 return ast.Attribute(go(value), attr, ctx)
             case ast.Subscript(value, index, ctx) if not isinstance(index, ast.Slice):
+                if isinstance(index, ast.Name) and isinstance(value, ast.Name):
+                    return self._call("element", value, index)
                 return ast.Subscript(go(value), go(index), ctx)
             case ast.Tuple(elements, ctx):
                 return ast.Tuple([go(each) for each in elements], ctx)
@@ -359,7 +375,7 @@ class _Function:
         else:
             sequence = self._call("over", *bounds) if of_range else self.expression(values)
         inner = self._block(body, loop=name)
-        if isinstance(target, ast.Name) and top:
+        if isinstance(target, ast.Name) and (top or target.id not in self.outlive):
             yield ast.For(target, sequence, inner, [])
             return
         each = self._fresh()

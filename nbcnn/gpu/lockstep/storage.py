@@ -86,8 +86,10 @@ class Memory:
 
     def is_fresh(self, other: Any) -> bool:
         """True if lanes that have `other` may have this one instead, because they have nothing in it that they could miss."""
-        if not isinstance(other, Memory) or (other.shape, other.dtype) != (self.shape, self.dtype):
-            return False
+        return isinstance(other, Memory) and (other.shape, other.dtype) == (self.shape, self.dtype) and self.is_same(other)
+
+    def is_same(self, other: Any) -> bool:
+        """True if both begin at the same byte."""
         first, second = (array.flat.__array_interface__["data"][0] for array in (self, other))
         return bool(first == second)
 
@@ -314,14 +316,18 @@ class Pointer:
 
     def __sub__(self, less: Any) -> Any:
         if isinstance(less, Pointer):
-            if less.array is not self.array:
+            if less.array is not self.array and not self.array.is_same(less.array):
                 raise TypeError("a difference of addresses in two arrays")
-            return cast(self.offset - less.offset, I8)
+            return cast(self.offset - less.offset, U4)
         return self + (-less.astype(np.int64) if type(less) is np.ndarray else -int(less))
+
+    def __and__(self, bits: Any) -> Pointer:
+        """The address with low bits cleared: arrays begin at multiples of 1,024 bytes."""
+        return Pointer(self.array, self.offset & bits)
 
     def merged(self, mask: np.ndarray, other: Any) -> Pointer:
         """The address in some lanes, and another in the same array in the others."""
-        if not isinstance(other, Pointer) or other.array is not self.array:
+        if not isinstance(other, Pointer) or not (other.array is self.array or self.array.is_same(other.array)):
             raise TypeError("an address is one array's in some threads and another's in others")
         return Pointer(self.array, where(mask, self.offset, other.offset))
 
