@@ -118,9 +118,9 @@ def implementations(row):
 @pytest.mark.skipif(not gpu_device.SIMULATOR, reason="a GPU runs all cases, above")
 @pytest.mark.parametrize("key", GPU_ROWS, ids="-".join)
 def test_what_a_row_adds_is_right_in_the_simulator(key, device, pytestconfig):
-    """Kernels that the simulator can run, on the smallest case. .ci/full takes more: of common ones four small cases (two in the second layout; their own
-    files have the rest), of others those that tell most. A case of each implementation runs in the checking mode, too: no race, no access out of
-    bounds.
+    """Kernels that the simulator can run, on the smallest case. .ci/full takes more: of common ones four small cases (two in the second layout;
+    their own files have the rest), of others those that tell most. A case of each implementation runs in the checking mode, too: no race, nothing
+    out of bounds.
     """
     row, run, checked, short = MODES[key], set(), set(), pytestconfig.getoption("markexpr") == "not full"
     cases = 1 if short else 4 if key == GPU_ROWS[0] else 2

@@ -90,7 +90,7 @@ def _operator(op: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 
 add, subtract, multiply, floor_divide, modulo = map(_operator, (operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod))
-_and, _or, _xor = map(_operator, (operator.and_, operator.or_, operator.xor))
+_both_bits, _either_bit, _one_bit = map(_operator, (operator.and_, operator.or_, operator.xor))
 
 
 def _logic(op: Callable[[Any, Any], Any], general: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
@@ -106,7 +106,7 @@ def _logic(op: Callable[[Any, Any], Any], general: Callable[[Any, Any], Any]) ->
     return apply
 
 
-and_, or_, xor = _logic(operator.and_, _and), _logic(operator.or_, _or), _logic(operator.xor, _xor)
+and_, or_, xor = _logic(operator.and_, _both_bits), _logic(operator.or_, _either_bit), _logic(operator.xor, _one_bit)
 
 
 def divide(a: Any, b: Any) -> Any:
