@@ -18,6 +18,7 @@ from nbcnn.plan.names import PRECISIONS
 EXAMPLES = (
     "python -m nbcnn simulate conv_fprop --shape 1,8,8,8,8",
     "python -m nbcnn simulate conv_fprop --shape 1,8,8,8,8 --mode naive --lines",
+    "python -m nbcnn simulate conv_fprop --mode tensorcore --precision bf16",
     "python -m nbcnn simulate maxpool_fprop --shape 2,8,8,8 --json",
 )
 SHAPES = {
@@ -59,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _simulate(flags: SimpleNamespace) -> int:
     if "nbcnn.gpu.compiler" not in sys.modules:
-        os.environ["NBCNN_SIMULATOR"] = "1"  # which nbcnn.gpu.compiler reads when it is imported, below
+        os.environ["NBCNN_SIMULATOR"] = "80"  # with tensor cores; which nbcnn.gpu.compiler reads when it is imported, below
     from nbcnn.gpu import compiler
 
     if not compiler.LOCKSTEP:

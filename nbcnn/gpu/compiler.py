@@ -30,20 +30,22 @@ class CompilerMissing(RuntimeError):
     exit_code = 4
 
 
-def _asked(variable: str) -> bool:
+def _asked(variable: str) -> int:
     """A variable of the environment as Numba reads its own: an integer, 0 where it is none."""
     try:
-        return bool(int(os.environ.get(variable, "0")))
+        return int(os.environ.get(variable, "0"))
     except ValueError:
-        return False
+        return 0
 
 
-LOCKSTEP = _asked("NBCNN_SIMULATOR")
+LOCKSTEP = bool(_asked("NBCNN_SIMULATOR"))
 """True when NBCNN_SIMULATOR=1: kernels run as lanes of NumPy arrays (`nbcnn.gpu.lockstep`), without a GPU and without Numba."""
-NUMBA_SIMULATOR = not LOCKSTEP and _asked("NUMBA_ENABLE_CUDASIM")
+NUMBA_SIMULATOR = not LOCKSTEP and bool(_asked("NUMBA_ENABLE_CUDASIM"))
 """True when NUMBA_ENABLE_CUDASIM=1: kernels run as Python threads in Numba's simulator."""
 SIMULATOR = LOCKSTEP or NUMBA_SIMULATOR
 """True when kernels run in either simulator."""
+SIMULATED_CAPABILITY = (8, 0) if _asked("NBCNN_SIMULATOR") == 80 else (7, 5)
+"""The compute capability of the simulated GPU: NBCNN_SIMULATOR=80 asks for Ampere's tensor cores."""
 SIMULATED_BY = "NBCNN_SIMULATOR=1" if LOCKSTEP else "NUMBA_ENABLE_CUDASIM=1"
 """The variable of the environment that asks for the simulator."""
 
