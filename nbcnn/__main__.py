@@ -27,6 +27,7 @@ COMMANDS = {
     "ladder": "climb from the NumPy path to the fastest kernels: table, chart, JSON",
     "roofline": "every step of the training plan under the ceilings of this GPU, as table, chart and JSON",
     "kernels": "what the compiler makes of every kernel, for any architecture and without a GPU",
+    "simulate": "run one op's kernels without a GPU: what a block did, bank conflicts, transactions, races",
     "bench": "time ops, training steps and convolutions beside PyTorch and cuDNN",
     "study": "one question each: depthwise variants, GEMM, fused norms; tables, CSV, charts",
     "compare": "two modes, kernels or tiles for one op: results, paired times, registers, roofline",

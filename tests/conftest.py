@@ -40,10 +40,10 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session")
 def device():
-    """A `Gpu` (real, or simulated when NUMBA_ENABLE_CUDASIM=1); skips with the reason where kernels cannot run."""
+    """A `Gpu` (real, or simulated when NBCNN_SIMULATOR=1 or NUMBA_ENABLE_CUDASIM=1); skips with the reason where kernels cannot run."""
     reason = gpu_device.gpu_missing()
     if reason:
-        pytest.skip(f"{reason}; NUMBA_ENABLE_CUDASIM=1 runs the small cases in the simulator")
+        pytest.skip(f"{reason}; NBCNN_SIMULATOR=1 runs the small cases in the simulator")
     return gpu_device.Gpu()
 
 

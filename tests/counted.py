@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
+
+from nbcnn.gpu import compiler
 from nbcnn.ops.kernel.traffic import Traffic
 
 
@@ -10,6 +13,8 @@ def counted(launch, patch, uncounted=()) -> Traffic:
 
     `patch` is a monkeypatch.
     """
+    if compiler.LOCKSTEP:
+        return counted_in_step(launch, uncounted)
     from numba.cuda.simulator.cudadrv.devicearray import FakeWithinKernelCUDAArray as Array
 
     seen: list[tuple[str, int, int]] = []  # lists may be appended to by several threads at a time
@@ -34,5 +39,30 @@ def counted(launch, patch, uncounted=()) -> Traffic:
     patch.setattr(Array, "__setitem__", noted_put)
     launch.run()
     read, write = ([(at, size) for way, at, size in seen if way == wanted] for wanted in ("read", "write"))
+    assert len(set(write)) == len(write), f"{launch.name} stores a byte twice"
+    return Traffic(sum(size for _, size in read), sum(size for _, size in write), sum(size for _, size in set(read)))
+
+
+def counted_in_step(launch, uncounted=()) -> Traffic:
+    """`counted` where threads run as lanes."""
+    from nbcnn.gpu.lockstep import check, lanes
+    from nbcnn.gpu.lockstep import launch as launching
+
+    given = {value.__array_interface__["data"][0] for value in launch.args if hasattr(value, "copy_to_host") and id(value) not in uncounted}
+    moved = {False: [], True: []}
+
+    class Notes(check.Watch):
+        def access(self, array, index, count, writes, values=()):
+            if array.space == "global" and array.address in given:
+                at = np.asarray(lanes.lane_array(index))[lanes.active()].astype(np.int64)
+                size = array.dtype.itemsize
+                moved[writes] += [(array.address + int(i + k) * size, size) for i in at for k in range(count)]
+
+    launching.watchers.append(Notes(check.Found()))
+    try:
+        launch.run()
+    finally:
+        launching.watchers.pop()
+    read, write = moved[False], moved[True]
     assert len(set(write)) == len(write), f"{launch.name} stores a byte twice"
     return Traffic(sum(size for _, size in read), sum(size for _, size in write), sum(size for _, size in set(read)))

@@ -19,7 +19,7 @@ _TOOLKIT = re.compile(r"nvidia-(cuda-nvrtc|cuda-nvcc|cuda-runtime|nvvm|nvjitlink
 
 
 def parser() -> Parser:
-    examples = ("python -m nbcnn env", "python -m nbcnn env --json", "NUMBA_ENABLE_CUDASIM=1 python -m nbcnn env")
+    examples = ("python -m nbcnn env", "python -m nbcnn env --json", "NBCNN_SIMULATOR=1 python -m nbcnn env")
     made = Parser("python -m nbcnn env", "Say what this machine has, what of nbcnn works on it, and what to install for the rest.", examples)
     flag(made.add_argument_group("output"), "--json", bool, "print one line of JSON", "off")
     return made
@@ -42,7 +42,7 @@ def report() -> dict[str, Any]:
     versions = {"nbcnn": __version__, "python": platform.python_version()} | {name: version(name) for name in PACKAGES}
     toolkit = {name: version(name) for name in _toolkit_wheels()}
     from nbcnn.gpu import kernel_store
-    from nbcnn.gpu.compiler import SIMULATOR, missing
+    from nbcnn.gpu.compiler import NUMBA_SIMULATOR, SIMULATOR, missing
 
     driver, gpus, problem = _driver(), *_gpus()
     compiles = _compile_problem()
@@ -51,7 +51,7 @@ def report() -> dict[str, Any]:
         "gpu": problem,
         "ranks": problem or _nccl_problem(),
         "compile": compiles,
-        "simulator": missing(),
+        "simulator": missing() if NUMBA_SIMULATOR else None,
     }
     return {
         "versions": versions,
@@ -84,7 +84,7 @@ def text(found: dict[str, Any]) -> str:
         "gpu": "GPU modes (naive, tiled, im2col; tensorcore from compute capability 8.0 on)",
         "ranks": "training on more than one GPU (python -m nbcnn launch)",
         "compile": "compiling kernels without running them",
-        "simulator": "simulator (NUMBA_ENABLE_CUDASIM=1)",
+        "simulator": "simulator (NBCNN_SIMULATOR=1)",
     }
     lines += ["", "what works"]
     lines += [
@@ -131,6 +131,7 @@ def _driver() -> str | None:
 def _gpus() -> tuple[list[dict[str, Any]], str | None]:
     """The visible GPUs, and None or the reason why kernels cannot run on one."""
     from nbcnn.gpu import driver
+    from nbcnn.gpu.compiler import SIMULATED_BY
     from nbcnn.gpu.device import gpu_missing
     from nbcnn.gpu.language import SIMULATOR
 
@@ -138,7 +139,7 @@ def _gpus() -> tuple[list[dict[str, Any]], str | None]:
     if missing:
         return [], " ".join(missing.split())
     if SIMULATOR:
-        return [], "NUMBA_ENABLE_CUDASIM=1 puts the simulator in the GPU's place"
+        return [], f"{SIMULATED_BY} puts the simulator in the GPU's place"
     return driver.all_gpus(), None
 
 
@@ -152,13 +153,13 @@ def _nccl_problem() -> str | None:
 def _compile_problem() -> str | None:
     """None if kernels compile here (it needs the toolkit's wheels, not a GPU), else the reason."""
     from nbcnn.check.static import compile_kernel
-    from nbcnn.gpu.compiler import array_type, missing
+    from nbcnn.gpu.compiler import SIMULATED_BY, array_type, missing
     from nbcnn.gpu.language import SIMULATOR, jit
 
     if (reason := missing()) is not None:
         return reason
     if SIMULATOR:
-        return "NUMBA_ENABLE_CUDASIM=1 puts the simulator in the compiler's place"
+        return f"{SIMULATED_BY} puts the simulator in the compiler's place"
 
     def first_is_one(x):
         x[0] = 1
@@ -171,13 +172,13 @@ def _compile_problem() -> str | None:
 
 
 def _advice(driver: str | None, gpu_problem: str | None, compile_problem: str | None) -> list[str]:
-    from nbcnn.gpu.compiler import missing
+    from nbcnn.gpu.compiler import SIMULATED_BY, missing
     from nbcnn.gpu.language import SIMULATOR
 
     if SIMULATOR and (reason := missing()) is not None:
         return [f"the simulator cannot run: {reason}"]
     if SIMULATOR:
-        return ["the simulator is on; without NUMBA_ENABLE_CUDASIM=1 this command says what the GPU can do"]
+        return [f"the simulator is on; without {SIMULATED_BY} this command says what the GPU can do"]
     if gpu_problem is None and compile_problem is None:
         return ["everything works: python train.py"]
     if driver is None:

@@ -54,7 +54,7 @@ def message(error: BaseException, without_gpu: str = MODE_CPU) -> str:
             (
                 " ".join(text.split()),
                 f"  without a GPU:      {without_gpu}",
-                "  to try the kernels: NUMBA_ENABLE_CUDASIM=1 runs them in Numba's simulator, for tiny shapes (python -m nbcnn gradcheck)",
+                "  to try the kernels: NBCNN_SIMULATOR=1 runs them in the simulator, for small shapes (python -m nbcnn gradcheck, simulate)",
             )
         )
     expected = code != RUNTIME or isinstance(error, OSError) or hasattr(error, "exit_code")

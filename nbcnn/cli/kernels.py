@@ -49,11 +49,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _report(flags: SimpleNamespace) -> int:
-    from nbcnn.gpu.compiler import SIMULATOR, numba_cuda
+    from nbcnn.gpu.compiler import SIMULATED_BY, SIMULATOR, numba_cuda
     from nbcnn.lab.measure import kernels
 
     if SIMULATOR:
-        raise UsageError("the simulator compiles nothing: run kernels without NUMBA_ENABLE_CUDASIM")
+        raise UsageError(f"the simulator compiles nothing: run kernels without {SIMULATED_BY}")
 
     def say(text: str) -> None:
         if not flags.quiet:

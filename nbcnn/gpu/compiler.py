@@ -30,16 +30,24 @@ class CompilerMissing(RuntimeError):
     exit_code = 4
 
 
-def _simulating() -> bool:
-    """NUMBA_ENABLE_CUDASIM as Numba reads it: an integer, 0 where it is none."""
+def _asked(variable: str) -> int:
+    """A variable of the environment as Numba reads its own: an integer, 0 where it is none."""
     try:
-        return bool(int(os.environ.get("NUMBA_ENABLE_CUDASIM", "0")))
+        return int(os.environ.get(variable, "0"))
     except ValueError:
-        return False
+        return 0
 
 
-SIMULATOR = _simulating()
-"""True when NUMBA_ENABLE_CUDASIM=1: kernels run as Python threads, without a GPU."""
+LOCKSTEP = bool(_asked("NBCNN_SIMULATOR"))
+"""True when NBCNN_SIMULATOR=1: kernels run as lanes of NumPy arrays (`nbcnn.gpu.lockstep`), without a GPU and without Numba."""
+NUMBA_SIMULATOR = not LOCKSTEP and bool(_asked("NUMBA_ENABLE_CUDASIM"))
+"""True when NUMBA_ENABLE_CUDASIM=1: kernels run as Python threads in Numba's simulator."""
+SIMULATOR = LOCKSTEP or NUMBA_SIMULATOR
+"""True when kernels run in either simulator."""
+SIMULATED_CAPABILITY = (8, 0) if _asked("NBCNN_SIMULATOR") == 80 else (7, 5)
+"""The compute capability of the simulated GPU: NBCNN_SIMULATOR=80 asks for Ampere's tensor cores."""
+SIMULATED_BY = "NBCNN_SIMULATOR=1" if LOCKSTEP else "NUMBA_ENABLE_CUDASIM=1"
+"""The variable of the environment that asks for the simulator."""
 
 _NOT_IN_SIMULATOR = ("launch_bounds", "max_registers", "lto")
 
@@ -57,9 +65,9 @@ def _opened() -> tuple[Any, str]:
         return None, f"Numba-CUDA cannot be imported ({type(error).__name__}: {error}): {INSTALL}"
     # One block of a small test shape is no performance problem, and users cannot act on the message.
     warnings.simplefilter("ignore", errors.NumbaPerformanceWarning)
-    if bool(config.ENABLE_CUDASIM) != SIMULATOR:
+    if bool(config.ENABLE_CUDASIM) != NUMBA_SIMULATOR:
         return None, "Numba simulates and nbcnn does not, or the reverse: set NUMBA_ENABLE_CUDASIM before Python starts, not in .numba_config.yaml"
-    if SIMULATOR:
+    if NUMBA_SIMULATOR:
         from numba.cuda.simulator import kernel, kernelapi
 
         simulator.quicken(kernel, kernelapi, cuda)
@@ -71,12 +79,14 @@ def _opened() -> tuple[Any, str]:
 
 
 def missing() -> str | None:
-    """None if Numba-CUDA can be imported, else the reason in words, with the extra that brings it."""
-    return _opened()[1] or None
+    """None if Numba-CUDA can be imported or is not needed, else the reason in words, with the extra that brings it."""
+    return None if LOCKSTEP else _opened()[1] or None
 
 
 def numba_cuda() -> Any:
-    """The module `numba.cuda`: streams, events, memory and devices of the host's side. Raises CompilerMissing."""
+    """The module `numba.cuda`: streams, events, memory and devices of the host's side; the simulator's stand-in. Raises CompilerMissing."""
+    if LOCKSTEP:
+        return importlib.import_module("nbcnn.gpu.lockstep.host")
     module, reason = _opened()
     if module is None:
         raise CompilerMissing(reason)
@@ -89,7 +99,11 @@ def bindings(name: str) -> Any:
 
 
 def named(path: str) -> Any:
-    """What Numba has under a dotted name, such as "cuda.shared.array" or "types.float32"."""
+    """What Numba has under a dotted name, such as "cuda.shared.array" or "types.float32"; what stands for it in the simulator."""
+    if LOCKSTEP:
+        from nbcnn.gpu.lockstep import names
+
+        return names.named(path)
     numba_cuda()
     # Not `numba.types`, which becomes another module when somebody imports it by that name: kernels on disk would not be found again.
     root, _, rest = path.partition(".")
@@ -98,9 +112,16 @@ def named(path: str) -> Any:
 
 
 def dispatcher(function: Callable[..., Any], options: Mapping[str, Any]) -> Any:
-    """`cuda.jit(**options)(function)` with numbers of 32 bits (`typing32`), less the options that the simulator does not know."""
+    """`cuda.jit(**options)(function)` with numbers of 32 bits (`typing32`), less the options that Numba's simulator does not know.
+
+    In the simulator a device function is itself, and a kernel a `lockstep.launch.Kernel`.
+    """
+    if LOCKSTEP:
+        from nbcnn.gpu.lockstep.launch import Kernel
+
+        return function if options.get("device") else Kernel(function, dict(options))
     cuda, chosen = numba_cuda(), dict(options)
-    if SIMULATOR:
+    if NUMBA_SIMULATOR:
         for name in _NOT_IN_SIMULATOR:
             chosen.pop(name, None)
         return cuda.jit(**chosen)(function)

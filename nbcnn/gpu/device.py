@@ -57,9 +57,9 @@ def shared_of_block() -> int:
 
 
 def capability_of_gpu() -> tuple[int, int]:
-    """The compute capability of the current GPU, which must be there; 7.5 in the simulator."""
+    """The compute capability of the current GPU, which must be there; 7.5 in the simulator unless it is asked for another."""
     if SIMULATOR:
-        return 7, 5
+        return compiler.SIMULATED_CAPABILITY
     return driver.device().capability
 
 

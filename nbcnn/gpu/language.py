@@ -21,9 +21,10 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu import compiler
-from nbcnn.gpu.compiler import SIMULATOR
+from nbcnn.gpu.compiler import LOCKSTEP, NUMBA_SIMULATOR, SIMULATOR
 
 __all__ = [
+    "NUMBA_SIMULATOR",
     "SIMULATOR",
     "Description",
     "Function",
@@ -98,7 +99,7 @@ class _Types(Name):
 
 
 class Intrinsic(Description):
-    """An instruction: `make(*args)`, a function of `nbcnn.gpu.compiler`, gives Numba's intrinsic. The simulator has none."""
+    """An instruction: `make(*args)`, a function of `nbcnn.gpu.compiler`, gives Numba's intrinsic. Numba's simulator has none."""
 
     def __init__(self, name: str, make: Callable[..., Any], *args: Any) -> None:
         self.__name__, self._make, self._args, self._real = name, make, args, None
@@ -108,7 +109,11 @@ class Intrinsic(Description):
         return f"<instruction {self.__name__}>"
 
     def resolve(self) -> Any:
-        if SIMULATOR:
+        if LOCKSTEP:
+            from nbcnn.gpu.lockstep import instructions
+
+            return instructions.named(self.__name__, self.made_by)
+        if NUMBA_SIMULATOR:
             return self  # a kernel may name it where it does not come to in the simulator
         with _RESOLVING:
             if self._real is None:
@@ -165,7 +170,7 @@ class Function(Description):
                 function = self.py_func
                 cells = tuple(CellType() for _ in function.__closure__ or ())
                 known: dict[str, Any] = {name: function.__globals__[name] for name in _OF_A_MODULE if name in function.__globals__}
-                made = FunctionType(function.__code__, known, function.__name__, resolved(function.__defaults__), cells)
+                made = _copied(function, known, cells, is_kernel=not self.options.get("device"))
                 made.__kwdefaults__ = resolved(function.__kwdefaults__)
                 made.__doc__, made.__module__, made.__qualname__ = function.__doc__, function.__module__, function.__qualname__
                 made.__annotations__ = function.__annotations__
@@ -219,6 +224,18 @@ def _factory_call(function: Any, frame: FrameType | None) -> tuple[str, str, dic
     return None
 
 
+def _copied(function: Any, known: dict[str, Any], cells: tuple[CellType, ...], is_kernel: bool) -> FunctionType:
+    """A copy of a function with these globals and this closure, both to be filled; for the simulator its code is rewritten."""
+    defaults = resolved(function.__defaults__)
+    if not LOCKSTEP:
+        return FunctionType(function.__code__, known, function.__name__, defaults, cells)
+    from nbcnn.gpu.lockstep import names, rewrite
+
+    code, by_name = rewrite.rewritten(function, is_kernel), dict(zip(function.__code__.co_freevars, cells, strict=True))
+    known.update(names.BUILTINS | rewrite.RUNTIME)
+    return FunctionType(code, known, function.__name__, defaults, tuple(by_name[name] for name in code.co_freevars))
+
+
 def _fill(known: dict[str, Any], cells: tuple[CellType, ...], function: Any) -> None:
     """Put what `function` names into the globals and the closure of its copy."""
     names = dict.fromkeys(_names(function.__code__))
@@ -243,6 +260,10 @@ def _names(code: CodeType) -> Iterator[str]:
 
 def _inside(value: Any, names: dict[str, None], seen: tuple[ModuleType, ...] = ()) -> Any:
     """`resolved(value)`; for a module with descriptions among `names`, a copy with those attributes resolved."""
+    if LOCKSTEP:
+        from nbcnn.gpu.lockstep import names as simulated
+
+        value = simulated.stand_in(value)
     if not isinstance(value, ModuleType):
         return resolved(value)
     if value in seen:
@@ -276,7 +297,7 @@ def jit(**options: Any) -> Callable[[Callable[..., Any]], Any]:
     """Describe a kernel, or with `device=True` a device function; the options are those of Numba's `cuda.jit`.
 
     `launch_bounds=(threads, blocks)` says what the compiler may count on. Nothing is compiled before the first launch; compiled kernels are
-    kept on disk (`nbcnn.gpu.kernel_cache`). The simulator leaves out the options that it does not know.
+    kept on disk (`nbcnn.gpu.kernel_cache`). The simulators leave out the options that they do not know.
     """
     return lambda function: Function(function, options, _factory_call(function, sys._getframe(1)))
 

@@ -199,7 +199,7 @@ def test_a_gpu_mode_without_a_gpu_exits_4_in_three_lines(mode, capsys):
     lines = text.splitlines()
     assert len(lines) == 3
     assert "--mode cpu" in lines[1]
-    assert "NUMBA_ENABLE_CUDASIM=1" in lines[2]
+    assert "NBCNN_SIMULATOR=1" in lines[2]
 
 
 def test_advice_without_a_gpu_fits_the_command(monkeypatch, capsys):

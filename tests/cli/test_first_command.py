@@ -20,7 +20,7 @@ def typed(line, folder):
     program, *words = shlex.split(line)
     assert program == "python"
     hidden = {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT), "NBCNN_OFFLINE": "1"}
-    environment = {name: value for name, value in os.environ.items() if name != "NUMBA_ENABLE_CUDASIM"} | hidden
+    environment = {name: value for name, value in os.environ.items() if name not in ("NUMBA_ENABLE_CUDASIM", "NBCNN_SIMULATOR")} | hidden
     done = subprocess.run([sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout, done.stderr

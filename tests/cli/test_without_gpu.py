@@ -47,6 +47,7 @@ DONE = {
     "kernels": ("kernels", "--mode", "naive", "--op", "relu_fprop", "--arch", "80", "--json"),
     "study": ("study", "dwconv", "--shapes", "8x2x48x48", "--json"),
     "report": ("report", "nvidia-h200", "--json"),
+    "simulate": ("simulate", "relu_fprop", "--shape", "1,2,4,4", "--mode", "naive", "--json"),
 }
 """What does its part on the CPU, each printing one line of JSON."""
 ELSEWHERE = {
@@ -64,7 +65,7 @@ ELSEWHERE = {
 def run(words, folder):
     """The process of a command without a GPU, in `folder`."""
     hidden = {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT), "NBCNN_OFFLINE": "1"}
-    environment = {name: value for name, value in os.environ.items() if name != "NUMBA_ENABLE_CUDASIM"} | hidden
+    environment = {name: value for name, value in os.environ.items() if name not in ("NUMBA_ENABLE_CUDASIM", "NBCNN_SIMULATOR")} | hidden
     return subprocess.run([sys.executable, *map(str, words)], cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
 
 
@@ -76,7 +77,7 @@ def refused(done):
     assert what.startswith("nbcnn: error: ")
     assert "CUDA" in what
     assert without.startswith("  without a GPU: ")
-    assert "NUMBA_ENABLE_CUDASIM=1" in simulator
+    assert "NBCNN_SIMULATOR=1" in simulator
     assert "Traceback" not in done.stderr
     return without.removeprefix("  without a GPU: ").strip()
 

@@ -1,6 +1,7 @@
-"""Tests of the kernels in Numba's simulator: the test files that have small cases, each in a process of its own.
+"""Tests of the kernels in the simulator: the test files that have small cases, each in a process of its own.
 
-NUMBA_ENABLE_CUDASIM is read when nbcnn is imported, so it cannot be switched within this process.
+NBCNN_SIMULATOR and NUMBA_ENABLE_CUDASIM are read when nbcnn is imported, so they cannot be switched within this process. .ci/full runs the files in
+Numba's simulator, too: two programs that run threads in different orders, and round by different rules, agree on every kernel.
 """
 
 from __future__ import annotations
@@ -17,16 +18,20 @@ from compiled import full
 from nbcnn.gpu import device
 
 TESTS = Path(__file__).parents[1]
+OURS, NUMBAS = "NBCNN_SIMULATOR", "NUMBA_ENABLE_CUDASIM"
 FILES = (
     "test_bench_ceilings.py",
-    "test_compiler_door.py",
     "test_gemm.py",
+    "test_in_step.py",
     "test_parity.py",
+    "test_planted_faults.py",
     "test_ptx_cvt.py",
-    "test_turns.py",
     "test_unpool_pack.py",
 )
 """Every row's kernels (test_parity.py) and the basic ones."""
+OF_NUMBA = ("test_compiler_door.py", "test_turns.py")
+"""What descriptions become in Numba's simulator."""
+OF_OURS = ("test_in_step.py", "test_planted_faults.py")
 FURTHER = (
     "test_conv_evonorm.py",
     "test_conv_evonorm_winograd.py",
@@ -58,7 +63,7 @@ FURTHER = (
     "test_svm.py",
     "test_traffic.py",
 )
-"""Kernels that test_parity.py runs, too, in more shapes, and the ladder for Hopper: fifteen minutes of a core."""
+"""Kernels that test_parity.py runs, too, in more shapes, and the ladder for Hopper."""
 WHOLE_COMMANDS = ("test_bench_convs.py", "test_bench_op.py", "test_compare.py", "test_fusion_study.py", "test_s4convd.py", "test_study_times.py")
 """Commands and networks from end to end on simulated kernels: the kernels themselves have their cases in FILES."""
 
@@ -66,11 +71,22 @@ WHOLE_COMMANDS = ("test_bench_convs.py", "test_bench_op.py", "test_compare.py", 
 @pytest.mark.skipif(device.SIMULATOR, reason="this is the simulator already")
 @pytest.mark.parametrize("file", [*FILES, *full(*FURTHER, *WHOLE_COMMANDS)])
 def test_file_passes_in_the_simulator(file, pytestconfig):
+    passes(file, OURS, pytestconfig)
+
+
+@pytest.mark.skipif(device.SIMULATOR, reason="this is the simulator already")
+@pytest.mark.parametrize("file", [*OF_NUMBA, *full(*(file for file in (*FILES, *FURTHER, *WHOLE_COMMANDS) if file not in OF_OURS))])
+def test_file_passes_in_numbas_simulator(file, pytestconfig):
+    passes(file, NUMBAS, pytestconfig)
+
+
+def passes(file, simulator, pytestconfig):
+    """Run a file's tests in a simulator, in a process of their own; some must pass and none fail."""
     [path] = TESTS.rglob(file)
     # The same marks as here: a sample of the cases, or all.
     marked = pytestconfig.getoption("markexpr")
     command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-m", marked, str(path)]
-    done = subprocess.run(command, cwd=TESTS.parent, env={**os.environ, "NUMBA_ENABLE_CUDASIM": "1"}, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=TESTS.parent, env={**os.environ, simulator: "1"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-4000:]
     passed = re.search(r"(\d+) passed", done.stdout)
     assert passed

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from nbcnn.gpu.compiler import numba_cuda
-from nbcnn.gpu.language import SIMULATOR, cuda, i4, jit
+from nbcnn.gpu.language import NUMBA_SIMULATOR, cuda, i4, jit
 from nbcnn.gpu.simulator import let_others_go_first
 
-pytestmark = pytest.mark.skipif(not SIMULATOR, reason="needs the simulator")
+pytestmark = pytest.mark.skipif(not NUMBA_SIMULATOR, reason="needs Numba's simulator")
 
 
 def run(kernel, threads, size):

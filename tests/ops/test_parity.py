@@ -13,8 +13,10 @@ from nbcnn.check import gradcheck
 from nbcnn.check.cases import mean_cases
 from nbcnn.check.one_op import Bound, Unsupported
 from nbcnn.check.static import ptx_of_launch, signature_of
+from nbcnn.gpu import compiler
 from nbcnn.gpu import device as gpu_device
 from nbcnn.gpu.device import Host
+from nbcnn.gpu.lockstep.check import checking
 from nbcnn.lab.measure import kernels
 from nbcnn.modes import COMMON, MODES, REFERENCES
 from nbcnn.ops.conv import fused
@@ -66,6 +68,8 @@ def test_row_is_within_its_bounds(key):
 GPU_ROWS = [key for key, row in MODES.items() if row.device == "gpu"]
 SMALLEST_FIRST = sorted(mean_cases(), key=lambda case: (case.ins[0].size < 10, sum(array.size for array in case.ins)))
 """Small cases, those last that have a handful of elements."""
+SIMULATED = (8, 0) if compiler.LOCKSTEP else (0, 0)
+"""The compute capability of which a simulator has the instructions: ours has Ampere's tensor cores."""
 SLOW = ("norm", "softmax", "xent", "rmsle", "prelu_wgrad", "l1_fprop", "huber_fprop", "bce_fprop")
 """Parts of the names of common ops whose kernels let threads wait for each other: a thread of the simulator is a Python thread."""
 
@@ -114,14 +118,15 @@ def implementations(row):
 @pytest.mark.skipif(not gpu_device.SIMULATOR, reason="a GPU runs all cases, above")
 @pytest.mark.parametrize("key", GPU_ROWS, ids="-".join)
 def test_what_a_row_adds_is_right_in_the_simulator(key, device, pytestconfig):
-    """Kernels that every GPU can run, on the smallest case. .ci/full takes more: of common ones four small cases (two in the second layout; their own
-    files have the rest), of others those that tell most.
+    """Kernels that the simulator can run, on the smallest case. .ci/full takes more: of common ones four small cases (two in the second layout;
+    their own files have the rest), of others those that tell most. A case of each implementation runs in the checking mode, too: no race, nothing
+    out of bounds.
     """
-    row, run, short = MODES[key], set(), pytestconfig.getoption("markexpr") == "not full"
+    row, run, checked, short = MODES[key], set(), set(), pytestconfig.getoption("markexpr") == "not full"
     cases = 1 if short else 4 if key == GPU_ROWS[0] else 2
     for op, part, impl in own(key):
-        if impl.lacks((0, 0)):
-            continue  # tensor cores and TMA: compiled, below
+        if impl.lacks(SIMULATED):
+            continue  # wgmma and TMA, in Numba's simulator also mma: compiled, below
         common = op in COMMON and not any(name in op for name in SLOW)
         found = taken(row, op, impl, device)
         slow = any(name in op for name in SLOW)
@@ -131,7 +136,12 @@ def test_what_a_row_adds_is_right_in_the_simulator(key, device, pytestconfig):
             for got, wanted in zip(bound.results(), gradcheck.reference(case), strict=True):
                 error, limit = gradcheck.relative_error(got, wanted), gradcheck.bound(case, row.precision)
                 assert error <= limit, (part, op, case.label)
-    simulated, others = ({op for op, _, impl in own(key) if bool(impl.lacks((0, 0))) is lacks} for lacks in (False, True))
+            if compiler.LOCKSTEP and impl.bind not in checked:
+                checked.add(impl.bind)
+                with checking() as seen:
+                    bound.run()
+                assert not seen.faults, (part, op, case.label, *map(str, seen.faults))
+    simulated, others = ({op for op, _, impl in own(key) if bool(impl.lacks(SIMULATED)) is lacks} for lacks in (False, True))
     assert run >= simulated - others - {"convert"}
 
 

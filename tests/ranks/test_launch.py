@@ -45,7 +45,11 @@ def rank(tmp_path):
 
 def started(*words, **variables):
     """`python -m nbcnn launch` with these words, as a process."""
-    environment = {name: value for name, value in os.environ.items() if name != "NUMBA_ENABLE_CUDASIM"} | {"PYTHONPATH": str(ROOT)} | variables
+    environment = (
+        {name: value for name, value in os.environ.items() if name not in ("NUMBA_ENABLE_CUDASIM", "NBCNN_SIMULATOR")}
+        | {"PYTHONPATH": str(ROOT)}
+        | variables
+    )
     command = [sys.executable, "-m", "nbcnn", "launch", *map(str, words)]
     return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 

@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from nbcnn.gpu.language import SIMULATOR, cuda, jit
+from nbcnn.gpu.language import NUMBA_SIMULATOR, cuda, jit
 from nbcnn.ops.kernel.elementwise import Activation
 
 
@@ -28,7 +28,7 @@ def sigmoid_dgrad(dy: np.ndarray, y: np.ndarray, dx: np.ndarray) -> None:
     dx *= dy
 
 
-if SIMULATOR:
+if NUMBA_SIMULATOR:
 
     @jit(device=True)
     def divide(a, b):

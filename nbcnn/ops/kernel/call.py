@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.gpu.compiler import SIMULATOR
+from nbcnn.gpu.compiler import LOCKSTEP, SIMULATOR
 from nbcnn.gpu.kernel_store import loaded
 from nbcnn.gpu.language import resolved
 from nbcnn.ops.kernel.traffic import Traffic
@@ -117,6 +117,9 @@ class Launch:
 
     def run(self, stream: Any = 0) -> None:
         """Enqueue the kernel on `stream` (the first run compiles it). Raises RuntimeError if blocks that need each other would not meet."""
+        if LOCKSTEP:
+            resolved(self.kernel).launch(self.grid, self.block, self.args, self.shared, self.together)
+            return
         if SIMULATOR:
             resolved(self.kernel)[self.grid, self.block, stream, self.shared](*self.args)
             return

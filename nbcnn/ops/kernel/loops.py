@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from nbcnn.gpu.language import SIMULATOR, cuda, i4, jit, u4
+from nbcnn.gpu.language import NUMBA_SIMULATOR, cuda, i4, jit, u4
 
-ALIGNMENT = None if SIMULATOR else 16
+ALIGNMENT = None if NUMBA_SIMULATOR else 16
 """Alignment of shared arrays in bytes, as 16-byte loads need it (the simulator takes no such argument)."""
 
 
@@ -100,5 +100,5 @@ def keep_order():
     where it is too late to hide its latency. A barrier of the warp costs one empty instruction and holds it in place.
     The simulator, which has no warps, needs none.
     """
-    if not SIMULATOR:
+    if not NUMBA_SIMULATOR:
         cuda.syncwarp()

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from nbcnn.gpu.language import SIMULATOR, f4, i4, jit, types, u4
+from nbcnn.gpu.language import NUMBA_SIMULATOR, f4, i4, jit, types, u4
 
-if SIMULATOR:
+if NUMBA_SIMULATOR:
     from nbcnn.plan.storage import encode
 
     @jit(device=True)

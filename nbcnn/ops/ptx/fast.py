@@ -6,11 +6,11 @@ compiler's own exp and division add steps for subnormal numbers, of which there 
 
 from __future__ import annotations
 
-from nbcnn.gpu.language import SIMULATOR, f4, jit
+from nbcnn.gpu.language import NUMBA_SIMULATOR, f4, jit
 
 LOG2E = 1.4426950408889634
 
-if SIMULATOR:
+if NUMBA_SIMULATOR:
     import numpy as np
 
     @jit(device=True)

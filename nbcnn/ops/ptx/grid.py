@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from nbcnn.gpu.language import SIMULATOR, cuda, i4, i8, jit, types
+from nbcnn.gpu.language import NUMBA_SIMULATOR, cuda, i4, i8, jit, types
 from nbcnn.gpu.simulator import let_others_go_first
 
-if SIMULATOR:
+if NUMBA_SIMULATOR:
 
     @jit(device=True)
     def fresh(array, offset):

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from functools import cache
 
-from nbcnn.gpu.language import SIMULATOR, cuda, jit, types, u4
+from nbcnn.gpu.language import NUMBA_SIMULATOR, cuda, jit, types, u4
 
 WARP = 32
 """Threads of a warp."""
 
-if SIMULATOR:
+if NUMBA_SIMULATOR:
     LARGEST_BLOCK = 1024
 
     @jit(device=True)

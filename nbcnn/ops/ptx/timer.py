@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from nbcnn.gpu.language import SIMULATOR, jit, types
+from nbcnn.gpu.language import NUMBA_SIMULATOR, jit, types
 
-if SIMULATOR:
+if NUMBA_SIMULATOR:
     import time
 
     @jit(device=True)

@@ -8,9 +8,9 @@ words of two, the first in the lower half; `nbcnn.ops.ptx.cvt` makes floats of t
 
 from __future__ import annotations
 
-from nbcnn.gpu.language import SIMULATOR, f4, i4, i8, jit, types, u4
+from nbcnn.gpu.language import NUMBA_SIMULATOR, f4, i4, i8, jit, types, u4
 
-if SIMULATOR:
+if NUMBA_SIMULATOR:
 
     @jit(device=True)
     def load4(array, offset):

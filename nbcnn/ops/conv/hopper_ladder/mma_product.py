@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from nbcnn.gpu.language import SIMULATOR, cuda, jit, u4
+from nbcnn.gpu.language import NUMBA_SIMULATOR, cuda, jit, u4
 from nbcnn.ops.conv.hopper_ladder.parts import BK, BM
 from nbcnn.ops.kernel.tensor_maps import ROW_BYTES
 from nbcnn.ops.ptx.asm import byte_address_shared
@@ -21,7 +21,7 @@ MI, NI = 4, 4
 ROWS, COLUMNS = 16 * MI, 8 * NI
 WORDS_B = 2 * NI
 
-if SIMULATOR:
+if NUMBA_SIMULATOR:
 
     @jit(device=True)
     def shared_address(array):

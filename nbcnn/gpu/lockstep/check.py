@@ -1,0 +1,474 @@
+"""The checking mode: what is wrong with a kernel that a GPU may run without a word, and what its accesses cost.
+
+    from nbcnn.gpu.lockstep.check import checking
+
+    with checking() as found:
+        kernel[grid, block](...)
+    found.faults            # races, accesses out of bounds, shared memory read before it is written, …
+    found.launches[0].lines # of every line: requests of warps, sectors or bank conflicts, bytes
+
+A *race* is two accesses of one byte by two threads, one of them a write, that nothing puts in an order. In a block `syncthreads` does, in a warp
+`syncwarp`; between blocks a fence (`threadfence`) behind the write, an atomic update behind the fence, and one of the reader behind that. Messages
+between blocks (`nbcnn.ops.ptx.grid`) are not looked at.
+
+A *request* is one instruction of one warp. Global memory serves it by sectors of 32 bytes, shared memory by banks of 4 bytes: as many passes as the
+busiest bank has different words. Compiled code may have fewer requests: registers keep what the source loads twice.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from nbcnn.gpu.lockstep.lanes import active, lane_array, now
+from nbcnn.gpu.lockstep.launch import WARP, Launching, watchers
+from nbcnn.gpu.lockstep.numbers import cast
+from nbcnn.gpu.lockstep.storage import Faulty, Global, Shared
+
+SECTOR, BANKS, BANK = 32, 32, 4
+_NOBODY, _MANY = -1, -2
+_HERE = os.path.dirname(__file__)
+_PTX = os.path.join(os.path.dirname(os.path.dirname(_HERE)), "ops", "ptx")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something wrong: `kind` is a key of KINDS, `line` is file:number of the statement, `text` says who does what."""
+
+    kind: str
+    line: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.line}: {KINDS[self.kind]}: {self.text}"
+
+
+KINDS = {
+    "race": "a race",
+    "race between blocks": "a race between blocks",
+    "out of bounds": "an access out of bounds",
+    "uninitialised": "shared memory is read before it is written",
+    "uninitialised local": "a local array is read before it is written",
+    "barrier": "a barrier that not all threads of the block reach",
+    "shuffle": "a shuffle asks a lane that takes no part",
+    "misaligned": "a misaligned address",
+}
+
+
+@dataclass
+class Line:
+    """What one line of a kernel asks of one kind of memory: `what` is "global load", "shared store" and so on."""
+
+    line: str
+    what: str
+    requests: int = 0
+    bytes: int = 0
+    """Bytes that threads ask for."""
+    passes: int = 0
+    """Sectors of global memory, passes of shared memory."""
+    least: int = 0
+    """Passes that would do if the threads' bytes lay side by side."""
+
+
+@dataclass
+class LaunchReport:
+    """What one launch did."""
+
+    kernel: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared: int = 0
+    """Bytes of shared memory of a block."""
+    barriers: int = 0
+    """Barriers that the first block passes."""
+    shuffles: int = 0
+    """Shuffles of all warps."""
+    lines: list[Line] = field(default_factory=list)
+
+    def total(self, what: str, of: str) -> int:
+        """The sum of a field over the lines whose `what` begins so."""
+        return sum(getattr(line, of) for line in self.lines if line.what.startswith(what))
+
+
+@dataclass
+class Found:
+    """What `checking` gives: filled while its block runs."""
+
+    faults: list[Fault] = field(default_factory=list)
+    launches: list[LaunchReport] = field(default_factory=list)
+
+    def kinds(self) -> set[str]:
+        return {fault.kind for fault in self.faults}
+
+
+class _Shadow:
+    """Who has last written and read every byte of an array, and when."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.writer, self.reader = np.full(nbytes, _NOBODY), np.full(nbytes, _NOBODY)
+        self.wrote, self.read = np.zeros(nbytes, np.int64), np.zeros(nbytes, np.int64)
+        """The thread's epoch: barriers of its block."""
+        self.wrote_warp, self.read_warp = np.zeros(nbytes, np.int64), np.zeros(nbytes, np.int64)
+        """Barriers of its warp. `read_warp`: of the last reader."""
+        self.readers_warp, self.readers_block = np.full(nbytes, _NOBODY), np.full(nbytes, _NOBODY)
+        self.time = np.zeros(nbytes, np.int64)
+        """The number of the statement that has written it."""
+        self.value = np.zeros(nbytes, np.uint8)
+
+
+class Watch:
+    """Looks at every access of the launches under it."""
+
+    def __init__(self, found: Found) -> None:
+        self.found = found
+        self._said: set[tuple[str, str]] = set()
+        self.quiet = False
+
+    # -- a launch
+
+    def begins(self, launching: Launching, function: Any, args: tuple[Any, ...]) -> None:
+        launching.make_global = lambda array, name="": WatchedGlobal(self, array, name)
+        launching.make_shared = lambda rows, shape, dtype: WatchedShared(self, rows, shape, dtype)
+        launching.watch = self
+        self.launching, self.report = launching, LaunchReport(launching.name, launching.grid, launching.block)
+        self.found.launches.append(self.report)
+        self._lines: dict[tuple[str, str], Line] = {}
+        self._shadows: dict[Any, _Shadow] = {}
+        self.clock = 0
+        blocks = math.prod(launching.grid)
+        self.fenced, self.released = np.full(blocks, -1), np.full(blocks, -1)
+        """When every block last fenced; and when it had last fenced at its last atomic update."""
+        self.released_at, self.acquired_at = np.full(blocks, np.iinfo(np.int64).max), np.full(blocks, -1)
+        self.epochs: Any = None
+        self._group: Any = None
+
+    def group_ends(self) -> None:
+        """The blocks that ran together have ended."""
+        if now.block.first == 0:
+            self.report.barriers = int(self._epoch()[0])
+            self.report.shared = sum(nbytes for _, nbytes in now.block.arrays.values())
+        self._shadows = {key: shadow for key, shadow in self._shadows.items() if key[0] == "global"}
+
+    def broke(self, error: Faulty) -> None:
+        """The launch ends with an error of a thread's."""
+        frame, line = error.__traceback__, ""
+        while frame is not None:
+            file = frame.tb_frame.f_code.co_filename
+            line = line if file.startswith((_HERE, _PTX)) else f"{file}:{frame.tb_lineno}"
+            frame = frame.tb_next
+        self.fault(error.kind, str(error), line)
+
+    def ends(self) -> None:
+        self.report.lines = sorted(
+            self._lines.values(), key=lambda line: (line.line.rpartition(":")[0], int(line.line.rpartition(":")[2]), line.what)
+        )
+
+    def _epoch(self) -> np.ndarray:
+        """Barriers that each block of the group has passed."""
+        if self._group is not now.block:
+            self._group = now.block
+            self.epochs = np.zeros(now.block.count, np.int64)
+            self.warp_epochs = np.zeros(now.block.count * now.block.warps, np.int64)
+        return self.epochs
+
+    def fault(self, kind: str, text: str, line: str = "") -> None:
+        """Add a fault, once for a line."""
+        line = line or _line()
+        if (kind, line) not in self._said:
+            self._said.add((kind, line))
+            self.found.faults.append(Fault(kind, line, text))
+
+    # -- barriers, shuffles, atomics
+
+    def barrier(self) -> None:
+        block, epoch = now.block, self._epoch()
+        here = np.ones(now.lanes, np.bool_) if now.mask is None else now.mask
+        alive = np.ones(now.lanes, np.bool_) if block.exits is None or block.exits.gone is None else ~block.exits.gone
+        come, expected = (np.bincount(block.number[lanes], minlength=block.count) for lanes in (here, alive | here))
+        wrong = np.flatnonzero((come > 0) & (come < expected))
+        if len(wrong):
+            lane = int(np.flatnonzero(alive & ~here & (block.number == wrong[0]))[0])
+            self.fault("barrier", f"{come[wrong[0]]} of {expected[wrong[0]]} threads are here, and {block.whose(lane)} is not")
+        epoch += come > 0
+
+    def warp_barrier(self) -> None:
+        self._epoch()
+        self.warp_epochs[np.unique(now.block.warp[active()])] += 1
+
+    def fence(self) -> None:
+        blocks = np.unique(now.block.first + now.block.number[active()])
+        self.clock += 1
+        self.fenced[blocks] = self.clock
+
+    def shuffle(self, index: np.ndarray) -> None:
+        self._epoch()
+        lanes = active()
+        self.report.shuffles += len(np.unique(now.block.warp[lanes]))
+        if now.mask is None:
+            return
+        missing = lanes[~now.mask[index[lanes]]]
+        if len(missing):
+            lane = int(missing[0])
+            self.fault("shuffle", f"{now.block.whose(lane)} asks {now.block.whose(int(index[lane]))}")
+
+    def atomic(self, array: Any, index: Any) -> None:
+        """Active lanes update an element, one after the other: each publishes what its block wrote before its fence, and sees what others have."""
+        lanes = active()
+        blocks = now.block.first + now.block.number[lanes]
+        for block in blocks.tolist():
+            self.clock += 1
+            self.released[block], self.released_at[block], self.acquired_at[block] = self.fenced[block], self.clock, self.clock
+        self._count(array, index, 1, "atomic")
+
+    # -- accesses
+
+    def access(self, array: Any, index: Any, count: int, writes: bool, values: tuple[Any, ...] = ()) -> None:
+        """Active lanes read or write `count` elements from `index` on."""
+        if self.quiet:
+            return
+        lanes = active()
+        at = np.asarray(lane_array(index))[lanes].astype(np.int64)
+        if not len(lanes) or (at < 0).any() or (at + count > array.size).any():
+            return  # which the array itself refuses
+        width = array.flat.dtype.itemsize * count
+        self._count(array, index, count, "store" if writes else "load")
+        shadow = self._shadow(array)
+        first = at * array.flat.dtype.itemsize + array.origin
+        if array.space == "shared":
+            first = first + now.block.number[lanes] * array.rows.shape[1]
+        places = first[:, None] + np.arange(width)
+        who = now.block.first * now.block.threads + lanes
+        epoch, warp = self._epoch()[now.block.number[lanes]], now.block.warp[lanes]
+        warp_epoch = self.warp_epochs[warp]
+        if not writes and array.space == "shared":
+            never = (shadow.writer[places] == _NOBODY).any(1)
+            if never.any():
+                i = int(np.flatnonzero(never)[0])
+                self.fault("uninitialised", f"element {at[i]}, by {now.block.whose(int(lanes[i]))}")
+        column = (slice(None), None)
+        self._ordered(shadow.writer[places], shadow.wrote[places], shadow.wrote_warp[places], shadow.time[places],
+                      who, epoch, warp_epoch, lanes, at, "read" if not writes else "write", "written", array)  # fmt: skip
+        if writes:
+            self._unread(shadow, places, who, epoch, warp, warp_epoch, lanes, at, array)
+            self._alone(places, who, values, array, lanes, at)
+            self.clock += 1
+            shadow.writer[places] = np.broadcast_to(who[column], places.shape)
+            shadow.wrote[places], shadow.wrote_warp[places], shadow.time[places] = epoch[column], warp_epoch[column], self.clock
+            shadow.reader[places] = shadow.readers_block[places] = shadow.readers_warp[places] = _NOBODY
+            return
+        self._note_readers(shadow, places.reshape(-1), *(np.repeat(each, width) for each in (who, epoch, warp, warp_epoch)))
+
+    def _note_readers(self, shadow: _Shadow, flat: Any, who: Any, epoch: Any, warp: Any, warp_epoch: Any) -> None:
+        """Note who reads the bytes `flat`; what a thread of the same block read before a barrier is forgotten."""
+        block = who // now.block.threads
+        stale = (shadow.readers_block[flat] == block) & (shadow.read[flat] < epoch)
+        for own, noted in ((who, shadow.reader), (warp, shadow.readers_warp), (block, shadow.readers_block)):
+            before = np.where(stale, _NOBODY, noted[flat])
+            noted[flat] = own
+            # Whoever is not the one noted now has read it together with another.
+            several = (noted[flat] != own) | ((before != _NOBODY) & (before != own))
+            noted[flat[several]] = _MANY
+        shadow.read[flat], shadow.read_warp[flat] = epoch, warp_epoch
+
+    def _ordered(self, writer: Any, wrote: Any, wrote_warp: Any, time: Any, who: Any, epoch: Any, warp_epoch: Any, lanes: Any, at: Any,
+                 does: str, was: str, array: Any) -> None:  # fmt: skip
+        """A fault if another thread has written what the lanes access, and nothing lies between."""
+        threads = now.block.threads
+        other = (writer >= 0) & (writer != who[:, None])
+        if not other.any():
+            return
+        same_block = writer // threads == (who // threads)[:, None]
+        same_warp = same_block & (writer % threads // WARP == (who % threads // WARP)[:, None])
+        ordered = (wrote < epoch[:, None]) | (same_warp & (wrote_warp < warp_epoch[:, None]))
+        self._say("race", other & same_block & ~ordered, writer, lanes, at, does, was, array)
+        writers, mine = np.maximum(writer, 0) // threads, (who // threads)[:, None]
+        published = (time < self.released[writers]) & (self.released_at[writers] <= self.acquired_at[mine])
+        self._say("race between blocks", other & ~same_block & ~published, writer, lanes, at, does, was, array)
+
+    def _unread(self, shadow: _Shadow, places: Any, who: Any, epoch: Any, warp: Any, warp_epoch: Any, lanes: Any, at: Any, array: Any) -> None:
+        """A fault if another thread has read what the lanes now write, and nothing lies between."""
+        threads, reader = now.block.threads, shadow.reader[places]
+        other = (reader != _NOBODY) & (reader != who[:, None])
+        if not other.any():
+            return
+        readers, mine = shadow.readers_block[places], (who // threads)[:, None]
+        same_block = readers == mine
+        ordered = (shadow.read[places] < epoch[:, None]) | (
+            (shadow.readers_warp[places] == warp[:, None]) & (shadow.read_warp[places] < warp_epoch[:, None])
+        )
+        published = (readers >= 0) & (self.released_at[np.maximum(readers, 0)] <= self.acquired_at[mine])
+        self._say("race between blocks", other & ~same_block & ~published, reader, lanes, at, "write", "read", array)
+        self._say("race", other & same_block & ~ordered, reader, lanes, at, "write", "read", array)
+
+    def _alone(self, places: Any, who: Any, values: tuple[Any, ...], array: Any, lanes: Any, at: Any) -> None:
+        """A fault if two lanes write one element with one statement, and not the same value."""
+        order = np.argsort(at, kind="stable")
+        twice = np.flatnonzero(at[order][1:] == at[order][:-1])
+        if array.space == "shared":
+            block = now.block.number[lanes]
+            order = np.lexsort((at, block))
+            twice = np.flatnonzero((at[order][1:] == at[order][:-1]) & (block[order][1:] == block[order][:-1]))
+        for value in values:
+            lane_values = np.asarray(lane_array(value))[lanes][order]
+            a, b = lane_values[1:][twice], lane_values[:-1][twice]
+            different = twice[~((a == b) | ((a != a) & (b != b)))]
+            if len(different):
+                i, j = int(order[different[0]]), int(order[different[0] + 1])
+                between = "race between blocks" if who[i] // now.block.threads != who[j] // now.block.threads else "race"
+                one, other = (now.block.whose(int(lanes[k])) for k in (i, j))
+                self.fault(between, f"{one} and {other} write element {at[i]} of {_called(array)} with one statement")
+                return
+
+    def _say(self, kind: str, wrong: Any, other: Any, lanes: Any, at: Any, does: str, was: str, array: Any) -> None:
+        if not wrong.any():
+            return
+        i, byte = (int(part[0]) for part in np.nonzero(wrong))
+        thread = int(other[i, byte])
+        whose = "several threads" if thread < 0 else self._whose(thread)
+        verb = "reads" if does == "read" else "writes"
+        self.fault(
+            kind, f"{now.block.whose(int(lanes[i]))} {verb} element {at[i]} of {_called(array)}, {was} by {whose}; nothing puts the two in an order"
+        )
+
+    def _whose(self, thread: int) -> str:
+        block, own = divmod(thread, now.block.threads)
+        x, y, _ = self.launching.block
+        p, q, _ = self.launching.grid
+        return f"thread ({own % x}, {own // x % y}, {own // (x * y)}) of block ({block % p}, {block // p % q}, {block // (p * q)})"
+
+    def _shadow(self, array: Any) -> _Shadow:
+        key = (array.space, array.address)
+        found = self._shadows.get(key)
+        if found is None or len(found.writer) < array.extent:
+            found = self._shadows[key] = _Shadow(array.extent)
+        return found
+
+    def _count(self, array: Any, index: Any, count: int, what: str) -> None:
+        """Add a statement's requests, bytes and passes to its line."""
+        lanes = active()
+        if not len(lanes):
+            return
+        key = (_line(), f"{array.space} {what}")
+        line = self._lines.setdefault(key, Line(*key))
+        itemsize = array.flat.dtype.itemsize
+        width, warp = itemsize * count, now.block.warp[lanes]
+        first = np.asarray(lane_array(index))[lanes].astype(np.int64) * itemsize + array.origin
+        requests = len(np.unique(warp))
+        line.requests += requests
+        line.bytes += width * len(lanes)
+        if array.space == "global":
+            sectors = np.unique(np.concatenate([warp * 2**40 + (first + part) // SECTOR for part in range(0, width, min(width, SECTOR))]))
+            line.passes += len(sectors)
+            bytes_of_warp = np.bincount(warp) * width
+            distinct = np.bincount(np.unique(warp * 2**40 + first) // 2**40) * width
+            line.least += int((-(-np.minimum(bytes_of_warp, distinct) // SECTOR)).sum())
+            return
+        # 8 bytes a thread are served half a warp at a time, 16 bytes a quarter.
+        parts = max(1, width // BANK)
+        phase = warp * parts + now.block.lane_of_warp[lanes] // (WARP // min(parts, WARP))
+        words = np.unique(np.concatenate([phase * 2**40 + (first + BANK * k) // BANK for k in range(max(1, width // BANK))]))
+        banks, in_bank = np.unique(words // 2**40 * BANKS + words % 2**40 % BANKS, return_counts=True)
+        order = np.argsort(banks // BANKS, kind="stable")
+        phases, starts = np.unique((banks // BANKS)[order], return_index=True)
+        line.passes += int(np.maximum.reduceat(in_bank[order], starts).sum())
+        line.least += len(phases)
+
+
+def _called(array: Any) -> str:
+    return f"the {array.space} array{' ' + array.name if array.name else ''}"
+
+
+def _line() -> str:
+    """file:line of the kernel's statement that runs."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith((_HERE, _PTX)):
+            return f"{file}:{frame.f_lineno}"
+        frame = frame.f_back
+    return "?:0"
+
+
+class WatchedGlobal(Global):
+    """A device array whose accesses a `Watch` sees."""
+
+    def __init__(self, watch: Watch, array: np.ndarray, name: str = "") -> None:
+        super().__init__(array, name)
+        self.watch, self.extent, self.origin = watch, self.flat.nbytes, 0
+        self.address = self.flat.__array_interface__["data"][0]
+
+    def __getitem__(self, i: Any) -> Any:
+        self.watch.access(self, self.flat_index(i), 1, False)
+        return super().__getitem__(i)
+
+    def __setitem__(self, i: Any, value: Any) -> None:
+        self.watch.access(self, self.flat_index(i), 1, True, (cast(value, self.dtype),))
+        super().__setitem__(i, value)
+
+    def load(self, at: Any, count: int) -> tuple[Any, ...]:
+        self.watch.access(self, at, count, False)
+        return tuple(Global.__getitem__(self, at + k) for k in range(count))
+
+    def store(self, at: Any, values: tuple[Any, ...]) -> None:
+        self.watch.access(self, at, len(values), True, tuple(cast(value, self.dtype) for value in values))
+        for k, value in enumerate(values):
+            Global.__setitem__(self, at + k, value)
+
+    def words(self, dtype: np.dtype) -> Any:
+        if dtype is self.flat.dtype:
+            return self
+        return WatchedGlobal(self.watch, super().words(dtype).flat, self.name)
+
+
+class WatchedShared(Shared):
+    """A shared array whose accesses a `Watch` sees."""
+
+    def __init__(self, watch: Watch, rows: np.ndarray, shape: tuple[int, ...], dtype: np.dtype) -> None:
+        super().__init__(rows, shape, dtype)
+        self.watch, self.extent, self.origin = watch, rows.size, 0
+        self.address = id(rows)
+
+    def __getitem__(self, i: Any) -> Any:
+        self.watch.access(self, self.flat_index(i), 1, False)
+        return super().__getitem__(i)
+
+    def __setitem__(self, i: Any, value: Any) -> None:
+        self.watch.access(self, self.flat_index(i), 1, True, (cast(value, self.dtype),))
+        super().__setitem__(i, value)
+
+    def load(self, at: Any, count: int) -> tuple[Any, ...]:
+        self.watch.access(self, at, count, False)
+        return tuple(Shared.__getitem__(self, at + k) for k in range(count))
+
+    def store(self, at: Any, values: tuple[Any, ...]) -> None:
+        self.watch.access(self, at, len(values), True, tuple(cast(value, self.dtype) for value in values))
+        for k, value in enumerate(values):
+            Shared.__setitem__(self, at + k, value)
+
+    def words(self, dtype: np.dtype) -> Any:
+        if dtype is self.flat.dtype:
+            return self
+        shape = (self.size * self.flat.dtype.itemsize // dtype.itemsize,)
+        return WatchedShared(self.watch, self.rows, shape, dtype)
+
+
+@contextmanager
+def checking() -> Iterator[Found]:
+    """Within, every launch is checked and counted. A launch ends at its first access out of bounds or misaligned: that is a fault, not an exception.
+
+    Needs the simulator (NBCNN_SIMULATOR=1): kernels run as lanes only there.
+    """
+    found = Found()
+    watch = Watch(found)
+    watchers.append(watch)
+    try:
+        yield found
+    finally:
+        watchers.remove(watch)

@@ -1,0 +1,332 @@
+"""The PTX instructions that the simulator has, by the names that `nbcnn.ops.ptx` gives them.
+
+Addresses are `storage.Pointer`: an array and a distance from its start. What a warp does together (`mma.sync`, `ldmatrix`) wants all its lanes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from nbcnn.gpu.lockstep import names
+from nbcnn.gpu.lockstep.lanes import I4, lane_array, now, truth
+from nbcnn.gpu.lockstep.launch import WARP, NotSimulated
+from nbcnn.gpu.lockstep.numbers import F4, U4, cast, where
+from nbcnn.gpu.lockstep.storage import Pointer
+from nbcnn.plan.storage import encode
+
+U2 = np.dtype(np.uint16)
+_KINDS = {"f32": F4, "b32": U4, "u32": U4, "b16": U2, "u8": np.dtype(np.uint8), "f64": np.dtype(np.float64)}
+
+
+def _only(wanted: Any, work: Callable[[], Any]) -> tuple[Any, Any]:
+    """(lanes, what `work` gives) with only the active lanes where `wanted` is not 0; lanes is True or False where it is the same in all."""
+    if type(wanted) is not np.ndarray:
+        return (True, work()) if wanted else (False, None)
+    mask, lanes = now.mask, truth(wanted)
+    now.mask = lanes if mask is None else mask & lanes
+    try:
+        return lanes, work() if now.mask.any() else None
+    finally:
+        now.mask = mask
+
+
+def load(dtype: np.dtype, count: int, gives: np.dtype) -> Callable[[Pointer], Any]:
+    """A load of `count` elements, widened to `gives`."""
+
+    def apply(address: Pointer) -> Any:
+        array, at = address.element(dtype, count)
+        values = tuple(cast(value, gives) for value in array.load(at, count))
+        return values if count > 1 else values[0]
+
+    return apply
+
+
+def load_if(dtype: np.dtype, count: int, gives: np.dtype) -> Callable[[Pointer, Any], Any]:
+    """`load` with zeros where `wanted` is 0: nothing is then read."""
+    plain, zero = load(dtype, count, gives), gives.type(0)
+
+    def apply(address: Pointer, wanted: Any) -> Any:
+        lanes, values = _only(wanted, lambda: plain(address))
+        if values is None:
+            return (zero,) * count if count > 1 else zero
+        if lanes is True:
+            return values
+        return tuple(where(lanes, value, zero) for value in values) if count > 1 else where(lanes, values, zero)
+
+    return apply
+
+
+def store(dtype: np.dtype, count: int) -> Callable[..., None]:
+    def apply(address: Pointer, *values: Any) -> None:
+        array, at = address.element(dtype, count)
+        array.store(at, tuple(cast(value, dtype) for value in values))
+
+    return apply
+
+
+def _float_bits(x: Any) -> Any:
+    return cast(x, F4).view(U4)
+
+
+def _bits_float(word: Any) -> Any:
+    return cast(word, U4).view(F4)
+
+
+def bf16(x: Any) -> Any:
+    """float32 -> bfloat16 in the lower half of a uint32: to nearest, ties to even."""
+    return encode(np.asarray(cast(x, F4)).reshape(-1), "bfloat16").astype(U4).reshape(np.shape(x))[()]
+
+
+def _bf16x2(high: Any, low: Any) -> Any:
+    return bf16(low) | bf16(high) << np.uint32(16)
+
+
+def _relu_bf16x2(high: Any, low: Any) -> Any:
+    def rectified(x: Any) -> Any:
+        x = np.asarray(cast(x, F4))
+        return np.where(x < 0, np.float32(0), x)
+
+    return _bf16x2(rectified(high), rectified(low))
+
+
+def _tf32(x: Any) -> Any:
+    return encode(np.asarray(cast(x, F4)).reshape(-1), "tfloat32").reshape(np.shape(x))[()]
+
+
+def _halves(word: Any) -> tuple[Any, Any]:
+    word = np.asarray(cast(word, U4))
+    return word & np.uint32(0xFFFF), word >> np.uint32(16)
+
+
+def _max_bf16x2(a: Any, b: Any) -> Any:
+    parts = [np.fmax(_bits_float(x << np.uint32(16)), _bits_float(y << np.uint32(16))) for x, y in zip(_halves(a), _halves(b), strict=True)]
+    low, high = (part.view(U4) >> np.uint32(16) for part in parts)
+    return low | high << np.uint32(16)
+
+
+def _greater_f16x2(a: Any, b: Any) -> Any:
+    low, high = (np.where(x.astype(U2).view(np.float16) > y.astype(U2).view(np.float16), np.uint32(0xFFFF), np.uint32(0))
+                 for x, y in zip(_halves(a), _halves(b), strict=True))  # fmt: skip
+    return (low | high << np.uint32(16)).astype(U4)
+
+
+def _permute_bytes(a: Any, b: Any, selector: Any) -> Any:
+    both = np.asarray(cast(a, U4)).astype(np.uint64) | np.asarray(cast(b, U4)).astype(np.uint64) << np.uint64(32)
+    made: Any = np.uint32(0)
+    for i in range(4):
+        nibble = np.asarray(cast(selector, U4)) >> np.uint32(4 * i) & np.uint32(15)
+        byte = (both >> (np.uint64(8) * (nibble & np.uint32(7)).astype(np.uint64)) & np.uint64(0xFF)).astype(U4)
+        byte = np.where(nibble & np.uint32(8), np.where(byte & np.uint32(0x80), np.uint32(0xFF), np.uint32(0)), byte)
+        made = made | byte << np.uint32(8 * i)
+    return made
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _larger(a: Any, b: Any) -> Any:
+    return np.maximum(cast(a, F4), cast(b, F4))
+
+
+def _unwatched(work: Callable[..., Any]) -> Callable[..., Any]:
+    """A message between blocks: its sequence number puts it in order, so the checking mode does not look at it."""
+
+    def apply(*operands: Any) -> Any:
+        watch = now.block.launch.watch
+        if watch is not None:
+            watch.quiet = True
+        try:
+            return work(*operands)
+        finally:
+            if watch is not None:
+                watch.quiet = False
+
+    return apply
+
+
+@_unwatched
+def _send(address: Pointer, a: Any, b: Any, sequence: Any) -> None:
+    array, at = address.element(I4, 4)
+    array.store(at, (_float_bits(a).view(I4), cast(sequence, I4), _float_bits(b).view(I4), cast(sequence, I4)))
+
+
+@_unwatched
+def _receive(address: Pointer, sequence: Any) -> Any:
+    array, at = address.element(I4, 4)
+    a, first, b, second = array.load(at, 4)
+    late = np.asarray((first != sequence) | (second != sequence))
+    if (late if now.mask is None or not late.ndim else late & now.mask).any():
+        raise NotSimulated("a block waits for a message that has not been sent: blocks of the simulator run in step")
+    return a.view(F4), b.view(F4)
+
+
+# -- what a warp does together
+
+
+def _warps(value: Any, what: str) -> np.ndarray:
+    """A value as (warps, 32). Raises ValueError unless all lanes of the warps that are here take part."""
+    if now.block.threads % WARP:
+        raise NotSimulated(f"{what} in blocks of {now.block.threads} threads, which are no whole warps")
+    return np.ascontiguousarray(lane_array(value)).reshape(-1, WARP)
+
+
+def _whole_warps(what: str) -> None:
+    if now.mask is not None:
+        here = _warps(now.mask, what).sum(1)
+        if ((here != 0) & (here != WARP)).any():
+            raise ValueError(f"{what}: lanes of a warp are missing")
+
+
+_G, _T = np.arange(WARP) // 4, np.arange(WARP) % 4
+
+
+def _mma(a: list[Any], b: list[Any], c: list[Any], wide: bool) -> tuple[Any, ...]:
+    """D (16×8) = A·B + C of every warp. `wide`: a word is one tf32; else two bfloat16."""
+    _whole_warps("mma.sync")
+    words_a, words_b = ([_warps(cast(word, U4), "mma.sync") for word in part] for part in (a, b))
+    warps, k = len(words_a[0]), 8 if wide else 16
+    left, right = np.zeros((warps, 16, k), np.float32), np.zeros((warps, k, 8), np.float32)
+    for i, word in enumerate(words_a):
+        rows, columns = _G + 8 * (i % 2), _T + 4 * (i // 2)
+        if wide:
+            left[:, rows, columns] = (word & np.uint32(0xFFFFE000)).view(F4)
+        else:
+            left[:, rows, 2 * columns] = (word << np.uint32(16)).view(F4)
+            left[:, rows, 2 * columns + 1] = (word & np.uint32(0xFFFF0000)).view(F4)
+    for i, word in enumerate(words_b):
+        ks = _T + 4 * i
+        if wide:
+            right[:, ks, _G] = (word & np.uint32(0xFFFFE000)).view(F4)
+        else:
+            right[:, 2 * ks, _G] = (word << np.uint32(16)).view(F4)
+            right[:, 2 * ks + 1, _G] = (word & np.uint32(0xFFFF0000)).view(F4)
+    product = left @ right
+    return tuple(
+        (product[:, _G + 8 * (i // 2), 2 * _T + i % 2] + _warps(cast(c[i], F4), "mma.sync")).reshape(-1).astype(np.float32) for i in range(4)
+    )
+
+
+def _mma_bf16(*words: Any) -> Any:
+    return _mma(list(words[:4]), list(words[4:6]), list(words[6:]), wide=False)
+
+
+def _mma_tf32(*words: Any) -> Any:
+    return _mma(list(words[:4]), list(words[4:6]), list(words[6:]), wide=True)
+
+
+def _ldmatrix(count: int, transposed: bool) -> Callable[[Pointer], Any]:
+    """Lane 8i + j has the address of row j of matrix i; of it lane l gets the (l mod 4)-th word of row l/4."""
+
+    def apply(address: Pointer) -> Any:
+        _whole_warps("ldmatrix")
+        array, at = Pointer(address.array, lane_array(address.offset)).element(np.dtype(np.uint16), 8)
+        # A row of eight 16-bit elements for each lane that gives an address.
+        mask = now.mask
+        if count < 4:
+            here = np.tile(np.arange(WARP) < 8 * count, now.lanes // WARP)
+            now.mask = here if mask is None else mask & here
+        rows = np.stack(array.load(at, 8), 1).reshape(-1, WARP, 8)
+        now.mask = mask
+        found = []
+        for i in range(count):
+            matrix = rows[:, 8 * i : 8 * i + 8, :]
+            if transposed:
+                matrix = matrix.transpose(0, 2, 1)
+            low, high = matrix[:, _G, 2 * _T].astype(U4), matrix[:, _G, 2 * _T + 1].astype(U4)
+            found.append((low | high << np.uint32(16)).reshape(-1))
+        return tuple(found)
+
+    return apply
+
+
+def _copy_async(nbytes: int) -> Callable[[Pointer, Pointer, Any], None]:
+    """The copy is done at once; the rest of the width is filled with zeros."""
+    dtype = U2
+    count = nbytes // dtype.itemsize
+
+    def apply(to: Pointer, source: Pointer, wanted: Any) -> None:
+        def read() -> Any:
+            array, at = source.element(dtype, count)
+            return array.load(at, count)
+
+        there, target = to.element(dtype, count)
+        if type(wanted) is not np.ndarray:
+            wanted = np.full(now.lanes, wanted)
+        partial = ((wanted != 0) & (wanted != nbytes)).any() if now.mask is None else ((wanted != 0) & (wanted != nbytes))[now.mask].any()
+        if partial:
+            raise NotSimulated("cp.async of a part of its width")
+        lanes, values = _only(wanted != 0, read)
+        zero = dtype.type(0)
+        there.store(target, (zero,) * count if values is None else tuple(where(lanes, value, zero) for value in values))
+
+    return apply
+
+
+def _nothing(*operands: Any) -> None:
+    """A fence, or the end of what is done already."""
+
+
+_TABLE: dict[str, Any] = {
+    "float_bits": _float_bits,
+    "bits_float": _bits_float,
+    "cvt_rn_f16_f32": lambda x: cast(x, F4).astype(np.float16).view(np.uint16),
+    "cvt_f32_f16": lambda half: cast(half, U2).view(np.float16).astype(F4),
+    "unknown": _same,
+    "hold": _same,
+    "cvt_rn_bf16x2_f32": _bf16x2,
+    "cvt_rn_relu_bf16x2_f32": _relu_bf16x2,
+    "cvt_rna_tf32_f32": _tf32,
+    "max_bf16x2": _max_bf16x2,
+    "set_gt_u32_f16x2": _greater_f16x2,
+    "prmt_b32": _permute_bytes,
+    "ex2_approx": lambda x: np.exp2(cast(x, F4)),
+    "rcp_approx": lambda x: np.float32(1) / cast(x, F4),
+    "tanh_approx": lambda x: np.tanh(cast(x, F4)),
+    "larger": _larger,
+    "shfl_bfly": lambda word, mask: names.shuffle_xor(0, cast(word, U4), mask),
+    "send_message": _send,
+    "receive_message": _receive,
+    "ld_relaxed_gpu": _unwatched(load(F4, 1, F4)),
+    "read_clock64": names.nanoseconds,
+    "read_globaltimer": names.nanoseconds,
+    "st_shared": store(F4, 1),
+    "st_global_b16_words": lambda address, word: store(U2, 1)(address, cast(word, U4)),
+    "st_shared_b16": lambda address, word: store(U2, 1)(address, cast(word, U4)),
+    "mma_m16n8k16_bf16": _mma_bf16,
+    "mma_m16n8k8_tf32": _mma_tf32,
+    "cp_async_cg_16": _copy_async(16),
+    "cp_async_ca_4": _copy_async(4),
+    "cp_async_commit_group": _nothing,
+    "byte_address_shared": Pointer,
+    "byte_address_global": Pointer,
+}
+for _count in (2, 4):
+    for _transposed in (False, True):
+        _TABLE[f"ldmatrix_x{_count}{'_trans' * _transposed}"] = _ldmatrix(_count, _transposed)
+
+_ACCESS = re.compile(r"(ld|st)_(global|shared)(_nc)?(_v(\d))?(_\w?(\d+))?(_if|_wanted|_at|_words)*")
+_ASM = re.compile(r"(ld|st)\.(?:global|shared)(?:\.nc)?(?:\.v(\d))?\.(f32|b32|b16|u8) ")
+
+
+def named(name: str, made_by: list[Any]) -> Any:
+    """What stands for an instruction: from the table, or by its text if it loads or stores; else a function that raises NotSimulated."""
+    if name in _TABLE:
+        return _TABLE[name]
+    if name.startswith("cp_async_wait_group_"):
+        return _nothing
+    if made_by[0] == "instruction" and (found := _ASM.search(made_by[2])) and _ACCESS.fullmatch(name):
+        what, count, kind = found[1], int(found[2] or 1), found[3]
+        if what == "st":
+            return store(_KINDS[kind], count)
+        gives = F4 if kind == "f32" else U4
+        return (load_if if "setp.ne" in made_by[2] else load)(_KINDS[kind], count, gives)
+
+    def missing(*operands: Any) -> Any:
+        raise NotSimulated(f"the simulator has no instruction {name}")
+
+    return missing
