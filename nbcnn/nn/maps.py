@@ -34,7 +34,7 @@ class LinearMap(NoParams):
     Example, every second column, from the last one on:
         >>> import numpy as np, nbcnn
         >>> model = nbcnn.Model([nbcnn.LinearMap(3, 4, ((3,), (1,)))], mode="cpu").build((1, 1, 4))
-        >>> model.predict(np.array([[[[0, 51, 102, 255]]]], np.uint8))
+        >>> model.predict(np.array([[[[0, 51, 102, 255]]]], np.uint8)).round(3)
         array([[[[1. , 0.2]]]], dtype=float32)
     """
 

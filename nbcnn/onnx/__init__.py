@@ -26,7 +26,7 @@ def to_onnx(model: Model, *, batch: int | None = None) -> Any:
 
     Inputs are images (N, C, H, W) or vectors (N, F), float32, as the network sees them: a byte of 255 is 1, a normalisation is part of the file.
     Outputs are what `Model.predict` gives. `batch` is the number of examples, None any. Layers that are there for training alone (Dropout,
-    Noise, MaskSquares, KSparse) and the loss are left out; weights have the names of the model's. Write it by onnx.save(made, path).
+    Noise, MaskSquares) and the loss are left out; weights have the names of the model's. Write it by onnx.save(made, path).
 
     Raises UsageError before the model is built, UnsupportedNodes for layers that ONNX has no ops for (all of them are named), OnnxMissing.
 

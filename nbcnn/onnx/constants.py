@@ -1,6 +1,6 @@
 """Ops of ONNX on constants: what a file computes of shapes and other constants is computed while it is read, by NumPy.
 
-A result is made only after its size is known and small enough (`MOST` elements), so that no file asks for more memory than that.
+A result is made only after its size is known and small enough (`LARGEST` elements), so that no file asks for more memory than that.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from nbcnn.onnx.errors import OnnxError, Unsupported, onnx_package
 from nbcnn.onnx.files import array
 
-MOST = 2**26
+LARGEST = 2**26
 """Elements of a computed constant at most."""
 
 Attributes = dict[str, Any]
@@ -22,8 +22,8 @@ Attributes = dict[str, Any]
 
 def _small(shape: Sequence[int]) -> tuple[int, ...]:
     made = tuple(int(size) for size in shape)
-    if any(size < 0 for size in made) or math.prod(made) > MOST:
-        raise Unsupported(f"a computed constant of {made} elements; {MOST:,} are taken")
+    if any(size < 0 for size in made) or math.prod(made) > LARGEST:
+        raise Unsupported(f"a computed constant of {made} elements; {LARGEST:,} are taken")
     return made
 
 
@@ -122,7 +122,7 @@ def _range(given: Sequence[Any], attributes: Attributes) -> Any:
     if not step or not math.isfinite(start + limit + step):
         raise Unsupported(f"a range from {start} to {limit} by {step}")
     _small([max(0, math.ceil((limit - start) / step))])
-    return np.arange(start, limit, step, given[0].dtype)
+    return np.arange(start, limit, step).astype(given[0].dtype)
 
 
 def _expand(given: Sequence[Any], attributes: Attributes) -> Any:
@@ -196,6 +196,6 @@ def folded(op: str, given: Sequence[Any], attributes: Attributes) -> np.ndarray:
         raise Unsupported(str(error)) from None
     except (ValueError, IndexError, KeyError, TypeError, ArithmeticError, AttributeError, MemoryError) as error:
         raise Unsupported(f"it cannot be computed of its constants ({error})") from None
-    if made.size > MOST or made.ndim > 16:
-        raise Unsupported(f"a computed constant of {made.shape} elements; {MOST:,} are taken")
+    if made.size > LARGEST or made.ndim > 16:
+        raise Unsupported(f"a computed constant of {made.shape} elements; {LARGEST:,} are taken")
     return made

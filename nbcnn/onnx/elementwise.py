@@ -28,7 +28,7 @@ def leaky_relu(node: Node) -> Val:
     slope = float(node.attributes.get("alpha", 0.01))
     if slope > 0:
         return node.sheet.alike(LeakyReLU(slope), node.value())
-    return _prelu(node, node.value(), np.float32(slope)) if slope else node.sheet.alike(ReLU(), node.value())
+    return _prelu(node, node.value(), np.array(slope, np.float32)) if slope else node.sheet.alike(ReLU(), node.value())
 
 
 @op("Elu", "ELU", "alpha > 0")
@@ -181,7 +181,7 @@ def sub(node: Node) -> Val:
     x, c = values[0], _constant(node, constants, values[0])
     if isinstance(node.operands[0], Val):
         return sheet.affine(x, None, -c)
-    return sheet.affine(x, np.float32(-1), c)
+    return sheet.affine(x, np.array(-1, np.float32), c)
 
 
 @op("Mul", "Mul, or Swish behind a Sigmoid; with a constant Scale or a depthwise Conv2d")

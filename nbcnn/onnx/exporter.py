@@ -15,7 +15,7 @@ import numpy as np
 from nbcnn import __version__
 from nbcnn.datasets.arrays import Form, Forms
 from nbcnn.nn import activations, description, joins, layers, maps, norms, resampling, whitening
-from nbcnn.nn.corruption import Dropout
+from nbcnn.nn.corruption import Dropout, MaskSquares, Noise
 from nbcnn.nn.graphs import Graph, wired
 from nbcnn.nn.layers import pair
 from nbcnn.onnx.errors import Unsupported, UnsupportedNodes, onnx_package
@@ -26,6 +26,9 @@ from nbcnn.plan.shapes import numel
 OPSET, IR_VERSION = 21, 10
 """What is written: the ops of ONNX 1.16, which has GroupNormalization with a weight for each channel."""
 
+LEFT_OUT = (Dropout, Noise, MaskSquares)
+"""Layers that change nothing in a prediction."""
+
 Shape = tuple[int, ...]
 Writing = Callable[["Writer", Any, str, Sequence[str], Sequence[Shape]], str]
 WRITERS: dict[type, Writing] = {}
@@ -33,7 +36,7 @@ WRITERS: dict[type, Writing] = {}
 
 
 def exported(model: Any, batch: int | None = None) -> Any:
-    """As `nbcnn.onnx.to_onnx`."""
+    """The onnx.ModelProto of `model`; see `nbcnn.onnx.to_onnx`."""
     onnx = onnx_package()
     net, helper = model.net, onnx.helper
     writer = Writer(net.params.as_dict())
@@ -120,7 +123,7 @@ class Writer:
 
     def layer(self, layer: Any, name: str, reads: Sequence[str], shapes: Sequence[Shape]) -> str:
         """The nodes of a layer; a reason instead, where there are none."""
-        if getattr(layer, "training_only", False) or isinstance(layer, Dropout):
+        if isinstance(layer, LEFT_OUT):
             return reads[0]
         writing = WRITERS.get(type(layer))
         if writing is None:

@@ -71,7 +71,7 @@ def imported(
     mode: str = "auto",
     precision: str | None = None,
 ) -> Imported:
-    """As `nbcnn.onnx.from_onnx`, with the names of inputs and outputs."""
+    """The model of a file, with the names of its inputs and outputs; see `nbcnn.onnx.from_onnx`."""
     file = read(source)
     walk = _Walk(file, dict(shapes or {}), {name: np.asarray(value) for name, value in (constants or {}).items()}, batched)
     graph = walk.graph()
@@ -148,9 +148,7 @@ class _Walk:
         tensor = kind.tensor_type
         if tensor.elem_type != onnx.TensorProto.FLOAT:
             named = onnx.TensorProto.DataType.Name(tensor.elem_type) if tensor.elem_type in onnx.TensorProto.DataType.values() else tensor.elem_type
-            raise OnnxError(
-                f"{self.file.name}: input {name!r} is of type {named}, and networks take FLOAT; constants={{{name!r}: …}} gives it a value"
-            )
+            raise OnnxError(f"{self.file.name}: input {name!r} is of type {named}, and networks take FLOAT (constants gives an input a value)")
         said = [each.dim_value if each.HasField("dim_value") else None for each in tensor.shape.dim] if tensor.HasField("shape") else None
         if self.batched and said:
             self.count = said[0] if said[0] and not self._entered else (self.count if said[0] == self.count else None)
@@ -317,13 +315,16 @@ class _Walk:
             main = next((each for each in placed if each.arrays), placed[-1])
             if main.node:
                 wanted.setdefault(id(main.layer), main.node)
+        clean = {key: re.sub(r"[^\w./:-]+", "_", name).strip("/.") for key, name in wanted.items()}
         made, taken = list[str](), set[str]()
         numbers: dict[str, int] = {}
         for layer in graph.layers:
-            name = re.sub(r"[^\w./:-]+", "_", wanted.get(id(layer), "")).strip("/.")
-            while not name or name in taken:
-                numbers[layer.kind] = numbers.get(layer.kind, 0) + 1
-                name = f"{layer.kind}{numbers[layer.kind]}"
+            name = clean.get(id(layer), "")
+            if not name or name in taken:
+                # A name of kind and number must not be one that a later layer is to have.
+                while not name or name in taken or name in clean.values():
+                    numbers[layer.kind] = numbers.get(layer.kind, 0) + 1
+                    name = f"{layer.kind}{numbers[layer.kind]}"
             taken.add(name)
             made.append(name)
         return made

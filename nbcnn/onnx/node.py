@@ -124,7 +124,7 @@ class Node:
         return made
 
     def axes(self, x: Val, axes: Sequence[int]) -> list[int]:
-        """As `axis`, of several, each once."""
+        """The axes of an example that are `axes` in the file, each once (`axis`)."""
         made = [self.axis(x, axis) for axis in axes]
         if len(set(made)) < len(made):
             raise Unsupported(f"axes {list(axes)}, of which one is named twice")

@@ -197,7 +197,9 @@ class Sheet:
         front = dims[: last + 1]
         channels, inner = numel(front), numel(dims[last + 1 :])
         spread = [np.broadcast_to(each.reshape(each.shape[: last + 1]), front).reshape(channels).astype(np.float32) for each in whole]
-        arrays = {"weight": (spread.pop(0) if weight is not None else np.ones(channels, np.float32)).reshape(channels, 1, 1, 1)}
+        arrays: dict[str, np.ndarray] = {
+            "weight": (spread.pop(0) if weight is not None else np.ones(channels, np.float32)).reshape(channels, 1, 1, 1)
+        }
         arrays |= {"bias": spread.pop(0)} if bias is not None else {}
         layer = Conv2d(channels, 1, groups=channels, bias=bias is not None)
         shape = x.value.shape if len(x.value.shape) == 3 and x.value.shape[0] == channels else (channels, inner, 1)
