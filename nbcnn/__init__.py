@@ -22,12 +22,32 @@ if TYPE_CHECKING:
     from nbcnn.model.files import Loaded, load
     from nbcnn.model.history import History
     from nbcnn.model.network import Model
-    from nbcnn.nn.activations import ELU, GELU, HardSwish, LeakyReLU, PReLU, ReLU, ReLU6, Sigmoid, Softmax, Swish, Tanh
+    from nbcnn.nn.activations import (
+        ELU,
+        GELU,
+        Abs,
+        Clip,
+        HardSwish,
+        LeakyReLU,
+        LogSoftmax,
+        Power,
+        PReLU,
+        ReLU,
+        ReLU6,
+        Scale,
+        Sigmoid,
+        Softmax,
+        Softplus,
+        Swish,
+        Tanh,
+        Threshold,
+    )
     from nbcnn.nn.corruption import Dropout, KSparse, MaskSquares, Noise
     from nbcnn.nn.graphs import Graph, Input, Layer
     from nbcnn.nn.joins import Add, Concat, Losses, Mul, Pad, Reshape
     from nbcnn.nn.layers import Conv2d, ConvTranspose2d, Flatten, Linear, Residual
     from nbcnn.nn.losses import L1, MSE, RMSLE, BCEWithLogits, ForecastMSE, Huber, SoftmaxCrossEntropy
+    from nbcnn.nn.maps import LinearMap, Permute
     from nbcnn.nn.models import autoencoder, mnist_cnn, mobilenet, patches, patches2, resnet18, s4convd, unet
     from nbcnn.nn.norms import BatchNorm2d, EvoNormB0, EvoNormS0, GroupNorm, InstanceNorm2d, LayerNorm
     from nbcnn.nn.optim import SGD, Adam, AdamW, Constant, Cosine, OneCycle, Piecewise, StepDecay
@@ -52,12 +72,16 @@ _HOMES = {
     "model.files": ("Loaded", "load"),
     "model.history": ("History",),
     "model.network": ("Model",),
-    "nn.activations": ("ELU", "GELU", "HardSwish", "LeakyReLU", "PReLU", "ReLU", "ReLU6", "Sigmoid", "Softmax", "Swish", "Tanh"),
+    "nn.activations": (
+        *("ELU", "GELU", "HardSwish", "LeakyReLU", "LogSoftmax", "PReLU", "ReLU", "ReLU6", "Sigmoid", "Softmax", "Swish", "Tanh"),
+        *("Abs", "Clip", "Power", "Scale", "Softplus", "Threshold"),
+    ),
     "nn.corruption": ("Dropout", "KSparse", "MaskSquares", "Noise"),
     "nn.graphs": ("Graph", "Input", "Layer"),
     "nn.joins": ("Add", "Concat", "Losses", "Mul", "Pad", "Reshape"),
     "nn.layers": ("Conv2d", "ConvTranspose2d", "Flatten", "Linear", "Residual"),
     "nn.losses": ("L1", "MSE", "RMSLE", "BCEWithLogits", "ForecastMSE", "Huber", "SoftmaxCrossEntropy"),
+    "nn.maps": ("LinearMap", "Permute"),
     "nn.models": ("autoencoder", "mnist_cnn", "s4convd", "patches", "patches2", "resnet18", "mobilenet", "unet"),
     "nn.norms": ("EvoNormB0", "EvoNormS0", "BatchNorm2d", "GroupNorm", "InstanceNorm2d", "LayerNorm"),
     "nn.optim": ("SGD", "Adam", "AdamW", "Constant", "Cosine", "OneCycle", "Piecewise", "StepDecay"),
@@ -82,6 +106,7 @@ __all__ = [
     "MSE",
     "RMSLE",
     "SGD",
+    "Abs",
     "Adam",
     "AdamW",
     "Add",
@@ -91,6 +116,7 @@ __all__ = [
     "Callback",
     "CallbackError",
     "CheckpointError",
+    "Clip",
     "Concat",
     "Constant",
     "Conv2d",
@@ -121,7 +147,9 @@ __all__ = [
     "LayerNorm",
     "LeakyReLU",
     "Linear",
+    "LinearMap",
     "Loaded",
+    "LogSoftmax",
     "Losses",
     "MaskSquares",
     "MaxPool2d",
@@ -133,8 +161,10 @@ __all__ = [
     "OneCycle",
     "PReLU",
     "Pad",
+    "Permute",
     "Piecewise",
     "PointwiseConv1d",
+    "Power",
     "Progress",
     "ReLU",
     "ReLU6",
@@ -144,14 +174,17 @@ __all__ = [
     "Resize",
     "Result",
     "Root",
+    "Scale",
     "ShapeError",
     "Sigmoid",
     "Softmax",
     "SoftmaxCrossEntropy",
+    "Softplus",
     "StateSpaceConv1d",
     "StepDecay",
     "Swish",
     "Tanh",
+    "Threshold",
     "Upsample2d",
     "UsageError",
     "Whiten",

@@ -20,7 +20,7 @@ from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
-from nbcnn.ops.activations import add, glu, mul, prelu, softmax
+from nbcnn.ops.activations import add, glu, log_softmax, mul, prelu, softmax
 from nbcnn.ops.activations import table as activations
 from nbcnn.ops.conv import bias, fused, grouped, mma, naive, reference, thin_mma, tiled, wgmma
 from nbcnn.ops.conv.frame import composed
@@ -35,6 +35,7 @@ from nbcnn.ops.conv_norm import wgmma as conv_wgmma
 from nbcnn.ops.conv_norm import winograd as conv_winograd
 from nbcnn.ops.images import (
     avgpool,
+    axis_map,
     concat,
     convert,
     corrupt,
@@ -45,6 +46,7 @@ from nbcnn.ops.images import (
     maxpool,
     pad,
     patches,
+    permute,
     pool,
     resize,
     unpool,
@@ -66,12 +68,12 @@ MODULES: tuple[ModuleType, ...] = (
     *(reference, fused, conv_evonorm),
     *(dwconv1d, pwconv1d, s4kernel, glu, last, gather_windows),
     *(activations, add, evonorm, s0, b0, b0_ranks),
-    *(batch, fold, group, layer, dropout, softmax),
+    *(batch, fold, group, layer, dropout, softmax, log_softmax),
     *(maxpool, avgpool, upsample, flatten, convert, gather),
     *(whiten, patches, corrupt, ksparse),
     *(mul, concat, pad, sum_losses, grouped, bias),
     *(softmax_xent, rmsle, gemm),
-    *(pairs, weighted_xent, prelu, pool, global_mean, resize),
+    *(pairs, weighted_xent, prelu, pool, global_mean, resize, axis_map, permute),
     *(sgd, adam, grad_norm, pack_weights, advance, accumulate, ema),
 )
 """The modules of all ops: convolutions; series; element-wise and norms; images; what graphs join; losses and products; the update of the weights."""

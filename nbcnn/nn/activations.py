@@ -134,17 +134,41 @@ class Softmax(NoParams):
     kind: ClassVar[str] = "softmax"
 
     def build(self, tape: Tape, x: Buf, scope: str) -> Built:
-        if len(x.shape) not in (2, 3, 4):
-            raise ShapeError(f"{scope} takes vectors, series or images, got {x.shape}")
-        y = tape.temp(f"{scope}.y", x.shape)
-        tape.emit("softmax_fprop", [x], [y], scope)
+        return _along_channels(self.kind, tape, x, scope)
 
-        def backward(dy: Buf) -> Buf:
-            dx = tape.temp(f"{scope}.dx", x.shape)
-            tape.emit("softmax_dgrad", [dy, y], [dx], scope)
-            return dx
 
-        return y, backward
+@dataclass(frozen=True)
+class LogSoftmax(NoParams):
+    """x − log Σ exp(x) along the channels of every pixel, or the features of every vector: the logarithm of Softmax, finite for all finite x.
+
+    Shapes: (N, F), (N, C, L) or (N, C, H, W), float32, stays as it is. The loss "cross_entropy" makes the same of it as of what comes before it.
+    Raises ShapeError for another number of axes, when the network is built.
+
+    Example:
+        >>> import numpy as np, nbcnn
+        >>> nbcnn.Model([nbcnn.LogSoftmax()], mode="cpu").build((2,)).predict(np.zeros((1, 2), np.uint8)).round(3)
+        array([[-0.693, -0.693]], dtype=float32)
+    """
+
+    kind: ClassVar[str] = "log_softmax"
+
+    def build(self, tape: Tape, x: Buf, scope: str) -> Built:
+        return _along_channels(self.kind, tape, x, scope)
+
+
+def _along_channels(op: str, tape: Tape, x: Buf, scope: str) -> Built:
+    """Record `op`_fprop of `x`, and a backward that reads what it made."""
+    if len(x.shape) not in (2, 3, 4):
+        raise ShapeError(f"{scope} takes vectors, series or images, got {x.shape}")
+    y = tape.temp(f"{scope}.y", x.shape)
+    tape.emit(f"{op}_fprop", [x], [y], scope)
+
+    def backward(dy: Buf) -> Buf:
+        dx = tape.temp(f"{scope}.dx", x.shape)
+        tape.emit(f"{op}_dgrad", [dy, y], [dx], scope)
+        return dx
+
+    return y, backward
 
 
 @dataclass(frozen=True)
@@ -285,3 +309,124 @@ class GELU(Elementwise):
     @property
     def op(self) -> str:
         return "gelu" if self.approximate == "none" else "gelu_tanh"
+
+
+@dataclass(frozen=True)
+class Abs(Elementwise):
+    """|x|, element by element; its slope at 0 is 0.
+
+    Shapes: any shape, float32, stays as it is. Raises nothing.
+
+    Example:
+        >>> import numpy as np, nbcnn
+        >>> nbcnn.Model([nbcnn.Scale(-1), nbcnn.Abs()], mode="cpu").build((1,)).predict(np.array([[255]], np.uint8))
+        array([[1.]], dtype=float32)
+    """
+
+    kind: ClassVar[str] = "abs"
+
+
+@dataclass(frozen=True)
+class Clip(Elementwise):
+    """min(max(x, low), high), element by element (as torch.nn.Hardtanh).
+
+    Shapes: any shape, float32, stays as it is. `low` and `high` may be None, for no limit. Raises UsageError for limits that are no finite numbers,
+    and for a low limit above the high one.
+
+    Example:
+        >>> import numpy as np, nbcnn
+        >>> nbcnn.Model([nbcnn.Clip(0.25, 0.5)], mode="cpu").build((2,)).predict(np.array([[0, 255]], np.uint8))
+        array([[0.25, 0.5 ]], dtype=float32)
+    """
+
+    low: float | None = -1.0
+    high: float | None = 1.0
+    kind: ClassVar[str] = "clip"
+
+    def __post_init__(self) -> None:
+        for each in (self.low, self.high):
+            if each is not None and not math.isfinite(each):
+                raise UsageError(f"Clip needs finite limits, or None, got {each}")
+        if self.low is not None and self.high is not None and self.low > self.high:
+            raise UsageError(f"Clip needs a low limit that is at most the high one, got {self.low} and {self.high}")
+
+    def attrs(self) -> dict[str, Any]:
+        return {"low": -math.inf if self.low is None else self.low, "high": math.inf if self.high is None else self.high}
+
+
+@dataclass(frozen=True)
+class Power(Elementwise):
+    """x to the power of `exponent`, element by element: 0.5 is the root, −1 the reciprocal.
+
+    Shapes: any shape, float32, stays as it is. A negative x to a power that is no whole number is NaN. Raises UsageError unless `exponent` is finite.
+
+    Example:
+        >>> import numpy as np, nbcnn
+        >>> nbcnn.Model([nbcnn.Scale(4), nbcnn.Power(0.5)], mode="cpu").build((1,)).predict(np.array([[255]], np.uint8))
+        array([[2.]], dtype=float32)
+    """
+
+    exponent: float = 2.0
+    kind: ClassVar[str] = "power"
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.exponent):
+            raise UsageError(f"Power needs a finite exponent, got {self.exponent}")
+
+
+@dataclass(frozen=True)
+class Scale(Elementwise):
+    """factor·x + shift, element by element, with constants; a Conv2d(C, 1, groups=C) learns one of each for every channel.
+
+    Shapes: any shape, float32, stays as it is. Raises UsageError unless `factor` and `shift` are finite.
+
+    Example, bytes as −1 to 1:
+        >>> import numpy as np, nbcnn
+        >>> nbcnn.Model([nbcnn.Scale(2, -1)], mode="cpu").build((2,)).predict(np.array([[0, 255]], np.uint8))
+        array([[-1.,  1.]], dtype=float32)
+    """
+
+    factor: float = 1.0
+    shift: float = 0.0
+    kind: ClassVar[str] = "scale"
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.factor) or not math.isfinite(self.shift):
+            raise UsageError(f"Scale needs a finite factor and shift, got {self.factor} and {self.shift}")
+
+
+@dataclass(frozen=True)
+class Softplus(Elementwise):
+    """log(1 + exp(x)), element by element, a smooth ReLU (C. Dugas et al., NIPS 2000; as torch.nn.Softplus).
+
+    Shapes: any shape, float32, stays as it is. Raises nothing.
+
+    Example:
+        >>> import numpy as np, nbcnn
+        >>> nbcnn.Model([nbcnn.Softplus()], mode="cpu").build((1,)).predict(np.zeros((1, 1), np.uint8)).round(3)
+        array([[0.693]], dtype=float32)
+    """
+
+    kind: ClassVar[str] = "softplus"
+    reads: ClassVar[str] = "y"
+
+
+@dataclass(frozen=True)
+class Threshold(Elementwise):
+    """x where x > limit, else value, element by element (as torch.nn.Threshold).
+
+    Shapes: any shape, float32, stays as it is. Raises UsageError unless `limit` and `value` are finite.
+
+    Example:
+        >>> import numpy as np, nbcnn
+        >>> nbcnn.Model([nbcnn.Threshold(0.5, -1)], mode="cpu").build((2,)).predict(np.array([[0, 255]], np.uint8))
+        array([[-1.,  1.]], dtype=float32)
+    """
+
+    limit: float = 0.0
+    value: float = 0.0
+    kind: ClassVar[str] = "threshold"
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.limit) or not math.isfinite(self.value):
+            raise UsageError(f"Threshold needs a finite limit and value, got {self.limit} and {self.value}")

@@ -1,8 +1,9 @@
 """Layers as data: what a file says of a network, and the layers that are made of it again.
 
 A layer is an object with its class under "layer" and its fields, {"layer": "Conv2d", "out_channels": 64, "kernel_size": 3, …}; of a Residual
-"body" lists the layers inside. A graph has "graph" beside "layers": the shapes of its inputs, its calls [layer, [values]], its outputs. Nothing is
-executed on reading: names are looked up among the layers of this package and those that the caller gives.
+"body" lists the layers inside. A graph has "graph" beside "layers": the shapes of its inputs, its calls [layer, [values]], its outputs, and the
+names of its layers where they are not kind and number. Nothing is executed on reading: names are looked up among the layers of this package and
+those that the caller gives.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from typing import Any
 
 from nbcnn.files import document
 from nbcnn.files.errors import UsageError
-from nbcnn.nn import activations, corruption, joins, losses, norms, resampling, series_layers, whitening
+from nbcnn.nn import activations, corruption, joins, losses, maps, norms, resampling, series_layers, whitening
 from nbcnn.nn import layers as plain_layers
 from nbcnn.nn.graphs import Graph
 from nbcnn.nn.joins import Losses
 from nbcnn.nn.layers import Residual
-from nbcnn.plan.graph import ShapeError
+from nbcnn.plan.graph import ShapeError, names
 
 KEY = "network"
 """The name under which the metadata of a file holds a network."""
@@ -30,7 +31,7 @@ FORM = {
     "classes?": (None, [str]),
     "scale?": (None, [float]),
     "channels_last?": bool,
-    "graph?": {"inputs": [[int]], "calls": [object], "outputs": [int]},
+    "graph?": {"inputs": [[int]], "calls": [object], "outputs": [int], "names?": [str]},
     "forms?": [{"scale": (None, [float]), "channels_last": bool}],
 }
 
@@ -43,7 +44,7 @@ class DescriptionError(ValueError):
 
 def known_layers() -> dict[str, type]:
     """The layers and losses of this package by the name of their class."""
-    modules = (plain_layers, norms, series_layers, activations, losses, resampling, whitening, corruption, joins)
+    modules = (plain_layers, norms, series_layers, activations, losses, resampling, whitening, corruption, joins, maps)
     found = [value for module in modules for value in vars(module).values() if isinstance(value, type) and value.__module__ == module.__name__]
     return {kind.__name__: kind for kind in found if hasattr(kind, "build") and hasattr(kind, "kind") and not kind.__name__.startswith("_")}
 
@@ -95,7 +96,9 @@ def wiring(layers: Sequence[Any]) -> dict[str, Any]:
     if not isinstance(layers, Graph):
         return {}
     calls = [[layer, list(reads)] for layer, reads in layers.calls]
-    return {"graph": {"inputs": [list(shape) for shape in layers.inputs], "calls": calls, "outputs": list(layers.outputs)}}
+    # Names that follow from kinds and numbers are not written down, so that files stay what they were.
+    named = {} if list(layers.called) == names(list(layers.layers)) else {"names": list(layers.called)}
+    return {"graph": {"inputs": [list(shape) for shape in layers.inputs], "calls": calls, "outputs": list(layers.outputs)} | named}
 
 
 def _graph(layers: list[Any], found: Mapping[str, Any]) -> Graph:
@@ -113,8 +116,11 @@ def _graph(layers: list[Any], found: Mapping[str, Any]) -> Graph:
     inputs = tuple(tuple(shape) for shape in found["inputs"])
     if not all(len(shape) in (1, 3) and min(shape) > 0 for shape in inputs):
         raise DescriptionError(f"inputs of the graph must be (C, H, W) or (F,), each at least 1, not {found['inputs']!r:.60}")
+    called = tuple(found.get("names", ()))
+    if called and (len(called) != len(layers) or len(set(called)) < len(called) or not all(called) or "@" in "".join(called)):
+        raise DescriptionError(f"the graph has {len(layers)} layers, and its names must be as many, all different, without @: {called!r:.60}")
     try:
-        return Graph(inputs, tuple(layers), tuple(calls), tuple(found["outputs"]), loss).sized()
+        return Graph(inputs, tuple(layers), tuple(calls), tuple(found["outputs"]), loss, called).sized()
     except (UsageError, ShapeError) as error:
         raise DescriptionError(str(error)) from None
 

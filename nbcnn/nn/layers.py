@@ -91,6 +91,23 @@ def _even(value: Any) -> Any:
     return made[0] if isinstance(made, tuple) and len(made) in (2, 4) and len(set(made)) == 1 else made
 
 
+def _check_padding(layer: Any) -> None:
+    """Raise UsageError unless the padding of `layer` is a whole number of at least 0, or two, or four of them."""
+    sides = layer.padding if isinstance(layer.padding, tuple) else (layer.padding,)
+    if len(sides) == 1:
+        counts(layer, "padding", least=0)
+    elif len(sides) not in (2, 4) or not all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in sides):
+        kind = type(layer).__name__
+        raise UsageError(f"{kind} takes one padding of at least 0, a pair, or (top, bottom, left, right), got {layer.padding!r}")
+
+
+def sides_of(padding: int | tuple[int, ...]) -> tuple[int, int, int, int]:
+    """A padding as (top, bottom, left, right)."""
+    sides = padding if isinstance(padding, tuple) else (padding,) * 2
+    top, bottom, left, right = sides if len(sides) == 4 else (sides[0], sides[0], sides[1], sides[1])
+    return top, bottom, left, right
+
+
 @dataclass(frozen=True)
 class Conv2d(Layer):
     """2-D convolution (cross-correlation) with zero padding, as torch.nn.Conv2d.
@@ -128,11 +145,7 @@ class Conv2d(Layer):
         for name in ("stride", "padding", "dilation"):
             object.__setattr__(self, name, _even(getattr(self, name)))
         counts(self, "out_channels", "kernel_size", "stride", "dilation", "groups", "in_channels")
-        sides = self.padding if isinstance(self.padding, tuple) else (self.padding,)
-        if len(sides) == 1:
-            counts(self, "padding", least=0)
-        elif len(sides) not in (2, 4) or not all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in sides):
-            raise UsageError(f"Conv2d takes one padding of at least 0, a pair, or (top, bottom, left, right), got {self.padding!r}")
+        _check_padding(self)
         if self.out_channels % self.groups or (self.in_channels or 0) % self.groups:
             raise UsageError(f"Conv2d needs groups that divide its channels, got {self.in_channels} → {self.out_channels} in {self.groups} groups")
 
@@ -144,9 +157,7 @@ class Conv2d(Layer):
     @property
     def borders(self) -> tuple[int, int, int, int]:
         """The padding as (top, bottom, left, right)."""
-        sides = self.padding if isinstance(self.padding, tuple) else (self.padding,) * 2
-        top, bottom, left, right = sides if len(sides) == 4 else (sides[0], sides[0], sides[1], sides[1])
-        return top, bottom, left, right
+        return sides_of(self.padding)
 
     def params(self) -> dict[str, Param]:
         shape = (self.out_channels, known(self) // self.groups, *pair(self.kernel_size))
@@ -209,12 +220,15 @@ class Conv2d(Layer):
 class ConvTranspose2d(Layer):
     """2-D transposed convolution, the gradient of a Conv2d by its input, as torch.nn.ConvTranspose2d.
 
-    Shapes: (N, in_channels, H, W) → (N, out_channels, P, Q), float32; P = (H − 1)·stride − 2·padding + R + output_padding, Q likewise.
+    Shapes: (N, in_channels, H, W) → (N, out_channels, P, Q), float32; P = (H − 1)·stride − padding above and below + dilation·(R − 1) + 1 +
+    output_padding, Q likewise.
 
-    `kernel_size`: (R, S), or one int for both; `stride`, `padding` and `output_padding`, which is below `stride`, count for both axes, in pixels;
-    `bias` is optional. `in_channels` None is the input's. Parameters: weight (in_channels, out_channels, R, S) and bias (out_channels,). Raises
-    UsageError for sizes below 1, a negative padding or an output_padding that is too large, and, when the network is built, ShapeError where
-    nothing is left.
+    `kernel_size`: (R, S), or one int for both; `stride`, `dilation` and `output_padding`, which is below `stride`, are ints or pairs (rows, columns),
+    in pixels; `padding`, which takes so much off the result, is an int, a pair, or (top, bottom, left, right); `bias` is optional. `groups` divides
+    both numbers of channels: each group of filters reads and makes its own. `in_channels` None is the input's. Parameters: weight (in_channels,
+    out_channels/groups, R, S) and bias (out_channels,). The engines of a mode compute what has one group, no dilation, one stride and one padding;
+    one general kernel for all modes computes the rest. Raises UsageError for sizes below 1, a negative padding, an output_padding that is too large,
+    or groups that divide not, and, when the network is built, ShapeError where nothing is left.
 
     Example, which doubles height and width:
         >>> import numpy as np, nbcnn
@@ -224,10 +238,12 @@ class ConvTranspose2d(Layer):
 
     out_channels: int
     kernel_size: int | tuple[int, int] = 3
-    stride: int = 1
-    padding: int = 0
-    output_padding: int = 0
+    stride: int | tuple[int, int] = 1
+    padding: int | tuple[int, ...] = 0
+    output_padding: int | tuple[int, int] = 0
     bias: bool = True
+    dilation: int | tuple[int, int] = later(1)
+    groups: int = later(1)
     in_channels: int | None = unsized()
     kind: ClassVar[str] = "convt"
     size_of_input: ClassVar[str] = "in_channels"
@@ -235,33 +251,68 @@ class ConvTranspose2d(Layer):
     def __post_init__(self) -> None:
         if isinstance(self.kernel_size, list):
             object.__setattr__(self, "kernel_size", tuple(self.kernel_size))
-        counts(self, "out_channels", "kernel_size", "in_channels")
-        for name, least in (("stride", 1), ("padding", 0), ("output_padding", 0)):
-            if isinstance(getattr(self, name), tuple | list):
-                raise UsageError(f"ConvTranspose2d takes one {name} for both axes, got {getattr(self, name)!r}")
-            counts(self, name, least=least)
-        if self.output_padding >= self.stride:
+        for name in ("stride", "padding", "output_padding", "dilation"):
+            object.__setattr__(self, name, _even(getattr(self, name)))
+        counts(self, "out_channels", "kernel_size", "stride", "dilation", "groups", "in_channels")
+        counts(self, "output_padding", least=0)
+        _check_padding(self)
+        if any(more >= step for more, step in zip(pair(self.output_padding), pair(self.stride), strict=True)):
             raise UsageError(f"ConvTranspose2d needs an output_padding below its stride, got {self.output_padding} and {self.stride}")
+        if self.out_channels % self.groups or (self.in_channels or 0) % self.groups:
+            raise UsageError(
+                f"ConvTranspose2d needs groups that divide its channels, got {self.in_channels} → {self.out_channels} in {self.groups} groups"
+            )
+
+    @property
+    def general(self) -> bool:
+        """Whether it takes more than the engines of convolution do: groups, dilation, or numbers that differ between axes or sides."""
+        uneven = any(isinstance(each, tuple) for each in (self.stride, self.padding, self.output_padding))
+        return self.groups > 1 or self.dilation != 1 or uneven
+
+    @property
+    def borders(self) -> tuple[int, int, int, int]:
+        """The padding as (top, bottom, left, right)."""
+        return sides_of(self.padding)
 
     def params(self) -> dict[str, Param]:
-        shape = (known(self), self.out_channels, *pair(self.kernel_size))
+        shape = (known(self), self.out_channels // self.groups, *pair(self.kernel_size))
         # PyTorch too takes the second and the further axes for the fan-in.
         fan_in = numel(shape[1:])
         made = {"weight": Param(shape, fan_in)}
         return made | {"bias": Param((self.out_channels,), fan_in, bias=True)} if self.bias else made
 
+    def _made(self, x: Buf, scope: str) -> tuple[int, int]:
+        """(P, Q). Raises ShapeError if nothing is left."""
+        window, stride, dilation, more = map(pair, (self.kernel_size, self.stride, self.dilation, self.output_padding))
+        top, bottom, left, right = self.borders
+        p, q = (
+            (x.shape[2 + at] - 1) * stride[at] - off + dilation[at] * (window[at] - 1) + 1 + more[at]
+            for at, off in enumerate((top + bottom, left + right))
+        )
+        if min(p, q) < 1:
+            raise ShapeError(f"{scope}: a padding of {self.padding} leaves nothing of {p + top + bottom}×{q + left + right} (its input is {x.shape})")
+        return p, q
+
     def build(self, tape: Tape, x: Buf, scope: str) -> Built:
-        n, c, h, w = images(x, scope)
+        n, c, *_ = images(x, scope)
         if c != self.in_channels:
             raise ShapeError(f"{scope} takes {self.in_channels} channels, got {c} (its input is {x.shape})")
-        window = pair(self.kernel_size)
-        p, q = ((size - 1) * self.stride - 2 * self.padding + r + self.output_padding for size, r in zip((h, w), window, strict=True))
-        shape = fitting(scope, x, lambda: ConvShape(n, self.out_channels, p, q, c, *window, self.stride, self.padding))
-        params, attrs = self.params(), {"stride": self.stride, "pad": self.padding}
+        p, q = self._made(x, scope)
+        made: tuple[int, ...] = (n, self.out_channels, p, q)
+        prefix, attrs = "conv", dict[str, Any]()
+        if self.general:
+            top, _, left, _ = self.borders
+            prefix = "gconv"
+            attrs = {"groups": self.groups, "stride": pair(self.stride), "dilation": pair(self.dilation), "pad": (top, left)}
+        else:
+            window, step, pad = pair(self.kernel_size), pair(self.stride)[0], self.borders[0]
+            made = fitting(scope, x, lambda: ConvShape(n, self.out_channels, p, q, c, *window, step, pad)).x_shape
+            attrs = {"stride": step, "pad": pad}
+        params = self.params()
         weight = tape.param(scope, "weight", params["weight"].shape)
         bias = tape.param(scope, "bias", params["bias"].shape) if self.bias else None
-        y = tape.temp(f"{scope}.y", shape.x_shape)
-        tape.emit("conv_dgrad", [x, weight], [y], scope, **attrs)
+        y = tape.temp(f"{scope}.y", made)
+        tape.emit(f"{prefix}_dgrad", [x, weight], [y], scope, **attrs)
         if bias is not None:
             product, y = y, tape.temp(f"{scope}.y", y.shape)
             tape.emit("bias_fprop", [product, bias], [y], scope)
@@ -270,9 +321,9 @@ class ConvTranspose2d(Layer):
             if bias is not None:
                 tape.emit("bias_wgrad", [dy], [tape.grad(bias)], scope)
             # The convolution that this is the gradient of reads dy and makes x.
-            tape.emit("conv_wgrad", [dy, x], [tape.grad(weight)], scope, **attrs)
+            tape.emit(f"{prefix}_wgrad", [dy, x], [tape.grad(weight)], scope, **attrs)
             dx = tape.temp(f"{scope}.dx", x.shape)
-            tape.emit("conv_fprop", [dy, weight], [dx], scope, **attrs)
+            tape.emit(f"{prefix}_fprop", [dy, weight], [dx], scope, **attrs)
             return dx
 
         return y, backward

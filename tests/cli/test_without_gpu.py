@@ -58,6 +58,8 @@ ELSEWHERE = {
     "classify": "test_classify.py",
     "launch": "test_launch.py",
     "cache": "test_cache.py",
+    "export": "test_onnx_models.py",
+    "import": "test_onnx_models.py",
 }
 """What is tried with other tests' data, and where."""
 

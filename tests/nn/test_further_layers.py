@@ -29,6 +29,18 @@ LAYERS = {
     "bilinear": [nbcnn.Resize(mode="bilinear")],
     "repeated": [nbcnn.Resize((1, 3))],
     "doubled": [nbcnn.Resize(2)],
+    "elementary functions": [
+        nbcnn.Abs(),
+        nbcnn.Scale(0.5, 1.0),
+        nbcnn.Power(-0.5),
+        nbcnn.Softplus(),
+        nbcnn.Clip(0.5, 2.0),
+        nbcnn.Threshold(0.4, 0.1),
+    ],
+    "log of softmax": [nbcnn.LogSoftmax()],
+    "maps": [nbcnn.LinearMap(2, 6, ((0, 5), (), (3, 3, 1)), ((0.5, -2.0), (), (1.0, 1.0, 0.25))), nbcnn.LinearMap(1, 4, ((2,), (0,)))],
+    "permuted": [nbcnn.Permute((2, 0, 1)), nbcnn.Permute((3, 0, 2, 1), (5, 2, 2, 6)), nbcnn.Reshape((4, 5, 6))],
+    "transposed in general": [nbcnn.ConvTranspose2d(4, (2, 3), (2, 1), (1, 0, 0, 2), (1, 0), dilation=(1, 2), groups=2)],
 }
 
 

@@ -29,6 +29,7 @@ from nbcnn.nn.graphs import Graph, Input, unpack, wired
 from nbcnn.nn.joins import Concat, Losses
 from nbcnn.nn.layers import Conv2d, ConvTranspose2d, Flatten, Linear, Residual, parameters, sized
 from nbcnn.nn.losses import L1, MSE, BCEWithLogits, ForecastMSE, Huber, SoftmaxCrossEntropy
+from nbcnn.nn.maps import LinearMap, Permute
 from nbcnn.nn.models import MODELS, s4convd
 from nbcnn.nn.norms import BatchNorm2d, EvoNormB0, EvoNormS0, GroupNorm
 from nbcnn.nn.optim import SGD, Adam, AdamW
@@ -234,6 +235,8 @@ USERS = (
     *(User(name, "ready-made, fitted by k-means", partial(_dictionary, name), trained=False) for name in FITTED),
     User("Conv2d (groups)", "layer, a depthwise convolution", _behind_conv(Conv2d(16, 3, padding=1, groups=16)), SMALL),
     User("ConvTranspose2d", "layer, doubles height and width", _behind_conv(ConvTranspose2d(8, 2, stride=2)), SMALL),
+    User("ConvTranspose2d (groups)", "layer, with groups and a stride for each axis", _behind_conv(ConvTranspose2d(8, 3, (2, 1), groups=4)), SMALL),
+    User("LinearMap, Permute", "layers, which imported networks have", _behind_conv(LinearMap(3, 16, ((0, 1), (2,))), Permute((1, 0, 2))), SMALL),
     User("Graph", "layers that join values; several inputs and outputs", _graph, (2 * 3 * 16 * 16,)),
     User("gemm", "products of matrices, an op of every row; of kernel matrices only im2col's so far"),
     User("classify", "support vector machines, kernel ridge"),

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from nbcnn.lab.measure import schema
 from nbcnn.lab.measure.results import RESULTS
-from nbcnn.lab.report import hopper, learning, readme_scaling, sections
+from nbcnn.lab.report import hopper, learning, readme_onnx, readme_scaling, sections
 from nbcnn.lab.report import readme_front as front
 from nbcnn.lab.report import readme_fusion as fusion
 from nbcnn.lab.report import readme_laboratory as laboratory
@@ -113,6 +113,7 @@ TABLES: dict[str, Callable[[], str]] = {
     **series.TABLES,
     **hopper.TABLES,
     **learning.TABLES,
+    **readme_onnx.TABLES,
 }
 for _name, _table, _section in (
     ("layers", tensorcore.layers, "convs-fused-tensorcore-bf16-1024"),

@@ -119,7 +119,7 @@ def dgrad_kernel(kind: str, group: int, planes: bool) -> Any:
     return softmax_dgrad_kernel
 
 
-def _launch(factory: Any, call: Call) -> list[Launch]:
+def launch(factory: Any, call: Call) -> list[Launch]:
     """One launch of the kernel that `factory` makes."""
     shape = call.in_shapes[0]
     width, pixels = shape[1], numel(shape[2:])
@@ -133,12 +133,12 @@ def _launch(factory: Any, call: Call) -> list[Launch]:
 
 def bind_fprop(call: Call) -> list[Launch]:
     """One launch."""
-    return _launch(fprop_kernel, call)
+    return launch(fprop_kernel, call)
 
 
 def bind_dgrad(call: Call) -> list[Launch]:
     """One launch."""
-    return _launch(dgrad_kernel, call)
+    return launch(dgrad_kernel, call)
 
 
 def traffic_fprop(call: Call) -> list[Traffic]:

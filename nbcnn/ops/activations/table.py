@@ -11,6 +11,12 @@
     relu6_fprop       x -> y                              relu6_dgrad       dy, y -> dx
     hard_swish_fprop  x -> y                              hard_swish_dgrad  dy, x -> dx
     root_fprop        x -> y   offset                     root_dgrad        dy, x -> dx       offset
+    abs_fprop         x -> y                              abs_dgrad         dy, x -> dx
+    clip_fprop        x -> y   low, high                  clip_dgrad        dy, x -> dx       low, high
+    power_fprop       x -> y   exponent                   power_dgrad       dy, x -> dx       exponent
+    scale_fprop       x -> y   factor, shift              scale_dgrad       dy, x -> dx       factor, shift
+    softplus_fprop    x -> y                              softplus_dgrad    dy, y -> dx
+    threshold_fprop   x -> y   limit, value               threshold_dgrad   dy, x -> dx       limit, value
 
 Tensors have any shape. The layer of the same name stands in nbcnn/nn/activations.py (Root: whitening.py).
 """
@@ -31,6 +37,7 @@ from nbcnn.ops.activations.relu import RELU
 from nbcnn.ops.activations.relu6 import RELU6
 from nbcnn.ops.activations.root import ROOT
 from nbcnn.ops.activations.sigmoid import SIGMOID
+from nbcnn.ops.activations.simple import SIMPLE
 from nbcnn.ops.activations.swish import SWISH
 from nbcnn.ops.activations.tanh import TANH
 from nbcnn.ops.kernel.call import Impl, host
@@ -38,7 +45,7 @@ from nbcnn.ops.kernel.case import IMAGES, Case, Gradient, Shapes, label_of, norm
 from nbcnn.ops.kernel.elementwise import Activation, supports
 from nbcnn.ops.kernel.traffic import streamed
 
-ACTIVATIONS = {each.name: each for each in (RELU, LEAKY_RELU, SIGMOID, SWISH, GELU, GELU_TANH, TANH, ELU, RELU6, HARD_SWISH, ROOT)}
+ACTIVATIONS = {each.name: each for each in (RELU, LEAKY_RELU, SIGMOID, SWISH, GELU, GELU_TANH, TANH, ELU, RELU6, HARD_SWISH, ROOT, *SIMPLE)}
 """By name: the ops are NAME_fprop and NAME_dgrad."""
 
 EPILOGUES = {name: each for name, each in ACTIVATIONS.items() if each.epilogue}

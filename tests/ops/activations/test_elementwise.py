@@ -28,6 +28,12 @@ FORMULAS = {
     "elu": lambda x: x if x > 0 else 0.8 * (math.exp(x) - 1),
     "relu6": lambda x: min(max(x, 0.0), 6.0),
     "hard_swish": lambda x: x * min(max(x + 3, 0.0), 6.0) / 6,
+    "abs": abs,
+    "clip": lambda x: min(max(x, -0.5), 0.75),
+    "power": lambda x: x * x,
+    "scale": lambda x: -1.5 * x + 0.25,
+    "softplus": lambda x: math.log1p(math.exp(x)),
+    "threshold": lambda x: x if x > 0.125 else -0.25,
 }
 # A scalar; fewer than one float4; one float4 and a tail; one block exactly; a block, a vector and a tail.
 COUNTS = [1, 3, 4, 7, elementwise.BLOCK, elementwise.BLOCK + 4 + 3]

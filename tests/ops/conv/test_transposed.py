@@ -40,6 +40,18 @@ def test_it_is_the_adjoint_of_a_convolution(output_padding):
     assert abs(np.vdot(v, made) - np.vdot(back, x)) <= 2 * parity_bound(18, "fp32") * np.linalg.norm(made) * np.linalg.norm(v)
 
 
+def test_its_general_form_is_the_adjoint_of_a_general_convolution():
+    rng, options = np.random.default_rng(5), {"dilation": (1, 2), "groups": 2, "bias": False}
+    transposed = Net([ConvTranspose2d(4, (3, 2), (2, 1), (1, 0, 0, 1), (1, 0), **options)], (6, 4, 5), mode="cpu")
+    convolution = Net([Conv2d(6, (3, 2), (2, 1), (1, 0, 0, 1), **options)], transposed.output_shape, mode="cpu")
+    assert transposed.output_shape == (4, 9, 6)
+    assert convolution.output_shape == (6, 4, 5)
+    convolution.params.load_dict({"conv1.weight": transposed.params.as_dict()["convt1.weight"]})
+    x, v = (rng.standard_normal((2, *shape)).astype(np.float32) for shape in ((6, 4, 5), transposed.output_shape))
+    made, back = (net.predict(values).astype(np.float64) for net, values in ((transposed, x), (convolution, v)))
+    assert abs(np.vdot(v, made) - np.vdot(back, x)) <= 2 * parity_bound(18, "fp32") * np.linalg.norm(made) * np.linalg.norm(v)
+
+
 def test_its_gradients_are_those_of_the_definition():
     """Of mean((T x + b − t)²): e = 2(T x + b − t)/n, db = Σ e, and dw[c,k] = Σ x[c]·e[k] where tap and pixel meet."""
     rng = np.random.default_rng(3)
@@ -78,10 +90,12 @@ def test_it_learns_and_is_saved(tmp_path):
     ("act", "words"),
     [
         (lambda: ConvTranspose2d(4, 2, output_padding=1), "output_padding below its stride, got 1 and 1"),
-        (lambda: ConvTranspose2d(4, 2, stride=(2, 1)), "takes one stride for both axes"),
+        (lambda: ConvTranspose2d(4, 2, stride=(2, 1), output_padding=(1, 1)), r"output_padding below its stride, got 1 and \(2, 1\)"),
+        (lambda: ConvTranspose2d(4, 2, padding=(1, 2, 3)), r"one padding of at least 0, a pair, or \(top, bottom, left, right\)"),
+        (lambda: ConvTranspose2d(4, 2, groups=3), "groups that divide its channels"),
         (lambda: ConvTranspose2d(4, 2, padding=-1), "a whole number of at least 0 as padding"),
         (lambda: ConvTranspose2d(0), "a whole number of at least 1 as out_channels"),
-        (lambda: Net([ConvTranspose2d(4, 1, padding=3)], (1, 4, 4), mode="cpu"), "convt1: ConvShape.H must be at least 1, got -2"),
+        (lambda: Net([ConvTranspose2d(4, 1, padding=3)], (1, 4, 4), mode="cpu"), "convt1: a padding of 3 leaves nothing of 4×4"),
         (lambda: Net([Flatten(), ConvTranspose2d(4)], (1, 4, 4), mode="cpu"), r"convt1 takes images"),
         (lambda: Net([ConvTranspose2d(4, in_channels=2), Flatten(), Linear(2)], (1, 4, 4), mode="cpu"), "convt1 takes 2 channels, got 1"),
     ],

@@ -1,0 +1,57 @@
+"""nbcnn export RUN FILE.onnx: write a trained network as an ONNX file, which other programs run."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+from nbcnn.cli.errors import OK, guarded
+from nbcnn.cli.flags import Parser, count, flag, one_of
+from nbcnn.files.suggest import called
+
+SUMMARY = "Write a trained network as an ONNX file (opset 21): layers for training alone and the loss are left out, weights keep their names."
+EXAMPLES = (
+    "export runs/digits digits.onnx",
+    "export net.safetensors net.onnx --json",
+    "export RUN net.onnx --checkpoint best --batch 1",
+)
+
+
+def parser() -> Parser:
+    """The parser of this command."""
+    made = Parser(called("export"), SUMMARY, [called(*example.split(" ", 1)) for example in EXAMPLES], "RUN FILE.onnx")
+    made.add_argument("run", metavar="RUN", help="run folder, checkpoint, or file of a saved model")
+    made.add_argument("file", metavar="FILE.onnx", type=Path, help="file to write")
+    group = made.add_argument_group("model")
+    flag(group, "--checkpoint", one_of("best", "last"), "of a run folder; best: lowest test loss", "last")
+    flag(group, "--batch", count(1), "examples that the file's network takes at a time", "any number", "examples")
+    group = made.add_argument_group("output")
+    flag(group, "--json", bool, "print one line of JSON", "off")
+    return made
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Write the file. Exit 3 if the run is damaged, or has layers that ONNX has no ops for; 1 without the package onnx."""
+    flags = parser().parse_args(argv)
+    return guarded(lambda: _export(flags))
+
+
+def _export(flags: SimpleNamespace) -> int:
+    from nbcnn.files import atomic
+    from nbcnn.model import files
+    from nbcnn.onnx import to_onnx
+    from nbcnn.onnx.exporter import OPSET
+
+    # On the CPU, because nothing is computed: the weights are read and written.
+    with files.load(flags.run, mode="cpu", checkpoint=flags.checkpoint or "last") as model:
+        made = to_onnx(model, batch=flags.batch)
+    content = made.SerializeToString()
+    flags.file.parent.mkdir(parents=True, exist_ok=True)
+    atomic.replace_bytes(flags.file, content)
+    if flags.json:
+        print(json.dumps({"file": str(flags.file), "bytes": len(content), "opset": OPSET, "nodes": len(made.graph.node)}))
+    else:
+        print(f"{flags.file}: {len(made.graph.node)} nodes of opset {OPSET}, {len(content):,} bytes", file=sys.stdout)
+    return OK

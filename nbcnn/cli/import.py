@@ -1,0 +1,60 @@
+"""nbcnn import FILE.onnx FILE.safetensors: make a network of an ONNX file, which nbcnn predicts with and trains further."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+from nbcnn.cli.errors import OK, guarded
+from nbcnn.cli.flags import Parser, flag
+from nbcnn.files.suggest import called
+
+SUMMARY = "Make a saved model of an ONNX file; nodes that are not taken are named, all at once."
+EXAMPLES = (
+    "import resnet.onnx resnet.safetensors",
+    "import net.onnx net.safetensors --shape image=3,224,224",
+    "import net.onnx net.safetensors --whole --json",
+)
+
+
+def _shape(text: str) -> tuple[str, tuple[int, ...]]:
+    """NAME=C,H,W as (name, shape)."""
+    name, _, sizes = text.rpartition("=")
+    if not name or not all(size.isdecimal() and int(size) for size in sizes.split(",")):
+        raise ValueError(f"{text!r} is not NAME=C,H,W")
+    return name, tuple(int(size) for size in sizes.split(","))
+
+
+def parser() -> Parser:
+    """The parser of this command."""
+    made = Parser(called("import"), SUMMARY, [called(*example.split(" ", 1)) for example in EXAMPLES], "FILE.onnx FILE.safetensors")
+    made.add_argument("source", metavar="FILE.onnx", type=Path, help="ONNX file to read, of opset 7 to 28")
+    made.add_argument("file", metavar="FILE.safetensors", type=Path, help="file of the model to write")
+    group = made.add_argument_group("model")
+    flag(group, "--shape", _shape, "shape of an example of an input that the file leaves open", "the file's", metavar="NAME=C,H,W")
+    flag(group, "--whole", bool, "an input is one example as a whole; else its first axis counts examples", "off")
+    group = made.add_argument_group("output")
+    flag(group, "--json", bool, "print one line of JSON instead of the table of layers", "off")
+    return made
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Write the file. Exit 3 if the ONNX file is damaged, or has nodes that are not taken; 1 without the package onnx."""
+    flags = parser().parse_args(argv)
+    return guarded(lambda: _import(flags))
+
+
+def _import(flags: SimpleNamespace) -> int:
+    from nbcnn.onnx.importer import imported
+
+    made = imported(flags.source, shapes=dict([flags.shape]) if flags.shape else None, batched=not flags.whole, mode="cpu")
+    with made.model as model:
+        summary, count = model.summary(), model.net.params.count
+        path = model.save(flags.file)
+    if flags.json:
+        inputs, outputs = ({name: list(dims) for name, dims in each.items()} for each in (made.inputs, made.outputs))
+        print(json.dumps({"file": str(path), "parameters": count, "inputs": inputs, "outputs": outputs}))
+    else:
+        print(f"{summary}\n{path}: {count:,} parameters")
+    return OK

@@ -1,0 +1,201 @@
+"""Ops of ONNX on constants: what a file computes of shapes and other constants is computed while it is read, by NumPy.
+
+A result is made only after its size is known and small enough (`LARGEST` elements), so that no file asks for more memory than that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from nbcnn.onnx.errors import OnnxError, Unsupported, onnx_package
+from nbcnn.onnx.files import array
+
+LARGEST = 2**26
+"""Elements of a computed constant at most."""
+
+Attributes = dict[str, Any]
+
+
+def _small(shape: Sequence[int]) -> tuple[int, ...]:
+    made = tuple(int(size) for size in shape)
+    if any(size < 0 for size in made) or math.prod(made) > LARGEST:
+        raise Unsupported(f"a computed constant of {made} elements; {LARGEST:,} are taken")
+    return made
+
+
+def _axes(given: Sequence[Any], at: int, attributes: Attributes, name: str = "axes") -> list[int] | None:
+    if len(given) > at and given[at] is not None:
+        return [int(each) for each in np.asarray(given[at]).reshape(-1)]
+    found = attributes.get(name)
+    return None if found is None else [int(each) for each in found]
+
+
+def _both(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of arrays that are repeated to one shape."""
+
+    def made(given: Sequence[Any], attributes: Attributes) -> Any:
+        _small(np.broadcast_shapes(*(each.shape for each in given)))
+        return function(*given)
+
+    return made
+
+
+def _one(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda given, attributes: function(given[0])
+
+
+def _divided(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """a / b, of whole numbers towards zero as in C."""
+    if a.dtype.kind in "iu":
+        if not np.all(b):
+            raise Unsupported("a division of whole numbers by zero")
+        return (np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b))).astype(a.dtype)
+    return a / b
+
+
+def _constant(given: Sequence[Any], attributes: Attributes) -> Any:
+    onnx = onnx_package()
+    for name, dtype in (("value_float", np.float32), ("value_floats", np.float32), ("value_int", np.int64), ("value_ints", np.int64)):
+        if name in attributes:
+            return np.array(attributes[name], dtype)
+    if isinstance(attributes.get("value"), onnx.TensorProto):
+        return array(attributes["value"])
+    raise Unsupported("a constant that is no array of numbers")
+
+
+def _constant_of_shape(given: Sequence[Any], attributes: Attributes) -> Any:
+    value = array(attributes["value"]) if "value" in attributes else np.zeros(1, np.float32)
+    return np.full(_small(given[0].reshape(-1)), value.reshape(-1)[0], value.dtype)
+
+
+def _shape(given: Sequence[Any], attributes: Attributes) -> Any:
+    sizes = np.array(given[0].shape, np.int64)
+    return sizes[slice(int(attributes.get("start", 0)), attributes.get("end"))]
+
+
+def _reshape(given: Sequence[Any], attributes: Attributes) -> Any:
+    x, shape = given[0], [int(size) for size in given[1].reshape(-1)]
+    if not attributes.get("allowzero", 0):
+        shape = [x.shape[at] if size == 0 else size for at, size in enumerate(shape)]
+    return x.reshape(shape)
+
+
+def _squeeze(given: Sequence[Any], attributes: Attributes) -> Any:
+    axes = _axes(given, 1, attributes)
+    return np.squeeze(given[0], None if axes is None else tuple(axes))
+
+
+def _unsqueeze(given: Sequence[Any], attributes: Attributes) -> Any:
+    axes = _axes(given, 1, attributes) or []
+    if given[0].ndim + len(axes) > 16:
+        raise Unsupported(f"{given[0].ndim + len(axes)} axes")
+    return np.expand_dims(given[0], tuple(axes))
+
+
+def _slice(given: Sequence[Any], attributes: Attributes) -> Any:
+    x = given[0]
+    starts, ends = (_axes(given, at, attributes, name) or [] for at, name in ((1, "starts"), (2, "ends")))
+    axes, steps = _axes(given, 3, attributes) or range(len(starts)), _axes(given, 4, attributes, "steps") or [1] * len(starts)
+    places = [slice(None)] * x.ndim
+    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        places[axis] = slice(start, None if step < 0 and end < -x.shape[axis] else end, step)
+    return x[tuple(places)]
+
+
+def _gather(given: Sequence[Any], attributes: Attributes) -> Any:
+    x, indices, axis = given[0], given[1], int(attributes.get("axis", 0))
+    _small([*x.shape[:axis], *indices.shape, *x.shape[axis:][1:]])
+    return x.take(indices, axis)
+
+
+def _cast(given: Sequence[Any], attributes: Attributes) -> Any:
+    dtype = onnx_package().helper.tensor_dtype_to_np_dtype(int(attributes["to"]))
+    return given[0].astype(dtype)
+
+
+def _range(given: Sequence[Any], attributes: Attributes) -> Any:
+    start, limit, step = (each.reshape(-1)[0].item() for each in given)
+    if not step or not math.isfinite(start + limit + step):
+        raise Unsupported(f"a range from {start} to {limit} by {step}")
+    _small([max(0, math.ceil((limit - start) / step))])
+    return np.arange(start, limit, step).astype(given[0].dtype)
+
+
+def _expand(given: Sequence[Any], attributes: Attributes) -> Any:
+    shape = _small(np.broadcast_shapes(given[0].shape, tuple(int(size) for size in given[1].reshape(-1))))
+    return np.broadcast_to(given[0], shape)
+
+
+def _concat(given: Sequence[Any], attributes: Attributes) -> Any:
+    _small([sum(each.size for each in given)])
+    return np.concatenate(given, int(attributes["axis"]))
+
+
+def _transpose(given: Sequence[Any], attributes: Attributes) -> Any:
+    return given[0].transpose(attributes.get("perm"))
+
+
+def _reduced(function: Callable[..., Any]) -> Callable[..., Any]:
+    def made(given: Sequence[Any], attributes: Attributes) -> Any:
+        axes = _axes(given, 1, attributes)
+        return np.asarray(function(given[0], axis=None if not axes else tuple(axes), keepdims=bool(attributes.get("keepdims", 1))), given[0].dtype)
+
+    return made
+
+
+FOLDED: dict[str, Callable[[Sequence[Any], Attributes], Any]] = {
+    "Constant": _constant,
+    "ConstantOfShape": _constant_of_shape,
+    "Shape": _shape,
+    "Size": lambda given, attributes: np.array(given[0].size, np.int64),
+    "Reshape": _reshape,
+    "Squeeze": _squeeze,
+    "Unsqueeze": _unsqueeze,
+    "Slice": _slice,
+    "Gather": _gather,
+    "Cast": _cast,
+    "Range": _range,
+    "Expand": _expand,
+    "Concat": _concat,
+    "Transpose": _transpose,
+    "Identity": _one(lambda x: x),
+    "Add": _both(np.add),
+    "Sub": _both(np.subtract),
+    "Mul": _both(np.multiply),
+    "Div": _both(_divided),
+    "Pow": _both(lambda a, b: np.power(a, b).astype(a.dtype)),
+    "Neg": _one(np.negative),
+    "Abs": _one(np.abs),
+    "Sqrt": _one(np.sqrt),
+    "Reciprocal": _one(lambda x: 1 / x),
+    "Exp": _one(np.exp),
+    "Floor": _one(np.floor),
+    "Ceil": _one(np.ceil),
+    "Equal": _both(np.equal),
+    "Where": _both(np.where),
+    "Min": _both(lambda *given: np.minimum.reduce(np.broadcast_arrays(*given))),
+    "Max": _both(lambda *given: np.maximum.reduce(np.broadcast_arrays(*given))),
+    "ReduceProd": _reduced(np.prod),
+    "ReduceSum": _reduced(np.sum),
+    "ReduceMin": _reduced(np.min),
+    "ReduceMax": _reduced(np.max),
+}
+"""Ops of constants: the operands as arrays and the attributes -> the one output."""
+
+
+def folded(op: str, given: Sequence[Any], attributes: Attributes) -> np.ndarray:
+    """What an op of `FOLDED` makes of constants. Raises Unsupported where it cannot."""
+    try:
+        with np.errstate(all="ignore"):
+            made = np.asarray(FOLDED[op](given, attributes))
+    except OnnxError as error:
+        raise Unsupported(str(error)) from None
+    except (ValueError, IndexError, KeyError, TypeError, ArithmeticError, AttributeError, MemoryError) as error:
+        raise Unsupported(f"it cannot be computed of its constants ({error})") from None
+    if made.size > LARGEST or made.ndim > 16:
+        raise Unsupported(f"a computed constant of {made.shape} elements; {LARGEST:,} are taken")
+    return made

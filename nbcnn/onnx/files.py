@@ -1,0 +1,208 @@
+"""This module reads ONNX files and trusts nothing of them: what a file says of itself is compared with its bytes before anything is allocated.
+
+Checked are the message itself, the opset, the order of the nodes (each reads what stands before it, so there is no cycle), that every name is
+written once and every name that is read exists, and of every tensor that its dimensions fit the bytes that are there. Tensors outside of the file
+must be regular files in its folder or below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nbcnn.onnx.errors import OnnxError, onnx_package
+
+OPSETS = range(7, 29)
+"""Versions of ONNX's own ops that are taken."""
+_LARGEST = 2**31 - 1
+"""Bytes of a protobuf message at most."""
+_AXES = 16
+"""Axes of a tensor at most."""
+_DOMAINS = ("", "ai.onnx")
+
+
+@dataclass(frozen=True)
+class File:
+    """A file that has been read: its message, how it is called in errors, the folder for tensors outside of it (None: there is none), its opset."""
+
+    model: Any
+    name: str
+    folder: Path | None
+    opset: int
+
+    @property
+    def graph(self) -> Any:
+        return self.model.graph
+
+
+def read(source: Path | str | bytes | Any) -> File:
+    """The file at a path, or in bytes, or an onnx.ModelProto; checked. Raises OnnxError."""
+    onnx = onnx_package()
+    if isinstance(source, onnx.ModelProto):
+        model, name, folder = source, "the model", None
+    elif isinstance(source, bytes | bytearray | memoryview):
+        model, name, folder = _parsed(onnx, bytes(source), "the bytes"), "the bytes", None
+    else:
+        path = Path(source)
+        model, name, folder = _parsed(onnx, _bytes(path), str(path)), str(path), path.resolve().parent
+    try:
+        return File(model, name, folder, _checked(model))
+    except OnnxError as error:
+        raise OnnxError(f"{name}: {error}") from None
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        if not path.is_file():
+            raise OnnxError(f"there is no file {path}")
+        if path.stat().st_size > _LARGEST:
+            raise OnnxError(f"{path} has {path.stat().st_size:,} bytes, more than the {_LARGEST:,} of a protobuf message: no ONNX file")
+        return path.read_bytes()
+    except OSError as error:
+        raise OnnxError(f"{path} cannot be read ({error.strerror})") from None
+
+
+def _parsed(onnx: Any, content: bytes, name: str) -> Any:
+    from google.protobuf.message import DecodeError
+
+    model = onnx.ModelProto()
+    try:
+        read = model.ParseFromString(content)
+    except (DecodeError, RecursionError, ValueError) as error:
+        raise OnnxError(f"{name}: no ONNX file, or a truncated one ({error})") from None
+    if not content or read not in (None, len(content)):
+        raise OnnxError(f"{name}: no ONNX file, or a truncated one ({len(content):,} bytes)")
+    return model
+
+
+def _checked(model: Any) -> int:
+    """The opset of a model whose structure is sound. Raises OnnxError."""
+    if not model.HasField("graph") or not model.graph.node:
+        raise OnnxError("no ONNX model: it has no nodes")
+    versions = [each.version for each in model.opset_import if each.domain in _DOMAINS]
+    if not versions:
+        raise OnnxError("it does not say which opset its nodes are of")
+    if max(versions) not in OPSETS:
+        raise OnnxError(f"its nodes are of opset {max(versions)}; {OPSETS.start} to {OPSETS.stop - 1} are taken")
+    _check_names(model.graph)
+    return max(versions)
+
+
+def _check_names(graph: Any) -> None:
+    """Raise OnnxError unless every name is written once, before it is read."""
+    known: dict[str, str] = {}
+
+    def written(name: str, by: str) -> None:
+        if name in known:
+            raise OnnxError(f"{name!r} is written twice, by {known[name]} and by {by}")
+        known[name] = by
+
+    for each in graph.input:
+        written(each.name, "an input of the graph")
+    # Up to IR version 3 an initialiser is an input, too: a default that the caller may replace.
+    for name in [each.name for each in graph.initializer] + [each.values.name for each in graph.sparse_initializer]:
+        if known.get(name) != "an input of the graph":
+            written(name, "an initialiser")
+        known[name] = "an initialiser"
+    later = {name: at for at, node in enumerate(graph.node) for name in node.output if name}
+    for at, node in enumerate(graph.node):
+        for name in node.input:
+            if name and name not in known:
+                if later.get(name, -1) >= at:
+                    raise OnnxError(f"{label(node, at)} reads {name!r}, which a later node writes: the graph has a cycle, or is not in order")
+                raise OnnxError(f"{label(node, at)} reads {name!r}, which nothing writes: an initialiser or an input is missing")
+        for name in node.output:
+            if name:
+                written(name, label(node, at))
+    for each in graph.output:
+        if each.name not in known:
+            raise OnnxError(f"nothing writes the output {each.name!r}")
+    if not graph.output:
+        raise OnnxError("the graph has no output")
+
+
+def label(node: Any, at: int) -> str:
+    """How messages call a node."""
+    return f"{node.op_type} {node.name!r}" if node.name else f"{node.op_type} (node {at + 1})"
+
+
+def array(tensor: Any, folder: Path | None = None) -> np.ndarray:
+    """The values of an onnx.TensorProto. Raises OnnxError if they are not all there, or their type is not of numbers."""
+    onnx = onnx_package()
+    kinds = onnx.TensorProto.DataType
+    what = f"tensor {tensor.name!r}" if tensor.name else "a tensor"
+    try:
+        kind, dtype = kinds.Name(tensor.data_type), onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
+    except (ValueError, KeyError, TypeError):
+        raise OnnxError(f"{what} is of the unknown type {tensor.data_type}") from None
+    if kind not in _FIELDS:
+        raise OnnxError(f"{what} is of type {kind}; {', '.join(_FIELDS)} are taken")
+    dims = list(tensor.dims)
+    if len(dims) > _AXES or any(not 0 <= size <= 2**48 for size in dims):
+        raise OnnxError(f"{what} has dimensions {dims[: _AXES + 1]}")
+    count = 1
+    for size in dims:
+        count *= size
+    content = _external(tensor, folder, what) if tensor.data_location == onnx.TensorProto.EXTERNAL else tensor.raw_data
+    held = getattr(tensor, _FIELDS[kind])
+    needed = count * dtype.itemsize
+    if content or (not held and needed):
+        if len(content) != needed:
+            raise OnnxError(f"{what} of dimensions {dims} needs {needed:,} bytes, and {len(content):,} are there")
+        return np.frombuffer(content, dtype.newbyteorder("<") if dtype.kind in "iufb" else dtype).reshape(dims).astype(dtype)
+    if len(held) != count:
+        raise OnnxError(f"{what} of dimensions {dims} has {len(held):,} values, and {count:,} are needed")
+    return np.asarray(onnx.numpy_helper.to_array(tensor))
+
+
+_FIELDS: Mapping[str, str] = {
+    "FLOAT": "float_data",
+    "DOUBLE": "double_data",
+    "FLOAT16": "int32_data",
+    "BFLOAT16": "int32_data",
+    "INT64": "int64_data",
+    "UINT64": "uint64_data",
+    "UINT32": "uint64_data",
+    **dict.fromkeys(("INT32", "INT16", "INT8", "UINT16", "UINT8", "BOOL"), "int32_data"),
+}
+"""Types of tensors, and the field that has their values where there are no raw bytes."""
+
+
+def _external(tensor: Any, folder: Path | None, what: str) -> bytes:
+    """The bytes of a tensor outside of the file. Raises OnnxError if they are not in the file's folder or below, or not all there."""
+    said = {entry.key: entry.value for entry in tensor.external_data}
+    location = said.get("location", "")
+    if folder is None:
+        raise OnnxError(f"{what} is in the file {location!r}, and bytes have no folder: give the path of the ONNX file")
+    path = (folder / location).resolve()
+    if not location or Path(location).is_absolute() or not path.is_relative_to(folder):
+        raise OnnxError(f"{what} is in the file {location!r}, outside of the folder of the ONNX file: it is not read")
+    try:
+        offset, size = int(said.get("offset", "0")), path.stat().st_size if path.is_file() else -1
+        length = int(said.get("length", size - offset))
+    except ValueError:
+        raise OnnxError(f"{what} is at offset {said.get('offset')!r}, of length {said.get('length')!r}, which are no numbers") from None
+    except OSError as error:
+        raise OnnxError(f"{what} is in the file {location!r}, which cannot be read ({error.strerror})") from None
+    if size < 0:
+        raise OnnxError(f"{what} is in the file {location!r}, which is not there")
+    if offset < 0 or length < 0 or offset + length > size:
+        raise OnnxError(f"{what} is at bytes {offset:,} to {offset + length:,} of {location!r}, which has {size:,}")
+    with path.open("rb") as file:
+        file.seek(offset)
+        return file.read(length)
+
+
+def initialisers(file: File) -> Iterator[tuple[str, np.ndarray]]:
+    """The names and values of all initialisers. Raises OnnxError."""
+    if file.graph.sparse_initializer:
+        raise OnnxError(f"{file.name}: sparse initialisers are not taken ({file.graph.sparse_initializer[0].values.name!r})")
+    for tensor in file.graph.initializer:
+        try:
+            yield tensor.name, array(tensor, file.folder)
+        except OnnxError as error:
+            raise OnnxError(f"{file.name}: {error}") from None

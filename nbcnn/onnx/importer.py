@@ -1,0 +1,349 @@
+"""This module makes an `nbcnn.Model` of an ONNX file: it walks over the nodes in order, computes constants, and calls layers on what examples become.
+
+A node that cannot be taken does not end the walk: what reads it is left out, and all reasons are told together.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nbcnn.datasets.arrays import Form, Forms
+from nbcnn.files.errors import UsageError
+from nbcnn.model.network import Model
+from nbcnn.nn import description
+from nbcnn.nn.activations import LogSoftmax, Scale
+from nbcnn.nn.graphs import Graph, Input, Value
+from nbcnn.nn.losses import SoftmaxCrossEntropy
+from nbcnn.onnx import elementwise, layers, norms  # noqa: F401  # they enter their ops, as shapes does
+from nbcnn.onnx.constants import FOLDED, folded
+from nbcnn.onnx.errors import OnnxError, Unsupported, UnsupportedNodes, onnx_package
+from nbcnn.onnx.files import File, initialisers, label, read
+from nbcnn.onnx.node import OPS, Node
+from nbcnn.onnx.shapes import entered, shape_of
+from nbcnn.onnx.values import Dims, Placed, Sheet, Val, limited, natural
+from nbcnn.plan.graph import ShapeError
+from nbcnn.plan.shapes import numel
+
+LOSSES = ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")
+NOTES = {"classes": (None, [str]), "forms": [{"scale": (None, [float]), "channels_last": bool}]}
+"""What `to_onnx` writes into the metadata of a file, beside the loss."""
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A model, and the names of its inputs and outputs in the file with the shapes of one example there."""
+
+    model: Model
+    inputs: Mapping[str, Dims]
+    outputs: Mapping[str, Dims]
+    labels: str = ""
+
+
+class _Left:
+    """The place of a value that a node which cannot be taken would have written."""
+
+
+_LEFT = _Left()
+
+
+class _Labels:
+    """The labels of a loss, an input that no layer reads."""
+
+
+class _Loss:
+    """The output of a loss: it is computed of labels, and no layer reads it."""
+
+
+def imported(
+    source: Path | str | bytes | Any,
+    *,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    constants: Mapping[str, Any] | None = None,
+    batched: bool = True,
+    loss: Any = None,
+    mode: str = "auto",
+    precision: str | None = None,
+) -> Imported:
+    """The model of a file, with the names of its inputs and outputs; see `nbcnn.onnx.from_onnx`."""
+    file = read(source)
+    walk = _Walk(file, dict(shapes or {}), {name: np.asarray(value) for name, value in (constants or {}).items()}, batched)
+    graph = walk.graph()
+    notes = _notes(file, len(graph.inputs))
+    model = Model(graph, loss=loss or walk.loss or notes.get("loss"), mode=mode, precision=precision, classes=notes.get("classes"))
+    known = model.net.params.as_dict()
+    model.net.params.load_dict(known | walk.arrays(graph))
+    forms = notes.get("forms") or [Form(shape, scale=(0.0, 1.0)) for shape in graph.inputs]
+    told = [replace(each, shape=shape) for each, shape in zip(forms, graph.inputs, strict=True)]
+    model.learn(told[0] if len(told) == 1 else Forms(tuple(told)))
+    return Imported(model, walk.inputs, walk.outputs, walk.labels)
+
+
+def _notes(file: File, inputs: int) -> dict[str, Any]:
+    """What `to_onnx` wrote beside the graph: loss, classes, forms of examples. What is not as it writes it is left out."""
+    from nbcnn.files import document
+
+    said = {each.key.removeprefix("nbcnn."): each.value for each in file.model.metadata_props if each.key.startswith("nbcnn.")}
+    made: dict[str, Any] = {}
+    try:
+        for key, form in NOTES.items():
+            if key in said:
+                made[key] = json.loads(said[key])
+                document.fits(made[key], form, f"nbcnn.{key}")
+        if "forms" in made:
+            made["forms"] = [
+                Form((), bool(each["channels_last"]), None if each["scale"] is None else (float(each["scale"][0]), float(each["scale"][1])))
+                for each in made["forms"]
+            ]
+            if len(made["forms"]) != inputs:
+                raise OnnxError(f"{file.name}: the note nbcnn.forms is of {len(made['forms'])} inputs, and there are {inputs}")
+        if "loss" in said:
+            made["loss"] = description.from_data(json.loads(said["loss"]))[0]
+    except (ValueError, IndexError, KeyError, TypeError, RecursionError) as error:
+        raise OnnxError(f"{file.name}: a note of nbcnn in its metadata is damaged ({error})") from None
+    return made
+
+
+class _Walk:
+    """One walk over the nodes of a file."""
+
+    def __init__(self, file: File, shapes: Mapping[str, Sequence[int]], constants: Mapping[str, np.ndarray], batched: bool) -> None:
+        self.file, self.batched, self.sheet = file, batched, Sheet()
+        self.count: int | None = None
+        self.loss: Any = None
+        self.labels = ""
+        self.inputs: dict[str, Dims] = {}
+        self.outputs: dict[str, Dims] = {}
+        self._entered: list[Value] = []
+        self._scores: Any = None
+        graph = file.graph
+        self._read = {name for node in graph.node for name in node.input} | {each.name for each in graph.output}
+        self._reasons: list[str] = []
+        self._values: dict[str, Any] = dict(initialisers(file))
+        inputs = {each.name: each for each in file.graph.input if each.name not in self._values}
+        for what, given in (("shapes", shapes), ("constants", constants)):
+            if strange := sorted(set(given) - {each.name for each in file.graph.input}):
+                raise UsageError(f"{what} names {strange[0]!r}, and the inputs of the file are {', '.join(inputs)}")
+        self._values |= constants
+        labels = {node.input[1] for node in file.graph.node if node.op_type in LOSSES and len(node.input) > 1}
+        for name, each in inputs.items():
+            if name in labels and name not in constants:
+                self.labels, self._values[name] = name, _Labels()
+            elif name not in constants:
+                self._enter(name, each.type, shapes.get(name))
+        if not self._entered:
+            raise OnnxError(f"{file.name}: the graph has no input but constants")
+
+    def _enter(self, name: str, kind: Any, shape: Sequence[int] | None) -> None:
+        """Make an input of the graph. Raises OnnxError for what is no array of floats whose shape is known."""
+        onnx = onnx_package()
+        if not kind.HasField("tensor_type"):
+            raise OnnxError(f"{self.file.name}: input {name!r} is a {kind.WhichOneof('value')}, and must be a tensor")
+        tensor = kind.tensor_type
+        if tensor.elem_type != onnx.TensorProto.FLOAT:
+            named = onnx.TensorProto.DataType.Name(tensor.elem_type) if tensor.elem_type in onnx.TensorProto.DataType.values() else tensor.elem_type
+            raise OnnxError(f"{self.file.name}: input {name!r} is of type {named}, and networks take FLOAT (constants gives an input a value)")
+        said = [each.dim_value if each.HasField("dim_value") else None for each in tensor.shape.dim] if tensor.HasField("shape") else None
+        if self.batched and said:
+            self.count = said[0] if said[0] and not self._entered else (self.count if said[0] == self.count else None)
+        if said is not None and self.batched and not said:
+            raise OnnxError(f"{self.file.name}: input {name!r} has no axes, so none counts examples: batched=False takes it as one example")
+        dims = None if said is None else said[int(self.batched) :]
+        if shape is not None:
+            if dims is not None and (len(dims) != len(shape) or any(a is not None and a != b for a, b in zip(dims, shape, strict=True))):
+                raise UsageError(f"shapes has {tuple(shape)} for the input {name!r}, and the file says {tuple(dims)}")
+            dims = list(shape)
+        if dims is None or None in dims:
+            raise OnnxError(f"{self.file.name}: the shape of input {name!r} is left open ({dims}): give it by shapes={{{name!r}: (…)}}")
+        try:
+            made = limited([size for size in dims if size is not None])
+            value = Input(entered(made))
+        except Unsupported as error:
+            raise OnnxError(f"{self.file.name}: input {name!r}: {error}") from None
+        self._entered.append(value)
+        self.inputs[name] = made
+        self._values[name] = Val(value, made)
+
+    # -- nodes
+
+    def graph(self) -> Graph:
+        """The graph of layers. Raises UnsupportedNodes, OnnxError."""
+        self._known()
+        for at, node in enumerate(self.file.graph.node):
+            self.sheet.node, self.sheet.number = node.name, at
+            self._node(node, label(node, at))
+        outputs = self._outputs()
+        if self._reasons:
+            raise UnsupportedNodes(f"{self.file.name}: {len(self._reasons)} nodes cannot be taken:", self._reasons)
+        try:
+            made = Graph.of(self._entered, [self._final(each) for each in outputs.values()])
+        except UsageError as error:
+            raise OnnxError(f"{self.file.name}: {error}") from None
+        self.outputs = {name: each.dims for name, each in outputs.items()}
+        return replace(made, called=tuple(self._names(made)))
+
+    def _known(self) -> None:
+        """Raise UnsupportedNodes if there are ops that nothing is known of."""
+        strange: dict[str, list[str]] = {}
+        for at, node in enumerate(self.file.graph.node):
+            if node.domain not in ("", "ai.onnx") or node.op_type not in {*OPS, *FOLDED, *LOSSES}:
+                strange.setdefault(f"{node.domain}.{node.op_type}".lstrip("."), []).append(node.name or f"node {at + 1}")
+        if strange:
+            few = {op: ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "") for op, names in strange.items()}
+            raise UnsupportedNodes(
+                f"{self.file.name}: ops that are not taken:", [f"{op}, {len(strange[op])}×: {named}" for op, named in sorted(few.items())]
+            )
+
+    def _node(self, node: Any, called: str) -> None:
+        """Compute a node's outputs, or say why not."""
+        operands = [self._values[name] if name else None for name in node.input]
+        try:
+            if any(each is _LEFT for each in operands):
+                made: Sequence[Any] = [_LEFT] * len(node.output)
+            else:
+                made = self._made(node, operands)
+        except (Unsupported, OnnxError, UsageError, ShapeError) as error:
+            self._reasons.append(f"{called}: {error}")
+            made = [_LEFT] * len(node.output)
+        self._values.update({name: each for name, each in zip(node.output, made, strict=False) if name})
+
+    def _made(self, node: Any, operands: list[Any]) -> Sequence[Any]:
+        op, attributes = node.op_type, _attributes(node)
+        if op in LOSSES:
+            return self._lost(node, operands, attributes)
+        if any(isinstance(each, _Loss | _Labels) for each in operands):
+            raise Unsupported("it reads labels, or the value of a loss")
+        if op in ("Shape", "Size") and isinstance(operands[0], Val):
+            return [self._size(op, operands[0], attributes)]
+        if not any(isinstance(each, Val) for each in operands):
+            if op in FOLDED:
+                return [folded(op, operands, attributes)]
+            raise Unsupported("all its operands are constants, and what it makes of them is not computed")
+        if op not in OPS:
+            raise Unsupported("it is computed of constants alone")
+        made = Node(
+            op,
+            node.name,
+            self.file.opset,
+            operands,
+            list(node.input),
+            attributes,
+            len(node.output),
+            [bool(name) and name in self._read for name in node.output],
+            self.sheet,
+            self.batched,
+            self.count,
+        )
+        return OPS[op].make(made)
+
+    def _size(self, op: str, x: Val, attributes: Mapping[str, Any]) -> np.ndarray:
+        """What Shape and Size give of a value."""
+        if op == "Size":
+            if self.batched:
+                raise Unsupported("it counts the elements of all examples")
+            return np.array(numel(x.dims), np.int64)
+        sizes = shape_of(x, self.batched)
+        return sizes[slice(int(attributes.get("start", 0)), attributes.get("end"))]
+
+    def _lost(self, node: Any, operands: list[Any], attributes: Mapping[str, Any]) -> Sequence[Any]:
+        """The loss of the model, and its second output, the logarithms of the probabilities."""
+        logits, labels = operands[0], self._values.get(node.input[1])
+        reduction = attributes.get("reduction", b"mean").decode()
+        if self.loss is not None:
+            raise Unsupported("a second loss")
+        if not isinstance(logits, Val) or not self.batched or len(logits.dims) < 1:
+            raise Unsupported("it takes scores of classes, (N, C, …), of a network whose first axis counts examples")
+        if not isinstance(labels, _Labels):
+            raise Unsupported("its labels are no input of the graph")
+        if reduction != "mean":
+            raise Unsupported(f"reduction {reduction!r}; a loss is a mean")
+        if node.op_type == "NegativeLogLikelihoodLoss" and not isinstance(logits.value.layer, LogSoftmax):
+            raise Unsupported("it is taken right behind a LogSoftmax alone, with which it is the cross-entropy")
+        weight = operands[2] if len(operands) > 2 else None
+        if weight is not None and (isinstance(weight, Val) or np.shape(weight) != (logits.dims[0],)):
+            raise Unsupported("its weights are no constant with a number for each class")
+        ignore = attributes.get("ignore_index")
+        self.loss = SoftmaxCrossEntropy(weight=None if weight is None else tuple(np.asarray(weight, float).tolist()), ignore_index=ignore)
+        # Scores of a vector, or of pixels: (C,) or (C, H, W), whatever axes the file has.
+        shape = logits.dims if len(logits.dims) in (1, 3) else (logits.dims[0], 1, numel(logits.dims[1:]))
+        scores = Val(self.sheet.shaped(logits, shape), logits.dims)
+        if isinstance(logits.value.layer, LogSoftmax) and scores.value is logits.value:
+            chances = scores
+        else:
+            chances = Val(self.sheet.call(LogSoftmax(), scores.value), logits.dims)
+        # What the cross-entropy makes of log-probabilities it makes of the scores, too: softmax does not see what is added to all.
+        self._scores = chances if len(node.output) > 1 and node.output[1] else scores
+        return [_Loss(), chances][: len(node.output)]
+
+    def _outputs(self) -> dict[str, Val]:
+        """The outputs of the graph by name; of a loss what it is computed of."""
+        made: dict[str, Val] = {}
+        for each in self.file.graph.output:
+            value = self._values[each.name]
+            if isinstance(value, _Loss):
+                if not any(self._values[other.name] is self._scores for other in self.file.graph.output):
+                    made[f"scores of {each.name}"] = self._scores
+            elif isinstance(value, Val):
+                made[each.name] = value
+            elif value is not _LEFT:
+                self._reasons.append(f"output {each.name!r}: it is a constant, which no example changes")
+        return made
+
+    def _final(self, x: Val) -> Value:
+        """An output in the shape that values of graphs have for such examples. An input that is an output gets a layer that changes nothing."""
+        keep = self.loss is not None and x is self._scores
+        value = x.value if keep else self.sheet.shaped(x, natural(x.dims))
+        return self.sheet.call(Scale(), value) if value.layer is None else value
+
+    # -- names and weights
+
+    def _names(self, graph: Graph) -> list[str]:
+        """A name for each layer: what the file calls its weights, else its node, else kind and number."""
+        wanted: dict[int, str] = {}
+        by_node: dict[int, list[Placed]] = {}
+        for each in self.sheet.placed:
+            by_node.setdefault(each.number, []).append(each)
+            if each.prefix:
+                wanted.setdefault(id(each.layer), each.prefix)
+        for placed in by_node.values():
+            main = next((each for each in placed if each.arrays), placed[-1])
+            if main.node:
+                wanted.setdefault(id(main.layer), main.node)
+        clean = {key: re.sub(r"[^\w./:-]+", "_", name).strip("/.") for key, name in wanted.items()}
+        made, taken = list[str](), set[str]()
+        numbers: dict[str, int] = {}
+        for layer in graph.layers:
+            name = clean.get(id(layer), "")
+            if not name or name in taken:
+                # A name of kind and number must not be one that a later layer is to have.
+                while not name or name in taken or name in clean.values():
+                    numbers[layer.kind] = numbers.get(layer.kind, 0) + 1
+                    name = f"{layer.kind}{numbers[layer.kind]}"
+            taken.add(name)
+            made.append(name)
+        return made
+
+    def arrays(self, graph: Graph) -> dict[str, np.ndarray]:
+        """Parameters and states by their full names."""
+        found = {id(each.layer): each.arrays for each in self.sheet.placed if each.arrays}
+        made: dict[str, np.ndarray] = {}
+        for name, layer in zip(graph.called, graph.layers, strict=True):
+            made |= {f"{name}.{key}": np.ascontiguousarray(value, np.float32) for key, value in found.get(id(layer), {}).items()}
+        return made
+
+
+def _attributes(node: Any) -> dict[str, Any]:
+    """The attributes of a node: numbers, words, lists, tensors. Raises Unsupported for subgraphs."""
+    onnx = onnx_package()
+    made = {}
+    for each in node.attribute:
+        if each.type in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS) or each.ref_attr_name:
+            raise Unsupported(f"its attribute {each.name!r} is a graph, or of a function")
+        made[each.name] = onnx.helper.get_attribute_value(each)
+    return made
