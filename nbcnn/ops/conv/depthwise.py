@@ -1,0 +1,408 @@
+"""Depthwise convolution: each channel has one filter of its own (groups = C = K of `grouped.py`), at the speed of memory.
+
+A depthwise convolution does R·S products for each element that it reads, too few to be worth anything but reading each element from memory once.
+So a thread walks down the image: it owns four neighbouring channels (NHWC; else one) of a column and keeps their R·S weights in registers. A
+step of the walk reads the next rows of the source, S columns wide, adds their products to the sums of all target rows that they reach, stores
+the rows that are complete, and moves the other sums up. Neighbouring columns belong to neighbouring threads and come from L1.
+
+The gradient of the input walks too. With stride 1 it is a convolution of dy with the filters flipped. With a stride U×V a step reads one
+row of dy and makes U rows of dx, V columns wide, each from the taps that reach it: zeros between strided pixels are not multiplied.
+
+A dilation of D rows, where it does not divide the stride, splits the target rows into classes modulo D (`phases`), each of which shares source rows.
+
+The weight gradient is in `depthwise_wgrad.py`. Filters packed for both walks are [tap][channel], so that channels are read four at a time.
+
+Source of the walk: rolling sums, as in the separable filters of V. Podlozhnyuk, "Image convolution with CUDA", NVIDIA, 2007; here over all taps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from math import gcd
+from typing import Any
+
+import numpy as np
+
+from nbcnn.gpu.language import cuda, f4, jit
+from nbcnn.ops.kernel import elementwise
+from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks
+from nbcnn.ops.kernel.loops import ceil_div, unrolled, within
+from nbcnn.ops.kernel.stored import scalar_io, vector_io, vector_load_if
+from nbcnn.ops.kernel.traffic import Traffic, element, outputs, size
+from nbcnn.ops.kernel.windows import split
+from nbcnn.ops.ptx.vector import load1_if
+from nbcnn.plan.shapes import numel
+
+THREADS = 128
+MOST_TAPS = 121
+"""Taps of a filter, which lie in registers."""
+QUAD_TAPS = 25
+"""Taps of a filter at most where a thread takes four channels."""
+IN_FLIGHT = 24
+"""32-bit registers for loads that a thread has in flight."""
+AT_ONCE = 8
+"""Steps at most whose loads a thread issues before it computes any of them."""
+FULL = 384
+"""Threads a multiprocessor that are enough: only with fewer is a strip cut, which reads the rows above it twice."""
+
+
+@dataclass(frozen=True)
+class Walk:
+    """What of a pass is frozen into its kernel: which loaded element goes with which tap into which sum.
+
+    A step loads `reads` rows of `across` columns and makes `makes` rows of `wide` columns; `slots` rows of sums are open.
+    Tap row r takes row reads − 1 − e mod `over` of what was loaded into slot ⌊e / over⌋, e = turn + r·sign.
+    Tap column s takes column ⌊f / even⌋ into column f mod even, f = s·spread.
+    """
+
+    R: int
+    S: int
+    reads: int
+    makes: int
+    slots: int
+    turn: int
+    sign: int
+    over: int
+    across: int
+    wide: int
+    spread: int
+    even: int
+
+    @property
+    def ahead(self) -> int:
+        """Steps before the first that completes a row."""
+        return ceil_div(self.slots, self.makes) - 1
+
+
+def forward(R: int, S: int, stride: int) -> Walk:
+    """A convolution whose windows are `stride` tap rows apart: a step completes one row."""
+    return Walk(R, S, min(stride, R), 1, ceil_div(R, stride), R - 1, -1, stride, S, 1, 1, 1)
+
+
+def backward(R: int, S: int, stride: tuple[int, int], dilation: tuple[int, int]) -> Walk:
+    """The gradient of a strided convolution by its input: a step completes as many rows, and a thread owns as many columns, as the stride has."""
+    (down, right), (deep, wide) = stride, dilation
+    slots = max(down, (R - 1) * deep + 1)
+    return Walk(R, S, 1, down, slots, 0, deep, 1, (S - 1) * wide // right + 1, right, wide, right)
+
+
+@dataclass(frozen=True)
+class Strip:
+    """Steps of a walk that one thread takes, and of how many its loads are in flight together."""
+
+    length: int
+    together: int
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A walk over one call: source (N, C, H, W), target (N, C, P, Q), and where steps and cells lie.
+
+    Step i of phase f reads rows row0 + f·row_phase + i·row_step + u·row_read, u < reads, and makes rows out_row0 + f + i·out_step + o, o < makes;
+    cell j reads columns col0 + j·col_step + v·col_read, and makes columns out_col0 + j·wide + o.
+    """
+
+    walk: Walk
+    source: tuple[int, ...]
+    target: tuple[int, ...]
+    phases: int
+    steps: int
+    cells: int
+    row0: int
+    row_phase: int
+    row_step: int
+    row_read: int
+    col0: int
+    col_step: int
+    col_read: int
+    out_row0: int
+    out_step: int
+    out_col0: int
+
+
+Pair = tuple[int, int]
+
+
+def convolution(source: tuple[int, ...], target: tuple[int, ...], window: Pair, stride: Pair, dilation: Pair, pad: Pair) -> Pass:
+    """The pass that makes each target pixel from the window around it."""
+    (R, S), (down, right), (deep, wide), (top, left) = window, stride, dilation, pad
+    common = gcd(down, deep)
+    phases, apart = deep // common, down // common
+    walk = forward(R, S, apart)
+    rows = ((R - walk.reads) * deep - top, down, apart * deep, deep)
+    return Pass(walk, source, target, phases, ceil_div(target[2], phases), target[3], *rows, -left, right, wide, 0, phases, 0)
+
+
+def pass_of(call: Call) -> Pass:
+    """The pass of a call of gconv_fprop or gconv_dgrad."""
+    attrs, source, target, window = call.attrs, call.in_shapes[0], call.out_shapes[0], call.in_shapes[1][2:]
+    stride, dilation, pad = tuple(attrs["stride"]), tuple(attrs["dilation"]), tuple(attrs["pad"])
+    if call.op == "gconv_fprop":
+        return convolution(source, target, window, stride, dilation, pad)
+    (R, S), (deep, wide), (top, left) = window, dilation, pad
+    if stride == (1, 1):
+        return convolution(source, target, window, stride, dilation, ((R - 1) * deep - top, (S - 1) * wide - left))
+    walk = backward(R, S, stride, dilation)
+    steps, cells = ceil_div(target[2] + top, stride[0]), ceil_div(target[3] + left, stride[1])
+    return Pass(walk, source, target, 1, steps, cells, 0, 0, 1, 0, 0, 1, -1, -top, stride[0], -left)
+
+
+@cache
+def load_lanes(lanes: int, kind: str) -> Any:
+    """Device function load(array, i, wanted, into, at): into[at …] = the `lanes` elements from i on, zeros where `wanted` is 0."""
+    if lanes == 4:
+        load4 = vector_load_if(kind)
+
+        @jit(device=True)
+        def load(array, i, wanted, into, at):
+            into[at], into[at + 1], into[at + 2], into[at + 3] = load4(array, i, wanted)
+    elif kind == "bfloat16":
+        load1, _ = scalar_io(kind)
+
+        @jit(device=True)
+        def load(array, i, wanted, into, at):
+            into[at] = 0.0
+            if wanted:
+                into[at] = load1(array, i)
+    else:
+
+        @jit(device=True)
+        def load(array, i, wanted, into, at):
+            into[at] = load1_if(array, i, wanted)
+
+    return load
+
+
+@cache
+def store_lanes(lanes: int, kind: str) -> Any:
+    """Device function store(array, i, values, at): the `lanes` elements from i on = values[at …]."""
+    if lanes == 4:
+        _, store4 = vector_io(kind)
+
+        @jit(device=True)
+        def store(array, i, values, at):
+            store4(array, i, values[at], values[at + 1], values[at + 2], values[at + 3])
+    else:
+        _, store1 = scalar_io(kind)
+
+        @jit(device=True)
+        def store(array, i, values, at):
+            store1(array, i, values[at])
+
+    return store
+
+
+@cache
+def fetch_rows(walk: Walk, lanes: int, kind: str, g: int) -> Any:
+    """Device function fetch(x, source, step, rows, columns, extent, values): loads the rows of step + g into their place of `values`.
+
+    source: the offset of the image; rows: (row0, row_step, row_read); columns: (the first, col_read); extent: (H, W, elements between columns).
+    """
+    READS, ACROSS, FIRST = walk.reads, walk.across, g * walk.reads * walk.across * lanes
+    load = load_lanes(lanes, kind)
+
+    @jit(device=True)
+    def fetch(x, source, step, rows, columns, extent, values):
+        (row0, row_step, row_read), (column, col_read), (H, W, inner) = rows, columns, extent
+        for u in range(READS):
+            h = row0 + (step + g) * row_step + u * row_read
+            line = source + (h * W + column) * inner
+            inside = within(h, H)
+            for v in range(ACROSS):
+                wanted = inside & within(column + v * col_read, W)
+                load(x, line + v * col_read * inner, wanted, values, FIRST + (u * ACROSS + v) * lanes)
+
+    return fetch
+
+
+@cache
+def walk_kernel(walk: Walk, kind: str, lanes: int, nhwc: bool, together: int, with_bias: bool) -> Any:
+    """The kernel of a walk; source and target are stored as `kind`, a thread owns `lanes` channels."""
+    R, S, READS, MAKES, SLOTS, AHEAD = walk.R, walk.S, walk.reads, walk.makes, walk.slots, walk.ahead
+    TURN, SIGN, OVER, ACROSS, WIDE, SPREAD, EVEN = walk.turn, walk.sign, walk.over, walk.across, walk.wide, walk.spread, walk.even
+    L, TAPS, SUMS, ROW, WEIGHTS = lanes, walk.R * walk.S, walk.slots * walk.wide * lanes, walk.wide * lanes, walk.R * walk.S * lanes
+    VALUES = together * walk.reads * walk.across * lanes
+    load_weights, store = load_lanes(lanes, "float32"), store_lanes(lanes, kind)
+    read_all = unrolled([fetch_rows(walk, lanes, kind, g) for g in range(together)])
+
+    def compute(g: int) -> Any:
+        FIRST = g * READS * ACROSS * L
+
+        @jit(device=True)
+        def run(values, weights, acc, bias, y, target, step, first, last, rows, column, extent):
+            (out_row, out_step), (P, Q, inner) = rows, extent
+            for r in range(R):
+                e = TURN + r * SIGN
+                for s in range(S):
+                    f = s * SPREAD
+                    for c in range(L):
+                        value = values[FIRST + ((READS - 1 - e % OVER) * ACROSS + f // EVEN) * L + c]
+                        acc[(e // OVER * WIDE + f % EVEN) * L + c] += weights[(r * S + s) * L + c] * value
+            if (step + g >= first) & (step + g < last):
+                for o in range(MAKES):
+                    p = out_row + (step + g) * out_step + o
+                    for j in range(WIDE):
+                        if within(p, P) & within(column + j, Q):
+                            store(y, target + (p * Q + column + j) * inner, acc, o * ROW + j * L)
+            for k in range(SLOTS):
+                for j in range(ROW):
+                    acc[k * ROW + j] = acc[(k + MAKES) * ROW + j] if k + MAKES < SLOTS else bias[j % L]
+
+        return run
+
+    compute_all = unrolled([compute(g) for g in range(together)])
+
+    @jit()
+    def depthwise_kernel(
+        x, w, b, y, count, C, groups, cells, strips, phases, length, steps, H, W, P, Q,
+        row0, row_phase, row_step, row_read, col0, col_step, col_read, out_row0, out_step, out_col0,
+    ):  # fmt: skip
+        """y[n,p,q,c] = b[c] + Σ_{r,s} w[r,s,c] · x[n, row of p and r, column of q and s, c]: the module's walk.
+
+        grid ⌈N·strips·cells·(C/lanes) / 128⌉, block 128; a thread owns `lanes` channels of a cell, a column of y (with a stride of dx: as many
+        columns as the stride), in a strip of `length` steps; neighbours are the next channels (NHWC) or the next columns (NCHW).
+        shared none; moves S/stride times x through L1, the rows above a strip again, weights once a thread, and y once.
+        source: see the module.
+        """
+        i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
+        if i >= count:
+            return
+        rest, group = split(i, groups)
+        rest, cell = split(rest, cells)
+        image, strip = split(rest, strips * phases)
+        part, phase = split(strip, phases)
+        if nhwc:
+            inner, channel, lane = C, group * L, group * L
+        else:
+            _, channel = split(image, C)
+            inner, lane = 1, 0
+        source, target = image * H * W * inner + lane, image * P * Q * inner + lane
+        weights, bias = cuda.local.array(WEIGHTS, f4), cuda.local.array(L, f4)
+        acc, values = cuda.local.array(SUMS, f4), cuda.local.array(VALUES, f4)
+        for t in range(TAPS):
+            load_weights(w, t * C + channel, True, weights, t * L)
+        for c in range(L):
+            bias[c] = b[channel + c] if with_bias else 0.0
+        for k in range(SLOTS):
+            for j in range(ROW):
+                acc[k * ROW + j] = bias[j % L]
+        first = part * length
+        last = min(first + length, steps)
+        rows, columns = (row0 + phase * row_phase, row_step, row_read), (col0 + cell * col_step, col_read)
+        out_rows, out_column = (out_row0 + phase, out_step), out_col0 + cell * WIDE
+        step = first - AHEAD
+        while step < last:
+            read_all(x, source, step, rows, columns, (H, W, inner), values)
+            compute_all(values, weights, acc, bias, y, target, step, first, last, out_rows, out_column, (P, Q, inner))
+            step += together
+
+    return depthwise_kernel
+
+
+def lanes_of(call: Call, taps: int, channels: int) -> int:
+    """Channels of a thread."""
+    return 4 if call.layout == "NHWC" and channels % 4 == 0 and taps <= QUAD_TAPS else 1
+
+
+def together_of(steps: int, loads: int, lanes: int, kind: str, registers: int = IN_FLIGHT) -> int:
+    """Steps whose loads are in flight together: as many as registers hold, but few that only fill up the last ones."""
+    words = loads * (2 if lanes == 4 and kind == "bfloat16" else lanes)
+    most = max(1, min(AT_ONCE, registers // words))
+    # A step that fills up costs its products; a round of loads about a third of a step's.
+    return min(range(1, most + 1), key=lambda g: (ceil_div(steps, g) * (g + 1 / 3), -g))
+
+
+def lengths_of(steps: int) -> list[int]:
+    """Lengths of strips worth trying, the longest first."""
+    return [steps, *(length for length in (64, 32, 16, 8, 4, 2) if length < steps)]
+
+
+def _kind(call: Call) -> str:
+    return call.in_dtypes[0] if call.in_dtypes else "float32"
+
+
+def _count(call: Call, g: Pass, length: int) -> int:
+    """Threads of strips of `length` steps."""
+    n, c = g.target[:2]
+    return n * (c // lanes_of(call, g.walk.R * g.walk.S, c)) * g.cells * g.phases * ceil_div(g.steps, length)
+
+
+def candidates(call: Call, multiprocessors: int) -> list[Strip]:
+    """Strips, the longest that fill the GPU first."""
+    g = pass_of(call)
+    lanes = lanes_of(call, g.walk.R * g.walk.S, g.target[1])
+    lengths = lengths_of(g.steps)
+    enough = [length for length in lengths if _count(call, g, length) >= FULL * multiprocessors] or lengths[-1:]
+    ordered = dict.fromkeys([enough[0], *lengths])
+    return [Strip(n, together_of(n + g.walk.ahead, g.walk.reads * g.walk.across, lanes, _kind(call))) for n in ordered]
+
+
+def tile(call: Call, multiprocessors: int) -> Strip:
+    """The longest strips that fill the GPU."""
+    return candidates(call, multiprocessors)[0]
+
+
+def supports(call: Call) -> str | None:
+    """None, or the reason in words why a call is not for these kernels."""
+    images = (call.in_shapes[0], call.in_shapes[1] if call.op == "gconv_wgrad" else call.out_shapes[0])
+    filters = call.out_shapes[0] if call.op == "gconv_wgrad" else call.in_shapes[1]
+    groups = call.attrs["groups"]
+    if any(shape[1] != groups for shape in images):
+        return f"{images[0][1]} → {images[1][1]} channels in {groups} groups are not depthwise"
+    if numel(filters[1:]) > MOST_TAPS:
+        return f"{numel(filters[1:])} taps are more than {MOST_TAPS}"
+    if call.op == "gconv_dgrad" and tuple(call.attrs["stride"]) != (1, 1):
+        g = pass_of(call).walk
+        lanes = lanes_of(call, g.R * g.S, groups)
+        if g.slots * g.wide * lanes > MOST_TAPS:
+            return f"a stride of {call.attrs['stride']} with a dilation of {call.attrs['dilation']} has {g.slots * g.wide} sums open"
+    return elementwise.supports(call)
+
+
+def bind(call: Call) -> list[Launch]:
+    """x or dy, w[, b] -> y or dx. One launch."""
+    g, strip, (x, w, *bias) = pass_of(call), call.tile, call.ins
+    (_, c, h, v), (_, _, p, q), walk = g.source, g.target, g.walk
+    nhwc, lanes = call.layout == "NHWC", lanes_of(call, walk.R * walk.S, c)
+    count, strips = _count(call, g, strip.length), ceil_div(g.steps, strip.length)
+    kernel = walk_kernel(walk, _kind(call), lanes, nhwc, strip.together, bool(bias))
+    numbers = (count, c, c // lanes if nhwc else 1, g.cells, strips, g.phases, strip.length, g.steps, h, v, p, q)
+    where = (g.row0, g.row_phase, g.row_step, g.row_read, g.col0, g.col_step, g.col_read, g.out_row0, g.out_step, g.out_col0)
+    # Without bias the kernel has a `b` that it never reads.
+    args = (x, call.packed, *(bias or [w]), *call.outs, *map(np.int32, (*numbers, *where)))
+    return [Launch(kernel, blocks(count, THREADS), THREADS, args, name=call.op)]
+
+
+def pack(call: Call) -> np.ndarray:
+    """w (C,1,R,S) as [R][S][C]; the taps of dgrad in reverse order where its walk is a convolution."""
+    shape = call.in_shapes[1]
+    index = np.arange(numel(shape), dtype=np.int32).reshape(shape[0], -1)
+    flipped = call.op == "gconv_dgrad" and tuple(call.attrs["stride"]) == (1, 1)
+    return np.ascontiguousarray((index[:, ::-1] if flipped else index).T).reshape(-1)
+
+
+def inside(g: Pass, length: int) -> tuple[int, int]:
+    """Of one channel of an image: rows that all strips load, and columns that all cells do."""
+    rows = columns = 0
+    for phase in range(g.phases):
+        for first in range(0, g.steps, length):
+            for step in range(first - g.walk.ahead, min(first + length, g.steps)):
+                row = g.row0 + phase * g.row_phase + step * g.row_step
+                rows += sum(0 <= row + u * g.row_read < g.source[2] for u in range(g.walk.reads))
+    for cell in range(g.cells):
+        columns += sum(0 <= g.col0 + cell * g.col_step + v * g.col_read < g.source[3] for v in range(g.walk.across))
+    return rows, columns
+
+
+def traffic(call: Call) -> list[Traffic]:
+    """Bytes of `bind`: what strips and columns load, most of it out of L1, and the weights of every thread."""
+    g = pass_of(call)
+    (rows, columns), (n, c) = inside(g, call.tile.length), g.source[:2]
+    weights = numel(call.in_shapes[1])
+    lanes = lanes_of(call, g.walk.R * g.walk.S, c)
+    read = element(call) * n * c * rows * columns + 4 * weights // c * lanes * _count(call, g, call.tile.length)
+    return [Traffic(read, outputs(call), min(read, size(call, "in", 0) + 4 * weights))]
+
+
+WALK = Impl(bind, supports=supports, tile=tile, pack=pack, candidates=candidates, traffic=traffic)
