@@ -28,7 +28,7 @@ def engine(op):
         ins[1] = call.packed.reshape(call.in_shapes[1])
         return [HostCall(getattr(reference, op), (*ins, call.outs[0].reshape(call.out_shapes[0])), call.attrs)]
 
-    return Impl(bind, pack=lambda call: np.arange(numel(call.in_shapes[1]), dtype=np.int32))
+    return Impl(bind, pack=lambda call: np.arange(numel(call.in_shapes[1]), dtype=np.int32), packed="float64")
 
 
 ENGINE = expanded.grouped({op: engine(op) for op in ("conv_fprop", "conv_dgrad")}, most=100)
