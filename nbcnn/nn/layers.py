@@ -102,8 +102,8 @@ class Conv2d(Layer):
     `kernel_size`: (R, S), or one int for both; `stride` and `dilation` are ints or pairs (rows, columns), in pixels; `padding` is an int, a pair, or
     (top, bottom, left, right); `bias` is optional. `groups` divides both numbers of channels: each group of filters reads its own channels, one each
     where `groups` is in_channels (depthwise). `in_channels` None is the input's. Parameters: weight (out_channels, in_channels/groups, R, S) and bias
-    (out_channels,). The engines of a mode compute what has one group, no dilation and one stride, where borders are uneven of a padded copy; one
-    general kernel for all modes computes the rest.
+    (out_channels,). The engines of a mode compute what has one stride, where borders are uneven of a padded copy, depthwise kernels what has one
+    channel a group, and a general kernel, which is many times slower, the rest.
     Raises UsageError for sizes below 1, a negative padding, or groups that divide not, and, when the network is built, ShapeError where the window
     does not fit.
 

@@ -7,10 +7,10 @@
 where h = p·stride₀ + r·dilation₀ − top, w = q·stride₁ + s·dilation₁ − left, and terms outside the image are zero. Each of `groups` groups reads CG =
 C / groups channels and makes KG = K / groups. What is padded below and at the right follows from P and Q.
 
-One set of kernels serves every row of the table, NCHW and NHWC: a thread evaluates the definition of its element, neighbours along the last axis
-in memory, so that loads of images and stores coalesce. Only the weight gradient needs more: few results, long sums. Its blocks take 32 filters
-side by side and a part of the pixels; the parts are added in order by a second launch. A convolution that is not grouped, dilated or
-strided unevenly runs as `conv_fprop`, whose engines are many times faster.
+The kernels here serve every row of the table, NCHW and NHWC, and every shape: a thread evaluates the definition of its element, neighbours along
+the last axis in memory, so that loads of images and stores coalesce. Only the weight gradient needs more: few results, long sums. Its blocks take
+32 filters side by side and a part of the pixels; the parts are added in order by a second launch. Rows but `naive` come here last: what is depthwise
+runs on `depthwise.py`, and what an engine can compute with the zeros of its filters written out, on that engine (`frame/expanded.py`).
 
 Source of depthwise convolution: L. Sifre, "Rigid-motion scattering for image classification", thesis, 2014; of dilation: F. Yu, V. Koltun,
 "Multi-scale context aggregation by dilated convolutions", arXiv:1511.07122.

@@ -79,12 +79,12 @@ class Correlation:
 class Parity:
     """Along one axis, the taps of a filter by the parity of the pixels of dx that they reach, for the input gradient of stride 2.
 
-    Pixel 2i + a of dx is Σ_t filter_a[t] · dy[i − (first − a) + t], t < `taps`; `place[r]` is (a, t) of tap r of the filter.
+    Pixel 2i + a of dx is Σ_t filter_a[t] · dy[i − (first − a) + t], t < `taps`; `of_tap[r]` is (a, t) of tap r of the filter.
     """
 
     taps: int
     first: int
-    place: tuple[tuple[int, int], ...]
+    of_tap: tuple[tuple[int, int], ...]
 
 
 def by_parity(taps: int, pad: int) -> Parity:
@@ -92,8 +92,8 @@ def by_parity(taps: int, pad: int) -> Parity:
     parity = [(r - pad) % 2 for r in range(taps)]
     shift = [(a + pad - r) // 2 for r, a in enumerate(parity)]
     first = max(a - d for a, d in zip(parity, shift, strict=True))
-    place = tuple((a, d + first - a) for a, d in zip(parity, shift, strict=True))
-    return Parity(max(t for _, t in place) + 1, first, place)
+    of_tap = tuple((a, d + first - a) for a, d in zip(parity, shift, strict=True))
+    return Parity(max(t for _, t in of_tap) + 1, first, of_tap)
 
 
 def in_phases(call: Call) -> bool:
@@ -168,7 +168,7 @@ def _parity_filters(index: np.ndarray, pad: int) -> np.ndarray:
     K, C, R, S = index.shape
     down, across = by_parity(R, pad), by_parity(S, pad)
     made = np.full((4, C, K, down.taps, across.taps), -1, np.int32)
-    for r, (a, u) in enumerate(down.place):
-        for s, (b, v) in enumerate(across.place):
+    for r, (a, u) in enumerate(down.of_tap):
+        for s, (b, v) in enumerate(across.of_tap):
             made[2 * a + b, :, :, u, v] = index[:, :, r, s].T
     return made
