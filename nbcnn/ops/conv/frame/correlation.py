@@ -149,7 +149,7 @@ def pack(call: Call, channels: int = 1) -> np.ndarray:
     shape = call.in_shapes[1]
     index = np.arange(numel(shape), dtype=np.int32).reshape(shape)
     if in_phases(call):
-        rows = _parity_filters(index, call.attrs["pad"])[None].transpose(0, 1, 2, 4, 5, 3)  # terms, phases, C, R, S, K
+        rows = parity_filters(index, call.attrs["pad"])[None].transpose(0, 1, 2, 4, 5, 3)  # terms, phases, C, R, S, K
     elif not call.op.startswith("upconv"):
         rows = index.transpose(1, 0, 2, 3)[:, :, ::-1, ::-1] if "dgrad" in call.op else index
         rows = rows.transpose(0, 2, 3, 1)[None]  # terms, K, R, S, C
@@ -163,7 +163,7 @@ def pack(call: Call, channels: int = 1) -> np.ndarray:
     return np.ascontiguousarray(made[0] if terms == 1 else made, np.int32)
 
 
-def _parity_filters(index: np.ndarray, pad: int) -> np.ndarray:
+def parity_filters(index: np.ndarray, pad: int) -> np.ndarray:
     """(phases, C, K, R', S'): positions in `index` (K,C,R,S) of the taps of each phase (r, s), row by row; -1 for none."""
     K, C, R, S = index.shape
     down, across = by_parity(R, pad), by_parity(S, pad)
