@@ -15,7 +15,21 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, jit
-from nbcnn.ops.conv.depthwise import WALK, Pass, Walk, convolution, fetch_rows, inside, lanes_of, lengths_of, load_lanes, supports, together_of
+from nbcnn.ops.conv.depthwise import (
+    WALK,
+    Walk,
+    columns_of,
+    fetch_rows,
+    held,
+    inside,
+    kind_of,
+    lanes_of,
+    lengths_of,
+    pass_of,
+    supports,
+    together_of,
+    unpack_step,
+)
 from nbcnn.ops.conv.grouped import launch_sum, sum_traffic
 from nbcnn.ops.kernel.call import Call, Impl, Launch
 from nbcnn.ops.kernel.loops import ceil_div, unrolled
@@ -28,18 +42,17 @@ THREADS = 256
 WARPS = THREADS // WARP
 BLOCKS = 2
 """Blocks a multiprocessor: what the registers of 36 sums leave room for."""
-IN_FLIGHT = 32
-"""32-bit registers for loads that a thread has in flight."""
 LEAST_STEPS = 16
 """Steps of a walk that a thread should have before its sums are added to those of others."""
 
 
 @dataclass(frozen=True)
 class Parts:
-    """Strips of `length` steps, loads of `together` steps in flight, `group` lanes of a warp side by side along the channels, `parts` of the sum."""
+    """Strips of `length` steps of `columns` columns, `together` of them loaded at once; `group` threads along the channels; `parts` of the sum."""
 
     length: int
     together: int
+    columns: int
     group: int
     parts: int
 
@@ -48,42 +61,52 @@ class Parts:
 def wgrad_kernel(walk: Walk, kind: str, lanes: int, nhwc: bool, together: int, group: int, with_bias: bool) -> Any:
     """The kernel of a part of the gradient; x and dy are stored as `kind`, a thread owns `lanes` channels, `group` threads lie along them."""
     R, S, READS, SLOTS, OVER, ACROSS, L = walk.R, walk.S, walk.reads, walk.slots, walk.over, walk.across, lanes
-    TAPS, LINES, ALL = R * S, THREADS // group, (R * S + with_bias) * lanes
-    VALUES, FRESH, RING, WIDTH = together * READS * ACROSS * L, together * lanes, SLOTS * lanes, group * lanes
-    PLACES, SHARED = ALL // L, ALL // L * WIDTH
-    load, same_channels = load_lanes(lanes, kind), sum_over(WARP - group)
+    COLUMNS, JUMP = walk.columns, walk.jump
+    TAPS, LINES, ALL, STEP = R * S, THREADS // group, (R * S + with_bias) * lanes, READS * ACROSS * lanes
+    PLACES, WIDTH, ROW = ALL // L, group * lanes, walk.columns * lanes
+    SHARED, RING = PLACES * WIDTH, SLOTS * ROW
+    hold = held(lanes, kind)
+    WORD, WORDS, load, unpack_dy = hold.kind, hold.words, hold.load, hold.unpack
+    HELD_X, HELD_DY = together * READS * ACROSS * WORDS, together * COLUMNS * WORDS
+    same_channels = sum_over(WARP - group)
 
     def read_dy(g: int) -> Any:
-        AT = g * L
+        FIRST = g * COLUMNS * WORDS
 
         @jit(device=True)
-        def run(dy, target, step, first, last, rows, q, extent, fresh):
+        def run(dy, target, step, first, last, rows, q, extent, words):
             (phase, phases), (P, Q, inner) = rows, extent
             newest = step + g + (SLOTS - 1)
             p = phase + newest * phases
-            load(dy, target + (p * Q + q) * inner, (newest >= first) & (newest < last) & (p < P), fresh, AT)
+            inside = (newest >= first) & (newest < last) & (p < P)
+            for j in range(COLUMNS):
+                load(dy, target + (p * Q + q + j) * inner, inside & (q + j < Q), words, FIRST + j * WORDS)
 
         return run
 
     def compute(g: int) -> Any:
-        FIRST, AT = g * READS * ACROSS * L, g * L
+        FIRST, unpack = g * COLUMNS * WORDS, unpack_step(walk, lanes, kind, g)
 
         @jit(device=True)
-        def run(values, fresh, ring, acc):
-            for c in range(L):
-                ring[(SLOTS - 1) * L + c] = fresh[AT + c]
+        def run(words, fresh, ring, acc):
+            values = cuda.local.array(STEP, f4)
+            unpack(values, words)
+            for j in range(COLUMNS):
+                unpack_dy(ring, (SLOTS - 1) * ROW + j * L, fresh, FIRST + j * WORDS)
             for r in range(R):
                 e = R - 1 - r
                 for s in range(S):
-                    for c in range(L):
-                        value = values[FIRST + ((READS - 1 - e % OVER) * ACROSS + s) * L + c]
-                        acc[(r * S + s) * L + c] += ring[e // OVER * L + c] * value
+                    for j in range(COLUMNS):
+                        for c in range(L):
+                            value = values[((READS - 1 - e % OVER) * ACROSS + s + j * JUMP) * L + c]
+                            acc[(r * S + s) * L + c] += ring[e // OVER * ROW + j * L + c] * value
             if with_bias:
-                for c in range(L):
-                    acc[TAPS * L + c] += fresh[AT + c]
+                for j in range(COLUMNS):
+                    for c in range(L):
+                        acc[TAPS * L + c] += ring[(SLOTS - 1) * ROW + j * L + c]
             for k in range(SLOTS - 1):
-                for c in range(L):
-                    ring[k * L + c] = ring[(k + 1) * L + c]
+                for c in range(ROW):
+                    ring[k * ROW + c] = ring[(k + 1) * ROW + c]
 
         return run
 
@@ -92,28 +115,29 @@ def wgrad_kernel(walk: Walk, kind: str, lanes: int, nhwc: bool, together: int, g
 
     @jit(launch_bounds=(THREADS, BLOCKS))
     def depthwise_wgrad_kernel(
-        x, dy, partials, C, groups, strips, phases, length, steps, items, share, H, W, P, Q,
+        x, dy, partials, C, groups, cells, strips, phases, length, steps, items, share, H, W, P, Q,
         row0, row_phase, row_step, row_read, col0, col_step, col_read,
     ):  # fmt: skip
         """partials[z,t,c] = Σ over part z of the strips (n,q,strip) of dy[n,p,q,c] · x[n,row,column,c] for tap t = (r,s); of dy alone for t = R·S.
 
         grid (⌈(C/lanes)/group⌉, parts), block 256; a block owns group·lanes channels and `share` strips; line l of its 256/group lines of threads
         takes every strip of number l modulo 256/group: neighbours are the next channels, then the next columns.
-        shared 4·taps·group·lanes bytes; moves dy once, S/stride times x through L1, and partials once. source: see the module.
+        shared 4·taps·group·lanes bytes; moves dy once, x through L1 as often as windows of cells overlap, and partials once. source: see the module.
         """
         sums = cuda.shared.array(SHARED, f4)
         tid = cuda.threadIdx.x
         lane, line = tid % group, tid // group
         own = cuda.blockIdx.x * group + lane
         acc, ring = cuda.local.array(ALL, f4), cuda.local.array(RING, f4)
-        values, fresh = cuda.local.array(VALUES, f4), cuda.local.array(FRESH, f4)
+        words, ahead = cuda.local.array(HELD_X, WORD), cuda.local.array(HELD_X, WORD)
+        fresh, fresh_ahead = cuda.local.array(HELD_DY, WORD), cuda.local.array(HELD_DY, WORD)
         for t in range(ALL):
             acc[t] = 0.0
         begin = cuda.blockIdx.y * share
         end = min(begin + share, items) if own < groups else 0
         inner = C if nhwc else 1
         for item in range(begin + line, end, LINES):
-            rest, q = split(item, Q)
+            rest, cell = split(item, cells)
             n, strip = split(rest, strips * phases)
             part, phase = split(strip, phases)
             image, at = (n, own * L) if nhwc else (n * C + own, 0)
@@ -122,13 +146,20 @@ def wgrad_kernel(walk: Walk, kind: str, lanes: int, nhwc: bool, together: int, g
                 ring[k] = 0.0
             first = part * length
             last = min(first + length, steps)
-            rows, columns = (row0 + phase * row_phase, row_step, row_read), (col0 + q * col_step, col_read)
+            rows, columns, q = (row0 + phase * row_phase, row_step, row_read), (col0 + cell * col_step, col_read), cell * COLUMNS
+            x_extent, dy_extent, dy_rows = (H, W, inner), (P, Q, inner), (phase, phases)
             step = first - (SLOTS - 1)
+            read_x_all(x, source, step, last, rows, columns, x_extent, words)
+            read_dy_all(dy, target, step, first, last, dy_rows, q, dy_extent, fresh)
             while step < last:
-                read_x_all(x, source, step, rows, columns, (H, W, inner), values)
-                read_dy_all(dy, target, step, first, last, (phase, phases), q, (P, Q, inner), fresh)
-                compute_all(values, fresh, ring, acc)
-                step += together
+                after = step + together
+                read_x_all(x, source, after, last, rows, columns, x_extent, ahead)
+                read_dy_all(dy, target, after, first, last, dy_rows, q, dy_extent, fresh_ahead)
+                compute_all(words, fresh, ring, acc)
+                step = after + together
+                read_x_all(x, source, step, last, rows, columns, x_extent, words)
+                read_dy_all(dy, target, step, first, last, dy_rows, q, dy_extent, fresh)
+                compute_all(ahead, fresh_ahead, ring, acc)
         for t in range(ALL):
             acc[t] = same_channels(acc[t])
         for warp in range(WARPS):
@@ -147,38 +178,30 @@ def wgrad_kernel(walk: Walk, kind: str, lanes: int, nhwc: bool, together: int, g
     return depthwise_wgrad_kernel
 
 
-def pass_of(call: Call) -> Pass:
-    """The walk of the forward pass."""
-    (x, dy), attrs = call.in_shapes, call.attrs
-    return convolution(x, dy, call.out_shapes[0][2:], tuple(attrs["stride"]), tuple(attrs["dilation"]), tuple(attrs["pad"]))
-
-
 def group_of(groups: int) -> int:
     """Threads side by side along the channels: a power of two from 8 to 32 with the fewest idle lanes, the largest of equal ones."""
     return min((32, 16, 8, 4, 2, 1), key=lambda group: (ceil_div(groups, group) * group * (1 if group >= 8 else 1.5), -group))
 
 
-def _shape(call: Call) -> tuple[Pass, int, int]:
-    """The pass, channels of a thread, and threads that all channels need."""
-    g = pass_of(call)
-    lanes = lanes_of(call, g.walk.R * g.walk.S, g.source[1])
-    return g, lanes, g.source[1] // lanes
+def _lanes(call: Call) -> int:
+    """Channels of a thread."""
+    return lanes_of(call, numel(call.out_shapes[0][2:]), call.in_shapes[0][1])
 
 
 def candidates(call: Call, multiprocessors: int) -> list[Parts]:
-    """One wave of blocks, or as many as leave each thread enough to do; strips that are cut only where lines would be idle come first."""
-    g, lanes, groups = _shape(call)
-    group = group_of(groups) if call.layout == "NHWC" else 1
+    """One wave of blocks, or as many as leave each thread enough to do; by the steps that a line takes one after another."""
+    lanes = _lanes(call)
+    columns, groups, words = columns_of(call, lanes), call.in_shapes[0][1] // lanes, held(lanes, kind_of(call)).words
+    g, group = pass_of(call, columns), group_of(groups) if call.layout == "NHWC" else 1
     tiles, lines = ceil_div(groups, group), THREADS // group
     made = []
     for length in lengths_of(g.steps):
         items = g.source[0] * g.cells * g.phases * ceil_div(g.steps, length)
-        most = max(1, BLOCKS * multiprocessors // tiles)
-        parts = max(1, min(most, items * length // (lines * LEAST_STEPS)))
-        loads = g.walk.reads * g.walk.across + 1
-        together = together_of(length + g.walk.ahead, loads, lanes, call.in_dtypes[0] if call.in_dtypes else "float32", IN_FLIGHT)
-        idle = ceil_div(items, parts * lines) * parts * lines / items
-        made.append(((length + g.walk.ahead) / length * idle, Parts(length, together, group, parts)))
+        parts = max(1, min(BLOCKS * multiprocessors // tiles, items * length // (lines * LEAST_STEPS)))
+        steps = length + g.walk.ahead
+        together = together_of(steps, g.walk.reads * g.walk.across + columns, words)
+        rounds = ceil_div(ceil_div(items, parts), lines)
+        made.append((rounds * (ceil_div(steps, 2 * together) * 2 * together + 2), Parts(length, together, columns, group, parts)))
     return [parts for _, parts in sorted(made, key=lambda each: each[0])]
 
 
@@ -199,13 +222,13 @@ def scratch(call: Call) -> int:
 
 def bind(call: Call) -> list[Launch]:
     """x, dy -> dw[, db]. Two launches: parts of the sums, and their sums in order."""
-    (g, lanes, groups), made, (dw, *db) = _shape(call), call.tile, call.outs
+    made, lanes, (dw, *db) = call.tile, _lanes(call), call.outs
+    g = pass_of(call, made.columns)
     (n, c, h, v), (_, _, p, q) = g.source, g.target
-    partials, strips = call.scratch.view(np.float32), ceil_div(g.steps, made.length)
+    partials, strips, groups = call.scratch.view(np.float32), ceil_div(g.steps, made.length), c // lanes
     items = n * g.cells * g.phases * strips
-    kind = call.in_dtypes[0] if call.in_dtypes else "float32"
-    kernel = wgrad_kernel(g.walk, kind, lanes, call.layout == "NHWC", made.together, made.group, bool(db))
-    numbers = (c, groups, strips, g.phases, made.length, g.steps, items, ceil_div(items, made.parts), h, v, p, q)
+    kernel = wgrad_kernel(g.walk, kind_of(call), lanes, call.layout == "NHWC", made.together, made.group, bool(db))
+    numbers = (c, groups, g.cells, strips, g.phases, made.length, g.steps, items, ceil_div(items, made.parts), h, v, p, q)
     where = (g.row0, g.row_phase, g.row_step, g.row_read, g.col0, g.col_step, g.col_read)
     grid = (ceil_div(groups, made.group), made.parts)
     first = Launch(kernel, grid, THREADS, (*call.ins, partials, *map(np.int32, (*numbers, *where))), name=call.op)
@@ -214,7 +237,7 @@ def bind(call: Call) -> list[Launch]:
 
 def traffic(call: Call) -> list[Traffic]:
     """Bytes of `bind`: dy once, what strips and columns load of x, and the parts."""
-    g, (_, c) = pass_of(call), call.in_shapes[0][:2]
+    g, c = pass_of(call, call.tile.columns), call.in_shapes[0][1]
     rows, columns = inside(g, call.tile.length)
     dy = size(call, "in", 1)
     read = element(call) * numel(call.in_shapes[0][:2]) * rows * columns

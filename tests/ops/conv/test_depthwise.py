@@ -36,10 +36,10 @@ def wanted(op, ins, outs, attrs):
 @pytest.mark.parametrize(
     ("op", "tile", "shape"),
     [
-        ("gconv_fprop", Strip(4, 3), {}),
-        ("gconv_fprop", Strip(2, 2), {"stride": (2, 1), "dilation": (2, 2), "pad": (2, 0)}),
-        ("gconv_dgrad", Strip(3, 2), {"stride": (2, 2)}),
-        ("gconv_wgrad", Parts(4, 2, 1, 3), {"stride": (1, 2)}),
+        ("gconv_fprop", Strip(4, 3, 2), {}),
+        ("gconv_fprop", Strip(2, 2, 1), {"stride": (2, 1), "dilation": (2, 2), "pad": (2, 0)}),
+        ("gconv_dgrad", Strip(3, 2, 1), {"stride": (2, 2)}),
+        ("gconv_wgrad", Parts(4, 2, 2, 1, 3), {"stride": (1, 2)}),
     ],
 )
 def test_strips_and_parts_are_put_together(device, layout, op, tile, shape):
@@ -51,12 +51,13 @@ def test_strips_and_parts_are_put_together(device, layout, op, tile, shape):
 
 def test_a_walk_meets_every_tap_once():
     """Every tap reads a row and column of a step, and belongs to sums that are open, no two of them to the same of both."""
-    for walk in (forward(3, 3, 1), forward(5, 2, 2), forward(2, 1, 3), backward(3, 3, (2, 2), (1, 1)), backward(2, 3, (2, 1), (2, 1))):
+    for walk in (forward(3, 3, 1), forward(5, 2, 2, 2, 3), forward(2, 1, 3), backward(3, 3, (2, 2), (1, 1)), backward(2, 3, (2, 1), (2, 1))):
         rows = [walk.turn + r * walk.sign for r in range(walk.R)]
         places = {(walk.reads - 1 - e % walk.over, e // walk.over) for e in rows}
-        columns = {divmod(s * walk.spread, walk.even) for s in range(walk.S)}
+        parts = [divmod(s * walk.spread, walk.even) for s in range(walk.S)]
+        columns = {(read + j * walk.jump, column + j) for read, column in parts for j in range(walk.columns)}
         assert len(places) == walk.R
-        assert len(columns) == walk.S
+        assert len(columns) == walk.S * walk.columns
         assert all(0 <= read < walk.reads and 0 <= slot < walk.slots for read, slot in places)
         assert all(0 <= read < walk.across and 0 <= column < walk.wide for read, column in columns)
 
@@ -66,7 +67,7 @@ def test_strips_are_cut_only_to_fill_the_gpu():
         ins, outs, attrs = problem("gconv_fprop", n=n, c=128, size=(16, 16))
         bound = Bound(OPS["gconv_fprop"], "gconv_fprop", ins, outs, attrs=attrs, device=Host(), layout="NHWC", store="bfloat16")
         assert bound.call.tile.length == length
-    assert lengths_of(10) == [10, 8, 4, 2]
+    assert lengths_of(10) == [10, 5, 4, 3, 2, 1]
 
 
 def test_what_is_not_depthwise_is_refused():
@@ -104,7 +105,7 @@ def test_every_byte_of_the_images_is_counted(op):
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("stride", [1, 2])
 def test_the_kernels_are_lean(store, layout, op, stride):
-    """Four blocks of 128 threads, or two of 256, on a multiprocessor."""
+    """Four blocks of 128 threads, or two of 256, on a multiprocessor, for whom depthwise.RESIDENT counts."""
     ins, outs, attrs = problem(op, n=64, c=32, size=(16, 16), stride=(stride, stride))
     bound = Bound(OPS[op], op, ins, outs, attrs=attrs, device=Host(), layout=layout, store=store)
     assert_lean(bound.launches[0], "90a", 128)
