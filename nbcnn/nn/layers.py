@@ -327,8 +327,8 @@ def convolved(
     if any(borders) and (by_engine or (layer.groups < c and len(set(borders)) > 1)):
         # A padded copy costs two passes over the image; an engine without it many times the products, or a kernel that is many times slower.
         whole, back = padded_images(tape, x, borders, scope)
-        y, backward = convolved(layer, tape, whole, scope, window, stride, dilation, (0, 0, 0, 0))
-        return y, lambda dy: back(backward(dy))
+        y, inner = convolved(layer, tape, whole, scope, window, stride, dilation, (0, 0, 0, 0))
+        return y, lambda dy: back(inner(dy))
     if by_engine:
         return _conv(layer, tape, x, scope, fitting(scope, x, lambda: ConvShape(n, c, h, w, layer.out_channels, *window, stride[0], 0)))
     top, bottom, left, right = borders
