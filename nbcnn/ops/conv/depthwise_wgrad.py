@@ -110,6 +110,24 @@ def wgrad_kernel(walk: Walk, kind: str, lanes: int, nhwc: bool, together: int, g
 
         return run
 
+    def over_lanes(t: int) -> Any:
+        """The sums of tap t over the lanes of the same channels: without a loop, which the compiler would not unroll around shuffles."""
+        FIRST = t * L
+
+        @jit(device=True)
+        def one(acc):
+            acc[FIRST] = same_channels(acc[FIRST])
+
+        @jit(device=True)
+        def four(acc):
+            acc[FIRST] = same_channels(acc[FIRST])
+            acc[FIRST + 1] = same_channels(acc[FIRST + 1])
+            acc[FIRST + 2] = same_channels(acc[FIRST + 2])
+            acc[FIRST + 3] = same_channels(acc[FIRST + 3])
+
+        return four if L == 4 else one
+
+    add_lanes = unrolled([over_lanes(t) for t in range(PLACES)])
     read_x_all = unrolled([fetch_rows(walk, lanes, kind, g) for g in range(together)])
     read_dy_all, compute_all = unrolled([read_dy(g) for g in range(together)]), unrolled([compute(g) for g in range(together)])
 
@@ -160,8 +178,7 @@ def wgrad_kernel(walk: Walk, kind: str, lanes: int, nhwc: bool, together: int, g
                 read_x_all(x, source, step, last, rows, columns, x_extent, words)
                 read_dy_all(dy, target, step, first, last, dy_rows, q, dy_extent, fresh)
                 compute_all(ahead, fresh_ahead, ring, acc)
-        for t in range(ALL):
-            acc[t] = same_channels(acc[t])
+        add_lanes(acc)
         for warp in range(WARPS):
             if tid // 32 == warp and tid % 32 < group:
                 for t in range(PLACES):
