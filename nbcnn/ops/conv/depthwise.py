@@ -145,9 +145,10 @@ def pass_of(call: Call, columns: int = 1) -> Pass:
     """The pass of a call of gconv_*; that of gconv_wgrad is the forward one. A pass over strided gradients has the stride's columns."""
     attrs, source, made = call.attrs, call.in_shapes[0], call.out_shapes[0]
     stride, dilation, pad = tuple(attrs["stride"]), tuple(attrs["dilation"]), tuple(attrs["pad"])
+    _, _, R, S = made if call.op == "gconv_wgrad" else call.in_shapes[1]
+    window = R, S
     if call.op == "gconv_wgrad":
-        return convolution(source, call.in_shapes[1], made[2:], stride, dilation, pad, columns)
-    R, S = window = call.in_shapes[1][2:]
+        return convolution(source, call.in_shapes[1], window, stride, dilation, pad, columns)
     if call.op == "gconv_fprop":
         return convolution(source, made, window, stride, dilation, pad, columns)
     (deep, wide), (top, left) = dilation, pad
