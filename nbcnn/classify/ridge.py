@@ -237,21 +237,21 @@ def _on_gpu(
     block: int,
     begun: float,
 ) -> Outcome:
-    from nbcnn.classify import gpu
+    from nbcnn.classify import gpu, gpu_samples
 
     train, test, *mirrors = features
-    kernel, clock, (n, width), ridge = gpu.Kernel(device), time.perf_counter, train.shape, settings.ridge
+    kernel, clock, (n, width), ridge = gpu_samples.Kernel(device), time.perf_counter, train.shape, settings.ridge
     progress = report("features to the GPU", (n + len(test)) * (1 + bool(mirrors)))
     compile_all(ahead.launches(device.capability, [n], mirrored=bool(mirrors), ridge=True))
     members, places = [np.arange(n)], np.arange(n)
     _, count = gpu.starts_of(members)
-    pitch = gpu.pitch_of(width)
+    pitch = gpu_samples.pitch_of(width)
     work = 8 * count * block
     free, need = device.free_bytes(), gpu.needed_bytes(n, len(test), width, 1, 1 + bool(mirrors)) + 4 * count**2 + work
     if need > free:
         raise MemoryError(f"{n:,} samples of {width:,} features need {need:,} bytes for ridge, the GPU has {free:,} free; --device cpu, or --limit")
     given = [train, *mirrors[:1]]
-    sets, scaler, process = gpu.scaled_sets(kernel, given, places, count, pitch, settings, progress)
+    sets, scaler, process = gpu_samples.scaled_sets(kernel, given, places, count, pitch, settings, progress)
     settings = replace(settings, process=process)
     brought = clock()
     operand = kernel.operand(sets, given, count, pitch)
@@ -281,7 +281,7 @@ def _on_gpu(
     report("predict", 1)
     padded[:n] = made.beta
     given = [test, *mirrors[1:]]
-    sets, *_ = gpu.scaled_sets(kernel, given, np.arange(len(test)), len(test), pitch, settings, progress, scaler)
+    sets, *_ = gpu_samples.scaled_sets(kernel, given, np.arange(len(test)), len(test), pitch, settings, progress, scaler)
     coefficients = kernel.uploaded(np.ascontiguousarray(padded.T, np.float32).reshape(-1))
     test_values = machine.sums(coefficients, len(classes), kernel.operand(sets, given, len(test), pitch))
     predicted = made.vote(Y - ridge * made.beta), made.vote(test_values)

@@ -210,11 +210,11 @@ def _continues(job: Job, team: Team) -> Iterator[None]:
 
 def _refuse(job: Job) -> None:
     """Raise UsageError for flags of which a later part would say so."""
-    from nbcnn.cli import train_flags
+    from nbcnn.cli import recipes
     from nbcnn.nn import models
     from nbcnn.train.saved_net import cut
 
-    model = train_flags.fill(SimpleNamespace(**vars(job.given))).model
+    model = recipes.fill(SimpleNamespace(**vars(job.given))).model
     layer = cut(model, job.own.at)
     if job.own.baselines and layer != models.CODES.get(model):
         raise UsageError(f"--baselines are of the code of a ready-made model; layer {layer!r} of {model} is none")
@@ -298,7 +298,7 @@ def _compile_ahead(job: Job, compiling: Behind, net: Any, data: Any, compiled: i
         from nbcnn.run.rows import Choice
         from nbcnn.train.saved_net import cut
 
-        model = train_flags.fill(SimpleNamespace(**vars(job.given))).model
+        model = recipes.fill(SimpleNamespace(**vars(job.given))).model
         # Planned for this GPU, in host memory that is never touched.
         place = Absent(net.device.capability, net.device.multiprocessors)
         layers = models.encoder(data.layers, cut(model, job.own.at))
@@ -311,7 +311,7 @@ def _compile_ahead(job: Job, compiling: Behind, net: Any, data: Any, compiled: i
 
     import numpy as np
 
-    from nbcnn.cli import train_flags
+    from nbcnn.cli import recipes
 
     compiling.do(compile_all)
 

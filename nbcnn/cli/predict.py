@@ -159,7 +159,7 @@ def _told(
 
 def _rows(model: Any, paths: list[Path], images: np.ndarray, outputs: np.ndarray, top: int) -> list[dict[str, Any]]:
     """One dict for each image: its classes with their probabilities, the error of its reconstruction, or the output as it is."""
-    from nbcnn.model.network import softmax
+    from nbcnn.model.evaluation import softmax
 
     if model.net.takes_classes:
         names = model.classes or [str(number) for number in range(outputs.shape[1])]

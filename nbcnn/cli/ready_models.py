@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.classify import ahead
-from nbcnn.cli import train_flags, train_run
+from nbcnn.cli import recipes, train_flags, train_run
 from nbcnn.lab.measure.kernels import as_if_on, capability_of
 from nbcnn.lab.measure.plans import Absent
 from nbcnn.modes import DEFAULT_PRECISION, MODES
@@ -42,7 +42,7 @@ EXTRACTED, PICTURED = 256, 8
 
 def launches(model: str, arch: str, multiprocessors: int) -> Iterator[Any]:
     """The launches of `model`, of whose kernels many come several times. Raises DataError for s4convd where its data cannot be read."""
-    flags = train_flags.fill(train_flags.parse(["--model", model]))
+    flags = recipes.fill(train_flags.parse(["--model", model]))
     capability = capability_of(arch)
     mode = "tensorcore" if capability >= TENSOR_CORES else "im2col"
     choice = Choice(MODES[mode, DEFAULT_PRECISION[mode]], "the fastest mode there")
@@ -80,7 +80,7 @@ def _series(model: str) -> Any:
     """The data of a model of series: its lengths decide. It takes seconds to read, or to generate."""
     from nbcnn.cli import train_data
 
-    return train_data.material(train_flags.fill(train_flags.parse(["--model", model])))
+    return train_data.material(recipes.fill(train_flags.parse(["--model", model])))
 
 
 def _predictions(data: Any, model: str) -> list[int]:

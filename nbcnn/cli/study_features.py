@@ -52,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _measure(flags: SimpleNamespace) -> int:
     from nbcnn import datasets
-    from nbcnn.cli import train_flags
+    from nbcnn.cli import recipes
     from nbcnn.gpu.device import Gpu
     from nbcnn.lab.measure import results
     from nbcnn.lab.studies import features
@@ -97,7 +97,7 @@ def _measure(flags: SimpleNamespace) -> int:
             flags.kernel != "rbf",
             device,
             flags.mode or "auto",
-            tuple(train_flags.RECIPES),
+            tuple(recipes.RECIPES),
             say,
         )
         rows.extend(features.study(plan, cases))

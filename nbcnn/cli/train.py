@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
-from nbcnn.cli import train_flags
+from nbcnn.cli import recipes, train_flags
 from nbcnn.cli.part import Part
 from nbcnn.cli.phases import Phases
 from nbcnn.cli.together import together
@@ -66,7 +66,7 @@ def train(given: SimpleNamespace, team: Team, held: ExitStack, part: Part | None
     if row.device == "gpu":
         compile_pool.warm_up_if_empty()  # workers import the compiler beside what follows
     else:
-        say(train_flags.on_cpu(flags), always=team.leads)
+        say(recipes.on_cpu(flags), always=team.leads)
     with team.first_on_machine():
         data = train_data.material(flags, read)
     say(data.note, always=team.leads)

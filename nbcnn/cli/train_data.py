@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from nbcnn import datasets
-from nbcnn.cli import loading, own_model, train_flags, train_loss
+from nbcnn.cli import loading, own_model, recipes, train_loss
 from nbcnn.cli.loading import crc
 from nbcnn.datasets import own
 from nbcnn.datasets.augment import Augment
@@ -71,7 +71,7 @@ def material(flags: SimpleNamespace, read: loading.Reading | None = None) -> Mat
     loaded = read() if read else loading.load(flags)
     data = loaded.data
     images = data.train_images
-    note = train_flags.on_digits(flags) if data.name == "digits" else ""
+    note = recipes.on_digits(flags) if data.name == "digits" else ""
     classes = {"classes": len(data.classes)} if own.is_own(data.name) and data.classes else {}
     shape = images.shape[1:]
     layers = own_model.layers_of(flags.model, shape) if own_model.is_own(flags.model) else models.MODELS[flags.model](*shape, **classes)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nbcnn import __version__, datasets
-from nbcnn.cli import own_model, train_flags
+from nbcnn.cli import own_model, recipes, train_flags
 from nbcnn.cli.env import version
 from nbcnn.files import document
 from nbcnn.files.errors import UsageError
@@ -77,7 +77,7 @@ def start(given: SimpleNamespace, held: ExitStack, leads: bool) -> Start:
         if given.out:
             raise UsageError("--out and --resume exclude each other: a resumed run stays in its folder")
         return _resumed(given, held, leads)
-    flags = train_flags.fill(given)
+    flags = recipes.fill(given)
     folder = RunFolder(flags.out) if flags.out else None
     if folder and folder.is_taken():
         raise _taken(folder)
@@ -102,7 +102,7 @@ def _resumed(given: SimpleNamespace, held: ExitStack, leads: bool) -> Start:
             config = folder.read_config()  # read again, because the folder's last writer may have finished since
     _check_data_is_kept(folder, config)
     absent = sorted(
-        vars(train_flags.fill(train_flags.parse([]))).keys()
+        vars(recipes.fill(train_flags.parse([]))).keys()
         - _UNSAVED
         - (train_flags.FREE_ON_RESUME - {"epochs"})
         - train_flags.ADDED_LATER
@@ -212,7 +212,7 @@ def rates(flags: SimpleNamespace, images: int) -> np.ndarray:
 def identity(flags: SimpleNamespace, data: Material, row: Any) -> dict[str, str]:
     """The strings that identify this run in its checkpoints; a resumed run must agree in all of them."""
     free = _UNSAVED | train_flags.FREE_ON_RESUME | train_flags.RESOLVED
-    free |= {name for name in train_flags.UNBOUND_BY_DEFAULT if getattr(flags, name) == train_flags.DEFAULTS[name]}
+    free |= {name for name in train_flags.UNBOUND_BY_DEFAULT if getattr(flags, name) == recipes.DEFAULTS[name]}
     return {
         "format": FORMAT,
         "model": flags.model,

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable, Sequence, Sized
+from collections.abc import Sequence
 from contextlib import ExitStack
-from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
 
 import numpy as np
 
-from nbcnn.datasets import arrays
 from nbcnn.datasets.arrays import Form, Forms, form_of, one_array, seen
 from nbcnn.datasets.augment import Augment
 from nbcnn.datasets.normalisation import Normalisation
@@ -20,15 +18,16 @@ from nbcnn.dictionary import fit as dictionary
 from nbcnn.files.errors import UsageError
 from nbcnn.files.suggest import nearest
 from nbcnn.model import files
+from nbcnn.model.definition import of_values, with_loss
+from nbcnn.model.evaluation import evaluated, softmax, split
+from nbcnn.model.examples import batches_of, from_dataset, targets_of, validation_of
 from nbcnn.model.history import History
 from nbcnn.nn import models
-from nbcnn.nn.graphs import Graph, Value
-from nbcnn.nn.joins import Losses
-from nbcnn.nn.losses import L1, MSE, BCEWithLogits, Huber, SoftmaxCrossEntropy
+from nbcnn.nn.graphs import Graph
 from nbcnn.nn.optim import FROZEN, SGD, Adam, Factor, check_number, matching
 from nbcnn.nn.params import INITS
 from nbcnn.nn.whitening import prepared
-from nbcnn.plan.graph import joins, named
+from nbcnn.plan.graph import named
 from nbcnn.run.explain import explain, summary
 from nbcnn.run.net import Net
 from nbcnn.run.session import TrainingSession
@@ -37,9 +36,6 @@ from nbcnn.train.callbacks import ClassesOfPixels, Classification, Curves, Pictu
 from nbcnn.train.events import Callback
 from nbcnn.train.runlog import InMemory, RunFolder
 from nbcnn.train.trainer import Diverged, Trainer
-
-LOSSES: dict[str, Callable[[], Any]] = {"cross_entropy": SoftmaxCrossEntropy, "mse": MSE, "bce": BCEWithLogits, "l1": L1, "huber": Huber}
-"""Losses by the names that `Model` takes."""
 
 
 class Shown(str):
@@ -99,14 +95,14 @@ class Model:
         fuse: bool = True,
         normalisation: Normalisation | None = None,
     ) -> None:
-        if _of_values(layers):
+        if of_values(layers):
             layers = Graph.of(layers, () if outputs is None else outputs)
         elif outputs is not None:
             # Of a list the second argument is the loss.
             if loss is not None:
                 raise UsageError("outputs belong to inputs, values of nbcnn.Input; of a list of layers the second argument is the loss")
             loss = outputs
-        body = _with_loss(layers, loss)
+        body = with_loss(layers, loss)
         input_shape = body.input_shape if isinstance(body, Graph) and input_shape is None else input_shape
         if init not in INITS:
             raise UsageError(f"no initialisation {init!r}; one of {', '.join(INITS)}{nearest(str(init), INITS)}")
@@ -261,32 +257,28 @@ class Model:
         if callable(x) and not hasattr(x, "__array__"):
             if y is not None:
                 raise UsageError("x is a callable, whose batches bring their y: leave y out")
-            images, targets, batches = self._callable(x, batch_size, steps_per_epoch, channels_last)
+
+            def learn(examples: Any) -> tuple[Net, Form | Forms]:
+                form = self._learn(examples, channels_last)
+                return self.build(form.shape).net, form
+
+            first_epoch = self._trained[3] if self._trained else 0
+            images, targets, batches = batches_of(x, first_epoch, batch_size, steps_per_epoch, learn, channels_last)
             name = files.CALLABLE
         else:
             if steps_per_epoch is not None:
                 raise UsageError("steps_per_epoch is for a callable; arrays have as many steps as batches: leave it out")
-            x, y, validation_data, name = self._from_dataset(x, y, validation_data)
+            x, y, validation_data, name = from_dataset(x, y, validation_data, self.loss.needs_labels)
             images = self._learn(x, channels_last).take(x, channels_last)
             self.build(images.shape[1:])
-            targets = self._targets(y, x, len(images), channels_last)
-        test_images, test_targets = self._validation(validation_data, channels_last)
+            targets = targets_of(self.net, y, x, len(images), channels_last)
+        assert self.form is not None
+        test_images, test_targets = validation_of(self.net, self.form, validation_data, channels_last)
         data = (images, targets, test_images, test_targets, batches)
         with ExitStack() as held:
             folder = InMemory() if run is None else _new_folder(run, held)
             chances = {"flip": flip, "augment": augment, "shuffle": shuffle, "accumulate": int(accumulate), "ema": float(ema)}
             return self._fit(data, int(epochs), batch_size, optimizer, callbacks, folder, chances, verbose, name)
-
-    def _from_dataset(self, x: Any, y: Any, validation: Any, test: bool = False) -> tuple[Any, Any, Any, str]:
-        """x, y, validation data and a name; of a data set (`nbcnn.datasets.Dataset`) its own, `test` its test images."""
-        if not hasattr(x, "train_images"):
-            return x, y, validation, "arrays"
-        if y is not None:
-            raise UsageError("a data set has its own labels: leave y out")
-        train, tests = (x.train_labels, x.test_labels) if self.loss.needs_labels else (None, None)
-        if test:
-            return x.test_images, tests, None, x.name
-        return x.train_images, train, validation if validation is not None else (x.test_images, tests), x.name
 
     def _learn(self, x: Any, channels_last: bool | None) -> Form | Forms:
         """The form of examples, from `x` if they are the first."""
@@ -299,49 +291,6 @@ class Model:
             self._learnt = True
         assert self.form is not None
         return self.form
-
-    def _callable(
-        self, start: Callable[[int], Any], batch_size: int | None, steps: int | None, channels_last: bool | None
-    ) -> tuple[np.ndarray, np.ndarray | None, Batches]:
-        """The batches of a callable, and arrays without memory that say the shapes and types of examples and targets."""
-        epoch = self._trained[3] if self._trained else 0
-        opened = start(epoch)
-        if not isinstance(opened, Iterable):
-            raise UsageError(f"x({epoch}) must return the batches of an epoch, a list or an iterator of them, got {type(opened).__name__}")
-        if steps is not None:
-            check_number("fit", "steps_per_epoch", steps, least=1)
-        elif not isinstance(opened, Sized):
-            raise UsageError(f"x({epoch}) has no len(): give the number of batches of an epoch by steps_per_epoch")
-        elif not len(opened):
-            raise UsageError(f"x({epoch}) is empty: an epoch needs at least one batch")
-        steps, items = int(steps or len(opened)), iter(opened)
-        first = next(items, None)
-        if first is None:
-            raise UsageError(f"x({epoch}) gave no batch: an epoch needs at least one")
-        x, _ = _pair(first)
-        form = self._learn(x, channels_last)
-        self.build(form.shape)
-
-        def read(item: Any, number: int) -> dict[str, np.ndarray]:
-            x, y = _pair(item)
-            images = form.take(x, channels_last, f"examples of batch {number + 1}")
-            if not len(images):
-                raise UsageError(f"batch {number + 1} of the epoch is empty")
-            targets = self._targets(y, x, len(images), channels_last, f"targets of batch {number + 1}")
-            made = {"images": images} | ({} if targets is None else {"targets": targets})
-            for name, array in made.items():
-                if name in kinds and array.dtype != kinds[name]:
-                    raise UsageError(f"the {name} of batch {number + 1} are {array.dtype}, of the first {kinds[name]}: give all of one type")
-            return made
-
-        kinds: dict[str, np.dtype] = {}
-        made = read(first, 0)
-        kinds |= {name: array.dtype for name, array in made.items()}
-        size = len(made["images"])
-        if batch_size not in (None, size):
-            raise UsageError(f"batch_size is {batch_size}, and the first batch of x({epoch}) has {size} examples: leave batch_size out")
-        hollow = {name: np.broadcast_to(np.zeros((), array.dtype), (steps * size, *array.shape[1:])) for name, array in made.items()}
-        return hollow["images"], hollow.get("targets"), Batches(start, read, size, steps, (epoch, chain([first], items)))
 
     def _fit(
         self,
@@ -434,51 +383,6 @@ class Model:
         names = self.classes or tuple(str(number) for number in range(self.net.output_shape[0]))
         return Classification(title, self.net, SimpleNamespace(test_images=images, test_labels=targets, classes=names))
 
-    def _targets(self, y: Any, x: Any, count: int, channels_last: bool | None, name: str = "") -> np.ndarray | None:
-        """What the loss compares the outputs of `count` examples with, checked; None where that is the input."""
-        net = self.net
-        if len(net.output_shapes) > 1 and (y is not None or net.takes_classes):
-            return self._targets_of_several(y, count, channels_last, name)
-        if net.takes_classes:
-            if net.plane == (1, 1):
-                raise UsageError(f"the network's output is {net.output_shape}, one class a pixel of an image of 1×1: put Flatten() behind it")
-            return arrays.labels(y, count, net.output_shape[0], name or "labels", net.plane, net.ignored)
-        if net.layers[-1].needs_labels:
-            raise UsageError(f"the loss {type(net.layers[-1]).__name__} is for series, which Model does not train; see nbcnn train --model s4convd")
-        if y is not None and y is not x:
-            return arrays.targets(y, count, net.output_shape, channels_last=channels_last, name=name or "targets")
-        if net.needs_values:
-            raise UsageError(f"the network makes {net.output_shape} of {net.input_shape}, so it cannot have its input as target: give y")
-        return None
-
-    def _targets_of_several(self, y: Any, count: int, channels_last: bool | None, name: str) -> np.ndarray:
-        """The targets of several outputs as one array: classes (N, outputs, 1), or values (N, F), each output's in C, H, W order."""
-        shapes = self.net.output_shapes
-        if not isinstance(y, list | tuple) or len(y) != len(shapes):
-            raise UsageError(f"the network has {len(shapes)} outputs: give y as a tuple of {len(shapes)} arrays")
-        names = [f"{name or 'targets'} of output {at}" for at in range(1, len(shapes) + 1)]
-        if self.net.takes_classes:
-            made = [arrays.labels(each, count, shape[0], called) for each, shape, called in zip(y, shapes, names, strict=True)]
-            return np.ascontiguousarray(np.stack(made, axis=1)[:, :, None])
-        parts = zip(y, shapes, names, strict=True)
-        values = [seen(arrays.targets(each, count, shape, channels_last=channels_last, name=called)) for each, shape, called in parts]
-        return np.concatenate([each.reshape(count, -1) for each in values], axis=1).astype(np.float32)
-
-    def _validation(self, data: Any, channels_last: bool | None) -> tuple[np.ndarray | None, np.ndarray | None]:
-        if data is None:
-            return None, None
-        if callable(data) and not hasattr(data, "__array__"):
-            raise UsageError("validation_data must be arrays; only the training data may be a callable")
-        if isinstance(data, tuple | list) and len(data) == 2:
-            x, y = data
-        elif self.net.takes_classes or isinstance(data, tuple | list):
-            raise UsageError("validation_data must be (x, y)")
-        else:
-            x, y = data, None
-        assert self.form is not None
-        images = self.form.take(x, channels_last, "validation examples")
-        return images, self._targets(y, x, len(images), channels_last, "validation " + ("labels" if self.net.takes_classes else "targets"))
-
     # -- what it knows
 
     def predict(self, x: Any, *, batch_size: int = 256, channels_last: bool | None = None) -> Any:
@@ -493,7 +397,7 @@ class Model:
         assert self.form is not None
         if isinstance(self.form, Form) and not (given := one_array(x, "examples")).size:
             raise UsageError(f"there is nothing to predict: the array is {given.shape}")
-        return _split(net.predict(self.form.take(x, channels_last), int(batch_size)), net.output_shapes)
+        return split(net.predict(self.form.take(x, channels_last), int(batch_size)), net.output_shapes)
 
     def predict_proba(self, x: Any, *, batch_size: int = 256, channels_last: bool | None = None) -> np.ndarray:
         """The probability of every class, float32 (N, classes), or of pixels (N, classes, H, W), whose sum is 1.
@@ -522,33 +426,14 @@ class Model:
         """
         if self.loss is None:
             raise UsageError("the network has no loss to evaluate")
-        x, y, *_ = self._from_dataset(x, y, None, test=True)
+        x, y, *_ = from_dataset(x, y, None, self.loss.needs_labels, test=True)
         assert self.form is not None
         _ = self.net
         images = self.form.take(x, channels_last)
         if not len(images):
             raise UsageError("there is nothing to evaluate: no examples")
-        targets = self._targets(y, x, len(images), channels_last)
-        if len(self.net.output_shapes) > 1:
-            return self._evaluate_several(images, targets, batch_size)
-        loss = self.net.layers[-1]
-        _measured(loss)
-        total, count, right, counted = 0.0, 0.0, 0, 0
-        for start in range(0, len(images), batch_size):
-            part = images[start : start + batch_size]
-            output = self.net.predict(part, batch_size).astype(np.float64)
-            if not self.net.takes_classes:
-                own = self._prepared(part, batch_size)
-                target = own if targets is None else seen(targets[start : start + batch_size])
-            else:
-                assert targets is not None
-                target = targets[start : start + batch_size]
-                known = target != self.net.ignored if self.net.ignored is not None else np.ones(target.shape, bool)
-                right, counted = right + int((output.argmax(1) == target)[known].sum()), counted + int(known.sum())
-            lost, weight = loss.measure(output, target)
-            total, count = total + lost, count + weight
-        found = {"loss": total / count if count else 0.0}
-        return found | {"accuracy": right / max(counted, 1)} if self.net.takes_classes else found
+        targets = targets_of(self.net, y, x, len(images), channels_last)
+        return evaluated(self.net, images, targets, batch_size, lambda part: self._prepared(part, batch_size))
 
     def _prepared(self, images: np.ndarray, batch: int) -> np.ndarray:
         """What an autoencoder is to give back of `images`: what it sees of them, as the layers in front that prepare it leave it."""
@@ -556,27 +441,6 @@ class Model:
         if first:
             return self._encoder(first[-1][0]).predict(images, batch)
         return self.normalisation.done(images) if self.normalisation else seen(images)
-
-    def _evaluate_several(self, images: np.ndarray, targets: np.ndarray | None, batch_size: int) -> dict[str, float]:
-        """The sum of the losses of several outputs, and the mean of their accuracies."""
-        net = self.net
-        parts = net.layers[-1].parts if isinstance(net.layers[-1], Losses) else (net.layers[-1],)
-        if targets is None or len(parts) != len(net.output_shapes):
-            raise UsageError("evaluate needs y, and for each of several outputs a loss")
-        for part in parts:
-            _measured(part)
-        totals, right = np.zeros((len(parts), 2)), 0
-        for start in range(0, len(images), batch_size):
-            known = targets[start : start + batch_size]
-            made = _split(net.predict(images[start : start + batch_size], batch_size).astype(np.float64), net.output_shapes)
-            if net.takes_classes:
-                wanted = [known[:, at, 0] for at in range(len(parts))]
-                right += sum(int((y.argmax(1) == t).sum()) for y, t in zip(made, wanted, strict=True))
-            else:
-                wanted = _split(known.astype(np.float64), net.output_shapes)
-            totals += [part.measure(y, t) for part, y, t in zip(parts, made, wanted, strict=True)]
-        found = {"loss": float((totals[:, 0] / totals[:, 1]).sum())}
-        return found | ({"accuracy": right / targets.size} if net.takes_classes else {})
 
     def features(self, x: Any, at: str, *, batch_size: int = 256, channels_last: bool | None = None) -> np.ndarray:
         """The output of the layer `at` (conv1, relu1, pool1, …, as `summary` names them), float32 (N, …). Raises UsageError for another name."""
@@ -674,81 +538,6 @@ class Model:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def softmax(logits: np.ndarray) -> np.ndarray:
-    """The probabilities of logits (N, F, …), float32; computed in float64, so that they sum to 1 within float32's rounding."""
-    exponents = np.exp(logits.astype(np.float64) - logits.max(1, keepdims=True))
-    return (exponents / exponents.sum(1, keepdims=True)).astype(np.float32)
-
-
-def _measured(loss: Any) -> None:
-    """Raise UsageError for a loss that cannot be evaluated."""
-    if not hasattr(loss, "measure"):
-        raise UsageError(f"the loss {type(loss).__name__} has no method measure(outputs, targets), which evaluate needs")
-
-
-def _split(made: np.ndarray, shapes: Sequence[tuple[int, ...]]) -> Any:
-    """One output as it is; the vectors (N, F) of several as a tuple of arrays."""
-    if len(shapes) == 1:
-        return made
-    ends = np.cumsum([int(np.prod(shape)) for shape in shapes])[:-1]
-    return tuple(part.reshape(len(made), *shape) for part, shape in zip(np.split(made, ends, axis=1), shapes, strict=True))
-
-
-def _of_values(layers: Any) -> bool:
-    """Whether these are the inputs of a graph, and no list of layers."""
-    return isinstance(layers, Value) or (isinstance(layers, list | tuple) and bool(layers) and all(isinstance(each, Value) for each in layers))
-
-
-def _with_loss(layers: Any, loss: Any) -> Any:
-    """The list of layers, or the graph, with its loss. Raises UsageError for what is no network."""
-    if isinstance(layers, str) or not isinstance(layers, Sequence):
-        raise UsageError(f"layers must be a list of layers, got {type(layers).__name__}")
-    strange = [layer for layer in layers if isinstance(layer, type) or not hasattr(layer, "build")]
-    if strange:
-        raise UsageError(f"{strange[0]!r} is no layer: a layer is made by its class, as in Linear(10)")
-    has_loss = bool(layers) and hasattr(layers[-1], "needs_labels")
-    if loss is not None and has_loss:
-        raise UsageError(f"the last layer {type(layers[-1]).__name__} is a loss already: leave loss= or the layer out")
-    if isinstance(layers, Graph):
-        return layers if loss is None else layers.with_loss(_loss_of(loss, len(layers.outputs)))
-    body = [*layers, *(() if loss is None else (_loss(loss),))]
-    if not [layer for layer in body if not hasattr(layer, "needs_labels")]:
-        raise UsageError("a network needs at least one layer besides its loss")
-    if any(joins(layer) for layer in body):
-        name = next(type(layer).__name__ for layer in body if joins(layer))
-        raise UsageError(f"{name} joins several values, and a list of layers has one after the other: call layers on values of nbcnn.Input")
-    return body
-
-
-def _loss_of(loss: Any, outputs: int) -> Any:
-    """The loss of a graph with so many outputs."""
-    if outputs == 1 or isinstance(loss, Losses):
-        return _loss(loss)
-    parts = list(loss) if isinstance(loss, list | tuple) else [loss] * outputs
-    if len(parts) != outputs:
-        raise UsageError(f"the graph has {outputs} outputs, and there are {len(parts)} losses")
-    return Losses(tuple(map(_loss, parts)))
-
-
-def _loss(loss: Any) -> Any:
-    if isinstance(loss, str):
-        if loss not in LOSSES:
-            raise UsageError(f"no loss {loss!r}; there are {', '.join(LOSSES)}{nearest(loss, tuple(LOSSES))}")
-        return LOSSES[loss]()
-    if isinstance(loss, type) or not hasattr(loss, "needs_labels"):
-        raise UsageError(f"loss must be one of {', '.join(LOSSES)}, or a loss layer, got {loss!r}")
-    return loss
-
-
-def _pair(batch: Any) -> tuple[Any, Any]:
-    """x and y of a callable's batch; y is None where it is x alone."""
-    if isinstance(batch, tuple | list) and len(batch) == 2:
-        return batch[0], batch[1]
-    if isinstance(batch, tuple):
-        raise UsageError(f"a batch must be (x, y), or x alone, got a tuple of {len(batch)}")
-    return batch, None
 
 
 def _new_folder(run: Path | str, held: ExitStack) -> RunFolder:

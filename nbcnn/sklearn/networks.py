@@ -13,7 +13,8 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from nbcnn.datasets.arrays import seen
 from nbcnn.files.errors import UsageError
-from nbcnn.model.network import Model, softmax
+from nbcnn.model.evaluation import softmax
+from nbcnn.model.network import Model
 from nbcnn.nn.activations import ReLU
 from nbcnn.nn.graphs import Graph
 from nbcnn.nn.layers import Conv2d, Flatten, Linear

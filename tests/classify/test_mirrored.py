@@ -11,7 +11,7 @@ from scripts import exits, extract, message
 from sklearn.svm import SVC
 
 from nbcnn import datasets
-from nbcnn.classify import classifier, kernel, pipeline, ridge
+from nbcnn.classify import classifier, gpu_samples, kernel, pipeline, ridge
 from nbcnn.classify import gpu as device_svm
 from nbcnn.classify.classifier import ClassifierError
 from nbcnn.classify.features import read_features
@@ -230,7 +230,7 @@ def test_a_gpu_solves_the_same_ridge(gpu, count):
 @pytest.mark.parametrize("wgmma", [True, pytest.param(False, marks=[pytest.mark.full] if gpu_device.SIMULATOR else [])])
 def test_kernel_values_of_a_gpu_are_those_of_the_cpu(device, wgmma):
     """All of a symmetric matrix and of another one: small in the simulator, which has no wgmma, larger on a GPU."""
-    kernels = device_svm.Kernel(device)
+    kernels = gpu_samples.Kernel(device)
     if wgmma and not kernels.wgmma:
         pytest.skip("needs wgmma")
     kernels.wgmma = wgmma

@@ -10,7 +10,7 @@ from scripts import exits, extract, message, train
 
 from nbcnn.__main__ import main
 from nbcnn.classify.features import read_features
-from nbcnn.cli import train_flags
+from nbcnn.cli import recipes, train_flags
 from nbcnn.nn import models
 from nbcnn.train import checkpoint
 
@@ -18,14 +18,15 @@ DATA = ["--dataset", "shapes", "--mode", "cpu", "--quiet"]
 
 
 def flags(*argv):
-    return train_flags.fill(train_flags.parse(argv))
+    return recipes.fill(train_flags.parse(argv))
 
 
 def test_recipes_have_their_names():
     plain, default = (vars(flags("--recipe", name)) | {"recipe": "", "given": []} for name in ("plain", "default"))
     assert plain == default
     chosen = flags("--recipe", "features")
-    assert (chosen.init, chosen.whiten, chosen.sparse, chosen.batch, chosen.epochs, chosen.optimizer) == ("kmeans", True, 16, 256, 23, "adam")
+    assert (chosen.init, chosen.whiten, chosen.noise, chosen.sparse) == ("kmeans", True, 1.0, 16)
+    assert (chosen.batch, chosen.epochs, chosen.optimizer) == (256, 23, "adam")
     assert flags("--recipe", "features", "--sparse", "8").sparse == 8
     assert flags().sparse is None
 

@@ -10,7 +10,7 @@ import pytest
 
 from nbcnn import modes
 from nbcnn.cli import flags as flags_of_all
-from nbcnn.cli import train_flags, train_run
+from nbcnn.cli import recipes, train_flags, train_run
 from nbcnn.files.errors import UsageError
 from nbcnn.nn import models
 from nbcnn.nn.layers import Conv2d, Flatten, Linear, parameters
@@ -28,7 +28,7 @@ def test_every_flag_of_train_shows_its_default():
 
 
 def flags(*argv):
-    return train_flags.fill(train_flags.parse(argv))
+    return recipes.fill(train_flags.parse(argv))
 
 
 def test_the_default_recipe():
@@ -77,13 +77,13 @@ def test_help_names_what_weight_decay_counts():
 @pytest.mark.parametrize(("argv", "small"), [([], True), (["--batch", "8"], True), (["--epochs", "2"], False), (["--limit", "99"], False)])
 def test_the_small_recipe_on_a_cpu_unless_epochs_or_limit_are_given(argv, small):
     chosen = flags(*argv)
-    notice = train_flags.on_cpu(chosen)
+    notice = recipes.on_cpu(chosen)
     assert ("small-autoencoder, 10 epochs of 1,024 images" in notice) is small
     assert ((chosen.epochs, chosen.limit) == (10, 1024)) is small
     assert chosen.model == ("small-autoencoder" if small else "autoencoder")
     if small:
         wanted = flags("--model", "small-autoencoder", *argv)
-        train_flags.on_cpu(wanted)
+        recipes.on_cpu(wanted)
         assert vars(chosen) | {"given": 0} == vars(wanted) | {"given": 0}, "the small network has the same recipe by name"
         train_flags.check({name: value for name, value in vars(chosen).items() if name != "given"})
 
@@ -91,14 +91,14 @@ def test_the_small_recipe_on_a_cpu_unless_epochs_or_limit_are_given(argv, small)
 @pytest.mark.parametrize("words", ["--model autoencoder", "--recipe default", "--lr 0.05", "--momentum 0.5", "--optimizer sgd", "--weights run"])
 def test_who_chooses_the_network_or_its_optimisation_keeps_the_large_one_on_a_cpu(words):
     chosen, before = flags(*words.split()), vars(flags(*words.split()))
-    notice = train_flags.on_cpu(chosen)
+    notice = recipes.on_cpu(chosen)
     assert "small run: 3 epochs of 1,024 images" in notice
     assert vars(chosen) == before | {"epochs": 3, "limit": 1024}
 
 
 def test_another_model_on_a_cpu_keeps_its_recipe():
     chosen = flags("--model", "mnist-cnn")
-    train_flags.on_cpu(chosen)
+    recipes.on_cpu(chosen)
     assert (chosen.model, chosen.recipe, chosen.batch, chosen.epochs, chosen.limit) == ("mnist-cnn", "classifier", 128, 3, 1024)
 
 
@@ -163,9 +163,9 @@ def test_the_names_that_flags_offer_are_those_of_what_they_name():
 )
 def test_digits_that_stand_in_for_cifar_10_get_the_small_network(words, model):
     """On a GPU, too: the features of the large one are worth less there than those of a random encoder."""
-    flags = train_flags.fill(train_flags.parse(words))
+    flags = recipes.fill(train_flags.parse(words))
     flags.resume = None
-    note = train_flags.on_digits(flags)
+    note = recipes.on_digits(flags)
     assert (flags.model, bool(note)) == (model, model == "small-autoencoder")
     if note:
         assert (flags.recipe, flags.epochs, flags.optimizer) == ("small", 10, "adam")

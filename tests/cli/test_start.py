@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scripts import ROOT
 
-from nbcnn.cli import loading, train_flags
+from nbcnn.cli import loading, recipes, train_flags
 from nbcnn.datasets import DataMissing
 from nbcnn.train.callbacks import Plots
 
@@ -60,7 +60,7 @@ def test_what_is_run_ahead_gives_its_result_and_raises_its_error():
 
 
 def flags(**named):
-    return train_flags.fill(SimpleNamespace(**(vars(train_flags.parse([])) | named)))
+    return recipes.fill(SimpleNamespace(**(vars(train_flags.parse([])) | named)))
 
 
 @pytest.mark.parametrize("name", ["auto", "cifar10"])

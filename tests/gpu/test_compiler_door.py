@@ -146,7 +146,7 @@ for words in WORDS:
 
 @ONCE
 def test_training_extraction_and_classification_on_the_cpu_without_numba(without, tmp_path):
-    tiny = [word if word != "shapes" else "digits" for word in TINY]
+    tiny = [*(word if word != "shapes" else "digits" for word in TINY), "--model", "small-autoencoder"]
     for mode, images in (("cpu", "64"), ("auto", "4")):
         tiny[tiny.index("--mode") + 1], tiny[tiny.index("--limit") + 1] = mode, images
         trained = without("train.py", *tiny, "--out", tmp_path / mode)

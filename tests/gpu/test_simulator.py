@@ -23,7 +23,6 @@ FILES = (
     "test_gemm.py",
     "test_parity.py",
     "test_ptx_cvt.py",
-    "test_smo.py",
     "test_turns.py",
     "test_unpool_pack.py",
 )
@@ -53,6 +52,7 @@ FURTHER = (
     "test_resampling.py",
     "test_rows.py",
     "test_series_ops.py",
+    "test_smo.py",
     "test_stored.py",
     "test_streaming.py",
     "test_svm.py",

@@ -36,7 +36,7 @@ CASTS: dict[str, tuple[int, str]] = {
     "conv_norm/wgmma_epilogue.py": (2, UNSIGNED),
     "conv_norm/wgmma_kernel.py": (2, FLOAT),
     "conv_norm/winograd_kernel.py": (1, UNSIGNED),
-    "images/gather.py": (17, f"{PHILOX}; {UNSIGNED}"),
+    "images/gather.py": (5, UNSIGNED),
     "images/unpool.py": (1, BITS),
     "kernel/loops.py": (5, f"{UNSIGNED}; {RANGE}"),
     "losses/rmsle.py": (1, SINGLE),
@@ -59,6 +59,7 @@ CASTS: dict[str, tuple[int, str]] = {
     "svm/smo.py": (2, SINGLE),
     "update/adam.py": (3, SINGLE),
     "update/ema.py": (1, SINGLE),
+    "update/random.py": (12, PHILOX),
     "update/sgd.py": (1, SINGLE),
 }
 

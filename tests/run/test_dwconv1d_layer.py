@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 
-from nbcnn.cli import train_flags
+from nbcnn.cli import recipes, train_flags
 from nbcnn.files.errors import UsageError
 from nbcnn.gpu import device as gpu_device
 from nbcnn.modes import DWCONV, MODES, with_dwconv
@@ -142,8 +142,8 @@ def test_a_variant_is_refused_on_the_cpu():
 
 
 def test_the_flag_knows_every_variant():
-    assert train_flags.fill(train_flags.parse(["--dwconv", "shared"])).dwconv == "shared"
-    assert train_flags.fill(train_flags.parse([])).dwconv == "auto"
+    assert recipes.fill(train_flags.parse(["--dwconv", "shared"])).dwconv == "shared"
+    assert recipes.fill(train_flags.parse([])).dwconv == "auto"
 
 
 def test_what_does_not_fit_is_refused():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scripts import exits, message, train
 
-from nbcnn.cli import train_flags
+from nbcnn.cli import recipes, train_flags
 from nbcnn.datasets import energy
 from nbcnn.datasets.series import Windows
 from nbcnn.nn import models
@@ -104,9 +104,9 @@ def test_training_steps_of_a_gpu_land_where_numpy_does(mode, device):
 
 def test_model_and_data_imply_each_other():
     for argv in (["--model", "s4convd"], ["--dataset", "energy"]):
-        flags = train_flags.fill(train_flags.parse(argv))
+        flags = recipes.fill(train_flags.parse(argv))
         assert (flags.model, flags.dataset, flags.optimizer, flags.batch) == ("s4convd", "energy", "adam", 1024)
-    assert train_flags.fill(train_flags.parse([])).model == "autoencoder"
+    assert recipes.fill(train_flags.parse([])).model == "autoencoder"
 
 
 @pytest.mark.parametrize(

@@ -3,15 +3,14 @@
     noise         y = x + sigma·e, e standard normal
     mask_squares  y = 0 in a share of the size × size squares, elsewhere x / (1 − share), so that sums keep their mean
 
-Squares start at the corner (0, 0) and are cut at the far borders; all channels of a square are masked together. Random numbers are words of
-Philox4x32-10 with key SEED and counter (image index, EPOCH, stream, element or square of the image in C, H, W order), as in gather.py: they depend
-on nothing else, so they are the same in every mode and layout, on any number of ranks and after a resume. Image i of the batch is
-order[POSITION + i]. `stream` is the layer's own, so that two layers draw different numbers.
+Squares start at the corner (0, 0) and are cut at the far borders; all channels of a square are masked together. Random numbers are words
+of the element, or of the square, of the image in C, H, W order (`nbcnn.ops.update.random`). Image i of the batch is order[POSITION + i]. `stream` is
+the layer's own, so that two layers draw different numbers.
 
 From words a and b come u = (⌊a / 2⁹⌋ + ½) / 2²³ and v likewise, exact in float32, and e = √(−2 ln u) · cos 2πv (Box and Muller, 1958). A square is
 masked where its word is less than share · 2³². The derivative of noise is 1; mask_squares is its own transpose.
 
-Sources: P. Vincent et al., "Stacked denoising autoencoders", JMLR 2010; K. He et al., arXiv:2111.06377 (masks); Philox: gather.py.
+Sources: P. Vincent et al., "Stacked denoising autoencoders", JMLR 2010; K. He et al., arXiv:2111.06377 (masks).
 
     noise             x, order (E) int32, state (8) int64 -> y                                  sigma, stream
     mask_squares      x (N,C,H,W), order, state -> y                                            share, size, stream
@@ -27,13 +26,13 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import cuda, i8, jit
-from nbcnn.ops.images.gather import LOW_WORD, WORD_BITS, key_of, philox4x32, philox_words
 from nbcnn.ops.kernel import elementwise
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks, host
 from nbcnn.ops.kernel.case import Case, Shapes, label_of, normal
 from nbcnn.ops.kernel.stored import kinds, scalar_io
 from nbcnn.ops.kernel.traffic import Traffic, once, outputs, size
-from nbcnn.ops.update.advance import EPOCH, POSITION, SEED, example_state
+from nbcnn.ops.update.advance import POSITION, example_state
+from nbcnn.ops.update.random import chosen, element_words, factor, threshold, words_of
 from nbcnn.plan.shapes import numel
 
 THREADS = 256
@@ -43,21 +42,9 @@ UNIT = 2.0**-23
 TURN = 2 * math.pi
 
 
-def words_of(images: np.ndarray, state: np.ndarray, stream: int, count: int) -> tuple[np.ndarray, ...]:
-    """The four random words of each of `count` elements of the images with these indices, (N, count) each."""
-    counter = (images[:, None], int(state[EPOCH]) & LOW_WORD, stream, np.arange(count)[None])
-    return philox4x32(counter, key_of(int(state[SEED])))
-
-
-def chosen(order: np.ndarray, state: np.ndarray, count: int) -> np.ndarray:
-    """The indices of the batch's images."""
-    first = int(state[POSITION])
-    return order[first : first + count]
-
-
 def noise(x: np.ndarray, order: np.ndarray, state: np.ndarray, y: np.ndarray, *, sigma: float, stream: int) -> None:
     """y = x + sigma·e, any shape (N, …)."""
-    a, b, *_ = words_of(chosen(order, state, len(x)), state, stream, numel(x.shape[1:]))
+    a, b, *_ = words_of(chosen(order, state, len(x))[:, None], state, stream, np.arange(numel(x.shape[1:])))
     u, v = (((word >> BITS) + 0.5) * UNIT for word in (a, b))
     normals = np.sqrt(-2 * np.log(u)) * np.cos(TURN * v)
     np.copyto(y, x + sigma * normals.reshape(x.shape), casting="same_kind")
@@ -67,26 +54,9 @@ def mask_squares(x: np.ndarray, order: np.ndarray, state: np.ndarray, y: np.ndar
     """y (N,C,H,W) = x with masked squares."""
     N, _, H, W = x.shape
     down, across = -(-H // size), -(-W // size)
-    word = words_of(chosen(order, state, N), state, stream, down * across)[0]
+    word = words_of(chosen(order, state, N)[:, None], state, stream, np.arange(down * across))[0]
     kept = (word >= threshold(share)).reshape(N, 1, down, across).repeat(size, 2).repeat(size, 3)[:, :, :H, :W]
     np.copyto(y, np.where(kept, x * factor(share), 0))
-
-
-def threshold(share: float) -> int:
-    """The least word of a square that is kept."""
-    return min(round(share * 2**32), LOW_WORD)
-
-
-def factor(share: float) -> np.float32:
-    """What the kept elements are multiplied by."""
-    return np.float32(1 / (1 - share))
-
-
-@jit(device=True)
-def element_words(index, element, stream, state):
-    """The four random words of element `element` of image `index` in this epoch."""
-    seed = state[SEED]
-    return philox_words(index, state[EPOCH], stream, element, seed, seed >> i8(WORD_BITS))
 
 
 @cache

@@ -15,13 +15,12 @@ Targets that are images are gathered as images are, with the flip and crop of th
 
 Zero is what the network sees: black without normalisation, the mean colour with it.
 
-Random numbers are words of Philox4x32-10 with key SEED and counter (image index, EPOCH, stream, 0). They depend on nothing else, so they are
-the same in every mode, for every batch size, on any number of ranks and after a resume. Stream 0: bit 0 of the first word is the coin of `flip`.
+Random numbers are words of element 0 of the image (`nbcnn.ops.update.random`). Stream 0: bit 0 of the first word is the coin of `flip`.
 Stream 1: down, right, centre row and centre column; a word w becomes ⌊w·n / 2³²⌋, uniform over 0 … n − 1 to within n / 2³². Stream 2, in epoch 0:
 the coin of "alternate".
 
-Sources: Philox from J. K. Salmon, M. A. Moraes, R. O. Dror, D. E. Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011. Cutout from
-T. DeVries and G. W. Taylor, arXiv:1708.04552. Alternating flip from K. Jordan, "94% on CIFAR-10 in 3.29 seconds on a single GPU", arXiv:2404.00498.
+Sources: Cutout from T. DeVries and G. W. Taylor, arXiv:1708.04552. Alternating flip from K. Jordan, "94% on CIFAR-10 in 3.29 seconds on a single
+GPU", arXiv:2404.00498.
 
     gather            images (M,C,H,W) uint8, or flat float32; order (E) int32, state (8) int64 -> x (N,C,H,W)
                       flip, crop, cutout, shift, factor, ring
@@ -44,43 +43,13 @@ from nbcnn.ops.kernel.loops import quotient
 from nbcnn.ops.kernel.stored import kinds, scalar_io, vector_io
 from nbcnn.ops.kernel.traffic import Traffic, once, outputs
 from nbcnn.ops.update.advance import EPOCH, POSITION, SEED, example_state
+from nbcnn.ops.update.random import WORD_BITS, chosen, philox_words, u8, words_of
 from nbcnn.plan.shapes import numel
 from nbcnn.plan.storage import ITEMSIZE
 
 THREADS = 256
 SCALE = np.float32(1 / 255)
 ALTERNATE = "alternate"
-
-ROUNDS = 10
-MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-KEY_STEPS = (0x9E3779B9, 0xBB67AE85)  # golden ratio and √3 - 1, the Weyl sequence of the key
-LOW_WORD, WORD_BITS = 0xFFFFFFFF, 32
-
-u8: Any = types.uint64
-M0, M1 = MULTIPLIERS
-W0, W1 = KEY_STEPS
-
-
-def philox4x32(counter: tuple[Any, Any, Any, Any], key: tuple[int, int]) -> tuple[np.ndarray, ...]:
-    """The four uint32 words of Philox4x32-10; counter words are uint32 arrays or ints (broadcast), key words ints."""
-    c0, c1, c2, c3 = (np.asarray(word).astype(np.uint64) for word in counter)
-    k0, k1 = key
-    low, bits = np.uint64(LOW_WORD), np.uint64(WORD_BITS)
-    for _ in range(ROUNDS):
-        a, b = c0 * np.uint64(M0), c2 * np.uint64(M1)
-        c0, c1, c2, c3 = (b >> bits) ^ c1 ^ np.uint64(k0), b & low, (a >> bits) ^ c3 ^ np.uint64(k1), a & low
-        k0, k1 = (k0 + W0) & LOW_WORD, (k1 + W1) & LOW_WORD
-    return tuple(word.astype(np.uint32) for word in np.broadcast_arrays(c0, c1, c2, c3))
-
-
-def key_of(seed: int) -> tuple[int, int]:
-    """(low, high) 32-bit words of an int64 seed."""
-    return seed & LOW_WORD, (seed >> WORD_BITS) & LOW_WORD
-
-
-def words_of(index: np.ndarray, state: np.ndarray, stream: int, *, epoch: bool = True) -> tuple[np.ndarray, ...]:
-    """The four random words of the images `index` in `stream`, of the epoch of `state`, or of all epochs."""
-    return philox4x32((index, int(state[EPOCH]) & LOW_WORD if epoch else 0, stream, 0), key_of(int(state[SEED])))
 
 
 def mirrored(index: np.ndarray, state: np.ndarray, flip: bool | str = True) -> np.ndarray:
@@ -112,16 +81,15 @@ def gather(
 
     The arithmetic is float32 whatever the dtype of x. POSITION + N must not exceed E. The options are above.
     """
-    first = int(state[POSITION])
-    chosen = order[first : first + len(x)]
-    rows = np.arange(first, first + len(x)) % ring if ring else chosen
+    first, index = int(state[POSITION]), chosen(order, state, len(x))
+    rows = np.arange(first, first + len(x)) % ring if ring else index
     batch = images.reshape(-1, *x.shape[1:])[rows]
     if flip:
-        coins = mirrored(chosen, state, flip)
+        coins = mirrored(index, state, flip)
         batch[coins] = batch[coins, :, :, ::-1]
     outside = None
     if crop or cutout:
-        batch, outside = _shifted(batch, words_of(chosen, state, 1), mirrored(chosen, state, flip) if flip else None, crop, cutout)
+        batch, outside = _shifted(batch, words_of(index, state, 1), mirrored(index, state, flip) if flip else None, crop, cutout)
     if factor:
         by_channel = (1, -1, *(1,) * (x.ndim - 2))
         batch = (batch - np.array(shift, np.float32).reshape(by_channel)) * np.array(factor, np.float32).reshape(by_channel)
@@ -151,30 +119,12 @@ def _shifted(batch: np.ndarray, words: tuple[np.ndarray, ...], mirror: np.ndarra
 
 def gather_labels(labels: np.ndarray, order: np.ndarray, state: np.ndarray, y: np.ndarray, *, flip: bool | str = False, ring: int = 0) -> None:
     """y (N) or (N,H,W) = labels (M) or (M,H,W), int32 or uint8, of the images that `gather` takes with the same `flip` and `ring`."""
-    first = int(state[POSITION])
-    chosen = order[first : first + len(y)]
-    batch = labels[np.arange(first, first + len(y)) % ring if ring else chosen]
+    first, index = int(state[POSITION]), chosen(order, state, len(y))
+    batch = labels[np.arange(first, first + len(y)) % ring if ring else index]
     if flip:
-        coins = mirrored(chosen, state, flip)
+        coins = mirrored(index, state, flip)
         batch[coins] = batch[coins, :, ::-1]
     np.copyto(y, batch)
-
-
-@jit(device=True)
-def philox_words(c0, c1, c2, c3, k0, k1):
-    """The four uint32 words of Philox4x32-10 for counter and key words, of which 32 bits count."""
-    # Ten rounds of unsigned 32-bit words and 64-bit products: the casts are the algorithm's own.
-    c0, c1, c2, c3, k0, k1 = u4(c0), u4(c1), u4(c2), u4(c3), u4(k0), u4(k1)
-    for _ in range(ROUNDS):
-        a = u8(u8(c0) * u8(M0))
-        b = u8(u8(c2) * u8(M1))
-        c0 = u4(b >> u8(WORD_BITS)) ^ c1 ^ k0
-        c1 = u4(b & u8(LOW_WORD))
-        c2 = u4(a >> u8(WORD_BITS)) ^ c3 ^ k1
-        c3 = u4(a & u8(LOW_WORD))
-        k0 = u4((u8(k0) + u8(W0)) & u8(LOW_WORD))
-        k1 = u4((u8(k1) + u8(W1)) & u8(LOW_WORD))
-    return c0, c1, c2, c3
 
 
 @jit(device=True)

@@ -1,12 +1,12 @@
 """Dropout: y = x/(1 − p) where a random number keeps the element, else 0, so that the mean stays. The op is its own transpose: dx is the same of dy.
 
-An element is kept where its word is at least p·2³². Words are those of Philox4x32-10 with key SEED and counter (image index, EPOCH, stream, e // 4),
-of whose four words e % 4 belongs to element e; elements of an image are numbered in H, W, C order, others as they lie. Image i of the batch is
+An element is kept where its word is at least p·2³². Words are those of `nbcnn.ops.update.random` for e // 4,
+of which word e % 4 belongs to element e; elements of an image are numbered in H, W, C order, others as they lie. Image i of the batch is
 order[POSITION + i]. The mask depends on nothing else: it is the same in every mode and layout, for every batch size, on any number of ranks and
 after a resume, another one in every epoch, and the backward pass makes it again instead of reading it. `stream` is the layer's own, so that two
 layers have different masks.
 
-Sources: N. Srivastava et al., "Dropout: a simple way to prevent neural networks from overfitting", JMLR 2014; Philox: images/gather.py.
+Sources: N. Srivastava et al., "Dropout: a simple way to prevent neural networks from overfitting", JMLR 2014.
 
     dropout_fprop     x (N, …), order (E) int32, state (8) int64 -> y                     p, stream
     dropout_dgrad     dy, order, state -> dx                                              p, stream
@@ -21,29 +21,24 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import cuda, i8, jit
-from nbcnn.ops.images.gather import LOW_WORD, WORD_BITS, key_of, philox4x32, philox_words
 from nbcnn.ops.kernel import elementwise
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks, host
 from nbcnn.ops.kernel.case import IMAGES, Case, Gradient, Shapes, label_of, normal
 from nbcnn.ops.kernel.stored import kinds, scalar_io, vector_io
 from nbcnn.ops.kernel.traffic import Traffic, once, size
 from nbcnn.ops.kernel.windows import split
-from nbcnn.ops.update.advance import EPOCH, POSITION, SEED, example_state
+from nbcnn.ops.update.advance import POSITION, example_state
+from nbcnn.ops.update.random import chosen, element_words, factor, threshold, words_of
 from nbcnn.plan.shapes import numel
 
 THREADS = 256
 
 
-def threshold(p: float) -> int:
-    """The least word of an element that is kept."""
-    return min(round(p * 2**WORD_BITS), LOW_WORD)
-
-
 def dropout_fprop(x: np.ndarray, order: np.ndarray, state: np.ndarray, y: np.ndarray, *, p: float, stream: int) -> None:
     """y = x/(1 − p) where the element is kept, else 0; any shape (N, …)."""
-    first, count = int(state[POSITION]), numel(x.shape[1:])
-    counter = (order[first : first + len(x), None], int(state[EPOCH]) & LOW_WORD, stream, np.arange(-(-count // 4))[None])
-    words = np.stack(philox4x32(counter, key_of(int(state[SEED]))), 2).reshape(len(x), -1)[:, :count]
+    count = numel(x.shape[1:])
+    drawn = words_of(chosen(order, state, len(x))[:, None], state, stream, np.arange(-(-count // 4)))
+    words = np.stack(drawn, 2).reshape(len(x), -1)[:, :count]
     if x.ndim == 4:
         n, c, h, w = x.shape
         words = words.reshape(n, h, w, c).transpose(0, 3, 1, 2)
@@ -75,9 +70,7 @@ def dropout_kernel(kind: str, width: int, planes: bool) -> Any:
             if PLANES:
                 channel, pixel = split(first, HW)
                 number = pixel * C + channel
-            seed = state[SEED]
-            index = order[state[POSITION] + i8(n)]
-            a, b, c, d = philox_words(index, state[EPOCH], stream, number >> 2, seed, seed >> i8(WORD_BITS))
+            a, b, c, d = element_words(order[state[POSITION] + i8(n)], number >> 2, stream, state)
             at = i8(n) * volume + first
             if WIDTH == 4:
                 e, f, g, h = load4(x, at)
@@ -98,7 +91,7 @@ def bind(call: Call) -> list[Launch]:
     volume, planes = numel(shape[1:]), len(shape) == 4 and call.layout == "NCHW"
     width = 4 if volume % 4 == 0 and not planes else 1
     c, plane = (shape[1], shape[2] * shape[3]) if planes else (1, volume)
-    numbers = (np.int32(volume), np.int32(c), np.int32(plane), np.uint32(threshold(p)), np.uint32(call.attrs["stream"]), np.float32(1 / (1 - p)))
+    numbers = (np.int32(volume), np.int32(c), np.int32(plane), np.uint32(threshold(p)), np.uint32(call.attrs["stream"]), factor(p))
     grid = (shape[0], blocks(volume, THREADS * width))
     return [Launch(dropout_kernel(kinds(call)[0], width, planes), grid, THREADS, (*call.ins, *call.outs, *numbers))]
 

@@ -180,7 +180,7 @@ def test_packed_filters_in_the_formula_give_the_op(shape):
         np.testing.assert_allclose(got, reference(case)[0], rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.sampled
+@pytest.mark.full
 @pytest.mark.skipif(device.SIMULATOR, reason="the simulator compiles nothing")
 @pytest.mark.parametrize(
     ("precision", "op", "arch", "batch"),

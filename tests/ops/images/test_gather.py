@@ -11,6 +11,7 @@ from nbcnn.gpu.device import Host
 from nbcnn.gpu.language import jit
 from nbcnn.ops.images import gather
 from nbcnn.ops.kernel.call import host
+from nbcnn.ops.update import random
 from nbcnn.ops.update.advance import EPOCH, POSITION, SEED
 
 # (counter, key, output) of philox4x32-10 in tests/kat_vectors of Random123 1.14, https://github.com/DEShawResearch/random123
@@ -28,7 +29,7 @@ KNOWN_ANSWERS = [
 @jit()
 def philox_kernel(inputs, words):
     """words = Philox4x32-10 of inputs (4 counter words, 2 key words), one thread."""
-    a, b, c, d = gather.philox_words(inputs[0], inputs[1], inputs[2], inputs[3], inputs[4], inputs[5])
+    a, b, c, d = random.philox_words(inputs[0], inputs[1], inputs[2], inputs[3], inputs[4], inputs[5])
     words[0], words[1], words[2], words[3] = a, b, c, d
 
 
@@ -59,7 +60,7 @@ def data(rng, count, shape):
 
 @pytest.mark.parametrize(("counter", "key", "expected"), KNOWN_ANSWERS)
 def test_philox_gives_the_published_answers(counter, key, expected):
-    assert tuple(int(word) for word in gather.philox4x32(counter, key)) == expected
+    assert tuple(int(word) for word in random.philox4x32(counter, key)) == expected
 
 
 @pytest.mark.parametrize(("counter", "key", "expected"), KNOWN_ANSWERS)
@@ -72,14 +73,14 @@ def test_philox_gives_the_published_answers_in_a_kernel(device, counter, key, ex
 
 def test_philox_of_arrays_is_philox_of_their_elements():
     first, second = np.arange(7, dtype=np.uint32)[:, None], np.arange(3, dtype=np.uint32)
-    words = gather.philox4x32((first, second, 5, 6), (7, 8))
+    words = random.philox4x32((first, second, 5, 6), (7, 8))
     assert all(word.shape == (7, 3) and word.dtype == np.uint32 for word in words)
-    assert [int(word[4, 2]) for word in words] == [int(word) for word in gather.philox4x32((4, 2, 5, 6), (7, 8))]
+    assert [int(word[4, 2]) for word in words] == [int(word) for word in random.philox4x32((4, 2, 5, 6), (7, 8))]
 
 
 @pytest.mark.parametrize(("seed", "key"), [(1, (1, 0)), (5 << 32 | 3, (3, 5)), (-1, (0xFFFFFFFF, 0xFFFFFFFF)), (-(1 << 63), (0, 0x80000000))])
 def test_key_is_the_two_words_of_the_seed(seed, key):
-    assert gather.key_of(seed) == key
+    assert random.key_of(seed) == key
 
 
 # Volumes that four divides and one that it does not; 1,200 elements are more than one block's.
@@ -101,7 +102,7 @@ def test_flip_mirrors_the_images_whose_coin_is_set(run, rng, shape):
         [((8, *shape), "float32")],
         attrs={"flip": True},
     )
-    coins = [int(gather.philox4x32((int(index), epoch, 0, 0), (99, 0x1234))[0]) & 1 for index in order[1:9]]
+    coins = [int(random.philox4x32((int(index), epoch, 0, 0), (99, 0x1234))[0]) & 1 for index in order[1:9]]
     assert set(coins) == {0, 1}
     for got, index, coin in zip(x, order[1:9], coins, strict=True):
         plain = images[index].astype(np.float32) * np.float32(1 / 255)
@@ -166,7 +167,7 @@ def test_augmentation_is_the_definition_pixel_by_pixel(rng, attrs):
     _, H, W = shape
     seen = set()
     for got, index in zip(x, order[position:], strict=True):
-        a, b, c, d = (int(word) for word in gather.philox4x32((int(index), epoch, 1, 0), (5, 7)))
+        a, b, c, d = (int(word) for word in random.philox4x32((int(index), epoch, 1, 0), (5, 7)))
         crop, side = attrs["crop"], attrs["cutout"]
         down, right = ((word * (2 * crop + 1) >> 32) - crop for word in (a, b))
         top, left = ((word * extent >> 32) - side // 2 for word, extent in ((c, H), (d, W)))
@@ -192,7 +193,7 @@ def test_alternate_flip_mirrors_every_image_in_every_other_epoch():
 
 
 def test_shifts_are_uniform():
-    words = gather.words_of(np.arange(9000), state_at(seed=8), 1)
+    words = random.words_of(np.arange(9000), state_at(seed=8), 1)
     for word in words:
         counts = np.bincount(gather.uniform(word, 9), minlength=9)
         # Six standard deviations of a count with mean 1,000: 6·√(1,000·8/9) = 179.

@@ -1,0 +1,218 @@
+"""Recipes: the defaults of train.py's flags by model, and those of a run on the CPU or on digits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+from nbcnn.cli import train_loss
+from nbcnn.files.errors import UsageError
+from nbcnn.plan.names import FITTED
+
+BASE: dict[str, Any] = {
+    "epochs": 15,
+    "batch": 64,
+    "optimizer": "sgd",
+    "lr": None,
+    "momentum": 0.9,
+    "schedule": "cosine",
+    "warmup": 1.0,
+    "weight_decay": 0.0,
+    "clip_value": 0.0,
+    "clip_norm": 0.0,
+    "init": "torch",
+}
+"""What every recipe sets. A learning rate of None means the optimizer's own, in LEARNING_RATES."""
+
+_ADAM = {"optimizer": "adam", "momentum": 0.0, "warmup": 0.0}
+_HARDER_TASK = {"flip": True, "whiten": True, "noise": 1.0, "sparse": 16}
+_SGD_OF_ONE = {"epochs": 20, "batch": 1, "lr": 0.001, "momentum": 0.0, "schedule": "constant", "warmup": 0.0, "clip_value": 5.0, "init": "he"}
+_DIFFERENCES: dict[str, dict[str, Any]] = {
+    "default": {},
+    "small": _ADAM | {"epochs": 10, "batch": 16, "lr": 0.003},
+    "per-image": _SGD_OF_ONE,
+    "classifier": _ADAM | {"epochs": 10, "batch": 128, "init": "he"},
+    "forecast": _ADAM | {"epochs": 10, "batch": 1024, "lr": 0.004, "warmup": 1.0, "clip_norm": 0.5},
+    "features": _ADAM | _HARDER_TASK | {"epochs": 23, "batch": 256, "lr": 0.0002, "warmup": 0.5, "init": "kmeans"},
+    "plain": {},
+}
+RECIPES = {name: BASE | difference for name, difference in _DIFFERENCES.items()}
+"""The settings of a run where no flag says otherwise, by the name of a recipe."""
+
+MODEL_RECIPES = {"small-autoencoder": "small", "mnist-cnn": "classifier", "mnist-cnn-b0": "classifier", "s4convd": "forecast"}
+"""The recipe of a model that has one of its own, where --recipe does not say otherwise."""
+
+LEARNING_RATES = {"sgd": 0.1, "adam": 0.001, "adamw": 0.001}
+DECOUPLED_DECAY = 0.01
+"""The weight decay of adamw where no flag says another."""
+OF_SCHEDULE = {"step_epochs": "step", "gamma": "step", "rise": "one-cycle", "points": "piecewise"}
+"""Flags of one schedule alone."""
+
+HARDER = ("whiten", "noise", "mask", "sparse")
+"""Flags that put layers into a network of images."""
+
+TRAINED = (*BASE, "recipe", "weights", "freeze", "patience", "flip", "augment", *HARDER)
+"""Flags that say how a network is trained by gradients, which those of `nbcnn.nn.models.FITTED` are not."""
+
+FOR_SERIES = ("width", "blocks", "kernel_init")
+"""Flags that only s4convd has."""
+
+SMALL = "small-autoencoder"
+"""The network of a run on the CPU, or on digits instead of CIFAR-10, that names neither a network nor how it is optimised."""
+
+SMALL_RUN = RECIPES["small"] | {"model": SMALL, "recipe": "small"}
+"""The flags of such a run."""
+
+ON_CPU = {"epochs": 3, "limit": 1024}
+"""The fixed small recipe of a run on the CPU without explicit --epochs or --limit; the epochs of `SMALL` are those of its recipe."""
+
+FORECAST_ON_CPU = {"epochs": 3, "limit": 65536, "batch": 128, "width": 32, "blocks": 2, "lr": 0.012}
+"""The same for s4convd."""
+
+DEFAULTS: dict[str, Any] = {
+    "dataset": "auto",
+    "data_dir": "data",
+    "limit": None,
+    "model": "autoencoder",
+    "width": 128,
+    "blocks": 4,
+    "loss": "log-mse",
+    "huber_delta": None,
+    "label_smoothing": 0.0,
+    "class_weights": None,
+    "ignore_index": None,
+    "nesterov": False,
+    "step_epochs": None,
+    "gamma": None,
+    "rise": None,
+    "points": None,
+    "accumulate": 1,
+    "ema": 0.0,
+    "kernel_init": "s4d-lin",
+    "flip": False,
+    "size": None,
+    "test_share": None,
+    "augment": None,
+    "normalise": False,
+    "whiten": False,
+    "noise": 0.0,
+    "mask": 0.0,
+    "sparse": None,
+    "resident": "auto",
+    "sync_stats": False,
+    "seed": 0,
+    "mode": "auto",
+    "precision": None,
+    "engine": "auto",
+    "dwconv": "auto",
+    "no_fuse": False,
+    "tune": False,
+    "strict": False,
+    "nvtx": False,
+    "explain": False,
+    "weights": None,
+    "freeze": None,
+    "patience": None,
+    "device": None,
+    "config": None,
+    "out": None,
+    "resume": None,
+    "log_every": 0,
+    "save_every": 0,
+    "json": False,
+    "quiet": False,
+    "verbose": False,
+}
+
+
+def fill(given: SimpleNamespace) -> SimpleNamespace:
+    """The flags with the defaults of the recipe; `given` lists the names that the user set."""
+    chosen = {name: value for name, value in vars(given).items() if value is not None}
+    network = _network(chosen)
+    recipe = chosen.get("recipe", MODEL_RECIPES.get(network["model"], "default"))
+    values = {"recipe": recipe, **DEFAULTS, **RECIPES[recipe], **chosen, **network}
+    if values["lr"] is None:
+        values["lr"] = LEARNING_RATES[values["optimizer"]]
+    if values["optimizer"] != "sgd":
+        for name in ("momentum", "nesterov"):
+            if name in chosen:
+                raise UsageError(f"--{name} belongs to --optimizer sgd; {values['optimizer']} has its own two (0.9, 0.999)")
+        values["momentum"] = 0.0
+    if values["nesterov"] and not values["momentum"]:
+        raise UsageError("--nesterov needs a --momentum above 0")
+    if values["optimizer"] == "adamw" and "weight_decay" not in chosen:
+        values["weight_decay"] = values["weight_decay"] or DECOUPLED_DECAY
+    for name, schedule in OF_SCHEDULE.items():
+        if name in chosen and values["schedule"] != schedule:
+            raise UsageError(f"--{name.replace('_', '-')} belongs to --schedule {schedule}, this is {values['schedule']}")
+    if values["schedule"] == "piecewise" and not values["points"]:
+        raise UsageError("--schedule piecewise needs --points EPOCH:FACTOR,… such as 0:0.1,2:1,10:0")
+    if values["schedule"] in ("one-cycle", "piecewise") and "warmup" not in chosen:
+        values["warmup"] = 0.0
+    return SimpleNamespace(**values, given=sorted(chosen))
+
+
+def _network(chosen: Mapping[str, Any]) -> dict[str, str]:
+    """Model and data set: each says what the other is by default. Raises UsageError if they do not go together."""
+    series = chosen.get("dataset") == "energy"
+    model = chosen.get("model", "s4convd" if series else "autoencoder")
+    dataset = chosen.get("dataset", "energy" if model == "s4convd" else DEFAULTS["dataset"])
+    if dataset == "auto" and model == "s4convd":
+        dataset = "energy"
+    if (model == "s4convd") != (dataset == "energy"):
+        raise UsageError(f"--model {model} does not go with --dataset {dataset}: s4convd forecasts energy, the others take images")
+    for_images = [name for name in ("flip", "recipe", "size", "test_share", "augment", "normalise", *HARDER) if name in chosen]
+    if model == "s4convd" and for_images:
+        raise UsageError(f"--{for_images[0].replace('_', '-')} is for images, s4convd forecasts series")
+    if ("size" in chosen or "test_share" in chosen) and ":" not in dataset:
+        name = "size" if "size" in chosen else "test-share"
+        raise UsageError(f"--{name} is for --dataset folder:PATH and npz:PATH, this is {dataset}")
+    trained = [name for name in TRAINED if name in chosen and model in FITTED]
+    if trained:
+        raise UsageError(f"--{trained[0].replace('_', '-')} is for networks that are trained; --model {model} is fitted to the images in one pass")
+    alien = [name for name in FOR_SERIES if name in chosen and model != "s4convd"]
+    if alien:
+        raise UsageError(f"--{alien[0].replace('_', '-')} belongs to --model s4convd, this is {model}")
+    train_loss.check(chosen, model)
+    return {"model": model, "dataset": dataset}
+
+
+def on_cpu(flags: SimpleNamespace) -> str:
+    """Apply the small recipe unless the user chose --epochs or --limit; return the notice, empty if nothing changed.
+
+    Who chooses nothing of the network and of how it is optimised gets the small network with its recipe.
+    """
+    if flags.resume or {"epochs", "limit"} & set(flags.given):
+        return ""
+    small, noun = (FORECAST_ON_CPU, "windows") if flags.model == "s4convd" else (ON_CPU, "images")
+    if flags.model in FITTED:
+        flags.limit = ON_CPU["limit"]
+        return f"NOTE: this runs on the CPU, so it is fitted to {flags.limit:,} images; --limit chooses for itself."
+    if _left_open(flags):
+        small = SMALL_RUN | {"limit": ON_CPU["limit"]}
+    elif flags.model == SMALL:
+        small = {"limit": ON_CPU["limit"]}
+    vars(flags).update({name: value for name, value in small.items() if name not in flags.given})
+    what = f" {SMALL}," if flags.model == SMALL else ""
+    return (
+        f"NOTE: this runs on the CPU, so it is a small run:{what} {flags.epochs} epochs of {flags.limit:,} {noun}.\n"
+        f"      --model, --epochs and --limit choose for themselves; the full recipe takes hours on a CPU, minutes on a GPU."
+    )
+
+
+def on_digits(flags: SimpleNamespace) -> str:
+    """Apply the small network and its recipe where digits stand in for CIFAR-10, unless the user chose; return the notice, empty if nothing changed.
+
+    The large network learns less of 1,437 digits than a random encoder has: the features of the small one are worth more.
+    """
+    if flags.resume or flags.dataset != "auto" or not _left_open(flags) or "epochs" in flags.given:
+        return ""
+    vars(flags).update({name: value for name, value in SMALL_RUN.items() if name not in flags.given})
+    return f"NOTE: digits stand in for CIFAR-10, so {SMALL} learns them: {flags.epochs} epochs; --model and --epochs choose for themselves."
+
+
+def _left_open(flags: SimpleNamespace) -> bool:
+    """The user chose nothing of the network and of how it is optimised."""
+    chosen = {"model", "recipe", "weights", "freeze", *RECIPES["small"]} - {"batch", "epochs"}
+    return flags.model == DEFAULTS["model"] and not chosen & set(flags.given)

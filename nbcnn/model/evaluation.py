@@ -1,0 +1,62 @@
+"""A network's outputs compared with targets: the mean loss, in float64, and the accuracy; probabilities of logits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from nbcnn.datasets.arrays import seen
+from nbcnn.files.errors import UsageError
+from nbcnn.nn.joins import Losses
+from nbcnn.run.net import Net
+
+
+def evaluated(
+    net: Net, images: np.ndarray, targets: np.ndarray | None, batch: int, own_target: Callable[[np.ndarray], np.ndarray]
+) -> dict[str, float]:
+    """{"loss": …}, for classes with "accuracy": of several outputs the sum of their losses, and the mean of their accuracies.
+
+    `targets` as the network's loss takes them, or None where `own_target` makes them of the images. Of ignored labels neither counts. Raises
+    UsageError for a loss without `measure`, and for several outputs without a target and a loss each.
+    """
+    loss, shapes = net.layers[-1], net.output_shapes
+    several = len(shapes) > 1
+    parts = loss.parts if isinstance(loss, Losses) else (loss,)
+    if several and (targets is None or len(parts) != len(shapes)):
+        raise UsageError("evaluate needs y, and for each of several outputs a loss")
+    for part in parts:
+        if not hasattr(part, "measure"):
+            raise UsageError(f"the loss {type(part).__name__} has no method measure(outputs, targets), which evaluate needs")
+    totals, right, counted = np.zeros((len(parts), 2)), 0, 0
+    for start in range(0, len(images), batch):
+        examples = images[start : start + batch]
+        made = split(net.predict(examples, batch).astype(np.float64), shapes)
+        known = own_target(examples) if targets is None else targets[start : start + batch]
+        if net.takes_classes:
+            wanted = [known[:, at, 0] for at in range(len(parts))] if several else [known]
+        else:
+            wanted = list(split(known.astype(np.float64), shapes)) if several else [seen(known)]
+        for at, (part, output, target) in enumerate(zip(parts, made if several else [made], wanted, strict=True)):
+            totals[at] += part.measure(output, target)
+            if net.takes_classes:
+                counts = target != net.ignored if net.ignored is not None else np.ones(target.shape, bool)
+                right, counted = right + int((output.argmax(1) == target)[counts].sum()), counted + int(counts.sum())
+    sums, weights = totals.T
+    found = {"loss": float(np.divide(sums, weights, out=np.zeros_like(sums), where=weights > 0).sum())}
+    return found | {"accuracy": right / max(counted, 1)} if net.takes_classes else found
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """The probabilities of logits (N, F, …), float32; computed in float64, so that they sum to 1 within float32's rounding."""
+    exponents = np.exp(logits.astype(np.float64) - logits.max(1, keepdims=True))
+    return (exponents / exponents.sum(1, keepdims=True)).astype(np.float32)
+
+
+def split(made: np.ndarray, shapes: Sequence[tuple[int, ...]]) -> Any:
+    """One output as it is; the vectors (N, F) of several as a tuple of arrays."""
+    if len(shapes) == 1:
+        return made
+    ends = np.cumsum([int(np.prod(shape)) for shape in shapes])[:-1]
+    return tuple(part.reshape(len(made), *shape) for part, shape in zip(np.split(made, ends, axis=1), shapes, strict=True))

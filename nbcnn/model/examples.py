@@ -1,0 +1,135 @@
+"""This module makes arrays in the form that a network takes of what a caller gives as examples and targets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sized
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from nbcnn.datasets import arrays
+from nbcnn.datasets.arrays import Form, Forms, seen
+from nbcnn.files.errors import UsageError
+from nbcnn.nn.optim import check_number
+from nbcnn.run.net import Net
+from nbcnn.run.streaming import Batches
+
+
+def from_dataset(x: Any, y: Any, validation: Any, labelled: bool, test: bool = False) -> tuple[Any, Any, Any, str]:
+    """x, y, validation data and a name; of a data set (`nbcnn.datasets.Dataset`) its own, `test` its test images; without
+    `labelled` the labels are left out."""
+    if not hasattr(x, "train_images"):
+        return x, y, validation, "arrays"
+    if y is not None:
+        raise UsageError("a data set has its own labels: leave y out")
+    train, tests = (x.train_labels, x.test_labels) if labelled else (None, None)
+    if test:
+        return x.test_images, tests, None, x.name
+    return x.train_images, train, validation if validation is not None else (x.test_images, tests), x.name
+
+
+def batches_of(
+    start: Callable[[int], Any],
+    epoch: int,
+    batch_size: int | None,
+    steps: int | None,
+    learn: Callable[[Any], tuple[Net, Form | Forms]],
+    last: bool | None,
+) -> tuple[np.ndarray, np.ndarray | None, Batches]:
+    """The batches of a callable, and arrays without memory that say the shapes and types of examples and targets.
+
+    `epoch` is the first; `learn` makes the network of the first examples; `last`: images are (N, H, W, C). Raises UsageError for what is no batch.
+    """
+    opened = start(epoch)
+    if not isinstance(opened, Iterable):
+        raise UsageError(f"x({epoch}) must return the batches of an epoch, a list or an iterator of them, got {type(opened).__name__}")
+    if steps is not None:
+        check_number("fit", "steps_per_epoch", steps, least=1)
+    elif not isinstance(opened, Sized):
+        raise UsageError(f"x({epoch}) has no len(): give the number of batches of an epoch by steps_per_epoch")
+    elif not len(opened):
+        raise UsageError(f"x({epoch}) is empty: an epoch needs at least one batch")
+    steps, items = int(steps or len(opened)), iter(opened)
+    first = next(items, None)
+    if first is None:
+        raise UsageError(f"x({epoch}) gave no batch: an epoch needs at least one")
+    x, _ = _pair(first)
+    net, form = learn(x)
+
+    def read(item: Any, number: int) -> dict[str, np.ndarray]:
+        x, y = _pair(item)
+        images = form.take(x, last, f"examples of batch {number + 1}")
+        if not len(images):
+            raise UsageError(f"batch {number + 1} of the epoch is empty")
+        targets = targets_of(net, y, x, len(images), last, f"targets of batch {number + 1}")
+        made = {"images": images} | ({} if targets is None else {"targets": targets})
+        for name, array in made.items():
+            if name in kinds and array.dtype != kinds[name]:
+                raise UsageError(f"the {name} of batch {number + 1} are {array.dtype}, of the first {kinds[name]}: give all of one type")
+        return made
+
+    kinds: dict[str, np.dtype] = {}
+    made = read(first, 0)
+    kinds |= {name: array.dtype for name, array in made.items()}
+    size = len(made["images"])
+    if batch_size not in (None, size):
+        raise UsageError(f"batch_size is {batch_size}, and the first batch of x({epoch}) has {size} examples: leave batch_size out")
+    hollow = {name: np.broadcast_to(np.zeros((), array.dtype), (steps * size, *array.shape[1:])) for name, array in made.items()}
+    return hollow["images"], hollow.get("targets"), Batches(start, read, size, steps, (epoch, chain([first], items)))
+
+
+def targets_of(net: Net, y: Any, x: Any, count: int, channels_last: bool | None, name: str = "") -> np.ndarray | None:
+    """What the loss compares the outputs of `count` examples with, checked; None where that is the input."""
+    if len(net.output_shapes) > 1 and (y is not None or net.takes_classes):
+        return _targets_of_several(net, y, count, channels_last, name)
+    if net.takes_classes:
+        if net.plane == (1, 1):
+            raise UsageError(f"the network's output is {net.output_shape}, one class a pixel of an image of 1×1: put Flatten() behind it")
+        return arrays.labels(y, count, net.output_shape[0], name or "labels", net.plane, net.ignored)
+    if net.layers[-1].needs_labels:
+        raise UsageError(f"the loss {type(net.layers[-1]).__name__} is for series, which Model does not train; see nbcnn train --model s4convd")
+    if y is not None and y is not x:
+        return arrays.targets(y, count, net.output_shape, channels_last=channels_last, name=name or "targets")
+    if net.needs_values:
+        raise UsageError(f"the network makes {net.output_shape} of {net.input_shape}, so it cannot have its input as target: give y")
+    return None
+
+
+def _targets_of_several(net: Net, y: Any, count: int, channels_last: bool | None, name: str) -> np.ndarray:
+    """The targets of several outputs as one array: classes (N, outputs, 1), or values (N, F), each output's in C, H, W order."""
+    shapes = net.output_shapes
+    if not isinstance(y, list | tuple) or len(y) != len(shapes):
+        raise UsageError(f"the network has {len(shapes)} outputs: give y as a tuple of {len(shapes)} arrays")
+    names = [f"{name or 'targets'} of output {at}" for at in range(1, len(shapes) + 1)]
+    if net.takes_classes:
+        made = [arrays.labels(each, count, shape[0], called) for each, shape, called in zip(y, shapes, names, strict=True)]
+        return np.ascontiguousarray(np.stack(made, axis=1)[:, :, None])
+    parts = zip(y, shapes, names, strict=True)
+    values = [seen(arrays.targets(each, count, shape, channels_last=channels_last, name=called)) for each, shape, called in parts]
+    return np.concatenate([each.reshape(count, -1) for each in values], axis=1).astype(np.float32)
+
+
+def validation_of(net: Net, form: Form | Forms, data: Any, channels_last: bool | None) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """Images and targets of `validation_data`, both None without it. Raises UsageError for another form."""
+    if data is None:
+        return None, None
+    if callable(data) and not hasattr(data, "__array__"):
+        raise UsageError("validation_data must be arrays; only the training data may be a callable")
+    if isinstance(data, tuple | list) and len(data) == 2:
+        x, y = data
+    elif net.takes_classes or isinstance(data, tuple | list):
+        raise UsageError("validation_data must be (x, y)")
+    else:
+        x, y = data, None
+    images = form.take(x, channels_last, "validation examples")
+    return images, targets_of(net, y, x, len(images), channels_last, "validation " + ("labels" if net.takes_classes else "targets"))
+
+
+def _pair(batch: Any) -> tuple[Any, Any]:
+    """x and y of a callable's batch; y is None where it is x alone."""
+    if isinstance(batch, tuple | list) and len(batch) == 2:
+        return batch[0], batch[1]
+    if isinstance(batch, tuple):
+        raise UsageError(f"a batch must be (x, y), or x alone, got a tuple of {len(batch)}")
+    return batch, None
