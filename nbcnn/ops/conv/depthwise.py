@@ -459,7 +459,7 @@ def pack(call: Call) -> np.ndarray:
 
 
 def inside(g: Pass, length: int) -> tuple[int, int]:
-    """Of one channel of an image: rows that all strips load, and columns that all cells do."""
+    """Rows of one channel of an image that all strips load, and columns that all cells do."""
     rows = columns = 0
     for phase in range(g.phases):
         for first in range(0, g.steps, length):

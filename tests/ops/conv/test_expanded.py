@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from nbcnn.check.gradcheck import relative_error
-from nbcnn.check.one_op import Unsupported, run_op
+from nbcnn.check.one_op import Unsupported, pack_array, run_op
 from nbcnn.gpu.device import Host
-from nbcnn.ops.conv import grouped, reference
+from nbcnn.ops.conv import grouped, mma, reference, wgmma
 from nbcnn.ops.conv.frame import expanded
 from nbcnn.ops.conv.simt import im2col
 from nbcnn.ops.kernel.call import Call, HostCall, Impl, host
@@ -24,8 +24,8 @@ def engine(op):
     """An engine that packs its filters as they are, on the host."""
 
     def bind(call):
-        ins = [array.reshape(shape) for array, shape in zip(call.ins, call.in_shapes, strict=True)]
-        ins[1] = call.packed.reshape(call.in_shapes[1])
+        arrays = (call.ins[0], call.packed, *call.ins[2:])
+        ins = [array.reshape(shape) for array, shape in zip(arrays, call.in_shapes, strict=True)]
         return [HostCall(getattr(reference, op), (*ins, call.outs[0].reshape(call.out_shapes[0])), call.attrs)]
 
     return Impl(bind, pack=lambda call: np.arange(numel(call.in_shapes[1]), dtype=np.int32), packed="float64")
@@ -41,6 +41,24 @@ def test_zeros_written_out_change_nothing(case):
     got = run_op(ENGINE[case.op], case.op, ins, outs, attrs=case.attrs, device=Host())
     for one, other in zip(got, run_op(host(getattr(grouped, case.op)), case.op, ins, outs, attrs=case.attrs, device=Host()), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["im2col", "mma", "wgmma"])
+def test_an_engine_gets_the_packed_filters_of_the_dense_convolution(name):
+    """Filters with their zeros, packed by the engine, are the filters as they are, packed by the map that the zeros are left out of."""
+    ops = {"im2col": im2col.OPS, "mma": mma.ops("bf16"), "wgmma": wgmma.ops("bf16")}[name]
+    x, w, dy = (np.random.default_rng(4).standard_normal(shape) for shape in ((1, 64, 9, 9), (64, 32, 3, 2), (1, 64, 6, 8)))
+    attrs = {"groups": 2, "stride": (1, 1), "dilation": (2, 3), "pad": (1, 2)}
+    for op, source, made in (("gconv_fprop", x, dy.shape), ("gconv_dgrad", dy, x.shape)):
+        kinds = {"in_dtypes": ("bfloat16", "float32"), "out_dtypes": ("bfloat16",)}
+        call = Call(op, (), (), (source.shape, w.shape), (made,), attrs, "NHWC", **kinds)
+        g = expanded.dense(call)
+        whole = np.zeros(g.filters)
+        whole.reshape(-1)[expanded.places(call)] = w
+        plain = Call(op[1:], (), (), (source.shape, g.filters), (made,), {"stride": 1, "pad": g.pad}, "NHWC", **kinds)
+        impl = expanded.grouped(ops, most=100)[op]
+        assert impl.supports(call) is None
+        np.testing.assert_array_equal(pack_array(w, impl.pack(call)), pack_array(whole, ops[op[1:]].pack(plain)))
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.op == "gconv_wgrad"], ids=lambda case: case.label)
