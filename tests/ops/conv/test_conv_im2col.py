@@ -26,6 +26,8 @@ MEAN_SHAPES = {
     "one channel": ConvShape(2, 1, 5, 4, 3, 2, 3, 1, 0),
     "odd channels, stride 2": ConvShape(2, 3, 5, 4, 6, 2, 2, 2, 1),
     "stride 2, whole taps": ConvShape(1, 8, 5, 5, 8, 3, 3, 2, 1),
+    "stride 2 in four phases": ConvShape(2, 4, 4, 6, 8, 3, 3, 2, 1),
+    "stride 2 in four phases of one tap": ConvShape(1, 3, 4, 4, 5, 1, 1, 2, 0),
     "stride 3 leaves a border": ConvShape(1, 4, 6, 8, 4, 2, 2, 3, 0),
     "pad beyond the filter": ConvShape(1, 4, 3, 3, 4, 1, 1, 1, 1),
     "tall filter": ConvShape(1, 4, 6, 4, 5, 5, 2, 1, 2),
