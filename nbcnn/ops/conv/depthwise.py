@@ -4,7 +4,7 @@ A depthwise convolution does R·S products for each element that it reads, too f
 So a thread walks down the image: it owns four neighbouring channels (NHWC; else one) of one or two columns and keeps their R·S weights in registers.
 A step of the walk reads the next rows of the source, as wide as the windows of its columns, adds their products to the sums of all target rows that
 they reach, stores the rows that are complete, and moves the other sums up. Neighbouring columns belong to neighbouring threads and come from L1.
-The rows of the steps to come are loaded before those at hand are multiplied: what is in flight is what bounds the speed (docs/log/tensor-cores.md).
+The rows of the steps to come are loaded before those at hand are multiplied: what is in flight is what bounds the speed (docs/log/cuda-cores.md).
 
 The gradient of the input walks too. With stride 1 it is a convolution of dy with the filters flipped. With a stride U×V a step reads one
 row of dy and makes U rows of dx, V columns wide, each from the taps that reach it: zeros between strided pixels are not multiplied.
