@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from nbcnn.nn.norms import BatchNorm2d, EvoNormB0, EvoNormS0, GroupNorm, InstanceNorm2d, LayerNorm
     from nbcnn.nn.optim import SGD, Adam, AdamW, Constant, Cosine, OneCycle, Piecewise, StepDecay
     from nbcnn.nn.resampling import AvgPool2d, GlobalAvgPool2d, MaxPool2d, Resize, Upsample2d
-    from nbcnn.nn.series_layers import GLU, DepthwiseConv1d, LastStep, PointwiseConv1d, StateSpaceConv1d
+    from nbcnn.nn.series_layers import GLU, Conv1d, DepthwiseConv1d, LastStep, PointwiseConv1d, StateSpaceConv1d
     from nbcnn.nn.whitening import Root, Whiten, WhitenPatches
     from nbcnn.plan.graph import ShapeError
     from nbcnn.run.allocation import MemoryPlanError
@@ -86,7 +86,7 @@ _HOMES = {
     "nn.norms": ("EvoNormB0", "EvoNormS0", "BatchNorm2d", "GroupNorm", "InstanceNorm2d", "LayerNorm"),
     "nn.optim": ("SGD", "Adam", "AdamW", "Constant", "Cosine", "OneCycle", "Piecewise", "StepDecay"),
     "nn.resampling": ("AvgPool2d", "GlobalAvgPool2d", "MaxPool2d", "Resize", "Upsample2d"),
-    "nn.series_layers": ("GLU", "DepthwiseConv1d", "LastStep", "PointwiseConv1d", "StateSpaceConv1d"),
+    "nn.series_layers": ("GLU", "Conv1d", "DepthwiseConv1d", "LastStep", "PointwiseConv1d", "StateSpaceConv1d"),
     "nn.whitening": ("Root", "Whiten", "WhitenPatches"),
     "plan.graph": ("ShapeError",),
     "run.allocation": ("MemoryPlanError",),
@@ -119,6 +119,7 @@ __all__ = [
     "Clip",
     "Concat",
     "Constant",
+    "Conv1d",
     "Conv2d",
     "ConvTranspose2d",
     "Cosine",

@@ -22,8 +22,8 @@ from typing import Any
 
 from nbcnn.ops.activations import add, glu, log_softmax, mul, prelu, softmax
 from nbcnn.ops.activations import table as activations
-from nbcnn.ops.conv import bias, fused, grouped, mma, naive, reference, thin_mma, tiled, wgmma
-from nbcnn.ops.conv.frame import composed
+from nbcnn.ops.conv import bias, depthwise_wgrad, fused, grouped, mma, naive, reference, thin_mma, tiled, wgmma
+from nbcnn.ops.conv.frame import composed, expanded
 from nbcnn.ops.conv.frame.few_pixels import for_few_pixels
 from nbcnn.ops.conv.simt import im2col, im2col_fused
 from nbcnn.ops.conv.thin import fused as thin_fused
@@ -49,6 +49,7 @@ from nbcnn.ops.images import (
     permute,
     pool,
     resize,
+    scale,
     unpool,
     upsample,
     whiten,
@@ -71,7 +72,7 @@ MODULES: tuple[ModuleType, ...] = (
     *(batch, fold, group, layer, dropout, softmax, log_softmax),
     *(maxpool, avgpool, upsample, flatten, convert, gather),
     *(whiten, patches, corrupt, ksparse),
-    *(mul, concat, pad, sum_losses, grouped, bias),
+    *(mul, scale, concat, pad, sum_losses, grouped, bias),
     *(softmax_xent, rmsle, gemm),
     *(pairs, weighted_xent, prelu, pool, global_mean, resize, axis_map, permute),
     *(sgd, adam, grad_norm, pack_weights, advance, accumulate, ema),
@@ -97,11 +98,17 @@ COMMON: Ops = exported("OPS")
 REFERENCES = exported("REFERENCES")
 """References of the fused ops. The `cpu` row does not have them: NumPy gains nothing from fusing."""
 
+MOST_ZEROS: Mapping[str, int] = {"fp32": 16}
+"""How many times the products of a grouped or dilated convolution an engine may make for the zeros of its filters (frame/expanded.py)."""
+_DEPTHWISE = depthwise_wgrad.OPS
+"""Depthwise convolutions, before those that take any groups; mode `naive` does without."""
+
 _IM2COL = (
     ("im2col", thin.OPS | thin_fused.FUSED | conv_evonorm.two_ops(thin.OPS["conv_fprop"])),
     ("im2col", winograd.OPS | winograd.FUSED | nine_products.FUSED | conv_winograd.OPS),
     ("im2col", conv_evonorm.two_ops(winograd.OPS["conv_fprop"])),
-    ("im2col", pwconv1d_direct.OPS | pwconv1d_gated.OPS),
+    ("im2col", pwconv1d_direct.OPS | pwconv1d_gated.OPS | _DEPTHWISE),
+    ("im2col", expanded.grouped(im2col.OPS, most=MOST_ZEROS["fp32"])),
     (
         "im2col",
         im2col.OPS
@@ -143,7 +150,7 @@ def _tensorcore(precision: str) -> Row:
     norms = conv_wgmma.ops(precision) if precision in conv_wgmma.PRECISIONS else {}
     own = (*thin_parts, ("mma", first), ("wgmma", hopper), ("mma", general))
     two_ops = [(name, conv_evonorm.two_ops(ops["conv_fprop"])) for name, ops in own if "conv_fprop" in ops]
-    parts = (*own, ("wgmma", norms), *two_ops, ("common", common))
+    parts = (*own, ("wgmma", norms), *two_ops, ("common", _DEPTHWISE), ("common", common))
     return Row("tensorcore", precision, "gpu", "NHWC", parts, own=("thin", "wgmma", "mma", "common"))
 
 
@@ -152,7 +159,7 @@ MODES: Mapping[tuple[str, str], Row] = {
     for row in (
         Row("cpu", "fp32", "host", "NCHW", (("cpu", CPU),)),
         Row("naive", "fp32", "gpu", "NCHW", (("naive", _NAIVE),)),
-        Row("tiled", "fp32", "gpu", "NCHW", (("tiled", _TILED), ("naive", naive.OPS | DWCONV["naive"]))),
+        Row("tiled", "fp32", "gpu", "NCHW", (("tiled", _DEPTHWISE), ("tiled", _TILED), ("naive", naive.OPS | DWCONV["naive"]))),
         Row("im2col", "fp32", "gpu", "NHWC", _IM2COL),
         *(_tensorcore(precision) for precision in ("bf16", "tf32", "fp32")),
     )

@@ -53,14 +53,18 @@ class Add(NoParams):
 
 @dataclass(frozen=True)
 class Mul(NoParams):
-    """The product of two values, element by element; `a * b` means it.
+    """The product of two values, element by element; `a * b` means it. One of them may be a factor for each channel of the other.
 
-    Shapes: any shape, float32, the same for both; the product has it too. Raises ShapeError if they differ, or for another number of values.
+    Shapes: any shape, float32, the same for both, and for the product. Or images (N, C, H, W) and a factor (N, C, 1, 1) or (N, C), in either
+    order, likewise series (N, C, L) with (N, C, 1) or (N, C): the product has the images' shape (squeeze and excitation: Hu et al.,
+    arXiv:1709.01507). Raises ShapeError if they do not fit, or for another number of values.
 
     Example:
         >>> import nbcnn
         >>> x = nbcnn.Input((3, 8, 8))
         >>> (x * nbcnn.Sigmoid()(x)).shape
+        (3, 8, 8)
+        >>> (x * nbcnn.Sigmoid()(nbcnn.GlobalAvgPool2d()(x))).shape
         (3, 8, 8)
     """
 
@@ -68,9 +72,14 @@ class Mul(NoParams):
     joins: ClassVar[bool] = True
 
     def build(self, tape: Tape, xs: Sequence[Buf], scope: str) -> Joined:
-        _alike(xs, scope)
-        if len(xs) > 2:
-            raise ShapeError(f"{scope} takes two values, got {len(xs)}: multiply one after the other")
+        if len(xs) != 2:
+            raise ShapeError(f"{scope} takes two values, got {len(xs)}" + (": multiply one after the other" if len(xs) > 2 else ""))
+        for at in (0, 1):
+            if _is_factor(xs[1 - at], xs[at]):
+                return _scaled(tape, xs, at, scope)
+        if xs[0].shape != xs[1].shape:
+            given = f"{xs[0].shape} and {xs[1].shape}"
+            raise ShapeError(f"{scope} takes two values of one shape, or one (N, C, …) and a factor (N, C) for it, got {given}")
         a, b = xs
         y = tape.temp(f"{scope}.y", a.shape)
         tape.emit("mul", [a, b], [y], scope)
@@ -82,6 +91,29 @@ class Mul(NoParams):
             return [da, db]
 
         return y, backward
+
+
+def _is_factor(f: Buf, x: Buf) -> bool:
+    """Whether f has one element for each channel of x, which has more."""
+    rest = (1,) * (len(x.shape) - 2)
+    return len(x.shape) > 2 and f.shape != x.shape and f.shape in (x.shape[:2], x.shape[:2] + rest)
+
+
+def _scaled(tape: Tape, xs: Sequence[Buf], at: int, scope: str) -> Joined:
+    """Record the product of the images or series xs[at] and a factor for each of their channels, the other value."""
+    x, given = xs[at], xs[1 - at]
+    f = given.reshaped(x.shape[:2])
+    y = tape.temp(f"{scope}.y", x.shape)
+    tape.emit("scale", [x, f], [y], scope)
+
+    def backward(dy: Buf) -> list[Buf]:
+        dx, df = tape.temp(f"{scope}.dx", x.shape), tape.temp(f"{scope}.df", f.shape)
+        tape.emit("scale", [dy, f], [dx], scope)
+        tape.emit("scale_wgrad", [x, dy], [df], scope)
+        made = [dx, df.reshaped(given.shape)]
+        return made if at == 0 else made[::-1]
+
+    return y, backward
 
 
 @dataclass(frozen=True)

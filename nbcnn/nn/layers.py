@@ -21,6 +21,8 @@ from nbcnn.plan.graph import Backward, Buf, Named, ShapeError, Tape, named, trac
 from nbcnn.plan.shapes import ConvShape, numel, window_extent
 
 Built = tuple[Buf, Backward]
+MOST_TAPS = 15
+"""Taps along an axis that every engine of convolution takes (`ops/conv/mma/wgrad_load.py`)."""
 
 
 @dataclass(frozen=True)
@@ -117,8 +119,8 @@ class Conv2d(Layer):
     `kernel_size`: (R, S), or one int for both; `stride` and `dilation` are ints or pairs (rows, columns), in pixels; `padding` is an int, a pair, or
     (top, bottom, left, right); `bias` is optional. `groups` divides both numbers of channels: each group of filters reads its own channels, one each
     where `groups` is in_channels (depthwise). `in_channels` None is the input's. Parameters: weight (out_channels, in_channels/groups, R, S) and bias
-    (out_channels,). The engines of a mode compute what has one group, no dilation and one stride, where borders are uneven of a padded copy; one
-    general kernel for all modes computes the rest.
+    (out_channels,). The engines of a mode compute what has one stride, where borders are uneven of a padded copy, depthwise kernels what has one
+    channel a group, and a general kernel, which is many times slower, the rest.
     Raises UsageError for sizes below 1, a negative padding, or groups that divide not, and, when the network is built, ShapeError where the window
     does not fit.
 
@@ -182,38 +184,8 @@ class Conv2d(Layer):
     def build(self, tape: Tape, x: Buf, scope: str) -> Built:
         if not self.general:
             return _conv(self, tape, x, scope, self.shape(x, scope))
-        if self.groups > 1 or self.dilation != 1 or isinstance(self.stride, tuple):
-            return self._general(tape, x, scope)
-        # Uneven borders alone: a padded copy costs two passes over the image, the general kernel many times the convolution of an engine.
         self._taken(x, scope)
-        whole, back = padded_images(tape, x, self.borders, scope)
-        n, c, h, w = images(whole, scope)
-        r, s = pair(self.kernel_size)
-        shape = fitting(scope, x, lambda: ConvShape(n, c, h, w, self.out_channels, r, s, pair(self.stride)[0], 0))
-        y, backward = _conv(self, tape, whole, scope, shape)
-        return y, lambda dy: back(backward(dy))
-
-    def _general(self, tape: Tape, x: Buf, scope: str) -> Built:
-        """Record the convolution by the ops that take everything (`nbcnn.ops.conv.grouped`)."""
-        n, _, h, w = self._taken(x, scope)
-        window, stride, dilation = pair(self.kernel_size), pair(self.stride), pair(self.dilation)
-        top, bottom, left, right = self.borders
-        whole = (h + top + bottom, w + left + right)
-        out = [fitting(scope, x, lambda at=at: window_extent(whole[at], dilation[at] * (window[at] - 1) + 1, stride[at])) for at in (0, 1)]
-        params = self.params()
-        weight = tape.param(scope, "weight", params["weight"].shape)
-        biases = [tape.param(scope, "bias", params["bias"].shape)] if self.bias else []
-        y = tape.temp(f"{scope}.y", (n, self.out_channels, *out))
-        attrs = {"groups": self.groups, "stride": stride, "dilation": dilation, "pad": (top, left)}
-        tape.emit("gconv_fprop", [x, weight, *biases], [y], scope, **attrs)
-
-        def backward(dy: Buf) -> Buf:
-            tape.emit("gconv_wgrad", [x, dy], [tape.grad(weight), *(tape.grad(b) for b in biases)], scope, **attrs)
-            dx = tape.temp(f"{scope}.dx", x.shape)
-            tape.emit("gconv_dgrad", [dy, weight], [dx], scope, **attrs)
-            return dx
-
-        return y, backward
+        return convolved(self, tape, x, scope, pair(self.kernel_size), pair(self.stride), pair(self.dilation), self.borders)
 
 
 @dataclass(frozen=True)
@@ -366,7 +338,7 @@ class Linear(Layer):
         return y.reshaped((n, self.out_features)), lambda dy: backward(dy.reshaped(y.shape)).reshaped(x.shape)
 
 
-def _conv(layer: Conv2d | Linear, tape: Tape, x: Buf, scope: str, shape: ConvShape) -> Built:
+def _conv(layer: Any, tape: Tape, x: Buf, scope: str, shape: ConvShape) -> Built:
     """Record the convolution `shape` of `x` with `layer`'s parameters."""
     params = layer.params()
     weight = tape.param(scope, "weight", params["weight"].shape)
@@ -381,6 +353,51 @@ def _conv(layer: Conv2d | Linear, tape: Tape, x: Buf, scope: str, shape: ConvSha
         tape.emit("conv_wgrad", [x, dy], [dw, *(tape.grad(b) for b in biases)], scope, **geometry)
         dx = tape.temp(f"{scope}.dx", x.shape)
         tape.emit("conv_dgrad", [dy, w], [dx], scope, **geometry)
+        return dx
+
+    return y, backward
+
+
+def convolved(
+    layer: Any,
+    tape: Tape,
+    x: Buf,
+    scope: str,
+    window: tuple[int, int],
+    stride: tuple[int, int],
+    dilation: tuple[int, int],
+    borders: tuple[int, int, int, int],
+) -> Built:
+    """Record the convolution of images `x` with the parameters of `layer`, which has `out_channels`, `groups` and `bias`.
+
+    An engine of the mode computes it where it has one group, one stride, no dilation and at most `MOST_TAPS` taps along an axis; else the ops that
+    take everything (`ops/conv/grouped.py`).
+    """
+    n, c, h, w = images(x, scope)
+    by_engine = layer.groups == 1 and dilation == (1, 1) and stride[0] == stride[1] and max(window) <= MOST_TAPS
+    if any(borders) and (by_engine or (layer.groups < c and len(set(borders)) > 1)):
+        # A padded copy costs two passes over the image; an engine without it many times the products, or a kernel that is many times slower.
+        whole, back = padded_images(tape, x, borders, scope)
+        y, inner = convolved(layer, tape, whole, scope, window, stride, dilation, (0, 0, 0, 0))
+        return y, lambda dy: back(inner(dy))
+    if by_engine:
+        return _conv(layer, tape, x, scope, fitting(scope, x, lambda: ConvShape(n, c, h, w, layer.out_channels, *window, stride[0], 0)))
+    top, bottom, left, right = borders
+    extent = (h + top + bottom, w + left + right)
+    out = [fitting(scope, x, lambda at=at: window_extent(extent[at], dilation[at] * (window[at] - 1) + 1, stride[at])) for at in (0, 1)]
+    params = layer.params()
+    weight = tape.param(scope, "weight", params["weight"].shape)
+    filters = (*params["weight"].shape[:2], *window)
+    biases = [tape.param(scope, "bias", params["bias"].shape)] if layer.bias else []
+    y = tape.temp(f"{scope}.y", (n, layer.out_channels, *out))
+    attrs = {"groups": layer.groups, "stride": stride, "dilation": dilation, "pad": (top, left)}
+    tape.emit("gconv_fprop", [x, weight.reshaped(filters), *biases], [y], scope, **attrs)
+
+    def backward(dy: Buf) -> Buf:
+        gradients = [tape.grad(weight).reshaped(filters), *(tape.grad(b) for b in biases)]
+        tape.emit("gconv_wgrad", [x, dy], gradients, scope, **attrs)
+        dx = tape.temp(f"{scope}.dx", x.shape)
+        tape.emit("gconv_dgrad", [dy, weight.reshaped(filters)], [dx], scope, **attrs)
         return dx
 
     return y, backward

@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from nbcnn.files.errors import UsageError
-from nbcnn.nn.graphs import Layer
-from nbcnn.nn.layers import Built, NoParams, Param, counts, known, linear_map, unsized
+from nbcnn.nn.graphs import Layer, reshape
+from nbcnn.nn.layers import Built, NoParams, Param, convolved, counts, known, linear_map, unsized
 from nbcnn.plan.graph import Backward, Buf, ShapeError, Tape
 from nbcnn.plan.shapes import numel
 
@@ -27,6 +27,72 @@ def _series(x: Buf, scope: str, channels: int | None = None) -> tuple[int, int, 
         raise ShapeError(f"{scope} takes series (N, {channels or 'C'}, L), got {x.shape}")
     n, c, length = x.shape
     return n, c, length
+
+
+@dataclass(frozen=True)
+class Conv1d(Layer):
+    """1-D convolution (cross-correlation) of series with zero padding, as torch.nn.Conv1d.
+
+    Shapes: (N, in_channels, L) → (N, out_channels, M), float32; M = ⌊(L + 2·padding − dilation·(kernel_size − 1) − 1)/stride⌋ + 1.
+
+    `stride`, `padding` and `dilation` are in time steps; `padding` is one number for both ends, or (before, after); `bias` is optional. `groups`
+    divides both numbers of channels: each group of filters reads its own channels, one each where `groups` is in_channels (depthwise).
+    `in_channels` None is the input's. Parameters: weight (out_channels, in_channels/groups, kernel_size) and bias (out_channels,). It is computed
+    as a 2-D convolution of images one pixel wide, into which modes that store images channels last transpose the series. `PointwiseConv1d` and
+    `DepthwiseConv1d` have kernels of their own for what they do.
+    Raises UsageError for sizes below 1, a negative padding, or groups that divide not, and, when the network is built, ShapeError where the window
+    does not fit, or for what is no series.
+
+    Example:
+        >>> import nbcnn
+        >>> from nbcnn.run.net import Net
+        >>> Net([nbcnn.Conv1d(8, 5, stride=2, padding=2)], (4, 48), mode="cpu").output_shape
+        (8, 24)
+    """
+
+    out_channels: int
+    kernel_size: int = 3
+    stride: int = 1
+    padding: int | tuple[int, int] = 0
+    bias: bool = True
+    dilation: int = 1
+    groups: int = 1
+    in_channels: int | None = unsized()
+    kind: ClassVar[str] = "conv1d"
+    size_of_input: ClassVar[str] = "in_channels"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.padding, list | tuple):
+            sides = tuple(self.padding)
+            object.__setattr__(self, "padding", sides[0] if len(set(sides)) == 1 else sides)
+        for name in ("kernel_size", "stride", "dilation"):
+            if isinstance(getattr(self, name), tuple | list):
+                raise UsageError(f"Conv1d takes one {name}, got {getattr(self, name)!r}")
+        counts(self, "out_channels", "kernel_size", "stride", "dilation", "groups", "in_channels")
+        counts(self, "padding", least=0)
+        if self.out_channels % self.groups or (self.in_channels or 0) % self.groups:
+            raise UsageError(f"Conv1d needs groups that divide its channels, got {self.in_channels} → {self.out_channels} in {self.groups} groups")
+
+    def params(self) -> dict[str, Param]:
+        shape = (self.out_channels, known(self) // self.groups, self.kernel_size)
+        fan_in = numel(shape[1:])
+        made = {"weight": Param(shape, fan_in)}
+        return made | {"bias": Param((self.out_channels,), fan_in, bias=True)} if self.bias else made
+
+    def build(self, tape: Tape, x: Buf, scope: str) -> Built:
+        n, c, length = _series(x, scope, self.in_channels)
+        before, after = self.padding if isinstance(self.padding, tuple) else (self.padding, self.padding)
+        image = reshape(tape, x, (n, c, length, 1), f"{scope}.image", scope)
+        # With one column any stride along it makes one; an engine of convolution wants the same one for both axes.
+        strides, dilations, borders = (self.stride, self.stride), (self.dilation, 1), (before, after, 0, 0)
+        z, back = convolved(self, tape, image, scope, (self.kernel_size, 1), strides, dilations, borders)
+        y = reshape(tape, z, z.shape[:3], f"{scope}.series", scope)
+
+        def backward(dy: Buf) -> Buf:
+            dx = back(reshape(tape, dy, z.shape, f"{scope}.dz", scope))
+            return reshape(tape, dx, x.shape, f"{scope}.dx", scope)
+
+        return y, backward
 
 
 @dataclass(frozen=True)

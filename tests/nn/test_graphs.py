@@ -8,7 +8,25 @@ import numpy as np
 import pytest
 
 import nbcnn
-from nbcnn import Add, Concat, Conv2d, Flatten, Graph, Input, Linear, Losses, MaxPool2d, Mul, Pad, ReLU, Reshape, Residual, Sigmoid
+from nbcnn import (
+    Add,
+    Concat,
+    Conv2d,
+    Flatten,
+    GlobalAvgPool2d,
+    Graph,
+    Input,
+    Linear,
+    Losses,
+    MaxPool2d,
+    Mul,
+    Pad,
+    ReLU,
+    Reshape,
+    Residual,
+    Resize,
+    Sigmoid,
+)
 from nbcnn.nn import description
 from nbcnn.nn.graphs import wired
 from nbcnn.nn.losses import MSE, SoftmaxCrossEntropy
@@ -110,6 +128,27 @@ def test_a_product_has_the_gradients_of_its_factors():
     du = 4 * value**3 / value.size
     for name, wanted in (("weight", du.T @ batch), ("bias", du.sum(0))):
         assert np.linalg.norm(grads[f"linear1.{name}"] - wanted) <= 4 * parity_bound(5, "fp32") * np.linalg.norm(wanted)
+
+
+def test_a_factor_scales_the_channels_of_its_image():
+    """As the same factor repeated over every pixel does; the sums of its gradient, over 20 pixels, have another order."""
+
+    def squeezed(join):
+        x = Input((3, 4, 5))
+        f = Sigmoid()(Linear(3)(GlobalAvgPool2d()(x)))
+        return net_of(Graph.of(x, join(x, f), MSE()), (3, 4, 5))
+
+    nets = [
+        squeezed(lambda x, f: x * f),
+        squeezed(lambda x, f: Reshape((3, 1, 1))(f) * x),
+        squeezed(lambda x, f: x * Resize((4, 5))(Reshape((3, 1, 1))(f))),
+    ]
+    batch = sample(2, (3, 4, 5))
+    found = [net.gradients(batch) for net in nets]
+    for loss, grads in found[:2]:
+        assert loss == pytest.approx(found[2][0], rel=parity_bound(120, "fp32"))
+        for name, wanted in found[2][1].items():
+            assert np.linalg.norm(grads[name] - wanted) <= 4 * parity_bound(20, "fp32") * np.linalg.norm(wanted), name
 
 
 def test_a_graph_repeats_and_goes_backward_through_every_layer():
@@ -234,6 +273,7 @@ def misuse():
         (lambda: x + 1, "unsupported operand"),
         (lambda: x + other, r"Add takes two or more values of one shape, got \(1, 3, 8, 8\), \(1, 3, 8, 4\)"),
         (lambda: Mul()([x, x, x]), "Mul takes two values, got 3"),
+        (lambda: Mul()([x, other]), r"Mul takes two values of one shape, or one .* and a factor .* got \(1, 3, 8, 8\) and \(1, 3, 8, 4\)"),
         (lambda: Concat()([x, other]), "Concat takes two or more values that differ in their channels alone"),
         (lambda: Pad((1, 2)), "Pad needs one whole number as padding, or"),
         (lambda: Pad(1, float("nan")), "Pad needs a finite value"),

@@ -34,7 +34,7 @@ from nbcnn.nn.models import MODELS, s4convd
 from nbcnn.nn.norms import BatchNorm2d, EvoNormB0, EvoNormS0, GroupNorm
 from nbcnn.nn.optim import SGD, Adam, AdamW
 from nbcnn.nn.params import ParameterLayout
-from nbcnn.nn.resampling import AvgPool2d, MaxPool2d, Resize, Upsample2d
+from nbcnn.nn.resampling import AvgPool2d, GlobalAvgPool2d, MaxPool2d, Resize, Upsample2d
 from nbcnn.nn.series_layers import DepthwiseConv1d, LastStep, PointwiseConv1d
 from nbcnn.ops.conv import hopper_ladder
 from nbcnn.ops.conv.frame.correlation import pack
@@ -143,11 +143,12 @@ def _forecast(*body: Any) -> Callable[[], list[Any]]:
 
 
 def _graph() -> Graph:
-    """Two inputs, a shared layer, a sum with its ReLU, a product, a concatenation, and two outputs."""
+    """Two inputs, a shared layer, a sum with its ReLU, a product, a concatenation, a factor for each of its channels, and two outputs."""
     a, b = Input((3, 16, 16)), Input((3, 16, 16))
     conv = Conv2d(16, 3, padding=1)
     p, q = conv(a), conv(b)
     r = Concat()([ReLU()(p + q), p * Sigmoid()(q)])
+    r = r * Sigmoid()(GlobalAvgPool2d()(r))
     first, second = (Linear(10)(Flatten()(MaxPool2d(2)(Conv2d(16, 3, padding=1)(r)))) for _ in range(2))
     return Graph.of([a, b], [first, second], Losses((SoftmaxCrossEntropy(), SoftmaxCrossEntropy())))
 
@@ -197,6 +198,7 @@ def _dictionary(name: str) -> list[Any]:
     return [*MODELS[name](*COLOUR), Flatten(), Linear(10), SoftmaxCrossEntropy()]
 
 
+_GROUPED = (Conv2d(16, 3, padding=1, groups=2), Conv2d(16, 3, padding=1, stride=(1, 2), groups=2))
 USERS = (
     *READY,
     User("s4convd (rmsle)", "ready-made, trained for its other loss", lambda: s4convd(loss="rmsle"), HOURS),
@@ -233,7 +235,8 @@ USERS = (
     ),
     User("autoencoder --recipe features", "ready-made, on whitened images, spoiled in every way", _features),
     *(User(name, "ready-made, fitted by k-means", partial(_dictionary, name), trained=False) for name in FITTED),
-    User("Conv2d (groups)", "layer, a depthwise convolution", _behind_conv(Conv2d(16, 3, padding=1, groups=16)), SMALL),
+    User("Conv2d (depthwise)", "layer, one channel a group", _behind_conv(Conv2d(16, 3, padding=1, groups=16)), SMALL),
+    User("Conv2d (groups)", "layer, several channels a group, and groups with strides that differ", _behind_conv(*_GROUPED), SMALL),
     User("ConvTranspose2d", "layer, doubles height and width", _behind_conv(ConvTranspose2d(8, 2, stride=2)), SMALL),
     User("ConvTranspose2d (groups)", "layer, with groups and a stride for each axis", _behind_conv(ConvTranspose2d(8, 3, (2, 1), groups=4)), SMALL),
     User("LinearMap, Permute", "layers, which imported networks have", _behind_conv(LinearMap(3, 16, ((0, 1), (2,))), Permute((1, 0, 2))), SMALL),

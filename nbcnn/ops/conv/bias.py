@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import cuda, jit
-from nbcnn.ops.conv.grouped import FILTERS, LINES, THREADS, parts_of, sum_kernel, wgrad_kernel
+from nbcnn.ops.conv.grouped import FILTERS, LINES, THREADS, launch_sum, parts_of, wgrad_kernel
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks, host
 from nbcnn.ops.kernel.case import IMAGES, Case, Gradient, Shapes, label_of, normal
 from nbcnn.ops.kernel.elementwise import supports
@@ -84,8 +84,7 @@ def bind_wgrad(call: Call) -> list[Launch]:
     grid = (blocks(c, FILTERS), 1, parts)
     made = wgrad_kernel(kinds(call)[0], call.layout == "NHWC")
     first = Launch(made, grid, (FILTERS, LINES), (dy, dy, partials, *(np.int32(number) for number in numbers)))
-    sums = (np.int32(number) for number in (c, c, 0, 1, parts))
-    return [first, Launch(sum_kernel(True), blocks(c, THREADS), THREADS, (partials, db, db, *sums))]
+    return [first, launch_sum(partials, db, [db], c, 1, parts)]
 
 
 HOST = {"bias_fprop": host(bias_fprop), "bias_wgrad": host(bias_wgrad)}

@@ -7,10 +7,10 @@
 where h = p·stride₀ + r·dilation₀ − top, w = q·stride₁ + s·dilation₁ − left, and terms outside the image are zero. Each of `groups` groups reads CG =
 C / groups channels and makes KG = K / groups. What is padded below and at the right follows from P and Q.
 
-One set of kernels serves every row of the table, NCHW and NHWC: a thread evaluates the definition of its element, neighbours along the last axis
-in memory, so that loads of images and stores coalesce. Only the weight gradient needs more: few results, long sums. Its blocks take 32 filters
-side by side and a part of the pixels; the parts are added in order by a second launch. A convolution that is not grouped, dilated or
-strided unevenly runs as `conv_fprop`, whose engines are many times faster.
+The kernels here serve every row of the table, NCHW and NHWC, and every shape: a thread evaluates the definition of its element, neighbours along
+the last axis in memory, so that loads of images and stores coalesce. Only the weight gradient needs more: few results, long sums. Its blocks take
+32 filters side by side and a part of the pixels; the parts are added in order by a second launch. Rows but `naive` come here last: what is depthwise
+runs on `depthwise.py`, and what an engine can compute with the zeros of its filters written out, on that engine (`frame/expanded.py`).
 
 Source of depthwise convolution: L. Sifre, "Rigid-motion scattering for image classification", thesis, 2014; of dilation: F. Yu, V. Koltun,
 "Multi-scale context aggregation by dilated convolutions", arXiv:1511.07122.
@@ -24,7 +24,7 @@ stride and dilation are pairs (rows, columns); pad is (top, left).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -32,11 +32,13 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, jit
+from nbcnn.ops.conv.frame.split import sum_of_planes
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks, host
 from nbcnn.ops.kernel.case import Case, Gradient, normal
 from nbcnn.ops.kernel.elementwise import supports
 from nbcnn.ops.kernel.loops import quotient, within
 from nbcnn.ops.kernel.stored import scalar_io
+from nbcnn.ops.kernel.traffic import Traffic, once, outputs
 from nbcnn.plan.shapes import numel
 
 Pair = tuple[int, int]
@@ -239,26 +241,45 @@ def wgrad_kernel(kind: str, nhwc: bool) -> Any:
 @cache
 def sum_kernel(with_bias: bool) -> Any:
     """The kernel that adds the parts of the weight gradient."""
+    add_planes = sum_of_planes(1)
 
     @jit()
-    def gconv_sum_kernel(partials, dw, db, count, K, weights, taps, parts):
-        """dw[k,t] = Σ_z partials[z,t,k] in the order of z, t < weights = CG·R·S; db[k] likewise at t = weights.
+    def gconv_sum_kernel(partials, dw, db, count, K, weights, parts):
+        """dw[k,t] = Σ_z partials[z,t,k], t < weights = CG·R·S; db[k] likewise at t = weights.
 
-        grid ⌈K·taps/256⌉, block 256; a thread owns one result. shared none; moves every partial and every result once.
+        grid ⌈K·taps/32⌉, block 32 × 8; a block owns 32 results: line l adds the parts l, l + 8, …, eight in flight, then line 0 adds the lines.
+        shared 1 KiB: the lines' sums. moves every partial and every result once.
         """
-        i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
-        if within(i, count):
+        sums = cuda.shared.array((LINES, FILTERS), f4)
+        total = cuda.local.array(1, f4)
+        lane, line = cuda.threadIdx.x, cuda.threadIdx.y
+        i = cuda.blockIdx.x * FILTERS + lane
+        add_planes(total, partials, i, count, line, LINES, parts if i < count else 0)
+        sums[line, lane] = total[0]
+        cuda.syncthreads()
+        if line == 0 and i < count:
+            made = sums[0, lane]
+            for other in range(1, LINES):
+                made += sums[other, lane]
             tap = quotient(i, K)
             k = i - tap * K
-            total = 0.0
-            for part in range(parts):
-                total += partials[part * taps * K + i]
             if with_bias and tap == weights:
-                db[k] = total
+                db[k] = made
             else:
-                dw[k * weights + tap] = total
+                dw[k * weights + tap] = made
 
     return gconv_sum_kernel
+
+
+def launch_sum(partials: Any, dw: Any, db: Sequence[Any], K: int, taps: int, parts: int) -> Launch:
+    """The launch that makes dw, and db if it is one of the `taps` sums of a filter, of `parts` parts [part][tap][filter]."""
+    args = (partials, dw, *(db or [dw]), *_int32s(K * taps, K, taps - len(db), parts))
+    return Launch(sum_kernel(bool(db)), blocks(K * taps, FILTERS), (FILTERS, LINES), args)
+
+
+def sum_traffic(call: Call, parts: int, taps: int, K: int) -> Traffic:
+    """Bytes of `launch_sum`."""
+    return once(4 * parts * taps * K, outputs(call))
 
 
 def parts_of(pixels: int) -> int:
@@ -340,9 +361,7 @@ def bind_wgrad(call: Call) -> list[Launch]:
     share = blocks(e.pixels, e.parts)
     grid, numbers = (blocks(filters, FILTERS), e.taps, e.parts), _int32s(e.pixels, share, *e.numbers(), e.taps)
     made = Launch(wgrad_kernel(_kind(call), call.layout == "NHWC"), grid, (FILTERS, LINES), (*call.ins, partials, *numbers))
-    count, weights = filters * e.taps, numel(e.w[1:])
-    args = (partials, dw, *(db or [dw]), *_int32s(count, filters, weights, e.taps, e.parts))
-    return [made, Launch(sum_kernel(bool(db)), blocks(count, THREADS), THREADS, args)]
+    return [made, launch_sum(partials, dw, db, filters, e.taps, e.parts)]
 
 
 HOST = {"gconv_fprop": host(gconv_fprop), "gconv_dgrad": host(gconv_dgrad), "gconv_wgrad": host(gconv_wgrad)}
@@ -362,8 +381,12 @@ MEAN = (
     (1, 3, 6, 5, 6, 3, 2, 3, (2, 1), (1, 1), (0, 1, 1, 0)),
     (1, 4, 7, 8, 6, 2, 3, 2, (1, 2), (2, 1), (1, 2, 0, 1)),
     (2, 2, 6, 6, 3, 3, 3, 1, (1, 1), (2, 2), (2, 2, 2, 2)),
+    (2, 4, 7, 5, 4, 3, 3, 4, (2, 2), (1, 1), (1, 1, 1, 1)),
+    (1, 3, 9, 6, 3, 3, 2, 3, (2, 1), (3, 2), (2, 3, 1, 2)),
+    (1, 8, 6, 7, 8, 5, 3, 8, (1, 3), (1, 1), (2, 2, 0, 1)),
 )
-"""A depthwise convolution; two filters a group and uneven strides; groups with dilation and uneven borders; dilation alone."""
+"""A depthwise convolution; two filters a group and uneven strides; groups with dilation and uneven borders; dilation alone; depthwise with a stride,
+with a stride and a dilation that have no common divisor, and with a stride larger than its dilation in columns alone."""
 
 
 def cases() -> Iterator[Case]:

@@ -26,6 +26,8 @@ MEAN_SHAPES = {
     "one channel": ConvShape(2, 1, 5, 4, 3, 2, 3, 1, 0),
     "odd channels, stride 2": ConvShape(2, 3, 5, 4, 6, 2, 2, 2, 1),
     "stride 2, whole taps": ConvShape(1, 8, 5, 5, 8, 3, 3, 2, 1),
+    "stride 2 in four phases": ConvShape(2, 4, 4, 6, 8, 3, 3, 2, 1),
+    "stride 2 in four phases of one tap": ConvShape(1, 3, 4, 4, 5, 1, 1, 2, 0),
     "stride 3 leaves a border": ConvShape(1, 4, 6, 8, 4, 2, 2, 3, 0),
     "pad beyond the filter": ConvShape(1, 4, 3, 3, 4, 1, 1, 1, 1),
     "tall filter": ConvShape(1, 4, 6, 4, 5, 5, 2, 1, 2),
@@ -135,8 +137,8 @@ def test_every_shape_gets_a_tile_that_can_be_laid_out(op, c):
     for multiprocessors in (1, 40, 132):
         tile = OPS[op].tile(call, multiprocessors)
         product, *sums = bound_to_nothing(OPS[op], call, tile)
-        tiles, parts = product.grid
-        assert tiles * tile.BM * tile.BN >= np.prod(c.gemm(op.removeprefix("conv_"))[:2])
+        tiles, parts, phases = (*product.grid, 1)[:3]
+        assert phases * tiles * tile.BM * tile.BN >= np.prod(c.gemm(op.removeprefix("conv_"))[:2])
         assert parts == tile.split
         assert len(sums) == (op == "conv_wgrad" or tile.split > 1)
 

@@ -164,7 +164,10 @@ def product_of_packed(case, g, packed):
     return made[0].transpose(0, 3, 1, 2)
 
 
-@pytest.mark.parametrize("shape", [ConvShape(2, 3, 5, 7, 4, 3, 2, 2, 1), ConvShape(1, 5, 4, 3, 2, 3, 3, 1, 1)], ids=str)
+PACKED = [ConvShape(2, 3, 5, 7, 4, 3, 2, 2, 1), ConvShape(1, 5, 4, 3, 2, 3, 3, 1, 1), ConvShape(1, 3, 6, 4, 2, 3, 5, 2, 1)]
+
+
+@pytest.mark.parametrize("shape", PACKED, ids=str)
 def test_packed_filters_in_the_formula_give_the_op(shape):
     cases = [case for case in conv_cases(shape) if case.op != "conv_wgrad" and len(case.ins) == 2]
     if shape.R == shape.S == 3:

@@ -6,12 +6,14 @@ where a position outside the source, or one that `dilate` does not divide, count
 
     conv_fprop    source x, the filter itself
     conv_dgrad    source dy, filters flipped (turned by 180 degrees) with their channel axes exchanged, top = R − 1 − pad, dilate = the stride
+                  or in im2col, with stride 2 of an image of even extents: pixel (2i+r, 2j+s) of dx sees only the taps of one parity of rows and
+                  columns, at neighbours of dy's pixel (i, j). Four correlations, one per (r, s): for 3×3 taps 16 products a pixel, not 36.
     upconv_fprop  source x: output pixel (2i+r, 2j+s) of the doubled image sees 2×2 pixels of x. Four correlations, one per (r, s), with
                   filters V, top = 1 − r, left = 1 − s: 16 products instead of 36.
     upconv_dgrad  source dy, one 4×4 correlation of stride 2 with G: 16 products instead of 36.         (V and G: folded.py)
 
 GEMM: m = (n, p, q), n = k, k = (r, s, c). Packed filters are rows (phase, k) of (r, s, c), channels fastest, as images are. An engine that cannot
-dilate refuses the input gradient of a stride.
+dilate refuses the input gradient of other strides.
 """
 
 from __future__ import annotations
@@ -73,6 +75,33 @@ class Correlation:
         return (-self.left, -self.top), (last(-self.left, self.Q, self.W), last(-self.top, self.P, self.H))
 
 
+@dataclass(frozen=True)
+class Parity:
+    """Along one axis, the taps of a filter by the parity of the pixels of dx that they reach, for the input gradient of stride 2.
+
+    Pixel 2i + a of dx is Σ_t filter_a[t] · dy[i − (first − a) + t], t < `taps`; `of_tap[r]` is (a, t) of tap r of the filter.
+    """
+
+    taps: int
+    first: int
+    of_tap: tuple[tuple[int, int], ...]
+
+
+def by_parity(taps: int, pad: int) -> Parity:
+    """How tap r reaches pixel 2i + a from dy's pixel i + (a + pad − r)/2, an integer for one a."""
+    parity = [(r - pad) % 2 for r in range(taps)]
+    shift = [(a + pad - r) // 2 for r, a in enumerate(parity)]
+    first = max(a - d for a, d in zip(parity, shift, strict=True))
+    of_tap = tuple((a, d + first - a) for a, d in zip(parity, shift, strict=True))
+    return Parity(max(t for _, t in of_tap) + 1, first, of_tap)
+
+
+def in_phases(call: Call) -> bool:
+    """True for an input gradient of stride 2 that is computed as four correlations."""
+    dy, dx = call.in_shapes[0], call.out_shapes[0]
+    return call.op.startswith("conv_dgrad") and call.attrs["stride"] == 2 and dx[2:] == (2 * dy[2], 2 * dy[3])
+
+
 def correlation(call: Call) -> Correlation:
     """The correlation(s) that a call computes."""
     (N, C, H, W), (_, K, P, Q) = call.in_shapes[0], call.out_shapes[0]
@@ -127,3 +156,14 @@ def pack(call: Call, channels: int = 1) -> np.ndarray:
     rows = rows.reshape(terms, -1, GK)
     made = np.pad(rows, ((0, 0), (0, 0), (0, -GK % channels)), constant_values=-1).reshape(terms, -1)
     return np.ascontiguousarray(made[0] if terms == 1 else made, np.int32)
+
+
+def parity_filters(index: np.ndarray, pad: int) -> np.ndarray:
+    """(phases, C, K, R', S'): positions in `index` (K,C,R,S) of the taps of each phase (r, s), row by row; -1 for none."""
+    K, C, R, S = index.shape
+    down, across = by_parity(R, pad), by_parity(S, pad)
+    made = np.full((4, C, K, down.taps, across.taps), -1, np.int32)
+    for r, (a, u) in enumerate(down.of_tap):
+        for s, (b, v) in enumerate(across.of_tap):
+            made[2 * a + b, :, :, u, v] = index[:, :, r, s].T
+    return made

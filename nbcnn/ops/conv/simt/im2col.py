@@ -12,7 +12,8 @@ dgrad is the same kernel. From y[p] = Σ_r x[p·stride - pad + r] w[r] follows, 
     dx[h] = Σ_r' dy[(h - (R-1-pad) + r') / stride] · w[R-1-r']     where the division leaves no remainder,
 
 a convolution of dy, dilated by the stride, with the filters flipped and C and K exchanged, at padding R-1-pad (which is
-negative where a forward window skips the border).
+negative where a forward window skips the border). With stride 2 and even H and W it is four products instead, one for each parity of
+h and w, without the zeros between strided pixels (frame/correlation.py).
 
 Source: Chetlur et al., "cuDNN: Efficient Primitives for Deep Learning", 2014 (implicit GEMM).
 """
@@ -26,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, jit
+from nbcnn.ops.conv.frame.correlation import by_parity, in_phases, parity_filters
 from nbcnn.ops.conv.frame.split import launch_sum_planes, sum_planes_traffic
 from nbcnn.ops.conv.simt import im2col_wgrad
 from nbcnn.ops.conv.simt.loaders import gather_rows, matrix
@@ -164,8 +166,7 @@ def bind_fprop(call: Call) -> list[Launch]:
 
 def bind_dgrad(call: Call) -> list[Launch]:
     """dy (N,K,P,Q), w (K,C,R,S) -> dx (N,C,H,W)."""
-    c = shape_of(call)
-    return launches(call, call.ins[0], None, call.outs[0], c.C, dgrad_extents(c), Window(c.R, c.S, 1, c.stride))
+    return launches(call, call.ins[0], None, call.outs[0], call.out_shapes[0][1], *dgrad_gather(call))
 
 
 def fprop_extents(c: ConvShape) -> tuple[int, ...]:
@@ -173,9 +174,13 @@ def fprop_extents(c: ConvShape) -> tuple[int, ...]:
     return c.N, c.C, c.H, c.W, c.P, c.Q, c.pad, c.pad
 
 
-def dgrad_extents(c: ConvShape) -> tuple[int, ...]:
-    """What `launches` gathers from: dy."""
-    return c.N, c.K, c.P, c.Q, c.H, c.W, c.R - 1 - c.pad, c.S - 1 - c.pad
+def dgrad_gather(call: Call) -> tuple[tuple[int, ...], Window]:
+    """What `launches` gathers from, dy, and the window."""
+    c = shape_of(call)
+    if in_phases(call) and call.op == "conv_dgrad":
+        down, across = by_parity(c.R, c.pad), by_parity(c.S, c.pad)
+        return (c.N, c.K, c.P, c.Q, c.P, c.Q, down.first, across.first), Window(down.taps, across.taps, phases=True)
+    return (c.N, c.K, c.P, c.Q, c.H, c.W, c.R - 1 - c.pad, c.S - 1 - c.pad), Window(c.R, c.S, 1, c.stride)
 
 
 def traffic(call: Call, after: str = "") -> list[Traffic]:
@@ -183,13 +188,14 @@ def traffic(call: Call, after: str = "") -> list[Traffic]:
     c = shape_of(call)
     if "fprop" in call.op:
         return product_traffic(call.tile, c.K, fprop_extents(c), Window(c.R, c.S, c.stride, after=after))
-    return product_traffic(call.tile, c.C, dgrad_extents(c), Window(c.R, c.S, 1, c.stride, after=after))
+    extents, window = dgrad_gather(call)
+    return product_traffic(call.tile, c.C, extents, replace(window, after=after))
 
 
 def _packed_index(index: np.ndarray) -> np.ndarray:
-    """Index map of a packed weight: `index` (R,S,rows,columns) with its columns padded by -1, flat, int32."""
-    spare = padded(index.shape[3]) - index.shape[3]
-    return np.pad(index, ((0, 0), (0, 0), (0, 0), (0, spare)), constant_values=-1).astype(np.int32).reshape(-1)
+    """Index map of a packed weight: `index` (R,S,rows,[phases,]columns) with its columns padded by -1, flat, int32."""
+    spare = padded(index.shape[-1]) - index.shape[-1]
+    return np.pad(index, [(0, 0)] * (index.ndim - 1) + [(0, spare)], constant_values=-1).astype(np.int32).reshape(-1)
 
 
 def pack_fprop(call: Call) -> np.ndarray:
@@ -199,16 +205,23 @@ def pack_fprop(call: Call) -> np.ndarray:
 
 
 def pack_dgrad(call: Call) -> np.ndarray:
-    """w (K,C,R,S) as [R][S][K][C], taps in reverse order."""
+    """w (K,C,R,S) as [R][S][K][C], taps in reverse order; of four phases [R'][S'][K][phase][C]."""
     w = call.in_shapes[1]
-    return _packed_index(np.arange(numel(w)).reshape(w).transpose(2, 3, 0, 1)[::-1, ::-1])
+    index = np.arange(numel(w)).reshape(w)
+    if in_phases(call) and call.op == "conv_dgrad":
+        return _packed_index(parity_filters(index, call.attrs["pad"]).transpose(3, 4, 2, 0, 1))
+    return _packed_index(index.transpose(2, 3, 0, 1)[::-1, ::-1])
 
 
 def product(call: Call) -> Product:
     """GM, GN, GK of fprop or dgrad; whether k-tiles are whole loads; whether a sum of parts always runs."""
     path = "fprop" if "fprop" in call.op else "dgrad"
     c = shape_of(call)
-    return *c.gemm(path), (c.C if path == "fprop" else c.K) % 16 == 0, False
+    whole_tiles = (c.C if path == "fprop" else c.K) % 16 == 0
+    if path == "dgrad" and call.op == "conv_dgrad" and in_phases(call):
+        _, window = dgrad_gather(call)
+        return 4 * c.N * c.P * c.Q, c.C, c.K * window.R * window.S, whole_tiles, False
+    return *c.gemm(path), whole_tiles, False
 
 
 def scratch(call: Call) -> int:
