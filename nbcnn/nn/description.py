@@ -8,6 +8,7 @@ executed on reading: names are looked up among the layers of this package and th
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import Field, fields
 from typing import Any
@@ -19,8 +20,10 @@ from nbcnn.nn import layers as plain_layers
 from nbcnn.nn.graphs import Graph
 from nbcnn.nn.joins import Losses
 from nbcnn.nn.layers import Residual
-from nbcnn.plan.graph import ShapeError
+from nbcnn.plan.graph import ShapeError, names
 
+NAME = re.compile(r"[\w.]+")
+"""A name of a layer that a graph brings: letters, digits, underscores, and dots between the parts of another program's network."""
 KEY = "network"
 """The name under which the metadata of a file holds a network."""
 FORM = {
@@ -30,7 +33,7 @@ FORM = {
     "classes?": (None, [str]),
     "scale?": (None, [float]),
     "channels_last?": bool,
-    "graph?": {"inputs": [[int]], "calls": [object], "outputs": [int]},
+    "graph?": {"inputs": [[int]], "calls": [object], "outputs": [int], "names?": [str]},
     "forms?": [{"scale": (None, [float]), "channels_last": bool}],
 }
 
@@ -95,7 +98,9 @@ def wiring(layers: Sequence[Any]) -> dict[str, Any]:
     if not isinstance(layers, Graph):
         return {}
     calls = [[layer, list(reads)] for layer, reads in layers.calls]
-    return {"graph": {"inputs": [list(shape) for shape in layers.inputs], "calls": calls, "outputs": list(layers.outputs)}}
+    # Names that are not made of kind and number are those of another program's network.
+    own = {"names": list(layers.called)} if layers.called != tuple(names(list(layers.layers))) else {}
+    return {"graph": {"inputs": [list(shape) for shape in layers.inputs], "calls": calls, "outputs": list(layers.outputs)} | own}
 
 
 def _graph(layers: list[Any], found: Mapping[str, Any]) -> Graph:
@@ -113,8 +118,11 @@ def _graph(layers: list[Any], found: Mapping[str, Any]) -> Graph:
     inputs = tuple(tuple(shape) for shape in found["inputs"])
     if not all(len(shape) in (1, 3) and min(shape) > 0 for shape in inputs):
         raise DescriptionError(f"inputs of the graph must be (C, H, W) or (F,), each at least 1, not {found['inputs']!r:.60}")
+    called = tuple(found.get("names", ()))
+    if called and (len(called) != len(layers) or len(set(called)) < len(called) or not all(map(NAME.fullmatch, called))):
+        raise DescriptionError(f"the graph has {len(layers)} layers, and names that are not one for each: {list(called)!r:.60}")
     try:
-        return Graph(inputs, tuple(layers), tuple(calls), tuple(found["outputs"]), loss).sized()
+        return Graph(inputs, tuple(layers), tuple(calls), tuple(found["outputs"]), loss, called).sized()
     except (UsageError, ShapeError) as error:
         raise DescriptionError(str(error)) from None
 

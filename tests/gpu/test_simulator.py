@@ -28,6 +28,7 @@ FILES = (
 )
 """Every row's kernels (test_parity.py) and the basic ones."""
 FURTHER = (
+    "test_callers_arrays.py",
     "test_conv_evonorm.py",
     "test_conv_evonorm_winograd.py",
     "test_conv_im2col.py",
