@@ -4,7 +4,7 @@ Two protocols say where an array lies, and which stream it is ordered behind. DL
 CuPy, JAX): the consumer names its stream, and the producer has it wait. `__cuda_array_interface__` (https://nvidia.github.io/numba-cuda; Numba and
 others): the producer names its stream, and the consumer waits. Of an array that has both DLPack is used, because PyTorch's interface names no stream.
 
-    array = arrived(x)          a `DeviceArray` of the same memory, if `x` is on the GPU; else `x` itself
+    array = as_device_array(x)          a `DeviceArray` of the same memory, if `x` is on the GPU; else `x` itself
     array.wait(stream)          what is put on `stream` from now on sees what its producer wrote
     torch.from_dlpack(array)    back, as any library does it
 """
@@ -153,7 +153,7 @@ class DeviceArray:
         """A host copy. Raises ValueError for copy=False."""
         if copy is False:
             raise ValueError("the array is in GPU memory: NumPy cannot have it without a copy")
-        stream = _arrivals()
+        stream = _import_stream()
         self.wait(stream)
         made = self.flat.copy_to_host(stream).reshape(self.shape)
         return made if dtype is None else made.astype(dtype)
@@ -185,12 +185,12 @@ class DeviceArray:
 
 
 @cache
-def _arrivals() -> driver.Stream:
+def _import_stream() -> driver.Stream:
     """The stream that waits for the producers of arrays."""
     return driver.Stream()
 
 
-def arrived(x: Any, name: str = "an array") -> Any:
+def as_device_array(x: Any, name: str = "an array") -> Any:
     """`x` as a `DeviceArray` of its own memory, if it is an array on the GPU; anything else as it is.
 
     Raises UsageError for an array that is not C-contiguous, is on another GPU, has a dtype that NumPy lacks, or which its library does not give.
@@ -211,7 +211,7 @@ def arrived(x: Any, name: str = "an array") -> Any:
 
 def _of_dlpack(x: Any, name: str) -> DeviceArray:
     """The array of an object with `__dlpack__`, whose producer has our stream wait."""
-    stream = _arrivals()
+    stream = _import_stream()
     try:
         capsule = x.__dlpack__(stream=int(stream.handle))
     except (BufferError, RuntimeError, TypeError) as error:
@@ -236,7 +236,7 @@ def _of_interface(x: Any, interface: dict[str, Any], name: str) -> DeviceArray:
     if dtype.kind not in _CODES:
         raise UsageError(f"{name} is {dtype}: give float32 or uint8")
     _check_contiguous(shape, None if strides is None else tuple(each // dtype.itemsize for each in strides), name)
-    stream, theirs = _arrivals(), interface.get("stream")
+    stream, theirs = _import_stream(), interface.get("stream")
     if interface.get("version", 0) < 3:
         driver.finish()  # it says nothing of streams, so everything that was enqueued is waited for
     elif theirs is not None:

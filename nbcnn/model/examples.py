@@ -11,7 +11,7 @@ import numpy as np
 from nbcnn.datasets import arrays
 from nbcnn.datasets.arrays import Form, Forms, seen
 from nbcnn.files.errors import UsageError
-from nbcnn.gpu.arrays import DeviceArray
+from nbcnn.gpu.arrays import DeviceArray, as_device_array
 from nbcnn.model import on_gpu
 from nbcnn.nn.optim import check_number
 from nbcnn.run.net import Net
@@ -133,8 +133,9 @@ def validation_of(net: Net, form: Form | Forms, data: Any, channels_last: bool |
 
 def _pair(batch: Any) -> tuple[Any, Any]:
     """x and y of a callable's batch; y is None where it is x alone."""
-    if isinstance(batch, tuple | list) and len(batch) == 2:
-        return batch[0], batch[1]
-    if isinstance(batch, tuple):
+    if isinstance(batch, tuple) and len(batch) != 2:
         raise UsageError(f"a batch must be (x, y), or x alone, got a tuple of {len(batch)}")
-    return batch, None
+    made = tuple(batch) if isinstance(batch, tuple | list) and len(batch) == 2 else (batch, None)
+    if any(isinstance(as_device_array(each, "a batch"), DeviceArray) for each in made):
+        raise UsageError("batches of a callable are read from the host: give x.cpu(), or all examples as one array on the GPU")
+    return made[0], made[1]

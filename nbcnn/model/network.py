@@ -17,7 +17,7 @@ from nbcnn.datasets.normalisation import Normalisation
 from nbcnn.dictionary import fit as dictionary
 from nbcnn.files.errors import UsageError
 from nbcnn.files.suggest import nearest
-from nbcnn.gpu.arrays import DeviceArray, arrived
+from nbcnn.gpu.arrays import DeviceArray, as_device_array
 from nbcnn.model import files, on_gpu
 from nbcnn.model.definition import of_values, with_loss
 from nbcnn.model.evaluation import evaluated, softmax, split
@@ -274,7 +274,7 @@ class Model:
         else:
             if steps_per_epoch is not None:
                 raise UsageError("steps_per_epoch is for a callable; arrays have as many steps as batches: leave it out")
-            x, y, validation_data = on_gpu.all_arrived(x, y, validation_data)
+            x, y, validation_data = on_gpu.device_arrays(x, y, validation_data)
             x, y, validation_data, name = from_dataset(x, y, validation_data, self.loss.needs_labels)
             if isinstance(x, DeviceArray):
                 images, name = self._learn_on_gpu(x, channels_last), files.ON_GPU
@@ -417,7 +417,7 @@ class Model:
     def _outputs(self, net: Net, x: Any, batch_size: int, channels_last: bool | None) -> Any:
         check_number("predict", "batch_size", batch_size, least=1)
         assert self.form is not None
-        x = arrived(x, "examples")
+        x = as_device_array(x, "examples")
         if isinstance(x, DeviceArray):
             on_gpu.must_be_there(net)
             return inference.on_gpu(net, on_gpu.examples(x, self.form, channels_last), int(batch_size))
@@ -452,7 +452,7 @@ class Model:
         """
         if self.loss is None:
             raise UsageError("the network has no loss to evaluate")
-        x, y, _ = on_gpu.all_arrived(x, y, None)
+        x, y, _ = on_gpu.device_arrays(x, y, None)
         y = np.asarray(y) if isinstance(y, DeviceArray) and y is not x else y
         x, y, *_ = from_dataset(x, y, None, self.loss.needs_labels, test=True)
         assert self.form is not None

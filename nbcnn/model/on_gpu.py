@@ -12,17 +12,21 @@ import numpy as np
 
 from nbcnn.datasets.arrays import Form, Forms
 from nbcnn.files.errors import UsageError
-from nbcnn.gpu.arrays import DeviceArray, arrived
+from nbcnn.gpu.arrays import DeviceArray, as_device_array
 from nbcnn.run.net import Net
 
 _AS_THEY_ARE = (None, (0.0, 1.0))
 
 
-def all_arrived(x: Any, y: Any, validation: Any) -> tuple[Any, Any, Any]:
+def device_arrays(x: Any, y: Any, validation: Any) -> tuple[Any, Any, Any]:
     """x, y and validation data with what lies on the GPU as `DeviceArray`; y stays x where it is the same object."""
-    made = arrived(x, "x")
-    held = tuple(arrived(each, "validation data") for each in validation) if isinstance(validation, tuple | list) else arrived(validation)
-    return made, made if y is x else arrived(y, "y"), held
+    made = as_device_array(x, "x")
+    held = (
+        tuple(as_device_array(each, "validation data") for each in validation)
+        if isinstance(validation, tuple | list)
+        else as_device_array(validation)
+    )
+    return made, made if y is x else as_device_array(y, "y"), held
 
 
 def form_on_gpu(x: DeviceArray, shape: tuple[int, ...] | None) -> Form:

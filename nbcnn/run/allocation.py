@@ -90,11 +90,11 @@ class Allocated:
     ) -> None:
         self.device, self.bufs = net.device, dict(bufs)
         self.arena = self.device.empty(max(plan.arena_bytes for plan in plans.values()), "uint8")
-        lying = {name: array for name, array in values.items() if isinstance(array, DeviceArray)}
-        self._arrays = {name: lying[name].flat if name in lying else self.device.empty(numel(buf.shape), buf.dtype) for name, buf in bufs.items()}
+        placed = {name: array for name, array in values.items() if isinstance(array, DeviceArray)}
+        self._arrays = {name: placed[name].flat if name in placed else self.device.empty(numel(buf.shape), buf.dtype) for name, buf in bufs.items()}
         self.clear_state(but=values)
         for name, array in values.items():
-            if name in lying:
+            if name in placed:
                 array.wait(self.device.stream)
             else:
                 self.upload(name, array)

@@ -104,7 +104,7 @@ class Images:
         made = {"images": self.images} | ({} if self.targets is None else {"targets": self.targets})
         return {name: array for name, array in made.items() if not (self.streamed and name in self.sources)}
 
-    def lying(self) -> frozenset[str]:
+    def on_gpu(self) -> frozenset[str]:
         """The names of those arrays of `held` that lie on the GPU already, as arrays of the caller."""
         return frozenset(name for name, array in self.arrays().items() if isinstance(array, DeviceArray))
 
@@ -152,7 +152,7 @@ class Series:
         """Shape and dtype of what is on the device, by name."""
         return {name: (array.shape, array.dtype.name) for name, array in self.arrays().items()}
 
-    def lying(self) -> frozenset[str]:
+    def on_gpu(self) -> frozenset[str]:
         """No array of series lies on the GPU already."""
         return frozenset()
 

@@ -165,7 +165,7 @@ class TrainingSession:
 
     def _stream_instead(self) -> None:
         """Stream the data set, if that makes the training fit."""
-        if not all(isinstance(data, Images) and not data.lying() for data in self.training.sets.values()):
+        if not all(isinstance(data, Images) and not data.on_gpu() for data in self.training.sets.values()):
             return
         streamed = self.training.streamed()
         plans = streamed.plans()

@@ -10,10 +10,10 @@ import pytest
 
 from nbcnn.files.errors import UsageError
 from nbcnn.gpu import arrays, device, driver
-from nbcnn.gpu.arrays import DeviceArray, arrived
+from nbcnn.gpu.arrays import DeviceArray, as_device_array
 
 pytestmark = pytest.mark.skipif(device.SIMULATOR, reason="the simulator has arrays of its own")
-CACHES = (driver._device, driver.arch, device.shared_of_block, device.has_tma, arrays._arrivals)
+CACHES = (driver._device, driver.arch, device.shared_of_block, device.has_tma, arrays._import_stream)
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ VALUES = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
 
 def test_an_array_of_the_interface_is_taken_where_it_lies_behind_its_stream(played):
     array = on(played, VALUES)
-    found = arrived(Interface(array, stream=77))
+    found = as_device_array(Interface(array, stream=77))
     assert (found.flat.address, found.shape, found.dtype) == (array.flat.address, VALUES.shape, np.float32)
     recorded, waits, ready = played.order
     assert recorded[:2] == ("records", 77)
@@ -92,16 +92,16 @@ def test_an_array_of_the_interface_is_taken_where_it_lies_behind_its_stream(play
 
 def test_an_interface_without_a_stream_waits_for_nothing_and_an_older_one_for_everything(played):
     array, before = on(played, VALUES), played_driver.calls["cuCtxSynchronize"]
-    arrived(Interface(array))
+    as_device_array(Interface(array))
     assert played_driver.calls["cuCtxSynchronize"] == before
-    arrived(Interface(array, version=2))
+    as_device_array(Interface(array, version=2))
     assert played_driver.calls["cuCtxSynchronize"] == before + 1
 
 
 def test_dlpack_asks_the_producer_to_have_our_stream_wait(played):
     array = on(played, VALUES)
     theirs = Dlpack(array)
-    found = arrived(theirs)
+    found = as_device_array(theirs)
     assert (found.flat.address, found.shape, found.dtype) == (array.flat.address, VALUES.shape, np.float32)
     assert theirs.asked == [int(found.stream.handle)]
     np.testing.assert_array_equal(np.asarray(found[1:]), VALUES[1:])
@@ -110,7 +110,7 @@ def test_dlpack_asks_the_producer_to_have_our_stream_wait(played):
 @pytest.mark.parametrize("dtype", ["uint8", "int64", "float64", "float16", "bool"])
 def test_dtypes_come_through_dlpack(played, dtype):
     values = np.arange(6).astype(dtype)
-    np.testing.assert_array_equal(np.asarray(arrived(Dlpack(on(played, values)))), values)
+    np.testing.assert_array_equal(np.asarray(as_device_array(Dlpack(on(played, values)))), values)
 
 
 def test_memory_lives_as_long_as_whoever_has_a_capsule(played):
@@ -127,10 +127,10 @@ def test_memory_lives_as_long_as_whoever_has_a_capsule(played):
     assert len(played_driver._memory) == before - 1
 
 
-def test_what_arrived_keeps_its_owner(played):
+def test_an_imported_array_keeps_its_owner(played):
     array = on(played, VALUES)
     before = len(played_driver._memory)
-    found = arrived(Dlpack(array))
+    found = as_device_array(Dlpack(array))
     del array
     gc.collect()
     np.testing.assert_array_equal(np.asarray(found), VALUES)
@@ -158,16 +158,16 @@ def test_a_result_names_our_stream_and_has_the_consumer_wait(played):
 
 def test_arrays_of_the_host_stay_what_they_are(played):
     for each in (VALUES, [1, 2], None, "text", Dlpack(None, kind=1)):
-        assert arrived(each) is each
+        assert as_device_array(each) is each
 
 
 def test_what_cannot_be_read_where_it_lies_is_refused(played):
     array = on(played, VALUES)
     with pytest.raises(UsageError, match=r"x of shape \(2, 3, 4\) is not C-contiguous.*give x.contiguous\(\)"):
-        arrived(Interface(array, strides=(4, 8, 24)), "x")
+        as_device_array(Interface(array, strides=(4, 8, 24)), "x")
     with pytest.raises(UsageError, match="on GPU 1, and nbcnn uses the first"):
-        arrived(Dlpack(array, number=1))
-    arrived(Interface(on(played, VALUES[:1]), strides=(96, 16, 4)))  # of an axis of one the stride says nothing
+        as_device_array(Dlpack(array, number=1))
+    as_device_array(Interface(on(played, VALUES[:1]), strides=(96, 16, 4)))  # of an axis of one the stride says nothing
 
 
 def test_a_library_that_does_not_give_its_array_is_quoted(played):
@@ -176,7 +176,7 @@ def test_a_library_that_does_not_give_its_array_is_quoted(played):
             raise BufferError("Can't export tensors that require gradient, use tensor.detach()")
 
     with pytest.raises(UsageError, match=r"examples cannot be taken from .*use tensor.detach\(\)"):
-        arrived(Learning(on(played, VALUES)), "examples")
+        as_device_array(Learning(on(played, VALUES)), "examples")
 
 
 def test_parts_and_shapes(played):

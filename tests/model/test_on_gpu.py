@@ -68,6 +68,12 @@ del seen[:]
 labels = Theirs(np.arange(10, dtype=np.int64) % 3)
 history = model.fit(x, labels, epochs=1, batch_size=5, validation_data=(x, labels), verbose=0)
 assert {addresses[0] for name, addresses in seen if name == "gather_kernel"} >= {x.held.address}
+try:
+    model.fit(lambda epoch: [(x, labels)], verbose=0)
+except nbcnn.UsageError as error:
+    assert "read from the host: give x.cpu()" in str(error), error
+else:
+    raise AssertionError("a batch on the GPU was taken")
 autoencoder = nbcnn.Model([nbcnn.Conv2d(1, 3, padding=1)], "mse", mode="im2col")
 autoencoder.fit(wide, epochs=1, batch_size=5, verbose=0)
 autoencoder.fit(wide, x, epochs=1, batch_size=5, verbose=0)
