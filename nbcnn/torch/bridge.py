@@ -118,6 +118,9 @@ def _run(function: Function, part: str, tensors: dict[str, Tensor], like: Tensor
 def forward(x: Tensor, params: Sequence[Tensor], states: Sequence[Tensor], key: str, training: bool, gradients: bool) -> list[Tensor]:
     """y, what the backward pass needs of the forward one, and the new states."""
     function = _SPECS[key].function(x, training, gradients)
+    for name, tensor in zip(_SPECS[key].names, [*params, *states], strict=True):
+        if (tensor.dtype, tensor.device) != (x.dtype, x.device):
+            raise UsageError(f"the input is {x.dtype} on {x.device}, and {name} is {tensor.dtype} on {tensor.device}: module.to(x) has them alike")
     y, kept = _empty(function, x)
     new = [state.detach().clone(memory_format=torch.contiguous_format) for state in states]
     given = dict(zip(_SPECS[key].names, [*(_placed(param.detach()) for param in params), *new], strict=True))

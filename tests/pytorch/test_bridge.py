@@ -265,6 +265,8 @@ def test_a_trained_model_becomes_a_module():
         (lambda: nbcnn.torch.module(Conv2d(3, 3)), "does not know its in_channels"),
         (lambda: nbcnn.torch.module(Conv2d(3, 3, in_channels=2))(sample(1, 3, 4, 4)), "takes 2 channels, got 3"),
         (lambda: nbcnn.torch.module(ReLU())(torch.zeros(2, 3, device="meta")), "on the CPU and on the first GPU"),
+        (lambda: nbcnn.torch.module(Linear(3, in_features=5)).double()(sample(2, 5)), r"linear1.weight is torch.float64 on cpu: module.to\(x\)"),
+        (lambda: nbcnn.torch.module(Linear(3, in_features=5)).bfloat16()(sample(2, 5)), "linear1.weight is torch.bfloat16"),
         (lambda: nbcnn.torch.module(ReLU(), init="zeros"), "no initialisation 'zeros'"),
     ],
 )
