@@ -109,6 +109,7 @@ FUNCTIONS = {
     "cuDeviceGet": lambda at: (OK, at),
     "cuDevicePrimaryCtxRetain": lambda device: (OK, 1),
     "cuCtxSetCurrent": lambda context: (OK,),
+    "cuCtxSynchronize": lambda: (OK,),
     "cuDeviceGetAttribute": lambda name, device: (OK, ATTRIBUTES[name.removeprefix("CU_DEVICE_ATTRIBUTE_")]),
     "cuDeviceGetName": lambda size, device: (OK, b"NVIDIA Played".ljust(size, b"\0")),
     "cuDeviceGetUuid": lambda device: (OK, SimpleNamespace(bytes=bytes(range(16)))),

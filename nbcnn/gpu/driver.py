@@ -364,6 +364,11 @@ def synchronize(stream: Any = None) -> None:
     checked(device().api.cuStreamSynchronize(_handle(stream)), "wait for the GPU")
 
 
+def finish() -> None:
+    """Wait until everything that was put on any stream of the GPU has run."""
+    checked(device().api.cuCtxSynchronize(), "wait for the GPU")
+
+
 class Event:
     """A point between launches. It is recorded like a launch is run; in a captured graph it is a node, and every replay records it anew."""
 

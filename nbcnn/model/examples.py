@@ -11,6 +11,8 @@ import numpy as np
 from nbcnn.datasets import arrays
 from nbcnn.datasets.arrays import Form, Forms, seen
 from nbcnn.files.errors import UsageError
+from nbcnn.gpu.arrays import DeviceArray, as_device_array
+from nbcnn.model import on_gpu
 from nbcnn.nn.optim import check_number
 from nbcnn.run.net import Net
 from nbcnn.run.streaming import Batches
@@ -82,7 +84,7 @@ def batches_of(
     return hollow["images"], hollow.get("targets"), Batches(start, read, size, steps, (epoch, chain([first], items)))
 
 
-def targets_of(net: Net, y: Any, x: Any, count: int, channels_last: bool | None, name: str = "") -> np.ndarray | None:
+def targets_of(net: Net, y: Any, x: Any, count: int, channels_last: bool | None, name: str = "") -> Any:
     """What the loss compares the outputs of `count` examples with, checked; None where that is the input."""
     if len(net.output_shapes) > 1 and (y is not None or net.takes_classes):
         return _targets_of_several(net, y, count, channels_last, name)
@@ -92,6 +94,8 @@ def targets_of(net: Net, y: Any, x: Any, count: int, channels_last: bool | None,
         return arrays.labels(y, count, net.output_shape[0], name or "labels", net.plane, net.ignored)
     if net.layers[-1].needs_labels:
         raise UsageError(f"the loss {type(net.layers[-1]).__name__} is for series, which Model does not train; see nbcnn train --model s4convd")
+    if isinstance(y, DeviceArray) and y is not x:
+        return on_gpu.targets(y, count, net, name or "targets")
     if y is not None and y is not x:
         return arrays.targets(y, count, net.output_shape, channels_last=channels_last, name=name or "targets")
     if net.needs_values:
@@ -126,13 +130,15 @@ def validation_of(net: Net, form: Form | Forms, data: Any, channels_last: bool |
     else:
         x, y = data, None
     images = form.take(x, channels_last, "validation examples")
+    y = np.asarray(y) if isinstance(y, DeviceArray) else y
     return images, targets_of(net, y, x, len(images), channels_last, "validation " + ("labels" if net.takes_classes else "targets"))
 
 
 def _pair(batch: Any) -> tuple[Any, Any]:
     """x and y of a callable's batch; y is None where it is x alone."""
-    if isinstance(batch, tuple | list) and len(batch) == 2:
-        return batch[0], batch[1]
-    if isinstance(batch, tuple):
+    if isinstance(batch, tuple) and len(batch) != 2:
         raise UsageError(f"a batch must be (x, y), or x alone, got a tuple of {len(batch)}")
-    return batch, None
+    made = tuple(batch) if isinstance(batch, tuple | list) and len(batch) == 2 else (batch, None)
+    if any(isinstance(as_device_array(each, "a batch"), DeviceArray) for each in made):
+        raise UsageError("batches of a callable are read from the host: give x.cpu(), or all examples as one array on the GPU")
+    return made[0], made[1]

@@ -36,6 +36,11 @@ FORMAT = "nbcnn-model-1"
 TRAINING = "nbcnn-training-1"
 CALLABLE = "a callable"
 """The name of data that a callable yields, whose examples nobody has together."""
+ON_GPU = "GPU arrays"
+"""The name of data that lies in GPU memory, of which no checksum is taken."""
+
+COUNTERS = ".num_batches_tracked"
+"""The end of the names of PyTorch's counters of batches, one for each BatchNorm, which nbcnn has no use for."""
 
 
 @dataclass(frozen=True)
@@ -153,27 +158,32 @@ def read(path: Path) -> Saved:
 def load_weights(net: Net, path: Path, partial: bool) -> Loaded:
     """See `Model.load_weights`."""
     saved = read(found(path))
-    given, own = under("param.", saved.tensors), net.params.as_dict()
+    # A file of another program has the names of the parameters alone.
+    given = under("param.", saved.tensors) or saved.tensors
+    return take(net, given, partial, str(saved.path))
+
+
+def take(net: Net, tensors: Mapping[str, np.ndarray], partial: bool, source: str) -> Loaded:
+    """Give `net` the tensors that fit; `source` says where they are from. Raises CheckpointError as `Model.load_weights`."""
+    given, own = {name: tensor for name, tensor in tensors.items() if not name.endswith(COUNTERS)}, net.params.as_dict()
     other = tuple(name for name in own if name in given and (given[name].shape != own[name].shape or given[name].dtype != own[name].dtype))
     taken = tuple(name for name in own if name in given and name not in other)
     result = Loaded(taken, tuple(name for name in own if name not in given), tuple(name for name in given if name not in own), other)
     if not partial and (result.missing or result.unused or result.other_shape):
-        raise CheckpointError(f"{saved.path} is not of this network; partial=True takes what fits:\n{result}")
+        raise CheckpointError(f"{source} is not of this network; partial=True takes what fits:\n{result}")
     if not taken:
-        raise CheckpointError(f"nothing of {saved.path} fits this network:\n{result}")
+        raise CheckpointError(f"nothing of {source} fits this network:\n{result}")
     net.params.load_dict(own | {name: given[name] for name in taken})
     return result
 
 
-def words(
-    model: Model, session: Any, optimizer: Any, images: np.ndarray, epochs: int, batch: int, name: str
-) -> tuple[dict[str, str], dict[str, str]]:
+def words(model: Model, session: Any, optimizer: Any, images: Any, epochs: int, batch: int, name: str) -> tuple[dict[str, str], dict[str, str]]:
     """Which training this is, and how it was computed, for its checkpoints."""
     net = model.net
     identity = {
         "format": TRAINING,
         "model": OWN_MODEL,
-        "data": f"{name}, {len(images)} examples" + (f", CRC-32 {zlib.crc32(images.data):08x}" if name != CALLABLE else ""),
+        "data": f"{name}, {len(images)} examples" + (f", CRC-32 {zlib.crc32(images.data):08x}" if name not in (CALLABLE, ON_GPU) else ""),
         "batch": str(batch),
         "optimizer": type(optimizer).__name__.lower(),
         "mode": net.mode,
@@ -183,7 +193,7 @@ def words(
 
 
 def config(
-    model: Model, session: Any, optimizer: Any, images: np.ndarray, test_images: np.ndarray | None, epochs: int, batch: int, name: str
+    model: Model, session: Any, optimizer: Any, images: Any, test_images: np.ndarray | None, epochs: int, batch: int, name: str
 ) -> Mapping[str, Any]:
     """The content of a run's config.json."""
     net, rate = model.net, optimizer.lr if optimizer.lr is not None else optimizer.own_lr
@@ -209,7 +219,7 @@ def config(
         "flags": flags,
         "data": {
             "name": name,
-            "source": f"{name} given to Model.fit" if name in ("arrays", CALLABLE) else name,
+            "source": f"{name} given to Model.fit" if name in ("arrays", CALLABLE, ON_GPU) else name,
             "training_images": len(images),
             "test_images": 0 if test_images is None else len(test_images),
             "image_shape": list(net.input_shape),

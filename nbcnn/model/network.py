@@ -17,7 +17,8 @@ from nbcnn.datasets.normalisation import Normalisation
 from nbcnn.dictionary import fit as dictionary
 from nbcnn.files.errors import UsageError
 from nbcnn.files.suggest import nearest
-from nbcnn.model import files
+from nbcnn.gpu.arrays import DeviceArray, as_device_array
+from nbcnn.model import files, on_gpu
 from nbcnn.model.definition import of_values, with_loss
 from nbcnn.model.evaluation import evaluated, softmax, split
 from nbcnn.model.examples import batches_of, from_dataset, targets_of, validation_of
@@ -28,6 +29,7 @@ from nbcnn.nn.optim import FROZEN, SGD, Adam, Factor, check_number, matching
 from nbcnn.nn.params import INITS
 from nbcnn.nn.whitening import prepared
 from nbcnn.plan.graph import named
+from nbcnn.run import inference
 from nbcnn.run.explain import explain, summary
 from nbcnn.run.net import Net
 from nbcnn.run.session import TrainingSession
@@ -217,6 +219,9 @@ class Model:
         x, y             examples and what the network is to make of them. For the loss "cross_entropy" y is one class an image (N,), or one a pixel
                          (N, H, W) where the output is (classes, H, W): whole numbers from 0, or one-hot. For "mse" y is what the output is to
                          be: vectors (N, F) of floats as they are, or images, of which a byte of 255 is 1; without y the target is x itself.
+                         x and y may lie on the GPU, as C-contiguous arrays of PyTorch, CuPy or JAX, and are then trained on where they lie: x uint8
+                         or float32 (N, …), taken as it is; of y classes are checked on the host, and values are read on the GPU. They must not
+                         be written to meanwhile. Validation data is copied to the host.
                          Or x is a data set of `nbcnn.datasets`, which brings its labels, or its masks for an output (classes, H, W), and, as
                          validation data, its test images.
                          Or x is a callable: x(epoch), of epoch 0, 1, …, starts an epoch and returns its batches, each (x, y), or x alone where
@@ -254,6 +259,7 @@ class Model:
         if not isinstance(optimizer, SGD | Adam):
             raise UsageError(f"optimizer must be nbcnn.SGD(…), nbcnn.Adam(…) or nbcnn.AdamW(…), got {optimizer!r}")
         augment = augment if isinstance(augment, Augment) else Augment.parse(augment)
+        images: Any
         batches = None
         if callable(x) and not hasattr(x, "__array__"):
             if y is not None:
@@ -271,9 +277,13 @@ class Model:
                 raise UsageError("steps_per_epoch is for a callable; arrays have as many steps as batches: leave it out")
             if hasattr(x, "train_images"):  # whether its labels or its masks are wanted follows from the network's output
                 self.build(self._learn(x.train_images, channels_last).shape)
+            x, y, validation_data = on_gpu.device_arrays(x, y, validation_data)
             x, y, validation_data, name = from_dataset(x, y, validation_data, self.loss.needs_labels, self._of_pixels())
-            images = self._learn(x, channels_last).take(x, channels_last)
-            self.build(images.shape[1:])
+            if isinstance(x, DeviceArray):
+                images, name = self._learn_on_gpu(x, channels_last), files.ON_GPU
+            else:
+                images = self._learn(x, channels_last).take(x, channels_last)
+                self.build(images.shape[1:])
             targets = targets_of(self.net, y, x, len(images), channels_last)
         assert self.form is not None
         test_images, test_targets = validation_of(self.net, self.form, validation_data, channels_last)
@@ -295,9 +305,18 @@ class Model:
         assert self.form is not None
         return self.form
 
+    def _learn_on_gpu(self, x: DeviceArray, channels_last: bool | None) -> DeviceArray:
+        """Examples that lie on the GPU, checked; the network is built, and learns their form, if they are the first."""
+        if not self._learnt and not isinstance(self.form, Forms):
+            self.learn(on_gpu.form_on_gpu(x, self._net.input_shape if self._net else None))
+        assert self.form is not None
+        made = on_gpu.examples(x, self.form, channels_last)
+        on_gpu.must_be_there(self.build(made.shape[1:]).net)
+        return made
+
     def _fit(
         self,
-        data: tuple[np.ndarray, np.ndarray | None, np.ndarray | None, np.ndarray | None, Batches | None],
+        data: tuple[Any, Any, np.ndarray | None, np.ndarray | None, Batches | None],
         epochs: int,
         batch_size: int | None,
         optimizer: SGD | Adam,
@@ -311,7 +330,8 @@ class Model:
         net, batch = self.net, batches.batch if batches else int(batch_size or min(64, len(images)))
         steps = -(-len(images) // (batch * chances["accumulate"]))
         if batches is None:
-            dictionary.fit(net, images, self.seed)
+            # Patches are drawn on the host.
+            dictionary.fit(net, images if isinstance(images, np.ndarray) or dictionary.is_fitted(net) else np.asarray(images), self.seed)
         elif not dictionary.is_fitted(net):
             raise UsageError("Whiten is fitted to images before training, and x is a callable: nbcnn.dictionary.fit.fit(model.net, images) does it")
         rates = optimizer.rates(epochs * steps, steps)
@@ -391,13 +411,19 @@ class Model:
     def predict(self, x: Any, *, batch_size: int = 256, channels_last: bool | None = None) -> Any:
         """The network's output for examples or a single one, float32 (N, …): logits, reconstructions in 0..1, whatever its last layer makes.
 
-        Of several outputs a tuple of arrays. Raises UsageError for arrays of another form, or before the network is built.
+        Of several outputs a tuple of arrays. Examples that lie on the GPU, (N, …) as a C-contiguous array of PyTorch, CuPy or JAX, uint8 or float32,
+        are read there, and the output is a `nbcnn.gpu.arrays.DeviceArray`, which those take without a copy. Raises UsageError for arrays of another
+        form, or before the network is built.
         """
         return self._outputs(self.net, x, batch_size, channels_last)
 
     def _outputs(self, net: Net, x: Any, batch_size: int, channels_last: bool | None) -> Any:
         check_number("predict", "batch_size", batch_size, least=1)
         assert self.form is not None
+        x = as_device_array(x, "examples")
+        if isinstance(x, DeviceArray):
+            on_gpu.must_be_there(net)
+            return inference.on_gpu(net, on_gpu.examples(x, self.form, channels_last), int(batch_size))
         if isinstance(self.form, Form) and not (given := one_array(x, "examples")).size:
             raise UsageError(f"there is nothing to predict: the array is {given.shape}")
         return split(net.predict(self.form.take(x, channels_last), int(batch_size)), net.output_shapes)
@@ -408,12 +434,12 @@ class Model:
         Raises UsageError unless the loss is cross_entropy.
         """
         self._classifies("predict_proba")
-        return softmax(self.predict(x, batch_size=batch_size, channels_last=channels_last))
+        return softmax(np.asarray(self.predict(x, batch_size=batch_size, channels_last=channels_last)))
 
     def predict_classes(self, x: Any, *, batch_size: int = 256, channels_last: bool | None = None) -> np.ndarray:
         """The most probable class of every example, int64 (N,), or of every pixel, (N, H, W). Raises UsageError unless the loss is cross_entropy."""
         self._classifies("predict_classes")
-        return self.predict(x, batch_size=batch_size, channels_last=channels_last).argmax(1)
+        return np.asarray(self.predict(x, batch_size=batch_size, channels_last=channels_last)).argmax(1)
 
     def _classifies(self, what: str) -> None:
         if not self.net.takes_classes:
@@ -431,6 +457,8 @@ class Model:
         if self.loss is None:
             raise UsageError("the network has no loss to evaluate")
         net = self.net
+        x, y, _ = on_gpu.device_arrays(x, y, None)
+        y = np.asarray(y) if isinstance(y, DeviceArray) and y is not x else y
         x, y, *_ = from_dataset(x, y, None, self.loss.needs_labels, self._of_pixels(), test=True)
         assert self.form is not None
         images = self.form.take(x, channels_last)
@@ -450,8 +478,11 @@ class Model:
             return self._encoder(first[-1][0]).predict(images, batch)
         return self.normalisation.done(images) if self.normalisation else seen(images)
 
-    def features(self, x: Any, at: str, *, batch_size: int = 256, channels_last: bool | None = None) -> np.ndarray:
-        """The output of the layer `at` (conv1, relu1, pool1, …, as `summary` names them), float32 (N, …). Raises UsageError for another name."""
+    def features(self, x: Any, at: str, *, batch_size: int = 256, channels_last: bool | None = None) -> Any:
+        """The output of the layer `at` (conv1, relu1, pool1, …, as `summary` names them), float32 (N, …), for examples as `predict` takes them.
+
+        Raises UsageError for another name.
+        """
         return self._outputs(self._encoder(at), x, batch_size, channels_last)
 
     def _encoder(self, at: str) -> Net:
@@ -478,6 +509,7 @@ class Model:
     def load_weights(self, path: Path | str, *, partial: bool = False) -> files.Loaded:
         """Take the weights of a file, a checkpoint or a run folder, for parameters of the same name and shape.
 
+        path     also a safetensors file of another program, such as PyTorch's of a state dict, in float32, float16 or bfloat16.
         partial  take what fits and leave the rest; else all must fit. What was taken, missing, unused and of another shape is in the result,
                  whose text says it. Raises CheckpointError, and changes nothing, if not all fit (or nothing does) or the file is damaged.
         """

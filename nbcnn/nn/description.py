@@ -9,6 +9,7 @@ those that the caller gives.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import Field, fields
 from typing import Any
@@ -22,6 +23,8 @@ from nbcnn.nn.joins import Losses
 from nbcnn.nn.layers import Residual
 from nbcnn.plan.graph import ShapeError, names
 
+NAME = re.compile(r"[\w.]+")
+"""A name of a layer that a graph brings: letters, digits, underscores, and dots between the parts of another program's network."""
 KEY = "network"
 """The name under which the metadata of a file holds a network."""
 FORM = {

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from nbcnn.gpu.arrays import DeviceArray
 from nbcnn.gpu.compile_pool import compile_all
 from nbcnn.plan.graph import Buf, Plan
 from nbcnn.plan.shapes import numel
@@ -74,7 +75,8 @@ class Allocated:
 
     plans   by any key, which is their program's in `programs`.
     bufs    the Bufs that no layer owns (io, and state of the optimizer and of the data), by the names that `upload` and `download` take.
-    values  what some of them hold at first; of the others, those whose home is state hold zeros, and the rest is not initialised.
+    values  what some of them hold at first, or arrays on the device (`DeviceArray`) that stand for them; of the others, those whose home is state
+            hold zeros, and the rest is not initialised.
     parts   Bufs that are elements [start, stop) of another, of the caller's or of the flat parameters.
     """
 
@@ -83,15 +85,19 @@ class Allocated:
         net: Net,
         plans: Mapping[Any, Plan],
         bufs: Mapping[str, Buf],
-        values: Mapping[str, np.ndarray],
+        values: Mapping[str, Any],
         parts: Mapping[Buf, tuple[Buf, int, int]] | None = None,
     ) -> None:
         self.device, self.bufs = net.device, dict(bufs)
         self.arena = self.device.empty(max(plan.arena_bytes for plan in plans.values()), "uint8")
-        self._arrays = {name: self.device.empty(numel(buf.shape), buf.dtype) for name, buf in bufs.items()}
+        placed = {name: array for name, array in values.items() if isinstance(array, DeviceArray)}
+        self._arrays = {name: placed[name].flat if name in placed else self.device.empty(numel(buf.shape), buf.dtype) for name, buf in bufs.items()}
         self.clear_state(but=values)
         for name, array in values.items():
-            self.upload(name, array)
+            if name in placed:
+                array.wait(self.device.stream)
+            else:
+                self.upload(name, array)
         fixed = net.fixed() | {buf: self._arrays[name] for name, buf in bufs.items()}
         fixed |= {part: fixed[owner][start:stop] for part, (owner, start, stop) in (parts or {}).items()}
         self._fixed, self._params = fixed, net.params

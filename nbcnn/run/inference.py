@@ -9,7 +9,9 @@ import numpy as np
 
 from nbcnn.datasets import arrays
 from nbcnn.files.errors import UsageError
+from nbcnn.gpu.arrays import DeviceArray
 from nbcnn.plan.graph import Buf, Plan
+from nbcnn.plan.shapes import numel
 from nbcnn.run.allocation import Allocated, check_memory, largest_batch
 from nbcnn.run.program import Program
 
@@ -35,6 +37,26 @@ def outputs(net: Net, inputs: np.ndarray, batch: int) -> Iterator[np.ndarray]:
         held.upload("images", part)
         held.programs["predict"].replay()
         yield held.download("output").reshape(held.bufs["output"].shape)
+
+
+def on_gpu(net: Net, inputs: DeviceArray, batch: int) -> DeviceArray:
+    """The output of `inputs` (M, *shape), uint8 or float32 in GPU memory, batch by batch: read where they lie, written where they stay.
+
+    When this returns, the inputs have been read and the outputs are written. Raises MemoryPlanError if there is no room for these.
+    """
+    device, count, width, row = net.device, len(inputs), numel(net.output_shape), numel(net.input_shape)
+    # So the outputs of every batch begin at a multiple of 16 bytes, as the widest stores want it.
+    batch = -(-batch // 4) * 4 if count > batch else batch
+    check_memory(device, {"outputs": 4 * count * width}, f"the output of {count:,} examples")
+    made = device.empty(count * width, "float32")
+    inputs.wait(device.stream)
+    for start in range(0, count, batch):
+        held = _prepared(net, min(batch, count - start), inputs.dtype.name)
+        stop = min(count, start + batch)
+        arrays = {held.bufs["images"]: inputs.flat[start * row : stop * row], held.bufs["output"]: made[start * width : stop * width]}
+        held.programs["predict"].run_with(arrays)
+    device.synchronize()
+    return DeviceArray(made, (count, *net.output_shape), None, device.stream)
 
 
 def program(net: Net, batch: int) -> Program:

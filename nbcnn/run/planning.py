@@ -262,7 +262,7 @@ class Training:
 
     def memory(self, plans: Plans) -> dict[str, int]:
         """Bytes that `plans` and everything resident take, by name."""
-        held = sum(self.bufs[f"{split}.{name}"].nbytes for split, data in self.sets.items() for name in data.held())
+        held = sum(self.bufs[f"{split}.{name}"].nbytes for split, data in self.sets.items() for name in data.held().keys() - data.on_gpu())
         tables = sum(b.nbytes for name, b in self.bufs.items() if name.endswith((".order", ".state", ".sums")))
         return {
             "arena": max(plan.arena_bytes for plan in plans.values()),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -27,15 +27,11 @@ class Program:
     def __init__(self, plan: Plan, params: ParameterBuffer, arena: Any, fixed: Mapping[Buf, Any]) -> None:
         self.plan, self.device = plan, params.device
         self._params, self._arena, self._fixed = params, arena, dict(fixed)
-        for packed, pack_map in plan.packs.items():
-            index = pack_index(plan, packed, params.layout)
-            self._fixed[pack_map] = self.device.empty(index.size, "int32")
-            self.device.upload(self._fixed[pack_map], index.reshape(-1))
-        for buf in {buf.root for item in plan.steps for buf in item.step.ins if buf.root.values is not None}:
-            self._fixed[buf] = self.device.empty(len(buf.values or ()), buf.dtype)
-            self.device.upload(self._fixed[buf], np.array(buf.values, buf.dtype))
+        self._fixed |= constants(plan, params, fixed)
         self.bound: list[tuple[Planned, list[Any]]] = [(item, list(item.how.impl.bind(self._call(item)))) for item in plan.steps]
         self._replay: Callable[[], None] | None = None
+        self._segments: list[Planned | Callable[[], None]] | None = None
+        self._moved: dict[Planned, list[Any]] = {}
         self.enqueue_ms = 0.05 * len(self.launches)
 
     @property
@@ -52,8 +48,13 @@ class Program:
             return self._params.view(root.home, root.name)
         return self.device.view(self._arena, self.plan.offsets[root], numel(root.shape), root.dtype)
 
-    def _call(self, item: Planned) -> Call:
-        step = item.step
+    def _call(self, item: Planned, other: Mapping[Buf, Any] | None = None) -> Call:
+        """What the step's implementation binds; `other` has arrays in the place of some of the caller's."""
+        step, given = item.step, other or {}
+
+        def array(buf: Buf) -> Any:
+            return given[buf.root] if buf.root in given else self.array(buf)
+
         packed = scratch = None
         if item.packed is not None:
             buf, start, count = item.packed
@@ -62,8 +63,8 @@ class Program:
             scratch = self.array(item.scratch)
         return Call(
             step.op,
-            tuple(self.array(buf) for buf in step.ins),
-            tuple(self.array(buf) for buf in step.outs),
+            tuple(array(buf) for buf in step.ins),
+            tuple(array(buf) for buf in step.outs),
             tuple(buf.shape for buf in step.ins),
             tuple(buf.shape for buf in step.outs),
             step.attrs,
@@ -100,6 +101,34 @@ class Program:
             self.prepare()
         self._replay()  # type: ignore[misc]
 
+    def run_with(self, arrays: Mapping[Buf, Any]) -> None:
+        """Run the whole plan asynchronously with other arrays for some of the caller's Bufs, of which every call must name the same.
+
+        The steps that touch them are bound to these arrays; what lies between is one CUDA graph each on a GPU.
+        """
+        if self._segments is None:
+            self._segments = []
+            still: list[Any] = []
+            for item, launches in [*self.bound, (None, [])]:
+                touches = item is None or any(buf.root in arrays for buf in (*item.step.ins, *item.step.outs))
+                if not touches:
+                    still += launches
+                    continue
+                if still:
+                    self._segments.append(self.device.replayable(still))
+                    still = []
+                if item is not None:
+                    self._segments.append(item)
+        stream = getattr(self.device, "stream", 0)
+        for segment in self._segments:
+            if not isinstance(segment, Planned):
+                segment()
+                continue
+            # Kept until the next run: a launch may hold memory of its own, which its kernel still reads.
+            self._moved[segment] = list(segment.how.impl.bind(self._call(segment, arrays)))
+            for launch in self._moved[segment]:
+                launch.run(stream)
+
     def first_nonfinite(self, to_end: bool = False) -> tuple[int, str] | None:
         """Run step by step to the first that writes a NaN or Inf; its number and name, None if all results are finite.
 
@@ -120,9 +149,28 @@ class Program:
 
     def close(self) -> None:
         """Free the captured graph, and with it what it holds of other libraries' resources; the next replay captures anew."""
-        if close := getattr(self._replay, "close", None):
-            close()
-        self._replay = None
+        for held in (self._replay, *(self._segments or ())):
+            if close := getattr(held, "close", None):
+                close()
+        self._replay = self._segments = None
+
+
+def constants(plan: Plan, params: Any, known: Collection[Buf] = ()) -> dict[Buf, Any]:
+    """Arrays on the device of `params` for the constants of `plan` that are not `known` yet: index maps of packed weights, vectors of layers."""
+    made: dict[Buf, Any] = {}
+    for packed, pack_map in plan.packs.items():
+        if pack_map not in known:
+            made[pack_map] = _uploaded(params.device, pack_index(plan, packed, params.layout).reshape(-1))
+    for buf in {buf.root for item in plan.steps for buf in item.step.ins if buf.root.values is not None}:
+        if buf not in known:
+            made[buf] = _uploaded(params.device, np.array(buf.values, buf.dtype))
+    return made
+
+
+def _uploaded(device: Any, values: np.ndarray) -> Any:
+    array = device.empty(values.size, values.dtype.name)
+    device.upload(array, values)
+    return array
 
 
 def _floating(buf: Buf) -> bool:

@@ -11,6 +11,7 @@ import numpy as np
 from nbcnn.datasets.augment import Augment
 from nbcnn.datasets.normalisation import Normalisation
 from nbcnn.files.errors import UsageError
+from nbcnn.gpu.arrays import DeviceArray
 from nbcnn.plan.graph import Buf, Tape
 from nbcnn.plan.shapes import numel
 from nbcnn.run import streaming
@@ -33,6 +34,8 @@ def record_gather(tape: Tape, images: Buf, order: Buf, state: Buf, shape: tuple[
 class Images:
     """Images (M, C, H, W), or vectors (M, F), uint8 or float32, with what the loss compares the outputs with; what the network sees is normalised.
 
+    Images and targets that are values may be arrays in GPU memory (`DeviceArray`), which are then read where they lie.
+
     targets   classes int32 (M), or of pixels uint8 or int32 (M, H, W); or values, uint8 or float32 (M, *output): a byte of 255 is 1, floats are
               as they are. None: the target is the input.
     classes   the targets are classes.
@@ -42,8 +45,8 @@ class Images:
               their shapes and types.
     """
 
-    images: np.ndarray
-    targets: np.ndarray | None = None
+    images: Any
+    targets: Any = None
     normalisation: Normalisation | None = None
     streamed: int = 0
     classes: bool = True
@@ -101,6 +104,10 @@ class Images:
         made = {"images": self.images} | ({} if self.targets is None else {"targets": self.targets})
         return {name: array for name, array in made.items() if not (self.streamed and name in self.sources)}
 
+    def on_gpu(self) -> frozenset[str]:
+        """The names of those arrays of `held` that lie on the GPU already, as arrays of the caller."""
+        return frozenset(name for name, array in self.arrays().items() if isinstance(array, DeviceArray))
+
     def record(self, tape: Tape, bufs: Mapping[str, Buf], order: Buf, state: Buf, batch: int, augment: Augment) -> Batch:
         """Record the gathering of a batch from `bufs`, of the names of `held`. Raises UsageError for what `augment` cannot do to them."""
         shape, targets, tape.examples = self.images.shape[1:], self.targets, (order, state)
@@ -145,6 +152,10 @@ class Series:
         """Shape and dtype of what is on the device, by name."""
         return {name: (array.shape, array.dtype.name) for name, array in self.arrays().items()}
 
+    def on_gpu(self) -> frozenset[str]:
+        """No array of series lies on the GPU already."""
+        return frozenset()
+
     def arrays(self) -> dict[str, np.ndarray]:
         """What is resident, by name; the rows have one axis, so that no row of the op table rounds them."""
         return {"rows": self.windows.rows.reshape(-1), "targets": self.windows.targets, "starts": self.windows.starts}
@@ -162,4 +173,6 @@ def resident(
     data: Any, targets: np.ndarray | None, normalisation: Normalisation | None = None, *, classes: bool = True, batches: Any = None
 ) -> Images | Series:
     """`data` as a resident set: an array of images with its `targets`, as in `Images`, or windows, which have their own."""
-    return Images(data, targets, normalisation, classes=classes, batches=batches) if isinstance(data, np.ndarray) else Series(data)
+    if isinstance(data, np.ndarray | DeviceArray):
+        return Images(data, targets, normalisation, classes=classes, batches=batches)
+    return Series(data)

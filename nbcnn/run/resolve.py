@@ -21,16 +21,17 @@ _INDEX_LIMIT = 2**31
 def plan_on(
     row: Row,
     steps: Sequence[Step],
-    weights: Buf,
+    weights: Buf | None,
     *,
     multiprocessors: int,
     capability: tuple[int, int],
     tiles: Tiles | None = None,
     branching: bool = False,
 ) -> Plan:
-    """The plan of recorded `steps` on `row`, for a device of that size and capability; `weights` is the flat Buf of all parameters.
+    """The plan of recorded `steps` on `row`, for a device of that size and capability.
 
-    `tiles` as in `resolver`, `branching` as in `graph.lower`. Raises UsageError if a Buf is too large or no implementation supports a step.
+    `weights` is the flat Buf of all parameters, None where each has an array of its own (`nbcnn.run.function`). `tiles` as in `resolver`,
+    `branching` as in `graph.lower`. Raises UsageError if a Buf is too large or no implementation supports a step.
     """
     for step in steps:
         # A data set may be larger: the gather kernels have 64 bits for the image, and 32 within it.

@@ -19,6 +19,7 @@ import numpy as np
 from nbcnn.datasets import arrays
 from nbcnn.datasets.augment import Augment
 from nbcnn.files.errors import UsageError
+from nbcnn.gpu.arrays import DeviceArray
 from nbcnn.gpu.ranges import Mark, nothing
 from nbcnn.nn.optim import Factors, check_number
 from nbcnn.nn.params import ParameterError, under
@@ -126,7 +127,7 @@ class TrainingSession:
         self.net, self.optimizer, self.seed, self.batch, self.team = net, optimizer, seed, batch, team
         self._averaging = False  # the net has the average of its weights, and the session the weights
         self._shuffle, self._batches = shuffle and batches is None, batches
-        if net.takes_classes and isinstance(images, np.ndarray):
+        if net.takes_classes and isinstance(images, np.ndarray | DeviceArray):
             targets = labels if batches else arrays.labels(labels, len(images), net.classes, "training labels", net.plane, net.ignored)
             if test_images is not None:
                 test_targets = arrays.labels(test_labels, len(test_images), net.classes, "test labels", net.plane, net.ignored)
@@ -164,7 +165,7 @@ class TrainingSession:
 
     def _stream_instead(self) -> None:
         """Stream the data set, if that makes the training fit."""
-        if not all(isinstance(data, Images) for data in self.training.sets.values()):
+        if not all(isinstance(data, Images) and not data.on_gpu() for data in self.training.sets.values()):
             return
         streamed = self.training.streamed()
         plans = streamed.plans()

@@ -20,6 +20,7 @@ import numpy as np
 
 from nbcnn.files import atomic
 from nbcnn.plan.shapes import numel
+from nbcnn.plan.storage import decode
 
 LAST, BEST = "checkpoint-last.safetensors", "checkpoint-best.safetensors"
 
@@ -30,7 +31,10 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "I32": np.dtype("<i4"),
     "U8": np.dtype("u1"),
 }
+"""What `save` writes, by the format's names."""
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
+HALVES: dict[str, np.dtype[Any]] = {"F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
+"""What files of other programs have besides, and is read as float32, which holds every value of both. NumPy has no bfloat16: its words are kept."""
 _MAX_HEADER, _MAX_DIMENSIONS = 1 << 24, 8
 _METADATA, _SEAL, _OLDER_SEAL = "__metadata__", "seal", "sha256"
 _BEFORE_SEAL = f'{{"{_METADATA}": {{"{_SEAL}": "'.encode()
@@ -186,8 +190,16 @@ def _parse(content: bytes) -> tuple[Tensors, Metadata, memoryview]:
         at = end
     if at != len(data):
         raise CheckpointError(f"{len(data) - at:,} bytes follow the last tensor")
-    tensors = {name: np.frombuffer(data[begin:end], dtype).reshape(shape).copy() for name, (begin, end, dtype, shape) in places.items()}
-    return tensors, metadata, data
+    return {name: _values(data[begin:end], code).reshape(shape) for name, (begin, end, code, shape) in places.items()}, metadata, data
+
+
+def _values(content: memoryview, code: str) -> np.ndarray:
+    """The elements of a tensor's bytes, flat: a copy of its own, float32 of a half precision."""
+    if code == "BF16":
+        return decode(np.frombuffer(content, HALVES[code]), "bfloat16")
+    if code == "F16":
+        return np.frombuffer(content, HALVES[code]).astype(np.float32)
+    return np.frombuffer(content, DTYPES[code]).copy()
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -197,20 +209,21 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return made
 
 
-def _place(name: str, entry: Any) -> tuple[int, int, np.dtype, tuple[int, ...]]:
-    """(begin, end, dtype, shape) of one header entry, or CheckpointError with the tensor's name."""
+def _place(name: str, entry: Any) -> tuple[int, int, str, tuple[int, ...]]:
+    """(begin, end, the format's name of the dtype, shape) of one header entry, or CheckpointError with the tensor's name."""
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
         raise CheckpointError(f"tensor {name!r} needs exactly dtype, shape and data_offsets in the header")
     code, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if not isinstance(code, str) or code not in DTYPES:
-        raise CheckpointError(f"tensor {name!r} has dtype {code!r}; a checkpoint of nbcnn holds {', '.join(DTYPES)}")
+    known = DTYPES | HALVES
+    if not isinstance(code, str) or code not in known:
+        raise CheckpointError(f"tensor {name!r} has dtype {code!r}; nbcnn reads {', '.join(known)}")
     if not _counts(shape) or not _counts(offsets) or len(offsets) != 2:
         raise CheckpointError(f"tensor {name!r} has shape {shape!r} and data_offsets {offsets!r}: not lists of sizes")
     begin, end = offsets
-    nbytes = numel(tuple(shape)) * DTYPES[code].itemsize
+    nbytes = numel(tuple(shape)) * known[code].itemsize
     if end - begin != nbytes:
         raise CheckpointError(f"tensor {name!r} of {code} {shape} needs {nbytes:,} bytes, its data_offsets give {end - begin:,}")
-    return begin, end, DTYPES[code], tuple(shape)
+    return begin, end, code, tuple(shape)
 
 
 def _counts(values: Any) -> bool:

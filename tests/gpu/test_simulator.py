@@ -33,6 +33,7 @@ OF_NUMBA = ("test_compiler_door.py", "test_turns.py")
 """What descriptions become in Numba's simulator."""
 OF_OURS = ("test_in_step.py", "test_planted_faults.py")
 FURTHER = (
+    "test_callers_arrays.py",
     "test_conv_evonorm.py",
     "test_conv_evonorm_winograd.py",
     "test_conv_im2col.py",

@@ -313,6 +313,20 @@ def test_weights_are_taken_where_they_fit(tmp_path):
     assert not nbcnn.Model(network(), mode="cpu", input_shape=(1, 6, 6)).load_weights(path).missing
 
 
+def test_weights_of_another_program_have_the_names_of_the_parameters(tmp_path):
+    """A file of PyTorch names tensors as a state dict does, with a counter of batches beside the statistics of every norm."""
+    model = nbcnn.Model([Conv2d(4, 3), nbcnn.BatchNorm2d()], mode="cpu", input_shape=(1, 6, 6))
+    values = {name: array + np.float32(1) for name, array in model.net.params.as_dict().items()}
+    path = tmp_path / "other.safetensors"
+    checkpoint.save(path, values | {"batchnorm1.num_batches_tracked": np.array(3)}, {})
+    assert model.load_weights(path).taken == tuple(model.net.params.names)
+    for name, array in model.net.params.as_dict().items():
+        np.testing.assert_array_equal(array, values[name])
+    checkpoint.save(path, values | {"further": np.array(3)}, {})
+    with pytest.raises(nbcnn.CheckpointError, match="not of this network: further"):
+        model.load_weights(path)
+
+
 # -- files
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -232,6 +233,9 @@ def test_a_graph_is_data_and_back():
         again = description.loads(description.dumps(made, made.input_shape), "here")["layers"]
         assert again == made
         assert again.names == made.names
+        assert "names" not in description.wiring(made)["graph"], "files of graphs with names of kind and number are what they were"
+    other = replace(graph().sized(), called=tuple(f"layer{at}.0.conv" for at in range(len(graph().layers))))
+    assert description.loads(description.dumps(other, other.input_shape), "here")["layers"].names == other.names
 
 
 DAMAGE = {
@@ -245,6 +249,9 @@ DAMAGE = {
     "inputs": (("inputs", 0), [3, 8], "inputs of the graph must be"),
     "sizes": (("inputs", 0), [5, 6, 8], "takes 3 channels, got 5"),
     "idle": (("outputs",), [3], "leads to no output"),
+    "few names": (("names",), ["a"], "names that are not one for each"),
+    "one name twice": (("names",), ["a"] * len(graph().layers), "names that are not one for each"),
+    "a name that is a path": (("names",), ["../a", *(f"b{at}" for at in range(len(graph().layers) - 1))], "names that are not one for each"),
 }
 
 

@@ -93,6 +93,28 @@ def test_a_dtype_without_a_code_is_refused(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_half_precisions_of_other_programs_are_read_as_float32(tmp_path):
+    """Every float16 and every bfloat16 is a float32 too; the words are those of the format, little-endian."""
+    halves = np.array([1.5, -0.0, 6e-8, 65504], "<f2")
+    words = np.array([0x3FC0, 0x8000, 0x0001, 0x7F7F], "<u2")  # 1.5, −0, the least subnormal, the greatest
+    header = {"h": entry("F16", (2, 2), (0, 8)), "b": entry("BF16", (4,), (8, 16))}
+    join(tmp_path / LAST, header, halves.tobytes() + words.tobytes())
+    tensors, _ = checkpoint.load(tmp_path / LAST)
+    assert {name: (tensor.dtype, tensor.shape, tensor.flags.writeable) for name, tensor in tensors.items()} == {
+        "h": (np.float32, (2, 2), True),
+        "b": (np.float32, (4,), True),
+    }
+    np.testing.assert_array_equal(tensors["h"].reshape(-1).view(np.uint32), halves.astype(np.float32).view(np.uint32))
+    np.testing.assert_array_equal(tensors["b"].view(np.uint32), words.astype(np.uint32) << 16)
+
+
+@pytest.mark.parametrize(("dtype", "nan"), [("F16", 0x7E00), ("BF16", 0x7FC0)])
+def test_a_half_that_is_no_number_is_named(tmp_path, dtype, nan):
+    join(tmp_path / LAST, {"w": entry(dtype, (2,), (0, 4))}, np.array([0, nan], "<u2").tobytes())
+    with pytest.raises(CheckpointError, match="'w' holds 1 values that are NaN"):
+        checkpoint.load(tmp_path / LAST)
+
+
 def test_every_truncation_is_noticed(saved):
     content = saved.read_bytes()
     for length in (0, 5, 8, 20, len(content) // 2, len(content) - 1):
@@ -127,7 +149,8 @@ def entry(dtype: object = "F32", shape: object = (2,), offsets: object = (0, 8))
         (b'{"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}, "w": {}}', "twice"),
         ({"w": 3}, "'w' needs exactly"),
         ({"w": {"dtype": "F32", "shape": [2]}}, "'w' needs exactly"),
-        ({"w": entry(dtype="BF16")}, "'w' has dtype 'BF16'"),
+        ({"w": entry(dtype="F8_E4M3")}, "'w' has dtype 'F8_E4M3'"),
+        ({"w": entry(dtype="BF16")}, "'w' of BF16 .* needs 4 bytes"),
         ({"w": entry(dtype=["F32"])}, "'w' has dtype"),
         ({"w": entry(shape=[-2])}, "'w' has shape"),
         ({"w": entry(shape=[True, 2])}, "'w' has shape"),

@@ -1,0 +1,189 @@
+"""This module writes a network as a torch.fx.GraphModule: a submodule for every layer, under the layer's name, and the calls between them.
+
+Every handler of `MODULES` makes the module of PyTorch that computes what a layer does, with parameters of the same names and shapes, so that the
+weights go over as a state dict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from nbcnn.files.errors import UsageError
+from nbcnn.nn.activations import ELU, GELU, HardSwish, LeakyReLU, PReLU, ReLU, ReLU6, Sigmoid, Softmax, Swish, Tanh
+from nbcnn.nn.corruption import Dropout, MaskSquares, Noise
+from nbcnn.nn.graphs import wired
+from nbcnn.nn.joins import Add, Concat, Mul, Pad, Reshape
+from nbcnn.nn.layers import Conv2d, ConvTranspose2d, Flatten, Linear, Residual, pair
+from nbcnn.nn.norms import BatchNorm2d, EvoNormB0, EvoNormS0, GroupNorm, InstanceNorm2d, LayerNorm
+from nbcnn.nn.resampling import AvgPool2d, GlobalAvgPool2d, MaxPool2d, Resize, Upsample2d
+from nbcnn.plan.graph import layer_of
+from nbcnn.torch import Unsupported, state_dict
+from nbcnn.torch.weights import home_of
+
+
+def exported(model: Any) -> fx.GraphModule:
+    """See `nbcnn.torch.to_module`."""
+    if not hasattr(model, "net"):
+        raise UsageError(f"to_module takes a nbcnn.Model, got {type(model).__name__}")
+    writing = _Writing()
+    whole = wired(model.net.body)
+    values: dict[int, fx.Node] = {}
+    for at in range(whole.inputs):
+        values[at] = writing.graph.placeholder("x" if whole.inputs == 1 else f"x{at + 1}")
+    for name, layer, reads, writes in whole.nodes:
+        values[writes] = writing.call(layer_of(name), layer, [values[at] for at in reads])
+    if writing.problems:
+        raise Unsupported("PyTorch has no counterpart of these layers", list(dict.fromkeys(writing.problems)))
+    made = [values[at] for at in whole.outputs]
+    writing.graph.output(made[0] if len(made) == 1 else tuple(made))
+    module = fx.GraphModule(writing.root, writing.graph, "Nbcnn")
+    missing, unexpected = module.load_state_dict(state_dict(model), strict=False)
+    if unexpected or any(not name.endswith("num_batches_tracked") for name in missing):
+        raise AssertionError(f"a handler has other names than its layer: {missing} {unexpected}")
+    return module.eval()
+
+
+class _Writing:
+    """A graph of calls that is being written, and the modules that it calls."""
+
+    def __init__(self) -> None:
+        self.graph, self.root = fx.Graph(), nn.Module()
+        self.problems: list[str] = []
+
+    def call(self, name: str, layer: Any, reads: Sequence[fx.Node]) -> fx.Node:
+        """The node of a layer called on others."""
+        if isinstance(layer, Residual):
+            y = reads[0]
+            for inner, part in layer.named_body(name):
+                y = self.call(inner, part, [y])
+            return self.graph.call_function(torch.add, (y, reads[0]))
+        if type(layer) in FUNCTIONS:
+            return FUNCTIONS[type(layer)](self.graph, layer, reads)
+        if type(layer) not in MODULES:
+            self.problems.append(f"{name}: {type(layer).__name__}")
+            return reads[0]
+        home, last = home_of(self.root, name)
+        if not hasattr(home, last):
+            home.add_module(last, MODULES[type(layer)](layer))
+        if isinstance(layer, Conv2d) and layer.borders[::2] != layer.borders[1::2]:
+            # nn.Conv2d pads both sides of an axis alike.
+            reads = [_pad(self.graph, Pad(layer.borders), reads)]
+        return self.graph.call_module(name, tuple(reads))
+
+
+class EvoNormS0Module(nn.Module):
+    """γ·x·σ(v·x)/s + β, s the deviation of a group of channels of one image (arXiv:2004.02967). Shapes: (N, C, H, W) stays as it is."""
+
+    def __init__(self, channels: int, groups: int, eps: float) -> None:
+        super().__init__()
+        self.groups, self.eps = groups, eps
+        for name in ("gamma", "beta", "v"):
+            self.register_parameter(name, nn.Parameter(torch.empty(channels)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """y of images x."""
+        gamma, beta, v = (each.view(1, -1, 1, 1) for each in (self.gamma, self.beta, self.v))
+        variance = x.reshape(len(x), self.groups, -1).var(2, correction=0)
+        spread = torch.sqrt(variance + self.eps).repeat_interleave(x.shape[1] // self.groups, 1)[:, :, None, None]
+        return gamma * x * torch.sigmoid(v * x) / spread + beta
+
+
+class EvoNormB0Module(nn.Module):
+    """γ·x/max(s_B, v·x + s_I) + β; s_I the deviation of a channel of one image, s_B that of the channel over the batch, or in evaluation √running.
+
+    Shapes: (N, C, H, W) stays as it is. The source is arXiv:2004.02967.
+    """
+
+    def __init__(self, channels: int, eps: float, momentum: float) -> None:
+        super().__init__()
+        self.eps, self.momentum = eps, momentum
+        for name in ("gamma", "beta", "v"):
+            self.register_parameter(name, nn.Parameter(torch.empty(channels)))
+        self.register_buffer("running", torch.empty(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """y of images x."""
+        gamma, beta, v = (each.view(1, -1, 1, 1) for each in (self.gamma, self.beta, self.v))
+        variance = self.running
+        if self.training:
+            variance = x.var((0, 2, 3), correction=0)
+            count = x.numel() // x.shape[1]
+            with torch.no_grad():
+                self.running.lerp_(variance * (count / max(count - 1, 1)), self.momentum)
+        own = torch.sqrt(x.var((2, 3), correction=0, keepdim=True) + self.eps)
+        return gamma * x / torch.maximum(torch.sqrt(variance + self.eps).view(1, -1, 1, 1), v * x + own) + beta
+
+
+def _conv(layer: Conv2d) -> nn.Module:
+    top, bottom, left, right = layer.borders
+    padding = (top, left) if (top, left) == (bottom, right) else (0, 0)  # else a pad stands before it
+    window, stride, dilation = pair(layer.kernel_size), pair(layer.stride), pair(layer.dilation)
+    return nn.Conv2d(layer.in_channels, layer.out_channels, window, stride, padding, dilation, layer.groups, layer.bias)
+
+
+def _resize(layer: Resize) -> nn.Module:
+    down, across = pair(layer.scale_factor)
+    return nn.Upsample(scale_factor=(float(down), float(across)), mode=layer.mode, **({"align_corners": False} if layer.mode == "bilinear" else {}))
+
+
+MODULES: dict[type, Callable[[Any], nn.Module]] = {
+    Conv2d: _conv,
+    ConvTranspose2d: lambda each: nn.ConvTranspose2d(
+        each.in_channels, each.out_channels, pair(each.kernel_size), each.stride, each.padding, each.output_padding, bias=each.bias
+    ),
+    Linear: lambda each: nn.Linear(each.in_features, each.out_features, each.bias),
+    Flatten: lambda each: nn.Flatten(),
+    BatchNorm2d: lambda each: nn.BatchNorm2d(each.channels, each.eps, each.momentum),
+    GroupNorm: lambda each: nn.GroupNorm(each.num_groups, each.channels, each.eps),
+    InstanceNorm2d: lambda each: nn.InstanceNorm2d(each.channels, each.eps, affine=each.affine),
+    LayerNorm: lambda each: nn.LayerNorm(each.normalized_shape, each.eps),
+    EvoNormS0: lambda each: EvoNormS0Module(each.channels, each.groups, each.eps),
+    EvoNormB0: lambda each: EvoNormB0Module(each.channels, each.eps, each.momentum),
+    ReLU: lambda each: nn.ReLU(),
+    ReLU6: lambda each: nn.ReLU6(),
+    LeakyReLU: lambda each: nn.LeakyReLU(each.negative_slope),
+    ELU: lambda each: nn.ELU(each.alpha),
+    GELU: lambda each: nn.GELU(each.approximate),
+    Swish: lambda each: nn.SiLU(),
+    HardSwish: lambda each: nn.Hardswish(),
+    Sigmoid: lambda each: nn.Sigmoid(),
+    Tanh: lambda each: nn.Tanh(),
+    PReLU: lambda each: nn.PReLU(each.num_parameters),
+    Softmax: lambda each: nn.Softmax(1),
+    Dropout: lambda each: nn.Dropout(each.p),
+    MaxPool2d: lambda each: nn.MaxPool2d(*each.geometry(), ceil_mode=each.ceil_mode),
+    AvgPool2d: lambda each: nn.AvgPool2d(*each.geometry(), ceil_mode=each.ceil_mode, count_include_pad=each.count_include_pad),
+    Upsample2d: lambda each: nn.Upsample(scale_factor=float(each.scale_factor)),
+    Resize: _resize,
+    # They act on the examples of a data set, in training: a module has neither.
+    Noise: lambda each: nn.Identity(),
+    MaskSquares: lambda each: nn.Identity(),
+}
+"""The module of each layer that is one."""
+
+
+def _pad(graph: fx.Graph, layer: Pad, reads: Sequence[fx.Node]) -> fx.Node:
+    top, bottom, left, right = layer.sides()
+    return graph.call_function(nn.functional.pad, (reads[0], (left, right, top, bottom)), {"value": layer.value})
+
+
+def _sum(graph: fx.Graph, layer: Add, reads: Sequence[fx.Node]) -> fx.Node:
+    y = reads[0]
+    for x in reads[1:]:
+        y = graph.call_function(torch.add, (y, x))
+    return y
+
+
+FUNCTIONS: dict[type, Callable[[fx.Graph, Any, Sequence[fx.Node]], fx.Node]] = {
+    Add: _sum,
+    Mul: lambda graph, layer, reads: graph.call_function(torch.mul, tuple(reads)),
+    Concat: lambda graph, layer, reads: graph.call_function(torch.cat, (list(reads), 1)),
+    Pad: _pad,
+    Reshape: lambda graph, layer, reads: graph.call_function(torch.reshape, (reads[0], (-1, *layer.shape))),
+    GlobalAvgPool2d: lambda graph, layer, reads: graph.call_function(torch.mean, (reads[0], (2, 3))),
+}
+"""What is a function in PyTorch, not a module."""
