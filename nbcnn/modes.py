@@ -52,7 +52,7 @@ from nbcnn.ops.images import (
     whiten,
 )
 from nbcnn.ops.kernel.row import Ops, Row
-from nbcnn.ops.losses import mse, pairs, rmsle, softmax_xent, sum_losses, weighted_xent
+from nbcnn.ops.losses import pairs, rmsle, softmax_xent, sum_losses, weighted_xent
 from nbcnn.ops.norms import b0, b0_ranks, batch, dropout, fold, group, layer, s0
 from nbcnn.ops.norms import reference as evonorm
 from nbcnn.ops.products import gemm, gemm_wgmma
@@ -70,7 +70,7 @@ MODULES: tuple[ModuleType, ...] = (
     *(maxpool, avgpool, upsample, flatten, convert, gather),
     *(whiten, patches, corrupt, ksparse),
     *(mul, concat, pad, sum_losses, grouped, bias),
-    *(mse, softmax_xent, rmsle, gemm),
+    *(softmax_xent, rmsle, gemm),
     *(pairs, weighted_xent, prelu, pool, global_mean, resize),
     *(sgd, adam, grad_norm, pack_weights, advance, accumulate, ema),
 )
@@ -127,7 +127,7 @@ def _tensorcore(precision: str) -> Row:
     general = mma.ops(precision)
     general |= {
         "conv_pool_wgrad": composed.pool_wgrad(general["conv_wgrad"], unpool.IMPL),
-        "upconv_mse_fprop": composed.upconv_mse(general["upconv_fprop"], mse.FPROP, mse.DGRAD),
+        "upconv_mse_fprop": composed.upconv_mse(general["upconv_fprop"], pairs.OPS["mse_fprop"], pairs.OPS["mse_dgrad"]),
     }
     # In fp32 three channels are the CUDA cores' business: 27 products a pixel are too few to pay for splitting operands.
     thin_parts = [("im2col", thin.OPS | thin_fused.FUSED)] if precision == "fp32" else [("thin", part) for part in thin_mma.parts(precision)]

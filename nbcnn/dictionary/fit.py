@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from nbcnn.dictionary.kmeans import atoms_of, multiply, normalised
+from nbcnn.dictionary.kmeans import atoms_of, in_parts, multiply, normalised
 from nbcnn.dictionary.statistics import components, covariance, drawn_of_all, mirrored_mean, zca
 from nbcnn.files.errors import UsageError
 from nbcnn.nn.graphs import Graph
@@ -75,7 +75,7 @@ def _whitening(layer: Whiten, x: np.ndarray, seed: int, device: Any) -> tuple[np
     patches = drawn_of_all([flat.reshape(x.shape)], len(x), (size, size), count, random)
     patches -= patches.mean(0)
     # The rows of the central pixel, one for each channel.
-    rows = zca(mirrored_mean(covariance(patches, device), channels, size), layer.eps)[size * size // 2 :: size * size]
+    rows = zca(mirrored_mean(covariance(patches), channels, size), layer.eps)[size * size // 2 :: size * size]
     deviation = float((patches @ rows.T.astype(np.float32)).std())
     return mean.reshape(x.shape[1:]), (rows / (deviation or 1.0)).reshape(channels, channels, size, size)
 
@@ -101,7 +101,7 @@ def start(net: Net, images: np.ndarray, seed: int = 0, say: Say = lambda text: N
         p = _patches(net, at, images, (shape[2], shape[3]), PATCHES["wide" if wide else "start"], seed)
         mean = p.mean(0)
         p -= mean
-        axes = components(covariance(p, net.device), AXES, eps).astype(np.float32)
+        axes = components(covariance(p), AXES, eps).astype(np.float32)
         atoms = atoms_of(multiply(p, np.ascontiguousarray(axes.T), net.device), shape[0], ROUNDS * (2 if wide else 1), seed, net.device)
         filters = atoms @ axes.T
         products = multiply(p, filters, net.device)
@@ -141,8 +141,8 @@ def fit_encoder(net: Net, images: np.ndarray, seed: int = 0, say: Say = lambda t
                 say(f"{name}: {layer.out_channels} principal components")
             else:
                 atoms = atoms_of(codes, layer.out_channels, ROUNDS, seed + dictionaries, net.device)
-                products = multiply(codes[:20_000], atoms, net.device)
-                least = np.quantile(products, 1 - ACTIVE, axis=0) if dictionaries else np.full(len(atoms), DEVIATIONS * products.std())
+                products = multiply(atoms, codes[:20_000], net.device)
+                least = np.quantile(products, 1 - ACTIVE, axis=1) if dictionaries else np.full(len(atoms), DEVIATIONS * products.std())
                 _set(net, {f"{name}.weight": atoms[:, :, None, None], f"{name}.bias": -least})
                 say(f"{name}: {len(atoms):,} atoms of {len(codes):,} patches")
                 codes, dictionaries = None, dictionaries + 1
@@ -150,11 +150,16 @@ def fit_encoder(net: Net, images: np.ndarray, seed: int = 0, say: Say = lambda t
 
 def _patch_whitening(net: Net, name: str, layer: WhitenPatches, p: np.ndarray) -> np.ndarray:
     """Set the values of `layer` from patches p (n, D), which are changed; returns what it makes of them, (n, D)."""
-    p -= p.mean(1, keepdims=True)
-    p /= np.sqrt((p * p).sum(1, keepdims=True) / (p.shape[1] - 1) + layer.norm)
-    mean = p.mean(0)
-    p -= mean
-    whitening = zca(covariance(p, net.device), layer.eps)
+
+    def scale(at: slice) -> np.ndarray:
+        part = p[at]
+        part -= part.mean(1, keepdims=True)
+        part /= np.sqrt(np.einsum("ij,ij->i", part, part) / (p.shape[1] - 1) + layer.norm)[:, None]
+        return np.asarray(part.sum(0, dtype=np.float64))
+
+    mean = (sum(in_parts(scale, len(p))) / len(p)).astype(np.float32)
+    in_parts(lambda at: np.subtract(p[at], mean, out=p[at]), len(p))
+    whitening = zca(covariance(p), layer.eps)
     # Rows that sum to zero take out the mean of a patch, which the layer does not.
     rows = (whitening - whitening.mean(1, keepdims=True)).astype(np.float32)
     weight = layer.params()["weight"].shape
@@ -166,7 +171,7 @@ def _projection(net: Net, name: str, layer: Conv2d, p: np.ndarray) -> None:
     """Set `layer` to the first principal components of p (n, C), which is changed."""
     mean = p.mean(0)
     p -= mean
-    axes = components(covariance(p, net.device), layer.out_channels, 0.05).T
+    axes = components(covariance(p), layer.out_channels, 0.05).T
     _set(net, {f"{name}.weight": axes[:, :, None, None], f"{name}.bias": -axes @ mean})
 
 

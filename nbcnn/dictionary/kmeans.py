@@ -13,6 +13,7 @@ Source: A. Coates, A. Y. Ng, "Learning feature representations with k-means", 20
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,20 @@ SPREAD = 0.01
 
 def normalised(rows: np.ndarray) -> np.ndarray:
     """Rows of length 1, float32; rows of zeros stay."""
-    return np.asarray(rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12), np.float32)
+    made = np.empty(rows.shape, np.float32)
+
+    def scale(at: slice) -> None:
+        lengths = np.sqrt(np.einsum("ij,ij->i", rows[at], rows[at]))
+        made[at] = rows[at] / np.maximum(lengths, 1e-12)[:, None]
+
+    in_parts(scale, len(rows))
+    return made
+
+
+def in_parts(work: Callable[[slice], Any], count: int) -> list[Any]:
+    """What `work` returns for each part of `count` samples, in threads: one core cannot keep the memory busy."""
+    with ThreadPoolExecutor() as threads:
+        return list(threads.map(work, [slice(first, first + SAMPLES) for first in range(0, count, SAMPLES)]))
 
 
 def atoms_of(samples: np.ndarray, count: int, iterations: int, seed: int, device: Any) -> np.ndarray:
@@ -89,7 +103,8 @@ def on_gpu(samples: np.ndarray, count: int, device: Any) -> Sums:
         device.upload(array, np.ascontiguousarray(values))
         return array
 
-    held = [(len(part), uploaded(part), uploaded(part.T)) for part in parts]
+    columns = in_parts(lambda at: np.ascontiguousarray(samples[at].T), len(samples))
+    held = [(len(part), uploaded(part), uploaded(turned)) for part, turned in zip(parts, columns, strict=True)]
     atoms_there, r = device.empty(count * width, "float32"), device.empty(count * len(parts[0]), "float32")
     found = [device.empty(count * width, "float32") for _ in parts]
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from nbcnn.dictionary.kmeans import multiply
+from nbcnn.dictionary.kmeans import parts_of
 
 SINGLE = 1024
 """From so many dimensions on eigenvectors are found in float32: their error, 1e-7 of the largest eigenvalue, is far below what is added to all."""
@@ -19,30 +19,57 @@ def drawn(maps: np.ndarray, window: tuple[int, int], count: int, random: np.rand
     >>> drawn(np.zeros((2, 3, 5, 5), np.uint8), (2, 2), 7, np.random.default_rng(0)).shape
     (7, 12)
     """
+    return _windows(maps, window, _places(maps, window, count, random))
+
+
+def _places(maps: np.ndarray, window: tuple[int, int], count: int, random: np.random.Generator) -> list[np.ndarray]:
+    """Image, row and column of `count` windows, drawn at random."""
+    n, _, h, w = maps.shape
+    return [random.integers(0, extent, count) for extent in (n, h - window[0] + 1, w - window[1] + 1)]
+
+
+def _windows(maps: np.ndarray, window: tuple[int, int], places: list[np.ndarray]) -> np.ndarray:
+    """The windows at `places`, (count, C·R·S)."""
+    image, row, column = places
     windows = np.lib.stride_tricks.sliding_window_view(maps, window, axis=(2, 3))  # (N, C, P, Q, R, S)
-    n, p, q = (random.integers(0, windows.shape[axis], count) for axis in (0, 2, 3))
-    return windows[n, :, p, q].reshape(count, -1)
+    return windows[image, :, row, column].reshape(len(image), -1)
 
 
 def drawn_of_all(blocks: Iterable[np.ndarray], images: int, window: tuple[int, int], count: int, random: np.random.Generator) -> np.ndarray:
-    """`count` windows, as `drawn`, of `images` images that come in blocks; every block gives as many as its part of the images. float32."""
-    return np.concatenate(list(_drawn(blocks, images, window, count, random)))
+    """`count` windows, as `drawn`, of `images` images that come in blocks; every block gives as many as its part of the images. float32.
 
-
-def _drawn(blocks: Iterable[np.ndarray], images: int, window: tuple[int, int], count: int, random: np.random.Generator) -> Iterator[np.ndarray]:
+    Threads copy the windows of a block while the next ones are made.
+    """
     seen = given = 0
-    for block in blocks:
-        seen += len(block)
-        due = count * seen // images
-        yield drawn(block, window, due - given, random).astype(np.float32, copy=False)
-        given = due
+    made: np.ndarray | None = None
+    with ThreadPoolExecutor() as threads:
+        waiting = []
+        for block in blocks:
+            seen += len(block)
+            due = count * seen // images
+            if made is None:
+                made = np.empty((count, block.shape[1] * window[0] * window[1]), np.float32)
+            waiting.append(threads.submit(_copied, made[given:due], block, window, _places(block, window, due - given, random)))
+            given = due
+        for each in waiting:
+            each.result()
+    assert made is not None
+    return made
 
 
-def covariance(samples: np.ndarray, device: Any) -> np.ndarray:
-    """The mean of x xᵀ over the rows of `samples` (n, D), float64 (D, D); the rows are centred already."""
-    columns = np.ascontiguousarray(samples.T)
-    found = multiply(columns, columns, device).astype(np.float64) / len(samples)
-    return np.asarray((found + found.T) / 2)
+def _copied(target: np.ndarray, maps: np.ndarray, window: tuple[int, int], places: list[np.ndarray]) -> None:
+    target[...] = _windows(maps, window, places)
+
+
+def covariance(samples: np.ndarray) -> np.ndarray:
+    """The mean of x xᵀ over the rows of `samples` (n, D), float64 (D, D); the rows are centred already. Terms are added in float32 by parts.
+
+    On the host also where there is a GPU: a product of two arrays as they lie takes less time than to transpose one for the product on a GPU.
+    """
+    found = np.zeros((samples.shape[1],) * 2)
+    for part in parts_of(samples):
+        found += part.T @ part
+    return found / len(samples)
 
 
 def eigen(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

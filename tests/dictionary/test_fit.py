@@ -9,7 +9,6 @@ import nbcnn
 from nbcnn import AvgPool2d, Conv2d, KSparse, Linear, MaxPool2d, Noise, ReLU, Upsample2d, Whiten, WhitenPatches
 from nbcnn.dictionary import fit, statistics
 from nbcnn.files.errors import UsageError
-from nbcnn.gpu.device import Host
 from nbcnn.nn import whitening
 from nbcnn.run.net import Net
 
@@ -45,7 +44,7 @@ def test_windows_are_those_of_the_images(rng):
 def test_zca_whitens_and_components_are_in_order(rng):
     samples = (rng.standard_normal((4000, 6)) @ rng.standard_normal((6, 6))).astype(np.float32)
     samples -= samples.mean(0)
-    matrix = statistics.covariance(samples, Host())
+    matrix = statistics.covariance(samples)
     whitened = samples @ statistics.zca(matrix, 0.0)
     np.testing.assert_allclose(whitened.T @ whitened / len(samples), np.eye(6), atol=1e-3)
     first = samples @ statistics.components(matrix, 2, 0.0)

@@ -19,7 +19,7 @@ from nbcnn.ops.conv_norm.two_ops import conv_norm_cases
 from nbcnn.ops.images import avgpool, flatten, gather, maxpool, upsample
 from nbcnn.ops.kernel.call import is_filter
 from nbcnn.ops.kernel.case import Case
-from nbcnn.ops.losses import mse, softmax_xent
+from nbcnn.ops.losses import pairs, softmax_xent
 from nbcnn.ops.norms.reference import norm_cases
 from nbcnn.ops.products import gemm
 from nbcnn.ops.series.dwconv1d.reference import series_backward_cases, series_cases
@@ -147,7 +147,7 @@ def problem(op: str, shape: str | None = None) -> Problem:
             return Problem(op, _first(flatten.cases(((n, c, h, w),)), op), None)
         few = ((min(n, PARITY_IMAGES), c, h, w),)
         windowed = chain(maxpool.cases(few, ((2, 2),)), avgpool.cases(few, ((2, 2),)), upsample.cases(few, (2,)))
-        return Problem(op, _first(chain(activations.cases(few), add.cases(few), windowed, mse.cases(few)), op), n)
+        return Problem(op, _first(chain(activations.cases(few), add.cases(few), windowed, pairs.cases(few)), op), n)
     if kind == "product":
         m, k, n = numbers
         return Problem(op, _first(gemm.cases(((min(m, PARITY_ROWS), k, min(n, PARITY_ROWS)),)), op), None, (m, k, n))

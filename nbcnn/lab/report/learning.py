@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from nbcnn.lab.report import page
@@ -29,14 +30,16 @@ PICTURES = {
 
 
 def headline(rows: Sequence[Row]) -> Table:
-    """A line for each encoder: accuracies with all labels, their means over the seeds, and seconds."""
+    """A line for each encoder: accuracies with all labels, their means over the seeds, and the median of their seconds."""
     lines, found = [], grouped(rows)
     most = max((row["labels"] for row in rows if row["what"] == "accuracy"), default=0)
     for encoder in dict.fromkeys(row["encoder"] for row in rows if row["what"] == "accuracy"):
-        own = next(row for row in rows if row["encoder"] == encoder)
+        runs = [row for row in rows if row["encoder"] == encoder]
+        own = runs[0]
         cells = (spread(found.get((encoder, name, most), [])) for name in CLASSIFIERS)
         process = "standardised" if own["process"] == "none" else f"`{own['process']}`"
-        seconds = (f"{own[name]:.1f} s" if own[name] else "" for name in ("train_seconds", "extract_seconds"))
+        times = (median(row[name] for row in runs) for name in ("train_seconds", "extract_seconds"))
+        seconds = (f"{time:.1f} s" if time else "" for time in times)
         lines.append((encoder, process, f"{own['features']:,}", *cells, *seconds))
     return Table(HEAD, tuple(lines), 2)
 

@@ -2,6 +2,7 @@
 
 A loss is an entry of LOSSES; reference, kernels and cases of its two ops follow from it:
 
+    mse_fprop, mse_dgrad       f = (y − t)²                                   f′ = 2 (y − t)
     l1_fprop, l1_dgrad         f = |y − t|                                    f′ = sign(y − t), 0 where they are equal
     huber_fprop, huber_dgrad   f = d²/2 where |d| ≤ delta, else delta·(|d| − delta/2), d = y − t        f′ = d cut to ±delta
     bce_fprop, bce_dgrad       f = max(y, 0) − y·t + log(1 + exp(−|y|)), y a logit, t in 0..1           f′ = sigmoid(y) − t
@@ -12,7 +13,8 @@ A loss is an entry of LOSSES; reference, kernels and cases of its two ops follow
 Sources: P. J. Huber, "Robust estimation of a location parameter", 1964; the form of the binary cross-entropy that takes no exponential of a
 positive number is that of torch.nn.BCEWithLogitsLoss and tf.nn.sigmoid_cross_entropy_with_logits.
 
-f is computed in float32, in a handful of roundings, and summed in float64 in a fixed order (kernel/reduce.py). A NaN stays a NaN.
+f is computed in float32, in a handful of roundings, and summed in float64 in a fixed order (kernel/reduce.py). A NaN stays a NaN. The square of mse
+is float64: a difference rounded by a factor (1 + δ), |δ| ≤ 2^-24, has a square that is off by at most 2^-23, so the loss is within one float32 eps.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ class Pairwise:
     """A loss f with its derivative in y: an entry of LOSSES.
 
     terms, slopes    the NumPy references: (y, target, **parameters) -> the elements of f, and of f′.
-    value, gradient  the same for one element on the GPU: device functions (y, target) -> float32; with parameters, cached functions that make them.
+    value, gradient  the same for one element on the GPU: device functions (y, target) -> float32, or float64 of f; with parameters, cached functions
+                     that make them.
     parameters       f's parameters, with the values that its cases have.
     """
 
@@ -82,6 +85,21 @@ class Pairwise:
         count = numel(call.in_shapes[0])
         kernel = dgrad_kernel(self.name, self.frozen(self.gradient, call), *_kinds(call))
         return [Launch(kernel, blocks(count, 4 * THREADS), THREADS, (y, target, dy, np.int32(count), np.float32(1 / count)))]
+
+
+def _squares(y: np.ndarray, target: np.ndarray) -> np.ndarray:
+    return np.square(y - target, dtype=np.float64)
+
+
+@jit(device=True)
+def _square(y, t):
+    d = f8(y - t)
+    return d * d
+
+
+@jit(device=True)
+def _twice_the_difference(y, t):
+    return 2.0 * (y - t)
 
 
 @jit(device=True)
@@ -145,6 +163,7 @@ def _bce_gradient(y, t):
 LOSSES = {
     each.name: each
     for each in (
+        Pairwise("mse", _squares, lambda y, target: 2 * (y - target), _square, _twice_the_difference),
         Pairwise("l1", lambda y, target: np.abs(y - target), lambda y, target: np.sign(y - target), _distance, _sign),
         Pairwise(
             "huber",

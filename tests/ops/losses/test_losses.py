@@ -9,13 +9,14 @@ from compiled import assert_lean, on_every_arch
 from nbcnn.check.one_op import Bound, run_op
 from nbcnn.gpu.device import Host
 from nbcnn.ops.kernel.call import Impl, host
-from nbcnn.ops.losses import mse, softmax_xent
+from nbcnn.ops.losses import pairs, softmax_xent
 
 EPS = float(np.finfo(np.float32).eps)
+MSE = pairs.LOSSES["mse"]
 
 IMPLS = {
-    "mse_fprop": (host(mse.mse_fprop), mse.FPROP),
-    "mse_dgrad": (host(mse.mse_dgrad), mse.DGRAD),
+    "mse_fprop": (host(MSE.fprop), pairs.OPS["mse_fprop"]),
+    "mse_dgrad": (host(MSE.dgrad), pairs.OPS["mse_dgrad"]),
     "softmax_xent_fprop": (host(softmax_xent.softmax_xent_fprop), softmax_xent.OPS["softmax_xent_fprop"]),
     "softmax_xent_dgrad": (host(softmax_xent.softmax_xent_dgrad), softmax_xent.OPS["softmax_xent_dgrad"]),
 }
@@ -79,11 +80,11 @@ def test_mse_gradient_is_the_slope_of_the_loss(rng):
 
     def loss(at):
         value = np.empty(())
-        mse.mse_fprop(at, target, value)
+        MSE.fprop(at, target, value)
         return float(value)
 
     dy = np.empty_like(y)
-    mse.mse_dgrad(y, target, dy)
+    MSE.dgrad(y, target, dy)
     # A quadratic: the central difference is exact up to float64 rounding, 2^-52 / h.
     assert np.sum(dy * along) == pytest.approx(slope(loss, y, along), abs=1e-9)
 
@@ -98,12 +99,12 @@ def test_mse_of_a_value_that_is_not_finite_is_not_finite(run, rng, bad):
 
 def test_mse_of_one_small_image_is_one_launch():
     image = np.zeros((1, 3, 32, 32), np.float32)
-    assert len(Bound(mse.FPROP, "mse_fprop", [image, image], [one_loss()], device=Host()).launches) == 1
+    assert len(Bound(pairs.OPS["mse_fprop"], "mse_fprop", [image, image], [one_loss()], device=Host()).launches) == 1
 
 
 def test_mse_of_a_large_batch_repeats_bit_for_bit(gpu, rng):
     y, target = pair(rng, (1024, 3, 32, 32))
-    bound = Bound(mse.FPROP, "mse_fprop", [y, target], [one_loss()], device=gpu)
+    bound = Bound(pairs.OPS["mse_fprop"], "mse_fprop", [y, target], [one_loss()], device=gpu)
     values = []
     for _ in range(3):
         bound.run()
@@ -239,8 +240,8 @@ def test_loss_kernels_compile_without_a_stack_frame(arch):
     ten, ten_labels = np.zeros((90, 10), np.float32), np.zeros(90, np.int32)
     pixels, classes = np.zeros((2, 5, 9, 9), np.float32), np.zeros((2, 9, 9), np.int32)
     launches = (
-        launches_of(mse.FPROP, "mse_fprop", [image, image], [one_loss()])
-        + launches_of(mse.DGRAD, "mse_dgrad", [image, image], [(image.shape, "float32")])
+        launches_of(pairs.OPS["mse_fprop"], "mse_fprop", [image, image], [one_loss()])
+        + launches_of(pairs.OPS["mse_dgrad"], "mse_dgrad", [image, image], [(image.shape, "float32")])
         + launches_of(softmax_xent.OPS["softmax_xent_fprop"], "softmax_xent_fprop", [image, labels], [(image.shape, "float32"), one_loss()])
         + launches_of(softmax_xent.OPS["softmax_xent_fprop"], "softmax_xent_fprop", [ten, ten_labels], [(ten.shape, "float32"), one_loss()])
         + launches_of(softmax_xent.OPS["softmax_xent_dgrad"], "softmax_xent_dgrad", [ten, ten_labels], [(ten.shape, "float32")])

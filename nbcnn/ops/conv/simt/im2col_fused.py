@@ -30,7 +30,7 @@ from nbcnn.ops.kernel.call import Call, Impl, Launch
 from nbcnn.ops.kernel.refusals import not_nhwc
 from nbcnn.ops.kernel.tiles import partial_bytes
 from nbcnn.ops.kernel.traffic import Traffic
-from nbcnn.ops.losses import mse
+from nbcnn.ops.losses import pairs
 from nbcnn.plan.shapes import ConvShape, numel
 
 ALIGNMENT = 256
@@ -191,7 +191,7 @@ FUSED = {
     "unpool": unpool.IMPL,
     "upconv_fprop": _UP,
     "upconv_relu_fprop": _UP,
-    "upconv_mse_fprop": composed.upconv_mse(_UP, mse.FPROP, mse.DGRAD),
+    "upconv_mse_fprop": composed.upconv_mse(_UP, pairs.OPS["mse_fprop"], pairs.OPS["mse_dgrad"]),
     "upconv_dgrad": _UP_DGRAD,
     "upconv_dgrad_relu": _UP_DGRAD,
     "upconv_wgrad": Impl(bind_up_wgrad, scratch_up_wgrad, supports, traffic=traffic_up_wgrad, **choices(product_up_wgrad)),
