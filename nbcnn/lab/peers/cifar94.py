@@ -39,7 +39,7 @@ def network(images: Any) -> Any:
 
     nn = torch.nn
 
-    class Ninth(nn.Module):
+    class Ninth(torch.nn.Module):
         def forward(self, x: Any) -> Any:
             return x / 9
 

@@ -91,8 +91,8 @@ def gather(
         batch[coins] = batch[coins, :, :, ::-1]
     outside = None
     if crop or cutout:
-        coins = mirrored(index, state, flip) if flip else None
-        batch, outside = _shifted(batch, words_of(index, state, 1), coins, crop, reflect, cutout)
+        mirror = mirrored(index, state, flip) if flip else None
+        batch, outside = _shifted(batch, words_of(index, state, 1), mirror, crop, reflect, cutout)
     if factor:
         by_channel = (1, -1, *(1,) * (x.ndim - 2))
         batch = (batch - np.array(shift, np.float32).reshape(by_channel)) * np.array(factor, np.float32).reshape(by_channel)
