@@ -229,8 +229,8 @@ class Model:
         callbacks        of `nbcnn.Callback`: reading, epoch, end, close. One that raises ends the training with CallbackError.
         run              a new folder for config.json, metrics, checkpoints and pictures, as train.py makes them; None writes nothing.
         flip             mirror each image with probability 1/2.
-        augment          what else is done at random to training images, as `nbcnn train --augment`: "flip:alternate,crop:4,cutout:8". What moves the
-                         pixels of an image moves those of a target that is one.
+        augment          what else is done at random to training images, as `nbcnn train --augment`: "flip:alternate,crop:4,cutout:8", or
+                         "crop:4:reflect", by reflected borders. What moves the pixels of an image moves those of a target that is one.
         shuffle          take the examples of every epoch in a new order; False takes them as they come.
         steps_per_epoch  batches of an epoch of a callable; None is len(x(epoch)).
         channels_last    whether images are (N, H, W, C); None finds out, and refuses what could be both.
@@ -412,7 +412,10 @@ class Model:
         return softmax(self.predict(x, batch_size=batch_size, channels_last=channels_last, views=views))
 
     def predict_classes(self, x: Any, *, batch_size: int = 256, channels_last: bool | None = None, views: str | Views = "") -> np.ndarray:
-        """The most probable class of every example, int64 (N,), or of every pixel, (N, H, W). Raises UsageError unless the loss is cross_entropy."""
+        """The most probable class of every example, int64 (N,), or of every pixel, (N, H, W); of `views` of the mean logits.
+
+        Raises UsageError unless the loss is cross_entropy.
+        """
         self._classifies("predict_classes")
         return self.predict(x, batch_size=batch_size, channels_last=channels_last, views=views).argmax(1)
 
