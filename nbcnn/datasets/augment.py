@@ -8,25 +8,30 @@ from nbcnn.files.errors import UsageError
 from nbcnn.files.suggest import nearest
 from nbcnn.ops.images.gather import ALTERNATE
 
-FORMS = "flip, flip:alternate, crop:N, cutout:N"
+FORMS = "flip, flip:alternate, crop:N, crop:N:reflect, cutout:N"
+ZERO, REFLECT = BORDERS = ("zero", "reflect")
 
 
 @dataclass(frozen=True)
 class Augment:
     """flip    True mirrors an image with probability 1/2; "alternate" in every other epoch, from the first or the second on by a coin of the image.
     crop    pads with so many zeros on every side and crops at random: shifts by −crop … crop pixels in both directions.
+    border  what a crop has outside of the image: "zero", or "reflect", the image reflected at its outermost pixels.
     cutout  sets a square of this side, whose centre is anywhere in the image, to zero.
 
     Random numbers follow from (seed, epoch, image) alone. Zero is what the network sees: black without normalisation, the mean colour with it.
     Raises UsageError for other values.
 
     >>> Augment.parse("flip,crop:4")
-    Augment(flip=True, crop=4, cutout=0)
+    Augment(flip=True, crop=4, cutout=0, border='zero')
+    >>> Augment.parse("crop:2:reflect").text()
+    'crop:2:reflect'
     """
 
     flip: bool | str = False
     crop: int = 0
     cutout: int = 0
+    border: str = ZERO
 
     def __post_init__(self) -> None:
         if self.flip not in (False, True, ALTERNATE):
@@ -35,6 +40,8 @@ class Augment:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 15:
                 raise UsageError(f"{name} is a number of pixels, 0 or more, got {value!r}")
+        if self.border not in BORDERS:
+            raise UsageError(f"border is {' or '.join(map(repr, BORDERS))}, got {self.border!r}{nearest(str(self.border), BORDERS)}")
 
     def __bool__(self) -> bool:
         return bool(self.flip or self.crop or self.cutout)
@@ -51,16 +58,22 @@ class Augment:
                 raise UsageError(f"{name} stands twice in {text!r}")
             if name == "flip":
                 values[name] = value or True
-            elif value.isdecimal():
-                values[name] = int(value)
-            else:
+                continue
+            value, colon, border = value.partition(":")
+            if not value.isdecimal():
                 raise UsageError(f"{part!r} needs a number of pixels, as in {name}:4")
+            values[name] = int(value)
+            if colon:
+                if name != "crop" or border not in BORDERS:
+                    raise UsageError(f"no augmentation {part!r} (there are {FORMS}){nearest(border, BORDERS)}")
+                values["border"] = border
         return cls(**values)  # type: ignore[arg-type]
 
     def text(self) -> str:
         """In the words that `parse` takes; empty if nothing is done."""
         words = ["flip" if self.flip is True else f"flip:{self.flip}"] if self.flip else []
-        return ",".join(words + [f"{name}:{getattr(self, name)}" for name in ("crop", "cutout") if getattr(self, name)])
+        words += [f"crop:{self.crop}{'' if self.border == ZERO else f':{self.border}'}"] if self.crop else []
+        return ",".join(words + ([f"cutout:{self.cutout}"] if self.cutout else []))
 
     def check(self, shape: tuple[int, ...]) -> None:
         """Raise UsageError if inputs of `shape` are no images (C, H, W), or are smaller than a shift or the square."""
@@ -87,6 +100,8 @@ class Augment:
             return {}
         if len(target) < 2 or not (self.flip or self.crop):
             return {"flip": False}
+        if self.crop and classes and self.border == REFLECT:
+            raise UsageError(f"crop:{self.crop}:reflect shifts images, and the classes of their pixels stay: leave crop out, flip is possible")
         if self.crop and classes:
             raise UsageError(f"crop:{self.crop} moves pixels in from outside of the image, and they have no class: leave crop out, flip is possible")
         if self.crop and target[1:] != shape[1:]:
@@ -94,11 +109,15 @@ class Augment:
                 f"crop:{self.crop} shifts inputs of {shape[1]}×{shape[2]} and targets of {target[1]}×{target[2]} alike, which are of another scale: "
                 "leave crop out, flip is possible"
             )
-        return {"flip": self.flip} | ({"crop": self.crop} if self.crop else {})
+        return {"flip": self.flip} | self._cropped()
 
     def attributes(self) -> dict[str, bool | str | int]:
         """The attributes of the op `gather`; `flip` always, the others where they are on."""
-        return {"flip": self.flip} | {name: getattr(self, name) for name in ("crop", "cutout") if getattr(self, name)}
+        return {"flip": self.flip} | self._cropped() | ({"cutout": self.cutout} if self.cutout else {})
+
+    def _cropped(self) -> dict[str, bool | str | int]:
+        made: dict[str, bool | str | int] = {"crop": self.crop} if self.crop else {}
+        return made | ({"reflect": True} if self.crop and self.border == REFLECT else {})
 
 
 parse = Augment.parse

@@ -9,18 +9,25 @@ import numpy as np
 
 from nbcnn.datasets.arrays import seen
 from nbcnn.files.errors import UsageError
+from nbcnn.model.views import PLAIN, Views
 from nbcnn.nn.joins import Losses
 from nbcnn.run.net import Net
 from nbcnn.train.pixels import counts_of, mean_iou
 
 
 def evaluated(
-    net: Net, images: np.ndarray, targets: np.ndarray | None, batch: int, own_target: Callable[[np.ndarray], np.ndarray]
+    net: Net,
+    images: np.ndarray,
+    targets: np.ndarray | None,
+    batch: int,
+    own_target: Callable[[np.ndarray], np.ndarray],
+    views: Views = PLAIN,
 ) -> dict[str, float]:
     """{"loss": …}, for classes with "accuracy", of pixels also "iou" (`nbcnn.train.pixels`): of several outputs the sum of their losses, and the mean
     of their accuracies.
 
-    `targets` as the network's loss takes them, or None where `own_target` makes them of the images. Of ignored labels neither counts. Raises
+    `targets` as the network's loss takes them, or None where `own_target` makes them of the images. `views`
+    are averaged. Of ignored labels neither counts. Raises
     UsageError for a loss without `measure`, and for several outputs without a target and a loss each.
     """
     loss, shapes = net.layers[-1], net.output_shapes
@@ -35,7 +42,7 @@ def evaluated(
     pixels = np.zeros((net.classes, net.classes), np.int64) if net.takes_classes and net.plane and not several else None
     for start in range(0, len(images), batch):
         examples = images[start : start + batch]
-        made = split(net.predict(examples, batch).astype(np.float64), shapes)
+        made = split(views.predict(net, examples, batch).astype(np.float64), shapes)
         known = own_target(examples) if targets is None else targets[start : start + batch]
         if net.takes_classes:
             wanted = [known[:, at, 0] for at in range(len(parts))] if several else [known]

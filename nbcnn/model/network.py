@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +23,7 @@ from nbcnn.model.definition import of_values, with_loss
 from nbcnn.model.evaluation import evaluated, softmax, split
 from nbcnn.model.examples import batches_of, from_dataset, targets_of, validation_of
 from nbcnn.model.history import History
+from nbcnn.model.views import PLAIN, Views
 from nbcnn.nn import models
 from nbcnn.nn.graphs import Graph
 from nbcnn.nn.optim import FROZEN, SGD, Adam, Factor, check_number, matching
@@ -234,8 +235,8 @@ class Model:
         callbacks        of `nbcnn.Callback`: reading, epoch, end, close. One that raises ends the training with CallbackError.
         run              a new folder for config.json, metrics, checkpoints and pictures, as train.py makes them; None writes nothing.
         flip             mirror each image with probability 1/2.
-        augment          what else is done at random to training images, as `nbcnn train --augment`: "flip:alternate,crop:4,cutout:8". What moves the
-                         pixels of an image moves those of a target that is one.
+        augment          what else is done at random to training images, as `nbcnn train --augment`: "flip:alternate,crop:4,cutout:8", or
+                         "crop:4:reflect", by reflected borders. What moves the pixels of an image moves those of a target that is one.
         shuffle          take the examples of every epoch in a new order; False takes them as they come.
         steps_per_epoch  batches of an epoch of a callable; None is len(x(epoch)).
         channels_last    whether images are (N, H, W, C); None finds out, and refuses what could be both.
@@ -408,38 +409,46 @@ class Model:
 
     # -- what it knows
 
-    def predict(self, x: Any, *, batch_size: int = 256, channels_last: bool | None = None) -> Any:
+    def predict(self, x: Any, *, batch_size: int = 256, channels_last: bool | None = None, views: str | Views = "") -> Any:
         """The network's output for examples or a single one, float32 (N, …): logits, reconstructions in 0..1, whatever its last layer makes.
 
+        views  average the outputs over views of each image: "flip" adds its mirror image, which counts as much; "shift:1" adds the image moved by
+               one pixel down and right, and up and left, its borders reflected, which together count as much as the image in its place; or both,
+               "flip,shift:1", which costs six predictions. For outputs that are vectors.
         Of several outputs a tuple of arrays. Examples that lie on the GPU, (N, …) as a C-contiguous array of PyTorch, CuPy or JAX, uint8 or float32,
-        are read there, and the output is a `nbcnn.gpu.arrays.DeviceArray`, which those take without a copy. Raises UsageError for arrays of another
-        form, or before the network is built.
+        are read there, and the output is a `nbcnn.gpu.arrays.DeviceArray`, which those take without a copy; with `views` they are copied to the
+        host. Raises UsageError for arrays of another form, for views that do not fit, or before the network is built.
         """
-        return self._outputs(self.net, x, batch_size, channels_last)
+        return self._outputs(self.net, x, batch_size, channels_last, Views.parse(views))
 
-    def _outputs(self, net: Net, x: Any, batch_size: int, channels_last: bool | None) -> Any:
+    def _outputs(self, net: Net, x: Any, batch_size: int, channels_last: bool | None, views: Views = PLAIN) -> Any:
         check_number("predict", "batch_size", batch_size, least=1)
         assert self.form is not None
         x = as_device_array(x, "examples")
+        if isinstance(x, DeviceArray) and views != PLAIN:
+            x = np.asarray(x)
         if isinstance(x, DeviceArray):
             on_gpu.must_be_there(net)
             return inference.on_gpu(net, on_gpu.examples(x, self.form, channels_last), int(batch_size))
         if isinstance(self.form, Form) and not (given := one_array(x, "examples")).size:
             raise UsageError(f"there is nothing to predict: the array is {given.shape}")
-        return split(net.predict(self.form.take(x, channels_last), int(batch_size)), net.output_shapes)
+        return split(views.predict(net, self.form.take(x, channels_last), int(batch_size)), net.output_shapes)
 
-    def predict_proba(self, x: Any, *, batch_size: int = 256, channels_last: bool | None = None) -> np.ndarray:
-        """The probability of every class, float32 (N, classes), or of pixels (N, classes, H, W), whose sum is 1.
+    def predict_proba(self, x: Any, *, batch_size: int = 256, channels_last: bool | None = None, views: str | Views = "") -> np.ndarray:
+        """The probability of every class, float32 (N, classes), or of pixels (N, classes, H, W), whose sum is 1. Of `views` logits are averaged.
 
         Raises UsageError unless the loss is cross_entropy.
         """
         self._classifies("predict_proba")
-        return softmax(np.asarray(self.predict(x, batch_size=batch_size, channels_last=channels_last)))
+        return softmax(np.asarray(self.predict(x, batch_size=batch_size, channels_last=channels_last, views=views)))
 
-    def predict_classes(self, x: Any, *, batch_size: int = 256, channels_last: bool | None = None) -> np.ndarray:
-        """The most probable class of every example, int64 (N,), or of every pixel, (N, H, W). Raises UsageError unless the loss is cross_entropy."""
+    def predict_classes(self, x: Any, *, batch_size: int = 256, channels_last: bool | None = None, views: str | Views = "") -> np.ndarray:
+        """The most probable class of every example, int64 (N,), or of every pixel, (N, H, W); of `views` of the mean logits.
+
+        Raises UsageError unless the loss is cross_entropy.
+        """
         self._classifies("predict_classes")
-        return np.asarray(self.predict(x, batch_size=batch_size, channels_last=channels_last)).argmax(1)
+        return np.asarray(self.predict(x, batch_size=batch_size, channels_last=channels_last, views=views)).argmax(1)
 
     def _classifies(self, what: str) -> None:
         if not self.net.takes_classes:
@@ -447,12 +456,15 @@ class Model:
         if len(self.net.output_shapes) > 1:
             raise UsageError(f"{what} is for networks with one output; predict gives a tuple of all outputs of this one")
 
-    def evaluate(self, x: Any, y: Any = None, *, batch_size: int = 256, channels_last: bool | None = None) -> dict[str, float]:
+    def evaluate(
+        self, x: Any, y: Any = None, *, batch_size: int = 256, channels_last: bool | None = None, views: str | Views = ""
+    ) -> dict[str, float]:
         """The mean loss over the examples, and for classes the accuracy: {"loss": …, "accuracy": …}, of pixels also their mean intersection over
         union by class, "iou". Nothing is changed.
 
-        The loss is summed in float64 from the network's float32 outputs; of ignored labels neither counts. Raises UsageError as `predict`, for labels
-        that do not fit, and for a loss of one's own without a method measure(outputs, targets) that gives the sum of losses and what it counts.
+        The loss is summed in float64 from the network's float32 outputs; of ignored labels neither counts. `views` as in `predict`.
+        Raises UsageError as `predict`, for labels that do not fit, and for a loss of one's own without a method measure(outputs, targets) that gives
+        the sum of losses and what it counts.
         """
         if self.loss is None:
             raise UsageError("the network has no loss to evaluate")
@@ -465,7 +477,7 @@ class Model:
         if not len(images):
             raise UsageError("there is nothing to evaluate: no examples")
         targets = targets_of(net, y, x, len(images), channels_last)
-        return evaluated(net, images, targets, batch_size, lambda part: self._prepared(part, batch_size))
+        return evaluated(net, images, targets, batch_size, lambda part: self._prepared(part, batch_size), Views.parse(views))
 
     def _of_pixels(self) -> bool:
         """Whether it has one output, an image. Raises UsageError before it is built."""
@@ -505,6 +517,27 @@ class Model:
         The file is put in place whole or not at all. `nbcnn.load` makes the model of it again. Raises OSError if it cannot be written.
         """
         return files.save(self, Path(path))
+
+    def weights(self) -> dict[str, np.ndarray]:
+        """Copies of all parameters and running statistics, float32, by name ("conv1.weight"). Raises UsageError before the network is built."""
+        return self.net.params.as_dict()
+
+    def set_weights(self, tensors: Mapping[str, Any]) -> None:
+        """Replace the parameters and running statistics that are named in `tensors`, arrays of their shapes; the others stay.
+
+        Raises UsageError, and changes nothing, for a name that the network does not have, another shape, or values that are not finite float32.
+        """
+        held = self.net.params.as_dict()
+        for name, tensor in tensors.items():
+            if name not in held:
+                raise UsageError(f"the network has no parameter {name!r}{nearest(name, list(held))}; it has {', '.join(held)}")
+            with np.errstate(over="ignore"):
+                made = np.asarray(tensor, np.float32)
+            if made.shape != held[name].shape or not np.isfinite(made).all():
+                what = f"are {made.shape}, and must be {held[name].shape}" if made.shape != held[name].shape else "are not all finite as float32"
+                raise UsageError(f"the values of {name} {what}")
+            held[name] = made
+        self.net.params.load_dict(held)
 
     def load_weights(self, path: Path | str, *, partial: bool = False) -> files.Loaded:
         """Take the weights of a file, a checkpoint or a run folder, for parameters of the same name and shape.

@@ -43,7 +43,7 @@ def test_what_is_no_normalisation(mean, deviation):
         Normalisation(mean, deviation)
 
 
-@pytest.mark.parametrize("text", ["", "flip", "flip:alternate", "crop:4", "flip,crop:4,cutout:8", "cutout:3"])
+@pytest.mark.parametrize("text", ["", "flip", "flip:alternate", "crop:4", "flip,crop:4,cutout:8", "flip,crop:4:reflect,cutout:8", "cutout:3"])
 def test_an_augmentation_survives_its_text(text):
     assert Augment.parse(text).text() == text
 
@@ -55,6 +55,8 @@ def test_an_augmentation_survives_its_text(text):
         ("crop", "as in crop:4"),
         ("crop:x", "as in"),
         ("crop:-1", "as in"),
+        ("crop:2:reflex", "did you mean reflect"),
+        ("cutout:2:reflect", "no augmentation"),
         ("flip,flip", "twice"),
         ("flip:often", "flip is"),
     ],

@@ -101,7 +101,7 @@ def test_forms_of_labels_that_mean_the_same_train_alike():
         same(trained("pixels"), trained("pixels", y=form))
 
 
-@pytest.mark.parametrize("augment", ["", "flip,crop:2", "flip:alternate"])
+@pytest.mark.parametrize("augment", ["", "flip,crop:2", "flip,crop:2:reflect", "flip:alternate"])
 def test_another_image_is_moved_as_its_input_is(augment):
     """A copy of the input as target is the input as target, however it is augmented; without it the two would differ."""
     same(trained("input", augment=augment), trained("input", y=X.copy(), augment=augment))
@@ -211,6 +211,7 @@ def test_a_callable_that_diverges_says_so():
         ("pixels", {"y": CLASSES}, r"labels are \(11,\), one class a pixel is \(M, 6, 5\)"),
         ("pixels", {"y": PIXELS + 1}, r"labels\[\d+, \d+, \d+\] is 3, and the 3 classes are 0 to 2"),
         ("pixels", {"augment": "crop:2"}, "they have no class: leave crop out"),
+        ("pixels", {"augment": "crop:2:reflect"}, "the classes of their pixels stay: leave crop out"),
         ("classes", {"y": PIXELS}, "a class for each pixel is for networks whose output is"),
         ("image", {"steps_per_epoch": 3}, "steps_per_epoch is for a callable"),
     ],

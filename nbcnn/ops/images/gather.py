@@ -8,6 +8,7 @@ Targets that are images are gathered as images are, with the flip and crop of th
 
     flip      False; True: mirrored if a coin of (image, epoch) says so; "alternate": in the even epochs or in the odd ones, by a coin of the image
     crop      down and right are uniform in −crop … crop: the image is padded by that many zeros on each side and cropped at random
+    reflect   what lies outside the image is not zero but its reflection at the outermost row or column: −1 is 1, H is H − 2
     cutout    side of the square; its centre is uniform over the image, so part of it may lie outside
     shift, factor   by channel; without them uint8 is divided by 255 and float32 is taken as it is
     ring      0: `images` is the whole data set. Else it is a ring of so many images in the order of the epoch, which a feeder fills
@@ -23,7 +24,7 @@ Sources: Cutout from T. DeVries and G. W. Taylor, arXiv:1708.04552. Alternating 
 GPU", arXiv:2404.00498.
 
     gather            images (M,C,H,W) uint8, or flat float32; order (E) int32, state (8) int64 -> x (N,C,H,W)
-                      flip, crop, cutout, shift, factor, ring
+                      flip, crop, reflect, cutout, shift, factor, ring
     gather_labels     labels (M) or (M,H,W) int32 or uint8, order (E) int32, state -> y (N) or (N,H,W) int32         flip, ring
 """
 
@@ -72,6 +73,7 @@ def gather(
     *,
     flip: bool | str = False,
     crop: int = 0,
+    reflect: bool = False,
     cutout: int = 0,
     shift: tuple[float, ...] = (),
     factor: tuple[float, ...] = (),
@@ -89,7 +91,8 @@ def gather(
         batch[coins] = batch[coins, :, :, ::-1]
     outside = None
     if crop or cutout:
-        batch, outside = _shifted(batch, words_of(index, state, 1), mirrored(index, state, flip) if flip else None, crop, cutout)
+        mirror = mirrored(index, state, flip) if flip else None
+        batch, outside = _shifted(batch, words_of(index, state, 1), mirror, crop, reflect, cutout)
     if factor:
         by_channel = (1, -1, *(1,) * (x.ndim - 2))
         batch = (batch - np.array(shift, np.float32).reshape(by_channel)) * np.array(factor, np.float32).reshape(by_channel)
@@ -100,13 +103,17 @@ def gather(
     np.copyto(x, batch)
 
 
-def _shifted(batch: np.ndarray, words: tuple[np.ndarray, ...], mirror: np.ndarray | None, crop: int, cutout: int) -> tuple[np.ndarray, np.ndarray]:
+def _shifted(
+    batch: np.ndarray, words: tuple[np.ndarray, ...], mirror: np.ndarray | None, crop: int, reflect: bool, cutout: int
+) -> tuple[np.ndarray, np.ndarray]:
     """`batch` (N,C,H,W), already mirrored where `mirror` says so, at its random places; and where it is to be zero, (N,H,W)."""
     N, _, H, W = batch.shape
     down, right = ((uniform(word, 2 * crop + 1) - crop)[:, None] for word in words[:2])
     # Of a mirrored image the source is right of the mirrored column, which is left of it in the mirrored image.
     right = right if mirror is None else np.where(mirror[:, None], -right, right)
     row, column = np.arange(H) + down, np.arange(W) + right  # (N, H), (N, W)
+    if reflect:
+        row, column = (extent - 1 - np.abs(extent - 1 - np.abs(at)) for at, extent in ((row, H), (column, W)))
     outside = ((row < 0) | (row >= H))[:, :, None] | ((column < 0) | (column >= W))[:, None, :]
     moved = batch[np.arange(N)[:, None, None], :, row.clip(0, H - 1)[:, :, None], column.clip(0, W - 1)[:, None, :]]  # (N, H, W, C)
     if cutout:
@@ -154,8 +161,17 @@ def uniform_of(word, count):
     return u4((u8(word) * u8(count)) >> u8(WORD_BITS))
 
 
+@jit(device=True)
+def reflected(at, extent):
+    """The row or column `at`, uint32, reflected into 0 … extent − 1 if it lies outside by less than the extent; below 0 it has wrapped around."""
+    if at >= extent:
+        # The reflection at the far end is right of an `at` beyond it, and too large of one below 0; the reflection at 0 the other way round.
+        at = min(2 * (extent - 1) - at, u4(0) - at)
+    return at
+
+
 @functools.cache
-def gather_kernel(kind: str, layout: str, flip: bool | str, width: int, crop: int, cutout: int, source: str, ring: bool) -> Any:
+def gather_kernel(kind: str, layout: str, flip: bool | str, width: int, crop: int, reflect: bool, cutout: int, source: str, ring: bool) -> Any:
     """The kernel that writes `layout` stored as `kind`, `width` neighbours (4 or 1) a thread, with the options of this module.
 
     `source` says what an element becomes: "bytes" are divided by 255, "floats" are taken as they are, "normalised" has shift and factor.
@@ -203,6 +219,8 @@ def gather_kernel(kind: str, layout: str, flip: bool | str, width: int, crop: in
                     if mirror != 0:
                         column = W - 1 - column
                     row, column = row + down, column + right
+                    if reflect:
+                        row, column = reflected(row, H), reflected(column, W)
                     seen = seen & (row < H) & (column < W)
                     source = channel * plane + row * W + column
                 elif mirrors and mirror != 0:
@@ -264,7 +282,8 @@ def bind(call: Call) -> list[Launch]:
     if attrs.get("factor"):
         shift, factor = (constant(np.array(attrs[name], np.float32)) for name in ("shift", "factor"))
     source = "normalised" if attrs.get("factor") else "bytes" if images.dtype == np.uint8 else "floats"
-    kernel = gather_kernel(kinds(call)[1], call.layout, attrs.get("flip", False), width, crop, cutout, source, ring > 0)
+    flip, reflect = attrs.get("flip", False), bool(attrs.get("reflect"))
+    kernel = gather_kernel(kinds(call)[1], call.layout, flip, width, crop, reflect, cutout, source, ring > 0)
     grid = (N, blocks(C * H * W, THREADS * width))
     extents = (np.uint32(extent) for extent in (C, H * W, H, W, ring))
     return [Launch(kernel, grid, THREADS, (images, order, state, call.outs[0], shift, factor, *extents))]
@@ -305,6 +324,8 @@ def cases(image: tuple[int, ...] = (3, 3, 5, 4)) -> Iterator[Case]:
     moved = {"flip": ALTERNATE, "crop": 2, "cutout": 3}
     yield Case("gather", "augmented", (images, order, example_state()), ((image, "float32"),), moved)
     yield Case("gather", "augmented, normalised", (images, order, example_state()), ((image, "float32"),), moved | normal | {"flip": True})
+    reflected = moved | {"crop": min(image[2:]) - 1, "reflect": True}
+    yield Case("gather", "reflected", (images, order, example_state()), ((image, "float32"),), reflected)
     floats = (images.reshape(-1) / np.float32(7)).astype(np.float32)
     yield Case("gather", "floats in a ring", (floats, order, example_state()), ((image, "float32"),), {"ring": image[0] + 1})
     order = np.array([4, 0, 5, 1, 3, 2], np.int32)

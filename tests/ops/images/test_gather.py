@@ -155,6 +155,7 @@ def test_real_batch_equals_the_reference_bit_for_bit(gpu, rng):
 
 
 AUGMENTED = [{"flip": flip, "crop": crop, "cutout": cutout} for flip in (False, True, "alternate") for crop, cutout in ((2, 0), (0, 3), (4, 2))]
+AUGMENTED += [{"flip": flip, "crop": 4, "cutout": 2, "reflect": True} for flip in (False, True)]
 
 
 @pytest.mark.parametrize("attrs", AUGMENTED, ids=lambda attrs: "-".join(map(str, attrs.values())))
@@ -173,12 +174,15 @@ def test_augmentation_is_the_definition_pixel_by_pixel(rng, attrs):
         top, left = ((word * extent >> 32) - side // 2 for word, extent in ((c, H), (d, W)))
         mirror = bool(gather.mirrored(np.array([index]), state, attrs["flip"])[0]) if attrs["flip"] else False
         seen.add((down, right, top, left, mirror))
-        expected = np.zeros(shape, np.float32)
+        expected, source, reach = np.zeros(shape, np.float32), images[index], 0
+        if attrs.get("reflect"):
+            reach = crop
+            source = np.pad(source, ((0, 0), (reach, reach), (reach, reach)), mode="reflect")
         for h in range(H):
             for w in range(W):
                 row, column = h + down, (W - 1 - w if mirror else w) + right
-                if 0 <= row < H and 0 <= column < W and not (top <= h < top + side and left <= w < left + side):
-                    expected[:, h, w] = images[index, :, row, column].astype(np.float32) * np.float32(1 / 255)
+                if -reach <= row < H + reach and -reach <= column < W + reach and not (top <= h < top + side and left <= w < left + side):
+                    expected[:, h, w] = source[:, row + reach, column + reach].astype(np.float32) * np.float32(1 / 255)
         np.testing.assert_array_equal(got, expected)
     assert len(seen) > 1
 
@@ -214,7 +218,7 @@ def test_every_option_equals_the_reference_bit_for_bit(device, case, layout):
 def test_a_real_augmented_batch_equals_the_reference_bit_for_bit(gpu, rng):
     images, order = data(rng, 2048, (3, 32, 32))
     state, outs = state_at(position=512, epoch=7, seed=11), [((1024, 3, 32, 32), "float32")]
-    attrs = {"flip": True, "crop": 4, "cutout": 8, "shift": (125.3, 123.0, 113.9), "factor": (0.0158, 0.0161, 0.0150)}
+    attrs = {"flip": True, "crop": 4, "reflect": True, "cutout": 8, "shift": (125.3, 123.0, 113.9), "factor": (0.0158, 0.0161, 0.0150)}
     expected = np.empty(outs[0][0], np.float32)
     gather.gather(images, order, state, expected, **attrs)
     for layout in ("NCHW", "NHWC"):
@@ -270,7 +274,7 @@ def test_gather_kernels_compile_without_a_stack_frame(rng, arch, shape):
             launches += Bound(gather.OPS["gather"], "gather", [images, order, state_at()], [((2, *shape), "float32")], **options).launches
     for launch in launches:
         assert_lean(launch, arch, registers=32)
-    attrs = {"flip": True, "crop": 4, "cutout": 8, "shift": (1.0,) * 3, "factor": (2.0,) * 3, "ring": 4}
+    attrs = {"flip": True, "crop": 4, "reflect": True, "cutout": 8, "shift": (1.0,) * 3, "factor": (2.0,) * 3, "ring": 4}
     options = {"layout": "NHWC", "attrs": attrs, "device": Host()}
     (launch,) = Bound(gather.OPS["gather"], "gather", [images, order, state_at()], [((2, *shape), "float32")], **options).launches
     # Compute capability 7.5 takes 50 registers, and has 64 for each of its 1,024 threads a multiprocessor; 9.0 takes 26.
