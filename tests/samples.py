@@ -98,6 +98,21 @@ def scaling():
     return [*rows, rows[1] | strong, parity | drifts, reduced, reduced | {"form": "PyTorch eager", "ms": timing(0.036)}]
 
 
+def networks():
+    """A network that was timed with where its time goes, and one in another precision that failed parity."""
+    ours = {"what": "resnet18", "precision": "bf16", "batch": 512}
+    times = [("nbcnn tensorcore", 4.0, 900), ("PyTorch graph", 8.0, 2000), ("PyTorch compile", 6.0, 1500)]
+    rows = [
+        ours | {"form": form, "step_ms": timing(ms), "images_per_second": 512e3 / ms, "peak_bytes": mib << 20, "ratio": ms / 4.0}
+        for form, ms, mib in times
+    ]
+    spent = [("conv fprop", 20, 1.5, 1.0), ("batchnorm relu grads", 9, 0.5, 0.4)]
+    ops = [{"op": op, "steps": n, "launches": n, "ms": ms, "share": ms / 2, "floor_ms": floor, "bytes": 10**8} for op, n, ms, floor in spent]
+    steps = [{"scope": "conv1", "op": "conv_fprop", "shapes": "512×3×32×32 → 512×64×32×32", "runs_as": "thin", "ms": 0.1, "floor_ms": 0.05}]
+    rows[0] |= {"gradient_error": 0.01, "peer_error": 0.012, "launches": 237, "ops": ops, "steps": steps}
+    return [*rows, ours | {"precision": "tf32", "form": "nbcnn tensorcore", "ok": False, "why": "Apart: the gradient of conv1.weight is off"}]
+
+
 def fused(study, case, variant, ms, precision="fp32", launch="graph", items=10**9):
     """A row of a fusion section."""
     row = {"study": study, "case": case, "variant": variant, "launch": launch, "precision": precision, "ms": timing(ms), "memory_bytes": 10**6}
@@ -214,6 +229,7 @@ def every_kind():
         "features": learned(),
         "selftest": [{"what": "copy of a large array", "value": 4.2, "unit": "TB/s", "wanted": "4.0 … 4.5", "ok": True}],
         "scaling-1-2": scaling(),
+        "nets-bf16-resnet18": networks(),
         "warmup": [warmup()],
         "fusion-gemm": fusion_study("gemm"),
         "mnist-im2col-fp32": classifier(),

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from nbcnn.cli import bench_op
+from nbcnn.cli import bench_nets, bench_op
 from nbcnn.cli.errors import OK, RUNTIME, guarded
 from nbcnn.cli.flags import ENGINES, MODES, OWN_PRECISION, Parser, compare_flag, count, flag, one_of, real, results_flags, some_of
 from nbcnn.files.errors import UsageError
@@ -25,28 +25,30 @@ EXAMPLES = (
     "python -m nbcnn bench convs --mode tensorcore --precision tf32 --batch 1024 --fused",
     "python -m nbcnn bench epoch --mode tensorcore --batch 1024",
     "python -m nbcnn bench scaling --ranks 1,2,4 --precision bf16,fp32",
+    "python -m nbcnn bench nets --precision bf16,tf32 --model resnet18,examples/resnet.py:resnet --breakdown",
     "python -m nbcnn bench step --batch 1024 --compare nbcnn/lab/results/nvidia-h200.json",
 )
 LAYERS = tuple(f"conv{number}" for number in range(1, 6))
 FORMS = ("eager", "graph", "compile", "compile-max")
 RANKS = (1, 2)
 """Numbers of processes of `bench scaling`, where no flag says otherwise."""
-STUDIES = ("step", "convs", "epoch", "scaling", "warmup", "selftest")
+STUDIES = ("step", "nets", "convs", "epoch", "scaling", "warmup", "selftest")
 BELONGS = {
     **dict.fromkeys(("iters", "cache", "warmup"), ("an op", "step", "epoch")),
     "graph": ("an op", "step"),
-    **dict.fromkeys(("seconds",), ("an op", "step", "scaling")),
+    **dict.fromkeys(("seconds",), ("an op", "step", "nets", "scaling")),
     **dict.fromkeys(("shape", "ncu"), ("an op", "warmup")),
     **dict.fromkeys(("op", "sleep", "chart"), ("warmup",)),
     **dict.fromkeys(("fused", "layers"), ("convs",)),
-    "batch": ("step", "convs", "epoch", "scaling"),
+    **dict.fromkeys(("model", "image", "breakdown"), ("nets",)),
+    "batch": ("step", "nets", "convs", "epoch", "scaling"),
     "ranks": ("scaling",),
-    "forms": ("step",),
+    "forms": ("step", "nets"),
 }
 """Flags that only some benchmarks take, with those that do."""
 WHAT = (
-    "an op, such as conv_fprop; the whole training step; every layer and pass (convs); a real epoch of 50,000 images with shuffling and the last"
-    " batch; training on several GPUs (scaling);"
+    "an op, such as conv_fprop; the whole training step; that of several networks, or of your own (nets); every layer and pass (convs); a real"
+    " epoch of 50,000 images with shuffling and the last batch; training on several GPUs (scaling);"
     " why a GPU measured cold looks slow (warmup); or what this benchmark says about things known beforehand (selftest)"
 )
 
@@ -68,7 +70,7 @@ counts.metavar = "N,…"  # type: ignore[attr-defined]
 
 
 def parser() -> Parser:
-    arguments = "OP|step|convs|epoch|scaling|warmup|selftest"
+    arguments = "OP|step|nets|convs|epoch|scaling|warmup|selftest"
     made = Parser("python -m nbcnn bench", "Verify, then time; PyTorch beside it in the same run if it is installed.", EXAMPLES, arguments)
     made.add_argument("what", metavar=arguments, help=WHAT)
     group = made.add_argument_group("kernels")
@@ -76,7 +78,10 @@ def parser() -> Parser:
     flag(group, "--precision", some_of(*PRECISIONS), "what multiplications round to, ours and the peer's", OWN_PRECISION)
     flag(group, "--engine", one_of(*ENGINES), "tensorcore's kernels", "auto")
     flag(group, "--fused", bool, "convs: the fused ops of the training plan, with what they are fused with", "off")
-    flag(group, "--batch", count(1), "step, convs, epoch: images; scaling: images per GPU", "256, for scaling 1024", "images")
+    flag(group, "--batch", count(1), "step, nets, convs, epoch: images; scaling: images per GPU", "256, scaling 1024, nets their own", "images")
+    flag(group, "--model", str, "nets: networks by name, or file.py:function of your own, with commas between them", "all", metavar="NAME,…")
+    flag(group, "--image", bench_nets.image, "nets: channels, height and width for a network of your own", "3,32,32")
+    flag(group, "--breakdown", bool, "nets: where the time of our step goes, by op and by step", "off")
     flag(group, "--ranks", counts, "scaling: numbers of processes, one per GPU", "1,2")
     flag(group, "--layers", some_of(*LAYERS), "convs: only these layers", ",".join(LAYERS))
     flag(group, "--shape", str, "an op's: N,C,H,W,K[,R,S[,stride,pad]] or conv4@1024; N,C,H,W; N,F; COUNT", "256 images of conv2", metavar="SHAPE")
@@ -96,8 +101,8 @@ def parser() -> Parser:
     flag(group, "--sleep", real(0.0), "warmup: let the GPU cool down for so long", 5, "seconds")
     flag(group, "--ncu", bool, "count DRAM bytes with NVIDIA's ncu as well, of an op or in warmup", "off")
     group = made.add_argument_group("peers")
-    flag(group, "--peer", one_of("torch", "none"), "torch: PyTorch beside it in the same run, and cuDNN", "torch for step and convs, none for an op")
-    flag(group, "--forms", some_of(*FORMS), "step: PyTorch's forms; compile-max is torch.compile's max-autotune, minutes", "eager,graph,compile")
+    flag(group, "--peer", one_of("torch", "none"), "torch: PyTorch beside it in the same run, and cuDNN", "none for an op, else torch")
+    flag(group, "--forms", some_of(*FORMS), "step, nets: PyTorch's forms; compile-max, max-autotune, takes minutes", "all but compile-max")
     group = made.add_argument_group("output")
     flag(group, "--chart", str, "warmup: write the picture to this file", "none", metavar="FILE")
     results_flags(group)
@@ -125,25 +130,35 @@ def _measure(flags: SimpleNamespace) -> int:
         raise UsageError(f"nothing called {flags.what!r} to time{nearest(flags.what, (*STUDIES, *OPS))}; there are {', '.join((*STUDIES, *OPS))}")
     is_op = flags.what not in STUDIES
     _refuse_strangers(flags, "an op" if is_op else flags.what)
-    if flags.what == "scaling":
+    if flags.what in ("scaling", "nets"):
         flags.mode = _only(flags.mode, "--mode")
     elif not is_op:
         flags.mode, flags.precision = _only(flags.mode, "--mode"), _only(flags.precision, "--precision")
+    if flags.what == "nets":
+        bench_nets.check(flags)
     on_host = set(flags.modes or ()) == {"cpu"}
     flags.fresh = bench_op.first_calls(flags) if flags.what == "warmup" else None
     device = "CPU" if on_host else Gpu().device_name
     before = regressions.baseline(flags, _section(flags), device)
     flags.peer = flags.peer or ("none" if is_op or on_host else "torch")
-    if flags.peer != "none" and flags.what in ("step", "convs", "scaling", *OPS) and not peers.available():
+    if flags.peer != "none" and flags.what in ("step", "nets", "convs", "scaling", *OPS) and not peers.available():
         print(peers.MISSING, file=sys.stderr)
         flags.peer = "none"
     if flags.save:
         results.opened(device, flags.results)
-    studies = {"step": _step, "convs": _convs, "epoch": _epoch, "scaling": _scaling, "warmup": bench_op.warmup, "selftest": bench_op.selftest}
+    studies = {
+        "step": _step,
+        "nets": bench_nets.nets,
+        "convs": _convs,
+        "epoch": _epoch,
+        "scaling": _scaling,
+        "warmup": bench_op.warmup,
+        "selftest": bench_op.selftest,
+    }
     measure = studies.get(flags.what, bench_op.op)
     rows, lines = measure(flags)
     print(json.dumps(rows) if flags.json else "\n".join(lines))
-    if flags.save:
+    if flags.save and flags.what != "nets":  # which saves each network as soon as it is measured
         results.save(_section(flags), rows, device, flags.results)
     slower = before is not None and before.regressed(rows, flags)
     return RUNTIME if slower or any(row.get("ok") is False for row in rows) else OK
@@ -176,6 +191,8 @@ def _section(flags: SimpleNamespace) -> str:
         return str(flags.what)
     if flags.what == "scaling":
         return "-".join(["scaling", *map(str, flags.ranks or RANKS)])
+    if flags.what == "nets":
+        return bench_nets.section(bench_nets.names(flags)[0], (flags.precisions or bench_nets.PRECISIONS)[0], flags.batch)
     if flags.what not in STUDIES:
         return "-".join(["op", flags.what, *(flags.modes or ("im2col",)), *(flags.precisions or ()), flags.shape or "default"])
     mode, precision = flags.mode or "im2col", flags.precision

@@ -6,9 +6,9 @@ import pytest
 import samples
 
 from nbcnn.lab.measure import results
-from nbcnn.lab.report import readme, readme_laboratory, readme_series
+from nbcnn.lab.report import readme, readme_laboratory, readme_nets, readme_series
 
-TABLES = readme_laboratory.TABLES | readme_series.TABLES
+TABLES = readme_laboratory.TABLES | readme_series.TABLES | readme_nets.TABLES
 
 
 @pytest.fixture
@@ -59,6 +59,10 @@ def test_the_tables_hold_the_measured_figures(measured):
     assert "| im2col-256 | 2 | 1 | 2.0% | 0.40 … 0.40 |" in made["counters"]
     assert "| copy of a large array | 4.2 TB/s | 4.0 … 4.5 | ok |" in made["selftest"]
     assert "| 1,000 | 500.0 | 100.00 | 100.00 |" in made["warmup"]
+    assert "| resnet18 | bf16 | 512 | **4.000** | 8.000 | 6.000 | **1.50×** | 900 / 1,500 |" in made["nets"]
+    assert "| resnet18 | tf32 | 512 | not timed |  |  |  |  |" in made["nets"]
+    assert "Geometric means: bf16 1.50× over 1 network." in made["nets"]
+    assert "| `conv fprop` | 20 | 20 | 1,500.0 | 75.0% | 1,000.0 | 500.0 |" in made["nets"]
     assert "One call after 5 s of rest took 5.00 times as long as one of 1000 warm ones." in made["warmup"]
 
 

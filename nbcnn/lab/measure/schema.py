@@ -60,6 +60,7 @@ _RUNG = {
 }
 _STEP = {"form": str, "precision?": str, "batch": int, "step_ms": TIMING, "images_per_second": float, "peak_bytes": int, "ratio": float}
 _STEP |= {"iterations?": int, "over_graph?": float}
+_OP = {"op": str, "steps": int, "launches": int, "ms": float, "share": float, "floor_ms": float, "bytes": int}
 _PATH = {
     "variant": str,
     "path": str,
@@ -162,6 +163,27 @@ KINDS: dict[str, tuple[str, Any]] = {
     ),
     "compare": ("two ways to run one op", [{"op": str, "variants": [str], "times": [{"ms": TIMING}]}]),
     "selftest": ("what the benchmark says about things known beforehand", [{"what": str, "value": float, "unit": str, "ok": (bool, None)}]),
+    "nets": (
+        "training steps of networks: ours first, then PyTorch's forms; a row without times has `why`, `ops` say where ours go",
+        [
+            {
+                "what": str,
+                "form": str,
+                "precision": str,
+                "batch": int,
+                "step_ms?": TIMING,
+                "images_per_second?": float,
+                "peak_bytes?": int,
+                "ratio?": float,
+                "gradient_error?": float,
+                "peer_error?": float,
+                "launches?": int,
+                "ops?": [_OP],
+                "steps?": [{"scope": str, "op": str, "runs_as": str, "ms": float, "floor_ms": float}],
+                "why?": str,
+            }
+        ],
+    ),
     "scaling": (
         "training on several GPUs: `what` is parity, weak or strong (training steps) or all-reduce",
         [

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from nbcnn.lab.measure import schema
 from nbcnn.lab.measure.results import RESULTS
-from nbcnn.lab.report import hopper, learning, readme_onnx, readme_scaling, sections
+from nbcnn.lab.report import hopper, learning, readme_nets, readme_onnx, readme_scaling, sections
 from nbcnn.lab.report import readme_front as front
 from nbcnn.lab.report import readme_fusion as fusion
 from nbcnn.lab.report import readme_laboratory as laboratory
@@ -109,6 +109,7 @@ TABLES: dict[str, Callable[[], str]] = {
     **front.TABLES,
     **laboratory.TABLES,
     **readme_scaling.TABLES,
+    **readme_nets.TABLES,
     **fusion.TABLES,
     **series.TABLES,
     **hopper.TABLES,

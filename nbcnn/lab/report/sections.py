@@ -11,9 +11,16 @@ from statistics import mean
 from typing import Any
 
 from nbcnn.lab.report.tables import Table
+from nbcnn.lab.studies.nets import fastest, groups
 
 Row = Mapping[str, Any]
-FORMS = {"eager": "eager", "graph": "CUDA graph", "compile": "torch.compile", "compile-max": "max-autotune"}
+FORMS = {
+    "eager": "eager",
+    "graph": "CUDA graph",
+    "compile": "torch.compile",
+    "compile-graph": "the same in a CUDA graph",
+    "compile-max": "max-autotune",
+}
 """What PyTorch's forms are called in tables."""
 MEMORY = "MiB: nbcnn / it"
 """The column of memory in a comparison with one form of PyTorch."""
@@ -153,6 +160,36 @@ def _op(row: Row) -> tuple[str, ...]:
         f"{ratio['ratio']:.3f} [{ratio['low']:.3f}, {ratio['high']:.3f}]" if ratio else "",
         "" if row.get("steady", True) else "not steady",
     )
+
+
+def nets(rows: Sequence[Row]) -> Table:
+    """A line for each network and precision: our training step, each of PyTorch's forms, the ratio to the fastest of them, and memory."""
+    forms = [form for form in FORMS if any(row["form"] == f"PyTorch {form}" for row in rows)]
+    lines = (_network(ours, others, forms) for ours, others in groups(rows))
+    return Table(("network", "precision", "batch", "nbcnn ms", *(FORMS[form] for form in forms), "ours is", MEMORY), tuple(lines), 2)
+
+
+def _network(ours: Row, others: Sequence[Row], forms: Sequence[str]) -> tuple[str, ...]:
+    names, batch = (str(ours["what"]), str(ours["precision"])), f"{ours['batch']:,}"
+    if "step_ms" not in ours:
+        return (*names, batch, "not timed", *("" for _ in forms), "", "")
+    times = {row["form"].removeprefix("PyTorch "): f"{row['step_ms']['median']:,.3f}" for row in others if "step_ms" in row}
+    best = fastest(others)
+    last = ("", "") if best is None else (f"**{best['ratio']:.2f}×**", f"{ours['peak_bytes'] / 2**20:,.0f} / {best['peak_bytes'] / 2**20:,.0f}")
+    return (*names, batch, f"**{ours['step_ms']['median']:,.3f}**", *(times.get(form, "failed") for form in forms), *last)
+
+
+def spent(row: Row) -> Table:
+    """Where the time of a training step goes, by op; above the floor is what a perfect kernel would save."""
+    head = ("op", "steps", "launches", "µs", "share", "floor, µs", "above it, µs")
+    lines = (
+        (
+            *(f"`{op['op']}`", str(op["steps"]), str(op["launches"]), f"{op['ms'] * 1e3:,.1f}", f"{op['share']:.1%}"),
+            *(f"{op['floor_ms'] * 1e3:,.1f}", f"{(op['ms'] - op['floor_ms']) * 1e3:,.1f}"),
+        )
+        for op in row["ops"]
+    )
+    return Table(head, tuple(lines))
 
 
 # -- the laboratory

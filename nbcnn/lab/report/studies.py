@@ -78,6 +78,22 @@ def _classifier(source: Source) -> Parts:
         yield Missing("the MNIST classifier", "python -m nbcnn study mnist --save")
 
 
+# -- networks
+
+
+def networks(source: Source) -> Parts:
+    """Training steps of several networks beside PyTorch's, and where ours go."""
+    found = list(source.sections("nets"))
+    if not found:
+        yield Missing("training steps of several networks", "python -m nbcnn bench nets --breakdown --save")
+        return
+    yield sections.nets([row for _, rows, _ in found for row in rows]).html()
+    for name, rows, _ in found:
+        yield from (page.paragraph(f"{row['what']} {row['precision']}, {row['form']}: {row['why']}") for row in rows if "why" in row)
+        yield from (page.folded(f"{titled(name)}: where it goes", sections.spent(row).html()) for row in rows if "ops" in row)
+    yield page.provenance(found[-1][2])
+
+
 # -- several GPUs
 
 

@@ -22,12 +22,13 @@ SECTIONS: tuple[tuple[str, str, str, Callable[[Source], story.Parts]], ...] = (
     ("confusion", "Confusion matrix", "of a support vector machine on the features", story.confusion),
     ("learned", "What the encoder learned", "its features, beside controls", learning.learned),
     ("benchmarks", "Beside PyTorch and cuDNN", "training steps, epochs, single convolutions", bench.peers),
+    ("networks", "Networks", "training steps of several networks", studies.networks),
     ("series", "Series", "depthwise convolutions and S4ConvD", studies.series),
     ("fusion", "Fused kernels and small networks", "beside PyTorch and Triton", studies.fusion),
     ("scaling", "Several GPUs", "how a training scales", studies.scaling),
 )
 """In the order of the page: id, title, what the contents say about it, and the function that makes it."""
-OF_THE_DEVICE = frozenset(("ladder", "roofline", "benchmarks", "series", "fusion", "scaling"))
+OF_THE_DEVICE = frozenset(("ladder", "roofline", "benchmarks", "networks", "series", "fusion", "scaling"))
 """Sections of what was measured with the autoencoder and beside peers, which a run of another network does not show."""
 MISSING = ("missing", "What was not measured", "with the commands that measure it")
 

@@ -1,0 +1,99 @@
+"""This module is `bench nets`: it chooses networks, measures them one after another, and saves and prints their rows."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from nbcnn.files.errors import UsageError
+from nbcnn.files.suggest import nearest
+
+PRECISIONS = ("bf16", "tf32", "fp32")
+COLOUR = (3, 32, 32)
+OWN_BATCH = 256
+
+
+def image(text: str) -> tuple[int, int, int]:
+    """A converter of --image: channels, height, width."""
+    sizes = text.split(",")
+    if len(sizes) != 3 or not all(size.isdecimal() and int(size) for size in sizes):
+        raise ValueError(f"wants channels, height and width, such as 3,32,32, not {text!r}")
+    channels, height, width = map(int, sizes)
+    return channels, height, width
+
+
+image.metavar = "C,H,W"  # type: ignore[attr-defined]
+
+
+def names(flags: SimpleNamespace) -> tuple[str, ...]:
+    """The networks that --model names, or all. Raises UsageError for one that there is not."""
+    from nbcnn.cli.own_model import is_own
+    from nbcnn.lab.measure.nets import NETWORKS
+
+    wanted = tuple(flags.model.split(",")) if flags.model else tuple(NETWORKS)
+    for name in wanted:
+        if name not in NETWORKS and not is_own(name):
+            raise UsageError(
+                f"bench nets has no network {name!r}{nearest(name, list(NETWORKS))}; it has {', '.join(NETWORKS)}, and takes file.py:function"
+            )
+    return wanted
+
+
+def section(name: str, precision: str, batch: int | None) -> str:
+    """The section of the results file that one network in one precision is: of one's own the file and the function without their folders."""
+    return "-".join(["nets", precision, Path(name).name.replace(".py:", "."), *([str(batch)] if batch else [])])
+
+
+def check(flags: SimpleNamespace) -> None:
+    """Raise UsageError for flags that do not go together, before anything is measured."""
+    wanted = names(flags)
+    if flags.mode == "cpu":
+        raise UsageError("bench nets times kernels of a GPU beside PyTorch's: --mode cpu has none")
+    if flags.peer == "none":
+        raise UsageError("bench nets holds gradients against PyTorch's before it times them: leave --peer none out")
+    if flags.compare and (len(wanted) > 1 or len(flags.precision or PRECISIONS) > 1):
+        raise UsageError("--compare holds one network in one precision against its older times: give --model and --precision")
+    if "eager" in (flags.forms or ()):
+        raise UsageError("bench nets has no form eager: a CUDA graph runs the same kernels without waiting for the host")
+
+
+def nets(flags: SimpleNamespace) -> tuple[list[dict[str, Any]], list[str]]:
+    """Measure every network in every precision; what is measured is saved at once."""
+    from nbcnn.gpu.device import Gpu
+    from nbcnn.lab.measure import results
+    from nbcnn.lab.peers.nets import FORMS
+    from nbcnn.lab.peers.torch_step import MISSING
+    from nbcnn.lab.studies import nets as study
+
+    rows: list[dict[str, Any]] = []
+    began = time.perf_counter()
+    if flags.peer == "none":
+        raise RuntimeError(f"bench nets holds gradients against PyTorch's before it times them: {MISSING}")
+    device, mode = Gpu().device_name, flags.mode or "tensorcore"
+    how = {"mode": mode, "engine": flags.engine or "auto", "batch": flags.batch, "forms": flags.forms or FORMS[:2]}
+    for name in names(flags):
+        network, exact = _network(name, flags), dict[Any, Any]()
+        for precision in flags.precision or PRECISIONS:
+            found = []
+            for row in study.measure(network, precision, **how, seconds=flags.seconds or 0.7, breakdown=bool(flags.breakdown), exact=exact):
+                found.append(row)
+                said = row["why"] if "why" in row else f"{row['step_ms']['median']:.3f} ms"
+                print(f"{time.perf_counter() - began:6.1f} s  {row['what']} {precision}: {row['form']} {said}", file=sys.stderr, flush=True)
+            rows += found
+            if flags.save:
+                results.save(section(name, precision, flags.batch), found, device, flags.results)
+    return rows, study.lines(rows)
+
+
+def _network(name: str, flags: SimpleNamespace) -> Any:
+    """A network by its name, or one's own."""
+    from nbcnn.cli.own_model import is_own, layers_of
+    from nbcnn.lab.measure.nets import NETWORKS, Network
+
+    if not is_own(name):
+        return NETWORKS[name]
+    shape = flags.image or COLOUR
+    return Network(Path(name).name.replace(".py:", "."), "a network of one's own", lambda: layers_of(name, shape), shape, flags.batch or OWN_BATCH)

@@ -1,0 +1,116 @@
+"""This module computes and times training steps of PyTorch's twin of any network of ours: the gradients of a first step, then whole steps.
+
+fp32, tf32 and bf16 mean what they mean in `torch_step`: fp32 in NCHW, the others in channels_last, bf16 by autocast. fp64 is the reference that both
+libraries are held against. The images of a step lie on the GPU already, and are one batch; ours are gathered out of a resident set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from nbcnn.lab.peers.torch_step import _captured, _prepare, _time
+
+FORMS = ("graph", "compile", "compile-max")
+"""A CUDA graph of the eager step; torch.compile, as it is and as a CUDA graph; max-autotune, which takes minutes."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A training step: layers with their loss, first weights and states by name, uint8 images and their labels or targets (None: the images)."""
+
+    layers: Any
+    weights: Mapping[str, np.ndarray]
+    images: np.ndarray
+    targets: np.ndarray | None
+
+
+def gradients(problem: Problem, precision: str, device: str = "cuda") -> tuple[float, dict[str, np.ndarray]]:
+    """Loss and gradients, float64, of the first step in fp64, fp32, tf32 or bf16, by our names."""
+    twin, loss, _ = _made(problem, precision, device)
+    value = loss()
+    value.backward()
+    found = {name: tensor.grad.double().cpu().numpy() for name, tensor in twin.tensors() if tensor.requires_grad}
+    return float(value.detach()), found
+
+
+def _made(problem: Problem, precision: str, device: str) -> tuple[Any, Callable[[], Any], Any]:
+    """The twin, its loss on the batch as a function, and its parameters' optimizer, on `device`."""
+    from nbcnn.lab.peers.twin import Twin, loss_of
+
+    torch, layout = _prepare(precision)
+    exact = precision == "fp64"
+    if exact:
+        # Trying cuDNN's algorithms for one step in float64 takes longer than the step.
+        torch.backends.cudnn.benchmark, layout = False, torch.contiguous_format
+    dtype = torch.float64 if exact else torch.float32
+    twin, between = Twin(problem.layers), loss_of(problem.layers)
+    twin.load(problem.weights)
+    twin = twin.to(device, dtype).to(memory_format=layout)
+    given = torch.from_numpy(problem.images).to(device)
+    images = given.to(memory_format=layout) if given.dim() == 4 else given
+    targets = None if problem.targets is None else torch.from_numpy(problem.targets).to(device)
+    if targets is not None:
+        targets = targets.to(dtype) if targets.is_floating_point() else targets.long()
+
+    def loss() -> Any:
+        x = images.to(dtype) * (1 / 255)
+        with torch.autocast(device, dtype=torch.bfloat16, enabled=precision == "bf16"):
+            y = twin(x)
+        return between(y.to(dtype), x if targets is None else targets)
+
+    return twin, loss, lambda rate: torch.optim.SGD(twin.parameters(), lr=rate, momentum=0.9, fused=True)
+
+
+def training_steps(problem: Problem, precision: str, forms: tuple[str, ...], rate: float, seconds: float) -> Iterator[dict[str, Any]]:
+    """A row for each of `forms` of the training step by SGD with momentum 0.9: its times and the most memory that it took.
+
+    What a form raises becomes its row's `why`: torch.compile fails on networks that its CUDA graph runs.
+    """
+    import torch
+
+    for form in forms:
+        torch.compiler.reset()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        step = None
+        try:
+            step = _step(problem, precision, form, rate)
+            if form == "graph":
+                step = _captured(step)
+            yield _row(form, _time(step, seconds), len(problem.images), before)
+            if form == "compile":
+                torch.cuda.reset_peak_memory_stats()
+                step = _captured(step)
+                yield _row("compile-graph", _time(step, seconds), len(problem.images), before)
+        except Exception as error:
+            yield {"form": form, "batch": len(problem.images), "why": f"{type(error).__name__}: {error}"[:300]}
+        del step
+
+
+def _step(problem: Problem, precision: str, form: str, rate: float) -> Callable[[], None]:
+    """The training step, compiled where the form says so."""
+    import torch
+
+    _, loss, optimizer_of = _made(problem, precision, "cuda")
+    optimizer = optimizer_of(rate)
+    if form != "graph":
+        loss = torch.compile(loss, dynamic=False, mode="max-autotune" if form == "compile-max" else "default")
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        loss().backward()
+        optimizer.step()
+
+    return step
+
+
+def _row(form: str, timing: Any, batch: int, before: int) -> dict[str, Any]:
+    import torch
+
+    times = {"step_ms": timing.as_dict(), "images_per_second": batch / timing.median * 1e3}
+    return {"form": form, "batch": batch, **times, "peak_bytes": torch.cuda.max_memory_allocated() - before}

@@ -1,0 +1,31 @@
+"""The table of networks for the documentation: training steps beside PyTorch's, and where ours go. Empty as long as nothing was measured."""
+
+from __future__ import annotations
+
+from nbcnn.lab.measure.nets import NETWORKS, PRECISIONS
+from nbcnn.lab.report import sections
+from nbcnn.lab.report.tables import GPU, folded, footer, named, section
+from nbcnn.lab.studies.nets import mean_ratios
+
+
+def nets() -> str:
+    """Every network in every precision, the geometric means of the ratios, and folded below the ops of each training step."""
+    found = sorted((_place(name), name) for name in named("nets"))
+    if not found:
+        return ""
+    parts = [section(GPU, name) for _, name in found]
+    rows = [row for kept, _ in parts for row in kept]
+    intro = "**Whole training steps beside PyTorch's**, milliseconds; the ratio is that of its fastest form:\n\n"
+    means = [f"{precision} {mean:.2f}× over {count} network{'s' if count > 1 else ''}" for precision, mean, count in mean_ratios(rows)]
+    summary = f"\n\nGeometric means: {', '.join(means)}." if means else ""
+    details = [folded(f"where the time of {row['what']} in {row['precision']} goes", sections.spent(row).markdown()) for row in rows if "ops" in row]
+    return intro + sections.nets(rows).markdown() + summary + footer(*(environment for _, environment in parts)) + "\n" + "\n".join(details)
+
+
+def _place(name: str) -> tuple[int, int, str]:
+    """Where a section stands: by precision, and by network in the order of their definition, own ones last."""
+    _, precision, network, *_ = name.split("-")
+    return PRECISIONS.index(precision), list(NETWORKS).index(network) if network in NETWORKS else len(NETWORKS), network
+
+
+TABLES = {"nets": nets}
