@@ -91,7 +91,7 @@ class RBFSVC(ClassifierMixin, BaseEstimator):
         if len(self.classes_) < 2:
             raise ValueError(f"a classifier needs at least two classes, y holds {len(self.classes_)} class")
         gamma = None if self.gamma == "scale" else float(self.gamma)
-        shape = np.shape(X)[1:] if np.ndim(X) == 4 else rows.shape[1:]
+        shape = X.shape[1:] if getattr(X, "ndim", 2) == 4 else rows.shape[1:]
         process = parse(self.process or "none", shape)
         scale = process is None if self.scale is None else bool(self.scale)
         settings = pipeline.Settings(float(self.C), gamma, scale, process=process)

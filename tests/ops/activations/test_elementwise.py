@@ -10,7 +10,7 @@ from compiled import assert_lean, on_every_arch
 
 from nbcnn.check.one_op import run_op
 from nbcnn.modes import COMMON
-from nbcnn.nn import activations, series_layers  # noqa: F401  # their layers are subclasses, too
+from nbcnn.nn import activations, whitening  # noqa: F401  # their layers are subclasses, too
 from nbcnn.nn.activations import Elementwise
 from nbcnn.ops.activations import add
 from nbcnn.ops.activations.table import ACTIVATIONS, EPILOGUES, HOST, OPS, epilogue_of
@@ -58,7 +58,7 @@ def backward(name: str, dy: np.ndarray, x: np.ndarray) -> np.ndarray:
 
 def test_every_activation_has_its_ops_and_a_layer_that_reads_the_same():
     assert set(HOST) == set(OPS) == {f"{name}_{path}" for name in ACTIVATIONS for path in ("fprop", "dgrad")}
-    layers = {made.op: made for made in (*(layer() for layer in Elementwise.__subclasses__()), series_layers.GELU(approximate="tanh"))}
+    layers = {made.op: made for made in (*(layer() for layer in Elementwise.__subclasses__()), activations.GELU(approximate="tanh"))}
     assert {name: layer.reads for name, layer in layers.items()} == {name: each.reads for name, each in ACTIVATIONS.items()}
     for name, layer in layers.items():
         assert set(layer.attrs()) == set(ACTIVATIONS[name].parameters)
