@@ -40,8 +40,8 @@ from nbcnn.plan.shapes import numel
 
 THREADS = 256
 WARPS = THREADS // WARP
-BLOCKS = 2
-"""Blocks a multiprocessor: what the registers of 36 sums leave room for."""
+FEW_SUMS = 64
+"""Sums of a thread at most with which two blocks share a multiprocessor: 128 registers a thread."""
 LEAST_STEPS = 16
 """Steps of a walk that a thread should have before its sums are added to those of others."""
 
@@ -55,6 +55,11 @@ class Parts:
     columns: int
     group: int
     parts: int
+
+
+def blocks_of(sums: int) -> int:
+    """Blocks of threads with so many sums that a multiprocessor holds."""
+    return 2 if sums <= FEW_SUMS else 1
 
 
 @cache
@@ -127,11 +132,12 @@ def wgrad_kernel(walk: Walk, kind: str, lanes: int, nhwc: bool, together: int, g
 
         return four if L == 4 else one
 
-    add_lanes = unrolled([over_lanes(t) for t in range(PLACES)])
+    # In rows, because Numba resolves calls within calls by recursion, and runs out of it at about forty.
+    add_lanes = unrolled([unrolled([over_lanes(t) for t in range(at, min(at + S, PLACES))]) for at in range(0, PLACES, S)])
     read_x_all = unrolled([fetch_rows(walk, lanes, kind, g) for g in range(together)])
     read_dy_all, compute_all = unrolled([read_dy(g) for g in range(together)]), unrolled([compute(g) for g in range(together)])
 
-    @jit(launch_bounds=(THREADS, BLOCKS))
+    @jit(launch_bounds=(THREADS, blocks_of(ALL)))
     def depthwise_wgrad_kernel(
         x, dy, partials, C, groups, cells, strips, phases, length, steps, items, share, H, W, P, Q,
         row0, row_phase, row_step, row_read, col0, col_step, col_read,
@@ -214,7 +220,7 @@ def candidates(call: Call, multiprocessors: int) -> list[Parts]:
     made = []
     for length in lengths_of(g.steps):
         items = g.source[0] * g.cells * g.phases * ceil_div(g.steps, length)
-        parts = max(1, min(BLOCKS * multiprocessors // tiles, items * length // (lines * LEAST_STEPS)))
+        parts = max(1, min(blocks_of(_places(call) * lanes) * multiprocessors // tiles, items * length // (lines * LEAST_STEPS)))
         steps = length + g.walk.ahead
         together = together_of(steps, g.walk.reads * g.walk.across + columns, words)
         rounds = ceil_div(ceil_div(items, parts), lines)
