@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from argparse import ArgumentTypeError
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +21,7 @@ def image(text: str) -> tuple[int, int, int]:
     """A converter of --image: channels, height, width."""
     sizes = text.split(",")
     if len(sizes) != 3 or not all(size.isdecimal() and int(size) for size in sizes):
-        raise ValueError(f"wants channels, height and width, such as 3,32,32, not {text!r}")
+        raise ArgumentTypeError(f"wants channels, height and width, such as 3,32,32, not {text!r}")
     channels, height, width = map(int, sizes)
     return channels, height, width
 

@@ -23,7 +23,7 @@ from nbcnn.nn.joins import Losses
 from nbcnn.nn.layers import Residual
 from nbcnn.plan.graph import ShapeError, names
 
-NAME = re.compile(r"[\w.]+")
+NAME = re.compile(r"[\w.:-]+(/[\w.:-]+)*")
 """A name of a layer that a graph brings: letters, digits, underscores, and dots between the parts of another program's network."""
 KEY = "network"
 """The name under which the metadata of a file holds a network."""
@@ -104,6 +104,11 @@ def wiring(layers: Sequence[Any]) -> dict[str, Any]:
     return {"graph": {"inputs": [list(shape) for shape in layers.inputs], "calls": calls, "outputs": list(layers.outputs)} | named}
 
 
+def _is_name(name: str) -> bool:
+    """Whether a layer may be called so: words with dots, as in PyTorch, or with slashes between them, as in ONNX files."""
+    return bool(NAME.fullmatch(name)) and ".." not in name
+
+
 def _graph(layers: list[Any], found: Mapping[str, Any]) -> Graph:
     """The graph of `layers`, loss last, that `wiring` described. Raises DescriptionError."""
     loss = layers.pop() if layers and hasattr(layers[-1], "needs_labels") else None
@@ -120,8 +125,8 @@ def _graph(layers: list[Any], found: Mapping[str, Any]) -> Graph:
     if not all(len(shape) in (1, 3) and min(shape) > 0 for shape in inputs):
         raise DescriptionError(f"inputs of the graph must be (C, H, W) or (F,), each at least 1, not {found['inputs']!r:.60}")
     called = tuple(found.get("names", ()))
-    if called and (len(called) != len(layers) or len(set(called)) < len(called) or not all(called) or "@" in "".join(called)):
-        raise DescriptionError(f"the graph has {len(layers)} layers, and its names must be as many, all different, without @: {called!r:.60}")
+    if called and (len(called) != len(layers) or len(set(called)) < len(called) or not all(map(_is_name, called))):
+        raise DescriptionError(f"the graph has {len(layers)} layers, and names that are not one for each: {list(called)!r:.60}")
     try:
         return Graph(inputs, tuple(layers), tuple(calls), tuple(found["outputs"]), loss, called).sized()
     except (UsageError, ShapeError) as error:
