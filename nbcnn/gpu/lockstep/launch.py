@@ -17,7 +17,7 @@ from nbcnn.gpu.lockstep.lanes import now
 from nbcnn.gpu.lockstep.storage import POISON, Faulty, Global, Shared
 
 LANES = 8192
-"""Lanes that run together at most, if that is a block or more. An estimate: calls of NumPy should be short beside their work, and arrays in the caches."""
+"""Lanes that run together at most, if that is a block or more: an estimate, of where calls of NumPy are short beside their work."""
 WARP = 32
 _ONE_AT_A_TIME = threading.RLock()
 
