@@ -17,7 +17,7 @@ from nbcnn.gpu.lockstep.lanes import now
 from nbcnn.gpu.lockstep.storage import POISON, Faulty, Global, Shared
 
 LANES = 8192
-"""Lanes that run together at most, if that is a block or more: below, a NumPy call takes as long as its work; far above, arrays leave the caches."""
+"""Lanes that run together at most, if that is a block or more: an estimate, of where calls of NumPy are short beside their work."""
 WARP = 32
 _ONE_AT_A_TIME = threading.RLock()
 
