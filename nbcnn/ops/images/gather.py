@@ -166,7 +166,7 @@ def reflected(at, extent):
     """The row or column `at`, uint32, reflected into 0 … extent − 1 if it lies outside by less than the extent; below 0 it has wrapped around."""
     if at >= extent:
         # The reflection at the far end is right of an `at` beyond it, and too large of one below 0; the reflection at 0 the other way round.
-        at = min(2 * (extent - 1) - at, u4(0) - at)
+        at = min(2 * (extent - 1) - at, 0 - at)
     return at
 
 
