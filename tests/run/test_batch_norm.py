@@ -16,7 +16,8 @@ from nbcnn.gpu import device as gpu_device
 from nbcnn.modes import MODES
 from nbcnn.nn.activations import GELU, ReLU
 from nbcnn.nn.corruption import Dropout
-from nbcnn.nn.fuse import BatchNormGELU, BatchNormReLU, ConvBatchNorm, ConvBatchNormGELU, ResidualReLU, fuse
+from nbcnn.nn.fuse import fuse
+from nbcnn.nn.fuse_norms import BatchNormGELU, BatchNormReLU, ConvBatchNorm, ConvBatchNormGELU, ResidualReLU
 from nbcnn.nn.layers import Conv2d, Residual, sized
 from nbcnn.nn.losses import MSE
 from nbcnn.nn.norms import BatchNorm2d, GroupNorm, InstanceNorm2d, LayerNorm
