@@ -13,6 +13,7 @@ not fit (an odd image cannot be pooled in a convolution's epilogue).
     Conv2d, BatchNorm2d          ConvBatchNorm   likewise
     BatchNorm2d, ReLU            BatchNormReLU   the gradient reads off the norm's input where the ReLU passed; BatchNormGELU likewise
     Conv2d, BatchNorm2d, GELU    ConvBatchNormGELU   the convolution, then a BatchNormGELU
+    BatchNorm2d, Add, ReLU       BatchNormAddReLU    of two values; with a Conv2d before the norm ConvBatchNormAddReLU
     Residual, ReLU               ResidualReLU    of a body that ends in a BatchNorm2d, which then adds the residual's input and applies the ReLU
     Linear, ReLU                 LinearReLU      a 1×1 ConvReLU of 1×1 images
     Linear, Sigmoid              LinearSigmoid
@@ -36,13 +37,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, ClassVar
 
 from nbcnn.nn.activations import GELU, ReLU, Sigmoid, Swish
 from nbcnn.nn.fuse_norms import (
+    BatchNormAddReLU,
     BatchNormGELU,
     BatchNormReLU,
     ConvBatchNorm,
+    ConvBatchNormAddReLU,
     ConvBatchNormGELU,
     ResidualReLU,
     ends_in_norm,
@@ -399,9 +403,11 @@ RULES = (
     Rule((Conv2d, ReLU), ConvReLU, _plain),
     Rule((Conv2d, EvoNormS0), ConvEvoNorm, _plain),
     Rule((Conv2d, EvoNormB0), ConvEvoNorm, _plain),
+    Rule((Conv2d, BatchNorm2d, Add, ReLU), ConvBatchNormAddReLU, takes_norm),
     Rule((Conv2d, BatchNorm2d, ReLU), ConvBatchNorm, takes_norm),
     Rule((Conv2d, BatchNorm2d, GELU), ConvBatchNormGELU, exact),
     Rule((Conv2d, BatchNorm2d), ConvBatchNorm, takes_norm),
+    Rule((BatchNorm2d, Add, ReLU), BatchNormAddReLU, _always),
     Rule((BatchNorm2d, ReLU), BatchNormReLU, _always),
     Rule((BatchNorm2d, GELU), BatchNormGELU, exact),
     Rule((Residual, ReLU), ResidualReLU, ends_in_norm),
@@ -434,33 +440,42 @@ def fuse(layers: Sequence[Named], ops: Container[str]) -> list[Named]:
 
 
 def fuse_nodes(wired: Wired, ops: Container[str]) -> Wired:
-    """`wired` with the fused layers whose ops are all among `ops`; each stands where the first of its parts stood."""
+    """`wired` with the fused layers whose ops are all among `ops`.
+
+    Each stands where the first of its parts stood; one that reads further values on its way, where the last stood, when they have been made.
+    """
     nodes = [node._replace(layer=_inside(node.name, node.layer, ops)) for node in wired.nodes]
     readers = Counter(at for node in nodes for at in node.reads) + Counter(wired.outputs)
-    reader = {at: node for node in nodes for at in node.reads}
-    made, gone = list[Node](), set[int]()
-    for node in nodes:
+    reader, place = {at: node for node in nodes for at in node.reads}, {node.writes: at for at, node in enumerate(nodes)}
+    made, gone = dict[int, Node](), set[int]()
+    for at, node in enumerate(nodes):
         if node.writes in gone:
             continue
+        made[at] = node
         for rule in RULES:
-            parts = _following(node, len(rule.kinds), readers, reader)
-            fits = len(parts) == len(rule.kinds) and all(type(part.layer) is kind for part, kind in zip(parts, rule.kinds, strict=True))
-            if fits and rule.fits([part.layer for part in parts]) and all(op in ops for op in rule.fused.ops):
+            parts = _following(node, rule.kinds, readers, reader, gone)
+            if parts and rule.fits([part.layer for part in parts]) and all(op in ops for op in rule.fused.ops):
                 layer = rule.fused(tuple((part.name, part.layer) for part in parts))
-                made.append(Node(parts[-1].name if rule.fused is UpConvMSE else layer.scope, layer, node.reads, parts[-1].writes))
+                others = [each for before, part in pairwise(parts) for each in part.reads if each != before.writes]
+                name = parts[-1].name if rule.fused is UpConvMSE else layer.scope
+                del made[at]
+                made[place[parts[-1].writes] if others else at] = Node(name, layer, (*node.reads, *others), parts[-1].writes)
                 gone |= {part.writes for part in parts}
                 break
-        else:
-            made.append(node)
-    return replace(wired, nodes=tuple(made))
+    return replace(wired, nodes=tuple(made[at] for at in sorted(made)))
 
 
-def _following(node: Node, count: int, readers: Counter[int], reader: dict[int, Node]) -> list[Node]:
-    """`node` and up to `count` − 1 nodes that follow: each is the only reader of what the one before it writes, and reads nothing else."""
+def _following(node: Node, kinds: Sequence[type], readers: Counter[int], reader: dict[int, Node], gone: set[int]) -> list[Node]:
+    """`node` and the nodes that follow, if their layers are of these `kinds`: each is the only reader of what the one before it writes; else none.
+
+    Behind the first, a sum of two values may be among them (`Add`), whose other value the fused layer reads, too; and nobody else reads two.
+    """
     parts = [node]
-    while len(parts) < count and readers[parts[-1].writes] == 1:
+    while type(parts[-1].layer) is kinds[len(parts) - 1]:
+        if len(parts) == len(kinds):
+            return parts
         after = reader.get(parts[-1].writes)
-        if after is None or len(after.reads) > 1:
+        if readers[parts[-1].writes] != 1 or after is None or after.writes in gone or len(after.reads) > (2 if type(after.layer) is Add else 1):
             break
         parts.append(after)
-    return parts
+    return []
