@@ -30,6 +30,7 @@ from nbcnn.ops.conv.thin import fused as thin_fused
 from nbcnn.ops.conv.thin import plain as thin
 from nbcnn.ops.conv.winograd import engine as winograd
 from nbcnn.ops.conv.winograd import nine_products
+from nbcnn.ops.conv_norm import statistics
 from nbcnn.ops.conv_norm import two_ops as conv_evonorm
 from nbcnn.ops.conv_norm import wgmma as conv_wgmma
 from nbcnn.ops.conv_norm import winograd as conv_winograd
@@ -66,7 +67,7 @@ from nbcnn.ops.update import accumulate, adam, advance, ema, grad_norm, pack_wei
 from nbcnn.plan import names
 
 MODULES: tuple[ModuleType, ...] = (
-    *(reference, fused, conv_evonorm),
+    *(reference, fused, conv_evonorm, statistics),
     *(dwconv1d, pwconv1d, s4kernel, glu, last, gather_windows),
     *(activations, add, evonorm, s0, b0, b0_ranks),
     *(batch, fold, group, layer, dropout, softmax, log_softmax),
@@ -104,14 +105,14 @@ _DEPTHWISE = depthwise_wgrad.OPS
 """Depthwise convolutions, before those that take any groups; mode `naive` does without."""
 
 _IM2COL = (
-    ("im2col", thin.OPS | thin_fused.FUSED | conv_evonorm.two_ops(thin.OPS["conv_fprop"])),
-    ("im2col", winograd.OPS | winograd.FUSED | nine_products.FUSED | conv_winograd.OPS),
+    ("im2col", statistics.of_engine(thin.OPS) | thin_fused.FUSED | conv_evonorm.two_ops(thin.OPS["conv_fprop"])),
+    ("im2col", statistics.of_engine(winograd.OPS) | winograd.FUSED | nine_products.FUSED | conv_winograd.OPS),
     ("im2col", conv_evonorm.two_ops(winograd.OPS["conv_fprop"])),
     ("im2col", pwconv1d_direct.OPS | pwconv1d_gated.OPS | _DEPTHWISE),
     ("im2col", expanded.grouped(im2col.OPS, most=MOST_ZEROS["fp32"])),
     (
         "im2col",
-        im2col.OPS
+        statistics.of_engine(im2col.OPS)
         | im2col_fused.FUSED
         | COMMON
         | {"gemm": gemm.IMPL}
@@ -133,16 +134,17 @@ transposed in shared memory."""
 
 def _tensorcore(precision: str) -> Row:
     """The row of one precision: first and last layers, then Hopper's engine, then the portable one, which takes every shape."""
-    general = mma.ops(precision)
+    general = statistics.of_engine(mma.ops(precision))
     general |= {
         "conv_pool_wgrad": composed.pool_wgrad(general["conv_wgrad"], unpool.IMPL),
         "upconv_mse_fprop": composed.upconv_mse(general["upconv_fprop"], pairs.OPS["mse_fprop"], pairs.OPS["mse_dgrad"]),
     }
     # In fp32 three channels are the CUDA cores' business: 27 products a pixel are too few to pay for splitting operands.
-    thin_parts = [("im2col", thin.OPS | thin_fused.FUSED)] if precision == "fp32" else [("thin", part) for part in thin_mma.parts(precision)]
+    few = [("im2col", thin.OPS | thin_fused.FUSED)] if precision == "fp32" else [("thin", part) for part in thin_mma.parts(precision)]
+    thin_parts = [(name, statistics.of_engine(part) if "conv_fprop" in part else part) for name, part in few]
     first = for_few_pixels(general) | {op: general[op] for op in MMA_FIRST.get(precision, ())}
     common = COMMON | DWCONV["best"] | {"unpool": unpool.IMPL, "gemm": gemm.SIMPLE}
-    hopper = wgmma.ops(precision)
+    hopper = statistics.of_engine(wgmma.ops(precision))
     hopper |= pwconv1d.transposed(hopper) | {
         "gemm": gemm.engine(hopper["conv_fprop"]) if precision == "fp32" else gemm_wgmma.implementation(precision)
     }

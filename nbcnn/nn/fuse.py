@@ -13,6 +13,7 @@ not fit (an odd image cannot be pooled in a convolution's epilogue).
     Conv2d, BatchNorm2d          ConvBatchNorm   likewise
     BatchNorm2d, ReLU            BatchNormReLU   the gradient reads off the norm's input where the ReLU passed; BatchNormGELU likewise
     Conv2d, BatchNorm2d, GELU    ConvBatchNormGELU   the convolution, then a BatchNormGELU
+    BatchNorm2d, Add, ReLU       BatchNormAddReLU    of two values; with a Conv2d before the norm ConvBatchNormAddReLU
     Residual, ReLU               ResidualReLU    of a body that ends in a BatchNorm2d, which then adds the residual's input and applies the ReLU
     Linear, ReLU                 LinearReLU      a 1×1 ConvReLU of 1×1 images
     Linear, Sigmoid              LinearSigmoid
@@ -36,18 +37,30 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, ClassVar
 
 from nbcnn.nn.activations import GELU, ReLU, Sigmoid, Swish
+from nbcnn.nn.fuse_norms import (
+    BatchNormAddReLU,
+    BatchNormGELU,
+    BatchNormReLU,
+    ConvBatchNorm,
+    ConvBatchNormAddReLU,
+    ConvBatchNormGELU,
+    ResidualReLU,
+    ends_in_norm,
+    exact,
+    takes_norm,
+)
 from nbcnn.nn.fuse_series import DepthwiseTogether, GatedPointwise, LastOfResidual, ends_hourly, few_taps, gates
 from nbcnn.nn.joins import Add, Joined
 from nbcnn.nn.layers import Built, Conv2d, Linear, Param, Residual, add_gradient, add_input, known
 from nbcnn.nn.losses import MSE
-from nbcnn.nn.norms import BatchNorm2d, EvoNormB0, EvoNormS0, no_backward
+from nbcnn.nn.norms import BatchNorm2d, EvoNormB0, EvoNormS0
 from nbcnn.nn.resampling import MaxPool2d, Upsample2d
 from nbcnn.nn.series_layers import GLU, DepthwiseConv1d, LastStep, PointwiseConv1d, StateSpaceConv1d
 from nbcnn.plan.graph import Buf, Named, Node, ShapeError, Tape, Wired, chain, named, trace
-from nbcnn.plan.shapes import numel
 
 FEW_TAPS = 31
 """C·R·S up to which a pooled layer's wgrad reads the pooled gradient itself; beyond, unpooling it once serves wgrad and dgrad."""
@@ -356,140 +369,8 @@ class FusedResidual:
         return y, lambda dy: add_gradient(tape, before_backward(backward(dy)), dy, scope)
 
 
-@dataclass(frozen=True)
-class BatchNormReLU:
-    """relu of a BatchNorm2d: one pass forward behind the statistics, and no tensor between the two backward.
-
-    Its output is not called `after_relu`: the gradient masks itself by what it reads anyway, so no layer behind it has to.
-    """
-
-    parts: tuple[Named, ...]
-    kind: ClassVar[str] = "batchnorm"
-    form: ClassVar[str] = "_relu"
-    ops: ClassVar[tuple[str, ...]] = ("batchnorm_relu_fprop", "batchnorm_relu_infer", "batchnorm_relu_grads")
-
-    @property
-    def scope(self) -> str:
-        """The norm's name."""
-        return self.parts[0][0]
-
-    def params(self) -> dict[str, Param]:
-        return self.parts[0][1].params()
-
-    def build(self, tape: Tape, x: Buf, scope: str) -> Built:
-        if tape.training and tape.sync is not None:
-            return trace(tape, self.parts, x)
-        y, backward = self.parts[0][1].normalise(tape, x, scope, self.form)
-        return y, lambda dy: backward(dy)[0]
-
-
-@dataclass(frozen=True)
-class BatchNormGELU(BatchNormReLU):
-    """gelu of a BatchNorm2d."""
-
-    form: ClassVar[str] = "_gelu"
-    ops: ClassVar[tuple[str, ...]] = ("batchnorm_gelu_fprop", "batchnorm_gelu_infer", "batchnorm_gelu_grads")
-
-
-@dataclass(frozen=True)
-class ConvBatchNorm(_Fused):
-    """A BatchNorm2d of conv(x), and perhaps its ReLU. In inference the norm is folded into filters and bias, and the convolution makes y alone."""
-
-    kind: ClassVar[str] = "conv"
-    ops: ClassVar[tuple[str, ...]] = ("batchnorm_fold", *BatchNormReLU.ops, *ConvReLU.ops)
-
-    def params(self) -> dict[str, Param]:
-        return self.conv.params()
-
-    def build(self, tape: Tape, x: Buf, scope: str) -> Built:
-        (name, conv), (norm_name, norm), *relu = self.parts
-        if tape.training:
-            behind = (self.parts[1], *relu)
-            return trace(tape, [self.parts[0], (norm_name, BatchNormReLU(behind)) if relu else behind[0]], x)
-        shape = conv.shape(x, name)
-        norm.check(Buf(name, shape.y_shape), norm_name)
-        weight, *bias = (tape.param(name, each, param.shape) for each, param in conv.params().items())
-        # One axis, so that no row of the op table rounds the filters before they are packed.
-        folded, shift = tape.temp(f"{name}.folded", (numel(shape.w_shape),)), tape.temp(f"{name}.shift", (shape.K,))
-        ins = [weight.reshaped(folded.shape), *bias, *norm.affine_of(tape, norm_name), *norm.running(tape, norm_name)]
-        tape.emit("batchnorm_fold", ins, [folded, shift], norm_name, eps=norm.eps)
-        y = tape.temp(f"{scope}.y", shape.y_shape)
-        op = "conv_relu_fprop" if relu else "conv_fprop"
-        tape.emit(op, [x, folded.reshaped(shape.w_shape), shift], [y], scope, stride=shape.stride, pad=shape.pad)
-        return y, no_backward
-
-
-@dataclass(frozen=True)
-class ConvBatchNormGELU(_Fused):
-    """gelu of a BatchNorm2d of conv(x). No epilogue has a GELU, so the norm and it make a pass of their own in inference, too."""
-
-    kind: ClassVar[str] = "conv"
-    ops: ClassVar[tuple[str, ...]] = BatchNormGELU.ops
-
-    def build(self, tape: Tape, x: Buf, scope: str) -> Built:
-        return trace(tape, [self.parts[0], (self.parts[1][0], BatchNormGELU(self.parts[1:]))], x)
-
-
-@dataclass(frozen=True)
-class ResidualReLU:
-    """relu(body(x) + x), the sum and the ReLU computed by the BatchNorm2d at the body's end."""
-
-    parts: tuple[Named, ...]
-    kind: ClassVar[str] = "residual"
-    ops: ClassVar[tuple[str, ...]] = ("batchnorm_add_relu_fprop", "batchnorm_add_relu_infer", "batchnorm_add_relu_grads")
-
-    @property
-    def scope(self) -> str:
-        """The residual's name."""
-        return self.parts[0][0]
-
-    def params(self) -> dict[str, Param]:
-        return self.parts[0][1].params()
-
-    def named_body(self, scope: str) -> list[Named]:
-        """The layers of the body with their names."""
-        return self.parts[0][1].named_body(scope)
-
-    def build(self, tape: Tape, x: Buf, scope: str) -> Built:
-        if tape.training and tape.sync is not None:
-            return trace(tape, self.parts, x)
-        *before, (name, norm) = _apart(self.named_body(scope))
-        inner, before_backward = trace(tape, before, x)
-        if inner.shape != x.shape:
-            raise ShapeError(f"{scope}: the body turns {x.shape} into {inner.shape}, which cannot be added to its input")
-        y, norm_backward = norm.normalise(tape, inner, name, "_add_relu", x)
-
-        def backward(dy: Buf) -> Buf:
-            dz, dother = norm_backward(dy)
-            return add_gradient(tape, before_backward(dz), dother, scope)
-
-        return y, backward
-
-
-def _apart(body: Sequence[Named]) -> list[Named]:
-    """`body`, a convolution at its end that has taken in a norm once more apart from it: to add a tensor and fold the norm would take a pass more."""
-    *before, last = body
-    return [*before, *(last[1].parts if isinstance(last[1], ConvBatchNorm) else [last])]
-
-
-def _ends_in_norm(parts: Sequence[Any]) -> bool:
-    """Whether the body of a residual ends in a BatchNorm2d."""
-    body = parts[0].named_body("")
-    return bool(body) and isinstance(_apart(body)[-1][1], BatchNorm2d)
-
-
 def _always(parts: Sequence[Any]) -> bool:
     return True
-
-
-def _takes_norm(parts: Sequence[Any]) -> bool:
-    """Whether the convolution in front is not general: a norm is folded into the filters of the engines alone."""
-    return not parts[0].general
-
-
-def _exact(parts: Sequence[Any]) -> bool:
-    """Whether the GELU at the end is the exact one, should there be others."""
-    return getattr(parts[-1], "op", "gelu") == "gelu"
 
 
 def _plain(parts: Sequence[Any]) -> bool:
@@ -522,13 +403,15 @@ RULES = (
     Rule((Conv2d, ReLU), ConvReLU, _plain),
     Rule((Conv2d, EvoNormS0), ConvEvoNorm, _plain),
     Rule((Conv2d, EvoNormB0), ConvEvoNorm, _plain),
-    Rule((Conv2d, BatchNorm2d, ReLU), ConvBatchNorm, _takes_norm),
-    Rule((Conv2d, BatchNorm2d, GELU), ConvBatchNormGELU, _exact),
-    Rule((Conv2d, BatchNorm2d), ConvBatchNorm, _takes_norm),
+    Rule((Conv2d, BatchNorm2d, Add, ReLU), ConvBatchNormAddReLU, takes_norm),
+    Rule((Conv2d, BatchNorm2d, ReLU), ConvBatchNorm, takes_norm),
+    Rule((Conv2d, BatchNorm2d, GELU), ConvBatchNormGELU, exact),
+    Rule((Conv2d, BatchNorm2d), ConvBatchNorm, takes_norm),
+    Rule((BatchNorm2d, Add, ReLU), BatchNormAddReLU, _always),
     Rule((BatchNorm2d, ReLU), BatchNormReLU, _always),
-    Rule((BatchNorm2d, GELU), BatchNormGELU, _exact),
-    Rule((Residual, ReLU), ResidualReLU, _ends_in_norm),
-    Rule((FusedResidual, ReLU), ResidualReLU, _ends_in_norm),
+    Rule((BatchNorm2d, GELU), BatchNormGELU, exact),
+    Rule((Residual, ReLU), ResidualReLU, ends_in_norm),
+    Rule((FusedResidual, ReLU), ResidualReLU, ends_in_norm),
     Rule((Linear, ReLU), LinearReLU, _plain),
     Rule((Linear, Sigmoid), LinearSigmoid, _plain),
     Rule((Linear, Swish), LinearSwish, _plain),
@@ -557,33 +440,42 @@ def fuse(layers: Sequence[Named], ops: Container[str]) -> list[Named]:
 
 
 def fuse_nodes(wired: Wired, ops: Container[str]) -> Wired:
-    """`wired` with the fused layers whose ops are all among `ops`; each stands where the first of its parts stood."""
+    """`wired` with the fused layers whose ops are all among `ops`.
+
+    Each stands where the first of its parts stood; one that reads further values on its way, where the last stood, when they have been made.
+    """
     nodes = [node._replace(layer=_inside(node.name, node.layer, ops)) for node in wired.nodes]
     readers = Counter(at for node in nodes for at in node.reads) + Counter(wired.outputs)
-    reader = {at: node for node in nodes for at in node.reads}
-    made, gone = list[Node](), set[int]()
-    for node in nodes:
+    reader, place = {at: node for node in nodes for at in node.reads}, {node.writes: at for at, node in enumerate(nodes)}
+    made, gone = dict[int, Node](), set[int]()
+    for at, node in enumerate(nodes):
         if node.writes in gone:
             continue
+        made[at] = node
         for rule in RULES:
-            parts = _following(node, len(rule.kinds), readers, reader)
-            fits = len(parts) == len(rule.kinds) and all(type(part.layer) is kind for part, kind in zip(parts, rule.kinds, strict=True))
-            if fits and rule.fits([part.layer for part in parts]) and all(op in ops for op in rule.fused.ops):
+            parts = _following(node, rule.kinds, readers, reader, gone)
+            if parts and rule.fits([part.layer for part in parts]) and all(op in ops for op in rule.fused.ops):
                 layer = rule.fused(tuple((part.name, part.layer) for part in parts))
-                made.append(Node(parts[-1].name if rule.fused is UpConvMSE else layer.scope, layer, node.reads, parts[-1].writes))
+                others = [each for before, part in pairwise(parts) for each in part.reads if each != before.writes]
+                name = parts[-1].name if rule.fused is UpConvMSE else layer.scope
+                del made[at]
+                made[place[parts[-1].writes] if others else at] = Node(name, layer, (*node.reads, *others), parts[-1].writes)
                 gone |= {part.writes for part in parts}
                 break
-        else:
-            made.append(node)
-    return replace(wired, nodes=tuple(made))
+    return replace(wired, nodes=tuple(made[at] for at in sorted(made)))
 
 
-def _following(node: Node, count: int, readers: Counter[int], reader: dict[int, Node]) -> list[Node]:
-    """`node` and up to `count` − 1 nodes that follow: each is the only reader of what the one before it writes, and reads nothing else."""
+def _following(node: Node, kinds: Sequence[type], readers: Counter[int], reader: dict[int, Node], gone: set[int]) -> list[Node]:
+    """`node` and the nodes that follow, if their layers are of these `kinds`: each is the only reader of what the one before it writes; else none.
+
+    Behind the first, a sum of two values may be among them (`Add`), whose other value the fused layer reads, too; and nobody else reads two.
+    """
     parts = [node]
-    while len(parts) < count and readers[parts[-1].writes] == 1:
+    while type(parts[-1].layer) is kinds[len(parts) - 1]:
+        if len(parts) == len(kinds):
+            return parts
         after = reader.get(parts[-1].writes)
-        if after is None or len(after.reads) > 1:
+        if readers[parts[-1].writes] != 1 or after is None or after.writes in gone or len(after.reads) > (2 if type(after.layer) is Add else 1):
             break
         parts.append(after)
-    return parts
+    return []

@@ -12,31 +12,17 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from nbcnn.nn.activations import GELU
-from nbcnn.nn.layers import Built, Param
+from nbcnn.nn.fused import Fused
+from nbcnn.nn.layers import Built
 from nbcnn.nn.series_layers import GLU, PointwiseConv1d, gated
-from nbcnn.plan.graph import Buf, Named, ShapeError, Tape, trace
+from nbcnn.plan.graph import Buf, ShapeError, Tape, trace
 
 FUSED_TAPS = 96
 """Taps up to which a depthwise convolution has a fused backward (`nbcnn.ops.series.dwconv1d.best_backward`)."""
 
 
 @dataclass(frozen=True)
-class _Fused:
-    """`parts`: the plain layers with their names, in order; the first of them has the parameters."""
-
-    parts: tuple[Named, ...]
-    ops: ClassVar[tuple[str, ...]]
-
-    @property
-    def scope(self) -> str:
-        return self.parts[0][0]
-
-    def params(self) -> dict[str, Param]:
-        return self.parts[0][1].params()
-
-
-@dataclass(frozen=True)
-class DepthwiseTogether(_Fused):
+class DepthwiseTogether(Fused):
     """DepthwiseConv1d or StateSpaceConv1d whose two gradients, of input and filters, are one op."""
 
     kind: ClassVar[str] = "dwconv"
@@ -47,7 +33,7 @@ class DepthwiseTogether(_Fused):
 
 
 @dataclass(frozen=True)
-class GatedPointwise(_Fused):
+class GatedPointwise(Fused):
     """glu(pointwise(x)), and `plus` added to it; in training the pointwise convolution's own output is kept for GLU's gradient."""
 
     kind: ClassVar[str] = "pointwise"
@@ -69,7 +55,7 @@ AT_EACH_HOUR = (GELU, GLU, PointwiseConv1d, GatedPointwise)
 
 
 @dataclass(frozen=True)
-class LastOfResidual(_Fused):
+class LastOfResidual(Fused):
     """LastStep of a Residual: the layers at the end of its body that treat every hour by itself are given (N, C, 1), the last hour.
 
     Same output and gradients as the plain layers, without what the hours before would cost.

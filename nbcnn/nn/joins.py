@@ -19,7 +19,7 @@ from nbcnn.plan.shapes import numel
 Joined = tuple[Buf, Callable[[Buf], list[Buf]]]
 
 
-def _alike(xs: Sequence[Buf], scope: str) -> None:
+def alike(xs: Sequence[Buf], scope: str) -> None:
     """Raise ShapeError unless there are two or more values, of one shape."""
     if len(xs) < 2 or len({x.shape for x in xs}) > 1:
         raise ShapeError(f"{scope} takes two or more values of one shape, got {', '.join(str(x.shape) for x in xs)}")
@@ -42,7 +42,7 @@ class Add(NoParams):
     joins: ClassVar[bool] = True
 
     def build(self, tape: Tape, xs: Sequence[Buf], scope: str) -> Joined:
-        _alike(xs, scope)
+        alike(xs, scope)
         y = xs[0]
         for x in xs[1:]:
             total = tape.temp(f"{scope}.y", x.shape)

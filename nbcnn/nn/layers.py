@@ -181,9 +181,10 @@ class Conv2d(Layer):
             raise ShapeError(f"{scope} takes {self.in_channels} channels, got {c} (its input is {x.shape})")
         return n, c, h, w
 
-    def build(self, tape: Tape, x: Buf, scope: str) -> Built:
+    def build(self, tape: Tape, x: Buf, scope: str, emit: Callable[..., None] | None = None) -> Built:
+        """`emit` records the forward pass of what is not general, and may make another op of it."""
         if not self.general:
-            return _conv(self, tape, x, scope, self.shape(x, scope))
+            return _conv(self, tape, x, scope, self.shape(x, scope), emit)
         self._taken(x, scope)
         return convolved(self, tape, x, scope, pair(self.kernel_size), pair(self.stride), pair(self.dilation), self.borders)
 
@@ -338,15 +339,15 @@ class Linear(Layer):
         return y.reshaped((n, self.out_features)), lambda dy: backward(dy.reshaped(y.shape)).reshaped(x.shape)
 
 
-def _conv(layer: Any, tape: Tape, x: Buf, scope: str, shape: ConvShape) -> Built:
-    """Record the convolution `shape` of `x` with `layer`'s parameters."""
+def _conv(layer: Any, tape: Tape, x: Buf, scope: str, shape: ConvShape, emit: Callable[..., None] | None = None) -> Built:
+    """Record the convolution `shape` of `x` with `layer`'s parameters; the forward pass by `emit`, if there is one."""
     params = layer.params()
     weight = tape.param(scope, "weight", params["weight"].shape)
     biases = [tape.param(scope, "bias", params["bias"].shape)] if layer.bias else []
     w = weight.reshaped(shape.w_shape)
     y = tape.temp(f"{scope}.y", shape.y_shape)
     geometry = {"stride": shape.stride, "pad": shape.pad}
-    tape.emit("conv_fprop", [x, w, *biases], [y], scope, **geometry)
+    (emit or tape.emit)("conv_fprop", [x, w, *biases], [y], scope, **geometry)
 
     def backward(dy: Buf) -> Buf:
         dw = tape.grad(weight).reshaped(shape.w_shape)

@@ -206,9 +206,9 @@ class BatchNorm2d(_Norm):
     Shapes: (N, C, H, W), float32, stays as it is. Parameters: weight and bias, each (C,); state: running_mean and running_var, each (C,).
     `channels` None is the input's. The conventions are those of torch.nn.BatchNorm2d: each training step moves the running statistics by
     `momentum` towards the batch's, the variance unbiased; evaluation and prediction normalise with them, and fold that into a convolution right
-    before the layer. `eps` is added to the variance. A ReLU or a GELU right behind the layer is computed with it, and so is the sum at the end of a
-    Residual whose body ends in this layer and which a ReLU follows. Of several ranks that train together each takes its own part of the batch for
-    the batch, unless statistics are shared (`--sync-stats`).
+    before the layer. `eps` is added to the variance. A ReLU or a GELU right behind the layer is computed with it, and so is the sum of two values of
+    which this layer makes one and which a ReLU follows; in training a convolution right before the layer makes the statistics of the batch. Of
+    several ranks that train together each takes its own part of the batch for the batch, unless statistics are shared (`--sync-stats`).
 
     Raises UsageError unless eps > 0 and 0 ≤ momentum ≤ 1, and ShapeError for what is no image, when the network is built.
 
@@ -243,20 +243,29 @@ class BatchNorm2d(_Norm):
         y, backward = self.normalise(tape, x, scope)
         return y, lambda dy: backward(dy)[0]
 
-    def normalise(self, tape: Tape, x: Buf, scope: str, form: str = "", other: Buf | None = None) -> tuple[Buf, Callable[[Buf], list[Buf]]]:
+    def kept(self, tape: Tape, scope: str) -> list[Buf]:
+        """What the gradients want of a batch's statistics: the mean and 1/√(σ² + eps) of every channel."""
+        return [tape.temp(f"{scope}.{name}", (known(self),)) for name in ("mean", "rstd")]
+
+    def normalise(
+        self, tape: Tape, x: Buf, scope: str, form: str = "", other: Buf | None = None, kept: list[Buf] | None = None
+    ) -> tuple[Buf, Callable[[Buf], list[Buf]]]:
         """Record y, by the op batchnorm`form`: "" of the norm alone, "_relu" or "_gelu", or "_add_relu", which adds `other` first.
 
-        The backward returns the gradient of x and, if there is one, that of `other`.
+        kept: the batch's statistics, which whoever made x in training has made, too. The backward returns the gradient of x and, if there is one,
+        that of `other`.
         """
-        _, c, *_ = self.check(x, scope)
-        affine, running = self.affine_of(tape, scope), self.running(tape, scope)
+        self.check(x, scope)
+        affine, running, others = self.affine_of(tape, scope), self.running(tape, scope), [] if other is None else [other]
         y = tape.temp(f"{scope}.y", x.shape)
-        ins = [x, *affine, *running, *([] if other is None else [other])]
         if not tape.training:
-            tape.emit(f"batchnorm{form}_infer", ins, [y], scope, eps=self.eps)
+            tape.emit(f"batchnorm{form}_infer", [x, *affine, *running, *others], [y], scope, eps=self.eps)
             return y, _no_backwards
-        kept = [tape.temp(f"{scope}.{name}", (c,)) for name in ("mean", "rstd")]
-        tape.emit(f"batchnorm{form}_fprop", ins, [y, *kept, *running], scope, eps=self.eps, momentum=self.momentum)
+        if kept is not None:
+            tape.emit(f"batchnorm{form}_apply", [x, *affine, *kept, *others], [y], scope)
+        else:
+            kept, attrs = self.kept(tape, scope), {"eps": self.eps, "momentum": self.momentum}
+            tape.emit(f"batchnorm{form}_fprop", [x, *affine, *running, *others], [y, *kept, *running], scope, **attrs)
 
         def backward(dy: Buf) -> list[Buf]:
             grads = [tape.temp(f"{scope}.dx", x.shape), *([] if other is None else [tape.temp(f"{scope}.dother", x.shape)])]
@@ -271,7 +280,7 @@ class BatchNorm2d(_Norm):
         _, c, *_ = self.check(x, scope)
         affine, running = self.affine_of(tape, scope), self.running(tape, scope)
         y, parts = tape.temp(f"{scope}.y", x.shape), tape.temp(f"{scope}.parts", (3 * sync.ranks * c,))
-        kept = [tape.temp(f"{scope}.{name}", (c,)) for name in ("mean", "rstd")]
+        kept = self.kept(tape, scope)
         tape.emit("batchnorm_statistics", [x], [parts], scope, ranks=sync.ranks, rank=sync.rank, images=sync.images)
         tape.emit("all_reduce", [parts], [parts], scope, weight=1.0)
         attrs = {"eps": self.eps, "momentum": self.momentum, "ranks": sync.ranks}
@@ -300,7 +309,7 @@ class _GroupNorm(_Norm):
         n, c, *_ = self.check(x, scope)
         affine, attrs = self.affine_of(tape, scope), {"groups": self.groups_of(c)}
         y = tape.temp(f"{scope}.y", x.shape)
-        kept = [tape.temp(f"{scope}.{name}", (n * attrs["groups"],)) for name in ("shift", "rstd")]
+        kept = [tape.temp(f"{scope}.{name}", (n * attrs["groups"],)) for name in ("mean", "rstd")]
         tape.emit("groupnorm_fprop", [x, *affine], [y, *kept], scope, eps=self.eps, **attrs)
 
         def backward(dy: Buf) -> Buf:
@@ -414,7 +423,7 @@ class LayerNorm(NoParams):
         size = (numel(x.shape[1:]),)
         weight, bias = (tape.param(scope, name, param.shape) for name, param in self.params().items())
         y = tape.temp(f"{scope}.y", x.shape)
-        kept = [tape.temp(f"{scope}.{name}", x.shape[:1]) for name in ("shift", "rstd")]
+        kept = [tape.temp(f"{scope}.{name}", x.shape[:1]) for name in ("mean", "rstd")]
         # Flat, because the ops take them so: what has two axes or more is an activation to a row that stores these rounded.
         tape.emit("layernorm_fprop", [x, weight.reshaped(size), bias.reshaped(size)], [y, *kept], scope, eps=self.eps)
 

@@ -1,7 +1,8 @@
 """This module records a network as a flat list of steps and plans where its temporaries lie; it knows no arrays and no device.
 
 `Tape` records; `trace` and `trace_nodes` run the layers of a list or a graph over it, forward and then backward; `drop_dead` removes what nobody
-reads; `lower` fits the list to a row of the op table; `plan_arena` gives every temporary an offset in one block of memory.
+reads, `merge_sums` sums that another step makes on its way; `lower` fits the list to a row of the op table; `plan_arena` gives every temporary an
+offset in one block of memory.
 A backward closure mentions the Bufs it needs, and what it mentions stays alive: nothing is marked "save for backward".
 Gradients overwrite. Where a value or a parameter has a second gradient, whoever makes that one adds it to the first by a step of its own, so
 gradients are added in the order of the plan.
@@ -10,6 +11,7 @@ gradients are added in the order of the plan.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -281,6 +283,24 @@ def drop_dead(steps: Sequence[Step], outputs: Iterable[Buf] = ()) -> list[Step]:
             kept.append(step)
             wanted.update(buf.root for buf in step.ins)
     return kept[::-1]
+
+
+ADDS_GRADIENTS = {"batchnorm_add_relu_grads": 6}
+"""Ops whose first operand is a gradient to which they can add a second, and their operands without it: it comes behind these."""
+
+
+def merge_sums(steps: Sequence[Step]) -> list[Step]:
+    """The steps without the sums of two gradients that one step alone reads and can add by itself: what a value that is read twice has."""
+    readers = Counter(buf.root for step in steps for buf in step.ins)
+    sums = {step.outs[0].root: step for step in steps if step.op == "add" and step.outs[0].root.home == "arena"}
+    made, gone = list[Step](), set[int]()
+    for step in steps:
+        total = sums.get(step.ins[0].root) if ADDS_GRADIENTS.get(step.op) == len(step.ins) else None
+        if total is not None and readers[total.outs[0].root] == 1 and total.outs[0].shape == step.ins[0].shape:
+            gone.add(id(total))
+            step = replace(step, ins=(total.ins[0], *step.ins[1:], total.ins[1]))
+        made.append(step)
+    return [step for step in made if id(step) not in gone]
 
 
 @dataclass(frozen=True)

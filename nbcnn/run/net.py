@@ -20,7 +20,7 @@ from nbcnn.nn.graphs import Graph, pack, unpack, wired
 from nbcnn.nn.layers import parameters, sized, states
 from nbcnn.nn.params import ParameterBuffer
 from nbcnn.ops.kernel.call import Impl
-from nbcnn.plan.graph import Buf, Plan, Step, Tape, Wired, drop_dead, trace_nodes
+from nbcnn.plan.graph import Buf, Plan, Step, Tape, Wired, drop_dead, merge_sums, trace_nodes
 from nbcnn.plan.shapes import numel
 from nbcnn.ranks.team import Team
 from nbcnn.run import inference
@@ -202,7 +202,7 @@ class Net:
         dx = backward(dy)
         io = {"x": x, "labels": labels, "loss": Buf("loss", (), "float64", "io"), "dx": Buf("dx", x.shape, home="io")}
         steps = _substitute(_substitute(tape.steps, value, io["loss"]), dx.root, io["dx"])
-        return Recorded(tuple(drop_dead(steps)), io)
+        return Recorded(tuple(merge_sums(drop_dead(steps))), io)
 
     def record_loss(self, tape: Tape, x: Buf, target: Buf | None) -> tuple[Buf, Any, Callable[[Any], Buf]]:
         """Record forward and loss; return its value, its gradient, and the backward of the body.

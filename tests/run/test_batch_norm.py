@@ -16,7 +16,10 @@ from nbcnn.gpu import device as gpu_device
 from nbcnn.modes import MODES
 from nbcnn.nn.activations import GELU, ReLU
 from nbcnn.nn.corruption import Dropout
-from nbcnn.nn.fuse import BatchNormGELU, BatchNormReLU, ConvBatchNorm, ConvBatchNormGELU, ResidualReLU, fuse
+from nbcnn.nn.fuse import AddReLU, fuse, fuse_nodes
+from nbcnn.nn.fuse_norms import BatchNormAddReLU, BatchNormGELU, BatchNormReLU, ConvBatchNorm, ConvBatchNormGELU, ResidualReLU
+from nbcnn.nn.graphs import Graph
+from nbcnn.nn.joins import Add
 from nbcnn.nn.layers import Conv2d, Residual, sized
 from nbcnn.nn.losses import MSE
 from nbcnn.nn.norms import BatchNorm2d, GroupNorm, InstanceNorm2d, LayerNorm
@@ -245,3 +248,62 @@ def test_every_mode_takes_two_steps_like_the_reference(key, device):
         assert np.linalg.norm(net.params.read(name) - tensor) <= bound * max(update, 1e-2), name
     predicted, right = net.predict(small), reference.predict(small)
     assert np.linalg.norm(predicted - right) <= bound * np.linalg.norm(right)
+
+
+def two_blocks(projected_last=False):
+    """The graph of an identity block and a projection block: shared values, sums with either order of operands, a norm on both sides of one."""
+
+    def conv(k, size, stride=1):
+        return Conv2d(k, size, stride=stride, padding=size // 2, bias=False)
+
+    x = nbcnn.Input(SHAPE)
+    stem = ReLU()(BatchNorm2d()(conv(4, 3)(x)))
+    inner = BatchNorm2d()(conv(4, 3)(ReLU()(BatchNorm2d()(conv(4, 3)(stem)))))
+    block = ReLU()(inner + stem)
+    main, side = (lambda: BatchNorm2d()(conv(6, 3, 2)(block))), (lambda: BatchNorm2d()(conv(6, 1, 2)(block)))
+    made = [main(), side()] if projected_last else [side(), main()]
+    block = ReLU()(Add()([made[1], made[0]]))
+    return Graph.of(x, conv(5, 1)(block), MSE())
+
+
+@pytest.mark.parametrize("projected_last", [False, True])
+def test_in_a_graph_the_norm_adds_another_value_and_applies_the_relu(fusing_cpu, rng, projected_last):
+    made = [Net(two_blocks(projected_last), SHAPE, mode="cpu", fusing=fusing) for fusing in (True, False)]
+    for net in made:
+        net.params.load_dict(
+            {name: np.random.default_rng(4).uniform(0.5, 1.5, each.shape).astype(np.float32) for name, each in net.params.as_dict().items()}
+        )
+    x, target = rng.standard_normal((5, *SHAPE)).astype(np.float32), rng.standard_normal((5, 5, 3, 3)).astype(np.float32)
+    (loss, grads), (plain_loss, plain_grads) = (net.gradients(x, target) for net in made)
+    # Seven convolutions and as many other layers, forward and back, each of sums over at most 5·36 pixels.
+    bound = 2 * 14 * parity_bound(5 * 36, "fp32")
+    assert loss == pytest.approx(plain_loss, rel=bound)
+    for name, gradient in grads.items():
+        assert np.linalg.norm(gradient - plain_grads[name]) <= bound * max(np.linalg.norm(plain_grads[name]), 1e-2), name
+    fused, plain = (net.predict(IMAGES) for net in made)
+    assert np.linalg.norm(fused - plain) <= bound * np.linalg.norm(plain)
+    ops = [step.op for step in made[0].record_gradients(5).steps]
+    assert ops.count("conv_statistics_fprop") == 5, "no pass over a convolution's output is for statistics alone"
+    assert ops.count("batchnorm_add_relu_apply") == ops.count("batchnorm_add_relu_grads") == 2
+    assert ops.count("batchnorm_relu_apply") == 2
+    assert not {"relu_fprop", "relu_dgrad", "add_relu"} & set(ops)
+    # Two values are read twice: the gradients of the one behind a sum are added on the way, those of the first by a step.
+    assert ops.count("add") == 1
+    ops = [step.op for step in made[0].record_predict(2).steps]
+    assert (ops.count("batchnorm_fold"), ops.count("batchnorm_add_relu_infer")) == (3, 2)
+
+
+def test_only_a_sum_of_two_values_that_nobody_else_reads_is_fused(fusing_cpu):
+    ops = MODES["cpu", "fp32"].ops
+    x = nbcnn.Input(SHAPE)
+    a, b = BatchNorm2d()(x), ReLU()(x)
+    for summed, wanted in (
+        (ReLU()(a + b), [ReLU, BatchNormAddReLU]),
+        (ReLU()(b + a), [ReLU, BatchNormAddReLU]),
+        (ReLU()(Add()([a, b, x])), [BatchNorm2d, ReLU, AddReLU]),
+        (ReLU()(a + a), [BatchNorm2d, AddReLU]),
+        (ReLU()(a + b) + a, [BatchNorm2d, ReLU, AddReLU, Add]),
+    ):
+        assert [type(node.layer) for node in fuse_nodes(Graph.of(x, summed).sized().wired(), ops).nodes] == wanted
+    with pytest.raises(ShapeError, match="takes two or more values of one shape"):
+        Net(Graph.of(x, ReLU()(BatchNorm2d()(Conv2d(4, 1)(x)) + x), MSE()), SHAPE, mode="cpu")

@@ -1,5 +1,7 @@
-"""A convolution with the EvoNorm layer behind it: nbcnn/ops/norms has the layer alone.
+"""A convolution with the norm behind it: nbcnn/ops/norms has the norms alone.
 
+statistics.py                                    a convolution with the statistics of a batch normalisation
+EvoNorm:
 two_ops.py                                       what the ops mean; the convolution and the norm one behind the other, for every row
 wgmma.py, wgmma_form.py, wgmma_kernel.py, wgmma_epilogue.py   both in one kernel of Hopper's tensor cores
 winograd.py, winograd_kernel.py                  Winograd's convolution in several kernels, the norm in the last one

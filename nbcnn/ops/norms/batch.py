@@ -16,7 +16,14 @@ more, so nothing else is read), and batchnorm_add_relu_*, the end of a residual 
 
     batchnorm_add_relu_fprop  x, weight, bias, running_mean, running_var, other -> y, mean, rstd, running_mean, running_var
     batchnorm_add_relu_infer  x, weight, bias, running_mean, running_var, other -> y
-    batchnorm_add_relu_grads  dy, x, y, weight, mean, rstd -> dx, dother, dweight, dbias
+    batchnorm_add_relu_grads  dy, x, y, weight, mean, rstd[, more] -> dx, dother, dweight, dbias
+
+of a y that two layers have read, dy and more are both gradients, which the op adds (`nbcnn.plan.graph.merge_sums`).
+
+Behind a convolution that has made the statistics (`nbcnn.ops.conv_norm.statistics`), the rest of each *_fprop, one pass:
+
+    batchnorm_apply  x, weight, bias, mean, rstd -> y                 batchnorm_relu_apply, batchnorm_gelu_apply likewise
+    batchnorm_add_relu_apply  x, weight, bias, mean, rstd, other -> y
 
 With the statistics of all ranks that train together (`--sync-stats`), an all-reduce of `parts` and one of `sums` between the ops:
 
@@ -43,6 +50,7 @@ from nbcnn.ops.kernel import elementwise
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks, host
 from nbcnn.ops.kernel.case import Case, Gradient, label_of, normal
 from nbcnn.ops.kernel.elementwise import Activation
+from nbcnn.ops.kernel.loops import ceil_div
 from nbcnn.ops.kernel.traffic import Traffic, once, size
 from nbcnn.ops.norms import batch_kernels as kernels
 from nbcnn.ops.norms.share import Extent, Share, shared_call
@@ -55,8 +63,19 @@ def batchnorm_fprop(
     running_mean_out: Array, running_var_out: Array, *, eps: float, momentum: float,
 ) -> None:  # fmt: skip
     """y = weight·(x − mean)·rstd + bias with the batch's statistics, which are kept; running statistics in place."""
-    middle, variance = _moments(x)
-    _keep(middle, variance, x.size // x.shape[1], (mean, rstd), (running_mean, running_var), (running_mean_out, running_var_out), eps, momentum)
+    keep_statistics(x, (mean, rstd), (running_mean, running_var), (running_mean_out, running_var_out), eps, momentum)
+    y[...] = _normal(x, mean, rstd, weight, bias)
+
+
+def keep_statistics(
+    x: Array, kept: tuple[Array, Array], running: tuple[Array, Array], outs: tuple[Array, Array], eps: float, momentum: float
+) -> None:  # fmt: skip
+    """mean and rstd of x to `kept`; the running statistics, moved towards its, to `outs`."""
+    _keep(*_moments(x), x.size // x.shape[1], kept, running, outs, eps, momentum)
+
+
+def batchnorm_apply(x: Array, weight: Array, bias: Array, mean: Array, rstd: Array, y: Array) -> None:
+    """y = weight·(x − mean)·rstd + bias."""
     y[...] = _normal(x, mean, rstd, weight, bias)
 
 
@@ -89,6 +108,11 @@ def _activated(each: Activation) -> tuple[Callable[..., None], ...]:
         batchnorm_infer(x, weight, bias, running_mean, running_var, y, eps=eps)
         each.fprop(y, y)
 
+    def apply(x: Array, weight: Array, bias: Array, mean: Array, rstd: Array, y: Array) -> None:
+        """y = f(`batchnorm_apply`)."""
+        batchnorm_apply(x, weight, bias, mean, rstd, y)
+        each.fprop(y, y)
+
     def grads(dy: Array, x: Array, weight: Array, bias: Array, mean: Array, rstd: Array, dx: Array, dweight: Array, dbias: Array) -> None:
         """`batchnorm_grads` of the gradient of f's input."""
         saved, passed = _normal(x, mean, rstd, weight, bias), np.empty_like(dy)
@@ -97,9 +121,9 @@ def _activated(each: Activation) -> tuple[Callable[..., None], ...]:
         each.dgrad(dy, saved, passed)
         batchnorm_grads(passed, x, weight, bias, mean, rstd, dx, dweight, dbias)
 
-    for function in (fprop, infer, grads):
+    for function in (fprop, infer, apply, grads):
         function.__name__ = f"batchnorm_{each.name}_{function.__name__}"
-    return fprop, infer, grads
+    return fprop, infer, apply, grads
 
 
 def batchnorm_add_relu_fprop(
@@ -120,11 +144,16 @@ def batchnorm_add_relu_infer(
     np.maximum(y + other, 0, out=y)
 
 
-def batchnorm_add_relu_grads(
-    dy: Array, x: Array, y: Array, weight: Array, mean: Array, rstd: Array, dx: Array, dother: Array, dweight: Array, dbias: Array
-) -> None:  # fmt: skip
-    """dother = dy where y > 0, and `batchnorm_grads` of it."""
-    dother[...] = np.where(y > 0, dy, 0)
+def batchnorm_add_relu_apply(x: Array, weight: Array, bias: Array, mean: Array, rstd: Array, other: Array, y: Array) -> None:
+    """relu of `batchnorm_apply` plus other."""
+    batchnorm_apply(x, weight, bias, mean, rstd, y)
+    np.maximum(y + other, 0, out=y)
+
+
+def batchnorm_add_relu_grads(dy: Array, x: Array, y: Array, weight: Array, mean: Array, rstd: Array, *operands: Array) -> None:
+    """dother = dy where y > 0, and `batchnorm_grads` of it; operands: [more, which is added to dy,] dx, dother, dweight, dbias."""
+    *more, dx, dother, dweight, dbias = operands
+    dother[...] = np.where(y > 0, dy + more[0] if more else dy, 0)
     batchnorm_grads(dother, x, weight, weight, mean, rstd, dx, dweight, dbias)
 
 
@@ -222,22 +251,36 @@ def _apply(call: Call, kind: str, share: Share, extent: Extent, mean: Any, sprea
     activation, plus = _form(call.op)
     x, weight, bias = call.ins[:3]
     kernel = kernels.apply_kernel(kind, share, activation, plus, call.op.endswith("_infer"))
-    args = (x, call.ins[5] if plus else x, weight, bias, mean, spread, call.outs[0], *_scalars(extent), np.float32(call.attrs["eps"]))
+    eps = np.float32(call.attrs.get("eps", 0))  # of variances alone: 1/deviation has it
+    args = (x, call.ins[5] if plus else x, weight, bias, mean, spread, call.outs[0], *_scalars(extent), np.int32(1), eps)
     return Launch(kernel, extent.grid, share.threads, args)
 
 
 def bind_fprop(call: Call) -> list[Launch]:
     """Three launches: moments of the chunks, statistics of the channels, y."""
     kind, share, extent = shared_call(call, 0)
-    (x, _, _, *_), (_, mean, rstd, *running) = call.ins, call.outs
-    m, c, hw, chunk = _scalars(extent)
-    partials, numbers = _partials(call, extent), (np.float32(call.attrs[name]) for name in ("eps", "momentum"))
-    args = (partials, mean, rstd, *running, m, c, chunk, np.int32(extent.chunks), *numbers)
-    return [
-        Launch(kernels.moments_kernel(kind, share), extent.grid, share.threads, (x, partials, m, c, hw, chunk)),
-        Launch(kernels.statistics_kernel(), extent.channels, kernels.CHANNEL_THREADS, args),
-        _apply(call, kind, share, extent, mean, rstd),
-    ]
+    return [*statistics_launches(call), _apply(call, kind, share, extent, *call.outs[1:3])]
+
+
+def statistics_launches(call: Call) -> list[Launch]:
+    """The launches of batchnorm_fprop that make the statistics: moments of the chunks of x, statistics of the channels."""
+    kind, share, extent = shared_call(call, 0)
+    partials = _partials(call, extent)
+    moments = Launch(kernels.moments_kernel(kind, share), extent.grid, share.threads, (call.ins[0], partials, *_scalars(extent)))
+    return [moments, statistics_launch(call, partials, extent.pixels, extent.chunk)]
+
+
+def statistics_launch(call: Call, partials: Any, pixels: int, chunk: int) -> Launch:
+    """The launch that makes the statistics of batchnorm_fprop from the moments (2,C,chunks) of all chunks, of `chunk` pixels but for the last."""
+    (_, *kept), channels = call.outs, call.out_shapes[0][1]
+    numbers = (np.float32(call.attrs[name]) for name in ("eps", "momentum"))
+    args = (partials, *kept, *(np.int32(each) for each in (pixels, channels, chunk, ceil_div(pixels, chunk))), *numbers)
+    return Launch(kernels.statistics_kernel(), channels, kernels.CHANNEL_THREADS, args)
+
+
+def bind_apply(call: Call) -> list[Launch]:
+    """One launch."""
+    return [_apply(call, *shared_call(call, 0), *call.ins[3:5])]
 
 
 def bind_infer(call: Call) -> list[Launch]:
@@ -258,10 +301,11 @@ def _sums(call: Call, sums: Any) -> list[Launch]:
     else:
         weight, bias, mean, rstd = call.ins[2:6]
     dweight, dbias = call.outs[-2:]
-    args = (dy, x, y, weight, bias, mean, rstd, dz, partials, *_scalars(extent))
+    two = plus and len(call.ins) > 6
+    args = (dy, call.ins[6] if two else dy, x, y, weight, bias, mean, rstd, dz, partials, *_scalars(extent), np.int32(1))
     totals = (partials, rstd, dweight, dbias, sums, np.int32(extent.channels), np.int32(extent.chunks))
     return [
-        Launch(kernels.sums_kernel(kind, share, "" if plus else activation, plus), extent.grid, share.threads, args),
+        Launch(kernels.sums_kernel(kind, share, "" if plus else activation, plus, two=two), extent.grid, share.threads, args),
         Launch(kernels.totals_kernel(), extent.channels, kernels.CHANNEL_THREADS, totals),
     ]
 
@@ -345,7 +389,8 @@ def traffic_grads(call: Call) -> list[Traffic]:
     """dy and x, of a residual block y too, whose masked gradient is written; partials; the gradient and x once more, dx."""
     (partials, channel), dy, x = _small(call, 1), size(call, "in", 0), size(call, "in", 1)
     more = size(call, "out", 1) if _form(call.op)[1] else 0
-    first = once(dy + x + more + 2 * channel, partials + more)
+    second = size(call, "in", 6) if more and len(call.in_shapes) > 6 else 0
+    first = once(dy + second + x + more + 2 * channel, partials + more)
     return [first, once(partials + channel, 4 * channel), once((more or dy) + x + 6 * channel, size(call, "out", 0))]
 
 
@@ -375,11 +420,14 @@ def traffic_dgrad(call: Call) -> list[Traffic]:
 
 _FPROP = Impl(bind_fprop, scratch_fprop, elementwise.supports, traffic=traffic_fprop)
 _INFER = Impl(bind_infer, supports=elementwise.supports, traffic=traffic_infer)
+_APPLY = Impl(bind_apply, supports=elementwise.supports, traffic=traffic_infer)
 _GRADS = Impl(bind_grads, scratch_grads, elementwise.supports, traffic=traffic_grads)
 FUSED = ("relu", "gelu")
 """The activations that a norm may apply: entries of the table of activations without parameters."""
 _FORMS = ("", *(f"_{name}" for name in FUSED), "_add_relu")
-OPS = {f"batchnorm{form}_{name}": each for form in _FORMS for name, each in (("fprop", _FPROP), ("infer", _INFER), ("grads", _GRADS))}
+OPS = {
+    f"batchnorm{form}_{name}": each for form in _FORMS for name, each in (("fprop", _FPROP), ("infer", _INFER), ("apply", _APPLY), ("grads", _GRADS))
+}
 OPS |= {
     "batchnorm_statistics": Impl(bind_statistics, scratch_fprop, elementwise.supports, traffic=traffic_statistics),
     "batchnorm_together": Impl(bind_together, supports=elementwise.supports, traffic=traffic_together),
@@ -392,7 +440,7 @@ REFERENCES = {
     reference.__name__: reference
     for reference in (
         *(reference for name in FUSED for reference in _activated(ACTIVATIONS[name])),
-        *(batchnorm_add_relu_fprop, batchnorm_add_relu_infer, batchnorm_add_relu_grads),
+        *(batchnorm_apply, batchnorm_add_relu_fprop, batchnorm_add_relu_infer, batchnorm_add_relu_apply, batchnorm_add_relu_grads),
     )
 }
 GRADIENTS = {
@@ -427,9 +475,11 @@ def cases(shapes: Sequence[tuple[int, ...]] = SHAPES) -> Iterator[Case]:
             plus = (other,) if form == "_add_relu" else ()
             yield Case(f"batchnorm{form}_fprop", label, (*ins, *plus), outs, attrs, terms)
             yield Case(f"batchnorm{form}_infer", label, (*ins, *plus), (image,), {"eps": 1e-5}, 4)
+            yield Case(f"batchnorm{form}_apply", label, (x, weight, bias, mean, rstd, *plus), (image,), {}, 4)
             if not plus:
                 yield Case(f"batchnorm{form}_grads", label, (dy, x, weight, bias, mean, rstd), (image, channel, channel), {}, terms)
-        yield Case("batchnorm_add_relu_grads", label, (dy, x, y, weight, mean, rstd), (image, image, channel, channel), {}, terms)
+        for more in ((), (normal(69, *shape),)):
+            yield Case("batchnorm_add_relu_grads", label, (dy, x, y, weight, mean, rstd, *more), (image, image, channel, channel), {}, terms)
         yield Case("batchnorm_statistics", label, (x,), (((9 * c,), "float32"),), {"ranks": 3, "rank": 1, "images": n}, terms)
         rows = np.zeros((3, 3, c), np.float32)
         rows[:, 0], rows[:, 1], rows[:, 2] = [[2], [n], [0]], normal(67, 3, c), normal(68, 3, c) ** 2

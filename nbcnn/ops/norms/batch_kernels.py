@@ -1,7 +1,8 @@
 """The kernels of batch normalisation (batch.py). What a block and a thread have of the batch says share.py.
 
 Forward: `moments` of every chunk, `statistics` of the channels from these, `apply`. Backward: `sums` of every chunk, `totals` of the channels from
-these, `dgrad`, which walks through the batch from its end: what `sums` read last is then still in the second-level cache (50 MB of an H200).
+these, `dgrad`. `apply` and `dgrad` walk through the batch from its end: what the kernel before them read or wrote last is then still in the
+second-level cache (50 MB of an H200), and what they write last is what the next one reads first.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 from nbcnn.gpu.language import SIMULATOR, cuda, f4, jit
 from nbcnn.ops.activations.table import ACTIVATIONS
 from nbcnn.ops.norms.plane import column_sum
-from nbcnn.ops.norms.share import IN_FLIGHT, Share, lanes_io, place_of, rows_sum
+from nbcnn.ops.norms.share import IN_FLIGHT, Share, floats_io, lanes_io, place_of, rows_sum, taking
 
 CHANNEL_THREADS = 8 if SIMULATOR else 256
 """Threads of a block that adds the partials of one channel."""
@@ -209,11 +210,12 @@ def together_kernel() -> Any:
 
 
 @cache
-def apply_kernel(kind: str, share: Share, activation: str, plus: bool, infer: bool) -> Any:
+def apply_kernel(kind: str, share: Share, activation: str, plus: bool, infer: bool, grouped: bool = False, affine: bool = True) -> Any:
     """`activation`: what y is made by at last, "" for none. `plus`: `other` is added before. `infer`: `spread` holds variances instead of
-    1/deviation.
+    1/deviation. `grouped`: statistics are of groups (`statistic_of_group`). `affine`: there are weight and bias.
     """
-    (load, store), place = lanes_io(kind, share.width), place_of(share.last)
+    (load, store), place, take = lanes_io(kind, share.width), place_of(share.last), taking(share.width, grouped)
+    load_floats, _ = floats_io(share.width)
     function = ACTIVATIONS[activation].function if activation else _same
     WIDTH, COLUMNS, ROWS, THREADS = share.width, share.columns, share.rows, share.threads
     FLIGHT = flight_of(share, activation)
@@ -228,10 +230,11 @@ def apply_kernel(kind: str, share: Share, activation: str, plus: bool, infer: bo
             values[at + q] = function(value)
 
     @jit(launch_bounds=(THREADS, 2))
-    def batchnorm_apply_kernel(x, other, weight, bias, mean, spread, y, M, C, HW, chunk, eps):
+    def batchnorm_apply_kernel(x, other, weight, bias, mean, spread, y, M, C, HW, chunk, group, eps):
         """y = f((x − mean)·(weight·rstd) + bias), or plus `other` inside f.
 
-        grid (tiles of channels, chunks), block up to 256; owns: a block a chunk, a thread `width` channels of every ROWS-th pixel of it.
+        grid (tiles of channels, chunks), block up to 256; owns: a block a chunk, the last ones first, a thread `width` channels of every
+        ROWS-th pixel of it.
         shared none; moves 8·x bytes, 12·x with `other`. source: S. Ioffe, C. Szegedy, arXiv:1502.03167.
         """
         values = cuda.local.array(FLOATS, f4)
@@ -239,17 +242,23 @@ def apply_kernel(kind: str, share: Share, activation: str, plus: bool, infer: bo
         means = cuda.local.array(WIDTH, f4)
         factors = cuda.local.array(WIDTH, f4)
         biases = cuda.local.array(WIDTH, f4)
+        weights = cuda.local.array(WIDTH, f4)
         tid = cuda.threadIdx.x
         row = tid // COLUMNS
         c = (cuda.blockIdx.x * COLUMNS + (tid - row * COLUMNS)) * WIDTH
         near = min(c, C - WIDTH)
-        first = cuda.blockIdx.y * chunk
+        first = (cuda.gridDim.y - 1 - cuda.blockIdx.y) * chunk
         last = min(first + chunk, M) if c < C else 0
+        take(mean, first, near, C, HW, group, means)
+        take(spread, first, near, C, HW, group, factors)
+        if affine:
+            load_floats(weight, near, weights)
+            load_floats(bias, near, biases)
         for q in range(WIDTH):
-            scale = spread[near + q]
             if infer:
-                scale = 1.0 / math.sqrt(scale + eps)
-            means[q], factors[q], biases[q] = mean[near + q], weight[near + q] * scale, bias[near + q]
+                factors[q] = 1.0 / math.sqrt(factors[q] + eps)
+            factors[q] = weights[q] * factors[q] if affine else factors[q]
+            biases[q] = biases[q] if affine else 0.0
         m = first + row
         while m + (FLIGHT - 1) * ROWS < last:
             for j in range(FLIGHT):
@@ -273,20 +282,23 @@ def apply_kernel(kind: str, share: Share, activation: str, plus: bool, infer: bo
 
 
 @cache
-def sums_kernel(kind: str, share: Share, activation: str, masked: bool) -> Any:
+def sums_kernel(kind: str, share: Share, activation: str, masked: bool, grouped: bool = False, two: bool = False) -> Any:
     """`activation`: the one behind the norm, whose input is made of x once more; "": none. `masked`: a ReLU, where y says what passes, and dz keeps
-    that.
+    that. `grouped`: means are of groups (`statistic_of_group`). `two`: dy is the sum of two gradients, of which `more` is the second.
     """
     (load, store), place, add = lanes_io(kind, share.width), place_of(share.last), rows_sum(share, 2 * share.width)
+    take_means, (load_floats, _) = taking(share.width, grouped), floats_io(share.width)
     WIDTH, COLUMNS, ROWS, THREADS = share.width, share.columns, share.rows, share.threads
     FLIGHT = flight_of(share, activation)
     FLOATS, SUMS, MEMORY = FLIGHT * share.width, 2 * share.width, 2 * share.width * share.threads
     of_x, of_y, gradient = bool(activation), masked, gradient_of(activation)
 
     @jit(device=True)
-    def take(grads, values, ys, at, means, factors, biases, sums):
+    def take(grads, mores, values, ys, at, means, factors, biases, sums):
         for q in range(WIDTH):
             away, g = values[at + q] - means[q], grads[at + q]
+            if two:
+                g += mores[at + q]
             if of_x:
                 g = gradient(g, away * factors[q] + biases[q])
             if of_y:
@@ -296,16 +308,17 @@ def sums_kernel(kind: str, share: Share, activation: str, masked: bool) -> Any:
             sums[WIDTH + q] += g * away
 
     @jit(launch_bounds=(THREADS, 2))
-    def batchnorm_sums_kernel(dy, x, y, weight, bias, mean, rstd, dz, partials, M, C, HW, chunk):
-        """partials (2,C,chunks) = Σ g, Σ g·(x − mean) over the block's chunk of pixels; g: dy behind the activation; dz = g.
+    def batchnorm_sums_kernel(dy, more, x, y, weight, bias, mean, rstd, dz, partials, M, C, HW, chunk, group):
+        """partials (2,C,chunks) = Σ g, Σ g·(x − mean) over the block's chunk of pixels; g: dy (plus more) behind the activation; dz = g.
 
         grid (tiles of channels, chunks), block up to 256; owns: a block a chunk, a thread `width` channels of every ROWS-th pixel of it.
-        shared 8·width bytes a thread; moves 8·x bytes, 16·x where it reads y and writes dz.
+        shared 8·width bytes a thread; moves 8·x bytes, 16·x where it reads y and writes dz, 20·x with `more`.
         """
         memory = cuda.shared.array(MEMORY, f4)
         grads = cuda.local.array(FLOATS, f4)
         values = cuda.local.array(FLOATS, f4)
         ys = cuda.local.array(FLOATS, f4)
+        mores = cuda.local.array(FLOATS, f4)
         means = cuda.local.array(WIDTH, f4)
         factors = cuda.local.array(WIDTH, f4)
         biases = cuda.local.array(WIDTH, f4)
@@ -316,10 +329,13 @@ def sums_kernel(kind: str, share: Share, activation: str, masked: bool) -> Any:
         near = min(c, C - WIDTH)
         first = block * chunk
         last = min(first + chunk, M) if c < C else 0
-        for q in range(WIDTH):
-            means[q] = mean[near + q]
-            if of_x:
-                factors[q], biases[q] = weight[near + q] * rstd[near + q], bias[near + q]
+        take_means(mean, first, near, C, HW, group, means)
+        if of_x:
+            load_floats(weight, near, factors)
+            load_floats(rstd, near, biases)
+            for q in range(WIDTH):
+                factors[q] *= biases[q]
+            load_floats(bias, near, biases)
         for k in range(SUMS):
             sums[k] = 0.0
         m = first + row
@@ -327,21 +343,25 @@ def sums_kernel(kind: str, share: Share, activation: str, masked: bool) -> Any:
             for j in range(FLIGHT):
                 at = place(m + j * ROWS, c, C, HW)
                 load(dy, at, grads, j * WIDTH)
+                if two:
+                    load(more, at, mores, j * WIDTH)
                 load(x, at, values, j * WIDTH)
                 if of_y:
                     load(y, at, ys, j * WIDTH)
             for j in range(FLIGHT):
-                take(grads, values, ys, j * WIDTH, means, factors, biases, sums)
+                take(grads, mores, values, ys, j * WIDTH, means, factors, biases, sums)
                 if of_y:
                     store(dz, place(m + j * ROWS, c, C, HW), grads, j * WIDTH)
             m += FLIGHT * ROWS
         while m < last:
             at = place(m, c, C, HW)
             load(dy, at, grads, 0)
+            if two:
+                load(more, at, mores, 0)
             load(x, at, values, 0)
             if of_y:
                 load(y, at, ys, 0)
-            take(grads, values, ys, 0, means, factors, biases, sums)
+            take(grads, mores, values, ys, 0, means, factors, biases, sums)
             if of_y:
                 store(dz, at, grads, 0)
             m += ROWS
@@ -383,6 +403,7 @@ def totals_kernel() -> Any:
 def dgrad_kernel(kind: str, share: Share, activation: str) -> Any:
     """`activation`: the one behind the norm, whose input is made of x once more; "": none."""
     (load, store), place, gradient = lanes_io(kind, share.width), place_of(share.last), gradient_of(activation)
+    load_floats, _ = floats_io(share.width)
     WIDTH, COLUMNS, ROWS, THREADS = share.width, share.columns, share.rows, share.threads
     FLIGHT = flight_of(share, activation)
     FLOATS = FLIGHT * share.width
@@ -408,16 +429,22 @@ def dgrad_kernel(kind: str, share: Share, activation: str) -> Any:
         biases = cuda.local.array(WIDTH, f4)
         slopes = cuda.local.array(WIDTH, f4)
         offsets = cuda.local.array(WIDTH, f4)
+        scales = cuda.local.array(WIDTH, f4)
         tid = cuda.threadIdx.x
         row = tid // COLUMNS
         c = (cuda.blockIdx.x * COLUMNS + (tid - row * COLUMNS)) * WIDTH
         near = min(c, C - WIDTH)
         first = (cuda.gridDim.y - 1 - cuda.blockIdx.y) * chunk
         last = min(first + chunk, M) if c < C else 0
+        load_floats(mean, near, means)
+        load_floats(weight, near, factors)
+        load_floats(bias, near, biases)
+        load_floats(rstd, near, scales)
+        load_floats(sums, near, offsets)
+        load_floats(sums, C + near, slopes)
         for q in range(WIDTH):
-            scale = rstd[near + q]
-            means[q], factors[q], biases[q] = mean[near + q], weight[near + q] * scale, bias[near + q]
-            offsets[q], slopes[q] = sums[near + q] / M, scale * sums[C + near + q] / M
+            factors[q] *= scales[q]
+            offsets[q], slopes[q] = offsets[q] / M, scales[q] * slopes[q] / M
         m = first + row
         while m + (FLIGHT - 1) * ROWS < last:
             for j in range(FLIGHT):

@@ -5,17 +5,20 @@ g = dy, h = weight·g, x̂ = (x − μ)·rstd, rstd = 1/√(σ² + eps), K eleme
 
     dbias = Σ_n g      dweight = Σ_n g·x̂      dx = rstd·(h − Σ h/K − x̂·Σ h·x̂/K)
 
-A mean is kept as its distance from the first element of its example (its *shift*), so that x − μ keeps its digits under a large offset.
+An example is one row of elements, of which threads load 16 bytes at a time; its second reading begins where the first ended, and hits a cache. Of
+images stored NHWC the parameters, which are in the order C, H, W, are put into storage order by a kernel of their own before: read where they lie,
+each would be a load of its own. The mean is kept as one float32, as in batch normalisation.
 Source: J. L. Ba, J. R. Kiros, G. E. Hinton, "Layer Normalization", arXiv:1607.06450.
 
-    layernorm_fprop   x (N, …), weight, bias (K) -> y, shift, rstd (N)                        eps
-    layernorm_grads   dy, x, weight, shift, rstd -> dx, dweight, dbias
+    layernorm_fprop   x (N, …), weight, bias (K) -> y, mean, rstd (N)                         eps
+    layernorm_grads   dy, x, weight, mean, rstd -> dx, dweight, dbias
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -25,195 +28,329 @@ from nbcnn.gpu.language import SIMULATOR, cuda, f4, jit
 from nbcnn.ops.kernel import elementwise
 from nbcnn.ops.kernel.call import Call, Impl, Launch, blocks, host
 from nbcnn.ops.kernel.case import Case, Gradient, Shapes, label_of, normal
-from nbcnn.ops.kernel.loops import power_of_two
-from nbcnn.ops.kernel.stored import kinds, scalar_io
-from nbcnn.ops.kernel.traffic import Traffic, size
+from nbcnn.ops.kernel.loops import power_of_two, quotient
+from nbcnn.ops.kernel.stored import kinds
+from nbcnn.ops.kernel.traffic import Traffic, once, size
 from nbcnn.ops.kernel.windows import split
 from nbcnn.ops.norms.plane import column_sum
+from nbcnn.ops.norms.share import IN_FLIGHT, Share, floats_io, lanes_io, rows_sum
 from nbcnn.plan.shapes import numel
 
 Array = np.ndarray
 
 LARGEST_BLOCK, SMALLEST_BLOCK = (16, 8) if SIMULATOR else (256, 32)
-ELEMENTS_PER_THREAD = 4
-"""Elements that a thread should have before a block gets more threads."""
+ACCESSES = 4
+"""Accesses that a thread should have before a block gets more threads."""
+ORDERED_THREADS = 8 if SIMULATOR else 256
+"""Threads of a block that puts parameters into another order."""
+GRADS_IN_FLIGHT = 2
+"""Accesses to each of x and dy that a thread of the gradient has in flight."""
 COLUMNS, ROWS = (4, 2) if SIMULATOR else (32, 8)
 """Elements and examples that a block adds side by side for the gradients of the parameters."""
 
 
-def layernorm_fprop(x: Array, weight: Array, bias: Array, y: Array, shift: Array, rstd: Array, *, eps: float) -> None:
-    """y = weight·x̂ + bias, and the statistics shift, rstd (N) that the gradients want."""
+def layernorm_fprop(x: Array, weight: Array, bias: Array, y: Array, mean: Array, rstd: Array, *, eps: float) -> None:
+    """y = weight·x̂ + bias, and the statistics mean, rstd (N) that the gradients want."""
     flat = x.reshape(len(x), -1)
     away = flat - flat[:, :1]
-    shift[...] = away.mean(1)
-    away = away - shift[:, None]
+    offset = away.mean(1)
+    away = away - offset[:, None]
+    mean[...] = flat[:, 0] + offset
     rstd[...] = 1 / np.sqrt(np.square(away).mean(1) + eps)
     y[...] = (away * rstd[:, None] * weight + bias).reshape(x.shape)
 
 
 def layernorm_grads(
-    dy: Array, x: Array, weight: Array, shift: Array, rstd: Array, dx: Array, dweight: Array, dbias: Array
+    dy: Array, x: Array, weight: Array, mean: Array, rstd: Array, dx: Array, dweight: Array, dbias: Array
 ) -> None:  # fmt: skip
     """dx, dweight, dbias from dy and what the forward pass read and kept."""
     flat, g = x.reshape(len(x), -1), dy.reshape(len(x), -1)
     scale, h = rstd[:, None], g * weight
-    normalised = (flat - flat[:, :1] - shift[:, None]) * scale
+    normalised = (flat - mean[:, None]) * scale
     dweight[...], dbias[...] = (g * normalised).sum(0), g.sum(0)
     dx[...] = (scale * (h - h.mean(1, keepdims=True) - normalised * (h * normalised).mean(1, keepdims=True))).reshape(x.shape)
 
 
 @cache
-def weight_of(planes: bool) -> Any:
-    """Device function (e, C, HW) -> the place in the weight of element e of an example, as it is stored; `planes`: of images stored NHWC."""
+def ordered_kernel(back: bool) -> Any:
+    """`back`: from storage order to that of the example's axes, else the other way round."""
 
-    @jit(device=True)
-    def of_pixels(e, C, HW):
-        pixel, channel = split(e, C)
-        return channel * HW + pixel
+    @jit()
+    def layernorm_ordered_kernel(a, b, to_a, to_b, K, C, HW):
+        """to_a, to_b = a, b of every element of an example of images stored NHWC, in the other order.
 
-    @jit(device=True)
-    def same(e, C, HW):
-        return e
+        grid ⌈K/256⌉, block 256; owns: a thread an element; shared none; moves 16·K bytes.
+        """
+        e = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
+        if e < K:
+            pixel, channel = split(e, C)
+            at = channel * HW + pixel
+            source, target = (e, at) if back else (at, e)
+            to_a[target], to_b[target] = a[source], b[source]
 
-    return of_pixels if planes else same
+    return layernorm_ordered_kernel
 
 
 @cache
-def fprop_kernel(kind: str, threads: int, planes: bool) -> Any:
-    (load, store), in_block, place = scalar_io(kind), column_sum(1, threads), weight_of(planes)
-    THREADS = threads
+def fprop_kernel(kind: str, width: int, threads: int) -> Any:
+    (load, store), (load_floats, _), in_block = lanes_io(kind, width), floats_io(width), column_sum(1, threads)
+    WIDTH, THREADS, STEP, FLOATS, FLIGHT = width, threads, threads * width, IN_FLIGHT * width, IN_FLIGHT
 
-    @jit()
-    def layernorm_fprop_kernel(x, weight, bias, y, shift, rstd, K, C, HW, eps):
-        """y = weight·(x − μ)·rstd + bias; shift, rstd of every example.
+    @jit(launch_bounds=(THREADS, 2))
+    def layernorm_fprop_kernel(x, weight, bias, y, mean, rstd, K, eps):
+        """y = weight·(x − μ)·rstd + bias; mean, rstd of every example. Sums are of distances from the example's first element.
 
-        grid N, block 32–256; owns: a block an example, a thread every THREADS-th element of it.
-        shared 4 bytes a thread; moves 8·x bytes (two further reads of x hit a cache). source: arXiv:1607.06450.
+        grid N, block 32–256; owns: a block an example, a thread `width` neighbouring elements of every THREADS·width.
+        shared 4 bytes a thread; moves 8·x bytes (x is read again from its end, out of a cache). source: arXiv:1607.06450.
         """
-        values = cuda.shared.array(THREADS, f4)
+        sums = cuda.shared.array(THREADS, f4)
+        values = cuda.local.array(FLOATS, f4)
+        factors = cuda.local.array(WIDTH, f4)
+        biases = cuda.local.array(WIDTH, f4)
         n, tid = cuda.blockIdx.x, cuda.threadIdx.x
         start = n * K
-        lead, total = load(x, start), 0.0
-        for e in range(tid, K, THREADS):
-            total += load(x, start + e) - lead
-        offset = in_block(values, total) / K
-        total = 0.0
-        for e in range(tid, K, THREADS):
-            away = load(x, start + e) - lead - offset
-            total += away * away
-        scale = 1.0 / math.sqrt(in_block(values, total) / K + eps)
+        load(x, start, values, 0)
+        lead, total, squares = values[0], 0.0, 0.0
+        e = tid * WIDTH
+        while e + (FLIGHT - 1) * STEP < K:
+            for j in range(FLIGHT):
+                load(x, start + e + j * STEP, values, j * WIDTH)
+            for k in range(FLOATS):
+                away = values[k] - lead
+                total += away
+                squares += away * away
+            e += FLIGHT * STEP
+        while e < K:
+            load(x, start + e, values, 0)
+            for q in range(WIDTH):
+                away = values[q] - lead
+                total += away
+                squares += away * away
+            e += STEP
+        offset = in_block(sums, total) / K
+        scale = 1.0 / math.sqrt(max(in_block(sums, squares) / K - offset * offset, 0.0) + eps)
+        centre = lead + offset
         if tid == 0:
-            shift[n] = offset
+            mean[n] = centre
             rstd[n] = scale
-        for e in range(tid, K, THREADS):
-            at = place(e, C, HW)
-            store(y, start + e, (load(x, start + e) - lead - offset) * scale * weight[at] + bias[at])
+        e = tid * WIDTH + quotient(K - 1 - tid * WIDTH, STEP) * STEP if tid * WIDTH < K else -1
+        while e >= (FLIGHT - 1) * STEP:
+            for j in range(FLIGHT):
+                load(x, start + e - j * STEP, values, j * WIDTH)
+            for j in range(FLIGHT):
+                load_floats(weight, e - j * STEP, factors)
+                load_floats(bias, e - j * STEP, biases)
+                for q in range(WIDTH):
+                    values[j * WIDTH + q] = (values[j * WIDTH + q] - centre) * scale * factors[q] + biases[q]
+                store(y, start + e - j * STEP, values, j * WIDTH)
+            e -= FLIGHT * STEP
+        while e >= 0:
+            load(x, start + e, values, 0)
+            load_floats(weight, e, factors)
+            load_floats(bias, e, biases)
+            for q in range(WIDTH):
+                values[q] = (values[q] - centre) * scale * factors[q] + biases[q]
+            store(y, start + e, values, 0)
+            e -= STEP
 
     return layernorm_fprop_kernel
 
 
 @cache
-def dgrad_kernel(kind: str, threads: int, planes: bool) -> Any:
-    (load, store), in_block, place = scalar_io(kind), column_sum(1, threads), weight_of(planes)
-    THREADS = threads
+def dgrad_kernel(kind: str, width: int, threads: int) -> Any:
+    (load, store), (load_floats, _), in_block = lanes_io(kind, width), floats_io(width), column_sum(1, threads)
+    WIDTH, THREADS, STEP, FLOATS, FLIGHT = width, threads, threads * width, GRADS_IN_FLIGHT * width, GRADS_IN_FLIGHT
 
-    @jit()
-    def layernorm_dgrad_kernel(dy, x, weight, shift, rstd, dx, K, C, HW):
+    @jit(launch_bounds=(THREADS, 2))
+    def layernorm_dgrad_kernel(dy, x, weight, mean, rstd, dx, K):
         """dx = rstd·(h − Σ h/K − x̂·Σ h·x̂/K), h = weight·dy.
 
-        grid N, block 32–256; owns: a block an example, a thread every THREADS-th element of it.
-        shared 4 bytes a thread; moves 12·x bytes (the second read of x and dy hits a cache).
+        grid N, block 32–256; owns: a block an example, a thread `width` neighbouring elements of every THREADS·width.
+        shared 4 bytes a thread; moves 12·x bytes (x and dy are read again from their end, out of a cache).
         """
-        values = cuda.shared.array(THREADS, f4)
+        sums = cuda.shared.array(THREADS, f4)
+        values = cuda.local.array(FLOATS, f4)
+        grads = cuda.local.array(FLOATS, f4)
+        factors = cuda.local.array(WIDTH, f4)
         n, tid = cuda.blockIdx.x, cuda.threadIdx.x
-        start = n * K
-        lead, offset, scale = load(x, start), shift[n], rstd[n]
+        start, centre, scale = n * K, mean[n], rstd[n]
         pull, slope = 0.0, 0.0
-        for e in range(tid, K, THREADS):
-            h = load(dy, start + e) * weight[place(e, C, HW)]
-            pull += h
-            slope += h * (load(x, start + e) - lead - offset)
-        pull, slope = in_block(values, pull) / K, in_block(values, slope) * scale * scale / K
-        for e in range(tid, K, THREADS):
-            h = load(dy, start + e) * weight[place(e, C, HW)]
-            store(dx, start + e, scale * (h - pull - slope * (load(x, start + e) - lead - offset)))
+        e = tid * WIDTH
+        while e + (FLIGHT - 1) * STEP < K:
+            for j in range(FLIGHT):
+                load(dy, start + e + j * STEP, grads, j * WIDTH)
+                load(x, start + e + j * STEP, values, j * WIDTH)
+            for j in range(FLIGHT):
+                load_floats(weight, e + j * STEP, factors)
+                for q in range(WIDTH):
+                    h = grads[j * WIDTH + q] * factors[q]
+                    pull += h
+                    slope += h * (values[j * WIDTH + q] - centre)
+            e += FLIGHT * STEP
+        while e < K:
+            load(dy, start + e, grads, 0)
+            load(x, start + e, values, 0)
+            load_floats(weight, e, factors)
+            for q in range(WIDTH):
+                h = grads[q] * factors[q]
+                pull += h
+                slope += h * (values[q] - centre)
+            e += STEP
+        pull, slope = in_block(sums, pull) / K, in_block(sums, slope) * scale * scale / K
+        e = tid * WIDTH + quotient(K - 1 - tid * WIDTH, STEP) * STEP if tid * WIDTH < K else -1
+        while e >= (FLIGHT - 1) * STEP:
+            for j in range(FLIGHT):
+                load(dy, start + e - j * STEP, grads, j * WIDTH)
+                load(x, start + e - j * STEP, values, j * WIDTH)
+            for j in range(FLIGHT):
+                load_floats(weight, e - j * STEP, factors)
+                for q in range(WIDTH):
+                    h = grads[j * WIDTH + q] * factors[q]
+                    values[j * WIDTH + q] = scale * (h - pull - slope * (values[j * WIDTH + q] - centre))
+                store(dx, start + e - j * STEP, values, j * WIDTH)
+            e -= FLIGHT * STEP
+        while e >= 0:
+            load(dy, start + e, grads, 0)
+            load(x, start + e, values, 0)
+            load_floats(weight, e, factors)
+            for q in range(WIDTH):
+                values[q] = scale * (grads[q] * factors[q] - pull - slope * (values[q] - centre))
+            store(dx, start + e, values, 0)
+            e -= STEP
 
     return layernorm_dgrad_kernel
 
 
 @cache
-def wgrad_kernel(kind: str, planes: bool) -> Any:
-    (load, _), in_column, place = scalar_io(kind), column_sum(COLUMNS, COLUMNS * ROWS), weight_of(planes)
-    THREADS = COLUMNS * ROWS
+def wgrad_kernel(kind: str, width: int) -> Any:
+    share = Share(width, COLUMNS, ROWS, True)
+    (load, _), (_, store_floats), add = lanes_io(kind, width), floats_io(width), rows_sum(share, 2 * width)
+    WIDTH, THREADS, SUMS, MEMORY = width, share.threads, 2 * width, 2 * width * share.threads
 
     @jit()
-    def layernorm_wgrad_kernel(dy, x, shift, rstd, dweight, dbias, N, K, C, HW):
+    def layernorm_wgrad_kernel(dy, x, mean, rstd, dweight, dbias, N, K):
         """dweight = Σ_n dy·x̂, dbias = Σ_n dy of every element of an example.
 
-        grid ⌈K/32⌉, block 256; owns: a block 32 elements, a thread every eighth example of one. shared 4 bytes a thread; moves 8·x bytes.
+        grid ⌈K/(32·width)⌉, block 256; owns: a thread `width` neighbouring elements of every eighth example. shared 8·width bytes a thread;
+        moves 8·x bytes.
         """
-        values = cuda.shared.array(THREADS, f4)
+        memory = cuda.shared.array(MEMORY, f4)
+        values = cuda.local.array(WIDTH, f4)
+        grads = cuda.local.array(WIDTH, f4)
+        sums = cuda.local.array(SUMS, f4)
         tid = cuda.threadIdx.x
-        e = cuda.blockIdx.x * COLUMNS + (tid & COLUMNS - 1)
-        plain, centred = 0.0, 0.0
-        for n in range(tid // COLUMNS, N if e < K else 0, ROWS):
-            g = load(dy, n * K + e)
-            plain += g
-            centred += g * (load(x, n * K + e) - load(x, n * K) - shift[n]) * rstd[n]
-        plain, centred = in_column(values, plain), in_column(values, centred)
-        if tid < COLUMNS and e < K:
-            at = place(e, C, HW)
-            dbias[at], dweight[at] = plain, centred
+        row = tid // COLUMNS
+        e = (cuda.blockIdx.x * COLUMNS + (tid - row * COLUMNS)) * WIDTH
+        for k in range(SUMS):
+            sums[k] = 0.0
+        for n in range(row, N if e < K else 0, ROWS):
+            load(dy, n * K + e, grads, 0)
+            load(x, n * K + e, values, 0)
+            centre, scale = mean[n], rstd[n]
+            for q in range(WIDTH):
+                sums[q] += grads[q]
+                sums[WIDTH + q] += grads[q] * (values[q] - centre) * scale
+        add(memory, sums)
+        if row == 0 and e < K:
+            for q in range(WIDTH):
+                grads[q], values[q] = memory[q * THREADS + tid], memory[(WIDTH + q) * THREADS + tid]
+            store_floats(dbias, e, grads)
+            store_floats(dweight, e, values)
 
     return layernorm_wgrad_kernel
 
 
-def _extents(call: Call, image: int) -> tuple[bool, int, tuple[np.int32, ...]]:
-    """Whether weights lie in another order than elements, threads of a block, and (K, C, H·W)."""
-    shape = call.in_shapes[image]
+@dataclass(frozen=True)
+class _Sizes:
+    """How a call's examples are stored: elements of one, channels and pixels if weights lie in another order (NHWC), elements of an access."""
+
+    kind: str
+    volume: int
+    planes: tuple[int, int] | None
+    width: int
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block that has an example."""
+        return min(max(power_of_two(-(-self.volume // (ACCESSES * self.width))), SMALLEST_BLOCK), LARGEST_BLOCK)
+
+    def ordered(self, back: bool, arrays: Sequence[Any]) -> Launch:
+        """The launch of `ordered_kernel` on two arrays and those that they go to."""
+        assert self.planes is not None
+        args = (*arrays, *(np.int32(each) for each in (self.volume, *self.planes)))
+        return Launch(ordered_kernel(back), blocks(self.volume, ORDERED_THREADS), ORDERED_THREADS, args)
+
+
+def _sizes(call: Call, image: int) -> _Sizes:
+    shape, kind = call.in_shapes[image], kinds(call)[0]
     volume = numel(shape[1:])
-    planes = len(shape) == 4 and call.layout == "NHWC"
-    threads = min(max(power_of_two(-(-volume // ELEMENTS_PER_THREAD)), SMALLEST_BLOCK), LARGEST_BLOCK)
-    c = shape[1] if planes else 1
-    return planes, threads, tuple(np.int32(each) for each in (volume, c, volume // c))
+    planes = (shape[1], volume // shape[1]) if len(shape) == 4 and call.layout == "NHWC" else None
+    return _Sizes(kind, volume, planes, next(width for width in ((8, 4, 1) if kind == "bfloat16" else (4, 1)) if volume % width == 0))
 
 
 def bind_fprop(call: Call) -> list[Launch]:
-    """One launch."""
-    planes, threads, extents = _extents(call, 0)
-    args = (*call.ins, *call.outs, *extents, np.float32(call.attrs["eps"]))
-    return [Launch(fprop_kernel(kinds(call)[0], threads, planes), call.in_shapes[0][0], threads, args)]
+    """One launch; before it one that orders the parameters as the images are stored."""
+    at, (x, weight, bias) = _sizes(call, 0), call.ins
+    first = []
+    if at.planes:
+        stored = call.scratch[: scratch_fprop(call)].view(np.float32)
+        first = [at.ordered(False, (weight, bias, stored[: at.volume], stored[at.volume :]))]
+        weight, bias = stored[: at.volume], stored[at.volume :]
+    args = (x, weight, bias, *call.outs, np.int32(at.volume), np.float32(call.attrs["eps"]))
+    return [*first, Launch(fprop_kernel(at.kind, at.width, at.threads), call.in_shapes[0][0], at.threads, args)]
 
 
 def bind_grads(call: Call) -> list[Launch]:
-    """Two launches: dx; the gradients of the parameters."""
-    planes, threads, extents = _extents(call, 1)
-    (dy, x, _, shift, rstd), (dx, dweight, dbias), n = call.ins, call.outs, call.in_shapes[1][0]
-    kind = kinds(call)[0]
-    args = (dy, x, shift, rstd, dweight, dbias, np.int32(n), *extents)
+    """Two launches: dx; the gradients of the parameters. Around them those that order the parameters as the images are stored, and back."""
+    at, (dy, x, weight, mean, rstd), (dx, dweight, dbias), n = _sizes(call, 1), call.ins, call.outs, call.in_shapes[1][0]
+    first, last = [], []
+    if at.planes:
+        stored = call.scratch[: scratch_grads(call)].view(np.float32)
+        one, two, three = (stored[k * at.volume : (k + 1) * at.volume] for k in range(3))
+        first = [at.ordered(False, (weight, weight, one, two))]
+        last = [at.ordered(True, (two, three, dweight, dbias))]
+        weight, dweight, dbias = one, two, three
+    k = np.int32(at.volume)
+    grid, args = blocks(at.volume, COLUMNS * at.width), (dy, x, mean, rstd, dweight, dbias, np.int32(n), k)
     return [
-        Launch(dgrad_kernel(kind, threads, planes), n, threads, (*call.ins, dx, *extents)),
-        Launch(wgrad_kernel(kind, planes), blocks(int(extents[0]), COLUMNS), COLUMNS * ROWS, args),
+        *first,
+        Launch(dgrad_kernel(at.kind, at.width, at.threads), n, at.threads, (dy, x, weight, mean, rstd, dx, k)),
+        Launch(wgrad_kernel(at.kind, at.width), grid, COLUMNS * ROWS, args),
+        *last,
     ]
 
 
+def scratch_fprop(call: Call) -> int:
+    """Bytes of weight and bias in storage order, where that is another."""
+    at = _sizes(call, 0)
+    return 8 * at.volume if at.planes else 0
+
+
+def scratch_grads(call: Call) -> int:
+    """Bytes of the weight and of both gradients in storage order, where that is another."""
+    at = _sizes(call, 1)
+    return 12 * at.volume if at.planes else 0
+
+
 def traffic_fprop(call: Call) -> list[Traffic]:
-    """x three times, and the parameters for every example; y and two statistics."""
+    """The parameters in another order; x twice, and the parameters for every example; y and two statistics."""
     x, n, volume = size(call, "in", 0), call.in_shapes[0][0], size(call, "in", 1)
-    return [Traffic(3 * x + 2 * n * volume, size(call, "out", 0) + 8 * n, x + 2 * volume)]
+    first = [once(2 * volume, 2 * volume)] if _sizes(call, 0).planes else []
+    return [*first, Traffic(2 * x + 2 * n * volume, size(call, "out", 0) + 8 * n, x + 2 * volume)]
 
 
 def traffic_grads(call: Call) -> list[Traffic]:
-    """x and dy twice, and the weight for every example, dx; x and dy once more, the gradients of the parameters."""
+    """x and dy twice, and the weight for every example, dx; x and dy once more, the gradients of the parameters; these in another order."""
     both, n, volume = size(call, "in", 0) + size(call, "in", 1), call.in_shapes[1][0], size(call, "in", 2)
     first = Traffic(2 * both + 2 * n * volume + 8 * n, size(call, "out", 0), both + volume + 8 * n)
-    return [first, Traffic(both + 8 * n, 2 * volume, both + 8 * n)]
+    made = [first, Traffic(both + 8 * n, 2 * volume, both + 8 * n)]
+    return [Traffic(2 * volume, 2 * volume, volume), *made, once(2 * volume, 2 * volume)] if _sizes(call, 1).planes else made
 
 
 HOST = {"layernorm_fprop": host(layernorm_fprop), "layernorm_grads": host(layernorm_grads)}
 OPS = {
-    "layernorm_fprop": Impl(bind_fprop, supports=elementwise.supports, traffic=traffic_fprop),
-    "layernorm_grads": Impl(bind_grads, supports=elementwise.supports, traffic=traffic_grads),
+    "layernorm_fprop": Impl(bind_fprop, scratch_fprop, elementwise.supports, traffic=traffic_fprop),
+    "layernorm_grads": Impl(bind_grads, scratch_grads, elementwise.supports, traffic=traffic_grads),
 }
 
 

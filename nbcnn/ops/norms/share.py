@@ -9,18 +9,20 @@ partials in a fixed order, so the bits do not depend on timing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
 from nbcnn.gpu.language import SIMULATOR, cuda, jit
 from nbcnn.ops.kernel.call import Call, Shape
-from nbcnn.ops.kernel.loops import ceil_div, quotient
+from nbcnn.ops.kernel.loops import ceil_div, power_of_two, quotient
 from nbcnn.ops.kernel.stored import kinds, scalar_io, vector_io
 from nbcnn.ops.ptx import cvt, vector
 
 THREADS = 16 if SIMULATOR else 256
 """Threads of a block at most."""
+SMALLEST_BLOCK = 4 if SIMULATOR else 32
+"""Threads of a block at least, where images are small and a block stays within one."""
 BLOCKS = 1056
 """Chunks times tiles of channels, about: eight blocks for each multiprocessor of an H200. Every GPU has the same number, and so the same bits."""
 PIXELS_PER_THREAD, PIXELS_PER_CHUNK = (16, 16) if SIMULATOR else (16, 128)
@@ -84,11 +86,47 @@ def extent_of(shape: Shape, share: Share) -> Extent:
     return Extent(pixels, c, h * w, chunk, tiles, ceil_div(pixels, chunk))
 
 
+def share_of_images(shape: Shape, layout: str, kind: str) -> tuple[Share, Extent]:
+    """The share and the grid where a chunk must not go beyond an image: its pixels divide H·W, and images of few pixels have fewer rows."""
+    n, c, h, w = shape
+    share = share_of(shape, layout, kind)
+    share = replace(share, rows=min(share.rows, max(power_of_two(h * w), SMALLEST_BLOCK // share.columns, 1)))
+    tiles = ceil_div(c, share.width * share.columns)
+    wanted, least = ceil_div(BLOCKS, tiles * n), max(PIXELS_PER_THREAD * share.rows, PIXELS_PER_CHUNK)
+    parts = max(each for each in range(1, max(min(wanted, h * w // least), 1) + 1) if h * w % each == 0)
+    return share, Extent(n * h * w, c, h * w, h * w // parts, tiles, n * parts)
+
+
 def shared_call(call: Call, image: int) -> tuple[str, Share, Extent]:
     """How a call's images are stored, its share and its grid; `image`: of the inputs one that has the images' shape."""
     kind, shape = kinds(call)[0], call.in_shapes[image]
     share = share_of(shape, call.layout, kind)
     return kind, share, extent_of(shape, share)
+
+
+@jit(device=True)
+def statistic_of_group(first, c, C, HW, group):
+    """Which statistic channel c has of the image of pixel `first`, if statistics are of `group` neighbouring channels of an image."""
+    return quotient(first, HW) * quotient(C, group) + quotient(c, group)
+
+
+@cache
+def taking(width: int, grouped: bool) -> Any:
+    """Device function (array, first, c, C, HW, group, into): the statistics of channels c … of the chunk from pixel `first` on.
+
+    `grouped`: they are of groups (`statistic_of_group`), else of channels.
+    """
+    WIDTH, (load, _) = width, floats_io(width)
+
+    @jit(device=True)
+    def take(array, first, c, C, HW, group, into):
+        if grouped:
+            for q in range(WIDTH):
+                into[q] = array[statistic_of_group(first, c + q, C, HW, group)]
+        else:
+            load(array, c, into)
+
+    return take
 
 
 @cache
@@ -132,6 +170,32 @@ def lanes_io(kind: str, width: int) -> tuple[Any, Any]:
             store1(array, i, values[at])
 
     return load, store
+
+
+@cache
+def floats_io(width: int) -> tuple[Any, Any]:
+    """Device functions load(array, i, into) and store(array, i, values): `width` float32, four at a time where there are four."""
+    WIDTH, (load4, store4) = width, vector_io("float32")
+
+    @jit(device=True)
+    def load(array, i, into):
+        for q in range(0, WIDTH, 4):
+            into[q], into[q + 1], into[q + 2], into[q + 3] = load4(array, i + q)
+
+    @jit(device=True)
+    def store(array, i, values):
+        for q in range(0, WIDTH, 4):
+            store4(array, i + q, values[q], values[q + 1], values[q + 2], values[q + 3])
+
+    @jit(device=True)
+    def load_one(array, i, into):
+        into[0] = array[i]
+
+    @jit(device=True)
+    def store_one(array, i, values):
+        array[i] = values[0]
+
+    return (load_one, store_one) if width == 1 else (load, store)
 
 
 @cache
