@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from nbcnn.datasets import Dataset, load
-from nbcnn.lab.peers.torch_step import MISSING, available
+from nbcnn.lab.peers.torch_step import MISSING, available, captured
 from nbcnn.nn.optim import Piecewise
 
 FORMS = ("eager", "graph", "compile", "compile-max")
@@ -123,23 +123,16 @@ def step_of(net: Any, optimizer: Any, x: Any, y: Any, form: str) -> Callable[[],
 
 def ready(step: Callable[[], Any], net: Any, optimizer: Any, form: str, device: Any) -> Callable[[], Any]:
     """`step` compiled and captured; network and momenta are as they were before."""
-    import torch
 
     kept = {name: tensor.clone() for name, tensor in net.state_dict().items()}
     if device.type == "cpu":
         return step
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
+    made = step
+    if form == "eager":
         for _ in range(WARM_STEPS):
             step()
-    torch.cuda.current_stream().wait_stream(side)
-    made = step
-    if form != "eager":
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            step()
-        made = graph.replay
+    else:
+        made = captured(step, WARM_STEPS)
     net.load_state_dict(kept)
     for held in optimizer.state.values():
         held["momentum_buffer"].zero_()

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from nbcnn.datasets.dataset import Dataset
+from nbcnn.lab.peers.torch_step import captured
 
 FORMS = ("graph", "compile", "compile-max", "eager")
-WARM_STEPS = 3
 
 
 @dataclass(frozen=True)
@@ -160,27 +160,10 @@ def _steps(net: Any, optimizer: Any, sizes: set[int], first: tuple[Any, Any], sm
             torch.nn.functional.cross_entropy(logits.float(), y, label_smoothing=smoothing).backward()
             optimizer.step()
 
-        made[size] = x, y, _captured(step) if kind == "cuda" and form != "eager" else step
+        made[size] = x, y, captured(step) if kind == "cuda" and form != "eager" else step
         if kind == "cuda" and form == "eager":
             step()
     net.load_state_dict(kept)
     for held in optimizer.state.values():
         held["momentum_buffer"].zero_()
     return made
-
-
-def _captured(step: Callable[[], Any]) -> Callable[[], Any]:
-    """`step` as a CUDA graph, after a few steps that let cuDNN and the compiler choose."""
-    import torch
-
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(WARM_STEPS):
-            step()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-    replay: Callable[[], Any] = graph.replay
-    return replay

@@ -52,7 +52,7 @@ def _time(call: Callable[[], Any], seconds: float = 0.7) -> Timing:
     return summarise(each_ms(call, sensible_count(wall_ms(call, clock.wait), seconds), clock))
 
 
-def _captured(call: Callable[[], Any], warm: int = 3) -> Callable[[], None]:
+def captured(call: Callable[[], Any], warm: int = 3) -> Callable[[], None]:
     """`call` as a CUDA graph."""
     import torch
 
@@ -134,7 +134,7 @@ def training_step(batch: int, precision: str = "fp32", forms: tuple[str, ...] = 
         torch.cuda.reset_peak_memory_stats()
         eager, compiled = make("max-autotune" if form == "compile-max" else "default")
         call = {"eager": eager, "graph": eager}.get(form, compiled)
-        call = _captured(call) if form == "graph" else call
+        call = captured(call) if form == "graph" else call
         timing = _time(call)
         peak = torch.cuda.max_memory_allocated()
         images_per_second = batch / timing.median * 1e3
@@ -185,7 +185,7 @@ def _share_stream(device: Any) -> None:
 
 def _capture(launches: Sequence[Any]) -> Callable[[], None]:
     """Launches as a CUDA graph of PyTorch's, whose memory pool then belongs to it."""
-    return _captured(lambda: [launch.run() for launch in launches], warm=1)
+    return captured(lambda: [launch.run() for launch in launches], warm=1)
 
 
 class TorchCall:

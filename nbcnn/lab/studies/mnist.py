@@ -135,7 +135,7 @@ def torch_steps(data: Dataset, precisions: tuple[str, ...] = ("fp32", "tf32")) -
             optimizer.step()
             at += BATCH
 
-        yield step_row(f"PyTorch {precision}, as a graph", _replayed(peers._captured(step)))
+        yield step_row(f"PyTorch {precision}, as a graph", _replayed(peers.captured(step)))
 
 
 def _replayed(replay: Callable[[], None]) -> list[float]:

@@ -57,15 +57,15 @@ def place_of(planes: bool) -> Any:
 
 
 @functools.cache
-def fprop_kernel(kind: str, group: int, planes: bool) -> Any:
-    """The kernel with `group` threads a row, a power of two up to a block; x and y stored as `kind`."""
+def fprop_kernel(kind: str, group: int, planes: bool, logarithm: bool = False) -> Any:
+    """The kernel with `group` threads a row, a power of two up to a block; x and y stored as `kind`. `logarithm`: of log_softmax.py."""
     (load, store), place = scalar_io(kind), place_of(planes)
     group_max, group_sum = group_reduction(group, larger), group_reduction(group, plus)
     ROWS = THREADS // group
 
     @jit()
     def softmax_fprop_kernel(x, y, rows, width, plane):
-        """y = softmax(x) along the rows.
+        """y = softmax(x) along the rows, or its logarithm.
 
         grid ⌈rows / (256 / group)⌉, block 256; owns: a group of threads a row. shared 2 KiB; moves 8·x bytes of float32, and the row twice more
         from a cache.
@@ -86,20 +86,21 @@ def fprop_kernel(kind: str, group: int, planes: bool) -> Any:
             whole += math.exp(load(x, start + f * step) - biggest)
         whole = group_sum(sums, whole)
         for f in range(lane, elements, group):
-            store(y, start + f * step, math.exp(load(x, start + f * step) - biggest) / whole)
+            z = load(x, start + f * step) - biggest
+            store(y, start + f * step, z - math.log(whole) if logarithm else math.exp(z) / whole)
 
     return softmax_fprop_kernel
 
 
 @functools.cache
-def dgrad_kernel(kind: str, group: int, planes: bool) -> Any:
-    """The kernel with `group` threads a row, a power of two up to a block; dy, y and dx stored as `kind`."""
+def dgrad_kernel(kind: str, group: int, planes: bool, logarithm: bool = False) -> Any:
+    """The kernel with `group` threads a row, a power of two up to a block; dy, y and dx stored as `kind`. `logarithm`: of log_softmax.py."""
     (load, store), place, group_sum = scalar_io(kind), place_of(planes), group_reduction(group, plus)
     ROWS = THREADS // group
 
     @jit()
     def softmax_dgrad_kernel(dy, y, dx, rows, width, plane):
-        """dx = y·(dy − Σ dy·y) along the rows.
+        """dx = y·(dy − Σ dy·y) along the rows; with the logarithm dx = dy − exp(y)·Σ dy.
 
         grid ⌈rows / (256 / group)⌉, block 256; owns: a group of threads a row. shared 1 KiB; moves 12·x bytes of float32, and dy and y once more
         from a cache.
@@ -111,16 +112,18 @@ def dgrad_kernel(kind: str, group: int, planes: bool) -> Any:
         start, step = place(n, width, plane)
         elements, total = width if n < rows else 0, 0.0
         for f in range(lane, elements, group):
-            total += load(dy, start + f * step) * load(y, start + f * step)
+            g = load(dy, start + f * step)
+            total += g if logarithm else g * load(y, start + f * step)
         total = group_sum(sums, total)
         for f in range(lane, elements, group):
-            store(dx, start + f * step, load(y, start + f * step) * (load(dy, start + f * step) - total))
+            g, made = load(dy, start + f * step), load(y, start + f * step)
+            store(dx, start + f * step, g - math.exp(made) * total if logarithm else made * (g - total))
 
     return softmax_dgrad_kernel
 
 
-def launch(factory: Any, call: Call) -> list[Launch]:
-    """One launch of the kernel that `factory` makes."""
+def launch(factory: Any, call: Call, *options: bool) -> list[Launch]:
+    """One launch of the kernel that `factory` makes with these options."""
     shape = call.in_shapes[0]
     width, pixels = shape[1], numel(shape[2:])
     planes = len(shape) == 3 or (len(shape) == 4 and call.layout == "NCHW")
@@ -128,7 +131,7 @@ def launch(factory: Any, call: Call) -> list[Launch]:
     group = 1 if planes else min(power_of_two(width), THREADS)
     rows = shape[0] * pixels
     args = (*call.ins, *call.outs, np.int32(rows), np.int32(width), np.int32(pixels))
-    return [Launch(factory(kinds(call)[0], group, planes), blocks(rows, THREADS // group), THREADS, args)]
+    return [Launch(factory(kinds(call)[0], group, planes, *options), blocks(rows, THREADS // group), THREADS, args)]
 
 
 def bind_fprop(call: Call) -> list[Launch]:
