@@ -21,7 +21,7 @@ Rows = tuple[tuple[Any, ...], ...]
 
 @dataclass(frozen=True)
 class LinearMap(NoParams):
-    """A sparse linear map along one axis of images: y[…, p, …] = Σ_k weights[p][k] · x[…, indices[p][k], …].
+    """A sparse linear map along one axis of images: y[…, p, …] = Σ_k weights[p, k] · x[…, indices[p, k], …].
 
     Interpolation to any size, slices, flips, repetition, mirrored borders, means and sums along an axis are such maps. It has no parameters.
 

@@ -171,8 +171,8 @@ def resnet18(channels: int = 3, height: int = 32, width: int = 32, classes: int 
 
     Example:
         >>> import nbcnn
-        >>> nbcnn.resnet18(classes=100, filters=8).shapes()[-2:]
-        [(64,), (100,)]
+        >>> nbcnn.resnet18(classes=100, filters=8).shapes()[-1]
+        (100,)
     """
 
     def block(x: Value, wide: int, stride: int) -> Value:
@@ -204,8 +204,8 @@ def mobilenet(channels: int = 3, height: int = 32, width: int = 32, classes: int
 
     Example:
         >>> import nbcnn
-        >>> nbcnn.mobilenet(multiplier=0.25).shapes()[-2:]
-        [(256,), (10,)]
+        >>> nbcnn.mobilenet(multiplier=0.25).shapes()[-1]
+        (10,)
     """
     if not 0 < multiplier < 1024:
         raise UsageError(f"mobilenet needs a multiplier above 0, such as 0.25, 0.5 or 1, got {multiplier!r}")
