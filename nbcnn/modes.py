@@ -99,7 +99,7 @@ COMMON: Ops = exported("OPS")
 REFERENCES = exported("REFERENCES")
 """References of the fused ops. The `cpu` row does not have them: NumPy gains nothing from fusing."""
 
-MOST_ZEROS: Mapping[str, int] = {"fp32": 16}
+MOST_ZEROS: Mapping[str, int] = {"bf16": 64, "tf32": 64, "fp32": 16}
 """How many times the products of a grouped or dilated convolution an engine may make for the zeros of its filters (frame/expanded.py)."""
 _DEPTHWISE = depthwise_wgrad.OPS
 """Depthwise convolutions, before those that take any groups; mode `naive` does without."""
@@ -152,7 +152,8 @@ def _tensorcore(precision: str) -> Row:
     norms = conv_wgmma.ops(precision) if precision in conv_wgmma.PRECISIONS else {}
     own = (*thin_parts, ("mma", first), ("wgmma", hopper), ("mma", general))
     two_ops = [(name, conv_evonorm.two_ops(ops["conv_fprop"])) for name, ops in own if "conv_fprop" in ops]
-    parts = (*own, ("wgmma", norms), *two_ops, ("common", _DEPTHWISE), ("common", common))
+    groups = [(name, expanded.grouped(ops, MOST_ZEROS[precision])) for name, ops in (("wgmma", hopper), ("mma", general))]
+    parts = (*own, ("wgmma", norms), *two_ops, ("common", _DEPTHWISE), *groups, ("common", common))
     return Row("tensorcore", precision, "gpu", "NHWC", parts, own=("thin", "wgmma", "mma", "common"))
 
 

@@ -6,7 +6,7 @@ ConvBatchNormGELU               the convolution, then a BatchNormGELU
 BatchNormAddReLU                the norm adds another value of the graph and applies the ReLU; ConvBatchNormAddReLU likewise
 ResidualReLU                    a BatchNorm2d at the end of a residual's body adds the residual's input and applies the ReLU
 
-In training the convolution makes the statistics of the batch, too (`conv_statistics_fprop`), and the norm is one pass behind it.
+In training the convolution's epilogue makes the statistics of the batch (`conv_statistics_fprop`), and the norm is one pass behind it.
 """
 
 from __future__ import annotations

@@ -3,9 +3,11 @@
     conv_statistics_fprop  x, w[, b], running_mean, running_var -> y, mean, rstd, running_mean, running_var (in place)   stride, pad, eps, momentum
 
 y is the convolution's, mean and rstd = 1/√(σ² + eps) are what the norm and its gradients want (`nbcnn.ops.norms.batch`), and the running statistics
-move as there. Behind an implementation of conv_fprop the moments of its result are a pass of their own. The statistics are of y as it is stored.
+move as there. An engine that takes moments in its epilogue (`nbcnn.ops.conv.frame.moments`) reads y no more; behind any other implementation of
+conv_fprop the moments are a pass of their own. The statistics are of y as it is stored.
 
-Source: S. Ioffe, C. Szegedy, "Batch Normalization", arXiv:1502.03167.
+Source: S. Ioffe, C. Szegedy, "Batch Normalization", arXiv:1502.03167; partial sums in the epilogue as in W. Jung et al., "Restructuring Batch
+Normalization to Accelerate CNN Training", arXiv:1807.01702.
 """
 
 from __future__ import annotations
@@ -15,12 +17,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from nbcnn.ops.conv.frame.composed import inner, operands
+from nbcnn.ops.conv.frame.composed import Operand, inner, operands
+from nbcnn.ops.conv.frame.correlation import correlation
+from nbcnn.ops.conv.frame.epilogue import WITH_MOMENTS
 from nbcnn.ops.conv.reference import conv_fprop
 from nbcnn.ops.kernel.call import Call, HostCall, Impl, Launch
 from nbcnn.ops.kernel.case import Case, normal
 from nbcnn.ops.kernel.loops import ceil_div
-from nbcnn.ops.kernel.traffic import Traffic
+from nbcnn.ops.kernel.traffic import Traffic, size
 from nbcnn.ops.norms import batch
 from nbcnn.plan.shapes import ConvShape, numel
 
@@ -36,50 +40,85 @@ def conv_statistics_fprop(x: Array, w: Array, *operands: Array, stride: int, pad
     batch.keep_statistics(y, (mean, rstd), (running_mean, running_var), (mean_out, var_out), eps, momentum)
 
 
-def ops(conv: Impl) -> dict[str, Impl]:
-    """The op as `conv` (an implementation of conv_fprop), then a pass over its result."""
+def _pixels(call: Call) -> int:
+    n, _, p, q = call.out_shapes[0]
+    return n * p * q
 
-    def parts(call: Call) -> tuple[Call, Call, int]:
-        """The convolution, the norm whose statistics are wanted, and bytes of partials, which lie in front of the convolution's scratch."""
+
+def ops(conv: Impl, with_moments: Impl | None = None) -> dict[str, Impl]:
+    """The op as `with_moments`, an engine's convolution whose epilogue takes moments, else as `conv` (conv_fprop) and a pass over its result.
+
+    A tile says by `chunk` how many pixels' moments it takes together, or that it takes none.
+    """
+    engine, asked = (conv, "conv_fprop") if with_moments is None else (with_moments, WITH_MOMENTS)
+
+    def chunk_of(call: Call, first: Call) -> int | None:
+        return None if with_moments is None else call.tile.chunk(correlation(first))
+
+    def convolution(call: Call, op: str = asked) -> Call:
+        """The convolution inside; with moments its second output is none yet."""
         geometry = {name: call.attrs[name] for name in ("stride", "pad")}
+        return inner(call, op, operands(call, "in")[:-2], operands(call, "out")[:1], attrs=geometry)
+
+    def parts(call: Call) -> tuple[Call, Call, int | None, int]:
+        """The convolution, the moments of its result as the norm takes them, pixels of a chunk of the engine's, and bytes of partials."""
+        first = convolution(call)
+        chunk = chunk_of(call, first)
+        y, *rest = operands(call, "out")
         attrs = {name: call.attrs[name] for name in ("eps", "momentum")}
-        y, *kept = operands(call, "out")
-        norm = inner(call, "batchnorm_fprop", [y, *operands(call, "in")[-2:]], [y, *kept], attrs=attrs, tile=None, packed=None)
-        nbytes = ceil_div(batch.scratch_fprop(norm), _ALIGNMENT) * _ALIGNMENT
-        scratch = call.scratch[nbytes:] if call.scratch is not None and call.scratch.size > nbytes else None
-        return inner(call, "conv_fprop", operands(call, "in")[:-2], [y], attrs=geometry, scratch=scratch), norm, nbytes
+        norm = inner(call, "batchnorm_fprop", [y, *operands(call, "in")[-2:]], [y, *rest], attrs=attrs, tile=None, packed=None)
+        if chunk is None:
+            nbytes = batch.scratch_fprop(norm)
+        else:
+            k, chunks = y.shape[1], ceil_div(_pixels(call), chunk)
+            nbytes = 8 * k * chunks
+        aligned = ceil_div(nbytes, _ALIGNMENT) * _ALIGNMENT
+        scratch = call.scratch[aligned:] if call.scratch is not None and call.scratch.size > aligned else None
+        if chunk is None:
+            return replace(convolution(call, "conv_fprop"), scratch=scratch), norm, None, aligned
+        partials = Operand(None if call.scratch is None else call.scratch[:nbytes].view(np.float32), (2, k, chunks), "float32")
+        return replace(inner(first, asked, operands(first, "in"), [y, partials]), scratch=scratch), norm, chunk, aligned
 
     def bind(call: Call) -> list[Launch | HostCall]:
-        first, norm, _ = parts(call)
-        return [*conv.bind(first), *batch.statistics_launches(norm)]
+        first, norm, chunk, _ = parts(call)
+        if chunk is None:
+            return [*conv.bind(first), *batch.statistics_launches(norm)]
+        return [*engine.bind(first), batch.statistics_launch(norm, first.outs[1], _pixels(call), chunk)]
 
     def scratch(call: Call) -> int:
-        first, _, nbytes = parts(call)
-        return nbytes + conv.scratch(first)
+        first, _, chunk, nbytes = parts(call)
+        return nbytes + (conv if chunk is None else engine).scratch(first)
 
     def bytes_of(call: Call) -> list[Traffic]:
-        first, norm, _ = parts(call)
-        assert conv.traffic is not None
-        return [*conv.traffic(first), *batch.traffic_fprop(norm)[:2]]
+        first, norm, chunk, _ = parts(call)
+        by = conv if chunk is None else engine
+        assert by.traffic is not None
+        made = list(by.traffic(first))
+        if chunk is None:
+            return [*made, *batch.traffic_fprop(norm)[:2]]
+        partials, channel = size(first, "out", 1), 4 * call.out_shapes[0][1]
+        # The means of the chunks are read twice, their squares once.
+        return [*made, Traffic(3 * partials // 2, 4 * channel, partials)]
 
-    pack = conv.pack
+    pack = engine.pack
     return {
         OP: replace(
-            conv,
+            engine,
             bind=bind,
             scratch=scratch,
-            supports=lambda call: conv.supports(parts(call)[0]),
-            tile=lambda call, multiprocessors: conv.tile(parts(call)[0], multiprocessors),
-            candidates=lambda call, multiprocessors: conv.candidates(parts(call)[0], multiprocessors),
-            pack=None if pack is None else lambda call: pack(parts(call)[0]),
-            traffic=None if conv.traffic is None else bytes_of,
+            supports=lambda call: engine.supports(convolution(call)),
+            tile=lambda call, multiprocessors: engine.tile(convolution(call), multiprocessors),
+            candidates=lambda call, multiprocessors: engine.candidates(convolution(call), multiprocessors),
+            pack=None if pack is None else lambda call: pack(convolution(call)),
+            traffic=None if engine.traffic is None else bytes_of,
         )
     }
 
 
 def of_engine(made: Mapping[str, Impl]) -> dict[str, Impl]:
-    """An engine's ops, and the op."""
-    return {**made, **ops(made["conv_fprop"])}
+    """An engine's ops, its convolution with moments replaced by the op."""
+    rest = {op: impl for op, impl in made.items() if op != WITH_MOMENTS}
+    return rest | ops(made["conv_fprop"], made.get(WITH_MOMENTS))
 
 
 REFERENCES = {OP: conv_statistics_fprop}

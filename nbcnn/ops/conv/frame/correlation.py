@@ -6,7 +6,7 @@ where a position outside the source, or one that `dilate` does not divide, count
 
     conv_fprop    source x, the filter itself
     conv_dgrad    source dy, filters flipped (turned by 180 degrees) with their channel axes exchanged, top = R − 1 − pad, dilate = the stride
-                  or in im2col, with stride 2 of an image of even extents: pixel (2i+r, 2j+s) of dx sees only the taps of one parity of rows and
+                  or with stride 2 of an image of even extents: pixel (2i+r, 2j+s) of dx sees only the taps of one parity of rows and
                   columns, at neighbours of dy's pixel (i, j). Four correlations, one per (r, s): for 3×3 taps 16 products a pixel, not 36.
     upconv_fprop  source x: output pixel (2i+r, 2j+s) of the doubled image sees 2×2 pixels of x. Four correlations, one per (r, s), with
                   filters V, top = 1 − r, left = 1 − s: 16 products instead of 36.
@@ -111,6 +111,9 @@ def correlation(call: Call) -> Correlation:
         return Correlation(N, H, W, C, P, Q, K, 4, 4, 2, 1, 1)
     R, S = call.in_shapes[1][2:]
     pad = call.attrs["pad"]
+    if in_phases(call):
+        down, across = by_parity(R, pad), by_parity(S, pad)
+        return Correlation(N, H, W, C, H, W, K, down.taps, across.taps, 1, down.first, across.first, phases=4)
     if call.op.startswith("conv_dgrad"):
         return Correlation(N, H, W, C, P, Q, K, R, S, 1, R - 1 - pad, S - 1 - pad, dilate=call.attrs["stride"])
     if "pool" in call.op:
@@ -122,7 +125,7 @@ def refusal(call: Call, channels: int) -> str | None:
     """None if the kernel serves the call, else the reason in words. `channels` are those of one tile along GK."""
     if reason := not_nhwc(call, "wgmma reads"):
         return reason
-    if call.op.startswith("conv_dgrad") and call.attrs["stride"] != 1:
+    if call.op.startswith("conv_dgrad") and call.attrs["stride"] != 1 and not (in_phases(call) and call.op == "conv_dgrad"):
         return f"the input gradient of stride {call.attrs['stride']} is no correlation"
     g = correlation(call)
     if g.C % channels:
@@ -145,7 +148,9 @@ def pack(call: Call, channels: int = 1) -> np.ndarray:
     """Index map of the filters as rows (phase, k) of (r, s, c), padded to whole steps of `channels`: (n,), or (4, n) where taps are added up."""
     shape = call.in_shapes[1]
     index = np.arange(numel(shape), dtype=np.int32).reshape(shape)
-    if not call.op.startswith("upconv"):
+    if in_phases(call):
+        rows = parity_filters(index, call.attrs["pad"])[None].transpose(0, 1, 2, 4, 5, 3)  # terms, phases, C, R, S, K
+    elif not call.op.startswith("upconv"):
         rows = index.transpose(1, 0, 2, 3)[:, :, ::-1, ::-1] if "dgrad" in call.op else index
         rows = rows.transpose(0, 2, 3, 1)[None]  # terms, K, R, S, C
     elif "fprop" in call.op:

@@ -3,6 +3,7 @@
 "rows"     sums with the bias and the activation become pixels of y; of four phases, each every second pixel of every second line
 "mask"     the gradient behind a ReLU: zero where x, the ReLU's output, is not positive
 "pool"     ReLU and 2×2 max pooling: maxima to y, their argmax to index
+"moments"  rows as they are stored, and the moments of their channels (moments.py), for a batch normalisation
 "partial"  sums as they are, to scratch, for a second launch that does one of the others (mma alone splits GK)
 """
 
@@ -14,31 +15,34 @@ from typing import Any
 from nbcnn.ops.activations.table import epilogue_of
 from nbcnn.ops.kernel.call import Call
 
+WITH_MOMENTS = "conv_moments_fprop"
+"""x, w[, b] -> y, partials (2,K,chunks) float32. No op of the table: how many chunks there are is the tile's business (`chunk_of`)."""
+
 
 @dataclass(frozen=True)
 class Epilogue:
     """What a call wants done with its sums, and the operands for it; None where there is none.
 
-    kind   "rows", "mask" or "pool"
+    kind   "rows", "mask", "pool" or "moments"
     after  the activation of rows, or ""; a pooling has its ReLU
-    b      the bias (K); x: the mask; index: where the argmax goes
+    b      the bias (K); x: the mask; second: the second output, where the argmax goes, or the moments
     """
 
     kind: str
     after: str
     b: Any
     x: Any
-    index: Any
+    second: Any
 
 
 def epilogue(call: Call) -> Epilogue:
     """The epilogue of a bound call of a pass over images."""
-    kind = "mask" if call.op.endswith("dgrad_relu") else "pool" if "pool" in call.op else "rows"
+    kind = "mask" if call.op.endswith("dgrad_relu") else "pool" if "pool" in call.op else "moments" if call.op == WITH_MOMENTS else "rows"
     third = call.ins[2] if len(call.ins) > 2 else None
     return Epilogue(
         kind,
         epilogue_of(call.op) if kind == "rows" else "",
         third if "fprop" in call.op else None,
         third if kind == "mask" else None,
-        call.outs[1] if kind == "pool" else None,
+        call.outs[1] if kind in ("pool", "moments") else None,
     )

@@ -9,7 +9,7 @@ import numpy as np
 
 from nbcnn.ops.activations.table import EPILOGUES
 from nbcnn.ops.conv.frame.correlation import Correlation, correlation, pack
-from nbcnn.ops.conv.frame.epilogue import Epilogue, epilogue
+from nbcnn.ops.conv.frame.epilogue import WITH_MOMENTS, Epilogue, epilogue
 from nbcnn.ops.conv.mma.kernel import gather_product
 from nbcnn.ops.conv.mma.rows import LARGEST_FILTER
 from nbcnn.ops.conv.mma.sums import THREADS, sum_pixels, sum_windows
@@ -44,7 +44,7 @@ def refusal(call: Call) -> str | None:
 
 
 def implementations(precision: str) -> dict[str, Impl]:
-    """The passes over images in one precision, by op."""
+    """The passes over images in one precision, by op; and the convolution with moments, which is none of the table's."""
     kind = KINDS[precision]
 
     def bind(call: Call) -> list[Launch]:
@@ -67,7 +67,7 @@ def implementations(precision: str) -> dict[str, Impl]:
         return traffic(call, kind)
 
     impl = Impl(bind, scratch, refusal, tile, pack_filters, kind.store, (8, 0), tiles, bytes_of)
-    return dict.fromkeys(IMAGE_OPS, impl)
+    return dict.fromkeys((*IMAGE_OPS, WITH_MOMENTS), impl)
 
 
 def _bind(call: Call, kind: Kind) -> list[Launch]:
@@ -94,7 +94,7 @@ def _bind(call: Call, kind: Kind) -> list[Launch]:
     up = 1 if g.phases == 4 else 0
     scalars = (g.GM, g.K, g.C, g.H, g.W, g.P, g.Q, g.R, g.S, g.stride, g.top, g.left, up)
     walk = (k_tiles * ROW_BYTES, across, tile.part(k_tiles), k_tiles)
-    arrays = (call.ins[0], call.packed, _given(e.b, out), _given(e.x, y), out, _given(e.index, out))
+    arrays = (call.ins[0], call.packed, _given(e.b, out), _given(e.x, y), out, _given(e.second, out))
     args = (*arrays, *(np.int32(v) for v in (*scalars, *walk)))
     grid = (tile.tiles(g), tile.split)
     made = [Launch(kernel, grid, tile.threads, args, tile.shared_bytes, name=call.op)]
@@ -111,7 +111,7 @@ def _sum(g: Correlation, kind: Kind, planes: int, partials: Any, y: Any, e: Epil
     """The launch that adds the parts."""
     quads = g.phases * g.GM * g.K // 4
     if e.kind == "pool":
-        args = (partials, _given(e.b, partials), y, e.index, *(np.int32(v) for v in (g.GM, g.K, planes)))
+        args = (partials, _given(e.b, partials), y, e.second, *(np.int32(v) for v in (g.GM, g.K, planes)))
         return Launch(sum_windows(kind.name, e.b is not None), blocks(quads // 4, THREADS), THREADS, args)
     scalars = (g.GM, g.K, g.P, g.Q, 1 if g.phases == 4 else 0, planes)
     args = (partials, _given(e.b, partials), _given(e.x, y), y, *(np.int32(v) for v in scalars))

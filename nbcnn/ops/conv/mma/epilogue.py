@@ -13,14 +13,21 @@ from typing import Any
 
 from nbcnn.gpu.language import cuda, f4, i4, i8, jit, types
 from nbcnn.ops.activations.table import EPILOGUES, RELU
+from nbcnn.ops.conv.frame.moments import Columns, add_row, finish
 from nbcnn.ops.conv.mma.tile import Kind, Tile
 from nbcnn.ops.kernel.stored import scalar_io, vector_io, vector_load_if
-from nbcnn.ops.ptx.cvt import bits_float, float_bits
+from nbcnn.ops.ptx.cvt import bf16_high, bf16_low, bf16x2, bits_float, float_bits, tf32
 from nbcnn.ops.ptx.shared import load_words_1, load_words_4, store_words_2
 from nbcnn.ops.ptx.vector import load1_if, store4
 
 _BATCH = 4
 """Rows whose masks a thread has in flight."""
+
+
+@jit(device=True)
+def block_barrier():
+    """Wait for all threads of the block."""
+    cuda.syncthreads()
 
 
 @cache
@@ -211,6 +218,61 @@ def store_rows(tile: Tile, kind: Kind, bias: bool, after: str, mask: bool, vecto
                 if (targets[i] >= 0) & (n < K):
                     _take(values, 0, stage + ((first + i * STEP) * PITCH + quad * 16))
                     put(values, shift, masks, 4 * i, y, targets[i], n, K)
+
+    return run
+
+
+@cache
+def row_moments(tile: Tile, kind: Kind, bias: bool) -> Any:
+    """Device function (stage, b, partials, m0, n0, GM, K, chunk, chunks): the moments of the rows at `stage` as they are stored, as one chunk.
+
+    The shared memory behind the rows is overwritten.
+    """
+    columns = Columns(tile.BN, 4, tile.threads)
+    BM, PITCH, ACROSS, STEP = tile.BM, 4 * tile.pitch, columns.across, columns.step
+    if BM * PITCH + columns.nbytes > tile.ring_bytes:
+        raise ValueError(f"{tile}: no shared memory is left for the sums of its columns")
+    ROWS = BM // STEP
+    get_bias, as_stored, add, end = load_bias(bias), _rounded(kind.store), add_row(4), finish(columns, block_barrier)
+
+    @jit(device=True)
+    def run(stage, b, partials, m0, n0, GM, K, chunk, chunks):
+        tid = cuda.threadIdx.x
+        row = tid // ACROSS
+        quad = tid & ACROSS - 1
+        shift = cuda.local.array(4, f4)
+        leads = cuda.local.array(4, f4)
+        values = cuda.local.array(4, f4)
+        sums = cuda.local.array(8, f4)
+        get_bias(shift, b, n0 + quad * 4, K)
+        _take(leads, 0, stage + quad * 16)
+        as_stored(leads, shift)
+        for k in range(8):
+            sums[k] = 0.0
+        for i in range(ROWS):
+            if m0 + row + i * STEP < GM:
+                _take(values, 0, stage + ((row + i * STEP) * PITCH + quad * 16))
+                as_stored(values, shift)
+                add(sums, leads, values)
+        end(stage + BM * PITCH, leads, sums, partials, tid, n0, K, chunk, chunks, min(BM, GM - m0))
+
+    return run
+
+
+@cache
+def _rounded(store: str) -> Any:
+    """Device function (values, shift): four sums with their bias, as a store rounds them."""
+
+    @jit(device=True)
+    def run(values, shift):
+        for q in range(4):
+            values[q] += shift[q]
+        if store == "bfloat16":
+            low, high = bf16x2(values[0], values[1]), bf16x2(values[2], values[3])
+            values[0], values[1], values[2], values[3] = bf16_low(low), bf16_high(low), bf16_low(high), bf16_high(high)
+        elif store == "tfloat32":
+            for q in range(4):
+                values[q] = tf32(values[q])
 
     return run
 

@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 from nbcnn.gpu.language import cuda, f4, i4, i8, jit, types, u4
-from nbcnn.ops.conv.mma.epilogue import put_fragments, store_partial, store_pooled, store_rows
+from nbcnn.ops.conv.mma.epilogue import put_fragments, row_moments, store_partial, store_pooled, store_rows
 from nbcnn.ops.conv.mma.loads import filter_rows, source_rows
 from nbcnn.ops.conv.mma.product import fragment_corners, multiply_tile
 from nbcnn.ops.conv.mma.rows import put_rows
@@ -31,7 +31,7 @@ def gather_product(
     """The kernel for a tile (without its split), and for
 
     width     elements of the source that are copied at once; whole: its channels are whole k-tiles; dilate: as in frame/correlation.py
-    epilogue  "rows", "mask", "pool" or "partial", as in frame/epilogue.py; bias: there is one
+    epilogue  "rows", "mask", "pool", "moments" or "partial", as in frame/epilogue.py; bias: there is one
     after     "" or the activation of what is no partial sum
     pooled    pixels are numbered window by window
     vector    the target's channels are a multiple of four.
@@ -46,12 +46,14 @@ def gather_product(
     put, partial = put_fragments(tile), store_partial(tile)
     pixels, windows = store_rows(tile, kind, bias, after, epilogue == "mask", vector), store_pooled(tile, kind, bias, vector)
     wait, wait_all = cp_async_wait(tile.stages - 2), cp_async_wait(0)
-    is_partial, is_pool = epilogue == "partial", epilogue == "pool"
+    is_partial, is_pool, with_moments = epilogue == "partial", epilogue == "pool", epilogue == "moments"
+    moments = row_moments(tile, kind, bias)
 
     @jit(launch_bounds=(tile.threads, tile.blocks))
-    def gather_product_kernel(x, w, b, mask, y, index, GM, K, C, H, W, P, Q, R, S, stride, top, left, up, pitch, across, part, k_tiles):
+    def gather_product_kernel(x, w, b, mask, y, second, GM, K, C, H, W, P, Q, R, S, stride, top, left, up, pitch, across, part, k_tiles):
         """y[pixel m][n] = epilogue(Σ_k x[pixel m moved by the tap of k][channel of k] · w[phase][n][k] + b[n]).
 
+        second: where the argmax of a pooling goes, or moments, a block's rows one chunk.
         gemm: GM pixels × K channels × k_tiles·128 bytes, in 4^up phases; w has rows of `pitch` bytes.
         grid: (phases · tiles of BN · tiles of BM, parts of `part` k-tiles); block: WM×WN warps.
         owns: a block BM×BN results of one phase, a warp BM/WM × BN/WN.
@@ -117,8 +119,10 @@ def gather_product(
             plane = (cuda.blockIdx.y << 2 * up) + phase
             partial(ring, y, plane, m0, n0, GM, K)
         elif is_pool:
-            windows(ring, b, y, index, m0, n0, GM, K)
+            windows(ring, b, y, second, m0, n0, GM, K)
         else:
             pixels(ring, table, b, mask, y, n0, K)
+            if with_moments:
+                moments(ring, b, second, m0, n0, GM, K, tile_m, (GM + (BM - 1)) // BM)
 
     return gather_product_kernel

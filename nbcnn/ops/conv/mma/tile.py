@@ -104,6 +104,10 @@ class Tile:
         """Output tiles over all phases."""
         return -(-g.GM // self.BM) * -(-g.K // self.BN) * g.phases
 
+    def chunk(self, g: Correlation) -> int | None:
+        """Pixels whose moments are taken together; None where GK is split, and no block has whole sums."""
+        return self.BM if self.split == 1 else None
+
     def part(self, k_tiles: int) -> int:
         """k-tiles of one of the `split` parts (the last may have fewer)."""
         return -(-k_tiles // self.split)

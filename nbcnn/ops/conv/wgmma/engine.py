@@ -9,7 +9,7 @@ import numpy as np
 
 from nbcnn.gpu.device import constant
 from nbcnn.ops.conv.frame.correlation import Correlation, correlation, pack, refusal
-from nbcnn.ops.conv.frame.epilogue import Epilogue, epilogue
+from nbcnn.ops.conv.frame.epilogue import WITH_MOMENTS, Epilogue, epilogue
 from nbcnn.ops.conv.wgmma import patch
 from nbcnn.ops.conv.wgmma.kernel import correlate
 from nbcnn.ops.conv.wgmma.patch import PatchTile
@@ -39,7 +39,7 @@ _SPLIT_ALIGNMENT = 256
 
 
 def implementations(precision: str) -> dict[str, Impl]:
-    """The passes over images in one precision, by op."""
+    """The passes over images in one precision, by op; and the convolution with moments, which is none of the table's."""
     kind = KINDS[precision]
 
     def pooled(call: Call) -> bool:
@@ -56,11 +56,11 @@ def implementations(precision: str) -> dict[str, Impl]:
 
     def tile(call: Call, multiprocessors: int) -> Tile | PatchTile:
         g = correlation(call)
-        return patch.choose(g, kind, multiprocessors) or choose(g, kind, pooled(call), multiprocessors)
+        return patch.choose(g, kind, multiprocessors, call.op == WITH_MOMENTS) or choose(g, kind, pooled(call), multiprocessors)
 
     def tiles(call: Call, multiprocessors: int) -> Sequence[Tile | PatchTile]:
         g = correlation(call)
-        return [*candidates(g, kind, pooled(call)), *patch.candidates(g, kind, multiprocessors)]
+        return [*candidates(g, kind, pooled(call)), *patch.candidates(g, kind, multiprocessors, call.op == WITH_MOMENTS)]
 
     def scratch(call: Call) -> int:
         return sum(_planes_bytes(correlation(call))) if kind.planes > 1 else 0
@@ -72,7 +72,7 @@ def implementations(precision: str) -> dict[str, Impl]:
         return traffic(call, kind)
 
     impl = Impl(bind, scratch, supports, tile, pack, _PACKED[precision], (9, 0), tiles, bytes_of, exactly=True)
-    return dict.fromkeys(IMAGE_OPS, impl)
+    return dict.fromkeys((*IMAGE_OPS, WITH_MOMENTS), impl)
 
 
 def _planes_bytes(g: Correlation) -> tuple[int, int]:
@@ -114,7 +114,7 @@ def _bind_columns(call: Call, g: Correlation, kind: Kind, source: Any, filters: 
     )
     down, across = tiles_of(g, tile)
     scalars = (g.N, g.C, g.P, g.Q, g.K, rows, g.R, g.S, g.stride, g.top, g.left, across, g.GK // kind.channels)
-    args = (maps, b, biased, floor, x, y, y if e.index is None else e.index, *(np.int32(v) for v in scalars))
+    args = (maps, b, biased, floor, x, y, y if e.second is None else e.second, *(np.int32(v) for v in scalars))
     kernel = correlate(tile, kind.name, _stored(g, e))
     return Launch(kernel, down * across, tile.threads, args, shared_bytes(tile, kind), keep=(maps, source, filters))
 
@@ -147,9 +147,10 @@ def _bind_patches(call: Call, g: Correlation, kind: Kind) -> Launch:
     )
     down, across = patch.tiles_of(g, tile)
     scalars = (g.N, g.C, g.P, g.Q, g.K, g.top, g.left, across, down * across)
-    args = (maps, b, biased, floor, y, y if e.index is None else e.index, *(np.int32(v) for v in scalars))
+    args = (maps, b, biased, floor, y, y if e.second is None else e.second, *(np.int32(v) for v in scalars))
     kernel = correlate_patches(tile, kind.name, w, stored)
-    return Launch(kernel, tile.resident, tile.threads, args, patch.shared_bytes(tile, kind, w), keep=(maps, call.ins[0], call.packed, x))
+    shared = patch.shared_bytes(tile, kind, w) + (patch.moments_bytes(tile, kind) if stored == "moments" else 0)
+    return Launch(kernel, tile.resident, tile.threads, args, shared, keep=(maps, call.ins[0], call.packed, x))
 
 
 def _split(call: Call, g: Correlation) -> tuple[Any, Any, list[Launch]]:

@@ -9,9 +9,11 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from nbcnn.gpu.language import cuda, jit, u4
-from nbcnn.ops.conv.wgmma.tile import KINDS, WARPGROUP, Tile, pitch
+from nbcnn.gpu.language import cuda, f4, jit, u4
+from nbcnn.ops.conv.frame.moments import Columns, add_row, finish, words_to_floats
+from nbcnn.ops.conv.wgmma.tile import ALIGNMENT, KINDS, WARPGROUP, Tile, pitch, shared_bytes
 from nbcnn.ops.ptx.cvt import bf16_high, bf16_low, bf16x2, bits_float, float_bits, tf32
+from nbcnn.ops.ptx.mbarrier import bar_sync
 from nbcnn.ops.ptx.shared import load_words_4, store_words_1, store_words_2
 from nbcnn.ops.ptx.vector import load4_if, load_bf16x8_if, store4, store_bf16x8
 
@@ -135,6 +137,45 @@ def store_rows(tile: Tile, kind_name: str, mask: bool, interleaved: bool) -> Any
                         line = m // Q
                         pixel = (2 * line + r) * 2 * Q + 2 * (m - line * Q) + s
                     store(y, pixel * K + channel, w0, w1, w2, w3)
+
+    return run
+
+
+def columns_of(tile: Tile, kind_name: str) -> Columns:
+    """How the threads of a tile share its rows for their moments."""
+    return Columns(tile.BN, 16 // KINDS[kind_name].result, tile.groups * WARPGROUP)
+
+
+@cache
+def row_moments(tile: Tile, kind_name: str) -> Any:
+    """Device function (stage, partials, t, m0, n0, GM, K, chunk, chunks): the moments of the rows at `stage`, which are pixels m0…, as one chunk.
+
+    The shared memory behind the rows is overwritten.
+    """
+    kind, columns = KINDS[kind_name], columns_of(tile, kind_name)
+    PITCH, BM, WIDTH, ACROSS, STEP = pitch(tile, kind), tile.BM, columns.width, columns.across, columns.step
+    if BM * PITCH + columns.nbytes > shared_bytes(tile, kind) - ALIGNMENT - 256:
+        raise ValueError(f"{tile}: no shared memory is left for the sums of its columns")
+    SUMS, ROWS = 2 * WIDTH, BM // STEP
+    floats, add, end = words_to_floats(WIDTH), add_row(WIDTH), finish(columns, bar_sync(1, columns.threads))
+
+    @jit(device=True)
+    def run(stage, partials, t, m0, n0, GM, K, chunk, chunks):
+        leads = cuda.local.array(WIDTH, f4)
+        values = cuda.local.array(WIDTH, f4)
+        sums = cuda.local.array(SUMS, f4)
+        row = t // ACROSS
+        at = stage + (t & ACROSS - 1) * 16
+        a, b, c, d = load_words_4(at)
+        floats(leads, a, b, c, d)
+        for k in range(SUMS):
+            sums[k] = 0.0
+        for i in range(ROWS):
+            if m0 + row + i * STEP < GM:
+                a, b, c, d = load_words_4(at + (row + i * STEP) * PITCH)
+                floats(values, a, b, c, d)
+                add(sums, leads, values)
+        end(stage + BM * PITCH, leads, sums, partials, t, n0, K, chunk, chunks, min(BM, GM - m0))
 
     return run
 

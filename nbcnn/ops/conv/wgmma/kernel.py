@@ -20,7 +20,7 @@ from nbcnn.ops.ptx.vector import load1_if
 
 @cache
 def correlate(tile: Tile, kind_name: str, epilogue: str) -> Any:
-    """The kernel for one tile and precision. epilogue: "rows", "mask" (only where x > 0), "pool" or "interleave" (four phases)."""
+    """The kernel for one tile and precision. epilogue: "rows", "mask" (only where x > 0), "pool", "moments" or "interleave" (four phases)."""
     kind = KINDS[kind_name]
     THREADS, WARPS, STAGES, BM, BN = tile.threads, 4 * tile.groups, tile.slots, tile.BM, tile.BN
     RING = max(tile.slots * stage_bytes(tile, kind), shared_bytes(tile, kind) - ALIGNMENT - 256)
@@ -32,11 +32,13 @@ def correlate(tile: Tile, kind_name: str, epilogue: str) -> Any:
     store = stores.store_rows(tile, kind_name, epilogue == "mask", epilogue == "interleave")
     store_pooled = stores.store_pooled(tile, kind_name)
     consumers = bar_sync(1, tile.groups * WARPGROUP)
-    POOL, INTERLEAVE = epilogue == "pool", epilogue == "interleave"
+    POOL, INTERLEAVE, MOMENTS = epilogue == "pool", epilogue == "interleave", epilogue == "moments"
+    moments = stores.row_moments(tile, kind_name)
 
     @jit(launch_bounds=(THREADS, tile.blocks))
-    def correlate_kernel(maps, b, biased, floor, x, y, index, N, C, P, Q, K, rows, R, S, stride, top, left, across, steps):
+    def correlate_kernel(maps, b, biased, floor, x, y, second, N, C, P, Q, K, rows, R, S, stride, top, left, across, steps):
         """y[m,n] = epilogue(max(floor, Σ_k source[m,k]·filter[n,k] + b[n])): see `correlation.py`. b has `biased` elements, K or none.
+        second: where the argmax of a pooling goes, or moments, each block's rows one chunk.
 
         gemm    GM = N·P·Q, GN = K (of each phase), GK = R·S·C.
         grid    ⌈GM/BM⌉ · phases · ⌈K/BN⌉ blocks, those of one BM rows next to each other, so that they read the source together.
@@ -88,8 +90,10 @@ def correlate(tile: Tile, kind_name: str, epilogue: str) -> Any:
             consumers()
             GM = N * P * Q
             if POOL:
-                store_pooled(ring, y, index, t, m0, n0, GM, K, Q)
+                store_pooled(ring, y, second, t, m0, n0, GM, K, Q)
             else:
                 store(ring, x, y, t, m0, n0, GM, K, Q, r, s)
+                if MOMENTS:
+                    moments(ring, second, t, m0, n0, GM, K, tile_m, (GM + (BM - 1)) // BM)
 
     return correlate_kernel

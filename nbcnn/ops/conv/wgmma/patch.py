@@ -14,13 +14,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from nbcnn.ops.conv.frame.correlation import Correlation
+from nbcnn.ops.conv.frame.moments import Columns
 from nbcnn.ops.conv.wgmma.tile import ALIGNMENT, WARPGROUP, Kind
 from nbcnn.ops.kernel.tensor_maps import ROW_BYTES
 
 SQUARE = 8
 """Pixels along the side of a square, the 64 rows of one wgmma."""
 _SHARED_OF_BLOCK = 227 * 1024
-_BARRIERS = 256
+BARRIER_BYTES = 256
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,10 @@ class PatchTile:
     def threads(self) -> int:
         """Consumer warpgroups and one producer warp."""
         return self.groups * WARPGROUP + 32
+
+    def chunk(self, g: Correlation) -> int | None:
+        """Pixels whose moments are taken together: a warpgroup's; None where the last tile has fewer images than the others."""
+        return self.BM // self.groups if g.N % self.TN == 0 else None
 
 
 @dataclass(frozen=True)
@@ -89,7 +94,7 @@ def stage_bytes(tile: PatchTile, kind: Kind) -> int:
 
 def shared_bytes(tile: PatchTile, kind: Kind, w: Window) -> int:
     """Dynamic shared memory of a block: room to align, two patches, the filters' ring, the results, barriers."""
-    return ALIGNMENT + 2 * patch_bytes(tile, w) + tile.slots * tile.BN * ROW_BYTES + stage_bytes(tile, kind) + _BARRIERS
+    return ALIGNMENT + 2 * patch_bytes(tile, w) + tile.slots * tile.BN * ROW_BYTES + stage_bytes(tile, kind) + BARRIER_BYTES
 
 
 def tiles_of(g: Correlation, tile: PatchTile) -> tuple[int, int]:
@@ -97,10 +102,16 @@ def tiles_of(g: Correlation, tile: PatchTile) -> tuple[int, int]:
     return -(-g.N // tile.TN) * (g.P // tile.TH) * (g.Q // tile.TW), g.phases * -(-g.K // tile.BN)
 
 
-def candidates(g: Correlation, kind: Kind, multiprocessors: int) -> list[PatchTile]:
-    """The patch tiles that serve a correlation; none where its images are no squares of 8×8, or its stride does not divide filter and image.
+def moments_bytes(tile: PatchTile, kind: Kind) -> int:
+    """Shared memory of the sums for moments: those of each warpgroup."""
+    return tile.groups * Columns(tile.BN, 16 // kind.result, WARPGROUP).nbytes
 
-    Nor for a single tap: it sees every pixel once, so there is nothing to keep, and only two patches are in flight.
+
+def candidates(g: Correlation, kind: Kind, multiprocessors: int, moments: bool = False) -> list[PatchTile]:
+    """The patch tiles that serve a correlation, with moments or without.
+
+    None where its images are no squares of 8×8, or its stride does not divide filter and image; nor for a single tap: it sees every pixel once, so
+    there is nothing to keep, and only two patches are in flight.
     """
     divides = g.stride <= 2 and not (g.R % g.stride or g.S % g.stride or g.H % g.stride or g.W % g.stride)
     if kind.planes > 1 or g.P % SQUARE or g.Q % SQUARE or not divides or g.R * g.S == 1:
@@ -110,7 +121,7 @@ def candidates(g: Correlation, kind: Kind, multiprocessors: int) -> list[PatchTi
         TW = _side(g.Q, BM // SQUARE)
         TH = _side(g.P, BM // TW)
         tile = PatchTile(BM // (TW * TH), TH, TW, BN, groups, 0, 1, 0)
-        free = _SHARED_OF_BLOCK - shared_bytes(tile, kind, window(g))
+        free = _SHARED_OF_BLOCK - shared_bytes(tile, kind, window(g)) - (moments_bytes(tile, kind) if moments else 0)
         slots = min(_MOST_SLOTS, free // (BN * ROW_BYTES))
         down, across = tiles_of(g, tile)
         if slots >= 2 and (BN <= 64 or BN < 2 * g.K):
@@ -118,12 +129,12 @@ def candidates(g: Correlation, kind: Kind, multiprocessors: int) -> list[PatchTi
     return found
 
 
-def choose(g: Correlation, kind: Kind, multiprocessors: int) -> PatchTile | None:
+def choose(g: Correlation, kind: Kind, multiprocessors: int, moments: bool = False) -> PatchTile | None:
     """256×128 where every multiprocessor gets four such tiles, else 128×128 where each gets one; None: leave it to `tile.choose`.
 
     In bf16 at batch 1,024 these are the fastest of all tiles of both kernels, or within 4 % of them.
     """
-    tiles = {(tile.BM, tile.BN): tile for tile in candidates(g, kind, multiprocessors)}
+    tiles = {(tile.BM, tile.BN): tile for tile in candidates(g, kind, multiprocessors, moments)}
     for shape, least in (((256, 128), 4), ((128, 128), 1)):
         if shape in tiles:
             down, across = tiles_of(g, tiles[shape])

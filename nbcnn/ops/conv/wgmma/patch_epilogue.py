@@ -9,7 +9,8 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from nbcnn.gpu.language import cuda, jit, u4
+from nbcnn.gpu.language import cuda, f4, jit, u4
+from nbcnn.ops.conv.frame.moments import Columns, add_row, finish, words_to_floats
 from nbcnn.ops.conv.wgmma.epilogue import store_largest, store_pair
 from nbcnn.ops.conv.wgmma.patch import SQUARE, PatchTile
 from nbcnn.ops.conv.wgmma.tile import KINDS, WARPGROUP
@@ -58,6 +59,45 @@ def put_fragments(tile: PatchTile, kind_name: str, mask: bool) -> Any:
                         v0 = v0 if x0 > 0.0 else 0.0
                         v1 = v1 if x1 > 0.0 else 0.0
                     store(to, v0, v1)
+
+    return run
+
+
+def columns_of(tile: PatchTile, kind_name: str) -> Columns:
+    """How a warpgroup's threads share its rows for their moments."""
+    return Columns(tile.BN, 16 // KINDS[kind_name].result, WARPGROUP)
+
+
+@cache
+def square_moments(tile: PatchTile, kind_name: str, barrier: Any) -> Any:
+    """Device function (stage, memory, partials, t, n0, K, chunk, chunks): the moments of a warpgroup's squares at `stage`, as one chunk.
+
+    t is the thread in its warpgroup, `barrier` the warpgroup's.
+    """
+    kind, columns = KINDS[kind_name], columns_of(tile, kind_name)
+    HALVES, COLUMNS, WIDTH = tile.BM // tile.groups // 64, tile.BN * kind.result // ROW_BYTES, columns.width
+    ACROSS, STEP, SUMS, ITEMS, COUNT = columns.across, columns.step, 2 * WIDTH, 64 // columns.step, tile.BM // tile.groups
+    floats, add, end = words_to_floats(WIDTH), add_row(WIDTH), finish(columns, barrier)
+
+    @jit(device=True)
+    def run(stage, memory, partials, t, n0, K, chunk, chunks):
+        leads = cuda.local.array(WIDTH, f4)
+        values = cuda.local.array(WIDTH, f4)
+        sums = cuda.local.array(SUMS, f4)
+        mine = t & ACROSS - 1
+        inner = mine & 7
+        first = stage + (mine >> 3) * BLOCK_BYTES
+        a, b, c, d = load_words_4(first + (inner << 4))
+        floats(leads, a, b, c, d)
+        for k in range(SUMS):
+            sums[k] = 0.0
+        for half in range(HALVES):
+            for i in range(ITEMS):
+                row = t // ACROSS + i * STEP
+                a, b, c, d = load_words_4(first + (half * COLUMNS * BLOCK_BYTES + row * ROW_BYTES + ((inner ^ (row & 7)) << 4)))
+                floats(values, a, b, c, d)
+                add(sums, leads, values)
+        end(memory, leads, sums, partials, t, n0, K, chunk, chunks, COUNT)
 
     return run
 

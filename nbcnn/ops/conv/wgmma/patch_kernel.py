@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from nbcnn.gpu.language import cuda, f4, jit, types
-from nbcnn.ops.conv.wgmma.patch import SQUARE, PatchTile, Window, patch_bytes, patch_extent, patch_load, stage_bytes
-from nbcnn.ops.conv.wgmma.patch_epilogue import BLOCK_BYTES, put_fragments, store_pooled
+from nbcnn.ops.conv.wgmma.patch import BARRIER_BYTES, SQUARE, PatchTile, Window, patch_bytes, patch_extent, patch_load, stage_bytes
+from nbcnn.ops.conv.wgmma.patch_epilogue import BLOCK_BYTES, columns_of, put_fragments, square_moments, store_pooled
 from nbcnn.ops.conv.wgmma.ring import aligned, claim_stage, init_ring, next_stage
 from nbcnn.ops.conv.wgmma.tile import KINDS, WARPGROUP
 from nbcnn.ops.kernel.loops import unrolled
@@ -79,7 +79,7 @@ def _multiply_tap(tile: PatchTile, kind_name: str, w: Window) -> Any:
 
 @cache
 def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str) -> Any:
-    """The kernel for one tile, precision and window. epilogue: "rows", "mask" (only where x > 0), "pool" or "interleave" (four phases)."""
+    """The kernel for one tile, precision and window. epilogue: "rows", "mask" (only where x > 0), "pool", "moments" or "interleave" (four phases)."""
     kind = KINDS[kind_name]
     THREADS, WARPS, STAGES, BN, CHANNELS = tile.threads, 4 * tile.groups, tile.slots, tile.BN, kind.channels
     PATCH, PATCH_LOAD, FILTERS, (PH, PW) = patch_bytes(tile, w), patch_load(tile, w), BN * ROW_BYTES, patch_extent(tile, w)
@@ -91,7 +91,7 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str)
     MINE = HALVES * COLUMNS * BLOCK_BYTES
     ACROSS, DOWN = (tile.TW // SQUARE).bit_length() - 1, (tile.TH // SQUARE).bit_length() - 1
     R, S, STRIDE, SOURCES, ALL_S = w.R, w.S, w.stride, w.stride * w.stride, w.S * w.stride
-    POOL, INTERLEAVE, MASK = epilogue == "pool", epilogue == "interleave", epilogue == "mask"
+    POOL, INTERLEAVE, MASK, MOMENTS = epilogue == "pool", epilogue == "interleave", epilogue == "mask", epilogue == "moments"
     OUTPUTS = 4 if INTERLEAVE else 2
     place, multiply = _place(tile), _multiply_tap(tile, kind_name, w)
     put, pool = put_fragments(tile, kind_name, MASK), store_pooled(tile, kind_name)
@@ -107,6 +107,9 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str)
         else:
             second_group()
 
+    moments, SUM_BYTES, GROUPS = square_moments(tile, kind_name, first_group), columns_of(tile, kind_name).nbytes, tile.groups
+    moments_of_second = square_moments(tile, kind_name, second_group)
+
     @jit(device=True)
     def square_rows(square):
         """Rows of a patch before those of a square of the tile."""
@@ -115,14 +118,15 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str)
         return ((square >> ACROSS + DOWN) * PH + line * SQUARE) * PW + column * SQUARE
 
     @jit(launch_bounds=(THREADS, tile.blocks))
-    def correlate_patches_kernel(maps, b, biased, floor, y, index, N, C, P, Q, K, top, left, across, tiles):
+    def correlate_patches_kernel(maps, b, biased, floor, y, second, N, C, P, Q, K, top, left, across, tiles):
         """y[m,n] = epilogue(max(floor, Σ_k source[m,k]·filter[n,k] + b[n])): see `correlation.py`, `patch.py`. b has `biased` elements, K or none.
+        second: where the argmax of a pooling goes, or moments, each warpgroup's squares one chunk.
 
         gemm    GM = N·P·Q, GN = K (of each phase), GK = R·S·C.
         grid    `resident` blocks; each takes tiles blockIdx, blockIdx + gridDim, … of the tiles (pixels, phase, channels).
         block   `groups` warpgroups that multiply, one warp of which a single thread has patches and filters fetched, tiles ahead.
         owns    block BM × BN, warpgroup BM/groups × BN in squares of 8×8 pixels, thread 2 columns of 8, every 8th row.
-        shared  `shared_bytes(tile)`: two patches, the ring of filters, results on their way out, barriers.
+        shared  `shared_bytes(tile)`: two patches, the ring of filters, results on their way out, barriers, and sums for moments.
         moves   the source (PH·PW)/(TH·TW) times for every tile along GN, filters once a tile, both out of L2, y once.
         needs   compute capability 9.0; channels of the source in whole rows of 128 bytes, K a multiple of 8, P and Q of 8.
         source  NVIDIA, PTX ISA, "Asynchronous warpgroup level matrix instructions": strides and swizzles of K-major operands.
@@ -135,6 +139,7 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str)
         patch_full = empty + STAGES * 8
         patch_empty = patch_full + PATCHES * 8
         mask_full = patch_empty + PATCHES * 8
+        sums_at = patches + (BARRIERS + BARRIER_BYTES)
         t = cuda.threadIdx.x
         lane = t & 31
         warp = t >> 5
@@ -264,7 +269,7 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str)
                 put(acc, floor, results, warp, lane)
                 if POOL:
                     join(group)
-                    pool(results, y, index, in_group, square, image, h0, w0, n0, N, P, Q, K)
+                    pool(results, y, second, in_group, square, image, h0, w0, n0, N, P, Q, K)
                 else:
                     fence_async_shared()
                     join(group)
@@ -279,6 +284,12 @@ def correlate_patches(tile: PatchTile, kind_name: str, w: Window, epilogue: str)
                                 channel = n0 + column * WIDE
                                 store_tile_4d(output_map + u8(phase * ROW_BYTES), channel, wx, hx, nx, at)
                         commit_stores()
+                if MOMENTS:
+                    memory_of_sums, chunk, chunks = sums_at + group * SUM_BYTES, tile_m * GROUPS + group, tiles // across * GROUPS
+                    if group == 0:
+                        moments(results, memory_of_sums, second, in_group, n0, K, chunk, chunks)
+                    else:
+                        moments_of_second(results, memory_of_sums, second, in_group, n0, K, chunk, chunks)
                 tile_at += cuda.gridDim.x
             if in_group == 0 and not POOL:
                 wait_stores()

@@ -34,6 +34,10 @@ class Tile:
         """Consumer warpgroups and one producer warp."""
         return self.groups * WARPGROUP + 32
 
+    def chunk(self, g: Correlation) -> int:
+        """Pixels whose moments are taken together."""
+        return self.BM
+
 
 @dataclass(frozen=True)
 class Kind:
